@@ -1,0 +1,133 @@
+package pipeline
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+)
+
+func TestBuildErrors(t *testing.T) {
+	do := func(*Task) error { return nil }
+	source := func(g *Graph) Port[int] {
+		return Source(g, "source", func(context.Context) (int, error) { return 0, io.EOF })
+	}
+	batches := func(g *Graph) Port[string] {
+		s := g.Stage("batch")
+		In(s, "rows", source(g))
+		s.Do(do)
+		return Batches[string](s, "batches").Port
+	}
+	tests := []struct {
+		name  string
+		build func(*Graph)
+		want  []string
+	}{
+		{"unconnected", func(g *Graph) {
+			s := g.Stage("loss")
+			In(s, "embeddings", Port[[]float32]{})
+			s.Do(do)
+		}, []string{`graph "g": stage "loss": input "embeddings": not connected, want []float32`}},
+		{"later, never bound", func(g *Graph) {
+			Sink(g, "embed", Later[int](g, "weights"), func(*Task, int) error { return nil })
+		}, []string{`stage "embed": input "embed": no stage writes port "weights", want int`}},
+		{"two writers", func(g *Graph) {
+			later := Later[int](g, "weights")
+			a, b := g.Stage("a", At(Stream)), g.Stage("b", At(Stream))
+			a.Do(do)
+			b.Do(do)
+			Bind(later, Out[int](a, "x"))
+			Bind(later, Out[int](b, "x"))
+		}, []string{`port "weights": two stages write it: "a" and "b"`}},
+		{"cycle", func(g *Graph) {
+			later := Later[int](g, "back")
+			x := Map(g, "a", later, func(_ *Task, v int) (int, error) { return v, nil })
+			s := g.Stage("b")
+			In(s, "x", x)
+			s.Do(do)
+			Bind(later, Out[int](s, "y"))
+		}, []string{`graph "g": cycle "a" -> "b" -> "a": connect one of its inputs with Loop`}},
+		{"no device", func(g *Graph) {
+			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, On(3, Compute))
+		}, []string{`stage "embed": placed on device 3, but there are 1 devices (gpu)`}},
+		{"other graph", func(g *Graph) {
+			Sink(g, "sink", source(New("other")), func(*Task, int) error { return nil })
+		}, []string{`stage "sink": input "sink": connected to port "source" of another graph, "other"`}},
+		{"several mistakes at once", func(g *Graph) {
+			g.Stage("a", On(1, Comm))
+			Sink(g, "a", Port[int]{}, func(*Task, int) error { return nil })
+		}, []string{`stage "a": has no function`, `stage "a": another stage has this name`, "not connected", "placed on device 1"}},
+		{"finer without collect", func(g *Graph) {
+			s := g.Stage("step", At(Step))
+			In(s, "batch", batches(g))
+			s.Do(do)
+		}, []string{`stage "step": input "batch": port "batches" is at batch level, the stage at the coarser step level: use Collect`}},
+		{"collect of the same level", func(g *Graph) {
+			s := g.Stage("loss", At(Batch))
+			Collect(s, "batch", batches(g))
+			s.Do(do)
+		}, []string{`Collect wants a port finer than the stage's batch level`}},
+		{"stream into batch", func(g *Graph) {
+			s := g.Stage("loss", At(Batch))
+			In(s, "rows", source(g))
+			s.Do(do)
+		}, []string{`port "source" is at stream level, the stage at batch level: only Batches turns a stream into batches`}},
+		{"split on a device", func(g *Graph) {
+			s := g.Stage("split", On(0, Compute))
+			In(s, "batch", batches(g))
+			Fan[int](s, "subs")
+			s.Do(do)
+		}, []string{`stage "split": must run on the host`}},
+		{"split of sub-batches", func(g *Graph) {
+			s := g.Stage("split", At(Sub))
+			In(s, "batch", batches(g))
+			Fan[int](s, "subs")
+			s.Do(do)
+		}, []string{`only a stage at batch level can split`}},
+		{"two splits", func(g *Graph) {
+			b := batches(g)
+			x, y := g.Stage("x"), g.Stage("y")
+			In(x, "b", b)
+			In(y, "b", b)
+			x.Do(do)
+			y.Do(do)
+			s := g.Stage("both")
+			In(s, "x", Fan[int](x, "subs").Port)
+			In(s, "y", Fan[int](y, "subs").Port)
+			s.Do(do)
+		}, []string{`stage "both": its inputs come from two splits, "x" and "y"`}},
+		{"loop to a batch port", func(g *Graph) {
+			s := g.Stage("embed")
+			b := batches(g)
+			In(s, "batch", b)
+			Loop(s, "weights", b, "")
+			s.Do(do)
+		}, []string{`a loop-carried port must be at step level, port "batches" is at batch level`}},
+		{"parallel lane", func(g *Graph) {
+			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, On(0, Compute), Parallel(2))
+		}, []string{"a lane runs one task at a time"}},
+		{"when on a batch", func(g *Graph) {
+			s := g.Stage("eval", When(func(int) bool { return true }))
+			In(s, "batch", batches(g))
+			s.Do(do)
+		}, []string{"When is for stages at step level"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			g := New("g")
+			tt.build(g)
+			_, err := g.Build(Devices(fakeDevice("gpu")))
+			if err == nil {
+				t.Fatal("built")
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("error %q lacks %q", err, w)
+				}
+			}
+			g.DOT() // a graph that does not build can be drawn
+			g.Mermaid()
+			g.SVG()
+		})
+	}
+}

@@ -1,0 +1,344 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+)
+
+// Graph is a pipeline under construction. It is not safe for concurrent use.
+type Graph struct {
+	name   string
+	stages []*Stage
+	ports  []*port
+	errs   []error
+}
+
+// New begins a graph. The name appears in errors, traces and drawings.
+func New(name string) *Graph { return &Graph{name: name} }
+
+// Name returns the graph's name.
+func (g *Graph) Name() string { return g.name }
+
+// Port is the typed end of an edge: what one stage writes and others read.
+type Port[T any] struct{ p *port }
+
+// port is a Port without its type.
+type port struct {
+	id      int
+	graph   *Graph
+	name    string
+	typ     reflect.Type
+	level   Level
+	stage   *Stage // the writer; nil while a Later port is unbound
+	binding *port  // for a Later port: the output it stands for
+	later   bool
+	fan     bool // a Fan output: one level below its stage
+	edges   []*edge
+}
+
+// source is the output behind a port that was declared first and bound afterwards.
+func (p *port) source() *port {
+	if p.later {
+		return p.binding
+	}
+	return p
+}
+
+type inputKind int8
+
+const (
+	plain inputKind = iota
+	collect
+	loop
+)
+
+// edge connects a port to one input of a stage.
+type edge struct {
+	id      int
+	from    *port
+	to      *Stage
+	input   string
+	kind    inputKind
+	cap     int // units in flight; 0: the default of its level
+	typ     reflect.Type
+	initial any   // loop: what the first step reads
+	unit    Level // what cap counts and what is released together
+}
+
+// LaneKind is one of a device's queues.
+type LaneKind int8
+
+const (
+	Compute LaneKind = iota
+	Comm
+	Copy
+)
+
+func (k LaneKind) String() string { return [...]string{"compute", "comm", "copy"}[k] }
+
+// Placement says where a stage runs.
+type Placement struct {
+	Host   bool
+	Device int // an index into the devices that Build gets
+	Lane   LaneKind
+}
+
+func (p Placement) String() string {
+	if p.Host {
+		return "host"
+	}
+	return fmt.Sprintf("device %d %s", p.Device, p.Lane)
+}
+
+// Stage is one node of the graph.
+type Stage struct {
+	graph      *Graph
+	id         int
+	name       string
+	level      Level
+	place      Placement
+	parallel   int
+	descending bool
+	when       func(step int) bool
+	in         []*edge
+	out        []*port
+	batches    *port // the output that emits batches, if this stage does
+	do         func(*Task) error
+
+	// Found by Build.
+	topo     int
+	origin   *Stage // for a Sub stage: the stage that splits
+	early    bool   // a Batch stage that a split depends on, or that splits
+	prologue bool   // a Step stage that needs nothing of the step's batches
+}
+
+// Name returns the stage's name.
+func (s *Stage) Name() string { return s.name }
+
+// Option configures a stage.
+type Option func(*Stage)
+
+// On places a stage on a lane of a device. Without it, a stage runs in the host pool.
+func On(device int, lane LaneKind) Option {
+	return func(s *Stage) { s.place = Placement{Device: device, Lane: lane} }
+}
+
+// At sets the stage's level. Without it, a stage works at the finest level of its plain inputs; one that only collects
+// works one level above what it collects.
+func At(l Level) Option { return func(s *Stage) { s.level = l } }
+
+// Parallel lets up to n tasks of a host stage run at once. Its outputs are still passed on in order. The stage's function
+// must be safe for concurrent calls.
+func Parallel(n int) Option { return func(s *Stage) { s.parallel = n } }
+
+// Descending makes a stage work through the sub-batches of a batch from the last to the first.
+func Descending() Option { return func(s *Stage) { s.descending = true } }
+
+// When limits a step-level stage to some steps: evaluation or saving every so often. At other steps its function is
+// not called and its outputs carry zero values.
+func When(f func(step int) bool) Option { return func(s *Stage) { s.when = f } }
+
+// Stage adds a stage. Names are unique within a graph.
+func (g *Graph) Stage(name string, opts ...Option) *Stage {
+	s := &Stage{graph: g, id: len(g.stages), name: name, level: unset, place: Placement{Host: true}, parallel: 1}
+	for _, o := range opts {
+		o(s)
+	}
+	g.stages = append(g.stages, s)
+	return s
+}
+
+// Do sets the stage's function. It is called once per index, on the stage's lane or in the host pool.
+func (s *Stage) Do(f func(*Task) error) { s.do = f }
+
+func (g *Graph) fail(format string, args ...any) {
+	g.errs = append(g.errs, fmt.Errorf("graph %q: "+format, append([]any{g.name}, args...)...))
+}
+
+func newPort[T any](g *Graph, name string) *port {
+	p := &port{id: len(g.ports), graph: g, name: name, typ: reflect.TypeFor[T](), level: unset}
+	g.ports = append(g.ports, p)
+	return p
+}
+
+// Output is a stage's writing end.
+type Output[T any] struct {
+	Port Port[T]
+	slot int
+}
+
+func newOutput[T any](s *Stage, name string) Output[T] {
+	p := newPort[T](s.graph, name)
+	p.stage = s
+	s.out = append(s.out, p)
+	return Output[T]{Port: Port[T]{p}, slot: len(s.out) - 1}
+}
+
+// Out adds an output at the stage's own level. The stage's function puts exactly one value per task.
+func Out[T any](s *Stage, name string) Output[T] { return newOutput[T](s, name) }
+
+// Fan adds an output one level below the stage, which must work on batches: it puts the sub-batches one after another,
+// at least one.
+func Fan[T any](s *Stage, name string) Output[T] {
+	o := newOutput[T](s, name)
+	o.Port.p.fan = true
+	return o
+}
+
+// BatchOutput is the writing end of the stage that makes batches.
+type BatchOutput[T any] struct{ Output[T] }
+
+// Batches makes a stage the one that turns a stream into batches and steps; a graph has at most one. The stage has at
+// most one input, a stream: its function is called for every item and once more at the stream's end ([Task.Ended]), and
+// puts as many batches as it finds. Without an input it is a source: it is called until it returns io.EOF.
+func Batches[T any](s *Stage, name string) BatchOutput[T] {
+	o := newOutput[T](s, name)
+	if s.batches != nil {
+		s.graph.fail("stage %q: two outputs emit batches (%q and %q)", s.name, s.batches.name, name)
+	}
+	s.batches = o.Port.p
+	s.level = Stream
+	return BatchOutput[T]{o}
+}
+
+// Put passes v on. It may be called before the stage's function ends; consumers can then start at once.
+func (o Output[T]) Put(t *Task, v T) { t.put(o.slot, v, false) }
+
+// Put passes on a batch. last tells that it is its step's last one.
+func (o BatchOutput[T]) Put(t *Task, v T, last bool) { t.put(o.slot, v, last) }
+
+// Input is a stage's reading end.
+type Input[T any] struct{ slot int }
+
+// Get returns the value for the task's index.
+func (i Input[T]) Get(t *Task) T {
+	v, _ := t.args[i.slot].(T) // an interface-typed T may hold nil
+	return v
+}
+
+// Group is the reading end of a collected port.
+type Group[T any] struct{ slot int }
+
+// All returns the group's values in index order.
+func (i Group[T]) All(t *Task) []T {
+	items := t.args[i.slot].([]any)
+	vs := make([]T, len(items))
+	for k, it := range items {
+		vs[k], _ = it.(T)
+	}
+	return vs
+}
+
+func connect[T any](s *Stage, name string, p Port[T], kind inputKind, opts []EdgeOption) *edge {
+	e := &edge{from: p.p, to: s, input: name, kind: kind, typ: reflect.TypeFor[T]()}
+	for _, o := range opts {
+		o(e)
+	}
+	s.in = append(s.in, e)
+	return e
+}
+
+// EdgeOption configures an edge.
+type EdgeOption func(*edge)
+
+// Capacity bounds how far the producer may be ahead: in batches, in steps for step-level edges, in items for streams.
+func Capacity(n int) EdgeOption { return func(e *edge) { e.cap = n } }
+
+// In connects an input to a port of the same level or of a coarser one.
+func In[T any](s *Stage, name string, p Port[T], opts ...EdgeOption) Input[T] {
+	connect(s, name, p, plain, opts)
+	return Input[T]{slot: len(s.in) - 1}
+}
+
+// Collect connects an input to a port of a finer level: a task gets all values of its group.
+func Collect[T any](s *Stage, name string, p Port[T], opts ...EdgeOption) Group[T] {
+	connect(s, name, p, collect, opts)
+	return Group[T]{slot: len(s.in) - 1}
+}
+
+// Loop connects an input to what the previous step wrote: p must be at step level. The first step of a run reads initial.
+func Loop[T any](s *Stage, name string, p Port[T], initial T) Input[T] {
+	connect(s, name, p, loop, nil).initial = initial
+	return Input[T]{slot: len(s.in) - 1}
+}
+
+// Later declares a port before the stage that will write it, as a loop-carried edge needs. Bind completes it.
+func Later[T any](g *Graph, name string) Port[T] {
+	p := newPort[T](g, name)
+	p.later = true
+	return Port[T]{p}
+}
+
+// Bind says which output a Later port stands for.
+func Bind[T any](later Port[T], o Output[T]) {
+	p, src := later.p, o.Port.p
+	switch {
+	case !p.later:
+		p.graph.fail("port %q: stage %q can't write it: it is already written by stage %q", p.name, src.stage.name, p.stage.name)
+	case p.binding != nil:
+		p.graph.fail("port %q: two stages write it: %q and %q", p.name, p.binding.stage.name, src.stage.name)
+	default:
+		p.binding = src
+	}
+}
+
+// Source adds a stage that produces a stream: next is called until it returns io.EOF.
+func Source[T any](g *Graph, name string, next func(context.Context) (T, error), opts ...Option) Port[T] {
+	s := g.Stage(name, append([]Option{At(Stream)}, opts...)...)
+	out := Out[T](s, name)
+	s.Do(func(t *Task) error {
+		v, err := next(t.Context())
+		if err != nil {
+			return err
+		}
+		out.Put(t, v)
+		return nil
+	})
+	return out.Port
+}
+
+// Map adds a stage that turns each A into a B, at the level of its input.
+func Map[A, B any](g *Graph, name string, in Port[A], f func(*Task, A) (B, error), opts ...Option) Port[B] {
+	s := g.Stage(name, opts...)
+	a := In(s, name, in)
+	out := Out[B](s, name)
+	s.Do(func(t *Task) error {
+		v, err := f(t, a.Get(t))
+		if err != nil {
+			return err
+		}
+		out.Put(t, v)
+		return nil
+	})
+	return out.Port
+}
+
+// Sink adds a stage that consumes values.
+func Sink[A any](g *Graph, name string, in Port[A], f func(*Task, A) error, opts ...Option) {
+	s := g.Stage(name, opts...)
+	a := In(s, name, in)
+	s.Do(func(t *Task) error { return f(t, a.Get(t)) })
+}
+
+// Task is one call of a stage's function.
+type Task struct {
+	Index Index
+	run   *running
+	stage *Stage
+	lane  Lane
+	args  []any
+	puts  []int // values put per output
+	ended bool
+	ctx   context.Context
+	id    taskID
+}
+
+// Context is cancelled when the run stops.
+func (t *Task) Context() context.Context { return t.ctx }
+
+// Lane is the lane that the task runs on, as the device opened it; nil in the host pool.
+func (t *Task) Lane() Lane { return t.lane }
+
+// Ended tells a batching stage that its stream has ended and that this is its last call.
+func (t *Task) Ended() bool { return t.ended }

@@ -1,0 +1,297 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"sync"
+)
+
+// PanicError is what a run returns when a stage's function panicked: a mistake in the stage, not in its input.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
+
+// RunOption configures a run.
+type RunOption func(*running)
+
+// WithTrace records the run.
+func WithTrace(t *Tracer) RunOption { return func(r *running) { r.tracer = t } }
+
+// FirstStep numbers the run's first step; a resumed run does not begin at 0.
+func FirstStep(n int) RunOption { return func(r *running) { r.first = n } }
+
+// running is one run of a plan: the coordinator, which alone touches the core and the values, and the goroutines of
+// lanes and host workers, which talk to it through events. Every goroutine ends before Run returns.
+type running struct {
+	plan   *Plan
+	core   *core
+	first  int
+	tracer *Tracer
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	events chan event
+	host   chan call
+	lanes  map[Placement]chan call
+	wg     sync.WaitGroup
+
+	values map[item]value
+	err    error
+}
+
+type value struct {
+	v    any
+	mark Mark      // what must have happened before v can be used; nil if it has
+	lane Placement // where it was made
+}
+
+// call is a task on its way to a worker.
+type call struct {
+	id    taskID
+	args  []any
+	await []Mark
+}
+
+type event struct {
+	id   taskID
+	port *port // set for a put
+	v    value
+	last bool
+	end  bool
+	err  error
+}
+
+// Run runs the plan until its sources have ended and everything they gave has been worked through, an error occurs, or
+// ctx is cancelled. The error names stage and item. A plan can run more than once, but not twice at a time if its stages keep
+// state.
+func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
+	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}}
+	for _, o := range opts {
+		o(r)
+	}
+	r.core = newCore(p, r.first)
+	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	defer r.cancel(nil)
+
+	opened := make(chan error)
+	for _, pl := range p.lanes {
+		ch := make(chan call, 1)
+		r.lanes[pl] = ch
+		r.wg.Add(1)
+		go r.runLane(pl, ch, opened)
+	}
+	for range p.lanes {
+		if err := <-opened; err != nil {
+			r.fail(fmt.Errorf("graph %q: %w", p.name, err))
+		}
+	}
+	for w := range p.workers {
+		r.wg.Add(1)
+		go r.runWorker(w)
+	}
+	r.coordinate()
+	close(r.host)
+	for _, ch := range r.lanes {
+		close(ch)
+	}
+	r.wg.Wait()
+	return r.err
+}
+
+// fail ends the run with its first error.
+func (r *running) fail(err error) {
+	if r.err == nil {
+		r.err = err
+	}
+	r.core.halt()
+	r.cancel(r.err)
+}
+
+// coordinate feeds events to the core until nothing runs.
+func (r *running) coordinate() {
+	r.act(r.core.begin())
+	done := r.ctx.Done()
+	for !r.core.idle() {
+		select {
+		case <-done:
+			done = nil
+			if r.err == nil {
+				r.fail(fmt.Errorf("graph %q: stopped: %w", r.plan.name, context.Cause(r.ctx)))
+			}
+		case e := <-r.events:
+			r.handle(e)
+		}
+	}
+	if r.err == nil && !r.core.complete() {
+		r.fail(r.core.stuck())
+	}
+}
+
+func (r *running) handle(e event) {
+	if e.port != nil {
+		idx, rep := r.core.put(e.id, e.port, e.last)
+		r.values[item{e.port, idx}] = e.v
+		r.act(rep)
+		return
+	}
+	if e.err != nil && r.err == nil {
+		r.fail(fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err))
+	}
+	r.act(r.core.done(e.id, e.end))
+}
+
+// act sends tasks off and drops values. A channel has room for every task that the core may start.
+func (r *running) act(rep reply) {
+	for _, it := range rep.release {
+		delete(r.values, it)
+	}
+	for _, id := range rep.start {
+		c := r.call(id)
+		if id.stage.place.Host {
+			r.host <- c
+		} else {
+			r.lanes[id.stage.place] <- c
+		}
+	}
+	if r.tracer != nil {
+		r.tracer.depths(r.core)
+	}
+}
+
+// call gathers a task's arguments.
+func (r *running) call(id taskID) call {
+	c := call{id: id, args: make([]any, len(id.stage.in))}
+	if id.ended {
+		return c
+	}
+	take := func(p *port, idx Index) any {
+		v := r.values[item{p, idx}]
+		if v.mark != nil && v.lane != id.stage.place {
+			c.await = append(c.await, v.mark)
+		}
+		return v.v
+	}
+	for i, e := range id.stage.in {
+		switch {
+		case e.kind == loop && id.index.Step == r.first:
+			c.args[i] = e.initial
+		case e.kind == loop:
+			c.args[i] = take(e.from, stepIndex(id.index.Step-1))
+		case e.kind == plain:
+			c.args[i] = take(e.from, id.index.at(e.from.level))
+		default:
+			group, _ := r.core.group(e, id.index)
+			all := make([]any, len(group))
+			for k, idx := range group {
+				all[k] = take(e.from, idx)
+			}
+			c.args[i] = all
+		}
+	}
+	return c
+}
+
+func (r *running) runLane(pl Placement, calls <-chan call, opened chan<- error) {
+	defer r.wg.Done()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	name := r.plan.laneName(pl)
+	lane, err := r.plan.devices[pl.Device].OpenLane(pl.Lane)
+	if err != nil {
+		err = fmt.Errorf("opening lane %s: %w", name, err)
+	}
+	opened <- err
+	if err != nil {
+		return
+	}
+	defer lane.Close()
+	for c := range calls {
+		var err error
+		for _, m := range c.await {
+			err = errors.Join(err, lane.Await(m))
+		}
+		r.execute(c, lane, name, err)
+	}
+}
+
+func (r *running) runWorker(n int) {
+	defer r.wg.Done()
+	name := fmt.Sprintf("host %d", n)
+	for c := range r.host {
+		var err error
+		for _, m := range c.await {
+			err = errors.Join(err, m.Sync())
+		}
+		r.execute(c, nil, name, err)
+	}
+}
+
+// execute runs one task and reports its end, whatever the stage's function does.
+func (r *running) execute(c call, lane Lane, where string, err error) {
+	id := c.id
+	t := &Task{Index: id.index, run: r, stage: id.stage, lane: lane, args: c.args, puts: make([]int, len(id.stage.out)), ended: id.ended, ctx: r.ctx, id: id}
+	e := event{id: id, err: errors.New("the stage's function ended its goroutine")}
+	defer func() {
+		if p := recover(); p != nil {
+			e.err = &PanicError{Value: p, Stack: debug.Stack()}
+		}
+		r.events <- e
+	}()
+	skip := id.stage.when != nil && !id.stage.when(id.index.Step)
+	span := r.tracer.begin(id, where)
+	switch {
+	case err != nil:
+	case skip:
+		for slot := range id.stage.out {
+			t.put(slot, nil, false)
+		}
+	default:
+		err = id.stage.do(t)
+	}
+	if !skip {
+		span.end()
+	}
+	if id.stage.level == Stream && len(id.stage.in) == 0 && errors.Is(err, io.EOF) {
+		e.end, err = true, nil
+	} else if err == nil {
+		err = t.check()
+	}
+	if err == nil && lane != nil {
+		err = lane.Err()
+	}
+	e.err = err
+}
+
+// check finds outputs that were put too often or not at all.
+func (t *Task) check() error {
+	for i, o := range t.stage.out {
+		switch n := t.puts[i]; {
+		case o == t.stage.batches:
+		case o.fan && n == 0:
+			return fmt.Errorf("output %q: no sub-batch was put", o.name)
+		case !o.fan && n != 1:
+			return fmt.Errorf("output %q: %d values were put, want 1", o.name, n)
+		}
+	}
+	return nil
+}
+
+func (t *Task) put(slot int, v any, last bool) {
+	t.puts[slot]++
+	o := t.stage.out[slot]
+	if !o.fan && o != t.stage.batches && t.puts[slot] > 1 {
+		return // check reports it
+	}
+	val := value{v: v, lane: t.stage.place}
+	if t.lane != nil {
+		val.mark = t.lane.Mark()
+	}
+	t.run.events <- event{id: t.id, port: o, v: val, last: last}
+}

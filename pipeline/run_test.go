@@ -1,0 +1,398 @@
+package pipeline
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// checkGoroutines fails the test if it leaves goroutines behind.
+func checkGoroutines(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		for range 200 {
+			if runtime.NumGoroutine() <= before {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		buf := make([]byte, 1<<16)
+		t.Errorf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), buf[:runtime.Stack(buf, true)])
+	})
+}
+
+func count(n int) func(context.Context) (int, error) {
+	next := 0
+	return func(context.Context) (int, error) {
+		if next == n {
+			return 0, io.EOF
+		}
+		next++
+		return next - 1, nil
+	}
+}
+
+// summing builds a small training-shaped graph over integers and returns what each step's collection saw.
+func summing(g *Graph, items, perStep int, embed func(*Task, int) error) *[]string {
+	var seen []string
+	rows := Source(g, "source", count(items))
+	rows = Map(g, "tokenize", rows, func(_ *Task, v int) (int, error) { return 10 * v, nil }, Parallel(3))
+	bat := g.Stage("batch")
+	row := In(bat, "row", rows)
+	batches := Batches[int](bat, "batches")
+	n := 0
+	bat.Do(func(t *Task) error {
+		if !t.Ended() {
+			n++
+			batches.Put(t, row.Get(t), n%perStep == 0)
+		}
+		return nil
+	})
+	split := g.Stage("split")
+	whole := In(split, "batch", batches.Port)
+	subs := Fan[int](split, "subs")
+	split.Do(func(t *Task) error {
+		for i := range 3 {
+			subs.Put(t, whole.Get(t)+i)
+		}
+		return nil
+	})
+	weights := Later[int](g, "weights")
+	emb := g.Stage("embed", On(0, Compute))
+	sub, w := In(emb, "sub", subs.Port), Loop(emb, "weights", weights, 1000)
+	embs := Out[int](emb, "embeddings")
+	emb.Do(func(t *Task) error {
+		if embed != nil {
+			if err := embed(t, sub.Get(t)); err != nil {
+				return err
+			}
+		}
+		embs.Put(t, w.Get(t)+sub.Get(t))
+		return nil
+	})
+	step := g.Stage("update", At(Step))
+	all := Collect(step, "embeddings", embs.Port)
+	out := Out[int](step, "weights")
+	step.Do(func(t *Task) error {
+		seen = append(seen, fmt.Sprint(all.All(t)))
+		out.Put(t, 1000*(t.Index.Step+2))
+		return nil
+	})
+	Bind(weights, out)
+	return &seen
+}
+
+func TestRun(t *testing.T) {
+	checkGoroutines(t)
+	g := New("sums")
+	seen := summing(g, 5, 2, nil)
+	p, err := g.Build(Devices(fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	want := "[[1000 1001 1002 1010 1011 1012] [2020 2021 2022 2030 2031 2032] [3040 3041 3042]]"
+	if got := fmt.Sprint(*seen); got != want {
+		t.Errorf("steps saw\n%s, want\n%s", got, want)
+	}
+}
+
+func TestFirstStep(t *testing.T) {
+	g := New("sums")
+	var steps []int
+	seen := summing(g, 2, 1, func(t *Task, _ int) error { steps = append(steps, t.Index.Step); return nil })
+	p, err := g.Build(Devices(fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(context.Background(), FirstStep(7)); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(steps, *seen); got != "[7 7 7 8 8 8] [[1000 1001 1002] [9010 9011 9012]]" {
+		t.Error(got)
+	}
+}
+
+func TestErrorsNameStageAndItem(t *testing.T) {
+	broken := errors.New("row 7 is empty")
+	for name, tt := range map[string]struct {
+		embed func(*Task, int) error
+		want  string
+	}{
+		"error":  {func(t *Task, v int) error { return broken }, `graph "sums": stage "embed", item 0.0.0: row 7 is empty`},
+		"panic":  {func(t *Task, v int) error { panic("index out of range") }, `stage "embed", item 0.0.0: panic: index out of range`},
+		"goexit": {func(t *Task, v int) error { runtime.Goexit(); return nil }, `stage "embed", item 0.0.0: the stage's function ended its goroutine`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkGoroutines(t)
+			g := New("sums")
+			summing(g, 50, 2, tt.embed)
+			p, err := g.Build(Devices(fakeDevice("cpu")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.Run(context.Background())
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v, want %q", err, tt.want)
+			}
+			if name == "error" && !errors.Is(err, broken) {
+				t.Error("the cause is not wrapped")
+			}
+			var p2 *PanicError
+			if name == "panic" && (!errors.As(err, &p2) || len(p2.Stack) == 0) {
+				t.Error("no PanicError with a stack")
+			}
+		})
+	}
+}
+
+func TestCancel(t *testing.T) {
+	checkGoroutines(t)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	why := errors.New("interrupted by the user")
+	g := New("sums")
+	summing(g, 1000, 2, func(t *Task, v int) error {
+		if v == 100 {
+			cancel(why)
+			<-t.Context().Done() // a stage that waits is told
+			return t.Context().Err()
+		}
+		return nil
+	})
+	p, err := g.Build(Devices(fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.Run(ctx)
+	if !errors.Is(err, why) {
+		t.Errorf("error %v, want %v", err, why)
+	}
+}
+
+func TestPutTooLittle(t *testing.T) {
+	g := New("g")
+	s := g.Stage("mute")
+	In(s, "rows", Source(g, "source", count(1)))
+	out := Out[int](s, "out")
+	s.Do(func(*Task) error { return nil })
+	Sink(g, "sink", out.Port, func(*Task, int) error { return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.Run(context.Background())
+	if err == nil || !strings.Contains(err.Error(), `stage "mute", item #0: output "out": 0 values were put, want 1`) {
+		t.Error(err)
+	}
+}
+
+// A slow tokenizer keeps every queue within its bound, and a fast source does not run ahead.
+func TestBounded(t *testing.T) {
+	g := New("bounded")
+	var read, written atomic.Int64
+	next := count(40)
+	rows := Source(g, "source", func(ctx context.Context) (int, error) {
+		v, err := next(ctx)
+		if ahead := read.Add(1) - written.Load(); ahead > 14 { // capacities 4+4, tasks that run 1+3+1, the one being counted
+			t.Errorf("the source is %d items ahead", ahead)
+		}
+		return v, err
+	})
+	toks := Map(g, "tokenize", rows, func(_ *Task, v int) (int, error) { time.Sleep(2 * time.Millisecond); return v, nil }, Parallel(3))
+	last := -1
+	Sink(g, "write", toks, func(_ *Task, v int) error {
+		if v != last+1 {
+			t.Errorf("item %d after %d: a parallel stage changed the order", v, last)
+		}
+		last = v
+		written.Add(1)
+		return nil
+	})
+	p, err := g.Build(Workers(5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	tr := NewTracer(&buf)
+	if err := p.Run(context.Background(), WithTrace(tr)); err != nil {
+		t.Fatal(err)
+	}
+	tr.Close()
+	events, err := ReadTrace(&buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counters := 0
+	for _, e := range events {
+		if e.Phase == "C" {
+			counters++
+			if e.Args["units"].(float64) > e.Args["capacity"].(float64) {
+				t.Errorf("%s holds %v", e.Name, e.Args)
+			}
+		}
+	}
+	if last != 39 || counters == 0 {
+		t.Errorf("last item %d, %d counter events", last, counters)
+	}
+}
+
+// Stages on two devices are busy at once, and the trace shows it.
+func TestTwoDevices(t *testing.T) {
+	g := New("two")
+	rows := Source(g, "source", count(6))
+	var mu sync.Mutex
+	running := map[int]bool{}
+	both := false
+	work := func(dev int) func(*Task, int) (int, error) {
+		return func(_ *Task, v int) (int, error) {
+			mu.Lock()
+			running[dev] = true
+			both = both || running[1-dev]
+			mu.Unlock()
+			time.Sleep(3 * time.Millisecond)
+			mu.Lock()
+			running[dev] = false
+			mu.Unlock()
+			return v, nil
+		}
+	}
+	guide := Map(g, "guide", rows, work(1), On(1, Compute))
+	model := Map(g, "model", rows, work(0), On(0, Compute))
+	join := g.Stage("join")
+	a, b := In(join, "guide", guide), In(join, "model", model)
+	join.Do(func(t *Task) error {
+		if a.Get(t) != b.Get(t) {
+			return fmt.Errorf("joined %d with %d", a.Get(t), b.Get(t))
+		}
+		return nil
+	})
+	p, err := g.Build(Devices(fakeDevice("cpu:0"), fakeDevice("cpu:1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	tr := NewTracer(&buf)
+	if err := p.Run(context.Background(), WithTrace(tr)); err != nil {
+		t.Fatal(err)
+	}
+	tr.Close()
+	events, err := ReadTrace(&buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlap := false
+	for _, x := range events {
+		for _, y := range events {
+			if x.Name == "guide" && y.Name == "model" && x.Phase == "X" && x.Process != y.Process &&
+				x.Time < y.Time+y.Duration && y.Time < x.Time+x.Duration {
+				overlap = true
+			}
+		}
+	}
+	if !both || !overlap {
+		t.Errorf("at once: %v, in the trace: %v", both, overlap)
+	}
+}
+
+// Whatever the timing, a lane runs its tasks in one order.
+func TestLaneOrderIgnoresTiming(t *testing.T) {
+	order := func(ticks map[string]int) string {
+		p := trainingGraph(t, 2)
+		full := simulate(t, p, script{ticks: ticks, items: 5, batches: []int{2, 1, 2}, subs: func(i Index) int { return 1 + (i.Step*3+i.Batch)%4 }})
+		var lines []string
+		device := false
+		for l := range strings.Lines(full) {
+			if !strings.HasPrefix(l, " ") {
+				device = !strings.HasPrefix(l, "host")
+				lines = append(lines, l)
+			} else if device {
+				lines = append(lines, l[strings.LastIndexByte(l, ' '):])
+			}
+		}
+		return strings.Join(lines, "")
+	}
+	want := order(nil)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		ticks := map[string]int{}
+		for _, s := range []string{"read", "tokenize", "batch", "split", "ids", "embed", "gather", "loss", "backward", "sync", "update"} {
+			ticks[s] = 1 + rng.IntN(20)
+		}
+		if got := order(ticks); got != want {
+			t.Fatalf("with %v the order is\n%s\nwant\n%s", ticks, got, want)
+		}
+	}
+}
+
+func TestLaneThatDoesNotOpen(t *testing.T) {
+	checkGoroutines(t)
+	g := New("g")
+	Map(g, "embed", Source(g, "source", count(3)), func(_ *Task, v int) (int, error) { return v, nil }, On(0, Compute))
+	p, err := g.Build(Devices(brokenDevice{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.Run(context.Background())
+	if err == nil || err.Error() != `graph "g": opening lane gpu compute: no driver` {
+		t.Error(err)
+	}
+}
+
+type brokenDevice struct{ fakeDevice }
+
+func (brokenDevice) Name() string                    { return "gpu" }
+func (brokenDevice) OpenLane(LaneKind) (Lane, error) { return nil, errors.New("no driver") }
+
+func TestWhen(t *testing.T) {
+	g := New("g")
+	src := g.Stage("batches", At(Stream))
+	batches := Batches[int](src, "batches")
+	n := 0
+	src.Do(func(t *Task) error {
+		if n == 6 {
+			return io.EOF
+		}
+		batches.Put(t, n, true)
+		n++
+		return nil
+	})
+	var evaluated []int
+	eval := g.Stage("eval", At(Step), When(func(s int) bool { return s%3 == 2 }))
+	all := Collect(eval, "batches", batches.Port)
+	eval.Do(func(t *Task) error { evaluated = append(evaluated, all.All(t)...); return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(evaluated) != "[2 5]" {
+		t.Error(evaluated)
+	}
+}
+
+// BenchmarkTask is what the scheduler costs per task on a device's lane.
+func BenchmarkTask(b *testing.B) {
+	g := New("bench")
+	rows := Source(g, "source", count(b.N))
+	Map(g, "work", rows, func(_ *Task, v int) (int, error) { return v, nil }, On(0, Compute))
+	p, err := g.Build(Devices(fakeDevice("cpu")))
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := p.Run(context.Background()); err != nil {
+		b.Fatal(err)
+	}
+}

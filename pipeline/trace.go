@@ -1,0 +1,156 @@
+package pipeline
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// TraceEvent is one event in Chrome's trace format, which Perfetto and chrome://tracing open. A complete event (Phase "X")
+// is one task: its process is the device, its thread the lane or host worker. A counter event ("C") holds the units
+// in each edge. Times are microseconds since the trace began.
+type TraceEvent struct {
+	Name     string         `json:"name"`
+	Category string         `json:"cat,omitempty"`
+	Phase    string         `json:"ph"`
+	Time     float64        `json:"ts"`
+	Duration float64        `json:"dur,omitempty"`
+	Process  int            `json:"pid"`
+	Thread   int            `json:"tid"`
+	Args     map[string]any `json:"args,omitempty"`
+}
+
+// Tracer writes a run's trace as it happens. Its methods may be called on a nil Tracer and then do nothing.
+type Tracer struct {
+	mu      sync.Mutex
+	w       *bufio.Writer
+	enc     *json.Encoder
+	began   time.Time
+	first   bool
+	err     error
+	process map[string]int
+	thread  map[string]int
+	depth   map[string]int
+}
+
+// NewTracer begins a trace. Close ends it.
+func NewTracer(w io.Writer) *Tracer {
+	t := &Tracer{w: bufio.NewWriter(w), began: time.Now(), first: true, process: map[string]int{}, thread: map[string]int{}, depth: map[string]int{}}
+	t.enc = json.NewEncoder(t.w)
+	_, t.err = t.w.WriteString("[\n")
+	return t
+}
+
+// Close ends the trace and returns the first error of writing it.
+func (t *Tracer) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err == nil {
+		_, t.err = t.w.WriteString("]\n")
+	}
+	if t.err == nil {
+		t.err = t.w.Flush()
+	}
+	return t.err
+}
+
+func (t *Tracer) write(e TraceEvent) {
+	if t.err != nil {
+		return
+	}
+	if !t.first {
+		t.w.WriteString(",")
+	}
+	t.first = false
+	t.err = t.enc.Encode(e)
+}
+
+// span is a task that runs.
+type span struct {
+	t     *Tracer
+	id    taskID
+	where string
+	start time.Time
+}
+
+func (t *Tracer) begin(id taskID, where string) span {
+	if t == nil {
+		return span{}
+	}
+	return span{t: t, id: id, where: where, start: time.Now()}
+}
+
+func (s span) end() {
+	if s.t == nil {
+		return
+	}
+	now := time.Now()
+	t := s.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	pid, tid := t.place(s.where)
+	category := "host"
+	if !s.id.stage.place.Host {
+		category = s.id.stage.place.Lane.String()
+	}
+	t.write(TraceEvent{
+		Name: s.id.stage.name, Category: category, Phase: "X", Process: pid, Thread: tid,
+		Time: t.micros(s.start), Duration: float64(now.Sub(s.start).Nanoseconds()) / 1e3,
+		Args: map[string]any{"item": s.id.index.String()},
+	})
+}
+
+func (t *Tracer) micros(at time.Time) float64 { return float64(at.Sub(t.began).Nanoseconds()) / 1e3 }
+
+// place numbers a lane ("cpu:0 compute") or worker ("host 1") on first sight and names it in the trace.
+func (t *Tracer) place(where string) (pid, tid int) {
+	device := where[:strings.LastIndexByte(where, ' ')]
+	pid, ok := t.process[device]
+	if !ok {
+		pid = len(t.process)
+		t.process[device] = pid
+		t.write(TraceEvent{Name: "process_name", Phase: "M", Process: pid, Args: map[string]any{"name": device}})
+	}
+	tid, ok = t.thread[where]
+	if !ok {
+		tid = len(t.thread)
+		t.thread[where] = tid
+		t.write(TraceEvent{Name: "thread_name", Phase: "M", Process: pid, Thread: tid, Args: map[string]any{"name": where}})
+	}
+	return pid, tid
+}
+
+// depths writes how many units each edge holds, where that has changed.
+func (t *Tracer) depths(c *core) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.micros(time.Now())
+	for _, e := range c.plan.edges {
+		if e.kind == loop {
+			continue
+		}
+		name := edgeName(e)
+		if n := len(c.open[e.id]); t.depth[name] != n {
+			t.depth[name] = n
+			t.write(TraceEvent{Name: name, Phase: "C", Time: now, Args: map[string]any{"units": n, "capacity": e.cap}})
+		}
+	}
+}
+
+// edgeName is "tokenize -> batch.rows": producer, consumer and the consumer's input.
+func edgeName(e *edge) string {
+	return fmt.Sprintf("%s -> %s.%s", e.from.stage.name, e.to.name, e.input)
+}
+
+// ReadTrace reads what a Tracer wrote.
+func ReadTrace(r io.Reader) ([]TraceEvent, error) {
+	var events []TraceEvent
+	if err := json.NewDecoder(r).Decode(&events); err != nil {
+		return nil, fmt.Errorf("reading a trace: %w", err)
+	}
+	return events, nil
+}
