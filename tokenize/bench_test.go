@@ -1,0 +1,85 @@
+package tokenize
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sources is this package's own source, in pieces of about a document each: text that every machine has.
+func sources(b *testing.B) (texts []string, size int64) {
+	paths, err := filepath.Glob("*.go")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		size += int64(len(data))
+		for piece := range slices.Chunk(strings.SplitAfter(string(data), "\n"), 20) {
+			texts = append(texts, strings.Join(piece, ""))
+		}
+	}
+	return texts, size
+}
+
+// One thread of a shared AMD EPYC: 100 MB/s here; with MiniLM's vocabulary of 30,522, 145 on Go sources and 115 on their
+// comments, where Hugging Face's encode_batch_fast reaches 3.3.
+func BenchmarkAppend(b *testing.B) {
+	tok := load(b, "uncased")
+	texts, size := sources(b)
+	b.SetBytes(size)
+	b.ReportAllocs()
+	var ids []int32
+	for b.Loop() {
+		for _, text := range texts {
+			ids, _ = tok.Append(ids[:0], text, 0)
+		}
+	}
+}
+
+// BenchmarkHardLines is mostly outside ASCII.
+func BenchmarkHardLines(b *testing.B) {
+	tok := load(b, "uncased")
+	texts := goldenTexts(b)
+	b.SetBytes(int64(len(strings.Join(texts, ""))))
+	var ids []int32
+	for b.Loop() {
+		for _, text := range texts {
+			ids, _ = tok.Append(ids[:0], text, 0)
+		}
+	}
+}
+
+func BenchmarkEncodeAll(b *testing.B) {
+	tok := load(b, "uncased")
+	texts, size := sources(b)
+	b.SetBytes(size)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := tok.EncodeAll(context.Background(), texts, 128, 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkTrain(b *testing.B) {
+	texts, size := sources(b)
+	b.SetBytes(size)
+	for b.Loop() {
+		if _, err := TrainWordPiece(slices.Values(texts), TrainOptions{VocabSize: 2000, Lowercase: true}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	for b.Loop() {
+		load(b, "uncased")
+	}
+}

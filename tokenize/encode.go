@@ -1,0 +1,260 @@
+package tokenize
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// chunkSize is how much text goes through the pipeline at a time, in bytes: it keeps the working set in the first-level
+// cache, and a long text that is truncated costs what its beginning costs.
+const chunkSize = 2048
+
+// scratch is the working memory of one encoding. text and spans are what the next stage reads; it writes to spare and
+// spareSpans and swaps.
+type scratch struct {
+	text, spare       []byte
+	spans, spareSpans []span
+	runes             []rune
+	ids, pairIDs      []int32
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+func (s *scratch) swap(out []byte) { s.text, s.spare = out, s.text }
+
+func (s *scratch) swapSpans(out []span) { s.spans, s.spareSpans = out, s.spans }
+
+// run is one text on its way through the pipeline.
+type run struct {
+	*Tokenizer
+	s    *scratch
+	ids  []int32
+	stop int
+}
+
+// encode appends the ids of text, without special tokens, to ids[:0]. It may stop after the word with which there are
+// stop of them.
+func (t *Tokenizer) encode(s *scratch, ids []int32, text string, stop int) []int32 {
+	raw := unsafe.Slice(unsafe.StringData(text), len(text)) // read only
+	if !utf8.ValidString(text) {
+		raw = []byte(string([]rune(text))) // each invalid byte becomes U+FFFD
+	}
+	r := run{Tokenizer: t, s: s, ids: ids[:0], stop: stop}
+	t.rawTokens.split(raw, func(start, end int) bool { return r.segment(raw[start:end]) }, r.token)
+	return r.ids
+}
+
+func (r *run) token(id int32) { r.ids = append(r.ids, id) }
+
+// segment takes text between two added tokens; false says that there are ids enough.
+func (r *run) segment(text []byte) bool {
+	for len(text) > 0 {
+		n := len(text)
+		if r.chunks {
+			n = chunkEnd(text)
+		}
+		r.s.text = append(r.s.text[:0], text[:n]...)
+		text = text[n:]
+		if r.normalizer != nil {
+			r.normalizer.normalize(r.s)
+		}
+		more := true
+		r.normalizedTokens.split(r.s.text, func(start, end int) bool {
+			more = r.words(start, end)
+			return more
+		}, r.token)
+		if !more {
+			return false
+		}
+	}
+	return true
+}
+
+// chunkEnd says where to cut text: before an ASCII white space, which no word, composition or reordering reaches across.
+func chunkEnd(text []byte) int {
+	for n := chunkSize; n < len(text); n++ {
+		if c := text[n]; c == ' ' || c == '\n' || c == '\t' || c == '\r' {
+			return n
+		}
+	}
+	return len(text)
+}
+
+// words takes a stretch of the normalized text.
+func (r *run) words(start, end int) bool {
+	r.s.spans = append(r.s.spans[:0], span{start, end})
+	if r.preTokenizer != nil {
+		r.preTokenizer.split(r.s)
+	}
+	r.ids = r.model.tokenize(r.ids, r.s.text, r.s.spans, r.stop)
+	return len(r.ids) < r.stop
+}
+
+// Encode returns the ids of text with the special tokens ([CLS] and [SEP]) around them. If there are more than maxLen,
+// special tokens included, then the text's last ids are cut off; 0 is no limit. A maxLen too small for the special
+// tokens cuts these too.
+//
+// Invalid UTF-8 counts as U+FFFD, one per invalid byte, as in a Go range loop.
+func (t *Tokenizer) Encode(text string, maxLen int) []int32 {
+	ids, _ := t.Append([]int32{}, text, maxLen)
+	return ids
+}
+
+// Append is Encode that appends the ids to dst and says whether any of the text's were cut off. Beyond growing dst it doesn't
+// allocate.
+func (t *Tokenizer) Append(dst []int32, text string, maxLen int) (ids []int32, truncated bool) {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	keep, stop := math.MaxInt, math.MaxInt
+	if maxLen > 0 {
+		keep = max(0, maxLen-t.singleSpecials)
+		stop = keep + 1
+	}
+	s.ids = t.encode(s, s.ids, text, stop)
+	truncated = len(s.ids) > keep
+	body := s.ids[:min(len(s.ids), keep)]
+	first := len(dst)
+	dst = slices.Grow(dst, len(body)+t.singleSpecials)
+	for _, p := range t.template.single {
+		if p.ids != nil {
+			dst = append(dst, p.ids...)
+		} else {
+			dst = append(dst, body...)
+		}
+	}
+	if maxLen > 0 && len(dst)-first > maxLen {
+		dst = dst[:first+maxLen]
+	}
+	return dst, truncated
+}
+
+// A Truncation says which of two texts loses ids when a pair is too long, in Hugging Face's words.
+type Truncation int
+
+const (
+	LongestFirst Truncation = iota // the longer one, until both are of equal length; then both
+	OnlyFirst                      // the first
+	OnlySecond                     // the second, as cross-encoders do that must see the whole query
+)
+
+// ErrTooShort is what AppendPair wraps if maxLen leaves no room.
+var ErrTooShort = errors.New("max length too short")
+
+// AppendPair appends the ids of a pair of texts ([CLS] a [SEP] b [SEP]) to dst, and each id's type (0 up to the first
+// [SEP], then 1) to types. maxLen counts the special tokens; 0 is no limit. The error, which wraps ErrTooShort, says
+// that shortening the text that how names isn't enough.
+func (t *Tokenizer) AppendPair(dst, types []int32, a, b string, maxLen int, how Truncation) (ids, typeIDs []int32, truncated bool, err error) {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	keep := math.MaxInt
+	if maxLen > 0 {
+		keep = maxLen - t.pairSpecials
+		if keep < 0 {
+			return dst, types, false, fmt.Errorf("%w: %d is less than the %d special tokens of a pair", ErrTooShort, maxLen, t.pairSpecials)
+		}
+	}
+	// Both to their ends: which one is longer decides who gets an odd id.
+	s.ids = t.encode(s, s.ids, a, math.MaxInt)
+	s.pairIDs = t.encode(s, s.pairIDs, b, math.MaxInt)
+	na, nb := len(s.ids), len(s.pairIDs)
+	if excess := na + nb - keep; excess > 0 {
+		truncated = true
+		switch {
+		case keep == 0:
+			na, nb = 0, 0
+		case how == LongestFirst:
+			na, nb = longestFirst(na, nb, keep)
+		case how == OnlyFirst:
+			na -= excess
+		default:
+			nb -= excess
+		}
+		if keep > 0 && how != LongestFirst && (how == OnlyFirst && na < 1 || how == OnlySecond && nb < 1) {
+			return dst, types, false, fmt.Errorf("%w: %d leaves no id for the text to be cut", ErrTooShort, maxLen)
+		}
+	}
+	bodies := [2][]int32{s.ids[:na], s.pairIDs[:nb]}
+	for _, p := range t.template.pair {
+		part := p.ids
+		if part == nil {
+			part = bodies[p.sequence]
+		}
+		dst = append(dst, part...)
+		for range part {
+			types = append(types, p.typeID)
+		}
+	}
+	return dst, types, truncated, nil
+}
+
+// longestFirst shares keep ids between two texts that have more.
+func longestFirst(na, nb, keep int) (int, int) {
+	short, long := min(na, nb), max(na, nb)
+	if short > keep {
+		long = short
+	} else {
+		long = max(short, keep-short)
+	}
+	if short+long > keep {
+		short = keep / 2
+		long = short + keep%2
+	}
+	if na > nb {
+		return long, short
+	}
+	return short, long
+}
+
+// EncodeAll is Encode for many texts, on up to threads goroutines (0: GOMAXPROCS). Result i is texts[i]'s, whatever
+// the number of threads. The error is ctx's.
+func (t *Tokenizer) EncodeAll(ctx context.Context, texts []string, maxLen, threads int) ([][]int32, error) {
+	if threads <= 0 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	// A worker takes a block of texts at a time and gives their ids one slice.
+	const block = 64
+	threads = min(threads, (len(texts)+block-1)/block)
+	all := make([][]int32, len(texts))
+	var next atomic.Int64
+	work := func() {
+		var ends [block]int
+		var ids []int32
+		for ctx.Err() == nil {
+			lo := int(next.Add(block)) - block
+			if lo >= len(texts) {
+				return
+			}
+			hi := min(lo+block, len(texts))
+			ids = ids[:0]
+			for i := lo; i < hi; i++ {
+				ids, _ = t.Append(ids, texts[i], maxLen)
+				ends[i-lo] = len(ids)
+			}
+			own := append([]int32(nil), ids...)
+			start := 0
+			for i := lo; i < hi; i++ {
+				end := ends[i-lo]
+				all[i] = own[start:end:end]
+				start = end
+			}
+		}
+	}
+	var group sync.WaitGroup
+	for range threads - 1 {
+		group.Go(work)
+	}
+	work()
+	group.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return all, nil
+}

@@ -1,0 +1,281 @@
+package tokenize
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// The files of a tokenizer, as Hugging Face names them.
+const (
+	fileTokenizer = "tokenizer.json"
+	fileVocab     = "vocab.txt"
+	fileConfig    = "tokenizer_config.json"
+	fileSpecials  = "special_tokens_map.json"
+	fileAdded     = "added_tokens.json"
+)
+
+// Load reads the tokenizer of a model folder: tokenizer.json, or if there is none vocab.txt with what
+// tokenizer_config.json says beside it (do_lower_case, strip_accents, tokenize_chinese_chars, the names of the special
+// tokens, added tokens), as transformers' BertTokenizer does. Other kinds of tokenizer are an error that wraps
+// ErrUnsupported; errors name the file and where in it.
+func Load(dir string) (*Tokenizer, error) {
+	files := map[string][]byte{}
+	for _, name := range []string{fileTokenizer, fileVocab, fileConfig, fileSpecials, fileAdded} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer: %w", err)
+		}
+		files[name] = data
+	}
+	if files[fileTokenizer] == nil && files[fileVocab] == nil {
+		if _, err := os.Stat(dir); err != nil {
+			return nil, fmt.Errorf("tokenizer: %w", err)
+		}
+		return nil, fmt.Errorf("tokenizer: %s has neither %s nor %s", dir, fileTokenizer, fileVocab)
+	}
+	t, err := fromFiles(files)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s%c%w", dir, filepath.Separator, err)
+	}
+	return t, nil
+}
+
+// LoadFile reads a tokenizer.json that stands alone.
+func LoadFile(path string) (*Tokenizer, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	t, err := fromFiles(map[string][]byte{fileTokenizer: data})
+	if err != nil {
+		dir, _ := filepath.Split(path)
+		return nil, fmt.Errorf("tokenizer: %s%w", dir, err)
+	}
+	return t, nil
+}
+
+// fromFiles builds a tokenizer from the contents of its files. Errors begin with the file's name.
+func fromFiles(files map[string][]byte) (*Tokenizer, error) {
+	config, err := parseConfig(files)
+	if err != nil {
+		return nil, err
+	}
+	var t *Tokenizer
+	if data := files[fileTokenizer]; data != nil {
+		if t, err = parseTokenizerJSON(data); err != nil {
+			return nil, fmt.Errorf("%s: %w", fileTokenizer, err)
+		}
+		t.hash = hashFiles(data)
+	} else {
+		if t, err = fromVocabFile(files[fileVocab], config); err != nil {
+			return nil, fmt.Errorf("%s: %w", fileVocab, err)
+		}
+		t.hash = hashFiles(files[fileVocab], files[fileConfig], files[fileSpecials], files[fileAdded])
+	}
+	if id, ok := t.ids[config.special("pad_token")]; ok && config.given("pad_token") {
+		t.pad = id
+	}
+	t.maxLength = config.maxLength
+	t.files = files
+	return t, nil
+}
+
+// tokenizerConfig is what tokenizer_config.json, special_tokens_map.json and added_tokens.json say.
+type tokenizerConfig struct {
+	lower, chinese bool
+	accents        *bool // nil: as lower
+	maxLength      int
+	specials       map[string]configToken // by key: "pad_token"
+	extra          []configToken
+	namedExtra     bool         // extra_special_tokens is an object, whose order nobody knows
+	added          []addedToken // in the order of their ids
+}
+
+// configToken is a token's text, or an object with its text and flags.
+type configToken struct{ addedToken }
+
+func (c *configToken) UnmarshalJSON(data []byte) error {
+	c.Special = true
+	if data[0] == '"' {
+		return json.Unmarshal(data, &c.Content)
+	}
+	if err := json.Unmarshal(data, &c.addedToken); err != nil {
+		return err
+	}
+	c.Special = true
+	return nil
+}
+
+// bertSpecials are the special tokens of BERT, in the order in which transformers adds them to a vocabulary.
+var bertSpecials = []struct{ key, text string }{
+	{"unk_token", "[UNK]"}, {"sep_token", "[SEP]"}, {"pad_token", "[PAD]"}, {"cls_token", "[CLS]"}, {"mask_token", "[MASK]"},
+}
+
+func (c *tokenizerConfig) given(key string) bool { return c.specials[key].Content != "" }
+
+// special returns the special token for a key, BERT's own if the files don't name one.
+func (c *tokenizerConfig) special(key string) string {
+	if token := c.specials[key].Content; token != "" {
+		return token
+	}
+	for _, s := range bertSpecials {
+		if s.key == key {
+			return s.text
+		}
+	}
+	return ""
+}
+
+func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
+	c := &tokenizerConfig{lower: true, chinese: true, specials: map[string]configToken{}}
+	var file struct {
+		Lower      *bool                 `json:"do_lower_case"`
+		Accents    *bool                 `json:"strip_accents"`
+		Chinese    *bool                 `json:"tokenize_chinese_chars"`
+		MaxLength  *float64              `json:"model_max_length"`
+		Added      map[string]addedToken `json:"added_tokens_decoder"`
+		Additional []configToken         `json:"additional_special_tokens"`
+		Extra      json.RawMessage       `json:"extra_special_tokens"` // the newer name
+	}
+	if data := files[fileConfig]; data != nil {
+		if err := decodeJSON(data, &file); err != nil {
+			return nil, fmt.Errorf("%s: %w", fileConfig, err)
+		}
+		if err := c.readSpecials(data); err != nil {
+			return nil, fmt.Errorf("%s: %w", fileConfig, err)
+		}
+	}
+	if file.Lower != nil {
+		c.lower = *file.Lower
+	}
+	if file.Chinese != nil {
+		c.chinese = *file.Chinese
+	}
+	c.accents = file.Accents
+	if n := file.MaxLength; n != nil && *n >= 1 && *n <= 1<<30 {
+		c.maxLength = int(*n)
+	}
+	c.extra = file.Additional
+	if len(file.Extra) > 0 && file.Extra[0] == '[' {
+		var extra []configToken
+		if err := decodeJSON(file.Extra, &extra); err != nil {
+			return nil, fmt.Errorf("%s: extra_special_tokens: %w", fileConfig, err)
+		}
+		if len(extra) > 0 {
+			c.extra = extra
+		}
+	}
+	c.namedExtra = len(file.Extra) > 2 && file.Extra[0] == '{'
+	ids := map[string]int{}
+	for key, token := range file.Added {
+		id, err := strconv.Atoi(key)
+		if err != nil {
+			return nil, fmt.Errorf("%s: added_tokens_decoder: key %q is not an id", fileConfig, key)
+		}
+		ids[token.Content] = id
+		c.added = append(c.added, token)
+	}
+	if file.Added == nil { // the older files: they count only where the newer entry is absent
+		if data := files[fileSpecials]; data != nil {
+			if err := c.readSpecials(data); err != nil {
+				return nil, fmt.Errorf("%s: %w", fileSpecials, err)
+			}
+		}
+		if data := files[fileAdded]; data != nil {
+			if err := decodeJSON(data, &ids); err != nil {
+				return nil, fmt.Errorf("%s: %w", fileAdded, err)
+			}
+			for token := range ids {
+				special := slices.ContainsFunc(c.extra, func(e configToken) bool { return e.Content == token })
+				for _, s := range bertSpecials {
+					special = special || c.special(s.key) == token
+				}
+				c.added = append(c.added, addedToken{Content: token, Normalized: !special, Special: special})
+			}
+		}
+	}
+	slices.SortFunc(c.added, func(a, b addedToken) int { return ids[a.Content] - ids[b.Content] })
+	return c, nil
+}
+
+// readSpecials takes the keys of BERT's special tokens from a JSON object; null leaves what was there.
+func (c *tokenizerConfig) readSpecials(data []byte) error {
+	var all map[string]json.RawMessage
+	if err := decodeJSON(data, &all); err != nil {
+		return err
+	}
+	for _, s := range bertSpecials {
+		raw, ok := all[s.key]
+		if !ok || string(raw) == "null" {
+			continue
+		}
+		var token configToken
+		if err := decodeJSON(raw, &token); err != nil {
+			return fmt.Errorf("key %q: %w", s.key, err)
+		}
+		c.specials[s.key] = token
+	}
+	return nil
+}
+
+// fromVocabFile builds BERT's pipeline around a vocab.txt: a token per line, whose number is its id.
+func fromVocabFile(data []byte, c *tokenizerConfig) (*Tokenizer, error) {
+	if c.namedExtra {
+		return nil, unsupported("with "+fileConfig+": extra_special_tokens as", "object", "a list is; or save a tokenizer.json")
+	}
+	vocab := map[string]int32{}
+	id := int32(0)
+	for line := range bytes.Lines(data) {
+		if !utf8.Valid(line) {
+			return nil, fmt.Errorf("line %d is not UTF-8", id+1)
+		}
+		// As Hugging Face: white space at the end is no part of the token, and of equal lines the last one counts.
+		line = bytes.TrimSuffix(line, []byte("\n"))
+		vocab[strings.TrimRightFunc(string(line), isSpace)] = id
+		id++
+	}
+	u := ucd()
+	m, err := newWordPiece(vocab, c.special("unk_token"), "##", 100)
+	if err != nil {
+		return nil, err
+	}
+	accents := c.lower
+	if c.accents != nil {
+		accents = *c.accents
+	}
+	added := slices.Clone(c.added)
+	add := func(token addedToken) {
+		if !slices.ContainsFunc(added, func(a addedToken) bool { return a.Content == token.Content }) {
+			added = append(added, token)
+		}
+	}
+	for _, s := range bertSpecials {
+		token := c.specials[s.key].addedToken
+		token.Content, token.Special = c.special(s.key), true
+		add(token)
+	}
+	for _, token := range c.extra {
+		add(token.addedToken)
+	}
+	normalizer := newBertNormalizer(u, true, c.chinese, accents, c.lower)
+	t, err := assemble(u, normalizer, newRunSplitter(u, bertKind), m, vocab, added)
+	if err != nil {
+		return nil, err
+	}
+	t.setTemplate(bertTemplate(t.ids[c.special("cls_token")], t.ids[c.special("sep_token")]))
+	return t, nil
+}
+
+func isSpace(r rune) bool { return ucd().class.at(r)&classSpace != 0 }

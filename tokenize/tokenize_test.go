@@ -1,0 +1,368 @@
+package tokenize
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func goldenTexts(t testing.TB) []string {
+	var texts []string
+	for row := range rows[struct{ Text string }](t, "lines.jsonl") {
+		texts = append(texts, row.Text)
+	}
+	return texts
+}
+
+// TestTruncation compares truncated ids with the untruncated ones' beginning, over texts longer than a chunk too.
+func TestTruncation(t *testing.T) {
+	tok := load(t, "uncased")
+	texts := goldenTexts(t)
+	for i := 0; i+40 <= len(texts); i += 40 {
+		texts = append(texts, strings.Join(texts[i:i+40], " "))
+	}
+	sep, _ := tok.ID("[SEP]")
+	for _, text := range texts[2500:] {
+		full := tok.Encode(text, 0)
+		for _, maxLen := range []int{1, 2, 3, 7, 128, len(full) - 1, len(full), len(full) + 1} {
+			want := full
+			if len(full) > maxLen {
+				want = append(slices.Clone(full[:max(maxLen-1, 1)]), sep)[:max(maxLen, 1)]
+			}
+			got, truncated := tok.Append(nil, text, maxLen)
+			checkIDs(t, tok, text, got, want)
+			if truncated != (len(full) > maxLen && len(full) > 2) {
+				t.Errorf("%+q to %d of %d: truncated is %v", text, maxLen, len(full), truncated)
+			}
+		}
+	}
+}
+
+// TestChunks sees that working in chunks changes nothing.
+func TestChunks(t *testing.T) {
+	texts := goldenTexts(t)
+	for _, name := range []string{"uncased", "cased"} {
+		tok := load(t, name)
+		if !tok.chunks {
+			t.Fatal("BERT's pipeline doesn't work in chunks")
+		}
+		whole := *tok
+		whole.chunks = false
+		for i := 0; i+100 <= len(texts); i += 100 {
+			for _, separator := range []string{" ", "\n", "\u3000", ""} {
+				text := strings.Join(texts[i:i+100], separator)
+				checkIDs(t, tok, text, tok.Encode(text, 0), whole.Encode(text, 0))
+			}
+		}
+	}
+}
+
+func TestAppend(t *testing.T) {
+	tok := load(t, "uncased")
+	text := strings.Repeat("The Übermaß of [MASK] 中文 말 re-use; ", 200)
+	alone := tok.Encode(text, 0)
+	if ids, _ := tok.Append([]int32{8, 9}, text, 0); !slices.Equal(ids, append([]int32{8, 9}, alone...)) {
+		t.Error("Append doesn't append")
+	}
+	dst := make([]int32, 0, len(alone))
+	fewest := 1.0 // a sync.Pool may forget at any time, and does so often under the race detector
+	for range 20 {
+		fewest = min(fewest, testing.AllocsPerRun(1, func() { tok.Append(dst, text, 0) }))
+	}
+	if fewest > 0 {
+		t.Errorf("allocations for a text of %d ids", len(alone))
+	}
+	if ids := tok.Encode("", 0); len(ids) != 2 {
+		t.Errorf("the empty text has ids %v", ids)
+	}
+}
+
+func TestInvalidUTF8(t *testing.T) {
+	for _, name := range []string{"uncased", "cased"} {
+		tok := load(t, name)
+		for _, text := range []string{"a\xffb", "\xc3\x28", "x\xed\xa0\x80y", "\xf0\x9f\x98", "the \xe4\xb8 end [MASK\xff]"} {
+			var valid strings.Builder
+			for _, r := range text {
+				valid.WriteRune(r)
+			}
+			checkIDs(t, tok, text, tok.Encode(text, 0), tok.Encode(valid.String(), 0))
+		}
+	}
+}
+
+func TestEncodeAll(t *testing.T) {
+	tok := load(t, "uncased")
+	texts := goldenTexts(t)
+	for _, threads := range []int{0, 1, 2, 7} {
+		all, err := tok.EncodeAll(context.Background(), texts, 16, threads)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, text := range texts {
+			checkIDs(t, tok, text, all[i], tok.Encode(text, 16))
+		}
+		if extended := append(all[0], 99); len(all[1]) > 0 && &extended[0] == &all[0][0] {
+			t.Error("appending to one result writes into the next")
+		}
+	}
+	if all, err := tok.EncodeAll(context.Background(), nil, 16, 4); err != nil || len(all) != 0 {
+		t.Errorf("no texts: %v, %v", all, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := tok.EncodeAll(ctx, texts, 16, 2); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	tok := load(t, "uncased")
+	texts := goldenTexts(t)[:300]
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for _, text := range texts {
+				ids, _ := tok.Append(nil, text, 20)
+				if want := tok.Encode(text, 20); !slices.Equal(ids, want) {
+					t.Errorf("%+q: %v and %v", text, ids, want)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+func TestAccessors(t *testing.T) {
+	tok := load(t, "uncased")
+	if n := tok.VocabSize(); n != 4000 {
+		t.Errorf("vocabulary of %d", n)
+	}
+	for id := range int32(tok.VocabSize()) {
+		if back, ok := tok.ID(tok.Token(id)); !ok || back != id {
+			t.Errorf("id %d is %q, which is %d", id, tok.Token(id), back)
+		}
+	}
+	if id, ok := tok.ID("no such token"); ok {
+		t.Errorf("a token that isn't there has id %d", id)
+	}
+	if tok.Token(4000) != "" || tok.Token(-1) != "" {
+		t.Error("ids that aren't there have tokens")
+	}
+	if tok.Specials(false) != 2 || tok.Specials(true) != 3 {
+		t.Errorf("%d and %d special tokens", tok.Specials(false), tok.Specials(true))
+	}
+	if cased := load(t, "cased"); cased.Hash() == tok.Hash() || tok.Hash() != load(t, "uncased").Hash() {
+		t.Error("hashes don't tell tokenizers apart")
+	}
+}
+
+// TestSaveLoaded: files come back byte for byte, and others' files don't stay.
+func TestSaveLoaded(t *testing.T) {
+	for _, name := range []string{"uncased", "vocabtxt"} {
+		tok := load(t, name)
+		dir := filepath.Join(t.TempDir(), "new", "folder")
+		for _, other := range []string{"cased", "vocabtxt", name} {
+			if err := load(t, other).Save(dir); err != nil {
+				t.Fatal(err)
+			}
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(entries) != len(tok.files) {
+			t.Errorf("%s: %d files saved, %d loaded", name, len(entries), len(tok.files))
+		}
+		for _, entry := range entries {
+			got, _ := os.ReadFile(filepath.Join(dir, entry.Name()))
+			want, err := os.ReadFile(filepath.Join(golden, name, entry.Name()))
+			if err != nil || string(got) != string(want) {
+				t.Errorf("%s: %s differs (%v)", name, entry.Name(), err)
+			}
+		}
+		again, err := Load(dir)
+		if err != nil || again.Hash() != tok.Hash() {
+			t.Errorf("%s: loaded again: %v", name, err)
+		}
+	}
+}
+
+// TestSaveFails: what was there stays.
+func TestSaveFails(t *testing.T) {
+	tok := load(t, "uncased")
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("x"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := tok.Save(file); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("saving into a file: %v", err)
+	}
+	dir := t.TempDir() // a folder in the place of tokenizer.json can't be replaced
+	if err := os.MkdirAll(filepath.Join(dir, fileTokenizer, "x"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := tok.Save(dir); err == nil {
+		t.Error("saved over a folder")
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("left behind: %v", entries)
+	}
+}
+
+func TestTrainedTokenizer(t *testing.T) {
+	texts := goldenTexts(t)
+	for _, opts := range []TrainOptions{{VocabSize: 3000, Lowercase: true, MaxLength: 77}, {VocabSize: 3000, MinFrequency: 1}} {
+		tok, err := TrainWordPiece(slices.Values(texts), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tok.VocabSize() != 3000 {
+			t.Errorf("vocabulary of %d", tok.VocabSize())
+		}
+		for id, token := range []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} {
+			if tok.Token(int32(id)) != token {
+				t.Errorf("token %d is %q", id, tok.Token(int32(id)))
+			}
+		}
+		if id, ok := tok.PadID(); !ok || id != 0 {
+			t.Errorf("padding token: %d, %v", id, ok)
+		}
+		if n, ok := tok.ModelMaxLength(); n != opts.MaxLength || ok != (opts.MaxLength > 0) {
+			t.Errorf("model max length %d, %v", n, ok)
+		}
+		dir := t.TempDir()
+		if err := tok.Save(dir); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(dir, fileTokenizer)); err != nil {
+			t.Fatal(err)
+		}
+		fromVocab, err := Load(dir) // vocab.txt and tokenizer_config.json say the same
+		if err != nil {
+			t.Fatal(err)
+		}
+		same, err := TrainWordPiece(slices.Values(texts), opts)
+		if err != nil || same.Hash() != tok.Hash() || again.Hash() != tok.Hash() {
+			t.Errorf("hashes: %s, trained again %s, loaded %s (%v)", tok.Hash(), same.Hash(), again.Hash(), err)
+		}
+		for _, text := range texts {
+			want := tok.Encode(text, 0)
+			checkIDs(t, tok, text, again.Encode(text, 0), want)
+			checkIDs(t, tok, text, fromVocab.Encode(text, 0), want)
+		}
+	}
+}
+
+func TestTrainErrors(t *testing.T) {
+	some := slices.Values([]string{"some text here"})
+	for _, c := range []struct {
+		texts func(func(string) bool)
+		opts  TrainOptions
+		want  string
+	}{
+		{slices.Values([]string{}), TrainOptions{}, "no words"},
+		{slices.Values([]string{" \t", "\x00"}), TrainOptions{}, "no words"},
+		{some, TrainOptions{VocabSize: 10}, "10 tokens are too few"},
+		{some, TrainOptions{VocabSize: -1}, "negative"},
+	} {
+		if _, err := TrainWordPiece(c.texts, c.opts); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", c.opts, err, c.want)
+		}
+	}
+	specials := []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+	for want, tokens := range map[string][]string{
+		"[MASK] is missing": specials[:4],
+		`"a" has two ids`:   append(slices.Clone(specials), "a", "b", "a"),
+		"white space":       append(slices.Clone(specials), "a b"),
+		"want UTF-8":        append(slices.Clone(specials), "\xff"),
+	} {
+		if _, err := FromVocab(tokens, VocabOptions{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", tokens, err, want)
+		}
+	}
+}
+
+// Files that can't be used: the message names the file and the component or place.
+func TestLoadErrors(t *testing.T) {
+	const model = `"model": {"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9, "vocab": {"u": 0}}`
+	for _, c := range []struct {
+		file, content, want string
+		unsupported         bool
+	}{
+		{fileTokenizer, `{"version": "1.0", "model": {"type": "Unigram", "unk_id": 3, "vocab": [["<s>", 0.0]]}}`, `tokenizer.json: model type "Unigram" is not supported yet (WordPiece is)`, true},
+		{fileTokenizer, `{"model": {"type": "BPE", "vocab": {}, "merges": []}}`, `model type "BPE" is not supported yet`, true},
+		{fileTokenizer, `{"model": {"vocab": {}, "merges": []}}`, `model type "" is not supported yet`, true},
+		{fileTokenizer, `{"normalizer": {"type": "Precompiled"}, ` + model + `}`, `normalizer type "Precompiled"`, true},
+		{fileTokenizer, `{"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Replace"}]}, ` + model + `}`, `normalizer type "Replace"`, true},
+		{fileTokenizer, `{"pre_tokenizer": {"type": "ByteLevel"}, ` + model + `}`, `pre_tokenizer type "ByteLevel"`, true},
+		{fileTokenizer, `{"pre_tokenizer": {"type": "Punctuation", "behavior": "Sideways"}, ` + model + `}`, `behavior "Sideways"`, true},
+		{fileTokenizer, `{"post_processor": {"type": "RobertaProcessing"}, ` + model + `}`, `post_processor type "RobertaProcessing"`, true},
+		{fileTokenizer, `{"truncation": {"direction": "Left"}, ` + model + `}`, `truncation direction "Left"`, true},
+		{fileTokenizer, `{"version": "2.0", ` + model + `}`, `version "2.0"`, true},
+		{fileTokenizer, "{\"version\": \"1.0\",\n \"model\": }", "tokenizer.json: line 2, column 11", false},
+		{fileTokenizer, `{"version": "1.0", "model"`, "tokenizer.json: line 1, column 26: unexpected end", false},
+		{fileTokenizer, ``, "tokenizer.json: line 1", false},
+		{fileTokenizer, `{}`, `key "model" is missing`, false},
+		{fileTokenizer, `{"added_tokens": 5, ` + model + `}`, `key "added_tokens": want`, false},
+		{fileTokenizer, `{"model": {"type": "WordPiece"}}`, "WordPiece needs unk_token", false},
+		{fileTokenizer, strings.Replace(`{`+model+`}`, `{"u": 0}`, `{"a": 0}`, 1), `the unknown token "u" is not in the vocabulary`, false},
+		{fileTokenizer, strings.Replace(`{`+model+`}`, `{"u": 0}`, `{"u": -1}`, 1), `token "u": id -1 is not in`, false},
+		{fileTokenizer, strings.Replace(`{`+model+`}`, `{"u": 0}`, `{"u": 1.5}`, 1), `key "vocab`, false},
+		{fileTokenizer, `{"normalizer": {"type": "BertNormalizer"}, ` + model + `}`, "BertNormalizer needs clean_text", false},
+		{fileTokenizer, `{"normalizer": {}, ` + model + `}`, `normalizer: key "type" is missing`, false},
+		{fileTokenizer, `{"post_processor": {"type": "BertProcessing", "sep": ["s", 1]}, ` + model + `}`, "BertProcessing needs sep and cls", false},
+		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}]}, ` + model + `}`, `single uses "X", which special_tokens lacks`, false},
+		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "B", "type_id": 0}}]}, ` + model + `}`, `single uses sequence "B"`, false},
+		{fileVocab, "a\nb\n", `vocab.txt: the unknown token "[UNK]"`, false},
+		{fileVocab, "a\n\xff\n", "vocab.txt: line 2 is not UTF-8", false},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.content), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Load(dir)
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Join(dir, c.file)) {
+			t.Errorf("%s: %v\nwant %s", c.content, err, c.want)
+		}
+		if errors.Is(err, ErrUnsupported) != c.unsupported {
+			t.Errorf("%s: is ErrUnsupported: %v", c.content, !c.unsupported)
+		}
+	}
+	dir := t.TempDir()
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "neither tokenizer.json nor vocab.txt") {
+		t.Errorf("an empty folder: %v", err)
+	}
+	if _, err := Load(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no folder: %v", err)
+	}
+	if _, err := LoadFile(filepath.Join(dir, "none.json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	for name, content := range map[string]string{fileVocab: "[UNK]\n", fileConfig: `{"do_lower_case": "yes"}`} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), `tokenizer_config.json: key "do_lower_case": want bool, got string`) {
+		t.Errorf("a bad tokenizer_config.json: %v", err)
+	}
+}
+
+func TestLoadFile(t *testing.T) {
+	tok, err := LoadFile(filepath.Join(golden, "uncased", fileTokenizer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tok.Hash() != load(t, "uncased").Hash() {
+		t.Error("the file alone has another hash than the folder")
+	}
+}
