@@ -1,0 +1,282 @@
+package dataset
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"unicode/utf8"
+
+	"github.com/parquet-go/parquet-go"
+)
+
+// Block is a run of consecutive rows, decoded: the unit in which files are read. Its texts are stored one after the other;
+// nothing is allocated per text.
+type Block struct {
+	First int64 // row id of its first row
+	Rows  int
+
+	d       *Dataset
+	texts   []textColumn // the source columns that hold texts
+	weights []float32    // nil: 1 each
+	bad     map[int]badRow
+	raw     []byte // JSON lines; the arena of all columns then
+	numbers values
+}
+
+type badRow struct{ column, reason string }
+
+// Blocks returns the number of blocks.
+func (d *Dataset) Blocks() int { return len(d.blocks) }
+
+// ReadBlock reads and decodes block b. An error means that the block can't be read; single rows that can't be used are
+// told by Check.
+func (d *Dataset) ReadBlock(ctx context.Context, b int) (*Block, error) {
+	r := d.newBlockReader()
+	defer r.close()
+	out := new(Block)
+	return out, r.read(ctx, b, out)
+}
+
+// Texts appends to dst what the files hold for the given row (0..Rows-1 of the block) and column of [Source]: 0 is the
+// query, 1 the positive, 2.. the negatives. A list gives all its texts; nulls read as "". They are valid as long as the block.
+func (b *Block) Texts(dst []string, row, column int) []string {
+	t := &b.texts[b.d.roles[column].source]
+	for _, s := range t.row(row) {
+		if s.n == null {
+			dst = append(dst, "")
+			continue
+		}
+		dst = append(dst, string(t.bytes(s)))
+	}
+	return dst
+}
+
+// Weight returns the row's weight, 1 if the source names no column for it.
+func (b *Block) Weight(row int) float32 {
+	if b.weights == nil {
+		return 1
+	}
+	return b.weights[row]
+}
+
+// Check returns what is wrong with a row as a *RowError: a text that is null, blank or not UTF-8, a list without elements
+// or of a length that the others don't have, a value of the wrong type, a line that isn't JSON, a weight below 0.
+func (b *Block) Check(row int) error {
+	if column, reason := b.check(row); reason != "" {
+		return b.d.rowError(b.First+int64(row), column, reason)
+	}
+	return nil
+}
+
+func (b *Block) check(row int) (column, reason string) {
+	if bad, ok := b.bad[row]; ok {
+		return bad.column, bad.reason
+	}
+	for i := range b.texts {
+		t, s := &b.texts[i], &b.d.sources[i]
+		list := t.row(row)
+		if t.list && len(list) == 0 {
+			return s.name, "the list is null or empty"
+		}
+		if s.exact > 0 && len(list) != s.exact {
+			return s.name, fmt.Sprintf("the list has %d texts, in the first row it has %d: set negatives_per_row", len(list), s.exact)
+		}
+		for k, sp := range list {
+			reason := ""
+			if sp.n == null {
+				reason = "null"
+			} else {
+				reason = checkText(t.bytes(sp))
+			}
+			if reason != "" && t.list {
+				return s.name, fmt.Sprintf("text %d of the list is %s", k, reason)
+			}
+			if reason != "" {
+				return s.name, "the text is " + reason
+			}
+		}
+	}
+	if w := b.Weight(row); !(w >= 0 && w <= math.MaxFloat32) {
+		return b.d.src.Weight, fmt.Sprintf("a weight of %v: it must be a number >= 0", w)
+	}
+	return "", ""
+}
+
+// checkText tells why a text can't be trained on; "" if it can.
+func checkText(b []byte) string {
+	if len(b) == 0 {
+		return "empty"
+	}
+	for i, c := range b {
+		if c > ' ' {
+			if !utf8.Valid(b[i:]) {
+				return "not valid UTF-8"
+			}
+			return ""
+		}
+	}
+	return "blank"
+}
+
+// blockReader reads blocks for one goroutine. Blocks read in their order share the work at their borders.
+type blockReader struct {
+	d       *Dataset
+	columns []columnReader
+	parser  jsonlParser
+	file    int32 // the open parquet file
+	f       readCloserAt
+}
+
+type readCloserAt interface {
+	ReadAt(p []byte, off int64) (int, error)
+	Close() error
+}
+
+func (d *Dataset) newBlockReader() *blockReader {
+	r := &blockReader{d: d, columns: make([]columnReader, len(d.sources)), file: -1}
+	var want []wanted
+	for _, s := range d.sources {
+		want = append(want, wanted{name: s.name, list: s.list, num: s.number})
+	}
+	r.parser.init(want)
+	return r
+}
+
+func (r *blockReader) close() {
+	if r.f != nil {
+		r.f.Close()
+		r.f, r.file = nil, -1
+	}
+}
+
+// read decodes block i into b, using the memory that b has.
+func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ref := &r.d.blocks[i]
+	f := &r.d.files[ref.file]
+	b.reset(r.d, ref, f.jsonl != nil)
+	if f.jsonl != nil {
+		return r.readJSONL(f.jsonl, ref, b)
+	}
+	if r.file != ref.file {
+		r.close()
+		file, _, err := openFile(f.path(), f.parquet.size)
+		if err != nil {
+			return err
+		}
+		r.f, r.file = file, ref.file
+	}
+	for k := range r.d.sources {
+		err := guard(func() error { return r.readColumn(f, ref, k, b) })
+		if err != nil {
+			return f.parquet.wrapColumn(int(ref.part), r.d.sources[k].name, err)
+		}
+	}
+	return nil
+}
+
+func (b *Block) reset(d *Dataset, ref *blockRef, jsonl bool) {
+	b.First, b.Rows, b.d = ref.first, int(ref.rows), d
+	texts := d.texts()
+	if len(b.texts) != len(texts) {
+		b.texts = make([]textColumn, len(texts))
+	}
+	for i, s := range texts {
+		if b.raw != nil {
+			b.texts[i].arena = nil // JSON lines share one arena: appending to it would mix the columns
+		}
+		b.texts[i].reset(s.list)
+	}
+	if !jsonl {
+		b.raw = nil
+	}
+	b.weights, b.bad = b.weights[:0], nil
+	if d.src.Weight == "" {
+		b.weights = nil
+	}
+}
+
+func (r *blockReader) readColumn(f *dataFile, ref *blockRef, k int, b *Block) error {
+	c := f.groups[ref.part][k]
+	col := &r.columns[k]
+	col.reset(r.f, c)
+	from, to := ref.from, ref.from+int64(ref.rows)
+	if r.d.sources[k].number {
+		b.numbers = values{list: b.numbers.list[:0]}
+		if err := col.readValues(&b.numbers, from, to, 0); err != nil {
+			return err
+		}
+		for _, v := range b.numbers.list {
+			b.weights = append(b.weights, float32(number(v, c.leaf)))
+		}
+		return nil
+	}
+	t := &b.texts[k]
+	if err := col.readTexts(t, from, to); err != nil {
+		return err
+	}
+	rows := len(t.spans)
+	if t.list {
+		rows = len(t.starts)
+		t.starts = append(t.starts, uint32(len(t.spans)))
+	}
+	if rows != b.Rows {
+		return fmt.Errorf("%d rows, want %d", rows, b.Rows)
+	}
+	return nil
+}
+
+// number turns a value into a float; NaN for null.
+func number(v parquet.Value, leaf *node) float64 {
+	switch {
+	case v.IsNull():
+		return math.NaN()
+	case v.Kind() == parquet.Float:
+		return float64(v.Float())
+	case v.Kind() == parquet.Double:
+		return v.Double()
+	case v.Kind() == parquet.Int32 && leaf.unsigned():
+		return float64(v.Uint32())
+	case v.Kind() == parquet.Int32:
+		return float64(v.Int32())
+	case leaf.unsigned():
+		return float64(v.Uint64())
+	}
+	return float64(v.Int64())
+}
+
+func (r *blockReader) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
+	raw, err := j.read(j.blocks[ref.part], b.raw)
+	if err != nil {
+		return asCorrupt(fmt.Errorf("%s: %w", j.path, err))
+	}
+	b.raw = raw
+	row := 0
+	lines(raw, func(from, to int) error {
+		column, reason := r.parser.parse(raw, from, to, b.texts)
+		if reason != "" {
+			if b.bad == nil {
+				b.bad = map[int]badRow{}
+			}
+			b.bad[row] = badRow{column, reason}
+		}
+		if b.weights != nil || r.d.src.Weight != "" {
+			b.weights = append(b.weights, r.parser.number)
+		}
+		row++
+		return nil
+	})
+	for i := range b.texts {
+		t := &b.texts[i]
+		t.arena = raw
+		if t.list {
+			t.starts = append(t.starts, uint32(len(t.spans)))
+		}
+	}
+	if row != b.Rows {
+		return fail(ErrCorrupt, "%s has changed while it was in use: %d lines where there were %d", j.path, row, b.Rows)
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+package dataset
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/snappy"
+	"github.com/klauspost/compress/zstd"
+	"github.com/parquet-go/parquet-go/format"
+	"github.com/pierrec/lz4/v4"
+)
+
+var errShort = errors.New("the page ends too early")
+
+// decodeHybrid fills dst from parquet's mix of run lengths and bit-packed groups of eight, width bits a value.
+// https://parquet.apache.org/docs/file-format/data-pages/encodings/#RLE
+func decodeHybrid[T uint8 | uint32](dst []T, src []byte, width int) error {
+	if width == 0 {
+		clear(dst)
+		return nil
+	}
+	if width > 32 {
+		return fmt.Errorf("a bit width of %d", width)
+	}
+	for len(dst) > 0 {
+		header, n := binary.Uvarint(src)
+		if n <= 0 {
+			return errShort
+		}
+		src = src[n:]
+		if header&1 == 0 {
+			size := (width + 7) / 8
+			if len(src) < size || header == 0 {
+				return errShort
+			}
+			var le [8]byte
+			copy(le[:], src[:size])
+			src = src[size:]
+			run := dst[:min(uint64(len(dst)), header>>1)]
+			v := T(binary.LittleEndian.Uint64(le[:]))
+			for i := range run {
+				run[i] = v
+			}
+			dst = dst[len(run):]
+			continue
+		}
+		n = len(dst)
+		if groups := header >> 1; groups < uint64(len(dst)+7)/8 {
+			n = int(groups) * 8
+		}
+		need := (n*width + 7) / 8
+		if len(src) < need {
+			return errShort
+		}
+		unpack(dst[:n], src[:need], width)
+		dst = dst[n:]
+		if whole := (n + 7) / 8 * width; whole <= len(src) {
+			src = src[whole:]
+		} else {
+			src = nil
+		}
+	}
+	return nil
+}
+
+// unpack reads len(dst) values of width bits, the lowest bit first. A value spans at most five bytes.
+func unpack[T uint8 | uint32](dst []T, src []byte, width int) {
+	mask := uint64(1)<<width - 1
+	bit, i := 0, 0
+	for ; i < len(dst) && bit>>3+8 <= len(src); i++ {
+		dst[i] = T(binary.LittleEndian.Uint64(src[bit>>3:]) >> (bit & 7) & mask)
+		bit += width
+	}
+	var tail [16]byte
+	from := min(bit>>3, len(src))
+	copy(tail[:], src[from:])
+	for bit -= from * 8; i < len(dst); i++ {
+		dst[i] = T(binary.LittleEndian.Uint64(tail[bit>>3:]) >> (bit & 7) & mask)
+		bit += width
+	}
+}
+
+// constantRun reports whether n values are a single run of the value v: how every writer says "no nulls here".
+func constantRun(src []byte, width, n int, v uint8) bool {
+	header, k := binary.Uvarint(src)
+	return k > 0 && header&1 == 0 && header>>1 >= uint64(n) && width <= 8 && len(src) > k && src[k] == v
+}
+
+var (
+	zstdReader, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderMaxMemory(1<<31))
+	gzipReaders   sync.Pool
+)
+
+// decompress writes src's content to dst, which has the size that the page's header promised. No codec makes it larger:
+// parquet-go's would go by the length in a damaged stream, or (LZ4) double the buffer until the memory is gone.
+func decompress(codec format.CompressionCodec, dst, src []byte) error {
+	switch codec {
+	case format.Snappy:
+		if n, err := snappy.DecodedLen(src); err != nil || n != len(dst) {
+			return fmt.Errorf("snappy data of another length than the page's %d bytes", len(dst))
+		}
+		_, err := snappy.Decode(dst, src)
+		return err
+	case format.Zstd:
+		out, err := zstdReader.DecodeAll(src, dst[:0:len(dst)])
+		if err == nil && len(out) != len(dst) {
+			err = fmt.Errorf("%d bytes of zstd data, the page's header says %d", len(out), len(dst))
+		}
+		return err
+	case format.Lz4Raw:
+		n, err := lz4.UncompressBlock(src, dst)
+		if err == nil && n != len(dst) {
+			err = fmt.Errorf("%d bytes of lz4 data, the page's header says %d", n, len(dst))
+		}
+		return err
+	case format.Gzip:
+		r, _ := gzipReaders.Get().(*gzip.Reader)
+		if r == nil {
+			r = new(gzip.Reader)
+		}
+		defer gzipReaders.Put(r)
+		if err := r.Reset(bytes.NewReader(src)); err != nil {
+			return err
+		}
+		return exactly(r, dst) // also checks gzip's own checksum
+	case format.Brotli:
+		return exactly(brotli.NewReader(bytes.NewReader(src)), dst)
+	}
+	return fmt.Errorf("the codec %v is not known", codec)
+}
+
+// exactly reads dst from r, which must then be at its end.
+func exactly(r io.Reader, dst []byte) error {
+	if _, err := io.ReadFull(r, dst); err != nil {
+		return err
+	}
+	if n, err := io.ReadFull(r, make([]byte, 1)); n > 0 || err != io.EOF {
+		return fmt.Errorf("data longer than the page's %d bytes, or damaged", len(dst))
+	}
+	return nil
+}
+
+// plainText walks one value of PLAIN byte arrays: a length of four bytes, then the bytes.
+func plainText(data []byte, off int) (from, to int, err error) {
+	if len(data)-off < 4 {
+		return 0, 0, errShort
+	}
+	n := int64(binary.LittleEndian.Uint32(data[off:]))
+	if n > int64(len(data)-off-4) {
+		return 0, 0, errShort
+	}
+	return off + 4, off + 4 + int(n), nil
+}

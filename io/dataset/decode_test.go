@@ -1,0 +1,144 @@
+package dataset
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/parquet-go/parquet-go/encoding/delta"
+	"github.com/parquet-go/parquet-go/encoding/rle"
+)
+
+// The decoders against parquet-go's encoders, over all widths and sizes with odd tails.
+
+func TestHybridAgainstParquetGo(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 9))
+	for width := 1; width <= 32; width++ {
+		for _, n := range []int{0, 1, 7, 8, 9, 63, 64, 65, 100, 1001} {
+			want := make([]int32, n)
+			for i := range want {
+				want[i] = int32(rng.Uint64() & (1<<width - 1))
+				if i > 0 && rng.IntN(3) > 0 && n > 64 {
+					want[i] = want[i-1] // runs
+				}
+			}
+			b, err := (&rle.Encoding{BitWidth: width}).EncodeInt32(nil, want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := make([]uint32, n)
+			if err := decodeHybrid(got, b, width); err != nil {
+				t.Fatalf("width %d, %d values: %v", width, n, err)
+			}
+			for i := range want {
+				if got[i] != uint32(want[i]) {
+					t.Fatalf("width %d, value %d of %d: %d, want %d", width, i, n, got[i], uint32(want[i]))
+				}
+			}
+			if n > 0 {
+				long := make([]uint32, n+9)
+				if err := decodeHybrid(long, b[:len(b)-1], width); err == nil {
+					t.Fatalf("width %d: cut off, no error", width)
+				}
+			}
+			if width > 8 {
+				continue
+			}
+			levels := make([]uint8, n)
+			for i, v := range want {
+				levels[i] = uint8(v)
+			}
+			if b, err = (&rle.Encoding{BitWidth: width}).EncodeLevels(nil, levels); err != nil {
+				t.Fatal(err)
+			}
+			back := make([]uint8, n)
+			if err := decodeHybrid(back, b, width); err != nil || !slices.Equal(back, levels) {
+				t.Fatalf("levels of width %d: %v, want %v (%v)", width, back, levels, err)
+			}
+		}
+	}
+}
+
+func TestDeltaAgainstParquetGo(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 9))
+	for _, n := range []int{0, 1, 2, 31, 32, 33, 128, 129, 1000} {
+		for _, spread := range []int64{1, 2, 100, 1 << 31, 1 << 62} {
+			want := make([]int64, n)
+			for i := range want {
+				want[i] = rng.Int64N(spread)*2 - spread
+			}
+			b, err := new(delta.BinaryPackedEncoding).EncodeInt64(nil, want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, rest, err := deltaInts(nil, append(b, "rest"...), n)
+			if err != nil || !slices.Equal(got, want) || string(rest) != "rest" {
+				t.Fatalf("%d integers up to %d: %v (%v), rest %q", n, spread, got, err, rest)
+			}
+		}
+		var data []byte
+		offsets := []uint32{0}
+		for i := range n {
+			data = append(data, "a common prefix"[:rng.IntN(15)]...)
+			data = binary.AppendUvarint(data, rng.Uint64N(1<<20)*uint64(i%3))
+			offsets = append(offsets, uint32(len(data)))
+		}
+		for name, enc := range map[string]struct {
+			encode func(dst, src []byte, offsets []uint32) ([]byte, error)
+			decode func(ends []uint32, src []byte, n int) ([]byte, []uint32, error)
+		}{
+			"DELTA_LENGTH_BYTE_ARRAY": {new(delta.LengthByteArrayEncoding).EncodeByteArray, deltaLengthText},
+			"DELTA_BYTE_ARRAY":        {new(delta.ByteArrayEncoding).EncodeByteArray, deltaText},
+		} {
+			b, err := enc.encode(nil, data, offsets)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n == 0 {
+				continue // the encoder writes nothing, and readers never ask
+			}
+			got, ends, err := enc.decode(nil, b, n)
+			if err != nil || !slices.Equal(ends, offsets[1:]) || string(got[:len(data)]) != string(data) {
+				t.Fatalf("%s of %d texts: %v", name, n, err)
+			}
+			for i := range min(len(b), 1000) { // damage: an error or texts within the data, no panic
+				b[i] ^= 1 << (i % 8)
+				if got, ends, err := enc.decode(nil, b, n); err == nil && (len(ends) != n || int(ends[n-1]) > len(got) || !slices.IsSorted(ends)) {
+					t.Fatalf("%s with a changed byte %d: a text beyond the data", name, i)
+				}
+				b[i] ^= 1 << (i % 8)
+			}
+			for cut := range min(len(b), 1000) {
+				if got, ends, err := enc.decode(nil, b[:cut], n); err == nil && len(ends) == n && int(ends[n-1]) > len(got) {
+					t.Fatalf("%s cut to %d bytes: a text beyond the data", name, cut)
+				}
+			}
+		}
+	}
+}
+
+func TestJoinBytes(t *testing.T) {
+	// The example of the format's documentation: AA BB CC DD, 00 11 22 33, A3 B4 C5 D6.
+	got, err := joinBytes(nil, []byte{0xAA, 0x00, 0xA3, 0xBB, 0x11, 0xB4, 0xCC, 0x22, 0xC5, 0xDD, 0x33, 0xD6}, 3, 4)
+	want := []byte{0xAA, 0xBB, 0xCC, 0xDD, 0x00, 0x11, 0x22, 0x33, 0xA3, 0xB4, 0xC5, 0xD6}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%x, want %x (%v)", got, want, err)
+	}
+	if _, err := joinBytes(nil, make([]byte, 11), 3, 4); err == nil {
+		t.Error("cut off, no error")
+	}
+}
+
+// FuzzPageHeader looks for damage that the reader of page headers doesn't survive, or that makes it read beyond its bytes.
+func FuzzPageHeader(f *testing.F) {
+	f.Add([]byte{0x15, 0x00, 0x15, 0x20, 0x15, 0x20, 0x2c, 0x15, 0x08, 0x15, 0x00, 0x15, 0x06, 0x15, 0x06, 0x00, 0x00})
+	f.Add([]byte{0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if h, err := parsePageHeader(b); err == nil && (h.headerBytes <= 0 || h.headerBytes > len(b)) {
+			t.Errorf("a header of %d bytes in %d", h.headerBytes, len(b))
+		}
+		parseOffsetIndex(b)
+		checkThrift(b)
+	})
+}

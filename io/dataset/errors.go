@@ -1,0 +1,135 @@
+package dataset
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// What a caller may want to branch on. The errors themselves say more: which file, row group, row, column or line.
+var (
+	ErrNoFiles       = errors.New("no data files")
+	ErrMissingColumn = errors.New("missing column")
+	ErrColumnType    = errors.New("column of the wrong type")
+	ErrCorrupt       = errors.New("corrupt file")
+	ErrBadRow        = errors.New("bad row")
+	ErrBatchTooLarge = errors.New("batch larger than the data")
+	ErrCursor        = errors.New("cursor does not fit")
+)
+
+// failure is an error whose text is complete without its sentinel: errors.Is finds the sentinel, people read the text.
+type failure struct {
+	kind error
+	text string
+	err  error // the cause, if it is an error; its text is part of text
+}
+
+func (e *failure) Error() string { return e.text }
+func (e *failure) Unwrap() []error {
+	return slices.DeleteFunc([]error{e.kind, e.err}, func(e error) bool { return e == nil })
+}
+
+func fail(kind error, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &failure{kind: kind, text: err.Error(), err: errors.Unwrap(err)}
+}
+
+// A RowError says what is wrong with one row. The rows around it can be read. errors.Is(err, ErrBadRow) holds.
+type RowError struct {
+	Row      int64 // global row id
+	Location Location
+	Column   string // "" when the whole line is at fault
+	Reason   string
+}
+
+func (e *RowError) Error() string {
+	if e.Column == "" {
+		return fmt.Sprintf("%v: %s", e.Location, e.Reason)
+	}
+	return fmt.Sprintf("%v, column %q: %s", e.Location, e.Column, e.Reason)
+}
+
+func (e *RowError) Unwrap() error { return ErrBadRow }
+
+// Location says where a row is at rest.
+type Location struct {
+	File     string
+	RowGroup int   // -1 in JSONL files
+	Row      int64 // of the file, from 0
+	Line     int64 // of a JSONL file, from 1; 0 in parquet files
+}
+
+// String returns "a.parquet: row group 3, row 3071" (rows count from 0 at the start of the file) or "a.jsonl:12".
+func (l Location) String() string {
+	if l.Line > 0 {
+		return fmt.Sprintf("%s:%d", l.File, l.Line)
+	}
+	return fmt.Sprintf("%s: row group %d, row %d", l.File, l.RowGroup, l.Row)
+}
+
+// missingColumn tells which columns there are, and which one was probably meant.
+func missingColumn(file, name string, have []string) error {
+	hint := ""
+	if near := nearest(name, have); near != "" {
+		hint = fmt.Sprintf(" (did you mean %q?)", near)
+	}
+	return fail(ErrMissingColumn, "%s has no column %q%s; its columns are %s", file, name, hint, quoteList(have))
+}
+
+func quoteList(names []string) string {
+	const most = 20
+	more := ""
+	if len(names) > most {
+		more = fmt.Sprintf(" and %d more", len(names)-most)
+		names = names[:most]
+	}
+	if len(names) == 0 {
+		return "none"
+	}
+	quoted := make([]string, len(names))
+	for i, n := range names {
+		quoted[i] = fmt.Sprintf("%q", n)
+	}
+	return strings.Join(quoted, ", ") + more
+}
+
+// nearest returns the name that is the fewest edits away, if that is at most a third of it; capitals don't count.
+func nearest(name string, have []string) string {
+	best, bestEdits := "", len(name)/3+1
+	for _, h := range have {
+		if e := edits(strings.ToLower(name), strings.ToLower(h)); e < bestEdits {
+			best, bestEdits = h, e
+		}
+	}
+	if best == "" {
+		for _, h := range have { // "pos" for "positive", "text" for "doc.text"
+			if len(name) >= 3 && strings.Contains(strings.ToLower(h), strings.ToLower(name)) ||
+				len(h) >= 3 && strings.Contains(strings.ToLower(name), strings.ToLower(h)) {
+				return h
+			}
+		}
+	}
+	return best
+}
+
+// edits is the Levenshtein distance.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

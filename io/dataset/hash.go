@@ -1,0 +1,25 @@
+package dataset
+
+import (
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Hash128 identifies a text: XXH3-128 of its bytes, seed 0. Two texts are the same when their hashes are. Among a
+// billion texts the chance that any two different ones share a hash is below 2e-21.
+type Hash128 struct{ Hi, Lo uint64 }
+
+// HashText returns the identity of text.
+func HashText(text string) Hash128 {
+	h := xxh3.HashString128(text)
+	return Hash128{h.Hi, h.Lo}
+}
+
+func hashBytes(b []byte) Hash128 {
+	h := xxh3.Hash128(b)
+	return Hash128{h.Hi, h.Lo}
+}
+
+// String returns 32 hexadecimal digits, the high half first, as xxhsum -H2 prints them.
+func (h Hash128) String() string { return fmt.Sprintf("%016x%016x", h.Hi, h.Lo) }

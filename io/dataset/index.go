@@ -1,0 +1,123 @@
+package dataset
+
+import (
+	"context"
+	"runtime"
+	"sync"
+)
+
+// Index holds the identity and the length of every text of a dataset, in the order of its rows. It takes 20 bytes per
+// text (and 4 per row and list column) for as long as it lives: a million rows of query, positive and one negative take
+// 60 MB. It is safe for concurrent use.
+type Index struct {
+	d      *Dataset
+	blocks [][]indexColumn // per block, per source column of texts
+}
+
+type indexColumn struct {
+	starts  []uint32 // lists only, as in textColumn
+	hashes  []Hash128
+	lengths []uint32
+}
+
+// IndexConfig says how the first pass runs.
+type IndexConfig struct {
+	Threads  int                     // 0: all processors
+	Progress func(done, total int64) // rows; called from several goroutines, one at a time; may be nil
+}
+
+// Index reads all texts once and checks each ([Block.Check]): the first row that can't be used, in the order of rows, is
+// the error. What remains is what no-duplicates batches and length bucketing need to know.
+func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
+	if cfg.Threads <= 0 {
+		cfg.Threads = runtime.GOMAXPROCS(0)
+	}
+	x := &Index{d: d, blocks: make([][]indexColumn, len(d.blocks))}
+	// Runs of blocks, so that pages at their borders are decoded once.
+	run := max(1, min(16, len(d.blocks)/(4*cfg.Threads)))
+	runs := (len(d.blocks) + run - 1) / run
+	errs := make([]error, runs)
+	var mu sync.Mutex
+	var done int64
+	forEach(cfg.Threads, runs, func(i int) bool {
+		r := d.newBlockReader()
+		defer r.close()
+		var b Block
+		for k := i * run; k < min(len(d.blocks), (i+1)*run); k++ {
+			if errs[i] = r.read(ctx, k, &b); errs[i] == nil {
+				x.blocks[k], errs[i] = b.index()
+			}
+			if errs[i] != nil {
+				return false
+			}
+			if cfg.Progress != nil {
+				mu.Lock()
+				done += int64(b.Rows)
+				cfg.Progress(done, d.Rows())
+				mu.Unlock()
+			}
+		}
+		return true
+	})
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return x, nil
+}
+
+func (b *Block) index() ([]indexColumn, error) {
+	for row := range b.Rows {
+		if err := b.Check(row); err != nil {
+			return nil, err
+		}
+	}
+	cols := make([]indexColumn, len(b.texts))
+	for i := range b.texts {
+		t, c := &b.texts[i], &cols[i]
+		if t.list {
+			c.starts = append([]uint32(nil), t.starts...)
+		}
+		c.hashes = make([]Hash128, len(t.spans))
+		c.lengths = make([]uint32, len(t.spans))
+		for k, s := range t.spans {
+			c.hashes[k] = hashBytes(t.bytes(s))
+			c.lengths[k] = s.n
+		}
+	}
+	return cols, nil
+}
+
+// Rows returns the number of rows.
+func (x *Index) Rows() int64 { return x.d.Rows() }
+
+// Hashes appends the identities of the texts that a row uses in an epoch, in the order of [Dataset.Columns]. For lists the
+// choice is the one that a [Reader] with the same seed makes.
+func (x *Index) Hashes(dst []Hash128, seed uint64, epoch int, row int64) []Hash128 {
+	x.each(seed, epoch, row, func(c *indexColumn, i int) { dst = append(dst, c.hashes[i]) })
+	return dst
+}
+
+// Lengths appends the lengths in bytes of those texts.
+func (x *Index) Lengths(dst []uint32, seed uint64, epoch int, row int64) []uint32 {
+	x.each(seed, epoch, row, func(c *indexColumn, i int) { dst = append(dst, c.lengths[i]) })
+	return dst
+}
+
+func (x *Index) each(seed uint64, epoch int, row int64, use func(c *indexColumn, i int)) {
+	b := x.d.blockOf(row)
+	at := int(row - x.d.blocks[b].first)
+	for role, r := range x.d.roles {
+		c := &x.blocks[b][r.source]
+		if c.starts == nil {
+			use(c, at)
+			continue
+		}
+		from := int(c.starts[at])
+		var picks [16]int
+		for _, p := range x.d.pick(picks[:0], seed, epoch, row, role, int(c.starts[at+1])-from) {
+			use(c, from+p)
+		}
+	}
+}

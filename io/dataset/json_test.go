@@ -1,0 +1,134 @@
+package dataset
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// parseLine reads {"q": text, "l": list, "o": {"in": text}} as a dataset would.
+func parseLine(line []byte) (q, in *string, l []*string, reason string) {
+	var p jsonlParser
+	p.init([]wanted{{name: "q"}, {name: "l", list: true}, {name: "o.in"}})
+	texts := make([]textColumn, 3)
+	for i := range texts {
+		texts[i].reset(i == 1)
+	}
+	_, reason = p.parse(line, 0, len(line), texts)
+	text := func(s span) *string {
+		if s.n == null {
+			return nil
+		}
+		v := string(line[s.off : s.off+s.n])
+		return &v
+	}
+	for i := range texts {
+		texts[i].arena = line
+	}
+	texts[1].starts = append(texts[1].starts, uint32(len(texts[1].spans)))
+	for _, s := range texts[1].row(0) {
+		l = append(l, text(s))
+	}
+	return text(texts[0].row(0)[0]), text(texts[2].row(0)[0]), l, reason
+}
+
+// compareWithStandard holds a line against encoding/json.
+func compareWithStandard(t *testing.T, line []byte) {
+	t.Helper()
+	if !utf8.Valid(line) {
+		parseLine(bytes.Clone(line)) // must survive; texts that aren't UTF-8 are refused later
+		return
+	}
+	var want map[string]any
+	valid := json.Unmarshal(line, &want) == nil && want != nil
+	q, in, l, reason := parseLine(bytes.Clone(line))
+	if valid != !strings.HasPrefix(reason, "not JSON") {
+		t.Fatalf("%q: %q, encoding/json says valid: %v", line, reason, valid)
+	}
+	if !valid || reason != "" {
+		return
+	}
+	show := func(v any) string { b, _ := json.Marshal(v); return string(b) }
+	if v, ok := want["q"]; ok && show(v) != show(q) {
+		t.Fatalf("%q: q is %s, want %s", line, show(q), show(v))
+	}
+	if v, ok := want["l"].([]any); ok && len(v) > 0 && show(v) != show(l) {
+		t.Fatalf("%q: l is %s, want %s", line, show(l), show(v))
+	}
+	_, direct := want["o.in"]
+	if o, ok := want["o"].(map[string]any); ok && !direct && o["in"] != nil && bytes.Count(line, []byte(`"o"`)) == 1 && show(o["in"]) != show(in) {
+		t.Fatalf("%q: o.in is %s, want %s", line, show(in), show(o["in"]))
+	}
+}
+
+var jsonSeeds = []string{
+	`{"q":"a","l":["b","c",null],"o":{"in":"d"}}`, `{}`, ` { "q" : null , "l" : [ ] } `, `{"q":"a","q":"b"}`, `{"l":["a"],"l":["b","c"]}`,
+	`{"q":"\u0041\u00e9\ud83d\ude42\n\t\"\\\/\b\f\r"}`, `{"q":"\ud83d"}`, `{"q":"\ud83dx\ude42"}`, `{"q":"\ud83d\u0041"}`, `{"\u0071":"key with an escape"}`,
+	`{"q":"日本語 🙂"}`, "{\"q\":\"\x00\"}", "{\"q\":\"tab\tinside\"}", `{"q":"unfinished`, `{"q":"\`, `{"q":"\u12`, `{"q":"\x"}`, `{"q":"a"`, `{"q":"a",}`, `{"q"}`, `{"q":}`, `{,}`,
+	`{"x":[1,-2.5e+10,0,0.1,1E5,true,false,null,{"y":[]}]}`, `{"x":01}`, `{"x":-}`, `{"x":1.}`, `{"x":.5}`, `{"x":1e}`, `{"x":+1}`, `{"x":tru}`, `{"x":nul}`, `{"x":NaN}`,
+	`{"q":"a"} x`, `{"q":"a"}{}`, `[]`, `"text"`, `12`, ``, `null`, `{"q":1}`, `{"l":"text"}`, `{"l":[1]}`, `{"q":["a"]}`, `{"q":1,"q":"b"}`, `{"o.in":"x"}`, `{"o":{"in":"x","in":"y"}}`, `{"o":[1]}`, "\ufeff{}",
+	`{"q":"0123456\\"}`, `{"q":"01234567\""}`, `{"q":"\\\\\\\\"}`,
+}
+
+func TestJSONAgainstStandard(t *testing.T) {
+	for _, line := range jsonSeeds {
+		compareWithStandard(t, []byte(line))
+		for cut := range len(line) {
+			compareWithStandard(t, []byte(line[:cut]))
+			compareWithStandard(t, []byte(line[:cut]+line[cut+1:]))
+		}
+	}
+	deep := func(n int) []byte { return []byte(`{"x":` + strings.Repeat("[", n) + strings.Repeat("]", n) + `}`) }
+	if _, _, _, reason := parseLine(deep(maxJSONDepth - 1)); reason != "" {
+		t.Error(reason)
+	}
+	if _, _, _, reason := parseLine(deep(1 << 20)); !strings.Contains(reason, "nested") {
+		t.Errorf("a million brackets: %q", reason)
+	}
+}
+
+func FuzzJSONL(f *testing.F) {
+	for _, line := range jsonSeeds {
+		f.Add([]byte(line))
+	}
+	f.Fuzz(func(t *testing.T, line []byte) {
+		if bytes.Count(line, []byte("[")) < maxJSONDepth && bytes.Count(line, []byte("{")) < maxJSONDepth {
+			compareWithStandard(t, line)
+		}
+	})
+}
+
+func TestJSONReasons(t *testing.T) {
+	for line, want := range map[string]string{
+		`{"q": 12}`:        "it is a number, want a string",
+		`{"q": ["a"]}`:     "it is a list, want a string",
+		`{"l": "a"}`:       "it is a string, want a list of strings",
+		`{"l": ["a", {}]}`: "it is an object, want a list of strings",
+		`{"q": "a" "l"}`:   `not JSON at byte 11: '"' where a comma or } should be`,
+		`{"q": "a`:         "not JSON at byte 9: it ends where the end of a string should be",
+		`["a"]`:            `not JSON at byte 1: '[' where an object { } should be`,
+	} {
+		if _, _, _, got := parseLine([]byte(line)); got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+	}
+}
+
+func BenchmarkJSONL(b *testing.B) {
+	line := []byte(fmt.Sprintf(`{"query": %q, "pos": [%q, %q], "neg": [%q], "scores": [1.5, 2]}`, strings.Repeat("query ", 8), strings.Repeat("passage ", 20), strings.Repeat("ü ", 20), strings.Repeat("n ", 100)))
+	var p jsonlParser
+	p.init([]wanted{{name: "query"}, {name: "pos", list: true}, {name: "neg", list: true}})
+	texts := make([]textColumn, 3)
+	b.SetBytes(int64(len(line)))
+	for b.Loop() {
+		for i := range texts {
+			texts[i].reset(i > 0)
+		}
+		if _, reason := p.parse(line, 0, len(line), texts); reason != "" {
+			b.Fatal(reason)
+		}
+	}
+}

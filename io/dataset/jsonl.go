@@ -1,0 +1,428 @@
+package dataset
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/zeebo/xxh3"
+)
+
+// JSON lines have no index. One pass counts the lines and notes where every block begins; from then on any block is one
+// read away. Lines of white space are no rows. Compressed files can't be entered in the middle, so they are unpacked
+// once into a temporary file, which is unlinked while it is open.
+
+const maxLine = 256 << 20
+
+// blockLimit is where a block ends. 4,096 rows and about 2 MiB of text are small enough that a window of the shuffle draws
+// from many places, and large enough that a page is seldom decoded for two blocks.
+type blockLimit struct {
+	rows  int64
+	bytes int64
+}
+
+var defaultLimit = blockLimit{rows: 4096, bytes: 2 << 20}
+
+type jsonlFile struct {
+	path   string
+	size   int64 // on disk
+	hash   Hash128
+	rows   int64
+	blocks []jsonlBlock
+	blanks []int64  // for every blank line, how many rows stand before it
+	spool  *os.File // the unpacked content of a compressed file
+}
+
+type jsonlBlock struct {
+	at, bytes int64
+	rows      int
+}
+
+// openJSONL counts the rows of a file.
+func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile, err error) {
+	f, size, err := openFile(path, -1)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	j := &jsonlFile{path: path, size: size}
+	defer func() {
+		if err != nil {
+			j.close()
+			err = asCorrupt(err)
+		}
+	}()
+	in := io.Reader(f)
+	switch {
+	case strings.HasSuffix(path, ".gz"):
+		gz, err := gzip.NewReader(bufio.NewReaderSize(f, 1<<20))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		in = gz
+	case strings.HasSuffix(path, ".zst"):
+		z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(1<<30))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		defer z.Close()
+		in = z
+	}
+	var spool *bufio.Writer
+	if in != io.Reader(f) {
+		if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
+			return nil, err
+		}
+		os.Remove(j.spool.Name()) // Windows refuses; close removes it there
+		spool = bufio.NewWriterSize(j.spool, 1<<20)
+		in = io.TeeReader(in, spool)
+	}
+	if err := j.count(ctx, in, limit); err != nil {
+		return nil, err
+	}
+	if spool != nil {
+		if err := spool.Flush(); err != nil {
+			return nil, err
+		}
+	}
+	return j, nil
+}
+
+func (j *jsonlFile) close() {
+	if j.spool != nil {
+		j.spool.Close()
+		os.Remove(j.spool.Name())
+		j.spool = nil
+	}
+}
+
+func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLimit) error {
+	in := bufio.NewReaderSize(content, 1<<20)
+	hash := xxh3.New128()
+	var at, lineAt int64 // offsets in the content
+	var begun bool       // the line has something in it
+	var cur jsonlBlock
+	if head, _ := in.Peek(3); bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark
+		in.Discard(3)
+		at, lineAt, cur.at = 3, 3, 3
+	}
+	endLine := func() {
+		if begun {
+			cur.rows++
+			j.rows++
+		} else {
+			j.blanks = append(j.blanks, j.rows)
+		}
+		begun, lineAt = false, at
+		if cur.bytes = at - cur.at; int64(cur.rows) >= limit.rows || cur.rows > 0 && cur.bytes >= limit.bytes {
+			j.blocks = append(j.blocks, cur)
+			cur = jsonlBlock{at: at}
+		}
+	}
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		_, err := in.Peek(1) // fills the buffer
+		piece, _ := in.Peek(in.Buffered())
+		if len(piece) == 0 {
+			if err == io.EOF {
+				break
+			}
+			return fmt.Errorf("%s: after %d bytes: %w", j.path, at, err)
+		}
+		hash.Write(piece)
+		for rest := piece; len(rest) > 0; {
+			line := rest
+			nl := bytes.IndexByte(rest, '\n')
+			if nl >= 0 {
+				line = rest[:nl+1]
+			}
+			if text := bytes.TrimLeft(line, " \t\r\n"); !begun && len(text) > 0 {
+				if begun = true; j.rows == 0 && text[0] == '[' {
+					return fmt.Errorf("%s is one JSON array: write one object a line instead (JSON lines)", j.path)
+				}
+			}
+			rest = rest[len(line):]
+			at += int64(len(line))
+			if at-lineAt > maxLine {
+				return fmt.Errorf("%s:%d: the line is longer than %d MiB: is this one JSON object a line?", j.path, j.line(j.rows), maxLine>>20)
+			}
+			if nl >= 0 {
+				endLine()
+			}
+		}
+		in.Discard(len(piece))
+	}
+	if begun {
+		endLine()
+	}
+	if cur.rows > 0 {
+		j.blocks = append(j.blocks, cur)
+	}
+	h := hash.Sum128()
+	j.hash = Hash128{h.Hi, h.Lo}
+	return nil
+}
+
+// line returns the number, from 1, of the line that holds a row.
+func (j *jsonlFile) line(row int64) int64 {
+	blanks := sort.Search(len(j.blanks), func(i int) bool { return j.blanks[i] > row })
+	return row + 1 + int64(blanks)
+}
+
+// read returns the bytes of a block in buf's memory.
+func (j *jsonlFile) read(b jsonlBlock, buf []byte) ([]byte, error) {
+	buf = slices.Grow(buf[:0], int(b.bytes))[:b.bytes]
+	f := j.spool
+	if f == nil {
+		var err error
+		if f, _, err = openFile(j.path, j.size); err != nil {
+			return nil, err
+		}
+		defer f.Close()
+	}
+	_, err := f.ReadAt(buf, b.at)
+	return buf, err
+}
+
+// lines calls row with each line that is not blank.
+func lines(buf []byte, row func(from, to int) error) error {
+	for from := 0; from < len(buf); {
+		to := len(buf)
+		next := to
+		if nl := bytes.IndexByte(buf[from:], '\n'); nl >= 0 {
+			to, next = from+nl, from+nl+1
+		}
+		if len(bytes.TrimLeft(buf[from:to], " \t\r")) > 0 {
+			if err := row(from, to); err != nil {
+				return err
+			}
+		}
+		from = next
+	}
+	return nil
+}
+
+// wanted is a column to take from JSON lines.
+type wanted struct {
+	name string
+	list bool
+	num  bool // a number, for weights
+}
+
+// jsonlParser fills the columns of a block.
+type jsonlParser struct {
+	want    []wanted
+	texts   []textColumn // of those that are no numbers, in order
+	numbers []float32
+	r       jsonReader
+	from    int // where the line begins in the arena
+
+	slot   []int // want -> texts; -1 for numbers
+	one    []span
+	number float32
+	reason string // what is wrong with the row's values
+	column string
+}
+
+func (p *jsonlParser) init(want []wanted) {
+	p.want, p.slot = want, make([]int, len(want))
+	n := 0
+	for i, w := range want {
+		if p.slot[i] = n; w.num {
+			p.slot[i] = -1
+		} else {
+			n++
+		}
+	}
+	p.one = make([]span, n)
+}
+
+// parse reads the line buf[from:to] as the next row. What it returns is wrong with this row only.
+func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn) (column, reason string) {
+	p.r = jsonReader{b: buf[from:to]}
+	p.texts, p.from, p.reason, p.column = texts, from, "", ""
+	p.number = float32(math.NaN())
+	for i := range texts {
+		p.one[i] = span{0, null}
+		if texts[i].list {
+			texts[i].starts = append(texts[i].starts, uint32(len(texts[i].spans)))
+		}
+	}
+	err := p.object("")
+	if err == nil && p.r.peek() != 0 || err == nil && p.r.i < len(p.r.b) {
+		err = p.r.fail("something after the object")
+	}
+	for i := range texts {
+		t := &texts[i]
+		switch {
+		case err != nil && t.list:
+			t.spans = t.spans[:t.starts[len(t.starts)-1]]
+		case err != nil:
+			t.spans = append(t.spans, span{0, null})
+		case !t.list:
+			t.spans = append(t.spans, p.one[i])
+		}
+	}
+	if err != nil {
+		return "", err.Error()
+	}
+	return p.column, p.reason
+}
+
+// object reads an object whose keys stand behind prefix ("" or "a.").
+func (p *jsonlParser) object(prefix string) error {
+	return p.r.object(func(key []byte) error {
+		inside := false
+		for i := range p.want {
+			name, ok := strings.CutPrefix(p.want[i].name, prefix)
+			if !ok || len(name) < len(key) || name[:len(key)] != string(key) {
+				continue
+			}
+			if len(name) == len(key) {
+				return p.take(i)
+			}
+			inside = inside || name[len(key)] == '.'
+		}
+		if inside && p.r.peek() == '{' {
+			return p.object(prefix + string(key) + ".")
+		}
+		return p.r.skip()
+	})
+}
+
+// take reads the value of column i. A key that comes twice counts once: the last time, as in other JSON readers.
+func (p *jsonlParser) take(i int) error {
+	w := p.want[i]
+	c := p.r.peek()
+	if p.column == w.name {
+		p.column, p.reason = "", ""
+	}
+	wrong := func(want string) error {
+		if p.reason == "" {
+			p.column, p.reason = w.name, fmt.Sprintf("it is %s, want %s", jsonKind(c), want)
+		}
+		return p.r.skip()
+	}
+	if w.num {
+		p.number = float32(math.NaN())
+		if c != '-' && (c < '0' || c > '9') {
+			return wrong("a number")
+		}
+		digits, err := p.r.number()
+		if err == nil {
+			var v float64
+			v, _ = strconv.ParseFloat(string(digits), 64) // beyond the range: infinite, which the check finds
+			p.number = float32(v)
+		}
+		return err
+	}
+	t := &p.texts[p.slot[i]]
+	if !w.list {
+		p.one[p.slot[i]] = span{0, null}
+		switch c {
+		case '"':
+			s, err := p.text()
+			p.one[p.slot[i]] = s
+			return err
+		case 'n':
+			return p.r.skip()
+		}
+		return wrong("a string")
+	}
+	t.spans = t.spans[:t.starts[len(t.starts)-1]]
+	switch c {
+	case 'n':
+		return p.r.skip()
+	case '[':
+		return p.r.array(func() error {
+			switch c = p.r.peek(); c {
+			case '"':
+				s, err := p.text()
+				t.spans = append(t.spans, s)
+				return err
+			case 'n':
+				t.spans = append(t.spans, span{0, null})
+				return p.r.skip()
+			}
+			return wrong("a list of strings")
+		})
+	}
+	return wrong("a list of strings")
+}
+
+func (p *jsonlParser) text() (span, error) {
+	from, to, err := p.r.text()
+	return span{uint32(p.from + from), uint32(to - from)}, err
+}
+
+func jsonKind(first byte) string {
+	switch first {
+	case '"':
+		return "a string"
+	case '[':
+		return "a list"
+	case '{':
+		return "an object"
+	case 't', 'f':
+		return "true or false"
+	case 'n':
+		return "null"
+	}
+	return "a number"
+}
+
+// kinds looks at the first block: the columns there are, and for each the first byte of its first value that isn't null.
+// Lines that are no JSON are bad rows, told when they are read, unless there is nothing else.
+func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
+	kind = map[string]byte{}
+	if len(j.blocks) == 0 {
+		return nil, kind, nil
+	}
+	buf, err := j.read(j.blocks[0], nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	row := int64(0)
+	var bad error
+	lines(buf, func(from, to int) error {
+		r := jsonReader{b: buf[from:to]}
+		var object func(prefix string) error
+		object = func(prefix string) error {
+			return r.object(func(key []byte) error {
+				name := prefix + string(key)
+				c := r.peek()
+				if c == '{' {
+					return object(name + ".")
+				}
+				if k, ok := kind[name]; !ok {
+					names = append(names, name)
+					kind[name] = c
+				} else if k == 'n' {
+					kind[name] = c
+				}
+				return r.skip()
+			})
+		}
+		if err := object(""); err != nil && bad == nil {
+			bad = fail(ErrCorrupt, "%s:%d: %w", j.path, j.line(row), err)
+		}
+		row++
+		return nil
+	})
+	if len(names) == 0 && bad != nil {
+		return nil, nil, bad
+	}
+	return names, kind, nil
+}

@@ -1,0 +1,137 @@
+package dataset
+
+import (
+	"sort"
+)
+
+// The global order of an epoch: a function of (seed, epoch) from position to row, the same on every rank.
+//
+//	1. The blocks are put in random order.
+//	2. Consecutive blocks of that order make a window, until it has Window.Rows rows or Window.Bytes bytes.
+//	3. The rows of a window are put in random order.
+//
+// A run that reads along needs one window in memory, and any position can be entered at once: finding its window is a
+// binary search, and the window's permutation is made from its own key. The price is that rows stay near those of the
+// same block: a batch draws from a window's blocks (16 or more, unless the data is small), not from all of the data. Data
+// sorted by topic with row groups much larger than a window is better shuffled once when it is written.
+
+// Window bounds how much of the data is shuffled, and has to be held, at a time. Zeros mean 65,536 rows and 64 MiB.
+type Window struct {
+	Rows  int
+	Bytes int64
+}
+
+func (w Window) orDefault() Window {
+	if w.Rows <= 0 {
+		w.Rows = 1 << 16
+	}
+	if w.Bytes <= 0 {
+		w.Bytes = 64 << 20
+	}
+	return w
+}
+
+// Layout is what an order needs to know of a dataset: its blocks in the order of their rows.
+type Layout struct {
+	Rows        []int   // of each block
+	Bytes       []int64 // of each block, about
+	Fingerprint Hash128 // of the data
+}
+
+// Layout returns the dataset's blocks.
+func (d *Dataset) Layout() Layout {
+	l := Layout{Fingerprint: d.hash}
+	for _, b := range d.blocks {
+		l.Rows = append(l.Rows, int(b.rows))
+		l.Bytes = append(l.Bytes, b.bytes)
+	}
+	return l
+}
+
+func (l Layout) total() int64 {
+	n := int64(0)
+	for _, r := range l.Rows {
+		n += int64(r)
+	}
+	return n
+}
+
+// Order is the sequence of rows of one epoch. It keeps the window it was last asked about: not for concurrent use.
+type Order struct {
+	rows    int64
+	shuffle bool
+	seed    uint64
+	epoch   int
+	spans   []blockSpan // in permuted order
+	windows []window
+
+	current int // the window whose permutation is in perm
+	perm    []uint32
+}
+
+type blockSpan struct {
+	first int64 // row id
+	begin int64 // position of its first row if windows were not shuffled
+}
+
+type window struct {
+	begin, end int64 // positions
+	span       int   // its first block in spans
+}
+
+// NewOrder makes the order of an epoch; shuffle false gives the rows as they are. It takes O(blocks) time.
+func NewOrder(l Layout, seed uint64, epoch int, shuffle bool, w Window) *Order {
+	o := &Order{shuffle: shuffle, seed: seed, epoch: epoch, current: -1, rows: l.total()}
+	if !shuffle {
+		return o
+	}
+	w = w.orDefault()
+	firsts := make([]int64, len(l.Rows))
+	for i := 1; i < len(firsts); i++ {
+		firsts[i] = firsts[i-1] + int64(l.Rows[i-1])
+	}
+	s := keyed(seed, forBlocks, uint64(epoch))
+	at, bytes := int64(0), int64(0)
+	cur := window{}
+	for _, b := range s.permutation(nil, len(l.Rows)) {
+		o.spans = append(o.spans, blockSpan{first: firsts[b], begin: at})
+		at += int64(l.Rows[b])
+		bytes += l.Bytes[b]
+		if at-cur.begin >= int64(w.Rows) || bytes >= w.Bytes {
+			cur.end = at
+			o.windows = append(o.windows, cur)
+			cur, bytes = window{begin: at, span: len(o.spans)}, 0
+		}
+	}
+	if at > cur.begin {
+		cur.end = at
+		o.windows = append(o.windows, cur)
+	}
+	return o
+}
+
+// Len returns the number of rows.
+func (o *Order) Len() int64 { return o.rows }
+
+// At returns the row at a position, 0 <= pos < Len(). Positions in one window after another cost a few nanoseconds;
+// entering a window costs making its permutation (a millisecond for 65,536 rows).
+func (o *Order) At(pos int64) int64 {
+	if !o.shuffle {
+		return pos
+	}
+	if o.current < 0 || pos < o.windows[o.current].begin || pos >= o.windows[o.current].end {
+		o.current = sort.Search(len(o.windows), func(i int) bool { return o.windows[i].end > pos })
+		w := &o.windows[o.current]
+		s := keyed(o.seed, forWindow, uint64(o.epoch), uint64(o.current))
+		o.perm = s.permutation(o.perm, int(w.end-w.begin))
+	}
+	w := &o.windows[o.current]
+	inside := w.begin + int64(o.perm[pos-w.begin])
+	last := len(o.spans)
+	if o.current+1 < len(o.windows) {
+		last = o.windows[o.current+1].span
+	}
+	spans := o.spans[w.span:last]
+	i := sort.Search(len(spans), func(i int) bool { return spans[i].begin > inside }) - 1
+	return spans[i].first + inside - spans[i].begin
+}

@@ -1,0 +1,261 @@
+package dataset
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"unsafe"
+)
+
+// Example is a row ready for training.
+type Example struct {
+	Row    int64     // row id; [Dataset.Locate] says where it is at rest
+	Texts  []string  // in the order of [Dataset.Columns]
+	Hashes []Hash128 // of Texts
+	Weight float32
+}
+
+// ReaderConfig says how rows are fetched.
+type ReaderConfig struct {
+	Seed       uint64 // of the choices from lists; the sampler's
+	Window     Window // the sampler's: what the cache should hold
+	CacheBytes int64  // decoded blocks kept for the next batches; 0: one and a half windows
+	Threads    int    // that decode blocks; 0: all processors
+}
+
+// Reader fetches rows by id. It keeps the blocks of the current window; a row of an old block (one that no-duplicates
+// deferred, say) has its block read again. Its texts are copies: nothing it returns is changed by later calls or keeps a
+// block in memory. For one consumer; it runs no goroutine between calls.
+type Reader struct {
+	d       *Dataset
+	cfg     ReaderConfig
+	cache   map[int]*cachedBlock
+	bytes   int64
+	calls   int64
+	spare   []*Block
+	readers []*blockReader
+	arena   int // bytes of text in the last call
+}
+
+type cachedBlock struct {
+	*Block
+	bytes int64
+	used  int64 // the last call that needed it
+}
+
+// NewReader returns a reader with an empty cache.
+func (d *Dataset) NewReader(cfg ReaderConfig) *Reader {
+	if cfg.CacheBytes <= 0 {
+		cfg.CacheBytes = d.windowMemory(cfg.Window) * 3 / 2
+	}
+	if cfg.Threads <= 0 {
+		cfg.Threads = runtime.GOMAXPROCS(0)
+	}
+	r := &Reader{d: d, cfg: cfg, cache: map[int]*cachedBlock{}}
+	for range cfg.Threads {
+		r.readers = append(r.readers, d.newBlockReader())
+	}
+	return r
+}
+
+// windowMemory estimates what the blocks of a window take.
+func (d *Dataset) windowMemory(w Window) int64 {
+	w = w.orDefault()
+	var bytes, most int64
+	for i := range d.blocks {
+		bytes += d.blocks[i].bytes
+		most = max(most, d.blocks[i].bytes)
+	}
+	overhead := int64(8 * (d.perRow + 1)) // spans
+	perRow := bytes/d.Rows() + overhead
+	return min(w.Bytes*(perRow+overhead)/perRow, int64(w.Rows)*perRow) + most
+}
+
+// Close closes files and empties the cache.
+func (r *Reader) Close() error {
+	for _, b := range r.readers {
+		b.close()
+	}
+	r.cache, r.bytes, r.spare = map[int]*cachedBlock{}, 0, nil
+	return nil
+}
+
+// request is one of the rows asked for.
+type request struct {
+	row   int64
+	block int
+	pos   int // in the answer
+}
+
+// fetch is one call's answer in the making.
+type fetch struct {
+	d        *Dataset
+	seed     uint64
+	epoch    int
+	examples []Example
+	spans    []textSpan // of the examples' texts in arena
+	arena    []byte
+	hashes   []Hash128
+	picks    []int
+	err      error
+	errPos   int
+}
+
+type textSpan struct{ off, n int }
+
+// Read returns the rows in the order of their ids. The error is that of the first row in that order which can't be used
+// (a *RowError) or whose block can't be read.
+func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, error) {
+	r.calls++
+	requests := make([]request, len(rows))
+	for i, row := range rows {
+		if row < 0 || row >= r.d.Rows() {
+			return nil, fmt.Errorf("row %d: the dataset has rows 0 to %d", row, r.d.Rows()-1)
+		}
+		requests[i] = request{row, r.d.blockOf(row), i}
+	}
+	slices.SortFunc(requests, func(a, b request) int { return cmp.Or(cmp.Compare(a.block, b.block), cmp.Compare(a.row, b.row)) })
+	n := len(rows) * r.d.perRow
+	f := &fetch{
+		d: r.d, seed: r.cfg.Seed, epoch: epoch, errPos: len(rows),
+		examples: make([]Example, len(rows)), spans: make([]textSpan, n), hashes: make([]Hash128, n), arena: make([]byte, 0, r.arena+r.arena/16),
+	}
+	var missing [][]request
+	for len(requests) > 0 {
+		end := 1
+		for end < len(requests) && requests[end].block == requests[0].block {
+			end++
+		}
+		group := requests[:end]
+		requests = requests[end:]
+		if c := r.cache[group[0].block]; c != nil {
+			c.used = r.calls
+			f.take(c.Block, group)
+		} else {
+			missing = append(missing, group)
+		}
+	}
+	for len(missing) > 0 {
+		groups := missing[:min(len(missing), r.cfg.Threads)]
+		missing = missing[len(groups):]
+		blocks := make([]*Block, len(groups))
+		errs := make([]error, len(groups))
+		for i := range groups {
+			blocks[i] = r.take()
+		}
+		forEach(r.cfg.Threads, len(groups), func(i int) bool {
+			errs[i] = r.readers[i].read(ctx, groups[i][0].block, blocks[i])
+			return true
+		})
+		for i, g := range groups {
+			if errs[i] != nil {
+				f.fail(errs[i], slices.MinFunc(g, func(a, b request) int { return a.pos - b.pos }).pos)
+				continue
+			}
+			f.take(blocks[i], g)
+			r.keep(g[0].block, blocks[i])
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	r.arena = len(f.arena)
+	return f.finish(), nil
+}
+
+// take returns a block to decode into.
+func (r *Reader) take() *Block {
+	if n := len(r.spare); n > 0 {
+		b := r.spare[n-1]
+		r.spare = r.spare[:n-1]
+		return b
+	}
+	return new(Block)
+}
+
+// keep puts a block into the cache; the least recently used ones leave it.
+func (r *Reader) keep(id int, b *Block) {
+	c := &cachedBlock{b, b.memory(), r.calls}
+	r.cache[id] = c
+	r.bytes += c.bytes
+	for r.bytes > r.cfg.CacheBytes && len(r.cache) > 1 {
+		oldest := -1
+		for k, c := range r.cache {
+			if k != id && (oldest < 0 || c.used < r.cache[oldest].used || c.used == r.cache[oldest].used && k < oldest) {
+				oldest = k
+			}
+		}
+		old := r.cache[oldest]
+		delete(r.cache, oldest)
+		r.bytes -= old.bytes
+		if len(r.spare) < r.cfg.Threads {
+			r.spare = append(r.spare, old.Block)
+		}
+	}
+}
+
+// memory returns what the block holds, in bytes.
+func (b *Block) memory() int64 {
+	n := cap(b.raw) + 4*cap(b.weights)
+	for i := range b.texts {
+		t := &b.texts[i]
+		n += 8*cap(t.spans) + 4*cap(t.starts) + 4*cap(t.memo)
+		if b.raw == nil {
+			n += cap(t.arena)
+		}
+	}
+	return int64(n)
+}
+
+func (f *fetch) fail(err error, pos int) {
+	if pos < f.errPos {
+		f.err, f.errPos = err, pos
+	}
+}
+
+// take copies the requested rows out of a block.
+func (f *fetch) take(b *Block, group []request) {
+	for _, q := range group {
+		at := int(q.row - b.First)
+		if err := b.Check(at); err != nil {
+			f.fail(err, q.pos)
+			continue
+		}
+		f.examples[q.pos] = Example{Row: q.row, Weight: b.Weight(at)}
+		k := q.pos * f.d.perRow
+		for role, rc := range f.d.roles {
+			t := &b.texts[rc.source]
+			list := t.row(at)
+			f.picks = append(f.picks[:0], 0)
+			if t.list {
+				f.picks = f.d.pick(f.picks[:0], f.seed, f.epoch, q.row, role, len(list))
+			}
+			for _, p := range f.picks {
+				text := t.bytes(list[p])
+				f.spans[k] = textSpan{len(f.arena), len(text)}
+				f.hashes[k] = hashBytes(text)
+				f.arena = append(f.arena, text...)
+				k++
+			}
+		}
+	}
+}
+
+// finish makes strings of what was copied: the arena moves no more.
+func (f *fetch) finish() []Example {
+	texts := make([]string, len(f.spans))
+	for i, s := range f.spans {
+		texts[i] = unsafe.String(unsafe.SliceData(f.arena[s.off:]), s.n)
+	}
+	n := f.d.perRow
+	for i := range f.examples {
+		f.examples[i].Texts = texts[i*n : (i+1)*n : (i+1)*n]
+		f.examples[i].Hashes = f.hashes[i*n : (i+1)*n : (i+1)*n]
+	}
+	return f.examples
+}

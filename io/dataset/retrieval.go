@@ -1,0 +1,359 @@
+package dataset
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/parquet-go/parquet-go"
+)
+
+// Evaluation sets, which are small enough to be held in memory.
+
+// Retrieval is a retrieval task: queries, documents, and which documents are relevant to which query.
+type Retrieval struct {
+	QueryIDs, Queries []string
+	DocIDs, Docs      []string // a document with a title is "title text"
+	Judgements        []Judgement
+
+	Unknown   int // judgements left out because their query or document is not there
+	EmptyDocs int // documents without any text; they keep their place
+}
+
+// Judgement says how relevant a document is to a query: indices into Queries and Docs, and a grade (0: not).
+type Judgement struct {
+	Query, Doc int
+	Relevance  float64
+}
+
+// LoadRetrieval reads a task from parquet or JSONL files, or in the layout of BEIR:
+//
+//	queries    columns id (or _id) and text
+//	corpus     columns id (or _id), text, and title if there is one
+//	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score), or a .tsv file of these
+//
+// Ids are strings or integers. Each argument is a file or a glob; queries may be a folder in BEIR's layout (queries.jsonl,
+// corpus.jsonl, qrels/*.tsv), then empty arguments are found there. Of several qrels files test.tsv is taken.
+//
+// Judgements of unknown queries or documents are left out and counted; it is an error when none remains, when an id comes
+// twice, or when a query is empty.
+func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
+	queries, corpus, qrels, err := layoutBEIR(queries, corpus, qrels)
+	if err != nil {
+		return nil, err
+	}
+	r := &Retrieval{}
+	queryAt, err := loadTexts(ctx, queries, func(id, text string, empty bool, where Location) error {
+		if empty {
+			return &RowError{Row: where.Row, Location: where, Column: "text", Reason: "the query is null or empty"}
+		}
+		r.QueryIDs, r.Queries = append(r.QueryIDs, id), append(r.Queries, text)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	docAt, err := loadTexts(ctx, corpus, func(id, text string, empty bool, _ Location) error {
+		if empty {
+			r.EmptyDocs++
+		}
+		r.DocIDs, r.Docs = append(r.DocIDs, id), append(r.Docs, text)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var strangerQuery, strangerDoc string
+	err = loadJudgements(ctx, qrels, func(query, doc string, relevance float64) {
+		q, okQuery := queryAt[query]
+		d, okDoc := docAt[doc]
+		switch {
+		case okQuery && okDoc:
+			r.Judgements = append(r.Judgements, Judgement{q, d, relevance})
+			return
+		case !okQuery:
+			strangerQuery = query
+		default:
+			strangerDoc = doc
+		}
+		r.Unknown++
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Judgements) == 0 && r.Unknown == 0 {
+		return nil, fail(ErrNoFiles, "%s: no judgements", qrels)
+	}
+	if len(r.Judgements) == 0 {
+		what := fmt.Sprintf("query %q is not in %s", strangerQuery, queries)
+		if strangerDoc != "" {
+			what = fmt.Sprintf("document %q is not in %s", strangerDoc, corpus)
+		}
+		return nil, fail(ErrMissingColumn, "%s: none of its %d judgements is about a query and a document that exist; for one, %s", qrels, r.Unknown, what)
+	}
+	return r, nil
+}
+
+// layoutBEIR fills in what a folder has.
+func layoutBEIR(queries, corpus, qrels string) (string, string, string, error) {
+	folder := queries
+	if info, err := os.Stat(queries); err != nil || !info.IsDir() {
+		if queries == "" || corpus == "" || qrels == "" {
+			return "", "", "", fail(ErrNoFiles, "retrieval needs queries, corpus and qrels (%q, %q, %q), or a folder in BEIR's layout as queries", queries, corpus, qrels)
+		}
+		return queries, corpus, qrels, nil
+	}
+	find := func(name string) (string, error) {
+		for _, ext := range []string{".jsonl", ".jsonl.gz", ".parquet"} {
+			if p := filepath.Join(folder, name+ext); exists(p) {
+				return p, nil
+			}
+		}
+		return "", fail(ErrNoFiles, "%s has no %s.jsonl or %s.parquet", folder, name, name)
+	}
+	var err error
+	if queries, err = find("queries"); err != nil {
+		return "", "", "", err
+	}
+	if corpus == "" {
+		if corpus, err = find("corpus"); err != nil {
+			return "", "", "", err
+		}
+	}
+	if qrels == "" {
+		qrels = filepath.Join(folder, "qrels")
+		if p := qrels + ".parquet"; !exists(qrels) && exists(p) {
+			qrels = p
+		}
+	}
+	if info, err := os.Stat(qrels); err == nil && info.IsDir() {
+		found, _ := filepath.Glob(filepath.Join(qrels, "*.tsv"))
+		test := filepath.Join(qrels, "test.tsv")
+		switch {
+		case exists(test):
+			qrels = test
+		case len(found) == 1:
+			qrels = found[0]
+		case len(found) == 0:
+			return "", "", "", fail(ErrNoFiles, "%s has no .tsv file", qrels)
+		default:
+			return "", "", "", fail(ErrNoFiles, "%s has no test.tsv, but %s: name one of them as qrels", qrels, quoteList(found))
+		}
+	}
+	return queries, corpus, qrels, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// loadTexts reads ids and texts, and returns where each id is.
+func loadTexts(ctx context.Context, path string, add func(id, text string, empty bool, where Location) error) (map[string]int, error) {
+	t, err := OpenTable(ctx, []string{path})
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	at := map[string]int{}
+	err = t.cells(ctx, [][]string{{"id", "_id"}, {"text"}, {"title", ""}}, func(row int64, c []cell) error {
+		id, text, title := c[0], c[1], c[2]
+		if id.null {
+			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: "null"}
+		}
+		if _, twice := at[id.text]; twice {
+			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: fmt.Sprintf("%q comes a second time", id.text)}
+		}
+		at[id.text] = len(at)
+		full := text.text
+		if title.text != "" {
+			full = strings.TrimSpace(title.text + " " + text.text)
+		}
+		reason := checkText([]byte(full))
+		if reason == "not valid UTF-8" {
+			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: "the text is " + reason}
+		}
+		return add(id.text, full, reason != "", t.Locate(row))
+	})
+	return at, err
+}
+
+// loadJudgements reads qrels of either form.
+func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
+	if strings.HasSuffix(path, ".tsv") {
+		return loadTSV(path, add)
+	}
+	t, err := OpenTable(ctx, []string{path})
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	columns := [][]string{{"query_id", "query-id"}, {"doc_id", "corpus-id", "corpus_id"}, {"relevance", "score"}}
+	return t.cells(ctx, columns, func(row int64, c []cell) error {
+		relevance, err := strconv.ParseFloat(c[2].text, 64)
+		if err != nil || c[0].null || c[1].null {
+			reason := fmt.Sprintf("query %q, document %q, relevance %q: not a judgement", c[0].text, c[1].text, c[2].text)
+			return &RowError{Row: row, Location: t.Locate(row), Reason: reason}
+		}
+		add(c[0].text, c[1].text, relevance)
+		return nil
+	})
+}
+
+// loadTSV reads BEIR's qrels: query-id, corpus-id and score between tabs, a header in the first line.
+func loadTSV(path string, add func(query, doc string, relevance float64)) error {
+	f, _, err := openFile(path, -1)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	in := bufio.NewScanner(f)
+	in.Buffer(nil, 1<<20)
+	for line := 1; in.Scan(); line++ {
+		text := strings.TrimRight(in.Text(), "\r")
+		if strings.TrimSpace(text) == "" {
+			continue
+		}
+		fields := strings.Split(text, "\t")
+		if len(fields) != 3 {
+			return fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score", path, line, len(fields))
+		}
+		score, err := strconv.ParseFloat(strings.TrimSpace(fields[2]), 64)
+		if err != nil {
+			if line == 1 {
+				continue // the header
+			}
+			return fail(ErrCorrupt, "%s:%d: the score is %q, want a number", path, line, fields[2])
+		}
+		add(fields[0], fields[1], score)
+	}
+	if err := in.Err(); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// Pairs are two columns of texts and a column of scores, as semantic textual similarity has them.
+type Pairs struct {
+	A, B   []string
+	Scores []float64
+}
+
+// LoadPairs reads the named columns of parquet or JSONL files. Null or empty texts and scores that are no numbers are errors.
+func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
+	t, err := OpenTable(ctx, []string{path})
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	p := &Pairs{}
+	err = t.cells(ctx, [][]string{{a}, {b}, {score}}, func(row int64, c []cell) error {
+		for i, name := range []string{a, b} {
+			if reason := checkText([]byte(c[i].text)); reason != "" {
+				return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: "the text is null or " + reason}
+			}
+		}
+		s, err := strconv.ParseFloat(c[2].text, 64)
+		if err != nil || s != s {
+			return &RowError{Row: row, Location: t.Locate(row), Column: score, Reason: fmt.Sprintf("a score of %q: want a number", c[2].text)}
+		}
+		p.A, p.B, p.Scores = append(p.A, c[0].text), append(p.B, c[1].text), append(p.Scores, s)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// cell is a scalar as text.
+type cell struct {
+	text string
+	null bool
+}
+
+// cells yields some columns of all rows as text. Each column is given by the names it may have; a last name of "" makes it
+// optional, null when it is not there.
+func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int64, cells []cell) error) error {
+	leaves := make([]int, len(columns))
+	var wanted []int
+	for i, names := range columns {
+		leaves[i] = -1
+		for _, name := range names {
+			if t.has(name) {
+				leaf, list, typ, err := t.find(name)
+				if err != nil {
+					return err
+				}
+				if list {
+					return fail(ErrColumnType, "%s: column %q is list<%s>, want a scalar", t.path(0), name, typ)
+				}
+				leaves[i] = leaf
+				wanted = append(wanted, leaf)
+				break
+			}
+		}
+		if leaves[i] < 0 && names[len(names)-1] != "" {
+			return missingColumn(t.path(0), names[0], t.names)
+		}
+	}
+	cells := make([]cell, len(columns))
+	for c, err := range t.chunks(ctx, wanted, 4096) {
+		if err != nil {
+			return err
+		}
+		for i := range c.Rows {
+			for k, leaf := range leaves {
+				cells[k] = cell{null: true}
+				if leaf >= 0 {
+					cells[k] = t.cell(c.leaves[leaf].list[i], leaf)
+				}
+			}
+			if err := row(c.First+int64(i), cells); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (t *Table) has(name string) bool {
+	if p := t.files[0].parquet; p != nil {
+		return p.root.find(name) != nil
+	}
+	for _, n := range t.names {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *Table) cell(v parquet.Value, leaf int) cell {
+	unsigned := len(t.leaves) > 0 && t.leaves[leaf].leaf.unsigned()
+	switch v.Kind() {
+	case parquet.ByteArray, parquet.FixedLenByteArray:
+		return cell{text: string(v.ByteArray())}
+	case parquet.Int32:
+		if unsigned {
+			return cell{text: strconv.FormatUint(uint64(v.Uint32()), 10)}
+		}
+		return cell{text: strconv.FormatInt(int64(v.Int32()), 10)}
+	case parquet.Int64:
+		if unsigned {
+			return cell{text: strconv.FormatUint(v.Uint64(), 10)}
+		}
+		return cell{text: strconv.FormatInt(v.Int64(), 10)}
+	case parquet.Float:
+		return cell{text: strconv.FormatFloat(float64(v.Float()), 'g', -1, 32)}
+	case parquet.Double:
+		return cell{text: strconv.FormatFloat(v.Double(), 'g', -1, 64)}
+	case parquet.Boolean:
+		return cell{text: strconv.FormatBool(v.Boolean())}
+	}
+	return cell{null: true}
+}

@@ -1,0 +1,98 @@
+package dataset
+
+import (
+	"context"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestRetrieval(t *testing.T) {
+	ctx := context.Background()
+	beir := golden("beir")
+	want := &Retrieval{
+		QueryIDs: []string{"q0", "q1", "q2"}, Queries: []string{"query 0", "query 1", "query 2"},
+		DocIDs:     []string{"d0", "d1", "d2", "d3", "d4", "empty"},
+		Docs:       []string{"Title 0 document 0", "Title 1 document 1", "Title 2 document 2", "document 3", "Title 4", ""},
+		Judgements: []Judgement{{0, 1, 1}, {0, 3, 2}, {2, 4, 1}}, Unknown: 1, EmptyDocs: 1,
+	}
+	got, err := LoadRetrieval(ctx, beir, "", "")
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	want.Judgements, want.Unknown = []Judgement{{1, 0, 1}}, 0
+	got, err = LoadRetrieval(ctx, filepath.Join(beir, "queries.jsonl"), filepath.Join(beir, "corpus.jsonl"), filepath.Join(beir, "qrels", "dev.tsv"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	want = &Retrieval{
+		QueryIDs: []string{"0", "1", "2"}, Queries: []string{"query 0", "query 1", "query 2"}, DocIDs: []string{"10", "11"}, Docs: []string{"document 0", "document 1"},
+		Judgements: []Judgement{{0, 1, 1}, {2, 0, 3}}, Unknown: 1,
+	}
+	got, err = LoadRetrieval(ctx, filepath.Join(beir, "q.parquet"), filepath.Join(beir, "c.parquet"), filepath.Join(beir, "r.parquet"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+}
+
+func TestRetrievalErrors(t *testing.T) {
+	ctx := context.Background()
+	folder := write(t, map[string]string{
+		"q.jsonl":     `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": "b"}`,
+		"twice.jsonl": `{"id": 1, "text": "a"}` + "\n\n" + `{"id": 1, "text": "b"}`,
+		"empty.jsonl": `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": null}`,
+		"noid.jsonl":  `{"key": 1, "text": "a"}`,
+		"r.tsv":       "query-id\tcorpus-id\tscore\n1\t2\t1\n",
+		"other.tsv":   "query-id\tcorpus-id\tscore\n7\t2\t1\n",
+		"none.tsv":    "query-id\tcorpus-id\tscore\n",
+		"short.tsv":   "query-id\tcorpus-id\tscore\n1\t2\n",
+		"word.tsv":    "query-id\tcorpus-id\tscore\n1\t2\tyes\n",
+	})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	for _, c := range []struct{ queries, corpus, qrels, want string }{
+		{"q.jsonl", "q.jsonl", "other.tsv", `none of its 1 judgements is about a query and a document that exist; for one, query "7" is not in`},
+		{"q.jsonl", "q.jsonl", "none.tsv", "none.tsv: no judgements"},
+		{"q.jsonl", "q.jsonl", "short.tsv", "short.tsv:2: 2 fields"},
+		{"q.jsonl", "q.jsonl", "word.tsv", `word.tsv:2: the score is "yes"`},
+		{"twice.jsonl", "q.jsonl", "r.tsv", `twice.jsonl:3, column "id": "1" comes a second time`},
+		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the query is null or empty`},
+		{"noid.jsonl", "q.jsonl", "r.tsv", `noid.jsonl has no column "id"`},
+		{"q.jsonl", "nowhere.jsonl", "r.tsv", "nowhere.jsonl"},
+	} {
+		if _, err := LoadRetrieval(ctx, at(c.queries), at(c.corpus), at(c.qrels)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	if _, err := LoadRetrieval(ctx, at("q.jsonl"), "", ""); err == nil || !strings.Contains(err.Error(), "retrieval needs queries, corpus and qrels") {
+		t.Error(err)
+	}
+	if _, err := LoadRetrieval(ctx, folder, "", ""); err == nil || !strings.Contains(err.Error(), "has no queries.jsonl") {
+		t.Error(err)
+	}
+}
+
+func TestPairs(t *testing.T) {
+	ctx := context.Background()
+	folder := write(t, map[string]string{
+		"sts.jsonl":  `{"sentence1": "a", "sentence2": "b", "score": 4.5}` + "\n" + `{"sentence1": "c", "sentence2": "d", "score": 0}`,
+		"null.jsonl": `{"sentence1": "a", "sentence2": "b", "score": 4.5}` + "\n" + `{"sentence1": "c", "sentence2": "d", "score": null}`,
+	})
+	got, err := LoadPairs(ctx, filepath.Join(folder, "sts.jsonl"), "sentence1", "sentence2", "score")
+	if want := (&Pairs{A: []string{"a", "c"}, B: []string{"b", "d"}, Scores: []float64{4.5, 0}}); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err = LoadPairs(ctx, filepath.Join(folder, "null.jsonl"), "sentence1", "sentence2", "score"); err == nil || !strings.Contains(err.Error(), `null.jsonl:2, column "score"`) {
+		t.Error(err)
+	}
+	g := goldens(t)
+	got, err = LoadPairs(ctx, golden("default.parquet"), "query", "doc.body.text", "weight")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range g.Rows {
+		if got.A[i] != r.Query || got.B[i] != r.Doc.Body.Text || got.Scores[i] != float64(r.Weight) {
+			t.Fatalf("row %d: %q %q %v", i, got.A[i], got.B[i], got.Scores[i])
+		}
+	}
+}

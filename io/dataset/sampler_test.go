@@ -1,0 +1,381 @@
+package dataset
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// fixedTexts are the texts of each row, as numbers.
+type fixedTexts [][]uint64
+
+func (f fixedTexts) Hashes(dst []Hash128, _ uint64, _ int, row int64) []Hash128 {
+	for _, n := range f[row] {
+		dst = append(dst, Hash128{mix(n), mix(n + 1<<40)})
+	}
+	return dst
+}
+
+// naive goes through all waiting rows, oldest first, for every batch: what the sampler has to equal.
+func naive(ids []int64, texts fixedTexts, size int, dropLast bool) (batches [][]int64, dropped int64) {
+	var waiting []int64
+	for {
+		var batch, later []int64
+		used := map[uint64]bool{}
+		admit := func(row int64) {
+			if len(batch) == size || slices.ContainsFunc(texts[row], func(x uint64) bool { return used[x] }) {
+				later = append(later, row)
+				return
+			}
+			for _, x := range texts[row] {
+				used[x] = true
+			}
+			batch = append(batch, row)
+		}
+		for _, row := range waiting {
+			admit(row)
+		}
+		for len(batch) < size && len(ids) > 0 {
+			admit(ids[0])
+			ids = ids[1:]
+		}
+		waiting = later
+		if len(batch) == 0 || len(batch) < size && dropLast {
+			return batches, int64(len(batch) + len(waiting))
+		}
+		batches = append(batches, batch)
+	}
+}
+
+func drain(s *Sampler) (batches []Batch) {
+	for b, ok := s.Next(); ok; b, ok = s.Next() {
+		batches = append(batches, b)
+	}
+	return batches
+}
+
+func TestSamplerAgainstPython(t *testing.T) {
+	for i, c := range orderGoldens(t).Samplers {
+		cfg := SamplerConfig{Seed: 5, GlobalSize: c.Size, Epochs: 2, Shuffle: true, Window: Window{20, 1000}, NoDuplicates: true, DropLast: c.DropLast}
+		l := Layout{}
+		for range len(c.Texts) / 10 {
+			l.Rows, l.Bytes = append(l.Rows, 10), append(l.Bytes, 1)
+		}
+		s, err := NewSampler(l, fixedTexts(c.Texts), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got [][]int64
+		for _, b := range drain(s) {
+			if b.Epoch == 1 { // the golden's epoch
+				got = append(got, b.Rows)
+			}
+		}
+		if !slices.EqualFunc(got, c.Batches, slices.Equal) {
+			t.Errorf("case %d: %v\nwant %v", i, got, c.Batches)
+		}
+	}
+}
+
+// randomSampler makes a sampler of random data and configuration.
+func randomSampler(rng *rand.Rand) (l Layout, texts fixedTexts, cfg SamplerConfig) {
+	n := 1 + rng.IntN(300)
+	l = evenLayout(n, 1+rng.IntN(40))
+	kinds := []uint64{3, 20, 100, 10000}[rng.IntN(4)]
+	for range n {
+		row := make([]uint64, 1+rng.IntN(3))
+		for k := range row {
+			row[k] = rng.Uint64N(kinds)
+			if rng.IntN(4) == 0 {
+				row[k] = 0 // a text that half of the rows share
+			}
+		}
+		texts = append(texts, row)
+	}
+	cfg = SamplerConfig{
+		Seed: rng.Uint64(), GlobalSize: 1 + rng.IntN(20), Epochs: 1 + rng.IntN(3), Shuffle: rng.IntN(3) > 0,
+		Window: Window{1 + rng.IntN(100), 1 << 20}, NoDuplicates: rng.IntN(4) > 0, DropLast: rng.IntN(2) > 0,
+	}
+	return l, texts, cfg
+}
+
+// TestSamplerProperties runs random samplers to their end: each row once per epoch (or dropped, and counted), no text
+// twice in a batch, the stated lengths, and the naive algorithm's batches.
+func TestSamplerProperties(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	refused := 0
+	for range 400 {
+		l, texts, cfg := randomSampler(rng)
+		s, err := NewSampler(l, texts, cfg)
+		if errors.Is(err, ErrBatchTooLarge) {
+			refused++
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		total, length := s.Total(), make([]int64, cfg.Epochs)
+		for e := range length {
+			length[e] = s.Len(e)
+		}
+		batches := drain(s)
+		if int64(len(batches)) != total {
+			t.Fatalf("%+v: %d batches, Total() says %d", cfg, len(batches), total)
+		}
+		dropped := int64(0)
+		for e := range cfg.Epochs {
+			var want [][]int64
+			ids := all(NewOrder(l, cfg.Seed, e, cfg.Shuffle, cfg.Window))
+			if cfg.NoDuplicates {
+				var d int64
+				want, d = naive(ids, texts, cfg.GlobalSize, cfg.DropLast)
+				dropped += d
+			} else {
+				for b := range slices.Chunk(ids, cfg.GlobalSize) {
+					if len(b) == cfg.GlobalSize || !cfg.DropLast {
+						want = append(want, b)
+					} else {
+						dropped += int64(len(b))
+					}
+				}
+			}
+			seen := map[int64]bool{}
+			k := 0
+			for _, b := range batches {
+				if b.Epoch != e {
+					continue
+				}
+				if b.Index != k || k >= len(want) || !slices.Equal(b.Rows, want[k]) {
+					t.Fatalf("%+v: epoch %d batch %d is %v, want %v", cfg, e, k, b, want[k])
+				}
+				k++
+				used := map[uint64]int{}
+				for i, row := range b.Rows {
+					if seen[row] {
+						t.Fatalf("row %d twice in epoch %d", row, e)
+					}
+					seen[row] = true
+					for _, x := range texts[row] {
+						if at, ok := used[x]; ok && at != i && cfg.NoDuplicates {
+							t.Fatalf("a text twice in batch %v", b)
+						}
+						used[x] = i
+					}
+				}
+			}
+			if int64(k) != length[e] || k != len(want) {
+				t.Fatalf("%+v: %d batches in epoch %d, Len says %d, want %d", cfg, k, e, length[e], len(want))
+			}
+			if !cfg.DropLast && len(seen) != len(ids) {
+				t.Fatalf("%+v: %d of %d rows in epoch %d", cfg, len(seen), len(ids), e)
+			}
+		}
+		if got := s.Stats().Dropped; got != dropped {
+			t.Fatalf("%+v: %d rows dropped, want %d", cfg, got, dropped)
+		}
+	}
+	if refused > 200 {
+		t.Errorf("%d of 400 configurations were refused", refused)
+	}
+}
+
+// TestSamplerRestore goes on from every position, through JSON, in a new sampler.
+func TestSamplerRestore(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 6))
+	for range 40 {
+		l, texts, cfg := randomSampler(rng)
+		s, err := NewSampler(l, texts, cfg)
+		if errors.Is(err, ErrBatchTooLarge) {
+			continue
+		}
+		var cursors []Cursor
+		var batches []Batch
+		for {
+			cursors = append(cursors, s.Cursor())
+			b, ok := s.Next()
+			if !ok {
+				break
+			}
+			batches = append(batches, b)
+		}
+		for i, c := range cursors {
+			b, err := json.Marshal(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var back Cursor
+			if err := json.Unmarshal(b, &back); err != nil {
+				t.Fatal(err)
+			}
+			r, err := NewSampler(l, texts, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range rng.IntN(3) { // not only from the start
+				r.Next()
+			}
+			if err := r.Restore(back); err != nil {
+				t.Fatal(err)
+			}
+			got := drain(r)
+			if !slices.EqualFunc(got, batches[i:], func(a, b Batch) bool {
+				return a.Epoch == b.Epoch && a.Index == b.Index && slices.Equal(a.Rows, b.Rows)
+			}) {
+				t.Fatalf("%+v: restored before batch %d of %d: %v\nwant %v", cfg, i, len(batches), got, batches[i:])
+			}
+			if r.Stats().Dropped != s.Stats().Dropped {
+				t.Fatalf("%+v: %+v after a restore, want %+v", cfg, r.Stats(), s.Stats())
+			}
+		}
+	}
+}
+
+func TestSamplerErrors(t *testing.T) {
+	l := evenLayout(100, 10)
+	texts := make(fixedTexts, 100)
+	for i := range texts {
+		texts[i] = []uint64{uint64(i), 1000 + uint64(i)%4} // four positives for all
+	}
+	base := SamplerConfig{Seed: 1, GlobalSize: 10, Epochs: 1, DropLast: true}
+	with := func(change func(c *SamplerConfig)) SamplerConfig {
+		c := base
+		change(&c)
+		return c
+	}
+	for _, c := range []struct {
+		cfg  SamplerConfig
+		is   error
+		want string
+	}{
+		{with(func(c *SamplerConfig) { c.GlobalSize = 101 }), ErrBatchTooLarge, "batch.global_size is 101, but the data has only 100 rows"},
+		{with(func(c *SamplerConfig) { c.NoDuplicates = true }), ErrBatchTooLarge, "batch.global_size is 10, but so many rows share texts that a batch without duplicates gets only 4 of the 100 rows"},
+		{with(func(c *SamplerConfig) { c.GlobalSize = 0 }), nil, "batch.global_size is 0"},
+		{with(func(c *SamplerConfig) { c.Epochs = 0 }), nil, "train.epochs is 0"},
+	} {
+		_, err := NewSampler(l, texts, c.cfg)
+		if err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
+			t.Errorf("%+v: %v, want %q", c.cfg, err, c.want)
+		}
+	}
+	if _, err := NewSampler(l, nil, with(func(c *SamplerConfig) { c.NoDuplicates = true })); err == nil {
+		t.Error("no duplicates without an index")
+	}
+	// Without DropLast the same data comes in batches of four.
+	s, err := NewSampler(l, texts, with(func(c *SamplerConfig) { c.NoDuplicates, c.DropLast = true, false }))
+	if err != nil || s.Len(0) != 25 {
+		t.Errorf("%v, %d batches, want 25", err, s.Len(0))
+	}
+
+	s, _ = NewSampler(l, texts, base)
+	s.Next()
+	good := s.Cursor()
+	for want, change := range map[string]func(c *Cursor){
+		"batch.global_size was 11 and is 10": func(c *Cursor) { c.GlobalSize = 11 },
+		"train.seed was 2 and is 1":          func(c *Cursor) { c.Seed = 2 },
+		"the data":                           func(c *Cursor) { c.Data = "x" },
+		"data.shuffle was true":              func(c *Cursor) { c.Shuffle = true },
+		"damaged":                            func(c *Cursor) { c.Position = 101 },
+		"1 rows waiting) is damaged":         func(c *Cursor) { c.Pending = []int64{5} },
+	} {
+		c := good
+		change(&c)
+		if err := s.Restore(c); !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), want) {
+			t.Errorf("restored a cursor that doesn't fit: %v, want %q", err, want)
+		}
+	}
+	if err := s.Restore(good); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSamplerManyRepeats has a text in a hundred thousand rows: the work must stay in proportion to the rows.
+func TestSamplerManyRepeats(t *testing.T) {
+	const n = 200000
+	texts := make(fixedTexts, n)
+	for i := range texts {
+		texts[i] = []uint64{uint64(i), uint64(n + i)}
+		if i%2 == 0 {
+			texts[i][1] = 0
+		}
+	}
+	counted := &countingTexts{TextHashes: texts}
+	s, err := NewSampler(evenLayout(n, 4096), counted, SamplerConfig{Seed: 1, GlobalSize: 256, Epochs: 1, Shuffle: true, NoDuplicates: true, DropLast: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted.asked = 0
+	batches := drain(s)
+	// Every full batch takes one of the 100,000 rows that share a text, so the other rows run out after 392 batches.
+	if len(batches) != 392 {
+		t.Errorf("%d batches, want 392", len(batches))
+	}
+	if got := s.Stats().Dropped; got != n-392*256 {
+		t.Errorf("%d rows dropped, want %d", got, n-392*256)
+	}
+	if counted.asked > n+n/10 {
+		t.Errorf("%d rows were looked at, of %d", counted.asked, n)
+	}
+}
+
+type countingTexts struct {
+	TextHashes
+	asked int
+}
+
+func (c *countingTexts) Hashes(dst []Hash128, seed uint64, epoch int, row int64) []Hash128 {
+	c.asked++
+	return c.TextHashes.Hashes(dst, seed, epoch, row)
+}
+
+func TestBatchPart(t *testing.T) {
+	b := Batch{Rows: []int64{0, 1, 2, 3, 4, 5, 6}}
+	for _, n := range []int{1, 2, 3, 8} {
+		var got []int64
+		for rank := range n {
+			part := b.Part(rank, n)
+			if len(part) < len(b.Rows)/n || len(part) > (len(b.Rows)+n-1)/n {
+				t.Errorf("rank %d of %d has %d rows", rank, n, len(part))
+			}
+			got = append(got, part...)
+		}
+		if !slices.Equal(got, b.Rows) {
+			t.Errorf("%d ranks have %v together", n, got)
+		}
+	}
+}
+
+func BenchmarkSampler(b *testing.B) {
+	const n = 1 << 20
+	for _, c := range []struct {
+		name  string
+		kinds uint64
+		size  int
+	}{
+		{"distinct/65536", 1 << 62, 65536},
+		{"repeats/65536", n / 4, 65536}, // every text occurs about eight times
+		{"repeats/1024", n / 4, 1024},
+	} {
+		rng := rand.New(rand.NewPCG(7, 7))
+		texts := make(fixedTexts, n)
+		for i := range texts {
+			texts[i] = []uint64{rng.Uint64N(c.kinds), rng.Uint64N(c.kinds)}
+		}
+		s, err := NewSampler(evenLayout(n, 4096), texts, SamplerConfig{Seed: 1, GlobalSize: c.size, Epochs: 1 << 30, Shuffle: true, NoDuplicates: true, DropLast: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(fmt.Sprint(c.name), func(b *testing.B) {
+			rows := 0
+			for b.Loop() {
+				batch, _ := s.Next()
+				rows += len(batch.Rows)
+			}
+			b.ReportMetric(float64(rows)/b.Elapsed().Seconds(), "rows/s")
+			b.ReportMetric(float64(s.waiting.n), "waiting")
+		})
+	}
+}

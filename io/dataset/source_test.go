@@ -1,0 +1,267 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// write puts files into a folder and returns it.
+func write(t testing.TB, files map[string]string) string {
+	t.Helper()
+	folder := t.TempDir()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+// TestOpenErrors: every mistake in naming data gives a message to act on.
+func TestOpenErrors(t *testing.T) {
+	folder := write(t, map[string]string{
+		"a.jsonl":      `{"query": "q", "answer": "a", "score": 1, "neg": ["n"], "o": {"in": "x"}}`,
+		"list.jsonl":   `{"query": "q", "answer": ["a"]}`,
+		"empty.jsonl":  "\n \n",
+		"array.json":   ` [{"query": "q"}]`,
+		"broken.jsonl": "\n{query: \"q\"}\n{query: \"r\"}\n",
+		"notes.txt":    "x",
+		"page.parquet": "PAR1 this is no parquet file PAR1",
+		"cut.parquet":  "PAR1 cut off here",
+		"text.parquet": "just text, of some length",
+		"cut.jsonl.gz": "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab",
+	})
+	at := func(name string) []string { return []string{filepath.Join(folder, name)} }
+	types := []string{golden("types.parquet")}
+	for _, c := range []struct {
+		src  Source
+		is   error
+		want string
+	}{
+		{Source{Query: "query", Positive: "answer"}, ErrNoFiles, "no path"},
+		{Source{Paths: at("*.csv"), Query: "query", Positive: "answer"}, ErrNoFiles, "*.csv matches no file"},
+		{Source{Paths: at("[.jsonl"), Query: "query", Positive: "answer"}, ErrNoFiles, "syntax error"},
+		{Source{Paths: at("nowhere.jsonl"), Query: "query", Positive: "answer"}, os.ErrNotExist, "nowhere.jsonl"},
+		{Source{Paths: []string{folder}, Query: "query", Positive: "answer"}, ErrNoFiles, "is a folder: name its files"},
+		{Source{Paths: at("notes.txt"), Query: "query", Positive: "answer"}, ErrNoFiles, "known are .parquet, .jsonl, .ndjson, .json"},
+		{Source{Paths: at("a.jsonl"), Query: "query"}, ErrMissingColumn, `positive: ""`},
+		{Source{Paths: at("a.jsonl"), Query: "querry", Positive: "answer"}, ErrMissingColumn, `a.jsonl has no column "querry" (did you mean "query"?); its columns are "query", "answer", "score", "neg", "o.in"`},
+		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "score"}, ErrColumnType, `column "score" is a number, want string or list<string>`},
+		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", Weight: "answer"}, ErrColumnType, `column "answer" is a string, want a number`},
+		{Source{Paths: at("a.jsonl"), Query: "neg", Positive: "answer"}, ErrColumnType, `column "neg" is list<string>: a query is one string`},
+		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", NegativesPerRow: 2}, ErrColumnType, "negatives_per_row is 2, but no column of negatives is a list"},
+		{Source{Paths: []string{at("a.jsonl")[0], at("list.jsonl")[0]}, Query: "query", Positive: "answer"}, ErrColumnType, "all files of a dataset must agree"},
+		{Source{Paths: at("empty.jsonl"), Query: "query", Positive: "answer"}, ErrNoFiles, "no rows"},
+		{Source{Paths: at("array.json"), Query: "query", Positive: "answer"}, ErrCorrupt, "array.json is one JSON array"},
+		{Source{Paths: at("broken.jsonl"), Query: "query", Positive: "query"}, ErrCorrupt, "broken.jsonl:2: not JSON at byte 2: 'q' where a key in quotes should be"},
+		{Source{Paths: at("cut.jsonl.gz"), Query: "query", Positive: "query"}, ErrCorrupt, "cut.jsonl.gz"},
+		{Source{Paths: at("page.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "page.parquet: "},
+		{Source{Paths: at("cut.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "cut.parquet: the file is cut off"},
+		{Source{Paths: at("text.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "text.parquet: not a parquet file"},
+		{Source{Paths: types, Query: "Text", Positive: "text"}, ErrMissingColumn, `types.parquet has no column "Text" (did you mean "text"?)`},
+		{Source{Paths: types, Query: "text", Positive: "i64"}, ErrColumnType, `column "i64" is int64, want string or list<string>`},
+		{Source{Paths: types, Query: "text", Positive: "u8"}, ErrColumnType, `column "u8" is int(8,false)`},
+		{Source{Paths: types, Query: "text", Positive: "ints"}, ErrColumnType, `column "ints" is list<int64>`},
+		{Source{Paths: types, Query: "text", Positive: "nested"}, ErrColumnType, `column "nested" is list<list<int64>>`},
+		{Source{Paths: types, Query: "text", Positive: "struct"}, ErrColumnType, `column "struct" is struct<a, b>`},
+		{Source{Paths: types, Query: "text", Positive: "map"}, ErrColumnType, `column "map" is `},
+		{Source{Paths: types, Query: "text", Positive: "fixed"}, ErrColumnType, `column "fixed" is fixed_len_byte_array(3)`},
+		{Source{Paths: types, Query: "text", Positive: "decimal"}, ErrColumnType, `column "decimal" is decimal`},
+		{Source{Paths: types, Query: "text", Positive: "text", Weight: "bool"}, ErrColumnType, `column "bool" is bool, want a number`},
+		{Source{Paths: types, Query: "text", Positive: "struct.c"}, ErrMissingColumn, `(did you mean "struct.a"?)`},
+		{Source{Paths: []string{golden("default.parquet"), golden("checksums_dictionary.parquet")}, Query: "query", Positive: "pos"}, ErrMissingColumn, `checksums_dictionary.parquet has no column "pos" (did you mean "positive"?)`},
+	} {
+		d, err := Open(context.Background(), c.src)
+		if err == nil {
+			d.Close()
+			t.Errorf("%+v: no error", c.src)
+			continue
+		}
+		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v:\n got %v\nwant %q", c.src, err, c.want)
+		}
+	}
+}
+
+// TestManyFiles reads formats side by side, named twice and globbed, as one run of rows in the order of their names.
+func TestManyFiles(t *testing.T) {
+	g := goldens(t)
+	folder := t.TempDir()
+	for i, name := range []string{"gzip.parquet", "hf.jsonl", "many_groups.parquet"} {
+		b, err := os.ReadFile(golden(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%d-%s", i, name)), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	src := Source{Paths: []string{filepath.Join(folder, "2*"), filepath.Join(folder, "*"), filepath.Join(folder, "0-gzip.parquet")}, Query: "query", Positive: "pos", Weight: "weight"}
+	want := slices.Concat(g.Rows, g.Rows, g.Rows)
+	compareRows(t, src, blockLimit{10, 1 << 20}, want, func(r goldenRow) [][]string { return [][]string{{r.Query}, r.Pos} }, func(r goldenRow) float32 { return r.Weight })
+	d, err := Open(context.Background(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := int64(len(g.Rows))
+	for row, want := range map[int64]string{
+		0:          "0-gzip.parquet: row group 0, row 0",
+		20:         "0-gzip.parquet: row group 1, row 20",
+		n:          "1-hf.jsonl:1",
+		n + 7:      "1-hf.jsonl:8",
+		2*n + 1:    "2-many_groups.parquet: row group 0, row 1",
+		3*n - 1:    fmt.Sprintf("2-many_groups.parquet: row group %d, row %d", (n-1)/11, n-1),
+		3*n + 1000: "no such row",
+	} {
+		if got := d.Locate(row).String(); !strings.Contains(got, want) {
+			t.Errorf("row %d is at %q, want %q", row, got, want)
+		}
+	}
+}
+
+// TestFingerprint: the same data elsewhere is the same, other data or columns are not.
+func TestFingerprint(t *testing.T) {
+	print := func(src Source) Hash128 {
+		d, err := Open(context.Background(), src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Fingerprint()
+	}
+	b, _ := os.ReadFile(golden("default.parquet"))
+	folder := write(t, map[string]string{"default.parquet": string(b), "a.jsonl": `{"query": "a", "positive": "b"}`})
+	src := Source{Paths: []string{golden("default.parquet")}, Query: "query", Positive: "positive"}
+	one := print(src)
+	moved := src
+	moved.Paths = []string{filepath.Join(folder, "*.parquet")}
+	if print(moved) != one {
+		t.Error("moving the data changes its fingerprint")
+	}
+	other := src
+	other.Positive = "negative"
+	form := src
+	form.Paths = []string{golden("hf.parquet")}
+	if print(other) == one || print(form) == one {
+		t.Error("other data has the same fingerprint")
+	}
+	lines := Source{Paths: []string{filepath.Join(folder, "a.jsonl")}, Query: "query", Positive: "positive"}
+	one = print(lines)
+	if err := os.WriteFile(lines.Paths[0], []byte(`{"query": "a", "positive": "c"}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if print(lines) == one {
+		t.Error("another text in JSON lines has the same fingerprint")
+	}
+}
+
+// TestChangedFile: a file that is replaced under a run is an error, not other rows.
+func TestChangedFile(t *testing.T) {
+	for _, name := range []string{"default.parquet", "flag.jsonl"} {
+		b, _ := os.ReadFile(golden(name))
+		folder := write(t, map[string]string{name: string(b)})
+		d, err := Open(context.Background(), Source{Paths: []string{filepath.Join(folder, name)}, Query: "query", Positive: "pos"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), append(b, ' '), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.ReadBlock(context.Background(), 0); err == nil || !strings.Contains(err.Error(), "has changed while it was in use") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestCancel(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	src := Source{Paths: []string{golden("flag.jsonl")}, Query: "query", Positive: "pos"}
+	d, err := Open(ctx, src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := d.NewReader(ReaderConfig{})
+	cancel()
+	if _, err := Open(ctx, src); !errors.Is(err, context.Canceled) {
+		t.Errorf("Open: %v", err)
+	}
+	if _, err := d.Index(ctx, IndexConfig{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Index: %v", err)
+	}
+	if _, err := r.Read(ctx, 0, []int64{1}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Read: %v", err)
+	}
+}
+
+// TestIndex compares hashes, lengths and the first pass's report with the rows.
+func TestIndex(t *testing.T) {
+	g := goldens(t)
+	ctx := context.Background()
+	d, err := open(ctx, Source{Paths: []string{golden("tiny_pages.parquet")}, Query: "query", Positive: "pos", Negatives: []string{"positive", "neg"}, NegativesPerRow: 4}, blockLimit{9, 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, threads := range []int{1, 3} {
+		last := int64(0)
+		x, err := d.Index(ctx, IndexConfig{Threads: threads, Progress: func(done, total int64) {
+			if done <= last || total != d.Rows() {
+				t.Errorf("progress %d of %d after %d", done, total, last)
+			}
+			last = done
+		}})
+		if err != nil || last != d.Rows() {
+			t.Fatal(err, last)
+		}
+		r := d.NewReader(ReaderConfig{Seed: 5})
+		for epoch := range 3 {
+			rows := []int64{0, 60, 17, 18, 3}
+			examples, err := r.Read(ctx, epoch, rows)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, e := range examples {
+				if got := x.Hashes(nil, 5, epoch, rows[i]); !slices.Equal(got, e.Hashes) {
+					t.Fatalf("row %d: the index and the reader choose different texts", rows[i])
+				}
+				for k, n := range x.Lengths(nil, 5, epoch, rows[i]) {
+					if int(n) != len(e.Texts[k]) || HashText(e.Texts[k]) != e.Hashes[k] {
+						t.Fatalf("row %d text %d: length %d or hash is not that of %q", rows[i], k, n, e.Texts[k])
+					}
+				}
+				row := g.Rows[rows[i]]
+				if e.Texts[0] != row.Query || !slices.Contains(row.Pos, e.Texts[1]) || e.Texts[2] != row.Positive || len(e.Texts) != 7 {
+					t.Fatalf("row %d: %q", rows[i], e.Texts)
+				}
+			}
+		}
+	}
+}
+
+// TestNegativesPerRow: unset, lists must be equally long, and the first that isn't is named.
+func TestNegativesPerRow(t *testing.T) {
+	ctx := context.Background()
+	src := Source{Paths: []string{golden("default.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"three"}}
+	d, err := Open(ctx, src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cols := d.Columns(); len(cols) != 5 || cols[4] != (Column{Negative, "three"}) || cols[1] != (Column{Positive, "positive"}) {
+		t.Errorf("columns %v", cols)
+	}
+	if _, err := d.Index(ctx, IndexConfig{}); err != nil {
+		t.Error(err)
+	}
+	src.Negatives = []string{"neg"}
+	if d, err = Open(ctx, src); err != nil {
+		t.Fatal(err)
+	}
+	var bad *RowError
+	if _, err := d.Index(ctx, IndexConfig{}); !errors.As(err, &bad) || !strings.Contains(err.Error(), "set negatives_per_row") || bad.Column != "neg" || bad.Location.File != src.Paths[0] {
+		t.Errorf("lists of several lengths: %v", err)
+	}
+}

@@ -1,0 +1,450 @@
+package dataset
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strings"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/format"
+)
+
+// Table is a set of files with all their columns, for programs that pass data through and add to it. Parquet columns keep
+// their types, nested ones included. JSON lines get the types that their values have (see tablejson.go).
+//
+// What is not carried over is metadata beside the schema: pyarrow's and pandas' notes would contradict the new columns.
+type Table struct {
+	files  []tableFile
+	leaves []tableLeaf
+	names  []string // top-level columns
+	schema func(*orderedGroup) error
+	json   []jsonColumn // of JSON lines
+}
+
+type tableFile struct {
+	parquet *parquetFile
+	jsonl   *jsonlFile
+	first   int64
+	rows    int64
+}
+
+// tableLeaf is a column of scalars in the schema's tree.
+type tableLeaf struct {
+	column
+	path string // a.list.element
+	name string // of the top-level column
+}
+
+// OpenTable opens parquet or JSONL files, named or globbed as in [Source], which must all have the same columns. JSON
+// lines are read once to find out their types. Close releases temporary files.
+func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
+	paths, err := expand(patterns)
+	if err != nil {
+		return nil, err
+	}
+	t := &Table{}
+	if isParquet(paths[0]) {
+		err = t.openParquet(paths)
+	} else {
+		err = t.openJSONL(ctx, paths)
+	}
+	if err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// Close removes temporary files.
+func (t *Table) Close() error {
+	for _, f := range t.files {
+		if f.jsonl != nil {
+			f.jsonl.close()
+		}
+	}
+	return nil
+}
+
+// Rows returns the number of rows.
+func (t *Table) Rows() int64 {
+	n := int64(0)
+	for _, f := range t.files {
+		n += f.rows
+	}
+	return n
+}
+
+// Columns returns the names of the top-level columns.
+func (t *Table) Columns() []string { return t.names }
+
+func (t *Table) openParquet(paths []string) error {
+	for i, path := range paths {
+		if !isParquet(path) {
+			return fail(ErrColumnType, "%s is not parquet, but %s is: a table is one or the other", path, paths[0])
+		}
+		p, err := openParquet(path)
+		if err != nil {
+			return err
+		}
+		f := tableFile{parquet: p, rows: p.rows}
+		if i > 0 {
+			f.first = t.files[i-1].first + t.files[i-1].rows
+			if err := sameSchema(t.files[0].parquet, p); err != nil {
+				return err
+			}
+		}
+		t.files = append(t.files, f)
+	}
+	p := t.files[0].parquet
+	var walk func(n *node, path, top string)
+	walk = func(n *node, path, top string) {
+		for _, c := range n.children {
+			name, inner := top, path+c.elem.Name
+			if n == p.root {
+				name = c.elem.Name
+				t.names = append(t.names, name)
+			}
+			if c.leaf < 0 {
+				walk(c, inner+".", name)
+				continue
+			}
+			col := column{leaf: c, list: c.maxRep > 0, listDef: c.maxDef}
+			t.leaves = append(t.leaves, tableLeaf{column: col, path: inner, name: name})
+		}
+	}
+	walk(p.root, "", "")
+	t.schema = func(g *orderedGroup) error { return copySchema(p, g) }
+	return nil
+}
+
+// sameSchema compares two files column by column.
+func sameSchema(a, b *parquetFile) error {
+	if len(a.leaves) == len(b.leaves) && len(a.root.children) == len(b.root.children) {
+		same := true
+		for i, x := range a.leaves {
+			y := b.leaves[i]
+			same = same && x.maxDef == y.maxDef && x.maxRep == y.maxRep && x.elem.Type == y.elem.Type && x.scalarName() == y.scalarName() && x.width() == y.width()
+		}
+		for i, x := range a.root.children {
+			y := b.root.children[i]
+			same = same && x.elem.Name == y.elem.Name
+		}
+		if same {
+			return nil
+		}
+	}
+	describe := func(p *parquetFile) string {
+		var cols []string
+		for _, c := range p.root.children {
+			null := ""
+			if c.repetition() == format.Required {
+				null = " not null"
+			}
+			cols = append(cols, fmt.Sprintf("%q %s%s", c.elem.Name, c.typeName(), null))
+		}
+		return strings.Join(cols, ", ")
+	}
+	return fail(ErrColumnType, "%s has columns %s; %s has %s: all files of a table must agree", a.path, describe(a), b.path, describe(b))
+}
+
+// copySchema adds a file's columns to a schema to write. Types come from parquet-go, which knows the logical ones.
+func copySchema(p *parquetFile, g *orderedGroup) error {
+	f, size, err := openFile(p.path, p.size)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	err = guard(func() error {
+		file, err := parquet.OpenFile(f, size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+		if err != nil {
+			return err
+		}
+		for _, c := range file.Root().Columns() {
+			g.add(c.Name(), copyNode(c))
+		}
+		return nil
+	})
+	if err != nil {
+		return p.wrap(err)
+	}
+	return nil
+}
+
+func copyNode(c *parquet.Column) parquet.Node {
+	var n parquet.Node
+	if c.Leaf() {
+		n = parquet.Encoded(parquet.Leaf(c.Type()), &parquet.Plain)
+	} else {
+		g := orderedGroup{typ: c.Type()}
+		for _, child := range c.Columns() {
+			g.add(child.Name(), copyNode(child))
+		}
+		n = g
+	}
+	switch {
+	case c.Optional():
+		return parquet.Optional(n)
+	case c.Repeated():
+		return parquet.Repeated(n)
+	}
+	return parquet.Required(n)
+}
+
+// Chunk is a run of rows of a table.
+type Chunk struct {
+	First int64    // row id of its first row
+	Rows  int      //
+	Texts []string // of the text column that Chunks was asked for
+
+	leaves []values // of the table's leaves
+}
+
+// Chunks yields all rows in order, at most rows at a time. text names a column of strings that each chunk shows as Texts,
+// checked as training texts are (null, blank, not UTF-8: a *RowError); "" for none. A chunk is valid until the next.
+func (t *Table) Chunks(ctx context.Context, text string, rows int) iter.Seq2[*Chunk, error] {
+	return func(yield func(*Chunk, error) bool) {
+		all := make([]int, len(t.leaves))
+		for i := range all {
+			all[i] = i
+		}
+		leaf := -1
+		if text != "" {
+			var err error
+			if leaf, err = t.textLeaf(text); err != nil {
+				yield(nil, err)
+				return
+			}
+		}
+		for c, err := range t.chunks(ctx, all, rows) {
+			if err == nil && leaf >= 0 {
+				err = t.showTexts(c, leaf, text)
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !yield(c, nil) {
+				return
+			}
+		}
+	}
+}
+
+// textLeaf returns the leaf of a column of strings.
+func (t *Table) textLeaf(name string) (int, error) {
+	leaf, list, typ, err := t.find(name)
+	if err == nil && (typ != "string" || list) {
+		if list {
+			typ = "list<" + typ + ">"
+		}
+		err = fail(ErrColumnType, "%s: column %q is %s, want string", t.path(0), name, typ)
+	}
+	return leaf, err
+}
+
+func (t *Table) path(file int) string {
+	if f := t.files[file]; f.parquet != nil {
+		return f.parquet.path
+	}
+	return t.files[file].jsonl.path
+}
+
+// find returns the leaf of a column of scalars, or of lists of scalars, and its type.
+func (t *Table) find(name string) (leaf int, list bool, typ string, err error) {
+	if p := t.files[0].parquet; p != nil {
+		c, n, err := p.column(name)
+		if err != nil {
+			return 0, false, "", err
+		}
+		if c.leaf == nil {
+			return 0, false, n.typeName(), fail(ErrColumnType, "%s: column %q is %s, want a scalar", p.path, name, n.typeName())
+		}
+		return c.leaf.leaf, c.list, c.leaf.scalarName(), nil
+	}
+	for i, c := range t.json {
+		if c.name == name {
+			return i, c.list, c.kind.String(), nil
+		}
+	}
+	return 0, false, "", missingColumn(t.path(0), name, t.names)
+}
+
+func (t *Table) showTexts(c *Chunk, leaf int, name string) error {
+	c.Texts = c.Texts[:0]
+	for i, v := range c.leaves[leaf].list {
+		reason := "null"
+		if !v.IsNull() {
+			reason = checkText(v.ByteArray())
+		}
+		if reason != "" {
+			row := c.First + int64(i)
+			return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: "the text is " + reason}
+		}
+		c.Texts = append(c.Texts, string(v.ByteArray()))
+	}
+	return nil
+}
+
+// Locate says where a row is at rest.
+func (t *Table) Locate(row int64) Location {
+	for i := range t.files {
+		f := &t.files[i]
+		if row >= f.first+f.rows {
+			continue
+		}
+		l := Location{File: t.path(i), RowGroup: -1, Row: row - f.first}
+		if f.jsonl != nil {
+			l.Line = f.jsonl.line(l.Row)
+			return l
+		}
+		left := l.Row
+		for g, rg := range f.parquet.meta.RowGroups {
+			if l.RowGroup = g; left < rg.NumRows {
+				break
+			}
+			left -= rg.NumRows
+		}
+		return l
+	}
+	return Location{File: "no such row", RowGroup: -1, Row: row}
+}
+
+// chunks yields the given leaves of all rows.
+func (t *Table) chunks(ctx context.Context, leaves []int, rows int) iter.Seq2[*Chunk, error] {
+	return func(yield func(*Chunk, error) bool) {
+		if rows < 1 {
+			yield(nil, fmt.Errorf("chunks of %d rows", rows))
+			return
+		}
+		c := &Chunk{leaves: make([]values, len(t.leaves)+len(t.json))}
+		send := func(first int64, n int) bool {
+			c.First, c.Rows = first, n
+			return yield(c, nil)
+		}
+		for i := range t.files {
+			f := &t.files[i]
+			var more bool
+			var err error
+			if f.parquet != nil {
+				more, err = t.parquetChunks(ctx, f, leaves, rows, c, send)
+			} else {
+				more, err = t.jsonChunks(ctx, f, rows, c, send)
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !more {
+				return
+			}
+		}
+	}
+}
+
+// parquetChunks reads a file. more is false when the receiver wants no more.
+func (t *Table) parquetChunks(ctx context.Context, f *tableFile, leaves []int, rows int, c *Chunk, send func(int64, int) bool) (more bool, err error) {
+	p := f.parquet
+	file, _, err := openFile(p.path, p.size)
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	readers := make([]columnReader, len(leaves))
+	first := f.first
+	for g := range p.meta.RowGroups {
+		n := p.meta.RowGroups[g].NumRows
+		for k, leaf := range leaves {
+			col := t.leaves[leaf].column
+			col.leaf = p.leaves[leaf]
+			ch, err := p.chunk(g, col)
+			if err != nil {
+				return false, p.wrapColumn(g, t.leaves[leaf].path, err)
+			}
+			readers[k].reset(file, ch)
+		}
+		for from := int64(0); from < n; from += int64(rows) {
+			if err := ctx.Err(); err != nil {
+				return false, err
+			}
+			to := min(n, from+int64(rows))
+			for k, leaf := range leaves {
+				if err := t.readLeaf(&readers[k], &c.leaves[leaf], leaf, from, to); err != nil {
+					return false, p.wrapColumn(g, t.leaves[leaf].path, err)
+				}
+			}
+			if !send(first+from, int(to-from)) {
+				return false, nil
+			}
+		}
+		first += n
+	}
+	return true, nil
+}
+
+func (t *Table) readLeaf(r *columnReader, v *values, leaf int, from, to int64) error {
+	*v = values{list: v.list[:0]} // a new arena: the caller may still hold texts of the old one
+	return guard(func() error { return r.readValues(v, from, to, leaf) })
+}
+
+// TableWriter writes a table's columns and more beside them.
+type TableWriter struct {
+	w    *ParquetWriter
+	t    *Table
+	more []OutColumn
+}
+
+// NewWriter creates a parquet file (as [NewParquetWriter] does) with the table's columns, in their order, and then more.
+func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) {
+	for _, m := range more {
+		for _, name := range t.names {
+			if m.Name == name {
+				return nil, fail(ErrColumnType, "%s already has a column %q: rename it, or give the new one another name", t.path(0), name)
+			}
+		}
+	}
+	root := orderedGroup{}
+	if err := t.schema(&root); err != nil {
+		return nil, err
+	}
+	for _, m := range more {
+		root.add(m.Name, m.node())
+	}
+	w, err := newParquetWriter(path, root)
+	if err != nil {
+		return nil, err
+	}
+	w.columns = more
+	return &TableWriter{w: w, t: t, more: more}, nil
+}
+
+// Write appends a chunk of the table with the values of the additional columns for its rows (as in ParquetWriter.Write).
+func (w *TableWriter) Write(c *Chunk, more ...any) error {
+	if w.w.err != nil {
+		return w.w.err
+	}
+	rows, err := w.w.rowsOf(more)
+	if err != nil {
+		return err
+	}
+	if len(more) > 0 && rows != c.Rows {
+		return fmt.Errorf("%s: %d rows of new columns for %d rows of the table", w.w.path, rows, c.Rows)
+	}
+	for i := range c.leaves {
+		if err := w.w.put(i, c.leaves[i].list); err != nil {
+			return err
+		}
+	}
+	for i := range more {
+		if err := w.w.put(len(c.leaves)+i, w.w.values(more[i], len(c.leaves)+i, 0, rows)); err != nil {
+			return err
+		}
+	}
+	return w.w.endSlice(c.Rows)
+}
+
+// Close completes the file, as ParquetWriter.Close does.
+func (w *TableWriter) Close() error { return w.w.Close() }
+
+// Abort removes the temporary file.
+func (w *TableWriter) Abort() { w.w.Abort() }

@@ -1,0 +1,317 @@
+package dataset
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/parquet-go/parquet-go"
+)
+
+// JSON lines as a table. One pass over all files finds each top-level key's type: text, int64, float64 (also for a mix of
+// integers and others), bool, and lists of one of these. Whatever else it holds (objects, lists of lists, a mix of types)
+// is passed on as JSON in a text column.
+
+type jsonType uint8
+
+const (
+	jsonNothing jsonType = iota // only nulls so far: a text column in the end
+	jsonBool
+	jsonInt
+	jsonFloat
+	jsonText
+	jsonAny
+)
+
+func (k jsonType) String() string {
+	return [...]string{"string", "bool", "int64", "float64", "string", "json"}[k]
+}
+
+type jsonColumn struct {
+	name string
+	kind jsonType
+	list bool
+	seen bool // a value that is not null: list is settled
+}
+
+// join widens a type so that it also holds another's values.
+func (k jsonType) join(o jsonType) jsonType {
+	switch {
+	case k == o || o == jsonNothing:
+		return k
+	case k == jsonNothing:
+		return o
+	case k == jsonInt && o == jsonFloat || k == jsonFloat && o == jsonInt:
+		return jsonFloat
+	}
+	return jsonAny
+}
+
+func (t *Table) openJSONL(ctx context.Context, paths []string) error {
+	index := map[string]int{}
+	for i, path := range paths {
+		if isParquet(path) {
+			return fail(ErrColumnType, "%s is parquet, but %s is not: a table is one or the other", path, paths[0])
+		}
+		j, err := openJSONL(ctx, path, defaultLimit)
+		if err != nil {
+			return err
+		}
+		f := tableFile{jsonl: j, rows: j.rows}
+		if i > 0 {
+			f.first = t.files[i-1].first + t.files[i-1].rows
+		}
+		t.files = append(t.files, f)
+		err = eachJSONLine(ctx, j, func(r *jsonReader) error {
+			return r.object(func(key []byte) error {
+				k, ok := index[string(key)]
+				if !ok {
+					k = len(t.json)
+					index[string(key)] = k
+					t.json = append(t.json, jsonColumn{name: string(key)})
+					t.names = append(t.names, string(key))
+				}
+				return t.json[k].observe(r)
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if t.Rows() == 0 {
+		return fail(ErrNoFiles, "%s: no rows", paths[0])
+	}
+	for k := range t.json {
+		if c := &t.json[k]; c.kind == jsonAny {
+			c.list = false
+		}
+	}
+	t.schema = func(g *orderedGroup) error {
+		for _, c := range t.json {
+			g.add(c.name, c.node())
+		}
+		return nil
+	}
+	return nil
+}
+
+// eachJSONLine calls line for every row of a file, and checks that it reads the whole line.
+func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) error) error {
+	var buf []byte
+	row := int64(0)
+	for _, b := range j.blocks {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var err error
+		if buf, err = j.read(b, buf); err != nil {
+			return asCorrupt(fmt.Errorf("%s: %w", j.path, err))
+		}
+		err = lines(buf, func(from, to int) error {
+			r := jsonReader{b: buf[from:to]}
+			err := line(&r)
+			if err == nil && (r.peek() != 0 || r.i < len(r.b)) {
+				err = r.fail("something after the object")
+			}
+			if _, ok := err.(*jsonError); ok {
+				l := Location{File: j.path, RowGroup: -1, Row: row, Line: j.line(row)}
+				return &RowError{Row: row, Location: l, Reason: err.Error()}
+			}
+			row++
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// observe reads a value and widens the column's type.
+func (c *jsonColumn) observe(r *jsonReader) error {
+	if r.peek() != '[' {
+		k, err := r.scalar()
+		if k != jsonNothing {
+			if c.seen && c.list {
+				k = jsonAny
+			}
+			c.seen = true
+		}
+		c.kind = c.kind.join(k)
+		return err
+	}
+	if c.seen && !c.list {
+		c.kind = jsonAny
+	}
+	c.seen, c.list = true, true
+	return r.array(func() error {
+		k, err := r.scalar()
+		c.kind = c.kind.join(k)
+		return err
+	})
+}
+
+// scalar reads a value and returns its type, jsonAny for lists and objects.
+func (r *jsonReader) scalar() (jsonType, error) {
+	switch c := r.peek(); c {
+	case 'n':
+		return jsonNothing, r.skip()
+	case 't', 'f':
+		return jsonBool, r.skip()
+	case '"':
+		return jsonText, r.skip()
+	case '[', '{':
+		return jsonAny, r.skip()
+	}
+	digits, err := r.number()
+	if err != nil {
+		return jsonAny, err
+	}
+	if _, err := strconv.ParseInt(string(digits), 10, 64); err == nil {
+		return jsonInt, nil
+	}
+	return jsonFloat, nil
+}
+
+func (c jsonColumn) node() parquet.Node {
+	var n parquet.Node
+	switch c.kind {
+	case jsonBool:
+		n = parquet.Leaf(parquet.BooleanType)
+	case jsonInt:
+		n = parquet.Int(64)
+	case jsonFloat:
+		n = parquet.Leaf(parquet.DoubleType)
+	default:
+		n = parquet.String()
+	}
+	n = parquet.Optional(parquet.Encoded(n, &parquet.Plain))
+	if c.list {
+		n = parquet.Optional(parquet.List(n))
+	}
+	return n
+}
+
+// jsonChunks reads a file of JSON lines.
+func (t *Table) jsonChunks(ctx context.Context, f *tableFile, rows int, c *Chunk, send func(int64, int) bool) (more bool, err error) {
+	index := map[string]int{}
+	for i, col := range t.json {
+		index[col.name] = i
+	}
+	reset := func() {
+		for i := range c.leaves {
+			c.leaves[i] = values{list: c.leaves[i].list[:0]}
+		}
+	}
+	reset()
+	first, n := f.first, 0
+	begin := make([]int, len(t.json)) // where the row's values begin, for keys that come twice
+	var original []byte
+	errStop := errors.New("no more")
+	err = eachJSONLine(ctx, f.jsonl, func(r *jsonReader) error {
+		original = append(original[:0], r.b...)
+		for i := range begin {
+			begin[i] = len(c.leaves[i].list)
+		}
+		err := r.object(func(key []byte) error {
+			i, ok := index[string(key)]
+			if !ok {
+				return fail(ErrCorrupt, "%s has changed while it was in use: a new key %q", f.jsonl.path, key)
+			}
+			c.leaves[i].list = c.leaves[i].list[:begin[i]]
+			return t.json[i].read(r, original, &c.leaves[i], i)
+		})
+		if err != nil {
+			return err
+		}
+		for i := range begin {
+			if len(c.leaves[i].list) == begin[i] {
+				c.leaves[i].list = append(c.leaves[i].list, parquet.NullValue().Level(0, 0, i))
+			}
+		}
+		if n++; n == rows {
+			if !send(first, n) {
+				return errStop
+			}
+			first, n = first+int64(n), 0
+			reset()
+		}
+		return nil
+	})
+	if err == errStop {
+		return false, nil
+	}
+	if err == nil && n > 0 {
+		return send(first, n), nil
+	}
+	return true, err
+}
+
+// read appends a key's value. original is the line as it stood: reading texts unescapes them in place.
+func (c jsonColumn) read(r *jsonReader, original []byte, v *values, column int) error {
+	if c.kind == jsonAny || !c.list {
+		value, err := c.value(r, original, v)
+		def := 1
+		if value.IsNull() {
+			def = 0
+		}
+		v.list = append(v.list, value.Level(0, def, column))
+		return err
+	}
+	if r.peek() == 'n' {
+		v.list = append(v.list, parquet.NullValue().Level(0, 0, column))
+		return r.skip()
+	}
+	begin := len(v.list)
+	err := r.array(func() error {
+		value, err := c.value(r, original, v)
+		def := 3
+		if value.IsNull() {
+			def = 2
+		}
+		v.list = append(v.list, value.Level(min(1, len(v.list)-begin), def, column))
+		return err
+	})
+	if len(v.list) == begin {
+		v.list = append(v.list, parquet.NullValue().Level(0, 1, column))
+	}
+	return err
+}
+
+func (c jsonColumn) value(r *jsonReader, original []byte, v *values) (parquet.Value, error) {
+	first := r.peek()
+	from := r.i
+	if first == '"' {
+		a, b, err := r.text()
+		if err != nil {
+			return parquet.Value{}, err
+		}
+		return v.text(r.b[a:b]), nil
+	}
+	if err := r.skip(); err != nil {
+		return parquet.Value{}, err
+	}
+	raw := bytes.TrimSpace(original[from:r.i])
+	if first == 'n' {
+		return parquet.NullValue(), nil
+	}
+	switch c.kind {
+	case jsonBool:
+		return parquet.BooleanValue(first == 't'), nil
+	case jsonInt:
+		n, err := strconv.ParseInt(string(raw), 10, 64)
+		return parquet.Int64Value(n), err
+	case jsonFloat:
+		x, _ := strconv.ParseFloat(string(raw), 64) // beyond the range: infinite
+		return parquet.DoubleValue(x), nil
+	}
+	return v.text(raw), nil
+}
+
+func (v *values) text(b []byte) parquet.Value {
+	from := len(v.arena)
+	v.arena = append(v.arena, b...)
+	return parquet.ByteArrayValue(v.arena[from:len(v.arena):len(v.arena)])
+}

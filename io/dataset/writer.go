@@ -1,0 +1,323 @@
+package dataset
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/compress/zstd"
+)
+
+// OutType is what a written column holds, and the Go type that Write takes for it.
+type OutType uint8
+
+const (
+	TextOut     OutType = iota // []string
+	TextListOut                // [][]string
+	IntOut                     // []int64
+	FloatOut                   // []float64
+	VectorOut                  // Vectors: a list<float32> a row
+)
+
+// Vectors are rows of float32 of one length, one after the other: Data is (rows, Dim).
+type Vectors struct {
+	Dim  int
+	Data []float32
+}
+
+// OutColumn is a column to write.
+type OutColumn struct {
+	Name string
+	Type OutType
+}
+
+func (c OutColumn) node() parquet.Node {
+	leaf := func(n parquet.Node) parquet.Node { return parquet.Optional(parquet.Encoded(n, &parquet.Plain)) }
+	switch c.Type {
+	case TextListOut:
+		return parquet.Optional(parquet.List(leaf(parquet.String())))
+	case IntOut:
+		return leaf(parquet.Int(64))
+	case FloatOut:
+		return leaf(parquet.Leaf(parquet.DoubleType))
+	case VectorOut:
+		return parquet.Optional(parquet.List(leaf(parquet.Leaf(parquet.FloatType))))
+	}
+	return leaf(parquet.String())
+}
+
+// ParquetWriter writes a parquet file row group by row group. The file appears under its name when Close succeeds, whole
+// and on disk, or not at all: until then it is a temporary file beside it, and what stood there before stays.
+//
+// Pages are compressed with zstd and carry checksums; columns are nullable, lists have three levels with "element", the
+// types are those that pyarrow and Hugging Face datasets give such data. A row group (up to 64 MiB) is held in memory.
+type ParquetWriter struct {
+	path    string
+	file    *os.File
+	w       *parquet.Writer
+	columns []OutColumn
+	leaves  int
+	pending int64 // bytes in the open row group, about
+	rows    int64
+	err     error
+	scratch []parquet.Value
+}
+
+const (
+	groupBytes = 64 << 20
+	sliceRows  = 1024 // rows that go to the library at once: a page is closed between slices
+)
+
+// NewParquetWriter creates the temporary file for path.
+func NewParquetWriter(path string, columns ...OutColumn) (*ParquetWriter, error) {
+	if len(columns) == 0 {
+		return nil, fmt.Errorf("%s: no columns to write", path)
+	}
+	root := orderedGroup{}
+	for _, c := range columns {
+		root.add(c.Name, c.node())
+	}
+	w, err := newParquetWriter(path, root)
+	if err != nil {
+		return nil, err
+	}
+	w.columns = columns
+	return w, nil
+}
+
+func newParquetWriter(path string, root orderedGroup) (*ParquetWriter, error) {
+	seen := map[string]bool{}
+	for _, f := range root.fields {
+		if seen[f.Name()] {
+			return nil, fmt.Errorf("%s: two columns named %q", path, f.Name())
+		}
+		seen[f.Name()] = true
+	}
+	// os.CreateTemp would make it private; this way it gets the mode that any new file gets.
+	name := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%016x.tmp", filepath.Base(path), rand.Uint64()))
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	w := &ParquetWriter{path: path, file: file}
+	err = guard(func() error {
+		schema := parquet.NewSchema("schema", root)
+		w.leaves = len(schema.Columns())
+		w.w = parquet.NewWriter(file, schema, parquet.Compression(&zstd.Codec{Level: zstd.SpeedDefault}),
+			parquet.DataPageStatistics(false), parquet.CreatedBy("contraflow", "", ""))
+		return nil
+	})
+	if err != nil {
+		w.Abort()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return w, nil
+}
+
+// Write appends rows: one value per column, of the type that goes with it, all of the same number of rows.
+func (w *ParquetWriter) Write(columns ...any) error {
+	if w.err != nil {
+		return w.err
+	}
+	rows, err := w.rowsOf(columns)
+	if err != nil {
+		return err // the caller's mistake: the file is as it was
+	}
+	for from := 0; from < rows; from += sliceRows {
+		to := min(rows, from+sliceRows)
+		for i := range columns {
+			if err := w.put(i, w.values(columns[i], i, from, to)); err != nil {
+				return err
+			}
+		}
+		if err := w.endSlice(to - from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rowsOf checks the values of a Write and counts their rows.
+func (w *ParquetWriter) rowsOf(columns []any) (rows int, err error) {
+	if len(columns) != len(w.columns) {
+		return 0, fmt.Errorf("%s: %d columns given, it has %d", w.path, len(columns), len(w.columns))
+	}
+	want := [...]any{TextOut: []string(nil), TextListOut: [][]string(nil), IntOut: []int64(nil), FloatOut: []float64(nil), VectorOut: Vectors{}}
+	for i, c := range columns {
+		col := w.columns[i]
+		if reflect.TypeOf(c) != reflect.TypeOf(want[col.Type]) {
+			return 0, fmt.Errorf("%s: column %q is given as %T, want %T", w.path, col.Name, c, want[col.Type])
+		}
+		n := 0
+		if v, ok := c.(Vectors); !ok {
+			n = reflect.ValueOf(c).Len()
+		} else if v.Dim > 0 && len(v.Data)%v.Dim == 0 {
+			n = len(v.Data) / v.Dim
+		} else if len(v.Data) > 0 {
+			return 0, fmt.Errorf("%s: column %q has %d floats, which are no rows of %d", w.path, col.Name, len(v.Data), v.Dim)
+		}
+		if i > 0 && n != rows {
+			return 0, fmt.Errorf("%s: column %q has %d rows, %q has %d", w.path, col.Name, n, w.columns[0].Name, rows)
+		}
+		rows = n
+	}
+	return rows, nil
+}
+
+// values makes the library's values of rows [from, to). Definition levels: 1 a value, lists: 1 empty, 3 an element.
+func (w *ParquetWriter) values(column any, leaf, from, to int) []parquet.Value {
+	out := w.scratch[:0]
+	list := func(n int, element func(i int) parquet.Value) {
+		if n == 0 {
+			out = append(out, parquet.NullValue().Level(0, 1, leaf))
+		}
+		for i := range n {
+			out = append(out, element(i).Level(min(i, 1), 3, leaf))
+		}
+	}
+	switch c := column.(type) {
+	case []string:
+		for _, s := range c[from:to] {
+			out = append(out, textValue(s).Level(0, 1, leaf))
+		}
+	case [][]string:
+		for _, l := range c[from:to] {
+			list(len(l), func(i int) parquet.Value { return textValue(l[i]) })
+		}
+	case []int64:
+		for _, v := range c[from:to] {
+			out = append(out, parquet.Int64Value(v).Level(0, 1, leaf))
+		}
+	case []float64:
+		for _, v := range c[from:to] {
+			out = append(out, parquet.DoubleValue(v).Level(0, 1, leaf))
+		}
+	case Vectors:
+		for i := from; i < to; i++ {
+			row := c.Data[i*c.Dim : (i+1)*c.Dim]
+			list(len(row), func(i int) parquet.Value { return parquet.FloatValue(row[i]) })
+		}
+	}
+	w.scratch = out
+	return out
+}
+
+func textValue(s string) parquet.Value { return parquet.ByteArrayValue([]byte(s)) }
+
+// put hands whole rows of one leaf to the library.
+func (w *ParquetWriter) put(leaf int, values []parquet.Value) error {
+	err := guard(func() error {
+		_, err := w.w.ColumnWriters()[leaf].WriteRowValues(values)
+		return err
+	})
+	for _, v := range values {
+		if k := v.Kind(); k == parquet.ByteArray || k == parquet.FixedLenByteArray {
+			w.pending += int64(len(v.ByteArray()))
+		}
+		w.pending += 4
+	}
+	return w.sticky(err)
+}
+
+// endSlice counts rows of which all leaves are put, and closes the row group when it is large.
+func (w *ParquetWriter) endSlice(rows int) error {
+	w.rows += int64(rows)
+	if w.pending < groupBytes {
+		return nil
+	}
+	w.pending = 0
+	return w.sticky(guard(w.w.Flush))
+}
+
+// sticky remembers the first error: after it the file can't be completed.
+func (w *ParquetWriter) sticky(err error) error {
+	if err != nil && w.err == nil {
+		w.err = fmt.Errorf("writing %s: %w", w.path, err)
+	}
+	return w.err
+}
+
+// Rows returns how many rows were written.
+func (w *ParquetWriter) Rows() int64 { return w.rows }
+
+// Close completes the file, brings it to disk and gives it its name. After an error the temporary file is gone, and what
+// stood under the name before is untouched. Close after Abort or Close does nothing.
+func (w *ParquetWriter) Close() error {
+	if w.file == nil {
+		return nil
+	}
+	defer w.Abort()
+	if w.err != nil {
+		return w.err
+	}
+	if err := w.sticky(guard(w.w.Close)); err != nil {
+		return err
+	}
+	name := w.file.Name()
+	if err := w.sticky(errors.Join(w.file.Sync(), w.file.Close())); err != nil {
+		return err
+	}
+	if err := w.sticky(os.Rename(name, w.path)); err != nil {
+		return err
+	}
+	w.file = nil
+	syncFolder(filepath.Dir(w.path))
+	return nil
+}
+
+// Abort removes the temporary file. It does nothing after Close.
+func (w *ParquetWriter) Abort() {
+	if w.file != nil {
+		w.file.Close()
+		os.Remove(w.file.Name())
+		w.file = nil
+	}
+}
+
+// syncFolder makes a rename last through a power cut, where the system can do that for folders.
+func syncFolder(path string) {
+	if d, err := os.Open(path); err == nil {
+		d.Sync()
+		d.Close()
+	}
+}
+
+// orderedGroup is a group whose fields keep their order; parquet.Group sorts them by name.
+type orderedGroup struct {
+	parquet.Group
+	typ    parquet.Type // a list's or map's; nil: a plain group
+	fields []parquet.Field
+}
+
+func (g *orderedGroup) add(name string, n parquet.Node) {
+	if g.Group == nil {
+		g.Group = parquet.Group{}
+	}
+	g.Group[name] = n
+	g.fields = append(g.fields, namedNode{n, name})
+}
+
+func (g orderedGroup) Fields() []parquet.Field { return g.fields }
+
+func (g orderedGroup) Type() parquet.Type {
+	if g.typ != nil {
+		return g.typ
+	}
+	return g.Group.Type()
+}
+
+type namedNode struct {
+	parquet.Node
+	name string
+}
+
+func (n namedNode) Name() string { return n.name }
+
+// Value would be asked for by writers that take Go values; this one takes columns.
+func (n namedNode) Value(base reflect.Value) reflect.Value {
+	return base.MapIndex(reflect.ValueOf(n.name))
+}

@@ -1,0 +1,382 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/format"
+)
+
+// The written files are read back with parquet-go's own readers, not with ours.
+
+type writtenRow struct {
+	Query     string    `parquet:"query,optional"`
+	Negatives []string  `parquet:"negatives,optional,list"`
+	Count     int64     `parquet:"count,optional"`
+	Score     float64   `parquet:"score,optional"`
+	Embedding []float32 `parquet:"embedding,optional,list"`
+}
+
+var writtenColumns = []OutColumn{{"query", TextOut}, {"negatives", TextListOut}, {"count", IntOut}, {"score", FloatOut}, {"embedding", VectorOut}}
+
+func writtenRows(n int) (rows []writtenRow, columns []any) {
+	const dim = 7
+	var q []string
+	var neg [][]string
+	var count []int64
+	var score []float64
+	v := Vectors{Dim: dim}
+	for i := range n {
+		r := writtenRow{Query: fmt.Sprintf("query %d 🙂", i), Negatives: []string{}, Count: int64(i) - 5, Score: float64(i) / 3}
+		for k := range i % 4 {
+			r.Negatives = append(r.Negatives, strings.Repeat("n", k)) // one of them empty
+		}
+		for k := range dim {
+			r.Embedding = append(r.Embedding, float32(i)+float32(k)/8)
+		}
+		rows = append(rows, r)
+		q, neg, count, score, v.Data = append(q, r.Query), append(neg, r.Negatives), append(count, r.Count), append(score, r.Score), append(v.Data, r.Embedding...)
+	}
+	return rows, []any{q, neg, count, score, v}
+}
+
+func TestWriter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "out.parquet")
+	w, err := NewParquetWriter(path, writtenColumns...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []writtenRow
+	for _, n := range []int{3, 0, 2500, 1} {
+		rows, columns := writtenRows(n)
+		if err := w.Write(columns...); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, rows...)
+		if exists(path) {
+			t.Fatal("the file is there before it is whole")
+		}
+	}
+	if err := w.Close(); err != nil || w.Rows() != int64(len(want)) {
+		t.Fatal(err, w.Rows())
+	}
+	got, err := parquet.ReadFile[writtenRow](path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range want {
+		if got[i].Negatives == nil {
+			got[i].Negatives = []string{}
+		}
+		if !reflect.DeepEqual(got[i], want[i]) {
+			t.Fatalf("row %d: %+v, want %+v", i, got[i], want[i])
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d rows, want %d", len(got), len(want))
+	}
+
+	p, err := openParquet(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, _ := os.Open(path)
+	defer f.Close()
+	for i, leaf := range p.leaves {
+		c, err := p.chunk(0, column{leaf: leaf, list: leaf.maxRep > 0})
+		if err == nil {
+			err = c.open(f)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, page := range c.pages {
+			if !page.hasCRC {
+				t.Errorf("column %d: a page without a checksum", i)
+			}
+		}
+		if c.codec != format.Zstd {
+			t.Errorf("column %d: codec %v", i, c.codec)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestWriterErrors(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "out.parquet")
+	if err := os.WriteFile(path, []byte("before"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewParquetWriter(filepath.Join(folder, "no", "such", "out.parquet"), writtenColumns...); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a folder that isn't there: %v", err)
+	}
+	if _, err := NewParquetWriter(path, OutColumn{"a", TextOut}, OutColumn{"a", IntOut}); err == nil {
+		t.Error("two columns of one name")
+	}
+	if _, err := NewParquetWriter(path); err == nil {
+		t.Error("no columns")
+	}
+	w, err := NewParquetWriter(path, OutColumn{"a", TextOut}, OutColumn{"v", VectorOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, columns := range map[string][]any{
+		"1 columns given, it has 2":                          {[]string{"a"}},
+		`column "a" is given as []int64, want []string`:      {[]int64{1}, Vectors{}},
+		`column "v" has 2 rows, "a" has 1`:                   {[]string{"a"}, Vectors{Dim: 1, Data: []float32{1, 2}}},
+		`column "v" has 3 floats, which are no rows of 2`:    {[]string{"a"}, Vectors{Dim: 2, Data: []float32{1, 2, 3}}},
+		`column "v" has 3 floats, which are no rows of 0`:    {[]string{"a"}, Vectors{Data: []float32{1, 2, 3}}},
+		`column "v" is given as []float32, want dataset.Vec`: {[]string{"a"}, []float32{1}},
+	} {
+		if err := w.Write(columns...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	// A disk that fails: the file is gone, what was there stays.
+	w.file.Close()
+	if err := w.Write([]string{"a"}, Vectors{Dim: 1, Data: []float32{1}}); err != nil {
+		t.Fatal(err) // nothing reaches the file yet
+	}
+	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "writing "+path) {
+		t.Errorf("closed on a failing disk: %v", err)
+	}
+	w, err = NewParquetWriter(path, OutColumn{"a", TextOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Abort()
+	w.Abort()
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	files, _ := os.ReadDir(folder)
+	if b, _ := os.ReadFile(path); string(b) != "before" || len(files) != 1 {
+		t.Errorf("left behind: %q in %v", b, files)
+	}
+}
+
+// allRows reads every value of a file with its levels, column by column.
+func allRows(t *testing.T, path string) (columns []string, rows [][]parquet.Value) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, _ := f.Stat()
+	p, err := parquet.OpenFile(f, info.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range p.Schema().Columns() {
+		leaf, _ := p.Schema().Lookup(c...)
+		// parquet-go annotates plain integers when it writes them.
+		typ := strings.NewReplacer("INT(64,true)", "INT64", "INT(32,true)", "INT32").Replace(leaf.Node.Type().String())
+		columns = append(columns, fmt.Sprintf("%s %s %v", strings.Join(c, "."), typ, leaf.Node.Optional()))
+	}
+	for _, g := range p.RowGroups() {
+		r := g.Rows()
+		for {
+			buf := make([]parquet.Row, 1)
+			n, err := r.ReadRows(buf)
+			if n > 0 {
+				rows = append(rows, buf[0].Clone())
+			}
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.Close()
+	}
+	return columns, rows
+}
+
+// TestTable passes files through with a column added: every type, nested ones too, keeps its values and levels.
+func TestTable(t *testing.T) {
+	ctx := context.Background()
+	for file, text := range map[string]string{"types": "text", "default": "query", "tiny_pages": "query", "many_groups": "positive", "large": "query", "split_rows": "query", "two_levels": "query", "required": "query", "delta": "query"} {
+		for _, rows := range []int{1, 7, 1000} {
+			in := golden(file + ".parquet")
+			table, err := OpenTable(ctx, []string{in})
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(t.TempDir(), "out.parquet")
+			w, err := table.NewWriter(path, OutColumn{"embedding", VectorOut})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var texts []string
+			for c, err := range table.Chunks(ctx, text, rows) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.First != int64(len(texts)) || len(c.Texts) != c.Rows || c.Rows > rows {
+					t.Fatalf("%s: chunk %d + %d after %d rows", file, c.First, c.Rows, len(texts))
+				}
+				texts = append(texts, c.Texts...)
+				v := Vectors{Dim: 2, Data: make([]float32, 2*c.Rows)}
+				for i := range v.Data {
+					v.Data[i] = float32(c.First) + float32(i)/2
+				}
+				if err := w.Write(c, v); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			wantColumns, want := allRows(t, in)
+			gotColumns, got := allRows(t, path)
+			n := len(wantColumns)
+			if !slices.Equal(gotColumns[:n], wantColumns) || len(gotColumns) != n+1 || !strings.HasPrefix(gotColumns[n], "embedding.list.element FLOAT") {
+				t.Fatalf("%s: columns %q, want %q and an embedding", file, gotColumns, wantColumns)
+			}
+			if len(got) != len(want) || table.Rows() != int64(len(want)) {
+				t.Fatalf("%s: %d rows, want %d", file, len(got), len(want))
+			}
+			for i := range want {
+				values := slices.DeleteFunc(slices.Clone(got[i]), func(v parquet.Value) bool { return v.Column() == n })
+				if !slices.EqualFunc(values, want[i], sameValue) {
+					t.Fatalf("%s row %d:\n got %+v\nwant %+v", file, i, values, want[i])
+				}
+				v := got[i][len(values):]
+				if len(v) != 2 || v[0].Float() != float32(i) && rows == 1 || v[1].RepetitionLevel() != 1 {
+					t.Fatalf("%s row %d: embedding %+v", file, i, v)
+				}
+			}
+		}
+	}
+}
+
+func sameValue(a, b parquet.Value) bool {
+	if a.Kind() == parquet.Double && b.Kind() == parquet.Double && math.Float64bits(a.Double()) != math.Float64bits(b.Double()) {
+		return false
+	}
+	return a.Kind() == b.Kind() && a.RepetitionLevel() == b.RepetitionLevel() && a.DefinitionLevel() == b.DefinitionLevel() && a.Column() == b.Column() && parquet.Equal(a, b)
+}
+
+// TestTableJSONL turns JSON lines into typed columns.
+func TestTableJSONL(t *testing.T) {
+	ctx := context.Background()
+	folder := write(t, map[string]string{
+		"a.jsonl": `{"text": "caf\u00e9", "n": 1, "x": 1, "b": true, "list": ["a", null], "ints": [1, 2], "o": {"k": ["\"v\""]}, "mix": 1, "nothing": null, "deep": [[1]]}
+{"text": "zwei", "n": -9223372036854775808, "x": 2.5, "b": null, "list": [], "o": [1], "mix": "s\n", "n": 7}
+`,
+		"b.jsonl": `{"text": "drei", "list": null, "late": "here", "ints": [3], "x": null, "mix": [1]}`,
+	})
+	table, err := OpenTable(ctx, []string{filepath.Join(folder, "*.jsonl")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	path := filepath.Join(folder, "out.parquet")
+	w, err := table.NewWriter(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c, err := range table.Chunks(ctx, "text", 2) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Write(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, got := allRows(t, path)
+	want := []string{
+		`"café" "1" "1" "true" "a" - "1" "2" "{\"k\": [\"\\\"v\\\"\"]}" "1" - "[[1]]" -`,
+		`"zwei" "7" "2.5" - - - "[1]" "s\n" - - -`,
+		`"drei" - - - - "3" - "[1]" - - "here"`,
+	}
+	for i, r := range got {
+		var parts []string
+		for _, v := range r {
+			if v.IsNull() {
+				parts = append(parts, "-")
+			} else {
+				parts = append(parts, fmt.Sprintf("%q", v.String()))
+			}
+		}
+		if s := strings.Join(parts, " "); s != want[i] {
+			t.Errorf("row %d: %s\nwant %s", i, s, want[i])
+		}
+	}
+}
+
+func TestTableErrors(t *testing.T) {
+	ctx := context.Background()
+	folder := write(t, map[string]string{
+		"broken.jsonl": "{\"a\": \"x\"}\n{\"a\": \n",
+		"nulls.jsonl":  "{\"a\": \"x\"}\n\n{\"a\": \" \"}\n",
+		"one.jsonl":    "{\"a\": \"x\"}\n",
+	})
+	open := func(paths ...string) error {
+		table, err := OpenTable(ctx, paths)
+		if err == nil {
+			table.Close()
+		}
+		return err
+	}
+	for want, err := range map[string]error{
+		"broken.jsonl:2: not JSON":         open(filepath.Join(folder, "broken.jsonl")),
+		"is not parquet, but":              open(golden("default.parquet"), filepath.Join(folder, "one.jsonl")),
+		"all files of a table must agree":  open(golden("default.parquet"), golden("types.parquet")),
+		`"pos" list<string> not null`:      open(golden("default.parquet"), golden("required.parquet")),
+		"checksums.parquet has columns \"": open(golden("checksums.parquet"), golden("checksums_dictionary.parquet")),
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	table, err := OpenTable(ctx, []string{filepath.Join(folder, "nulls.jsonl")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{"a": `nulls.jsonl:3, column "a": the text is blank`, "b": `has no column "b"`} {
+		var last error
+		for _, err := range table.Chunks(ctx, text, 10) {
+			last = err
+		}
+		if last == nil || !strings.Contains(last.Error(), want) {
+			t.Errorf("text %q: %v, want %q", text, last, want)
+		}
+	}
+	if _, err := table.NewWriter(filepath.Join(folder, "out.parquet"), OutColumn{"a", VectorOut}); err == nil || !strings.Contains(err.Error(), `already has a column "a"`) {
+		t.Error(err)
+	}
+	// Stopping early is no error, and null texts in parquet are found with their place.
+	if table, err = OpenTable(ctx, []string{golden("nulls.parquet")}); err != nil {
+		t.Fatal(err)
+	}
+	for c, err := range table.Chunks(ctx, "query", 1) {
+		if err != nil || c.Texts[0] != "a" {
+			t.Error(err)
+		}
+		break
+	}
+	for c, err := range table.Chunks(ctx, "query", 100) {
+		if err == nil || !strings.Contains(err.Error(), `nulls.parquet: row group 0, row 1, column "query": the text is null`) {
+			t.Error(c, err)
+		}
+	}
+}

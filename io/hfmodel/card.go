@@ -1,0 +1,161 @@
+package hfmodel
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Card is what the model card says beyond what the model itself tells. Empty fields are left out.
+type Card struct {
+	Name         string // the heading; default: the folder's name
+	Summary      string // Markdown, after the first paragraph
+	BaseModel    string // the hub id or folder that training began with
+	TrainingData []Dataset
+	Recipe       string // the recipe as resolved, in YAML
+	Metrics      []Metric
+}
+
+// Dataset is a row of the card's table of training data.
+type Dataset struct {
+	Name    string   // file, glob or hub id
+	Columns []string // the columns trained on
+	Rows    int64
+}
+
+// Metric is a row of the card's table of results.
+type Metric struct {
+	Dataset string
+	Name    string // "nDCG@10"
+	Value   float64
+}
+
+// render writes README.md: a YAML front matter that the hub reads, and Markdown. Strings in the front matter are
+// double-quoted JSON, which is YAML too.
+func (c Card) render(folder string, s Spec, p Pooling) []byte {
+	var b bytes.Buffer
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	name := c.Name
+	if name == "" {
+		name = folder
+	}
+
+	line("---")
+	line("library_name: sentence-transformers")
+	line("pipeline_tag: sentence-similarity")
+	line("tags:")
+	for _, tag := range []string{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"} {
+		line("- %s", tag)
+	}
+	if id, _, err := parseID(c.BaseModel); err == nil && strings.Contains(id, "/") {
+		line("base_model: %s", yamlString(id))
+	}
+	line("---")
+	line("")
+	line("# %s", oneLine(name))
+	line("")
+	line("This text-embedding model maps a text to a vector of %d dimensions, for semantic search, clustering and similar tasks. "+
+		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", p.Dimension)
+	if c.Summary != "" {
+		line("")
+		line("%s", strings.TrimSpace(c.Summary))
+	}
+
+	line("")
+	line("## The model")
+	line("")
+	if c.BaseModel != "" {
+		line("- Trained from: %s", code(c.BaseModel))
+	}
+	line("- Pooling: %s%s", p.Mode, map[bool]string{true: ", normalized to length 1"}[s.Normalize])
+	line("- Maximum length: %d tokens", s.MaxSeqLength)
+	line("- Similarity: %s", s.similarity())
+	for _, key := range sortedKeys(s.Prompts) {
+		if s.Prompts[key] != "" {
+			line("- Prompt %s: %s", code(key), code(s.Prompts[key]))
+		}
+	}
+
+	line("")
+	line("## Usage")
+	line("")
+	line("```python")
+	line("from sentence_transformers import SentenceTransformer")
+	line("")
+	line("model = SentenceTransformer(%s)", yamlString(name))
+	query, document := "", ""
+	if s.Prompts["query"] != "" {
+		query = `, prompt_name="query"`
+	}
+	for _, key := range []string{"document", "passage"} {
+		if s.Prompts[key] != "" {
+			document = fmt.Sprintf(`, prompt_name="%s"`, key)
+			break
+		}
+	}
+	line(`query = model.encode("how are gradients accumulated?"%s)`, query)
+	line(`documents = model.encode(["a first text", "a second text"]%s)`, document)
+	line("print(model.similarity(query, documents))")
+	line("```")
+
+	if len(c.TrainingData) > 0 {
+		line("")
+		line("## Training data")
+		line("")
+		line("| data | columns | rows |")
+		line("|---|---|---:|")
+		for _, d := range c.TrainingData {
+			line("| %s | %s | %d |", cell(d.Name), cell(strings.Join(d.Columns, ", ")), d.Rows)
+		}
+	}
+	if len(c.Metrics) > 0 {
+		line("")
+		line("## Results")
+		line("")
+		line("| data | metric | value |")
+		line("|---|---|---:|")
+		for _, m := range c.Metrics {
+			line("| %s | %s | %.4f |", cell(m.Dataset), cell(m.Name), m.Value)
+		}
+	}
+	if c.Recipe != "" {
+		fence := "```"
+		for strings.Contains(c.Recipe, fence) {
+			fence += "`"
+		}
+		line("")
+		line("## Recipe")
+		line("")
+		line("%syaml", fence)
+		line("%s", strings.TrimRight(c.Recipe, "\n"))
+		line("%s", fence)
+	}
+	return b.Bytes()
+}
+
+func yamlString(s string) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.Encode(s) // a string can't fail
+	return strings.TrimSpace(b.String())
+}
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// cell keeps a value inside of its table cell.
+func cell(s string) string { return strings.ReplaceAll(oneLine(s), "|", `\|`) }
+
+// code sets s in code, whatever backticks and spaces at its ends it has: a prompt's last space counts.
+func code(s string) string {
+	s = strings.NewReplacer("\n", `\n`, "\r", `\r`).Replace(s)
+	fence := "`"
+	for strings.Contains(s, fence) {
+		fence += "`"
+	}
+	if strings.ContainsAny(s, "`") {
+		s = " " + s + " "
+	}
+	return fence + s + fence
+}

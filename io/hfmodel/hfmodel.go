@@ -1,0 +1,406 @@
+// Package hfmodel reads and writes model folders of Hugging Face transformers and of sentence-transformers, and finds
+// or downloads them by their hub id.
+//
+// A model folder is a handful of JSON files around one safetensors file:
+//
+//	config.json                        the architecture, for transformers
+//	model.safetensors                  the weights, or model.safetensors.index.json and several shards
+//	tokenizer.json, vocab.txt, ...     the tokenizer
+//	modules.json                       sentence-transformers: which modules, in which order, in which subfolder
+//	sentence_bert_config.json          its first module: max_seq_length, do_lower_case
+//	1_Pooling/config.json              its second: how token vectors become one
+//	config_sentence_transformers.json  prompts, similarity function
+//
+// Open reads every form of this that sentence-transformers has written, from 2.0 (the transformer in its own
+// subfolder, pooling as one boolean per mode) to 6.2, and plain transformers folders, which say nothing about pooling.
+// What it does not understand (a Dense module, a combination of pooling modes) is an error that names it: a model that
+// silently embeds differently is worse than one that doesn't load.
+//
+// Save writes the folder as a whole: a temporary sibling, synced, then exchanged with the previous one, so that a full
+// disk or a kill leaves the previous model. Keys of JSON files that nobody here knows are carried over from the model
+// that training began with. It writes the older forms where there are several, which every version can load.
+//
+// Resolve turns what a user calls a model into a folder: a local one, or a hub id, looked up in and downloaded into the
+// cache that the Python libraries use. See Resolve for what it does and does not trust.
+//
+// # Why not a library for the hub
+//
+// github.com/gomlx/go-huggingface v0.3.1 does not hold up, by its source: the etag and the commit that a server sends
+// become file names unchecked; redirects are followed before the etag is read, so that large files get the content
+// server's for a name, where Python does not look; it resumes and verifies nothing, retries nothing, takes no context
+// for a download, knows no HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE or refs/, and prints to standard output. What
+// is needed is small enough to be written with net/http (hub*.go).
+package hfmodel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Folder is an open model folder. Its fields are for reading. Close it when the weights are loaded.
+type Folder struct {
+	Dir string // as given to Open
+	// TransformerDir holds config.json, the weights and the tokenizer's files: Dir, or a subfolder of it in folders
+	// that sentence-transformers wrote years ago.
+	TransformerDir string
+
+	Config    []byte // config.json as it is on disk
+	ModelType string // its model_type: "bert", "roberta", ...
+
+	Modules   []Module // modules.json; nil for a plain transformers folder
+	Pooling   *Pooling // nil if the folder doesn't say: the caller decides
+	Normalize bool     // whether embeddings are scaled to length 1
+
+	// MaxSeqLength is the number of tokens, special ones included, at which sentence-transformers cuts texts: what
+	// sentence_bert_config.json says, otherwise the tokenizer's model_max_length, at most as many as there are
+	// positions. 0: no limit is given anywhere.
+	MaxSeqLength int
+	// LowerCase asks for lower-casing before the tokenizer's own normalizer (do_lower_case of sentence_bert_config.json).
+	LowerCase bool
+
+	Prompts           map[string]string // by name, put before a text: {"query": "query: "}
+	DefaultPromptName string            // the prompt to use when none is named; "": none
+	Similarity        string            // "cosine", "dot", "euclidean", "manhattan"; "": not given
+	TruncateDim       int               // embeddings are cut to so many dimensions; 0: not at all
+
+	weights weights
+	// The JSON files as read, for Save to carry over what it doesn't know.
+	poolingJSON, transformerJSON, modelJSON *object
+}
+
+// Module is an entry of modules.json.
+type Module struct {
+	Name string // "0"
+	Path string // its subfolder, with slashes; "": the folder itself
+	Type string // the Python class, "sentence_transformers.models.Pooling"
+}
+
+// Kind is the class without its package: "Transformer", "Pooling", "Normalize".
+func (m Module) Kind() string { return m.Type[strings.LastIndexByte(m.Type, '.')+1:] }
+
+// Open reads the model folder dir. Every error names the file at fault, and what to do where there is something.
+func Open(dir string) (_ *Folder, err error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open model: %w", err)
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("open model: %s is a file; give the folder that holds config.json", dir)
+	}
+	f := &Folder{Dir: dir, TransformerDir: dir}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	if err := f.readModules(); err != nil {
+		return nil, err
+	}
+	if err := f.readConfig(); err != nil {
+		return nil, err
+	}
+	if err := f.readPooling(); err != nil {
+		return nil, err
+	}
+	if err := f.readTransformerJSON(); err != nil {
+		return nil, err
+	}
+	if err := f.readModelJSON(); err != nil {
+		return nil, err
+	}
+	if f.weights, err = openWeights(f.TransformerDir); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Close closes the weights: tensors and their Data must not be used any more. A second Close does nothing.
+func (f *Folder) Close() error { return f.weights.close() }
+
+// readModules reads modules.json, if there is one, and refuses modules that this package would have to ignore.
+func (f *Folder) readModules() error {
+	file := filepath.Join(f.Dir, "modules.json")
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if f.Modules, err = parseModules(data); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	counts := map[string]int{}
+	for i, m := range f.Modules {
+		kind := m.Kind()
+		bad := func(format string, args ...any) error {
+			return fmt.Errorf("%s: module %d (%s): %s", file, i, m.Type, fmt.Sprintf(format, args...))
+		}
+		if !strings.HasPrefix(m.Type, "sentence_transformers.") {
+			return bad("it is code of its own, which only Python can run")
+		}
+		switch kind {
+		case "Transformer":
+			if i != 0 {
+				return bad("a transformer that is not the first module is not supported")
+			}
+			f.TransformerDir = filepath.Join(f.Dir, filepath.FromSlash(m.Path))
+		case "Pooling":
+			if counts["Normalize"] > 0 {
+				return bad("normalization before pooling is not supported")
+			}
+		case "Normalize":
+			if counts["Pooling"] == 0 {
+				return bad("normalization before pooling is not supported")
+			}
+			if err := checkNormalize(filepath.Join(f.Dir, filepath.FromSlash(m.Path), "config.json")); err != nil {
+				return err
+			}
+			f.Normalize = true
+		default:
+			return bad("%s modules are not supported yet; Transformer, Pooling and Normalize are", kind)
+		}
+		if counts[kind]++; counts[kind] > 1 && kind != "Normalize" {
+			return bad("a second %s is not supported", kind)
+		}
+	}
+	if counts["Transformer"] == 0 {
+		return fmt.Errorf("%s: no Transformer among %d modules", file, len(f.Modules))
+	}
+	return nil
+}
+
+func parseModules(data []byte) ([]Module, error) {
+	var list []struct {
+		Name *string
+		Path *string
+		Type string
+	}
+	if err := unmarshal(data, &list); err != nil {
+		return nil, err
+	}
+	modules := make([]Module, 0, len(list))
+	for i, m := range list {
+		if m.Path == nil || m.Type == "" {
+			return nil, fmt.Errorf("module %d has no path or no type", i)
+		}
+		p := path.Clean(*m.Path)
+		if p == "." {
+			p = ""
+		} else if err := checkPath(p); err != nil {
+			return nil, fmt.Errorf("module %d: path %w", i, err)
+		}
+		name := fmt.Sprint(i)
+		if m.Name != nil {
+			name = *m.Name
+		}
+		modules = append(modules, Module{Name: name, Path: p, Type: m.Type})
+	}
+	return modules, nil
+}
+
+// checkNormalize refuses a Normalize that works on something else than the embedding. Before 6 it had no file.
+func checkNormalize(file string) error {
+	o, err := readObject(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, key := range []string{"module_input_name", "module_output_name"} {
+		var name string
+		if ok, err := o.get(key, &name); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		} else if ok && name != "" && name != "sentence_embedding" {
+			return fmt.Errorf("%s: %s %q is not supported; sentence_embedding is", file, key, name)
+		}
+	}
+	return nil
+}
+
+func (f *Folder) readConfig() error {
+	file := filepath.Join(f.TransformerDir, "config.json")
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(f.TransformerDir, "adapter_config.json")); err == nil {
+			return fmt.Errorf("%s holds a LoRA adapter without its base model; merge them first", f.TransformerDir)
+		}
+		return fmt.Errorf("%s is not a model folder: it has no config.json", f.TransformerDir)
+	}
+	if err != nil {
+		return err
+	}
+	f.Config = data
+	o, err := parseObject(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if _, err := o.get("model_type", &f.ModelType); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if f.ModelType == "" {
+		return fmt.Errorf(`%s: no model_type; add the architecture, such as "model_type": "bert"`, file)
+	}
+	return nil
+}
+
+// configInt is a whole number of config.json, 0 if it is missing, null, or something else.
+func (f *Folder) configInt(key string) int {
+	var all map[string]json.RawMessage
+	var n int
+	if json.Unmarshal(f.Config, &all) != nil || json.Unmarshal(all[key], &n) != nil {
+		return 0
+	}
+	return n
+}
+
+// transformerFiles are where sentence-transformers looks for the first module's settings, in its order.
+var transformerFiles = []string{
+	"sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+	"sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
+	"sentence_xlnet_config.json",
+}
+
+// readTransformerJSON finds MaxSeqLength and LowerCase.
+func (f *Folder) readTransformerJSON() error {
+	for _, name := range transformerFiles {
+		file := filepath.Join(f.TransformerDir, name)
+		o, err := readObject(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if f.transformerJSON == nil {
+			f.transformerJSON = o
+		}
+		if o.len() == 0 {
+			continue // sentence-transformers goes on to the next as well
+		}
+		f.transformerJSON = o
+		_, err = o.get("max_seq_length", &f.MaxSeqLength)
+		if err == nil {
+			_, err = o.get("do_lower_case", &f.LowerCase)
+		}
+		var task string
+		if err == nil {
+			_, err = o.get("transformer_task", &task)
+		}
+		switch {
+		case err != nil:
+			return fmt.Errorf("%s: %w", file, err)
+		case f.MaxSeqLength < 0:
+			return fmt.Errorf("%s: max_seq_length %d is negative", file, f.MaxSeqLength)
+		case task != "" && task != "feature-extraction":
+			return fmt.Errorf("%s: transformer_task %q is not supported yet; feature-extraction is", file, task)
+		}
+		break
+	}
+	if f.MaxSeqLength > 0 {
+		return nil
+	}
+	f.MaxSeqLength = f.configInt("max_position_embeddings")
+	file := filepath.Join(f.TransformerDir, "tokenizer_config.json")
+	o, err := readObject(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// A float, because tokenizers without a limit write 1000000000000000019884624838656.
+	var limit float64
+	if _, err := o.get("model_max_length", &limit); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if limit >= 1 && limit < math.MaxInt32 && (f.MaxSeqLength <= 0 || int(limit) < f.MaxSeqLength) {
+		f.MaxSeqLength = int(limit)
+	}
+	f.MaxSeqLength = max(f.MaxSeqLength, 0) // XLNet writes -1 for no limit
+	return nil
+}
+
+// readModelJSON reads config_sentence_transformers.json, if there is one.
+func (f *Folder) readModelJSON() error {
+	file := filepath.Join(f.Dir, "config_sentence_transformers.json")
+	o, err := readObject(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.modelJSON = o
+	var prompts map[string]*string
+	for key, into := range map[string]any{
+		"prompts": &prompts, "default_prompt_name": &f.DefaultPromptName, "similarity_fn_name": &f.Similarity,
+		"truncate_dim": &f.TruncateDim,
+	} {
+		if _, err := o.get(key, into); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	for name, text := range prompts {
+		if text == nil {
+			continue
+		}
+		if f.Prompts == nil {
+			f.Prompts = map[string]string{}
+		}
+		f.Prompts[name] = *text
+	}
+	if _, ok := prompts[f.DefaultPromptName]; f.DefaultPromptName != "" && !ok {
+		return fmt.Errorf("%s: default_prompt_name %q is not among the prompts %q", file, f.DefaultPromptName, sortedKeys(prompts))
+	}
+	if f.TruncateDim < 0 {
+		return fmt.Errorf("%s: truncate_dim %d is negative", file, f.TruncateDim)
+	}
+	return nil
+}
+
+// tokenizerFiles are all the names under which tokenizers keep what they need.
+var tokenizerFiles = []string{
+	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+	"vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
+}
+
+// CopyTokenizer copies the tokenizer's files as they are into dir. It has the form that Spec.Tokenizer wants.
+func (f *Folder) CopyTokenizer(dir string) error {
+	found := false
+	for _, name := range tokenizerFiles {
+		data, err := os.ReadFile(filepath.Join(f.TransformerDir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		found = true
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o666); err != nil {
+			return err
+		}
+	}
+	if !found {
+		return fmt.Errorf("%s has no tokenizer files, such as tokenizer.json or vocab.txt", f.TransformerDir)
+	}
+	return nil
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,348 @@
+package hfmodel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"contraflow/io/internal/atomicfile"
+)
+
+var (
+	// ErrNotFound is wrapped when neither a folder nor a model on the hub has the name.
+	ErrNotFound = errors.New("not found")
+	// ErrOffline is wrapped when the network is needed and switched off.
+	ErrOffline = errors.New("offline")
+)
+
+// Options of Resolve. What is empty comes from the environment variables that Hugging Face's Python libraries use.
+type Options struct {
+	CacheDir string // HF_HUB_CACHE, or $HF_HOME/hub, or ~/.cache/huggingface/hub
+	Endpoint string // HF_ENDPOINT, or https://huggingface.co
+	Token    string // HF_TOKEN, or the file that `hf auth login` wrote ($HF_TOKEN_PATH, $HF_HOME/token)
+	Offline  bool   // HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE: never touch the network
+
+	// Progress, if not nil, is called now and then while bytes arrive, always from the same goroutine.
+	Progress func(Progress)
+	// Warn, if not nil, gets what a user should know although the model was found, such as that the hub did not answer
+	// and the cached model is used.
+	Warn func(message string)
+}
+
+// Progress of a download. Sizes are in bytes; what was already there counts as done.
+type Progress struct {
+	File        string // being fetched, as the repository names it
+	Done, Total int64  // over all files of the model
+}
+
+// Resolve returns the folder of a model: pathOrID itself if it is a folder, otherwise the model of this id on the hub,
+// "org/name" or "org/name@revision" (a branch, tag or commit), from the cache or downloaded into it. A folder wins over
+// an id of the same name.
+//
+// The cache is the one that huggingface_hub keeps (blobs, refs, snapshots, locks), in both directions: what Python
+// downloaded is found here, and the other way round. Only what Open needs is downloaded: configurations, tokenizer,
+// safetensors. An interrupted download continues where it stopped, also in a later process. A file's length and the
+// SHA-256 or Git hash that the hub announces are checked before it gets its place.
+//
+// Nothing that a repository or server says is trusted: file names, commits and etags become paths only if they can't
+// lead out of the model's cache folder, on any system. The token goes to the endpoint alone, not to hosts that it
+// redirects to.
+func Resolve(ctx context.Context, pathOrID string, o Options) (dir string, err error) {
+	info, err := os.Stat(pathOrID)
+	switch {
+	case err == nil && info.IsDir():
+		return pathOrID, nil
+	case err == nil:
+		return "", fmt.Errorf("%s is a file; give the model's folder", pathOrID)
+	case errors.Is(err, fs.ErrPermission):
+		return "", err
+	}
+	id, revision, idErr := parseID(pathOrID)
+	if idErr != nil {
+		if looksLikePath(pathOrID) {
+			return "", fmt.Errorf("model folder %s: %w", pathOrID, ErrNotFound)
+		}
+		return "", fmt.Errorf("%q is neither a folder here nor a hub id (org/name, org/name@revision): %w", pathOrID, idErr)
+	}
+	h, err := newHub(id, revision, o)
+	if err != nil {
+		return "", err
+	}
+	return h.resolve(ctx)
+}
+
+func looksLikePath(s string) bool {
+	s, _, _ = strings.Cut(s, "@")
+	return filepath.IsAbs(s) || strings.HasPrefix(s, ".") || strings.HasPrefix(s, "~") || strings.HasSuffix(s, "/") ||
+		strings.ContainsRune(s, '\\') || strings.Count(s, "/") > 1
+}
+
+// repoID is huggingface_hub's rule (validate_repo_id).
+var repoID = regexp.MustCompile(`^([A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?/)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$`)
+
+// parseID splits "org/name@revision".
+func parseID(s string) (id, revision string, err error) {
+	id, revision, found := strings.Cut(s, "@")
+	if !found {
+		revision = "main"
+	}
+	switch {
+	case len(id) > 96:
+		return "", "", errors.New("an id has at most 96 characters")
+	case !repoID.MatchString(id):
+		return "", "", errors.New("an id has letters, digits, '-', '_' and '.', neither '-' nor '.' at the ends of its parts")
+	case strings.Contains(id, "--") || strings.Contains(id, "..") || strings.HasSuffix(id, ".git"):
+		return "", "", errors.New(`an id has no "--" or ".." and does not end in ".git"`)
+	}
+	if err := checkPath(revision); err != nil {
+		return "", "", fmt.Errorf("revision %w", err)
+	}
+	return id, revision, nil
+}
+
+// hub finds one model at one revision.
+type hub struct {
+	client
+	id, revision string
+	cache        string // the folder for all models
+	storage      string // the folder of this one
+	opts         Options
+}
+
+func newHub(id, revision string, o Options) (*hub, error) {
+	if o.CacheDir == "" {
+		var err error
+		if o.CacheDir, err = cacheDir(); err != nil {
+			return nil, err
+		}
+	}
+	if o.Endpoint == "" {
+		o.Endpoint = os.Getenv("HF_ENDPOINT")
+	}
+	if o.Endpoint == "" {
+		o.Endpoint = "https://huggingface.co"
+	}
+	endpoint, err := url.Parse(strings.TrimRight(o.Endpoint, "/"))
+	if err != nil || endpoint.Scheme != "http" && endpoint.Scheme != "https" || endpoint.Host == "" {
+		return nil, fmt.Errorf("HF_ENDPOINT %q is not the address of a server, such as https://huggingface.co", o.Endpoint)
+	}
+	if o.Token == "" {
+		o.Token = implicitToken()
+	}
+	o.Offline = o.Offline || isTrue("HF_HUB_OFFLINE") || isTrue("TRANSFORMERS_OFFLINE")
+	if o.Progress == nil {
+		o.Progress = func(Progress) {}
+	}
+	if o.Warn == nil {
+		o.Warn = func(string) {}
+	}
+	return &hub{
+		client: newClient(endpoint, o.Token), id: id, revision: revision, cache: o.CacheDir,
+		storage: filepath.Join(o.CacheDir, "models--"+strings.ReplaceAll(id, "/", "--")), opts: o,
+	}, nil
+}
+
+// cacheDir follows huggingface_hub's constants.py.
+func cacheDir() (string, error) {
+	for _, key := range []string{"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"} {
+		if dir := os.Getenv(key); dir != "" {
+			return expand(dir)
+		}
+	}
+	home, err := hfHome()
+	return filepath.Join(home, "hub"), err
+}
+
+func hfHome() (string, error) {
+	if dir := os.Getenv("HF_HOME"); dir != "" {
+		return expand(dir)
+	}
+	if dir := os.Getenv("XDG_CACHE_HOME"); dir != "" {
+		dir, err := expand(dir)
+		return filepath.Join(dir, "huggingface"), err
+	}
+	return expand("~/.cache/huggingface")
+}
+
+// expand replaces $VARIABLES and a leading ~.
+func expand(dir string) (string, error) {
+	dir = os.ExpandEnv(dir)
+	if dir != "~" && !strings.HasPrefix(dir, "~/") && !strings.HasPrefix(dir, `~\`) {
+		return dir, nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("no home folder for the model cache: %w; set HF_HOME", err)
+	}
+	return filepath.Join(home, dir[1:]), nil
+}
+
+func isTrue(key string) bool {
+	switch strings.ToUpper(os.Getenv(key)) {
+	case "1", "ON", "YES", "TRUE":
+		return true
+	}
+	return false
+}
+
+func implicitToken() string {
+	if isTrue("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
+		return ""
+	}
+	for _, key := range []string{"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"} {
+		if token := strings.TrimSpace(os.Getenv(key)); token != "" {
+			return token
+		}
+	}
+	file := os.Getenv("HF_TOKEN_PATH")
+	if file == "" {
+		home, err := hfHome()
+		if err != nil {
+			return ""
+		}
+		file = filepath.Join(home, "token")
+	} else if expanded, err := expand(file); err == nil {
+		file = expanded
+	}
+	data, _ := os.ReadFile(file) // most users have none
+	return strings.TrimSpace(string(data))
+}
+
+var commitHash = regexp.MustCompile(`^[0-9a-f]{40}$`)
+
+// cached is the complete snapshot of the revision in the cache, or why there is none.
+func (h *hub) cached() (string, error) {
+	commit := h.revision
+	if !commitHash.MatchString(commit) {
+		ref, err := os.ReadFile(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
+		if err != nil {
+			return "", fmt.Errorf("model %s@%s is not in the cache %s", h.id, h.revision, h.cache)
+		}
+		if commit = strings.TrimSpace(string(ref)); !commitHash.MatchString(commit) {
+			return "", fmt.Errorf("the cache %s has no commit for %s@%s, but %q", h.cache, h.id, h.revision, short(ref))
+		}
+	}
+	snapshot := filepath.Join(h.storage, "snapshots", commit)
+	if _, err := os.Stat(snapshot); err != nil {
+		return "", fmt.Errorf("model %s@%s is not in the cache %s", h.id, h.revision, h.cache)
+	}
+	if err := complete(snapshot); err != nil {
+		return "", fmt.Errorf("model %s@%s is in the cache, but not all of it: %w", h.id, h.revision, err)
+	}
+	return snapshot, nil
+}
+
+// complete checks that a snapshot has all that Open and a tokenizer need: a download by somebody else may have been
+// interrupted, or have wanted only some files.
+func complete(snapshot string) error {
+	f := &Folder{Dir: snapshot, TransformerDir: snapshot}
+	if err := f.readModules(); err != nil {
+		return err
+	}
+	for _, m := range f.Modules {
+		if m.Kind() == "Pooling" {
+			if _, err := os.Stat(filepath.Join(snapshot, filepath.FromSlash(m.Path), "config.json")); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := os.Stat(filepath.Join(f.TransformerDir, "config.json")); err != nil {
+		return err
+	}
+	if !hasTokenizer(f.TransformerDir) {
+		return fmt.Errorf("%s has no tokenizer.json or vocab.txt", f.TransformerDir)
+	}
+	_, err := os.Stat(filepath.Join(f.TransformerDir, weightsFile))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	index, err := os.ReadFile(filepath.Join(f.TransformerDir, indexFile))
+	if err != nil {
+		return noWeights(f.TransformerDir)
+	}
+	shards, err := shardMap(index)
+	if err != nil {
+		return err
+	}
+	for _, name := range shards {
+		if _, err := os.Stat(filepath.Join(f.TransformerDir, filepath.FromSlash(name))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *hub) resolve(ctx context.Context) (string, error) {
+	cached, notCached := h.cached()
+	switch {
+	case notCached == nil && commitHash.MatchString(h.revision):
+		return cached, nil // a commit never changes
+	case h.opts.Offline && notCached != nil:
+		return "", fmt.Errorf("%w: %w; without HF_HUB_OFFLINE it would be downloaded from %s", ErrOffline, notCached, h.endpoint)
+	case h.opts.Offline:
+		return cached, nil
+	}
+	if notCached == nil {
+		h.attempts = 1 // there is something to fall back to: don't let a user without network wait
+	}
+	repo, err := h.list(ctx)
+	if err == nil {
+		h.attempts = maxAttempts
+		return h.fetchAll(ctx, repo)
+	}
+	if ctx.Err() != nil {
+		return "", fmt.Errorf("model %s: %w", h.id, context.Cause(ctx))
+	}
+	var status *statusError
+	if notCached != nil || errors.As(err, &status) && status.code == "RevisionNotFound" {
+		return "", h.explain(err)
+	}
+	h.opts.Warn(fmt.Sprintf("using the cached model in %s: %v", cached, h.explain(err)))
+	return cached, nil
+}
+
+// explain turns an answer of the server into what a user can do.
+func (h *hub) explain(err error) error {
+	var status *statusError
+	if !errors.As(err, &status) {
+		return fmt.Errorf("model %s is not a folder here, and %s can't be asked for it: %w", h.id, h.endpoint, err)
+	}
+	page := h.endpoint.String() + "/" + h.id
+	switch {
+	case status.code == "GatedRepo":
+		return fmt.Errorf("model %s at %s is gated: accept its terms at %s and set HF_TOKEN: %w", h.id, h.endpoint, page, err)
+	case status.code == "RevisionNotFound":
+		return fmt.Errorf("model %s at %s has no revision %q: %w", h.id, h.endpoint, h.revision, errors.Join(ErrNotFound, err))
+	case status.status == 401 || status.status == 403 || status.status == 404:
+		hint := "if it is private, set HF_TOKEN"
+		if h.token != "" {
+			hint = "or your token may not read it (HF_TOKEN or `hf auth login`)"
+		}
+		if !strings.Contains(h.id, "/") {
+			hint += "; ids have an owner, as in sentence-transformers/" + h.id
+		}
+		return fmt.Errorf("model %s %w at %s; %s (HTTP %d %s)", h.id, ErrNotFound, h.endpoint, hint, status.status, status.message)
+	}
+	return fmt.Errorf("model %s at %s: %w", h.id, h.endpoint, err)
+}
+
+// writeRef remembers the commit of a branch or tag, for the next time without network.
+func (h *hub) writeRef(commit string) error {
+	if h.revision == commit {
+		return nil
+	}
+	file := filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision))
+	if old, err := os.ReadFile(file); err == nil && string(old) == commit {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
+		return err
+	}
+	return atomicfile.Write(file, writeString(commit))
+}

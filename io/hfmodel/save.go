@@ -1,0 +1,245 @@
+package hfmodel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"contraflow/io/internal/atomicfile"
+	"contraflow/io/safetensors"
+)
+
+// Spec is what Save writes.
+type Spec struct {
+	// Config is config.json, written as given. Only its dtype, if it names one, is made to agree with the tensors:
+	// transformers loads in the type that config.json says.
+	Config  []byte
+	Tensors []safetensors.Tensor // under the names that transformers' base model uses
+
+	Pooling      Pooling // Dimension 0: config.json's hidden_size
+	Normalize    bool
+	MaxSeqLength int
+	LowerCase    bool
+
+	Prompts           map[string]string
+	DefaultPromptName string
+	Similarity        string // "": what Base says, otherwise cosine
+
+	// Base is the model that training began with, or nil. Keys of its JSON files that this package doesn't know are
+	// carried over.
+	Base *Folder
+	// Tokenizer writes the tokenizer's files into the folder that it is given; Base.CopyTokenizer is one.
+	Tokenizer func(dir string) error
+	Card      Card
+}
+
+// Save writes a model folder that sentence-transformers, transformers and Open read. It appears as a whole or not at
+// all: until everything is written and synced, a previous model in dir stays as it is; then it is replaced, with
+// whatever else lay in its folder. To save somebody from a mistyped path, a folder that is no model is not replaced.
+func Save(dir string, s Spec) error {
+	if err := replaceable(dir); err != nil {
+		return fmt.Errorf("save model: %w", err)
+	}
+	files, err := s.files(dir)
+	if err != nil {
+		return fmt.Errorf("save model to %s: %w", dir, err)
+	}
+	err = atomicfile.WriteDir(dir, func(tmp string) error {
+		if err := s.Tokenizer(tmp); err != nil {
+			return fmt.Errorf("tokenizer: %w", err)
+		}
+		if !hasTokenizer(tmp) {
+			return errors.New("the tokenizer wrote none of its files, such as tokenizer.json or vocab.txt")
+		}
+		for name, data := range files {
+			path := filepath.Join(tmp, filepath.FromSlash(name))
+			if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+				return err
+			}
+			if data == nil { // a module without settings: sentence-transformers wants its folder to be there
+				if err := os.MkdirAll(path, 0o777); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := os.WriteFile(path, data, 0o666); err != nil {
+				return err
+			}
+		}
+		return safetensors.Write(filepath.Join(tmp, weightsFile), s.Tensors, map[string]string{"format": "pt"})
+	})
+	if err != nil {
+		return fmt.Errorf("save model: %w", err)
+	}
+	return nil
+}
+
+// replaceable refuses a dir that is there and is neither empty nor a model.
+func replaceable(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	for _, name := range []string{"modules.json", "config.json"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not empty and holds no model: it would be replaced; choose another folder", dir)
+}
+
+func hasTokenizer(dir string) bool {
+	for _, name := range tokenizerFiles {
+		if name == "tokenizer_config.json" || name == "special_tokens_map.json" || name == "added_tokens.json" {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// files renders everything but tokenizer and weights, by their names in the folder; nil stands for an empty folder.
+func (s Spec) files(dir string) (map[string][]byte, error) {
+	config, err := parseObject(s.Config)
+	if err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	var modelType string
+	var hidden int
+	if _, err := config.get("model_type", &modelType); err != nil || modelType == "" {
+		return nil, errors.New("config.json: no model_type")
+	}
+	if _, err := config.get("hidden_size", &hidden); err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	pooling := s.Pooling
+	if pooling.Dimension == 0 {
+		pooling.Dimension = hidden
+	}
+	_, defaultKnown := s.Prompts[s.DefaultPromptName]
+	switch {
+	case pooling.Mode != CLS && pooling.Mode != Mean && pooling.Mode != Last:
+		return nil, fmt.Errorf("pooling %q is not one of cls, mean, last", pooling.Mode)
+	case pooling.Dimension <= 0:
+		return nil, errors.New("the pooling's dimension is not given, and config.json has no hidden_size")
+	case s.MaxSeqLength <= 0:
+		return nil, fmt.Errorf("max_seq_length %d is not above 0", s.MaxSeqLength)
+	case s.DefaultPromptName != "" && !defaultKnown:
+		return nil, fmt.Errorf("default prompt %q is not among the prompts %q", s.DefaultPromptName, sortedKeys(s.Prompts))
+	case len(s.Tensors) == 0:
+		return nil, errors.New("no tensors")
+	case s.Tokenizer == nil:
+		return nil, errors.New("no tokenizer")
+	}
+
+	type module struct {
+		Idx  int    `json:"idx"`
+		Name string `json:"name"`
+		Path string `json:"path"`
+		Type string `json:"type"`
+	}
+	modules := []module{
+		{0, "0", "", "sentence_transformers.models.Transformer"},
+		{1, "1", "1_Pooling", "sentence_transformers.models.Pooling"},
+	}
+	base := s.Base
+	if base == nil {
+		base = &Folder{}
+	}
+	files := map[string][]byte{
+		"config.json":                       s.configBytes(config),
+		"1_Pooling/config.json":             encodePooling(pooling, base.poolingJSON),
+		"sentence_bert_config.json":         s.transformerBytes(base.transformerJSON),
+		"config_sentence_transformers.json": s.modelBytes(base.modelJSON),
+	}
+	if s.Normalize {
+		modules = append(modules, module{2, "2", "2_Normalize", "sentence_transformers.models.Normalize"})
+		files["2_Normalize"] = nil
+	}
+	list, err := json.MarshalIndent(modules, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	files["modules.json"] = append(list, '\n')
+	name := filepath.Base(dir)
+	if abs, err := filepath.Abs(dir); err == nil {
+		name = filepath.Base(abs)
+	}
+	files["README.md"] = s.Card.render(name, s, pooling)
+	return files, nil
+}
+
+// torchDTypes are the names that config.json uses.
+var torchDTypes = map[safetensors.DType]string{
+	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16", safetensors.F64: "float64",
+}
+
+// configBytes is config.json, unchanged unless it claims another dtype than the tensors'.
+func (s Spec) configBytes(config *object) []byte {
+	dtype := ""
+	for _, t := range s.Tensors {
+		if name, ok := torchDTypes[t.DType]; ok {
+			dtype = name
+			break
+		}
+	}
+	changed := false
+	for _, key := range []string{"dtype", "torch_dtype"} {
+		var now string
+		if ok, err := config.get(key, &now); ok && err == nil && dtype != "" && strings.TrimPrefix(now, "torch.") != dtype {
+			config.set(key, dtype)
+			changed = true
+		}
+	}
+	if changed {
+		return config.bytes()
+	}
+	return s.Config
+}
+
+func (s Spec) transformerBytes(base *object) []byte {
+	o := base.clone()
+	o.set("max_seq_length", s.MaxSeqLength)
+	o.set("do_lower_case", s.LowerCase)
+	return o.bytes()
+}
+
+func (s Spec) modelBytes(base *object) []byte {
+	o := base.clone()
+	o.set("model_type", "SentenceTransformer")
+	prompts := s.Prompts
+	if prompts == nil {
+		prompts = map[string]string{}
+	}
+	o.set("prompts", prompts)
+	o.set("default_prompt_name", nil)
+	if s.DefaultPromptName != "" {
+		o.set("default_prompt_name", s.DefaultPromptName)
+	}
+	if _, ok := o.values["similarity_fn_name"]; s.Similarity != "" || !ok {
+		o.set("similarity_fn_name", s.similarity())
+	}
+	return o.bytes()
+}
+
+func (s Spec) similarity() string {
+	if s.Similarity == "" && s.Base != nil && s.Base.Similarity != "" {
+		return s.Base.Similarity
+	}
+	if s.Similarity == "" {
+		return "cosine"
+	}
+	return s.Similarity
+}

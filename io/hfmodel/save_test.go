@@ -1,0 +1,223 @@
+package hfmodel
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"contraflow/io/safetensors"
+)
+
+// specOf describes an open folder as something to save again.
+func specOf(t *testing.T, f *Folder) Spec {
+	t.Helper()
+	s := Spec{
+		Config: f.Config, Normalize: f.Normalize, MaxSeqLength: f.MaxSeqLength, LowerCase: f.LowerCase,
+		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity,
+		Base: f, Tokenizer: f.CopyTokenizer, Pooling: Pooling{Mode: Mean, IncludePrompt: true},
+	}
+	if f.Pooling != nil {
+		s.Pooling = *f.Pooling
+	}
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.Name = strings.TrimPrefix(name, "bert.")
+		s.Tensors = append(s.Tensors, x)
+	}
+	return s
+}
+
+// TestRoundTrip saves each golden folder and opens what was saved.
+func TestRoundTrip(t *testing.T) {
+	for _, name := range []string{"st6", "st2", "sharded"} {
+		t.Run(name, func(t *testing.T) {
+			a := open(t, golden+name)
+			dir := filepath.Join(t.TempDir(), "out", "model")
+			s := specOf(t, a)
+			for range 2 { // into nothing, and over the previous one
+				if err := Save(dir, s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b := open(t, dir)
+			if b.TransformerDir != dir || string(b.Config) != string(a.Config) {
+				t.Errorf("folder %s, config %s", b.TransformerDir, b.Config)
+			}
+			if *b.Pooling != (Pooling{s.Pooling.Mode, 16, true}) || b.Normalize != a.Normalize ||
+				b.MaxSeqLength != a.MaxSeqLength || b.LowerCase != a.LowerCase || b.Similarity != "cosine" ||
+				!reflect.DeepEqual(b.Prompts, a.Prompts) || b.DefaultPromptName != a.DefaultPromptName {
+				t.Errorf("%+v is not %+v", b, a)
+			}
+			if len(b.Names()) != len(a.Names()) {
+				t.Errorf("%d tensors, want %d", len(b.Names()), len(a.Names()))
+			}
+			for _, x := range s.Tensors {
+				y, err := b.Tensor(x.Name)
+				if err != nil || !slices.Equal(x.Data, y.Data) || !slices.Equal(x.Shape, y.Shape) {
+					t.Errorf("%s is %s, %v", x, y, err)
+				}
+			}
+			if got := tree(t, filepath.Dir(dir)); slices.ContainsFunc(got, func(s string) bool { return !strings.HasPrefix(s, "model/") }) {
+				t.Errorf("left behind: %q", got)
+			}
+		})
+	}
+}
+
+// TestUnknownKeys: what we don't know is carried over, what we write wins.
+func TestUnknownKeys(t *testing.T) {
+	base := copyGolden(t, "st6")
+	edit(t, base, "config_sentence_transformers.json", map[string]any{"requirements": []string{"x<é>"}, "similarity_fn_name": "dot"})
+	edit(t, base, "sentence_bert_config.json", map[string]any{"processing_kwargs": map[string]any{"text": map[string]any{"a": 1.50}}})
+	edit(t, base, "1_Pooling/config.json", map[string]any{"new_option": true})
+	f := open(t, base)
+	s := specOf(t, f)
+	s.Similarity = ""
+	s.MaxSeqLength = 7
+	dir := filepath.Join(t.TempDir(), "m")
+	if err := Save(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{
+		"config_sentence_transformers.json": `{"__version__":{"pytorch":"2.9.0+cu128","sentence_transformers":"6.2.0","transformers":"5.23.0"},` +
+			`"default_prompt_name":"query","model_type":"SentenceTransformer","prompts":{"document":"","passage":"","query":"the "},` +
+			`"requirements":["x<é>"],"similarity_fn_name":"dot"}`,
+		"sentence_bert_config.json": `{"do_lower_case":false,"max_seq_length":7,` +
+			`"modality_config":{"text":{"method":"forward","method_output_name":"last_hidden_state"}},"module_output_name":"token_embeddings",` +
+			`"processing_kwargs":{"text":{"a":1.5}},"transformer_task":"feature-extraction"}`,
+		"1_Pooling/config.json": `{"include_prompt":true,"new_option":true,"pooling_mode_cls_token":false,"pooling_mode_lasttoken":false,` +
+			`"pooling_mode_max_tokens":false,"pooling_mode_mean_sqrt_len_tokens":false,"pooling_mode_mean_tokens":true,` +
+			`"pooling_mode_weightedmean_tokens":false,"word_embedding_dimension":16}`,
+	} {
+		var got, wanted any
+		readJSON(t, filepath.Join(dir, file), &got)
+		if err := json.Unmarshal([]byte(want), &wanted); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got, wanted) {
+			t.Errorf("%s:\n got %v\nwant %v", file, got, wanted)
+		}
+	}
+}
+
+// TestConfigDType: transformers loads in the type that config.json names, so it must be the tensors'.
+func TestConfigDType(t *testing.T) {
+	f := open(t, golden+"st6")
+	s := specOf(t, f)
+	s.Config = []byte(`{"z": 1, "model_type": "bert", "torch_dtype": "float16", "hidden_size": 16, "a": [1,2]}`)
+	dir := filepath.Join(t.TempDir(), "m")
+	if err := Save(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	got, _ := os.ReadFile(filepath.Join(dir, "config.json"))
+	want := "{\n  \"z\": 1,\n  \"model_type\": \"bert\",\n  \"torch_dtype\": \"float32\",\n  \"hidden_size\": 16,\n  \"a\": [\n    1,\n    2\n  ]\n}\n"
+	if string(got) != want {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestSaveErrors(t *testing.T) {
+	f := open(t, golden+"st6")
+	boom := errors.New("boom")
+	for want, spoil := range map[string]func(*Spec){
+		"config.json: line 1: not valid JSON":       func(s *Spec) { s.Config = []byte("oops") },
+		"config.json: no model_type":                func(s *Spec) { s.Config = []byte("{}") },
+		`pooling "max" is not one of`:               func(s *Spec) { s.Pooling.Mode = "max" },
+		"max_seq_length 0":                          func(s *Spec) { s.MaxSeqLength = 0 },
+		`default prompt "x" is not among`:           func(s *Spec) { s.DefaultPromptName = "x" },
+		"no tensors":                                func(s *Spec) { s.Tensors = nil },
+		"no tokenizer":                              func(s *Spec) { s.Tokenizer = nil },
+		"tokenizer: boom":                           func(s *Spec) { s.Tokenizer = func(string) error { return boom } },
+		"the tokenizer wrote none of its files":     func(s *Spec) { s.Tokenizer = func(string) error { return nil } },
+		`tensor "embeddings.LayerNorm.bias" occurs`: func(s *Spec) { s.Tensors = append(s.Tensors, s.Tensors...) },
+		"the pooling's dimension is not given": func(s *Spec) {
+			s.Config, s.Pooling.Dimension = []byte(`{"model_type": "x"}`), 0
+		},
+	} {
+		dir := copyGolden(t, "st2")
+		before := tree(t, filepath.Dir(dir))
+		s := specOf(t, f)
+		spoil(&s)
+		err := Save(dir, s)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("got %v, want %s and %s", err, want, dir)
+		}
+		if after := tree(t, filepath.Dir(dir)); !slices.Equal(before, after) {
+			t.Errorf("%s: the previous model changed from %q to %q", want, before, after)
+		}
+	}
+	dir := t.TempDir()
+	put(t, dir, "letters.txt", "dear")
+	if err := Save(dir, specOf(t, f)); err == nil || !strings.Contains(err.Error(), "holds no model") {
+		t.Errorf("a folder that is no model was replaced: %v", err)
+	}
+	if got := tree(t, dir); len(got) != 1 {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestCard: the front matter is YAML with what the hub looks for, and data can't break out of its place.
+func TestCard(t *testing.T) {
+	f := open(t, golden+"st6")
+	s := specOf(t, f)
+	s.Card = Card{
+		Name: "two\nlines", BaseModel: "sentence-transformers/all-MiniLM-L6-v2", Summary: "It is *small*.",
+		TrainingData: []Dataset{{Name: "data/a|b.parquet", Columns: []string{"query", "positive"}, Rows: 12345}},
+		Metrics:      []Metric{{Dataset: "test", Name: "nDCG@10", Value: 0.51239}},
+		Recipe:       "model: {path: x}\n# ```\n",
+	}
+	dir := filepath.Join(t.TempDir(), "m")
+	if err := Save(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	data, _ := os.ReadFile(filepath.Join(dir, "README.md"))
+	parts := strings.SplitN(string(data), "---\n", 3)
+	if len(parts) != 3 || parts[0] != "" {
+		t.Fatalf("no front matter: %s", data)
+	}
+	var front map[string]any
+	if err := yaml.Unmarshal([]byte(parts[1]), &front); err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]any{
+		"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity",
+		"tags":       []any{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"},
+		"base_model": "sentence-transformers/all-MiniLM-L6-v2",
+	}; !reflect.DeepEqual(front, want) {
+		t.Errorf("front matter %v", front)
+	}
+	for _, want := range []string{
+		"\n# two lines\n", "vector of 16 dimensions", "It is *small*.", "- Pooling: mean, normalized to length 1\n",
+		"- Maximum length: 20 tokens\n", "- Prompt `query`: `the `\n", `model.encode("how are gradients accumulated?", prompt_name="query")`,
+		`| data/a\|b.parquet | query, positive | 12345 |`, "| test | nDCG@10 | 0.5124 |", "\n````yaml\nmodel: {path: x}\n# ```\n````\n",
+	} {
+		if !strings.Contains(parts[2], want) {
+			t.Errorf("the card lacks %q:\n%s", want, parts[2])
+		}
+	}
+	s.Card = Card{BaseModel: "/home/me/model: x"}
+	if card := string(s.Card.render("m", s, s.Pooling)); strings.Contains(card, "base_model") {
+		t.Errorf("a local folder is given as the hub's base model:\n%s", card)
+	}
+}
+
+// big is a model whose weights are larger than the disk of the tests that fill one.
+func big(t *testing.T, f *Folder) Spec {
+	s := specOf(t, f)
+	x, err := safetensors.FromFloat32s("big", []int{1 << 19}, make([]float32, 1<<19))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Tensors = append(s.Tensors, x)
+	return s
+}

@@ -1,0 +1,166 @@
+package hfmodel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"contraflow/io/safetensors"
+)
+
+const (
+	weightsFile = "model.safetensors"
+	indexFile   = "model.safetensors.index.json"
+)
+
+// weights are the tensors of one file or of several shards.
+type weights struct {
+	dir   string
+	files []*safetensors.File
+	names []string                     // per file in the order of the data
+	index map[string]*safetensors.File // by tensor
+}
+
+func openWeights(dir string) (weights, error) {
+	w := weights{dir: dir, index: map[string]*safetensors.File{}}
+	f, err := safetensors.Open(filepath.Join(dir, weightsFile))
+	switch {
+	case err == nil:
+		w.files, w.names = []*safetensors.File{f}, f.Names()
+		for _, name := range w.names {
+			w.index[name] = f
+		}
+		return w, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return w, err
+	}
+	data, err := os.ReadFile(filepath.Join(dir, indexFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return w, noWeights(dir)
+	case err != nil:
+		return w, err
+	}
+	if err := w.openShards(data); err != nil {
+		return w, errors.Join(err, w.close())
+	}
+	return w, nil
+}
+
+// shardMap parses model.safetensors.index.json: tensor to file name.
+func shardMap(index []byte) (map[string]string, error) {
+	var v struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	if err := unmarshal(index, &v); err != nil {
+		return nil, err
+	}
+	if len(v.WeightMap) == 0 {
+		return nil, errors.New("no weight_map, or an empty one")
+	}
+	for tensor, file := range v.WeightMap {
+		if err := checkPath(file); err != nil {
+			return nil, fmt.Errorf("tensor %q: file %w", tensor, err)
+		}
+	}
+	return v.WeightMap, nil
+}
+
+func (w *weights) openShards(index []byte) error {
+	indexPath := filepath.Join(w.dir, indexFile)
+	byTensor, err := shardMap(index)
+	if err != nil {
+		return fmt.Errorf("%s: %w", indexPath, err)
+	}
+	shards := map[string]*safetensors.File{}
+	for _, tensor := range sortedKeys(byTensor) {
+		name := byTensor[tensor]
+		f := shards[name]
+		if f == nil {
+			if f, err = safetensors.Open(filepath.Join(w.dir, filepath.FromSlash(name))); err != nil {
+				return fmt.Errorf("shard listed in %s: %w", indexPath, err)
+			}
+			shards[name] = f
+			w.files = append(w.files, f)
+		}
+		if _, err := f.Tensor(tensor); err != nil {
+			return fmt.Errorf("%s: %w", indexPath, err)
+		}
+		w.index[tensor] = f
+	}
+	for _, name := range sortedKeys(shards) {
+		for _, tensor := range shards[name].Names() {
+			// What a shard holds beyond the index is not part of the model, as for transformers.
+			if w.index[tensor] == shards[name] {
+				w.names = append(w.names, tensor)
+			}
+		}
+	}
+	return nil
+}
+
+func (w *weights) close() error {
+	var errs []error
+	for _, f := range w.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// noWeights explains what is there instead.
+func noWeights(dir string) error {
+	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return fmt.Errorf("%s has its weights only as %s, a Python pickle, which can run code when it is loaded; "+
+				"if you trust it, convert it with: %s", dir, name, convertCommand(dir))
+		}
+	}
+	return fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, indexFile)
+}
+
+func convertCommand(model string) string {
+	return fmt.Sprintf(`python -c "from transformers import AutoModel as M, AutoTokenizer as T; m = r'%s'; `+
+		`M.from_pretrained(m).save_pretrained('converted'); T.from_pretrained(m).save_pretrained('converted')"`, model)
+}
+
+// Names lists the tensors, file by file, in the order of their data.
+func (f *Folder) Names() []string { return slices.Clone(f.weights.names) }
+
+// Tensor finds a tensor, in whichever file it is. If it isn't there under this name, it is looked for
+//
+//   - behind each of the prefixes, in their order: a BertForMaskedLM keeps as "bert.encoder.x" what a BertModel keeps
+//     as "encoder.x" ("bert." is the prefix here, with its dot);
+//   - without each of the prefixes, if it begins with one;
+//   - with the gamma and beta of the first BERT checkpoints for LayerNorm's weight and bias.
+//
+// The Tensor that comes back carries the name it has in the file. The error for one that isn't there wraps
+// safetensors.ErrNoTensor and lists near names.
+func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, error) {
+	candidates := []string{name}
+	for _, p := range prefixes {
+		candidates = append(candidates, p+name)
+	}
+	for _, p := range prefixes {
+		if rest, ok := strings.CutPrefix(name, p); ok {
+			candidates = append(candidates, rest)
+		}
+	}
+	for _, legacy := range [][2]string{{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}} {
+		if !strings.HasSuffix(name, legacy[0]) {
+			continue
+		}
+		for _, c := range candidates {
+			candidates = append(candidates, strings.TrimSuffix(c, legacy[0])+legacy[1])
+		}
+	}
+	for _, c := range candidates {
+		if file := f.weights.index[c]; file != nil {
+			return file.Tensor(c)
+		}
+	}
+	return safetensors.Tensor{}, fmt.Errorf("%s: %w", f.weights.dir, safetensors.NoTensor(name, f.weights.names))
+}

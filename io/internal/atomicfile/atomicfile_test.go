@@ -1,0 +1,251 @@
+package atomicfile
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// names are the entries of dir, so that a leftover can't hide.
+func names(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return strings.Join(all, " ")
+}
+
+func put(text string) func(io.Writer) error {
+	return func(w io.Writer) error { _, err := io.WriteString(w, text); return err }
+}
+
+func TestWrite(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	for _, text := range []string{"first, and longer", "second", ""} {
+		if err := Write(path, put(text)); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(t, path); got != text {
+			t.Errorf("got %q, want %q", got, text)
+		}
+	}
+	write(t, path, "old")
+	boom := errors.New("boom")
+	err := Write(path, func(w io.Writer) error { put("half")(w); return boom })
+	if !errors.Is(err, boom) || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want boom and the path", err)
+	}
+	if got := read(t, path); got != "old" {
+		t.Errorf("a failed write changed the file to %q", got)
+	}
+	if got := names(t, dir); got != "f" {
+		t.Errorf("left behind: %s", got)
+	}
+}
+
+func TestWriteOverLeftover(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	write(t, sibling(path, "partial"), "a longer text that a killed writer left")
+	if err := Write(path, put("new")); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, path); got != "new" {
+		t.Errorf("got %q", got)
+	}
+	if got := names(t, dir); got != "f" {
+		t.Errorf("left behind: %s", got)
+	}
+}
+
+func TestConcurrentWriters(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the lock ends before the rename")
+	}
+	path := filepath.Join(t.TempDir(), "f")
+	err := Write(path, func(w io.Writer) error {
+		if err := Write(path, put("inner")); !errors.Is(err, ErrBusy) {
+			t.Errorf("second writer: %v, want ErrBusy", err)
+		}
+		return put("outer")(w)
+	})
+	if err != nil || read(t, path) != "outer" {
+		t.Errorf("%v, %q", err, read(t, path))
+	}
+	dir := filepath.Join(t.TempDir(), "d")
+	err = WriteDir(dir, func(tmp string) error {
+		if err := WriteDir(dir, func(string) error { return nil }); !errors.Is(err, ErrBusy) {
+			t.Errorf("second writer: %v, want ErrBusy", err)
+		}
+		write(t, filepath.Join(tmp, "x"), "outer")
+		return nil
+	})
+	if err != nil || names(t, dir) != "x" {
+		t.Errorf("%v, %q", err, names(t, dir))
+	}
+}
+
+func TestWriteDir(t *testing.T) {
+	for _, how := range []string{"exchange", "two renames"} {
+		t.Run(how, func(t *testing.T) {
+			if how == "two renames" {
+				swap = func(string, string) error { return errors.ErrUnsupported }
+				defer func() { swap = exchange }()
+			}
+			root := t.TempDir()
+			dir := filepath.Join(root, "sub", "model")
+			fill := func(name string) func(string) error {
+				return func(tmp string) error {
+					if got := names(t, tmp); got != "" {
+						t.Errorf("the folder to fill holds %s", got)
+					}
+					os.Mkdir(filepath.Join(tmp, "1_Pooling"), 0o777)
+					write(t, filepath.Join(tmp, "1_Pooling", name), "x")
+					return nil
+				}
+			}
+			for _, name := range []string{"a", "b"} {
+				if err := WriteDir(dir, fill(name)); err != nil {
+					t.Fatal(err)
+				}
+				if got := names(t, filepath.Join(dir, "1_Pooling")); got != name {
+					t.Errorf("holds %s, want %s", got, name)
+				}
+			}
+			boom := errors.New("boom")
+			if err := WriteDir(dir, func(tmp string) error { fill("c")(tmp); return boom }); !errors.Is(err, boom) {
+				t.Errorf("error %v, want boom", err)
+			}
+			if got := names(t, filepath.Join(dir, "1_Pooling")); got != "b" {
+				t.Errorf("after a failure it holds %s, want b", got)
+			}
+			if got := names(t, filepath.Join(root, "sub")); got != "model" {
+				t.Errorf("left behind: %s", got)
+			}
+		})
+	}
+}
+
+func TestWriteDirThroughLink(t *testing.T) {
+	root := t.TempDir()
+	real := filepath.Join(root, "real")
+	os.Mkdir(real, 0o777)
+	link := filepath.Join(root, "link")
+	if err := os.Symlink(real, link); err != nil {
+		t.Skip(err)
+	}
+	err := WriteDir(link, func(tmp string) error { write(t, filepath.Join(tmp, "x"), ""); return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, real); got != "x" {
+		t.Errorf("the link's target holds %q", got)
+	}
+}
+
+func TestRecoverPrevious(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "model")
+	previous := sibling(dir, "previous")
+	os.Mkdir(previous, 0o777)
+	write(t, filepath.Join(previous, "x"), "old")
+	boom := errors.New("boom")
+	if err := WriteDir(dir, func(string) error { return boom }); !errors.Is(err, boom) {
+		t.Fatal(err)
+	}
+	if got := read(t, filepath.Join(dir, "x")); got != "old" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestKilled kills a writer in the middle of a file and of a folder.
+func TestKilled(t *testing.T) {
+	if root := os.Getenv("ATOMICFILE_KILL"); root != "" {
+		self, _ := os.FindProcess(os.Getpid())
+		err := WriteDir(filepath.Join(root, "d"), func(tmp string) error {
+			write(t, filepath.Join(tmp, "half"), "half")
+			return Write(filepath.Join(root, "f"), func(w io.Writer) error {
+				put("half")(w)
+				self.Kill()
+				time.Sleep(time.Minute)
+				return nil
+			})
+		})
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	dir, file := filepath.Join(root, "d"), filepath.Join(root, "f")
+	os.Mkdir(dir, 0o777)
+	write(t, filepath.Join(dir, "x"), "old")
+	write(t, file, "old")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKilled$")
+	cmd.Env = append(os.Environ(), "ATOMICFILE_KILL="+root)
+	if err := cmd.Run(); err == nil {
+		t.Fatal("the writer was not killed")
+	}
+	if got := read(t, filepath.Join(dir, "x")) + read(t, file); got != "oldold" {
+		t.Fatalf("after the kill: %q", got)
+	}
+	if got := names(t, root); got != ".d.partial .f.partial d f" {
+		t.Fatalf("the kill came at another place than meant: %s", got)
+	}
+	if err := Write(file, put("new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteDir(dir, func(tmp string) error { write(t, filepath.Join(tmp, "y"), "new"); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, root) + ": " + names(t, dir); got != "d f: y" {
+		t.Errorf("after the next writers: %s", got)
+	}
+}
+
+// full is what a full disk gives in the middle of a write.
+func TestFullDiskMessage(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("another error number")
+	}
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "old")
+	err := Write(path, func(w io.Writer) error {
+		w.Write(bytes.Repeat([]byte("x"), 1500))
+		return &os.PathError{Op: "write", Path: path, Err: syscall.ENOSPC}
+	})
+	if err == nil || !IsFull(err) || read(t, path) != "old" {
+		t.Fatalf("error %v", err)
+	}
+	for _, want := range []string{path, "1.5 kB were written", "unchanged"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q lacks %q", err, want)
+		}
+	}
+}

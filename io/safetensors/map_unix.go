@@ -1,0 +1,37 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package safetensors
+
+import (
+	"fmt"
+	"math"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapFile gives the file's bytes and what releases them.
+func mapFile(path string) ([]byte, func() error, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close() // a mapping outlives its descriptor
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	switch size := info.Size(); {
+	case !info.Mode().IsRegular():
+		return nil, nil, fmt.Errorf("%s: not a plain file", path)
+	case size == 0: // can't be mapped
+		return nil, func() error { return nil }, nil
+	case size > math.MaxInt:
+		return nil, nil, fmt.Errorf("%s: %d bytes are more than this machine can address", path, size)
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, fmt.Errorf("map %s into memory: %w", path, err)
+	}
+	return data, func() error { return unix.Munmap(data) }, nil
+}

@@ -1,0 +1,338 @@
+package safetensors
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const golden = "../../testdata/golden/safetensors/"
+
+func readJSON(t *testing.T, path string, v any) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, path string) *File {
+	t.Helper()
+	f, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// TestGoldenValues compares names, shapes and every value with what torch sees.
+func TestGoldenValues(t *testing.T) {
+	var want struct {
+		Names  []string
+		Shapes map[string][]int
+		Bits   map[string][]uint32
+	}
+	readJSON(t, golden+"values.json", &want)
+	f := open(t, golden+"tensors.safetensors")
+	if !reflect.DeepEqual(f.Names(), want.Names) {
+		t.Errorf("names %q, want %q", f.Names(), want.Names)
+	}
+	if got := f.Metadata(); !reflect.DeepEqual(got, map[string]string{"format": "pt"}) {
+		t.Errorf("metadata %v", got)
+	}
+	for _, name := range want.Names {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(x.Shape, want.Shapes[name]) {
+			t.Errorf("%s: shape %v, want %v", name, x.Shape, want.Shapes[name])
+		}
+		got := make([]float32, x.Len())
+		err = x.Float32s(got)
+		bits, floating := want.Bits[name]
+		if !floating {
+			if err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s of %s read as floats: error %v", name, x.DType, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, g := range got {
+			w := math.Float32frombits(bits[i])
+			if g != g && w != w {
+				continue // which NaN it is depends on who widens it
+			}
+			if math.Float32bits(g) != bits[i] {
+				t.Errorf("%s[%d] = %g (%#x), want %g (%#x)", name, i, g, math.Float32bits(g), w, bits[i])
+			}
+		}
+	}
+}
+
+// TestGoldenBytes: the same tensors written again give the reference's bytes.
+func TestGoldenBytes(t *testing.T) {
+	want, err := os.ReadFile(golden + "tensors.safetensors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := open(t, golden+"tensors.safetensors")
+	tensors := slices.Clone(f.tensors)
+	slices.Reverse(tensors)
+	path := filepath.Join(t.TempDir(), "x.safetensors")
+	if err := Write(path, tensors, f.Metadata()); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(path); !bytes.Equal(got, want) {
+		t.Errorf("%d bytes differ from the reference's %d", len(got), len(want))
+	}
+}
+
+// TestGoldenVerdicts: what the reference refuses is refused, what it reads is read alike. Files that only the format's
+// description forbids are named "strict: ".
+func TestGoldenVerdicts(t *testing.T) {
+	var verdicts []struct {
+		Name, File, Error string
+		OK                bool
+		Tensors           [][]any
+	}
+	readJSON(t, golden+"verdicts.json", &verdicts)
+	good := 0
+	for _, v := range verdicts {
+		b, err := base64.StdEncoding.DecodeString(v.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := parse(b)
+		if want := v.OK && !strings.HasPrefix(v.Name, "strict: "); (err == nil) != want {
+			t.Errorf("%s: error %v, the reference says ok=%v %s", v.Name, err, v.OK, v.Error)
+			continue
+		}
+		if err != nil {
+			continue
+		}
+		good++
+		slices.SortFunc(got, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
+		var seen [][]any
+		for _, x := range got {
+			shape := []any{}
+			for _, d := range x.Shape {
+				shape = append(shape, float64(d))
+			}
+			seen = append(seen, []any{x.Name, string(x.DType), shape, base64.StdEncoding.EncodeToString(x.Data)})
+		}
+		if len(seen) != len(v.Tensors) || len(seen) > 0 && !reflect.DeepEqual(seen, v.Tensors) {
+			t.Errorf("%s: %v, want %v", v.Name, seen, v.Tensors)
+		}
+	}
+	if len(verdicts) < 500 || good < 40 {
+		t.Errorf("only %d verdicts, %d good", len(verdicts), good)
+	}
+}
+
+// TestMessages: errors name the file, the tensor, and what is wrong.
+func TestMessages(t *testing.T) {
+	info := func(rest string) string { return `{"enc.w":{"dtype":"F32","shape":[2],` + rest + `}}` }
+	for _, c := range []struct{ header, data, want string }{
+		{info(`"data_offsets":[0,8]`), "1234567", `tensor "enc.w": data_offsets [0, 8] reach beyond the file's 7 bytes of data`},
+		{info(`"data_offsets":[0,4]`), "1234", `tensor "enc.w": data_offsets [0, 4] hold 4 bytes, but shape [2] of F32 takes 8`},
+		{info(`"data_offsets":[4,12]`), "123412341234", `tensor "enc.w": data_offsets [4, 12] leave a hole of 4 bytes after the start`},
+		{info(`"data_offsets":[0,8]`), "12345678zz", `2 bytes after tensor "enc.w" belong to no tensor`},
+		{info(`"data_offsets":[0,8]`) + "x", "12345678", "something follows the JSON object"},
+		{`{"enc.w":1}`, "", `tensor "enc.w": got 1, want an object`},
+		{`{"enc.w":{"dtype":"F33"}}`, "", `tensor "enc.w": dtype "F33" is unknown; known are BOOL`},
+		{`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}`, "123456",
+			`tensor "b": data_offsets [2, 6] overlap tensor "a", which ends at 4`},
+		{`{"a":{},"a":{}}`, "", `tensor "a": no dtype`},
+		{`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{}}`, "", `"a" occurs twice`},
+	} {
+		path := filepath.Join(t.TempDir(), "m.safetensors")
+		head := []byte{byte(len(c.header)), 0, 0, 0, 0, 0, 0, 0}
+		if err := os.WriteFile(path, slices.Concat(head, []byte(c.header), []byte(c.data)), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(path)
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), path+": ") {
+			t.Errorf("%s %s:\n got %v\nwant %s: ... %s", c.header, c.data, err, path, c.want)
+		}
+	}
+	for _, path := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("error %v, want one that names %s", err, path)
+		}
+	}
+}
+
+func TestNearNames(t *testing.T) {
+	f := open(t, golden+"tensors.safetensors")
+	for name, want := range map[string]string{
+		"encoder.wieght":      `no such tensor: "encoder.wieght"; near it are encoder.weight`,
+		"bert.encoder.weight": `near it are encoder.weight`,
+		"weight":              `near it are encoder.weight`,
+		"something.else.here": `among 15, such as "position_ids"`,
+	} {
+		_, err := f.Tensor(name)
+		if !errors.Is(err, ErrNoTensor) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), golden) {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+}
+
+func TestFloat32sErrors(t *testing.T) {
+	f := open(t, golden+"tensors.safetensors")
+	x, _ := f.Tensor("encoder.weight")
+	err := x.Float32s(make([]float32, 34))
+	if err == nil || !strings.Contains(err.Error(), `tensors.safetensors: tensor "encoder.weight": shape [5 7] has 35 elements, but there is room for 34`) {
+		t.Error(err)
+	}
+	f.Close()
+	if err := f.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+	if err := x.Float32s(make([]float32, 35)); err == nil || !strings.Contains(err.Error(), "closed") {
+		t.Errorf("after Close: %v", err)
+	}
+	x = Tensor{Name: "own", DType: F32, Shape: []int{2}, Data: []byte("1234")}
+	if err := x.Float32s(make([]float32, 2)); err == nil {
+		t.Error("too little data was read")
+	}
+}
+
+func TestWriteErrors(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.safetensors")
+	if err := os.WriteFile(path, []byte("old"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	a := Tensor{Name: "a", DType: U8, Shape: []int{2}, Data: []byte("12")}
+	for want, tensors := range map[string][]Tensor{
+		`tensor "a" occurs twice`:                     {a, a},
+		`can't be named __metadata__`:                 {{Name: "__metadata__", DType: U8, Shape: []int{2}, Data: []byte("12")}},
+		`tensor "b": 3 bytes of data, but shape [2]`:  {{Name: "b", DType: U8, Shape: []int{2}, Data: []byte("123")}},
+		`tensor "b": dtype "u8" is unknown`:           {{Name: "b", DType: "u8", Shape: []int{2}, Data: []byte("12")}},
+		`tensor "b": shape [-2] has a negative`:       {{Name: "b", DType: U8, Shape: []int{-2}, Data: []byte("12")}},
+		`tensor "\xff": the name is not valid UTF-8`:  {{Name: "\xff", DType: U8, Shape: []int{2}, Data: []byte("12")}},
+		`tensor "b": shape [3] of F4 (4 bits each)`:   {{Name: "b", DType: F4, Shape: []int{3}, Data: []byte("12")}},
+		`more bytes than an address can hold`:         {{Name: "b", DType: F64, Shape: []int{1 << 30, 1 << 30, 1 << 30}}},
+		`tensor "b": 0 bytes of data, but shape [2] `: {a, {Name: "b", DType: U8, Shape: []int{2}}},
+	} {
+		err := Write(path, tensors, nil)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	if got, _ := os.ReadFile(path); string(got) != "old" {
+		t.Errorf("a failed Write left %q", got)
+	}
+	if _, err := FromFloat32s("a", []int{3}, make([]float32, 2)); err == nil {
+		t.Error("2 values were taken for shape [3]")
+	}
+}
+
+// limited fails like a full disk after n bytes.
+type limited struct{ n int }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if l.n -= len(p); l.n < 0 {
+		return len(p) + l.n, syscall.ENOSPC
+	}
+	return len(p), nil
+}
+
+// TestFullDisk stops the disk at every byte: no write may pass for a success.
+func TestFullDisk(t *testing.T) {
+	f := open(t, golden+"tensors.safetensors")
+	var whole bytes.Buffer
+	if err := Encode(&whole, f.tensors, f.Metadata()); err != nil {
+		t.Fatal(err)
+	}
+	for n := range whole.Len() {
+		if err := Encode(&limited{n}, f.tensors, f.Metadata()); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("a disk of %d of %d bytes: %v", n, whole.Len(), err)
+		}
+	}
+	if err := Encode(&limited{whole.Len()}, f.tensors, f.Metadata()); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkFloat32s(b *testing.B) {
+	const n = 1 << 20
+	for _, d := range []DType{F32, BF16, F16, F64} {
+		b.Run(string(d), func(b *testing.B) {
+			data := make([]byte, n*d.Bits()/8)
+			for i := range data {
+				data[i] = byte(i*i>>3) & 0x3f
+			}
+			x, dst := Tensor{Name: "x", DType: d, Shape: []int{n}, Data: data}, make([]float32, n)
+			b.SetBytes(4 * n)
+			for b.Loop() {
+				if err := x.Float32s(dst); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// FuzzParse: nothing that a file may hold panics, and what is accepted survives a round trip.
+func FuzzParse(f *testing.F) {
+	b, err := os.ReadFile(golden + "tensors.safetensors")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"))
+	f.Add([]byte("\x3c\x00\x00\x00\x00\x00\x00\x00" + `{"a":{"dtype":"BF16","shape":[1,2],"data_offsets":[0,4]}}   ` + "1234"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		tensors, metadata, err := parse(b)
+		if err != nil {
+			return
+		}
+		total := 0
+		for _, x := range tensors {
+			total += len(x.Data)
+			// An empty tensor may have dimensions whose product without the zero is huge.
+			if n := x.Len(); n*x.DType.Bits() != 8*len(x.Data) {
+				t.Fatalf("%v: %d elements in %d bytes", x, n, len(x.Data))
+			}
+		}
+		if n := int(b[0]) | int(b[1])<<8 | int(b[2])<<16 | int(b[3])<<24; 8+n+total != len(b) {
+			t.Fatalf("%d bytes of header and %d of tensors in a file of %d", n, total, len(b))
+		}
+		var again bytes.Buffer
+		if err := Encode(&again, tensors, metadata); err != nil {
+			t.Fatal(err)
+		}
+		tensors2, metadata2, err := parse(again.Bytes())
+		if err != nil {
+			t.Fatalf("reading what Encode wrote: %v", err)
+		}
+		if len(tensors) != len(tensors2) || len(metadata) != len(metadata2) {
+			t.Fatal("a round trip changed the file")
+		}
+		byName := func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) }
+		slices.SortFunc(tensors, byName)
+		slices.SortFunc(tensors2, byName)
+		for i, x := range tensors {
+			y := tensors2[i]
+			if x.Name != y.Name || x.DType != y.DType || !slices.Equal(x.Shape, y.Shape) || !bytes.Equal(x.Data, y.Data) {
+				t.Fatalf("%v became %v", x, y)
+			}
+		}
+	})
+}
