@@ -1,0 +1,261 @@
+package gpustage
+
+import "fmt"
+
+// The checks below are what every device's ops begin with, so that a mistake reads the same everywhere: op, argument, got and
+// want. An op must not run when its check fails.
+
+type checker struct {
+	op  string
+	err error
+}
+
+func (c *checker) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf("%s: %s", c.op, fmt.Sprintf(format, args...))
+	}
+}
+
+func (c *checker) shape(name string, t Tensor, d DType, rows, cols int) {
+	switch {
+	case t.Mem == nil:
+		c.fail("%s is missing, want %s[%d %d]", name, d, rows, cols)
+	case t.Rows != rows || t.Cols != cols || t.DType != d:
+		c.fail("%s is %v, want %s[%d %d]", name, t, d, rows, cols)
+	default:
+		c.bounds(name, t)
+	}
+}
+
+func (c *checker) bounds(name string, t Tensor) {
+	end := t.Off
+	if t.Rows > 0 && t.Cols > 0 {
+		end += (t.Rows-1)*t.Stride + t.Cols
+	}
+	if t.Off < 0 || t.Rows < 0 || t.Cols < 0 || t.Rows > 1 && t.Stride < t.Cols || end*t.DType.Size() > t.Mem.Bytes() {
+		c.fail("%s is %v at element %d of %d bytes", name, t, t.Off, t.Mem.Bytes())
+	}
+}
+
+func (c *checker) float(name string, t Tensor) {
+	switch {
+	case t.Mem == nil:
+		c.fail("%s is missing", name)
+	case t.DType != F32 && t.DType != F64 && t.DType != BF16:
+		c.fail("%s is %v, want a floating-point tensor", name, t)
+	default:
+		c.bounds(name, t)
+	}
+}
+
+func (c *checker) same(name string, t Tensor, like Tensor) {
+	c.shape(name, t, like.DType, like.Rows, like.Cols)
+}
+
+func (c *checker) optional(name string, t Tensor, d DType, rows, cols int) {
+	if !t.IsZero() {
+		c.shape(name, t, d, rows, cols)
+	}
+}
+
+func (c *checker) sequences(s Sequences, tokens int) {
+	if s.Tokens != tokens {
+		c.fail("the sequences have %d tokens, the tensor has %d rows", s.Tokens, tokens)
+	}
+	c.shape("Cu", s.Cu, I32, 1, s.Rows+1)
+}
+
+func (c *checker) dropout(d Dropout, tokens int) {
+	if !d.Active() {
+		return
+	}
+	if d.P < 0 || d.Threshold() >= 65536 {
+		c.fail("dropout probability %v, want 0 <= p < 1", d.P)
+	}
+	if d.Seqs.Tokens != tokens {
+		c.fail("the dropout's sequences have %d tokens, the tensor has %d rows", d.Seqs.Tokens, tokens)
+	}
+	c.shape("Keys", d.Seqs.Keys, U64, 1, d.Seqs.Rows)
+	c.shape("Row", d.Seqs.Row, I32, 1, tokens)
+	c.shape("Pos", d.Seqs.Pos, I32, 1, tokens)
+}
+
+// CheckPair checks an op whose tensors all have one shape and type.
+func CheckPair(op string, ts ...Tensor) error {
+	c := checker{op: op}
+	c.float("argument 0", ts[0])
+	for i, t := range ts[1:] {
+		c.same(fmt.Sprintf("argument %d", i+1), t, ts[0])
+	}
+	return c.err
+}
+
+// CheckCopy allows the types to differ.
+func CheckCopy(dst, src Tensor) error {
+	c := checker{op: "copy"}
+	if dst.DType == src.DType && (src.DType == I32 || src.DType == U64) {
+		c.same("dst", dst, src)
+		return c.err
+	}
+	c.float("src", src)
+	c.float("dst", dst)
+	if dst.Rows != src.Rows || dst.Cols != src.Cols {
+		c.fail("dst is %v, src is %v", dst, src)
+	}
+	return c.err
+}
+
+// CheckHost checks the host side of CopyIn and CopyOut.
+func CheckHost(op string, t Tensor, bytes int) error {
+	c := checker{op: op}
+	switch {
+	case t.Mem == nil:
+		c.fail("the tensor is missing")
+	case !t.Contiguous():
+		c.fail("the tensor is %v, want a contiguous one", t)
+	case t.Len()*t.DType.Size() != bytes:
+		c.fail("the tensor is %v (%d bytes), the host has %d bytes", t, t.Len()*t.DType.Size(), bytes)
+	default:
+		c.bounds("the tensor", t)
+	}
+	return c.err
+}
+
+// CheckMatMul returns the product's M, N and K.
+func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
+	ck := checker{op: "matmul"}
+	ck.float("a", a)
+	ck.float("b", b)
+	m, k = a.Rows, a.Cols
+	if o.TransA {
+		m, k = k, m
+	}
+	kb, n := b.Rows, b.Cols
+	if o.TransB {
+		kb, n = n, kb
+	}
+	if k != kb || a.DType != b.DType {
+		ck.fail("a is %v (transposed: %v), b is %v (transposed: %v): the inner sizes %d and %d differ", a, o.TransA, b, o.TransB, k, kb)
+	}
+	ck.shape("c", c, a.DType, m, n)
+	ck.optional("Bias", o.Bias, a.DType, 1, n)
+	ck.optional("PreAct", o.PreAct, a.DType, m, n)
+	ck.optional("GradOf", o.GradOf, a.DType, m, n)
+	ck.optional("Residual", o.Residual, a.DType, m, n)
+	ck.dropout(o.Dropout, m)
+	if !o.GradOf.IsZero() && !o.PreAct.IsZero() {
+		ck.fail("PreAct and GradOf exclude each other")
+	}
+	return m, n, k, ck.err
+}
+
+// CheckGather serves Gather and ScatterAdd: y[T, C], table[V, C], index[1, T].
+func CheckGather(op string, y, table, index Tensor) error {
+	c := checker{op: op}
+	c.float("the table", table)
+	c.shape("y", y, table.DType, y.Rows, table.Cols)
+	c.shape("index", index, I32, 1, y.Rows)
+	return c.err
+}
+
+// CheckColumns serves ops of x[R, C] with vectors over its columns.
+func CheckColumns(op string, x Tensor, vectors ...Tensor) error {
+	c := checker{op: op}
+	c.float("x", x)
+	for i, v := range vectors {
+		c.optional(fmt.Sprintf("vector %d", i), v, x.DType, 1, x.Cols)
+	}
+	return c.err
+}
+
+// CheckRows serves ops of x[R, C] with vectors over its rows.
+func CheckRows(op string, x Tensor, vectors ...Tensor) error {
+	c := checker{op: op}
+	c.float("x", x)
+	for i, v := range vectors {
+		c.shape(fmt.Sprintf("vector %d", i), v, x.DType, 1, x.Rows)
+	}
+	return c.err
+}
+
+// CheckLayerNorm serves both directions: dy and dx are y and x.
+func CheckLayerNorm(op string, y, x, gamma, beta, mean, rstd Tensor) error {
+	if err := CheckColumns(op, x, gamma, beta); err != nil {
+		return err
+	}
+	if err := CheckRows(op, x, mean, rstd); err != nil {
+		return err
+	}
+	return CheckPair(op, x, y)
+}
+
+// CheckDropout checks y, x and the optional residual.
+func CheckDropout(y, x, residual Tensor, d Dropout) error {
+	c := checker{op: "dropout"}
+	c.float("x", x)
+	c.same("y", y, x)
+	c.optional("residual", residual, x.DType, x.Rows, x.Cols)
+	c.dropout(d, x.Rows)
+	return c.err
+}
+
+// CheckAttention serves both directions; pairs are further tensors that must have q's, k's or v's shape.
+func CheckAttention(op string, ctx, lse, q, k, v Tensor, o Attention) error {
+	c := checker{op: op}
+	kv := o.KVHeads
+	if kv == 0 {
+		kv = o.Heads
+	}
+	if o.Heads <= 0 || o.HeadDim <= 0 || kv <= 0 || o.Heads%kv != 0 {
+		c.fail("%d heads of %d with %d key-value heads", o.Heads, o.HeadDim, kv)
+	}
+	t := o.Seqs.Tokens
+	c.float("q", q)
+	c.shape("q", q, q.DType, t, o.Heads*o.HeadDim)
+	c.shape("k", k, q.DType, t, kv*o.HeadDim)
+	c.shape("v", v, q.DType, t, kv*o.HeadDim)
+	c.shape("ctx", ctx, q.DType, t, o.Heads*o.HeadDim)
+	c.shape("lse", lse, q.DType, o.Heads, t)
+	c.sequences(o.Seqs, t)
+	c.dropout(o.Dropout, t)
+	return c.err
+}
+
+// CheckPool checks y[B, C] and x[T, C].
+func CheckPool(op string, y, x Tensor, s Sequences) error {
+	c := checker{op: op}
+	c.float("x", x)
+	c.shape("y", y, x.DType, s.Rows, x.Cols)
+	c.sequences(s, x.Rows)
+	return c.err
+}
+
+// CheckMask checks a score tile's identities.
+func CheckMask(s Tensor, m Mask) error {
+	c := checker{op: "mask"}
+	c.float("s", s)
+	for i, e := range m {
+		c.shape(fmt.Sprintf("match %d, Row", i), e.Row, I32, 1, s.Rows)
+		c.shape(fmt.Sprintf("match %d, Col", i), e.Col, I32, 1, s.Cols)
+	}
+	return c.err
+}
+
+// CheckSum checks the accumulator of SumSquares.
+func CheckSum(out, x Tensor) error {
+	c := checker{op: "sum of squares"}
+	c.float("x", x)
+	c.shape("out", out, F64, 1, 1)
+	return c.err
+}
+
+// CheckIndex checks that host-side indices are rows of the table. Devices whose indices are not in host memory can't
+// afford it and rely on the host having checked them.
+func CheckIndex(op string, table, index Tensor) error {
+	for t, id := range Slice[int32](index) {
+		if id < 0 || int(id) >= table.Rows {
+			return fmt.Errorf("%s: index %d of token %d is outside the table's %d rows", op, id, t, table.Rows)
+		}
+	}
+	return nil
+}

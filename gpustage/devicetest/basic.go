@@ -1,0 +1,329 @@
+package devicetest
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+)
+
+func testMemory(t *testing.T, dev gpustage.Device) {
+	for _, n := range []int{0, 1, 1000, 3 << 20} {
+		m, err := dev.Alloc(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Bytes() != n {
+			t.Errorf("%d bytes allocated, %d asked for", m.Bytes(), n)
+		}
+		s, err := dev.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n >= 4 {
+			x := gpustage.Tensor{Mem: m, Rows: 1, Cols: n / 4, Stride: n / 4, DType: gpustage.F32}
+			for i, v := range download(t, s, x) {
+				if v != 0 {
+					t.Fatalf("element %d of fresh memory is %v", i, v)
+				}
+			}
+		}
+		if err := m.Free(); err != nil {
+			t.Error(err)
+		}
+		s.Close()
+	}
+	if _, err := dev.Alloc(1 << 50); !errors.Is(err, gpustage.ErrOutOfMemory) {
+		t.Errorf("allocating a pebibyte: %v", err)
+	}
+}
+
+// An op with arguments that don't fit leaves its outputs alone and an error in the stream, which stays.
+func testErrors(t *testing.T, dev gpustage.Device) {
+	f := newFixture(t, dev, 1, 0)
+	a, b, c := f.floats("a", 3, 4, nil), f.floats("b", 5, 6, nil), f.floats("c", 3, 6, nil)
+	f.s.MatMul(c.dev, a.dev, b.dev, gpustage.MatMul{})
+	f.s.Fill(c.dev, 1)
+	err := f.s.Sync()
+	if err == nil || !strings.Contains(err.Error(), "matmul: a is f32[3 4]") || !strings.Contains(err.Error(), "inner sizes 4 and 5 differ") {
+		t.Errorf("error %v", err)
+	}
+	g := newFixture(t, dev, 1, 0)
+	x, y := g.floats("x", 2, 3, nil), g.floats("y", 2, 3, nil)
+	g.s.Activate(y.dev, gpustage.Tensor{}, gpustage.GELU)
+	if g.s.Sync() == nil {
+		t.Error("an op without its input was accepted")
+	}
+	h := newFixture(t, dev, 1, 0)
+	wide := x.dev
+	wide.Cols, wide.Stride = 1<<20, 1<<20
+	h.s.Add(wide, wide, wide)
+	if h.s.Sync() == nil {
+		t.Error("a tensor beyond its memory was accepted")
+	}
+}
+
+var sizes = [][2]int{{1, 1}, {1, 7}, {2, 16}, {3, 33}, {5, 64}, {17, 100}, {33, 31}, {64, 129}, {7, 384}, {130, 65}}
+
+func testBasic(t *testing.T, dev gpustage.Device) {
+	for _, sz := range sizes {
+		for _, gap := range []int{0, 5} {
+			t.Run(name(sz, "gap", gap), func(t *testing.T) {
+				f := newFixture(t, dev, 2, gap)
+				a, b := f.floats("a", sz[0], sz[1], nil), f.floats("b", sz[0], sz[1], nil)
+				sum, twice := f.floats("sum", sz[0], sz[1], nil), f.floats("twice", sz[0], sz[1], nil)
+				copied, filled := f.floats("copied", sz[0], sz[1], nil), f.floats("filled", sz[0], sz[1], nil)
+				cols := f.vector("columns", sz[1], nil)
+				f.run(func(s gpustage.Stream, x picker) {
+					s.Add(x(sum), x(a), x(b))
+					s.Scale(x(twice), x(a), -2.5)
+					s.Copy(x(copied), x(a))
+					s.Fill(x(filled), 0.75)
+					s.ColumnSum(x(cols), x(a))
+				})
+				f.check(sum, 1)
+				f.check(twice, 1)
+				f.check(copied, 0)
+				f.check(filled, 0)
+				f.check(cols, 2*float64(sz[0]))
+				f.untouched(a, b)
+				f.run(func(s gpustage.Stream, x picker) { s.Add(x(a), x(a), x(b)); s.Scale(x(b), x(b), 3) })
+				f.check(a, 1)
+				f.check(b, 1)
+			})
+		}
+	}
+}
+
+func testGather(t *testing.T, dev gpustage.Device) {
+	for _, sz := range sizes {
+		f := newFixture(t, dev, 3, 0)
+		tokens, c, v := sz[0], sz[1], 11
+		index := make([]int32, tokens)
+		for i := range index {
+			index[i] = int32(f.rng.IntN(v))
+		}
+		table, idx := f.floats("table", v, c, nil), f.ints("index", index)
+		y, dTable := f.floats("y", tokens, c, nil), f.floats("dTable", v, c, nil)
+		f.run(func(s gpustage.Stream, x picker) {
+			s.Gather(x(y), x(table), x(idx), false)
+			s.Gather(x(y), x(table), x(idx), true)
+			s.ScatterAdd(x(dTable), x(y), x(idx))
+		})
+		f.check(y, 1)
+		f.check(dTable, 4*float64(tokens))
+		f.untouched(table)
+	}
+}
+
+func testLayerNorm(t *testing.T, dev gpustage.Device) {
+	for _, sz := range sizes {
+		for _, eps := range []float64{1e-12, 1e-5} {
+			f := newFixture(t, dev, 4, 0)
+			rows, c := sz[0], sz[1]
+			x := f.floats("x", rows, c, func(i, j int) float64 { return 3 + 2*f.rng.NormFloat64() })
+			gamma, beta := f.vector("gamma", c, nil), f.vector("beta", c, nil)
+			y, mean, rstd := f.floats("y", rows, c, nil), f.vector("mean", rows, nil), f.vector("rstd", rows, nil)
+			dy, dx := f.floats("dy", rows, c, nil), f.floats("dx", rows, c, nil)
+			dGamma, dBeta := f.vector("dGamma", c, nil), f.vector("dBeta", c, nil)
+			if c == 1 { // the variance is zero and rstd is 1/sqrt(eps): nothing to compare but that it does not fail
+				f.run(func(s gpustage.Stream, p picker) { s.LayerNorm(p(y), p(mean), p(rstd), p(x), p(gamma), p(beta), eps) })
+				continue
+			}
+			f.run(func(s gpustage.Stream, p picker) {
+				s.LayerNorm(p(y), p(mean), p(rstd), p(x), p(gamma), p(beta), eps)
+				s.LayerNormBackward(p(dx), p(dGamma), p(dBeta), p(dy), p(x), p(mean), p(rstd), p(gamma))
+			})
+			// A mean of 3 against a deviation of 2 loses a few bits; rows of few columns can have a small deviation.
+			f.check(y, 200)
+			f.check(mean, 8)
+			f.check(rstd, 200)
+			f.check(dx, 800)
+			f.check(dGamma, 100+20*float64(rows))
+			f.check(dBeta, 4*float64(rows))
+			f.untouched(x, gamma, beta, dy)
+			f.run(func(s gpustage.Stream, p picker) { // in place
+				s.LayerNormBackward(p(dy), gpustage.Tensor{}, gpustage.Tensor{}, p(dy), p(x), p(mean), p(rstd), p(gamma))
+				s.LayerNorm(p(x), p(mean), p(rstd), p(x), p(gamma), p(beta), eps)
+			})
+			f.check(dy, 800)
+			f.check(x, 200)
+		}
+	}
+}
+
+func testActivation(t *testing.T, dev gpustage.Device) {
+	extreme := []float64{0, -0.0, 1e-30, -1e-30, 1e-8, 0.5, -0.5, 1, -1, 3, -3, 5.5, -5.5, 10, -10, 40, -40, 88, -88, 1e4, -1e4, 3e38, -3e38}
+	for _, act := range []gpustage.Activation{gpustage.Identity, gpustage.GELU, gpustage.GELUTanh, gpustage.ReLU, gpustage.SiLU, gpustage.Tanh} {
+		for _, sz := range append(sizes, [2]int{2, len(extreme)}) {
+			t.Run(name(act, sz), func(t *testing.T) {
+				f := newFixture(t, dev, 5, 3)
+				x := f.floats("x", sz[0], sz[1], func(i, j int) float64 {
+					if sz[1] == len(extreme) {
+						return extreme[j]
+					}
+					return 3 * f.rng.NormFloat64()
+				})
+				y, dy, dx := f.floats("y", sz[0], sz[1], nil), f.floats("dy", sz[0], sz[1], nil), f.floats("dx", sz[0], sz[1], nil)
+				f.run(func(s gpustage.Stream, p picker) {
+					s.Activate(p(y), p(x), act)
+					s.ActivateBackward(p(dx), p(dy), p(x), act)
+				})
+				f.check(y, 8)
+				f.check(dx, 16)
+				f.run(func(s gpustage.Stream, p picker) {
+					s.ActivateBackward(p(dy), p(dy), p(x), act)
+					s.Activate(p(x), p(x), act)
+				})
+				f.check(dy, 16)
+				f.check(x, 8)
+			})
+		}
+	}
+}
+
+func testDropout(t *testing.T, dev gpustage.Device) {
+	for _, p := range []float64{0, 0.1, 0.5, 0.99} {
+		for _, c := range []int{1, 7, 8, 16, 33, 130} {
+			f := newFixture(t, dev, 6, 2)
+			q := f.sequences([]int{3, 1, 17, 9})
+			x, r := f.floats("x", q.tokens, c, nil), f.floats("residual", q.tokens, c, nil)
+			y, z := f.floats("y", q.tokens, c, nil), f.floats("z", q.tokens, c, nil)
+			f.run(func(s gpustage.Stream, g picker) {
+				d := gpustage.Dropout{P: p, Seqs: q.on(g), Layer: 5, Site: gpustage.SiteFeedForward}
+				s.Dropout(g(y), g(x), gpustage.Tensor{}, d)
+				s.Dropout(g(z), g(x), g(r), d)
+			})
+			f.check(y, 2)
+			f.check(z, 2*(1+1/(1-p)))
+			f.untouched(x, r)
+			f.run(func(s gpustage.Stream, g picker) {
+				d := gpustage.Dropout{P: p, Seqs: q.on(g), Layer: 0, Site: gpustage.SiteEmbeddings}
+				s.Dropout(g(r), g(x), g(r), d)
+				s.Dropout(g(x), g(x), gpustage.Tensor{}, d)
+			})
+			f.check(r, 2*(1+1/(1-p)))
+			f.check(x, 2)
+		}
+	}
+}
+
+func testPool(t *testing.T, dev gpustage.Device) {
+	for _, mode := range []gpustage.Pooling{gpustage.MeanPooling, gpustage.CLSPooling, gpustage.LastPooling} {
+		for _, c := range []int{1, 16, 33, 384} {
+			f := newFixture(t, dev, 7, 0)
+			q := f.sequences([]int{1, 40, 2, 17})
+			x, y := f.floats("x", q.tokens, c, nil), f.floats("y", q.rows, c, nil)
+			dy, dx := f.floats("dy", q.rows, c, nil), f.floats("dx", q.tokens, c, nil)
+			f.run(func(s gpustage.Stream, g picker) {
+				s.Pool(g(y), g(x), q.on(g), mode)
+				s.PoolBackward(g(dx), g(dy), q.on(g), mode)
+			})
+			f.check(y, 20)
+			f.check(dx, 2)
+			f.untouched(x, dy)
+		}
+	}
+}
+
+func testNormalize(t *testing.T, dev gpustage.Device) {
+	for _, sz := range sizes {
+		f := newFixture(t, dev, 8, 0)
+		x := f.floats("x", sz[0], sz[1], func(i, j int) float64 {
+			if i == 2 {
+				return 0 // a zero row stays zero
+			}
+			return f.rng.NormFloat64() + 0.1
+		})
+		y, norm := f.floats("y", sz[0], sz[1], nil), f.vector("norm", sz[0], nil)
+		dy, dx := f.floats("dy", sz[0], sz[1], nil), f.floats("dx", sz[0], sz[1], nil)
+		f.run(func(s gpustage.Stream, g picker) {
+			s.Normalize(g(y), g(norm), g(x))
+			s.NormalizeBackward(g(dx), g(dy), g(y), g(norm))
+		})
+		f.check(y, 8)
+		f.check(norm, 4+float64(sz[1])/8)
+		f.check(dx, 40*float64(1+sz[1]/64))
+		f.run(func(s gpustage.Stream, g picker) {
+			s.NormalizeBackward(g(dy), g(dy), g(y), g(norm))
+			s.Normalize(g(x), g(norm), g(x))
+		})
+		f.check(dy, 40*float64(1+sz[1]/64))
+		f.check(x, 8)
+	}
+}
+
+func testScores(t *testing.T, dev gpustage.Device) {
+	inf := math.Inf(-1)
+	for _, sz := range sizes {
+		f := newFixture(t, dev, 9, 0)
+		r, n := sz[0], sz[1]
+		a, b := f.floats("a", r, n, nil), f.floats("b", r, n, nil)
+		dot, w, y := f.vector("dot", r, nil), f.vector("w", r, nil), f.floats("y", r, n, nil)
+		// Scores as large as a scale of 100 makes them; every fourth entry of row 1 and all of row 2 are excluded.
+		tile := f.floats("tile", r, n, func(i, j int) float64 { return 30 * f.rng.NormFloat64() })
+		top := f.vector("max", r, func(int, int) float64 { return inf })
+		sum := f.vector("sum", r, func(int, int) float64 { return 0 })
+		rows, cols := make([]int32, r), make([]int32, n)
+		for i := range rows {
+			rows[i] = int32(i%4 - 1)
+		}
+		for j := range cols {
+			cols[j] = int32(j%4 - 1)
+		}
+		for j := range cols {
+			if r > 2 && n < 4 {
+				cols[j] = 1
+			}
+		}
+		ri, ci := f.ints("rows", rows), f.ints("cols", cols)
+		f.run(func(s gpustage.Stream, g picker) {
+			s.RowDot(g(dot), g(a), g(b), 20)
+			s.RowAxpy(g(y), g(a), g(w), -1.5)
+			s.Mask(g(tile), gpustage.Mask{{Row: g(ri), Col: g(ci)}})
+			for lo := 0; lo < n; lo += 13 { // folded in pieces
+				s.OnlineLSE(g(top), g(sum), g(tile).Columns(lo, min(n, lo+13)))
+			}
+		})
+		f.check(dot, 20*4*math.Sqrt(float64(n)))
+		f.check(y, 4)
+		f.check(tile, 0)
+		f.check(top, 0)
+		f.check(sum, 64)
+		// A log-sum-exp is at least its row's scores; some lie below here, as rounding could have it.
+		lse := f.vector("lse", r, func(int, int) float64 { return 70 + 10*f.rng.NormFloat64() })
+		total := f.vector("total", r, nil)
+		f.run(func(s gpustage.Stream, g picker) { s.SoftmaxTile(g(tile), g(total), g(lse), g(w)) })
+		f.check(tile, 512) // exp multiplies the rounding of a difference of up to 150 by the result
+		f.check(total, 1024)
+	}
+}
+
+func testUpdate(t *testing.T, dev gpustage.Device) {
+	for _, n := range []int{1, 7, 16, 63, 1000, 70001} {
+		f := newFixture(t, dev, 10, 0)
+		p, g := f.vector("p", n, nil), f.vector("g", n, nil)
+		m := f.vector("m", n, func(int, int) float64 { return 0.1 * f.rng.NormFloat64() })
+		v := f.vector("v", n, func(int, int) float64 { return 0.01 * f.rng.Float64() })
+		q, mom, bare := f.vector("q", n, nil), f.vector("momentum", n, nil), f.vector("bare", n, nil)
+		sum := f.double("sum", 1)
+		f.run(func(s gpustage.Stream, x picker) {
+			s.SumSquares(x(sum), x(g))
+			for step := 1; step <= 3; step++ {
+				s.AdamW(x(p), x(m), x(v), x(g), gpustage.AdamW{LR: 1e-2, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, Step: step, GradScale: 0.5})
+			}
+			s.SGD(x(q), x(mom), x(g), gpustage.SGD{LR: 0.1, Momentum: 0.9, WeightDecay: 0.01, GradScale: 2})
+			s.SGD(x(bare), gpustage.Tensor{}, x(g), gpustage.SGD{LR: 0.1, GradScale: 1})
+		})
+		f.check(p, 16)
+		f.check(m, 4)
+		f.check(v, 4)
+		f.check(q, 4)
+		f.check(mom, 4)
+		f.check(bare, 2)
+		f.check(sum, 1) // f64: sums of 1e5 squares agree far below f32's epsilon
+		f.untouched(g)
+	}
+}

@@ -1,0 +1,163 @@
+package devicetest
+
+import (
+	"bytes"
+	"math"
+	"testing"
+
+	"contraflow/gpustage"
+)
+
+var shapes = [][3]int{ // M, N, K
+	{1, 1, 1}, {1, 5, 3}, {2, 3, 17}, {7, 1, 40}, {13, 33, 1}, {14, 32, 16}, {15, 31, 33}, {28, 64, 64}, {29, 65, 63},
+	{64, 16, 100}, {100, 97, 129}, {3, 200, 384}, {140, 48, 7}, {150, 70, 390}, {65, 130, 400},
+}
+
+// productTolerance is for entries that are sums of k products of standard normals. Addition j rounds a partial sum of about
+// sqrt(j), so the errors have a standard deviation of eps/sqrt(12) * sqrt(k*k/2), 0.2 k eps; of ten thousand entries the worst
+// is 4 of those off, and 5 are allowed.
+func productTolerance(k int) float64 { return 4 + float64(k) }
+
+func testMatMul(t *testing.T, dev gpustage.Device) {
+	for _, sh := range shapes {
+		for mode := range 4 {
+			for _, gap := range []int{0, 3} {
+				ta, tb := mode&1 != 0, mode&2 != 0
+				f := newFixture(t, dev, 11, gap)
+				m, n, k := sh[0], sh[1], sh[2]
+				ar, ac, br, bc := m, k, k, n
+				if ta {
+					ar, ac = ac, ar
+				}
+				if tb {
+					br, bc = bc, br
+				}
+				a, b := f.floats("a", ar, ac, nil), f.floats("b", br, bc, nil)
+				c, d := f.floats("c", m, n, nil), f.floats("d", m, n, nil)
+				f.run(func(s gpustage.Stream, x picker) {
+					s.MatMul(x(c), x(a), x(b), gpustage.MatMul{TransA: ta, TransB: tb})
+					s.MatMul(x(d), x(a), x(b), gpustage.MatMul{TransA: ta, TransB: tb, Alpha: 0.25, Add: true})
+				})
+				f.check(c, productTolerance(k))
+				f.check(d, productTolerance(k))
+				f.untouched(a, b)
+				f.run(func(s gpustage.Stream, x picker) {
+					s.MatMul(x(c), x(a), x(b), gpustage.MatMul{TransA: ta, TransB: tb, BF16: true})
+				})
+				f.check(c, productTolerance(k)) // both sides round the inputs; the products are exact in f32
+				if t.Failed() {
+					t.Fatalf("at M N K %v, transposed %v %v, gap %d", sh, ta, tb, gap)
+				}
+			}
+		}
+	}
+	// An inner size of zero gives zero.
+	f := newFixture(t, dev, 12, 0)
+	a, b, c := f.floats("a", 3, 0, nil), f.floats("b", 0, 4, nil), f.floats("c", 3, 4, nil)
+	f.run(func(s gpustage.Stream, x picker) { s.MatMul(x(c), x(a), x(b), gpustage.MatMul{}) })
+	f.check(c, 0)
+}
+
+func testEpilogue(t *testing.T, dev gpustage.Device) {
+	for _, sh := range [][3]int{{1, 1, 1}, {15, 31, 33}, {30, 70, 64}, {33, 100, 390}} {
+		m, n, k := sh[0], sh[1], sh[2]
+		f := newFixture(t, dev, 13, 0)
+		q := f.sequences([]int{m - m/2, m / 2}[:1+min(1, m/2)])
+		a, b := f.floats("a", m, k, nil), f.floats("b", n, k, nil)
+		bias, residual, pre := f.vector("bias", n, nil), f.floats("residual", m, n, nil), f.floats("pre", m, n, nil)
+		plain, gelu, drop, grad, add := f.floats("plain", m, n, nil), f.floats("gelu", m, n, nil), f.floats("drop", m, n, nil), f.floats("grad", m, n, nil), f.floats("add", m, n, nil)
+		f.run(func(s gpustage.Stream, x picker) {
+			d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteAttentionOut}
+			s.MatMul(x(plain), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias)})
+			s.MatMul(x(gelu), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias), PreAct: x(pre), Act: gpustage.GELU})
+			s.MatMul(x(drop), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias), Dropout: d, Residual: x(residual)})
+			s.MatMul(x(grad), x(a), x(b), gpustage.MatMul{TransB: true, GradOf: x(residual), Act: gpustage.GELU})
+			s.MatMul(x(add), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias), Act: gpustage.ReLU, Residual: x(residual), Add: true, Alpha: 0.5})
+		})
+		for _, o := range []*arg{plain, pre, drop, add} {
+			f.check(o, 2*productTolerance(k))
+		}
+		f.check(gelu, 4*productTolerance(k))
+		f.check(grad, 4*productTolerance(k))
+		f.untouched(a, b, bias, residual)
+	}
+}
+
+func testAttention(t *testing.T, dev gpustage.Device) {
+	type config struct {
+		heads, kv, dim, window int
+		causal                 bool
+		p                      float64
+		lengths                []int
+	}
+	for _, c := range []config{
+		{heads: 1, dim: 4, lengths: []int{1}},
+		{heads: 4, dim: 8, lengths: []int{3, 1, 17}},
+		{heads: 2, dim: 32, lengths: []int{64, 2, 33, 130}},
+		{heads: 3, dim: 64, lengths: []int{31, 65}},
+		{heads: 2, dim: 5, lengths: []int{9, 40}, causal: true},
+		{heads: 4, kv: 2, dim: 16, lengths: []int{20, 7}, causal: true},
+		{heads: 2, dim: 16, lengths: []int{50, 5}, window: 6},
+		{heads: 2, dim: 16, lengths: []int{50, 5}, window: 6, causal: true},
+		{heads: 4, dim: 32, lengths: []int{19, 70}, p: 0.3},
+		{heads: 4, kv: 1, dim: 8, lengths: []int{33, 12}, p: 0.1, causal: true, window: 9},
+		{heads: 2, dim: 32, lengths: []int{300}},
+	} {
+		t.Run(name(c), func(t *testing.T) {
+			f := newFixture(t, dev, 14, 0)
+			q := f.sequences(c.lengths)
+			kv := c.kv
+			if kv == 0 {
+				kv = c.heads
+			}
+			e, ek := c.heads*c.dim, kv*c.dim
+			// q, k and v are columns of one tensor, as the fused projection leaves them.
+			qkv, dqkv := f.floats("qkv", q.tokens, e+2*ek, nil), f.floats("dqkv", q.tokens, e+2*ek, nil)
+			ctx, dctx, lse := f.floats("ctx", q.tokens, e, nil), f.floats("dctx", q.tokens, e, nil), f.floats("lse", c.heads, q.tokens, nil)
+			f.run(func(s gpustage.Stream, x picker) {
+				o := gpustage.Attention{Seqs: q.on(x), Heads: c.heads, KVHeads: c.kv, HeadDim: c.dim, Scale: 1 / math.Sqrt(float64(c.dim)),
+					Causal: c.causal, Window: c.window, Dropout: gpustage.Dropout{P: c.p, Seqs: q.on(x), Layer: 3, Site: gpustage.SiteAttention}}
+				in, d := x(qkv), x(dqkv)
+				s.Attention(x(ctx), x(lse), in.Columns(0, e), in.Columns(e, e+ek), in.Columns(e+ek, e+2*ek), o)
+				s.AttentionBackward(d.Columns(0, e), d.Columns(e, e+ek), d.Columns(e+ek, e+2*ek), x(dctx), x(ctx), x(lse),
+					in.Columns(0, e), in.Columns(e, e+ek), in.Columns(e+ek, e+2*ek), o)
+			})
+			f.check(ctx, 64)
+			f.check(lse, 32)
+			f.check(dqkv, 512)
+			f.untouched(qkv, dctx)
+		})
+	}
+}
+
+// Two runs of one op give the same bits.
+func testDeterministic(t *testing.T, dev gpustage.Device) {
+	once := func() []byte {
+		f := newFixture(t, dev, 15, 0)
+		q := f.sequences([]int{90, 3, 60, 33})
+		x, w := f.floats("x", q.tokens, 96, nil), f.floats("w", 200, 96, nil)
+		y, dw, sum := f.floats("y", q.tokens, 200, nil), f.floats("dw", 200, 96, nil), f.vector("sum", 200, nil)
+		ctx, lse := f.floats("ctx", q.tokens, 32, nil), f.floats("lse", 2, q.tokens, nil)
+		dq := f.floats("dq", q.tokens, 96, nil)
+		total := f.double("total", 1)
+		f.s.MatMul(y.dev, x.dev, w.dev, gpustage.MatMul{TransB: true})
+		f.s.MatMul(dw.dev, y.dev, x.dev, gpustage.MatMul{TransA: true, Add: true})
+		f.s.ColumnSum(sum.dev, y.dev)
+		f.s.SumSquares(total.dev, y.dev)
+		o := gpustage.Attention{Seqs: q.on(func(a *arg) gpustage.Tensor { return a.dev }), Heads: 2, HeadDim: 16, Scale: 0.25}
+		f.s.Attention(ctx.dev, lse.dev, x.dev.Columns(0, 32), x.dev.Columns(32, 64), x.dev.Columns(64, 96), o)
+		f.s.AttentionBackward(dq.dev.Columns(0, 32), dq.dev.Columns(32, 64), dq.dev.Columns(64, 96), ctx.dev, ctx.dev, lse.dev,
+			x.dev.Columns(0, 32), x.dev.Columns(32, 64), x.dev.Columns(64, 96), o)
+		var out []float64
+		for _, a := range []*arg{y, dw, sum, total, ctx, lse, dq} {
+			out = append(out, download(t, f.s, a.back)...)
+		}
+		return gpustage.Bytes(out)
+	}
+	want := once()
+	for range 5 {
+		if !bytes.Equal(once(), want) {
+			t.Fatal("two runs differ")
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package gpustage
+
+import "math"
+
+// Dry is a device that computes nothing and has all the memory in the world. Running a pass on it costs nothing and
+// leaves in the arena's peak exactly what the pass takes on a real device: predictions come from the code that they are
+// about.
+type Dry struct{}
+
+// DryArena is an arena without bounds for a dry run.
+func DryArena() *Arena {
+	a, _ := NewArena(Dry{}, math.MaxInt/2) // can't fail: it holds nothing
+	return a
+}
+
+// Name is "dry".
+func (Dry) Name() string { return "dry" }
+
+// Info describes the device.
+func (Dry) Info() Info { return Info{Kind: "dry", Description: "computes nothing"} }
+
+// Alloc gives memory that can't be touched.
+func (Dry) Alloc(bytes int) (Memory, error) { return dryMemory(bytes), nil }
+
+// OpenStream returns a stream whose ops check nothing and do nothing.
+func (Dry) OpenStream() (Stream, error) { return &dryStream{}, nil }
+
+// Close does nothing.
+func (Dry) Close() error { return nil }
+
+type dryMemory int
+
+func (m dryMemory) Bytes() int { return int(m) }
+func (dryMemory) Free() error  { return nil }
+
+type dryStream struct{ err error }
+
+func (*dryStream) Device() Device { return Dry{} }
+func (*dryStream) Record() Event  { return nil }
+func (*dryStream) Wait(Event)     {}
+func (s *dryStream) Sync() error  { return s.err }
+func (s *dryStream) Fail(err error) {
+	if s.err == nil {
+		s.err = err
+	}
+}
+func (*dryStream) Close() error { return nil }
+
+func (*dryStream) CopyIn(Tensor, []byte)                                                            {}
+func (*dryStream) CopyOut([]byte, Tensor)                                                           {}
+func (*dryStream) Copy(Tensor, Tensor)                                                              {}
+func (*dryStream) Fill(Tensor, float64)                                                             {}
+func (*dryStream) Add(Tensor, Tensor, Tensor)                                                       {}
+func (*dryStream) Scale(Tensor, Tensor, float64)                                                    {}
+func (*dryStream) MatMul(Tensor, Tensor, Tensor, MatMul)                                            {}
+func (*dryStream) ColumnSum(Tensor, Tensor)                                                         {}
+func (*dryStream) Gather(Tensor, Tensor, Tensor, bool)                                              {}
+func (*dryStream) ScatterAdd(Tensor, Tensor, Tensor)                                                {}
+func (*dryStream) LayerNorm(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float64)                {}
+func (*dryStream) LayerNormBackward(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor) {}
+func (*dryStream) Activate(Tensor, Tensor, Activation)                                              {}
+func (*dryStream) ActivateBackward(Tensor, Tensor, Tensor, Activation)                              {}
+func (*dryStream) Dropout(Tensor, Tensor, Tensor, Dropout)                                          {}
+func (*dryStream) Attention(Tensor, Tensor, Tensor, Tensor, Tensor, Attention)                      {}
+func (*dryStream) AttentionBackward(_, _, _, _, _, _, _, _, _ Tensor, _ Attention)                  {}
+func (*dryStream) Pool(Tensor, Tensor, Sequences, Pooling)                                          {}
+func (*dryStream) PoolBackward(Tensor, Tensor, Sequences, Pooling)                                  {}
+func (*dryStream) Normalize(Tensor, Tensor, Tensor)                                                 {}
+func (*dryStream) NormalizeBackward(Tensor, Tensor, Tensor, Tensor)                                 {}
+func (*dryStream) RowDot(Tensor, Tensor, Tensor, float64)                                           {}
+func (*dryStream) RowAxpy(Tensor, Tensor, Tensor, float64)                                          {}
+func (*dryStream) Mask(Tensor, Mask)                                                                {}
+func (*dryStream) OnlineLSE(Tensor, Tensor, Tensor)                                                 {}
+func (*dryStream) SoftmaxTile(_, _, _, _ Tensor)                                                    {}
+func (*dryStream) SumSquares(Tensor, Tensor)                                                        {}
+func (*dryStream) AdamW(Tensor, Tensor, Tensor, Tensor, AdamW)                                      {}
+func (*dryStream) SGD(Tensor, Tensor, Tensor, SGD)                                                  {}

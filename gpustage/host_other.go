@@ -1,0 +1,5 @@
+//go:build !unix
+
+package gpustage
+
+func mapHost(bytes int) (*HostMemory, error) { return heapHost(bytes), nil }

@@ -1,0 +1,209 @@
+package gpustage
+
+// Ops is the op set. Package ref is its definition: where a comment here and ref disagree, ref is right.
+//
+// Arguments are outputs first. Gradients are named dX for X; the ones marked (+=) accumulate, all others are written.
+// Floating-point tensors of one call share one DType unless an op says otherwise. Optional tensors may be zero.
+type Ops interface {
+	// Copy copies src to dst of the same shape, converting between floating-point types.
+	Copy(dst, src Tensor)
+	// Fill sets every element of a floating-point or integer tensor.
+	Fill(dst Tensor, value float64)
+	// Add is y = a + b; y may be a or b.
+	Add(y, a, b Tensor)
+	// Scale is y = alpha * x; y may be x.
+	Scale(y, x Tensor, alpha float64)
+
+	// MatMul is c[M, N] = alpha * op(a) x op(b), followed by the epilogue in o. c must not alias a or b.
+	MatMul(c, a, b Tensor, o MatMul)
+	// ColumnSum is sum[1, C] += the sum of x's rows.
+	ColumnSum(sum, x Tensor)
+
+	// Gather is y[T, C] = table[index[t]]; with add, y += table[index[t]].
+	Gather(y, table, index Tensor, add bool)
+	// ScatterAdd is dTable[index[t]] += dy[t], in the order of t.
+	ScatterAdd(dTable, dy, index Tensor)
+
+	// LayerNorm normalizes each row of x[T, C]: y = (x-mean)*rstd*gamma + beta. It keeps mean[1, T] and rstd[1, T].
+	// y may be x.
+	LayerNorm(y, mean, rstd, x, gamma, beta Tensor, eps float64)
+	// LayerNormBackward gives dx, which may be dy, and dGamma, dBeta (+=; both may be absent).
+	LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma Tensor)
+
+	// Activate is y = f(x); y may be x.
+	Activate(y, x Tensor, f Activation)
+	// ActivateBackward is dx = dy * f'(x); dx may be dy.
+	ActivateBackward(dx, dy, x Tensor, f Activation)
+
+	// Dropout is y = residual + dropout(x). y may be x or residual; residual may be absent. Its own backward is itself,
+	// without the residual.
+	Dropout(y, x, residual Tensor, d Dropout)
+
+	// Attention is multi-head attention within each sequence of o.Seqs. q[T, H*D], k and v[T, KVHeads*D] may be columns of
+	// one tensor. It keeps lse[H, T], the log-sum-exp of each head and query, and never a T x T matrix.
+	Attention(ctx, lse, q, k, v Tensor, o Attention)
+	// AttentionBackward gives dq, dk, dv of the same shapes. It recomputes the probabilities from lse.
+	AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v Tensor, o Attention)
+
+	// Pool reduces each sequence of x[T, C] to a row of y[B, C].
+	Pool(y, x Tensor, s Sequences, mode Pooling)
+	// PoolBackward writes dx[T, C].
+	PoolBackward(dx, dy Tensor, s Sequences, mode Pooling)
+	// Normalize is y = x / max(|x|, 1e-12) by row; it keeps norm[1, B] = max(|x|, 1e-12). y may be x.
+	Normalize(y, norm, x Tensor)
+	// NormalizeBackward gives dx from y and norm; dx may be dy.
+	NormalizeBackward(dx, dy, y, norm Tensor)
+
+	// RowDot is out[1, R] = alpha * <a[i], b[i]>.
+	RowDot(out, a, b Tensor, alpha float64)
+	// RowAxpy is y[i] += alpha * w[i] * x[i], for w[1, R].
+	RowAxpy(y, x, w Tensor, alpha float64)
+	// Mask sets s[i, j] to -Inf for every pair that m excludes.
+	Mask(s Tensor, m Mask)
+	// OnlineLSE folds a tile s[R, N] into the running maximum max[1, R] and the running sum[1, R] of exp(s - max),
+	// which start as -Inf and 0: the log-sum-exp of everything folded is max + log(sum). A row whose every entry so far is -Inf
+	// stays (-Inf, 0).
+	OnlineLSE(max, sum, s Tensor)
+	// SoftmaxTile is s[i, j] = w[i] * exp(s[i, j] - lse[i]), in place, -Inf giving 0; and sum[i] += the row's sum.
+	SoftmaxTile(s, sum, lse, w Tensor)
+
+	// SumSquares is out[1, 1] += the sum of x's squares, in f64 whatever x is: out is F64.
+	SumSquares(out, x Tensor)
+	// AdamW updates p, m and v in place from the gradient g. All are vectors of one length.
+	AdamW(p, m, v, g Tensor, h AdamW)
+	// SGD updates p and, with momentum, the buffer v in place; v may be absent without momentum.
+	SGD(p, v, g Tensor, h SGD)
+}
+
+// MatMul is what surrounds a matrix product. With acc = alpha * op(a) x op(b) and every part optional:
+//
+//	x = acc + Bias                    Bias[1, N]
+//	PreAct = x                        kept for the backward pass
+//	x = Act(x)                        or, with GradOf: x = x * Act'(GradOf)
+//	x = Dropout(x) + Residual
+//	c = x, or c += x with Add
+//
+// Fast devices fuse all of it into the product's last pass over c.
+type MatMul struct {
+	TransA, TransB bool    // op(a) = aᵀ: a is stored [K, M]; op(b) = bᵀ: b is stored [N, K], as Linear weights are
+	Alpha          float64 // 0 means 1
+	Add            bool    // accumulate into c
+	BF16           bool    // round a and b to bf16 first; accumulate in f32
+	Bias           Tensor
+	PreAct         Tensor // [M, N], written
+	GradOf         Tensor // [M, N]: the pre-activation whose derivative multiplies the result
+	Act            Activation
+	Dropout        Dropout
+	Residual       Tensor // [M, N]
+}
+
+// Activation is a pointwise function.
+type Activation uint8
+
+const (
+	Identity Activation = iota
+	GELU                // x * Phi(x), exact (erf)
+	GELUTanh            // the tanh approximation ("gelu_new", "gelu_pytorch_tanh")
+	ReLU
+	SiLU // x * sigmoid(x)
+	Tanh
+)
+
+var activationNames = [...]string{"identity", "gelu", "gelu_tanh", "relu", "silu", "tanh"}
+
+func (a Activation) String() string { return activationNames[a] }
+
+// Pooling reduces a sequence to a vector.
+type Pooling uint8
+
+const (
+	MeanPooling Pooling = iota // mean of all tokens, special ones included
+	CLSPooling                 // the first token
+	LastPooling                // the last token
+)
+
+var poolingNames = [...]string{"mean", "cls", "last"}
+
+func (p Pooling) String() string { return poolingNames[p] }
+
+// Sequences says where the rows of a packed [T, C] tensor are.
+type Sequences struct {
+	Rows   int    // B
+	Tokens int    // T
+	MaxLen int    // tokens of the longest row
+	Cu     Tensor // i32 [1, B+1]: row b is tokens Cu[b] to Cu[b+1]
+	Row    Tensor // i32 [1, T]: the row of each token
+	Pos    Tensor // i32 [1, T]: its position within the row, from 0
+	Keys   Tensor // u64 [1, B]: each row's dropout key; absent when nothing drops
+}
+
+// Dropout is counter-based: whether an element is dropped depends on its row's key, its place and nothing else, never
+// on the sub-batch, the rank or the replay that computes it. See Philox.
+type Dropout struct {
+	P     float64 // probability of dropping, rounded to a multiple of 2^-16; 0 turns it off
+	Seqs  Sequences
+	Layer int
+	Site  Site
+}
+
+// Site is a place in a layer where something drops.
+type Site uint8
+
+const (
+	SiteEmbeddings Site = iota
+	SiteAttention       // the probabilities
+	SiteAttentionOut
+	SiteFeedForward
+	SiteLoRA
+)
+
+// Attention describes one attention call.
+type Attention struct {
+	Seqs    Sequences
+	Heads   int
+	KVHeads int // 0 means Heads
+	HeadDim int
+	Scale   float64
+	Causal  bool
+	Window  int // tokens on each side that a query sees; 0 means all
+	Dropout Dropout
+	BF16    bool // round the inputs of both products to bf16
+}
+
+// Mask excludes pairs of a score tile: pair (i, j) when, for any of its matches, Row[i] == Col[j] and that value is not
+// negative.
+type Mask []Match
+
+// Match is one equality of identities: of texts, rows or owners.
+type Match struct {
+	Row Tensor // i32 [1, R]
+	Col Tensor // i32 [1, N]
+}
+
+// AdamW is decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), in the order PyTorch applies it:
+//
+//	p -= LR * WeightDecay * p
+//	m = Beta1*m + (1-Beta1)*g;  v = Beta2*v + (1-Beta2)*g*g
+//	p -= LR * (m / (1-Beta1^Step)) / (sqrt(v / (1-Beta2^Step)) + Eps)
+//
+// with g = GradScale * the stored gradient.
+type AdamW struct {
+	LR, Beta1, Beta2, Eps, WeightDecay float64
+	Step                               int     // from 1
+	GradScale                          float64 // normalization and clipping in one factor
+}
+
+// SGD is p -= LR * (v = Momentum*v + g + WeightDecay*p), g = GradScale * the stored gradient.
+type SGD struct {
+	LR, Momentum, WeightDecay float64
+	GradScale                 float64
+}
+
+// Tile is the mask of rows lo to hi and columns from to to.
+func (m Mask) Tile(lo, hi, from, to int) Mask {
+	t := make(Mask, len(m))
+	for i, e := range m {
+		t[i] = Match{Row: e.Row.Columns(lo, hi), Col: e.Col.Columns(from, to)}
+	}
+	return t
+}

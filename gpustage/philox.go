@@ -1,0 +1,64 @@
+package gpustage
+
+import (
+	"math"
+	"math/bits"
+)
+
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): ten rounds of a keyed bijection
+// on 128-bit counters. The same key and counter give the same bits everywhere, which is all that dropout needs to be
+// independent of sub-batches, ranks, threads and replays.
+func Philox(key uint64, counter [4]uint32) [4]uint32 {
+	const (
+		m0, m1 = 0xD2511F53, 0xCD9E8D57
+		w0, w1 = 0x9E3779B9, 0xBB67AE85
+	)
+	c0, c1, c2, c3 := counter[0], counter[1], counter[2], counter[3]
+	k0, k1 := uint32(key), uint32(key>>32)
+	for range 10 {
+		h0, l0 := bits.Mul32(m0, c0)
+		h1, l1 := bits.Mul32(m1, c2)
+		c0, c1, c2, c3 = h1^c1^k0, l1, h0^c3^k1, l0
+		k0 += w0
+		k1 += w1
+	}
+	return [4]uint32{c0, c1, c2, c3}
+}
+
+// RowKey is the dropout key of one row (an example's text in one column) in one optimizer step. It does not depend on where
+// the row is computed; the same text in two columns has two keys, as SimCSE needs.
+func RowKey(seed uint64, step int, row int64, column int) uint64 {
+	h := uint64(0)
+	for _, v := range [...]uint64{seed, uint64(step), uint64(row), uint64(column)} {
+		h = mix64(h + 0x9E3779B97F4A7C15 ^ mix64(v))
+	}
+	return h
+}
+
+// mix64 is SplitMix64's finalizer (Steele, Lea and Flood, OOPSLA 2014).
+func mix64(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
+	z = (z ^ z>>27) * 0x94D049BB133111EB
+	return z ^ z>>31
+}
+
+// Threshold is P as a multiple of 2^-16: an element whose 16 random bits are below it is dropped.
+func (d Dropout) Threshold() uint32 { return uint32(math.Round(d.P * 65536)) }
+
+// KeepScale is what a kept element is multiplied by: 1 / (1-P), with P as Threshold rounds it.
+func (d Dropout) KeepScale() float64 { return 65536 / float64(65536-d.Threshold()) }
+
+// Active tells whether anything drops.
+func (d Dropout) Active() bool { return d.P > 0 }
+
+// Bits is the 8 x 16 random bits for elements 8*group to 8*group+7 of a vector: a token's features (pos is its position,
+// head 0) or a query's keys (pos is the query's position). Element 8*group+i has bits i%2*16 and up of word i/2.
+func (d Dropout) Bits(key uint64, group, pos, head int) [4]uint32 {
+	return Philox(key, [4]uint32{uint32(group), uint32(pos), uint32(head), uint32(d.Layer)<<8 | uint32(d.Site)})
+}
+
+// Element is the 16 random bits of one element.
+func (d Dropout) Element(key uint64, element, pos, head int) uint32 {
+	w := d.Bits(key, element/8, pos, head)[element%8/2]
+	return w >> (element % 2 * 16) & 0xFFFF
+}

@@ -1,0 +1,85 @@
+package gpustage_test
+
+import (
+	"math"
+	"testing"
+
+	"contraflow/gpustage"
+)
+
+// The known answers are those of the Random123 library's kat_vectors file for philox4x32-10.
+func TestPhiloxKnownAnswers(t *testing.T) {
+	for _, c := range []struct {
+		key      uint64
+		ctr, out [4]uint32
+	}{
+		{0, [4]uint32{}, [4]uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+		{math.MaxUint64, [4]uint32{math.MaxUint32, math.MaxUint32, math.MaxUint32, math.MaxUint32}, [4]uint32{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+		{0x299f31d0a4093822, [4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [4]uint32{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+	} {
+		if got := gpustage.Philox(c.key, c.ctr); got != c.out {
+			t.Errorf("key %x counter %x: %x, want %x", c.key, c.ctr, got, c.out)
+		}
+	}
+}
+
+func TestDropoutRate(t *testing.T) {
+	for _, p := range []float64{0.1, 0.5} {
+		d := gpustage.Dropout{P: p, Layer: 3, Site: gpustage.SiteFeedForward}
+		dropped, n := 0, 0
+		for row := range 20 {
+			key := gpustage.RowKey(1, 2, int64(row), 0)
+			for pos := range 20 {
+				for j := range 100 {
+					n++
+					if d.Element(key, j, pos, 0) < d.Threshold() {
+						dropped++
+					}
+				}
+			}
+		}
+		sigma := math.Sqrt(p * (1 - p) / float64(n))
+		if rate := float64(dropped) / float64(n); math.Abs(rate-p) > 4*sigma {
+			t.Errorf("p = %v: %v of elements dropped, more than 4 sigma (%v) off", p, rate, sigma)
+		}
+		if got := d.KeepScale() * (1 - float64(d.Threshold())/65536); math.Abs(got-1) > 1e-15 {
+			t.Errorf("p = %v: the expectation of the mask is %v", p, got)
+		}
+	}
+}
+
+// Every part of the key matters.
+func TestRowKeysDiffer(t *testing.T) {
+	seen := map[uint64]bool{}
+	for seed := range uint64(3) {
+		for step := range 3 {
+			for row := range int64(5) {
+				for col := range 3 {
+					k := gpustage.RowKey(seed, step, row, col)
+					if seen[k] {
+						t.Fatalf("two rows have key %x", k)
+					}
+					seen[k] = true
+				}
+			}
+		}
+	}
+}
+
+func TestBF16(t *testing.T) {
+	for _, c := range []struct {
+		in   float32
+		want uint16
+	}{
+		{1, 0x3F80}, {-2, 0xC000}, {0, 0}, {1 + 1.0/256, 0x3F80}, {1 + 3.0/256, 0x3F82}, {1 + 1.0/256 + 1.0/4096, 0x3F81},
+		{3.4e38, 0x7F80}, {float32(math.Inf(-1)), 0xFF80}, {1e-45, 0},
+	} {
+		if got := gpustage.ToBF16(c.in); got != c.want {
+			t.Errorf("ToBF16(%v) = %#x, want %#x", c.in, got, c.want)
+		}
+	}
+	nan := gpustage.FromBF16(gpustage.ToBF16(float32(math.NaN())))
+	if nan == nan {
+		t.Error("NaN was lost")
+	}
+}

@@ -1,0 +1,171 @@
+package ref
+
+import (
+	"math"
+
+	"contraflow/gpustage"
+)
+
+// Attention (Vaswani et al., arXiv 1706.03762), for each sequence, head and query i of the sequence:
+//
+//	s_j = Scale * <q_i, k_j> over the keys j that i sees;  lse = log sum_j exp(s_j);  P_j = exp(s_j - lse)
+//	ctx_i = sum_j dropout(P)_j * v_j
+func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
+	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) {
+		return
+	}
+	s.run("attention", q, func() { attention[float32](ctx, lse, q, k, v, o) }, func() { attention[float64](ctx, lse, q, k, v, o) })
+}
+
+func attention[T float](ctx, lse, q, k, v tensor, o gpustage.Attention) {
+	eachQuery[T](q, k, o, func(a query[T]) {
+		out := a.head(ctx, a.t, a.h)
+		sum := make([]float64, o.HeadDim)
+		p := make([]float64, len(a.s))
+		top := math.Inf(-1)
+		for _, s := range a.s {
+			top = max(top, s)
+		}
+		z := 0.0
+		for j, s := range a.s {
+			p[j] = math.Exp(s - top)
+			z += p[j]
+		}
+		row[T](lse, a.h)[a.t] = T(top + math.Log(z))
+		for j := range p {
+			w := a.round(p[j] / z * a.keep(j))
+			for d, e := range a.head(v, a.key(j), a.kv) {
+				sum[d] += w * a.round(float64(e))
+			}
+		}
+		for d := range out {
+			out[d] = T(sum[d])
+		}
+	})
+}
+
+// AttentionBackward, with P recomputed from lse, m the dropout's factors and delta = <dctx_i, ctx_i> = sum_j P_j dP_j:
+//
+//	dv_j += m_j P_j dctx_i;  dP_j = m_j <dctx_i, v_j>;  ds_j = P_j (dP_j - delta)
+//	dq_i = Scale * sum_j ds_j k_j;  dk_j += Scale * ds_j q_i
+func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
+	if s.Refuse(gpustage.CheckAttention("attention backward", dctx, lse, dq, dk, dv, o)) ||
+		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) {
+		return
+	}
+	s.run("attention backward", q, func() { attentionBackward[float32](dq, dk, dv, dctx, ctx, lse, q, k, v, o) },
+		func() { attentionBackward[float64](dq, dk, dv, dctx, ctx, lse, q, k, v, o) })
+}
+
+func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
+	// Sums over queries in float64: [T, KVHeads*D].
+	sumK := make([]float64, k.Rows*k.Cols)
+	sumV := make([]float64, k.Rows*k.Cols)
+	eachQuery[T](q, k, o, func(a query[T]) {
+		dout, out := a.head(dctx, a.t, a.h), a.head(ctx, a.t, a.h)
+		qi := a.head(q, a.t, a.h)
+		delta := 0.0
+		for d := range out {
+			delta += float64(dout[d]) * float64(out[d])
+		}
+		dqi := make([]float64, o.HeadDim)
+		l := float64(row[T](lse, a.h)[a.t])
+		for j, s := range a.s {
+			p, m := math.Exp(s-l), a.keep(j)
+			vj, kj := a.head(v, a.key(j), a.kv), a.head(k, a.key(j), a.kv)
+			at := a.key(j)*k.Cols + a.kv*o.HeadDim
+			dp := 0.0
+			for d := range vj {
+				sumV[at+d] += a.round(m*p) * a.round(float64(dout[d]))
+				dp += a.round(float64(dout[d])) * a.round(float64(vj[d]))
+			}
+			ds := a.round(p * (m*dp - delta) * o.Scale)
+			for d := range kj {
+				dqi[d] += ds * a.round(float64(kj[d]))
+				sumK[at+d] += ds * a.round(float64(qi[d]))
+			}
+		}
+		for d, out := 0, a.head(dq, a.t, a.h); d < len(out); d++ {
+			out[d] = T(dqi[d])
+		}
+	})
+	for t := range k.Rows {
+		dk, dv := row[T](dk, t), row[T](dv, t)
+		for j := range dk {
+			dk[j], dv[j] = T(sumK[t*k.Cols+j]), T(sumV[t*k.Cols+j])
+		}
+	}
+}
+
+// query is one query of one head, with the scores of the keys it sees.
+type query[T float] struct {
+	o     gpustage.Attention
+	t     int // the query's token
+	h, kv int // its head, and the key-value head that serves it
+	pos   int // its position in the sequence
+	first int // token of the first key it sees
+	start int // token at which the sequence starts
+	row   int // the sequence
+	s     []float64
+}
+
+// key is the token of the j-th visible key.
+func (a query[T]) key(j int) int { return a.first + j }
+
+// head is one head of one token.
+func (a query[T]) head(x tensor, token, h int) []T {
+	return row[T](x, token)[h*a.o.HeadDim : (h+1)*a.o.HeadDim]
+}
+
+// keep is the dropout's factor for the j-th visible key.
+func (a query[T]) keep(j int) float64 {
+	d := a.o.Dropout
+	if !d.Active() {
+		return 1
+	}
+	key := vec[uint64](d.Seqs.Keys)[a.row]
+	if d.Element(key, a.key(j)-a.start, a.pos, a.h) < d.Threshold() {
+		return 0
+	}
+	return d.KeepScale()
+}
+
+func (a query[T]) round(v float64) float64 {
+	if a.o.BF16 {
+		return float64(gpustage.RoundBF16(float32(v)))
+	}
+	return v
+}
+
+// eachQuery visits every query of every head with its scores.
+func eachQuery[T float](q, k tensor, o gpustage.Attention, visit func(query[T])) {
+	kvHeads := o.KVHeads
+	if kvHeads == 0 {
+		kvHeads = o.Heads
+	}
+	cu := vec[int32](o.Seqs.Cu)
+	for b := range o.Seqs.Rows {
+		lo, hi := int(cu[b]), int(cu[b+1])
+		for t := lo; t < hi; t++ {
+			first, last := lo, hi-1
+			if o.Window > 0 {
+				first, last = max(first, t-o.Window), min(last, t+o.Window)
+			}
+			if o.Causal {
+				last = t
+			}
+			for h := range o.Heads {
+				a := query[T]{o: o, t: t, h: h, kv: h * kvHeads / o.Heads, pos: t - lo, first: first, start: lo, row: b}
+				qi := a.head(q, t, h)
+				a.s = make([]float64, last-first+1)
+				for j := range a.s {
+					for d, e := range a.head(k, a.key(j), a.kv) {
+						a.s[j] += a.round(float64(qi[d])) * a.round(float64(e))
+					}
+					a.s[j] *= o.Scale
+				}
+				visit(a)
+			}
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package ref_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"contraflow/gpustage"
+)
+
+// checkGradient compares hand-written gradients with central differences of a random linear functional of an op's
+// outputs: for every input element, (L(x+h) - L(x-h)) / 2h. In f64 with h = 1e-5 the truncation error is about 1e-10.
+func checkGradient(t *testing.T, f fixture, inputs, outputs []gpustage.Tensor, forward func(), backward func(dOut []gpustage.Tensor) []gpustage.Tensor) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(3, 4))
+	var dOut []gpustage.Tensor
+	for _, o := range outputs {
+		d := f.zeros(o.Rows, o.Cols)
+		for i := range gpustage.Slice[float64](d) {
+			gpustage.Slice[float64](d)[i] = rng.NormFloat64()
+		}
+		dOut = append(dOut, d)
+	}
+	loss := func() float64 {
+		forward()
+		sum := 0.0
+		for i, o := range outputs {
+			for j, v := range gpustage.Slice[float64](o) {
+				sum += v * gpustage.Slice[float64](dOut[i])[j]
+			}
+		}
+		return sum
+	}
+	loss()
+	grads := backward(dOut)
+	if err := f.s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	const h = 1e-5
+	for k, in := range inputs {
+		x, g := gpustage.Slice[float64](in), gpustage.Slice[float64](grads[k])
+		for i := range x {
+			was := x[i]
+			x[i] = was + h
+			up := loss()
+			x[i] = was - h
+			down := loss()
+			x[i] = was
+			if want := (up - down) / (2 * h); math.Abs(g[i]-want) > 1e-7*(1+math.Abs(want)) {
+				t.Errorf("input %d, element %d: gradient %v, difference quotient %v", k, i, g[i], want)
+			}
+		}
+	}
+}
+
+func (f fixture) random(rows, cols int, seed uint64) gpustage.Tensor {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	x := f.zeros(rows, cols)
+	for i := range gpustage.Slice[float64](x) {
+		gpustage.Slice[float64](x)[i] = rng.NormFloat64()
+	}
+	return x
+}
+
+type ts = []gpustage.Tensor
+
+func TestGradientMatMul(t *testing.T) {
+	for _, act := range []gpustage.Activation{gpustage.Identity, gpustage.GELU, gpustage.SiLU} {
+		f := newFixture(t)
+		q := f.sequences([]int{3, 2}, func(b int) uint64 { return uint64(7 + b) })
+		x, w, b, r := f.random(5, 4, 1), f.random(3, 4, 2), f.random(1, 3, 3), f.random(5, 3, 4)
+		y, pre := f.zeros(5, 3), f.zeros(5, 3)
+		d := gpustage.Dropout{P: 0.4, Seqs: q}
+		forward := func() {
+			f.s.MatMul(y, x, w, gpustage.MatMul{TransB: true, Alpha: 0.7, Bias: b, PreAct: pre, Act: act, Dropout: d, Residual: r})
+		}
+		checkGradient(t, f, ts{x, w, b, r}, ts{y}, forward, func(dy []gpustage.Tensor) []gpustage.Tensor {
+			// The backward of Linear as transformers write it: through dropout and activation, then three products.
+			dz, dx, dw, db := f.zeros(5, 3), f.zeros(5, 4), f.zeros(3, 4), f.zeros(1, 3)
+			f.s.Dropout(dz, dy[0], gpustage.Tensor{}, d)
+			f.s.ActivateBackward(dz, dz, pre, act)
+			f.s.MatMul(dx, dz, w, gpustage.MatMul{Alpha: 0.7})
+			f.s.MatMul(dw, dz, x, gpustage.MatMul{TransA: true, Alpha: 0.7})
+			f.s.ColumnSum(db, dz)
+			return ts{dx, dw, db, dy[0]}
+		})
+	}
+}
+
+// GradOf is ActivateBackward fused into a product.
+func TestGradOf(t *testing.T) {
+	f := newFixture(t)
+	a, b, pre := f.random(4, 3, 1), f.random(3, 5, 2), f.random(4, 5, 3)
+	want, got := f.zeros(4, 5), f.zeros(4, 5)
+	f.s.MatMul(want, a, b, gpustage.MatMul{})
+	f.s.ActivateBackward(want, want, pre, gpustage.GELU)
+	f.s.MatMul(got, a, b, gpustage.MatMul{GradOf: pre, Act: gpustage.GELU})
+	f.equal("GradOf", got, gpustage.Slice[float64](want), 1e-15)
+}
+
+func TestGradientLayerNorm(t *testing.T) {
+	f := newFixture(t)
+	x, gamma, beta := f.random(3, 5, 1), f.random(1, 5, 2), f.random(1, 5, 3)
+	y, mean, rstd := f.zeros(3, 5), f.zeros(1, 3), f.zeros(1, 3)
+	checkGradient(t, f, ts{x, gamma, beta}, ts{y}, func() { f.s.LayerNorm(y, mean, rstd, x, gamma, beta, 1e-5) },
+		func(dy []gpustage.Tensor) []gpustage.Tensor {
+			dx, dg, db := f.zeros(3, 5), f.zeros(1, 5), f.zeros(1, 5)
+			f.s.LayerNormBackward(dx, dg, db, dy[0], x, mean, rstd, gamma)
+			return ts{dx, dg, db}
+		})
+}
+
+func TestGradientAttention(t *testing.T) {
+	for _, o := range []gpustage.Attention{
+		{Heads: 2, HeadDim: 3},
+		{Heads: 2, HeadDim: 3, Causal: true},
+		{Heads: 2, HeadDim: 3, Window: 1},
+		{Heads: 4, KVHeads: 2, HeadDim: 2, Causal: true, Window: 2},
+		{Heads: 2, HeadDim: 3, Dropout: gpustage.Dropout{P: 0.3, Layer: 1, Site: gpustage.SiteAttention}},
+	} {
+		f := newFixture(t)
+		o.Seqs = f.sequences([]int{4, 1, 3}, func(b int) uint64 { return uint64(90 + b) })
+		o.Dropout.Seqs = o.Seqs
+		o.Scale = 0.6
+		kv := o.KVHeads
+		if kv == 0 {
+			kv = o.Heads
+		}
+		e, ek := o.Heads*o.HeadDim, kv*o.HeadDim
+		q, k, v := f.random(8, e, 1), f.random(8, ek, 2), f.random(8, ek, 3)
+		ctx, lse := f.zeros(8, e), f.zeros(o.Heads, 8)
+		checkGradient(t, f, ts{q, k, v}, ts{ctx}, func() { f.s.Attention(ctx, lse, q, k, v, o) },
+			func(d []gpustage.Tensor) []gpustage.Tensor {
+				dq, dk, dv := f.zeros(8, e), f.zeros(8, ek), f.zeros(8, ek)
+				f.s.AttentionBackward(dq, dk, dv, d[0], ctx, lse, q, k, v, o)
+				return ts{dq, dk, dv}
+			})
+	}
+}
+
+func TestGradientPoolAndNormalize(t *testing.T) {
+	for _, mode := range []gpustage.Pooling{gpustage.MeanPooling, gpustage.CLSPooling, gpustage.LastPooling} {
+		f := newFixture(t)
+		q := f.sequences([]int{3, 1, 4}, noKey)
+		x := f.random(8, 5, 1)
+		p, y, norm := f.zeros(3, 5), f.zeros(3, 5), f.zeros(1, 3)
+		checkGradient(t, f, ts{x}, ts{y}, func() { f.s.Pool(p, x, q, mode); f.s.Normalize(y, norm, p) },
+			func(d []gpustage.Tensor) []gpustage.Tensor {
+				dp, dx := f.zeros(3, 5), f.zeros(8, 5)
+				f.s.NormalizeBackward(dp, d[0], y, norm)
+				f.s.PoolBackward(dx, dp, q, mode)
+				return ts{dx}
+			})
+	}
+}
+
+func TestGradientGather(t *testing.T) {
+	f := newFixture(t)
+	table, idx := f.random(4, 3, 1), f.ints([]int32{2, 0, 2, 3, 2})
+	y := f.zeros(5, 3)
+	checkGradient(t, f, ts{table}, ts{y}, func() { f.s.Gather(y, table, idx, false) },
+		func(d []gpustage.Tensor) []gpustage.Tensor {
+			dt := f.zeros(4, 3)
+			f.s.ScatterAdd(dt, d[0], idx)
+			return ts{dt}
+		})
+}
+
+// The pieces of the tiled loss: -log softmax of row scores, folded over tiles.
+func TestGradientScores(t *testing.T) {
+	f := newFixture(t)
+	a, b, p := f.random(3, 4, 1), f.random(7, 4, 2), f.random(3, 4, 3)
+	tile, top, sum := f.zeros(3, 7), f.zeros(1, 3), f.zeros(1, 3)
+	loss := f.zeros(1, 3)
+	lse := f.zeros(1, 3)
+	own, all := f.ints([]int32{0, 5, -1}), f.ints([]int32{0, 1, 2, 3, 4, 5, 6})
+	scores := func(s gpustage.Tensor) {
+		f.s.MatMul(s, a, b, gpustage.MatMul{TransB: true, Alpha: 2})
+		f.s.Mask(s, gpustage.Mask{{Row: own, Col: all}})
+	}
+	forward := func() {
+		f.s.Fill(top, math.Inf(-1))
+		f.s.Fill(sum, 0)
+		scores(tile)
+		f.s.OnlineLSE(top, sum, tile.Columns(0, 3))
+		f.s.OnlineLSE(top, sum, tile.Columns(3, 7))
+		f.s.RowDot(loss, a, p, -2)
+		for i := range 3 {
+			v := gpustage.Slice[float64](top)[i] + math.Log(gpustage.Slice[float64](sum)[i])
+			gpustage.Slice[float64](lse)[i] = v
+			gpustage.Slice[float64](loss)[i] += v
+		}
+	}
+	checkGradient(t, f, ts{a, b, p}, ts{loss}, forward, func(w []gpustage.Tensor) []gpustage.Tensor {
+		da, db, dp := f.zeros(3, 4), f.zeros(7, 4), f.zeros(3, 4)
+		scores(tile)
+		f.s.SoftmaxTile(tile, f.zeros(1, 3), lse, w[0])
+		f.s.MatMul(da, tile, b, gpustage.MatMul{Alpha: 2, Add: true})
+		f.s.MatMul(db, tile, a, gpustage.MatMul{TransA: true, Alpha: 2, Add: true})
+		f.s.RowAxpy(da, p, w[0], -2)
+		f.s.RowAxpy(dp, a, w[0], -2)
+		return ts{da, db, dp}
+	})
+}

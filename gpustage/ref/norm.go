@@ -1,0 +1,186 @@
+package ref
+
+import (
+	"math"
+
+	"contraflow/gpustage"
+)
+
+// LayerNorm (Ba, Kiros and Hinton, arXiv 1607.06450): y = (x - mean) * rstd * gamma + beta, with the biased variance.
+func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta tensor, eps float64) {
+	if s.Refuse(gpustage.CheckLayerNorm("layer norm", y, x, gamma, beta, mean, rstd)) {
+		return
+	}
+	s.run("layer norm", y, func() { layerNorm[float32](y, mean, rstd, x, gamma, beta, eps) },
+		func() { layerNorm[float64](y, mean, rstd, x, gamma, beta, eps) })
+}
+
+func layerNorm[T float](y, mean, rstd, x, gamma, beta tensor, eps float64) {
+	g, b := vec[T](gamma), vec[T](beta)
+	for t := range x.Rows {
+		x, y := row[T](x, t), row[T](y, t)
+		n := float64(len(x))
+		m, v := 0.0, 0.0
+		for _, e := range x {
+			m += float64(e)
+		}
+		m /= n
+		for _, e := range x {
+			d := float64(e) - m
+			v += d * d
+		}
+		r := 1 / math.Sqrt(v/n+eps)
+		vec[T](mean)[t], vec[T](rstd)[t] = T(m), T(r)
+		for j, e := range x {
+			y[j] = T((float64(e)-m)*r*float64(g[j]) + float64(b[j]))
+		}
+	}
+}
+
+// LayerNormBackward: with n = (x - mean) * rstd and e = dy * gamma, averages over the row,
+//
+//	dx = rstd * (e - avg(e) - n * avg(e * n));  dGamma += sum over rows of dy * n;  dBeta += sum over rows of dy
+func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor) {
+	if s.Refuse(gpustage.CheckLayerNorm("layer norm backward", dx, x, gamma, dGamma, mean, rstd)) ||
+		s.Refuse(gpustage.CheckColumns("layer norm backward", dy, dBeta)) || s.Refuse(gpustage.CheckPair("layer norm backward", x, dy)) {
+		return
+	}
+	s.run("layer norm backward", x, func() { layerNormBackward[float32](dx, dGamma, dBeta, dy, x, mean, rstd, gamma) },
+		func() { layerNormBackward[float64](dx, dGamma, dBeta, dy, x, mean, rstd, gamma) })
+}
+
+func layerNormBackward[T float](dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor) {
+	g := vec[T](gamma)
+	sumG, sumB := make([]float64, x.Cols), make([]float64, x.Cols)
+	norm := make([]float64, x.Cols)
+	for t := range x.Rows {
+		dx, dy, x := row[T](dx, t), row[T](dy, t), row[T](x, t)
+		m, r := float64(vec[T](mean)[t]), float64(vec[T](rstd)[t])
+		avgE, avgEN := 0.0, 0.0
+		for j := range x {
+			norm[j] = (float64(x[j]) - m) * r
+			d := float64(dy[j])
+			sumG[j] += d * norm[j]
+			sumB[j] += d
+			avgE += d * float64(g[j])
+			avgEN += d * float64(g[j]) * norm[j]
+		}
+		n := float64(len(x))
+		for j := range x {
+			dx[j] = T(r * (float64(dy[j])*float64(g[j]) - avgE/n - norm[j]*avgEN/n))
+		}
+	}
+	accumulate(vec[T](dGamma), sumG)
+	accumulate(vec[T](dBeta), sumB)
+}
+
+func accumulate[T float](dst []T, sum []float64) {
+	for j := range dst {
+		dst[j] += T(sum[j])
+	}
+}
+
+// Pool reduces each sequence to a vector.
+func (s *Stream) Pool(y, x tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	if s.Refuse(gpustage.CheckPool("pool", y, x, q)) {
+		return
+	}
+	s.run("pool", y, func() { pool[float32](y, x, q, mode) }, func() { pool[float64](y, x, q, mode) })
+}
+
+func pool[T float](y, x tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	cu := vec[int32](q.Cu)
+	for b := range q.Rows {
+		lo, hi := int(cu[b]), int(cu[b+1])
+		y := row[T](y, b)
+		switch mode {
+		case gpustage.CLSPooling:
+			copy(y, row[T](x, lo))
+		case gpustage.LastPooling:
+			copy(y, row[T](x, hi-1))
+		default:
+			for j := range y {
+				sum := 0.0
+				for t := lo; t < hi; t++ {
+					sum += float64(row[T](x, t)[j])
+				}
+				y[j] = T(sum / float64(hi-lo))
+			}
+		}
+	}
+}
+
+// PoolBackward spreads each row's gradient over its sequence.
+func (s *Stream) PoolBackward(dx, dy tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	if s.Refuse(gpustage.CheckPool("pool backward", dy, dx, q)) {
+		return
+	}
+	s.run("pool backward", dx, func() { poolBackward[float32](dx, dy, q, mode) }, func() { poolBackward[float64](dx, dy, q, mode) })
+}
+
+func poolBackward[T float](dx, dy tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	cu := vec[int32](q.Cu)
+	for b := range q.Rows {
+		lo, hi := int(cu[b]), int(cu[b+1])
+		for t := lo; t < hi; t++ {
+			w := 0.0
+			switch {
+			case mode == gpustage.MeanPooling:
+				w = 1 / float64(hi-lo)
+			case mode == gpustage.CLSPooling && t == lo, mode == gpustage.LastPooling && t == hi-1:
+				w = 1
+			}
+			for j, d := range row[T](dy, b) {
+				row[T](dx, t)[j] = T(w * float64(d))
+			}
+		}
+	}
+}
+
+// normFloor is the smallest norm that Normalize divides by, as torch.nn.functional.normalize has it.
+const normFloor = 1e-12
+
+// Normalize is y = x / max(|x|, 1e-12).
+func (s *Stream) Normalize(y, norm, x tensor) {
+	if s.Refuse(gpustage.CheckRows("normalize", x, norm)) || s.Refuse(gpustage.CheckPair("normalize", x, y)) {
+		return
+	}
+	s.run("normalize", y, func() { normalize[float32](y, norm, x) }, func() { normalize[float64](y, norm, x) })
+}
+
+func normalize[T float](y, norm, x tensor) {
+	for i := range x.Rows {
+		x, y := row[T](x, i), row[T](y, i)
+		sum := 0.0
+		for _, v := range x {
+			sum += float64(v) * float64(v)
+		}
+		n := max(math.Sqrt(sum), normFloor)
+		vec[T](norm)[i] = T(n)
+		for j, v := range x {
+			y[j] = T(float64(v) / n)
+		}
+	}
+}
+
+// NormalizeBackward is dx = (dy - y * <dy, y>) / norm.
+func (s *Stream) NormalizeBackward(dx, dy, y, norm tensor) {
+	if s.Refuse(gpustage.CheckRows("normalize backward", y, norm)) || s.Refuse(gpustage.CheckPair("normalize backward", y, dx, dy)) {
+		return
+	}
+	s.run("normalize backward", y, func() { normalizeBackward[float32](dx, dy, y, norm) }, func() { normalizeBackward[float64](dx, dy, y, norm) })
+}
+
+func normalizeBackward[T float](dx, dy, y, norm tensor) {
+	for i := range y.Rows {
+		dx, dy, y := row[T](dx, i), row[T](dy, i), row[T](y, i)
+		dot := 0.0
+		for j := range y {
+			dot += float64(dy[j]) * float64(y[j])
+		}
+		n := float64(vec[T](norm)[i])
+		for j := range y {
+			dx[j] = T((float64(dy[j]) - float64(y[j])*dot) / n)
+		}
+	}
+}
