@@ -1,0 +1,185 @@
+// Package cpu is the processor as a device: package ref's ops, fast.
+//
+// Three packages carry it. gemm multiplies matrices, vec does what remains on rows (normalization, activations, softmax,
+// dropout, optimizers), pool runs the parts of an op on several threads. This package cuts ops into such parts: products
+// by tiles, attention by sequence and head, the rest by rows; and it fuses what surrounds a product into the moment when a block of
+// it is finished and still in the cache.
+//
+// # The same bits
+//
+// Whatever the number of threads, an op gives the same bits. Most ops are independent by row, so it does not matter who
+// computes which. Sums over rows (bias and norm gradients, scattered embeddings, squares) are cut at places that depend on shapes
+// alone, and the parts are added in order.
+//
+// # What is not fast
+//
+// Only f32 is. An f64 product runs on plain Go kernels, other ops on f64 are package ref's: double precision is for
+// verification.
+//
+// CONTRAFLOW_CPU forces the kernels: portable, avx2, avx512 or avx512bf16.
+package cpu
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync/atomic"
+
+	"golang.org/x/sys/cpu"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu/gemm"
+	"contraflow/gpustage/cpu/pool"
+	"contraflow/gpustage/cpu/vec"
+	"contraflow/gpustage/ref"
+)
+
+// Device is a processor, or some threads of one.
+type Device struct {
+	name    string
+	pool    *pool.Pool
+	kernels gemm.Kernels
+	vec     *vec.Kernels
+}
+
+// Option configures a device.
+type Option func(*options)
+
+type options struct {
+	threads int
+	kernels string
+}
+
+// Threads sets how many threads the device computes with; the default is GOMAXPROCS.
+func Threads(n int) Option { return func(o *options) { o.threads = n } }
+
+// Kernels chooses the kernels by name; the default is CONTRAFLOW_CPU, or the fastest that the processor has.
+func Kernels(name string) Option { return func(o *options) { o.kernels = name } }
+
+// devices numbers the devices of a process.
+var devices atomic.Int64
+
+// New makes a device. Close ends its threads.
+func New(opts ...Option) (*Device, error) {
+	o := options{threads: runtime.GOMAXPROCS(0), kernels: os.Getenv("CONTRAFLOW_CPU")}
+	for _, f := range opts {
+		f(&o)
+	}
+	if o.threads < 1 {
+		return nil, fmt.Errorf("a CPU device with %d threads", o.threads)
+	}
+	g, err := gemm.Select(o.kernels)
+	if err != nil {
+		return nil, fmt.Errorf("CONTRAFLOW_CPU: %w", err)
+	}
+	v, err := vec.Select(o.kernels)
+	if err != nil {
+		return nil, fmt.Errorf("CONTRAFLOW_CPU: %w", err)
+	}
+	return &Device{name: fmt.Sprintf("cpu:%d", devices.Add(1)-1), pool: pool.New(o.threads), kernels: g, vec: v}, nil
+}
+
+// Name is "cpu:0" for the first device of a process.
+func (d *Device) Name() string { return d.name }
+
+// Info describes the processor.
+func (d *Device) Info() gpustage.Info {
+	total, free := gpustage.HostMemorySize()
+	return gpustage.Info{
+		Kind: "cpu", Description: fmt.Sprintf("%s kernels, %d threads", d.kernels, d.pool.Threads()), Threads: d.pool.Threads(),
+		TotalMemory: total, FreeMemory: free,
+	}
+}
+
+// FastBF16 tells whether matrix products in bf16 are faster than in f32 here.
+func (d *Device) FastBF16() bool { return d.kernels == gemm.AVX512BF16 && cpu.X86.HasAVX512BF16 }
+
+// Alloc gives host memory.
+func (d *Device) Alloc(bytes int) (gpustage.Memory, error) { return gpustage.AllocHost(bytes) }
+
+// OpenStream returns a stream. Streams of one device share its threads: ops of one wait for nobody, but run on one thread
+// while another stream's use the others.
+func (d *Device) OpenStream() (gpustage.Stream, error) {
+	s := &Stream{Stream: ref.NewStream(d), d: d, v: d.vec, f32: gemm.NewWorkspace[float32](d.kernels), f64: gemm.NewWorkspace[float64](gemm.Portable)}
+	s.workers = make([]worker, d.pool.Threads())
+	for i := range s.workers {
+		s.workers[i].gemm = gemm.NewWorkspace[float32](d.kernels)
+	}
+	return s, nil
+}
+
+// Close ends the device's threads. Streams must not be used any more.
+func (d *Device) Close() error {
+	d.pool.Close()
+	return nil
+}
+
+// Stream runs each op before the call returns, on the device's threads.
+type Stream struct {
+	*ref.Stream
+	d       *Device
+	v       *vec.Kernels
+	f32     *gemm.Workspace[float32]
+	f64     *gemm.Workspace[float64]
+	workers []worker
+	sums    []float32 // partial sums of reductions over rows
+	scratch []float32
+}
+
+// worker is what one thread needs of its own.
+type worker struct {
+	gemm *gemm.Workspace[float32]
+	buf  []float32
+}
+
+// take returns the worker's scratch with at least n elements, whatever is in them.
+func (w *worker) take(n int) []float32 {
+	if len(w.buf) < n {
+		w.buf = make([]float32, n)
+	}
+	return w.buf[:n]
+}
+
+// grow returns a slice of n elements, p's if it is long enough.
+func grow(p *[]float32, n int) []float32 {
+	if len(*p) < n {
+		*p = make([]float32, n)
+	}
+	return (*p)[:n]
+}
+
+// elements is how many elements of simple arithmetic a task of its own is worth: about 10 us.
+const elements = 1 << 15
+
+// rows cuts n rows of the given cost (in elements) into tasks. Which rows go together must not matter.
+func (s *Stream) rows(n, cost int, f func(w *worker, lo, hi int)) {
+	if n == 0 {
+		return
+	}
+	chunk := max(1, elements/max(1, cost))
+	tasks := (n + chunk - 1) / chunk
+	if tasks <= 1 {
+		f(&s.workers[0], 0, n)
+		return
+	}
+	s.d.pool.Run(tasks, func(w, i int) { f(&s.workers[w], i*chunk, min(n, (i+1)*chunk)) })
+}
+
+// parts cuts n rows into parts of a fixed size, for sums whose order must not depend on threads.
+func (s *Stream) parts(n, size int, f func(part, lo, hi int)) {
+	s.d.pool.Run((n+size-1)/size, func(_, i int) { f(i, i*size, min(n, (i+1)*size)) })
+}
+
+func f32(t gpustage.Tensor) []float32 { return gpustage.Slice[float32](t) }
+
+func ints(t gpustage.Tensor) []int32 { return gpustage.Slice[int32](t) }
+
+// row is row i.
+func row(t gpustage.Tensor, i int) []float32 { return f32(t.Span(i, i+1)) }
+
+// isF32 tells whether an op's tensors are what this package speeds up.
+func isF32(t gpustage.Tensor) bool { return t.DType == gpustage.F32 }
+
+func init() {
+	gpustage.Register("cpu", 10, func() (gpustage.Device, error) { return New() })
+}

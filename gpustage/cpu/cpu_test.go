@@ -1,0 +1,84 @@
+package cpu
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu/gemm"
+	"contraflow/gpustage/devicetest"
+	"contraflow/gpustage/ref"
+)
+
+// Every set of kernels that this processor has passes the suite, on one thread and on several; CONTRAFLOW_CPU limits the
+// test to one.
+func TestConformance(t *testing.T) {
+	for i, k := range gemm.Available() {
+		if only := os.Getenv("CONTRAFLOW_CPU"); only != "" && only != string(k) {
+			continue
+		}
+		for _, threads := range []int{1, 3} {
+			if threads == 1 && i > 0 {
+				continue // threads divide work alike whatever the kernels
+			}
+			t.Run(string(k)+map[int]string{1: "/1 thread", 3: "/3 threads"}[threads], func(t *testing.T) {
+				devicetest.Run(t, func() (gpustage.Device, error) { return New(Kernels(string(k)), Threads(threads)) })
+			})
+		}
+	}
+}
+
+func TestUnknownKernels(t *testing.T) {
+	if _, err := New(Kernels("sse9")); err == nil {
+		t.Error("accepted")
+	}
+	if _, err := New(Threads(0)); err == nil {
+		t.Error("no threads were accepted")
+	}
+}
+
+// Attention in f64, which several threads share by sequences, is ref's to the bit.
+func TestAttention64(t *testing.T) {
+	d, err := New(Threads(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	run := func(dev gpustage.Device) []float64 {
+		s, _ := dev.OpenStream()
+		tensor := func(dt gpustage.DType, rows, cols int) gpustage.Tensor {
+			x, err := gpustage.NewTensor(dev, dt, rows, cols)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		rng := rand.New(rand.NewPCG(1, 2))
+		normal := func(rows, cols int) gpustage.Tensor {
+			x := tensor(gpustage.F64, rows, cols)
+			for i := range gpustage.Slice[float64](x) {
+				gpustage.Slice[float64](x)[i] = rng.NormFloat64()
+			}
+			return x
+		}
+		cu, row, pos, keys := tensor(gpustage.I32, 1, 4), tensor(gpustage.I32, 1, 12), tensor(gpustage.I32, 1, 12), tensor(gpustage.U64, 1, 3)
+		copy(ints(cu), []int32{0, 5, 6, 12})
+		copy(ints(row), []int32{0, 0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2})
+		copy(ints(pos), []int32{0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5})
+		copy(gpustage.Slice[uint64](keys), []uint64{7, 8, 9})
+		q := gpustage.Sequences{Rows: 3, Tokens: 12, MaxLen: 6, Cu: cu, Row: row, Pos: pos, Keys: keys}
+		o := gpustage.Attention{Seqs: q, Heads: 4, KVHeads: 2, HeadDim: 3, Scale: 0.5, Causal: true, Dropout: gpustage.Dropout{P: 0.3, Seqs: q, Layer: 1, Site: gpustage.SiteAttention}}
+		x, ctx, lse, d, dctx := normal(12, 24), tensor(gpustage.F64, 12, 12), tensor(gpustage.F64, 4, 12), tensor(gpustage.F64, 12, 24), normal(12, 12)
+		s.Attention(ctx, lse, x.Columns(0, 12), x.Columns(12, 18), x.Columns(18, 24), o)
+		s.AttentionBackward(d.Columns(0, 12), d.Columns(12, 18), d.Columns(18, 24), dctx, ctx, lse, x.Columns(0, 12), x.Columns(12, 18), x.Columns(18, 24), o)
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		return append(append(append([]float64(nil), gpustage.Slice[float64](ctx)...), gpustage.Slice[float64](lse)...), gpustage.Slice[float64](d)...)
+	}
+	if got, want := run(d), run(ref.New()); !slices.Equal(got, want) {
+		t.Error("they differ")
+	}
+}

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// A strip kernel is one function: a loop over panels of B, and in it one loop over k for each number of rows, exactly as
+// many accumulators as there are rows (a strip with fewer rows than the most is common: the end of a matrix, a short
+// sequence). What comes before and after the loop over k is shared by all of them.
+//
+// The registers: a5 and a10 point at rows 5 and 10 of A. With one and three row strides as index and the scales 1, 2
+// and 4, three bases reach 14 rows, whatever A's strides are: A may be read where it lies, by rows or by columns.
+var (
+	args  = RDI
+	a0    = RSI
+	a5    = R10
+	a10   = R11
+	rs1   = R8
+	rs3   = R9
+	ks    = R13
+	bp    = RBX
+	far   = RDX // a third of a strip's rows
+	fetch = R14
+	fstep = R15
+	count = RCX
+	cp    = R12
+	cols  = RAX
+	zmm   = []VecPhysical{Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7, Z8, Z9, Z10, Z11, Z12, Z13, Z14, Z15, Z16, Z17, Z18, Z19, Z20, Z21, Z22, Z23, Z24, Z25, Z26, Z27, Z28, Z29, Z30, Z31}
+	ymm   = []VecPhysical{Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7, Y8, Y9, Y10, Y11, Y12, Y13, Y14, Y15}
+	masks = []OpmaskPhysical{K1, K2}
+)
+
+// stepsAhead is how far the loop over k fetches a panel of B, which comes from the second-level cache.
+const stepsAhead = 8
+
+// rowOfA is the address of A's row i at the current k.
+func rowOfA(i int) Mem {
+	base := []GPPhysical{a0, a5, a10}[i/5]
+	switch i % 5 {
+	case 0:
+		return Mem{Base: base}
+	case 3:
+		return Mem{Base: base, Index: rs3, Scale: 1}
+	}
+	return Mem{Base: base, Index: rs1, Scale: uint8(i % 5)}
+}
+
+// tile is a micro-kernel: up to rows x 2*lanes elements of C in registers, or half as wide for the last few columns.
+type tile struct {
+	name        string
+	rows, lanes int
+	doc         string
+	zero        func(acc int)
+	loadB       func(v int)
+	broadcastA  func(i int)
+	mul         func(v, i, acc int)
+	store       func(nv int, rows rowChain)
+}
+
+// multiplier is the instruction at the heart of a 512-bit kernel: acc += a*b on registers with these numbers.
+type multiplier struct {
+	doc string
+	mul func(b, a, acc int)
+}
+
+var (
+	fma = multiplier{"A and B are float32.", func(b, a, acc int) { VFMADD231PS(zmm[b], zmm[a], zmm[acc]) }}
+	dot = multiplier{"A and B are pairs of bf16, neighbours in k, in the place of a float32.", vdpbf16ps}
+)
+
+// stripAVX512 has 28 accumulators, 2 registers for B and 2 in turn for A.
+func stripAVX512(name string, m multiplier) {
+	const b, a = 28, 30
+	strip(tile{
+		name: name, rows: 14, lanes: 16, doc: m.doc,
+		zero:       func(acc int) { VPXORD(zmm[acc], zmm[acc], zmm[acc]) },
+		loadB:      func(v int) { VMOVUPS(Mem{Base: bp, Disp: 64 * v}, zmm[b+v]) },
+		broadcastA: func(i int) { VBROADCASTSS(rowOfA(i), zmm[a+i%2]) },
+		mul:        func(v, i, acc int) { m.mul(b+v, a+i%2, acc) },
+		store:      func(nv int, rows rowChain) { store512(nv, zmm[a], rows) },
+	})
+}
+
+// stripAVX2 has 12 accumulators, 2 registers for B and 2 in turn for A.
+func stripAVX2() {
+	const b, a = 12, 14
+	strip(tile{
+		name: "stripAVX2", rows: 6, lanes: 8, doc: fma.doc,
+		zero:       func(acc int) { VXORPS(ymm[acc], ymm[acc], ymm[acc]) },
+		loadB:      func(v int) { VMOVUPS(Mem{Base: bp, Disp: 32 * v}, ymm[b+v]) },
+		broadcastA: func(i int) { VBROADCASTSS(rowOfA(i), ymm[a+i%2]) },
+		mul:        func(v, i, acc int) { VFMADD231PS(ymm[b+v], ymm[a+i%2], ymm[acc]) },
+		store:      func(nv int, rows rowChain) { store256(nv, ymm[a], ymm[b:b+2], ymm[a+1], rows) },
+	})
+}
+
+func strip(t tile) {
+	// stripSignature stands in for func(s *strip32), a type that avo can't know.
+	TEXT(t.name, NOSPLIT|NOFRAME, "func(s *byte)")
+	Pragma("noescape")
+	Doc(fmt.Sprintf("%s multiplies the strip32 at s: up to %d rows of A by panels of B, %d columns wide, one after another", t.name, t.rows, 2*t.lanes),
+		"until s.cols columns of C are done. s.k, s.rows and s.cols are at least 1. "+t.doc)
+	Load(Param("s"), args)
+	MOVQ(field("b"), bp)
+	MOVQ(field("ks"), ks)
+	SHLQ(Imm(2), ks)
+	MOVQ(field("rs"), rs1)
+	SHLQ(Imm(2), rs1)
+	LEAQ(Mem{Base: rs1, Index: rs1, Scale: 2}, rs3)
+	MOVQ(field("fetch"), fetch)
+	MOVQ(field("fetchRow"), far)
+	IMUL3Q(Imm(uint64(4*((t.rows+2)/3))), far, far)
+	MOVQ(field("fetchStep"), fstep)
+	SHLQ(Imm(2), fstep)
+	MOVQ(field("c"), cp)
+	MOVQ(field("cols"), cols)
+
+	Label("panel")
+	panelStart(t)
+	CMPQ(cols, Imm(uint64(t.lanes)))
+	JLE(LabelRef("narrow"))
+	panel(t, 2)
+
+	// The next panel, if there is one. The loop over k has moved bp and fetch.
+	MOVQ(field("k"), count)
+	MOVQ(count, a0)
+	IMULQ(fstep, a0)
+	SUBQ(a0, fetch)
+	MOVQ(field("fetchRow"), a0)
+	LEAQ(Mem{Base: fetch, Index: a0, Scale: 4}, fetch)
+	IMUL3Q(Imm(uint64(8*t.lanes)), count, count)
+	SUBQ(count, bp)
+	MOVQ(field("pb"), count)
+	LEAQ(Mem{Base: bp, Index: count, Scale: 4}, bp)
+	ADDQ(Imm(uint64(8*t.lanes)), cp)
+	SUBQ(Imm(uint64(2*t.lanes)), cols)
+	JGT(LabelRef("panel"))
+	VZEROUPPER()
+	RET()
+
+	Label("narrow")
+	panel(t, 1)
+	VZEROUPPER()
+	RET()
+}
+
+// panelStart fetches the lines of C that the panel will end in, points at A, and clears the accumulators.
+func panelStart(t tile) {
+	MOVQ(field("rows"), count)
+	MOVQ(field("ldc"), a5)
+	MOVQ(cp, a0)
+	Label("touch")
+	for d := 0; d < 8*t.lanes; d += 64 {
+		PREFETCHT0(Mem{Base: a0, Disp: d})
+	}
+	LEAQ(Mem{Base: a0, Index: a5, Scale: 4}, a0)
+	DECQ(count)
+	JNZ(LabelRef("touch"))
+	MOVQ(field("a"), a0)
+	LEAQ(Mem{Base: rs1, Index: rs1, Scale: 4}, a5)
+	if t.rows > 10 {
+		LEAQ(Mem{Base: a0, Index: a5, Scale: 2}, a10)
+	}
+	ADDQ(a0, a5)
+	for acc := range 2 * t.rows {
+		t.zero(acc)
+	}
+}
+
+// dispatch goes to label(rows) for the strip's number of rows, and falls through for 1.
+func dispatch(t tile, label func(rows int) string) {
+	MOVQ(field("rows"), count)
+	for rows := t.rows; rows > 1; rows-- {
+		CMPQ(count, Imm(uint64(rows)))
+		JEQ(LabelRef(label(rows)))
+	}
+}
+
+// panel is the loop over k for each number of rows, and what writes C.
+func panel(t tile, nv int) {
+	width := nv * t.lanes
+	id := func(what string) func(rows int) string {
+		return func(rows int) string { return fmt.Sprintf("%s%dx%d", what, rows, width) }
+	}
+	rowsID, stepID := id("rows"), id("step")
+	done := fmt.Sprintf("done%d", width)
+	dispatch(t, rowsID)
+	for rows := 1; rows <= t.rows; rows++ {
+		Label(rowsID(rows))
+		MOVQ(field("k"), count)
+		pcalign(64)
+		Label(stepID(rows))
+		for v := range nv {
+			t.loadB(v)
+		}
+		for d := 0; d < 4*width; d += 64 {
+			PREFETCHT0(Mem{Base: bp, Disp: stepsAhead*8*t.lanes + d})
+		}
+		PREFETCHT1(Mem{Base: fetch})
+		PREFETCHT1(Mem{Base: fetch, Index: far, Scale: 1})
+		PREFETCHT1(Mem{Base: fetch, Index: far, Scale: 2})
+		for i := range rows {
+			t.broadcastA(i)
+			for v := range nv {
+				t.mul(v, i, 2*i+v)
+			}
+		}
+		ADDQ(Imm(uint64(8*t.lanes)), bp)
+		ADDQ(fstep, fetch)
+		ADDQ(ks, a0)
+		if rows > 5 {
+			ADDQ(ks, a5)
+		}
+		if rows > 10 {
+			ADDQ(ks, a10)
+		}
+		DECQ(count)
+		JNZ(LabelRef(stepID(rows)))
+		if rows < t.rows {
+			JMP(LabelRef(done))
+		}
+	}
+	Label(done)
+	// From the last row of C upwards: whatever the number of rows, the end of the chain is the same code.
+	MOVQ(field("ldc"), a5)
+	SHLQ(Imm(2), a5)
+	MOVQ(field("rows"), a0)
+	DECQ(a0)
+	IMULQ(a5, a0)
+	ADDQ(cp, a0)
+	NEGQ(a5)
+	t.store(nv, func(what string, row func(c Mem, acc int)) {
+		label := id(what)
+		dispatch(t, label)
+		JMP(LabelRef(label(1)))
+		for i := t.rows - 1; i >= 0; i-- {
+			Label(label(i + 1))
+			row(Mem{Base: a0}, 2*i)
+			if i > 0 {
+				ADDQ(a5, a0)
+			}
+		}
+		JMP(LabelRef(fmt.Sprintf("written%d", width)))
+	})
+	Label(fmt.Sprintf("written%d", width))
+}
+
+// rowChain emits row for each row of C from the last one up, entered at the strip's number of rows. acc is the number
+// of the row's first accumulator. a0 walks over C; count, a10 and cols are free for the use of what comes before.
+type rowChain func(label string, row func(c Mem, acc int))
+
+// store512 is c = alpha*acc, or alpha*acc + c, of the columns that exist.
+func store512(nv int, alpha VecPhysical, rows rowChain) {
+	width := fmt.Sprint(16 * nv)
+	MOVQ(I64(-1), a10)
+	CMPQ(cols, Imm(uint64(16*nv)))
+	JGE(LabelRef("mask" + width))
+	MOVQ(cols, count)
+	MOVQ(U32(1), a10)
+	SHLQ(CL, a10)
+	DECQ(a10)
+	Label("mask" + width)
+	KMOVW(a10.As32(), K1)
+	if nv == 2 {
+		SHRQ(Imm(16), a10)
+		KMOVW(a10.As32(), K2)
+	}
+	VBROADCASTSS(field("alpha"), alpha)
+	at := func(c Mem, v int) Mem { c.Disp = 64 * v; return c }
+	CMPB(field("add"), Imm(0))
+	JEQ(LabelRef("write" + width))
+	rows("add", func(c Mem, acc int) {
+		for v := range nv {
+			VFMADD213PS(at(c, v), alpha, masks[v], zmm[acc+v])
+			VMOVUPS(zmm[acc+v], masks[v], at(c, v))
+		}
+	})
+	Label("write" + width)
+	rows("set", func(c Mem, acc int) {
+		for v := range nv {
+			VMULPS(alpha, zmm[acc+v], zmm[acc+v])
+			VMOVUPS(zmm[acc+v], masks[v], at(c, v))
+		}
+	})
+}
+
+// store256 is store512 for AVX2. Masked stores are slow on some processors: a full panel is stored without.
+func store256(nv int, alpha VecPhysical, mask []VecPhysical, tmp VecPhysical, rows rowChain) {
+	width := fmt.Sprint(8 * nv)
+	VBROADCASTSS(field("alpha"), alpha)
+	at := func(c Mem, v int) Mem { c.Disp = 32 * v; return c }
+	CMPQ(cols, Imm(uint64(8*nv)))
+	JLT(LabelRef("part" + width))
+	CMPB(field("add"), Imm(0))
+	JEQ(LabelRef("write" + width))
+	rows("add", func(c Mem, acc int) {
+		for v := range nv {
+			VFMADD213PS(at(c, v), alpha, ymm[acc+v])
+			VMOVUPS(ymm[acc+v], at(c, v))
+		}
+	})
+	Label("write" + width)
+	rows("set", func(c Mem, acc int) {
+		for v := range nv {
+			VMULPS(alpha, ymm[acc+v], ymm[acc+v])
+			VMOVUPS(ymm[acc+v], at(c, v))
+		}
+	})
+	Label("part" + width)
+	LEAQ(laneTable, count)
+	MOVQ(cols, a10)
+	NEGQ(a10)
+	for v := range nv {
+		loadMask(count, a10, 8*v, mask[v])
+	}
+	CMPB(field("add"), Imm(0))
+	JEQ(LabelRef("writepart" + width))
+	rows("addpart", func(c Mem, acc int) {
+		for v := range nv {
+			VMASKMOVPS(at(c, v), mask[v], tmp)
+			VFMADD213PS(tmp, alpha, ymm[acc+v])
+			VMASKMOVPS(ymm[acc+v], mask[v], at(c, v))
+		}
+	})
+	Label("writepart" + width)
+	rows("setpart", func(c Mem, acc int) {
+		for v := range nv {
+			VMULPS(alpha, ymm[acc+v], ymm[acc+v])
+			VMASKMOVPS(ymm[acc+v], mask[v], at(c, v))
+		}
+	})
+}

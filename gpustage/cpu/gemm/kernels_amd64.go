@@ -1,0 +1,129 @@
+package gemm
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
+
+func native() []Kernels {
+	var all []Kernels
+	x := &cpu.X86
+	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512BW && x.HasAVX512VL {
+		if x.HasAVX512BF16 {
+			all = append(all, AVX512BF16)
+		}
+		all = append(all, AVX512)
+	}
+	if x.HasAVX2 && x.HasFMA {
+		all = append(all, AVX2)
+	}
+	return all
+}
+
+var (
+	avx2       = avx2Set()
+	avx2Round  = emulateBF16(avx2, roundAVX2)
+	avx512     = avx512Set()
+	avx512Bits = emulateBF16(avx512, roundAVX2)
+	avx512Pair = bf16Set()
+)
+
+// nativeSet is the assembly's part of setOf.
+func nativeSet(k Kernels, bf16 bool) *set[float32] {
+	switch {
+	case k == AVX2 && bf16:
+		return avx2Round
+	case k == AVX2:
+		return avx2
+	case k == AVX512 && bf16:
+		return avx512Bits
+	case k == AVX512BF16 && bf16:
+		return avx512Pair
+	}
+	return avx512
+}
+
+func avx2Set() *set[float32] {
+	return &set[float32]{
+		rows: 6, cols: 16, pair: 1, kc: 384, nc: 192, mc: 144,
+		strip:  func(s *strip32) { stripAVX2((*byte)(unsafe.Pointer(s))) },
+		packB:  copyB(copyRowsBAVX2, 16),
+		packBT: transposeB(transposeAVX2, 16, 8),
+		packA:  copyRowsOfA[float32],
+		packAT: copyA(copyRowsAAVX2, 6),
+		aWidth: 8,
+		probe:  probeAVX2, probeWork: 12 * 8 * 2,
+	}
+}
+
+func avx512Set() *set[float32] {
+	return &set[float32]{
+		rows: 14, cols: 32, pair: 1, kc: 384, nc: 192, mc: 140,
+		strip:  func(s *strip32) { stripAVX512((*byte)(unsafe.Pointer(s))) },
+		packB:  copyB(copyRowsBAVX512, 32),
+		packBT: transposeB(transposeAVX512, 32, 16),
+		packA:  copyRowsOfA[float32],
+		packAT: copyA(copyRowsAAVX512, 14),
+		aWidth: 16,
+		probe:  probeAVX512, probeWork: 28 * 16 * 2,
+	}
+}
+
+func bf16Set() *set[float32] {
+	return &set[float32]{
+		rows: 14, cols: 32, pair: 2, kc: 384, nc: 192, mc: 140,
+		strip:  func(s *strip32) { stripBF16((*byte)(unsafe.Pointer(s))) },
+		packB:  copyB(pairRowsBBF16, 32),
+		packBT: transposeB(transposeBF16, 32, 16),
+		packA: func(dst []float32, ds int, src []float32, ld, n, k int) {
+			_, _ = dst[:n*ds], src[:(n-1)*ld+k]
+			for i := range n {
+				pairRowBF16(&dst[i*ds], &src[i*ld], k)
+			}
+		},
+		roundsA: true,
+		packAT:  copyA(pairRowsABF16, 14),
+		aWidth:  16,
+		probe:   probeBF16, probeWork: 28 * 32 * 2,
+	}
+}
+
+type copyRows func(dst *float32, ps int, src *float32, ss, k, cols int)
+
+// copyB is packB by assembly, for panels of so many columns.
+func copyB(f copyRows, cols int) func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+	return func(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+		_, _ = dst[:ceil(n, cols)*ps], src[:(k-1)*ld+n]
+		f(&dst[0], ps, &src[0], ld, k, n)
+	}
+}
+
+// copyA is packAT by assembly, for panels of so many rows of A.
+func copyA(f copyRows, rows int) func(dst []float32, ps int, src []float32, ld, k, n int) {
+	return func(dst []float32, ps int, src []float32, ld, k, n int) {
+		_, _ = dst[:ceil(n, rows)*ps], src[:(k-1)*ld+n]
+		f(&dst[0], ps, &src[0], ld, k, n)
+	}
+}
+
+// transposeB is packBT by assembly that makes a part of a panel, so many columns, at a time.
+func transposeB(f func(dst *float32, ds int, rows *[16]*float32, k int), cols, part int) func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+	return func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+		_, _ = dst[:ceil(n, cols)*ps], src[:(n-1)*ld+k]
+		for j := 0; j < n; j += part {
+			// Columns that would come of rows beyond the last are never used: they may as well be the last again.
+			for i := range part {
+				w.rows[i] = &src[min(j+i, n-1)*ld]
+			}
+			f(&dst[j/cols*ps+j%cols], cols, &w.rows, k)
+		}
+		clear(w.rows[:]) // they may point into memory that is not Go's
+	}
+}
+
+func roundAVX2(dst, src []float32) {
+	if len(dst) > 0 {
+		roundBF16AVX2(&dst[0], &src[:len(dst)][0], len(dst))
+	}
+}

@@ -1,0 +1,7 @@
+//go:build !amd64
+
+package gemm
+
+func native() []Kernels { return nil }
+
+func nativeSet(Kernels, bool) *set[float32] { panic("gemm: no assembly for this processor") }

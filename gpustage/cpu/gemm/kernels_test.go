@@ -1,0 +1,221 @@
+package gemm
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestSelect(t *testing.T) {
+	all := Available()
+	t.Logf("this processor runs %v", all)
+	if last := all[len(all)-1]; last != Portable {
+		t.Errorf("the last of %v is not portable", all)
+	}
+	for _, k := range all {
+		if got, err := Select(string(k)); got != k || err != nil {
+			t.Errorf("Select(%q) = %q, %v", k, got, err)
+		}
+	}
+	if got, err := Select(""); got != all[0] || err != nil {
+		t.Errorf("Select of nothing = %q, %v; want %q", got, err, all[0])
+	}
+	if _, err := Select("avx3"); err == nil {
+		t.Error(`Select("avx3") is no error`)
+	} else {
+		t.Log(err)
+	}
+	for _, k := range []Kernels{AVX2, AVX512, AVX512BF16} {
+		if _, err := Select(string(k)); (err == nil) != slices.Contains(all, k) {
+			t.Errorf("Select(%q): %v", k, err)
+		}
+	}
+}
+
+func TestNewWorkspacePanics(t *testing.T) {
+	defer func() {
+		if got, want := recover(), `gemm: this processor can't run the kernels "avx3"`; got != want {
+			t.Errorf("panic of %v, want %q", got, want)
+		}
+	}()
+	NewWorkspace[float32]("avx3")
+}
+
+// A product with 1 shows how A and B are rounded to bf16.
+func TestRounding(t *testing.T) {
+	inf := float32(math.Inf(1))
+	values := []float32{0, 1, -1, 3.14159274, 1e30, -1e-30, inf, -inf, math.MaxFloat32, -math.MaxFloat32}
+	for _, x := range []float32{1, 1.0078125, 1.9921875, -1.0234375, 1e20} { // bf16 and what lies between it and the next
+		bits := math.Float32bits(x) &^ 0xffff
+		for _, low := range []uint32{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff} {
+			values = append(values, math.Float32frombits(bits|low), math.Float32frombits(bits+0x10000|low))
+		}
+	}
+	forEachKernel(t, func(t *testing.T, k Kernels) {
+		ws := NewWorkspace[float32](k)
+		n := len(values)
+		for side := range 4 {
+			ones := make([]float32, n)
+			for i := range ones {
+				ones[i] = 1
+			}
+			c := make([]float32, n)
+			j := &Job[float32]{M: n, N: 1, K: 1, A: values, LDA: 1, B: ones, LDB: 1, C: c, LDC: 1, BF16: true}
+			if side >= 2 { // B's elements
+				j.M, j.N, j.A, j.B, j.LDB, j.LDC = 1, n, ones, values, n, n
+			}
+			if side == 1 {
+				j.TransA, j.LDA = true, n
+			} else if side == 3 {
+				j.TransB, j.LDB = true, 1
+			}
+			if err := ws.Small(j); err != nil {
+				t.Fatal(err)
+			}
+			for i, x := range values {
+				want := x
+				if !math.IsInf(float64(x), 0) {
+					want = float32(nearestBF16(float64(x)))
+				}
+				if c[i] != want {
+					t.Errorf("side %d: %v (%#08x) became %v, want %v", side, x, math.Float32bits(x), c[i], want)
+				}
+			}
+		}
+		nan := []float32{math.Float32frombits(0x7f800001)}
+		j := &Job[float32]{M: 1, N: 1, K: 1, A: nan, LDA: 1, B: []float32{1}, LDB: 1, C: make([]float32, 1), LDC: 1, BF16: true}
+		if err := ws.Small(j); err != nil || j.C[0] == j.C[0] {
+			t.Errorf("a NaN whose upper half is infinity became %v, %v", j.C[0], err)
+		}
+	})
+}
+
+// Packing must write its panels' rows and nothing else: threads pack neighbouring panels at the same time.
+func TestPacking(t *testing.T) {
+	type packer = func(dst []float32, ps int, src []float32, ld, k, n int)
+	forEachKernel(t, func(t *testing.T, kernels Kernels) {
+		r := newRand(t)
+		for _, bf16 := range []bool{false, true} {
+			s := setOf[float32](kernels, bf16)
+			w := new(worker[float32])
+			for what, c := range map[string]struct {
+				pack         packer
+				trans        bool
+				width, panel int
+			}{
+				"B":            {func(d []float32, ps int, x []float32, ld, k, n int) { s.packB(w, d, ps, x, ld, k, n) }, false, s.cols, s.cols},
+				"transposed B": {func(d []float32, ps int, x []float32, ld, k, n int) { s.packBT(w, d, ps, x, ld, k, n) }, true, s.cols, s.cols},
+				"transposed A": {s.packAT, false, s.aWidth, s.rows},
+			} {
+				for range 300 {
+					k, n := 1+r.IntN(70), 1+r.IntN(100)
+					rows, cols := k, n
+					if c.trans {
+						rows, cols = n, k
+					}
+					ld := cols + r.IntN(3)
+					src := matrix[float32](r, rows, cols, ld)
+					ps := s.panelSize(k, c.width)
+					dst := make([]float32, ceil(n, c.panel)*ps+100)
+					for i := range dst {
+						dst[i] = float32(math.NaN())
+					}
+					c.pack(dst, ps, src, ld, k, n)
+					for i, got := range dst {
+						panel, step, lane := i/ps, i%ps/c.width, i%c.width
+						col := panel*c.panel + lane
+						if panel >= ceil(n, c.panel) || step >= s.steps(k) {
+							if got == got {
+								t.Fatalf("bf16 %t, %s of %d x %d: element %d lies beyond the panels and was written", bf16, what, k, n, i)
+							}
+							continue
+						}
+						if lane >= c.panel || col >= n {
+							continue // what no column of C comes of
+						}
+						at := func(p int) float32 {
+							if p >= k {
+								return 0
+							}
+							i := p*ld + col
+							if c.trans {
+								i = col*ld + p
+							}
+							if bf16 {
+								return float32(nearestBF16(float64(src[i])))
+							}
+							return src[i]
+						}
+						want := at(step)
+						if s.pair == 2 {
+							want = math.Float32frombits(math.Float32bits(at(2*step+1))&^0xffff | math.Float32bits(at(2*step))>>16)
+						}
+						if math.Float32bits(got) != math.Float32bits(want) {
+							t.Fatalf("bf16 %t, %s of %d x %d: step %d of column %d is %#08x, want %#08x", bf16, what, k, n, step, col,
+								math.Float32bits(got), math.Float32bits(want))
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// Tiles must cover C exactly once for any shape and number of threads.
+func TestPlan(t *testing.T) {
+	r := newRand(t)
+	for range 20000 {
+		s := setOf[float32](Available()[r.IntN(len(Available()))], false)
+		j := &Job[float32]{M: 1 + r.IntN(5000), N: 1 + r.IntN(5000), K: 1 + r.IntN(5000), TransA: r.IntN(2) == 0}
+		if r.IntN(2) == 0 {
+			j.M = 1 + r.IntN(100)
+		}
+		if r.IntN(2) == 0 {
+			j.N = 1 + r.IntN(100)
+		}
+		j.LDA = j.K
+		if r.IntN(2) == 0 {
+			j.Packed = new(Packed[float32])
+		}
+		threads := 1 + r.IntN(130)
+		p := s.plan(j, threads)
+		what := fmt.Sprintf("%d x %d x %d, transposed %t, %d threads: %+v", j.M, j.N, j.K, j.TransA, threads, p)
+		if p.depth < 1 || p.depth < j.K && p.depth%s.kc != 0 {
+			t.Fatalf("%s: the depth is no number of blocks of %d", what, s.kc)
+		}
+		row := 0
+		for tm := range p.tilesM {
+			r0, r1 := p.tileRows(tm*p.tilesN, s.rows, j.M)
+			col := 0
+			for tn := range p.tilesN {
+				c0, c1 := p.tileCols(tm*p.tilesN+tn, s.cols, j.N)
+				if c0 != col || c1 < c0 {
+					t.Fatalf("%s: columns %d to %d after %d", what, c0, c1, col)
+				}
+				col = c1
+			}
+			if r0 != row || r1 < r0 || col != j.N {
+				t.Fatalf("%s: rows %d to %d after %d, columns to %d", what, r0, r1, row, col)
+			}
+			row = r1
+		}
+		if row != j.M {
+			t.Fatalf("%s: rows to %d", what, row)
+		}
+	}
+}
+
+func TestPeak(t *testing.T) {
+	for _, k := range Available() {
+		for _, bf16 := range []bool{false, true} {
+			for _, r := range []Runner{serial{}, threads(2)} {
+				// From a slow phone to several times of what a core can do today.
+				if p := Peak[float32](k, bf16, time.Millisecond, r) / 1e9; p < 0.01 || p > 10000 {
+					t.Errorf("%s, bf16 %t: %.3g GFLOP/s", k, bf16, p)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package cpu
+
+import (
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu/gemm"
+	"contraflow/gpustage/cpu/vec"
+)
+
+// MatMul is gemm's product with the epilogue fused.
+func (s *Stream) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	m, n, k, err := gpustage.CheckMatMul(c, a, b, o)
+	if s.Refuse(err) {
+		return
+	}
+	plain := o.Bias.IsZero() && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && o.Residual.IsZero()
+	switch {
+	case c.DType == gpustage.F32:
+		s.matmul32(c, a, b, m, n, k, o, plain)
+	case c.DType == gpustage.F64 && plain && !o.BF16:
+		s.Fail(s.f64.Multiply(&gemm.Job[float64]{
+			M: m, N: n, K: k, Alpha: o.Alpha, TransA: o.TransA, TransB: o.TransB, Add: o.Add,
+			A: gpustage.Slice[float64](a), LDA: a.Stride, B: gpustage.Slice[float64](b), LDB: b.Stride, C: gpustage.Slice[float64](c), LDC: c.Stride,
+		}, s.d.pool))
+	case c.DType == gpustage.F64 && !o.BF16:
+		s.matmul64(c, a, b, o)
+	default:
+		s.Stream.MatMul(c, a, b, o)
+	}
+}
+
+// matmul64 computes the product fast and lets ref do the epilogue.
+func (s *Stream) matmul64(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	acc, err := gpustage.NewTensor(s.d, gpustage.F64, c.Rows, c.Cols)
+	if s.Refuse(err) {
+		return
+	}
+	defer acc.Mem.Free()
+	s.MatMul(acc, a, b, gpustage.MatMul{TransA: o.TransA, TransB: o.TransB, Alpha: o.Alpha})
+	s.Epilogue(c, acc, o)
+}
+
+func (s *Stream) matmul32(c, a, b gpustage.Tensor, m, n, k int, o gpustage.MatMul, plain bool) {
+	j := gemm.Job[float32]{
+		M: m, N: n, K: k, Alpha: float32(o.Alpha), TransA: o.TransA, TransB: o.TransB, Add: o.Add, BF16: o.BF16,
+		A: f32(a), LDA: a.Stride, B: f32(b), LDB: b.Stride, C: f32(c), LDC: c.Stride,
+	}
+	if !plain {
+		e := epilogue{v: s.v, o: o, c: j.C, ldc: j.LDC}
+		if o.Add { // the sum comes after everything else: the product goes elsewhere first
+			e.add, e.ldadd = j.C, j.LDC
+			j.C, j.LDC, j.Add = grow(&s.scratch, m*n), n, false
+			e.c, e.ldc = j.C, j.LDC
+		}
+		if o.Dropout.Active() {
+			e.drop = vec.NewDropout(o.Dropout)
+			e.rowOf, e.pos, e.keys = ints(o.Dropout.Seqs.Row), ints(o.Dropout.Seqs.Pos), gpustage.Slice[uint64](o.Dropout.Seqs.Keys)
+		}
+		j.Epilogue = e.block
+	}
+	s.Fail(s.f32.Multiply(&j, s.d.pool))
+}
+
+// epilogue finishes blocks of a product.
+type epilogue struct {
+	v     *vec.Kernels
+	o     gpustage.MatMul
+	c     []float32
+	ldc   int
+	add   []float32 // what the result is added to, nil if it is stored in c
+	ldadd int
+
+	drop       vec.Dropout
+	rowOf, pos []int32
+	keys       []uint64
+}
+
+func (e *epilogue) block(_, row0, row1, col0, col1 int) {
+	o := &e.o
+	var bias []float32
+	if !o.Bias.IsZero() {
+		bias = f32(o.Bias)[col0:col1]
+	}
+	for i := row0; i < row1; i++ {
+		y := e.c[i*e.ldc+col0 : i*e.ldc+col1]
+		if bias != nil {
+			e.v.Add(y, y, bias)
+		}
+		if !o.PreAct.IsZero() {
+			copy(part(o.PreAct, i, col0, col1), y)
+		}
+		if !o.GradOf.IsZero() {
+			e.v.ActBackward(o.Act, y, y, part(o.GradOf, i, col0, col1))
+		} else if o.Act != gpustage.Identity {
+			e.v.Act(o.Act, y, y)
+		}
+		var residual []float32
+		if !o.Residual.IsZero() {
+			residual = part(o.Residual, i, col0, col1)
+		}
+		if o.Dropout.Active() {
+			d := e.drop
+			d.Key, d.Pos = e.keys[e.rowOf[i]], uint32(e.pos[i])
+			e.v.Dropout(y, y, residual, col0, d)
+		} else if residual != nil {
+			e.v.Add(y, y, residual)
+		}
+		if e.add != nil {
+			z := e.add[i*e.ldadd+col0 : i*e.ldadd+col1]
+			e.v.Add(z, z, y)
+		}
+	}
+}
+
+// part is columns lo to hi of row i.
+func part(t gpustage.Tensor, i, lo, hi int) []float32 { return row(t, i)[lo:hi] }
