@@ -1,0 +1,81 @@
+package stages
+
+import (
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages/loss"
+)
+
+// Batch is one contrastive batch, tokenized. Its sequences are numbered column by column: first the query of each row, then
+// the positive of each, then the negatives of each further column.
+type Batch struct {
+	Epoch   int
+	Rows    []int64   // [B] row ids
+	Weights []float64 // [B]; nil if every row has weight 1
+	Texts   []loss.TextID
+	IDs     []int32 // tokens of all sequences, back to back
+	Cu      []int32 // [N+1]: sequence n is IDs[Cu[n]:Cu[n+1]]
+
+	Data      *dataset.Dataset
+	Columns   []dataset.Column // [N/B]
+	Truncated int              // sequences that lost tokens
+	Subs      []SubBatch       // set by Split
+}
+
+// N is the number of sequences.
+func (b *Batch) N() int { return len(b.Cu) - 1 }
+
+// Length is sequence n's number of tokens.
+func (b *Batch) Length(n int) int { return int(b.Cu[n+1] - b.Cu[n]) }
+
+// Origin is the row id and column of sequence n.
+func (b *Batch) Origin(n int) (row int64, column int) {
+	return b.Rows[n%len(b.Rows)], n / len(b.Rows)
+}
+
+// Assemble adds the stage that joins chunks of tokenized rows into batches and says where steps end.
+func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Port[*Batch] {
+	s := g.Stage("batch")
+	in := pipeline.In(s, "chunks", chunks)
+	out := pipeline.Batches[*Batch](s, "batches")
+	var open []*TokenChunk
+	s.Do(func(t *pipeline.Task) error {
+		if t.Ended() {
+			return nil // Ingest ends with a batch's last chunk
+		}
+		c := in.Get(t)
+		open = append(open, c)
+		if c.EndsBatch {
+			out.Put(t, assemble(open), c.EndsStep)
+			open = nil
+		}
+		return nil
+	})
+	return out.Port
+}
+
+func assemble(chunks []*TokenChunk) *Batch {
+	b := &Batch{Epoch: chunks[0].Epoch, Data: chunks[0].Data, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
+	weighted := false
+	for _, c := range chunks {
+		b.Rows = append(b.Rows, c.Rows...)
+		b.Truncated += c.Truncated
+		for _, w := range c.Weights {
+			b.Weights = append(b.Weights, float64(w))
+			weighted = weighted || w != 1
+		}
+	}
+	if !weighted {
+		b.Weights = nil
+	}
+	for col := range b.Columns {
+		for _, c := range chunks {
+			b.Texts = append(b.Texts, c.Texts[col]...)
+			for _, ids := range c.IDs[col] {
+				b.IDs = append(b.IDs, ids...)
+				b.Cu = append(b.Cu, int32(len(b.IDs)))
+			}
+		}
+	}
+	return b
+}

@@ -1,0 +1,62 @@
+package stages
+
+import (
+	"fmt"
+
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+)
+
+// Captured is a step's gradient on the host.
+type Captured struct {
+	Loss     float64
+	Gradient []float64 // in the layout of the model's parameters, divided as Apply divides it
+}
+
+// Capture adds a stage in Apply's place that copies the step's gradient to the host and leaves the parameters alone.
+func Capture(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads pipeline.Port[Gradient], e *Encoder) pipeline.Port[Captured] {
+	s := g.Stage("capture", e.on(), pipeline.At(pipeline.Step))
+	pipeline.Collect(s, "contributions", contributions)
+	losses := pipeline.Collect(s, "losses", grads)
+	weights := pipeline.Out[Weights](s, "weights")
+	out := pipeline.Out[Captured](s, "gradient")
+	pipeline.Bind(e.weights, weights)
+	s.Do(func(t *pipeline.Task) error {
+		sum, weight := total(losses.All(t))
+		if weight == 0 {
+			return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step)
+		}
+		stream := Stream(t)
+		c := Captured{Loss: sum / weight, Gradient: make([]float64, e.grads.Len())}
+		wide := e.grads
+		if wide.DType != gpustage.F64 {
+			var err error
+			if wide, err = gpustage.NewTensor(e.Model.Device, gpustage.F64, 1, e.grads.Len()); err != nil {
+				return err
+			}
+			defer wide.Mem.Free()
+			stream.Copy(wide, e.grads)
+		}
+		stream.CopyOut(gpustage.Bytes(c.Gradient), wide)
+		if err := stream.Sync(); err != nil {
+			return err
+		}
+		for i := range c.Gradient {
+			c.Gradient[i] /= weight
+		}
+		stream.Fill(e.grads, 0)
+		weights.Put(t, Weights{})
+		out.Put(t, c)
+		return nil
+	})
+	return out.Port
+}
+
+// total is the sum and the weight of a step's losses.
+func total(ls []Gradient) (sum, weight float64) {
+	for _, l := range ls {
+		sum += l.Sum
+		weight += l.Weight
+	}
+	return sum, weight
+}

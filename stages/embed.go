@@ -1,0 +1,73 @@
+package stages
+
+import (
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+	"contraflow/stages/transformer"
+)
+
+// Embedded tells that a sub-batch's embeddings are in the encoder's matrix.
+type Embedded struct{ Sub SubBatch }
+
+// Embed adds the stage that computes each sub-batch's embeddings, keeping the activations of the last ones for Backward.
+func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline.Port[Embedded] {
+	s := g.Stage("embed", e.on())
+	in := pipeline.In(s, "sub-batches", subs)
+	pipeline.Loop(s, "weights", e.weights, Weights{})
+	out := pipeline.Out[Embedded](s, "embeddings")
+	s.Do(func(t *pipeline.Task) error {
+		sub := in.Get(t)
+		if t.Index.Sub == 0 {
+			if err := e.begin(sub.Batch); err != nil {
+				return err
+			}
+		}
+		stream := Stream(t)
+		keep := t.Index.Sub >= e.keepFrom
+		rows := sub.rows(e.Seed, t.Index.Step)
+		if err := e.Model.Check(rows); err != nil {
+			return err
+		}
+		p := e.Model.Forward(stream, e.arena, rows, true, keep)
+		stream.Copy(e.emb.Span(sub.Lo, sub.Hi), p.Embeddings())
+		if keep {
+			e.kept = append(e.kept, p)
+		} else {
+			p.Release()
+		}
+		out.Put(t, Embedded{sub})
+		return nil
+	})
+	return out.Port
+}
+
+// Contribution tells that a sub-batch's gradient has been added to the encoder's.
+type Contribution struct{ Tokens int }
+
+// Backward adds the stage that sends the gradient of each sub-batch's embeddings through the model, from the last sub-batch
+// to the first.
+func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Port[Gradient], e *Encoder) pipeline.Port[Contribution] {
+	s := g.Stage("backward", e.on(), pipeline.Descending())
+	in := pipeline.In(s, "sub-batches", subs)
+	pipeline.In(s, "gradient", grads)
+	out := pipeline.Out[Contribution](s, "contributions")
+	s.Do(func(t *pipeline.Task) error {
+		sub, stream := in.Get(t), Stream(t)
+		p := e.pass(stream, sub, t.Index.Step)
+		p.Backward(e.dEmb.Span(sub.Lo, sub.Hi), e.grads)
+		p.Release()
+		out.Put(t, Contribution{sub.Tokens()})
+		return nil
+	})
+	return out.Port
+}
+
+// pass is the kept pass of a sub-batch, or a replay of it.
+func (e *Encoder) pass(s gpustage.Stream, sub SubBatch, step int) *transformer.Pass {
+	if n := len(e.kept); n > 0 {
+		last := e.kept[n-1]
+		e.kept = e.kept[:n-1]
+		return last
+	}
+	return e.Model.Forward(s, e.arena, sub.rows(e.replay, step), true, true)
+}

@@ -1,0 +1,311 @@
+// Package embedder turns texts into embeddings in Go programs.
+//
+//	e, err := embedder.Load("all-MiniLM-L6-v2")   // a folder, as contraflow or sentence-transformers saves it
+//	vecs, err := e.Embed(ctx, []string{"a text", "another"})
+//
+// A program chooses the device by importing it, most often import _ "contraflow/gpustage/cpu"; [OnDevice] gives one explicitly.
+//
+// Texts are tokenized on all processors, sorted by length, packed without padding and computed in passes of a bounded
+// number of tokens; results come in the texts' order and do not depend on what else is in the call.
+//
+// [Engine] is the part without texts, for stages that evaluate a model in training.
+package embedder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/transformer"
+	"contraflow/tokenize"
+)
+
+// Embedder is a loaded model. It is safe for concurrent use: texts of several calls are tokenized at once and computed in
+// turn.
+type Embedder struct {
+	tok       *tokenize.Tokenizer
+	model     *transformer.Model
+	prompts   map[string]string
+	prompt    string
+	maxLength int
+	device    gpustage.Device
+	owned     bool // the device is closed with the embedder
+
+	mu     sync.Mutex
+	engine Engine
+}
+
+// Option configures Load.
+type Option func(*options)
+
+type options struct {
+	device    gpustage.Device
+	maxLength int
+	pooling   string
+	tokens    int
+}
+
+// OnDevice computes on the given device, which stays the caller's to close.
+func OnDevice(d gpustage.Device) Option { return func(o *options) { o.device = d } }
+
+// MaxLength cuts texts to n tokens, special ones included, instead of what the folder says.
+func MaxLength(n int) Option { return func(o *options) { o.maxLength = n } }
+
+// Pooling overrides what the folder says: mean, cls or last.
+func Pooling(mode string) Option { return func(o *options) { o.pooling = mode } }
+
+// Load loads a model folder.
+func Load(folder string, opts ...Option) (*Embedder, error) {
+	var o options
+	for _, f := range opts {
+		f(&o)
+	}
+	f, err := hfmodel.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	tok, err := tokenize.Load(f.TransformerDir)
+	if err != nil {
+		return nil, err
+	}
+	e := &Embedder{tok: tok, prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device}
+	if e.device == nil {
+		if e.device, err = gpustage.Open("auto"); err != nil {
+			return nil, err
+		}
+		e.owned = true
+	}
+	if err := e.load(f, o); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *Embedder) load(f *hfmodel.Folder, o options) error {
+	head, err := HeadOf(f, o.pooling, nil)
+	if err != nil {
+		return err
+	}
+	stream, err := e.device.OpenStream()
+	if err != nil {
+		return err
+	}
+	if e.model, err = LoadModel(f, e.device, stream, head, transformer.Options{}, nil); err != nil {
+		return err
+	}
+	if err := CheckVocabulary(e.tok, e.model.Config); err != nil {
+		return err
+	}
+	if e.maxLength, err = MaxLengthOf(f, e.model.Config, o.maxLength); err != nil {
+		return err
+	}
+	e.engine = Engine{Model: e.model, Stream: stream, Tokens: o.tokens}
+	return nil
+}
+
+// CheckVocabulary finds a tokenizer that gives ids which the model has no embedding for.
+func CheckVocabulary(tok *tokenize.Tokenizer, c transformer.Config) error {
+	if n := tok.VocabSize(); n > c.Vocab {
+		return fmt.Errorf("the tokenizer has %d tokens, the model's vocabulary %d: they do not belong together", n, c.Vocab)
+	}
+	return nil
+}
+
+// MaxLengthOf is the number of tokens at which texts are cut: what is asked for, or what the folder says, or what the
+// model's positions allow.
+func MaxLengthOf(f *hfmodel.Folder, c transformer.Config, asked int) (int, error) {
+	if asked > c.MaxPositions {
+		return 0, fmt.Errorf("a maximum length of %d tokens is beyond the model's %d positions", asked, c.MaxPositions)
+	}
+	switch {
+	case asked > 0:
+		return asked, nil
+	case f.MaxSeqLength > 0:
+		return min(f.MaxSeqLength, c.MaxPositions), nil
+	}
+	return c.MaxPositions, nil
+}
+
+// HeadOf is the pooling and normalization of a folder, unless asked for otherwise. A folder that does not say gets mean
+// pooling and no normalization, as sentence-transformers has it.
+func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
+	h := transformer.Head{Normalize: f.Normalize}
+	if normalize != nil {
+		h.Normalize = *normalize
+	}
+	mode := hfmodel.Mean
+	if f.Pooling != nil {
+		mode = f.Pooling.Mode
+		if !f.Pooling.IncludePrompt {
+			return h, fmt.Errorf("%s: pooling without the prompt's tokens is not supported", f.Dir)
+		}
+	}
+	if pooling != "" {
+		mode = hfmodel.PoolingMode(pooling)
+	}
+	switch mode {
+	case hfmodel.Mean:
+		h.Pooling = gpustage.MeanPooling
+	case hfmodel.CLS:
+		h.Pooling = gpustage.CLSPooling
+	case hfmodel.Last:
+		h.Pooling = gpustage.LastPooling
+	default:
+		return h, fmt.Errorf("pooling %q is not supported: want mean, cls or last", mode)
+	}
+	if f.TruncateDim > 0 {
+		return h, fmt.Errorf("%s: embeddings cut to %d dimensions (truncate_dim) are not supported", f.Dir, f.TruncateDim)
+	}
+	return h, nil
+}
+
+// LoadModel makes the model of a folder on a device. change, if not nil, may alter the configuration first (dropout).
+func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
+	if f.LowerCase {
+		return nil, fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is not supported; a tokenizer that lower-cases is", f.Dir)
+	}
+	c, err := transformer.ParseConfig(f.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Dir, err)
+	}
+	if change != nil {
+		change(&c)
+	}
+	m, err := transformer.New(d, c, h, o)
+	if err != nil {
+		return nil, err
+	}
+	return m, m.Load(s, func(p transformer.Param, dst []float32) error {
+		t, err := f.Tensor(p.Name, c.Family+".")
+		if err != nil {
+			return err
+		}
+		if got, want := fmt.Sprint(t.Shape), fmt.Sprint(p.Shape()); got != want {
+			return fmt.Errorf("%s: tensor %q has shape %s, want %s", f.Dir, t.Name, got, want)
+		}
+		if err := t.Float32s(dst); err != nil {
+			return err
+		}
+		if err := transformer.CheckFinite(p, dst); err != nil {
+			return fmt.Errorf("%s: %w", f.Dir, err)
+		}
+		return nil
+	})
+}
+
+// Trainable is a folder's model and tokenizer on a device, for pipelines that train it.
+type Trainable struct {
+	Model     *transformer.Model
+	Tokenizer *tokenize.Tokenizer
+}
+
+// LoadTrainable loads a model folder for training in f32, with the folder's dropout, pooling and normalization.
+func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
+	f, err := hfmodel.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	tok, err := tokenize.Load(f.TransformerDir)
+	if err != nil {
+		return nil, err
+	}
+	head, err := HeadOf(f, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	m, err := LoadModel(f, d, s, head, transformer.Options{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &Trainable{m, tok}, errors.Join(CheckVocabulary(tok, m.Config), s.Close())
+}
+
+// Size is the number of dimensions of an embedding.
+func (e *Embedder) Size() int { return e.model.EmbeddingSize() }
+
+// MaxLength is the number of tokens at which texts are cut.
+func (e *Embedder) MaxLength() int { return e.maxLength }
+
+// Prompt is the text of one of the model's prompts, empty if it has none of that name.
+func (e *Embedder) Prompt(name string) string { return e.prompts[name] }
+
+// ErrNoPrompt is wrapped when a model has no prompt of the given name.
+var ErrNoPrompt = errors.New("no such prompt")
+
+// Embed returns one embedding per text, in order. It uses the model's default prompt, if it has one.
+func (e *Embedder) Embed(ctx context.Context, texts []string) ([][]float32, error) {
+	return e.EmbedPrompt(ctx, e.prompt, texts)
+}
+
+// EmbedPrompt is Embed with one of the model's prompts ("query", "document") put before each text; "" means none.
+func (e *Embedder) EmbedPrompt(ctx context.Context, prompt string, texts []string) ([][]float32, error) {
+	vecs := make([][]float32, len(texts))
+	flat := make([]float32, len(texts)*e.Size())
+	for i := range vecs {
+		vecs[i] = flat[i*e.Size() : (i+1)*e.Size() : (i+1)*e.Size()]
+	}
+	_, err := e.EmbedInto(ctx, prompt, texts, flat)
+	return vecs, err
+}
+
+// EmbedInto is EmbedPrompt into memory of the caller's: [len(texts), Size], row-major. It returns how many texts were cut.
+func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string, out []float32) (cut int, err error) {
+	size := e.Size()
+	if len(out) != len(texts)*size {
+		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
+	}
+	if prompt != "" {
+		p, ok := e.prompts[prompt]
+		if !ok {
+			return 0, fmt.Errorf("%w: %q", ErrNoPrompt, prompt)
+		}
+		if p != "" {
+			prompted := make([]string, len(texts))
+			for i, t := range texts {
+				prompted[i] = p + t
+			}
+			texts = prompted
+		}
+	}
+	// One token more than fits tells a text that is cut from one that fits exactly.
+	ids, err := e.tok.EncodeAll(ctx, texts, e.maxLength+1, 0)
+	if err != nil {
+		return 0, err
+	}
+	for i := range ids {
+		if len(ids[i]) > e.maxLength {
+			ids[i] = e.tok.Encode(texts[i], e.maxLength)
+			cut++
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return cut, e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) })
+}
+
+// Close gives the model's memory back.
+func (e *Embedder) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	errs = append(errs, e.engine.Close())
+	if e.model != nil {
+		errs = append(errs, e.model.Params.Mem.Free())
+		e.model = nil
+	}
+	if e.owned {
+		errs = append(errs, e.device.Close())
+		e.owned = false
+	}
+	return errors.Join(errs...)
+}

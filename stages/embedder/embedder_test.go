@@ -1,0 +1,160 @@
+package embedder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	_ "contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
+	"contraflow/testdata/goldens"
+)
+
+// Against SentenceTransformer.encode, texts and all.
+func TestGoldenEncode(t *testing.T) {
+	for _, name := range []string{"minilm-tiny", "odd-sizes", "relu-one-head", "gelu-new"} {
+		g := goldens.Load(t, "bert/"+name)
+		var meta struct{ Texts []string }
+		g.Meta(t, &meta)
+		for _, opts := range [][]Option{nil, {OnDevice(ref.New())}} {
+			e, err := Load(goldens.Path(t, "bert/"+name), opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := e.EmbedPrompt(context.Background(), "", meta.Texts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			compare(t, name, got, g.F64(t, "encode/embedding"))
+			if name == "minilm-tiny" { // the one with prompts
+				if got, err = e.EmbedPrompt(context.Background(), "query", meta.Texts); err != nil {
+					t.Fatal(err)
+				}
+				compare(t, name+" with prompt", got, g.F64(t, "encode_query/embedding"))
+			}
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func compare(t *testing.T, name string, got [][]float32, want []float64) {
+	t.Helper()
+	top, worst := 0.0, 0.0
+	for i, vec := range got {
+		for j, v := range vec {
+			w := want[i*len(vec)+j]
+			top, worst = max(top, math.Abs(w)), max(worst, math.Abs(float64(v)-w))
+		}
+	}
+	if !(worst <= 1e-5*top) {
+		t.Errorf("%s: error %.3g of a largest value %.3g", name, worst, top)
+	}
+}
+
+// A text's embedding does not depend on what else is embedded with it, and calls may run at the same time.
+func TestConcurrent(t *testing.T) {
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	e.engine.Tokens = 50
+	var meta struct{ Texts []string }
+	goldens.Load(t, "bert/minilm-tiny").Meta(t, &meta)
+	var texts []string
+	for i := range 40 {
+		texts = append(texts, meta.Texts[i%len(meta.Texts)])
+	}
+	want, err := e.Embed(context.Background(), texts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for k := range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			got, err := e.Embed(context.Background(), texts[k:k+3])
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i := range got {
+				if fmt.Sprint(got[i]) != fmt.Sprint(want[k+i]) {
+					t.Errorf("text %d differs when embedded with others", k+i)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+func TestErrors(t *testing.T) {
+	tiny := goldens.Path(t, "bert/minilm-tiny")
+	if _, err := Load(filepath.Join(t.TempDir(), "nothing")); err == nil {
+		t.Error("a missing folder was loaded")
+	}
+	if _, err := Load(tiny, MaxLength(1000)); err == nil || !strings.Contains(err.Error(), "1000 tokens is beyond the model's 48 positions") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := Load(tiny, Pooling("max")); err == nil || !strings.Contains(err.Error(), `pooling "max" is not supported`) {
+		t.Errorf("error %v", err)
+	}
+	e, err := Load(tiny)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if _, err := e.EmbedPrompt(context.Background(), "shopping", []string{"x"}); !errors.Is(err, ErrNoPrompt) {
+		t.Errorf("error %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := e.Embed(ctx, []string{"x"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if vecs, err := e.Embed(context.Background(), nil); err != nil || len(vecs) != 0 {
+		t.Errorf("no texts: %v, %v", vecs, err)
+	}
+}
+
+// A tensor of the wrong shape, and one that is missing, are errors that name it.
+func TestBrokenWeights(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "config.json")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from, to := range map[string]string{`"intermediate_size": 64`: `"intermediate_size": 65`, `"num_hidden_layers": 3`: `"num_hidden_layers": 4`} {
+		changed := strings.Replace(string(raw), from, to, 1)
+		if changed == string(raw) {
+			t.Fatalf("config.json has no %s", from)
+		}
+		if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Load(dir)
+		if err == nil {
+			t.Fatalf("loaded with %s", to)
+		}
+		want := `tensor "encoder.layer.0.intermediate.dense.weight" has shape [64 32], want [65 32]`
+		if strings.Contains(from, "layers") {
+			want = "encoder.layer.3."
+		}
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,211 @@
+package embedder
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/stages/evaluate"
+	"contraflow/tokenize"
+)
+
+// Text says how the texts of an evaluation become tokens.
+type Text struct {
+	Tokenizer      *tokenize.Tokenizer
+	QueryLength    int // tokens
+	DocumentLength int
+	QueryPrompt    string
+	DocumentPrompt string
+}
+
+// Task is a retrieval task, tokenized: a model can be measured on it again and again.
+type Task struct {
+	data    *dataset.Retrieval
+	qrels   *evaluate.Qrels
+	tie     evaluate.TieOrder
+	queries [][]int32
+	docs    [][]int32
+}
+
+// depth is how many documents per query are ranked: the deepest cut-off of the usual measures.
+const depth = 100
+
+// NewTask tokenizes a retrieval task.
+func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
+	queries, err := evaluate.NewIDs(r.QueryIDs)
+	if err != nil {
+		return nil, fmt.Errorf("queries: %w", err)
+	}
+	docs, err := evaluate.NewIDs(r.DocIDs)
+	if err != nil {
+		return nil, fmt.Errorf("corpus: %w", err)
+	}
+	t := &Task{data: r, qrels: evaluate.NewQrels(queries, docs), tie: docs.TieOrder()}
+	for _, j := range r.Judgements {
+		if err := t.qrels.Add(r.QueryIDs[j.Query], r.DocIDs[j.Doc], int(j.Relevance)); err != nil {
+			return nil, err
+		}
+	}
+	if t.queries, err = tokens(ctx, x.Tokenizer, x.QueryPrompt, r.Queries, x.QueryLength); err != nil {
+		return nil, err
+	}
+	t.docs, err = tokens(ctx, x.Tokenizer, x.DocumentPrompt, r.Docs, x.DocumentLength)
+	return t, err
+}
+
+func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts []string, limit int) ([][]int32, error) {
+	if prompt != "" {
+		prompted := make([]string, len(texts))
+		for i, t := range texts {
+			prompted[i] = prompt + t
+		}
+		texts = prompted
+	}
+	return tok.EncodeAll(ctx, texts, limit, 0)
+}
+
+// Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures.
+func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	q, err := t.embed(ctx, e, t.queries)
+	if err != nil {
+		return nil, err
+	}
+	d, err := t.embed(ctx, e, t.docs)
+	if err != nil {
+		return nil, err
+	}
+	run, err := rank(ctx, e.Stream, q, d, depth, t.tie)
+	if err != nil {
+		return nil, err
+	}
+	return evaluate.Evaluate(run, t.qrels, measures...)
+}
+
+// BM25 is the yardstick: the same task by words alone.
+func (t *Task) BM25(ctx context.Context, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	b, err := evaluate.NewBM25(ctx, t.data.Docs, evaluate.BM25Options{Tie: t.tie})
+	if err != nil {
+		return nil, err
+	}
+	run, err := b.Search(ctx, t.data.Queries, depth)
+	if err != nil {
+		return nil, err
+	}
+	return evaluate.Evaluate(run, t.qrels, measures...)
+}
+
+// embed computes unit vectors [n, E] on the device.
+func (t *Task) embed(ctx context.Context, e *Engine, texts [][]int32) (gpustage.Tensor, error) {
+	size := e.Model.EmbeddingSize()
+	host := make([]float32, len(texts)*size)
+	if err := e.Embed(ctx, texts, func(i int, vec []float32) { copy(host[i*size:], vec) }); err != nil {
+		return gpustage.Tensor{}, err
+	}
+	x, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, len(texts), size)
+	if err != nil {
+		return x, err
+	}
+	e.Stream.CopyIn(x, gpustage.Bytes(host))
+	if !e.Model.Head.Normalize {
+		norm, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, 1, len(texts))
+		if err != nil {
+			return x, err
+		}
+		defer norm.Mem.Free()
+		e.Stream.Normalize(x, norm, x)
+	}
+	return x, e.Stream.Sync()
+}
+
+// Blocks of scores: 512 queries against 4,096 documents are 8 MiB.
+const (
+	blockQueries = 512
+	blockDocs    = 4096
+)
+
+// rank finds the k documents with the highest inner product for each query. It frees q and d.
+func rank(ctx context.Context, s gpustage.Stream, q, d gpustage.Tensor, k int, tie evaluate.TieOrder) (evaluate.Run, error) {
+	defer q.Mem.Free()
+	defer d.Mem.Free()
+	top, err := evaluate.NewTopK(q.Rows, min(k, d.Rows), tie)
+	if err != nil {
+		return nil, err
+	}
+	block, err := gpustage.NewTensor(s.Device(), gpustage.F32, min(blockQueries, q.Rows), min(blockDocs, d.Rows))
+	if err != nil {
+		return nil, err
+	}
+	defer block.Mem.Free()
+	host := make([]float32, block.Len())
+	for q0 := 0; q0 < q.Rows; q0 += blockQueries {
+		q1 := min(q.Rows, q0+blockQueries)
+		for d0 := 0; d0 < d.Rows; d0 += blockDocs {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			d1 := min(d.Rows, d0+blockDocs)
+			rows, cols := q1-q0, d1-d0
+			c := gpustage.Tensor{Mem: block.Mem, Rows: rows, Cols: cols, Stride: cols, DType: gpustage.F32}
+			s.MatMul(c, q.Span(q0, q1), d.Span(d0, d1), gpustage.MatMul{TransB: true})
+			s.CopyOut(gpustage.Bytes(host[:rows*cols]), c)
+			if err := s.Sync(); err != nil {
+				return nil, err
+			}
+			if err := top.Add(q0, d0, host[:rows*cols], cols); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return top.Run(), nil
+}
+
+// Queries and Docs are the task's sizes; Judged how many queries have judgements.
+func (t *Task) Queries() int { return len(t.queries) }
+func (t *Task) Docs() int    { return len(t.docs) }
+
+// NewTask tokenizes a retrieval task for this model.
+func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
+	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.maxLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
+}
+
+// Evaluate measures the model on a task that NewTask made.
+func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return t.Evaluate(ctx, &e.engine, measures...)
+}
+
+// Similarity is the cosine of each pair of texts.
+func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
+	size := e.Model.EmbeddingSize()
+	sides := [2][]float32{}
+	for i, texts := range [][]string{a, b} {
+		ids, err := tokens(ctx, t.Tokenizer, t.QueryPrompt, texts, t.QueryLength)
+		if err != nil {
+			return nil, err
+		}
+		sides[i] = make([]float32, len(texts)*size)
+		if err := e.Embed(ctx, ids, func(k int, vec []float32) { copy(sides[i][k*size:], vec) }); err != nil {
+			return nil, err
+		}
+	}
+	out := make([]float64, len(a))
+	for i := range out {
+		out[i] = cosine(sides[0][i*size:(i+1)*size], sides[1][i*size:(i+1)*size])
+	}
+	return out, nil
+}
+
+func cosine(a, b []float32) float64 {
+	var ab, aa, bb float64
+	for i := range a {
+		x, y := float64(a[i]), float64(b[i])
+		ab, aa, bb = ab+x*y, aa+x*x, bb+y*y
+	}
+	if aa == 0 || bb == 0 {
+		return 0
+	}
+	return ab / math.Sqrt(aa*bb)
+}

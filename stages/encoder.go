@@ -1,0 +1,189 @@
+package stages
+
+import (
+	"errors"
+	"fmt"
+
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+)
+
+// lanes makes pipeline lanes of a device's streams.
+type lanes struct{ gpustage.Device }
+
+// OnDevice adapts a device to what pipeline.Devices takes.
+func OnDevice(d gpustage.Device) pipeline.Device { return lanes{d} }
+
+func (l lanes) OpenLane(pipeline.LaneKind) (pipeline.Lane, error) {
+	s, err := l.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	return &lane{s}, nil
+}
+
+type lane struct{ gpustage.Stream }
+
+func (l *lane) Mark() pipeline.Mark { return l.Record() }
+
+func (l *lane) Await(m pipeline.Mark) error {
+	l.Wait(m.(gpustage.Event))
+	return nil
+}
+
+// Err returns what is known without waiting. On host devices that is everything.
+func (l *lane) Err() error {
+	if l.Device().Info().Threads > 0 {
+		return l.Sync()
+	}
+	return nil
+}
+
+// Stream is the stream of the lane that a task runs on. A stage of one's own that is placed on a device computes with it.
+func Stream(t *pipeline.Task) gpustage.Stream { return t.Lane().(*lane).Stream }
+
+// Encoder is a model in training on one device: what its stages share. All of it belongs to the device's compute lane.
+type Encoder struct {
+	Model  *transformer.Model
+	Budget int64 // bytes of activations that may be kept between embed and backward; negative: all of them
+	Seed   uint64
+
+	device  int
+	replay  uint64 // the dropout seed of replayed passes: Seed, unless a fault is planted
+	loss    loss.Loss
+	weights pipeline.Port[Weights]
+
+	grads gpustage.Tensor // flat, the sum over the step so far
+	emb   gpustage.Tensor // [N, E] of the batch at hand
+	dEmb  gpustage.Tensor // [N, E]
+	arena *gpustage.Arena
+
+	keepFrom int                 // the first sub-batch whose pass is kept
+	kept     []*transformer.Pass // of sub-batches keepFrom, keepFrom+1, ...
+	peak     int64               // bytes held at once, at most
+}
+
+// Weights stands for a model's parameters as a step's update has left them: who reads the parameters depends on it.
+type Weights struct{}
+
+// NewEncoder prepares a model for training in graph g, on the device at the given place of Build's list.
+func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int64, seed uint64) (*Encoder, error) {
+	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, device: device, weights: pipeline.Later[Weights](g, "weights")}
+	var err error
+	if e.grads, err = m.NewGradients(); err != nil {
+		return nil, fmt.Errorf("gradients: %w", err)
+	}
+	return e, nil
+}
+
+// on places a stage on the encoder's compute lane.
+func (e *Encoder) on() pipeline.Option { return pipeline.On(e.device, pipeline.Compute) }
+
+// ShiftReplay plants a fault: replayed passes drop other elements than the passes they replay. For the test of what is to
+// find such faults.
+func (e *Encoder) ShiftReplay() { e.replay++ }
+
+// Gradients is the flat gradient, for stages that look at it between backward and update.
+func (e *Encoder) Gradients() gpustage.Tensor { return e.grads }
+
+// Arena is scratch memory of the compute lane, empty between steps.
+func (e *Encoder) Arena() *gpustage.Arena { return e.arena }
+
+// PeakBytes is the most device memory that the encoder has held: parameters, gradients, embeddings, arena.
+func (e *Encoder) PeakBytes() int64 { return e.peak }
+
+// begin makes room for a batch: embeddings, and an arena for the passes that its sub-batches need. Larger batches than any
+// before allocate; later ones of the same size do not.
+func (e *Encoder) begin(b *Batch) error {
+	size := e.Model.EmbeddingSize()
+	if b.N() > e.emb.Rows {
+		for _, t := range []*gpustage.Tensor{&e.emb, &e.dEmb} {
+			if !t.IsZero() {
+				if err := t.Mem.Free(); err != nil {
+					return err
+				}
+			}
+			var err error
+			if *t, err = gpustage.NewTensor(e.Model.Device, e.Model.DType, b.N(), size); err != nil {
+				return fmt.Errorf("embeddings of %d sequences: %w", b.N(), err)
+			}
+		}
+	}
+	var subs []transformer.Memory
+	for _, s := range b.Subs {
+		subs = append(subs, e.Model.Memory(s.lengths()))
+	}
+	lossBytes := 0
+	if e.loss != nil {
+		lossBytes = e.loss.Memory(len(b.Rows), b.N(), size, e.Model.DType)
+	}
+	var need int
+	e.keepFrom, need = planReplay(subs, e.Budget, lossBytes)
+	return e.reserve(need)
+}
+
+// reserve gives the arena at least the given size.
+func (e *Encoder) reserve(bytes int) error {
+	if e.arena == nil || e.arena.Size() < bytes {
+		if e.arena != nil {
+			if err := e.arena.Free(); err != nil {
+				return err
+			}
+			e.arena = nil
+		}
+		a, err := gpustage.NewArena(e.Model.Device, bytes)
+		if errors.Is(err, gpustage.ErrOutOfMemory) {
+			return fmt.Errorf("%w; a smaller batch.sub_batch or batch.replay_budget needs less", err)
+		}
+		if err != nil {
+			return err
+		}
+		e.arena = a
+	}
+	held := int64(e.Model.Params.Mem.Bytes()) + int64(e.grads.Mem.Bytes()) + int64(e.arena.Size())
+	if !e.emb.IsZero() {
+		held += 2 * int64(e.emb.Mem.Bytes())
+	}
+	e.peak = max(e.peak, held)
+	return nil
+}
+
+// planReplay chooses the sub-batches whose activations are kept, the last ones that fit the budget, and returns the first of
+// them and the arena that the whole batch needs.
+func planReplay(subs []transformer.Memory, budget int64, lossBytes int) (keepFrom, arena int) {
+	keepFrom = len(subs)
+	total := int64(0)
+	for keepFrom > 0 && (budget < 0 || total+int64(subs[keepFrom-1].Kept) <= budget) {
+		keepFrom--
+		total += int64(subs[keepFrom].Kept)
+	}
+	arena = int(total) + lossBytes
+	below := 0 // kept under sub-batch i
+	for i, m := range subs {
+		if i < keepFrom {
+			arena = max(arena, m.Forward, m.Backward)
+			continue
+		}
+		arena = max(arena, below+m.Backward)
+		below += m.Kept
+	}
+	return keepFrom, arena
+}
+
+// Close gives the encoder's memory back, but for the model's parameters.
+func (e *Encoder) Close() error {
+	var errs []error
+	for _, t := range []*gpustage.Tensor{&e.grads, &e.emb, &e.dEmb} {
+		if !t.IsZero() {
+			errs = append(errs, t.Mem.Free())
+			*t = gpustage.Tensor{}
+		}
+	}
+	if e.arena != nil {
+		errs = append(errs, e.arena.Free())
+		e.arena = nil
+	}
+	return errors.Join(errs...)
+}

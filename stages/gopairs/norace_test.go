@@ -1,0 +1,5 @@
+//go:build !race
+
+package gopairs
+
+const raceDetector = false

@@ -1,0 +1,84 @@
+package stages
+
+import (
+	"context"
+	"io"
+
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+)
+
+// Plan is the order of a run's data: the one global sequence of batches, and how many of them make a step.
+type Plan struct {
+	Data       *dataset.Dataset
+	Sampler    *dataset.Sampler
+	Accumulate int                   // batches per step; a step never crosses an epoch's end, so an epoch's last may have fewer
+	MaxSteps   int                   // 0: all epochs
+	Config     dataset.SamplerConfig // the sampler's
+}
+
+// Steps is the number of optimizer steps that the plan makes.
+func (p Plan) Steps() int {
+	n := 0
+	for e := range p.Config.Epochs {
+		n += int(p.Sampler.Len(e)+int64(p.Accumulate)-1) / p.Accumulate
+	}
+	if p.MaxSteps > 0 {
+		n = min(n, p.MaxSteps)
+	}
+	return n
+}
+
+// Chunk is a part of a batch: consecutive rows of it.
+type Chunk struct {
+	Epoch     int
+	Data      *dataset.Dataset
+	Examples  []dataset.Example
+	EndsBatch bool
+	EndsStep  bool
+}
+
+// chunkRows is how many rows travel together: enough that scheduling costs nothing beside tokenizing them, few enough that
+// several workers share a batch.
+const chunkRows = 128
+
+// Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full.
+func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
+	var reader *dataset.Reader
+	var batch dataset.Batch
+	next, batches, steps := 0, 0, 0 // rows of batch that were given out; batches of the step; steps
+	return pipeline.Source(g, "ingest", func(ctx context.Context) (*Chunk, error) {
+		if reader == nil {
+			reader = p.Data.NewReader(dataset.ReaderConfig{Seed: p.Config.Seed, Window: p.Config.Window})
+		}
+		if next == len(batch.Rows) {
+			ok := p.MaxSteps == 0 || steps < p.MaxSteps
+			if ok {
+				batch, ok = p.Sampler.Next()
+			}
+			if !ok {
+				if err := reader.Close(); err != nil {
+					return nil, err
+				}
+				return nil, io.EOF
+			}
+			next = 0
+		}
+		rows := batch.Rows[next:min(len(batch.Rows), next+chunkRows)]
+		examples, err := reader.Read(ctx, batch.Epoch, rows)
+		if err != nil {
+			return nil, err
+		}
+		next += len(rows)
+		c := &Chunk{Epoch: batch.Epoch, Data: p.Data, Examples: examples, EndsBatch: next == len(batch.Rows)}
+		if c.EndsBatch {
+			batches++
+			c.EndsStep = batches == p.Accumulate || int64(batch.Index)+1 == p.Sampler.Len(batch.Epoch)
+		}
+		if c.EndsStep {
+			batches = 0
+			steps++
+		}
+		return c, nil
+	})
+}

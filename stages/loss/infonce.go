@@ -1,0 +1,319 @@
+package loss
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"contraflow/gpustage"
+)
+
+// Direction is one kind of comparison: whose embedding is the anchor, and whose are the candidates.
+type Direction string
+
+const (
+	QueryToDoc   Direction = "query_to_doc"   // the query against all documents
+	QueryToQuery Direction = "query_to_query" // the query against the other queries
+	DocToQuery   Direction = "doc_to_query"   // the positive against all queries
+	DocToDoc     Direction = "doc_to_doc"     // the positive against the documents of other rows
+)
+
+// Directions lists all of them.
+var Directions = []Direction{QueryToDoc, QueryToQuery, DocToQuery, DocToDoc}
+
+// InfoNCE is the contrastive loss with in-batch negatives (van den Oord et al., arXiv 1807.03748), in the forms of
+// sentence-transformers' MultipleNegativesRankingLoss. With s(x, y) = Scale * similarity and row i's anchors q_i and p_i,
+//
+//	l_i = log Z_i - s(q_i, p_i)
+//	Z_i = sum over Directions and their candidates of exp s            (joint)
+//	log Z_i = average over Directions of log sum over candidates exp s   (PerDirection)
+//
+// All documents of the batch are candidates: positives and every column of negatives. A query is no candidate of itself, nor are
+// a row's own documents of its positive.
+type InfoNCE struct {
+	Scale        float64     // 20 if 0; 1/temperature
+	Directions   []Direction // QueryToDoc if empty; must contain QueryToDoc
+	PerDirection bool
+	// Dot takes the embeddings as they are; otherwise they are normalized first, unless the batch says that they are.
+	Dot bool
+	// MaskDuplicates leaves out candidates that are no negatives, told by text identity: any text equal to the row's query or
+	// positive, documents that are another row's positive for the same query, and queries that share the positive.
+	MaskDuplicates bool
+
+	// Tile sizes; 0 means the defaults. They change speed and rounding, nothing else.
+	TileRows, TileCols int
+}
+
+// A tile of 256 x 1024 scores is 1 MiB in f32: with its two operands it stays in a processor's L2 and L3 caches, and is large enough
+// for the product to run at full speed.
+const (
+	defaultTileRows = 256
+	defaultTileCols = 1024
+)
+
+// Check finds settings that make no sense.
+func (l InfoNCE) Check() error {
+	if l.Scale < 0 || math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
+		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
+	}
+	seen := map[Direction]bool{}
+	for _, d := range l.Directions {
+		known := false
+		for _, k := range Directions {
+			known = known || d == k
+		}
+		if !known {
+			return fmt.Errorf("direction %q is unknown: want %s", d, joinDirections())
+		}
+		if seen[d] {
+			return fmt.Errorf("direction %q is given twice", d)
+		}
+		seen[d] = true
+	}
+	if len(l.Directions) > 0 && !seen[QueryToDoc] {
+		return fmt.Errorf("directions must contain %q: it has the positive pair", QueryToDoc)
+	}
+	if l.PerDirection && (seen[QueryToQuery] || seen[DocToDoc]) {
+		return fmt.Errorf("one softmax per direction needs the positive pair in each: %q and %q don't have it", QueryToQuery, DocToDoc)
+	}
+	return nil
+}
+
+func joinDirections() string {
+	var names []string
+	for _, d := range Directions {
+		names = append(names, string(d))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (l InfoNCE) scale() float64 {
+	if l.Scale == 0 {
+		return 20
+	}
+	return l.Scale
+}
+
+func (l InfoNCE) directions() []Direction {
+	if len(l.Directions) == 0 {
+		return []Direction{QueryToDoc}
+	}
+	return l.Directions
+}
+
+func (l InfoNCE) tile() (rows, cols int) {
+	rows, cols = l.TileRows, l.TileCols
+	if rows == 0 {
+		rows = defaultTileRows
+	}
+	if cols == 0 {
+		cols = defaultTileCols
+	}
+	return rows, cols
+}
+
+// groups is the number of softmaxes per row.
+func (l InfoNCE) groups() int {
+	if l.PerDirection {
+		return len(l.directions())
+	}
+	return 1
+}
+
+// strip is one direction: all anchors against all its candidates.
+type strip struct {
+	anchors, candidates   gpustage.Tensor // [B, E], [n, E]
+	dAnchors, dCandidates gpustage.Tensor
+	mask                  gpustage.Mask // over all anchors and candidates
+	group                 int
+	positive              bool // whether the positive pair is among the candidates; it is masked, see Compute
+}
+
+// pass is one call of Compute.
+type pass struct {
+	l      InfoNCE
+	s      gpustage.Stream
+	a      *gpustage.Arena
+	t      gpustage.DType
+	strips []strip
+}
+
+// Compute walks over the tiles twice; see the package comment.
+//
+// The positive pair stays out of the tiles. With n_i the log-sum-exp of everything else in row i's softmax and k the number of times that
+// the positive is in it, log Z_i - s(q_i, p_i) = log(k + exp(n_i - s(q_i, p_i))), and the pair's own gradient coefficient,
+// P_i - 1 of the positive, is minus the sum of the other probabilities. Both are exact where the textbook's forms subtract two nearly equal
+// numbers: rows that are almost solved, which late in training is most of them, keep their digits in f32.
+func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	if err := l.Check(); err != nil {
+		return Result{}, err
+	}
+	if err := b.check(); err != nil {
+		return Result{}, err
+	}
+	mark := a.Mark()
+	defer a.Release(mark)
+	n, e, rows := b.N(), b.Embeddings.Cols, b.Rows
+	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType}
+
+	x, dx, norm := b.Embeddings, b.Gradient, gpustage.Tensor{}
+	if normalize := !l.Dot && !b.Normalized; normalize {
+		x, dx, norm = a.Scratch(s, p.t, n, e), a.Scratch(s, p.t, n, e), a.Scratch(s, p.t, 1, n)
+		s.Normalize(x, norm, b.Embeddings)
+		s.Fill(dx, 0)
+	}
+	p.strips = l.strips(s, a, b, x, dx)
+
+	g := l.groups()
+	top, sum, lse := a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows)
+	positive, share, others := a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows)
+	s.Fill(top, math.Inf(-1))
+	s.Fill(sum, 0)
+	s.Fill(others, 0)
+	p.walk(func(st strip, lo, hi int, tile gpustage.Tensor, _, _ gpustage.Tensor, _, _ gpustage.Tensor) {
+		s.OnlineLSE(top.Span(st.group, st.group+1).Columns(lo, hi), sum.Span(st.group, st.group+1).Columns(lo, hi), tile)
+	})
+	q, d := x.Span(0, rows), x.Span(rows, 2*rows)
+	s.RowDot(positive, q, d, l.scale())
+
+	r, err := p.losses(b, top, sum, positive, lse, share)
+	if err != nil {
+		return r, err
+	}
+
+	p.walk(func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor) {
+		s.SoftmaxTile(tile, others.Columns(lo, hi), lse.Span(st.group, st.group+1).Columns(lo, hi), share.Columns(lo, hi))
+		s.MatMul(dAnchors, tile, candidates, gpustage.MatMul{Alpha: l.scale(), Add: true})
+		s.MatMul(dCandidates, tile, anchors, gpustage.MatMul{TransA: true, Alpha: l.scale(), Add: true})
+	})
+	s.RowAxpy(dx.Span(0, rows), d, others, -l.scale())
+	s.RowAxpy(dx.Span(rows, 2*rows), q, others, -l.scale())
+	if !norm.IsZero() {
+		s.NormalizeBackward(dx, dx, x, norm)
+		s.Add(b.Gradient, b.Gradient, dx)
+	}
+	return r, nil
+}
+
+// walk visits every tile of scores, masked: by anchors, then directions, then candidates.
+func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor)) {
+	tileRows, tileCols := p.l.tile()
+	rows := p.strips[0].anchors.Rows
+	mark := p.a.Mark()
+	defer p.a.Release(mark)
+	for lo := 0; lo < rows; lo += tileRows {
+		hi := min(rows, lo+tileRows)
+		for _, st := range p.strips {
+			n := st.candidates.Rows
+			for from := 0; from < n; from += tileCols {
+				to := min(n, from+tileCols)
+				tile := p.a.Scratch(p.s, p.t, hi-lo, to-from)
+				anchors, candidates := st.anchors.Span(lo, hi), st.candidates.Span(from, to)
+				p.s.MatMul(tile, anchors, candidates, gpustage.MatMul{TransB: true, Alpha: p.l.scale()})
+				p.s.Mask(tile, st.mask.Tile(lo, hi, from, to))
+				visit(st, lo, hi, tile, anchors, candidates, st.dAnchors.Span(lo, hi), st.dCandidates.Span(from, to))
+				p.a.ReleaseScratch(mark)
+			}
+		}
+	}
+}
+
+// losses brings the log-sum-exps to the host, sums the losses, and sends back what the second walk needs: each softmax's
+// log-sum-exp, the positive pair included, and each row's share in it.
+func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) (Result, error) {
+	rows, groups := b.Rows, top.Rows
+	tops, err := download(p.s, top)
+	if err != nil {
+		return Result{}, err
+	}
+	sums, err := download(p.s, sum)
+	if err != nil {
+		return Result{}, err
+	}
+	positives, err := download(p.s, positive)
+	if err != nil {
+		return Result{}, err
+	}
+	times := make([]float64, groups) // how often the positive pair is in each softmax
+	for _, st := range p.strips {
+		if st.positive {
+			times[st.group]++
+		}
+	}
+	shares := make([]float64, rows)
+	lses := make([]float64, groups*rows)
+	var r Result
+	for i := range rows {
+		w := b.Weight(i)
+		l := 0.0
+		for g := range groups {
+			k := g*rows + i
+			others := math.Inf(-1)
+			if sums[k] != 0 {
+				others = tops[k] + math.Log(sums[k])
+			}
+			d := logPlusExp(times[g], others-positives[i])
+			l += d / float64(groups)
+			lses[k] = positives[i] + d
+		}
+		if w > 0 && (math.IsNaN(l) || math.IsInf(l, 0)) {
+			return Result{}, fmt.Errorf("%w: row %d of the batch has loss %v", ErrNotFinite, i, l)
+		}
+		shares[i] = w / float64(groups)
+		if w > 0 {
+			r.Sum += w * l
+		}
+		r.Weight += w
+	}
+	upload(p.s, lse, lses)
+	upload(p.s, share, shares)
+	return r, nil
+}
+
+// logPlusExp is log(k + exp(x)) for k >= 1.
+func logPlusExp(k, x float64) float64 {
+	if x > 0 {
+		return x + math.Log1p(k*math.Exp(-x))
+	}
+	return math.Log1p(k - 1 + math.Exp(x))
+}
+
+func download(s gpustage.Stream, t gpustage.Tensor) ([]float64, error) {
+	out := make([]float64, t.Len())
+	if t.DType == gpustage.F64 {
+		s.CopyOut(gpustage.Bytes(out), t)
+		return out, s.Sync()
+	}
+	narrow := make([]float32, t.Len())
+	s.CopyOut(gpustage.Bytes(narrow), t)
+	for i, v := range narrow {
+		out[i] = float64(v)
+	}
+	return out, s.Sync()
+}
+
+func upload(s gpustage.Stream, t gpustage.Tensor, vs []float64) {
+	if t.DType == gpustage.F64 {
+		s.CopyIn(t, gpustage.Bytes(vs))
+		return
+	}
+	narrow := make([]float32, len(vs))
+	for i, v := range vs {
+		narrow[i] = float32(v)
+	}
+	s.CopyIn(t, gpustage.Bytes(narrow))
+}
+
+// Memory is the scratch of Compute: identities, log-sum-exps, one tile, and copies of embeddings and gradient if it
+// normalizes.
+func (l InfoNCE) Memory(rows, sequences, size int, t gpustage.DType) int {
+	tr, tc := l.tile()
+	tile := min(tr, rows) * min(tc, sequences) * t.Size()
+	perRow := rows * (3*l.groups() + 3) * t.Size()
+	ids := (3*rows + 3*sequences) * 4 * 2
+	norm := 0
+	if !l.Dot {
+		norm = 2*sequences*size*t.Size() + sequences*t.Size()
+	}
+	return tile + perRow + ids + norm + 64*64 // alignment
+}

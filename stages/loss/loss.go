@@ -1,0 +1,149 @@
+// Package loss holds the objectives: functions from a contrastive batch's embeddings to a number and to the gradient with
+// respect to those embeddings.
+//
+// # What a loss sees
+//
+// A [Batch] is one global contrastive batch after all its sub-batches have been embedded: one matrix with a row per
+// sequence, the B queries first, then the B positives, then the negatives of each column. Sub-batches, caching and replicas
+// are none of its business; they are ways of filling that matrix and of using the gradient.
+//
+// # The tiled loss
+//
+// With thousands of rows the B x D score matrix would be larger than the model. [InfoNCE] never holds it. It walks over
+// score tiles in an order fixed by the sizes alone, twice: the first walk folds each tile into a running log-sum-exp per row
+// (the online softmax of Milakov and Gimelshein, used this way by Inf-CL, arXiv 2410.17243), the second computes each
+// tile again, turns it into probabilities and multiplies it with both sides into the gradient. Memory is O(rows x E) and
+// one tile; the price is a fourth product for every three.
+//
+// Rejected: keeping tiles between the walks when they fit. It saves that product for small batches, where the encoder takes
+// nearly all the time anyway, and would be a second path with bits of its own.
+//
+// # Normalization
+//
+// A loss returns sum w_i l_i and sum w_i; gradients are those of the sum. The division happens once per optimizer step, after
+// every reduction, so nothing depends on how rows were divided among devices or batches.
+package loss
+
+import (
+	"errors"
+	"fmt"
+
+	"contraflow/gpustage"
+)
+
+// TextID is the identity of a text: a 128-bit hash.
+type TextID [2]uint64
+
+// Batch is a contrastive batch with its embeddings.
+type Batch struct {
+	Rows int // B
+
+	// Embeddings is [N, E]: rows 0..B-1 are the queries, B..2B-1 the positives, in the same order, the rest negatives.
+	Embeddings gpustage.Tensor
+	// Gradient is [N, E]; a loss adds the gradient of its sum to it. It comes zeroed.
+	Gradient gpustage.Tensor
+	// Normalized tells that Embeddings have unit length.
+	Normalized bool
+
+	Owner   []int32   // [N-2B]: the row that each negative belongs to
+	Texts   []TextID  // [N]
+	Weights []float64 // [B]; nil means 1 each
+}
+
+// N is the number of sequences.
+func (b *Batch) N() int { return b.Embeddings.Rows }
+
+// Weight is row i's weight.
+func (b *Batch) Weight(i int) float64 {
+	if b.Weights == nil {
+		return 1
+	}
+	return b.Weights[i]
+}
+
+func (b *Batch) check() error {
+	n := b.N()
+	switch {
+	case b.Rows < 1 || n < 2*b.Rows:
+		return fmt.Errorf("a batch of %d rows has %d sequences, want at least 2 a row", b.Rows, n)
+	case len(b.Owner) != n-2*b.Rows:
+		return fmt.Errorf("%d negatives have %d owners", n-2*b.Rows, len(b.Owner))
+	case len(b.Texts) != n:
+		return fmt.Errorf("%d sequences have %d text identities", n, len(b.Texts))
+	case b.Weights != nil && len(b.Weights) != b.Rows:
+		return fmt.Errorf("%d rows have %d weights", b.Rows, len(b.Weights))
+	}
+	for i, w := range b.Weights {
+		if !(w >= 0) {
+			return fmt.Errorf("row %d has weight %v, want a number of at least 0", i, w)
+		}
+	}
+	for k, o := range b.Owner {
+		if o < 0 || int(o) >= b.Rows {
+			return fmt.Errorf("negative %d belongs to row %d of %d", k, o, b.Rows)
+		}
+	}
+	return nil
+}
+
+// Result is a loss before normalization.
+type Result struct {
+	Sum    float64 // sum of w_i l_i
+	Weight float64 // sum of w_i
+}
+
+// ErrNotFinite is wrapped by errors about a loss that is NaN or infinite.
+var ErrNotFinite = errors.New("the loss is not finite")
+
+// Loss is an objective. Implementations keep no state between calls.
+type Loss interface {
+	// Compute returns the loss and adds its gradient to b.Gradient. Scratch memory comes from the arena.
+	Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error)
+	// Memory is how many bytes Compute takes of the arena for a batch of this size.
+	Memory(rows, sequences, size int, t gpustage.DType) int
+}
+
+// Host makes a loss of a function over embeddings in the host's memory, for objectives of one's own: simple, and as slow
+// as moving the embeddings to the host and back.
+type Host func(b *Batch, embeddings, gradient [][]float32) (Result, error)
+
+// Compute copies the embeddings to the host, calls the function with a zeroed gradient and copies that back.
+func (f Host) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	if err := b.check(); err != nil {
+		return Result{}, err
+	}
+	n, e := b.N(), b.Embeddings.Cols
+	mark := a.Mark()
+	defer a.Release(mark)
+	copied := a.Scratch(s, gpustage.F32, n, e)
+	s.Copy(copied, b.Embeddings)
+	flat, grad := make([]float32, n*e), make([]float32, n*e)
+	s.CopyOut(gpustage.Bytes(flat), copied)
+	if err := s.Sync(); err != nil {
+		return Result{}, err
+	}
+	rows := func(x []float32) [][]float32 {
+		out := make([][]float32, n)
+		for i := range out {
+			out[i] = x[i*e : (i+1)*e : (i+1)*e]
+		}
+		return out
+	}
+	r, err := f(b, rows(flat), rows(grad))
+	if err != nil {
+		return Result{}, err
+	}
+	s.CopyIn(copied, gpustage.Bytes(grad))
+	add := copied
+	if b.Gradient.DType != gpustage.F32 {
+		add = a.Scratch(s, b.Gradient.DType, n, e)
+		s.Copy(add, copied)
+	}
+	s.Add(b.Gradient, b.Gradient, add)
+	return r, s.Sync()
+}
+
+// Memory is the copy that Compute makes.
+func (Host) Memory(_, sequences, size int, t gpustage.DType) int {
+	return sequences*size*(gpustage.F32.Size()+t.Size()) + 128
+}

@@ -1,0 +1,308 @@
+package loss
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+	"contraflow/testdata/goldens"
+)
+
+func tensor(t testing.TB, s gpustage.Stream, d gpustage.DType, rows, cols int, vs []float64) gpustage.Tensor {
+	t.Helper()
+	x, err := gpustage.NewTensor(s.Device(), d, rows, cols)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if vs != nil {
+		upload(s, x, vs)
+	}
+	return x
+}
+
+// uniqueTexts are identities without duplicates.
+func uniqueTexts(n int) []TextID {
+	ids := make([]TextID, n)
+	for i := range ids {
+		ids[i] = TextID{uint64(i), 1}
+	}
+	return ids
+}
+
+// newBatch lays out [2+K, B, E] embeddings, which is how the goldens have them and how a batch has them.
+func newBatch(t testing.TB, s gpustage.Stream, d gpustage.DType, negatives, rows, size int, x []float64) *Batch {
+	t.Helper()
+	n := (2 + negatives) * rows
+	b := &Batch{Rows: rows, Embeddings: tensor(t, s, d, n, size, x), Gradient: tensor(t, s, d, n, size, nil), Texts: uniqueTexts(n)}
+	for range negatives {
+		for i := range rows {
+			b.Owner = append(b.Owner, int32(i))
+		}
+	}
+	return b
+}
+
+func newArena(t testing.TB, s gpustage.Stream, bytes int) *gpustage.Arena {
+	t.Helper()
+	a, err := gpustage.NewArena(s.Device(), bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// compute runs a loss and returns its mean and the mean's gradient.
+func compute(t testing.TB, s gpustage.Stream, l Loss, b *Batch) (float64, []float64) {
+	t.Helper()
+	a := newArena(t, s, l.Memory(b.Rows, b.N(), b.Embeddings.Cols, b.Embeddings.DType))
+	r, err := l.Compute(s, a, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := download(s, b.Gradient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range g {
+		g[i] /= r.Weight
+	}
+	if a.Used() != 0 {
+		t.Errorf("%d bytes of the arena were not given back", a.Used())
+	}
+	return r.Sum / r.Weight, g
+}
+
+func worst(got, want []float64) float64 {
+	d := 0.0
+	for i := range want {
+		if math.IsNaN(got[i]) {
+			return math.NaN()
+		}
+		d = max(d, math.Abs(got[i]-want[i]))
+	}
+	return d
+}
+
+// tiles are sizes that cut the goldens' batches of up to 33 rows in every way.
+var tiles = [][2]int{{0, 0}, {1, 1}, {5, 7}, {33, 16}, {8, 100}}
+
+// Against sentence-transformers' MultipleNegativesRankingLoss. Gradients are measured against scale / B, the size that
+// they have while anything is left to learn; PyTorch's own f32 is within 1e-5 by this measure.
+func TestGoldenMNRL(t *testing.T) {
+	g := goldens.Load(t, "loss/mnrl")
+	var meta struct {
+		Cases []struct {
+			Name, X, Similarity string
+			B, E, Negatives     int
+			Scale, Loss         float64
+			Directions          []Direction
+			PartitionMode       string `json:"partition_mode"`
+		}
+	}
+	g.Meta(t, &meta)
+	s, _ := ref.New().OpenStream()
+	for _, dtype := range []gpustage.DType{gpustage.F64, gpustage.F32} {
+		limit := 1e-12
+		if dtype == gpustage.F32 {
+			limit = 1e-5
+		}
+		for i, c := range meta.Cases {
+			size := tiles[i%len(tiles)]
+			l := InfoNCE{Scale: c.Scale, Directions: c.Directions, PerDirection: c.PartitionMode == "per_direction", Dot: c.Similarity == "dot", TileRows: size[0], TileCols: size[1]}
+			b := newBatch(t, s, dtype, c.Negatives, c.B, c.E, g.F64(t, c.X))
+			value, grad := compute(t, s, l, b)
+			if d := math.Abs(value-c.Loss) / max(1, math.Abs(c.Loss)); !(d <= limit) {
+				t.Errorf("%s %s, tiles %v: loss %v, want %v", c.Name, dtype, size, value, c.Loss)
+			}
+			if d := worst(grad, g.F64(t, c.Name)) / (c.Scale / float64(c.B)); !(d <= limit) {
+				t.Errorf("%s %s, tiles %v: gradient error %.3g", c.Name, dtype, size, d)
+			}
+		}
+	}
+	if len(meta.Cases) < 100 {
+		t.Errorf("%d cases", len(meta.Cases))
+	}
+}
+
+// Row weights and masked duplicates, against formulas written out in PyTorch.
+func TestGoldenMasked(t *testing.T) {
+	g := goldens.Load(t, "loss/masked")
+	var meta struct {
+		Cases []struct {
+			Name, Data       string
+			B, E, Negatives  int
+			Scale, Loss      float64
+			Directions       []Direction
+			PartitionMode    string `json:"partition_mode"`
+			Weighted, Masked bool
+		}
+	}
+	g.Meta(t, &meta)
+	s, _ := ref.New().OpenStream()
+	for i, c := range meta.Cases {
+		size := tiles[i%len(tiles)]
+		l := InfoNCE{Scale: c.Scale, Directions: c.Directions, PerDirection: c.PartitionMode == "per_direction", Dot: true, MaskDuplicates: c.Masked, TileRows: size[0], TileCols: size[1]}
+		b := newBatch(t, s, gpustage.F64, c.Negatives, c.B, c.E, g.F64(t, c.Data+"/x"))
+		for k, id := range g.Ints(t, c.Data+"/text_ids") {
+			b.Texts[k] = TextID{uint64(id), 99}
+		}
+		if c.Weighted {
+			b.Weights = g.F64(t, c.Data+"/weights")
+		}
+		value, grad := compute(t, s, l, b)
+		if d := math.Abs(value-c.Loss) / max(1, math.Abs(c.Loss)); !(d <= 1e-12) {
+			t.Errorf("%s: loss %v, want %v", c.Name, value, c.Loss)
+		}
+		if d := worst(grad, g.F64(t, c.Name)) / (c.Scale / float64(c.B)); !(d <= 1e-12) {
+			t.Errorf("%s: gradient error %.3g", c.Name, d)
+		}
+	}
+	if len(meta.Cases) < 100 {
+		t.Errorf("%d cases", len(meta.Cases))
+	}
+}
+
+// randomBatch has duplicates, negatives owned unevenly, and weights.
+func randomBatch(t testing.TB, s gpustage.Stream, d gpustage.DType, rng *rand.Rand, rows, negatives, size int) *Batch {
+	n := 2*rows + negatives
+	x := make([]float64, n*size)
+	for i := range x {
+		x[i] = float64(float32(rng.NormFloat64()))
+	}
+	b := &Batch{Rows: rows, Embeddings: tensor(t, s, d, n, size, x), Gradient: tensor(t, s, d, n, size, nil)}
+	for range negatives {
+		b.Owner = append(b.Owner, int32(rng.IntN(rows)))
+	}
+	for range n {
+		b.Texts = append(b.Texts, TextID{uint64(rng.IntN(n)), 0})
+	}
+	for range rows {
+		b.Weights = append(b.Weights, rng.Float64())
+	}
+	return b
+}
+
+// Ragged negatives have no peer: the gradient is checked against differences of the loss.
+func TestRaggedGradient(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, l := range []InfoNCE{
+		{Scale: 3, MaskDuplicates: true, TileRows: 2, TileCols: 3},
+		{Scale: 3, Directions: Directions, TileRows: 3, TileCols: 4},
+		{Scale: 2, Directions: []Direction{QueryToDoc, DocToQuery}, PerDirection: true, MaskDuplicates: true, Dot: true},
+	} {
+		b := randomBatch(t, s, gpustage.F64, rng, 5, 7, 4)
+		_, grad := compute(t, s, l, b)
+		x := gpustage.Slice[float64](b.Embeddings)
+		for i := range x {
+			const h = 1e-5
+			was := x[i]
+			x[i] = was + h
+			up, _ := compute(t, s, l, b)
+			x[i] = was - h
+			down, _ := compute(t, s, l, b)
+			x[i] = was
+			if want := (up - down) / (2 * h); math.Abs(want-grad[i]) > 1e-8*(1+math.Abs(want)) {
+				t.Errorf("%+v: element %d: gradient %v, difference quotient %v", l, i, grad[i], want)
+			}
+		}
+	}
+}
+
+// Gradients accumulate: a batch's gradient buffer may already hold something.
+func TestAccumulates(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, l := range []Loss{InfoNCE{}, InfoNCE{Dot: true}, Host(func(b *Batch, x, g [][]float32) (Result, error) {
+		for i := range g {
+			g[i][0] = 2 * x[i][0]
+		}
+		return Result{Sum: 1, Weight: 1}, nil
+	})} {
+		b := randomBatch(t, s, gpustage.F64, rng, 4, 0, 3)
+		a := newArena(t, s, 1<<20)
+		for range 2 {
+			if _, err := l.Compute(s, a, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		twice, _ := download(s, b.Gradient)
+		s.Fill(b.Gradient, 0)
+		if _, err := l.Compute(s, a, b); err != nil {
+			t.Fatal(err)
+		}
+		once, _ := download(s, b.Gradient)
+		for i := range once {
+			if math.Abs(twice[i]-2*once[i]) > 1e-12*(1+math.Abs(twice[i])) {
+				t.Errorf("%T: element %d: %v after two, %v after one", l, i, twice[i], once[i])
+			}
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	a := newArena(t, s, 1<<20)
+	good := func() *Batch { return newBatch(t, s, gpustage.F32, 1, 3, 4, nil) }
+	for name, c := range map[string]struct {
+		l      InfoNCE
+		change func(*Batch)
+		want   string
+	}{
+		"scale":     {InfoNCE{Scale: -1}, nil, "scale is -1, want a positive number"},
+		"direction": {InfoNCE{Directions: []Direction{"doc_to_dog"}}, nil, `direction "doc_to_dog" is unknown: want query_to_doc,`},
+		"missing":   {InfoNCE{Directions: []Direction{DocToQuery}}, nil, `directions must contain "query_to_doc"`},
+		"twice":     {InfoNCE{Directions: []Direction{QueryToDoc, QueryToDoc}}, nil, "given twice"},
+		"partition": {InfoNCE{Directions: Directions, PerDirection: true}, nil, "one softmax per direction needs the positive pair"},
+		"owner":     {InfoNCE{}, func(b *Batch) { b.Owner[1] = 9 }, "negative 1 belongs to row 9 of 3"},
+		"weights":   {InfoNCE{}, func(b *Batch) { b.Weights = []float64{1, 2} }, "3 rows have 2 weights"},
+		"weight":    {InfoNCE{}, func(b *Batch) { b.Weights = []float64{1, 2, -1} }, "row 2 has weight -1"},
+		"texts":     {InfoNCE{}, func(b *Batch) { b.Texts = nil }, "0 text identities"},
+	} {
+		b := good()
+		if c.change != nil {
+			c.change(b)
+		}
+		if _, err := c.l.Compute(s, a, b); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want %q", name, err, c.want)
+		}
+	}
+	b := good()
+	gpustage.Slice[float32](b.Embeddings)[5] = float32(math.NaN())
+	if _, err := (InfoNCE{Dot: true}).Compute(s, a, b); !errors.Is(err, ErrNotFinite) {
+		t.Errorf("NaN in an embedding: %v", err)
+	}
+}
+
+// Memory holds what Compute takes, and is linear in the batch.
+func TestMemory(t *testing.T) {
+	l := InfoNCE{Directions: Directions}
+	small, large := l.Memory(1<<14, 1<<15, 384, gpustage.F32), l.Memory(1<<16, 1<<17, 384, gpustage.F32)
+	if large > 4*small+1<<20 {
+		t.Errorf("four times the rows take %d bytes, %d before", large, small)
+	}
+	if (InfoNCE{Dot: true}).Memory(1<<16, 1<<17, 384, gpustage.F32) > 16<<20 {
+		t.Error("normalized embeddings should need little more than a tile")
+	}
+}
+
+func ExampleInfoNCE() {
+	s, _ := ref.New().OpenStream()
+	a, _ := gpustage.NewArena(s.Device(), 1<<20)
+	emb, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 4, 2)
+	grad, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 4, 2)
+	s.CopyIn(emb, gpustage.Bytes([]float64{
+		1, 0, // query 0
+		0, 1, // query 1
+		1, 0, // its positive, 0
+		0, 1, // 1
+	}))
+	r, err := InfoNCE{Scale: 1, Dot: true}.Compute(s, a, &Batch{Rows: 2, Embeddings: emb, Gradient: grad, Texts: uniqueTexts(4)})
+	fmt.Printf("%.4f %v\n", r.Sum/r.Weight, err) // log(1 + e^-1)
+	// Output: 0.3133 <nil>
+}

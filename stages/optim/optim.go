@@ -1,0 +1,148 @@
+// Package optim turns an accumulated gradient into a step: normalization, clipping by the global norm, a learning rate
+// from a schedule, AdamW or SGD.
+//
+// Gradients arrive as the sum over all rows of a step and are never rescaled in memory. What remains to be divided by (the
+// rows' total weight) and the clipping coefficient become one factor that the update multiplies with as it reads the
+// gradient.
+package optim
+
+import (
+	"fmt"
+	"math"
+
+	"contraflow/gpustage"
+)
+
+// Schedule names how the learning rate changes.
+type Schedule string
+
+const (
+	Constant Schedule = "constant"
+	Linear   Schedule = "linear"
+	Cosine   Schedule = "cosine"
+)
+
+// Schedules lists them.
+var Schedules = []Schedule{Constant, Linear, Cosine}
+
+// Factor is the learning rate's multiplier in the given step, counted from 0: it rises linearly from 0 over warmup steps and
+// then falls to 0 at total (or stays, for Constant). As transformers' get_*_schedule_with_warmup, which makes the very first
+// warm-up step's rate 0.
+func (s Schedule) Factor(step, warmup, total int) float64 {
+	if step < warmup {
+		return float64(step) / float64(max(1, warmup))
+	}
+	left := max(1, total-warmup)
+	switch s {
+	case Linear:
+		return max(0, float64(total-step)/float64(left))
+	case Cosine:
+		return max(0, 0.5*(1+math.Cos(math.Pi*float64(step-warmup)/float64(left))))
+	}
+	return 1
+}
+
+// Segment is a run of parameters that are updated alike.
+type Segment struct {
+	Off, Len int
+	Decay    bool
+}
+
+// Segments joins neighbours with the same Decay.
+func Segments(all []Segment) []Segment {
+	var out []Segment
+	for _, s := range all {
+		if n := len(out); n > 0 && out[n-1].Decay == s.Decay && out[n-1].Off+out[n-1].Len == s.Off {
+			out[n-1].Len += s.Len
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// Optimizer updates parameters from gradients. All vectors are flat and alike.
+type Optimizer interface {
+	// States is how many vectors like the parameters it keeps.
+	States() int
+	// Update applies one step to p with gradient gradScale*g at learning rate lr. states are its vectors, zeroed before the
+	// first step; step counts from 1.
+	Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, step int)
+}
+
+// AdamW is Adam with decoupled weight decay. Zero values mean PyTorch's defaults, but for WeightDecay.
+type AdamW struct {
+	Beta1, Beta2, Eps float64 // 0.9, 0.999, 1e-8
+	WeightDecay       float64
+}
+
+// States is 2: the moments.
+func (AdamW) States() int { return 2 }
+
+// Update applies gpustage's AdamW to each segment.
+func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, step int) {
+	h := gpustage.AdamW{LR: lr, Beta1: or(o.Beta1, 0.9), Beta2: or(o.Beta2, 0.999), Eps: or(o.Eps, 1e-8), Step: step, GradScale: gradScale}
+	for _, seg := range segments {
+		h.WeightDecay = 0
+		if seg.Decay {
+			h.WeightDecay = o.WeightDecay
+		}
+		part := func(t gpustage.Tensor) gpustage.Tensor { return t.Columns(seg.Off, seg.Off+seg.Len) }
+		s.AdamW(part(p), part(states[0]), part(states[1]), part(g), h)
+	}
+}
+
+func or(v, def float64) float64 {
+	if v == 0 {
+		return def
+	}
+	return v
+}
+
+// SGD is stochastic gradient descent.
+type SGD struct{ Momentum, WeightDecay float64 }
+
+// States is 1 with momentum.
+func (o SGD) States() int {
+	if o.Momentum == 0 {
+		return 0
+	}
+	return 1
+}
+
+// Update applies gpustage's SGD to each segment.
+func (o SGD) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, _ int) {
+	for _, seg := range segments {
+		h := gpustage.SGD{LR: lr, Momentum: o.Momentum, GradScale: gradScale}
+		if seg.Decay {
+			h.WeightDecay = o.WeightDecay
+		}
+		part := func(t gpustage.Tensor) gpustage.Tensor { return t.Columns(seg.Off, seg.Off+seg.Len) }
+		var v gpustage.Tensor
+		if len(states) > 0 {
+			v = part(states[0])
+		}
+		s.SGD(part(p), v, part(g), h)
+	}
+}
+
+// Clip is the factor that brings a gradient of the given norm to at most maxNorm, as torch.nn.utils.clip_grad_norm_ has
+// it; 1 where maxNorm is 0.
+func Clip(norm, maxNorm float64) float64 {
+	if maxNorm == 0 {
+		return 1
+	}
+	return min(1, maxNorm/(norm+1e-6))
+}
+
+// Norm is the Euclidean norm of scale*g. out is an F64 [1, 1] of scratch.
+func Norm(s gpustage.Stream, g, out gpustage.Tensor, scale float64) (float64, error) {
+	s.Fill(out, 0)
+	s.SumSquares(out, g)
+	var sum [1]float64
+	s.CopyOut(gpustage.Bytes(sum[:]), out)
+	if err := s.Sync(); err != nil {
+		return 0, fmt.Errorf("the gradient's norm: %w", err)
+	}
+	return math.Abs(scale) * math.Sqrt(sum[0]), nil
+}

@@ -1,0 +1,246 @@
+// Package quickstart is the first thing a newcomer sees: a model that gets better, within two minutes, on data that every
+// Go user has.
+//
+// It extracts (doc comment, function) pairs from the Go sources that came with the toolchain, holds some packages out, trains a
+// vocabulary and a small encoder from scratch with a recipe (which it leaves behind, to be changed and run again), and measures
+// on the held-out packages how well a comment finds its function: before, after, and by BM25.
+package quickstart
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/gopairs"
+	"contraflow/stages/newmodel"
+	"contraflow/stages/recipe"
+)
+
+// Options of Run.
+type Options struct {
+	Out    string // folder for everything
+	Source string // Go sources; "": those of the toolchain
+	Seed   uint64
+	Sets   []string // --set arguments for the recipe
+	// Say is told what is being done, Observer about the training; both may be empty.
+	Say      func(format string, args ...any)
+	Observer func(recipe.Recipe) recipe.Observer
+	Begin    func(steps int)
+}
+
+// heldOut is how many pairs are left for measuring.
+const heldOut = 2000
+
+// Report is what quickstart.json holds.
+type Report struct {
+	Seconds float64         `json:"seconds"`
+	Pairs   int             `json:"pairs"` // trained on
+	MRR     BeforeAndAfter  `json:"mrr@10"`
+	NDCG    BeforeAndAfter  `json:"ndcg@10"`
+	Table   string          `json:"-"`
+	Summary *recipe.Summary `json:"-"`
+	Example []ExampleQuery  `json:"-"`
+}
+
+// BeforeAndAfter is a measure of the model before and after training, and of BM25.
+type BeforeAndAfter struct {
+	Before float64 `json:"before"`
+	After  float64 `json:"after"`
+	BM25   float64 `json:"bm25"`
+}
+
+// ExampleQuery is a held-out comment to try.
+type ExampleQuery struct{ Comment string }
+
+// The recipe: small enough for two cores and two minutes. Figures are in the README.
+const recipeText = `# Trained by contraflow quickstart. Change it and run: contraflow train -c %[1]s
+model:
+  path: %[2]s
+  max_length: 64
+data:
+  train:
+    - {path: %[3]s, query: comment, positive: body}
+batch:
+  global_size: 256
+  sub_batch: {tokens: 8192}
+loss: {name: mnrl, scale: 20, directions: [query_to_doc, doc_to_query], partition_mode: per_direction}
+optimizer: {name: adamw, lr: 1e-3, weight_decay: 0.01, schedule: linear, warmup_ratio: 0.1}
+train: {epochs: 3, seed: %[4]d}
+eval:
+  every: 0
+  metric: mrr@10
+  retrieval: {queries: %[5]s, corpus: %[6]s, qrels: %[7]s}
+save: {dir: %[8]s}
+log: {every: 10}
+`
+
+// shape is the model that is trained.
+var shape = newmodel.Spec{Hidden: 128, Layers: 2, Heads: 4, MaxLength: 64, Vocab: 8000, Lowercase: true}
+
+// Run does everything.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	began := time.Now()
+	say := o.Say
+	if say == nil {
+		say = func(string, ...any) {}
+	}
+	if err := os.MkdirAll(o.Out, 0o777); err != nil {
+		return nil, err
+	}
+	src := o.Source
+	if src == "" {
+		var err error
+		if src, err = gopairs.DefaultRoot(ctx); err != nil {
+			return nil, err
+		}
+	}
+	say("reading Go sources in %s\n", src)
+	found, err := gopairs.Extract(ctx, src, nil)
+	if err != nil {
+		return nil, err
+	}
+	train, test, err := gopairs.Split(found.Pairs, o.Seed, min(heldOut, len(found.Pairs)/5))
+	if err != nil {
+		return nil, err
+	}
+	say("%s\n%d pairs to train on, %d of other packages to measure with\n", found, len(train), len(test))
+	f, err := writeData(o.Out, train, test)
+	if err != nil {
+		return nil, err
+	}
+	spec := shape
+	spec.Seed = o.Seed
+	start := filepath.Join(o.Out, "start")
+	say("training a vocabulary of %d tokens\n", spec.Vocab)
+	err = newmodel.Create(start, spec, func(yield func(string) bool) {
+		for _, p := range train {
+			if !yield(p.Comment) || !yield(p.Body) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	path := filepath.Join(o.Out, "recipe.yaml")
+	text := fmt.Sprintf(recipeText, path, quote(start), quote(f.train), o.Seed, quote(f.queries), quote(f.corpus), quote(f.qrels), quote(o.Out))
+	r, err := recipe.Parse(path, []byte(text), o.Sets)
+	if err != nil {
+		return nil, err
+	}
+	var obs recipe.Observer
+	if o.Observer != nil {
+		obs = o.Observer(r)
+	}
+	x, err := recipe.Open(ctx, r, obs)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	say("%s\n", x.Describe())
+	before, err := x.Evaluate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bm25, err := x.BM25(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if o.Begin != nil {
+		o.Begin(x.Steps)
+	}
+	s, err := x.Train(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The recipe as written, with its comment, instead of as resolved.
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		return nil, err
+	}
+	after, err := x.Evaluate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rep := &Report{Pairs: len(train), Summary: s, Table: evaluate.Table(
+		evaluate.Row{Name: "before", Result: before}, evaluate.Row{Name: "after", Result: after}, evaluate.Row{Name: "BM25", Result: bm25})}
+	for _, m := range []struct {
+		to *BeforeAndAfter
+		of evaluate.Measure
+	}{{&rep.MRR, evaluate.MRR(10)}, {&rep.NDCG, evaluate.NDCG(10)}} {
+		m.to.Before, _ = before.Mean(m.of)
+		m.to.After, _ = after.Mean(m.of)
+		m.to.BM25, _ = bm25.Mean(m.of)
+	}
+	rng := rand.New(rand.NewPCG(o.Seed, 1))
+	for range 1 {
+		rep.Example = append(rep.Example, ExampleQuery{firstSentence(test[rng.IntN(len(test))].Comment)})
+	}
+	rep.Seconds = time.Since(began).Seconds()
+	out, err := json.MarshalIndent(rep, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	return rep, os.WriteFile(filepath.Join(o.Out, "quickstart.json"), append(out, '\n'), 0o666)
+}
+
+func firstSentence(s string) string {
+	s, _, _ = strings.Cut(strings.ReplaceAll(s, "\n", " "), ". ")
+	return s
+}
+
+// quote makes a YAML string of a path.
+func quote(s string) string { return fmt.Sprintf("%q", s) }
+
+// files are the data's paths.
+type files struct{ train, queries, corpus, qrels string }
+
+// writeData writes the pairs as parquet: to train on, and as a retrieval task in which a comment has one relevant body.
+func writeData(dir string, train, test []gopairs.Pair) (files, error) {
+	f := files{filepath.Join(dir, "train.parquet"), filepath.Join(dir, "queries.parquet"), filepath.Join(dir, "corpus.parquet"), filepath.Join(dir, "qrels.parquet")}
+	text := func(name string) dataset.OutColumn { return dataset.OutColumn{Name: name, Type: dataset.TextOut} }
+	column := func(pairs []gopairs.Pair, of func(gopairs.Pair) string) []string {
+		out := make([]string, len(pairs))
+		for i, p := range pairs {
+			out[i] = of(p)
+		}
+		return out
+	}
+	pkg := func(p gopairs.Pair) string { return p.Package }
+	comment := func(p gopairs.Pair) string { return p.Comment }
+	body := func(p gopairs.Pair) string { return p.Body }
+	ones := make([]int64, len(test))
+	for i := range ones {
+		ones[i] = 1
+	}
+	for _, w := range []struct {
+		path    string
+		columns []dataset.OutColumn
+		values  []any
+	}{
+		{f.train, []dataset.OutColumn{text("package"), text("comment"), text("body")}, []any{column(train, pkg), column(train, comment), column(train, body)}},
+		{f.queries, []dataset.OutColumn{text("id"), text("text")}, []any{column(test, gopairs.Pair.ID), column(test, comment)}},
+		{f.corpus, []dataset.OutColumn{text("id"), text("text")}, []any{column(test, gopairs.Pair.ID), column(test, body)}},
+		{f.qrels, []dataset.OutColumn{text("query_id"), text("doc_id"), {Name: "relevance", Type: dataset.IntOut}}, []any{column(test, gopairs.Pair.ID), column(test, gopairs.Pair.ID), ones}},
+	} {
+		out, err := dataset.NewParquetWriter(w.path, w.columns...)
+		if err != nil {
+			return f, err
+		}
+		if err := out.Write(w.values...); err != nil {
+			out.Abort()
+			return f, err
+		}
+		if err := out.Close(); err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}

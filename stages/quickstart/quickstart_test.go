@@ -1,0 +1,54 @@
+package quickstart
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	_ "contraflow/gpustage/cpu"
+	"contraflow/stages/gopairs"
+)
+
+// A few steps on a part of the Go sources: everything is written, and the model is better than before already.
+func TestRun(t *testing.T) {
+	root, err := gopairs.DefaultRoot(context.Background())
+	if err != nil {
+		t.Skip(err)
+	}
+	out := filepath.Join(t.TempDir(), "q")
+	rep, err := Run(context.Background(), Options{
+		Out: out, Source: filepath.Join(root, "net"), Seed: 1, Sets: []string{"train.epochs=4", "batch.global_size=64"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file map[string]any
+	data, err := os.ReadFile(filepath.Join(out, "quickstart.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &file); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []string{"mrr@10", "ndcg@10"} {
+		values, _ := file[m].(map[string]any)
+		for _, k := range []string{"before", "after", "bm25"} {
+			if v, ok := values[k].(float64); !ok || v <= 0 || v > 1 {
+				t.Errorf("%s %s is %v", m, k, values[k])
+			}
+		}
+	}
+	if rep.MRR.After < 1.5*rep.MRR.Before {
+		t.Errorf("MRR@10 went from %v to %v", rep.MRR.Before, rep.MRR.After)
+	}
+	if file["pairs"] != float64(rep.Pairs) || rep.Pairs == 0 || file["seconds"] == 0.0 {
+		t.Errorf("%s", data)
+	}
+	for _, name := range []string{"model/model.safetensors", "model/tokenizer.json", "recipe.yaml", "train.parquet", "queries.parquet", "corpus.parquet", "qrels.parquet", "metrics.jsonl"} {
+		if _, err := os.Stat(filepath.Join(out, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,197 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+)
+
+// checker looks at a decoded recipe and reports what makes no sense, at the line where it was said.
+type checker struct {
+	d    *decoder
+	root *node
+}
+
+// find is the node of a full key; nil if the recipe doesn't say it.
+func (c *checker) find(path string) *node {
+	n := c.root
+	for _, key := range strings.Split(path, ".") {
+		key, index, indexed := strings.Cut(key, "[")
+		var next *node
+		if n.kind == mapping {
+			for _, e := range n.keys {
+				if e.key == key {
+					next = e.value
+				}
+			}
+		}
+		if next == nil {
+			return nil
+		}
+		n = next
+		if indexed {
+			i, _ := strconv.Atoi(strings.TrimSuffix(index, "]"))
+			if n.kind == list && i < len(n.list) {
+				n = n.list[i]
+			}
+		}
+	}
+	return n
+}
+
+// at is where a key was said, or the recipe itself.
+func (c *checker) at(path string) string {
+	for p := path; ; {
+		if n := c.find(p); n != nil {
+			return n.at
+		}
+		i := strings.LastIndexByte(p, '.')
+		if i < 0 {
+			return c.root.at
+		}
+		p = p[:i]
+	}
+}
+
+func (c *checker) fail(path, format string, args ...any) {
+	c.d.fail(c.at(path), path, format, args...)
+}
+
+func (c *checker) require(ok bool, path, format string, args ...any) {
+	if !ok {
+		c.fail(path, format, args...)
+	}
+}
+
+// words checks a key against a list, if the recipe says it.
+func (c *checker) words(path string, words ...string) {
+	if n := c.find(path); n != nil && n.kind != null {
+		c.d.oneOf(path, n, words...)
+	}
+}
+
+func (c *checker) positive(path string, v int) {
+	c.require(v > 0, path, "is %d, want at least 1", v)
+}
+
+func (c *checker) notYet(path string, ok bool, why string) {
+	c.require(ok, path, "not yet: %s", why)
+}
+
+func (c *checker) check(r *Recipe) {
+	c.checkModel(&r.Model)
+	c.checkData(&r.Data)
+	c.checkBatch(&r.Batch)
+	c.checkLoss(&r.Loss)
+	c.checkOptimizer(&r.Optimizer)
+	c.checkRest(r)
+}
+
+func (c *checker) checkModel(m *Model) {
+	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
+	c.words("model.kind", "embedder", "reranker", "m3")
+	c.notYet("model.kind", m.Kind != "reranker" && m.Kind != "m3", "embedder is the kind that works")
+	if m.Pooling != "" {
+		c.words("model.pooling", "mean", "cls", "last")
+	}
+	c.require(m.MaxLength.Query >= 0 && m.MaxLength.Document >= 0, "model.max_length", "is negative")
+	if m.Dropout != nil {
+		c.require(*m.Dropout >= 0 && *m.Dropout < 1, "model.dropout", "is %v, want at least 0 and less than 1", *m.Dropout)
+	}
+	c.require(m.ActivationCheckpointing.Every >= 0, "model.activation_checkpointing", "every is negative")
+}
+
+func (c *checker) checkData(d *Data) {
+	if len(d.Train) == 0 {
+		c.fail("data.train", "is missing: a list with a path and the names of the query and positive columns, such as\n"+
+			"    train:\n      - {path: \"data/*.parquet\", query: query, positive: positive}")
+	}
+	c.notYet("data.train", len(d.Train) <= 1, "one dataset (of any number of files) is what works")
+	for i, s := range d.Train {
+		key := fmt.Sprintf("data.train[%d]", i)
+		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet or JSON lines")
+		c.require(s.Query != "", key+".query", "is missing: the column with the queries")
+		c.require(s.Positive != "", key+".positive", "is missing: the column with the positives")
+		c.require(s.NegativesPerQuery >= 0, key+".negatives_per_query", "is negative")
+		c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")
+	}
+	c.words("data.on_error", "stop", "skip")
+	c.notYet("data.on_error", d.OnError != "skip", "stop is what works")
+}
+
+func (c *checker) checkBatch(b *Batch) {
+	c.positive("batch.global_size", b.GlobalSize)
+	c.require(b.GlobalSize != 1, "batch.global_size", "is 1: a row alone has no negatives")
+	c.positive("batch.accumulate", b.Accumulate)
+	c.words("batch.cache", "auto", "always", "never")
+	c.require(b.Cache != "never" || b.ReplayBudget == 0, "batch.replay_budget", "makes no sense with batch.cache: never, which keeps everything")
+}
+
+func (c *checker) checkLoss(l *Loss) {
+	names := []string{"mnrl", "infonce", "multiple_negatives_ranking"}
+	c.words("loss.name", names...)
+	if l.Temperature != 0 {
+		c.require(l.Temperature > 0, "loss.temperature", "is %v, want a positive number", l.Temperature)
+		c.require(c.find("loss.scale") == nil, "loss.temperature", "and loss.scale are one thing (scale = 1/temperature): give one of them")
+		l.Scale, l.Temperature = 1/l.Temperature, 0
+	}
+	c.require(l.Scale > 0 && !math.IsInf(l.Scale, 0), "loss.scale", "is %v, want a positive number", l.Scale)
+	c.words("loss.partition_mode", "joint", "per_direction")
+	c.words("loss.similarity", "cosine", "dot")
+	check := loss.InfoNCE{Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction"}
+	if err := check.Check(); err != nil {
+		c.fail("loss.directions", "%v", err)
+	}
+}
+
+func (c *checker) checkOptimizer(o *Optimizer) {
+	c.words("optimizer.name", "adamw", "sgd")
+	c.require(o.LR > 0 && !math.IsInf(o.LR, 0), "optimizer.lr", "is %v, want a positive number", o.LR)
+	c.require(o.WeightDecay >= 0, "optimizer.weight_decay", "is negative")
+	c.require(len(o.Betas) == 2 && o.Betas[0] >= 0 && o.Betas[0] < 1 && o.Betas[1] >= 0 && o.Betas[1] < 1, "optimizer.betas", "are %v, want two numbers of at least 0 and less than 1", o.Betas)
+	c.require(o.Eps > 0, "optimizer.eps", "is %v, want a positive number", o.Eps)
+	c.require(o.Momentum >= 0 && o.Momentum < 1, "optimizer.momentum", "is %v, want at least 0 and less than 1", o.Momentum)
+	c.require(o.Momentum == 0 || o.Name == "sgd", "optimizer.momentum", "is for sgd")
+	c.require(o.MaxGradNorm >= 0, "optimizer.max_grad_norm", "is negative; 0 turns clipping off")
+	c.words("optimizer.schedule", string(optim.Constant), string(optim.Linear), string(optim.Cosine))
+	c.require(o.WarmupRatio >= 0 && o.WarmupRatio <= 1, "optimizer.warmup_ratio", "is %v, want a part of the steps, 0 to 1", o.WarmupRatio)
+	if o.WarmupSteps != nil {
+		c.require(*o.WarmupSteps >= 0, "optimizer.warmup_steps", "is negative")
+		c.require(c.find("optimizer.warmup_ratio") == nil || o.WarmupRatio == 0, "optimizer.warmup_steps", "and optimizer.warmup_ratio say the same: give one of them")
+		o.WarmupRatio = 0
+	}
+}
+
+func (c *checker) checkRest(r *Recipe) {
+	t := r.Train
+	c.positive("train.epochs", t.Epochs)
+	c.require(t.MaxSteps >= 0, "train.max_steps", "is negative; 0 means all epochs")
+	c.words("train.precision", "auto", "f32", "bf16")
+	c.words("train.sync", "last", "every")
+	c.notYet("train.sync", t.Sync != "every", "it is for several replicas")
+	c.require(r.Mesh.Replicate >= 0, "mesh.replicate", "is negative")
+	c.positive("mesh.shard", r.Mesh.Shard)
+	c.notYet("mesh.replicate", r.Mesh.Replicate <= 1, "one replica is what works")
+	c.notYet("mesh.shard", r.Mesh.Shard <= 1, "one shard is what works")
+	e := r.Eval
+	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")
+	if e.Retrieval != nil {
+		c.require(e.Retrieval.Queries != "" && e.Retrieval.Corpus != "" && e.Retrieval.Qrels != "", "eval.retrieval", "needs queries, corpus and qrels")
+	}
+	if e.STS != nil {
+		c.require(e.STS.Path != "" && e.STS.A != "" && e.STS.B != "" && e.STS.Score != "", "eval.sts", "needs path and the columns a, b and score")
+		c.require(e.Retrieval == nil, "eval.sts", "and eval.retrieval: give one of them")
+	}
+	if e.STS == nil {
+		if _, err := evaluate.ParseMeasure(e.Metric); err != nil {
+			c.fail("eval.metric", "%v", err)
+		}
+	}
+	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
+	c.positive("log.every", r.Log.Every)
+}

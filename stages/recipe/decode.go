@@ -1,0 +1,277 @@
+package recipe
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// The decoder fills a struct from a tree, strictly: what it doesn't know is an error with the line, the full key, and what
+// was probably meant. It collects errors, so that one run shows all of them.
+
+// custom is a type that accepts more than one form.
+type custom interface {
+	decode(d *decoder, path string, n *node)
+}
+
+type decoder struct{ errs []error }
+
+var indices = regexp.MustCompile(`\[\d+\]`)
+
+func (d *decoder) fail(at, path, format string, args ...any) {
+	if path != "" {
+		path += ": "
+	}
+	d.errs = append(d.errs, fmt.Errorf("%s: %s%s", at, path, fmt.Sprintf(format, args...)))
+}
+
+func (d *decoder) value(path string, n *node, v reflect.Value) {
+	if n.kind == null {
+		d.fail(n.at, path, "has no value")
+		return
+	}
+	if c, ok := v.Addr().Interface().(custom); ok {
+		c.decode(d, path, n)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(path, n, v.Elem())
+	case reflect.Struct:
+		d.structure(path, n, v)
+	case reflect.Slice:
+		d.slice(path, n, v)
+	default:
+		d.scalar(path, n, v)
+	}
+}
+
+func (d *decoder) scalar(path string, n *node, v reflect.Value) {
+	if n.kind != scalar {
+		d.fail(n.at, path, "want %s, got %v", typeName(v.Kind()), n.kind)
+		return
+	}
+	text := n.text
+	var err error
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(text)
+	case reflect.Bool:
+		var b bool
+		b, err = strconv.ParseBool(text)
+		v.SetBool(b)
+	case reflect.Int:
+		var i int64
+		i, err = strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 64)
+		v.SetInt(i)
+	case reflect.Uint64:
+		var i uint64
+		i, err = strconv.ParseUint(text, 10, 64)
+		v.SetUint(i)
+	case reflect.Float64:
+		var f float64
+		f, err = strconv.ParseFloat(text, 64)
+		v.SetFloat(f)
+	default:
+		panic("recipe: no decoder for " + v.Type().String())
+	}
+	if err != nil || n.quoted && v.Kind() != reflect.String {
+		d.fail(n.at, path, "want %s, got %q", typeName(v.Kind()), text)
+	}
+}
+
+func typeName(k reflect.Kind) string {
+	switch k {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int:
+		return "a whole number"
+	case reflect.Uint64:
+		return "a whole number of at least 0"
+	case reflect.Float64:
+		return "a number"
+	case reflect.String:
+		return "a text"
+	}
+	return k.String()
+}
+
+func (d *decoder) slice(path string, n *node, v reflect.Value) {
+	if n.kind != list {
+		n = &node{at: n.at, kind: list, list: []*node{n}} // one element needs no brackets
+	}
+	out := reflect.MakeSlice(v.Type(), len(n.list), len(n.list))
+	for i, e := range n.list {
+		d.value(fmt.Sprintf("%s[%d]", path, i), e, out.Index(i))
+	}
+	v.Set(out)
+}
+
+func (d *decoder) structure(path string, n *node, v reflect.Value) {
+	if n.kind != mapping {
+		d.fail(n.at, path, "want a mapping with the keys %s, got %s", strings.Join(fieldNames(v.Type()), ", "), describe(n))
+		return
+	}
+	seen := map[string]string{}
+	for _, e := range n.keys {
+		full := join(path, e.key)
+		if at, ok := seen[e.key]; ok {
+			d.fail(e.at, full, "is given twice (first in %s)", at)
+			continue
+		}
+		seen[e.key] = e.at
+		if why, ok := notYet[indices.ReplaceAllString(full, "[]")]; ok {
+			d.fail(e.at, full, "not yet: %s", why)
+			continue
+		}
+		if f, ok := field(v, e.key); ok {
+			d.value(full, e.value, f)
+			continue
+		}
+		d.unknown(e.at, path, e.key, v.Type())
+	}
+}
+
+func describe(n *node) string {
+	if n.kind == scalar {
+		return fmt.Sprintf("%q", n.text)
+	}
+	return n.kind.String()
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func field(v reflect.Value, key string) (reflect.Value, bool) {
+	for i := range v.NumField() {
+		if name(v.Type().Field(i)) == key {
+			return v.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+func name(f reflect.StructField) string {
+	n, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return n
+}
+
+func fieldNames(t reflect.Type) []string {
+	var names []string
+	for i := range t.NumField() {
+		names = append(names, name(t.Field(i)))
+	}
+	return names
+}
+
+// unknown says what an unknown key probably means: another framework's name for one of ours, the same key in another
+// section, or the nearest key of this one.
+func (d *decoder) unknown(at, path, key string, t reflect.Type) {
+	hint := ""
+	if ours, ok := foreign[key]; ok {
+		hint = fmt.Sprintf("; here it is %s", ours)
+	} else if near := nearest(key, fieldNames(t)); near != "" {
+		hint = fmt.Sprintf("; did you mean %s?", join(path, near))
+	} else if places := elsewhere(key); len(places) > 0 {
+		hint = fmt.Sprintf("; did you mean %s?", strings.Join(places, " or "))
+	} else {
+		hint = fmt.Sprintf("; the keys are %s", strings.Join(fieldNames(t), ", "))
+	}
+	d.fail(at, join(path, key), "unknown key%s", hint)
+}
+
+// elsewhere lists the full keys whose last part is key.
+func elsewhere(key string) []string {
+	var out []string
+	for _, k := range Keys() {
+		if k == key || strings.HasSuffix(k, "."+key) {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// Keys lists every key of a recipe in full.
+func Keys() []string {
+	var out []string
+	var walk func(path string, t reflect.Type)
+	walk = func(path string, t reflect.Type) {
+		for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct {
+			return
+		}
+		for i := range t.NumField() {
+			full := join(path, name(t.Field(i)))
+			out = append(out, full)
+			walk(full, t.Field(i).Type)
+		}
+	}
+	walk("", reflect.TypeFor[Recipe]())
+	return out
+}
+
+// nearest is the candidate with the fewest edits, if that is few enough to be a slip.
+func nearest(key string, candidates []string) string {
+	best, limit := "", max(1, len(key)/3)
+	for _, c := range candidates {
+		if n := edits(key, c); n <= limit {
+			best, limit = c, n-1
+		}
+	}
+	return best
+}
+
+// edits is the number of insertions, deletions, changes and swaps of neighbours between two words (optimal string
+// alignment).
+func edits(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+		for j := 1; i == 0 && j <= len(b); j++ {
+			rows[0][j] = j
+		}
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			change := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				change++
+			}
+			rows[i][j] = min(change, rows[i-1][j]+1, rows[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}
+
+// oneOf checks a word against a list.
+func (d *decoder) oneOf(path string, n *node, words ...string) bool {
+	for _, w := range words {
+		if n.kind == scalar && n.text == w {
+			return true
+		}
+	}
+	sorted := append([]string(nil), words...)
+	sort.Strings(sorted)
+	hint := ""
+	if n.kind == scalar {
+		if near := nearest(n.text, words); near != "" {
+			hint = fmt.Sprintf("; did you mean %s?", near)
+		}
+	}
+	d.fail(n.at, path, "is %s, want one of %s%s", describe(n), strings.Join(sorted, ", "), hint)
+	return false
+}

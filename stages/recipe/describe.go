@@ -1,0 +1,60 @@
+package recipe
+
+import (
+	"fmt"
+	"strings"
+
+	"contraflow/pipeline"
+)
+
+// Describe says in a few lines what a run is about to do and what it takes.
+func (x *Run) Describe() string {
+	var b strings.Builder
+	r, m := x.Recipe, x.model
+	fmt.Fprintf(&b, "model   %s: %s, %d layers of %d, %s parameters, %s\n", r.Model.Path, m.Config.Family, m.Config.Layers, m.Config.Hidden, count(m.Layout.Len), m.Head.Pooling)
+	fmt.Fprintf(&b, "data    %d rows, %d texts each, cut at %d (queries) and %d tokens\n", x.data.Rows(), len(x.data.Columns()), x.text.QueryLength, x.text.DocumentLength)
+	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
+	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
+	mem := x.Memory
+	fmt.Fprintf(&b, "memory  at most %s: model %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s",
+		Size(mem.Total()), Size(mem.Parameters), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working))
+	return b.String()
+}
+
+// count prints a number of parameters.
+func count(n int) string {
+	if n >= 1e6 {
+		return fmt.Sprintf("%.1f M", float64(n)/1e6)
+	}
+	return fmt.Sprintf("%.0f k", float64(n)/1e3)
+}
+
+// String sums a run up.
+func (s *Summary) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d steps in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", s.Steps, s.Seconds, s.Loss, float64(s.Pairs)/s.Seconds, float64(s.Tokens)/s.Seconds, Size(s.PeakBytes))
+	if s.Truncated > 0 {
+		fmt.Fprintf(&b, "%d texts were longer than model.max_length and cut\n", s.Truncated)
+	}
+	if s.Dropped > 0 {
+		fmt.Fprintf(&b, "%d rows did not fill a batch and were left out (batch.drop_last)\n", s.Dropped)
+	}
+	if s.Eval != nil {
+		fmt.Fprintf(&b, "%s %.4f\n", s.Eval.Metric, s.Eval.Value)
+	}
+	fmt.Fprintf(&b, "model saved in %s", s.Model)
+	return b.String()
+}
+
+// DOT, Mermaid and SVG draw the run's graph.
+func (x *Run) DOT() (string, error)     { return x.draw((*pipeline.Graph).DOT) }
+func (x *Run) Mermaid() (string, error) { return x.draw((*pipeline.Graph).Mermaid) }
+func (x *Run) SVG() (string, error)     { return x.draw((*pipeline.Graph).SVG) }
+
+func (x *Run) draw(f func(*pipeline.Graph) string) (string, error) {
+	g, err := x.Graph()
+	if err != nil {
+		return "", err
+	}
+	return f(g), nil
+}

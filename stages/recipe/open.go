@@ -1,0 +1,242 @@
+package recipe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
+	"contraflow/tokenize"
+)
+
+// Observer is told what happens; each function may be nil. Step and Eval are called from one goroutine.
+type Observer struct {
+	Download func(hfmodel.Progress)
+	Index    func(done, total int64) // rows, of the first pass over the data
+	Step     func(Metrics)
+	Eval     func(Evaluation)
+	Note     func(message string) // what a user should know
+}
+
+func (o Observer) note(format string, args ...any) {
+	if o.Note != nil {
+		o.Note(fmt.Sprintf(format, args...))
+	}
+}
+
+// Run is a recipe with everything that it names loaded: ready to train. Close it.
+type Run struct {
+	Recipe Recipe
+	Steps  int    // optimizer steps
+	Memory Memory // predicted
+
+	obs     Observer
+	folder  *hfmodel.Folder
+	tok     *tokenize.Tokenizer
+	device  gpustage.Device
+	stream  gpustage.Stream
+	model   *transformer.Model
+	data    *dataset.Dataset
+	sampler *dataset.Sampler
+	plan    stages.Plan
+	text    stages.Text
+	task    *embedder.Task
+	sts     *dataset.Pairs
+}
+
+// Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
+// an error here.
+func Open(ctx context.Context, r Recipe, obs Observer) (_ *Run, err error) {
+	x := &Run{Recipe: r, obs: obs}
+	defer func() {
+		if err != nil {
+			x.Close()
+		}
+	}()
+	if err := x.openModel(ctx); err != nil {
+		return nil, err
+	}
+	if err := x.openData(ctx); err != nil {
+		return nil, err
+	}
+	if err := x.openEval(ctx); err != nil {
+		return nil, err
+	}
+	if x.Steps = x.plan.Steps(); x.Steps == 0 {
+		return nil, fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.data.Rows(), r.Batch.GlobalSize)
+	}
+	x.Memory = x.predict()
+	return x, x.Memory.check(x.device.Info())
+}
+
+func (x *Run) openModel(ctx context.Context) error {
+	m := x.Recipe.Model
+	dir, err := hfmodel.Resolve(ctx, m.Path, hfmodel.Options{Progress: x.obs.Download, Warn: x.obs.Note})
+	if err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	if x.folder, err = hfmodel.Open(dir); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	if x.tok, err = tokenize.Load(x.folder.TransformerDir); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	if x.device, err = gpustage.Open(x.Recipe.Train.Device); err != nil {
+		return fmt.Errorf("train.device: %w", err)
+	}
+	if x.stream, err = x.device.OpenStream(); err != nil {
+		return err
+	}
+	if x.model, err = x.newModel(transformer.Options{BF16: x.Recipe.Train.Precision == "bf16", CheckpointEvery: m.ActivationCheckpointing.Every}, nil); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
+		return fmt.Errorf("model.path: %s: %w", dir, err)
+	}
+	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, runtime.GOMAXPROCS(0)/2)}
+	c := x.model.Config
+	if x.text.QueryLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Query); err != nil {
+		return fmt.Errorf("model.max_length: %w", err)
+	}
+	if x.text.DocumentLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Document); err != nil {
+		return fmt.Errorf("model.max_length: %w", err)
+	}
+	// The recipe's prompts, or else the model's.
+	p := Prompts{x.folder.Prompts["query"], x.folder.Prompts["document"]}
+	if src := x.Recipe.Data.Train[0].Prompts; src != (Prompts{}) {
+		p = src
+	}
+	x.text.QueryPrompt, x.text.DocumentPrompt = p.Query, p.Document
+	return nil
+}
+
+// newModel loads the folder's model; change may alter its configuration.
+func (x *Run) newModel(o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
+	head, err := embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
+	if err != nil {
+		return nil, err
+	}
+	return embedder.LoadModel(x.folder, x.device, x.stream, head, o, func(c *transformer.Config) {
+		if p := x.Recipe.Model.Dropout; p != nil {
+			c.HiddenDropout, c.AttentionDropout = *p, *p
+		}
+		if change != nil {
+			change(c)
+		}
+	})
+}
+
+func (x *Run) openData(ctx context.Context) error {
+	r := x.Recipe
+	src := r.Data.Train[0]
+	var err error
+	x.data, err = dataset.Open(ctx, dataset.Source{
+		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerRow: src.NegativesPerQuery, Weight: src.Weight,
+	})
+	if err != nil {
+		return fmt.Errorf("data.train[0]: %w", err)
+	}
+	order := dataset.SamplerConfig{
+		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: r.Train.Epochs, Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
+	}
+	var texts dataset.TextHashes
+	if order.NoDuplicates {
+		index, err := x.data.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index})
+		if err != nil {
+			return fmt.Errorf("data.train[0]: %w", err)
+		}
+		texts = index
+	}
+	x.sampler, err = dataset.NewSampler(x.data.Layout(), texts, order)
+	if errors.Is(err, dataset.ErrBatchTooLarge) {
+		return fmt.Errorf("batch.global_size: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Config: order}
+	return nil
+}
+
+func (x *Run) openEval(ctx context.Context) error {
+	e := x.Recipe.Eval
+	switch {
+	case e.Retrieval != nil:
+		data, err := dataset.LoadRetrieval(ctx, e.Retrieval.Queries, e.Retrieval.Corpus, e.Retrieval.Qrels)
+		if err != nil {
+			return fmt.Errorf("eval.retrieval: %w", err)
+		}
+		if data.Unknown > 0 {
+			x.obs.note("eval.retrieval: %d judgements name queries or documents that are not there", data.Unknown)
+		}
+		x.task, err = embedder.NewTask(ctx, data, x.evalText())
+		return err
+	case e.STS != nil:
+		var err error
+		if x.sts, err = dataset.LoadPairs(ctx, e.STS.Path, e.STS.A, e.STS.B, e.STS.Score); err != nil {
+			return fmt.Errorf("eval.sts: %w", err)
+		}
+	}
+	return nil
+}
+
+func (x *Run) evalText() embedder.Text {
+	return embedder.Text{
+		Tokenizer: x.tok, QueryLength: x.text.QueryLength, DocumentLength: x.text.DocumentLength,
+		QueryPrompt: x.text.QueryPrompt, DocumentPrompt: x.text.DocumentPrompt,
+	}
+}
+
+// loss is the recipe's objective.
+func (r Recipe) loss() loss.InfoNCE {
+	return loss.InfoNCE{
+		Scale: r.Loss.Scale, Directions: r.Loss.Directions, PerDirection: r.Loss.PartitionMode == "per_direction",
+		Dot: r.Loss.Similarity == "dot", MaskDuplicates: r.Loss.MaskDuplicates,
+	}
+}
+
+func (r Recipe) size() stages.Size {
+	return stages.Size{Tokens: r.Batch.SubBatch.Tokens, Rows: r.Batch.SubBatch.Rows}
+}
+
+func (r Recipe) update(steps int) stages.Update {
+	o := r.Optimizer
+	u := stages.Update{LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm}
+	if o.WarmupSteps != nil {
+		u.WarmupSteps = *o.WarmupSteps
+	} else {
+		u.WarmupSteps = int(o.WarmupRatio*float64(steps) + 0.999999) // rounded up, as transformers does
+	}
+	if o.Name == "sgd" {
+		u.Optimizer = optim.SGD{Momentum: o.Momentum, WeightDecay: o.WeightDecay}
+	} else {
+		u.Optimizer = optim.AdamW{Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay}
+	}
+	return u
+}
+
+// Close gives everything back.
+func (x *Run) Close() error {
+	var errs []error
+	if x.model != nil {
+		errs = append(errs, x.model.Params.Mem.Free())
+	}
+	if x.data != nil {
+		errs = append(errs, x.data.Close())
+	}
+	if x.folder != nil {
+		errs = append(errs, x.folder.Close())
+	}
+	if x.device != nil {
+		errs = append(errs, x.device.Close())
+	}
+	return errors.Join(errs...)
+}

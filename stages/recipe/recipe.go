@@ -1,0 +1,350 @@
+// Package recipe makes a training graph from a YAML file.
+//
+// A recipe names the model, the data, the batch, the loss and the optimizer; [Load] decodes it strictly, with defaults for
+// everything but three keys, [Recipe.Open] loads what it names, and [Run.Train] runs the graph. The graph is the one that
+// package stages offers to Go programs: a recipe can't do anything that a program couldn't.
+//
+// # Errors
+//
+// A recipe is the first thing that a user gets wrong, so each error says where (file and line, or the --set argument), the full
+// key, and what was probably meant: the nearest key, the key's right section, or our name for another framework's. All
+// of them are reported at once, before anything is loaded. Keys that the design has and the code doesn't are refused as "not yet",
+// never ignored.
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+)
+
+// Recipe is a resolved recipe. DESIGN's table of keys is this type.
+type Recipe struct {
+	Model     Model     `yaml:"model"`
+	Data      Data      `yaml:"data"`
+	Batch     Batch     `yaml:"batch"`
+	Loss      Loss      `yaml:"loss"`
+	Optimizer Optimizer `yaml:"optimizer"`
+	Train     Train     `yaml:"train"`
+	Mesh      Mesh      `yaml:"mesh"`
+	Eval      Eval      `yaml:"eval"`
+	Save      Save      `yaml:"save"`
+	Log       Log       `yaml:"log"`
+}
+
+type Model struct {
+	Path                    string        `yaml:"path"`
+	Kind                    string        `yaml:"kind"`
+	Pooling                 string        `yaml:"pooling,omitempty"`   // empty: what the folder says
+	Normalize               *bool         `yaml:"normalize,omitempty"` // nil: what the folder says
+	MaxLength               Lengths       `yaml:"max_length,omitempty"`
+	Dropout                 *float64      `yaml:"dropout,omitempty"` // nil: the model's
+	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
+}
+
+type Data struct {
+	Train   []Source `yaml:"train"`
+	Shuffle bool     `yaml:"shuffle"`
+	OnError string   `yaml:"on_error"`
+}
+
+type Source struct {
+	Path              []string `yaml:"path"`
+	Query             string   `yaml:"query"`
+	Positive          string   `yaml:"positive"`
+	Negatives         []string `yaml:"negatives,omitempty"`
+	NegativesPerQuery int      `yaml:"negatives_per_query,omitempty"`
+	Weight            string   `yaml:"weight,omitempty"` // column of row weights
+	Prompts           Prompts  `yaml:"prompts,omitempty"`
+}
+
+type Prompts struct {
+	Query    string `yaml:"query,omitempty"`
+	Document string `yaml:"document,omitempty"`
+}
+
+type Batch struct {
+	GlobalSize   int      `yaml:"global_size"`
+	Accumulate   int      `yaml:"accumulate"`
+	SubBatch     SubBatch `yaml:"sub_batch"`
+	Cache        string   `yaml:"cache"`
+	ReplayBudget Bytes    `yaml:"replay_budget,omitempty"` // 0 where absent: from the device
+	NoDuplicates bool     `yaml:"no_duplicates"`
+	OneDataset   bool     `yaml:"one_dataset"`
+	DropLast     bool     `yaml:"drop_last"`
+}
+
+type Loss struct {
+	Name                string           `yaml:"name"`
+	Scale               float64          `yaml:"scale"`
+	Temperature         float64          `yaml:"temperature,omitempty"` // resolved into Scale
+	Directions          []loss.Direction `yaml:"directions"`
+	PartitionMode       string           `yaml:"partition_mode"`
+	Similarity          string           `yaml:"similarity"`
+	MaskDuplicates      bool             `yaml:"mask_duplicates"`
+	GatherAcrossDevices bool             `yaml:"gather_across_devices"`
+}
+
+type Optimizer struct {
+	Name        string         `yaml:"name"`
+	LR          float64        `yaml:"lr"`
+	WeightDecay float64        `yaml:"weight_decay"`
+	Betas       []float64      `yaml:"betas"`
+	Eps         float64        `yaml:"eps"`
+	Momentum    float64        `yaml:"momentum,omitempty"`
+	MaxGradNorm float64        `yaml:"max_grad_norm"`
+	Schedule    optim.Schedule `yaml:"schedule"`
+	WarmupRatio float64        `yaml:"warmup_ratio"`
+	WarmupSteps *int           `yaml:"warmup_steps,omitempty"`
+}
+
+type Train struct {
+	Epochs    int    `yaml:"epochs"`
+	MaxSteps  int    `yaml:"max_steps"`
+	Precision string `yaml:"precision"`
+	Device    string `yaml:"device"`
+	Seed      uint64 `yaml:"seed"`
+	Sync      string `yaml:"sync"`
+}
+
+type Mesh struct {
+	Replicate Auto `yaml:"replicate"`
+	Shard     int  `yaml:"shard"`
+}
+
+type Eval struct {
+	Every     int        `yaml:"every"`
+	Retrieval *Retrieval `yaml:"retrieval,omitempty"`
+	STS       *STS       `yaml:"sts,omitempty"`
+	Metric    string     `yaml:"metric"`
+}
+
+type Retrieval struct {
+	Queries string `yaml:"queries"`
+	Corpus  string `yaml:"corpus"`
+	Qrels   string `yaml:"qrels"`
+}
+
+type STS struct {
+	Path  string `yaml:"path"`
+	A     string `yaml:"a"`
+	B     string `yaml:"b"`
+	Score string `yaml:"score"`
+}
+
+type Save struct {
+	Dir string `yaml:"dir"`
+}
+
+type Log struct {
+	Every int `yaml:"every"`
+}
+
+// Default is a recipe with every default. Model.Path, Data.Train and Save.Dir are the user's.
+func Default() Recipe {
+	return Recipe{
+		Model:     Model{Kind: "embedder"},
+		Data:      Data{Shuffle: true, OnError: "stop"},
+		Batch:     Batch{GlobalSize: 256, Accumulate: 1, SubBatch: SubBatch{Tokens: 16384}, Cache: "auto", NoDuplicates: true, OneDataset: true, DropLast: true},
+		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, GatherAcrossDevices: true},
+		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
+		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last"},
+		Mesh:      Mesh{Replicate: 0, Shard: 1},
+		Eval:      Eval{Every: 500, Metric: "ndcg@10"},
+		Log:       Log{Every: 10},
+	}
+}
+
+// notYet are keys of the design whose code is still to come.
+var notYet = map[string]string{
+	"model.lora":                   "LoRA comes with its own release",
+	"data.train[].sampling_weight": "weights between datasets come with several datasets",
+	"eval.rerank":                  "rerankers come with their own release",
+	"save.every":                   "checkpoints during a run come with resume",
+	"save.keep":                    "checkpoints during a run come with resume",
+}
+
+// foreign maps other frameworks' names to ours.
+var foreign = map[string]string{
+	"mini_batch_size":                 "batch.sub_batch: {rows: N} or {tokens: N}",
+	"sub_batch_size":                  "batch.sub_batch: {rows: N} or {tokens: N}",
+	"negatives_cross_device":          "loss.gather_across_devices",
+	"per_device_train_batch_size":     "batch.global_size: rows of one contrastive batch over all replicas",
+	"train_batch_size":                "batch.global_size",
+	"batch_size":                      "batch.global_size",
+	"gradient_accumulation_steps":     "batch.accumulate",
+	"train_group_size":                "data.train[].negatives_per_query (train_group_size - 1)",
+	"same_dataset_within_batch":       "batch.one_dataset",
+	"batch_sampler":                   "batch.no_duplicates: true or false",
+	"learning_rate":                   "optimizer.lr",
+	"num_train_epochs":                "train.epochs",
+	"num_epochs":                      "train.epochs",
+	"lr_scheduler_type":               "optimizer.schedule",
+	"gradient_checkpointing":          "model.activation_checkpointing",
+	"model_name_or_path":              "model.path",
+	"output_dir":                      "save.dir",
+	"train_data":                      "data.train",
+	"query_max_len":                   "model.max_length: {query: N, document: N}",
+	"passage_max_len":                 "model.max_length: {query: N, document: N}",
+	"max_seq_length":                  "model.max_length",
+	"sentence_pooling_method":         "model.pooling",
+	"normalize_embeddings":            "model.normalize",
+	"query_instruction_for_retrieval": "data.train[].prompts: {query: ...}",
+	"logging_steps":                   "log.every",
+	"eval_steps":                      "eval.every",
+	"warmup_proportion":               "optimizer.warmup_ratio",
+	"bf16":                            "train.precision: bf16",
+	"fp16":                            "train.precision: f32 or bf16",
+	"dataloader_drop_last":            "batch.drop_last",
+}
+
+// Load reads a recipe, applies --set arguments ("a.b=c") and checks it.
+func Load(path string, sets []string) (Recipe, error) {
+	root, err := readTree(path)
+	if err != nil {
+		return Recipe{}, err
+	}
+	return resolve(root, sets)
+}
+
+// Parse is Load for a recipe in memory; name stands for its file in errors.
+func Parse(name string, data []byte, sets []string) (Recipe, error) {
+	root, err := parseTree(name, data)
+	if err != nil {
+		return Recipe{}, err
+	}
+	return resolve(root, sets)
+}
+
+func resolve(root *node, sets []string) (Recipe, error) {
+	r := Default()
+	for _, s := range sets {
+		if err := root.set(s); err != nil {
+			return r, err
+		}
+	}
+	d := &decoder{}
+	d.value("", root, reflect.ValueOf(&r).Elem())
+	c := checker{d: d, root: root}
+	c.check(&r)
+	return r, errors.Join(d.errs...)
+}
+
+// Lengths are the longest texts in tokens: one number, or one per role. 0: as long as the model takes.
+type Lengths struct {
+	Query    int `yaml:"query,omitempty"`
+	Document int `yaml:"document,omitempty"`
+}
+
+func (l *Lengths) decode(d *decoder, path string, n *node) {
+	if n.kind == scalar {
+		var v int
+		d.scalar(path, n, reflect.ValueOf(&v).Elem())
+		*l = Lengths{v, v}
+		return
+	}
+	d.structure(path, n, reflect.ValueOf(l).Elem())
+}
+
+// Checkpointing is activation checkpointing: false, true (every layer), or {every: k}.
+type Checkpointing struct {
+	Every int `yaml:"every"`
+}
+
+func (c *Checkpointing) decode(d *decoder, path string, n *node) {
+	if n.kind == mapping {
+		d.structure(path, n, reflect.ValueOf(c).Elem())
+		return
+	}
+	var on bool
+	d.scalar(path, n, reflect.ValueOf(&on).Elem())
+	c.Every = 0
+	if on {
+		c.Every = 1
+	}
+}
+
+// SubBatch bounds a sub-batch by tokens or by rows (sequences).
+type SubBatch struct {
+	Tokens int `yaml:"tokens,omitempty"`
+	Rows   int `yaml:"rows,omitempty"`
+}
+
+func (s *SubBatch) decode(d *decoder, path string, n *node) {
+	*s = SubBatch{}
+	if n.kind != mapping {
+		d.fail(n.at, path, "want {tokens: N} or {rows: N}, got %s", describe(n))
+		return
+	}
+	d.structure(path, n, reflect.ValueOf(s).Elem())
+	if (s.Tokens > 0) == (s.Rows > 0) {
+		d.fail(n.at, path, "want a positive number for one of tokens and rows")
+	}
+}
+
+// Bytes is an amount of memory: 8GiB, 512MiB, 100MB, or a number of bytes.
+type Bytes int64
+
+var units = []struct {
+	suffix string
+	factor float64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}, {"", 1}}
+
+func (b *Bytes) decode(d *decoder, path string, n *node) {
+	if n.kind == scalar {
+		for _, u := range units {
+			if num, ok := strings.CutSuffix(n.text, u.suffix); ok {
+				v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
+				if err == nil && v >= 0 && v*u.factor < math.MaxInt64 {
+					*b = Bytes(v * u.factor)
+					return
+				}
+				break
+			}
+		}
+	}
+	d.fail(n.at, path, "want an amount of memory such as 8GiB or 512MiB, got %s", describe(n))
+}
+
+// MarshalYAML writes the amount in the largest unit that divides it.
+func (b Bytes) MarshalYAML() (any, error) {
+	for _, u := range []struct {
+		suffix string
+		size   Bytes
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if b > 0 && b%u.size == 0 {
+			return fmt.Sprintf("%d%s", b/u.size, u.suffix), nil
+		}
+	}
+	return int64(b), nil
+}
+
+// Auto is a number or "auto", which is 0.
+type Auto int
+
+func (a *Auto) decode(d *decoder, path string, n *node) {
+	*a = 0
+	if n.kind == scalar && n.text == "auto" {
+		return
+	}
+	d.scalar(path, n, reflect.ValueOf((*int)(a)).Elem())
+}
+
+// MarshalYAML writes auto for 0.
+func (a Auto) MarshalYAML() (any, error) {
+	if a == 0 {
+		return "auto", nil
+	}
+	return int(a), nil
+}
+
+// YAML writes the recipe as resolved: it can be run again.
+func (r Recipe) YAML() ([]byte, error) { return yaml.Marshal(r) }

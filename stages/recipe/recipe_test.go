@@ -1,0 +1,193 @@
+package recipe
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+)
+
+const minimal = `
+model: {path: m}
+data:
+  train:
+    - {path: d.parquet, query: q, positive: p}
+save: {dir: runs/x}
+`
+
+func TestDefaults(t *testing.T) {
+	r, err := Parse("r.yaml", []byte(minimal), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Model.Path, want.Save.Dir = "m", "runs/x"
+	want.Data.Train = []Source{{Path: []string{"d.parquet"}, Query: "q", Positive: "p"}}
+	if !reflect.DeepEqual(r, want) {
+		t.Errorf("got %+v\nwant %+v", r, want)
+	}
+}
+
+const full = `
+model:
+  path: sentence-transformers/all-MiniLM-L6-v2
+  kind: embedder
+  pooling: mean
+  normalize: true
+  max_length: {query: 64, document: 256}
+  dropout: 0.1
+  activation_checkpointing: {every: 2}
+data:
+  train:
+    - path: ["a.parquet", "b*.parquet"]
+      query: query
+      positive: positive
+      negatives: [n1, n2]
+      weight: w
+      prompts: {query: "query: ", document: "passage: "}
+  shuffle: false
+batch:
+  global_size: 16384
+  accumulate: 2
+  sub_batch: {rows: 32}
+  cache: always
+  replay_budget: 1.5GiB
+  no_duplicates: false
+  drop_last: false
+loss: {name: mnrl, temperature: 0.05, directions: [query_to_doc, doc_to_query], partition_mode: per_direction, mask_duplicates: false}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0, schedule: cosine, warmup_steps: 7}
+train: {epochs: 3, max_steps: 100, precision: f32, device: cpu, seed: 7, sync: last}
+mesh: {replicate: auto, shard: 1}
+eval: {every: 100, retrieval: {queries: q.parquet, corpus: c.parquet, qrels: r.parquet}, metric: mrr@10}
+save: {dir: "runs/x y"}
+log: {every: 5}
+`
+
+// The resolved recipe that a run leaves can be run again.
+func TestRoundTrip(t *testing.T) {
+	for _, text := range []string{minimal, full} {
+		r, err := Parse("r.yaml", []byte(text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := r.YAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse("resolved.yaml", out, nil)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if !reflect.DeepEqual(r, again) {
+			t.Errorf("got %+v\nwant %+v\n%s", again, r, out)
+		}
+	}
+	r, _ := Parse("r.yaml", []byte(full), nil)
+	if r.Batch.ReplayBudget != 3<<29 || r.Loss.Scale != 20 || r.Model.MaxLength != (Lengths{64, 256}) || *r.Optimizer.WarmupSteps != 7 {
+		t.Errorf("%+v", r)
+	}
+	if _, err := yaml.Marshal(r); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSet(t *testing.T) {
+	r, err := Parse("r.yaml", []byte(minimal), []string{
+		"train.max_steps=8", "data.train.0.path=[x.jsonl, y.jsonl]", "model.max_length=32", "model.activation_checkpointing=true", "batch.sub_batch.rows=4", "batch.replay_budget=64MiB",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Train.MaxSteps != 8 || len(r.Data.Train[0].Path) != 2 || r.Model.MaxLength.Document != 32 || r.Model.ActivationCheckpointing.Every != 1 || r.Batch.SubBatch != (SubBatch{Rows: 4}) || r.Batch.ReplayBudget != 64<<20 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A slip in each section gets the line, the full key, and what was meant.
+func TestErrors(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"model: {pth: m}", "r.yaml:1: model.pth: unknown key; did you mean model.path?"},
+		{"modle: {path: m}", "r.yaml:1: modle: unknown key; did you mean model?"},
+		{"\n\ndata:\n  shufle: true", "r.yaml:4: data.shufle: unknown key; did you mean data.shuffle?"},
+		{"data:\n  train:\n    - {path: x, query: q, positives: p}", "r.yaml:3: data.train[0].positives: unknown key; did you mean data.train[0].positive?"},
+		{"batch: {mini_batch_size: 32}", "r.yaml:1: batch.mini_batch_size: unknown key; here it is batch.sub_batch: {rows: N}"},
+		{"train: {per_device_train_batch_size: 32}", "here it is batch.global_size"},
+		{"negatives_cross_device: true", "here it is loss.gather_across_devices"},
+		{"train: {train_group_size: 8}", "negatives_per_query (train_group_size - 1)"},
+		{"train: {lr: 1e-5}", "r.yaml:1: train.lr: unknown key; did you mean optimizer.lr?"},
+		{"global_size: 4", "did you mean batch.global_size?"},
+		{"loss: {scael: 3}", "did you mean loss.scale?"},
+		{"optimizer: {lr: fast}", `r.yaml:1: optimizer.lr: want a number, got "fast"`},
+		{"optimizer: {lr: -1}", "r.yaml:1: optimizer.lr: is -1, want a positive number"},
+		{"optimizer: {name: adam}", "optimizer.name: is \"adam\", want one of adamw, sgd; did you mean adamw?"},
+		{"optimizer: {betas: [0.9]}", "optimizer.betas: are [0.9], want two numbers"},
+		{"train: {epochs: 1.5}", `train.epochs: want a whole number, got "1.5"`},
+		{"train: {epochs: \"3\"}", `train.epochs: want a whole number, got "3"`},
+		{"train: {epochs: 0}", "train.epochs: is 0, want at least 1"},
+		{"train: {seed: -1}", "train.seed: want a whole number of at least 0"},
+		{"train: {precision: fp8}", "train.precision: is \"fp8\", want one of auto, bf16, f32"},
+		{"data: {shuffle: maybe}", `data.shuffle: want true or false, got "maybe"`},
+		{"data: {shuffle: }", "data.shuffle: has no value"},
+		{"batch: {replay_budget: lots}", "want an amount of memory such as 8GiB"},
+		{"batch: {sub_batch: 32}", "want {tokens: N} or {rows: N}"},
+		{"batch: {sub_batch: {rows: 3, tokens: 4}}", "want a positive number for one of tokens and rows"},
+		{"batch: {global_size: 1}", "a row alone has no negatives"},
+		{"batch: {cache: never, replay_budget: 1GiB}", "makes no sense with batch.cache: never"},
+		{"loss: {scale: 20, temperature: 0.05}", "loss.temperature: and loss.scale are one thing"},
+		{"loss: {directions: [query_to_dog]}", `direction "query_to_dog" is unknown`},
+		{"loss: {directions: [query_to_doc, doc_to_doc], partition_mode: per_direction}", "one softmax per direction needs the positive pair"},
+		{"model: {kind: reranker}", "model.kind: not yet"},
+		{"model: {kind: embeder}", "did you mean embedder?"},
+		{"model: {lora: {rank: 8}}", "model.lora: not yet"},
+		{"model: {max_length: -4}", "model.max_length: is negative"},
+		{"model: [1, 2]", "model: want a mapping with the keys path, kind"},
+		{"model: {path: [a, b]}", "model.path: want a text, got a list"},
+		{"mesh: {replicate: 4}", "mesh.replicate: not yet"},
+		{"eval: {metric: accuracy}", "eval.metric"},
+		{"eval: {retrieval: {queries: q}}", "eval.retrieval: needs queries, corpus and qrels"},
+		{"save: {every: 10}", "save.every: not yet"},
+		{"data:\n  train:\n    - {path: x, query: q, positive: p, sampling_weight: 2}", "data.train[0].sampling_weight: not yet"},
+		{"model: {path: a}\nmodel: {path: b}", "r.yaml"},
+		{"model: {path: a", "r.yaml"},
+		{"a: &x 1\nb: *x", "r.yaml:1: anchors are not used in recipes"},
+		{"", "model.path: is missing"},
+		{"", "data.train: is missing"},
+		{"", "save.dir: is missing: the folder for the run (--out sets it)"},
+	} {
+		_, err := Parse("r.yaml", []byte(c.text), nil)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: error\n%v\nwant %q", c.text, err, c.want)
+		}
+	}
+	for set, want := range map[string]string{
+		"train.max_stps=8":    "--set train.max_stps=8: train.max_stps: unknown key; did you mean train.max_steps?",
+		"train.max_steps":     "want KEY=VALUE",
+		"train.max_steps=x":   `--set train.max_steps=x: train.max_steps: want a whole number, got "x"`,
+		"data.train.7.path=x": `"7" is not an element of a list of 1`,
+		"model.path.x=y":      `is a value, it has no key "x"`,
+	} {
+		_, err := Parse("r.yaml", []byte(minimal), []string{set})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("--set %s: error %v, want %q", set, err, want)
+		}
+	}
+	// Everything wrong is reported at once.
+	_, err := Parse("r.yaml", []byte("model: {pth: m}\ntrain: {epochs: x}"), nil)
+	if err == nil || strings.Count(err.Error(), "\n") < 3 {
+		t.Errorf("one error of several: %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(minimal))
+	f.Add([]byte(full))
+	f.Add([]byte("a: [b: {c, d}\n- e"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if r, err := Parse("r.yaml", data, nil); err == nil {
+			if _, err := r.YAML(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

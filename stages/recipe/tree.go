@@ -1,0 +1,181 @@
+package recipe
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// node is a YAML value that remembers where it stands: in a line of the file, or in a --set argument.
+type node struct {
+	at     string // "recipe.yaml:12" or "--set batch.global_size=x"
+	kind   kind
+	text   string // of a scalar
+	quoted bool
+	list   []*node
+	keys   []entry // of a map, in order
+}
+
+type entry struct {
+	key   string
+	at    string
+	value *node
+}
+
+type kind int8
+
+const (
+	null kind = iota
+	scalar
+	list
+	mapping
+)
+
+func (k kind) String() string { return [...]string{"nothing", "a value", "a list", "a mapping"}[k] }
+
+// readTree parses a recipe file.
+func readTree(path string) (*node, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("recipe: %w", err)
+	}
+	return parseTree(path, data)
+}
+
+func parseTree(name string, data []byte) (*node, error) {
+	f, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s", name, firstLine(err))
+	}
+	root := &node{at: name, kind: mapping}
+	if len(f.Docs) > 1 {
+		return nil, fmt.Errorf("%s: %d YAML documents, want one", name, len(f.Docs))
+	}
+	if len(f.Docs) == 0 || f.Docs[0].Body == nil {
+		return root, nil
+	}
+	n, err := convert(func(line int) string { return fmt.Sprintf("%s:%d", name, line) }, f.Docs[0].Body)
+	if err != nil {
+		return nil, err
+	}
+	if n.kind == null {
+		return root, nil
+	}
+	return n, nil
+}
+
+// firstLine drops the excerpt that the YAML library appends, and its colours.
+func firstLine(err error) string {
+	s, _, _ := strings.Cut(err.Error(), "\n")
+	return s
+}
+
+func convert(at func(line int) string, n ast.Node) (*node, error) {
+	out := &node{at: at(n.GetToken().Position.Line)}
+	switch v := n.(type) {
+	case *ast.NullNode:
+	case *ast.StringNode:
+		out.kind, out.text = scalar, v.Value
+		tk := strings.TrimSpace(v.GetToken().Origin)
+		out.quoted = strings.HasPrefix(tk, `"`) || strings.HasPrefix(tk, "'")
+	case *ast.LiteralNode:
+		out.kind, out.text, out.quoted = scalar, v.Value.Value, true
+	case *ast.BoolNode, *ast.IntegerNode, *ast.FloatNode, *ast.InfinityNode, *ast.NanNode:
+		out.kind, out.text = scalar, n.GetToken().Value
+	case *ast.SequenceNode:
+		out.kind = list
+		for _, x := range v.Values {
+			c, err := convert(at, x)
+			if err != nil {
+				return nil, err
+			}
+			out.list = append(out.list, c)
+		}
+	case *ast.MappingNode:
+		out.kind = mapping
+		for _, x := range v.Values {
+			if err := out.addEntry(at, x); err != nil {
+				return nil, err
+			}
+		}
+	case *ast.MappingValueNode:
+		out.kind = mapping
+		if err := out.addEntry(at, v); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("%s: %s are not used in recipes", out.at, strings.ToLower(n.Type().String())+"s")
+	}
+	return out, nil
+}
+
+func (n *node) addEntry(at func(int) string, v *ast.MappingValueNode) error {
+	tk := v.Key.GetToken()
+	value, err := convert(at, v.Value)
+	if err != nil {
+		return err
+	}
+	if value.kind == mapping || value.kind == list {
+		value.at = at(tk.Position.Line)
+	}
+	n.keys = append(n.keys, entry{key: tk.Value, at: at(tk.Position.Line), value: value})
+	return nil
+}
+
+// set applies one --set argument, "a.b=c": c is YAML. Elements of lists are addressed by number, "data.train.0.path=x".
+func (n *node) set(arg string) error {
+	path, text, ok := strings.Cut(arg, "=")
+	at := "--set " + arg
+	if !ok || path == "" {
+		return fmt.Errorf("%s: want KEY=VALUE, as in --set train.max_steps=8", at)
+	}
+	f, err := parser.ParseBytes([]byte(text), 0)
+	if err != nil {
+		return fmt.Errorf("%s: %s", at, firstLine(err))
+	}
+	value := &node{at: at, kind: null}
+	if len(f.Docs) > 0 && f.Docs[0].Body != nil {
+		if value, err = convert(func(int) string { return at }, f.Docs[0].Body); err != nil {
+			return err
+		}
+	}
+	for {
+		key, rest, more := strings.Cut(path, ".")
+		slot, err := n.slot(key, at)
+		if err != nil {
+			return err
+		}
+		if !more {
+			*slot = value
+			return nil
+		}
+		if *slot == nil || (*slot).kind == null {
+			*slot = &node{at: at, kind: mapping}
+		}
+		n, path = *slot, rest
+	}
+}
+
+// slot finds or makes the place of a key.
+func (n *node) slot(key, at string) (**node, error) {
+	switch n.kind {
+	case mapping:
+		for i := range n.keys {
+			if n.keys[i].key == key {
+				return &n.keys[i].value, nil
+			}
+		}
+		n.keys = append(n.keys, entry{key: key, at: at})
+		return &n.keys[len(n.keys)-1].value, nil
+	case list:
+		var i int
+		if _, err := fmt.Sscan(key, &i); err == nil && i >= 0 && i < len(n.list) {
+			return &n.list[i], nil
+		}
+		return nil, fmt.Errorf("%s: %q is not an element of a list of %d", at, key, len(n.list))
+	}
+	return nil, fmt.Errorf("%s: %s is %v, it has no key %q", at, n.at, n.kind, key)
+}

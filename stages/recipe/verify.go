@@ -1,0 +1,447 @@
+package recipe
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+)
+
+// Fault is something wrong that verify-grads can plant, to show that it would be found.
+type Fault string
+
+const (
+	FaultFactor  Fault = "factor"  // gradients twice what they should be, as from a forgotten division by the number of ranks
+	FaultMask    Fault = "mask"    // duplicates are not masked (or masked, where the recipe says not to)
+	FaultRemote  Fault = "remote"  // rows of another half of the batch are detached, as if gathered without their gradient
+	FaultDropout Fault = "dropout" // replayed passes drop other elements
+)
+
+// Faults lists them.
+var Faults = []Fault{FaultFactor, FaultMask, FaultRemote, FaultDropout}
+
+// VerifyOptions choose what is compared.
+type VerifyOptions struct {
+	Rows       int   // rows of a contrastive batch; 0 means 12
+	SubBatches []int // sub-batch sizes in sequences; nil means 5 and 16
+	Accumulate []int // contrastive batches per step; nil means 1 and 3
+	Plant      Fault
+	Report     func(VerifyRow) // called as results come in
+}
+
+// VerifyRow is one configuration compared with another.
+type VerifyRow struct {
+	Config    string
+	Against   string  // what it is compared with
+	Error     float64 // DESIGN's measure
+	Parameter string  // where it is largest
+	Limit     float64
+	OK        bool
+}
+
+// verifyLimit is how much a gradient in f32 may differ from the truth in f64: DESIGN's 1e-5, for the usual scale of 20.
+// Embeddings in f32 are some eps off, so a cosine is, and the loss multiplies cosines by its scale before it exponentiates them: a
+// probability is off in proportion to the scale, whoever computes it. The faults that can be planted are thousands of times
+// larger.
+func verifyLimit(scale float64) float64 { return 1e-5 * max(1, scale/20) }
+
+// verifyDropout acts where the model has none, so that masks are tested too.
+const verifyDropout = 0.1
+
+// Verify compares the gradient of the recipe's model on its first rows, computed in every way that the recipe could compute
+// it, with an f64 computation without cache, sub-batches and tiles, and that one with a finite difference. One row of each
+// batch comes twice, so that duplicates are there to be masked. It returns whether everything agrees.
+func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
+	if o.Rows == 0 {
+		o.Rows = 12
+	}
+	if o.SubBatches == nil {
+		o.SubBatches = []int{5, 16}
+	}
+	if o.Accumulate == nil {
+		o.Accumulate = []int{1, 3}
+	}
+	known := o.Plant == ""
+	for _, f := range Faults {
+		known = known || f == o.Plant
+	}
+	if !known {
+		return false, fmt.Errorf("there is no fault %q to plant; there are %v", o.Plant, Faults)
+	}
+	ok := true
+	report := func(r VerifyRow) {
+		r.OK = r.Error <= r.Limit // a NaN is not
+		ok = ok && r.OK
+		if o.Report != nil {
+			o.Report(r)
+		}
+	}
+	for _, accumulate := range o.Accumulate {
+		v, err := x.newVerifier(ctx, o, accumulate)
+		if err != nil {
+			return false, err
+		}
+		if err := v.run(ctx, report); err != nil {
+			return false, err
+		}
+	}
+	return ok, nil
+}
+
+// verifier compares one step's gradients.
+type verifier struct {
+	x          *Run
+	o          VerifyOptions
+	accumulate int
+	chunks     []*stages.Chunk // one per contrastive batch
+}
+
+func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate int) (*verifier, error) {
+	v := &verifier{x: x, o: o, accumulate: accumulate}
+	reader := x.data.NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
+	defer reader.Close()
+	rows := min(int64(o.Rows), x.data.Rows()/int64(accumulate))
+	if rows < 2 {
+		return nil, fmt.Errorf("%d rows are too few to verify with %d batches", x.data.Rows(), accumulate)
+	}
+	for b := range int64(accumulate) {
+		var ids []int64
+		for i := range rows - b%2 { // unequal batches: a mean of means would show
+			ids = append(ids, b*rows+i)
+		}
+		ids = append(ids, ids[0])
+		examples, err := reader.Read(ctx, 0, ids)
+		if err != nil {
+			return nil, err
+		}
+		v.chunks = append(v.chunks, &stages.Chunk{Data: x.data, Examples: examples, EndsBatch: true, EndsStep: b+1 == int64(accumulate)})
+	}
+	return v, nil
+}
+
+// way is one way to compute a step.
+type way struct {
+	dtype   gpustage.DType
+	size    stages.Size
+	budget  int64
+	every   int
+	tile    [2]int
+	dropout float64
+	plant   Fault
+}
+
+func (w way) String() string {
+	if w.size == (stages.Size{}) {
+		return "plain, " + w.dtype.String() + w.dropping()
+	}
+	s := fmt.Sprintf("sub-batches of %d", w.size.Rows)
+	switch {
+	case w.budget < 0:
+		s += ", all kept"
+	case w.budget == 0:
+		s += ", all replayed"
+	default:
+		s += ", some replayed"
+	}
+	if w.every > 0 {
+		s += fmt.Sprintf(", activation checkpointing every %d", w.every)
+	}
+	if w.tile[0] > 0 {
+		s += fmt.Sprintf(", tiles %dx%d", w.tile[0], w.tile[1])
+	}
+	return s + w.dropping()
+}
+
+func (w way) dropping() string {
+	if w.dropout == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", dropout %v", w.dropout)
+}
+
+func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
+	prefix := fmt.Sprintf("accumulate %d: ", v.accumulate)
+	dropouts := []float64{v.x.dropoutRate()}
+	if dropouts[0] == 0 {
+		dropouts = append(dropouts, verifyDropout)
+	}
+	for _, p := range dropouts {
+		truthWay := way{dtype: gpustage.F64, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: p}
+		truth, err := v.gradient(ctx, truthWay)
+		if err != nil {
+			return err
+		}
+		derivative, err := v.derivative(ctx, truthWay, truth.Gradient)
+		if err != nil {
+			return err
+		}
+		report(VerifyRow{Config: prefix + truthWay.String(), Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
+		for _, w := range v.ways(p) {
+			got, err := v.gradient(ctx, w)
+			if err != nil {
+				return err
+			}
+			where, e := worst(v.x.model.Layout, got.Gradient, truth.Gradient)
+			report(VerifyRow{Config: prefix + w.String(), Against: "plain, f64", Error: e, Parameter: where, Limit: verifyLimit(v.x.Recipe.Loss.Scale)})
+		}
+	}
+	return nil
+}
+
+// dropoutRate is the model's.
+func (x *Run) dropoutRate() float64 {
+	return max(x.model.Config.HiddenDropout, x.model.Config.AttentionDropout)
+}
+
+// ways varies everything that must not matter, after the plain way.
+func (v *verifier) ways(dropout float64) []way {
+	out := []way{{dtype: gpustage.F32, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: dropout, plant: v.o.Plant}}
+	for _, rows := range v.o.SubBatches {
+		base := way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, dropout: dropout, plant: v.o.Plant}
+		kept, replayed, some, checkpointed := base, base, base, base
+		kept.budget = -1
+		some.budget = int64(v.x.model.Memory([]int{v.x.text.DocumentLength}).Kept) * int64(rows)
+		some.tile = [2]int{3, 5}
+		checkpointed.every = 1
+		out = append(out, kept, replayed, some, checkpointed)
+	}
+	return out
+}
+
+// model loads the recipe's model for one way of computing.
+func (v *verifier) model(w way) (*transformer.Model, error) {
+	return v.x.newModel(transformer.Options{DType: w.dtype, CheckpointEvery: w.every}, func(c *transformer.Config) {
+		if c.HiddenDropout == 0 && c.AttentionDropout == 0 {
+			c.HiddenDropout, c.AttentionDropout = w.dropout, w.dropout
+		}
+	})
+}
+
+// gradient runs one step of the graph and captures its gradient.
+func (v *verifier) gradient(ctx context.Context, w way) (stages.Captured, error) {
+	m, err := v.model(w)
+	if err != nil {
+		return stages.Captured{}, err
+	}
+	defer m.Params.Mem.Free()
+	return v.step(ctx, w, m, false)
+}
+
+// step runs one step of the graph with a model, or only as far as the loss.
+func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, lossOnly bool) (out stages.Captured, err error) {
+	x := v.x
+	g := pipeline.New("verify")
+	enc, err := stages.NewEncoder(g, m, 0, w.budget, x.Recipe.Train.Seed)
+	if err != nil {
+		return out, err
+	}
+	l := x.Recipe.loss()
+	l.TileRows, l.TileCols = w.tile[0], w.tile[1]
+	var objective loss.Loss = l
+	switch w.plant {
+	case FaultFactor:
+		objective = scaled{l, 2}
+	case FaultMask:
+		l.MaskDuplicates = !l.MaskDuplicates
+		objective = l
+	case FaultRemote:
+		objective = detached{l}
+	case FaultDropout:
+		enc.ShiftReplay()
+	}
+	next := 0
+	chunks := pipeline.Source(g, "rows", func(context.Context) (*stages.Chunk, error) {
+		if next == len(v.chunks) {
+			return nil, io.EOF
+		}
+		next++
+		return v.chunks[next-1], nil
+	})
+	batches := stages.Assemble(g, stages.Tokenize(g, chunks, x.text))
+	subs := stages.Split(g, batches, w.size)
+	embedded := stages.Embed(g, subs, enc)
+	grads := stages.Loss(g, batches, embedded, enc, objective)
+	captured := stages.Capture(g, contributions(g, subs, grads, enc, lossOnly), grads, enc)
+	pipeline.Sink(g, "keep", captured, func(_ *pipeline.Task, c stages.Captured) error { out = c; return nil })
+	p, err := g.Build(pipeline.Devices(stages.OnDevice(x.device)))
+	if err != nil {
+		return out, err
+	}
+	if err := p.Run(ctx); err != nil {
+		return out, err
+	}
+	return out, enc.Close()
+}
+
+// contributions is the backward stage, or a stage in its place that leaves the gradient zero.
+func contributions(g *pipeline.Graph, subs pipeline.Port[stages.SubBatch], grads pipeline.Port[stages.Gradient], enc *stages.Encoder, lossOnly bool) pipeline.Port[stages.Contribution] {
+	if !lossOnly {
+		return stages.Backward(g, subs, grads, enc)
+	}
+	s := g.Stage("no backward")
+	in := pipeline.In(s, "sub-batches", subs)
+	pipeline.In(s, "gradient", grads)
+	out := pipeline.Out[stages.Contribution](s, "contributions")
+	s.Do(func(t *pipeline.Task) error {
+		out.Put(t, stages.Contribution{Tokens: in.Get(t).Tokens()})
+		return nil
+	})
+	return out.Port
+}
+
+// derivative compares the gradient's product with a random direction with a central difference of the loss, relatively.
+func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (float64, error) {
+	m, err := v.model(w)
+	if err != nil {
+		return 0, err
+	}
+	defer m.Params.Mem.Free()
+	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
+	host := make([]float64, m.Layout.Len)
+	s := v.x.stream
+	s.CopyOut(gpustage.Bytes(host), m.Params)
+	if err := s.Sync(); err != nil {
+		return 0, err
+	}
+	// Each tensor moves by about its own size, so that all of them count; along the gradient as well, so that the
+	// derivative is not lost in the rounding of the loss.
+	w.budget = 0 // nothing goes backward
+	dir, want := make([]float64, len(host)), 0.0
+	for _, p := range m.Layout.Params {
+		size, slope := rms(host[p.Off:p.Off+p.Len()]), rms(gradient[p.Off:p.Off+p.Len()])
+		for i := p.Off; i < p.Off+p.Len(); i++ {
+			dir[i] = rng.NormFloat64()
+			if slope > 0 {
+				dir[i] += gradient[i] / slope
+			}
+			dir[i] *= max(size, 1e-3)
+			want += dir[i] * gradient[i]
+		}
+	}
+	moved := make([]float64, len(host))
+	at := func(by float64) (float64, error) {
+		for i := range moved {
+			moved[i] = host[i] + by*dir[i]
+		}
+		s.CopyIn(m.Params, gpustage.Bytes(moved))
+		c, err := v.step(ctx, w, m, true)
+		return c.Loss, err
+	}
+	// Steps that change the loss by about so much. A wrong gradient agrees with none, a right one with some: larger steps
+	// curve, smaller ones drown in rounding.
+	best := math.Inf(1)
+	for _, change := range []float64{1e-5, 1e-4, 1e-6} {
+		h := change / math.Abs(want)
+		up, err := at(h)
+		if err != nil {
+			return 0, err
+		}
+		down, err := at(-h)
+		if err != nil {
+			return 0, err
+		}
+		best = min(best, math.Abs((up-down)/(2*h)-want)/math.Abs(want))
+		if best < derivativeLimit/10 {
+			break
+		}
+	}
+	return best, nil
+}
+
+// derivativeLimit is how much a difference quotient in f64 may differ from the gradient.
+const derivativeLimit = 1e-6
+
+func rms(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v * v
+	}
+	return math.Sqrt(sum / float64(len(x)))
+}
+
+// worst is DESIGN's measure: per tensor the largest difference, over the larger of the tensor's largest value and 1e-4 of
+// the model's; and the tensor where it is largest.
+func worst(l *transformer.Layout, got, want []float64) (string, float64) {
+	largest := 0.0
+	for _, v := range want {
+		largest = max(largest, math.Abs(v))
+	}
+	name, most := "", 0.0
+	for _, p := range l.Params {
+		diff, top := 0.0, 1e-4*largest
+		for i := p.Off; i < p.Off+p.Len(); i++ {
+			if math.IsNaN(got[i]) {
+				return p.Name, math.NaN()
+			}
+			diff, top = max(diff, math.Abs(got[i]-want[i])), max(top, math.Abs(want[i]))
+		}
+		if e := diff / top; e >= most {
+			name, most = p.Name, e
+		}
+	}
+	return name, most
+}
+
+// scaled is a loss whose gradient is too large.
+type scaled struct {
+	loss.InfoNCE
+	factor float64
+}
+
+func (l scaled) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
+	r, err := l.InfoNCE.Compute(s, a, b)
+	s.Scale(b.Gradient, b.Gradient, l.factor)
+	return r, err
+}
+
+// detached is what two ranks compute that gather each other's embeddings without gradients: each row's gradient comes from
+// the losses of its own half of the batch alone.
+type detached struct{ loss.InfoNCE }
+
+func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
+	total := loss.Result{}
+	all := b.Gradient
+	mark := a.Mark()
+	defer a.Release(mark)
+	own := a.Keep(s, all.DType, all.Rows, all.Cols)
+	for half := range 2 {
+		part := *b
+		part.Gradient = own
+		part.Weights = make([]float64, b.Rows)
+		mine := func(row int) bool { return (row >= b.Rows/2) == (half == 1) }
+		for i := range part.Weights {
+			if mine(i) {
+				part.Weights[i] = b.Weight(i)
+			}
+		}
+		s.Fill(own, 0)
+		r, err := l.InfoNCE.Compute(s, a, &part)
+		if err != nil {
+			return r, err
+		}
+		total.Sum, total.Weight = total.Sum+r.Sum, total.Weight+r.Weight
+		for n := range all.Rows {
+			row := n % b.Rows
+			if n >= 2*b.Rows {
+				row = int(b.Owner[n-2*b.Rows])
+			}
+			if mine(row) {
+				s.Copy(all.Span(n, n+1), own.Span(n, n+1))
+			}
+		}
+	}
+	return total, nil
+}
+
+// Memory has room for one more gradient.
+func (l detached) Memory(rows, sequences, size int, t gpustage.DType) int {
+	return l.InfoNCE.Memory(rows, sequences, size, t) + sequences*size*t.Size() + 64
+}

@@ -1,0 +1,74 @@
+package stages
+
+import (
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+	"contraflow/stages/transformer"
+)
+
+// SubBatch is what goes through the model at once: some consecutive sequences of a batch.
+type SubBatch struct {
+	Batch  *Batch
+	Lo, Hi int // sequences
+}
+
+// Tokens is the number of tokens.
+func (s SubBatch) Tokens() int { return int(s.Batch.Cu[s.Hi] - s.Batch.Cu[s.Lo]) }
+
+// lengths is each sequence's number of tokens.
+func (s SubBatch) lengths() []int {
+	out := make([]int, 0, s.Hi-s.Lo)
+	for n := s.Lo; n < s.Hi; n++ {
+		out = append(out, s.Batch.Length(n))
+	}
+	return out
+}
+
+// rows is the sub-batch as the model takes it. Dropout keys follow from the seed, the step and each sequence's origin.
+func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
+	r := transformer.Rows{IDs: s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]}
+	for n := s.Lo; n <= s.Hi; n++ {
+		r.Cu = append(r.Cu, s.Batch.Cu[n]-s.Batch.Cu[s.Lo])
+	}
+	for n := s.Lo; n < s.Hi; n++ {
+		row, column := s.Batch.Origin(n)
+		r.Keys = append(r.Keys, gpustage.RowKey(seed, step, row, column))
+	}
+	return r
+}
+
+// Size bounds sub-batches: by tokens or by sequences. A sequence longer than Tokens is a sub-batch of its own.
+type Size struct {
+	Tokens int // 0: no bound
+	Rows   int // 0: no bound
+}
+
+// Cut divides a batch. It is a function of the sequences' lengths and the size alone.
+func (z Size) Cut(b *Batch) []SubBatch {
+	var subs []SubBatch
+	lo := 0
+	for n := range b.N() {
+		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && int(b.Cu[n+1]-b.Cu[lo]) > z.Tokens
+		if full && n > lo {
+			subs = append(subs, SubBatch{b, lo, n})
+			lo = n
+		}
+	}
+	return append(subs, SubBatch{b, lo, b.N()})
+}
+
+// Split adds the stage that divides batches into sub-batches.
+func Split(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size) pipeline.Port[SubBatch] {
+	s := g.Stage("split")
+	in := pipeline.In(s, "batches", batches, pipeline.Capacity(1))
+	out := pipeline.Fan[SubBatch](s, "sub-batches")
+	s.Do(func(t *pipeline.Task) error {
+		b := in.Get(t)
+		b.Subs = size.Cut(b)
+		for _, sub := range b.Subs {
+			out.Put(t, sub)
+		}
+		return nil
+	})
+	return out.Port
+}

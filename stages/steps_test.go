@@ -1,0 +1,280 @@
+package stages_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
+)
+
+// goldenRun trains testdata/golden/bert/minilm-tiny on the texts of testdata/golden/steps through the whole graph: JSON
+// lines, tokenizer, batches, sub-batches, loss, backward, AdamW.
+type goldenRun struct {
+	device     gpustage.Device
+	dtype      gpustage.DType
+	negatives  bool
+	loss       loss.Loss
+	size       stages.Size
+	budget     int64
+	every      int // activation checkpointing
+	dropout    float64
+	accumulate int
+	globalSize int
+	optimizer  optim.Optimizer
+	workers    int
+	tokenizers int
+	maxSteps   int
+}
+
+// processor is a CPU device, shared by the package's tests.
+func processor(t testing.TB) gpustage.Device {
+	t.Helper()
+	d, err := cpuDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+var cpuDevice = sync.OnceValues(func() (gpustage.Device, error) { return cpu.New() })
+
+type goldenResult struct {
+	steps   []stages.StepResult
+	weights []byte // every parameter's bits after the last step
+	grad    []byte // of the first step, divided
+	model   *transformer.Model
+	stream  gpustage.Stream
+}
+
+func (r goldenRun) run(t testing.TB) goldenResult {
+	t.Helper()
+	if r.device == nil {
+		r.device = processor(t)
+	}
+	dir := goldens.Path(t, "bert/minilm-tiny")
+	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := transformer.ParseConfig(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.HiddenDropout, config.AttentionDropout = r.dropout, r.dropout
+	model, err := transformer.New(r.device, config, transformer.Head{Normalize: true}, transformer.Options{DType: r.dtype, CheckpointEvery: r.every})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := r.device.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights := goldens.Load(t, "bert/minilm-tiny/model")
+	if err := model.Load(stream, func(p transformer.Param, dst []float32) error {
+		copy(dst, weights.F32(t, p.Name))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenize.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	src := dataset.Source{Paths: []string{goldenTexts(t)}, Query: "query", Positive: "positive"}
+	if r.negatives {
+		src.Negatives = []string{"negative"}
+	}
+	ctx := context.Background()
+	data, err := dataset.Open(ctx, src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	if r.globalSize == 0 {
+		r.globalSize, r.accumulate = 16, 1
+	}
+	order := dataset.SamplerConfig{GlobalSize: r.globalSize, Epochs: 1}
+	sampler, err := dataset.NewSampler(data.Layout(), nil, order)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	g := pipeline.New("golden")
+	enc, err := stages.NewEncoder(g, model, 0, r.budget, 42)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := stages.Plan{Data: data, Sampler: sampler, Accumulate: r.accumulate, Config: order, MaxSteps: r.maxSteps}
+	chunks := stages.Ingest(g, plan)
+	toks := stages.Tokenize(g, chunks, stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers})
+	batches := stages.Assemble(g, toks)
+	subs := stages.Split(g, batches, r.size)
+	embedded := stages.Embed(g, subs, enc)
+	grads := stages.Loss(g, batches, embedded, enc, r.loss)
+	contributions := stages.Backward(g, subs, grads, enc)
+	if r.optimizer == nil {
+		r.optimizer = optim.AdamW{WeightDecay: 0.01}
+	}
+	res := goldenResult{model: model, stream: stream}
+	look := g.Stage("look", pipeline.On(0, pipeline.Compute), pipeline.At(pipeline.Step))
+	pipeline.Collect(look, "contributions", contributions)
+	all := pipeline.Collect(look, "losses", grads)
+	look.Do(func(task *pipeline.Task) error {
+		if task.Index.Step == 0 {
+			w := 0.0
+			for _, l := range all.All(task) {
+				w += l.Weight
+			}
+			vs := read64(t, stages.Stream(task), enc.Gradients())
+			for i := range vs {
+				vs[i] /= w
+			}
+			res.grad = gpustage.Bytes(vs)
+		}
+		return nil
+	})
+	results, err := stages.Apply(g, contributions, grads, enc, stages.Update{
+		Optimizer: r.optimizer, LR: 1e-3, Schedule: optim.Linear, WarmupSteps: 2, TotalSteps: plan.Steps(), MaxGradNorm: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pipeline.Sink(g, "record", results, func(_ *pipeline.Task, s stages.StepResult) error {
+		res.steps = append(res.steps, s)
+		return nil
+	})
+	p, err := g.Build(pipeline.Devices(stages.OnDevice(r.device)), pipeline.Workers(max(2, r.workers)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	res.weights = gpustage.Bytes(read64(t, stream, model.Params))
+	return res
+}
+
+func read64(t testing.TB, s gpustage.Stream, x gpustage.Tensor) []float64 {
+	t.Helper()
+	wide, err := gpustage.NewTensor(s.Device(), gpustage.F64, x.Rows, x.Cols)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Copy(wide, x)
+	out := make([]float64, x.Len())
+	s.CopyOut(gpustage.Bytes(out), wide)
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// goldenTexts writes the golden steps' texts as JSON lines, in the order of the steps.
+func goldenTexts(t testing.TB) string {
+	t.Helper()
+	var meta struct{ Steps [][][3]string }
+	goldens.Load(t, "steps/texts").Meta(t, &meta)
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	for _, step := range meta.Steps {
+		for _, row := range step {
+			enc.Encode(map[string]string{"query": row[0], "positive": row[1], "negative": row[2]})
+		}
+	}
+	path := filepath.Join(t.TempDir(), "texts.jsonl")
+	if err := os.WriteFile(path, buf.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Ten training steps against sentence-transformers, through the whole graph.
+func TestGoldenSteps(t *testing.T) {
+	for _, v := range []struct {
+		name      string
+		negatives bool
+		loss      loss.InfoNCE
+		size      stages.Size
+		budget    int64
+	}{
+		{"mnrl", false, loss.InfoNCE{}, stages.Size{}, -1},
+		{"mnrl_symmetric", false, loss.InfoNCE{Directions: []loss.Direction{loss.QueryToDoc, loss.DocToQuery}, PerDirection: true}, stages.Size{Rows: 10}, -1},
+		{"mnrl_hard_negatives", true, loss.InfoNCE{TileRows: 5, TileCols: 7}, stages.Size{Tokens: 200}, -1},
+		{"mnrl_all_directions", true, loss.InfoNCE{Directions: loss.Directions}, stages.Size{}, -1},
+		{"cached_mnrl", true, loss.InfoNCE{}, stages.Size{Rows: 5}, 0},
+	} {
+		for _, dtype := range []gpustage.DType{gpustage.F64, gpustage.F32} {
+			t.Run(fmt.Sprint(v.name, "/", dtype), func(t *testing.T) {
+				g := goldens.Load(t, "steps/"+v.name)
+				var device gpustage.Device
+				if dtype == gpustage.F64 {
+					device = ref.New()
+				}
+				got := goldenRun{device: device, dtype: dtype, negatives: v.negatives, loss: v.loss, size: v.size, budget: v.budget}.run(t)
+				// The peer's own f32 is within 5e-7 of its f64 losses and within 1.1e-6 of its norms.
+				limit := 1e-5
+				if dtype == gpustage.F64 {
+					limit = 1e-9
+				}
+				for i, want := range g.F64(t, "loss_f64") {
+					s := got.steps[i]
+					if e := math.Abs(s.Loss-want) / want; !(e <= limit) {
+						t.Errorf("step %d: loss %v, want %v (relative error %.3g)", i, s.Loss, want, e)
+					}
+					if norm := g.F64(t, "grad_norm_f64")[i]; !(math.Abs(s.GradNorm-norm) <= 3*limit*norm) {
+						t.Errorf("step %d: gradient norm %v, want %v", i, s.GradNorm, norm)
+					}
+					if lr := g.F64(t, "lr_f64")[i]; math.Abs(s.LR-lr) > 1e-15 {
+						t.Errorf("step %d: learning rate %v, want %v", i, s.LR, lr)
+					}
+				}
+				if len(got.steps) != 10 {
+					t.Errorf("%d steps", len(got.steps))
+				}
+				if v.name != "mnrl" {
+					return
+				}
+				// Losses hardly see the optimizer; the final weights do.
+				first := goldens.Load(t, "bert/minilm-tiny/model")
+				for _, p := range got.model.Layout.Params {
+					want, was := g.F64(t, "final/"+p.Name), first.F64(t, p.Name)
+					vs := read64(t, got.stream, got.model.Layout.View(got.model.Params, p))
+					moved, off := 0.0, 0.0
+					for i := range want {
+						moved += (want[i] - was[i]) * (want[i] - was[i])
+						off += (vs[i] - want[i]) * (vs[i] - want[i])
+					}
+					if keyBias(p.Name) { // Adam turned the peer's rounding noise into steps; ours has none
+						if off > moved*1.0001 {
+							t.Errorf("%s moved away from the peer's", p.Name)
+						}
+						continue
+					}
+					if e := math.Sqrt(off / moved); !(e <= 5e-4) {
+						t.Errorf("%s: %.3g of its movement off", p.Name, e)
+					}
+				}
+			})
+		}
+	}
+}
+
+func keyBias(name string) bool { return len(name) > 8 && name[len(name)-8:] == "key.bias" }

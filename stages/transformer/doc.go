@@ -1,0 +1,26 @@
+// Package transformer is the encoder: configuration, parameters, forward and backward, pooling.
+//
+// There is one implementation, driven by a [Config]; a family (BERT so far) maps Hugging Face's configuration and tensor
+// names onto it. Forward and backward are written by hand over package gpustage's ops, backward under forward, so the same code
+// runs on every device and in f64 for verification.
+//
+// # What a pass does
+//
+// A sub-batch is packed: T real tokens, no padding. [Model.Forward] computes the hidden states layer by layer, pools each
+// row and normalizes it if the model says so. With Keep, the activations that the backward pass needs stay in the arena;
+// without, a layer's are gone when the next one starts. Both run the same ops on the same shapes, so an embedding, a kept one
+// and a replayed one have the same bits. Activation checkpointing keeps the input of every k-th layer only and computes the
+// layers between again during the backward pass.
+//
+// # What is kept
+//
+// Per layer and token, in elements: the layer's input, the fused query-key-value projection (3C), the attention's output
+// (C), both inputs of LayerNorm (2C) and the first one's output (C), and the feed-forward's pre-activation (F). The
+// activation's output is computed again instead of kept: a pass over [T, F] against a sixth of the memory.
+//
+// # An exact zero
+//
+// Softmax does not see a constant added to all its inputs, so without rotary positions the gradient of the key projection's bias is zero:
+// adding b to every key adds <q, b> to every score of query q. Other frameworks sum its rounding errors and let Adam
+// turn them into steps of full size; here that bias gets no gradient at all.
+package transformer

@@ -1,0 +1,41 @@
+package transformer
+
+import (
+	"math"
+
+	"contraflow/gpustage"
+)
+
+func attentionScale(dim int) float64 { return 1 / math.Sqrt(float64(dim)) }
+
+// Memory is what a sub-batch takes of an arena, in bytes.
+type Memory struct {
+	Forward  int // peak of a forward pass that keeps nothing
+	Kept     int // what stays of a kept forward pass
+	Backward int // peak of a kept forward pass and its backward, what it kept included
+}
+
+// Memory predicts what a sub-batch of the given rows takes. It runs the passes themselves on a device that computes
+// nothing, so it is exact; only row lengths matter.
+func (m *Model) Memory(lengths []int) Memory {
+	dry := *m
+	dry.Device = gpustage.Dry{}
+	s, _ := dry.Device.OpenStream()
+	rows := Rows{Cu: []int32{0}}
+	for _, n := range lengths {
+		rows.Cu = append(rows.Cu, rows.Cu[len(rows.Cu)-1]+int32(n))
+	}
+	rows.IDs = make([]int32, rows.Cu[len(lengths)])
+	rows.Keys = make([]uint64, len(lengths))
+
+	var mem Memory
+	a := gpustage.DryArena()
+	dry.Forward(s, a, rows, true, false)
+	mem.Forward = a.Peak()
+	a = gpustage.DryArena()
+	p := dry.Forward(s, a, rows, true, true)
+	mem.Kept = a.Used()
+	p.Backward(p.embeddings, m.Params)
+	mem.Backward = a.Peak()
+	return mem
+}

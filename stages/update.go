@@ -1,0 +1,111 @@
+package stages
+
+import (
+	"fmt"
+	"math"
+
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+	"contraflow/stages/optim"
+)
+
+// Update is how a step changes the parameters.
+type Update struct {
+	Optimizer   optim.Optimizer
+	LR          float64
+	Schedule    optim.Schedule
+	WarmupSteps int
+	TotalSteps  int
+	MaxGradNorm float64 // 0: no clipping
+}
+
+// StepResult is what a step did.
+type StepResult struct {
+	Step      int
+	Epoch     int
+	Loss      float64 // weighted mean over the step's rows
+	GradNorm  float64 // before clipping
+	LR        float64
+	Pairs     int // rows
+	Tokens    int // real tokens of all columns
+	Batches   int // contrastive batches
+	Truncated int // sequences that lost tokens
+}
+
+// Apply adds the stage that divides the step's gradient by the rows' weight, clips it, and updates the parameters.
+func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads pipeline.Port[Gradient], e *Encoder, u Update) (pipeline.Port[StepResult], error) {
+	s := g.Stage("update", e.on(), pipeline.At(pipeline.Step))
+	parts := pipeline.Collect(s, "contributions", contributions)
+	losses := pipeline.Collect(s, "losses", grads)
+	weights := pipeline.Out[Weights](s, "weights")
+	out := pipeline.Out[StepResult](s, "result")
+	pipeline.Bind(e.weights, weights)
+
+	m := e.Model
+	states := make([]gpustage.Tensor, u.Optimizer.States())
+	for i := range states {
+		var err error
+		if states[i], err = m.NewGradients(); err != nil {
+			return out.Port, fmt.Errorf("optimizer state: %w", err)
+		}
+	}
+	norm, err := gpustage.NewTensor(m.Device, gpustage.F64, 1, 1)
+	if err != nil {
+		return out.Port, err
+	}
+	var segs []optim.Segment
+	for _, p := range m.Layout.Params {
+		segs = append(segs, optim.Segment{Off: p.Off, Len: p.Len(), Decay: p.Decay()})
+	}
+	segs = optim.Segments(segs)
+
+	s.Do(func(t *pipeline.Task) error {
+		stream := Stream(t)
+		r := StepResult{Step: t.Index.Step}
+		sum, weight := total(losses.All(t))
+		for _, l := range losses.All(t) {
+			r.Epoch = l.Batch.Epoch
+			r.Pairs += len(l.Batch.Rows)
+			r.Truncated += l.Batch.Truncated
+			r.Batches++
+		}
+		for _, p := range parts.All(t) {
+			r.Tokens += p.Tokens
+		}
+		if weight == 0 {
+			return fmt.Errorf("all rows of step %d have weight 0", r.Step)
+		}
+		r.Loss = sum / weight
+		var err error
+		if r.GradNorm, err = optim.Norm(stream, e.grads, norm, 1/weight); err != nil {
+			return err
+		}
+		if math.IsNaN(r.GradNorm) || math.IsInf(r.GradNorm, 0) {
+			return e.gradientNotFinite(stream, r.Step)
+		}
+		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
+		scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
+		u.Optimizer.Update(stream, m.Params, e.grads, states, segs, r.LR, scale, r.Step+1)
+		stream.Fill(e.grads, 0)
+		weights.Put(t, Weights{})
+		out.Put(t, r)
+		return nil
+	})
+	return out.Port, nil
+}
+
+// gradientNotFinite names the parameters whose gradient is NaN or infinite.
+func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
+	for _, p := range e.Model.Layout.Params {
+		vs, err := e.Model.Read(s, e.grads, p)
+		if err != nil {
+			return err
+		}
+		for _, v := range vs {
+			if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
+				return fmt.Errorf("the gradient of step %d is not finite, first in %s", step, p.Name)
+			}
+		}
+	}
+	return fmt.Errorf("the gradient's norm of step %d is not finite: its entries are too large to be squared", step)
+}
