@@ -1,0 +1,127 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+)
+
+// modelFlags are those of commands that load a model.
+type modelFlags struct {
+	path      string
+	maxLength int
+	prompt    string
+}
+
+func (f *modelFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.path, "model", "", "a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
+	cmd.Flags().IntVar(&f.maxLength, "max-length", 0, "cut texts to so many tokens (default: what the model says)")
+	require(cmd, "model")
+}
+
+func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
+	dir, err := hfmodel.Resolve(cmd.Context(), f.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
+	if err != nil {
+		return nil, err
+	}
+	return embedder.Load(dir, embedder.MaxLength(f.maxLength))
+}
+
+func newEmbed() *cobra.Command {
+	var f modelFlags
+	var input []string
+	var output, column string
+	var texts []string
+	cmd := &cobra.Command{
+		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
+		Short: "Embed a column of texts into a parquet file",
+		Long:  "embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.",
+		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --output docs.emb.parquet
+  contraflow embed --model q/model --text "reads a file"`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if len(texts) == 0 && (len(input) == 0 || output == "") {
+				return usageError{errors.New("give --input, --column and --output, or --text")}
+			}
+			e, err := f.load(cmd)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, e.Close()) }()
+			if len(texts) > 0 {
+				return printEmbeddings(cmd, e, f.prompt, texts)
+			}
+			return embedTable(cmd, e, f.prompt, input, column, output)
+		},
+	}
+	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet or JSON lines, files or globs (may be repeated)")
+	cmd.Flags().StringVar(&column, "column", "text", "the column with the texts")
+	cmd.Flags().StringVar(&output, "output", "", "the parquet file to write")
+	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
+	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text")
+	f.add(cmd)
+	return cmd
+}
+
+func printEmbeddings(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
+	vecs, err := e.EmbedPrompt(cmd.Context(), prompt, texts)
+	if err != nil {
+		return err
+	}
+	for _, v := range vecs {
+		if err := printJSON(cmd, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// embedRows is how many rows are embedded at a time: sorted by length, they fill passes well.
+const embedRows = 8192
+
+func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string) error {
+	ctx := cmd.Context()
+	t, err := dataset.OpenTable(ctx, input)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	w, err := t.NewWriter(output, dataset.OutColumn{Name: "embedding", Type: dataset.VectorOut})
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	u := newUI(cmd.ErrOrStderr(), false)
+	done, cut := 0, 0
+	vecs := make([]float32, embedRows*e.Size())
+	for c, err := range t.Chunks(ctx, column, embedRows) {
+		if err != nil {
+			return err
+		}
+		out := vecs[:c.Rows*e.Size()]
+		n, err := e.EmbedInto(ctx, prompt, c.Texts, out)
+		if err != nil {
+			return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
+		}
+		if err := w.Write(c, dataset.Vectors{Dim: e.Size(), Data: out}); err != nil {
+			return err
+		}
+		done, cut = done+c.Rows, cut+n
+		if u.due(false) {
+			u.printf("%d of %d texts\n", done, t.Rows())
+		}
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	u.printf("%d embeddings of %d dimensions written to %s\n", done, e.Size(), output)
+	if cut > 0 {
+		u.printf("%d texts were longer than %d tokens and cut\n", cut, e.MaxLength())
+	}
+	return nil
+}

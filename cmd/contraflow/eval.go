@@ -1,0 +1,86 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/evaluate"
+)
+
+func newEval() *cobra.Command {
+	var f modelFlags
+	var queries, corpus, qrels, queryPrompt, docPrompt string
+	var asJSON, bm25 bool
+	cmd := &cobra.Command{
+		Use:   "eval --model DIR --queries FILE --corpus FILE --qrels FILE",
+		Short: "Measure a model on a retrieval task",
+		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them.
+
+Queries and corpus are parquet or JSON lines with the columns id and text (a title is put before the text), qrels have
+query_id, doc_id and relevance. A folder in BEIR's layout may be given as --queries alone.`,
+		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
+  contraflow eval --model q/model --queries beir/scifact --json`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			ctx := cmd.Context()
+			r, err := dataset.LoadRetrieval(ctx, queries, corpus, qrels)
+			if err != nil {
+				return err
+			}
+			if r.Unknown > 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "note: %d judgements name queries or documents that are not there\n", r.Unknown)
+			}
+			e, err := f.load(cmd)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, e.Close()) }()
+			if !cmd.Flags().Changed("query-prompt") {
+				queryPrompt = e.Prompt("query")
+			}
+			if !cmd.Flags().Changed("document-prompt") {
+				docPrompt = e.Prompt("document")
+			}
+			task, err := e.NewTask(ctx, r, queryPrompt, docPrompt)
+			if err != nil {
+				return err
+			}
+			res, err := e.Evaluate(ctx, task, evaluate.Standard()...)
+			if err != nil {
+				return err
+			}
+			rows := []evaluate.Row{{Name: f.path, Result: res}}
+			if bm25 {
+				b, err := task.BM25(ctx, evaluate.Standard()...)
+				if err != nil {
+					return err
+				}
+				rows = append(rows, evaluate.Row{Name: "BM25", Result: b})
+			}
+			if asJSON {
+				return printJSON(cmd, res)
+			}
+			fmt.Fprint(cmd.OutOrStdout(), evaluate.Table(rows...))
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&queries, "queries", "", "queries, or a folder in BEIR's layout")
+	cmd.Flags().StringVar(&corpus, "corpus", "", "documents")
+	cmd.Flags().StringVar(&qrels, "qrels", "", "judgements")
+	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", "text before each query (default: the model's query prompt)")
+	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", "text before each document (default: the model's document prompt)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
+	f.add(cmd)
+	require(cmd, "queries")
+	return cmd
+}
+
+func printJSON(cmd *cobra.Command, v any) error {
+	enc := json.NewEncoder(cmd.OutOrStdout())
+	return enc.Encode(v)
+}

@@ -1,0 +1,100 @@
+// Command contraflow trains text-embedding models: see its help, and the README for the first hour.
+//
+// It holds flags and nothing else: what a command does is a package's business. It is the one place that picks devices.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	_ "contraflow/gpustage/cpu"
+	"contraflow/pipeline"
+)
+
+// usageError is a mistake in the command line: exit code 2.
+type usageError struct{ error }
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newRoot()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "contraflow: %v\n", err)
+	var bug *pipeline.PanicError
+	if errors.As(err, &bug) {
+		fmt.Fprintln(os.Stderr, "This is a mistake in contraflow, not in your input. CONTRAFLOW_DEBUG=1 prints where it happened.")
+		if os.Getenv("CONTRAFLOW_DEBUG") != "" {
+			os.Stderr.Write(bug.Stack)
+		}
+	}
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", cmd.CommandPath())
+		return 2
+	}
+	return 1
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "contraflow",
+		Short: "Train text-embedding models with very large contrastive batches",
+		Long: `contraflow trains text-embedding models with very large contrastive batches.
+
+New here?   contraflow quickstart --out q      trains a small model on the Go sources of this machine
+Your data?  contraflow init, contraflow train  a new model, or one from the hub, on your parquet files`,
+		SilenceUsage: true, SilenceErrors: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q%s", args[0], suggestions(cmd, args[0]))}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newQuickstart(), newTrain(), newEmbed(), newEval(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newVersion())
+	return root
+}
+
+func suggestions(cmd *cobra.Command, arg string) string {
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(arg); len(near) > 0 {
+		return fmt.Sprintf("; did you mean %s?", near[0])
+	}
+	return ""
+}
+
+// noArgs is for commands that take flags only.
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+// require marks flags as required and makes their absence a usage error.
+func require(cmd *cobra.Command, flags ...string) {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, f := range flags {
+			if !cmd.Flags().Changed(f) {
+				return usageError{fmt.Errorf("--%s is missing", f)}
+			}
+		}
+		return run(cmd, args)
+	}
+}

@@ -1,0 +1,464 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/testdata/goldens"
+)
+
+// The tests below run the program as a user does: built, with exit codes.
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "contraflow")
+	if err != nil {
+		panic(err)
+	}
+	binary = filepath.Join(dir, "contraflow.exe")
+	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+func contraflow(t *testing.T, stdin string, args ...string) result {
+	t.Helper()
+	cmd := exec.Command(binary, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	r := result{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+	if strings.Contains(r.stderr, "goroutine ") {
+		t.Errorf("%v printed a stack trace:\n%s", args, r.stderr)
+	}
+	return r
+}
+
+func succeed(t *testing.T, args ...string) result {
+	t.Helper()
+	r := contraflow(t, "", args...)
+	if r.code != 0 {
+		t.Fatalf("%v: exit code %d\n%s%s", args, r.code, r.stdout, r.stderr)
+	}
+	return r
+}
+
+// workspace is a folder with training data, a retrieval task and a recipe for testdata/golden/bert/minilm-tiny.
+func workspace(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	var meta struct{ Steps [][][3]string }
+	goldens.Load(t, "steps/texts").Meta(t, &meta)
+	var q, p, n, ids []string
+	for _, step := range meta.Steps {
+		for _, row := range step {
+			ids = append(ids, fmt.Sprint("d", len(ids)))
+			q, p, n = append(q, row[0]), append(p, row[1]), append(n, row[2])
+		}
+	}
+	write(t, filepath.Join(dir, "train.parquet"), []string{"query", "positive", "negative"}, q, p, n)
+	write(t, filepath.Join(dir, "queries.parquet"), []string{"id", "text"}, ids[:40], q[:40])
+	write(t, filepath.Join(dir, "corpus.parquet"), []string{"id", "text"}, ids, p)
+	qrels := "query_id\tdoc_id\trelevance\n"
+	for _, id := range ids[:40] {
+		qrels += id + "\t" + id + "\t1\n"
+	}
+	if err := os.WriteFile(filepath.Join(dir, "qrels.tsv"), []byte(qrels), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	recipe := fmt.Sprintf(`model: {path: %q, dropout: 0.1}
+data:
+  train:
+    - {path: %q, query: query, positive: positive, negatives: [negative]}
+batch: {global_size: 16, sub_batch: {rows: 10}}
+optimizer: {lr: 1e-3}
+train: {epochs: 1, device: cpu}
+eval:
+  every: 4
+  retrieval: {queries: %q, corpus: %q, qrels: %q}
+save: {dir: %q}
+log: {every: 2}
+`, goldens.Path(t, "bert/minilm-tiny"), filepath.Join(dir, "*.parquet"), filepath.Join(dir, "queries.parquet"), filepath.Join(dir, "corpus.parquet"), filepath.Join(dir, "qrels.tsv"), filepath.Join(dir, "run"))
+	recipe = strings.Replace(recipe, "*.parquet", "train.parquet", 1)
+	if err := os.WriteFile(filepath.Join(dir, "recipe.yaml"), []byte(recipe), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func write(t *testing.T, path string, names []string, columns ...[]string) {
+	t.Helper()
+	var out []dataset.OutColumn
+	var values []any
+	for i, n := range names {
+		out = append(out, dataset.OutColumn{Name: n, Type: dataset.TextOut})
+		values = append(values, columns[i])
+	}
+	w, err := dataset.NewParquetWriter(path, out...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write(values...); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// From parquet to a model folder, and what can be done with it.
+func TestTrainEmbedEval(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	r := succeed(t, "train", "-c", at("recipe.yaml"), "--trace", "--set", "train.max_steps=8", "--out", at("out"))
+	for _, want := range []string{"step 8/8", "steps   8, of 1 x 16 rows", "model saved in", "step 4: ndcg@10"} {
+		if !strings.Contains(r.stderr, want) {
+			t.Errorf("train did not say %q:\n%s", want, r.stderr)
+		}
+	}
+	checkMetrics(t, at("out/metrics.jsonl"))
+	var trace []map[string]any
+	readJSON(t, at("out/trace.json"), &trace)
+	stages := map[any]bool{}
+	for _, e := range trace {
+		stages[e["name"]] = true
+	}
+	for _, s := range []string{"ingest", "tokenize", "embed", "loss", "backward", "update", "evaluate", "save"} {
+		if !stages[s] {
+			t.Errorf("the trace lacks stage %s", s)
+		}
+	}
+	// The recipe as resolved can be run again, to the same losses.
+	succeed(t, "train", "-c", at("out/recipe.yaml"), "--out", at("again"), "--quiet")
+	if a, b := losses(t, at("out/metrics.jsonl")), losses(t, at("again/metrics.jsonl")); fmt.Sprint(a) != fmt.Sprint(b) {
+		t.Errorf("a rerun has losses %v, the first %v", b, a)
+	}
+
+	model := at("out/model")
+	succeed(t, "embed", "--model", model, "--input", at("train.parquet"), "--column", "query", "--output", at("emb.parquet"))
+	tab, err := dataset.OpenTable(t.Context(), []string{at("emb.parquet")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tab.Close()
+	if got := fmt.Sprint(tab.Columns()); tab.Rows() != 160 || got != "[query positive negative embedding]" {
+		t.Errorf("%d rows with columns %s", tab.Rows(), got)
+	}
+	r = succeed(t, "embed", "--model", model, "--text", "the river", "--text", "a stone")
+	var vec []float64
+	if err := json.NewDecoder(strings.NewReader(r.stdout)).Decode(&vec); err != nil || len(vec) != 32 {
+		t.Errorf("%v: %q", err, r.stdout)
+	}
+
+	args := []string{"eval", "--model", model, "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")}
+	var scores map[string]float64
+	if err := json.Unmarshal([]byte(succeed(t, append(args, "--json")...).stdout), &scores); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []string{"ndcg@10", "mrr@10", "recall@100", "map"} {
+		if v, ok := scores[k]; !ok || v <= 0 || v > 1 {
+			t.Errorf("%s is %v", k, v)
+		}
+	}
+	if out := succeed(t, append(args, "--bm25")...).stdout; !strings.Contains(out, "BM25") {
+		t.Errorf("no BM25 in\n%s", out)
+	}
+
+	r = contraflow(t, "the river\n\nstone stone stone\r\n", "tokenize", "--model", model, "--max-length", "4")
+	if lines := strings.Split(r.stdout, "\n"); r.code != 0 || len(lines) != 4 || !strings.HasPrefix(lines[0], "[") {
+		t.Errorf("tokenize: %d, %q %s", r.code, r.stdout, r.stderr)
+	}
+	j := contraflow(t, "\"the river\"\n\"\"\n\"stone stone stone\"\n", "tokenize", "--model", model, "--max-length", "4", "--json")
+	if j.stdout != r.stdout {
+		t.Errorf("with --json %q, without %q", j.stdout, r.stdout)
+	}
+
+	for format, want := range map[string]string{"mermaid": "flowchart LR", "dot": "digraph", "svg": "<svg"} {
+		if out := succeed(t, "graph", "-c", at("recipe.yaml"), "--format", format).stdout; !strings.Contains(out, want) {
+			t.Errorf("graph --format %s: %s", format, out)
+		}
+	}
+}
+
+func readJSON(t *testing.T, path string, v any) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+}
+
+func metricLines(t *testing.T, path string) []map[string]any {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []map[string]any
+	for l := range strings.Lines(string(data)) {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(l), &m); err != nil {
+			t.Fatalf("%s: %v", l, err)
+		}
+		lines = append(lines, m)
+	}
+	return lines
+}
+
+func checkMetrics(t *testing.T, path string) {
+	t.Helper()
+	steps := 0
+	for _, m := range metricLines(t, path) {
+		if _, ok := m["loss"]; !ok {
+			if _, ok := m["eval"]; !ok {
+				t.Errorf("line %v is neither a step nor an evaluation", m)
+			}
+			continue
+		}
+		steps++
+		for _, k := range []string{"step", "epoch", "loss", "grad_norm", "lr", "pairs", "tokens", "pairs_per_s", "tokens_per_s", "peak_mem_bytes"} {
+			if v, ok := m[k].(float64); !ok || math.IsNaN(v) {
+				t.Errorf("step %v: %s is %v", m["step"], k, m[k])
+			}
+		}
+		if m["step"] != float64(steps) || m["pairs"] != 16.0 {
+			t.Errorf("line %d: %v", steps, m)
+		}
+	}
+	if steps != 8 {
+		t.Errorf("%d steps", steps)
+	}
+}
+
+func losses(t *testing.T, path string) (out []any) {
+	t.Helper()
+	for _, m := range metricLines(t, path) {
+		if l, ok := m["loss"]; ok {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// verify-grads finds nothing in right gradients, and each planted fault.
+func TestVerifyGrads(t *testing.T) {
+	recipe := filepath.Join(workspace(t), "recipe.yaml")
+	r := succeed(t, "verify-grads", "-c", recipe, "--sub-batch", "4,9", "--accumulate", "1,3", "--rows", "9")
+	if n := strings.Count(r.stdout, "\nok "); n < 16 || !strings.Contains(r.stdout, "all gradients agree") {
+		t.Errorf("%d rows:\n%s", n, r.stdout)
+	}
+	for _, fault := range []string{"factor", "mask", "remote", "dropout"} {
+		r := contraflow(t, "", "verify-grads", "-c", recipe, "--sub-batch", "4", "--accumulate", "1", "--plant", fault)
+		if r.code != 1 || !strings.Contains(r.stdout, "WRONG") || !strings.Contains(r.stderr, "gradients are wrong") {
+			t.Errorf("--plant %s: exit code %d\n%s%s", fault, r.code, r.stdout, r.stderr)
+		}
+	}
+	if r := contraflow(t, "", "verify-grads", "-c", recipe, "--plant", "gremlin"); r.code != 1 || !strings.Contains(r.stderr, `no fault "gremlin"`) {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	}
+}
+
+// init, and training what it made.
+func TestInit(t *testing.T) {
+	dir := workspace(t)
+	start := filepath.Join(dir, "start")
+	succeed(t, "init", "--out", start, "--input", filepath.Join(dir, "train.parquet"), "--column", "query", "--column", "positive",
+		"--hidden", "32", "--layers", "1", "--vocab", "300", "--max-length", "24")
+	succeed(t, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "train.max_steps=2", "--quiet")
+}
+
+func TestUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{nil, 0, "contraflow quickstart --out q"},
+		{[]string{"version"}, 0, "contraflow "},
+		{[]string{"doctor"}, 0, "GFLOP/s"},
+		{[]string{"trian"}, 2, `unknown command "trian"; did you mean train?`},
+		{[]string{"train"}, 2, "--config is missing"},
+		{[]string{"train", "--bogus"}, 2, "unknown flag: --bogus"},
+		{[]string{"train", "-c", "x.yaml", "extra"}, 2, `unexpected argument "extra"`},
+		{[]string{"embed", "--model", "m"}, 2, "give --input, --column and --output, or --text"},
+		{[]string{"graph", "-c", "nowhere.yaml"}, 1, "nowhere.yaml: no such file or directory; a recipe is a YAML file"},
+		{[]string{"tokenize", "--model", "./nowhere"}, 1, "nowhere"},
+		{[]string{"eval", "--model", "m"}, 2, "--queries is missing"},
+	} {
+		r := contraflow(t, "", c.args...)
+		if out := r.stdout + r.stderr; r.code != c.code || !strings.Contains(out, c.want) {
+			t.Errorf("%v: exit code %d, want %d and %q in\n%s", c.args, r.code, c.code, c.want, out)
+		}
+	}
+}
+
+// Bad input is an error that says where, with exit code 1, and nothing that was there is lost.
+func TestBadInput(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	good, err := os.ReadFile(at("train.parquet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name string, data []byte) string {
+		if err := os.WriteFile(at(name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return at(name)
+	}
+	put("cut.parquet", good[:len(good)*2/3])
+	broken := append([]byte(nil), good...)
+	for i := 100; i < 400; i++ {
+		broken[i] ^= 0x5A
+	}
+	put("broken.parquet", broken)
+	put("null.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c"}`+"\n"+`{"query": "d", "positive": null, "negative": "e"}`+"\n"))
+	put("blank.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c"}`+"\n\n"+`{"query": " ", "positive": "x", "negative": "e"}`+"\n"))
+	put("syntax.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c"}`+"\n"+`{"query": `+"\n"))
+	put("numbers.jsonl", []byte(`{"query": 3, "positive": "b", "negative": "c"}`+"\n"))
+
+	succeed(t, "train", "-c", at("recipe.yaml"), "--set", "train.max_steps=1", "--out", at("out"), "--quiet")
+	before, err := os.ReadFile(at("out/model/model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unigram := copyModel(t, at("unigram"))
+	put("unigram/tokenizer.json", []byte(`{"version":"1.0","model":{"type":"Unigram","vocab":[["a",0.0]]}}`))
+	longer := copyModel(t, at("longer"))
+	truncated := copyModel(t, at("truncated"))
+	weights, err := os.ReadFile(filepath.Join(truncated, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put("truncated/model.safetensors", weights[:len(weights)-100])
+
+	data := func(name string) string { return "data.train.0.path=" + at(name) }
+	for _, c := range []struct {
+		name string
+		sets []string
+		want []string
+	}{
+		{"truncated parquet", []string{data("cut.parquet")}, []string{"cut.parquet"}},
+		{"corrupt parquet", []string{data("broken.parquet")}, []string{"broken.parquet", "row group 0"}},
+		{"no files", []string{data("*.csv")}, []string{"*.csv matches no file"}},
+		{"missing column", []string{"data.train.0.positive=positives"}, []string{"train.parquet", `"positives"`, "positive"}},
+		{"null text", []string{data("null.jsonl")}, []string{"null.jsonl:2", "positive"}},
+		{"blank text", []string{data("blank.jsonl")}, []string{"blank.jsonl:3", "query"}},
+		{"JSON syntax", []string{data("syntax.jsonl")}, []string{"syntax.jsonl:2"}},
+		{"column of numbers", []string{data("numbers.jsonl")}, []string{"numbers.jsonl", "query"}},
+		{"unknown key", []string{"train.epoch=2"}, []string{"--set train.epoch=2", "did you mean train.epochs?"}},
+		{"wrong type", []string{"train.epochs=many"}, []string{"want a whole number"}},
+		{"not yet", []string{"model.kind=m3"}, []string{"not yet"}},
+		{"no model", []string{"model.path=" + at("nowhere")}, []string{"model.path", "nowhere"}},
+		{"unsupported tokenizer", []string{"model.path=" + unigram}, []string{"tokenizer.json", `model type "Unigram" is not supported yet`}},
+		{"truncated safetensors", []string{"model.path=" + truncated}, []string{"truncated", "model.safetensors"}},
+		{"too long", []string{"model.max_length=4000", "model.path=" + longer}, []string{"model.max_length", "4000 tokens", "48 positions"}},
+		{"batch too large", []string{"batch.global_size=1000"}, []string{"batch.global_size", "160", "1000"}},
+		{"unknown device", []string{"train.device=tpu"}, []string{`no device "tpu"`, "cpu"}},
+		{"loss not finite", []string{"optimizer.lr=1e30", "optimizer.max_grad_norm=0", "optimizer.warmup_ratio=0"}, []string{"item 1.0", "not finite", "sub-batch 0", "train.parquet: row group 0, row"}},
+		{"qrels of another task", []string{"eval.retrieval.qrels=" + put("other.tsv", []byte("query_id\tdoc_id\trelevance\nx\ty\t1\n"))}, []string{"eval.retrieval"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			args := []string{"train", "-c", at("recipe.yaml"), "--out", at("out"), "--quiet"}
+			for _, s := range c.sets {
+				args = append(args, "--set", s)
+			}
+			r := contraflow(t, "", args...)
+			if r.code != 1 {
+				t.Errorf("exit code %d, want 1", r.code)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(r.stderr, w) {
+					t.Errorf("the message lacks %q:\n%s", w, r.stderr)
+				}
+			}
+			after, err := os.ReadFile(at("out/model/model.safetensors"))
+			if err != nil || !bytes.Equal(before, after) {
+				t.Errorf("the previous model is gone or changed: %v", err)
+			}
+		})
+	}
+}
+
+func copyModel(t *testing.T, dir string) string {
+	t.Helper()
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// A module of somebody else's trains with a stage and a loss of its own, in under 60 lines of its own code.
+func TestThirdParty(t *testing.T) {
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join(root, "testdata", "thirdparty", "main.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := 0
+	for l := range strings.Lines(string(program)) {
+		if l = strings.TrimSpace(l); l != "" && !strings.HasPrefix(l, "//") {
+			code++
+		}
+	}
+	if code >= 60 {
+		t.Errorf("%d lines", code)
+	}
+	data, dir := workspace(t), t.TempDir()
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(string(mod), "module contraflow", "module example.com/mine", 1) + fmt.Sprintf("\nrequire contraflow v0.0.0\nreplace contraflow => %s\n", root)
+	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"main.go": program, "go.mod": []byte(text), "go.sum": sum} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "run", "-mod=mod", ".", goldens.Path(t, "bert/minilm-tiny"), filepath.Join(data, "train.parquet"))
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	var first, last float64
+	fmt.Sscanf(lines[0], "step 0 loss %g", &first)
+	fmt.Sscanf(lines[len(lines)-1], "step 9 loss %g", &last)
+	if len(lines) != 10 || !(last < first) {
+		t.Errorf("loss %v, then %v:\n%s", first, last, out)
+	}
+}

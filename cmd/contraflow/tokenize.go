@@ -1,0 +1,104 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/hfmodel"
+	"contraflow/tokenize"
+)
+
+func newTokenize() *cobra.Command {
+	var model string
+	var maxLength int
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "tokenize --model DIR",
+		Short: "Turn lines of standard input into token ids",
+		Long:  "tokenize reads a text per line and prints a JSON list of ids per line. With --json a line is a JSON string, so that texts may hold line breaks.",
+		Example: `  echo "a text" | contraflow tokenize --model q/model
+  contraflow tokenize --model q/model --json < texts.jsonl`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := hfmodel.Resolve(cmd.Context(), model, hfmodel.Options{})
+			if err != nil {
+				return err
+			}
+			f, err := hfmodel.Open(dir)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			tok, err := tokenize.Load(f.TransformerDir)
+			if err != nil {
+				return err
+			}
+			return tokenizeLines(cmd, tok, maxLength, asJSON)
+		},
+	}
+	cmd.Flags().StringVar(&model, "model", "", "a model folder or hub id")
+	cmd.Flags().IntVar(&maxLength, "max-length", 0, "cut to so many tokens (default: not at all)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "each line of the input is a JSON string")
+	require(cmd, "model")
+	return cmd
+}
+
+// linesAtOnce are tokenized in parallel.
+const linesAtOnce = 4096
+
+func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, asJSON bool) error {
+	in := bufio.NewReaderSize(cmd.InOrStdin(), 1<<20)
+	out := bufio.NewWriterSize(cmd.OutOrStdout(), 1<<20)
+	number := 0
+	for end := false; !end; {
+		var texts []string
+		for len(texts) < linesAtOnce {
+			line, err := in.ReadString('\n')
+			if err != nil && !errors.Is(err, io.EOF) {
+				return fmt.Errorf("standard input: %w", err)
+			}
+			end = err != nil
+			if end && line == "" {
+				break
+			}
+			number++
+			line = strings.TrimSuffix(line, "\n")
+			if asJSON {
+				var text string
+				if err := json.Unmarshal([]byte(line), &text); err != nil {
+					return fmt.Errorf("standard input, line %d: not a JSON string: %w", number, err)
+				}
+				line = text
+			} else {
+				line = strings.TrimSuffix(line, "\r")
+			}
+			texts = append(texts, line)
+			if end {
+				break
+			}
+		}
+		lists, err := tok.EncodeAll(cmd.Context(), texts, maxLength, 0)
+		if err != nil {
+			return err
+		}
+		var buf []byte
+		for _, ids := range lists {
+			buf = append(buf[:0], '[')
+			for i, id := range ids {
+				if i > 0 {
+					buf = append(buf, ", "...)
+				}
+				buf = strconv.AppendInt(buf, int64(id), 10)
+			}
+			out.Write(append(buf, "]\n"...))
+		}
+	}
+	return out.Flush()
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/stages/recipe"
+)
+
+// recipeFlags are those of commands that take a recipe.
+type recipeFlags struct {
+	file string
+	sets []string
+	out  string
+}
+
+func (f *recipeFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.file, "config", "c", "", "the recipe, a YAML file")
+	cmd.Flags().StringArrayVar(&f.sets, "set", nil, "override a key: --set train.max_steps=8 (may be repeated)")
+	cmd.Flags().StringVar(&f.out, "out", "", "folder for the run: sets save.dir")
+	require(cmd, "config")
+}
+
+func (f *recipeFlags) load() (recipe.Recipe, error) {
+	sets := f.sets
+	if f.out != "" {
+		sets = append(sets[:len(sets):len(sets)], fmt.Sprintf("save.dir=%q", f.out))
+	}
+	r, err := recipe.Load(f.file, sets)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, fmt.Errorf("%w; a recipe is a YAML file such as the one in the README", err)
+	}
+	return r, err
+}
+
+func newTrain() *cobra.Command {
+	var f recipeFlags
+	var trace, quiet bool
+	cmd := &cobra.Command{
+		Use:   "train -c RECIPE",
+		Short: "Train a model by a recipe",
+		Example: `  contraflow train -c recipe.yaml
+  contraflow train -c recipe.yaml --set train.max_steps=8 --out runs/try`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := f.load()
+			if err != nil {
+				return err
+			}
+			ui := newUI(cmd.ErrOrStderr(), quiet)
+			defer ui.close()
+			x, err := recipe.Open(cmd.Context(), r, ui.observer(r.Log.Every))
+			if err != nil {
+				return err
+			}
+			defer x.Close()
+			ui.printf("%s\n", x.Describe())
+			ui.begin(x.Steps)
+			var opts []recipe.TrainOption
+			if trace {
+				opts = append(opts, recipe.WithTrace())
+			}
+			s, err := x.Train(cmd.Context(), opts...)
+			ui.close()
+			if err != nil {
+				return err
+			}
+			ui.printf("%s\n", s)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&trace, "trace", false, "write trace.json (opens in Perfetto) into the run's folder")
+	cmd.Flags().BoolVar(&quiet, "quiet", false, "print errors only")
+	f.add(cmd)
+	return cmd
+}
+
+func newGraph() *cobra.Command {
+	var f recipeFlags
+	var format string
+	cmd := &cobra.Command{
+		Use:     "graph -c RECIPE",
+		Short:   "Draw a recipe's stage graph",
+		Example: "  contraflow graph -c recipe.yaml --format svg > graph.svg",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := f.load()
+			if err != nil {
+				return err
+			}
+			draw := map[string]func(*recipe.Run) (string, error){"dot": (*recipe.Run).DOT, "mermaid": (*recipe.Run).Mermaid, "svg": (*recipe.Run).SVG}[format]
+			if draw == nil {
+				return usageError{fmt.Errorf("--format is %q, want dot, mermaid or svg", format)}
+			}
+			x, err := recipe.Open(cmd.Context(), r, recipe.Observer{})
+			if err != nil {
+				return err
+			}
+			defer x.Close()
+			text, err := draw(x)
+			fmt.Fprint(cmd.OutOrStdout(), text)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&format, "format", "mermaid", "dot, mermaid or svg")
+	f.add(cmd)
+	return cmd
+}

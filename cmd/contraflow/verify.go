@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/stages/recipe"
+)
+
+func newVerify() *cobra.Command {
+	var f recipeFlags
+	var o recipe.VerifyOptions
+	var plant string
+	cmd := &cobra.Command{
+		Use:   "verify-grads -c RECIPE",
+		Short: "Prove that gradients are right, on your model and data",
+		Long: `verify-grads computes the gradient of one step on the recipe's first rows in every way that training may compute it (sub-batches,
+replay budgets, activation checkpointing, loss tiles, accumulation, dropout on) and compares each with a plain computation in
+double precision, which in turn is compared with a finite difference of the loss. It prints a row for each and exits with 1 if
+any error is more than rounding.`,
+		Example: "  contraflow verify-grads -c recipe.yaml --sub-batch 8,32 --accumulate 1,3",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.out == "" {
+				f.out = "unused" // nothing is written
+			}
+			r, err := f.load()
+			if err != nil {
+				return err
+			}
+			x, err := recipe.Open(cmd.Context(), r, newUI(cmd.ErrOrStderr(), false).observer(1))
+			if err != nil {
+				return err
+			}
+			defer x.Close()
+			w := cmd.OutOrStdout()
+			o.Plant = recipe.Fault(plant)
+			if plant != "" {
+				fmt.Fprintf(w, "with a fault planted: %s\n", plant)
+			}
+			o.Report = func(row recipe.VerifyRow) {
+				verdict := "ok"
+				if !row.OK {
+					verdict = "WRONG"
+				}
+				fmt.Fprintf(w, "%-5s  %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
+			}
+			ok, err := x.Verify(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return errors.New("gradients are wrong")
+			}
+			fmt.Fprintln(w, "all gradients agree")
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&o.Rows, "rows", 0, "rows of a contrastive batch (default 12)")
+	cmd.Flags().IntSliceVar(&o.SubBatches, "sub-batch", nil, "sub-batch sizes in sequences (default 5,16)")
+	cmd.Flags().IntSliceVar(&o.Accumulate, "accumulate", nil, "contrastive batches per step (default 1,3)")
+	cmd.Flags().StringVar(&plant, "plant", "", "plant a fault that must be found: factor, mask, remote or dropout")
+	f.add(cmd)
+	return cmd
+}

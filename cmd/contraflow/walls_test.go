@@ -1,0 +1,114 @@
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// walls is who may import whom: a package may import the packages listed for the longest matching prefix of its path.
+// A name with a slash at its end stands for the whole folder. Tests may also import testdata and gpustage/ref, gpustage/cpu.
+var walls = map[string][]string{
+	"pipeline":            {},
+	"tokenize":            {},
+	"gpustage":            {},
+	"gpustage/ref":        {"gpustage"},
+	"gpustage/devicetest": {"gpustage", "gpustage/ref"},
+	"gpustage/cpu":        {"gpustage", "gpustage/ref", "gpustage/cpu/"},
+	"io/internal":         {"io/internal/"},
+	"io/safetensors":      {"io/internal/"},
+	"io/dataset":          {"tokenize", "io/internal/"},
+	"io/hfmodel":          {"tokenize", "io/dataset", "io/safetensors", "io/internal/"},
+	"stages/transformer":  {"gpustage"},
+	"stages/loss":         {"gpustage"},
+	"stages/optim":        {"gpustage"},
+	"stages/evaluate":     {"gpustage"},
+	"stages/gopairs":      {},
+	"stages/embedder":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate"},
+	"stages":              {"pipeline", "gpustage", "gpustage/ref", "tokenize", "io/", "stages", "stages/"},
+	"cmd":                 {"pipeline", "gpustage", "gpustage/", "tokenize", "io/", "stages", "stages/"},
+	"testdata/goldens":    {},
+	"testdata/thirdparty": {"pipeline", "gpustage/", "io/", "stages", "stages/"},
+}
+
+// forTests are what any test may import besides.
+var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu", "gpustage/devicetest"}
+
+// onlyIn are modules of others that belong to one place.
+var onlyIn = map[string]string{
+	"github.com/parquet-go/parquet-go": "io/dataset",
+	"github.com/goccy/go-yaml":         "stages/recipe",
+	"github.com/spf13/cobra":           "cmd/contraflow",
+	"github.com/vbauerster/mpb":        "cmd/contraflow",
+	"go.uber.org/zap":                  "cmd/contraflow",
+}
+
+func TestWalls(t *testing.T) {
+	root := filepath.Join("..", "..")
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != ".." {
+			return filepath.SkipDir
+		}
+		if !strings.HasSuffix(file, ".go") {
+			return nil
+		}
+		rel, _ := filepath.Rel(root, file)
+		pkg := path.Dir(filepath.ToSlash(rel))
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, imp := range f.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			for module, home := range onlyIn {
+				if strings.HasSuffix(file, "_test.go") {
+					continue
+				}
+				if (name == module || strings.HasPrefix(name, module+"/")) && !strings.HasPrefix(pkg, home) {
+					t.Errorf("%s imports %s, which belongs in %s", rel, name, home)
+				}
+			}
+			ours, ok := strings.CutPrefix(name, "contraflow/")
+			if !ok {
+				continue
+			}
+			allowed := rule(pkg)
+			if strings.HasSuffix(file, "_test.go") {
+				allowed = append(append([]string{pkg}, allowed...), forTests...)
+			}
+			if !permits(allowed, ours) {
+				t.Errorf("%s imports %s; %s may import %s", rel, ours, pkg, strings.Join(rule(pkg), ", "))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rule(pkg string) []string {
+	for p := pkg; p != "."; p = path.Dir(p) {
+		if r, ok := walls[p]; ok {
+			return r
+		}
+	}
+	return nil
+}
+
+func permits(allowed []string, pkg string) bool {
+	for _, a := range allowed {
+		if pkg == a || strings.HasSuffix(a, "/") && strings.HasPrefix(pkg, a) {
+			return true
+		}
+	}
+	return false
+}
