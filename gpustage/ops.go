@@ -89,6 +89,7 @@ type MatMul struct {
 	Alpha          float64 // 0 means 1
 	Add            bool    // accumulate into c
 	BF16           bool    // round a and b to bf16 first; accumulate in f32
+	Forms          *Forms  // b is all of one parameter, and these are its forms; may be nil
 	Bias           Tensor
 	PreAct         Tensor // [M, N], written
 	GradOf         Tensor // [M, N]: the pre-activation whose derivative multiplies the result

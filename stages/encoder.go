@@ -142,7 +142,7 @@ func (e *Encoder) reserve(bytes int) error {
 		}
 		e.arena = a
 	}
-	held := int64(e.Model.Params.Mem.Bytes()) + int64(e.grads.Mem.Bytes()) + int64(e.arena.Size())
+	held := int64(e.Model.Params.Mem.Bytes()) + e.Model.PackedBytes(true) + int64(e.grads.Mem.Bytes()) + int64(e.arena.Size())
 	if !e.emb.IsZero() {
 		held += 2 * int64(e.emb.Mem.Bytes())
 	}

@@ -86,6 +86,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
 		scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
 		u.Optimizer.Update(stream, m.Params, e.grads, states, segs, r.LR, scale, r.Step+1)
+		m.Changed()
 		stream.Fill(e.grads, 0)
 		weights.Put(t, Weights{})
 		out.Put(t, r)

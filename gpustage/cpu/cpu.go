@@ -94,6 +94,11 @@ func (d *Device) Info() gpustage.Info {
 // FastBF16 tells whether matrix products in bf16 are faster than in f32 here.
 func (d *Device) FastBF16() bool { return d.kernels == gemm.AVX512BF16 && cpu.X86.HasAVX512BF16 }
 
+// PackedBytes is what a packed [k, n] matrix takes.
+func (d *Device) PackedBytes(k, n int, bf16 bool) int {
+	return 4 * gemm.NewWorkspace[float32](d.kernels).PackedSize(k, n, bf16)
+}
+
 // Alloc gives host memory.
 func (d *Device) Alloc(bytes int) (gpustage.Memory, error) { return gpustage.AllocHost(bytes) }
 

@@ -33,7 +33,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error)) {
 		name string
 		test func(*testing.T, gpustage.Device)
 	}{
-		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue},
+		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"Forms", testForms},
 		{"Gather", testGather}, {"LayerNorm", testLayerNorm}, {"Activation", testActivation}, {"Dropout", testDropout},
 		{"Attention", testAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores},
 		{"Update", testUpdate}, {"Deterministic", testDeterministic},

@@ -58,6 +58,43 @@ func testMatMul(t *testing.T, dev gpustage.Device) {
 	f.check(c, 0)
 }
 
+// A device may keep forms of a parameter, with or without room for them: a product has the bits of one without Forms, and
+// follows the parameter when it has changed.
+func testForms(t *testing.T, dev gpustage.Device) {
+	for _, limit := range []int64{0, 1 << 20} {
+		for mode := range 4 {
+			trans, bf16 := mode&1 != 0, mode&2 != 0
+			f := newFixture(t, dev, 14, 0)
+			k, n := 100, 70
+			br, bc := k, n
+			if trans {
+				br, bc = n, k
+			}
+			a, b, next := f.floats("a", 9, k, nil), f.floats("b", br, bc, nil), f.floats("next", br, bc, nil)
+			c, d := f.floats("c", 9, n, nil), f.floats("d", 9, n, nil)
+			version := gpustage.NewVersion(limit)
+			o := gpustage.MatMul{TransB: trans, BF16: bf16}
+			kept := o
+			kept.Forms = version.Forms()
+			for step := range 3 {
+				f.s.MatMul(c.dev, a.dev, b.dev, o)
+				for range 2 {
+					f.s.MatMul(d.dev, a.dev, b.dev, kept)
+					got, want := download(t, f.s, d.dev), download(t, f.s, c.dev)
+					if !bytes.Equal(gpustage.Bytes(got), gpustage.Bytes(want)) {
+						t.Fatalf("step %d, transposed %v, bf16 %v, room %d: products with and without forms differ", step, trans, bf16, limit)
+					}
+				}
+				f.s.Add(b.dev, b.dev, next.dev)
+				version.Changed()
+			}
+			if err := version.Free(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 func testEpilogue(t *testing.T, dev gpustage.Device) {
 	for _, sh := range [][3]int{{1, 1, 1}, {15, 31, 33}, {30, 70, 64}, {33, 100, 390}} {
 		m, n, k := sh[0], sh[1], sh[2]

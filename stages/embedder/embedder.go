@@ -300,7 +300,7 @@ func (e *Embedder) Close() error {
 	var errs []error
 	errs = append(errs, e.engine.Close())
 	if e.model != nil {
-		errs = append(errs, e.model.Params.Mem.Free())
+		errs = append(errs, e.model.Free())
 		e.model = nil
 	}
 	if e.owned {

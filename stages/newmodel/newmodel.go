@@ -65,7 +65,7 @@ func Create(dir string, s Spec, texts iter.Seq[string]) error {
 	if err != nil {
 		return err
 	}
-	defer m.Params.Mem.Free()
+	defer m.Free()
 	stream, err := d.OpenStream()
 	if err != nil {
 		return err

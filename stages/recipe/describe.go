@@ -16,8 +16,8 @@ func (x *Run) Describe() string {
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
 	mem := x.Memory
-	fmt.Fprintf(&b, "memory  at most %s: model %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s",
-		Size(mem.Total()), Size(mem.Parameters), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working))
+	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s",
+		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working))
 	return b.String()
 }
 

@@ -9,6 +9,7 @@ import (
 // Memory is what a run is predicted to hold on its device, in bytes.
 type Memory struct {
 	Parameters  int64
+	Packed      int64 // parameters a second time, as products like them
 	Gradients   int64
 	Optimizer   int64
 	Embeddings  int64 // of a whole batch, with their gradient
@@ -18,7 +19,7 @@ type Memory struct {
 
 // Total is the sum.
 func (m Memory) Total() int64 {
-	return m.Parameters + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working
 }
 
 // predict bounds a run's memory from above: it takes every text to be as long as it may be.
@@ -43,7 +44,7 @@ func (x *Run) predict() Memory {
 	subs := (n + int64(rows) - 1) / int64(rows)
 
 	mem := Memory{
-		Parameters: params, Gradients: params, Optimizer: params * int64(r.update(1).Optimizer.States()),
+		Parameters: params, Packed: m.PackedBytes(true), Gradients: params, Optimizer: params * int64(r.update(1).Optimizer.States()),
 		Embeddings: 2 * n * int64(m.EmbeddingSize()) * int64(m.DType.Size()),
 	}
 	work := int64(max(sub.Backward, r.loss().Memory(r.Batch.GlobalSize, int(n), m.EmbeddingSize(), m.DType)))

@@ -227,7 +227,7 @@ func (r Recipe) update(steps int) stages.Update {
 func (x *Run) Close() error {
 	var errs []error
 	if x.model != nil {
-		errs = append(errs, x.model.Params.Mem.Free())
+		errs = append(errs, x.model.Free())
 	}
 	if x.data != nil {
 		errs = append(errs, x.data.Close())

@@ -231,7 +231,7 @@ func (v *verifier) gradient(ctx context.Context, w way) (stages.Captured, error)
 	if err != nil {
 		return stages.Captured{}, err
 	}
-	defer m.Params.Mem.Free()
+	defer m.Free()
 	return v.step(ctx, w, m, false)
 }
 
@@ -303,7 +303,7 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 	if err != nil {
 		return 0, err
 	}
-	defer m.Params.Mem.Free()
+	defer m.Free()
 	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
 	host := make([]float64, m.Layout.Len)
 	s := v.x.stream
@@ -332,6 +332,7 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 			moved[i] = host[i] + by*dir[i]
 		}
 		s.CopyIn(m.Params, gpustage.Bytes(moved))
+		m.Changed()
 		c, err := v.step(ctx, w, m, true)
 		return c.Loss, err
 	}

@@ -82,17 +82,17 @@ func bertNames(c Config) []Param {
 	for l := range c.Layers {
 		p := fmt.Sprintf("encoder.layer.%d.", l)
 		for _, x := range []string{"query", "key", "value"} {
-			add(l, p+"attention.self."+x+".weight", c.Hidden, c.Hidden, linear)
+			add(l, p+"attention.self."+x+".weight", c.Hidden, c.Hidden, weight)
 		}
 		for _, x := range []string{"query", "key", "value"} {
 			add(l, p+"attention.self."+x+".bias", 1, c.Hidden, bias)
 		}
-		add(l, p+"attention.output.dense.weight", c.Hidden, c.Hidden, linear)
+		add(l, p+"attention.output.dense.weight", c.Hidden, c.Hidden, weight)
 		add(l, p+"attention.output.dense.bias", 1, c.Hidden, bias)
 		norm(l, p+"attention.output.LayerNorm")
-		add(l, p+"intermediate.dense.weight", c.FeedForward, c.Hidden, linear)
+		add(l, p+"intermediate.dense.weight", c.FeedForward, c.Hidden, weight)
 		add(l, p+"intermediate.dense.bias", 1, c.FeedForward, bias)
-		add(l, p+"output.dense.weight", c.Hidden, c.FeedForward, linear)
+		add(l, p+"output.dense.weight", c.Hidden, c.FeedForward, weight)
 		add(l, p+"output.dense.bias", 1, c.Hidden, bias)
 		norm(l, p+"output.LayerNorm")
 	}

@@ -32,6 +32,7 @@ type Model struct {
 	Device  gpustage.Device
 	Params  gpustage.Tensor // [1, Layout.Len]
 	w       weights
+	version *gpustage.Version // of Params
 }
 
 // New allocates a model's parameters, all zero.
@@ -47,7 +48,8 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if m.Params, err = gpustage.NewTensor(d, o.DType, 1, m.Layout.Len); err != nil {
 		return nil, fmt.Errorf("a model of %d parameters: %w", m.Layout.Len, err)
 	}
-	m.w = m.Layout.bertWeights(c, m.Params)
+	m.w, m.version = m.Layout.bertWeights(c, m.Params), gpustage.NewVersion(formsLimit)
+	m.w.keepForms(m.version)
 	return m, nil
 }
 
@@ -304,21 +306,21 @@ func (p *Pass) attention(l int) gpustage.Attention {
 func (p *Pass) layer(l int, x, y gpustage.Tensor) layerActs {
 	s, m, w := p.s, p.m, p.m.w.layers[l]
 	t, c, f, h := x.Rows, m.Config.Hidden, m.Config.FeedForward, m.Config.Heads
-	bf, eps := m.Options.BF16, m.Config.NormEps
+	eps := m.Config.NormEps
 	a := layerActs{
 		x: x, qkv: p.keep(t, 3*c), lse: p.keep(h, t), ctx: p.keep(t, c),
 		sum1: p.keep(t, c), mean1: p.keep(1, t), rstd1: p.keep(1, t), x1: p.keep(t, c),
 		pre: p.keep(t, f), sum2: p.keep(t, c), mean2: p.keep(1, t), rstd2: p.keep(1, t),
 	}
-	s.MatMul(a.qkv, x, w.qkv, gpustage.MatMul{TransB: true, Bias: w.qkvBias, BF16: bf})
+	p.forward(w.qkv, a.qkv, x, gpustage.MatMul{})
 	s.Attention(a.ctx, a.lse, a.qkv.Columns(0, c), a.qkv.Columns(c, 2*c), a.qkv.Columns(2*c, 3*c), p.attention(l))
-	s.MatMul(a.sum1, a.ctx, w.out, gpustage.MatMul{TransB: true, Bias: w.outBias, Dropout: p.dropout(l, gpustage.SiteAttentionOut), Residual: x, BF16: bf})
+	p.forward(w.out, a.sum1, a.ctx, gpustage.MatMul{Dropout: p.dropout(l, gpustage.SiteAttentionOut), Residual: x})
 	s.LayerNorm(a.x1, a.mean1, a.rstd1, a.sum1, w.norm1.gamma, w.norm1.beta, eps)
 
 	mark := p.a.Mark()
 	act := p.scratch(t, f)
-	s.MatMul(act, a.x1, w.up, gpustage.MatMul{TransB: true, Bias: w.upBias, PreAct: a.pre, Act: m.Config.Activation, BF16: bf})
-	s.MatMul(a.sum2, act, w.down, gpustage.MatMul{TransB: true, Bias: w.downBias, Dropout: p.dropout(l, gpustage.SiteFeedForward), Residual: a.x1, BF16: bf})
+	p.forward(w.up, act, a.x1, gpustage.MatMul{PreAct: a.pre, Act: m.Config.Activation})
+	p.forward(w.down, a.sum2, act, gpustage.MatMul{Dropout: p.dropout(l, gpustage.SiteFeedForward), Residual: a.x1})
 	p.a.ReleaseScratch(mark)
 	s.LayerNorm(y, a.mean2, a.rstd2, a.sum2, w.norm2.gamma, w.norm2.beta, eps)
 	return a
@@ -328,7 +330,6 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor) layerActs {
 func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeights) {
 	s, m, w := p.s, p.m, p.m.w.layers[l]
 	t, c, f := a.x.Rows, m.Config.Hidden, m.Config.FeedForward
-	bf := m.Options.BF16
 	mark := p.a.Mark()
 	defer p.a.ReleaseScratch(mark)
 
@@ -336,25 +337,25 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	dz := p.dropped(d, p.dropout(l, gpustage.SiteFeedForward))
 	act := p.scratch(t, f)
 	s.Activate(act, a.pre, m.Config.Activation)
-	p.linearGradients(g.down, g.downBias, dz, act)
+	p.gradients(g.down, dz, act)
 	dpre := act // its last reader is done
-	s.MatMul(dpre, dz, w.down, gpustage.MatMul{GradOf: a.pre, Act: m.Config.Activation, BF16: bf})
-	p.linearGradients(g.up, g.upBias, dpre, a.x1)
-	s.MatMul(d, dpre, w.up, gpustage.MatMul{Add: true, BF16: bf}) // the residual passes dSum2 on: d is dX1
+	p.backward(w.down, dpre, dz, gpustage.MatMul{GradOf: a.pre, Act: m.Config.Activation})
+	p.gradients(g.up, dpre, a.x1)
+	p.backward(w.up, d, dpre, gpustage.MatMul{Add: true}) // the residual passes dSum2 on: d is dX1
 	p.a.ReleaseScratch(mark)
 
 	s.LayerNormBackward(d, g.norm1.gamma, g.norm1.beta, d, a.sum1, a.mean1, a.rstd1, w.norm1.gamma) // d is dSum1
 	dz = p.dropped(d, p.dropout(l, gpustage.SiteAttentionOut))
-	p.linearGradients(g.out, g.outBias, dz, a.ctx)
+	p.gradients(g.out, dz, a.ctx)
 	dctx, dqkv := p.scratch(t, c), p.scratch(t, 3*c)
-	s.MatMul(dctx, dz, w.out, gpustage.MatMul{BF16: bf})
+	p.backward(w.out, dctx, dz, gpustage.MatMul{})
 	s.AttentionBackward(dqkv.Columns(0, c), dqkv.Columns(c, 2*c), dqkv.Columns(2*c, 3*c), dctx, a.ctx, a.lse,
 		a.qkv.Columns(0, c), a.qkv.Columns(c, 2*c), a.qkv.Columns(2*c, 3*c), p.attention(l))
-	s.MatMul(g.qkv, dqkv, a.x, gpustage.MatMul{TransA: true, Add: true, BF16: bf})
+	p.weightGradient(g.qkv, dqkv, a.x)
 	for _, q := range [...]int{0, 2} { // the key's bias has none: see the package comment
-		s.ColumnSum(g.qkvBias.Columns(q*c, (q+1)*c), dqkv.Columns(q*c, (q+1)*c))
+		s.ColumnSum(g.qkv.b.Columns(q*c, (q+1)*c), dqkv.Columns(q*c, (q+1)*c))
 	}
-	s.MatMul(d, dqkv, w.qkv, gpustage.MatMul{Add: true, BF16: bf}) // the residual passes dSum1 on: d is dX
+	p.backward(w.qkv, d, dqkv, gpustage.MatMul{Add: true}) // the residual passes dSum1 on: d is dX
 }
 
 // dropped is d through a dropout's backward, or d itself where nothing drops.
@@ -365,12 +366,6 @@ func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor
 	out := p.scratch(d.Rows, d.Cols)
 	p.s.Dropout(out, d, gpustage.Tensor{}, drop)
 	return out
-}
-
-// linearGradients adds dW = dyᵀ x and db = the column sum of dy, for y = x Wᵀ + b.
-func (p *Pass) linearGradients(dw, db, dy, x gpustage.Tensor) {
-	p.s.MatMul(dw, dy, x, gpustage.MatMul{TransA: true, Add: true, BF16: p.m.Options.BF16})
-	p.s.ColumnSum(db, dy)
 }
 
 // Backward adds the gradient of the loss, given its gradient with respect to the embeddings, to grads (a flat vector like

@@ -20,7 +20,7 @@ type Param struct {
 type paramKind int8
 
 const (
-	linear paramKind = iota
+	weight paramKind = iota // of a linear layer
 	table
 	bias
 	normWeight
@@ -35,7 +35,7 @@ func (p Param) Shape() []int {
 }
 
 // Decay tells whether weight decay applies: not to biases and norm weights, as the field has it.
-func (p Param) Decay() bool { return p.kind == linear || p.kind == table }
+func (p Param) Decay() bool { return p.kind == weight || p.kind == table }
 
 // Len is the number of elements.
 func (p Param) Len() int { return p.Rows * p.Cols }
@@ -91,16 +91,12 @@ type weights struct {
 type normWeights struct{ gamma, beta gpustage.Tensor } // [1, C]
 
 type layerWeights struct {
-	qkv      gpustage.Tensor // [3C, C]: query, key, value
-	qkvBias  gpustage.Tensor // [1, 3C]
-	out      gpustage.Tensor // [C, C]
-	outBias  gpustage.Tensor // [1, C]
-	norm1    normWeights
-	up       gpustage.Tensor // [F, C]
-	upBias   gpustage.Tensor // [1, F]
-	down     gpustage.Tensor // [C, F]
-	downBias gpustage.Tensor // [1, C]
-	norm2    normWeights
+	qkv   linear // [3C, C]: query, key, value
+	out   linear // [C, C]
+	norm1 normWeights
+	up    linear // [F, C]
+	down  linear // [C, F]
+	norm2 normWeights
 }
 
 // bertWeights views a flat vector in bertNames' layout.
@@ -119,16 +115,15 @@ func (l *Layout) bertWeights(c Config, flat gpustage.Tensor) weights {
 		q, _ := l.Find(p + "attention.self.query.weight")
 		qb, _ := l.Find(p + "attention.self.query.bias")
 		w.layers = append(w.layers, layerWeights{
-			qkv:      flat.Columns(q.Off, q.Off+3*q.Len()).Reshape(3*c.Hidden, c.Hidden),
-			qkvBias:  flat.Columns(qb.Off, qb.Off+3*c.Hidden),
-			out:      l.named(flat, p+"attention.output.dense.weight"),
-			outBias:  l.named(flat, p+"attention.output.dense.bias"),
-			norm1:    norm(p + "attention.output.LayerNorm"),
-			up:       l.named(flat, p+"intermediate.dense.weight"),
-			upBias:   l.named(flat, p+"intermediate.dense.bias"),
-			down:     l.named(flat, p+"output.dense.weight"),
-			downBias: l.named(flat, p+"output.dense.bias"),
-			norm2:    norm(p + "output.LayerNorm"),
+			qkv: linear{
+				w: flat.Columns(q.Off, q.Off+3*q.Len()).Reshape(3*c.Hidden, c.Hidden),
+				b: flat.Columns(qb.Off, qb.Off+3*c.Hidden),
+			},
+			out:   l.linear(flat, p+"attention.output.dense"),
+			norm1: norm(p + "attention.output.LayerNorm"),
+			up:    l.linear(flat, p+"intermediate.dense"),
+			down:  l.linear(flat, p+"output.dense"),
+			norm2: norm(p + "output.LayerNorm"),
 		})
 	}
 	return w
@@ -143,6 +138,7 @@ func (m *Model) Load(s gpustage.Stream, read func(p Param, dst []float32) error)
 		}
 		m.write(s, m.Layout.View(m.Params, p), vs)
 	}
+	m.Changed()
 	return s.Sync()
 }
 
@@ -186,7 +182,7 @@ func (m *Model) Init(s gpustage.Stream, seed uint64) error {
 		n++
 		for i := range dst {
 			switch p.kind {
-			case linear, table:
+			case weight, table:
 				dst[i] = float32(rng.NormFloat64() * m.Config.InitRange)
 			case normWeight:
 				dst[i] = 1

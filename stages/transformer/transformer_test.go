@@ -383,7 +383,7 @@ func TestInit(t *testing.T) {
 			sum += float64(v) * float64(v)
 		}
 		rms := math.Sqrt(sum / float64(len(vs)))
-		want := map[paramKind]float64{linear: 0.02, table: 0.02, bias: 0, normWeight: 1}[p.kind]
+		want := map[paramKind]float64{weight: 0.02, table: 0.02, bias: 0, normWeight: 1}[p.kind]
 		if math.Abs(rms-want) > 0.3*want {
 			t.Errorf("%s: root mean square %v, want %v", p.Name, rms, want)
 		}

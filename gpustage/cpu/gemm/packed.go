@@ -21,6 +21,12 @@ type packing[T Float] struct {
 	width int // columns that one task packs
 }
 
+// NewPacked makes a Packed in the caller's memory, at least PackedSize elements.
+func NewPacked[T Float](buf []T) *Packed[T] { return &Packed[T]{data: buf} }
+
+// PackedSize is how many elements a packed B[K, N] takes.
+func (ws *Workspace[T]) PackedSize(k, n int, bf16 bool) int { return ws.setFor(bf16).packedSize(k, n) }
+
 // Pack packs op(B)[K, N] into p, whose buffer is used again. bf16 must be what the products' BF16 will be.
 func (ws *Workspace[T]) Pack(p *Packed[T], b []T, ldb int, trans bool, k, n int, bf16 bool, r Runner) error {
 	if bf16 && isFloat64[T]() {
