@@ -122,15 +122,20 @@ func (r *running) coordinate() {
 		select {
 		case <-done:
 			done = nil
-			if r.err == nil {
-				r.fail(fmt.Errorf("graph %q: stopped: %w", r.plan.name, context.Cause(r.ctx)))
-			}
+			r.stopped()
 		case e := <-r.events:
 			r.handle(e)
 		}
 	}
 	if r.err == nil && !r.core.complete() {
 		r.fail(r.core.stuck())
+	}
+}
+
+// stopped ends the run with the reason for which its context was cancelled from outside.
+func (r *running) stopped() {
+	if r.err == nil {
+		r.fail(fmt.Errorf("graph %q: stopped: %w", r.plan.name, context.Cause(r.ctx)))
 	}
 }
 
@@ -141,7 +146,9 @@ func (r *running) handle(e event) {
 		r.act(rep)
 		return
 	}
-	if e.err != nil && r.err == nil {
+	if stop := r.ctx.Err(); stop != nil && errors.Is(e.err, stop) {
+		r.stopped() // the stage was told before this goroutine was; it only knows that it was told
+	} else if e.err != nil && r.err == nil {
 		r.fail(fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err))
 	}
 	r.act(r.core.done(e.id, e.end))
