@@ -67,6 +67,12 @@ func Slice[T Element](t Tensor) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(&bytes[0])), n)
 }
 
+// InHost tells whether a tensor lies in memory that Slice can view.
+func InHost(t Tensor) bool {
+	_, ok := t.Mem.(*HostMemory)
+	return ok
+}
+
 // Bytes views a slice as the bytes that CopyIn and CopyOut take.
 func Bytes[T Element](s []T) []byte {
 	if len(s) == 0 {

@@ -12,6 +12,7 @@
 package embedder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,18 +69,22 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 		return nil, err
 	}
 	defer f.Close()
-	tok, err := tokenize.Load(f.TransformerDir)
-	if err != nil {
-		return nil, err
-	}
-	e := &Embedder{tok: tok, prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device}
+	e := &Embedder{prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device}
 	if e.device == nil {
 		if e.device, err = gpustage.Open("auto"); err != nil {
 			return nil, err
 		}
 		e.owned = true
 	}
-	if err := e.load(f, o); err != nil {
+	var tokErr error
+	var loading sync.WaitGroup
+	loading.Go(func() { e.tok, tokErr = tokenize.Load(f.TransformerDir) }) // 50 of 150 ms, on the other core
+	err = e.load(f, o)
+	loading.Wait()
+	if err = cmp.Or(tokErr, err); err == nil {
+		err = CheckVocabulary(e.tok, e.model.Config)
+	}
+	if err != nil {
 		e.Close()
 		return nil, err
 	}
@@ -96,9 +101,6 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 		return err
 	}
 	if e.model, err = LoadModel(f, e.device, stream, head, transformer.Options{}, nil); err != nil {
-		return err
-	}
-	if err := CheckVocabulary(e.tok, e.model.Config); err != nil {
 		return err
 	}
 	if e.maxLength, err = MaxLengthOf(f, e.model.Config, o.maxLength); err != nil {
