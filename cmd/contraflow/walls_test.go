@@ -20,24 +20,25 @@ var walls = map[string][]string{
 	"gpustage/ref":        {"gpustage"},
 	"gpustage/devicetest": {"gpustage", "gpustage/ref"},
 	"gpustage/cpu":        {"gpustage", "gpustage/ref", "gpustage/cpu/"},
+	"collective":          {"gpustage", "collective", "collective/"},
 	"io/internal":         {"io/internal/"},
 	"io/safetensors":      {"io/internal/"},
 	"io/dataset":          {"tokenize", "io/internal/"},
 	"io/hfmodel":          {"tokenize", "io/dataset", "io/safetensors", "io/internal/"},
 	"stages/transformer":  {"gpustage"},
-	"stages/loss":         {"gpustage"},
+	"stages/loss":         {"gpustage", "collective"},
 	"stages/optim":        {"gpustage"},
 	"stages/evaluate":     {"gpustage"},
 	"stages/gopairs":      {},
 	"stages/embedder":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate"},
-	"stages":              {"pipeline", "gpustage", "gpustage/ref", "tokenize", "io/", "stages", "stages/"},
-	"cmd":                 {"pipeline", "gpustage", "gpustage/", "tokenize", "io/", "stages", "stages/"},
+	"stages":              {"pipeline", "gpustage", "gpustage/ref", "collective", "collective/local", "collective/sim", "tokenize", "io/", "stages", "stages/"},
+	"cmd":                 {"pipeline", "gpustage", "gpustage/", "collective", "collective/", "tokenize", "io/", "stages", "stages/"},
 	"testdata/goldens":    {},
 	"testdata/thirdparty": {"pipeline", "gpustage/", "io/", "stages", "stages/"},
 }
 
 // forTests are what any test may import besides.
-var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu", "gpustage/devicetest"}
+var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu", "gpustage/devicetest", "collective/collectivetest"}
 
 // onlyIn are modules of others that belong to one place.
 var onlyIn = map[string]string{
