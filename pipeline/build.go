@@ -215,6 +215,11 @@ func (b *builder) levels() {
 				if s.level != Batch {
 					b.fail(s, "output %q: only a stage at batch level can split, this one is at %v level", o.name, s.level)
 				}
+			case o.final:
+				o.level = Step
+				if s.level != Batch && s.level != Sub {
+					b.fail(s, "output %q: Final is for stages at batch or sub level, this one is at %v level", o.name, s.level)
+				}
 			}
 		}
 		for _, e := range s.in {

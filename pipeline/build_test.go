@@ -50,6 +50,12 @@ func TestBuildErrors(t *testing.T) {
 		{"no device", func(g *Graph) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, On(3, Compute))
 		}, []string{`stage "embed": placed on device 3, but there are 1 devices (gpu)`}},
+		{"final of a step", func(g *Graph) {
+			s := g.Stage("update", At(Step))
+			Collect(s, "batches", batches(g))
+			Final[int](s, "bucket")
+			s.Do(do)
+		}, []string{`stage "update": output "bucket": Final is for stages at batch or sub level, this one is at step level`}},
 		{"other graph", func(g *Graph) {
 			Sink(g, "sink", source(New("other")), func(*Task, int) error { return nil })
 		}, []string{`stage "sink": input "sink": connected to port "source" of another graph, "other"`}},

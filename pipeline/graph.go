@@ -34,6 +34,7 @@ type port struct {
 	binding *port  // for a Later port: the output it stands for
 	later   bool
 	fan     bool // a Fan output: one level below its stage
+	final   bool // a Final output: at step level, whatever its stage's
 	edges   []*edge
 }
 
@@ -183,6 +184,15 @@ func Out[T any](s *Stage, name string) Output[T] { return newOutput[T](s, name) 
 func Fan[T any](s *Stage, name string) Output[T] {
 	o := newOutput[T](s, name)
 	o.Port.p.fan = true
+	return o
+}
+
+// Final adds an output at step level to a stage that works on batches or sub-batches: its last task of the step, and no other,
+// puts the value, as soon as it has it. This is how what follows starts while that task still runs: the reduction of a
+// gradient that gets no more contributions.
+func Final[T any](s *Stage, name string) Output[T] {
+	o := newOutput[T](s, name)
+	o.Port.p.final = true
 	return o
 }
 

@@ -283,6 +283,7 @@ func (t *Task) check() error {
 		case o == t.stage.batches:
 		case o.fan && n == 0:
 			return fmt.Errorf("output %q: no sub-batch was put", o.name)
+		case o.final && n == 0: // if the step's last task leaves it out, the core says who waits for it
 		case !o.fan && n != 1:
 			return fmt.Errorf("output %q: %d values were put, want 1", o.name, n)
 		}

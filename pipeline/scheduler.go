@@ -140,6 +140,8 @@ func (c *core) putIndex(t taskID, o *port) Index {
 		return batchIndex(c.step, c.batch)
 	case o.fan:
 		return t.index.sub(c.growing[t.stage][t.index])
+	case o.final:
+		return t.index.at(Step)
 	default:
 		return t.index
 	}

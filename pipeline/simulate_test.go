@@ -32,6 +32,7 @@ type script struct {
 	items   int            // stream items that each source gives
 	batches []int          // batches of each step; one batch per stream item
 	subs    func(Index) int
+	finals  map[string]int // Final outputs: when the step's last task puts them, in ticks from its start
 }
 
 // simulate runs the core against a clock of its own and returns what each lane did and when, and every issue in order.
@@ -41,6 +42,7 @@ func simulate(t *testing.T, p *Plan, s script) string {
 	type finish struct {
 		at, seq int
 		id      taskID
+		final   *port // not the task's end: it puts this port
 	}
 	var running []finish
 	now, seq, emitted := 0, 0, 0
@@ -61,7 +63,13 @@ func simulate(t *testing.T, p *Plan, s script) string {
 			what := fmt.Sprint(id)
 			rows[lane] = append(rows[lane], fmt.Sprintf("%3d-%-3d %s", now, now+d, what))
 			fmt.Fprintf(&log, "  start %v\n", id)
-			running = append(running, finish{now + d, seq, id})
+			for _, o := range id.stage.out {
+				if o.final && c.lastOfStep(id) {
+					running = append(running, finish{now + s.finals[o.name], seq, id, o})
+					seq++
+				}
+			}
+			running = append(running, finish{now + d, seq, id, nil})
 			seq++
 		}
 	}
@@ -74,6 +82,11 @@ func simulate(t *testing.T, p *Plan, s script) string {
 		f := running[0]
 		running = running[1:]
 		now = f.at
+		if f.final != nil {
+			_, r := c.put(f.id, f.final, false)
+			act(r)
+			continue
+		}
 		fmt.Fprintf(&log, "%d: %v\n", now, f.id)
 		st, end := f.id.stage, false
 		if st.level == Stream && len(st.in) == 0 && f.id.index.N >= s.items {
@@ -81,6 +94,7 @@ func simulate(t *testing.T, p *Plan, s script) string {
 		} else {
 			for _, o := range st.out {
 				switch {
+				case o.final:
 				case o == st.batches:
 					if emitted < s.items && !f.id.ended {
 						emitted++
@@ -134,6 +148,16 @@ func simulate(t *testing.T, p *Plan, s script) string {
 		}
 	}
 	return b.String()
+}
+
+// lastOfStep tells whether a sub-batch is the last of its step that a stage works on.
+func (c *core) lastOfStep(t taskID) bool {
+	last := c.counts[t.stage.origin][t.index.at(Batch)] - 1
+	if t.stage.descending {
+		last = 0
+	}
+	s := c.steps[t.index.Step]
+	return t.index.Level == Sub && t.index.Sub == last && s.closed && t.index.Batch == s.batches-1
 }
 
 func checkTranscript(t *testing.T, name, got string) {
@@ -214,6 +238,55 @@ func TestTranscriptStep(t *testing.T) {
 		subs:    func(Index) int { return 3 },
 	})
 	checkTranscript(t, "step", got)
+}
+
+// Buckets of the gradient are reduced while the step's last sub-batch still goes backward: DESIGN's picture of a step.
+func TestTranscriptBuckets(t *testing.T) {
+	g := New("step")
+	stage := func(name string, opts ...Option) *Stage {
+		s := g.Stage(name, opts...)
+		s.Do(func(*Task) error { return nil })
+		return s
+	}
+	bat := stage("batch")
+	batches := Batches[int](bat, "batches")
+	split := stage("split")
+	In(split, "batch", batches.Port)
+	subs := Fan[int](split, "subs")
+	weights := Later[int](g, "weights")
+	embed := stage("embed", On(0, Compute))
+	In(embed, "subs", subs.Port)
+	Loop(embed, "weights", weights, 0)
+	emb := Out[int](embed, "embeddings")
+	gather := stage("gather", On(0, Comm))
+	In(gather, "embeddings", emb.Port)
+	gathered := Out[int](gather, "gathered")
+	loss := stage("loss", On(0, Compute))
+	Collect(loss, "embeddings", gathered.Port)
+	grad := Out[int](loss, "gradient")
+	back := stage("backward", On(0, Compute), Descending())
+	In(back, "subs", subs.Port)
+	In(back, "gradient", grad.Port)
+	update := stage("update", On(0, Compute), At(Step))
+	for _, b := range []string{"table so far", "b2", "b1", "b0", "last rows"} {
+		sync := stage("reduce "+b, On(0, Comm))
+		In(sync, "ready", Final[int](back, b).Port)
+		In(update, b, Out[int](sync, "reduced").Port)
+	}
+	Bind(weights, Out[int](update, "weights"))
+	p, err := g.Build(Devices(fakeDevice("gpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkTranscript(t, "buckets", simulate(t, p, script{
+		ticks: map[string]int{
+			"embed": 4, "backward": 10, "gather": 2, "loss": 2, "reduce table so far": 3, "reduce b2": 2, "reduce b1": 2, "reduce b0": 2,
+		},
+		items:   3,
+		batches: []int{2, 1},
+		subs:    func(i Index) int { return 2 },
+		finals:  map[string]int{"table so far": 0, "b2": 4, "b1": 6, "b0": 8, "last rows": 10},
+	}))
 }
 
 func TestTranscriptAccumulate(t *testing.T) {
