@@ -1,6 +1,7 @@
 package gpustage
 
 import (
+	"errors"
 	"fmt"
 	"sort"
 	"strings"
@@ -44,13 +45,17 @@ func Kinds() []string {
 	return names
 }
 
+// ErrAbsent is wrapped by errors about hardware that a machine simply doesn't have: "auto" then looks further. Any other error
+// means that something is wrong with what is there.
+var ErrAbsent = errors.New("this machine has none")
+
 // Open opens a device of a kind, or with "auto" or "" the best one that this machine has.
 func Open(kind string) (Device, error) {
 	kinds := Kinds()
 	if kind == "" || kind == "auto" {
 		for _, k := range kinds {
-			if d, err := openKind(k); err == nil {
-				return d, nil
+			if d, err := openKind(k); !errors.Is(err, ErrAbsent) {
+				return d, err
 			}
 		}
 		return nil, fmt.Errorf("no device opens; this program has: %s (import contraflow/gpustage/cpu for the processor)", strings.Join(kinds, ", "))

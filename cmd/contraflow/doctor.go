@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,16 +25,23 @@ func newDoctor() *cobra.Command {
 			total, free := gpustage.HostMemorySize()
 			fmt.Fprintf(w, "memory    %s, %s available\n", recipe.Size(total), recipe.Size(free))
 			fmt.Fprintf(w, "cores     %d\n", runtime.NumCPU())
+			var problems error
 			for _, kind := range gpustage.Kinds() {
 				d, err := gpustage.Open(kind)
 				if err != nil {
 					fmt.Fprintf(w, "%-9s %v\n", kind, err)
+					if !errors.Is(err, gpustage.ErrAbsent) {
+						problems = errors.Join(problems, err)
+					}
 					continue
 				}
 				fmt.Fprintf(w, "%-9s %s: %s\n", kind, d.Name(), d.Info().Description)
 				d.Close()
 			}
 			fmt.Fprintf(w, "hub cache %s\n", hubCache())
+			if problems != nil {
+				return problems
+			}
 			return selfTest(cmd)
 		},
 	}

@@ -135,8 +135,12 @@ type pass struct {
 	s      gpustage.Stream
 	a      *gpustage.Arena
 	t      gpustage.DType
+	lo, hi int // rows that are asked for
 	strips []strip
 }
+
+// SplitsRows tells that InfoNCE is a RowSplitter.
+func (InfoNCE) SplitsRows() {}
 
 // Compute walks over the tiles twice; see the package comment.
 //
@@ -155,6 +159,7 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	defer a.Release(mark)
 	n, e, rows := b.N(), b.Embeddings.Cols, b.Rows
 	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType}
+	p.lo, p.hi = b.Own()
 
 	x, dx, norm := b.Embeddings, b.Gradient, gpustage.Tensor{}
 	if normalize := !l.Dot && !b.Normalized; normalize {
@@ -186,8 +191,9 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 		s.MatMul(dAnchors, tile, candidates, gpustage.MatMul{Alpha: l.scale(), Add: true})
 		s.MatMul(dCandidates, tile, anchors, gpustage.MatMul{TransA: true, Alpha: l.scale(), Add: true})
 	})
-	s.RowAxpy(dx.Span(0, rows), d, others, -l.scale())
-	s.RowAxpy(dx.Span(rows, 2*rows), q, others, -l.scale())
+	mine := others.Columns(p.lo, p.hi)
+	s.RowAxpy(dx.Span(p.lo, p.hi), d.Span(p.lo, p.hi), mine, -l.scale())
+	s.RowAxpy(dx.Span(rows+p.lo, rows+p.hi), q.Span(p.lo, p.hi), mine, -l.scale())
 	if !norm.IsZero() {
 		s.NormalizeBackward(dx, dx, x, norm)
 		s.Add(b.Gradient, b.Gradient, dx)
@@ -198,11 +204,10 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 // walk visits every tile of scores, masked: by anchors, then directions, then candidates.
 func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor)) {
 	tileRows, tileCols := p.l.tile()
-	rows := p.strips[0].anchors.Rows
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
-	for lo := 0; lo < rows; lo += tileRows {
-		hi := min(rows, lo+tileRows)
+	for lo := p.lo; lo < p.hi; lo += tileRows {
+		hi := min(p.hi, lo+tileRows)
 		for _, st := range p.strips {
 			n := st.candidates.Rows
 			for from := 0; from < n; from += tileCols {
@@ -243,7 +248,7 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) 
 	shares := make([]float64, rows)
 	lses := make([]float64, groups*rows)
 	var r Result
-	for i := range rows {
+	for i := p.lo; i < p.hi; i++ {
 		w := b.Weight(i)
 		l := 0.0
 		for g := range groups {

@@ -48,6 +48,25 @@ type Batch struct {
 	Owner   []int32   // [N-2B]: the row that each negative belongs to
 	Texts   []TextID  // [N]
 	Weights []float64 // [B]; nil means 1 each
+
+	// The loss is asked for rows Lo to Hi-1 alone, against all candidates: the other rows are other replicas' business.
+	// Both 0 means all rows. Only a loss that is a [RowSplitter] gets less than all.
+	Lo, Hi int
+}
+
+// RowSplitter is a loss that computes the terms of some of a batch's rows alone, and the gradient of their sum with respect to
+// all embeddings. Replicas then share the work, and their gradients add up. Any other loss is computed as a whole by each.
+type RowSplitter interface {
+	Loss
+	SplitsRows()
+}
+
+// Own is the rows that are asked for.
+func (b *Batch) Own() (lo, hi int) {
+	if b.Hi == 0 {
+		return 0, b.Rows
+	}
+	return b.Lo, b.Hi
 }
 
 // N is the number of sequences.
@@ -70,6 +89,8 @@ func (b *Batch) check() error {
 		return fmt.Errorf("%d negatives have %d owners", n-2*b.Rows, len(b.Owner))
 	case len(b.Texts) != n:
 		return fmt.Errorf("%d sequences have %d text identities", n, len(b.Texts))
+	case b.Lo < 0 || b.Lo > b.Hi || b.Hi > b.Rows:
+		return fmt.Errorf("rows %d to %d of a batch of %d", b.Lo, b.Hi, b.Rows)
 	case b.Weights != nil && len(b.Weights) != b.Rows:
 		return fmt.Errorf("%d rows have %d weights", b.Rows, len(b.Weights))
 	}
@@ -86,7 +107,7 @@ func (b *Batch) check() error {
 	return nil
 }
 
-// Result is a loss before normalization.
+// Result is a loss before normalization, of the rows that were asked for.
 type Result struct {
 	Sum    float64 // sum of w_i l_i
 	Weight float64 // sum of w_i

@@ -265,13 +265,13 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 	}
 }
 
-func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights) {
+func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.Tensor) {
 	s, m, in, e := p.s, p.m, p.in, p.embed
 	if d := p.dropout(0, gpustage.SiteEmbeddings); d.Active() {
 		s.Dropout(dx, dx, gpustage.Tensor{}, d)
 	}
 	s.LayerNormBackward(dx, g.norm.gamma, g.norm.beta, dx, e.sum, e.mean, e.rstd, m.w.norm.gamma)
-	s.ScatterAdd(g.word, dx, in.ids)
+	s.ScatterAdd(g.word, dx, word)
 	s.ScatterAdd(g.position, dx, in.seqs.Pos)
 	s.ScatterAdd(g.kind, dx, in.kinds)
 }
@@ -368,11 +368,35 @@ func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor
 	return out
 }
 
+// Gradients is where a backward pass adds its gradients.
+type Gradients struct {
+	Flat gpustage.Tensor // like Params
+
+	// WordRows, if not zero, takes the word embeddings' gradient in Flat's place: [U, C], a row for each distinct token id of
+	// the sub-batch. WordIndex, i32 [1, T], is each token's row in it.
+	WordRows, WordIndex gpustage.Tensor
+
+	// Done, if not nil, is called when nothing more will be added to the gradients of a layer's parameters: from the last
+	// layer to layer 0, then with -1 for the embeddings.
+	Done func(layer int)
+}
+
+func (g Gradients) done(layer int) {
+	if g.Done != nil {
+		g.Done(layer)
+	}
+}
+
 // Backward adds the gradient of the loss, given its gradient with respect to the embeddings, to grads (a flat vector like
 // Params). dEmbeddings [B, C] is left as it is. The pass can't be used afterwards but to be released.
 func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
+	p.BackwardTo(dEmbeddings, Gradients{Flat: grads})
+}
+
+// BackwardTo is Backward for those who reduce gradients while it runs.
+func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	s, m := p.s, p.m
-	g := m.Layout.bertWeights(m.Config, grads)
+	g := m.Layout.bertWeights(m.Config, to.Flat)
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
 	t, c, layers := p.in.seqs.Tokens, m.Config.Hidden, m.Config.Layers
@@ -387,20 +411,27 @@ func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
 
 	if every := m.Options.CheckpointEvery; every > 0 {
 		for k := len(p.inputs) - 1; k >= 0; k-- {
-			from, to := k*every, min((k+1)*every, layers)
+			from, end := k*every, min((k+1)*every, layers)
 			segment := p.a.Mark()
-			acts := p.recompute(from, to, p.inputs[k])
-			for l := to - 1; l >= from; l-- {
+			acts := p.recompute(from, end, p.inputs[k])
+			for l := end - 1; l >= from; l-- {
 				p.layerBackward(l, acts[l-from], d, g.layers[l])
+				to.done(l)
 			}
 			p.a.Release(segment)
 		}
 	} else {
 		for l := layers - 1; l >= 0; l-- {
 			p.layerBackward(l, p.layers[l], d, g.layers[l])
+			to.done(l)
 		}
 	}
-	p.embedTokensBackward(d, g)
+	index := p.in.ids
+	if !to.WordRows.IsZero() {
+		g.word, index = to.WordRows, to.WordIndex
+	}
+	p.embedTokensBackward(d, g, index)
+	to.done(-1)
 }
 
 // recompute runs layers from to to-1 again and keeps what their backward needs.

@@ -73,6 +73,24 @@ func (l *Layout) View(flat gpustage.Tensor, p Param) gpustage.Tensor {
 	return flat.Columns(p.Off, p.Off+p.Len()).Reshape(p.Rows, p.Cols)
 }
 
+// Word is the word embeddings' place in the flat vector, which begins with it.
+func (l *Layout) Word() Param { return l.Params[0] }
+
+// Span is where a layer's parameters lie in the flat vector, from and up to which element; layer -1 is the embeddings but
+// for the word embeddings.
+func (l *Layout) Span(layer int) (from, to int) {
+	from = -1
+	for _, p := range l.Params[1:] {
+		if p.Layer == layer {
+			if from < 0 {
+				from = p.Off
+			}
+			to = p.Off + p.Len()
+		}
+	}
+	return from, to
+}
+
 func (l *Layout) named(flat gpustage.Tensor, name string) gpustage.Tensor {
 	p, ok := l.Find(name)
 	if !ok {

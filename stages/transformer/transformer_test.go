@@ -285,6 +285,7 @@ func TestDirectionalDerivative(t *testing.T) {
 	}
 	const h = 1e-6
 	move := func(by float64) {
+		defer m.Changed()
 		for i := range w {
 			w[i] += by * dir[i]
 		}
