@@ -9,8 +9,12 @@ import (
 // Batch is one contrastive batch, tokenized. Its sequences are numbered column by column: first the query of each row, then
 // the positive of each, then the negatives of each further column.
 type Batch struct {
-	Epoch   int
-	Rows    []int64   // [B] row ids
+	Epoch    int
+	EndsStep bool
+	Rows     []int64 // [B] row ids: this rank's slice of the global batch
+	First    int     // the first of them's place in the global batch
+	Total    int     // rows of the global batch
+
 	Weights []float64 // [B]; nil if every row has weight 1
 	Texts   []loss.TextID
 	IDs     []int32 // tokens of all sequences, back to back
@@ -19,7 +23,9 @@ type Batch struct {
 	Data      *dataset.Dataset
 	Columns   []dataset.Column // [N/B]
 	Truncated int              // sequences that lost tokens
-	Subs      []SubBatch       // set by Split
+	Subs      []SubBatch       // set by Split, or by Header
+	Global    *Global          // set by Header: what all ranks have; nil without replicas
+	last      lastRows         // set by Header, if the batch ends its step
 }
 
 // N is the number of sequences.
@@ -55,7 +61,8 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 }
 
 func assemble(chunks []*TokenChunk) *Batch {
-	b := &Batch{Epoch: chunks[0].Epoch, Data: chunks[0].Data, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
+	end := chunks[len(chunks)-1]
+	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Data: chunks[0].Data, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
 	weighted := false
 	for _, c := range chunks {
 		b.Rows = append(b.Rows, c.Rows...)

@@ -1,8 +1,6 @@
 package stages
 
 import (
-	"fmt"
-
 	"contraflow/gpustage"
 	"contraflow/pipeline"
 )
@@ -17,17 +15,16 @@ type Captured struct {
 func Capture(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads pipeline.Port[Gradient], e *Encoder) pipeline.Port[Captured] {
 	s := g.Stage("capture", e.on(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)
-	losses := pipeline.Collect(s, "losses", grads)
+	totals := pipeline.In(s, "totals", e.totals(g, grads))
+	e.AfterSync(s)
 	weights := pipeline.Out[Weights](s, "weights")
 	out := pipeline.Out[Captured](s, "gradient")
 	pipeline.Bind(e.weights, weights)
 	s.Do(func(t *pipeline.Task) error {
-		sum, weight := total(losses.All(t))
-		if weight == 0 {
-			return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step)
-		}
+		sum := totals.Get(t)
+		weight := sum.Weight
 		stream := Stream(t)
-		c := Captured{Loss: sum / weight, Gradient: make([]float64, e.grads.Len())}
+		c := Captured{Loss: sum.Loss / weight, Gradient: make([]float64, e.grads.Len())}
 		wide := e.grads
 		if wide.DType != gpustage.F64 {
 			var err error
@@ -50,13 +47,4 @@ func Capture(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads
 		return nil
 	})
 	return out.Port
-}
-
-// total is the sum and the weight of a step's losses.
-func total(ls []Gradient) (sum, weight float64) {
-	for _, l := range ls {
-		sum += l.Sum
-		weight += l.Weight
-	}
-	return sum, weight
 }

@@ -15,6 +15,7 @@ import (
 type Gradient struct {
 	Batch *Batch
 	loss.Result
+	whole bool // every rank has computed the whole loss: it is not a RowSplitter
 }
 
 // Loss adds the stage that computes the loss of a whole batch and the gradient of its embeddings.
@@ -26,31 +27,49 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 	out := pipeline.Out[Gradient](s, "gradient")
 	s.Do(func(t *pipeline.Task) error {
 		b, stream := in.Get(t), Stream(t)
-		n := b.N()
-		lb := &loss.Batch{
-			Rows: len(b.Rows), Embeddings: e.emb.Span(0, n), Gradient: e.dEmb.Span(0, n), Normalized: e.Model.Head.Normalize,
-			Texts: b.Texts, Weights: b.Weights,
+		lb, whole := e.lossBatch(b)
+		if lb.N() == 0 { // negatives stay on their ranks, and this one has no rows
+			out.Put(t, Gradient{Batch: b})
+			return nil
 		}
-		for k := range n - 2*lb.Rows {
+		for k := range lb.N() - 2*lb.Rows {
 			lb.Owner = append(lb.Owner, int32(k%lb.Rows))
 		}
 		stream.Fill(lb.Gradient, 0)
 		r, err := l.Compute(stream, e.arena, lb)
 		if errors.Is(err, loss.ErrNotFinite) {
-			return errors.Join(err, notFinite(stream, b, lb.Embeddings))
+			return errors.Join(err, e.notFinite(stream, b))
 		}
 		if err != nil {
 			return err
 		}
-		out.Put(t, Gradient{b, r})
+		out.Put(t, Gradient{b, r, whole})
 		return nil
 	})
 	return out.Port
 }
 
+// lossBatch is a batch as the loss sees it: all ranks' embeddings and texts, or this rank's alone. whole tells that the
+// loss must be computed for all rows though some are other ranks'.
+func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
+	lb = &loss.Batch{Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Texts: b.Texts, Weights: b.Weights}
+	if e.gathers() {
+		lb.Rows, lb.Texts, lb.Weights = b.Global.Rows, b.Global.Texts, b.Global.Weights
+		if _, ok := e.loss.(loss.RowSplitter); ok {
+			lb.Only = &loss.Rows{Lo: b.First, Hi: b.First + len(b.Rows)}
+		} else {
+			whole = true
+		}
+	}
+	n := lb.Rows * len(b.Columns)
+	lb.Embeddings, lb.Gradient = e.all.Span(0, n), e.dAll.Span(0, n)
+	return lb, whole
+}
+
 // notFinite names the sub-batch and the rows whose embeddings are NaN or infinite. It is called when the loss was, so its cost
 // does not matter.
-func notFinite(s gpustage.Stream, b *Batch, emb gpustage.Tensor) error {
+func (e *Encoder) notFinite(s gpustage.Stream, b *Batch) error {
+	emb := e.emb.Span(0, b.N())
 	wide, err := gpustage.NewTensor(s.Device(), gpustage.F64, emb.Rows, emb.Cols)
 	if err != nil {
 		return err
@@ -80,6 +99,9 @@ func notFinite(s gpustage.Stream, b *Batch, emb gpustage.Tensor) error {
 			}
 			return &NotFiniteError{Sub: u, Rows: strings.Join(rows, ", ") + more}
 		}
+	}
+	if b.Global != nil {
+		return fmt.Errorf("all embeddings of rank %d are finite: another rank's are not, or the scale or the rows' weights are too large", e.ranks.Rank())
 	}
 	return errors.New("all embeddings are finite: the scale or the rows' weights are too large")
 }

@@ -22,6 +22,10 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 				return err
 			}
 		}
+		if sub.Len() == 0 { // other ranks have more sub-batches
+			out.Put(t, Embedded{sub})
+			return nil
+		}
 		stream := Stream(t)
 		keep := t.Index.Sub >= e.keepFrom
 		rows := sub.rows(e.Seed, t.Index.Step)
@@ -51,11 +55,32 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 	in := pipeline.In(s, "sub-batches", subs)
 	pipeline.In(s, "gradient", grads)
 	out := pipeline.Out[Contribution](s, "contributions")
+	e.finals(s)
 	s.Do(func(t *pipeline.Task) error {
 		sub, stream := in.Get(t), Stream(t)
-		p := e.pass(stream, sub, t.Index.Step)
-		p.Backward(e.dEmb.Span(sub.Lo, sub.Hi), e.grads)
-		p.Release()
+		last := t.Index.Sub == 0 && sub.Batch.EndsStep
+		to := transformer.Gradients{Flat: e.grads}
+		if last {
+			if err := e.beginLast(t, sub, &to); err != nil {
+				return err
+			}
+		}
+		e.seen++
+		if sub.Len() > 0 {
+			p := e.pass(stream, sub, t.Index.Step)
+			p.BackwardTo(e.dEmb.Span(sub.Lo, sub.Hi), to)
+			p.Release()
+		} else if to.Done != nil {
+			for l := e.Model.Config.Layers - 1; l >= -1; l-- {
+				to.Done(l)
+			}
+		}
+		if last {
+			e.endLast(t, sub)
+		}
+		if e.ranks != nil && e.ranks.Every {
+			e.reduceNow(stream, last)
+		}
 		out.Put(t, Contribution{sub.Tokens()})
 		return nil
 	})

@@ -58,8 +58,14 @@ type Encoder struct {
 	grads gpustage.Tensor // flat, the sum over the step so far
 	emb   gpustage.Tensor // [N, E] of the batch at hand
 	dEmb  gpustage.Tensor // [N, E]
+	all   gpustage.Tensor // like emb, of all ranks; emb itself if this one is alone
+	dAll  gpustage.Tensor // like dEmb: the gradient of this rank's rows' losses
 	arena *gpustage.Arena
 
+	ranks *Replicas
+	replication
+
+	held     int64               // bytes of everything but the arena
 	keepFrom int                 // the first sub-batch whose pass is kept
 	kept     []*transformer.Pass // of sub-batches keepFrom, keepFrom+1, ...
 	peak     int64               // bytes held at once, at most
@@ -69,14 +75,24 @@ type Encoder struct {
 type Weights struct{}
 
 // NewEncoder prepares a model for training in graph g, on the device at the given place of Build's list.
-func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int64, seed uint64) (*Encoder, error) {
+func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int64, seed uint64, opts ...EncoderOption) (*Encoder, error) {
 	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, device: device, weights: pipeline.Later[Weights](g, "weights")}
+	for _, o := range opts {
+		o(e)
+	}
 	var err error
 	if e.grads, err = m.NewGradients(); err != nil {
 		return nil, fmt.Errorf("gradients: %w", err)
 	}
+	e.held = int64(m.Params.Mem.Bytes()) + m.PackedBytes(true) + int64(e.grads.Mem.Bytes())
 	return e, nil
 }
+
+// EncoderOption configures NewEncoder.
+type EncoderOption func(*Encoder)
+
+// With makes the encoder train with other ranks; nil changes nothing.
+func With(r *Replicas) EncoderOption { return func(e *Encoder) { e.ranks = r } }
 
 // on places a stage on the encoder's compute lane.
 func (e *Encoder) on() pipeline.Option { return pipeline.On(e.device, pipeline.Compute) }
@@ -98,30 +114,54 @@ func (e *Encoder) PeakBytes() int64 { return e.peak }
 // before allocate; later ones of the same size do not.
 func (e *Encoder) begin(b *Batch) error {
 	size := e.Model.EmbeddingSize()
-	if b.N() > e.emb.Rows {
-		for _, t := range []*gpustage.Tensor{&e.emb, &e.dEmb} {
-			if !t.IsZero() {
-				if err := t.Mem.Free(); err != nil {
-					return err
-				}
-			}
-			var err error
-			if *t, err = gpustage.NewTensor(e.Model.Device, e.Model.DType, b.N(), size); err != nil {
-				return fmt.Errorf("embeddings of %d sequences: %w", b.N(), err)
-			}
+	if err := errors.Join(e.grow(&e.emb, b.N(), size), e.grow(&e.dEmb, b.N(), size)); err != nil {
+		return fmt.Errorf("embeddings of %d sequences: %w", b.N(), err)
+	}
+	if !e.gathers() {
+		e.all, e.dAll = e.emb, e.dEmb
+	}
+	if e.ranks != nil {
+		if err := e.beginReplicated(b); err != nil {
+			return err
 		}
 	}
 	var subs []transformer.Memory
 	for _, s := range b.Subs {
+		if s.Len() == 0 {
+			subs = append(subs, transformer.Memory{})
+			continue
+		}
 		subs = append(subs, e.Model.Memory(s.lengths()))
 	}
 	lossBytes := 0
-	if e.loss != nil {
-		lossBytes = e.loss.Memory(len(b.Rows), b.N(), size, e.Model.DType)
+	if lb, _ := e.lossBatch(b); e.loss != nil && lb.N() > 0 {
+		lossBytes = e.loss.Memory(lb.Rows, lb.N(), size, e.Model.DType)
 	}
 	var need int
 	e.keepFrom, need = planReplay(subs, e.Budget, lossBytes)
 	return e.reserve(need)
+}
+
+// grow makes t a tensor of the model's type with at least the given rows. What it held is lost if it grows.
+func (e *Encoder) grow(t *gpustage.Tensor, rows, cols int) error {
+	return e.growTyped(t, e.Model.DType, rows, cols)
+}
+
+func (e *Encoder) growTyped(t *gpustage.Tensor, dtype gpustage.DType, rows, cols int) error {
+	if rows <= t.Rows && !t.IsZero() {
+		return nil
+	}
+	if !t.IsZero() {
+		e.held -= int64(t.Mem.Bytes())
+		if err := t.Mem.Free(); err != nil {
+			return err
+		}
+	}
+	var err error
+	if *t, err = gpustage.NewTensor(e.Model.Device, dtype, rows, cols); err == nil {
+		e.held += int64(t.Mem.Bytes())
+	}
+	return err
 }
 
 // reserve gives the arena at least the given size.
@@ -142,11 +182,7 @@ func (e *Encoder) reserve(bytes int) error {
 		}
 		e.arena = a
 	}
-	held := int64(e.Model.Params.Mem.Bytes()) + e.Model.PackedBytes(true) + int64(e.grads.Mem.Bytes()) + int64(e.arena.Size())
-	if !e.emb.IsZero() {
-		held += 2 * int64(e.emb.Mem.Bytes())
-	}
-	e.peak = max(e.peak, held)
+	e.peak = max(e.peak, e.held+int64(e.arena.Size()))
 	return nil
 }
 
@@ -175,7 +211,10 @@ func planReplay(subs []transformer.Memory, budget int64, lossBytes int) (keepFro
 // Close gives the encoder's memory back, but for the model's parameters.
 func (e *Encoder) Close() error {
 	var errs []error
-	for _, t := range []*gpustage.Tensor{&e.grads, &e.emb, &e.dEmb} {
+	if e.ranks == nil || e.ranks.LocalNegatives {
+		e.all, e.dAll = gpustage.Tensor{}, gpustage.Tensor{} // names of emb and dEmb
+	}
+	for _, t := range append(e.tensors(), &e.grads, &e.emb, &e.dEmb, &e.all, &e.dAll) {
 		if !t.IsZero() {
 			errs = append(errs, t.Mem.Free())
 			*t = gpustage.Tensor{}

@@ -15,6 +15,9 @@ type Plan struct {
 	Accumulate int                   // batches per step; a step never crosses an epoch's end, so an epoch's last may have fewer
 	MaxSteps   int                   // 0: all epochs
 	Config     dataset.SamplerConfig // the sampler's
+
+	// Of several ranks, which all have the same plan, each reads its slice of every batch.
+	Rank, Ranks int // Ranks 0 means 1
 }
 
 // Steps is the number of optimizer steps that the plan makes.
@@ -36,6 +39,8 @@ type Chunk struct {
 	Examples  []dataset.Example
 	EndsBatch bool
 	EndsStep  bool
+	First     int // place of this rank's first row in the global batch
+	Total     int // rows of the global batch
 }
 
 // chunkRows is how many rows travel together: enough that scheduling costs nothing beside tokenizing them, few enough that
@@ -46,12 +51,15 @@ const chunkRows = 128
 func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	var reader *dataset.Reader
 	var batch dataset.Batch
-	next, batches, steps := 0, 0, 0 // rows of batch that were given out; batches of the step; steps
+	var own []int64 // this rank's rows of batch
+	first := 0
+	open := false                   // there is more of batch to give out
+	next, batches, steps := 0, 0, 0 // rows of own that were given out; batches of the step; steps
 	return pipeline.Source(g, "ingest", func(ctx context.Context) (*Chunk, error) {
 		if reader == nil {
 			reader = p.Data.NewReader(dataset.ReaderConfig{Seed: p.Config.Seed, Window: p.Config.Window})
 		}
-		if next == len(batch.Rows) {
+		if !open {
 			ok := p.MaxSteps == 0 || steps < p.MaxSteps
 			if ok {
 				batch, ok = p.Sampler.Next()
@@ -62,15 +70,17 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 				}
 				return nil, io.EOF
 			}
-			next = 0
+			own, first = p.sliceOf(batch)
+			next, open = 0, true
 		}
-		rows := batch.Rows[next:min(len(batch.Rows), next+chunkRows)]
+		rows := own[next:min(len(own), next+chunkRows)]
 		examples, err := reader.Read(ctx, batch.Epoch, rows)
 		if err != nil {
 			return nil, err
 		}
 		next += len(rows)
-		c := &Chunk{Epoch: batch.Epoch, Data: p.Data, Examples: examples, EndsBatch: next == len(batch.Rows)}
+		c := &Chunk{Epoch: batch.Epoch, Data: p.Data, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows)}
+		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++
 			c.EndsStep = batches == p.Accumulate || int64(batch.Index)+1 == p.Sampler.Len(batch.Epoch)

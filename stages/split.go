@@ -12,6 +12,9 @@ type SubBatch struct {
 	Lo, Hi int // sequences
 }
 
+// Len is the number of sequences. It is 0 only for sub-batches that other ranks have and this one does not.
+func (s SubBatch) Len() int { return s.Hi - s.Lo }
+
 // Tokens is the number of tokens.
 func (s SubBatch) Tokens() int { return int(s.Batch.Cu[s.Hi] - s.Batch.Cu[s.Lo]) }
 
@@ -57,14 +60,16 @@ func (z Size) Cut(b *Batch) []SubBatch {
 	return append(subs, SubBatch{b, lo, b.N()})
 }
 
-// Split adds the stage that divides batches into sub-batches.
+// Split adds the stage that divides batches into sub-batches, as Header has done if there are replicas.
 func Split(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size) pipeline.Port[SubBatch] {
 	s := g.Stage("split")
 	in := pipeline.In(s, "batches", batches, pipeline.Capacity(1))
 	out := pipeline.Fan[SubBatch](s, "sub-batches")
 	s.Do(func(t *pipeline.Task) error {
 		b := in.Get(t)
-		b.Subs = size.Cut(b)
+		if b.Subs == nil {
+			b.Subs = size.Cut(b)
+		}
 		for _, sub := range b.Subs {
 			out.Put(t, sub)
 		}

@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
+	"contraflow/collective"
+	"contraflow/collective/local"
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
@@ -41,6 +45,8 @@ type goldenRun struct {
 	workers    int
 	tokenizers int
 	maxSteps   int
+	ranks      int // trains as so many
+	exchange   stages.Exchanging
 }
 
 // processor is a CPU device, shared by the package's tests.
@@ -63,11 +69,48 @@ type goldenResult struct {
 	stream  gpustage.Stream
 }
 
+// run returns what rank 0 has; all ranks have the same, to the bit.
 func (r goldenRun) run(t testing.TB) goldenResult {
 	t.Helper()
 	if r.device == nil {
 		r.device = processor(t)
 	}
+	if r.ranks == 0 {
+		return r.train(t, nil)
+	}
+	results := make([]goldenResult, r.ranks)
+	err := local.Run(r.ranks, func(w collective.World) error {
+		done := false
+		defer func() {
+			if !done { // t.Fatal
+				w.Abort(errors.New("the test failed"))
+			}
+		}()
+		ctx := context.Background()
+		c, err := collective.Connect(ctx, w, collective.Mesh{Replicate: r.ranks, Shard: 1})
+		if err != nil {
+			return err
+		}
+		ranks, err := stages.Join(ctx, c, r.exchange)
+		if err != nil {
+			return err
+		}
+		results[w.Rank()] = r.train(t, ranks)
+		done = true
+		return nil
+	}, local.Deadline(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, other := range results[1:] {
+		if !bytes.Equal(other.weights, results[0].weights) || !bytes.Equal(other.grad, results[0].grad) {
+			t.Errorf("rank %d of %d has other gradients or weights than rank 0", rank+1, r.ranks)
+		}
+	}
+	return results[0]
+}
+
+func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	dir := goldens.Path(t, "bert/minilm-tiny")
 	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err != nil {
@@ -118,37 +161,43 @@ func (r goldenRun) run(t testing.TB) goldenResult {
 	}
 
 	g := pipeline.New("golden")
-	enc, err := stages.NewEncoder(g, model, 0, r.budget, 42)
+	enc, err := stages.NewEncoder(g, model, 0, r.budget, 42, stages.With(ranks))
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := stages.Plan{Data: data, Sampler: sampler, Accumulate: r.accumulate, Config: order, MaxSteps: r.maxSteps}
+	plan := stages.Plan{Data: data, Sampler: sampler, Accumulate: r.accumulate, Config: order, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
 	chunks := stages.Ingest(g, plan)
 	toks := stages.Tokenize(g, chunks, stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers})
-	batches := stages.Assemble(g, toks)
+	batches := stages.Header(g, stages.Assemble(g, toks), r.size, ranks)
 	subs := stages.Split(g, batches, r.size)
-	embedded := stages.Embed(g, subs, enc)
-	grads := stages.Loss(g, batches, embedded, enc, r.loss)
-	contributions := stages.Backward(g, subs, grads, enc)
+	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss), enc)
+	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	if r.optimizer == nil {
 		r.optimizer = optim.AdamW{WeightDecay: 0.01}
 	}
 	res := goldenResult{model: model, stream: stream}
 	look := g.Stage("look", pipeline.On(0, pipeline.Compute), pipeline.At(pipeline.Step))
 	pipeline.Collect(look, "contributions", contributions)
+	enc.AfterSync(look)
 	all := pipeline.Collect(look, "losses", grads)
 	look.Do(func(task *pipeline.Task) error {
-		if task.Index.Step == 0 {
-			w := 0.0
-			for _, l := range all.All(task) {
+		if task.Index.Step > 0 {
+			return nil
+		}
+		w := 0.0
+		for _, l := range all.All(task) {
+			if l.Batch.Global != nil {
+				w += float64(l.Batch.Global.Rows)
+			} else {
 				w += l.Weight
 			}
-			vs := read64(t, stages.Stream(task), enc.Gradients())
-			for i := range vs {
-				vs[i] /= w
-			}
-			res.grad = gpustage.Bytes(vs)
 		}
+		vs := read64(t, stages.Stream(task), enc.Gradients())
+		for i := range vs {
+			vs[i] /= w
+		}
+		res.grad = gpustage.Bytes(vs)
 		return nil
 	})
 	results, err := stages.Apply(g, contributions, grads, enc, stages.Update{

@@ -28,6 +28,8 @@ type TokenChunk struct {
 	Truncated int
 	EndsBatch bool
 	EndsStep  bool
+	First     int
+	Total     int
 }
 
 // Tokenize adds the stage that turns texts into token ids.
@@ -39,7 +41,7 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 }
 
 func (x Text) tokenize(c *Chunk) *TokenChunk {
-	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep}
+	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total}
 	columns := c.Data.Columns()
 	out.IDs, out.Texts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns))
 	for _, e := range c.Examples {

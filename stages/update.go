@@ -26,7 +26,7 @@ type StepResult struct {
 	Loss      float64 // weighted mean over the step's rows
 	GradNorm  float64 // before clipping
 	LR        float64
-	Pairs     int // rows
+	Pairs     int // rows of all ranks
 	Tokens    int // real tokens of all columns
 	Batches   int // contrastive batches
 	Truncated int // sequences that lost tokens
@@ -35,8 +35,10 @@ type StepResult struct {
 // Apply adds the stage that divides the step's gradient by the rows' weight, clips it, and updates the parameters.
 func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads pipeline.Port[Gradient], e *Encoder, u Update) (pipeline.Port[StepResult], error) {
 	s := g.Stage("update", e.on(), pipeline.At(pipeline.Step))
-	parts := pipeline.Collect(s, "contributions", contributions)
+	pipeline.Collect(s, "contributions", contributions)
 	losses := pipeline.Collect(s, "losses", grads)
+	totals := pipeline.In(s, "totals", e.totals(g, grads))
+	e.AfterSync(s)
 	weights := pipeline.Out[Weights](s, "weights")
 	out := pipeline.Out[StepResult](s, "result")
 	pipeline.Bind(e.weights, weights)
@@ -62,20 +64,14 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	s.Do(func(t *pipeline.Task) error {
 		stream := Stream(t)
 		r := StepResult{Step: t.Index.Step}
-		sum, weight := total(losses.All(t))
+		sum := totals.Get(t)
+		weight := sum.Weight
 		for _, l := range losses.All(t) {
 			r.Epoch = l.Batch.Epoch
-			r.Pairs += len(l.Batch.Rows)
-			r.Truncated += l.Batch.Truncated
 			r.Batches++
 		}
-		for _, p := range parts.All(t) {
-			r.Tokens += p.Tokens
-		}
-		if weight == 0 {
-			return fmt.Errorf("all rows of step %d have weight 0", r.Step)
-		}
-		r.Loss = sum / weight
+		r.Pairs, r.Tokens, r.Truncated = sum.Pairs, sum.Tokens, sum.Truncated
+		r.Loss = sum.Loss / weight
 		var err error
 		if r.GradNorm, err = optim.Norm(stream, e.grads, norm, 1/weight); err != nil {
 			return err

@@ -49,10 +49,13 @@ type Batch struct {
 	Texts   []TextID  // [N]
 	Weights []float64 // [B]; nil means 1 each
 
-	// The loss is asked for rows Lo to Hi-1 alone, against all candidates: the other rows are other replicas' business.
-	// Both 0 means all rows. Only a loss that is a [RowSplitter] gets less than all.
-	Lo, Hi int
+	// Only are the rows whose loss is asked for, against all candidates: the others are other replicas' business. nil means all
+	// rows. Only a loss that is a [RowSplitter] gets less than all.
+	Only *Rows
 }
+
+// Rows are rows Lo to Hi-1.
+type Rows struct{ Lo, Hi int }
 
 // RowSplitter is a loss that computes the terms of some of a batch's rows alone, and the gradient of their sum with respect to
 // all embeddings. Replicas then share the work, and their gradients add up. Any other loss is computed as a whole by each.
@@ -63,10 +66,10 @@ type RowSplitter interface {
 
 // Own is the rows that are asked for.
 func (b *Batch) Own() (lo, hi int) {
-	if b.Hi == 0 {
+	if b.Only == nil {
 		return 0, b.Rows
 	}
-	return b.Lo, b.Hi
+	return b.Only.Lo, b.Only.Hi
 }
 
 // N is the number of sequences.
@@ -82,6 +85,7 @@ func (b *Batch) Weight(i int) float64 {
 
 func (b *Batch) check() error {
 	n := b.N()
+	lo, hi := b.Own()
 	switch {
 	case b.Rows < 1 || n < 2*b.Rows:
 		return fmt.Errorf("a batch of %d rows has %d sequences, want at least 2 a row", b.Rows, n)
@@ -89,8 +93,8 @@ func (b *Batch) check() error {
 		return fmt.Errorf("%d negatives have %d owners", n-2*b.Rows, len(b.Owner))
 	case len(b.Texts) != n:
 		return fmt.Errorf("%d sequences have %d text identities", n, len(b.Texts))
-	case b.Lo < 0 || b.Lo > b.Hi || b.Hi > b.Rows:
-		return fmt.Errorf("rows %d to %d of a batch of %d", b.Lo, b.Hi, b.Rows)
+	case lo < 0 || lo > hi || hi > b.Rows:
+		return fmt.Errorf("rows %d to %d of a batch of %d", lo, hi, b.Rows)
 	case b.Weights != nil && len(b.Weights) != b.Rows:
 		return fmt.Errorf("%d rows have %d weights", b.Rows, len(b.Weights))
 	}

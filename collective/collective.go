@@ -1,0 +1,92 @@
+// Package collective is what replicas say to each other: a mesh of ranks, communicators along its axes, and the collective
+// operations of a training step.
+//
+// A job is a [World] of ranks, arranged as a [Mesh] with the axes replicate and shard. [Connect] gives a rank its
+// communicators: all ranks, those along each axis. Data collectives work on device tensors, on the stream they are given (a
+// rank's communication lane), in the order in which they are issued, which is the same on every rank: the plan fixes it.
+// Host exchanges carry small messages (headers, hashes, sizes) beside them and never touch a device.
+//
+// # Sums have an order
+//
+// Every sum over ranks is taken in the order of ranks, element by element, in f32 or f64. So it does not depend on how a tensor
+// is cut into buckets, on timing or on threads, and ranks in one process give the bits of ranks under MPI.
+//
+// # Failure
+//
+// Nothing waits for ever: each operation has the world's deadline. A rank that fails tells the others why ([World.Abort]);
+// whoever waits for it, or for a rank that is gone, gets a [RankError] with that rank's number and its reason.
+//
+// Packages local (goroutines in one process), mpi and nccl implement World; collectivetest is the suite that all of them
+// pass, and a new one is done when it does.
+package collective
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"contraflow/gpustage"
+)
+
+// Group is a communicator: some ranks that take part in the same collectives in the same order. One goroutine at a time may
+// issue data collectives, another one host exchanges.
+//
+// Data collectives return nothing: the first error stays with the stream, as for ops. All ranks pass the same rows, wire and
+// root. Tensors are contiguous, F32 or F64; one without rows may be absent. The wire is the tensors' type or BF16. A stream that has
+// failed issues nothing, and where that can be known at once, on processors, it ends the job.
+type Group interface {
+	Rank() int // within the group
+	Size() int
+
+	// AllGather gives every rank the rows of all: dst[sum(rows), C] holds src[rows[r], C] of rank r after those of rank r-1.
+	// rows may differ between ranks and be 0. src may be the rank's own part of dst. A BF16 wire rounds to bfloat16 on every
+	// rank, the sender's own rows included.
+	AllGather(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType)
+	// ReduceScatter gives rank r its own rows of the sum over ranks: dst[rows[r], C] of src[sum(rows), C]. dst may be the
+	// rank's own part of src. A BF16 wire rounds each contribution; sums are taken in F32.
+	ReduceScatter(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType)
+	// AllReduce makes x the sum over ranks, the same bits on all. A BF16 wire rounds each contribution, and the sum.
+	AllReduce(s gpustage.Stream, x gpustage.Tensor, wire gpustage.DType)
+	// Broadcast makes x that of rank root.
+	Broadcast(s gpustage.Stream, x gpustage.Tensor, root int)
+
+	// Exchange gives every rank the messages of all, in the order of ranks. Messages may differ in length.
+	Exchange(ctx context.Context, message []byte) ([][]byte, error)
+
+	// Traffic is what this rank has sent so far through this group.
+	Traffic() Traffic
+}
+
+// Traffic counts what a rank has sent.
+type Traffic struct {
+	Calls     map[Op]int64
+	Bytes     map[Op]int64 // payload that left this rank: see [Call.Sent]
+	Exchanges int64
+}
+
+// World is the communicator of all ranks of a job.
+type World interface {
+	Group
+	// Split gives the group of the ranks that pass the same color, in the order of their ranks. All ranks call it.
+	Split(ctx context.Context, color int) (Group, error)
+	// Abort ends the job: every wait of every rank returns a RankError with this rank and reason, within a second or two. A
+	// reason that is itself a RankError keeps its rank. Only the first reason counts.
+	Abort(reason error)
+	// Err is the RankError that ended the job, or nil. What data collectives have left in device memory is worth something
+	// only if it is nil after the stream's Sync: on a GPU an aborted collective ends like one that is done.
+	Err() error
+	// Close leaves the job in peace. All ranks call it.
+	Close() error
+}
+
+// DefaultDeadline is how long a collective may wait for other ranks unless a World is told otherwise: long enough for the
+// slowest sub-batch of the slowest rank, saving and evaluation included.
+const DefaultDeadline = 10 * time.Minute
+
+// RankError says which rank ended a job and why.
+type RankError struct {
+	Rank   int
+	Reason string
+}
+
+func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Reason) }

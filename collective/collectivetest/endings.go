@@ -1,0 +1,204 @@
+package collectivetest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"contraflow/gpustage"
+)
+
+// In these cases the last rank is the one that does not do what the others expect.
+
+func (r *rank) culprit() int { return r.Size() - 1 }
+func (r *rank) guilty() bool { return r.Rank() == r.culprit() }
+
+// meet makes sure that all ranks are there before something goes wrong.
+func (r *rank) meet() {
+	_, err := r.Exchange(context.Background(), nil)
+	r.ok(err, "meeting first")
+	x := r.room(gpustage.F32, 1, 10)
+	r.AllReduce(r.s, x.Tensor, gpustage.F32)
+	r.ok(r.s.Sync(), "meeting first") // Err may tell of the next call already
+}
+
+// wait is what a rank that must not take part does until it learns how the job ended.
+func (r *rank) wait(limit time.Duration) error {
+	for end := time.Now().Add(limit); r.Err() == nil && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+	}
+	return r.Err()
+}
+
+// fails issues a data collective, which must fail, and checks that everything after fails alike.
+func (r *rank) fails(rank int, words ...string) {
+	x := r.room(gpustage.F32, 1, 1000)
+	start := time.Now()
+	r.AllReduce(r.s, x.Tensor, gpustage.F32)
+	r.ended(r.s.Sync(), rank, words...)
+	r.within(start, Patience+Slack)
+	r.after(rank, words...)
+}
+
+// after checks that a job that has ended stays so.
+func (r *rank) after(rank int, words ...string) {
+	start := time.Now()
+	_, err := r.Exchange(context.Background(), nil)
+	r.ended(err, rank, words...)
+	s, err := r.device.OpenStream()
+	r.ok(err, "a stream")
+	defer s.Close()
+	x := r.room(gpustage.F32, 1, 10)
+	r.AllReduce(s, x.Tensor, gpustage.F32)
+	r.ended(s.Sync(), rank, words...)
+	r.within(start, Slack)
+}
+
+func testDeadlineData(r *rank) {
+	r.meet()
+	if r.guilty() {
+		r.ended(r.wait(Patience+Slack), r.culprit(), "all-reduce")
+		return
+	}
+	r.fails(r.culprit(), "all-reduce", "did not come")
+}
+
+func testDeadlineExchange(r *rank) {
+	r.meet()
+	if r.guilty() {
+		r.ended(r.wait(Patience+Slack), r.culprit(), "exchange")
+		return
+	}
+	start := time.Now()
+	_, err := r.Exchange(context.Background(), []byte("hello"))
+	r.ended(err, r.culprit(), "exchange", "did not come")
+	r.within(start, Patience+Slack)
+	r.after(r.culprit(), "exchange")
+}
+
+// testCancel: a context with a deadline blames the rank that is missing, a cancelled one the rank that gave up.
+func testCancel(r *rank) {
+	r.meet()
+	if r.guilty() {
+		r.ended(r.wait(Patience+Slack), -1, "exchange")
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	if r.Rank() == 0 {
+		time.AfterFunc(50*time.Millisecond, cancel)
+	}
+	defer cancel()
+	_, err := r.Exchange(ctx, nil)
+	r.ended(err, 0, "exchange", "canceled")
+}
+
+var errOnPurpose = errors.New("data/part-3.parquet: row 17 has no text")
+
+func testAbortData(r *rank) {
+	r.meet()
+	if r.guilty() {
+		time.Sleep(50 * time.Millisecond)
+		r.Abort(errOnPurpose)
+		r.after(r.culprit(), errOnPurpose.Error())
+		return
+	}
+	x := r.room(gpustage.F32, 1, 1000)
+	start := time.Now()
+	r.AllReduce(r.s, x.Tensor, gpustage.F32)
+	err := r.s.Sync()
+	r.ended(err, r.culprit(), errOnPurpose.Error())
+	r.within(start, Slack/2)
+	r.Abort(err) // as a rank does with whatever has ended it: the first reason stays
+	r.after(r.culprit(), errOnPurpose.Error())
+}
+
+func testAbortExchange(r *rank) {
+	r.meet()
+	if r.guilty() {
+		time.Sleep(50 * time.Millisecond)
+		r.Abort(errOnPurpose)
+		return
+	}
+	start := time.Now()
+	_, err := r.Exchange(context.Background(), nil)
+	r.ended(err, r.culprit(), errOnPurpose.Error())
+	r.within(start, Slack/2)
+	r.after(r.culprit(), errOnPurpose.Error())
+}
+
+// disagree issues an operation that ranks do not agree on. All must learn what two of them have called.
+func (r *rank) disagree(issue func(), words ...string) {
+	r.meet()
+	start := time.Now()
+	issue()
+	err := r.s.Sync()
+	if err == nil { // found beside the data, which may have got through
+		err = r.wait(Patience + Slack)
+	}
+	r.ended(err, -1, words...)
+	r.within(start, Patience+Slack)
+}
+
+func testMismatchRows(r *rank) {
+	rows := make([]int, r.Size())
+	rows[0] = 3
+	if r.guilty() {
+		rows[0] = 2
+	}
+	dst := r.room(gpustage.F32, rows[0], 8)
+	src := gpustage.Tensor{}
+	if r.Rank() == 0 {
+		src = r.room(gpustage.F32, 3, 8).Tensor
+	}
+	r.disagree(func() { r.AllGather(r.s, dst.Tensor, src, rows, gpustage.F32) }, "rank 0 calls", "[3 0", "[2 0")
+}
+
+func testMismatchOp(r *rank) {
+	x := r.room(gpustage.F32, 1, 64)
+	r.disagree(func() {
+		if r.guilty() {
+			r.Broadcast(r.s, x.Tensor, 0)
+		} else {
+			r.AllReduce(r.s, x.Tensor, gpustage.F32)
+		}
+	}, "rank 0 calls all-reduce of f32[64]", "calls broadcast of f32[64]")
+}
+
+// testRefused: a call that is wrong on one rank ends the job everywhere.
+func testRefused(r *rank) {
+	r.meet()
+	if r.guilty() {
+		x := r.room(gpustage.F32, 2, 8)
+		r.AllReduce(r.s, x.Columns(0, 4), gpustage.F32)
+		r.ended(r.s.Sync(), r.culprit(), "all-reduce", "contiguous")
+		return
+	}
+	r.fails(r.culprit(), "all-reduce", "contiguous")
+}
+
+// testFailedStream: what has failed on one rank's stream is what the others hear.
+func testFailedStream(r *rank) {
+	r.meet()
+	if r.guilty() {
+		r.s.Fail(errOnPurpose)
+		x := r.room(gpustage.F32, 1, 0)
+		r.AllReduce(r.s, x.Tensor, gpustage.F32)
+		if err := r.s.Sync(); !errors.Is(err, errOnPurpose) {
+			r.fail("the stream's error is %v", err)
+		}
+		if r.Err() == nil { // a device that can't know at once
+			r.Abort(errOnPurpose)
+		}
+		return
+	}
+	r.fails(r.culprit(), errOnPurpose.Error())
+}
+
+func testLeft(r *rank) {
+	r.meet()
+	if r.guilty() {
+		r.ok(r.Close(), "closing")
+		return
+	}
+	r.fails(r.culprit(), "left")
+}

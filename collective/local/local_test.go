@@ -1,0 +1,220 @@
+package local_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"contraflow/collective"
+	"contraflow/collective/collectivetest"
+	"contraflow/collective/local"
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
+)
+
+func run(t *testing.T, sizes []int, device func(rank int) (gpustage.Device, error)) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		for range 100 {
+			if runtime.NumGoroutine() <= before {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Errorf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+	})
+	collectivetest.Run(t, sizes, func(size int, deadline time.Duration) ([]collective.World, []gpustage.Device, error) {
+		ds := make([]gpustage.Device, size)
+		for r := range ds {
+			d, err := device(r)
+			if err != nil {
+				return nil, nil, err
+			}
+			t.Cleanup(func() { d.Close() })
+			ds[r] = d
+		}
+		return local.New(size, local.Deadline(deadline)), ds, nil
+	})
+}
+
+func TestConformance(t *testing.T) {
+	run(t, []int{1, 2, 3, 4, 5, 8}, func(int) (gpustage.Device, error) { return ref.New(), nil })
+}
+
+func TestConformanceCPU(t *testing.T) {
+	run(t, []int{2, 3}, func(int) (gpustage.Device, error) { return cpu.New(cpu.Threads(2)) })
+}
+
+// Memory that ranks can't lend each other travels through the host.
+func TestConformanceFar(t *testing.T) {
+	run(t, []int{1, 2, 3}, func(int) (gpustage.Device, error) { return far{ref.New()}, nil })
+}
+
+func TestConformanceMixed(t *testing.T) {
+	run(t, []int{2, 3}, func(rank int) (gpustage.Device, error) {
+		if rank == 1 {
+			return far{ref.New()}, nil
+		}
+		return ref.New(), nil
+	})
+}
+
+// far is a device whose memory is not host memory to those who look.
+type far struct{ *ref.Device }
+
+type farMemory struct{ host gpustage.Memory }
+
+func (m farMemory) Bytes() int  { return m.host.Bytes() }
+func (m farMemory) Free() error { return m.host.Free() }
+
+func (d far) Alloc(bytes int) (gpustage.Memory, error) {
+	m, err := d.Device.Alloc(bytes)
+	return farMemory{m}, err
+}
+
+func (d far) OpenStream() (gpustage.Stream, error) { return farStream{ref.NewStream(d)}, nil }
+
+type farStream struct{ *ref.Stream }
+
+func near(t gpustage.Tensor) gpustage.Tensor {
+	t.Mem = t.Mem.(farMemory).host // panics at host memory, as a GPU would
+	return t
+}
+
+func (s farStream) CopyIn(dst gpustage.Tensor, src []byte)  { s.Stream.CopyIn(near(dst), src) }
+func (s farStream) CopyOut(dst []byte, src gpustage.Tensor) { s.Stream.CopyOut(dst, near(src)) }
+func (s farStream) Copy(dst, src gpustage.Tensor)           { s.Stream.Copy(near(dst), near(src)) }
+func (s farStream) Add(y, a, b gpustage.Tensor)             { s.Stream.Add(near(y), near(a), near(b)) }
+
+func TestRun(t *testing.T) {
+	boom := errors.New("boom")
+	err := local.Run(3, func(w collective.World) error {
+		if w.Rank() == 1 {
+			return boom
+		}
+		_, err := w.Exchange(context.Background(), nil)
+		return err
+	})
+	var re *collective.RankError
+	if !errors.As(err, &re) || re.Rank != 1 || re.Reason != "boom" {
+		t.Errorf("%v", err)
+	}
+	// A goroutine that ends without returning takes the job down as well.
+	err = local.Run(2, func(w collective.World) error {
+		if w.Rank() == 1 {
+			runtime.Goexit()
+		}
+		_, err := w.Exchange(context.Background(), nil)
+		return err
+	})
+	if !errors.As(err, &re) || re.Rank != 1 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestConnect(t *testing.T) {
+	w := local.New(4)
+	_, err := collective.Connect(context.Background(), w[0], collective.Mesh{Replicate: 3, Shard: 2})
+	if err == nil || !strings.Contains(err.Error(), "needs 6 ranks, the job has 4") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Ranks free their memory as soon as they have heard that the job is over: others must have stopped reading it.
+func TestMemoryAfterAbort(t *testing.T) {
+	for range 20 {
+		ws := local.New(4)
+		done := make(chan error, 4)
+		for r, w := range ws {
+			go func() {
+				d := ref.New()
+				s, _ := d.OpenStream()
+				x, err := gpustage.NewTensor(d, gpustage.F32, 1, 1<<20) // mapped, so a late reader crashes
+				if err != nil {
+					done <- err
+					return
+				}
+				for w.Err() == nil {
+					w.AllReduce(s, x, gpustage.F32)
+				}
+				done <- x.Mem.Free()
+			}()
+			if r == 3 {
+				time.AfterFunc(10*time.Millisecond, func() { w.Abort(errors.New("enough")) })
+			}
+		}
+		for range ws {
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func Example() {
+	err := local.Run(3, func(w collective.World) error {
+		d := ref.New()
+		s, err := d.OpenStream()
+		if err != nil {
+			return err
+		}
+		x, err := gpustage.NewTensor(d, gpustage.F32, 1, 2)
+		if err != nil {
+			return err
+		}
+		s.Fill(x, float64(w.Rank()+1))
+		w.AllReduce(s, x, gpustage.F32)
+		if err := s.Sync(); err != nil {
+			return err
+		}
+		if w.Rank() == 0 {
+			fmt.Println(gpustage.Slice[float32](x))
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// [6 6]
+	// <nil>
+}
+
+func BenchmarkAllReduce(b *testing.B) {
+	for _, c := range []struct{ ranks, n int }{{2, 1}, {2, 1 << 14}, {2, 1 << 20}, {2, 22 << 20}, {4, 1}, {4, 1 << 20}} {
+		b.Run(fmt.Sprintf("%d ranks/%d", c.ranks, c.n), func(b *testing.B) {
+			b.SetBytes(int64(4 * c.n))
+			err := local.Run(c.ranks, func(w collective.World) error {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				d, err := cpu.New(cpu.Threads(1))
+				if err != nil {
+					return err
+				}
+				defer d.Close()
+				s, err := d.OpenStream()
+				if err != nil {
+					return err
+				}
+				x, err := gpustage.NewTensor(d, gpustage.F32, 1, c.n)
+				if err != nil {
+					return err
+				}
+				w.AllReduce(s, x, gpustage.F32)
+				if w.Rank() == 0 {
+					b.ResetTimer()
+				}
+				for range b.N {
+					w.AllReduce(s, x, gpustage.F32)
+				}
+				return s.Sync()
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,539 @@
+package stages
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+
+	"contraflow/collective"
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages/loss"
+)
+
+// Several replicas train as one: each takes its slice of every global batch, and its graph has four more stages,
+//
+//	header       what every rank must know of a batch before its first collective: rows, sub-batches, texts, weights
+//	gather       each sub-batch's embeddings to all ranks, while the next one is computed
+//	scatter      the gradient of the embeddings, summed over ranks, back to the ranks that the rows belong to
+//	reduce ...   the parameters' gradients, bucket by bucket, while the step's last sub-batch still goes backward
+//
+// The header makes one schedule of everyone's sizes: all ranks run as many sub-batches as the one with the most, the others
+// with zero rows at the end. So every rank issues the same collectives in the same order, whatever its rows.
+//
+// # Complete gradients
+//
+// Each rank computes the loss of its own rows against all candidates, and the gradient of that sum with respect to all
+// embeddings; summed over ranks (a reduce-scatter) it is the gradient of the global loss, for queries, positives and negatives
+// alike. The alternative is to compute, besides own rows x all candidates, all rows x own candidates, and to exchange
+// log-sum-exps alone. For N sequences of E dimensions, B rows and W ranks:
+//
+//	                  products of B/W x N x E    bytes sent by a rank    memory beside embeddings
+//	reduce-scatter    4                          4 N E (W-1)/W           N E (everyone's gradient)
+//	own columns       5                          4 B (W-1)/W             N E / W
+//
+// At 16,384 pairs of 384 dimensions on 2 ranks that is 25 MB sent against 1e11 more operations: 2 ms on a 100 Gb/s link
+// against 0.4 s on two cores at 250 GFLOP/s, or 0.3 ms on a GPU. So it is the reduce-scatter.
+//
+// # The word embeddings
+//
+// A table of word embeddings is half of a small model, and its gradient is the last to be complete. What earlier sub-batches
+// have added to it is reduced while the step's last sub-batch still runs; that one's own gradient goes to a small matrix with a row for each
+// distinct token, and only these rows travel at the end. A step of one sub-batch never sends the table.
+
+// Replicas is a run's place among the ranks that train with it.
+type Replicas struct {
+	Comm *collective.Comm
+	Exchanging
+
+	header, totals collective.Group
+}
+
+// Exchanging says how replicas exchange embeddings and gradients.
+type Exchanging struct {
+	Wire           gpustage.DType // of embeddings and gradients: F32 or BF16; F64 models use F64
+	LocalNegatives bool           // negatives stay on their rank
+	Every          bool           // reduce gradients after every sub-batch instead of once a step: to show what it costs
+	Serial         bool           // communicate on the compute lane, with nothing hidden: likewise
+	BucketBytes    int            // reduce that much at once; 0: 4 MiB
+}
+
+// Join prepares a rank for training with the others. All ranks call it.
+func Join(ctx context.Context, c *collective.Comm, x Exchanging) (*Replicas, error) {
+	r := &Replicas{Comm: c, Exchanging: x}
+	var err error
+	for _, g := range []*collective.Group{&r.header, &r.totals} { // two host stages that exchange at the same time
+		if *g, err = c.World.Split(ctx, 0); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// Rank is this rank's number, Size how many there are; 0 and 1 for nil.
+func (r *Replicas) Rank() int {
+	if r == nil {
+		return 0
+	}
+	return r.Comm.World.Rank()
+}
+
+func (r *Replicas) Size() int {
+	if r == nil {
+		return 1
+	}
+	return r.Comm.World.Size()
+}
+
+// ErrDisagree is wrapped when ranks were started with different things.
+var ErrDisagree = errors.New("ranks disagree")
+
+// Agree compares facts, by name, with those of the other ranks. All ranks call it before they train; a difference is an
+// error naming both sides.
+func (r *Replicas) Agree(ctx context.Context, facts map[string]string) error {
+	return agree(ctx, r.header, facts)
+}
+
+func agree(ctx context.Context, g collective.Group, facts map[string]string) error {
+	all, err := exchange(ctx, g, facts)
+	if err != nil {
+		return err
+	}
+	var differ []string
+	for rank, other := range all {
+		for name, v := range other {
+			if first := all[0][name]; v != first {
+				differ = append(differ, fmt.Sprintf("%s is %s on rank 0, %s on rank %d", name, first, v, rank))
+			}
+		}
+	}
+	if len(differ) > 0 {
+		sort.Strings(differ)
+		return fmt.Errorf("%w: %s", ErrDisagree, strings.Join(differ, "; "))
+	}
+	return nil
+}
+
+// exchange gives every rank everyone's value.
+func exchange[T any](ctx context.Context, g collective.Group, v T) ([]T, error) {
+	var buf bytes.Buffer
+	if err := gob.NewEncoder(&buf).Encode(v); err != nil {
+		return nil, err
+	}
+	messages, err := g.Exchange(ctx, buf.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	all := make([]T, len(messages))
+	for rank, m := range messages {
+		if err := gob.NewDecoder(bytes.NewReader(m)).Decode(&all[rank]); err != nil {
+			return nil, fmt.Errorf("the message of rank %d: %w; does it run the same program?", rank, err)
+		}
+	}
+	return all, nil
+}
+
+// Peer is what a batch looks like on one rank.
+type Peer struct {
+	Step, Batch int // as the rank counts them
+	First       int // its first row's place in the global batch
+	Rows        int
+	Total       int   // rows of all ranks, as the rank knows it
+	Cuts        []int // [subs+1]: its sub-batch u is its sequences Cuts[u] to Cuts[u+1]
+	Tokens      int
+	Texts       []loss.TextID // of its sequences, column by column
+	Weights     []float64     // of its rows; nil if all are 1
+	LastIDs     []int32       // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
+	Truncated   int
+}
+
+// subSize is how many sequences a rank has in sub-batch u.
+func (p *Peer) subSize(u int) int {
+	if u+1 >= len(p.Cuts) {
+		return 0
+	}
+	return p.Cuts[u+1] - p.Cuts[u]
+}
+
+// Global is what the header made known of a batch.
+type Global struct {
+	Peers   []Peer
+	Rows    int
+	Texts   []loss.TextID // [columns * Rows], in the global order
+	Weights []float64     // [Rows]; nil if all are 1
+}
+
+// Header adds the stage that tells all ranks of each other's part of a batch. Without replicas it passes batches on.
+func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Replicas) pipeline.Port[*Batch] {
+	if r == nil {
+		return batches
+	}
+	return pipeline.Map(g, "header", batches, func(t *pipeline.Task, b *Batch) (*Batch, error) {
+		b.Subs = size.Cut(b)
+		me := Peer{
+			Step: t.Index.Step, Batch: t.Index.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{0},
+			Tokens: len(b.IDs), Texts: b.Texts, Weights: b.Weights, Truncated: b.Truncated,
+		}
+		for _, s := range b.Subs {
+			me.Cuts = append(me.Cuts, s.Hi)
+		}
+		if b.EndsStep {
+			b.last = distinct(b.Subs[0])
+			me.LastIDs = b.last.ids
+		}
+		peers, err := exchange(t.Context(), r.header, me)
+		if err != nil {
+			return nil, err
+		}
+		b.Global, err = joinPeers(peers, len(b.Columns))
+		if err != nil {
+			return nil, err
+		}
+		subs := 0
+		for _, p := range peers {
+			subs = max(subs, len(p.Cuts)-1)
+		}
+		for len(b.Subs) < subs {
+			b.Subs = append(b.Subs, SubBatch{b, b.N(), b.N()})
+		}
+		return b, nil
+	})
+}
+
+// joinPeers checks that the ranks' parts make one batch and puts their texts and weights into its order.
+func joinPeers(peers []Peer, columns int) (*Global, error) {
+	g := &Global{Peers: peers, Rows: peers[0].Total}
+	at, weighted := 0, false
+	for rank, p := range peers {
+		first := peers[0]
+		if p.Step != first.Step || p.Batch != first.Batch || p.Total != first.Total {
+			return nil, fmt.Errorf("%w: rank 0 is at batch %d.%d of %d rows, rank %d at batch %d.%d of %d rows",
+				ErrDisagree, first.Step, first.Batch, first.Total, rank, p.Step, p.Batch, p.Total)
+		}
+		if p.First != at || len(p.Texts) != columns*p.Rows {
+			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch with %d texts, want rows from %d with %d columns",
+				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), at, columns)
+		}
+		at += p.Rows
+		weighted = weighted || p.Weights != nil
+	}
+	if at != g.Rows {
+		return nil, fmt.Errorf("%w: the ranks have %d of the batch's %d rows", ErrDisagree, at, g.Rows)
+	}
+	g.Texts = make([]loss.TextID, columns*g.Rows)
+	if weighted {
+		g.Weights = make([]float64, g.Rows)
+	}
+	for _, p := range peers {
+		for c := range columns {
+			copy(g.Texts[c*g.Rows+p.First:], p.Texts[c*p.Rows:(c+1)*p.Rows])
+		}
+		for i := range p.Rows {
+			if weighted {
+				g.Weights[p.First+i] = 1
+				if p.Weights != nil {
+					g.Weights[p.First+i] = p.Weights[i]
+				}
+			}
+		}
+	}
+	return g, nil
+}
+
+// lastRows are the distinct token ids of a sub-batch.
+type lastRows struct {
+	ids   []int32 // [U], ascending
+	index []int32 // [T]: each token's place in ids
+}
+
+func distinct(s SubBatch) lastRows {
+	ids := s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]
+	at := map[int32]int32{}
+	for _, id := range ids {
+		at[id] = 0
+	}
+	var l lastRows
+	for id := range at {
+		l.ids = append(l.ids, id)
+	}
+	sort.Slice(l.ids, func(i, j int) bool { return l.ids[i] < l.ids[j] })
+	for i, id := range l.ids {
+		at[id] = int32(i)
+	}
+	for _, id := range ids {
+		l.index = append(l.index, at[id])
+	}
+	return l
+}
+
+// slice is rank's part of n rows: parts differ by one row at most.
+func slice(n, rank, ranks int) (lo, hi int) { return n * rank / ranks, n * (rank + 1) / ranks }
+
+// sliceOf is rank's rows of a batch.
+func (p Plan) sliceOf(b dataset.Batch) (rows []int64, first int) {
+	lo, hi := slice(len(b.Rows), p.Rank, max(1, p.Ranks))
+	return b.Rows[lo:hi], lo
+}
+
+// lane is where an encoder's stages communicate.
+func (e *Encoder) comm() pipeline.Option {
+	if e.ranks.Serial {
+		return e.on()
+	}
+	return pipeline.On(e.device, pipeline.Comm)
+}
+
+// gathers tells whether ranks see each other's negatives.
+func (e *Encoder) gathers() bool { return e.ranks != nil && !e.ranks.LocalNegatives }
+
+// wire is the type of what travels.
+func (e *Encoder) wire() gpustage.DType {
+	if e.ranks.Wire == gpustage.BF16 {
+		return gpustage.BF16
+	}
+	return e.Model.DType
+}
+
+// Gather adds the stage that gives each sub-batch's embeddings to all ranks. Without replicas it passes them on.
+func Gather(g *pipeline.Graph, embedded pipeline.Port[Embedded], e *Encoder) pipeline.Port[Embedded] {
+	if !e.gathers() {
+		return embedded
+	}
+	return pipeline.Map(g, "gather", embedded, func(t *pipeline.Task, x Embedded) (Embedded, error) {
+		s, b, u := Stream(t), x.Sub.Batch, t.Index.Sub
+		rows := make([]int, len(b.Global.Peers))
+		total := 0
+		for r := range rows {
+			rows[r] = b.Global.Peers[r].subSize(u)
+			total += rows[r]
+		}
+		e.ranks.Comm.World.AllGather(s, e.arriving.Span(0, total), e.emb.Span(x.Sub.Lo, x.Sub.Hi), rows, e.wire())
+		at := 0
+		for r, n := range rows {
+			b.Global.runs(r, b.Global.Peers[r].start(u), n, func(place, n int) {
+				s.Copy(e.all.Span(place, place+n), e.arriving.Span(at, at+n))
+				at += n
+			})
+		}
+		return x, nil
+	}, e.comm())
+}
+
+func (p *Peer) start(u int) int { return p.Cuts[min(u, len(p.Cuts)-1)] }
+
+// runs cuts n of a rank's sequences into those that lie side by side in the global order, and says where.
+func (g *Global) runs(rank, from, n int, f func(place, n int)) {
+	p := &g.Peers[rank]
+	for n > 0 {
+		column, row := from/p.Rows, from%p.Rows
+		k := min(n, p.Rows-row)
+		f(column*g.Rows+p.First+row, k)
+		from, n = from+k, n-k
+	}
+}
+
+// Scatter adds the stage that sums the gradient of the embeddings over ranks and leaves each rank that of its own rows.
+// Without replicas it passes the gradient on.
+func Scatter(g *pipeline.Graph, grads pipeline.Port[Gradient], e *Encoder) pipeline.Port[Gradient] {
+	if !e.gathers() {
+		return grads
+	}
+	return pipeline.Map(g, "scatter", grads, func(t *pipeline.Task, x Gradient) (Gradient, error) {
+		s, b := Stream(t), x.Batch
+		own, total := len(b.Rows), b.Global.Rows
+		rows := make([]int, len(b.Global.Peers))
+		for r, p := range b.Global.Peers {
+			rows[r] = p.Rows
+		}
+		for c := range b.Columns { // a column's rows lie in the order of ranks
+			mine, all := e.dEmb.Span(c*own, (c+1)*own), e.dAll.Span(c*total, (c+1)*total)
+			if x.whole {
+				s.Copy(mine, all.Span(b.First, b.First+own))
+			} else {
+				e.ranks.Comm.World.ReduceScatter(s, mine, all, rows, e.wire())
+			}
+		}
+		return x, nil
+	}, e.comm())
+}
+
+// bucket is a part of the flat gradient that is reduced at once.
+type bucket struct {
+	name     string
+	from, to int
+	layer    int // complete when this layer's backward is
+	ready    pipeline.Output[struct{}]
+}
+
+// defaultBucket is large enough that latency does not matter (4 MiB on a 10 Gb/s link take 3 ms), small enough that the last
+// one, which nothing hides, is short.
+const defaultBucket = 4 << 20
+
+// buckets cuts the parameters but for the word embeddings, from the top layer down.
+func (e *Encoder) cut() []bucket {
+	size := e.ranks.BucketBytes
+	if size == 0 {
+		size = defaultBucket
+	}
+	l := e.Model.Layout
+	var out []bucket
+	top := -2
+	for layer := e.Model.Config.Layers - 1; layer >= -1; layer-- {
+		from, to := l.Span(layer)
+		if n := len(out); top >= 0 && layer >= 0 { // grows the open bucket downwards
+			out[n-1].from, out[n-1].layer = from, layer
+			out[n-1].name = fmt.Sprintf("layers %d-%d", layer, top)
+		} else {
+			name := fmt.Sprintf("layer %d", layer)
+			if layer < 0 {
+				name = "embeddings"
+			}
+			out = append(out, bucket{name: name, from: from, to: to, layer: layer})
+			top = layer
+		}
+		if b := out[len(out)-1]; (b.to-b.from)*e.Model.DType.Size() >= size {
+			top = -2
+		}
+	}
+	return out
+}
+
+// Sync adds the stages that sum the parameters' gradients over ranks. Without replicas there are none.
+func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encoder) pipeline.Port[Contribution] {
+	if e.ranks == nil || e.ranks.Every {
+		return contributions
+	}
+	world, word := e.ranks.Comm.World, e.Model.Layout.Word()
+	reduce := func(name string, ready func(*pipeline.Stage) func(*pipeline.Task) error) {
+		s := g.Stage("reduce "+name, e.comm(), pipeline.At(pipeline.Step))
+		do := ready(s)
+		out := pipeline.Out[struct{}](s, "reduced")
+		e.reduced = append(e.reduced, out.Port)
+		s.Do(func(t *pipeline.Task) error {
+			err := do(t)
+			out.Put(t, struct{}{})
+			return err
+		})
+	}
+	reduce("table", func(s *pipeline.Stage) func(*pipeline.Task) error {
+		in := pipeline.In(s, "ready", e.tableReady.Port)
+		return func(t *pipeline.Task) error {
+			if earlier := in.Get(t); earlier {
+				world.AllReduce(Stream(t), e.grads.Columns(word.Off, word.Off+word.Len()), e.wire())
+			}
+			return nil
+		}
+	})
+	for _, b := range e.buckets {
+		reduce(b.name, func(s *pipeline.Stage) func(*pipeline.Task) error {
+			pipeline.In(s, "ready", b.ready.Port)
+			return func(t *pipeline.Task) error {
+				world.AllReduce(Stream(t), e.grads.Columns(b.from, b.to), e.wire())
+				return nil
+			}
+		})
+	}
+	reduce("last rows", func(s *pipeline.Stage) func(*pipeline.Task) error {
+		in := pipeline.In(s, "ready", e.rowsReady.Port)
+		return func(t *pipeline.Task) error {
+			e.addLastRows(Stream(t), in.Get(t))
+			return nil
+		}
+	})
+	return contributions
+}
+
+// addLastRows gathers the last sub-batch's rows of the word embeddings' gradient and adds them to the table, in the order of ranks.
+func (e *Encoder) addLastRows(s gpustage.Stream, b *Batch) {
+	rows, total := b.Global.lastRows()
+	e.ranks.Comm.World.AllGather(s, e.rowsIn.Span(0, total), e.rowsOut.Span(0, rows[e.ranks.Rank()]), rows, e.wire())
+	word := e.Model.Layout.Word()
+	table := e.Model.Layout.View(e.grads, word)
+	at := 0
+	for r, n := range rows {
+		if n == 0 {
+			continue
+		}
+		ids := e.ids.Span(at, at+n).Vector()
+		s.CopyIn(ids, gpustage.Bytes(b.Global.Peers[r].LastIDs))
+		s.ScatterAdd(table, e.rowsIn.Span(at, at+n), ids)
+		at += n
+	}
+}
+
+// lastRows is how many distinct tokens each rank's last sub-batch has.
+func (g *Global) lastRows() (rows []int, total int) {
+	for _, p := range g.Peers {
+		rows = append(rows, len(p.LastIDs))
+		total += len(p.LastIDs)
+	}
+	return rows, total
+}
+
+// Totals are sums over all ranks' rows of a step.
+type Totals struct {
+	Loss, Weight             float64
+	Pairs, Tokens, Truncated int
+}
+
+// totals adds the host stage that sums a step's losses over ranks, in their order, while the step goes backward.
+func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipeline.Port[Totals] {
+	s := g.Stage("totals", pipeline.At(pipeline.Step))
+	in := pipeline.Collect(s, "losses", grads)
+	out := pipeline.Out[Totals](s, "totals")
+	s.Do(func(t *pipeline.Task) error {
+		var sum Totals
+		for _, x := range in.All(t) {
+			sum.Loss += x.Sum
+			if x.whole && e.ranks.Rank() > 0 {
+				sum.Loss -= x.Sum // every rank has computed all of it
+			}
+			sum.add(x)
+		}
+		if e.ranks != nil {
+			all, err := exchange(t.Context(), e.ranks.totals, sum.Loss)
+			if err != nil {
+				return err
+			}
+			sum.Loss = 0
+			for _, l := range all {
+				sum.Loss += l
+			}
+		}
+		if sum.Weight == 0 {
+			return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step)
+		}
+		out.Put(t, sum)
+		return nil
+	})
+	return out.Port
+}
+
+// add counts a batch.
+func (s *Totals) add(x Gradient) {
+	b := x.Batch
+	if b.Global == nil {
+		s.Weight += x.Weight
+		s.Pairs += len(b.Rows)
+		s.Tokens += len(b.IDs)
+		s.Truncated += b.Truncated
+		return
+	}
+	for i := range b.Global.Rows {
+		w := 1.0
+		if b.Global.Weights != nil {
+			w = b.Global.Weights[i]
+		}
+		s.Weight += w
+	}
+	s.Pairs += b.Global.Rows
+	for _, p := range b.Global.Peers {
+		s.Tokens += p.Tokens
+		s.Truncated += p.Truncated
+	}
+}

@@ -1,0 +1,105 @@
+package stages_test
+
+import (
+	"bytes"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+)
+
+// However many ranks share a step, its gradient is the single process's, computed plainly in f64: with rows that don't divide,
+// ranks without rows, negatives, weights of several batches, dropout, and every way of computing a rank's part.
+func TestReplicasMetamorphic(t *testing.T) {
+	rng := rand.New(rand.NewPCG(21, 22))
+	for _, base := range []goldenRun{
+		{negatives: true, loss: loss.InfoNCE{MaskDuplicates: true}, dropout: 0.1},
+		{negatives: true, loss: loss.InfoNCE{Directions: loss.Directions}, dropout: 0.2, globalSize: 25, accumulate: 3},
+		{loss: loss.InfoNCE{Directions: []loss.Direction{loss.QueryToDoc, loss.DocToQuery}, PerDirection: true}, globalSize: 5, accumulate: 2},
+	} {
+		base.maxSteps, base.optimizer = 1, optim.SGD{}
+		truth := base
+		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
+		want := truth.run(t)
+		for _, ranks := range []int{1, 2, 3, 4, 8} {
+			c := base
+			c.ranks = ranks
+			l := base.loss.(loss.InfoNCE)
+			l.TileRows, l.TileCols = 1+rng.IntN(30), 1+rng.IntN(80)
+			c.loss = l
+			c.size = stages.Size{Rows: 1 + rng.IntN(20)}
+			if rng.IntN(2) == 0 {
+				c.size = stages.Size{Tokens: 40 + rng.IntN(400)}
+			}
+			c.budget = []int64{0, -1, 1 << 18, 1 << 20}[rng.IntN(4)]
+			c.every = rng.IntN(4)
+			c.exchange = stages.Exchanging{Every: rng.IntN(4) == 0, Serial: rng.IntN(4) == 0, BucketBytes: 1 << (8 + rng.IntN(14))}
+			got := c.run(t)
+			name, e := gradientError(want.model.Layout, got.grad, want.grad)
+			if !(e <= 1e-5) {
+				t.Errorf("%d ranks, %+v, %s: %s is off by %.3g", ranks, c.exchange, describe(c), name, e)
+			}
+			if w := want.steps[0].Loss; !(math.Abs(got.steps[0].Loss-w) <= 1e-6*w) {
+				t.Errorf("%d ranks: loss %v, want %v", ranks, got.steps[0].Loss, w)
+			}
+			if a, b := got.steps[0], want.steps[0]; a.Pairs != b.Pairs || a.Tokens != b.Tokens || a.Truncated != b.Truncated {
+				t.Errorf("%d ranks count %+v, one counts %+v", ranks, a, b)
+			}
+		}
+	}
+}
+
+// Overlap changes no bit; nor does the size of buckets, as sums have the order of ranks.
+func TestReplicasBitEqual(t *testing.T) {
+	base := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3}
+	want := base.run(t)
+	for name, change := range map[string]func(*goldenRun){
+		"again":          func(r *goldenRun) {},
+		"serial":         func(r *goldenRun) { r.exchange.Serial = true },
+		"small buckets":  func(r *goldenRun) { r.exchange.BucketBytes = 1 },
+		"one bucket":     func(r *goldenRun) { r.exchange.BucketBytes = 1 << 30 },
+		"replay":         func(r *goldenRun) { r.budget = -1 },
+		"checkpointing":  func(r *goldenRun) { r.every = 1 },
+		"more tokenizer": func(r *goldenRun) { r.tokenizers, r.workers = 3, 5 },
+	} {
+		c := base
+		change(&c)
+		if got := c.run(t); !bytes.Equal(got.weights, want.weights) {
+			t.Errorf("%s: the weights' bits differ after %d steps", name, len(got.steps))
+		}
+	}
+}
+
+// With SGD, parameters after 5 steps are the single process's; with AdamW, losses over 10 steps are.
+func TestReplicasTrain(t *testing.T) {
+	for _, ranks := range []int{2, 3} {
+		sgd := goldenRun{negatives: true, loss: loss.InfoNCE{}, optimizer: optim.SGD{Momentum: 0.9}, maxSteps: 5, dropout: 0.1}
+		one := sgd.run(t)
+		sgd.ranks, sgd.size = ranks, stages.Size{Rows: 7}
+		many := sgd.run(t)
+		a, b := float64s(one.weights), float64s(many.weights)
+		for _, p := range one.model.Layout.Params {
+			diff, top := 0.0, 0.0
+			for i := p.Off; i < p.Off+p.Len(); i++ {
+				diff, top = max(diff, math.Abs(a[i]-b[i])), max(top, math.Abs(a[i]))
+			}
+			if diff > 1e-5*max(top, 1e-4) {
+				t.Errorf("%d ranks: %s is off by %.3g after 5 steps", ranks, p.Name, diff/top)
+			}
+		}
+		adam := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1}
+		one = adam.run(t)
+		adam.ranks, adam.size = ranks, stages.Size{Tokens: 120}
+		many = adam.run(t)
+		for i, s := range one.steps {
+			if e := math.Abs(many.steps[i].Loss-s.Loss) / s.Loss; !(e <= 1e-4) {
+				t.Errorf("%d ranks: step %d: loss %v, want %v", ranks, i, many.steps[i].Loss, s.Loss)
+			}
+		}
+	}
+}

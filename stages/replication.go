@@ -1,0 +1,126 @@
+package stages
+
+import (
+	"errors"
+	"fmt"
+
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+	"contraflow/stages/transformer"
+)
+
+// replication is what an encoder has besides when it trains with other ranks.
+type replication struct {
+	buckets    []bucket
+	tableReady pipeline.Output[bool]     // whether earlier sub-batches have added to the word embeddings' gradient
+	rowsReady  pipeline.Output[*Batch]   // the batch that ends the step
+	reduced    []pipeline.Port[struct{}] // what an update waits for
+	seen       int                       // sub-batches of the step so far
+
+	arriving gpustage.Tensor // [sequences of one sub-batch of all ranks, E]
+	rowsOut  gpustage.Tensor // [U, C]: the last sub-batch's gradient of the word embeddings
+	rowsIn   gpustage.Tensor // [sum of U, C]: all ranks'
+	index    gpustage.Tensor // i32 [T, 1]: each token's row in rowsOut
+	ids      gpustage.Tensor // i32 [sum of U, 1]: each row of rowsIn's token id
+	sum      gpustage.Tensor // flat, with Every: what has been reduced
+}
+
+func (r *replication) tensors() []*gpustage.Tensor {
+	return []*gpustage.Tensor{&r.arriving, &r.rowsOut, &r.rowsIn, &r.index, &r.ids, &r.sum}
+}
+
+// beginReplicated makes room for what all ranks have of a batch.
+func (e *Encoder) beginReplicated(b *Batch) error {
+	g, size := b.Global, e.Model.EmbeddingSize()
+	var errs []error
+	if e.gathers() {
+		widest := 0
+		for u := range b.Subs {
+			n := 0
+			for i := range g.Peers {
+				n += g.Peers[i].subSize(u)
+			}
+			widest = max(widest, n)
+		}
+		n := g.Rows * len(b.Columns)
+		errs = append(errs, e.grow(&e.all, n, size), e.grow(&e.dAll, n, size), e.grow(&e.arriving, widest, size))
+	}
+	if b.EndsStep && !e.ranks.Every {
+		rows, total := g.lastRows()
+		c := e.Model.Config.Hidden
+		errs = append(errs, e.grow(&e.rowsOut, rows[e.ranks.Rank()], c), e.grow(&e.rowsIn, total, c),
+			e.growTyped(&e.index, gpustage.I32, len(b.last.index), 1), e.growTyped(&e.ids, gpustage.I32, total, 1))
+	}
+	if e.ranks.Every {
+		errs = append(errs, e.grow(&e.sum, 1, e.grads.Cols))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("a batch of %d rows on %d ranks: %w", g.Rows, len(g.Peers), err)
+	}
+	return nil
+}
+
+// finals declares what backward tells while it runs.
+func (e *Encoder) finals(s *pipeline.Stage) {
+	if e.ranks == nil || e.ranks.Every {
+		return
+	}
+	e.tableReady = pipeline.Final[bool](s, "table")
+	e.buckets = e.cut()
+	for i := range e.buckets {
+		e.buckets[i].ready = pipeline.Final[struct{}](s, e.buckets[i].name)
+	}
+	e.rowsReady = pipeline.Final[*Batch](s, "last rows")
+}
+
+// beginLast prepares the step's last sub-batch: its gradient of the word embeddings goes elsewhere, so that the table can
+// be reduced meanwhile, and each bucket is passed on when its last layer is done.
+func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Gradients) error {
+	if e.ranks == nil || e.ranks.Every {
+		return nil
+	}
+	e.tableReady.Put(t, e.seen > 0)
+	to.Done = func(layer int) {
+		for _, b := range e.buckets {
+			if b.layer == layer {
+				b.ready.Put(t, struct{}{})
+			}
+		}
+	}
+	if sub.Len() == 0 {
+		return nil
+	}
+	s, last := Stream(t), sub.Batch.last
+	to.WordRows = e.rowsOut.Span(0, len(last.ids))
+	s.Fill(to.WordRows, 0)
+	to.WordIndex = e.index.Span(0, len(last.index)).Vector()
+	s.CopyIn(to.WordIndex, gpustage.Bytes(last.index))
+	return nil
+}
+
+func (e *Encoder) endLast(t *pipeline.Task, sub SubBatch) {
+	e.seen = 0
+	if e.ranks != nil && !e.ranks.Every {
+		e.rowsReady.Put(t, sub.Batch)
+	}
+}
+
+// reduceNow sums a sub-batch's gradient over ranks at once.
+func (e *Encoder) reduceNow(s gpustage.Stream, last bool) {
+	e.ranks.Comm.World.AllReduce(s, e.grads, e.wire())
+	s.Add(e.sum, e.sum, e.grads)
+	if last {
+		s.Copy(e.grads, e.sum)
+		s.Fill(e.sum, 0)
+	} else {
+		s.Fill(e.grads, 0)
+	}
+}
+
+// AfterSync makes a stage, which must collect the contributions as well, wait until the step's gradient is complete on all
+// ranks: for stages that look at Gradients before the update.
+func (e *Encoder) AfterSync(s *pipeline.Stage) {
+	for i, r := range e.reduced {
+		pipeline.In(s, fmt.Sprintf("reduced %d", i), r)
+	}
+}
