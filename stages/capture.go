@@ -13,7 +13,7 @@ type Captured struct {
 
 // Capture adds a stage in Apply's place that copies the step's gradient to the host and leaves the parameters alone.
 func Capture(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads pipeline.Port[Gradient], e *Encoder) pipeline.Port[Captured] {
-	s := g.Stage("capture", e.on(), pipeline.At(pipeline.Step))
+	s := g.Stage("capture", e.OnComm(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)
 	totals := pipeline.In(s, "totals", e.totals(g, grads))
 	e.AfterSync(s)
@@ -24,6 +24,7 @@ func Capture(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads
 		sum := totals.Get(t)
 		weight := sum.Weight
 		stream := Stream(t)
+		e.Complete(stream)
 		c := Captured{Loss: sum.Loss / weight, Gradient: make([]float64, e.grads.Len())}
 		wide := e.grads
 		if wide.DType != gpustage.F64 {

@@ -280,9 +280,9 @@ func (p Plan) sliceOf(b dataset.Batch) (rows []int64, first int) {
 	return b.Rows[lo:hi], lo
 }
 
-// lane is where an encoder's stages communicate.
-func (e *Encoder) comm() pipeline.Option {
-	if e.ranks.Serial {
+// OnComm is where the encoder's ranks communicate: a stage that issues collectives, or reads what they are about, runs there.
+func (e *Encoder) OnComm() pipeline.Option {
+	if e.ranks == nil || e.ranks.Serial {
 		return e.on()
 	}
 	return pipeline.On(e.device, pipeline.Comm)
@@ -321,7 +321,7 @@ func Gather(g *pipeline.Graph, embedded pipeline.Port[Embedded], e *Encoder) pip
 			})
 		}
 		return x, nil
-	}, e.comm())
+	}, e.OnComm())
 }
 
 func (p *Peer) start(u int) int { return p.Cuts[min(u, len(p.Cuts)-1)] }
@@ -359,7 +359,7 @@ func Scatter(g *pipeline.Graph, grads pipeline.Port[Gradient], e *Encoder) pipel
 			}
 		}
 		return x, nil
-	}, e.comm())
+	}, e.OnComm())
 }
 
 // bucket is a part of the flat gradient that is reduced at once.
@@ -408,9 +408,9 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 	if e.ranks == nil || e.ranks.Every {
 		return contributions
 	}
-	world, word := e.ranks.Comm.World, e.Model.Layout.Word()
+	word := e.Model.Layout.Word()
 	reduce := func(name string, ready func(*pipeline.Stage) func(*pipeline.Task) error) {
-		s := g.Stage("reduce "+name, e.comm(), pipeline.At(pipeline.Step))
+		s := g.Stage("reduce "+name, e.OnComm(), pipeline.At(pipeline.Step))
 		do := ready(s)
 		out := pipeline.Out[struct{}](s, "reduced")
 		e.reduced = append(e.reduced, out.Port)
@@ -424,7 +424,7 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 		in := pipeline.In(s, "ready", e.tableReady.Port)
 		return func(t *pipeline.Task) error {
 			if earlier := in.Get(t); earlier {
-				world.AllReduce(Stream(t), e.grads.Columns(word.Off, word.Off+word.Len()), e.wire())
+				e.reduce(Stream(t), word.Off, word.Off+word.Len())
 			}
 			return nil
 		}
@@ -433,7 +433,7 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 		reduce(b.name, func(s *pipeline.Stage) func(*pipeline.Task) error {
 			pipeline.In(s, "ready", b.ready.Port)
 			return func(t *pipeline.Task) error {
-				world.AllReduce(Stream(t), e.grads.Columns(b.from, b.to), e.wire())
+				e.reduce(Stream(t), b.from, b.to)
 				return nil
 			}
 		})

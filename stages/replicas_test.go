@@ -28,7 +28,10 @@ func TestReplicasMetamorphic(t *testing.T) {
 		want := truth.run(t)
 		for _, ranks := range []int{1, 2, 3, 4, 8} {
 			c := base
-			c.ranks = ranks
+			c.ranks, c.shards = ranks, []int{1, 1, 2, ranks}[rng.IntN(4)]
+			if ranks%c.shards != 0 {
+				c.shards = 1
+			}
 			l := base.loss.(loss.InfoNCE)
 			l.TileRows, l.TileCols = 1+rng.IntN(30), 1+rng.IntN(80)
 			c.loss = l
@@ -42,7 +45,7 @@ func TestReplicasMetamorphic(t *testing.T) {
 			got := c.run(t)
 			name, e := gradientError(want.model.Layout, got.grad, want.grad)
 			if !(e <= 1e-5) {
-				t.Errorf("%d ranks, %+v, %s: %s is off by %.3g", ranks, c.exchange, describe(c), name, e)
+				t.Errorf("%d ranks, %d shards, %+v, %s: %s is off by %.3g", ranks, c.shards, c.exchange, describe(c), name, e)
 			}
 			if w := want.steps[0].Loss; !(math.Abs(got.steps[0].Loss-w) <= 1e-6*w) {
 				t.Errorf("%d ranks: loss %v, want %v", ranks, got.steps[0].Loss, w)
@@ -77,10 +80,11 @@ func TestReplicasBitEqual(t *testing.T) {
 
 // With SGD, parameters after 5 steps are the single process's; with AdamW, losses over 10 steps are.
 func TestReplicasTrain(t *testing.T) {
-	for _, ranks := range []int{2, 3} {
+	for _, mesh := range [][2]int{{2, 1}, {3, 1}, {2, 2}, {3, 3}, {4, 2}} { // ranks, shards
+		ranks := mesh[0]
 		sgd := goldenRun{negatives: true, loss: loss.InfoNCE{}, optimizer: optim.SGD{Momentum: 0.9}, maxSteps: 5, dropout: 0.1}
 		one := sgd.run(t)
-		sgd.ranks, sgd.size = ranks, stages.Size{Rows: 7}
+		sgd.ranks, sgd.shards, sgd.size = ranks, mesh[1], stages.Size{Rows: 7}
 		many := sgd.run(t)
 		a, b := float64s(one.weights), float64s(many.weights)
 		for _, p := range one.model.Layout.Params {
@@ -89,16 +93,16 @@ func TestReplicasTrain(t *testing.T) {
 				diff, top = max(diff, math.Abs(a[i]-b[i])), max(top, math.Abs(a[i]))
 			}
 			if diff > 1e-5*max(top, 1e-4) {
-				t.Errorf("%d ranks: %s is off by %.3g after 5 steps", ranks, p.Name, diff/top)
+				t.Errorf("mesh %v: %s is off by %.3g after 5 steps", mesh, p.Name, diff/top)
 			}
 		}
 		adam := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1}
 		one = adam.run(t)
-		adam.ranks, adam.size = ranks, stages.Size{Tokens: 120}
+		adam.ranks, adam.shards, adam.size = ranks, mesh[1], stages.Size{Tokens: 120}
 		many = adam.run(t)
 		for i, s := range one.steps {
 			if e := math.Abs(many.steps[i].Loss-s.Loss) / s.Loss; !(e <= 1e-4) {
-				t.Errorf("%d ranks: step %d: loss %v, want %v", ranks, i, many.steps[i].Loss, s.Loss)
+				t.Errorf("mesh %v: step %d: loss %v, want %v", mesh, i, many.steps[i].Loss, s.Loss)
 			}
 		}
 	}

@@ -46,6 +46,7 @@ type goldenRun struct {
 	tokenizers int
 	maxSteps   int
 	ranks      int // trains as so many
+	shards     int // of which so many share a replica's state
 	exchange   stages.Exchanging
 }
 
@@ -87,7 +88,7 @@ func (r goldenRun) run(t testing.TB) goldenResult {
 			}
 		}()
 		ctx := context.Background()
-		c, err := collective.Connect(ctx, w, collective.Mesh{Replicate: r.ranks, Shard: 1})
+		c, err := collective.Connect(ctx, w, collective.Mesh{Replicate: r.ranks / max(1, r.shards), Shard: max(1, r.shards)})
 		if err != nil {
 			return err
 		}
@@ -177,7 +178,11 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		r.optimizer = optim.AdamW{WeightDecay: 0.01}
 	}
 	res := goldenResult{model: model, stream: stream}
-	look := g.Stage("look", pipeline.On(0, pipeline.Compute), pipeline.At(pipeline.Step))
+	place := pipeline.On(0, pipeline.Compute) // before the update, which runs there
+	if r.shards > 1 {
+		place = enc.OnComm() // before the norm, which the update waits for
+	}
+	look := g.Stage("look", place, pipeline.At(pipeline.Step))
 	pipeline.Collect(look, "contributions", contributions)
 	enc.AfterSync(look)
 	all := pipeline.Collect(look, "losses", grads)
@@ -193,6 +198,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 				w += l.Weight
 			}
 		}
+		enc.Complete(stages.Stream(task))
 		vs := read64(t, stages.Stream(task), enc.Gradients())
 		for i := range vs {
 			vs[i] /= w

@@ -39,15 +39,28 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	losses := pipeline.Collect(s, "losses", grads)
 	totals := pipeline.In(s, "totals", e.totals(g, grads))
 	e.AfterSync(s)
-	weights := pipeline.Out[Weights](s, "weights")
+	var weights pipeline.Output[Weights]
+	if !e.sharded() {
+		weights = pipeline.Out[Weights](s, "weights")
+	}
 	out := pipeline.Out[StepResult](s, "result")
-	pipeline.Bind(e.weights, weights)
+	results := out.Port
+	if e.sharded() {
+		results = e.spread(g, out.Port)
+	} else {
+		pipeline.Bind(e.weights, weights)
+	}
 
 	m := e.Model
 	states := make([]gpustage.Tensor, u.Optimizer.States())
+	var segs []optim.Segment
+	for _, p := range m.Layout.Params {
+		segs = append(segs, optim.Segment{Off: p.Off, Len: p.Len(), State: p.Off, Decay: p.Decay()})
+	}
+	segs, n := optim.Owned(segs, e.owned())
 	for i := range states {
 		var err error
-		if states[i], err = m.NewGradients(); err != nil {
+		if states[i], err = gpustage.NewTensor(m.Device, m.DType, 1, n); err != nil {
 			return out.Port, fmt.Errorf("optimizer state: %w", err)
 		}
 	}
@@ -55,11 +68,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	if err != nil {
 		return out.Port, err
 	}
-	var segs []optim.Segment
-	for _, p := range m.Layout.Params {
-		segs = append(segs, optim.Segment{Off: p.Off, Len: p.Len(), Decay: p.Decay()})
-	}
-	segs = optim.Segments(segs)
+	e.squares(g, contributions, norm, s)
 
 	s.Do(func(t *pipeline.Task) error {
 		stream := Stream(t)
@@ -73,7 +82,12 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		r.Pairs, r.Tokens, r.Truncated = sum.Pairs, sum.Tokens, sum.Truncated
 		r.Loss = sum.Loss / weight
 		var err error
-		if r.GradNorm, err = optim.Norm(stream, e.grads, norm, 1/weight); err != nil {
+		if e.sharded() {
+			r.GradNorm, err = optim.Root(stream, norm, 1/weight)
+		} else {
+			r.GradNorm, err = optim.Norm(stream, e.grads, norm, 1/weight)
+		}
+		if err != nil {
 			return err
 		}
 		if math.IsNaN(r.GradNorm) || math.IsInf(r.GradNorm, 0) {
@@ -82,13 +96,15 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
 		scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
 		u.Optimizer.Update(stream, m.Params, e.grads, states, segs, r.LR, scale, r.Step+1)
-		m.Changed()
 		stream.Fill(e.grads, 0)
-		weights.Put(t, Weights{})
+		if !e.sharded() {
+			m.Changed()
+			weights.Put(t, Weights{})
+		}
 		out.Put(t, r)
 		return nil
 	})
-	return out.Port, nil
+	return results, nil
 }
 
 // gradientNotFinite names the parameters whose gradient is NaN or infinite.

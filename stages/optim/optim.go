@@ -45,6 +45,7 @@ func (s Schedule) Factor(step, warmup, total int) float64 {
 // Segment is a run of parameters that are updated alike.
 type Segment struct {
 	Off, Len int
+	State    int // where the optimizer's states of these parameters begin: Off, unless a rank keeps those of its own alone
 	Decay    bool
 }
 
@@ -52,7 +53,7 @@ type Segment struct {
 func Segments(all []Segment) []Segment {
 	var out []Segment
 	for _, s := range all {
-		if n := len(out); n > 0 && out[n-1].Decay == s.Decay && out[n-1].Off+out[n-1].Len == s.Off {
+		if n := len(out); n > 0 && out[n-1].Decay == s.Decay && out[n-1].Off+out[n-1].Len == s.Off && out[n-1].State+out[n-1].Len == s.State {
 			out[n-1].Len += s.Len
 			continue
 		}
@@ -61,7 +62,24 @@ func Segments(all []Segment) []Segment {
 	return out
 }
 
-// Optimizer updates parameters from gradients. All vectors are flat and alike.
+// Owned is what lies in the given ranges of the flat vector, with states side by side, and their length.
+func Owned(all []Segment, ranges [][2]int) (owned []Segment, states int) {
+	for _, s := range all {
+		for _, r := range ranges {
+			lo, hi := max(s.Off, r[0]), min(s.Off+s.Len, r[1])
+			if lo < hi {
+				owned = append(owned, Segment{Off: lo, Len: hi - lo, State: states, Decay: s.Decay})
+				states += hi - lo
+			}
+		}
+	}
+	return Segments(owned), states
+}
+
+func (s Segment) of(t gpustage.Tensor) gpustage.Tensor    { return t.Columns(s.Off, s.Off+s.Len) }
+func (s Segment) state(t gpustage.Tensor) gpustage.Tensor { return t.Columns(s.State, s.State+s.Len) }
+
+// Optimizer updates parameters from gradients. All vectors are flat.
 type Optimizer interface {
 	// States is how many vectors like the parameters it keeps.
 	States() int
@@ -87,8 +105,7 @@ func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage
 		if seg.Decay {
 			h.WeightDecay = o.WeightDecay
 		}
-		part := func(t gpustage.Tensor) gpustage.Tensor { return t.Columns(seg.Off, seg.Off+seg.Len) }
-		s.AdamW(part(p), part(states[0]), part(states[1]), part(g), h)
+		s.AdamW(seg.of(p), seg.state(states[0]), seg.state(states[1]), seg.of(g), h)
 	}
 }
 
@@ -117,12 +134,11 @@ func (o SGD) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.T
 		if seg.Decay {
 			h.WeightDecay = o.WeightDecay
 		}
-		part := func(t gpustage.Tensor) gpustage.Tensor { return t.Columns(seg.Off, seg.Off+seg.Len) }
 		var v gpustage.Tensor
 		if len(states) > 0 {
-			v = part(states[0])
+			v = seg.state(states[0])
 		}
-		s.SGD(part(p), v, part(g), h)
+		s.SGD(seg.of(p), v, seg.of(g), h)
 	}
 }
 
@@ -139,6 +155,12 @@ func Clip(norm, maxNorm float64) float64 {
 func Norm(s gpustage.Stream, g, out gpustage.Tensor, scale float64) (float64, error) {
 	s.Fill(out, 0)
 	s.SumSquares(out, g)
+	return Root(s, out, scale)
+}
+
+// Root is |scale| times the square root of a sum of squares, an F64 [1, 1].
+func Root(s gpustage.Stream, squares gpustage.Tensor, scale float64) (float64, error) {
+	out := squares
 	var sum [1]float64
 	s.CopyOut(gpustage.Bytes(sum[:]), out)
 	if err := s.Sync(); err != nil {

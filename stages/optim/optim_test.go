@@ -71,8 +71,8 @@ func TestGoldenClip(t *testing.T) {
 
 // Decay acts on its segments only, the gradient's scale on all.
 func TestSegments(t *testing.T) {
-	segs := Segments([]Segment{{0, 2, true}, {2, 1, true}, {3, 2, false}, {5, 1, true}})
-	if fmt.Sprint(segs) != "[{0 3 true} {3 2 false} {5 1 true}]" {
+	segs := Segments([]Segment{{0, 2, 0, true}, {2, 1, 2, true}, {3, 2, 3, false}, {5, 1, 5, true}})
+	if fmt.Sprint(segs) != "[{0 3 0 true} {3 2 3 false} {5 1 5 true}]" {
 		t.Error(segs)
 	}
 	s, _ := ref.New().OpenStream()
@@ -108,4 +108,13 @@ func ExampleSchedule_Factor() {
 	}
 	fmt.Println()
 	// Output: 0.00 0.50 1.00 0.75 0.50 0.25
+}
+
+// A rank's own parameters are updated as all would be, from states of its own.
+func TestOwned(t *testing.T) {
+	all := []Segment{{0, 4, 0, true}, {4, 3, 4, false}, {7, 5, 7, true}}
+	owned, n := Owned(all, [][2]int{{1, 3}, {6, 9}})
+	if got := fmt.Sprint(owned, n); got != "[{1 2 0 true} {6 1 2 false} {7 2 3 true}] 5" {
+		t.Error(got)
+	}
 }
