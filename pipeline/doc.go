@@ -43,5 +43,5 @@
 // The core in scheduler.go is a pure state machine without goroutines, clocks or devices: it gets what happened and
 // answers what to start. [Plan.Run] acts on its answers. An error, a panic or a cancelled context stops every lane,
 // names the stage and item, and leaves no goroutine behind. Everything that ran can be written as a Chrome trace
-// ([NewTracer]), which opens in Perfetto.
+// ([NewTracer]), which opens in Perfetto, and from which [Summary] computes how much communication was hidden.
 package pipeline

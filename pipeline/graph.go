@@ -342,6 +342,7 @@ type Task struct {
 	ended bool
 	ctx   context.Context
 	id    taskID
+	notes map[string]float64
 }
 
 // Context is cancelled when the run stops.

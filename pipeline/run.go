@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"time"
 )
 
 // PanicError is what a run returns when a stage's function panicked: a mistake in the stage, not in its input.
@@ -34,6 +35,8 @@ type running struct {
 	core   *core
 	first  int
 	tracer *Tracer
+	spans  func(Span)
+	began  time.Time
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -77,6 +80,7 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 		o(r)
 	}
 	r.core = newCore(p, r.first)
+	r.began = time.Now()
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	defer r.cancel(nil)
 
@@ -252,7 +256,7 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 		r.events <- e
 	}()
 	skip := id.stage.when != nil && !id.stage.when(id.index.Step)
-	span := r.tracer.begin(id, where)
+	start := time.Now()
 	switch {
 	case err != nil:
 	case skip:
@@ -263,7 +267,7 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 		err = id.stage.do(t)
 	}
 	if !skip {
-		span.end()
+		r.ran(t, where, start)
 	}
 	if id.stage.level == Stream && len(id.stage.in) == 0 && errors.Is(err, io.EOF) {
 		e.end, err = true, nil
@@ -274,6 +278,26 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 		err = lane.Err()
 	}
 	e.err = err
+}
+
+// ran tells those who want to know that a task ran.
+func (r *running) ran(t *Task, where string, start time.Time) {
+	if r.tracer == nil && r.spans == nil {
+		return
+	}
+	end, lane := time.Now(), "host"
+	if !t.stage.place.Host {
+		lane = t.stage.place.Lane.String()
+	}
+	if r.tracer != nil {
+		r.tracer.ran(t, where, lane, start, end)
+	}
+	if r.spans != nil {
+		r.spans(Span{
+			Stage: t.stage.name, Item: t.Index.String(), Device: deviceOf(where), Lane: lane,
+			Start: start.Sub(r.began), End: end.Sub(r.began), Notes: t.notes,
+		})
+	}
 }
 
 // check finds outputs that were put too often or not at all.

@@ -69,38 +69,18 @@ func (t *Tracer) write(e TraceEvent) {
 	t.err = t.enc.Encode(e)
 }
 
-// span is a task that runs.
-type span struct {
-	t     *Tracer
-	id    taskID
-	where string
-	start time.Time
-}
-
-func (t *Tracer) begin(id taskID, where string) span {
-	if t == nil {
-		return span{}
-	}
-	return span{t: t, id: id, where: where, start: time.Now()}
-}
-
-func (s span) end() {
-	if s.t == nil {
-		return
-	}
-	now := time.Now()
-	t := s.t
+// ran writes a task that ran on a lane or host worker.
+func (t *Tracer) ran(task *Task, where, lane string, start, end time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pid, tid := t.place(s.where)
-	category := "host"
-	if !s.id.stage.place.Host {
-		category = s.id.stage.place.Lane.String()
+	pid, tid := t.place(where)
+	args := map[string]any{"item": task.Index.String()}
+	for k, v := range task.notes {
+		args[k] = v
 	}
 	t.write(TraceEvent{
-		Name: s.id.stage.name, Category: category, Phase: "X", Process: pid, Thread: tid,
-		Time: t.micros(s.start), Duration: float64(now.Sub(s.start).Nanoseconds()) / 1e3,
-		Args: map[string]any{"item": s.id.index.String()},
+		Name: task.stage.name, Category: lane, Phase: "X", Process: pid, Thread: tid,
+		Time: t.micros(start), Duration: float64(end.Sub(start).Nanoseconds()) / 1e3, Args: args,
 	})
 }
 
@@ -108,7 +88,7 @@ func (t *Tracer) micros(at time.Time) float64 { return float64(at.Sub(t.began).N
 
 // place numbers a lane ("cpu:0 compute") or worker ("host 1") on first sight and names it in the trace.
 func (t *Tracer) place(where string) (pid, tid int) {
-	device := where[:strings.LastIndexByte(where, ' ')]
+	device := deviceOf(where)
 	pid, ok := t.process[device]
 	if !ok {
 		pid = len(t.process)
@@ -123,6 +103,9 @@ func (t *Tracer) place(where string) (pid, tid int) {
 	}
 	return pid, tid
 }
+
+// deviceOf is the device of a lane's or worker's name.
+func deviceOf(where string) string { return where[:strings.LastIndexByte(where, ' ')] }
 
 // depths writes how many units each edge holds, where that has changed.
 func (t *Tracer) depths(c *core) {

@@ -79,7 +79,7 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 			e.endLast(t, sub)
 		}
 		if e.ranks != nil && e.ranks.Every {
-			e.reduceNow(stream, last)
+			e.reduceNow(t, last)
 		}
 		out.Put(t, Contribution{sub.Tokens()})
 		return nil

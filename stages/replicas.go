@@ -312,6 +312,7 @@ func Gather(g *pipeline.Graph, embedded pipeline.Port[Embedded], e *Encoder) pip
 			rows[r] = b.Global.Peers[r].subSize(u)
 			total += rows[r]
 		}
+		defer e.count(t)()
 		e.ranks.Comm.World.AllGather(s, e.arriving.Span(0, total), e.emb.Span(x.Sub.Lo, x.Sub.Hi), rows, e.wire())
 		at := 0
 		for r, n := range rows {
@@ -350,6 +351,7 @@ func Scatter(g *pipeline.Graph, grads pipeline.Port[Gradient], e *Encoder) pipel
 		for r, p := range b.Global.Peers {
 			rows[r] = p.Rows
 		}
+		defer e.count(t)()
 		for c := range b.Columns { // a column's rows lie in the order of ranks
 			mine, all := e.dEmb.Span(c*own, (c+1)*own), e.dAll.Span(c*total, (c+1)*total)
 			if x.whole {
@@ -415,6 +417,7 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 		out := pipeline.Out[struct{}](s, "reduced")
 		e.reduced = append(e.reduced, out.Port)
 		s.Do(func(t *pipeline.Task) error {
+			defer e.count(t)()
 			err := do(t)
 			out.Put(t, struct{}{})
 			return err
@@ -446,6 +449,31 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 		}
 	})
 	return contributions
+}
+
+// count notes what a task sends: its beginning, and by the function it returns its end.
+func (e *Encoder) count(t *pipeline.Task) func() {
+	calls, bytes := e.ranks.sent()
+	return func() {
+		c, b := e.ranks.sent()
+		t.Note(pipeline.Collectives, float64(c-calls))
+		t.Note(pipeline.BytesSent, float64(b-bytes))
+	}
+}
+
+// sent is how many data collectives this rank has issued and what it has sent through them.
+func (r *Replicas) sent() (calls, bytes int64) {
+	groups := []collective.Group{r.Comm.World, r.Comm.Replicate, r.Comm.Shard}
+	for _, g := range groups {
+		t := g.Traffic()
+		for op, n := range t.Calls {
+			if op != collective.OpExchange {
+				calls += n
+				bytes += t.Bytes[op]
+			}
+		}
+	}
+	return calls, bytes
 }
 
 // addLastRows gathers the last sub-batch's rows of the word embeddings' gradient and adds them to the table, in the order of ranks.

@@ -106,7 +106,9 @@ func (e *Encoder) endLast(t *pipeline.Task, sub SubBatch) {
 }
 
 // reduceNow sums a sub-batch's gradient over ranks at once.
-func (e *Encoder) reduceNow(s gpustage.Stream, last bool) {
+func (e *Encoder) reduceNow(t *pipeline.Task, last bool) {
+	defer e.count(t)()
+	s := Stream(t)
 	e.ranks.Comm.World.AllReduce(s, e.grads, e.wire())
 	s.Add(e.sum, e.sum, e.grads)
 	if last {

@@ -95,6 +95,7 @@ func (e *Encoder) squares(g *pipeline.Graph, contributions pipeline.Port[Contrib
 	out := pipeline.Out[struct{}](s, "norm")
 	pipeline.In(update, "norm", out.Port)
 	s.Do(func(t *pipeline.Task) error {
+		defer e.count(t)()
 		stream := Stream(t)
 		stream.Fill(sum, 0)
 		for _, r := range e.owned() {
@@ -116,6 +117,7 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 	out := pipeline.Out[StepResult](s, "result")
 	pipeline.Bind(e.weights, weights)
 	s.Do(func(t *pipeline.Task) error {
+		defer e.count(t)()
 		for _, x := range e.whole() {
 			e.ranks.Comm.Shard.AllGather(Stream(t), column(e.Model.Params, x.from, x.to), column(e.Model.Params, x.lo, x.hi), x.parts, e.Model.DType)
 		}

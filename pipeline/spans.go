@@ -1,0 +1,275 @@
+package pipeline
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+	"time"
+)
+
+// Span is one task that ran.
+type Span struct {
+	Stage  string
+	Item   string // its index, as Index prints it
+	Device string // "host" in the host pool
+	Lane   string // "compute", "comm", "copy"; "host"
+	Start  time.Duration
+	End    time.Duration // since the run began
+	Notes  map[string]float64
+}
+
+// WithSpans has f called with every task that ran, from the thread that it ran on.
+func WithSpans(f func(Span)) RunOption { return func(r *running) { r.spans = f } }
+
+// Note keeps a number about the task, which the trace and its summary show: bytes that it sent, say. Numbers of one name add
+// up.
+func (t *Task) Note(name string, v float64) {
+	if t.notes == nil {
+		t.notes = map[string]float64{}
+	}
+	t.notes[name] += v
+}
+
+// interval is a time in which something was busy.
+type interval struct{ from, to time.Duration }
+
+// union sorts and joins what overlaps.
+func union(xs []interval) []interval {
+	sort.Slice(xs, func(i, j int) bool { return xs[i].from < xs[j].from })
+	var out []interval
+	for _, x := range xs {
+		if n := len(out); n > 0 && x.from <= out[n-1].to {
+			out[n-1].to = max(out[n-1].to, x.to)
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// common is how long both of two unions were busy.
+func common(a, b []interval) (sum time.Duration) {
+	for i, j := 0, 0; i < len(a) && j < len(b); {
+		if lo, hi := max(a[i].from, b[j].from), min(a[i].to, b[j].to); lo < hi {
+			sum += hi - lo
+		}
+		if a[i].to < b[j].to {
+			i++
+		} else {
+			j++
+		}
+	}
+	return sum
+}
+
+func length(xs []interval) (sum time.Duration) {
+	for _, x := range xs {
+		sum += x.to - x.from
+	}
+	return sum
+}
+
+// Communication is what a device's communication lane did, and how much of it the device's compute lane worked through. What
+// nothing hides is exposed: Total - Hidden. On a GPU the times are those of issuing, not of running.
+type Communication struct {
+	Total, Hidden time.Duration
+	Bytes         float64 // sent, as stages noted it
+}
+
+// HiddenShare is Hidden/Total, 1 where nothing was communicated.
+func (c Communication) HiddenShare() float64 {
+	if c.Total == 0 {
+		return 1
+	}
+	return float64(c.Hidden) / float64(c.Total)
+}
+
+// Communicated sums spans up, over all devices.
+func Communicated(spans []Span) Communication {
+	comm, compute := map[string][]interval{}, map[string][]interval{}
+	var c Communication
+	for _, s := range spans {
+		switch s.Lane {
+		case Comm.String():
+			comm[s.Device] = append(comm[s.Device], interval{s.Start, s.End})
+			c.Bytes += s.Notes[BytesSent]
+		case Compute.String():
+			compute[s.Device] = append(compute[s.Device], interval{s.Start, s.End})
+		}
+	}
+	for d, xs := range comm {
+		xs = union(xs)
+		c.Total += length(xs)
+		c.Hidden += common(xs, union(compute[d]))
+	}
+	return c
+}
+
+// Names of notes that summaries know.
+const (
+	BytesSent   = "bytes sent"
+	Collectives = "collectives"
+)
+
+// StageSummary is what one stage did on one device in a run.
+type StageSummary struct {
+	Stage, Device, Lane string
+	Tasks               int
+	Busy                time.Duration
+	Wait                time.Duration // the lane was free and waited for the stage's inputs
+	Collectives, Bytes  float64
+}
+
+// TraceSummary is what a run's trace comes to.
+type TraceSummary struct {
+	Stages        []StageSummary // by device, in order of first appearance
+	Communication Communication
+	Steps         int
+	StepTime      time.Duration // median, from one update to the next
+	Tail          time.Duration // median, from the end of a step's last backward to the end of its update
+}
+
+// Summary sums up the spans of a run.
+func Summary(spans []Span) *TraceSummary {
+	spans = append([]Span(nil), spans...)
+	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
+	out := &TraceSummary{Communication: Communicated(spans)}
+	at := map[[2]string]int{}
+	free := map[[2]string]time.Duration{} // when a lane became free
+	var ends []time.Duration              // of updates, on the first device that has any
+	var tails []time.Duration
+	device, backward := "", time.Duration(0)
+	for _, s := range spans {
+		key := [2]string{s.Device, s.Stage}
+		i, ok := at[key]
+		if !ok {
+			i = len(out.Stages)
+			at[key] = i
+			out.Stages = append(out.Stages, StageSummary{Stage: s.Stage, Device: s.Device, Lane: s.Lane})
+		}
+		st := &out.Stages[i]
+		st.Tasks++
+		st.Busy += s.End - s.Start
+		st.Bytes += s.Notes[BytesSent]
+		st.Collectives += s.Notes[Collectives]
+		if lane := [2]string{s.Device, s.Lane}; s.Lane != "host" {
+			st.Wait += max(0, s.Start-free[lane])
+			free[lane] = s.End
+		}
+		if device == "" && s.Stage == "backward" {
+			device = s.Device
+		}
+		if s.Device != device {
+			continue
+		}
+		switch s.Stage {
+		case "backward":
+			backward = s.End
+		case "update":
+			ends = append(ends, s.End)
+			tails = append(tails, s.End-backward)
+		}
+	}
+	out.Steps = len(ends)
+	var steps []time.Duration
+	for i := 1; i < len(ends); i++ {
+		steps = append(steps, ends[i]-ends[i-1])
+	}
+	out.StepTime, out.Tail = median(steps), median(tails)
+	return out
+}
+
+func median(xs []time.Duration) time.Duration {
+	if len(xs) == 0 {
+		return 0
+	}
+	sort.Slice(xs, func(i, j int) bool { return xs[i] < xs[j] })
+	return xs[len(xs)/2]
+}
+
+// HiddenAgainst is the other measure of hidden communication: 1 - (t - t0)/c for a step's time t, the time t0 of a step that
+// communicates at no cost, and c of communication per step. It sees what the lanes' business does not: computing that communication
+// slows down.
+func (s *TraceSummary) HiddenAgainst(without time.Duration) float64 {
+	if s.Communication.Total == 0 || s.Steps == 0 {
+		return 1
+	}
+	devices := map[string]bool{}
+	for _, st := range s.Stages {
+		if st.Lane == Comm.String() {
+			devices[st.Device] = true
+		}
+	}
+	perStep := float64(s.Communication.Total) / float64(s.Steps*len(devices))
+	return 1 - float64(s.StepTime-without)/perStep
+}
+
+// String is the summary as a table.
+func (s *TraceSummary) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-12s %-8s %-24s %7s %10s %10s %12s %11s %10s\n", "device", "lane", "stage", "tasks", "busy", "wait", "collectives", "sent", "rate")
+	for _, st := range s.Stages {
+		sent, rate, count := "", "", ""
+		if st.Collectives > 0 {
+			count, sent = fmt.Sprintf("%.0f", st.Collectives), size(st.Bytes)
+			rate = size(st.Bytes/max(1e-9, st.Busy.Seconds())) + "/s"
+		}
+		fmt.Fprintf(&b, "%-12s %-8s %-24s %7d %10s %10s %12s %11s %10s\n", st.Device, st.Lane, st.Stage, st.Tasks, short(st.Busy), short(st.Wait), count, sent, rate)
+	}
+	if s.Steps > 0 {
+		fmt.Fprintf(&b, "%d steps, %s each (median); from the last backward to the end of the update %s\n", s.Steps, short(s.StepTime), short(s.Tail))
+	}
+	if c := s.Communication; c.Total > 0 {
+		fmt.Fprintf(&b, "communication %s, %.1f %% of it hidden behind computation, %s exposed; %s sent\n", short(c.Total), 100*c.HiddenShare(), short(c.Total-c.Hidden), size(c.Bytes))
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+func short(d time.Duration) string {
+	switch {
+	case d >= time.Second:
+		return fmt.Sprintf("%.2f s", d.Seconds())
+	case d >= time.Millisecond:
+		return fmt.Sprintf("%.2f ms", float64(d)/1e6)
+	}
+	return fmt.Sprintf("%.0f us", float64(d)/1e3)
+}
+
+func size(b float64) string {
+	for _, u := range []string{"B", "kB", "MB", "GB"} {
+		if b < 1000 {
+			return fmt.Sprintf("%.4g %s", b, u)
+		}
+		b /= 1000
+	}
+	return fmt.Sprintf("%.4g TB", b)
+}
+
+// Spans are the tasks of a trace.
+func Spans(events []TraceEvent) []Span {
+	process, thread := map[int]string{}, map[[2]int]string{}
+	var out []Span
+	for _, e := range events {
+		name, _ := e.Args["name"].(string)
+		switch {
+		case e.Phase == "M" && e.Name == "process_name":
+			process[e.Process] = name
+		case e.Phase == "M" && e.Name == "thread_name":
+			thread[[2]int{e.Process, e.Thread}] = name
+		case e.Phase == "X":
+			s := Span{Stage: e.Name, Device: process[e.Process], Lane: e.Category, Notes: map[string]float64{}}
+			s.Start, s.End = micros(e.Time), micros(e.Time+e.Duration)
+			for k, v := range e.Args {
+				if n, ok := v.(float64); ok {
+					s.Notes[k] = n
+				} else if k == "item" {
+					s.Item, _ = v.(string)
+				}
+			}
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func micros(us float64) time.Duration { return time.Duration(us * 1e3) }

@@ -1,0 +1,99 @@
+package pipeline
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"time"
+)
+
+func span(stage, device, lane string, from, to int, notes map[string]float64) Span {
+	return Span{Stage: stage, Device: device, Lane: lane, Start: time.Duration(from) * time.Millisecond, End: time.Duration(to) * time.Millisecond, Notes: notes}
+}
+
+// Two devices; on each, some of the communication runs beside computation and some after it.
+func TestSummary(t *testing.T) {
+	sent := map[string]float64{BytesSent: 1e6, Collectives: 1}
+	s := Summary([]Span{
+		span("embed", "gpu:0", "compute", 0, 10, nil),
+		span("gather", "gpu:0", "comm", 5, 15, sent), // 5 hidden
+		span("backward", "gpu:0", "compute", 15, 40, nil),
+		span("reduce", "gpu:0", "comm", 30, 45, sent), // 10 hidden
+		span("update", "gpu:0", "compute", 45, 50, nil),
+		span("backward", "gpu:0", "compute", 60, 90, nil),
+		span("update", "gpu:0", "compute", 95, 100, nil),
+		span("gather", "gpu:1", "comm", 0, 10, sent),
+		span("embed", "gpu:1", "compute", 20, 30, nil), // not on the same device: hides nothing of gpu:0
+		span("read", "host", "host", 0, 100, nil),
+	})
+	c := s.Communication
+	if c.Total != 35*time.Millisecond || c.Hidden != 15*time.Millisecond || c.Bytes != 3e6 {
+		t.Errorf("communication %+v", c)
+	}
+	if s.Steps != 2 || s.StepTime != 50*time.Millisecond || s.Tail != 10*time.Millisecond {
+		t.Errorf("%d steps of %v, tail %v", s.Steps, s.StepTime, s.Tail)
+	}
+	for _, st := range s.Stages {
+		if st.Stage == "backward" && (st.Tasks != 2 || st.Busy != 55*time.Millisecond || st.Wait != 15*time.Millisecond) {
+			t.Errorf("backward %+v", st)
+		}
+	}
+	// 35 ms in 2 steps on 2 devices are 8.75 ms a step; it takes 50 ms, and 45 without communication.
+	if got, want := s.HiddenAgainst(45*time.Millisecond), 1-5/8.75; got < want-1e-9 || got > want+1e-9 {
+		t.Errorf("hidden %v against a step of 45 ms, want %v", got, want)
+	}
+	if text := s.String(); !strings.Contains(text, "42.9 % of it hidden") || !strings.Contains(text, "100 MB/s") {
+		t.Errorf("summary:\n%s", text)
+	}
+	if Communicated(nil).HiddenShare() != 1 {
+		t.Error("no communication is not all hidden")
+	}
+}
+
+// What a trace says of a run is what the run said.
+func TestSpansOfTrace(t *testing.T) {
+	g := New("noted")
+	items := Source(g, "source", count(3))
+	Sink(g, "sink", items, func(task *Task, v int) error {
+		task.Note(BytesSent, 7)
+		task.Note(BytesSent, 1)
+		return nil
+	}, On(0, Comm))
+	p, err := g.Build(Devices(fakeDevice("gpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	tracer := NewTracer(&buf)
+	live := make(chan Span, 100)
+	if err := p.Run(context.Background(), WithTrace(tracer), WithSpans(func(s Span) { live <- s })); err != nil {
+		t.Fatal(err)
+	}
+	if err := tracer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	close(live)
+	events, err := ReadTrace(&buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen []Span
+	for s := range live {
+		seen = append(seen, s)
+	}
+	for what, spans := range map[string][]Span{"live": seen, "trace": Spans(events)} {
+		n := 0
+		for _, s := range spans {
+			if s.Stage == "sink" {
+				n++
+				if s.Device != "gpu" || s.Lane != "comm" || s.Notes[BytesSent] != 8 || s.Item == "" {
+					t.Errorf("%s: %+v", what, s)
+				}
+			}
+		}
+		if n != 3 {
+			t.Errorf("%s: %d tasks of sink, want 3", what, n)
+		}
+	}
+}
