@@ -189,6 +189,34 @@ func CheckLayerNorm(op string, y, x, gamma, beta, mean, rstd Tensor) error {
 	return CheckPair(op, x, y)
 }
 
+// CheckRMSNorm serves both directions: dy and dx are y and x.
+func CheckRMSNorm(op string, y, x, rstd, gamma, dGamma Tensor) error {
+	c := checker{op: op}
+	c.float("x", x)
+	c.same("y", y, x)
+	c.shape("gamma", gamma, x.DType, 1, gamma.Cols)
+	if gamma.Cols < 1 || x.Cols%gamma.Cols != 0 {
+		c.fail("x is %v, gamma %v: want a multiple of its columns", x, gamma)
+		return c.err
+	}
+	c.shape("rstd", rstd, x.DType, 1, x.Rows*(x.Cols/gamma.Cols))
+	c.optional("dGamma", dGamma, x.DType, 1, gamma.Cols)
+	return c.err
+}
+
+// CheckRotary checks y and x[T, H*D].
+func CheckRotary(y, x Tensor, o Rotary) error {
+	c := checker{op: "rotary"}
+	c.float("x", x)
+	c.same("y", y, x)
+	c.shape("the table", o.Table, x.DType, o.Table.Rows, o.Table.Cols)
+	c.shape("index", o.Index, I32, 1, x.Rows)
+	if r := o.Table.Cols; o.HeadDim < 1 || x.Cols%o.HeadDim != 0 || r > o.HeadDim || r%2 != 0 {
+		c.fail("x is %v with heads of %d, the table %v: want whole heads and an even number of at most %d angles", x, o.HeadDim, o.Table, o.HeadDim)
+	}
+	return c.err
+}
+
 // CheckDropout checks y, x and the optional residual.
 func CheckDropout(y, x, residual Tensor, d Dropout) error {
 	c := checker{op: "dropout"}
@@ -218,6 +246,18 @@ func CheckAttention(op string, ctx, lse, q, k, v Tensor, o Attention) error {
 	c.shape("lse", lse, q.DType, o.Heads, t)
 	c.sequences(o.Seqs, t)
 	c.dropout(o.Dropout, t)
+	if o.Window < 0 || o.SoftCap < 0 {
+		c.fail("a window of %d, a soft cap of %v", o.Window, o.SoftCap)
+	}
+	if !o.Bias.IsZero() {
+		if o.Bias.Cols%2 == 0 {
+			c.fail("Bias is %v, want an odd number of columns", o.Bias)
+		}
+		c.shape("Bias", o.Bias, q.DType, o.Heads, o.Bias.Cols)
+		c.optional("DBias", o.DBias, q.DType, o.Heads, o.Bias.Cols)
+	} else if !o.DBias.IsZero() {
+		c.fail("DBias without Bias")
+	}
 	return c.err
 }
 

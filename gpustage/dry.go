@@ -58,8 +58,13 @@ func (*dryStream) Gather(Tensor, Tensor, Tensor, bool)                          
 func (*dryStream) ScatterAdd(Tensor, Tensor, Tensor)                                                {}
 func (*dryStream) LayerNorm(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float64)                {}
 func (*dryStream) LayerNormBackward(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor) {}
+func (*dryStream) RMSNorm(_, _, _, _ Tensor, _, _ float64)                                          {}
+func (*dryStream) RMSNormBackward(_, _, _, _, _, _ Tensor, _ float64)                               {}
 func (*dryStream) Activate(Tensor, Tensor, Activation)                                              {}
 func (*dryStream) ActivateBackward(Tensor, Tensor, Tensor, Activation)                              {}
+func (*dryStream) Gate(_, _, _ Tensor, _ Activation)                                                {}
+func (*dryStream) GateBackward(_, _, _, _, _ Tensor, _ Activation)                                  {}
+func (*dryStream) Rotary(_, _ Tensor, _ Rotary)                                                     {}
 func (*dryStream) Dropout(Tensor, Tensor, Tensor, Dropout)                                          {}
 func (*dryStream) Attention(Tensor, Tensor, Tensor, Tensor, Tensor, Attention)                      {}
 func (*dryStream) AttentionBackward(_, _, _, _, _, _, _, _, _ Tensor, _ Attention)                  {}

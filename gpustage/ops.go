@@ -25,15 +25,28 @@ type Ops interface {
 	ScatterAdd(dTable, dy, index Tensor)
 
 	// LayerNorm normalizes each row of x[T, C]: y = (x-mean)*rstd*gamma + beta. It keeps mean[1, T] and rstd[1, T].
-	// y may be x.
+	// y may be x; beta may be absent.
 	LayerNorm(y, mean, rstd, x, gamma, beta Tensor, eps float64)
 	// LayerNormBackward gives dx, which may be dy, and dGamma, dBeta (+=; both may be absent).
 	LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma Tensor)
+	// RMSNorm normalizes x[T, G*D] in groups of D features, the length of gamma[1, D]: y = x*rstd*(gamma + offset). G is 1 for
+	// hidden states, and the number of heads where each head is normalized. It keeps rstd[1, T*G], group g of token t at
+	// t*G + g. y may be x.
+	RMSNorm(y, rstd, x, gamma Tensor, eps, offset float64)
+	// RMSNormBackward gives dx, which may be dy, and dGamma (+=; it may be absent).
+	RMSNormBackward(dx, dGamma, dy, x, rstd, gamma Tensor, offset float64)
 
 	// Activate is y = f(x); y may be x.
 	Activate(y, x Tensor, f Activation)
 	// ActivateBackward is dx = dy * f'(x); dx may be dy.
 	ActivateBackward(dx, dy, x Tensor, f Activation)
+
+	// Gate is y = f(gate) * up, what a gated feed-forward layer has between its projections. y may be gate or up.
+	Gate(y, gate, up Tensor, f Activation)
+	// GateBackward gives dGate, which may be gate, and dUp, which may be up. dy must be neither.
+	GateBackward(dGate, dUp, dy, gate, up Tensor, f Activation)
+	// Rotary turns pairs of features of every head of x[T, H*D] by an angle that depends on the token's position. y may be x.
+	Rotary(y, x Tensor, o Rotary)
 
 	// Dropout is y = residual + dropout(x). y may be x or residual; residual may be absent. Its own backward is itself,
 	// without the residual.
@@ -156,7 +169,18 @@ const (
 	SiteAttentionOut
 	SiteFeedForward
 	SiteLoRA
+	SiteActivation // between the feed-forward's projections
 )
+
+// Rotary describes rotary position embeddings (Su et al., arXiv 2104.09864). Of each head's D features the first R are turned:
+// features j and j + R/2, as a point of the plane, by the angle a_j whose cosine and sine, times whatever a scaling
+// variant multiplies them with, the table holds. Its own backward is itself with Inverse, which turns the other way.
+type Rotary struct {
+	Table   Tensor // [P, R]: cosines of R/2 angles, then their sines
+	Index   Tensor // i32 [1, T]: each token's row of the table
+	HeadDim int    // D; R may be less
+	Inverse bool
+}
 
 // Attention describes one attention call.
 type Attention struct {
@@ -165,11 +189,19 @@ type Attention struct {
 	KVHeads int // 0 means Heads
 	HeadDim int
 	Scale   float64
+	SoftCap float64 // scores become SoftCap * tanh(score/SoftCap); 0 means that they don't
 	Causal  bool
 	Window  int // tokens on each side that a query sees; 0 means all
 	Dropout Dropout
 	BF16    bool // round the inputs of both products to bf16
+
+	// Bias[H, 2R+1] is added to the scores: for query i and key j, what lies at R + j - i, and at the end for keys further than
+	// R away. DBias, of its shape, is where the backward adds its gradient (+=). Both may be absent.
+	Bias, DBias Tensor
 }
+
+// Reach is R, the distance from which on all keys on one side have the same bias.
+func (a Attention) Reach() int { return (a.Bias.Cols - 1) / 2 }
 
 // Mask excludes pairs of a score tile: pair (i, j) when, for any of its matches, Row[i] == Col[j] and that value is not
 // negative.

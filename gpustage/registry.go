@@ -20,11 +20,11 @@ var registry struct {
 
 type kindOf struct {
 	rank int
-	open func() (Device, error)
+	open func(Share) (Device, error)
 }
 
 // Register adds a kind of device under its name. Of several kinds that open, "auto" takes the one with the highest rank.
-func Register(kind string, rank int, open func() (Device, error)) {
+func Register(kind string, rank int, open func(Share) (Device, error)) {
 	registry.Lock()
 	defer registry.Unlock()
 	if registry.kinds == nil {
@@ -45,16 +45,26 @@ func Kinds() []string {
 	return names
 }
 
+// Share says which of several ranks in one process, or on one machine, a device is for: processors divide their threads among them,
+// GPUs are given out in turn. The zero Share is a rank of its own.
+type Share struct{ Rank, Ranks int }
+
+// Of divides n among the ranks; each gets at least 1.
+func (s Share) Of(n int) int { return max(1, n/max(1, s.Ranks)) }
+
 // ErrAbsent is wrapped by errors about hardware that a machine simply doesn't have: "auto" then looks further. Any other error
 // means that something is wrong with what is there.
 var ErrAbsent = errors.New("this machine has none")
 
 // Open opens a device of a kind, or with "auto" or "" the best one that this machine has.
-func Open(kind string) (Device, error) {
+func Open(kind string) (Device, error) { return OpenShare(kind, Share{}) }
+
+// OpenShare is Open for one of several ranks.
+func OpenShare(kind string, share Share) (Device, error) {
 	kinds := Kinds()
 	if kind == "" || kind == "auto" {
 		for _, k := range kinds {
-			if d, err := openKind(k); !errors.Is(err, ErrAbsent) {
+			if d, err := openKind(k, share); !errors.Is(err, ErrAbsent) {
 				return d, err
 			}
 		}
@@ -62,15 +72,15 @@ func Open(kind string) (Device, error) {
 	}
 	for _, k := range kinds {
 		if k == kind {
-			return openKind(k)
+			return openKind(k, share)
 		}
 	}
 	return nil, fmt.Errorf("there is no device %q; this program has: auto, %s", kind, strings.Join(kinds, ", "))
 }
 
-func openKind(kind string) (Device, error) {
+func openKind(kind string, share Share) (Device, error) {
 	registry.Lock()
 	k := registry.kinds[kind]
 	registry.Unlock()
-	return k.open()
+	return k.open(share)
 }

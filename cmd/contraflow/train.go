@@ -52,24 +52,24 @@ func newTrain() *cobra.Command {
 			}
 			ui := newUI(cmd.ErrOrStderr(), quiet)
 			defer ui.close()
-			x, err := recipe.Open(cmd.Context(), r, ui.observer(r.Log.Every))
-			if err != nil {
-				return err
-			}
-			defer x.Close()
-			ui.printf("%s\n", x.Describe())
-			ui.begin(x.Steps)
 			var opts []recipe.TrainOption
 			if trace {
 				opts = append(opts, recipe.WithTrace())
 			}
-			s, err := x.Train(cmd.Context(), opts...)
-			ui.close()
-			if err != nil {
+			return recipe.OnRanks(cmd.Context(), r, nil, ui.observer(r.Log.Every), func(x *recipe.Run) error {
+				if !x.Main() {
+					_, err := x.Train(cmd.Context(), opts...)
+					return err
+				}
+				ui.printf("%s\n", x.Describe())
+				ui.begin(x.Steps)
+				s, err := x.Train(cmd.Context(), opts...)
+				ui.close()
+				if err == nil {
+					ui.printf("%s\n", s)
+				}
 				return err
-			}
-			ui.printf("%s\n", s)
-			return nil
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&trace, "trace", false, "write trace.json (opens in Perfetto) into the run's folder")

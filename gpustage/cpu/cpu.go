@@ -186,5 +186,7 @@ func row(t gpustage.Tensor, i int) []float32 { return f32(t.Span(i, i+1)) }
 func isF32(t gpustage.Tensor) bool { return t.DType == gpustage.F32 }
 
 func init() {
-	gpustage.Register("cpu", 10, func() (gpustage.Device, error) { return New() })
+	gpustage.Register("cpu", 10, func(share gpustage.Share) (gpustage.Device, error) {
+		return New(Threads(share.Of(runtime.GOMAXPROCS(0))))
+	})
 }

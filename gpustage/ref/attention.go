@@ -2,13 +2,15 @@ package ref
 
 import (
 	"math"
+	"slices"
 
 	"contraflow/gpustage"
 )
 
 // Attention (Vaswani et al., arXiv 1706.03762), for each sequence, head and query i of the sequence:
 //
-//	s_j = Scale * <q_i, k_j> over the keys j that i sees;  lse = log sum_j exp(s_j);  P_j = exp(s_j - lse)
+//	c_j = cap(Scale * <q_i, k_j>) over the keys j that i sees, cap(c) = SoftCap * tanh(c/SoftCap) if there is one
+//	s_j = c_j + Bias_(j-i);  lse = log sum_j exp(s_j);  P_j = exp(s_j - lse)
 //	ctx_i = sum_j dropout(P)_j * v_j
 func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) {
@@ -46,8 +48,8 @@ func attention[T float](ctx, lse, q, k, v tensor, o gpustage.Attention) {
 
 // AttentionBackward, with P recomputed from lse, m the dropout's factors and delta = <dctx_i, ctx_i> = sum_j P_j dP_j:
 //
-//	dv_j += m_j P_j dctx_i;  dP_j = m_j <dctx_i, v_j>;  ds_j = P_j (dP_j - delta)
-//	dq_i = Scale * sum_j ds_j k_j;  dk_j += Scale * ds_j q_i
+//	dv_j += m_j P_j dctx_i;  dP_j = m_j <dctx_i, v_j>;  ds_j = P_j (dP_j - delta);  dBias_(j-i) += ds_j
+//	dc_j = ds_j (1 - (c_j/SoftCap)^2), or ds_j;  dq_i = Scale * sum_j dc_j k_j;  dk_j += Scale * dc_j q_i
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	if s.Refuse(gpustage.CheckAttention("attention backward", dctx, lse, dq, dk, dv, o)) ||
 		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) {
@@ -61,6 +63,7 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 	// Sums over queries in float64: [T, KVHeads*D].
 	sumK := make([]float64, k.Rows*k.Cols)
 	sumV := make([]float64, k.Rows*k.Cols)
+	sumBias := make([]float64, o.Heads*o.Bias.Cols)
 	eachQuery[T](q, k, o, func(a query[T]) {
 		dout, out := a.head(dctx, a.t, a.h), a.head(ctx, a.t, a.h)
 		qi := a.head(q, a.t, a.h)
@@ -79,7 +82,11 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 				sumV[at+d] += a.round(m*p) * a.round(float64(dout[d]))
 				dp += a.round(float64(dout[d])) * a.round(float64(vj[d]))
 			}
-			ds := a.round(p * (m*dp - delta) * o.Scale)
+			ds := p * (m*dp - delta)
+			if !o.Bias.IsZero() {
+				sumBias[a.h*o.Bias.Cols+a.distance(j)] += ds
+			}
+			ds = a.round(ds * a.slope(j) * o.Scale)
 			for d := range kj {
 				dqi[d] += ds * a.round(float64(kj[d]))
 				sumK[at+d] += ds * a.round(float64(qi[d]))
@@ -95,6 +102,11 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 			dk[j], dv[j] = T(sumK[t*k.Cols+j]), T(sumV[t*k.Cols+j])
 		}
 	}
+	if !o.DBias.IsZero() {
+		for h := range o.Heads {
+			accumulate(row[T](o.DBias, h), sumBias[h*o.Bias.Cols:][:o.Bias.Cols])
+		}
+	}
 }
 
 // query is one query of one head, with the scores of the keys it sees.
@@ -107,10 +119,27 @@ type query[T float] struct {
 	start int // token at which the sequence starts
 	row   int // the sequence
 	s     []float64
+
+	capped []float64 // s before Bias
 }
 
 // key is the token of the j-th visible key.
 func (a query[T]) key(j int) int { return a.first + j }
+
+// distance is where Bias has the j-th visible key.
+func (a query[T]) distance(j int) int {
+	r := a.o.Reach()
+	return r + max(-r, min(r, a.key(j)-a.t))
+}
+
+// slope is the soft cap's derivative for the j-th visible key.
+func (a query[T]) slope(j int) float64 {
+	if a.o.SoftCap == 0 {
+		return 1
+	}
+	c := a.capped[j] / a.o.SoftCap
+	return 1 - c*c
+}
 
 // head is one head of one token.
 func (a query[T]) head(x tensor, token, h int) []T {
@@ -163,6 +192,16 @@ func eachQuery[T float](q, k tensor, o gpustage.Attention, visit func(query[T]))
 						a.s[j] += a.round(float64(qi[d])) * a.round(float64(e))
 					}
 					a.s[j] *= o.Scale
+					if o.SoftCap > 0 {
+						a.s[j] = o.SoftCap * math.Tanh(a.s[j]/o.SoftCap)
+					}
+				}
+				a.capped = a.s
+				if !o.Bias.IsZero() {
+					a.s = slices.Clone(a.s)
+					for j := range a.s {
+						a.s[j] += float64(row[T](o.Bias, h)[a.distance(j)])
+					}
 				}
 				visit(a)
 			}

@@ -229,6 +229,42 @@ func activateBackward[T float](dx, dy, x tensor, f gpustage.Activation) {
 	}
 }
 
+// Gate is y = f(gate) * up (Shazeer, arXiv 2002.05202).
+func (s *Stream) Gate(y, gate, up tensor, f gpustage.Activation) {
+	if s.Refuse(gpustage.CheckPair("gate", y, gate, up)) {
+		return
+	}
+	s.run("gate", y, func() { gated[float32](y, gate, up, f) }, func() { gated[float64](y, gate, up, f) })
+}
+
+func gated[T float](y, gate, up tensor, f gpustage.Activation) {
+	for i := range y.Rows {
+		y, gate, up := row[T](y, i), row[T](gate, i), row[T](up, i)
+		for j := range y {
+			y[j] = T(act(float64(gate[j]), f) * float64(up[j]))
+		}
+	}
+}
+
+// GateBackward is dGate = dy * up * f'(gate), dUp = dy * f(gate).
+func (s *Stream) GateBackward(dGate, dUp, dy, gate, up tensor, f gpustage.Activation) {
+	if s.Refuse(gpustage.CheckPair("gate backward", dGate, dUp, dy, gate, up)) {
+		return
+	}
+	s.run("gate backward", dy, func() { gatedBackward[float32](dGate, dUp, dy, gate, up, f) },
+		func() { gatedBackward[float64](dGate, dUp, dy, gate, up, f) })
+}
+
+func gatedBackward[T float](dGate, dUp, dy, gate, up tensor, f gpustage.Activation) {
+	for i := range dy.Rows {
+		dGate, dUp, dy, gate, up := row[T](dGate, i), row[T](dUp, i), row[T](dy, i), row[T](gate, i), row[T](up, i)
+		for j := range dy {
+			g, u, d := float64(gate[j]), float64(up[j]), float64(dy[j])
+			dGate[j], dUp[j] = T(d*u*actGrad(g, f)), T(d*act(g, f))
+		}
+	}
+}
+
 // The tanh approximation's constants (Hendrycks and Gimpel, arXiv 1606.08415).
 const (
 	geluA = 0.7978845608028654 // sqrt(2/pi)

@@ -110,6 +110,64 @@ func TestGradientLayerNorm(t *testing.T) {
 		})
 }
 
+func TestGradientLayerNormWithoutBeta(t *testing.T) {
+	f := newFixture(t)
+	x, gamma := f.random(3, 5, 1), f.random(1, 5, 2)
+	y, mean, rstd := f.zeros(3, 5), f.zeros(1, 3), f.zeros(1, 3)
+	checkGradient(t, f, ts{x, gamma}, ts{y}, func() { f.s.LayerNorm(y, mean, rstd, x, gamma, gpustage.Tensor{}, 1e-5) },
+		func(dy []gpustage.Tensor) []gpustage.Tensor {
+			dx, dg := f.zeros(3, 5), f.zeros(1, 5)
+			f.s.LayerNormBackward(dx, dg, gpustage.Tensor{}, dy[0], x, mean, rstd, gamma)
+			return ts{dx, dg}
+		})
+}
+
+func TestGradientRMSNorm(t *testing.T) {
+	for _, groups := range []int{1, 3} {
+		for _, offset := range []float64{0, 1} {
+			f := newFixture(t)
+			x, gamma := f.random(4, 5*groups, 1), f.random(1, 5, 2)
+			y, rstd := f.zeros(4, 5*groups), f.zeros(1, 4*groups)
+			checkGradient(t, f, ts{x, gamma}, ts{y}, func() { f.s.RMSNorm(y, rstd, x, gamma, 1e-5, offset) },
+				func(dy []gpustage.Tensor) []gpustage.Tensor {
+					dx, dg := f.zeros(4, 5*groups), f.zeros(1, 5)
+					f.s.RMSNormBackward(dx, dg, dy[0], x, rstd, gamma, offset)
+					return ts{dx, dg}
+				})
+		}
+	}
+}
+
+func TestGradientGate(t *testing.T) {
+	for _, act := range []gpustage.Activation{gpustage.GELU, gpustage.GELUTanh, gpustage.SiLU} {
+		f := newFixture(t)
+		x := f.random(3, 8, 1) // gate and up side by side, as one product leaves them
+		y := f.zeros(3, 4)
+		checkGradient(t, f, ts{x}, ts{y}, func() { f.s.Gate(y, x.Columns(0, 4), x.Columns(4, 8), act) },
+			func(dy []gpustage.Tensor) []gpustage.Tensor {
+				dx := f.zeros(3, 8)
+				f.s.GateBackward(dx.Columns(0, 4), dx.Columns(4, 8), dy[0], x.Columns(0, 4), x.Columns(4, 8), act)
+				return ts{dx}
+			})
+	}
+}
+
+// The table's entries need not be a cosine and a sine: scaling variants multiply them.
+func TestGradientRotary(t *testing.T) {
+	for _, r := range []int{2, 4, 6} {
+		f := newFixture(t)
+		x, table, index := f.random(5, 12, 1), f.random(3, r, 2), f.ints([]int32{0, 2, 1, 0, 2})
+		y := f.zeros(5, 12)
+		o := gpustage.Rotary{Table: table, Index: index, HeadDim: 6}
+		checkGradient(t, f, ts{x}, ts{y}, func() { f.s.Rotary(y, x, o) }, func(dy []gpustage.Tensor) []gpustage.Tensor {
+			dx, back := f.zeros(5, 12), o
+			back.Inverse = true
+			f.s.Rotary(dx, dy[0], back)
+			return ts{dx}
+		})
+	}
+}
+
 func TestGradientAttention(t *testing.T) {
 	for _, o := range []gpustage.Attention{
 		{Heads: 2, HeadDim: 3},
@@ -117,25 +175,42 @@ func TestGradientAttention(t *testing.T) {
 		{Heads: 2, HeadDim: 3, Window: 1},
 		{Heads: 4, KVHeads: 2, HeadDim: 2, Causal: true, Window: 2},
 		{Heads: 2, HeadDim: 3, Dropout: gpustage.Dropout{P: 0.3, Layer: 1, Site: gpustage.SiteAttention}},
+		{Heads: 2, HeadDim: 3, SoftCap: 0.7, Causal: true},
+		{Heads: 4, KVHeads: 2, HeadDim: 2, SoftCap: 1.5, Window: 1, Dropout: gpustage.Dropout{P: 0.3, Layer: 1, Site: gpustage.SiteAttention}},
 	} {
-		f := newFixture(t)
-		o.Seqs = f.sequences([]int{4, 1, 3}, func(b int) uint64 { return uint64(90 + b) })
-		o.Dropout.Seqs = o.Seqs
-		o.Scale = 0.6
-		kv := o.KVHeads
-		if kv == 0 {
-			kv = o.Heads
-		}
-		e, ek := o.Heads*o.HeadDim, kv*o.HeadDim
-		q, k, v := f.random(8, e, 1), f.random(8, ek, 2), f.random(8, ek, 3)
-		ctx, lse := f.zeros(8, e), f.zeros(o.Heads, 8)
-		checkGradient(t, f, ts{q, k, v}, ts{ctx}, func() { f.s.Attention(ctx, lse, q, k, v, o) },
-			func(d []gpustage.Tensor) []gpustage.Tensor {
-				dq, dk, dv := f.zeros(8, e), f.zeros(8, ek), f.zeros(8, ek)
-				f.s.AttentionBackward(dq, dk, dv, d[0], ctx, lse, q, k, v, o)
-				return ts{dq, dk, dv}
-			})
+		testAttentionGradient(t, o, 0)
 	}
+	// With a bias whose reach is shorter than a sequence, as long, and longer.
+	for _, columns := range []int{1, 3, 7, 11} {
+		testAttentionGradient(t, gpustage.Attention{Heads: 2, HeadDim: 3}, columns)
+		testAttentionGradient(t, gpustage.Attention{Heads: 4, KVHeads: 2, HeadDim: 2, Causal: true, SoftCap: 1.5}, columns)
+	}
+}
+
+func testAttentionGradient(t *testing.T, o gpustage.Attention, bias int) {
+	t.Helper()
+	f := newFixture(t)
+	o.Seqs = f.sequences([]int{4, 1, 3}, func(b int) uint64 { return uint64(90 + b) })
+	o.Dropout.Seqs = o.Seqs
+	o.Scale = 0.6
+	kv := o.KVHeads
+	if kv == 0 {
+		kv = o.Heads
+	}
+	e, ek := o.Heads*o.HeadDim, kv*o.HeadDim
+	q, k, v := f.random(8, e, 1), f.random(8, ek, 2), f.random(8, ek, 3)
+	ctx, lse := f.zeros(8, e), f.zeros(o.Heads, 8)
+	in := ts{q, k, v}
+	if bias > 0 {
+		o.Bias, o.DBias = f.random(o.Heads, bias, 4), f.zeros(o.Heads, bias)
+		in = append(in, o.Bias)
+	}
+	checkGradient(t, f, in, ts{ctx}, func() { f.s.Attention(ctx, lse, q, k, v, o) },
+		func(d []gpustage.Tensor) []gpustage.Tensor {
+			dq, dk, dv := f.zeros(8, e), f.zeros(8, ek), f.zeros(8, ek)
+			f.s.AttentionBackward(dq, dk, dv, d[0], ctx, lse, q, k, v, o)
+			return ts{dq, dk, dv, o.DBias}
+		})
 }
 
 func TestGradientPoolAndNormalize(t *testing.T) {

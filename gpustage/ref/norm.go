@@ -32,7 +32,11 @@ func layerNorm[T float](y, mean, rstd, x, gamma, beta tensor, eps float64) {
 		r := 1 / math.Sqrt(v/n+eps)
 		vec[T](mean)[t], vec[T](rstd)[t] = T(m), T(r)
 		for j, e := range x {
-			y[j] = T((float64(e)-m)*r*float64(g[j]) + float64(b[j]))
+			v := (float64(e) - m) * r * float64(g[j])
+			if b != nil {
+				v += float64(b[j])
+			}
+			y[j] = T(v)
 		}
 	}
 }
@@ -78,6 +82,65 @@ func accumulate[T float](dst []T, sum []float64) {
 	for j := range dst {
 		dst[j] += T(sum[j])
 	}
+}
+
+// RMSNorm (Zhang and Sennrich, arXiv 1910.07467), of each group of D features: y = x * rstd * (gamma + offset), with
+// rstd = 1 / sqrt(avg(x*x) + eps).
+func (s *Stream) RMSNorm(y, rstd, x, gamma tensor, eps, offset float64) {
+	if s.Refuse(gpustage.CheckRMSNorm("rms norm", y, x, rstd, gamma, tensor{})) {
+		return
+	}
+	s.run("rms norm", x, func() { rmsNorm[float32](y, rstd, x, gamma, eps, offset) },
+		func() { rmsNorm[float64](y, rstd, x, gamma, eps, offset) })
+}
+
+func rmsNorm[T float](y, rstd, x, gamma tensor, eps, offset float64) {
+	g, rs := vec[T](gamma), vec[T](rstd)
+	d, groups := len(g), x.Cols/len(g)
+	for k := range rs {
+		x, y := row[T](x, k/groups)[k%groups*d:][:d], row[T](y, k/groups)[k%groups*d:][:d]
+		sum := 0.0
+		for _, e := range x {
+			sum += float64(e) * float64(e)
+		}
+		r := 1 / math.Sqrt(sum/float64(d)+eps)
+		rs[k] = T(r)
+		for j, e := range x {
+			y[j] = T(float64(e) * r * (float64(g[j]) + offset))
+		}
+	}
+}
+
+// RMSNormBackward: with n = x * rstd and e = dy * (gamma + offset), averages over the group,
+//
+//	dx = rstd * (e - n * avg(e * n));  dGamma += sum over rows and groups of dy * n
+func (s *Stream) RMSNormBackward(dx, dGamma, dy, x, rstd, gamma tensor, offset float64) {
+	if s.Refuse(gpustage.CheckRMSNorm("rms norm backward", dx, x, rstd, gamma, dGamma)) || s.Refuse(gpustage.CheckPair("rms norm backward", x, dy)) {
+		return
+	}
+	s.run("rms norm backward", x, func() { rmsNormBackward[float32](dx, dGamma, dy, x, rstd, gamma, offset) },
+		func() { rmsNormBackward[float64](dx, dGamma, dy, x, rstd, gamma, offset) })
+}
+
+func rmsNormBackward[T float](dx, dGamma, dy, x, rstd, gamma tensor, offset float64) {
+	g := vec[T](gamma)
+	d, groups := len(g), x.Cols/len(g)
+	sum := make([]float64, d)
+	for k, rs := range vec[T](rstd) {
+		part := func(t tensor) []T { return row[T](t, k/groups)[k%groups*d:][:d] }
+		dx, dy, x, r := part(dx), part(dy), part(x), float64(rs)
+		avg := 0.0
+		for j := range x {
+			n := float64(x[j]) * r
+			sum[j] += float64(dy[j]) * n
+			avg += float64(dy[j]) * (float64(g[j]) + offset) * n
+		}
+		avg /= float64(d)
+		for j := range x {
+			dx[j] = T(r * (float64(dy[j])*(float64(g[j])+offset) - float64(x[j])*r*avg))
+		}
+	}
+	accumulate(vec[T](dGamma), sum)
 }
 
 // Pool reduces each sequence to a vector.

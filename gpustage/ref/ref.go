@@ -110,5 +110,5 @@ func vec[T gpustage.Element](t tensor) []T {
 }
 
 func init() {
-	gpustage.Register("ref", 0, func() (gpustage.Device, error) { return New(), nil })
+	gpustage.Register("ref", 0, func(gpustage.Share) (gpustage.Device, error) { return New(), nil })
 }

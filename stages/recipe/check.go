@@ -173,11 +173,10 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(t.MaxSteps >= 0, "train.max_steps", "is negative; 0 means all epochs")
 	c.words("train.precision", "auto", "f32", "bf16")
 	c.words("train.sync", "last", "every")
-	c.notYet("train.sync", t.Sync != "every", "it is for several replicas")
 	c.require(r.Mesh.Replicate >= 0, "mesh.replicate", "is negative")
 	c.positive("mesh.shard", r.Mesh.Shard)
-	c.notYet("mesh.replicate", r.Mesh.Replicate <= 1, "one replica is what works")
-	c.notYet("mesh.shard", r.Mesh.Shard <= 1, "one shard is what works")
+	c.words("mesh.wire", "f32", "bf16")
+	c.require(r.Train.Sync != "every" || r.Mesh.Shard == 1, "train.sync", "every needs mesh.shard: 1: shares of a gradient are summed once a step")
 	e := r.Eval
 	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")
 	if e.Retrieval != nil {

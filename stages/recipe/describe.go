@@ -15,6 +15,9 @@ func (x *Run) Describe() string {
 	fmt.Fprintf(&b, "data    %d rows, %d texts each, cut at %d (queries) and %d tokens\n", x.data.Rows(), len(x.data.Columns()), x.text.QueryLength, x.text.DocumentLength)
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
+	if x.ranks != nil {
+		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)
+	}
 	mem := x.Memory
 	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s",
 		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working))
@@ -33,6 +36,9 @@ func count(n int) string {
 func (s *Summary) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d steps in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", s.Steps, s.Seconds, s.Loss, float64(s.Pairs)/s.Seconds, float64(s.Tokens)/s.Seconds, Size(s.PeakBytes))
+	if c := s.Communication; c.Total > 0 {
+		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
+	}
 	if s.Truncated > 0 {
 		fmt.Fprintf(&b, "%d texts were longer than model.max_length and cut\n", s.Truncated)
 	}

@@ -2,8 +2,6 @@ package recipe
 
 import (
 	"fmt"
-
-	"contraflow/gpustage"
 )
 
 // Memory is what a run is predicted to hold on its device, in bytes.
@@ -67,7 +65,7 @@ func (x *Run) budget(rest Memory) int64 {
 		return int64(r.ReplayBudget)
 	}
 	rest.Activations = 0
-	free := x.device.Info().FreeMemory
+	free := x.freeMemory()
 	if free == 0 {
 		return defaultBudget
 	}
@@ -77,14 +75,19 @@ func (x *Run) budget(rest Memory) int64 {
 // defaultBudget is for systems that don't say how much memory they have.
 const defaultBudget = 2 << 30
 
+// freeMemory is what the device has left for this rank; 0 if it does not say.
+func (x *Run) freeMemory() int64 {
+	return x.device.Info().FreeMemory / int64(max(1, x.share.Ranks))
+}
+
 // check refuses what can't fit.
-func (m Memory) check(d gpustage.Info) error {
+func (m Memory) check(free int64) error {
 	need := m.Total() - m.Parameters // these are there already
-	if d.FreeMemory == 0 || need <= d.FreeMemory {
+	if free == 0 || need <= free {
 		return nil
 	}
 	return fmt.Errorf("the run needs %s more and the device has %s: a smaller batch.sub_batch (%s for one), batch.replay_budget (%s kept) or batch.global_size (%s of embeddings) helps",
-		Size(need), Size(d.FreeMemory), Size(m.Working), Size(m.Activations), Size(m.Embeddings))
+		Size(need), Size(free), Size(m.Working), Size(m.Activations), Size(m.Embeddings))
 }
 
 // Size prints an amount of memory for people.

@@ -50,31 +50,42 @@ type Run struct {
 	text    stages.Text
 	task    *embedder.Task
 	sts     *dataset.Pairs
+	ranks   *stages.Replicas // nil alone
+	share   gpustage.Share   // of this machine, if other ranks are in this process
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
 // an error here.
-func Open(ctx context.Context, r Recipe, obs Observer) (_ *Run, err error) {
+//
+// It opens the recipe for one rank on its own, whatever its mesh: OnRanks opens all.
+func Open(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
 	x := &Run{Recipe: r, obs: obs}
+	return x, x.open(ctx)
+}
+
+func (x *Run) open(ctx context.Context) (err error) {
+	r := x.Recipe
 	defer func() {
 		if err != nil {
 			x.Close()
 		}
 	}()
 	if err := x.openModel(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	if err := x.openData(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	if err := x.openEval(ctx); err != nil {
-		return nil, err
+	if x.Main() {
+		if err := x.openEval(ctx); err != nil {
+			return err
+		}
 	}
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
-		return nil, fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.data.Rows(), r.Batch.GlobalSize)
+		return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.data.Rows(), r.Batch.GlobalSize)
 	}
 	x.Memory = x.predict()
-	return x, x.Memory.check(x.device.Info())
+	return x.Memory.check(x.freeMemory())
 }
 
 func (x *Run) openModel(ctx context.Context) error {
@@ -89,7 +100,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.tok, err = tokenize.Load(x.folder.TransformerDir); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
-	if x.device, err = gpustage.Open(x.Recipe.Train.Device); err != nil {
+	if x.device, err = gpustage.OpenShare(x.Recipe.Train.Device, x.share); err != nil {
 		return fmt.Errorf("train.device: %w", err)
 	}
 	if x.stream, err = x.device.OpenStream(); err != nil {
@@ -101,7 +112,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
 	}
-	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, runtime.GOMAXPROCS(0)/2)}
+	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2)}
 	c := x.model.Config
 	if x.text.QueryLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Query); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
@@ -162,7 +173,7 @@ func (x *Run) openData(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Config: order}
+	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Config: order, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	return nil
 }
 

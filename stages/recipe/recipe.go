@@ -22,6 +22,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"contraflow/collective/sim"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 )
@@ -116,8 +117,12 @@ type Train struct {
 }
 
 type Mesh struct {
-	Replicate Auto `yaml:"replicate"`
-	Shard     int  `yaml:"shard"`
+	Replicate Auto      `yaml:"replicate"`
+	Shard     int       `yaml:"shard"`
+	Wire      string    `yaml:"wire"`             // of embeddings and gradients between ranks: f32 or bf16
+	Overlap   bool      `yaml:"overlap"`          // communicate beside computing
+	Bucket    Bytes     `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: 4 MiB
+	Link      *Link     `yaml:"link,omitempty"`   // simulated between local ranks
 }
 
 type Eval struct {
@@ -157,7 +162,7 @@ func Default() Recipe {
 		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, GatherAcrossDevices: true},
 		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last"},
-		Mesh:      Mesh{Replicate: 0, Shard: 1},
+		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true},
 		Eval:      Eval{Every: 500, Metric: "ndcg@10"},
 		Log:       Log{Every: 10},
 	}
@@ -325,6 +330,22 @@ func (b Bytes) MarshalYAML() (any, error) {
 		}
 	}
 	return int64(b), nil
+}
+
+// Link is a simulated link between local ranks, such as "10Gb 50us".
+type Link struct{ sim.Link }
+
+func (l *Link) decode(d *decoder, path string, n *node) {
+	if n.kind != scalar {
+		d.fail(n.at, path, "want a link such as 10Gb or \"50GB 20us\", got %s", describe(n))
+	} else if err := l.UnmarshalText([]byte(n.text)); err != nil {
+		d.fail(n.at, path, "%v", err)
+	}
+}
+
+// MarshalYAML writes it in bytes.
+func (l Link) MarshalYAML() (any, error) {
+	return fmt.Sprintf("%gGB %v", l.Bandwidth/1e9, l.Latency), nil
 }
 
 // Auto is a number or "auto", which is 0.

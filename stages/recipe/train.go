@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"contraflow/gpustage"
@@ -28,6 +30,12 @@ type Metrics struct {
 	PairsPerS    float64 `json:"pairs_per_s"`
 	TokensPerS   float64 `json:"tokens_per_s"`
 	PeakMemBytes int64   `json:"peak_mem_bytes"`
+
+	// With several ranks, of this one: what it sent, how long it communicated, and the share of that time in which it computed
+	// as well.
+	CommBytes  int64    `json:"comm_bytes,omitempty"`
+	CommS      float64  `json:"comm_s,omitempty"`
+	CommHidden *float64 `json:"comm_hidden,omitempty"`
 }
 
 // Evaluation is another kind of line: a measurement after a step.
@@ -50,6 +58,8 @@ type Summary struct {
 	PeakBytes int64 // of the process
 	Eval      *Evaluation
 	Model     string // folder
+
+	Communication pipeline.Communication // of this rank
 }
 
 // Graph builds the run's training graph. Train runs it; others may draw it.
@@ -62,17 +72,17 @@ func (x *Run) Graph() (*pipeline.Graph, error) {
 func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	r := x.Recipe
 	g := pipeline.New("train")
-	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed)
+	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed, stages.With(x.ranks))
 	if err != nil {
 		return nil, nil, err
 	}
 	chunks := stages.Ingest(g, x.plan)
 	tokens := stages.Tokenize(g, chunks, x.text)
-	batches := stages.Assemble(g, tokens)
+	batches := stages.Header(g, stages.Assemble(g, tokens), r.size(), x.ranks)
 	subs := stages.Split(g, batches, r.size())
-	embedded := stages.Embed(g, subs, enc)
-	grads := stages.Loss(g, batches, embedded, enc, r.loss())
-	contributions := stages.Backward(g, subs, grads, enc)
+	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss()), enc)
+	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	results, err := stages.Apply(g, contributions, grads, enc, r.update(x.Steps))
 	if err != nil {
 		return nil, nil, err
@@ -95,7 +105,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
-		return due && (x.task != nil || x.sts != nil)
+		return due && (x.task != nil || x.sts != nil) // which rank 0 alone has
 	}))
 	in := pipeline.In(s, "result", results)
 	out := pipeline.Out[*Evaluation](s, "evaluation")
@@ -158,7 +168,7 @@ func raw(v any) (json.RawMessage, error) { return json.Marshal(v) }
 
 // saveStage writes the model folder after the last step.
 func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[string] {
-	s := g.Stage("save", pipeline.On(0, pipeline.Compute), pipeline.When(x.last))
+	s := g.Stage("save", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool { return x.Main() && x.last(step) }))
 	pipeline.In(s, "result", results)
 	out := pipeline.Out[string](s, "folder")
 	s.Do(func(t *pipeline.Task) error {
@@ -174,12 +184,34 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 
 // journal writes metrics.jsonl and tells the observer.
 type journal struct {
-	file    *os.File
 	enc     *json.Encoder
 	obs     Observer
 	last    time.Time
 	began   time.Time
 	summary Summary
+
+	mu    sync.Mutex
+	spans []pipeline.Span // of the step so far
+	comm  pipeline.Communication
+}
+
+// span collects what a step's communication is measured by.
+func (j *journal) span(s pipeline.Span) {
+	if s.Lane == pipeline.Compute.String() || s.Lane == pipeline.Comm.String() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.spans = append(j.spans, s)
+	}
+}
+
+// communicated is what the step communicated.
+func (j *journal) communicated() pipeline.Communication {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	c := pipeline.Communicated(j.spans)
+	j.spans = j.spans[:0]
+	j.comm.Total, j.comm.Hidden, j.comm.Bytes = j.comm.Total+c.Total, j.comm.Hidden+c.Hidden, j.comm.Bytes+c.Bytes
+	return c
 }
 
 func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder) error {
@@ -193,6 +225,10 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	m := Metrics{
 		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
 		PairsPerS: float64(r.Pairs) / took, TokensPerS: float64(r.Tokens) / took, PeakMemBytes: peak,
+	}
+	if c := j.communicated(); c.Total > 0 {
+		share := c.HiddenShare()
+		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
 	}
 	s := &j.summary
 	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
@@ -231,23 +267,16 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		f(&o)
 	}
 	dir := x.Recipe.Save.Dir
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, fmt.Errorf("save.dir: %w", err)
-	}
-	text, err := x.Recipe.YAML()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "recipe.yaml"), text, 0o666); err != nil {
-		return nil, fmt.Errorf("save.dir: %w", err)
-	}
-	file, err := os.Create(filepath.Join(dir, "metrics.jsonl"))
-	if err != nil {
-		return nil, fmt.Errorf("save.dir: %w", err)
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
 	now := time.Now()
-	log := &journal{file: file, enc: json.NewEncoder(file), obs: x.obs, last: now, began: now}
+	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now}
+	if x.Main() {
+		file, err := x.begin(dir)
+		if err != nil {
+			return nil, fmt.Errorf("save.dir: %w", err)
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		log.enc = json.NewEncoder(file)
+	}
 
 	g, _, err := x.graph(log)
 	if err != nil {
@@ -257,9 +286,16 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if err != nil {
 		return nil, err
 	}
-	var runOpts []pipeline.RunOption
+	runOpts := []pipeline.RunOption{pipeline.WithSpans(log.span)}
 	if o.trace {
-		f, err := os.Create(filepath.Join(dir, "trace.json"))
+		name := "trace.json"
+		if !x.Main() {
+			name = fmt.Sprintf("trace.%d.json", x.ranks.Rank())
+		}
+		if err := os.MkdirAll(dir, 0o777); err != nil { // rank 0 may not have come so far
+			return nil, fmt.Errorf("save.dir: %w", err)
+		}
+		f, err := os.Create(filepath.Join(dir, name))
 		if err != nil {
 			return nil, fmt.Errorf("save.dir: %w", err)
 		}
@@ -272,9 +308,28 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	s := &log.summary
 	s.Seconds = time.Since(log.began).Seconds()
+	s.Communication = log.comm
+	if exposed := (log.comm.Total - log.comm.Hidden).Seconds(); exposed > 0.05*s.Seconds {
+		x.obs.note("%.0f %% of the time went into communication that nothing hid: larger batches (batch.accumulate, batch.global_size), mesh.wire: bf16, or more than one sub-batch per step hide more", 100*exposed/s.Seconds)
+	}
 	s.Dropped = x.sampler.Stats().Dropped
 	s.Model = filepath.Join(dir, "model")
 	return s, nil
+}
+
+// begin makes the run's folder, with the recipe and an empty metrics.jsonl.
+func (x *Run) begin(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	text, err := x.Recipe.YAML()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "recipe.yaml"), text, 0o666); err != nil {
+		return nil, err
+	}
+	return os.Create(filepath.Join(dir, "metrics.jsonl"))
 }
 
 // Evaluate measures the model as it is on the recipe's retrieval task.

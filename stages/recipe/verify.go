@@ -239,7 +239,7 @@ func (v *verifier) gradient(ctx context.Context, w way) (stages.Captured, error)
 func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, lossOnly bool) (out stages.Captured, err error) {
 	x := v.x
 	g := pipeline.New("verify")
-	enc, err := stages.NewEncoder(g, m, 0, w.budget, x.Recipe.Train.Seed)
+	enc, err := stages.NewEncoder(g, m, 0, w.budget, x.Recipe.Train.Seed, stages.With(x.ranks))
 	if err != nil {
 		return out, err
 	}

@@ -42,6 +42,9 @@ func BenchmarkKernels(b *testing.B) {
 			v[i] *= v[i]
 		}
 		bench(b, "Add", n, func() { k.Add(y, x, z) })
+		bench(b, "Mul", n, func() { k.Mul(y, x, z) })
+		bench(b, "MulAdd", n, func() { k.MulAdd(y, x, z, 1e-9) })
+		bench(b, "Rotate", n, func() { k.Rotate(y[:n/2], y[n/2:], x[:n/2], x[n/2:], z[:n/2], z[n/2:]) })
 		bench(b, "Axpy", n, func() { k.Axpy(y, x, 1e-9) })
 		bench(b, "Scale", n, func() { k.Scale(y, x, 2) })
 		bench(b, "Axpby", n, func() { k.Axpby(y, x, z, 2, 3) })

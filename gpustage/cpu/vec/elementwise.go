@@ -9,6 +9,21 @@ import (
 // Add is y = a + b.
 func (k *Kernels) Add(y, a, b []float32) { k.add(y, a[:len(y)], b[:len(y)]) }
 
+// Mul is y = a*b.
+func (k *Kernels) Mul(y, a, b []float32) { k.mul(y, a[:len(y)], b[:len(y)]) }
+
+// MulAdd is y += alpha*a*b.
+func (k *Kernels) MulAdd(y, a, b []float32, alpha float32) {
+	k.mulAdd(y, a[:len(y)], b[:len(y)], alpha)
+}
+
+// Rotate is y = a*cos - b*sin and z = b*cos + a*sin. y may be a, and then z b: a rotation in place. With y and z, and a and
+// b, exchanged it turns the other way.
+func (k *Kernels) Rotate(y, z, a, b, cos, sin []float32) {
+	n := len(y)
+	k.rotate(y, z[:n], a[:n], b[:n], cos[:n], sin[:n])
+}
+
 // Axpy is y += alpha*x.
 func (k *Kernels) Axpy(y, x []float32, alpha float32) { k.axpy(y, x[:len(y)], alpha) }
 
@@ -80,6 +95,24 @@ func (k *Kernels) FromBF16(y []float32, x []uint16) {
 func addPortable(y, a, b []float32) {
 	for i := range y {
 		y[i] = a[i] + b[i]
+	}
+}
+
+func mulPortable(y, a, b []float32) {
+	for i := range y {
+		y[i] = a[i] * b[i]
+	}
+}
+
+func mulAddPortable(y, a, b []float32, alpha float32) {
+	for i := range y {
+		y[i] += alpha * a[i] * b[i]
+	}
+}
+
+func rotatePortable(y, z, a, b, cos, sin []float32) {
+	for i := range y {
+		y[i], z[i] = a[i]*cos[i]-b[i]*sin[i], b[i]*cos[i]+a[i]*sin[i]
 	}
 }
 

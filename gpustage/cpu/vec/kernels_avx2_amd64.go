@@ -7,6 +7,16 @@ package vec
 //go:noescape
 func addAVX2(y []float32, a []float32, b []float32)
 
+// mulAVX2 is y = a*b, of y's length.
+//
+//go:noescape
+func mulAVX2(y []float32, a []float32, b []float32)
+
+// mulAddAVX2 is y += alpha*a*b, of y's length.
+//
+//go:noescape
+func mulAddAVX2(y []float32, a []float32, b []float32, alpha float32)
+
 // axpyAVX2 is y += alpha*x, of y's length.
 //
 //go:noescape
@@ -26,6 +36,11 @@ func axpbyAVX2(y []float32, x []float32, z []float32, alpha float32, beta float3
 //
 //go:noescape
 func softmaxBackwardAVX2(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+
+// rotateAVX2 is y = a*cos - b*sin, z = b*cos + a*sin, of y's length.
+//
+//go:noescape
+func rotateAVX2(y []float32, z []float32, a []float32, b []float32, cos []float32, sin []float32)
 
 // addRowsAVX2 adds eight rows of x, stride elements apart, to acc: acc += ((x0+x1)+(x2+x3)) + ((x4+x5)+(x6+x7)), of acc's length.
 //

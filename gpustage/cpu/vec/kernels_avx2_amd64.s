@@ -48,6 +48,83 @@ DATA lanes<>+48(SB)/8, $0x0000000000000000
 DATA lanes<>+56(SB)/8, $0x0000000000000000
 GLOBL lanes<>(SB), RODATA|NOPTR, $64
 
+// func mulAVX2(y []float32, a []float32, b []float32)
+// Requires: AVX
+TEXT ·mulAVX2(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), DI
+	MOVQ y_len+8(FP), CX
+	MOVQ a_base+24(FP), SI
+	MOVQ b_base+48(FP), DX
+	XORQ AX, AX
+	SUBQ $0x08, CX
+	JLT  next6
+
+loop5:
+	VMOVUPS (SI)(AX*4), Y0
+	VMOVUPS (DX)(AX*4), Y1
+	VMULPS  Y1, Y0, Y0
+	VMOVUPS Y0, (DI)(AX*4)
+	ADDQ    $0x08, AX
+	SUBQ    $0x08, CX
+	JGE     loop5
+
+next6:
+	ADDQ       $0x08, CX
+	TESTQ      CX, CX
+	JLE        done4
+	LEAQ       lanes<>+0(SB), R15
+	NEGQ       CX
+	VMOVUPS    32(R15)(CX*4), Y15
+	VMASKMOVPS (SI)(AX*4), Y15, Y0
+	VMASKMOVPS (DX)(AX*4), Y15, Y1
+	VMULPS     Y1, Y0, Y0
+	VMASKMOVPS Y0, Y15, (DI)(AX*4)
+
+done4:
+	VZEROUPPER
+	RET
+
+// func mulAddAVX2(y []float32, a []float32, b []float32, alpha float32)
+// Requires: AVX, FMA3
+TEXT ·mulAddAVX2(SB), NOSPLIT, $0-76
+	MOVQ         y_base+0(FP), DI
+	MOVQ         y_len+8(FP), CX
+	MOVQ         a_base+24(FP), SI
+	MOVQ         b_base+48(FP), DX
+	VBROADCASTSS alpha+72(FP), Y14
+	XORQ         AX, AX
+	SUBQ         $0x08, CX
+	JLT          next9
+
+loop8:
+	VMOVUPS     (SI)(AX*4), Y0
+	VMOVUPS     (DX)(AX*4), Y1
+	VMOVUPS     (DI)(AX*4), Y2
+	VMULPS      Y14, Y0, Y0
+	VFMADD231PS Y1, Y0, Y2
+	VMOVUPS     Y2, (DI)(AX*4)
+	ADDQ        $0x08, AX
+	SUBQ        $0x08, CX
+	JGE         loop8
+
+next9:
+	ADDQ        $0x08, CX
+	TESTQ       CX, CX
+	JLE         done7
+	LEAQ        lanes<>+0(SB), R15
+	NEGQ        CX
+	VMOVUPS     32(R15)(CX*4), Y15
+	VMASKMOVPS  (SI)(AX*4), Y15, Y0
+	VMASKMOVPS  (DX)(AX*4), Y15, Y1
+	VMASKMOVPS  (DI)(AX*4), Y15, Y2
+	VMULPS      Y14, Y0, Y0
+	VFMADD231PS Y1, Y0, Y2
+	VMASKMOVPS  Y2, Y15, (DI)(AX*4)
+
+done7:
+	VZEROUPPER
+	RET
+
 // func axpyAVX2(y []float32, x []float32, alpha float32)
 // Requires: AVX, FMA3
 TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
@@ -57,21 +134,21 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	VBROADCASTSS alpha+48(FP), Y14
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next6
+	JLT          next12
 
-loop5:
+loop11:
 	VMOVUPS     (SI)(AX*4), Y0
 	VMOVUPS     (DI)(AX*4), Y1
 	VFMADD231PS Y0, Y14, Y1
 	VMOVUPS     Y1, (DI)(AX*4)
 	ADDQ        $0x08, AX
 	SUBQ        $0x08, CX
-	JGE         loop5
+	JGE         loop11
 
-next6:
+next12:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done4
+	JLE         done10
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -80,7 +157,7 @@ next6:
 	VFMADD231PS Y0, Y14, Y1
 	VMASKMOVPS  Y1, Y15, (DI)(AX*4)
 
-done4:
+done10:
 	VZEROUPPER
 	RET
 
@@ -93,20 +170,20 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	VBROADCASTSS alpha+48(FP), Y14
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next9
+	JLT          next15
 
-loop8:
+loop14:
 	VMOVUPS (SI)(AX*4), Y0
 	VMULPS  Y14, Y0, Y0
 	VMOVUPS Y0, (DI)(AX*4)
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop8
+	JGE     loop14
 
-next9:
+next15:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done7
+	JLE        done13
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -114,7 +191,7 @@ next9:
 	VMULPS     Y14, Y0, Y0
 	VMASKMOVPS Y0, Y15, (DI)(AX*4)
 
-done7:
+done13:
 	VZEROUPPER
 	RET
 
@@ -129,9 +206,9 @@ TEXT ·axpbyAVX2(SB), NOSPLIT, $0-80
 	VBROADCASTSS beta+76(FP), Y13
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next12
+	JLT          next18
 
-loop11:
+loop17:
 	VMOVUPS     (SI)(AX*4), Y0
 	VMOVUPS     (DX)(AX*4), Y1
 	VMULPS      Y14, Y0, Y0
@@ -139,12 +216,12 @@ loop11:
 	VMOVUPS     Y0, (DI)(AX*4)
 	ADDQ        $0x08, AX
 	SUBQ        $0x08, CX
-	JGE         loop11
+	JGE         loop17
 
-next12:
+next18:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done10
+	JLE         done16
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -154,7 +231,7 @@ next12:
 	VFMADD231PS Y1, Y13, Y0
 	VMASKMOVPS  Y0, Y15, (DI)(AX*4)
 
-done10:
+done16:
 	VZEROUPPER
 	RET
 
@@ -169,9 +246,9 @@ TEXT ·softmaxBackwardAVX2(SB), NOSPLIT, $0-80
 	VBROADCASTSS scale+76(FP), Y13
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next15
+	JLT          next21
 
-loop14:
+loop20:
 	VMOVUPS (SI)(AX*4), Y0
 	VMOVUPS (DX)(AX*4), Y1
 	VMULPS  Y13, Y0, Y0
@@ -180,12 +257,12 @@ loop14:
 	VMOVUPS Y0, (DI)(AX*4)
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop14
+	JGE     loop20
 
-next15:
+next21:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done13
+	JLE        done19
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -196,7 +273,58 @@ next15:
 	VMULPS     Y1, Y0, Y0
 	VMASKMOVPS Y0, Y15, (DI)(AX*4)
 
-done13:
+done19:
+	VZEROUPPER
+	RET
+
+// func rotateAVX2(y []float32, z []float32, a []float32, b []float32, cos []float32, sin []float32)
+// Requires: AVX, FMA3
+TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
+	MOVQ y_base+0(FP), DI
+	MOVQ y_len+8(FP), CX
+	MOVQ z_base+24(FP), BX
+	MOVQ a_base+48(FP), SI
+	MOVQ b_base+72(FP), DX
+	MOVQ cos_base+96(FP), R8
+	MOVQ sin_base+120(FP), R9
+	XORQ AX, AX
+	SUBQ $0x08, CX
+	JLT  next24
+
+loop23:
+	VMOVUPS     (SI)(AX*4), Y0
+	VMOVUPS     (DX)(AX*4), Y1
+	VMOVUPS     (R8)(AX*4), Y2
+	VMOVUPS     (R9)(AX*4), Y3
+	VMULPS      Y1, Y3, Y4
+	VFMSUB231PS Y0, Y2, Y4
+	VMULPS      Y0, Y3, Y5
+	VFMADD231PS Y1, Y2, Y5
+	VMOVUPS     Y4, (DI)(AX*4)
+	VMOVUPS     Y5, (BX)(AX*4)
+	ADDQ        $0x08, AX
+	SUBQ        $0x08, CX
+	JGE         loop23
+
+next24:
+	ADDQ        $0x08, CX
+	TESTQ       CX, CX
+	JLE         done22
+	LEAQ        lanes<>+0(SB), R15
+	NEGQ        CX
+	VMOVUPS     32(R15)(CX*4), Y15
+	VMASKMOVPS  (SI)(AX*4), Y15, Y0
+	VMASKMOVPS  (DX)(AX*4), Y15, Y1
+	VMASKMOVPS  (R8)(AX*4), Y15, Y2
+	VMASKMOVPS  (R9)(AX*4), Y15, Y3
+	VMULPS      Y1, Y3, Y4
+	VFMSUB231PS Y0, Y2, Y4
+	VMULPS      Y0, Y3, Y5
+	VFMADD231PS Y1, Y2, Y5
+	VMASKMOVPS  Y4, Y15, (DI)(AX*4)
+	VMASKMOVPS  Y5, Y15, (BX)(AX*4)
+
+done22:
 	VZEROUPPER
 	RET
 
@@ -216,9 +344,9 @@ TEXT ·addRowsAVX2(SB), NOSPLIT, $0-56
 	LEAQ (R11)(R13*4), R12
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next18
+	JLT  next27
 
-loop17:
+loop26:
 	VMOVUPS (SI)(AX*4), Y0
 	VMOVUPS (DX)(AX*4), Y1
 	VMOVUPS (BX)(AX*4), Y2
@@ -239,12 +367,12 @@ loop17:
 	VMOVUPS Y8, (DI)(AX*4)
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop17
+	JGE     loop26
 
-next18:
+next27:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done16
+	JLE        done25
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -267,7 +395,7 @@ next18:
 	VADDPS     Y0, Y8, Y8
 	VMASKMOVPS Y8, Y15, (DI)(AX*4)
 
-done16:
+done25:
 	VZEROUPPER
 	RET
 
@@ -281,9 +409,9 @@ TEXT ·maskRowAVX2(SB), NOSPLIT, $0-56
 	VBROADCASTSS sff800000<>+0(SB), Y13
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next21
+	JLT          next30
 
-loop20:
+loop29:
 	VMOVUPS   (SI)(AX*4), Y0
 	VMOVUPS   (DI)(AX*4), Y1
 	VPCMPEQD  Y14, Y0, Y0
@@ -291,12 +419,12 @@ loop20:
 	VMOVUPS   Y1, (DI)(AX*4)
 	ADDQ      $0x08, AX
 	SUBQ      $0x08, CX
-	JGE       loop20
+	JGE       loop29
 
-next21:
+next30:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done19
+	JLE        done28
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -306,7 +434,7 @@ next21:
 	VBLENDVPS  Y0, Y13, Y1, Y1
 	VMASKMOVPS Y1, Y15, (DI)(AX*4)
 
-done19:
+done28:
 	VZEROUPPER
 	RET
 
@@ -325,9 +453,9 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	VPXOR Y11, Y11, Y11
 	XORQ  AX, AX
 	SUBQ  $0x20, CX
-	JLT   next24
+	JLT   next33
 
-loop23:
+loop32:
 	VMOVUPS     (SI)(AX*4), Y0
 	VMOVUPS     (DX)(AX*4), Y1
 	VFMADD231PS Y0, Y1, Y14
@@ -342,25 +470,25 @@ loop23:
 	VFMADD231PS Y6, Y7, Y11
 	ADDQ        $0x20, AX
 	SUBQ        $0x20, CX
-	JGE         loop23
+	JGE         loop32
 
-next24:
+next33:
 	ADDQ $0x20, CX
 	SUBQ $0x08, CX
-	JLT  next26
+	JLT  next35
 
-loop25:
+loop34:
 	VMOVUPS     (SI)(AX*4), Y0
 	VMOVUPS     (DX)(AX*4), Y1
 	VFMADD231PS Y0, Y1, Y14
 	ADDQ        $0x08, AX
 	SUBQ        $0x08, CX
-	JGE         loop25
+	JGE         loop34
 
-next26:
+next35:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done22
+	JLE         done31
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -368,7 +496,7 @@ next26:
 	VMASKMOVPS  (DX)(AX*4), Y15, Y1
 	VFMADD231PS Y0, Y1, Y14
 
-done22:
+done31:
 	VADDPS       Y13, Y14, Y14
 	VADDPS       Y11, Y12, Y12
 	VADDPS       Y12, Y14, Y14
@@ -394,9 +522,9 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	VPXOR Y11, Y11, Y11
 	XORQ  AX, AX
 	SUBQ  $0x10, CX
-	JLT   next29
+	JLT   next38
 
-loop28:
+loop37:
 	VMOVUPS      (SI)(AX*4), Y0
 	VEXTRACTF128 $0x01, Y0, X1
 	VCVTPS2PD    X1, Y1
@@ -411,14 +539,14 @@ loop28:
 	VFMADD231PD  Y3, Y3, Y11
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop28
+	JGE          loop37
 
-next29:
+next38:
 	ADDQ $0x10, CX
 	SUBQ $0x08, CX
-	JLT  next31
+	JLT  next40
 
-loop30:
+loop39:
 	VMOVUPS      (SI)(AX*4), Y0
 	VEXTRACTF128 $0x01, Y0, X1
 	VCVTPS2PD    X1, Y1
@@ -427,12 +555,12 @@ loop30:
 	VFMADD231PD  Y1, Y1, Y13
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop30
+	JGE          loop39
 
-next31:
+next40:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done27
+	JLE          done36
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -443,7 +571,7 @@ next31:
 	VFMADD231PD  Y0, Y0, Y14
 	VFMADD231PD  Y1, Y1, Y13
 
-done27:
+done36:
 	VADDPD       Y13, Y14, Y14
 	VADDPD       Y11, Y12, Y12
 	VADDPD       Y12, Y14, Y14
@@ -468,9 +596,9 @@ TEXT ·largestAVX2(SB), NOSPLIT, $0-28
 	VMOVAPS      Y14, Y10
 	XORQ         AX, AX
 	SUBQ         $0x20, CX
-	JLT          next34
+	JLT          next43
 
-loop33:
+loop42:
 	VMOVUPS (SI)(AX*4), Y0
 	VMAXPS  Y13, Y0, Y13
 	VMOVUPS 32(SI)(AX*4), Y1
@@ -481,24 +609,24 @@ loop33:
 	VMAXPS  Y10, Y3, Y10
 	ADDQ    $0x20, AX
 	SUBQ    $0x20, CX
-	JGE     loop33
+	JGE     loop42
 
-next34:
+next43:
 	ADDQ $0x20, CX
 	SUBQ $0x08, CX
-	JLT  next36
+	JLT  next45
 
-loop35:
+loop44:
 	VMOVUPS (SI)(AX*4), Y0
 	VMAXPS  Y13, Y0, Y13
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop35
+	JGE     loop44
 
-next36:
+next45:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done32
+	JLE        done41
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -506,7 +634,7 @@ next36:
 	VBLENDVPS  Y15, Y0, Y14, Y0
 	VMAXPS     Y13, Y0, Y13
 
-done32:
+done41:
 	VMAXPS       Y12, Y13, Y13
 	VMAXPS       Y10, Y11, Y11
 	VMAXPS       Y11, Y13, Y13
@@ -531,9 +659,9 @@ TEXT ·expScaleAVX2(SB), NOSPLIT, $0-56
 	VBROADCASTSS w+52(FP), Y13
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next39
+	JLT          next48
 
-loop38:
+loop47:
 	VMOVUPS      (SI)(AX*4), Y0
 	VSUBPS       Y14, Y0, Y0
 	VMOVAPS      Y0, Y4
@@ -560,12 +688,12 @@ loop38:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop38
+	JGE          loop47
 
-next39:
+next48:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done37
+	JLE          done46
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -594,7 +722,7 @@ next39:
 	VMULPS       Y13, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done37:
+done46:
 	VZEROUPPER
 	RET
 
@@ -674,9 +802,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	VPXOR        Y13, Y13, Y13
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next42
+	JLT          next51
 
-loop41:
+loop50:
 	VMOVUPS      (SI)(AX*4), Y0
 	VSUBPS       Y14, Y0, Y0
 	VMOVAPS      Y0, Y4
@@ -703,12 +831,12 @@ loop41:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop41
+	JGE          loop50
 
-next42:
+next51:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done40
+	JLE          done49
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -738,7 +866,7 @@ next42:
 	VADDPS       Y0, Y13, Y13
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done40:
+done49:
 	VEXTRACTF128 $0x01, Y13, X0
 	VADDPS       X0, X13, X13
 	VPSHUFD      $0xee, X13, X0
@@ -759,9 +887,9 @@ TEXT ·sumExpAVX2(SB), NOSPLIT, $0-36
 	VPXOR        Y13, Y13, Y13
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next45
+	JLT          next54
 
-loop44:
+loop53:
 	VMOVUPS      (SI)(AX*4), Y0
 	VSUBPS       Y14, Y0, Y0
 	VMOVAPS      Y0, Y4
@@ -787,12 +915,12 @@ loop44:
 	VADDPS       Y0, Y13, Y13
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop44
+	JGE          loop53
 
-next45:
+next54:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done43
+	JLE          done52
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -821,7 +949,7 @@ next45:
 	VANDPS       Y15, Y0, Y0
 	VADDPS       Y0, Y13, Y13
 
-done43:
+done52:
 	VEXTRACTF128 $0x01, Y13, X0
 	VADDPS       X0, X13, X13
 	VPSHUFD      $0xee, X13, X0
@@ -841,9 +969,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ x_base+24(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next48
+	JLT  next57
 
-loop47:
+loop56:
 	VMOVUPS      (SI)(AX*4), Y0
 	VANDPS       f7fffffff<>+0(SB), Y0, Y1
 	VMOVUPS      f41600000<>+0(SB), Y2
@@ -885,12 +1013,12 @@ loop47:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop47
+	JGE          loop56
 
-next48:
+next57:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done46
+	JLE          done55
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -934,7 +1062,7 @@ next48:
 	VMULPS       Y3, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done46:
+done55:
 	VZEROUPPER
 	RET
 
@@ -1061,9 +1189,9 @@ TEXT ·geluBackwardAVX2(SB), NOSPLIT, $0-72
 	MOVQ x_base+48(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next51
+	JLT  next60
 
-loop50:
+loop59:
 	VMOVUPS      (SI)(AX*4), Y0
 	VANDPS       f7fffffff<>+0(SB), Y0, Y1
 	VMOVUPS      f41600000<>+0(SB), Y2
@@ -1108,12 +1236,12 @@ loop50:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop50
+	JGE          loop59
 
-next51:
+next60:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done49
+	JLE          done58
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -1160,7 +1288,7 @@ next51:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done49:
+done58:
 	VZEROUPPER
 	RET
 
@@ -1178,9 +1306,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ x_base+24(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next54
+	JLT  next63
 
-loop53:
+loop62:
 	VMOVUPS      (SI)(AX*4), Y0
 	VMULPS       Y0, Y0, Y1
 	VMULPS       fbd922279<>+0(SB), Y1, Y1
@@ -1211,12 +1339,12 @@ loop53:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop53
+	JGE          loop62
 
-next54:
+next63:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done52
+	JLE          done61
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -1249,7 +1377,7 @@ next54:
 	VDIVPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done52:
+done61:
 	VZEROUPPER
 	RET
 
@@ -1274,9 +1402,9 @@ TEXT ·geluTanhBackwardAVX2(SB), NOSPLIT, $0-72
 	MOVQ x_base+48(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next57
+	JLT  next66
 
-loop56:
+loop65:
 	VMOVUPS      (SI)(AX*4), Y0
 	VMOVUPS      f41200000<>+0(SB), Y1
 	VMINPS       Y0, Y1, Y0
@@ -1315,12 +1443,12 @@ loop56:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop56
+	JGE          loop65
 
-next57:
+next66:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done55
+	JLE          done64
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -1361,7 +1489,7 @@ next57:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done55:
+done64:
 	VZEROUPPER
 	RET
 
@@ -1397,9 +1525,9 @@ TEXT ·siluAVX2(SB), NOSPLIT, $0-48
 	MOVQ x_base+24(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next60
+	JLT  next69
 
-loop59:
+loop68:
 	VMOVUPS      (SI)(AX*4), Y0
 	VXORPS       f80000000<>+0(SB), Y0, Y1
 	VMOVAPS      Y1, Y5
@@ -1427,12 +1555,12 @@ loop59:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop59
+	JGE          loop68
 
-next60:
+next69:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done58
+	JLE          done67
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -1462,7 +1590,7 @@ next60:
 	VDIVPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done58:
+done67:
 	VZEROUPPER
 	RET
 
@@ -1481,9 +1609,9 @@ TEXT ·siluBackwardAVX2(SB), NOSPLIT, $0-72
 	MOVQ x_base+48(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next63
+	JLT  next72
 
-loop62:
+loop71:
 	VMOVUPS      (SI)(AX*4), Y0
 	VMOVUPS      f42ae0000<>+0(SB), Y1
 	VMINPS       Y0, Y1, Y0
@@ -1515,12 +1643,12 @@ loop62:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop62
+	JGE          loop71
 
-next63:
+next72:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done61
+	JLE          done70
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -1554,7 +1682,7 @@ next63:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done61:
+done70:
 	VZEROUPPER
 	RET
 
@@ -1578,9 +1706,9 @@ TEXT ·tanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ x_base+24(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next66
+	JLT  next75
 
-loop65:
+loop74:
 	VMOVUPS      (SI)(AX*4), Y0
 	VANDPS       f7fffffff<>+0(SB), Y0, Y1
 	VMOVUPS      f41200000<>+0(SB), Y4
@@ -1609,12 +1737,12 @@ loop65:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop65
+	JGE          loop74
 
-next66:
+next75:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done64
+	JLE          done73
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -1645,7 +1773,7 @@ next66:
 	VORPS        Y0, Y1, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done64:
+done73:
 	VZEROUPPER
 	RET
 
@@ -1700,9 +1828,9 @@ TEXT ·tanhBackwardAVX2(SB), NOSPLIT, $0-72
 	MOVQ x_base+48(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  next69
+	JLT  next78
 
-loop68:
+loop77:
 	VMOVUPS      (SI)(AX*4), Y0
 	VANDPS       f7fffffff<>+0(SB), Y0, Y1
 	VMOVUPS      f41200000<>+0(SB), Y4
@@ -1736,12 +1864,12 @@ loop68:
 	VMOVUPS      Y0, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop68
+	JGE          loop77
 
-next69:
+next78:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done67
+	JLE          done76
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -1777,7 +1905,7 @@ next69:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y15, (DI)(AX*4)
 
-done67:
+done76:
 	VZEROUPPER
 	RET
 
@@ -1790,20 +1918,20 @@ TEXT ·reluAVX2(SB), NOSPLIT, $0-48
 	VPXOR Y14, Y14, Y14
 	XORQ  AX, AX
 	SUBQ  $0x08, CX
-	JLT   next72
+	JLT   next81
 
-loop71:
+loop80:
 	VMOVUPS (SI)(AX*4), Y0
 	VMAXPS  Y0, Y14, Y0
 	VMOVUPS Y0, (DI)(AX*4)
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop71
+	JGE     loop80
 
-next72:
+next81:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done70
+	JLE        done79
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -1811,7 +1939,7 @@ next72:
 	VMAXPS     Y0, Y14, Y0
 	VMASKMOVPS Y0, Y15, (DI)(AX*4)
 
-done70:
+done79:
 	VZEROUPPER
 	RET
 
@@ -1825,9 +1953,9 @@ TEXT ·reluBackwardAVX2(SB), NOSPLIT, $0-72
 	VPXOR Y14, Y14, Y14
 	XORQ  AX, AX
 	SUBQ  $0x08, CX
-	JLT   next75
+	JLT   next84
 
-loop74:
+loop83:
 	VMOVUPS (SI)(AX*4), Y0
 	VMOVUPS (DX)(AX*4), Y1
 	VCMPPS  $0x0e, Y14, Y0, Y0
@@ -1835,12 +1963,12 @@ loop74:
 	VMOVUPS Y1, (DI)(AX*4)
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop74
+	JGE     loop83
 
-next75:
+next84:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done73
+	JLE        done82
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -1850,7 +1978,7 @@ next75:
 	VANDPS     Y0, Y1, Y1
 	VMASKMOVPS Y1, Y15, (DI)(AX*4)
 
-done73:
+done82:
 	VZEROUPPER
 	RET
 
@@ -1874,9 +2002,9 @@ TEXT ·layerNormAVX2(SB), NOSPLIT, $0-164
 	VMOVSS     s3f800000<>+0(SB), X14
 	VDIVSS     X0, X14, X14
 	TESTQ      R13, R13
-	JLE        rows77
+	JLE        rows86
 
-row76:
+row85:
 	VPXOR Y11, Y11, Y11
 	VPXOR Y10, Y10, Y10
 	VPXOR Y9, Y9, Y9
@@ -1884,9 +2012,9 @@ row76:
 	MOVQ  R12, CX
 	XORQ  AX, AX
 	SUBQ  $0x20, CX
-	JLT   next80
+	JLT   next89
 
-loop79:
+loop88:
 	VMOVUPS (SI)(AX*4), Y0
 	VADDPS  Y0, Y11, Y11
 	VMOVUPS 32(SI)(AX*4), Y1
@@ -1897,31 +2025,31 @@ loop79:
 	VADDPS  Y3, Y8, Y8
 	ADDQ    $0x20, AX
 	SUBQ    $0x20, CX
-	JGE     loop79
+	JGE     loop88
 
-next80:
+next89:
 	ADDQ $0x20, CX
 	SUBQ $0x08, CX
-	JLT  next82
+	JLT  next91
 
-loop81:
+loop90:
 	VMOVUPS (SI)(AX*4), Y0
 	VADDPS  Y0, Y11, Y11
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop81
+	JGE     loop90
 
-next82:
+next91:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done78
+	JLE        done87
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
 	VMASKMOVPS (SI)(AX*4), Y15, Y0
 	VADDPS     Y0, Y11, Y11
 
-done78:
+done87:
 	VADDPS       Y10, Y11, Y11
 	VADDPS       Y8, Y9, Y9
 	VADDPS       Y9, Y11, Y11
@@ -1941,9 +2069,9 @@ done78:
 	MOVQ         R12, CX
 	XORQ         AX, AX
 	SUBQ         $0x20, CX
-	JLT          next85
+	JLT          next94
 
-loop84:
+loop93:
 	VMOVUPS     (SI)(AX*4), Y0
 	VSUBPS      Y13, Y0, Y0
 	VFMADD231PS Y0, Y0, Y11
@@ -1958,25 +2086,25 @@ loop84:
 	VFMADD231PS Y3, Y3, Y8
 	ADDQ        $0x20, AX
 	SUBQ        $0x20, CX
-	JGE         loop84
+	JGE         loop93
 
-next85:
+next94:
 	ADDQ $0x20, CX
 	SUBQ $0x08, CX
-	JLT  next87
+	JLT  next96
 
-loop86:
+loop95:
 	VMOVUPS     (SI)(AX*4), Y0
 	VSUBPS      Y13, Y0, Y0
 	VFMADD231PS Y0, Y0, Y11
 	ADDQ        $0x08, AX
 	SUBQ        $0x08, CX
-	JGE         loop86
+	JGE         loop95
 
-next87:
+next96:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done83
+	JLE         done92
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -1985,7 +2113,7 @@ next87:
 	VANDPS      Y15, Y0, Y0
 	VFMADD231PS Y0, Y0, Y11
 
-done83:
+done92:
 	VADDPS       Y10, Y11, Y11
 	VADDPS       Y8, Y9, Y9
 	VADDPS       Y9, Y11, Y11
@@ -2005,9 +2133,9 @@ done83:
 	MOVQ         R12, CX
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next90
+	JLT          next99
 
-loop89:
+loop98:
 	VMOVUPS     (SI)(AX*4), Y0
 	VMOVUPS     (R8)(AX*4), Y1
 	VMOVUPS     (R9)(AX*4), Y2
@@ -2017,12 +2145,12 @@ loop89:
 	VMOVUPS     Y0, (DI)(AX*4)
 	ADDQ        $0x08, AX
 	SUBQ        $0x08, CX
-	JGE         loop89
+	JGE         loop98
 
-next90:
+next99:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done88
+	JLE         done97
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -2034,7 +2162,7 @@ next90:
 	VFMADD213PS Y2, Y1, Y0
 	VMASKMOVPS  Y0, Y15, (DI)(AX*4)
 
-done88:
+done97:
 	ADDQ $0x04, R10
 	ADDQ $0x04, R11
 	MOVQ ys+24(FP), R15
@@ -2042,9 +2170,9 @@ done88:
 	MOVQ xs+56(FP), R15
 	LEAQ (SI)(R15*4), SI
 	DECQ R13
-	JNZ  row76
+	JNZ  row85
 
-rows77:
+rows86:
 	VZEROUPPER
 	RET
 
@@ -2073,9 +2201,9 @@ TEXT ·layerNormBackwardAVX2(SB), NOSPLIT, $0-216
 	VMOVSS     s3f800000<>+0(SB), X14
 	VDIVSS     X0, X14, X14
 	TESTQ      R13, R13
-	JLE        rows92
+	JLE        rows101
 
-row91:
+row100:
 	VBROADCASTSS (R10), Y13
 	VBROADCASTSS (R11), Y12
 	VPXOR        Y11, Y11, Y11
@@ -2085,9 +2213,9 @@ row91:
 	MOVQ         R12, CX
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next95
+	JLT          next104
 
-loop94:
+loop103:
 	VMOVUPS     (DX)(AX*4), Y0
 	VMOVUPS     (SI)(AX*4), Y1
 	VMOVUPS     (R8)(AX*4), Y2
@@ -2097,19 +2225,19 @@ loop94:
 	VADDPS      Y2, Y11, Y11
 	VFMADD231PS Y1, Y2, Y9
 	TESTQ       BX, BX
-	JZ          nogamma96
+	JZ          nogamma105
 	VMOVUPS     (BX)(AX*4), Y3
 	VFMADD231PS Y0, Y1, Y3
 	VMOVUPS     Y3, (BX)(AX*4)
 
-nogamma96:
+nogamma105:
 	TESTQ   R9, R9
-	JZ      nobeta97
+	JZ      nobeta106
 	VMOVUPS (R9)(AX*4), Y3
 	VADDPS  Y0, Y3, Y3
 	VMOVUPS Y3, (R9)(AX*4)
 
-nobeta97:
+nobeta106:
 	VMOVUPS     32(DX)(AX*4), Y4
 	VMOVUPS     32(SI)(AX*4), Y5
 	VMOVUPS     32(R8)(AX*4), Y6
@@ -2119,29 +2247,29 @@ nobeta97:
 	VADDPS      Y6, Y10, Y10
 	VFMADD231PS Y5, Y6, Y8
 	TESTQ       BX, BX
-	JZ          nogamma98
+	JZ          nogamma107
 	VMOVUPS     32(BX)(AX*4), Y7
 	VFMADD231PS Y4, Y5, Y7
 	VMOVUPS     Y7, 32(BX)(AX*4)
 
-nogamma98:
+nogamma107:
 	TESTQ   R9, R9
-	JZ      nobeta99
+	JZ      nobeta108
 	VMOVUPS 32(R9)(AX*4), Y7
 	VADDPS  Y4, Y7, Y7
 	VMOVUPS Y7, 32(R9)(AX*4)
 
-nobeta99:
+nobeta108:
 	ADDQ $0x10, AX
 	SUBQ $0x10, CX
-	JGE  loop94
+	JGE  loop103
 
-next95:
+next104:
 	ADDQ $0x10, CX
 	SUBQ $0x08, CX
-	JLT  next101
+	JLT  next110
 
-loop100:
+loop109:
 	VMOVUPS     (DX)(AX*4), Y0
 	VMOVUPS     (SI)(AX*4), Y1
 	VMOVUPS     (R8)(AX*4), Y2
@@ -2151,27 +2279,27 @@ loop100:
 	VADDPS      Y2, Y11, Y11
 	VFMADD231PS Y1, Y2, Y9
 	TESTQ       BX, BX
-	JZ          nogamma102
+	JZ          nogamma111
 	VMOVUPS     (BX)(AX*4), Y3
 	VFMADD231PS Y0, Y1, Y3
 	VMOVUPS     Y3, (BX)(AX*4)
 
-nogamma102:
+nogamma111:
 	TESTQ   R9, R9
-	JZ      nobeta103
+	JZ      nobeta112
 	VMOVUPS (R9)(AX*4), Y3
 	VADDPS  Y0, Y3, Y3
 	VMOVUPS Y3, (R9)(AX*4)
 
-nobeta103:
+nobeta112:
 	ADDQ $0x08, AX
 	SUBQ $0x08, CX
-	JGE  loop100
+	JGE  loop109
 
-next101:
+next110:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done93
+	JLE         done102
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -2184,20 +2312,20 @@ next101:
 	VADDPS      Y2, Y11, Y11
 	VFMADD231PS Y1, Y2, Y9
 	TESTQ       BX, BX
-	JZ          nogamma104
+	JZ          nogamma113
 	VMASKMOVPS  (BX)(AX*4), Y15, Y3
 	VFMADD231PS Y0, Y1, Y3
 	VMASKMOVPS  Y3, Y15, (BX)(AX*4)
 
-nogamma104:
+nogamma113:
 	TESTQ      R9, R9
-	JZ         nobeta105
+	JZ         nobeta114
 	VMASKMOVPS (R9)(AX*4), Y15, Y3
 	VADDPS     Y0, Y3, Y3
 	VMASKMOVPS Y3, Y15, (R9)(AX*4)
 
-nobeta105:
-done93:
+nobeta114:
+done102:
 	VADDPS       Y10, Y11, Y11
 	VEXTRACTF128 $0x01, Y11, X0
 	VADDPS       X0, X11, X11
@@ -2219,9 +2347,9 @@ done93:
 	MOVQ         R12, CX
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next108
+	JLT          next117
 
-loop107:
+loop116:
 	VMOVUPS      (DX)(AX*4), Y0
 	VMOVUPS      (SI)(AX*4), Y1
 	VMOVUPS      (R8)(AX*4), Y2
@@ -2234,12 +2362,12 @@ loop107:
 	VMOVUPS      Y2, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop107
+	JGE          loop116
 
-next108:
+next117:
 	ADDQ         $0x08, CX
 	TESTQ        CX, CX
-	JLE          done106
+	JLE          done115
 	LEAQ         lanes<>+0(SB), R15
 	NEGQ         CX
 	VMOVUPS      32(R15)(CX*4), Y15
@@ -2254,7 +2382,7 @@ next108:
 	VMULPS       Y12, Y2, Y2
 	VMASKMOVPS   Y2, Y15, (DI)(AX*4)
 
-done106:
+done115:
 	ADDQ $0x04, R10
 	ADDQ $0x04, R11
 	MOVQ dxs+24(FP), R15
@@ -2264,9 +2392,9 @@ done106:
 	MOVQ xs+88(FP), R15
 	LEAQ (SI)(R15*4), SI
 	DECQ R13
-	JNZ  row91
+	JNZ  row100
 
-rows92:
+rows101:
 	VZEROUPPER
 	RET
 
@@ -2285,9 +2413,9 @@ TEXT ·dropoutAVX2(SB), NOSPLIT, $128-104
 	VBROADCASTSS group+72(FP), Y14
 	VPADDD       groups<>+0(SB), Y14, Y14
 	TESTQ        R8, R8
-	JLE          end110
+	JLE          end119
 
-chunk109:
+chunk118:
 	VBROADCASTSS keyLo+76(FP), Y0
 	VBROADCASTSS keyHi+80(FP), Y1
 	VMOVUPS      Y14, Y4
@@ -2499,29 +2627,29 @@ chunk109:
 	CMOVQLT      R8, CX
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next113
+	JLT          next122
 
-loop112:
+loop121:
 	VMOVUPS   (SI)(AX*4), Y0
 	VPMOVZXWD (BX)(AX*2), Y1
 	VPCMPGTD  Y1, Y13, Y1
 	VANDNPS   Y12, Y1, Y1
 	VMULPS    Y0, Y1, Y0
 	TESTQ     R9, R9
-	JZ        alone114
+	JZ        alone123
 	VMOVUPS   (DX)(AX*4), Y2
 	VADDPS    Y2, Y0, Y0
 
-alone114:
+alone123:
 	VMOVUPS Y0, (DI)(AX*4)
 	ADDQ    $0x08, AX
 	SUBQ    $0x08, CX
-	JGE     loop112
+	JGE     loop121
 
-next113:
+next122:
 	ADDQ       $0x08, CX
 	TESTQ      CX, CX
-	JLE        done111
+	JLE        done120
 	LEAQ       lanes<>+0(SB), R15
 	NEGQ       CX
 	VMOVUPS    32(R15)(CX*4), Y15
@@ -2531,21 +2659,21 @@ next113:
 	VANDNPS    Y12, Y1, Y1
 	VMULPS     Y0, Y1, Y0
 	TESTQ      R9, R9
-	JZ         alone115
+	JZ         alone124
 	VMASKMOVPS (DX)(AX*4), Y15, Y2
 	VADDPS     Y2, Y0, Y0
 
-alone115:
+alone124:
 	VMASKMOVPS Y0, Y15, (DI)(AX*4)
 
-done111:
+done120:
 	ADDQ $0x00000100, DI
 	ADDQ $0x00000100, SI
 	ADDQ $0x00000100, DX
 	SUBQ $0x00000040, R8
-	JGT  chunk109
+	JGT  chunk118
 
-end110:
+end119:
 	VZEROUPPER
 	RET
 
@@ -2604,9 +2732,9 @@ TEXT ·adamWAVX2(SB), NOSPLIT, $0-132
 	VBROADCASTSS decay+128(FP), Y6
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next118
+	JLT          next127
 
-loop117:
+loop126:
 	VMOVUPS     (BX)(AX*4), Y0
 	VMOVUPS     (SI)(AX*4), Y1
 	VMOVUPS     (DX)(AX*4), Y2
@@ -2628,12 +2756,12 @@ loop117:
 	VMOVUPS     Y3, (DI)(AX*4)
 	ADDQ        $0x08, AX
 	SUBQ        $0x08, CX
-	JGE         loop117
+	JGE         loop126
 
-next118:
+next127:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done116
+	JLE         done125
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -2657,7 +2785,7 @@ next118:
 	VSUBPS      Y1, Y3, Y3
 	VMASKMOVPS  Y3, Y15, (DI)(AX*4)
 
-done116:
+done125:
 	VZEROUPPER
 	RET
 
@@ -2674,30 +2802,30 @@ TEXT ·sgdAVX2(SB), NOSPLIT, $0-88
 	VBROADCASTSS momentum+76(FP), Y11
 	XORQ         AX, AX
 	SUBQ         $0x08, CX
-	JLT          next121
+	JLT          next130
 
-loop120:
+loop129:
 	VMOVUPS     (BX)(AX*4), Y0
 	VMOVUPS     (DI)(AX*4), Y1
 	VMULPS      Y14, Y0, Y0
 	VFMADD231PS Y12, Y1, Y0
 	TESTQ       SI, SI
-	JZ          bare122
+	JZ          bare131
 	VMOVUPS     (SI)(AX*4), Y2
 	VFMADD231PS Y11, Y2, Y0
 	VMOVUPS     Y0, (SI)(AX*4)
 
-bare122:
+bare131:
 	VFNMADD231PS Y13, Y0, Y1
 	VMOVUPS      Y1, (DI)(AX*4)
 	ADDQ         $0x08, AX
 	SUBQ         $0x08, CX
-	JGE          loop120
+	JGE          loop129
 
-next121:
+next130:
 	ADDQ        $0x08, CX
 	TESTQ       CX, CX
-	JLE         done119
+	JLE         done128
 	LEAQ        lanes<>+0(SB), R15
 	NEGQ        CX
 	VMOVUPS     32(R15)(CX*4), Y15
@@ -2706,16 +2834,16 @@ next121:
 	VMULPS      Y14, Y0, Y0
 	VFMADD231PS Y12, Y1, Y0
 	TESTQ       SI, SI
-	JZ          bare123
+	JZ          bare132
 	VMASKMOVPS  (SI)(AX*4), Y15, Y2
 	VFMADD231PS Y11, Y2, Y0
 	VMASKMOVPS  Y0, Y15, (SI)(AX*4)
 
-bare123:
+bare132:
 	VFNMADD231PS Y13, Y0, Y1
 	VMASKMOVPS   Y1, Y15, (DI)(AX*4)
 
-done119:
+done128:
 	VZEROUPPER
 	RET
 
@@ -2727,9 +2855,9 @@ TEXT ·toBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ x_base+24(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  done125
+	JLT  done134
 
-loop124:
+loop133:
 	VMOVUPS   (SI)(AX*4), Y0
 	VPSRLD    $0x10, Y0, Y1
 	VPAND     f00000001<>+0(SB), Y1, Y2
@@ -2744,9 +2872,9 @@ loop124:
 	VMOVDQU   X2, (DI)(AX*2)
 	ADDQ      $0x08, AX
 	SUBQ      $0x08, CX
-	JGE       loop124
+	JGE       loop133
 
-done125:
+done134:
 	VZEROUPPER
 	RET
 
@@ -2776,16 +2904,16 @@ TEXT ·fromBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ x_base+24(FP), SI
 	XORQ AX, AX
 	SUBQ $0x08, CX
-	JLT  done127
+	JLT  done136
 
-loop126:
+loop135:
 	VPMOVZXWD (SI)(AX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (DI)(AX*4)
 	ADDQ      $0x08, AX
 	SUBQ      $0x08, CX
-	JGE       loop126
+	JGE       loop135
 
-done127:
+done136:
 	VZEROUPPER
 	RET

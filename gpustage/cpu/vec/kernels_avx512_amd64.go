@@ -7,6 +7,16 @@ package vec
 //go:noescape
 func addAVX512(y []float32, a []float32, b []float32)
 
+// mulAVX512 is y = a*b, of y's length.
+//
+//go:noescape
+func mulAVX512(y []float32, a []float32, b []float32)
+
+// mulAddAVX512 is y += alpha*a*b, of y's length.
+//
+//go:noescape
+func mulAddAVX512(y []float32, a []float32, b []float32, alpha float32)
+
 // axpyAVX512 is y += alpha*x, of y's length.
 //
 //go:noescape
@@ -26,6 +36,11 @@ func axpbyAVX512(y []float32, x []float32, z []float32, alpha float32, beta floa
 //
 //go:noescape
 func softmaxBackwardAVX512(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+
+// rotateAVX512 is y = a*cos - b*sin, z = b*cos + a*sin, of y's length.
+//
+//go:noescape
+func rotateAVX512(y []float32, z []float32, a []float32, b []float32, cos []float32, sin []float32)
 
 // addRowsAVX512 adds eight rows of x, stride elements apart, to acc: acc += ((x0+x1)+(x2+x3)) + ((x4+x5)+(x6+x7)), of acc's length.
 //

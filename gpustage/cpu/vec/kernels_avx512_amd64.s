@@ -38,6 +38,83 @@ done1:
 	VZEROUPPER
 	RET
 
+// func mulAVX512(y []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·mulAVX512(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), DI
+	MOVQ y_len+8(FP), CX
+	MOVQ a_base+24(FP), SI
+	MOVQ b_base+48(FP), DX
+	XORQ AX, AX
+	SUBQ $0x10, CX
+	JLT  next6
+
+loop5:
+	VMOVUPS (SI)(AX*4), Z0
+	VMOVUPS (DX)(AX*4), Z1
+	VMULPS  Z1, Z0, Z0
+	VMOVUPS Z0, (DI)(AX*4)
+	ADDQ    $0x10, AX
+	SUBQ    $0x10, CX
+	JGE     loop5
+
+next6:
+	ADDQ      $0x10, CX
+	TESTQ     CX, CX
+	JLE       done4
+	MOVL      $-1, R15
+	BZHIL     CX, R15, R15
+	KMOVW     R15, K1
+	VMOVUPS.Z (SI)(AX*4), K1, Z0
+	VMOVUPS.Z (DX)(AX*4), K1, Z1
+	VMULPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (DI)(AX*4)
+
+done4:
+	VZEROUPPER
+	RET
+
+// func mulAddAVX512(y []float32, a []float32, b []float32, alpha float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·mulAddAVX512(SB), NOSPLIT, $0-76
+	MOVQ         y_base+0(FP), DI
+	MOVQ         y_len+8(FP), CX
+	MOVQ         a_base+24(FP), SI
+	MOVQ         b_base+48(FP), DX
+	VBROADCASTSS alpha+72(FP), Z31
+	XORQ         AX, AX
+	SUBQ         $0x10, CX
+	JLT          next9
+
+loop8:
+	VMOVUPS     (SI)(AX*4), Z0
+	VMOVUPS     (DX)(AX*4), Z1
+	VMOVUPS     (DI)(AX*4), Z2
+	VMULPS      Z31, Z0, Z0
+	VFMADD231PS Z1, Z0, Z2
+	VMOVUPS     Z2, (DI)(AX*4)
+	ADDQ        $0x10, AX
+	SUBQ        $0x10, CX
+	JGE         loop8
+
+next9:
+	ADDQ        $0x10, CX
+	TESTQ       CX, CX
+	JLE         done7
+	MOVL        $-1, R15
+	BZHIL       CX, R15, R15
+	KMOVW       R15, K1
+	VMOVUPS.Z   (SI)(AX*4), K1, Z0
+	VMOVUPS.Z   (DX)(AX*4), K1, Z1
+	VMOVUPS.Z   (DI)(AX*4), K1, Z2
+	VMULPS      Z31, Z0, Z0
+	VFMADD231PS Z1, Z0, Z2
+	VMOVUPS     Z2, K1, (DI)(AX*4)
+
+done7:
+	VZEROUPPER
+	RET
+
 // func axpyAVX512(y []float32, x []float32, alpha float32)
 // Requires: AVX, AVX512F, BMI2
 TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
@@ -47,21 +124,21 @@ TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 	VBROADCASTSS alpha+48(FP), Z31
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next6
+	JLT          next12
 
-loop5:
+loop11:
 	VMOVUPS     (SI)(AX*4), Z0
 	VMOVUPS     (DI)(AX*4), Z1
 	VFMADD231PS Z0, Z31, Z1
 	VMOVUPS     Z1, (DI)(AX*4)
 	ADDQ        $0x10, AX
 	SUBQ        $0x10, CX
-	JGE         loop5
+	JGE         loop11
 
-next6:
+next12:
 	ADDQ        $0x10, CX
 	TESTQ       CX, CX
-	JLE         done4
+	JLE         done10
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -70,7 +147,7 @@ next6:
 	VFMADD231PS Z0, Z31, Z1
 	VMOVUPS     Z1, K1, (DI)(AX*4)
 
-done4:
+done10:
 	VZEROUPPER
 	RET
 
@@ -83,20 +160,20 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	VBROADCASTSS alpha+48(FP), Z31
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next9
+	JLT          next15
 
-loop8:
+loop14:
 	VMOVUPS (SI)(AX*4), Z0
 	VMULPS  Z31, Z0, Z0
 	VMOVUPS Z0, (DI)(AX*4)
 	ADDQ    $0x10, AX
 	SUBQ    $0x10, CX
-	JGE     loop8
+	JGE     loop14
 
-next9:
+next15:
 	ADDQ      $0x10, CX
 	TESTQ     CX, CX
-	JLE       done7
+	JLE       done13
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -104,7 +181,7 @@ next9:
 	VMULPS    Z31, Z0, Z0
 	VMOVUPS   Z0, K1, (DI)(AX*4)
 
-done7:
+done13:
 	VZEROUPPER
 	RET
 
@@ -119,9 +196,9 @@ TEXT ·axpbyAVX512(SB), NOSPLIT, $0-80
 	VBROADCASTSS beta+76(FP), Z30
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next12
+	JLT          next18
 
-loop11:
+loop17:
 	VMOVUPS     (SI)(AX*4), Z0
 	VMOVUPS     (DX)(AX*4), Z1
 	VMULPS      Z31, Z0, Z0
@@ -129,12 +206,12 @@ loop11:
 	VMOVUPS     Z0, (DI)(AX*4)
 	ADDQ        $0x10, AX
 	SUBQ        $0x10, CX
-	JGE         loop11
+	JGE         loop17
 
-next12:
+next18:
 	ADDQ        $0x10, CX
 	TESTQ       CX, CX
-	JLE         done10
+	JLE         done16
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -144,7 +221,7 @@ next12:
 	VFMADD231PS Z1, Z30, Z0
 	VMOVUPS     Z0, K1, (DI)(AX*4)
 
-done10:
+done16:
 	VZEROUPPER
 	RET
 
@@ -159,9 +236,9 @@ TEXT ·softmaxBackwardAVX512(SB), NOSPLIT, $0-80
 	VBROADCASTSS scale+76(FP), Z30
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next15
+	JLT          next21
 
-loop14:
+loop20:
 	VMOVUPS (SI)(AX*4), Z0
 	VMOVUPS (DX)(AX*4), Z1
 	VMULPS  Z30, Z0, Z0
@@ -170,12 +247,12 @@ loop14:
 	VMOVUPS Z0, (DI)(AX*4)
 	ADDQ    $0x10, AX
 	SUBQ    $0x10, CX
-	JGE     loop14
+	JGE     loop20
 
-next15:
+next21:
 	ADDQ      $0x10, CX
 	TESTQ     CX, CX
-	JLE       done13
+	JLE       done19
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -186,7 +263,58 @@ next15:
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (DI)(AX*4)
 
-done13:
+done19:
+	VZEROUPPER
+	RET
+
+// func rotateAVX512(y []float32, z []float32, a []float32, b []float32, cos []float32, sin []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
+	MOVQ y_base+0(FP), DI
+	MOVQ y_len+8(FP), CX
+	MOVQ z_base+24(FP), BX
+	MOVQ a_base+48(FP), SI
+	MOVQ b_base+72(FP), DX
+	MOVQ cos_base+96(FP), R8
+	MOVQ sin_base+120(FP), R9
+	XORQ AX, AX
+	SUBQ $0x10, CX
+	JLT  next24
+
+loop23:
+	VMOVUPS     (SI)(AX*4), Z0
+	VMOVUPS     (DX)(AX*4), Z1
+	VMOVUPS     (R8)(AX*4), Z2
+	VMOVUPS     (R9)(AX*4), Z3
+	VMULPS      Z1, Z3, Z4
+	VFMSUB231PS Z0, Z2, Z4
+	VMULPS      Z0, Z3, Z5
+	VFMADD231PS Z1, Z2, Z5
+	VMOVUPS     Z4, (DI)(AX*4)
+	VMOVUPS     Z5, (BX)(AX*4)
+	ADDQ        $0x10, AX
+	SUBQ        $0x10, CX
+	JGE         loop23
+
+next24:
+	ADDQ        $0x10, CX
+	TESTQ       CX, CX
+	JLE         done22
+	MOVL        $-1, R15
+	BZHIL       CX, R15, R15
+	KMOVW       R15, K1
+	VMOVUPS.Z   (SI)(AX*4), K1, Z0
+	VMOVUPS.Z   (DX)(AX*4), K1, Z1
+	VMOVUPS.Z   (R8)(AX*4), K1, Z2
+	VMOVUPS.Z   (R9)(AX*4), K1, Z3
+	VMULPS      Z1, Z3, Z4
+	VFMSUB231PS Z0, Z2, Z4
+	VMULPS      Z0, Z3, Z5
+	VFMADD231PS Z1, Z2, Z5
+	VMOVUPS     Z4, K1, (DI)(AX*4)
+	VMOVUPS     Z5, K1, (BX)(AX*4)
+
+done22:
 	VZEROUPPER
 	RET
 
@@ -206,9 +334,9 @@ TEXT ·addRowsAVX512(SB), NOSPLIT, $0-56
 	LEAQ (R11)(R13*4), R12
 	XORQ AX, AX
 	SUBQ $0x10, CX
-	JLT  next18
+	JLT  next27
 
-loop17:
+loop26:
 	VMOVUPS (SI)(AX*4), Z0
 	VMOVUPS (DX)(AX*4), Z1
 	VMOVUPS (BX)(AX*4), Z2
@@ -229,12 +357,12 @@ loop17:
 	VMOVUPS Z8, (DI)(AX*4)
 	ADDQ    $0x10, AX
 	SUBQ    $0x10, CX
-	JGE     loop17
+	JGE     loop26
 
-next18:
+next27:
 	ADDQ      $0x10, CX
 	TESTQ     CX, CX
-	JLE       done16
+	JLE       done25
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -257,7 +385,7 @@ next18:
 	VADDPS    Z0, Z8, Z8
 	VMOVUPS   Z8, K1, (DI)(AX*4)
 
-done16:
+done25:
 	VZEROUPPER
 	RET
 
@@ -271,20 +399,20 @@ TEXT ·maskRowAVX512(SB), NOSPLIT, $0-56
 	VBROADCASTSS sff800000<>+0(SB), Z30
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next21
+	JLT          next30
 
-loop20:
+loop29:
 	VMOVUPS  (SI)(AX*4), Z0
 	VPCMPEQD Z31, Z0, K2
 	VMOVUPS  Z30, K2, (DI)(AX*4)
 	ADDQ     $0x10, AX
 	SUBQ     $0x10, CX
-	JGE      loop20
+	JGE      loop29
 
-next21:
+next30:
 	ADDQ      $0x10, CX
 	TESTQ     CX, CX
-	JLE       done19
+	JLE       done28
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -292,7 +420,7 @@ next21:
 	VPCMPEQD  Z31, Z0, K1, K2
 	VMOVUPS   Z30, K2, (DI)(AX*4)
 
-done19:
+done28:
 	VZEROUPPER
 	RET
 
@@ -311,9 +439,9 @@ TEXT ·dotAVX512(SB), NOSPLIT, $0-52
 	VPXORD Z28, Z28, Z28
 	XORQ   AX, AX
 	SUBQ   $0x40, CX
-	JLT    next24
+	JLT    next33
 
-loop23:
+loop32:
 	VMOVUPS     (SI)(AX*4), Z0
 	VMOVUPS     (DX)(AX*4), Z1
 	VFMADD231PS Z0, Z1, Z31
@@ -328,14 +456,14 @@ loop23:
 	VFMADD231PS Z6, Z7, Z28
 	ADDQ        $0x40, AX
 	SUBQ        $0x40, CX
-	JGE         loop23
+	JGE         loop32
 
-next24:
+next33:
 	ADDQ  $0x40, CX
 	TESTQ CX, CX
-	JLE   done22
+	JLE   done31
 
-rest25:
+rest34:
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -344,9 +472,9 @@ rest25:
 	VFMADD231PS Z0, Z1, Z31
 	ADDQ        $0x10, AX
 	SUBQ        $0x10, CX
-	JGT         rest25
+	JGT         rest34
 
-done22:
+done31:
 	VADDPS        Z30, Z31, Z31
 	VADDPS        Z28, Z29, Z29
 	VADDPS        Z29, Z31, Z31
@@ -374,9 +502,9 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $0-32
 	VPXORD Z28, Z28, Z28
 	XORQ   AX, AX
 	SUBQ   $0x20, CX
-	JLT    next28
+	JLT    next37
 
-loop27:
+loop36:
 	VMOVUPS       (SI)(AX*4), Z0
 	VEXTRACTF64X4 $0x01, Z0, Y1
 	VCVTPS2PD     Y1, Z1
@@ -391,14 +519,14 @@ loop27:
 	VFMADD231PD   Z3, Z3, Z28
 	ADDQ          $0x20, AX
 	SUBQ          $0x20, CX
-	JGE           loop27
+	JGE           loop36
 
-next28:
+next37:
 	ADDQ  $0x20, CX
 	TESTQ CX, CX
-	JLE   done26
+	JLE   done35
 
-rest29:
+rest38:
 	MOVL          $-1, R15
 	BZHIL         CX, R15, R15
 	KMOVW         R15, K1
@@ -410,9 +538,9 @@ rest29:
 	VFMADD231PD   Z1, Z1, Z30
 	ADDQ          $0x10, AX
 	SUBQ          $0x10, CX
-	JGT           rest29
+	JGT           rest38
 
-done26:
+done35:
 	VADDPD        Z30, Z31, Z31
 	VADDPD        Z28, Z29, Z29
 	VADDPD        Z29, Z31, Z31
@@ -439,9 +567,9 @@ TEXT ·largestAVX512(SB), NOSPLIT, $0-28
 	VMOVAPS      Z31, Z27
 	XORQ         AX, AX
 	SUBQ         $0x40, CX
-	JLT          next32
+	JLT          next41
 
-loop31:
+loop40:
 	VMOVUPS (SI)(AX*4), Z0
 	VMAXPS  Z30, Z0, Z30
 	VMOVUPS 64(SI)(AX*4), Z1
@@ -452,14 +580,14 @@ loop31:
 	VMAXPS  Z27, Z3, Z27
 	ADDQ    $0x40, AX
 	SUBQ    $0x40, CX
-	JGE     loop31
+	JGE     loop40
 
-next32:
+next41:
 	ADDQ  $0x40, CX
 	TESTQ CX, CX
-	JLE   done30
+	JLE   done39
 
-rest33:
+rest42:
 	MOVL    $-1, R15
 	BZHIL   CX, R15, R15
 	KMOVW   R15, K1
@@ -468,9 +596,9 @@ rest33:
 	VMAXPS  Z30, Z0, Z30
 	ADDQ    $0x10, AX
 	SUBQ    $0x10, CX
-	JGT     rest33
+	JGT     rest42
 
-done30:
+done39:
 	VMAXPS        Z29, Z30, Z30
 	VMAXPS        Z27, Z28, Z28
 	VMAXPS        Z28, Z30, Z30
@@ -507,9 +635,9 @@ TEXT ·expScaleAVX512(SB), NOSPLIT, $0-56
 	VBROADCASTSS s42b40000<>+0(SB), Z20
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next36
+	JLT          next45
 
-loop35:
+loop44:
 	VMOVUPS      (SI)(AX*4), Z0
 	VSUBPS       Z31, Z0, Z0
 	VCMPPS       $0x05, Z21, Z0, K2
@@ -530,12 +658,12 @@ loop35:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop35
+	JGE          loop44
 
-next36:
+next45:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done34
+	JLE          done43
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -558,7 +686,7 @@ next36:
 	VMULPS       Z30, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done34:
+done43:
 	VZEROUPPER
 	RET
 
@@ -619,9 +747,9 @@ TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
 	VPXORD       Z20, Z20, Z20
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next39
+	JLT          next48
 
-loop38:
+loop47:
 	VMOVUPS      (SI)(AX*4), Z0
 	VSUBPS       Z31, Z0, Z0
 	VCMPPS       $0x05, Z22, Z0, K2
@@ -642,12 +770,12 @@ loop38:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop38
+	JGE          loop47
 
-next39:
+next48:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done37
+	JLE          done46
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -671,7 +799,7 @@ next39:
 	VADDPS       Z0, Z20, Z20
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done37:
+done46:
 	VEXTRACTF64X4 $0x01, Z20, Y0
 	VADDPS        Y0, Y20, Y20
 	VEXTRACTF32X4 $0x01, Y20, X0
@@ -704,9 +832,9 @@ TEXT ·sumExpAVX512(SB), NOSPLIT, $0-36
 	VPXORD       Z20, Z20, Z20
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next42
+	JLT          next51
 
-loop41:
+loop50:
 	VMOVUPS      (SI)(AX*4), Z0
 	VSUBPS       Z31, Z0, Z0
 	VCMPPS       $0x05, Z22, Z0, K2
@@ -726,12 +854,12 @@ loop41:
 	VADDPS       Z0, Z20, Z20
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop41
+	JGE          loop50
 
-next42:
+next51:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done40
+	JLE          done49
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -754,7 +882,7 @@ next42:
 	VMOVAPS.Z    Z0, K1, Z0
 	VADDPS       Z0, Z20, Z20
 
-done40:
+done49:
 	VEXTRACTF64X4 $0x01, Z20, Y0
 	VADDPS        Y0, Y20, Y20
 	VEXTRACTF32X4 $0x01, Y20, X0
@@ -799,9 +927,9 @@ TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	VBROADCASTSS s3c27759f<>+0(SB), Z9
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next45
+	JLT          next54
 
-loop44:
+loop53:
 	VMOVUPS      (SI)(AX*4), Z0
 	VANDPS       Z23, Z0, Z1
 	VMOVUPS      Z22, Z2
@@ -841,12 +969,12 @@ loop44:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop44
+	JGE          loop53
 
-next45:
+next54:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done43
+	JLE          done52
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -888,7 +1016,7 @@ next45:
 	VMULPS       Z3, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done43:
+done52:
 	VZEROUPPER
 	RET
 
@@ -984,9 +1112,9 @@ TEXT ·geluBackwardAVX512(SB), NOSPLIT, $0-72
 	VBROADCASTSS s3c27759f<>+0(SB), Z9
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next48
+	JLT          next57
 
-loop47:
+loop56:
 	VMOVUPS      (SI)(AX*4), Z0
 	VANDPS       Z23, Z0, Z1
 	VMOVUPS      Z22, Z2
@@ -1029,12 +1157,12 @@ loop47:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop47
+	JGE          loop56
 
-next48:
+next57:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done46
+	JLE          done55
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -1079,7 +1207,7 @@ next48:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done46:
+done55:
 	VZEROUPPER
 	RET
 
@@ -1107,9 +1235,9 @@ TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	VBROADCASTSS sc1200000<>+0(SB), Z16
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next51
+	JLT          next60
 
-loop50:
+loop59:
 	VMOVUPS      (SI)(AX*4), Z0
 	VMULPS       Z0, Z0, Z1
 	VMULPS       Z20, Z1, Z1
@@ -1134,12 +1262,12 @@ loop50:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop50
+	JGE          loop59
 
-next51:
+next60:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done49
+	JLE          done58
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -1166,7 +1294,7 @@ next51:
 	VDIVPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done49:
+done58:
 	VZEROUPPER
 	RET
 
@@ -1213,9 +1341,9 @@ TEXT ·geluTanhBackwardAVX512(SB), NOSPLIT, $0-72
 	VBROADCASTSS sc1200000<>+0(SB), Z16
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next54
+	JLT          next63
 
-loop53:
+loop62:
 	VMOVUPS      (SI)(AX*4), Z0
 	VMOVUPS      Z17, Z1
 	VMINPS       Z0, Z1, Z0
@@ -1252,12 +1380,12 @@ loop53:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop53
+	JGE          loop62
 
-next54:
+next63:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done52
+	JLE          done61
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -1296,7 +1424,7 @@ next54:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done52:
+done61:
 	VZEROUPPER
 	RET
 
@@ -1321,9 +1449,9 @@ TEXT ·siluAVX512(SB), NOSPLIT, $0-48
 	VBROADCASTSS sc2ae0000<>+0(SB), Z19
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next57
+	JLT          next66
 
-loop56:
+loop65:
 	VMOVUPS      (SI)(AX*4), Z0
 	VXORPS       Z21, Z0, Z1
 	VCMPPS       $0x05, Z23, Z1, K2
@@ -1345,12 +1473,12 @@ loop56:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop56
+	JGE          loop65
 
-next57:
+next66:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done55
+	JLE          done64
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -1374,7 +1502,7 @@ next57:
 	VDIVPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done55:
+done64:
 	VZEROUPPER
 	RET
 
@@ -1409,9 +1537,9 @@ TEXT ·siluBackwardAVX512(SB), NOSPLIT, $0-72
 	VBROADCASTSS sc2ae0000<>+0(SB), Z19
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next60
+	JLT          next69
 
-loop59:
+loop68:
 	VMOVUPS      (SI)(AX*4), Z0
 	VMOVUPS      Z20, Z1
 	VMINPS       Z0, Z1, Z0
@@ -1441,12 +1569,12 @@ loop59:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop59
+	JGE          loop68
 
-next60:
+next69:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done58
+	JLE          done67
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -1478,7 +1606,7 @@ next60:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done58:
+done67:
 	VZEROUPPER
 	RET
 
@@ -1503,9 +1631,9 @@ TEXT ·tanhAVX512(SB), NOSPLIT, $0-48
 	VBROADCASTSS s41200000<>+0(SB), Z19
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next63
+	JLT          next72
 
-loop62:
+loop71:
 	VMOVUPS      (SI)(AX*4), Z0
 	VANDPS       Z22, Z0, Z1
 	VMOVUPS      Z19, Z4
@@ -1532,12 +1660,12 @@ loop62:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop62
+	JGE          loop71
 
-next63:
+next72:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done61
+	JLE          done70
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -1566,7 +1694,7 @@ next63:
 	VORPS        Z0, Z1, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done61:
+done70:
 	VZEROUPPER
 	RET
 
@@ -1613,9 +1741,9 @@ TEXT ·tanhBackwardAVX512(SB), NOSPLIT, $0-72
 	VBROADCASTSS s41200000<>+0(SB), Z19
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next66
+	JLT          next75
 
-loop65:
+loop74:
 	VMOVUPS      (SI)(AX*4), Z0
 	VANDPS       Z22, Z0, Z1
 	VMOVUPS      Z19, Z4
@@ -1647,12 +1775,12 @@ loop65:
 	VMOVUPS      Z0, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop65
+	JGE          loop74
 
-next66:
+next75:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done64
+	JLE          done73
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -1686,7 +1814,7 @@ next66:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (DI)(AX*4)
 
-done64:
+done73:
 	VZEROUPPER
 	RET
 
@@ -1699,20 +1827,20 @@ TEXT ·reluAVX512(SB), NOSPLIT, $0-48
 	VPXORD Z31, Z31, Z31
 	XORQ   AX, AX
 	SUBQ   $0x10, CX
-	JLT    next69
+	JLT    next78
 
-loop68:
+loop77:
 	VMOVUPS (SI)(AX*4), Z0
 	VMAXPS  Z0, Z31, Z0
 	VMOVUPS Z0, (DI)(AX*4)
 	ADDQ    $0x10, AX
 	SUBQ    $0x10, CX
-	JGE     loop68
+	JGE     loop77
 
-next69:
+next78:
 	ADDQ      $0x10, CX
 	TESTQ     CX, CX
-	JLE       done67
+	JLE       done76
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -1720,7 +1848,7 @@ next69:
 	VMAXPS    Z0, Z31, Z0
 	VMOVUPS   Z0, K1, (DI)(AX*4)
 
-done67:
+done76:
 	VZEROUPPER
 	RET
 
@@ -1734,9 +1862,9 @@ TEXT ·reluBackwardAVX512(SB), NOSPLIT, $0-72
 	VPXORD Z31, Z31, Z31
 	XORQ   AX, AX
 	SUBQ   $0x10, CX
-	JLT    next72
+	JLT    next81
 
-loop71:
+loop80:
 	VMOVUPS   (SI)(AX*4), Z0
 	VMOVUPS   (DX)(AX*4), Z1
 	VCMPPS    $0x0e, Z31, Z0, K2
@@ -1744,12 +1872,12 @@ loop71:
 	VMOVUPS   Z1, (DI)(AX*4)
 	ADDQ      $0x10, AX
 	SUBQ      $0x10, CX
-	JGE       loop71
+	JGE       loop80
 
-next72:
+next81:
 	ADDQ      $0x10, CX
 	TESTQ     CX, CX
-	JLE       done70
+	JLE       done79
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -1759,7 +1887,7 @@ next72:
 	VMOVAPS.Z Z1, K2, Z1
 	VMOVUPS   Z1, K1, (DI)(AX*4)
 
-done70:
+done79:
 	VZEROUPPER
 	RET
 
@@ -1783,9 +1911,9 @@ TEXT ·layerNormAVX512(SB), NOSPLIT, $0-164
 	VMOVSS     s3f800000<>+0(SB), X31
 	VDIVSS     X0, X31, X31
 	TESTQ      R13, R13
-	JLE        rows74
+	JLE        rows83
 
-row73:
+row82:
 	VPXORD Z28, Z28, Z28
 	VPXORD Z27, Z27, Z27
 	VPXORD Z26, Z26, Z26
@@ -1793,9 +1921,9 @@ row73:
 	MOVQ   R12, CX
 	XORQ   AX, AX
 	SUBQ   $0x40, CX
-	JLT    next77
+	JLT    next86
 
-loop76:
+loop85:
 	VMOVUPS (SI)(AX*4), Z0
 	VADDPS  Z0, Z28, Z28
 	VMOVUPS 64(SI)(AX*4), Z1
@@ -1806,14 +1934,14 @@ loop76:
 	VADDPS  Z3, Z25, Z25
 	ADDQ    $0x40, AX
 	SUBQ    $0x40, CX
-	JGE     loop76
+	JGE     loop85
 
-next77:
+next86:
 	ADDQ  $0x40, CX
 	TESTQ CX, CX
-	JLE   done75
+	JLE   done84
 
-rest78:
+rest87:
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -1821,9 +1949,9 @@ rest78:
 	VADDPS    Z0, Z28, Z28
 	ADDQ      $0x10, AX
 	SUBQ      $0x10, CX
-	JGT       rest78
+	JGT       rest87
 
-done75:
+done84:
 	VADDPS        Z27, Z28, Z28
 	VADDPS        Z25, Z26, Z26
 	VADDPS        Z26, Z28, Z28
@@ -1845,9 +1973,9 @@ done75:
 	MOVQ          R12, CX
 	XORQ          AX, AX
 	SUBQ          $0x40, CX
-	JLT           next81
+	JLT           next90
 
-loop80:
+loop89:
 	VMOVUPS     (SI)(AX*4), Z0
 	VSUBPS      Z30, Z0, Z0
 	VFMADD231PS Z0, Z0, Z28
@@ -1862,14 +1990,14 @@ loop80:
 	VFMADD231PS Z3, Z3, Z25
 	ADDQ        $0x40, AX
 	SUBQ        $0x40, CX
-	JGE         loop80
+	JGE         loop89
 
-next81:
+next90:
 	ADDQ  $0x40, CX
 	TESTQ CX, CX
-	JLE   done79
+	JLE   done88
 
-rest82:
+rest91:
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -1879,9 +2007,9 @@ rest82:
 	VFMADD231PS Z0, Z0, Z28
 	ADDQ        $0x10, AX
 	SUBQ        $0x10, CX
-	JGT         rest82
+	JGT         rest91
 
-done79:
+done88:
 	VADDPS        Z27, Z28, Z28
 	VADDPS        Z25, Z26, Z26
 	VADDPS        Z26, Z28, Z28
@@ -1903,9 +2031,9 @@ done79:
 	MOVQ          R12, CX
 	XORQ          AX, AX
 	SUBQ          $0x10, CX
-	JLT           next85
+	JLT           next94
 
-loop84:
+loop93:
 	VMOVUPS     (SI)(AX*4), Z0
 	VMOVUPS     (R8)(AX*4), Z1
 	VMOVUPS     (R9)(AX*4), Z2
@@ -1915,12 +2043,12 @@ loop84:
 	VMOVUPS     Z0, (DI)(AX*4)
 	ADDQ        $0x10, AX
 	SUBQ        $0x10, CX
-	JGE         loop84
+	JGE         loop93
 
-next85:
+next94:
 	ADDQ        $0x10, CX
 	TESTQ       CX, CX
-	JLE         done83
+	JLE         done92
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -1932,7 +2060,7 @@ next85:
 	VFMADD213PS Z2, Z1, Z0
 	VMOVUPS     Z0, K1, (DI)(AX*4)
 
-done83:
+done92:
 	ADDQ $0x04, R10
 	ADDQ $0x04, R11
 	MOVQ ys+24(FP), R15
@@ -1940,9 +2068,9 @@ done83:
 	MOVQ xs+56(FP), R15
 	LEAQ (SI)(R15*4), SI
 	DECQ R13
-	JNZ  row73
+	JNZ  row82
 
-rows74:
+rows83:
 	VZEROUPPER
 	RET
 
@@ -1968,9 +2096,9 @@ TEXT ·layerNormBackwardAVX512(SB), NOSPLIT, $0-216
 	VMOVSS     s3f800000<>+0(SB), X31
 	VDIVSS     X0, X31, X31
 	TESTQ      R13, R13
-	JLE        rows87
+	JLE        rows96
 
-row86:
+row95:
 	VBROADCASTSS (R10), Z30
 	VBROADCASTSS (R11), Z29
 	VPXORD       Z28, Z28, Z28
@@ -1980,9 +2108,9 @@ row86:
 	MOVQ         R12, CX
 	XORQ         AX, AX
 	SUBQ         $0x20, CX
-	JLT          next90
+	JLT          next99
 
-loop89:
+loop98:
 	VMOVUPS     (DX)(AX*4), Z0
 	VMOVUPS     (SI)(AX*4), Z1
 	VMOVUPS     (R8)(AX*4), Z2
@@ -1992,19 +2120,19 @@ loop89:
 	VADDPS      Z2, Z28, Z28
 	VFMADD231PS Z1, Z2, Z26
 	TESTQ       BX, BX
-	JZ          nogamma91
+	JZ          nogamma100
 	VMOVUPS     (BX)(AX*4), Z3
 	VFMADD231PS Z0, Z1, Z3
 	VMOVUPS     Z3, (BX)(AX*4)
 
-nogamma91:
+nogamma100:
 	TESTQ   R9, R9
-	JZ      nobeta92
+	JZ      nobeta101
 	VMOVUPS (R9)(AX*4), Z3
 	VADDPS  Z0, Z3, Z3
 	VMOVUPS Z3, (R9)(AX*4)
 
-nobeta92:
+nobeta101:
 	VMOVUPS     64(DX)(AX*4), Z4
 	VMOVUPS     64(SI)(AX*4), Z5
 	VMOVUPS     64(R8)(AX*4), Z6
@@ -2014,29 +2142,29 @@ nobeta92:
 	VADDPS      Z6, Z27, Z27
 	VFMADD231PS Z5, Z6, Z25
 	TESTQ       BX, BX
-	JZ          nogamma93
+	JZ          nogamma102
 	VMOVUPS     64(BX)(AX*4), Z7
 	VFMADD231PS Z4, Z5, Z7
 	VMOVUPS     Z7, 64(BX)(AX*4)
 
-nogamma93:
+nogamma102:
 	TESTQ   R9, R9
-	JZ      nobeta94
+	JZ      nobeta103
 	VMOVUPS 64(R9)(AX*4), Z7
 	VADDPS  Z4, Z7, Z7
 	VMOVUPS Z7, 64(R9)(AX*4)
 
-nobeta94:
+nobeta103:
 	ADDQ $0x20, AX
 	SUBQ $0x20, CX
-	JGE  loop89
+	JGE  loop98
 
-next90:
+next99:
 	ADDQ  $0x20, CX
 	TESTQ CX, CX
-	JLE   done88
+	JLE   done97
 
-rest95:
+rest104:
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -2049,24 +2177,24 @@ rest95:
 	VADDPS      Z2, Z28, Z28
 	VFMADD231PS Z1, Z2, Z26
 	TESTQ       BX, BX
-	JZ          nogamma96
+	JZ          nogamma105
 	VMOVUPS.Z   (BX)(AX*4), K1, Z3
 	VFMADD231PS Z0, Z1, Z3
 	VMOVUPS     Z3, K1, (BX)(AX*4)
 
-nogamma96:
+nogamma105:
 	TESTQ     R9, R9
-	JZ        nobeta97
+	JZ        nobeta106
 	VMOVUPS.Z (R9)(AX*4), K1, Z3
 	VADDPS    Z0, Z3, Z3
 	VMOVUPS   Z3, K1, (R9)(AX*4)
 
-nobeta97:
+nobeta106:
 	ADDQ $0x10, AX
 	SUBQ $0x10, CX
-	JGT  rest95
+	JGT  rest104
 
-done88:
+done97:
 	VADDPS        Z27, Z28, Z28
 	VEXTRACTF64X4 $0x01, Z28, Y0
 	VADDPS        Y0, Y28, Y28
@@ -2092,9 +2220,9 @@ done88:
 	MOVQ          R12, CX
 	XORQ          AX, AX
 	SUBQ          $0x10, CX
-	JLT           next100
+	JLT           next109
 
-loop99:
+loop108:
 	VMOVUPS      (DX)(AX*4), Z0
 	VMOVUPS      (SI)(AX*4), Z1
 	VMOVUPS      (R8)(AX*4), Z2
@@ -2107,12 +2235,12 @@ loop99:
 	VMOVUPS      Z2, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop99
+	JGE          loop108
 
-next100:
+next109:
 	ADDQ         $0x10, CX
 	TESTQ        CX, CX
-	JLE          done98
+	JLE          done107
 	MOVL         $-1, R15
 	BZHIL        CX, R15, R15
 	KMOVW        R15, K1
@@ -2127,7 +2255,7 @@ next100:
 	VMULPS       Z29, Z2, Z2
 	VMOVUPS      Z2, K1, (DI)(AX*4)
 
-done98:
+done107:
 	ADDQ $0x04, R10
 	ADDQ $0x04, R11
 	MOVQ dxs+24(FP), R15
@@ -2137,9 +2265,9 @@ done98:
 	MOVQ xs+88(FP), R15
 	LEAQ (SI)(R15*4), SI
 	DECQ R13
-	JNZ  row86
+	JNZ  row95
 
-rows87:
+rows96:
 	VZEROUPPER
 	RET
 
@@ -2165,9 +2293,9 @@ TEXT ·dropoutAVX512(SB), NOSPLIT, $256-104
 	MOVL         $0x00005555, R15
 	KMOVW        R15, K3
 	TESTQ        R8, R8
-	JLE          end102
+	JLE          end111
 
-chunk101:
+chunk110:
 	VBROADCASTSS keyLo+76(FP), Z0
 	VBROADCASTSS keyHi+80(FP), Z1
 	VMOVUPS      Z31, Z4
@@ -2339,29 +2467,29 @@ chunk101:
 	CMOVQLT      R8, CX
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next105
+	JLT          next114
 
-loop104:
+loop113:
 	VMOVUPS   (SI)(AX*4), Z0
 	VPMOVZXWD (BX)(AX*2), Z1
 	VPCMPD    $0x05, Z30, Z1, K2
 	VMOVUPS.Z Z29, K2, Z1
 	VMULPS    Z0, Z1, Z0
 	TESTQ     R9, R9
-	JZ        alone106
+	JZ        alone115
 	VMOVUPS   (DX)(AX*4), Z2
 	VADDPS    Z2, Z0, Z0
 
-alone106:
+alone115:
 	VMOVUPS Z0, (DI)(AX*4)
 	ADDQ    $0x10, AX
 	SUBQ    $0x10, CX
-	JGE     loop104
+	JGE     loop113
 
-next105:
+next114:
 	ADDQ      $0x10, CX
 	TESTQ     CX, CX
-	JLE       done103
+	JLE       done112
 	MOVL      $-1, R15
 	BZHIL     CX, R15, R15
 	KMOVW     R15, K1
@@ -2371,21 +2499,21 @@ next105:
 	VMOVUPS.Z Z29, K2, Z1
 	VMULPS    Z0, Z1, Z0
 	TESTQ     R9, R9
-	JZ        alone107
+	JZ        alone116
 	VMOVUPS.Z (DX)(AX*4), K1, Z2
 	VADDPS    Z2, Z0, Z0
 
-alone107:
+alone116:
 	VMOVUPS Z0, K1, (DI)(AX*4)
 
-done103:
+done112:
 	ADDQ $0x00000200, DI
 	ADDQ $0x00000200, SI
 	ADDQ $0x00000200, DX
 	SUBQ $0x00000080, R8
-	JGT  chunk101
+	JGT  chunk110
 
-end102:
+end111:
 	VZEROUPPER
 	RET
 
@@ -2433,9 +2561,9 @@ TEXT ·adamWAVX512(SB), NOSPLIT, $0-132
 	VBROADCASTSS decay+128(FP), Z23
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next110
+	JLT          next119
 
-loop109:
+loop118:
 	VMOVUPS     (BX)(AX*4), Z0
 	VMOVUPS     (SI)(AX*4), Z1
 	VMOVUPS     (DX)(AX*4), Z2
@@ -2457,12 +2585,12 @@ loop109:
 	VMOVUPS     Z3, (DI)(AX*4)
 	ADDQ        $0x10, AX
 	SUBQ        $0x10, CX
-	JGE         loop109
+	JGE         loop118
 
-next110:
+next119:
 	ADDQ        $0x10, CX
 	TESTQ       CX, CX
-	JLE         done108
+	JLE         done117
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -2486,7 +2614,7 @@ next110:
 	VSUBPS      Z1, Z3, Z3
 	VMOVUPS     Z3, K1, (DI)(AX*4)
 
-done108:
+done117:
 	VZEROUPPER
 	RET
 
@@ -2503,30 +2631,30 @@ TEXT ·sgdAVX512(SB), NOSPLIT, $0-88
 	VBROADCASTSS momentum+76(FP), Z28
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          next113
+	JLT          next122
 
-loop112:
+loop121:
 	VMOVUPS     (BX)(AX*4), Z0
 	VMOVUPS     (DI)(AX*4), Z1
 	VMULPS      Z31, Z0, Z0
 	VFMADD231PS Z29, Z1, Z0
 	TESTQ       SI, SI
-	JZ          bare114
+	JZ          bare123
 	VMOVUPS     (SI)(AX*4), Z2
 	VFMADD231PS Z28, Z2, Z0
 	VMOVUPS     Z0, (SI)(AX*4)
 
-bare114:
+bare123:
 	VFNMADD231PS Z30, Z0, Z1
 	VMOVUPS      Z1, (DI)(AX*4)
 	ADDQ         $0x10, AX
 	SUBQ         $0x10, CX
-	JGE          loop112
+	JGE          loop121
 
-next113:
+next122:
 	ADDQ        $0x10, CX
 	TESTQ       CX, CX
-	JLE         done111
+	JLE         done120
 	MOVL        $-1, R15
 	BZHIL       CX, R15, R15
 	KMOVW       R15, K1
@@ -2535,16 +2663,16 @@ next113:
 	VMULPS      Z31, Z0, Z0
 	VFMADD231PS Z29, Z1, Z0
 	TESTQ       SI, SI
-	JZ          bare115
+	JZ          bare124
 	VMOVUPS.Z   (SI)(AX*4), K1, Z2
 	VFMADD231PS Z28, Z2, Z0
 	VMOVUPS     Z0, K1, (SI)(AX*4)
 
-bare115:
+bare124:
 	VFNMADD231PS Z30, Z0, Z1
 	VMOVUPS      Z1, K1, (DI)(AX*4)
 
-done111:
+done120:
 	VZEROUPPER
 	RET
 
@@ -2559,9 +2687,9 @@ TEXT ·toBF16AVX512(SB), NOSPLIT, $0-48
 	VBROADCASTSS s00000040<>+0(SB), Z29
 	XORQ         AX, AX
 	SUBQ         $0x10, CX
-	JLT          done117
+	JLT          done126
 
-loop116:
+loop125:
 	VMOVUPS   (SI)(AX*4), Z0
 	VPSRLD    $0x10, Z0, Z1
 	VPANDD    Z31, Z1, Z2
@@ -2575,9 +2703,9 @@ loop116:
 	VMOVDQU   Y2, (DI)(AX*2)
 	ADDQ      $0x10, AX
 	SUBQ      $0x10, CX
-	JGE       loop116
+	JGE       loop125
 
-done117:
+done126:
 	VZEROUPPER
 	RET
 
@@ -2598,16 +2726,16 @@ TEXT ·fromBF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ x_base+24(FP), SI
 	XORQ AX, AX
 	SUBQ $0x10, CX
-	JLT  done119
+	JLT  done128
 
-loop118:
+loop127:
 	VPMOVZXWD (SI)(AX*2), Z0
 	VPSLLD    $0x10, Z0, Z0
 	VMOVUPS   Z0, (DI)(AX*4)
 	ADDQ      $0x10, AX
 	SUBQ      $0x10, CX
-	JGE       loop118
+	JGE       loop127
 
-done119:
+done128:
 	VZEROUPPER
 	RET

@@ -20,7 +20,8 @@ func native() []*Kernels {
 
 var avx512 = Kernels{
 	name: "avx512",
-	add:  addAVX512, axpy: axpyAVX512, scale: scaleAVX512, axpby: axpbyAVX512,
+	add:  addAVX512, mul: mulAVX512, mulAdd: mulAddAVX512, rotate: rotateAVX512,
+	axpy: axpyAVX512, scale: scaleAVX512, axpby: axpbyAVX512,
 	softmaxBackward: softmaxBackwardAVX512, addRows: addRowsAVX512, maskRow: maskRowAVX512,
 	dot: dotAVX512, sumSquares: sumSquaresAVX512, largest: largestAVX512,
 	expScale: expScaleAVX512, expSum: expSumAVX512, sumExp: sumExpAVX512,
@@ -40,7 +41,8 @@ var avx512 = Kernels{
 
 var avx2 = Kernels{
 	name: "avx2",
-	add:  addAVX2, axpy: axpyAVX2, scale: scaleAVX2, axpby: axpbyAVX2,
+	add:  addAVX2, mul: mulAVX2, mulAdd: mulAddAVX2, rotate: rotateAVX2,
+	axpy: axpyAVX2, scale: scaleAVX2, axpby: axpbyAVX2,
 	softmaxBackward: softmaxBackwardAVX2, addRows: addRowsAVX2, maskRow: maskRowAVX2,
 	dot: dotAVX2, sumSquares: sumSquaresAVX2, largest: largestAVX2,
 	expScale: expScaleAVX2, expSum: expSumAVX2, sumExp: sumExpAVX2,

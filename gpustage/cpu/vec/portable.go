@@ -9,7 +9,8 @@ import (
 // portable runs on any processor.
 var portable = Kernels{
 	name: "portable",
-	add:  addPortable, axpy: axpyPortable, scale: scalePortable, axpby: axpbyPortable,
+	add:  addPortable, mul: mulPortable, mulAdd: mulAddPortable, rotate: rotatePortable,
+	axpy: axpyPortable, scale: scalePortable, axpby: axpbyPortable,
 	softmaxBackward: softmaxBackwardPortable, addRows: addRowsPortable, maskRow: maskRowPortable,
 	dot: dotPortable, sumSquares: sumSquaresPortable, largest: largestPortable,
 	expScale: expScalePortable, expSum: expSumPortable, sumExp: sumExpPortable,

@@ -55,6 +55,9 @@ type Kernels struct {
 	name string
 	// What the methods call after they have checked that all slices have the same length.
 	add             func(y, a, b []float32)
+	mul             func(y, a, b []float32)
+	mulAdd          func(y, a, b []float32, alpha float32)
+	rotate          func(y, z, a, b, cos, sin []float32)
 	axpy            func(y, x []float32, alpha float32)
 	scale           func(y, x []float32, alpha float32)
 	axpby           func(y, x, z []float32, alpha, beta float32)

@@ -174,6 +174,7 @@ func TestElementwise(t *testing.T) {
 				want func(i int) float64
 			}{
 				{"add", func(y, x, z []float32) { k.Add(y, x, z) }, func(i int) float64 { return X[i] + Z[i] }},
+				{"mul", func(y, x, z []float32) { k.Mul(y, x, z) }, func(i int) float64 { return X[i] * Z[i] }},
 				{"scale", func(y, x, z []float32) { k.Scale(y, x, alpha) }, func(i int) float64 { return alpha * X[i] }},
 				{"axpby", func(y, x, z []float32) { k.Axpby(y, x, z, alpha, beta) }, func(i int) float64 { return alpha*X[i] + beta*Z[i] }},
 				{"softmax backward", func(y, x, z []float32) { k.SoftmaxBackward(y, x, z, beta, alpha) },
@@ -190,6 +191,35 @@ func TestElementwise(t *testing.T) {
 			}
 			k.Axpy(p, x, alpha)
 			near(t, "axpy", p, func(i int) float64 { return P[i] + alpha*X[i] }, 2)
+			P = widen(p)
+			k.MulAdd(p, x, z, alpha)
+			near(t, "mulAdd", p, func(i int) float64 { return P[i] + alpha*X[i]*Z[i] }, 4)
+			b.check()
+		}
+	})
+}
+
+func TestRotate(t *testing.T) {
+	forEach(t, func(t *testing.T, k *Kernels) {
+		b := newBed(t)
+		for _, n := range lengths {
+			x, w, cos, sin := b.row(n, nil), b.row(n, nil), b.row(n, nil), b.row(n, nil)
+			X, W, C, S := widen(x), widen(w), widen(cos), widen(sin)
+			first := func(i int) float64 { return X[i]*C[i] - W[i]*S[i] }
+			second := func(i int) float64 { return W[i]*C[i] + X[i]*S[i] }
+			size := 0.0
+			for i := range X {
+				size = max(size, math.Abs(X[i]*C[i])+math.Abs(W[i]*S[i]), math.Abs(W[i]*C[i])+math.Abs(X[i]*S[i]))
+			}
+			y, z := b.row(n, nil), b.row(n, nil)
+			k.Rotate(y, z, x, w, cos, sin)
+			near(t, "rotate", y, first, 1+size)
+			near(t, "rotate", z, second, 1+size)
+			p, q := b.copy(x), b.copy(w)
+			k.Rotate(p, q, p, q, cos, sin)
+			if bitsEqual(p, y) >= 0 || bitsEqual(q, z) >= 0 {
+				t.Fatalf("%d elements: rotated in place they differ", n)
+			}
 			b.check()
 		}
 	})
@@ -279,6 +309,7 @@ func TestShortSlices(t *testing.T) {
 		for name, f := range map[string]func(){
 			"add":        func() { k.Add(long, long, short) },
 			"dot":        func() { k.Dot(long, short) },
+			"rotate":     func() { k.Rotate(long, long, long, long, long, short) },
 			"exp":        func() { k.Exp(long, short) },
 			"add rows":   func() { k.AddRows(long[:20], Rows{X: short, Stride: 20}, 2) },
 			"layer norm": func() { k.LayerNorm(Rows{long, 20}, long[:2], long[:2], Rows{short, 20}, long[:20], long, 1) },
@@ -321,6 +352,9 @@ func TestSplit(t *testing.T) {
 func pointwiseFunctions(k *Kernels) map[string]func(y, x, z []float32) {
 	fs := map[string]func(y, x, z []float32){
 		"add":             func(y, x, z []float32) { k.Add(y, x, z) },
+		"mul":             func(y, x, z []float32) { k.Mul(y, x, z) },
+		"mulAdd":          func(y, x, z []float32) { copy(y, z); k.MulAdd(y, x, z, 1.1) },
+		"rotate":          func(y, x, z []float32) { k.Rotate(y, make([]float32, len(y)), x, z, z, x) },
 		"axpby":           func(y, x, z []float32) { k.Axpby(y, x, z, 1.1, 2.3) },
 		"axpy":            func(y, x, z []float32) { copy(y, z); k.Axpy(y, x, 1.1) },
 		"scale":           func(y, x, z []float32) { k.Scale(y, x, 1.1) },

@@ -20,11 +20,40 @@ func (m *machine) elementwise() {
 	})
 	m.end()
 
+	m.function("mul", "(y, a, b []float32)", "is y = a*b, of y's length.")
+	slice("y", RDI)
+	length("y")
+	slice("a", RSI)
+	slice("b", RDX)
+	m.each(1, 2, func(b block) {
+		b.load(RSI, b.t(0))
+		b.load(RDX, b.t(1))
+		VMULPS(b.t(1), b.t(0), b.t(0))
+		b.store(b.t(0), RDI)
+	})
+	m.end()
+
+	m.function("mulAdd", "(y, a, b []float32, alpha float32)", "is y += alpha*a*b, of y's length.")
+	slice("y", RDI)
+	length("y")
+	slice("a", RSI)
+	slice("b", RDX)
+	alpha := m.broadcast("alpha")
+	m.each(1, 3, func(b block) {
+		b.load(RSI, b.t(0))
+		b.load(RDX, b.t(1))
+		b.load(RDI, b.t(2))
+		VMULPS(alpha, b.t(0), b.t(0))
+		VFMADD231PS(b.t(1), b.t(0), b.t(2))
+		b.store(b.t(2), RDI)
+	})
+	m.end()
+
 	m.function("axpy", "(y, x []float32, alpha float32)", "is y += alpha*x, of y's length.")
 	slice("y", RDI)
 	length("y")
 	slice("x", RSI)
-	alpha := m.broadcast("alpha")
+	alpha = m.broadcast("alpha")
 	m.each(1, 2, func(b block) {
 		b.load(RSI, b.t(0))
 		b.load(RDI, b.t(1))
@@ -76,8 +105,34 @@ func (m *machine) elementwise() {
 	})
 	m.end()
 
+	m.rotate()
 	m.addRows()
 	m.maskRow()
+}
+
+// rotate reads all of a vector's inputs before it writes, so that both outputs may be the inputs.
+func (m *machine) rotate() {
+	m.function("rotate", "(y, z, a, b, cos, sin []float32)", "is y = a*cos - b*sin, z = b*cos + a*sin, of y's length.")
+	slice("y", RDI)
+	length("y")
+	slice("z", RBX)
+	slice("a", RSI)
+	slice("b", RDX)
+	slice("cos", R8)
+	slice("sin", R9)
+	m.each(1, 6, func(b block) {
+		for i, p := range [...]GPPhysical{RSI, RDX, R8, R9} {
+			b.load(p, b.t(i))
+		}
+		x, w, cos, sin, y, z := b.t(0), b.t(1), b.t(2), b.t(3), b.t(4), b.t(5)
+		VMULPS(w, sin, y)
+		VFMSUB231PS(x, cos, y)
+		VMULPS(x, sin, z)
+		VFMADD231PS(w, cos, z)
+		b.store(y, RDI)
+		b.store(z, RBX)
+	})
+	m.end()
 }
 
 // addRows adds eight rows in one pass: the accumulators are loaded and stored once for all of them, and eight streams are

@@ -1,0 +1,149 @@
+package recipe
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"contraflow/collective"
+	"contraflow/collective/local"
+	"contraflow/gpustage"
+	"contraflow/stages"
+)
+
+// OnRanks runs f as every rank of the recipe's mesh that belongs to this process, with what the recipe names opened for each,
+// and returns when all have returned. world is this process's rank in a job that was launched with several; nil makes as many local
+// ranks as the mesh asks for, which for a mesh of one is none. The first error ends the job on every rank.
+func OnRanks(ctx context.Context, r Recipe, world collective.World, obs Observer, f func(*Run) error) error {
+	if world != nil {
+		err := asRank(ctx, r, world, false, obs, f)
+		if err != nil {
+			world.Abort(err)
+			return err
+		}
+		return world.Close()
+	}
+	m := r.Mesh.of(0)
+	if m.Size() == 1 {
+		x, err := Open(ctx, r, obs)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(x), x.Close())
+	}
+	var opts []local.Option
+	if r.Mesh.Link != nil {
+		opts = append(opts, local.Pace(*r.Mesh.Link))
+	}
+	return local.Run(m.Size(), func(w collective.World) error {
+		return asRank(ctx, r, w, true, obs, f)
+	}, opts...)
+}
+
+// asRank opens and runs one rank. What a person should see comes from rank 0 alone.
+func asRank(ctx context.Context, r Recipe, w collective.World, local bool, obs Observer, f func(*Run) error) error {
+	if w.Rank() > 0 {
+		obs = Observer{}
+	}
+	m := r.Mesh.of(w.Size())
+	if m.Size() != w.Size() {
+		return fmt.Errorf("mesh: %v is %d ranks, the job has %d", m, m.Size(), w.Size())
+	}
+	c, err := collective.Connect(ctx, w, m)
+	if err != nil {
+		return err
+	}
+	ranks, err := stages.Join(ctx, c, r.exchanging())
+	if err != nil {
+		return err
+	}
+	x := &Run{Recipe: r, obs: obs, ranks: ranks}
+	if local {
+		x.share = gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}
+	}
+	if err := x.open(ctx); err != nil {
+		return err
+	}
+	err = x.agree(ctx)
+	if err == nil {
+		err = f(x)
+	}
+	return errors.Join(err, x.Close())
+}
+
+// of is the mesh for a job of so many ranks; 0 where nothing was launched.
+func (m Mesh) of(ranks int) collective.Mesh {
+	out := collective.Mesh{Replicate: int(m.Replicate), Shard: m.Shard}
+	if out.Replicate == 0 {
+		out.Replicate = max(1, ranks/m.Shard)
+	}
+	return out
+}
+
+func (r Recipe) exchanging() stages.Exchanging {
+	x := stages.Exchanging{
+		LocalNegatives: !r.Loss.GatherAcrossDevices, Every: r.Train.Sync == "every", Serial: !r.Mesh.Overlap,
+		BucketBytes: int(r.Mesh.Bucket),
+	}
+	if r.Mesh.Wire == "bf16" {
+		x.Wire = gpustage.BF16
+	}
+	return x
+}
+
+// agree makes sure that all ranks train the same.
+func (x *Run) agree(ctx context.Context) error {
+	r := x.Recipe
+	r.Save, r.Log = Save{}, Log{}
+	r.Model.Path = "" // the same model may lie elsewhere
+	for i := range r.Data.Train {
+		r.Data.Train[i].Path = nil
+	}
+	text, err := r.YAML()
+	if err != nil {
+		return err
+	}
+	params, err := x.paramHash()
+	if err != nil {
+		return err
+	}
+	var columns []string
+	for _, c := range x.data.Columns() {
+		columns = append(columns, c.Source)
+	}
+	return x.ranks.Agree(ctx, map[string]string{
+		"the recipe":     hash(text),
+		"the dataset":    fmt.Sprintf("%v (%d rows)", x.data.Fingerprint(), x.data.Rows()),
+		"its columns":    strings.Join(columns, ", "),
+		"the model":      fmt.Sprintf("%s (%d parameters)", params, x.model.Layout.Len),
+		"its type":       x.model.DType.String(),
+		"the seed":       fmt.Sprint(r.Train.Seed),
+		"the batch size": fmt.Sprint(r.Batch.GlobalSize),
+	})
+}
+
+func hash(b []byte) string {
+	h := xxh3.Hash128(b).Bytes()
+	return hex.EncodeToString(h[:8])
+}
+
+// paramHash is the hash of all parameters.
+func (x *Run) paramHash() (string, error) {
+	h := xxh3.New()
+	for _, p := range x.model.Layout.Params {
+		vs, err := x.model.Read(x.stream, x.model.Params, p)
+		if err != nil {
+			return "", err
+		}
+		h.Write(gpustage.Bytes(vs))
+	}
+	sum := h.Sum128().Bytes()
+	return hex.EncodeToString(sum[:8]), nil
+}
+
+// Main tells whether this rank is the one that evaluates, saves and reports.
+func (x *Run) Main() bool { return x.ranks.Rank() == 0 }
