@@ -271,12 +271,12 @@ func distinct(s SubBatch) lastRows {
 	return l
 }
 
-// slice is rank's part of n rows: parts differ by one row at most.
-func slice(n, rank, ranks int) (lo, hi int) { return n * rank / ranks, n * (rank + 1) / ranks }
+// Slice is rank's part of a batch of n rows: parts differ by one row at most.
+func Slice(n, rank, ranks int) (lo, hi int) { return n * rank / ranks, n * (rank + 1) / ranks }
 
 // sliceOf is rank's rows of a batch.
 func (p Plan) sliceOf(b dataset.Batch) (rows []int64, first int) {
-	lo, hi := slice(len(b.Rows), p.Rank, max(1, p.Ranks))
+	lo, hi := Slice(len(b.Rows), p.Rank, max(1, p.Ranks))
 	return b.Rows[lo:hi], lo
 }
 

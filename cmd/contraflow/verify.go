@@ -17,10 +17,10 @@ func newVerify() *cobra.Command {
 		Use:   "verify-grads -c RECIPE",
 		Short: "Prove that gradients are right, on your model and data",
 		Long: `verify-grads computes the gradient of one step on the recipe's first rows in every way that training may compute it (sub-batches,
-replay budgets, activation checkpointing, loss tiles, accumulation, dropout on) and compares each with a plain computation in
+replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
 double precision, which in turn is compared with a finite difference of the loss. It prints a row for each and exits with 1 if
 any error is more than rounding.`,
-		Example: "  contraflow verify-grads -c recipe.yaml --sub-batch 8,32 --accumulate 1,3",
+		Example: "  contraflow verify-grads -c recipe.yaml --replicas 1,2,4 --shards 1,2 --sub-batch 8,32 --accumulate 1,3",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.out == "" {
@@ -61,6 +61,8 @@ any error is more than rounding.`,
 	cmd.Flags().IntVar(&o.Rows, "rows", 0, "rows of a contrastive batch (default 12)")
 	cmd.Flags().IntSliceVar(&o.SubBatches, "sub-batch", nil, "sub-batch sizes in sequences (default 5,16)")
 	cmd.Flags().IntSliceVar(&o.Accumulate, "accumulate", nil, "contrastive batches per step (default 1,3)")
+	cmd.Flags().IntSliceVar(&o.Replicas, "replicas", nil, "ranks along the mesh's replicate axis (default 1)")
+	cmd.Flags().IntSliceVar(&o.Shards, "shards", nil, "ranks along the mesh's shard axis (default 1)")
 	cmd.Flags().StringVar(&plant, "plant", "", "plant a fault that must be found: factor, mask, remote or dropout")
 	f.add(cmd)
 	return cmd

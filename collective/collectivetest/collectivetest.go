@@ -107,10 +107,12 @@ func (c Case) goroutines(t *testing.T, size int, deadline time.Duration, open Op
 			t.Errorf("%d ranks, rank %d: %v", size, r, err)
 		}
 	}
-	for _, w := range worlds {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
+	for r, w := range worlds { // a world may wait for the others to close
+		wait.Go(func() { errs[r] = w.Close() })
+	}
+	wait.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("closing %d ranks: %v", size, err)
 	}
 }
 

@@ -131,11 +131,15 @@ func (x *Run) openModel(ctx context.Context) error {
 
 // newModel loads the folder's model; change may alter its configuration.
 func (x *Run) newModel(o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
+	return x.newModelOn(x.stream, o, change)
+}
+
+func (x *Run) newModelOn(s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	head, err := embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
 	if err != nil {
 		return nil, err
 	}
-	return embedder.LoadModel(x.folder, x.device, x.stream, head, o, func(c *transformer.Config) {
+	return embedder.LoadModel(x.folder, x.device, s, head, o, func(c *transformer.Config) {
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}

@@ -117,12 +117,12 @@ type Train struct {
 }
 
 type Mesh struct {
-	Replicate Auto      `yaml:"replicate"`
-	Shard     int       `yaml:"shard"`
-	Wire      string    `yaml:"wire"`             // of embeddings and gradients between ranks: f32 or bf16
-	Overlap   bool      `yaml:"overlap"`          // communicate beside computing
-	Bucket    Bytes     `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: 4 MiB
-	Link      *Link     `yaml:"link,omitempty"`   // simulated between local ranks
+	Replicate Auto   `yaml:"replicate"`
+	Shard     int    `yaml:"shard"`
+	Wire      string `yaml:"wire"`             // of embeddings and gradients between ranks: f32 or bf16
+	Overlap   bool   `yaml:"overlap"`          // communicate beside computing
+	Bucket    Bytes  `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: 4 MiB
+	Link      *Link  `yaml:"link,omitempty"`   // simulated between local ranks
 }
 
 type Eval struct {

@@ -7,6 +7,8 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"contraflow/collective"
+	"contraflow/collective/local"
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -33,6 +35,8 @@ type VerifyOptions struct {
 	Rows       int   // rows of a contrastive batch; 0 means 12
 	SubBatches []int // sub-batch sizes in sequences; nil means 5 and 16
 	Accumulate []int // contrastive batches per step; nil means 1 and 3
+	Replicas   []int // ranks along the mesh's axes; nil means 1
+	Shards     []int
 	Plant      Fault
 	Report     func(VerifyRow) // called as results come in
 }
@@ -68,6 +72,16 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	}
 	if o.Accumulate == nil {
 		o.Accumulate = []int{1, 3}
+	}
+	for _, axis := range []*[]int{&o.Replicas, &o.Shards} {
+		if *axis == nil {
+			*axis = []int{1}
+		}
+		for _, n := range *axis {
+			if n < 1 {
+				return false, fmt.Errorf("a mesh with an axis of %d ranks", n)
+			}
+		}
 	}
 	known := o.Plant == ""
 	for _, f := range Faults {
@@ -136,6 +150,7 @@ type way struct {
 	tile    [2]int
 	dropout float64
 	plant   Fault
+	mesh    collective.Mesh // Size 0 or 1: one process
 }
 
 func (w way) String() string {
@@ -153,6 +168,9 @@ func (w way) String() string {
 	}
 	if w.every > 0 {
 		s += fmt.Sprintf(", activation checkpointing every %d", w.every)
+	}
+	if w.mesh.Size() > 1 {
+		s = fmt.Sprintf("mesh %d x %d, ", w.mesh.Replicate, w.mesh.Shard) + s
 	}
 	if w.tile[0] > 0 {
 		s += fmt.Sprintf(", tiles %dx%d", w.tile[0], w.tile[1])
@@ -185,7 +203,11 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 		}
 		report(VerifyRow{Config: prefix + truthWay.String(), Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
 		for _, w := range v.ways(p) {
-			got, err := v.gradient(ctx, w)
+			compute := v.gradient
+			if w.mesh.Size() > 1 {
+				compute = v.onMesh
+			}
+			got, err := compute(ctx, w)
 			if err != nil {
 				return err
 			}
@@ -212,13 +234,28 @@ func (v *verifier) ways(dropout float64) []way {
 		some.tile = [2]int{3, 5}
 		checkpointed.every = 1
 		out = append(out, kept, replayed, some, checkpointed)
+		for _, replicas := range v.o.Replicas {
+			for _, shards := range v.o.Shards {
+				if mesh := (collective.Mesh{Replicate: replicas, Shard: shards}); mesh.Size() > 1 {
+					for _, w := range []way{kept, some, checkpointed} {
+						w.mesh = mesh
+						out = append(out, w)
+					}
+				}
+			}
+		}
 	}
 	return out
 }
 
 // model loads the recipe's model for one way of computing.
 func (v *verifier) model(w way) (*transformer.Model, error) {
-	return v.x.newModel(transformer.Options{DType: w.dtype, CheckpointEvery: w.every}, func(c *transformer.Config) {
+	s, err := v.x.device.OpenStream() // ranks load at the same time
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return v.x.newModelOn(s, transformer.Options{DType: w.dtype, CheckpointEvery: w.every}, func(c *transformer.Config) {
 		if c.HiddenDropout == 0 && c.AttentionDropout == 0 {
 			c.HiddenDropout, c.AttentionDropout = w.dropout, w.dropout
 		}
@@ -232,14 +269,51 @@ func (v *verifier) gradient(ctx context.Context, w way) (stages.Captured, error)
 		return stages.Captured{}, err
 	}
 	defer m.Free()
-	return v.step(ctx, w, m, false)
+	return v.step(ctx, w, m, nil, false)
+}
+
+// onMesh runs one step as local ranks, or as the rank that this process is, and captures the gradient.
+func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err error) {
+	err = local.Run(w.mesh.Size(), func(world collective.World) error {
+		c, err := collective.Connect(ctx, world, w.mesh)
+		if err != nil {
+			return err
+		}
+		ranks, err := stages.Join(ctx, c, stages.Exchanging{BucketBytes: 1 << 12})
+		if err != nil {
+			return err
+		}
+		m, err := v.model(w)
+		if err != nil {
+			return err
+		}
+		defer m.Free()
+		got, err := v.step(ctx, w, m, ranks, false)
+		if err == nil && world.Rank() == 0 {
+			out = got
+		}
+		return err
+	})
+	return out, err
+}
+
+// slice is a rank's part of the batches.
+func (v *verifier) slice(ranks *stages.Replicas) []*stages.Chunk {
+	var out []*stages.Chunk
+	for _, c := range v.chunks {
+		mine := *c
+		lo, hi := stages.Slice(len(c.Examples), ranks.Rank(), ranks.Size())
+		mine.Examples, mine.First, mine.Total = c.Examples[lo:hi], lo, len(c.Examples)
+		out = append(out, &mine)
+	}
+	return out
 }
 
 // step runs one step of the graph with a model, or only as far as the loss.
-func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, lossOnly bool) (out stages.Captured, err error) {
+func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks *stages.Replicas, lossOnly bool) (out stages.Captured, err error) {
 	x := v.x
 	g := pipeline.New("verify")
-	enc, err := stages.NewEncoder(g, m, 0, w.budget, x.Recipe.Train.Seed, stages.With(x.ranks))
+	enc, err := stages.NewEncoder(g, m, 0, w.budget, x.Recipe.Train.Seed, stages.With(ranks))
 	if err != nil {
 		return out, err
 	}
@@ -257,19 +331,19 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, lossOn
 	case FaultDropout:
 		enc.ShiftReplay()
 	}
-	next := 0
+	next, parts := 0, v.slice(ranks)
 	chunks := pipeline.Source(g, "rows", func(context.Context) (*stages.Chunk, error) {
-		if next == len(v.chunks) {
+		if next == len(parts) {
 			return nil, io.EOF
 		}
 		next++
-		return v.chunks[next-1], nil
+		return parts[next-1], nil
 	})
-	batches := stages.Assemble(g, stages.Tokenize(g, chunks, x.text))
+	batches := stages.Header(g, stages.Assemble(g, stages.Tokenize(g, chunks, x.text)), w.size, ranks)
 	subs := stages.Split(g, batches, w.size)
-	embedded := stages.Embed(g, subs, enc)
-	grads := stages.Loss(g, batches, embedded, enc, objective)
-	captured := stages.Capture(g, contributions(g, subs, grads, enc, lossOnly), grads, enc)
+	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, objective), enc)
+	captured := stages.Capture(g, stages.Sync(g, contributions(g, subs, grads, enc, lossOnly), enc), grads, enc)
 	pipeline.Sink(g, "keep", captured, func(_ *pipeline.Task, c stages.Captured) error { out = c; return nil })
 	p, err := g.Build(pipeline.Devices(stages.OnDevice(x.device)))
 	if err != nil {
@@ -333,7 +407,7 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 		}
 		s.CopyIn(m.Params, gpustage.Bytes(moved))
 		m.Changed()
-		c, err := v.step(ctx, w, m, true)
+		c, err := v.step(ctx, w, m, nil, true)
 		return c.Loss, err
 	}
 	// Steps that change the loss by about so much. A wrong gradient agrees with none, a right one with some: larger steps

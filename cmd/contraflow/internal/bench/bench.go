@@ -122,9 +122,11 @@ func (s Spread) String() string {
 	return fmt.Sprintf("%s (%s to %s)", digits(s.Median), digits(s.Min), digits(s.Max))
 }
 
-// digits prints three digits, or all before the point.
+// digits prints two or three digits, or all before the point.
 func digits(v float64) string {
 	switch {
+	case v < 1:
+		return fmt.Sprintf("%.2g", v)
 	case v >= 100:
 		return fmt.Sprintf("%.0f", v)
 	case v >= 10:
@@ -158,8 +160,8 @@ func Paced(ctx context.Context, in io.Reader, out io.Writer, round func() (any, 
 		return err
 	}
 	// A read can't be cancelled: this goroutine ends with in, or with the program.
-	lines := make(chan struct{})
-	failed := make(chan error, 1)
+	lines, failed, done := make(chan struct{}), make(chan error, 1), make(chan struct{})
+	defer close(done)
 	go func() {
 		defer close(lines)
 		for sc := bufio.NewScanner(in); ; {
@@ -169,7 +171,7 @@ func Paced(ctx context.Context, in io.Reader, out io.Writer, round func() (any, 
 			}
 			select {
 			case lines <- struct{}{}:
-			case <-ctx.Done():
+			case <-done:
 				return
 			}
 		}

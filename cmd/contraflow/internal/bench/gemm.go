@@ -63,6 +63,7 @@ type GEMMAt struct {
 type GEMM struct {
 	report  GEMMReport
 	engines []*gemmEngine
+	layers  []*layer
 	cases   []*gemmCase
 }
 
@@ -75,13 +76,18 @@ type gemmEngine struct {
 	version *gpustage.Version // of all weights, which never change here
 }
 
+// layer holds one shape's operands: all forms and precisions share them, as nobody looks at the numbers.
+type layer struct {
+	x, y, w, dw gpustage.Tensor   // [M, K], [M, N], [N, K], [N, K]
+	forms       []*gpustage.Forms // of w, by engine
+}
+
 type gemmCase struct {
-	bf16    bool
-	work    float64 // floating-point operations
+	layer   *layer
 	c, a, b gpustage.Tensor
 	o       gpustage.MatMul
-	forms   []*gpustage.Forms // by engine; nil for TN
-	best    []float64         // GFLOP/s, by engine
+	work    float64   // floating-point operations
+	best    []float64 // GFLOP/s, by engine
 	peak    []float64
 	took    []time.Duration
 }
@@ -97,6 +103,10 @@ func NewGEMM(o GEMMOptions) (_ *GEMM, err error) {
 	if g.report.Machine, err = ThisMachine(); err != nil {
 		return nil, err
 	}
+	k, err := kernels()
+	if err != nil {
+		return nil, err
+	}
 	threads := []int{1}
 	if o.Threads > 1 {
 		threads = append(threads, o.Threads)
@@ -104,10 +114,6 @@ func NewGEMM(o GEMMOptions) (_ *GEMM, err error) {
 	for _, n := range threads {
 		e := &gemmEngine{threads: n, version: gpustage.NewVersion(1 << 40)}
 		if e.device, err = cpu.New(cpu.Threads(n)); err != nil {
-			return nil, err
-		}
-		k, err := kernels()
-		if err != nil {
 			return nil, err
 		}
 		e.probe = newProbe(k, n)
@@ -120,50 +126,37 @@ func NewGEMM(o GEMMOptions) (_ *GEMM, err error) {
 		if s.M < 1 || s.N < 1 || s.K < 1 {
 			return nil, fmt.Errorf("a product of shape %v: M, N and K must be positive", s)
 		}
-		for _, form := range []string{"NN", "NT", "TN"} {
-			for _, bf16 := range []bool{false, true} {
-				if err := g.add(s, form, bf16); err != nil {
-					return nil, err
-				}
+		l := &layer{}
+		g.layers = append(g.layers, l)
+		for t, shape := range map[*gpustage.Tensor][2]int{&l.x: {s.M, s.K}, &l.y: {s.M, s.N}, &l.w: {s.N, s.K}, &l.dw: {s.N, s.K}} {
+			if *t, err = randomTensor(g.engines[0].device, shape[0], shape[1], 0.02); err != nil {
+				return nil, err
+			}
+		}
+		for _, e := range g.engines {
+			l.forms = append(l.forms, e.version.Forms())
+		}
+		for _, bf16 := range []bool{false, true} {
+			precision := map[bool]string{false: "f32", true: "bf16"}[bf16]
+			for _, c := range []struct {
+				form    string
+				c, a, b gpustage.Tensor
+				o       gpustage.MatMul
+			}{
+				{"NN", l.y, l.x, l.w.Reshape(s.K, s.N), gpustage.MatMul{BF16: bf16}},
+				{"NT", l.y, l.x, l.w, gpustage.MatMul{BF16: bf16, TransB: true}},
+				{"TN", l.dw, l.y, l.x, gpustage.MatMul{BF16: bf16, TransA: true, Add: true}},
+			} {
+				n := len(threads)
+				g.cases = append(g.cases, &gemmCase{
+					layer: l, c: c.c, a: c.a, b: c.b, o: c.o, work: 2 * float64(s.M) * float64(s.N) * float64(s.K),
+					best: make([]float64, n), peak: make([]float64, n), took: make([]time.Duration, n),
+				})
+				g.report.Cases = append(g.report.Cases, GEMMCase{Shape: s.String(), Form: c.form, Precision: precision})
 			}
 		}
 	}
 	return g, nil
-}
-
-// add prepares one case. Of a shape and form f32 and bf16 have operands of their own: neither finds the other's in the cache.
-func (g *GEMM) add(s Shape, form string, bf16 bool) error {
-	c := &gemmCase{bf16: bf16, work: 2 * float64(s.M) * float64(s.N) * float64(s.K), o: gpustage.MatMul{BF16: bf16}}
-	shapes := [3][2]int{{s.M, s.N}, {s.M, s.K}, {s.K, s.N}}
-	switch form {
-	case "NT":
-		shapes[2], c.o.TransB = [2]int{s.N, s.K}, true
-	case "TN":
-		shapes = [3][2]int{{s.N, s.K}, {s.M, s.N}, {s.M, s.K}}
-		c.o.TransA, c.o.Add = true, true
-	}
-	for i, t := range []*gpustage.Tensor{&c.c, &c.a, &c.b} {
-		var err error
-		if *t, err = randomTensor(g.engines[0].device, shapes[i][0], shapes[i][1], 0.02); err != nil {
-			return err
-		}
-	}
-	n := len(g.engines)
-	c.best, c.peak, c.took = make([]float64, n), make([]float64, n), make([]time.Duration, n)
-	for _, e := range g.engines {
-		var f *gpustage.Forms
-		if form != "TN" {
-			f = e.version.Forms()
-		}
-		c.forms = append(c.forms, f)
-	}
-	precision := "f32"
-	if bf16 {
-		precision = "bf16"
-	}
-	g.cases = append(g.cases, c)
-	g.report.Cases = append(g.report.Cases, GEMMCase{Shape: s.String(), Form: form, Precision: precision})
-	return nil
 }
 
 // randomTensor holds numbers between -scale and scale, the same ones each time.
@@ -210,7 +203,9 @@ func (g *GEMM) Round(ctx context.Context) (*GEMMReport, error) {
 
 func (c *gemmCase) run(e *gemmEngine, i, times int) (time.Duration, error) {
 	o := c.o
-	o.Forms = c.forms[i]
+	if !o.TransA {
+		o.Forms = c.layer.forms[i]
+	}
 	start := time.Now()
 	for range times {
 		e.stream.MatMul(c.c, c.a, c.b, o)
@@ -222,7 +217,7 @@ func (c *gemmCase) run(e *gemmEngine, i, times int) (time.Duration, error) {
 
 func (c *gemmCase) measure(e *gemmEngine, i int) error {
 	times := int(shortest/max(c.took[i], 1)) + 1
-	c.peak[i] = max(c.peak[i], e.probe.gflops(c.bf16, c.took[i]*time.Duration(times)))
+	c.peak[i] = max(c.peak[i], e.probe.gflops(c.o.BF16, c.took[i]*time.Duration(times)))
 	took, err := c.run(e, i, times)
 	c.best[i] = max(c.best[i], c.work/took.Seconds()/1e9)
 	return err
@@ -262,9 +257,11 @@ func (g *GEMM) Run(ctx context.Context, d time.Duration) (*GEMMReport, error) {
 // Close gives everything back.
 func (g *GEMM) Close() error {
 	var errs []error
-	for _, c := range g.cases {
-		for _, t := range []gpustage.Tensor{c.c, c.a, c.b} {
-			errs = append(errs, t.Mem.Free())
+	for _, l := range g.layers {
+		for _, t := range []gpustage.Tensor{l.x, l.y, l.w, l.dw} {
+			if !t.IsZero() {
+				errs = append(errs, t.Mem.Free())
+			}
 		}
 	}
 	for _, e := range g.engines {

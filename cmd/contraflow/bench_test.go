@@ -1,0 +1,133 @@
+package main
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/testdata/goldens"
+)
+
+// benchJSON runs a benchmark and decodes what it prints.
+func benchJSON(t *testing.T, stdin string, args ...string) []map[string]any {
+	t.Helper()
+	r := contraflow(t, stdin, append([]string{"bench"}, args...)...)
+	if r.code != 0 {
+		t.Fatalf("%v: exit code %d\n%s%s", args, r.code, r.stdout, r.stderr)
+	}
+	var out []map[string]any
+	for d := json.NewDecoder(strings.NewReader(r.stdout)); d.More(); {
+		var v map[string]any
+		if err := d.Decode(&v); err != nil {
+			t.Fatalf("%v: %v in %s", args, err, r.stdout)
+		}
+		out = append(out, v)
+	}
+	if r.stderr != "" {
+		t.Errorf("%v said %s", args, r.stderr)
+	}
+	return out
+}
+
+// Each benchmark, as small as can be: a JSON object, and a table for people.
+func TestBench(t *testing.T) {
+	dir := workspace(t)
+	model := goldens.Path(t, "bert/minilm-tiny")
+	data := []string{"--data", filepath.Join(dir, "train.parquet")}
+	step := append([]string{"step", "--model", model, "--batch", "8", "--max-length", "16", "--steps", "2", "--warmup", "1"}, data...)
+	with := func(args []string, more ...string) []string { return append(args[:len(args):len(args)], more...) }
+	for _, c := range []struct {
+		args  []string
+		keys  string
+		table string
+	}{
+		{[]string{"gemm", "--shape", "30,20,10", "--shape", "8,16,8", "--seconds", "0"}, "machine rounds cases", "scaling"},
+		{[]string{"gemm", "--shape", "30,20,10", "--seconds", "0", "--threads", "1"}, "machine rounds cases", "30x20x10"},
+		{[]string{"ops", "--pairs", "1", "--rows", "20", "--only", "ga", "--seconds", "0"}, "ops threads precision peak_resident_bytes", "gather"},
+		{step, "seconds_per_step pairs_per_s tokens_per_s gflop_per_s peak_gflop_per_s percent_of_peak peak_resident_bytes stages", "backward"},
+		{with(step, "--precision", "bf16", "--cache", "always", "--sub-batch", "30"), "precision stages", "bf16, cache always (0 KiB kept at most)"},
+		{with(step, "--cache", "never"), "cache stages", "everything kept"},
+		{with(step, "--replay-budget", "1MiB", "--threads", "1"), "replay_budget_bytes", "1 MiB kept at most), 1 threads"},
+		{with(step, "--embed"), "texts_per_s tokens_per_text", "texts/s"},
+		{with([]string{"tokenize", "--model", model, "--seconds", "0"}, data...), "ways tokens text_bytes", "MB/s"},
+		{with([]string{"read", "--seconds", "0"}, data...), "ways rows text_bytes", "shuffled"},
+	} {
+		rs := benchJSON(t, "", with(c.args, "--json")...)
+		if len(rs) != 1 || rs[0]["bench"] != c.args[0] {
+			t.Errorf("%v printed %v", c.args, rs)
+		}
+		for _, k := range strings.Fields(c.keys) {
+			if _, ok := rs[0][k]; !ok {
+				t.Errorf("%v has no %s: %v", c.args, k, rs[0])
+			}
+		}
+		if out := succeed(t, with([]string{"bench"}, c.args...)...).stdout; !strings.Contains(out, c.table) {
+			t.Errorf("%v printed no %q:\n%s", c.args, c.table, out)
+		}
+	}
+}
+
+// A script drives it: a line in, a line out.
+func TestBenchPaced(t *testing.T) {
+	rs := benchJSON(t, "\n\n\n", "step", "--paced", "--model", goldens.Path(t, "bert/minilm-tiny"), "--data", filepath.Join(workspace(t), "train.parquet"),
+		"--batch", "8", "--max-length", "16", "--warmup", "0")
+	if len(rs) != 5 || rs[0]["ready"] != true || rs[4]["bench"] != "step" || rs[4]["steps"] != 3.0 {
+		t.Fatalf("%v", rs)
+	}
+	for _, r := range rs[1:4] {
+		if r["pairs"] != 8.0 || r["tokens"].(float64) < 16 || r["peak_resident_bytes"] == 0.0 {
+			t.Errorf("%v", r)
+		}
+	}
+	rs = benchJSON(t, "\n\n", "gemm", "--paced", "--shape", "8,16,8")
+	if len(rs) != 3 || rs[2]["rounds"] != 2.0 {
+		t.Errorf("%v", rs)
+	}
+}
+
+// Without --data the Go sources serve.
+func TestBenchOwnData(t *testing.T) {
+	r := benchJSON(t, "", "read", "--seconds", "0", "--json")[0]
+	if rows := r["rows"].(float64); rows < 1000 || !strings.Contains(r["data"].(string), "Go sources") {
+		t.Errorf("%v", r)
+	}
+}
+
+func TestBenchUsage(t *testing.T) {
+	model, data := goldens.Path(t, "bert/minilm-tiny"), filepath.Join(workspace(t), "train.parquet")
+	for _, c := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"", 0, "contraflow bench step"},
+		{"gem", 2, `unknown benchmark "gem"; did you mean gemm?`},
+		{"gemm extra", 2, `unexpected argument "extra"`},
+		{"gemm --shape 1,2", 2, `--shape is "1,2", want M,N,K`},
+		{"gemm --shape 1,2,3,4", 2, `--shape is "1,2,3,4"`},
+		{"gemm --shape 1,0,3", 2, "want M,N,K"},
+		{"gemm --threads 0", 2, "--threads is 0"},
+		{"gemm --seconds NaN", 2, "--seconds is NaN"},
+		{"ops --precision f16", 2, `--precision is "f16", want f32 or bf16`},
+		{"ops --rows 0", 2, "--pairs and --rows want 1 or more"},
+		{"ops --only warp", 1, "no op has \"warp\" in its name; there are: gather"},
+		{"step --precision auto", 2, `--precision is "auto"`},
+		{"step --cache sometimes", 2, "batch.cache"},
+		{"step --replay-budget much", 2, "want an amount of memory such as 8GiB"},
+		{"step --sub-batch none", 2, "batch.sub_batch"},
+		{"step --steps 0", 2, "--steps and --batch want 1 or more"},
+		{"step --embed --precision bf16", 2, "--embed computes in f32 only"},
+		{"step --model ./nowhere --data " + data, 1, "nowhere"},
+		{"step --model " + model + " --data " + data + " --max-length 16 --query question", 1, `"question"`},
+		{"step --model " + model + " --data " + data + " --batch 5000 --max-length 16", 1, "--batch"},
+		{"step --model " + model + " --data " + data + " --max-length 4000", 1, "4000 tokens is beyond the model's 48 positions"},
+		{"read --data nothing.parquet", 1, "nothing.parquet"},
+		{"tokenize --model ./nowhere --data " + data, 1, "nowhere"},
+	} {
+		r := contraflow(t, "", append([]string{"bench"}, strings.Fields(c.args)...)...)
+		if out := r.stdout + r.stderr; r.code != c.code || !strings.Contains(out, c.want) {
+			t.Errorf("bench %s: exit code %d, want %d and %q in\n%s", c.args, r.code, c.code, c.want, out)
+		}
+	}
+}

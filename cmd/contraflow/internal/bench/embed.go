@@ -1,0 +1,127 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/transformer"
+	"contraflow/tokenize"
+)
+
+// EmbeddingOptions choose what is embedded.
+type EmbeddingOptions struct {
+	Input     *Input
+	MaxLength int // tokens; 0: what the model says
+	Batch     int // texts a round
+}
+
+// Embedding embeds the documents of the data, so many at a time, in the files' order and again from the start.
+type Embedding struct {
+	o       EmbeddingOptions
+	device  gpustage.Device
+	emb     *embedder.Embedder
+	tok     *tokenize.Tokenizer
+	config  transformer.Config
+	probe   *probe
+	texts   []string
+	next    int
+	vectors []float32
+}
+
+// NewEmbedding loads the model and the documents.
+func NewEmbedding(ctx context.Context, o EmbeddingOptions) (_ *Embedding, err error) {
+	e := &Embedding{o: o}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}()
+	k, err := kernels()
+	if err != nil {
+		return nil, err
+	}
+	if e.device, err = gpustage.Open("cpu"); err != nil {
+		return nil, err
+	}
+	e.probe = newProbe(k, e.device.Info().Threads)
+	if e.emb, err = embedder.Load(o.Input.Model, embedder.OnDevice(e.device), embedder.MaxLength(o.MaxLength)); err != nil {
+		return nil, err
+	}
+	f, err := hfmodel.Open(o.Input.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if e.config, err = transformer.ParseConfig(f.Config); err != nil {
+		return nil, err
+	}
+	if e.tok, err = tokenize.Load(f.TransformerDir); err != nil {
+		return nil, err
+	}
+	all, err := o.Input.texts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := 1; i < len(all); i += 2 {
+		e.texts = append(e.texts, all[i])
+	}
+	e.vectors = make([]float32, o.Batch*e.emb.Size())
+	return e, nil
+}
+
+// Step embeds the next texts, tokenization included, the probe before and after.
+func (e *Embedding) Step(ctx context.Context) (Step, error) {
+	texts := make([]string, e.o.Batch)
+	for i := range texts {
+		texts[i] = e.texts[(e.next+i)%len(e.texts)]
+	}
+	e.next += e.o.Batch
+	ids, err := e.tok.EncodeAll(ctx, texts, e.emb.MaxLength(), 0)
+	if err != nil {
+		return Step{}, err
+	}
+	s := Step{Texts: len(texts)}
+	lengths := make([]int, len(ids))
+	for i := range ids {
+		lengths[i] = len(ids[i])
+		s.Tokens += lengths[i]
+	}
+	s.GFLOP = StepWork(e.config, lengths) / 3 / 1e9 // a forward pass
+	before := e.probe.gflops(false, probeFor)
+	start := time.Now()
+	if _, err := e.emb.EmbedInto(ctx, "", texts, e.vectors); err != nil {
+		return Step{}, err
+	}
+	s.Seconds = time.Since(start).Seconds()
+	s.PeakGFLOPS = (before + e.probe.gflops(false, probeFor)) / 2
+	s.ResidentBytes = gpustage.HostPeakMemory()
+	return s, nil
+}
+
+// Report is what `bench step --embed` prints for the given rounds.
+func (e *Embedding) Report(steps []Step) (*StepReport, error) {
+	r := newStepReport("embed", e.config, e.o.Input, e.device, steps)
+	r.Precision, r.Batch = "f32", e.o.Batch
+	var err error
+	r.Machine, err = ThisMachine()
+	return r, err
+}
+
+// Close gives everything back.
+func (e *Embedding) Close() error {
+	var errs []error
+	if e.emb != nil {
+		errs = append(errs, e.emb.Close())
+	}
+	if e.probe != nil {
+		e.probe.close()
+	}
+	if e.device != nil {
+		errs = append(errs, e.device.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,470 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+	"contraflow/stages/recipe"
+	"contraflow/stages/transformer"
+	"contraflow/tokenize"
+)
+
+// StepWork is how many floating-point operations a training step needs for sequences of the given lengths, padding,
+// recomputation and replay not counted:
+//
+//	linear layers  6 * P per token: 2 for y = x Wᵀ, 2 for dx = dy W, 2 for dW = dyᵀ x,
+//	               of the P = L * (4 C² + 2 C F) weights in them
+//	attention      12 * L * C * n² per sequence of n tokens: 4 forward (q kᵀ and p v), 8 backward
+//
+// Lookups, norms, activations, dropout, the loss and the optimizer are left out, as the field does (PaLM, arXiv 2204.02311,
+// appendix B): they are a few per cent of the arithmetic. An embedding needs a third of it.
+func StepWork(c transformer.Config, lengths []int) float64 {
+	p := float64(c.Layers) * (4*float64(c.Hidden)*float64(c.Hidden) + 2*float64(c.Hidden)*float64(c.FeedForward))
+	work := 0.0
+	for _, length := range lengths {
+		n := float64(length)
+		work += 6*p*n + 12*float64(c.Layers)*float64(c.Hidden)*n*n
+	}
+	return work
+}
+
+// TrainingOptions choose what a training step is.
+type TrainingOptions struct {
+	Input *Input
+	// Recipe has the batch, precision, maximum length, loss and optimizer. Its model, data and order are the Input's: rows in
+	// the files' order, so that another program can take the same ones.
+	Recipe recipe.Recipe
+}
+
+// Step is one measured step, or one round of embedding.
+type Step struct {
+	Seconds       float64 `json:"seconds"`
+	Pairs         int     `json:"pairs,omitempty"`
+	Texts         int     `json:"texts"`
+	Tokens        int     `json:"tokens"` // real ones
+	Loss          float64 `json:"loss,omitempty"`
+	GFLOP         float64 `json:"gflop"` // by StepWork
+	PeakGFLOPS    float64 `json:"peak_gflop_per_s"`
+	ResidentBytes int64   `json:"peak_resident_bytes"` // of the process so far
+}
+
+// Training is a graph that waits before each step until it is asked for one.
+//
+// The graph is a recipe's, with two stages more. "gate" stands before tokenization and lets a step's rows through when the step is
+// asked for: nothing of a step is done ahead of its measurement, and between steps the processor is free for the probe or another
+// program. "measure" takes the result.
+type Training struct {
+	o      TrainingOptions
+	device gpustage.Device
+	model  *transformer.Model
+	tok    *tokenize.Tokenizer
+	data   *dataset.Dataset
+	enc    *stages.Encoder
+	plan   *pipeline.Plan
+	probe  *probe
+	bf16   bool
+
+	permits chan struct{}
+	results chan Step
+	ended   chan struct{} // closed when the graph has
+	err     error         // of the graph; read after ended
+	cancel  context.CancelCauseFunc
+	mu      sync.Mutex // of spans
+	spans   []pipeline.Span
+}
+
+// errDone stops the graph.
+var errDone = errors.New("measured")
+
+// NewTraining loads the model and the data, and starts the graph.
+func NewTraining(ctx context.Context, o TrainingOptions) (_ *Training, err error) {
+	t := &Training{o: o, permits: make(chan struct{}), results: make(chan Step), ended: make(chan struct{}), bf16: o.Recipe.Train.Precision == "bf16"}
+	defer func() {
+		if err != nil {
+			close(t.ended)
+			err = errors.Join(err, t.Close())
+		}
+	}()
+	k, err := kernels()
+	if err != nil {
+		return nil, err
+	}
+	if t.device, err = gpustage.Open("cpu"); err != nil {
+		return nil, err
+	}
+	t.probe = newProbe(k, t.device.Info().Threads)
+	text, err := t.load(o)
+	if err != nil {
+		return nil, err
+	}
+	if t.data, err = o.Input.open(ctx); err != nil {
+		return nil, err
+	}
+	if err := t.build(o.Recipe, text); err != nil {
+		return nil, err
+	}
+	run, cancel := context.WithCancelCause(ctx)
+	t.cancel = cancel
+	go func() {
+		defer close(t.ended)
+		t.err = t.plan.Run(run, pipeline.WithSpans(t.ran))
+	}()
+	return t, nil
+}
+
+func (t *Training) ran(s pipeline.Span) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.spans = append(t.spans, s)
+}
+
+// load loads the model and its tokenizer.
+func (t *Training) load(o TrainingOptions) (stages.Text, error) {
+	text := stages.Text{Threads: max(1, runtime.GOMAXPROCS(0)/2)}
+	f, err := hfmodel.Open(o.Input.Model)
+	if err != nil {
+		return text, err
+	}
+	defer f.Close()
+	if t.tok, err = tokenize.Load(f.TransformerDir); err != nil {
+		return text, err
+	}
+	head, err := embedder.HeadOf(f, "", nil)
+	if err != nil {
+		return text, err
+	}
+	s, err := t.device.OpenStream()
+	if err != nil {
+		return text, err
+	}
+	defer s.Close()
+	if t.model, err = embedder.LoadModel(f, t.device, s, head, transformer.Options{BF16: t.bf16}, nil); err != nil {
+		return text, err
+	}
+	text.Tokenizer = t.tok
+	if text.QueryLength, err = embedder.MaxLengthOf(f, t.model.Config, o.Recipe.Model.MaxLength.Query); err != nil {
+		return text, err
+	}
+	if text.DocumentLength, err = embedder.MaxLengthOf(f, t.model.Config, o.Recipe.Model.MaxLength.Document); err != nil {
+		return text, err
+	}
+	return text, embedder.CheckVocabulary(t.tok, t.model.Config)
+}
+
+// budget is the recipe's replay budget, or half of the memory that is left.
+func (t *Training) budget(b recipe.Batch) int64 {
+	switch {
+	case b.Cache == "always":
+		return 0
+	case b.Cache == "never":
+		return -1
+	case b.ReplayBudget > 0:
+		return int64(b.ReplayBudget)
+	}
+	return t.device.Info().FreeMemory / 2
+}
+
+// build makes the graph.
+func (t *Training) build(r recipe.Recipe, text stages.Text) error {
+	order := dataset.SamplerConfig{GlobalSize: r.Batch.GlobalSize, Epochs: 1 << 20, DropLast: true}
+	sampler, err := dataset.NewSampler(t.data.Layout(), nil, order)
+	if err != nil {
+		return fmt.Errorf("%w: --batch takes fewer rows than the data has", err)
+	}
+	g := pipeline.New("bench")
+	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch), r.Train.Seed); err != nil {
+		return err
+	}
+	chunks := stages.Ingest(g, stages.Plan{Data: t.data, Sampler: sampler, Accumulate: 1, Config: order})
+	inStep := false
+	permitted := pipeline.Map(g, "gate", chunks, func(task *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+		if !inStep {
+			select {
+			case <-t.permits:
+			case <-task.Context().Done():
+				return nil, task.Context().Err()
+			}
+		}
+		inStep = !c.EndsStep
+		return c, nil
+	})
+	tokens := stages.Tokenize(g, permitted, text)
+	batches := stages.Assemble(g, tokens)
+	subs := stages.Split(g, batches, stages.Size{Tokens: r.Batch.SubBatch.Tokens, Rows: r.Batch.SubBatch.Rows})
+	embedded := stages.Embed(g, subs, t.enc)
+	grads := stages.Loss(g, batches, embedded, t.enc, loss.InfoNCE{Scale: r.Loss.Scale, Directions: r.Loss.Directions, MaskDuplicates: r.Loss.MaskDuplicates})
+	contributions := stages.Backward(g, subs, grads, t.enc)
+	opt := r.Optimizer
+	results, err := stages.Apply(g, contributions, grads, t.enc, stages.Update{
+		Optimizer: optim.AdamW{Beta1: opt.Betas[0], Beta2: opt.Betas[1], Eps: opt.Eps, WeightDecay: opt.WeightDecay},
+		LR:        opt.LR, Schedule: optim.Constant, MaxGradNorm: opt.MaxGradNorm,
+	})
+	if err != nil {
+		return err
+	}
+	s := g.Stage("measure")
+	result := pipeline.In(s, "result", results)
+	lengths := pipeline.Collect(s, "batches", batches)
+	s.Do(func(task *pipeline.Task) error {
+		res := result.Get(task)
+		step := Step{Pairs: res.Pairs, Tokens: res.Tokens, Loss: res.Loss}
+		for _, b := range lengths.All(task) {
+			ns := make([]int, b.N())
+			for i := range ns {
+				ns[i] = b.Length(i)
+			}
+			step.Texts += b.N()
+			step.GFLOP += StepWork(t.model.Config, ns) / 1e9
+		}
+		select {
+		case t.results <- step:
+			return nil
+		case <-task.Context().Done():
+			return task.Context().Err()
+		}
+	})
+	// One host worker more than a run has: one waits at the gate.
+	t.plan, err = g.Build(pipeline.Devices(stages.OnDevice(t.device)), pipeline.Workers(max(2, runtime.GOMAXPROCS(0))+1))
+	return err
+}
+
+// probeFor is how long the probe runs before and after a step.
+const probeFor = 50 * time.Millisecond
+
+// Step runs one training step, the probe before and after it. It must not be called twice at a time.
+func (t *Training) Step(ctx context.Context) (Step, error) {
+	before := t.probe.gflops(t.bf16, probeFor)
+	start := time.Now()
+	select {
+	case t.permits <- struct{}{}:
+	case <-t.ended:
+		return Step{}, cmp.Or(t.err, errDone)
+	case <-ctx.Done():
+		return Step{}, context.Cause(ctx)
+	}
+	var s Step
+	select {
+	case s = <-t.results:
+	case <-t.ended:
+		return Step{}, cmp.Or(t.err, errDone)
+	case <-ctx.Done():
+		return Step{}, context.Cause(ctx)
+	}
+	s.Seconds = time.Since(start).Seconds()
+	s.PeakGFLOPS = (before + t.probe.gflops(t.bf16, probeFor)) / 2
+	s.ResidentBytes = gpustage.HostPeakMemory()
+	return s, nil
+}
+
+// Report is what `bench step` prints for the given steps, which are the last ones that Step ran. It ends the graph.
+func (t *Training) Report(steps []Step) (*StepReport, error) {
+	t.stop()
+	b := t.o.Recipe.Batch
+	r := newStepReport("train", t.model.Config, t.o.Input, t.device, steps)
+	r.Precision, r.Batch, r.Cache, r.BudgetBytes = t.o.Recipe.Train.Precision, b.GlobalSize, b.Cache, t.enc.Budget
+	r.Stages = t.breakdown(len(steps))
+	var err error
+	r.Machine, err = ThisMachine()
+	return r, err
+}
+
+// stop ends the graph. Its error, if there was one, is Step's to return.
+func (t *Training) stop() {
+	if t.cancel != nil {
+		t.cancel(errDone)
+		<-t.ended
+	}
+}
+
+// StageTime is a stage's part of a step.
+type StageTime struct {
+	Stage        string  `json:"stage"`
+	Lane         string  `json:"lane"`
+	MsPerStep    float64 `json:"ms_per_step"`
+	TasksPerStep float64 `json:"tasks_per_step"`
+}
+
+// breakdown sums the last n steps by stage. What streams before there are batches has no step: it is summed over all of them.
+func (t *Training) breakdown(n int) []StageTime {
+	var out []StageTime
+	index, steps := map[string]int{}, 0
+	step := func(s pipeline.Span) (step int, ok bool) {
+		_, err := fmt.Sscan(strings.SplitN(s.Item, ".", 2)[0], &step)
+		return step, err == nil // not for "#12"
+	}
+	for _, s := range t.spans {
+		if i, ok := step(s); ok {
+			steps = max(steps, i+1)
+		}
+	}
+	for _, s := range t.spans {
+		of, inStep := step(s)
+		if s.Stage == "gate" || s.Stage == "measure" || inStep && of < steps-n {
+			continue
+		}
+		i, ok := index[s.Stage]
+		if !ok {
+			i, index[s.Stage] = len(out), len(out)
+			out = append(out, StageTime{Stage: s.Stage, Lane: s.Lane})
+		}
+		per := float64(n)
+		if !inStep {
+			per = float64(steps)
+		}
+		out[i].MsPerStep += float64((s.End - s.Start).Microseconds()) / 1e3 / per
+		out[i].TasksPerStep += 1 / per
+	}
+	return out
+}
+
+// Close ends the graph and gives everything back.
+func (t *Training) Close() error {
+	t.stop()
+	var errs []error
+	if t.enc != nil {
+		errs = append(errs, t.enc.Close())
+	}
+	if t.data != nil {
+		errs = append(errs, t.data.Close())
+	}
+	if t.model != nil {
+		errs = append(errs, t.model.Free())
+	}
+	if t.probe != nil {
+		t.probe.close()
+	}
+	if t.device != nil {
+		errs = append(errs, t.device.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Measure runs warm-up steps and then n more, of training or embedding.
+func Measure(ctx context.Context, warmup, n int, step func(context.Context) (Step, error)) ([]Step, error) {
+	var out []Step
+	for i := range warmup + n {
+		s, err := step(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if i >= warmup {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// StepReport is what `bench step` prints. Rates have their spread over steps.
+type StepReport struct {
+	Bench   string  `json:"bench"`
+	What    string  `json:"what"` // train or embed
+	Machine Machine `json:"machine"`
+	Model   string  `json:"model"`
+	Data    string  `json:"data"`
+
+	Precision   string `json:"precision"`
+	Threads     int    `json:"threads"`
+	Batch       int    `json:"batch"` // rows; of embed, texts
+	Cache       string `json:"cache,omitempty"`
+	BudgetBytes int64  `json:"replay_budget_bytes,omitempty"` // -1: none
+	Steps       int    `json:"steps"`
+
+	Seconds       Spread  `json:"seconds_per_step"`
+	PairsPerS     Spread  `json:"pairs_per_s,omitzero"`
+	TextsPerS     Spread  `json:"texts_per_s"`
+	TokensPerS    Spread  `json:"tokens_per_s"` // real ones
+	TokensPerText float64 `json:"tokens_per_text"`
+	GFLOPS        Spread  `json:"gflop_per_s"`      // by StepWork
+	PeakGFLOPS    Spread  `json:"peak_gflop_per_s"` // the probe's
+	// PercentOfPeak is the median over steps of a step's rate over the probe's before and after it.
+	PercentOfPeak float64 `json:"percent_of_peak"`
+	ResidentBytes int64   `json:"peak_resident_bytes"`
+
+	Stages []StageTime `json:"stages,omitempty"`
+}
+
+func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Device, steps []Step) *StepReport {
+	r := &StepReport{Bench: "step", What: what, Model: in.Model, Data: in.name(), Threads: d.Info().Threads, Steps: len(steps)}
+	if in.made(in.Model) {
+		r.Model = fmt.Sprintf("random weights, %d layers of %d, %d tokens", c.Layers, c.Hidden, c.Vocab)
+	}
+	tokens, texts := 0, 0
+	var percent []float64
+	rate := func(of func(Step) float64) Spread {
+		var vs []float64
+		for _, s := range steps {
+			vs = append(vs, of(s))
+		}
+		return SpreadOf(vs)
+	}
+	for _, s := range steps {
+		tokens, texts = tokens+s.Tokens, texts+s.Texts
+		percent = append(percent, 100*s.GFLOP/s.Seconds/s.PeakGFLOPS)
+		r.ResidentBytes = max(r.ResidentBytes, s.ResidentBytes)
+	}
+	r.Seconds = rate(func(s Step) float64 { return s.Seconds })
+	r.PairsPerS = rate(func(s Step) float64 { return float64(s.Pairs) / s.Seconds })
+	r.TextsPerS = rate(func(s Step) float64 { return float64(s.Texts) / s.Seconds })
+	r.TokensPerS = rate(func(s Step) float64 { return float64(s.Tokens) / s.Seconds })
+	r.GFLOPS = rate(func(s Step) float64 { return s.GFLOP / s.Seconds })
+	r.PeakGFLOPS = rate(func(s Step) float64 { return s.PeakGFLOPS })
+	r.PercentOfPeak = SpreadOf(percent).Median
+	r.TokensPerText = float64(tokens) / float64(max(1, texts))
+	return r
+}
+
+// Print writes a table for people.
+func (r *StepReport) Print(w io.Writer) error {
+	p := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%-14s "+format+"\n", append([]any{name}, args...)...)
+	}
+	p("machine", "%s", r.Machine)
+	p("model", "%s", r.Model)
+	p("data", "%s, %.1f tokens a text", r.Data, r.TokensPerText)
+	if r.What == "train" {
+		budget := "everything kept"
+		if r.BudgetBytes >= 0 {
+			budget = recipe.Size(r.BudgetBytes) + " kept at most"
+		}
+		p("step", "%d pairs, %s, cache %s (%s), %d threads", r.Batch, r.Precision, r.Cache, budget, r.Threads)
+	} else {
+		p("round", "%d texts, %s, %d threads", r.Batch, r.Precision, r.Threads)
+	}
+	p("measured", "%d steps after a warm-up: median (least to most)", r.Steps)
+	fmt.Fprintln(w)
+	p("seconds", "%s", r.Seconds)
+	if r.What == "train" {
+		p("pairs/s", "%s", r.PairsPerS)
+	}
+	p("texts/s", "%s", r.TextsPerS)
+	p("tokens/s", "%s", r.TokensPerS)
+	p("GFLOP/s", "%s, for real tokens", r.GFLOPS)
+	p("probe", "%s: %.1f %% of it", r.PeakGFLOPS, r.PercentOfPeak)
+	if r.ResidentBytes > 0 {
+		p("peak memory", "%s resident", recipe.Size(r.ResidentBytes))
+	}
+	if len(r.Stages) == 0 {
+		return nil
+	}
+	fmt.Fprintf(w, "\n%-10s %-8s %10s %8s\n", "stage", "", "ms/step", "tasks")
+	for _, s := range slices.SortedFunc(slices.Values(r.Stages), func(a, b StageTime) int { return int(b.MsPerStep*1e3) - int(a.MsPerStep*1e3) }) {
+		fmt.Fprintf(w, "%-10s %-8s %10.2f %8.1f\n", s.Stage, s.Lane, s.MsPerStep, s.TasksPerStep)
+	}
+	return nil
+}

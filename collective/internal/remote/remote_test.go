@@ -1,0 +1,346 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"contraflow/collective"
+	"contraflow/collective/collectivetest"
+	"contraflow/collective/internal/engine"
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+)
+
+// slow is a transport whose data travel as exchanges of the star: enough to try everything else.
+type slow struct {
+	*Member
+	n int
+}
+
+func (t *slow) exchange(c *engine.Call, mine []gpustage.Tensor, index int, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	if err := t.Begin(c); err != nil {
+		return nil, err
+	}
+	room, err := into()
+	if err != nil {
+		return nil, err
+	}
+	f := newFrame(0)
+	for _, x := range mine {
+		b := make([]byte, x.Len()*x.DType.Size())
+		if len(b) > 0 {
+			c.Stream.CopyOut(b, x)
+		}
+		if err := c.Stream.Sync(); err != nil {
+			return nil, err
+		}
+		f.string(string(b))
+	}
+	t.n++
+	var all [][]byte
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		all, err = t.Client.exchange(context.Background(), t.Name+" data", t.n, f.data[5:], time.Minute)
+		done <- err
+	}()
+	err = t.Wait(c, func() (bool, error) {
+		select {
+		case err := <-done:
+			return true, err
+		default:
+			return false, nil
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	views := make([]gpustage.Tensor, len(all))
+	for k, m := range all {
+		g := &frame{data: m}
+		for range index {
+			g.getString()
+		}
+		if b := []byte(g.getString()); k == t.Rank() {
+			views[k] = mine[index]
+		} else if views[k] = room[k]; len(b) > 0 {
+			c.Stream.CopyIn(room[k], b)
+		}
+	}
+	return views, c.Stream.Sync()
+}
+
+func (t *slow) AllToAll(c *engine.Call, parts []gpustage.Tensor, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	return t.exchange(c, parts, t.Rank(), into)
+}
+
+func (t *slow) Gather(c *engine.Call, own gpustage.Tensor, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	return t.exchange(c, []gpustage.Tensor{own}, 0, into)
+}
+
+func (t *slow) Broadcast(c *engine.Call, x gpustage.Tensor, root int) (gpustage.Tensor, error) {
+	same := make([]gpustage.Tensor, t.Size())
+	for k := range same {
+		same[k] = x
+	}
+	var mine []gpustage.Tensor
+	if t.Rank() == root {
+		mine = []gpustage.Tensor{x}
+	}
+	views, err := t.exchange(c, append(mine, gpustage.Tensor{Mem: x.Mem, DType: x.DType}), 0, func() ([]gpustage.Tensor, error) { return same, nil })
+	if err != nil {
+		return x, err
+	}
+	return views[root], nil
+}
+
+func (t *slow) Release(*engine.Call) error { return nil }
+func (t *slow) Close() error               { return nil }
+
+func openSlow(_ context.Context, m *Member, _ func([]byte) ([]byte, error)) (Transport, error) {
+	return &slow{Member: m}, m.Client.Register(m.Name+" data", m.Ranks)
+}
+
+// star connects n ranks within this process.
+func star(t testing.TB, n int, deadline time.Duration) []*Client {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cs := make([]*Client, n)
+	errs := make([]error, n)
+	var wait sync.WaitGroup
+	for r := range cs {
+		c := Config{Rank: r, Size: n, Token: "test", Deadline: deadline, Addresses: []string{l.Addr().String()}}
+		if r == 0 {
+			c.Listener = l
+		}
+		wait.Go(func() { cs[r], errs[r] = Join(context.Background(), c) })
+	}
+	wait.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return cs
+}
+
+func worlds(t testing.TB, n int, deadline time.Duration) ([]collective.World, error) {
+	cs := star(t, n, deadline)
+	ws := make([]collective.World, n)
+	errs := make([]error, n)
+	var wait sync.WaitGroup
+	for r, c := range cs {
+		wait.Go(func() { ws[r], errs[r] = NewWorld(context.Background(), c, openSlow, nil) })
+	}
+	wait.Wait()
+	return ws, errors.Join(errs...)
+}
+
+func TestConformance(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		for range 300 {
+			if runtime.NumGoroutine() <= before {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		buf := make([]byte, 1<<16)
+		t.Errorf("%d goroutines, %d before: %s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
+	})
+	collectivetest.Run(t, []int{1, 3, 4}, func(size int, deadline time.Duration) ([]collective.World, []gpustage.Device, error) {
+		ds := make([]gpustage.Device, size)
+		for r := range ds {
+			ds[r] = ref.New()
+		}
+		ws, err := worlds(t, size, deadline)
+		return ws, ds, err
+	})
+}
+
+// A connection that breaks without a farewell names the rank, whoever it is.
+func TestDeath(t *testing.T) {
+	for _, dead := range []int{0, 1, 2} {
+		cs := star(t, 3, time.Minute)
+		start := time.Now()
+		if dead == 0 {
+			cs[0].server.listener.Close()
+			for _, p := range cs[0].server.all() {
+				p.conn.Close()
+			}
+		} else {
+			cs[dead].wire.conn.Close()
+		}
+		for r, c := range cs {
+			if r == dead {
+				continue
+			}
+			_, err := c.Exchange(context.Background(), "nobody", 1, nil)
+			var re *collective.RankError
+			if !errors.As(err, &re) || re.Rank != dead || !strings.Contains(re.Reason, "process has ended") {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		}
+		if d := time.Since(start); d > 3*time.Second {
+			t.Errorf("it took %v", d)
+		}
+		for _, c := range cs {
+			c.Close()
+		}
+	}
+}
+
+// A rank that is alive for its kernel but does not speak is gone as well.
+func TestSilence(t *testing.T) {
+	cs := star(t, 2, time.Minute)
+	defer func() {
+		for _, c := range cs {
+			c.Close()
+		}
+	}()
+	cs[1].mu.Lock() // as if stopped: neither its reader nor its pings go on
+	defer cs[1].mu.Unlock()
+	cs[1].wire.mu.Lock()
+	defer cs[1].wire.mu.Unlock()
+	start := time.Now()
+	select {
+	case <-cs[0].fate.Done():
+	case <-time.After(10 * time.Second):
+	}
+	var re *collective.RankError
+	if err := cs[0].fate.Err(); !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, "no sign of life") {
+		t.Errorf("%v after %v", err, time.Since(start))
+	}
+}
+
+func TestStrangers(t *testing.T) {
+	cs := star(t, 2, time.Minute)
+	defer func() {
+		for _, c := range cs {
+			c.Close()
+		}
+	}()
+	address := cs[0].Addresses
+	for _, c := range []struct {
+		config Config
+		want   string
+	}{
+		{Config{Rank: 1, Size: 2, Token: "test"}, "rank 1 has been started twice"},
+		{Config{Rank: 2, Size: 3, Token: "test"}, "rank 0 has been started as one of 2 ranks, rank 2 as one of 3"},
+		{Config{Rank: 1, Size: 2, Token: "other"}, "another job"},
+		{Config{Rank: 7, Size: 2, Token: "test"}, "rank 7 of 2"},
+	} {
+		c.config.Deadline, c.config.Addresses = time.Minute, address
+		_, err := Join(context.Background(), c.config)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v; want %q", err, c.want)
+		}
+	}
+	// Somebody else's protocol disturbs nobody.
+	conn, err := net.Dial("tcp", address[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(conn, "GET / HTTP/1.1\r\n\r\n")
+	io.ReadAll(conn)
+	conn.Close()
+	if err := cs[0].fate.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who comes to a port where something else answers, or nothing, is told what it tried.
+func TestUnreachable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, "220 mail ready\r\n")
+			c.Close()
+		}
+	}()
+	_, err = Join(context.Background(), Config{Rank: 1, Size: 2, Deadline: 300 * time.Millisecond, Addresses: []string{l.Addr().String()}})
+	if err == nil || !strings.Contains(err.Error(), "rank 1 can't reach rank 0 at ["+l.Addr().String()+"]") {
+		t.Error(err)
+	}
+}
+
+// A rank that does not come at all is named once the deadline has passed.
+func TestMissing(t *testing.T) {
+	cs := star(t, 3, 300*time.Millisecond)
+	errs := make([]error, 3)
+	var wait sync.WaitGroup
+	for r := range 2 {
+		wait.Go(func() { _, errs[r] = NewWorld(context.Background(), cs[r], openSlow, nil) })
+	}
+	wait.Wait()
+	for r := range 2 {
+		var re *collective.RankError
+		if !errors.As(errs[r], &re) || re.Rank != 2 || !strings.Contains(re.Reason, "did not come to exchange 1 of all ranks") {
+			t.Errorf("rank %d: %v", r, errs[r])
+		}
+	}
+	for _, c := range cs {
+		c.Close()
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	f.Add(newFrame(exchange).string("all ranks").int(3).string("hello").data[5:])
+	f.Add(newFrame(register).string("g").ints([]int{0, 2, 5}).data[5:])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s := &server{groups: map[string]*gathering{}, peers: []*peer{{left: true, heard: make(chan struct{})}}}
+		for k := hello; k <= allGone; k++ {
+			if k != abort && k != exchange && k != issued && k != late && k != bye {
+				_ = s.handle(0, &frame{kind: k, data: data})
+			}
+		}
+		g := &frame{data: data}
+		for g.err == nil && len(g.data) > 0 {
+			g.getInt()
+			g.getInts()
+			g.getString()
+		}
+	})
+}
+
+func BenchmarkExchange(b *testing.B) {
+	for _, bytes := range []int{100, 1 << 18} {
+		b.Run(fmt.Sprint(bytes), func(b *testing.B) {
+			ws, err := worlds(b, 4, time.Minute)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(4 * bytes))
+			var wait sync.WaitGroup
+			for _, w := range ws {
+				wait.Go(func() {
+					for range b.N {
+						if _, err := w.Exchange(context.Background(), make([]byte, bytes)); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+					w.Close()
+				})
+			}
+			wait.Wait()
+		})
+	}
+}

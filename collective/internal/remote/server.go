@@ -1,0 +1,421 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// server is rank 0's side of the star: it collects exchanges, compares what ranks call, notices who has gone silent,
+// and tells everybody how the job ended.
+type server struct {
+	token    string
+	listener net.Listener
+	tasks    sync.WaitGroup
+	quit     chan struct{}
+
+	mu     sync.Mutex
+	peers  []*peer // by rank; nil before it has come
+	groups map[string]*gathering
+	left   int
+	failed bool
+}
+
+// peer is one rank's connection.
+type peer struct {
+	*wire
+	left, lost bool
+	heard      chan struct{} // closed when it has heard of the job's end, or can't
+	once       sync.Once
+}
+
+func (p *peer) hears() { p.once.Do(func() { close(p.heard) }) }
+
+// gathering is what is under way among some ranks.
+type gathering struct {
+	ranks     []int
+	exchanges map[int]*round
+	calls     map[int]*round
+	last      []int // by member: the number of its last data collective
+}
+
+// round is one operation of a group, as far as ranks have come to it.
+type round struct {
+	here  []bool
+	said  []string // by member: message, or operation
+	count int
+}
+
+func serve(l net.Listener, size int, token string) *server {
+	s := &server{token: token, listener: l, quit: make(chan struct{}), peers: make([]*peer, size), groups: map[string]*gathering{}}
+	s.tasks.Go(s.accept)
+	return s
+}
+
+func (s *server) accept() {
+	for {
+		c, err := s.listener.Accept()
+		if err != nil {
+			return // closed
+		}
+		s.tasks.Go(func() { s.peer(&wire{conn: c, limit: maxHello}) })
+	}
+}
+
+// ping shows a peer that this rank lives.
+func (s *server) ping(p *peer, quit <-chan struct{}) {
+	t := time.NewTicker(beat)
+	defer t.Stop()
+	for {
+		select {
+		case <-quit:
+			return
+		case <-t.C:
+			_ = p.write(newFrame(ping)) // its reader notices
+		}
+	}
+}
+
+func (s *server) all() []*peer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.peers), func(p *peer) bool { return p == nil || p.lost })
+}
+
+// peer serves one connection until it ends.
+func (s *server) peer(w *wire) {
+	defer w.conn.Close()
+	rank, p, err := s.admit(w)
+	if err != nil {
+		_ = w.write(newFrame(welcome).string(err.Error())) // whoever it was
+		return
+	}
+	quit := make(chan struct{})
+	defer close(quit)
+	s.tasks.Go(func() { s.ping(p, quit) })
+	for {
+		f, err := w.read()
+		if err == nil {
+			err = s.handle(rank, f)
+		}
+		if err == nil {
+			continue
+		}
+		s.mu.Lock()
+		p.lost = true
+		left := p.left
+		s.mu.Unlock()
+		p.hears()
+		if !left && !s.closing() {
+			s.fail(rank, gone(err))
+		}
+		return
+	}
+}
+
+// gone says what the end of a connection means.
+func gone(err error) string {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Sprintf("it has given no sign of life for %v", silence)
+	}
+	if errors.Is(err, errFrame) {
+		return err.Error()
+	}
+	return fmt.Sprintf("its process has ended without saying why (%v)", err)
+}
+
+func (s *server) closing() bool {
+	select {
+	case <-s.quit:
+		return true
+	default:
+		return false
+	}
+}
+
+// admit is the greeting.
+func (s *server) admit(w *wire) (int, *peer, error) {
+	f, err := w.read()
+	if err != nil {
+		return 0, nil, err
+	}
+	token, rank, size := f.getString(), f.getInt(), f.getInt()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case f.kind != hello || f.err != nil:
+		return 0, nil, errors.New("this is the rendezvous of a contraflow job")
+	case token != s.token:
+		return 0, nil, fmt.Errorf("another job: it is called %q here, %q there", s.token, token)
+	case size != len(s.peers):
+		return 0, nil, fmt.Errorf("rank 0 has been started as one of %d ranks, rank %d as one of %d", len(s.peers), rank, size)
+	case rank < 0 || rank >= size:
+		return 0, nil, fmt.Errorf("rank %d of %d", rank, size)
+	case s.peers[rank] != nil:
+		return 0, nil, fmt.Errorf("rank %d has been started twice", rank)
+	}
+	w.limit = maxFrame
+	p := &peer{wire: w, heard: make(chan struct{})}
+	s.peers[rank] = p
+	return rank, p, w.write(newFrame(welcome).string(""))
+}
+
+// handle acts on one frame. Its error ends the connection.
+func (s *server) handle(rank int, f *frame) error {
+	switch f.kind {
+	case ping:
+	case register:
+		name, ranks := f.getString(), f.getInts()
+		if f.err == nil {
+			s.register(name, ranks)
+		}
+	case exchange:
+		name, n, message := f.getString(), f.getInt(), f.getString()
+		if f.err == nil {
+			s.exchange(name, rank, n, message)
+		}
+	case issued:
+		name, n, op := f.getString(), f.getInt(), f.getString()
+		if f.err == nil {
+			s.issued(name, rank, n, op)
+		}
+	case late:
+		name, n, data, op, waited := f.getString(), f.getInt(), f.getInt(), f.getString(), f.getString()
+		if f.err == nil {
+			s.late(name, rank, n, data == 1, op, waited)
+		}
+	case abort:
+		culprit, reason := f.getInt(), f.getString()
+		if f.err == nil {
+			s.fail(culprit, reason)
+		}
+	case heard:
+		s.mu.Lock()
+		p := s.peers[rank]
+		s.mu.Unlock()
+		p.hears()
+	case bye:
+		s.leave(rank)
+	default:
+		return errFrame
+	}
+	return f.err
+}
+
+func (s *server) register(name string, ranks []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.groups[name] == nil {
+		s.groups[name] = &gathering{ranks: ranks, exchanges: map[int]*round{}, calls: map[int]*round{}, last: make([]int, len(ranks))}
+	}
+}
+
+// join notes that a rank has come to a group's operation n. The lock is held.
+func (g *gathering) join(rounds map[int]*round, rank, n int, said string) *round {
+	r := rounds[n]
+	if r == nil {
+		r = &round{here: make([]bool, len(g.ranks)), said: make([]string, len(g.ranks))}
+		rounds[n] = r
+	}
+	k := slices.Index(g.ranks, rank)
+	if k >= 0 && !r.here[k] {
+		r.here[k], r.said[k] = true, said
+		r.count++
+	}
+	if r.count == len(g.ranks) {
+		delete(rounds, n)
+	}
+	return r
+}
+
+// waitsInVain finds a rank that r waits for and that has left. The lock is held.
+func (s *server) waitsInVain(g *gathering, r *round) (int, bool) {
+	for k, rank := range g.ranks {
+		if p := s.peers[rank]; !r.here[k] && p != nil && p.left {
+			return rank, true
+		}
+	}
+	return 0, false
+}
+
+func (s *server) exchange(name string, rank, n int, message string) {
+	s.mu.Lock()
+	g := s.groups[name]
+	if g == nil {
+		s.mu.Unlock()
+		return
+	}
+	r := g.join(g.exchanges, rank, n, message)
+	goner, vain := s.waitsInVain(g, r)
+	var to []*peer
+	if r.count == len(g.ranks) {
+		for _, k := range g.ranks {
+			to = append(to, s.peers[k])
+		}
+	}
+	s.mu.Unlock()
+	if vain {
+		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in exchange %d of %s", rank, n, name))
+	}
+	if to == nil {
+		return
+	}
+	f := newFrame(result).string(name).int(n).int(len(r.said))
+	for _, m := range r.said {
+		f.string(m)
+	}
+	for _, p := range to {
+		_ = p.write(f) // its reader notices
+	}
+}
+
+// issued compares what ranks call.
+func (s *server) issued(name string, rank, n int, op string) {
+	s.mu.Lock()
+	g := s.groups[name]
+	if g == nil {
+		s.mu.Unlock()
+		return
+	}
+	r := g.join(g.calls, rank, n, op)
+	if k := slices.Index(g.ranks, rank); k >= 0 {
+		g.last[k] = n
+	}
+	goner, vain := s.waitsInVain(g, r)
+	culprit, reason := 0, ""
+	for k := range g.ranks { // the first that came is as good as any; rank 0 reads best
+		first := slices.Index(r.here, true)
+		if r.here[k] && r.said[k] != r.said[first] {
+			culprit = g.ranks[k]
+			reason = fmt.Sprintf("ranks of %s disagree: rank %d calls %s, rank %d calls %s", name, g.ranks[first], r.said[first], culprit, r.said[k])
+			break
+		}
+	}
+	s.mu.Unlock()
+	if reason != "" {
+		s.fail(culprit, reason)
+	}
+	if vain {
+		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in %s", rank, op))
+	}
+}
+
+// late finds out whom a rank has waited for too long.
+func (s *server) late(name string, rank, n int, data bool, op, waited string) {
+	s.mu.Lock()
+	g := s.groups[name]
+	if g == nil {
+		s.mu.Unlock()
+		return
+	}
+	var missing []string
+	culprit := rank
+	for k := range g.ranks {
+		absent := false
+		if data {
+			absent = g.last[k] < n
+		} else if r := g.exchanges[n]; r != nil {
+			absent = !r.here[k]
+		}
+		if absent {
+			if missing == nil {
+				culprit = g.ranks[k]
+			}
+			missing = append(missing, fmt.Sprint(g.ranks[k]))
+		}
+	}
+	s.mu.Unlock()
+	switch {
+	case missing == nil:
+		s.fail(rank, fmt.Sprintf("%s has not ended %s, though all ranks have come to it", op, waited))
+	case len(missing) == 1:
+		s.fail(culprit, fmt.Sprintf("it did not come to %s, where rank %d waits: %s", op, rank, waited))
+	default:
+		s.fail(culprit, fmt.Sprintf("it did not come to %s, where rank %d waits: %s (missing: ranks %s)", op, rank, waited, strings.Join(missing, ", ")))
+	}
+}
+
+// leave notes that a rank has closed its world.
+func (s *server) leave(rank int) {
+	s.mu.Lock()
+	p := s.peers[rank]
+	if !p.left {
+		p.left = true
+		s.left++
+	}
+	all := s.left == len(s.peers)
+	what := ""
+	for name, g := range s.groups {
+		k := slices.Index(g.ranks, rank)
+		if k < 0 {
+			continue
+		}
+		for _, r := range g.exchanges {
+			if !r.here[k] {
+				what = "an exchange of " + name
+			}
+		}
+		for _, r := range g.calls {
+			if !r.here[k] {
+				what = r.said[slices.Index(r.here, true)]
+			}
+		}
+	}
+	s.mu.Unlock()
+	if what != "" {
+		s.fail(rank, "it has left the job; others wait for it in "+what)
+	}
+	if all {
+		for _, p := range s.all() {
+			_ = p.write(newFrame(allGone)) // they don't wait for long
+		}
+	}
+}
+
+// fail tells everybody how the job ended, rank 0 last: when it knows, its process may end, and with it this server.
+func (s *server) fail(culprit int, reason string) {
+	s.mu.Lock()
+	if s.failed {
+		s.mu.Unlock()
+		return
+	}
+	s.failed = true
+	first := s.peers[0]
+	s.mu.Unlock()
+	var told []*peer
+	for _, p := range s.all() {
+		if p == first {
+			continue
+		}
+		if p.write(newFrame(abort).int(culprit).string(reason)) == nil {
+			told = append(told, p)
+		}
+	}
+	patience := time.After(lastWords)
+	s.tasks.Go(func() { // not here: this goroutine may be the one that reads what a peer has heard
+		for _, p := range told {
+			select {
+			case <-p.heard:
+			case <-patience:
+			case <-s.quit:
+			}
+		}
+		if first != nil {
+			_ = first.write(newFrame(abort).int(culprit).string(reason))
+		}
+	})
+}
+
+func (s *server) close() {
+	close(s.quit)
+	s.listener.Close()
+	for _, p := range s.all() {
+		p.conn.Close()
+	}
+	s.tasks.Wait()
+}
