@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 	"testing"
+	"time"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the transcripts in testdata")
@@ -35,88 +35,23 @@ type script struct {
 	finals  map[string]int // Final outputs: when the step's last task puts them, in ticks from its start
 }
 
-// simulate runs the core against a clock of its own and returns what each lane did and when, and every issue in order.
+// simulate predicts a plan in ticks and returns what each lane did and when. It checks the core's books on the way.
 func simulate(t *testing.T, p *Plan, s script) string {
 	t.Helper()
-	c := newCore(p, 0)
-	type finish struct {
-		at, seq int
-		id      taskID
-		final   *port // not the task's end: it puts this port
-	}
-	var running []finish
-	now, seq, emitted := 0, 0, 0
-	rows := map[string][]string{}
-	var log strings.Builder
-	var step, batch int
-	var act func(reply)
-	act = func(r reply) {
-		for _, it := range r.release {
-			fmt.Fprintf(&log, "  drop %s(%v)\n", it.port.name, it.index)
-		}
-		for _, id := range r.start {
-			d := 1
-			if n, ok := s.ticks[id.stage.name]; ok {
-				d = n
+	sim := newSimulation(p, Workload{
+		Items:   s.items,
+		Batches: func(step int) int { return s.batches[step] },
+		Subs:    s.subs,
+		Time: func(stage string, _ Index) time.Duration {
+			if n, ok := s.ticks[stage]; ok {
+				return time.Duration(n)
 			}
-			lane := p.laneName(id.stage.place)
-			what := fmt.Sprint(id)
-			rows[lane] = append(rows[lane], fmt.Sprintf("%3d-%-3d %s", now, now+d, what))
-			fmt.Fprintf(&log, "  start %v\n", id)
-			for _, o := range id.stage.out {
-				if o.final && c.lastOfStep(id) {
-					running = append(running, finish{now + s.finals[o.name], seq, id, o})
-					seq++
-				}
-			}
-			running = append(running, finish{now + d, seq, id, nil})
-			seq++
-		}
-	}
-	act(c.begin())
-	for len(running) > 0 {
-		sort.Slice(running, func(i, j int) bool {
-			a, b := running[i], running[j]
-			return a.at < b.at || a.at == b.at && a.seq < b.seq
-		})
-		f := running[0]
-		running = running[1:]
-		now = f.at
-		if f.final != nil {
-			_, r := c.put(f.id, f.final, false)
-			act(r)
-			continue
-		}
-		fmt.Fprintf(&log, "%d: %v\n", now, f.id)
-		st, end := f.id.stage, false
-		if st.level == Stream && len(st.in) == 0 && f.id.index.N >= s.items {
-			end = true
-		} else {
-			for _, o := range st.out {
-				switch {
-				case o.final:
-				case o == st.batches:
-					if emitted < s.items && !f.id.ended {
-						emitted++
-						last := batch+1 == s.batches[step]
-						_, r := c.put(f.id, o, last)
-						if batch++; last {
-							step, batch = step+1, 0
-						}
-						act(r)
-					}
-				case o.fan:
-					for range s.subs(f.id.index) {
-						_, r := c.put(f.id, o, false)
-						act(r)
-					}
-				default:
-					_, r := c.put(f.id, o, false)
-					act(r)
-				}
-			}
-		}
-		act(c.done(f.id, end))
+			return 1
+		},
+		Final: func(_, output string, _ Index) time.Duration { return time.Duration(s.finals[output]) },
+	})
+	c := sim.c
+	for sim.next() {
 		for _, e := range p.edges {
 			if len(c.open[e.id]) > e.cap {
 				t.Errorf("edge %s holds %d units, capacity %d", edgeName(e), len(c.open[e.id]), e.cap)
@@ -124,7 +59,7 @@ func simulate(t *testing.T, p *Plan, s script) string {
 		}
 	}
 	if !c.complete() {
-		t.Fatalf("%v\n%s", c.stuck(), log.String())
+		t.Fatalf("%v", c.stuck())
 	}
 	if len(c.steps) > 0 {
 		t.Errorf("%d steps were not forgotten", len(c.steps))
@@ -135,6 +70,11 @@ func simulate(t *testing.T, p *Plan, s script) string {
 				t.Errorf("value %s(%v) was not released", port.name, idx)
 			}
 		}
+	}
+	rows := map[string][]string{}
+	for i, x := range sim.spans {
+		lane := p.laneName(sim.ids[i].stage.place)
+		rows[lane] = append(rows[lane], fmt.Sprintf("%3d-%-3d %v", x.Start, x.End, sim.ids[i]))
 	}
 	var b strings.Builder
 	lanes := []string{"host"}
@@ -148,16 +88,6 @@ func simulate(t *testing.T, p *Plan, s script) string {
 		}
 	}
 	return b.String()
-}
-
-// lastOfStep tells whether a sub-batch is the last of its step that a stage works on.
-func (c *core) lastOfStep(t taskID) bool {
-	last := c.counts[t.stage.origin][t.index.at(Batch)] - 1
-	if t.stage.descending {
-		last = 0
-	}
-	s := c.steps[t.index.Step]
-	return t.index.Level == Sub && t.index.Sub == last && s.closed && t.index.Batch == s.batches-1
 }
 
 func checkTranscript(t *testing.T, name, got string) {
