@@ -49,13 +49,19 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 	return out.Port
 }
 
+// splits tells whether each rank computes the loss of its own rows alone.
+func (e *Encoder) splits() (loss.RowSplitter, bool) {
+	s, ok := e.loss.(loss.RowSplitter)
+	return s, ok
+}
+
 // lossBatch is a batch as the loss sees it: all ranks' embeddings and texts, or this rank's alone. whole tells that the
 // loss must be computed for all rows though some are other ranks'.
 func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 	lb = &loss.Batch{Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Texts: b.Texts, Weights: b.Weights}
 	if e.gathers() {
 		lb.Rows, lb.Texts, lb.Weights = b.Global.Rows, b.Global.Texts, b.Global.Weights
-		if _, ok := e.loss.(loss.RowSplitter); ok {
+		if _, ok := e.splits(); ok {
 			lb.Only = &loss.Rows{Lo: b.First, Hi: b.First + len(b.Rows)}
 		} else {
 			whole = true

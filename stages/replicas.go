@@ -194,11 +194,7 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		if err != nil {
 			return nil, err
 		}
-		subs := 0
-		for _, p := range peers {
-			subs = max(subs, len(p.Cuts)-1)
-		}
-		for len(b.Subs) < subs {
+		for subs := b.Global.subs(); len(b.Subs) < subs; {
 			b.Subs = append(b.Subs, SubBatch{b, b.N(), b.N()})
 		}
 		return b, nil

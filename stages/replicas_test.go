@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"contraflow/collective"
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
 	"contraflow/stages"
@@ -105,5 +106,54 @@ func TestReplicasTrain(t *testing.T) {
 				t.Errorf("mesh %v: step %d: loss %v, want %v", mesh, i, many.steps[i].Loss, s.Loss)
 			}
 		}
+	}
+}
+
+// What ranks send is what the plan says, to the byte; and with sync: last, gradients are reduced once a step, however many
+// sub-batches and contrastive batches it has.
+func TestReplicasTraffic(t *testing.T) {
+	count := func(r goldenRun) (reductions int, planned, sent int64) {
+		t.Helper()
+		r.negatives, r.loss, r.maxSteps = true, loss.InfoNCE{}, 1
+		got := r.run(t)
+		want := map[collective.Op][2]int64{}
+		for _, c := range got.traffic.calls {
+			if c.Stage == "spread" || c.Stage == "norm" { // later than what was counted
+				continue
+			}
+			want[c.Op] = [2]int64{want[c.Op][0] + 1, want[c.Op][1] + c.Sent()}
+			planned += c.Sent()
+			if c.Stage != "gather" && c.Stage != "scatter" && c.Stage != "reduce table" {
+				reductions++
+			}
+		}
+		for op, n := range got.traffic.counted {
+			if n != want[op] {
+				t.Errorf("%d ranks, %d shards, %+v: %s: %d calls and %d bytes, planned %d and %d", r.ranks, r.shards, r.size, op, n[0], n[1], want[op][0], want[op][1])
+			}
+			sent += n[1]
+		}
+		if len(got.traffic.counted) == 0 || sent != planned {
+			t.Errorf("%d bytes sent, %d planned", sent, planned)
+		}
+		return reductions, planned, sent
+	}
+	for _, mesh := range [][2]int{{2, 1}, {3, 1}, {2, 2}, {4, 2}} {
+		base := goldenRun{ranks: mesh[0], shards: mesh[1], exchange: stages.Exchanging{BucketBytes: 1 << 14}}
+		want, _, _ := count(base)
+		for _, r := range []goldenRun{
+			{size: stages.Size{Rows: 3}},
+			{size: stages.Size{Tokens: 100}, globalSize: 13, accumulate: 3},
+			{globalSize: 7, accumulate: 4},
+		} {
+			r.ranks, r.shards, r.exchange = base.ranks, base.shards, base.exchange
+			if got, _, _ := count(r); got != want {
+				t.Errorf("mesh %v, %+v, accumulate %d: %d reductions of gradients a step, want %d", mesh, r.size, r.accumulate, got, want)
+			}
+		}
+	}
+	every := goldenRun{ranks: 2, size: stages.Size{Rows: 12}, exchange: stages.Exchanging{Every: true}}
+	if got, _, _ := count(every); got != 2 {
+		t.Errorf("sync: every with 2 sub-batches: %d reductions, want 2", got)
 	}
 }

@@ -68,6 +68,28 @@ type goldenResult struct {
 	grad    []byte // of the first step, divided
 	model   *transformer.Model
 	stream  gpustage.Stream
+	traffic struct { // of the first step's gradient
+		counted map[collective.Op][2]int64 // calls and bytes
+		calls   []stages.Call              // as planned
+	}
+}
+
+// traffic is what a rank has issued and sent so far.
+func traffic(r *stages.Replicas) map[collective.Op][2]int64 {
+	out := map[collective.Op][2]int64{}
+	if r == nil {
+		return out
+	}
+	groups := []collective.Group{r.Comm.World, r.Comm.Replicate, r.Comm.Shard}
+	for _, g := range groups {
+		t := g.Traffic()
+		for op, n := range t.Calls {
+			if op != collective.OpExchange {
+				out[op] = [2]int64{out[op][0] + n, out[op][1] + t.Bytes[op]}
+			}
+		}
+	}
+	return out
 }
 
 // run returns what rank 0 has; all ranks have the same, to the bit.
@@ -198,6 +220,12 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 				w += l.Weight
 			}
 		}
+		res.traffic.counted = traffic(ranks)
+		var batches []*stages.Global
+		for _, l := range all.All(task) {
+			batches = append(batches, l.Batch.Global)
+		}
+		res.traffic.calls = enc.Calls(batches)
 		enc.Complete(stages.Stream(task))
 		vs := read64(t, stages.Stream(task), enc.Gradients())
 		for i := range vs {

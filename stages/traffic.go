@@ -1,0 +1,92 @@
+package stages
+
+import (
+	"contraflow/collective"
+	"contraflow/gpustage"
+)
+
+// Calls lists the data collectives of one optimizer step with the group that each is issued in, by stage: what the plan has every rank
+// issue for batches of these sizes. A planner adds their times up, tests compare them with what was counted.
+func (e *Encoder) Calls(batches []*Global) []Call {
+	if e.ranks == nil {
+		return nil
+	}
+	c := e.ranks.Comm
+	var out []Call
+	add := func(stage string, g collective.Group, call collective.Call) { out = append(out, Call{stage, g, call}) }
+	dtype, wire, size := e.Model.DType, e.wire(), e.Model.EmbeddingSize()
+	if e.gathers() {
+		for _, b := range batches {
+			rows := make([]int, len(b.Peers))
+			for u := range b.subs() {
+				sub := make([]int, len(b.Peers))
+				for r := range b.Peers {
+					sub[r] = b.Peers[r].subSize(u)
+				}
+				add("gather", c.World, collective.GatherCall(sub, size, dtype, wire))
+			}
+			for r := range b.Peers {
+				rows[r] = b.Peers[r].Rows
+			}
+			if _, ok := e.splits(); ok {
+				for range len(b.Texts) / max(1, b.Rows) {
+					add("scatter", c.World, collective.ReduceScatterCall(rows, size, dtype, wire))
+				}
+			}
+		}
+	}
+	if e.ranks.Every {
+		for _, b := range batches {
+			for range b.subs() {
+				add("backward", c.World, collective.AllReduceCall(e.grads.Cols, c.World.Size(), dtype, wire))
+			}
+		}
+		return out
+	}
+	reduce := func(stage string, from, to int) {
+		if !e.sharded() {
+			add(stage, c.World, collective.AllReduceCall(to-from, c.World.Size(), dtype, wire))
+			return
+		}
+		x := e.share(from, to)
+		add(stage, c.Shard, collective.ReduceScatterCall(x.parts, 1, dtype, wire))
+		if c.Mesh.Replicate > 1 {
+			add(stage, c.Replicate, collective.AllReduceCall(x.hi-x.lo, c.Mesh.Replicate, dtype, wire))
+		}
+	}
+	word, last := e.Model.Layout.Word(), batches[len(batches)-1]
+	if len(batches) > 1 || last.subs() > 1 {
+		reduce("reduce table", word.Off, word.Off+word.Len())
+	}
+	for _, b := range e.cut() {
+		reduce("reduce "+b.name, b.from, b.to)
+	}
+	rows, _ := last.lastRows()
+	add("reduce last rows", c.World, collective.GatherCall(rows, e.Model.Config.Hidden, dtype, wire))
+	if e.sharded() {
+		add("norm", c.Shard, collective.AllReduceCall(1, c.Mesh.Shard, gpustage.F64, gpustage.F64))
+		for _, x := range e.whole() {
+			add("spread", c.Shard, collective.GatherCall(x.parts, 1, dtype, dtype))
+		}
+	}
+	return out
+}
+
+// Call is a data collective that a stage issues.
+type Call struct {
+	Stage string
+	Group collective.Group
+	collective.Call
+}
+
+// Sent is what it sends from this rank, in bytes.
+func (c Call) Sent() int64 { return c.Call.Sent(c.Group.Rank()) }
+
+// subs is how many sub-batches every rank runs.
+func (g *Global) subs() int {
+	n := 0
+	for _, p := range g.Peers {
+		n = max(n, len(p.Cuts)-1)
+	}
+	return n
+}
