@@ -5,7 +5,17 @@ import "math"
 // Dry is a device that computes nothing and has all the memory in the world. Running a pass on it costs nothing and
 // leaves in the arena's peak exactly what the pass takes on a real device: predictions come from the code that they are
 // about.
-type Dry struct{}
+type Dry struct {
+	Like Device // whose habits it has; may be nil
+}
+
+// PackedBytes is that of the device that it is like.
+func (d Dry) PackedBytes(k, n int, bf16 bool) int {
+	if p, ok := d.Like.(Packer); ok {
+		return p.PackedBytes(k, n, bf16)
+	}
+	return 0
+}
 
 // DryArena is an arena without bounds for a dry run.
 func DryArena() *Arena {

@@ -35,6 +35,8 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		for k := range lb.N() - 2*lb.Rows {
 			lb.Owner = append(lb.Owner, int32(k%lb.Rows))
 		}
+		lo, hi := lb.Own()
+		t.Note(Scores, float64(hi-lo)*float64(lb.N()-lb.Rows))
 		stream.Fill(lb.Gradient, 0)
 		r, err := l.Compute(stream, e.arena, lb)
 		if errors.Is(err, loss.ErrNotFinite) {

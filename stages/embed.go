@@ -6,6 +6,13 @@ import (
 	"contraflow/stages/transformer"
 )
 
+// Notes of tasks, for traces and for calibration.
+const (
+	Tokens   = "tokens"   // that go through the model
+	Replayed = "replayed" // of them, those that go through it again
+	Scores   = "scores"   // rows times candidates
+)
+
 // Embedded tells that a sub-batch's embeddings are in the encoder's matrix.
 type Embedded struct{ Sub SubBatch }
 
@@ -26,6 +33,7 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 			out.Put(t, Embedded{sub})
 			return nil
 		}
+		t.Note(Tokens, float64(sub.Tokens()))
 		stream := Stream(t)
 		keep := t.Index.Sub >= e.keepFrom
 		rows := sub.rows(e.Seed, t.Index.Step)
@@ -67,6 +75,10 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 		}
 		e.seen++
 		if sub.Len() > 0 {
+			t.Note(Tokens, float64(sub.Tokens()))
+			if len(e.kept) == 0 {
+				t.Note(Replayed, float64(sub.Tokens()))
+			}
 			p := e.pass(stream, sub, t.Index.Step)
 			p.BackwardTo(e.dEmb.Span(sub.Lo, sub.Hi), to)
 			p.Release()

@@ -44,7 +44,8 @@ import (
 //
 // A table of word embeddings is half of a small model, and its gradient is the last to be complete. What earlier sub-batches
 // have added to it is reduced while the step's last sub-batch still runs; that one's own gradient goes to a small matrix with a row for each
-// distinct token, and only these rows travel at the end. A step of one sub-batch never sends the table.
+// distinct token, and only these rows travel at the end. A step of one sub-batch never sends the table. Where these rows are
+// more than the table (many ranks, a small vocabulary), the whole table is reduced at the end instead.
 
 // Replicas is a run's place among the ranks that train with it.
 type Replicas struct {
@@ -146,6 +147,7 @@ type Peer struct {
 	Total       int   // rows of all ranks, as the rank knows it
 	Cuts        []int // [subs+1]: its sub-batch u is its sequences Cuts[u] to Cuts[u+1]
 	Tokens      int
+	SubTokens   []int         // of each sub-batch
 	Texts       []loss.TextID // of its sequences, column by column
 	Weights     []float64     // of its rows; nil if all are 1
 	LastIDs     []int32       // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
@@ -174,31 +176,40 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		return batches
 	}
 	return pipeline.Map(g, "header", batches, func(t *pipeline.Task, b *Batch) (*Batch, error) {
-		b.Subs = size.Cut(b)
-		me := Peer{
-			Step: t.Index.Step, Batch: t.Index.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{0},
-			Tokens: len(b.IDs), Texts: b.Texts, Weights: b.Weights, Truncated: b.Truncated,
-		}
-		for _, s := range b.Subs {
-			me.Cuts = append(me.Cuts, s.Hi)
-		}
-		if b.EndsStep {
-			b.last = distinct(b.Subs[0])
-			me.LastIDs = b.last.ids
-		}
-		peers, err := exchange(t.Context(), r.header, me)
+		peers, err := exchange(t.Context(), r.header, b.peer(t.Index, size))
 		if err != nil {
 			return nil, err
 		}
-		b.Global, err = joinPeers(peers, len(b.Columns))
-		if err != nil {
-			return nil, err
-		}
-		for subs := b.Global.subs(); len(b.Subs) < subs; {
-			b.Subs = append(b.Subs, SubBatch{b, b.N(), b.N()})
-		}
-		return b, nil
+		return b, b.join(peers)
 	})
+}
+
+// peer cuts a batch and says what others must know of it.
+func (b *Batch) peer(at pipeline.Index, size Size) Peer {
+	b.Subs = size.Cut(b)
+	p := Peer{
+		Step: at.Step, Batch: at.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{0},
+		Tokens: len(b.IDs), Texts: b.Texts, Weights: b.Weights, Truncated: b.Truncated,
+	}
+	for _, s := range b.Subs {
+		p.Cuts, p.SubTokens = append(p.Cuts, s.Hi), append(p.SubTokens, s.Tokens())
+	}
+	if b.EndsStep {
+		b.last = distinct(b.Subs[0])
+		p.LastIDs = b.last.ids
+	}
+	return p
+}
+
+// join makes a batch one of several ranks'.
+func (b *Batch) join(peers []Peer) (err error) {
+	if b.Global, err = joinPeers(peers, len(b.Columns)); err != nil {
+		return err
+	}
+	for subs := b.Global.Subs(); len(b.Subs) < subs; {
+		b.Subs = append(b.Subs, SubBatch{b, b.N(), b.N()})
+	}
+	return nil
 }
 
 // joinPeers checks that the ranks' parts make one batch and puts their texts and weights into its order.
@@ -474,6 +485,11 @@ func (r *Replicas) sent() (calls, bytes int64) {
 
 // addLastRows gathers the last sub-batch's rows of the word embeddings' gradient and adds them to the table, in the order of ranks.
 func (e *Encoder) addLastRows(s gpustage.Stream, b *Batch) {
+	if e.wholeTable(b.Global) {
+		word := e.Model.Layout.Word()
+		e.reduce(s, word.Off, word.Off+word.Len())
+		return
+	}
 	rows, total := b.Global.lastRows()
 	e.ranks.Comm.World.AllGather(s, e.rowsIn.Span(0, total), e.rowsOut.Span(0, rows[e.ranks.Rank()]), rows, e.wire())
 	word := e.Model.Layout.Word()
@@ -488,6 +504,13 @@ func (e *Encoder) addLastRows(s gpustage.Stream, b *Batch) {
 		s.ScatterAdd(table, e.rowsIn.Span(at, at+n), ids)
 		at += n
 	}
+}
+
+// wholeTable tells whether the word embeddings' gradient is reduced as a whole: its all-reduce brings each rank twice the table,
+// the rows of the last sub-batches once each.
+func (e *Encoder) wholeTable(g *Global) bool {
+	_, total := g.lastRows()
+	return total > 2*e.Model.Layout.Word().Rows
 }
 
 // lastRows is how many distinct tokens each rank's last sub-batch has.

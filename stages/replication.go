@@ -45,7 +45,7 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 		n := g.Rows * len(b.Columns)
 		errs = append(errs, e.grow(&e.all, n, size), e.grow(&e.dAll, n, size), e.grow(&e.arriving, widest, size))
 	}
-	if b.EndsStep && !e.ranks.Every {
+	if b.EndsStep && !e.ranks.Every && !e.wholeTable(g) {
 		rows, total := g.lastRows()
 		c := e.Model.Config.Hidden
 		errs = append(errs, e.grow(&e.rowsOut, rows[e.ranks.Rank()], c), e.grow(&e.rowsIn, total, c),
@@ -79,7 +79,8 @@ func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Grad
 	if e.ranks == nil || e.ranks.Every {
 		return nil
 	}
-	e.tableReady.Put(t, e.seen > 0)
+	whole := e.wholeTable(sub.Batch.Global)
+	e.tableReady.Put(t, e.seen > 0 && !whole)
 	to.Done = func(layer int) {
 		for _, b := range e.buckets {
 			if b.layer == layer {
@@ -87,7 +88,7 @@ func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Grad
 			}
 		}
 	}
-	if sub.Len() == 0 {
+	if sub.Len() == 0 || whole {
 		return nil
 	}
 	s, last := Stream(t), sub.Batch.last

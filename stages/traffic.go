@@ -18,7 +18,7 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 	if e.gathers() {
 		for _, b := range batches {
 			rows := make([]int, len(b.Peers))
-			for u := range b.subs() {
+			for u := range b.Subs() {
 				sub := make([]int, len(b.Peers))
 				for r := range b.Peers {
 					sub[r] = b.Peers[r].subSize(u)
@@ -37,7 +37,7 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 	}
 	if e.ranks.Every {
 		for _, b := range batches {
-			for range b.subs() {
+			for range b.Subs() {
 				add("backward", c.World, collective.AllReduceCall(e.grads.Cols, c.World.Size(), dtype, wire))
 			}
 		}
@@ -55,14 +55,18 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 		}
 	}
 	word, last := e.Model.Layout.Word(), batches[len(batches)-1]
-	if len(batches) > 1 || last.subs() > 1 {
+	whole := e.wholeTable(last)
+	if !whole && (len(batches) > 1 || last.Subs() > 1) {
 		reduce("reduce table", word.Off, word.Off+word.Len())
 	}
 	for _, b := range e.cut() {
 		reduce("reduce "+b.name, b.from, b.to)
 	}
-	rows, _ := last.lastRows()
-	add("reduce last rows", c.World, collective.GatherCall(rows, e.Model.Config.Hidden, dtype, wire))
+	if rows, _ := last.lastRows(); whole {
+		reduce("reduce last rows", word.Off, word.Off+word.Len())
+	} else {
+		add("reduce last rows", c.World, collective.GatherCall(rows, e.Model.Config.Hidden, dtype, wire))
+	}
 	if e.sharded() {
 		add("norm", c.Shard, collective.AllReduceCall(1, c.Mesh.Shard, gpustage.F64, gpustage.F64))
 		for _, x := range e.whole() {
@@ -82,8 +86,8 @@ type Call struct {
 // Sent is what it sends from this rank, in bytes.
 func (c Call) Sent() int64 { return c.Call.Sent(c.Group.Rank()) }
 
-// subs is how many sub-batches every rank runs.
-func (g *Global) subs() int {
+// Subs is how many sub-batches every rank runs.
+func (g *Global) Subs() int {
 	n := 0
 	for _, p := range g.Peers {
 		n = max(n, len(p.Cuts)-1)

@@ -63,6 +63,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		if states[i], err = gpustage.NewTensor(m.Device, m.DType, 1, n); err != nil {
 			return out.Port, fmt.Errorf("optimizer state: %w", err)
 		}
+		e.held += int64(states[i].Mem.Bytes())
 	}
 	norm, err := gpustage.NewTensor(m.Device, gpustage.F64, 1, 1)
 	if err != nil {

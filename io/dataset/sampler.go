@@ -111,6 +111,9 @@ func (s *Sampler) fresh(epoch int) *Sampler {
 	return f
 }
 
+// Restart is a sampler of the same sequence at its beginning.
+func (s *Sampler) Restart() *Sampler { return s.fresh(0) }
+
 func (s *Sampler) startEpoch(epoch int) {
 	s.epoch, s.batch, s.pos = epoch, 0, 0
 	s.order = NewOrder(s.layout, s.cfg.Seed, epoch, s.cfg.Shuffle, s.cfg.Window)

@@ -70,20 +70,7 @@ func (x *Run) Graph() (*pipeline.Graph, error) {
 
 // graph builds the training graph; log may be nil if it will not run.
 func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
-	r := x.Recipe
-	g := pipeline.New("train")
-	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed, stages.With(x.ranks))
-	if err != nil {
-		return nil, nil, err
-	}
-	chunks := stages.Ingest(g, x.plan)
-	tokens := stages.Tokenize(g, chunks, x.text)
-	batches := stages.Header(g, stages.Assemble(g, tokens), r.size(), x.ranks)
-	subs := stages.Split(g, batches, r.size())
-	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss()), enc)
-	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
-	results, err := stages.Apply(g, contributions, grads, enc, r.update(x.Steps))
+	g, enc, results, err := x.steps()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -95,6 +82,39 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	pipeline.In(record, "saved", saved)
 	record.Do(func(t *pipeline.Task) error { return log.step(result.Get(t), evaluation.Get(t), enc) })
 	return g, enc, nil
+}
+
+// trainingGraph is the graph without evaluation, saving and reports.
+func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
+	g, enc, results, err := x.steps()
+	if err != nil {
+		return nil, nil, err
+	}
+	pipeline.Sink(g, "record", results, func(*pipeline.Task, stages.StepResult) error { return nil })
+	return g, enc, nil
+}
+
+// steps is the graph up to each step's result.
+func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.StepResult], error) {
+	r := x.Recipe
+	g := pipeline.New("train")
+	var none pipeline.Port[stages.StepResult]
+	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed, stages.With(x.ranks))
+	if err != nil {
+		return nil, nil, none, err
+	}
+	chunks := stages.Ingest(g, x.plan)
+	tokens := stages.Tokenize(g, chunks, x.text)
+	batches := stages.Header(g, stages.Assemble(g, tokens), r.size(), x.ranks)
+	subs := stages.Split(g, batches, r.size())
+	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss()), enc)
+	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
+	results, err := stages.Apply(g, contributions, grads, enc, r.update(x.Steps))
+	if err != nil {
+		return nil, nil, none, err
+	}
+	return g, enc, results, nil
 }
 
 // last tells whether a step is the run's last one.

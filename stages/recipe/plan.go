@@ -1,0 +1,252 @@
+package recipe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"contraflow/collective"
+	"contraflow/collective/sim"
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/transformer"
+)
+
+// A forecast is the run's own plan without the run: the graph is built for a mesh that exists on paper, its memory is what its
+// stages allocate on a device that computes nothing, its traffic is the list of collectives that they would issue for the first
+// step's real rows, and its times come from the scheduler itself, run on a clock of its own with each task's time: computing as
+// calibrated on this machine, communication as the link says.
+
+// Rates are what computing takes on a device.
+type Rates struct {
+	Forward  float64                  // seconds per token
+	Backward float64                  // seconds per token, without replay
+	Score    float64                  // of the loss: seconds per row and candidate
+	Update   float64                  // seconds per parameter
+	Others   map[string]time.Duration // stages on the host, per task
+}
+
+// Calibrate trains a few steps of the recipe on this rank alone, as one of so many ranks would, and returns what that took. The
+// model is not worth anything afterwards.
+func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
+	y := *x
+	y.ranks = nil
+	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)
+	y.Recipe.Train.MaxSteps = steps
+	if err := y.openData(ctx); err != nil {
+		return Rates{}, err
+	}
+	defer y.data.Close()
+	var mu sync.Mutex
+	var spans []pipeline.Span
+	g, enc, err := y.trainingGraph()
+	if err != nil {
+		return Rates{}, err
+	}
+	p, err := g.Build(pipeline.Devices(stages.OnDevice(y.device)))
+	if err != nil {
+		return Rates{}, err
+	}
+	err = p.Run(ctx, pipeline.WithSpans(func(s pipeline.Span) {
+		mu.Lock()
+		defer mu.Unlock()
+		spans = append(spans, s)
+	}))
+	if err = errors.Join(err, enc.Close()); err != nil {
+		return Rates{}, err
+	}
+	first := "0" // its memory is new: it counts only where there is no other
+	if steps < 2 {
+		first = "-"
+	}
+	return rates(spans, first, float64(x.model.Layout.Len)), nil
+}
+
+func rates(spans []pipeline.Span, skip string, parameters float64) Rates {
+	spent, note, tasks := map[string]float64{}, map[string]float64{}, map[string]float64{}
+	for _, s := range spans {
+		if step, _, _ := strings.Cut(s.Item, "."); step == skip {
+			continue
+		}
+		spent[s.Stage] += (s.End - s.Start).Seconds()
+		tasks[s.Stage]++
+		for k, v := range s.Notes {
+			note[s.Stage+" "+k] += v
+		}
+	}
+	per := func(stage, what string) float64 { return spent[stage] / max(1, note[stage+" "+what]) }
+	r := Rates{Forward: per("embed", stages.Tokens), Score: per("loss", stages.Scores), Update: spent["update"] / max(1, tasks["update"]) / parameters}
+	replayed := note["backward "+stages.Replayed] * r.Forward
+	r.Backward = max(0, spent["backward"]-replayed) / max(1, note["backward "+stages.Tokens])
+	r.Others = map[string]time.Duration{}
+	for s, t := range spent {
+		r.Others[s] = durationOf(t / tasks[s])
+	}
+	return r
+}
+
+func durationOf(seconds float64) time.Duration { return time.Duration(seconds * 1e9) }
+
+// Forecast is what a step will take on a mesh, per rank.
+type Forecast struct {
+	Mesh     collective.Mesh
+	Link     sim.Link
+	Rows     int   // of a step, over all ranks
+	Tokens   int   // likewise
+	Memory   int64 // bytes on each device
+	Sent     int64 // bytes that a rank sends per step
+	Stages   []Traffic
+	StepTime time.Duration
+	Comm     time.Duration // communication per step
+	Exposed  time.Duration // of it not hidden
+	Tail     time.Duration // from the last backward to the end of the update
+}
+
+// Traffic is what one stage communicates per step.
+type Traffic struct {
+	Stage       string
+	Collectives int
+	Sent        int64
+	Time        time.Duration
+}
+
+// Forecast plans the recipe for a mesh whose ranks are connected by a link.
+func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link, r Rates) (*Forecast, error) {
+	y := *x
+	dry := gpustage.Dry{Like: x.device}
+	o := x.model.Options
+	m, err := transformer.New(dry, x.model.Config, x.model.Head, o)
+	if err != nil {
+		return nil, err
+	}
+	y.model, y.device = m, dry
+	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
+	g, enc, err := y.trainingGraph()
+	if err != nil {
+		return nil, err
+	}
+	p, err := g.Build(pipeline.Devices(stages.OnDevice(dry)))
+	if err != nil {
+		return nil, err
+	}
+	step, err := stages.Preview(ctx, x.plan, x.text, x.Recipe.size(), mesh.Size())
+	if err != nil {
+		return nil, err
+	}
+	f := &Forecast{Mesh: mesh, Link: link}
+	var globals []*stages.Global
+	replay := make([][]bool, len(step))
+	for b, batch := range step {
+		globals = append(globals, batch.Global)
+		if replay[b], err = enc.Plan(batch); err != nil {
+			return nil, err
+		}
+		f.Rows += batch.Global.Rows
+		for _, peer := range batch.Global.Peers {
+			f.Tokens += peer.Tokens
+		}
+	}
+	f.Memory = enc.PeakBytes()
+	comm := map[string]time.Duration{}
+	tasks := map[string]int{"gather": 0}
+	for _, b := range globals {
+		tasks["gather"] += b.Subs()
+		tasks["scatter"]++
+	}
+	at := map[string]int{}
+	for _, c := range enc.Calls(globals) {
+		i, ok := at[c.Stage]
+		if !ok {
+			i = len(f.Stages)
+			at[c.Stage] = i
+			f.Stages = append(f.Stages, Traffic{Stage: c.Stage})
+		}
+		t := link.Time(c.Call)
+		st := &f.Stages[i]
+		st.Collectives, st.Sent, st.Time = st.Collectives+1, st.Sent+c.Sent(), st.Time+t
+		f.Sent += c.Sent()
+		comm[c.Stage] += t
+	}
+	const steps = 6
+	taskTime := func(stage string, item pipeline.Index) time.Duration {
+		if t, ok := comm[stage]; ok {
+			return t / time.Duration(max(1, tasks[stage]))
+		}
+		b := item.Batch
+		switch {
+		case stage == "embed":
+			return durationOf(r.Forward * float64(globals[b].SubTokens(item.Sub)))
+		case stage == "backward":
+			return durationOf(r.backward(globals[b].SubTokens(item.Sub), replay[b][item.Sub]))
+		case stage == "loss":
+			return durationOf(r.Score * globals[b].Scores(x.Recipe.Loss.GatherAcrossDevices))
+		case stage == "update":
+			return durationOf(r.Update * float64(m.Layout.Len) / float64(mesh.Shard))
+		}
+		return r.Others[stage]
+	}
+	spans := p.Predict(pipeline.Workload{
+		Items:   steps * len(step),
+		Batches: func(int) int { return len(step) },
+		Subs:    func(i pipeline.Index) int { return globals[i.Batch].Subs() },
+		Time:    taskTime,
+		Final: func(_, output string, item pipeline.Index) time.Duration {
+			tokens := globals[item.Batch].SubTokens(item.Sub)
+			replayed := 0.0
+			if replay[item.Batch][item.Sub] {
+				replayed = r.Forward * float64(tokens)
+			}
+			return durationOf(replayed + enc.Done(output)*r.Backward*float64(tokens))
+		},
+	})
+	s := pipeline.Summary(spans)
+	f.StepTime, f.Tail = s.StepTime, s.Tail
+	f.Comm = s.Communication.Total / steps
+	f.Exposed = (s.Communication.Total - s.Communication.Hidden) / steps
+	return f, nil
+}
+
+func (r Rates) backward(tokens int, replayed bool) float64 {
+	t := r.Backward
+	if replayed {
+		t += r.Forward
+	}
+	return t * float64(tokens)
+}
+
+// String is the forecast for people.
+func (f *Forecast) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "mesh     %v, %d ranks, each on a link of %v\n", f.Mesh, f.Mesh.Size(), f.Link)
+	fmt.Fprintf(&b, "step     %v: %d rows, %d tokens, %.0f rows/s\n", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds())
+	fmt.Fprintf(&b, "memory   %s on each device\n", Size(f.Memory))
+	if f.Mesh.Size() == 1 {
+		return strings.TrimRight(b.String(), "\n")
+	}
+	fmt.Fprintf(&b, "traffic  %s sent by each rank per step\n", Size(f.Sent))
+	hidden := 100.0
+	if f.Comm > 0 {
+		hidden = 100 * (1 - float64(f.Exposed)/float64(f.Comm))
+	}
+	fmt.Fprintf(&b, "time     %v of communication per step, %.1f %% hidden, %v exposed (%v from the last backward to the end of the update)\n", round(f.Comm), hidden, round(f.Exposed), round(f.Tail))
+	sort.SliceStable(f.Stages, func(i, j int) bool { return f.Stages[i].Time > f.Stages[j].Time })
+	for _, s := range f.Stages {
+		fmt.Fprintf(&b, "  %-22s %3d collectives  %10s  %v\n", s.Stage, s.Collectives, Size(s.Sent), round(s.Time))
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+func round(d time.Duration) time.Duration {
+	switch {
+	case d >= time.Second:
+		return d.Round(time.Millisecond)
+	case d >= time.Millisecond:
+		return d.Round(time.Microsecond)
+	}
+	return d.Round(100 * time.Nanosecond)
+}
