@@ -4,6 +4,8 @@
 //	                                          |   dEmbeddings   |          |
 //	                                          +-- kept passes --+          +-- weights, to the next step's embed
 //
+// With several ranks, header, gather, scatter and reduce join them: see [Replicas].
+//
 // Each function adds one stage to a pipeline.Graph and returns its output port, so a pipeline reads as the list above, and a
 // stage of one's own goes between any two of them. What stages of one model share on its device (parameters, gradients,
 // the arena, embeddings, kept passes) is an [Encoder].
