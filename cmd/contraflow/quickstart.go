@@ -33,9 +33,7 @@ and by BM25. Nothing is downloaded.`,
 			ui.printf("%s\n\n%s\n", rep.Summary, rep.Table)
 			ui.printf("done in %.0f s. Next:\n", rep.Seconds)
 			model := filepath.Join(o.Out, "model")
-			for _, e := range rep.Example {
-				ui.printf("  contraflow embed --model %s --text %q\n", model, e.Comment)
-			}
+			ui.printf("  contraflow embed --model %s --text %q\n", model, rep.Example)
 			ui.printf("  contraflow eval --model %s --queries %s --corpus %s --qrels %s --bm25\n", model, filepath.Join(o.Out, "queries.parquet"), filepath.Join(o.Out, "corpus.parquet"), filepath.Join(o.Out, "qrels.parquet"))
 			ui.printf("  change %s and run: contraflow train -c %s --out runs/mine\n", filepath.Join(o.Out, "recipe.yaml"), filepath.Join(o.Out, "recipe.yaml"))
 			ui.printf("  in Python: SentenceTransformer(%q)\n", model)

@@ -9,6 +9,7 @@ package quickstart
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -35,6 +36,12 @@ type Options struct {
 	Begin    func(steps int)
 }
 
+// epochs is how often the training sees every pair; once less where that would take longer than patience.
+const (
+	epochs   = 3
+	patience = 70 * time.Second
+)
+
 // heldOut is how many pairs are left for measuring.
 const heldOut = 2000
 
@@ -46,7 +53,7 @@ type Report struct {
 	NDCG    BeforeAndAfter  `json:"ndcg@10"`
 	Table   string          `json:"-"`
 	Summary *recipe.Summary `json:"-"`
-	Example []ExampleQuery  `json:"-"`
+	Example string          `json:"-"` // a held-out comment to try
 }
 
 // BeforeAndAfter is a measure of the model before and after training, and of BM25.
@@ -55,9 +62,6 @@ type BeforeAndAfter struct {
 	After  float64 `json:"after"`
 	BM25   float64 `json:"bm25"`
 }
-
-// ExampleQuery is a held-out comment to try.
-type ExampleQuery struct{ Comment string }
 
 // The recipe: small enough for two cores and two minutes. Figures are in the README.
 const recipeText = `# Trained by contraflow quickstart. Change it and run: contraflow train -c %[1]s
@@ -72,7 +76,7 @@ batch:
   sub_batch: {tokens: 8192}
 loss: {name: mnrl, scale: 20, directions: [query_to_doc, doc_to_query], partition_mode: per_direction}
 optimizer: {name: adamw, lr: 1e-3, weight_decay: 0.01, schedule: linear, warmup_ratio: 0.1}
-train: {epochs: 3, seed: %[4]d}
+train: {epochs: %[9]d, seed: %[4]d}
 eval:
   every: 0
   metric: mrr@10
@@ -131,25 +135,38 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 
 	path := filepath.Join(o.Out, "recipe.yaml")
-	text := fmt.Sprintf(recipeText, path, quote(start), quote(f.train), o.Seed, quote(f.queries), quote(f.corpus), quote(f.qrels), quote(o.Out))
-	r, err := recipe.Parse(path, []byte(text), o.Sets)
+	open := func(epochs int) (*recipe.Run, string, error) {
+		text := fmt.Sprintf(recipeText, path, quote(start), quote(f.train), o.Seed, quote(f.queries), quote(f.corpus), quote(f.qrels), quote(o.Out), epochs)
+		r, err := recipe.Parse(path, []byte(text), o.Sets)
+		if err != nil {
+			return nil, "", err
+		}
+		var obs recipe.Observer
+		if o.Observer != nil {
+			obs = o.Observer(r)
+		}
+		x, err := recipe.Open(ctx, r, obs)
+		return x, text, err
+	}
+	x, text, err := open(epochs)
 	if err != nil {
 		return nil, err
 	}
-	var obs recipe.Observer
-	if o.Observer != nil {
-		obs = o.Observer(r)
-	}
-	x, err := recipe.Open(ctx, r, obs)
-	if err != nil {
-		return nil, err
-	}
-	defer x.Close()
-	say("%s\n", x.Describe())
+	defer func() { x.Close() }()
+	measuring := time.Now()
 	before, err := x.Evaluate(ctx)
 	if err != nil {
 		return nil, err
 	}
+	// A pair costs three times as much in training as in measuring.
+	if need := 3 * epochs * float64(len(train)) / float64(len(test)) * time.Since(measuring).Seconds(); need > patience.Seconds() {
+		x.Close()
+		if x, text, err = open(epochs - 1); err != nil {
+			return nil, err
+		}
+		say("%d epochs would take %.0f s here: %d it is\n", epochs, need, epochs-1)
+	}
+	say("%s\n", x.Describe())
 	bm25, err := x.BM25(ctx)
 	if err != nil {
 		return nil, err
@@ -165,9 +182,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		return nil, err
 	}
-	after, err := x.Evaluate(ctx)
-	if err != nil {
-		return nil, err
+	after, ok := s.Eval.Eval.(*evaluate.Result) // after the last step
+	if !ok {
+		return nil, errors.New("the recipe has no eval.retrieval")
 	}
 	rep := &Report{Pairs: len(train), Summary: s, Table: evaluate.Table(
 		evaluate.Row{Name: "before", Result: before}, evaluate.Row{Name: "after", Result: after}, evaluate.Row{Name: "BM25", Result: bm25})}
@@ -180,9 +197,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		m.to.BM25, _ = bm25.Mean(m.of)
 	}
 	rng := rand.New(rand.NewPCG(o.Seed, 1))
-	for range 1 {
-		rep.Example = append(rep.Example, ExampleQuery{firstSentence(test[rng.IntN(len(test))].Comment)})
-	}
+	rep.Example = firstSentence(test[rng.IntN(len(test))].Comment)
 	rep.Seconds = time.Since(began).Seconds()
 	out, err := json.MarshalIndent(rep, "", "  ")
 	if err != nil {
