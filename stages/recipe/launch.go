@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/zeebo/xxh3"
@@ -100,6 +101,7 @@ func (x *Run) agree(ctx context.Context) error {
 	r := x.Recipe
 	r.Save, r.Log = Save{}, Log{}
 	r.Model.Path = "" // the same model may lie elsewhere
+	r.Data.Train = slices.Clone(r.Data.Train)
 	for i := range r.Data.Train {
 		r.Data.Train[i].Path = nil
 	}
