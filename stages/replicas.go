@@ -61,7 +61,7 @@ type Exchanging struct {
 	LocalNegatives bool           // negatives stay on their rank
 	Every          bool           // reduce gradients after every sub-batch instead of once a step: to show what it costs
 	Serial         bool           // communicate on the compute lane, with nothing hidden: likewise
-	BucketBytes    int            // reduce that much at once; 0: 4 MiB
+	BucketBytes    int            // reduce that much at once, or a layer if it is more; 0: see defaultBucket
 }
 
 // Join prepares a rank for training with the others. All ranks call it.
@@ -379,17 +379,17 @@ type bucket struct {
 	ready    pipeline.Output[struct{}]
 }
 
-// defaultBucket is large enough that latency does not matter (4 MiB on a 10 Gb/s link take 3 ms), small enough that the last
-// one, which nothing hides, is short.
-const defaultBucket = 4 << 20
+// defaultBucket is large enough that latency does not matter (4 MiB on a 10 Gb/s link take 3 ms), and small enough that the
+// last one, which nothing hides, is a small part of all.
+func defaultBucket(total int) int { return min(4<<20, max(256<<10, total/24)) }
 
 // buckets cuts the parameters but for the word embeddings, from the top layer down.
 func (e *Encoder) cut() []bucket {
+	l := e.Model.Layout
 	size := e.ranks.BucketBytes
 	if size == 0 {
-		size = defaultBucket
+		size = defaultBucket((l.Len - l.Word().Len()) * e.Model.DType.Size())
 	}
-	l := e.Model.Layout
 	var out []bucket
 	top := -2
 	for layer := e.Model.Config.Layers - 1; layer >= -1; layer-- {

@@ -42,7 +42,7 @@ func (x *Run) predict() Memory {
 	subs := (n + int64(rows) - 1) / int64(rows)
 
 	mem := Memory{
-		Parameters: params, Packed: m.PackedBytes(true), Gradients: params, Optimizer: params * int64(r.update(1).Optimizer.States()),
+		Parameters: params, Packed: m.PackedBytes(true), Gradients: params, Optimizer: params * int64(r.update(1).Optimizer.States()) / int64(r.Mesh.Shard),
 		Embeddings: 2 * n * int64(m.EmbeddingSize()) * int64(m.DType.Size()),
 	}
 	work := int64(max(sub.Backward, r.loss().Memory(r.Batch.GlobalSize, int(n), m.EmbeddingSize(), m.DType)))

@@ -121,7 +121,7 @@ type Mesh struct {
 	Shard     int    `yaml:"shard"`
 	Wire      string `yaml:"wire"`             // of embeddings and gradients between ranks: f32 or bf16
 	Overlap   bool   `yaml:"overlap"`          // communicate beside computing
-	Bucket    Bytes  `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: 4 MiB
+	Bucket    Bytes  `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: by the model
 	Link      *Link  `yaml:"link,omitempty"`   // simulated between local ranks
 }
 

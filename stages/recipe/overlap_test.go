@@ -1,0 +1,122 @@
+package recipe_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	_ "contraflow/gpustage/cpu"
+	"contraflow/pipeline"
+	"contraflow/stages/newmodel"
+	"contraflow/stages/recipe"
+)
+
+// overlapRun is a recipe with a model of its own on random words: 12 layers, so that the last bucket, which nothing hides, is a
+// small part.
+func overlapRun(b *testing.B) func(out string, sets ...string) *pipeline.TraceSummary {
+	b.Helper()
+	dir := b.TempDir()
+	rng := rand.New(rand.NewPCG(1, 2))
+	words := make([]string, 1500)
+	for i := range words {
+		for range 2 + rng.IntN(6) {
+			words[i] += string(rune('a' + rng.IntN(26)))
+		}
+	}
+	text := func(n int) string {
+		var s []string
+		for range n {
+			s = append(s, words[rng.IntN(len(words))])
+		}
+		return strings.Join(s, " ")
+	}
+	f, err := os.Create(filepath.Join(dir, "data.jsonl"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	enc := json.NewEncoder(f)
+	for range 1024 {
+		enc.Encode(map[string]string{"q": text(30), "p": text(60)})
+	}
+	if err := f.Close(); err != nil {
+		b.Fatal(err)
+	}
+	model := filepath.Join(dir, "model")
+	err = newmodel.Create(model, newmodel.Spec{Hidden: 128, Layers: 12, Heads: 4, MaxLength: 128, Vocab: 2000, Lowercase: true}, func(yield func(string) bool) {
+		for _, w := range words {
+			if !yield(w) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	text0 := fmt.Sprintf(`
+model: {path: %q, max_length: 128}
+data: {train: [{path: %q, query: q, positive: p}]}
+batch: {global_size: 64, sub_batch: {rows: 32}, no_duplicates: false}
+train: {max_steps: 8, device: cpu}
+mesh: {replicate: 2}
+save: {dir: %q}
+`, model, filepath.Join(dir, "data.jsonl"), filepath.Join(dir, "run"))
+	return func(out string, sets ...string) *pipeline.TraceSummary {
+		b.Helper()
+		r, err := recipe.Parse("overlap", []byte(text0), append(sets, "save.dir="+filepath.Join(dir, out)))
+		if err != nil {
+			b.Fatal(err)
+		}
+		err = recipe.OnRanks(context.Background(), r, nil, recipe.Observer{}, func(x *recipe.Run) error {
+			_, err := x.Train(context.Background(), recipe.WithTrace())
+			return err
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		t, err := os.Open(filepath.Join(dir, out, "trace.json"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer t.Close()
+		events, err := pipeline.ReadTrace(t)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return pipeline.Summary(pipeline.Spans(events))
+	}
+}
+
+// BenchmarkOverlap trains two local ranks over a simulated link on which communication takes 30 % of computing, and reports
+// how much of it was hidden, by both measures, beside runs that hide nothing. Each rank has half of the processors.
+func BenchmarkOverlap(b *testing.B) {
+	run := overlapRun(b)
+	for range b.N {
+		free := run("free")
+		compute, sent := time.Duration(0), 0.0
+		for _, s := range free.Stages {
+			if s.Lane == pipeline.Compute.String() && (s.Stage == "embed" || s.Stage == "backward") {
+				compute += s.Busy / time.Duration(free.Steps)
+			}
+			sent += s.Bytes / float64(free.Steps)
+		}
+		link := fmt.Sprintf("mesh.link=%gGB 20us", sent/(0.3*compute.Seconds())/1e9)
+		over := run("over", link)
+		serial := run("serial", link, "mesh.overlap=false")
+		every := run("every", link, "train.sync=every")
+		ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
+		b.ReportMetric(ms(free.StepTime), "free-ms/step")
+		b.ReportMetric(ms(over.StepTime), "overlap-ms/step")
+		b.ReportMetric(ms(serial.StepTime), "serial-ms/step")
+		b.ReportMetric(ms(every.StepTime), "every-ms/step")
+		b.ReportMetric(ms(over.Communication.Total)/float64(over.Steps), "comm-ms/step")
+		b.ReportMetric(ms(over.Tail), "tail-ms/step")
+		b.ReportMetric(100*over.Communication.HiddenShare(), "%hidden-by-lanes")
+		b.ReportMetric(100*over.HiddenAgainst(free.StepTime), "%hidden-by-time")
+	}
+}
