@@ -56,7 +56,11 @@ func newTrain() *cobra.Command {
 			if trace {
 				opts = append(opts, recipe.WithTrace())
 			}
-			return recipe.OnRanks(cmd.Context(), r, nil, ui.observer(r.Log.Every), func(x *recipe.Run) error {
+			place, err := joinJob(cmd.Context(), r)
+			if err != nil {
+				return err
+			}
+			return recipe.OnRanks(cmd.Context(), r, place, ui.observer(r.Log.Every), func(x *recipe.Run) error {
 				if !x.Main() {
 					_, err := x.Train(cmd.Context(), opts...)
 					return err

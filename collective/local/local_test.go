@@ -51,45 +51,18 @@ func TestConformanceCPU(t *testing.T) {
 }
 
 // Memory that ranks can't lend each other travels through the host.
-func TestConformanceFar(t *testing.T) {
-	run(t, []int{1, 2, 3}, func(int) (gpustage.Device, error) { return far{ref.New()}, nil })
+func TestConformanceApart(t *testing.T) {
+	run(t, []int{1, 2, 3}, func(int) (gpustage.Device, error) { return collectivetest.Apart(ref.New()), nil })
 }
 
 func TestConformanceMixed(t *testing.T) {
 	run(t, []int{2, 3}, func(rank int) (gpustage.Device, error) {
 		if rank == 1 {
-			return far{ref.New()}, nil
+			return collectivetest.Apart(ref.New()), nil
 		}
 		return ref.New(), nil
 	})
 }
-
-// far is a device whose memory is not host memory to those who look.
-type far struct{ *ref.Device }
-
-type farMemory struct{ host gpustage.Memory }
-
-func (m farMemory) Bytes() int  { return m.host.Bytes() }
-func (m farMemory) Free() error { return m.host.Free() }
-
-func (d far) Alloc(bytes int) (gpustage.Memory, error) {
-	m, err := d.Device.Alloc(bytes)
-	return farMemory{m}, err
-}
-
-func (d far) OpenStream() (gpustage.Stream, error) { return farStream{ref.NewStream(d)}, nil }
-
-type farStream struct{ *ref.Stream }
-
-func near(t gpustage.Tensor) gpustage.Tensor {
-	t.Mem = t.Mem.(farMemory).host // panics at host memory, as a GPU would
-	return t
-}
-
-func (s farStream) CopyIn(dst gpustage.Tensor, src []byte)  { s.Stream.CopyIn(near(dst), src) }
-func (s farStream) CopyOut(dst []byte, src gpustage.Tensor) { s.Stream.CopyOut(dst, near(src)) }
-func (s farStream) Copy(dst, src gpustage.Tensor)           { s.Stream.Copy(near(dst), near(src)) }
-func (s farStream) Add(y, a, b gpustage.Tensor)             { s.Stream.Add(near(y), near(a), near(b)) }
 
 func TestRun(t *testing.T) {
 	boom := errors.New("boom")

@@ -14,7 +14,8 @@
 // MPI has no deadlines, and a rank that dies takes others down at a library's pleasure, or not at all. So host exchanges,
 // deadlines and news of failures go over the TCP star of package remote, which MPI itself tells the ranks how to reach. After a
 // failure MPI is not called again, not even to finalize: the process should report the error and exit with a status other than 0,
-// and mpirun or Slurm end what is left.
+// and mpirun or Slurm end what is left. (MPICH may abort a process that looks into a dead one's memory before the news arrive:
+// then only the others name the rank.)
 package mpi
 
 import "time"
@@ -24,5 +25,6 @@ type Option func(*options)
 
 type options struct{ deadline time.Duration }
 
-// Deadline sets how long an operation waits for other ranks; the default is collective.DefaultDeadline.
+// Deadline sets how long an operation waits for other ranks; the default is collective.DefaultDeadline, which is also
+// how long they may take to start.
 func Deadline(d time.Duration) Option { return func(o *options) { o.deadline = d } }

@@ -3,13 +3,15 @@
 package mpi
 
 /*
-#cgo !mpich pkg-config: ompi
-#cgo mpich pkg-config: mpich
 #include <mpi.h>
 #include <stdlib.h>
 
 static MPI_Comm world(void) { return MPI_COMM_WORLD; }
-static int start(int *provided) { return MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, provided); }
+static int start(int *provided) {
+	int rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, provided);
+	// Requests that fail blame this communicator, whatever their own.
+	return rc == MPI_SUCCESS ? MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN) : rc;
+}
 static int share(void *p, int n) { return MPI_Bcast(p, n, MPI_BYTE, 0, MPI_COMM_WORLD); }
 static int among(const int *ranks, int n, int tag, MPI_Comm *comm) {
 	MPI_Group all, some;
@@ -42,6 +44,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -50,6 +53,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/internal/engine"
 	"contraflow/collective/internal/remote"
+	"contraflow/collective/launch"
 	"contraflow/gpustage"
 )
 
@@ -83,7 +87,7 @@ func Open(ctx context.Context, opts ...Option) (collective.World, error) {
 	for _, f := range opts {
 		f(&o)
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.deadline)
+	ctx, cancel := context.WithTimeout(ctx, collective.DefaultDeadline)
 	defer cancel()
 	var c remote.Config
 	started, finalize := make(chan error, 1), make(chan chan error)
@@ -101,7 +105,7 @@ func Open(ctx context.Context, opts ...Option) (collective.World, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting MPI: %w", err)
 	}
-	c.Deadline = o.deadline
+	c.Start, c.Deadline = collective.DefaultDeadline, o.deadline
 	client, err := remote.Join(ctx, c)
 	if err != nil {
 		return nil, err
@@ -155,6 +159,11 @@ func start() (remote.Config, error) {
 	C.MPI_Comm_rank(C.world(), &rank)
 	C.MPI_Comm_size(C.world(), &size)
 	c.Rank, c.Size = int(rank), int(size)
+	if j, err := launch.FromEnvironment(os.Getenv); err == nil {
+		if err := j.Check("the MPI that this program is linked to", c.Size); err != nil {
+			return c, err
+		}
+	}
 	c.Token = rand.Text()
 	const room = 4096
 	message := make([]byte, room)
@@ -164,7 +173,7 @@ func start() (remote.Config, error) {
 			return c, err
 		}
 		c.Listener = l
-		copy(message, c.Token+" "+strings.Join(addresses(l), " "))
+		copy(message, c.Token+" "+strings.Join(remote.Addresses(l), " "))
 	}
 	if err := failure("MPI_Bcast", C.share(unsafe.Pointer(&message[0]), room)); err != nil {
 		return c, err
@@ -176,24 +185,6 @@ func start() (remote.Config, error) {
 	fields := strings.Fields(text)
 	c.Token, c.Addresses = fields[0], fields[1:]
 	return c, nil
-}
-
-// addresses is where a listener on all interfaces can be reached: other machines' ways first, then this one's own.
-func addresses(l net.Listener) []string {
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	var far, near []string
-	all, _ := net.InterfaceAddrs() // without any, localhost is what remains
-	for _, a := range all {
-		ip, ok := a.(*net.IPNet)
-		switch {
-		case !ok || ip.IP.IsLinkLocalUnicast():
-		case ip.IP.IsLoopback():
-			near = append(near, net.JoinHostPort(ip.IP.String(), port))
-		default:
-			far = append(far, net.JoinHostPort(ip.IP.String(), port))
-		}
-	}
-	return append(far, append(near, "localhost:"+port)...)
 }
 
 // transport is a communicator.

@@ -16,17 +16,22 @@ import (
 	"contraflow/stages"
 )
 
+// Place is a process's place in a job that was launched with several. The zero Place is a process on its own.
+type Place struct {
+	World collective.World
+	Share gpustage.Share // of its machine
+}
+
 // OnRanks runs f as every rank of the recipe's mesh that belongs to this process, with what the recipe names opened for each,
-// and returns when all have returned. world is this process's rank in a job that was launched with several; nil makes as many local
-// ranks as the mesh asks for, which for a mesh of one is none. The first error ends the job on every rank.
-func OnRanks(ctx context.Context, r Recipe, world collective.World, obs Observer, f func(*Run) error) error {
-	if world != nil {
-		err := asRank(ctx, r, world, false, obs, f)
-		if err != nil {
-			world.Abort(err)
+// and returns when all have returned. A process on its own makes as many local ranks as the mesh asks for, which for a mesh of
+// one is none. The first error ends the job on every rank.
+func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
+	if p.World != nil {
+		if err := asRank(ctx, r, p, obs, f); err != nil {
+			p.World.Abort(err)
 			return err
 		}
-		return world.Close()
+		return p.World.Close()
 	}
 	m := r.Mesh.of(0)
 	if m.Size() == 1 {
@@ -41,12 +46,13 @@ func OnRanks(ctx context.Context, r Recipe, world collective.World, obs Observer
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
 	return local.Run(m.Size(), func(w collective.World) error {
-		return asRank(ctx, r, w, true, obs, f)
+		return asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, f)
 	}, opts...)
 }
 
 // asRank opens and runs one rank. What a person should see comes from rank 0 alone.
-func asRank(ctx context.Context, r Recipe, w collective.World, local bool, obs Observer, f func(*Run) error) error {
+func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
+	w := p.World
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
@@ -62,10 +68,7 @@ func asRank(ctx context.Context, r Recipe, w collective.World, local bool, obs O
 	if err != nil {
 		return err
 	}
-	x := &Run{Recipe: r, obs: obs, ranks: ranks}
-	if local {
-		x.share = gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}
-	}
+	x := &Run{Recipe: r, obs: obs, ranks: ranks, share: p.Share}
 	if err := x.open(ctx); err != nil {
 		return err
 	}

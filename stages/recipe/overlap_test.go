@@ -72,7 +72,7 @@ save: {dir: %q}
 		if err != nil {
 			b.Fatal(err)
 		}
-		err = recipe.OnRanks(context.Background(), r, nil, recipe.Observer{}, func(x *recipe.Run) error {
+		err = recipe.OnRanks(context.Background(), r, recipe.Place{}, recipe.Observer{}, func(x *recipe.Run) error {
 			_, err := x.Train(context.Background(), recipe.WithTrace())
 			return err
 		})

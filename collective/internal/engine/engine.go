@@ -16,6 +16,8 @@ package engine
 import (
 	"fmt"
 	"maps"
+	"math"
+	"slices"
 	"sync"
 
 	"contraflow/collective"
@@ -198,15 +200,19 @@ func (g *Group) AllGather(s stream, dst, src tensor, rows []int, wire gpustage.D
 	})
 }
 
-// gather brings every rank's own to all[k], chunk by chunk.
+// gather brings every rank's own to all[k], chunk by chunk if that takes scratch.
 func (g *Group) gather(c *Call, all []tensor, own tensor) error {
-	return g.chunks(c, all, func(lo, hi int) error {
+	size := g.chunk
+	if c.Wire == c.DType {
+		size = math.MaxInt
+	}
+	return g.chunks(c, size, all, func(lo, hi int) error {
 		dst := make([]tensor, len(all))
 		for k := range all {
 			dst[k] = clip(all[k], lo, hi)
 		}
 		src := clip(own, lo, hi)
-		into := func() ([]tensor, error) { return dst, nil }
+		into := func() ([]tensor, error) { return slices.Clone(dst), nil }
 		if c.Wire != c.DType {
 			w, err := g.room(c, roomWire+c.Phase%2, c.Wire, src.Cols)
 			if err != nil {
@@ -242,7 +248,7 @@ func (g *Group) ReduceScatter(s stream, dst, src tensor, rows []int, wire gpusta
 
 // reduce makes own the sum over ranks of their all[rank], chunk by chunk. own may be all[rank].
 func (g *Group) reduce(c *Call, own tensor, all []tensor) error {
-	return g.chunks(c, all, func(lo, hi int) error {
+	return g.chunks(c, g.chunk, all, func(lo, hi int) error {
 		src := make([]tensor, len(all))
 		total := 0
 		for k := range all {
@@ -363,14 +369,14 @@ func (g *Group) Broadcast(s stream, x tensor, root int) {
 	})
 }
 
-// chunks calls f for ranges of elements of every rank's part, so that the parts' ranges together stay within the chunk. Every rank makes the
-// same calls, as all know all sizes.
-func (g *Group) chunks(c *Call, parts []tensor, f func(lo, hi int) error) error {
+// chunks calls f for ranges of elements of every rank's part, so that the parts' ranges together stay within so many bytes.
+// Every rank makes the same calls, as all know all sizes.
+func (g *Group) chunks(c *Call, bytes int, parts []tensor, f func(lo, hi int) error) error {
 	longest := 0
 	for k := range parts {
 		longest = max(longest, parts[k].Cols)
 	}
-	step := max(1, g.chunk/c.DType.Size()/len(parts))
+	step := max(1, bytes/c.DType.Size()/len(parts))
 	for lo := 0; lo < longest || lo == 0; lo += step {
 		c.Phase++
 		if err := f(lo, lo+step); err != nil {

@@ -34,7 +34,8 @@ const (
 type Config struct {
 	Rank, Size int
 	Token      string        // the job's; others are turned away
-	Deadline   time.Duration // of every operation, and of the rendezvous
+	Start      time.Duration // how long all ranks may take to come
+	Deadline   time.Duration // of every operation
 	Addresses  []string      // of rank 0, tried in turn
 	Listener   net.Listener  // rank 0's; it is closed in the end
 }
@@ -67,7 +68,7 @@ func Join(ctx context.Context, c Config) (*Client, error) {
 	if c.Listener != nil {
 		cl.server = serve(c.Listener, c.Size, c.Token)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Deadline)
+	ctx, cancel := context.WithTimeout(ctx, c.Start)
 	defer cancel()
 	w, err := dial(ctx, c)
 	if err != nil {
@@ -102,6 +103,24 @@ func dial(ctx context.Context, c Config) (*wire, error) {
 		case <-time.After(retry):
 		}
 	}
+}
+
+// Addresses is where a listener on all interfaces can be reached: other machines' ways first, then this one's own.
+func Addresses(l net.Listener) []string {
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	var far, near []string
+	all, _ := net.InterfaceAddrs() // without any, localhost is what remains
+	for _, a := range all {
+		ip, ok := a.(*net.IPNet)
+		switch {
+		case !ok || ip.IP.IsLinkLocalUnicast():
+		case ip.IP.IsLoopback():
+			near = append(near, net.JoinHostPort(ip.IP.String(), port))
+		default:
+			far = append(far, net.JoinHostPort(ip.IP.String(), port))
+		}
+	}
+	return append(far, append(near, "localhost:"+port)...)
 }
 
 // refusal is the server's answer to a rank that does not belong.

@@ -120,7 +120,7 @@ func star(t testing.TB, n int, deadline time.Duration) []*Client {
 	errs := make([]error, n)
 	var wait sync.WaitGroup
 	for r := range cs {
-		c := Config{Rank: r, Size: n, Token: "test", Deadline: deadline, Addresses: []string{l.Addr().String()}}
+		c := Config{Rank: r, Size: n, Token: "test", Start: deadline, Deadline: deadline, Addresses: []string{l.Addr().String()}}
 		if r == 0 {
 			c.Listener = l
 		}
@@ -239,7 +239,7 @@ func TestStrangers(t *testing.T) {
 		{Config{Rank: 1, Size: 2, Token: "other"}, "another job"},
 		{Config{Rank: 7, Size: 2, Token: "test"}, "rank 7 of 2"},
 	} {
-		c.config.Deadline, c.config.Addresses = time.Minute, address
+		c.config.Start, c.config.Addresses = time.Minute, address
 		_, err := Join(context.Background(), c.config)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v; want %q", err, c.want)
@@ -275,7 +275,7 @@ func TestUnreachable(t *testing.T) {
 			c.Close()
 		}
 	}()
-	_, err = Join(context.Background(), Config{Rank: 1, Size: 2, Deadline: 300 * time.Millisecond, Addresses: []string{l.Addr().String()}})
+	_, err = Join(context.Background(), Config{Rank: 1, Size: 2, Start: 300 * time.Millisecond, Addresses: []string{l.Addr().String()}})
 	if err == nil || !strings.Contains(err.Error(), "rank 1 can't reach rank 0 at ["+l.Addr().String()+"]") {
 		t.Error(err)
 	}

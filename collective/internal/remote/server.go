@@ -111,7 +111,7 @@ func (s *server) peer(w *wire) {
 		left := p.left
 		s.mu.Unlock()
 		p.hears()
-		if !left && !s.closing() {
+		if !left && !errors.Is(err, net.ErrClosed) { // closed here: the server ends
 			s.fail(rank, gone(err))
 		}
 		return
@@ -127,15 +127,6 @@ func gone(err error) string {
 		return err.Error()
 	}
 	return fmt.Sprintf("its process has ended without saying why (%v)", err)
-}
-
-func (s *server) closing() bool {
-	select {
-	case <-s.quit:
-		return true
-	default:
-		return false
-	}
 }
 
 // admit is the greeting.

@@ -62,7 +62,7 @@ func (m *Member) Wait(c *engine.Call, done func() (bool, error)) error {
 		if ok {
 			return nil
 		}
-		if looks < eager {
+		if looks < eager || looks%burst != 0 {
 			continue
 		}
 		time.Sleep(nap)
@@ -75,9 +75,12 @@ func (m *Member) Wait(c *engine.Call, done func() (bool, error)) error {
 	}
 }
 
+// Looking is also what lets MPI progress, a piece at a time: with one look between naps, MPICH took 181 ms for an all-reduce of 92 MB between
+// 2 processes, with 16 it takes 25 (OpenMPI 28 and 26), and a lane that waits still uses less than a tenth of a processor.
 const (
-	eager = 20                    // looks without a pause
-	nap   = 20 * time.Microsecond // between looks; the system makes it 70 or so
+	eager = 20                    // looks before the first nap
+	burst = 16                    // looks between naps
+	nap   = 20 * time.Microsecond // the system makes it 70 or so
 )
 
 // group implements collective.Group.
@@ -123,14 +126,14 @@ func NewWorld(ctx context.Context, c *Client, open Opener, ended func(failed boo
 		ranks[r] = r
 	}
 	var err error
-	if w.group, err = w.newGroup(ctx, c, "all ranks", ranks, c.Rank); err != nil {
+	if w.group, err = w.newGroup(ctx, c, "all ranks", ranks, c.Rank, c.Start); err != nil {
 		return nil, err
 	}
 	return w, nil
 }
 
-func (w *World) newGroup(ctx context.Context, c *Client, name string, ranks []int, rank int) (*group, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.Deadline)
+func (w *World) newGroup(ctx context.Context, c *Client, name string, ranks []int, rank int, patience time.Duration) (*group, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := c.Register(name, ranks); err != nil {
 		return nil, err
@@ -141,7 +144,7 @@ func (w *World) newGroup(ctx context.Context, c *Client, name string, ranks []in
 			message = nil
 		}
 		g.exchanges++
-		all, err := c.Exchange(ctx, name, g.exchanges, message)
+		all, err := c.exchange(ctx, name, g.exchanges, message, patience)
 		if err != nil {
 			return nil, err
 		}
@@ -173,7 +176,7 @@ func (w *World) Split(ctx context.Context, color int) (collective.Group, error) 
 			ranks = append(ranks, r)
 		}
 	}
-	g, err := w.newGroup(ctx, w.client, fmt.Sprintf("ranks %v (split %d)", ranks, w.splits), ranks, slices.Index(ranks, w.client.Rank))
+	g, err := w.newGroup(ctx, w.client, fmt.Sprintf("ranks %v (split %d)", ranks, w.splits), ranks, slices.Index(ranks, w.client.Rank), w.client.Deadline)
 	if err != nil {
 		return nil, err
 	}

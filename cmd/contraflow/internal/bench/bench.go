@@ -6,7 +6,7 @@
 // A figure alone says little about a processor that changes its speed and shares it with others. So rates of arithmetic
 // stand beside those of a probe: multiply-adds between registers, which no program can beat, on as many threads, in the
 // same precision, run right before and after what is measured and about as long as it, up to 50 ms. What a step needs is
-// counted by a formula ([StepWork]) that knows real tokens only, so padding, recomputation and replay count against us.
+// counted ([Work]) for real tokens only, so padding, recomputation and replay count against us.
 //
 // # Which of several
 //

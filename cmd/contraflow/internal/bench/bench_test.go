@@ -18,57 +18,39 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// counting adds up the arithmetic of products and attention as they are called.
-type counting struct {
-	gpustage.Stream
-	products, attention float64
-}
-
-func (c *counting) MatMul(y, a, _ gpustage.Tensor, o gpustage.MatMul) {
-	k := a.Cols
-	if o.TransA {
-		k = a.Rows
-	}
-	c.products += 2 * float64(y.Rows) * float64(y.Cols) * float64(k)
-}
-
-func (c *counting) Attention(_, _, q, _, _ gpustage.Tensor, o gpustage.Attention) {
-	c.attention += 4 * float64(q.Rows) * float64(o.Seqs.MaxLen) * float64(q.Cols) // all rows of the test are equally long
-}
-
-func (c *counting) AttentionBackward(dq, _, _, _, _, _, _, _, _ gpustage.Tensor, o gpustage.Attention) {
-	c.attention += 8 * float64(dq.Rows) * float64(o.Seqs.MaxLen) * float64(dq.Cols)
-}
-
-// StepWork is what the encoder's own calls of products and attention come to.
-func TestStepWork(t *testing.T) {
-	c := transformer.Config{Family: "bert", Vocab: 30, Hidden: 48, Layers: 3, Heads: 4, FeedForward: 80, MaxPositions: 20, TypeVocab: 2, NormEps: 1e-12}
-	m, err := transformer.New(gpustage.Dry{}, c, transformer.Head{Normalize: true}, transformer.Options{})
+// Work counts what BERT's formula says.
+func TestWork(t *testing.T) {
+	const layers, hidden, forward = 3, 48, 80
+	c := transformer.Config{Family: "bert", Vocab: 30, Hidden: hidden, Layers: layers, Heads: 4, FeedForward: forward, MaxPositions: 20, TypeVocab: 2, NormEps: 1e-12, HiddenDropout: 0.1}
+	w, err := NewWork(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dry, err := m.Device.OpenStream()
-	if err != nil {
-		t.Fatal(err)
+	want := 0.0
+	lengths := []int{7, 1, 20, 7}
+	for _, n := range lengths {
+		want += float64(6*layers*(4*hidden*hidden+2*hidden*forward)*n + 12*layers*hidden*n*n)
 	}
-	s := &counting{Stream: dry}
-	const rows, n = 5, 7
-	r := transformer.Rows{IDs: make([]int32, rows*n), Cu: []int32{0}}
-	var lengths []int
-	for b := range rows {
-		r.Cu, lengths = append(r.Cu, int32((b+1)*n)), append(lengths, n)
+	if got := w.Step(lengths); got != want {
+		t.Errorf("a step is %v, want %v", got, want)
 	}
-	p := m.Forward(s, gpustage.DryArena(), r, true, true)
-	forward := s.products + s.attention
-	p.Backward(p.Embeddings(), m.Params)
-	if got, want := s.products+s.attention, StepWork(c, lengths); got != want {
-		t.Errorf("a step calls for %v, StepWork is %v", got, want)
+	if got := w.Forward(lengths); got != want/3 {
+		t.Errorf("a forward pass is %v, want %v", got, want/3)
 	}
-	if want := StepWork(c, lengths) / 3; forward != want {
-		t.Errorf("a forward pass calls for %v, a third of StepWork is %v", forward, want)
-	}
-	if s.attention == 0 || s.products == 0 {
-		t.Error("nothing was counted")
+}
+
+// Pairs of tokens that don't see each other don't count.
+func TestWorkOfMasks(t *testing.T) {
+	o := gpustage.Attention{Seqs: gpustage.Sequences{MaxLen: 5}, Heads: 2, HeadDim: 3}
+	for _, c := range []struct {
+		causal bool
+		window int
+		pairs  float64
+	}{{false, 0, 25}, {true, 0, 15}, {false, 1, 13}, {true, 1, 9}, {false, 9, 25}} {
+		o.Causal, o.Window = c.causal, c.window
+		if got, want := attention(o), 4*c.pairs*6; got != want {
+			t.Errorf("causal %t, window %d: %v, want %v", c.causal, c.window, got, want)
+		}
 	}
 }
 
@@ -229,6 +211,31 @@ func TestTraining(t *testing.T) {
 	}
 }
 
+// Nothing of a step is done before it is asked for, also when its rows come in several chunks.
+func TestGate(t *testing.T) {
+	tiny(t)
+	x := training(t, prepared(t, pairs(t, 600, "")), 150, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for i := range 3 {
+		if _, err := x.Step(ctx); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+		x.mu.Lock()
+		n := 0
+		for _, s := range x.spans {
+			if s.Stage == "tokenize" {
+				n++
+			}
+		}
+		x.mu.Unlock()
+		if want := 2 * (i + 1); n != want { // 128 and 22 rows
+			t.Errorf("after %d steps %d chunks were tokenized, want %d", i+1, n, want)
+		}
+	}
+}
+
 // A bad row, a batch that is too large and a cancelled context are errors, at once.
 func TestTrainingErrors(t *testing.T) {
 	tiny(t)
@@ -275,7 +282,7 @@ func TestEmbedding(t *testing.T) {
 		n := len(e.tok.Encode(e.texts[i%25], 8))
 		tokens, lengths = tokens+n, append(lengths, n)
 	}
-	if want := StepWork(e.config, lengths) / 3e9; s.Tokens != tokens || s.Texts != 60 || math.Abs(s.GFLOP-want) > 1e-12 {
+	if want := e.work.Forward(lengths) / 1e9; s.Tokens != tokens || s.Texts != 60 || math.Abs(s.GFLOP-want) > 1e-12 {
 		t.Errorf("%+v, want %d tokens and %v GFLOP", s, tokens, want)
 	}
 	if !strings.HasPrefix(e.texts[0], "the quick") || len(e.texts) != 25 {

@@ -26,6 +26,7 @@ type Embedding struct {
 	emb     *embedder.Embedder
 	tok     *tokenize.Tokenizer
 	config  transformer.Config
+	work    *Work
 	probe   *probe
 	texts   []string
 	next    int
@@ -59,6 +60,9 @@ func NewEmbedding(ctx context.Context, o EmbeddingOptions) (_ *Embedding, err er
 	if e.config, err = transformer.ParseConfig(f.Config); err != nil {
 		return nil, err
 	}
+	if e.work, err = NewWork(e.config); err != nil {
+		return nil, err
+	}
 	if e.tok, err = tokenize.Load(f.TransformerDir); err != nil {
 		return nil, err
 	}
@@ -90,7 +94,7 @@ func (e *Embedding) Step(ctx context.Context) (Step, error) {
 		lengths[i] = len(ids[i])
 		s.Tokens += lengths[i]
 	}
-	s.GFLOP = StepWork(e.config, lengths) / 3 / 1e9 // a forward pass
+	s.GFLOP = e.work.Forward(lengths) / 1e9
 	before := e.probe.gflops(false, probeFor)
 	start := time.Now()
 	if _, err := e.emb.EmbedInto(ctx, "", texts, e.vectors); err != nil {

@@ -25,25 +25,6 @@ import (
 	"contraflow/tokenize"
 )
 
-// StepWork is how many floating-point operations a training step needs for sequences of the given lengths, padding,
-// recomputation and replay not counted:
-//
-//	linear layers  6 * P per token: 2 for y = x Wᵀ, 2 for dx = dy W, 2 for dW = dyᵀ x,
-//	               of the P = L * (4 C² + 2 C F) weights in them
-//	attention      12 * L * C * n² per sequence of n tokens: 4 forward (q kᵀ and p v), 8 backward
-//
-// Lookups, norms, activations, dropout, the loss and the optimizer are left out, as the field does (PaLM, arXiv 2204.02311,
-// appendix B): they are a few per cent of the arithmetic. An embedding needs a third of it.
-func StepWork(c transformer.Config, lengths []int) float64 {
-	p := float64(c.Layers) * (4*float64(c.Hidden)*float64(c.Hidden) + 2*float64(c.Hidden)*float64(c.FeedForward))
-	work := 0.0
-	for _, length := range lengths {
-		n := float64(length)
-		work += 6*p*n + 12*float64(c.Layers)*float64(c.Hidden)*n*n
-	}
-	return work
-}
-
 // TrainingOptions choose what a training step is.
 type TrainingOptions struct {
 	Input *Input
@@ -59,7 +40,7 @@ type Step struct {
 	Texts         int     `json:"texts"`
 	Tokens        int     `json:"tokens"` // real ones
 	Loss          float64 `json:"loss,omitempty"`
-	GFLOP         float64 `json:"gflop"` // by StepWork
+	GFLOP         float64 `json:"gflop"` // by Work
 	PeakGFLOPS    float64 `json:"peak_gflop_per_s"`
 	ResidentBytes int64   `json:"peak_resident_bytes"` // of the process so far
 }
@@ -77,6 +58,7 @@ type Training struct {
 	data   *dataset.Dataset
 	enc    *stages.Encoder
 	plan   *pipeline.Plan
+	work   *Work
 	probe  *probe
 	bf16   bool
 
@@ -157,6 +139,9 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 	if t.model, err = embedder.LoadModel(f, t.device, s, head, transformer.Options{BF16: t.bf16}, nil); err != nil {
 		return text, err
 	}
+	if t.work, err = NewWork(t.model.Config); err != nil {
+		return text, err
+	}
 	text.Tokenizer = t.tok
 	if text.QueryLength, err = embedder.MaxLengthOf(f, t.model.Config, o.Recipe.Model.MaxLength.Query); err != nil {
 		return text, err
@@ -230,7 +215,7 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 				ns[i] = b.Length(i)
 			}
 			step.Texts += b.N()
-			step.GFLOP += StepWork(t.model.Config, ns) / 1e9
+			step.GFLOP += t.work.Step(ns) / 1e9
 		}
 		select {
 		case t.results <- step:
@@ -390,7 +375,7 @@ type StepReport struct {
 	TextsPerS     Spread  `json:"texts_per_s"`
 	TokensPerS    Spread  `json:"tokens_per_s"` // real ones
 	TokensPerText float64 `json:"tokens_per_text"`
-	GFLOPS        Spread  `json:"gflop_per_s"`      // by StepWork
+	GFLOPS        Spread  `json:"gflop_per_s"`      // by Work
 	PeakGFLOPS    Spread  `json:"peak_gflop_per_s"` // the probe's
 	// PercentOfPeak is the median over steps of a step's rate over the probe's before and after it.
 	PercentOfPeak float64 `json:"percent_of_peak"`

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// withMPI is this program built with MPI.
+var withMPI = sync.OnceValues(func() (string, error) {
+	for _, tool := range []string{"mpirun", "mpicc"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return "", fmt.Errorf("%w: apt-get install libopenmpi-dev openmpi-bin", err)
+		}
+	}
+	dir, err := os.MkdirTemp("", "contraflow-mpi")
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Join(dir, "contraflow")
+	if out, err := exec.Command("go", "build", "-tags", "mpi", "-o", bin, ".").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build -tags mpi: %w\n%s", err, out)
+	}
+	return bin, nil
+})
+
+// mpirun is a command that runs this program as so many ranks, all of them on this machine.
+func mpirun(t *testing.T, ctx context.Context, parts ...[]string) *exec.Cmd {
+	t.Helper()
+	bin, err := withMPI()
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	args := []string{"--allow-run-as-root", "--oversubscribe"}
+	for i, p := range parts {
+		if i > 0 {
+			args = append(args, ":")
+		}
+		args = append(append(append(args, "-n", p[0]), bin), p[1:]...)
+	}
+	cmd := exec.CommandContext(ctx, "mpirun", args...)
+	cmd.Env = append(os.Environ(), "OMPI_MCA_btl_vader_single_copy_mechanism=none") // containers forbid it, loudly
+	return cmd
+}
+
+// Four processes train what four local ranks train, and what one does.
+func TestMPITrains(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	train := func(out string, sets ...string) []string {
+		args := []string{"train", "-c", at("recipe.yaml"), "--out", at(out), "--set", "train.epochs=2", "--set", "batch.sub_batch={rows: 3}"}
+		for _, s := range sets {
+			args = append(args, "--set", s)
+		}
+		return args
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	for i, sets := range [][]string{nil, {"mesh.shard=2"}} {
+		out := fmt.Sprint("mpi", i)
+		if text, err := mpirun(t, ctx, append([]string{"4"}, train(out, sets...)...)).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+	}
+	succeed(t, train("one")...)
+	succeed(t, train("local", "mesh.replicate=4")...)
+	one := losses(t, at("one/metrics.jsonl"))
+	if len(one) != 20 {
+		t.Fatalf("%d steps, want 20", len(one))
+	}
+	for _, out := range []string{"local", "mpi0", "mpi1"} {
+		for step, l := range losses(t, at(out+"/metrics.jsonl")) {
+			if a, b := one[step].(float64), l.(float64); !(math.Abs(a-b) <= 1e-4*a) {
+				t.Errorf("%s: step %d: loss %v, one rank %v", out, step, b, a)
+			}
+		}
+	}
+	// Sums have the order of ranks everywhere: four processes have the bits of four goroutines.
+	if a, b := losses(t, at("local/metrics.jsonl")), losses(t, at("mpi0/metrics.jsonl")); fmt.Sprint(a) != fmt.Sprint(b) {
+		t.Errorf("losses of 4 processes %v, of 4 local ranks %v", b, a)
+	}
+}
+
+// A rank that is killed takes the job down within 10 s, and the message says which it was.
+func TestMPIKill(t *testing.T) {
+	kills := 4
+	if os.Getenv("CI") == "true" {
+		kills = 20
+	}
+	dir := workspace(t)
+	for i := range kills {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		cmd := mpirun(t, ctx, []string{
+			"4", "train", "-c", filepath.Join(dir, "recipe.yaml"), "--out", filepath.Join(dir, "killed"), "--set", "train.epochs=100000", "--set", "eval.every=0",
+		})
+		var text bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &text, &text
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second + rand.N(2*time.Second))
+		pids := children(t, cmd.Process.Pid)
+		if len(pids) != 4 {
+			t.Fatalf("mpirun has %d children, want 4\n%s", len(pids), text.String())
+		}
+		victim := pids[rand.IntN(4)]
+		rank := rankOf(t, victim)
+		killed := time.Now()
+		if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		err := cmd.Wait()
+		cancel()
+		var exit *exec.ExitError
+		if took := time.Since(killed); !errors.As(err, &exit) || took > 10*time.Second {
+			t.Errorf("kill %d of rank %s: the job ended after %v: %v", i, rank, took, err)
+		}
+		if said := text.String(); !strings.Contains(said, "rank "+rank) {
+			t.Errorf("kill %d: nobody names rank %s:\n%s", i, rank, said)
+		}
+	}
+}
+
+// children are the processes that a process has started.
+func children(t *testing.T, pid int) (pids []int) {
+	t.Helper()
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		raw, err := os.ReadFile(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range strings.Fields(string(raw)) {
+			n, err := strconv.Atoi(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, n)
+		}
+	}
+	return pids
+}
+
+// rankOf reads a process's rank from its environment.
+func rankOf(t *testing.T, pid int) string {
+	t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range strings.Split(string(raw), "\x00") {
+		if r, ok := strings.CutPrefix(v, "OMPI_COMM_WORLD_RANK="); ok {
+			return r
+		}
+	}
+	t.Fatalf("process %d has no rank", pid)
+	return ""
+}
+
+// Ranks that were started with different things say so, naming both sides, and do not wait for each other.
+func TestMPIDisagree(t *testing.T) {
+	dir, other := workspace(t), workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, filepath.Join(other, "train.parquet"), []string{"query", "positive", "negative"},
+		repeat("another query %d", 160), repeat("another answer %d", 160), repeat("something else %d", 160))
+	base := []string{"train", "-c", at("recipe.yaml"), "--out", at("out")}
+	for name, c := range map[string]struct {
+		second []string
+		want   []string
+	}{
+		"recipe":  {append(base, "--set", "optimizer.lr=1e-4"), []string{"the recipe is", "on rank 0", "on rank 1"}},
+		"dataset": {[]string{"train", "-c", filepath.Join(other, "recipe.yaml"), "--out", at("out")}, []string{"the dataset is", "on rank 0", "on rank 1"}},
+		"size":    {append(base, "--set", "mesh.replicate=3"), []string{"mesh: 3 x 1", "3 ranks, the job has 2"}},
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		began := time.Now()
+		text, err := mpirun(t, ctx, append([]string{"1"}, base...), append([]string{"1"}, c.second...)).CombinedOutput()
+		cancel()
+		if err == nil || time.Since(began) > 5*time.Second {
+			t.Errorf("%s: ended after %v with %v", name, time.Since(began), err)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(string(text), w) {
+				t.Errorf("%s: the message lacks %q:\n%s", name, w, text)
+			}
+		}
+	}
+}
+
+func repeat(format string, n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf(format, i))
+	}
+	return out
+}

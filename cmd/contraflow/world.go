@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+
+	"contraflow/collective/launch"
+	"contraflow/collective/mpi"
+	"contraflow/collective/nccl"
+	"contraflow/gpustage"
+	"contraflow/stages/recipe"
+)
+
+// joinJob is this process's place in the job that a launcher (mpirun, srun, torchrun) has started; no place at all for a
+// process that was started alone.
+func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
+	job, err := launch.FromEnvironment(os.Getenv)
+	if err != nil {
+		return recipe.Place{}, err
+	}
+	kind := r.Train.Device
+	if kind == "auto" {
+		kind = gpustage.Kinds()[0]
+	}
+	backend, err := job.Backend(kind, mpi.Available, os.Getenv("CONTRAFLOW_NCCL"))
+	if err != nil {
+		return recipe.Place{}, err
+	}
+	p := recipe.Place{Share: gpustage.Share{Rank: job.LocalRank, Ranks: job.LocalSize}}
+	if bound() {
+		p.Share = gpustage.Share{}
+	}
+	switch backend {
+	case "mpi":
+		p.World, err = mpi.Open(ctx)
+	case "nccl":
+		p.World, err = nccl.Open(ctx, job)
+	default:
+		return recipe.Place{}, nil
+	}
+	if err != nil {
+		return recipe.Place{}, fmt.Errorf("joining the job as rank %d of %d: %w", job.Rank, job.Size, err)
+	}
+	return p, nil
+}
+
+// bound tells whether the launcher gave this process processors of its own: then it takes all it sees.
+func bound() bool {
+	online, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err != nil {
+		return false
+	}
+	n := 0
+	for _, part := range strings.Split(strings.TrimSpace(string(online)), ",") {
+		var lo, hi int
+		if c, _ := fmt.Sscanf(part, "%d-%d", &lo, &hi); c == 1 {
+			hi = lo
+		}
+		n += hi - lo + 1
+	}
+	return runtime.NumCPU() < n
+}

@@ -1,0 +1,9 @@
+//go:build mpi && !mpich
+
+package mpi
+
+// The two libraries' flags are in files of their own: the go command's build cache knows a package by its files, and would
+// take objects made for one library for the other's.
+
+// #cgo pkg-config: ompi
+import "C"

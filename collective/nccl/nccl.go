@@ -1,0 +1,472 @@
+//go:build linux && (amd64 || arm64)
+
+package nccl
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"contraflow/collective"
+	"contraflow/collective/internal/engine"
+	"contraflow/collective/internal/remote"
+	"contraflow/collective/internal/tcpstore"
+	"contraflow/collective/launch"
+	"contraflow/gpustage"
+)
+
+// Open joins a job and returns when all ranks have.
+func Open(ctx context.Context, job launch.Job, opts ...Option) (collective.World, error) {
+	o := options{deadline: collective.DefaultDeadline, library: os.Getenv("CONTRAFLOW_NCCL")}
+	for _, f := range opts {
+		f(&o)
+	}
+	lib, err := load(cmp.Or(o.library, "libnccl.so.2"))
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, collective.DefaultDeadline)
+	defer cancel()
+	c, err := rendezvous(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	c.Start, c.Deadline = collective.DefaultDeadline, o.deadline
+	client, err := remote.Join(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	w := &watch{client: client, quit: make(chan struct{})}
+	w.tasks.Go(w.abortAll)
+	open := func(ctx context.Context, m *remote.Member, share func([]byte) ([]byte, error)) (remote.Transport, error) {
+		t := &transport{Member: m, lib: lib, watch: w}
+		return t, t.open(ctx, o.onDevice, share)
+	}
+	return remote.NewWorld(ctx, client, open, func(bool) error {
+		close(w.quit)
+		w.tasks.Wait()
+		return nil
+	})
+}
+
+// rendezvous tells a rank how to find rank 0, and makes rank 0 listen.
+func rendezvous(ctx context.Context, job launch.Job) (remote.Config, error) {
+	c := remote.Config{Rank: job.Rank, Size: job.Size, Token: job.Run, Addresses: []string{job.Master}}
+	listen := ":0"
+	if job.Size > 1 && !job.Store {
+		_, port, err := net.SplitHostPort(job.Master)
+		if err != nil {
+			return c, fmt.Errorf("where ranks meet: %w", err)
+		}
+		listen = ":" + port
+	}
+	if job.Rank == 0 {
+		l, err := net.Listen("tcp", listen)
+		if err != nil {
+			return c, fmt.Errorf("rank 0 can't listen where ranks meet, at %s: %w: set MASTER_PORT to a free port", job.Master, err)
+		}
+		c.Listener, c.Addresses = l, remote.Addresses(l)
+	}
+	if job.Size == 1 || !job.Store {
+		return c, nil
+	}
+	// torchrun's agent has taken the port, for a store.
+	s, err := tcpstore.Dial(ctx, job.Master)
+	if err != nil {
+		return c, fmt.Errorf("torchrun's store: %w", err)
+	}
+	defer s.Close()
+	key := "contraflow/" + job.Run
+	if job.Rank == 0 {
+		return c, s.Set(key, strings.Join(c.Addresses, " "))
+	}
+	text, err := s.Get(ctx, key)
+	c.Addresses = strings.Fields(text)
+	return c, err
+}
+
+// watch is what a world does in the background: it aborts communicators when the job has failed, and sees to it that what runs on
+// GPUs ends in time.
+type watch struct {
+	client *remote.Client
+	quit   chan struct{}
+	tasks  sync.WaitGroup
+
+	mu    sync.Mutex
+	comms []*transport
+}
+
+func (w *watch) add(t *transport) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.comms = append(w.comms, t)
+	if w.client.Fate().Err() != nil { // abortAll may have passed
+		t.abort()
+	}
+}
+
+// abortAll waits for the job to fail.
+func (w *watch) abortAll() {
+	select {
+	case <-w.quit:
+		return
+	case <-w.client.Fate().Done():
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, t := range w.comms {
+		t.abort()
+	}
+}
+
+// call is a collective under way on a GPU.
+type call struct {
+	event gpustage.Event
+	seq   int
+	what  string
+	since time.Time
+}
+
+// transport is a communicator.
+type transport struct {
+	*remote.Member
+	lib   *library
+	watch *watch
+	calls chan call // to oversee, in the stream's order
+
+	mu   sync.Mutex
+	comm uintptr // 0 once it is aborted or destroyed
+}
+
+// open makes the communicator, together with the group's other ranks.
+func (t *transport) open(ctx context.Context, onDevice func() error, share func([]byte) ([]byte, error)) error {
+	var unique id
+	var mine []byte
+	if t.Rank() == 0 {
+		if r := ncclCall(t.lib.getUniqueID, uintptr(unsafe.Pointer(&unique))); r != success {
+			return t.lib.failure("ncclGetUniqueId", r, 0)
+		}
+		mine = unsafe.Slice((*byte)(unsafe.Pointer(&unique)), unsafe.Sizeof(unique))
+	}
+	got, err := share(mine)
+	if err != nil {
+		return err
+	}
+	if len(got) != int(unsafe.Sizeof(unique)) {
+		return fmt.Errorf("an id of %d bytes", len(got))
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&unique)), len(got)), got)
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: a thread with a device is not given back
+		if onDevice != nil {
+			if err := onDevice(); err != nil {
+				done <- err
+				return
+			}
+		}
+		if r := t.lib.initRank(&t.comm, int32(t.Size()), unique, int32(t.Rank()), nonBlocking()); r != success && r != inProgress {
+			done <- t.lib.failure("ncclCommInitRankConfig", r, 0)
+			return
+		}
+		done <- nil
+	}()
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-t.Client.Fate().Done():
+		err = t.Client.Fate().Err()
+	}
+	if err != nil {
+		return err
+	}
+	t.watch.add(t)
+	for {
+		ready, err := t.ready()
+		if ready || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(100 * time.Microsecond):
+		}
+	}
+}
+
+// ready tells whether NCCL has done what it was asked to: on the host, that is; a GPU may have it before it.
+func (t *transport) ready() (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.comm == 0 {
+		return false, t.Client.Fate().Err()
+	}
+	var state int32
+	r := ncclCall(t.lib.asyncError, t.comm, uintptr(unsafe.Pointer(&state)))
+	if r == success {
+		r = result(state)
+	}
+	switch r {
+	case success:
+		return true, nil
+	case inProgress:
+		return false, nil
+	}
+	return false, t.lib.failure("NCCL", r, t.comm)
+}
+
+// abort ends everything that is under way.
+func (t *transport) abort() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.comm != 0 {
+		ncclCall(t.lib.abort, t.comm)
+		t.comm = 0
+	}
+}
+
+// Close destroys the communicator. Nothing may be under way.
+func (t *transport) Close() error {
+	if t.calls != nil {
+		close(t.calls)
+	}
+	if t.Client.Fate().Err() != nil {
+		t.abort()
+		return nil
+	}
+	t.mu.Lock()
+	r := ncclCall(t.lib.finalize, t.comm)
+	t.mu.Unlock()
+	if r != success && r != inProgress {
+		return t.lib.failure("ncclCommFinalize", r, t.comm)
+	}
+	for end := time.Now().Add(t.Client.Deadline); ; time.Sleep(100 * time.Microsecond) {
+		if ready, err := t.ready(); ready || err != nil || time.Now().After(end) {
+			break // destroyed or aborted below, whatever it is
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.comm == 0 {
+		return nil
+	}
+	r = ncclCall(t.lib.destroy, t.comm)
+	t.comm = 0
+	if r != success {
+		return t.lib.failure("ncclCommDestroy", r, 0)
+	}
+	return nil
+}
+
+// run issues NCCL calls, as a group, and returns when NCCL has enqueued them; on a processor, when they are done.
+func (t *transport) run(c *engine.Call, issue func(comm, stream uintptr) result) error {
+	stream := uintptr(0)
+	q, later := c.Stream.(Queue)
+	if later {
+		stream = q.Handle()
+	}
+	if err := t.submit(stream, issue); err != nil {
+		return err
+	}
+	if err := t.Wait(c, t.ready); err != nil || !later {
+		return err
+	}
+	if t.calls == nil {
+		t.calls = make(chan call, 1024) // more than a step issues
+		t.watch.tasks.Go(t.oversee)
+	}
+	t.calls <- call{c.Stream.Record(), int(c.Seq), c.String(), time.Now()}
+	return nil
+}
+
+func (t *transport) submit(stream uintptr, issue func(comm, stream uintptr) result) error {
+	runtime.LockOSThread() // a group belongs to a thread
+	defer runtime.UnlockOSThread()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.comm == 0 {
+		return t.Client.Fate().Err()
+	}
+	r := ncclCall(t.lib.groupStart)
+	if r == success {
+		r = issue(t.comm, stream)
+	}
+	if end := ncclCall(t.lib.groupEnd); r == success || r == inProgress {
+		r = end
+	}
+	if r != success && r != inProgress {
+		return t.lib.failure("NCCL", r, t.comm)
+	}
+	return nil
+}
+
+// oversee waits for each call on a GPU, and ends the job if one takes too long.
+func (t *transport) oversee() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for c := range t.calls {
+		done := make(chan struct{})
+		go func() { // ends: an aborted call does
+			_ = c.event.Sync() // its stream has the error as well
+			close(done)
+		}()
+		timer.Reset(t.Client.Deadline - time.Since(c.since))
+		select {
+		case <-done:
+		case <-t.Client.Fate().Done():
+			<-done
+		case <-timer.C:
+			_ = t.Client.Late(t.Name, c.seq, c.what)
+			<-done
+		}
+	}
+}
+
+// address is where a tensor lies.
+func address(x gpustage.Tensor) (uintptr, error) {
+	if p, ok := x.Mem.(Pointer); ok {
+		return p.Pointer() + uintptr(x.Off*x.DType.Size()), nil
+	}
+	if _, ok := x.Mem.(*gpustage.HostMemory); !ok {
+		return 0, fmt.Errorf("NCCL can't address %T", x.Mem)
+	}
+	switch x.DType.Size() {
+	case 2:
+		return uintptr(unsafe.Pointer(&gpustage.Slice[uint16](x)[0])), nil
+	case 4:
+		return uintptr(unsafe.Pointer(&gpustage.Slice[float32](x)[0])), nil
+	default:
+		return uintptr(unsafe.Pointer(&gpustage.Slice[float64](x)[0])), nil
+	}
+}
+
+// message is one send or receive.
+type message struct {
+	f     uintptr
+	at    uintptr
+	count int
+	peer  int
+}
+
+// messages lists what a rank sends to others, or receives from them.
+func (t *transport) messages(list []message, f uintptr, tensors []gpustage.Tensor) ([]message, error) {
+	for k, x := range tensors {
+		if k == t.Rank() || x.Cols == 0 {
+			continue
+		}
+		at, err := address(x)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, message{f, at, x.Cols, k})
+	}
+	return list, nil
+}
+
+// exchange sends and receives all at once.
+func (t *transport) exchange(c *engine.Call, send, receive []gpustage.Tensor) error {
+	list, err := t.messages(nil, t.lib.send, send)
+	if err == nil {
+		list, err = t.messages(list, t.lib.recv, receive)
+	}
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	kind := typeOf(c.Wire)
+	err = t.run(c, func(comm, stream uintptr) result {
+		for _, m := range list {
+			if r := ncclCall(m.f, m.at, uintptr(m.count), kind, uintptr(m.peer), comm, stream); r != success && r != inProgress {
+				return r
+			}
+		}
+		return success
+	})
+	runtime.KeepAlive(send)
+	runtime.KeepAlive(receive)
+	return err
+}
+
+// AllToAll sends parts[k] to rank k.
+func (t *transport) AllToAll(c *engine.Call, parts []gpustage.Tensor, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	if err := t.Begin(c); err != nil || t.Size() == 1 {
+		return parts, err
+	}
+	views, err := into()
+	if err != nil {
+		return nil, err
+	}
+	views[t.Rank()] = parts[t.Rank()]
+	return views, t.exchange(c, parts, views)
+}
+
+// Gather sends own to every rank.
+func (t *transport) Gather(c *engine.Call, own gpustage.Tensor, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	if err := t.Begin(c); err != nil || t.Size() == 1 {
+		return []gpustage.Tensor{own}, err
+	}
+	views, err := into()
+	if err != nil {
+		return nil, err
+	}
+	if even(views) {
+		from, err := address(own)
+		if err != nil {
+			return nil, err
+		}
+		to, err := address(views[0])
+		if err != nil {
+			return nil, err
+		}
+		err = t.run(c, func(comm, stream uintptr) result {
+			return ncclCall(t.lib.allGather, from, to, uintptr(own.Cols), typeOf(c.Wire), comm, stream)
+		})
+		runtime.KeepAlive(own)
+		runtime.KeepAlive(views)
+		return views, err
+	}
+	send := make([]gpustage.Tensor, t.Size())
+	for k := range send {
+		send[k] = own
+	}
+	receive := slices.Clone(views)
+	views[t.Rank()] = own
+	return views, t.exchange(c, send, receive)
+}
+
+// even tells whether parts are of one size and lie one after the other, as NCCL's own all-gather wants them.
+func even(parts []gpustage.Tensor) bool {
+	for k, p := range parts {
+		if p.Cols == 0 || p.Cols != parts[0].Cols || p.Mem != parts[0].Mem || p.Off != parts[0].Off+k*p.Cols {
+			return false
+		}
+	}
+	return true
+}
+
+// Broadcast makes x that of rank root.
+func (t *transport) Broadcast(c *engine.Call, x gpustage.Tensor, root int) (gpustage.Tensor, error) {
+	if err := t.Begin(c); err != nil || t.Size() == 1 || x.Cols == 0 {
+		return x, err
+	}
+	at, err := address(x)
+	if err != nil {
+		return x, err
+	}
+	err = t.run(c, func(comm, stream uintptr) result {
+		return ncclCall(t.lib.broadcast, at, at, uintptr(x.Cols), typeOf(x.DType), uintptr(root), comm, stream)
+	})
+	runtime.KeepAlive(x)
+	return x, err
+}
+
+// Release has nothing to give back.
+func (t *transport) Release(*engine.Call) error { return nil }
