@@ -9,15 +9,17 @@
 // # Sums have an order
 //
 // Every sum over ranks is taken in the order of ranks, element by element, in f32 or f64. So it does not depend on how a tensor
-// is cut into buckets, on timing or on threads, and ranks in one process give the bits of ranks under MPI.
+// is cut into buckets, on timing or on threads, and ranks in one process give the bits of ranks under MPI or NCCL.
 //
 // # Failure
 //
 // Nothing waits for ever: each operation has the world's deadline. A rank that fails tells the others why ([World.Abort]);
 // whoever waits for it, or for a rank that is gone, gets a [RankError] with that rank's number and its reason.
 //
-// Packages local (goroutines in one process), mpi and nccl implement World; collectivetest is the suite that all of them
-// pass, and a new one is done when it does.
+// Packages local (goroutines in one process), mpi and nccl implement World, sim is local over a link with the bandwidth and
+// latency of a network, launch finds out which of them a process was started for. All share internal/engine, which turns an
+// operation into exchanges and sums; mpi and nccl share internal/remote, the host channel. collectivetest is the suite that all
+// of them pass, and a new one is done when it does.
 package collective
 
 import (

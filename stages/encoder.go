@@ -135,7 +135,7 @@ func (e *Encoder) begin(b *Batch) error {
 	}
 	lossBytes := 0
 	if lb, _ := e.lossBatch(b); e.loss != nil && lb.N() > 0 {
-		lossBytes = e.loss.Memory(lb.Rows, lb.N(), size, e.Model.DType)
+		lossBytes = e.loss.Memory(lb.Size())
 	}
 	var need int
 	e.keepFrom, need = planReplay(subs, e.Budget, lossBytes)

@@ -32,7 +32,7 @@ var walls = map[string][]string{
 	"stages/gopairs":      {},
 	"stages/embedder":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate"},
 	"stages":              {"pipeline", "gpustage", "gpustage/ref", "collective", "collective/local", "collective/sim", "tokenize", "io/", "stages", "stages/"},
-	"cmd":                 {"pipeline", "gpustage", "gpustage/", "collective", "collective/", "tokenize", "io/", "stages", "stages/"},
+	"cmd":                 {"pipeline", "cmd/contraflow/internal/", "gpustage", "gpustage/", "collective", "collective/", "tokenize", "io/", "stages", "stages/"},
 	"testdata/goldens":    {},
 	"testdata/thirdparty": {"pipeline", "gpustage/", "io/", "stages", "stages/"},
 }

@@ -442,10 +442,10 @@ func (t *transport) Gather(c *engine.Call, own gpustage.Tensor, into func() ([]g
 	return views, t.exchange(c, send, receive)
 }
 
-// even tells whether parts are of one size and lie one after the other, as NCCL's own all-gather wants them.
+// even tells whether parts lie where parts of one size would, as NCCL's own all-gather wants them.
 func even(parts []gpustage.Tensor) bool {
 	for k, p := range parts {
-		if p.Cols == 0 || p.Cols != parts[0].Cols || p.Mem != parts[0].Mem || p.Off != parts[0].Off+k*p.Cols {
+		if p.Cols == 0 || p.Mem != parts[0].Mem || p.Off != parts[0].Off+k*p.Cols {
 			return false
 		}
 	}

@@ -311,14 +311,15 @@ func upload(s gpustage.Stream, t gpustage.Tensor, vs []float64) {
 
 // Memory is the scratch of Compute: identities, log-sum-exps, one tile, and copies of embeddings and gradient if it
 // normalizes.
-func (l InfoNCE) Memory(rows, sequences, size int, t gpustage.DType) int {
+func (l InfoNCE) Memory(z Size) int {
+	t := z.DType
 	tr, tc := l.tile()
-	tile := min(tr, rows) * min(tc, sequences) * t.Size()
-	perRow := rows * (3*l.groups() + 3) * t.Size()
-	ids := (3*rows + 3*sequences) * 4 * 2
+	tile := min(tr, z.Rows) * min(tc, z.Sequences) * t.Size()
+	perRow := z.Rows * (3*l.groups() + 3) * t.Size()
+	ids := (3*z.Rows + 3*z.Sequences) * 4 * 2
 	norm := 0
-	if !l.Dot {
-		norm = 2*sequences*size*t.Size() + sequences*t.Size()
+	if !l.Dot && !z.Normalized {
+		norm = 2*z.Sequences*z.Dim*t.Size() + z.Sequences*t.Size()
 	}
 	return tile + perRow + ids + norm + 64*64 // alignment
 }

@@ -125,7 +125,21 @@ type Loss interface {
 	// Compute returns the loss and adds its gradient to b.Gradient. Scratch memory comes from the arena.
 	Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error)
 	// Memory is how many bytes Compute takes of the arena for a batch of this size.
-	Memory(rows, sequences, size int, t gpustage.DType) int
+	Memory(z Size) int
+}
+
+// Size is what a loss's memory depends on.
+type Size struct {
+	Rows       int // B
+	Sequences  int // N
+	Dim        int // E
+	Normalized bool
+	DType      gpustage.DType
+}
+
+// Size of a batch.
+func (b *Batch) Size() Size {
+	return Size{b.Rows, b.N(), b.Embeddings.Cols, b.Normalized, b.Embeddings.DType}
 }
 
 // Host makes a loss of a function over embeddings in the host's memory, for objectives of one's own: simple, and as slow
@@ -169,6 +183,6 @@ func (f Host) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, e
 }
 
 // Memory is the copy that Compute makes.
-func (Host) Memory(_, sequences, size int, t gpustage.DType) int {
-	return sequences*size*(gpustage.F32.Size()+t.Size()) + 128
+func (Host) Memory(z Size) int {
+	return z.Sequences*z.Dim*(gpustage.F32.Size()+z.DType.Size()) + 128
 }

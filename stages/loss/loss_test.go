@@ -59,7 +59,7 @@ func newArena(t testing.TB, s gpustage.Stream, bytes int) *gpustage.Arena {
 // compute runs a loss and returns its mean and the mean's gradient.
 func compute(t testing.TB, s gpustage.Stream, l Loss, b *Batch) (float64, []float64) {
 	t.Helper()
-	a := newArena(t, s, l.Memory(b.Rows, b.N(), b.Embeddings.Cols, b.Embeddings.DType))
+	a := newArena(t, s, l.Memory(b.Size()))
 	r, err := l.Compute(s, a, b)
 	if err != nil {
 		t.Fatal(err)
@@ -282,11 +282,11 @@ func TestErrors(t *testing.T) {
 // Memory holds what Compute takes, and is linear in the batch.
 func TestMemory(t *testing.T) {
 	l := InfoNCE{Directions: Directions}
-	small, large := l.Memory(1<<14, 1<<15, 384, gpustage.F32), l.Memory(1<<16, 1<<17, 384, gpustage.F32)
+	small, large := l.Memory(Size{1 << 14, 1 << 15, 384, false, gpustage.F32}), l.Memory(Size{1 << 16, 1 << 17, 384, false, gpustage.F32})
 	if large > 4*small+1<<20 {
 		t.Errorf("four times the rows take %d bytes, %d before", large, small)
 	}
-	if (InfoNCE{Dot: true}).Memory(1<<16, 1<<17, 384, gpustage.F32) > 16<<20 {
+	if (InfoNCE{Dot: true}).Memory(Size{1 << 16, 1 << 17, 384, false, gpustage.F32}) > 16<<20 || l.Memory(Size{1 << 16, 1 << 17, 384, true, gpustage.F32}) > 16<<20 {
 		t.Error("normalized embeddings should need little more than a tile")
 	}
 }

@@ -2,6 +2,8 @@ package recipe
 
 import (
 	"fmt"
+
+	"contraflow/stages/loss"
 )
 
 // Memory is what a run is predicted to hold on its device, in bytes.
@@ -45,7 +47,7 @@ func (x *Run) predict() Memory {
 		Parameters: params, Packed: m.PackedBytes(true), Gradients: params, Optimizer: params * int64(r.update(1).Optimizer.States()) / int64(r.Mesh.Shard),
 		Embeddings: 2 * n * int64(m.EmbeddingSize()) * int64(m.DType.Size()),
 	}
-	work := int64(max(sub.Backward, r.loss().Memory(r.Batch.GlobalSize, int(n), m.EmbeddingSize(), m.DType)))
+	work := int64(max(sub.Backward, r.loss().Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))
 	mem.Working = work
 	mem.Activations = (subs - 1) * int64(sub.Kept)
 	if b := x.budget(mem); b >= 0 {

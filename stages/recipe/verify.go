@@ -517,6 +517,6 @@ func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (
 }
 
 // Memory has room for one more gradient.
-func (l detached) Memory(rows, sequences, size int, t gpustage.DType) int {
-	return l.InfoNCE.Memory(rows, sequences, size, t) + sequences*size*t.Size() + 64
+func (l detached) Memory(z loss.Size) int {
+	return l.InfoNCE.Memory(z) + z.Sequences*z.Dim*z.DType.Size() + 64
 }

@@ -199,6 +199,28 @@ func TestDeath(t *testing.T) {
 	}
 }
 
+// Once all have said good-bye, nobody's end is a failure.
+func TestFarewell(t *testing.T) {
+	cs := star(t, 3, time.Minute)
+	var wait sync.WaitGroup
+	for _, c := range cs {
+		wait.Go(c.Leave)
+	}
+	wait.Wait()
+	if err := cs[0].Close(); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	for r, c := range cs {
+		if err := c.fate.Err(); err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A rank that is alive for its kernel but does not speak is gone as well.
 func TestSilence(t *testing.T) {
 	cs := star(t, 2, time.Minute)

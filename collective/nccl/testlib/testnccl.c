@@ -166,7 +166,7 @@ API ncclResult_t ncclCommGetAsyncError(comm *c, ncclResult_t *r) {
 
 API ncclResult_t ncclCommFinalize(comm *c) { return atomic_load(&c->state); }
 
-API ncclResult_t ncclCommAbort(comm *c) {
+static ncclResult_t end(comm *c) {
 	atomic_store(&c->aborted, 1);
 	pthread_mutex_lock(&c->mu);
 	atomic_store(&c->quit, 1);
@@ -178,9 +178,14 @@ API ncclResult_t ncclCommAbort(comm *c) {
 	return ncclSuccess;
 }
 
+API ncclResult_t ncclCommAbort(comm *c) {
+	fprintf(stderr, "ncclCommAbort\n"); // a test looks for it
+	return end(c);
+}
+
 API ncclResult_t ncclCommDestroy(comm *c) {
 	if (atomic_load(&c->state) != ncclSuccess) return ncclInvalidUsage;
-	return ncclCommAbort(c);
+	return end(c);
 }
 
 API const char *ncclGetErrorString(ncclResult_t r) {

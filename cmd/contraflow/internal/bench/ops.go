@@ -300,7 +300,7 @@ func (o *ops) loss() work {
 		return work{}
 	}
 	o.stream.Normalize(x, norm, x)
-	arena, err := gpustage.NewArena(o.device, l.Memory(rows, 2*rows, opHidden, gpustage.F32))
+	arena, err := gpustage.NewArena(o.device, l.Memory(b.Size()))
 	if err != nil {
 		o.err = err
 		return work{}

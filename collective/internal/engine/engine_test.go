@@ -1,0 +1,159 @@
+package engine_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"contraflow/collective"
+	"contraflow/collective/internal/engine"
+	"contraflow/collective/local"
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+)
+
+// What a rank must not pass is refused with what it has passed and what was wanted. collectivetest checks results.
+func TestRefusals(t *testing.T) {
+	d := ref.New()
+	tensor := func(t gpustage.DType, rows, cols int) gpustage.Tensor {
+		x, err := gpustage.NewTensor(d, t, rows, cols)
+		if err != nil {
+			panic(err)
+		}
+		return x
+	}
+	f32, bf16, none := gpustage.F32, gpustage.BF16, gpustage.Tensor{}
+	big := tensor(f32, 6, 4)
+	for _, c := range []struct {
+		want string
+		call func(w collective.World, s gpustage.Stream)
+	}{
+		{"all-gather: rows [1 2] of a group of 1 ranks", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big, []int{1, 2}, f32) }},
+		{"all-gather: rank 0 has -1 rows", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big, []int{-1}, f32) }},
+		{"all-gather: src is f32[3 4]; rows [6] want f32[6 4] on rank 0", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big.Span(0, 3), []int{6}, f32) }},
+		{"all-gather: src is f64[6 4]; rows [6] want f32[6 4]", func(w collective.World, s gpustage.Stream) {
+			w.AllGather(s, big, tensor(gpustage.F64, 6, 4), []int{6}, f32)
+		}},
+		{"all-gather: src is no tensor; rows [6] want f32[6 4]", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, none, []int{6}, f32) }},
+		{"all-gather: src is f32[3 2]/4; want a contiguous one", func(w collective.World, s gpustage.Stream) {
+			w.AllGather(s, tensor(f32, 3, 2), big.Span(0, 3).Columns(0, 2), []int{3}, f32)
+		}},
+		{"reduce-scatter: dst lies within src but is not this rank's part of it", func(w collective.World, s gpustage.Stream) {
+			dst := big.Span(0, 3)
+			dst.Off += 2
+			w.ReduceScatter(s, dst, big.Span(0, 3), []int{3}, f32)
+		}},
+		{"all-reduce: x is f32[9 4] at element 0 of 96 bytes", func(w collective.World, s gpustage.Stream) {
+			x := big
+			x.Rows = 9
+			w.AllReduce(s, x, f32)
+		}},
+		{"all-reduce: a wire of f64; want the tensors' f32, or bf16", func(w collective.World, s gpustage.Stream) { w.AllReduce(s, big, gpustage.F64) }},
+		{"all-reduce: i32 tensors; want f32 or f64", func(w collective.World, s gpustage.Stream) { w.AllReduce(s, tensor(gpustage.I32, 1, 4), gpustage.I32) }},
+		{"all-reduce: bf16 tensors; want f32 or f64", func(w collective.World, s gpustage.Stream) { w.AllReduce(s, tensor(bf16, 1, 4), bf16) }},
+		{"broadcast: from rank 1 of 1", func(w collective.World, s gpustage.Stream) { w.Broadcast(s, big, 1) }},
+		{"broadcast: x is missing", func(w collective.World, s gpustage.Stream) { w.Broadcast(s, gpustage.Tensor{Rows: 1, Cols: 2}, 0) }},
+	} {
+		w := local.New(1)[0]
+		s, _ := d.OpenStream()
+		c.call(w, s)
+		var re *collective.RankError
+		if err := s.Sync(); err == nil || !errors.As(err, &re) || !strings.Contains(err.Error(), c.want) || w.Err() == nil {
+			t.Errorf("%v; want %q", err, c.want)
+		}
+		if n := len(w.Traffic().Calls); n > 0 {
+			t.Errorf("%s: %d calls are counted", c.want, n)
+		}
+	}
+}
+
+// Ranks without rows may pass no tensors.
+func TestAbsent(t *testing.T) {
+	err := local.Run(3, func(w collective.World) error {
+		d := ref.New()
+		s, _ := d.OpenStream()
+		rows := []int{0, 2, 0}
+		whole, err := gpustage.NewTensor(d, gpustage.F32, 2, 3)
+		if err != nil {
+			return err
+		}
+		mine := gpustage.Tensor{}
+		if w.Rank() == 1 {
+			if mine, err = gpustage.NewTensor(d, gpustage.F32, 2, 3); err != nil {
+				return err
+			}
+			s.Fill(mine, 7)
+		}
+		w.AllGather(s, whole, mine, rows, gpustage.F32)
+		w.ReduceScatter(s, mine, whole, rows, gpustage.BF16)
+		w.AllGather(s, gpustage.Tensor{}, gpustage.Tensor{}, []int{0, 0, 0}, gpustage.F32)
+		if err := s.Sync(); err != nil {
+			return err
+		}
+		if got := gpustage.Slice[float32](whole)[5]; got != 7 {
+			t.Errorf("rank %d gathered %v", w.Rank(), got)
+		}
+		if w.Rank() == 1 && gpustage.Slice[float32](mine)[0] != 21 {
+			t.Errorf("the sum is %v", gpustage.Slice[float32](mine))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// In the steady state nothing is allocated on the device.
+func TestSteady(t *testing.T) {
+	err := local.Run(2, func(w collective.World) error {
+		d := &counting{Device: ref.New()}
+		s := ref.NewStream(d)
+		x, err := gpustage.NewTensor(d, gpustage.F32, 1, 100_000)
+		if err != nil {
+			return err
+		}
+		first := 0
+		for round := range 3 {
+			w.AllReduce(s, x, gpustage.BF16)
+			w.AllReduce(s, x.Columns(0, 1000), gpustage.F32)
+			if round == 0 {
+				first = d.allocated
+			}
+		}
+		if d.allocated != first || first < 4 {
+			t.Errorf("%d allocations, %d in the first round", d.allocated, first)
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+type counting struct {
+	gpustage.Device
+	allocated int
+}
+
+func (d *counting) Alloc(bytes int) (gpustage.Memory, error) {
+	d.allocated++
+	return d.Device.Alloc(bytes)
+}
+
+func TestFate(t *testing.T) {
+	f := engine.NewFate()
+	if f.Err() != nil {
+		t.Error(f.Err())
+	}
+	first := f.Fail(2, errors.New("no text"))
+	// Whoever fails because of that does not become the reason, and a wrapped RankError keeps its rank.
+	if again := f.Fail(0, first); again != first || f.Err() != first {
+		t.Errorf("%v, %v", again, f.Err())
+	}
+	g := engine.NewFate()
+	err := g.Fail(0, errors.Join(errors.New("step 3"), &collective.RankError{Rank: 5, Reason: "gone"}))
+	if err.Error() != "rank 5: gone" {
+		t.Error(err)
+	}
+	<-g.Done()
+}
