@@ -250,11 +250,11 @@ func CheckAttention(op string, ctx, lse, q, k, v Tensor, o Attention) error {
 		c.fail("a window of %d, a soft cap of %v", o.Window, o.SoftCap)
 	}
 	if !o.Bias.IsZero() {
-		if o.Bias.Cols%2 == 0 {
-			c.fail("Bias is %v, want an odd number of columns", o.Bias)
+		if o.Bias.Rows%2 == 0 {
+			c.fail("Bias is %v, want an odd number of rows", o.Bias)
 		}
-		c.shape("Bias", o.Bias, q.DType, o.Heads, o.Bias.Cols)
-		c.optional("DBias", o.DBias, q.DType, o.Heads, o.Bias.Cols)
+		c.shape("Bias", o.Bias, q.DType, o.Bias.Rows, o.Heads)
+		c.optional("DBias", o.DBias, q.DType, o.Bias.Rows, o.Heads)
 	} else if !o.DBias.IsZero() {
 		c.fail("DBias without Bias")
 	}

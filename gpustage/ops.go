@@ -55,7 +55,8 @@ type Ops interface {
 	// Attention is multi-head attention within each sequence of o.Seqs. q[T, H*D], k and v[T, KVHeads*D] may be columns of
 	// one tensor. It keeps lse[H, T], the log-sum-exp of each head and query, and never a T x T matrix.
 	Attention(ctx, lse, q, k, v Tensor, o Attention)
-	// AttentionBackward gives dq, dk, dv of the same shapes. It recomputes the probabilities from lse.
+	// AttentionBackward gives dq, dk, dv of the same shapes. It recomputes the probabilities from lse. ctx is for
+	// devices that can't sum a row's products before they subtract the sum; see ref.
 	AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v Tensor, o Attention)
 
 	// Pool reduces each sequence of x[T, C] to a row of y[B, C].
@@ -195,13 +196,13 @@ type Attention struct {
 	Dropout Dropout
 	BF16    bool // round the inputs of both products to bf16
 
-	// Bias[H, 2R+1] is added to the scores: for query i and key j, what lies at R + j - i, and at the end for keys further than
-	// R away. DBias, of its shape, is where the backward adds its gradient (+=). Both may be absent.
+	// Bias[2R+1, H] is added to the scores: for query i and key j, row R + j - i; keys further than R away have the last row of
+	// their side. DBias, of its shape, is where the backward adds its gradient (+=). Both may be absent.
 	Bias, DBias Tensor
 }
 
 // Reach is R, the distance from which on all keys on one side have the same bias.
-func (a Attention) Reach() int { return (a.Bias.Cols - 1) / 2 }
+func (a Attention) Reach() int { return (a.Bias.Rows - 1) / 2 }
 
 // Mask excludes pairs of a score tile: pair (i, j) when, for any of its matches, Row[i] == Col[j] and that value is not
 // negative.

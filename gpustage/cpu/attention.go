@@ -27,6 +27,8 @@ type head struct {
 	h, kv   int
 	drop    vec.Dropout
 	scratch []float32
+	biases  []float32 // with Bias: of key - query from -(n-1) to n-1
+	dBiases []float32 // their gradient
 }
 
 // eachHead runs f for each sequence and key-value head; f sees to the query heads that share it.
@@ -53,9 +55,15 @@ func (s *Stream) eachHead(o *gpustage.Attention, buffers int, f func(h *head)) {
 			if keys != nil {
 				h.drop.Key = keys[b]
 			}
-			h.scratch = h.w.take(buffers * min(queryBlock, h.n) * h.n)
+			blocks, spread := buffers*min(queryBlock, h.n)*h.n, 0
+			if !o.Bias.IsZero() {
+				spread = 2*h.n - 1
+			}
+			buf := h.w.take(blocks + 2*spread)
+			h.scratch, h.biases, h.dBiases = buf[:blocks], buf[blocks:][:spread], buf[blocks+spread:][:spread]
 			for g := range o.Heads / kv {
 				h.h = h.kv*(o.Heads/kv) + g
+				h.spreadBias()
 				f(&h)
 			}
 		}
@@ -96,6 +104,57 @@ func (h *head) visible(b block, q int) (lo, hi int) {
 		hi = q + 1
 	}
 	return lo - b.k0, hi - b.k0
+}
+
+// spreadBias gives each distance that the sequence has its bias, so that a query's keys have theirs side by side.
+func (h *head) spreadBias() {
+	if len(h.biases) == 0 {
+		return
+	}
+	for i := range h.biases {
+		h.biases[i] = row(h.o.Bias, h.distance(i))[h.h]
+	}
+	clear(h.dBiases)
+}
+
+// distance is Bias's row for element i of biases.
+func (h *head) distance(i int) int {
+	reach := h.o.Reach()
+	return reach + max(-reach, min(reach, i-(h.n-1)))
+}
+
+// gatherBias is spreadBias's backward: it adds up the gradient of the distances that share a bias.
+func (h *head) gatherBias(sum []float32) {
+	total := grow(&h.w.wide, len(sum))
+	clear(total)
+	for i, d := range h.dBiases {
+		total[h.distance(i)] += float64(d)
+	}
+	for i, d := range total {
+		sum[i] = float32(d)
+	}
+}
+
+// of is the part of biases or dBiases that belongs to keys from lo on, relative to the block's first, for query q.
+func (h *head) of(biases []float32, b block, q, lo, n int) []float32 {
+	return biases[h.n-1+b.k0+lo-q:][:n]
+}
+
+// score finishes the scores x of query q and its keys from lo on: soft cap and bias. Where there is a cap, th, if it is not
+// nil, receives tanh(x/SoftCap).
+func (h *head) score(b block, x, th []float32, q, lo int) {
+	if limit := float32(h.o.SoftCap); limit > 0 {
+		if th == nil {
+			th = x
+		}
+		v := h.s.v
+		v.Scale(x, x, 1/limit)
+		v.Act(gpustage.Tanh, th, x)
+		v.Scale(x, th, limit)
+	}
+	if len(h.biases) > 0 {
+		h.s.v.Add(x, x, h.of(h.biases, b, q, lo, len(x)))
+	}
 }
 
 // queries and keys are a block's part of a tensor.
@@ -142,6 +201,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attenti
 				clear(x[:lo])
 				clear(x[hi:])
 				x = x[lo:hi]
+				h.score(b, x, nil, b.q0+i, lo)
 				top := s.v.Max(x)
 				z := s.v.ExpSum(x, x, top)
 				lses[h.lo+b.q0+i] = top + float32(math.Log(float64(z)))
@@ -172,7 +232,14 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 	shared := o.KVHeads > 0 && o.KVHeads < o.Heads
 	buffers := 2
 	if o.Dropout.Active() {
-		buffers = 3 // probabilities before and after dropout
+		buffers++ // probabilities before and after dropout
+	}
+	if o.SoftCap > 0 {
+		buffers++
+	}
+	var dBias []float32 // [B*H, 2R+1]: each sequence's and head's
+	if !o.DBias.IsZero() {
+		dBias = grow(&s.sums, o.Seqs.Rows*o.DBias.Len())
 	}
 	s.eachHead(&o, buffers, func(h *head) {
 		whole := block{k1: h.n}
@@ -191,8 +258,12 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 			if o.Dropout.Active() {
 				pd = h.scratch[2*m*n : 3*m*n]
 			}
+			var ths []float32 // tanh of capped scores, then the cap's slope
+			if o.SoftCap > 0 {
+				ths = h.scratch[(buffers-1)*m*n : buffers*m*n]
+			}
 			qs, ks, vs := f32(h.queries(q, b)), f32(h.keys(k, b)), f32(h.keys(v, b))
-			douts, outs := h.queries(dctx, b), h.queries(ctx, b)
+			douts := h.queries(dctx, b)
 			h.product(p, n, qs, q.Stride, false, ks, k.Stride, true, m, n, d, float32(o.Scale), false)
 			h.product(dp, n, f32(douts), dctx.Stride, false, vs, v.Stride, true, m, n, d, 1, false)
 			for i := range m {
@@ -203,25 +274,62 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 					clear(r[hi:])
 				}
 				x, dx, xd = x[lo:hi], dx[lo:hi], xd[lo:hi]
-				s.v.ExpScale(x, x, lses[h.lo+b.q0+i], 1)
+				var th []float32
+				if ths != nil {
+					th = ths[i*n+lo : i*n+hi]
+				}
+				h.score(b, x, th, b.q0+i, lo)
+				s.v.Scale(x, x, 1/s.v.ExpSum(x, x, lses[h.lo+b.q0+i])) // see ref
 				if o.Dropout.Active() {
 					h.drop.Pos, h.drop.Head = uint32(b.q0+i), uint32(h.h)
 					s.v.Dropout(xd, x, nil, b.k0+lo, h.drop)
 					s.v.Dropout(dx, dx, nil, b.k0+lo, h.drop)
 				}
-				s.v.SoftmaxBackward(dx, x, dx, s.v.Dot(row(douts, i), row(outs, i)), float32(o.Scale))
+				delta := s.v.Dot(x, dx) // see ref
+				if th == nil && dBias == nil {
+					s.v.SoftmaxBackward(dx, x, dx, delta, float32(o.Scale))
+					continue
+				}
+				s.v.SoftmaxBackward(dx, x, dx, delta, 1)
+				if dBias != nil {
+					d := h.of(h.dBiases, b, b.q0+i, lo, len(dx))
+					s.v.Add(d, d, dx)
+				}
+				if th != nil { // the slope is 1 - tanh²
+					s.v.Mul(th, th, th)
+					s.v.Mul(th, th, dx)
+					s.v.Axpy(dx, th, -1)
+				}
+				s.v.Scale(dx, dx, float32(o.Scale))
 			}
 			h.product(f32(h.keys(dv, b)), dv.Stride, pd, n, true, f32(douts), dctx.Stride, false, n, d, m, 1, true)
 			h.product(f32(h.queries(dq, b)), dq.Stride, dp, n, false, ks, k.Stride, false, m, d, n, 1, false)
 			h.product(f32(h.keys(dk, b)), dk.Stride, dp, n, true, qs, q.Stride, false, n, d, m, 1, true)
 		})
+		if dBias != nil {
+			r := o.DBias.Rows
+			h.gatherBias(dBias[(h.row*o.Heads+h.h)*r:][:r])
+		}
 	})
+	if dBias == nil {
+		return
+	}
+	for i := range o.DBias.Rows {
+		for h, sum := range row(o.DBias, i) {
+			acc := float64(sum)
+			for b := range o.Seqs.Rows {
+				acc += float64(dBias[(b*o.Heads+h)*o.DBias.Rows+i])
+			}
+			row(o.DBias, i)[h] = float32(acc)
+		}
+	}
 }
 
 // bySequence lets ref compute one sequence per task: attention in f64 is most of a verification's time.
 func (s *Stream) bySequence(o gpustage.Attention, f func(r *ref.Stream, one gpustage.Attention, lo, hi int)) {
 	cu := ints(o.Seqs.Cu)
 	errs := make([]error, o.Seqs.Rows)
+	sums := make([]gpustage.Tensor, o.Seqs.Rows) // each sequence's DBias
 	s.d.pool.Run(o.Seqs.Rows, func(_, b int) {
 		lo, hi := int(cu[b]), int(cu[b+1])
 		bounds, err := gpustage.NewTensor(s.d, gpustage.I32, 1, 2)
@@ -244,9 +352,20 @@ func (s *Stream) bySequence(o gpustage.Attention, f func(r *ref.Stream, one gpus
 			one.Seqs.Keys = o.Seqs.Keys.Columns(b, b+1)
 		}
 		one.Dropout.Seqs = one.Seqs
+		if !o.DBias.IsZero() {
+			if one.DBias, errs[b] = gpustage.NewTensor(s.d, o.DBias.DType, o.DBias.Rows, o.DBias.Cols); errs[b] != nil {
+				return
+			}
+			sums[b] = one.DBias
+		}
 		r := ref.NewStream(s.d)
 		f(r, one, lo, hi)
 		errs[b] = r.Sync()
 	})
 	s.Fail(errors.Join(errs...))
+	for _, d := range sums {
+		if !d.IsZero() {
+			s.Stream.Add(o.DBias, o.DBias, d)
+		}
+	}
 }

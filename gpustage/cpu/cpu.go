@@ -129,12 +129,14 @@ type Stream struct {
 	workers []worker
 	sums    []float32 // partial sums of reductions over rows
 	scratch []float32
+	zero    []float32 // nothing else, ever
 }
 
 // worker is what one thread needs of its own.
 type worker struct {
 	gemm *gemm.Workspace[float32]
 	buf  []float32
+	wide []float64
 }
 
 // take returns the worker's scratch with at least n elements, whatever is in them.
@@ -146,9 +148,9 @@ func (w *worker) take(n int) []float32 {
 }
 
 // grow returns a slice of n elements, p's if it is long enough.
-func grow(p *[]float32, n int) []float32 {
+func grow[T any](p *[]T, n int) []T {
 	if len(*p) < n {
-		*p = make([]float32, n)
+		*p = make([]T, n)
 	}
 	return (*p)[:n]
 }

@@ -232,8 +232,12 @@ func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta gpustage.Tensor, eps fl
 		return
 	}
 	m, r := f32(mean), f32(rstd)
+	b := s.zeros(x.Cols)
+	if !beta.IsZero() {
+		b = f32(beta)
+	}
 	s.rows(x.Rows, x.Cols, func(_ *worker, lo, hi int) {
-		s.v.LayerNorm(s.layout(y, lo, hi), m[lo:hi], r[lo:hi], s.layout(x, lo, hi), f32(gamma), f32(beta), eps)
+		s.v.LayerNorm(s.layout(y, lo, hi), m[lo:hi], r[lo:hi], s.layout(x, lo, hi), f32(gamma), b, eps)
 	})
 }
 

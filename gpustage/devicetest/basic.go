@@ -144,12 +144,121 @@ func testLayerNorm(t *testing.T, dev gpustage.Device) {
 			f.check(dGamma, 100+20*float64(rows))
 			f.check(dBeta, 4*float64(rows))
 			f.untouched(x, gamma, beta, dy)
+			plain := f.floats("without beta", rows, c, nil)
+			f.run(func(s gpustage.Stream, p picker) {
+				s.LayerNorm(p(plain), p(mean), p(rstd), p(x), p(gamma), gpustage.Tensor{}, eps)
+			})
+			f.check(plain, 200)
 			f.run(func(s gpustage.Stream, p picker) { // in place
 				s.LayerNormBackward(p(dy), gpustage.Tensor{}, gpustage.Tensor{}, p(dy), p(x), p(mean), p(rstd), p(gamma))
 				s.LayerNorm(p(x), p(mean), p(rstd), p(x), p(gamma), p(beta), eps)
 			})
 			f.check(dy, 800)
 			f.check(x, 200)
+		}
+	}
+}
+
+func testRMSNorm(t *testing.T, dev gpustage.Device) {
+	for _, sz := range append(sizes, [2]int{70, 128}) {
+		for _, groups := range []int{1, 3} {
+			for _, offset := range []float64{0, 1} {
+				for _, gap := range []int{0, 5} {
+					f := newFixture(t, dev, 4, gap)
+					rows, d := sz[0], sz[1]
+					c := d * groups
+					x := f.floats("x", rows, c, func(i, j int) float64 { return 0.5 + 2*f.rng.NormFloat64() })
+					gamma, y, rstd := f.vector("gamma", d, nil), f.floats("y", rows, c, nil), f.vector("rstd", rows*groups, nil)
+					dy, dx, dGamma := f.floats("dy", rows, c, nil), f.floats("dx", rows, c, nil), f.vector("dGamma", d, nil)
+					f.run(func(s gpustage.Stream, p picker) {
+						s.RMSNorm(p(y), p(rstd), p(x), p(gamma), 1e-6, offset)
+						s.RMSNormBackward(p(dx), p(dGamma), p(dy), p(x), p(rstd), p(gamma), offset)
+					})
+					f.check(y, 8)
+					f.check(rstd, 8) // groups of one feature may have a large one, which is compared relatively
+					if d > 1 {       // of one feature the gradient is zero, but for rounding
+						f.check(dx, 400)
+					}
+					f.check(dGamma, 20+20*float64(rows*groups))
+					f.untouched(x, gamma, dy)
+					f.run(func(s gpustage.Stream, p picker) { // in place
+						s.RMSNormBackward(p(dy), gpustage.Tensor{}, p(dy), p(x), p(rstd), p(gamma), offset)
+						s.RMSNorm(p(x), p(rstd), p(x), p(gamma), 1e-6, offset)
+					})
+					if d > 1 {
+						f.check(dy, 400)
+					}
+					f.check(x, 8)
+					if t.Failed() {
+						t.Fatal("at", sz, groups, offset, gap)
+					}
+				}
+			}
+		}
+	}
+}
+
+func testGate(t *testing.T, dev gpustage.Device) {
+	for _, act := range []gpustage.Activation{gpustage.GELU, gpustage.GELUTanh, gpustage.ReLU, gpustage.SiLU} {
+		for _, sz := range append(sizes, [2]int{3, 1024}, [2]int{2, 2500}) {
+			f := newFixture(t, dev, 5, 0)
+			rows, c := sz[0], sz[1]
+			// gate and up are columns of one tensor, as one product leaves them.
+			x := f.floats("x", rows, 2*c, func(i, j int) float64 { return 2 * f.rng.NormFloat64() })
+			y, dy, dx := f.floats("y", rows, c, nil), f.floats("dy", rows, c, nil), f.floats("dx", rows, 2*c, nil)
+			f.run(func(s gpustage.Stream, p picker) {
+				gate, up := p(x).Columns(0, c), p(x).Columns(c, 2*c)
+				s.Gate(p(y), gate, up, act)
+				s.GateBackward(p(dx).Columns(0, c), p(dx).Columns(c, 2*c), p(dy), gate, up, act)
+			})
+			f.check(y, 32)
+			f.check(dx, 64)
+			f.untouched(x, dy)
+			f.run(func(s gpustage.Stream, p picker) { // in place
+				s.Gate(p(dx).Columns(0, c), p(dx).Columns(0, c), p(dx).Columns(c, 2*c), act)
+				s.Gate(p(dx).Columns(c, 2*c), p(dx).Columns(0, c), p(dx).Columns(c, 2*c), act)
+				gate, up := p(x).Columns(0, c), p(x).Columns(c, 2*c)
+				s.GateBackward(gate, up, p(dy), gate, up, act)
+			})
+			f.check(x, 64)
+			f.check(dx, 2000) // products of products
+			if t.Failed() {
+				t.Fatal("at", act, sz)
+			}
+		}
+	}
+}
+
+func testRotary(t *testing.T, dev gpustage.Device) {
+	for _, heads := range []int{1, 3} {
+		for _, dim := range []int{2, 6, 16, 34, 64, 128, 200} {
+			for _, r := range []int{2, dim / 4 * 2, dim / 2 * 2} {
+				if r == 0 {
+					continue
+				}
+				f := newFixture(t, dev, 16, 3)
+				tokens, places := 9, 5
+				index := make([]int32, tokens)
+				for i := range index {
+					index[i] = int32(f.rng.IntN(places))
+				}
+				x, y, back := f.floats("x", tokens, heads*dim, nil), f.floats("y", tokens, heads*dim, nil), f.floats("back", tokens, heads*dim, nil)
+				table := f.floats("table", places, r, nil)
+				idx := f.ints("index", index)
+				f.run(func(s gpustage.Stream, p picker) {
+					o := gpustage.Rotary{Table: p(table), Index: p(idx), HeadDim: dim}
+					s.Rotary(p(y), p(x), o)
+					o.Inverse = true
+					s.Rotary(p(back), p(x), o)
+				})
+				f.check(y, 16)
+				f.check(back, 16)
+				f.untouched(x, table)
+				f.run(func(s gpustage.Stream, p picker) {
+					s.Rotary(p(x), p(x), gpustage.Rotary{Table: p(table), Index: p(idx), HeadDim: dim})
+				})
+				f.check(x, 16)
+			}
 		}
 	}
 }

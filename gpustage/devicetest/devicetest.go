@@ -34,7 +34,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error)) {
 		test func(*testing.T, gpustage.Device)
 	}{
 		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"Forms", testForms},
-		{"Gather", testGather}, {"LayerNorm", testLayerNorm}, {"Activation", testActivation}, {"Dropout", testDropout},
+		{"Gather", testGather}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
 		{"Attention", testAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores},
 		{"Update", testUpdate}, {"Deterministic", testDeterministic},
 	} {

@@ -126,6 +126,8 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 		causal                 bool
 		p                      float64
 		lengths                []int
+		cap                    float64
+		bias                   int // rows of Bias
 	}
 	for _, c := range []config{
 		{heads: 1, dim: 4, lengths: []int{1}},
@@ -139,6 +141,15 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 4, dim: 32, lengths: []int{19, 70}, p: 0.3},
 		{heads: 4, kv: 1, dim: 8, lengths: []int{33, 12}, p: 0.1, causal: true, window: 9},
 		{heads: 2, dim: 32, lengths: []int{300}},
+		{heads: 4, kv: 2, dim: 96, lengths: []int{140, 3}, causal: true},
+		{heads: 3, kv: 1, dim: 128, lengths: []int{33, 150}, causal: true, window: 20},
+		{heads: 2, kv: 1, dim: 256, lengths: []int{9, 131}, cap: 3},
+		{heads: 2, dim: 40, lengths: []int{300}, window: 16, cap: 50, causal: true},
+		{heads: 4, kv: 2, dim: 16, lengths: []int{7, 200}, cap: 0.5, p: 0.2, window: 30},
+		{heads: 2, dim: 64, lengths: []int{1, 2, 150}, bias: 33},
+		{heads: 3, dim: 12, lengths: []int{20, 40, 5}, bias: 257, p: 0.3},
+		{heads: 4, kv: 2, dim: 8, lengths: []int{30, 140}, bias: 1, causal: true},
+		{heads: 4, kv: 2, dim: 8, lengths: []int{30, 140}, bias: 17, causal: true, cap: 2, window: 6},
 	} {
 		t.Run(name(c), func(t *testing.T) {
 			f := newFixture(t, dev, 14, 0)
@@ -151,9 +162,16 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 			// q, k and v are columns of one tensor, as the fused projection leaves them.
 			qkv, dqkv := f.floats("qkv", q.tokens, e+2*ek, nil), f.floats("dqkv", q.tokens, e+2*ek, nil)
 			ctx, dctx, lse := f.floats("ctx", q.tokens, e, nil), f.floats("dctx", q.tokens, e, nil), f.floats("lse", c.heads, q.tokens, nil)
+			var bias, dBias *arg
+			if c.bias > 0 {
+				bias, dBias = f.floats("bias", c.bias, c.heads, nil), f.floats("dBias", c.bias, c.heads, nil)
+			}
 			f.run(func(s gpustage.Stream, x picker) {
 				o := gpustage.Attention{Seqs: q.on(x), Heads: c.heads, KVHeads: c.kv, HeadDim: c.dim, Scale: 1 / math.Sqrt(float64(c.dim)),
-					Causal: c.causal, Window: c.window, Dropout: gpustage.Dropout{P: c.p, Seqs: q.on(x), Layer: 3, Site: gpustage.SiteAttention}}
+					SoftCap: c.cap, Causal: c.causal, Window: c.window, Dropout: gpustage.Dropout{P: c.p, Seqs: q.on(x), Layer: 3, Site: gpustage.SiteAttention}}
+				if c.bias > 0 {
+					o.Bias, o.DBias = x(bias), x(dBias)
+				}
 				in, d := x(qkv), x(dqkv)
 				s.Attention(x(ctx), x(lse), in.Columns(0, e), in.Columns(e, e+ek), in.Columns(e+ek, e+2*ek), o)
 				s.AttentionBackward(d.Columns(0, e), d.Columns(e, e+ek), d.Columns(e+ek, e+2*ek), x(dctx), x(ctx), x(lse),
@@ -163,6 +181,10 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 			f.check(lse, 32)
 			f.check(dqkv, 512)
 			f.untouched(qkv, dctx)
+			if c.bias > 0 { // a sum over up to 140 queries
+				f.check(dBias, 512)
+				f.untouched(bias)
+			}
 		})
 	}
 }

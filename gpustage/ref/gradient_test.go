@@ -181,9 +181,9 @@ func TestGradientAttention(t *testing.T) {
 		testAttentionGradient(t, o, 0)
 	}
 	// With a bias whose reach is shorter than a sequence, as long, and longer.
-	for _, columns := range []int{1, 3, 7, 11} {
-		testAttentionGradient(t, gpustage.Attention{Heads: 2, HeadDim: 3}, columns)
-		testAttentionGradient(t, gpustage.Attention{Heads: 4, KVHeads: 2, HeadDim: 2, Causal: true, SoftCap: 1.5}, columns)
+	for _, rows := range []int{1, 3, 7, 11} {
+		testAttentionGradient(t, gpustage.Attention{Heads: 2, HeadDim: 3}, rows)
+		testAttentionGradient(t, gpustage.Attention{Heads: 4, KVHeads: 2, HeadDim: 2, Causal: true, SoftCap: 1.5}, rows)
 	}
 }
 
@@ -202,7 +202,7 @@ func testAttentionGradient(t *testing.T, o gpustage.Attention, bias int) {
 	ctx, lse := f.zeros(8, e), f.zeros(o.Heads, 8)
 	in := ts{q, k, v}
 	if bias > 0 {
-		o.Bias, o.DBias = f.random(o.Heads, bias, 4), f.zeros(o.Heads, bias)
+		o.Bias, o.DBias = f.random(bias, o.Heads, 4), f.zeros(bias, o.Heads)
 		in = append(in, o.Bias)
 	}
 	checkGradient(t, f, in, ts{ctx}, func() { f.s.Attention(ctx, lse, q, k, v, o) },

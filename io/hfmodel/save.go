@@ -20,7 +20,7 @@ type Spec struct {
 	Config  []byte
 	Tensors []safetensors.Tensor // under the names that transformers' base model uses
 
-	Pooling      Pooling // Dimension 0: config.json's hidden_size
+	Pooling      Pooling // Dimension 0: config.json's hidden_size, or what the family calls it
 	Normalize    bool
 	MaxSeqLength int
 	LowerCase    bool
@@ -121,8 +121,12 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	if _, err := config.get("model_type", &modelType); err != nil || modelType == "" {
 		return nil, errors.New("config.json: no model_type")
 	}
-	if _, err := config.get("hidden_size", &hidden); err != nil {
-		return nil, fmt.Errorf("config.json: %w", err)
+	for _, key := range []string{"hidden_size", "dim", "n_embd"} { // DistilBERT has the second, what descends from GPT-2 the third
+		if ok, err := config.get(key, &hidden); err != nil {
+			return nil, fmt.Errorf("config.json: %w", err)
+		} else if ok {
+			break
+		}
 	}
 	pooling := s.Pooling
 	if pooling.Dimension == 0 {

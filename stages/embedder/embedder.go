@@ -183,7 +183,7 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		return nil, err
 	}
 	return m, m.Load(s, func(p transformer.Param, dst []float32) error {
-		t, err := f.Tensor(p.Name, c.Family+".")
+		t, err := f.Tensor(p.Name, c.Prefixes()...)
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,18 @@ import (
 
 // BERT (Devlin et al., arXiv 1810.04805) and the many embedding models of its shape: MiniLM, BGE v1, E5 v1 and v2, GTE.
 
+func init() { register(family{parse: parseBERT, names: bertNames}, "bert") }
+
+var bertNames = names{
+	prefixes: []string{"bert."},
+	word:     "embeddings.word_embeddings", position: "embeddings.position_embeddings", kind: "embeddings.token_type_embeddings",
+	embedNorm: "embeddings.LayerNorm",
+	layer:     "encoder.layer.%d.",
+	qkv:       []string{"attention.self.query", "attention.self.key", "attention.self.value"},
+	out:       "attention.output.dense", attnSum: "attention.output.LayerNorm",
+	up: []string{"intermediate.dense"}, down: "output.dense", ffnSum: "output.LayerNorm",
+}
+
 // bertConfig has transformers' defaults for keys that config.json leaves out.
 type bertConfig struct {
 	VocabSize        int     `json:"vocab_size"`
@@ -21,36 +33,50 @@ type bertConfig struct {
 	TypeVocab        int     `json:"type_vocab_size"`
 	InitRange        float64 `json:"initializer_range"`
 	NormEps          float64 `json:"layer_norm_eps"`
-	PadID            int     `json:"pad_token_id"`
+	PadID            *int    `json:"pad_token_id"`
 	PositionType     string  `json:"position_embedding_type"`
 	IsDecoder        bool    `json:"is_decoder"`
 	CrossAttention   bool    `json:"add_cross_attention"`
 }
 
-func parseBERT(raw []byte) (Config, error) {
-	c := bertConfig{
+// bertDefaults are BERT's, and of the families that took them over.
+func bertDefaults() bertConfig {
+	return bertConfig{
 		VocabSize: 30522, HiddenSize: 768, Layers: 12, Heads: 12, IntermediateSize: 3072, HiddenAct: "gelu",
 		HiddenDropout: 0.1, AttentionDropout: 0.1, MaxPositions: 512, TypeVocab: 2, InitRange: 0.02, NormEps: 1e-12,
-		PositionType: "absolute",
+		PadID: new(int), PositionType: "absolute",
 	}
-	if err := json.Unmarshal(raw, &c); err != nil {
-		return Config{}, err
-	}
+}
+
+func (c bertConfig) config() (Config, error) {
 	if c.PositionType != "absolute" {
 		return Config{}, fmt.Errorf("position_embedding_type %q is %w", c.PositionType, ErrUnsupported)
 	}
 	if c.IsDecoder || c.CrossAttention {
 		return Config{}, fmt.Errorf("a BERT decoder is %w", ErrUnsupported)
 	}
-	act, err := parseActivation(c.HiddenAct)
-	if err != nil {
+	act, err := parseActivation("hidden_act", c.HiddenAct)
+	return Config{
+		Vocab: c.VocabSize, Hidden: c.HiddenSize, Layers: c.Layers, Heads: c.Heads, FeedForward: c.IntermediateSize,
+		MaxPositions: c.MaxPositions, TypeVocab: c.TypeVocab, PadID: orNone(c.PadID), NormEps: c.NormEps, Activation: act,
+		HiddenDropout: c.HiddenDropout, AttentionDropout: c.AttentionDropout, InitRange: c.InitRange,
+	}, err
+}
+
+// orNone is -1 for null.
+func orNone(id *int) int {
+	if id == nil {
+		return -1
+	}
+	return *id
+}
+
+func parseBERT(raw []byte) (Config, error) {
+	c := bertDefaults()
+	if err := json.Unmarshal(raw, &c); err != nil {
 		return Config{}, err
 	}
-	return Config{
-		Family: "bert", Vocab: c.VocabSize, Hidden: c.HiddenSize, Layers: c.Layers, Heads: c.Heads, FeedForward: c.IntermediateSize,
-		MaxPositions: c.MaxPositions, TypeVocab: c.TypeVocab, PadID: c.PadID, NormEps: c.NormEps, Activation: act,
-		HiddenDropout: c.HiddenDropout, AttentionDropout: c.AttentionDropout, InitRange: c.InitRange,
-	}, nil
+	return c.config()
 }
 
 // NewBERT is the config.json of a new model of BERT's shape.
@@ -62,39 +88,4 @@ func NewBERT(c Config) ([]byte, error) {
 		"max_position_embeddings": c.MaxPositions, "type_vocab_size": c.TypeVocab, "initializer_range": c.InitRange,
 		"layer_norm_eps": c.NormEps, "pad_token_id": c.PadID, "position_embedding_type": "absolute", "torch_dtype": "float32",
 	}, "", "  ")
-}
-
-// bertNames lists the parameters of a BERT model in the order in which they lie in memory: the embeddings, then layer by
-// layer. Query, key and value projections lie side by side, so that one product computes all three.
-func bertNames(c Config) []Param {
-	var ps []Param
-	add := func(layer int, name string, rows, cols int, kind paramKind) {
-		ps = append(ps, Param{Name: name, Layer: layer, Rows: rows, Cols: cols, kind: kind})
-	}
-	norm := func(layer int, name string) {
-		add(layer, name+".weight", 1, c.Hidden, normWeight)
-		add(layer, name+".bias", 1, c.Hidden, bias)
-	}
-	add(-1, "embeddings.word_embeddings.weight", c.Vocab, c.Hidden, table)
-	add(-1, "embeddings.position_embeddings.weight", c.MaxPositions, c.Hidden, table)
-	add(-1, "embeddings.token_type_embeddings.weight", c.TypeVocab, c.Hidden, table)
-	norm(-1, "embeddings.LayerNorm")
-	for l := range c.Layers {
-		p := fmt.Sprintf("encoder.layer.%d.", l)
-		for _, x := range []string{"query", "key", "value"} {
-			add(l, p+"attention.self."+x+".weight", c.Hidden, c.Hidden, weight)
-		}
-		for _, x := range []string{"query", "key", "value"} {
-			add(l, p+"attention.self."+x+".bias", 1, c.Hidden, bias)
-		}
-		add(l, p+"attention.output.dense.weight", c.Hidden, c.Hidden, weight)
-		add(l, p+"attention.output.dense.bias", 1, c.Hidden, bias)
-		norm(l, p+"attention.output.LayerNorm")
-		add(l, p+"intermediate.dense.weight", c.FeedForward, c.Hidden, weight)
-		add(l, p+"intermediate.dense.bias", 1, c.FeedForward, bias)
-		add(l, p+"output.dense.weight", c.Hidden, c.FeedForward, weight)
-		add(l, p+"output.dense.bias", 1, c.Hidden, bias)
-		norm(l, p+"output.LayerNorm")
-	}
-	return ps
 }

@@ -4,7 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 
 	"contraflow/gpustage"
@@ -13,30 +14,106 @@ import (
 // ErrUnsupported is wrapped by errors about models that this package can't compute.
 var ErrUnsupported = errors.New("not supported")
 
-// Config describes an encoder.
+// Config describes an encoder. Zero values mean what BERT has.
 type Config struct {
-	Family       string // "bert"
+	Family       string // config.json's model_type: "bert"
 	Vocab        int    // V
 	Hidden       int    // C
 	Layers       int
 	Heads        int // H
 	FeedForward  int // F
-	MaxPositions int // rows of the position table: the longest input, special tokens included
-	TypeVocab    int
-	PadID        int
+	MaxPositions int // the longest input, special tokens included
+	TypeVocab    int // 0: no token types
+	PadID        int // -1: there is none
 	NormEps      float64
 	Activation   gpustage.Activation
 
-	HiddenDropout    float64 // after the embeddings, after the attention's and the feed-forward's output projection
+	HiddenDropout    float64 // where the family drops hidden states: BERT after the embeddings and both projections back to C
 	AttentionDropout float64 // on the attention's probabilities
+	Undropped        Sites   // where nothing drops although the family does
 	InitRange        float64 // standard deviation of new weights
+
+	KVHeads    int     // heads of keys and values, each serving Heads/KVHeads query heads; 0: Heads
+	HeadSize   int     // D; 0: Hidden/Heads
+	QueryScale float64 // what scores are multiplied with; 0: 1/sqrt(D)
+	SoftCap    float64 // of attention scores; 0: none
+	EmbedScale float64 // what word embeddings are multiplied with; 0: 1
+	Norm       NormKind
+	NoBias     Parts // which parts have no bias
+	Gated      bool  // the feed-forward layer is down(f(gate(x)) * up(x)), not down(f(up(x)))
+	UpFirst    bool  // up lies before gate in memory: checkpoints that keep both in one tensor differ here
+
+	Causal bool   // tokens don't see later ones
+	Window int    // tokens on each side that are seen in local layers
+	Local  []bool // which layers are local, by layer; nil: none
+
+	Rotary      *Rotary // of layers that are not local; nil: positions are learned
+	LocalRotary *Rotary // of local layers; nil: Rotary
+
+	PadPositions    int // learned positions begin behind so many rows, the last of them the padding's (RoBERTa)
+	RelativeBuckets int // rows of a relative attention bias shared by all layers; 0: none
 }
 
-// family reads one kind of Hugging Face configuration.
-type family func(raw []byte) (Config, error)
+// NormKind is how features are normalized.
+type NormKind uint8
 
-var families = map[string]family{
-	"bert": parseBERT,
+const (
+	LayerNorm   NormKind = iota
+	RMSNorm              // without mean and bias
+	RMSNormUnit          // RMSNorm multiplying by 1 + its weight (Gemma)
+)
+
+// Parts is a set of a layer's parts.
+type Parts uint8
+
+const (
+	QKVPart Parts = 1 << iota // query, key and value projections
+	OutPart                   // the attention's output projection
+	UpPart                    // the feed-forward layer's first projection, or gate and up
+	DownPart
+	NormParts // all layer norms
+)
+
+func (p Parts) has(part Parts) bool { return p&part != 0 }
+
+// Sites is a set of gpustage.Site.
+type Sites uint8
+
+func sites(all ...gpustage.Site) (s Sites) {
+	for _, x := range all {
+		s |= 1 << x
+	}
+	return s
+}
+
+// family is a kind of model as Hugging Face describes and names it. Each registers itself in a file of its own.
+type family struct {
+	parse func(raw []byte) (Config, error)
+	names names
+	drops drops
+	keys  map[string]string // what config.json calls things otherwise than BERT's
+}
+
+// drops is which dropout probability acts where. The zero value is BERT's.
+type drops struct{ embeddings, attentionOut, activation, feedForward rate }
+
+// rate is which dropout probability acts at a place.
+type rate uint8
+
+const (
+	usualRate rate = iota // BERT's: hiddenRate, but none for the activation
+	noRate
+	hiddenRate
+	attentionRate
+)
+
+// families by config.json's model_type.
+var families = map[string]family{}
+
+func register(f family, modelTypes ...string) {
+	for _, t := range modelTypes {
+		families[t] = f
+	}
 }
 
 // ParseConfig reads a Hugging Face config.json.
@@ -47,55 +124,195 @@ func ParseConfig(raw []byte) (Config, error) {
 	if err := json.Unmarshal(raw, &head); err != nil {
 		return Config{}, fmt.Errorf("config.json: %w", err)
 	}
-	parse, ok := families[head.ModelType]
+	f, ok := families[head.ModelType]
 	if !ok {
 		return Config{}, fmt.Errorf("config.json: model_type %q is %w (supported: %s)", head.ModelType, ErrUnsupported, strings.Join(Families(), ", "))
 	}
-	c, err := parse(raw)
+	c, err := f.parse(raw)
 	if err != nil {
 		return Config{}, fmt.Errorf("config.json: %w", err)
 	}
+	c.Family = head.ModelType
 	return c, c.check()
 }
 
 // Families lists the supported values of config.json's model_type.
-func Families() []string {
-	var names []string
-	for n := range families {
-		names = append(names, n)
-	}
-	sort.Strings(names)
-	return names
-}
+func Families() []string { return slices.Sorted(maps.Keys(families)) }
+
+// Prefixes are what tensors' names begin with, besides, in checkpoints of models that contain one of this family: a
+// BertForMaskedLM has "bert.encoder.x" where a BertModel has "encoder.x".
+func (c Config) Prefixes() []string { return families[c.Family].names.prefixes }
 
 func (c Config) check() error {
-	for _, f := range []struct {
+	f, ok := families[c.Family]
+	if !ok {
+		return fmt.Errorf("a model of family %q is %w", c.Family, ErrUnsupported)
+	}
+	bad := func(key, format string, args ...any) error {
+		if own := f.keys[key]; own != "" {
+			key = own
+		}
+		return fmt.Errorf("config.json: %s is %s", key, fmt.Sprintf(format, args...))
+	}
+	for _, x := range []struct {
 		key string
 		v   int
 	}{
 		{"vocab_size", c.Vocab}, {"hidden_size", c.Hidden}, {"num_hidden_layers", c.Layers}, {"num_attention_heads", c.Heads},
-		{"intermediate_size", c.FeedForward}, {"max_position_embeddings", c.MaxPositions}, {"type_vocab_size", c.TypeVocab},
+		{"intermediate_size", c.FeedForward}, {"max_position_embeddings", c.MaxPositions + c.PadPositions},
+		{"num_key_value_heads", c.kvHeads()},
 	} {
-		if f.v <= 0 || f.v > 1<<30 {
-			return fmt.Errorf("config.json: %s is %d, want a positive number", f.key, f.v)
+		if x.v <= 0 || x.v > 1<<30 {
+			return bad(x.key, "%d, want a positive number", x.v)
 		}
 	}
-	if c.Hidden%c.Heads != 0 {
+	switch {
+	case c.MaxPositions < 1:
+		return bad("max_position_embeddings", "%d, of which padding takes %d", c.MaxPositions+c.PadPositions, c.PadPositions)
+	case c.TypeVocab < 0 || c.TypeVocab == 0 && f.names.kind != "" && !f.names.optionalKind:
+		return bad("type_vocab_size", "%d, want a positive number", c.TypeVocab)
+	case c.HeadSize < 0:
+		return bad("head_dim", "%d, want a positive number", c.HeadSize)
+	case c.HeadSize == 0 && c.Hidden%c.Heads != 0:
 		return fmt.Errorf("config.json: hidden_size %d is not a multiple of num_attention_heads %d", c.Hidden, c.Heads)
+	case c.Heads%c.kvHeads() != 0:
+		return fmt.Errorf("config.json: num_attention_heads %d is not a multiple of num_key_value_heads %d", c.Heads, c.kvHeads())
+	case slices.Contains(c.Local, true) && c.Window < 1:
+		return fmt.Errorf("config.json: layers with sliding_attention see %d tokens on each side, want at least one", c.Window)
 	}
 	for key, p := range map[string]float64{"hidden_dropout_prob": c.HiddenDropout, "attention_probs_dropout_prob": c.AttentionDropout} {
 		if p < 0 || p >= 1 {
-			return fmt.Errorf("config.json: %s is %v, want at least 0 and less than 1", key, p)
+			return bad(key, "%v, want at least 0 and less than 1", p)
+		}
+	}
+	for _, r := range []*Rotary{c.Rotary, c.LocalRotary} {
+		if r != nil && 2*len(r.Frequencies) > c.HeadDim() {
+			return fmt.Errorf("config.json: rotary positions turn %d features of heads of %d", 2*len(r.Frequencies), c.HeadDim())
 		}
 	}
 	return nil
 }
 
 // HeadDim is D.
-func (c Config) HeadDim() int { return c.Hidden / c.Heads }
+func (c Config) HeadDim() int {
+	if c.HeadSize > 0 {
+		return c.HeadSize
+	}
+	return c.Hidden / c.Heads
+}
 
-// parseActivation maps Hugging Face's names.
-func parseActivation(name string) (gpustage.Activation, error) {
+func (c Config) kvHeads() int {
+	if c.KVHeads != 0 {
+		return c.KVHeads
+	}
+	return c.Heads
+}
+
+// queries and keys are the features of all query heads, and of all key heads.
+func (c Config) queries() int { return c.Heads * c.HeadDim() }
+func (c Config) keys() int    { return c.kvHeads() * c.HeadDim() }
+
+// local tells whether a layer's tokens see a window only.
+func (c Config) local(layer int) bool { return c.Local != nil && c.Local[layer] }
+
+// rotary is a layer's rotary positions, nil where positions are learned.
+func (c Config) rotary(layer int) *Rotary {
+	if c.local(layer) && c.LocalRotary != nil {
+		return c.LocalRotary
+	}
+	return c.Rotary
+}
+
+// hiddenDropouts sets HiddenDropout for families whose configurations have two rates: one of the embeddings, one of the rest.
+func (c *Config) hiddenDropouts(key string, embeddings float64, otherKey string, rest float64, restSites Sites) error {
+	switch c.HiddenDropout = max(embeddings, rest); {
+	case embeddings == rest:
+	case embeddings == 0:
+		c.Undropped = sites(gpustage.SiteEmbeddings)
+	case rest == 0:
+		c.Undropped = restSites
+	default:
+		return fmt.Errorf("%s %v with %s %v is %w: make them equal, or one of them 0", key, embeddings, otherKey, rest, ErrUnsupported)
+	}
+	return nil
+}
+
+// localLayers makes layers local: those that layer_types says, or where it is nil those of which usual is true. window is
+// sliding_window, nil if there is none.
+func (c *Config) localLayers(types []string, window *int, usual func(layer int) bool) error {
+	if c.Layers < 0 || c.Layers > 1<<20 {
+		return nil // check will say so
+	}
+	if types != nil && len(types) != c.Layers {
+		return fmt.Errorf("layer_types has %d layers, num_hidden_layers is %d", len(types), c.Layers)
+	}
+	local := make([]bool, c.Layers)
+	for l := range local {
+		local[l] = usual(l)
+		if types != nil {
+			switch t := types[l]; t {
+			case "full_attention", "sliding_attention":
+				local[l] = t == "sliding_attention"
+			default:
+				return fmt.Errorf("layer_types: %q is %w", t, ErrUnsupported)
+			}
+		}
+	}
+	if !slices.Contains(local, true) {
+		return nil
+	}
+	if window == nil {
+		return errors.New("layer_types has sliding_attention, but sliding_window is not set")
+	}
+	c.Local, c.Window = local, *window
+	if c.Causal {
+		c.Window-- // a token is in its own window
+	}
+	return nil
+}
+
+// dropout is the probability with which something drops at a site.
+func (c Config) dropout(site gpustage.Site) float64 {
+	if c.Undropped&sites(site) != 0 {
+		return 0
+	}
+	d, r := families[c.Family].drops, usualRate
+	switch site {
+	case gpustage.SiteEmbeddings:
+		r = d.embeddings
+	case gpustage.SiteAttention:
+		r = attentionRate
+	case gpustage.SiteAttentionOut:
+		r = d.attentionOut
+	case gpustage.SiteActivation:
+		if r = d.activation; r == usualRate {
+			r = noRate
+		}
+	case gpustage.SiteFeedForward:
+		r = d.feedForward
+	}
+	switch r {
+	case noRate:
+		return 0
+	case attentionRate:
+		return c.AttentionDropout
+	default:
+		return c.HiddenDropout
+	}
+}
+
+// deadKeyBias tells that the gradient of the key projection's bias is zero; see the package comment.
+func (c Config) deadKeyBias() bool {
+	return c.Rotary == nil && c.SoftCap == 0 && families[c.Family].names.keyNorm == ""
+}
+
+// unsupported is the error for a key's value that this package can't compute.
+func unsupported(key, value string) error {
+	return fmt.Errorf("%s %q is %w", key, value, ErrUnsupported)
+}
+
+// parseActivation maps Hugging Face's names; key is where config.json has them.
+func parseActivation(key, name string) (gpustage.Activation, error) {
 	switch name {
 	case "gelu":
 		return gpustage.GELU, nil
@@ -108,5 +325,5 @@ func parseActivation(name string) (gpustage.Activation, error) {
 	case "tanh":
 		return gpustage.Tanh, nil
 	}
-	return 0, fmt.Errorf("hidden_act %q is %w", name, ErrUnsupported)
+	return 0, unsupported(key, name)
 }

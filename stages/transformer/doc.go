@@ -14,9 +14,9 @@
 //
 // # What is kept
 //
-// Per layer and token, in elements: the layer's input, the fused query-key-value projection (3C), the attention's output
-// (C), both inputs of LayerNorm (2C) and the first one's output (C), and the feed-forward's pre-activation (F). The
-// activation's output is computed again instead of kept: a pass over [T, F] against a sixth of the memory.
+// Per layer of BERT's shape and token, in elements: the fused query-key-value projection (3C), the attention's output (C), the
+// inputs of both norms (2C), and the feed-forward's pre-activation (F = 4C). The norms' outputs, which the next products take, and
+// the activation's are computed again instead of kept: three passes over [T, C] and [T, F] for 6 of 16 C.
 //
 // # An exact zero
 //

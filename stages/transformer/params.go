@@ -11,7 +11,7 @@ import (
 // Param is one named tensor of a model.
 type Param struct {
 	Name       string // Hugging Face's, without the family's prefix ("bert.")
-	Layer      int    // -1 for the embeddings
+	Layer      int    // -1 for what is outside of layers
 	Rows, Cols int    // a vector has one row
 	Off        int    // elements from the start of the flat vector
 	kind       paramKind
@@ -21,9 +21,10 @@ type paramKind int8
 
 const (
 	weight paramKind = iota // of a linear layer
-	table
+	embedding
 	bias
 	normWeight
+	relativeBias
 )
 
 // Shape is the tensor's shape in a file: vectors have one dimension.
@@ -35,7 +36,7 @@ func (p Param) Shape() []int {
 }
 
 // Decay tells whether weight decay applies: not to biases and norm weights, as the field has it.
-func (p Param) Decay() bool { return p.kind == weight || p.kind == table }
+func (p Param) Decay() bool { return p.kind == weight || p.kind == embedding }
 
 // Len is the number of elements.
 func (p Param) Len() int { return p.Rows * p.Cols }
@@ -76,8 +77,8 @@ func (l *Layout) View(flat gpustage.Tensor, p Param) gpustage.Tensor {
 // Word is the word embeddings' place in the flat vector, which begins with it.
 func (l *Layout) Word() Param { return l.Params[0] }
 
-// Span is where a layer's parameters lie in the flat vector, from and up to which element; layer -1 is the embeddings but
-// for the word embeddings.
+// Span is where a layer's parameters lie in the flat vector, from and up to which element; layer -1 is what is outside of
+// layers, but for the word embeddings.
 func (l *Layout) Span(layer int) (from, to int) {
 	from = -1
 	for _, p := range l.Params[1:] {
@@ -91,57 +92,60 @@ func (l *Layout) Span(layer int) (from, to int) {
 	return from, to
 }
 
-func (l *Layout) named(flat gpustage.Tensor, name string) gpustage.Tensor {
-	p, ok := l.Find(name)
-	if !ok {
-		panic("transformer: no parameter " + name)
-	}
-	return l.View(flat, p)
-}
-
-// weights are views of a flat vector by their role: of the parameters, or of their gradients.
+// weights are views of a flat vector by their role: of the parameters, or of their gradients. What a family does not have is
+// absent.
 type weights struct {
 	word, position, kind gpustage.Tensor // [V, C], [P, C], [types, C]
-	norm                 normWeights
+	embedNorm, finalNorm norm
+	relative             gpustage.Tensor // [buckets, H]
 	layers               []layerWeights
 }
 
-type normWeights struct{ gamma, beta gpustage.Tensor } // [1, C]
-
 type layerWeights struct {
-	qkv   linear // [3C, C]: query, key, value
-	out   linear // [C, C]
-	norm1 normWeights
-	up    linear // [F, C]
-	down  linear // [C, F]
-	norm2 normWeights
+	attn               half
+	qkv                linear // [(H+2*KVHeads)*D, C]: query, key, value
+	queryNorm, keyNorm norm
+	out                linear // [C, H*D]
+	ffn                half
+	up                 linear // [F, C], or [2F, C]: gate and up
+	down               linear // [C, F]
 }
 
-// bertWeights views a flat vector in bertNames' layout.
-func (l *Layout) bertWeights(c Config, flat gpustage.Tensor) weights {
-	norm := func(name string) normWeights {
-		return normWeights{l.named(flat, name+".weight"), l.named(flat, name+".bias")}
+// half is the norms of half a layer: y = sum(x + out(branch(in(x)))).
+type half struct{ in, out, sum norm }
+
+// weights views a flat vector.
+func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
+	n := families[c.Family].names
+	tensor := func(name string) gpustage.Tensor {
+		if p, ok := l.Find(name); ok {
+			return l.View(flat, p)
+		}
+		return gpustage.Tensor{}
+	}
+	norm := func(name string) norm { return norm{tensor(name + ".weight"), tensor(name + ".bias")} }
+	linear := func(prefix string, names ...string) linear {
+		first, last := prefix+names[0], prefix+names[len(names)-1]
+		a, _ := l.Find(first + ".weight")
+		z, _ := l.Find(last + ".weight")
+		w := linear{w: flat.Columns(a.Off, z.Off+z.Len()).Reshape((z.Off+z.Len()-a.Off)/a.Cols, a.Cols)}
+		if a, ok := l.Find(first + ".bias"); ok {
+			z, _ := l.Find(last + ".bias")
+			w.b = flat.Columns(a.Off, z.Off+z.Len())
+		}
+		return w
 	}
 	w := weights{
-		word:     l.named(flat, "embeddings.word_embeddings.weight"),
-		position: l.named(flat, "embeddings.position_embeddings.weight"),
-		kind:     l.named(flat, "embeddings.token_type_embeddings.weight"),
-		norm:     norm("embeddings.LayerNorm"),
+		word: tensor(n.word + ".weight"), position: tensor(n.position + ".weight"), kind: tensor(n.kind + ".weight"),
+		embedNorm: norm(n.embedNorm), finalNorm: norm(n.finalNorm), relative: tensor(n.relative + ".weight"),
 	}
 	for i := range c.Layers {
-		p := fmt.Sprintf("encoder.layer.%d.", i)
-		q, _ := l.Find(p + "attention.self.query.weight")
-		qb, _ := l.Find(p + "attention.self.query.bias")
+		p := fmt.Sprintf(n.layer, i)
 		w.layers = append(w.layers, layerWeights{
-			qkv: linear{
-				w: flat.Columns(q.Off, q.Off+3*q.Len()).Reshape(3*c.Hidden, c.Hidden),
-				b: flat.Columns(qb.Off, qb.Off+3*c.Hidden),
-			},
-			out:   l.linear(flat, p+"attention.output.dense"),
-			norm1: norm(p + "attention.output.LayerNorm"),
-			up:    l.linear(flat, p+"intermediate.dense"),
-			down:  l.linear(flat, p+"output.dense"),
-			norm2: norm(p + "output.LayerNorm"),
+			attn: half{norm(p + n.attnIn), norm(p + n.attnOut), norm(p + n.attnSum)},
+			qkv:  linear(p, n.qkv...), queryNorm: norm(p + n.queryNorm), keyNorm: norm(p + n.keyNorm), out: linear(p, n.out),
+			ffn: half{norm(p + n.ffnIn), norm(p + n.ffnOut), norm(p + n.ffnSum)},
+			up:  linear(p, n.up...), down: linear(p, n.down),
 		})
 	}
 	return w
@@ -207,7 +211,7 @@ func (m *Model) Read(s gpustage.Stream, flat gpustage.Tensor, p Param) ([]float3
 }
 
 // Init draws new weights as transformers does for BERT: linear and embedding weights from N(0, InitRange), biases 0, norm weights
-// 1, the padding token's row 0. The draw depends on the seed and the parameter's position alone.
+// such that they multiply by 1, the padding token's row 0. The draw depends on the seed and the parameter's position alone.
 func (m *Model) Init(s gpustage.Stream, seed uint64) error {
 	n := 0
 	return m.Load(s, func(p Param, dst []float32) error {
@@ -215,15 +219,15 @@ func (m *Model) Init(s gpustage.Stream, seed uint64) error {
 		n++
 		for i := range dst {
 			switch p.kind {
-			case weight, table:
+			case weight, embedding, relativeBias:
 				dst[i] = float32(rng.NormFloat64() * m.Config.InitRange)
 			case normWeight:
-				dst[i] = 1
+				dst[i] = float32(1 - m.Config.normOffset())
 			default:
 				dst[i] = 0
 			}
 		}
-		if pad := m.Config.PadID; p.Name == "embeddings.word_embeddings.weight" && pad >= 0 && pad < p.Rows {
+		if pad := m.Config.PadID; p.Name == m.Layout.Word().Name && pad >= 0 && pad < p.Rows {
 			clear(dst[pad*p.Cols : (pad+1)*p.Cols])
 		}
 		return nil

@@ -61,6 +61,19 @@
 // in float32 it is noise of about 1e-8 of the model's largest gradient entry, from torch as well. Everywhere else torch's float32
 // gradients are within 2e-6 of these, measured as max |difference| / max |value| of the tensor.
 //
+// # families
+//
+// families/NAME is a model folder of each family but BERT (config.json and weights, bfloat16 or float16, names as transformers
+// saves them), with a golden of the same name beside it. Inputs as in bert, without dropout.
+//
+//   - ids, lengths, r; hidden [T, C], after a final norm if there is one; embedding [B, C]: pooled as meta.pooling says and normalized.
+//   - grad/PARAMETER float32, in the shapes of the file; signs/PARAMETER float64 [3]: the sums of the same gradient in float64 with
+//     element i times 1 or -1, the parity of the bits of (i + 1 + 7919*k) * 2654435761 mod 2^32 for k = 0, 1, 2.
+//   - VARIANT/hidden float32, VARIANT/embedding, VARIANT/signs/PARAMETER: the same weights under the configuration meta.variants[VARIANT].
+//   - roberta: padded/ids, lengths, hidden: a text with padding tokens in it, none of them masked. mpnet: buckets int64 [601], of
+//     distances (key - query) from -300 to 300.
+//   - families/rope: NAME and NAME/long (longrope) [R/2]: frequencies of rotary positions; cases: name, dim, factor, config.
+//
 // # loss
 //
 // Embeddings are [2+N, B, E]: queries, positives, then the columns of negatives; gradients have that shape too. Candidate
@@ -204,15 +217,22 @@ func (g *Golden) Names(prefix string) []string {
 // Shape is an array's shape.
 func (g *Golden) Shape(t testing.TB, name string) []int {
 	t.Helper()
-	return append([]int(nil), g.array(t, name, "F64", "F32", "I64", "I32").Shape...)
+	return append([]int(nil), g.array(t, name, "F64", "F32", "F16", "BF16", "I64", "I32").Shape...)
 }
 
-// F64 gives an array of floats, row-major. What is stored as float32 is widened.
+// F64 gives an array of floats, row-major. What is stored in a smaller type is widened.
 func (g *Golden) F64(t testing.TB, name string) []float64 {
 	t.Helper()
-	a := g.array(t, name, "F64", "F32")
-	if a.DType == "F32" {
+	a := g.array(t, name, "F64", "F32", "F16", "BF16")
+	switch a.DType {
+	case "F32":
 		return decode(a.raw, 4, func(b []byte) float64 { return float64(math.Float32frombits(binary.LittleEndian.Uint32(b))) })
+	case "BF16":
+		return decode(a.raw, 2, func(b []byte) float64 {
+			return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16))
+		})
+	case "F16":
+		return decode(a.raw, 2, func(b []byte) float64 { return half(binary.LittleEndian.Uint16(b)) })
 	}
 	return decode(a.raw, 8, func(b []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(b)) })
 }
@@ -253,6 +273,15 @@ func (g *Golden) array(t testing.TB, name string, dtypes ...string) array {
 	return a
 }
 
+// half widens IEEE 754's binary16.
+func half(bits uint16) float64 {
+	sign, exponent, fraction := 1-2*float64(bits>>15), int(bits>>10&31), float64(bits&1023)
+	if exponent == 0 {
+		return sign * math.Ldexp(fraction, -24)
+	}
+	return sign * math.Ldexp(1024+fraction, exponent-25)
+}
+
 func decode[T any](raw []byte, size int, one func([]byte) T) []T {
 	out := make([]T, len(raw)/size)
 	for i := range out {
@@ -276,7 +305,7 @@ func parse(data []byte) (map[string]array, error) {
 		return nil, fmt.Errorf("header: %w", err)
 	}
 	delete(fields, "__metadata__")
-	sizes := map[string]int{"F64": 8, "I64": 8, "F32": 4, "I32": 4}
+	sizes := map[string]int{"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 	arrays := make(map[string]array, len(fields))
 	for name, field := range fields {
 		var a array

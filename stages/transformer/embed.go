@@ -1,0 +1,127 @@
+package transformer
+
+import "contraflow/gpustage"
+
+// input is a sub-batch on the device, and what positions have to do with it.
+type input struct {
+	seqs   gpustage.Sequences
+	ids    gpustage.Tensor // i32 [1, T]
+	kinds  gpustage.Tensor // i32 [1, T]: token types, all 0
+	places gpustage.Tensor // i32 [1, T]: rows of the learned positions
+
+	rotary, localRotary turns
+	distances           distances
+}
+
+// upload copies a sub-batch to the device, to the arena's bottom.
+func (m *Model) upload(s gpustage.Stream, a *gpustage.Arena, r Rows) input {
+	c := m.Config
+	t, b := len(r.IDs), r.Len()
+	row, pos := make([]int32, t), make([]int32, t)
+	for i := range b {
+		for p := range r.Cu[i+1] - r.Cu[i] {
+			row[r.Cu[i]+p], pos[r.Cu[i]+p] = int32(i), p
+		}
+	}
+	ints := func(vs []int32) gpustage.Tensor {
+		x := a.Keep(s, gpustage.I32, 1, len(vs))
+		s.CopyIn(x, gpustage.Bytes(vs))
+		return x
+	}
+	in := input{ids: ints(r.IDs)}
+	if c.TypeVocab > 0 {
+		in.kinds = ints(make([]int32, t))
+	}
+	in.seqs = gpustage.Sequences{Rows: b, Tokens: t, MaxLen: r.MaxLen(), Cu: ints(r.Cu), Row: ints(row), Pos: ints(pos)}
+	if r.Keys != nil {
+		in.seqs.Keys = a.Keep(s, gpustage.U64, 1, b)
+		s.CopyIn(in.seqs.Keys, gpustage.Bytes(r.Keys))
+	}
+	switch {
+	case c.Rotary != nil:
+		in.rotary = m.turns(s, a, c.Rotary, r, in.seqs)
+		if c.LocalRotary != nil {
+			in.localRotary = m.turns(s, a, c.LocalRotary, r, in.seqs)
+		}
+	case c.PadPositions > 0:
+		in.places = ints(c.padPlaces(r))
+	default:
+		in.places = in.seqs.Pos
+	}
+	in.distances = m.spreadBias(s, a)
+	return in
+}
+
+// padPlaces numbers a row's tokens from behind the padding's position. Padding tokens, which a text may well contain, have
+// its position and do not count: so RoBERTa has learned it.
+func (c Config) padPlaces(r Rows) []int32 {
+	pad := int32(c.PadPositions - 1)
+	places := make([]int32, len(r.IDs))
+	for b := range r.Len() {
+		next := pad + 1
+		for t := r.Cu[b]; t < r.Cu[b+1]; t++ {
+			if places[t] = pad; int(r.IDs[t]) != c.PadID {
+				places[t] = next
+				next++
+			}
+		}
+	}
+	return places
+}
+
+// embedActs is what the embeddings' backward needs.
+type embedActs struct {
+	sum   gpustage.Tensor // [T, C]: the norm's input
+	stats stats
+}
+
+// embedTokens computes x = dropout(norm(scale * word + position + type)).
+func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
+	s, m, in := p.s, p.m, p.in
+	mark := p.a.Mark()
+	n, sum := m.w.embedNorm, x
+	if !n.absent() {
+		sum = p.keep(x.Rows, x.Cols)
+		p.embed = embedActs{sum: sum, stats: p.keepStats(n, sum)}
+	}
+	s.Gather(sum, m.w.word, in.ids, false)
+	if scale := m.Config.EmbedScale; scale != 0 {
+		s.Scale(sum, sum, scale)
+	}
+	if !m.w.position.IsZero() {
+		s.Gather(sum, m.w.position, in.places, true)
+	}
+	if !m.w.kind.IsZero() {
+		s.Gather(sum, m.w.kind, in.kinds, true)
+	}
+	if !n.absent() {
+		p.norm(n, x, p.embed.stats, sum)
+	}
+	if d := p.dropout(0, gpustage.SiteEmbeddings); d.Active() {
+		s.Dropout(x, x, gpustage.Tensor{}, d)
+	}
+	if !keep {
+		p.a.Release(mark)
+	}
+}
+
+// embedTokensBackward changes dx. word is each token's row in g.word.
+func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.Tensor) {
+	s, m, in := p.s, p.m, p.in
+	if d := p.dropout(0, gpustage.SiteEmbeddings); d.Active() {
+		s.Dropout(dx, dx, gpustage.Tensor{}, d)
+	}
+	if n := m.w.embedNorm; !n.absent() {
+		p.normBackward(n, g.embedNorm, dx, dx, p.embed.stats, p.embed.sum)
+	}
+	if !g.position.IsZero() {
+		s.ScatterAdd(g.position, dx, in.places)
+	}
+	if !g.kind.IsZero() {
+		s.ScatterAdd(g.kind, dx, in.kinds)
+	}
+	if scale := m.Config.EmbedScale; scale != 0 {
+		s.Scale(dx, dx, scale)
+	}
+	s.ScatterAdd(g.word, dx, word)
+}

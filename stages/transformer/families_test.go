@@ -1,0 +1,473 @@
+package transformer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
+	"contraflow/testdata/goldens"
+)
+
+// familyGoldens are the folders of testdata/golden/families: every family but BERT, which has goldens of its own.
+var familyGoldens = []string{
+	"distilbert", "gemma2", "gemma3", "gte", "llama", "mistral", "modernbert", "mpnet", "nomic-bert", "qwen2", "qwen3", "roberta",
+}
+
+type familyMeta struct {
+	Pooling  string
+	Variants map[string]json.RawMessage
+}
+
+// loadFamily makes a golden's model under its own configuration, or another one.
+func loadFamily(t testing.TB, name string, config []byte, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
+	t.Helper()
+	var meta familyMeta
+	goldens.Load(t, "families/"+name).Meta(t, &meta)
+	if config == nil {
+		var err error
+		if config, err = os.ReadFile(filepath.Join(goldens.Path(t, "families/"+name), "config.json")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := ParseConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(d, c, Head{Pooling: poolings[meta.Pooling], Normalize: true}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := goldens.Load(t, "families/"+name+"/model")
+	if err := m.Load(s, func(p Param, dst []float32) error {
+		if got, want := fmt.Sprint(w.Shape(t, p.Name)), fmt.Sprint(p.Shape()); got != want {
+			t.Errorf("%s has shape %s, want %s", p.Name, got, want)
+		}
+		copy(dst, w.F32(t, p.Name))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range w.Names("") {
+		if _, ok := m.Layout.Find(n); !ok && !strings.HasPrefix(n, "pooler.") {
+			t.Errorf("the model has no place for %s", n)
+		}
+	}
+	return m, s
+}
+
+// spy sees what is pooled: the hidden states.
+type spy struct {
+	gpustage.Stream
+	t      testing.TB
+	hidden []float64
+}
+
+func (s *spy) Pool(y, x gpustage.Tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	s.hidden = floats(s.t, s.Stream, x)
+	s.Stream.Pool(y, x, q, mode)
+}
+
+// signs are the sums that goldens have of a gradient in float64.
+func signs(vs []float64) (sums [3]float64, size float64) {
+	for i, v := range vs {
+		for k := range sums {
+			if bits.OnesCount32(uint32(uint64(i+1+7919*k)*2654435761))%2 == 0 {
+				sums[k] += v
+			} else {
+				sums[k] -= v
+			}
+		}
+		size += math.Abs(v)
+	}
+	return sums, size
+}
+
+// Against transformers: hidden states, embeddings, every parameter's gradient. In f64 on ref to the last digits that a sum of
+// thousands leaves, in f32 on the processor within DESIGN's limits. And under every variant of the configuration.
+func TestFamilies(t *testing.T) {
+	fast, err := cpu.New(cpu.Threads(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fast.Close()
+	for _, name := range familyGoldens {
+		g := goldens.Load(t, "families/"+name)
+		var meta familyMeta
+		g.Meta(t, &meta)
+		configs := map[string][]byte{"": nil}
+		for v, raw := range meta.Variants {
+			configs[v+"/"] = raw
+		}
+		for variant, config := range configs {
+			for _, dtype := range []gpustage.DType{gpustage.F64, gpustage.F32} {
+				t.Run(fmt.Sprint(name, "/", variant, dtype), func(t *testing.T) {
+					var d gpustage.Device = ref.New()
+					limit, gradLimit, signLimit := 1e-12, 1e-7, 1e-11 // gradients are stored in f32
+					if dtype == gpustage.F32 {
+						d, limit, gradLimit, signLimit = fast, 1e-5, 1e-4, math.Inf(1)
+					}
+					m, s := loadFamily(t, name, config, d, Options{DType: dtype})
+					rows := goldenRows(t, g, "")
+					if err := m.Check(rows); err != nil {
+						t.Fatal(err)
+					}
+					watch := &spy{Stream: s, t: t}
+					grads, err := m.NewGradients()
+					if err != nil {
+						t.Fatal(err)
+					}
+					p := m.Forward(watch, newArena(t, d), rows, true, true)
+					p.Backward(upload64(t, s, dtype, rows.Len(), m.Config.Hidden, g.F64(t, "r")), grads)
+					hiddenLimit := limit
+					if variant != "" {
+						hiddenLimit = max(limit, 1e-7) // stored in f32
+					}
+					if e := relative(watch.hidden, g.F64(t, variant+"hidden"), 0); !(e <= hiddenLimit) {
+						t.Errorf("hidden states: error %.3g", e)
+					}
+					if e := relative(floats(t, s, p.Embeddings()), g.F64(t, variant+"embedding"), 0); !(e <= limit) {
+						t.Errorf("embeddings: error %.3g", e)
+					}
+					largest := 0.0
+					for _, p := range m.Layout.Params {
+						for _, v := range floats(t, s, m.Layout.View(grads, p)) {
+							largest = max(largest, math.Abs(v))
+						}
+					}
+					for _, p := range m.Layout.Params {
+						got := floats(t, s, m.Layout.View(grads, p))
+						if variant == "" {
+							if e := relative(got, g.F64(t, "grad/"+p.Name), largest); !(e <= gradLimit) {
+								t.Errorf("gradient of %s: error %.3g", p.Name, e)
+							}
+						}
+						sums, size := signs(got)
+						for k, want := range g.F64(t, variant+"signs/"+p.Name) {
+							if e := math.Abs(sums[k]-want) / max(size, 1e-4*largest); !(e <= signLimit) {
+								t.Errorf("gradient of %s: sum %d is off by %.3g of the elements' sizes", p.Name, k, e)
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// Every family's replayed passes have the same bits, and so has activation checkpointing, dropout included; dropout does
+// something at each of its places; and the arena's predictions hold.
+func TestFamiliesBitEqual(t *testing.T) {
+	for _, name := range familyGoldens {
+		t.Run(name, func(t *testing.T) {
+			d := ref.New()
+			g := goldens.Load(t, "families/"+name)
+			rows := goldenRows(t, g, "")
+			var lengths []int
+			for b := range rows.Len() {
+				rows.Keys = append(rows.Keys, gpustage.RowKey(1, 2, int64(b), 0))
+				lengths = append(lengths, int(rows.Cu[b+1]-rows.Cu[b]))
+			}
+			run := func(every int, drop float64) (emb, grad []byte) {
+				m, s := loadFamily(t, name, nil, d, Options{CheckpointEvery: every})
+				m.Config.HiddenDropout, m.Config.AttentionDropout = drop, drop
+				want := m.Memory(lengths)
+				a := newArena(t, d)
+				first := m.Forward(s, a, rows, true, false)
+				emb = gpustage.Bytes(floats(t, s, first.Embeddings()))
+				if a.Peak() != want.Forward {
+					t.Errorf("every %d: forward took %d bytes, predicted %d", every, a.Peak(), want.Forward)
+				}
+				first.Release()
+				a = newArena(t, d)
+				again := m.Forward(s, a, rows, true, true)
+				if !bytes.Equal(emb, gpustage.Bytes(floats(t, s, again.Embeddings()))) {
+					t.Error("a replayed forward pass gave other bits")
+				}
+				if a.Used() != want.Kept {
+					t.Errorf("every %d: %d bytes kept, predicted %d", every, a.Used(), want.Kept)
+				}
+				grads, err := m.NewGradients()
+				if err != nil {
+					t.Fatal(err)
+				}
+				again.Backward(upload64(t, s, gpustage.F32, rows.Len(), m.Config.Hidden, g.F64(t, "r")), grads)
+				if a.Peak() != want.Backward {
+					t.Errorf("every %d: backward took %d bytes, predicted %d", every, a.Peak(), want.Backward)
+				}
+				again.Release()
+				if a.Used() != 0 {
+					t.Errorf("%d bytes of the arena were not given back", a.Used())
+				}
+				return emb, gpustage.Bytes(floats(t, s, grads))
+			}
+			plain, _ := run(0, 0)
+			emb, grad := run(0, 0.2)
+			if bytes.Equal(plain, emb) {
+				t.Error("dropout did nothing")
+			}
+			for _, every := range []int{1, 2} {
+				e, g := run(every, 0.2)
+				if !bytes.Equal(e, emb) || !bytes.Equal(g, grad) {
+					t.Errorf("checkpointing every %d layers changes bits", every)
+				}
+			}
+		})
+	}
+}
+
+// The gradient with dropout everywhere is that of the masked function: central differences in a random direction.
+func TestFamiliesDirectionalDerivative(t *testing.T) {
+	for _, name := range []string{"gte", "modernbert", "distilbert", "mpnet", "gemma2", "qwen3"} {
+		d := ref.New()
+		g := goldens.Load(t, "families/"+name)
+		rows := goldenRows(t, g, "")
+		for b := range rows.Len() {
+			rows.Keys = append(rows.Keys, uint64(b)*77)
+		}
+		m, s := loadFamily(t, name, nil, d, Options{DType: gpustage.F64})
+		m.Config.HiddenDropout, m.Config.AttentionDropout = 0.2, 0.2
+		testDerivative(t, m, s, rows, g.F64(t, "r"))
+	}
+}
+
+// Of a layer outside of its family's places nothing drops, and at each of the family's places something does.
+func TestDropoutPlaces(t *testing.T) {
+	all := []gpustage.Site{gpustage.SiteEmbeddings, gpustage.SiteAttention, gpustage.SiteAttentionOut, gpustage.SiteActivation, gpustage.SiteFeedForward}
+	for family, want := range map[string][]float64{
+		"bert": {1, 2, 1, 0, 1}, "roberta": {1, 2, 1, 0, 1}, "mpnet": {1, 2, 1, 0, 1}, "distilbert": {1, 2, 0, 0, 1},
+		"modernbert": {1, 2, 2, 1, 0}, "nomic_bert": {1, 2, 1, 0, 1}, "new": {1, 2, 1, 1, 1}, "qwen3": {0, 2, 0, 0, 0}, "gemma2": {0, 2, 0, 0, 0},
+	} {
+		c := Config{Family: family, HiddenDropout: 1, AttentionDropout: 2}
+		for i, site := range all {
+			if got := c.dropout(site); got != want[i] {
+				t.Errorf("%s: rate %v at place %d, want %v", family, got, i, want[i])
+			}
+		}
+	}
+	c, err := ParseConfig([]byte(`{"model_type":"modernbert","embedding_dropout":0.1,"attention_dropout":0.3}`))
+	if err != nil || c.dropout(gpustage.SiteEmbeddings) != 0.1 || c.dropout(gpustage.SiteActivation) != 0 || c.dropout(gpustage.SiteAttentionOut) != 0.3 {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+// Padding tokens within a text take RoBERTa's position for padding.
+func TestPaddingInText(t *testing.T) {
+	g := goldens.Load(t, "families/roberta")
+	m, s := loadFamily(t, "roberta", nil, ref.New(), Options{DType: gpustage.F64})
+	watch := &spy{Stream: s, t: t}
+	m.Forward(watch, newArena(t, s.Device()), goldenRows(t, g, "padded/"), false, false)
+	if e := relative(watch.hidden, g.F64(t, "padded/hidden"), 0); !(e <= 1e-12) {
+		t.Errorf("hidden states: error %.3g", e)
+	}
+}
+
+func TestBuckets(t *testing.T) {
+	for i, want := range goldens.Load(t, "families/mpnet").Ints(t, "buckets") {
+		if got := bucket(i-300, 32); int(got) != want {
+			t.Errorf("distance %d is in bucket %d, want %d", i-300, got, want)
+		}
+	}
+}
+
+// Frequencies are transformers'.
+func TestRotary(t *testing.T) {
+	g := goldens.Load(t, "families/rope")
+	var meta struct {
+		Cases []struct {
+			Name   string
+			Dim    int
+			Factor float64
+			Config json.RawMessage
+		}
+	}
+	g.Meta(t, &meta)
+	for _, c := range meta.Cases {
+		var rope struct {
+			ropeConfig
+			MaxPositions int `json:"max_position_embeddings"`
+		}
+		if err := json.Unmarshal(c.Config, &rope); err != nil {
+			t.Fatal(err)
+		}
+		r, longest, err := rope.one(c.Dim, 10000, rope.MaxPositions)
+		if err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+			continue
+		}
+		want := rope.MaxPositions
+		if c.Name == "qwen2.5-128k" {
+			want = 4 * 32768
+		}
+		if c.Name == "yarn-no-original" {
+			want = 8 * 4096
+		}
+		if c.Name == "yarn-mscale" {
+			want = 40 * 4096
+		}
+		if longest != want {
+			t.Errorf("%s: good for %d positions, want %d", c.Name, longest, want)
+		}
+		compare := func(what string, got, want []float64) {
+			t.Helper()
+			if len(got) != len(want) {
+				t.Fatalf("%s: %d %s, want %d", c.Name, len(got), what, len(want))
+			}
+			for j := range want {
+				if math.Abs(got[j]-want[j]) > 1e-13*want[j] {
+					t.Errorf("%s: %s %d is %v, want %v", c.Name, what, j, got[j], want[j])
+				}
+			}
+		}
+		compare("frequencies", r.Frequencies, g.F64(t, c.Name))
+		if g.Has(c.Name + "/long") {
+			compare("long frequencies", r.Long, g.F64(t, c.Name+"/long"))
+		} else if r.Long != nil {
+			t.Errorf("%s has long frequencies", c.Name)
+		}
+		if factor := max(r.Factor, 0); factor != c.Factor && !(factor == 0 && c.Factor == 1) && math.Abs(factor-c.Factor) > 1e-15 {
+			t.Errorf("%s: factor %v, want %v", c.Name, r.Factor, c.Factor)
+		}
+	}
+}
+
+// What was trained with n positions does not take more.
+func TestTooLong(t *testing.T) {
+	for name, longest := range map[string]int{"roberta": 38, "mpnet": 178, "modernbert": 40, "llama": 40} {
+		m, _ := loadFamily(t, name, nil, ref.New(), Options{})
+		rows := func(n int) Rows { return Rows{IDs: make([]int32, n), Cu: []int32{0, int32(n)}} }
+		if err := m.Check(rows(longest)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		want := fmt.Sprintf("row 0 of the sub-batch has %d tokens, the model was trained with %d positions", longest+1, longest)
+		if err := m.Check(rows(longest + 1)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", name, err, want)
+		}
+	}
+}
+
+func TestFamilyConfigErrors(t *testing.T) {
+	for raw, want := range map[string]string{
+		`{"model_type":"distilbert","dim":-3}`:                                                                 "dim is -3, want a positive number",
+		`{"model_type":"roberta","max_position_embeddings":2}`:                                                 "max_position_embeddings is 2, of which padding takes 2",
+		`{"model_type":"qwen3","num_key_value_heads":5}`:                                                       "num_attention_heads 32 is not a multiple of num_key_value_heads 5",
+		`{"model_type":"qwen3","head_dim":0,"hidden_size":30}`:                                                 "0 features of a head are turned",
+		`{"model_type":"qwen2","rope_scaling":{"type":"mrope","mrope_section":[1]}}`:                           `rotary positions of type "mrope" are not supported (supported: default`,
+		`{"model_type":"llama","partial_rotary_factor":0.5}`:                                                   "partial_rotary_factor 0.5 is not supported",
+		`{"model_type":"llama","rope_scaling":{"rope_type":"llama3","factor":8}}`:                              "want low_freq_factor below high_freq_factor",
+		`{"model_type":"llama","rope_scaling":{"rope_type":"linear"}}`:                                         "factor is 0, want at least 1",
+		`{"model_type":"llama","rope_theta":0}`:                                                                "rope_theta is 0",
+		`{"model_type":"llama","head_dim":7}`:                                                                  "7 features of a head are turned, want an even number",
+		`{"model_type":"llama","rope_parameters":{"full_attention":{}}}`:                                       "by layer type are not supported",
+		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["full_attention","chunked_attention"]}`:    `layer_types: "chunked_attention" is not supported`,
+		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["sliding_attention","sliding_attention"]}`: "sliding_window is not set",
+		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["full_attention"]}`:                        "layer_types has 1 layers, num_hidden_layers is 2",
+		`{"model_type":"mistral","sliding_window":1}`:                                                          "see 0 tokens on each side",
+		`{"model_type":"gemma2","use_bidirectional_attention":true}`:                                           `use_bidirectional_attention "true" is not supported`,
+		`{"model_type":"gemma3_text","hidden_activation":"mish"}`:                                              `hidden_activation "mish" is not supported`,
+		`{"model_type":"nomic_bert","num_experts":8}`:                                                          "num_experts is not supported",
+		`{"model_type":"nomic_bert","activation_function":"gelu"}`:                                             `activation_function "gelu" is not supported`,
+		`{"model_type":"new","position_embedding_type":"absolute"}`:                                            `position_embedding_type "absolute" is not supported`,
+		`{"model_type":"new","layer_norm_type":"rms_norm"}`:                                                    `layer_norm_type "rms_norm" is not supported`,
+		`{"model_type":"modernbert","embedding_dropout":0.1,"mlp_dropout":0.2}`:                                "embedding_dropout 0.1 with mlp_dropout 0.2 is not supported",
+		`{"model_type":"modernbert","num_attention_heads":0}`:                                                  "num_attention_heads is 0",
+		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                          "relative_attention_num_buckets",
+	} {
+		_, err := ParseConfig([]byte(raw))
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "config.json: ") {
+			t.Errorf("%s: error %v, want %q", raw, err, want)
+		}
+	}
+	if _, err := ParseConfig([]byte(`{"model_type":"llama","rope_scaling":{"rope_type":"proportional"}}`)); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Configurations as the hub has them, for models whose code was not in transformers when they appeared.
+func TestHubConfigs(t *testing.T) {
+	for name, raw := range map[string][2]string{
+		"nomic-embed-text-v1.5": {
+			`{"model_type":"nomic_bert","activation_function":"swiglu","attn_pdrop":0.0,"causal":false,"embd_pdrop":0.0,"layer_norm_epsilon":1e-12,
+			"max_trained_positions":2048,"mlp_fc1_bias":false,"mlp_fc2_bias":false,"n_embd":768,"n_head":12,"n_inner":3072,"n_layer":12,"n_positions":8192,
+			"pad_vocab_size_multiple":64,"parallel_block":false,"prenorm":false,"qkv_proj_bias":false,"resid_pdrop":0.0,"rotary_emb_base":1000,
+			"rotary_emb_fraction":1.0,"rotary_emb_interleaved":false,"rotary_emb_scale_base":null,"rotary_scaling_factor":null,"type_vocab_size":2,
+			"use_rms_norm":false,"vocab_size":30528}`,
+			`{"model_type":"nomic_bert","hidden_size":768,"num_hidden_layers":12,"num_attention_heads":12,"intermediate_size":3072,"hidden_act":"silu",
+			"max_position_embeddings":2048,"layer_norm_eps":1e-12,"vocab_size":30528,"rope_parameters":{"rope_theta":1000.0,"rope_type":"default"}}`,
+		},
+		"gte-base-en-v1.5": {
+			`{"model_type":"new","hidden_size":768,"type_vocab_size":0,"vocab_size":30528,"max_position_embeddings":8192,"rope_theta":500000,
+			"rope_scaling":{"factor":1.0,"type":"ntk"},"layer_norm_type":"layer_norm","position_embedding_type":"rope","pack_qkv":true,"hidden_dropout_prob":0.1}`,
+			`{"model_type":"gte","hidden_size":768,"type_vocab_size":0,"vocab_size":30528,"pad_token_id":0,"rope_parameters":{"rope_theta":500000.0}}`,
+		},
+	} {
+		a, errA := ParseConfig([]byte(raw[0]))
+		b, errB := ParseConfig([]byte(raw[1]))
+		if err := errors.Join(errA, errB); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		a.Family = b.Family
+		x, _ := json.Marshal(a)
+		y, _ := json.Marshal(b)
+		if !bytes.Equal(x, y) {
+			t.Errorf("%s:\n%s\n%s", name, x, y)
+		}
+	}
+}
+
+func TestFamilyInit(t *testing.T) {
+	m, s := loadFamily(t, "gemma3", nil, ref.New(), Options{})
+	if err := m.Init(s, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range m.Layout.Params {
+		vs, err := m.Read(s, m.Params, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.kind == normWeight && (vs[0] != 0 || p.Decay()) { // it is added to 1
+			t.Errorf("%s: %v, decay %v", p.Name, vs[0], p.Decay())
+		}
+	}
+}
+
+// Layers lie one after the other, and what is outside of them, but for the word embeddings, in one piece before them.
+func TestSpans(t *testing.T) {
+	for _, name := range familyGoldens {
+		m, _ := loadFamily(t, name, nil, ref.New(), Options{})
+		at := m.Layout.Word().Len()
+		if w := m.Layout.Word(); w.Off != 0 || w.Rows != m.Config.Vocab {
+			t.Errorf("%s: the flat vector begins with %+v", name, w)
+		}
+		for l := -1; l < m.Config.Layers; l++ {
+			from, to := m.Layout.Span(l)
+			n := 0
+			for _, p := range m.Layout.Params[1:] {
+				if p.Layer == l {
+					n += p.Len()
+				}
+			}
+			if from != at || to-from != n || n == 0 {
+				t.Errorf("%s: layer %d lies from %d to %d, begins at %d and has %d parameters", name, l, from, to, at, n)
+			}
+			at = to
+		}
+		if at != m.Layout.Len {
+			t.Errorf("%s: %d parameters of %d are in layers", name, at, m.Layout.Len)
+		}
+	}
+}

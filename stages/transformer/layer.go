@@ -1,0 +1,275 @@
+package transformer
+
+import (
+	"math"
+
+	"contraflow/gpustage"
+)
+
+// layerActs is what a layer's backward needs. What is a norm of something kept is not kept: it is computed again, a pass over
+// [T, C] for a twelfth of the memory each.
+type layerActs struct {
+	x          gpustage.Tensor // [T, C]: its input; absent if it is the norm of the layer below
+	attn       halfActs
+	qkv        gpustage.Tensor // [T, (H+2*KVHeads)*D]; queries and keys already turned, unless they have norms
+	query, key stats
+	lse        gpustage.Tensor // [H, T]
+	ctx        gpustage.Tensor // [T, H*D]: the attention's output before its projection
+	x1         gpustage.Tensor // [T, C]: the first half's output; absent if it is a norm
+	ffn        halfActs
+	pre        gpustage.Tensor // [T, F]: the activation's input; [T, 2F] with a gate
+}
+
+// halfActs is what the backward of half a layer's norms needs.
+type halfActs struct {
+	in     stats
+	branch gpustage.Tensor // [T, C]: the output norm's input
+	out    stats
+	total  gpustage.Tensor // [T, C]: the sum's norm's input
+	sum    stats
+}
+
+// enter is what half a layer's branch begins with: in(x), in scratch memory, or x.
+func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
+	if h.in.absent() {
+		return x
+	}
+	if a.in.rstd.IsZero() {
+		a.in = p.keepStats(h.in, x)
+	}
+	n := p.scratch(x.Rows, x.Cols)
+	p.norm(h.in, n, a.in, x)
+	return n
+}
+
+// leave is y = sum(x + out(branch Wᵀ + b)), with dropout.
+func (p *Pass) leave(h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
+	total := y
+	if !h.sum.absent() {
+		total = p.keep(x.Rows, x.Cols)
+		a.total, a.sum = total, p.keepStats(h.sum, total)
+	}
+	if h.out.absent() {
+		p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x})
+	} else {
+		a.branch = p.keep(x.Rows, x.Cols)
+		a.out = p.keepStats(h.out, a.branch)
+		p.forward(l, a.branch, branch, gpustage.MatMul{})
+		p.norm(h.out, total, a.out, a.branch)
+		if drop.Active() {
+			p.s.Dropout(total, total, x, drop)
+		} else {
+			p.s.Add(total, total, x)
+		}
+	}
+	if !h.sum.absent() {
+		p.norm(h.sum, y, a.sum, total)
+	}
+}
+
+// leaveBackward turns d from dy into the gradient of the sum, which is x's part of dx, and returns that of the projection's
+// output, which may be d.
+func (p *Pass) leaveBackward(h, g half, a halfActs, d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor {
+	if !h.sum.absent() {
+		p.normBackward(h.sum, g.sum, d, d, a.sum, a.total)
+	}
+	dz := p.dropped(d, drop)
+	if h.out.absent() {
+		return dz
+	}
+	out := dz
+	if !drop.Active() {
+		out = p.scratch(d.Rows, d.Cols)
+	}
+	p.normBackward(h.out, g.out, out, dz, a.out, a.branch)
+	return out
+}
+
+// enterBackward adds to d what comes through the branch: dy W, where y = in(x) Wᵀ.
+func (p *Pass) enterBackward(h, g half, a halfActs, l linear, d, dy, x gpustage.Tensor) {
+	if h.in.absent() {
+		p.backward(l, d, dy, gpustage.MatMul{Add: true})
+		return
+	}
+	dn := p.scratch(d.Rows, d.Cols)
+	p.backward(l, dn, dy, gpustage.MatMul{})
+	p.normBackward(h.in, g.in, dn, dn, a.in, x)
+	p.s.Add(d, d, dn)
+}
+
+// layer computes y from x.
+func (p *Pass) layer(l int, x, y gpustage.Tensor) layerActs {
+	s, c, w := p.s, p.m.Config, p.m.w.layers[l]
+	t := x.Rows
+	a := layerActs{x: x, qkv: p.keep(t, c.queries()+2*c.keys()), lse: p.keep(c.Heads, t), ctx: p.keep(t, c.queries())}
+	start := p.a.Mark()
+	var x1 gpustage.Tensor
+	if w.attn.sum.absent() {
+		x1 = p.keep(t, c.Hidden)
+		a.x1 = x1
+	} else {
+		x1 = p.scratch(t, c.Hidden)
+	}
+	mark := p.a.Mark()
+	p.forward(w.qkv, a.qkv, p.enter(w.attn, &a.attn, x), gpustage.MatMul{})
+	p.a.ReleaseScratch(mark)
+	q, k := p.place(l, w, &a, true)
+	s.Attention(a.ctx, a.lse, q, k, a.qkv.Columns(c.queries()+c.keys(), a.qkv.Cols), p.attention(l))
+	p.a.ReleaseScratch(mark)
+	p.leave(w.attn, &a.attn, w.out, x1, x, a.ctx, p.dropout(l, gpustage.SiteAttentionOut))
+
+	a.pre = p.keep(t, w.up.w.Rows)
+	act := p.scratch(t, c.FeedForward)
+	n := p.enter(w.ffn, &a.ffn, x1)
+	if c.Gated {
+		p.forward(w.up, a.pre, n, gpustage.MatMul{})
+	} else {
+		p.forward(w.up, act, n, gpustage.MatMul{PreAct: a.pre, Act: c.Activation})
+	}
+	p.activate(l, act, a.pre, c.Gated)
+	p.leave(w.ffn, &a.ffn, w.down, y, x1, act, p.dropout(l, gpustage.SiteFeedForward))
+	p.a.ReleaseScratch(start)
+	return a
+}
+
+// layerBackward turns d from dy into dx and adds the layer's gradients to g.
+func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeights) {
+	s, c, w := p.s, p.m.Config, p.m.w.layers[l]
+	t, e, ek := d.Rows, c.queries(), c.keys()
+	mark := p.a.Mark()
+	defer p.a.ReleaseScratch(mark)
+
+	x1 := a.x1
+	if x1.IsZero() {
+		x1 = p.again(w.attn, a.attn)
+	}
+	dz := p.leaveBackward(w.ffn, g.ffn, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
+	act := p.scratch(t, c.FeedForward)
+	p.activate(l, act, a.pre, true)
+	p.gradients(g.down, dz, act)
+	dpre := p.activateBackward(l, w.down, act, dz, a.pre)
+	p.gradients(g.up, dpre, p.enter(w.ffn, &a.ffn, x1))
+	p.enterBackward(w.ffn, g.ffn, a.ffn, w.up, d, dpre, x1) // d is dX1
+	p.a.ReleaseScratch(mark)
+
+	dz = p.leaveBackward(w.attn, g.attn, a.attn, d, p.dropout(l, gpustage.SiteAttentionOut))
+	p.gradients(g.out, dz, a.ctx)
+	dctx, dqkv := p.scratch(t, e), p.scratch(t, e+2*ek)
+	p.backward(w.out, dctx, dz, gpustage.MatMul{})
+	q, k := p.place(l, w, &a, false)
+	s.AttentionBackward(dqkv.Columns(0, e), dqkv.Columns(e, e+ek), dqkv.Columns(e+ek, e+2*ek), dctx, a.ctx, a.lse,
+		q, k, a.qkv.Columns(e+ek, e+2*ek), p.attention(l))
+	p.placeBackward(l, w, g, a, dqkv)
+	x := a.x
+	if x.IsZero() {
+		x = p.again(p.m.w.layers[l-1].ffn, p.layers[l-1].ffn)
+	}
+	p.weightGradient(g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
+	p.biasGradient(g.qkv, dqkv, 0, e)
+	if !c.deadKeyBias() {
+		p.biasGradient(g.qkv, dqkv, e, e+ek)
+	}
+	p.biasGradient(g.qkv, dqkv, e+ek, e+2*ek)
+	p.enterBackward(w.attn, g.attn, a.attn, w.qkv, d, dqkv, x)
+}
+
+// again is the output of half a layer that ends with a norm, in scratch memory.
+func (p *Pass) again(h half, a halfActs) gpustage.Tensor {
+	y := p.scratch(a.total.Rows, a.total.Cols)
+	p.norm(h.sum, y, a.sum, a.total)
+	return y
+}
+
+// gateAndUp are the halves of a gated feed-forward layer's first product.
+func (c Config) gateAndUp(pre gpustage.Tensor) (gate, up gpustage.Tensor) {
+	gate, up = pre.Columns(0, c.FeedForward), pre.Columns(c.FeedForward, 2*c.FeedForward)
+	if c.UpFirst {
+		gate, up = up, gate
+	}
+	return gate, up
+}
+
+// activate computes what the feed-forward layer's second product takes from what its first one gave. Without all, the
+// activation itself has been done.
+func (p *Pass) activate(l int, act, pre gpustage.Tensor, all bool) {
+	c := p.m.Config
+	switch {
+	case c.Gated:
+		gate, up := c.gateAndUp(pre)
+		p.s.Gate(act, gate, up, c.Activation)
+	case all:
+		p.s.Activate(act, pre, c.Activation)
+	}
+	if d := p.dropout(l, gpustage.SiteActivation); d.Active() {
+		p.s.Dropout(act, act, gpustage.Tensor{}, d)
+	}
+}
+
+// activateBackward gives the gradient of pre from dz, that of the second product. It takes act's memory, and with a gate
+// pre's.
+func (p *Pass) activateBackward(l int, down linear, act, dz, pre gpustage.Tensor) gpustage.Tensor {
+	c, drop := p.m.Config, p.dropout(l, gpustage.SiteActivation)
+	if !c.Gated && !drop.Active() {
+		p.backward(down, act, dz, gpustage.MatMul{GradOf: pre, Act: c.Activation})
+		return act
+	}
+	p.backward(down, act, dz, gpustage.MatMul{})
+	if drop.Active() {
+		p.s.Dropout(act, act, gpustage.Tensor{}, drop)
+	}
+	if !c.Gated {
+		p.s.ActivateBackward(act, act, pre, c.Activation)
+		return act
+	}
+	gate, up := c.gateAndUp(pre)
+	p.s.GateBackward(gate, up, act, gate, up, c.Activation)
+	return pre
+}
+
+func (p *Pass) attention(l int) gpustage.Attention {
+	c := p.m.Config
+	o := gpustage.Attention{
+		Seqs: p.in.seqs, Heads: c.Heads, KVHeads: c.kvHeads(), HeadDim: c.HeadDim(), Scale: c.QueryScale, SoftCap: c.SoftCap, Causal: c.Causal,
+		Dropout: p.dropout(l, gpustage.SiteAttention), BF16: p.m.Options.BF16, Bias: p.in.distances.bias, DBias: p.in.distances.gradient,
+	}
+	if o.Scale == 0 {
+		o.Scale = 1 / math.Sqrt(float64(c.HeadDim()))
+	}
+	if c.local(l) {
+		o.Window = c.Window
+	}
+	return o
+}
+
+// place gives queries and keys their norms and their positions. Without norms it turns them where they are, the first time;
+// with norms in scratch memory, each time.
+func (p *Pass) place(l int, w layerWeights, a *layerActs, first bool) (q, k gpustage.Tensor) {
+	c := p.m.Config
+	e, ek := c.queries(), c.keys()
+	qk := a.qkv.Columns(0, e+ek)
+	if !w.queryNorm.absent() {
+		if first {
+			a.query, a.key = p.keepStats(w.queryNorm, qk.Columns(0, e)), p.keepStats(w.keyNorm, qk.Columns(e, e+ek))
+		}
+		qk = p.scratch(qk.Rows, e+ek)
+		p.norm(w.queryNorm, qk.Columns(0, e), a.query, a.qkv.Columns(0, e))
+		p.norm(w.keyNorm, qk.Columns(e, e+ek), a.key, a.qkv.Columns(e, e+ek))
+		first = true
+	}
+	if first {
+		p.turn(l, qk, false)
+	}
+	return qk.Columns(0, e), qk.Columns(e, e+ek)
+}
+
+// placeBackward is in place.
+func (p *Pass) placeBackward(l int, w, g layerWeights, a layerActs, dqkv gpustage.Tensor) {
+	c := p.m.Config
+	e, ek := c.queries(), c.keys()
+	p.turn(l, dqkv.Columns(0, e+ek), true)
+	if !w.queryNorm.absent() {
+		dq, dk := dqkv.Columns(0, e), dqkv.Columns(e, e+ek)
+		p.normBackward(w.queryNorm, g.queryNorm, dq, dq, a.query, a.qkv.Columns(0, e))
+		p.normBackward(w.keyNorm, g.keyNorm, dk, dk, a.key, a.qkv.Columns(e, e+ek))
+	}
+}

@@ -1,0 +1,109 @@
+package transformer
+
+import "fmt"
+
+// names are a family's tensors by their roles, as Hugging Face has them without ".weight" and ".bias". A role with an empty name
+// does not exist in the family: they say where its norms are, and whether queries and keys have their own.
+//
+// A layer is two halves, attention and feed-forward, of one form:
+//
+//	y = sum(x + out(branch(in(x))))
+//
+// BERT normalizes the sum, most newer models the branch's input, Gemma its input and its output.
+type names struct {
+	prefixes []string // of the base model within a larger one
+
+	word, position, kind string
+	optionalKind         bool   // there may be no token types
+	embedNorm            string // of the embeddings' sum
+	finalNorm            string // of the last layer's output
+	relative             string // the relative attention bias
+
+	layer string // with a verb for its number
+
+	attnIn, attnOut, attnSum string
+	firstPlain               bool     // layer 0 has no attnIn
+	qkv                      []string // query, key and value, or all of them in one tensor
+	queryNorm, keyNorm       string   // of each head
+	out                      string
+
+	ffnIn, ffnOut, ffnSum string
+	up                    []string // gate and up in memory's order, or both in one tensor; up alone if not gated
+	down                  string
+}
+
+// layout lists the parameters in the order in which they lie in memory: the word embeddings, everything else outside of
+// layers, then layer by layer. Projections of the same input lie side by side, so that one product computes them all.
+func (c Config) layout() *Layout {
+	n := families[c.Family].names
+	var ps []Param
+	add := func(layer int, name string, rows, cols int, kind paramKind) {
+		ps = append(ps, Param{Name: name, Layer: layer, Rows: rows, Cols: cols, kind: kind})
+	}
+	table := func(name string, rows, cols int, kind paramKind) {
+		if name != "" && rows > 0 {
+			add(-1, name+".weight", rows, cols, kind)
+		}
+	}
+	norm := func(layer int, prefix, name string, size int) {
+		if name == "" {
+			return
+		}
+		add(layer, prefix+name+".weight", 1, size, normWeight)
+		if c.Norm == LayerNorm && !c.NoBias.has(NormParts) {
+			add(layer, prefix+name+".bias", 1, size, bias)
+		}
+	}
+	// linear is one projection, or several: rows are the features that each gives, or all of them together.
+	linear := func(layer int, prefix string, names []string, in int, biased bool, rows ...int) {
+		if len(names) == 1 {
+			rows = []int{sum(rows)}
+		}
+		for i, name := range names {
+			add(layer, prefix+name+".weight", rows[i], in, weight)
+		}
+		for i, name := range names {
+			if biased {
+				add(layer, prefix+name+".bias", 1, rows[i], bias)
+			}
+		}
+	}
+
+	table(n.word, c.Vocab, c.Hidden, embedding)
+	if c.Rotary == nil {
+		table(n.position, c.MaxPositions+c.PadPositions, c.Hidden, embedding)
+	}
+	table(n.kind, c.TypeVocab, c.Hidden, embedding)
+	norm(-1, "", n.embedNorm, c.Hidden)
+	norm(-1, "", n.finalNorm, c.Hidden)
+	table(n.relative, c.RelativeBuckets, c.Heads, relativeBias)
+	for l := range c.Layers {
+		p := fmt.Sprintf(n.layer, l)
+		if l > 0 || !n.firstPlain {
+			norm(l, p, n.attnIn, c.Hidden)
+		}
+		linear(l, p, n.qkv, c.Hidden, !c.NoBias.has(QKVPart), c.queries(), c.keys(), c.keys())
+		norm(l, p, n.queryNorm, c.HeadDim())
+		norm(l, p, n.keyNorm, c.HeadDim())
+		linear(l, p, []string{n.out}, c.queries(), !c.NoBias.has(OutPart), c.Hidden)
+		norm(l, p, n.attnOut, c.Hidden)
+		norm(l, p, n.attnSum, c.Hidden)
+		norm(l, p, n.ffnIn, c.Hidden)
+		ups := []int{c.FeedForward}
+		if c.Gated {
+			ups = append(ups, c.FeedForward)
+		}
+		linear(l, p, n.up, c.Hidden, !c.NoBias.has(UpPart), ups...)
+		linear(l, p, []string{n.down}, c.FeedForward, !c.NoBias.has(DownPart), c.Hidden)
+		norm(l, p, n.ffnOut, c.Hidden)
+		norm(l, p, n.ffnSum, c.Hidden)
+	}
+	return newLayout(ps)
+}
+
+func sum(ns []int) (total int) {
+	for _, n := range ns {
+		total += n
+	}
+	return total
+}
