@@ -14,7 +14,8 @@ type addedToken struct {
 	Normalized bool   `json:"normalized"`  // looked for in the normalized text, else in the raw text
 	Special    bool   `json:"special"`
 
-	id int32
+	id     int32
+	normal string // what to look for: Content, normalized if it is to be
 }
 
 // addedMatcher finds added tokens: from left to right, at each place the longest (Hugging Face's LeftmostLongest).
@@ -26,13 +27,12 @@ type addedMatcher struct {
 	only   int                  // the one such byte, or -1
 }
 
-// newAddedMatcher looks for tokens; text gives what to look for. Where two texts are equal the lower id wins (Hugging
-// Face picks one at random).
-func newAddedMatcher(u *unicodeData, tokens []addedToken, text func(addedToken) string) (*addedMatcher, error) {
+// newAddedMatcher looks for tokens. Where two texts are equal the lower id wins (Hugging Face picks one at random).
+func newAddedMatcher(u *unicodeData, tokens []addedToken) (*addedMatcher, error) {
 	m := &addedMatcher{u: u, tokens: map[int32]addedToken{}, only: -1}
 	var keys []trieKey
 	for _, token := range tokens {
-		key := text(token)
+		key := token.normal
 		if key == "" {
 			continue
 		}
@@ -107,10 +107,10 @@ func (m *addedMatcher) split(text []byte, piece func(start, end int) bool, token
 			continue
 		}
 		if found.LStrip {
-			start = max(done, m.trimRight(text[:start]))
+			start = max(done, m.u.trimRight(text[:start]))
 		}
 		if found.RStrip {
-			end += m.leadingSpace(text[end:])
+			end += m.u.leadingSpace(text[end:])
 		}
 		if done < start && !piece(done, start) {
 			return
@@ -133,30 +133,4 @@ func (m *addedMatcher) wordBefore(text []byte) bool {
 func (m *addedMatcher) wordAfter(text []byte) bool {
 	r, size := utf8.DecodeRune(text)
 	return size > 0 && m.u.class.at(r)&classWord != 0
-}
-
-// trimRight returns where the white space at the end of text begins.
-func (m *addedMatcher) trimRight(text []byte) int {
-	end := len(text)
-	for end > 0 {
-		r, size := utf8.DecodeLastRune(text[:end])
-		if m.u.class.at(r)&classSpace == 0 {
-			break
-		}
-		end -= size
-	}
-	return end
-}
-
-// leadingSpace returns how many bytes of white space text begins with.
-func (m *addedMatcher) leadingSpace(text []byte) int {
-	n := 0
-	for n < len(text) {
-		r, size := utf8.DecodeRune(text[n:])
-		if m.u.class.at(r)&classSpace == 0 {
-			break
-		}
-		n += size
-	}
-	return n
 }

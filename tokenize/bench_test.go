@@ -1,7 +1,9 @@
 package tokenize
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,6 +36,62 @@ func BenchmarkAppend(b *testing.B) {
 	tok := load(b, "uncased")
 	texts, size := sources(b)
 	b.SetBytes(size)
+	b.ReportAllocs()
+	var ids []int32
+	for b.Loop() {
+		for _, text := range texts {
+			ids, _ = tok.Append(ids[:0], text, 0)
+		}
+	}
+}
+
+// BenchmarkFamilies tokenizes the same with the families' pipelines; the vocabularies are small ones (1,600 tokens).
+func BenchmarkFamilies(b *testing.B) {
+	texts, size := sources(b)
+	for row := range familyRows(b, "families.jsonl.gz") {
+		tok, err := parseTokenizerJSON(row.File)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(row.Name, func(b *testing.B) {
+			b.SetBytes(size)
+			b.ReportAllocs()
+			var ids []int32
+			for b.Loop() {
+				for _, text := range texts {
+					ids, _ = tok.Append(ids[:0], text, 0)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkGiven tokenizes given texts with a given tokenizer, for testdata/peers/tokenize/speed.py: JSON strings, a
+// text a line.
+func BenchmarkGiven(b *testing.B) {
+	folder, file := os.Getenv("CONTRAFLOW_BENCH_MODEL"), os.Getenv("CONTRAFLOW_BENCH_TEXTS")
+	if folder == "" {
+		b.Skip("CONTRAFLOW_BENCH_MODEL and CONTRAFLOW_BENCH_TEXTS name no folder and file")
+	}
+	tok, err := Load(folder)
+	if err != nil {
+		b.Fatal(err)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var texts []string
+	size := 0
+	for line := range bytes.Lines(data) {
+		var text string
+		if err := json.Unmarshal(line, &text); err != nil {
+			b.Fatal(err)
+		}
+		texts = append(texts, text)
+		size += len(text)
+	}
+	b.SetBytes(int64(size))
 	b.ReportAllocs()
 	var ids []int32
 	for b.Loop() {

@@ -21,9 +21,16 @@ const chunkSize = 2048
 // spareSpans and swaps.
 type scratch struct {
 	text, spare       []byte
+	whole             []byte // the normalized text, while text is a stretch of it
 	spans, spareSpans []span
-	runes             []rune
-	ids, pairIDs      []int32
+	// Where text comes from: does it begin or end a piece between added tokens (else it's a chunk of one), and does it
+	// begin the whole input?
+	first, last, start bool
+
+	runes        []rune
+	ids, pairIDs []int32
+	merging      merging
+	path         []pathNode
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
@@ -48,53 +55,56 @@ func (t *Tokenizer) encode(s *scratch, ids []int32, text string, stop int) []int
 		raw = []byte(string([]rune(text))) // each invalid byte becomes U+FFFD
 	}
 	r := run{Tokenizer: t, s: s, ids: ids[:0], stop: stop}
-	t.rawTokens.split(raw, func(start, end int) bool { return r.segment(raw[start:end]) }, r.token)
+	t.rawTokens.split(raw, func(start, end int) bool { return r.piece(raw[start:end], start == 0) }, r.token)
 	return r.ids
 }
 
 func (r *run) token(id int32) { r.ids = append(r.ids, id) }
 
-// segment takes text between two added tokens; false says that there are ids enough.
-func (r *run) segment(text []byte) bool {
-	for len(text) > 0 {
+// piece takes text between two added tokens, and whether the input begins with it; false says that there are ids enough.
+func (r *run) piece(text []byte, start bool) bool {
+	for first := true; len(text) > 0; first = false {
 		n := len(text)
-		if r.chunks {
-			n = chunkEnd(text)
+		if r.chunk > 0 {
+			n = chunkEnd(text, r.chunk)
 		}
+		r.s.first, r.s.last, r.s.start = first, n == len(text), first && start
 		r.s.text = append(r.s.text[:0], text[:n]...)
 		text = text[n:]
 		if r.normalizer != nil {
 			r.normalizer.normalize(r.s)
 		}
-		more := true
-		r.normalizedTokens.split(r.s.text, func(start, end int) bool {
-			more = r.words(start, end)
-			return more
-		}, r.token)
-		if !more {
+		if !r.normalized() {
 			return false
 		}
 	}
 	return true
 }
 
-// chunkEnd says where to cut text: before an ASCII white space, which no word, composition or reordering reaches across.
-func chunkEnd(text []byte) int {
-	for n := chunkSize; n < len(text); n++ {
-		if c := text[n]; c == ' ' || c == '\n' || c == '\t' || c == '\r' {
-			return n
-		}
+// normalized takes the normalized text.
+func (r *run) normalized() bool {
+	if r.normalizedTokens.trie == nil {
+		return len(r.s.text) == 0 || r.words()
 	}
-	return len(text)
+	// Pre-tokenizers may rewrite s.text: it gets one stretch between tokens after the other.
+	r.s.text, r.s.whole = r.s.whole, r.s.text
+	atStart, more := r.s.start, true
+	r.normalizedTokens.split(r.s.whole, func(start, end int) bool {
+		r.s.text = append(r.s.text[:0], r.s.whole[start:end]...)
+		r.s.start = atStart && start == 0
+		more = r.words()
+		return more
+	}, r.token)
+	return more
 }
 
 // words takes a stretch of the normalized text.
-func (r *run) words(start, end int) bool {
-	r.s.spans = append(r.s.spans[:0], span{start, end})
+func (r *run) words() bool {
+	r.s.spans = append(r.s.spans[:0], span{0, len(r.s.text)})
 	if r.preTokenizer != nil {
 		r.preTokenizer.split(r.s)
 	}
-	r.ids = r.model.tokenize(r.ids, r.s.text, r.s.spans, r.stop)
+	r.ids = r.model.tokenize(r.ids, r.s, r.stop)
 	return len(r.ids) < r.stop
 }
 

@@ -5,14 +5,19 @@ The Rust crates under `tokenizers` carry tables of several Unicode versions (cla
 another, lower case from the standard library), none of which is the version of a given Go release. A code point whose
 class differs changes token ids, so we ask the library itself, code point by code point, and pin what it answers.
 
-    python gen_tables.py > unicode_tables.txt        (about a minute; needs only the `tokenizers` package)
+    python gen_tables.py > unicode_tables.txt        (two minutes; needs only the `tokenizers` package)
 """
 import sys
 import unicodedata
+from pathlib import Path
 
 import tokenizers
+from tokenizers import Regex
 from tokenizers import normalizers as N
 from tokenizers import pre_tokenizers as P
+
+sys.path.insert(0, str(Path(__file__).parent / "../testdata/peers/tokenize"))
+import clusters  # noqa: E402
 
 ALL = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 HANGUL = range(0xAC00, 0xAC00 + 11172)  # decomposed by arithmetic, here and there
@@ -78,6 +83,17 @@ assert punctuation == {c for c in ALL if punct("a" + chr(c) + "b") == ["a", chr(
 # regex's \w.
 ask("word", lambda s, c: words(s) == [s])
 
+
+# The classes of the regular expressions in Split and ByteLevel, which another engine runs (Oniguruma).
+def regex(expression):
+    rest = P.Split(Regex(expression), "removed").pre_tokenize_str
+    return lambda s, c: rest(c) == []
+
+
+assert space == set(filter(lambda c, is_space=regex(r"\s"): is_space("", chr(c)), ALL))
+for label, expression in {"letter": r"\p{L}", "number": r"\p{N}", "marked": r"\p{M}", "capital": r"[\p{Lu}\p{Lt}]", "small": r"\p{Ll}"}.items():
+    ask(label, regex(expression))
+
 lower = N.Lowercase().normalize_str
 emit_map("lower", {c: lower(chr(c)) for c in ALL if lower(chr(c)) != chr(c)})
 
@@ -127,4 +143,30 @@ for c in ALL:
     else:
         ranges.append([c, c, k])
 emit_ranges("combining", ranges)
+
+# Grapheme clusters. With a map that turns each character into "1", the number of ones tells how a text is cut. What no
+# text can tell (the class of regional indicators, say, of which two have 8 bytes) is of no consequence and left out.
+ones = N.Precompiled(clusters.everything_is_one()).normalize_str
+MARK, ZWJ, L, V, T, KA, VIRAMA = "\u0301", "\u200D", "\u1100", "\u1161", "\u11A8", "\u0915", "\u094D"
+
+
+def whole(text):
+    """Whether text isn't cut before its last two characters, which are short together, while all of it is long."""
+    return len(ones(text)) == len(text)
+
+
+assert ones("\r\n") == "1" and ones("\n\r") == "11"
+ask("control", lambda s, c: c > "\x7F" and ones(c + MARK + MARK) == "11")
+joining = ask("joining", lambda s, c: ones("a" + c) == "1")  # Extend, SpacingMark and ZWJ
+prepend = ask("prepend", lambda s, c: ones(c + "a") == "1")
+others = {chr(c) for c in ALL if c > 0x7F} - {chr(c) for c in joining | prepend | set(HANGUL)}
+ask("extend", lambda s, c: ord(c) in joining and whole("\u00A9" + c + ZWJ + "\u00A9" + MARK))
+ask("pictographic", lambda s, c: c in others and whole(c + ZWJ + "\u00A9" + MARK))
+ask("hangul_l", lambda s, c: c in others and whole(c + L + MARK))
+ask("hangul_v", lambda s, c: c in others and whole(c + V + MARK) and whole(c + T + MARK))
+ask("hangul_t", lambda s, c: c in others and whole(c + T + MARK) and not whole(c + V + MARK))
+# Of Indic_Conjunct_Break: consonants join across marks of which one is a linker.
+ask("consonant", lambda s, c: c in others and whole(c + VIRAMA + KA + MARK))
+ask("linker", lambda s, c: ord(c) in joining and whole(KA + c + KA + MARK))
+ask("conjunct", lambda s, c: ord(c) in joining and whole(KA + c + VIRAMA + KA + MARK))
 print("gen_tables.py: done", file=sys.stderr)

@@ -136,8 +136,8 @@ func TestVariants(t *testing.T) {
 func TestNormalizers(t *testing.T) {
 	u := ucd()
 	normalizers := map[string]normalizer{
-		"NFD": normalForm{u: u}, "NFC": normalForm{u: u, compose: true},
-		"NFKD": normalForm{u: u, compat: true}, "NFKC": normalForm{u: u, compat: true, compose: true},
+		"NFD": newNormalForm(u, false, false), "NFC": newNormalForm(u, false, true),
+		"NFKD": newNormalForm(u, true, false), "NFKC": newNormalForm(u, true, true),
 		"Lowercase": lowercase{u}, "StripAccents": stripAccents{u},
 		"Bert": newBertNormalizer(u, true, true, true, true), "BertCased": newBertNormalizer(u, true, true, false, false),
 		"BertAccents": newBertNormalizer(u, false, true, true, false),
@@ -156,35 +156,45 @@ func TestNormalizers(t *testing.T) {
 	}
 }
 
+// pairRow is a pair of texts, truncated, as Hugging Face does it.
+type pairRow struct {
+	A, B, How  string
+	MaxLength  int `json:"max_length"`
+	IDs, Types []int32
+	Error      bool
+}
+
+func (row pairRow) check(t *testing.T, tok *Tokenizer) {
+	t.Helper()
+	how := map[string]Truncation{"longest_first": LongestFirst, "only_first": OnlyFirst, "only_second": OnlySecond}[row.How]
+	ids, types, truncated, err := tok.AppendPair(nil, nil, row.A, row.B, row.MaxLength, how)
+	if row.Error {
+		if !errors.Is(err, ErrTooShort) {
+			t.Errorf("%+q, %+q, %s %d: error %v, want ErrTooShort", row.A, row.B, row.How, row.MaxLength, err)
+		}
+		return
+	}
+	if err != nil {
+		t.Errorf("%+q, %+q, %s %d: %v", row.A, row.B, row.How, row.MaxLength, err)
+		return
+	}
+	checkIDs(t, tok, row.A+" | "+row.B, ids, row.IDs)
+	if !slices.Equal(types, row.Types) {
+		t.Errorf("%+q, %+q: types %v, want %v", row.A, row.B, types, row.Types)
+	}
+	whole, _, _, _ := tok.AppendPair(nil, nil, row.A, row.B, 0, LongestFirst)
+	if truncated != (len(whole) > len(ids)) {
+		t.Errorf("%+q, %+q: truncated is %v: %d of %d ids", row.A, row.B, truncated, len(ids), len(whole))
+	}
+}
+
 func TestPairs(t *testing.T) {
 	tok := load(t, "uncased")
-	truncations := map[string]Truncation{"longest_first": LongestFirst, "only_first": OnlyFirst, "only_second": OnlySecond}
 	failed := 0
-	for row := range rows[struct {
-		A, B, How  string
-		MaxLength  int `json:"max_length"`
-		IDs, Types []int32
-		Error      bool
-	}](t, "pairs.jsonl") {
-		ids, types, truncated, err := tok.AppendPair(nil, nil, row.A, row.B, row.MaxLength, truncations[row.How])
+	for row := range rows[pairRow](t, "pairs.jsonl") {
+		row.check(t, tok)
 		if row.Error {
 			failed++
-			if !errors.Is(err, ErrTooShort) {
-				t.Errorf("%+q, %+q, %s %d: error %v, want ErrTooShort", row.A, row.B, row.How, row.MaxLength, err)
-			}
-			continue
-		}
-		if err != nil {
-			t.Errorf("%+q, %+q, %s %d: %v", row.A, row.B, row.How, row.MaxLength, err)
-			continue
-		}
-		checkIDs(t, tok, row.A+" | "+row.B, ids, row.IDs)
-		if !slices.Equal(types, row.Types) {
-			t.Errorf("%+q, %+q: types %v, want %v", row.A, row.B, types, row.Types)
-		}
-		whole, _, _, _ := tok.AppendPair(nil, nil, row.A, row.B, 0, LongestFirst)
-		if truncated != (len(whole) > len(ids)) {
-			t.Errorf("%+q, %+q: truncated is %v: %d of %d ids", row.A, row.B, truncated, len(ids), len(whole))
 		}
 	}
 	if failed == 0 {

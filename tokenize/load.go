@@ -270,7 +270,7 @@ func fromVocabFile(data []byte, c *tokenizerConfig) (*Tokenizer, error) {
 		add(token.addedToken)
 	}
 	normalizer := newBertNormalizer(u, true, c.chinese, accents, c.lower)
-	t, err := assemble(u, normalizer, newRunSplitter(u, bertKind), m, vocab, added)
+	t, err := assemble(u, pipeline{normalizer, newRunSplitter(u, bertKind), m, vocabJSON{ids: vocab, size: len(vocab)}}, added)
 	if err != nil {
 		return nil, err
 	}

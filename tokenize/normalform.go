@@ -78,38 +78,64 @@ func (u *unicodeData) recompose(runes []rune) []rune {
 }
 
 // normalForm is the NFD, NFC, NFKD and NFKC normalizers.
+//
+// Most characters stay what they are and have a boundary before them: nothing before them composes with them or is
+// ordered after them. Such text is copied; others are worked on together with the character before, which they may join.
 type normalForm struct {
 	u               *unicodeData
 	compat, compose bool
+	active          class // characters of these classes are the others
 }
+
+func newNormalForm(u *unicodeData, compat, compose bool) normalForm {
+	n := normalForm{u: u, compat: compat, compose: compose, active: classCombining | classNFD | classHangul}
+	if compose {
+		n.active = classCombining | classJoining | classRewritten
+	}
+	if compat {
+		n.active |= classNFKD
+	}
+	return n
+}
+
+func (n normalForm) cut(at edge) edge { return at }
 
 func (n normalForm) normalize(s *scratch) {
-	if isASCII(s.text) {
-		return
-	}
-	runes := s.runes[:0]
-	for i := 0; i < len(s.text); {
-		r, size := utf8.DecodeRune(s.text[i:])
-		i += size
-		runes = n.u.decompose(runes, r, n.u.class.at(r), n.compat)
-	}
-	n.u.order(runes)
-	s.runes = runes
-	if n.compose {
-		runes = n.u.recompose(runes)
-	}
-	out := s.spare[:0]
-	for _, r := range runes {
-		out = utf8.AppendRune(out, r)
-	}
-	s.swap(out)
-}
-
-func isASCII(text []byte) bool {
-	for _, b := range text {
-		if b >= utf8.RuneSelf {
-			return false
+	src, out := s.text, s.spare[:0]
+	done, before := 0, 0 // what is in out; the last character before i that isn't active, or done
+	for i := 0; i < len(src); {
+		if src[i] < utf8.RuneSelf {
+			before = i
+			i++
+			continue
 		}
+		r, size := utf8.DecodeRune(src[i:])
+		if n.u.class.at(r)&n.active == 0 {
+			before = i
+			i += size
+			continue
+		}
+		out = append(out, src[done:before]...)
+		runes := s.runes[:0]
+		for i = before; i < len(src); i += size {
+			r, size = utf8.DecodeRune(src[i:])
+			c := n.u.class.at(r)
+			if c&n.active == 0 && i > before {
+				break
+			}
+			runes = n.u.decompose(runes, r, c, n.compat)
+		}
+		n.u.order(runes)
+		s.runes = runes
+		if n.compose {
+			runes = n.u.recompose(runes)
+		}
+		for _, r := range runes {
+			out = utf8.AppendRune(out, r)
+		}
+		done, before = i, i
 	}
-	return true
+	if done > 0 {
+		s.swap(append(out, src[done:]...))
+	}
 }

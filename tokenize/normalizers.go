@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"bytes"
 	"slices"
 	"unicode/utf8"
 )
@@ -8,6 +9,8 @@ import (
 // normalizer rewrites s.text, which is valid UTF-8 before and after.
 type normalizer interface {
 	normalize(s *scratch)
+	// cut says what may follow the place of a cut after normalizing, given what may before (see edge).
+	cut(at edge) edge
 }
 
 // normalizerSequence applies its parts one after the other.
@@ -19,9 +22,18 @@ func (n normalizerSequence) normalize(s *scratch) {
 	}
 }
 
+func (n normalizerSequence) cut(at edge) edge {
+	for i := 0; i < len(n) && at != 0; i++ {
+		at = n[i].cut(at)
+	}
+	return at
+}
+
 // lowercase maps each character by itself, as Rust's char::to_lowercase does: a final sigma becomes σ, and U+0130
 // becomes two characters.
 type lowercase struct{ u *unicodeData }
+
+func (n lowercase) cut(at edge) edge { return at }
 
 func (n lowercase) normalize(s *scratch) {
 	out := slices.Grow(s.spare[:0], len(s.text))
@@ -45,6 +57,8 @@ func (u *unicodeData) appendLower(dst []byte, r rune, c class) []byte {
 
 // stripAccents removes all marks. Unlike BertNormalizer's option of that name it doesn't decompose first.
 type stripAccents struct{ u *unicodeData }
+
+func (n stripAccents) cut(at edge) edge { return at }
 
 func (n stripAccents) normalize(s *scratch) {
 	out := slices.Grow(s.spare[:0], len(s.text))
@@ -105,6 +119,8 @@ func newBertNormalizer(u *unicodeData, clean, chinese, accents, lower bool) *ber
 	}
 	return n
 }
+
+func (n *bertNormalizer) cut(at edge) edge { return at }
 
 func (n *bertNormalizer) normalize(s *scratch) {
 	src, out := s.text, s.spare[:0]
@@ -194,4 +210,88 @@ func (n *bertNormalizer) put(out []byte, r rune, c class) []byte {
 		return n.u.appendLower(out, r, c)
 	}
 	return utf8.AppendRune(out, r)
+}
+
+// prepend puts a text before each piece that isn't empty.
+type prepend string
+
+func (n prepend) normalize(s *scratch) {
+	if s.first && len(s.text) > 0 {
+		s.swap(append(append(s.spare[:0], n...), s.text...))
+	}
+}
+
+func (n prepend) cut(at edge) edge { return at }
+
+// strip removes white space at the ends of a piece.
+type strip struct {
+	u           *unicodeData
+	left, right bool
+}
+
+func (n strip) normalize(s *scratch) {
+	text := s.text
+	if n.right && s.last {
+		text = text[:n.u.trimRight(text)]
+	}
+	if n.left && s.first {
+		text = text[n.u.leadingSpace(text):]
+	}
+	if len(text) < len(s.text) {
+		s.swap(append(s.spare[:0], text...))
+	}
+}
+
+// cut: what is before it doesn't end in white space, so that no run of it reaches across.
+func (n strip) cut(at edge) edge { return at }
+
+// replaceText replaces each occurrence of a text that isn't empty.
+type replaceText struct{ old, new string }
+
+func (n replaceText) normalize(s *scratch) {
+	src := s.text
+	at := bytes.Index(src, []byte(n.old))
+	if at < 0 {
+		return
+	}
+	out := s.spare[:0]
+	for ; at >= 0; at = bytes.Index(src, []byte(n.old)) {
+		out = append(append(out, src[:at]...), n.new...)
+		src = src[at+len(n.old):]
+	}
+	s.swap(append(out, src...))
+}
+
+func (n replaceText) cut(at edge) edge {
+	if at == edgeSpace && n.old == " " {
+		return edgeOf(n.new)
+	}
+	return 0
+}
+
+// replaceSpaces replaces each run of two or more spaces (the regular expression " {2,}").
+type replaceSpaces string
+
+func (n replaceSpaces) normalize(s *scratch) {
+	src := s.text
+	at := bytes.Index(src, []byte("  "))
+	if at < 0 {
+		return
+	}
+	out := s.spare[:0]
+	for ; at >= 0; at = bytes.Index(src, []byte("  ")) {
+		out = append(append(out, src[:at]...), n...)
+		src = bytes.TrimLeft(src[at:], " ")
+	}
+	s.swap(append(out, src...))
+}
+
+func (n replaceSpaces) cut(at edge) edge {
+	if at&edgeSpace == 0 {
+		return at
+	}
+	if to := edgeOf(string(n)); to != 0 {
+		return at | to
+	}
+	return 0
 }

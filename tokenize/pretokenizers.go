@@ -1,16 +1,20 @@
 package tokenize
 
-import "unicode/utf8"
+import (
+	"bytes"
+	"unicode/utf8"
+)
 
 // span is a piece of a text: bytes start to end.
 type span struct{ start, end int }
 
-// preTokenizer cuts each of s.spans of s.text into smaller ones; what lies between them is dropped.
+// preTokenizer cuts each of s.spans of s.text into smaller ones, which aren't empty; what lies between them is dropped. It
+// may rewrite the text.
 type preTokenizer interface {
 	split(s *scratch)
-	// splitsAtSpaces says that no span it makes has white space in it, and that cutting the text before a white space
-	// beforehand changes nothing. Long texts are then worked on in chunks.
-	splitsAtSpaces() bool
+	// cut says what may follow the place of a cut afterwards, given what may before (see edge), and whether it is settled
+	// that no span reaches across.
+	cut(at edge) (edge, bool)
 }
 
 // preTokenizerSequence applies its parts one after the other.
@@ -22,8 +26,14 @@ func (p preTokenizerSequence) split(s *scratch) {
 	}
 }
 
-// splitsAtSpaces asks the first part only: what follows works on words.
-func (p preTokenizerSequence) splitsAtSpaces() bool { return len(p) > 0 && p[0].splitsAtSpaces() }
+// cut asks until it is settled: what follows works on words.
+func (p preTokenizerSequence) cut(at edge) (edge, bool) {
+	settled := false
+	for i := 0; i < len(p) && at != 0 && !settled; i++ {
+		at, settled = p[i].cut(at)
+	}
+	return at, settled
+}
 
 // runKind says how a run splitter treats a character.
 type runKind uint8
@@ -83,7 +93,15 @@ func whitespaceKind(c class) runKind {
 	return runOther
 }
 
-func (p *runSplitter) splitsAtSpaces() bool { return true }
+func (p *runSplitter) cut(at edge) (edge, bool) { return settledAtSpaces(at) }
+
+// settledAtSpaces is the answer of a pre-tokenizer for which a space, but nothing else, begins a word or separates.
+func settledAtSpaces(at edge) (edge, bool) {
+	if at == edgeSpace {
+		return at, true
+	}
+	return 0, false
+}
 
 func (p *runSplitter) split(s *scratch) {
 	out := s.spareSpans[:0]
@@ -116,10 +134,17 @@ func (p *runSplitter) split(s *scratch) {
 	s.swapSpans(out)
 }
 
-// punctuationSplitter is Hugging Face's Punctuation, with what becomes of a punctuation character.
-type punctuationSplitter struct {
-	u        *unicodeData
-	behavior string
+// delimiterSplitter cuts at matches of a pattern: Hugging Face's Punctuation, and its Split at a given text.
+type delimiterSplitter struct {
+	pattern  delimiter
+	behavior string // what becomes of a match
+	invert   bool   // of what doesn't match, that is
+}
+
+// delimiter is a pattern.
+type delimiter interface {
+	// match returns the first match in text, which isn't empty; start is len(text) if there is none.
+	match(text []byte) (start, end int)
 }
 
 // The behaviours, as tokenizer.json names them.
@@ -131,46 +156,130 @@ const (
 	behaviorMergedWithNext     = "MergedWithNext"
 )
 
-func (p punctuationSplitter) splitsAtSpaces() bool { return false }
+// punctuation matches one punctuation character.
+type punctuation struct{ u *unicodeData }
 
-func (p punctuationSplitter) split(s *scratch) {
+func (d punctuation) match(text []byte) (start, end int) {
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRune(text[i:])
+		if d.u.class.at(r)&classPunctuation != 0 {
+			return i, i + size
+		}
+		i += size
+	}
+	return len(text), len(text)
+}
+
+// literal matches a text that isn't empty.
+type literal string
+
+func (d literal) match(text []byte) (start, end int) {
+	if i := bytes.Index(text, []byte(d)); i >= 0 {
+		return i, i + len(d)
+	}
+	return len(text), len(text)
+}
+
+func (p delimiterSplitter) cut(edge) (edge, bool) { return 0, false }
+
+func (p delimiterSplitter) split(s *scratch) {
 	out := s.spareSpans[:0]
 	for _, piece := range s.spans {
-		// Of the span before: did it come from punctuation, and is it of this piece?
-		wasMark, first := false, len(out)
+		// Of the span before: was it a match, and is it of this piece?
+		wasMatch, first := false, len(out)
+		start, end := 0, 0 // of the next match
 		for i := piece.start; i < piece.end; {
-			start, isMark := i, false
-			for i < piece.end {
-				r, size := utf8.DecodeRune(s.text[i:piece.end])
-				if p.u.class.at(r)&classPunctuation != 0 {
-					if i == start {
-						i, isMark = i+size, true
-					}
-					break
-				}
-				i += size
+			if i >= end {
+				start, end = p.pattern.match(s.text[i:piece.end])
+				start, end = i+start, i+end
 			}
+			next, isMatch := start, i == start
+			if isMatch {
+				next = end
+			}
+			isMatch = isMatch != p.invert
 			join := false
 			switch p.behavior {
 			case behaviorRemoved:
-				if isMark {
+				if isMatch {
+					i = next
 					continue
 				}
 			case behaviorContiguous:
-				join = isMark == wasMark
+				join = isMatch == wasMatch
 			case behaviorMergedWithPrevious:
-				join = isMark && !wasMark
+				join = isMatch && !wasMatch
 			case behaviorMergedWithNext:
 				// Of several in a row only the last joins the text after it; it came as a span of its own.
-				join = wasMark && !isMark
+				join = wasMatch && !isMatch
 			}
 			if join && len(out) > first {
-				out[len(out)-1].end = i
+				out[len(out)-1].end = next
 			} else {
-				out = append(out, span{start, i})
+				out = append(out, span{i, next})
 			}
-			wasMark = isMark
+			i, wasMatch = next, isMatch
 		}
 	}
 	s.swapSpans(out)
+}
+
+// metaspace is Hugging Face's Metaspace: each space becomes the replacement ("▁"), before which the text is cut, and a
+// piece that doesn't begin with one gets one.
+type metaspace struct {
+	replacement  string
+	prepend      bool // to each piece
+	prependFirst bool // to the piece with which the input begins
+	splits       bool // else it is not cut
+}
+
+func (p metaspace) cut(at edge) (edge, bool) {
+	if p.replacement != metaSpace {
+		return 0, false
+	}
+	return edgeMeta, p.splits
+}
+
+func (p metaspace) split(s *scratch) {
+	out, spans := s.spare[:0], s.spareSpans[:0]
+	for _, sp := range s.spans {
+		out, spans = p.piece(out, spans, s.text[sp.start:sp.end], s.start && sp.start == 0)
+	}
+	s.swap(out)
+	s.swapSpans(spans)
+}
+
+// piece appends a piece to out and what it is cut into to spans.
+func (p metaspace) piece(out []byte, spans []span, piece []byte, first bool) ([]byte, []span) {
+	start := len(out)
+	if (p.prepend || p.prependFirst && first) && piece[0] != ' ' && !bytes.HasPrefix(piece, []byte(p.replacement)) {
+		out = append(out, p.replacement...)
+	}
+	for i := 0; i < len(piece); {
+		next := i
+		for next < len(piece) && piece[next] != ' ' && piece[next] != p.replacement[0] {
+			next++
+		}
+		out = append(out, piece[i:next]...)
+		i = next
+		if i == len(piece) {
+			break
+		}
+		switch {
+		case piece[i] == ' ':
+			i++
+		case bytes.HasPrefix(piece[i:], []byte(p.replacement)):
+			i += len(p.replacement)
+		default:
+			out = append(out, piece[i])
+			i++
+			continue
+		}
+		if p.splits && len(out) > start {
+			spans = append(spans, span{start, len(out)})
+			start = len(out)
+		}
+		out = append(out, p.replacement...)
+	}
+	return out, append(spans, span{start, len(out)})
 }

@@ -29,6 +29,12 @@ func bertTemplate(cls, sep int32) template {
 	}
 }
 
+// robertaTemplate is <s> A </s> and <s> A </s> </s> B </s>, all of type 0.
+func robertaTemplate(cls, sep int32) template {
+	c, s := templatePiece{ids: []int32{cls}}, templatePiece{ids: []int32{sep}}
+	return template{single: []templatePiece{c, {}, s}, pair: []templatePiece{c, {}, s, s, {sequence: 1}, s}}
+}
+
 // bareTemplate adds nothing.
 func bareTemplate() template {
 	return template{single: []templatePiece{{}}, pair: []templatePiece{{}, {sequence: 1, typeID: 1}}}

@@ -44,7 +44,7 @@ type Tokenizer struct {
 	template         template
 
 	singleSpecials, pairSpecials int
-	chunks                       bool // long texts may be cut at white space and worked on in chunks
+	chunk                        int // chunkSize, or 0 if texts must not be cut
 
 	ids       map[string]int32
 	texts     map[int32]string

@@ -3,9 +3,11 @@ package tokenize
 import (
 	_ "embed"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"unicode/utf8"
 )
 
 // unicodeTables lists the Unicode classes and mappings as Hugging Face tokenizers has them. Go's own (package unicode,
@@ -17,7 +19,7 @@ import (
 var unicodeTables string
 
 // class is what the tables say about one code point.
-type class uint16
+type class uint32
 
 const (
 	classSpace       class = 1 << iota // White_Space: Rust's char::is_whitespace, regex's \s
@@ -32,6 +34,16 @@ const (
 	classNFKD                          // has a compatibility decomposition that isn't the canonical one
 	classCombining                     // canonical combining class is not 0
 	classHangul                        // a Hangul syllable, decomposed by arithmetic
+
+	classJoining   // may be joined to what is before it by NFC
+	classRewritten // is not what NFC makes of it
+
+	// As the regular expressions of Split and ByteLevel have them.
+	classLetter  // \p{L}
+	classNumber  // \p{N}
+	classMarked  // \p{M}
+	classCapital // \p{Lu}, \p{Lt}
+	classSmall   // \p{Ll}
 )
 
 // Hangul syllables are composed and decomposed by arithmetic (Unicode, section 3.12).
@@ -48,11 +60,12 @@ type unicodeData struct {
 	lower     pages[uint16] // indices into texts; 0: none
 	nfd       pages[uint16]
 	nfkd      pages[uint16]
+	cluster   pages[clusterClass]
 	texts     [][]rune
 	compose   map[[2]rune]rune
 }
 
-// ucd parses the tables once, when the first tokenizer is made (2 ms).
+// ucd parses the tables once, when the first tokenizer is made (3 ms).
 var ucd = sync.OnceValue(func() *unicodeData {
 	u, err := parseUnicodeTables(unicodeTables)
 	if err != nil {
@@ -66,13 +79,19 @@ func parseUnicodeTables(text string) (*unicodeData, error) {
 	var classes pageBuilder[class]
 	var combining pageBuilder[uint8]
 	var lower, nfd, nfkd pageBuilder[uint16]
+	var clusters pageBuilder[clusterClass]
 	ranges := map[string]class{"space": classSpace, "removed": classRemoved, "chinese": classChinese, "mn": classMn,
-		"mark": classMark, "punctuation": classPunctuation, "word": classWord, "combining": classCombining}
+		"mark": classMark, "punctuation": classPunctuation, "word": classWord, "combining": classCombining,
+		"letter": classLetter, "number": classNumber, "marked": classMarked, "capital": classCapital, "small": classSmall}
+	clusterRanges := map[string]clusterClass{"control": clusterControl, "joining": clusterJoining, "prepend": clusterPrepend,
+		"extend": clusterExtend, "pictographic": clusterPictographic, "hangul_l": clusterL, "hangul_v": clusterV,
+		"hangul_t": clusterT, "consonant": clusterConsonant, "linker": clusterLinker, "conjunct": clusterConjunct}
 	mappings := map[string]struct {
 		class class
 		table *pageBuilder[uint16]
 	}{"lower": {classLower, &lower}, "nfd": {classNFD, &nfd}, "nfkd": {classNFKD, &nfkd}}
 
+	var composites []rune
 	section := ""
 	number := 0
 	for line := range strings.Lines(text) {
@@ -102,6 +121,9 @@ func parseUnicodeTables(text string) (*unicodeData, error) {
 				return nil, fmt.Errorf("line %d: %w", number, err)
 			}
 			classes.or(rune(lo), mapping.class)
+			if section == "nfd" {
+				composites = append(composites, rune(lo))
+			}
 			mapping.table.or(rune(lo), uint16(len(u.texts)))
 			u.texts = append(u.texts, runes)
 		case section == "compose":
@@ -123,16 +145,53 @@ func parseUnicodeTables(text string) (*unicodeData, error) {
 					combining.or(rune(r), uint8(k))
 				}
 			}
+		case clusterRanges[section] != 0:
+			for r := lo; r <= hi; r++ {
+				clusters.or(rune(r), clusterRanges[section])
+			}
 		default:
 			return nil, fmt.Errorf("line %d: unknown section %q", number, section)
 		}
 	}
 	for r := rune(hangulS); r < hangulS+hangulSs; r++ {
 		classes.or(r, classHangul)
+		if (r-hangulS)%hangulTs == 0 {
+			clusters.or(r, clusterLV)
+		} else {
+			clusters.or(r, clusterLVT)
+		}
 	}
-	u.class, u.combining = classes.build(), combining.build()
-	u.lower, u.nfd, u.nfkd = lower.build(), nfd.build(), nfkd.build()
+	for r := rune(0); r < utf8.RuneSelf; r++ {
+		if r < ' ' || r == 0x7F {
+			clusters.or(r, clusterControl)
+		}
+	}
+	u.combining = combining.build()
+	u.lower, u.nfd, u.nfkd, u.cluster = lower.build(), nfd.build(), nfkd.build(), clusters.build()
+	u.markJoining(&classes, composites)
 	return u, nil
+}
+
+// markJoining sets u.class, with what follows from the canonical decompositions, which composites have.
+func (u *unicodeData) markJoining(classes *pageBuilder[class], composites []rune) {
+	for pair := range u.compose {
+		classes.or(pair[1], classJoining)
+	}
+	for r := rune(hangulV); r < hangulV+hangulVs; r++ {
+		classes.or(r, classJoining)
+	}
+	for r := rune(hangulT + 1); r < hangulT+hangulTs; r++ {
+		classes.or(r, classJoining)
+	}
+	u.class = classes.build()
+	for _, r := range composites {
+		parts := u.texts[u.nfd.at(r)]
+		joined := u.recompose(slices.Clone(parts))
+		if len(joined) != 1 || joined[0] != r || u.class.at(parts[0])&(classJoining|classCombining) != 0 {
+			classes.or(r, classRewritten)
+		}
+	}
+	u.class = classes.build()
 }
 
 func parseRunes(text string) ([]rune, error) {
@@ -147,6 +206,32 @@ func parseRunes(text string) ([]rune, error) {
 	return runes, nil
 }
 
+// trimRight returns where the white space at the end of text begins.
+func (u *unicodeData) trimRight(text []byte) int {
+	end := len(text)
+	for end > 0 {
+		r, size := utf8.DecodeLastRune(text[:end])
+		if u.class.at(r)&classSpace == 0 {
+			break
+		}
+		end -= size
+	}
+	return end
+}
+
+// leadingSpace returns how many bytes of white space text begins with.
+func (u *unicodeData) leadingSpace(text []byte) int {
+	n := 0
+	for n < len(text) {
+		r, size := utf8.DecodeRune(text[n:])
+		if u.class.at(r)&classSpace == 0 {
+			break
+		}
+		n += size
+	}
+	return n
+}
+
 // pages is a table over all code points, in which equal pages of 256 are stored once.
 type pages[T comparable] struct {
 	index []uint16
@@ -155,7 +240,18 @@ type pages[T comparable] struct {
 
 func (p *pages[T]) at(r rune) T { return p.pages[p.index[r>>8]][r&0xff] }
 
-type pageBuilder[T ~uint8 | ~uint16] struct{ pages map[rune]*[256]T }
+// mapPages is the table of f of a table's values.
+func mapPages[T, U comparable](p pages[T], f func(T) U) pages[U] {
+	out := pages[U]{index: p.index, pages: make([][256]U, len(p.pages))}
+	for i := range p.pages {
+		for j, v := range p.pages[i] {
+			out.pages[i][j] = f(v)
+		}
+	}
+	return out
+}
+
+type pageBuilder[T ~uint8 | ~uint16 | ~uint32] struct{ pages map[rune]*[256]T }
 
 func (b *pageBuilder[T]) or(r rune, v T) {
 	page := b.pages[r>>8]

@@ -7,8 +7,11 @@ import (
 
 // model turns words into ids.
 type model interface {
-	// tokenize appends the ids of the words at spans to ids. It stops after the word with which len(ids) reaches limit.
-	tokenize(ids []int32, text []byte, spans []span, limit int) []int32
+	// tokenize appends the ids of the words at s.spans of s.text to ids. It stops after the word with which len(ids)
+	// reaches limit.
+	tokenize(ids []int32, s *scratch, limit int) []int32
+	// cut says whether a word may be cut where the text was (see edge).
+	cut(at edge) bool
 }
 
 // wordPiece cuts a word into the longest pieces the vocabulary has, from left to right, those after the first with the
@@ -40,10 +43,12 @@ func newWordPiece(vocab map[string]int32, unknown, prefix string, maxChars int) 
 	return &wordPiece{trie: t, continued: t.walk(t.root(), prefix), unknown: unknownID, maxChars: maxChars}, nil
 }
 
-func (m *wordPiece) tokenize(ids []int32, text []byte, spans []span, limit int) []int32 {
+func (m *wordPiece) cut(edge) bool { return false }
+
+func (m *wordPiece) tokenize(ids []int32, s *scratch, limit int) []int32 {
 	units := m.trie.units
-	for _, sp := range spans {
-		word := text[sp.start:sp.end]
+	for _, sp := range s.spans {
+		word := s.text[sp.start:sp.end]
 		if len(word) > m.maxChars && utf8.RuneCount(word) > m.maxChars {
 			ids = append(ids, m.unknown)
 		} else {

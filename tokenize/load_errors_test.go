@@ -1,0 +1,139 @@
+package tokenize
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// charsmapOf is a precompiled_charsmap of units and replacements.
+func charsmapOf(units []uint32, replacements string) string {
+	data := binary.LittleEndian.AppendUint32(nil, uint32(4*len(units)))
+	for _, unit := range units {
+		data = binary.LittleEndian.AppendUint32(data, unit)
+	}
+	return base64.StdEncoding.EncodeToString(append(data, replacements...))
+}
+
+// cyclicUnits is a double array in which each byte leads back to the root: as many paths as one likes.
+func cyclicUnits() []uint32 {
+	units := make([]uint32, 512)
+	units[0] = 256 << 10
+	for c := range uint32(256) {
+		units[256+c] = c<<10 | c // its children are at 256, too
+	}
+	return units
+}
+
+// TestComponentErrors sees what is said of components that this package doesn't have, or that contradict themselves.
+func TestComponentErrors(t *testing.T) {
+	const bpe = `"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}`
+	const unigram = `"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["a", -1.5]]}`
+	normalizer := func(json string) string { return `{"normalizer": ` + json + `, ` + bpe + `}` }
+	preTokenizer := func(json string) string { return `{"pre_tokenizer": ` + json + `, ` + bpe + `}` }
+	precompiled := func(charsmap string) string {
+		return normalizer(`{"type": "Precompiled", "precompiled_charsmap": "` + charsmap + `"}`)
+	}
+	model := func(json string) string { return `{"model": ` + json + `}` }
+	nested := func(kind, key string) string {
+		return strings.Repeat(`{"type": "Sequence", "`+key+`": [`, 20) + `{"type": "` + kind + `"}` + strings.Repeat(`]}`, 20)
+	}
+	const metaspaceFirst = `"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}, `
+	for _, c := range []struct {
+		file, want  string
+		unsupported bool
+	}{
+		{`{` + bpe + `}`, ``, false},
+		{`{` + unigram + `}`, ``, false},
+		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"a b"`, 1), ``, false},
+		{model(`{"vocab": {"a": 0}, "merges": []}`), ``, false}, // as RoBERTa's older files
+		{model(`{"unk_id": 0, "vocab": [["a", 0]]}`), ``, false},
+
+		{model(`{"type": "BPE", "vocab": {"a": 0}}`), `model: BPE needs vocab`, false},
+		{model(`{"type": "BPE", "vocab": [["a", 0]], "merges": []}`), `model: BPE needs vocab`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []}`), `vocab: tokens "a" and "b" have one id, 0`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}`), `merges: number 0 joins "a" and "b": token "ab" is not in the vocabulary`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0, "": 1}, "merges": [["a", ""]]}`), `merges: number 0 joins "a" and "": one is empty`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}`), `merges: number 0 is "a": want two tokens`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": ["a b c"]}`), `merges: number 0 is "a b c"`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [["a"]]}`), `merges: number 0: want a string, got ]`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b", "c"]]}`), `merges: number 0 has more than two`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": {}}`), `merges: want a list, got {}`, false},
+		{model(`{"type": "BPE", "vocab": {"a": "0"}, "merges": []}`), `vocab: token "a": want a number, got "0"`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}`), `vocab: token "a": id 4294967295 is not in 0 to`, false},
+		{model(`{"type": "BPE", "vocab": 7, "merges": []}`), `vocab: want tokens with ids`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1}`), `model: BPE's dropout "0.1"`, true},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [], "end_of_word_suffix": "</w>"}`), `model: BPE's end_of_word_suffix "</w>"`, true},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [], "continuing_subword_prefix": "##"}`), `BPE's continuing_subword_prefix "##"`, true},
+		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "u"}`), `the unknown token "u" is not in the vocabulary`, false},
+
+		{model(`{"type": "Unigram", "unk_id": 7, "vocab": [["a", 0]]}`), `model: unk_id 7 is not in the vocabulary of 1`, false},
+		{model(`{"type": "Unigram", "unk_id": -1, "vocab": [["a", 0]]}`), `unk_id -1 is not in`, false},
+		{model(`{"type": "Unigram", "vocab": [["a", 0]]}`), `model: Unigram's unk_id "null"`, true},
+		{model(`{"type": "Unigram", "unk_id": 0, "vocab": {"a": 0}}`), `Unigram needs vocab (a list`, false},
+		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", 1e999]]}`), `vocab: token "a": number 1e999 is out of range`, false},
+		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", 0, 1]]}`), `vocab: token "a" has more than a score`, false},
+		{model(`{"type": "Unigram", "unk_id": 0, "vocab": ["a"]}`), `vocab: entry 0: want a token and its score, got "a"`, false},
+
+		{normalizer(`{"type": "Strip", "strip_left": true}`), `Strip needs strip_left and strip_right`, false},
+		{normalizer(`{"type": "Prepend"}`), `Prepend needs prepend`, false},
+		{normalizer(`{"type": "Replace", "content": "x"}`), `Replace needs content and pattern`, false},
+		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": "a", "Regex": "b"}}`), `Replace needs content and pattern`, false},
+		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": ""}}`), `Replace pattern ""`, true},
+		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"Regex": "\\s+"}}`), `Replace regular expression "\\s+" is not supported yet (" {2,}" is)`, true},
+		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 30) + `{"type": "NFC"}]}`), `its parts could make 1.27e+19 bytes of one`, false},
+		{normalizer(nested("NFC", "normalizers")), `normalizer: more than 8 sequences in one another`, false},
+
+		{normalizer(`{"type": "Precompiled"}`), `Precompiled needs precompiled_charsmap`, false},
+		{precompiled("!"), `precompiled_charsmap: illegal base64`, false},
+		{precompiled("AAA="), `precompiled_charsmap has 2 bytes, less than a length`, false},
+		{precompiled("/////w=="), `precompiled_charsmap says that its trie has 4294967295 bytes; 0 follow`, false},
+		{precompiled(charsmapOf(nil, "x")), `precompiled_charsmap's trie is empty`, false},
+		{precompiled(charsmapOf([]uint32{0}, "\xff")), `precompiled_charsmap's replacements are not UTF-8`, false},
+		{precompiled(charsmapOf(cyclicUnits(), "")), `precompiled_charsmap's trie has more than 1048576 nodes`, false},
+		{precompiled(charsmapOf([]uint32{0, 1<<31 | 1<<8 | 1<<10 | 1}, "")), ``, false}, // a value where a label is wanted
+		{precompiled(charsmapOf([]uint32{0, 1<<8 | 900<<10 | 1}, "")), `precompiled_charsmap's key "\x01" has its value at unit 901 of 2`, false},
+		{precompiled(charsmapOf([]uint32{0, 1<<8 | 3<<10 | 1, 1<<31 | 9}, "abc")), `precompiled_charsmap's key "\x01" has its replacement at byte 9 of 3`, false},
+		{precompiled(charsmapOf([]uint32{0, 1<<8 | 3<<10 | 1, 1<<31 | 1}, "é")), `has its replacement at byte 1 of 2`, false},
+		{precompiled(charsmapOf([]uint32{0, 1<<8 | 3<<10 | 1, 1 << 31}, strings.Repeat("x", 300))), `has a replacement of 300 bytes, more than 256`, false},
+
+		{preTokenizer(`{"type": "ByteLevel"}`), `ByteLevel needs add_prefix_space`, false},
+		{preTokenizer(`{"type": "Metaspace"}`), `Metaspace needs replacement, one character`, false},
+		{preTokenizer(`{"type": "Metaspace", "replacement": "ab"}`), `Metaspace needs replacement, one character`, false},
+		{preTokenizer(`{"type": "Metaspace", "replacement": "_", "prepend_scheme": "last"}`), `Metaspace prepend_scheme "last"`, true},
+		{preTokenizer(`{"type": "Metaspace", "replacement": "_", "add_prefix_space": false}`), `contradict each other`, false},
+		{preTokenizer(`{"type": "Split", "behavior": "Isolated", "invert": false}`), `Split needs pattern`, false},
+		{preTokenizer(`{"type": "Split", "pattern": {"String": "a"}}`), `Split needs behavior and invert`, false},
+		{preTokenizer(`{"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": false}`), `Split pattern ""`, true},
+		{preTokenizer(`{"type": "Split", "pattern": {"Regex": "\\w+"}, "behavior": "Isolated", "invert": false}`), `Split regular expression "\\w+"`, true},
+		{preTokenizer(fmt.Sprintf(`{"type": "Split", "pattern": {"Regex": %q}, "behavior": "Removed", "invert": false}`, regexQwen)), `Split with a regular expression and behavior "Removed"`, true},
+		{preTokenizer(fmt.Sprintf(`{"type": "Split", "pattern": {"Regex": %q}, "behavior": "Removed", "invert": true}`, regexQwen)), ``, false},
+		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": true}, {"type": "Whitespace"}]}`), `Sequence with something after "ByteLevel"`, true},
+		{preTokenizer(nested("Whitespace", "pretokenizers")), `pre_tokenizer: more than 8 sequences in one another`, false},
+		{`{"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true}, ` + unigram + `}`, `model: ByteLevel with type "Unigram"`, true},
+		{`{` + metaspaceFirst + unigram + `}`, ``, false},
+		{`{"normalizer": {"type": "Strip", "strip_left": true, "strip_right": false}, ` + metaspaceFirst + unigram + `}`, `Metaspace prepend_scheme "first"`, true},
+		{`{"normalizer": {"type": "NFC"}, "added_tokens": [{"content": "a", "normalized": true}], ` + metaspaceFirst + unigram + `}`, `Metaspace prepend_scheme "first"`, true},
+
+		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1]}, ` + bpe + `}`, `RobertaProcessing needs sep and cls`, false},
+		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
+		{`{"post_processor": {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["s", 1], "cls": ["c", 2]}, {"type": "TemplateProcessing"}]}, ` + bpe + `}`, `Sequence with a second "TemplateProcessing"`, true},
+	} {
+		tok, err := parseTokenizerJSON([]byte(c.file))
+		if c.want == "" {
+			if err != nil {
+				t.Errorf("%.300s: %v", c.file, err)
+				continue
+			}
+			tok.Encode("a \x01b", 0)
+		} else if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.300s: %v\nwant %s", c.file, err, c.want)
+		}
+		if errors.Is(err, ErrUnsupported) != c.unsupported {
+			t.Errorf("%.300s: is ErrUnsupported: %v", c.file, !c.unsupported)
+		}
+	}
+}
