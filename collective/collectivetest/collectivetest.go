@@ -59,6 +59,8 @@ func Cases() []Case {
 		{Name: "Refused", Ends: true, Min: 2, run: testRefused},
 		{Name: "FailedStream", Ends: true, Min: 2, run: testFailedStream},
 		{Name: "Left", Ends: true, Min: 2, run: testLeft},
+		{Name: "LeftBefore", Ends: true, Min: 2, run: testLeftBefore},
+		{Name: "LeftExchange", Ends: true, Min: 2, run: testLeftExchange},
 	}
 }
 

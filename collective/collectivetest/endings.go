@@ -202,3 +202,28 @@ func testLeft(r *rank) {
 	}
 	r.fails(r.culprit(), "left")
 }
+
+// testLeftBefore and testLeftExchange: the others come when the rank has left already.
+func testLeftBefore(r *rank) {
+	r.meet()
+	if r.guilty() {
+		r.ok(r.Close(), "closing")
+		return
+	}
+	time.Sleep(100 * time.Millisecond)
+	r.fails(r.culprit(), "left")
+}
+
+func testLeftExchange(r *rank) {
+	r.meet()
+	if r.guilty() {
+		r.ok(r.Close(), "closing")
+		return
+	}
+	time.Sleep(100 * time.Millisecond)
+	start := time.Now()
+	_, err := r.Exchange(context.Background(), nil)
+	r.ended(err, r.culprit(), "left", "exchange")
+	r.within(start, Slack/2)
+	r.after(r.culprit(), "left")
+}

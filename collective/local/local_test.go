@@ -129,6 +129,46 @@ func TestMemoryAfterAbort(t *testing.T) {
 	}
 }
 
+// A meeting that is complete when a waiting rank's context ends has taken place, and leaves nothing to the next.
+func TestCancelledTooLate(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that both happen before the waiting rank runs
+	background := context.Background()
+	late := 0
+	for range 50 {
+		ws := local.New(2)
+		ctx, cancel := context.WithCancel(background)
+		first := make(chan error)
+		go func() {
+			_, err := ws[0].Exchange(ctx, nil)
+			first <- err
+		}()
+		time.Sleep(time.Millisecond) // it waits
+		cancel()
+		_, err := ws[1].Exchange(background, nil)
+		if (<-first == nil) != (err == nil) {
+			t.Fatal("one rank has met the other, which has not")
+		}
+		if err != nil {
+			continue
+		}
+		late++
+		go func() {
+			_, err := ws[0].Exchange(background, nil)
+			first <- err
+		}()
+		time.Sleep(time.Millisecond)
+		if _, err := ws[1].Exchange(background, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-first; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if late == 0 {
+		t.Error("it never happened")
+	}
+}
+
 func Example() {
 	err := local.Run(3, func(w collective.World) error {
 		d := ref.New()

@@ -37,7 +37,11 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if libraryFolder != "" {
+		os.RemoveAll(libraryFolder)
+	}
+	os.Exit(code)
 }
 
 func rank(w string) error {
@@ -163,13 +167,14 @@ func stuck(w collective.World) error {
 	return w.Err()
 }
 
+var libraryFolder string
+
 // library builds the test library.
-var library = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "testnccl")
-	if err != nil {
+var library = sync.OnceValues(func() (file string, err error) {
+	if libraryFolder, err = os.MkdirTemp("", "testnccl"); err != nil {
 		return "", err
 	}
-	file := filepath.Join(dir, "libtestnccl.so")
+	file = filepath.Join(libraryFolder, "libtestnccl.so")
 	out, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-pthread", "-Wall", "-Werror", "-o", file, "testlib/testnccl.c").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
