@@ -72,9 +72,11 @@ func (x *Run) tensors(s gpustage.Stream) ([]safetensors.Tensor, error) {
 		}
 		out = append(out, t)
 	}
-	prefix := m.Config.Family + "."
 	for _, n := range x.folder.Names() {
-		name := strings.TrimPrefix(n, prefix)
+		name := n
+		for _, prefix := range m.Config.Prefixes() {
+			name = strings.TrimPrefix(name, prefix)
+		}
 		if _, ok := m.Layout.Find(name); ok || !strings.HasPrefix(name, "pooler.") {
 			continue
 		}
