@@ -347,8 +347,8 @@ func TestBadInput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unigram := copyModel(t, at("unigram"))
-	put("unigram/tokenizer.json", []byte(`{"version":"1.0","model":{"type":"Unigram","vocab":[["a",0.0]]}}`))
+	levels := copyModel(t, at("levels"))
+	put("levels/tokenizer.json", []byte(`{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}`))
 	longer := copyModel(t, at("longer"))
 	truncated := copyModel(t, at("truncated"))
 	weights, err := os.ReadFile(filepath.Join(truncated, "model.safetensors"))
@@ -375,7 +375,7 @@ func TestBadInput(t *testing.T) {
 		{"wrong type", []string{"train.epochs=many"}, []string{"want a whole number"}},
 		{"not yet", []string{"model.kind=m3"}, []string{"not yet"}},
 		{"no model", []string{"model.path=" + at("nowhere")}, []string{"model.path", "nowhere"}},
-		{"unsupported tokenizer", []string{"model.path=" + unigram}, []string{"tokenizer.json", `model type "Unigram" is not supported yet`}},
+		{"unsupported tokenizer", []string{"model.path=" + levels}, []string{"tokenizer.json", `model type "WordLevel" is not supported yet`}},
 		{"truncated safetensors", []string{"model.path=" + truncated}, []string{"truncated", "model.safetensors"}},
 		{"too long", []string{"model.max_length=4000", "model.path=" + longer}, []string{"model.max_length", "4000 tokens", "48 positions"}},
 		{"batch too large", []string{"batch.global_size=1000"}, []string{"batch.global_size", "160", "1000"}},
