@@ -375,7 +375,7 @@ func TestBadInput(t *testing.T) {
 		{"wrong type", []string{"train.epochs=many"}, []string{"want a whole number"}},
 		{"not yet", []string{"model.kind=m3"}, []string{"not yet"}},
 		{"no model", []string{"model.path=" + at("nowhere")}, []string{"model.path", "nowhere"}},
-		{"unsupported tokenizer", []string{"model.path=" + levels}, []string{"tokenizer.json", `model type "WordLevel" is not supported yet`}},
+		{"unsupported tokenizer", []string{"model.path=" + levels}, []string{"tokenizer.json", `model: type "WordLevel" is not supported yet`}},
 		{"truncated safetensors", []string{"model.path=" + truncated}, []string{"truncated", "model.safetensors"}},
 		{"too long", []string{"model.max_length=4000", "model.path=" + longer}, []string{"model.max_length", "4000 tokens", "48 positions"}},
 		{"batch too large", []string{"batch.global_size=1000"}, []string{"batch.global_size", "160", "1000"}},

@@ -67,7 +67,7 @@ func TestParseRefuses(t *testing.T) {
 		"header not JSON":   header("{"),
 		"data too short":    header(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`),
 		"offsets and shape": append(header(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`), 0, 0, 0, 0),
-		"unknown type":      append(header(`{"a":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}}`), 0),
+		"unknown type":      append(header(`{"a":{"dtype":"F8_E4M3","shape":[0],"data_offsets":[0,0]}}`), 0),
 	} {
 		if _, err := parse(data); err == nil {
 			t.Errorf("%s: no error", name)
