@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,6 +64,22 @@ func BenchmarkFamilies(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkJoin joins the symbols of words of some lengths in both ways.
+func BenchmarkJoin(b *testing.B) {
+	merges, words := joinExamples(b)
+	for _, n := range []int{16, 32, 64, 200} {
+		for name, join := range map[string]func(*mergeTable, *merging) []int32{"pairs": (*mergeTable).joinShort, "heap": (*mergeTable).joinLong} {
+			b.Run(fmt.Sprintf("%d/%s", n, name), func(b *testing.B) {
+				var w merging
+				for b.Loop() {
+					w.ids = append(w.ids[:0], words[:n]...)
+					join(merges, &w)
+				}
+			})
+		}
 	}
 }
 

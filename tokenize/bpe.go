@@ -325,15 +325,21 @@ type pairMerge struct {
 	id   int32
 }
 
-// longWord is how many symbols are too many to look at each pair at each turn: from about there on a heap is faster.
-const longWord = 100
+// longWord is how many symbols are too many to look at each pair at each turn. BenchmarkJoin, without and with a heap: 16
+// symbols 0.25 and 0.37 us, 32 symbols 0.83 and 1.0, 64 symbols 2.4 and 2.0, 200 symbols 14 and 4.6.
+const longWord = 40
 
 // join joins w.ids and returns what is left of them.
 func (t *mergeTable) join(w *merging) []int32 {
-	ids := w.ids
-	if len(ids) > longWord {
+	if len(w.ids) > longWord {
 		return t.joinLong(w)
 	}
+	return t.joinShort(w)
+}
+
+// joinShort looks at all pairs at each turn.
+func (t *mergeTable) joinShort(w *merging) []int32 {
+	ids := w.ids
 	pairs := slices.Grow(w.pairs[:0], len(ids))
 	for i := 1; i < len(ids); i++ {
 		rank, id := t.find(ids[i-1], ids[i])

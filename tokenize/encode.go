@@ -23,9 +23,8 @@ type scratch struct {
 	text, spare       []byte
 	whole             []byte // the normalized text, while text is a stretch of it
 	spans, spareSpans []span
-	// Where text comes from: does it begin or end a piece between added tokens (else it's a chunk of one), and does it
-	// begin the whole input?
-	first, last, start bool
+	// Does text begin a piece between added tokens, or is it a later chunk of one? Does it begin the whole input?
+	first, start bool
 
 	runes        []rune
 	ids, pairIDs []int32
@@ -68,7 +67,7 @@ func (r *run) piece(text []byte, start bool) bool {
 		if r.chunk > 0 {
 			n = chunkEnd(text, r.chunk)
 		}
-		r.s.first, r.s.last, r.s.start = first, n == len(text), first && start
+		r.s.first, r.s.start = first, first && start
 		r.s.text = append(r.s.text[:0], text[:n]...)
 		text = text[n:]
 		if r.normalizer != nil {

@@ -9,8 +9,10 @@ import (
 	"errors"
 	"iter"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -158,5 +160,70 @@ func TestScores(t *testing.T) {
 	}
 	if len(all) < 200 || nearest == len(all) {
 		t.Errorf("of %d numbers all are the nearest ones: this tests nothing", len(all))
+	}
+}
+
+// TestSaveFamily: the file comes back byte for byte.
+func TestSaveFamily(t *testing.T) {
+	for row := range familyRows(t, "families.jsonl.gz") {
+		from, to := t.TempDir(), t.TempDir()
+		if err := os.WriteFile(filepath.Join(from, fileTokenizer), row.File, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		tok, err := Load(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tok.Save(to); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(filepath.Join(to, fileTokenizer))
+		if err != nil || !bytes.Equal(got, row.File) {
+			t.Errorf("%s: saved %d bytes of %d (%v)", row.Name, len(got), len(row.File), err)
+		}
+		if again, err := Load(to); err != nil || again.Hash() != tok.Hash() {
+			t.Errorf("%s: loaded again: %v", row.Name, err)
+		}
+	}
+}
+
+// joinExamples are a byte-level model's merges, and the symbols of a text that they join much of.
+func joinExamples(t testing.TB) (*mergeTable, []int32) {
+	for row := range familyRows(t, "families.jsonl.gz") {
+		if row.Name != "llama3" {
+			continue
+		}
+		tok, err := parseTokenizerJSON(row.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := tok.model.(*bpe)
+		return &m.merges, m.symbols(nil, []byte(strings.Repeat("thereturnerroronfunctionsandstrings", 20)))
+	}
+	t.Fatal("no llama3 in families.jsonl.gz")
+	return nil, nil
+}
+
+// TestJoin: the heap joins what looking at all pairs does.
+func TestJoin(t *testing.T) {
+	merges, symbols := joinExamples(t)
+	rng := rand.New(rand.NewPCG(3, 3))
+	var short, long merging
+	joined := 0
+	for range 3000 {
+		from := rng.IntN(len(symbols))
+		word := slices.Clone(symbols[from:min(len(symbols), from+1+rng.IntN(120))])
+		for range rng.IntN(4) {
+			word[rng.IntN(len(word))] = symbols[rng.IntN(len(symbols))]
+		}
+		short.ids, long.ids = append(short.ids[:0], word...), append(long.ids[:0], word...)
+		want, got := merges.joinShort(&short), merges.joinLong(&long)
+		if !slices.Equal(got, want) {
+			t.Fatalf("%v become %v, with a heap %v", word, want, got)
+		}
+		joined += len(word) - len(want)
+	}
+	if joined < 1000 {
+		t.Errorf("only %d symbols were joined", joined)
 	}
 }

@@ -200,7 +200,7 @@ func assemble(u *unicodeData, p pipeline, added []addedToken) (*Tokenizer, error
 			continue
 		}
 		if t.normalizer != nil {
-			s := &scratch{text: []byte(token.Content), first: true, last: true}
+			s := &scratch{text: []byte(token.Content), first: true}
 			t.normalizer.normalize(s)
 			token.normal = string(s.text)
 		}

@@ -25,8 +25,8 @@ const (
 
 // Load reads the tokenizer of a model folder: tokenizer.json, or if there is none vocab.txt with what
 // tokenizer_config.json says beside it (do_lower_case, strip_accents, tokenize_chinese_chars, the names of the special
-// tokens, added tokens), as transformers' BertTokenizer does. Other kinds of tokenizer are an error that wraps
-// ErrUnsupported; errors name the file and where in it.
+// tokens, added tokens), as transformers' BertTokenizer does. A tokenizer with a part that this package doesn't have is an
+// error that wraps ErrUnsupported and names it; errors name the file and where in it.
 func Load(dir string) (*Tokenizer, error) {
 	files := map[string][]byte{}
 	for _, name := range []string{fileTokenizer, fileVocab, fileConfig, fileSpecials, fileAdded} {

@@ -231,7 +231,7 @@ type strip struct {
 
 func (n strip) normalize(s *scratch) {
 	text := s.text
-	if n.right && s.last {
+	if n.right {
 		text = text[:n.u.trimRight(text)]
 	}
 	if n.left && s.first {
@@ -242,7 +242,7 @@ func (n strip) normalize(s *scratch) {
 	}
 }
 
-// cut: what is before it doesn't end in white space, so that no run of it reaches across.
+// cut: what is before it doesn't end in white space; so none is stripped there, and no run of it reaches across.
 func (n strip) cut(at edge) edge { return at }
 
 // replaceText replaces each occurrence of a text that isn't empty.

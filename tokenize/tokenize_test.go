@@ -21,23 +21,40 @@ func goldenTexts(t testing.TB) []string {
 
 // TestTruncation compares truncated ids with the untruncated ones' beginning, over texts longer than a chunk too.
 func TestTruncation(t *testing.T) {
-	tok := load(t, "uncased")
+	tokenizers := []*Tokenizer{load(t, "uncased")}
+	for row := range familyRows(t, "families.jsonl.gz") {
+		tok, err := parseTokenizerJSON(row.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if single := tok.template.single; len(single) == 3 && len(single[0].ids) == 1 && len(single[2].ids) == 1 { // [CLS] A [SEP]
+			tokenizers = append(tokenizers, tok)
+		}
+	}
+	if len(tokenizers) < 8 {
+		t.Errorf("only %d tokenizers", len(tokenizers))
+	}
 	texts := goldenTexts(t)
 	for i := 0; i+40 <= len(texts); i += 40 {
 		texts = append(texts, strings.Join(texts[i:i+40], " "))
 	}
-	sep, _ := tok.ID("[SEP]")
-	for _, text := range texts[2500:] {
-		full := tok.Encode(text, 0)
-		for _, maxLen := range []int{1, 2, 3, 7, 128, len(full) - 1, len(full), len(full) + 1} {
-			want := full
-			if len(full) > maxLen {
-				want = append(slices.Clone(full[:max(maxLen-1, 1)]), sep)[:max(maxLen, 1)]
-			}
-			got, truncated := tok.Append(nil, text, maxLen)
-			checkIDs(t, tok, text, got, want)
-			if truncated != (len(full) > maxLen && len(full) > 2) {
-				t.Errorf("%+q to %d of %d: truncated is %v", text, maxLen, len(full), truncated)
+	for i, tok := range tokenizers {
+		texts := texts[2500:]
+		if i > 0 {
+			texts = texts[len(texts)-100:]
+		}
+		for _, text := range texts {
+			full := tok.Encode(text, 0)
+			for _, maxLen := range []int{1, 2, 3, 7, 128, len(full) - 1, len(full), len(full) + 1} {
+				want := full
+				if len(full) > maxLen {
+					want = append(slices.Clone(full[:max(maxLen-1, 1)]), full[len(full)-1])[:max(maxLen, 1)]
+				}
+				got, truncated := tok.Append(nil, text, maxLen)
+				checkIDs(t, tok, text, got, want)
+				if truncated != (len(full) > maxLen && len(full) > 2) {
+					t.Errorf("%+q to %d of %d: truncated is %v", text, maxLen, len(full), truncated)
+				}
 			}
 		}
 	}

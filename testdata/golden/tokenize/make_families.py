@@ -33,6 +33,7 @@ parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--lines", type=int, default=80)
 parser.add_argument("--variants", type=int, default=140)
 args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
 rng = random.Random(args.seed)
 
 
@@ -118,7 +119,7 @@ def family_rows():
     for name, regex in families.REGEXES.items():
         yield bytes_row(name, None, families.sequence("Sequence", "pretokenizers", families.regex_split(regex), prefix), model, dense(SPLIT, 250))
     ones = families.precompiled(charsmap({c: "1" for c in clusters.HARD}))  # how many tells where clusters end
-    yield bytes_row("clusters", ones, prefix, model, dense(clusters.HARD, 300))
+    yield bytes_row("clusters", ones, prefix, model, dense(clusters.HARD + clusters.TEXTS, 300))
 
 
 def charsmap(rules):
@@ -210,7 +211,9 @@ def random_rules():
     return rules | {"\r\n": " ", "e\u0301": "é", "é": "a", "©\u200d": "c"}
 
 
-NORMALIZERS = [families.precompiled(charsmap(random_rules())) for _ in range(6)]
+# The last ones leave ASCII alone, but for clusters of it.
+NORMALIZERS = [families.precompiled(charsmap(rules)) for rules in [random_rules() for _ in range(6)]
+               + [{"é": " x", "\x01": "", " \u0301": "y"}, {"é": "", "\u0600a": "b "}, {"\u0301": "", "中": "  "}]]
 
 
 def normalizer(depth=0):
@@ -266,7 +269,7 @@ def variants():
         byte_level = kind in (0, 1)
         model = bpe_model(byte_level) if kind < 3 else unigram_model()
         tokens = list(model["vocab"]) if kind < 3 else [t for t, _ in model["vocab"]]
-        contents = rng.sample([t for t in tokens if t] + ["<s>", "ab", " a", "a ", "▁a", "  ", "fi", "b\n"], rng.choice([0, 0, 1, 3]))
+        contents = rng.sample([t for t in tokens if t] + ["<s>", "ab", " a", " a", "a ", "a b", "▁a", "  ", "fi", "b\n"], rng.choice([0, 0, 1, 3]))
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
         file = {"version": "1.0", "truncation": None, "padding": None,
                 "added_tokens": [{"id": 0, "content": c, **{flag: rng.random() < 0.3 for flag in flags}} for c in dict.fromkeys(contents)],
@@ -276,6 +279,13 @@ def variants():
             file["normalizer"] = families.replace({"String": " "}, "▁")
             file["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "invert": rng.random() < 0.5,
                                      "behavior": rng.choice(["Removed", "Isolated", "MergedWithPrevious"])}
+            if kind == 2:
+                model |= {"unk_token": "<unk>", "ignore_merges": False}
+        if count % 10 == 2:
+            for token in file["added_tokens"]:
+                token.update(normalized=True, single_word=True)
+        if count % 10 == 3:
+            file["normalizer"] = families.replace({"Regex": " {2,}"}, "▁")
         if count % 10 == 1:
             file["normalizer"], file["pre_tokenizer"] = None, families.metaspace("first", rng.random() < 0.5)
             for token in file["added_tokens"]:

@@ -6,6 +6,8 @@ import struct
 HARD = ["a", "a", "\r", "\n", "\x01", "\u0301", "\u0301", "\u200D", "\u200D", "\u00A9", "\u00A9", "\U0001F600", "\u0600", "\u0D4E",
         "\u0903", "\u0E33", "\u1100", "\u1161", "\u11A8", "\uAC00", "\uAC01", "\u0915", "\u0915", "\u094D", "\u094D", "\u093C", "\u09CD",
         "\U0001F1E6", "\u200B", "\U00016D67", "\U000E0001", "\U0001F3FB"]
+# What of it depends on more than two neighbours.
+TEXTS = ["\u0915\u094D\u0915\u0301", "\u0915\u093C\u094D\u0915\u0301", "\u00A9\u0301\u200D\u00A9\u0301", "\u1100\u1161\u11A8\u0301", "\u0600a"]
 
 
 def everything_is_one():
