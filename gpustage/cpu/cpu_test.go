@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -46,7 +47,7 @@ func TestAttention64(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	run := func(dev gpustage.Device) []float64 {
+	run := func(dev gpustage.Device) (all, bias []float64) {
 		s, _ := dev.OpenStream()
 		tensor := func(dt gpustage.DType, rows, cols int) gpustage.Tensor {
 			x, err := gpustage.NewTensor(dev, dt, rows, cols)
@@ -70,15 +71,24 @@ func TestAttention64(t *testing.T) {
 		copy(gpustage.Slice[uint64](keys), []uint64{7, 8, 9})
 		q := gpustage.Sequences{Rows: 3, Tokens: 12, MaxLen: 6, Cu: cu, Row: row, Pos: pos, Keys: keys}
 		o := gpustage.Attention{Seqs: q, Heads: 4, KVHeads: 2, HeadDim: 3, Scale: 0.5, Causal: true, Dropout: gpustage.Dropout{P: 0.3, Seqs: q, Layer: 1, Site: gpustage.SiteAttention}}
+		o.SoftCap, o.Bias, o.DBias = 2, normal(7, 4), tensor(gpustage.F64, 7, 4)
 		x, ctx, lse, d, dctx := normal(12, 24), tensor(gpustage.F64, 12, 12), tensor(gpustage.F64, 4, 12), tensor(gpustage.F64, 12, 24), normal(12, 12)
 		s.Attention(ctx, lse, x.Columns(0, 12), x.Columns(12, 18), x.Columns(18, 24), o)
 		s.AttentionBackward(d.Columns(0, 12), d.Columns(12, 18), d.Columns(18, 24), dctx, ctx, lse, x.Columns(0, 12), x.Columns(12, 18), x.Columns(18, 24), o)
 		if err := s.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		return append(append(append([]float64(nil), gpustage.Slice[float64](ctx)...), gpustage.Slice[float64](lse)...), gpustage.Slice[float64](d)...)
+		bias = slices.Clone(gpustage.Slice[float64](o.DBias))
+		return slices.Concat(gpustage.Slice[float64](ctx), gpustage.Slice[float64](lse), gpustage.Slice[float64](d)), bias
 	}
-	if got, want := run(d), run(ref.New()); !slices.Equal(got, want) {
+	got, gotBias := run(d)
+	want, wantBias := run(ref.New())
+	if !slices.Equal(got, want) {
 		t.Error("they differ")
+	}
+	for i, w := range wantBias { // summed over sequences, which ref does not round on the way
+		if math.Abs(gotBias[i]-w) > 1e-14 {
+			t.Errorf("the bias's gradient %d is %v, want %v", i, gotBias[i], w)
+		}
 	}
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // What newer architectures have where BERT has layer norms, activations and position embeddings. Each is a few of vec's passes over a
-// row, or a piece of one, that stays in the first-level cache.
+// row, or a piece of one, that stays in the first-level cache. Fusing them further is not worth it: in a training step of Qwen3's
+// shape (4 layers of 512, 2,048 tokens, AVX2, one thread) RMSNorm takes 2.3 % of the time, Gate 1.8 %, Rotary 0.6 %, products 88 %.
 
 // RMSNorm normalizes groups of features.
 func (s *Stream) RMSNorm(y, rstd, x, gamma gpustage.Tensor, eps, offset float64) {

@@ -126,6 +126,22 @@ func TestConfigDType(t *testing.T) {
 	}
 }
 
+// Families that do not call it hidden_size have a dimension all the same.
+func TestPoolingDimension(t *testing.T) {
+	f := open(t, golden+"st6")
+	for _, key := range []string{"hidden_size", "dim", "n_embd"} {
+		s := specOf(t, f)
+		s.Config, s.Pooling.Dimension = []byte(`{"model_type": "x", "`+key+`": 16}`), 0
+		dir := filepath.Join(t.TempDir(), "m")
+		if err := Save(dir, s); err != nil {
+			t.Fatal(err)
+		}
+		if got := open(t, dir).Pooling.Dimension; got != 16 {
+			t.Errorf("%s: dimension %d", key, got)
+		}
+	}
+}
+
 func TestSaveErrors(t *testing.T) {
 	f := open(t, golden+"st6")
 	boom := errors.New("boom")

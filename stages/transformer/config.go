@@ -167,6 +167,8 @@ func (c Config) check() error {
 		}
 	}
 	switch {
+	case c.Layers > 10000:
+		return bad("num_hidden_layers", "%d", c.Layers)
 	case c.MaxPositions < 1:
 		return bad("max_position_embeddings", "%d, of which padding takes %d", c.MaxPositions+c.PadPositions, c.PadPositions)
 	case c.TypeVocab < 0 || c.TypeVocab == 0 && f.names.kind != "" && !f.names.optionalKind:
@@ -183,6 +185,11 @@ func (c Config) check() error {
 	for key, p := range map[string]float64{"hidden_dropout_prob": c.HiddenDropout, "attention_probs_dropout_prob": c.AttentionDropout} {
 		if p < 0 || p >= 1 {
 			return bad(key, "%v, want at least 0 and less than 1", p)
+		}
+	}
+	for key, v := range map[string]float64{"layer_norm_eps": c.NormEps, "query_pre_attn_scalar": c.QueryScale, "attn_logit_softcapping": c.SoftCap} {
+		if v < 0 || v-v != 0 {
+			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", key, v)
 		}
 	}
 	for _, r := range []*Rotary{c.Rotary, c.LocalRotary} {
@@ -240,7 +247,7 @@ func (c *Config) hiddenDropouts(key string, embeddings float64, otherKey string,
 // localLayers makes layers local: those that layer_types says, or where it is nil those of which usual is true. window is
 // sliding_window, nil if there is none.
 func (c *Config) localLayers(types []string, window *int, usual func(layer int) bool) error {
-	if c.Layers < 0 || c.Layers > 1<<20 {
+	if c.Layers < 0 || c.Layers > 10000 {
 		return nil // check will say so
 	}
 	if types != nil && len(types) != c.Layers {

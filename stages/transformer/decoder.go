@@ -1,9 +1,6 @@
 package transformer
 
-import (
-	"encoding/json"
-	"fmt"
-)
+import "encoding/json"
 
 // Decoders as embedding models: Llama and what came after it are one architecture with small differences, which their own
 // files have. What they share: pre-norm with RMS norms, rotary positions, grouped heads, a gated feed-forward layer, a final
@@ -86,9 +83,6 @@ func (d decoderConfig) config() (Config, error) {
 
 // oneRotary is for families in which all layers turn alike.
 func (d decoderConfig) oneRotary(c *Config, theta float64) (err error) {
-	if or(d.Partial, 1) != 1 {
-		return fmt.Errorf("partial_rotary_factor %v is %w in this family", *d.Partial, ErrUnsupported)
-	}
 	if c.Heads < 1 {
 		return nil // check will say so
 	}

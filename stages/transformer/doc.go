@@ -1,8 +1,8 @@
 // Package transformer is the encoder: configuration, parameters, forward and backward, pooling.
 //
-// There is one implementation, driven by a [Config]; a family (BERT so far) maps Hugging Face's configuration and tensor
-// names onto it. Forward and backward are written by hand over package gpustage's ops, backward under forward, so the same code
-// runs on every device and in f64 for verification.
+// There is one implementation, driven by a [Config]; a family maps Hugging Face's configuration and tensor names onto it. Forward
+// and backward are written by hand over package gpustage's ops, backward under forward, so the same code runs on every device
+// and in f64 for verification.
 //
 // # What a pass does
 //
@@ -11,6 +11,25 @@
 // without, a layer's are gone when the next one starts. Both run the same ops on the same shapes, so an embedding, a kept one
 // and a replayed one have the same bits. Activation checkpointing keeps the input of every k-th layer only and computes the
 // layers between again during the backward pass.
+//
+// # Families
+//
+// A layer is two halves, attention and feed-forward, each y = sum(x + out(branch(in(x)))), where in, out and sum are norms that a
+// family has or has not. Everything else is numbers and switches of Config: grouped heads, causal or windowed attention, rotary or
+// learned positions or a relative bias, gates, caps, scales, biases.
+//
+// To add a family, write one file: register its model_type with a function from config.json to Config, the names of its
+// tensors by their roles, and where it drops. eurobert.go is 20 lines. What Config has no word for is an error that names the key,
+// never something else computed. Then let testdata/golden/families/make.py make one golden, a small random model with
+// what transformers computes of it: the tests find it, and check hidden states, every parameter's gradient, replay, memory and
+// spans. testdata/peers/families.py compares with sentence-transformers, texts and all.
+//
+// # Positions
+//
+// Angles of rotary positions are computed in float64 and rounded once. In transformers they are float32 throughout, which is off by
+// 1e-4 radians or so at thousands of tokens; the difference shows in the last digits of embeddings. Scaling variants that depend
+// on the length look at each text alone, where transformers looks at the longest of the batch. More tokens than a model was trained
+// for are refused.
 //
 // # What is kept
 //

@@ -19,8 +19,47 @@ import (
 )
 
 // familyGoldens are the folders of testdata/golden/families: every family but BERT, which has goldens of its own.
-var familyGoldens = []string{
-	"distilbert", "gemma2", "gemma3", "gte", "llama", "mistral", "modernbert", "mpnet", "nomic-bert", "qwen2", "qwen3", "roberta",
+func familyGoldens(t testing.TB) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(goldens.Path(t, "families"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// No family is without a golden, of its own or as a variant of another's.
+func TestEveryFamilyHasAGolden(t *testing.T) {
+	seen := map[string]bool{"bert": true, "new": true} // "new" is how the hub calls what transformers calls "gte"
+	see := func(config []byte) {
+		c, err := ParseConfig(config)
+		if err != nil {
+			t.Error(err)
+		}
+		seen[c.Family] = true
+	}
+	for _, name := range familyGoldens(t) {
+		config, err := os.ReadFile(filepath.Join(goldens.Path(t, "families/"+name), "config.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		see(config)
+		var meta familyMeta
+		goldens.Load(t, "families/"+name).Meta(t, &meta)
+		for _, v := range meta.Variants {
+			see(v)
+		}
+	}
+	for _, f := range Families() {
+		if !seen[f] {
+			t.Errorf("%s has none", f)
+		}
+	}
 }
 
 type familyMeta struct {
@@ -104,7 +143,7 @@ func TestFamilies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer fast.Close()
-	for _, name := range familyGoldens {
+	for _, name := range familyGoldens(t) {
 		g := goldens.Load(t, "families/"+name)
 		var meta familyMeta
 		g.Meta(t, &meta)
@@ -171,7 +210,7 @@ func TestFamilies(t *testing.T) {
 // Every family's replayed passes have the same bits, and so has activation checkpointing, dropout included; dropout does
 // something at each of its places; and the arena's predictions hold.
 func TestFamiliesBitEqual(t *testing.T) {
-	for _, name := range familyGoldens {
+	for _, name := range familyGoldens(t) {
 		t.Run(name, func(t *testing.T) {
 			d := ref.New()
 			g := goldens.Load(t, "families/"+name)
@@ -366,7 +405,8 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"qwen3","num_key_value_heads":5}`:                                                       "num_attention_heads 32 is not a multiple of num_key_value_heads 5",
 		`{"model_type":"qwen3","head_dim":0,"hidden_size":30}`:                                                 "0 features of a head are turned",
 		`{"model_type":"qwen2","rope_scaling":{"type":"mrope","mrope_section":[1]}}`:                           `rotary positions of type "mrope" are not supported (supported: default`,
-		`{"model_type":"llama","partial_rotary_factor":0.5}`:                                                   "partial_rotary_factor 0.5 is not supported",
+		`{"model_type":"llama","partial_rotary_factor":0.5}`:                                                   `partial_rotary_factor "0.5" is not supported`,
+		`{"model_type":"gemma3_text","rope_parameters":{"full_attention":{"partial_rotary_factor":0.25}}}`:     `partial_rotary_factor "0.25" is not supported`,
 		`{"model_type":"llama","rope_scaling":{"rope_type":"llama3","factor":8}}`:                              "want low_freq_factor below high_freq_factor",
 		`{"model_type":"llama","rope_scaling":{"rope_type":"linear"}}`:                                         "factor is 0, want at least 1",
 		`{"model_type":"llama","rope_theta":0}`:                                                                "rope_theta is 0",
@@ -378,6 +418,8 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"mistral","sliding_window":1}`:                                                          "see 0 tokens on each side",
 		`{"model_type":"gemma2","use_bidirectional_attention":true}`:                                           `use_bidirectional_attention "true" is not supported`,
 		`{"model_type":"gemma3_text","hidden_activation":"mish"}`:                                              `hidden_activation "mish" is not supported`,
+		`{"model_type":"gemma2","query_pre_attn_scalar":0}`:                                                    "query_pre_attn_scalar gives +Inf",
+		`{"model_type":"gemma2","attn_logit_softcapping":-1}`:                                                  "attn_logit_softcapping gives -1",
 		`{"model_type":"nomic_bert","num_experts":8}`:                                                          "num_experts is not supported",
 		`{"model_type":"nomic_bert","activation_function":"gelu"}`:                                             `activation_function "gelu" is not supported`,
 		`{"model_type":"new","position_embedding_type":"absolute"}`:                                            `position_embedding_type "absolute" is not supported`,
@@ -429,6 +471,17 @@ func TestHubConfigs(t *testing.T) {
 	}
 }
 
+// Of heads of 64 half of the features turned are 16 pairs.
+func TestPartlyTurned(t *testing.T) {
+	c, err := ParseConfig([]byte(`{"model_type":"nomic_bert","rotary_emb_fraction":0.5}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := c.Rotary.Frequencies; len(f) != 16 || math.Abs(f[8]-math.Pow(1000, -0.5)) > 1e-15 {
+		t.Errorf("frequencies %v", f)
+	}
+}
+
 func TestFamilyInit(t *testing.T) {
 	m, s := loadFamily(t, "gemma3", nil, ref.New(), Options{})
 	if err := m.Init(s, 1); err != nil {
@@ -447,7 +500,7 @@ func TestFamilyInit(t *testing.T) {
 
 // Layers lie one after the other, and what is outside of them, but for the word embeddings, in one piece before them.
 func TestSpans(t *testing.T) {
-	for _, name := range familyGoldens {
+	for _, name := range familyGoldens(t) {
 		m, _ := loadFamily(t, name, nil, ref.New(), Options{})
 		at := m.Layout.Word().Len()
 		if w := m.Layout.Word(); w.Off != 0 || w.Rows != m.Config.Vocab {
@@ -470,4 +523,36 @@ func TestSpans(t *testing.T) {
 			t.Errorf("%s: %d parameters of %d are in layers", name, at, m.Layout.Len)
 		}
 	}
+}
+
+// Whatever config.json says, ParseConfig gives a model that can be laid out, or an error.
+func FuzzParseConfig(f *testing.F) {
+	for _, name := range familyGoldens(f) {
+		config, err := os.ReadFile(filepath.Join(goldens.Path(f, "families/"+name), "config.json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(config)
+	}
+	f.Add([]byte(`{"model_type":"qwen3","rope_scaling":{"type":"yarn","factor":1e300}}`))
+	f.Add([]byte(`{"model_type":"nomic_bert","n_head":-1,"rotary_emb_fraction":2}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := ParseConfig(raw)
+		if err != nil {
+			return
+		}
+		if l := c.layout(); l.Len < 1 || len(l.Params) < c.Layers {
+			t.Errorf("%d parameters of %d layers", l.Len, c.Layers)
+		}
+		for l := range c.Layers {
+			if r := c.rotary(l); r != nil && (len(r.Frequencies) == 0 || 2*len(r.Frequencies) > c.HeadDim()) {
+				t.Errorf("%d frequencies for heads of %d", len(r.Frequencies), c.HeadDim())
+			}
+			for _, x := range []float64{c.QueryScale, c.EmbedScale, c.SoftCap} {
+				if x-x != 0 || x < 0 {
+					t.Errorf("a scale of %v", x)
+				}
+			}
+		}
+	})
 }

@@ -1,12 +1,6 @@
 package transformer
 
-import (
-	"math"
-
-	"contraflow/gpustage"
-)
-
-func attentionScale(dim int) float64 { return 1 / math.Sqrt(float64(dim)) }
+import "contraflow/gpustage"
 
 // Memory is what a sub-batch takes of an arena, in bytes.
 type Memory struct {

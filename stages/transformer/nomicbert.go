@@ -100,11 +100,9 @@ func parseNomicBERT(raw []byte) (Config, error) {
 			out.NoBias |= part
 		}
 	}
-	if c.Partial == nil {
-		c.Partial = c.RotaryFraction
-	}
 	if out.Heads > 0 {
-		out.Rotary, out.MaxPositions, err = c.one(out.HeadDim(), or(c.RotaryBase, 1000), or(first(c.Trained, c.MaxPositions), 2048))
+		turned := int(float64(out.HeadDim()) * or(c.RotaryFraction, 1))
+		out.Rotary, out.MaxPositions, err = c.one(turned, or(c.RotaryBase, 1000), or(first(c.Trained, c.MaxPositions), 2048))
 	}
 	return out, err
 }

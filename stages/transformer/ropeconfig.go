@@ -45,8 +45,8 @@ type perLayerType struct {
 
 func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// one gives the rotary positions of a model with one kind of them, for heads of dim features, and how many tokens they are good
-// for. theta is for configurations that don't say.
+// one gives the rotary positions of a model with one kind of them, which turn dim features of each head, and how many tokens they
+// are good for. theta is for configurations that don't say.
 func (c ropeConfig) one(dim int, theta float64, maxPositions int) (*Rotary, int, error) {
 	var p ropeParameters
 	from := c.Parameters
@@ -66,7 +66,9 @@ func (c ropeConfig) one(dim int, theta float64, maxPositions int) (*Rotary, int,
 		theta = *c.Theta
 	}
 	p.OriginalMax = first(c.OriginalMax, p.OriginalMax)
-	p.Partial = first(p.Partial, c.Partial)
+	if err := unturned(first(p.Partial, c.Partial)); err != nil {
+		return nil, 0, err
+	}
 	return p.rotary(dim, theta, maxPositions)
 }
 
@@ -83,6 +85,9 @@ func (c ropeConfig) two(dim int, theta, localTheta float64, maxPositions int, sc
 		if *x == nil {
 			*x = &ropeParameters{}
 		}
+		if err := unturned(first((*x).Partial, c.Partial)); err != nil {
+			return nil, nil, 0, err
+		}
 		if !absent(c.Scaling) && (x == &p.Full || scaledLocal) {
 			if err := json.Unmarshal(c.Scaling, *x); err != nil {
 				return nil, nil, 0, fmt.Errorf("rope_scaling: %w", err)
@@ -96,6 +101,15 @@ func (c ropeConfig) two(dim int, theta, localTheta float64, maxPositions int, sc
 		return nil, nil, 0, fmt.Errorf("sliding_attention: %w", err)
 	}
 	return global, local, longest, nil
+}
+
+// unturned refuses partial_rotary_factor: in these families transformers reads it for some types of rotary positions and not for
+// others.
+func unturned(partial *float64) error {
+	if or(partial, 1) != 1 {
+		return unsupported("partial_rotary_factor", fmt.Sprint(*partial))
+	}
+	return nil
 }
 
 func first[T any](values ...*T) *T {
@@ -114,11 +128,10 @@ func or[T any](v *T, def T) T {
 	return *v
 }
 
-// rotary computes the frequencies for heads of dim features, and how many positions they are good for, as transformers does
+// rotary computes the frequencies for dim features, and how many positions they are good for, as transformers does
 // (modeling_rope_utils.py), but in float64.
 func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotary, int, error) {
 	theta = or(p.Theta, theta)
-	dim = int(float64(dim) * or(p.Partial, 1))
 	kind := p.Type
 	if kind == "" {
 		kind = p.OldType
@@ -137,7 +150,7 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 	switch {
 	case theta <= 0 || math.IsInf(theta, 0) || theta != theta:
 		return bad("rope_theta is %v", theta)
-	case dim < 2 || dim%2 != 0:
+	case dim < 2 || dim%2 != 0 || dim > 1<<16:
 		return bad("%d features of a head are turned, want an even number", dim)
 	case needsFactor && factor < 1 || factor < 0:
 		return bad("factor is %v, want at least 1", factor)

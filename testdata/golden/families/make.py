@@ -111,6 +111,7 @@ FAMILIES = {
                          "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
         },
     ),
+    "eurobert": dict(config="EuroBertConfig", args={**DECODER, "mask_token_id": 3}, pooling="mean", dtype=torch.bfloat16),
 }  # fmt: skip
 
 

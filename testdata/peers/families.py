@@ -1,0 +1,170 @@
+"""Checks every family of models both ways against sentence-transformers: a random model with a tokenizer of the family's kind,
+
+1. as sentence-transformers saves it, embeds texts in contraflow as it does there;
+2. after a few training steps in contraflow, as contraflow saves it, loads in sentence-transformers and embeds as in contraflow.
+
+    python testdata/peers/families.py CONTRAFLOW [FAMILY ...]
+
+Prints a table. Exits with 1 if a cosine is 0.99999 or less, or training changed nothing. Needs sentence-transformers (6.2 was used),
+transformers 5.23, pyarrow, and what tokenize/families.py needs.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "tokenize"))  # before this script's own folder
+
+import families as tokenizers_of
+import hardtext
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+
+contraflow, only = sys.argv[1], sys.argv[2:]
+work = Path(tempfile.mkdtemp())
+POSITIONS = 200
+SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": POSITIONS}
+DECODER = {**SMALL, "num_key_value_heads": 2}
+BPE, SPM = {"pad_token": "<|endoftext|>"}, {"pad_token": "<pad>"}
+
+# family: config class, its arguments, tokenizer (of tokenize/families.py) and its special tokens, pooling
+FAMILIES = {
+    "BERT": ("BertConfig", SMALL, "wordpiece", {"pad_token": "[PAD]"}, "cls"),
+    "RoBERTa": ("RobertaConfig", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "roberta", SPM, "mean"),
+    "XLM-RoBERTa": ("XLMRobertaConfig", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "xlm-roberta", SPM, "cls"),
+    "MPNet": ("MPNetConfig", SMALL, "mpnet", SPM, "mean"),
+    "DistilBERT": (
+        "DistilBertConfig", {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": POSITIONS}, "wordpiece",
+        {"pad_token": "[PAD]"}, "mean",
+    ),
+    "ModernBERT": ("ModernBertConfig", {**SMALL, "local_attention": 16}, "modernbert", {"pad_token": "[PAD]"}, "mean"),
+    "NomicBERT": ("NomicBertConfig", SMALL, "wordpiece", {"pad_token": "[PAD]"}, "mean"),
+    "GTE v1.5": ("GteConfig", {**SMALL, "hidden_dropout_prob": 0.0}, "xlm-roberta", SPM, "cls"),
+    "Llama": (
+        "LlamaConfig", {**DECODER, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                        "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}, "llama3", {"pad_token": "<|end_of_text|>"}, "lasttoken",
+    ),
+    "EuroBERT": ("EuroBertConfig", DECODER, "llama3", {"pad_token": "<|end_of_text|>"}, "mean"),
+    "Mistral": ("MistralConfig", {**DECODER, "sliding_window": 24}, "mistral", {"pad_token": "</s>"}, "lasttoken"),
+    "Qwen2": ("Qwen2Config", DECODER, "qwen2", BPE, "lasttoken"),
+    "Qwen2, bidirectional": ("Qwen2Config", {**DECODER, "is_causal": False}, "qwen2", BPE, "mean"),
+    "Qwen3": ("Qwen3Config", {**DECODER, "head_dim": 16}, "qwen3-embedding", BPE, "lasttoken"),
+    "Gemma 2": ("Gemma2Config", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}, "gemma", SPM, "mean"),
+    "Gemma 3": (
+        "Gemma3TextConfig", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "sliding_window_pattern": 3}, "gemma", SPM, "mean",
+    ),
+    "Gemma 3, bidirectional": (
+        "Gemma3TextConfig", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "use_bidirectional_attention": True}, "gemma", SPM, "mean",
+    ),
+}  # fmt: skip
+
+
+def wordpiece(texts):
+    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    t.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False))
+    t.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    (work / "wordpiece").mkdir()
+    t.save(str(work / "wordpiece" / "tokenizer.json"))
+
+
+def make(name, config, args, tokenizer, special, pooling):
+    """A folder as sentence-transformers saves it."""
+    folder = work / name.replace(" ", "-").replace(",", "")
+    tok = PreTrainedTokenizerFast(tokenizer_file=str(work / tokenizer / "tokenizer.json"), model_max_length=POSITIONS - 8, **special)
+    torch.manual_seed(len(name))
+    fitting = {"pad_token_id": tok.pad_token_id, **args, "vocab_size": len(tok)}
+    for key in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+        fitting.setdefault(key, tok.pad_token_id)
+    fields = set(getattr(transformers, config).__dataclass_fields__)
+    cfg = getattr(transformers, config)(**{k: v for k, v in fitting.items() if k in fields or k in args})
+    model = transformers.AutoModel.from_config(cfg)
+    with torch.no_grad():  # initialization leaves texts too much alike
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(6)
+            else:
+                p.add_(torch.randn_like(p) * 0.1)
+    model.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    modules = [Transformer(str(folder)), Pooling(cfg.hidden_size, pooling), Normalize()]
+    st = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "find: ", "document": ""})
+    st.max_seq_length = POSITIONS - 8
+    shutil.rmtree(folder)
+    st.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+def run(*command):
+    reply = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    if reply.returncode:
+        sys.exit(f"{' '.join(map(str, command))}: exit {reply.returncode}: {reply.stderr[-2000:]}")
+
+
+def ours(folder, texts):
+    source, out = work / "texts.parquet", work / "embeddings.parquet"
+    pq.write_table(pa.table({"text": texts}), source)
+    run(contraflow, "embed", "--model", folder, "--input", source, "--output", out)
+    return np.array(pq.read_table(out)["embedding"].to_pylist())
+
+
+def theirs(folder, texts):
+    return SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32}).encode(texts, batch_size=64, convert_to_numpy=True)
+
+
+def smallest(name, a, b, texts):
+    cos = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    worst = int(cos.argmin())
+    if not cos[worst] > 0.99999:
+        sys.exit(f"{name}: text {texts[worst][:80]!r} has cosine {cos[worst]}")
+    return cos[worst]
+
+
+lines = [t for t in hardtext.lines(5, 400) if t.strip()]
+texts = lines[:200] + [" ".join(lines[i : i + 40]) for i in range(0, 200, 20)]
+wordpiece(lines)
+tokenizers_of.build(work, 2000, 0.5)
+pq.write_table(pa.table({"query": lines[:256], "positive": lines[-256:]}), work / "train.parquet")
+print("family | tokenizer | pooling | smallest cosine as loaded | after training")
+for name, spec in FAMILIES.items():
+    if only and name not in only:
+        continue
+    folder = make(name, *spec)
+    before = ours(folder, texts)
+    if np.median(np.corrcoef(before[:50])[np.triu_indices(50, 1)]) > 0.99:
+        sys.exit(f"{name}: most texts are the same to this model: a comparison would say nothing")
+    loaded = smallest(f"{name} in contraflow", before, theirs(folder, texts), texts)
+    trained = work / "trained"
+    shutil.rmtree(trained, ignore_errors=True)
+    recipe = {
+        "model": {"path": str(folder)}, "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive"}]},
+        "batch": {"global_size": 32, "no_duplicates": False}, "optimizer": {"lr": 1e-3}, "train": {"max_steps": 4}, "save": {"dir": str(trained)},
+    }  # fmt: skip
+    (work / "recipe.yaml").write_text(json.dumps(recipe))
+    run(contraflow, "train", "-c", work / "recipe.yaml", "--quiet")
+    after = ours(trained / "model", texts)
+    if np.abs(after - before).max() < 1e-3:
+        sys.exit(f"{name}: training changed nothing: this check would not see a model that is saved as it was loaded")
+    _, info = transformers.AutoModel.from_pretrained(trained / "model", output_loading_info=True)
+    missing = [k for k in info["missing_keys"] if not k.startswith("pooler.")]  # embeddings don't use it
+    if missing or info["unexpected_keys"] or info["mismatched_keys"]:
+        sys.exit(f"{name}: transformers found {info}")
+    saved = smallest(f"{name}, trained by contraflow, in sentence-transformers", after, theirs(trained / "model", texts), texts)
+    print(f"{name} | {spec[2]} | {spec[4]} | {loaded:.8f} | {saved:.8f}", flush=True)
+shutil.rmtree(work)
