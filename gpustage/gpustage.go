@@ -70,6 +70,15 @@ type Info struct {
 	FreeMemory  int64  // bytes available now
 }
 
+// PassTokens is how many tokens should go through a model at once where nobody has said so: enough to keep the device busy,
+// and on a processor not so many that activations leave its caches.
+func (i Info) PassTokens() int {
+	if i.Threads == 0 {
+		return 16384
+	}
+	return min(16384, 1024*max(2, i.Threads))
+}
+
 // Device owns memory and opens streams. Its methods are safe for concurrent use.
 type Device interface {
 	// Name is unique in a process: "cpu:0".

@@ -268,7 +268,7 @@ it embeds the documents of the data instead.`,
 				Close() error
 			}
 			if o.embed {
-				x, err = bench.NewEmbedding(ctx, bench.EmbeddingOptions{Input: &in, MaxLength: o.maxLength, Batch: o.batch})
+				x, err = bench.NewEmbedding(ctx, bench.EmbeddingOptions{Input: &in, MaxLength: o.maxLength, Batch: o.batch, Tokens: r.Batch.SubBatch.Tokens, BF16: o.precision == "bf16"})
 			} else {
 				x, err = bench.NewTraining(ctx, bench.TrainingOptions{Input: &in, Recipe: r})
 			}
@@ -318,7 +318,7 @@ func (o *stepFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.precision, "precision", "f32", "f32 or bf16")
 	cmd.Flags().StringVar(&o.cache, "cache", "auto", "auto, always or never: keep activations up to the replay budget, none, or all")
 	cmd.Flags().StringVar(&o.replayBudget, "replay-budget", "", "activations to keep, such as 4GiB (default: half of the memory that is left)")
-	cmd.Flags().StringVar(&o.subBatch, "sub-batch", "16384", "tokens of a sub-batch")
+	cmd.Flags().StringVar(&o.subBatch, "sub-batch", "", "tokens of a sub-batch (default: what the device likes)")
 	cmd.Flags().IntVar(&o.steps, "steps", 10, "steps to measure")
 	cmd.Flags().IntVar(&o.warmup, "warmup", 2, "steps to run before")
 	cmd.Flags().BoolVar(&o.embed, "embed", false, "embed the documents instead of training")
@@ -337,14 +337,14 @@ func (o *stepFlags) recipe() (recipe.Recipe, error) {
 	if o.precision != "f32" && o.precision != "bf16" {
 		return recipe.Recipe{}, usageError{fmt.Errorf("--precision is %q, want f32 or bf16", o.precision)}
 	}
-	if o.embed && o.precision != "f32" {
-		return recipe.Recipe{}, usageError{errors.New("--embed computes in f32 only")}
-	}
 	// The model and the data are not the recipe's here; its three keys without defaults need something.
 	const stub = "model: {path: .}\ndata: {train: [{path: ., query: query, positive: positive}]}\nsave: {dir: .}\n"
 	sets := []string{
 		fmt.Sprint("batch.global_size=", o.batch), fmt.Sprint("model.max_length=", o.maxLength), "train.precision=" + o.precision,
-		"batch.cache=" + o.cache, "batch.sub_batch={tokens: " + o.subBatch + "}",
+		"batch.cache=" + o.cache,
+	}
+	if o.subBatch != "" {
+		sets = append(sets, "batch.sub_batch={tokens: "+o.subBatch+"}")
 	}
 	if o.replayBudget != "" {
 		sets = append(sets, "batch.replay_budget="+o.replayBudget)

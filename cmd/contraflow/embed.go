@@ -15,21 +15,31 @@ import (
 type modelFlags struct {
 	path      string
 	maxLength int
+	precision string
 	prompt    string
 }
 
 func (f *modelFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.path, "model", "", "a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
 	cmd.Flags().IntVar(&f.maxLength, "max-length", 0, "cut texts to so many tokens (default: what the model says)")
+	cmd.Flags().StringVar(&f.precision, "precision", "f32", "f32 or bf16")
 	require(cmd, "model")
 }
 
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
+	opts := []embedder.Option{embedder.MaxLength(f.maxLength)}
+	switch f.precision {
+	case "f32":
+	case "bf16":
+		opts = append(opts, embedder.BF16())
+	default:
+		return nil, usageError{fmt.Errorf("--precision is %q, want f32 or bf16", f.precision)}
+	}
 	dir, err := hfmodel.Resolve(cmd.Context(), f.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
 	if err != nil {
 		return nil, err
 	}
-	return embedder.Load(dir, embedder.MaxLength(f.maxLength))
+	return embedder.Load(dir, opts...)
 }
 
 func newEmbed() *cobra.Command {

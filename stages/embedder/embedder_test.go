@@ -45,6 +45,39 @@ func TestGoldenEncode(t *testing.T) {
 	}
 }
 
+// How many tokens go through the model at once changes nothing; bf16 changes the third digit, and no more.
+func TestPassesAndPrecision(t *testing.T) {
+	g := goldens.Load(t, "bert/minilm-tiny")
+	var meta struct{ Texts []string }
+	g.Meta(t, &meta)
+	want := g.F64(t, "encode/embedding")
+	embed := func(opts ...Option) [][]float32 {
+		e, err := Load(goldens.Path(t, "bert/minilm-tiny"), opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		got, err := e.EmbedPrompt(context.Background(), "", meta.Texts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	compare(t, "passes of 7 tokens", embed(PassTokens(7)), want)
+	for i, vec := range embed(BF16()) {
+		dot, a, b := 0.0, 0.0, 0.0
+		differ := false
+		for j, v := range vec {
+			w := want[i*len(vec)+j]
+			dot, a, b = dot+float64(v)*w, a+float64(v)*float64(v), b+w*w
+			differ = differ || math.Abs(float64(v)-w) > 1e-5
+		}
+		if cos := dot / math.Sqrt(a*b); cos < 0.9995 || !differ {
+			t.Errorf("text %d in bf16: cosine %v, different: %t", i, cos, differ)
+		}
+	}
+}
+
 func compare(t *testing.T, name string, got [][]float32, want []float64) {
 	t.Helper()
 	top, worst := 0.0, 0.0

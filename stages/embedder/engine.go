@@ -12,14 +12,13 @@ import (
 type Engine struct {
 	Model  *transformer.Model
 	Stream gpustage.Stream
-	// Tokens bounds what goes through the model at once; 0 means 16,384. Texts are sorted by length first, so that a pass
+	// Tokens bounds what goes through the model at once; 0 means what
+	// the device likes. Texts are sorted by length first, so that a pass
 	// has rows of similar cost, and nothing is padded anyway.
 	Tokens int
 
 	arena *gpustage.Arena
 }
-
-const defaultTokens = 16384
 
 // Embed computes the embedding of every text, given as token ids, and calls yield with its place among texts. Texts come longest
 // first; vec is valid during the call only.
@@ -31,7 +30,7 @@ func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, v
 	sort.SliceStable(order, func(a, b int) bool { return len(texts[order[a]]) > len(texts[order[b]]) })
 	limit := e.Tokens
 	if limit == 0 {
-		limit = defaultTokens
+		limit = e.Stream.Device().Info().PassTokens()
 	}
 	size := e.Model.EmbeddingSize()
 	var out []float32

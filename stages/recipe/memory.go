@@ -31,9 +31,10 @@ func (x *Run) predict() Memory {
 	longest := max(x.text.QueryLength, x.text.DocumentLength)
 
 	// A sub-batch of the longest rows that its size allows.
-	rows := r.Batch.SubBatch.Rows
-	if t := r.Batch.SubBatch.Tokens; t > 0 {
-		rows = max(1, t/longest)
+	size := x.size()
+	rows := size.Rows
+	if size.Tokens > 0 {
+		rows = max(1, size.Tokens/longest)
 	}
 	rows = int(min(int64(rows), n))
 	lengths := make([]int, rows)

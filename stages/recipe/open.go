@@ -218,9 +218,7 @@ func (r Recipe) loss() loss.InfoNCE {
 	}
 }
 
-func (r Recipe) size() stages.Size {
-	return stages.Size{Tokens: r.Batch.SubBatch.Tokens, Rows: r.Batch.SubBatch.Rows}
-}
+func (x *Run) size() stages.Size { return x.Recipe.Batch.SubBatch.Size(x.device) }
 
 func (r Recipe) update(steps int) stages.Update {
 	o := r.Optimizer

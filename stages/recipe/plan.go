@@ -134,7 +134,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, err
 	}
-	step, err := stages.Preview(ctx, x.plan, x.text, x.Recipe.size(), mesh.Size())
+	step, err := stages.Preview(ctx, x.plan, x.text, x.size(), mesh.Size())
 	if err != nil {
 		return nil, err
 	}

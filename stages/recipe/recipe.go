@@ -23,6 +23,8 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"contraflow/collective/sim"
+	"contraflow/gpustage"
+	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 )
@@ -75,7 +77,7 @@ type Prompts struct {
 type Batch struct {
 	GlobalSize   int      `yaml:"global_size"`
 	Accumulate   int      `yaml:"accumulate"`
-	SubBatch     SubBatch `yaml:"sub_batch"`
+	SubBatch     SubBatch `yaml:"sub_batch,omitempty"` // empty where absent: from the device
 	Cache        string   `yaml:"cache"`
 	ReplayBudget Bytes    `yaml:"replay_budget,omitempty"` // 0 where absent: from the device
 	NoDuplicates bool     `yaml:"no_duplicates"`
@@ -158,7 +160,7 @@ func Default() Recipe {
 	return Recipe{
 		Model:     Model{Kind: "embedder"},
 		Data:      Data{Shuffle: true, OnError: "stop"},
-		Batch:     Batch{GlobalSize: 256, Accumulate: 1, SubBatch: SubBatch{Tokens: 16384}, Cache: "auto", NoDuplicates: true, OneDataset: true, DropLast: true},
+		Batch:     Batch{GlobalSize: 256, Accumulate: 1, Cache: "auto", NoDuplicates: true, OneDataset: true, DropLast: true},
 		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, GatherAcrossDevices: true},
 		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last"},
@@ -281,6 +283,14 @@ func (c *Checkpointing) decode(d *decoder, path string, n *node) {
 type SubBatch struct {
 	Tokens int `yaml:"tokens,omitempty"`
 	Rows   int `yaml:"rows,omitempty"`
+}
+
+// Size is what a sub-batch on a device may have: as the recipe says, or as the device likes.
+func (s SubBatch) Size(d gpustage.Device) stages.Size {
+	if s == (SubBatch{}) {
+		s.Tokens = d.Info().PassTokens()
+	}
+	return stages.Size{Tokens: s.Tokens, Rows: s.Rows}
 }
 
 func (s *SubBatch) decode(d *decoder, path string, n *node) {

@@ -105,8 +105,8 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	}
 	chunks := stages.Ingest(g, x.plan)
 	tokens := stages.Tokenize(g, chunks, x.text)
-	batches := stages.Header(g, stages.Assemble(g, tokens), r.size(), x.ranks)
-	subs := stages.Split(g, batches, r.size())
+	batches := stages.Header(g, stages.Assemble(g, tokens), x.size(), x.ranks)
+	subs := stages.Split(g, batches, x.size())
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
 	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss()), enc)
 	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)

@@ -17,6 +17,8 @@ type EmbeddingOptions struct {
 	Input     *Input
 	MaxLength int // tokens; 0: what the model says
 	Batch     int // texts a round
+	Tokens    int // of a pass; 0: what the device likes
+	BF16      bool
 }
 
 // Embedding embeds the documents of the data, so many at a time, in the files' order and again from the start.
@@ -49,7 +51,11 @@ func NewEmbedding(ctx context.Context, o EmbeddingOptions) (_ *Embedding, err er
 		return nil, err
 	}
 	e.probe = newProbe(k, e.device.Info().Threads)
-	if e.emb, err = embedder.Load(o.Input.Model, embedder.OnDevice(e.device), embedder.MaxLength(o.MaxLength)); err != nil {
+	opts := []embedder.Option{embedder.OnDevice(e.device), embedder.MaxLength(o.MaxLength), embedder.PassTokens(o.Tokens)}
+	if o.BF16 {
+		opts = append(opts, embedder.BF16())
+	}
+	if e.emb, err = embedder.Load(o.Input.Model, opts...); err != nil {
 		return nil, err
 	}
 	f, err := hfmodel.Open(o.Input.Model)
@@ -95,13 +101,13 @@ func (e *Embedding) Step(ctx context.Context) (Step, error) {
 		s.Tokens += lengths[i]
 	}
 	s.GFLOP = e.work.Forward(lengths) / 1e9
-	before := e.probe.gflops(false, probeFor)
+	before := e.probe.gflops(e.o.BF16, probeFor)
 	start := time.Now()
 	if _, err := e.emb.EmbedInto(ctx, "", texts, e.vectors); err != nil {
 		return Step{}, err
 	}
 	s.Seconds = time.Since(start).Seconds()
-	s.PeakGFLOPS = (before + e.probe.gflops(false, probeFor)) / 2
+	s.PeakGFLOPS = (before + e.probe.gflops(e.o.BF16, probeFor)) / 2
 	s.ResidentBytes = gpustage.HostPeakMemory()
 	return s, nil
 }
@@ -110,6 +116,9 @@ func (e *Embedding) Step(ctx context.Context) (Step, error) {
 func (e *Embedding) Report(steps []Step) (*StepReport, error) {
 	r := newStepReport("embed", e.config, e.o.Input, e.device, steps)
 	r.Precision, r.Batch = "f32", e.o.Batch
+	if e.o.BF16 {
+		r.Precision = "bf16"
+	}
 	var err error
 	r.Machine, err = ThisMachine()
 	return r, err

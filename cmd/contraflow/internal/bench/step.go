@@ -191,7 +191,7 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 	})
 	tokens := stages.Tokenize(g, permitted, text)
 	batches := stages.Assemble(g, tokens)
-	subs := stages.Split(g, batches, stages.Size{Tokens: r.Batch.SubBatch.Tokens, Rows: r.Batch.SubBatch.Rows})
+	subs := stages.Split(g, batches, r.Batch.SubBatch.Size(t.device))
 	embedded := stages.Embed(g, subs, t.enc)
 	grads := stages.Loss(g, batches, embedded, t.enc, loss.InfoNCE{Scale: r.Loss.Scale, Directions: r.Loss.Directions, MaskDuplicates: r.Loss.MaskDuplicates})
 	contributions := stages.Backward(g, subs, grads, t.enc)
