@@ -169,9 +169,12 @@ const (
 	SiteAttention       // the probabilities
 	SiteAttentionOut
 	SiteFeedForward
-	SiteLoRA
+	SiteLoRA       // the input of LoRA's factors; see Of
 	SiteActivation // between the feed-forward's projections
 )
+
+// Of is the site at a layer's n-th projection, n < 16: each has a mask of its own.
+func (s Site) Of(n int) Site { return s + Site(n)<<4 }
 
 // Rotary describes rotary position embeddings (Su et al., arXiv 2104.09864). Of each head's D features the first R are turned:
 // features j and j + R/2, as a point of the plane, by the angle a_j whose cosine and sine, times whatever a scaling

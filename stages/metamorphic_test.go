@@ -24,9 +24,9 @@ func gradientError(l *transformer.Layout, got, want []byte) (string, float64) {
 		largest = max(largest, math.Abs(v))
 	}
 	name, worst := "", 0.0
-	for _, p := range l.Params {
+	for _, p := range l.Training() {
 		diff, top := 0.0, 1e-4*largest
-		for i := p.Off; i < p.Off+p.Len(); i++ {
+		for i := l.At(p); i < l.At(p)+p.Len(); i++ {
 			if math.IsNaN(g[i]) {
 				return p.Name, math.NaN()
 			}

@@ -61,10 +61,10 @@ func (e *Encoder) Plan(b *Batch) (replayed []bool, err error) {
 // Done is when the step's last backward pass puts one of its Final outputs, as a share of the pass without replay. Each layer takes
 // as long as any other.
 func (e *Encoder) Done(output string) float64 {
-	n := float64(e.Model.Config.Layers)
+	n := e.Model.Config.Layers
 	for _, b := range e.buckets {
 		if b.name == output && b.layer >= 0 {
-			return (n - float64(b.layer)) / n
+			return float64(n-b.layer) / float64(n-e.Model.Lowest())
 		}
 	}
 	if output == "table" {

@@ -383,17 +383,34 @@ type bucket struct {
 // last one, which nothing hides, is a small part of all.
 func defaultBucket(total int) int { return min(4<<20, max(256<<10, total/24)) }
 
-// buckets cuts the parameters but for the word embeddings, from the top layer down.
+// table is where the word embeddings lie in the gradient: nowhere if they are frozen.
+func (e *Encoder) table() (from, to int) {
+	l := e.Model.Layout
+	word := l.Word()
+	if !l.Trains(word) {
+		return 0, 0
+	}
+	return l.At(word), l.At(word) + word.Len()
+}
+
+// tableTrains tells whether the word embeddings do.
+func (e *Encoder) tableTrains() bool { return e.Model.Layout.Trains(e.Model.Layout.Word()) }
+
+// cut makes buckets of the parameters that train, but for the word embeddings, from the top layer down.
 func (e *Encoder) cut() []bucket {
 	l := e.Model.Layout
 	size := e.ranks.BucketBytes
 	if size == 0 {
-		size = defaultBucket((l.Len - l.Word().Len()) * e.Model.DType.Size())
+		from, to := e.table()
+		size = defaultBucket((l.Trained() - (to - from)) * e.Model.DType.Size())
 	}
 	var out []bucket
 	top := -2
 	for layer := e.Model.Config.Layers - 1; layer >= -1; layer-- {
 		from, to := l.Span(layer)
+		if from == to { // all of it is frozen
+			continue
+		}
 		if n := len(out); top >= 0 && layer >= 0 { // grows the open bucket downwards
 			out[n-1].from, out[n-1].layer = from, layer
 			out[n-1].name = fmt.Sprintf("layers %d-%d", layer, top)
@@ -417,7 +434,6 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 	if e.ranks == nil || e.ranks.Every {
 		return contributions
 	}
-	word := e.Model.Layout.Word()
 	reduce := func(name string, ready func(*pipeline.Stage) func(*pipeline.Task) error) {
 		s := g.Stage("reduce "+name, e.OnComm(), pipeline.At(pipeline.Step))
 		do := ready(s)
@@ -430,15 +446,18 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 			return err
 		})
 	}
-	reduce("table", func(s *pipeline.Stage) func(*pipeline.Task) error {
-		in := pipeline.In(s, "ready", e.tableReady.Port)
-		return func(t *pipeline.Task) error {
-			if earlier := in.Get(t); earlier {
-				e.reduce(Stream(t), word.Off, word.Off+word.Len())
+	if e.tableTrains() {
+		reduce("table", func(s *pipeline.Stage) func(*pipeline.Task) error {
+			in := pipeline.In(s, "ready", e.tableReady.Port)
+			return func(t *pipeline.Task) error {
+				if earlier := in.Get(t); earlier {
+					from, to := e.table()
+					e.reduce(Stream(t), from, to)
+				}
+				return nil
 			}
-			return nil
-		}
-	})
+		})
+	}
 	for _, b := range e.buckets {
 		reduce(b.name, func(s *pipeline.Stage) func(*pipeline.Task) error {
 			pipeline.In(s, "ready", b.ready.Port)
@@ -448,13 +467,15 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 			}
 		})
 	}
-	reduce("last rows", func(s *pipeline.Stage) func(*pipeline.Task) error {
-		in := pipeline.In(s, "ready", e.rowsReady.Port)
-		return func(t *pipeline.Task) error {
-			e.addLastRows(Stream(t), in.Get(t))
-			return nil
-		}
-	})
+	if e.tableTrains() {
+		reduce("last rows", func(s *pipeline.Stage) func(*pipeline.Task) error {
+			in := pipeline.In(s, "ready", e.rowsReady.Port)
+			return func(t *pipeline.Task) error {
+				e.addLastRows(Stream(t), in.Get(t))
+				return nil
+			}
+		})
+	}
 	return contributions
 }
 
@@ -486,8 +507,8 @@ func (r *Replicas) sent() (calls, bytes int64) {
 // addLastRows gathers the last sub-batch's rows of the word embeddings' gradient and adds them to the table, in the order of ranks.
 func (e *Encoder) addLastRows(s gpustage.Stream, b *Batch) {
 	if e.wholeTable(b.Global) {
-		word := e.Model.Layout.Word()
-		e.reduce(s, word.Off, word.Off+word.Len())
+		from, to := e.table()
+		e.reduce(s, from, to)
 		return
 	}
 	rows, total := b.Global.lastRows()

@@ -45,7 +45,7 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 		n := g.Rows * len(b.Columns)
 		errs = append(errs, e.grow(&e.all, n, size), e.grow(&e.dAll, n, size), e.grow(&e.arriving, widest, size))
 	}
-	if b.EndsStep && !e.ranks.Every && !e.wholeTable(g) {
+	if b.EndsStep && !e.ranks.Every && e.tableTrains() && !e.wholeTable(g) {
 		rows, total := g.lastRows()
 		c := e.Model.Config.Hidden
 		errs = append(errs, e.grow(&e.rowsOut, rows[e.ranks.Rank()], c), e.grow(&e.rowsIn, total, c),
@@ -65,12 +65,16 @@ func (e *Encoder) finals(s *pipeline.Stage) {
 	if e.ranks == nil || e.ranks.Every {
 		return
 	}
-	e.tableReady = pipeline.Final[bool](s, "table")
+	if e.tableTrains() {
+		e.tableReady = pipeline.Final[bool](s, "table")
+	}
 	e.buckets = e.cut()
 	for i := range e.buckets {
 		e.buckets[i].ready = pipeline.Final[struct{}](s, e.buckets[i].name)
 	}
-	e.rowsReady = pipeline.Final[*Batch](s, "last rows")
+	if e.tableTrains() {
+		e.rowsReady = pipeline.Final[*Batch](s, "last rows")
+	}
 }
 
 // beginLast prepares the step's last sub-batch: its gradient of the word embeddings goes elsewhere, so that the table can
@@ -79,8 +83,6 @@ func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Grad
 	if e.ranks == nil || e.ranks.Every {
 		return nil
 	}
-	whole := e.wholeTable(sub.Batch.Global)
-	e.tableReady.Put(t, e.seen > 0 && !whole)
 	to.Done = func(layer int) {
 		for _, b := range e.buckets {
 			if b.layer == layer {
@@ -88,6 +90,11 @@ func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Grad
 			}
 		}
 	}
+	if !e.tableTrains() {
+		return nil
+	}
+	whole := e.wholeTable(sub.Batch.Global)
+	e.tableReady.Put(t, e.seen > 0 && !whole)
 	if sub.Len() == 0 || whole {
 		return nil
 	}
@@ -101,7 +108,7 @@ func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Grad
 
 func (e *Encoder) endLast(t *pipeline.Task, sub SubBatch) {
 	e.seen = 0
-	if e.ranks != nil && !e.ranks.Every {
+	if e.ranks != nil && !e.ranks.Every && e.tableTrains() {
 		e.rowsReady.Put(t, sub.Batch)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // sharded tells whether this rank updates a part of the parameters alone.
 func (e *Encoder) sharded() bool { return e.ranks != nil && e.ranks.Comm.Mesh.Shard > 1 }
 
-// share is a part of the flat vector, cut for the shard axis.
+// share is a part of the flat gradient, cut for the shard axis.
 type share struct {
 	from, to int
 	parts    []int // lengths, by rank of the axis
@@ -31,13 +31,15 @@ func (e *Encoder) share(from, to int) share {
 	return s
 }
 
-// whole is the shares that make up the flat vector; none without shards.
+// whole is the shares that make up the flat gradient; none without shards.
 func (e *Encoder) whole() []share {
 	if !e.sharded() {
 		return nil
 	}
-	word := e.Model.Layout.Word()
-	out := []share{e.share(word.Off, word.Off+word.Len())}
+	var out []share
+	if from, to := e.table(); from < to {
+		out = append(out, e.share(from, to))
+	}
 	for _, b := range e.cut() {
 		out = append(out, e.share(b.from, b.to))
 	}
@@ -51,10 +53,10 @@ func (e *Encoder) Complete(s gpustage.Stream) {
 	}
 }
 
-// owned is the ranges of the flat vector that this rank updates.
+// owned is the ranges of the parameters that train which this rank updates.
 func (e *Encoder) owned() [][2]int {
 	if !e.sharded() {
-		return [][2]int{{0, e.Model.Layout.Len}}
+		return [][2]int{{0, e.Model.Layout.Trained()}}
 	}
 	var out [][2]int
 	for _, s := range e.whole() {
@@ -118,8 +120,9 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 	pipeline.Bind(e.weights, weights)
 	s.Do(func(t *pipeline.Task) error {
 		defer e.count(t)()
+		params := e.Model.Trained()
 		for _, x := range e.whole() {
-			e.ranks.Comm.Shard.AllGather(Stream(t), column(e.Model.Params, x.from, x.to), column(e.Model.Params, x.lo, x.hi), x.parts, e.Model.DType)
+			e.ranks.Comm.Shard.AllGather(Stream(t), column(params, x.from, x.to), column(params, x.lo, x.hi), x.parts, e.Model.DType)
 		}
 		e.Model.Changed()
 		weights.Put(t, Weights{})

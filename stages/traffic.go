@@ -54,17 +54,18 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 			add(stage, c.Replicate, collective.AllReduceCall(x.hi-x.lo, c.Mesh.Replicate, dtype, wire))
 		}
 	}
-	word, last := e.Model.Layout.Word(), batches[len(batches)-1]
+	last := batches[len(batches)-1]
+	from, to := e.table()
 	whole := e.wholeTable(last)
-	if !whole && (len(batches) > 1 || last.Subs() > 1) {
-		reduce("reduce table", word.Off, word.Off+word.Len())
+	if from < to && !whole && (len(batches) > 1 || last.Subs() > 1) {
+		reduce("reduce table", from, to)
 	}
 	for _, b := range e.cut() {
 		reduce("reduce "+b.name, b.from, b.to)
 	}
-	if rows, _ := last.lastRows(); whole {
-		reduce("reduce last rows", word.Off, word.Off+word.Len())
-	} else {
+	if rows, _ := last.lastRows(); from < to && whole {
+		reduce("reduce last rows", from, to)
+	} else if from < to {
 		add("reduce last rows", c.World, collective.GatherCall(rows, e.Model.Config.Hidden, dtype, wire))
 	}
 	if e.sharded() {

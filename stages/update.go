@@ -54,8 +54,8 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	m := e.Model
 	states := make([]gpustage.Tensor, u.Optimizer.States())
 	var segs []optim.Segment
-	for _, p := range m.Layout.Params {
-		segs = append(segs, optim.Segment{Off: p.Off, Len: p.Len(), State: p.Off, Decay: p.Decay()})
+	for _, p := range m.Layout.Training() {
+		segs = append(segs, optim.Segment{Off: m.Layout.At(p), Len: p.Len(), Decay: p.Decay()})
 	}
 	segs, n := optim.Owned(segs, e.owned())
 	for i := range states {
@@ -96,7 +96,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		}
 		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
 		scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
-		u.Optimizer.Update(stream, m.Params, e.grads, states, segs, r.LR, scale, r.Step+1)
+		u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1)
 		stream.Fill(e.grads, 0)
 		if !e.sharded() {
 			m.Changed()
@@ -110,7 +110,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 
 // gradientNotFinite names the parameters whose gradient is NaN or infinite.
 func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
-	for _, p := range e.Model.Layout.Params {
+	for _, p := range e.Model.Layout.Training() {
 		vs, err := e.Model.Read(s, e.grads, p)
 		if err != nil {
 			return err

@@ -25,7 +25,7 @@ func (m Memory) Total() int64 {
 // predict bounds a run's memory from above: it takes every text to be as long as it may be.
 func (x *Run) predict() Memory {
 	r, m := x.Recipe, x.model
-	params := int64(m.Params.Mem.Bytes())
+	params, trained := int64(m.Params.Mem.Bytes()), int64(m.Layout.Trained())*int64(m.DType.Size())
 	columns := x.data.Columns()
 	n := min(int64(r.Batch.GlobalSize), x.data.Rows()) * int64(len(columns))
 	longest := max(x.text.QueryLength, x.text.DocumentLength)
@@ -45,7 +45,7 @@ func (x *Run) predict() Memory {
 	subs := (n + int64(rows) - 1) / int64(rows)
 
 	mem := Memory{
-		Parameters: params, Packed: m.PackedBytes(true), Gradients: params, Optimizer: params * int64(r.update(1).Optimizer.States()) / int64(r.Mesh.Shard),
+		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: trained * int64(r.update(1).Optimizer.States()) / int64(r.Mesh.Shard),
 		Embeddings: 2 * n * int64(m.EmbeddingSize()) * int64(m.DType.Size()),
 	}
 	work := int64(max(sub.Backward, r.loss().Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))

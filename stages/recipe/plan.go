@@ -64,7 +64,7 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
 	if steps < 2 {
 		first = "-"
 	}
-	return rates(spans, first, float64(x.model.Layout.Len)), nil
+	return rates(spans, first, float64(x.model.Layout.Trained())), nil
 }
 
 func rates(spans []pipeline.Span, skip string, parameters float64) Rates {
@@ -186,7 +186,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		case stage == "loss":
 			return durationOf(r.Score * globals[b].Scores(x.Recipe.Loss.GatherAcrossDevices))
 		case stage == "update":
-			return durationOf(r.Update * float64(m.Layout.Len) / float64(mesh.Shard))
+			return durationOf(r.Update * float64(m.Layout.Trained()) / float64(mesh.Shard))
 		}
 		return r.Others[stage]
 	}

@@ -379,9 +379,9 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 	}
 	defer m.Free()
 	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
-	host := make([]float64, m.Layout.Len)
+	host := make([]float64, m.Layout.Trained())
 	s := v.x.stream
-	s.CopyOut(gpustage.Bytes(host), m.Params)
+	s.CopyOut(gpustage.Bytes(host), m.Trained())
 	if err := s.Sync(); err != nil {
 		return 0, err
 	}
@@ -389,9 +389,10 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 	// derivative is not lost in the rounding of the loss.
 	w.budget = 0 // nothing goes backward
 	dir, want := make([]float64, len(host)), 0.0
-	for _, p := range m.Layout.Params {
-		size, slope := rms(host[p.Off:p.Off+p.Len()]), rms(gradient[p.Off:p.Off+p.Len()])
-		for i := p.Off; i < p.Off+p.Len(); i++ {
+	for _, p := range m.Layout.Training() {
+		from, to := m.Layout.At(p), m.Layout.At(p)+p.Len()
+		size, slope := rms(host[from:to]), rms(gradient[from:to])
+		for i := from; i < to; i++ {
 			dir[i] = rng.NormFloat64()
 			if slope > 0 {
 				dir[i] += gradient[i] / slope
@@ -405,7 +406,7 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 		for i := range moved {
 			moved[i] = host[i] + by*dir[i]
 		}
-		s.CopyIn(m.Params, gpustage.Bytes(moved))
+		s.CopyIn(m.Trained(), gpustage.Bytes(moved))
 		m.Changed()
 		c, err := v.step(ctx, w, m, nil, true)
 		return c.Loss, err
@@ -450,9 +451,9 @@ func worst(l *transformer.Layout, got, want []float64) (string, float64) {
 		largest = max(largest, math.Abs(v))
 	}
 	name, most := "", 0.0
-	for _, p := range l.Params {
+	for _, p := range l.Training() {
 		diff, top := 0.0, 1e-4*largest
-		for i := p.Off; i < p.Off+p.Len(); i++ {
+		for i := l.At(p); i < l.At(p)+p.Len(); i++ {
 			if math.IsNaN(got[i]) {
 				return p.Name, math.NaN()
 			}

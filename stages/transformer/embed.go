@@ -123,5 +123,7 @@ func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.
 	if scale := m.Config.EmbedScale; scale != 0 {
 		s.Scale(dx, dx, scale)
 	}
-	s.ScatterAdd(g.word, dx, word)
+	if !g.word.IsZero() {
+		s.ScatterAdd(g.word, dx, word)
+	}
 }

@@ -541,8 +541,8 @@ func FuzzParseConfig(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if l := c.layout(); l.Len < 1 || len(l.Params) < c.Layers {
-			t.Errorf("%d parameters of %d layers", l.Len, c.Layers)
+		if l, err := c.layout(Tuning{}); err != nil || l.Len < 1 || len(l.Params) < c.Layers {
+			t.Errorf("%d layers: %v, %v", c.Layers, l, err)
 		}
 		for l := range c.Layers {
 			if r := c.rotary(l); r != nil && (len(r.Frequencies) == 0 || 2*len(r.Frequencies) > c.HeadDim()) {

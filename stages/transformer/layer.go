@@ -139,38 +139,62 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	mark := p.a.Mark()
 	defer p.a.ReleaseScratch(mark)
 
+	dz := p.leaveBackward(w.ffn, g.ffn, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
+	down := p.narrow(w.down, dz)
+	act := p.scratch(t, c.FeedForward)
+	if g.down.trains() {
+		p.activate(l, act, a.pre, true)
+	}
+	p.gradients(down, g.down, dz, act)
+	if p.ends(l, downPlace) {
+		return
+	}
+	dpre := p.activateBackward(l, down, act, dz, a.pre)
+	up := p.narrow(w.up, dpre)
 	x1 := a.x1
-	if x1.IsZero() {
+	if x1.IsZero() && (g.up.trains() || !w.ffn.in.absent()) {
 		x1 = p.again(w.attn, a.attn)
 	}
-	dz := p.leaveBackward(w.ffn, g.ffn, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
-	act := p.scratch(t, c.FeedForward)
-	p.activate(l, act, a.pre, true)
-	p.gradients(g.down, dz, act)
-	dpre := p.activateBackward(l, w.down, act, dz, a.pre)
-	p.gradients(g.up, dpre, p.enter(w.ffn, &a.ffn, x1))
-	p.enterBackward(w.ffn, g.ffn, a.ffn, w.up, d, dpre, x1) // d is dX1
+	if g.up.trains() {
+		p.gradients(up, g.up, dpre, p.enter(w.ffn, &a.ffn, x1))
+	}
+	if p.ends(l, upPlace) {
+		return
+	}
+	p.enterBackward(w.ffn, g.ffn, a.ffn, up, d, dpre, x1) // d is dX1
 	p.a.ReleaseScratch(mark)
+	if p.ends(l, ffnPlace) {
+		return
+	}
 
 	dz = p.leaveBackward(w.attn, g.attn, a.attn, d, p.dropout(l, gpustage.SiteAttentionOut))
-	p.gradients(g.out, dz, a.ctx)
+	out := p.narrow(w.out, dz)
+	p.gradients(out, g.out, dz, a.ctx)
+	if p.ends(l, outPlace) {
+		return
+	}
 	dctx, dqkv := p.scratch(t, e), p.scratch(t, e+2*ek)
-	p.backward(w.out, dctx, dz, gpustage.MatMul{})
+	p.backward(out, dctx, dz, gpustage.MatMul{})
 	q, k := p.place(l, w, &a, false)
 	s.AttentionBackward(dqkv.Columns(0, e), dqkv.Columns(e, e+ek), dqkv.Columns(e+ek, e+2*ek), dctx, a.ctx, a.lse,
 		q, k, a.qkv.Columns(e+ek, e+2*ek), p.attention(l))
 	p.placeBackward(l, w, g, a, dqkv)
+	qkv := p.narrow(w.qkv, dqkv)
 	x := a.x
-	if x.IsZero() {
+	if x.IsZero() && (g.qkv.trains() || !w.attn.in.absent()) {
 		x = p.again(p.m.w.layers[l-1].ffn, p.layers[l-1].ffn)
 	}
-	p.weightGradient(g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
-	p.biasGradient(g.qkv, dqkv, 0, e)
-	if !c.deadKeyBias() {
-		p.biasGradient(g.qkv, dqkv, e, e+ek)
+	if g.qkv.trains() {
+		p.weightGradient(qkv, g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
+		p.biasGradient(g.qkv, dqkv, 0, e)
+		if !c.deadKeyBias() {
+			p.biasGradient(g.qkv, dqkv, e, e+ek)
+		}
+		p.biasGradient(g.qkv, dqkv, e+ek, e+2*ek)
 	}
-	p.biasGradient(g.qkv, dqkv, e+ek, e+2*ek)
-	p.enterBackward(w.attn, g.attn, a.attn, w.qkv, d, dqkv, x)
+	if !p.ends(l, attentionPlace) {
+		p.enterBackward(w.attn, g.attn, a.attn, qkv, d, dqkv, x)
+	}
 }
 
 // again is the output of half a layer that ends with a norm, in scratch memory.

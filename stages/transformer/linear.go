@@ -6,13 +6,43 @@ import (
 	"contraflow/gpustage"
 )
 
-// linear is y = x Wᵀ + b: its parameters, or their gradients. Everything that a model does with a projection goes through the
-// four methods of Pass below; what trains in a projection's place, as LoRA's factors do, belongs into them.
+// linear is y = x Wᵀ + b, and with LoRA's factors what they add: its parameters, or their gradients, where what is frozen is absent.
+// Everything that a model does with a projection goes through the methods of Pass below.
 type linear struct {
-	w     gpustage.Tensor // [out, in]
-	b     gpustage.Tensor // [1, out]; absent without a bias
-	forms *gpustage.Forms // of w; nil for gradients
+	w       gpustage.Tensor // [out, in]
+	b       gpustage.Tensor // [1, out]; absent without a bias
+	factors []factors       // at most one pair for each projection that is computed here
+	forms   *gpustage.Forms // of w; nil for gradients
+
+	narrow []gpustage.Tensor // in a backward pass, of each pair: s dy B [T, r]
 }
+
+// factors are LoRA's of one projection, which gives features lo to hi of the product that it is part of.
+type factors struct {
+	a, b   gpustage.Tensor // [r, in], [hi-lo, r]
+	lo, hi int
+	layer  int
+	site   gpustage.Site
+}
+
+// factors finds those of projections that lie side by side.
+func (l *Layout) factors(flat gpustage.Tensor, prefix string, names []string) (out []factors) {
+	at := 0
+	for _, name := range names {
+		w, _ := l.Find(prefix + name + ".weight")
+		if a, ok := l.Find(prefix + name + loraASuffix + ".weight"); ok {
+			b, _ := l.Find(prefix + name + loraBSuffix + ".weight")
+			out = append(out, factors{
+				a: l.View(flat, a), b: l.View(flat, b), lo: at, hi: at + w.Rows, layer: a.Layer, site: gpustage.SiteLoRA.Of(a.slot),
+			})
+		}
+		at += w.Rows
+	}
+	return out
+}
+
+// trains tells whether a projection's gradient g is wanted, but for its bias.
+func (g linear) trains() bool { return !g.w.IsZero() || len(g.factors) > 0 }
 
 // formsLimit is how many bytes of a model's weights are kept a second time in the form that products like (512 MiB: all of
 // BERT-base's for the forward pass). It pays where products have few rows; see package cpu.
@@ -20,20 +50,35 @@ const formsLimit = 512 << 20
 
 func (l *layerWeights) linears() [4]*linear { return [...]*linear{&l.qkv, &l.out, &l.up, &l.down} }
 
-// keepForms gives every linear layer's weight its forms.
-func (w *weights) keepForms(v *gpustage.Version) {
-	for i := range w.layers {
-		for _, x := range w.layers[i].linears() {
-			x.forms = v.Forms()
+// keepForms gives every linear layer's weight its forms: those of frozen ones are made once, those of the others after every change.
+func (m *Model) keepForms() {
+	m.version, m.constant = gpustage.NewVersion(formsLimit), gpustage.NewVersion(formsLimit)
+	g := m.Config.weights(m.Layout, m.Trained())
+	for i := range m.w.layers {
+		gs := g.layers[i].linears()
+		for k, x := range m.w.layers[i].linears() {
+			if gs[k].w.IsZero() {
+				x.forms = m.constant.Forms()
+			} else {
+				x.forms = m.version.Forms()
+			}
 		}
 	}
 }
 
-// Changed must follow, on the same stream, whatever writes Params.
+// Changed must follow, on the same stream, whatever writes parameters that train.
 func (m *Model) Changed() { m.version.Changed() }
 
+// changedAll must follow what writes others as well.
+func (m *Model) changedAll() {
+	m.version.Changed()
+	m.constant.Changed()
+}
+
 // Free gives the parameters back.
-func (m *Model) Free() error { return errors.Join(m.version.Free(), m.Params.Mem.Free()) }
+func (m *Model) Free() error {
+	return errors.Join(m.version.Free(), m.constant.Free(), m.Params.Mem.Free())
+}
 
 // PackedBytes bounds what the model's device keeps of its weights besides Params, when it only embeds or also trains.
 func (m *Model) PackedBytes(train bool) int64 {
@@ -41,38 +86,116 @@ func (m *Model) PackedBytes(train bool) int64 {
 	if !ok || m.DType != gpustage.F32 {
 		return 0
 	}
-	n := int64(0)
-	for _, l := range m.w.layers {
-		for _, x := range l.linears() {
-			n += int64(d.PackedBytes(x.w.Cols, x.w.Rows, m.Options.BF16))
-			if train {
-				n += int64(d.PackedBytes(x.w.Rows, x.w.Cols, m.Options.BF16))
+	var n [2]int64 // of weights that train, and of frozen ones
+	g := m.Config.weights(m.Layout, m.Trained())
+	for i, l := range m.w.layers {
+		gs := g.layers[i].linears()
+		for k, x := range l.linears() {
+			of := &n[0]
+			if gs[k].w.IsZero() {
+				of = &n[1]
+			}
+			*of += int64(d.PackedBytes(x.w.Cols, x.w.Rows, m.Options.BF16))
+			if train && i >= m.Lowest() {
+				*of += int64(d.PackedBytes(x.w.Rows, x.w.Cols, m.Options.BF16))
 			}
 		}
 	}
-	return min(n, formsLimit)
+	return min(n[0], formsLimit) + min(n[1], formsLimit)
 }
 
-// forward is y = x Wᵀ + b, followed by what else o says.
+// forward is y = x Wᵀ + b, followed by what else o says. A product and its epilogue are one pass, but with LoRA what is not linear
+// waits for the complete sum: a pass of its own over y, which is little beside the products.
 func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
+	sum, then := y, o
+	if len(l.factors) > 0 {
+		if !o.PreAct.IsZero() {
+			sum, o.PreAct, o.Act = o.PreAct, gpustage.Tensor{}, gpustage.Identity
+		}
+		if o.Dropout.Active() {
+			o.Dropout, o.Residual = gpustage.Dropout{}, gpustage.Tensor{}
+		}
+	}
 	o.TransB, o.Bias, o.Forms, o.BF16 = true, l.b, l.forms, p.m.Options.BF16
-	p.s.MatMul(y, x, l.w, o)
+	p.s.MatMul(sum, x, l.w, o)
+	if len(l.factors) == 0 {
+		return
+	}
+	mark := p.a.Mark()
+	for _, f := range l.factors {
+		_, u := p.narrowed(f, x)
+		p.s.MatMul(sum.Columns(f.lo, f.hi), u, f.b, gpustage.MatMul{TransB: true, Add: true, BF16: o.BF16})
+		p.a.ReleaseScratch(mark)
+	}
+	if !then.PreAct.IsZero() {
+		p.s.Activate(y, sum, then.Act)
+	}
+	if then.Dropout.Active() {
+		p.s.Dropout(y, y, then.Residual, then.Dropout)
+	}
 }
 
-// backward is dx = dy W, followed by what else o says.
+// narrowed is dropout(x) and u = s dropout(x) Aᵀ [T, r], in scratch memory.
+func (p *Pass) narrowed(f factors, x gpustage.Tensor) (dropped, u gpustage.Tensor) {
+	u = p.scratch(x.Rows, f.a.Rows)
+	dropped = p.dropped(x, p.loraDropout(f))
+	p.s.MatMul(u, dropped, f.a, gpustage.MatMul{TransB: true, Alpha: p.m.lora().Scale(), BF16: p.m.Options.BF16})
+	return dropped, u
+}
+
+func (p *Pass) loraDropout(f factors) gpustage.Dropout {
+	if !p.train {
+		return gpustage.Dropout{}
+	}
+	return gpustage.Dropout{P: p.m.lora().Dropout, Seqs: p.in.seqs, Layer: f.layer, Site: f.site}
+}
+
+// narrow prepares l for a backward pass from dy: what both its gradients and its input's need.
+func (p *Pass) narrow(l linear, dy gpustage.Tensor) linear {
+	for _, f := range l.factors {
+		v := p.scratch(dy.Rows, f.a.Rows)
+		p.s.MatMul(v, dy.Columns(f.lo, f.hi), f.b, gpustage.MatMul{Alpha: p.m.lora().Scale(), BF16: p.m.Options.BF16})
+		l.narrow = append(l.narrow, v)
+	}
+	return l
+}
+
+// backward is dx = dy W, and with factors what comes through them, followed by what else o says. l comes from narrow.
 func (p *Pass) backward(l linear, dx, dy gpustage.Tensor, o gpustage.MatMul) {
+	pre, act := o.GradOf, o.Act
+	if len(l.factors) > 0 {
+		o.GradOf, o.Act = gpustage.Tensor{}, gpustage.Identity
+	}
 	o.Forms, o.BF16 = l.forms, p.m.Options.BF16
 	p.s.MatMul(dx, dy, l.w, o)
+	for i, f := range l.factors {
+		p.s.MatMul(dx, l.narrow[i], f.a, gpustage.MatMul{Add: true, Dropout: p.loraDropout(f), BF16: o.BF16})
+	}
+	if len(l.factors) > 0 && !pre.IsZero() {
+		p.s.ActivateBackward(dx, dx, pre, act)
+	}
 }
 
-// gradients adds dW = dyᵀ x and db = the column sum of dy to g.
-func (p *Pass) gradients(g linear, dy, x gpustage.Tensor) {
-	p.weightGradient(g, dy, x)
+// gradients adds dW = dyᵀ x, db = the column sum of dy and the factors' gradients to g. l comes from narrow.
+func (p *Pass) gradients(l, g linear, dy, x gpustage.Tensor) {
+	p.weightGradient(l, g, dy, x)
 	p.biasGradient(g, dy, 0, dy.Cols)
 }
 
-func (p *Pass) weightGradient(g linear, dy, x gpustage.Tensor) {
-	p.s.MatMul(g.w, dy, x, gpustage.MatMul{TransA: true, Add: true, BF16: p.m.Options.BF16})
+// weightGradient: with u = s dropout(x) Aᵀ and v = s dy B, dA = vᵀ dropout(x) and dB = dyᵀ u. u is computed again rather than
+// kept: a sixth of what the factors cost, for r elements per token and target.
+func (p *Pass) weightGradient(l, g linear, dy, x gpustage.Tensor) {
+	o := gpustage.MatMul{TransA: true, Add: true, BF16: p.m.Options.BF16}
+	if !g.w.IsZero() {
+		p.s.MatMul(g.w, dy, x, o)
+	}
+	mark := p.a.Mark()
+	for i, f := range l.factors {
+		dropped, u := p.narrowed(f, x)
+		p.s.MatMul(g.factors[i].a, l.narrow[i], dropped, o)
+		p.s.MatMul(g.factors[i].b, dy.Columns(f.lo, f.hi), u, o)
+		p.a.ReleaseScratch(mark)
+	}
 }
 
 // biasGradient is for the bias's elements lo to hi.

@@ -29,7 +29,7 @@ func (m *Model) Memory(lengths []int) Memory {
 	a = gpustage.DryArena()
 	p := dry.Forward(s, a, rows, true, true)
 	mem.Kept = a.Used()
-	p.Backward(p.embeddings, m.Params)
+	p.Backward(p.embeddings, m.Trained())
 	mem.Backward = a.Peak()
 	return mem
 }

@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"fmt"
+	"slices"
 
 	"contraflow/gpustage"
 )
@@ -18,22 +19,24 @@ type Options struct {
 	BF16  bool           // round the inputs of matrix products to bf16
 	// CheckpointEvery keeps the input of every k-th layer only and recomputes the rest; 0 keeps everything.
 	CheckpointEvery int
-	Seed            uint64 // of dropout
+	Tuning          Tuning
 }
 
 // Model is an encoder on one device. Forward and Backward may run on one stream at a time; the parameters are read by
 // both and written by whoever owns Params.
 type Model struct {
-	Config  Config
-	Head    Head
-	Options Options
-	Layout  *Layout
-	DType   gpustage.DType
-	Device  gpustage.Device
-	Params  gpustage.Tensor // [1, Layout.Len]
-	w       weights
-	version *gpustage.Version // of Params
-	angles  *angles
+	Config   Config
+	Head     Head
+	Options  Options
+	Layout   *Layout
+	DType    gpustage.DType
+	Device   gpustage.Device
+	Params   gpustage.Tensor // [1, Layout.Len]
+	w        weights
+	version  *gpustage.Version // of Params, but for what is frozen
+	constant *gpustage.Version // of what is frozen
+	bottom   place             // the lowest at which something trains
+	angles   *angles
 }
 
 // New allocates a model's parameters, all zero.
@@ -44,19 +47,26 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if o.CheckpointEvery < 0 || o.CheckpointEvery > c.Layers {
 		return nil, fmt.Errorf("activation checkpointing every %d layers of %d", o.CheckpointEvery, c.Layers)
 	}
-	m := &Model{Config: c, Head: h, Options: o, Layout: c.layout(), DType: o.DType, Device: d, angles: &angles{}}
-	var err error
+	layout, err := c.layout(o.Tuning)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}}
 	if m.Params, err = gpustage.NewTensor(d, o.DType, 1, m.Layout.Len); err != nil {
 		return nil, fmt.Errorf("a model of %d parameters: %w", m.Layout.Len, err)
 	}
-	m.w, m.version = c.weights(m.Layout, m.Params), gpustage.NewVersion(formsLimit)
-	m.w.keepForms(m.version)
+	m.w = c.weights(m.Layout, m.Params)
+	m.keepForms()
+	m.bottom = m.findBottom()
 	return m, nil
 }
 
-// NewGradients allocates a flat vector like the parameters', all zero.
+// Trained is the part of Params that trains [1, Layout.Trained()]: gradients and moments are like it.
+func (m *Model) Trained() gpustage.Tensor { return m.Params.Columns(m.Layout.Frozen, m.Layout.Len) }
+
+// NewGradients allocates a flat vector like Trained, all zero.
 func (m *Model) NewGradients() (gpustage.Tensor, error) {
-	return gpustage.NewTensor(m.Device, m.DType, 1, m.Layout.Len)
+	return gpustage.NewTensor(m.Device, m.DType, 1, m.Layout.Trained())
 }
 
 // EmbeddingSize is E.
@@ -134,12 +144,12 @@ func (m *Model) Forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 	p.in = m.upload(s, a, r)
 
 	x := a.Keep(s, m.DType, t, c)
-	p.embedTokens(x, keep)
+	p.embedTokens(x, keep && m.bottom < 0)
 	layers := a.Mark()
 	if keep {
 		x = p.forwardLayers(x)
 	} else {
-		x = p.forwardThrough(x)
+		x = p.forwardThrough(x, m.Config.Layers)
 	}
 	mark := a.Mark()
 	if n := m.w.finalNorm; !n.absent() {
@@ -163,7 +173,9 @@ func (m *Model) Forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 }
 
 // drops tells whether the model has any dropout.
-func (m *Model) drops() bool { return m.Config.HiddenDropout > 0 || m.Config.AttentionDropout > 0 }
+func (m *Model) drops() bool {
+	return m.Config.HiddenDropout > 0 || m.Config.AttentionDropout > 0 || m.lora() != nil && m.lora().Dropout > 0
+}
 
 // Embeddings is [B, C], valid until Release.
 func (p *Pass) Embeddings() gpustage.Tensor { return p.embeddings }
@@ -171,10 +183,13 @@ func (p *Pass) Embeddings() gpustage.Tensor { return p.embeddings }
 // Release gives back the pass's part of the arena. Passes are released in the reverse order of their Forward.
 func (p *Pass) Release() { p.a.Release(p.start) }
 
-// forwardThrough computes all layers in two buffers, keeping nothing else.
-func (p *Pass) forwardThrough(x gpustage.Tensor) gpustage.Tensor {
+// forwardThrough computes the first n layers in two buffers, keeping nothing else.
+func (p *Pass) forwardThrough(x gpustage.Tensor, n int) gpustage.Tensor {
+	if n == 0 {
+		return x
+	}
 	y := p.a.Keep(p.s, p.m.DType, x.Rows, x.Cols)
-	for l := range p.m.Config.Layers {
+	for l := range n {
 		mark := p.a.Mark()
 		p.layer(l, x, y)
 		p.a.Release(mark)
@@ -183,12 +198,15 @@ func (p *Pass) forwardThrough(x gpustage.Tensor) gpustage.Tensor {
 	return x
 }
 
-// forwardLayers computes all layers and keeps their activations, or with activation checkpointing the inputs of its segments.
+// forwardLayers computes all layers and keeps their activations, or with activation checkpointing the inputs of its segments: from the
+// lowest layer on in which something trains.
 func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
-	every := p.m.Options.CheckpointEvery
+	every, first := p.m.Options.CheckpointEvery, p.m.Lowest()
+	x = p.forwardThrough(x, first)
 	if every == 0 {
 		var turns [2]gpustage.Tensor // where outputs that are norms pass through
-		for l := range p.m.Config.Layers {
+		p.layers = make([]layerActs, first)
+		for l := first; l < p.m.Config.Layers; l++ {
 			var y gpustage.Tensor
 			passing := !p.m.w.layers[l].ffn.sum.absent()
 			if passing {
@@ -200,7 +218,7 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 				y = p.keep(x.Rows, x.Cols)
 			}
 			a := p.layer(l, x, y)
-			if l > 0 && !p.m.w.layers[l-1].ffn.sum.absent() {
+			if l > first && !p.m.w.layers[l-1].ffn.sum.absent() {
 				a.x = gpustage.Tensor{}
 			}
 			p.layers = append(p.layers, a)
@@ -208,7 +226,7 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 		}
 		return x
 	}
-	for l := 0; l < p.m.Config.Layers; l += every {
+	for l := first; l < p.m.Config.Layers; l += every {
 		p.inputs = append(p.inputs, x)
 		y := p.a.Keep(p.s, p.m.DType, x.Rows, x.Cols)
 		x = p.segment(l, min(l+every, p.m.Config.Layers), x, y)
@@ -257,14 +275,14 @@ func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor
 
 // Gradients is where a backward pass adds its gradients.
 type Gradients struct {
-	Flat gpustage.Tensor // like Params
+	Flat gpustage.Tensor // like the model's Trained
 
 	// WordRows, if not zero, takes the word embeddings' gradient in Flat's place: [U, C], a row for each distinct token id of
 	// the sub-batch. WordIndex, i32 [1, T], is each token's row in it.
 	WordRows, WordIndex gpustage.Tensor
 
 	// Done, if not nil, is called when nothing more will be added to the gradients of a layer's parameters: from the last
-	// layer to layer 0, then with -1 for the embeddings and whatever else is outside of layers.
+	// layer to the lowest in which something trains, then with -1 for the embeddings and whatever else is outside of layers.
 	Done func(layer int)
 }
 
@@ -275,7 +293,7 @@ func (g Gradients) done(layer int) {
 }
 
 // Backward adds the gradient of the loss, given its gradient with respect to the embeddings, to grads (a flat vector like
-// Params). dEmbeddings [B, C] is left as it is. The pass can't be used afterwards but to be released.
+// Trained). dEmbeddings [B, C] is left as it is. The pass can't be used afterwards but to be released.
 func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
 	p.BackwardTo(dEmbeddings, Gradients{Flat: grads})
 }
@@ -298,11 +316,14 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	if n := m.w.finalNorm; !n.absent() {
 		p.normBackward(n, g.finalNorm, d, d, p.final, p.last)
 	}
-	p.clearRelativeGradient()
+	if !g.relative.IsZero() {
+		p.clearRelativeGradient()
+	}
 
 	if every := m.Options.CheckpointEvery; every > 0 {
 		for k := len(p.inputs) - 1; k >= 0; k-- {
-			from, end := k*every, min((k+1)*every, layers)
+			from := m.Lowest() + k*every
+			end := min(from+every, layers)
 			segment := p.a.Mark()
 			acts := p.recompute(from, end, p.inputs[k])
 			for l := end - 1; l >= from; l-- {
@@ -312,17 +333,21 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 			p.a.Release(segment)
 		}
 	} else {
-		for l := layers - 1; l >= 0; l-- {
+		for l := layers - 1; l >= m.Lowest(); l-- {
 			p.layerBackward(l, p.layers[l], d, g.layers[l])
 			to.done(l)
 		}
 	}
-	p.relativeBackward(g.relative)
-	index := p.in.ids
-	if !to.WordRows.IsZero() {
-		g.word, index = to.WordRows, to.WordIndex
+	if !g.relative.IsZero() {
+		p.relativeBackward(g.relative)
 	}
-	p.embedTokensBackward(d, g, index)
+	if m.bottom < 0 {
+		index := p.in.ids
+		if !to.WordRows.IsZero() {
+			g.word, index = to.WordRows, to.WordIndex
+		}
+		p.embedTokensBackward(d, g, index)
+	}
 	to.done(-1)
 }
 
@@ -336,3 +361,55 @@ func (p *Pass) recompute(from, to int, x gpustage.Tensor) []layerActs {
 	}
 	return acts
 }
+
+// place is a place in a forward pass: before the layers it is negative, then each layer has those below.
+type place int
+
+const (
+	inPlace        place = iota // the attention's input norm
+	attentionPlace              // query, key and value
+	outPlace                    // the attention's projection, and the norms behind it
+	ffnPlace                    // the feed-forward layer's input norm
+	upPlace
+	downPlace // its second projection, and the norms behind it
+	places
+)
+
+func at(layer int, p place) place { return place(layer)*places + p }
+
+// findBottom is the lowest place at which something trains: a backward pass goes no deeper.
+func (m *Model) findBottom() place {
+	g := m.Config.weights(m.Layout, m.Trained())
+	here := func(ts ...gpustage.Tensor) bool {
+		return slices.ContainsFunc(ts, func(t gpustage.Tensor) bool { return !t.IsZero() })
+	}
+	if here(g.word, g.position, g.kind, g.embedNorm.gamma) {
+		return -1
+	}
+	if here(g.relative) { // all layers add to it
+		return at(0, attentionPlace)
+	}
+	for l, w := range g.layers {
+		switch {
+		case here(w.attn.in.gamma):
+			return at(l, inPlace)
+		case w.qkv.trains() || here(w.queryNorm.gamma, w.keyNorm.gamma):
+			return at(l, attentionPlace)
+		case w.out.trains() || here(w.attn.out.gamma, w.attn.sum.gamma):
+			return at(l, outPlace)
+		case here(w.ffn.in.gamma):
+			return at(l, ffnPlace)
+		case w.up.trains():
+			return at(l, upPlace)
+		case w.down.trains() || here(w.ffn.out.gamma, w.ffn.sum.gamma):
+			return at(l, downPlace)
+		}
+	}
+	return at(m.Config.Layers, inPlace) // the final norm alone
+}
+
+// Lowest is the lowest layer that a backward pass enters: in layers below nothing trains.
+func (m *Model) Lowest() int { return int(max(0, m.bottom) / places) }
+
+// ends tells that nothing below a place trains.
+func (p *Pass) ends(layer int, here place) bool { return p.m.bottom >= at(layer, here) }

@@ -32,9 +32,10 @@ type names struct {
 	down                  string
 }
 
-// layout lists the parameters in the order in which they lie in memory: the word embeddings, everything else outside of
-// layers, then layer by layer. Projections of the same input lie side by side, so that one product computes them all.
-func (c Config) layout() *Layout {
+// parameters lists the parameters in the order in which they lie in memory if all of them train: the word embeddings,
+// everything else outside of layers, then layer by layer. Projections of the same input lie side by side, so that one product
+// computes them all.
+func (c Config) parameters() []Param {
 	n := families[c.Family].names
 	var ps []Param
 	add := func(layer int, name string, rows, cols int, kind paramKind) {
@@ -98,7 +99,7 @@ func (c Config) layout() *Layout {
 		norm(l, p, n.ffnOut, c.Hidden)
 		norm(l, p, n.ffnSum, c.Hidden)
 	}
-	return newLayout(ps)
+	return ps
 }
 
 func sum(ns []int) (total int) {

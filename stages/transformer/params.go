@@ -1,9 +1,11 @@
 package transformer
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"contraflow/gpustage"
 )
@@ -15,6 +17,7 @@ type Param struct {
 	Rows, Cols int    // a vector has one row
 	Off        int    // elements from the start of the flat vector
 	kind       paramKind
+	slot       int // of a factor: its target's place among the layer's linear weights
 }
 
 type paramKind int8
@@ -25,6 +28,8 @@ const (
 	bias
 	normWeight
 	relativeBias
+	loraA // [r, in] of a LoRA factor pair
+	loraB // [out, r]
 )
 
 // Shape is the tensor's shape in a file: vectors have one dimension.
@@ -36,29 +41,70 @@ func (p Param) Shape() []int {
 }
 
 // Decay tells whether weight decay applies: not to biases and norm weights, as the field has it.
-func (p Param) Decay() bool { return p.kind == weight || p.kind == embedding }
+func (p Param) Decay() bool {
+	return p.kind == weight || p.kind == embedding || p.Factor()
+}
+
+// Factor tells whether it is one of LoRA's.
+func (p Param) Factor() bool { return p.kind == loraA || p.kind == loraB }
+
+// Module is the name of what the parameter belongs to, as Hugging Face has it: "encoder.layer.0.output.dense".
+func (p Param) Module() string {
+	name := strings.TrimSuffix(strings.TrimSuffix(p.Name, ".weight"), ".bias")
+	return strings.TrimSuffix(strings.TrimSuffix(name, loraASuffix), loraBSuffix)
+}
 
 // Len is the number of elements.
 func (p Param) Len() int { return p.Rows * p.Cols }
 
-// Layout is where a model's parameters lie in one flat vector. Gradients and optimizer moments have the same layout, so
-// that an optimizer, a norm or a reduction is one pass over one vector.
+// Layout is where a model's parameters lie in one flat vector: those that are frozen first, then those that train. Gradients and
+// optimizer moments are like the second part alone, so that an optimizer, a norm or a reduction is one pass over one vector, and
+// nothing is computed, kept or sent for what does not train.
 type Layout struct {
 	Params []Param
 	Len    int // elements of the flat vector
+	Frozen int // of them, those in front that don't train
 	index  map[string]int
+	word   int
 }
 
-func newLayout(ps []Param) *Layout {
-	l := &Layout{Params: ps, index: map[string]int{}}
-	for i := range l.Params {
-		p := &l.Params[i]
-		p.Off = l.Len
-		l.Len += p.Len()
-		l.index[p.Name] = i
+// newLayout places parameters, the first of which are the word embeddings.
+func newLayout(ps []Param, frozen func(Param) bool) *Layout {
+	l := &Layout{index: map[string]int{}}
+	for _, first := range []bool{true, false} {
+		for i, p := range ps {
+			if frozen(p) != first {
+				continue
+			}
+			if i == 0 {
+				l.word = len(l.Params)
+			}
+			p.Off = l.Len
+			l.Len += p.Len()
+			l.index[p.Name] = len(l.Params)
+			l.Params = append(l.Params, p)
+		}
+		if first {
+			l.Frozen = l.Len
+		}
 	}
 	return l
 }
+
+// Trained is how many elements train: the length of gradients and moments.
+func (l *Layout) Trained() int { return l.Len - l.Frozen }
+
+// Training are the parameters that train.
+func (l *Layout) Training() []Param {
+	i := slices.IndexFunc(l.Params, l.Trains)
+	return l.Params[i:]
+}
+
+// Trains tells whether a parameter does.
+func (l *Layout) Trains(p Param) bool { return p.Off >= l.Frozen }
+
+// At is where a parameter that trains lies in gradients and moments.
+func (l *Layout) At(p Param) int { return p.Off - l.Frozen }
 
 // Find returns a parameter by name.
 func (l *Layout) Find(name string) (Param, bool) {
@@ -69,31 +115,43 @@ func (l *Layout) Find(name string) (Param, bool) {
 	return l.Params[i], true
 }
 
-// View is parameter p's part of a flat vector.
+// View is parameter p's part of a flat vector: of all parameters, or of one like those that train, where p may have none.
 func (l *Layout) View(flat gpustage.Tensor, p Param) gpustage.Tensor {
-	return flat.Columns(p.Off, p.Off+p.Len()).Reshape(p.Rows, p.Cols)
+	return l.view(flat, p, p, p.Cols)
 }
 
-// Word is the word embeddings' place in the flat vector, which begins with it.
-func (l *Layout) Word() Param { return l.Params[0] }
-
-// Span is where a layer's parameters lie in the flat vector, from and up to which element; layer -1 is what is outside of
-// layers, but for the word embeddings.
-func (l *Layout) Span(layer int) (from, to int) {
-	from = -1
-	for _, p := range l.Params[1:] {
-		if p.Layer == layer {
-			if from < 0 {
-				from = p.Off
-			}
-			to = p.Off + p.Len()
+// view is a flat vector's part from parameter p to q, in rows of so many elements.
+func (l *Layout) view(flat gpustage.Tensor, p, q Param, cols int) gpustage.Tensor {
+	from := 0
+	if flat.Cols < l.Len {
+		if from = l.Frozen; !l.Trains(p) {
+			return gpustage.Tensor{}
 		}
+	}
+	n := q.Off + q.Len() - p.Off
+	return flat.Columns(p.Off-from, p.Off-from+n).Reshape(n/cols, cols)
+}
+
+// Word is the word embeddings.
+func (l *Layout) Word() Param { return l.Params[l.word] }
+
+// Span is where a layer's parameters that train lie in gradients and moments, from and up to which element, none if they are
+// equal; layer -1 is what is outside of layers, but for the word embeddings.
+func (l *Layout) Span(layer int) (from, to int) {
+	for i, p := range l.Params {
+		if i == l.word || p.Layer != layer || !l.Trains(p) {
+			continue
+		}
+		if to == 0 {
+			from = l.At(p)
+		}
+		to = l.At(p) + p.Len()
 	}
 	return from, to
 }
 
 // weights are views of a flat vector by their role: of the parameters, or of their gradients. What a family does not have is
-// absent.
+// absent, and the gradient of what does not train.
 type weights struct {
 	word, position, kind gpustage.Tensor // [V, C], [P, C], [types, C]
 	embedNorm, finalNorm norm
@@ -128,11 +186,12 @@ func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
 		first, last := prefix+names[0], prefix+names[len(names)-1]
 		a, _ := l.Find(first + ".weight")
 		z, _ := l.Find(last + ".weight")
-		w := linear{w: flat.Columns(a.Off, z.Off+z.Len()).Reshape((z.Off+z.Len()-a.Off)/a.Cols, a.Cols)}
+		w := linear{w: l.view(flat, a, z, a.Cols)}
 		if a, ok := l.Find(first + ".bias"); ok {
 			z, _ := l.Find(last + ".bias")
-			w.b = flat.Columns(a.Off, z.Off+z.Len())
+			w.b = l.view(flat, a, z, z.Off+z.Len()-a.Off)
 		}
+		w.factors = l.factors(flat, prefix, names)
 		return w
 	}
 	w := weights{
@@ -151,31 +210,59 @@ func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
 	return w
 }
 
-// Load fills the parameters by name. read gives a parameter's elements; shapes are its business. dst holds whatever was there
-// before.
+// Load fills the parameters by name, and LoRA's factors with their first values. read gives a parameter's elements; shapes are its
+// business. dst holds whatever was there before.
 func (m *Model) Load(s gpustage.Stream, read func(p Param, dst []float32) error) error {
+	return m.load(s, func(p Param, dst []float32) error {
+		if p.Factor() {
+			m.lora().first(p, dst)
+			return nil
+		}
+		return read(p, dst)
+	})
+}
+
+// LoadFactors fills LoRA's factors with other values than their first ones.
+func (m *Model) LoadFactors(s gpustage.Stream, read func(p Param, dst []float32) error) error {
+	return m.load(s, func(p Param, dst []float32) error {
+		if !p.Factor() {
+			return errLeave
+		}
+		return read(p, dst)
+	})
+}
+
+// errLeave leaves a parameter as it is.
+var errLeave = errors.New("leave it")
+
+func (m *Model) load(s gpustage.Stream, read func(p Param, dst []float32) error) error {
 	if err := s.Sync(); err != nil {
 		return err
 	}
 	var buf []float32
 	for _, p := range m.Layout.Params {
-		dst := m.Layout.View(m.Params, p)
-		if m.DType == gpustage.F32 && gpustage.InHost(dst) { // in place: a third of the time of loading 90 MB
-			if err := read(p, gpustage.Slice[float32](dst)); err != nil {
-				return err
-			}
-			continue
+		dst, vs := m.Layout.View(m.Params, p), []float32(nil)
+		inPlace := m.DType == gpustage.F32 && gpustage.InHost(dst) // a third of the time of loading 90 MB
+		if inPlace {
+			vs = gpustage.Slice[float32](dst)
+		} else {
+			buf = slices.Grow(buf[:0], p.Len())[:p.Len()]
+			vs = buf
 		}
-		buf = slices.Grow(buf[:0], p.Len())[:p.Len()]
-		if err := read(p, buf); err != nil {
+		if err := read(p, vs); err == errLeave {
+			continue
+		} else if err != nil {
 			return err
 		}
-		m.write(s, dst, buf)
+		if inPlace {
+			continue
+		}
+		m.write(s, dst, vs)
 		if err := s.Sync(); err != nil {
 			return err
 		}
 	}
-	m.Changed()
+	m.changedAll()
 	return s.Sync()
 }
 

@@ -61,7 +61,7 @@ func (w *Work) count(n int) passes {
 	w.stream.flop = 0
 	pass := w.model.Forward(w.stream, gpustage.DryArena(), transformer.Rows{IDs: make([]int32, n), Cu: []int32{0, int32(n)}, Keys: make([]uint64, 1)}, true, true)
 	p := passes{forward: w.stream.flop}
-	pass.Backward(pass.Embeddings(), w.model.Params)
+	pass.Backward(pass.Embeddings(), w.model.Trained())
 	p.both = w.stream.flop
 	w.lengths[n] = p
 	return p
