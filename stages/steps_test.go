@@ -48,6 +48,9 @@ type goldenRun struct {
 	ranks      int // trains as so many
 	shards     int // of which so many share a replica's state
 	exchange   stages.Exchanging
+	adapted    string // one of testdata/golden/lora/steps, in minilm-tiny's place
+
+	loraDropout float64
 }
 
 // processor is a CPU device, shared by the package's tests.
@@ -66,6 +69,7 @@ type goldenResult struct {
 	steps   []stages.StepResult
 	weights []byte // every parameter's bits after the last step
 	grad    []byte // of the first step, divided
+	spans   []pipeline.Span
 	model   *transformer.Model
 	stream  gpustage.Stream
 	traffic struct { // of the first step's gradient
@@ -135,7 +139,11 @@ func (r goldenRun) run(t testing.TB) goldenResult {
 
 func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	dir := goldens.Path(t, "bert/minilm-tiny")
-	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	from, head, tuning := adaptation(t, r.adapted)
+	if tuning.LoRA != nil {
+		tuning.LoRA.Dropout = r.loraDropout
+	}
+	raw, err := os.ReadFile(filepath.Join(goldens.Path(t, from), "config.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +152,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		t.Fatal(err)
 	}
 	config.HiddenDropout, config.AttentionDropout = r.dropout, r.dropout
-	model, err := transformer.New(r.device, config, transformer.Head{Normalize: true}, transformer.Options{DType: r.dtype, CheckpointEvery: r.every})
+	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, CheckpointEvery: r.every, Tuning: tuning})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,12 +160,21 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if err != nil {
 		t.Fatal(err)
 	}
-	weights := goldens.Load(t, "bert/minilm-tiny/model")
+	weights := goldens.Load(t, from+"/model")
 	if err := model.Load(stream, func(p transformer.Param, dst []float32) error {
 		copy(dst, weights.F32(t, p.Name))
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+	if r.adapted != "" {
+		start := goldens.Load(t, "lora/steps")
+		if err := model.LoadFactors(stream, func(p transformer.Param, dst []float32) error {
+			copy(dst, start.F32(t, r.adapted+"/start/"+p.Name))
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	tok, err := tokenize.Load(dir)
 	if err != nil {
@@ -248,7 +265,12 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Run(ctx); err != nil {
+	var mu sync.Mutex
+	if err := p.Run(ctx, pipeline.WithSpans(func(s pipeline.Span) {
+		mu.Lock()
+		defer mu.Unlock()
+		res.spans = append(res.spans, s)
+	})); err != nil {
 		t.Fatal(err)
 	}
 	res.weights = gpustage.Bytes(read64(t, stream, model.Params))

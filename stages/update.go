@@ -3,10 +3,13 @@ package stages
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	"contraflow/gpustage"
 	"contraflow/pipeline"
 	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
 )
 
 // Update is how a step changes the parameters.
@@ -17,6 +20,34 @@ type Update struct {
 	WarmupSteps int
 	TotalSteps  int
 	MaxGradNorm float64 // 0: no clipping
+	Groups      []Group
+}
+
+// Group is parameters with a learning rate of their own, which the schedule multiplies as it does the others'. A parameter is in the
+// first group that has a part of its name.
+type Group struct {
+	Params []string // parts of names: "lora_B", "embeddings.", "layer.11."
+	LR     float64
+}
+
+// rates are the multiples of LR with which parameters train, 1 outside of groups.
+func (u Update) rates(ps []transformer.Param) ([]float64, error) {
+	out := make([]float64, len(ps))
+	used := make([]bool, len(u.Groups))
+	for i, p := range ps {
+		out[i] = 1
+		g := slices.IndexFunc(u.Groups, func(g Group) bool {
+			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(p.Name, part) })
+		})
+		if g >= 0 {
+			out[i], used[g] = u.Groups[g].LR/u.LR, true
+		}
+	}
+	if g := slices.Index(used, false); g >= 0 {
+		return nil, fmt.Errorf("optimizer.groups[%d]: of what trains, no name that is not in a group before has %s in it; names are like %s and %s",
+			g, strings.Join(u.Groups[g].Params, " or "), ps[0].Name, ps[len(ps)-1].Name)
+	}
+	return out, nil
 }
 
 // StepResult is what a step did.
@@ -54,8 +85,12 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	m := e.Model
 	states := make([]gpustage.Tensor, u.Optimizer.States())
 	var segs []optim.Segment
-	for _, p := range m.Layout.Training() {
-		segs = append(segs, optim.Segment{Off: m.Layout.At(p), Len: p.Len(), Decay: p.Decay()})
+	rates, err := u.rates(m.Layout.Training())
+	if err != nil {
+		return out.Port, err
+	}
+	for i, p := range m.Layout.Training() {
+		segs = append(segs, optim.Segment{Off: m.Layout.At(p), Len: p.Len(), Decay: p.Decay(), LR: rates[i]})
 	}
 	segs, n := optim.Owned(segs, e.owned())
 	for i := range states {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/pprof"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,8 +32,8 @@ type report interface{ Print(w io.Writer) error }
 func newBench() *cobra.Command {
 	var f benchFlags
 	cmd := &cobra.Command{
-		Use:   "bench gemm|ops|step|tokenize|read",
-		Short: "Measure this machine: products of matrices, ops, training steps, tokenization, reading",
+		Use:   "bench gemm|ops|step|layers|tokenize|read",
+		Short: "Measure this machine: products of matrices, ops, training steps, activation checkpointing, tokenization, reading",
 		Long: `bench measures what contraflow does on this machine. Rates of arithmetic stand beside those of a probe, multiply-adds between
 registers on as many threads, measured right before and after: what no program can beat.`,
 		Example: `  contraflow bench step
@@ -49,7 +50,7 @@ registers on as many threads, measured right before and after: what no program c
 	cmd.PersistentFlags().BoolVar(&f.json, "json", false, "print a JSON object")
 	cmd.PersistentFlags().IntVar(&f.threads, "threads", runtime.GOMAXPROCS(0), "threads to compute with")
 	cmd.PersistentFlags().StringVar(&f.profile, "cpu-profile", "", "write a CPU profile for go tool pprof")
-	cmd.AddCommand(newBenchGEMM(&f), newBenchOps(&f), newBenchStep(&f), newBenchTokenize(&f), newBenchRead(&f))
+	cmd.AddCommand(newBenchGEMM(&f), newBenchOps(&f), newBenchStep(&f), newBenchLayers(&f), newBenchTokenize(&f), newBenchRead(&f))
 	for _, c := range cmd.Commands() {
 		c.Args = noArgs
 		run := c.RunE
@@ -177,6 +178,35 @@ func newBenchOps(f *benchFlags) *cobra.Command {
 	cmd.Flags().StringVar(&precision, "precision", "f32", "of products: f32 or bf16")
 	cmd.Flags().IntVar(&o.Pairs, "pairs", 64, "pairs of the step, of 39 and 97 tokens")
 	cmd.Flags().IntVar(&o.LossRows, "rows", 1024, "pairs of the loss's batch")
+	return cmd
+}
+
+func newBenchLayers(f *benchFlags) *cobra.Command {
+	var o bench.LayersOptions
+	cmd := &cobra.Command{
+		Use:   "layers",
+		Short: "Activation checkpointing: peak memory and time by the number of layers",
+		Long: `layers runs a kept forward pass and its backward through models of BERT's shape with random weights, with activation checkpointing and
+without: peak and kept activations, and how many times as long it takes.`,
+		Example: `  contraflow bench layers
+  contraflow bench layers --layers 4,16,64 --json`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if len(o.Layers) == 0 || slices.Min(o.Layers) < 1 || o.Rows < 1 || o.Tokens < 1 || o.Rounds < 1 || o.Hidden < 64 || o.Hidden%64 != 0 || o.LoRA < 0 {
+				return usageError{errors.New("--layers, --rows, --tokens and --rounds want 1 or more, --hidden a multiple of 64")}
+			}
+			r, err := bench.MeasureLayers(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			return f.print(cmd, r)
+		},
+	}
+	cmd.Flags().IntSliceVar(&o.Layers, "layers", []int{4, 16, 64}, "numbers of layers")
+	cmd.Flags().IntVar(&o.Rows, "rows", 16, "rows of the sub-batch")
+	cmd.Flags().IntVar(&o.Tokens, "tokens", 64, "tokens of each row")
+	cmd.Flags().IntVar(&o.Hidden, "hidden", 384, "hidden size")
+	cmd.Flags().IntVar(&o.LoRA, "lora", 0, "rank of LoRA on every linear layer (default: everything trains)")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "rounds to take the best of")
 	return cmd
 }
 

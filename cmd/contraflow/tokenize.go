@@ -36,7 +36,7 @@ func newTokenize() *cobra.Command {
 				return err
 			}
 			defer f.Close()
-			tok, err := tokenize.Load(f.TransformerDir)
+			tok, err := tokenize.Load(f.TokenizerDir)
 			if err != nil {
 				return err
 			}

@@ -51,6 +51,10 @@ type Folder struct {
 	// TransformerDir holds config.json, the weights and the tokenizer's files: Dir, or a subfolder of it in folders
 	// that sentence-transformers wrote years ago.
 	TransformerDir string
+	TokenizerDir   string // where the tokenizer's files are: TransformerDir, or the base's of an adapter
+
+	Adapter *Adapter // what is to be added to the weights; nil if the folder holds a model of its own
+	Base    *Folder  // the adapter's base model
 
 	Config    []byte // config.json as it is on disk
 	ModelType string // its model_type: "bert", "roberta", ...
@@ -87,7 +91,11 @@ type Module struct {
 func (m Module) Kind() string { return m.Type[strings.LastIndexByte(m.Type, '.')+1:] }
 
 // Open reads the model folder dir. Every error names the file at fault, and what to do where there is something.
-func Open(dir string) (_ *Folder, err error) {
+//
+// The folder of a LoRA adapter is opened with its base model, which must be a folder here or in the hub's cache, where Resolve puts it.
+func Open(dir string) (*Folder, error) { return openOn(dir, "") }
+
+func openOn(dir, base string) (_ *Folder, err error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open model: %w", err)
@@ -104,7 +112,16 @@ func Open(dir string) (_ *Folder, err error) {
 	if err := f.readModules(); err != nil {
 		return nil, err
 	}
-	if err := f.readConfig(); err != nil {
+	f.TokenizerDir = f.TransformerDir
+	if IsAdapter(f.TransformerDir) {
+		bare := f.Modules == nil
+		if err := f.adapt(base); err != nil {
+			return nil, err
+		}
+		if bare { // as PEFT saves it: the base says the rest
+			return f, nil
+		}
+	} else if err := f.readConfig(); err != nil {
 		return nil, err
 	}
 	if err := f.readPooling(); err != nil {
@@ -116,14 +133,25 @@ func Open(dir string) (_ *Folder, err error) {
 	if err := f.readModelJSON(); err != nil {
 		return nil, err
 	}
-	if f.weights, err = openWeights(f.TransformerDir); err != nil {
-		return nil, err
+	if f.Adapter == nil {
+		if f.weights, err = openWeights(f.TransformerDir); err != nil {
+			return nil, err
+		}
 	}
 	return f, nil
 }
 
 // Close closes the weights: tensors and their Data must not be used any more. A second Close does nothing.
-func (f *Folder) Close() error { return f.weights.close() }
+func (f *Folder) Close() error {
+	if f.Adapter == nil {
+		return f.weights.close()
+	}
+	err := f.Adapter.file.Close()
+	if f.Base != nil {
+		err = errors.Join(err, f.Base.Close())
+	}
+	return err
+}
 
 // readModules reads modules.json, if there is one, and refuses modules that this package would have to ignore.
 func (f *Folder) readModules() error {
@@ -231,9 +259,6 @@ func (f *Folder) readConfig() error {
 	file := filepath.Join(f.TransformerDir, "config.json")
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(filepath.Join(f.TransformerDir, "adapter_config.json")); err == nil {
-			return fmt.Errorf("%s holds a LoRA adapter without its base model; merge them first", f.TransformerDir)
-		}
 		return fmt.Errorf("%s is not a model folder: it has no config.json", f.TransformerDir)
 	}
 	if err != nil {
@@ -378,7 +403,7 @@ var tokenizerFiles = []string{
 func (f *Folder) CopyTokenizer(dir string) error {
 	found := false
 	for _, name := range tokenizerFiles {
-		data, err := os.ReadFile(filepath.Join(f.TransformerDir, name))
+		data, err := os.ReadFile(filepath.Join(f.TokenizerDir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -391,7 +416,7 @@ func (f *Folder) CopyTokenizer(dir string) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("%s has no tokenizer files, such as tokenizer.json or vocab.txt", f.TransformerDir)
+		return fmt.Errorf("%s has no tokenizer files, such as tokenizer.json or vocab.txt", f.TokenizerDir)
 	}
 	return nil
 }

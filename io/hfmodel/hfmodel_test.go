@@ -260,7 +260,7 @@ func TestBadFolders(t *testing.T) {
 		want  []string
 	}{
 		"no config":    {remove("config.json"), []string{"not a model folder", "no config.json"}},
-		"adapter only": {all(remove("config.json"), write("adapter_config.json", "{}")), []string{"LoRA adapter"}},
+		"adapter only": {all(remove("config.json"), remove("model.safetensors"), write("adapter_config.json", "{}")), []string{"adapter_config.json: peft_type \"\" is not supported; LORA is"}},
 		"broken config": {write("config.json", "{\n\"model_type\":\n oops}"),
 			[]string{"config.json: line 3: not valid JSON"}},
 		"config a list":       {write("config.json", "[1]"), []string{"config.json: line 1: got a JSON array, want an object"}},

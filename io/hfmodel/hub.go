@@ -57,7 +57,7 @@ func Resolve(ctx context.Context, pathOrID string, o Options) (dir string, err e
 	info, err := os.Stat(pathOrID)
 	switch {
 	case err == nil && info.IsDir():
-		return pathOrID, nil
+		return pathOrID, resolveBase(ctx, pathOrID, o)
 	case err == nil:
 		return "", fmt.Errorf("%s is a file; give the model's folder", pathOrID)
 	case errors.Is(err, fs.ErrPermission):
@@ -74,7 +74,24 @@ func Resolve(ctx context.Context, pathOrID string, o Options) (dir string, err e
 	if err != nil {
 		return "", err
 	}
-	return h.resolve(ctx)
+	if dir, err = h.resolve(ctx); err != nil {
+		return "", err
+	}
+	return dir, resolveBase(ctx, dir, o)
+}
+
+// resolveBase fetches an adapter's base model.
+func resolveBase(ctx context.Context, dir string, o Options) error {
+	if !IsAdapter(dir) {
+		return nil
+	}
+	a, err := readAdapter(dir)
+	if err != nil {
+		return err
+	}
+	defer a.file.Close()
+	_, err = a.resolve(ctx, o)
+	return err
 }
 
 func looksLikePath(s string) bool {
@@ -251,6 +268,10 @@ func complete(snapshot string) error {
 				return err
 			}
 		}
+	}
+	if IsAdapter(f.TransformerDir) {
+		_, err := os.Stat(filepath.Join(f.TransformerDir, adapterWeightsFile))
+		return err
 	}
 	if _, err := os.Stat(filepath.Join(f.TransformerDir, "config.json")); err != nil {
 		return err

@@ -129,12 +129,16 @@ func neededFiles(listed []string, modules []Module, id string) (files []string, 
 			add(m.Path, "config.json")
 		}
 	}
-	if add(transformer, "config.json") == 0 {
+	adapter := has[path.Join(transformer, adapterConfigFile)] && !has[path.Join(transformer, weightsFile)] && !has[path.Join(transformer, indexFile)]
+	if adapter && add(transformer, adapterConfigFile, adapterWeightsFile) < 2 {
+		return nil, fmt.Errorf("the repository has no %s beside its %s", adapterWeightsFile, adapterConfigFile)
+	}
+	if add(transformer, "config.json") == 0 && !adapter {
 		return nil, fmt.Errorf("the repository has no %s: it is not a model for transformers", path.Join(transformer, "config.json"))
 	}
 	add(transformer, transformerFiles...)
 	add(transformer, tokenizerFiles...)
-	if add(transformer, weightsFile) == 0 && add(transformer, indexFile) == 0 {
+	if !adapter && add(transformer, weightsFile) == 0 && add(transformer, indexFile) == 0 {
 		for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {
 			if has[path.Join(transformer, name)] {
 				return nil, fmt.Errorf("the repository has its weights only as %s, a Python pickle, which can run code when it "+

@@ -35,6 +35,9 @@ type Spec struct {
 	// Tokenizer writes the tokenizer's files into the folder that it is given; Base.CopyTokenizer is one.
 	Tokenizer func(dir string) error
 	Card      Card
+
+	// Adapter, if not nil, makes it the folder of a LoRA adapter, which PEFT reads as well; Config is then the base's.
+	Adapter *AdapterSpec
 }
 
 // Save writes a model folder that sentence-transformers, transformers and Open read. It appears as a whole or not at
@@ -70,7 +73,11 @@ func Save(dir string, s Spec) error {
 				return err
 			}
 		}
-		return safetensors.Write(filepath.Join(tmp, weightsFile), s.Tensors, map[string]string{"format": "pt"})
+		name, tensors := weightsFile, s.Tensors
+		if s.Adapter != nil {
+			name, tensors = adapterWeightsFile, s.Adapter.named(tensors)
+		}
+		return safetensors.Write(filepath.Join(tmp, name), tensors, map[string]string{"format": "pt"})
 	})
 	if err != nil {
 		return fmt.Errorf("save model: %w", err)
@@ -90,7 +97,7 @@ func replaceable(dir string) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	for _, name := range []string{"modules.json", "config.json"} {
+	for _, name := range []string{"modules.json", "config.json", adapterConfigFile} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
 			return nil
 		}
@@ -167,6 +174,10 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		"1_Pooling/config.json":             encodePooling(pooling, base.poolingJSON),
 		"sentence_bert_config.json":         s.transformerBytes(base.transformerJSON),
 		"config_sentence_transformers.json": s.modelBytes(base.modelJSON),
+	}
+	if s.Adapter != nil {
+		delete(files, "config.json")
+		files[adapterConfigFile] = s.Adapter.config()
 	}
 	if s.Normalize {
 		modules = append(modules, module{2, "2", "2_Normalize", "sentence_transformers.models.Normalize"})

@@ -158,6 +158,11 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 		}
 	}
 	for _, c := range candidates {
+		if f.Adapter != nil {
+			if t, ok := f.Adapter.wholeByName[c]; ok {
+				return t, nil
+			}
+		}
 		if file := f.weights.index[c]; file != nil {
 			return file.Tensor(c)
 		}

@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"contraflow/gpustage"
@@ -86,7 +87,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	}
 	var tokErr error
 	var loading sync.WaitGroup
-	loading.Go(func() { e.tok, tokErr = tokenize.Load(f.TransformerDir) }) // 50 of 150 ms, on the other core
+	loading.Go(func() { e.tok, tokErr = tokenize.Load(f.TokenizerDir) }) // 50 of 150 ms, on the other core
 	err = e.load(f, o)
 	loading.Wait()
 	if err = cmp.Or(tokErr, err); err == nil {
@@ -174,7 +175,8 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	return h, nil
 }
 
-// LoadModel makes the model of a folder on a device. change, if not nil, may alter the configuration first (dropout).
+// LoadModel makes the model of a folder on a device. An adapter is merged into its base model's weights: embedding then costs what it
+// costs without. change, if not nil, may alter the configuration first (dropout).
 func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	if f.LowerCase {
 		return nil, fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is not supported; a tokenizer that lower-cases is", f.Dir)
@@ -190,7 +192,7 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 	if err != nil {
 		return nil, err
 	}
-	return m, m.Load(s, func(p transformer.Param, dst []float32) error {
+	err = m.Load(s, func(p transformer.Param, dst []float32) error {
 		t, err := f.Tensor(p.Name, c.Prefixes()...)
 		if err != nil {
 			return err
@@ -206,6 +208,52 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		}
 		return nil
 	})
+	if err == nil && f.Adapter != nil {
+		err = merge(f, m, s)
+	}
+	if err != nil {
+		m.Free()
+		return nil, err
+	}
+	return m, nil
+}
+
+// merge adds an adapter's factors to the weights.
+func merge(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) error {
+	own := func(name string) (transformer.Param, bool) {
+		for _, prefix := range append([]string{""}, m.Config.Prefixes()...) {
+			if p, ok := m.Layout.Find(strings.TrimPrefix(name, prefix)); ok {
+				return p, true
+			}
+		}
+		return transformer.Param{}, false
+	}
+	for _, x := range f.Adapter.Factors {
+		p, ok := own(x.Module + ".weight")
+		if !ok && strings.HasPrefix(x.Module, "pooler.") { // embeddings don't use it
+			continue
+		}
+		if !ok {
+			return fmt.Errorf("%s: the adapter is for a layer %q, which the base model does not have", f.Dir, x.Module)
+		}
+		a, b := make([]float32, x.A.Len()), make([]float32, x.B.Len())
+		if err := errors.Join(x.A.Float32s(a), x.B.Float32s(b)); err != nil {
+			return fmt.Errorf("%s: %w", f.Dir, err)
+		}
+		if err := errors.Join(transformer.CheckFinite(p, a), transformer.CheckFinite(p, b)); err != nil {
+			return fmt.Errorf("%s: the adapter of %w", f.Dir, err)
+		}
+		if err := m.AddProduct(s, p, a, b, x.A.Shape[0], x.Scale); err != nil {
+			return fmt.Errorf("%s: %w", f.Dir, err)
+		}
+	}
+	for _, t := range f.Adapter.Whole {
+		name := strings.TrimPrefix(t.Name, hfmodel.AdapterPrefix)
+		if _, ok := own(name); !ok && !strings.HasPrefix(name, "pooler.") {
+			return fmt.Errorf("%s: the adapter has a tensor %q, which the base model does not have", f.Dir, t.Name)
+		}
+	}
+	return nil
 }
 
 // Trainable is a folder's model and tokenizer on a device, for pipelines that train it.
@@ -221,7 +269,7 @@ func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
 		return nil, err
 	}
 	defer f.Close()
-	tok, err := tokenize.Load(f.TransformerDir)
+	tok, err := tokenize.Load(f.TokenizerDir)
 	if err != nil {
 		return nil, err
 	}

@@ -47,13 +47,14 @@ type Segment struct {
 	Off, Len int
 	State    int // where the optimizer's states of these parameters begin: Off, unless a rank keeps those of its own alone
 	Decay    bool
+	LR       float64 // a multiple of the step's learning rate; 0: 1
 }
 
-// Segments joins neighbours with the same Decay.
+// Segments joins neighbours that are updated alike.
 func Segments(all []Segment) []Segment {
 	var out []Segment
 	for _, s := range all {
-		if n := len(out); n > 0 && out[n-1].Decay == s.Decay && out[n-1].Off+out[n-1].Len == s.Off && out[n-1].State+out[n-1].Len == s.State {
+		if n := len(out); n > 0 && out[n-1].Decay == s.Decay && out[n-1].LR == s.LR && out[n-1].Off+out[n-1].Len == s.Off && out[n-1].State+out[n-1].Len == s.State {
 			out[n-1].Len += s.Len
 			continue
 		}
@@ -68,13 +69,16 @@ func Owned(all []Segment, ranges [][2]int) (owned []Segment, states int) {
 		for _, r := range ranges {
 			lo, hi := max(s.Off, r[0]), min(s.Off+s.Len, r[1])
 			if lo < hi {
-				owned = append(owned, Segment{Off: lo, Len: hi - lo, State: states, Decay: s.Decay})
+				owned = append(owned, Segment{Off: lo, Len: hi - lo, State: states, Decay: s.Decay, LR: s.LR})
 				states += hi - lo
 			}
 		}
 	}
 	return Segments(owned), states
 }
+
+// rate is its learning rate.
+func (s Segment) rate(lr float64) float64 { return lr * or(s.LR, 1) }
 
 func (s Segment) of(t gpustage.Tensor) gpustage.Tensor    { return t.Columns(s.Off, s.Off+s.Len) }
 func (s Segment) state(t gpustage.Tensor) gpustage.Tensor { return t.Columns(s.State, s.State+s.Len) }
@@ -99,9 +103,9 @@ func (AdamW) States() int { return 2 }
 
 // Update applies gpustage's AdamW to each segment.
 func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, step int) {
-	h := gpustage.AdamW{LR: lr, Beta1: or(o.Beta1, 0.9), Beta2: or(o.Beta2, 0.999), Eps: or(o.Eps, 1e-8), Step: step, GradScale: gradScale}
+	h := gpustage.AdamW{Beta1: or(o.Beta1, 0.9), Beta2: or(o.Beta2, 0.999), Eps: or(o.Eps, 1e-8), Step: step, GradScale: gradScale}
 	for _, seg := range segments {
-		h.WeightDecay = 0
+		h.LR, h.WeightDecay = seg.rate(lr), 0
 		if seg.Decay {
 			h.WeightDecay = o.WeightDecay
 		}
@@ -130,7 +134,7 @@ func (o SGD) States() int {
 // Update applies gpustage's SGD to each segment.
 func (o SGD) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, _ int) {
 	for _, seg := range segments {
-		h := gpustage.SGD{LR: lr, Momentum: o.Momentum, GradScale: gradScale}
+		h := gpustage.SGD{LR: seg.rate(lr), Momentum: o.Momentum, GradScale: gradScale}
 		if seg.Decay {
 			h.WeightDecay = o.WeightDecay
 		}

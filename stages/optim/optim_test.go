@@ -71,8 +71,8 @@ func TestGoldenClip(t *testing.T) {
 
 // Decay acts on its segments only, the gradient's scale on all.
 func TestSegments(t *testing.T) {
-	segs := Segments([]Segment{{0, 2, 0, true}, {2, 1, 2, true}, {3, 2, 3, false}, {5, 1, 5, true}})
-	if fmt.Sprint(segs) != "[{0 3 0 true} {3 2 3 false} {5 1 5 true}]" {
+	segs := Segments([]Segment{{0, 2, 0, true, 0}, {2, 1, 2, true, 0}, {3, 2, 3, false, 0}, {5, 1, 5, true, 0}})
+	if fmt.Sprint(segs) != "[{0 3 0 true 0} {3 2 3 false 0} {5 1 5 true 0}]" {
 		t.Error(segs)
 	}
 	s, _ := ref.New().OpenStream()
@@ -102,6 +102,36 @@ func TestSegments(t *testing.T) {
 	}
 }
 
+// A segment's learning rate is a multiple of the step's, for the decay as well; neighbours with others stay apart.
+func TestSegmentRates(t *testing.T) {
+	segs := Segments([]Segment{{Off: 0, Len: 2, State: 0, Decay: true}, {Off: 2, Len: 2, State: 2, Decay: true, LR: 3}})
+	if len(segs) != 2 {
+		t.Fatal(segs)
+	}
+	s, _ := ref.New().OpenStream()
+	vec := func(v float64) gpustage.Tensor {
+		x, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 1, 4)
+		s.Fill(x, v)
+		return x
+	}
+	p, whole, thrice := vec(1), vec(1), vec(1)
+	AdamW{WeightDecay: 0.5}.Update(s, p, vec(2), []gpustage.Tensor{vec(0), vec(0)}, segs, 0.1, 1, 1)
+	one := []Segment{{Len: 4, Decay: true}}
+	AdamW{WeightDecay: 0.5}.Update(s, whole, vec(2), []gpustage.Tensor{vec(0), vec(0)}, one, 0.1, 1, 1)
+	AdamW{WeightDecay: 0.5}.Update(s, thrice, vec(2), []gpustage.Tensor{vec(0), vec(0)}, one, 0.3, 1, 1)
+	got, a, b := gpustage.Slice[float64](p), gpustage.Slice[float64](whole)[0], gpustage.Slice[float64](thrice)[0]
+	for i, want := range []float64{a, a, b, b} {
+		if math.Abs(got[i]-want) > 1e-15 {
+			t.Errorf("element %d is %v, want %v", i, got[i], want)
+		}
+	}
+	q := vec(1)
+	SGD{}.Update(s, q, vec(1), nil, segs, 0.1, 1, 1)
+	if got := fmt.Sprintf("%.3g", gpustage.Slice[float64](q)); got != "[0.9 0.9 0.7 0.7]" {
+		t.Error(got)
+	}
+}
+
 func ExampleSchedule_Factor() {
 	for step := range 6 {
 		fmt.Printf("%.2f ", Linear.Factor(step, 2, 6))
@@ -112,9 +142,9 @@ func ExampleSchedule_Factor() {
 
 // A rank's own parameters are updated as all would be, from states of its own.
 func TestOwned(t *testing.T) {
-	all := []Segment{{0, 4, 0, true}, {4, 3, 4, false}, {7, 5, 7, true}}
+	all := []Segment{{0, 4, 0, true, 0}, {4, 3, 4, false, 2}, {7, 5, 7, true, 0}}
 	owned, n := Owned(all, [][2]int{{1, 3}, {6, 9}})
-	if got := fmt.Sprint(owned, n); got != "[{1 2 0 true} {6 1 2 false} {7 2 3 true}] 5" {
+	if got := fmt.Sprint(owned, n); got != "[{1 2 0 true 0} {6 1 2 false 2} {7 2 3 true 0}] 5" {
 		t.Error(got)
 	}
 }

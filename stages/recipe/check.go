@@ -9,6 +9,7 @@ import (
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
 )
 
 // checker looks at a decoded recipe and reports what makes no sense, at the line where it was said.
@@ -103,7 +104,13 @@ func (c *checker) checkModel(m *Model) {
 	if m.Dropout != nil {
 		c.require(*m.Dropout >= 0 && *m.Dropout < 1, "model.dropout", "is %v, want at least 0 and less than 1", *m.Dropout)
 	}
-	c.require(m.ActivationCheckpointing.Every >= 0, "model.activation_checkpointing", "every is negative")
+	if l := m.LoRA; l != nil {
+		c.positive("model.lora.rank", l.Rank)
+		c.require(l.Alpha > 0 && !math.IsInf(l.Alpha, 0), "model.lora.alpha", "is %v, want a positive number", l.Alpha)
+		c.require(l.Dropout >= 0 && l.Dropout < 1, "model.lora.dropout", "is %v, want at least 0 and less than 1", l.Dropout)
+		c.require(len(l.Targets) > 0, "model.lora.targets", "are missing: names of linear layers such as query, or %s", transformer.AllLinear)
+	}
+	c.require(m.Freeze.Layers >= 0, "model.freeze.layers", "is negative")
 }
 
 func (c *checker) checkData(d *Data) {
@@ -158,6 +165,11 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 	c.require(o.Momentum >= 0 && o.Momentum < 1, "optimizer.momentum", "is %v, want at least 0 and less than 1", o.Momentum)
 	c.require(o.Momentum == 0 || o.Name == "sgd", "optimizer.momentum", "is for sgd")
 	c.require(o.MaxGradNorm >= 0, "optimizer.max_grad_norm", "is negative; 0 turns clipping off")
+	for i, g := range o.Groups {
+		key := fmt.Sprintf("optimizer.groups[%d]", i)
+		c.require(len(g.Params) > 0, key+".params", "are missing: parts of parameters' names such as lora_B or embeddings.")
+		c.require(g.LR > 0 && !math.IsInf(g.LR, 0), key+".lr", "is %v, want a positive number; model.freeze keeps parameters as they are", g.LR)
+	}
 	c.words("optimizer.schedule", string(optim.Constant), string(optim.Linear), string(optim.Cosine))
 	c.require(o.WarmupRatio >= 0 && o.WarmupRatio <= 1, "optimizer.warmup_ratio", "is %v, want a part of the steps, 0 to 1", o.WarmupRatio)
 	if o.WarmupSteps != nil {

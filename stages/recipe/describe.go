@@ -5,13 +5,14 @@ import (
 	"strings"
 
 	"contraflow/pipeline"
+	"contraflow/stages/transformer"
 )
 
 // Describe says in a few lines what a run is about to do and what it takes.
 func (x *Run) Describe() string {
 	var b strings.Builder
 	r, m := x.Recipe, x.model
-	fmt.Fprintf(&b, "model   %s: %s, %d layers of %d, %s parameters, %s\n", r.Model.Path, m.Config.Family, m.Config.Layers, m.Config.Hidden, count(m.Layout.Len), m.Head.Pooling)
+	fmt.Fprintf(&b, "model   %s: %s, %d layers of %d, %s parameters%s, %s\n", r.Model.Path, m.Config.Family, m.Config.Layers, m.Config.Hidden, count(m.Layout.Len), trained(m.Layout), m.Head.Pooling)
 	fmt.Fprintf(&b, "data    %d rows, %d texts each, cut at %d (queries) and %d tokens\n", x.data.Rows(), len(x.data.Columns()), x.text.QueryLength, x.text.DocumentLength)
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
@@ -22,6 +23,14 @@ func (x *Run) Describe() string {
 	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s",
 		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working))
 	return b.String()
+}
+
+// trained says how many parameters train, if not all do.
+func trained(l *transformer.Layout) string {
+	if l.Frozen == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" of which %s train (%.2g %%)", count(l.Trained()), 100*float64(l.Trained())/float64(l.Len))
 }
 
 // count prints a number of parameters.

@@ -97,7 +97,10 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.folder, err = hfmodel.Open(dir); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
-	if x.tok, err = tokenize.Load(x.folder.TransformerDir); err != nil {
+	if x.folder.Adapter != nil && m.LoRA != nil {
+		return fmt.Errorf("model.lora: model.path is a LoRA adapter already; merge it into its model first: contraflow merge --model %s --adapter %s --out DIR", x.folder.Base.Dir, dir)
+	}
+	if x.tok, err = tokenize.Load(x.folder.TokenizerDir); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	if x.device, err = gpustage.OpenShare(x.Recipe.Train.Device, x.share); err != nil {
@@ -107,7 +110,7 @@ func (x *Run) openModel(ctx context.Context) error {
 		return err
 	}
 	if x.model, err = x.newModel(transformer.Options{BF16: x.Recipe.Train.Precision == "bf16", CheckpointEvery: m.ActivationCheckpointing.Every}, nil); err != nil {
-		return fmt.Errorf("model.path: %w", err)
+		return fmt.Errorf("model: %w", err)
 	}
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
@@ -129,6 +132,17 @@ func (x *Run) openModel(ctx context.Context) error {
 	return nil
 }
 
+// tuning is what trains.
+func (r Recipe) tuning() transformer.Tuning {
+	t := transformer.Tuning{FreezeEmbeddings: r.Model.Freeze.Embeddings, FreezeLayers: r.Model.Freeze.Layers}
+	if l := r.Model.LoRA; l != nil {
+		t.LoRA = &transformer.LoRA{
+			Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.ModulesToSave, Seed: r.Train.Seed,
+		}
+	}
+	return t
+}
+
 // newModel loads the folder's model; change may alter its configuration.
 func (x *Run) newModel(o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	return x.newModelOn(x.stream, o, change)
@@ -139,6 +153,7 @@ func (x *Run) newModelOn(s gpustage.Stream, o transformer.Options, change func(*
 	if err != nil {
 		return nil, err
 	}
+	o.Tuning = x.Recipe.tuning()
 	return embedder.LoadModel(x.folder, x.device, s, head, o, func(c *transformer.Config) {
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
@@ -222,7 +237,11 @@ func (x *Run) size() stages.Size { return x.Recipe.Batch.SubBatch.Size(x.device)
 
 func (r Recipe) update(steps int) stages.Update {
 	o := r.Optimizer
-	u := stages.Update{LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm}
+	var groups []stages.Group
+	for _, g := range o.Groups {
+		groups = append(groups, stages.Group(g))
+	}
+	u := stages.Update{Groups: groups, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm}
 	if o.WarmupSteps != nil {
 		u.WarmupSteps = *o.WarmupSteps
 	} else {

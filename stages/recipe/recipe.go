@@ -27,6 +27,7 @@ import (
 	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
 )
 
 // Recipe is a resolved recipe. DESIGN's table of keys is this type.
@@ -50,7 +51,25 @@ type Model struct {
 	Normalize               *bool         `yaml:"normalize,omitempty"` // nil: what the folder says
 	MaxLength               Lengths       `yaml:"max_length,omitempty"`
 	Dropout                 *float64      `yaml:"dropout,omitempty"` // nil: the model's
+	LoRA                    *LoRA         `yaml:"lora,omitempty"`    // nil: the model's own parameters train
+	Freeze                  Freeze        `yaml:"freeze,omitempty"`
 	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
+}
+
+// LoRA trains low-rank factors in place of the linear layers' weights; names are those of PEFT.
+type LoRA struct {
+	Rank          int      `yaml:"rank"`
+	Alpha         float64  `yaml:"alpha"`
+	Dropout       float64  `yaml:"dropout"`
+	Targets       []string `yaml:"targets"` // linear layers, or all-linear
+	RSLoRA        bool     `yaml:"rslora"`
+	ModulesToSave []string `yaml:"modules_to_save,omitempty"` // that train as a whole
+}
+
+// Freeze is what does not train.
+type Freeze struct {
+	Layers     int  `yaml:"layers,omitempty"` // the lowest so many
+	Embeddings bool `yaml:"embeddings,omitempty"`
 }
 
 type Data struct {
@@ -107,6 +126,13 @@ type Optimizer struct {
 	Schedule    optim.Schedule `yaml:"schedule"`
 	WarmupRatio float64        `yaml:"warmup_ratio"`
 	WarmupSteps *int           `yaml:"warmup_steps,omitempty"`
+	Groups      []Group        `yaml:"groups,omitempty"`
+}
+
+// Group is parameters with a learning rate of their own: those with one of these parts in their names.
+type Group struct {
+	Params []string `yaml:"params"`
+	LR     float64  `yaml:"lr"`
 }
 
 type Train struct {
@@ -172,7 +198,6 @@ func Default() Recipe {
 
 // notYet are keys of the design whose code is still to come.
 var notYet = map[string]string{
-	"model.lora":                   "LoRA comes with its own release",
 	"data.train[].sampling_weight": "weights between datasets come with several datasets",
 	"eval.rerank":                  "rerankers come with their own release",
 	"save.every":                   "checkpoints during a run come with resume",
@@ -205,6 +230,12 @@ var foreign = map[string]string{
 	"sentence_pooling_method":         "model.pooling",
 	"normalize_embeddings":            "model.normalize",
 	"query_instruction_for_retrieval": "data.train[].prompts: {query: ...}",
+	"r":                               "model.lora.rank",
+	"lora_rank":                       "model.lora.rank",
+	"lora_alpha":                      "model.lora.alpha",
+	"lora_dropout":                    "model.lora.dropout",
+	"target_modules":                  "model.lora.targets",
+	"use_rslora":                      "model.lora.rslora",
 	"logging_steps":                   "log.every",
 	"eval_steps":                      "eval.every",
 	"warmup_proportion":               "optimizer.warmup_ratio",
@@ -261,22 +292,37 @@ func (l *Lengths) decode(d *decoder, path string, n *node) {
 	d.structure(path, n, reflect.ValueOf(l).Elem())
 }
 
-// Checkpointing is activation checkpointing: false, true (every layer), or {every: k}.
+// Checkpointing is activation checkpointing: false, true, or {every: k}.
 type Checkpointing struct {
-	Every int `yaml:"every"`
+	Every int `yaml:"every"` // 0: none; transformer.AutoCheckpoint: true
+}
+
+// MarshalYAML writes what decode reads.
+func (c Checkpointing) MarshalYAML() (any, error) {
+	if c.Every > 0 {
+		return map[string]int{"every": c.Every}, nil
+	}
+	return c.Every == transformer.AutoCheckpoint, nil
 }
 
 func (c *Checkpointing) decode(d *decoder, path string, n *node) {
 	if n.kind == mapping {
-		d.structure(path, n, reflect.ValueOf(c).Elem())
+		if d.structure(path, n, reflect.ValueOf(c).Elem()); c.Every < 1 {
+			d.fail(n.at, path, "every is %d, want at least 1", c.Every)
+		}
 		return
 	}
 	var on bool
 	d.scalar(path, n, reflect.ValueOf(&on).Elem())
 	c.Every = 0
 	if on {
-		c.Every = 1
+		c.Every = transformer.AutoCheckpoint
 	}
+}
+
+func (l *LoRA) decode(d *decoder, path string, n *node) {
+	*l = LoRA{Rank: 16, Alpha: 32, Targets: []string{transformer.AllLinear}}
+	d.structure(path, n, reflect.ValueOf(l).Elem())
 }
 
 // SubBatch bounds a sub-batch by tokens or by rows (sequences).

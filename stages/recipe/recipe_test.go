@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
+
+	"contraflow/stages/transformer"
 )
 
 const minimal = `
@@ -37,6 +39,8 @@ model:
   normalize: true
   max_length: {query: 64, document: 256}
   dropout: 0.1
+  lora: {rank: 8, alpha: 4, dropout: 0.05, targets: [query, value], rslora: true, modules_to_save: [LayerNorm]}
+  freeze: {layers: 2, embeddings: true}
   activation_checkpointing: {every: 2}
 data:
   train:
@@ -56,7 +60,7 @@ batch:
   no_duplicates: false
   drop_last: false
 loss: {name: mnrl, temperature: 0.05, directions: [query_to_doc, doc_to_query], partition_mode: per_direction, mask_duplicates: false}
-optimizer: {name: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0, schedule: cosine, warmup_steps: 7}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0, schedule: cosine, warmup_steps: 7, groups: [{params: [lora_B], lr: 0.2}]}
 train: {epochs: 3, max_steps: 100, precision: f32, device: cpu, seed: 7, sync: last}
 mesh: {replicate: auto, shard: 1}
 eval: {every: 100, retrieval: {queries: q.parquet, corpus: c.parquet, qrels: r.parquet}, metric: mrr@10}
@@ -66,7 +70,7 @@ log: {every: 5}
 
 // The resolved recipe that a run leaves can be run again.
 func TestRoundTrip(t *testing.T) {
-	for _, text := range []string{minimal, full} {
+	for _, text := range []string{minimal, full, strings.Replace(full, "{every: 2}", "true", 1)} {
 		r, err := Parse("r.yaml", []byte(text), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -92,6 +96,17 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// LoRA's keys have defaults, and a recipe's own values stay.
+func TestLoRADefaults(t *testing.T) {
+	r, err := Parse("r.yaml", []byte(minimal), []string{"model.lora={targets: query, rank: 4}"})
+	if want := (LoRA{Rank: 4, Alpha: 32, Targets: []string{"query"}}); err != nil || !reflect.DeepEqual(*r.Model.LoRA, want) {
+		t.Errorf("%+v, %v", r.Model.LoRA, err)
+	}
+	if l := r.tuning().LoRA; l.Rank != 4 || l.Alpha != 32 || l.Seed != 42 || l.Targets[0] != "query" {
+		t.Errorf("%+v", l)
+	}
+}
+
 func TestSet(t *testing.T) {
 	r, err := Parse("r.yaml", []byte(minimal), []string{
 		"train.max_steps=8", "data.train.0.path=[x.jsonl, y.jsonl]", "model.max_length=32", "model.activation_checkpointing=true", "batch.sub_batch.rows=4", "batch.replay_budget=64MiB",
@@ -99,7 +114,7 @@ func TestSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Train.MaxSteps != 8 || len(r.Data.Train[0].Path) != 2 || r.Model.MaxLength.Document != 32 || r.Model.ActivationCheckpointing.Every != 1 || r.Batch.SubBatch != (SubBatch{Rows: 4}) || r.Batch.ReplayBudget != 64<<20 {
+	if r.Train.MaxSteps != 8 || len(r.Data.Train[0].Path) != 2 || r.Model.MaxLength.Document != 32 || r.Model.ActivationCheckpointing.Every != transformer.AutoCheckpoint || r.Batch.SubBatch != (SubBatch{Rows: 4}) || r.Batch.ReplayBudget != 64<<20 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -115,7 +130,7 @@ func TestErrors(t *testing.T) {
 		{"train: {per_device_train_batch_size: 32}", "here it is batch.global_size"},
 		{"negatives_cross_device: true", "here it is loss.gather_across_devices"},
 		{"train: {train_group_size: 8}", "negatives_per_query (train_group_size - 1)"},
-		{"train: {lr: 1e-5}", "r.yaml:1: train.lr: unknown key; did you mean optimizer.lr?"},
+		{"train: {lr: 1e-5}", "r.yaml:1: train.lr: unknown key; did you mean optimizer.lr"},
 		{"global_size: 4", "did you mean batch.global_size?"},
 		{"loss: {scael: 3}", "did you mean loss.scale?"},
 		{"optimizer: {lr: fast}", `r.yaml:1: optimizer.lr: want a number, got "fast"`},
@@ -139,7 +154,16 @@ func TestErrors(t *testing.T) {
 		{"loss: {directions: [query_to_doc, doc_to_doc], partition_mode: per_direction}", "one softmax per direction needs the positive pair"},
 		{"model: {kind: reranker}", "model.kind: not yet"},
 		{"model: {kind: embeder}", "did you mean embedder?"},
-		{"model: {lora: {rank: 8}}", "model.lora: not yet"},
+		{"model: {lora: {r: 8}}", "model.lora.r: unknown key; here it is model.lora.rank"},
+		{"model: {lora: {rank: 0}}", "model.lora.rank: is 0, want at least 1"},
+		{"model: {lora: {alpha: -1}}", "model.lora.alpha: is -1, want a positive number"},
+		{"model: {lora: {dropout: 1}}", "model.lora.dropout: is 1"},
+		{"model: {lora: {targets: []}}", "model.lora.targets: are missing: names of linear layers such as query, or all-linear"},
+		{"model: {lora: {target_modules: query}}", "here it is model.lora.targets"},
+		{"model: {freeze: {layers: -1}}", "model.freeze.layers: is negative"},
+		{"model: {activation_checkpointing: {every: 0}}", "every is 0, want at least 1"},
+		{"optimizer: {groups: [{params: lora_B}]}", "optimizer.groups[0].lr: is 0, want a positive number"},
+		{"optimizer: {groups: [{lr: 1}]}", "optimizer.groups[0].params: are missing"},
 		{"model: {max_length: -4}", "model.max_length: is negative"},
 		{"model: [1, 2]", "model: want a mapping with the keys path, kind"},
 		{"model: {path: [a, b]}", "model.path: want a text, got a list"},

@@ -1,14 +1,15 @@
 package recipe
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
 	"contraflow/stages/transformer"
 )
 
@@ -16,9 +17,9 @@ var poolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
 	gpustage.MeanPooling: hfmodel.Mean, gpustage.CLSPooling: hfmodel.CLS, gpustage.LastPooling: hfmodel.Last,
 }
 
-// Save writes the model with its present parameters to a folder that sentence-transformers loads.
+// Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter.
 func (x *Run) Save(s gpustage.Stream, dir string) error {
-	tensors, err := x.tensors(s)
+	tensors, adapter, err := x.trained(s)
 	if err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		Pooling:   hfmodel.Pooling{Mode: poolingModes[x.model.Head.Pooling], IncludePrompt: true},
 		Normalize: x.model.Head.Normalize, MaxSeqLength: max(x.text.QueryLength, x.text.DocumentLength),
 		Prompts: prompts, DefaultPromptName: x.folder.DefaultPromptName, Similarity: similarity,
-		Base: x.folder, Tokenizer: x.folder.CopyTokenizer,
+		Base: x.folder, Tokenizer: x.folder.CopyTokenizer, Adapter: adapter,
 		Card: hfmodel.Card{
 			BaseModel: x.Recipe.Model.Path, Recipe: string(text),
 			TrainingData: []hfmodel.Dataset{{Name: strings.Join(src.Path, ", "), Columns: append([]string{src.Query, src.Positive}, src.Negatives...), Rows: x.data.Rows()}},
@@ -54,44 +55,29 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	})
 }
 
-// tensors are the model's parameters, and what the folder has beside them that this model does not train: BERT's pooler.
-func (x *Run) tensors(s gpustage.Stream) ([]safetensors.Tensor, error) {
-	m := x.model
-	var out []safetensors.Tensor
-	for _, p := range m.Layout.Params {
-		vs, err := m.Read(s, m.Params, p)
-		if err != nil {
-			return nil, err
-		}
-		if err := transformer.CheckFinite(p, vs); err != nil {
-			return nil, err
-		}
-		t, err := safetensors.FromFloat32s(p.Name, p.Shape(), vs)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, t)
+// trained is what Save writes: all parameters, or what an adapter has of them.
+func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
+	l := x.model.Options.Tuning.LoRA
+	if l == nil {
+		all, err := embedder.Tensors(x.folder, x.model, s)
+		return all, nil, err
 	}
-	for _, n := range x.folder.Names() {
-		name := n
-		for _, prefix := range m.Config.Prefixes() {
-			name = strings.TrimPrefix(name, prefix)
-		}
-		if _, ok := m.Layout.Find(name); ok || !strings.HasPrefix(name, "pooler.") {
-			continue
-		}
-		t, err := x.folder.Tensor(n)
-		if err != nil {
-			return nil, err
-		}
-		vs := make([]float32, t.Len())
-		if err := t.Float32s(vs); err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", n, err)
-		}
-		if t, err = safetensors.FromFloat32s(name, t.Shape, vs); err != nil {
-			return nil, err
-		}
-		out = append(out, t)
+	a := &hfmodel.AdapterSpec{
+		Base: x.Recipe.Model.Path, Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save,
 	}
-	return out, nil
+	out, err := embedder.Read(x.model, s, x.model.Layout.Training())
+	if slices.Equal(l.Targets, []string{transformer.AllLinear}) || x.Recipe.Model.Freeze.Layers > 0 {
+		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here.
+		a.Targets, a.Save = nil, nil
+		for _, p := range x.model.Layout.Training() {
+			list := &a.Save
+			if p.Factor() {
+				list = &a.Targets
+			}
+			if !slices.Contains(*list, p.Module()) {
+				*list = append(*list, p.Module())
+			}
+		}
+	}
+	return out, a, err
 }

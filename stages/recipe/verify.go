@@ -255,10 +255,21 @@ func (v *verifier) model(w way) (*transformer.Model, error) {
 		return nil, err
 	}
 	defer s.Close()
-	return v.x.newModelOn(s, transformer.Options{DType: w.dtype, CheckpointEvery: w.every}, func(c *transformer.Config) {
+	m, err := v.x.newModelOn(s, transformer.Options{DType: w.dtype, CheckpointEvery: w.every}, func(c *transformer.Config) {
 		if c.HiddenDropout == 0 && c.AttentionDropout == 0 {
 			c.HiddenDropout, c.AttentionDropout = w.dropout, w.dropout
 		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	// LoRA's B begins as zero, where A has no gradient: values that show something.
+	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 29))
+	return m, m.LoadFactors(s, func(p transformer.Param, dst []float32) error {
+		for i := range dst {
+			dst[i] = float32(rng.NormFloat64() * 0.5 / math.Sqrt(float64(p.Cols)))
+		}
+		return nil
 	})
 }
 

@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"contraflow/gpustage"
@@ -17,10 +18,14 @@ type Head struct {
 type Options struct {
 	DType gpustage.DType // F32, or F64 for verification
 	BF16  bool           // round the inputs of matrix products to bf16
-	// CheckpointEvery keeps the input of every k-th layer only and recomputes the rest; 0 keeps everything.
+	// CheckpointEvery keeps the input of every k-th layer only and recomputes the rest; 0 keeps everything. AutoCheckpoint chooses k.
 	CheckpointEvery int
 	Tuning          Tuning
 }
+
+// AutoCheckpoint makes k the square root of the number of layers that go backward, rounded: what is kept and what is recomputed at once
+// then both grow as it does.
+const AutoCheckpoint = -1
 
 // Model is an encoder on one device. Forward and Backward may run on one stream at a time; the parameters are read by
 // both and written by whoever owns Params.
@@ -44,7 +49,7 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	if o.CheckpointEvery < 0 || o.CheckpointEvery > c.Layers {
+	if o.CheckpointEvery < AutoCheckpoint || o.CheckpointEvery > c.Layers {
 		return nil, fmt.Errorf("activation checkpointing every %d layers of %d", o.CheckpointEvery, c.Layers)
 	}
 	layout, err := c.layout(o.Tuning)
@@ -58,6 +63,9 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	m.w = c.weights(m.Layout, m.Params)
 	m.keepForms()
 	m.bottom = m.findBottom()
+	if o.CheckpointEvery == AutoCheckpoint {
+		m.Options.CheckpointEvery = max(1, int(math.Round(math.Sqrt(float64(c.Layers-m.Lowest())))))
+	}
 	return m, nil
 }
 
@@ -149,7 +157,7 @@ func (m *Model) Forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 	if keep {
 		x = p.forwardLayers(x)
 	} else {
-		x = p.forwardThrough(x, m.Config.Layers)
+		p.forwardThrough(x, m.Config.Layers)
 	}
 	mark := a.Mark()
 	if n := m.w.finalNorm; !n.absent() {
@@ -183,26 +191,30 @@ func (p *Pass) Embeddings() gpustage.Tensor { return p.embeddings }
 // Release gives back the pass's part of the arena. Passes are released in the reverse order of their Forward.
 func (p *Pass) Release() { p.a.Release(p.start) }
 
-// forwardThrough computes the first n layers in two buffers, keeping nothing else.
-func (p *Pass) forwardThrough(x gpustage.Tensor, n int) gpustage.Tensor {
+// forwardThrough computes the first n layers, in x and a buffer that it gives back.
+func (p *Pass) forwardThrough(x gpustage.Tensor, n int) {
 	if n == 0 {
-		return x
+		return
 	}
-	y := p.a.Keep(p.s, p.m.DType, x.Rows, x.Cols)
+	start := p.a.Mark()
+	from, to := x, p.scratch(x.Rows, x.Cols)
 	for l := range n {
 		mark := p.a.Mark()
-		p.layer(l, x, y)
+		p.layer(l, from, to)
 		p.a.Release(mark)
-		x, y = y, x
+		from, to = to, from
 	}
-	return x
+	if n%2 == 1 {
+		p.s.Copy(x, from)
+	}
+	p.a.Release(start)
 }
 
 // forwardLayers computes all layers and keeps their activations, or with activation checkpointing the inputs of its segments: from the
 // lowest layer on in which something trains.
 func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 	every, first := p.m.Options.CheckpointEvery, p.m.Lowest()
-	x = p.forwardThrough(x, first)
+	p.forwardThrough(x, first)
 	if every == 0 {
 		var turns [2]gpustage.Tensor // where outputs that are norms pass through
 		p.layers = make([]layerActs, first)

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+
+	"contraflow/gpustage"
 )
 
 // Tuning says what of a model trains. The zero value: everything.
@@ -207,6 +209,33 @@ func within(module, name string) bool {
 		}
 	}
 	return named(module, name)
+}
+
+// AddProduct adds scale * B A to a weight: an adapter's factors A [r, in] and B [out, r], row-major.
+func (m *Model) AddProduct(s gpustage.Stream, p Param, a, b []float32, rank int, scale float64) error {
+	if p.kind != weight || len(a) != rank*p.Cols || len(b) != p.Rows*rank {
+		return fmt.Errorf("factors of %d and %d elements do not fit %s with shape %v at rank %d", len(a), len(b), p.Name, p.Shape(), rank)
+	}
+	up := func(rows, cols int, vs []float32) (gpustage.Tensor, error) {
+		t, err := gpustage.NewTensor(m.Device, m.DType, rows, cols)
+		if err == nil {
+			m.write(s, t, vs)
+		}
+		return t, err
+	}
+	da, err := up(rank, p.Cols, a)
+	if err != nil {
+		return err
+	}
+	defer da.Mem.Free()
+	db, err := up(p.Rows, rank, b)
+	if err != nil {
+		return err
+	}
+	defer db.Mem.Free()
+	s.MatMul(m.Layout.View(m.Params, p), db, da, gpustage.MatMul{Alpha: scale, Add: true})
+	m.changedAll()
+	return s.Sync()
 }
 
 // lora is nil without LoRA.

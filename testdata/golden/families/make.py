@@ -331,9 +331,10 @@ def ropes():
     save("families/rope", arrays, {"about": "frequencies of rotary positions, in float64", "cases": cases}, __file__, 0, ["transformers"])
 
 
-if len(sys.argv) < 2 or "rope" in sys.argv[1:]:
-    ropes()
-for number, (name, spec) in enumerate(FAMILIES.items()):
-    if len(sys.argv) < 2 or name in sys.argv[1:]:
-        make(number, name, spec)
-report(__file__)
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or "rope" in sys.argv[1:]:
+        ropes()
+    for number, (name, spec) in enumerate(FAMILIES.items()):
+        if len(sys.argv) < 2 or name in sys.argv[1:]:
+            make(number, name, spec)
+    report(__file__)

@@ -124,7 +124,7 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 		return text, err
 	}
 	defer f.Close()
-	if t.tok, err = tokenize.Load(f.TransformerDir); err != nil {
+	if t.tok, err = tokenize.Load(f.TokenizerDir); err != nil {
 		return text, err
 	}
 	head, err := embedder.HeadOf(f, "", nil)

@@ -71,7 +71,7 @@ func Tokenization(ctx context.Context, in *Input, maxLength int, d time.Duration
 		return nil, err
 	}
 	defer f.Close()
-	tok, err := tokenize.Load(f.TransformerDir)
+	tok, err := tokenize.Load(f.TokenizerDir)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+)
+
+func newMerge() *cobra.Command {
+	var model, adapter, out string
+	cmd := &cobra.Command{
+		Use:   "merge --adapter DIR --out DIR [--model DIR]",
+		Short: "Merge a LoRA adapter into its base model",
+		Long: `merge writes a model folder whose weights have a LoRA adapter added to them. It loads wherever its base model does, without PEFT.
+
+The adapter is a folder that a run with model.lora, PEFT or sentence-transformers has saved.`,
+		Example: `  contraflow merge --adapter runs/x/model --out runs/x/merged
+  contraflow merge --model intfloat/e5-small-v2 --adapter adapter --out merged`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			o := hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download}
+			if model != "" {
+				if model, err = hfmodel.Resolve(cmd.Context(), model, o); err != nil {
+					return err
+				}
+			} else if adapter, err = hfmodel.Resolve(cmd.Context(), adapter, o); err != nil {
+				return err
+			}
+			d, err := gpustage.Open("auto")
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, d.Close()) }()
+			if err := embedder.Merge(model, adapter, out, d); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "merged model saved in %s\n", out)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&model, "model", "", "the base model, a folder or hub id (default: what the adapter says)")
+	cmd.Flags().StringVar(&adapter, "adapter", "", "the adapter's folder")
+	cmd.Flags().StringVar(&out, "out", "", "the folder to write")
+	require(cmd, "adapter", "out")
+	return cmd
+}

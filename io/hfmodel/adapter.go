@@ -1,0 +1,288 @@
+package hfmodel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"contraflow/io/safetensors"
+)
+
+// A LoRA adapter in PEFT's format is a folder without a model:
+//
+//	adapter_config.json        the base model's id or folder, rank, alpha, which layers
+//	adapter_model.safetensors  base_model.model.LAYER.lora_A.weight [r, in] and .lora_B.weight [out, r]; what trained as a
+//	                           whole (modules_to_save) under the names of the base model
+//
+// and as sentence-transformers saves it, tokenizer, pooling and prompts beside them. Open reads both forms as the base model with the
+// adapter: what a folder of an adapter does not say, the base's does.
+const (
+	adapterConfigFile  = "adapter_config.json"
+	adapterWeightsFile = "adapter_model.safetensors"
+)
+
+// AdapterPrefix is what PEFT puts before the base model's names.
+const AdapterPrefix = "base_model.model."
+
+// Adapter is what a LoRA run has trained: what its folder says of it.
+type Adapter struct {
+	Base        string   // base_model_name_or_path: a hub id or a folder
+	Revision    string   // of the base; "": the usual one
+	Rank        int      // r
+	Alpha       float64  // lora_alpha
+	Dropout     float64  // lora_dropout
+	RSLoRA      bool     // use_rslora: what is added is multiplied with Alpha/sqrt(r), not Alpha/r
+	Targets     []string // target_modules
+	Save        []string // modules_to_save
+	Factors     []Factor
+	Whole       []safetensors.Tensor // what replaces the base's tensors, under their names
+	file        *safetensors.File
+	wholeByName map[string]safetensors.Tensor
+}
+
+// Factor is what is added to a linear layer's weight [out, in]: Scale * B A.
+type Factor struct {
+	Module string             // "encoder.layer.0.attention.self.query"
+	A, B   safetensors.Tensor // [r, in], [out, r]
+	Scale  float64
+}
+
+// IsAdapter tells whether a folder holds an adapter in a model's place.
+func IsAdapter(dir string) bool {
+	has := func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	}
+	return has(adapterConfigFile) && !has(weightsFile) && !has(indexFile)
+}
+
+// notLoRA are keys of adapter_config.json under which PEFT computes something else than LoRA.
+var notLoRA = []string{
+	"use_dora", "fan_in_fan_out", "layer_replication", "trainable_token_indices", "target_parameters", "alpha_pattern", "use_qalora", "use_bdlora",
+	"alora_invocation_tokens", "arrow_config", "kasa_config", "velora_config", "monteclora_config", "lora_bias",
+}
+
+// readAdapter reads an adapter's two files.
+func readAdapter(dir string) (*Adapter, error) {
+	path := filepath.Join(dir, adapterConfigFile)
+	o, err := readObject(path)
+	if err != nil {
+		return nil, err
+	}
+	a := &Adapter{wholeByName: map[string]safetensors.Tensor{}}
+	if err := a.readConfig(o); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	path = filepath.Join(dir, adapterWeightsFile)
+	if a.file, err = safetensors.Open(path); err != nil {
+		if _, binErr := os.Stat(filepath.Join(dir, "adapter_model.bin")); binErr == nil && errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%s has its weights only as adapter_model.bin, a Python pickle, which can run code when it is loaded; "+
+				"if you trust it, load it in PEFT and save it again", dir)
+		}
+		return nil, err
+	}
+	if err := a.readTensors(); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), a.file.Close())
+	}
+	return a, nil
+}
+
+func (a *Adapter) readConfig(o *object) error {
+	var kind, bias string
+	var targets json.RawMessage
+	for key, into := range map[string]any{
+		"peft_type": &kind, "base_model_name_or_path": &a.Base, "revision": &a.Revision, "r": &a.Rank, "lora_alpha": &a.Alpha,
+		"lora_dropout": &a.Dropout, "use_rslora": &a.RSLoRA, "target_modules": &targets, "modules_to_save": &a.Save, "bias": &bias,
+	} {
+		if _, err := o.get(key, into); err != nil {
+			return err
+		}
+	}
+	if kind != "LORA" {
+		return fmt.Errorf("peft_type %q is not supported; LORA is", kind)
+	}
+	for _, key := range notLoRA {
+		switch raw := string(o.values[key]); raw {
+		case "", "null", "false", "{}", "[]":
+		default:
+			return fmt.Errorf("%s %s is not supported; merge the adapter into its model with PEFT (merge_and_unload)", key, short(o.values[key]))
+		}
+	}
+	if targets != nil && json.Unmarshal(targets, &a.Targets) != nil { // one name, or a regular expression
+		var one string
+		if err := json.Unmarshal(targets, &one); err != nil {
+			return fmt.Errorf("target_modules: got %s, want names", short(targets))
+		}
+		a.Targets = []string{one}
+	}
+	return nil
+}
+
+// readTensors sorts the tensors into factors and what replaces the base's. Ranks are the tensors': PEFT may have given layers
+// ranks of their own (rank_pattern).
+func (a *Adapter) readTensors() error {
+	pairs := map[string]*Factor{}
+	for _, name := range a.file.Names() {
+		t, err := a.file.Tensor(name)
+		if err != nil {
+			return err
+		}
+		own, ok := strings.CutPrefix(name, AdapterPrefix)
+		if !ok {
+			return fmt.Errorf("tensor %q does not begin with %s", name, AdapterPrefix)
+		}
+		side := ""
+		for _, s := range []string{".lora_A.weight", ".lora_B.weight"} {
+			if strings.HasSuffix(own, s) {
+				side, own = s, strings.TrimSuffix(own, s)
+			}
+		}
+		switch {
+		case side != "" && len(t.Shape) == 2:
+			if pairs[own] == nil {
+				pairs[own] = &Factor{Module: own}
+			}
+			if side == ".lora_A.weight" {
+				pairs[own].A = t
+			} else {
+				pairs[own].B = t
+			}
+		case strings.Contains(own, "lora_"):
+			return fmt.Errorf("tensor %q is not supported: only factors of linear layers are", name)
+		default:
+			a.Whole = append(a.Whole, t)
+			a.wholeByName[own] = t
+		}
+	}
+	for _, module := range sortedKeys(pairs) {
+		f := *pairs[module]
+		switch {
+		case f.A.Name == "" || f.B.Name == "":
+			return fmt.Errorf("%s has one of lora_A and lora_B, want both", module)
+		case f.A.Shape[0] != f.B.Shape[1] || f.A.Shape[0] == 0:
+			return fmt.Errorf("%s: lora_A has shape %v, lora_B %v: their ranks differ", module, f.A.Shape, f.B.Shape)
+		}
+		r := float64(f.A.Shape[0])
+		if f.Scale = a.Alpha / r; a.RSLoRA {
+			f.Scale = a.Alpha / math.Sqrt(r)
+		}
+		a.Factors = append(a.Factors, f)
+	}
+	if len(pairs) == 0 && len(a.Whole) == 0 {
+		return errors.New("no tensors")
+	}
+	return nil
+}
+
+// OpenOn opens an adapter's folder with the base model in the given folder, whatever adapter_config.json says.
+func OpenOn(base, dir string) (*Folder, error) {
+	if !IsAdapter(dir) {
+		return nil, fmt.Errorf("%s is not the folder of a LoRA adapter: want %s and %s", dir, adapterConfigFile, adapterWeightsFile)
+	}
+	return openOn(dir, base)
+}
+
+// adapt makes f, the folder of an adapter, that of its base model with the adapter. base is the base's folder; "": what
+// the adapter says.
+func (f *Folder) adapt(base string) (err error) {
+	if f.Adapter, err = readAdapter(f.TransformerDir); err != nil {
+		return err
+	}
+	if base == "" {
+		if base, err = f.Adapter.resolve(context.Background(), Options{Offline: true}); err != nil {
+			return fmt.Errorf("%s: %w", f.TransformerDir, err)
+		}
+	}
+	if IsAdapter(base) {
+		return fmt.Errorf("%s: %w", f.Dir, errBase(base))
+	}
+	b, err := Open(base)
+	if err != nil {
+		return fmt.Errorf("the base model of the adapter %s: %w", f.Dir, err)
+	}
+	f.Base, f.Config, f.ModelType, f.weights = b, b.Config, b.ModelType, b.weights
+	if !hasTokenizer(f.TransformerDir) {
+		f.TokenizerDir = b.TokenizerDir
+	}
+	if f.Modules == nil { // as PEFT saves it
+		f.Modules, f.Pooling, f.Normalize, f.MaxSeqLength, f.LowerCase = b.Modules, b.Pooling, b.Normalize, b.MaxSeqLength, b.LowerCase
+		f.Prompts, f.DefaultPromptName, f.Similarity, f.TruncateDim = b.Prompts, b.DefaultPromptName, b.Similarity, b.TruncateDim
+		f.poolingJSON, f.transformerJSON, f.modelJSON = b.poolingJSON, b.transformerJSON, b.modelJSON
+	}
+	return nil
+}
+
+// resolve finds the base model's folder.
+func (a *Adapter) resolve(ctx context.Context, o Options) (string, error) {
+	if a.Base == "" {
+		return "", errors.New("adapter_config.json does not name the base model; give it: contraflow merge --model DIR --adapter DIR --out DIR")
+	}
+	if IsAdapter(a.Base) {
+		return "", errBase(a.Base)
+	}
+	id := a.Base
+	if _, err := os.Stat(id); err != nil && a.Revision != "" {
+		id += "@" + a.Revision
+	}
+	dir, err := Resolve(ctx, id, o)
+	if err != nil {
+		return "", fmt.Errorf("the adapter's base model: %w", err)
+	}
+	return dir, nil
+}
+
+func errBase(dir string) error {
+	return fmt.Errorf("the adapter's base model %s is an adapter itself: merge that into its model first", dir)
+}
+
+// AdapterSpec is what Save writes in place of a model's weights: Spec.Tensors are then the factors, under the names MODULE.lora_A.weight
+// and MODULE.lora_B.weight, and what else has trained, under the base's names.
+type AdapterSpec struct {
+	Base    string // a hub id, id@revision or folder
+	Rank    int
+	Alpha   float64
+	Dropout float64
+	RSLoRA  bool
+	Targets []string
+	Save    []string
+}
+
+// config is adapter_config.json.
+func (a AdapterSpec) config() []byte {
+	base, revision := a.Base, any(nil)
+	if info, err := os.Stat(base); err == nil && info.IsDir() {
+		if abs, err := filepath.Abs(base); err == nil { // wherever it is loaded from
+			base = abs
+		}
+	} else if id, rev, ok := strings.Cut(base, "@"); ok {
+		base, revision = id, rev
+	}
+	o := newObject()
+	for _, e := range []struct {
+		key   string
+		value any
+	}{
+		{"base_model_name_or_path", base}, {"bias", "none"}, {"fan_in_fan_out", false}, {"inference_mode", true}, {"init_lora_weights", true},
+		{"lora_alpha", a.Alpha}, {"lora_dropout", a.Dropout}, {"modules_to_save", a.Save}, {"peft_type", "LORA"}, {"r", a.Rank},
+		{"revision", revision}, {"target_modules", a.Targets}, {"task_type", "FEATURE_EXTRACTION"}, {"use_dora", false}, {"use_rslora", a.RSLoRA},
+	} {
+		o.set(e.key, e.value)
+	}
+	return o.bytes()
+}
+
+// named gives tensors the names that they have in an adapter's file.
+func (a AdapterSpec) named(tensors []safetensors.Tensor) []safetensors.Tensor {
+	out := slices.Clone(tensors)
+	for i := range out {
+		out[i].Name = AdapterPrefix + out[i].Name
+	}
+	return out
+}

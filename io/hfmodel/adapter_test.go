@@ -1,0 +1,190 @@
+package hfmodel
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/safetensors"
+	"contraflow/testdata/goldens"
+)
+
+// copyAdapter copies a golden adapter, whose base is then an absolute path.
+func copyAdapter(t *testing.T, name string, change func(config map[string]any)) string {
+	t.Helper()
+	dir := t.TempDir()
+	from := goldens.Path(t, "lora/"+name)
+	raw, err := os.ReadFile(filepath.Join(from, adapterConfigFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := json.Unmarshal(raw, &config); err != nil {
+		t.Fatal(err)
+	}
+	config["base_model_name_or_path"] = goldens.Path(t, "bert/minilm-tiny")
+	if change != nil {
+		change(config)
+	}
+	if raw, err = json.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, adapterConfigFile), raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	weights, err := os.ReadFile(filepath.Join(from, adapterWeightsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, adapterWeightsFile), weights, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// PEFT's folders open as their base with the adapter.
+func TestAdapter(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		factors, whole int
+		scale          float64
+	}{
+		{"bert-qv", 6, 0, 2},
+		{"bert-all", 19, 0, 6 / math.Sqrt(3)}, // with the pooler's
+		{"bert-save", 6, 14, 1.5},
+	} {
+		f, err := Open(copyAdapter(t, c.name, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := f.Adapter
+		if len(a.Factors) != c.factors || len(a.Whole) != c.whole {
+			t.Errorf("%s: %d factors and %d whole tensors, want %d and %d", c.name, len(a.Factors), len(a.Whole), c.factors, c.whole)
+		}
+		for _, x := range a.Factors {
+			if x.Scale != c.scale || x.A.Shape[0] != a.Rank || x.B.Shape[1] != a.Rank || strings.Contains(x.Module, "base_model") {
+				t.Errorf("%s: %+v", c.name, x)
+			}
+		}
+		if f.ModelType != "bert" || !f.Normalize || f.Pooling == nil || len(f.Prompts) == 0 || f.MaxSeqLength != f.Base.MaxSeqLength || f.TokenizerDir != f.Base.Dir {
+			t.Errorf("%s: %+v", c.name, f)
+		}
+		const norm = "embeddings.LayerNorm.weight"
+		mine, err := f.Tensor(norm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if saved := strings.HasPrefix(mine.Name, AdapterPrefix); saved != (c.whole > 0) {
+			t.Errorf("%s: %s is %s", c.name, norm, mine.Name)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Errorf("closed again: %v", err)
+		}
+	}
+}
+
+func TestAdapterErrors(t *testing.T) {
+	set := func(key string, value any) func(map[string]any) {
+		return func(c map[string]any) { c[key] = value }
+	}
+	for want, change := range map[string]func(map[string]any){
+		`peft_type "IA3" is not supported`:               set("peft_type", "IA3"),
+		"use_dora true is not supported; merge":          set("use_dora", true),
+		`alpha_pattern {"query":3} is not supported`:     set("alpha_pattern", map[string]int{"query": 3}),
+		"adapter_config.json: r: got":                    set("r", "four"),
+		"does not name the base model":                   set("base_model_name_or_path", nil),
+		"the adapter's base model: model folder /nowher": set("base_model_name_or_path", "/nowhere/model"),
+		"is an adapter itself":                           set("base_model_name_or_path", goldens.Path(t, "lora/bert-qv")),
+		"target_modules: got 3, want names":              set("target_modules", 3),
+	} {
+		if _, err := Open(copyAdapter(t, "bert-qv", change)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	tensor := func(name string, shape ...int) safetensors.Tensor {
+		n := 1
+		for _, d := range shape {
+			n *= d
+		}
+		x, err := safetensors.FromFloat32s(name, shape, make([]float32, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	for want, tensors := range map[string][]safetensors.Tensor{
+		`tensor "x.lora_A.weight" does not begin with base_model.model.`: {tensor("x.lora_A.weight", 2, 3)},
+		"x has one of lora_A and lora_B, want both":                      {tensor(AdapterPrefix+"x.lora_A.weight", 2, 3)},
+		"their ranks differ":                {tensor(AdapterPrefix+"x.lora_A.weight", 2, 3), tensor(AdapterPrefix+"x.lora_B.weight", 3, 4)},
+		"only factors of linear layers are": {tensor(AdapterPrefix+"x.lora_embedding_A", 2, 3)},
+		"no tensors":                        {},
+	} {
+		dir := copyAdapter(t, "bert-qv", nil)
+		if err := safetensors.Write(filepath.Join(dir, adapterWeightsFile), tensors, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	dir := copyAdapter(t, "bert-qv", nil)
+	os.Remove(filepath.Join(dir, adapterWeightsFile))
+	os.WriteFile(filepath.Join(dir, "adapter_model.bin"), nil, 0o600)
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "a Python pickle") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := OpenOn(goldens.Path(t, "bert/minilm-tiny"), goldens.Path(t, "bert/minilm-tiny")); err == nil || !strings.Contains(err.Error(), "not the folder of a LoRA adapter") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// What Save writes as an adapter opens again, with a tokenizer, pooling and prompts of its own.
+func TestSaveAdapter(t *testing.T) {
+	base, err := Open(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	a, _ := safetensors.FromFloat32s("encoder.layer.0.attention.self.query.lora_A.weight", []int{1, 32}, make([]float32, 32))
+	b, _ := safetensors.FromFloat32s("encoder.layer.0.attention.self.query.lora_B.weight", []int{32, 1}, make([]float32, 32))
+	norm, _ := safetensors.FromFloat32s("embeddings.LayerNorm.bias", []int{32}, make([]float32, 32))
+	dir := filepath.Join(t.TempDir(), "adapter")
+	spec := Spec{
+		Config: base.Config, Tensors: []safetensors.Tensor{a, b, norm}, Pooling: Pooling{Mode: CLS, IncludePrompt: true}, MaxSeqLength: 20, Base: base,
+		Prompts: map[string]string{"query": "q: "}, Tokenizer: base.CopyTokenizer,
+		Adapter: &AdapterSpec{Base: base.Dir, Rank: 1, Alpha: 3, Dropout: 0.1, RSLoRA: true, Targets: []string{"query"}, Save: []string{"embeddings.LayerNorm"}},
+	}
+	for range 2 { // the second time it replaces the first
+		if err := Save(dir, spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got := fmt.Sprint(f.Adapter.Rank, f.Adapter.Alpha, f.Adapter.Dropout, f.Adapter.RSLoRA, f.Adapter.Targets, f.Adapter.Save, len(f.Adapter.Factors), len(f.Adapter.Whole))
+	if got != "1 3 0.1 true [query] [embeddings.LayerNorm] 1 1" {
+		t.Error(got)
+	}
+	if f.Pooling.Mode != CLS || f.Normalize || f.MaxSeqLength != 20 || f.Prompts["query"] != "q: " || f.TokenizerDir != dir || f.Base.Dir != base.Dir {
+		t.Errorf("%+v", f)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "config.json")); err == nil {
+		t.Error("an adapter's folder has a config.json: transformers would look for a model in it")
+	}
+	for base, want := range map[string][2]any{"org/name": {"org/name", nil}, "org/name@v1": {"org/name", "v1"}} {
+		var c map[string]any
+		if err := json.Unmarshal((AdapterSpec{Base: base}).config(), &c); err != nil || c["base_model_name_or_path"] != want[0] || c["revision"] != want[1] {
+			t.Errorf("%s: %v, %v", base, c, err)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package embedder
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/transformer"
+)
+
+// Merge writes the base model with an adapter added to its weights to a folder that needs neither: sentence-transformers and transformers
+// load it without PEFT. base is the base model's folder; "": what the adapter says.
+func Merge(base, adapter, out string, d gpustage.Device) (err error) {
+	var f *hfmodel.Folder
+	switch {
+	case base != "":
+		f, err = hfmodel.OpenOn(base, adapter)
+	case hfmodel.IsAdapter(adapter):
+		f, err = hfmodel.Open(adapter)
+	default:
+		err = fmt.Errorf("%s is not the folder of a LoRA adapter", adapter)
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	head, err := HeadOf(f, "", nil)
+	if err != nil {
+		return err
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	m, err := LoadModel(f, d, s, head, transformer.Options{}, nil)
+	if err != nil {
+		return err
+	}
+	defer m.Free()
+	tensors, err := Tensors(f, m, s)
+	if err != nil {
+		return err
+	}
+	length, err := MaxLengthOf(f, m.Config, 0)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(filepath.Clean(out)), 0o777); err != nil {
+		return err
+	}
+	pooling := hfmodel.Pooling{Mode: hfmodel.Mean, IncludePrompt: true}
+	if f.Pooling != nil {
+		pooling = *f.Pooling
+	}
+	return hfmodel.Save(out, hfmodel.Spec{
+		Config: f.Config, Tensors: tensors, Pooling: pooling, Normalize: f.Normalize, MaxSeqLength: length, LowerCase: f.LowerCase,
+		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
+		Card: hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."},
+	})
+}
+
+// Tensors are a model's parameters, and what its folder has beside them that it does not train: BERT's pooler.
+func Tensors(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) ([]safetensors.Tensor, error) {
+	out, err := Read(m, s, m.Layout.Params)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range f.Names() {
+		name := n
+		for _, prefix := range m.Config.Prefixes() {
+			name = strings.TrimPrefix(name, prefix)
+		}
+		if _, ok := m.Layout.Find(name); ok || !strings.HasPrefix(name, "pooler.") {
+			continue
+		}
+		t, err := f.Tensor(n)
+		if err != nil {
+			return nil, err
+		}
+		vs := make([]float32, t.Len())
+		if err := t.Float32s(vs); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", n, err)
+		}
+		if t, err = safetensors.FromFloat32s(name, t.Shape, vs); err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// Read copies parameters as a file holds them. One that is not finite is an error.
+func Read(m *transformer.Model, s gpustage.Stream, ps []transformer.Param) ([]safetensors.Tensor, error) {
+	var out []safetensors.Tensor
+	for _, p := range ps {
+		vs, err := m.Read(s, m.Params, p)
+		if err != nil {
+			return nil, err
+		}
+		t, tensorErr := safetensors.FromFloat32s(p.Name, p.Shape(), vs)
+		if err := errors.Join(transformer.CheckFinite(p, vs), tensorErr); err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}

@@ -1,0 +1,104 @@
+package embedder
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+)
+
+// An adapter merged into its base's weights embeds as PEFT does: from the adapter's folder, and from the folder that Merge writes.
+func TestMergeGolden(t *testing.T) {
+	d := ref.New()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	modes := map[string]gpustage.Pooling{"mean": gpustage.MeanPooling, "cls": gpustage.CLSPooling, "last": gpustage.LastPooling}
+	for _, name := range []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused"} {
+		g := goldens.Load(t, "lora/"+name)
+		var meta struct{ Base, Pooling string }
+		g.Meta(t, &meta)
+		check := func(f *hfmodel.Folder, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			m, err := LoadModel(f, d, s, transformer.Head{Pooling: modes[meta.Pooling], Normalize: true}, transformer.Options{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Free()
+			r := transformer.Rows{Cu: []int32{0}}
+			for _, id := range g.Ints(t, "ids") {
+				r.IDs = append(r.IDs, int32(id))
+			}
+			for _, n := range g.Ints(t, "lengths") {
+				r.Cu = append(r.Cu, r.Cu[len(r.Cu)-1]+int32(n))
+			}
+			a, err := gpustage.NewArena(d, 8<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Free()
+			p := m.Forward(s, a, r, false, false)
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			got := gpustage.Slice[float32](p.Embeddings())
+			for i, want := range g.F64(t, "embedding") {
+				if math.Abs(float64(got[i])-want) > 2e-6 {
+					t.Fatalf("%s: element %d is %v, want %v", name, i, got[i], want)
+				}
+			}
+		}
+		base, adapter := goldens.Path(t, meta.Base), goldens.Path(t, "lora/"+name)
+		check(hfmodel.OpenOn(base, adapter))
+		if meta.Base != "bert/minilm-tiny" { // the others have no tokenizer to copy
+			continue
+		}
+		out := filepath.Join(t.TempDir(), "merged", "model")
+		if err := Merge(base, adapter, out, d); err != nil {
+			t.Fatal(err)
+		}
+		check(hfmodel.Open(out))
+	}
+	if err := Merge("", goldens.Path(t, "bert/minilm-tiny"), t.TempDir(), d); err == nil || !strings.Contains(err.Error(), "is not the folder of a LoRA adapter") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// An adapter of another model is refused by name.
+func TestMergeOfAnother(t *testing.T) {
+	base := goldens.Path(t, "bert/minilm-tiny")
+	for want, name := range map[string]string{
+		`the adapter is for a layer "layers.0.self_attn.o_proj", which the base model does not have`: "lora/qwen3-qo",
+		"do not fit encoder.layer.0.attention.self.query.weight":                                     "",
+	} {
+		dir := t.TempDir()
+		if name != "" {
+			dir = goldens.Path(t, name)
+		} else {
+			config, err := os.ReadFile(filepath.Join(goldens.Path(t, "lora/bert-qv"), "adapter_config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			os.WriteFile(filepath.Join(dir, "adapter_config.json"), config, 0o600)
+			a, _ := safetensors.FromFloat32s(hfmodel.AdapterPrefix+"encoder.layer.0.attention.self.query.lora_A.weight", []int{2, 7}, make([]float32, 14))
+			b, _ := safetensors.FromFloat32s(hfmodel.AdapterPrefix+"encoder.layer.0.attention.self.query.lora_B.weight", []int{32, 2}, make([]float32, 64))
+			safetensors.Write(filepath.Join(dir, "adapter_model.safetensors"), []safetensors.Tensor{a, b}, nil)
+		}
+		if err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), ref.New()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}

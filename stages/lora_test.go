@@ -1,0 +1,168 @@
+package stages_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+)
+
+// adaptation is the model of one of testdata/golden/lora/steps, and what of it trains; minilm-tiny for none of them.
+func adaptation(t testing.TB, name string) (folder string, h transformer.Head, tuning transformer.Tuning) {
+	t.Helper()
+	bert, qwen := "bert/minilm-tiny", "lora/qwen3-tiny"
+	mean, last := transformer.Head{Normalize: true}, transformer.Head{Pooling: gpustage.LastPooling, Normalize: true}
+	lora := func(r int, targets ...string) transformer.Tuning {
+		return transformer.Tuning{LoRA: &transformer.LoRA{Rank: r, Alpha: 8, Targets: targets}}
+	}
+	switch name {
+	case "", "bert-full":
+		return bert, mean, tuning
+	case "bert-qv":
+		return bert, mean, lora(4, "query", "value")
+	case "qwen3-qo":
+		return qwen, last, lora(4, "q_proj", "o_proj")
+	case "qwen3-last-o":
+		return qwen, last, lora(2, "layers.1.self_attn.o_proj")
+	}
+	t.Fatalf("no adaptation %q", name)
+	return
+}
+
+// LoRA on and off, activation checkpointing on and off, replicas, shards and accumulated batches, in every combination: each cell's
+// gradient is torch's, of one process without cache. Each bucket is reduced once per optimizer step, and nothing else is.
+func TestCrossProduct(t *testing.T) {
+	g := goldens.Load(t, "lora/steps")
+	cells := 0
+	for _, name := range []string{"bert-full", "bert-qv", "qwen3-qo", "qwen3-last-o"} {
+		for _, accumulate := range []int{1, 3} {
+			key := fmt.Sprintf("%s/%d", name, accumulate)
+			for _, every := range []int{0, 2} {
+				for _, replicas := range []int{1, 2} {
+					for _, shards := range []int{1, 2} {
+						r := goldenRun{
+							adapted: name, negatives: true, loss: loss.InfoNCE{}, globalSize: 8, accumulate: accumulate, every: every,
+							size: stages.Size{Rows: 5}, maxSteps: 2, optimizer: optim.SGD{}, exchange: stages.Exchanging{BucketBytes: 1 << 10},
+						}
+						if cells%2 == 0 {
+							r.budget = -1
+						}
+						if replicas*shards > 1 {
+							r.ranks, r.shards = replicas*shards, shards
+						}
+						got := r.run(t)
+						label := fmt.Sprintf("%s, accumulate %d, checkpointing every %d, mesh %d x %d", name, accumulate, every, replicas, shards)
+						want := make([]float64, got.model.Layout.Trained())
+						for _, p := range got.model.Layout.Training() {
+							copy(want[got.model.Layout.At(p):], g.F64(t, key+"/grad/"+p.Name))
+						}
+						if p, e := gradientError(got.model.Layout, got.grad, gpustage.Bytes(want)); !(e <= 1e-5) {
+							t.Errorf("%s: %s is off by %.3g", label, p, e)
+						}
+						if w := g.F64(t, key+"/loss")[0]; !(math.Abs(got.steps[0].Loss-w) <= 1e-6*w) {
+							t.Errorf("%s: loss %v, want %v", label, got.steps[0].Loss, w)
+						}
+						checkReductions(t, label, r, got)
+						cells++
+					}
+				}
+			}
+		}
+	}
+	if cells != 64 {
+		t.Errorf("%d cells", cells)
+	}
+}
+
+// checkReductions counts what a rank has reduced.
+func checkReductions(t *testing.T, label string, r goldenRun, got goldenResult) {
+	t.Helper()
+	times := map[string]map[string]int{} // by stage, step
+	for _, s := range got.spans {
+		if strings.HasPrefix(s.Stage, "reduce ") {
+			if times[s.Stage] == nil {
+				times[s.Stage] = map[string]int{}
+			}
+			times[s.Stage][s.Item]++
+		}
+	}
+	if r.ranks == 0 {
+		if len(times) > 0 {
+			t.Errorf("%s: one process reduces %v", label, times)
+		}
+		return
+	}
+	var layers []int
+	for stage, steps := range times {
+		for step, n := range steps {
+			if n != 1 {
+				t.Errorf("%s: %s ran %d times in step %s", label, stage, n, step)
+			}
+		}
+		if len(steps) != 2 {
+			t.Errorf("%s: %s ran in %d steps of 2", label, stage, len(steps))
+		}
+		var from, to int
+		if n, _ := fmt.Sscanf(stage, "reduce layers %d-%d", &from, &to); n == 2 {
+			for l := from; l <= to; l++ {
+				layers = append(layers, l)
+			}
+		} else if n, _ := fmt.Sscanf(stage, "reduce layer %d", &from); n == 1 {
+			layers = append(layers, from)
+		}
+	}
+	// Every layer in which something trains is in one bucket; the rest are sent nowhere.
+	want := 0
+	for l := range got.model.Config.Layers {
+		if from, to := got.model.Layout.Span(l); from < to {
+			want++
+		}
+	}
+	if len(layers) != want {
+		t.Errorf("%s: buckets have layers %v, %d layers train", label, layers, want)
+	}
+	outside := 0
+	for _, stage := range []string{"reduce table", "reduce embeddings", "reduce last rows"} {
+		if times[stage] != nil {
+			outside++
+		}
+	}
+	if outside != 0 && r.adapted != "bert-full" || outside != 3 && r.adapted == "bert-full" {
+		t.Errorf("%s: %d reductions are outside of layers", label, outside)
+	}
+}
+
+// LoRA with dropout, computed in every way: the plain computation's gradient in f64.
+func TestLoRAMetamorphic(t *testing.T) {
+	base := goldenRun{adapted: "bert-qv", negatives: true, loss: loss.InfoNCE{}, globalSize: 9, accumulate: 2, maxSteps: 1, optimizer: optim.SGD{}, dropout: 0.1, loraDropout: 0.2}
+	truth := base
+	truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
+	want := truth.run(t)
+	for _, change := range []func(*goldenRun){
+		func(r *goldenRun) { r.size = stages.Size{Rows: 4} },
+		func(r *goldenRun) { r.size, r.budget, r.every = stages.Size{Tokens: 90}, -1, 1 },
+		func(r *goldenRun) { r.ranks, r.size = 3, stages.Size{Rows: 2} },
+		func(r *goldenRun) { r.ranks, r.shards, r.every, r.exchange.Every = 2, 1, 2, true },
+		func(r *goldenRun) { r.ranks, r.shards, r.size = 4, 2, stages.Size{Tokens: 60} },
+	} {
+		c := base
+		change(&c)
+		got := c.run(t)
+		if p, e := gradientError(want.model.Layout, got.grad, want.grad); !(e <= 1e-5) {
+			t.Errorf("%d ranks, %d shards, %s: %s is off by %.3g", c.ranks, c.shards, describe(c), p, e)
+		}
+	}
+	c := base
+	c.loraDropout = 0
+	if _, e := gradientError(want.model.Layout, c.run(t).grad, want.grad); e < 0.01 {
+		t.Error("LoRA's dropout changes nothing: this test would not see its masks")
+	}
+}
