@@ -111,6 +111,13 @@ func (w *weights) close() error {
 	return errors.Join(errs...)
 }
 
+// Forget gives the memory of weights that have been read back to the system; they can still be read.
+func (f *Folder) Forget() {
+	for _, file := range f.weights.files {
+		file.Forget()
+	}
+}
+
 // noWeights explains what is there instead.
 func noWeights(dir string) error {
 	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {

@@ -35,3 +35,10 @@ func mapFile(path string) ([]byte, func() error, error) {
 	}
 	return data, func() error { return unix.Munmap(data) }, nil
 }
+
+// forget lets the system take the mapping's pages back; they are read again where they are needed again.
+func forget(data []byte) {
+	if len(data) > 0 {
+		unix.Madvise(data, unix.MADV_DONTNEED) // advice: that it fails changes nothing
+	}
+}

@@ -20,6 +20,7 @@ type File struct {
 
 	mu    sync.RWMutex // held for reading while bytes are read, so that Close waits for them
 	unmap func() error // nil after Close
+	data  []byte       // of a file that Open has mapped
 }
 
 // Open maps the file into memory and checks all of its header. The file must not be changed while it is open;
@@ -33,6 +34,7 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(err, unmap())
 	}
+	f.data = data
 	return f, nil
 }
 
@@ -82,6 +84,15 @@ func NoTensor(name string, names []string) error {
 		return fmt.Errorf("%w: %q among %d, such as %q", ErrNoTensor, name, len(names), names[0])
 	}
 	return fmt.Errorf("%w: %q; near it are %s", ErrNoTensor, name, strings.Join(near, ", "))
+}
+
+// Forget gives the file's memory back to the system for as long as nothing reads the tensors: a loaded model would otherwise count twice.
+func (f *File) Forget() {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.unmap != nil {
+		forget(f.data)
+	}
 }
 
 // Close unmaps the file. The Data of its tensors must not be used afterwards; their Float32s gives an error. A second

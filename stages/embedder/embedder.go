@@ -208,6 +208,7 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		}
 		return nil
 	})
+	f.Forget()
 	if err == nil && f.Adapter != nil {
 		err = merge(f, m, s)
 	}

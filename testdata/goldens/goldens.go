@@ -74,6 +74,17 @@
 //     distances (key - query) from -300 to 300.
 //   - families/rope: NAME and NAME/long (longrope) [R/2]: frequencies of rotary positions; cases: name, dim, factor, config.
 //
+// # lora
+//
+// lora/NAME is an adapter as PEFT saves it (adapter_config.json, adapter_model.safetensors in float32) for the model folder meta.base, with
+// a golden of the same name beside it: ids, lengths, r; embedding [B, C], pooled as meta.pooling says and normalized; base/embedding
+// without the adapter; grad/PARAMETER of sum(embedding * r) for everything that trains, PARAMETER without PEFT's prefixes.
+// lora/qwen3-tiny is a model folder with the vocabulary of bert/minilm-tiny.
+//
+//   - lora/steps: the first gradient of contrastive training (scale 20, queries, positives and negatives of steps/texts in order, 8 rows per
+//     batch), of RUN (bert-full, bert-qv, qwen3-qo, qwen3-last-o) over N = 1 or 3 batches: RUN/N/loss, RUN/N/grad/PARAMETER
+//     float32; RUN/start/PARAMETER: the values that an adapter begins with.
+//
 // # loss
 //
 // Embeddings are [2+N, B, E]: queries, positives, then the columns of negatives; gradients have that shape too. Candidate
