@@ -83,8 +83,8 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 			p.BackwardTo(e.dEmb.Span(sub.Lo, sub.Hi), to)
 			p.Release()
 		} else if to.Done != nil {
-			for l := e.Model.Config.Layers - 1; l >= -1; l-- {
-				to.Done(l)
+			for _, mark := range e.Model.Layout.Marks() {
+				to.Done(mark)
 			}
 		}
 		if last {

@@ -58,13 +58,17 @@ func (e *Encoder) Plan(b *Batch) (replayed []bool, err error) {
 	return replayed, nil
 }
 
-// Done is when the step's last backward pass puts one of its Final outputs, as a share of the pass without replay. Each layer takes
-// as long as any other.
+// Done is when the step's last backward pass puts one of its Final outputs, as a share of the pass without replay: time goes with
+// the parameters in layers.
 func (e *Encoder) Done(output string) float64 {
-	n := e.Model.Config.Layers
+	l := e.Model.Layout
+	_, bottom := l.Span(-1) // layers begin there
+	if _, table := tableOf(l); bottom < table {
+		bottom = table
+	}
 	for _, b := range e.buckets {
-		if b.name == output && b.layer >= 0 {
-			return float64(n-b.layer) / float64(n-e.Model.Lowest())
+		if b.name == output && b.from >= bottom {
+			return float64(l.Trained()-b.from) / float64(l.Trained()-bottom)
 		}
 	}
 	if output == "table" {

@@ -14,6 +14,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
 )
 
 // Several replicas train as one: each takes its slice of every global batch, and its graph has four more stages,
@@ -371,11 +372,10 @@ func Scatter(g *pipeline.Graph, grads pipeline.Port[Gradient], e *Encoder) pipel
 	}, e.OnComm())
 }
 
-// bucket is a part of the flat gradient that is reduced at once.
+// bucket is a part of the flat gradient that is reduced at once, when it is complete: at mark from.
 type bucket struct {
 	name     string
 	from, to int
-	layer    int // complete when this layer's backward is
 	ready    pipeline.Output[struct{}]
 }
 
@@ -383,9 +383,8 @@ type bucket struct {
 // last one, which nothing hides, is a small part of all.
 func defaultBucket(total int) int { return min(4<<20, max(256<<10, total/24)) }
 
-// table is where the word embeddings lie in the gradient: nowhere if they are frozen.
-func (e *Encoder) table() (from, to int) {
-	l := e.Model.Layout
+// tableOf is where the word embeddings lie in the gradient: nowhere if they are frozen.
+func tableOf(l *transformer.Layout) (from, to int) {
 	word := l.Word()
 	if !l.Trains(word) {
 		return 0, 0
@@ -393,10 +392,13 @@ func (e *Encoder) table() (from, to int) {
 	return l.At(word), l.At(word) + word.Len()
 }
 
+func (e *Encoder) table() (from, to int) { return tableOf(e.Model.Layout) }
+
 // tableTrains tells whether the word embeddings do.
 func (e *Encoder) tableTrains() bool { return e.Model.Layout.Trains(e.Model.Layout.Word()) }
 
-// cut makes buckets of the parameters that train, but for the word embeddings, from the top layer down.
+// cut cuts the parameters that train, but for the word embeddings, at the marks where a backward pass completes gradients, from the top
+// layer down: a bucket ends with the first mark at which it is large enough. What is outside of layers, which comes last, is one of its own.
 func (e *Encoder) cut() []bucket {
 	l := e.Model.Layout
 	size := e.ranks.BucketBytes
@@ -404,27 +406,23 @@ func (e *Encoder) cut() []bucket {
 		from, to := e.table()
 		size = defaultBucket((l.Trained() - (to - from)) * e.Model.DType.Size())
 	}
+	marks := l.Marks()
+	last := len(marks) - 1 // in layers
+	if from, to := l.Span(-1); from < to {
+		last--
+	}
 	var out []bucket
-	top := -2
-	for layer := e.Model.Config.Layers - 1; layer >= -1; layer-- {
-		from, to := l.Span(layer)
-		if from == to { // all of it is frozen
+	to, first := l.Trained(), 0
+	for i, mark := range marks {
+		if (to-mark)*e.Model.DType.Size() < size && i < last {
 			continue
 		}
-		if n := len(out); top >= 0 && layer >= 0 { // grows the open bucket downwards
-			out[n-1].from, out[n-1].layer = from, layer
-			out[n-1].name = fmt.Sprintf("layers %d-%d", layer, top)
-		} else {
-			name := fmt.Sprintf("layer %d", layer)
-			if layer < 0 {
-				name = "embeddings"
-			}
-			out = append(out, bucket{name: name, from: from, to: to, layer: layer})
-			top = layer
+		name := l.MarkName(i)
+		if i > first {
+			name = l.MarkName(first) + " to " + name
 		}
-		if b := out[len(out)-1]; (b.to-b.from)*e.Model.DType.Size() >= size {
-			top = -2
-		}
+		out = append(out, bucket{name: name, from: mark, to: to})
+		to, first = mark, i+1
 	}
 	return out
 }

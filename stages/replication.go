@@ -78,14 +78,14 @@ func (e *Encoder) finals(s *pipeline.Stage) {
 }
 
 // beginLast prepares the step's last sub-batch: its gradient of the word embeddings goes elsewhere, so that the table can
-// be reduced meanwhile, and each bucket is passed on when its last layer is done.
+// be reduced meanwhile, and each bucket is passed on when its gradients are complete.
 func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Gradients) error {
 	if e.ranks == nil || e.ranks.Every {
 		return nil
 	}
-	to.Done = func(layer int) {
+	to.Done = func(mark int) {
 		for _, b := range e.buckets {
-			if b.layer == layer {
+			if b.from == mark {
 				b.ready.Put(t, struct{}{})
 			}
 		}

@@ -525,6 +525,53 @@ func TestSpans(t *testing.T) {
 	}
 }
 
+// When a backward pass says that gradients are complete from a mark on, nothing is added to them any more; it says so at every mark.
+func TestMarks(t *testing.T) {
+	for _, name := range familyGoldens(t) {
+		for every, tuning := range []Tuning{{}, {}, {FreezeEmbeddings: true, FreezeLayers: 1}, {LoRA: &LoRA{Rank: 2, Alpha: 4, Targets: []string{AllLinear}}}} {
+			m, s := loadFamily(t, name, nil, ref.New(), Options{CheckpointEvery: every % 2, Tuning: tuning})
+			grads, err := m.NewGradients()
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows := Rows{IDs: []int32{3, 4, 5, 6, 7}, Cu: []int32{0, 2, 5}, Keys: []uint64{1, 2}}
+			a, err := gpustage.NewArena(m.Device, m.Memory([]int{2, 3}).Backward)
+			if err != nil {
+				t.Fatal(err)
+			}
+			marks := m.Layout.Marks()
+			var seen [][]byte
+			d, err := gpustage.NewTensor(m.Device, gpustage.F32, 2, m.Config.Hidden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, vs := 0, gpustage.Slice[float32](d); i < len(vs); i++ {
+				vs[i] = float32(i%7) - 3
+			}
+			p := m.Forward(s, a, rows, true, true)
+			p.BackwardTo(d, Gradients{Flat: grads, Done: func(mark int) {
+				if n := len(seen); n == len(marks) || mark != marks[n] {
+					t.Fatalf("%s: call %d of Done is for %d, marks are %v", name, n, mark, marks)
+				}
+				seen = append(seen, bytes.Clone(hostBytes(grads.Columns(mark, m.Layout.Trained()))))
+			}})
+			if len(seen) != len(marks) {
+				t.Fatalf("%s: %d calls of Done, %d marks", name, len(seen), len(marks))
+			}
+			for i, mark := range marks {
+				if !bytes.Equal(seen[i], hostBytes(grads.Columns(mark, m.Layout.Trained()))) {
+					t.Errorf("%s: gradients change after they are complete at %s", name, m.Layout.MarkName(i))
+				}
+			}
+			if from := marks[0]; tuning.LoRA == nil && bytes.Count(hostBytes(grads.Columns(from, from+m.Config.Hidden)), []byte{0}) == 4*m.Config.Hidden {
+				t.Errorf("%s: the gradient of the last layer is zero", name)
+			}
+		}
+	}
+}
+
+func hostBytes(x gpustage.Tensor) []byte { return gpustage.Bytes(gpustage.Slice[float32](x)) }
+
 // Whatever config.json says, ParseConfig gives a model that can be laid out, or an error.
 func FuzzParseConfig(f *testing.F) {
 	for _, name := range familyGoldens(f) {

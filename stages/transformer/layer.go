@@ -132,8 +132,9 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor) layerActs {
 	return a
 }
 
-// layerBackward turns d from dy into dx and adds the layer's gradients to g.
-func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeights) {
+// layerBackward turns d from dy into dx and adds the layer's gradients to g. It tells to what is done but for
+// the last of it.
+func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeights, to Gradients) {
 	s, c, w := p.s, p.m.Config, p.m.w.layers[l]
 	t, e, ek := d.Rows, c.queries(), c.keys()
 	mark := p.a.Mark()
@@ -149,6 +150,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	if p.ends(l, downPlace) {
 		return
 	}
+	p.done(to, l, partDown)
 	dpre := p.activateBackward(l, down, act, dz, a.pre)
 	up := p.narrow(w.up, dpre)
 	x1 := a.x1
@@ -162,6 +164,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 		return
 	}
 	p.enterBackward(w.ffn, g.ffn, a.ffn, up, d, dpre, x1) // d is dX1
+	p.done(to, l, partUp)
 	p.a.ReleaseScratch(mark)
 	if p.ends(l, ffnPlace) {
 		return
@@ -173,6 +176,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	if p.ends(l, outPlace) {
 		return
 	}
+	p.done(to, l, partOut)
 	dctx, dqkv := p.scratch(t, e), p.scratch(t, e+2*ek)
 	p.backward(out, dctx, dz, gpustage.MatMul{})
 	q, k := p.place(l, w, &a, false)

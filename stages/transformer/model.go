@@ -293,14 +293,20 @@ type Gradients struct {
 	// the sub-batch. WordIndex, i32 [1, T], is each token's row in it.
 	WordRows, WordIndex gpustage.Tensor
 
-	// Done, if not nil, is called when nothing more will be added to the gradients of a layer's parameters: from the last
-	// layer to the lowest in which something trains, then with -1 for the embeddings and whatever else is outside of layers.
-	Done func(layer int)
+	// Done, if not nil, is called with each of the layout's marks in turn, when nothing more will be added to the gradients of
+	// parameters in layers from that mark on. After the last mark all gradients are complete.
+	Done func(mark int)
 }
 
-func (g Gradients) done(layer int) {
-	if g.Done != nil {
-		g.Done(layer)
+// done tells that a part of a layer is, if there is a mark for it.
+func (p *Pass) done(to Gradients, layer, part int) {
+	if to.Done == nil {
+		return
+	}
+	for _, m := range p.m.Layout.marks {
+		if m.layer == layer && m.part == part {
+			to.Done(m.at)
+		}
 	}
 }
 
@@ -339,15 +345,15 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 			segment := p.a.Mark()
 			acts := p.recompute(from, end, p.inputs[k])
 			for l := end - 1; l >= from; l-- {
-				p.layerBackward(l, acts[l-from], d, g.layers[l])
-				to.done(l)
+				p.layerBackward(l, acts[l-from], d, g.layers[l], to)
+				p.done(to, l, partQKV)
 			}
 			p.a.Release(segment)
 		}
 	} else {
 		for l := layers - 1; l >= m.Lowest(); l-- {
-			p.layerBackward(l, p.layers[l], d, g.layers[l])
-			to.done(l)
+			p.layerBackward(l, p.layers[l], d, g.layers[l], to)
+			p.done(to, l, partQKV)
 		}
 	}
 	if !g.relative.IsZero() {
@@ -360,7 +366,9 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 		}
 		p.embedTokensBackward(d, g, index)
 	}
-	to.done(-1)
+	if from, end := m.Layout.Span(-1); from < end && to.Done != nil {
+		to.Done(from)
+	}
 }
 
 // recompute runs layers from to to-1 again and keeps what their backward needs.

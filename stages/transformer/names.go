@@ -38,8 +38,9 @@ type names struct {
 func (c Config) parameters() []Param {
 	n := families[c.Family].names
 	var ps []Param
+	part := partQKV
 	add := func(layer int, name string, rows, cols int, kind paramKind) {
-		ps = append(ps, Param{Name: name, Layer: layer, Rows: rows, Cols: cols, kind: kind})
+		ps = append(ps, Param{Name: name, Layer: layer, Rows: rows, Cols: cols, kind: kind, part: part})
 	}
 	table := func(name string, rows, cols int, kind paramKind) {
 		if name != "" && rows > 0 {
@@ -80,21 +81,25 @@ func (c Config) parameters() []Param {
 	table(n.relative, c.RelativeBuckets, c.Heads, relativeBias)
 	for l := range c.Layers {
 		p := fmt.Sprintf(n.layer, l)
+		part = partQKV
 		if l > 0 || !n.firstPlain {
 			norm(l, p, n.attnIn, c.Hidden)
 		}
 		linear(l, p, n.qkv, c.Hidden, !c.NoBias.has(QKVPart), c.queries(), c.keys(), c.keys())
 		norm(l, p, n.queryNorm, c.HeadDim())
 		norm(l, p, n.keyNorm, c.HeadDim())
+		part = partOut
 		linear(l, p, []string{n.out}, c.queries(), !c.NoBias.has(OutPart), c.Hidden)
 		norm(l, p, n.attnOut, c.Hidden)
 		norm(l, p, n.attnSum, c.Hidden)
+		part = partUp
 		norm(l, p, n.ffnIn, c.Hidden)
 		ups := []int{c.FeedForward}
 		if c.Gated {
 			ups = append(ups, c.FeedForward)
 		}
 		linear(l, p, n.up, c.Hidden, !c.NoBias.has(UpPart), ups...)
+		part = partDown
 		linear(l, p, []string{n.down}, c.FeedForward, !c.NoBias.has(DownPart), c.Hidden)
 		norm(l, p, n.ffnOut, c.Hidden)
 		norm(l, p, n.ffnSum, c.Hidden)

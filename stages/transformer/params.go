@@ -17,6 +17,7 @@ type Param struct {
 	Rows, Cols int    // a vector has one row
 	Off        int    // elements from the start of the flat vector
 	kind       paramKind
+	part       int // of its layer
 	slot       int // of a factor: its target's place among the layer's linear weights
 }
 
@@ -66,6 +67,7 @@ type Layout struct {
 	Frozen int // of them, those in front that don't train
 	index  map[string]int
 	word   int
+	marks  []mark // see Marks, in ascending order
 }
 
 // newLayout places parameters, the first of which are the word embeddings.
@@ -88,6 +90,7 @@ func newLayout(ps []Param, frozen func(Param) bool) *Layout {
 			l.Frozen = l.Len
 		}
 	}
+	l.mark()
 	return l
 }
 
@@ -105,6 +108,55 @@ func (l *Layout) Trains(p Param) bool { return p.Off >= l.Frozen }
 
 // At is where a parameter that trains lies in gradients and moments.
 func (l *Layout) At(p Param) int { return p.Off - l.Frozen }
+
+// The parts of a layer between its marks: each begins with a product's weight, or the norm before it.
+const (
+	partQKV = iota
+	partOut
+	partUp
+	partDown
+	parts
+)
+
+// mark is where a part of a layer begins in gradients.
+type mark struct{ layer, part, at int }
+
+func (l *Layout) mark() {
+	factors := slices.ContainsFunc(l.Params, Param.Factor) // they lie behind all parts of their layer
+	for _, p := range l.Params {
+		if p.Layer < 0 || !l.Trains(p) {
+			continue
+		}
+		if factors {
+			p.part = partQKV
+		}
+		if n := len(l.marks); n == 0 || l.marks[n-1].layer != p.Layer || l.marks[n-1].part != p.part {
+			l.marks = append(l.marks, mark{p.Layer, p.part, l.At(p)})
+		}
+	}
+}
+
+// Marks are the places in the flat gradient from which on a backward pass completes it (see Gradients.Done), in the order in which it
+// does: the beginnings of each layer's four products (with LoRA of each layer), from the last layer down, and the end of the word
+// embeddings, if anything else outside of layers trains.
+func (l *Layout) Marks() (out []int) {
+	for _, m := range slices.Backward(l.marks) {
+		out = append(out, m.at)
+	}
+	if from, to := l.Span(-1); from < to {
+		out = append(out, from)
+	}
+	return out
+}
+
+// MarkName is a name for what lies between Marks()[i] and the mark before.
+func (l *Layout) MarkName(i int) string {
+	if i == len(l.marks) {
+		return "embeddings"
+	}
+	m := l.marks[len(l.marks)-1-i]
+	return fmt.Sprintf("%d.%s", m.layer, [parts]string{"qkv", "out", "up", "down"}[m.part])
+}
 
 // Find returns a parameter by name.
 func (l *Layout) Find(name string) (Param, bool) {
