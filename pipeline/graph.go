@@ -74,9 +74,10 @@ const (
 	Compute LaneKind = iota
 	Comm
 	Copy
+	Fetch // communication as well, for what is fetched from other ranks ahead of computing
 )
 
-func (k LaneKind) String() string { return [...]string{"compute", "comm", "copy"}[k] }
+func (k LaneKind) String() string { return [...]string{"compute", "comm", "copy", "fetch"}[k] }
 
 // Placement says where a stage runs.
 type Placement struct {
@@ -343,6 +344,8 @@ type Task struct {
 	ctx   context.Context
 	id    taskID
 	notes map[string]float64
+	where string // the lane or worker
+	parts bool   // it has shown parts
 }
 
 // Context is cancelled when the run stops.

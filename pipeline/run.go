@@ -247,7 +247,7 @@ func (r *running) runWorker(n int) {
 // execute runs one task and reports its end, whatever the stage's function does.
 func (r *running) execute(c call, lane Lane, where string, err error) {
 	id := c.id
-	t := &Task{Index: id.index, run: r, stage: id.stage, lane: lane, args: c.args, puts: make([]int, len(id.stage.out)), ended: id.ended, ctx: r.ctx, id: id}
+	t := &Task{Index: id.index, run: r, stage: id.stage, lane: lane, args: c.args, puts: make([]int, len(id.stage.out)), ended: id.ended, ctx: r.ctx, id: id, where: where}
 	e := event{id: id, err: errors.New("the stage's function ended its goroutine")}
 	defer func() {
 		if p := recover(); p != nil {
@@ -266,8 +266,8 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 	default:
 		err = id.stage.do(t)
 	}
-	if !skip {
-		r.ran(t, where, start)
+	if !skip && !t.parts {
+		r.ran(t, "", start)
 	}
 	if id.stage.level == Stream && len(id.stage.in) == 0 && errors.Is(err, io.EOF) {
 		e.end, err = true, nil
@@ -280,8 +280,8 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 	e.err = err
 }
 
-// ran tells those who want to know that a task ran.
-func (r *running) ran(t *Task, where string, start time.Time) {
+// ran tells those who want to know that a task ran, or a part of it.
+func (r *running) ran(t *Task, part string, start time.Time) {
 	if r.tracer == nil && r.spans == nil {
 		return
 	}
@@ -290,11 +290,11 @@ func (r *running) ran(t *Task, where string, start time.Time) {
 		lane = t.stage.place.Lane.String()
 	}
 	if r.tracer != nil {
-		r.tracer.ran(t, where, lane, start, end)
+		r.tracer.ran(t, part, lane, start, end)
 	}
 	if r.spans != nil {
 		r.spans(Span{
-			Stage: t.stage.name, Item: t.Index.String(), Device: deviceOf(where), Lane: lane,
+			Stage: t.stage.name, Item: t.Index.String(), Part: part, Device: deviceOf(t.where), Lane: lane,
 			Start: start.Sub(r.began), End: end.Sub(r.began), Notes: t.notes,
 		})
 	}

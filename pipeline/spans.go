@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// Span is one task that ran.
+// Span is one task that ran, or a part of one.
 type Span struct {
 	Stage  string
 	Item   string // its index, as Index prints it
+	Part   string // which part of the task; empty for all of it
 	Device string // "host" in the host pool
-	Lane   string // "compute", "comm", "copy"; "host"
+	Lane   string // as LaneKind prints it; "host"
 	Start  time.Duration
 	End    time.Duration // since the run began
 	Notes  map[string]float64
@@ -30,6 +31,30 @@ func (t *Task) Note(name string, v float64) {
 	t.notes[name] += v
 }
 
+// Part begins a part of a task that mostly waits for what runs beside it, and returns the function that ends it. Such a task's
+// parts, each with the notes made in between, are shown in its place: what lies between them is waiting.
+func (t *Task) Part(name string) (end func()) {
+	start := time.Now()
+	return func() {
+		t.run.ran(t, name, start)
+		t.notes, t.parts = nil, true
+	}
+}
+
+// Waiting begins a time in which a task that otherwise computes waits for what runs beside it, and returns the function that ends
+// it. It is shown as a part of this name, and does not count as computing.
+func (t *Task) Waiting() (end func()) {
+	start := time.Now()
+	return func() {
+		notes := t.notes
+		t.notes = nil
+		t.run.ran(t, waiting, start)
+		t.notes = notes
+	}
+}
+
+const waiting = "waiting"
+
 // interval is a time in which something was busy.
 type interval struct{ from, to time.Duration }
 
@@ -43,6 +68,25 @@ func union(xs []interval) []interval {
 			continue
 		}
 		out = append(out, x)
+	}
+	return out
+}
+
+// minus is what of one union is not in another.
+func minus(a, b []interval) (out []interval) {
+	for _, x := range a {
+		for _, y := range b {
+			if y.to <= x.from || y.from >= x.to {
+				continue
+			}
+			if y.from > x.from {
+				out = append(out, interval{x.from, y.from})
+			}
+			x.from = y.to
+		}
+		if x.from < x.to {
+			out = append(out, x)
+		}
 	}
 	return out
 }
@@ -69,7 +113,7 @@ func length(xs []interval) (sum time.Duration) {
 	return sum
 }
 
-// Communication is what a device's communication lane did, and how much of it the device's compute lane worked through. What
+// Communication is what a device's communication and fetch lanes did, and how much of it the device's compute lane worked through. What
 // nothing hides is exposed: Total - Hidden. On a GPU the times are those of issuing, not of running.
 type Communication struct {
 	Total, Hidden time.Duration
@@ -86,21 +130,25 @@ func (c Communication) HiddenShare() float64 {
 
 // Communicated sums spans up, over all devices.
 func Communicated(spans []Span) Communication {
-	comm, compute := map[string][]interval{}, map[string][]interval{}
+	comm, compute, idle := map[string][]interval{}, map[string][]interval{}, map[string][]interval{}
 	var c Communication
 	for _, s := range spans {
 		switch s.Lane {
-		case Comm.String():
+		case Comm.String(), Fetch.String():
 			comm[s.Device] = append(comm[s.Device], interval{s.Start, s.End})
 			c.Bytes += s.Notes[BytesSent]
 		case Compute.String():
-			compute[s.Device] = append(compute[s.Device], interval{s.Start, s.End})
+			to := compute
+			if s.Part == waiting {
+				to = idle
+			}
+			to[s.Device] = append(to[s.Device], interval{s.Start, s.End})
 		}
 	}
 	for d, xs := range comm {
 		xs = union(xs)
 		c.Total += length(xs)
-		c.Hidden += common(xs, union(compute[d]))
+		c.Hidden += common(xs, minus(union(compute[d]), union(idle[d])))
 	}
 	return c
 }
@@ -148,6 +196,10 @@ func Summary(spans []Span) *TraceSummary {
 			out.Stages = append(out.Stages, StageSummary{Stage: s.Stage, Device: s.Device, Lane: s.Lane})
 		}
 		st := &out.Stages[i]
+		if s.Part == waiting {
+			st.Busy, st.Wait = st.Busy-(s.End-s.Start), st.Wait+(s.End-s.Start)
+			continue
+		}
 		st.Tasks++
 		st.Busy += s.End - s.Start
 		st.Bytes += s.Notes[BytesSent]
@@ -196,7 +248,7 @@ func (s *TraceSummary) HiddenAgainst(without time.Duration) float64 {
 	}
 	devices := map[string]bool{}
 	for _, st := range s.Stages {
-		if st.Lane == Comm.String() {
+		if st.Lane == Comm.String() || st.Lane == Fetch.String() {
 			devices[st.Device] = true
 		}
 	}
@@ -264,6 +316,8 @@ func Spans(events []TraceEvent) []Span {
 					s.Notes[k] = n
 				} else if k == "item" {
 					s.Item, _ = v.(string)
+				} else if k == "part" {
+					s.Part, _ = v.(string)
 				}
 			}
 			out = append(out, s)

@@ -51,11 +51,37 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// Communication on two lanes at once counts once, and a task that waits for it hides nothing meanwhile.
+func TestSummaryOfParts(t *testing.T) {
+	idle := span("embed", "gpu:0", "compute", 12, 20, nil)
+	idle.Part = waiting
+	s := Summary([]Span{
+		span("fetch", "gpu:0", "fetch", 5, 20, nil),
+		span("reduce", "gpu:0", "comm", 0, 10, nil),
+		span("embed", "gpu:0", "compute", 2, 22, nil),
+		idle,
+	})
+	if c := s.Communication; c.Total != 20*time.Millisecond || c.Hidden != 10*time.Millisecond {
+		t.Errorf("communication %+v", c)
+	}
+	if e := s.Stages[1]; e.Stage != "embed" || e.Tasks != 1 || e.Busy != 12*time.Millisecond || e.Wait != 10*time.Millisecond {
+		t.Errorf("%+v", e)
+	}
+}
+
 // What a trace says of a run is what the run said.
 func TestSpansOfTrace(t *testing.T) {
 	g := New("noted")
 	items := Source(g, "source", count(3))
 	Sink(g, "sink", items, func(task *Task, v int) error {
+		if v == 1 { // the same, part by part
+			task.Part("a")()
+			end := task.Part("b")
+			defer end()
+		}
+		if v == 2 {
+			task.Waiting()()
+		}
 		task.Note(BytesSent, 7)
 		task.Note(BytesSent, 1)
 		return nil
@@ -84,8 +110,12 @@ func TestSpansOfTrace(t *testing.T) {
 	}
 	for what, spans := range map[string][]Span{"live": seen, "trace": Spans(events)} {
 		n := 0
+		var parts []string
 		for _, s := range spans {
 			if s.Stage == "sink" {
+				if parts = append(parts, s.Part); s.Part == "a" || s.Part == waiting {
+					continue
+				}
 				n++
 				if s.Device != "gpu" || s.Lane != "comm" || s.Notes[BytesSent] != 8 || s.Item == "" {
 					t.Errorf("%s: %+v", what, s)
@@ -94,6 +124,9 @@ func TestSpansOfTrace(t *testing.T) {
 		}
 		if n != 3 {
 			t.Errorf("%s: %d tasks of sink, want 3", what, n)
+		}
+		if got := strings.Join(parts, ","); got != ",a,b,waiting," {
+			t.Errorf("%s: parts %q", what, got)
 		}
 	}
 }

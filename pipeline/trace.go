@@ -69,12 +69,15 @@ func (t *Tracer) write(e TraceEvent) {
 	t.err = t.enc.Encode(e)
 }
 
-// ran writes a task that ran on a lane or host worker.
-func (t *Tracer) ran(task *Task, where, lane string, start, end time.Time) {
+// ran writes a task that ran on a lane or host worker, or a part of it.
+func (t *Tracer) ran(task *Task, part, lane string, start, end time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pid, tid := t.place(where)
+	pid, tid := t.place(task.where)
 	args := map[string]any{"item": task.Index.String()}
+	if part != "" {
+		args["part"] = part
+	}
 	for k, v := range task.notes {
 		args[k] = v
 	}
