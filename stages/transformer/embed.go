@@ -84,7 +84,8 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 		sum = p.keep(x.Rows, x.Cols)
 		p.embed = embedActs{sum: sum, stats: p.keepStats(n, sum)}
 	}
-	s.Gather(sum, m.w.word, in.ids, false)
+	word, ids := p.words()
+	s.Gather(sum, word, ids, false)
 	if scale := m.Config.EmbedScale; scale != 0 {
 		s.Scale(sum, sum, scale)
 	}

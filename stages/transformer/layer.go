@@ -99,7 +99,8 @@ func (p *Pass) enterBackward(h, g half, a halfActs, l linear, d, dy, x gpustage.
 
 // layer computes y from x.
 func (p *Pass) layer(l int, x, y gpustage.Tensor) layerActs {
-	s, c, w := p.s, p.m.Config, p.m.w.layers[l]
+	s, c, w := p.s, p.m.Config, p.weights(l)
+	p.keepSum(l, w)
 	t := x.Rows
 	a := layerActs{x: x, qkv: p.keep(t, c.queries()+2*c.keys()), lse: p.keep(c.Heads, t), ctx: p.keep(t, c.queries())}
 	start := p.a.Mark()
@@ -135,7 +136,7 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor) layerActs {
 // layerBackward turns d from dy into dx and adds the layer's gradients to g. It tells to what is done but for
 // the last of it.
 func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeights, to Gradients) {
-	s, c, w := p.s, p.m.Config, p.m.w.layers[l]
+	s, c, w := p.s, p.m.Config, p.weights(l)
 	t, e, ek := d.Rows, c.queries(), c.keys()
 	mark := p.a.Mark()
 	defer p.a.ReleaseScratch(mark)
@@ -186,7 +187,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	qkv := p.narrow(w.qkv, dqkv)
 	x := a.x
 	if x.IsZero() && (g.qkv.trains() || !w.attn.in.absent()) {
-		x = p.again(p.m.w.layers[l-1].ffn, p.layers[l-1].ffn)
+		x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn)
 	}
 	if g.qkv.trains() {
 		p.weightGradient(qkv, g.qkv, dqkv, p.enter(w.attn, &a.attn, x))

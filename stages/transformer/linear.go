@@ -77,13 +77,13 @@ func (m *Model) changedAll() {
 
 // Free gives the parameters back.
 func (m *Model) Free() error {
-	return errors.Join(m.version.Free(), m.constant.Free(), m.Params.Mem.Free())
+	return errors.Join(m.version.Free(), m.constant.Free(), m.Params.Mem.Free(), m.freePartial())
 }
 
 // PackedBytes bounds what the model's device keeps of its weights besides Params, when it only embeds or also trains.
 func (m *Model) PackedBytes(train bool) int64 {
 	d, ok := m.Device.(gpustage.Packer)
-	if !ok || m.DType != gpustage.F32 {
+	if !ok || m.DType != gpustage.F32 || m.Partial() {
 		return 0
 	}
 	var n [2]int64 // of weights that train, and of frozen ones

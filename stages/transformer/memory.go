@@ -13,7 +13,7 @@ type Memory struct {
 // nothing, so it is exact; only row lengths matter.
 func (m *Model) Memory(lengths []int) Memory {
 	dry := *m
-	dry.Device = gpustage.Dry{}
+	dry.Device, dry.Feed = gpustage.Dry{}, nil
 	s, _ := dry.Device.OpenStream()
 	rows := Rows{Cu: []int32{0}}
 	for _, n := range lengths {

@@ -21,6 +21,8 @@ type Options struct {
 	// CheckpointEvery keeps the input of every k-th layer only and recomputes the rest; 0 keeps everything. AutoCheckpoint chooses k.
 	CheckpointEvery int
 	Tuning          Tuning
+	// Own, if not nil, tells which ranges of the flat vector the model holds, in ascending order: see Feed.
+	Own func(*Layout) [][2]int
 }
 
 // AutoCheckpoint makes k the square root of the number of layers that go backward, rounded: what is kept and what is recomputed at once
@@ -30,13 +32,14 @@ const AutoCheckpoint = -1
 // Model is an encoder on one device. Forward and Backward may run on one stream at a time; the parameters are read by
 // both and written by whoever owns Params.
 type Model struct {
-	Config   Config
-	Head     Head
-	Options  Options
-	Layout   *Layout
-	DType    gpustage.DType
-	Device   gpustage.Device
-	Params   gpustage.Tensor // [1, Layout.Len]
+	Config  Config
+	Head    Head
+	Options Options
+	Layout  *Layout
+	DType   gpustage.DType
+	Device  gpustage.Device
+	Params  gpustage.Tensor // [1, Layout.Len], or the ranges that Own says, side by side
+	partial
 	w        weights
 	version  *gpustage.Version // of Params, but for what is frozen
 	constant *gpustage.Version // of what is frozen
@@ -57,6 +60,9 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}}
+	if o.Own != nil {
+		return m, m.openPartial(o.Own(m.Layout))
+	}
 	if m.Params, err = gpustage.NewTensor(d, o.DType, 1, m.Layout.Len); err != nil {
 		return nil, fmt.Errorf("a model of %d parameters: %w", m.Layout.Len, err)
 	}
@@ -289,6 +295,12 @@ func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor
 type Gradients struct {
 	Flat gpustage.Tensor // like the model's Trained
 
+	// Layer, if not nil, gives memory for each layer's gradients when the pass comes to it, as Layout.Span(l) has them; Rest is for
+	// what is outside of layers, but for the word embeddings. Flat is not used then, and WordRows must be there. For models that
+	// train as a whole.
+	Layer func(l int) gpustage.Tensor
+	Rest  gpustage.Tensor
+
 	// WordRows, if not zero, takes the word embeddings' gradient in Flat's place: [U, C], a row for each distinct token id of
 	// the sub-batch. WordIndex, i32 [1, T], is each token's row in it.
 	WordRows, WordIndex gpustage.Tensor
@@ -319,7 +331,7 @@ func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
 // BackwardTo is Backward for those who reduce gradients while it runs.
 func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	s, m := p.s, p.m
-	g := m.Config.weights(m.Layout, to.Flat)
+	g := m.gradients(to)
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
 	t, c, layers := p.in.seqs.Tokens, m.Config.Hidden, m.Config.Layers
@@ -345,14 +357,14 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 			segment := p.a.Mark()
 			acts := p.recompute(from, end, p.inputs[k])
 			for l := end - 1; l >= from; l-- {
-				p.layerBackward(l, acts[l-from], d, g.layers[l], to)
+				p.layerBackward(l, acts[l-from], d, g.layer(l), to)
 				p.done(to, l, partQKV)
 			}
 			p.a.Release(segment)
 		}
 	} else {
 		for l := layers - 1; l >= m.Lowest(); l-- {
-			p.layerBackward(l, p.layers[l], d, g.layers[l], to)
+			p.layerBackward(l, p.layers[l], d, g.layer(l), to)
 			p.done(to, l, partQKV)
 		}
 	}

@@ -209,6 +209,14 @@ type weights struct {
 	embedNorm, finalNorm norm
 	relative             gpustage.Tensor // [buckets, H]
 	layers               []layerWeights
+	later                func(l int) layerWeights // instead of layers
+}
+
+func (w *weights) layer(l int) layerWeights {
+	if w.later != nil {
+		return w.later(l)
+	}
+	return w.layers[l]
 }
 
 type layerWeights struct {
@@ -226,39 +234,61 @@ type half struct{ in, out, sum norm }
 
 // weights views a flat vector.
 func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
-	n := families[c.Family].names
-	tensor := func(name string) gpustage.Tensor {
-		if p, ok := l.Find(name); ok {
-			return l.View(flat, p)
-		}
-		return gpustage.Tensor{}
-	}
-	norm := func(name string) norm { return norm{tensor(name + ".weight"), tensor(name + ".bias")} }
-	linear := func(prefix string, names ...string) linear {
-		first, last := prefix+names[0], prefix+names[len(names)-1]
-		a, _ := l.Find(first + ".weight")
-		z, _ := l.Find(last + ".weight")
-		w := linear{w: l.view(flat, a, z, a.Cols)}
-		if a, ok := l.Find(first + ".bias"); ok {
-			z, _ := l.Find(last + ".bias")
-			w.b = l.view(flat, a, z, z.Off+z.Len()-a.Off)
-		}
-		w.factors = l.factors(flat, prefix, names)
-		return w
-	}
-	w := weights{
-		word: tensor(n.word + ".weight"), position: tensor(n.position + ".weight"), kind: tensor(n.kind + ".weight"),
-		embedNorm: norm(n.embedNorm), finalNorm: norm(n.finalNorm), relative: tensor(n.relative + ".weight"),
-	}
+	w := c.outside(l, flat)
 	for i := range c.Layers {
-		p := fmt.Sprintf(n.layer, i)
-		w.layers = append(w.layers, layerWeights{
-			attn: half{norm(p + n.attnIn), norm(p + n.attnOut), norm(p + n.attnSum)},
-			qkv:  linear(p, n.qkv...), queryNorm: norm(p + n.queryNorm), keyNorm: norm(p + n.keyNorm), out: linear(p, n.out),
-			ffn: half{norm(p + n.ffnIn), norm(p + n.ffnOut), norm(p + n.ffnSum)},
-			up:  linear(p, n.up...), down: linear(p, n.down),
-		})
+		w.layers = append(w.layers, c.layer(l, flat, i))
 	}
+	return w
+}
+
+// outside views what is outside of layers.
+func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
+	n, v := families[c.Family].names, viewer{l, flat}
+	return weights{
+		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"),
+		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
+	}
+}
+
+// layer views one layer.
+func (c Config) layer(l *Layout, flat gpustage.Tensor, i int) layerWeights {
+	n, v := families[c.Family].names, viewer{l, flat}
+	p := fmt.Sprintf(n.layer, i)
+	return layerWeights{
+		attn: half{v.norm(p + n.attnIn), v.norm(p + n.attnOut), v.norm(p + n.attnSum)},
+		qkv:  v.linear(p, n.qkv...), queryNorm: v.norm(p + n.queryNorm), keyNorm: v.norm(p + n.keyNorm), out: v.linear(p, n.out),
+		ffn: half{v.norm(p + n.ffnIn), v.norm(p + n.ffnOut), v.norm(p + n.ffnSum)},
+		up:  v.linear(p, n.up...), down: v.linear(p, n.down),
+	}
+}
+
+// viewer finds parameters in a flat vector.
+type viewer struct {
+	l    *Layout
+	flat gpustage.Tensor
+}
+
+func (v viewer) tensor(name string) gpustage.Tensor {
+	if p, ok := v.l.Find(name); ok {
+		return v.l.View(v.flat, p)
+	}
+	return gpustage.Tensor{}
+}
+
+func (v viewer) norm(name string) norm {
+	return norm{v.tensor(name + ".weight"), v.tensor(name + ".bias")}
+}
+
+func (v viewer) linear(prefix string, names ...string) linear {
+	first, last := prefix+names[0], prefix+names[len(names)-1]
+	a, _ := v.l.Find(first + ".weight")
+	z, _ := v.l.Find(last + ".weight")
+	w := linear{w: v.l.view(v.flat, a, z, a.Cols)}
+	if a, ok := v.l.Find(first + ".bias"); ok {
+		z, _ := v.l.Find(last + ".bias")
+		w.b = v.l.view(v.flat, a, z, z.Off+z.Len()-a.Off)
+	}
+	w.factors = v.l.factors(v.flat, prefix, names)
 	return w
 }
 
@@ -293,13 +323,22 @@ func (m *Model) load(s gpustage.Stream, read func(p Param, dst []float32) error)
 	}
 	var buf []float32
 	for _, p := range m.Layout.Params {
-		dst, vs := m.Layout.View(m.Params, p), []float32(nil)
-		inPlace := m.DType == gpustage.F32 && gpustage.InHost(dst) // a third of the time of loading 90 MB
-		if inPlace {
-			vs = gpustage.Slice[float32](dst)
-		} else {
+		if m.Partial() {
 			buf = slices.Grow(buf[:0], p.Len())[:p.Len()]
-			vs = buf
+			if err := read(p, buf); err != nil {
+				return err
+			}
+			if err := m.keepOwn(s, p, buf); err != nil {
+				return err
+			}
+			continue
+		}
+		dst := m.Layout.View(m.Params, p)
+		if m.DType == gpustage.F32 && gpustage.InHost(dst) { // in place: a third of the time of loading 90 MB
+			if err := read(p, gpustage.Slice[float32](dst)); err != nil {
+				return err
+			}
+			continue
 		}
 		if err := read(p, vs); err == errLeave {
 			continue
@@ -318,6 +357,7 @@ func (m *Model) load(s gpustage.Stream, read func(p Param, dst []float32) error)
 	return s.Sync()
 }
 
+// write copies to the device.
 func (m *Model) write(s gpustage.Stream, dst gpustage.Tensor, vs []float32) {
 	if m.DType == gpustage.F64 {
 		wide := make([]float64, len(vs))

@@ -1,0 +1,209 @@
+package transformer
+
+import (
+	"errors"
+	"fmt"
+
+	"contraflow/gpustage"
+)
+
+// A model may hold a part of its parameters and be fed the rest: layer by layer, just before each is used, and of the word
+// embeddings the rows of a sub-batch's tokens alone. What is outside of layers, but for the word embeddings, is small and stays, in
+// Rest: whoever changes parameters brings it up to date.
+//
+// Such a model has no packed forms of its weights: they would be as large as what is not there.
+
+// Feed gives passes the parameters that a model does not hold.
+type Feed interface {
+	// Words is a table with all rows of the word embeddings that a pass needs, [U, C], and each token's row in it, i32 [1, T].
+	// Both are valid until the next call of the feed.
+	Words(s gpustage.Stream) (table, index gpustage.Tensor)
+	// Layer is layer l's parameters, as Layout.Span(l) has them, valid until the next call of the feed. A pass asks for layers
+	// in the order that Visits says. What can't be had is an error of the stream.
+	Layer(s gpustage.Stream, l int) gpustage.Tensor
+}
+
+// partial is what a model has besides if it holds a part of its parameters.
+type partial struct {
+	Feed Feed
+	Rest gpustage.Tensor // [1, n]: what is outside of layers, but for the word embeddings
+
+	own  [][2]int
+	sums gpustage.Tensor // [Layers, 2C]: weights and biases of norms that end layers, which the layer above needs in its backward
+}
+
+// Partial tells whether the model holds a part of its parameters only.
+func (m *Model) Partial() bool { return m.own != nil }
+
+func (m *Model) openPartial(own [][2]int) error {
+	if m.Layout.Frozen > 0 {
+		return errors.New("a model that holds a part of its parameters trains as a whole: parameters can't be frozen")
+	}
+	m.version, m.constant = gpustage.NewVersion(0), gpustage.NewVersion(0)
+	n := 0
+	for _, r := range own {
+		n += r[1] - r[0]
+	}
+	from, to := m.Layout.Span(-1)
+	var err error
+	alloc := func(rows, cols int) (t gpustage.Tensor) {
+		if err == nil {
+			t, err = gpustage.NewTensor(m.Device, m.DType, rows, cols)
+		}
+		return t
+	}
+	m.own = own
+	m.Params, m.Rest = alloc(1, n), alloc(1, to-from)
+	shape, _ := gpustage.NewTensor(gpustage.Dry{}, m.DType, 1, m.Layout.Len)
+	m.w = m.Config.outside(m.Layout, m.Layout.window(m.Rest, from))
+	m.w.layers = m.Config.weights(m.Layout, shape).layers // their shapes: passes get them from Feed
+	if m.Config.Layers > 0 && !m.w.layers[0].ffn.sum.absent() {
+		m.sums = alloc(m.Config.Layers, 2*m.Config.Hidden)
+	}
+	m.bottom = -1
+	if err != nil {
+		return fmt.Errorf("%d of a model's %d parameters: %w", n, m.Layout.Len, err)
+	}
+	return nil
+}
+
+func (m *Model) freePartial() error {
+	var errs []error
+	for _, t := range []gpustage.Tensor{m.Rest, m.sums} {
+		if !t.IsZero() {
+			errs = append(errs, t.Mem.Free())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// PartialBytes is what the model holds besides Params.
+func (m *Model) PartialBytes() (n int64) {
+	for _, t := range []gpustage.Tensor{m.Rest, m.sums} {
+		if !t.IsZero() {
+			n += int64(t.Mem.Bytes())
+		}
+	}
+	return n
+}
+
+// keepOwn copies what the model holds of a parameter.
+func (m *Model) keepOwn(s gpustage.Stream, p Param, vs []float32) error {
+	at := 0
+	keep := func(r [2]int, to gpustage.Tensor) {
+		if lo, hi := max(p.Off, r[0]), min(p.Off+p.Len(), r[1]); lo < hi {
+			m.write(s, to.Columns(lo-r[0], hi-r[0]), vs[lo-p.Off:hi-p.Off])
+		}
+	}
+	for _, r := range m.own {
+		keep(r, m.Params.Columns(at, at+r[1]-r[0]))
+		at += r[1] - r[0]
+	}
+	from, to := m.Layout.Span(-1)
+	keep([2]int{from, to}, m.Rest)
+	return s.Sync()
+}
+
+// window is a flat vector of which only a part is in memory, from an element on: views of that part are what they should be.
+func (l *Layout) window(part gpustage.Tensor, from int) gpustage.Tensor {
+	part.Off, part.Cols, part.Stride = part.Off-from, l.Len, l.Len
+	return part
+}
+
+// gradients views where gradients go.
+func (m *Model) gradients(to Gradients) weights {
+	if to.Layer == nil {
+		return m.Config.weights(m.Layout, to.Flat)
+	}
+	from, _ := m.Layout.Span(-1)
+	w := m.Config.outside(m.Layout, m.Layout.window(to.Rest, from))
+	w.later = func(l int) layerWeights {
+		from, _ := m.Layout.Span(l)
+		return m.Config.layer(m.Layout, m.Layout.window(to.Layer(l), from), l)
+	}
+	return w
+}
+
+// weights are layer l's.
+func (p *Pass) weights(l int) layerWeights {
+	m := p.m
+	if m.Feed == nil {
+		return m.w.layers[l]
+	}
+	from, _ := m.Layout.Span(l)
+	return m.Config.layer(m.Layout, m.Layout.window(m.Feed.Layer(p.s, l), from), l)
+}
+
+// words are rows of the word embeddings, and the row of each token.
+func (p *Pass) words() (table, index gpustage.Tensor) {
+	if p.m.Feed == nil {
+		return p.m.w.word, p.in.ids
+	}
+	return p.m.Feed.Words(p.s)
+}
+
+// keepSum keeps the norm that ends a layer for sumNorm.
+func (p *Pass) keepSum(l int, w layerWeights) {
+	if p.m.sums.IsZero() {
+		return
+	}
+	kept := p.sumNorm(l)
+	p.s.Copy(kept.gamma, w.ffn.sum.gamma)
+	if !kept.beta.IsZero() {
+		p.s.Copy(kept.beta, w.ffn.sum.beta)
+	}
+}
+
+// sumNorm is the norm that ends a layer, or absent.
+func (p *Pass) sumNorm(l int) norm {
+	n, c := p.m.w.layers[l].ffn.sum, p.m.Config.Hidden
+	if p.m.sums.IsZero() {
+		return n
+	}
+	row := p.m.sums.Span(l, l+1)
+	kept := norm{gamma: row.Columns(0, c)}
+	if !n.beta.IsZero() {
+		kept.beta = row.Columns(c, 2*c)
+	}
+	return kept
+}
+
+// VisitWords stands for the word embeddings in Visits.
+const VisitWords = -1
+
+// Visits lists what a sub-batch's passes ask a Feed for, in their order: those of a forward pass (kept or not), of its backward
+// pass, or of both. A layer that is asked for twice in a row comes once.
+func (m *Model) Visits(forward, backward bool) (layers []int) {
+	visit := func(l int) {
+		if n := len(layers); n == 0 || layers[n-1] != l {
+			layers = append(layers, l)
+		}
+	}
+	last := m.Config.Layers - 1
+	if forward {
+		visit(VisitWords)
+		for l := range last + 1 {
+			visit(l)
+		}
+	}
+	if !backward {
+		return layers
+	}
+	every := m.Options.CheckpointEvery
+	if every == 0 {
+		for l := last; l >= 0; l-- {
+			visit(l)
+		}
+		return layers
+	}
+	for from := last / every * every; from >= 0; from -= every {
+		end := min(from+every, last+1)
+		for l := from; l < end; l++ {
+			visit(l)
+		}
+		for l := end - 1; l >= from; l-- {
+			visit(l)
+		}
+	}
+	return layers
+}

@@ -1,0 +1,139 @@
+package transformer
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+)
+
+// feed gives a model the parameters of another one that has them all, in memory that holds nothing else.
+type feed struct {
+	from  *Model
+	ids   []int32 // of the pass
+	asked []int
+	mem   gpustage.Tensor
+}
+
+func (f *feed) Layer(s gpustage.Stream, l int) gpustage.Tensor {
+	if n := len(f.asked); n == 0 || f.asked[n-1] != l {
+		f.asked = append(f.asked, l)
+	}
+	from, to := f.from.Layout.Span(l)
+	s.Fill(f.mem, 1e30) // what was asked for before is gone
+	s.Copy(f.mem.Columns(0, to-from), f.from.Params.Columns(from, to))
+	return f.mem.Columns(0, to-from)
+}
+
+func (f *feed) Words(s gpustage.Stream) (table, index gpustage.Tensor) {
+	f.asked = append(f.asked, VisitWords)
+	rows := slices.Clone(f.ids)
+	slices.Sort(rows)
+	rows = slices.Compact(rows)
+	at := make([]int32, len(f.ids))
+	for i, id := range f.ids {
+		k, _ := slices.BinarySearch(rows, id)
+		at[i] = int32(k)
+	}
+	ints := func(vs []int32) gpustage.Tensor {
+		t, _ := gpustage.NewTensor(s.Device(), gpustage.I32, 1, len(vs))
+		s.CopyIn(t, gpustage.Bytes(vs))
+		return t
+	}
+	table, _ = gpustage.NewTensor(s.Device(), f.from.DType, len(rows), f.from.Config.Hidden)
+	s.Gather(table, f.from.w.word, ints(rows), false)
+	return table, ints(at)
+}
+
+// A model that holds every third parameter and is fed the rest computes what the whole model computes, to the bit, and asks for
+// what Visits says; so do gradients that go layer by layer to memory of their own.
+func TestPartial(t *testing.T) {
+	for _, name := range familyGoldens(t) {
+		for every := range 3 {
+			o := Options{CheckpointEvery: every}
+			whole, s := loadFamily(t, name, nil, ref.New(), o)
+			o.Own = func(l *Layout) (out [][2]int) {
+				for at := 0; at < l.Len; at += 300 {
+					out = append(out, [2]int{at, min(l.Len, at+100)})
+				}
+				return out
+			}
+			part, _ := loadFamily(t, name, nil, ref.New(), o)
+			at := 0
+			for _, r := range part.own {
+				if n := r[1] - r[0]; !bytes.Equal(hostBytes(part.Params.Columns(at, at+n)), hostBytes(whole.Params.Columns(r[0], r[1]))) {
+					t.Fatalf("%s: the model does not hold what it owns from %d on", name, r[0])
+				}
+				at += r[1] - r[0]
+			}
+			rows := Rows{IDs: []int32{3, 4, 5, 4, 7}, Cu: []int32{0, 2, 5}, Keys: []uint64{1, 2}}
+			longest := 0
+			for l := range whole.Config.Layers {
+				from, to := whole.Layout.Span(l)
+				longest = max(longest, to-from)
+			}
+			f := &feed{from: whole, ids: rows.IDs, mem: tensor(t, 1, longest)}
+			part.Feed = f
+			d := tensor(t, 2, whole.Config.Hidden)
+			for i, vs := 0, gpustage.Slice[float32](d); i < len(vs); i++ {
+				vs[i] = float32(i%7) - 3
+			}
+			run := func(m *Model, to Gradients) []byte {
+				a, err := gpustage.NewArena(m.Device, whole.Memory([]int{2, 3}).Backward)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := m.Forward(s, a, rows, true, true)
+				out := bytes.Clone(hostBytes(p.Embeddings()))
+				p.BackwardTo(d, to)
+				if err := s.Sync(); err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				return out
+			}
+			flat, _ := whole.NewGradients()
+			want := run(whole, Gradients{Flat: flat})
+			apart, _ := whole.NewGradients()
+			word := whole.Layout.Word()
+			index, _ := gpustage.NewTensor(whole.Device, gpustage.I32, 1, len(rows.IDs))
+			s.CopyIn(index, gpustage.Bytes(rows.IDs))
+			from, to := whole.Layout.Span(-1)
+			got := run(part, Gradients{
+				Rest: apart.Columns(from, to), WordRows: whole.Layout.View(apart, word), WordIndex: index,
+				Layer: func(l int) gpustage.Tensor {
+					from, to := whole.Layout.Span(l)
+					return apart.Columns(from, to)
+				},
+			})
+			if !bytes.Equal(got, want) {
+				t.Errorf("%s: embeddings differ", name)
+			}
+			if !bytes.Equal(hostBytes(apart), hostBytes(flat)) {
+				t.Errorf("%s: gradients differ", name)
+			}
+			if visits := part.Visits(true, true); !slices.Equal(f.asked, visits) {
+				t.Errorf("%s, activation checkpointing every %d: the passes ask for %v, Visits says %v", name, every, f.asked, visits)
+			}
+			f.asked = nil
+			a, _ := gpustage.NewArena(part.Device, whole.Memory([]int{2, 3}).Forward)
+			part.Forward(s, a, rows, true, false)
+			if visits := part.Visits(true, false); !slices.Equal(f.asked, visits) {
+				t.Errorf("%s: a forward pass asks for %v, Visits says %v", name, f.asked, visits)
+			}
+			if a, b := part.Memory([]int{2, 3}), whole.Memory([]int{2, 3}); a != b {
+				t.Errorf("%s: a sub-batch takes %+v, in the whole model %+v", name, a, b)
+			}
+		}
+	}
+}
+
+func tensor(t *testing.T, rows, cols int) gpustage.Tensor {
+	t.Helper()
+	x, err := gpustage.NewTensor(ref.New(), gpustage.F32, rows, cols)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
