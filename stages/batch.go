@@ -4,6 +4,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
 )
 
 // Batch is one contrastive batch, tokenized. Its sequences are numbered column by column: first the query of each row, then
@@ -26,6 +27,9 @@ type Batch struct {
 	Subs      []SubBatch       // set by Split, or by Header
 	Global    *Global          // set by Header: what all ranks have; nil without replicas
 	last      lastRows         // set by Header, if the batch ends its step
+	distinct  []lastRows       // of each sub-batch; set by Header, where word embeddings travel with every sub-batch
+
+	memory []transformer.Memory // of each sub-batch
 }
 
 // N is the number of sequences.

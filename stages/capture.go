@@ -24,16 +24,19 @@ func Capture(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads
 		sum := totals.Get(t)
 		weight := sum.Weight
 		stream := Stream(t)
-		e.Complete(stream)
-		c := Captured{Loss: sum.Loss / weight, Gradient: make([]float64, e.grads.Len())}
-		wide := e.grads
+		wide, err := e.Complete(stream)
+		if err != nil {
+			return err
+		}
+		n := wide.Len()
+		c := Captured{Loss: sum.Loss / weight, Gradient: make([]float64, n)}
 		if wide.DType != gpustage.F64 {
-			var err error
-			if wide, err = gpustage.NewTensor(e.Model.Device, gpustage.F64, 1, e.grads.Len()); err != nil {
+			narrow := wide
+			if wide, err = gpustage.NewTensor(e.Model.Device, gpustage.F64, 1, n); err != nil {
 				return err
 			}
 			defer wide.Mem.Free()
-			stream.Copy(wide, e.grads)
+			stream.Copy(wide, narrow)
 		}
 		stream.CopyOut(gpustage.Bytes(c.Gradient), wide)
 		if err := stream.Sync(); err != nil {

@@ -1,6 +1,8 @@
 package stages
 
 import (
+	"slices"
+
 	"contraflow/gpustage"
 	"contraflow/pipeline"
 	"contraflow/stages/transformer"
@@ -21,6 +23,7 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 	s := g.Stage("embed", e.on())
 	in := pipeline.In(s, "sub-batches", subs)
 	pipeline.Loop(s, "weights", e.weights, Weights{})
+	e.fetch(g, subs, false)
 	out := pipeline.Out[Embedded](s, "embeddings")
 	s.Do(func(t *pipeline.Task) error {
 		sub := in.Get(t)
@@ -29,7 +32,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 				return err
 			}
 		}
+		defer e.feed.begin(t, sub)()
 		if sub.Len() == 0 { // other ranks have more sub-batches
+			e.without(t, sub, false, transformer.Gradients{})
 			out.Put(t, Embedded{sub})
 			return nil
 		}
@@ -64,15 +69,22 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 	pipeline.In(s, "gradient", grads)
 	out := pipeline.Out[Contribution](s, "contributions")
 	e.finals(s)
+	e.fetch(g, subs, true)
+	e.reduceEarly(g, subs, grads)
 	s.Do(func(t *pipeline.Task) error {
 		sub, stream := in.Get(t), Stream(t)
 		last := t.Index.Sub == 0 && sub.Batch.EndsStep
 		to := transformer.Gradients{Flat: e.grads}
-		if last {
-			if err := e.beginLast(t, sub, &to); err != nil {
-				return err
-			}
+		var err error
+		if e.ranks.early() {
+			to, err = e.beginEarly(t, sub, last)
+		} else if last {
+			err = e.beginLast(t, sub, &to)
 		}
+		if err != nil {
+			return err
+		}
+		defer e.feed.begin(t, sub)()
 		e.seen++
 		if sub.Len() > 0 {
 			t.Note(Tokens, float64(sub.Tokens()))
@@ -82,10 +94,8 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 			p := e.pass(stream, sub, t.Index.Step)
 			p.BackwardTo(e.dEmb.Span(sub.Lo, sub.Hi), to)
 			p.Release()
-		} else if to.Done != nil {
-			for _, mark := range e.Model.Layout.Marks() {
-				to.Done(mark)
-			}
+		} else {
+			e.without(t, sub, true, to)
 		}
 		if last {
 			e.endLast(t, sub)
@@ -97,6 +107,36 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 		return nil
 	})
 	return out.Port
+}
+
+// without takes part in the passes of a sub-batch that this rank does not have: it asks for the same parameters and adds nothing to the
+// same gradients, in the order in which the other ranks' passes do, or they would wait for each other.
+func (e *Encoder) without(t *pipeline.Task, sub SubBatch, backward bool, to transformer.Gradients) {
+	l := e.Model.Layout
+	if e.feed != nil || to.Layer != nil {
+		visits := e.visits(sub.Batch.Global, t.Index.Sub, backward)
+		for i, layer := range visits {
+			switch {
+			case e.feed != nil && layer == transformer.VisitWords:
+				e.feed.Words(Stream(t))
+			case e.feed != nil:
+				e.feed.Layer(Stream(t), layer)
+			}
+			if to.Layer != nil && layer >= 0 && !slices.Contains(visits[i+1:], layer) { // the last visit is the backward pass's
+				to.Layer(layer)
+				from, _ := l.Span(layer)
+				to.Done(from)
+			}
+		}
+	}
+	switch marks := l.Marks(); {
+	case to.Layer != nil:
+		to.Done(marks[len(marks)-1])
+	case to.Done != nil:
+		for _, mark := range marks {
+			to.Done(mark)
+		}
+	}
 }
 
 // pass is the kept pass of a sub-batch, or a replay of it.

@@ -3,6 +3,7 @@ package stages
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"contraflow/gpustage"
 	"contraflow/pipeline"
@@ -64,11 +65,18 @@ type Encoder struct {
 
 	ranks *Replicas
 	replication
+	shares []share // of this rank, where there is a shard axis
+	earlyGradients
+	streamedParameters
 
-	held     int64               // bytes of everything but the arena
 	keepFrom int                 // the first sub-batch whose pass is kept
 	kept     []*transformer.Pass // of sub-batches keepFrom, keepFrom+1, ...
-	peak     int64               // bytes held at once, at most
+
+	mu      sync.Mutex // several lanes allocate
+	buffers []*slot
+	held    int64 // bytes of everything but the arena
+	scratch int64 // bytes of the arena
+	peak    int64 // bytes held at once, at most
 }
 
 // Weights stands for a model's parameters as a step's update has left them: who reads the parameters depends on it.
@@ -80,11 +88,28 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	for _, o := range opts {
 		o(e)
 	}
+	e.held = int64(m.Params.Mem.Bytes()) + m.PartialBytes() + m.PackedBytes(true)
+	e.shares = e.ranks.shares(m.Layout, m.DType)
+	if m.Partial() != e.ranks.streams() {
+		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")
+	}
+	if m.Layout.Frozen > 0 && (e.ranks.early() || e.ranks.streams()) {
+		return nil, errors.New("early gradients and streamed parameters (mesh.gradients, mesh.parameters) are for models that train as a whole; this one has frozen parameters")
+	}
 	var err error
-	if e.grads, err = m.NewGradients(); err != nil {
+	n := m.Layout.Trained()
+	if e.ranks.early() {
+		_, n = e.owned(nil)
+		err = e.openEarly()
+	}
+	if err = errors.Join(err, e.grow(&e.grads, 1, n)); err != nil {
 		return nil, fmt.Errorf("gradients: %w", err)
 	}
-	e.held = int64(m.Params.Mem.Bytes()) + m.PackedBytes(true) + int64(e.grads.Mem.Bytes())
+	if e.ranks.streams() {
+		if err := e.openStreamed(); err != nil {
+			return nil, fmt.Errorf("layers under way: %w", err)
+		}
+	}
 	return e, nil
 }
 
@@ -101,14 +126,19 @@ func (e *Encoder) on() pipeline.Option { return pipeline.On(e.device, pipeline.C
 // find such faults.
 func (e *Encoder) ShiftReplay() { e.replay++ }
 
-// Gradients is the flat gradient, for stages that look at it between backward and update.
+// Gradients is the flat gradient, for stages that look at it between backward and update; with early gradients this rank's shares of
+// it, side by side: see Complete.
 func (e *Encoder) Gradients() gpustage.Tensor { return e.grads }
 
 // Arena is scratch memory of the compute lane, empty between steps.
 func (e *Encoder) Arena() *gpustage.Arena { return e.arena }
 
 // PeakBytes is the most device memory that the encoder has held: parameters, gradients, embeddings, arena.
-func (e *Encoder) PeakBytes() int64 { return e.peak }
+func (e *Encoder) PeakBytes() int64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.peak
+}
 
 // begin makes room for a batch: embeddings, and an arena for the passes that its sub-batches need. Larger batches than any
 // before allocate; later ones of the same size do not.
@@ -125,7 +155,24 @@ func (e *Encoder) begin(b *Batch) error {
 			return err
 		}
 	}
-	var subs []transformer.Memory
+	if b.memory == nil {
+		b.memory = e.memory(b)
+	}
+	lossBytes := 0
+	if lb, _ := e.lossBatch(b); e.loss != nil && lb.N() > 0 {
+		lossBytes = e.loss.Memory(lb.Size())
+	}
+	var need int
+	agreed := 0
+	if b.Global != nil {
+		agreed = b.Global.keepFrom
+	}
+	e.keepFrom, need = planReplay(b.memory, e.Budget, lossBytes, agreed)
+	return e.reserve(need)
+}
+
+// memory is what each sub-batch takes.
+func (e *Encoder) memory(b *Batch) (subs []transformer.Memory) {
 	for _, s := range b.Subs {
 		if s.Len() == 0 {
 			subs = append(subs, transformer.Memory{})
@@ -133,13 +180,7 @@ func (e *Encoder) begin(b *Batch) error {
 		}
 		subs = append(subs, e.Model.Memory(s.lengths()))
 	}
-	lossBytes := 0
-	if lb, _ := e.lossBatch(b); e.loss != nil && lb.N() > 0 {
-		lossBytes = e.loss.Memory(lb.Size())
-	}
-	var need int
-	e.keepFrom, need = planReplay(subs, e.Budget, lossBytes)
-	return e.reserve(need)
+	return subs
 }
 
 // grow makes t a tensor of the model's type with at least the given rows. What it held is lost if it grows.
@@ -152,16 +193,24 @@ func (e *Encoder) growTyped(t *gpustage.Tensor, dtype gpustage.DType, rows, cols
 		return nil
 	}
 	if !t.IsZero() {
-		e.held -= int64(t.Mem.Bytes())
+		e.hold(-int64(t.Mem.Bytes()))
 		if err := t.Mem.Free(); err != nil {
 			return err
 		}
 	}
 	var err error
 	if *t, err = gpustage.NewTensor(e.Model.Device, dtype, rows, cols); err == nil {
-		e.held += int64(t.Mem.Bytes())
+		e.hold(int64(t.Mem.Bytes()))
 	}
 	return err
+}
+
+// hold counts memory outside of the arena.
+func (e *Encoder) hold(bytes int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.held += bytes
+	e.peak = max(e.peak, e.held+e.scratch)
 }
 
 // reserve gives the arena at least the given size.
@@ -182,30 +231,40 @@ func (e *Encoder) reserve(bytes int) error {
 		}
 		e.arena = a
 	}
-	e.peak = max(e.peak, e.held+int64(e.arena.Size()))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.scratch = int64(e.arena.Size())
+	e.peak = max(e.peak, e.held+e.scratch)
 	return nil
 }
 
 // planReplay chooses the sub-batches whose activations are kept, the last ones that fit the budget, and returns the first of
-// them and the arena that the whole batch needs.
-func planReplay(subs []transformer.Memory, budget int64, lossBytes int) (keepFrom, arena int) {
-	keepFrom = len(subs)
-	total := int64(0)
-	for keepFrom > 0 && (budget < 0 || total+int64(subs[keepFrom-1].Kept) <= budget) {
-		keepFrom--
-		total += int64(subs[keepFrom].Kept)
+// them and the arena that the whole batch needs. The first atLeast are replayed in any case.
+func planReplay(subs []transformer.Memory, budget int64, lossBytes, atLeast int) (first, arena int) {
+	first = max(atLeast, keepFrom(subs, budget))
+	for _, m := range subs[first:] {
+		arena += m.Kept
 	}
-	arena = int(total) + lossBytes
+	arena += lossBytes
 	below := 0 // kept under sub-batch i
 	for i, m := range subs {
-		if i < keepFrom {
+		if i < first {
 			arena = max(arena, m.Forward, m.Backward)
 			continue
 		}
 		arena = max(arena, below+m.Backward)
 		below += m.Kept
 	}
-	return keepFrom, arena
+	return first, arena
+}
+
+func keepFrom(subs []transformer.Memory, budget int64) (first int) {
+	first = len(subs)
+	for total := int64(0); first > 0 && (budget < 0 || total+int64(subs[first-1].Kept) <= budget); {
+		first--
+		total += int64(subs[first].Kept)
+	}
+	return first
 }
 
 // Close gives the encoder's memory back, but for the model's parameters.
@@ -214,7 +273,11 @@ func (e *Encoder) Close() error {
 	if e.ranks == nil || e.ranks.LocalNegatives {
 		e.all, e.dAll = gpustage.Tensor{}, gpustage.Tensor{} // names of emb and dEmb
 	}
-	for _, t := range append(e.tensors(), &e.grads, &e.emb, &e.dEmb, &e.all, &e.dAll) {
+	tensors := append(e.tensors(), &e.complete)
+	for _, x := range e.buffers {
+		tensors = append(tensors, &x.mem, &x.rows, &x.index, &x.ids)
+	}
+	for _, t := range append(tensors, &e.grads, &e.emb, &e.dEmb, &e.all, &e.dAll) {
 		if !t.IsZero() {
 			errs = append(errs, t.Mem.Free())
 			*t = gpustage.Tensor{}

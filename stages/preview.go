@@ -24,7 +24,7 @@ func Preview(ctx context.Context, p Plan, x Text, size Size, ranks int) ([]*Batc
 			if rank == 0 {
 				mine, peers = append(mine, b), append(peers, nil)
 			}
-			peers[i] = append(peers[i], b.peer(t.Index, size))
+			peers[i] = append(peers[i], b.peer(t.Index, size, true))
 			return nil
 		})
 		plan, err := g.Build()
@@ -52,10 +52,35 @@ func (e *Encoder) Plan(b *Batch) (replayed []bool, err error) {
 	if err := e.begin(b); err != nil {
 		return nil, err
 	}
+	if e.ranks.early() || e.ranks.streams() {
+		if err := e.planWords(b); err != nil {
+			return nil, err
+		}
+	}
 	for u := range b.Subs {
 		replayed = append(replayed, u < e.keepFrom)
 	}
 	return replayed, nil
+}
+
+// planWords makes the room for rows of word embeddings that a batch's passes would make as they come to them, and has every rank
+// replay what this one would.
+func (e *Encoder) planWords(b *Batch) error {
+	b.Global.keepFrom = e.keepFrom
+	var errs []error
+	room := func(x *slot, u int, all bool) {
+		w := e.wordRows(b.Global, u, all)
+		errs = append(errs, e.growWords(x, w, len(b.places(u, w))))
+	}
+	for u := range b.Global.Subs() {
+		if e.ranks.early() {
+			room(e.tailSlot, u, e.beyond(u == 0 && b.EndsStep))
+		}
+		if e.ranks.streams() {
+			room(e.wordsSlot, u, false)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Done is when the step's last backward pass puts one of its Final outputs, as a share of the pass without replay: time goes with
@@ -106,7 +131,9 @@ func OnPaper(m collective.Mesh, x Exchanging) *Replicas {
 	if m.Size() == 1 {
 		return nil
 	}
-	return &Replicas{Exchanging: x, Comm: &collective.Comm{Mesh: m, World: paper(m.Size()), Replicate: paper(m.Replicate), Shard: paper(m.Shard)}}
+	return &Replicas{
+		Exchanging: x, Comm: &collective.Comm{Mesh: m, World: paper(m.Size()), Replicate: paper(m.Replicate), Shard: paper(m.Shard)}, Params: paper(m.Shard),
+	}
 }
 
 // paper is a group of so many ranks, of which there is none.

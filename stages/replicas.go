@@ -6,6 +6,7 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 
@@ -50,16 +51,20 @@ import (
 
 // Replicas is a run's place among the ranks that train with it.
 type Replicas struct {
-	Comm *collective.Comm
+	Comm   *collective.Comm
+	Params collective.Group // of the shard axis, for streamed parameters; nil without shards
 	Exchanging
 
 	header, totals collective.Group
+	keepFrom       func(b *Batch) int // the first sub-batch that this rank has memory to keep, where ranks must agree
 }
 
 // Exchanging says how replicas exchange embeddings and gradients.
 type Exchanging struct {
 	Wire           gpustage.DType // of embeddings and gradients: F32 or BF16; F64 models use F64
 	LocalNegatives bool           // negatives stay on their rank
+	Early          bool           // reduce gradients to their shares sub-batch by sub-batch, where there is a shard axis
+	Streamed       bool           // hold shares of the parameters alone, where there is a shard axis
 	Every          bool           // reduce gradients after every sub-batch instead of once a step: to show what it costs
 	Serial         bool           // communicate on the compute lane, with nothing hidden: likewise
 	BucketBytes    int            // reduce that much at once, or a layer if it is more; 0: see defaultBucket
@@ -71,6 +76,12 @@ func Join(ctx context.Context, c *collective.Comm, x Exchanging) (*Replicas, err
 	var err error
 	for _, g := range []*collective.Group{&r.header, &r.totals} { // two host stages that exchange at the same time
 		if *g, err = c.World.Split(ctx, 0); err != nil {
+			return nil, err
+		}
+	}
+	if r.sharded() {
+		replicate, _ := c.Mesh.Place(r.Rank())
+		if r.Params, err = c.World.Split(ctx, replicate); err != nil {
 			return nil, err
 		}
 	}
@@ -94,6 +105,15 @@ func (r *Replicas) Size() int {
 
 // ErrDisagree is wrapped when ranks were started with different things.
 var ErrDisagree = errors.New("ranks disagree")
+
+// Most is the largest of all ranks' numbers.
+func (r *Replicas) Most(ctx context.Context, n int) (int, error) {
+	all, err := exchange(ctx, r.header, n)
+	if err != nil {
+		return 0, err
+	}
+	return slices.Max(all), nil
+}
 
 // Agree compares facts, by name, with those of the other ranks. All ranks call it before they train; a difference is an
 // error naming both sides.
@@ -151,6 +171,8 @@ type Peer struct {
 	SubTokens   []int         // of each sub-batch
 	Texts       []loss.TextID // of its sequences, column by column
 	Weights     []float64     // of its rows; nil if all are 1
+	SubIDs      [][]int32     // the distinct token ids of each sub-batch, ascending, where word embeddings travel with each
+	KeepFrom    int           // the first sub-batch that the rank can keep, where all must keep the same
 	LastIDs     []int32       // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
 	Truncated   int
 }
@@ -169,6 +191,8 @@ type Global struct {
 	Rows    int
 	Texts   []loss.TextID // [columns * Rows], in the global order
 	Weights []float64     // [Rows]; nil if all are 1
+
+	keepFrom int // the first sub-batch that is kept, where all ranks keep the same
 }
 
 // Header adds the stage that tells all ranks of each other's part of a batch. Without replicas it passes batches on.
@@ -177,7 +201,11 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		return batches
 	}
 	return pipeline.Map(g, "header", batches, func(t *pipeline.Task, b *Batch) (*Batch, error) {
-		peers, err := exchange(t.Context(), r.header, b.peer(t.Index, size))
+		p := b.peer(t.Index, size, r.early() || r.streams())
+		if r.keepFrom != nil {
+			p.KeepFrom = r.keepFrom(b)
+		}
+		peers, err := exchange(t.Context(), r.header, p)
 		if err != nil {
 			return nil, err
 		}
@@ -186,7 +214,7 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 }
 
 // peer cuts a batch and says what others must know of it.
-func (b *Batch) peer(at pipeline.Index, size Size) Peer {
+func (b *Batch) peer(at pipeline.Index, size Size, words bool) Peer {
 	b.Subs = size.Cut(b)
 	p := Peer{
 		Step: at.Step, Batch: at.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{0},
@@ -194,6 +222,12 @@ func (b *Batch) peer(at pipeline.Index, size Size) Peer {
 	}
 	for _, s := range b.Subs {
 		p.Cuts, p.SubTokens = append(p.Cuts, s.Hi), append(p.SubTokens, s.Tokens())
+	}
+	for _, s := range b.Subs {
+		if words {
+			d := distinct(s)
+			b.distinct, p.SubIDs = append(b.distinct, d), append(p.SubIDs, d.ids)
+		}
 	}
 	if b.EndsStep {
 		b.last = distinct(b.Subs[0])
@@ -209,6 +243,9 @@ func (b *Batch) join(peers []Peer) (err error) {
 	}
 	for subs := b.Global.Subs(); len(b.Subs) < subs; {
 		b.Subs = append(b.Subs, SubBatch{b, b.N(), b.N()})
+		if b.memory != nil {
+			b.memory = append(b.memory, transformer.Memory{})
+		}
 	}
 	return nil
 }
@@ -228,6 +265,7 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), at, columns)
 		}
 		at += p.Rows
+		g.keepFrom = max(g.keepFrom, p.KeepFrom)
 		weighted = weighted || p.Weights != nil
 	}
 	if at != g.Rows {
@@ -260,7 +298,10 @@ type lastRows struct {
 }
 
 func distinct(s SubBatch) lastRows {
-	ids := s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]
+	return distinctIDs(s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]])
+}
+
+func distinctIDs(ids []int32) lastRows {
 	at := map[int32]int32{}
 	for _, id := range ids {
 		at[id] = 0
@@ -399,12 +440,15 @@ func (e *Encoder) tableTrains() bool { return e.Model.Layout.Trains(e.Model.Layo
 
 // cut cuts the parameters that train, but for the word embeddings, at the marks where a backward pass completes gradients, from the top
 // layer down: a bucket ends with the first mark at which it is large enough. What is outside of layers, which comes last, is one of its own.
-func (e *Encoder) cut() []bucket {
-	l := e.Model.Layout
-	size := e.ranks.BucketBytes
+// Where layers travel one by one, a bucket is a layer.
+func (r *Replicas) cut(l *transformer.Layout, t gpustage.DType) []bucket {
+	if r.early() || r.streams() {
+		return layers(l)
+	}
+	size := r.BucketBytes
 	if size == 0 {
-		from, to := e.table()
-		size = defaultBucket((l.Trained() - (to - from)) * e.Model.DType.Size())
+		from, to := tableOf(l)
+		size = defaultBucket((l.Trained() - (to - from)) * t.Size())
 	}
 	marks := l.Marks()
 	last := len(marks) - 1 // in layers
@@ -414,7 +458,7 @@ func (e *Encoder) cut() []bucket {
 	var out []bucket
 	to, first := l.Trained(), 0
 	for i, mark := range marks {
-		if (to-mark)*e.Model.DType.Size() < size && i < last {
+		if (to-mark)*t.Size() < size && i < last {
 			continue
 		}
 		name := l.MarkName(i)
@@ -427,9 +471,18 @@ func (e *Encoder) cut() []bucket {
 	return out
 }
 
+func layers(l *transformer.Layout) (out []bucket) {
+	for layer := l.Params[len(l.Params)-1].Layer; layer >= 0; layer-- {
+		from, to := l.Span(layer)
+		out = append(out, bucket{name: fmt.Sprintf("layer %d", layer), from: from, to: to})
+	}
+	from, to := l.Span(-1)
+	return append(out, bucket{name: "embeddings", from: from, to: to})
+}
+
 // Sync adds the stages that sum the parameters' gradients over ranks. Without replicas there are none.
 func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encoder) pipeline.Port[Contribution] {
-	if e.ranks == nil || e.ranks.Every {
+	if e.ranks == nil || e.ranks.Every || e.ranks.early() {
 		return contributions
 	}
 	reduce := func(name string, ready func(*pipeline.Stage) func(*pipeline.Task) error) {
@@ -477,19 +530,22 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 	return contributions
 }
 
-// count notes what a task sends: its beginning, and by the function it returns its end.
-func (e *Encoder) count(t *pipeline.Task) func() {
-	calls, bytes := e.ranks.sent()
+// count notes what a task sends through some groups, or those of the communication lane: its beginning, and by the function it
+// returns its end.
+func (e *Encoder) count(t *pipeline.Task, groups ...collective.Group) func() {
+	if len(groups) == 0 {
+		groups = []collective.Group{e.ranks.Comm.World, e.ranks.Comm.Replicate, e.ranks.Comm.Shard}
+	}
+	calls, bytes := sent(groups)
 	return func() {
-		c, b := e.ranks.sent()
+		c, b := sent(groups)
 		t.Note(pipeline.Collectives, float64(c-calls))
 		t.Note(pipeline.BytesSent, float64(b-bytes))
 	}
 }
 
 // sent is how many data collectives this rank has issued and what it has sent through them.
-func (r *Replicas) sent() (calls, bytes int64) {
-	groups := []collective.Group{r.Comm.World, r.Comm.Replicate, r.Comm.Shard}
+func sent(groups []collective.Group) (calls, bytes int64) {
 	for _, g := range groups {
 		t := g.Traffic()
 		for op, n := range t.Calls {

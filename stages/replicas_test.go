@@ -43,6 +43,7 @@ func TestReplicasMetamorphic(t *testing.T) {
 			c.budget = []int64{0, -1, 1 << 18, 1 << 20}[rng.IntN(4)]
 			c.every = rng.IntN(4)
 			c.exchange = stages.Exchanging{Every: rng.IntN(4) == 0, Serial: rng.IntN(4) == 0, BucketBytes: 1 << (8 + rng.IntN(14))}
+			c.exchange.Early, c.exchange.Streamed = rng.IntN(2) == 0, rng.IntN(2) == 0
 			got := c.run(t)
 			name, e := gradientError(want.model.Layout, got.grad, want.grad)
 			if !(e <= 1e-5) {
@@ -155,5 +156,116 @@ func TestReplicasTraffic(t *testing.T) {
 	every := goldenRun{ranks: 2, size: stages.Size{Rows: 12}, exchange: stages.Exchanging{Every: true}}
 	if got, _, _ := count(every); got != 2 {
 		t.Errorf("sync: every with 2 sub-batches: %d reductions, want 2", got)
+	}
+}
+
+// sharding is the ways to cut what ranks of a shard axis hold.
+var sharding = []stages.Exchanging{{}, {Early: true}, {Streamed: true}, {Early: true, Streamed: true}}
+
+// Whatever ranks of a shard axis hold, gradients and weights are the single process's; and neither reruns, nor overlap, nor what is
+// kept or fetched changes a bit.
+func TestShardsBitEqual(t *testing.T) {
+	for _, mesh := range [][2]int{{4, 2}, {3, 3}} { // ranks, shards
+		base := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1, size: stages.Size{Tokens: 150}, globalSize: 9, accumulate: 2, maxSteps: 3}
+		one := base.run(t)
+		base.ranks, base.shards = mesh[0], mesh[1]
+		resident := map[bool]goldenResult{} // by Early
+		for _, x := range sharding {
+			c := base
+			c.exchange = x
+			want := c.run(t)
+			if name, e := gradientError(one.model.Layout, want.grad, one.grad); !(e <= 1e-5) {
+				t.Errorf("mesh %v, %+v: %s is off by %.3g", mesh, x, name, e)
+			}
+			if x.Streamed {
+				if !bytes.Equal(want.weights, resident[x.Early].weights) {
+					t.Errorf("mesh %v, %+v: the weights' bits are not those of resident parameters", mesh, x)
+				}
+			}
+			for name, change := range map[string]func(*goldenRun){
+				"again":         func(r *goldenRun) {},
+				"serial":        func(r *goldenRun) { r.exchange.Serial = true },
+				"kept":          func(r *goldenRun) { r.budget = -1 },
+				"some kept":     func(r *goldenRun) { r.budget = 1 << 19 },
+				"checkpointing": func(r *goldenRun) { r.every = 1; r.budget = 1 << 18 },
+			} {
+				c := base
+				c.exchange = x
+				change(&c)
+				if got := c.run(t); !bytes.Equal(got.weights, want.weights) || !bytes.Equal(got.grad, want.grad) {
+					t.Errorf("mesh %v, %+v, %s: other bits", mesh, x, name)
+				}
+			}
+			if !x.Streamed {
+				resident[x.Early] = want
+			}
+		}
+	}
+}
+
+// Parameters are gathered and gradients reduced early as often as the plan says, and the bytes are the plan's; and these are the
+// numbers that the description promises.
+func TestShardsTraffic(t *testing.T) {
+	for _, mesh := range [][2]int{{4, 2}, {3, 3}} {
+		for _, x := range sharding[1:] {
+			for _, r := range []goldenRun{
+				{size: stages.Size{Rows: 11}},
+				{size: stages.Size{Rows: 11}, budget: -1},
+				{size: stages.Size{Rows: 5}, globalSize: 12, accumulate: 3, every: 2},
+				{size: stages.Size{Tokens: 100}, globalSize: 13, accumulate: 3, every: 2}, // some ranks have no rows
+			} {
+				r.ranks, r.shards, r.exchange = mesh[0], mesh[1], x
+				r.negatives, r.loss, r.maxSteps = true, loss.InfoNCE{}, 1
+				got := r.run(t)
+				want, stage := map[collective.Op][2]int64{}, map[string]int{}
+				for _, c := range got.traffic.calls {
+					if c.Stage == "spread" || c.Stage == "norm" { // later than what was counted
+						continue
+					}
+					want[c.Op] = [2]int64{want[c.Op][0] + 1, want[c.Op][1] + c.Sent()}
+					stage[c.Stage]++
+				}
+				for op, n := range got.traffic.counted {
+					if n != want[op] {
+						t.Errorf("mesh %v, %+v, %+v: %s: %d calls and %d bytes, planned %d and %d", mesh, x, r.size, op, n[0], n[1], want[op][0], want[op][1])
+					}
+				}
+				if r.globalSize == 13 {
+					continue
+				}
+				layers, subs := got.model.Config.Layers, got.subs
+				replays := subs
+				if r.budget < 0 {
+					replays = 0
+				}
+				visits := layers // of a backward pass
+				if r.every > 0 {
+					visits = 0
+					for from := 0; from < layers; from += r.every {
+						visits += 2*min(r.every, layers-from) - 1
+					}
+				}
+				if n := stage[stages.FetchForEmbed]; x.Streamed && n != subs*(layers+1) {
+					t.Errorf("mesh %v, %+v: %d gathers for embed, want %d", mesh, x, n, subs*(layers+1))
+				}
+				again := layers + 1 // of a replay
+				if r.every == 0 || (layers-1)%r.every == 0 {
+					again-- // a layer that both passes need in a row
+				}
+				if n := stage[stages.FetchForBackward]; x.Streamed && n != subs*visits+replays*again {
+					t.Errorf("mesh %v, %+v, every %d: %d gathers for backward, want %d", mesh, x, r.every, n, subs*visits+replays*again)
+				}
+				beyond := 0 // all-reduces along the replicate axis, once a step: layers, what is outside, last rows, the table so far
+				if mesh[0] > mesh[1] {
+					beyond = layers + 2
+					if subs > 1 {
+						beyond++
+					}
+				}
+				if n := stage[stages.ReduceEarly]; x.Early && n != subs*(layers+2)+beyond {
+					t.Errorf("mesh %v, %+v: %d early reductions, want %d", mesh, x, n, subs*(layers+2)+beyond)
+				}
+			}
+		}
 	}
 }

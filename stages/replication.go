@@ -45,7 +45,7 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 		n := g.Rows * len(b.Columns)
 		errs = append(errs, e.grow(&e.all, n, size), e.grow(&e.dAll, n, size), e.grow(&e.arriving, widest, size))
 	}
-	if b.EndsStep && !e.ranks.Every && e.tableTrains() && !e.wholeTable(g) {
+	if b.EndsStep && !e.ranks.Every && !e.ranks.early() && e.tableTrains() && !e.wholeTable(g) {
 		rows, total := g.lastRows()
 		c := e.Model.Config.Hidden
 		errs = append(errs, e.grow(&e.rowsOut, rows[e.ranks.Rank()], c), e.grow(&e.rowsIn, total, c),
@@ -62,13 +62,13 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 
 // finals declares what backward tells while it runs.
 func (e *Encoder) finals(s *pipeline.Stage) {
-	if e.ranks == nil || e.ranks.Every {
+	if e.ranks == nil || e.ranks.Every || e.ranks.early() {
 		return
 	}
 	if e.tableTrains() {
 		e.tableReady = pipeline.Final[bool](s, "table")
 	}
-	e.buckets = e.cut()
+	e.buckets = e.ranks.cut(e.Model.Layout, e.Model.DType)
 	for i := range e.buckets {
 		e.buckets[i].ready = pipeline.Final[struct{}](s, e.buckets[i].name)
 	}
@@ -108,7 +108,7 @@ func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Grad
 
 func (e *Encoder) endLast(t *pipeline.Task, sub SubBatch) {
 	e.seen = 0
-	if e.ranks != nil && !e.ranks.Every && e.tableTrains() {
+	if e.ranks != nil && !e.ranks.Every && !e.ranks.early() && e.tableTrains() {
 		e.rowsReady.Put(t, sub.Batch)
 	}
 }
@@ -130,6 +130,9 @@ func (e *Encoder) reduceNow(t *pipeline.Task, last bool) {
 // AfterSync makes a stage, which must collect the contributions as well, wait until the step's gradient is complete on all
 // ranks: for stages that look at Gradients before the update.
 func (e *Encoder) AfterSync(s *pipeline.Stage) {
+	if e.reducing != (pipeline.Port[struct{}]{}) {
+		pipeline.Collect(s, "reduced early", e.reducing)
+	}
 	for i, r := range e.reduced {
 		pipeline.In(s, fmt.Sprintf("reduced %d", i), r)
 	}

@@ -1,68 +1,165 @@
 package stages
 
 import (
+	"fmt"
+	"sort"
+
 	"contraflow/collective"
 	"contraflow/gpustage"
 	"contraflow/pipeline"
+	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
 )
 
-// Ranks along the mesh's shard axis hold a part of the gradients' sums and of the optimizer's state each: of every bucket, and
-// of the word embeddings, an equal part. A bucket's reduction is a reduce-scatter along that axis and an all-reduce of the
-// own part along the replicate axis; the update touches own parameters alone; a stage after it, spread, gives each rank the
-// others' (one all-gather per bucket and step), and the next step's embed waits for it.
+// Ranks along the mesh's shard axis hold a part each of the optimizer's state: of the word embeddings an equal number of rows, and
+// of every bucket an equal part. A rank updates what it holds the state of. How much else is cut the same way is a choice:
+//
+//	gradients late     every rank adds up whole gradients; a bucket's reduction, once a step, is a reduce-scatter along the shard
+//	                   axis and an all-reduce of the own part along the replicate axis
+//	gradients early    every sub-batch's gradients are reduced to their shares while it goes backward: see early.go
+//	params resident    every rank has all parameters; a stage after the update, spread, gives each the others' (one all-gather per
+//	                   bucket and step), and the next step's embed waits for it
+//	params streamed    every rank holds its shares, and layers are fetched while the one before computes: see streamed.go
+//
+// With P parameters, G = P, n sub-batches, S shards: bytes held and sent by a rank, in units of P and (S-1)/S P
+//
+//	                     parameters    gradients    sent per step
+//	resident, late       1             1            2
+//	resident, early      1             1/S          1 + n
+//	streamed, early      1/S           1/S          n (1 reduced + 2 or 3 fetched)
+//
+// but for a few layers under way, and the word embeddings, of which only rows travel in early and streamed modes.
 
-// sharded tells whether this rank updates a part of the parameters alone.
-func (e *Encoder) sharded() bool { return e.ranks != nil && e.ranks.Comm.Mesh.Shard > 1 }
+// sharded tells whether a rank updates a part of the parameters alone; early and streams which of that is cut besides.
+func (r *Replicas) sharded() bool { return r != nil && r.Comm.Mesh.Shard > 1 }
+func (r *Replicas) early() bool   { return r.sharded() && r.Early && !r.Every }
+func (r *Replicas) streams() bool { return r.sharded() && r.Streamed }
 
 // share is a part of the flat gradient, cut for the shard axis.
 type share struct {
+	name     string
 	from, to int
 	parts    []int // lengths, by rank of the axis
 	lo, hi   int   // this rank's
+	at       int   // where this rank's begins in vectors that hold its shares side by side, in ascending order
 }
 
-func (e *Encoder) share(from, to int) share {
-	axis := e.ranks.Comm.Shard
-	s := share{from: from, to: to, parts: collective.Parts(to-from, axis.Size()), lo: from}
-	for _, n := range s.parts[:axis.Rank()] {
-		s.lo += n
-	}
-	s.hi = s.lo + s.parts[axis.Rank()]
-	return s
-}
+func (x share) len() int { return x.hi - x.lo }
 
-// whole is the shares that make up the flat gradient; none without shards.
-func (e *Encoder) whole() []share {
-	if !e.sharded() {
+// shares is the word embeddings' share, and those of the buckets; none without a shard axis.
+func (r *Replicas) shares(l *transformer.Layout, t gpustage.DType) []share {
+	if !r.sharded() {
 		return nil
 	}
+	axis := r.Comm.Shard
+	add := func(name string, from, to, unit int) share {
+		x := share{name: name, from: from, to: to, lo: from}
+		at := 0
+		for rank, n := range collective.Parts(to-from, axis.Size()) {
+			if unit > 1 { // whole rows
+				_, end := Slice((to-from)/unit, rank, axis.Size())
+				n = end*unit - at
+			}
+			x.parts = append(x.parts, n)
+			if rank < axis.Rank() {
+				x.lo += n
+			}
+			at += n
+		}
+		x.hi = x.lo + x.parts[axis.Rank()]
+		return x
+	}
 	var out []share
-	if from, to := e.table(); from < to {
-		out = append(out, e.share(from, to))
+	if from, to := tableOf(l); from < to {
+		out = append(out, add("table", from, to, l.Word().Cols))
 	}
-	for _, b := range e.cut() {
-		out = append(out, e.share(b.from, b.to))
+	for _, b := range r.cut(l, t) {
+		out = append(out, add(b.name, b.from, b.to, 1))
+	}
+	order := make([]*share, len(out))
+	for i := range out {
+		order[i] = &out[i]
+	}
+	sort.Slice(order, func(i, j int) bool { return order[i].lo < order[j].lo })
+	at := 0
+	for _, x := range order {
+		x.at = at
+		at += x.len()
 	}
 	return out
 }
 
-// Complete makes Gradients the whole gradient on every rank, where ranks have shares of it. It is a collective: see OnComm.
-func (e *Encoder) Complete(s gpustage.Stream) {
-	for _, x := range e.whole() {
-		e.ranks.Comm.Shard.AllGather(s, column(e.grads, x.from, x.to), column(e.grads, x.lo, x.hi), x.parts, e.Model.DType)
+// Own is what transformer.Options.Own wants for models that are trained with these ranks: nil unless parameters are streamed.
+func (r *Replicas) Own() func(*transformer.Layout) [][2]int {
+	if !r.streams() {
+		return nil
 	}
+	return func(l *transformer.Layout) [][2]int { return ranges(r.shares(l, gpustage.F32)) }
 }
 
-// owned is the ranges of the parameters that train which this rank updates.
-func (e *Encoder) owned() [][2]int {
-	if !e.sharded() {
-		return [][2]int{{0, e.Model.Layout.Trained()}}
+// ranges are this rank's parts, in ascending order.
+func ranges(shares []share) (out [][2]int) {
+	for _, x := range shares {
+		out = append(out, [2]int{x.lo, x.hi})
 	}
-	var out [][2]int
-	for _, s := range e.whole() {
-		out = append(out, [2]int{s.lo, s.hi})
+	sort.Slice(out, func(i, j int) bool { return out[i][0] < out[j][0] })
+	return out
+}
+
+// owned is the parameters that this rank updates, and how many they are. rates are learning rates of all that train, or nil.
+func (e *Encoder) owned(rates []float64) ([]optim.Segment, int) {
+	l := e.Model.Layout
+	var all []optim.Segment
+	for i, p := range l.Training() {
+		at := l.At(p)
+		s := optim.Segment{Off: at, Grad: at, Len: p.Len(), State: at, Decay: p.Decay()}
+		if rates != nil {
+			s.LR = rates[i]
+		}
+		all = append(all, s)
+	}
+	if !e.ranks.sharded() {
+		return optim.Segments(all), l.Trained()
+	}
+	segs, n := optim.Owned(all, ranges(e.shares))
+	for i := range segs { // states lie as shares do, side by side
+		if e.ranks.early() {
+			segs[i].Grad = segs[i].State
+		}
+		if e.ranks.streams() {
+			segs[i].Off = segs[i].State
+		}
+	}
+	return optim.Segments(segs), n
+}
+
+// ownGradients is where this rank's part of the sum lies.
+func (e *Encoder) ownGradients() (out []gpustage.Tensor) {
+	segs, _ := e.owned(nil)
+	for _, s := range segs {
+		out = append(out, e.grads.Columns(s.Grad, s.Grad+s.Len))
 	}
 	return out
+}
+
+// Complete is the whole gradient on every rank, where ranks have shares of it. It is a collective: see OnComm. What it returns
+// is Gradients, or valid until the next call.
+func (e *Encoder) Complete(s gpustage.Stream) (gpustage.Tensor, error) {
+	whole := e.grads
+	if e.ranks.early() {
+		if err := e.grow(&e.complete, 1, e.Model.Layout.Trained()); err != nil {
+			return whole, fmt.Errorf("the whole gradient: %w", err)
+		}
+		whole = e.complete
+	}
+	for _, x := range e.shares {
+		own := column(whole, x.lo, x.hi)
+		if e.ranks.early() {
+			own = column(e.grads, x.at, x.at+x.len())
+		}
+		e.ranks.Comm.Shard.AllGather(s, column(whole, x.from, x.to), own, x.parts, e.Model.DType)
+	}
+	return whole, nil
 }
 
 // column views a part of a flat vector as rows of one element, as ragged collectives have it.
@@ -70,14 +167,15 @@ func column(flat gpustage.Tensor, from, to int) gpustage.Tensor {
 	return flat.Columns(from, to).Reshape(to-from, 1)
 }
 
-// reduce sums a part of the gradient over all ranks; with shards, each gets its share of the sum.
+// reduce sums a part of the whole gradient over all ranks; with shards, each gets its share of the sum. from and to are the word
+// embeddings' or a bucket's.
 func (e *Encoder) reduce(s gpustage.Stream, from, to int) {
 	c := e.ranks.Comm
-	if !e.sharded() {
+	if !e.ranks.sharded() {
 		c.World.AllReduce(s, e.grads.Columns(from, to), e.wire())
 		return
 	}
-	x := e.share(from, to)
+	x := e.shareAt(from)
 	own := column(e.grads, x.lo, x.hi)
 	c.Shard.ReduceScatter(s, own, column(e.grads, from, to), x.parts, e.wire())
 	if c.Mesh.Replicate > 1 {
@@ -85,10 +183,20 @@ func (e *Encoder) reduce(s gpustage.Stream, from, to int) {
 	}
 }
 
+// shareAt is the share that begins at an element.
+func (e *Encoder) shareAt(from int) share {
+	for _, x := range e.shares {
+		if x.from == from {
+			return x
+		}
+	}
+	panic(fmt.Sprintf("stages: no share begins at %d", from))
+}
+
 // squares adds the stage that sums the squares of the whole gradient over the shard axis, for update; without shards update does
 // it by itself. Each share lies on one rank of the axis, so everything counts once.
 func (e *Encoder) squares(g *pipeline.Graph, contributions pipeline.Port[Contribution], sum gpustage.Tensor, update *pipeline.Stage) {
-	if !e.sharded() {
+	if !e.ranks.sharded() {
 		return
 	}
 	s := g.Stage("norm", e.OnComm(), pipeline.At(pipeline.Step))
@@ -100,10 +208,8 @@ func (e *Encoder) squares(g *pipeline.Graph, contributions pipeline.Port[Contrib
 		defer e.count(t)()
 		stream := Stream(t)
 		stream.Fill(sum, 0)
-		for _, r := range e.owned() {
-			if r[0] < r[1] {
-				stream.SumSquares(sum, e.grads.Columns(r[0], r[1]))
-			}
+		for _, x := range e.ownGradients() {
+			stream.SumSquares(sum, x)
 		}
 		e.ranks.Comm.Shard.AllReduce(stream, sum, gpustage.F64)
 		out.Put(t, struct{}{})
@@ -111,7 +217,8 @@ func (e *Encoder) squares(g *pipeline.Graph, contributions pipeline.Port[Contrib
 	})
 }
 
-// spread adds the stage that gives every rank the parameters that the others have updated.
+// spread adds the stage that gives every rank the parameters that the others have updated: all of them, or with streamed parameters
+// those that stay everywhere.
 func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) pipeline.Port[StepResult] {
 	s := g.Stage("spread", e.OnComm(), pipeline.At(pipeline.Step))
 	in := pipeline.In(s, "updated", updated)
@@ -120,14 +227,80 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 	pipeline.Bind(e.weights, weights)
 	s.Do(func(t *pipeline.Task) error {
 		defer e.count(t)()
-		params := e.Model.Trained()
-		for _, x := range e.whole() {
-			e.ranks.Comm.Shard.AllGather(Stream(t), column(params, x.from, x.to), column(params, x.lo, x.hi), x.parts, e.Model.DType)
+		m := e.Model
+		for _, x := range e.spreads() {
+			params := m.Trained()
+			all, own := column(params, x.from, x.to), column(params, x.lo, x.hi)
+			if e.ranks.streams() {
+				all, own = column(m.Rest, 0, x.to-x.from), column(m.Params, x.at, x.at+x.len())
+			}
+			e.ranks.Comm.Shard.AllGather(Stream(t), all, own, x.parts, m.DType)
 		}
-		e.Model.Changed()
+		m.Changed()
 		weights.Put(t, Weights{})
 		out.Put(t, in.Get(t))
 		return nil
 	})
 	return out.Port
+}
+
+// spreads is what spread gives to all ranks.
+func (e *Encoder) spreads() []share {
+	if e.ranks.streams() {
+		return e.shares[len(e.shares)-1:] // what is outside of layers
+	}
+	return e.shares
+}
+
+// Parameters calls yield with every parameter's elements, on the host. Where ranks hold shares, it is a collective of the shard axis,
+// and a piece at a time passes through the device.
+func (r *Replicas) Parameters(s gpustage.Stream, m *transformer.Model, yield func(p transformer.Param, vs []float32) error) error {
+	if !m.Partial() {
+		for _, p := range m.Layout.Params {
+			vs, err := m.Read(s, m.Params, p)
+			if err == nil {
+				err = yield(p, vs)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	const most = 1 << 18 // elements of a piece
+	piece, err := gpustage.NewTensor(m.Device, m.DType, 1, most)
+	if err != nil {
+		return err
+	}
+	defer piece.Mem.Free()
+	shares := r.shares(m.Layout, m.DType)
+	sort.Slice(shares, func(i, j int) bool { return shares[i].from < shares[j].from })
+	host := make([]float32, 0, m.Layout.Word().Len())
+	next := 0 // parameter
+	for _, x := range shares {
+		at := x.from
+		for owner, n := range x.parts {
+			for end := at + n; at < end; {
+				k := min(most, end-at)
+				part := piece.Columns(0, k)
+				if owner == r.Comm.Shard.Rank() {
+					s.Copy(part, m.Params.Columns(x.at+at-x.lo, x.at+at-x.lo+k))
+				}
+				r.Comm.Shard.Broadcast(s, part, owner)
+				vs, err := m.ReadVector(s, part)
+				if err != nil {
+					return err
+				}
+				host = append(host, vs...)
+				for at += k; next < len(m.Layout.Params) && len(host) >= m.Layout.Params[next].Len(); next++ {
+					p := m.Layout.Params[next]
+					if err := yield(p, host[:p.Len():p.Len()]); err != nil {
+						return err
+					}
+					host = append(make([]float32, 0, len(host)-p.Len()), host[p.Len():]...)
+				}
+			}
+		}
+	}
+	return nil
 }

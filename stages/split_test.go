@@ -84,7 +84,7 @@ func TestPlanReplay(t *testing.T) {
 		{-1, 5, 0, 105},      // all: 30 + 40 below a pass of 35
 		{1 << 40, 5, 0, 105}, // as much
 	} {
-		keepFrom, arena := planReplay(subs, c.budget, c.loss)
+		keepFrom, arena := planReplay(subs, c.budget, c.loss, 0)
 		if keepFrom != c.keepFrom || arena != c.arena {
 			t.Errorf("budget %d, loss %d: kept from %d in %d bytes, want %d in %d", c.budget, c.loss, keepFrom, arena, c.keepFrom, c.arena)
 		}

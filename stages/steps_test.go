@@ -72,6 +72,7 @@ type goldenResult struct {
 	spans   []pipeline.Span
 	model   *transformer.Model
 	stream  gpustage.Stream
+	subs    int      // of the first step
 	traffic struct { // of the first step's gradient
 		counted map[collective.Op][2]int64 // calls and bytes
 		calls   []stages.Call              // as planned
@@ -85,6 +86,9 @@ func traffic(r *stages.Replicas) map[collective.Op][2]int64 {
 		return out
 	}
 	groups := []collective.Group{r.Comm.World, r.Comm.Replicate, r.Comm.Shard}
+	if r.Params != nil {
+		groups = append(groups, r.Params)
+	}
 	for _, g := range groups {
 		t := g.Traffic()
 		for op, n := range t.Calls {
@@ -152,7 +156,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		t.Fatal(err)
 	}
 	config.HiddenDropout, config.AttentionDropout = r.dropout, r.dropout
-	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, CheckpointEvery: r.every, Tuning: tuning})
+	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,10 +245,14 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		var batches []*stages.Global
 		for _, l := range all.All(task) {
 			batches = append(batches, l.Batch.Global)
+			res.subs += len(l.Batch.Subs)
 		}
 		res.traffic.calls = enc.Calls(batches)
-		enc.Complete(stages.Stream(task))
-		vs := read64(t, stages.Stream(task), enc.Gradients())
+		whole, err := enc.Complete(stages.Stream(task))
+		if err != nil {
+			return err
+		}
+		vs := read64(t, stages.Stream(task), whole)
 		for i := range vs {
 			vs[i] /= w
 		}
@@ -273,7 +281,20 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	})); err != nil {
 		t.Fatal(err)
 	}
-	res.weights = gpustage.Bytes(read64(t, stream, model.Params))
+	if !model.Partial() {
+		res.weights = gpustage.Bytes(read64(t, stream, model.Params))
+		return res
+	}
+	var values []float64
+	if err := ranks.Parameters(stream, model, func(_ transformer.Param, vs []float32) error {
+		for _, v := range vs {
+			values = append(values, float64(v))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	res.weights = gpustage.Bytes(values)
 	return res
 }
 

@@ -3,6 +3,7 @@ package stages
 import (
 	"contraflow/collective"
 	"contraflow/gpustage"
+	"contraflow/stages/transformer"
 )
 
 // Calls lists the data collectives of one optimizer step with the group that each is issued in, by stage: what the plan has every rank
@@ -43,15 +44,37 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 		}
 		return out
 	}
+	if e.ranks.streams() {
+		e.callsOfFetch(batches, add)
+	}
+	if e.ranks.early() {
+		e.callsOfEarly(batches, add)
+	} else {
+		e.callsOfSync(batches, add)
+	}
+	if e.ranks.sharded() {
+		add("norm", c.Shard, collective.AllReduceCall(1, c.Mesh.Shard, gpustage.F64, gpustage.F64))
+		for _, x := range e.spreads() {
+			add("spread", c.Shard, collective.GatherCall(x.parts, 1, dtype, dtype))
+		}
+	}
+	return out
+}
+
+type addCall func(stage string, g collective.Group, call collective.Call)
+
+// callsOfSync is the reductions of gradients once a step.
+func (e *Encoder) callsOfSync(batches []*Global, add addCall) {
+	c, dtype, wire := e.ranks.Comm, e.Model.DType, e.wire()
 	reduce := func(stage string, from, to int) {
-		if !e.sharded() {
+		if !e.ranks.sharded() {
 			add(stage, c.World, collective.AllReduceCall(to-from, c.World.Size(), dtype, wire))
 			return
 		}
-		x := e.share(from, to)
+		x := e.shareAt(from)
 		add(stage, c.Shard, collective.ReduceScatterCall(x.parts, 1, dtype, wire))
 		if c.Mesh.Replicate > 1 {
-			add(stage, c.Replicate, collective.AllReduceCall(x.hi-x.lo, c.Mesh.Replicate, dtype, wire))
+			add(stage, c.Replicate, collective.AllReduceCall(x.len(), c.Mesh.Replicate, dtype, wire))
 		}
 	}
 	last := batches[len(batches)-1]
@@ -60,7 +83,7 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 	if from < to && !whole && (len(batches) > 1 || last.Subs() > 1) {
 		reduce("reduce table", from, to)
 	}
-	for _, b := range e.cut() {
+	for _, b := range e.ranks.cut(e.Model.Layout, dtype) {
 		reduce("reduce "+b.name, b.from, b.to)
 	}
 	if rows, _ := last.lastRows(); from < to && whole {
@@ -68,14 +91,59 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 	} else if from < to {
 		add("reduce last rows", c.World, collective.GatherCall(rows, e.Model.Config.Hidden, dtype, wire))
 	}
-	if e.sharded() {
-		add("norm", c.Shard, collective.AllReduceCall(1, c.Mesh.Shard, gpustage.F64, gpustage.F64))
-		for _, x := range e.whole() {
-			add("spread", c.Shard, collective.GatherCall(x.parts, 1, dtype, dtype))
+}
+
+// callsOfEarly is the reductions of gradients with every sub-batch.
+func (e *Encoder) callsOfEarly(batches []*Global, add addCall) {
+	const stage = ReduceEarly
+	c, dtype, wire := e.ranks.Comm, e.Model.DType, e.wire()
+	sum := func(n int) { add(stage, c.Replicate, collective.AllReduceCall(n, c.Mesh.Replicate, dtype, wire)) }
+	for i, b := range batches {
+		for u := b.Subs() - 1; u >= 0; u-- {
+			beyond := e.beyond(u == 0 && i == len(batches)-1)
+			if beyond && (i > 0 || b.Subs() > 1) {
+				sum(e.shares[0].len())
+			}
+			for _, x := range e.shares[1:] {
+				add(stage, c.Shard, collective.ReduceScatterCall(x.parts, 1, dtype, wire))
+				if beyond {
+					sum(x.len())
+				}
+			}
+			if w := e.wordRows(b, u, beyond); len(w.ids) > 0 {
+				add(stage, c.Shard, collective.ReduceScatterCall(w.parts, e.Model.Config.Hidden, dtype, wire))
+				if beyond {
+					sum(w.own(c.Shard.Rank()) * e.Model.Config.Hidden)
+				}
+			}
 		}
 	}
-	return out
 }
+
+// callsOfFetch is the gathering of parameters.
+func (e *Encoder) callsOfFetch(batches []*Global, add addCall) {
+	dtype := e.Model.DType
+	for _, b := range batches {
+		for u := range b.Subs() {
+			for backward, stage := range []string{FetchForEmbed, FetchForBackward} {
+				for _, l := range e.visits(b, u, backward == 1) {
+					if l != transformer.VisitWords {
+						add(stage, e.ranks.Params, collective.GatherCall(e.layerShare(l).parts, 1, dtype, dtype))
+					} else if w := e.wordRows(b, u, false); len(w.ids) > 0 {
+						add(stage, e.ranks.Params, collective.GatherCall(w.parts, e.Model.Config.Hidden, dtype, dtype))
+					}
+				}
+			}
+		}
+	}
+}
+
+// Stages that communicate while another one computes, task beside task.
+const (
+	ReduceEarly      = "reduce early"
+	FetchForEmbed    = "fetch for embed"
+	FetchForBackward = "fetch for backward"
+)
 
 // Call is a data collective that a stage issues.
 type Call struct {

@@ -71,12 +71,12 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	totals := pipeline.In(s, "totals", e.totals(g, grads))
 	e.AfterSync(s)
 	var weights pipeline.Output[Weights]
-	if !e.sharded() {
+	if !e.ranks.sharded() {
 		weights = pipeline.Out[Weights](s, "weights")
 	}
 	out := pipeline.Out[StepResult](s, "result")
 	results := out.Port
-	if e.sharded() {
+	if e.ranks.sharded() {
 		results = e.spread(g, out.Port)
 	} else {
 		pipeline.Bind(e.weights, weights)
@@ -84,21 +84,17 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 
 	m := e.Model
 	states := make([]gpustage.Tensor, u.Optimizer.States())
-	var segs []optim.Segment
 	rates, err := u.rates(m.Layout.Training())
 	if err != nil {
 		return out.Port, err
 	}
-	for i, p := range m.Layout.Training() {
-		segs = append(segs, optim.Segment{Off: m.Layout.At(p), Len: p.Len(), Decay: p.Decay(), LR: rates[i]})
-	}
-	segs, n := optim.Owned(segs, e.owned())
+	segs, n := e.owned(rates)
 	for i := range states {
 		var err error
 		if states[i], err = gpustage.NewTensor(m.Device, m.DType, 1, n); err != nil {
 			return out.Port, fmt.Errorf("optimizer state: %w", err)
 		}
-		e.held += int64(states[i].Mem.Bytes())
+		e.hold(int64(states[i].Mem.Bytes()))
 	}
 	norm, err := gpustage.NewTensor(m.Device, gpustage.F64, 1, 1)
 	if err != nil {
@@ -118,7 +114,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		r.Pairs, r.Tokens, r.Truncated = sum.Pairs, sum.Tokens, sum.Truncated
 		r.Loss = sum.Loss / weight
 		var err error
-		if e.sharded() {
+		if e.ranks.sharded() {
 			r.GradNorm, err = optim.Root(stream, norm, 1/weight)
 		} else {
 			r.GradNorm, err = optim.Norm(stream, e.grads, norm, 1/weight)
@@ -133,7 +129,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
 		u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1)
 		stream.Fill(e.grads, 0)
-		if !e.sharded() {
+		if !e.ranks.sharded() {
 			m.Changed()
 			weights.Put(t, Weights{})
 		}
@@ -143,18 +139,29 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	return results, nil
 }
 
-// gradientNotFinite names the parameters whose gradient is NaN or infinite.
+// gradientNotFinite names the first parameter whose gradient is NaN or infinite, as far as this rank holds its sum.
 func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
-	for _, p := range e.Model.Layout.Training() {
-		vs, err := e.Model.Read(s, e.grads, p)
+	ranges, parts := [][2]int{{0, e.Model.Layout.Trained()}}, []gpustage.Tensor{e.grads}
+	if e.ranks.sharded() {
+		ranges, parts = nil, nil
+		for _, x := range e.shares {
+			own := e.grads.Columns(x.lo, x.hi)
+			if e.ranks.early() {
+				own = e.grads.Columns(x.at, x.at+x.len())
+			}
+			ranges, parts = append(ranges, [2]int{x.lo, x.hi}), append(parts, own)
+		}
+	}
+	for i, r := range ranges {
+		vs, err := e.Model.ReadVector(s, parts[i])
 		if err != nil {
 			return err
 		}
-		for _, v := range vs {
+		for k, v := range vs {
 			if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
-				return fmt.Errorf("the gradient of step %d is not finite, first in %s", step, p.Name)
+				return fmt.Errorf("the gradient of step %d is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
 			}
 		}
 	}
-	return fmt.Errorf("the gradient's norm of step %d is not finite: its entries are too large to be squared", step)
+	return fmt.Errorf("the gradient's norm of step %d is not finite: its entries are too large to be squared, or another rank's are not finite", step)
 }

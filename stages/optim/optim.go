@@ -45,6 +45,7 @@ func (s Schedule) Factor(step, warmup, total int) float64 {
 // Segment is a run of parameters that are updated alike.
 type Segment struct {
 	Off, Len int
+	Grad     int // where their gradients begin: Off, unless a rank keeps those of its own alone
 	State    int // where the optimizer's states of these parameters begin: Off, unless a rank keeps those of its own alone
 	Decay    bool
 	LR       float64 // a multiple of the step's learning rate; 0: 1
@@ -54,7 +55,7 @@ type Segment struct {
 func Segments(all []Segment) []Segment {
 	var out []Segment
 	for _, s := range all {
-		if n := len(out); n > 0 && out[n-1].Decay == s.Decay && out[n-1].LR == s.LR && out[n-1].Off+out[n-1].Len == s.Off && out[n-1].State+out[n-1].Len == s.State {
+		if n := len(out); n > 0 && out[n-1].follows(s) {
 			out[n-1].Len += s.Len
 			continue
 		}
@@ -63,13 +64,18 @@ func Segments(all []Segment) []Segment {
 	return out
 }
 
+// follows tells whether next lies behind s everywhere and is updated alike.
+func (s Segment) follows(next Segment) bool {
+	return s.Decay == next.Decay && s.LR == next.LR && s.Off+s.Len == next.Off && s.Grad+s.Len == next.Grad && s.State+s.Len == next.State
+}
+
 // Owned is what lies in the given ranges of the flat vector, with states side by side, and their length.
 func Owned(all []Segment, ranges [][2]int) (owned []Segment, states int) {
 	for _, s := range all {
 		for _, r := range ranges {
 			lo, hi := max(s.Off, r[0]), min(s.Off+s.Len, r[1])
 			if lo < hi {
-				owned = append(owned, Segment{Off: lo, Len: hi - lo, State: states, Decay: s.Decay, LR: s.LR})
+				owned = append(owned, Segment{Off: lo, Grad: s.Grad + lo - s.Off, Len: hi - lo, State: states, Decay: s.Decay, LR: s.LR})
 				states += hi - lo
 			}
 		}
@@ -81,6 +87,7 @@ func Owned(all []Segment, ranges [][2]int) (owned []Segment, states int) {
 func (s Segment) rate(lr float64) float64 { return lr * or(s.LR, 1) }
 
 func (s Segment) of(t gpustage.Tensor) gpustage.Tensor    { return t.Columns(s.Off, s.Off+s.Len) }
+func (s Segment) grad(t gpustage.Tensor) gpustage.Tensor  { return t.Columns(s.Grad, s.Grad+s.Len) }
 func (s Segment) state(t gpustage.Tensor) gpustage.Tensor { return t.Columns(s.State, s.State+s.Len) }
 
 // Optimizer updates parameters from gradients. All vectors are flat.
@@ -109,7 +116,7 @@ func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage
 		if seg.Decay {
 			h.WeightDecay = o.WeightDecay
 		}
-		s.AdamW(seg.of(p), seg.state(states[0]), seg.state(states[1]), seg.of(g), h)
+		s.AdamW(seg.of(p), seg.state(states[0]), seg.state(states[1]), seg.grad(g), h)
 	}
 }
 
@@ -142,7 +149,7 @@ func (o SGD) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.T
 		if len(states) > 0 {
 			v = seg.state(states[0])
 		}
-		s.SGD(seg.of(p), v, seg.of(g), h)
+		s.SGD(seg.of(p), v, seg.grad(g), h)
 	}
 }
 

@@ -71,8 +71,8 @@ func TestGoldenClip(t *testing.T) {
 
 // Decay acts on its segments only, the gradient's scale on all.
 func TestSegments(t *testing.T) {
-	segs := Segments([]Segment{{0, 2, 0, true, 0}, {2, 1, 2, true, 0}, {3, 2, 3, false, 0}, {5, 1, 5, true, 0}})
-	if fmt.Sprint(segs) != "[{0 3 0 true 0} {3 2 3 false 0} {5 1 5 true 0}]" {
+	segs := Segments([]Segment{{0, 2, 0, 0, true, 0}, {2, 1, 2, 2, true, 0}, {3, 2, 3, 3, false, 0}, {5, 1, 5, 5, true, 0}})
+	if fmt.Sprint(segs) != "[{0 3 0 0 true 0} {3 2 3 3 false 0} {5 1 5 5 true 0}]" {
 		t.Error(segs)
 	}
 	s, _ := ref.New().OpenStream()
@@ -142,9 +142,9 @@ func ExampleSchedule_Factor() {
 
 // A rank's own parameters are updated as all would be, from states of its own.
 func TestOwned(t *testing.T) {
-	all := []Segment{{0, 4, 0, true, 0}, {4, 3, 4, false, 2}, {7, 5, 7, true, 0}}
+	all := []Segment{{0, 4, 0, 0, true, 0}, {4, 3, 4, 4, false, 2}, {7, 5, 7, 7, true, 0}}
 	owned, n := Owned(all, [][2]int{{1, 3}, {6, 9}})
-	if got := fmt.Sprint(owned, n); got != "[{1 2 0 true 0} {6 1 2 false 2} {7 2 3 true 0}] 5" {
+	if got := fmt.Sprint(owned, n); got != "[{1 2 1 0 true 0} {6 1 6 2 false 2} {7 2 7 3 true 0}] 5" {
 		t.Error(got)
 	}
 }
