@@ -21,8 +21,11 @@ func TestMesh(t *testing.T) {
 		return losses(t, at(out+"/metrics.jsonl"))
 	}
 	one := train("one")
+	alone := metricLines(t, at("one/metrics.jsonl"))
+	measured := alone[len(alone)-1]["value"].(float64) // ranks share the embedding of queries and documents
 	for i, sets := range [][]string{
-		{"mesh.replicate=2"}, {"mesh.shard=3"}, {"mesh.replicate=2", "mesh.shard=2", "mesh.bucket=4KiB"},
+		{"mesh.replicate=2"}, {"mesh.shard=3"}, {"mesh.shard=2", "mesh.gradients=early"},
+		{"mesh.replicate=2", "mesh.shard=2", "mesh.parameters=streamed", "model.activation_checkpointing=true", "eval.every=3"}, {"mesh.replicate=2", "mesh.shard=2", "mesh.bucket=4KiB"},
 		{"mesh.replicate=2", "mesh.overlap=false", "mesh.link=10Gb 20us"}, {"mesh.replicate=2", "train.sync=every"},
 	} {
 		out := fmt.Sprint("mesh", i)
@@ -33,7 +36,17 @@ func TestMesh(t *testing.T) {
 				t.Errorf("%v: step %d: loss %v, alone %v", sets, step, b, a)
 			}
 		}
-		last := metricLines(t, at(out+"/metrics.jsonl"))[7]
+		var last, evaluation map[string]any
+		for _, line := range metricLines(t, at(out+"/metrics.jsonl")) {
+			if _, ok := line["loss"]; ok {
+				last = line
+			} else {
+				evaluation = line
+			}
+		}
+		if v, ok := evaluation["value"].(float64); !ok || math.Abs(v-measured) > 0.05 {
+			t.Errorf("%v: the model measures %v, alone %v", sets, evaluation["value"], measured)
+		}
 		if n, _ := last["comm_bytes"].(float64); sets[len(sets)-1] != "train.sync=every" && sets[1%len(sets)] != "mesh.overlap=false" && n == 0 {
 			t.Errorf("%v: no communication in %v", sets, last)
 		}

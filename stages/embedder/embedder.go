@@ -175,18 +175,27 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	return h, nil
 }
 
+// ConfigOf is the configuration of a folder's model. change, if not nil, may alter it.
+func ConfigOf(f *hfmodel.Folder, change func(*transformer.Config)) (transformer.Config, error) {
+	c, err := transformer.ParseConfig(f.Config)
+	if err != nil {
+		return c, fmt.Errorf("%s: %w", f.Dir, err)
+	}
+	if change != nil {
+		change(&c)
+	}
+	return c, nil
+}
+
 // LoadModel makes the model of a folder on a device. An adapter is merged into its base model's weights: embedding then costs what it
 // costs without. change, if not nil, may alter the configuration first (dropout).
 func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	if f.LowerCase {
 		return nil, fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is not supported; a tokenizer that lower-cases is", f.Dir)
 	}
-	c, err := transformer.ParseConfig(f.Config)
+	c, err := ConfigOf(f, change)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", f.Dir, err)
-	}
-	if change != nil {
-		change(&c)
+		return nil, err
 	}
 	m, err := transformer.New(d, c, h, o)
 	if err != nil {
@@ -209,7 +218,9 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		return nil
 	})
 	f.Forget()
-	if err == nil && f.Adapter != nil {
+	if err == nil && f.Adapter != nil && m.Partial() {
+		err = fmt.Errorf("%s: an adapter can't be merged into a model that ranks hold parts of: merge it first, or keep parameters resident (mesh.parameters)", f.Dir)
+	} else if err == nil && f.Adapter != nil {
 		err = merge(f, m, s)
 	}
 	if err != nil {

@@ -71,6 +71,12 @@ func Tensors(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) ([]safe
 	if err != nil {
 		return nil, err
 	}
+	rest, err := Untrained(f, m)
+	return append(out, rest...), err
+}
+
+// Untrained is what a folder has beside its model's parameters: BERT's pooler.
+func Untrained(f *hfmodel.Folder, m *transformer.Model) (out []safetensors.Tensor, err error) {
 	for _, n := range f.Names() {
 		name := n
 		for _, prefix := range m.Config.Prefixes() {
@@ -103,11 +109,17 @@ func Read(m *transformer.Model, s gpustage.Stream, ps []transformer.Param) ([]sa
 		if err != nil {
 			return nil, err
 		}
-		t, tensorErr := safetensors.FromFloat32s(p.Name, p.Shape(), vs)
-		if err := errors.Join(transformer.CheckFinite(p, vs), tensorErr); err != nil {
+		t, err := Tensor(p, vs)
+		if err != nil {
 			return nil, err
 		}
 		out = append(out, t)
 	}
 	return out, nil
+}
+
+// Tensor is a parameter as a file holds it. One that is not finite is an error.
+func Tensor(p transformer.Param, vs []float32) (safetensors.Tensor, error) {
+	t, err := safetensors.FromFloat32s(p.Name, p.Shape(), vs)
+	return t, errors.Join(transformer.CheckFinite(p, vs), err)
 }

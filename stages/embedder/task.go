@@ -66,7 +66,8 @@ func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts [
 	return tok.EncodeAll(ctx, texts, limit, 0)
 }
 
-// Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures.
+// Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures. Ranks that embed
+// together all call it; it returns nil on all but rank 0.
 func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
 	q, err := t.embed(ctx, e, t.queries)
 	if err != nil {
@@ -75,6 +76,9 @@ func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Mea
 	d, err := t.embed(ctx, e, t.docs)
 	if err != nil {
 		return nil, err
+	}
+	if !e.first() {
+		return nil, nil
 	}
 	run, err := rank(ctx, e.Stream, q, d, depth, t.tie)
 	if err != nil {
@@ -102,6 +106,9 @@ func (t *Task) embed(ctx context.Context, e *Engine, texts [][]int32) (gpustage.
 	host := make([]float32, len(texts)*size)
 	if err := e.Embed(ctx, texts, func(i int, vec []float32) { copy(host[i*size:], vec) }); err != nil {
 		return gpustage.Tensor{}, err
+	}
+	if !e.first() {
+		return gpustage.Tensor{}, nil
 	}
 	x, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, len(texts), size)
 	if err != nil {
@@ -177,7 +184,10 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 	return t.Evaluate(ctx, &e.engine, measures...)
 }
 
-// Similarity is the cosine of each pair of texts.
+// first tells whether this rank is the one that gets embeddings.
+func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
+
+// Similarity is the cosine of each pair of texts; with ranks that embed together, on rank 0.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
 	size := e.Model.EmbeddingSize()
 	sides := [2][]float32{}
@@ -190,6 +200,9 @@ func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float
 		if err := e.Embed(ctx, ids, func(k int, vec []float32) { copy(sides[i][k*size:], vec) }); err != nil {
 			return nil, err
 		}
+	}
+	if !e.first() {
+		return nil, nil
 	}
 	out := make([]float64, len(a))
 	for i := range out {

@@ -188,6 +188,10 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(r.Mesh.Replicate >= 0, "mesh.replicate", "is negative")
 	c.positive("mesh.shard", r.Mesh.Shard)
 	c.words("mesh.wire", "f32", "bf16")
+	c.words("mesh.parameters", "resident", "streamed", "auto")
+	c.words("mesh.gradients", "late", "early", "auto")
+	c.require(r.Mesh.Shard > 1 || r.Mesh.Parameters != "streamed", "mesh.parameters", "streamed needs mesh.shard of at least 2: ranks that hold a part each")
+	c.require(r.Mesh.Shard > 1 || r.Mesh.Gradients != "early", "mesh.gradients", "early needs mesh.shard of at least 2: ranks that hold a part each")
 	c.require(r.Train.Sync != "every" || r.Mesh.Shard == 1, "train.sync", "every needs mesh.shard: 1: shares of a gradient are summed once a step")
 	e := r.Eval
 	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")

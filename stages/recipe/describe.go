@@ -18,10 +18,13 @@ func (x *Run) Describe() string {
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
 	if x.ranks != nil {
 		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)
+		if text := x.describeSharding(); text != "" {
+			fmt.Fprintf(&b, "shards  %s\n", text)
+		}
 	}
 	mem := x.Memory
-	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s",
-		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working))
+	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s, under way between ranks %s",
+		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working), Size(mem.Traveling))
 	return b.String()
 }
 

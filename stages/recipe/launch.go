@@ -14,6 +14,7 @@ import (
 	"contraflow/collective/local"
 	"contraflow/gpustage"
 	"contraflow/stages"
+	"contraflow/stages/transformer"
 )
 
 // Place is a process's place in a job that was launched with several. The zero Place is a process on its own.
@@ -29,6 +30,9 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	if p.World != nil {
 		if err := asRank(ctx, r, p, obs, f); err != nil {
 			p.World.Abort(err)
+			if first := p.World.Err(); first != nil {
+				return first // what this rank has seen of it may be less
+			}
 			return err
 		}
 		return p.World.Close()
@@ -56,6 +60,9 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
+	defer context.AfterFunc(ctx, func() { // at once, wherever this rank and the others are
+		w.Abort(fmt.Errorf("stopped: %w", context.Cause(ctx)))
+	})()
 	m := r.Mesh.of(w.Size())
 	if m.Size() != w.Size() {
 		return fmt.Errorf("mesh: %v is %d ranks, the job has %d", m, m.Size(), w.Size())
@@ -139,12 +146,11 @@ func hash(b []byte) string {
 // paramHash is the hash of all parameters.
 func (x *Run) paramHash() (string, error) {
 	h := xxh3.New()
-	for _, p := range x.model.Layout.Params {
-		vs, err := x.model.Read(x.stream, x.model.Params, p)
-		if err != nil {
-			return "", err
-		}
-		h.Write(gpustage.Bytes(vs))
+	if err := x.ranks.Parameters(x.stream, x.model, func(_ transformer.Param, vs []float32) error {
+		_, err := h.Write(gpustage.Bytes(vs))
+		return err
+	}); err != nil {
+		return "", err
 	}
 	sum := h.Sum128().Bytes()
 	return hex.EncodeToString(sum[:8]), nil

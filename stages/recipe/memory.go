@@ -15,41 +15,95 @@ type Memory struct {
 	Embeddings  int64 // of a whole batch, with their gradient
 	Activations int64 // kept between embed and backward: at most the replay budget
 	Working     int64 // of one sub-batch, forward and backward, or of the loss
+	Traveling   int64 // layers and rows of word embeddings under way between ranks
 }
 
 // Total is the sum.
 func (m Memory) Total() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Traveling
 }
 
-// predict bounds a run's memory from above: it takes every text to be as long as it may be.
-func (x *Run) predict() Memory {
-	r, m := x.Recipe, x.model
-	params, trained := int64(m.Params.Mem.Bytes()), int64(m.Layout.Trained())*int64(m.DType.Size())
-	columns := x.data.Columns()
-	n := min(int64(r.Batch.GlobalSize), x.data.Rows()) * int64(len(columns))
-	longest := max(x.text.QueryLength, x.text.DocumentLength)
+// State is what a model and its optimizer take, without what a batch does.
+func (m Memory) State() int64 {
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Traveling
+}
 
-	// A sub-batch of the longest rows that its size allows.
+// minimum is the total without what may be computed again.
+func (m Memory) minimum() int64 { return m.Total() - m.Activations }
+
+// longestSub is the lengths of a sub-batch of the longest rows that its size allows, and how many such a rank has.
+func (x *Run) longestSub() (lengths []int, subs int64) {
+	n := x.sequences()
+	longest := max(x.text.QueryLength, x.text.DocumentLength)
 	size := x.size()
 	rows := size.Rows
 	if size.Tokens > 0 {
 		rows = max(1, size.Tokens/longest)
 	}
 	rows = int(min(int64(rows), n))
-	lengths := make([]int, rows)
+	lengths = make([]int, rows)
 	for i := range lengths {
 		lengths[i] = longest
 	}
+	return lengths, (n + int64(rows) - 1) / int64(rows)
+}
+
+// sequences is how many texts a rank has in a batch.
+func (x *Run) sequences() int64 {
+	n := min(int64(x.Recipe.Batch.GlobalSize), x.data.Rows())
+	ranks := int64(x.ranks.Size())
+	return (n + ranks - 1) / ranks * int64(len(x.data.Columns()))
+}
+
+func (x *Run) predictedSubs() int64 {
+	_, subs := x.longestSub()
+	return subs
+}
+
+func (x *Run) subTokens() int {
+	lengths, _ := x.longestSub()
+	return len(lengths) * lengths[0]
+}
+
+// predict bounds a run's memory from above: it takes every text to be as long as it may be.
+func (x *Run) predict(z sharding) Memory {
+	r, m := x.Recipe, x.model
+	elem := int64(m.DType.Size())
+	params, trained := int64(m.Layout.Len)*elem, int64(m.Layout.Trained())*elem
+	shard := int64(r.Mesh.Shard)
+	share := (trained + shard - 1) / shard
+	lengths, subs := x.longestSub()
 	sub := m.Memory(lengths)
-	subs := (n + int64(rows) - 1) / int64(rows)
 
 	mem := Memory{
-		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: trained * int64(r.update(1).Optimizer.States()) / int64(r.Mesh.Shard),
-		Embeddings: 2 * n * int64(m.EmbeddingSize()) * int64(m.DType.Size()),
+		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
+		Embeddings: 2 * x.sequences() * int64(m.EmbeddingSize()) * elem,
 	}
-	work := int64(max(sub.Backward, r.loss().Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))
-	mem.Working = work
+	n := min(int64(r.Batch.GlobalSize), x.data.Rows()) * int64(len(x.data.Columns()))
+	if x.ranks != nil && r.Loss.GatherAcrossDevices {
+		mem.Embeddings += (2*n + int64(len(lengths))*int64(x.ranks.Size())) * int64(m.EmbeddingSize()) * elem
+	}
+	layer := int64(0)
+	for l := range m.Config.Layers {
+		from, to := m.Layout.Span(l)
+		layer = max(layer, int64(to-from)*elem)
+	}
+	from, to := m.Layout.Span(-1)
+	rest := int64(to-from) * elem
+	tokens := int64(x.subTokens())
+	words := int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), tokens*shard)
+	if z.streamed {
+		mem.Parameters, mem.Packed = share, 0
+		mem.Traveling += 2*layer + words + 4*tokens + rest
+	}
+	switch {
+	case z.early:
+		mem.Gradients = share
+		mem.Traveling += 2*layer + words + 4*tokens + rest
+	case x.ranks != nil:
+		mem.Traveling += int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), tokens) * int64(x.ranks.Size()+1)
+	}
+	mem.Working = int64(max(sub.Backward, r.loss().Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))
 	mem.Activations = (subs - 1) * int64(sub.Kept)
 	if b := x.budget(mem); b >= 0 {
 		mem.Activations = min(mem.Activations, b)

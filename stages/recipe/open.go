@@ -38,20 +38,21 @@ type Run struct {
 	Steps  int    // optimizer steps
 	Memory Memory // predicted
 
-	obs     Observer
-	folder  *hfmodel.Folder
-	tok     *tokenize.Tokenizer
-	device  gpustage.Device
-	stream  gpustage.Stream
-	model   *transformer.Model
-	data    *dataset.Dataset
-	sampler *dataset.Sampler
-	plan    stages.Plan
-	text    stages.Text
-	task    *embedder.Task
-	sts     *dataset.Pairs
-	ranks   *stages.Replicas // nil alone
-	share   gpustage.Share   // of this machine, if other ranks are in this process
+	obs      Observer
+	folder   *hfmodel.Folder
+	tok      *tokenize.Tokenizer
+	device   gpustage.Device
+	stream   gpustage.Stream
+	model    *transformer.Model
+	sharding sharding
+	data     *dataset.Dataset
+	sampler  *dataset.Sampler
+	plan     stages.Plan
+	text     stages.Text
+	task     *embedder.Task
+	sts      *dataset.Pairs
+	ranks    *stages.Replicas // nil alone
+	share    gpustage.Share   // of this machine, if other ranks are in this process
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -76,15 +77,19 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.openData(ctx); err != nil {
 		return err
 	}
-	if x.Main() {
-		if err := x.openEval(ctx); err != nil {
-			return err
-		}
+	if err := x.chooseSharding(ctx); err != nil {
+		return err
+	}
+	if err := x.loadModel(); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	if err := x.openEval(ctx); err != nil {
+		return err
 	}
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
 		return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.data.Rows(), r.Batch.GlobalSize)
 	}
-	x.Memory = x.predict()
+	x.Memory = x.predict(x.sharding)
 	return x.Memory.check(x.freeMemory())
 }
 
@@ -109,7 +114,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.stream, err = x.device.OpenStream(); err != nil {
 		return err
 	}
-	if x.model, err = x.newModel(transformer.Options{BF16: x.Recipe.Train.Precision == "bf16", CheckpointEvery: m.ActivationCheckpointing.Every}, nil); err != nil {
+	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
 		return fmt.Errorf("model: %w", err)
 	}
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
@@ -143,25 +148,51 @@ func (r Recipe) tuning() transformer.Tuning {
 	return t
 }
 
-// newModel loads the folder's model; change may alter its configuration.
-func (x *Run) newModel(o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
-	return x.newModelOn(x.stream, o, change)
+func (r Recipe) modelOptions() transformer.Options {
+	return transformer.Options{BF16: r.Train.Precision == "bf16", CheckpointEvery: r.Model.ActivationCheckpointing.Every, Tuning: r.tuning()}
 }
 
-func (x *Run) newModelOn(s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
+// paperModel is the folder's model on a device that computes nothing.
+func (x *Run) paperModel() (*transformer.Model, error) {
 	head, err := embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
 	if err != nil {
 		return nil, err
 	}
-	o.Tuning = x.Recipe.tuning()
-	return embedder.LoadModel(x.folder, x.device, s, head, o, func(c *transformer.Config) {
+	c, err := embedder.ConfigOf(x.folder, x.configure(nil))
+	if err != nil {
+		return nil, err
+	}
+	return transformer.New(gpustage.Dry{Like: x.device}, c, head, x.Recipe.modelOptions())
+}
+
+// loadModel loads the folder's model, or what this rank holds of it.
+func (x *Run) loadModel() (err error) {
+	o := x.Recipe.modelOptions()
+	o.Own = x.ranks.Own()
+	x.model, err = x.newModelOn(x.stream, o, nil)
+	return err
+}
+
+// configure is what the recipe changes in a model's configuration, and change besides.
+func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Config) {
+	return func(c *transformer.Config) {
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}
 		if change != nil {
 			change(c)
 		}
-	})
+	}
+}
+
+// newModelOn loads the folder's model; change may alter its configuration.
+func (x *Run) newModelOn(s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
+	head, err := embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
+	if err != nil {
+		return nil, err
+	}
+	o.Tuning = x.Recipe.tuning()
+	return embedder.LoadModel(x.folder, x.device, s, head, o, x.configure(change))
 }
 
 func (x *Run) openData(ctx context.Context) error {

@@ -17,11 +17,10 @@ import (
 	"contraflow/stages/recipe"
 )
 
-// overlapRun is a recipe with a model of its own on random words: 12 layers, so that the last bucket, which nothing hides, is a
+// overlapRecipe is a recipe with a model of its own on random words: 12 layers, so that the last bucket, which nothing hides, is a
 // small part.
-func overlapRun(b *testing.B) func(out string, sets ...string) *pipeline.TraceSummary {
+func overlapRecipe(b testing.TB, dir string) string {
 	b.Helper()
-	dir := b.TempDir()
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := make([]string, 1500)
 	for i := range words {
@@ -58,7 +57,7 @@ func overlapRun(b *testing.B) func(out string, sets ...string) *pipeline.TraceSu
 	if err != nil {
 		b.Fatal(err)
 	}
-	text0 := fmt.Sprintf(`
+	return fmt.Sprintf(`
 model: {path: %q, max_length: 128}
 data: {train: [{path: %q, query: q, positive: p}]}
 batch: {global_size: 64, sub_batch: {rows: 32}, no_duplicates: false}
@@ -66,6 +65,13 @@ train: {max_steps: 8, device: cpu}
 mesh: {replicate: 2}
 save: {dir: %q}
 `, model, filepath.Join(dir, "data.jsonl"), filepath.Join(dir, "run"))
+}
+
+// overlapRun trains by it.
+func overlapRun(b *testing.B) func(out string, sets ...string) *pipeline.TraceSummary {
+	b.Helper()
+	dir := b.TempDir()
+	text0 := overlapRecipe(b, dir)
 	return func(out string, sets ...string) *pipeline.TraceSummary {
 		b.Helper()
 		r, err := recipe.Parse("overlap", []byte(text0), append(sets, "save.dir="+filepath.Join(dir, out)))

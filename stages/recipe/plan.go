@@ -96,10 +96,11 @@ func durationOf(seconds float64) time.Duration { return time.Duration(seconds * 
 type Forecast struct {
 	Mesh     collective.Mesh
 	Link     sim.Link
-	Rows     int   // of a step, over all ranks
-	Tokens   int   // likewise
-	Memory   int64 // bytes on each device
-	Sent     int64 // bytes that a rank sends per step
+	Rows     int    // of a step, over all ranks
+	Tokens   int    // likewise
+	Memory   int64  // bytes on each device
+	Sharding string // what ranks of the shard axis hold, and could; empty without one
+	Sent     int64  // bytes that a rank sends per step
 	Stages   []Traffic
 	StepTime time.Duration
 	Comm     time.Duration // communication per step
@@ -119,13 +120,17 @@ type Traffic struct {
 func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link, r Rates) (*Forecast, error) {
 	y := *x
 	dry := gpustage.Dry{Like: x.device}
+	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
+	y.Recipe.Mesh.Shard = mesh.Shard
+	y.chooseOnPaper()
 	o := x.model.Options
+	o.Own = y.ranks.Own()
 	m, err := transformer.New(dry, x.model.Config, x.model.Head, o)
 	if err != nil {
 		return nil, err
 	}
 	y.model, y.device = m, dry
-	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
+	y.Memory = y.predict(y.sharding)
 	g, enc, err := y.trainingGraph()
 	if err != nil {
 		return nil, err
@@ -138,7 +143,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, err
 	}
-	f := &Forecast{Mesh: mesh, Link: link}
+	f := &Forecast{Mesh: mesh, Link: link, Sharding: y.describeSharding()}
 	var globals []*stages.Global
 	replay := make([][]bool, len(step))
 	for b, batch := range step {
@@ -155,7 +160,9 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	comm := map[string]time.Duration{}
 	tasks := map[string]int{"gather": 0}
 	for _, b := range globals {
-		tasks["gather"] += b.Subs()
+		for _, stage := range []string{"gather", "backward", stages.ReduceEarly, stages.FetchForEmbed, stages.FetchForBackward} {
+			tasks[stage] += b.Subs()
+		}
 		tasks["scatter"]++
 	}
 	at := map[string]int{}
@@ -172,17 +179,25 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		f.Sent += c.Sent()
 		comm[c.Stage] += t
 	}
+	each := func(stage string) time.Duration { return comm[stage] / time.Duration(max(1, tasks[stage])) }
 	const steps = 6
 	taskTime := func(stage string, item pipeline.Index) time.Duration {
-		if t, ok := comm[stage]; ok {
-			return t / time.Duration(max(1, tasks[stage]))
-		}
 		b := item.Batch
+		embed := func() time.Duration { // as long as what runs beside it
+			return max(durationOf(r.Forward*float64(globals[b].SubTokens(item.Sub))), each(stages.FetchForEmbed))
+		}
+		backward := func() time.Duration {
+			return each("backward") + max(durationOf(r.backward(globals[b].SubTokens(item.Sub), replay[b][item.Sub])), each(stages.FetchForBackward), each(stages.ReduceEarly))
+		}
 		switch {
+		case stage == stages.ReduceEarly: // it ends a layer later
+			return backward() + each(stage)/time.Duration(m.Config.Layers+1)
 		case stage == "embed":
-			return durationOf(r.Forward * float64(globals[b].SubTokens(item.Sub)))
+			return embed()
 		case stage == "backward":
-			return durationOf(r.backward(globals[b].SubTokens(item.Sub), replay[b][item.Sub]))
+			return backward()
+		case comm[stage] > 0:
+			return each(stage)
 		case stage == "loss":
 			return durationOf(r.Score * globals[b].Scores(x.Recipe.Loss.GatherAcrossDevices))
 		case stage == "update":
@@ -190,7 +205,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		}
 		return r.Others[stage]
 	}
-	spans := p.Predict(pipeline.Workload{
+	work := pipeline.Workload{
 		Items:   steps * len(step),
 		Batches: func(int) int { return len(step) },
 		Subs:    func(i pipeline.Index) int { return globals[i.Batch].Subs() },
@@ -203,11 +218,19 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			}
 			return durationOf(replayed + enc.Done(output)*r.Backward*float64(tokens))
 		},
-	})
-	s := pipeline.Summary(spans)
+	}
+	s := pipeline.Summary(p.Predict(work))
 	f.StepTime, f.Tail = s.StepTime, s.Tail
 	f.Comm = s.Communication.Total / steps
 	f.Exposed = (s.Communication.Total - s.Communication.Hidden) / steps
+	if y.sharding != (sharding{}) { // tasks on both sides wait for each other: what they add to a step is exposed
+		f.Comm = 0
+		for _, t := range comm {
+			f.Comm += t
+		}
+		clear(comm)
+		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work)).StepTime))
+	}
 	return f, nil
 }
 
@@ -225,6 +248,9 @@ func (f *Forecast) String() string {
 	fmt.Fprintf(&b, "mesh     %v, %d ranks, each on a link of %v\n", f.Mesh, f.Mesh.Size(), f.Link)
 	fmt.Fprintf(&b, "step     %v: %d rows, %d tokens, %.0f rows/s\n", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds())
 	fmt.Fprintf(&b, "memory   %s on each device\n", Size(f.Memory))
+	if f.Sharding != "" {
+		fmt.Fprintf(&b, "shards   %s\n", f.Sharding)
+	}
 	if f.Mesh.Size() == 1 {
 		return strings.TrimRight(b.String(), "\n")
 	}

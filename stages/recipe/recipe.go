@@ -145,12 +145,14 @@ type Train struct {
 }
 
 type Mesh struct {
-	Replicate Auto   `yaml:"replicate"`
-	Shard     int    `yaml:"shard"`
-	Wire      string `yaml:"wire"`             // of embeddings and gradients between ranks: f32 or bf16
-	Overlap   bool   `yaml:"overlap"`          // communicate beside computing
-	Bucket    Bytes  `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: by the model
-	Link      *Link  `yaml:"link,omitempty"`   // simulated between local ranks
+	Replicate  Auto   `yaml:"replicate"`
+	Shard      int    `yaml:"shard"`
+	Wire       string `yaml:"wire"`             // of embeddings and gradients between ranks: f32 or bf16
+	Parameters string `yaml:"parameters"`       // resident, streamed, or auto: by the memory at hand
+	Gradients  string `yaml:"gradients"`        // late, early, or auto
+	Overlap    bool   `yaml:"overlap"`          // communicate beside computing
+	Bucket     Bytes  `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: by the model
+	Link       *Link  `yaml:"link,omitempty"`   // simulated between local ranks
 }
 
 type Eval struct {
@@ -190,7 +192,7 @@ func Default() Recipe {
 		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, GatherAcrossDevices: true},
 		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last"},
-		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true},
+		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto"},
 		Eval:      Eval{Every: 500, Metric: "ndcg@10"},
 		Log:       Log{Every: 10},
 	}

@@ -17,11 +17,15 @@ var poolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
 	gpustage.MeanPooling: hfmodel.Mean, gpustage.CLSPooling: hfmodel.CLS, gpustage.LastPooling: hfmodel.Last,
 }
 
-// Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter.
+// Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter. Where
+// ranks hold a part of it, all call it and rank 0 writes.
 func (x *Run) Save(s gpustage.Stream, dir string) error {
 	tensors, adapter, err := x.trained(s)
 	if err != nil {
 		return err
+	}
+	if !x.Main() {
+		return nil
 	}
 	text, err := x.Recipe.YAML()
 	if err != nil {
@@ -59,8 +63,20 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
 	l := x.model.Options.Tuning.LoRA
 	if l == nil {
-		all, err := embedder.Tensors(x.folder, x.model, s)
-		return all, nil, err
+		var all []safetensors.Tensor
+		err := x.ranks.Parameters(s, x.model, func(p transformer.Param, vs []float32) error {
+			if !x.Main() {
+				return nil
+			}
+			t, err := embedder.Tensor(p, vs)
+			all = append(all, t)
+			return err
+		})
+		if err != nil || !x.Main() {
+			return nil, nil, err
+		}
+		rest, err := embedder.Untrained(x.folder, x.model)
+		return append(all, rest...), nil, err
 	}
 	a := &hfmodel.AdapterSpec{
 		Base: x.Recipe.Model.Path, Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save,

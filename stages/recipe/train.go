@@ -125,20 +125,25 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
-		return due && (x.task != nil || x.sts != nil) // which rank 0 alone has
+		return due && (x.task != nil || x.sts != nil)
 	}))
 	in := pipeline.In(s, "result", results)
 	out := pipeline.Out[*Evaluation](s, "evaluation")
-	engine := &embedder.Engine{Model: x.model}
+	engine, together := &embedder.Engine{Model: x.model}, enc.NewTogether()
+	if together != nil {
+		engine.Model, engine.Ranks = together.Model(), together
+	}
 	s.Do(func(t *pipeline.Task) error {
 		engine.Stream = stages.Stream(t)
 		ev, err := x.evaluate(t.Context(), engine)
 		if err != nil {
 			return err
 		}
-		ev.Step = in.Get(t).Step + 1
+		if ev != nil {
+			ev.Step = in.Get(t).Step + 1
+		}
 		if x.last(t.Index.Step) {
-			if err := engine.Close(); err != nil {
+			if err := errors.Join(engine.Close(), together.Close()); err != nil {
 				return err
 			}
 		}
@@ -148,11 +153,12 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 	return out.Port
 }
 
+// evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil.
 func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluation, error) {
 	ev := &Evaluation{Metric: x.Recipe.Eval.Metric}
 	if x.sts != nil {
 		sims, err := x.evalText().Similarity(ctx, engine, x.sts.A, x.sts.B)
-		if err != nil {
+		if err != nil || !x.Main() {
 			return nil, err
 		}
 		res, err := evaluate.EvaluateSTS(sims, x.sts.Scores)
@@ -176,7 +182,7 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 		measures = append(measures, measure)
 	}
 	res, err := x.task.Evaluate(ctx, engine, measures...)
-	if err != nil {
+	if err != nil || !x.Main() {
 		return nil, err
 	}
 	ev.Value, _ = res.Mean(measure)
@@ -188,7 +194,7 @@ func raw(v any) (json.RawMessage, error) { return json.Marshal(v) }
 
 // saveStage writes the model folder after the last step.
 func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[string] {
-	s := g.Stage("save", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool { return x.Main() && x.last(step) }))
+	s := g.Stage("save", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool { return x.last(step) && (x.Main() || x.model.Partial()) }))
 	pipeline.In(s, "result", results)
 	out := pipeline.Out[string](s, "folder")
 	s.Do(func(t *pipeline.Task) error {
@@ -217,7 +223,7 @@ type journal struct {
 
 // span collects what a step's communication is measured by.
 func (j *journal) span(s pipeline.Span) {
-	if s.Lane == pipeline.Compute.String() || s.Lane == pipeline.Comm.String() {
+	if s.Lane == pipeline.Compute.String() || s.Lane == pipeline.Comm.String() || s.Lane == pipeline.Fetch.String() {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		j.spans = append(j.spans, s)
@@ -356,6 +362,9 @@ func (x *Run) begin(dir string) (*os.File, error) {
 func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
 	if x.task == nil {
 		return nil, errors.New("the recipe has no eval.retrieval")
+	}
+	if x.model.Partial() {
+		return nil, errors.New("this rank holds a part of the model: with mesh.parameters: streamed it is evaluated while it is trained")
 	}
 	engine := &embedder.Engine{Model: x.model, Stream: x.stream}
 	res, err := x.task.Evaluate(ctx, engine, evaluate.Standard()...)

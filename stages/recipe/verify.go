@@ -151,6 +151,7 @@ type way struct {
 	dropout float64
 	plant   Fault
 	mesh    collective.Mesh // Size 0 or 1: one process
+	sharding
 }
 
 func (w way) String() string {
@@ -171,6 +172,9 @@ func (w way) String() string {
 	}
 	if w.mesh.Size() > 1 {
 		s = fmt.Sprintf("mesh %d x %d, ", w.mesh.Replicate, w.mesh.Shard) + s
+	}
+	if w.mesh.Shard > 1 {
+		s += ", " + w.sharding.String()
 	}
 	if w.tile[0] > 0 {
 		s += fmt.Sprintf(", tiles %dx%d", w.tile[0], w.tile[1])
@@ -237,8 +241,11 @@ func (v *verifier) ways(dropout float64) []way {
 		for _, replicas := range v.o.Replicas {
 			for _, shards := range v.o.Shards {
 				if mesh := (collective.Mesh{Replicate: replicas, Shard: shards}); mesh.Size() > 1 {
-					for _, w := range []way{kept, some, checkpointed} {
-						w.mesh = mesh
+					m := v.x.Recipe.Mesh
+					m.Shard, m.Parameters, m.Gradients = shards, "auto", "auto"
+					for i, w := range []way{kept, some, checkpointed} {
+						all := m.shardings()
+						w.mesh, w.sharding = mesh, all[i%len(all)]
 						out = append(out, w)
 					}
 				}
@@ -249,13 +256,13 @@ func (v *verifier) ways(dropout float64) []way {
 }
 
 // model loads the recipe's model for one way of computing.
-func (v *verifier) model(w way) (*transformer.Model, error) {
+func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, error) {
 	s, err := v.x.device.OpenStream() // ranks load at the same time
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	m, err := v.x.newModelOn(s, transformer.Options{DType: w.dtype, CheckpointEvery: w.every}, func(c *transformer.Config) {
+	m, err := v.x.newModelOn(s, transformer.Options{DType: w.dtype, CheckpointEvery: w.every, Own: ranks.Own()}, func(c *transformer.Config) {
 		if c.HiddenDropout == 0 && c.AttentionDropout == 0 {
 			c.HiddenDropout, c.AttentionDropout = w.dropout, w.dropout
 		}
@@ -275,7 +282,7 @@ func (v *verifier) model(w way) (*transformer.Model, error) {
 
 // gradient runs one step of the graph and captures its gradient.
 func (v *verifier) gradient(ctx context.Context, w way) (stages.Captured, error) {
-	m, err := v.model(w)
+	m, err := v.model(w, nil)
 	if err != nil {
 		return stages.Captured{}, err
 	}
@@ -290,11 +297,11 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 		if err != nil {
 			return err
 		}
-		ranks, err := stages.Join(ctx, c, stages.Exchanging{BucketBytes: 1 << 12})
+		ranks, err := stages.Join(ctx, c, stages.Exchanging{BucketBytes: 1 << 12, Early: w.early, Streamed: w.streamed})
 		if err != nil {
 			return err
 		}
-		m, err := v.model(w)
+		m, err := v.model(w, ranks)
 		if err != nil {
 			return err
 		}
@@ -384,7 +391,7 @@ func contributions(g *pipeline.Graph, subs pipeline.Port[stages.SubBatch], grads
 
 // derivative compares the gradient's product with a random direction with a central difference of the loss, relatively.
 func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (float64, error) {
-	m, err := v.model(w)
+	m, err := v.model(w, nil)
 	if err != nil {
 		return 0, err
 	}

@@ -61,7 +61,9 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	}
 	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}}
 	if o.Own != nil {
-		return m, m.openPartial(o.Own(m.Layout))
+		err := m.openPartial(o.Own(m.Layout))
+		m.chooseCheckpoints()
+		return m, err
 	}
 	if m.Params, err = gpustage.NewTensor(d, o.DType, 1, m.Layout.Len); err != nil {
 		return nil, fmt.Errorf("a model of %d parameters: %w", m.Layout.Len, err)
@@ -69,10 +71,14 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	m.w = c.weights(m.Layout, m.Params)
 	m.keepForms()
 	m.bottom = m.findBottom()
-	if o.CheckpointEvery == AutoCheckpoint {
-		m.Options.CheckpointEvery = max(1, int(math.Round(math.Sqrt(float64(c.Layers-m.Lowest())))))
-	}
+	m.chooseCheckpoints()
 	return m, nil
+}
+
+func (m *Model) chooseCheckpoints() {
+	if m.Options.CheckpointEvery == AutoCheckpoint {
+		m.Options.CheckpointEvery = max(1, int(math.Round(math.Sqrt(float64(m.Config.Layers-m.Lowest())))))
+	}
 }
 
 // Trained is the part of Params that trains [1, Layout.Trained()]: gradients and moments are like it.

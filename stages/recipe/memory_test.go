@@ -1,0 +1,104 @@
+package recipe_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"contraflow/collective"
+	"contraflow/collective/sim"
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
+	"contraflow/stages/recipe"
+)
+
+// counted is a processor that remembers what it has given out.
+type counted struct {
+	gpustage.Device
+	mu   sync.Mutex
+	held []gpustage.Memory
+	peak int
+}
+
+func (c *counted) Alloc(bytes int) (gpustage.Memory, error) {
+	m, err := c.Device.Alloc(bytes)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, held := 0, c.held[:0]
+	for _, x := range append(c.held, m) {
+		if x.Bytes() > 0 { // what is freed has none
+			held, now = append(held, x), now+x.Bytes()
+		}
+	}
+	c.held, c.peak = held, max(c.peak, now)
+	return m, nil
+}
+
+var countedDevices = map[int]*counted{} // by rank
+
+func init() {
+	var mu sync.Mutex
+	gpustage.Register("counted", 0, func(share gpustage.Share) (gpustage.Device, error) {
+		d, err := cpu.New(cpu.Threads(1))
+		if err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		c := &counted{Device: d}
+		countedDevices[share.Rank] = c
+		return c, nil
+	})
+}
+
+// What the plan says a device will hold is what it holds, within a tenth, whatever ranks hold of the model; and the more of it is
+// cut, the less that is.
+func TestPlannedMemory(t *testing.T) {
+	if raceEnabled {
+		t.Skip("memory is counted while others give theirs back")
+	}
+	dir := t.TempDir()
+	text := overlapRecipe(t, dir)
+	last := int64(1) << 60
+	for _, mode := range [][2]string{{"resident", "late"}, {"resident", "early"}, {"streamed", "early"}} {
+		r, err := recipe.Parse("memory", []byte(text), []string{
+			"mesh.replicate=1", "mesh.shard=2", "mesh.parameters=" + mode[0], "mesh.gradients=" + mode[1], "train.max_steps=2", "train.device=counted",
+			"batch.global_size=8", "batch.sub_batch={rows: 2}", "batch.replay_budget=1MiB", "model.max_length=16", "save.dir=" + filepath.Join(dir, fmt.Sprint(mode)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := context.Background()
+		if err := recipe.OnRanks(ctx, r, recipe.Place{}, recipe.Observer{}, func(x *recipe.Run) error {
+			_, err := x.Train(ctx)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		measured := int64(countedDevices[0].peak)
+		x, err := recipe.Open(ctx, r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := x.Forecast(ctx, collective.Mesh{Replicate: 1, Shard: 2}, sim.Link{}, recipe.Rates{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%v: planned %d, measured %d", mode, f.Memory, measured)
+		if off := f.Memory - measured; off > measured/10 || off < -measured/10 {
+			t.Errorf("%v: planned %d bytes, measured %d", mode, f.Memory, measured)
+		}
+		if measured > last*19/20 {
+			t.Errorf("%v holds %d bytes, less cut %d", mode, measured, last)
+		}
+		last = measured
+	}
+}

@@ -1,0 +1,123 @@
+package recipe
+
+import (
+	"context"
+	"fmt"
+)
+
+// sharding is what ranks of a shard axis hold of a model's state besides the optimizer's.
+type sharding struct{ early, streamed bool }
+
+func (s sharding) String() string {
+	parameters, gradients := "resident", "late"
+	if s.streamed {
+		parameters = "streamed"
+	}
+	if s.early {
+		gradients = "early"
+	}
+	return fmt.Sprintf("parameters %s, gradients %s", parameters, gradients)
+}
+
+// shardings are those that a recipe allows on a mesh, from the one that sends least to the one that holds least. Streamed parameters
+// with late gradients hold as much as resident ones with early gradients and send more: only who asks gets them.
+func (m Mesh) shardings() (out []sharding) {
+	if m.Shard == 1 {
+		return []sharding{{}}
+	}
+	for _, s := range []sharding{{}, {early: true}, {streamed: true}, {true, true}} {
+		if m.Parameters != "auto" && s.streamed != (m.Parameters == "streamed") || m.Gradients != "auto" && s.early != (m.Gradients == "early") {
+			continue
+		}
+		if s.streamed && !s.early && m.Parameters == "auto" {
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// shardings are those that the model allows as well: what is frozen is not cut, and adapters are
+// merged into whole models.
+func (x *Run) shardings() []sharding {
+	all := x.Recipe.Mesh.shardings()
+	if (x.model.Layout.Frozen > 0 || x.folder.Adapter != nil) && all[0] == (sharding{}) {
+		return all[:1]
+	}
+	return all
+}
+
+// chooseSharding takes the first sharding that fits the memory at hand on every rank, or the last one. x.model is a model without
+// memory.
+func (x *Run) chooseSharding(ctx context.Context) error {
+	if x.ranks == nil {
+		return nil
+	}
+	chosen, err := x.ranks.Most(ctx, x.fitting())
+	if err != nil {
+		return err
+	}
+	x.setSharding(x.shardings()[chosen])
+	return nil
+}
+
+// chooseOnPaper chooses for ranks that are not there.
+func (x *Run) chooseOnPaper() { x.setSharding(x.shardings()[x.fitting()]) }
+
+func (x *Run) fitting() (chosen int) {
+	all, free := x.shardings(), x.freeMemory()
+	for chosen < len(all)-1 && free > 0 && x.predict(all[chosen]).minimum() > free {
+		chosen++
+	}
+	return chosen
+}
+
+func (x *Run) setSharding(s sharding) {
+	x.sharding = s
+	if x.ranks != nil {
+		x.ranks.Early, x.ranks.Streamed = s.early, s.streamed
+	}
+}
+
+// traffic is about what a rank sends in a step for parameters and gradients, in bytes.
+func (x *Run) traffic(s sharding) int64 {
+	r, l := x.Recipe, x.model.Layout
+	layers, _ := l.Span(0)
+	table, inLayers, wire := float64(l.Word().Len()), float64(l.Len-layers), float64(x.model.DType.Size())
+	rest := float64(l.Len) - table - inLayers
+	shard := float64(r.Mesh.Shard)
+	replicate := float64(x.ranks.Size()) / shard
+	per := (shard - 1) / shard * wire
+	n := float64(x.predictedSubs()) * float64(r.Batch.Accumulate)
+	rows := min(table, float64(x.subTokens()*x.model.Config.Hidden)*shard)
+	bytes := 2 * (replicate - 1) / replicate * float64(l.Len) / shard * wire
+	if s.early {
+		bytes += n * (inLayers + rest + rows) * per
+	} else {
+		bytes += (float64(l.Len) + rows) * per
+	}
+	if s.streamed {
+		visits := len(x.model.Visits(true, false)) + len(x.model.Visits(true, true)) - 2 // without words
+		bytes += (n*(float64(visits)/float64(x.model.Config.Layers)*inLayers+2*rows) + rest) * per
+	} else {
+		bytes += float64(l.Len) * per
+	}
+	return int64(bytes)
+}
+
+// describeSharding says what ranks hold and send, beside the choice that holds and the one that sends most.
+func (x *Run) describeSharding() string {
+	if x.Recipe.Mesh.Shard == 1 {
+		return ""
+	}
+	text := x.sharding.String()
+	for _, s := range x.shardings() {
+		verb := "would be"
+		if s == x.sharding {
+			verb = "are"
+		}
+		m := x.predict(s)
+		text += fmt.Sprintf("\n        %s: %s %s of model and optimizer on each rank and about %s sent per step", s, verb, Size(m.State()), Size(x.traffic(s)))
+	}
+	return text
+}
