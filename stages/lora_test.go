@@ -1,6 +1,7 @@
 package stages_test
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"strings"
@@ -164,5 +165,60 @@ func TestLoRAMetamorphic(t *testing.T) {
 	c.loraDropout = 0
 	if _, e := gradientError(want.model.Layout, c.run(t).grad, want.grad); e < 0.01 {
 		t.Error("LoRA's dropout changes nothing: this test would not see its masks")
+	}
+}
+
+// Training moves the factors alone, on any mesh alike; those of a group as much faster as its learning rate says.
+func TestLoRATrains(t *testing.T) {
+	base := goldenRun{adapted: "qwen3-qo", negatives: true, loss: loss.InfoNCE{}, globalSize: 8, accumulate: 2, maxSteps: 2, optimizer: optim.SGD{Momentum: 0.9}}
+	frozen := func(r goldenResult) []byte { return r.weights[:8*r.model.Layout.Frozen] }
+	start := base
+	start.maxSteps = 1 // the first step's learning rate is 0
+	before, one := start.run(t), base.run(t)
+	moves := func(r goldenResult, p transformer.Param) (move float64) {
+		was, is := float64s(before.weights), float64s(r.weights)
+		for i := p.Off; i < p.Off+p.Len(); i++ {
+			if d := is[i] - was[i]; math.Abs(d) > math.Abs(move) {
+				move = d
+			}
+		}
+		return move
+	}
+	for _, p := range one.model.Layout.Training() {
+		if moves(one, p) == 0 {
+			t.Errorf("%s does not move", p.Name)
+		}
+	}
+	if !bytes.Equal(frozen(one), frozen(before)) {
+		t.Error("frozen parameters have moved")
+	}
+	for _, mesh := range [][2]int{{2, 1}, {2, 2}, {4, 2}} {
+		c := base
+		c.ranks, c.shards, c.every, c.size = mesh[0], mesh[1], 1, stages.Size{Rows: 5}
+		many := c.run(t)
+		if !bytes.Equal(frozen(many), frozen(before)) {
+			t.Errorf("%v: frozen parameters have moved", mesh)
+		}
+		for _, p := range one.model.Layout.Training() {
+			if a, b := moves(one, p), moves(many, p); !(math.Abs(a-b) <= 1e-3*math.Abs(a)) {
+				t.Errorf("mesh %v: %s moves by %v, alone by %v", mesh, p.Name, b, a)
+			}
+		}
+	}
+	c := base
+	c.groups = []stages.Group{{Params: []string{"lora_B"}, LR: 3e-3}, {Params: []string{"layers.0.", "lora_B"}, LR: 5e-4}}
+	grouped := c.run(t)
+	for _, p := range one.model.Layout.Training() {
+		want := 1.0
+		switch {
+		case strings.Contains(p.Name, "lora_B"):
+			want = 3
+		case strings.Contains(p.Name, "layers.0."):
+			want = 0.5
+		}
+		// Weights are of size 0.5 in float32, moves of 1e-4: their ratio has an error of 1e-3.
+		if got := moves(grouped, p) / moves(one, p); math.Abs(got-want) > 1e-2*want {
+			t.Errorf("%s moves %v times as far, want %v", p.Name, got, want)
+		}
 	}
 }

@@ -51,6 +51,7 @@ type goldenRun struct {
 	adapted    string // one of testdata/golden/lora/steps, in minilm-tiny's place
 
 	loraDropout float64
+	groups      []stages.Group
 }
 
 // processor is a CPU device, shared by the package's tests.
@@ -260,7 +261,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		return nil
 	})
 	results, err := stages.Apply(g, contributions, grads, enc, stages.Update{
-		Optimizer: r.optimizer, LR: 1e-3, Schedule: optim.Linear, WarmupSteps: 2, TotalSteps: plan.Steps(), MaxGradNorm: 1,
+		Optimizer: r.optimizer, LR: 1e-3, Schedule: optim.Linear, WarmupSteps: 2, TotalSteps: plan.Steps(), MaxGradNorm: 1, Groups: r.groups,
 	})
 	if err != nil {
 		t.Fatal(err)
