@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -25,9 +26,14 @@ func main() { os.Exit(run(os.Args[1:])) }
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // the first signal asks the command to end, a second one ends it
 	root := newRoot()
 	root.SetArgs(args)
-	cmd, err := root.ExecuteContextC(ctx)
+	cmd := root
+	err := protect(func() (err error) {
+		cmd, err = root.ExecuteContextC(ctx)
+		return err
+	})
 	if err == nil {
 		return 0
 	}
@@ -45,6 +51,16 @@ func run(args []string) int {
 		return 2
 	}
 	return 1
+}
+
+// protect makes an error of a panic on this goroutine, as the pipeline does on its own.
+func protect(f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &pipeline.PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return f()
 }
 
 func newRoot() *cobra.Command {

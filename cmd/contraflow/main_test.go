@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"contraflow/io/dataset"
+	"contraflow/pipeline"
 	"contraflow/testdata/goldens"
 )
 
@@ -278,8 +279,18 @@ func TestVerifyGrads(t *testing.T) {
 			t.Errorf("--plant %s: exit code %d\n%s%s", fault, r.code, r.stdout, r.stderr)
 		}
 	}
-	if r := contraflow(t, "", "verify-grads", "-c", recipe, "--plant", "gremlin"); r.code != 1 || !strings.Contains(r.stderr, `no fault "gremlin"`) {
-		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	for option, want := range map[string]string{"plant=gremlin": `no fault "gremlin"`, "accumulate=0": "accumulate is 0", "sub-batch=5,0": "sub-batch is 0", "rows=-3": "rows is -3", "shards=-1": "shards is -1"} {
+		if r := contraflow(t, "", "verify-grads", "-c", recipe, "--"+option); r.code != 2 || !strings.Contains(r.stderr, want) || r.stdout != "" {
+			t.Errorf("--%s: exit code %d: %s%s", option, r.code, r.stdout, r.stderr)
+		}
+	}
+}
+
+// A panic is an error that says whose mistake it is.
+func TestProtect(t *testing.T) {
+	var bug *pipeline.PanicError
+	if err := protect(func() error { panic("no") }); !errors.As(err, &bug) || !strings.Contains(string(bug.Stack), "TestProtect") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 
 func newVerify() *cobra.Command {
 	var f recipeFlags
-	var o recipe.VerifyOptions
+	o := recipe.DefaultVerify()
 	var plant string
 	cmd := &cobra.Command{
 		Use:   "verify-grads -c RECIPE",
@@ -26,6 +26,10 @@ any error is more than rounding.`,
 			if f.out == "" {
 				f.out = "unused" // nothing is written
 			}
+			o.Plant = recipe.Fault(plant)
+			if err := o.Check(); err != nil {
+				return usageError{err}
+			}
 			r, err := f.load()
 			if err != nil {
 				return err
@@ -36,7 +40,6 @@ any error is more than rounding.`,
 			}
 			defer x.Close()
 			w := cmd.OutOrStdout()
-			o.Plant = recipe.Fault(plant)
 			if plant != "" {
 				fmt.Fprintf(w, "with a fault planted: %s\n", plant)
 			}
@@ -58,11 +61,11 @@ any error is more than rounding.`,
 			return nil
 		},
 	}
-	cmd.Flags().IntVar(&o.Rows, "rows", 0, "rows of a contrastive batch (default 12)")
-	cmd.Flags().IntSliceVar(&o.SubBatches, "sub-batch", nil, "sub-batch sizes in sequences (default 5,16)")
-	cmd.Flags().IntSliceVar(&o.Accumulate, "accumulate", nil, "contrastive batches per step (default 1,3)")
-	cmd.Flags().IntSliceVar(&o.Replicas, "replicas", nil, "ranks along the mesh's replicate axis (default 1)")
-	cmd.Flags().IntSliceVar(&o.Shards, "shards", nil, "ranks along the mesh's shard axis (default 1)")
+	cmd.Flags().IntVar(&o.Rows, "rows", o.Rows, "rows of a contrastive batch")
+	cmd.Flags().IntSliceVar(&o.SubBatches, "sub-batch", o.SubBatches, "sub-batch sizes in sequences")
+	cmd.Flags().IntSliceVar(&o.Accumulate, "accumulate", o.Accumulate, "contrastive batches per step")
+	cmd.Flags().IntSliceVar(&o.Replicas, "replicas", o.Replicas, "ranks along the mesh's replicate axis")
+	cmd.Flags().IntSliceVar(&o.Shards, "shards", o.Shards, "ranks along the mesh's shard axis")
 	cmd.Flags().StringVar(&plant, "plant", "", "plant a fault that must be found: factor, mask, remote or dropout")
 	f.add(cmd)
 	return cmd

@@ -192,7 +192,7 @@ func (x *Run) newModelOn(s gpustage.Stream, o transformer.Options, change func(*
 		return nil, err
 	}
 	o.Tuning = x.Recipe.tuning()
-	return embedder.LoadModel(x.folder, x.device, s, head, o, x.configure(change))
+	return embedder.LoadModel(x.folder, s.Device(), s, head, o, x.configure(change))
 }
 
 func (x *Run) openData(ctx context.Context) error {
