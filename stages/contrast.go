@@ -40,7 +40,7 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		stream.Fill(lb.Gradient, 0)
 		r, err := l.Compute(stream, e.arena, lb)
 		if errors.Is(err, loss.ErrNotFinite) {
-			return errors.Join(err, e.notFinite(stream, b))
+			return fmt.Errorf("step %d: %w", t.Index.Step+1, e.notFinite(stream, b, err))
 		}
 		if err != nil {
 			return err
@@ -74,9 +74,9 @@ func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 	return lb, whole
 }
 
-// notFinite names the sub-batch and the rows whose embeddings are NaN or infinite. It is called when the loss was, so its cost
-// does not matter.
-func (e *Encoder) notFinite(s gpustage.Stream, b *Batch) error {
+// notFinite adds to a loss's error the sub-batch and the rows whose embeddings are NaN or infinite, or else the row whose loss is. Its
+// cost does not matter.
+func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
 	emb := e.emb.Span(0, b.N())
 	wide, err := gpustage.NewTensor(s.Device(), gpustage.F64, emb.Rows, emb.Cols)
 	if err != nil {
@@ -105,13 +105,22 @@ func (e *Encoder) notFinite(s gpustage.Stream, b *Batch) error {
 			if n := len(rows); n > 5 {
 				rows, more = rows[:5], fmt.Sprintf(" and %d more", n-5)
 			}
-			return &NotFiniteError{Sub: u, Rows: strings.Join(rows, ", ") + more}
+			return fmt.Errorf("%w; %w", loss.ErrNotFinite, &NotFiniteError{Sub: u, Rows: strings.Join(rows, ", ") + more})
 		}
 	}
-	if b.Global != nil {
-		return fmt.Errorf("all embeddings of rank %d are finite: another rank's are not, or the scale or the rows' weights are too large", e.ranks.Rank())
+	where := ""
+	var bad *loss.RowError
+	first := b.First // of this rank's rows in the batch that the loss was given
+	if !e.gathers() {
+		first = 0
 	}
-	return errors.New("all embeddings are finite: the scale or the rows' weights are too large")
+	if errors.As(cause, &bad) && bad.Row >= first && bad.Row < first+len(b.Rows) {
+		where = fmt.Sprintf(", first of %v", b.Data.Locate(b.Rows[bad.Row-first]))
+	}
+	if b.Global != nil {
+		return fmt.Errorf("%w%s; all embeddings of rank %d are finite: another rank's are not, or loss.scale or the rows' weights are too large", loss.ErrNotFinite, where, e.ranks.Rank())
+	}
+	return fmt.Errorf("%w%s; all embeddings are finite: loss.scale or the rows' weights are too large", loss.ErrNotFinite, where)
 }
 
 // NotFiniteError names the first sub-batch with embeddings that are NaN or infinite.

@@ -628,7 +628,7 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 			}
 		}
 		if sum.Weight == 0 {
-			return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step)
+			return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step+1)
 		}
 		out.Put(t, sum)
 		return nil

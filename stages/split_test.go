@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
 	"contraflow/stages/transformer"
 )
 
@@ -62,6 +64,67 @@ func TestCutCovers(t *testing.T) {
 		}
 		if next != len(lengths) {
 			t.Errorf("%+v of %v: %d sequences covered", z, lengths, next)
+		}
+	}
+}
+
+// A sequence's dropout key tells seed, step, row and column, and not the sub-batch that it is in.
+func TestDropoutKeys(t *testing.T) {
+	keys := func(seed uint64, step int, z Size) (out []uint64) {
+		b := batchOf(1, 1, 1, 1, 1, 1)
+		b.Rows = []int64{7, 8} // three columns
+		for _, s := range z.Cut(b) {
+			out = append(out, s.rows(seed, step).Keys...)
+		}
+		return out
+	}
+	seen := map[uint64]string{}
+	for seed := range uint64(2) {
+		for step := range 2 {
+			all := keys(seed, step, Size{})
+			for n, k := range all {
+				at := fmt.Sprintf("seed %d, step %d, sequence %d", seed, step, n)
+				if other, ok := seen[k]; ok {
+					t.Errorf("%s has the key of %s", at, other)
+				}
+				seen[k] = at
+			}
+			if cut := keys(seed, step, Size{Rows: 4}); fmt.Sprint(cut) != fmt.Sprint(all) {
+				t.Errorf("in sub-batches of 4 keys are %v, in one %v", cut, all)
+			}
+		}
+	}
+}
+
+// A text that is its own positive gets two embeddings under dropout, as SimCSE needs, and one without.
+func TestSameTextTwice(t *testing.T) {
+	for _, dropout := range []float64{0, 0.1} {
+		c := transformer.Config{
+			Family: "bert", Vocab: 10, Hidden: 8, Layers: 1, Heads: 2, FeedForward: 16, MaxPositions: 8, TypeVocab: 2, NormEps: 1e-12,
+			HiddenDropout: dropout, AttentionDropout: dropout, InitRange: 0.1,
+		}
+		d := ref.New()
+		m, err := transformer.New(d, c, transformer.Head{Normalize: true}, transformer.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := d.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Init(s, 1); err != nil {
+			t.Fatal(err)
+		}
+		b := batchOf(3, 3)
+		b.Rows, b.IDs = []int64{4}, []int32{2, 5, 3, 2, 5, 3}
+		arena, err := gpustage.NewArena(d, m.Memory([]int{3, 3}).Forward)
+		if err != nil {
+			t.Fatal(err)
+		}
+		emb := m.Forward(s, arena, SubBatch{b, 0, 2}.rows(1, 0), true, false).Embeddings()
+		x, y := fmt.Sprint(gpustage.Slice[float32](emb.Span(0, 1))), fmt.Sprint(gpustage.Slice[float32](emb.Span(1, 2)))
+		if (x == y) != (dropout == 0) {
+			t.Errorf("dropout %v: %s and %s", dropout, x, y)
 		}
 	}
 }

@@ -123,7 +123,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			return err
 		}
 		if math.IsNaN(r.GradNorm) || math.IsInf(r.GradNorm, 0) {
-			return e.gradientNotFinite(stream, r.Step)
+			return e.gradientNotFinite(stream, r.Step+1)
 		}
 		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
 		scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
@@ -139,7 +139,8 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	return results, nil
 }
 
-// gradientNotFinite names the first parameter whose gradient is NaN or infinite, as far as this rank holds its sum.
+// gradientNotFinite names the first parameter whose gradient is NaN or infinite, as far as this rank holds its sum, in a step counted
+// from 1.
 func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
 	ranges, parts := [][2]int{{0, e.Model.Layout.Trained()}}, []gpustage.Tensor{e.grads}
 	if e.ranks.sharded() {

@@ -147,7 +147,7 @@ func BenchmarkTrain(b *testing.B) {
 	texts, size := sources(b)
 	b.SetBytes(size)
 	for b.Loop() {
-		if _, err := TrainWordPiece(slices.Values(texts), TrainOptions{VocabSize: 2000, Lowercase: true}); err != nil {
+		if _, err := TrainWordPiece(b.Context(), slices.Values(texts), TrainOptions{VocabSize: 2000, Lowercase: true}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package tokenize_test
 
 import (
+	"context"
 	"fmt"
 	"log"
 	"os"
@@ -47,7 +48,7 @@ func ExampleLoadFile() {
 
 func ExampleTrainWordPiece() {
 	texts := []string{"a train trains", "training trains a trainer"}
-	tok, err := tokenize.TrainWordPiece(slices.Values(texts), tokenize.TrainOptions{VocabSize: 24, Lowercase: true})
+	tok, err := tokenize.TrainWordPiece(context.Background(), slices.Values(texts), tokenize.TrainOptions{VocabSize: 24, Lowercase: true})
 	if err != nil {
 		log.Fatal(err)
 	}

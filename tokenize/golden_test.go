@@ -239,7 +239,7 @@ func TestTrain(t *testing.T) {
 			}
 		}
 		for _, want := range row.Vocabularies {
-			tok, err := TrainWordPiece(texts, TrainOptions{VocabSize: want.VocabSize, MinFrequency: row.MinFrequency, AlphabetLimit: row.AlphabetLimit})
+			tok, err := TrainWordPiece(t.Context(), texts, TrainOptions{VocabSize: want.VocabSize, MinFrequency: row.MinFrequency, AlphabetLimit: row.AlphabetLimit})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -236,7 +236,7 @@ func TestSaveFails(t *testing.T) {
 func TestTrainedTokenizer(t *testing.T) {
 	texts := goldenTexts(t)
 	for _, opts := range []TrainOptions{{VocabSize: 3000, Lowercase: true, MaxLength: 77}, {VocabSize: 3000, MinFrequency: 1}} {
-		tok, err := TrainWordPiece(slices.Values(texts), opts)
+		tok, err := TrainWordPiece(t.Context(), slices.Values(texts), opts)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +269,7 @@ func TestTrainedTokenizer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		same, err := TrainWordPiece(slices.Values(texts), opts)
+		same, err := TrainWordPiece(t.Context(), slices.Values(texts), opts)
 		if err != nil || same.Hash() != tok.Hash() || again.Hash() != tok.Hash() {
 			t.Errorf("hashes: %s, trained again %s, loaded %s (%v)", tok.Hash(), same.Hash(), again.Hash(), err)
 		}
@@ -293,9 +293,18 @@ func TestTrainErrors(t *testing.T) {
 		{some, TrainOptions{VocabSize: 10}, "10 tokens are too few"},
 		{some, TrainOptions{VocabSize: -1}, "negative"},
 	} {
-		if _, err := TrainWordPiece(c.texts, c.opts); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := TrainWordPiece(t.Context(), c.texts, c.opts); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %q", c.opts, err, c.want)
 		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reason := errors.New("the texts ended early")
+	_, err := TrainWordPiece(ctx, func(yield func(string) bool) {
+		yield("some text")
+		cancel(reason)
+	}, TrainOptions{})
+	if !errors.Is(err, reason) {
+		t.Errorf("cancelled: %v", err)
 	}
 	specials := []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
 	for want, tokens := range map[string][]string{

@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -33,24 +34,28 @@ const (
 // The result depends on the texts and options only; Hugging Face's also depends on chance, where two pairs are equally
 // frequent. Ties go to the pair of lower ids, and the alphabet is in the order of code points.
 //
-// 10 MB of Go source give 8,000 tokens in about half a second on one core.
-func TrainWordPiece(texts iter.Seq[string], opts TrainOptions) (*Tokenizer, error) {
+// 10 MB of Go source give 8,000 tokens in about half a second on one core. When ctx ends, so does the training, with its cause.
+func TrainWordPiece(ctx context.Context, texts iter.Seq[string], opts TrainOptions) (*Tokenizer, error) {
 	opts.VocabSize = cmp.Or(opts.VocabSize, defaultVocabSize)
 	opts.MinFrequency = cmp.Or(opts.MinFrequency, defaultMinFrequency)
 	opts.AlphabetLimit = cmp.Or(opts.AlphabetLimit, defaultAlphabetLimit)
 	if opts.VocabSize < 0 || opts.MinFrequency < 0 || opts.AlphabetLimit < 0 || opts.MaxLength < 0 {
 		return nil, fmt.Errorf("training a vocabulary: negative option in %+v", opts)
 	}
-	words := countWords(texts, opts.Lowercase)
+	words := countWords(ctx, texts, opts.Lowercase)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	if len(words) == 0 {
 		return nil, errors.New("training a vocabulary: the texts have no words")
 	}
 	t := newTrainer(words, opts.AlphabetLimit)
 	if len(t.tokens) > opts.VocabSize {
-		return nil, fmt.Errorf("training a vocabulary: %d tokens are too few: special tokens and the texts' characters are %d; raise the size or lower the alphabet limit (%d)",
-			opts.VocabSize, len(t.tokens), opts.AlphabetLimit)
+		return nil, fmt.Errorf("training a vocabulary: %d tokens are too few: special tokens and the texts' characters alone are %d", opts.VocabSize, len(t.tokens))
 	}
-	t.join(opts.VocabSize, int64(opts.MinFrequency))
+	if t.join(ctx, opts.VocabSize, int64(opts.MinFrequency)); ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	return FromVocab(t.tokens, VocabOptions{Lowercase: opts.Lowercase, MaxLength: opts.MaxLength})
 }
 
@@ -61,7 +66,7 @@ type wordCount struct {
 }
 
 // countWords cuts the texts as the finished tokenizer will, and returns their words in the order of first occurrence.
-func countWords(texts iter.Seq[string], lower bool) []wordCount {
+func countWords(ctx context.Context, texts iter.Seq[string], lower bool) []wordCount {
 	u := ucd()
 	normalizer := newBertNormalizer(u, true, true, lower, lower)
 	splitter := newRunSplitter(u, bertKind)
@@ -69,6 +74,9 @@ func countWords(texts iter.Seq[string], lower bool) []wordCount {
 	index := map[string]int{}
 	var s scratch
 	for text := range texts {
+		if ctx.Err() != nil {
+			return nil
+		}
 		if !utf8.ValidString(text) {
 			text = string([]rune(text))
 		}
@@ -196,8 +204,8 @@ func (t *trainer) token(text string) int32 {
 	return id
 }
 
-// join joins pairs until there are size tokens, or no pair occurs often enough.
-func (t *trainer) join(size int, minFrequency int64) {
+// join joins pairs until there are size tokens, or no pair occurs often enough, or ctx ends.
+func (t *trainer) join(ctx context.Context, size int, minFrequency int64) {
 	where := map[pair][]int32{}
 	note := func(p pair, word int32) { // words come in order: the last one tells whether this one is there
 		if w := where[p]; len(w) == 0 || w[len(w)-1] != word {
@@ -222,7 +230,7 @@ func (t *trainer) join(size int, minFrequency int64) {
 		}
 	}
 	push()
-	for len(t.tokens) < size && len(t.queue) > 0 {
+	for len(t.tokens) < size && len(t.queue) > 0 && ctx.Err() == nil {
 		best := t.pop()
 		if count := t.pairs[best.pair]; count != best.count {
 			best.count = count

@@ -35,7 +35,7 @@ func newDoctor() *cobra.Command {
 					}
 					continue
 				}
-				fmt.Fprintf(w, "%-9s %s: %s\n", kind, d.Name(), d.Info().Description)
+				fmt.Fprintf(w, "%-9s %s\n", kind, d.Info().Description)
 				d.Close()
 			}
 			fmt.Fprintf(w, "hub cache %s\n", hubCache())
@@ -94,8 +94,8 @@ func selfTest(cmd *cobra.Command) error {
 		return err
 	}
 	if want := float32(k) / 4; got[0] != want {
-		return fmt.Errorf("self-test: %s multiplies wrongly: %v, want %v; CONTRAFLOW_CPU=portable avoids its kernels", d.Name(), got[0], want)
+		return fmt.Errorf("self-test: %s multiplies wrongly: %v, want %v; CONTRAFLOW_CPU=portable avoids its kernels", d.Info().Kind, got[0], want)
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "self-test %s multiplies matrices at %.0f GFLOP/s in f32\n", d.Name(), 2*m*n*k/best.Seconds()/1e9)
+	fmt.Fprintf(cmd.OutOrStdout(), "self-test %s multiplies matrices at %.0f GFLOP/s in f32\n", d.Info().Kind, 2*m*n*k/best.Seconds()/1e9)
 	return nil
 }

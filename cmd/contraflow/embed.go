@@ -27,6 +27,9 @@ func (f *modelFlags) add(cmd *cobra.Command) {
 }
 
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
+	if err := atLeastOne(cmd, "max-length"); err != nil {
+		return nil, err
+	}
 	opts := []embedder.Option{embedder.MaxLength(f.maxLength)}
 	switch f.precision {
 	case "f32":
@@ -45,7 +48,7 @@ func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
 func newEmbed() *cobra.Command {
 	var f modelFlags
 	var input []string
-	var output, column string
+	var output, column, outputColumn string
 	var texts []string
 	cmd := &cobra.Command{
 		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
@@ -58,22 +61,29 @@ func newEmbed() *cobra.Command {
 			if len(texts) == 0 && (len(input) == 0 || output == "") {
 				return usageError{errors.New("give --input, --column and --output, or --text")}
 			}
+			if len(texts) > 0 && len(input)+len(output) > 0 {
+				return usageError{errors.New("--text prints embeddings, --input and --output write them: give one or the other")}
+			}
 			e, err := f.load(cmd)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
+			if !cmd.Flags().Changed("prompt") {
+				f.prompt = e.DefaultPrompt()
+			}
 			if len(texts) > 0 {
 				return printEmbeddings(cmd, e, f.prompt, texts)
 			}
-			return embedTable(cmd, e, f.prompt, input, column, output)
+			return embedTable(cmd, e, f.prompt, input, column, output, outputColumn)
 		},
 	}
 	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet or JSON lines, files or globs (may be repeated)")
 	cmd.Flags().StringVar(&column, "column", "text", "the column with the texts")
 	cmd.Flags().StringVar(&output, "output", "", "the parquet file to write")
+	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")
 	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
-	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text")
+	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt)")
 	f.add(cmd)
 	return cmd
 }
@@ -94,14 +104,14 @@ func printEmbeddings(cmd *cobra.Command, e *embedder.Embedder, prompt string, te
 // embedRows is how many rows are embedded at a time: sorted by length, they fill passes well.
 const embedRows = 8192
 
-func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string) error {
+func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output, outputColumn string) error {
 	ctx := cmd.Context()
 	t, err := dataset.OpenTable(ctx, input)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	w, err := t.NewWriter(output, dataset.OutColumn{Name: "embedding", Type: dataset.VectorOut})
+	w, err := t.NewWriter(output, dataset.OutColumn{Name: outputColumn, Type: dataset.VectorOut})
 	if err != nil {
 		return err
 	}

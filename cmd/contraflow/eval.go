@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -27,6 +28,9 @@ query_id, doc_id and relevance. A folder in BEIR's layout may be given as --quer
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
+			if info, err := os.Stat(queries); (corpus == "" || qrels == "") && (err != nil || !info.IsDir()) {
+				return usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", queries)}
+			}
 			r, err := dataset.LoadRetrieval(ctx, queries, corpus, qrels)
 			if err != nil {
 				return err
@@ -61,6 +65,9 @@ query_id, doc_id and relevance. A folder in BEIR's layout may be given as --quer
 				}
 				rows = append(rows, evaluate.Row{Name: "BM25", Result: b})
 			}
+			if asJSON && bm25 {
+				return printJSON(cmd, map[string]*evaluate.Result{"model": res, "bm25": rows[1].Result})
+			}
 			if asJSON {
 				return printJSON(cmd, res)
 			}
@@ -73,7 +80,7 @@ query_id, doc_id and relevance. A folder in BEIR's layout may be given as --quer
 	cmd.Flags().StringVar(&qrels, "qrels", "", "judgements")
 	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", "text before each query (default: the model's query prompt)")
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", "text before each document (default: the model's document prompt)")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
 	f.add(cmd)
 	require(cmd, "queries")

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"iter"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -11,42 +14,36 @@ import (
 )
 
 func newInit() *cobra.Command {
-	var out, pooling string
+	var out, pooling, config string
 	var input, columns []string
+	var force bool
 	spec := newmodel.Spec{Lowercase: true, Seed: 42}
 	cmd := &cobra.Command{
 		Use:   "init --out DIR --input FILES --column NAME",
 		Short: "Make a new model: random weights, and a vocabulary of your texts",
 		Example: `  contraflow init --out start --input 'data/*.parquet' --column query --column positive
-  contraflow init --out start --input texts.jsonl --column text --hidden 768 --layers 12 --vocab 50000`,
+  contraflow init --out start --input texts.jsonl --column text --hidden 768 --layers 12 --vocab 50000
+  contraflow init --out start --input texts.jsonl --column text --config modernbert/config.json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := atLeastOne(cmd, "hidden", "layers", "heads", "vocab", "max-length"); err != nil {
+				return err
+			}
+			if config != "" {
+				if err := withConfig(cmd, config, &spec); err != nil {
+					return err
+				}
+			}
+			if hfmodel.IsModel(out) && !force {
+				return fmt.Errorf("%s holds a model already: --force replaces it", out)
+			}
 			t, err := dataset.OpenTable(cmd.Context(), input)
 			if err != nil {
 				return err
 			}
 			defer t.Close()
 			spec.Pooling = hfmodel.PoolingMode(pooling)
-			var readErr error
-			err = newmodel.Create(out, spec, func(yield func(string) bool) {
-				for _, col := range columns {
-					for c, err := range t.Chunks(cmd.Context(), col, 8192) {
-						if err != nil {
-							readErr = err
-							return
-						}
-						for _, text := range c.Texts {
-							if !yield(text) {
-								return
-							}
-						}
-					}
-				}
-			})
-			if readErr != nil {
-				return readErr
-			}
-			if err != nil {
+			if err := newmodel.Create(cmd.Context(), out, spec, textsOf(cmd.Context(), t, columns)); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "a new model is in %s; train it with model.path: %s\n", out, out)
@@ -54,17 +51,52 @@ func newInit() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "folder for the model")
+	cmd.Flags().BoolVar(&force, "force", false, "replace a model that is there")
 	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet or JSON lines with texts (may be repeated)")
 	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, "a column with texts (may be repeated)")
+	cmd.Flags().StringVar(&config, "config", "", "a config.json of Hugging Face's, of any family, for the model's shape")
 	cmd.Flags().IntVar(&spec.Hidden, "hidden", 384, "hidden size")
 	cmd.Flags().IntVar(&spec.Layers, "layers", 6, "layers")
 	cmd.Flags().IntVar(&spec.Heads, "heads", 0, "attention heads (default: hidden/32)")
 	cmd.Flags().IntVar(&spec.Vocab, "vocab", 30000, "tokens of the vocabulary")
-	cmd.Flags().IntVar(&spec.MaxLength, "max-length", 512, "longest text in tokens")
+	cmd.Flags().IntVar(&spec.MaxLength, "max-length", 0, "longest text in tokens (default 512, or what --config says)")
 	cmd.Flags().Float64Var(&spec.Dropout, "dropout", 0.1, "dropout while training")
 	cmd.Flags().BoolVar(&spec.Lowercase, "lowercase", true, "lower-case texts")
 	cmd.Flags().StringVar(&pooling, "pooling", "mean", "mean, cls or last")
 	cmd.Flags().Uint64Var(&spec.Seed, "seed", 42, "of the weights")
 	require(cmd, "out", "input")
 	return cmd
+}
+
+// withConfig takes the model's shape from a file.
+func withConfig(cmd *cobra.Command, path string, spec *newmodel.Spec) error {
+	for _, f := range []string{"hidden", "layers", "heads", "dropout"} {
+		if cmd.Flags().Changed(f) {
+			return usageError{fmt.Errorf("--%s and --config: %s says it", f, path)}
+		}
+	}
+	var err error
+	if spec.Config, err = os.ReadFile(path); err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	return nil
+}
+
+// textsOf are the texts of a table's columns.
+func textsOf(ctx context.Context, t *dataset.Table, columns []string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for _, col := range columns {
+			for c, err := range t.Chunks(ctx, col, 8192) {
+				if err != nil {
+					yield("", err)
+					return
+				}
+				for _, text := range c.Texts {
+					if !yield(text, nil) {
+						return
+					}
+				}
+			}
+		}
+	}
 }

@@ -37,6 +37,9 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted")
+	}
 	fmt.Fprintf(os.Stderr, "contraflow: %v\n", err)
 	var bug *pipeline.PanicError
 	if errors.As(err, &bug) {
@@ -98,6 +101,16 @@ func suggestions(cmd *cobra.Command, arg string) string {
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+// atLeastOne refuses numbers below 1 that were given: 0 stands for a default that was not.
+func atLeastOne(cmd *cobra.Command, flags ...string) error {
+	for _, f := range flags {
+		if n, err := cmd.Flags().GetInt(f); err == nil && n < 1 && cmd.Flags().Changed(f) {
+			return usageError{fmt.Errorf("--%s is %d, want at least 1", f, n)}
+		}
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -9,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -129,6 +132,57 @@ func write(t *testing.T, path string, names []string, columns ...[]string) {
 	}
 }
 
+// embed puts the model's default prompt before texts, as sentence-transformers does, unless told otherwise.
+func TestDefaultPrompt(t *testing.T) {
+	model := copyModel(t, filepath.Join(t.TempDir(), "model"))
+	path := filepath.Join(model, "config_sentence_transformers.json")
+	if err := os.WriteFile(path, []byte(`{"prompts": {"q": "the river ", "empty": ""}, "default_prompt_name": "q"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	embed := func(args ...string) string {
+		return succeed(t, append([]string{"embed", "--model", model}, args...)...).stdout
+	}
+	want := embed("--text", "the river stone", "--prompt", "")
+	if embed("--text", "stone") != want || embed("--text", "stone", "--prompt", "q") != want {
+		t.Error("the default prompt is not put before texts")
+	}
+	if embed("--text", "stone", "--prompt", "empty") == want || embed("--text", "stone", "--prompt", "empty") != embed("--text", "stone", "--prompt", "") {
+		t.Error("--prompt does not override it")
+	}
+}
+
+// A signal ends tokenize though standard input is open.
+func TestInterrupt(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows can't send an interrupt to a process")
+	}
+	cmd := exec.Command(binary, "tokenize", "--model", goldens.Path(t, "bert/minilm-tiny"))
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	dead := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	defer dead.Stop()
+	fmt.Fprintln(in, "the river")
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasPrefix(line, "[") {
+		t.Errorf("no answer to a line while the input is open: %q %v", line, err)
+	}
+	cmd.Process.Signal(os.Interrupt)
+	if cmd.Wait(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(errs.String(), "interrupted") {
+		t.Errorf("%v: %s", cmd.ProcessState, errs.String())
+	}
+}
+
 // From parquet to a model folder, and what can be done with it.
 func TestTrainEmbedEval(t *testing.T) {
 	dir := workspace(t)
@@ -167,6 +221,11 @@ func TestTrainEmbedEval(t *testing.T) {
 	if got := fmt.Sprint(tab.Columns()); tab.Rows() != 160 || got != "[query positive negative embedding]" {
 		t.Errorf("%d rows with columns %s", tab.Rows(), got)
 	}
+	r = contraflow(t, "", "embed", "--model", model, "--input", at("emb.parquet"), "--column", "query", "--output", at("emb2.parquet"))
+	if r.code != 1 || !strings.Contains(r.stderr, `already has a column "embedding"`) {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	}
+	succeed(t, "embed", "--model", model, "--input", at("emb.parquet"), "--column", "query", "--output", at("emb.parquet"), "--output-column", "again")
 	r = succeed(t, "embed", "--model", model, "--text", "the river", "--text", "a stone")
 	var vec []float64
 	if err := json.NewDecoder(strings.NewReader(r.stdout)).Decode(&vec); err != nil || len(vec) != 32 {
@@ -185,6 +244,10 @@ func TestTrainEmbedEval(t *testing.T) {
 	}
 	if out := succeed(t, append(args, "--bm25")...).stdout; !strings.Contains(out, "BM25") {
 		t.Errorf("no BM25 in\n%s", out)
+	}
+	var both map[string]map[string]float64
+	if err := json.Unmarshal([]byte(succeed(t, append(args, "--bm25", "--json")...).stdout), &both); err != nil || both["model"]["map"] != scores["map"] || both["bm25"]["map"] <= 0 {
+		t.Errorf("%v: %v", err, both)
 	}
 
 	r = contraflow(t, "the river\n\nstone stone stone\r\n", "tokenize", "--model", model, "--max-length", "4")
@@ -301,6 +364,49 @@ func TestInit(t *testing.T) {
 	succeed(t, "init", "--out", start, "--input", filepath.Join(dir, "train.parquet"), "--column", "query", "--column", "positive",
 		"--hidden", "32", "--layers", "1", "--vocab", "300", "--max-length", "24")
 	succeed(t, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "train.max_steps=2", "--quiet")
+
+	// What can't be made leaves what is there, and nothing new.
+	weights := filepath.Join(start, "model.safetensors")
+	before, err := os.ReadFile(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := filepath.Join(dir, "bad.jsonl")
+	if err := os.WriteFile(bad, []byte(`{"text": "a text"}`+"\n"+`{"text": null}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "config.json")
+	if err := os.WriteFile(config, []byte(`{"model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 40, "sep_token_id": 102}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := filepath.Join(dir, "queries.parquet")
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--out", start, "--input", good}, 1, "holds a model already: --force replaces it"},
+		{[]string{"--out", start, "--input", bad, "--force"}, 1, "bad.jsonl:2"},
+		{[]string{"--out", start, "--input", good, "--force", "--vocab", "3"}, 1, "training a vocabulary: 3 tokens are too few: special tokens"},
+		{[]string{"--out", start, "--input", good, "--force", "--max-length", "2"}, 1, "no room for text"},
+		{[]string{"--out", start, "--input", good, "--force", "--config", config, "--max-length", "50"}, 1, "beyond config.json's 40 positions"},
+		{[]string{"--out", filepath.Join(dir, "new"), "--input", bad}, 1, "bad.jsonl:2"},
+		{[]string{"--out", start, "--input", good, "--layers", "0"}, 2, "--layers is 0, want at least 1"},
+		{[]string{"--out", start, "--input", good, "--layers", "2", "--config", config}, 2, "--layers and --config"},
+	} {
+		r := contraflow(t, "", append([]string{"init"}, c.args...)...)
+		if r.code != c.code || strings.Count(r.stderr, c.want) != 1 {
+			t.Errorf("%v: exit code %d, want %d and %q once in\n%s", c.args, r.code, c.code, c.want, r.stderr)
+		}
+	}
+	if after, err := os.ReadFile(weights); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the model is gone or changed: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
+		t.Error("a folder is left of an init that failed")
+	}
+	succeed(t, "init", "--out", start, "--input", good, "--config", config, "--force")
+	succeed(t, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "train.max_steps=2", "--quiet")
 }
 
 func TestUsage(t *testing.T) {
@@ -320,6 +426,11 @@ func TestUsage(t *testing.T) {
 		{[]string{"graph", "-c", "nowhere.yaml"}, 1, "nowhere.yaml: no such file or directory; a recipe is a YAML file"},
 		{[]string{"tokenize", "--model", "./nowhere"}, 1, "nowhere"},
 		{[]string{"eval", "--model", "m"}, 2, "--queries is missing"},
+		{[]string{"eval", "--model", "m", "--queries", "nofile"}, 2, "give --queries, --corpus and --qrels"},
+		{[]string{"eval", "--model", "m", "--queries", "q", "--corpus", "c"}, 2, "give --queries, --corpus and --qrels"},
+		{[]string{"embed", "--model", "m", "--text", "x", "--input", "y"}, 2, "give one or the other"},
+		{[]string{"embed", "--model", "m", "--text", "x", "--max-length", "-1"}, 2, "--max-length is -1, want at least 1"},
+		{[]string{"tokenize", "--model", "m", "--max-length", "-3"}, 2, "--max-length is -3, want at least 1"},
 	} {
 		r := contraflow(t, "", c.args...)
 		if out := r.stdout + r.stderr; r.code != c.code || !strings.Contains(out, c.want) {
@@ -351,12 +462,21 @@ func TestBadInput(t *testing.T) {
 	put("null.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c"}`+"\n"+`{"query": "d", "positive": null, "negative": "e"}`+"\n"))
 	put("blank.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c"}`+"\n\n"+`{"query": " ", "positive": "x", "negative": "e"}`+"\n"))
 	put("syntax.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c"}`+"\n"+`{"query": `+"\n"))
+	put("one.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c"}`+"\n"))
+	put("weight.jsonl", []byte(`{"query": "a", "positive": "b", "negative": "c", "w": 1}`+"\n"+`{"query": "d", "positive": "e", "negative": "f", "w": null}`+"\n"))
+	put("ragged.jsonl", []byte(`{"query": "a", "positive": "b", "negative": ["c"]}`+"\n"+`{"query": "d", "positive": "e", "negative": ["f", "g"]}`+"\n"))
 	put("numbers.jsonl", []byte(`{"query": 3, "positive": "b", "negative": "c"}`+"\n"))
 
 	succeed(t, "train", "-c", at("recipe.yaml"), "--set", "train.max_steps=1", "--out", at("out"), "--quiet")
 	before, err := os.ReadFile(at("out/model/model.safetensors"))
 	if err != nil {
 		t.Fatal(err)
+	}
+	mine := map[string][]byte{}
+	for _, name := range []string{"recipe.yaml", "metrics.jsonl"} {
+		if mine[name], err = os.ReadFile(at("out/" + name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	levels := copyModel(t, at("levels"))
 	put("levels/tokenizer.json", []byte(`{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}`))
@@ -391,7 +511,12 @@ func TestBadInput(t *testing.T) {
 		{"too long", []string{"model.max_length=4000", "model.path=" + longer}, []string{"model.max_length", "4000 tokens", "48 positions"}},
 		{"batch too large", []string{"batch.global_size=1000"}, []string{"batch.global_size", "160", "1000"}},
 		{"unknown device", []string{"train.device=tpu"}, []string{`no device "tpu"`, "cpu"}},
-		{"loss not finite", []string{"optimizer.lr=1e30", "optimizer.max_grad_norm=0", "optimizer.warmup_ratio=0"}, []string{"item 1.0", "not finite", "sub-batch 0", "train.parquet: row group 0, row"}},
+		{"loss not finite", []string{"optimizer.lr=1e30", "optimizer.max_grad_norm=0", "optimizer.warmup_ratio=0"}, []string{"step 2: ", "not finite", "sub-batch 0", "train.parquet: row group 0, row", "model is still that of the run before: recipe.yaml.previous"}},
+		{"scale too large", []string{"loss.scale=1e39"}, []string{"step 1: the loss is not finite, first of ", "train.parquet: row group 0, row", "loss.scale"}},
+		{"one row", []string{data("one.jsonl")}, []string{"1 row, which has no negatives"}},
+		{"null weight", []string{data("weight.jsonl"), "data.train[0].weight=w"}, []string{"weight.jsonl:2", "it is null"}},
+		{"ragged negatives", []string{data("ragged.jsonl")}, []string{"ragged.jsonl:2", "negatives_per_query"}},
+		{"no room for text", []string{"model.max_length=2"}, []string{"model.max_length", "no room for text"}},
 		{"qrels of another task", []string{"eval.retrieval.qrels=" + put("other.tsv", []byte("query_id\tdoc_id\trelevance\nx\ty\t1\n"))}, []string{"eval.retrieval"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -413,6 +538,19 @@ func TestBadInput(t *testing.T) {
 				t.Errorf("the previous model is gone or changed: %v", err)
 			}
 		})
+	}
+
+	// The run whose loss was not finite had begun: what belongs to the model is set aside, and goes when the model does.
+	for name, want := range mine {
+		if got, err := os.ReadFile(at("out/" + name + ".previous")); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s of the model's run is gone or changed: %v", name, err)
+		}
+	}
+	succeed(t, "train", "-c", at("recipe.yaml"), "--set", "train.max_steps=2", "--out", at("out"), "--quiet")
+	for name := range mine {
+		if _, err := os.Stat(at("out/" + name + ".previous")); err == nil {
+			t.Errorf("%s.previous is still there", name)
+		}
 	}
 }
 

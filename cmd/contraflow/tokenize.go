@@ -27,6 +27,9 @@ func newTokenize() *cobra.Command {
   contraflow tokenize --model q/model --json < texts.jsonl`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := atLeastOne(cmd, "max-length"); err != nil {
+				return err
+			}
 			dir, err := hfmodel.Resolve(cmd.Context(), model, hfmodel.Options{})
 			if err != nil {
 				return err
@@ -40,7 +43,15 @@ func newTokenize() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return tokenizeLines(cmd, tok, maxLength, asJSON)
+			// Reading standard input can't be interrupted: a signal ends the command, and with it what waits for a line.
+			done := make(chan error, 1)
+			go func() { done <- protect(func() error { return tokenizeLines(cmd, tok, maxLength, asJSON) }) }()
+			select {
+			case err := <-done:
+				return err
+			case <-cmd.Context().Done():
+				return cmd.Context().Err()
+			}
 		},
 	}
 	cmd.Flags().StringVar(&model, "model", "", "a model folder or hub id")
@@ -50,7 +61,7 @@ func newTokenize() *cobra.Command {
 	return cmd
 }
 
-// linesAtOnce are tokenized in parallel.
+// linesAtOnce are tokenized in parallel, if they are there.
 const linesAtOnce = 4096
 
 func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, asJSON bool) error {
@@ -80,7 +91,7 @@ func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, a
 				line = strings.TrimSuffix(line, "\r")
 			}
 			texts = append(texts, line)
-			if end {
+			if end || in.Buffered() == 0 { // whoever types, or waits for an answer, gets it now
 				break
 			}
 		}
@@ -99,6 +110,9 @@ func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, a
 			}
 			out.Write(append(buf, "]\n"...))
 		}
+		if err := out.Flush(); err != nil {
+			return err
+		}
 	}
-	return out.Flush()
+	return nil
 }

@@ -60,7 +60,7 @@ func newTrain() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return recipe.OnRanks(cmd.Context(), r, place, ui.observer(r.Log.Every), func(x *recipe.Run) error {
+			err = recipe.OnRanks(cmd.Context(), r, place, ui.observer(r.Log.Every), func(x *recipe.Run) error {
 				if !x.Main() {
 					_, err := x.Train(cmd.Context(), opts...)
 					return err
@@ -74,6 +74,10 @@ func newTrain() *cobra.Command {
 				}
 				return err
 			})
+			if err != nil && cmd.Context().Err() != nil {
+				return errors.New("interrupted: no model was saved")
+			}
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&trace, "trace", false, "write trace.json (opens in Perfetto) into the run's folder")

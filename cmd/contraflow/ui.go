@@ -79,7 +79,7 @@ func (u *ui) download(p hfmodel.Progress) {
 }
 
 func (u *ui) index(done, total int64) {
-	if u.due(false) {
+	if u.due(done == total) {
 		u.printf("reading the data: %d of %d rows\n", done, total)
 	}
 }

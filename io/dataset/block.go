@@ -79,7 +79,7 @@ func (b *Block) check(row int) (column, reason string) {
 			return s.name, "the list is null or empty"
 		}
 		if s.exact > 0 && len(list) != s.exact {
-			return s.name, fmt.Sprintf("the list has %d texts, in the first row it has %d: set negatives_per_row", len(list), s.exact)
+			return s.name, fmt.Sprintf("the list has %d texts, in the first row it has %d: negatives_per_query takes so many of each", len(list), s.exact)
 		}
 		for k, sp := range list {
 			reason := ""
@@ -96,7 +96,9 @@ func (b *Block) check(row int) (column, reason string) {
 			}
 		}
 	}
-	if w := b.Weight(row); !(w >= 0 && w <= math.MaxFloat32) {
+	if w := b.Weight(row); math.IsNaN(float64(w)) {
+		return b.d.src.Weight, "the weight is null or NaN: it must be a number >= 0"
+	} else if !(w >= 0 && w <= math.MaxFloat32) {
 		return b.d.src.Weight, fmt.Sprintf("a weight of %v: it must be a number >= 0", w)
 	}
 	return "", ""

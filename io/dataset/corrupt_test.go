@@ -53,7 +53,7 @@ func TestDamagedParquet(t *testing.T) {
 			src.Positive = "pos"
 		case "checksums_dictionary":
 		default:
-			src.Negatives, src.NegativesPerRow, src.Weight = []string{"pos", "neg"}, 2, "weight"
+			src.Negatives, src.NegativesPerQuery, src.Weight = []string{"pos", "neg"}, 2, "weight"
 		}
 		whole, err := os.ReadFile(golden(name + ".parquet"))
 		if err != nil {

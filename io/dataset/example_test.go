@@ -29,7 +29,7 @@ func Example() {
 	ctx := context.Background()
 	data, err := dataset.Open(ctx, dataset.Source{
 		Paths: []string{filepath.Join(folder, "*.jsonl")},
-		Query: "query", Positive: "pos", Negatives: []string{"neg"}, NegativesPerRow: 1,
+		Query: "query", Positive: "pos", Negatives: []string{"neg"}, NegativesPerQuery: 1,
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -66,7 +66,7 @@ func TestGoldenForms(t *testing.T) {
 	for _, form := range forms {
 		t.Run(form, func(t *testing.T) {
 			for _, limit := range []blockLimit{defaultLimit, {1, 1 << 20}, {7, 1 << 20}, {1000, 300}} {
-				src := Source{Paths: []string{golden(form + ".parquet")}, Query: "query", Positive: "positive", Negatives: []string{"pos", "neg", "three"}, NegativesPerRow: 2, Weight: "weight"}
+				src := Source{Paths: []string{golden(form + ".parquet")}, Query: "query", Positive: "positive", Negatives: []string{"pos", "neg", "three"}, NegativesPerQuery: 2, Weight: "weight"}
 				compareRows(t, src, limit, g.Rows, func(r goldenRow) [][]string {
 					return [][]string{{r.Query}, {r.Positive}, r.Pos, r.Neg, r.Three}
 				}, func(r goldenRow) float32 { return r.Weight })
@@ -78,7 +78,7 @@ func TestGoldenForms(t *testing.T) {
 func TestGoldenNestedNames(t *testing.T) {
 	g := goldens(t)
 	for _, file := range []string{"default.parquet", "hf.parquet"} {
-		src := Source{Paths: []string{golden(file)}, Query: "doc.title", Positive: "doc.body.text", Negatives: []string{"doc.parts"}, NegativesPerRow: 1, Weight: "count"}
+		src := Source{Paths: []string{golden(file)}, Query: "doc.title", Positive: "doc.body.text", Negatives: []string{"doc.parts"}, NegativesPerQuery: 1, Weight: "count"}
 		g := slices.Clone(g.Rows)
 		compare := func(limit blockLimit) {
 			compareRows(t, src, limit, g, func(r goldenRow) [][]string {
@@ -88,7 +88,7 @@ func TestGoldenNestedNames(t *testing.T) {
 		compare(defaultLimit)
 		compare(blockLimit{5, 1 << 20})
 	}
-	src := Source{Paths: []string{golden("flag.jsonl")}, Query: "doc.title", Positive: "doc.body.text", Negatives: []string{"doc.parts"}, NegativesPerRow: 1}
+	src := Source{Paths: []string{golden("flag.jsonl")}, Query: "doc.title", Positive: "doc.body.text", Negatives: []string{"doc.parts"}, NegativesPerQuery: 1}
 	compareRows(t, src, defaultLimit, g.Rows, func(r goldenRow) [][]string {
 		return [][]string{{r.Doc.Title}, {r.Doc.Body.Text}, r.Doc.Parts}
 	}, nil)
@@ -98,7 +98,7 @@ func TestGoldenJSONL(t *testing.T) {
 	g := goldens(t)
 	for _, file := range []string{"flag.jsonl", "flag.jsonl.gz", "flag.jsonl.zst", "hf.jsonl"} {
 		for _, limit := range []blockLimit{defaultLimit, {7, 1 << 20}, {1, 1}} {
-			src := Source{Paths: []string{golden(file)}, Query: "query", Positive: "pos", Negatives: []string{"neg"}, NegativesPerRow: 1}
+			src := Source{Paths: []string{golden(file)}, Query: "query", Positive: "pos", Negatives: []string{"neg"}, NegativesPerQuery: 1}
 			var weight func(r goldenRow) float32
 			if file == "hf.jsonl" {
 				src.Weight = "weight"

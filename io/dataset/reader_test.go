@@ -19,7 +19,7 @@ func TestReader(t *testing.T) {
 	ctx := context.Background()
 	rng := rand.New(rand.NewPCG(11, 1))
 	for _, file := range []string{"tiny_pages.parquet", "hf.jsonl", "many_groups.parquet"} {
-		d, err := open(ctx, Source{Paths: []string{golden(file)}, Query: "query", Positive: "pos", Negatives: []string{"neg"}, NegativesPerRow: 3, Weight: "weight"}, blockLimit{5, 1 << 20})
+		d, err := open(ctx, Source{Paths: []string{golden(file)}, Query: "query", Positive: "pos", Negatives: []string{"neg"}, NegativesPerQuery: 3, Weight: "weight"}, blockLimit{5, 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +103,7 @@ func TestReaderBadRows(t *testing.T) {
 	}
 	want := []string{
 		"", `a.jsonl:5002, column "p": the text is empty`, `a.jsonl:5004, column "q": it is a number, want a string`,
-		`a.jsonl:5005, column "w": a weight of -1`, `a.jsonl:5006, column "w": a weight of NaN`, `a.jsonl:5007: not JSON at byte 10`, `a.jsonl:5008, column "q": the text is null`, `a.jsonl:5009, column "p": the text is not valid UTF-8`,
+		`a.jsonl:5005, column "w": a weight of -1`, `a.jsonl:5006, column "w": the weight is null or NaN`, `a.jsonl:5007: not JSON at byte 10`, `a.jsonl:5008, column "q": the text is null`, `a.jsonl:5009, column "p": the text is not valid UTF-8`,
 	}
 	r := d.NewReader(ReaderConfig{})
 	defer r.Close()
@@ -224,7 +224,7 @@ func BenchmarkRead(b *testing.B) {
 	ctx := context.Background()
 	for name, src := range map[string]Source{
 		"texts": {Query: "query", Positive: "positive"},
-		"lists": {Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerRow: 1},
+		"lists": {Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: 1},
 	} {
 		src.Paths = []string{path}
 		d, err := Open(ctx, src)

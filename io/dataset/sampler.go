@@ -87,7 +87,7 @@ func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error)
 	case rows == 0:
 		return nil, fail(ErrNoFiles, "the data has no rows")
 	case cfg.DropLast && int64(cfg.GlobalSize) > rows:
-		return nil, fail(ErrBatchTooLarge, "batch.global_size is %d, but the data has only %d rows: lower batch.global_size, or set batch.drop_last to false", cfg.GlobalSize, rows)
+		return nil, fail(ErrBatchTooLarge, "batch.global_size is %d, but the data has only %s", cfg.GlobalSize, fewRows(rows))
 	}
 	if !cfg.NoDuplicates {
 		texts = nil
@@ -102,6 +102,14 @@ func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error)
 		}
 	}
 	return s, nil
+}
+
+// fewRows says what to do about data with fewer rows than a batch.
+func fewRows(rows int64) string {
+	if rows == 1 {
+		return "1 row, which has no negatives: it takes more data"
+	}
+	return fmt.Sprintf("%d rows: lower batch.global_size, or set batch.drop_last to false", rows)
 }
 
 // fresh returns a sampler at the start of an epoch that shares nothing that changes.

@@ -17,17 +17,17 @@ import (
 // struct (or object) a.
 //
 // Query must be a column of strings. Positive and each of Negatives may be strings or lists of strings. Of a list of
-// positives every row uses one, of a list of negatives NegativesPerRow: chosen anew in each epoch, the same on every rank.
+// positives every row uses one, of a list of negatives NegativesPerQuery: chosen anew in each epoch, the same on every rank.
 // FlagEmbedding's files are Source{Query: "query", Positive: "pos", Negatives: []string{"neg"}}.
 type Source struct {
 	Paths     []string // .parquet files and .jsonl, .ndjson or .json files (of JSON lines; also .gz, .zst), and globs of those
 	Query     string
 	Positive  string
 	Negatives []string
-	// NegativesPerRow is how many texts a list of negatives gives. A row with fewer repeats them. 0: as many as the lists
+	// NegativesPerQuery is how many texts a list of negatives gives. A row with fewer repeats them. 0: as many as the lists
 	// hold, which then must all be equally long.
-	NegativesPerRow int
-	Weight          string // a column of numbers >= 0; "": every row weighs 1
+	NegativesPerQuery int
+	Weight            string // a column of numbers >= 0; "": every row weighs 1
 }
 
 // Role says what a text is to the loss.
@@ -376,13 +376,13 @@ func (d *Dataset) settleColumns() error {
 		}
 		if r.role == Negative && list {
 			lists = true
-			r.picks = d.src.NegativesPerRow
+			r.picks = d.src.NegativesPerQuery
 		}
 	}
-	if d.src.NegativesPerRow < 0 || d.src.NegativesPerRow > 0 && !lists {
-		return fail(ErrColumnType, "negatives_per_row is %d, but no column of negatives is a list", d.src.NegativesPerRow)
+	if d.src.NegativesPerQuery < 0 || d.src.NegativesPerQuery > 0 && !lists {
+		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list", d.src.NegativesPerQuery)
 	}
-	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerRow, d.src.Weight)
+	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
 	sum := h.Sum128()
 	d.hash = Hash128{sum.Hi, sum.Lo}
 	for i := range d.files {

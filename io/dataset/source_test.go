@@ -55,7 +55,7 @@ func TestOpenErrors(t *testing.T) {
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "score"}, ErrColumnType, `column "score" is a number, want string or list<string>`},
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", Weight: "answer"}, ErrColumnType, `column "answer" is a string, want a number`},
 		{Source{Paths: at("a.jsonl"), Query: "neg", Positive: "answer"}, ErrColumnType, `column "neg" is list<string>: a query is one string`},
-		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", NegativesPerRow: 2}, ErrColumnType, "negatives_per_row is 2, but no column of negatives is a list"},
+		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", NegativesPerQuery: 2}, ErrColumnType, "negatives_per_query is 2, but no column of negatives is a list"},
 		{Source{Paths: []string{at("a.jsonl")[0], at("list.jsonl")[0]}, Query: "query", Positive: "answer"}, ErrColumnType, "all files of a dataset must agree"},
 		{Source{Paths: at("empty.jsonl"), Query: "query", Positive: "answer"}, ErrNoFiles, "no rows"},
 		{Source{Paths: at("array.json"), Query: "query", Positive: "answer"}, ErrCorrupt, "array.json is one JSON array"},
@@ -202,7 +202,7 @@ func TestCancel(t *testing.T) {
 func TestIndex(t *testing.T) {
 	g := goldens(t)
 	ctx := context.Background()
-	d, err := open(ctx, Source{Paths: []string{golden("tiny_pages.parquet")}, Query: "query", Positive: "pos", Negatives: []string{"positive", "neg"}, NegativesPerRow: 4}, blockLimit{9, 1 << 20})
+	d, err := open(ctx, Source{Paths: []string{golden("tiny_pages.parquet")}, Query: "query", Positive: "pos", Negatives: []string{"positive", "neg"}, NegativesPerQuery: 4}, blockLimit{9, 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,8 +242,8 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// TestNegativesPerRow: unset, lists must be equally long, and the first that isn't is named.
-func TestNegativesPerRow(t *testing.T) {
+// TestNegativesPerQuery: unset, lists must be equally long, and the first that isn't is named.
+func TestNegativesPerQuery(t *testing.T) {
 	ctx := context.Background()
 	src := Source{Paths: []string{golden("default.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"three"}}
 	d, err := Open(ctx, src)
@@ -261,7 +261,7 @@ func TestNegativesPerRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	var bad *RowError
-	if _, err := d.Index(ctx, IndexConfig{}); !errors.As(err, &bad) || !strings.Contains(err.Error(), "set negatives_per_row") || bad.Column != "neg" || bad.Location.File != src.Paths[0] {
+	if _, err := d.Index(ctx, IndexConfig{}); !errors.As(err, &bad) || !strings.Contains(err.Error(), "negatives_per_query takes so many of each") || bad.Column != "neg" || bad.Location.File != src.Paths[0] {
 		t.Errorf("lists of several lengths: %v", err)
 	}
 }

@@ -399,7 +399,7 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 	for _, m := range more {
 		for _, name := range t.names {
 			if m.Name == name {
-				return nil, fail(ErrColumnType, "%s already has a column %q: rename it, or give the new one another name", t.path(0), name)
+				return nil, fail(ErrColumnType, "%s already has a column %q: the new one needs another name (--output-column)", t.path(0), name)
 			}
 		}
 	}

@@ -1,15 +1,13 @@
 package dataset
 
 import (
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"reflect"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
+
+	"contraflow/io/internal/atomicfile"
 )
 
 // OutType is what a written column holds, and the Go type that Write takes for it.
@@ -57,7 +55,7 @@ func (c OutColumn) node() parquet.Node {
 // types are those that pyarrow and Hugging Face datasets give such data. A row group (up to 64 MiB) is held in memory.
 type ParquetWriter struct {
 	path    string
-	file    *os.File
+	file    *atomicfile.File
 	w       *parquet.Writer
 	columns []OutColumn
 	leaves  int
@@ -97,9 +95,7 @@ func newParquetWriter(path string, root orderedGroup) (*ParquetWriter, error) {
 		}
 		seen[f.Name()] = true
 	}
-	// os.CreateTemp would make it private; this way it gets the mode that any new file gets.
-	name := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%016x.tmp", filepath.Base(path), rand.Uint64()))
-	file, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	file, err := atomicfile.Create(path)
 	if err != nil {
 		return nil, err
 	}
@@ -257,32 +253,19 @@ func (w *ParquetWriter) Close() error {
 	if err := w.sticky(guard(w.w.Close)); err != nil {
 		return err
 	}
-	name := w.file.Name()
-	if err := w.sticky(errors.Join(w.file.Sync(), w.file.Close())); err != nil {
-		return err
-	}
-	if err := w.sticky(os.Rename(name, w.path)); err != nil {
-		return err
-	}
+	err := w.file.Commit()
 	w.file = nil
-	syncFolder(filepath.Dir(w.path))
-	return nil
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	return err
 }
 
 // Abort removes the temporary file. It does nothing after Close.
 func (w *ParquetWriter) Abort() {
 	if w.file != nil {
-		w.file.Close()
-		os.Remove(w.file.Name())
+		w.file.Abort(nil)
 		w.file = nil
-	}
-}
-
-// syncFolder makes a rename last through a power cut, where the system can do that for folders.
-func syncFolder(path string) {
-	if d, err := os.Open(path); err == nil {
-		d.Sync()
-		d.Close()
 	}
 }
 

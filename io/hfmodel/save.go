@@ -94,15 +94,20 @@ func replaceable(dir string) error {
 	if err != nil {
 		return err
 	}
-	if len(entries) == 0 {
+	if len(entries) == 0 || IsModel(dir) {
 		return nil
 	}
+	return fmt.Errorf("%s is not empty and holds no model: it would be replaced; choose another folder", dir)
+}
+
+// IsModel tells whether a folder holds a model: Save would replace it.
+func IsModel(dir string) bool {
 	for _, name := range []string{"modules.json", "config.json", adapterConfigFile} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return nil
+			return true
 		}
 	}
-	return fmt.Errorf("%s is not empty and holds no model: it would be replaced; choose another folder", dir)
+	return false
 }
 
 func hasTokenizer(dir string) bool {

@@ -91,7 +91,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	err = e.load(f, o)
 	loading.Wait()
 	if err = cmp.Or(tokErr, err); err == nil {
-		err = CheckVocabulary(e.tok, e.model.Config)
+		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength))
 	}
 	if err != nil {
 		e.Close()
@@ -140,6 +140,14 @@ func MaxLengthOf(f *hfmodel.Folder, c transformer.Config, asked int) (int, error
 		return min(f.MaxSeqLength, c.MaxPositions), nil
 	}
 	return c.MaxPositions, nil
+}
+
+// CheckLength refuses a maximum length that leaves no room for a text beside the special tokens.
+func CheckLength(tok *tokenize.Tokenizer, length int) error {
+	if n := len(tok.Encode("", 0)); length <= n {
+		return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside %d special tokens", length, n)
+	}
+	return nil
 }
 
 // HeadOf is the pooling and normalization of a folder, unless asked for otherwise. A folder that does not say gets mean
@@ -308,6 +316,9 @@ func (e *Embedder) MaxLength() int { return e.maxLength }
 
 // Prompt is the text of one of the model's prompts, empty if it has none of that name.
 func (e *Embedder) Prompt(name string) string { return e.prompts[name] }
+
+// DefaultPrompt is the name of the prompt that Embed puts before texts, empty if the model has none.
+func (e *Embedder) DefaultPrompt() string { return e.prompt }
 
 // ErrNoPrompt is wrapped when a model has no prompt of the given name.
 var ErrNoPrompt = errors.New("no such prompt")

@@ -262,7 +262,7 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) 
 			lses[k] = positives[i] + d
 		}
 		if w > 0 && (math.IsNaN(l) || math.IsInf(l, 0)) {
-			return Result{}, fmt.Errorf("%w: row %d of the batch has loss %v", ErrNotFinite, i, l)
+			return Result{}, &RowError{i, l}
 		}
 		shares[i] = w / float64(groups)
 		if w > 0 {

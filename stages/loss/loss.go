@@ -120,6 +120,18 @@ type Result struct {
 // ErrNotFinite is wrapped by errors about a loss that is NaN or infinite.
 var ErrNotFinite = errors.New("the loss is not finite")
 
+// RowError is an ErrNotFinite that knows the row.
+type RowError struct {
+	Row  int // of the batch that Compute was given
+	Loss float64
+}
+
+func (e *RowError) Error() string {
+	return fmt.Sprintf("%v: row %d of the batch has %v", ErrNotFinite, e.Row, e.Loss)
+}
+
+func (e *RowError) Unwrap() error { return ErrNotFinite }
+
 // Loss is an objective. Implementations keep no state between calls.
 type Loss interface {
 	// Compute returns the loss and adds its gradient to b.Gradient. Scratch memory comes from the arena.

@@ -3,6 +3,9 @@
 package newmodel
 
 import (
+	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 
@@ -15,10 +18,14 @@ import (
 
 // Spec is the shape of a new model. Zero values mean the ones in brackets.
 type Spec struct {
+	// Config is a config.json of any family, in place of Hidden, Layers, Heads and Dropout (BERT). Its vocabulary and the ids of
+	// its special tokens become the new tokenizer's.
+	Config []byte
+
 	Hidden    int                 // (384)
 	Layers    int                 // (6)
 	Heads     int                 // (Hidden/32)
-	MaxLength int                 // longest text in tokens (512)
+	MaxLength int                 // longest text in tokens (512, or Config's positions)
 	Vocab     int                 // (30,000) fewer if the texts give no more
 	Dropout   float64             // (0)
 	Pooling   hfmodel.PoolingMode // (mean)
@@ -26,37 +33,89 @@ type Spec struct {
 	Seed      uint64
 }
 
-func (s *Spec) defaults() {
-	for _, d := range []struct {
-		v   *int
-		def int
-	}{{&s.Hidden, 384}, {&s.Layers, 6}, {&s.MaxLength, 512}, {&s.Vocab, 30000}} {
-		if *d.v == 0 {
-			*d.v = d.def
-		}
-	}
-	if s.Heads == 0 {
-		s.Heads = max(1, s.Hidden/32)
+func (s *Spec) defaults() error {
+	s.Hidden, s.Layers, s.Vocab = cmp.Or(s.Hidden, 384), cmp.Or(s.Layers, 6), cmp.Or(s.Vocab, 30000)
+	s.Heads = cmp.Or(s.Heads, max(1, s.Hidden/32))
+	if min(s.Hidden, s.Layers, s.Vocab, s.Heads) < 0 {
+		return fmt.Errorf("a negative number in the shape: hidden size %d, %d layers, %d heads, a vocabulary of %d", s.Hidden, s.Layers, s.Heads, s.Vocab)
 	}
 	if s.Pooling == "" {
 		s.Pooling = hfmodel.Mean
 	}
+	if s.Config != nil {
+		c, err := transformer.ParseConfig(s.Config)
+		if err != nil {
+			return err
+		}
+		if s.MaxLength == 0 {
+			s.MaxLength = c.MaxPositions
+		}
+		if s.MaxLength > c.MaxPositions {
+			return fmt.Errorf("a maximum length of %d tokens is beyond config.json's %d positions", s.MaxLength, c.MaxPositions)
+		}
+	} else if s.MaxLength == 0 {
+		s.MaxLength = 512
+	}
+	if s.MaxLength < 3 {
+		return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside [CLS] and [SEP]", s.MaxLength)
+	}
+	return nil
 }
 
-// Create trains a tokenizer on the texts and writes the folder.
-func Create(dir string, s Spec, texts iter.Seq[string]) error {
-	s.defaults()
-	tok, err := tokenize.TrainWordPiece(texts, tokenize.TrainOptions{VocabSize: s.Vocab, Lowercase: s.Lowercase, MaxLength: s.MaxLength})
-	if err != nil {
-		return fmt.Errorf("training a vocabulary: %w", err)
-	}
+// config is config.json for the trained tokenizer.
+func (s *Spec) config(tok *tokenize.Tokenizer) ([]byte, error) {
 	pad, _ := tok.PadID()
-	c := transformer.Config{
-		Family: "bert", Vocab: tok.VocabSize(), Hidden: s.Hidden, Layers: s.Layers, Heads: s.Heads, FeedForward: 4 * s.Hidden,
-		MaxPositions: s.MaxLength, TypeVocab: 2, PadID: int(pad), NormEps: 1e-12,
-		HiddenDropout: s.Dropout, AttentionDropout: s.Dropout, InitRange: 0.02,
+	if s.Config == nil {
+		return transformer.NewBERT(transformer.Config{
+			Vocab: tok.VocabSize(), Hidden: s.Hidden, Layers: s.Layers, Heads: s.Heads, FeedForward: 4 * s.Hidden,
+			MaxPositions: s.MaxLength, TypeVocab: 2, PadID: int(pad), NormEps: 1e-12,
+			HiddenDropout: s.Dropout, AttentionDropout: s.Dropout, InitRange: 0.02,
+		})
 	}
-	config, err := transformer.NewBERT(c)
+	var c map[string]any
+	if err := json.Unmarshal(s.Config, &c); err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	c["vocab_size"], c["pad_token_id"] = tok.VocabSize(), pad
+	ids := tok.Encode("", 0) // [CLS] [SEP]
+	for key, id := range map[string]int32{"bos_token_id": ids[0], "cls_token_id": ids[0], "eos_token_id": ids[1], "sep_token_id": ids[1]} {
+		if _, ok := c[key]; ok {
+			c[key] = id
+		}
+	}
+	for _, key := range []string{"mask_token_id", "unk_token_id"} { // which nothing here needs
+		delete(c, key)
+	}
+	return json.MarshalIndent(c, "", "  ")
+}
+
+// Create trains a tokenizer on the texts and writes the folder. An error among the texts, or the end of ctx, ends it with nothing
+// written.
+func Create(ctx context.Context, dir string, s Spec, texts iter.Seq2[string, error]) error {
+	if err := s.defaults(); err != nil {
+		return err
+	}
+	reading, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	tok, err := tokenize.TrainWordPiece(reading, func(yield func(string) bool) {
+		for text, err := range texts {
+			if err != nil {
+				stop(err)
+				return
+			}
+			if !yield(text) {
+				return
+			}
+		}
+	}, tokenize.TrainOptions{VocabSize: s.Vocab, Lowercase: s.Lowercase, MaxLength: s.MaxLength})
+	if err != nil {
+		return err
+	}
+	config, err := s.config(tok)
+	if err != nil {
+		return err
+	}
+	c, err := transformer.ParseConfig(config)
 	if err != nil {
 		return err
 	}
@@ -85,21 +144,40 @@ func Create(dir string, s Spec, texts iter.Seq[string]) error {
 		}
 		tensors = append(tensors, t)
 	}
-	// BERT's pooler plays no part in embeddings, but transformers complains of a BERT model without one.
-	for name, shape := range map[string][]int{"pooler.dense.weight": {c.Hidden, c.Hidden}, "pooler.dense.bias": {c.Hidden}} {
-		n := c.Hidden
-		if len(shape) == 2 {
-			n *= c.Hidden
-		}
-		t, err := safetensors.FromFloat32s(name, shape, make([]float32, n))
+	if c.Family == "bert" {
+		pooler, err := pooler(c.Hidden)
 		if err != nil {
 			return err
 		}
-		tensors = append(tensors, t)
+		tensors = append(tensors, pooler...)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	return hfmodel.Save(dir, hfmodel.Spec{
 		Config: config, Tensors: tensors, Pooling: hfmodel.Pooling{Mode: s.Pooling, IncludePrompt: true}, Normalize: true,
 		MaxSeqLength: s.MaxLength, Tokenizer: tok.Save,
 		Card: hfmodel.Card{Summary: "Random weights: a model to train."},
 	})
+}
+
+// pooler is BERT's: it plays no part in embeddings, but transformers complains of a BERT model without one.
+func pooler(hidden int) ([]safetensors.Tensor, error) {
+	weight, err := safetensors.FromFloat32s("pooler.dense.weight", []int{hidden, hidden}, make([]float32, hidden*hidden))
+	if err != nil {
+		return nil, err
+	}
+	bias, err := safetensors.FromFloat32s("pooler.dense.bias", []int{hidden}, make([]float32, hidden))
+	return []safetensors.Tensor{weight, bias}, err
+}
+
+// Texts are those of a list.
+func Texts(list []string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for _, text := range list {
+			if !yield(text, nil) {
+				return
+			}
+		}
+	}
 }

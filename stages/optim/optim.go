@@ -7,6 +7,7 @@
 package optim
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -84,7 +85,7 @@ func Owned(all []Segment, ranges [][2]int) (owned []Segment, states int) {
 }
 
 // rate is its learning rate.
-func (s Segment) rate(lr float64) float64 { return lr * or(s.LR, 1) }
+func (s Segment) rate(lr float64) float64 { return lr * cmp.Or(s.LR, 1) }
 
 func (s Segment) of(t gpustage.Tensor) gpustage.Tensor    { return t.Columns(s.Off, s.Off+s.Len) }
 func (s Segment) grad(t gpustage.Tensor) gpustage.Tensor  { return t.Columns(s.Grad, s.Grad+s.Len) }
@@ -99,10 +100,11 @@ type Optimizer interface {
 	Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, step int)
 }
 
-// AdamW is Adam with decoupled weight decay. Zero values mean PyTorch's defaults, but for WeightDecay.
+// AdamW is Adam with decoupled weight decay. The zero value has PyTorch's defaults, but no weight decay.
 type AdamW struct {
-	Beta1, Beta2, Eps float64 // 0.9, 0.999, 1e-8
-	WeightDecay       float64
+	Betas       []float64 // of the two moments; nil means 0.9, 0.999
+	Eps         float64   // 0 means 1e-8
+	WeightDecay float64
 }
 
 // States is 2: the moments.
@@ -110,7 +112,11 @@ func (AdamW) States() int { return 2 }
 
 // Update applies gpustage's AdamW to each segment.
 func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, step int) {
-	h := gpustage.AdamW{Beta1: or(o.Beta1, 0.9), Beta2: or(o.Beta2, 0.999), Eps: or(o.Eps, 1e-8), Step: step, GradScale: gradScale}
+	betas := o.Betas
+	if betas == nil {
+		betas = []float64{0.9, 0.999}
+	}
+	h := gpustage.AdamW{Beta1: betas[0], Beta2: betas[1], Eps: cmp.Or(o.Eps, 1e-8), Step: step, GradScale: gradScale}
 	for _, seg := range segments {
 		h.LR, h.WeightDecay = seg.rate(lr), 0
 		if seg.Decay {
@@ -118,13 +124,6 @@ func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage
 		}
 		s.AdamW(seg.of(p), seg.state(states[0]), seg.state(states[1]), seg.grad(g), h)
 	}
-}
-
-func or(v, def float64) float64 {
-	if v == 0 {
-		return def
-	}
-	return v
 }
 
 // SGD is stochastic gradient descent.

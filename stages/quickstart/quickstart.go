@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,7 +37,7 @@ type Options struct {
 	Begin    func(steps int)
 }
 
-// epochs is how often the training sees every pair; once less where that would take longer than patience.
+// epochs is how often the training sees every pair, unless Sets say otherwise; fewer where that would take longer than patience.
 const (
 	epochs   = 3
 	patience = 70 * time.Second
@@ -48,6 +49,7 @@ const heldOut = 2000
 // Report is what quickstart.json holds.
 type Report struct {
 	Seconds float64         `json:"seconds"`
+	Epochs  int             `json:"epochs"`
 	Pairs   int             `json:"pairs"` // trained on
 	MRR     BeforeAndAfter  `json:"mrr@10"`
 	NDCG    BeforeAndAfter  `json:"ndcg@10"`
@@ -63,25 +65,24 @@ type BeforeAndAfter struct {
 	BM25   float64 `json:"bm25"`
 }
 
-// The recipe: small enough for two cores and two minutes. Figures are in the README.
-const recipeText = `# Trained by contraflow quickstart. Change it and run: contraflow train -c %[1]s
-model:
-  path: %[2]s
+// The recipe: small enough for two cores and two minutes.
+const recipeText = `model:
+  path: %[1]s
   max_length: 64
 data:
   train:
-    - {path: %[3]s, query: comment, positive: body}
+    - {path: %[2]s, query: comment, positive: body}
 batch:
   global_size: 256
   sub_batch: {tokens: 8192}
 loss: {name: mnrl, scale: 20, directions: [query_to_doc, doc_to_query], partition_mode: per_direction}
 optimizer: {name: adamw, lr: 1e-3, weight_decay: 0.01, schedule: linear, warmup_ratio: 0.1}
-train: {epochs: %[9]d, seed: %[4]d}
+train: {epochs: %[8]d, seed: %[3]d}
 eval:
   every: 0
   metric: mrr@10
-  retrieval: {queries: %[5]s, corpus: %[6]s, qrels: %[7]s}
-save: {dir: %[8]s}
+  retrieval: {queries: %[4]s, corpus: %[5]s, qrels: %[6]s}
+save: {dir: %[7]s}
 log: {every: 10}
 `
 
@@ -123,9 +124,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	spec.Seed = o.Seed
 	start := filepath.Join(o.Out, "start")
 	say("training a vocabulary of %d tokens\n", spec.Vocab)
-	err = newmodel.Create(start, spec, func(yield func(string) bool) {
+	err = newmodel.Create(ctx, start, spec, func(yield func(string, error) bool) {
 		for _, p := range train {
-			if !yield(p.Comment) || !yield(p.Body) {
+			if !yield(p.Comment, nil) || !yield(p.Body, nil) {
 				return
 			}
 		}
@@ -135,20 +136,22 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 
 	path := filepath.Join(o.Out, "recipe.yaml")
-	open := func(epochs int) (*recipe.Run, string, error) {
-		text := fmt.Sprintf(recipeText, path, quote(start), quote(f.train), o.Seed, quote(f.queries), quote(f.corpus), quote(f.qrels), quote(o.Out), epochs)
+	open := func(epochs int, again bool) (*recipe.Run, error) {
+		text := fmt.Sprintf(recipeText, quote(start), quote(f.train), o.Seed, quote(f.queries), quote(f.corpus), quote(f.qrels), quote(o.Out), epochs)
 		r, err := recipe.Parse(path, []byte(text), o.Sets)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		var obs recipe.Observer
 		if o.Observer != nil {
 			obs = o.Observer(r)
 		}
-		x, err := recipe.Open(ctx, r, obs)
-		return x, text, err
+		if again {
+			obs.Index = nil // it was told
+		}
+		return recipe.Open(ctx, r, obs)
 	}
-	x, text, err := open(epochs)
+	x, err := open(epochs, false)
 	if err != nil {
 		return nil, err
 	}
@@ -158,13 +161,19 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A pair costs three times as much in training as in measuring.
-	if need := 3 * epochs * float64(len(train)) / float64(len(test)) * time.Since(measuring).Seconds(); need > patience.Seconds() {
-		x.Close()
-		if x, text, err = open(epochs - 1); err != nil {
+	// A pair costs three times as much in training as in measuring. What the user asks for is left alone.
+	epoch := 3 * float64(len(train)) / float64(len(test)) * time.Since(measuring).Seconds()
+	asked := slices.ContainsFunc(o.Sets, func(s string) bool {
+		return strings.HasPrefix(s, "train.epochs=") || strings.HasPrefix(s, "train.max_steps=")
+	})
+	if fit := max(1, int(patience.Seconds()/epoch)); fit < epochs && !asked {
+		shorter, err := open(fit, true)
+		if err != nil {
 			return nil, err
 		}
-		say("%d epochs would take %.0f s here: %d it is\n", epochs, need, epochs-1)
+		x.Close()
+		x = shorter
+		say("%d epochs would take %.0f s on this machine, so it trains for %d\n", epochs, epochs*epoch, fit)
 	}
 	say("%s\n", x.Describe())
 	bm25, err := x.BM25(ctx)
@@ -178,15 +187,19 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The recipe as written, with its comment, instead of as resolved.
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+	resolved, err := x.Recipe.YAML()
+	if err != nil {
+		return nil, err
+	}
+	comment := fmt.Sprintf("# Trained by contraflow quickstart. Change it and run: contraflow train -c %s --out runs/mine\n", path)
+	if err := os.WriteFile(path, append([]byte(comment), resolved...), 0o666); err != nil {
 		return nil, err
 	}
 	after, ok := s.Eval.Eval.(*evaluate.Result) // after the last step
 	if !ok {
 		return nil, errors.New("the recipe has no eval.retrieval")
 	}
-	rep := &Report{Pairs: len(train), Summary: s, Table: evaluate.Table(
+	rep := &Report{Epochs: x.Recipe.Train.Epochs, Pairs: len(train), Summary: s, Table: evaluate.Table(
 		evaluate.Row{Name: "before", Result: before}, evaluate.Row{Name: "after", Result: after}, evaluate.Row{Name: "BM25", Result: bm25})}
 	for _, m := range []struct {
 		to *BeforeAndAfter

@@ -9,6 +9,7 @@ import (
 
 	_ "contraflow/gpustage/cpu"
 	"contraflow/stages/gopairs"
+	"contraflow/stages/recipe"
 )
 
 // A few steps on a part of the Go sources: everything is written, and the model is better than before already.
@@ -45,6 +46,10 @@ func TestRun(t *testing.T) {
 	}
 	if file["pairs"] != float64(rep.Pairs) || rep.Pairs == 0 || file["seconds"] == 0.0 {
 		t.Errorf("%s", data)
+	}
+	r, err := recipe.Load(filepath.Join(out, "recipe.yaml"), nil)
+	if err != nil || r.Train.Epochs != 4 || r.Batch.GlobalSize != 64 || file["epochs"] != 4.0 {
+		t.Errorf("the recipe left behind is not the one that was run: %v, %+v", err, r)
 	}
 	for _, name := range []string{"model/model.safetensors", "model/tokenizer.json", "recipe.yaml", "train.parquet", "queries.parquet", "corpus.parquet", "qrels.parquet", "metrics.jsonl"} {
 		if _, err := os.Stat(filepath.Join(out, name)); err != nil {

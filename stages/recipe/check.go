@@ -60,7 +60,18 @@ func (c *checker) at(path string) string {
 }
 
 func (c *checker) fail(path, format string, args ...any) {
+	for _, f := range c.d.failed { // of what is wrong already, and so not as it was meant, there is no more to say
+		if within(f, path) || within(path, f) {
+			return
+		}
+	}
 	c.d.fail(c.at(path), path, format, args...)
+}
+
+// within tells whether a full key is another one or a part of it.
+func within(key, of string) bool {
+	rest, ok := strings.CutPrefix(key, of)
+	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
 func (c *checker) require(ok bool, path, format string, args ...any) {
@@ -136,7 +147,7 @@ func (c *checker) checkBatch(b *Batch) {
 	c.require(b.GlobalSize != 1, "batch.global_size", "is 1: a row alone has no negatives")
 	c.positive("batch.accumulate", b.Accumulate)
 	c.words("batch.cache", "auto", "always", "never")
-	c.require(b.Cache != "never" || b.ReplayBudget == 0, "batch.replay_budget", "makes no sense with batch.cache: never, which keeps everything")
+	c.require(b.Cache != "never" || b.ReplayBudget == nil, "batch.replay_budget", "makes no sense with batch.cache: never, which keeps everything")
 }
 
 func (c *checker) checkLoss(l *Loss) {

@@ -17,11 +17,15 @@ type custom interface {
 	decode(d *decoder, path string, n *node)
 }
 
-type decoder struct{ errs []error }
+type decoder struct {
+	errs   []error
+	failed []string // full keys
+}
 
 var indices = regexp.MustCompile(`\[\d+\]`)
 
 func (d *decoder) fail(at, path, format string, args ...any) {
+	d.failed = append(d.failed, path)
 	if path != "" {
 		path += ": "
 	}

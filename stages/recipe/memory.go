@@ -118,8 +118,8 @@ func (x *Run) budget(rest Memory) int64 {
 		return 0
 	case r.Cache == "never":
 		return -1
-	case r.ReplayBudget > 0:
-		return int64(r.ReplayBudget)
+	case r.ReplayBudget != nil:
+		return int64(*r.ReplayBudget)
 	}
 	rest.Activations = 0
 	free := x.freeMemory()

@@ -89,6 +89,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
 		return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.data.Rows(), r.Batch.GlobalSize)
 	}
+	if x.Main() {
+		x.noteOddities()
+	}
 	x.Memory = x.predict(x.sharding)
 	return x.Memory.check(x.freeMemory())
 }
@@ -126,6 +129,9 @@ func (x *Run) openModel(ctx context.Context) error {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	if x.text.DocumentLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Document); err != nil {
+		return fmt.Errorf("model.max_length: %w", err)
+	}
+	if err := embedder.CheckLength(x.tok, min(x.text.QueryLength, x.text.DocumentLength)); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	// The recipe's prompts, or else the model's.
@@ -200,7 +206,7 @@ func (x *Run) openData(ctx context.Context) error {
 	src := r.Data.Train[0]
 	var err error
 	x.data, err = dataset.Open(ctx, dataset.Source{
-		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerRow: src.NegativesPerQuery, Weight: src.Weight,
+		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: src.NegativesPerQuery, Weight: src.Weight,
 	})
 	if err != nil {
 		return fmt.Errorf("data.train[0]: %w", err)
@@ -218,7 +224,7 @@ func (x *Run) openData(ctx context.Context) error {
 	}
 	x.sampler, err = dataset.NewSampler(x.data.Layout(), texts, order)
 	if errors.Is(err, dataset.ErrBatchTooLarge) {
-		return fmt.Errorf("batch.global_size: %w", err)
+		return err // it names the key
 	}
 	if err != nil {
 		return err
@@ -256,6 +262,18 @@ func (x *Run) evalText() embedder.Text {
 	}
 }
 
+// noteOddities tells of settings that do what they say, but hardly what was meant.
+func (x *Run) noteOddities() {
+	o, b := x.Recipe.Optimizer, x.Recipe.Batch
+	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
+		highest := u.LR * u.Schedule.Factor(x.Steps-1, u.WarmupSteps, x.Steps)
+		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
+	}
+	if n := x.sampler.Len(0); int64(b.Accumulate) > n {
+		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
+	}
+}
+
 // loss is the recipe's objective.
 func (r Recipe) loss() loss.InfoNCE {
 	return loss.InfoNCE{
@@ -281,7 +299,7 @@ func (r Recipe) update(steps int) stages.Update {
 	if o.Name == "sgd" {
 		u.Optimizer = optim.SGD{Momentum: o.Momentum, WeightDecay: o.WeightDecay}
 	} else {
-		u.Optimizer = optim.AdamW{Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay}
+		u.Optimizer = optim.AdamW{Betas: o.Betas, Eps: o.Eps, WeightDecay: o.WeightDecay}
 	}
 	return u
 }

@@ -47,13 +47,7 @@ func overlapRecipe(b testing.TB, dir string) string {
 		b.Fatal(err)
 	}
 	model := filepath.Join(dir, "model")
-	err = newmodel.Create(model, newmodel.Spec{Hidden: 128, Layers: 12, Heads: 4, MaxLength: 128, Vocab: 2000, Lowercase: true}, func(yield func(string) bool) {
-		for _, w := range words {
-			if !yield(w) {
-				return
-			}
-		}
-	})
+	err = newmodel.Create(context.Background(), model, newmodel.Spec{Hidden: 128, Layers: 12, Heads: 4, MaxLength: 128, Vocab: 2000, Lowercase: true}, newmodel.Texts(words))
 	if err != nil {
 		b.Fatal(err)
 	}

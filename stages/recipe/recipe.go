@@ -98,7 +98,7 @@ type Batch struct {
 	Accumulate   int      `yaml:"accumulate"`
 	SubBatch     SubBatch `yaml:"sub_batch,omitempty"` // empty where absent: from the device
 	Cache        string   `yaml:"cache"`
-	ReplayBudget Bytes    `yaml:"replay_budget,omitempty"` // 0 where absent: from the device
+	ReplayBudget *Bytes   `yaml:"replay_budget,omitempty"` // nil: from the device
 	NoDuplicates bool     `yaml:"no_duplicates"`
 	OneDataset   bool     `yaml:"one_dataset"`
 	DropLast     bool     `yaml:"drop_last"`

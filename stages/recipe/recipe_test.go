@@ -7,6 +7,9 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 )
 
@@ -88,7 +91,7 @@ func TestRoundTrip(t *testing.T) {
 		}
 	}
 	r, _ := Parse("r.yaml", []byte(full), nil)
-	if r.Batch.ReplayBudget != 3<<29 || r.Loss.Scale != 20 || r.Model.MaxLength != (Lengths{64, 256}) || *r.Optimizer.WarmupSteps != 7 {
+	if *r.Batch.ReplayBudget != 3<<29 || r.Loss.Scale != 20 || r.Model.MaxLength != (Lengths{64, 256}) || *r.Optimizer.WarmupSteps != 7 {
 		t.Errorf("%+v", r)
 	}
 	if _, err := yaml.Marshal(r); err != nil {
@@ -109,13 +112,67 @@ func TestLoRADefaults(t *testing.T) {
 
 func TestSet(t *testing.T) {
 	r, err := Parse("r.yaml", []byte(minimal), []string{
-		"train.max_steps=8", "data.train.0.path=[x.jsonl, y.jsonl]", "model.max_length=32", "model.activation_checkpointing=true", "batch.sub_batch.rows=4", "batch.replay_budget=64MiB",
+		"train.max_steps=8", "data.train.0.path=[x.jsonl, y.jsonl]", "data.train[0].query=other", "batch.replay_budget=0", "model.max_length=32", "model.activation_checkpointing=true", "batch.sub_batch.rows=4", "optimizer.betas=[0, 0.999]",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Train.MaxSteps != 8 || len(r.Data.Train[0].Path) != 2 || r.Model.MaxLength.Document != 32 || r.Model.ActivationCheckpointing.Every != transformer.AutoCheckpoint || r.Batch.SubBatch != (SubBatch{Rows: 4}) || r.Batch.ReplayBudget != 64<<20 {
+	if r.Train.MaxSteps != 8 || len(r.Data.Train[0].Path) != 2 || r.Model.MaxLength.Document != 32 || r.Model.ActivationCheckpointing.Every != transformer.AutoCheckpoint || r.Batch.SubBatch != (SubBatch{Rows: 4}) || *r.Batch.ReplayBudget != 0 || r.Data.Train[0].Query != "other" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What a recipe says is what the optimizer and the loss are told.
+func TestWiring(t *testing.T) {
+	type told struct {
+		Update stages.Update
+		Loss   loss.InfoNCE
+	}
+	adam := func(w *told, f func(*optim.AdamW)) {
+		o := w.Update.Optimizer.(optim.AdamW)
+		f(&o)
+		w.Update.Optimizer = o
+	}
+	for _, c := range []struct {
+		sets   string
+		steps  int
+		change func(*told)
+	}{
+		{"", 25, func(*told) {}},
+		{"", 30, func(w *told) { w.Update.WarmupSteps = 3 }}, // a tenth, rounded up as transformers does
+		{"", 31, func(w *told) { w.Update.WarmupSteps = 4 }},
+		{"optimizer.warmup_ratio=0", 25, func(w *told) { w.Update.WarmupSteps = 0 }},
+		{"optimizer.warmup_steps=7", 25, func(w *told) { w.Update.WarmupSteps = 7 }},
+		{"optimizer.lr=3", 25, func(w *told) { w.Update.LR = 3 }},
+		{"optimizer.schedule=cosine", 25, func(w *told) { w.Update.Schedule = optim.Cosine }},
+		{"optimizer.max_grad_norm=0.5", 25, func(w *told) { w.Update.MaxGradNorm = 0.5 }},
+		{"optimizer.betas=[0, 0.98]", 25, func(w *told) { adam(w, func(o *optim.AdamW) { o.Betas = []float64{0, 0.98} }) }},
+		{"optimizer.eps=1e-6", 25, func(w *told) { adam(w, func(o *optim.AdamW) { o.Eps = 1e-6 }) }},
+		{"optimizer.weight_decay=0.3", 25, func(w *told) { adam(w, func(o *optim.AdamW) { o.WeightDecay = 0.3 }) }},
+		{"optimizer={name: sgd, momentum: 0.8, weight_decay: 0.3}", 25, func(w *told) { w.Update.Optimizer = optim.SGD{Momentum: 0.8, WeightDecay: 0.3} }},
+		{"loss.scale=50", 25, func(w *told) { w.Loss.Scale = 50 }},
+		{"loss.temperature=0.01", 25, func(w *told) { w.Loss.Scale = 100 }},
+		{"loss.similarity=dot", 25, func(w *told) { w.Loss.Dot = true }},
+		{"loss.mask_duplicates=false", 25, func(w *told) { w.Loss.MaskDuplicates = false }},
+		{"loss.directions=[query_to_doc, doc_to_query]", 25, func(w *told) { w.Loss.Directions = []loss.Direction{loss.QueryToDoc, loss.DocToQuery} }},
+		{"loss.partition_mode=per_direction", 25, func(w *told) { w.Loss.PerDirection = true }},
+	} {
+		var sets []string
+		if c.sets != "" {
+			sets = append(sets, c.sets)
+		}
+		r, err := Parse("r.yaml", []byte(minimal), sets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := told{
+			stages.Update{Optimizer: optim.AdamW{Betas: []float64{0.9, 0.999}, Eps: 1e-8, WeightDecay: 0.01}, LR: 2e-5, Schedule: optim.Linear, WarmupSteps: 3, TotalSteps: c.steps, MaxGradNorm: 1},
+			loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, MaskDuplicates: true},
+		}
+		c.change(&want)
+		if got := (told{r.update(c.steps), r.loss()}); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s, %d steps: %+v, want %+v", c.sets, c.steps, got, want)
+		}
 	}
 }
 
@@ -176,6 +233,9 @@ func TestErrors(t *testing.T) {
 		{"model: {path: a}\nmodel: {path: b}", "r.yaml"},
 		{"model: {path: a", "r.yaml"},
 		{"a: &x 1\nb: *x", "r.yaml:1: anchors are not used in recipes"},
+		{"b: *x", "r.yaml:1: aliases are not used in recipes"},
+		{"model:\n  path: a\n  path: b\n", "r.yaml:3: "},
+		{"model: {path: m}\n\nbatch: {global_size: 4\n", "r.yaml:3: "},
 		{"", "model.path: is missing"},
 		{"", "data.train: is missing"},
 		{"", "save.dir: is missing: the folder for the run (--out sets it)"},
@@ -195,6 +255,22 @@ func TestErrors(t *testing.T) {
 		_, err := Parse("r.yaml", []byte(minimal), []string{set})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("--set %s: error %v, want %q", set, err, want)
+		}
+	}
+	for text, want := range map[string]string{ // one mistake, one error
+		"train: {epochs: many}":     "train.epochs: want a whole number",
+		"train: {epochs: \"3\"}":    "train.epochs: want a whole number",
+		"batch: {global_size: 1.5}": "batch.global_size: want a whole number",
+		"optimizer: 3":              "optimizer: want a mapping",
+		"model: 3":                  "model: want a mapping",
+		"loss: {scale: big}":        "loss.scale: want a number",
+	} {
+		_, err := Parse("r.yaml", []byte(text+"\n"), []string{"model.path=m", "save.dir=x", "data.train=[{path: d, query: q, positive: p}]"})
+		if strings.HasPrefix(text, "model") {
+			_, err = Parse("r.yaml", []byte(text+"\n"), []string{"save.dir=x", "data.train=[{path: d, query: q, positive: p}]"})
+		}
+		if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error\n%v\nwant %q alone", text, err, want)
 		}
 	}
 	// Everything wrong is reported at once.

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
@@ -202,6 +204,9 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 		if err := x.Save(stages.Stream(t), dir); err != nil {
 			return fmt.Errorf("saving the model: %w", err)
 		}
+		if err := forget(x.Recipe.Save.Dir); err != nil {
+			return fmt.Errorf("save.dir: %w", err)
+		}
 		out.Put(t, dir)
 		return nil
 	})
@@ -296,6 +301,11 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	now := time.Now()
 	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now}
 	if x.Main() {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, leftBehind(dir))
+			}
+		}()
 		file, err := x.begin(dir)
 		if err != nil {
 			return nil, fmt.Errorf("save.dir: %w", err)
@@ -343,9 +353,51 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	return s, nil
 }
 
+// A run into a folder that holds the model of another one replaces it at its end only. Until then the other run's recipe and metrics, which
+// belong to that model, have this suffix.
+const previous = ".previous"
+
+var runFiles = []string{"metrics.jsonl", "recipe.yaml"}
+
+// setAside gives the files of the run whose model is in the folder their suffix. If they have it, what is without is that of a
+// run that failed.
+func setAside(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml"+previous)); err == nil || !hfmodel.IsModel(filepath.Join(dir, "model")) {
+		return nil
+	}
+	for _, name := range runFiles { // the recipe last: it tells that both are done
+		path := filepath.Join(dir, name)
+		if err := os.Rename(path, path+previous); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget removes what was set aside: its model has been replaced.
+func forget(dir string) error {
+	for _, name := range runFiles {
+		if err := os.Remove(filepath.Join(dir, name+previous)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// leftBehind tells, after a failure, whose the folder's model is.
+func leftBehind(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml"+previous)); err != nil {
+		return nil
+	}
+	return fmt.Errorf("%s is still that of the run before: recipe.yaml%s and metrics.jsonl%s belong to it", filepath.Join(dir, "model"), previous, previous)
+}
+
 // begin makes the run's folder, with the recipe and an empty metrics.jsonl.
 func (x *Run) begin(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	if err := setAside(dir); err != nil {
 		return nil, err
 	}
 	text, err := x.Recipe.YAML()

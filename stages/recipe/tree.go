@@ -1,10 +1,12 @@
 package recipe
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 
+	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 )
@@ -48,7 +50,11 @@ func readTree(path string) (*node, error) {
 func parseTree(name string, data []byte) (*node, error) {
 	f, err := parser.ParseBytes(data, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %s", name, firstLine(err))
+		line, what := syntax(err)
+		if line > 0 {
+			name = fmt.Sprintf("%s:%d", name, line)
+		}
+		return nil, fmt.Errorf("%s: %s", name, what)
 	}
 	root := &node{at: name, kind: mapping}
 	if len(f.Docs) > 1 {
@@ -67,10 +73,14 @@ func parseTree(name string, data []byte) (*node, error) {
 	return n, nil
 }
 
-// firstLine drops the excerpt that the YAML library appends, and its colours.
-func firstLine(err error) string {
-	s, _, _ := strings.Cut(err.Error(), "\n")
-	return s
+// syntax is the line and the message of the YAML library's error, without the excerpt that it appends, and its colours.
+func syntax(err error) (line int, what string) {
+	var at yaml.Error
+	if errors.As(err, &at) && at.GetToken() != nil {
+		return at.GetToken().Position.Line, at.GetMessage()
+	}
+	what, _, _ = strings.Cut(err.Error(), "\n")
+	return 0, what
 }
 
 func convert(at func(line int) string, n ast.Node) (*node, error) {
@@ -107,7 +117,11 @@ func convert(at func(line int) string, n ast.Node) (*node, error) {
 			return nil, err
 		}
 	default:
-		return nil, fmt.Errorf("%s: %s are not used in recipes", out.at, strings.ToLower(n.Type().String())+"s")
+		what := strings.ToLower(n.Type().String())
+		if n.Type() == ast.AliasType {
+			what = "aliase"
+		}
+		return nil, fmt.Errorf("%s: %ss are not used in recipes", out.at, what)
 	}
 	return out, nil
 }
@@ -125,7 +139,8 @@ func (n *node) addEntry(at func(int) string, v *ast.MappingValueNode) error {
 	return nil
 }
 
-// set applies one --set argument, "a.b=c": c is YAML. Elements of lists are addressed by number, "data.train.0.path=x".
+// set applies one --set argument, "a.b=c": c is YAML. Elements of lists are addressed by number, "data.train.0.path=x" or, as
+// errors have it, "data.train[0].path=x".
 func (n *node) set(arg string) error {
 	path, text, ok := strings.Cut(arg, "=")
 	at := "--set " + arg
@@ -134,7 +149,8 @@ func (n *node) set(arg string) error {
 	}
 	f, err := parser.ParseBytes([]byte(text), 0)
 	if err != nil {
-		return fmt.Errorf("%s: %s", at, firstLine(err))
+		_, what := syntax(err)
+		return fmt.Errorf("%s: %s", at, what)
 	}
 	value := &node{at: at, kind: null}
 	if len(f.Docs) > 0 && f.Docs[0].Body != nil {
@@ -142,6 +158,7 @@ func (n *node) set(arg string) error {
 			return err
 		}
 	}
+	path = indices.ReplaceAllStringFunc(path, func(i string) string { return "." + i[1:len(i)-1] })
 	for {
 		key, rest, more := strings.Cut(path, ".")
 		slot, err := n.slot(key, at)

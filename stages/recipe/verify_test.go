@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/hfmodel"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/recipe"
 )
@@ -41,13 +42,7 @@ func freshRecipe(t *testing.T, seed uint64, sets ...string) recipe.Recipe {
 		t.Fatal(err)
 	}
 	model := filepath.Join(dir, "model")
-	err = newmodel.Create(model, newmodel.Spec{Hidden: 64, Layers: 3, MaxLength: 32, Vocab: 300, Dropout: 0.1, Lowercase: true, Seed: seed}, func(yield func(string) bool) {
-		for _, s := range texts {
-			if !yield(s) {
-				return
-			}
-		}
-	})
+	err = newmodel.Create(t.Context(), model, newmodel.Spec{Hidden: 64, Layers: 3, MaxLength: 32, Vocab: 300, Dropout: 0.1, Lowercase: true, Seed: seed}, newmodel.Texts(texts))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,5 +86,38 @@ func TestVerifyFresh(t *testing.T) {
 		if ok != (fault == "") || fault == "" && !noise {
 			t.Errorf("fault %q: ok is %t, held against noise %t\n%s", fault, ok, noise, rows)
 		}
+	}
+}
+
+// The folder that a run leaves says what the recipe said, and settings that are hardly meant are noted.
+func TestSavedFolder(t *testing.T) {
+	r := freshRecipe(t, 1, "train.max_steps=1", "loss.similarity=dot", "batch.accumulate=99", "data.train[0].prompts={query: \"q: \", document: \"d: \"}", "model.pooling=cls", "model.normalize=false")
+	var notes []string
+	x, err := recipe.Open(t.Context(), r, recipe.Observer{Note: func(n string) { notes = append(notes, n) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	all := strings.Join(notes, "\n")
+	for _, want := range []string{"all 1 steps are warm-up (1 steps): the learning rate comes to 0, not to optimizer.lr: 2e-05", "batch.accumulate is 99, but an epoch has 3 batches"} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no note that %q in\n%s", want, all)
+		}
+	}
+	s, err := x.Train(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := hfmodel.Open(s.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.MaxSeqLength != 32 || f.Normalize || f.Pooling.Mode != hfmodel.CLS || f.Prompts["query"] != "q: " || f.Prompts["document"] != "d: " {
+		t.Errorf("%+v", f)
+	}
+	text, err := os.ReadFile(filepath.Join(s.Model, "config_sentence_transformers.json"))
+	if err != nil || !strings.Contains(string(text), `"similarity_fn_name": "dot"`) {
+		t.Errorf("%s %v", text, err)
 	}
 }

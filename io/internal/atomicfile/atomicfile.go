@@ -37,50 +37,69 @@ const closeBeforeRename = runtime.GOOS == "windows"
 
 // Write replaces the file at path by what write writes. If write or anything after it fails, the previous file is
 // still there and unchanged, and the error names path; on a full disk it also says how much was missing.
-func Write(path string, write func(io.Writer) error) (err error) {
-	tmp := sibling(path, "partial")
-	f, err := openFile(tmp)
+func Write(path string, write func(io.Writer) error) error {
+	f, err := Create(path)
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	open := true
-	defer func() {
-		if err == nil {
-			return
-		}
-		written, _ := f.Seek(0, io.SeekEnd)
-		// Removed before it is closed: once the lock is gone, the name may be another writer's.
-		if !closeBeforeRename {
-			os.Remove(tmp)
-		}
-		if open {
-			f.Close()
-		}
-		if closeBeforeRename {
-			os.Remove(tmp)
-		}
-		err = explain("write "+path, path, written, err)
-	}()
-	if err = write(f); err != nil {
 		return err
 	}
-	if err = f.Sync(); err != nil {
-		return err
+	if err := write(f); err != nil {
+		return f.Abort(err)
+	}
+	return f.Commit()
+}
+
+// File is a file that is being written beside the one that it will replace. It ends with Commit or Abort.
+type File struct {
+	*os.File
+	path string
+	done bool
+}
+
+// Create begins to write the file that will be at path.
+func Create(path string) (*File, error) {
+	f, err := openFile(sibling(path, "partial"))
+	if err != nil {
+		return nil, fmt.Errorf("write %s: %w", path, err)
+	}
+	return &File{File: f, path: path}, nil
+}
+
+// Commit brings the file to disk and gives it its name. After an error, which is as Write's, the previous one is still there.
+func (f *File) Commit() error {
+	if err := f.Sync(); err != nil {
+		return f.Abort(err)
 	}
 	if closeBeforeRename {
-		open = false
-		if err = f.Close(); err != nil {
-			return err
+		if err := f.Close(); err != nil {
+			return f.Abort(err)
 		}
 	}
-	if err = os.Rename(tmp, path); err != nil {
-		return err
+	if err := os.Rename(f.Name(), f.path); err != nil {
+		return f.Abort(err)
 	}
-	if open {
-		open = false
-		f.Close() // it is synced and in its place: a late error of close can't undo that
+	f.done = true
+	f.Close() // it is synced and in its place: a late error of close can't undo that
+	return SyncDir(filepath.Dir(f.path))
+}
+
+// Abort removes what was written, because of cause (nil if there is none): it returns that as Write does. It does nothing after Commit or
+// Abort.
+func (f *File) Abort(cause error) error {
+	if f.done {
+		return cause
 	}
-	return SyncDir(filepath.Dir(path))
+	f.done = true
+	written, _ := f.Seek(0, io.SeekEnd)
+	// Removed before it is closed, where that can be: once the lock is gone, the name may be another writer's.
+	if closeBeforeRename {
+		f.Close()
+	}
+	os.Remove(f.Name())
+	f.Close()
+	if cause == nil {
+		return nil
+	}
+	return explain("write "+f.path, f.path, written, cause)
 }
 
 // WriteDir replaces the folder dir by what fill puts into the empty folder it is given. If fill or anything after it

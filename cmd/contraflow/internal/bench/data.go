@@ -129,13 +129,7 @@ func (in *Input) makeModel(ctx context.Context) error {
 	}
 	in.say("training a vocabulary, for random weights of MiniLM-L6's shape\n")
 	in.Model = filepath.Join(in.temporary, "model")
-	return newmodel.Create(in.Model, miniLM, func(yield func(string) bool) {
-		for _, t := range texts {
-			if !yield(t) {
-				return
-			}
-		}
-	})
+	return newmodel.Create(ctx, in.Model, miniLM, newmodel.Texts(texts))
 }
 
 // open opens the data.

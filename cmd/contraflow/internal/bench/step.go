@@ -159,8 +159,8 @@ func (t *Training) budget(b recipe.Batch) int64 {
 		return 0
 	case b.Cache == "never":
 		return -1
-	case b.ReplayBudget > 0:
-		return int64(b.ReplayBudget)
+	case b.ReplayBudget != nil:
+		return int64(*b.ReplayBudget)
 	}
 	return t.device.Info().FreeMemory / 2
 }
@@ -197,7 +197,7 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 	contributions := stages.Backward(g, subs, grads, t.enc)
 	opt := r.Optimizer
 	results, err := stages.Apply(g, contributions, grads, t.enc, stages.Update{
-		Optimizer: optim.AdamW{Beta1: opt.Betas[0], Beta2: opt.Betas[1], Eps: opt.Eps, WeightDecay: opt.WeightDecay},
+		Optimizer: optim.AdamW{Betas: opt.Betas, Eps: opt.Eps, WeightDecay: opt.WeightDecay},
 		LR:        opt.LR, Schedule: optim.Constant, MaxGradNorm: opt.MaxGradNorm,
 	})
 	if err != nil {
