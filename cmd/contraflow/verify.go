@@ -19,7 +19,8 @@ func newVerify() *cobra.Command {
 		Long: `verify-grads computes the gradient of one step on the recipe's first rows in every way that training may compute it (sub-batches,
 replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
 double precision, which in turn is compared with a finite difference of the loss. It prints a row for each and exits with 1 if
-any error is more than rounding.`,
+any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, a plain computation in single
+precision on the reference device tells, in a row of its own, and the limit follows it.`,
 		Example: "  contraflow verify-grads -c recipe.yaml --replicas 1,2,4 --shards 1,2 --sub-batch 8,32 --accumulate 1,3",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
