@@ -175,7 +175,7 @@ func (x *Run) paperModel() (*transformer.Model, error) {
 func (x *Run) loadModel() (err error) {
 	o := x.Recipe.modelOptions()
 	o.Own = x.ranks.Own()
-	x.model, err = x.newModelOn(x.stream, o, nil)
+	x.model, err = x.newModelOn(x.device, x.stream, o, nil)
 	return err
 }
 
@@ -192,13 +192,13 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 }
 
 // newModelOn loads the folder's model; change may alter its configuration.
-func (x *Run) newModelOn(s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
+func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	head, err := embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
 	if err != nil {
 		return nil, err
 	}
 	o.Tuning = x.Recipe.tuning()
-	return embedder.LoadModel(x.folder, s.Device(), s, head, o, x.configure(change))
+	return embedder.LoadModel(x.folder, d, s, head, o, x.configure(change))
 }
 
 func (x *Run) openData(ctx context.Context) error {

@@ -305,7 +305,7 @@ func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, err
 		return nil, err
 	}
 	defer s.Close()
-	m, err := v.x.newModelOn(s, transformer.Options{DType: w.dtype, CheckpointEvery: w.every, Own: ranks.Own()}, func(c *transformer.Config) {
+	m, err := v.x.newModelOn(device, s, transformer.Options{DType: w.dtype, CheckpointEvery: w.every, Own: ranks.Own()}, func(c *transformer.Config) {
 		if c.HiddenDropout == 0 && c.AttentionDropout == 0 {
 			c.HiddenDropout, c.AttentionDropout = w.dropout, w.dropout
 		}
