@@ -146,5 +146,5 @@ func (e *Encoder) pass(s gpustage.Stream, sub SubBatch, step int) *transformer.P
 		e.kept = e.kept[:n-1]
 		return last
 	}
-	return e.Model.Forward(s, e.arena, sub.rows(e.replay, step), true, true)
+	return e.Model.Replay(s, e.arena, sub.rows(e.replay, step))
 }

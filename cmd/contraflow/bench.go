@@ -186,7 +186,7 @@ func newBenchLayers(f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "layers",
 		Short: "Activation checkpointing: peak memory and time by the number of layers",
-		Long: `layers runs a kept forward pass and its backward through models of BERT's shape with random weights, with activation checkpointing and
+		Long: `layers runs a replayed forward pass and its backward through models of BERT's shape with random weights, with activation checkpointing and
 without: peak and kept activations, and how many times as long it takes.`,
 		Example: `  contraflow bench layers
   contraflow bench layers --layers 4,16,64 --json`,

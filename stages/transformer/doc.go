@@ -10,7 +10,8 @@
 // row and normalizes it if the model says so. With Keep, the activations that the backward pass needs stay in the arena;
 // without, a layer's are gone when the next one starts. Both run the same ops on the same shapes, so an embedding, a kept one
 // and a replayed one have the same bits. Activation checkpointing keeps the input of every k-th layer only and computes the
-// layers between again during the backward pass.
+// layers between again during the backward pass; a pass that goes backward at once ([Model.Replay]) has its last
+// segment still.
 //
 // # What trains
 //

@@ -248,6 +248,16 @@ func TestFamiliesBitEqual(t *testing.T) {
 					t.Errorf("every %d: backward took %d bytes, predicted %d", every, a.Peak(), want.Backward)
 				}
 				again.Release()
+				soon := m.Replay(s, a, rows)
+				others, err := m.NewGradients()
+				if err != nil {
+					t.Fatal(err)
+				}
+				soon.Backward(upload64(t, s, gpustage.F32, rows.Len(), m.Config.Hidden, g.F64(t, "r")), others)
+				soon.Release()
+				if !bytes.Equal(gpustage.Bytes(floats(t, s, grads)), gpustage.Bytes(floats(t, s, others))) || a.Peak() > want.Backward {
+					t.Errorf("every %d: a pass that goes backward at once has other bits, or took %d bytes of %d", every, a.Peak(), want.Backward)
+				}
 				if a.Used() != 0 {
 					t.Errorf("%d bytes of the arena were not given back", a.Used())
 				}

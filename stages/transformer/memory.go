@@ -6,7 +6,7 @@ import "contraflow/gpustage"
 type Memory struct {
 	Forward  int // peak of a forward pass that keeps nothing
 	Kept     int // what stays of a kept forward pass
-	Backward int // peak of a kept forward pass and its backward, what it kept included
+	Backward int // peak of a kept or replayed forward pass and its backward, what it kept included
 }
 
 // Memory predicts what a sub-batch of the given rows takes. It runs the passes themselves on a device that computes
@@ -31,5 +31,9 @@ func (m *Model) Memory(lengths []int) Memory {
 	mem.Kept = a.Used()
 	p.Backward(p.embeddings, m.Trained())
 	mem.Backward = a.Peak()
+	a = gpustage.DryArena()
+	p = dry.Replay(s, a, rows)
+	p.Backward(p.embeddings, m.Trained())
+	mem.Backward = max(mem.Backward, a.Peak())
 	return mem
 }

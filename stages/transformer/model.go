@@ -44,7 +44,9 @@ type Model struct {
 	version  *gpustage.Version // of Params, but for what is frozen
 	constant *gpustage.Version // of what is frozen
 	bottom   place             // the lowest at which something trains
-	angles   *angles
+
+	biasTrains bool // the relative attention bias does
+	angles     *angles
 }
 
 // New allocates a model's parameters, all zero.
@@ -60,6 +62,9 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}}
+	if p, ok := m.Layout.Find(families[c.Family].names.relative + ".weight"); ok {
+		m.biasTrains = m.Layout.Trains(p)
+	}
 	if o.Own != nil {
 		err := m.openPartial(o.Own(m.Layout))
 		m.chooseCheckpoints()
@@ -141,6 +146,10 @@ type Pass struct {
 	embed      embedActs
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment
+	soon       bool              // it goes backward at once: with activation checkpointing the last segment is not computed again
+	ahead      []layerActs       // of the last segment, if soon
+	behind     gpustage.Mark     // the arena without it
+	d, dPooled gpustage.Tensor   // [T, C], [B, C]: what a backward pass carries
 	last       gpustage.Tensor   // [T, C]: the last layer's output, where a norm follows
 	final      stats
 	pooled     gpustage.Tensor // [B, C]
@@ -151,7 +160,17 @@ type Pass struct {
 // Forward computes the embeddings [B, C] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
 // and everything it needs stays in the arena until Release; without, only the embeddings do.
 func (m *Model) Forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep bool) *Pass {
-	p := &Pass{m: m, s: s, a: a, start: a.Mark(), train: train && m.drops()}
+	return m.forward(s, a, r, train, keep, false)
+}
+
+// Replay is Forward in training for a pass that goes backward at once. It has the bits of any other. With activation checkpointing it leaves
+// the last segment's activations, where the backward pass begins, in the arena: one segment less to compute again, in no more memory.
+func (m *Model) Replay(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
+	return m.forward(s, a, r, true, true, true)
+}
+
+func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep, soon bool) *Pass {
+	p := &Pass{m: m, s: s, a: a, start: a.Mark(), train: train && m.drops(), soon: soon}
 	t, b, c := len(r.IDs), r.Len(), m.Config.Hidden
 	p.embeddings = a.Keep(s, m.DType, b, c)
 	p.pooled, p.length = p.embeddings, a.Keep(s, m.DType, 1, b)
@@ -252,6 +271,12 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 	}
 	for l := first; l < p.m.Config.Layers; l += every {
 		p.inputs = append(p.inputs, x)
+		if p.soon && l+every >= p.m.Config.Layers {
+			p.carry()
+			p.behind = p.a.Mark()
+			p.ahead, x = p.recompute(l, p.m.Config.Layers, x)
+			break
+		}
 		y := p.a.Keep(p.s, p.m.DType, x.Rows, x.Cols)
 		x = p.segment(l, min(l+every, p.m.Config.Layers), x, y)
 	}
@@ -340,28 +365,34 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	g := m.gradients(to)
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
-	t, c, layers := p.in.seqs.Tokens, m.Config.Hidden, m.Config.Layers
+	layers := m.Config.Layers
 
-	dPooled := dEmbeddings
+	if p.d.IsZero() {
+		p.carry()
+	}
+	d, dPooled := p.d, dEmbeddings
 	if m.Head.Normalize {
-		dPooled = p.keep(dEmbeddings.Rows, c)
+		dPooled = p.dPooled
 		s.NormalizeBackward(dPooled, dEmbeddings, p.embeddings, p.length)
 	}
-	d := p.keep(t, c)
 	s.PoolBackward(d, dPooled, p.in.seqs, m.Head.Pooling)
 	if n := m.w.finalNorm; !n.absent() {
 		p.normBackward(n, g.finalNorm, d, d, p.final, p.last)
 	}
-	if !g.relative.IsZero() {
-		p.clearRelativeGradient()
+	if bias := p.in.distances.gradient; !bias.IsZero() {
+		s.Fill(bias, 0)
 	}
 
 	if every := m.Options.CheckpointEvery; every > 0 {
 		for k := len(p.inputs) - 1; k >= 0; k-- {
 			from := m.Lowest() + k*every
 			end := min(from+every, layers)
-			segment := p.a.Mark()
-			acts := p.recompute(from, end, p.inputs[k])
+			segment, acts := p.a.Mark(), p.ahead
+			if end == layers && acts != nil {
+				segment = p.behind
+			} else {
+				acts, _ = p.recompute(from, end, p.inputs[k])
+			}
 			for l := end - 1; l >= from; l-- {
 				p.layerBackward(l, acts[l-from], d, g.layer(l), to)
 				p.done(to, l, partQKV)
@@ -374,9 +405,7 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 			p.done(to, l, partQKV)
 		}
 	}
-	if !g.relative.IsZero() {
-		p.relativeBackward(g.relative)
-	}
+	p.relativeBackward(g.relative)
 	if m.bottom < 0 {
 		index := p.in.ids
 		if !to.WordRows.IsZero() {
@@ -389,15 +418,27 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	}
 }
 
-// recompute runs layers from to to-1 again and keeps what their backward needs.
-func (p *Pass) recompute(from, to int, x gpustage.Tensor) []layerActs {
+// carry takes room for what a backward pass has throughout.
+func (p *Pass) carry() {
+	c := p.m.Config.Hidden
+	p.d = p.keep(p.in.seqs.Tokens, c)
+	if p.m.Head.Normalize {
+		p.dPooled = p.keep(p.in.seqs.Rows, c)
+	}
+	if r := &p.in.distances; p.m.biasTrains {
+		r.gradient = p.keep(r.bias.Rows, r.bias.Cols)
+	}
+}
+
+// recompute runs layers from to to-1 and keeps what their backward needs; it returns the last one's output as well.
+func (p *Pass) recompute(from, to int, x gpustage.Tensor) ([]layerActs, gpustage.Tensor) {
 	var acts []layerActs
 	for l := from; l < to; l++ {
 		y := p.keep(x.Rows, x.Cols)
 		acts = append(acts, p.layer(l, x, y))
 		x = y
 	}
-	return acts
+	return acts, x
 }
 
 // place is a place in a forward pass: before the layers it is negative, then each layer has those below.

@@ -10,7 +10,7 @@ import (
 // distances, added to the scores in all layers.
 type distances struct {
 	bias     gpustage.Tensor // [2R+1, H]: spread over distances
-	gradient gpustage.Tensor // its gradient, in a backward pass
+	gradient gpustage.Tensor // its gradient, in a backward pass, if it trains
 	buckets  gpustage.Tensor // i32 [1, 2R+1]: the bucket of each distance
 }
 
@@ -51,17 +51,9 @@ func (m *Model) spreadBias(s gpustage.Stream, a *gpustage.Arena) distances {
 	return r
 }
 
-// clearRelativeGradient makes room for the bias's gradient, which all layers add to.
-func (p *Pass) clearRelativeGradient() {
-	if r := &p.in.distances; !r.bias.IsZero() {
-		r.gradient = p.keep(r.bias.Rows, r.bias.Cols)
-		p.s.Fill(r.gradient, 0)
-	}
-}
-
-// relativeBackward adds it to g [buckets, H].
+// relativeBackward adds the bias's gradient, which all layers have added to, to g [buckets, H].
 func (p *Pass) relativeBackward(g gpustage.Tensor) {
-	if r := p.in.distances; !r.bias.IsZero() {
+	if r := p.in.distances; !r.gradient.IsZero() {
 		p.s.ScatterAdd(g, r.gradient, r.buckets)
 	}
 }

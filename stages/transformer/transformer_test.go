@@ -193,6 +193,16 @@ func TestBitEqual(t *testing.T) {
 		}
 		again.Backward(r, grads)
 		again.Release()
+		soon := m.Replay(s, a, rows)
+		others, err := m.NewGradients()
+		if err != nil {
+			t.Fatal(err)
+		}
+		soon.Backward(r, others)
+		if !bytes.Equal(gpustage.Bytes(floats(t, s, grads)), gpustage.Bytes(floats(t, s, others))) || !bytes.Equal(emb, gpustage.Bytes(floats(t, s, soon.Embeddings()))) {
+			t.Errorf("every %d: a pass that goes backward at once has other bits", every)
+		}
+		soon.Release()
 		if a.Used() != 0 {
 			t.Errorf("%d bytes of the arena were not given back", a.Used())
 		}

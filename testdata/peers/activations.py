@@ -68,7 +68,7 @@ for d in depths:
     plain, saving = d["plain"], d["activation_checkpointing"]
     print(f"{d['layers']:3d} layers: {plain['peak_bytes'] / 2**20:8.1f} MiB without, {saving['peak_bytes'] / 2**20:8.1f} MiB with (segments of "
           f"{d['layers_per_segment']}), time x {d['time_ratio']:.2f}")  # fmt: skip
-    wrong += [f"{d['layers']} layers: predicted {p['predicted_bytes']}, took {p['peak_bytes']}" for p in (plain, saving) if p["predicted_bytes"] != p["peak_bytes"]]
+    wrong += [f"{d['layers']} layers: predicted {p['predicted_bytes']}, took {p['peak_bytes']}" for p in (plain, saving) if not p["peak_bytes"] <= p["predicted_bytes"] <= 1.1 * p["peak_bytes"]]
     if d["time_ratio"] > 1.35:
         wrong.append(f"{d['layers']} layers take {d['time_ratio']:.2f} times as long")
 grown = depths[-1]["layers"] / depths[0]["layers"]

@@ -35,8 +35,8 @@ type LayersReport struct {
 	Depths  []LayersResult `json:"depths"`
 }
 
-// LayersResult is one depth. Peaks are of the arena, of a kept forward pass and its backward; predictions are Model.Memory's. Ratio is
-// the time with over that without, each the best of the rounds.
+// LayersResult is one depth. Peaks are of the arena, of a replayed forward pass and its backward; predictions, and what a
+// pass that waits for its backward keeps, are Model.Memory's. Ratio is the time with over that without, each the best of the rounds.
 type LayersResult struct {
 	Layers  int      `json:"layers"`
 	Plain   DeepPass `json:"plain"`
@@ -45,7 +45,7 @@ type LayersResult struct {
 	Segment int      `json:"layers_per_segment"`
 }
 
-// DeepPass is a forward and a backward pass.
+// DeepPass is a replayed forward and a backward pass.
 type DeepPass struct {
 	PeakBytes      int     `json:"peak_bytes"`
 	KeptBytes      int     `json:"kept_bytes"`
@@ -118,7 +118,7 @@ func measureDepth(ctx context.Context, d gpustage.Device, o LayersOptions, n int
 		}
 		defer k.grads.Mem.Free()
 		mem := k.model.Memory(lengths)
-		k.pass.PredictedBytes = mem.Backward
+		k.pass.PredictedBytes, k.pass.KeptBytes = mem.Backward, mem.Kept
 		if k.arena, err = gpustage.NewArena(d, mem.Backward); err != nil {
 			return r, err
 		}
@@ -132,8 +132,7 @@ func measureDepth(ctx context.Context, d gpustage.Device, o LayersOptions, n int
 				return r, err
 			}
 			start := time.Now()
-			p := k.model.Forward(s, k.arena, rows, true, true)
-			k.pass.KeptBytes = k.arena.Used()
+			p := k.model.Replay(s, k.arena, rows)
 			p.Backward(p.Embeddings(), k.grads)
 			p.Release()
 			if err := s.Sync(); err != nil {
