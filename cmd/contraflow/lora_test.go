@@ -69,7 +69,7 @@ func TestLoRA(t *testing.T) {
 	}
 	// Mistakes are found before the first step.
 	for set, want := range map[string]string{
-		"model.lora={targets: q_proj}":                                     `LoRA's target "q_proj" is no linear layer of this model; there are attention.self.query`,
+		"model.lora={targets: q_proj}":                                     `LoRA's target "q_proj" is no linear layer of this model above its 1 frozen layers; there are attention.self.query`,
 		"model.path=" + model:                                              "model.path is a LoRA adapter already; merge it into its model first: contraflow merge --model ",
 		"optimizer.groups=[{params: [classifier, pooler], lr: 1}]":         "optimizer.groups[0]: of what trains, no name that is not in a group before has classifier or pooler in it",
 		"model.freeze={layers: 9}":                                         "9 layers are to be frozen, the model has 3",

@@ -75,7 +75,7 @@ func newTrain() *cobra.Command {
 				return err
 			})
 			if err != nil && cmd.Context().Err() != nil {
-				return errors.New("interrupted: no model was saved")
+				return fmt.Errorf("%w: no model was saved", err)
 			}
 			return err
 		},
