@@ -106,8 +106,16 @@ func TestNCCLTrains(t *testing.T) {
 func TestNCCLStopped(t *testing.T) {
 	dir := workspace(t)
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Interrupt} {
-		cmds, said := underTorchrun(t, 4, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--out", filepath.Join(dir, "stopped"), "--set", "train.epochs=100000", "--set", "eval.every=0")
-		time.Sleep(1500 * time.Millisecond)
+		out := filepath.Join(dir, "stopped by "+sig.String())
+		cmds, said := underTorchrun(t, 4, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--out", out, "--set", "train.epochs=100000", "--set", "eval.every=0")
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // until steps are done
+			if info, err := os.Stat(filepath.Join(out, "metrics.jsonl")); err == nil && info.Size() > 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("no step in a minute: %s", said[0].String())
+			}
+		}
 		if err := cmds[2].Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
@@ -117,6 +125,7 @@ func TestNCCLStopped(t *testing.T) {
 			if err := cmd.Wait(); !errors.As(err, &exit) {
 				t.Errorf("rank %d: %v", rank, err)
 			}
+			t.Logf("rank %d ended after %v", rank, time.Since(began))
 			if text := said[rank].String(); !strings.Contains(text, "rank 2: stopped: "+sig.String()) {
 				t.Errorf("%v on rank 2: rank %d says\n%s", sig, rank, text)
 			}
