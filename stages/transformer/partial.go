@@ -172,7 +172,7 @@ func (p *Pass) sumNorm(l int) norm {
 const VisitWords = -1
 
 // Visits lists what a sub-batch's passes ask a Feed for, in their order: those of a forward pass (kept or not), of its backward
-// pass, or of both. A layer that is asked for twice in a row comes once.
+// pass, or of a replay and its backward pass. A layer that is asked for twice in a row comes once.
 func (m *Model) Visits(forward, backward bool) (layers []int) {
 	visit := func(l int) {
 		if n := len(layers); n == 0 || layers[n-1] != l {
@@ -198,7 +198,7 @@ func (m *Model) Visits(forward, backward bool) (layers []int) {
 	}
 	for from := last / every * every; from >= 0; from -= every {
 		end := min(from+every, last+1)
-		for l := from; l < end; l++ {
+		for l := from; l < end && !(forward && end == last+1); l++ { // a replay leaves the last segment
 			visit(l)
 		}
 		for l := end - 1; l >= from; l-- {

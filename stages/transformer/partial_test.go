@@ -80,12 +80,21 @@ func TestPartial(t *testing.T) {
 			for i, vs := 0, gpustage.Slice[float32](d); i < len(vs); i++ {
 				vs[i] = float32(i%7) - 3
 			}
-			run := func(m *Model, to Gradients) []byte {
+			run := func(m *Model, replay bool, to Gradients) []byte {
 				a, err := gpustage.NewArena(m.Device, whole.Memory([]int{2, 3}).Backward)
 				if err != nil {
 					t.Fatal(err)
 				}
-				p := m.Forward(s, a, rows, true, true)
+				var p *Pass
+				if replay {
+					p = m.Replay(s, a, rows)
+				} else {
+					p = m.Forward(s, a, rows, true, true)
+					if m == part && !slices.Equal(f.asked, m.Visits(true, false)) {
+						t.Errorf("%s: a kept pass asks for %v, Visits says %v", name, f.asked, m.Visits(true, false))
+					}
+					f.asked = nil
+				}
 				out := bytes.Clone(hostBytes(p.Embeddings()))
 				p.BackwardTo(d, to)
 				if err := s.Sync(); err != nil {
@@ -94,27 +103,30 @@ func TestPartial(t *testing.T) {
 				return out
 			}
 			flat, _ := whole.NewGradients()
-			want := run(whole, Gradients{Flat: flat})
-			apart, _ := whole.NewGradients()
+			want := run(whole, false, Gradients{Flat: flat})
 			word := whole.Layout.Word()
 			index, _ := gpustage.NewTensor(whole.Device, gpustage.I32, 1, len(rows.IDs))
 			s.CopyIn(index, gpustage.Bytes(rows.IDs))
 			from, to := whole.Layout.Span(-1)
-			got := run(part, Gradients{
-				Rest: apart.Columns(from, to), WordRows: whole.Layout.View(apart, word), WordIndex: index,
-				Layer: func(l int) gpustage.Tensor {
-					from, to := whole.Layout.Span(l)
-					return apart.Columns(from, to)
-				},
-			})
-			if !bytes.Equal(got, want) {
-				t.Errorf("%s: embeddings differ", name)
-			}
-			if !bytes.Equal(hostBytes(apart), hostBytes(flat)) {
-				t.Errorf("%s: gradients differ", name)
-			}
-			if visits := part.Visits(true, true); !slices.Equal(f.asked, visits) {
-				t.Errorf("%s, activation checkpointing every %d: the passes ask for %v, Visits says %v", name, every, f.asked, visits)
+			for _, replay := range []bool{false, true} {
+				apart, _ := whole.NewGradients()
+				f.asked = nil
+				got := run(part, replay, Gradients{
+					Rest: apart.Columns(from, to), WordRows: whole.Layout.View(apart, word), WordIndex: index,
+					Layer: func(l int) gpustage.Tensor {
+						from, to := whole.Layout.Span(l)
+						return apart.Columns(from, to)
+					},
+				})
+				if !bytes.Equal(got, want) {
+					t.Errorf("%s: embeddings differ", name)
+				}
+				if !bytes.Equal(hostBytes(apart), hostBytes(flat)) {
+					t.Errorf("%s: gradients differ", name)
+				}
+				if visits := part.Visits(replay, true); !slices.Equal(f.asked, visits) {
+					t.Errorf("%s, activation checkpointing every %d, replayed %v: the passes ask for %v, Visits says %v", name, every, replay, f.asked, visits)
+				}
 			}
 			f.asked = nil
 			a, _ := gpustage.NewArena(part.Device, whole.Memory([]int{2, 3}).Forward)
