@@ -354,5 +354,11 @@ func (t *Task) Context() context.Context { return t.ctx }
 // Lane is the lane that the task runs on, as the device opened it; nil in the host pool.
 func (t *Task) Lane() Lane { return t.lane }
 
+// EndRun makes the step that the task belongs to the run's last one. All of that step is still done; of later steps, which are not
+// begun, only what comes before their batches are split (up to the edges' capacities, as ever). The task must be one that the
+// stages behind the split wait for in the next step, by a Loop, and call this before it puts what they wait for: then ranks that
+// run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's.
+func (t *Task) EndRun() { t.run.events <- event{id: t.id, endRun: true} }
+
 // Ended tells a batching stage that its stream has ended and that this is its last call.
 func (t *Task) Ended() bool { return t.ended }

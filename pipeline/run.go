@@ -7,6 +7,8 @@ import (
 	"io"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -28,6 +30,12 @@ func WithTrace(t *Tracer) RunOption { return func(r *running) { r.tracer = t } }
 // FirstStep numbers the run's first step; a resumed run does not begin at 0.
 func FirstStep(n int) RunOption { return func(r *running) { r.first = n } }
 
+// WhenStalled makes a run that has heard of nothing for so long say what runs and who waits for what; again after twice as long,
+// and so on.
+func WhenStalled(after time.Duration, say func(report string)) RunOption {
+	return func(r *running) { r.patience, r.stalled = after, say }
+}
+
 // running is one run of a plan: the coordinator, which alone touches the core and the values, and the goroutines of
 // lanes and host workers, which talk to it through events. Every goroutine ends before Run returns.
 type running struct {
@@ -47,6 +55,10 @@ type running struct {
 
 	values map[item]value
 	err    error
+
+	patience time.Duration // 0: for ever
+	stalled  func(string)
+	busy     map[taskID]time.Time // tasks that run, since when
 }
 
 type value struct {
@@ -69,13 +81,15 @@ type event struct {
 	last bool
 	end  bool
 	err  error
+
+	endRun bool // nothing else is set but id
 }
 
 // Run runs the plan until its sources have ended and everything they gave has been worked through, an error occurs, or
 // ctx is cancelled. The error names stage and item. A plan can run more than once, but not twice at a time if its stages keep
 // state.
 func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
-	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}}
+	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}, busy: map[taskID]time.Time{}}
 	for _, o := range opts {
 		o(r)
 	}
@@ -122,18 +136,48 @@ func (r *running) fail(err error) {
 func (r *running) coordinate() {
 	r.act(r.core.begin())
 	done := r.ctx.Done()
+	var alarm *time.Timer
+	var late <-chan time.Time
+	if r.patience > 0 {
+		alarm = time.NewTimer(r.patience)
+		defer alarm.Stop()
+		late = alarm.C
+	}
+	quiet := r.patience
 	for !r.core.idle() {
 		select {
 		case <-done:
 			done = nil
 			r.stopped()
+		case <-late:
+			r.stalled(r.report(quiet))
+			quiet *= 2
+			alarm.Reset(quiet)
 		case e := <-r.events:
 			r.handle(e)
+			if alarm != nil {
+				quiet = r.patience
+				alarm.Reset(quiet)
+			}
 		}
 	}
 	if r.err == nil && !r.core.complete() {
 		r.fail(r.core.stuck())
 	}
+}
+
+// report says what runs, longest first, and who waits for what.
+func (r *running) report(quiet time.Duration) string {
+	var tasks []taskID
+	for id := range r.busy {
+		tasks = append(tasks, id)
+	}
+	slices.SortFunc(tasks, func(a, b taskID) int { return r.busy[a].Compare(r.busy[b]) })
+	var lines []string
+	for _, id := range tasks {
+		lines = append(lines, fmt.Sprintf("%v runs on %s since %v", id, r.plan.laneName(id.stage.place), time.Since(r.busy[id]).Round(time.Second)))
+	}
+	return fmt.Sprintf("nothing has happened for %v: %s", quiet, strings.Join(append(lines, r.core.waits()...), "; "))
 }
 
 // stopped ends the run with the reason for which its context was cancelled from outside.
@@ -144,6 +188,10 @@ func (r *running) stopped() {
 }
 
 func (r *running) handle(e event) {
+	if e.endRun {
+		r.core.endWith(e.id.index.Step)
+		return
+	}
 	if e.port != nil {
 		idx, rep := r.core.put(e.id, e.port, e.last)
 		r.values[item{e.port, idx}] = e.v
@@ -155,6 +203,7 @@ func (r *running) handle(e event) {
 	} else if e.err != nil && r.err == nil {
 		r.fail(fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err))
 	}
+	delete(r.busy, e.id)
 	r.act(r.core.done(e.id, e.end))
 }
 
@@ -165,6 +214,7 @@ func (r *running) act(rep reply) {
 	}
 	for _, id := range rep.start {
 		c := r.call(id)
+		r.busy[id] = time.Now()
 		if id.stage.place.Host {
 			r.host <- c
 		} else {

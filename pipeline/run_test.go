@@ -396,3 +396,93 @@ func BenchmarkTask(b *testing.B) {
 		b.Fatal(err)
 	}
 }
+
+// A step that ends the run is completed, later ones are not begun, and how far what precedes them has come does not depend on
+// timing: ranks exchange headers there.
+func TestEndRun(t *testing.T) {
+	checkGoroutines(t)
+	for try := range 20 {
+		g := New("ends")
+		nap := func() { time.Sleep(rand.N(time.Millisecond)) }
+		rows := Map(g, "tokenize", Source(g, "source", count(100)), func(_ *Task, v int) (int, error) { nap(); return v, nil }, Parallel(2))
+		bat := g.Stage("batch")
+		row := In(bat, "row", rows)
+		batches := Batches[int](bat, "batches")
+		bat.Do(func(t *Task) error {
+			if !t.Ended() {
+				batches.Put(t, row.Get(t), true)
+			}
+			return nil
+		})
+		headers := 0
+		header := Map(g, "header", batches.Port, func(_ *Task, v int) (int, error) { nap(); headers++; return v, nil })
+		split := g.Stage("split")
+		In(split, "batch", header, Capacity(1))
+		subs := Fan[int](split, "subs")
+		split.Do(func(t *Task) error { subs.Put(t, 0); subs.Put(t, 1); return nil })
+		weights := Later[int](g, "weights")
+		var embedded atomic.Int64
+		emb := g.Stage("embed", On(0, Compute))
+		In(emb, "sub", subs.Port)
+		Loop(emb, "weights", weights, 0)
+		embs := Out[int](emb, "embeddings")
+		emb.Do(func(t *Task) error { nap(); embedded.Add(1); embs.Put(t, 0); return nil })
+		update := g.Stage("update", At(Step))
+		Collect(update, "embeddings", embs.Port)
+		out := Out[int](update, "weights")
+		update.Do(func(t *Task) error {
+			if t.Index.Step == 3 {
+				t.EndRun()
+			}
+			out.Put(t, 0)
+			return nil
+		})
+		Bind(weights, out)
+		var saved []int
+		Sink(g, "save", out.Port, func(t *Task, _ int) error { nap(); saved = append(saved, t.Index.Step); return nil })
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(saved, embedded.Load()); got != "[0 1 2 3] 8" {
+			t.Errorf("try %d: saved steps and embedded sub-batches %s, want 0 to 3 and 8", try, got)
+		}
+		if want := 4 + 3; headers != want { // two on the edge to embed, one on that to split
+			t.Errorf("try %d: %d headers, want %d", try, headers, want)
+		}
+	}
+}
+
+// A run that hears of nothing says what runs and who waits.
+func TestWhenStalled(t *testing.T) {
+	checkGoroutines(t)
+	g := New("sums")
+	hold := make(chan struct{})
+	summing(g, 1, 1, func(t *Task, v int) error {
+		if v == 1 {
+			<-hold
+		}
+		return nil
+	})
+	p, err := g.Build(Devices(fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	err = p.Run(context.Background(), WhenStalled(20*time.Millisecond, func(report string) {
+		if said = append(said, report); len(said) == 2 {
+			close(hold)
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"nothing has happened for 20ms: embed(0.0.1) runs on cpu compute since", "nothing has happened for 40ms: embed(0.0.1) runs on"} {
+		if !strings.HasPrefix(said[i], want) || !strings.Contains(said[i], `update(0) waits for "embeddings" of stage "embed"`) {
+			t.Errorf("report %d: %s", i, said[i])
+		}
+	}
+}

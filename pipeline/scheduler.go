@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -92,6 +93,7 @@ type core struct {
 
 	step, batch int // the next batch to be emitted
 	first       int // the run's first step
+	final       int // the run's last step, if a stage has said so
 	halted      bool
 }
 
@@ -100,6 +102,7 @@ func newCore(p *Plan, firstStep int) *core {
 		plan: p, st: make([]stageState, len(p.stages)), lanes: map[Placement]*laneState{}, workers: p.workers,
 		steps: map[int]*stepState{}, counts: map[*Stage]map[Index]int{}, growing: map[*Stage]map[Index]int{},
 		have: map[*port]map[Index]int{}, open: make([]map[Index]bool, len(p.edges)), step: firstStep, first: firstStep,
+		final: math.MaxInt,
 	}
 	for i := range c.st {
 		c.st[i].units = map[Index]int{}
@@ -126,6 +129,15 @@ func (c *core) begin() reply {
 
 // halt makes the core start nothing more: what runs is still counted as it returns.
 func (c *core) halt() { c.halted = true }
+
+// endWith makes a step the last one.
+func (c *core) endWith(step int) { c.final = min(c.final, step) }
+
+// beyond tells that a task belongs to a step that will not be. What comes before a split still runs: how far it has come by now is
+// a matter of timing, how far it comes before it has no more room is not.
+func (c *core) beyond(t taskID) bool {
+	return t.stage.level != Stream && !t.stage.early && t.index.Step > c.final
+}
 
 func (c *core) take() reply {
 	r := c.reply
@@ -404,7 +416,7 @@ func (c *core) schedule() {
 func (c *core) startLanes() {
 	for _, pl := range c.plan.lanes {
 		l := c.lanes[pl]
-		if !l.busy && len(l.queue) > 0 && c.ready(l.queue[0]) {
+		if !l.busy && len(l.queue) > 0 && !c.beyond(l.queue[0]) && c.ready(l.queue[0]) {
 			t := l.queue[0]
 			l.queue = l.queue[1:]
 			l.busy = true
@@ -424,7 +436,7 @@ func (c *core) startStages() (ended bool) {
 		}
 		for {
 			t, ok := c.next(s)
-			if !ok || !c.ready(t) {
+			if !ok || c.beyond(t) || !c.ready(t) {
 				break
 			}
 			if s.place.Host {
@@ -603,6 +615,14 @@ func (c *core) idle() bool {
 }
 
 func (c *core) complete() bool {
+	if c.final < math.MaxInt {
+		for step := range c.steps {
+			if step <= c.final {
+				return false
+			}
+		}
+		return c.step > c.final
+	}
 	for i := range c.st {
 		if len(c.st[i].queue) > 0 || c.plan.stages[i].level == Stream && !c.st[i].ended {
 			return false
@@ -618,7 +638,11 @@ func (c *core) complete() bool {
 
 // stuck says who waits for what when nothing runs and something is left: a stage that put nothing, as a rule.
 func (c *core) stuck() error {
-	var waits []string
+	return fmt.Errorf("graph %q: nothing can run: %s", c.plan.name, strings.Join(c.waits(), "; "))
+}
+
+// waits lists what the heads of all queues wait for.
+func (c *core) waits() (waits []string) {
 	describe := func(t taskID) {
 		for _, e := range t.stage.in {
 			if !t.ended && !c.available(e, t.index) {
@@ -643,5 +667,5 @@ func (c *core) stuck() error {
 			describe(t)
 		}
 	}
-	return fmt.Errorf("graph %q: nothing can run: %s", c.plan.name, strings.Join(waits, "; "))
+	return waits
 }
