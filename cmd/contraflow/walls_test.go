@@ -23,6 +23,7 @@ var walls = map[string][]string{
 	"collective":          {"gpustage", "collective", "collective/"},
 	"io/internal":         {"io/internal/"},
 	"io/safetensors":      {"io/internal/"},
+	"io/checkpoint":       {"io/safetensors", "io/internal/"},
 	"io/dataset":          {"tokenize", "io/internal/"},
 	"io/hfmodel":          {"tokenize", "io/dataset", "io/safetensors", "io/internal/"},
 	"stages/transformer":  {"gpustage"},

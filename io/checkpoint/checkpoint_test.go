@@ -1,0 +1,340 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var parameters = []Parameter{{"word.weight", []int{5, 3}}, {"bias", []int{4}}}
+
+// element is a number that says what it belongs to.
+func element(step int, vector string, p, i int) float32 {
+	return float32(1000*step+100*len(vector)+50*p) + float32(i)
+}
+
+func small(step int) State {
+	return State{
+		Step: step, Vectors: []string{"weights", "moment 1"}, DType: "F32", Parameters: parameters, Seed: 7, Mesh: "2 x 1",
+		Recipe: "train: {seed: 7}\n", Data: json.RawMessage(`{"epoch":1}`),
+	}
+}
+
+func bytesOf(vs []float32) []byte {
+	var b []byte
+	for _, v := range vs {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+	}
+	return b
+}
+
+func whole(step int, vector string, p Parameter) []byte {
+	var vs []float32
+	k := 0
+	if p.Name == "bias" {
+		k = 1
+	}
+	for i := range p.Len() {
+		vs = append(vs, element(step, vector, k, i))
+	}
+	return bytesOf(vs)
+}
+
+// piecesOf cuts every parameter in two at a place of its own: rank 0 has what comes before.
+func piecesOf(step, rank int) (pieces []Piece) {
+	for _, v := range []string{"weights", "moment 1"} {
+		for k, p := range parameters {
+			cut := 1 + 6*(1-k)
+			b := whole(step, v, p)
+			if rank == 0 {
+				pieces = append(pieces, Piece{v, p.Name, 0, b[:4*cut]})
+			} else {
+				pieces = append(pieces, Piece{v, p.Name, cut, b[4*cut:]})
+			}
+		}
+	}
+	return pieces
+}
+
+func saved(t *testing.T, steps ...int) (*Store, string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "checkpoints")
+	s := Open(dir, Disk{})
+	for _, step := range steps {
+		if err := save(s, step, 3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, dir
+}
+
+func TestAnyRange(t *testing.T) {
+	s, _ := saved(t, 3)
+	c, err := s.Latest(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, v := range c.Vectors {
+		for _, p := range c.Parameters {
+			want := whole(3, v, p)
+			for from := range p.Len() + 1 {
+				for n := range p.Len() - from + 1 {
+					got := make([]byte, 4*n)
+					if err := c.Read(v, p.Name, from, got); err != nil || !bytes.Equal(got, want[4*from:4*(from+n)]) {
+						t.Fatalf("%s of %s from %d, %d elements: %v", v, p.Name, from, n, err)
+					}
+				}
+			}
+			if err := c.Read(v, p.Name, 1, make([]byte, len(want))); err == nil {
+				t.Errorf("%s of %s: read beyond its end", v, p.Name)
+			}
+		}
+	}
+	if err := c.Read("moment 2", "bias", 0, make([]byte, 4)); err == nil {
+		t.Error("read a vector that is not there")
+	}
+}
+
+func TestKeep(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoints")
+	s := Open(dir, Disk{})
+	for step := 1; step <= 6; step++ {
+		if err := s.Begin(step, 0); err != nil {
+			t.Fatal(err)
+		}
+		st := small(step)
+		for rank := range 2 {
+			p, err := s.WritePart(step, rank, "F32", piecesOf(step, rank))
+			if err != nil {
+				t.Fatal(err)
+			}
+			st.Parts = append(st.Parts, p)
+		}
+		if err := s.Commit(st, 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := s.Steps(); fmt.Sprint(got) != "[5 6]" || err != nil {
+		t.Errorf("steps %v are left (%v), want 5 and 6", got, err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "LATEST")); string(b) != "step-00000006\n" || err != nil {
+		t.Errorf("LATEST is %q (%v)", b, err)
+	}
+	entries, err := os.ReadDir(dir)
+	if len(entries) != 3 || err != nil {
+		t.Errorf("something is left over: %v (%v)", entries, err)
+	}
+}
+
+func TestNoSpace(t *testing.T) {
+	s, _ := saved(t, 1)
+	err := s.Begin(2, 1<<60)
+	if err == nil || !strings.Contains(err.Error(), "the disk has") || !strings.Contains(err.Error(), "the one of step 1 is unchanged") {
+		t.Errorf("no space: %v", err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	s, _ := saved(t, 1)
+	unlock, err := s.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Lock(); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second lock: %v", err)
+	}
+	if err := unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if unlock, err = s.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}
+
+// Whatever is wrong with the newest checkpoint is named, and the one before is used.
+func TestDamaged(t *testing.T) {
+	for name, c := range map[string]struct {
+		damage func(t *testing.T, folder string)
+		want   string
+	}{
+		"a bit of the weights": {func(t *testing.T, f string) { flip(t, filepath.Join(f, "rank-00001.safetensors"), -3) }, "rank-00001.safetensors is damaged"},
+		"a bit of the header":  {func(t *testing.T, f string) { flip(t, filepath.Join(f, "rank-00000.safetensors"), 20) }, "rank-00000.safetensors is damaged"},
+		"a bit of the manifest": {func(t *testing.T, f string) {
+			edit(t, filepath.Join(f, "checkpoint.json"), `"seed":7`, `"seed":5`)
+		}, "checkpoint.json is damaged"},
+		"a part is gone": {func(t *testing.T, f string) {
+			if err := os.Remove(filepath.Join(f, "rank-00001.safetensors")); err != nil {
+				t.Fatal(err)
+			}
+		}, "rank-00001.safetensors"},
+		"a part is cut off": {func(t *testing.T, f string) {
+			if err := os.Truncate(filepath.Join(f, "rank-00001.safetensors"), 100); err != nil {
+				t.Fatal(err)
+			}
+		}, "has 100 bytes"},
+		"the manifest is cut off": {func(t *testing.T, f string) {
+			if err := os.Truncate(filepath.Join(f, "checkpoint.json"), 50); err != nil {
+				t.Fatal(err)
+			}
+		}, "checkpoint.json is not complete"},
+		"no manifest": {func(t *testing.T, f string) {
+			if err := os.Remove(filepath.Join(f, "checkpoint.json")); err != nil {
+				t.Fatal(err)
+			}
+		}, "checkpoint.json"},
+		"renamed": {func(t *testing.T, f string) {
+			if err := os.Rename(f, strings.Replace(f, "step-00000002", "step-00000009", 1)); err != nil {
+				t.Fatal(err)
+			}
+		}, "is of step 2"},
+		"a part is missing from the manifest": {func(t *testing.T, f string) {
+			rewrite(t, f, func(s *State) { s.Parts = s.Parts[:1] })
+		}, "are missing"},
+		"a part counts twice": {func(t *testing.T, f string) {
+			rewrite(t, f, func(s *State) { s.Parts = append(s.Parts, s.Parts[0]) })
+		}, "there twice"},
+		"a parameter too many": {func(t *testing.T, f string) {
+			rewrite(t, f, func(s *State) { s.Parameters = s.Parameters[:1] })
+		}, "belongs to no parameter"},
+		"a part elsewhere": {func(t *testing.T, f string) {
+			rewrite(t, f, func(s *State) { s.Parts[0].File = "../step-00000001/rank-00000.safetensors" })
+		}, "is not in the folder"},
+		"a shape that is too large": {func(t *testing.T, f string) {
+			rewrite(t, f, func(s *State) { s.Parameters[0].Shape = []int{1 << 40, 1 << 40} })
+		}, "are missing"},
+		"another version": {func(t *testing.T, f string) {
+			rewrite(t, f, func(s *State) { s.Format = 2 })
+		}, "format 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, dir := saved(t, 1, 2)
+			c.damage(t, filepath.Join(dir, "step-00000002"))
+			var said string
+			got, err := s.Latest(func(folder string, err error) { said = folder + ": " + err.Error() })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer got.Close()
+			if got.Step != 1 || !strings.Contains(said, c.want) {
+				t.Errorf("step %d was found; said: %s, want %q", got.Step, said, c.want)
+			}
+		})
+	}
+}
+
+func flip(t *testing.T, path string, at int) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at < 0 {
+		at += len(b)
+	}
+	b[at] ^= 4
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func edit(t *testing.T, path, from, to string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil || !bytes.Contains(b, []byte(from)) {
+		t.Fatalf("%s has no %q (%v)", path, from, err)
+	}
+	if err := os.WriteFile(path, bytes.Replace(b, []byte(from), []byte(to), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rewrite changes a manifest and gives it the right hash.
+func rewrite(t *testing.T, folder string, change func(*State)) {
+	t.Helper()
+	path := filepath.Join(folder, "checkpoint.json")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := decodeManifest(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(&s)
+	if raw, err = encodeManifest(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// FuzzLoad reads checkpoints whose manifest and part are anything: an error, or a checkpoint whose every element can be read.
+func FuzzLoad(f *testing.F) {
+	dir := f.TempDir()
+	s := Open(filepath.Join(dir, "seed"), Disk{})
+	if err := save(s, 1, 2); err != nil {
+		f.Fatal(err)
+	}
+	read := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join(dir, "seed", "step-00000001", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		return b
+	}
+	st, err := decodeManifest(read("checkpoint.json"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	body, _ := json.Marshal(st)
+	f.Add(body, read("rank-00000.safetensors"), read("rank-00001.safetensors"))
+	f.Fuzz(func(t *testing.T, body, a, b []byte) {
+		folder := filepath.Join(t.TempDir(), "step-00000001")
+		if err := os.MkdirAll(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		// The right hashes: a wrong one is found at once, and nothing behind it is tried.
+		var s State
+		if json.Unmarshal(body, &s) == nil {
+			for i, part := range [][]byte{a, b} {
+				if i < len(s.Parts) {
+					s.Parts[i].Bytes, s.Parts[i].Hash = int64(len(part)), hashBytes(part)
+				}
+			}
+			if again, err := json.Marshal(s); err == nil {
+				body = again
+			}
+		}
+		raw, err := json.Marshal(envelope{hashBytes(body), body})
+		if err != nil {
+			raw = body
+		}
+		for name, data := range map[string][]byte{"checkpoint.json": raw, "rank-00000.safetensors": a, "rank-00001.safetensors": b} {
+			if err := os.WriteFile(filepath.Join(folder, name), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := load(folder, 1, true)
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		for _, v := range c.Vectors {
+			for _, p := range c.Parameters {
+				if err := c.Read(v, p.Name, 0, make([]byte, c.size*p.Len())); err != nil {
+					t.Errorf("complete, but: %v", err)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,43 @@
+package checkpoint
+
+import (
+	"io"
+	"os"
+
+	"contraflow/io/internal/atomicfile"
+)
+
+// FS is the file system as writing a checkpoint needs it: tests put one in its place that fails.
+type FS interface {
+	MkdirAll(dir string) error
+	Create(path string) (File, error) // or empties what is there
+	Rename(from, to string) error     // of a file over another one, or of a folder to a name that is free
+	RemoveAll(path string) error
+	SyncDir(dir string) error // makes the names in dir durable
+	Names(dir string) ([]string, error)
+	FreeSpace(dir string) (bytes int64, known bool)
+}
+
+// File is a file that is being written.
+type File interface {
+	io.Writer
+	Sync() error
+	Close() error
+}
+
+// Disk is the operating system's file system.
+type Disk struct{}
+
+func (Disk) MkdirAll(dir string) error          { return os.MkdirAll(dir, 0o777) }
+func (Disk) Create(path string) (File, error)   { return os.Create(path) }
+func (Disk) Rename(from, to string) error       { return os.Rename(from, to) }
+func (Disk) RemoveAll(path string) error        { return os.RemoveAll(path) }
+func (Disk) SyncDir(dir string) error           { return atomicfile.SyncDir(dir) }
+func (Disk) FreeSpace(dir string) (int64, bool) { return atomicfile.FreeSpace(dir) }
+func (Disk) Names(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
+}

@@ -1,0 +1,255 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"contraflow/io/internal/atomicfile"
+	"contraflow/io/internal/filelock"
+	"contraflow/io/safetensors"
+)
+
+// Store is a run's checkpoints.
+type Store struct {
+	dir     string
+	fs      FS
+	durable bool // the folder's own name
+}
+
+// Open returns the store in a folder, which need not exist.
+func Open(dir string, fs FS) *Store { return &Store{dir: dir, fs: fs} }
+
+// Dir is the store's folder.
+func (s *Store) Dir() string { return s.dir }
+
+// ErrBusy is wrapped by Lock's error.
+var ErrBusy = errors.New("another process is training into this folder")
+
+// Lock keeps other processes from writing to the store until the returned function is called or this process ends.
+func (s *Store) Lock() (unlock func() error, err error) {
+	if err := s.fs.MkdirAll(s.dir); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	if !filelock.TryLock(f) {
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", s.dir, ErrBusy)
+	}
+	return f.Close, nil
+}
+
+// Steps lists the checkpoints, complete or not, in order.
+func (s *Store) Steps() ([]int, error) {
+	names, err := s.fs.Names(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var steps []int
+	for _, n := range names {
+		digits, ok := strings.CutPrefix(n, "step-")
+		if step, err := strconv.Atoi(digits); ok && err == nil && folderName(step) == n {
+			steps = append(steps, step)
+		}
+	}
+	slices.Sort(steps)
+	return steps, nil
+}
+
+func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
+
+func partial(step int) string { return "." + folderName(step) + ".partial" }
+
+// Begin prepares the folder of a new checkpoint of about so many bytes. One rank calls it before the ranks write their parts.
+// What a killed process has left is removed.
+func (s *Store) Begin(step int, bytes int64) error {
+	err := s.begin(step, bytes)
+	if err != nil {
+		return s.explain(step, err)
+	}
+	return nil
+}
+
+func (s *Store) begin(step int, bytes int64) error {
+	if err := s.fs.MkdirAll(s.dir); err != nil {
+		return err
+	}
+	names, err := s.fs.Names(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if strings.HasPrefix(n, ".step-") {
+			if err := s.fs.RemoveAll(s.path(n)); err != nil {
+				return err
+			}
+		}
+	}
+	if free, known := s.fs.FreeSpace(s.dir); known && free < bytes {
+		return fmt.Errorf("it takes %s and the disk has %s left: free some space, or lower save.keep", atomicfile.Bytes(bytes), atomicfile.Bytes(free))
+	}
+	if err := s.fs.MkdirAll(s.path(partial(step))); err != nil {
+		return err
+	}
+	if err := s.syncParents(); err != nil {
+		return err
+	}
+	return s.fs.SyncDir(s.dir)
+}
+
+// syncParents makes the store's own name durable, and those of the folders it is in: any of them may be new. What lies above the run's
+// folder may be out of our hands, and then is not new.
+func (s *Store) syncParents() error {
+	if s.durable {
+		return nil
+	}
+	dir := filepath.Dir(s.dir)
+	if err := s.fs.SyncDir(dir); err != nil {
+		return err
+	}
+	for up := filepath.Dir(dir); up != dir; dir, up = up, filepath.Dir(up) {
+		s.fs.SyncDir(up)
+	}
+	s.durable = true
+	return nil
+}
+
+// WritePart writes a rank's pieces. All elements have the type dtype.
+func (s *Store) WritePart(step, rank int, dtype safetensors.DType, pieces []Piece) (Part, error) {
+	p := Part{File: partName(rank)}
+	h := &hashingWriter{h: xxh3.New()}
+	err := s.write(filepath.Join(partial(step), p.File), func(f File) error {
+		h.w = f
+		return encodePart(h, dtype, pieces)
+	})
+	if err != nil {
+		return p, s.explain(step, fmt.Errorf("%s: %w", p.File, err))
+	}
+	p.Bytes, p.Hash = h.n, hashOf(h.h)
+	return p, nil
+}
+
+// write makes a durable file.
+func (s *Store) write(name string, fill func(File) error) error {
+	f, err := s.fs.Create(s.path(name))
+	if err != nil {
+		return err
+	}
+	if err := fill(f); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err := f.Sync(); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	return f.Close()
+}
+
+func (s *Store) writeBytes(name string, b []byte) error {
+	return s.write(name, func(f File) error {
+		_, err := f.Write(b)
+		return err
+	})
+}
+
+// Commit completes the checkpoint whose parts have been written, and then removes all but the last keep ones. One rank calls it. If it fails, the checkpoints before are there as they were.
+func (s *Store) Commit(st State, keep int) error {
+	if err := s.commit(st); err != nil {
+		return s.explain(st.Step, err)
+	}
+	if err := s.prune(keep); err != nil {
+		return fmt.Errorf("the checkpoint of step %d is written, but older ones can't be removed: %w", st.Step, err)
+	}
+	return nil
+}
+
+func (s *Store) commit(st State) error {
+	st.Format = format
+	raw, err := encodeManifest(st)
+	if err != nil {
+		return err
+	}
+	tmp, final := partial(st.Step), folderName(st.Step)
+	if err := s.writeBytes(filepath.Join(tmp, manifestName), raw); err != nil {
+		return err
+	}
+	if err := s.fs.SyncDir(s.path(tmp)); err != nil {
+		return err
+	}
+	names, err := s.fs.Names(s.dir)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(names, final) { // damaged: a run that resumed before it is here again
+		if err := s.remove(final); err != nil {
+			return err
+		}
+	}
+	if err := s.fs.Rename(s.path(tmp), s.path(final)); err != nil {
+		return err
+	}
+	if err := s.fs.SyncDir(s.dir); err != nil {
+		return err
+	}
+	const next = ".LATEST.partial"
+	if err := s.writeBytes(next, []byte(final+"\n")); err != nil {
+		return err
+	}
+	if err := s.fs.Rename(s.path(next), s.path(latestName)); err != nil {
+		return err
+	}
+	return s.fs.SyncDir(s.dir)
+}
+
+func (s *Store) prune(keep int) error {
+	steps, err := s.Steps()
+	if err != nil {
+		return err
+	}
+	for _, step := range steps[:max(0, len(steps)-max(1, keep))] {
+		if err := s.remove(folderName(step)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove makes a checkpoint none in one step, and then removes it.
+func (s *Store) remove(name string) error {
+	hidden := "." + name + ".removed"
+	if err := s.fs.RemoveAll(s.path(hidden)); err != nil {
+		return err
+	}
+	if err := s.fs.Rename(s.path(name), s.path(hidden)); err != nil {
+		return err
+	}
+	return s.fs.RemoveAll(s.path(hidden))
+}
+
+// Abandon removes what a failed checkpoint has written so far.
+func (s *Store) Abandon(step int) error { return s.fs.RemoveAll(s.path(partial(step))) }
+
+// explain says which checkpoint failed and that nothing is lost.
+func (s *Store) explain(step int, err error) error {
+	full := ""
+	if atomicfile.IsFull(err) {
+		full = "the disk is full: "
+	}
+	before := "there is none before it"
+	if steps, e := s.Steps(); e == nil && len(steps) > 0 {
+		before = fmt.Sprintf("the one of step %d is unchanged", steps[len(steps)-1])
+	}
+	return fmt.Errorf("checkpoint of step %d in %s (%s): %s%w", step, s.dir, before, full, err)
+}
