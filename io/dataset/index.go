@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 )
@@ -12,6 +13,7 @@ import (
 type Index struct {
 	d      *Dataset
 	blocks [][]indexColumn // per block, per source column of texts
+	bad    []*RowError     // ascending
 }
 
 type indexColumn struct {
@@ -24,10 +26,11 @@ type indexColumn struct {
 type IndexConfig struct {
 	Threads  int                     // 0: all processors
 	Progress func(done, total int64) // rows; called from several goroutines, one at a time; may be nil
+	SkipBad  bool                    // collect what can't be used ([Index.Bad]) instead of ending with the first of it
 }
 
 // Index reads all texts once and checks each ([Block.Check]): the first row that can't be used, in the order of rows, is
-// the error. What remains is what no-duplicates batches and length bucketing need to know.
+// the error, unless SkipBad is set. Then that is no error, nor is a block that can't be decoded, whose rows are all bad. What remains is what no-duplicates batches and length bucketing need to know.
 func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	if cfg.Threads <= 0 {
 		cfg.Threads = runtime.GOMAXPROCS(0)
@@ -37,6 +40,7 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	run := max(1, min(16, len(d.blocks)/(4*cfg.Threads)))
 	runs := (len(d.blocks) + run - 1) / run
 	errs := make([]error, runs)
+	bad := make([][]*RowError, len(d.blocks))
 	var mu sync.Mutex
 	var done int64
 	forEach(cfg.Threads, runs, func(i int) bool {
@@ -44,15 +48,23 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 		defer r.close()
 		var b Block
 		for k := i * run; k < min(len(d.blocks), (i+1)*run); k++ {
-			if errs[i] = r.read(ctx, k, &b); errs[i] == nil {
-				x.blocks[k], errs[i] = b.index()
+			errs[i] = r.read(ctx, k, &b)
+			if cfg.SkipBad && errors.Is(errs[i], ErrCorrupt) {
+				bad[k], errs[i] = d.allBad(k, errs[i]), nil
+			} else if errs[i] == nil {
+				bad[k] = b.badRows()
+				if len(bad[k]) > 0 && !cfg.SkipBad {
+					errs[i] = bad[k][0]
+				} else {
+					x.blocks[k] = b.index()
+				}
 			}
 			if errs[i] != nil {
 				return false
 			}
 			if cfg.Progress != nil {
 				mu.Lock()
-				done += int64(b.Rows)
+				done += int64(d.blocks[k].rows)
 				cfg.Progress(done, d.Rows())
 				mu.Unlock()
 			}
@@ -64,15 +76,43 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 			return nil, err
 		}
 	}
+	for _, rows := range bad {
+		x.bad = append(x.bad, rows...)
+	}
 	return x, nil
 }
 
-func (b *Block) index() ([]indexColumn, error) {
+// Bad lists the rows that can't be used, ascending, with the reasons; none unless SkipBad was set.
+func (x *Index) Bad() []*RowError { return x.bad }
+
+// Skip are the ids of those rows, as [SamplerConfig] takes them.
+func (x *Index) Skip() (rows []int64) {
+	for _, b := range x.bad {
+		rows = append(rows, b.Row)
+	}
+	return rows
+}
+
+func (b *Block) badRows() (bad []*RowError) {
 	for row := range b.Rows {
-		if err := b.Check(row); err != nil {
-			return nil, err
+		if column, reason := b.check(row); reason != "" {
+			bad = append(bad, b.d.rowError(b.First+int64(row), column, reason))
 		}
 	}
+	return bad
+}
+
+// allBad says that none of a block's rows can be read.
+func (d *Dataset) allBad(block int, err error) (bad []*RowError) {
+	b := &d.blocks[block]
+	for i := range int64(b.rows) {
+		bad = append(bad, d.rowError(b.first+i, "", err.Error()))
+	}
+	return bad
+}
+
+// index keeps what is known of the texts; of those that are null, nothing.
+func (b *Block) index() []indexColumn {
 	cols := make([]indexColumn, len(b.texts))
 	for i := range b.texts {
 		t, c := &b.texts[i], &cols[i]
@@ -82,11 +122,13 @@ func (b *Block) index() ([]indexColumn, error) {
 		c.hashes = make([]Hash128, len(t.spans))
 		c.lengths = make([]uint32, len(t.spans))
 		for k, s := range t.spans {
-			c.hashes[k] = hashBytes(t.bytes(s))
-			c.lengths[k] = s.n
+			if s.n != null {
+				c.hashes[k] = hashBytes(t.bytes(s))
+				c.lengths[k] = s.n
+			}
 		}
 	}
-	return cols, nil
+	return cols
 }
 
 // Rows returns the number of rows.

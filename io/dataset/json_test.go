@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -97,6 +99,23 @@ func FuzzJSONL(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line []byte) {
 		if bytes.Count(line, []byte("[")) < maxJSONDepth && bytes.Count(line, []byte("{")) < maxJSONDepth {
 			compareWithStandard(t, line)
+		}
+	})
+}
+
+// FuzzJSONLFile: no file of lines panics, as data or as its reader's blocks.
+func FuzzJSONLFile(f *testing.F) {
+	for _, line := range jsonSeeds {
+		f.Add([]byte(line))
+	}
+	f.Add([]byte("{\"q\": \"a\", \"p\": \"b\"}\n\r\n{\"p\": \"d\", \"q\": \"c\"}"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		path := filepath.Join(t.TempDir(), "fuzz.jsonl")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readAll(path, Source{Query: "q", Positive: "p"}); err != nil && strings.Contains(err.Error(), "runtime error") {
+			t.Fatal(err)
 		}
 	})
 }

@@ -1,6 +1,8 @@
 package dataset
 
 import (
+	"cmp"
+	"slices"
 	"sort"
 )
 
@@ -67,6 +69,9 @@ type Order struct {
 
 	current int // the window whose permutation is in perm
 	perm    []uint32
+
+	size   int                    // rows of a batch, if batches are to have rows of similar length
+	length func(row int64) uint32 // likewise
 }
 
 type blockSpan struct {
@@ -124,9 +129,17 @@ func (o *Order) At(pos int64) int64 {
 		w := &o.windows[o.current]
 		s := keyed(o.seed, forWindow, uint64(o.epoch), uint64(o.current))
 		o.perm = s.permutation(o.perm, int(w.end-w.begin))
+		if o.length != nil {
+			o.bucket()
+		}
 	}
+	return o.row(o.perm[pos-o.windows[o.current].begin])
+}
+
+// row is the row that lies at the given place of the current window before it is shuffled.
+func (o *Order) row(place uint32) int64 {
 	w := &o.windows[o.current]
-	inside := w.begin + int64(o.perm[pos-w.begin])
+	inside := w.begin + int64(place)
 	last := len(o.spans)
 	if o.current+1 < len(o.windows) {
 		last = o.windows[o.current+1].span
@@ -134,4 +147,38 @@ func (o *Order) At(pos int64) int64 {
 	spans := o.spans[w.span:last]
 	i := sort.Search(len(spans), func(i int) bool { return spans[i].begin > inside }) - 1
 	return spans[i].first + inside - spans[i].begin
+}
+
+// byLength makes batches of rows of similar length, as far as randomness allows: within a window, the shuffled rows of
+// bucketBatches batches are sorted by length, cut into batches, and these, and the rows of each, shuffled again. So which rows meet is
+// still random, among those of similar length, and long and short batches come in random order. A batch that lies across two windows
+// is left as it is.
+func (o *Order) byLength(size int, length func(row int64) uint32) { o.size, o.length = size, length }
+
+// bucketBatches is as many as transformers' LengthGroupedSampler has.
+const bucketBatches = 50
+
+func (o *Order) bucket() {
+	w := &o.windows[o.current]
+	size := int64(o.size)
+	first := (w.begin + size - 1) / size * size // batches begin at multiples of their size
+	for k := uint64(0); first+size <= w.end; k++ {
+		n := min(bucketBatches, (w.end-first)/size)
+		rows := o.perm[first-w.begin : first-w.begin+n*size]
+		first += n * size
+		lengths := make(map[uint32]uint32, len(rows))
+		for _, p := range rows {
+			lengths[p] = o.length(o.row(p))
+		}
+		slices.SortStableFunc(rows, func(a, b uint32) int { return cmp.Compare(lengths[a], lengths[b]) })
+		s := keyed(o.seed, forLengths, uint64(o.epoch), uint64(o.current), k)
+		sorted := slices.Clone(rows)
+		at := 0
+		for _, b := range s.permutation(nil, int(n)) {
+			for _, i := range s.permutation(nil, int(size)) {
+				rows[at] = sorted[int64(b)*size+int64(i)]
+				at++
+			}
+		}
+	}
 }

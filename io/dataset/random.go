@@ -12,6 +12,9 @@ const (
 	forBlocks  uint64 = iota + 1 // the order of the blocks in an epoch
 	forWindow                    // the order of the rows in a window
 	forChoices                   // which texts of a list column a row uses
+	forMixture                   // the order of several datasets' batches in an epoch
+	forParts                     // the seeds of several datasets
+	forLengths                   // the order of batches and rows of similar length
 )
 
 // keyed starts a stream. Each part passes through the mixer before the next one joins, so that (1, 2) and (2, 1) differ.

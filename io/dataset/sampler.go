@@ -14,6 +14,16 @@ type SamplerConfig struct {
 	Window       Window
 	NoDuplicates bool // no text twice in a batch, in whatever column (batch.no_duplicates)
 	DropLast     bool // leave out what doesn't fill a batch at an epoch's end (batch.drop_last)
+
+	// Lengths makes batches of rows of similar length (batch.by_length); nil: lengths don't matter. It needs Shuffle.
+	Lengths TextLengths
+	// Skip are rows that are left out because they can't be used ([Index.Bad]), ascending.
+	Skip []int64
+}
+
+// TextLengths gives the lengths of the texts that a row uses in an epoch: an [Index] does.
+type TextLengths interface {
+	Lengths(dst []uint32, seed uint64, epoch int, row int64) []uint32
 }
 
 // TextHashes gives the identities of the texts that a row uses in an epoch: an [Index] does.
@@ -26,6 +36,10 @@ type Batch struct {
 	Epoch int
 	Index int     // within the epoch, from 0
 	Rows  []int64 // row ids, in order
+
+	// Of several datasets ([Mixer]):
+	Source int // the one that the rows belong to
+	Pass   int // over that one: what its lists are read by; Epoch if there is one dataset
 }
 
 // Part returns the rows of one of n ranks: consecutive ones, the counts differing by at most 1.
@@ -68,7 +82,8 @@ type Sampler struct {
 	stats   Stats
 	lengths map[int]int64 // batches of the epochs that were counted
 
-	buf []Hash128
+	buf   []Hash128
+	sizes []uint32
 }
 
 // NewSampler starts at the first batch of the first epoch. texts is needed for NoDuplicates only and may be nil otherwise.
@@ -77,6 +92,7 @@ type Sampler struct {
 // texts that no batch without duplicates can be filled.
 func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error) {
 	rows := l.total()
+	usable := rows - int64(len(cfg.Skip))
 	switch {
 	case cfg.GlobalSize < 1:
 		return nil, fmt.Errorf("batch.global_size is %d: it must be at least 1", cfg.GlobalSize)
@@ -86,8 +102,12 @@ func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error)
 		return nil, fmt.Errorf("batch.no_duplicates needs an index of the texts")
 	case rows == 0:
 		return nil, fail(ErrNoFiles, "the data has no rows")
-	case cfg.DropLast && int64(cfg.GlobalSize) > rows:
-		return nil, fail(ErrBatchTooLarge, "batch.global_size is %d, but the data has only %s", cfg.GlobalSize, fewRows(rows))
+	case rows <= int64(len(cfg.Skip)):
+		return nil, fail(ErrBadRow, "none of the %d rows can be used", rows)
+	case cfg.Lengths != nil && !cfg.Shuffle:
+		return nil, fmt.Errorf("batch.by_length needs data.shuffle: rows in their own order have the lengths they have")
+	case cfg.DropLast && int64(cfg.GlobalSize) > usable:
+		return nil, fail(ErrBatchTooLarge, "batch.global_size is %d, but the data has only %s", cfg.GlobalSize, fewRows(usable))
 	}
 	if !cfg.NoDuplicates {
 		texts = nil
@@ -125,7 +145,30 @@ func (s *Sampler) Restart() *Sampler { return s.fresh(0) }
 func (s *Sampler) startEpoch(epoch int) {
 	s.epoch, s.batch, s.pos = epoch, 0, 0
 	s.order = NewOrder(s.layout, s.cfg.Seed, epoch, s.cfg.Shuffle, s.cfg.Window)
+	if s.cfg.Lengths != nil {
+		s.order.byLength(s.cfg.GlobalSize, s.length)
+	}
 	s.waiting.clear()
+}
+
+// length is that of all texts of a row, in bytes.
+func (s *Sampler) length(row int64) (n uint32) {
+	s.sizes = s.cfg.Lengths.Lengths(s.sizes[:0], s.cfg.Seed, s.epoch, row)
+	for _, l := range s.sizes {
+		n += l
+	}
+	return n
+}
+
+// take returns the row at the epoch's position, and moves on; false for one that is skipped.
+func (s *Sampler) take() (row int64, ok bool) {
+	row = s.order.At(s.pos)
+	s.pos++
+	if len(s.cfg.Skip) == 0 {
+		return row, true
+	}
+	_, bad := slices.BinarySearch(s.cfg.Skip, row)
+	return row, !bad
 }
 
 // Next returns the next batch, and false after the last epoch's last.
@@ -133,22 +176,33 @@ func (s *Sampler) Next() (Batch, bool) {
 	for s.epoch < s.cfg.Epochs {
 		if s.pos < s.order.Len() || s.waiting.n > 0 {
 			rows, full := s.fill()
-			if full || !s.cfg.DropLast {
-				b := Batch{Epoch: s.epoch, Index: s.batch, Rows: rows}
+			if full || len(rows) > 0 && !s.cfg.DropLast {
+				b := Batch{Epoch: s.epoch, Pass: s.epoch, Index: s.batch, Rows: rows}
 				s.batch++
 				return b, true
 			}
 			s.stats.Dropped += int64(len(rows)) + int64(s.waiting.n)
+		}
+		if s.texts != nil {
+			s.lengths[s.epoch] = int64(s.batch)
 		}
 		s.nextEpoch()
 	}
 	return Batch{}, false
 }
 
-func (s *Sampler) nextEpoch() {
-	if s.texts != nil {
-		s.lengths[s.epoch] = int64(s.batch)
+// leave ends the epoch at hand: what is left of it is dropped.
+func (s *Sampler) leave() {
+	for s.pos < s.order.Len() {
+		if _, ok := s.take(); ok {
+			s.stats.Dropped++
+		}
 	}
+	s.stats.Dropped += int64(s.waiting.n)
+	s.nextEpoch()
+}
+
+func (s *Sampler) nextEpoch() {
 	if s.epoch+1 < s.cfg.Epochs {
 		s.startEpoch(s.epoch + 1)
 		return
@@ -163,8 +217,9 @@ func (s *Sampler) fill() (rows []int64, full bool) {
 	rows = make([]int64, 0, min(int64(s.cfg.GlobalSize), s.order.Len()))
 	if s.texts == nil {
 		for len(rows) < s.cfg.GlobalSize && s.pos < s.order.Len() {
-			rows = append(rows, s.order.At(s.pos))
-			s.pos++
+			if row, ok := s.take(); ok {
+				rows = append(rows, row)
+			}
 		}
 		return rows, len(rows) == s.cfg.GlobalSize
 	}
@@ -186,8 +241,11 @@ func (s *Sampler) fill() (rows []int64, full bool) {
 		}
 	}
 	for len(rows) < s.cfg.GlobalSize && s.pos < s.order.Len() {
-		w := s.waiting.arrive(s.order.At(s.pos))
-		s.pos++
+		row, ok := s.take()
+		if !ok {
+			continue
+		}
+		w := s.waiting.arrive(row)
 		if s.admit(w) {
 			rows = append(rows, w.row)
 		} else {
@@ -219,7 +277,7 @@ func (s *Sampler) Len(epoch int) int64 {
 	if epoch < 0 || epoch >= s.cfg.Epochs {
 		return 0
 	}
-	rows, size := s.layout.total(), int64(s.cfg.GlobalSize)
+	rows, size := s.layout.total()-int64(len(s.cfg.Skip)), int64(s.cfg.GlobalSize)
 	switch {
 	case s.texts == nil && s.cfg.DropLast:
 		return rows / size
@@ -230,7 +288,7 @@ func (s *Sampler) Len(epoch int) int64 {
 	if !counted {
 		f := s.fresh(epoch)
 		for f.pos < f.order.Len() || f.waiting.n > 0 {
-			if _, full := f.fill(); !full && s.cfg.DropLast {
+			if rows, full := f.fill(); len(rows) == 0 || !full && s.cfg.DropLast {
 				break
 			}
 			n++
@@ -268,6 +326,12 @@ type Cursor struct {
 	WindowBytes  int64  `json:"window_bytes"`
 	NoDuplicates bool   `json:"no_duplicates"`
 	DropLast     bool   `json:"drop_last"`
+	ByLength     bool   `json:"by_length,omitempty"`
+	Skipped      int    `json:"skipped,omitempty"` // rows that can't be used
+
+	// Of several datasets: Epoch and Batch are the mixture's, all else is the parts'.
+	Mixing string   `json:"mixing,omitempty"`
+	Parts  []Cursor `json:"parts,omitempty"`
 }
 
 // Cursor returns the place before the batch that Next would return. A program that reads ahead takes it along with
@@ -284,6 +348,7 @@ func (s *Sampler) cursor() Cursor {
 	return Cursor{
 		Data: s.layout.Fingerprint.String(), Seed: s.cfg.Seed, GlobalSize: s.cfg.GlobalSize, Shuffle: s.cfg.Shuffle,
 		WindowRows: s.cfg.Window.Rows, WindowBytes: s.cfg.Window.Bytes, NoDuplicates: s.cfg.NoDuplicates, DropLast: s.cfg.DropLast,
+		ByLength: s.cfg.Lengths != nil, Skipped: len(s.cfg.Skip),
 	}
 }
 
@@ -303,6 +368,8 @@ func (s *Sampler) Restore(c Cursor) error {
 		{"the shuffle window's bytes", c.WindowBytes, own.WindowBytes},
 		{"batch.no_duplicates", c.NoDuplicates, own.NoDuplicates},
 		{"batch.drop_last", c.DropLast, own.DropLast},
+		{"batch.by_length", c.ByLength, own.ByLength},
+		{"the number of rows that can't be used", c.Skipped, own.Skipped},
 	} {
 		if f.was != f.here {
 			return fail(ErrCursor, "the order of the data can't be continued: %s was %v and is %v now", f.key, f.was, f.here)

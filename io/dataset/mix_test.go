@@ -1,0 +1,323 @@
+package dataset
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// fixed is a dataset of so many rows in blocks of up to 50; every fortieth row has a text that all of those share.
+func fixed(rows int) Layout {
+	l := Layout{Fingerprint: Hash128{uint64(rows), 1}}
+	for rows > 0 {
+		n := min(50, rows)
+		l.Rows, l.Bytes = append(l.Rows, n), append(l.Bytes, int64(1000*n))
+		rows -= n
+	}
+	return l
+}
+
+type fortieth struct{}
+
+func (fortieth) Hashes(dst []Hash128, _ uint64, _ int, row int64) []Hash128 {
+	if row%40 == 0 {
+		return append(dst, Hash128{1, 0}, Hash128{2, uint64(row)})
+	}
+	return append(dst, Hash128{0, uint64(row)}, Hash128{2, uint64(row)})
+}
+
+func (fortieth) Lengths(dst []uint32, _ uint64, _ int, row int64) []uint32 {
+	return append(dst, uint32(mix(uint64(row))%500))
+}
+
+// mixed are the rows of three datasets.
+var mixed = []int{437, 121, 250}
+
+// mixers are every way of making batches, of 3 datasets.
+func mixers(t *testing.T, each func(name string, open func() *Mixer)) {
+	for _, mix := range []Mixing{{}, {Kind: RoundRobin}, {Kind: Weighted, Weights: []float64{1, 2, 0.5}}, {Kind: Tempered, Temperature: 3}} {
+		for flags := range 16 {
+			cfg := SamplerConfig{Seed: 5, GlobalSize: 16, Epochs: 3, Shuffle: true, Window: Window{Rows: 100}, NoDuplicates: flags&1 > 0, DropLast: flags&2 > 0}
+			var parts []Part
+			for _, rows := range mixed {
+				p := Part{Layout: fixed(rows), Texts: fortieth{}}
+				if flags&4 > 0 {
+					p.Lengths = fortieth{}
+				}
+				if flags&8 > 0 {
+					p.Skip = []int64{3, 40, 77, 120}
+				}
+				parts = append(parts, p)
+			}
+			name := fmt.Sprintf("%v, no duplicates %v, drop last %v, by length %v, skip %v", mix, cfg.NoDuplicates, cfg.DropLast, parts[0].Lengths != nil, parts[0].Skip)
+			each(name, func() *Mixer {
+				m, err := NewMixer(parts, cfg, mix)
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				return m
+			})
+		}
+	}
+}
+
+func drainMixer(m *Mixer) (all []Batch) {
+	for {
+		b, ok := m.Next()
+		if !ok {
+			return all
+		}
+		all = append(all, b)
+	}
+}
+
+// An epoch has the length that was stated, its batches what was promised, and any cursor goes on from its place.
+func TestMixers(t *testing.T) {
+	mixers(t, func(name string, open func() *Mixer) {
+		all := drainMixer(open())
+		m := open()
+		for e := range 3 {
+			n := int64(0)
+			for _, b := range all {
+				if b.Epoch == e {
+					n++
+				}
+			}
+			if n != m.Len(e) {
+				t.Errorf("%s: epoch %d has %d batches, Len says %d", name, e, n, m.Len(e))
+			}
+		}
+		checkRows(t, name, m, all)
+
+		for at := 0; at <= len(all); at += 1 + at/7 {
+			m := open()
+			for range at {
+				m.Next()
+			}
+			raw, err := json.Marshal(m.Cursor())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var c Cursor
+			if err := json.Unmarshal(raw, &c); err != nil {
+				t.Fatal(err)
+			}
+			n := open()
+			if err := n.Restore(c); err != nil {
+				t.Fatalf("%s: batch %d: %v", name, at, err)
+			}
+			if got := drainMixer(n); fmt.Sprint(got) != fmt.Sprint(all[at:]) {
+				t.Fatalf("%s: from batch %d on the sequence differs", name, at)
+			}
+			drainMixer(m)
+			if n.Stats() != m.Stats() {
+				t.Errorf("%s: from batch %d on: %+v, want %+v", name, at, n.Stats(), m.Stats())
+			}
+		}
+	})
+}
+
+// checkRows looks at what a sequence of batches consists of.
+func checkRows(t *testing.T, name string, m *Mixer, all []Batch) {
+	t.Helper()
+	skip := m.parts[0].cfg.Skip
+	type key struct{ source, pass int }
+	seen := map[key]map[int64]int{}
+	for _, b := range all {
+		k := key{b.Source, b.Pass}
+		if seen[k] == nil {
+			seen[k] = map[int64]int{}
+		}
+		texts := map[Hash128]bool{}
+		for _, r := range b.Rows {
+			seen[k][r]++
+			if slices.Contains(skip, r) {
+				t.Errorf("%s: row %d is to be skipped", name, r)
+			}
+			for _, h := range (fortieth{}).Hashes(nil, 0, 0, r) {
+				if m.cfg.NoDuplicates && texts[h] {
+					t.Errorf("%s: a batch has a text twice", name)
+				}
+				texts[h] = true
+			}
+		}
+	}
+	for k, s := range seen {
+		for r, n := range s {
+			if n != 1 {
+				t.Errorf("%s: dataset %d, pass %d: row %d comes %d times", name, k.source, k.pass, r, n)
+			}
+		}
+		if m.mix.Kind == Proportional && !m.cfg.DropLast && len(s) != mixed[k.source]-len(skip) {
+			t.Errorf("%s: dataset %d, pass %d: %d of its %d rows come", name, k.source, k.pass, len(s), mixed[k.source])
+		}
+	}
+	if m.continues() { // the shares are those of the weights
+		w, sum, n := m.weights(), 0.0, make([]float64, 3)
+		for i := range w {
+			sum += w[i]
+		}
+		for _, b := range all {
+			n[b.Source]++
+		}
+		for i := range w {
+			if want := float64(len(all)) * w[i] / sum; math.Abs(n[i]-want) > 3 {
+				t.Errorf("%s: dataset %d has %v batches, want about %v", name, i, n[i], want)
+			}
+		}
+	}
+}
+
+// One dataset gives what its sampler does, cursors included.
+func TestMixerOfOne(t *testing.T) {
+	cfg := SamplerConfig{Seed: 5, GlobalSize: 16, Epochs: 3, Shuffle: true, NoDuplicates: true, DropLast: true}
+	s, err := NewSampler(fixed(437), fortieth{}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := NewMixer([]Part{{Layout: fixed(437), Texts: fortieth{}}}, cfg, Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		a, more := s.Next()
+		b, ok := m.Next()
+		if more != ok || fmt.Sprint(a) != fmt.Sprint(b) {
+			t.Fatalf("the sampler gives %v, the mixer %v", a, b)
+		}
+		if !ok {
+			break
+		}
+		if fmt.Sprint(s.Cursor()) != fmt.Sprint(m.Cursor()) {
+			t.Fatalf("cursors %v and %v", s.Cursor(), m.Cursor())
+		}
+	}
+	if s.Stats() != m.Stats() {
+		t.Errorf("stats %+v and %+v", s.Stats(), m.Stats())
+	}
+}
+
+func TestMixerRefuses(t *testing.T) {
+	cfg := SamplerConfig{GlobalSize: 16, Epochs: 1, Shuffle: true}
+	two := []Part{{Layout: fixed(437)}, {Layout: fixed(121)}}
+	for want, mix := range map[string]Mixing{
+		"want a positive number for each": {Kind: Weighted, Weights: []float64{1}},
+		"the weights of 2 datasets":       {Kind: Weighted, Weights: []float64{1, 0}},
+		"are [+Inf +Inf]":                 {Kind: Tempered},
+	} {
+		if _, err := NewMixer(two, cfg, mix); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", mix, err, want)
+		}
+	}
+	m, err := NewMixer(two, cfg, Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, other := range map[string]func() (*Mixer, error){
+		"the number of datasets was 2 and is 3":  func() (*Mixer, error) { return NewMixer(append(two, Part{Layout: fixed(70)}), cfg, Mixing{}) },
+		"there were 2 datasets and there is one": func() (*Mixer, error) { return NewMixer(two[:1], cfg, Mixing{}) },
+		"data.mixing was proportional and is round_robin": func() (*Mixer, error) {
+			return NewMixer(two, cfg, Mixing{Kind: RoundRobin})
+		},
+		"dataset 1: the order of the data can't be continued: the data": func() (*Mixer, error) {
+			return NewMixer([]Part{two[0], {Layout: fixed(122)}}, cfg, Mixing{})
+		},
+	} {
+		n, err := other()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Restore(m.Cursor()); !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// Batches by length have rows of similar length, in random order, and are random batches still.
+func TestByLength(t *testing.T) {
+	spread := func(lengths TextLengths) (within, between float64) {
+		cfg := SamplerConfig{Seed: 5, GlobalSize: 16, Epochs: 1, Shuffle: true, Lengths: lengths}
+		s, err := NewSampler(fixed(4000), nil, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var means []float64
+		for {
+			b, ok := s.Next()
+			if !ok {
+				break
+			}
+			sum, squares := 0.0, 0.0
+			for _, r := range b.Rows {
+				l := float64((fortieth{}).Lengths(nil, 0, 0, r)[0])
+				sum, squares = sum+l, squares+l*l
+			}
+			n := float64(len(b.Rows))
+			means = append(means, sum/n)
+			within += math.Sqrt(squares/n-sum/n*sum/n) / 250
+		}
+		ups := 0
+		for i := 1; i < len(means); i++ {
+			if means[i] > means[i-1] {
+				ups++
+			}
+		}
+		return within, float64(ups) / float64(len(means)-1)
+	}
+	plain, _ := spread(nil)
+	sorted, ups := spread(fortieth{})
+	if sorted > plain/20 {
+		t.Errorf("batches by length spread over %.1f bytes, others over %.1f", sorted, plain)
+	}
+	if ups < 0.35 || ups > 0.65 {
+		t.Errorf("%.0f %% of batches are longer than the one before: not a random order", 100*ups)
+	}
+}
+
+// Rows that can't be used are listed with their place and reason, and all others come.
+func TestSkipBad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	text := `{"q": "one", "p": "x"}
+{"q": null, "p": "y"}
+{"q": "three", "p": "z"}
+{"q": "", "p": "w"}
+{"q": "five", "p": 5}
+{"q": "six", "p": "v"}
+`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if _, err := d.Index(t.Context(), IndexConfig{}); !errors.Is(err, ErrBadRow) {
+		t.Fatalf("without SkipBad: %v", err)
+	}
+	x, err := d.Index(t.Context(), IndexConfig{SkipBad: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(x.Skip()); got != "[1 3 4]" {
+		t.Errorf("rows %s are skipped: %v", got, x.Bad())
+	}
+	for _, b := range x.Bad() {
+		if !strings.Contains(b.Error(), fmt.Sprintf("a.jsonl:%d", b.Row+1)) || b.Reason == "" {
+			t.Errorf("row %d: %v", b.Row, b)
+		}
+	}
+	m, err := NewMixer([]Part{{Layout: d.Layout(), Texts: x, Skip: x.Skip()}}, SamplerConfig{GlobalSize: 2, Epochs: 1, NoDuplicates: true}, Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := drainMixer(m); fmt.Sprint(all[0].Rows, all[1].Rows) != "[0 2] [5]" || len(all) != 2 {
+		t.Errorf("batches %v", all)
+	}
+}
