@@ -34,6 +34,9 @@ const mapFrom = 1 << 20
 
 func (m *HostMemory) Bytes() int { return len(m.data) }
 
+// Data is the memory.
+func (m *HostMemory) Data() []byte { return m.data }
+
 // Free gives mapped memory back to the system. Freeing twice is harmless.
 func (m *HostMemory) Free() error {
 	m.data = nil

@@ -12,9 +12,10 @@ import (
 type Batch struct {
 	Epoch    int
 	EndsStep bool
-	Rows     []int64 // [B] row ids: this rank's slice of the global batch
-	First    int     // the first of them's place in the global batch
-	Total    int     // rows of the global batch
+	Rows     []int64         // [B] row ids: this rank's slice of the global batch
+	First    int             // the first of them's place in the global batch
+	Total    int             // rows of the global batch
+	Next     *dataset.Cursor // where the data goes on, if the batch ends a step
 
 	Weights []float64 // [B]; nil if every row has weight 1
 	Texts   []loss.TextID
@@ -22,6 +23,7 @@ type Batch struct {
 	Cu      []int32 // [N+1]: sequence n is IDs[Cu[n]:Cu[n+1]]
 
 	Data      *dataset.Dataset
+	Offset    int64            // of Rows beyond the dataset's own ids
 	Columns   []dataset.Column // [N/B]
 	Truncated int              // sequences that lost tokens
 	Subs      []SubBatch       // set by Split, or by Header
@@ -66,7 +68,7 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
-	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Data: chunks[0].Data, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
+	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
 	weighted := false
 	for _, c := range chunks {
 		b.Rows = append(b.Rows, c.Rows...)

@@ -39,6 +39,12 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		t.Note(Scores, float64(hi-lo)*float64(lb.N()-lb.Rows))
 		stream.Fill(lb.Gradient, 0)
 		r, err := l.Compute(stream, e.arena, lb)
+		if errors.Is(err, loss.ErrNotFinite) && (e.onNaN == SkipOnNaN || e.onNaN == RollbackOnNaN) {
+			// The step goes on, with a gradient that no update will take for one: other ranks wait for this one.
+			stream.Fill(lb.Gradient, math.NaN())
+			out.Put(t, Gradient{b, loss.Result{Sum: math.NaN(), Weight: weightOf(b)}, whole})
+			return nil
+		}
 		if errors.Is(err, loss.ErrNotFinite) {
 			return fmt.Errorf("step %d: %w", t.Index.Step+1, e.notFinite(stream, b, err))
 		}
@@ -49,6 +55,18 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		return nil
 	})
 	return out.Port
+}
+
+// weightOf is the weight of a batch's rows on this rank.
+func weightOf(b *Batch) float64 {
+	if b.Weights == nil {
+		return float64(len(b.Rows))
+	}
+	sum := 0.0
+	for _, w := range b.Weights {
+		sum += w
+	}
+	return sum
 }
 
 // splits tells whether each rank computes the loss of its own rows alone.
@@ -95,7 +113,7 @@ func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
 			for _, v := range host[n*emb.Cols : (n+1)*emb.Cols] {
 				if math.IsNaN(v) || math.IsInf(v, 0) {
 					row, col := b.Origin(n)
-					rows = append(rows, fmt.Sprintf("%v (%s)", b.Data.Locate(row), b.Columns[col].Source))
+					rows = append(rows, fmt.Sprintf("%v (%s)", b.Data.Locate(row-b.Offset), b.Columns[col].Source))
 					break
 				}
 			}

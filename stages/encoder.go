@@ -54,6 +54,7 @@ type Encoder struct {
 	device  int
 	replay  uint64 // the dropout seed of replayed passes: Seed, unless a fault is planted
 	loss    loss.Loss
+	onNaN   OnNaN
 	weights pipeline.Port[Weights]
 
 	grads gpustage.Tensor // flat, the sum over the step so far
@@ -63,11 +64,15 @@ type Encoder struct {
 	dAll  gpustage.Tensor // like dEmb: the gradient of this rank's rows' losses
 	arena *gpustage.Arena
 
+	// Ask, if it is set, is called once a step on every rank: what any of them answers is done after that step.
+	Ask func() Asked
+
 	ranks *Replicas
 	replication
 	shares []share // of this rank, where there is a shard axis
 	earlyGradients
 	streamedParameters
+	optimizerState
 
 	keepFrom int                 // the first sub-batch whose pass is kept
 	kept     []*transformer.Pass // of sub-batches keepFrom, keepFrom+1, ...
@@ -269,7 +274,7 @@ func keepFrom(subs []transformer.Memory, budget int64) (first int) {
 
 // Close gives the encoder's memory back, but for the model's parameters.
 func (e *Encoder) Close() error {
-	var errs []error
+	errs := []error{e.optimizerState.close()}
 	if e.ranks == nil || e.ranks.LocalNegatives {
 		e.all, e.dAll = gpustage.Tensor{}, gpustage.Tensor{} // names of emb and dEmb
 	}

@@ -10,8 +10,9 @@ import (
 
 // Plan is the order of a run's data: the one global sequence of batches, and how many of them make a step.
 type Plan struct {
-	Data       *dataset.Dataset
-	Sampler    *dataset.Sampler
+	Data       []*dataset.Dataset
+	Sampler    *dataset.Mixer        // of the same datasets
+	FirstStep  int                   // steps that were made before: the sampler is where they have left it
 	Accumulate int                   // batches per step; a step never crosses an epoch's end, so an epoch's last may have fewer
 	MaxSteps   int                   // 0: all epochs
 	Config     dataset.SamplerConfig // the sampler's
@@ -35,12 +36,16 @@ func (p Plan) Steps() int {
 // Chunk is a part of a batch: consecutive rows of it.
 type Chunk struct {
 	Epoch     int
-	Data      *dataset.Dataset
+	Source    int              // the dataset that the batch is of
+	Data      *dataset.Dataset // the same
+	Offset    int64            // rows of the datasets before it: what tells its rows from theirs is added to their ids
 	Examples  []dataset.Example
 	EndsBatch bool
 	EndsStep  bool
 	First     int // place of this rank's first row in the global batch
 	Total     int // rows of the global batch
+
+	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 }
 
 // chunkRows is how many rows travel together: enough that scheduling costs nothing beside tokenizing them, few enough that
@@ -49,24 +54,30 @@ const chunkRows = 128
 
 // Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full.
 func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
-	var reader *dataset.Reader
+	readers := make([]*dataset.Reader, len(p.Data))
+	offsets := make([]int64, len(p.Data))
+	for i := 1; i < len(p.Data); i++ {
+		offsets[i] = offsets[i-1] + p.Data[i-1].Rows()
+	}
 	var batch dataset.Batch
 	var own []int64 // this rank's rows of batch
 	first := 0
-	open := false                   // there is more of batch to give out
-	next, batches, steps := 0, 0, 0 // rows of own that were given out; batches of the step; steps
+	open := false                             // there is more of batch to give out
+	next, batches, steps := 0, 0, p.FirstStep // rows of own that were given out; batches of the step; steps
 	return pipeline.Source(g, "ingest", func(ctx context.Context) (*Chunk, error) {
-		if reader == nil {
-			reader = p.Data.NewReader(dataset.ReaderConfig{Seed: p.Config.Seed, Window: p.Config.Window})
-		}
 		if !open {
 			ok := p.MaxSteps == 0 || steps < p.MaxSteps
 			if ok {
 				batch, ok = p.Sampler.Next()
 			}
 			if !ok {
-				if err := reader.Close(); err != nil {
-					return nil, err
+				for _, r := range readers {
+					if r == nil {
+						continue
+					}
+					if err := r.Close(); err != nil {
+						return nil, err
+					}
 				}
 				return nil, io.EOF
 			}
@@ -74,12 +85,19 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			next, open = 0, true
 		}
 		rows := own[next:min(len(own), next+chunkRows)]
-		examples, err := reader.Read(ctx, batch.Epoch, rows)
+		k := batch.Source
+		if readers[k] == nil {
+			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Config.Window})
+		}
+		examples, err := readers[k].Read(ctx, batch.Pass, rows)
 		if err != nil {
 			return nil, err
 		}
+		for i := range examples {
+			examples[i].Row += offsets[k]
+		}
 		next += len(rows)
-		c := &Chunk{Epoch: batch.Epoch, Data: p.Data, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows)}
+		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offsets[k], Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows)}
 		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++
@@ -88,6 +106,8 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		if c.EndsStep {
 			batches = 0
 			steps++
+			cursor := p.Sampler.Cursor()
+			c.Next = &cursor
 		}
 		return c, nil
 	})

@@ -55,8 +55,8 @@ type Replicas struct {
 	Params collective.Group // of the shard axis, for streamed parameters; nil without shards
 	Exchanging
 
-	header, totals collective.Group
-	keepFrom       func(b *Batch) int // the first sub-batch that this rank has memory to keep, where ranks must agree
+	header, totals, saves collective.Group
+	keepFrom              func(b *Batch) int // the first sub-batch that this rank has memory to keep, where ranks must agree
 }
 
 // Exchanging says how replicas exchange embeddings and gradients.
@@ -74,7 +74,7 @@ type Exchanging struct {
 func Join(ctx context.Context, c *collective.Comm, x Exchanging) (*Replicas, error) {
 	r := &Replicas{Comm: c, Exchanging: x}
 	var err error
-	for _, g := range []*collective.Group{&r.header, &r.totals} { // two host stages that exchange at the same time
+	for _, g := range []*collective.Group{&r.header, &r.totals, &r.saves} { // host stages that exchange at the same time
 		if *g, err = c.World.Split(ctx, 0); err != nil {
 			return nil, err
 		}
@@ -601,6 +601,7 @@ func (g *Global) lastRows() (rows []int, total int) {
 type Totals struct {
 	Loss, Weight             float64
 	Pairs, Tokens, Truncated int
+	Asked                    Asked
 }
 
 // totals adds the host stage that sums a step's losses over ranks, in their order, while the step goes backward.
@@ -617,14 +618,22 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 			}
 			sum.add(x)
 		}
+		if e.Ask != nil {
+			sum.Asked = e.Ask()
+		}
 		if e.ranks != nil {
-			all, err := exchange(t.Context(), e.ranks.totals, sum.Loss)
+			type mine struct {
+				Loss  float64
+				Asked Asked
+			}
+			all, err := exchange(t.Context(), e.ranks.totals, mine{sum.Loss, sum.Asked})
 			if err != nil {
 				return err
 			}
 			sum.Loss = 0
-			for _, l := range all {
-				sum.Loss += l
+			for _, m := range all {
+				sum.Loss += m.Loss
+				sum.Asked = sum.Asked.or(m.Asked)
 			}
 		}
 		if sum.Weight == 0 {

@@ -200,7 +200,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		r.globalSize, r.accumulate = 16, 1
 	}
 	order := dataset.SamplerConfig{GlobalSize: r.globalSize, Epochs: 1}
-	sampler, err := dataset.NewSampler(data.Layout(), nil, order)
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := stages.Plan{Data: data, Sampler: sampler, Accumulate: r.accumulate, Config: order, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
+	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: r.accumulate, Config: order, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
 	chunks := stages.Ingest(g, plan)
 	toks := stages.Tokenize(g, chunks, stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers})
 	batches := stages.Header(g, stages.Assemble(g, toks), r.size, ranks)

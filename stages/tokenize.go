@@ -12,10 +12,14 @@ type Text struct {
 	Tokenizer      *tokenize.Tokenizer
 	QueryLength    int // tokens, special ones included; what is longer is cut and counted
 	DocumentLength int
-	QueryPrompt    string // put before every query
-	DocumentPrompt string // put before every positive and negative
-	Threads        int    // that tokenize at once; 0 means 1
+	QueryPrompt    string    // put before every query
+	DocumentPrompt string    // put before every positive and negative
+	Prompts        []Prompts // of each dataset, instead; may be nil
+	Threads        int       // that tokenize at once; 0 means 1
 }
+
+// Prompts are put before a dataset's texts.
+type Prompts struct{ Query, Document string }
 
 // TokenChunk is a Chunk after tokenization.
 type TokenChunk struct {
@@ -23,6 +27,7 @@ type TokenChunk struct {
 	Rows      []int64
 	Weights   []float32
 	Data      *dataset.Dataset
+	Offset    int64
 	IDs       [][][]int32     // by column, row
 	Texts     [][]loss.TextID // by column, row
 	Truncated int
@@ -30,6 +35,7 @@ type TokenChunk struct {
 	EndsStep  bool
 	First     int
 	Total     int
+	Next      *dataset.Cursor
 }
 
 // Tokenize adds the stage that turns texts into token ids.
@@ -41,18 +47,22 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 }
 
 func (x Text) tokenize(c *Chunk) *TokenChunk {
-	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total}
+	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next}
 	columns := c.Data.Columns()
 	out.IDs, out.Texts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns))
 	for _, e := range c.Examples {
 		out.Rows, out.Weights = append(out.Rows, e.Row), append(out.Weights, e.Weight)
 	}
+	prompts := Prompts{x.QueryPrompt, x.DocumentPrompt}
+	if x.Prompts != nil {
+		prompts = x.Prompts[c.Source]
+	}
 	var flat []int32
 	var ends []int
 	for col, column := range columns {
-		prompt, limit := x.DocumentPrompt, x.DocumentLength
+		prompt, limit := prompts.Document, x.DocumentLength
 		if column.Role == dataset.Query {
-			prompt, limit = x.QueryPrompt, x.QueryLength
+			prompt, limit = prompts.Query, x.QueryLength
 		}
 		for _, e := range c.Examples {
 			ids, cut := x.Tokenizer.Append(flat, prompt+e.Texts[col], limit)

@@ -2,11 +2,11 @@ package stages
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
 	"contraflow/gpustage"
+	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
@@ -20,6 +20,7 @@ type Update struct {
 	WarmupSteps int
 	TotalSteps  int
 	MaxGradNorm float64 // 0: no clipping
+	OnNaN       OnNaN
 	Groups      []Group
 }
 
@@ -50,6 +51,17 @@ func (u Update) rates(ps []transformer.Param) ([]float64, error) {
 	return out, nil
 }
 
+// OnNaN says what to do with a step whose loss or gradient is NaN or infinite.
+type OnNaN string
+
+const (
+	StopOnNaN     OnNaN = "stop"     // the run ends with an error that names what is not finite
+	SkipOnNaN     OnNaN = "skip"     // the step changes nothing; after maxSkipped of them in a row the run ends
+	RollbackOnNaN OnNaN = "rollback" // the run ends with the step, for the last checkpoint's state to go on with the data after it
+)
+
+const maxSkipped = 10
+
 // StepResult is what a step did.
 type StepResult struct {
 	Step      int
@@ -61,6 +73,11 @@ type StepResult struct {
 	Tokens    int // real tokens of all columns
 	Batches   int // contrastive batches
 	Truncated int // sequences that lost tokens
+
+	Skipped bool // the gradient was not finite, and nothing was changed
+
+	Asked Asked           // what ranks want to be done after the step
+	Next  *dataset.Cursor // where the data goes on
 }
 
 // Apply adds the stage that divides the step's gradient by the rows' weight, clips it, and updates the parameters.
@@ -89,6 +106,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		return out.Port, err
 	}
 	segs, n := e.owned(rates)
+	e.optimizerState = optimizerState{states: states, owns: n}
 	for i := range states {
 		var err error
 		if states[i], err = gpustage.NewTensor(m.Device, m.DType, 1, n); err != nil {
@@ -102,6 +120,8 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	}
 	e.squares(g, contributions, norm, s)
 
+	e.onNaN = u.OnNaN
+	skipped := 0 // in a row
 	s.Do(func(t *pipeline.Task) error {
 		stream := Stream(t)
 		r := StepResult{Step: t.Index.Step}
@@ -109,9 +129,10 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		weight := sum.Weight
 		for _, l := range losses.All(t) {
 			r.Epoch = l.Batch.Epoch
+			r.Next = l.Batch.Next
 			r.Batches++
 		}
-		r.Pairs, r.Tokens, r.Truncated = sum.Pairs, sum.Tokens, sum.Truncated
+		r.Pairs, r.Tokens, r.Truncated, r.Asked = sum.Pairs, sum.Tokens, sum.Truncated, sum.Asked
 		r.Loss = sum.Loss / weight
 		var err error
 		if e.ranks.sharded() {
@@ -122,13 +143,19 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		if err != nil {
 			return err
 		}
-		if math.IsNaN(r.GradNorm) || math.IsInf(r.GradNorm, 0) {
+		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
+		r.Skipped = !finite(r.GradNorm) || !finite(r.Loss)
+		if skipped++; !r.Skipped {
+			skipped = 0
+			scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
+			u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1)
+		} else if u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
 			return e.gradientNotFinite(stream, r.Step+1)
 		}
-		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
-		scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
-		u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1)
 		stream.Fill(e.grads, 0)
+		if r.Asked.Stop || r.Asked.Finish || r.Skipped && u.OnNaN == RollbackOnNaN {
+			t.EndRun()
+		}
 		if !e.ranks.sharded() {
 			m.Changed()
 			weights.Put(t, Weights{})
@@ -138,6 +165,8 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	})
 	return results, nil
 }
+
+func finite(v float64) bool { return v-v == 0 }
 
 // gradientNotFinite names the first parameter whose gradient is NaN or infinite, as far as this rank holds its sum, in a step counted
 // from 1.
@@ -159,7 +188,7 @@ func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
 			return err
 		}
 		for k, v := range vs {
-			if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
+			if !finite(float64(v)) {
 				return fmt.Errorf("the gradient of step %d is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
 			}
 		}

@@ -139,6 +139,22 @@ func TestMPIKill(t *testing.T) {
 	}
 }
 
+// Killed at random moments, a rank of two each time, and resumed, a job ends with the weights of one that was never stopped.
+func TestMPIKillAndResume(t *testing.T) {
+	killAndResume(t, func(args []string) *exec.Cmd {
+		return mpirun(t, context.Background(), append([]string{"2"}, args...))
+	}, func(cmd *exec.Cmd) {
+		pids := children(t, cmd.Process.Pid)
+		if len(pids) == 0 { // not started, or over
+			cmd.Process.Kill()
+			return
+		}
+		if p, err := os.FindProcess(pids[rand.IntN(len(pids))]); err == nil {
+			p.Kill()
+		}
+	})
+}
+
 // children are the processes that a process has started.
 func children(t *testing.T, pid int) (pids []int) {
 	t.Helper()

@@ -38,11 +38,17 @@ func (f *recipeFlags) load() (recipe.Recipe, error) {
 
 func newTrain() *cobra.Command {
 	var f recipeFlags
-	var trace, quiet bool
+	var trace, quiet, resume bool
 	cmd := &cobra.Command{
 		Use:   "train -c RECIPE",
 		Short: "Train a model by a recipe",
+		Long: `train runs a recipe. It writes a checkpoint into save.dir every save.every steps (or minutes: 10m), and --resume goes on from the newest
+complete one as if nothing had happened: on the same mesh to the bit.
+
+SIGTERM or an interrupt make it write one after the step at hand and end with exit code 0, a second one ends it at once; SIGUSR1 makes it
+write one and go on.`,
 		Example: `  contraflow train -c recipe.yaml
+  contraflow train -c recipe.yaml --resume
   contraflow train -c recipe.yaml --set train.max_steps=8 --out runs/try`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -52,7 +58,10 @@ func newTrain() *cobra.Command {
 			}
 			ui := newUI(cmd.ErrOrStderr(), quiet)
 			defer ui.close()
-			var opts []recipe.TrainOption
+			opts := []recipe.TrainOption{recipe.Controlled(control)}
+			if resume {
+				opts = append(opts, recipe.Resuming())
+			}
 			if trace {
 				opts = append(opts, recipe.WithTrace())
 			}
@@ -81,6 +90,7 @@ func newTrain() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&trace, "trace", false, "write trace.json (opens in Perfetto) into the run's folder")
+	cmd.Flags().BoolVar(&resume, "resume", false, "go on from the newest complete checkpoint in save.dir, if there is one")
 	cmd.Flags().BoolVar(&quiet, "quiet", false, "print errors only")
 	f.add(cmd)
 	return cmd

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 
+	"contraflow/io/dataset"
+	"contraflow/stages"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
@@ -98,7 +100,8 @@ func (c *checker) notYet(path string, ok bool, why string) {
 func (c *checker) check(r *Recipe) {
 	c.checkModel(&r.Model)
 	c.checkData(&r.Data)
-	c.checkBatch(&r.Batch)
+	c.checkBatch(&r.Batch, len(r.Data.Train))
+	c.require(!r.Batch.ByLength || r.Data.Shuffle, "batch.by_length", "needs data.shuffle")
 	c.checkLoss(&r.Loss)
 	c.checkOptimizer(&r.Optimizer)
 	c.checkRest(r)
@@ -129,21 +132,24 @@ func (c *checker) checkData(d *Data) {
 		c.fail("data.train", "is missing: a list with a path and the names of the query and positive columns, such as\n"+
 			"    train:\n      - {path: \"data/*.parquet\", query: query, positive: positive}")
 	}
-	c.notYet("data.train", len(d.Train) <= 1, "one dataset (of any number of files) is what works")
+	weights := false
 	for i, s := range d.Train {
 		key := fmt.Sprintf("data.train[%d]", i)
 		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet or JSON lines")
 		c.require(s.Query != "", key+".query", "is missing: the column with the queries")
 		c.require(s.Positive != "", key+".positive", "is missing: the column with the positives")
 		c.require(s.NegativesPerQuery >= 0, key+".negatives_per_query", "is negative")
+		c.require(s.SamplingWeight >= 0 && !math.IsInf(s.SamplingWeight, 0), key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
+		weights = weights || s.SamplingWeight > 0
 		c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")
 	}
 	c.words("data.on_error", "stop", "skip")
-	c.notYet("data.on_error", d.OnError != "skip", "stop is what works")
+	c.require(!weights || d.Mixing.Kind == dataset.Weighted, "data.mixing", "sampling_weight is for data.mixing: weighted, not %v", d.Mixing.Kind)
 }
 
-func (c *checker) checkBatch(b *Batch) {
+func (c *checker) checkBatch(b *Batch, datasets int) {
 	c.positive("batch.global_size", b.GlobalSize)
+	c.notYet("batch.one_dataset", b.OneDataset || datasets == 1, "each batch has the rows of one dataset")
 	c.require(b.GlobalSize != 1, "batch.global_size", "is 1: a row alone has no negatives")
 	c.positive("batch.accumulate", b.Accumulate)
 	c.words("batch.cache", "auto", "always", "never")
@@ -196,6 +202,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(t.MaxSteps >= 0, "train.max_steps", "is negative; 0 means all epochs")
 	c.words("train.precision", "auto", "f32", "bf16")
 	c.words("train.sync", "last", "every")
+	c.words("train.on_nan", string(stages.StopOnNaN), string(stages.SkipOnNaN), string(stages.RollbackOnNaN))
 	c.require(r.Mesh.Replicate >= 0, "mesh.replicate", "is negative")
 	c.positive("mesh.shard", r.Mesh.Shard)
 	c.words("mesh.wire", "f32", "bf16")
@@ -219,5 +226,13 @@ func (c *checker) checkRest(r *Recipe) {
 		}
 	}
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
+	measured := e.Retrieval != nil || e.STS != nil
+	c.require(!r.Save.Best || measured, "save.best", "needs eval.retrieval or eval.sts: it is by their metric")
+	if s := e.EarlyStopping; s != nil {
+		c.positive("eval.early_stopping.patience", s.Patience)
+		c.require(s.MinDelta >= 0, "eval.early_stopping.min_delta", "is negative")
+		c.require(measured && e.Every > 0, "eval.early_stopping", "needs eval.every, and eval.retrieval or eval.sts")
+	}
+	c.positive("save.keep", r.Save.Keep)
 	c.positive("log.every", r.Log.Every)
 }

@@ -13,7 +13,14 @@ func (x *Run) Describe() string {
 	var b strings.Builder
 	r, m := x.Recipe, x.model
 	fmt.Fprintf(&b, "model   %s: %s, %d layers of %d, %s parameters%s, %s\n", r.Model.Path, m.Config.Family, m.Config.Layers, m.Config.Hidden, count(m.Layout.Len), trained(m.Layout), m.Head.Pooling)
-	fmt.Fprintf(&b, "data    %d rows, %d texts each, cut at %d (queries) and %d tokens\n", x.data.Rows(), len(x.data.Columns()), x.text.QueryLength, x.text.DocumentLength)
+	several := ""
+	if n := len(x.data); n > 1 {
+		several = fmt.Sprintf(" in %d datasets, %v", n, r.mixing())
+	}
+	if n := len(x.skipped); n > 0 {
+		several += fmt.Sprintf(", %d of them skipped", n)
+	}
+	fmt.Fprintf(&b, "data    %d rows%s, %d texts each, cut at %d (queries) and %d tokens\n", x.rows(), several, x.columns(), x.text.QueryLength, x.text.DocumentLength)
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
 	if x.ranks != nil {
@@ -23,8 +30,8 @@ func (x *Run) Describe() string {
 		}
 	}
 	mem := x.Memory
-	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s, under way between ranks %s",
-		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working), Size(mem.Traveling))
+	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s, under way between ranks %s, snapshots %s",
+		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working), Size(mem.Traveling), Size(mem.Snapshot+mem.HostSnapshot))
 	return b.String()
 }
 
@@ -47,6 +54,9 @@ func count(n int) string {
 // String sums a run up.
 func (s *Summary) String() string {
 	var b strings.Builder
+	if s.Over {
+		return fmt.Sprintf("the run was over already, after step %d: its model is in %s", s.Steps, s.Model)
+	}
 	fmt.Fprintf(&b, "%d steps in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", s.Steps, s.Seconds, s.Loss, float64(s.Pairs)/s.Seconds, float64(s.Tokens)/s.Seconds, Size(s.PeakBytes))
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
@@ -57,10 +67,20 @@ func (s *Summary) String() string {
 	if s.Dropped > 0 {
 		fmt.Fprintf(&b, "%d rows did not fill a batch and were left out (batch.drop_last)\n", s.Dropped)
 	}
+	if s.NotFinite > 0 {
+		fmt.Fprintf(&b, "%d steps were not finite and changed nothing (train.on_nan)\n", s.NotFinite)
+	}
+	if s.Skipped > 0 {
+		fmt.Fprintf(&b, "%d rows can't be used and were skipped (data.on_error): skipped.jsonl says which and why\n", s.Skipped)
+	}
 	if s.Eval != nil {
 		fmt.Fprintf(&b, "%s %.4f\n", s.Eval.Metric, s.Eval.Value)
 	}
-	fmt.Fprintf(&b, "model saved in %s", s.Model)
+	if s.Stopped {
+		fmt.Fprintf(&b, "stopped after step %d, as asked: train --resume goes on from there", s.Steps)
+	} else {
+		fmt.Fprintf(&b, "model saved in %s", s.Model)
+	}
 	return b.String()
 }
 

@@ -123,13 +123,16 @@ func (x *Run) agree(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var columns []string
-	for _, c := range x.data.Columns() {
-		columns = append(columns, c.Source)
+	var columns, data []string
+	for _, d := range x.data {
+		for _, c := range d.Columns() {
+			columns = append(columns, c.Source)
+		}
+		data = append(data, fmt.Sprintf("%v (%d rows)", d.Fingerprint(), d.Rows()))
 	}
 	return x.ranks.Agree(ctx, map[string]string{
 		"the recipe":     hash(text),
-		"the dataset":    fmt.Sprintf("%v (%d rows)", x.data.Fingerprint(), x.data.Rows()),
+		"the dataset":    strings.Join(data, ", "),
 		"its columns":    strings.Join(columns, ", "),
 		"the model":      fmt.Sprintf("%s (%d parameters)", params, x.model.Layout.Len),
 		"its type":       x.model.DType.String(),
@@ -145,8 +148,15 @@ func hash(b []byte) string {
 
 // paramHash is the hash of all parameters.
 func (x *Run) paramHash() (string, error) {
+	return x.hashParams(func(transformer.Param) bool { return true })
+}
+
+func (x *Run) hashParams(which func(transformer.Param) bool) (string, error) {
 	h := xxh3.New()
-	if err := x.ranks.Parameters(x.stream, x.model, func(_ transformer.Param, vs []float32) error {
+	if err := x.ranks.Parameters(x.stream, x.model, func(p transformer.Param, vs []float32) error {
+		if !which(p) {
+			return nil
+		}
 		_, err := h.Write(gpustage.Bytes(vs))
 		return err
 	}); err != nil {

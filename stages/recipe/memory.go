@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 
+	"contraflow/stages"
 	"contraflow/stages/loss"
 )
 
@@ -16,16 +17,19 @@ type Memory struct {
 	Activations int64 // kept between embed and backward: at most the replay budget
 	Working     int64 // of one sub-batch, forward and backward, or of the loss
 	Traveling   int64 // layers and rows of word embeddings under way between ranks
+	Snapshot    int64 // of the state on its way to disk, where the device's memory is the host's
+
+	HostSnapshot int64 // the same in host memory, where the device has its own: not part of the total
 }
 
 // Total is the sum.
 func (m Memory) Total() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Traveling
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Traveling + m.Snapshot
 }
 
 // State is what a model and its optimizer take, without what a batch does.
 func (m Memory) State() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Traveling
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Traveling + m.Snapshot
 }
 
 // minimum is the total without what may be computed again.
@@ -50,9 +54,9 @@ func (x *Run) longestSub() (lengths []int, subs int64) {
 
 // sequences is how many texts a rank has in a batch.
 func (x *Run) sequences() int64 {
-	n := min(int64(x.Recipe.Batch.GlobalSize), x.data.Rows())
+	n := min(int64(x.Recipe.Batch.GlobalSize), x.rows())
 	ranks := int64(x.ranks.Size())
-	return (n + ranks - 1) / ranks * int64(len(x.data.Columns()))
+	return (n + ranks - 1) / ranks * int64(x.columns())
 }
 
 func (x *Run) predictedSubs() int64 {
@@ -79,7 +83,7 @@ func (x *Run) predict(z sharding) Memory {
 		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
 		Embeddings: 2 * x.sequences() * int64(m.EmbeddingSize()) * elem,
 	}
-	n := min(int64(r.Batch.GlobalSize), x.data.Rows()) * int64(len(x.data.Columns()))
+	n := min(int64(r.Batch.GlobalSize), x.rows()) * int64(x.columns())
 	if x.ranks != nil && r.Loss.GatherAcrossDevices {
 		mem.Embeddings += (2*n + int64(len(lengths))*int64(x.ranks.Size())) * int64(m.EmbeddingSize()) * elem
 	}
@@ -103,6 +107,11 @@ func (x *Run) predict(z sharding) Memory {
 	case x.ranks != nil:
 		mem.Traveling += int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), tokens) * int64(x.ranks.Size()+1)
 	}
+	snapshot := &mem.Snapshot
+	if x.device.Info().Threads == 0 {
+		snapshot = &mem.HostSnapshot
+	}
+	*snapshot = stages.SnapshotBytes(trained, r.update(1).Optimizer, x.ranks.Size())
 	mem.Working = int64(max(sub.Backward, r.loss().Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))
 	mem.Activations = (subs - 1) * int64(sub.Kept)
 	if b := x.budget(mem); b >= 0 {

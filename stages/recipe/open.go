@@ -7,8 +7,10 @@ import (
 	"runtime"
 
 	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
@@ -45,14 +47,20 @@ type Run struct {
 	stream   gpustage.Stream
 	model    *transformer.Model
 	sharding sharding
-	data     *dataset.Dataset
-	sampler  *dataset.Sampler
+	data     []*dataset.Dataset
+	sampler  *dataset.Mixer
+	skipped  []*dataset.RowError // rows that can't be used
 	plan     stages.Plan
 	text     stages.Text
 	task     *embedder.Task
 	sts      *dataset.Pairs
-	ranks    *stages.Replicas // nil alone
-	share    gpustage.Share   // of this machine, if other ranks are in this process
+	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
+	closers  []func() error                      // of what the graph at hand holds
+	saves    *checkpoints                        // while training
+	fs       checkpoint.FS                       // where checkpoints go; nil: the disk
+	ledger   func(*pipeline.Task, *stages.Batch) // sees every batch; for tests
+	ranks    *stages.Replicas                    // nil alone
+	share    gpustage.Share                      // of this machine, if other ranks are in this process
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -87,7 +95,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 		return err
 	}
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
-		return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.data.Rows(), r.Batch.GlobalSize)
+		return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows(), r.Batch.GlobalSize)
 	}
 	if x.Main() {
 		x.noteOddities()
@@ -134,12 +142,15 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := embedder.CheckLength(x.tok, min(x.text.QueryLength, x.text.DocumentLength)); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
-	// The recipe's prompts, or else the model's.
-	p := Prompts{x.folder.Prompts["query"], x.folder.Prompts["document"]}
-	if src := x.Recipe.Data.Train[0].Prompts; src != (Prompts{}) {
-		p = src
+	// The recipe's prompts, or else the model's. The first dataset's are those of evaluation, and of the saved model.
+	for _, src := range x.Recipe.Data.Train {
+		p := stages.Prompts{Query: x.folder.Prompts["query"], Document: x.folder.Prompts["document"]}
+		if src.Prompts != (Prompts{}) {
+			p = stages.Prompts(src.Prompts)
+		}
+		x.text.Prompts = append(x.text.Prompts, p)
 	}
-	x.text.QueryPrompt, x.text.DocumentPrompt = p.Query, p.Document
+	x.text.QueryPrompt, x.text.DocumentPrompt = x.text.Prompts[0].Query, x.text.Prompts[0].Document
 	return nil
 }
 
@@ -203,26 +214,19 @@ func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Opt
 
 func (x *Run) openData(ctx context.Context) error {
 	r := x.Recipe
-	src := r.Data.Train[0]
-	var err error
-	x.data, err = dataset.Open(ctx, dataset.Source{
-		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: src.NegativesPerQuery, Weight: src.Weight,
-	})
-	if err != nil {
-		return fmt.Errorf("data.train[0]: %w", err)
-	}
 	order := dataset.SamplerConfig{
 		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: r.Train.Epochs, Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
 	}
-	var texts dataset.TextHashes
-	if order.NoDuplicates {
-		index, err := x.data.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index})
+	var parts []dataset.Part
+	for i, src := range r.Data.Train {
+		p, err := x.openSource(ctx, src)
 		if err != nil {
-			return fmt.Errorf("data.train[0]: %w", err)
+			return fmt.Errorf("data.train[%d]: %w", i, err)
 		}
-		texts = index
+		parts = append(parts, p)
 	}
-	x.sampler, err = dataset.NewSampler(x.data.Layout(), texts, order)
+	var err error
+	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())
 	if errors.Is(err, dataset.ErrBatchTooLarge) {
 		return err // it names the key
 	}
@@ -231,6 +235,62 @@ func (x *Run) openData(ctx context.Context) error {
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Config: order, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	return nil
+}
+
+// openSource opens a dataset and makes the first pass over it, if something needs it.
+func (x *Run) openSource(ctx context.Context, src Source) (p dataset.Part, err error) {
+	r := x.Recipe
+	d, err := dataset.Open(ctx, dataset.Source{
+		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: src.NegativesPerQuery, Weight: src.Weight,
+	})
+	if err != nil {
+		return p, err
+	}
+	x.data = append(x.data, d)
+	p.Layout = d.Layout()
+	skip := r.Data.OnError == "skip"
+	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
+		return p, nil
+	}
+	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
+	if err != nil {
+		return p, err
+	}
+	if r.Batch.NoDuplicates {
+		p.Texts = index
+	}
+	if r.Batch.ByLength {
+		p.Lengths = index
+	}
+	p.Skip = index.Skip()
+	x.skipped = append(x.skipped, index.Bad()...)
+	return p, nil
+}
+
+// mixing is how datasets take turns.
+func (r Recipe) mixing() dataset.Mixing {
+	m := dataset.Mixing{Kind: r.Data.Mixing.Kind, Temperature: r.Data.Mixing.Temperature}
+	if m.Kind == dataset.Weighted {
+		for _, s := range r.Data.Train {
+			m.Weights = append(m.Weights, s.weight())
+		}
+	}
+	return m
+}
+
+// rows is how many rows all datasets have, columns how many texts a row has at most.
+func (x *Run) rows() (n int64) {
+	for _, d := range x.data {
+		n += d.Rows()
+	}
+	return n
+}
+
+func (x *Run) columns() (n int) {
+	for _, d := range x.data {
+		n = max(n, len(d.Columns()))
+	}
+	return n
 }
 
 func (x *Run) openEval(ctx context.Context) error {
@@ -290,7 +350,7 @@ func (r Recipe) update(steps int) stages.Update {
 	for _, g := range o.Groups {
 		groups = append(groups, stages.Group(g))
 	}
-	u := stages.Update{Groups: groups, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm}
+	u := stages.Update{Groups: groups, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm, OnNaN: stages.OnNaN(r.Train.OnNaN)}
 	if o.WarmupSteps != nil {
 		u.WarmupSteps = *o.WarmupSteps
 	} else {
@@ -310,8 +370,8 @@ func (x *Run) Close() error {
 	if x.model != nil {
 		errs = append(errs, x.model.Free())
 	}
-	if x.data != nil {
-		errs = append(errs, x.data.Close())
+	for _, d := range x.data {
+		errs = append(errs, d.Close())
 	}
 	if x.folder != nil {
 		errs = append(errs, x.folder.Close())

@@ -38,10 +38,15 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
 	y.ranks = nil
 	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)
 	y.Recipe.Train.MaxSteps = steps
+	y.data, y.skipped = nil, nil
 	if err := y.openData(ctx); err != nil {
 		return Rates{}, err
 	}
-	defer y.data.Close()
+	defer func() {
+		for _, d := range y.data {
+			d.Close()
+		}
+	}()
 	var mu sync.Mutex
 	var spans []pipeline.Span
 	g, enc, err := y.trainingGraph()

@@ -19,11 +19,13 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
 	"contraflow/collective/sim"
 	"contraflow/gpustage"
+	"contraflow/io/dataset"
 	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
@@ -75,6 +77,7 @@ type Freeze struct {
 type Data struct {
 	Train   []Source `yaml:"train"`
 	Shuffle bool     `yaml:"shuffle"`
+	Mixing  Mixing   `yaml:"mixing"` // how datasets take turns
 	OnError string   `yaml:"on_error"`
 }
 
@@ -84,8 +87,16 @@ type Source struct {
 	Positive          string   `yaml:"positive"`
 	Negatives         []string `yaml:"negatives,omitempty"`
 	NegativesPerQuery int      `yaml:"negatives_per_query,omitempty"`
-	Weight            string   `yaml:"weight,omitempty"` // column of row weights
+	Weight            string   `yaml:"weight,omitempty"`          // column of row weights
+	SamplingWeight    float64  `yaml:"sampling_weight,omitempty"` // with data.mixing: weighted; 0: 1
 	Prompts           Prompts  `yaml:"prompts,omitempty"`
+}
+
+func (s Source) weight() float64 {
+	if s.SamplingWeight == 0 {
+		return 1
+	}
+	return s.SamplingWeight
 }
 
 type Prompts struct {
@@ -100,6 +111,7 @@ type Batch struct {
 	Cache        string   `yaml:"cache"`
 	ReplayBudget *Bytes   `yaml:"replay_budget,omitempty"` // nil: from the device
 	NoDuplicates bool     `yaml:"no_duplicates"`
+	ByLength     bool     `yaml:"by_length"` // rows of similar length make a batch
 	OneDataset   bool     `yaml:"one_dataset"`
 	DropLast     bool     `yaml:"drop_last"`
 }
@@ -142,6 +154,7 @@ type Train struct {
 	Device    string `yaml:"device"`
 	Seed      uint64 `yaml:"seed"`
 	Sync      string `yaml:"sync"`
+	OnNaN     string `yaml:"on_nan"` // stop, skip (the step) or rollback (to the last checkpoint)
 }
 
 type Mesh struct {
@@ -160,6 +173,14 @@ type Eval struct {
 	Retrieval *Retrieval `yaml:"retrieval,omitempty"`
 	STS       *STS       `yaml:"sts,omitempty"`
 	Metric    string     `yaml:"metric"`
+
+	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`
+}
+
+// EarlyStopping ends a run when so many evaluations in a row were no better than the best by more than MinDelta.
+type EarlyStopping struct {
+	Patience int     `yaml:"patience"`
+	MinDelta float64 `yaml:"min_delta"`
 }
 
 type Retrieval struct {
@@ -176,7 +197,10 @@ type STS struct {
 }
 
 type Save struct {
-	Dir string `yaml:"dir"`
+	Dir   string `yaml:"dir"`
+	Every Period `yaml:"every"` // between checkpoints; 0: none but those that are asked for
+	Keep  int    `yaml:"keep"`  // checkpoints that stay
+	Best  bool   `yaml:"best"`  // the model is that of the best evaluation, not of the last step
 }
 
 type Log struct {
@@ -191,19 +215,17 @@ func Default() Recipe {
 		Batch:     Batch{GlobalSize: 256, Accumulate: 1, Cache: "auto", NoDuplicates: true, OneDataset: true, DropLast: true},
 		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, GatherAcrossDevices: true},
 		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
-		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last"},
+		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last", OnNaN: "stop"},
 		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto"},
 		Eval:      Eval{Every: 500, Metric: "ndcg@10"},
+		Save:      Save{Every: Period{Steps: 500}, Keep: 2},
 		Log:       Log{Every: 10},
 	}
 }
 
 // notYet are keys of the design whose code is still to come.
 var notYet = map[string]string{
-	"data.train[].sampling_weight": "weights between datasets come with several datasets",
-	"eval.rerank":                  "rerankers come with their own release",
-	"save.every":                   "checkpoints during a run come with resume",
-	"save.keep":                    "checkpoints during a run come with resume",
+	"eval.rerank": "rerankers come with their own release",
 }
 
 // foreign maps other frameworks' names to ours.
@@ -244,6 +266,13 @@ var foreign = map[string]string{
 	"bf16":                            "train.precision: bf16",
 	"fp16":                            "train.precision: f32 or bf16",
 	"dataloader_drop_last":            "batch.drop_last",
+	"group_by_length":                 "batch.by_length",
+	"multi_dataset_batch_sampler":     "data.mixing: proportional or round_robin",
+	"early_stopping_patience":         "eval.early_stopping: {patience: N}",
+	"load_best_model_at_end":          "save.best",
+	"save_steps":                      "save.every",
+	"save_total_limit":                "save.keep",
+	"resume_from_checkpoint":          "contraflow train --resume",
 }
 
 // Load reads a recipe, applies --set arguments ("a.b=c") and checks it.
@@ -388,6 +417,73 @@ func (b Bytes) MarshalYAML() (any, error) {
 		}
 	}
 	return int64(b), nil
+}
+
+// Mixing is a word, or {temperature: T}.
+type Mixing struct {
+	Kind        dataset.MixKind
+	Temperature float64
+}
+
+func (m *Mixing) decode(d *decoder, path string, n *node) {
+	*m = Mixing{}
+	if n.kind == mapping {
+		var t struct {
+			Temperature float64 `yaml:"temperature"`
+		}
+		d.structure(path, n, reflect.ValueOf(&t).Elem())
+		*m = Mixing{dataset.Tempered, t.Temperature}
+		if !(t.Temperature > 0) || math.IsInf(t.Temperature, 0) {
+			d.fail(n.at, path+".temperature", "is %v, want a positive number", t.Temperature)
+		}
+		return
+	}
+	kinds := []dataset.MixKind{dataset.Proportional, dataset.RoundRobin, dataset.Weighted}
+	var words []string
+	for _, k := range kinds {
+		words = append(words, k.String())
+		if n.kind == scalar && n.text == k.String() {
+			m.Kind = k
+		}
+	}
+	d.oneOf(path, n, words...)
+}
+
+// MarshalYAML writes it as it was given.
+func (m Mixing) MarshalYAML() (any, error) {
+	if m.Kind == dataset.Tempered {
+		return map[string]float64{"temperature": m.Temperature}, nil
+	}
+	return m.Kind.String(), nil
+}
+
+// Period is a number of steps, or a time such as 10m.
+type Period struct {
+	Steps int
+	Time  time.Duration
+}
+
+func (p *Period) decode(d *decoder, path string, n *node) {
+	*p = Period{}
+	if n.kind == scalar && !n.quoted {
+		if steps, err := strconv.Atoi(strings.ReplaceAll(n.text, "_", "")); err == nil && steps >= 0 {
+			p.Steps = steps
+			return
+		}
+		if t, err := time.ParseDuration(n.text); err == nil && t > 0 {
+			p.Time = t
+			return
+		}
+	}
+	d.fail(n.at, path, "want a number of steps, or a time such as 10m, got %s", describe(n))
+}
+
+// MarshalYAML writes it as it was given.
+func (p Period) MarshalYAML() (any, error) {
+	if p.Time > 0 {
+		return p.Time.String(), nil
+	}
+	return p.Steps, nil
 }
 
 // Link is a simulated link between local ranks, such as "10Gb 50us".

@@ -53,8 +53,11 @@ data:
       negatives: [n1, n2]
       weight: w
       prompts: {query: "query: ", document: "passage: "}
-  shuffle: false
+  shuffle: true
+  mixing: {temperature: 2}
+  on_error: skip
 batch:
+  by_length: true
   global_size: 16384
   accumulate: 2
   sub_batch: {rows: 32}
@@ -67,7 +70,7 @@ optimizer: {name: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0, schedule: cosine
 train: {epochs: 3, max_steps: 100, precision: f32, device: cpu, seed: 7, sync: last}
 mesh: {replicate: auto, shard: 1}
 eval: {every: 100, retrieval: {queries: q.parquet, corpus: c.parquet, qrels: r.parquet}, metric: mrr@10}
-save: {dir: "runs/x y"}
+save: {dir: "runs/x y", every: 10m, keep: 3}
 log: {every: 5}
 `
 
@@ -166,7 +169,7 @@ func TestWiring(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := told{
-			stages.Update{Optimizer: optim.AdamW{Betas: []float64{0.9, 0.999}, Eps: 1e-8, WeightDecay: 0.01}, LR: 2e-5, Schedule: optim.Linear, WarmupSteps: 3, TotalSteps: c.steps, MaxGradNorm: 1},
+			stages.Update{Optimizer: optim.AdamW{Betas: []float64{0.9, 0.999}, Eps: 1e-8, WeightDecay: 0.01}, LR: 2e-5, Schedule: optim.Linear, WarmupSteps: 3, TotalSteps: c.steps, MaxGradNorm: 1, OnNaN: stages.StopOnNaN},
 			loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, MaskDuplicates: true},
 		}
 		c.change(&want)
@@ -228,8 +231,8 @@ func TestErrors(t *testing.T) {
 		{"mesh: {link: fast}", "mesh.link: "},
 		{"eval: {metric: accuracy}", "eval.metric"},
 		{"eval: {retrieval: {queries: q}}", "eval.retrieval: needs queries, corpus and qrels"},
-		{"save: {every: 10}", "save.every: not yet"},
-		{"data:\n  train:\n    - {path: x, query: q, positive: p, sampling_weight: 2}", "data.train[0].sampling_weight: not yet"},
+		{"save: {every: soon}", "save.every: want a number of steps, or a time such as 10m"},
+		{"data:\n  train:\n    - {path: x, query: q, positive: p, sampling_weight: 2}", "data.mixing: sampling_weight is for data.mixing: weighted, not proportional"},
 		{"model: {path: a}\nmodel: {path: b}", "r.yaml"},
 		{"model: {path: a", "r.yaml"},
 		{"a: &x 1\nb: *x", "r.yaml:1: anchors are not used in recipes"},

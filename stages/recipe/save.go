@@ -42,7 +42,10 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	if x.Recipe.Loss.Similarity == "dot" {
 		similarity = "dot"
 	}
-	src := x.Recipe.Data.Train[0]
+	var sources []hfmodel.Dataset
+	for i, src := range x.Recipe.Data.Train {
+		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append([]string{src.Query, src.Positive}, src.Negatives...), Rows: x.data[i].Rows()})
+	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return err
 	}
@@ -54,7 +57,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		Base: x.folder, Tokenizer: x.folder.CopyTokenizer, Adapter: adapter,
 		Card: hfmodel.Card{
 			BaseModel: x.Recipe.Model.Path, Recipe: string(text),
-			TrainingData: []hfmodel.Dataset{{Name: strings.Join(src.Path, ", "), Columns: append([]string{src.Query, src.Positive}, src.Negatives...), Rows: x.data.Rows()}},
+			TrainingData: sources,
 		},
 	})
 }

@@ -1,23 +1,29 @@
 package recipe
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
 	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/transformer"
 )
 
 // Metrics is a line of metrics.jsonl: one optimizer step.
@@ -38,6 +44,28 @@ type Metrics struct {
 	CommBytes  int64    `json:"comm_bytes,omitempty"`
 	CommS      float64  `json:"comm_s,omitempty"`
 	CommHidden *float64 `json:"comm_hidden,omitempty"`
+
+	Skipped bool `json:"skipped,omitempty"` // the gradient was not finite, and the step has changed nothing
+}
+
+// MarshalJSON writes numbers that are not finite as null: JSON has none.
+func (m Metrics) MarshalJSON() ([]byte, error) {
+	type plain Metrics
+	w := struct {
+		Step     int      `json:"step"`
+		Epoch    int      `json:"epoch"`
+		Loss     *float64 `json:"loss"`
+		GradNorm *float64 `json:"grad_norm"`
+		plain
+	}{m.Step, m.Epoch, known(m.Loss), known(m.GradNorm), plain(m)}
+	return json.Marshal(w)
+}
+
+func known(v float64) *float64 {
+	if v-v != 0 {
+		return nil
+	}
+	return &v
 }
 
 // Evaluation is another kind of line: a measurement after a step.
@@ -56,10 +84,14 @@ type Summary struct {
 	Tokens    int
 	Truncated int // texts that lost tokens
 	Dropped   int64
+	NotFinite int // steps that changed nothing because their gradient was not finite
+	Skipped   int // rows that can't be used: skipped.jsonl
 	Seconds   float64
 	PeakBytes int64 // of the process
 	Eval      *Evaluation
 	Model     string // folder
+	Over      bool   // when it was resumed: nothing was done
+	Stopped   bool   // before the last step, because it was asked to: a checkpoint has the rest
 
 	Communication pipeline.Communication // of this rank
 }
@@ -78,11 +110,18 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	}
 	evaluated := x.evaluateStage(g, enc, results)
 	saved := x.saveStage(g, enc, results)
+	x.checkpointStage(g, enc, results, saved)
 	record := g.Stage("record")
 	result := pipeline.In(record, "result", results)
 	evaluation := pipeline.In(record, "evaluation", evaluated)
 	pipeline.In(record, "saved", saved)
-	record.Do(func(t *pipeline.Task) error { return log.step(result.Get(t), evaluation.Get(t), enc) })
+	record.Do(func(t *pipeline.Task) error {
+		r := result.Get(t)
+		if x.rollsBack(r) {
+			x.saves.rolled = &r
+		}
+		return log.step(r, evaluation.Get(t), enc)
+	})
 	return g, enc, nil
 }
 
@@ -108,6 +147,12 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	chunks := stages.Ingest(g, x.plan)
 	tokens := stages.Tokenize(g, chunks, x.text)
 	batches := stages.Header(g, stages.Assemble(g, tokens), x.size(), x.ranks)
+	if x.ledger != nil {
+		pipeline.Sink(g, "ledger", batches, func(t *pipeline.Task, b *stages.Batch) error {
+			x.ledger(t, b)
+			return nil
+		})
+	}
 	subs := stages.Split(g, batches, x.size())
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
 	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss()), enc)
@@ -135,6 +180,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 	if together != nil {
 		engine.Model, engine.Ranks = together.Model(), together
 	}
+	x.closers = append(x.closers, engine.Close, together.Close)
 	s.Do(func(t *pipeline.Task) error {
 		engine.Stream = stages.Stream(t)
 		ev, err := x.evaluate(t.Context(), engine)
@@ -143,10 +189,10 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 		}
 		if ev != nil {
 			ev.Step = in.Get(t).Step + 1
-		}
-		if x.last(t.Index.Step) {
-			if err := errors.Join(engine.Close(), together.Close()); err != nil {
-				return err
+			if p := x.saves; p.progress.measured(ev, x.Recipe.Eval.EarlyStopping) && x.Recipe.Save.Best && !x.last(t.Index.Step) {
+				if err := x.Save(stages.Stream(t), x.bestDir()); err != nil {
+					return fmt.Errorf("saving the best model: %w", err)
+				}
 			}
 		}
 		out.Put(t, ev)
@@ -194,13 +240,26 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 
 func raw(v any) (json.RawMessage, error) { return json.Marshal(v) }
 
+// bestDir is where the best evaluation's model is kept until the end.
+func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, "best") }
+
 // saveStage writes the model folder after the last step.
 func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[string] {
-	s := g.Stage("save", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool { return x.last(step) && (x.Main() || x.model.Partial()) }))
-	pipeline.In(s, "result", results)
+	s := g.Stage("save", pipeline.On(0, pipeline.Compute))
+	in := pipeline.In(s, "result", results)
 	out := pipeline.Out[string](s, "folder")
 	s.Do(func(t *pipeline.Task) error {
-		dir := filepath.Join(x.Recipe.Save.Dir, "model")
+		dir, r := filepath.Join(x.Recipe.Save.Dir, "model"), in.Get(t)
+		if !x.over(r) || !x.Main() && !x.model.Partial() {
+			out.Put(t, "")
+			return nil
+		}
+		if p := x.saves.progress; x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != r.Step+1 {
+			if err := x.loadBest(stages.Stream(t)); err != nil {
+				return fmt.Errorf("loading the best model: %w", err)
+			}
+			x.obs.note("the model is that of step %d, the best evaluation's", p.BestStep)
+		}
 		if err := x.Save(stages.Stream(t), dir); err != nil {
 			return fmt.Errorf("saving the model: %w", err)
 		}
@@ -213,6 +272,22 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 	return out.Port
 }
 
+// loadBest makes the parameters those of the best evaluation. Nothing is trained after it.
+func (x *Run) loadBest(s gpustage.Stream) error {
+	f, err := safetensors.Open(filepath.Join(x.bestDir(), "model.safetensors"))
+	if err != nil {
+		return err
+	}
+	err = x.model.Load(s, func(p transformer.Param, dst []float32) error {
+		t, err := f.Tensor(p.Name)
+		if err != nil {
+			return err
+		}
+		return t.Float32s(dst)
+	})
+	return errors.Join(err, f.Close())
+}
+
 // journal writes metrics.jsonl and tells the observer.
 type journal struct {
 	enc     *json.Encoder
@@ -220,6 +295,12 @@ type journal struct {
 	last    time.Time
 	began   time.Time
 	summary Summary
+
+	watched struct {
+		steps          int
+		mean, variance float64 // of the loss, exponentially weighted
+		memory         int64
+	}
 
 	mu    sync.Mutex
 	spans []pipeline.Span // of the step so far
@@ -245,6 +326,35 @@ func (j *journal) communicated() pipeline.Communication {
 	return c
 }
 
+// watch tells of losses and of memory that are not what they were.
+func (j *journal) watch(m Metrics) {
+	w := &j.watched
+	if m.Skipped {
+		j.obs.note("step %d is not finite and changes nothing", m.Step)
+		return
+	}
+	w.steps++
+	if d := m.Loss - w.mean; w.steps > watchFrom && d > spike*math.Sqrt(w.variance) && m.Loss > 1.2*w.mean {
+		j.obs.note("the loss of step %d is %.4g, after a mean of %.4g: its gradient's norm is %.3g", m.Step, m.Loss, w.mean, m.GradNorm)
+	} else { // a spike is not what later losses are measured by
+		keep := min(0.98, 1-1/float64(w.steps))
+		w.mean += (1 - keep) * d
+		w.variance = keep * (w.variance + (1-keep)*d*d)
+	}
+	if w.steps == watchFrom {
+		w.memory = m.PeakMemBytes
+	} else if w.steps > watchFrom && m.PeakMemBytes > 2*w.memory {
+		j.obs.note("the process has taken %s at step %d, %s at first: a longer text, a larger batch, or a leak", Size(m.PeakMemBytes), m.Step, Size(w.memory))
+		w.memory = m.PeakMemBytes
+	}
+}
+
+// What is watched is compared with the steps before, once there are enough of them.
+const (
+	watchFrom = 20
+	spike     = 6 // standard deviations
+)
+
 func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder) error {
 	now := time.Now()
 	took := now.Sub(j.last).Seconds()
@@ -257,6 +367,11 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
 		PairsPerS: float64(r.Pairs) / took, TokensPerS: float64(r.Tokens) / took, PeakMemBytes: peak,
 	}
+	m.Skipped = r.Skipped
+	if r.Skipped {
+		j.summary.NotFinite++
+	}
+	j.watch(m)
 	if c := j.communicated(); c.Total > 0 {
 		share := c.HiddenShare()
 		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
@@ -286,10 +401,20 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 // TrainOption configures Train.
 type TrainOption func(*trainOptions)
 
-type trainOptions struct{ trace bool }
+type trainOptions struct {
+	trace   bool
+	resume  bool
+	control *Control
+}
 
 // WithTrace writes trace.json into the run's folder.
 func WithTrace() TrainOption { return func(o *trainOptions) { o.trace = true } }
+
+// Resuming goes on from the newest complete checkpoint in the run's folder, if there is one.
+func Resuming() TrainOption { return func(o *trainOptions) { o.resume = true } }
+
+// Controlled lets a control ask the run for checkpoints and for its end.
+func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.control = c } }
 
 // Train runs the recipe. The run's folder then holds metrics.jsonl, recipe.yaml, model/ and, if asked for, trace.json.
 func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err error) {
@@ -298,6 +423,34 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		f(&o)
 	}
 	dir := x.Recipe.Save.Dir
+	if x.Recipe.Save.Best && (x.model.Layout.Frozen > 0 || x.model.Partial()) {
+		return nil, errors.New("save.best: not yet: a model with frozen or streamed parameters is saved as it is after the last step")
+	}
+	x.saves = x.openCheckpoints(o.control)
+	if l := x.model.Layout; l.Frozen > 0 {
+		if x.frozen, err = x.hashParams(func(p transformer.Param) bool { return !l.Trains(p) }); err != nil {
+			return nil, err
+		}
+	}
+	if x.Main() {
+		unlock, err := x.saves.store.Lock()
+		if err != nil {
+			return nil, fmt.Errorf("save.dir: %w", err)
+		}
+		defer func() { err = errors.Join(err, unlock()) }()
+	}
+	from, err := x.resume(ctx, o.resume)
+	if err != nil {
+		return nil, err
+	}
+	if from != nil {
+		if from.Step >= x.Steps || x.saves.progress.Over {
+			if err := from.Close(); err != nil {
+				return nil, err
+			}
+			return &Summary{Steps: from.Step, Model: filepath.Join(dir, "model"), Over: true}, nil
+		}
+	}
 	now := time.Now()
 	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now}
 	if x.Main() {
@@ -314,15 +467,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		log.enc = json.NewEncoder(file)
 	}
 
-	g, _, err := x.graph(log)
-	if err != nil {
-		return nil, err
-	}
-	p, err := g.Build(pipeline.Devices(stages.OnDevice(x.device)))
-	if err != nil {
-		return nil, err
-	}
-	runOpts := []pipeline.RunOption{pipeline.WithSpans(log.span)}
+	runOpts := []pipeline.RunOption{pipeline.WithSpans(log.span), pipeline.WhenStalled(stalledAfter, func(report string) { x.obs.note("%s", report) })}
 	if o.trace {
 		name := "trace.json"
 		if !x.Main() {
@@ -339,15 +484,25 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		defer func() { err = errors.Join(err, tracer.Close(), f.Close()) }()
 		runOpts = append(runOpts, pipeline.WithTrace(tracer))
 	}
-	if err := p.Run(ctx, runOpts...); err != nil {
-		return nil, err
+	for {
+		if err := x.pass(ctx, from, log, runOpts); err != nil {
+			return nil, err
+		}
+		if x.saves.rolled == nil {
+			break
+		}
+		if from, err = x.rollBack(ctx); err != nil {
+			return nil, err
+		}
 	}
 	s := &log.summary
+	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
 	s.Seconds = time.Since(log.began).Seconds()
 	s.Communication = log.comm
 	if exposed := (log.comm.Total - log.comm.Hidden).Seconds(); exposed > 0.05*s.Seconds {
 		x.obs.note("%.0f %% of the time went into communication that nothing hid: larger batches (batch.accumulate, batch.global_size), mesh.wire: bf16, or more than one sub-batch per step hide more", 100*exposed/s.Seconds)
 	}
+	s.Skipped = len(x.skipped)
 	s.Dropped = x.sampler.Stats().Dropped
 	s.Model = filepath.Join(dir, "model")
 	return s, nil
@@ -392,7 +547,45 @@ func leftBehind(dir string) error {
 	return fmt.Errorf("%s is still that of the run before: recipe.yaml%s and metrics.jsonl%s belong to it", filepath.Join(dir, "model"), previous, previous)
 }
 
-// begin makes the run's folder, with the recipe and an empty metrics.jsonl.
+// pass builds the graph and runs it, from a checkpoint's state if there is one, which it closes.
+func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journal, opts []pipeline.RunOption) (err error) {
+	if from != nil {
+		defer func() { err = errors.Join(err, from.Close()) }()
+	}
+	g, enc, err := x.graph(log)
+	if err != nil {
+		return err
+	}
+	x.closers = append(x.closers, enc.Close)
+	defer func() {
+		for _, f := range x.closers {
+			err = errors.Join(err, f())
+		}
+		x.closers = nil
+	}()
+	enc.Ask = x.asked
+	if from != nil {
+		if err := enc.Restore(x.stream, from); err != nil {
+			return fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
+		}
+	}
+	p, err := g.Build(pipeline.Devices(stages.OnDevice(x.device)), pipeline.Workers(max(hostWorkers, runtime.GOMAXPROCS(0))))
+	if err != nil {
+		return err
+	}
+	x.saves.control.running.Store(true)
+	defer x.saves.control.running.Store(false)
+	return p.Run(ctx, append(opts, pipeline.FirstStep(x.saves.first))...)
+}
+
+// stalledAfter is how long nothing may happen before the run says what it waits for.
+const stalledAfter = 3 * time.Minute
+
+// hostWorkers is how many host tasks there must be room for: the stages that wait for other ranks (header, totals, checkpoint), which
+// could otherwise each hold a worker that another rank waits for, and one that works.
+const hostWorkers = 4
+
+// begin makes the run's folder, with the recipe and metrics.jsonl: empty, or what it was at the checkpoint's step.
 func (x *Run) begin(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
@@ -407,7 +600,46 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err := os.WriteFile(filepath.Join(dir, "recipe.yaml"), text, 0o666); err != nil {
 		return nil, err
 	}
-	return os.Create(filepath.Join(dir, "metrics.jsonl"))
+	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "metrics.jsonl")
+	if err := trimLog(path, x.saves.first); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+}
+
+// skippedRow is a line of skipped.jsonl.
+type skippedRow struct {
+	File     string `json:"file"`
+	RowGroup *int   `json:"row_group,omitempty"` // parquet
+	Row      int64  `json:"row"`                 // of the file, from 0
+	Line     int64  `json:"line,omitempty"`      // JSON lines, from 1
+	Column   string `json:"column,omitempty"`
+	Reason   string `json:"reason"`
+}
+
+// writeSkipped lists the rows that can't be used; without any there is no file.
+func (x *Run) writeSkipped(path string) error {
+	if len(x.skipped) == 0 {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	for _, s := range x.skipped {
+		row := skippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Column: s.Column, Reason: s.Reason}
+		if s.Location.RowGroup >= 0 {
+			row.RowGroup = &s.Location.RowGroup
+		}
+		if err := enc.Encode(row); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(path, b.Bytes(), 0o666)
 }
 
 // Evaluate measures the model as it is on the recipe's retrieval task.

@@ -136,11 +136,11 @@ type verifier struct {
 
 func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate int) (*verifier, error) {
 	v := &verifier{x: x, o: o, accumulate: accumulate}
-	reader := x.data.NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
+	reader := x.data[0].NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
 	defer reader.Close()
-	rows := min(int64(o.Rows), x.data.Rows()/int64(accumulate))
+	rows := min(int64(o.Rows), x.data[0].Rows()/int64(accumulate))
 	if rows < 2 {
-		return nil, fmt.Errorf("%d rows are too few to verify with %d batches", x.data.Rows(), accumulate)
+		return nil, fmt.Errorf("%d rows are too few to verify with %d batches", x.data[0].Rows(), accumulate)
 	}
 	for b := range int64(accumulate) {
 		var ids []int64
@@ -152,7 +152,7 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate int) 
 		if err != nil {
 			return nil, err
 		}
-		v.chunks = append(v.chunks, &stages.Chunk{Data: x.data, Examples: examples, EndsBatch: true, EndsStep: b+1 == int64(accumulate)})
+		v.chunks = append(v.chunks, &stages.Chunk{Data: x.data[0], Examples: examples, EndsBatch: true, EndsStep: b+1 == int64(accumulate)})
 	}
 	return v, nil
 }

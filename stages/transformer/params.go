@@ -321,6 +321,16 @@ func (m *Model) LoadFactors(s gpustage.Stream, read func(p Param, dst []float32)
 	})
 }
 
+// LoadTrained fills the parameters that train, LoRA's factors among them.
+func (m *Model) LoadTrained(s gpustage.Stream, read func(p Param, dst []float32) error) error {
+	return m.load(s, func(p Param, dst []float32) error {
+		if !m.Layout.Trains(p) {
+			return errLeave
+		}
+		return read(p, dst)
+	})
+}
+
 // errLeave leaves a parameter as it is.
 var errLeave = errors.New("leave it")
 

@@ -168,7 +168,7 @@ func (t *Training) budget(b recipe.Batch) int64 {
 // build makes the graph.
 func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 	order := dataset.SamplerConfig{GlobalSize: r.Batch.GlobalSize, Epochs: 1 << 20, DropLast: true}
-	sampler, err := dataset.NewSampler(t.data.Layout(), nil, order)
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: t.data.Layout()}}, order, dataset.Mixing{})
 	if err != nil {
 		return fmt.Errorf("%w: --batch takes fewer rows than the data has", err)
 	}
@@ -176,7 +176,7 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch), r.Train.Seed); err != nil {
 		return err
 	}
-	chunks := stages.Ingest(g, stages.Plan{Data: t.data, Sampler: sampler, Accumulate: 1, Config: order})
+	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{t.data}, Sampler: sampler, Accumulate: 1, Config: order})
 	inStep := false
 	permitted := pipeline.Map(g, "gate", chunks, func(task *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
 		if !inStep {

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// resumable is a run of a few seconds with everything that a checkpoint has to get right: dropout, shuffling, no-duplicates with rows
+// that wait, batches that accumulate, moments, a schedule.
+func resumable(t *testing.T, dir, out string, sets ...string) []string {
+	t.Helper()
+	args := []string{
+		"train", "-c", filepath.Join(dir, "recipe.yaml"), "--out", filepath.Join(dir, out),
+		"--set", "train.epochs=5", "--set", "batch.global_size=12", "--set", "batch.accumulate=2", "--set", "save.every=3", "--set", "eval.every=0",
+		"--set", "log.every=1",
+	}
+	for _, s := range sets {
+		args = append(args, "--set", s)
+	}
+	return args
+}
+
+// weights is a run's final model.
+func weights(t *testing.T, dir, out string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, out, "model", "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// steps is metrics.jsonl without what depends on time.
+func stepLines(t *testing.T, path string) []string {
+	t.Helper()
+	return strings.Split(fmt.Sprint(losses(t, path)), " ")
+}
+
+// kills is how often the tests below kill: few times, 20 in CI, or as CONTRAFLOW_KILLS says.
+func kills() int {
+	if n, err := strconv.Atoi(os.Getenv("CONTRAFLOW_KILLS")); err == nil {
+		return n
+	}
+	if os.Getenv("CI") == "true" {
+		return 20
+	}
+	return 2
+}
+
+// Killed at random moments and resumed each time, a run ends with the weights of one that was never stopped.
+func TestKillAndResume(t *testing.T) {
+	killAndResume(t, func(args []string) *exec.Cmd { return exec.Command(binary, args...) }, func(cmd *exec.Cmd) { cmd.Process.Kill() })
+}
+
+func killAndResume(t *testing.T, command func(args []string) *exec.Cmd, kill func(*exec.Cmd)) {
+	dir := workspace(t)
+	began := time.Now()
+	if out, err := command(resumable(t, dir, "whole")).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	whole := time.Since(began)
+	want := weights(t, dir, "whole")
+	wantLosses := stepLines(t, filepath.Join(dir, "whole", "metrics.jsonl"))
+
+	killed, goneOn := 0, 0
+	for round := 0; killed < kills() || round == 0; round++ {
+		out := fmt.Sprint("killed", round)
+		for {
+			cmd := command(append(resumable(t, dir, out), "--resume"))
+			var said lockedBuffer
+			cmd.Stdout, cmd.Stderr = &said, &said
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			var err error
+			mine := false
+			select {
+			case err = <-ended:
+			case <-time.After(rand.N(whole)):
+				mine = true
+				kill(cmd)
+				err = <-ended
+			}
+			if strings.Contains(said.String(), "going on after step") {
+				goneOn++
+			}
+			if err == nil {
+				break
+			}
+			if !mine {
+				t.Fatalf("after %d kills: %v\n%s", killed, err, said.String())
+			}
+			if strings.Contains(said.String(), "can't be used") {
+				t.Fatalf("after %d kills, an unusable checkpoint:\n%s", killed, said.String())
+			}
+			killed++
+		}
+		if !bytes.Equal(weights(t, dir, out), want) {
+			t.Fatalf("round %d, after %d kills: the weights differ from those of a run that was not stopped", round, killed)
+		}
+		if got := stepLines(t, filepath.Join(dir, out, "metrics.jsonl")); fmt.Sprint(got) != fmt.Sprint(wantLosses) {
+			t.Fatalf("round %d: metrics.jsonl has losses %v, want %v", round, got, wantLosses)
+		}
+	}
+	t.Logf("%d kills, %d times gone on from a checkpoint", killed, goneOn)
+}
+
+// lockedBuffer is what a program has said so far.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	line string
+	seen chan struct{} // closed once line is in text
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.text.Write(p)
+	if b.line != "" && strings.Contains(b.text.String(), b.line) {
+		close(b.seen)
+		b.line = ""
+	}
+	return len(p), nil
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}

@@ -1,0 +1,11 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"syscall"
+)
+
+// saveSignals ask for a checkpoint.
+var saveSignals = []os.Signal{syscall.SIGUSR1}

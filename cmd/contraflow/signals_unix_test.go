@@ -1,0 +1,110 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// SIGTERM makes a checkpoint and ends with exit code 0, SIGUSR1 makes one and goes on; damaged checkpoints are named and the one before is
+// used; a recipe that has changed in what matters is refused.
+func TestSignalsAndDamage(t *testing.T) {
+	dir := workspace(t)
+	at := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
+	none := []string{"save.every=0"}
+	succeed(t, resumable(t, dir, "whole", none...)...)
+
+	cmd, ended, said := startTraining(t, 4, resumable(t, dir, "run", none...)...)
+	cmd.Process.Signal(syscall.SIGUSR1)
+	for range 500 { // the next signal is for another step
+		if _, err := os.Stat(at("run", "checkpoints", "LATEST")); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := <-ended; err != nil || !strings.Contains(said.String(), "stopped after step") {
+		t.Fatalf("after SIGTERM: %v\n%s", err, said)
+	}
+	folders, _ := filepath.Glob(at("run", "checkpoints", "step-*"))
+	if len(folders) != 2 {
+		t.Fatalf("SIGUSR1 and SIGTERM left %v\n%s", folders, said)
+	}
+	if _, err := os.Stat(at("run", "model")); err == nil {
+		t.Error("a run that was stopped has a model")
+	}
+
+	if r := contraflow(t, "", resumable(t, dir, "run", none...)...); r.code != 1 || !strings.Contains(r.stderr, "--resume") {
+		t.Errorf("a fresh start over checkpoints: exit code %d\n%s", r.code, r.stderr)
+	}
+	r := contraflow(t, "", append(resumable(t, dir, "run", "batch.global_size=11", "optimizer.lr=0.01"), "--resume")...)
+	if r.code != 1 || !strings.Contains(r.stderr, "batch.global_size was 12 and is 11") || strings.Contains(r.stderr, "optimizer.lr was") {
+		t.Errorf("another batch size: exit code %d\n%s", r.code, r.stderr)
+	}
+
+	// Half a byte of the newest one is wrong.
+	part := filepath.Join(folders[1], "rank-00000.safetensors")
+	b, err := os.ReadFile(part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(part, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = succeed(t, append(resumable(t, dir, "run", none...), "--resume")...)
+	if !strings.Contains(r.stderr, folders[1]) || !strings.Contains(r.stderr, "rank-00000.safetensors is damaged") {
+		t.Errorf("the damaged checkpoint is not named:\n%s", r.stderr)
+	}
+	if !bytes.Equal(weights(t, dir, "run"), weights(t, dir, "whole")) {
+		t.Error("the weights differ from those of a run that was not stopped")
+	}
+
+	// What may change is said.
+	r = succeed(t, append(resumable(t, dir, "run", "save.every=0", "optimizer.lr=0.01", "log.every=7"), "--resume")...)
+	for _, want := range []string{"optimizer.lr was 0.001 and is 0.01", "log.every was 1 and is 7"} {
+		if !strings.Contains(r.stderr, want) {
+			t.Errorf("no word of %q:\n%s", want, r.stderr)
+		}
+	}
+
+	// Nothing usable is an error, not a fresh start.
+	for _, f := range folders {
+		if err := os.Remove(filepath.Join(f, "checkpoint.json")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := contraflow(t, "", append(resumable(t, dir, "run", none...), "--resume")...); r.code != 1 || !strings.Contains(r.stderr, "no complete checkpoint") {
+		t.Errorf("no usable checkpoint: exit code %d\n%s", r.code, r.stderr)
+	}
+}
+
+// startTraining starts a run and returns when it has said that it is at the given step.
+func startTraining(t *testing.T, step int, args ...string) (cmd *exec.Cmd, ended chan error, said *lockedBuffer) {
+	t.Helper()
+	cmd = exec.Command(binary, args...)
+	said = &lockedBuffer{line: fmt.Sprintf("step %d/", step), seen: make(chan struct{})}
+	cmd.Stderr = said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended = make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case <-said.seen:
+	case err := <-ended:
+		t.Fatalf("ended before step %d: %v\n%s", step, err, said)
+	case <-time.After(time.Minute):
+		cmd.Process.Kill()
+		t.Fatalf("not at step %d after a minute\n%s", step, said)
+	}
+	return cmd, ended, said
+}

@@ -1,0 +1,275 @@
+package recipe
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+
+	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
+	"contraflow/stages"
+)
+
+// ErrRecipeChanged is wrapped when a checkpoint can't be gone on from because the recipe has changed in what matters.
+var ErrRecipeChanged = errors.New("the recipe has changed since the checkpoint")
+
+// mayChange are the keys (and sections) that a run may go on with after they have changed: how fast, where and how often, not what is
+// computed. Where the data lies may change as well; that it is the same data is checked by its fingerprint.
+var mayChange = []string{
+	"optimizer.lr", "optimizer.groups[].lr", "save", "log", "eval", "mesh", "train.device", "train.epochs", "train.max_steps", "train.sync",
+	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.activation_checkpointing", "data.train[].path",
+}
+
+// compareRecipes lists what differs between a checkpoint's recipe and this run's; what may not differ is an error.
+func compareRecipes(was string, now Recipe) (changed []string, err error) {
+	text, err := now.YAML()
+	if err != nil {
+		return nil, err
+	}
+	a, err := flatten("the checkpoint's recipe", []byte(was))
+	if err != nil {
+		return nil, err
+	}
+	b, err := flatten("the recipe", text)
+	if err != nil {
+		return nil, err
+	}
+	keys := map[string]bool{}
+	for k := range a {
+		keys[k] = true
+	}
+	for k := range b {
+		keys[k] = true
+	}
+	var refused []string
+	for k := range keys {
+		if a[k] == b[k] {
+			continue
+		}
+		line := fmt.Sprintf("%s was %s and is %s", k, orUnset(a[k]), orUnset(b[k]))
+		generic := indices.ReplaceAllString(k, "[]")
+		if slices.ContainsFunc(mayChange, func(m string) bool {
+			rest, ok := strings.CutPrefix(generic, m)
+			return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+		}) {
+			changed = append(changed, line)
+		} else {
+			refused = append(refused, line)
+		}
+	}
+	sort.Strings(changed)
+	sort.Strings(refused)
+	if len(refused) > 0 {
+		return changed, fmt.Errorf("%w: %s; put that back, or start anew in another save.dir", ErrRecipeChanged, strings.Join(refused, "; "))
+	}
+	return changed, nil
+}
+
+func orUnset(s string) string {
+	if s == "" {
+		return "not set"
+	}
+	return s
+}
+
+// flatten lists a recipe's values by full key.
+func flatten(name string, text []byte) (map[string]string, error) {
+	root, err := parseTree(name, text)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	var walk func(path string, n *node)
+	walk = func(path string, n *node) {
+		switch n.kind {
+		case mapping:
+			for _, e := range n.keys {
+				walk(join(path, e.key), e.value)
+			}
+		case list:
+			for i, e := range n.list {
+				walk(fmt.Sprintf("%s[%d]", path, i), e)
+			}
+		case scalar:
+			out[path] = n.text
+		}
+	}
+	walk("", root)
+	return out, nil
+}
+
+// contents are hashes of what a checkpoint relies on and does not hold.
+func (x *Run) contents() map[string]string {
+	out := map[string]string{}
+	for _, name := range []string{"tokenizer.json", "vocab.txt", "sentencepiece.bpe.model", "tokenizer.model"} {
+		if raw, err := os.ReadFile(filepath.Join(x.folder.TransformerDir, name)); err == nil {
+			out[name] = hash(raw)
+		}
+	}
+	if x.frozen != "" {
+		out["the frozen parameters"] = x.frozen
+	}
+	return out
+}
+
+// resume finds where the run goes on and takes the data there; nil if it begins. All ranks call it.
+func (x *Run) resume(ctx context.Context, again bool) (*checkpoint.Checkpoint, error) {
+	c, err := x.agreeOn(ctx, func() (*checkpoint.Checkpoint, error) { return x.findCheckpoint(again) })
+	if err != nil || c == nil {
+		return nil, err
+	}
+	if err := x.goOn(c); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// agreeOn opens the checkpoint that rank 0 finds on all ranks; nil if it finds none.
+func (x *Run) agreeOn(ctx context.Context, find func() (*checkpoint.Checkpoint, error)) (*checkpoint.Checkpoint, error) {
+	type found struct {
+		Step   int // 0: none
+		Failed string
+	}
+	var mine found
+	var c *checkpoint.Checkpoint
+	if x.Main() {
+		var err error
+		if c, err = find(); err != nil && x.ranks == nil {
+			return nil, err
+		} else if err != nil {
+			mine.Failed = err.Error()
+		} else if c != nil {
+			mine.Step = c.Step
+		}
+	}
+	all, err := stages.Consult(ctx, x.ranks, mine)
+	switch {
+	case err != nil:
+		return nil, err
+	case all[0].Failed != "":
+		return nil, errors.New(all[0].Failed)
+	case all[0].Step == 0 || c != nil:
+		return c, nil
+	}
+	if c, err = x.saves.store.LoadChecked(all[0].Step); err != nil {
+		return nil, fmt.Errorf("%w; every rank reads the checkpoints: save.dir must be on a file system that all of them see", err)
+	}
+	return c, nil
+}
+
+// rollBack takes the run to the last checkpoint's state, and the data to what follows the step that can't be used.
+func (x *Run) rollBack(ctx context.Context) (*checkpoint.Checkpoint, error) {
+	r := x.saves.rolled
+	x.saves.rolled = nil
+	if x.saves.rollbacks++; x.saves.rollbacks > maxRollbacks {
+		return nil, fmt.Errorf("step %d is not finite, after %d rollbacks", r.Step+1, maxRollbacks)
+	}
+	c, err := x.agreeOn(ctx, func() (*checkpoint.Checkpoint, error) {
+		return x.saves.store.Latest(func(folder string, err error) { x.obs.note("%s can't be used, trying the one before: %v", folder, err) })
+	})
+	if err != nil {
+		return nil, fmt.Errorf("step %d is not finite, and there is nothing to roll back to: %w", r.Step+1, err)
+	}
+	x.obs.note("step %d is not finite: going on with the state of step %d and the data after step %d", r.Step+1, c.Step, r.Step+1)
+	if err := x.sampler.Restore(*r.Next); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	x.plan.FirstStep, x.saves.first = r.Step+1, r.Step+1
+	return c, nil
+}
+
+const maxRollbacks = 10
+
+// findCheckpoint is rank 0's search.
+func (x *Run) findCheckpoint(again bool) (*checkpoint.Checkpoint, error) {
+	store := x.saves.store
+	steps, err := store.Steps()
+	if err != nil {
+		return nil, err
+	}
+	if !again {
+		if len(steps) > 0 {
+			return nil, fmt.Errorf("save.dir: %s has checkpoints of an earlier run, up to step %d: --resume goes on with it; another folder (--out), or removing that one, begins anew", store.Dir(), steps[len(steps)-1])
+		}
+		return nil, nil
+	}
+	if len(steps) == 0 {
+		x.obs.note("%s has no checkpoint yet: the run begins with step 1", store.Dir())
+		return nil, nil
+	}
+	return store.Latest(func(folder string, err error) {
+		x.obs.note("%s can't be used, trying the one before: %v", folder, err)
+	})
+}
+
+// goOn takes the run to a checkpoint's place.
+func (x *Run) goOn(c *checkpoint.Checkpoint) error {
+	changed, err := compareRecipes(c.Recipe, x.Recipe)
+	if err != nil {
+		return err
+	}
+	for name, h := range x.contents() {
+		if was, ok := c.Contents[name]; ok && was != h {
+			return fmt.Errorf("%w: model.path: %s are not what they were", ErrRecipeChanged, name)
+		}
+	}
+	var cursor dataset.Cursor
+	if err := json.Unmarshal(c.Data, &cursor); err != nil {
+		return fmt.Errorf("the checkpoint's place in the data: %w", err)
+	}
+	if err := x.sampler.Restore(cursor); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(c.Progress, &x.saves.progress); err != nil {
+		return fmt.Errorf("what the checkpoint remembers: %w", err)
+	}
+	x.plan.FirstStep, x.saves.first = c.Step, c.Step
+	mesh := "1 rank"
+	if x.ranks != nil {
+		mesh = x.ranks.Comm.Mesh.String()
+	}
+	if mesh != c.Mesh {
+		changed = append(changed, fmt.Sprintf("the mesh was %s and is %s", c.Mesh, mesh))
+	}
+	x.obs.note("going on after step %d of %d", c.Step, x.Steps)
+	for _, line := range changed {
+		x.obs.note("changed since then: %s", line)
+	}
+	return nil
+}
+
+// trimLog keeps the lines of a .jsonl file of steps up to the given one: later ones will be written again.
+func trimLog(path string, step int) error {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var kept bytes.Buffer
+	lines := bufio.NewReader(bytes.NewReader(raw))
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err == io.EOF {
+			break // what is not a whole line was cut off by a kill
+		}
+		var at struct {
+			Step int `json:"step"`
+		}
+		if json.Unmarshal(line, &at) == nil && at.Step >= 1 && at.Step <= step {
+			kept.Write(line)
+		}
+	}
+	return os.WriteFile(path, kept.Bytes(), 0o666)
+}

@@ -1,0 +1,509 @@
+package recipe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	_ "contraflow/gpustage/cpu"
+	"contraflow/io/checkpoint"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/newmodel"
+)
+
+// job is a small training job whose rows are counted.
+type job struct {
+	dir, text string
+	words     []string
+	rows      int
+}
+
+// newJob makes rows of random words, many of which share a text, and a model for them.
+func newJob(t testing.TB, rows int) *job {
+	t.Helper()
+	dir := t.TempDir()
+	rng := rand.New(rand.NewPCG(11, 12))
+	words := make([]string, 200)
+	for i := range words {
+		for range 2 + rng.IntN(6) {
+			words[i] += string(rune('a' + rng.IntN(26)))
+		}
+	}
+	text := func(n int) string {
+		var s []string
+		for range n {
+			s = append(s, words[rng.IntN(len(words))])
+		}
+		return strings.Join(s, " ")
+	}
+	var data bytes.Buffer
+	enc := json.NewEncoder(&data)
+	for range rows {
+		q := text(1 + rng.IntN(12))
+		if rng.IntN(4) == 0 {
+			q = words[rng.IntN(5)]
+		}
+		enc.Encode(map[string]string{"q": q, "p": text(1 + rng.IntN(20))})
+	}
+	if err := os.WriteFile(filepath.Join(dir, "data.jsonl"), data.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	model := filepath.Join(dir, "model")
+	err := newmodel.Create(t.Context(), model, newmodel.Spec{Hidden: 32, Layers: 2, Heads: 4, MaxLength: 32, Vocab: 300, Lowercase: true}, func(yield func(string, error) bool) {
+		for _, w := range words {
+			if !yield(w, nil) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &job{dir: dir, words: words, rows: rows, text: fmt.Sprintf(`
+model: {path: %q, max_length: 32, dropout: 0.1}
+data: {train: [{path: %q, query: q, positive: p}]}
+batch: {global_size: 13, sub_batch: {rows: 5}, accumulate: 2, drop_last: false}
+optimizer: {lr: 1e-3}
+train: {epochs: 3, device: cpu}
+`, model, filepath.Join(dir, "data.jsonl"))}
+}
+
+// outcome is what a run came to.
+type outcome struct {
+	summary *Summary
+	losses  map[int]float64         // by step
+	rows    map[int]map[int][]int64 // by step and rank
+	epochs  map[int]int             // by step
+	notes   []string
+}
+
+// run trains until the step after which stop says so, or to the end.
+func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume bool, sets ...string) (outcome, error) {
+	t.Helper()
+	r, err := Parse("job", []byte(j.text), append(sets, "save.dir="+filepath.Join(j.dir, out)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := outcome{losses: map[int]float64{}, rows: map[int]map[int][]int64{}, epochs: map[int]int{}}
+	var mu sync.Mutex
+	control := new(Control)
+	obs := Observer{
+		Note: func(m string) { o.notes = append(o.notes, m) },
+		Step: func(m Metrics) {
+			o.losses[m.Step-1] = m.Loss
+			if m.Step == stopAt {
+				control.Stop()
+			}
+		},
+	}
+	err = OnRanks(context.Background(), r, Place{}, obs, func(x *Run) error {
+		x.fs = fs
+		x.ledger = func(t *pipeline.Task, b *stages.Batch) {
+			mu.Lock()
+			defer mu.Unlock()
+			step := t.Index.Step
+			if o.rows[step] == nil {
+				o.rows[step] = map[int][]int64{}
+			}
+			o.rows[step][x.ranks.Rank()] = append(o.rows[step][x.ranks.Rank()], b.Rows...)
+			o.epochs[step] = b.Epoch
+		}
+		opts := []TrainOption{Controlled(control)}
+		if resume {
+			opts = append(opts, Resuming())
+		}
+		s, err := x.Train(context.Background(), opts...)
+		if x.Main() {
+			o.summary = s
+		}
+		return err
+	})
+	return o, err
+}
+
+func (j *job) model(t *testing.T, out string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(j.dir, out, "model", "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// A run that is stopped and goes on, on the same mesh or another, trains each row of each epoch once, in the same batches; on the same
+// mesh it ends with the same bits.
+func TestResumeOnAnyMesh(t *testing.T) {
+	j := newJob(t, 100)
+	mesh := func(replicate, shard int) []string {
+		return []string{fmt.Sprint("mesh.replicate=", replicate), fmt.Sprint("mesh.shard=", shard)}
+	}
+	whole := map[string]outcome{}
+	reference := func(m []string) outcome {
+		key := fmt.Sprint(m)
+		if _, ok := whole[key]; !ok {
+			o, err := j.run(t, "whole "+strings.Join(m, " "), nil, 0, false, m...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole[key] = o
+		}
+		return whole[key]
+	}
+	one := reference(mesh(1, 1))
+	steps := len(one.losses)
+	if steps < 12 {
+		t.Fatalf("only %d steps", steps)
+	}
+	streamed := append(mesh(2, 2), "mesh.parameters=streamed", "mesh.gradients=early")
+	for i, c := range []struct{ before, after []string }{
+		{streamed, streamed}, {streamed, mesh(3, 1)}, {mesh(1, 1), streamed},
+		{mesh(1, 1), mesh(1, 1)}, {mesh(2, 1), mesh(2, 1)}, {mesh(2, 2), mesh(2, 2)},
+		{mesh(4, 1), mesh(2, 1)}, {mesh(4, 1), mesh(1, 1)}, {mesh(4, 1), mesh(3, 1)}, {mesh(2, 2), mesh(1, 1)}, {mesh(2, 1), mesh(1, 3)}, {mesh(1, 1), mesh(2, 2)},
+	} {
+		name := fmt.Sprintf("%v, then %v", c.before, c.after)
+		out := fmt.Sprint("run", i)
+		first, err := j.run(t, out, nil, 5, false, c.before...)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		at := first.summary.Steps
+		if !first.summary.Stopped || at < 5 || at >= steps {
+			t.Fatalf("%s: stopped after step %d", name, at)
+		}
+		second, err := j.run(t, out, nil, 0, true, c.after...)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		seen := map[int]map[int64]int{}
+		for step := range steps {
+			o := first
+			if step >= at {
+				o = second
+			}
+			if a, b := one.losses[step], o.losses[step]; !(math.Abs(a-b) <= 1e-4*a) {
+				t.Errorf("%s: step %d has loss %v, %v on one rank", name, step, b, a)
+			}
+			var got, want []int64
+			for _, rows := range o.rows[step] {
+				got = append(got, rows...)
+			}
+			want = append(want, one.rows[step][0]...)
+			e := o.epochs[step]
+			if seen[e] == nil {
+				seen[e] = map[int64]int{}
+			}
+			for _, r := range got {
+				seen[e][r]++
+			}
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: step %d trains rows %v, %v on one rank", name, step, got, want)
+			}
+		}
+		for e := range 3 {
+			for r := range int64(j.rows) {
+				if seen[e][r] != 1 {
+					t.Errorf("%s: epoch %d trains row %d %d times", name, e, r, seen[e][r])
+				}
+			}
+		}
+		if slices.Equal(c.before, c.after) {
+			reference(c.before)
+			if !bytes.Equal(j.model(t, out), j.model(t, "whole "+strings.Join(c.before, " "))) {
+				t.Errorf("%s: the weights differ from those of a run that was not stopped", name)
+			}
+		}
+	}
+}
+
+// failing is the disk until an operation on a path that has a word in it.
+type failing struct {
+	checkpoint.Disk
+	word string
+	err  error
+}
+
+func (f failing) Create(path string) (checkpoint.File, error) {
+	if strings.Contains(path, f.word) {
+		return nil, f.err
+	}
+	return f.Disk.Create(path)
+}
+
+// A disk that is full when a rank saves ends the run on all of them; the checkpoint before is what it goes on from.
+func TestFullDisk(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{"mesh.replicate=2", "save.every=2"}
+	_, err := j.run(t, "run", failing{word: ".step-00000004.partial/rank-00001", err: syscall.ENOSPC}, 0, false, sets...)
+	if err == nil || !strings.Contains(err.Error(), "the disk is full") || !strings.Contains(err.Error(), "the one of step 2 is unchanged") {
+		t.Fatalf("a full disk: %v", err)
+	}
+	o, err := j.run(t, "run", nil, 0, true, sets...)
+	if err != nil || !strings.Contains(fmt.Sprint(o.notes), "going on after step 2") {
+		t.Fatalf("afterwards: %v, %v", o.notes, err)
+	}
+	if _, err := j.run(t, "whole", nil, 0, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Error("the weights differ from those of a run that was not stopped")
+	}
+	o, err = j.run(t, "run", nil, 0, true, sets...)
+	if err != nil || !o.summary.Over {
+		t.Errorf("resumed when it was over: %+v, %v", o.summary, err)
+	}
+}
+
+func TestCompareRecipes(t *testing.T) {
+	r, err := Parse("r", []byte(minimal), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was, err := r.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ set, changed, refused string }{
+		{"optimizer.lr=3e-5", "optimizer.lr was 2e-05 and is 3e-05", ""},
+		{"save.every=10m", "save.every was 500 and is 10m0s", ""},
+		{"train.epochs=2", "train.epochs was 1 and is 2", ""},
+		{"data.train=[{path: other.parquet, query: q, positive: p}]", "data.train[0].path[0] was d.parquet and is other.parquet", ""},
+		{"model.max_length=17", "", "model.max_length.document was not set and is 17; model.max_length.query was not set and is 17"},
+		{"data.train=[{path: d.parquet, query: other, positive: p}]", "", "data.train[0].query was q and is other"},
+		{"batch.no_duplicates=false", "", "batch.no_duplicates was true and is false"},
+		{"train.seed=1", "", "train.seed was 42 and is 1"},
+	} {
+		now, err := Parse("r", []byte(minimal), []string{c.set})
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed, err := compareRecipes(string(was), now)
+		if got := strings.Join(changed, "; "); got != c.changed {
+			t.Errorf("%s: changed %q, want %q", c.set, got, c.changed)
+		}
+		if (err != nil) != (c.refused != "") || err != nil && (!errors.Is(err, ErrRecipeChanged) || !strings.Contains(err.Error(), c.refused)) {
+			t.Errorf("%s: refused %v, want %q", c.set, err, c.refused)
+		}
+	}
+}
+
+// lines are the lines of metrics.jsonl.
+func (j *job) lines(t *testing.T, out string) (all []map[string]any) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(j.dir, out, "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range bytes.Split(bytes.TrimSpace(raw), []byte("\n")) {
+		var m map[string]any
+		if err := json.Unmarshal(l, &m); err != nil {
+			t.Fatalf("%v: %s", err, l)
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+// Several datasets, bad rows among them, train and go on; what was skipped is listed.
+func TestSeveralDatasets(t *testing.T) {
+	j := newJob(t, 60)
+	other := filepath.Join(j.dir, "other.jsonl")
+	if err := os.WriteFile(other, []byte(`{"a": "x", "b": "y"}
+{"a": "one", "b": null}
+{"a": "two", "b": "z z"}
+{"a": "three", "b": "zz"}
+{"a": "four", "b": "zzz"}
+`+strings.Repeat(`{"a": "five", "b": "zzzz"}`+"\n", 30)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{
+		"data.mixing=weighted", "data.on_error=skip", "batch.by_length=true", "batch.global_size=4",
+		fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: a, positive: b, negatives: [b], sampling_weight: 2, prompts: {query: 'ask '}}]", filepath.Join(j.dir, "data.jsonl"), other),
+	}
+	if _, err := j.run(t, "stop", nil, 0, false, append(sets, "data.on_error=stop")...); err == nil || !strings.Contains(err.Error(), `other.jsonl:2, column "b": the text is null`) {
+		t.Errorf("data.on_error: stop: %v", err)
+	}
+	whole, err := j.run(t, "whole", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if whole.summary.Skipped != 1 {
+		t.Errorf("%d rows were skipped, want 1", whole.summary.Skipped)
+	}
+	raw, err := os.ReadFile(filepath.Join(j.dir, "whole", "skipped.jsonl"))
+	if want := fmt.Sprintf(`{"file":%q,"row":1,"line":2,"column":"b","reason":"the text is null"}`+"\n", other); err != nil || string(raw) != want {
+		t.Errorf("skipped.jsonl has %s (%v), want %s", raw, err, want)
+	}
+	if _, err := j.run(t, "run", nil, 7, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, true, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Error("the weights differ from those of a run that was not stopped")
+	}
+}
+
+// A row whose weight makes the gradient overflow ends the run, or costs a step, or takes the run back, as train.on_nan says.
+func TestNotFinite(t *testing.T) {
+	j := newJob(t, 60)
+	raw, err := os.ReadFile(filepath.Join(j.dir, "data.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	for i := range lines {
+		w := "1"
+		if i == 7 {
+			w = "3e38"
+		}
+		lines[i] = strings.TrimSuffix(lines[i], "}") + `,"w":` + w + "}"
+	}
+	if err := os.WriteFile(filepath.Join(j.dir, "data.jsonl"), []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{"data.train.0.weight=w", "save.every=1", "loss.scale=100", "mesh.replicate=2"}
+	if _, err := j.run(t, "stop", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), "not finite") {
+		t.Errorf("stop: %v", err)
+	}
+	skip, err := j.run(t, "skip", nil, 0, false, append(sets, "train.on_nan=skip")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if skip.summary.NotFinite != 3 {
+		t.Errorf("%d steps were skipped, want one in each of 3 epochs", skip.summary.NotFinite)
+	}
+	skipped := 0
+	for _, m := range j.lines(t, "skip") {
+		if m["skipped"] == true {
+			skipped++
+			if m["grad_norm"] != nil {
+				t.Errorf("a skipped step has a gradient's norm of %v", m["grad_norm"])
+			}
+		}
+	}
+	if skipped != 3 {
+		t.Errorf("metrics.jsonl has %d skipped steps", skipped)
+	}
+	back, err := j.run(t, "back", nil, 0, false, append(sets, "train.on_nan=rollback")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes := strings.Join(back.notes, "\n")
+	if back.summary.Steps != skip.summary.Steps || !strings.Contains(notes, "going on with the state of step") {
+		t.Errorf("rollback: %+v\n%s", back.summary, notes)
+	}
+	if _, err := j.run(t, "nowhere", nil, 0, false, append(sets, "train.on_nan=rollback", "save.every=0")...); err == nil || !strings.Contains(err.Error(), "nothing to roll back to") {
+		t.Errorf("no checkpoint to roll back to: %v", err)
+	}
+}
+
+// A run that gets no better ends early, with the model of its best evaluation; so does one that was stopped and went on.
+func TestEarlyStopping(t *testing.T) {
+	j := newJob(t, 60)
+	var pairs bytes.Buffer
+	enc := json.NewEncoder(&pairs)
+	for i := range 12 {
+		enc.Encode(map[string]any{"a": j.words[i] + " " + j.words[2*i], "b": j.words[3*i+1], "s": i % 5})
+	}
+	sts := filepath.Join(j.dir, "sts.jsonl")
+	if err := os.WriteFile(sts, pairs.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{
+		fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", sts), "eval.every=1", "eval.early_stopping={patience: 3, min_delta: 0.001}", "save.best=true",
+		"train.epochs=40", "save.every=2", "mesh.replicate=2",
+	}
+	whole, err := j.run(t, "whole", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	best, bestStep, worse := math.Inf(-1), 0, 0
+	for _, m := range j.lines(t, "whole") {
+		v, ok := m["value"].(float64)
+		if !ok {
+			continue
+		}
+		if worse == 3 && int(m["step"].(float64)) < whole.summary.Steps {
+			t.Fatalf("the run went on after 3 evaluations that were no better")
+		}
+		if worse++; v > best+0.001 {
+			best, bestStep, worse = v, int(m["step"].(float64)), 0
+		}
+	}
+	if n := whole.summary.Steps; n > 100 || bestStep >= n || whole.summary.Stopped {
+		t.Fatalf("%d steps, best at %d: %+v", n, bestStep, whole.summary)
+	}
+	if !strings.Contains(strings.Join(whole.notes, "\n"), fmt.Sprintf("the model is that of step %d", bestStep)) {
+		t.Errorf("best at step %d, notes: %v", bestStep, whole.notes)
+	}
+	kept, err := os.ReadFile(filepath.Join(j.dir, "whole", "best", "model.safetensors"))
+	if err != nil || !bytes.Equal(kept, j.model(t, "whole")) {
+		t.Errorf("the model is not the best one (%v)", err)
+	}
+	if _, err := j.run(t, "run", nil, 2, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	again, err := j.run(t, "run", nil, 0, true, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.summary.Steps != whole.summary.Steps || !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Errorf("stopped and gone on: %d steps, in one go %d", again.summary.Steps, whole.summary.Steps)
+	}
+	if o, err := j.run(t, "run", nil, 0, true, sets...); err != nil || !o.summary.Over {
+		t.Errorf("resumed when it was over: %+v, %v", o.summary, err)
+	}
+}
+
+// A checkpoint of a LoRA run holds the factors alone, and goes on with them; on another base model it is refused.
+func TestResumeLoRA(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{"model.lora={rank: 2, alpha: 4, targets: all-linear}", "mesh.replicate=2", "mesh.shard=2"}
+	if _, err := j.run(t, "whole", nil, 0, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 3, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	other := newJob(t, 60)
+	if err := newmodel.Create(t.Context(), filepath.Join(other.dir, "other"), newmodel.Spec{Hidden: 32, Layers: 2, Heads: 4, MaxLength: 32, Vocab: 300, Lowercase: true, Seed: 5}, func(yield func(string, error) bool) {
+		for _, w := range j.words {
+			if !yield(w, nil) {
+				return
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, true, append(sets, fmt.Sprintf("model.path=%q", filepath.Join(other.dir, "other")))...); err == nil || !strings.Contains(err.Error(), "the frozen parameters are not what they were") {
+		t.Errorf("another base model: %v", err)
+	}
+	if _, err := j.run(t, "run", nil, 0, true, sets...); err != nil {
+		t.Fatal(err)
+	}
+	adapter := func(out string) []byte {
+		b, err := os.ReadFile(filepath.Join(j.dir, out, "model", "adapter_model.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	if !bytes.Equal(adapter("run"), adapter("whole")) {
+		t.Error("the adapter differs from that of a run that was not stopped")
+	}
+}
