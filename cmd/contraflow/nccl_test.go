@@ -4,14 +4,12 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -102,7 +100,7 @@ func TestNCCLTrains(t *testing.T) {
 	}
 }
 
-// A rank that is told to stop takes the job down, and every rank says which one it was and why.
+// A rank that is told to stop makes all of them end with the step at hand, having written a checkpoint.
 func TestNCCLStopped(t *testing.T) {
 	dir := workspace(t)
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Interrupt} {
@@ -121,14 +119,12 @@ func TestNCCLStopped(t *testing.T) {
 		}
 		began := time.Now()
 		for rank, cmd := range cmds {
-			var exit *exec.ExitError
-			if err := cmd.Wait(); !errors.As(err, &exit) {
-				t.Errorf("rank %d: %v", rank, err)
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("%v on rank 2: rank %d: %v\n%s", sig, rank, err, said[rank])
 			}
-			t.Logf("rank %d ended after %v", rank, time.Since(began))
-			if text := said[rank].String(); !strings.Contains(text, "rank 2: stopped: "+sig.String()) {
-				t.Errorf("%v on rank 2: rank %d says\n%s", sig, rank, text)
-			}
+		}
+		if _, err := os.Stat(filepath.Join(out, "checkpoints", "LATEST")); err != nil {
+			t.Error(err)
 		}
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("%v: it took %v", sig, took)
