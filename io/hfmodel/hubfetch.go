@@ -260,18 +260,23 @@ func (d *download) link(blob, pointer string) error {
 	if err := d.root.MkdirAll(path.Dir(pointer), 0o777); err != nil {
 		return err
 	}
-	if err := d.root.Remove(pointer); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	in := func(name string) string { return filepath.Join(d.storage, filepath.FromSlash(name)) }
+	if want, err := os.Stat(in(blob)); err != nil {
+		return err
+	} else if have, err := os.Stat(in(pointer)); err == nil && os.SameFile(have, want) {
+		return nil // another process was here first
+	}
+	// Whoever looks meanwhile, having found the model complete, must not find it without this file: the link appears in one step.
+	fresh := pointer + ".link"
+	if err := d.root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	up := strings.Repeat("../", strings.Count(pointer, "/"))
-	if err := d.root.Symlink(filepath.FromSlash(up+blob), pointer); err == nil || errors.Is(err, fs.ErrExist) {
-		return nil
+	if d.root.Symlink(filepath.FromSlash(up+blob), fresh) == nil || d.root.Link(blob, fresh) == nil {
+		return d.root.Rename(fresh, pointer)
 	}
-	if d.root.Link(blob, pointer) == nil {
-		return nil
-	}
-	return atomicfile.Write(filepath.Join(d.storage, filepath.FromSlash(pointer)), func(w io.Writer) error {
-		from, err := os.Open(filepath.Join(d.storage, filepath.FromSlash(blob)))
+	return atomicfile.Write(in(pointer), func(w io.Writer) error {
+		from, err := os.Open(in(blob))
 		if err != nil {
 			return err
 		}
