@@ -120,6 +120,7 @@ func register(f family, modelTypes ...string) {
 func ParseConfig(raw []byte) (Config, error) {
 	var head struct {
 		ModelType string `json:"model_type"`
+		HeadDim   *int   `json:"head_dim"`
 	}
 	if err := json.Unmarshal(raw, &head); err != nil {
 		return Config{}, fmt.Errorf("config.json: %w", err)
@@ -133,7 +134,13 @@ func ParseConfig(raw []byte) (Config, error) {
 		return Config{}, fmt.Errorf("config.json: %w", err)
 	}
 	c.Family = head.ModelType
-	return c, c.check()
+	if err := c.check(); err != nil {
+		return c, err
+	}
+	if head.HeadDim != nil && *head.HeadDim != c.HeadDim() {
+		return c, fmt.Errorf("config.json: head_dim %d is %w in this family, whose heads are hidden_size/num_attention_heads = %d", *head.HeadDim, ErrUnsupported, c.HeadDim())
+	}
+	return c, nil
 }
 
 // Families lists the supported values of config.json's model_type.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"os"
@@ -352,6 +353,7 @@ func TestRotary(t *testing.T) {
 		if err := json.Unmarshal(c.Config, &rope); err != nil {
 			t.Fatal(err)
 		}
+		rope.ntk = strings.HasPrefix(c.Name, "gte-")
 		r, longest, err := rope.one(c.Dim, 10000, rope.MaxPositions)
 		if err != nil {
 			t.Errorf("%s: %v", c.Name, err)
@@ -428,8 +430,13 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"mistral","sliding_window":1}`:                                                          "see 0 tokens on each side",
 		`{"model_type":"gemma2","use_bidirectional_attention":true}`:                                           `use_bidirectional_attention "true" is not supported`,
 		`{"model_type":"gemma3_text","hidden_activation":"mish"}`:                                              `hidden_activation "mish" is not supported`,
-		`{"model_type":"gemma2","query_pre_attn_scalar":0}`:                                                    "query_pre_attn_scalar gives +Inf",
+		`{"model_type":"gemma2","query_pre_attn_scalar":0}`:                                                    "query_pre_attn_scalar is 0, want a positive number",
 		`{"model_type":"gemma2","attn_logit_softcapping":-1}`:                                                  "attn_logit_softcapping gives -1",
+		`{"model_type":"gemma3_text","attn_logit_softcapping":50.0}`:                                           `attn_logit_softcapping "50" is not supported`,
+		`{"model_type":"llama","rope_scaling":{"type":"ntk","factor":2}}`:                                      `rotary positions of type "ntk": it is not supported in this family`,
+		`{"model_type":"gte","rope_scaling":{"type":"ntk","factor":2}}`:                                        `rotary positions of type "ntk": it is not supported in this family`,
+		`{"model_type":"modernbert","head_dim":32}`:                                                            "head_dim 32 is not supported in this family, whose heads are hidden_size/num_attention_heads = 64",
+		`{"model_type":"mistral","num_hidden_layers":1,"layer_types":["chunked_attention"]}`:                   `layer_types: "chunked_attention" is not supported`,
 		`{"model_type":"nomic_bert","num_experts":8}`:                                                          "num_experts is not supported",
 		`{"model_type":"nomic_bert","activation_function":"gelu"}`:                                             `activation_function "gelu" is not supported`,
 		`{"model_type":"new","position_embedding_type":"absolute"}`:                                            `position_embedding_type "absolute" is not supported`,
@@ -477,6 +484,99 @@ func TestHubConfigs(t *testing.T) {
 		y, _ := json.Marshal(b)
 		if !bytes.Equal(x, y) {
 			t.Errorf("%s:\n%s\n%s", name, x, y)
+		}
+	}
+}
+
+// What config.json leaves out is what transformers takes, and of what transformers writes nothing is overlooked: another value of
+// any key gives another Config, or an error about the value; but for keys that don't concern embeddings.
+func TestDefaults(t *testing.T) {
+	raw, err := os.ReadFile(goldens.Path(t, "families/defaults.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Configs map[string]map[string]any
+	}
+	if err := json.Unmarshal(raw, &file); err != nil {
+		t.Fatal(err)
+	}
+	aside := map[string]bool{}
+	for key := range strings.FieldsSeq(`transformers_version architectures output_hidden_states output_attentions return_dict dtype _name_or_path
+		chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type use_cache pretraining_tp deterministic_flash_attn
+		bos_token_id eos_token_id cls_token_id sep_token_id mask_token_id tie_word_embeddings final_logit_softcapping
+		classifier_dropout qa_dropout seq_classif_dropout classifier_pooling classifier_bias classifier_activation decoder_bias
+		sparse_prediction sparse_pred_ignore_index initializer_cutoff_factor sinusoidal_pos_embds`) {
+		aside[key] = true
+	}
+	for _, family := range Families() {
+		if family == "new" {
+			continue // is not in transformers
+		}
+		all := file.Configs[family]
+		if all == nil {
+			t.Errorf("%s is not in defaults.json", family)
+			continue
+		}
+		parse := func(config map[string]any) (string, error) {
+			raw, err := json.Marshal(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := ParseConfig(raw)
+			if err != nil {
+				return "", err
+			}
+			c.KVHeads, c.HeadSize = c.kvHeads(), c.HeadDim()
+			text, err := json.Marshal(c)
+			return string(text), err
+		}
+		few, errFew := parse(map[string]any{"model_type": family})
+		full, errFull := parse(all)
+		if err := errors.Join(errFew, errFull); err != nil || few != full {
+			t.Errorf("%s: %v\nof nothing:  %s\nof defaults: %s", family, err, few, full)
+			continue
+		}
+		base := maps.Clone(all)
+		if _, ok := base["use_sliding_window"]; ok { // without, window and layers have no consequence
+			base["use_sliding_window"], base["sliding_window"] = true, 8.0
+			delete(base, "layer_types")
+		}
+		if _, ok := base["_sliding_window_pattern"]; ok { // it makes layer_types
+			delete(base, "_sliding_window_pattern")
+		}
+		plain, err := parse(base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key, value := range base {
+			if aside[key] || family == "mpnet" && key == "pad_token_id" { // of MPNet padding is 1 whatever it says
+				continue
+			}
+			others := []any{true, 3, "other"} // for null
+			switch v := value.(type) {
+			case bool:
+				others = []any{!v}
+			case float64:
+				others = []any{2*v + 2, v / 2}
+			case string:
+				others = []any{"other"}
+			case []any:
+				others = []any{[]any{}, append([]any{"full_attention"}, v[1:]...)}
+			case map[string]any:
+				others = []any{map[string]any{"rope_type": "linear", "factor": 2}}
+			}
+			read := false
+			for _, other := range others {
+				changed := maps.Clone(base)
+				changed[key] = other
+				got, err := parse(changed)
+				var wrongType *json.UnmarshalTypeError
+				read = read || err != nil && !errors.As(err, &wrongType) || err == nil && got != plain
+			}
+			if !read {
+				t.Errorf("%s: nothing reads %s, which is %v by default", family, key, value)
+			}
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package transformer
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
 
 // Gemma 2 (arXiv 2408.00118) normalizes what goes into each half of a layer and what comes out, scales the embeddings, caps
 // attention scores softly, and sees a window in every other layer.
@@ -31,6 +34,9 @@ func (d decoderConfig) gemma(c *Config) (err error) {
 		}
 	}
 	c.Norm, c.EmbedScale, c.SoftCap = RMSNormUnit, math.Sqrt(float64(c.Hidden)), or(d.SoftCap, 0)
+	if d.QueryScalar <= 0 {
+		return fmt.Errorf("query_pre_attn_scalar is %v, want a positive number", d.QueryScalar)
+	}
 	c.QueryScale = 1 / math.Sqrt(d.QueryScalar)
 	c.NoBias |= UpPart | DownPart
 	return nil

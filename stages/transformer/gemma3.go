@@ -1,5 +1,7 @@
 package transformer
 
+import "fmt"
+
 // Gemma 3 (arXiv 2503.19786) is Gemma 2 with norms of queries and keys in place of the soft cap, five local layers for each global
 // one, and slower rotary positions in the global ones. EmbeddingGemma is one whose tokens see each other in both directions.
 
@@ -13,6 +15,9 @@ func parseGemma3(raw []byte) (Config, error) {
 	d := gemmaDefaults()
 	d.VocabSize, d.MaxPositions, d.LocalTheta, d.Pattern = 262208, 131072, 10000, 6
 	return parseDecoder(raw, d, func(d decoderConfig, c *Config) (err error) {
+		if d.SoftCap != nil {
+			return unsupported("attn_logit_softcapping", fmt.Sprint(*d.SoftCap)) // transformers reads it and does not apply it
+		}
 		if err := d.gemma(c); err != nil {
 			return err
 		}

@@ -43,6 +43,7 @@ func parseGTE(raw []byte) (Config, error) {
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return Config{}, err
 	}
+	c.ntk = c.ModelType == "new"
 	for _, x := range []struct{ key, got, want string }{
 		{"position_embedding_type", c.PositionType, "rope"}, {"layer_norm_type", c.NormType, "layer_norm"},
 		{"logn_attention_scale", fmt.Sprint(c.LogScale), "false"}, {"pack_qkv", fmt.Sprint(c.PackQKV), "true"},

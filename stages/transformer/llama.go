@@ -19,11 +19,14 @@ func parseMistral(raw []byte) (Config, error) {
 	return parseDecoder(raw, decoderConfig{
 		MaxPositions: 4096 * 32, VocabSize: 32000, HiddenSize: 4096, Layers: 32, Heads: 32, KVHeads: &kv, IntermediateSize: 14336,
 		HiddenAct: "silu", NormEps: 1e-6, SlidingWindow: &window,
-	}, func(d decoderConfig, c *Config) error {
-		c.NoBias = QKVPart | OutPart | UpPart | DownPart // whatever the configuration says
-		if err := c.localLayers(nil, d.SlidingWindow, func(int) bool { return d.SlidingWindow != nil }); err != nil {
-			return err
-		}
-		return d.oneRotary(c, 10000)
-	})
+	}, func(d decoderConfig, c *Config) error { return d.mistral(c) })
+}
+
+// mistral is a window in all layers, or in those that layer_types says: transformers then takes Ministral's code, whatever model_type is.
+func (d decoderConfig) mistral(c *Config) error {
+	c.NoBias = QKVPart | OutPart | UpPart | DownPart // whatever the configuration says
+	if err := c.localLayers(d.LayerTypes, d.SlidingWindow, func(int) bool { return d.SlidingWindow != nil }); err != nil {
+		return err
+	}
+	return d.oneRotary(c, 10000)
 }

@@ -12,10 +12,19 @@ func init() {
 }
 
 func parseRoBERTa(raw []byte) (Config, error) {
-	c := bertDefaults()
-	*c.PadID, c.VocabSize = 1, 50265
-	if err := json.Unmarshal(raw, &c); err != nil {
+	c := struct {
+		bertConfig
+		ModelType string `json:"model_type"`
+	}{bertConfig: bertDefaults()}
+	*c.PadID = 1
+	if err := json.Unmarshal(raw, &c); err != nil { // for the model type
 		return Config{}, err
+	}
+	if c.ModelType == "roberta" {
+		c.VocabSize = 50265
+		if err := json.Unmarshal(raw, &c); err != nil {
+			return Config{}, err
+		}
 	}
 	out, err := c.config()
 	out.padPositions(out.PadID)

@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 )
@@ -14,6 +15,8 @@ type ropeConfig struct {
 	Parameters  json.RawMessage `json:"rope_parameters"`
 	Partial     *float64        `json:"partial_rotary_factor"`
 	OriginalMax *float64        `json:"original_max_position_embeddings"`
+
+	ntk bool // the family's code has the type "ntk", which transformers doesn't
 }
 
 // ropeParameters are those of one kind of layer.
@@ -35,6 +38,8 @@ type ropeParameters struct {
 	ShortFactors []float64 `json:"short_factor"`
 	LongFactors  []float64 `json:"long_factor"`
 	MixedB       *float64  `json:"mixed_b"`
+
+	ntk bool
 }
 
 // perLayerType are the parameters of models whose local layers have their own.
@@ -65,7 +70,7 @@ func (c ropeConfig) one(dim int, theta float64, maxPositions int) (*Rotary, int,
 	if c.Theta != nil {
 		theta = *c.Theta
 	}
-	p.OriginalMax = first(c.OriginalMax, p.OriginalMax)
+	p.OriginalMax, p.ntk = first(c.OriginalMax, p.OriginalMax), c.ntk
 	if err := unturned(first(p.Partial, c.Partial)); err != nil {
 		return nil, 0, err
 	}
@@ -79,6 +84,9 @@ func (c ropeConfig) two(dim int, theta, localTheta float64, maxPositions int, sc
 	if !absent(c.Parameters) {
 		if err := json.Unmarshal(c.Parameters, &p); err != nil {
 			return nil, nil, 0, fmt.Errorf("rope_parameters: %w", err)
+		}
+		if p.Full == nil && p.Sliding == nil {
+			return nil, nil, 0, errors.New("rope_parameters has neither full_attention nor sliding_attention")
 		}
 	}
 	for _, x := range []**ropeParameters{&p.Full, &p.Sliding} {
@@ -141,13 +149,15 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 	}
 	original, factor := or(p.OriginalMax, float64(maxPositions)), or(p.Factor, 0)
 	bad := func(what string, args ...any) (*Rotary, int, error) {
-		return nil, 0, fmt.Errorf("rotary positions of type %q: %s", kind, fmt.Sprintf(what, args...))
+		return nil, 0, fmt.Errorf("rotary positions of type %q: %w", kind, fmt.Errorf(what, args...))
 	}
 	needsFactor := kind == "linear" || kind == "dynamic" || kind == "llama3" || kind == "ntk"
 	if (kind == "yarn" || kind == "longrope") && p.Factor == nil {
 		factor = float64(maxPositions) / original
 	}
 	switch {
+	case kind == "ntk" && !p.ntk:
+		return bad("it is %w in this family", ErrUnsupported)
 	case theta <= 0 || math.IsInf(theta, 0) || theta != theta:
 		return bad("rope_theta is %v", theta)
 	case dim < 2 || dim%2 != 0 || dim > 1<<16:
@@ -173,7 +183,7 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 		r.Frequencies = scaled(theta, func(_ int, f float64) float64 { return f / factor })
 	case "ntk":
 		if p.MixedB != nil {
-			return bad("mixed_b is %v", ErrUnsupported)
+			return bad("mixed_b is %w", ErrUnsupported)
 		}
 		r.Frequencies = scaled(theta*factor, func(_ int, f float64) float64 { return f / math.Pow(factor, 2/float64(dim)) })
 	case "yarn":
@@ -206,7 +216,7 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 			}
 		})
 	default:
-		return nil, 0, fmt.Errorf("rotary positions of type %q are %w (supported: default, linear, dynamic, ntk, yarn, longrope, llama3)", kind, ErrUnsupported)
+		return nil, 0, fmt.Errorf("rotary positions of type %q are %w (supported: default, linear, dynamic, yarn, longrope, llama3)", kind, ErrUnsupported)
 	}
 	return r, maxPositions, nil
 }

@@ -12,6 +12,8 @@ names of that code, so they are made like all others.
 
 Variants are the same weights under a changed configuration: what decoders, rotary positions and windows may be set to.
 
+defaults.json is what transformers takes for each key that a config.json leaves out, by model_type.
+
 Needs torch 2.9 and transformers 5.23. Run: python testdata/golden/families/make.py [NAME ...] (a minute; writes only here)
 """
 
@@ -80,14 +82,17 @@ FAMILIES = {
             "llama3": {"rope_parameters": {"rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                                            "high_freq_factor": 4.0, "original_max_position_embeddings": 20}},
             "yarn": {"rope_parameters": {"rope_theta": 500.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}},
-            # Each sequence by its own length, which is what transformers does for one alone.
+            # Each sequence by its own length, which is what transformers does for one alone; one is just not long.
             "longrope": {"rope_parameters": {"rope_theta": 500.0, "rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [1.2, 3.0, 5.0],
-                                             "original_max_position_embeddings": 10, "factor": 4.0}},
+                                             "original_max_position_embeddings": 13, "factor": 4.0}},
         },
     ),
     "mistral": dict(
         config="MistralConfig", args={**DECODER, "sliding_window": 5, "head_dim": 8}, pooling="last", dtype=torch.bfloat16,
-        variants={"no-window": {"sliding_window": None}, "bidirectional": {"is_causal": False}},
+        variants={
+            "no-window": {"sliding_window": None}, "bidirectional": {"is_causal": False},
+            "layer-types": {"layer_types": ["full_attention", "sliding_attention"]}, "all-full": {"layer_types": ["full_attention"] * 2},
+        },
     ),
     "qwen2": dict(
         config="Qwen2Config", args={**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, pooling="last", dtype=torch.bfloat16,
@@ -106,6 +111,7 @@ FAMILIES = {
         pooling="mean", dtype=torch.bfloat16,
         variants={
             "embedding": {"use_bidirectional_attention": True},
+            "embedding-not-causal": {"use_bidirectional_attention": True, "is_causal": False},
             "bidirectional": {"is_causal": False},
             "old-keys": {"rope_parameters": None, "layer_types": None, "sliding_window_pattern": 3, "rope_theta": 900.0, "rope_local_base_freq": 70.0,
                          "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
@@ -331,7 +337,16 @@ def ropes():
     save("families/rope", arrays, {"about": "frequencies of rotary positions, in float64", "cases": cases}, __file__, 0, ["transformers"])
 
 
+def defaults():
+    kinds = {"bert"} | {getattr(transformers, spec["config"]).model_type for spec in FAMILIES.values()}
+    kinds |= {change["model_type"] for spec in FAMILIES.values() for change in spec.get("variants", {}).values() if "model_type" in change}
+    out = {"made_by": "testdata/golden/families/make.py", "transformers": transformers.__version__}
+    out["configs"] = {kind: AutoConfig.for_model(kind).to_dict() for kind in sorted(kinds)}
+    (HERE / "defaults.json").write_text(json.dumps(out, indent=1, sort_keys=True) + "\n")
+
+
 if __name__ == "__main__":
+    defaults()
     if len(sys.argv) < 2 or "rope" in sys.argv[1:]:
         ropes()
     for number, (name, spec) in enumerate(FAMILIES.items()):
