@@ -6,7 +6,11 @@ another, lower case from the standard library), none of which is the version of 
 class differs changes token ids, so we ask the library itself, code point by code point, and pin what it answers.
 
     python gen_tables.py > unicode_tables.txt        (two minutes; needs only the `tokenizers` package)
+
+The last line is the checksum of all others: a test finds a table changed by hand. CI runs this script and wants the same file.
 """
+import builtins
+import hashlib
 import sys
 import unicodedata
 from pathlib import Path
@@ -21,6 +25,15 @@ import clusters  # noqa: E402
 
 ALL = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 HANGUL = range(0xAC00, 0xAC00 + 11172)  # decomposed by arithmetic, here and there
+
+
+digest = hashlib.sha256()
+
+
+def print(*values, **options):
+    if "file" not in options:
+        digest.update((" ".join(map(str, values)) + "\n").encode())
+    builtins.print(*values, **options)
 
 
 def ask(label, predicate):
@@ -169,4 +182,5 @@ ask("hangul_t", lambda s, c: c in others and whole(c + T + MARK) and not whole(c
 ask("consonant", lambda s, c: c in others and whole(c + VIRAMA + KA + MARK))
 ask("linker", lambda s, c: ord(c) in joining and whole(KA + c + KA + MARK))
 ask("conjunct", lambda s, c: ord(c) in joining and whole(KA + c + VIRAMA + KA + MARK))
+builtins.print("# sha256", digest.hexdigest())
 print("gen_tables.py: done", file=sys.stderr)
