@@ -32,13 +32,9 @@ func newAddedMatcher(u *unicodeData, tokens []addedToken) (*addedMatcher, error)
 	m := &addedMatcher{u: u, tokens: map[int32]addedToken{}, only: -1}
 	var keys []trieKey
 	for _, token := range tokens {
-		key := token.normal
-		if key == "" {
-			continue
-		}
 		m.tokens[token.id] = token
-		keys = append(keys, trieKey{key, token.id})
-		m.first[key[0]] = true
+		keys = append(keys, trieKey{token.normal, token.id})
+		m.first[token.normal[0]] = true
 	}
 	if len(keys) == 0 {
 		return m, nil

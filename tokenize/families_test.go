@@ -227,3 +227,14 @@ func TestJoin(t *testing.T) {
 		t.Errorf("only %d symbols were joined", joined)
 	}
 }
+
+// Of a merge that is listed twice the later rank counts, as Hugging Face 0.23.3 has it (which gives these ids).
+func TestMergeTwice(t *testing.T) {
+	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}, "merges": [["a", "b"], ["b", "c"], ["a", "b"]]}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := tok.Encode("abc", 0); !slices.Equal(got, []int32{0, 4}) {
+		t.Errorf("ids %v, want [0 4]", got)
+	}
+}

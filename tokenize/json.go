@@ -21,7 +21,9 @@ func unsupported(what, name, have string) error {
 	return unsupportedError(fmt.Sprintf("%s %q is not supported yet (%s)", what, name, have))
 }
 
-// tokenizerJSON is tokenizer.json. What decides about ids is decoded strictly; decoder and the like are not read.
+// tokenizerJSON is tokenizer.json. Of what decides about ids a value of the wrong type, a missing key without a default and a component
+// or option that this package doesn't have are errors. Unknown keys are ignored, as by Hugging Face (but for those beside "model", which
+// it refuses); decoder is not read.
 //
 // The parts: json_text.go (normalizers and pre-tokenizers), json_model.go, json_template.go (post-processors).
 type tokenizerJSON struct {
@@ -164,6 +166,9 @@ func assemble(u *unicodeData, p pipeline, added []addedToken) (*Tokenizer, error
 	var unique []addedToken
 	place := map[int32]int{}
 	next := int32(p.vocab.size)
+	for _, id := range t.ids {
+		t.modelSize = max(t.modelSize, int(id)+1)
+	}
 	for _, token := range added {
 		if token.Content == "" {
 			continue
@@ -202,7 +207,9 @@ func assemble(u *unicodeData, p pipeline, added []addedToken) (*Tokenizer, error
 		if t.normalizer != nil {
 			s := &scratch{text: []byte(token.Content), first: true}
 			t.normalizer.normalize(s)
-			token.normal = string(s.text)
+			if token.normal = string(s.text); token.normal == "" {
+				return nil, fmt.Errorf("added_tokens: %+q is to be looked for in normalized text, but normalizes to nothing, which Hugging Face finds everywhere: its \"normalized\" should be false", token.Content)
+			}
 		}
 		normalized = append(normalized, token)
 	}

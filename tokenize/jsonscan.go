@@ -76,8 +76,39 @@ func (s *jsonScanner) quoted(start int) (text string, err error) {
 		}
 	}
 	s.at++
+	if half := halfSurrogate(s.data[start:s.at]); half != "" {
+		return "", fmt.Errorf("%s is half a surrogate pair", half)
+	}
 	err = json.Unmarshal(s.data[start:s.at], &text)
 	return text, err
+}
+
+// halfSurrogate returns the first escape of a quoted string that is half a surrogate pair, which stands for no character.
+func halfSurrogate(quoted []byte) string {
+	unit := func(at int) int64 { // of an escape at a place, else -1
+		if at+6 > len(quoted) || quoted[at] != '\\' || quoted[at+1] != 'u' {
+			return -1
+		}
+		v, err := strconv.ParseInt(string(quoted[at+2:at+6]), 16, 32)
+		if err != nil {
+			return -1
+		}
+		return v
+	}
+	for i := 0; i < len(quoted); i++ {
+		if quoted[i] != '\\' {
+			continue
+		}
+		switch u := unit(i); {
+		case u < 0xD800 || u > 0xDFFF:
+			i++ // what is escaped, perhaps a backslash
+		case u < 0xDC00 && unit(i+6)&^0x3FF == 0xDC00:
+			i += 11
+		default:
+			return string(quoted[i : i+6])
+		}
+	}
+	return ""
 }
 
 // number reads a number's digits.

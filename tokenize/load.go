@@ -27,6 +27,11 @@ const (
 // tokenizer_config.json says beside it (do_lower_case, strip_accents, tokenize_chinese_chars, the names of the special
 // tokens, added tokens), as transformers' BertTokenizer does. A tokenizer with a part that this package doesn't have is an
 // error that wraps ErrUnsupported and names it; errors name the file and where in it.
+//
+// Beside a tokenizer.json, tokenizer_config.json gives the padding token and model_max_length. transformers takes more from it, and
+// its classes build some parts anew. Where that would give other ids the two files contradict each other, and it is an error:
+// truncation on the left, or a class of BERT's (they take do_lower_case, strip_accents and tokenize_chinese_chars from the
+// configuration, or from its defaults) with a normalizer that does otherwise.
 func Load(dir string) (*Tokenizer, error) {
 	files := map[string][]byte{}
 	for _, name := range []string{fileTokenizer, fileVocab, fileConfig, fileSpecials, fileAdded} {
@@ -77,6 +82,9 @@ func fromFiles(files map[string][]byte) (*Tokenizer, error) {
 		if t, err = parseTokenizerJSON(data); err != nil {
 			return nil, fmt.Errorf("%s: %w", fileTokenizer, err)
 		}
+		if err := config.contradicts(t.normalizer); err != nil {
+			return nil, fmt.Errorf("%s: %w", fileConfig, err)
+		}
 		t.hash = hashFiles(data)
 	} else {
 		if t, err = fromVocabFile(files[fileVocab], config); err != nil {
@@ -94,8 +102,10 @@ func fromFiles(files map[string][]byte) (*Tokenizer, error) {
 
 // tokenizerConfig is what tokenizer_config.json, special_tokens_map.json and added_tokens.json say.
 type tokenizerConfig struct {
+	class          string
 	lower, chinese bool
 	accents        *bool // nil: as lower
+	says           bool  // one of these three is there
 	maxLength      int
 	specials       map[string]configToken // by key: "pad_token"
 	extra          []configToken
@@ -141,6 +151,8 @@ func (c *tokenizerConfig) special(key string) string {
 func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 	c := &tokenizerConfig{lower: true, chinese: true, specials: map[string]configToken{}}
 	var file struct {
+		Class      string                `json:"tokenizer_class"`
+		Truncation string                `json:"truncation_side"`
 		Lower      *bool                 `json:"do_lower_case"`
 		Accents    *bool                 `json:"strip_accents"`
 		Chinese    *bool                 `json:"tokenize_chinese_chars"`
@@ -157,6 +169,10 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 			return nil, fmt.Errorf("%s: %w", fileConfig, err)
 		}
 	}
+	if file.Truncation != "" && file.Truncation != "right" {
+		return nil, fmt.Errorf("%s: %w", fileConfig, unsupported("truncation_side", file.Truncation, "right is"))
+	}
+	c.class, c.says = file.Class, file.Lower != nil || file.Accents != nil || file.Chinese != nil
 	if file.Lower != nil {
 		c.lower = *file.Lower
 	}
@@ -208,6 +224,38 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 	}
 	slices.SortFunc(c.added, func(a, b addedToken) int { return ids[a.Content] - ids[b.Content] })
 	return c, nil
+}
+
+// contradicts finds a normalizer, of tokenizer.json, that transformers would not use.
+func (c *tokenizerConfig) contradicts(n normalizer) error {
+	bert, ok := n.(*bertNormalizer)
+	switch strings.TrimSuffix(c.class, "Fast") {
+	case "BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer":
+	case "":
+		ok = ok && c.says
+	default:
+		ok = false
+	}
+	if !ok {
+		return nil
+	}
+	accents := c.lower
+	if c.accents != nil {
+		accents = *c.accents
+	}
+	for _, x := range []struct {
+		key, theirs string
+		want, got   bool
+	}{
+		{"do_lower_case", "lowercase", c.lower, bert.lower}, {"strip_accents", "strip_accents", accents, bert.accents},
+		{"tokenize_chinese_chars", "handle_chinese_chars", c.chinese, bert.chinese},
+	} {
+		if x.want != x.got {
+			return fmt.Errorf("%s is %v (or is so by default), the normalizer of %s has %s %v: transformers goes by the first, other readers by the second; make them equal",
+				x.key, x.want, fileTokenizer, x.theirs, x.got)
+		}
+	}
+	return nil
 }
 
 // readSpecials takes the keys of BERT's special tokens from a JSON object; null leaves what was there.

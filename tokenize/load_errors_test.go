@@ -64,6 +64,11 @@ func TestComponentErrors(t *testing.T) {
 		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": {}}`), `merges: want a list, got {}`, false},
 		{model(`{"type": "BPE", "vocab": {"a": "0"}, "merges": []}`), `vocab: token "a": want a number, got "0"`, false},
 		{model(`{"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}`), `vocab: token "a": id 4294967295 is not in 0 to`, false},
+		{model(`{"type": "BPE", "vocab": {"\ud800": 0}, "merges": []}`), `vocab: \ud800 is half a surrogate pair`, false},
+		{model(`{"type": "BPE", "vocab": {"\udc00\ud800": 0}, "merges": []}`), `\udc00 is half a surrogate pair`, false},
+		{model(`{"type": "BPE", "vocab": {"a": 0, "\n\\ud800\ud83d\ude00\u00e9": 1}, "merges": []}`), ``, false},
+		{`{"normalizer": {"type": "StripAccents"}, "added_tokens": [{"content": "\u0301", "normalized": true}], ` + bpe + `}`, `added_tokens: "\u0301" is to be looked for in normalized text, but normalizes to nothing`, false},
+		{`{"normalizer": {"type": "StripAccents"}, "added_tokens": [{"content": "\u0301", "normalized": false}], ` + bpe + `}`, ``, false},
 		{model(`{"type": "BPE", "vocab": 7, "merges": []}`), `vocab: want tokens with ids`, false},
 		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1}`), `model: BPE's dropout "0.1"`, true},
 		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": [], "end_of_word_suffix": "</w>"}`), `model: BPE's end_of_word_suffix "</w>"`, true},
@@ -134,6 +139,40 @@ func TestComponentErrors(t *testing.T) {
 		}
 		if errors.Is(err, ErrUnsupported) != c.unsupported {
 			t.Errorf("%.300s: is ErrUnsupported: %v", c.file, !c.unsupported)
+		}
+	}
+}
+
+// TestConfigContradicts: tokenizer_config.json may not say what transformers would do otherwise than tokenizer.json.
+func TestConfigContradicts(t *testing.T) {
+	file := func(lower string) []byte {
+		return []byte(`{"normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": ` + lower + `},
+			"pre_tokenizer": {"type": "BertPreTokenizer"}, "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0}}}`)
+	}
+	for _, c := range []struct{ lower, config, want string }{
+		{"true", ``, ""}, {"false", ``, ""},
+		{"true", `{"tokenizer_class": "BertTokenizer"}`, ""},
+		{"true", `{"tokenizer_class": "BertTokenizer", "do_lower_case": true, "strip_accents": null}`, ""},
+		{"false", `{"tokenizer_class": "BertTokenizerFast", "do_lower_case": false}`, ""},
+		{"false", `{"tokenizer_class": "BertTokenizerFast"}`, "do_lower_case is true (or is so by default), the normalizer of tokenizer.json has lowercase false"},
+		{"true", `{"tokenizer_class": "MPNetTokenizer", "do_lower_case": false}`, "do_lower_case is false"},
+		{"true", `{"tokenizer_class": "DistilBertTokenizer", "strip_accents": false}`, "strip_accents is false"},
+		{"true", `{"tokenizer_class": "BertTokenizer", "tokenize_chinese_chars": false}`, "tokenize_chinese_chars is false"},
+		{"true", `{"do_lower_case": false}`, "do_lower_case is false"},
+		{"true", `{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": false}`, ""}, // which does not read it
+		{"true", `{"truncation_side": "right"}`, ""},
+		{"true", `{"truncation_side": "left"}`, `truncation_side "left" is not supported yet (right is)`},
+	} {
+		_, err := fromFiles(map[string][]byte{fileTokenizer: file(c.lower), fileConfig: []byte(c.config)})
+		if c.config == "" {
+			_, err = fromFiles(map[string][]byte{fileTokenizer: file(c.lower)})
+		}
+		if c.want == "" {
+			if err != nil {
+				t.Errorf("%s, %s: %v", c.lower, c.config, err)
+			}
+		} else if err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want) {
+			t.Errorf("%s, %s: %v\nwant %s", c.lower, c.config, err, c.want)
 		}
 	}
 }

@@ -22,9 +22,9 @@
 //
 // Ids must be those the model was trained with, so Hugging Face's `tokenizers` 0.23.3 is the definition, down to the
 // Unicode version of each of its tables (see unicode.go), to its way of reading scores and to its handling of overlapping
-// added tokens. The golden tests hold thousands of hostile lines and random pipelines. Three choices are ours, where it has
-// none: invalid UTF-8, which it can't be given, counts as U+FFFD per byte; of two added tokens that normalize to one text the
-// lower id wins, where it picks by chance; and one that normalizes to nothing is never found, where it is found everywhere.
+// added tokens. The golden tests hold thousands of hostile lines and random pipelines. Two choices are ours, where it has
+// none: invalid UTF-8, which it can't be given, counts as U+FFFD per byte; and of two added tokens that normalize to one text the
+// lower id wins, where it picks by chance.
 //
 // # Speed
 //
@@ -53,6 +53,7 @@ type Tokenizer struct {
 	ids       map[string]int32
 	texts     map[int32]string
 	vocabSize int
+	modelSize int   // vocabSize without added tokens
 	pad       int32 // -1: none
 	maxLength int   // 0: not given
 	hash      string
@@ -61,6 +62,9 @@ type Tokenizer struct {
 
 // VocabSize returns the number of rows that an embedding table needs: the largest id + 1, added tokens included.
 func (t *Tokenizer) VocabSize() int { return t.vocabSize }
+
+// ModelVocabSize is VocabSize without the added tokens: the largest id of the model's own vocabulary + 1.
+func (t *Tokenizer) ModelVocabSize() int { return t.modelSize }
 
 // ID returns the id of a token of the vocabulary, as it is written there ("##ing").
 func (t *Tokenizer) ID(token string) (id int32, ok bool) {
