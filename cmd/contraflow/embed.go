@@ -30,7 +30,9 @@ func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
 	if err := atLeastOne(cmd, "max-length"); err != nil {
 		return nil, err
 	}
-	opts := []embedder.Option{embedder.MaxLength(f.maxLength)}
+	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.Warn(func(message string) {
+		fmt.Fprintln(cmd.ErrOrStderr(), "note:", message)
+	})}
 	switch f.precision {
 	case "f32":
 	case "bf16":

@@ -43,11 +43,12 @@ query_id, doc_id and relevance. A folder in BEIR's layout may be given as --quer
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
+			query, document := e.RolePrompts()
 			if !cmd.Flags().Changed("query-prompt") {
-				queryPrompt = e.Prompt("query")
+				queryPrompt = query
 			}
 			if !cmd.Flags().Changed("document-prompt") {
-				docPrompt = e.Prompt("document")
+				docPrompt = document
 			}
 			task, err := e.NewTask(ctx, r, queryPrompt, docPrompt)
 			if err != nil {

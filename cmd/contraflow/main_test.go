@@ -151,6 +151,35 @@ func TestDefaultPrompt(t *testing.T) {
 	}
 }
 
+// A max_seq_length beyond the trained positions is not kept, and embed says so; a tokenizer may have an added token that the model has no
+// embedding for, until a text has it.
+func TestLoadNotes(t *testing.T) {
+	model := copyModel(t, filepath.Join(t.TempDir(), "model"))
+	edit := func(name, old, new string) {
+		t.Helper()
+		path := filepath.Join(model, name)
+		data, err := os.ReadFile(path)
+		if err != nil || strings.Count(string(data), old) != 1 {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := os.WriteFile(path, []byte(strings.Replace(string(data), old, new, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if note := succeed(t, "embed", "--model", model, "--text", "stone").stderr; note != "" {
+		t.Errorf("says %q", note)
+	}
+	edit("sentence_bert_config.json", `"transformer_task"`, `"max_seq_length": 500, "transformer_task"`)
+	if note := succeed(t, "embed", "--model", model, "--text", "stone").stderr; !strings.Contains(note, "max_seq_length is 500, but the model was trained with 48 positions: texts are cut to these") {
+		t.Errorf("says %q", note)
+	}
+	edit("tokenizer.json", `"added_tokens": [`, `"added_tokens": [{"id": 9999, "content": "<new>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},`)
+	succeed(t, "embed", "--model", model, "--text", "stone")
+	if r := contraflow(t, "", "embed", "--model", model, "--text", "a <new> stone"); r.code == 0 || !strings.Contains(r.stderr, "the vocabulary has") {
+		t.Errorf("exit %d: %s", r.code, r.stderr)
+	}
+}
+
 // A signal ends tokenize though standard input is open.
 func TestInterrupt(t *testing.T) {
 	if runtime.GOOS == "windows" {

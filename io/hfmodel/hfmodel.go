@@ -67,6 +67,7 @@ type Folder struct {
 	// sentence_bert_config.json says, otherwise the tokenizer's model_max_length, at most as many as there are
 	// positions. 0: no limit is given anywhere.
 	MaxSeqLength int
+	LengthGiven  bool // it is what sentence_bert_config.json says
 	// LowerCase asks for lower-casing before the tokenizer's own normalizer (do_lower_case of sentence_bert_config.json).
 	LowerCase bool
 
@@ -331,7 +332,7 @@ func (f *Folder) readTransformerJSON() error {
 		}
 		break
 	}
-	if f.MaxSeqLength > 0 {
+	if f.LengthGiven = f.MaxSeqLength > 0; f.LengthGiven {
 		return nil
 	}
 	f.MaxSeqLength = f.configInt("max_position_embeddings")
@@ -391,6 +392,18 @@ func (f *Folder) readModelJSON() error {
 		return fmt.Errorf("%s: truncate_dim %d is negative", file, f.TruncateDim)
 	}
 	return nil
+}
+
+// RolePrompts are what sentence-transformers documents for encode_query and encode_document: the prompt "query"; and "document", or if
+// there is none "passage" or "corpus". (6.2.0 itself gives every model an empty "document" first and never comes to the others.)
+func (f *Folder) RolePrompts() (query, document string) {
+	for _, name := range []string{"document", "passage", "corpus"} {
+		if p, ok := f.Prompts[name]; ok {
+			document = p
+			break
+		}
+	}
+	return f.Prompts["query"], document
 }
 
 // tokenizerFiles are all the names under which tokenizers keep what they need.

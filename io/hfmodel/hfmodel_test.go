@@ -410,3 +410,22 @@ func tree(t *testing.T, dir string) []string {
 	}
 	return all
 }
+
+// As sentence-transformers documents for encode_query and encode_document.
+func TestRolePrompts(t *testing.T) {
+	for _, c := range []struct {
+		prompts         map[string]string
+		query, document string
+	}{
+		{nil, "", ""},
+		{map[string]string{"query": "q: ", "document": "d: ", "passage": "p: "}, "q: ", "d: "},
+		{map[string]string{"query": "q: ", "passage": "p: ", "corpus": "c: "}, "q: ", "p: "},
+		{map[string]string{"corpus": "c: "}, "", "c: "},
+		{map[string]string{"query": "q: ", "document": "", "passage": "p: "}, "q: ", ""},
+	} {
+		f := Folder{Prompts: c.prompts}
+		if q, d := f.RolePrompts(); q != c.query || d != c.document {
+			t.Errorf("%v: %q, %q", c.prompts, q, d)
+		}
+	}
+}

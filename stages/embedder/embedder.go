@@ -28,13 +28,14 @@ import (
 // Embedder is a loaded model. It is safe for concurrent use: texts of several calls are tokenized at once and computed in
 // turn.
 type Embedder struct {
-	tok       *tokenize.Tokenizer
-	model     *transformer.Model
-	prompts   map[string]string
-	prompt    string
-	maxLength int
-	device    gpustage.Device
-	owned     bool // the device is closed with the embedder
+	tok                         *tokenize.Tokenizer
+	model                       *transformer.Model
+	prompts                     map[string]string
+	prompt                      string
+	queryPrompt, documentPrompt string
+	maxLength                   int
+	device                      gpustage.Device
+	owned                       bool // the device is closed with the embedder
 
 	mu     sync.Mutex
 	engine Engine
@@ -49,6 +50,7 @@ type options struct {
 	pooling   string
 	tokens    int
 	bf16      bool
+	warn      func(string)
 }
 
 // OnDevice computes on the given device, which stays the caller's to close.
@@ -63,6 +65,9 @@ func PassTokens(n int) Option { return func(o *options) { o.tokens = n } }
 // BF16 rounds the inputs of matrix products to bf16: about twice as fast where the device multiplies in it, for embeddings that
 // differ in the third digit (cosine about 0.9999).
 func BF16() Option { return func(o *options) { o.bf16 = true } }
+
+// Warn gets what a user should know although the model loads.
+func Warn(f func(message string)) Option { return func(o *options) { o.warn = f } }
 
 // Pooling overrides what the folder says: mean, cls or last.
 func Pooling(mode string) Option { return func(o *options) { o.pooling = mode } }
@@ -79,6 +84,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	}
 	defer f.Close()
 	e := &Embedder{prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device}
+	e.queryPrompt, e.documentPrompt = f.RolePrompts()
 	if e.device == nil {
 		if e.device, err = gpustage.Open("auto"); err != nil {
 			return nil, err
@@ -115,16 +121,28 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if e.maxLength, err = MaxLengthOf(f, e.model.Config, o.maxLength); err != nil {
 		return err
 	}
+	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
+		o.warn(note)
+	}
 	e.engine = Engine{Model: e.model, Stream: stream, Tokens: o.tokens}
 	return nil
 }
 
-// CheckVocabulary finds a tokenizer that gives ids which the model has no embedding for.
+// CheckVocabulary finds a tokenizer that belongs to another model: its vocabulary has ids which this one has no embedding for. Added tokens
+// may have such ids, as a padding token that no text contains: a text that does is an error later on.
 func CheckVocabulary(tok *tokenize.Tokenizer, c transformer.Config) error {
-	if n := tok.VocabSize(); n > c.Vocab {
+	if n := tok.ModelVocabSize(); n > c.Vocab {
 		return fmt.Errorf("the tokenizer has %d tokens, the model's vocabulary %d: they do not belong together", n, c.Vocab)
 	}
 	return nil
+}
+
+// LengthNote says that a folder's max_seq_length is not kept, because the model was trained with fewer positions; "": it is.
+func LengthNote(f *hfmodel.Folder, c transformer.Config, asked int) string {
+	if asked > 0 || !f.LengthGiven || f.MaxSeqLength <= c.MaxPositions {
+		return ""
+	}
+	return fmt.Sprintf("%s: max_seq_length is %d, but the model was trained with %d positions: texts are cut to these", f.Dir, f.MaxSeqLength, c.MaxPositions)
 }
 
 // MaxLengthOf is the number of tokens at which texts are cut: what is asked for, or what the folder says, or what the
@@ -313,6 +331,9 @@ func (e *Embedder) Size() int { return e.model.EmbeddingSize() }
 
 // MaxLength is the number of tokens at which texts are cut.
 func (e *Embedder) MaxLength() int { return e.maxLength }
+
+// RolePrompts are the texts that belong before queries and before documents, as hfmodel.Folder.RolePrompts has them.
+func (e *Embedder) RolePrompts() (query, document string) { return e.queryPrompt, e.documentPrompt }
 
 // Prompt is the text of one of the model's prompts, empty if it has none of that name.
 func (e *Embedder) Prompt(name string) string { return e.prompts[name] }

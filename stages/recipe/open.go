@@ -144,7 +144,8 @@ func (x *Run) openModel(ctx context.Context) error {
 	}
 	// The recipe's prompts, or else the model's. The first dataset's are those of evaluation, and of the saved model.
 	for _, src := range x.Recipe.Data.Train {
-		p := stages.Prompts{Query: x.folder.Prompts["query"], Document: x.folder.Prompts["document"]}
+		var p stages.Prompts
+		p.Query, p.Document = x.folder.RolePrompts()
 		if src.Prompts != (Prompts{}) {
 			p = stages.Prompts(src.Prompts)
 		}
@@ -324,7 +325,10 @@ func (x *Run) evalText() embedder.Text {
 
 // noteOddities tells of settings that do what they say, but hardly what was meant.
 func (x *Run) noteOddities() {
-	o, b := x.Recipe.Optimizer, x.Recipe.Batch
+	o, b, longest := x.Recipe.Optimizer, x.Recipe.Batch, x.Recipe.Model.MaxLength
+	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
+		x.obs.note("%s", note)
+	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Schedule.Factor(x.Steps-1, u.WarmupSteps, x.Steps)
 		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
