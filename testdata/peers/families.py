@@ -31,7 +31,6 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -42,6 +41,13 @@ POSITIONS = 200
 SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": POSITIONS}
 DECODER = {**SMALL, "num_key_value_heads": 2}
 BPE, SPM = {"pad_token": "<|endoftext|>"}, {"pad_token": "<pad>"}
+
+# As published folders name them: these classes build parts of the tokenizer anew, whatever tokenizer.json says.
+CLASSES = {
+    "wordpiece": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "mpnet": "MPNetTokenizer", "qwen2": "Qwen2Tokenizer",
+    "qwen3-embedding": "Qwen2Tokenizer", "gemma": "GemmaTokenizer",
+}  # fmt: skip
+DEFAULT_PROMPT = ["BERT", "Qwen3"]  # families whose folder has one
 
 # family: config class, its arguments, tokenizer (of tokenize/families.py) and its special tokens, pooling
 FAMILIES = {
@@ -87,7 +93,8 @@ def wordpiece(texts):
 def make(name, config, args, tokenizer, special, pooling):
     """A folder as sentence-transformers saves it."""
     folder = work / name.replace(" ", "-").replace(",", "")
-    tok = PreTrainedTokenizerFast(tokenizer_file=str(work / tokenizer / "tokenizer.json"), model_max_length=POSITIONS - 8, **special)
+    kind = getattr(transformers, CLASSES.get(tokenizer, "PreTrainedTokenizerFast"))
+    tok = kind.from_pretrained(str(work / tokenizer), model_max_length=POSITIONS - 8, **special)
     torch.manual_seed(len(name))
     fitting = {"pad_token_id": tok.pad_token_id, **args, "vocab_size": len(tok)}
     for key in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
@@ -104,7 +111,8 @@ def make(name, config, args, tokenizer, special, pooling):
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
     modules = [Transformer(str(folder)), Pooling(cfg.hidden_size, pooling), Normalize()]
-    st = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "find: ", "document": ""})
+    st = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "find: ", "document": ""},
+                             default_prompt_name="query" if name in DEFAULT_PROMPT else None)
     st.max_seq_length = POSITIONS - 8
     shutil.rmtree(folder)
     st.save_pretrained(str(folder), create_model_card=False)
