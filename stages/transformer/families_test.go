@@ -467,6 +467,9 @@ func TestHubConfigs(t *testing.T) {
 			`{"model_type":"nomic_bert","hidden_size":768,"num_hidden_layers":12,"num_attention_heads":12,"intermediate_size":3072,"hidden_act":"silu",
 			"max_position_embeddings":2048,"layer_norm_eps":1e-12,"vocab_size":30528,"rope_parameters":{"rope_theta":1000.0,"rope_type":"default"}}`,
 		},
+		"an inner size that the code of such configurations rounds up": {
+			`{"model_type":"nomic_bert","activation_function":"swiglu","n_inner":2900}`, `{"model_type":"nomic_bert","intermediate_size":3072,"hidden_act":"silu"}`,
+		},
 		"gte-base-en-v1.5": {
 			`{"model_type":"new","hidden_size":768,"type_vocab_size":0,"vocab_size":30528,"max_position_embeddings":8192,"rope_theta":500000,
 			"rope_scaling":{"factor":1.0,"type":"ntk"},"layer_norm_type":"layer_norm","position_embedding_type":"rope","pack_qkv":true,"hidden_dropout_prob":0.1}`,
