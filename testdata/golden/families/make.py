@@ -118,6 +118,10 @@ FAMILIES = {
         },
     ),
     "eurobert": dict(config="EuroBertConfig", args={**DECODER, "mask_token_id": 3}, pooling="mean", dtype=torch.bfloat16),
+    "ministral": dict(
+        config="MinistralConfig", args={**DECODER, "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        pooling="last", dtype=torch.bfloat16,
+    ),
 }  # fmt: skip
 
 
