@@ -68,6 +68,10 @@ FAMILIES = {
     ),
     "EuroBERT": ("EuroBertConfig", DECODER, "llama3", {"pad_token": "<|end_of_text|>"}, "mean"),
     "Mistral": ("MistralConfig", {**DECODER, "sliding_window": 24}, "mistral", {"pad_token": "</s>"}, "lasttoken"),
+    "Ministral": (
+        "MinistralConfig", {**DECODER, "head_dim": 16, "sliding_window": 24, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+        "mistral", {"pad_token": "</s>"}, "lasttoken",
+    ),
     "Qwen2": ("Qwen2Config", DECODER, "qwen2", BPE, "lasttoken"),
     "Qwen2, bidirectional": ("Qwen2Config", {**DECODER, "is_causal": False}, "qwen2", BPE, "mean"),
     "Qwen3": ("Qwen3Config", {**DECODER, "head_dim": 16}, "qwen3-embedding", BPE, "lasttoken"),
