@@ -238,3 +238,26 @@ func TestMergeTwice(t *testing.T) {
 		t.Errorf("ids %v, want [0 4]", got)
 	}
 }
+
+// Metaspace's "first" means the text that the input begins with, not what follows an added token: ids of Hugging Face 0.23.3.
+func TestFirst(t *testing.T) {
+	const raw = `{"id": 4, "content": "<r>", "normalized": false}`
+	for tokens, want := range map[string]map[string][]int32{
+		raw: {"a": {1}, "<r>a": {4, 2}, "a<r>a": {1, 4, 2}},
+		raw + `, {"id": 5, "content": "<n>", "normalized": true}`: {
+			"a": {1}, "<r>a": {4, 2}, "<n>a": {5, 2}, "a<r>a<n>a": {1, 4, 2, 5, 2}, "<r><n>a": {4, 5, 2},
+		},
+	} {
+		tok, err := parseTokenizerJSON([]byte(`{"added_tokens": [` + tokens + `],
+			"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true},
+			"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["▁a", -1], ["a", -2], ["▁", -3]]}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text, ids := range want {
+			if got := tok.Encode(text, 0); !slices.Equal(got, ids) {
+				t.Errorf("%s has the ids %v, want %v", text, got, ids)
+			}
+		}
+	}
+}
