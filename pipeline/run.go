@@ -44,6 +44,8 @@ type running struct {
 	first  int
 	tracer *Tracer
 	spans  func(Span)
+	held   func(Depth)
+	depth  map[int]int // units that an edge was last said to hold
 	began  time.Time
 
 	ctx    context.Context
@@ -89,7 +91,7 @@ type event struct {
 // ctx is cancelled. The error names stage and item. A plan can run more than once, but not twice at a time if its stages keep
 // state.
 func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
-	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}, busy: map[taskID]time.Time{}}
+	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}, busy: map[taskID]time.Time{}, depth: map[int]int{}}
 	for _, o := range opts {
 		o(r)
 	}
@@ -221,8 +223,29 @@ func (r *running) act(rep reply) {
 			r.lanes[id.stage.place] <- c
 		}
 	}
-	if r.tracer != nil {
-		r.tracer.depths(r.core)
+	if r.tracer != nil || r.held != nil {
+		r.depths()
+	}
+}
+
+// depths tells how many units each edge holds, where that has changed.
+func (r *running) depths() {
+	now := time.Now()
+	for _, e := range r.core.plan.edges {
+		if e.kind == loop {
+			continue
+		}
+		n := len(r.core.open[e.id])
+		if was, known := r.depth[e.id]; known && was == n || !known && n == 0 {
+			continue
+		}
+		r.depth[e.id] = n
+		if r.tracer != nil {
+			r.tracer.holds(e, n, now)
+		}
+		if r.held != nil {
+			r.held(Depth{Edge: edgeName(e), Units: n, Capacity: e.cap, At: now.Sub(r.began)})
+		}
 	}
 }
 

@@ -22,6 +22,17 @@ type Span struct {
 // WithSpans has f called with every task that ran, from the thread that it ran on.
 func WithSpans(f func(Span)) RunOption { return func(r *running) { r.spans = f } }
 
+// Depth is how many units an edge holds from a time on.
+type Depth struct {
+	Edge     string // "tokenize -> batch.chunks": producer, consumer and the consumer's input
+	Units    int
+	Capacity int
+	At       time.Duration // since the run began
+}
+
+// WithDepths has f called whenever an edge holds more or fewer units than before, by one goroutine.
+func WithDepths(f func(Depth)) RunOption { return func(r *running) { r.held = f } }
+
 // Note keeps a number about the task, which the trace and its summary show: bytes that it sent, say. Numbers of one name add
 // up.
 func (t *Task) Note(name string, v float64) {
@@ -181,53 +192,12 @@ type TraceSummary struct {
 func Summary(spans []Span) *TraceSummary {
 	spans = append([]Span(nil), spans...)
 	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
-	out := &TraceSummary{Communication: Communicated(spans)}
-	at := map[[2]string]int{}
-	free := map[[2]string]time.Duration{} // when a lane became free
-	var ends []time.Duration              // of updates, on the first device that has any
-	var tails []time.Duration
-	device, backward := "", time.Duration(0)
+	var t Totals
 	for _, s := range spans {
-		key := [2]string{s.Device, s.Stage}
-		i, ok := at[key]
-		if !ok {
-			i = len(out.Stages)
-			at[key] = i
-			out.Stages = append(out.Stages, StageSummary{Stage: s.Stage, Device: s.Device, Lane: s.Lane})
-		}
-		st := &out.Stages[i]
-		if s.Part == waiting {
-			st.Busy, st.Wait = st.Busy-(s.End-s.Start), st.Wait+(s.End-s.Start)
-			continue
-		}
-		st.Tasks++
-		st.Busy += s.End - s.Start
-		st.Bytes += s.Notes[BytesSent]
-		st.Collectives += s.Notes[Collectives]
-		if lane := [2]string{s.Device, s.Lane}; s.Lane != "host" {
-			st.Wait += max(0, s.Start-free[lane])
-			free[lane] = s.End
-		}
-		if device == "" && s.Stage == "backward" {
-			device = s.Device
-		}
-		if s.Device != device {
-			continue
-		}
-		switch s.Stage {
-		case "backward":
-			backward = s.End
-		case "update":
-			ends = append(ends, s.End)
-			tails = append(tails, s.End-backward)
-		}
+		t.Span(s)
 	}
-	out.Steps = len(ends)
-	var steps []time.Duration
-	for i := 1; i < len(ends); i++ {
-		steps = append(steps, ends[i]-ends[i-1])
-	}
-	out.StepTime, out.Tail = median(steps), median(tails)
+	out := t.Summary()
+	out.Communication = Communicated(spans)
 	return out
 }
 

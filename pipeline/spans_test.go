@@ -3,7 +3,12 @@ package pipeline
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"io"
+	"math"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -128,5 +133,89 @@ func TestSpansOfTrace(t *testing.T) {
 		if got := strings.Join(parts, ","); got != ",a,b,waiting," {
 			t.Errorf("%s: parts %q", what, got)
 		}
+	}
+}
+
+// TestTotals: what is summed up while a run goes on is what its trace says afterwards, and how full edges were is the integral over time.
+func TestTotals(t *testing.T) {
+	g := New("t")
+	n := 0
+	src := Source(g, "src", func(context.Context) (int, error) {
+		if n++; n > 40 {
+			return 0, io.EOF
+		}
+		return n, nil
+	})
+	slow := Map(g, "slow", src, func(_ *Task, n int) (int, error) { time.Sleep(time.Millisecond); return n, nil }, Parallel(1))
+	Sink(g, "sink", slow, func(*Task, int) error { return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var totals Totals
+	var mu sync.Mutex
+	var spans []Span
+	var depths []Depth
+	err = p.Run(context.Background(),
+		WithSpans(func(s Span) { mu.Lock(); defer mu.Unlock(); spans = append(spans, s); totals.Span(s) }),
+		WithDepths(func(d Depth) { depths = append(depths, d); totals.Depth(d) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := totals.Summary().Stages, Summary(spans).Stages; !sameStages(got, want) {
+		t.Errorf("%+v\nwant %+v", got, want)
+	}
+	end := time.Duration(0)
+	for _, s := range spans {
+		end = max(end, s.End)
+	}
+	for _, d := range depths {
+		end = max(end, d.At)
+	}
+	for _, e := range totals.Edges() {
+		area, full, last := 0.0, time.Duration(0), Depth{}
+		for _, d := range append(slices.Clone(depths), Depth{Edge: e.Edge, At: end}) {
+			if d.Edge != e.Edge {
+				continue
+			}
+			area += float64(last.Units) * float64(d.At-last.At)
+			if last.Units == e.Capacity {
+				full += d.At - last.At
+			}
+			if d.Units > e.Capacity {
+				t.Errorf("%s holds %d of %d", d.Edge, d.Units, e.Capacity)
+			}
+			last = d
+		}
+		if got, want := e.Mean, area/float64(end); math.Abs(got-want) > 1e-9 || math.Abs(e.Full-float64(full)/float64(end)) > 1e-9 {
+			t.Errorf("%s holds %g on average and is full for %g of the time, want %g, %g", e.Edge, got, e.Full, want, float64(full)/float64(end))
+		}
+	}
+	if e := totals.Edges()[0]; !strings.HasPrefix(e.Edge, "src -> slow.") || e.Mean < 0.5*float64(e.Capacity) {
+		t.Errorf("%+v: the queue before a slow stage is mostly empty", e)
+	}
+}
+
+func sameStages(a, b []StageSummary) bool {
+	byName := func(x, y StageSummary) int { return strings.Compare(x.Stage, y.Stage) }
+	slices.SortFunc(a, byName)
+	slices.SortFunc(b, byName)
+	return slices.Equal(a, b)
+}
+
+// TestLap: a step as long as most is kept, not the one that took longer because something else happened in it.
+func TestLap(t *testing.T) {
+	var totals Totals
+	at := time.Duration(0)
+	for i, took := range []time.Duration{50, 10, 10, 10, 90, 10, 10, 70} {
+		totals.Span(Span{Stage: fmt.Sprint(i), Device: "d", Lane: "compute", Start: at, End: at + took})
+		totals.Span(Span{Stage: "send", Device: "d", Lane: "comm", Start: at + took/2, End: at + took, Notes: map[string]float64{BytesSent: 3}})
+		at += took
+		if c := totals.Lap(); c.Total != took/2 || c.Hidden != took/2 || c.Bytes != 3 {
+			t.Errorf("lap %d: %+v", i, c)
+		}
+	}
+	if s := totals.Step(); len(s) != 2 || s[0].Stage != "6" {
+		t.Errorf("%+v", s)
 	}
 }

@@ -8,7 +8,16 @@ import (
 
 // SVG draws the graph: a band for each placement, stages from left to right in the order data reaches them. It follows
 // the viewer's colour scheme and needs no fonts or scripts.
-func (g *Graph) SVG() string {
+func (g *Graph) SVG() string { return g.AnnotatedSVG(nil) }
+
+// Annotation is what a drawing says of a stage.
+type Annotation struct {
+	Text  string  // under its name
+	Share float64 // 0 to 1: the length of a bar at the box's foot
+}
+
+// AnnotatedSVG is SVG with a note for each stage that has one, by name.
+func (g *Graph) AnnotatedSVG(notes map[string]Annotation) string {
 	const (
 		boxW, boxH     = 118, 38
 		stepX, stepY   = 176, 62
@@ -56,15 +65,25 @@ func (g *Graph) SVG() string {
 	}
 	for _, s := range g.stages {
 		c := at[s]
-		fmt.Fprintf(&boxes, `<rect class="box" x="%d" y="%d" width="%d" height="%d" rx="7"/><text class="name" x="%d" y="%d">%s</text>`+"\n",
-			c.x, c.y, boxW, boxH, c.x+boxW/2, c.y+boxH/2+4, html.EscapeString(s.name))
+		note, noted := notes[s.name]
+		name := c.y + boxH/2 + 4
+		if noted {
+			name -= 6
+		}
+		fmt.Fprintf(&boxes, `<rect class="box" x="%d" y="%d" width="%d" height="%d" rx="7"/><text class="name" x="%d" y="%d">%s</text>`,
+			c.x, c.y, boxW, boxH, c.x+boxW/2, name, html.EscapeString(s.name))
+		if noted {
+			fmt.Fprintf(&boxes, `<text class="label" x="%d" y="%d">%s</text><rect class="share" x="%d" y="%d" width="%.1f" height="3"/>`,
+				c.x+boxW/2, name+13, html.EscapeString(note.Text), c.x+6, c.y+boxH-5, min(1, max(0, note.Share))*(boxW-12))
+		}
+		boxes.WriteByte('\n')
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="stage graph %s">`+"\n", width, height, html.EscapeString(g.name))
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" class="stagegraph" viewBox="0 0 %d %d" role="img" aria-label="stage graph %s">`+"\n", width, height, html.EscapeString(g.name))
 	b.WriteString(`<style>
-text{font:13px sans-serif;fill:#222}.lane{font-size:11px;fill:#666}.label{font-size:10px;fill:#666;text-anchor:middle}.name{text-anchor:middle}
-.box{fill:#fff;stroke:#446;stroke-width:1.4}.edge{fill:none;stroke:#557;stroke-width:1.3}.loop{stroke-dasharray:5 4}.band0{fill:#f1f4f9}.band1{fill:#e9eef6}
-@media (prefers-color-scheme:dark){text{fill:#ddd}.lane,.label{fill:#9aa}.box{fill:#1d2330;stroke:#89b}.edge{stroke:#9ab}.band0{fill:#141a24}.band1{fill:#182030}}
+.stagegraph text{font:13px sans-serif;fill:#222}.stagegraph .lane{font-size:11px;fill:#666}.stagegraph .label{font-size:10px;fill:#666;text-anchor:middle}.stagegraph .name{text-anchor:middle}
+.stagegraph .box{fill:#fff;stroke:#446;stroke-width:1.4}.stagegraph .share{fill:#3b6fd4}.stagegraph .edge{fill:none;stroke:#557;stroke-width:1.3}.stagegraph .loop{stroke-dasharray:5 4}.stagegraph .band0{fill:#f1f4f9}.stagegraph .band1{fill:#e9eef6}
+@media (prefers-color-scheme:dark){.stagegraph text{fill:#ddd}.stagegraph .lane,.stagegraph .label{fill:#9aa}.stagegraph .box{fill:#1d2330;stroke:#89b}.stagegraph .share{fill:#7aa2f0}.stagegraph .edge{stroke:#9ab}.stagegraph .band0{fill:#141a24}.stagegraph .band1{fill:#182030}}
 </style><defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#679"/></marker></defs>
 `)
 	b.WriteString(strings.ReplaceAll(bands.String(), "WIDTH", fmt.Sprint(width-8)))

@@ -34,12 +34,11 @@ type Tracer struct {
 	err     error
 	process map[string]int
 	thread  map[string]int
-	depth   map[string]int
 }
 
 // NewTracer begins a trace. Close ends it.
 func NewTracer(w io.Writer) *Tracer {
-	t := &Tracer{w: bufio.NewWriter(w), began: time.Now(), first: true, process: map[string]int{}, thread: map[string]int{}, depth: map[string]int{}}
+	t := &Tracer{w: bufio.NewWriter(w), began: time.Now(), first: true, process: map[string]int{}, thread: map[string]int{}}
 	t.enc = json.NewEncoder(t.w)
 	_, t.err = t.w.WriteString("[\n")
 	return t
@@ -110,21 +109,11 @@ func (t *Tracer) place(where string) (pid, tid int) {
 // deviceOf is the device of a lane's or worker's name.
 func deviceOf(where string) string { return where[:strings.LastIndexByte(where, ' ')] }
 
-// depths writes how many units each edge holds, where that has changed.
-func (t *Tracer) depths(c *core) {
+// holds writes how many units an edge has.
+func (t *Tracer) holds(e *edge, n int, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := t.micros(time.Now())
-	for _, e := range c.plan.edges {
-		if e.kind == loop {
-			continue
-		}
-		name := edgeName(e)
-		if n := len(c.open[e.id]); t.depth[name] != n {
-			t.depth[name] = n
-			t.write(TraceEvent{Name: name, Phase: "C", Time: now, Args: map[string]any{"units": n, "capacity": e.cap}})
-		}
-	}
+	t.write(TraceEvent{Name: edgeName(e), Phase: "C", Time: t.micros(at), Args: map[string]any{"units": n, "capacity": e.cap}})
 }
 
 // edgeName is "tokenize -> batch.rows": producer, consumer and the consumer's input.

@@ -175,6 +175,7 @@ type Peer struct {
 	KeepFrom    int           // the first sub-batch that the rank can keep, where all must keep the same
 	LastIDs     []int32       // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
 	Truncated   int
+	Padding     int // tokens that padding each sub-batch to its longest sequence would add
 }
 
 // subSize is how many sequences a rank has in sub-batch u.
@@ -222,6 +223,7 @@ func (b *Batch) peer(at pipeline.Index, size Size, words bool) Peer {
 	}
 	for _, s := range b.Subs {
 		p.Cuts, p.SubTokens = append(p.Cuts, s.Hi), append(p.SubTokens, s.Tokens())
+		p.Padding += s.padding()
 	}
 	for _, s := range b.Subs {
 		if words {
@@ -599,9 +601,9 @@ func (g *Global) lastRows() (rows []int, total int) {
 
 // Totals are sums over all ranks' rows of a step.
 type Totals struct {
-	Loss, Weight             float64
-	Pairs, Tokens, Truncated int
-	Asked                    Asked
+	Loss, Weight                      float64
+	Pairs, Tokens, Truncated, Padding int
+	Asked                             Asked
 }
 
 // totals adds the host stage that sums a step's losses over ranks, in their order, while the step goes backward.
@@ -653,6 +655,9 @@ func (s *Totals) add(x Gradient) {
 		s.Pairs += len(b.Rows)
 		s.Tokens += len(b.IDs)
 		s.Truncated += b.Truncated
+		for _, sub := range b.Subs {
+			s.Padding += sub.padding()
+		}
 		return
 	}
 	for i := range b.Global.Rows {
@@ -666,5 +671,6 @@ func (s *Totals) add(x Gradient) {
 	for _, p := range b.Global.Peers {
 		s.Tokens += p.Tokens
 		s.Truncated += p.Truncated
+		s.Padding += p.Padding
 	}
 }

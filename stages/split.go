@@ -18,6 +18,15 @@ func (s SubBatch) Len() int { return s.Hi - s.Lo }
 // Tokens is the number of tokens.
 func (s SubBatch) Tokens() int { return int(s.Batch.Cu[s.Hi] - s.Batch.Cu[s.Lo]) }
 
+// padding is how many tokens it would have more if each sequence were as long as its longest.
+func (s SubBatch) padding() int {
+	longest := 0
+	for n := s.Lo; n < s.Hi; n++ {
+		longest = max(longest, s.Batch.Length(n))
+	}
+	return longest*s.Len() - s.Tokens()
+}
+
 // lengths is each sequence's number of tokens.
 func (s SubBatch) lengths() []int {
 	out := make([]int, 0, s.Hi-s.Lo)

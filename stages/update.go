@@ -73,6 +73,7 @@ type StepResult struct {
 	Tokens    int // real tokens of all columns
 	Batches   int // contrastive batches
 	Truncated int // sequences that lost tokens
+	Padding   int // tokens that padding each sub-batch to its longest sequence would have added
 
 	Skipped bool // the gradient was not finite, and nothing was changed
 
@@ -132,7 +133,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			r.Next = l.Batch.Next
 			r.Batches++
 		}
-		r.Pairs, r.Tokens, r.Truncated, r.Asked = sum.Pairs, sum.Tokens, sum.Truncated, sum.Asked
+		r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
 		r.Loss = sum.Loss / weight
 		var err error
 		if e.ranks.sharded() {

@@ -26,8 +26,8 @@ type benchFlags struct {
 	profile string
 }
 
-// report is what a benchmark prints.
-type report interface{ Print(w io.Writer) error }
+// measured is what a benchmark prints.
+type measured interface{ Print(w io.Writer) error }
 
 func newBench() *cobra.Command {
 	var f benchFlags
@@ -97,8 +97,8 @@ func (f *benchFlags) pacing(cmd *cobra.Command) {
 
 func (f *benchFlags) duration() time.Duration { return time.Duration(f.seconds * float64(time.Second)) }
 
-// print prints a report.
-func (f *benchFlags) print(cmd *cobra.Command, r report) error {
+// print prints what was measured.
+func (f *benchFlags) print(cmd *cobra.Command, r measured) error {
 	if f.json || f.paced {
 		return printJSON(cmd, r)
 	}

@@ -31,6 +31,9 @@ and by BM25. Nothing is downloaded.`,
 				return err
 			}
 			ui.printf("%s\n\n%s\n", rep.Summary, rep.Table)
+			if err := writeReport(ui, o.Out); err != nil {
+				return err
+			}
 			ui.printf("done in %.0f s. Next:\n", rep.Seconds)
 			model := filepath.Join(o.Out, "model")
 			ui.printf("  contraflow embed --model %s --text %q\n", model, rep.Example)

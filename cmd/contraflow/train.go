@@ -78,10 +78,11 @@ write one and go on.`,
 				ui.begin(x.Steps)
 				s, err := x.Train(cmd.Context(), opts...)
 				ui.close()
-				if err == nil {
-					ui.printf("%s\n", s)
+				if err != nil {
+					return err
 				}
-				return err
+				ui.printf("%s\n", s)
+				return writeReport(ui, r.Save.Dir)
 			})
 			if err != nil && cmd.Context().Err() != nil {
 				return fmt.Errorf("%w: no model was saved", err)

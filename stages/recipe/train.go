@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"time"
 
 	"contraflow/gpustage"
@@ -74,6 +73,8 @@ type Evaluation struct {
 	Metric string         `json:"metric"`
 	Value  float64        `json:"value"`
 	Eval   json.Marshaler `json:"eval"`
+
+	took time.Duration
 }
 
 // Summary is what a run came to.
@@ -83,6 +84,7 @@ type Summary struct {
 	Pairs     int
 	Tokens    int
 	Truncated int // texts that lost tokens
+	Padding   int // tokens that padding each sub-batch to its longest text would have added: they were not computed
 	Dropped   int64
 	NotFinite int // steps that changed nothing because their gradient was not finite
 	Skipped   int // rows that can't be used: skipped.jsonl
@@ -183,12 +185,13 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 	x.closers = append(x.closers, engine.Close, together.Close)
 	s.Do(func(t *pipeline.Task) error {
 		engine.Stream = stages.Stream(t)
+		began := time.Now()
 		ev, err := x.evaluate(t.Context(), engine)
 		if err != nil {
 			return err
 		}
 		if ev != nil {
-			ev.Step = in.Get(t).Step + 1
+			ev.Step, ev.took = in.Get(t).Step+1, time.Since(began)
 			if p := x.saves; p.progress.measured(ev, x.Recipe.Eval.EarlyStopping) && x.Recipe.Save.Best && !x.last(t.Index.Step) {
 				if err := x.Save(stages.Stream(t), x.bestDir()); err != nil {
 					return fmt.Errorf("saving the best model: %w", err)
@@ -295,6 +298,7 @@ type journal struct {
 	last    time.Time
 	began   time.Time
 	summary Summary
+	record  *recorder // nil but on rank 0
 
 	watched struct {
 		steps          int
@@ -302,26 +306,13 @@ type journal struct {
 		memory         int64
 	}
 
-	mu    sync.Mutex
-	spans []pipeline.Span // of the step so far
-	comm  pipeline.Communication
-}
-
-// span collects what a step's communication is measured by.
-func (j *journal) span(s pipeline.Span) {
-	if s.Lane == pipeline.Compute.String() || s.Lane == pipeline.Comm.String() || s.Lane == pipeline.Fetch.String() {
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		j.spans = append(j.spans, s)
-	}
+	totals *pipeline.Totals // of the pass at hand
+	comm   pipeline.Communication
 }
 
 // communicated is what the step communicated.
 func (j *journal) communicated() pipeline.Communication {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	c := pipeline.Communicated(j.spans)
-	j.spans = j.spans[:0]
+	c := j.totals.Lap()
 	j.comm.Total, j.comm.Hidden, j.comm.Bytes = j.comm.Total+c.Total, j.comm.Hidden+c.Hidden, j.comm.Bytes+c.Bytes
 	return c
 }
@@ -357,7 +348,10 @@ const (
 
 func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder) error {
 	now := time.Now()
-	took := now.Sub(j.last).Seconds()
+	took := now.Sub(j.last)
+	if ev != nil {
+		took = max(took-ev.took, time.Microsecond)
+	}
 	j.last = now
 	peak := gpustage.HostPeakMemory()
 	if peak == 0 {
@@ -365,7 +359,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	}
 	m := Metrics{
 		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
-		PairsPerS: float64(r.Pairs) / took, TokensPerS: float64(r.Tokens) / took, PeakMemBytes: peak,
+		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,
 	}
 	m.Skipped = r.Skipped
 	if r.Skipped {
@@ -378,7 +372,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	}
 	s := &j.summary
 	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
-	s.Pairs, s.Tokens, s.Truncated = s.Pairs+m.Pairs, s.Tokens+m.Tokens, s.Truncated+r.Truncated
+	s.Pairs, s.Tokens, s.Truncated, s.Padding = s.Pairs+m.Pairs, s.Tokens+m.Tokens, s.Truncated+r.Truncated, s.Padding+r.Padding
 	if err := j.enc.Encode(m); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)
 	}
@@ -416,7 +410,8 @@ func Resuming() TrainOption { return func(o *trainOptions) { o.resume = true } }
 // Controlled lets a control ask the run for checkpoints and for its end.
 func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.control = c } }
 
-// Train runs the recipe. The run's folder then holds metrics.jsonl, recipe.yaml, model/ and, if asked for, trace.json.
+// Train runs the recipe. The run's folder then holds metrics.jsonl, recipe.yaml, run.json, model/ and, if
+// asked for, trace.json.
 func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err error) {
 	var o trainOptions
 	for _, f := range opts {
@@ -465,9 +460,10 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		}
 		defer func() { err = errors.Join(err, file.Close()) }()
 		log.enc = json.NewEncoder(file)
+		log.record = x.newRecord()
 	}
 
-	runOpts := []pipeline.RunOption{pipeline.WithSpans(log.span), pipeline.WhenStalled(stalledAfter, func(report string) { x.obs.note("%s", report) })}
+	runOpts := []pipeline.RunOption{pipeline.WhenStalled(stalledAfter, func(report string) { x.obs.note("%s", report) })}
 	if o.trace {
 		name := "trace.json"
 		if !x.Main() {
@@ -486,7 +482,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	for {
 		if err := x.pass(ctx, from, log, runOpts); err != nil {
-			return nil, err
+			return nil, errors.Join(err, log.record.fail(err))
 		}
 		if x.saves.rolled == nil {
 			break
@@ -505,14 +501,14 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	s.Skipped = len(x.skipped)
 	s.Dropped = x.sampler.Stats().Dropped
 	s.Model = filepath.Join(dir, "model")
-	return s, nil
+	return s, log.record.end(s)
 }
 
 // A run into a folder that holds the model of another one replaces it at its end only. Until then the other run's recipe and metrics, which
 // belong to that model, have this suffix.
 const previous = ".previous"
 
-var runFiles = []string{"metrics.jsonl", "recipe.yaml"}
+var runFiles = []string{"metrics.jsonl", recordFile, "recipe.yaml"}
 
 // setAside gives the files of the run whose model is in the folder their suffix. If they have it, what is without is that of a
 // run that failed.
@@ -520,7 +516,7 @@ func setAside(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml"+previous)); err == nil || !hfmodel.IsModel(filepath.Join(dir, "model")) {
 		return nil
 	}
-	for _, name := range runFiles { // the recipe last: it tells that both are done
+	for _, name := range runFiles { // the recipe last: it tells that all are done
 		path := filepath.Join(dir, name)
 		if err := os.Rename(path, path+previous); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -573,9 +569,14 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if err != nil {
 		return err
 	}
+	log.totals = new(pipeline.Totals)
+	if err := log.record.begin(g, log.totals); err != nil {
+		return fmt.Errorf("save.dir: %w", err)
+	}
+	opts = append(opts[:len(opts):len(opts)], pipeline.WithSpans(log.totals.Span), pipeline.WithDepths(log.totals.Depth), pipeline.FirstStep(x.saves.first))
 	x.saves.control.running.Store(true)
 	defer x.saves.control.running.Store(false)
-	return p.Run(ctx, append(opts, pipeline.FirstStep(x.saves.first))...)
+	return p.Run(ctx, opts...)
 }
 
 // stalledAfter is how long nothing may happen before the run says what it waits for.
@@ -610,8 +611,8 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	return os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
 }
 
-// skippedRow is a line of skipped.jsonl.
-type skippedRow struct {
+// SkippedRow is a line of skipped.jsonl.
+type SkippedRow struct {
 	File     string `json:"file"`
 	RowGroup *int   `json:"row_group,omitempty"` // parquet
 	Row      int64  `json:"row"`                 // of the file, from 0
@@ -631,7 +632,7 @@ func (x *Run) writeSkipped(path string) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	for _, s := range x.skipped {
-		row := skippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Column: s.Column, Reason: s.Reason}
+		row := SkippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Column: s.Column, Reason: s.Reason}
 		if s.Location.RowGroup >= 0 {
 			row.RowGroup = &s.Location.RowGroup
 		}

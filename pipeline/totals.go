@@ -1,0 +1,162 @@
+package pipeline
+
+import (
+	"sync"
+	"time"
+)
+
+// Totals sums up a run while it runs, in memory that does not grow with it but for the steps' times: give its methods to WithSpans and
+// WithDepths. It is safe for concurrent use.
+type Totals struct {
+	mu     sync.Mutex
+	stages []StageSummary
+	at     map[[2]string]int
+	free   map[[2]string]time.Duration // when a lane became free
+
+	device   string // the first that has a backward stage
+	backward time.Duration
+	ends     []time.Duration // of updates
+	tails    []time.Duration
+
+	edges []EdgeSummary
+	edge  map[string]int
+	held  []Depth // of each edge, the last
+	now   time.Duration
+
+	recent, step []Span // since the last Lap; of a step that took about as long as most
+	began        time.Duration
+	laps         []time.Duration // the last ones
+}
+
+// EdgeSummary is how full an edge was.
+type EdgeSummary struct {
+	Edge     string
+	Capacity int
+	Mean     float64 // units, over time
+	Full     float64 // share of the time in which it held its capacity
+
+	weighted, full time.Duration
+}
+
+// Span counts a task. A lane's tasks must come in their order.
+func (t *Totals) Span(s Span) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.now = max(t.now, s.End)
+	if len(t.recent) < maxRecent {
+		t.recent = append(t.recent, s)
+	}
+	if t.at == nil {
+		t.at, t.free = map[[2]string]int{}, map[[2]string]time.Duration{}
+	}
+	key := [2]string{s.Device, s.Stage}
+	i, ok := t.at[key]
+	if !ok {
+		i = len(t.stages)
+		t.at[key] = i
+		t.stages = append(t.stages, StageSummary{Stage: s.Stage, Device: s.Device, Lane: s.Lane})
+	}
+	st := &t.stages[i]
+	if s.Part == waiting {
+		st.Busy, st.Wait = st.Busy-(s.End-s.Start), st.Wait+(s.End-s.Start)
+		return
+	}
+	st.Tasks++
+	st.Busy += s.End - s.Start
+	st.Bytes += s.Notes[BytesSent]
+	st.Collectives += s.Notes[Collectives]
+	if lane := [2]string{s.Device, s.Lane}; s.Lane != "host" {
+		st.Wait += max(0, s.Start-t.free[lane])
+		t.free[lane] = s.End
+	}
+	if t.device == "" && s.Stage == "backward" {
+		t.device = s.Device
+	}
+	if s.Device != t.device {
+		return
+	}
+	switch s.Stage {
+	case "backward":
+		t.backward = s.End
+	case "update":
+		t.ends = append(t.ends, s.End)
+		t.tails = append(t.tails, s.End-t.backward)
+	}
+}
+
+// maxRecent bounds the spans of one step that are kept.
+const maxRecent = 4096
+
+// Depth counts how full an edge is.
+func (t *Totals) Depth(d Depth) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.now = max(t.now, d.At)
+	if t.edge == nil {
+		t.edge = map[string]int{}
+	}
+	i, ok := t.edge[d.Edge]
+	if !ok {
+		i = len(t.edges)
+		t.edge[d.Edge] = i
+		t.edges, t.held = append(t.edges, EdgeSummary{Edge: d.Edge, Capacity: d.Capacity}), append(t.held, Depth{})
+	}
+	t.edges[i].hold(t.held[i], d.At)
+	t.held[i] = d
+}
+
+func (e *EdgeSummary) hold(d Depth, until time.Duration) {
+	e.weighted += time.Duration(d.Units) * (until - d.At)
+	if d.Units >= e.Capacity {
+		e.full += until - d.At
+	}
+}
+
+// Lap ends what is looked at as one step, and returns what was communicated in it.
+func (t *Totals) Lap() Communication {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := Communicated(t.recent)
+	took := t.now - t.began
+	t.began = t.now
+	t.laps = append(t.laps[max(0, len(t.laps)-31):], took)
+	usual := median(append([]time.Duration(nil), t.laps...))
+	if t.step == nil || took > usual*9/10 && took < usual*11/10 {
+		t.step, t.recent = t.recent, t.step
+	}
+	t.recent = t.recent[:0]
+	return c
+}
+
+// Step is what ran in a step that took about as long as most, in the order in which it ended; nothing before the first Lap.
+func (t *Totals) Step() []Span {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]Span(nil), t.step...)
+}
+
+// Edges tells how full each edge was so far, in the order of their first use.
+func (t *Totals) Edges() []EdgeSummary {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := append([]EdgeSummary(nil), t.edges...)
+	for i := range out {
+		e := &out[i]
+		e.hold(t.held[i], t.now)
+		e.Mean, e.Full = float64(e.weighted)/max(1, float64(t.now)), float64(e.full)/max(1, float64(t.now))
+	}
+	return out
+}
+
+// Summary is what has run so far comes to, but for its communication.
+func (t *Totals) Summary() *TraceSummary {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := &TraceSummary{Stages: append([]StageSummary(nil), t.stages...), Steps: len(t.ends)}
+	var steps []time.Duration
+	for i := 1; i < len(t.ends); i++ {
+		steps = append(steps, t.ends[i]-t.ends[i-1])
+	}
+	out.StepTime, out.Tail = median(steps), median(append([]time.Duration(nil), t.tails...))
+	return out
+}

@@ -1,0 +1,150 @@
+package recipe
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"contraflow/pipeline"
+)
+
+// Record is run.json: what a run was and where its time went. It is written when the run begins, and again when it ends.
+type Record struct {
+	Began   time.Time `json:"began"`
+	Seconds float64   `json:"seconds,omitempty"`
+	Done    bool      `json:"done"`            // it has made its last step
+	Error   string    `json:"error,omitempty"` // it ended with this
+
+	System      string `json:"system"` // operating system and architecture
+	Device      string `json:"device"`
+	Description string `json:"description"` // of the device
+	Mesh        string `json:"mesh,omitempty"`
+
+	Model      string   `json:"model"` // what it started from
+	Family     string   `json:"family"`
+	Layers     int      `json:"layers"`
+	Hidden     int      `json:"hidden"`
+	Parameters int      `json:"parameters"`
+	Trained    int      `json:"trained"`
+	Data       []string `json:"data"`
+	Rows       int64    `json:"rows"`
+	Steps      int      `json:"steps"`            // planned
+	Predicted  int64    `json:"predicted_memory"` // bytes
+
+	// What it came to.
+	Made      int   `json:"made"` // steps
+	Pairs     int   `json:"pairs"`
+	Tokens    int   `json:"tokens"`
+	Padding   int   `json:"padding"` // tokens that padding each sub-batch to its longest text would have added
+	Truncated int   `json:"truncated"`
+	Dropped   int64 `json:"dropped"`
+	Skipped   int   `json:"skipped"`
+	NotFinite int   `json:"not_finite"`
+	PeakBytes int64 `json:"peak_bytes"`
+
+	// Of rank 0, since the run began or was rolled back.
+	Graph    string                  `json:"graph"` // SVG
+	StepTime time.Duration           `json:"step_time"`
+	Stages   []pipeline.StageSummary `json:"stages"`
+	Edges    []pipeline.EdgeSummary  `json:"edges"`
+	Step     []pipeline.Span         `json:"step"` // what ran in one step that took about as long as most
+}
+
+const recordFile = "run.json"
+
+// ReadRecord reads a run folder's record.
+func ReadRecord(dir string) (*Record, error) {
+	path := filepath.Join(dir, recordFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var r Record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &r, nil
+}
+
+// recorder writes the record of a run. A nil one, which ranks but the first have, does nothing.
+type recorder struct {
+	Record
+	dir    string
+	began  time.Time
+	graph  *pipeline.Graph
+	totals *pipeline.Totals
+}
+
+func (x *Run) newRecord() *recorder {
+	c, l := x.model.Config, x.model.Layout
+	r := &recorder{dir: x.Recipe.Save.Dir, began: time.Now(), Record: Record{
+		System: runtime.GOOS + "/" + runtime.GOARCH, Device: x.device.Name(), Description: x.device.Info().Description,
+		Model: x.Recipe.Model.Path, Family: c.Family, Layers: c.Layers, Hidden: c.Hidden, Parameters: l.Len, Trained: l.Trained(),
+		Rows: x.rows(), Steps: x.Steps, Predicted: x.Memory.Total(), Skipped: len(x.skipped),
+	}}
+	r.Began = r.began.UTC().Truncate(time.Second)
+	if x.ranks != nil {
+		r.Mesh = fmt.Sprint(x.ranks.Comm.Mesh)
+	}
+	for _, src := range x.Recipe.Data.Train {
+		r.Data = append(r.Data, src.Path...)
+	}
+	return r
+}
+
+// begin is a pass over a graph.
+func (r *recorder) begin(g *pipeline.Graph, t *pipeline.Totals) error {
+	if r == nil {
+		return nil
+	}
+	r.graph, r.totals = g, t
+	r.Graph = g.SVG()
+	return r.write()
+}
+
+func (r *recorder) end(s *Summary) error {
+	if r == nil {
+		return nil
+	}
+	r.Done = !s.Stopped
+	r.Made, r.Pairs, r.Tokens, r.Padding, r.Truncated = s.Steps, s.Pairs, s.Tokens, s.Padding, s.Truncated
+	r.Dropped, r.NotFinite, r.PeakBytes = s.Dropped, s.NotFinite, s.PeakBytes
+	return r.write()
+}
+
+func (r *recorder) fail(err error) error {
+	if r == nil || r.totals == nil {
+		return nil
+	}
+	r.Error = err.Error()
+	return r.write()
+}
+
+func (r *recorder) write() error {
+	r.Seconds = time.Since(r.began).Seconds()
+	sum := r.totals.Summary()
+	r.StepTime, r.Stages, r.Edges, r.Step = sum.StepTime, sum.Stages, r.totals.Edges(), r.totals.Step()
+	notes := map[string]pipeline.Annotation{}
+	for _, st := range r.Stages {
+		share := st.Busy.Seconds() / r.Seconds
+		a := notes[st.Stage] // a stage may run on several lanes: fetch on one of its own
+		a.Share += share
+		a.Text = fmt.Sprintf("%.1f %% of the time", 100*a.Share)
+		notes[st.Stage] = a
+	}
+	if len(notes) > 0 {
+		r.Graph = r.graph.AnnotatedSVG(notes)
+	}
+	text, err := json.Marshal(r.Record)
+	if err != nil {
+		return err
+	}
+	partial := filepath.Join(r.dir, "."+recordFile+".partial") // whoever looks while the run goes on sees a whole one
+	if err := os.WriteFile(partial, append(text, '\n'), 0o666); err != nil {
+		return err
+	}
+	return os.Rename(partial, filepath.Join(r.dir, recordFile))
+}

@@ -1,0 +1,409 @@
+package report
+
+import (
+	_ "embed"
+	"fmt"
+	"html"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"contraflow/pipeline"
+	"contraflow/stages/recipe"
+)
+
+//go:embed report.css
+var css string
+
+//go:embed report.js
+var script string
+
+// colors of the palette in report.css.
+const colors = 8
+
+// Write draws runs over each other, the first one in detail.
+func Write(w io.Writer, runs ...*Run) error {
+	var b strings.Builder
+	title := runs[0].Name
+	if len(runs) > 1 {
+		var names []string
+		for _, r := range runs {
+			names = append(names, r.Name)
+		}
+		title = strings.Join(names, ", ")
+	}
+	fmt.Fprintf(&b, `<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>%s: contraflow</title><link rel="icon" href="data:,"><style>
+%s</style></head><body>
+<header><h1>%s</h1>
+`, html.EscapeString(title), css, html.EscapeString(title))
+	if len(runs) == 1 {
+		facts(&b, runs[0])
+	} else {
+		comparison(&b, runs)
+	}
+	b.WriteString("</header>\n<main>\n<section><h2>Training</h2><div class=\"charts\">\n")
+	for _, c := range charts(runs) {
+		c.write(&b)
+	}
+	b.WriteString("</div></section>\n")
+	for i, r := range runs {
+		in := ""
+		if len(runs) > 1 {
+			in = ": " + r.Name
+		}
+		if r.Record != nil && (i == 0 || len(runs) <= 4) {
+			where(&b, r, in)
+			data(&b, r, in)
+		}
+	}
+	recipes(&b, runs)
+	fmt.Fprintf(&b, "</main>\n<script>\n%s</script>\n</body></html>\n", script)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// File is what a run's report is called in its folder.
+const File = "report.html"
+
+// WriteFile writes the report of the run in a folder into it, and returns the file's path.
+func WriteFile(dir string) (string, error) {
+	r, err := Load(dir)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	if err := Write(&b, r); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, File)
+	return path, os.WriteFile(path, []byte(b.String()), 0o666)
+}
+
+// last is the last value that is finite, NaN if there is none.
+func (r *Run) last(f func(Step) *float64) float64 {
+	for _, s := range slices.Backward(r.Steps) {
+		if v := f(s); v != nil {
+			return *v
+		}
+	}
+	return math.NaN()
+}
+
+// rate is pairs per second over all steps but the first, which warms up.
+func (r *Run) rate() float64 {
+	pairs, seconds := 0.0, 0.0
+	for i, s := range r.Steps {
+		if s.Rate > 0 && (i > 0 || len(r.Steps) == 1) {
+			pairs, seconds = pairs+float64(s.Pairs), seconds+float64(s.Pairs)/s.Rate
+		}
+	}
+	if seconds == 0 {
+		return math.NaN()
+	}
+	return pairs / seconds
+}
+
+func (r *Run) peak() (peak int64) {
+	for _, s := range r.Steps {
+		peak = max(peak, s.Peak)
+	}
+	return peak
+}
+
+// metric is the first and the last evaluation by the last one's metric.
+func (r *Run) metric() (name string, first, last float64, n int) {
+	for _, e := range slices.Backward(r.Evals) {
+		if name == "" {
+			name, last = e.Metric, e.Value
+		}
+		if e.Metric == name {
+			first = e.Value
+			n++
+		}
+	}
+	return
+}
+
+// state says whether a run has ended, and how.
+func (r *Run) state() (text string, bad bool) {
+	made, of := 0, ""
+	if n := len(r.Steps); n > 0 {
+		made = r.Steps[n-1].Step
+	}
+	if r.Record != nil {
+		of = fmt.Sprintf(" of %s", grouped(int64(r.Record.Steps)))
+	}
+	steps := grouped(int64(made)) + of + " steps"
+	switch {
+	case r.Record == nil:
+		return steps, false
+	case r.Record.Error != "":
+		return "ended after " + steps + " with an error: " + r.Record.Error, true
+	case r.Record.Done:
+		return "done: " + steps, false
+	case r.Record.Made > 0:
+		return "stopped after " + steps + "; contraflow train --resume goes on from there", false
+	}
+	return steps + " so far: it still runs, or was killed", false
+}
+
+func fact(b *strings.Builder, name, value, note string) {
+	if note != "" {
+		note = " <small>" + html.EscapeString(note) + "</small>"
+	}
+	fmt.Fprintf(b, "<div><dt>%s</dt><dd>%s%s</dd></div>\n", html.EscapeString(name), html.EscapeString(value), note)
+}
+
+// facts are one run's figures.
+func facts(b *strings.Builder, r *Run) {
+	state, bad := r.state()
+	class := "soft"
+	if bad {
+		class = "bad"
+	}
+	fmt.Fprintf(b, "<p class=\"%s\">%s</p>\n", class, html.EscapeString(state))
+	if c := r.Record; c != nil {
+		trains := ""
+		if c.Trained < c.Parameters {
+			trains = fmt.Sprintf(", of which %s train", short(float64(c.Trained)))
+		}
+		fmt.Fprintf(b, "<p class=\"soft\">%s: %s, %d layers of %d, %s parameters%s; %s rows; %s, %s%s; begun %s</p>\n",
+			html.EscapeString(c.Model), html.EscapeString(c.Family), c.Layers, c.Hidden, short(float64(c.Parameters)), trains, grouped(c.Rows),
+			html.EscapeString(c.Description), html.EscapeString(c.System), html.EscapeString(prefixed("; ", c.Mesh)), c.Began.UTC().Format("2006-01-02 15:04 MST"))
+	}
+	b.WriteString("<dl class=\"facts\">\n")
+	if v := r.last(func(s Step) *float64 { return s.Loss }); finite(v) {
+		fact(b, "loss", short(v), "")
+	}
+	if name, first, last, n := r.metric(); n > 0 {
+		note := ""
+		if n > 1 {
+			note = "first " + short(first)
+		}
+		fact(b, name, short(last), note)
+	}
+	if v := r.rate(); finite(v) {
+		fact(b, "pairs per second", short(v), "")
+	}
+	if c := r.Record; c != nil && c.Seconds > 0 && c.Made > 0 {
+		fact(b, "time", duration(c.Seconds), "")
+	}
+	if p := r.peak(); p > 0 {
+		note := ""
+		if r.Record != nil && r.Record.Predicted > 0 {
+			note = "of the process; planned on the device: " + recipe.Size(r.Record.Predicted)
+		}
+		fact(b, "peak memory", recipe.Size(p), note)
+	}
+	if c := r.Record; c != nil && c.Tokens > 0 {
+		fact(b, "padding not computed", fmt.Sprintf("%.0f %%", 100*float64(c.Padding)/float64(c.Padding+c.Tokens)), "of what a padded batch computes")
+	}
+	b.WriteString("</dl>\n")
+}
+
+// legible makes a drawing at least three quarters of its own size; narrow screens scroll.
+func legible(svg string) string {
+	var w, h int
+	if _, box, ok := strings.Cut(svg, `viewBox="0 0 `); ok {
+		fmt.Sscan(box, &w, &h)
+	}
+	return strings.Replace(svg, "<svg ", fmt.Sprintf(`<svg style="min-width:%dpx" `, w*3/4), 1)
+}
+
+func prefixed(before, s string) string {
+	if s == "" {
+		return ""
+	}
+	return before + s
+}
+
+func duration(seconds float64) string {
+	d := time.Duration(seconds * 1e9)
+	if d >= time.Minute {
+		return d.Round(time.Second).String()
+	}
+	return rounded(d).String()
+}
+
+// comparison is a table of several runs.
+func comparison(b *strings.Builder, runs []*Run) {
+	b.WriteString("<div class=\"wide\"><table><thead><tr><th>run</th><th>steps</th><th>loss</th><th>metric</th><th>pairs/s</th><th>time</th><th>peak memory</th></tr></thead><tbody>\n")
+	for i, r := range runs {
+		metric, seconds := "", ""
+		if name, _, last, n := r.metric(); n > 0 {
+			metric = name + " " + short(last)
+		}
+		if r.Record != nil && r.Record.Made > 0 {
+			seconds = duration(r.Record.Seconds)
+		}
+		steps := 0
+		if n := len(r.Steps); n > 0 {
+			steps = r.Steps[n-1].Step
+		}
+		fmt.Fprintf(b, "<tr><td><span class=\"key c%d\"></span>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td></tr>\n", i%colors, html.EscapeString(r.Name), grouped(int64(steps)),
+			known(r.last(func(s Step) *float64 { return s.Loss })), html.EscapeString(metric), known(r.rate()), seconds, recipe.Size(r.peak()))
+	}
+	b.WriteString("</tbody></table></div>\n")
+}
+
+func known(v float64) string {
+	if !finite(v) {
+		return ""
+	}
+	return short(v)
+}
+
+// charts are the figures over steps.
+func charts(runs []*Run) []chart {
+	of := func(f func(Step) float64, smooth bool) (ls []line) {
+		for i, r := range runs {
+			l := line{name: r.Name, color: i, smooth: smooth}
+			for _, s := range r.Steps {
+				l.x, l.y = append(l.x, float64(s.Step)), append(l.y, f(s))
+			}
+			ls = append(ls, l)
+		}
+		return ls
+	}
+	value := func(v *float64) float64 {
+		if v == nil {
+			return math.NaN()
+		}
+		return *v
+	}
+	out := []chart{
+		{title: "Loss", lines: of(func(s Step) float64 { return value(s.Loss) }, true)},
+	}
+	var metrics []string
+	for _, r := range runs {
+		for _, e := range r.Evals {
+			if !slices.Contains(metrics, e.Metric) {
+				metrics = append(metrics, e.Metric)
+			}
+		}
+	}
+	for _, m := range metrics {
+		c := chart{title: "Evaluation", unit: m}
+		for i, r := range runs {
+			l := line{name: r.Name, color: i, dots: true}
+			for _, e := range r.Evals {
+				if e.Metric == m {
+					l.x, l.y = append(l.x, float64(e.Step)), append(l.y, e.Value)
+				}
+			}
+			c.lines = append(c.lines, l)
+		}
+		out = append(out, c)
+	}
+	if len(metrics) == 0 {
+		out = append(out, chart{title: "Evaluation", none: "The recipe has no eval section: eval.retrieval or eval.sts measures the model while it trains."})
+	}
+	return append(out,
+		chart{title: "Learning rate", lines: of(func(s Step) float64 { return s.LR }, false), zero: true},
+		chart{title: "Gradient norm", unit: "before clipping", lines: of(func(s Step) float64 { return value(s.GradNorm) }, true), log: true},
+		chart{title: "Throughput", unit: "pairs per second", lines: of(func(s Step) float64 { return s.Rate }, true), zero: true},
+		chart{title: "Memory", unit: "most that the process has held", lines: of(func(s Step) float64 { return float64(s.Peak) / (1 << 20) }, false), zero: true, format: func(v float64) string { return short(v) + " MiB" }},
+	)
+}
+
+// where the time went: the graph, its stages, one step.
+func where(b *strings.Builder, r *Run, in string) {
+	c := r.Record
+	fmt.Fprintf(b, "<section><h2>Where the time went%s</h2>\n", html.EscapeString(in))
+	fmt.Fprintf(b, "<figure><figcaption>Stages</figcaption><div class=\"wide\">%s</div></figure>\n", legible(c.Graph))
+	if len(c.Stages) > 0 {
+		b.WriteString("<div class=\"wide\"><table><thead><tr><th>stage</th><th class=\"text\">lane</th><th>tasks</th><th>busy</th><th>of the time</th><th>its lane waited for it</th><th>sent</th></tr></thead><tbody>\n")
+		for _, s := range c.Stages {
+			wait, sent := "", ""
+			if s.Lane != "host" {
+				wait = duration(s.Wait.Seconds())
+			}
+			if s.Bytes > 0 {
+				sent = recipe.Size(int64(s.Bytes))
+			}
+			fmt.Fprintf(b, "<tr><td>%s</td><td class=\"text\">%s %s</td><td>%s</td><td>%s</td><td>%.1f %%</td><td>%s</td><td>%s</td></tr>\n", html.EscapeString(s.Stage), html.EscapeString(s.Device),
+				html.EscapeString(strings.TrimPrefix(s.Lane, "host")), grouped(int64(s.Tasks)), duration(s.Busy.Seconds()), 100*s.Busy.Seconds()/max(1e-9, c.Seconds), wait, sent)
+		}
+		b.WriteString("</tbody></table></div>\n")
+	}
+	if full := slices.DeleteFunc(slices.Clone(c.Edges), func(e pipeline.EdgeSummary) bool { return e.Full < 0.01 }); len(full) > 0 {
+		b.WriteString("<p class=\"soft\">Queues that were full at times: what fills them is faster than what they feed. All others always had room.</p>\n")
+		b.WriteString("<div class=\"wide\"><table><thead><tr><th>queue</th><th>holds on average</th><th>of at most</th><th>full</th></tr></thead><tbody>\n")
+		for _, e := range full {
+			fmt.Fprintf(b, "<tr><td>%s</td><td>%.2f</td><td>%d</td><td>%.0f %%</td></tr>\n", html.EscapeString(e.Edge), e.Mean, e.Capacity, 100*e.Full)
+		}
+		b.WriteString("</tbody></table></div>\n")
+	}
+	b.WriteString("<figure><figcaption>One step</figcaption>\n")
+	timeline(b, c.Step)
+	b.WriteString("</figure></section>\n")
+}
+
+// data is what the rows came to.
+func data(b *strings.Builder, r *Run, in string) {
+	c := r.Record
+	fmt.Fprintf(b, "<section><h2>Data%s</h2>\n<p>%s rows in %s.</p>\n", html.EscapeString(in), grouped(c.Rows), html.EscapeString(strings.Join(c.Data, ", ")))
+	if c.Tokens > 0 {
+		fmt.Fprintf(b, "<p>%s tokens were computed. Padding each sub-batch to its longest text would have added %s, %.0f %% more.</p>\n", grouped(int64(c.Tokens)), grouped(int64(c.Padding)), 100*float64(c.Padding)/float64(c.Tokens))
+	}
+	b.WriteString("<div class=\"wide\"><table><thead><tr><th>left out</th><th>how many</th><th class=\"text\">why</th></tr></thead><tbody>\n")
+	row := func(what string, n int64, why string) {
+		fmt.Fprintf(b, "<tr><td>%s</td><td>%s</td><td class=\"text prose\">%s</td></tr>\n", html.EscapeString(what), grouped(n), html.EscapeString(why))
+	}
+	row("ends of texts", int64(c.Truncated), "longer than model.max_length")
+	row("rows", c.Dropped, "did not fill a batch (batch.drop_last)")
+	row("steps", int64(c.NotFinite), "their gradient was not finite (train.on_nan)")
+	if len(r.Skipped) == 0 {
+		row("rows", int64(c.Skipped), "can't be used (data.on_error)")
+	}
+	for i, s := range r.Skipped {
+		if i == 20 {
+			row("rows", int64(c.Skipped), fmt.Sprintf("and %d more reasons: skipped.jsonl has every row", len(r.Skipped)-i))
+			break
+		}
+		row("rows", int64(s.Rows), fmt.Sprintf("%s; the first is %s", s.Text, s.Like))
+	}
+	b.WriteString("</tbody></table></div></section>\n")
+}
+
+// recipes prints the first run's, and of others where they differ.
+func recipes(b *strings.Builder, runs []*Run) {
+	if len(runs) > 1 {
+		b.WriteString("<section><h2>Where the recipes differ</h2>\n")
+		if rows := differences(runs); len(rows) == 0 {
+			b.WriteString("<p>Nowhere.</p>\n")
+		} else {
+			b.WriteString("<div class=\"wide\"><table><thead><tr><th>key</th>")
+			for _, r := range runs {
+				fmt.Fprintf(b, "<th class=\"text\">%s</th>", html.EscapeString(r.Name))
+			}
+			b.WriteString("</tr></thead><tbody>\n")
+			for _, row := range rows {
+				b.WriteString("<tr>")
+				for i, cell := range row {
+					class := " class=\"text\""
+					if i == 0 {
+						class = ""
+					}
+					fmt.Fprintf(b, "<td%s>%s</td>", class, html.EscapeString(cell))
+				}
+				b.WriteString("</tr>\n")
+			}
+			b.WriteString("</tbody></table></div>\n")
+		}
+		b.WriteString("</section>\n")
+	}
+	if runs[0].Recipe != "" {
+		name := "Recipe"
+		if len(runs) > 1 {
+			name += ": " + runs[0].Name
+		}
+		fmt.Fprintf(b, "<section><h2>%s</h2><pre>%s</pre></section>\n", html.EscapeString(name), html.EscapeString(runs[0].Recipe))
+	}
+}

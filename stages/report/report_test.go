@@ -1,0 +1,258 @@
+package report
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"contraflow/pipeline"
+	"contraflow/stages/recipe"
+)
+
+// newRun makes a run's folder with so many steps: the loss falls, with a spike at step 4,321 and a NaN at step 50.
+func newRun(t testing.TB, steps int) string {
+	t.Helper()
+	dir := t.TempDir()
+	var b strings.Builder
+	for i := 1; i <= steps; i++ {
+		m := recipe.Metrics{Step: i, Epoch: 1, Loss: 5*math.Exp(-float64(i)/3000) + 0.1*math.Sin(float64(i)), GradNorm: 1 + math.Cos(float64(i)), LR: 1e-4, Pairs: 256, Tokens: 20000, PairsPerS: 300, PeakMemBytes: 1 << 30}
+		switch i {
+		case 4321:
+			m.Loss = 77
+		case 50:
+			m.Loss = math.NaN()
+		}
+		line, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(append(line, '\n'))
+		if i%500 == 0 {
+			fmt.Fprintf(&b, `{"step":%d,"metric":"ndcg@10","value":%g,"eval":{}}`+"\n", i, 0.3+float64(i)/1e5)
+		}
+	}
+	write(t, dir, "metrics.jsonl", b.String())
+	write(t, dir, "recipe.yaml", "model:\n  path: a<script>alert(1)</script>\nbatch: {global_size: 256}\n")
+	return dir
+}
+
+func write(t testing.TB, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withRecord adds run.json: two compute tasks, one of which hides half of a communication.
+func withRecord(t testing.TB, dir string) {
+	t.Helper()
+	ms := time.Millisecond
+	span := func(stage, lane string, from, to time.Duration) pipeline.Span {
+		return pipeline.Span{Stage: stage, Item: "3.0.1", Device: "cpu", Lane: lane, Start: from, End: to}
+	}
+	g := pipeline.New("train")
+	pipeline.Sink(g, "look", pipeline.Source[int](g, "count", nil), func(*pipeline.Task, int) error { return nil })
+	r := recipe.Record{
+		Began: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 100, Done: true, Model: "m & n", Family: "bert", Layers: 6, Hidden: 384, Parameters: 22e6, Trained: 22e6,
+		Data: []string{"a.parquet"}, Rows: 12345, Steps: 10000, Made: 10000, Tokens: 750, Padding: 250, Truncated: 7, Dropped: 3, Skipped: 3, Predicted: 1 << 30, PeakBytes: 1 << 30,
+		Graph:  g.AnnotatedSVG(map[string]pipeline.Annotation{"count": {Text: "12.0 % of the time", Share: 0.12}}),
+		Stages: []pipeline.StageSummary{{Stage: "embed", Device: "cpu", Lane: "compute", Tasks: 2, Busy: 25 * time.Second, Wait: ms}},
+		Edges:  []pipeline.EdgeSummary{{Edge: "a -> b.c", Capacity: 2, Mean: 1.5, Full: 0.5}},
+		Step:   []pipeline.Span{span("embed", "compute", 0, 10*ms), span("gather", "comm", 5*ms, 15*ms), span("backward", "compute", 20*ms, 30*ms), span("read", "host", 1*ms, 9*ms), span("tokenize", "host", 2*ms, 8*ms)},
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "run.json", string(text))
+	write(t, dir, "skipped.jsonl", `{"file":"a.parquet","row":3,"column":"query","reason":"null"}
+{"file":"a.parquet","row":9,"column":"query","reason":"null"}
+{"file":"b.jsonl","row":1,"line":2,"reason":"not JSON"}
+`)
+}
+
+func page(t testing.TB, dirs ...string) string {
+	t.Helper()
+	var runs []*Run
+	for _, d := range dirs {
+		r, err := Load(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs = append(runs, r)
+	}
+	var b strings.Builder
+	if err := Write(&b, runs...); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// wellFormed checks that every element that is opened is closed in its order, and that every picture says what it shows.
+func wellFormed(t *testing.T, page string) {
+	t.Helper()
+	page = regexp.MustCompile(`(?s)<(style|script)>.*?</(style|script)>`).ReplaceAllString(page, "")
+	var open []string
+	for _, m := range regexp.MustCompile(`<(/?)([a-zA-Z0-9]+)[^>]*?(/?)>`).FindAllStringSubmatch(page, -1) {
+		switch name := m[2]; {
+		case m[3] == "/" || name == "meta" || name == "link":
+		case m[1] == "":
+			open = append(open, name)
+		case len(open) == 0 || open[len(open)-1] != name:
+			t.Fatalf("</%s> closes %v", name, open)
+		default:
+			open = open[:len(open)-1]
+		}
+	}
+	if len(open) > 0 {
+		t.Errorf("not closed: %v", open)
+	}
+	for _, svg := range regexp.MustCompile(`<svg[^>]*>`).FindAllString(page, -1) {
+		if !strings.Contains(svg, `role="img"`) || !regexp.MustCompile(`aria-label="[^"]{5,}`).MatchString(svg) {
+			t.Errorf("a picture without a name: %s", svg)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	dir := newRun(t, 10000)
+	withRecord(t, dir)
+	p := page(t, dir)
+	wellFormed(t, p)
+	if len(p) > 1<<20 {
+		t.Errorf("%d bytes", len(p))
+	}
+	for _, want := range []string{
+		"done: 10\u202f000 of 10\u202f000 steps", "m &amp; n", "12\u202f345 rows", "a&lt;script&gt;", "25 %</dd>", // padding: 250 of 1,000
+		"12.0 % of the time", "25.0 %", "column &#34;query&#34;: null; the first is a.parquet, row 3",
+		"communication takes 10ms of it, of which 50 % are hidden", "exposed: 5ms", // 5 of the gather's 10 ms
+	} {
+		if !strings.Contains(strings.ReplaceAll(p, ` <small>of what a padded batch computes</small>`, ""), want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Contains(p, "<script>alert") || strings.Contains(p, "http://") && !strings.Contains(p, "http://www.w3.org") {
+		t.Error("the page runs what a recipe says, or needs a network")
+	}
+	if strings.Contains(p, "NaN") {
+		t.Error("a coordinate is NaN")
+	}
+}
+
+// TestSpike: what happened in one step of ten thousand is still there, at its place.
+func TestSpike(t *testing.T) {
+	r, err := Load(newRun(t, 10000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	charts([]*Run{r})[0].write(&b)
+	raw := regexp.MustCompile(`class="raw c0" d="([^"]*)"`).FindStringSubmatch(b.String())
+	if raw == nil {
+		t.Fatal("no curve of the values themselves")
+	}
+	highest, at, points := math.Inf(1), 0.0, 0
+	for _, m := range regexp.MustCompile(`[ML]([\d.]+) ([\d.]+)`).FindAllStringSubmatch(raw[1], -1) {
+		var x, y float64
+		fmt.Sscan(m[1], &x)
+		fmt.Sscan(m[2], &y)
+		if y < highest {
+			highest, at = y, x
+		}
+		points++
+	}
+	// The axis goes to 80: 77 is at 3/80 of the plot's height.
+	wantX, wantY := chartLeft+plotW*4320.0/9999, chartTop+plotH*3.0/80
+	if math.Abs(at-wantX) > 0.2 || math.Abs(highest-wantY) > 0.2 || points > 2*maxPoints+8 {
+		t.Errorf("the highest of %d points is at %g, %g, want %g, %g", points, at, highest, wantX, wantY)
+	}
+	if strings.Count(raw[1], "M") != 2 {
+		t.Errorf("%d pieces, want 2: a NaN lies between", strings.Count(raw[1], "M"))
+	}
+}
+
+func TestOddRuns(t *testing.T) {
+	one := newRun(t, 1)
+	wellFormed(t, page(t, one))
+	empty := t.TempDir()
+	write(t, empty, "metrics.jsonl", "")
+	wellFormed(t, page(t, empty))
+
+	cut := t.TempDir() // as a kill leaves it
+	write(t, cut, "metrics.jsonl", `{"step":1,"loss":null,"grad_norm":null,"pairs":2}`+"\n"+`{"step":2,"lo`)
+	r, err := Load(cut)
+	if err != nil || !r.Cut || len(r.Steps) != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	wellFormed(t, page(t, cut))
+
+	if _, err := Load(t.TempDir()); !errors.Is(err, ErrNoRun) {
+		t.Error(err)
+	}
+	bad := t.TempDir()
+	write(t, bad, "metrics.jsonl", "{\"step\":1}\nstep 2\n{\"step\":3}\n")
+	if _, err := Load(bad); err == nil || !strings.Contains(err.Error(), "metrics.jsonl:2: ") {
+		t.Error(err)
+	}
+	write(t, one, "run.json", "{")
+	if _, err := Load(one); err == nil || !strings.Contains(err.Error(), "run.json: ") {
+		t.Error(err)
+	}
+}
+
+func TestCompare(t *testing.T) {
+	a, b := newRun(t, 100), newRun(t, 60)
+	write(t, b, "recipe.yaml", "model: {path: other}\nbatch: {global_size: 256}\ndata:\n  train:\n  - {path: x}\n")
+	p := page(t, a, b)
+	wellFormed(t, p)
+	for _, want := range []string{"<td>model.path</td>", "<td>data.train[0].path</td>"} {
+		if !strings.Contains(p, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Contains(p, "<td>batch.global_size</td>") {
+		t.Error("a key is listed that does not differ")
+	}
+}
+
+func TestTicks(t *testing.T) {
+	for _, c := range []struct{ lo, hi float64 }{{0, 1}, {-3, 7}, {0.0478, 0.0481}, {5, 5}, {0, 0}, {1e-9, 1e9}, {-2, -1}} {
+		ts := niceTicks(c.lo, c.hi, 5)
+		if len(ts) < 2 || len(ts) > 8 || ts[0] > c.lo || ts[len(ts)-1] < c.hi-1e-9*math.Abs(c.hi) {
+			t.Errorf("%v: %v", c, ts)
+		}
+	}
+}
+
+func TestGrouped(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1 000", -1234567: "-1 234 567"} {
+		if got := strings.ReplaceAll(grouped(n), "\u202f", " "); got != want {
+			t.Errorf("%d: %s", n, got)
+		}
+	}
+}
+
+func Example() {
+	dir, err := os.MkdirTemp("", "run")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	// What train leaves; here two steps.
+	metrics := `{"step":1,"loss":2.3,"grad_norm":1.1,"lr":1e-4,"pairs":64,"pairs_per_s":120}
+{"step":2,"loss":2.1,"grad_norm":1.0,"lr":1e-4,"pairs":64,"pairs_per_s":125}
+`
+	if err := os.WriteFile(filepath.Join(dir, "metrics.jsonl"), []byte(metrics), 0o666); err != nil {
+		panic(err)
+	}
+	file, err := WriteFile(dir)
+	fmt.Println(filepath.Base(file), err)
+	// Output: report.html <nil>
+}
