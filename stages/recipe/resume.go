@@ -36,11 +36,11 @@ func compareRecipes(was string, now Recipe) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := flatten("the checkpoint's recipe", []byte(was))
+	a, err := Flatten("the checkpoint's recipe", []byte(was))
 	if err != nil {
 		return nil, err
 	}
-	b, err := flatten("the recipe", text)
+	b, err := Flatten("the recipe", text)
 	if err != nil {
 		return nil, err
 	}
@@ -82,8 +82,8 @@ func orUnset(s string) string {
 	return s
 }
 
-// flatten lists a recipe's values by full key.
-func flatten(name string, text []byte) (map[string]string, error) {
+// Flatten lists the values of a recipe's text by full key: data.train[0].path. Errors begin with the name.
+func Flatten(name string, text []byte) (map[string]string, error) {
 	root, err := parseTree(name, text)
 	if err != nil {
 		return nil, err

@@ -1,29 +1,26 @@
 package report
 
 import (
-	"fmt"
 	"slices"
 
-	"github.com/goccy/go-yaml"
+	"contraflow/stages/recipe"
 )
 
 // differences lists the keys that recipes don't agree on, with each one's value.
-func differences(runs []*Run) (rows [][]string) {
+func differences(runs []*Run) (rows [][]string, err error) {
 	values := make([]map[string]string, len(runs))
 	var keys []string
 	for i, r := range runs {
-		values[i] = map[string]string{}
-		var tree yaml.MapSlice
-		if yaml.UnmarshalWithOptions([]byte(r.Recipe), &tree, yaml.UseOrderedMap()) != nil {
-			tree = yaml.MapSlice{{Key: "recipe.yaml", Value: "unreadable"}}
+		if values[i], err = recipe.Flatten(r.Name+"/recipe.yaml", []byte(r.Recipe)); err != nil {
+			return nil, err
 		}
-		flatten("", tree, func(key, value string) {
-			values[i][key] = value
-			if !slices.Contains(keys, key) {
-				keys = append(keys, key)
+		for k := range values[i] {
+			if !slices.Contains(keys, k) {
+				keys = append(keys, k)
 			}
-		})
+		}
 	}
+	slices.Sort(keys)
 	for _, k := range keys {
 		row, differ := []string{k}, false
 		for i := range runs {
@@ -34,25 +31,5 @@ func differences(runs []*Run) (rows [][]string) {
 			rows = append(rows, row)
 		}
 	}
-	return rows
-}
-
-// flatten calls put with every leaf: data.train[0].path.
-func flatten(at string, v any, put func(key, value string)) {
-	switch v := v.(type) {
-	case yaml.MapSlice:
-		for _, item := range v {
-			key := fmt.Sprint(item.Key)
-			if at != "" {
-				key = at + "." + key
-			}
-			flatten(key, item.Value, put)
-		}
-	case []any:
-		for i, x := range v {
-			flatten(fmt.Sprintf("%s[%d]", at, i), x, put)
-		}
-	default:
-		put(at, fmt.Sprint(v))
-	}
+	return rows, nil
 }

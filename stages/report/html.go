@@ -62,7 +62,9 @@ func Write(w io.Writer, runs ...*Run) error {
 			data(&b, r, in)
 		}
 	}
-	recipes(&b, runs)
+	if err := recipes(&b, runs); err != nil {
+		return err
+	}
 	fmt.Fprintf(&b, "</main>\n<script>\n%s</script>\n</body></html>\n", script)
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -373,10 +375,14 @@ func data(b *strings.Builder, r *Run, in string) {
 }
 
 // recipes prints the first run's, and of others where they differ.
-func recipes(b *strings.Builder, runs []*Run) {
+func recipes(b *strings.Builder, runs []*Run) error {
 	if len(runs) > 1 {
 		b.WriteString("<section><h2>Where the recipes differ</h2>\n")
-		if rows := differences(runs); len(rows) == 0 {
+		rows, err := differences(runs)
+		if err != nil {
+			return err
+		}
+		if len(rows) == 0 {
 			b.WriteString("<p>Nowhere.</p>\n")
 		} else {
 			b.WriteString("<div class=\"wide\"><table><thead><tr><th>key</th>")
@@ -406,4 +412,5 @@ func recipes(b *strings.Builder, runs []*Run) {
 		}
 		fmt.Fprintf(b, "<section><h2>%s</h2><pre>%s</pre></section>\n", html.EscapeString(name), html.EscapeString(runs[0].Recipe))
 	}
+	return nil
 }
