@@ -25,6 +25,7 @@ var walls = map[string][]string{
 	"io/safetensors":      {"io/internal/"},
 	"io/checkpoint":       {"io/safetensors", "io/internal/"},
 	"io/dataset":          {"tokenize", "io/internal/"},
+	"io/tensorboard":      {},
 	"io/hfmodel":          {"tokenize", "io/dataset", "io/safetensors", "io/internal/"},
 	"stages/transformer":  {"gpustage"},
 	"stages/loss":         {"gpustage", "collective"},

@@ -204,7 +204,8 @@ type Save struct {
 }
 
 type Log struct {
-	Every int `yaml:"every"`
+	Every       int  `yaml:"every"`
+	TensorBoard bool `yaml:"tensorboard"` // event files in save.dir/tensorboard
 }
 
 // Default is a recipe with every default. Model.Path, Data.Train and Save.Dir are the user's.

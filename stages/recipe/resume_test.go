@@ -507,3 +507,25 @@ func TestResumeLoRA(t *testing.T) {
 		t.Error("the adapter differs from that of a run that was not stopped")
 	}
 }
+
+// A run that has ended may be given more steps: it goes on as if it had been meant to make them from the beginning.
+func TestResumeWithMoreSteps(t *testing.T) {
+	j := newJob(t, 120)
+	sets := []string{"optimizer.schedule=constant", "optimizer.warmup_ratio=0", "save.every=2"}
+	if _, err := j.run(t, "whole", nil, 0, false, append(sets, "train.max_steps=9")...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, false, append(sets, "train.max_steps=5")...); err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "run", nil, 0, true, append(sets, "train.max_steps=9")...)
+	if err != nil || o.summary.Over || o.summary.Steps != 9 || !strings.Contains(fmt.Sprint(o.notes), "going on after step 5") {
+		t.Fatalf("%+v, %v, %v", o.summary, o.notes, err)
+	}
+	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Error("the weights differ from those of a run of nine steps")
+	}
+	if n := len(j.lines(t, "run")); n != 9 {
+		t.Errorf("metrics.jsonl has %d lines, want 9", n)
+	}
+}

@@ -18,6 +18,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
@@ -298,7 +299,8 @@ type journal struct {
 	last    time.Time
 	began   time.Time
 	summary Summary
-	record  *recorder // nil but on rank 0
+	events  *tensorboard.Writer // nil unless log.tensorboard
+	record  *recorder           // nil but on rank 0
 
 	watched struct {
 		steps          int
@@ -376,6 +378,9 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	if err := j.enc.Encode(m); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)
 	}
+	if err := j.event(now, m, ev); err != nil {
+		return fmt.Errorf("log.tensorboard: %w", err)
+	}
 	if j.obs.Step != nil {
 		j.obs.Step(m)
 	}
@@ -390,6 +395,24 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		j.obs.Eval(*ev)
 	}
 	return nil
+}
+
+// event writes a step for TensorBoard.
+func (j *journal) event(at time.Time, m Metrics, ev *Evaluation) error {
+	if j.events == nil {
+		return nil
+	}
+	s := []tensorboard.Scalar{
+		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/grad_norm", Value: m.GradNorm}, {Tag: "train/lr", Value: m.LR}, {Tag: "train/epoch", Value: float64(m.Epoch)},
+		{Tag: "speed/pairs_per_s", Value: m.PairsPerS}, {Tag: "speed/tokens_per_s", Value: m.TokensPerS}, {Tag: "memory/peak_bytes", Value: float64(m.PeakMemBytes)},
+	}
+	if m.CommHidden != nil {
+		s = append(s, tensorboard.Scalar{Tag: "communication/seconds", Value: m.CommS}, tensorboard.Scalar{Tag: "communication/hidden", Value: *m.CommHidden})
+	}
+	if ev != nil {
+		s = append(s, tensorboard.Scalar{Tag: "eval/" + ev.Metric, Value: ev.Value})
+	}
+	return j.events.Write(m.Step, at, s...)
 }
 
 // TrainOption configures Train.
@@ -439,7 +462,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, err
 	}
 	if from != nil {
-		if from.Step >= x.Steps || x.saves.progress.Over {
+		if p := x.saves.progress; from.Step >= x.Steps || p.Over && p.Enough { // what has made its last step may be given more of them
 			if err := from.Close(); err != nil {
 				return nil, err
 			}
@@ -461,6 +484,12 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		defer func() { err = errors.Join(err, file.Close()) }()
 		log.enc = json.NewEncoder(file)
 		log.record = x.newRecord()
+		if x.Recipe.Log.TensorBoard {
+			if log.events, err = tensorboard.Create(filepath.Join(dir, "tensorboard")); err != nil {
+				return nil, fmt.Errorf("log.tensorboard: %w", err)
+			}
+			defer func() { err = errors.Join(err, log.events.Close()) }()
+		}
 	}
 
 	runOpts := []pipeline.RunOption{pipeline.WhenStalled(stalledAfter, func(report string) { x.obs.note("%s", report) })}
@@ -591,8 +620,10 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	if err := setAside(dir); err != nil {
-		return nil, err
+	if x.saves.first == 0 {
+		if err := setAside(dir); err != nil {
+			return nil, err
+		}
 	}
 	text, err := x.Recipe.YAML()
 	if err != nil {

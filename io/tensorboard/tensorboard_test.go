@@ -1,0 +1,82 @@
+package tensorboard
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// TestRecord: the message byte by byte, as event.proto says. That TensorBoard reads it is what testdata/peers/events.py shows.
+func TestRecord(t *testing.T) {
+	w, err := Create(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(w.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(before, []byte("brain.Event:2")) {
+		t.Errorf("% x", before)
+	}
+	if err := w.Write(3, time.Unix(1, 5e8), Scalar{"a", 2}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(w.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := []byte{9, 0, 0, 0, 0, 0, 0, 0xf8, 0x3f, 16, 3, 42, 10, 10, 8, 10, 1, 'a', 21, 0, 0, 0, 0x40}
+	got := after[len(before):]
+	if len(got) != 12+len(message)+4 || got[0] != byte(len(message)) || !bytes.Equal(got[12:12+len(message)], message) {
+		t.Errorf("% x", got)
+	}
+}
+
+// TestMasked: RFC 3720's check value of CRC-32C, 32 zero bytes, masked by hand.
+func TestMasked(t *testing.T) {
+	c := uint32(0x8a9136aa)
+	if got, want := masked(make([]byte, 32)), (c>>15|c<<17)+0xa282ead8; got != want {
+		t.Errorf("%x, want %x", got, want)
+	}
+}
+
+func TestNothingIsOverwritten(t *testing.T) {
+	dir := t.TempDir()
+	names := map[string]bool{}
+	for range 3 {
+		w, err := Create(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names[w.Name()] = true
+		w.Close()
+	}
+	if len(names) != 3 {
+		t.Errorf("%v", names)
+	}
+}
+
+func Example() {
+	dir, err := os.MkdirTemp("", "events")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	w, err := Create(dir)
+	if err != nil {
+		panic(err)
+	}
+	for step, loss := range []float64{2.3, 2.1} {
+		if err := w.Write(step+1, time.Now(), Scalar{"train/loss", loss}); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(w.Close()) // tensorboard --logdir dir
+	// Output: <nil>
+}
