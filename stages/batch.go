@@ -1,6 +1,8 @@
 package stages
 
 import (
+	"sort"
+
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/loss"
@@ -8,7 +10,8 @@ import (
 )
 
 // Batch is one contrastive batch, tokenized. Its sequences are numbered column by column: first the query of each row, then
-// the positive of each, then the negatives of each further column.
+// the positive of each, then the negatives of each further column. A ragged column has the texts of the first row, if it has any,
+// then those of the second, and so on.
 type Batch struct {
 	Epoch    int
 	EndsStep bool
@@ -18,13 +21,19 @@ type Batch struct {
 	Next     *dataset.Cursor // where the data goes on, if the batch ends a step
 
 	Weights []float64 // [B]; nil if every row has weight 1
+	Labels  []float64 // [B]; nil without labels
+	Scores  []float64 // [N-B] a teacher's, of sequences B to N-1; nil without scores
+	Teacher []float32 // [B*D] a teacher's embeddings; nil without
 	Texts   []loss.TextID
 	IDs     []int32 // tokens of all sequences, back to back
 	Cu      []int32 // [N+1]: sequence n is IDs[Cu[n]:Cu[n+1]]
 
 	Data      *dataset.Dataset
 	Offset    int64            // of Rows beyond the dataset's own ids
-	Columns   []dataset.Column // [N/B]
+	Columns   []dataset.Column // [C]
+	Starts    []int            // [C+1] column c's sequences are Starts[c] to Starts[c+1]-1
+	Owner     []int32          // [N-2B] which of Rows each negative belongs to
+	nth       []int32          // [N-2B] each negative's place among the texts of its row; nil: that is its column
 	Truncated int              // sequences that lost tokens
 	Subs      []SubBatch       // set by Split, or by Header
 	Global    *Global          // set by Header: what all ranks have; nil without replicas
@@ -40,9 +49,18 @@ func (b *Batch) N() int { return len(b.Cu) - 1 }
 // Length is sequence n's number of tokens.
 func (b *Batch) Length(n int) int { return int(b.Cu[n+1] - b.Cu[n]) }
 
-// Origin is the row id and column of sequence n.
-func (b *Batch) Origin(n int) (row int64, column int) {
+// Origin is the row id of sequence n, and its place among that row's texts: its column, if no column is ragged.
+func (b *Batch) Origin(n int) (row int64, place int) {
+	if k := n - 2*len(b.Rows); k >= 0 && b.nth != nil {
+		return b.Rows[b.Owner[k]], int(b.nth[k])
+	}
 	return b.Rows[n%len(b.Rows)], n / len(b.Rows)
+}
+
+// Column is the column of sequence n.
+func (b *Batch) Column(n int) dataset.Column {
+	c := sort.Search(len(b.Columns), func(c int) bool { return b.Starts[c+1] > n })
+	return b.Columns[c]
 }
 
 // Assemble adds the stage that joins chunks of tokenized rows into batches and says where steps end.
@@ -81,13 +99,49 @@ func assemble(chunks []*TokenChunk) *Batch {
 	if !weighted {
 		b.Weights = nil
 	}
-	for col := range b.Columns {
+	var owners, places []int32 // of all sequences
+	next := make([]int32, len(b.Rows))
+	ragged := false
+	scores := make([][]float32, 0, len(b.Rows)) // by row: what is left of them
+	for _, c := range chunks {
+		for _, l := range c.Labels {
+			b.Labels = append(b.Labels, float64(l))
+		}
+		b.Teacher = append(b.Teacher, c.Teacher...)
+		scores = append(scores, c.Scores...)
+	}
+	for col, column := range b.Columns {
+		ragged = ragged || column.Ragged
+		b.Starts = append(b.Starts, len(b.Texts))
+		first := int32(0) // row of the chunk
 		for _, c := range chunks {
 			b.Texts = append(b.Texts, c.Texts[col]...)
 			for _, ids := range c.IDs[col] {
 				b.IDs = append(b.IDs, ids...)
 				b.Cu = append(b.Cu, int32(len(b.IDs)))
 			}
+			for i := range c.Rows {
+				row, n := first+int32(i), int32(1)
+				if column.Ragged {
+					n = c.Counts[col][i]
+				}
+				for range n {
+					owners, places = append(owners, row), append(places, next[row])
+					next[row]++
+					if len(scores) > 0 && column.Role != dataset.Query {
+						b.Scores = append(b.Scores, float64(scores[row][0]))
+						scores[row] = scores[row][1:]
+					}
+				}
+			}
+			first += int32(len(c.Rows))
+		}
+	}
+	b.Starts = append(b.Starts, len(b.Texts))
+	if n := 2 * len(b.Rows); len(owners) > n {
+		b.Owner = owners[n:]
+		if ragged {
+			b.nth = places[n:]
 		}
 	}
 	return b

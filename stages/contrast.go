@@ -32,9 +32,6 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 			out.Put(t, Gradient{Batch: b})
 			return nil
 		}
-		for k := range lb.N() - 2*lb.Rows {
-			lb.Owner = append(lb.Owner, int32(k%lb.Rows))
-		}
 		lo, hi := lb.Own()
 		t.Note(Scores, float64(hi-lo)*float64(lb.N()-lb.Rows))
 		stream.Fill(lb.Gradient, 0)
@@ -78,16 +75,20 @@ func (e *Encoder) splits() (loss.RowSplitter, bool) {
 // lossBatch is a batch as the loss sees it: all ranks' embeddings and texts, or this rank's alone. whole tells that the
 // loss must be computed for all rows though some are other ranks'.
 func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
-	lb = &loss.Batch{Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Texts: b.Texts, Weights: b.Weights}
+	lb = &loss.Batch{
+		Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
+	}
+	n := b.N()
 	if e.gathers() {
-		lb.Rows, lb.Texts, lb.Weights = b.Global.Rows, b.Global.Texts, b.Global.Weights
+		g := b.Global
+		lb.Rows, lb.Owner, lb.Texts, lb.Weights, lb.Labels, lb.Scores = g.Rows, g.Owner, g.Texts, g.Weights, g.Labels, g.Scores
+		n = g.N()
 		if _, ok := e.splits(); ok {
 			lb.Only = &loss.Rows{Lo: b.First, Hi: b.First + len(b.Rows)}
 		} else {
 			whole = true
 		}
 	}
-	n := lb.Rows * len(b.Columns)
 	lb.Embeddings, lb.Gradient = e.all.Span(0, n), e.dAll.Span(0, n)
 	return lb, whole
 }
@@ -112,8 +113,8 @@ func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
 		for n := sub.Lo; n < sub.Hi; n++ {
 			for _, v := range host[n*emb.Cols : (n+1)*emb.Cols] {
 				if math.IsNaN(v) || math.IsInf(v, 0) {
-					row, col := b.Origin(n)
-					rows = append(rows, fmt.Sprintf("%v (%s)", b.Data.Locate(row-b.Offset), b.Columns[col].Source))
+					row, _ := b.Origin(n)
+					rows = append(rows, fmt.Sprintf("%v (%s)", b.Data.Locate(row-b.Offset), b.Column(n).Source))
 					break
 				}
 			}

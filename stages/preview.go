@@ -113,17 +113,16 @@ func (g *Global) SubTokens(u int) int {
 	return n
 }
 
-// Scores is how many scores of a row and a candidate the rank with the most computes.
-func (g *Global) Scores(gathered bool) float64 {
-	rows, columns := 0, len(g.Texts)/max(1, g.Rows)
+// ScoreCount is how many scores of a row and a candidate the rank with the most computes.
+func (g *Global) ScoreCount(gathered bool) float64 {
+	rows, candidates := 0, 0
 	for _, p := range g.Peers {
-		rows = max(rows, p.Rows)
+		rows, candidates = max(rows, p.Rows), max(candidates, len(p.Texts)-p.Rows)
 	}
-	candidates := g.Rows
-	if !gathered {
-		candidates = rows
+	if gathered {
+		candidates = g.N() - g.Rows
 	}
-	return float64(rows) * float64(candidates*(columns-1))
+	return float64(rows) * float64(candidates)
 }
 
 // OnPaper is rank 0 of a mesh that nobody has: a graph can be built for it, and planned, but not run.

@@ -169,8 +169,12 @@ type Peer struct {
 	Cuts        []int // [subs+1]: its sub-batch u is its sequences Cuts[u] to Cuts[u+1]
 	Tokens      int
 	SubTokens   []int         // of each sub-batch
+	Counts      []int         // its sequences of each column
 	Texts       []loss.TextID // of its sequences, column by column
+	Owner       []int32       // which of its rows each negative belongs to
 	Weights     []float64     // of its rows; nil if all are 1
+	Labels      []float64     // of its rows; nil without labels
+	Scores      []float64     // a teacher's, of its documents; nil without scores
 	SubIDs      [][]int32     // the distinct token ids of each sub-batch, ascending, where word embeddings travel with each
 	KeepFrom    int           // the first sub-batch that the rank can keep, where all must keep the same
 	LastIDs     []int32       // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
@@ -190,8 +194,12 @@ func (p *Peer) subSize(u int) int {
 type Global struct {
 	Peers   []Peer
 	Rows    int
-	Texts   []loss.TextID // [columns * Rows], in the global order
+	Starts  []int         // [C+1] of N: column c's sequences are Starts[c] to Starts[c+1]-1, in the order of ranks
+	Texts   []loss.TextID // [N], in the global order
+	Owner   []int32       // [N-2*Rows] the row that each negative belongs to
 	Weights []float64     // [Rows]; nil if all are 1
+	Labels  []float64     // [Rows]; nil without labels
+	Scores  []float64     // [N-Rows] of the documents; nil without scores
 
 	keepFrom int // the first sub-batch that is kept, where all ranks keep the same
 }
@@ -219,7 +227,10 @@ func (b *Batch) peer(at pipeline.Index, size Size, words bool) Peer {
 	b.Subs = size.Cut(b)
 	p := Peer{
 		Step: at.Step, Batch: at.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{0},
-		Tokens: len(b.IDs), Texts: b.Texts, Weights: b.Weights, Truncated: b.Truncated,
+		Tokens: len(b.IDs), Texts: b.Texts, Owner: b.Owner, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Truncated: b.Truncated,
+	}
+	for c := range b.Columns {
+		p.Counts = append(p.Counts, b.Starts[c+1]-b.Starts[c])
 	}
 	for _, s := range b.Subs {
 		p.Cuts, p.SubTokens = append(p.Cuts, s.Hi), append(p.SubTokens, s.Tokens())
@@ -252,35 +263,69 @@ func (b *Batch) join(peers []Peer) (err error) {
 	return nil
 }
 
-// joinPeers checks that the ranks' parts make one batch and puts their texts and weights into its order.
+// joinPeers checks that the ranks' parts make one batch and puts what they say of rows and texts into its order.
 func joinPeers(peers []Peer, columns int) (*Global, error) {
-	g := &Global{Peers: peers, Rows: peers[0].Total}
-	at, weighted := 0, false
+	g := &Global{Peers: peers, Rows: peers[0].Total, Starts: make([]int, columns+1)}
+	at, weighted, labelled, scored := 0, false, false, false
 	for rank, p := range peers {
 		first := peers[0]
 		if p.Step != first.Step || p.Batch != first.Batch || p.Total != first.Total {
 			return nil, fmt.Errorf("%w: rank 0 is at batch %d.%d of %d rows, rank %d at batch %d.%d of %d rows",
 				ErrDisagree, first.Step, first.Batch, first.Total, rank, p.Step, p.Batch, p.Total)
 		}
-		if p.First != at || len(p.Texts) != columns*p.Rows {
-			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch with %d texts, want rows from %d with %d columns",
-				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), at, columns)
+		texts := 0
+		for _, n := range p.Counts {
+			texts += n
+		}
+		if p.First != at || len(p.Counts) != columns || len(p.Texts) != texts || len(p.Owner) != max(0, texts-2*p.Rows) {
+			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch with %d texts in %d columns, want rows from %d with %d columns",
+				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), len(p.Counts), at, columns)
 		}
 		at += p.Rows
 		g.keepFrom = max(g.keepFrom, p.KeepFrom)
-		weighted = weighted || p.Weights != nil
+		weighted, labelled, scored = weighted || p.Weights != nil, labelled || p.Labels != nil, scored || p.Scores != nil
+		for c, n := range p.Counts {
+			g.Starts[c+1] += n
+		}
 	}
 	if at != g.Rows {
 		return nil, fmt.Errorf("%w: the ranks have %d of the batch's %d rows", ErrDisagree, at, g.Rows)
 	}
-	g.Texts = make([]loss.TextID, columns*g.Rows)
-	if weighted {
-		g.Weights = make([]float64, g.Rows)
-	}
-	for _, p := range peers {
-		for c := range columns {
-			copy(g.Texts[c*g.Rows+p.First:], p.Texts[c*p.Rows:(c+1)*p.Rows])
+	for rank, p := range peers { // a rank without rows has none of either
+		if p.Rows > 0 && labelled != (p.Labels != nil) || scored != (p.Scores != nil) && len(p.Texts) > p.Rows {
+			return nil, fmt.Errorf("%w: rank %d of some has no labels or no scores, which others have", ErrDisagree, rank)
 		}
+	}
+	for c := range columns {
+		g.Starts[c+1] += g.Starts[c]
+	}
+	g.Texts = make([]loss.TextID, g.N())
+	if n := g.N() - 2*g.Rows; n > 0 {
+		g.Owner = make([]int32, n)
+	}
+	make64 := func(ok bool, n int) []float64 {
+		if !ok {
+			return nil
+		}
+		return make([]float64, n)
+	}
+	g.Weights, g.Labels, g.Scores = make64(weighted, g.Rows), make64(labelled, g.Rows), make64(scored, g.N()-g.Rows)
+	for rank := range peers {
+		p := &peers[rank]
+		from := 0
+		g.runs(rank, 0, len(p.Texts), func(place, n int) {
+			copy(g.Texts[place:], p.Texts[from:from+n])
+			if scored && place >= g.Rows {
+				copy(g.Scores[place-g.Rows:], p.Scores[from-p.Rows:from-p.Rows+n])
+			}
+			if place >= 2*g.Rows {
+				for k := range n {
+					g.Owner[place-2*g.Rows+k] = int32(p.First) + p.Owner[from-2*p.Rows+k]
+				}
+			}
+			from += n
+		})
+		copy(g.Labels[min(p.First, len(g.Labels)):], p.Labels)
 		for i := range p.Rows {
 			if weighted {
 				g.Weights[p.First+i] = 1
@@ -291,6 +336,19 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 		}
 	}
 	return g, nil
+}
+
+// N is the number of all ranks' sequences.
+func (g *Global) N() int { return g.Starts[len(g.Starts)-1] }
+
+func (g *Global) columns() int { return len(g.Starts) - 1 }
+
+// counts is how many sequences of a column each rank has.
+func (g *Global) counts(column int) (rows []int) {
+	for _, p := range g.Peers {
+		rows = append(rows, p.Counts[column])
+	}
+	return rows
 }
 
 // lastRows are the distinct token ids of a sub-batch.
@@ -381,11 +439,17 @@ func (p *Peer) start(u int) int { return p.Cuts[min(u, len(p.Cuts)-1)] }
 // runs cuts n of a rank's sequences into those that lie side by side in the global order, and says where.
 func (g *Global) runs(rank, from, n int, f func(place, n int)) {
 	p := &g.Peers[rank]
-	for n > 0 {
-		column, row := from/p.Rows, from%p.Rows
-		k := min(n, p.Rows-row)
-		f(column*g.Rows+p.First+row, k)
-		from, n = from+k, n-k
+	begin := 0 // of the column, among the rank's sequences
+	for column, count := range p.Counts {
+		if k := min(n, begin+count-from); k > 0 {
+			place := g.Starts[column] + from - begin
+			for _, other := range g.Peers[:rank] {
+				place += other.Counts[column]
+			}
+			f(place, k)
+			from, n = from+k, n-k
+		}
+		begin += count
 	}
 }
 
@@ -397,16 +461,20 @@ func Scatter(g *pipeline.Graph, grads pipeline.Port[Gradient], e *Encoder) pipel
 	}
 	return pipeline.Map(g, "scatter", grads, func(t *pipeline.Task, x Gradient) (Gradient, error) {
 		s, b := Stream(t), x.Batch
-		own, total := len(b.Rows), b.Global.Rows
-		rows := make([]int, len(b.Global.Peers))
-		for r, p := range b.Global.Peers {
-			rows[r] = p.Rows
-		}
+		g := b.Global
 		defer e.count(t)()
-		for c := range b.Columns { // a column's rows lie in the order of ranks
-			mine, all := e.dEmb.Span(c*own, (c+1)*own), e.dAll.Span(c*total, (c+1)*total)
+		for c := range b.Columns { // a column's sequences lie in the order of ranks
+			if g.Starts[c] == g.Starts[c+1] {
+				continue
+			}
+			mine, all := e.dEmb.Span(b.Starts[c], b.Starts[c+1]), e.dAll.Span(g.Starts[c], g.Starts[c+1])
+			rows := g.counts(c)
 			if x.whole {
-				s.Copy(mine, all.Span(b.First, b.First+own))
+				first := 0
+				for _, n := range rows[:e.ranks.Rank()] {
+					first += n
+				}
+				s.Copy(mine, all.Span(first, first+mine.Rows))
 			} else {
 				e.ranks.Comm.World.ReduceScatter(s, mine, all, rows, e.wire())
 			}

@@ -42,7 +42,7 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 			}
 			widest = max(widest, n)
 		}
-		n := g.Rows * len(b.Columns)
+		n := g.N()
 		errs = append(errs, e.grow(&e.all, n, size), e.grow(&e.dAll, n, size), e.grow(&e.arriving, widest, size))
 	}
 	if b.EndsStep && !e.ranks.Every && !e.ranks.early() && e.tableTrains() && !e.wholeTable(g) {

@@ -43,8 +43,8 @@ func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
 		r.Cu = append(r.Cu, s.Batch.Cu[n]-s.Batch.Cu[s.Lo])
 	}
 	for n := s.Lo; n < s.Hi; n++ {
-		row, column := s.Batch.Origin(n)
-		r.Keys = append(r.Keys, gpustage.RowKey(seed, step, row, column))
+		row, place := s.Batch.Origin(n)
+		r.Keys = append(r.Keys, gpustage.RowKey(seed, step, row, place))
 	}
 	return r
 }

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -34,6 +35,7 @@ type goldenRun struct {
 	device     gpustage.Device
 	dtype      gpustage.DType
 	negatives  bool
+	source     func(*dataset.Source) // changes where rows come from
 	loss       loss.Loss
 	size       stages.Size
 	budget     int64
@@ -190,6 +192,9 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if r.negatives {
 		src.Negatives = []string{"negative"}
 	}
+	if r.source != nil {
+		r.source(&src)
+	}
 	ctx := context.Background()
 	data, err := dataset.Open(ctx, src)
 	if err != nil {
@@ -321,9 +326,19 @@ func goldenTexts(t testing.TB) string {
 	goldens.Load(t, "steps/texts").Meta(t, &meta)
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
+	n := 0
 	for _, step := range meta.Steps {
 		for _, row := range step {
-			enc.Encode(map[string]string{"query": row[0], "positive": row[1], "negative": row[2]})
+			// 0 to 3 negatives, a label, scores of all documents, a teacher's embedding.
+			line := map[string]any{"query": row[0], "positive": row[1], "negative": row[2], "label": float64(n%3) - 0.5}
+			list, scores := []string{}, []float64{float64(n%7) / 4}
+			for k := range (n + n/4) % 4 {
+				list, scores = append(list, step[(n+k+1)%len(step)][2-k%2]), append(scores, -float64((n+k)%5)/8)
+			}
+			line["list"], line["scores"], line["teacher"] = list, scores, []float64{1, float64(n) / 8, -float64(n%5) / 4}
+			line["both"] = slices.Concat(scores[:1], []float64{0.25}, scores[1:])
+			enc.Encode(line)
+			n++
 		}
 	}
 	path := filepath.Join(t.TempDir(), "texts.jsonl")

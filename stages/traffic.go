@@ -18,7 +18,6 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 	dtype, wire, size := e.Model.DType, e.wire(), e.Model.EmbeddingSize()
 	if e.gathers() {
 		for _, b := range batches {
-			rows := make([]int, len(b.Peers))
 			for u := range b.Subs() {
 				sub := make([]int, len(b.Peers))
 				for r := range b.Peers {
@@ -26,12 +25,11 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 				}
 				add("gather", c.World, collective.GatherCall(sub, size, dtype, wire))
 			}
-			for r := range b.Peers {
-				rows[r] = b.Peers[r].Rows
-			}
 			if _, ok := e.splits(); ok {
-				for range len(b.Texts) / max(1, b.Rows) {
-					add("scatter", c.World, collective.ReduceScatterCall(rows, size, dtype, wire))
+				for col := range b.columns() {
+					if b.Starts[col] < b.Starts[col+1] {
+						add("scatter", c.World, collective.ReduceScatterCall(b.counts(col), size, dtype, wire))
+					}
 				}
 			}
 		}

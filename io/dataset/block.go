@@ -16,11 +16,11 @@ type Block struct {
 	Rows  int
 
 	d       *Dataset
-	texts   []textColumn // the source columns that hold texts
-	weights []float32    // nil: 1 each
+	texts   []textColumn   // the source columns that hold texts, and then the joined ones
+	numbers []numberColumn // the source columns that hold numbers
 	bad     map[int]badRow
-	raw     []byte // JSON lines; the arena of all columns then
-	numbers values
+	raw     []byte // JSON lines; the arena of all text columns then
+	values  values
 }
 
 type badRow struct{ column, reason string }
@@ -53,14 +53,15 @@ func (b *Block) Texts(dst []string, row, column int) []string {
 
 // Weight returns the row's weight, 1 if the source names no column for it.
 func (b *Block) Weight(row int) float32 {
-	if b.weights == nil {
+	if b.d.number.weight < 0 {
 		return 1
 	}
-	return b.weights[row]
+	return b.numbers[b.d.number.weight].values[row]
 }
 
 // Check returns what is wrong with a row as a *RowError: a text that is null, blank or not UTF-8, a list without elements
-// or of a length that the others don't have, a value of the wrong type, a line that isn't JSON, a weight below 0.
+// or of a length that the others don't have, a value of the wrong type, a line that isn't JSON, a weight below 0, a label or a
+// score that is no number, other scores than documents.
 func (b *Block) Check(row int) error {
 	if column, reason := b.check(row); reason != "" {
 		return b.d.rowError(b.First+int64(row), column, reason)
@@ -73,9 +74,12 @@ func (b *Block) check(row int) (column, reason string) {
 		return bad.column, bad.reason
 	}
 	for i := range b.texts {
-		t, s := &b.texts[i], &b.d.sources[i]
+		t, s := &b.texts[i], b.d.listed(i)
+		if i < b.d.firstNumber && !s.direct {
+			continue // a template's part: null or empty are well
+		}
 		list := t.row(row)
-		if t.list && len(list) == 0 {
+		if t.list && len(list) == 0 && !s.ragged {
 			return s.name, "the list is null or empty"
 		}
 		if s.exact > 0 && len(list) != s.exact {
@@ -92,16 +96,11 @@ func (b *Block) check(row int) (column, reason string) {
 				return s.name, fmt.Sprintf("text %d of the list is %s", k, reason)
 			}
 			if reason != "" {
-				return s.name, "the text is " + reason
+				return b.d.textName(i), "the text is " + reason
 			}
 		}
 	}
-	if w := b.Weight(row); math.IsNaN(float64(w)) {
-		return b.d.src.Weight, "the weight is null or NaN: it must be a number >= 0"
-	} else if !(w >= 0 && w <= math.MaxFloat32) {
-		return b.d.src.Weight, fmt.Sprintf("a weight of %v: it must be a number >= 0", w)
-	}
-	return "", ""
+	return b.checkNumbers(row)
 }
 
 // checkText tells why a text can't be trained on; "" if it can.
@@ -176,28 +175,32 @@ func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
 			return f.parquet.wrapColumn(int(ref.part), r.d.sources[k].name, err)
 		}
 	}
+	b.join()
 	return nil
 }
 
 func (b *Block) reset(d *Dataset, ref *blockRef, jsonl bool) {
 	b.First, b.Rows, b.d = ref.first, int(ref.rows), d
-	texts := d.texts()
-	if len(b.texts) != len(texts) {
-		b.texts = make([]textColumn, len(texts))
+	if n := d.firstNumber + len(d.joins); len(b.texts) != n {
+		b.texts = make([]textColumn, n)
 	}
-	for i, s := range texts {
-		if b.raw != nil {
+	for i := range b.texts {
+		if b.raw != nil && i < d.firstNumber {
 			b.texts[i].arena = nil // JSON lines share one arena: appending to it would mix the columns
 		}
-		b.texts[i].reset(s.list)
+		b.texts[i].reset(d.listed(i).list)
+	}
+	numbers := d.sources[d.firstNumber:]
+	if len(b.numbers) != len(numbers) {
+		b.numbers = make([]numberColumn, len(numbers))
+	}
+	for i, s := range numbers {
+		b.numbers[i].reset(s.list)
 	}
 	if !jsonl {
 		b.raw = nil
 	}
-	b.weights, b.bad = b.weights[:0], nil
-	if d.src.Weight == "" {
-		b.weights = nil
-	}
+	b.bad = nil
 }
 
 func (r *blockReader) readColumn(f *dataFile, ref *blockRef, k int, b *Block) error {
@@ -206,13 +209,16 @@ func (r *blockReader) readColumn(f *dataFile, ref *blockRef, k int, b *Block) er
 	col.reset(r.f, c)
 	from, to := ref.from, ref.from+int64(ref.rows)
 	if r.d.sources[k].number {
-		b.numbers = values{list: b.numbers.list[:0]}
-		if err := col.readValues(&b.numbers, from, to, 0); err != nil {
+		b.values = values{list: b.values.list[:0]}
+		if err := col.readValues(&b.values, from, to, 0); err != nil {
 			return err
 		}
-		for _, v := range b.numbers.list {
-			b.weights = append(b.weights, float32(number(v, c.leaf)))
+		n := &b.numbers[k-r.d.firstNumber]
+		n.take(&b.values, c.column)
+		if n.rows() != b.Rows {
+			return fmt.Errorf("%d rows, want %d", n.rows(), b.Rows)
 		}
+		n.end()
 		return nil
 	}
 	t := &b.texts[k]
@@ -257,20 +263,20 @@ func (r *blockReader) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
 	b.raw = raw
 	row := 0
 	lines(raw, func(from, to int) error {
-		column, reason := r.parser.parse(raw, from, to, b.texts)
+		column, reason := r.parser.parse(raw, from, to, b.texts[:r.d.firstNumber], b.numbers)
 		if reason != "" {
 			if b.bad == nil {
 				b.bad = map[int]badRow{}
 			}
 			b.bad[row] = badRow{column, reason}
 		}
-		if b.weights != nil || r.d.src.Weight != "" {
-			b.weights = append(b.weights, r.parser.number)
-		}
 		row++
 		return nil
 	})
-	for i := range b.texts {
+	for i := range b.numbers {
+		b.numbers[i].end()
+	}
+	for i := range r.d.firstNumber {
 		t := &b.texts[i]
 		t.arena = raw
 		if t.list {
@@ -280,5 +286,6 @@ func (r *blockReader) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
 	if row != b.Rows {
 		return fail(ErrCorrupt, "%s has changed while it was in use: %d lines where there were %d", j.path, row, b.Rows)
 	}
+	b.join()
 	return nil
 }

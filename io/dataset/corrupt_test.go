@@ -46,11 +46,13 @@ func TestDamagedParquet(t *testing.T) {
 		tries = n
 	}
 	folder := t.TempDir()
-	for _, name := range []string{"v1_none", "v2_none", "tiny_pages_plain", "checksums", "checksums_dictionary", "v2_zstd", "gzip", "brotli", "lz4", "delta", "page_index", "split_rows", "hf"} {
+	for _, name := range []string{"v1_none", "v2_none", "tiny_pages_plain", "checksums", "checksums_dictionary", "v2_zstd", "gzip", "brotli", "lz4", "delta", "page_index", "split_rows", "hf", "shapes_f32"} {
 		src := Source{Query: "query", Positive: "positive"}
 		switch name {
 		case "split_rows":
 			src.Positive = "pos"
+		case "shapes_f32":
+			src.Positive, src.Negatives, src.NegativesPerQuery, src.Scores, src.Teacher = "pos", []string{"neg"}, AllNegatives, []string{"all_scores"}, "teacher"
 		case "checksums_dictionary":
 		default:
 			src.Negatives, src.NegativesPerQuery, src.Weight = []string{"pos", "neg"}, 2, "weight"

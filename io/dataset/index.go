@@ -115,6 +115,9 @@ func (d *Dataset) allBad(block int, err error) (bad []*RowError) {
 func (b *Block) index() []indexColumn {
 	cols := make([]indexColumn, len(b.texts))
 	for i := range b.texts {
+		if i < b.d.firstNumber && !b.d.sources[i].direct {
+			continue // only a template's part
+		}
 		t, c := &b.texts[i], &cols[i]
 		if t.list {
 			c.starts = append([]uint32(nil), t.starts...)

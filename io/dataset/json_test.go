@@ -19,7 +19,7 @@ func parseLine(line []byte) (q, in *string, l []*string, reason string) {
 	for i := range texts {
 		texts[i].reset(i == 1)
 	}
-	_, reason = p.parse(line, 0, len(line), texts)
+	_, reason = p.parse(line, 0, len(line), texts, nil)
 	text := func(s span) *string {
 		if s.n == null {
 			return nil
@@ -146,7 +146,7 @@ func BenchmarkJSONL(b *testing.B) {
 		for i := range texts {
 			texts[i].reset(i > 0)
 		}
-		if _, reason := p.parse(line, 0, len(line), texts); reason != "" {
+		if _, reason := p.parse(line, 0, len(line), texts, nil); reason != "" {
 			b.Fatal(reason)
 		}
 	}

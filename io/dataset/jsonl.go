@@ -218,46 +218,52 @@ func lines(buf []byte, row func(from, to int) error) error {
 type wanted struct {
 	name string
 	list bool
-	num  bool // a number, for weights
+	num  bool // numbers
 }
 
 // jsonlParser fills the columns of a block.
 type jsonlParser struct {
 	want    []wanted
-	texts   []textColumn // of those that are no numbers, in order
-	numbers []float32
+	texts   []textColumn   // of those that are no numbers, in order
+	numbers []numberColumn // of those that are
 	r       jsonReader
 	from    int // where the line begins in the arena
 
-	slot   []int // want -> texts; -1 for numbers
+	slot   []int // want -> texts or numbers
 	one    []span
-	number float32
+	single []float32
 	reason string // what is wrong with the row's values
 	column string
 }
 
 func (p *jsonlParser) init(want []wanted) {
 	p.want, p.slot = want, make([]int, len(want))
-	n := 0
+	texts, numbers := 0, 0
 	for i, w := range want {
-		if p.slot[i] = n; w.num {
-			p.slot[i] = -1
-		} else {
-			n++
+		n := &texts
+		if w.num {
+			n = &numbers
 		}
+		p.slot[i] = *n
+		*n++
 	}
-	p.one = make([]span, n)
+	p.one, p.single = make([]span, texts), make([]float32, numbers)
 }
 
 // parse reads the line buf[from:to] as the next row. What it returns is wrong with this row only.
-func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn) (column, reason string) {
+func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, numbers []numberColumn) (column, reason string) {
 	p.r = jsonReader{b: buf[from:to]}
-	p.texts, p.from, p.reason, p.column = texts, from, "", ""
-	p.number = float32(math.NaN())
+	p.texts, p.numbers, p.from, p.reason, p.column = texts, numbers, from, "", ""
 	for i := range texts {
 		p.one[i] = span{0, null}
 		if texts[i].list {
 			texts[i].starts = append(texts[i].starts, uint32(len(texts[i].spans)))
+		}
+	}
+	for i := range numbers {
+		p.single[i] = float32(math.NaN())
+		if numbers[i].list {
+			numbers[i].starts = append(numbers[i].starts, uint32(len(numbers[i].values)))
 		}
 	}
 	err := p.object("")
@@ -273,6 +279,17 @@ func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn) (colum
 			t.spans = append(t.spans, span{0, null})
 		case !t.list:
 			t.spans = append(t.spans, p.one[i])
+		}
+	}
+	for i := range numbers {
+		n := &numbers[i]
+		switch {
+		case err != nil && n.list:
+			n.values = n.values[:n.starts[len(n.starts)-1]]
+		case err != nil:
+			n.values = append(n.values, float32(math.NaN()))
+		case !n.list:
+			n.values = append(n.values, p.single[i])
 		}
 	}
 	if err != nil {
@@ -309,24 +326,14 @@ func (p *jsonlParser) take(i int) error {
 	if p.column == w.name {
 		p.column, p.reason = "", ""
 	}
-	wrong := func(want string) error {
+	wrong := func(c byte, want string) error {
 		if p.reason == "" {
 			p.column, p.reason = w.name, fmt.Sprintf("it is %s, want %s", jsonKind(c), want)
 		}
 		return p.r.skip()
 	}
 	if w.num {
-		p.number = float32(math.NaN())
-		if c != '-' && (c < '0' || c > '9') {
-			return wrong("a number")
-		}
-		digits, err := p.r.number()
-		if err == nil {
-			var v float64
-			v, _ = strconv.ParseFloat(string(digits), 64) // beyond the range: infinite, which the check finds
-			p.number = float32(v)
-		}
-		return err
+		return p.takeNumbers(i, w.list, wrong)
 	}
 	t := &p.texts[p.slot[i]]
 	if !w.list {
@@ -339,7 +346,7 @@ func (p *jsonlParser) take(i int) error {
 		case 'n':
 			return p.r.skip()
 		}
-		return wrong("a string")
+		return wrong(c, "a string")
 	}
 	t.spans = t.spans[:t.starts[len(t.starts)-1]]
 	switch c {
@@ -356,10 +363,50 @@ func (p *jsonlParser) take(i int) error {
 				t.spans = append(t.spans, span{0, null})
 				return p.r.skip()
 			}
-			return wrong("a list of strings")
+			return wrong(c, "a list of strings")
 		})
 	}
-	return wrong("a list of strings")
+	return wrong(c, "a list of strings")
+}
+
+// takeNumbers reads the value of column i, a column of numbers.
+func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want string) error) error {
+	one := func() (float32, error) {
+		digits, err := p.r.number()
+		v, _ := strconv.ParseFloat(string(digits), 64) // beyond the range: infinite, which the check finds
+		return float32(v), err
+	}
+	isNumber := func(c byte) bool { return c == '-' || c >= '0' && c <= '9' }
+	k := p.slot[i]
+	c := p.r.peek()
+	if !list {
+		p.single[k] = float32(math.NaN())
+		if !isNumber(c) {
+			return wrong(c, "a number")
+		}
+		v, err := one()
+		p.single[k] = v
+		return err
+	}
+	n := &p.numbers[k]
+	n.values = n.values[:n.starts[len(n.starts)-1]]
+	switch c {
+	case 'n':
+		return p.r.skip()
+	case '[':
+		return p.r.array(func() error {
+			if c := p.r.peek(); c == 'n' {
+				n.values = append(n.values, float32(math.NaN()))
+				return p.r.skip()
+			} else if !isNumber(c) {
+				return wrong(c, "a list of numbers")
+			}
+			v, err := one()
+			n.values = append(n.values, v)
+			return err
+		})
+	}
+	return wrong(c, "a list of numbers")
 }
 
 func (p *jsonlParser) text() (span, error) {

@@ -14,7 +14,20 @@ type Example struct {
 	Row    int64     // row id; [Dataset.Locate] says where it is at rest
 	Texts  []string  // in the order of [Dataset.Columns]
 	Hashes []Hash128 // of Texts
-	Weight float32
+	Starts []int32   // column c's texts are Starts[c] to Starts[c+1]-1; nil: no column is ragged, each has one
+
+	Weight  float32
+	Label   float32
+	Scores  []float32 // of the documents, Texts[1:]; nil if the source names none
+	Teacher []float32 // a teacher's embedding; likewise
+}
+
+// Column returns which of Texts are column c's.
+func (e *Example) Column(c int) (from, to int) {
+	if e.Starts == nil {
+		return c, c + 1
+	}
+	return int(e.Starts[c]), int(e.Starts[c+1])
 }
 
 // ReaderConfig says how rows are fetched.
@@ -95,10 +108,13 @@ type fetch struct {
 	seed     uint64
 	epoch    int
 	examples []Example
+	first    []int      // of each example: its first span
+	count    []int      // of each example: its spans
 	spans    []textSpan // of the examples' texts in arena
 	arena    []byte
 	hashes   []Hash128
 	picks    []int
+	scores   []float32 // of a row's texts
 	err      error
 	errPos   int
 }
@@ -120,7 +136,8 @@ func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, 
 	n := len(rows) * r.d.perRow
 	f := &fetch{
 		d: r.d, seed: r.cfg.Seed, epoch: epoch, errPos: len(rows),
-		examples: make([]Example, len(rows)), spans: make([]textSpan, n), hashes: make([]Hash128, n), arena: make([]byte, 0, r.arena+r.arena/16),
+		examples: make([]Example, len(rows)), first: make([]int, len(rows)), count: make([]int, len(rows)),
+		spans: make([]textSpan, 0, n), hashes: make([]Hash128, 0, n), arena: make([]byte, 0, r.arena+r.arena/16),
 	}
 	var missing [][]request
 	for len(requests) > 0 {
@@ -201,11 +218,14 @@ func (r *Reader) keep(id int, b *Block) {
 
 // memory returns what the block holds, in bytes.
 func (b *Block) memory() int64 {
-	n := cap(b.raw) + 4*cap(b.weights)
+	n := cap(b.raw)
+	for i := range b.numbers {
+		n += 4*cap(b.numbers[i].values) + 4*cap(b.numbers[i].starts)
+	}
 	for i := range b.texts {
 		t := &b.texts[i]
 		n += 8*cap(t.spans) + 4*cap(t.starts) + 4*cap(t.memo)
-		if b.raw == nil {
+		if b.raw == nil || i >= b.d.firstNumber {
 			n += cap(t.arena)
 		}
 	}
@@ -226,9 +246,23 @@ func (f *fetch) take(b *Block, group []request) {
 			f.fail(err, q.pos)
 			continue
 		}
-		f.examples[q.pos] = Example{Row: q.row, Weight: b.Weight(at)}
-		k := q.pos * f.d.perRow
+		e := &f.examples[q.pos]
+		*e = Example{Row: q.row, Weight: b.Weight(at), Label: b.Label(at)}
+		if t := b.teacher(at); t != nil {
+			e.Teacher = append([]float32(nil), t...)
+		}
+		f.scores = b.scores(f.scores[:0], at)
+		if len(f.scores) > 0 {
+			e.Scores = make([]float32, 0, f.d.perRow)
+		}
+		first, document := len(f.spans), 0 // of the row's documents, the role's first
+		f.first[q.pos] = first
 		for role, rc := range f.d.roles {
+			if f.d.ragged {
+				for k := range max(1, rc.picks) {
+					e.Starts = append(e.Starts, int32(len(f.spans)-first+k))
+				}
+			}
 			t := &b.texts[rc.source]
 			list := t.row(at)
 			f.picks = append(f.picks[:0], 0)
@@ -237,11 +271,20 @@ func (f *fetch) take(b *Block, group []request) {
 			}
 			for _, p := range f.picks {
 				text := t.bytes(list[p])
-				f.spans[k] = textSpan{len(f.arena), len(text)}
-				f.hashes[k] = hashBytes(text)
+				f.spans = append(f.spans, textSpan{len(f.arena), len(text)})
+				f.hashes = append(f.hashes, hashBytes(text))
 				f.arena = append(f.arena, text...)
-				k++
+				if len(f.scores) > 0 && rc.role != Query {
+					e.Scores = append(e.Scores, f.scores[document+p])
+				}
 			}
+			if rc.role != Query {
+				document += len(list)
+			}
+		}
+		f.count[q.pos] = len(f.spans) - first
+		if f.d.ragged {
+			e.Starts = append(e.Starts, int32(f.count[q.pos]))
 		}
 	}
 }
@@ -252,10 +295,10 @@ func (f *fetch) finish() []Example {
 	for i, s := range f.spans {
 		texts[i] = unsafe.String(unsafe.SliceData(f.arena[s.off:]), s.n)
 	}
-	n := f.d.perRow
 	for i := range f.examples {
-		f.examples[i].Texts = texts[i*n : (i+1)*n : (i+1)*n]
-		f.examples[i].Hashes = f.hashes[i*n : (i+1)*n : (i+1)*n]
+		from, to := f.first[i], f.first[i]+f.count[i]
+		f.examples[i].Texts = texts[from:to:to]
+		f.examples[i].Hashes = f.hashes[from:to:to]
 	}
 	return f.examples
 }

@@ -18,17 +18,30 @@ import (
 //
 // Query must be a column of strings. Positive and each of Negatives may be strings or lists of strings. Of a list of
 // positives every row uses one, of a list of negatives NegativesPerQuery: chosen anew in each epoch, the same on every rank.
-// FlagEmbedding's files are Source{Query: "query", Positive: "pos", Negatives: []string{"neg"}}.
+// FlagEmbedding's files are Source{Query: "query", Positive: "pos", Negatives: []string{"neg"}}, with its teacher's scores
+// Scores: []string{"pos_scores", "neg_scores"}. Each of the three may be a template of several columns of strings:
+// "{title} {text}".
 type Source struct {
 	Paths     []string // .parquet files and .jsonl, .ndjson or .json files (of JSON lines; also .gz, .zst), and globs of those
 	Query     string
-	Positive  string
+	Positive  string // "" if rows are single texts with a Label
 	Negatives []string
 	// NegativesPerQuery is how many texts a list of negatives gives. A row with fewer repeats them. 0: as many as the lists
-	// hold, which then must all be equally long.
+	// hold, which then must all be equally long. AllNegatives: as many as each row has, which may be none.
 	NegativesPerQuery int
 	Weight            string // a column of numbers >= 0; "": every row weighs 1
+	Label             string // a column of numbers; "": none
+
+	// Scores are columns of numbers or of lists of numbers: a teacher's scores of each row's documents. The numbers of all of
+	// them, one after the other, are one for each text of the document columns, one after the other: a single list, or a column for each column of
+	// documents. Where a row uses some texts of a list, it uses their scores.
+	Scores []string
+	// Teacher is a column of lists of numbers, all of one length: a teacher's embedding of each row's text.
+	Teacher string
 }
+
+// AllNegatives has lists of negatives give all their texts.
+const AllNegatives = -1
 
 // Role says what a text is to the loss.
 type Role uint8
@@ -44,7 +57,8 @@ func (r Role) String() string { return [...]string{"query", "positive", "negativ
 // Column is one of the texts that every example has.
 type Column struct {
 	Role   Role
-	Source string // the column of the files it comes from
+	Source string // the column of the files it comes from, or the template
+	Ragged bool   // an example has any number of its texts, not one
 }
 
 // Dataset is a set of files seen as rows 0..Rows()-1, in the order of the sorted paths. It holds the files' structure,
@@ -53,10 +67,17 @@ type Dataset struct {
 	src     Source
 	files   []dataFile
 	blocks  []blockRef
-	sources []sourceColumn // distinct text columns, then the weight
+	sources []sourceColumn // distinct text columns, then distinct columns of numbers
+	joins   []joined       // texts made of these; as sources of roles, numbers go on with them after the text columns
 	roles   []roleColumn
-	perRow  int // texts of an example
+	number  numberRoles // numbered from firstNumber
+	perRow  int         // texts of an example, about as many where lists are ragged
+	ragged  bool        // some column is
+	dim     int         // numbers of a teacher's embedding
+	most    int         // texts of an example with ragged lists, at most in the first block
 	hash    Hash128
+
+	firstNumber int // sources before are texts
 }
 
 // sourceColumn is a column of the files.
@@ -64,14 +85,16 @@ type sourceColumn struct {
 	name   string
 	list   bool
 	number bool
-	exact  int // lists: every row must have this many; 0: any number above 0
+	direct bool // a role uses it, not only a template
+	ragged bool // lists may be empty
+	exact  int  // lists: every row must have this many; 0: any number above 0
 }
 
 // roleColumn is a column of the recipe: which source column it is, and how many of a row's texts it gives.
 type roleColumn struct {
 	role   Role
-	source int
-	picks  int
+	source int // of texts: a source column, or one of joins
+	picks  int // AllNegatives: all
 }
 
 // dataFile is a file of either format. Exactly one of parquet and jsonl is set.
@@ -112,15 +135,20 @@ type blockRef struct {
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
 func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
-	if src.Query == "" || src.Positive == "" {
+	if src.Query == "" || src.Positive == "" && src.Label == "" {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
+	}
+	if src.Positive == "" && len(src.Negatives)+len(src.Scores) > 0 {
+		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label: they have no negatives and no scores")
 	}
 	paths, err := expand(src.Paths)
 	if err != nil {
 		return nil, err
 	}
 	d := &Dataset{src: src}
-	d.nameColumns()
+	if err := d.nameColumns(); err != nil {
+		return nil, err
+	}
 	if err := d.openFiles(ctx, paths, limit); err != nil {
 		d.Close()
 		return nil, err
@@ -134,7 +162,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 		d.Close()
 		return nil, fail(ErrNoFiles, "%s: no rows", strings.Join(src.Paths, ", "))
 	}
-	if err := d.countNegatives(ctx); err != nil {
+	if err := d.countTexts(ctx); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -164,11 +192,38 @@ func (d *Dataset) Rows() int64 {
 func (d *Dataset) Columns() []Column {
 	var cols []Column
 	for _, r := range d.roles {
-		for range r.picks {
-			cols = append(cols, Column{r.role, d.sources[r.source].name})
+		c := Column{Role: r.role, Source: d.textName(r.source), Ragged: r.picks == AllNegatives}
+		for range max(1, r.picks) {
+			cols = append(cols, c)
 		}
 	}
 	return cols
+}
+
+// MostTexts is how many texts an example has: at most as many in the first block, where a column is ragged.
+func (d *Dataset) MostTexts() int { return max(d.perRow, d.most) }
+
+// TeacherSize is the length of a teacher's embeddings; 0 if the source names none.
+func (d *Dataset) TeacherSize() int { return d.dim }
+
+// HasLabels and HasScores tell what the source names.
+func (d *Dataset) HasLabels() bool { return d.number.label >= 0 }
+func (d *Dataset) HasScores() bool { return len(d.number.scores) > 0 }
+
+// textName is the name of a source of texts.
+func (d *Dataset) textName(source int) string {
+	if source >= d.firstNumber {
+		return d.joins[source-d.firstNumber].name
+	}
+	return d.sources[source].name
+}
+
+// listed is a source of texts' lists: none, for joined ones.
+func (d *Dataset) listed(source int) *sourceColumn {
+	if source >= d.firstNumber {
+		return &sourceColumn{}
+	}
+	return &d.sources[source]
 }
 
 // Fingerprint changes when rows, columns or their order may have: it covers the files' names without their folders, their
@@ -239,37 +294,73 @@ func expand(patterns []string) ([]string, error) {
 }
 
 // nameColumns makes the distinct source columns and the roles that use them.
-func (d *Dataset) nameColumns() {
+func (d *Dataset) nameColumns() error {
 	use := func(name string) int {
 		for i, s := range d.sources {
-			if s.name == name {
+			if s.name == name && i >= d.firstNumber {
 				return i
 			}
 		}
-		d.sources = append(d.sources, sourceColumn{name: name})
+		d.sources = append(d.sources, sourceColumn{name: name, number: d.firstNumber > 0})
 		return len(d.sources) - 1
 	}
-	d.roles = append(d.roles, roleColumn{Query, use(d.src.Query), 1}, roleColumn{Positive, use(d.src.Positive), 1})
-	for _, n := range d.src.Negatives {
-		d.roles = append(d.roles, roleColumn{Negative, use(n), 1})
+	names := []string{d.src.Query, d.src.Positive}
+	if d.src.Positive == "" {
+		names = names[:1]
 	}
-	if d.src.Weight != "" {
-		d.sources = append(d.sources, sourceColumn{name: d.src.Weight, number: true})
+	names = append(names, d.src.Negatives...)
+	joins := map[string]int{}
+	for i, name := range names {
+		r := roleColumn{role: min(Role(i), Negative), picks: 1}
+		if isTemplate(name) {
+			k, ok := joins[name]
+			if !ok {
+				j, err := parseTemplate(name, use)
+				if err != nil {
+					return err
+				}
+				k = len(d.joins)
+				joins[name], d.joins = k, append(d.joins, j)
+			}
+			r.source = -1 - k // until the text columns are counted
+		} else {
+			r.source = use(name)
+			d.sources[r.source].direct = true
+		}
+		d.roles = append(d.roles, r)
 	}
+	d.firstNumber = len(d.sources)
+	for i := range d.roles {
+		if r := &d.roles[i]; r.source < 0 {
+			r.source = d.firstNumber - 1 - r.source
+		}
+	}
+	number := func(name string) int {
+		if name == "" {
+			return -1
+		}
+		return use(name) - d.firstNumber
+	}
+	d.number = numberRoles{weight: number(d.src.Weight), label: number(d.src.Label), teacher: number(d.src.Teacher)}
+	for _, name := range d.src.Scores {
+		d.number.scores = append(d.number.scores, number(name))
+	}
+	return nil
 }
 
 // pick appends to dst which of the n texts that a row has for a role it uses in an epoch.
 func (d *Dataset) pick(dst []int, seed uint64, epoch int, row int64, role, n int) []int {
+	if d.roles[role].picks == AllNegatives {
+		for i := range n {
+			dst = append(dst, i)
+		}
+		return dst
+	}
 	return choose(dst, seed, epoch, row, role, n, d.roles[role].picks)
 }
 
 // texts returns the source columns that hold texts.
-func (d *Dataset) texts() []sourceColumn {
-	if d.src.Weight != "" {
-		return d.sources[:len(d.sources)-1]
-	}
-	return d.sources
-}
+func (d *Dataset) texts() []sourceColumn { return d.sources[:d.firstNumber] }
 
 // openFiles opens all files, several at once. The error is the first file's that has one.
 func (d *Dataset) openFiles(ctx context.Context, paths []string, limit blockLimit) error {
@@ -357,7 +448,7 @@ func (d *Dataset) settleColumns() error {
 			case err != nil:
 				return err
 			case s.number && !got.number:
-				return fail(ErrColumnType, "%s: column %q is %s, want a number", f.path(), s.name, got.name)
+				return fail(ErrColumnType, "%s: column %q is %s, want %s", f.path(), s.name, got.name, d.wantNumber(k))
 			case !s.number && !got.text:
 				return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", f.path(), s.name, got.name)
 			case first[k] == "":
@@ -370,19 +461,47 @@ func (d *Dataset) settleColumns() error {
 	lists := false
 	for i := range d.roles {
 		r := &d.roles[i]
-		list := d.sources[r.source].list
-		if r.role == Query && list {
-			return fail(ErrColumnType, "column %q is list<string>: a query is one string", d.sources[r.source].name)
+		s := d.listed(r.source)
+		if r.role == Query && s.list {
+			return fail(ErrColumnType, "column %q is list<string>: a query is one string", s.name)
 		}
-		if r.role == Negative && list {
+		if r.role == Negative && s.list {
 			lists = true
 			r.picks = d.src.NegativesPerQuery
+			s.ragged = r.picks == AllNegatives
 		}
 	}
-	if d.src.NegativesPerQuery < 0 || d.src.NegativesPerQuery > 0 && !lists {
-		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list", d.src.NegativesPerQuery)
+	for i := range d.roles { // of a list that is a positive as well every row needs a text
+		if r := &d.roles[i]; r.role != Negative {
+			d.listed(r.source).ragged = false
+		}
+	}
+	for _, j := range d.joins {
+		for _, p := range j.parts {
+			if p.source >= 0 && d.sources[p.source].list {
+				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings", d.sources[p.source].name, j.name)
+			}
+		}
+	}
+	for k := range d.sources[d.firstNumber:] {
+		s := &d.sources[d.firstNumber+k]
+		if s.list && (k == d.number.weight || k == d.number.label) {
+			return fail(ErrColumnType, "column %q is a list, want a number", s.name)
+		}
+		if !s.list && k == d.number.teacher {
+			return fail(ErrColumnType, "column %q is a number, want a list of numbers: a teacher's embedding", s.name)
+		}
+	}
+	if n := d.src.NegativesPerQuery; n < AllNegatives || n > 0 && !lists || n == AllNegatives && !lists {
+		if n == AllNegatives {
+			return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list")
+		}
+		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list", n)
 	}
 	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
+	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
+		fmt.Fprintf(h, "%q %q %q\n", d.src.Label, d.src.Scores, d.src.Teacher)
+	}
 	sum := h.Sum128()
 	d.hash = Hash128{sum.Hi, sum.Lo}
 	for i := range d.files {
@@ -393,6 +512,17 @@ func (d *Dataset) settleColumns() error {
 	return nil
 }
 
+// wantNumber says what column k of the sources, a column of numbers, may be.
+func (d *Dataset) wantNumber(k int) string {
+	switch k -= d.firstNumber; {
+	case k == d.number.weight || k == d.number.label:
+		return "a number"
+	case k == d.number.teacher:
+		return "a list of numbers"
+	}
+	return "a number or a list of numbers"
+}
+
 func (p *parquetFile) shape(name string) (shape, error) {
 	c, n, err := p.column(name)
 	if err != nil {
@@ -400,7 +530,7 @@ func (p *parquetFile) shape(name string) (shape, error) {
 	}
 	s := shape{name: n.typeName(), list: c.list}
 	if c.leaf != nil {
-		s.text, s.number = c.leaf.isText(), c.leaf.isNumber() && !c.list
+		s.text, s.number = c.leaf.isText(), c.leaf.isNumber()
 	}
 	return s, nil
 }
@@ -415,7 +545,7 @@ func jsonShape(path, name string, names []string, kinds map[string]byte) (shape,
 	case '"', 'n': // null so far: rows are checked one by one
 		s.text, s.number = true, kind == 'n'
 	case '[':
-		s.text, s.list = true, true
+		s.text, s.number, s.list = true, true, true // what the list holds is checked row by row
 	case '{', 't', 'f':
 	default:
 		s.number = true
@@ -476,18 +606,25 @@ func (d *Dataset) makeBlocks(limit blockLimit) {
 	}
 }
 
-// countNegatives settles how many negatives a list gives when the source doesn't say: as many as the first row has, and
-// every row is then held to it.
-func (d *Dataset) countNegatives(ctx context.Context) error {
+// countTexts settles what the source doesn't say and the first rows do: how many negatives a list gives, as many as the first row has,
+// to which every row is then held; the length of a teacher's embeddings likewise; and about how many texts a ragged row has.
+func (d *Dataset) countTexts(ctx context.Context) error {
 	var first *Block
+	read := func() (err error) {
+		if first == nil {
+			first, err = d.ReadBlock(ctx, 0)
+		}
+		return err
+	}
 	for i := range d.roles {
 		r := &d.roles[i]
+		if r.picks == AllNegatives {
+			d.ragged = true
+			continue
+		}
 		if r.picks == 0 {
-			if first == nil {
-				var err error
-				if first, err = d.ReadBlock(ctx, 0); err != nil {
-					return err
-				}
+			if err := read(); err != nil {
+				return err
 			}
 			s := &d.sources[r.source]
 			if r.picks = len(first.texts[r.source].row(0)); r.picks == 0 {
@@ -497,5 +634,27 @@ func (d *Dataset) countNegatives(ctx context.Context) error {
 		}
 		d.perRow += r.picks
 	}
+	if !d.ragged && d.number.teacher < 0 {
+		return nil
+	}
+	if err := read(); err != nil {
+		return err
+	}
+	if k := d.number.teacher; k >= 0 {
+		if d.dim = len(first.teacher(0)); d.dim == 0 {
+			return d.rowError(0, d.src.Teacher, "the list is null or empty")
+		}
+	}
+	sum := 0
+	for row := range first.Rows {
+		n := 0
+		for _, r := range d.roles {
+			if r.picks == AllNegatives {
+				n += len(first.texts[r.source].row(row))
+			}
+		}
+		sum, d.most = sum+n, max(d.most, d.perRow+n)
+	}
+	d.perRow += (sum + first.Rows - 1) / first.Rows
 	return nil
 }

@@ -250,7 +250,7 @@ func TestNegativesPerQuery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cols := d.Columns(); len(cols) != 5 || cols[4] != (Column{Negative, "three"}) || cols[1] != (Column{Positive, "positive"}) {
+	if cols := d.Columns(); len(cols) != 5 || cols[4] != (Column{Role: Negative, Source: "three"}) || cols[1] != (Column{Role: Positive, Source: "positive"}) {
 		t.Errorf("columns %v", cols)
 	}
 	if _, err := d.Index(ctx, IndexConfig{}); err != nil {

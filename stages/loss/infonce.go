@@ -152,7 +152,7 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	if err := l.Check(); err != nil {
 		return Result{}, err
 	}
-	if err := b.check(); err != nil {
+	if err := b.checkPairs(); err != nil {
 		return Result{}, err
 	}
 	mark := a.Mark()

@@ -38,16 +38,22 @@ type TextID [2]uint64
 type Batch struct {
 	Rows int // B
 
-	// Embeddings is [N, E]: rows 0..B-1 are the queries, B..2B-1 the positives, in the same order, the rest negatives.
+	// Embeddings is [N, E]: rows 0..B-1 are the queries, B..2B-1 the positives, in the same order, the rest negatives. A batch of
+	// labelled single texts has queries alone: N is B.
 	Embeddings gpustage.Tensor
 	// Gradient is [N, E]; a loss adds the gradient of its sum to it. It comes zeroed.
 	Gradient gpustage.Tensor
 	// Normalized tells that Embeddings have unit length.
 	Normalized bool
 
-	Owner   []int32   // [N-2B]: the row that each negative belongs to
+	Owner   []int32   // [N-2B]: the row that each negative belongs to; a row may have any number of them
 	Texts   []TextID  // [N]
 	Weights []float64 // [B]; nil means 1 each
+
+	// What the data says besides, for losses that ask for it: nil otherwise.
+	Labels  []float64 // [B]: of the rows
+	Scores  []float64 // [N-B]: a teacher's, of each document with its row's query: the positives, then the negatives
+	Teacher []float32 // [rows that are asked for, D]: a teacher's embeddings of the rows' queries
 
 	// Only are the rows whose loss is asked for, against all candidates: the others are other replicas' business. nil means all
 	// rows. Only a loss that is a [RowSplitter] gets less than all.
@@ -87,9 +93,9 @@ func (b *Batch) check() error {
 	n := b.N()
 	lo, hi := b.Own()
 	switch {
-	case b.Rows < 1 || n < 2*b.Rows:
+	case b.Rows < 1 || n < 2*b.Rows && (n != b.Rows || b.Labels == nil):
 		return fmt.Errorf("a batch of %d rows has %d sequences, want at least 2 a row", b.Rows, n)
-	case len(b.Owner) != n-2*b.Rows:
+	case len(b.Owner) != max(0, n-2*b.Rows):
 		return fmt.Errorf("%d negatives have %d owners", n-2*b.Rows, len(b.Owner))
 	case len(b.Texts) != n:
 		return fmt.Errorf("%d sequences have %d text identities", n, len(b.Texts))
@@ -97,6 +103,21 @@ func (b *Batch) check() error {
 		return fmt.Errorf("rows %d to %d of a batch of %d", lo, hi, b.Rows)
 	case b.Weights != nil && len(b.Weights) != b.Rows:
 		return fmt.Errorf("%d rows have %d weights", b.Rows, len(b.Weights))
+	}
+	switch {
+	case b.Labels != nil && len(b.Labels) != b.Rows:
+		return fmt.Errorf("%d rows have %d labels", b.Rows, len(b.Labels))
+	case b.Scores != nil && len(b.Scores) != n-b.Rows:
+		return fmt.Errorf("%d documents have %d scores", n-b.Rows, len(b.Scores))
+	case len(b.Teacher) > 0 && (hi == lo || len(b.Teacher)%(hi-lo) != 0):
+		return fmt.Errorf("%d rows have %d numbers of a teacher's embeddings, want as many for each", hi-lo, len(b.Teacher))
+	}
+	for what, vs := range map[string][]float64{"label": b.Labels, "score": b.Scores} {
+		for i, v := range vs {
+			if v-v != 0 {
+				return fmt.Errorf("%s %d is %v", what, i, v)
+			}
+		}
 	}
 	for i, w := range b.Weights {
 		if !(w >= 0) {
@@ -107,6 +128,17 @@ func (b *Batch) check() error {
 		if o < 0 || int(o) >= b.Rows {
 			return fmt.Errorf("negative %d belongs to row %d of %d", k, o, b.Rows)
 		}
+	}
+	return nil
+}
+
+// checkPairs is check for losses whose rows have a positive each.
+func (b *Batch) checkPairs() error {
+	if err := b.check(); err != nil {
+		return err
+	}
+	if b.N() < 2*b.Rows {
+		return errors.New("the batch has single texts, and this loss is for pairs: data.train[].positive names the other text's column")
 	}
 	return nil
 }

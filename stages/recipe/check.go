@@ -138,7 +138,6 @@ func (c *checker) checkData(d *Data) {
 		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet or JSON lines")
 		c.require(s.Query != "", key+".query", "is missing: the column with the queries")
 		c.require(s.Positive != "", key+".positive", "is missing: the column with the positives")
-		c.require(s.NegativesPerQuery >= 0, key+".negatives_per_query", "is negative")
 		c.require(s.SamplingWeight >= 0 && !math.IsInf(s.SamplingWeight, 0), key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
 		weights = weights || s.SamplingWeight > 0
 		c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")

@@ -242,7 +242,8 @@ func (x *Run) openData(ctx context.Context) error {
 func (x *Run) openSource(ctx context.Context, src Source) (p dataset.Part, err error) {
 	r := x.Recipe
 	d, err := dataset.Open(ctx, dataset.Source{
-		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: src.NegativesPerQuery, Weight: src.Weight,
+		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: int(src.NegativesPerQuery),
+		Weight: src.Weight, Label: src.Label, Scores: src.Scores, Teacher: src.Teacher,
 	})
 	if err != nil {
 		return p, err
@@ -289,7 +290,7 @@ func (x *Run) rows() (n int64) {
 
 func (x *Run) columns() (n int) {
 	for _, d := range x.data {
-		n = max(n, len(d.Columns()))
+		n = max(n, d.MostTexts())
 	}
 	return n
 }

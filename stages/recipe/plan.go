@@ -204,7 +204,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		case comm[stage] > 0:
 			return each(stage)
 		case stage == "loss":
-			return durationOf(r.Score * globals[b].Scores(x.Recipe.Loss.GatherAcrossDevices))
+			return durationOf(r.Score * globals[b].ScoreCount(x.Recipe.Loss.GatherAcrossDevices))
 		case stage == "update":
 			return durationOf(r.Update * float64(m.Layout.Trained()) / float64(mesh.Shard))
 		}

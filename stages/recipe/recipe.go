@@ -86,8 +86,11 @@ type Source struct {
 	Query             string   `yaml:"query"`
 	Positive          string   `yaml:"positive"`
 	Negatives         []string `yaml:"negatives,omitempty"`
-	NegativesPerQuery int      `yaml:"negatives_per_query,omitempty"`
+	NegativesPerQuery Count    `yaml:"negatives_per_query,omitempty"`
 	Weight            string   `yaml:"weight,omitempty"`          // column of row weights
+	Label             string   `yaml:"label,omitempty"`           // column of a number per row
+	Scores            []string `yaml:"scores,omitempty"`          // columns of a teacher's scores, one per document
+	Teacher           string   `yaml:"teacher,omitempty"`         // column of a teacher's embeddings
 	SamplingWeight    float64  `yaml:"sampling_weight,omitempty"` // with data.mixing: weighted; 0: 1
 	Prompts           Prompts  `yaml:"prompts,omitempty"`
 }
@@ -239,6 +242,7 @@ var foreign = map[string]string{
 	"batch_size":                      "batch.global_size",
 	"gradient_accumulation_steps":     "batch.accumulate",
 	"train_group_size":                "data.train[].negatives_per_query (train_group_size - 1)",
+	"knowledge_distillation":          "data.train[].scores: [pos_scores, neg_scores]",
 	"same_dataset_within_batch":       "batch.one_dataset",
 	"batch_sampler":                   "batch.no_duplicates: true or false",
 	"learning_rate":                   "optimizer.lr",
@@ -501,6 +505,27 @@ func (l *Link) decode(d *decoder, path string, n *node) {
 // MarshalYAML writes it in bytes.
 func (l Link) MarshalYAML() (any, error) {
 	return fmt.Sprintf("%gGB %v", l.Bandwidth/1e9, l.Latency), nil
+}
+
+// Count is a number or "all", which is dataset.AllNegatives.
+type Count int
+
+func (c *Count) decode(d *decoder, path string, n *node) {
+	if n.kind == scalar && n.text == "all" {
+		*c = dataset.AllNegatives
+		return
+	}
+	if d.scalar(path, n, reflect.ValueOf((*int)(c)).Elem()); *c < 0 {
+		d.fail(n.at, path, "is %d, want a number of negatives, or all", *c)
+	}
+}
+
+// MarshalYAML writes it as it was given.
+func (c Count) MarshalYAML() (any, error) {
+	if c == dataset.AllNegatives {
+		return "all", nil
+	}
+	return int(c), nil
 }
 
 // Auto is a number or "auto", which is 0.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"contraflow/io/dataset"
 	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
@@ -51,7 +52,11 @@ data:
       query: query
       positive: positive
       negatives: [n1, n2]
+      negatives_per_query: all
       weight: w
+      label: l
+      scores: [pos_scores, neg_scores]
+      teacher: e
       prompts: {query: "query: ", document: "passage: "}
   shuffle: true
   mixing: {temperature: 2}
@@ -110,6 +115,21 @@ func TestLoRADefaults(t *testing.T) {
 	}
 	if l := r.tuning().LoRA; l.Rank != 4 || l.Alpha != 32 || l.Seed != 42 || l.Targets[0] != "query" {
 		t.Errorf("%+v", l)
+	}
+}
+
+// negatives_per_query is a number or all.
+func TestNegativesPerQuery(t *testing.T) {
+	for value, want := range map[string]Count{"3": 3, "all": dataset.AllNegatives, "0": 0} {
+		r, err := Parse("r.yaml", []byte(strings.Replace(minimal, "positive: p", "positive: p, negatives: n, negatives_per_query: "+value, 1)), nil)
+		if err != nil || r.Data.Train[0].NegativesPerQuery != want {
+			t.Errorf("%s: %d, %v", value, r.Data.Train[0].NegativesPerQuery, err)
+		}
+	}
+	for value, want := range map[string]string{"-1": "is -1, want a number of negatives, or all", "some": "want a whole number"} {
+		if _, err := Parse("r.yaml", []byte(strings.Replace(minimal, "positive: p", "positive: p, negatives: n, negatives_per_query: "+value, 1)), nil); err == nil || !strings.Contains(err.Error(), "r.yaml:5: data.train[0].negatives_per_query: "+want) {
+			t.Errorf("%s: %v", value, err)
+		}
 	}
 }
 

@@ -1,0 +1,148 @@
+package dataset
+
+import (
+	"fmt"
+	"math"
+)
+
+// Columns of numbers: weights, labels, teachers' scores and embeddings.
+
+// numberColumn is a column of numbers, or of lists of numbers, in rows. Null is NaN.
+type numberColumn struct {
+	list   bool
+	starts []uint32 // lists: row i has values[starts[i]:starts[i+1]]
+	values []float32
+}
+
+func (c *numberColumn) reset(list bool) {
+	*c = numberColumn{list: list, starts: c.starts[:0], values: c.values[:0]}
+}
+
+// row returns the numbers of row i.
+func (c *numberColumn) row(i int) []float32 {
+	if !c.list {
+		return c.values[i : i+1]
+	}
+	return c.values[c.starts[i]:c.starts[i+1]]
+}
+
+// rows is how many have been begun.
+func (c *numberColumn) rows() int {
+	if c.list {
+		return len(c.starts)
+	}
+	return len(c.values)
+}
+
+// end closes the last row's list.
+func (c *numberColumn) end() {
+	if c.list {
+		c.starts = append(c.starts, uint32(len(c.values)))
+	}
+}
+
+// numberRoles says which columns of numbers mean what; -1 or nil: none does.
+type numberRoles struct {
+	weight, label, teacher int
+	scores                 []int
+}
+
+// take appends values as parquet has them.
+func (c *numberColumn) take(v *values, leaf column) {
+	for _, x := range v.list {
+		if c.list && x.RepetitionLevel() == 0 {
+			c.starts = append(c.starts, uint32(len(c.values)))
+		}
+		if c.list && x.DefinitionLevel() < int(leaf.listDef) {
+			continue
+		}
+		c.values = append(c.values, float32(number(x, leaf.leaf)))
+	}
+}
+
+// Label returns the row's label, 0 if the source names no column for it.
+func (b *Block) Label(row int) float32 {
+	if b.d.number.label < 0 {
+		return 0
+	}
+	return b.numbers[b.d.number.label].values[row]
+}
+
+// teacher is the row's teacher embedding.
+func (b *Block) teacher(row int) []float32 {
+	if b.d.number.teacher < 0 {
+		return nil
+	}
+	return b.numbers[b.d.number.teacher].row(row)
+}
+
+// scores appends the row's scores: one per text of its document columns, in their order.
+func (b *Block) scores(dst []float32, row int) []float32 {
+	for _, k := range b.d.number.scores {
+		dst = append(dst, b.numbers[k].row(row)...)
+	}
+	return dst
+}
+
+// documents is how many texts the row's document columns hold.
+func (b *Block) documents(row int) (n int) {
+	for _, r := range b.d.roles {
+		if r.role != Query {
+			n += len(b.texts[r.source].row(row))
+		}
+	}
+	return n
+}
+
+// checkNumbers tells what is wrong with a row's numbers.
+func (b *Block) checkNumbers(row int) (column, reason string) {
+	d := b.d
+	name := func(k int) string { return d.sources[d.firstNumber+k].name }
+	if w := b.Weight(row); math.IsNaN(float64(w)) {
+		return d.src.Weight, "the weight is null or NaN: it must be a number >= 0"
+	} else if !(w >= 0 && w <= math.MaxFloat32) {
+		return d.src.Weight, fmt.Sprintf("a weight of %v: it must be a number >= 0", w)
+	}
+	if k := d.number.label; k >= 0 && !finite(b.Label(row)) {
+		return name(k), fmt.Sprintf("the label is %s: it must be a number", numberName(b.Label(row)))
+	}
+	n := 0
+	for _, k := range d.number.scores {
+		list := b.numbers[k].row(row)
+		for i, s := range list {
+			if !finite(s) && b.numbers[k].list {
+				return name(k), fmt.Sprintf("score %d of the list is %s: it must be a number", i, numberName(s))
+			} else if !finite(s) {
+				return name(k), fmt.Sprintf("the score is %s: it must be a number", numberName(s))
+			}
+		}
+		n += len(list)
+	}
+	if docs := b.documents(row); len(d.number.scores) > 0 && n != docs {
+		return name(d.number.scores[0]), fmt.Sprintf("the row has %d scores for its %d documents: scores are one for the positive and one for each negative, in the order of their columns", n, docs)
+	}
+	if k := d.number.teacher; k >= 0 {
+		list := b.teacher(row)
+		if len(list) == 0 {
+			return name(k), "the list is null or empty"
+		}
+		if len(list) != d.dim {
+			return name(k), fmt.Sprintf("the list has %d numbers, in the first row it has %d: a teacher's embeddings all have one length", len(list), d.dim)
+		}
+		for i, v := range list {
+			if !finite(v) {
+				return name(k), fmt.Sprintf("number %d of the list is %s", i, numberName(v))
+			}
+		}
+	}
+	return "", ""
+}
+
+func finite(v float32) bool { return v-v == 0 }
+
+func numberName(v float32) string {
+	if math.IsNaN(float64(v)) {
+		return "null or NaN"
+	}
+	return fmt.Sprint(v)
+}

@@ -1,0 +1,226 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// shapeRow is what pyarrow reads of testdata/golden/dataset/shapes.parquet.
+type shapeRow struct {
+	Query, Positive, Negative, Text, Joined string
+	Title                                   *string
+	Pos, Neg                                []string
+	PosScores                               []float32 `json:"pos_scores"`
+	NegScores                               []float32 `json:"neg_scores"`
+	AllScores                               []float32 `json:"all_scores"`
+	Score, Label, Stars                     float32
+	Teacher                                 []float32
+}
+
+// TestGoldenShapes reads labels, scores, teachers' embeddings, ragged lists and joined texts in every form, in blocks of every size.
+func TestGoldenShapes(t *testing.T) {
+	var want []shapeRow
+	readJSON(t, golden("shapes.json"), &want)
+	scoreOf := func(list []string, scores []float32, text string) float32 { return scores[slices.Index(list, text)] }
+	for _, file := range []string{"shapes.parquet", "shapes_f32.parquet", "shapes.jsonl"} {
+		base := Source{Paths: []string{golden(file)}, Query: "query", Label: "label", Teacher: "teacher"}
+		for name, c := range map[string]struct {
+			change func(*Source)
+			texts  func(r *shapeRow, e *Example) []string  // of the documents
+			scores func(r *shapeRow, e *Example) []float32 // likewise
+		}{
+			"one text": {func(s *Source) { s.Label = "stars" }, func(*shapeRow, *Example) []string { return nil }, nil},
+			"all negatives, a column each": {func(s *Source) {
+				s.Positive, s.Negatives, s.NegativesPerQuery, s.Scores = "positive", []string{"neg", "negative"}, AllNegatives, []string{"score", "neg_scores", "label"}
+			}, func(r *shapeRow, e *Example) []string {
+				return slices.Concat([]string{r.Positive}, r.Neg, []string{r.Negative})
+			},
+				func(r *shapeRow, e *Example) []float32 {
+					return slices.Concat([]float32{r.Score}, r.NegScores, []float32{r.Label})
+				}},
+			"a list of scores and a choice of positives": {func(s *Source) {
+				s.Positive, s.Negatives, s.NegativesPerQuery, s.Scores = "pos", []string{"neg"}, AllNegatives, []string{"all_scores"}
+			}, func(r *shapeRow, e *Example) []string { return slices.Concat([]string{e.Texts[1]}, r.Neg) },
+				func(r *shapeRow, e *Example) []float32 {
+					return slices.Concat([]float32{scoreOf(r.Pos, r.PosScores, e.Texts[1])}, r.NegScores)
+				}},
+			"chosen with their scores": {func(s *Source) {
+				s.Positive, s.Negatives, s.NegativesPerQuery, s.Scores = "pos", []string{"pos", "{title} - {text}"}, 2, []string{"pos_scores", "pos_scores", "stars"}
+			}, func(r *shapeRow, e *Example) []string { return append(slices.Clone(e.Texts[1:4]), r.Joined) },
+				func(r *shapeRow, e *Example) (out []float32) {
+					for _, text := range e.Texts[1:4] {
+						out = append(out, scoreOf(r.Pos, r.PosScores, text))
+					}
+					return append(out, r.Stars)
+				}},
+			"joined": {func(s *Source) { s.Query, s.Positive = "Q: {query}", "{title} - {text}" }, func(r *shapeRow, e *Example) []string { return []string{r.Joined} }, nil},
+		} {
+			src := base
+			c.change(&src)
+			for _, limit := range []blockLimit{defaultLimit, {7, 1 << 20}} {
+				d, err := open(t.Context(), src, limit)
+				if err != nil {
+					t.Fatalf("%s, %s: %v", file, name, err)
+				}
+				x, err := d.Index(t.Context(), IndexConfig{Threads: 2})
+				if err != nil {
+					t.Fatalf("%s, %s: %v", file, name, err)
+				}
+				rows := make([]int64, len(want))
+				for i := range rows {
+					rows[i] = int64((i * 13) % len(rows))
+				}
+				examples, err := d.NewReader(ReaderConfig{Seed: 9}).Read(t.Context(), 1, rows)
+				if err != nil {
+					t.Fatalf("%s, %s: %v", file, name, err)
+				}
+				for i, row := range rows {
+					r, e := &want[row], &examples[i]
+					where := fmt.Sprintf("%s, %s, row %d", file, name, row)
+					query := r.Query
+					if strings.HasPrefix(src.Query, "Q") {
+						query = "Q: " + r.Query
+					}
+					if texts := append([]string{query}, c.texts(r, e)...); !slices.Equal(e.Texts, texts) {
+						t.Fatalf("%s: texts %q, want %q", where, e.Texts, texts)
+					}
+					if c.scores != nil && !slices.Equal(e.Scores, c.scores(r, e)) || c.scores == nil && e.Scores != nil {
+						t.Fatalf("%s: scores %v of %q, want %v", where, e.Scores, e.Texts, c.scores(r, e))
+					}
+					label := r.Label
+					if src.Label == "stars" {
+						label = r.Stars
+					}
+					if e.Label != label || !slices.Equal(e.Teacher, r.Teacher) {
+						t.Fatalf("%s: label %v, teacher %v", where, e.Label, e.Teacher)
+					}
+					if got := x.Hashes(nil, 9, 1, row); !slices.Equal(got, e.Hashes) || len(got) != len(e.Texts) {
+						t.Fatalf("%s: the index has %d other texts than the reader", where, len(got))
+					}
+					at := 0
+					for col, column := range d.Columns() {
+						from, to := e.Column(col)
+						if from != at || !column.Ragged && to != from+1 || column.Ragged && to-from != len(r.Neg) {
+							t.Fatalf("%s: column %d is texts %d to %d, after %d", where, col, from, to, at)
+						}
+						at = to
+					}
+					if at != len(e.Texts) {
+						t.Fatalf("%s: columns end at text %d of %d", where, at, len(e.Texts))
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestShapeErrors: what is wrong with names and with rows, to act on. Both formats say the same of the rows.
+func TestShapeErrors(t *testing.T) {
+	at := []string{golden("shapes.parquet")}
+	for _, c := range []struct {
+		src  Source
+		is   error
+		want string
+	}{
+		{Source{Query: "query", Positive: "positive", Label: "labell"}, ErrMissingColumn, `did you mean "label"?`},
+		{Source{Query: "query", Positive: "positive", Label: "text"}, ErrColumnType, `column "text" is string, want a number`},
+		{Source{Query: "query", Positive: "positive", Label: "teacher"}, ErrColumnType, `column "teacher" is a list, want a number`},
+		{Source{Query: "query", Positive: "positive", Weight: "teacher"}, ErrColumnType, `column "teacher" is a list, want a number`},
+		{Source{Query: "query", Positive: "positive", Teacher: "label"}, ErrColumnType, `column "label" is a number, want a list of numbers`},
+		{Source{Query: "query", Positive: "positive", Scores: []string{"pos"}}, ErrColumnType, `column "pos" is list<string>, want a number or a list of numbers`},
+		{Source{Query: "query", Positive: "positive", NegativesPerQuery: AllNegatives}, ErrColumnType, "negatives_per_query is all, but no column of negatives is a list"},
+		{Source{Query: "query", Positive: "{pos} {text}"}, ErrColumnType, `column "pos" of the template "{pos} {text}" is list<string>`},
+		{Source{Query: "query", Positive: "{titel} {text}"}, ErrMissingColumn, `has no column "titel"`},
+		{Source{Query: "query", Positive: "{title {text}"}, ErrMissingColumn, "a { without a column"},
+		{Source{Query: "query", Positive: "title} {text}"}, ErrMissingColumn, "a } without {"},
+		{Source{Query: "query", Negatives: []string{"neg"}, Label: "label"}, ErrMissingColumn, "single texts with a label"},
+	} {
+		c.src.Paths = at
+		d, err := Open(t.Context(), c.src)
+		if err == nil {
+			d.Close()
+		}
+		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v:\n got %v\nwant %q", c.src, err, c.want)
+		}
+	}
+	folder := write(t, map[string]string{"rows.jsonl": strings.Join([]string{
+		`{"q": "a", "p": "b", "n": ["c"], "s": [1, 2], "l": 1, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": [], "s": [1], "l": 1, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": ["c", "d"], "s": [1, 2], "l": 1, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [1, null], "l": 1, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [1, "2"], "l": 1, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [1, 1e99], "l": 1, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [1, 2], "l": null, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [1, 2], "l": 1, "e": [1]}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [1, 2], "l": 1}`,
+		`{"q": "a", "p": "b", "n": ["c", " "], "s": [1, 2, 3], "l": 1, "e": [1, 2]}`,
+		`{"q": "a", "p": "b", "n": null, "s": [1], "l": 1, "e": [1, 2]}`,
+		`{"p": "b", "n": ["c"], "s": [1, 2], "l": 1, "e": [1, 2]}`,
+	}, "\n")})
+	src := Source{Paths: []string{filepath.Join(folder, "rows.jsonl")}, Query: "q", Positive: "{p}{x}", Negatives: []string{"n"}, NegativesPerQuery: AllNegatives, Label: "l", Scores: []string{"s"}, Teacher: "e"}
+	if _, err := Open(t.Context(), src); err == nil || !strings.Contains(err.Error(), `no column "x"`) {
+		t.Errorf("a template's column that is not there: %v", err)
+	}
+	src.Positive = "p"
+	d, err := Open(t.Context(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	x, err := d.Index(t.Context(), IndexConfig{SkipBad: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, b := range x.Bad() {
+		got = append(got, fmt.Sprintf("%d %s: %s", b.Row, b.Column, b.Reason))
+	}
+	want := []string{
+		"2 s: the row has 2 scores for its 3 documents: scores are one for the positive and one for each negative, in the order of their columns",
+		"3 s: score 1 of the list is null or NaN: it must be a number",
+		"4 s: it is a string, want a list of numbers",
+		"5 s: score 1 of the list is +Inf: it must be a number",
+		"6 l: it is null, want a number",
+		"7 e: the list has 1 numbers, in the first row it has 2: a teacher's embeddings all have one length",
+		"8 e: the list is null or empty",
+		"9 n: text 1 of the list is blank",
+		"11 q: the text is null",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("bad rows:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	_, err = d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0, 2})
+	var bad *RowError
+	if !errors.As(err, &bad) || bad.Location.Line != 3 || bad.Column != "s" {
+		t.Errorf("reading a bad row: %v", err)
+	}
+}
+
+// TestShapeFingerprint: what rows carry is part of what a cursor is of.
+func TestShapeFingerprint(t *testing.T) {
+	seen := map[Hash128]string{}
+	base := Source{Paths: []string{golden("shapes.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: AllNegatives}
+	for name, change := range map[string]func(*Source){
+		"plain": func(*Source) {}, "label": func(s *Source) { s.Label = "label" }, "other label": func(s *Source) { s.Label = "stars" },
+		"scores": func(s *Source) { s.Scores = []string{"score", "neg_scores"} }, "other scores": func(s *Source) { s.Scores = []string{"stars", "neg_scores"} },
+		"teacher": func(s *Source) { s.Teacher = "teacher" }, "sampled": func(s *Source) { s.NegativesPerQuery = 1 },
+		"joined": func(s *Source) { s.Positive = "{title} {text}" }, "joined otherwise": func(s *Source) { s.Positive = "{title}: {text}" },
+	} {
+		src := base
+		change(&src)
+		d, err := Open(context.Background(), src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, ok := seen[d.Fingerprint()]; ok {
+			t.Errorf("%s and %s have one fingerprint", name, other)
+		}
+		seen[d.Fingerprint()] = name
+	}
+}

@@ -1,0 +1,102 @@
+package stages_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+	"contraflow/io/dataset"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+)
+
+// ragged gives rows 0 to 3 negatives, of two columns, with labels, scores and teachers' embeddings.
+func ragged(s *dataset.Source) {
+	s.Negatives, s.NegativesPerQuery = []string{"negative", "list"}, dataset.AllNegatives
+	s.Label, s.Scores, s.Teacher = "label", []string{"both"}, "teacher"
+}
+
+// everything is a loss of all that a batch says: which document belongs to which row, its score, its row's label, its weight, and
+// the teacher's embedding of the rows that are asked for.
+type everything struct{}
+
+func (l everything) terms(b *loss.Batch, x, g [][]float32) (loss.Result, error) {
+	if b.Labels == nil || b.Scores == nil || len(b.Teacher) == 0 {
+		return loss.Result{}, fmt.Errorf("labels %v, scores %v, teacher %v", b.Labels, b.Scores, b.Teacher)
+	}
+	lo, hi := b.Own()
+	d := len(b.Teacher) / (hi - lo)
+	var r loss.Result
+	term := func(row, document int) {
+		if row < lo || row >= hi {
+			return
+		}
+		w := b.Labels[row] * (1 + b.Scores[document-b.Rows])
+		for j := range x[row] {
+			t := float64(b.Teacher[(row-lo)*d+j%d])
+			r.Sum += w * t * float64(x[row][j]) * float64(x[document][j])
+			g[row][j] += float32(w * t * float64(x[document][j]))
+			g[document][j] += float32(w * t * float64(x[row][j]))
+		}
+	}
+	for i := range b.Rows {
+		term(i, b.Rows+i)
+	}
+	for k, o := range b.Owner {
+		term(int(o), 2*b.Rows+k)
+	}
+	r.Weight = float64(hi - lo)
+	return r, nil
+}
+
+func (l everything) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
+	return loss.Host(l.terms).Compute(s, a, b)
+}
+func (everything) Memory(z loss.Size) int { return loss.Host(nil).Memory(z) }
+func (everything) SplitsRows()            {}
+
+// Ragged negatives, labels, scores and teachers' embeddings reach the loss in one order, however many ranks and sub-batches there are:
+// the gradient is the single process's, computed plainly.
+func TestShapesOnRanks(t *testing.T) {
+	for name, l := range map[string]loss.Loss{"infonce": loss.InfoNCE{MaskDuplicates: true, Directions: loss.Directions}, "everything": everything{}} {
+		base := goldenRun{source: ragged, loss: l, dropout: 0.1, globalSize: 13, accumulate: 2, maxSteps: 1, optimizer: optim.SGD{}}
+		truth := base
+		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
+		if name == "everything" { // computes in f32 on the host
+			truth.device, truth.dtype = nil, gpustage.F32
+		}
+		want := truth.run(t)
+		for i, c := range []goldenRun{
+			{},
+			{size: stages.Size{Rows: 3}},
+			{size: stages.Size{Tokens: 90}, ranks: 3},
+			{size: stages.Size{Rows: 5}, ranks: 2, budget: -1},
+			{size: stages.Size{Rows: 7}, ranks: 4, shards: 2, exchange: stages.Exchanging{Early: true, Streamed: true}},
+			{size: stages.Size{Tokens: 200}, ranks: 8},
+		} {
+			c.source, c.loss, c.dropout, c.globalSize, c.accumulate, c.maxSteps, c.optimizer = base.source, base.loss, base.dropout, base.globalSize, base.accumulate, 1, base.optimizer
+			got := c.run(t)
+			where, e := gradientError(want.model.Layout, got.grad, want.grad)
+			if !(e <= 1e-5) {
+				t.Errorf("%s, case %d, %d ranks: %s is off by %.3g", name, i, c.ranks, where, e)
+			}
+			if w := want.steps[0].Loss; !(math.Abs(got.steps[0].Loss-w) <= 1e-5*math.Abs(w)) {
+				t.Errorf("%s, case %d, %d ranks: loss %v, want %v", name, i, c.ranks, got.steps[0].Loss, w)
+			}
+			if c.ranks > 1 {
+				sent := map[string]int64{}
+				for _, call := range got.traffic.calls {
+					sent[string(call.Op)] += call.Sent()
+				}
+				for op, n := range got.traffic.counted {
+					if c.shards == 0 && n[1] != sent[string(op)] {
+						t.Errorf("%s, case %d: %s sent %d bytes, planned %d", name, i, op, n[1], sent[string(op)])
+					}
+				}
+			}
+		}
+	}
+}
