@@ -20,7 +20,7 @@ func TestLoRA(t *testing.T) {
 		"--set", "model.lora={rank: 4, alpha: 8, dropout: 0.1, targets: all-linear, modules_to_save: [LayerNorm]}", "--set", "model.freeze.layers=1",
 		"--set", "model.activation_checkpointing=true", "--set", "optimizer.groups=[{params: lora_B, lr: 3e-2}]", "--set", "train.max_steps=4",
 	}
-	r := succeed(t, append([]string{"train", "-c", recipe}, sets...)...)
+	r := succeed(t, append([]string{"train", "--log", "human", "-c", recipe}, sets...)...)
 	if !strings.Contains(r.stderr, " of which ") {
 		t.Errorf("nothing is said of what trains:\n%s", r.stderr)
 	}
@@ -63,7 +63,7 @@ func TestLoRA(t *testing.T) {
 		t.Errorf("%v, %s, %v", want, ev.stdout, err)
 	}
 	two := filepath.Join(dir, "two")
-	succeed(t, append([]string{"train", "-c", recipe, "--out", two, "--set", "mesh.replicate=2", "--set", "mesh.shard=1"}, sets...)...)
+	succeed(t, append([]string{"train", "--log", "human", "-c", recipe, "--out", two, "--set", "mesh.replicate=2", "--set", "mesh.shard=1"}, sets...)...)
 	if e := largest(embed(filepath.Join(two, "model")), got); e > 1e-3 {
 		t.Errorf("on two ranks, embeddings differ by %v", e)
 	}
@@ -75,7 +75,7 @@ func TestLoRA(t *testing.T) {
 		"model.freeze={layers: 9}":                                         "9 layers are to be frozen, the model has 3",
 		"model.lora={targets: query, modules_to_save: [attention.output]}": "",
 	} {
-		args := append(append([]string{"train", "-c", recipe, "--out", filepath.Join(dir, "x")}, sets...), "--set", set)
+		args := append(append([]string{"train", "--log", "human", "-c", recipe, "--out", filepath.Join(dir, "x")}, sets...), "--set", set)
 		if r := contraflow(t, "", args...); (r.code != 1 || !strings.Contains(r.stderr, want)) && want != "" || want == "" && r.code != 0 {
 			t.Errorf("--set %s: exit code %d, want %q\n%s", set, r.code, want, r.stderr)
 		}

@@ -216,7 +216,7 @@ func TestInterrupt(t *testing.T) {
 func TestTrainEmbedEval(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
-	r := succeed(t, "train", "-c", at("recipe.yaml"), "--trace", "--set", "train.max_steps=8", "--out", at("out"))
+	r := succeed(t, "train", "--log", "human", "-c", at("recipe.yaml"), "--trace", "--set", "train.max_steps=8", "--out", at("out"))
 	for _, want := range []string{"step 8/8", "steps   8, of 1 x 16 rows", "model saved in", "step 4: ndcg@10"} {
 		if !strings.Contains(r.stderr, want) {
 			t.Errorf("train did not say %q:\n%s", want, r.stderr)

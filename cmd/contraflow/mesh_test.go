@@ -13,7 +13,7 @@ func TestMesh(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	train := func(out string, sets ...string) []any {
-		args := []string{"train", "-c", at("recipe.yaml"), "--out", at(out), "--trace", "--set", "train.max_steps=8"}
+		args := []string{"train", "--log", "human", "-c", at("recipe.yaml"), "--out", at(out), "--trace", "--set", "train.max_steps=8"}
 		for _, s := range sets {
 			args = append(args, "--set", s)
 		}
@@ -68,7 +68,7 @@ func TestMesh(t *testing.T) {
 	if local := train("local", "mesh.replicate=2", "loss.gather_across_devices=false"); math.Abs(local[0].(float64)-one[0].(float64)) < 1e-3 {
 		t.Error("local negatives change nothing")
 	}
-	r := contraflow(t, "", "train", "-c", at("recipe.yaml"), "--out", at("bad"), "--set", "mesh.replicate=2", "--set", "optimizer.lr=1e30", "--set", "optimizer.warmup_ratio=0")
+	r := contraflow(t, "", "train", "--log", "human", "-c", at("recipe.yaml"), "--out", at("bad"), "--set", "mesh.replicate=2", "--set", "optimizer.lr=1e30", "--set", "optimizer.warmup_ratio=0")
 	if r.code != 1 || !strings.Contains(r.stderr, "finite") || strings.Contains(r.stderr, "goroutine") {
 		t.Errorf("a loss that explodes on a mesh: exit code %d\n%s", r.code, r.stderr)
 	}

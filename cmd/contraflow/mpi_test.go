@@ -62,7 +62,7 @@ func TestMPITrains(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	train := func(out string, sets ...string) []string {
-		args := []string{"train", "-c", at("recipe.yaml"), "--out", at(out), "--set", "train.epochs=2", "--set", "batch.sub_batch={rows: 3}"}
+		args := []string{"train", "--log", "human", "-c", at("recipe.yaml"), "--out", at(out), "--set", "train.epochs=2", "--set", "batch.sub_batch={rows: 3}"}
 		for _, s := range sets {
 			args = append(args, "--set", s)
 		}
@@ -105,7 +105,7 @@ func TestMPIKill(t *testing.T) {
 	for i := range kills {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		cmd := mpirun(t, ctx, []string{
-			"4", "train", "-c", filepath.Join(dir, "recipe.yaml"), "--out", filepath.Join(dir, "killed"), "--set", "train.epochs=100000", "--set", "eval.every=0",
+			"4", "train", "--log", "human", "-c", filepath.Join(dir, "recipe.yaml"), "--out", filepath.Join(dir, "killed"), "--set", "train.epochs=100000", "--set", "eval.every=0",
 		})
 		var text bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &text, &text
@@ -197,13 +197,13 @@ func TestMPIDisagree(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	write(t, filepath.Join(other, "train.parquet"), []string{"query", "positive", "negative"},
 		repeat("another query %d", 160), repeat("another answer %d", 160), repeat("something else %d", 160))
-	base := []string{"train", "-c", at("recipe.yaml"), "--out", at("out")}
+	base := []string{"train", "--log", "human", "-c", at("recipe.yaml"), "--out", at("out")}
 	for name, c := range map[string]struct {
 		second []string
 		want   []string
 	}{
 		"recipe":  {append(base, "--set", "optimizer.lr=1e-4"), []string{"the recipe is", "on rank 0", "on rank 1"}},
-		"dataset": {[]string{"train", "-c", filepath.Join(other, "recipe.yaml"), "--out", at("out")}, []string{"the dataset is", "on rank 0", "on rank 1"}},
+		"dataset": {[]string{"train", "--log", "human", "-c", filepath.Join(other, "recipe.yaml"), "--out", at("out")}, []string{"the dataset is", "on rank 0", "on rank 1"}},
 		"size":    {append(base, "--set", "mesh.replicate=3"), []string{"mesh: 3 x 1", "3 ranks, the job has 2"}},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -69,7 +69,7 @@ func TestNCCLTrains(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	train := func(out string, sets ...string) []string {
-		args := []string{"train", "-c", at("recipe.yaml"), "--out", at(out), "--set", "train.epochs=2", "--set", "batch.sub_batch={rows: 3}"}
+		args := []string{"train", "--log", "human", "-c", at("recipe.yaml"), "--out", at(out), "--set", "train.epochs=2", "--set", "batch.sub_batch={rows: 3}"}
 		for _, s := range sets {
 			args = append(args, "--set", s)
 		}
@@ -105,7 +105,7 @@ func TestNCCLStopped(t *testing.T) {
 	dir := workspace(t)
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Interrupt} {
 		out := filepath.Join(dir, "stopped by "+sig.String())
-		cmds, said := underTorchrun(t, 4, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--out", out, "--set", "train.epochs=100000", "--set", "eval.every=0")
+		cmds, said := underTorchrun(t, 4, "train", "--log", "human", "-c", filepath.Join(dir, "recipe.yaml"), "--out", out, "--set", "train.epochs=100000", "--set", "eval.every=0")
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // until steps are done
 			if info, err := os.Stat(filepath.Join(out, "metrics.jsonl")); err == nil && info.Size() > 0 {
 				break

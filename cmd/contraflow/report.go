@@ -64,6 +64,6 @@ func writeReport(u *ui, dir string) error {
 	if err != nil {
 		return fmt.Errorf("the run is done, but not its report: %w", err)
 	}
-	u.printf("report %s\n", file)
+	u.say("report", "report "+file)
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 func resumable(t *testing.T, dir, out string, sets ...string) []string {
 	t.Helper()
 	args := []string{
-		"train", "-c", filepath.Join(dir, "recipe.yaml"), "--out", filepath.Join(dir, out),
+		"train", "--log", "human", "-c", filepath.Join(dir, "recipe.yaml"), "--out", filepath.Join(dir, out),
 		"--set", "train.epochs=5", "--set", "batch.global_size=12", "--set", "batch.accumulate=2", "--set", "save.every=3", "--set", "eval.every=0",
 		"--set", "log.every=1",
 	}

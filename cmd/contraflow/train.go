@@ -39,6 +39,7 @@ func (f *recipeFlags) load() (recipe.Recipe, error) {
 func newTrain() *cobra.Command {
 	var f recipeFlags
 	var trace, quiet, resume bool
+	var log, metricsAddr string
 	cmd := &cobra.Command{
 		Use:   "train -c RECIPE",
 		Short: "Train a model by a recipe",
@@ -56,8 +57,16 @@ write one and go on.`,
 			if err != nil {
 				return err
 			}
-			ui := newUI(cmd.ErrOrStderr(), quiet)
+			ui, err := newUI(cmd.ErrOrStderr(), quiet).withLog(log)
+			if err != nil {
+				return err
+			}
 			defer ui.close()
+			watcher, err := serveMetrics(metricsAddr)
+			if err != nil {
+				return fmt.Errorf("--metrics-addr: %w", err)
+			}
+			defer watcher.close()
 			opts := []recipe.TrainOption{recipe.Controlled(control)}
 			if resume {
 				opts = append(opts, recipe.Resuming())
@@ -69,19 +78,19 @@ write one and go on.`,
 			if err != nil {
 				return err
 			}
-			err = recipe.OnRanks(cmd.Context(), r, place, ui.observer(r.Log.Every), func(x *recipe.Run) error {
+			err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer(r.Log.Every)), func(x *recipe.Run) error {
 				if !x.Main() {
 					_, err := x.Train(cmd.Context(), opts...)
 					return err
 				}
-				ui.printf("%s\n", x.Describe())
+				ui.say("run", x.Describe())
 				ui.begin(x.Steps)
 				s, err := x.Train(cmd.Context(), opts...)
 				ui.close()
 				if err != nil {
 					return err
 				}
-				ui.printf("%s\n", s)
+				ui.say("done", s.String())
 				return writeReport(ui, r.Save.Dir)
 			})
 			if err != nil && cmd.Context().Err() != nil {
@@ -93,6 +102,8 @@ write one and go on.`,
 	cmd.Flags().BoolVar(&trace, "trace", false, "write trace.json (opens in Perfetto) into the run's folder")
 	cmd.Flags().BoolVar(&resume, "resume", false, "go on from the newest complete checkpoint in save.dir, if there is one")
 	cmd.Flags().BoolVar(&quiet, "quiet", false, "print errors only")
+	cmd.Flags().StringVar(&log, "log", "auto", "how to print progress: human, json, or auto: human on a terminal, JSON lines elsewhere")
+	cmd.Flags().StringVar(&metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this address, such as :9090, under /metrics")
 	f.add(cmd)
 	return cmd
 }

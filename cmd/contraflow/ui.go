@@ -8,17 +8,20 @@ import (
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
 
 	"contraflow/io/hfmodel"
 	"contraflow/stages/recipe"
 )
 
-// ui shows a run's progress: bars on a terminal, plain lines otherwise.
+// ui shows a run's progress: bars on a terminal, plain lines otherwise, or a log of JSON lines.
 type ui struct {
 	w        io.Writer
 	quiet    bool
 	terminal bool
+	log      *zap.Logger // nil but for JSON lines
 
 	bars  *mpb.Progress
 	bar   *mpb.Bar
@@ -30,6 +33,34 @@ type ui struct {
 func newUI(w io.Writer, quiet bool) *ui {
 	f, ok := w.(*os.File)
 	return &ui{w: w, quiet: quiet, terminal: ok && term.IsTerminal(int(f.Fd()))}
+}
+
+// withLog makes a ui of a run's log: for people on a terminal and JSON lines otherwise, unless format says which. Machines read a file or
+// a pipe; what is said to both is the same.
+func (u *ui) withLog(format string) (*ui, error) {
+	switch {
+	case format == "json" || format == "auto" && !u.terminal:
+		enc := zap.NewProductionEncoderConfig()
+		enc.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+		level := zapcore.InfoLevel
+		if u.quiet {
+			level = zapcore.ErrorLevel
+		}
+		u.log = zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(enc), zapcore.AddSync(u.w), level))
+		u.terminal = false
+	case format != "auto" && format != "human":
+		return nil, usageError{fmt.Errorf("--log is %q, want auto, human or json", format)}
+	}
+	return u, nil
+}
+
+// say prints something to read, in a log as a message of that name.
+func (u *ui) say(name, text string) {
+	if u.log != nil {
+		u.log.Info(name, zap.String("text", text))
+		return
+	}
+	u.printf("%s\n", text)
 }
 
 func (u *ui) printf(format string, args ...any) {
@@ -44,14 +75,26 @@ func (u *ui) observer(every int) recipe.Observer {
 		return recipe.Observer{}
 	}
 	return recipe.Observer{
-		Note:     func(m string) { u.printf("note: %s\n", m) },
+		Note:     u.note,
 		Download: u.download,
 		Index:    u.index,
 		Step:     func(m recipe.Metrics) { u.step(m, every) },
 		Eval: func(e recipe.Evaluation) {
+			if u.log != nil {
+				u.log.Info("evaluation", zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value))
+				return
+			}
 			u.line("step %d: %s %.4f\n", e.Step, e.Metric, e.Value)
 		},
 	}
+}
+
+func (u *ui) note(m string) {
+	if u.log != nil {
+		u.log.Warn(m)
+		return
+	}
+	u.line("note: %s\n", m)
 }
 
 // line prints above the bar.
@@ -73,13 +116,17 @@ func (u *ui) due(done bool) bool {
 }
 
 func (u *ui) download(p hfmodel.Progress) {
-	if p.Total > 0 && u.due(p.Done == p.Total) {
+	if u.log != nil && u.due(p.Done == p.Total) {
+		u.log.Info("download", zap.String("file", p.File), zap.Int64("bytes", p.Done), zap.Int64("of", p.Total))
+	} else if u.log == nil && p.Total > 0 && u.due(p.Done == p.Total) {
 		u.printf("downloading %s: %s of %s\n", p.File, recipe.Size(p.Done), recipe.Size(p.Total))
 	}
 }
 
 func (u *ui) index(done, total int64) {
-	if u.due(done == total) {
+	if u.log != nil && u.due(done == total) {
+		u.log.Info("reading the data", zap.Int64("rows", done), zap.Int64("of", total))
+	} else if u.log == nil && u.due(done == total) {
 		u.printf("reading the data: %d of %d rows\n", done, total)
 	}
 }
@@ -107,7 +154,13 @@ func (u *ui) step(m recipe.Metrics, every int) {
 		u.bar.Increment()
 		return
 	}
-	if m.Step%every == 0 || m.Step == 1 || m.Step == u.steps {
+	if m.Step%every != 0 && m.Step != 1 && m.Step != u.steps {
+		return
+	}
+	if u.log != nil {
+		u.log.Info("step", zap.Int("step", m.Step), zap.Int("of", u.steps), zap.Int("epoch", m.Epoch), zap.Float64("loss", m.Loss), zap.Float64("grad_norm", m.GradNorm), zap.Float64("lr", m.LR),
+			zap.Float64("pairs_per_s", m.PairsPerS), zap.Float64("tokens_per_s", m.TokensPerS), zap.Int64("peak_mem_bytes", m.PeakMemBytes))
+	} else {
 		u.printf("step %d/%d  loss %.4f  grad %.3g  lr %.3g  %.0f pairs/s  %.0f tokens/s\n", m.Step, u.steps, m.Loss, m.GradNorm, m.LR, m.PairsPerS, m.TokensPerS)
 	}
 }

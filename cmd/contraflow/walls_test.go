@@ -49,6 +49,8 @@ var onlyIn = map[string]string{
 	"github.com/spf13/cobra":           "cmd/contraflow",
 	"github.com/vbauerster/mpb":        "cmd/contraflow",
 	"go.uber.org/zap":                  "cmd/contraflow",
+	"github.com/prometheus":            "cmd/contraflow",
+	"google.golang.org/protobuf":       "io/tensorboard",
 }
 
 func TestWalls(t *testing.T) {

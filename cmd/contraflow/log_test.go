@@ -1,0 +1,98 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"contraflow/stages/recipe"
+)
+
+// TestLog: what is no terminal gets JSON lines, with the numbers of metrics.jsonl.
+func TestLog(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	args := []string{"train", "-c", at("recipe.yaml"), "--set", "train.max_steps=4", "--set", "log.every=1"}
+	r := succeed(t, append(args, "--out", at("json"))...)
+	want := losses(t, at("json/metrics.jsonl"))
+	var got []float64
+	seen := map[string]bool{}
+	for _, line := range strings.Split(strings.TrimSpace(r.stderr), "\n") {
+		var m struct {
+			Level, Msg, TS, Text string
+			Loss                 float64
+			Value                *float64
+		}
+		if err := json.Unmarshal([]byte(line), &m); err != nil || m.Level == "" || m.Msg == "" {
+			t.Errorf("%q: %v", line, err)
+		}
+		if _, err := time.Parse(time.RFC3339Nano, m.TS); err != nil {
+			t.Errorf("%q: %v", line, err)
+		}
+		if m.Msg == "step" {
+			got = append(got, m.Loss)
+		}
+		seen[m.Msg] = true
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("losses %v, metrics.jsonl has %v", got, want)
+	}
+	for _, msg := range []string{"run", "step", "evaluation", "done", "report"} {
+		if !seen[msg] {
+			t.Errorf("no %q in %v", msg, seen)
+		}
+	}
+	if r := succeed(t, append(args, "--out", at("human"), "--log", "human")...); !strings.Contains(r.stderr, "step 4/4  loss ") || strings.Contains(r.stderr, "{") || strings.Contains(r.stderr, "\x1b[") {
+		t.Errorf("%s", r.stderr)
+	}
+	if r := succeed(t, append(args, "--out", at("quiet"), "--quiet")...); r.stderr != "" || r.stdout != "" {
+		t.Errorf("--quiet says %q %q", r.stdout, r.stderr)
+	}
+	if r := contraflow(t, "", append(args, "--log", "pretty")...); r.code != 2 || !strings.Contains(r.stderr, `--log is "pretty", want auto, human or json`) {
+		t.Errorf("%d: %s", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", append(args, "--metrics-addr", "nowhere:port")...); r.code != 1 || !strings.Contains(r.stderr, "--metrics-addr: ") {
+		t.Errorf("%d: %s", r.code, r.stderr)
+	}
+}
+
+// TestMetricsAddr: Prometheus reads what the last step was; afterwards nobody listens.
+func TestMetricsAddr(t *testing.T) {
+	w, err := serveMetrics("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := 0
+	o := w.observer(recipe.Observer{Step: func(recipe.Metrics) { told++ }})
+	for i := range 3 {
+		o.Step(recipe.Metrics{Step: i + 1, Loss: 2.5 - float64(i), Pairs: 64, Tokens: 1000, Skipped: i == 1})
+	}
+	o.Eval(recipe.Evaluation{Metric: "ndcg@10", Value: 0.25})
+	get := func() (string, error) {
+		resp, err := http.Get("http://" + w.addr + "/metrics")
+		if err != nil {
+			return "", err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		return string(b), err
+	}
+	text, err := get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"contraflow_step 3\n", "contraflow_loss 0.5\n", "contraflow_pairs_total 192\n", "contraflow_tokens_total 3000\n", "contraflow_skipped_steps_total 1\n", `contraflow_evaluation{metric="ndcg@10"} 0.25`, "go_goroutines "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	w.close()
+	if _, err := get(); err == nil || told != 3 {
+		t.Errorf("still served; the other observer was told of %d steps", told)
+	}
+}
