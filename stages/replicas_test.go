@@ -12,7 +12,11 @@ import (
 	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
+	"contraflow/stages/transformer"
 )
+
+// denseLayers are behind the pooling: embeddings then have another size than hidden states.
+var denseLayers = []transformer.Dense{{Name: "2_Dense", Out: 50}, {Name: "3_Dense", Out: 13, Bias: true, Activation: gpustage.Tanh}}
 
 // However many ranks share a step, its gradient is the single process's, computed plainly in f64: with rows that don't divide,
 // ranks without rows, negatives, weights of several batches, dropout, and every way of computing a rank's part.
@@ -22,6 +26,7 @@ func TestReplicasMetamorphic(t *testing.T) {
 		{negatives: true, loss: loss.InfoNCE{MaskDuplicates: true}, dropout: 0.1},
 		{negatives: true, loss: loss.InfoNCE{Directions: loss.Directions}, dropout: 0.2, globalSize: 25, accumulate: 3},
 		{loss: loss.InfoNCE{Directions: []loss.Direction{loss.QueryToDoc, loss.DocToQuery}, PerDirection: true}, globalSize: 5, accumulate: 2},
+		{negatives: true, loss: loss.InfoNCE{}, globalSize: 9, accumulate: 2, dense: denseLayers},
 	} {
 		base.maxSteps, base.optimizer = 1, optim.SGD{}
 		truth := base
@@ -153,6 +158,7 @@ func TestReplicasTraffic(t *testing.T) {
 			}
 		}
 	}
+	count(goldenRun{ranks: 2, size: stages.Size{Rows: 5}, dense: denseLayers})
 	every := goldenRun{ranks: 2, size: stages.Size{Rows: 12}, exchange: stages.Exchanging{Every: true}}
 	if got, _, _ := count(every); got != 2 {
 		t.Errorf("sync: every with 2 sub-batches: %d reductions, want 2", got)
@@ -210,7 +216,7 @@ func TestShardsTraffic(t *testing.T) {
 		for _, x := range sharding[1:] {
 			for _, r := range []goldenRun{
 				{size: stages.Size{Rows: 11}},
-				{size: stages.Size{Rows: 11}, budget: -1},
+				{size: stages.Size{Rows: 11}, budget: -1, dense: denseLayers},
 				{size: stages.Size{Rows: 5}, globalSize: 12, accumulate: 3, every: 2},
 				{size: stages.Size{Rows: 5}, globalSize: 12, accumulate: 1, every: 3},
 				{size: stages.Size{Tokens: 100}, globalSize: 13, accumulate: 3, every: 2}, // some ranks have no rows

@@ -212,7 +212,7 @@ func (f *Folder) adapt(base string) (err error) {
 		f.TokenizerDir = b.TokenizerDir
 	}
 	if f.Modules == nil { // as PEFT saves it
-		f.Modules, f.Pooling, f.Normalize, f.MaxSeqLength, f.LengthGiven, f.LowerCase = b.Modules, b.Pooling, b.Normalize, b.MaxSeqLength, b.LengthGiven, b.LowerCase
+		f.Modules, f.Pooling, f.Dense, f.Normalize, f.MaxSeqLength, f.LengthGiven, f.LowerCase = b.Modules, b.Pooling, b.Dense, b.Normalize, b.MaxSeqLength, b.LengthGiven, b.LowerCase
 		f.Prompts, f.DefaultPromptName, f.Similarity, f.TruncateDim = b.Prompts, b.DefaultPromptName, b.Similarity, b.TruncateDim
 		f.poolingJSON, f.transformerJSON, f.modelJSON = b.poolingJSON, b.transformerJSON, b.modelJSON
 	}

@@ -56,7 +56,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("# %s", oneLine(name))
 	line("")
 	line("This text-embedding model maps a text to a vector of %d dimensions, for semantic search, clustering and similar tasks. "+
-		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", p.Dimension)
+		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", s.dimension(p))
 	if c.Summary != "" {
 		line("")
 		line("%s", strings.TrimSpace(c.Summary))

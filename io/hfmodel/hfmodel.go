@@ -9,11 +9,12 @@
 //	modules.json                       sentence-transformers: which modules, in which order, in which subfolder
 //	sentence_bert_config.json          its first module: max_seq_length, do_lower_case
 //	1_Pooling/config.json              its second: how token vectors become one
+//	2_Dense/                           perhaps, with weights of its own: a linear layer and an activation behind it
 //	config_sentence_transformers.json  prompts, similarity function
 //
 // Open reads every form of this that sentence-transformers has written, from 2.0 (the transformer in its own
 // subfolder, pooling as one boolean per mode) to 6.2, and plain transformers folders, which say nothing about pooling.
-// What it does not understand (a Dense module, a combination of pooling modes) is an error that names it: a model that
+// What it does not understand (a Router, a combination of pooling modes) is an error that names it: a model that
 // silently embeds differently is worse than one that doesn't load.
 //
 // Save writes the folder as a whole: a temporary sibling, synced, then exchanged with the previous one, so that a full
@@ -61,6 +62,7 @@ type Folder struct {
 
 	Modules   []Module // modules.json; nil for a plain transformers folder
 	Pooling   *Pooling // nil if the folder doesn't say: the caller decides
+	Dense     []Dense  // modules between pooling and normalization, in their order
 	Normalize bool     // whether embeddings are scaled to length 1
 
 	// MaxSeqLength is the number of tokens, special ones included, at which sentence-transformers cuts texts: what
@@ -128,6 +130,9 @@ func openOn(dir, base string) (_ *Folder, err error) {
 	if err := f.readPooling(); err != nil {
 		return nil, err
 	}
+	if err := f.readDense(); err != nil {
+		return nil, err
+	}
 	if err := f.readTransformerJSON(); err != nil {
 		return nil, err
 	}
@@ -144,14 +149,20 @@ func openOn(dir, base string) (_ *Folder, err error) {
 
 // Close closes the weights: tensors and their Data must not be used any more. A second Close does nothing.
 func (f *Folder) Close() error {
+	var errs []error
+	for _, d := range f.Dense {
+		if d.file != nil {
+			errs = append(errs, d.file.Close())
+		}
+	}
 	if f.Adapter == nil {
-		return f.weights.close()
+		return errors.Join(append(errs, f.weights.close())...)
 	}
-	err := f.Adapter.file.Close()
+	errs = append(errs, f.Adapter.file.Close())
 	if f.Base != nil {
-		err = errors.Join(err, f.Base.Close())
+		errs = append(errs, f.Base.Close())
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // readModules reads modules.json, if there is one, and refuses modules that this package would have to ignore.
@@ -186,6 +197,10 @@ func (f *Folder) readModules() error {
 			if counts["Normalize"] > 0 {
 				return bad("normalization before pooling is not supported")
 			}
+		case "Dense":
+			if counts["Pooling"] == 0 || counts["Normalize"] > 0 {
+				return bad("a Dense module that is not between pooling and normalization is not supported")
+			}
 		case "Normalize":
 			if counts["Pooling"] == 0 {
 				return bad("normalization before pooling is not supported")
@@ -195,9 +210,9 @@ func (f *Folder) readModules() error {
 			}
 			f.Normalize = true
 		default:
-			return bad("%s modules are not supported yet; Transformer, Pooling and Normalize are", kind)
+			return bad("%s modules are not supported yet; Transformer, Pooling, Dense and Normalize are", kind)
 		}
-		if counts[kind]++; counts[kind] > 1 && kind != "Normalize" {
+		if counts[kind]++; counts[kind] > 1 && kind != "Normalize" && kind != "Dense" {
 			return bad("a second %s is not supported", kind)
 		}
 	}

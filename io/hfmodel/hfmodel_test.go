@@ -252,6 +252,7 @@ func TestBadFolders(t *testing.T) {
 		return write("modules.json", `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}, `+
 			`{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}`+rest+`]`)
 	}
+	dense := `, {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}`
 	index := func(file string) func(*testing.T, string) {
 		return all(remove("model.safetensors"), write("model.safetensors.index.json", `{"weight_map": {"embeddings.LayerNorm.bias": "`+file+`"}}`))
 	}
@@ -281,8 +282,21 @@ func TestBadFolders(t *testing.T) {
 		"modules an object": {write("modules.json", "{}"), []string{"modules.json: line 1: got a JSON object, want a list"}},
 		"modules empty":     {write("modules.json", "[]"), []string{"modules.json: no Transformer"}},
 		"no type":           {write("modules.json", `[{"path": ""}]`), []string{"modules.json: module 0 has no path or no type"}},
-		"dense": {modules(`, {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}`),
-			[]string{"modules.json: module 2 (sentence_transformers.models.Dense): Dense modules are not supported yet"}},
+		"router": {modules(`, {"idx": 2, "name": "2", "path": "2_Router", "type": "sentence_transformers.models.Router"}`),
+			[]string{"modules.json: module 2 (sentence_transformers.models.Router): Router modules are not supported yet"}},
+		"no dense file": {modules(dense), []string{"2_Dense", "config.json"}},
+		"dense pickled": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`), write("2_Dense/pytorch_model.bin", "x")),
+			[]string{"2_Dense", "pytorch_model.bin", "pickle", "python -c", "save_pretrained"}},
+		"no dense weights": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`)), []string{"2_Dense has no model.safetensors"}},
+		"dense residual": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "use_residual": true}`)),
+			[]string{"2_Dense", "use_residual is not supported"}},
+		"dense activation": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "activation_function": "torch.nn.modules.activation.Mish"}`)),
+			[]string{"2_Dense", `activation_function "torch.nn.modules.activation.Mish" is not supported; Identity, Tanh`}},
+		"dense of tokens": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "module_input_name": "token_embeddings"}`)),
+			[]string{"2_Dense", `module_input_name "token_embeddings"`}},
+		"dense of nothing": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16}`)), []string{"2_Dense", "out_features 0"}},
+		"dense after normalize": {modules(`, {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}` + strings.ReplaceAll(dense, "2", "3")),
+			[]string{"module 3", "not between pooling and normalization"}},
 		"own code": {modules(`, {"idx": 2, "name": "2", "path": "x", "type": "custom_st.Head"}`),
 			[]string{"modules.json: module 2 (custom_st.Head)", "code of its own"}},
 		"two poolings": {modules(`, {"idx": 2, "name": "2", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}`),

@@ -263,8 +263,9 @@ func complete(snapshot string) error {
 		return err
 	}
 	for _, m := range f.Modules {
-		if m.Kind() == "Pooling" {
-			if _, err := os.Stat(filepath.Join(snapshot, filepath.FromSlash(m.Path), "config.json")); err != nil {
+		needs := map[string][]string{"Pooling": {"config.json"}, "Dense": {"config.json", weightsFile}}[m.Kind()]
+		for _, name := range needs {
+			if _, err := os.Stat(filepath.Join(snapshot, filepath.FromSlash(m.Path), name)); err != nil {
 				return err
 			}
 		}

@@ -438,8 +438,8 @@ func TestMessages(t *testing.T) {
 		"not a hub": {"org/name", "", func(h *fakeHub) { h.listing = func() any { return []int{1} } },
 			[]string{"does not answer like a Hugging Face hub"}},
 		"a module we can't": {"org/name", "", func(h *fakeHub) {
-			h.files["modules.json"] = `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]`
-		}, []string{"Dense modules are not supported yet"}},
+			h.files["modules.json"] = `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "2_Router", "type": "sentence_transformers.models.Router"}]`
+		}, []string{"Router modules are not supported yet"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newFakeHub(t)

@@ -125,8 +125,11 @@ func neededFiles(listed []string, modules []Module, id string) (files []string, 
 	for _, m := range modules {
 		if m.Kind() == "Transformer" {
 			transformer = m.Path
-		} else {
-			add(m.Path, "config.json")
+			continue
+		}
+		add(m.Path, "config.json")
+		if m.Kind() == "Dense" && add(m.Path, weightsFile) == 0 {
+			return nil, fmt.Errorf("the repository has no %s, the weights of a Dense module", path.Join(m.Path, weightsFile))
 		}
 	}
 	adapter := has[path.Join(transformer, adapterConfigFile)] && !has[path.Join(transformer, weightsFile)] && !has[path.Join(transformer, indexFile)]

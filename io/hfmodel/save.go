@@ -21,6 +21,7 @@ type Spec struct {
 	Tensors []safetensors.Tensor // under the names that transformers' base model uses
 
 	Pooling      Pooling // Dimension 0: config.json's hidden_size, or what the family calls it
+	Dense        []Dense // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
 	Normalize    bool
 	MaxSeqLength int
 	LowerCase    bool
@@ -51,6 +52,10 @@ func Save(dir string, s Spec) error {
 	if err != nil {
 		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
+	tensors, dense, err := s.splitDense()
+	if err != nil {
+		return fmt.Errorf("save model to %s: %w", dir, err)
+	}
 	err = atomicfile.WriteDir(dir, func(tmp string) error {
 		if err := s.Tokenizer(tmp); err != nil {
 			return fmt.Errorf("tokenizer: %w", err)
@@ -73,7 +78,12 @@ func Save(dir string, s Spec) error {
 				return err
 			}
 		}
-		name, tensors := weightsFile, s.Tensors
+		for i := range s.Dense {
+			if err := safetensors.Write(filepath.Join(tmp, denseFolder(i), weightsFile), dense[i], map[string]string{"format": "pt"}); err != nil {
+				return err
+			}
+		}
+		name := weightsFile
 		if s.Adapter != nil {
 			name, tensors = adapterWeightsFile, s.Adapter.named(tensors)
 		}
@@ -184,9 +194,15 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		delete(files, "config.json")
 		files[adapterConfigFile] = s.Adapter.config()
 	}
+	for i, d := range s.Dense {
+		modules = append(modules, module{2 + i, fmt.Sprint(2 + i), denseFolder(i), "sentence_transformers.models.Dense"})
+		files[denseFolder(i)+"/config.json"] = d.config()
+	}
 	if s.Normalize {
-		modules = append(modules, module{2, "2", "2_Normalize", "sentence_transformers.models.Normalize"})
-		files["2_Normalize"] = nil
+		n := len(modules)
+		folder := fmt.Sprintf("%d_Normalize", n)
+		modules = append(modules, module{n, fmt.Sprint(n), folder, "sentence_transformers.models.Normalize"})
+		files[folder] = nil
 	}
 	list, err := json.MarshalIndent(modules, "", "  ")
 	if err != nil {

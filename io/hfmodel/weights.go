@@ -147,6 +147,11 @@ func (f *Folder) Names() []string { return slices.Clone(f.weights.names) }
 // The Tensor that comes back carries the name it has in the file. The error for one that isn't there wraps
 // safetensors.ErrNoTensor and lists near names.
 func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, error) {
+	for _, d := range f.Dense {
+		if strings.HasPrefix(name, d.Prefix()) {
+			return d.tensor(name)
+		}
+	}
 	candidates := []string{name}
 	for _, p := range prefixes {
 		candidates = append(candidates, p+name)

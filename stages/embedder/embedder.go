@@ -207,10 +207,17 @@ func ConfigOf(f *hfmodel.Folder, change func(*transformer.Config)) (transformer.
 	if err != nil {
 		return c, fmt.Errorf("%s: %w", f.Dir, err)
 	}
+	for _, d := range f.Dense {
+		c.Dense = append(c.Dense, transformer.Dense{Name: d.Path, Out: d.Out, Bias: d.Bias, Activation: denseActivations[d.Activation]})
+	}
 	if change != nil {
 		change(&c)
 	}
 	return c, nil
+}
+
+var denseActivations = map[string]gpustage.Activation{
+	"identity": gpustage.Identity, "tanh": gpustage.Tanh, "relu": gpustage.ReLU, "gelu": gpustage.GELU, "silu": gpustage.SiLU,
 }
 
 // LoadModel makes the model of a folder on a device. An adapter is merged into its base model's weights: embedding then costs what it

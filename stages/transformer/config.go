@@ -50,8 +50,18 @@ type Config struct {
 	Rotary      *Rotary // of layers that are not local; nil: positions are learned
 	LocalRotary *Rotary // of local layers; nil: Rotary
 
+	Dense []Dense // what follows pooling, before normalization: not config.json's but the model folder's
+
 	PadPositions    int // learned positions begin behind so many rows, the last of them the padding's (RoBERTa)
 	RelativeBuckets int // rows of a relative attention bias shared by all layers; 0: none
+}
+
+// Dense is a linear layer with an activation that embeddings go through, a module of sentence-transformers: y = f(x Wᵀ + b).
+type Dense struct {
+	Name       string // its parameters are Name + ".linear.weight" and ".linear.bias"
+	Out        int
+	Bias       bool
+	Activation gpustage.Activation
 }
 
 // NormKind is how features are normalized.
@@ -197,6 +207,11 @@ func (c Config) check() error {
 	for key, v := range map[string]float64{"layer_norm_eps": c.NormEps, "query_pre_attn_scalar": c.QueryScale, "attn_logit_softcapping": c.SoftCap} {
 		if v < 0 || v-v != 0 {
 			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", key, v)
+		}
+	}
+	for _, d := range c.Dense {
+		if d.Name == "" || d.Out < 1 {
+			return fmt.Errorf("a dense layer %q of %d features", d.Name, d.Out)
 		}
 	}
 	for _, r := range []*Rotary{c.Rotary, c.LocalRotary} {

@@ -13,6 +13,10 @@
 // layers between again during the backward pass; a pass that goes backward at once ([Model.Replay]) has its last
 // segment still.
 //
+// Between pooling and normalization there may be dense layers (EmbeddingGemma, LaBSE): modules of sentence-transformers, with files
+// of their own. An embedding then has as many features as the last one gives. LoRA leaves them as they are: an adapter's file has no
+// place for them.
+//
 // # What trains
 //
 // [Tuning] freezes embeddings and layers, or trains LoRA's factors in the weights' place. What is frozen lies first in the flat vector

@@ -95,7 +95,12 @@ func (m *Model) NewGradients() (gpustage.Tensor, error) {
 }
 
 // EmbeddingSize is E.
-func (m *Model) EmbeddingSize() int { return m.Config.Hidden }
+func (m *Model) EmbeddingSize() int {
+	if n := len(m.Config.Dense); n > 0 {
+		return m.Config.Dense[n-1].Out
+	}
+	return m.Config.Hidden
+}
 
 // Rows are the token ids of a sub-batch, packed, and what identifies its rows.
 type Rows struct {
@@ -149,15 +154,17 @@ type Pass struct {
 	soon       bool              // it goes backward at once: with activation checkpointing the last segment is not computed again
 	ahead      []layerActs       // of the last segment, if soon
 	behind     gpustage.Mark     // the arena without it
-	d, dPooled gpustage.Tensor   // [T, C], [B, C]: what a backward pass carries
+	d, dNormal gpustage.Tensor   // [T, C], [B, E]: what a backward pass carries
 	last       gpustage.Tensor   // [T, C]: the last layer's output, where a norm follows
 	final      stats
 	pooled     gpustage.Tensor // [B, C]
-	length     gpustage.Tensor // [1, B]: pooled's, before it is normalized
-	embeddings gpustage.Tensor // [B, C]
+	dense      []denseActs
+	projected  gpustage.Tensor // [B, E]: pooled, or what dense layers make of it
+	length     gpustage.Tensor // [1, B]: projected's, before it is normalized
+	embeddings gpustage.Tensor // [B, E]
 }
 
-// Forward computes the embeddings [B, C] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
+// Forward computes the embeddings [B, E] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
 // and everything it needs stays in the arena until Release; without, only the embeddings do.
 func (m *Model) Forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep bool) *Pass {
 	return m.forward(s, a, r, train, keep, false)
@@ -172,11 +179,12 @@ func (m *Model) Replay(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
 func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep, soon bool) *Pass {
 	p := &Pass{m: m, s: s, a: a, start: a.Mark(), train: train && m.drops(), soon: soon}
 	t, b, c := len(r.IDs), r.Len(), m.Config.Hidden
-	p.embeddings = a.Keep(s, m.DType, b, c)
-	p.pooled, p.length = p.embeddings, a.Keep(s, m.DType, 1, b)
+	p.embeddings = a.Keep(s, m.DType, b, m.EmbeddingSize())
+	p.projected, p.length = p.embeddings, a.Keep(s, m.DType, 1, b)
 	if m.Head.Normalize {
-		p.pooled = a.Keep(s, m.DType, b, c)
+		p.projected = a.Keep(s, m.DType, b, m.EmbeddingSize())
 	}
+	p.openDense(b)
 	if !p.train {
 		r.Keys = nil
 	}
@@ -205,8 +213,9 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 	s.Pool(p.pooled, x, p.in.seqs, m.Head.Pooling)
 	a.Release(mark)
 	a.ReleaseScratch(layers)
+	p.forwardDense()
 	if m.Head.Normalize {
-		s.Normalize(p.embeddings, p.length, p.pooled)
+		s.Normalize(p.embeddings, p.length, p.projected)
 	}
 	return p
 }
@@ -216,7 +225,7 @@ func (m *Model) drops() bool {
 	return m.Config.HiddenDropout > 0 || m.Config.AttentionDropout > 0 || m.lora() != nil && m.lora().Dropout > 0
 }
 
-// Embeddings is [B, C], valid until Release.
+// Embeddings is [B, E], valid until Release.
 func (p *Pass) Embeddings() gpustage.Tensor { return p.embeddings }
 
 // Release gives back the pass's part of the arena. Passes are released in the reverse order of their Forward.
@@ -354,7 +363,7 @@ func (p *Pass) done(to Gradients, layer, part int) {
 }
 
 // Backward adds the gradient of the loss, given its gradient with respect to the embeddings, to grads (a flat vector like
-// Trained). dEmbeddings [B, C] is left as it is. The pass can't be used afterwards but to be released.
+// Trained). dEmbeddings [B, E] is left as it is. The pass can't be used afterwards but to be released.
 func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
 	p.BackwardTo(dEmbeddings, Gradients{Flat: grads})
 }
@@ -370,12 +379,12 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	if p.d.IsZero() {
 		p.carry()
 	}
-	d, dPooled := p.d, dEmbeddings
+	d, dNormal := p.d, dEmbeddings
 	if m.Head.Normalize {
-		dPooled = p.dPooled
-		s.NormalizeBackward(dPooled, dEmbeddings, p.embeddings, p.length)
+		dNormal = p.dNormal
+		s.NormalizeBackward(dNormal, dEmbeddings, p.embeddings, p.length)
 	}
-	s.PoolBackward(d, dPooled, p.in.seqs, m.Head.Pooling)
+	s.PoolBackward(d, p.denseBackward(dNormal, g.dense), p.in.seqs, m.Head.Pooling)
 	if n := m.w.finalNorm; !n.absent() {
 		p.normBackward(n, g.finalNorm, d, d, p.final, p.last)
 	}
@@ -423,8 +432,9 @@ func (p *Pass) carry() {
 	c := p.m.Config.Hidden
 	p.d = p.keep(p.in.seqs.Tokens, c)
 	if p.m.Head.Normalize {
-		p.dPooled = p.keep(p.in.seqs.Rows, c)
+		p.dNormal = p.keep(p.in.seqs.Rows, p.m.EmbeddingSize())
 	}
+	p.carryDense()
 	if r := &p.in.distances; p.m.biasTrains {
 		r.gradient = p.keep(r.bias.Rows, r.bias.Cols)
 	}
@@ -484,7 +494,7 @@ func (m *Model) findBottom() place {
 			return at(l, downPlace)
 		}
 	}
-	return at(m.Config.Layers, inPlace) // the final norm alone
+	return at(m.Config.Layers, inPlace) // the final norm, or dense layers, alone
 }
 
 // Lowest is the lowest layer that a backward pass enters: in layers below nothing trains.

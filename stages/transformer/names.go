@@ -79,6 +79,11 @@ func (c Config) parameters() []Param {
 	norm(-1, "", n.embedNorm, c.Hidden)
 	norm(-1, "", n.finalNorm, c.Hidden)
 	table(n.relative, c.RelativeBuckets, c.Heads, relativeBias)
+	in := c.Hidden
+	for _, d := range c.Dense {
+		linear(-1, "", []string{d.Name + denseSuffix}, in, d.Bias, d.Out)
+		in = d.Out
+	}
 	for l := range c.Layers {
 		p := fmt.Sprintf(n.layer, l)
 		part = partQKV

@@ -215,6 +215,7 @@ type weights struct {
 	word, position, kind gpustage.Tensor // [V, C], [P, C], [types, C]
 	embedNorm, finalNorm norm
 	relative             gpustage.Tensor // [buckets, H]
+	dense                []linear        // [out, in]
 	layers               []layerWeights
 	later                func(l int) layerWeights // instead of layers
 }
@@ -251,10 +252,14 @@ func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
 // outside views what is outside of layers.
 func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 	n, v := families[c.Family].names, viewer{l, flat}
-	return weights{
+	w := weights{
 		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"),
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
 	}
+	for _, d := range c.Dense {
+		w.dense = append(w.dense, v.linear("", d.Name+denseSuffix))
+	}
+	return w
 }
 
 // layer views one layer.

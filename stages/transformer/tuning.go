@@ -77,7 +77,7 @@ func (c Config) layout(t Tuning) (*Layout, error) {
 		if p.Layer >= 0 {
 			return p.Layer < t.FreezeLayers
 		}
-		return t.FreezeEmbeddings && p.Module() != n.finalNorm
+		return t.FreezeEmbeddings && p.Module() != n.finalNorm && !c.dense(p)
 	}
 	if t.LoRA != nil {
 		var err error
@@ -116,7 +116,7 @@ func (c Config) factorize(ps []Param, t Tuning) ([]Param, func(Param) bool, erro
 		return found
 	}
 	saved := func(p Param) bool {
-		return any(lora.Save, func(name string) bool { return within(p.Module(), name) }) && (p.Layer < 0 || p.Layer >= t.FreezeLayers)
+		return !c.dense(p) && any(lora.Save, func(name string) bool { return within(p.Module(), name) }) && (p.Layer < 0 || p.Layer >= t.FreezeLayers)
 	}
 	var out, factors []Param
 	slot := 0
@@ -146,13 +146,13 @@ func (c Config) factorize(ps []Param, t Tuning) ([]Param, func(Param) bool, erro
 	for _, name := range lora.Targets {
 		if !used[name] && !all {
 			return nil, nil, fmt.Errorf("LoRA's target %q is no linear layer of this model%s; there are %s, or %s for all of them",
-				name, aboveFrozen(t), strings.Join(c.moduleNames(func(p Param) bool { return p.kind == weight }), ", "), AllLinear)
+				name, aboveFrozen(t), strings.Join(c.moduleNames(func(p Param) bool { return p.kind == weight && !c.dense(p) }), ", "), AllLinear)
 		}
 	}
 	for _, name := range lora.Save {
 		if !used[name] {
 			return nil, nil, fmt.Errorf("the module to save %q is not in this model; there are %s",
-				name, strings.Join(c.moduleNames(func(Param) bool { return true }), ", "))
+				name, strings.Join(c.moduleNames(func(p Param) bool { return !c.dense(p) }), ", "))
 		}
 	}
 	return out, func(p Param) bool { return !trains[p.Name] }, nil

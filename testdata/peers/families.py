@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -49,7 +50,7 @@ CLASSES = {
 }  # fmt: skip
 DEFAULT_PROMPT = ["BERT", "Qwen3"]  # families whose folder has one
 
-# family: config class, its arguments, tokenizer (of tokenize/families.py) and its special tokens, pooling
+# family: config class, its arguments, tokenizer (of tokenize/families.py) and its special tokens, pooling; perhaps Dense modules
 FAMILIES = {
     "BERT": ("BertConfig", SMALL, "wordpiece", {"pad_token": "[PAD]"}, "cls"),
     "RoBERTa": ("RobertaConfig", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "roberta", SPM, "mean"),
@@ -82,6 +83,11 @@ FAMILIES = {
     "Gemma 3, bidirectional": (
         "Gemma3TextConfig", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "use_bidirectional_attention": True}, "gemma", SPM, "mean",
     ),
+    "EmbeddingGemma": (
+        "Gemma3TextConfig", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "use_bidirectional_attention": True}, "gemma", SPM, "mean",
+        [Dense(48, 100, bias=False, activation_function=None), Dense(100, 32, bias=False, activation_function=None)],
+    ),
+    "LaBSE": ("BertConfig", SMALL, "wordpiece", {"pad_token": "[PAD]"}, "cls", [Dense(48, 48)]),
 }  # fmt: skip
 
 
@@ -94,7 +100,7 @@ def wordpiece(texts):
     t.save(str(work / "wordpiece" / "tokenizer.json"))
 
 
-def make(name, config, args, tokenizer, special, pooling):
+def make(name, config, args, tokenizer, special, pooling, dense=()):
     """A folder as sentence-transformers saves it."""
     folder = work / name.replace(" ", "-").replace(",", "")
     kind = getattr(transformers, CLASSES.get(tokenizer, "PreTrainedTokenizerFast"))
@@ -114,7 +120,7 @@ def make(name, config, args, tokenizer, special, pooling):
                 p.add_(torch.randn_like(p) * 0.1)
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
-    modules = [Transformer(str(folder)), Pooling(cfg.hidden_size, pooling), Normalize()]
+    modules = [Transformer(str(folder)), Pooling(cfg.hidden_size, pooling), *dense, Normalize()]
     st = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "find: ", "document": ""},
                              default_prompt_name="query" if name in DEFAULT_PROMPT else None)
     st.max_seq_length = POSITIONS - 8
@@ -174,6 +180,8 @@ for name, spec in FAMILIES.items():
     if np.abs(after - before).max() < 1e-3:
         sys.exit(f"{name}: training changed nothing: this check would not see a model that is saved as it was loaded")
     _, info = transformers.AutoModel.from_pretrained(trained / "model", output_loading_info=True)
+    if len(spec) > 5:
+        run(contraflow, "verify-grads", "-c", work / "recipe.yaml", "--replicas", "1,2", "--shards", "1,2", "--accumulate", "1", "--sub-batch", "5")
     missing = [k for k in info["missing_keys"] if not k.startswith("pooler.")]  # embeddings don't use it
     if missing or info["unexpected_keys"] or info["mismatched_keys"]:
         sys.exit(f"{name}: transformers found {info}")

@@ -1,0 +1,188 @@
+package hfmodel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"contraflow/io/safetensors"
+)
+
+// Dense is a module between pooling and normalization: y = f(x Wᵀ + b). Its tensors are Path + ".linear.weight" and ".linear.bias" for
+// Folder.Tensor and in Spec.Tensors; in its folder they are in a model.safetensors of its own, without Path.
+type Dense struct {
+	Path       string // "2_Dense"
+	In, Out    int
+	Bias       bool
+	Activation string // f, in lower case: identity, tanh, relu, gelu, silu
+
+	file *safetensors.File
+	json *object
+}
+
+// denseActivations are the classes of torch.nn, which sentence-transformers writes with their module.
+var denseActivations = map[string]string{"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+
+// Prefix is what the names of its tensors begin with.
+func (d Dense) Prefix() string { return d.Path + "." }
+
+// readDense reads the settings of Dense modules and opens their weights.
+func (f *Folder) readDense() error {
+	in := 0
+	if f.Pooling != nil {
+		in = f.Pooling.Dimension
+	}
+	for _, m := range f.Modules {
+		if m.Kind() != "Dense" {
+			continue
+		}
+		d, err := openDense(f.Dir, m.Path)
+		if err != nil {
+			return err
+		}
+		f.Dense = append(f.Dense, d)
+		if in != 0 && d.In != in {
+			return fmt.Errorf("%s: in_features %d, but what comes before it gives %d", filepath.Join(f.Dir, m.Path, "config.json"), d.In, in)
+		}
+		in = d.Out
+	}
+	return nil
+}
+
+func openDense(dir, path string) (Dense, error) {
+	dir = filepath.Join(dir, filepath.FromSlash(path))
+	file := filepath.Join(dir, "config.json")
+	d := Dense{Path: path, Bias: true}
+	o, err := readObject(file)
+	if err != nil {
+		return d, err
+	}
+	d.json = o
+	activation, input, output, residual := "torch.nn.modules.activation.Tanh", "sentence_embedding", "", false
+	for key, into := range map[string]any{
+		"in_features": &d.In, "out_features": &d.Out, "bias": &d.Bias, "activation_function": &activation,
+		"module_input_name": &input, "module_output_name": &output, "use_residual": &residual,
+	} {
+		if _, err := o.get(key, into); err != nil {
+			return d, fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	ok := false
+	if strings.HasPrefix(activation, "torch.nn.") {
+		d.Activation, ok = denseActivations[activation[strings.LastIndexByte(activation, '.')+1:]]
+	}
+	const own = "sentence_embedding"
+	switch {
+	case path == "":
+		return d, fmt.Errorf("%s: a Dense module needs a folder of its own", file)
+	case d.In <= 0 || d.Out <= 0:
+		return d, fmt.Errorf("%s: in_features %d and out_features %d, want numbers above 0", file, d.In, d.Out)
+	case !ok:
+		return d, fmt.Errorf("%s: activation_function %q is not supported; Identity, Tanh, ReLU, GELU and SiLU of torch.nn are", file, activation)
+	case residual:
+		return d, fmt.Errorf("%s: use_residual is not supported", file)
+	case input != own || output != "" && output != own:
+		return d, fmt.Errorf("%s: module_input_name %q with module_output_name %q is not supported; %s is", file, input, output, own)
+	}
+	d.file, err = safetensors.Open(filepath.Join(dir, weightsFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(dir, "pytorch_model.bin")); err == nil {
+			return d, fmt.Errorf("%s has its weights only as pytorch_model.bin, a Python pickle, which can run code when it is loaded; if you trust it, convert it with: "+
+				`python -c "from sentence_transformers import SentenceTransformer as M; M(r'%s').save_pretrained('converted')"`, dir, filepath.Dir(dir))
+		}
+		return d, fmt.Errorf("%s has no %s", dir, weightsFile)
+	}
+	if err != nil {
+		return d, err
+	}
+	if got, want := slices.Sorted(slices.Values(d.file.Names())), d.names(); !slices.Equal(got, want) {
+		d.file.Close()
+		return d, fmt.Errorf("%s has the tensors %q, where config.json wants %q", d.file.Path(), got, want)
+	}
+	return d, nil
+}
+
+// names are those of the module's tensors in its file, sorted.
+func (d Dense) names() []string {
+	if d.Bias {
+		return []string{"linear.bias", "linear.weight"}
+	}
+	return []string{"linear.weight"}
+}
+
+// tensor finds one of the module's.
+func (d Dense) tensor(name string) (safetensors.Tensor, error) {
+	t, err := d.file.Tensor(strings.TrimPrefix(name, d.Prefix()))
+	t.Name = name
+	return t, err
+}
+
+// tensors are all of the module's.
+func (d Dense) tensors() (out []safetensors.Tensor, err error) {
+	for _, name := range d.names() {
+		t, err := d.file.Tensor(name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// config is what sentence-transformers reads; keys that this package doesn't know stay.
+func (d Dense) config() []byte {
+	o := d.json.clone()
+	o.set("in_features", d.In)
+	o.set("out_features", d.Out)
+	o.set("bias", d.Bias)
+	class := map[string]string{"identity": "linear.Identity"}[d.Activation]
+	for name, own := range denseActivations {
+		if own == d.Activation && class == "" {
+			class = "activation." + name
+		}
+	}
+	o.set("activation_function", "torch.nn.modules."+class)
+	return o.bytes()
+}
+
+// splitDense takes the tensors of Dense modules, by module and as their files name them, from the others. Those that are not there, as
+// an adapter's are not, are the base's.
+func (s Spec) splitDense() (rest []safetensors.Tensor, dense [][]safetensors.Tensor, err error) {
+	dense = make([][]safetensors.Tensor, len(s.Dense))
+	for _, t := range s.Tensors {
+		i := slices.IndexFunc(s.Dense, func(d Dense) bool { return strings.HasPrefix(t.Name, d.Prefix()) })
+		if i < 0 {
+			rest = append(rest, t)
+			continue
+		}
+		t.Name = strings.TrimPrefix(t.Name, s.Dense[i].Prefix())
+		dense[i] = append(dense[i], t)
+	}
+	for i, d := range s.Dense {
+		if len(dense[i]) > 0 {
+			continue
+		}
+		if d.file == nil {
+			return nil, nil, fmt.Errorf("no tensors of the module %s", d.Path)
+		}
+		if dense[i], err = d.tensors(); err != nil {
+			return nil, nil, err
+		}
+	}
+	return rest, dense, nil
+}
+
+// denseFolder is where Save puts the i-th.
+func denseFolder(i int) string { return fmt.Sprintf("%d_Dense", 2+i) }
+
+// dimension is an embedding's number of dimensions.
+func (s Spec) dimension(p Pooling) int {
+	if n := len(s.Dense); n > 0 {
+		return s.Dense[n-1].Out
+	}
+	return p.Dimension
+}

@@ -1,0 +1,117 @@
+package hfmodel
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/safetensors"
+)
+
+// denseFolderOf adds two Dense modules to a copy of a golden folder, as sentence-transformers saves them: from 16 to 3 features and from 3
+// to 2.
+func denseFolderOf(t *testing.T) string {
+	t.Helper()
+	dir := copyGolden(t, "st6")
+	put(t, dir, "modules.json", `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+		{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+		{"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.base.modules.dense.Dense"},
+		{"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"},
+		{"idx": 4, "name": "4", "path": "4_Normalize", "type": "sentence_transformers.models.Normalize"}]`)
+	put(t, dir, "2_Dense/config.json", `{"in_features": 16, "out_features": 3, "bias": false, "activation_function": "torch.nn.modules.linear.Identity", "other": 7}`)
+	put(t, dir, "3_Dense/config.json", `{"in_features": 3, "out_features": 2, "bias": true, "activation_function": "torch.nn.modules.activation.Tanh"}`)
+	write := func(folder string, values map[string][]float32, shapes map[string][]int) {
+		var all []safetensors.Tensor
+		for _, name := range sortedKeys(values) {
+			x, err := safetensors.FromFloat32s(name, shapes[name], values[name])
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, x)
+		}
+		if err := safetensors.Write(filepath.Join(dir, folder, weightsFile), all, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wide := make([]float32, 48)
+	wide[5] = 5
+	write("2_Dense", map[string][]float32{"linear.weight": wide}, map[string][]int{"linear.weight": {3, 16}})
+	write("3_Dense", map[string][]float32{"linear.weight": {1, 2, 3, 4, 5, 6}, "linear.bias": {7, 8}}, map[string][]int{"linear.weight": {2, 3}, "linear.bias": {2}})
+	return dir
+}
+
+func TestDense(t *testing.T) {
+	f := open(t, denseFolderOf(t))
+	check := func(f *Folder, bias float32) {
+		t.Helper()
+		if len(f.Dense) != 2 || !f.Normalize {
+			t.Fatalf("%d dense modules, normalized %v", len(f.Dense), f.Normalize)
+		}
+		for i, want := range []Dense{{Path: "2_Dense", In: 16, Out: 3, Activation: "identity"}, {Path: "3_Dense", In: 3, Out: 2, Bias: true, Activation: "tanh"}} {
+			if d := f.Dense[i]; d.Path != want.Path || d.In != want.In || d.Out != want.Out || d.Bias != want.Bias || d.Activation != want.Activation {
+				t.Errorf("%+v", d)
+			}
+		}
+		for name, want := range map[string][]float32{"3_Dense.linear.weight": {1, 2, 3, 4, 5, 6}, "3_Dense.linear.bias": {bias, 8}} {
+			x, err := f.Tensor(name, "bert.")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := make([]float32, x.Len())
+			if err := x.Float32s(got); err != nil || !slices.Equal(got, want) || x.Name != name {
+				t.Errorf("%s is %v, %v", x, got, err)
+			}
+		}
+		if _, err := f.Tensor("2_Dense.linear.bias"); err == nil {
+			t.Error("2_Dense has a bias")
+		}
+	}
+	check(f, 7)
+
+	// Without tensors those of the folder are saved, else those given.
+	s := specOf(t, f)
+	s.Dense = f.Dense
+	dir := filepath.Join(t.TempDir(), "m")
+	if err := Save(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	check(open(t, dir), 7)
+	config, err := os.ReadFile(filepath.Join(dir, "2_Dense", "config.json"))
+	if err != nil || !strings.Contains(string(config), `"other": 7`) || !strings.Contains(string(config), `"torch.nn.modules.linear.Identity"`) {
+		t.Errorf("%s, %v", config, err)
+	}
+	card, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	if err != nil || !strings.Contains(string(card), "a vector of 2 dimensions") {
+		t.Errorf("%s, %v", card, err)
+	}
+	for name, vs := range map[string][]float32{"3_Dense.linear.weight": {1, 2, 3, 4, 5, 6}, "3_Dense.linear.bias": {70, 8}} {
+		shape := []int{2, 3}
+		if len(vs) == 2 {
+			shape = []int{2}
+		}
+		x, err := safetensors.FromFloat32s(name, shape, vs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Tensors = append(s.Tensors, x)
+	}
+	if err := Save(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	check(open(t, dir), 70)
+}
+
+func TestDenseErrors(t *testing.T) {
+	dir := denseFolderOf(t)
+	edit(t, dir, "3_Dense/config.json", map[string]any{"in_features": 4})
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "in_features 4, but what comes before it gives 3") {
+		t.Errorf("error %v", err)
+	}
+	dir = denseFolderOf(t)
+	edit(t, dir, "3_Dense/config.json", map[string]any{"bias": false})
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), `has the tensors ["linear.bias" "linear.weight"], where config.json wants ["linear.weight"]`) {
+		t.Errorf("error %v", err)
+	}
+}
