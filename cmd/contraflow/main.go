@@ -83,7 +83,7 @@ Your data?  contraflow init, contraflow train  a new model, or one from the hub,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newQuickstart(), newTrain(), newEmbed(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newPlan(), newVersion())
+	root.AddCommand(newQuickstart(), newTrain(), newEmbed(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	return root
 }
 

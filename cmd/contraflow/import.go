@@ -1,0 +1,111 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/stages/recipe"
+	"contraflow/stages/recipe/imports"
+)
+
+func newImport() *cobra.Command {
+	var devices int
+	var out string
+	cmd := &cobra.Command{
+		Use:   "import FILE | import -- COMMAND...",
+		Short: "Make a recipe of a sentence-transformers trainer's arguments or a FlagEmbedding command line",
+		Long: `import turns another program's settings into a recipe. FILE is a JSON or YAML mapping of a sentence-transformers trainer's arguments (with model,
+train_dataset, columns and loss beside them), or a shell script with a FlagEmbedding command line; - is standard input. Or put the command
+line after --.
+
+What the settings don't say has the other program's default. What was assumed, what has no counterpart and which names neither program knows
+stands in comments above the recipe, and on standard error.`,
+		Example: `  contraflow import args.json > recipe.yaml
+  contraflow import finetune.sh --out recipe.yaml
+  contraflow import -- torchrun --nproc_per_node 8 -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path BAAI/bge-m3 ...`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			from, settings, n, err := readSettings(cmd, args)
+			if err != nil {
+				return err
+			}
+			if devices > 0 {
+				n = devices
+			}
+			res, err := imports.Convert(from, settings, n)
+			if err != nil {
+				return err
+			}
+			for _, k := range []struct {
+				kind string
+				list []string
+			}{{"assumed", res.Assumed}, {"without counterpart", res.Without}, {"unknown, left out", res.Unknown}} {
+				for _, s := range k.list {
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", k.kind, s)
+				}
+			}
+			name := "the recipe"
+			if out != "" {
+				name = out
+			}
+			if _, err := recipe.Parse(name, []byte(res.Recipe), nil); err != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "to be mended before it can be trained with: %v\n", err)
+			}
+			if out == "" {
+				fmt.Fprint(cmd.OutOrStdout(), res.Recipe)
+				return nil
+			}
+			f, err := os.OpenFile(out, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteString(res.Recipe)
+			if err = errors.Join(err, f.Close()); err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s; next: contraflow train -c %s\n", out, out)
+			}
+			return err
+		},
+	}
+	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together; default: what torchrun is told, or 1")
+	cmd.Flags().StringVar(&out, "out", "", "the file to write, which must not be there; default: standard output")
+	return cmd
+}
+
+func readSettings(cmd *cobra.Command, args []string) (from imports.Source, s imports.Settings, devices int, err error) {
+	if cmd.ArgsLenAtDash() == 0 && len(args) > 0 {
+		quoted := make([]string, len(args)) // the shell has split it already
+		for i, a := range args {
+			quoted[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		s, devices, err = imports.ReadCommand(strings.Join(quoted, " "))
+		return imports.FlagEmbedding, s, devices, err
+	}
+	if len(args) != 1 {
+		return 0, nil, 0, usageError{errors.New("want one FILE with a trainer's arguments, or a command line after --")}
+	}
+	var text []byte
+	if args[0] == "-" {
+		text, err = io.ReadAll(cmd.InOrStdin())
+	} else {
+		text, err = os.ReadFile(args[0])
+	}
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	if ext := filepath.Ext(args[0]); ext == ".sh" || ext == ".txt" || strings.Contains(string(text), "--model_name_or_path") {
+		if s, devices, err = imports.ReadCommand(string(text)); err != nil {
+			err = fmt.Errorf("%s: %w", args[0], err)
+		}
+		return imports.FlagEmbedding, s, devices, err
+	}
+	s, err = imports.ReadMapping(args[0], text)
+	if _, flag := s["train_group_size"]; flag {
+		from = imports.FlagEmbedding
+	}
+	return from, s, 1, err
+}

@@ -1,0 +1,233 @@
+// Package imports turns other programs' training settings into recipes.
+//
+// Two kinds are known: the arguments of a sentence-transformers trainer (SentenceTransformerTrainingArguments and what surrounds them, as a
+// JSON or YAML mapping) and a FlagEmbedding command line. Both are lists of settings by name, many of which they share because
+// transformers' TrainingArguments are below both. Each name has one entry in a table: it sets a key of the recipe, is known to
+// have no counterpart (and why), or to make no difference. A name without an entry is reported, never ignored.
+//
+// What a setting means depends on others: a batch size is per device there and over all devices here, a learning-rate schedule may be
+// left to a default that differs. So the result says in comments what was assumed.
+package imports
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// Settings are a program's, by name. Values are what JSON has: bool, float64, string, []any, map[string]any, nil.
+type Settings map[string]any
+
+// Result is a recipe and what became of the settings.
+type Result struct {
+	Recipe  string   // YAML, with all of the following in comments
+	Assumed []string // what the settings don't say
+	Without []string // settings that have no counterpart, each with what that means
+	Unknown []string // names that neither program has
+}
+
+// Source is whose settings they are.
+type Source int
+
+const (
+	SentenceTransformers Source = iota
+	FlagEmbedding
+)
+
+func (s Source) String() string {
+	return [...]string{"sentence-transformers", "FlagEmbedding"}[s]
+}
+
+// recipe collects keys in sections, in the order of the recipe.
+type recipe struct {
+	from     Source
+	settings Settings
+	devices  int
+	keys     map[string]string // full key: YAML
+	used     map[string]bool
+	result   Result
+	errs     []string
+}
+
+// Convert makes a recipe. devices is how many processes trained together there; 0 means 1. A setting of the wrong type is an error.
+func Convert(from Source, s Settings, devices int) (*Result, error) {
+	r := &recipe{from: from, settings: s, devices: max(1, devices), keys: map[string]string{}, used: map[string]bool{}}
+	r.model()
+	r.data()
+	r.batch()
+	r.loss()
+	r.optimizer()
+	r.rest()
+	r.remaining()
+	if len(r.errs) > 0 {
+		return nil, fmt.Errorf("%s", strings.Join(r.errs, "\n"))
+	}
+	r.result.Recipe = r.text()
+	return &r.result, nil
+}
+
+// has gives a setting that is there and not null, and marks it as understood.
+func (r *recipe) has(name string) (any, bool) {
+	v, ok := r.settings[name]
+	if ok {
+		r.used[name] = true
+	}
+	return v, ok && v != nil
+}
+
+func (r *recipe) wrong(name, want string, v any) {
+	r.errs = append(r.errs, fmt.Sprintf("%s: want %s, got %v", name, want, v))
+}
+
+// number reads a number, which a command line has as text.
+func (r *recipe) number(name string) (float64, bool) {
+	v, ok := r.has(name)
+	if !ok {
+		return 0, false
+	}
+	switch v := v.(type) {
+	case float64:
+		return v, true
+	case int:
+		return float64(v), true
+	case uint64:
+		return float64(v), true
+	case int64:
+		return float64(v), true
+	case string:
+		if f, err := strconv.ParseFloat(v, 64); err == nil {
+			return f, true
+		}
+	}
+	r.wrong(name, "a number", v)
+	return 0, false
+}
+
+func (r *recipe) whole(name string) (int, bool) {
+	f, ok := r.number(name)
+	if ok && f != math.Trunc(f) {
+		r.wrong(name, "a whole number", f)
+		return 0, false
+	}
+	return int(f), ok
+}
+
+func (r *recipe) text1(name string) (string, bool) {
+	v, ok := r.has(name)
+	if !ok {
+		return "", false
+	}
+	if s, ok := v.(string); ok {
+		return s, true
+	}
+	return fmt.Sprint(v), true
+}
+
+// yes reads true or false; a flag without a value is true.
+func (r *recipe) yes(name string) (value, ok bool) {
+	v, ok := r.has(name)
+	if !ok {
+		return false, false
+	}
+	switch v := v.(type) {
+	case bool:
+		return v, true
+	case string:
+		switch strings.ToLower(v) {
+		case "", "true", "yes", "y", "1", "t":
+			return true, true
+		case "false", "no", "n", "0", "f":
+			return false, true
+		}
+	}
+	r.wrong(name, "true or false", v)
+	return false, false
+}
+
+// list reads one text or several.
+func (r *recipe) list(name string) (out []string) {
+	v, ok := r.has(name)
+	if !ok {
+		return nil
+	}
+	if vs, ok := v.([]any); ok {
+		for _, x := range vs {
+			out = append(out, fmt.Sprint(x))
+		}
+		return out
+	}
+	return []string{fmt.Sprint(v)}
+}
+
+// set gives a key its value, unless that is the recipe's default.
+func (r *recipe) set(key, value, fallback string) {
+	if value != fallback {
+		r.keys[key] = value
+	}
+}
+
+func (r *recipe) assume(format string, args ...any) {
+	r.result.Assumed = append(r.result.Assumed, fmt.Sprintf(format, args...))
+}
+
+func (r *recipe) without(name, format string, args ...any) {
+	r.used[name] = true
+	r.result.Without = append(r.result.Without, name+": "+fmt.Sprintf(format, args...))
+}
+
+func num(f float64) string  { return strconv.FormatFloat(f, 'g', -1, 64) }
+func quote(s string) string { return strconv.Quote(s) }
+
+func flow(items []string) string { return "[" + strings.Join(items, ", ") + "]" }
+
+// sections in the recipe's order.
+var sections = []string{"model", "data", "batch", "loss", "optimizer", "train", "mesh", "eval", "save", "log"}
+
+// text prints the recipe: a line for each key, sections in their order.
+func (r *recipe) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# From %s settings, by contraflow import.\n", r.from)
+	for _, a := range r.result.Assumed {
+		fmt.Fprintf(&b, "# assumed: %s\n", a)
+	}
+	for _, w := range r.result.Without {
+		fmt.Fprintf(&b, "# without counterpart: %s\n", w)
+	}
+	for _, u := range r.result.Unknown {
+		fmt.Fprintf(&b, "# unknown, left out: %s\n", u)
+	}
+	for _, s := range sections {
+		var keys []string
+		for k := range r.keys {
+			if strings.HasPrefix(k, s+".") {
+				keys = append(keys, k)
+			}
+		}
+		if len(keys) == 0 {
+			continue
+		}
+		sort.Slice(keys, func(i, j int) bool { return rank(keys[i]) < rank(keys[j]) })
+		fmt.Fprintf(&b, "%s:\n", s)
+		for _, k := range keys {
+			value := r.keys[k]
+			if strings.HasPrefix(value, "\n") {
+				fmt.Fprintf(&b, "  %s:%s\n", strings.TrimPrefix(k, s+"."), value)
+			} else {
+				fmt.Fprintf(&b, "  %s: %s\n", strings.TrimPrefix(k, s+"."), value)
+			}
+		}
+	}
+	return b.String()
+}
+
+// rank orders keys as people write them: what a section is about first.
+func rank(key string) string {
+	first := []string{"model.path", "model.kind", "data.train", "batch.global_size", "batch.accumulate", "loss.name", "loss.scale", "optimizer.name", "optimizer.lr", "train.epochs", "train.max_steps", "save.dir"}
+	if i := slices.Index(first, key); i >= 0 {
+		return fmt.Sprintf("%02d", i)
+	}
+	return "~" + key
+}

@@ -1,0 +1,200 @@
+package imports_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/stages/recipe"
+	"contraflow/stages/recipe/imports"
+)
+
+// convert makes a recipe and parses it: whatever is printed must be one.
+func convert(t *testing.T, from imports.Source, s imports.Settings, devices int) (recipe.Recipe, *imports.Result) {
+	t.Helper()
+	res, err := imports.Convert(from, s, devices)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := recipe.Parse("imported", []byte(res.Recipe), nil)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, res.Recipe)
+	}
+	return r, res
+}
+
+// The command of FlagEmbedding's own README for fine-tuning an embedder, with LoRA added.
+const flagCommand = `#!/bin/bash
+torchrun --nproc_per_node 2 \
+	-m FlagEmbedding.finetune.embedder.encoder_only.base \
+	--model_name_or_path BAAI/bge-large-en-v1.5 \
+    --cache_dir ./cache/model \
+    --train_data ./example_data/retrieval \
+    			 ./example_data/sts/sts.jsonl \
+    --cache_path ./cache/data \
+    --train_group_size 8 \
+    --query_max_len 512 \
+    --passage_max_len 512 \
+    --pad_to_multiple_of 8 \
+    --query_instruction_for_retrieval 'Represent this sentence for searching relevant passages: ' \
+    --query_instruction_format '{}{}' \
+    --knowledge_distillation False \
+	--output_dir ./test_encoder_only_base_bge-large-en-v1.5 \
+    --overwrite_output_dir \
+    --learning_rate 1e-5 \
+    --fp16 \
+    --num_train_epochs 2 \
+    --per_device_train_batch_size 2 \
+    --dataloader_drop_last True \
+    --warmup_ratio 0.1 \
+    --gradient_checkpointing \
+    --deepspeed ../ds_stage0.json \
+    --logging_steps 1 \
+    --save_steps 1000 \
+    --negatives_cross_device \
+    --temperature 0.02 \
+    --sentence_pooling_method cls \
+    --normalize_embeddings True \
+    --use_lora True --lora_rank 32 --lora_alpha 64 --target_modules q_proj v_proj \
+    --kd_loss_type kl_div --frobnicate 3 # the end
+`
+
+func TestFlagEmbedding(t *testing.T) {
+	s, devices, err := imports.ReadCommand(flagCommand)
+	if err != nil || devices != 2 {
+		t.Fatal(devices, err)
+	}
+	r, res := convert(t, imports.FlagEmbedding, s, devices)
+	for what, ok := range map[string]bool{
+		"model":     r.Model.Path == "BAAI/bge-large-en-v1.5" && r.Model.Pooling == "cls" && *r.Model.Normalize,
+		"lengths":   r.Model.MaxLength == recipe.Lengths{Query: 512, Document: 512},
+		"data":      len(r.Data.Train) == 2 && r.Data.Train[0].Path[0] == "./example_data/retrieval/*.jsonl" && r.Data.Train[1].Path[0] == "./example_data/sts/sts.jsonl",
+		"columns":   r.Data.Train[0].Query == "query" && r.Data.Train[0].Positive == "pos" && slices.Equal(r.Data.Train[0].Negatives, []string{"neg"}),
+		"prompt":    r.Data.Train[0].Prompts.Query == "Represent this sentence for searching relevant passages: " && r.Data.Train[0].Prompts.Document == "",
+		"batch":     r.Batch.GlobalSize == 4 && r.Batch.DropLast && !r.Batch.NoDuplicates,
+		"loss":      r.Loss.Scale == 50 && r.Loss.GatherAcrossDevices,
+		"lora":      r.Model.LoRA.Rank == 32 && r.Model.LoRA.Alpha == 64 && r.Model.LoRA.Dropout == 0.1 && slices.Equal(r.Model.LoRA.Targets, []string{"q_proj", "v_proj"}),
+		"recompute": r.Model.ActivationCheckpointing.Every != 0,
+		"optimizer": r.Optimizer.LR == 1e-5 && r.Optimizer.WeightDecay == 0 && r.Optimizer.WarmupRatio == 0.1,
+		"rest":      r.Train.Epochs == 2 && r.Train.Precision == "bf16" && r.Save.Every.Steps == 1000 && r.Log.Every == 1,
+	} {
+		if !ok {
+			t.Errorf("%s is wrong in\n%s", what, res.Recipe)
+		}
+	}
+	if fmt.Sprint(res.Unknown) != "[frobnicate]" || !strings.Contains(res.Recipe, "# unknown, left out: frobnicate") {
+		t.Errorf("unknown: %v", res.Unknown)
+	}
+	if !strings.Contains(fmt.Sprint(res.Without), "deepspeed: ") || !strings.Contains(fmt.Sprint(res.Without), "kd_loss_type: ") || strings.Contains(fmt.Sprint(res.Without), "cache_dir") {
+		t.Errorf("without counterpart: %q", res.Without)
+	}
+}
+
+func TestSentenceTransformers(t *testing.T) {
+	s, err := imports.ReadMapping("args.json", []byte(`{
+		"model": "microsoft/mpnet-base", "train_dataset": "data/nli/*.parquet", "columns": ["anchor", "positive", "negative"],
+		"loss": {"name": "CachedMultipleNegativesRankingLoss", "mini_batch_size": 64, "scale": 30.0, "gather_across_devices": true},
+		"args": {"output_dir": "models/x", "num_train_epochs": 1.5, "per_device_train_batch_size": 4096, "learning_rate": 2e-5, "warmup_ratio": 0.1, "fp16": false, "bf16": true,
+			"batch_sampler": "BatchSamplers.NO_DUPLICATES", "multi_dataset_batch_sampler": "round_robin", "eval_strategy": "steps", "eval_steps": 100, "save_steps": 100, "save_total_limit": 2,
+			"logging_steps": 100, "run_name": "mpnet", "report_to": ["tensorboard", "wandb"], "lr_scheduler_type": "polynomial", "prompts": {"anchor": "q: ", "positive": "d: "}, "deepspeed": null}
+	}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, res := convert(t, imports.SentenceTransformers, s, 4)
+	for what, ok := range map[string]bool{
+		"model":     r.Model.Path == "microsoft/mpnet-base",
+		"data":      r.Data.Train[0].Query == "anchor" && slices.Equal(r.Data.Train[0].Negatives, []string{"negative"}) && r.Data.Train[0].Prompts == recipe.Prompts{Query: "q: ", Document: "d: "},
+		"batch":     r.Batch.GlobalSize == 4*4096 && r.Batch.SubBatch.Rows == 64 && r.Batch.NoDuplicates && !r.Batch.DropLast,
+		"loss":      r.Loss.Scale == 30 && r.Loss.GatherAcrossDevices,
+		"optimizer": r.Optimizer.LR == 2e-5 && r.Optimizer.WarmupRatio == 0.1 && r.Optimizer.WeightDecay == 0,
+		"rest":      r.Train.Epochs == 2 && r.Train.Precision == "bf16" && r.Save.Dir == "models/x" && r.Eval.Every == 100 && r.Log.Every == 100 && r.Log.TensorBoard,
+	} {
+		if !ok {
+			t.Errorf("%s is wrong in\n%s", what, res.Recipe)
+		}
+	}
+	all := fmt.Sprint(res.Without)
+	if !strings.Contains(all, "lr_scheduler_type: polynomial") || !strings.Contains(all, "report_to: wandb") || strings.Contains(all, "deepspeed") || len(res.Unknown) > 0 {
+		t.Errorf("%q, unknown %v", res.Without, res.Unknown)
+	}
+}
+
+// TestNothing: what isn't said has the other program's default, not ours, where the two differ.
+func TestNothing(t *testing.T) {
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{}, 0)
+	if r.Optimizer.LR != 5e-5 || r.Optimizer.WeightDecay != 0 || r.Optimizer.WarmupRatio != 0 || r.Train.Epochs != 3 || r.Batch.GlobalSize != 8 || r.Batch.DropLast || r.Train.Precision != "f32" {
+		t.Errorf("%s", res.Recipe)
+	}
+	if len(res.Assumed) == 0 {
+		t.Error("nothing is said of the model and the data that are missing")
+	}
+	f, _ := convert(t, imports.FlagEmbedding, imports.Settings{}, 1)
+	if f.Loss.Scale != 50 || f.Data.Train[0].NegativesPerQuery != 7 || f.Model.MaxLength != (recipe.Lengths{Query: 32, Document: 128}) {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestWrongSettings(t *testing.T) {
+	for name, v := range map[string]any{"learning_rate": "fast", "max_steps": 1.5, "bf16": "perhaps", "prompts": 3.0, "per_device_train_batch_size": []any{1.0}} {
+		if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{name: v}, 1); err == nil || !strings.HasPrefix(err.Error(), name+": want ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for text, want := range map[string]string{
+		`torchrun -m FlagEmbedding.x 'a`: "the quote at character 29 has no end", "ls -l": "no command line of FlagEmbedding", "python a.py x": `"x" stands where`, "": "no command line",
+		"torchrun --nproc_per_node gpu x.py": "want the number of processes",
+	} {
+		if _, _, err := imports.ReadCommand(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range []string{"", "[1]", "a: [", "7"} {
+		if s, err := imports.ReadMapping("x.yaml", []byte(text)); err == nil {
+			t.Errorf("%q: %v", text, s)
+		}
+	}
+}
+
+func TestReadCommand(t *testing.T) {
+	s, n, err := imports.ReadCommand(`accelerate launch --num-processes=3 run.py --a "x \"y\" $z" --b='q' --c -1 2 --d --e-f ''`)
+	want := imports.Settings{"a": `x "y" $z`, "b": "q", "c": []any{"-1", "2"}, "d": true, "e_f": ""}
+	if err != nil || n != 3 || !maps.EqualFunc(s, want, func(a, b any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
+		t.Errorf("%v %d %v", s, n, err)
+	}
+}
+
+func ExampleConvert() {
+	s, err := imports.ReadMapping("args.yaml", []byte("{model: my/model, train_dataset: pairs.parquet, columns: [question, answer], learning_rate: 1e-4, batch_sampler: no_duplicates}"))
+	if err != nil {
+		panic(err)
+	}
+	r, err := imports.Convert(imports.SentenceTransformers, s, 1)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Print(r.Recipe)
+	// Output:
+	// # From sentence-transformers settings, by contraflow import.
+	// # assumed: the loss is MultipleNegativesRankingLoss: no setting called loss names another
+	// # assumed: a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there
+	// model:
+	//   path: "my/model"
+	// data:
+	//   train:
+	//     - {path: "pairs.parquet", query: question, positive: answer}
+	// batch:
+	//   global_size: 8
+	//   drop_last: false
+	// optimizer:
+	//   lr: 0.0001
+	//   warmup_ratio: 0
+	//   weight_decay: 0
+	// train:
+	//   epochs: 3
+	//   precision: f32
+	// save:
+	//   dir: "runs/imported"
+}

@@ -1,0 +1,453 @@
+package imports
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+func (r *recipe) model() {
+	name, ok := "", false
+	for _, key := range []string{"model_name_or_path", "model", "model_name"} {
+		if name, ok = r.text1(key); ok {
+			break
+		}
+	}
+	if !ok {
+		name = "MODEL"
+		r.assume("no model is named: put a folder or a hub id in place of MODEL")
+	}
+	r.keys["model.path"] = quote(name)
+
+	if m, ok := r.text1("sentence_pooling_method"); ok {
+		r.keys["model.pooling"] = strings.TrimSuffix(m, "_token")
+	}
+	if v, ok := r.yes("normalize_embeddings"); ok {
+		r.keys["model.normalize"] = fmt.Sprint(v)
+	}
+	q, hasQ := r.whole("query_max_len")
+	p, hasP := r.whole("passage_max_len")
+	switch {
+	case hasQ && hasP:
+		r.keys["model.max_length"] = fmt.Sprintf("{query: %d, document: %d}", q, p)
+	case r.from == FlagEmbedding:
+		if !hasQ {
+			q = 32
+		}
+		if !hasP {
+			p = 128
+		}
+		r.keys["model.max_length"] = fmt.Sprintf("{query: %d, document: %d}", q, p)
+	default:
+		if n, ok := r.whole("max_seq_length"); ok {
+			r.keys["model.max_length"] = fmt.Sprint(n)
+		}
+	}
+	if v, _ := r.yes("gradient_checkpointing"); v {
+		r.keys["model.activation_checkpointing"] = "true"
+	}
+	lora := map[string]string{}
+	for _, s := range [][2]string{{"lora_rank", "rank"}, {"r", "rank"}, {"lora_r", "rank"}, {"lora_alpha", "alpha"}, {"lora_dropout", "dropout"}} {
+		if v, ok := r.number(s[0]); ok {
+			lora[s[1]] = num(v)
+		}
+	}
+	if t := r.list("target_modules"); t != nil {
+		if len(t) == 1 {
+			t = strings.Fields(t[0])
+		}
+		lora["targets"] = flow(t)
+	}
+	if v, ok := r.yes("use_rslora"); ok && v {
+		lora["rslora"] = "true"
+	}
+	use, said := r.yes("use_lora")
+	if use || !said && len(lora) > 0 {
+		if r.from == FlagEmbedding { // its own defaults
+			for k, v := range map[string]string{"rank": "64", "alpha": "16", "dropout": "0.1", "targets": "[v_proj, q_proj, k_proj, gate_proj, down_proj, o_proj, up_proj]"} {
+				if _, ok := lora[k]; !ok {
+					lora[k] = v
+				}
+			}
+		}
+		var parts []string
+		for _, k := range []string{"rank", "alpha", "dropout", "targets", "rslora"} {
+			if v, ok := lora[k]; ok {
+				parts = append(parts, k+": "+v)
+			}
+		}
+		r.keys["model.lora"] = "{" + strings.Join(parts, ", ") + "}"
+	}
+}
+
+// data: FlagEmbedding's files have query, pos and neg; sentence-transformers' columns are in the order of the loss's inputs.
+func (r *recipe) data() {
+	var files []string
+	for _, key := range []string{"train_data", "train_dataset", "train_file", "dataset", "data_files"} {
+		files = append(files, r.list(key)...)
+	}
+	if len(files) == 0 {
+		files = []string{"DATA"}
+		r.assume("no data is named: put parquet or JSONL files in place of DATA")
+	}
+	columns := r.list("columns")
+	if r.from == FlagEmbedding {
+		columns = []string{"query", "pos", "neg"}
+	} else if len(columns) < 2 {
+		columns = []string{"anchor", "positive"}
+		r.assume("the columns are called anchor and positive (a setting called columns would say: columns: [question, answer, negative])")
+	}
+	for i, f := range files {
+		files[i] = sourceText(r, f, columns)
+	}
+	r.keys["data.train"] = "\n    - " + strings.Join(files, "\n    - ")
+
+	if s, ok := r.text1("multi_dataset_batch_sampler"); ok {
+		s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:])
+		r.set("data.mixing", s, "proportional")
+	}
+}
+
+func sourceText(r *recipe, file string, columns []string) string {
+	if path.Ext(file) == "" && file != "DATA" && r.from == FlagEmbedding {
+		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
+	}
+	text := fmt.Sprintf("{path: %s, query: %s, positive: %s", quote(file), columns[0], columns[1])
+	if len(columns) > 2 {
+		text += ", negatives: " + flow(columns[2:])
+	}
+	if r.from == FlagEmbedding {
+		group, ok := r.whole("train_group_size")
+		if !ok {
+			group = 8
+		}
+		if group > 1 {
+			text += fmt.Sprintf(", negatives_per_query: %d", group-1)
+		}
+		if kd, _ := r.yes("knowledge_distillation"); kd {
+			text += ", scores: [pos_scores, neg_scores]"
+		}
+	}
+	var prompts []string
+	for _, p := range [][3]string{{"query_instruction_for_retrieval", "query_instruction_format", "query"}, {"passage_instruction_for_retrieval", "passage_instruction_format", "document"}} {
+		instruction, ok := r.text1(p[0])
+		format, formatted := r.text1(p[1])
+		if !ok || instruction == "" {
+			continue
+		}
+		if !formatted {
+			format = "{}{}"
+		}
+		before, after, found := strings.Cut(strings.ReplaceAll(format, `\n`, "\n"), "{}")
+		between, rest, found2 := strings.Cut(after, "{}")
+		if !found || !found2 || rest != "" {
+			r.errs = append(r.errs, fmt.Sprintf("%s: %q does not put the text at its end, which is the one place where prompts go here", p[1], format))
+		}
+		prompts = append(prompts, p[2]+": "+quote(before+instruction+between))
+	}
+	if v, ok := r.has("prompts"); ok {
+		m, isMap := v.(map[string]any)
+		if s, isText := v.(string); isText {
+			prompts = append(prompts, "query: "+quote(s), "document: "+quote(s))
+		} else if !isMap {
+			r.wrong("prompts", "a text or a mapping of columns to texts", v)
+		}
+		for role, names := range map[string][]string{"query": {columns[0], "query"}, "document": {columns[1], "document", "passage", "corpus"}} {
+			for _, n := range names {
+				if s, ok := m[n].(string); ok {
+					prompts = append(prompts, role+": "+quote(s))
+					break
+				}
+			}
+		}
+		slices.Sort(prompts)
+	}
+	if len(prompts) > 0 {
+		text += ", prompts: {" + strings.Join(prompts, ", ") + "}"
+	}
+	return text + "}"
+}
+
+func (r *recipe) batch() {
+	size, ok := r.whole("per_device_train_batch_size")
+	if !ok {
+		if size, ok = r.whole("train_batch_size"); !ok {
+			size = 8 // transformers' default
+		}
+	}
+	gathered, said := r.gathers()
+	switch {
+	case r.devices == 1:
+		r.keys["batch.global_size"] = fmt.Sprint(size)
+	case gathered:
+		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
+		r.assume("batch.global_size is %d rows on each of %d devices; negatives come from all of them", size, r.devices)
+	default:
+		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
+		r.assume("batch.global_size is %d rows on each of %d devices; negatives stay on their device, as they did (loss.gather_across_devices: true would use all)", size, r.devices)
+	}
+	if said || r.devices > 1 {
+		r.set("loss.gather_across_devices", fmt.Sprint(gathered), "true")
+	}
+	if n, ok := r.whole("gradient_accumulation_steps"); ok {
+		r.set("batch.accumulate", fmt.Sprint(n), "1")
+	}
+	drop, ok := r.yes("dataloader_drop_last")
+	r.set("batch.drop_last", fmt.Sprint(drop && ok), "true")
+	sampler, ok := r.text1("batch_sampler")
+	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
+	switch {
+	case sampler == "no_duplicates":
+	case sampler == "group_by_label":
+		r.without("batch_sampler", "group_by_label puts rows of equal labels side by side; batches here are in random order")
+	default:
+		r.set("batch.no_duplicates", "false", "true")
+		if r.from == SentenceTransformers {
+			r.assume("batches may hold a text twice, as with batch_sampler's default; batch.no_duplicates: true is better and costs nothing")
+		}
+	}
+	if v, ok := r.yes("same_dataset_within_batch"); ok {
+		r.set("batch.one_dataset", fmt.Sprint(v), "true")
+	}
+	if v, ok := r.yes("group_by_length"); ok && v {
+		r.keys["batch.by_length"] = "true"
+	}
+	for _, name := range []string{"sub_batch_size", "mini_batch_size"} {
+		if n, ok := r.whole(name); ok && n > 0 {
+			r.keys["batch.sub_batch"] = fmt.Sprintf("{rows: %d}", n)
+		}
+	}
+}
+
+// gathers tells whether negatives came from all devices.
+func (r *recipe) gathers() (yes, said bool) {
+	if v, ok := r.yes("negatives_cross_device"); ok {
+		return v, true
+	}
+	if v, ok := r.yes("gather_across_devices"); ok {
+		return v, true
+	}
+	return false, r.from == FlagEmbedding && r.devices > 1
+}
+
+// The losses that contraflow has under its own name.
+var losses = map[string]string{
+	"MultipleNegativesRankingLoss": "mnrl", "CachedMultipleNegativesRankingLoss": "mnrl", "MultipleNegativesSymmetricRankingLoss": "mnrl", "CachedMultipleNegativesSymmetricRankingLoss": "mnrl",
+}
+
+func (r *recipe) loss() {
+	name, ok := r.text1("loss")
+	name = strings.TrimSuffix(name[strings.LastIndexByte(name, '.')+1:], "()")
+	switch {
+	case r.from == FlagEmbedding:
+		t, ok := r.number("temperature")
+		if !ok {
+			t = 0.02
+		}
+		r.keys["loss.temperature"] = num(t)
+		r.keys["loss.mask_duplicates"] = "false"
+	case !ok:
+		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
+	case losses[name] == "":
+		r.without("loss", "%s is not converted; contraflow recipe lists the losses there are", name)
+	case strings.Contains(name, "Symmetric"):
+		r.keys["loss.directions"] = "[query_to_doc, doc_to_query]"
+		r.keys["loss.partition_mode"] = "per_direction"
+	}
+	if r.from == SentenceTransformers {
+		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
+	}
+	if v, ok := r.number("scale"); ok {
+		r.set("loss.scale", num(v), "20")
+	}
+	if v, ok := r.text1("similarity_fct"); ok {
+		if strings.Contains(v, "dot") {
+			r.keys["loss.similarity"] = "dot"
+		}
+	}
+	if d := r.list("directions"); d != nil {
+		r.set("loss.directions", flow(d), "[query_to_doc]")
+	}
+	if v, ok := r.text1("partition_mode"); ok {
+		r.set("loss.partition_mode", v, "joint")
+	}
+}
+
+func (r *recipe) optimizer() {
+	lr, ok := r.number("learning_rate")
+	if !ok {
+		lr = 5e-5 // transformers' default
+	}
+	r.set("optimizer.lr", num(lr), "2e-05")
+	wd, _ := r.number("weight_decay") // 0 there
+	r.set("optimizer.weight_decay", num(wd), "0.01")
+	b1, ok1 := r.number("adam_beta1")
+	b2, ok2 := r.number("adam_beta2")
+	if ok1 || ok2 {
+		if !ok1 {
+			b1 = 0.9
+		}
+		if !ok2 {
+			b2 = 0.999
+		}
+		r.set("optimizer.betas", fmt.Sprintf("[%s, %s]", num(b1), num(b2)), "[0.9, 0.999]")
+	}
+	if v, ok := r.number("adam_epsilon"); ok {
+		r.set("optimizer.eps", num(v), "1e-08")
+	}
+	if v, ok := r.number("max_grad_norm"); ok {
+		r.set("optimizer.max_grad_norm", num(v), "1")
+	}
+	if s, ok := r.text1("lr_scheduler_type"); ok {
+		switch s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]); s {
+		case "linear", "cosine", "constant":
+			r.set("optimizer.schedule", s, "linear")
+		case "constant_with_warmup":
+			r.keys["optimizer.schedule"] = "constant"
+		default:
+			r.without("lr_scheduler_type", "%s; there are linear, cosine and constant, each with a warm-up. linear is taken", s)
+		}
+	}
+	steps, hasSteps := r.number("warmup_steps")
+	ratio, _ := r.number("warmup_ratio")
+	switch {
+	case hasSteps && steps >= 1:
+		r.keys["optimizer.warmup_steps"] = num(steps)
+	case hasSteps && steps > 0: // transformers 5: a share
+		r.set("optimizer.warmup_ratio", num(steps), "0.1")
+	default:
+		r.set("optimizer.warmup_ratio", num(ratio), "0.1")
+	}
+	if o, ok := r.text1("optim"); ok && !strings.HasPrefix(o, "adamw") {
+		r.without("optim", "%s; AdamW is taken", o)
+	} else if ok && o != "adamw_torch" && o != "adamw_torch_fused" {
+		r.without("optim", "%s keeps its state in another form; AdamW with f32 state is taken", o)
+	}
+}
+
+func (r *recipe) rest() {
+	epochs, ok := r.number("num_train_epochs")
+	if !ok {
+		epochs = 3
+	}
+	if epochs != float64(int(epochs)) {
+		r.assume("num_train_epochs is %s: epochs are whole here, and it is rounded up", num(epochs))
+		epochs = float64(int(epochs) + 1)
+	}
+	r.set("train.epochs", num(epochs), "1")
+	if n, ok := r.whole("max_steps"); ok && n > 0 {
+		r.keys["train.max_steps"] = fmt.Sprint(n)
+	}
+	bf, _ := r.yes("bf16")
+	if half, _ := r.yes("fp16"); half && !bf {
+		bf = true
+		r.assume("fp16 is bf16 here: it needs no loss scaling")
+	}
+	if bf {
+		r.keys["train.precision"] = "bf16"
+	} else {
+		r.keys["train.precision"] = "f32"
+	}
+	if n, ok := r.whole("seed"); ok {
+		r.set("train.seed", fmt.Sprint(n), "42")
+	}
+	if n, ok := r.whole("eval_steps"); ok {
+		r.set("eval.every", fmt.Sprint(n), "500")
+	}
+	dir, ok := r.text1("output_dir")
+	if !ok {
+		dir = "runs/imported"
+	}
+	r.keys["save.dir"] = quote(dir)
+	if n, ok := r.whole("save_steps"); ok {
+		r.set("save.every", fmt.Sprint(n), "500")
+	}
+	if s, ok := r.text1("save_strategy"); ok && s == "no" {
+		r.keys["save.every"] = "0"
+	} else if ok && s == "epoch" {
+		r.assume("save_strategy is epoch: save.every counts steps or minutes here, and stays at its default")
+	}
+	if n, ok := r.whole("save_total_limit"); ok && n > 0 {
+		r.set("save.keep", fmt.Sprint(n), "2")
+	}
+	if v, ok := r.yes("load_best_model_at_end"); ok && v {
+		r.keys["save.best"] = "true"
+	}
+	if n, ok := r.whole("early_stopping_patience"); ok {
+		r.keys["eval.early_stopping"] = fmt.Sprintf("{patience: %d}", n)
+	}
+	if n, ok := r.number("logging_steps"); ok {
+		if n < 1 {
+			r.assume("logging_steps is a share of the run: log.every counts steps, and stays at its default")
+		} else {
+			r.set("log.every", num(n), "10")
+		}
+	}
+	for _, where := range r.list("report_to") {
+		switch where {
+		case "tensorboard", "all":
+			r.keys["log.tensorboard"] = "true"
+		case "none":
+		default:
+			r.without("report_to", "%s; metrics.jsonl, TensorBoard (log.tensorboard) and Prometheus (--metrics-addr) are there", where)
+		}
+	}
+}
+
+// nothing are settings that change nothing that is computed, or that have no meaning here.
+var nothing = []string{
+	"overwrite_output_dir", "do_train", "do_eval", "run_name", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataloader_persistent_workers", "ddp_find_unused_parameters",
+	"ddp_backend", "ddp_timeout", "disable_tqdm", "log_level", "logging_dir", "logging_strategy", "logging_first_step", "local_rank", "remove_unused_columns", "push_to_hub", "per_device_eval_batch_size", "eval_strategy",
+	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "tf32", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors", "metric_for_best_model",
+	"greater_is_better", "pad_to_multiple_of", "tokenizer_name", "config_name", "small_threshold", "drop_threshold", "train_group_size", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
+	"passage_instruction_for_retrieval", "knowledge_distillation", "resume_from_checkpoint", "similarity_fct", "use_lora", "eval_on_start", "include_num_input_tokens_seen",
+}
+
+// counterparts are settings that change what is computed and have no key.
+var counterparts = map[string]string{
+	"deepspeed":               "parameters and optimizer state are sharded with mesh.shard; there is no configuration file for it",
+	"fsdp":                    "parameters and optimizer state are sharded with mesh.shard",
+	"fsdp_config":             "parameters and optimizer state are sharded with mesh.shard",
+	"unified_finetuning":      "dense, sparse and multi-vector training together is model.kind: m3",
+	"use_self_distill":        "belongs to model.kind: m3",
+	"fix_encoder":             "belongs to model.kind: m3; model.freeze freezes layers",
+	"self_distill_start_step": "belongs to model.kind: m3",
+	"kd_loss_type":            "the kind of distillation is loss.name's",
+	"label_smoothing_factor":  "there is none",
+	"neftune_noise_alpha":     "there is none",
+	"fix_position_embedding":  "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
+	"learning_rate_mapping":   "optimizer.groups: [{params: [...], lr: ...}]",
+	"router_mapping":          "one encoder embeds queries and documents",
+	"hardness_mode":           "not converted: see loss in the recipe's reference",
+	"hardness_strength":       "not converted: see loss in the recipe's reference",
+	"data_seed":               "train.seed is the seed of everything",
+	"full_determinism":        "runs are bit-equal for one mesh always",
+	"auto_find_batch_size":    "batch.sub_batch bounds memory, and no batch size needs to be found",
+	"torch_empty_cache_steps": "memory is planned before the first step",
+	"ignore_data_skip":        "resuming costs no skipping: contraflow train --resume",
+	"eval_accumulation_steps": "evaluation embeds in sub-batches",
+	"torch_dtype":             "train.precision",
+}
+
+// remaining sorts what no rule has used.
+func (r *recipe) remaining() {
+	var names []string
+	for n := range r.settings {
+		switch r.settings[n] {
+		case nil, false, "", "false", "False", "None":
+			continue // what is off needs no counterpart
+		}
+		if !r.used[n] && !slices.Contains(nothing, n) {
+			names = append(names, n)
+		}
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		if why, ok := counterparts[n]; ok {
+			r.without(n, "%s", why)
+		} else {
+			r.result.Unknown = append(r.result.Unknown, n)
+		}
+	}
+}
