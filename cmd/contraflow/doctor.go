@@ -1,101 +1,293 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/cpu"
 
+	"contraflow/cmd/contraflow/internal/bench"
+	"contraflow/collective/mpi"
 	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
 	"contraflow/stages/recipe"
 )
 
 func newDoctor() *cobra.Command {
-	return &cobra.Command{
+	seconds := 10.0
+	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Look at this machine: processor, memory, cache, and a self-test",
-		Args:  noArgs,
+		Short: "Look at this machine: processor, memory, GPU, MPI, hub cache, disk, and a self-test",
+		Long: `doctor says what contraflow finds on this machine, and after each problem the command that mends it. Its self-test multiplies matrices: are the
+results right, and how near is their speed to what the processor can do? Only wrong results are a failure (exit code 1).`,
+		Example: "  contraflow doctor",
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			w := cmd.OutOrStdout()
-			fmt.Fprintln(w, version())
-			total, free := gpustage.HostMemorySize()
-			fmt.Fprintf(w, "memory    %s, %s available\n", recipe.Size(total), recipe.Size(free))
-			fmt.Fprintf(w, "cores     %d\n", runtime.NumCPU())
-			var problems error
-			for _, kind := range gpustage.Kinds() {
-				d, err := gpustage.Open(kind)
-				if err != nil {
-					fmt.Fprintf(w, "%-9s %v\n", kind, err)
-					if !errors.Is(err, gpustage.ErrAbsent) {
-						problems = errors.Join(problems, err)
-					}
-					continue
-				}
-				fmt.Fprintf(w, "%-9s %s\n", kind, d.Info().Description)
-				d.Close()
-			}
-			fmt.Fprintf(w, "hub cache %s\n", hubCache())
+			d := doctor{w: cmd.OutOrStdout()}
+			d.say("version", "%s", version())
+			d.processor()
+			d.memory()
+			problems := d.devices()
+			d.gpu()
+			d.mpi(cmd.Context())
+			d.cache()
 			if problems != nil {
 				return problems
 			}
-			return selfTest(cmd)
+			if err := d.multiplies(); err != nil {
+				return err
+			}
+			return d.speed(cmd.Context(), time.Duration(seconds*1e9))
 		},
 	}
+	cmd.Flags().Float64Var(&seconds, "seconds", seconds, "how long the self-test measures")
+	return cmd
 }
 
-func hubCache() string {
-	for _, e := range []struct{ name, sub string }{{"HF_HUB_CACHE", ""}, {"HF_HOME", "hub"}} {
-		if v := os.Getenv(e.name); v != "" {
-			return filepath.Join(v, e.sub)
+// doctor prints what it finds, a line each, and below it what helps.
+type doctor struct{ w io.Writer }
+
+func (d doctor) say(name, format string, args ...any) {
+	fmt.Fprintf(d.w, "%-10s %s\n", name, fmt.Sprintf(format, args...))
+}
+
+func (d doctor) help(format string, args ...any) {
+	fmt.Fprintf(d.w, "%10s -> %s\n", "", fmt.Sprintf(format, args...))
+}
+
+func (d doctor) processor() {
+	m, err := bench.ThisMachine()
+	var has []string
+	for _, f := range []struct {
+		name string
+		has  bool
+	}{{"AVX2", cpu.X86.HasAVX2}, {"FMA", cpu.X86.HasFMA}, {"AVX-512", cpu.X86.HasAVX512F}, {"AVX512-BF16", cpu.X86.HasAVX512BF16}, {"AMX-BF16", cpu.X86.HasAMXBF16}, {"NEON", runtime.GOARCH == "arm64"}} {
+		if f.has {
+			has = append(has, f.name)
 		}
 	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return "none: no home folder; set HF_HOME"
+	if len(has) == 0 {
+		has = []string{"no vector extensions that it uses"}
 	}
-	return filepath.Join(home, ".cache", "huggingface", "hub")
+	d.say("processor", "%s, %d cores: %s", m.Processor, m.Cores, strings.Join(has, ", "))
+	if forced := os.Getenv("CONTRAFLOW_CPU"); forced != "" && err == nil {
+		d.say("", "CONTRAFLOW_CPU chooses the %s kernels", forced)
+		d.help("unset CONTRAFLOW_CPU: the fastest ones are chosen then")
+	}
+	if n := runtime.GOMAXPROCS(0); n < runtime.NumCPU() {
+		d.say("", "GOMAXPROCS allows %d of the cores", n)
+	}
 }
 
-// selfTest multiplies matrices on the best device for a moment.
-func selfTest(cmd *cobra.Command) error {
-	d, err := gpustage.Open("auto")
+// tight is how much memory a small model's training takes with its default batch.
+const tight = 2 << 30
+
+func (d doctor) memory() {
+	total, free := gpustage.HostMemorySize()
+	d.say("memory", "%s, %s available", recipe.Size(total), recipe.Size(free))
+	if free > 0 && free < tight {
+		d.help("end other programs, or train in smaller parts: --set batch.sub_batch.tokens=1024 --set batch.replay_budget=0")
+	}
+}
+
+// devices lists what can compute.
+func (d doctor) devices() (problems error) {
+	for _, kind := range gpustage.Kinds() {
+		dev, err := gpustage.Open(kind)
+		if err != nil {
+			d.say(kind, "%v", err)
+			if !errors.Is(err, gpustage.ErrAbsent) {
+				problems = errors.Join(problems, err)
+			}
+			continue
+		}
+		d.say(kind, "%s", dev.Info().Description)
+		dev.Close()
+	}
+	return problems
+}
+
+// gpu looks for NVIDIA's driver and libraries. It loads none of them.
+func (d doctor) gpu() {
+	driver, err := os.ReadFile("/proc/driver/nvidia/version")
+	if line, _, _ := strings.Cut(string(driver), "\n"); err == nil {
+		d.say("gpu", "%s", strings.TrimSpace(strings.TrimPrefix(line, "NVRM version:")))
+	} else {
+		d.say("gpu", "no NVIDIA driver is loaded")
+	}
+	for _, lib := range []struct{ name, mend string }{
+		{"libcuda.so.1", ""},
+		{"libnccl.so.2", "several GPUs talk through it: apt-get install libnccl2, or pip install nvidia-nccl-cu12 and CONTRAFLOW_NCCL=its file"},
+	} {
+		at := findLibrary(lib.name)
+		if named := os.Getenv("CONTRAFLOW_NCCL"); lib.name == "libnccl.so.2" && named != "" {
+			at = named
+			if _, err := os.Stat(named); err != nil && filepath.IsAbs(named) {
+				d.say("", "CONTRAFLOW_NCCL: %v", err)
+				d.help("export CONTRAFLOW_NCCL=the file of libnccl.so.2")
+				continue
+			}
+		}
+		switch {
+		case at != "":
+			d.say("", "%s: %s", lib.name, at)
+		case driver != nil && lib.mend != "":
+			d.say("", "%s: not found", lib.name)
+			d.help("%s", lib.mend)
+		case driver != nil:
+			d.say("", "%s: not found, though the driver is there", lib.name)
+			d.help("install the driver's user libraries; in a container: docker run --gpus all, with nvidia-container-toolkit on the host")
+		}
+	}
+	if driver != nil && !hasKind("cuda") {
+		d.help("this program was built without CUDA and computes on the processor")
+	}
+}
+
+func hasKind(kind string) bool {
+	for _, k := range gpustage.Kinds() {
+		if k == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// findLibrary looks where the system's loader would.
+func findLibrary(name string) string {
+	dirs := filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))
+	dirs = append(dirs, "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/cuda/lib64", "/usr/lib/wsl/lib")
+	for _, dir := range dirs {
+		if dir == "" {
+			continue
+		}
+		if file := filepath.Join(dir, name); exists(file) {
+			return file
+		}
+	}
+	return ""
+}
+
+func exists(file string) bool { _, err := os.Stat(file); return err == nil }
+
+// mpi asks mpirun who it is.
+func (d doctor) mpi(ctx context.Context) {
+	built := "this program was built with it"
+	if !mpi.Available {
+		built = "this program was built without it"
+	}
+	path, err := exec.LookPath("mpirun")
+	if err != nil {
+		d.say("mpi", "no mpirun in PATH; %s", built)
+		if mpi.Available {
+			d.help("apt-get install openmpi-bin libopenmpi-dev")
+		}
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, _ := exec.CommandContext(ctx, path, "--version").Output()
+	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	if line == "" {
+		line = "says no version"
+	}
+	d.say("mpi", "%s: %s; %s", path, line, built)
+	if !mpi.Available {
+		d.help("go build -tags mpi ./cmd/contraflow (needs a C compiler and libopenmpi-dev) trains under mpirun")
+	}
+}
+
+// roomy is what a large model with its optimizer's state takes on disk.
+const roomy = 5 << 30
+
+func (d doctor) cache() {
+	dir, free, known, err := hfmodel.Cache()
+	if err != nil {
+		d.say("hub cache", "%v", err)
+		d.help("export HF_HOME=a folder for downloaded models")
+		return
+	}
+	models, _ := filepath.Glob(filepath.Join(dir, "models--*"))
+	d.say("hub cache", "%s, %d models", dir, len(models))
+	if os.Getenv("HF_HUB_OFFLINE") != "" {
+		d.say("", "HF_HUB_OFFLINE is set: nothing is downloaded")
+		d.help("unset HF_HUB_OFFLINE")
+	}
+	if known {
+		d.say("disk", "%s free for the hub cache", recipe.Size(free))
+		if free < roomy {
+			d.help("export HF_HUB_CACHE=a folder on a larger disk, or remove models from %s", dir)
+		}
+	}
+}
+
+// multiplies checks a product on the best device.
+func (d doctor) multiplies() error {
+	dev, err := gpustage.Open("auto")
 	if err != nil {
 		return err
 	}
-	defer d.Close()
-	s, err := d.OpenStream()
+	defer dev.Close()
+	s, err := dev.OpenStream()
 	if err != nil {
 		return err
 	}
-	const m, n, k = 2048, 1536, 384
+	const m, n, k = 203, 151, 384 // odd, so that the kernels' edges are used
 	var t [3]gpustage.Tensor
 	for i, shape := range [][2]int{{m, n}, {m, k}, {n, k}} {
-		if t[i], err = gpustage.NewTensor(d, gpustage.F32, shape[0], shape[1]); err != nil {
+		if t[i], err = gpustage.NewTensor(dev, gpustage.F32, shape[0], shape[1]); err != nil {
 			return err
 		}
 		s.Fill(t[i], 0.5)
 	}
-	best := time.Hour
-	for began := time.Now(); time.Since(began) < time.Second; {
-		start := time.Now()
-		s.MatMul(t[0], t[1], t[2], gpustage.MatMul{TransB: true})
-		if err := s.Sync(); err != nil {
-			return err
-		}
-		best = min(best, time.Since(start))
-	}
-	var got [1]float32
-	s.CopyOut(gpustage.Bytes(got[:]), t[0].Span(0, 1).Columns(0, 1))
+	s.MatMul(t[0], t[1], t[2], gpustage.MatMul{TransB: true})
+	got := make([]float32, m*n)
+	s.CopyOut(gpustage.Bytes(got), t[0])
 	if err := s.Sync(); err != nil {
 		return err
 	}
-	if want := float32(k) / 4; got[0] != want {
-		return fmt.Errorf("self-test: %s multiplies wrongly: %v, want %v; CONTRAFLOW_CPU=portable avoids its kernels", d.Info().Kind, got[0], want)
+	for i, v := range got {
+		if want := float32(k) / 4; v != want {
+			return fmt.Errorf("self-test: %s multiplies wrongly: element %d of a product is %v, want %v; CONTRAFLOW_CPU=portable avoids its kernels, and we would like to know of it", dev.Info().Kind, i, v, want)
+		}
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "self-test %s multiplies matrices at %.0f GFLOP/s in f32\n", d.Info().Kind, 2*m*n*k/best.Seconds()/1e9)
+	return nil
+}
+
+// slow is the share of the multiply-add probe below which something is wrong with the machine or with us.
+const slow = 50
+
+// speed measures products beside the probe.
+func (d doctor) speed(ctx context.Context, limit time.Duration) error {
+	g, err := bench.NewGEMM(bench.GEMMOptions{Shapes: []bench.Shape{{M: 2048, N: 1536, K: 384}}, Threads: runtime.GOMAXPROCS(0)})
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	var rep *bench.GEMMReport
+	for began := time.Now(); rep == nil || time.Since(began) < limit; {
+		if rep, err = g.Round(ctx); err != nil {
+			return err
+		}
+	}
+	for _, c := range rep.Cases {
+		if c.Form != "NT" {
+			continue
+		}
+		at := c.At[len(c.At)-1]
+		d.say("self-test", "multiplies matrices in %s at %.0f GFLOP/s on %d threads, %.0f %% of what the processor can do", c.Precision, at.GFLOPS, at.Threads, at.PercentOfPeak)
+		if at.PercentOfPeak < slow && c.Precision == "f32" {
+			d.help("others use this machine, or its memory is slow: contraflow bench gemm says more")
+		}
+	}
 	return nil
 }

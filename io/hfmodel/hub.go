@@ -165,6 +165,23 @@ func newHub(id, revision string, o Options) (*hub, error) {
 	}, nil
 }
 
+// Cache is the folder that models are downloaded to (it may not be there yet), with the bytes that this user can still write to its
+// disk, if that is known.
+func Cache() (dir string, free int64, known bool, err error) {
+	if dir, err = cacheDir(); err != nil {
+		return "", 0, false, err
+	}
+	at := dir
+	for {
+		if _, err := os.Stat(at); err == nil || filepath.Dir(at) == at {
+			break
+		}
+		at = filepath.Dir(at)
+	}
+	free, known = atomicfile.FreeSpace(at)
+	return dir, free, known, nil
+}
+
 // cacheDir follows huggingface_hub's constants.py.
 func cacheDir() (string, error) {
 	for _, key := range []string{"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"} {
