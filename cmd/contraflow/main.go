@@ -82,7 +82,6 @@ Your data?  contraflow init, contraflow train  a new model, or one from the hub,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newQuickstart(), newTrain(), newEmbed(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	return root
 }

@@ -51,6 +51,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	if id, _, err := parseID(c.BaseModel); err == nil && strings.Contains(id, "/") {
 		line("base_model: %s", yamlString(id))
 	}
+	c.modelIndex(line, name)
 	line("---")
 	line("")
 	line("# %s", oneLine(name))
@@ -98,6 +99,13 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line(`documents = model.encode(["a first text", "a second text"]%s)`, document)
 	line("print(model.similarity(query, documents))")
 	line("```")
+	line("")
+	line("or without Python, with contraflow's binary and this folder:")
+	line("")
+	line("```sh")
+	line("contraflow embed --model . --text 'how are gradients accumulated?'")
+	line("contraflow embed --model . --input docs.parquet --column text --output docs.emb.parquet")
+	line("```")
 
 	if len(c.TrainingData) > 0 {
 		line("")
@@ -132,6 +140,32 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		line("%s", fence)
 	}
 	return b.Bytes()
+}
+
+// modelIndex gives the results to the hub, which shows them beside the card: see "model-index" in its documentation of model cards.
+func (c Card) modelIndex(line func(string, ...any), name string) {
+	if len(c.Metrics) == 0 {
+		return
+	}
+	line("model-index:")
+	line("- name: %s", yamlString(oneLine(name)))
+	line("  results:")
+	last := ""
+	for i, m := range c.Metrics {
+		if i == 0 || m.Dataset != last {
+			line("  - task:")
+			line("      type: information-retrieval")
+			line("      name: Information Retrieval")
+			line("    dataset:")
+			line("      name: %s", yamlString(oneLine(m.Dataset)))
+			line("      type: unknown")
+			line("    metrics:")
+			last = m.Dataset
+		}
+		line("    - type: %s", yamlString(strings.ToLower(strings.ReplaceAll(m.Name, "@", "_at_"))))
+		line("      value: %g", m.Value)
+		line("      name: %s", yamlString(m.Name))
+	}
 }
 
 func yamlString(s string) string {

@@ -189,7 +189,7 @@ func TestCard(t *testing.T) {
 	s.Card = Card{
 		Name: "two\nlines", BaseModel: "sentence-transformers/all-MiniLM-L6-v2", Summary: "It is *small*.",
 		TrainingData: []Dataset{{Name: "data/a|b.parquet", Columns: []string{"query", "positive"}, Rows: 12345}},
-		Metrics:      []Metric{{Dataset: "test", Name: "nDCG@10", Value: 0.51239}},
+		Metrics:      []Metric{{Dataset: "test: a", Name: "nDCG@10", Value: 0.51239}},
 		Recipe:       "model: {path: x}\n# ```\n",
 	}
 	dir := filepath.Join(t.TempDir(), "m")
@@ -209,13 +209,17 @@ func TestCard(t *testing.T) {
 		"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity",
 		"tags":       []any{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"},
 		"base_model": "sentence-transformers/all-MiniLM-L6-v2",
+		"model-index": []any{map[string]any{"name": "two lines", "results": []any{map[string]any{
+			"task": map[string]any{"type": "information-retrieval", "name": "Information Retrieval"}, "dataset": map[string]any{"name": "test: a", "type": "unknown"},
+			"metrics": []any{map[string]any{"type": "ndcg_at_10", "value": 0.51239, "name": "nDCG@10"}},
+		}}}},
 	}; !reflect.DeepEqual(front, want) {
 		t.Errorf("front matter %v", front)
 	}
 	for _, want := range []string{
 		"\n# two lines\n", "vector of 16 dimensions", "It is *small*.", "- Pooling: mean, normalized to length 1\n",
 		"- Maximum length: 20 tokens\n", "- Prompt `query`: `the `\n", `model.encode("how are gradients accumulated?", prompt_name="query")`,
-		`| data/a\|b.parquet | query, positive | 12345 |`, "| test | nDCG@10 | 0.5124 |", "\n````yaml\nmodel: {path: x}\n# ```\n````\n",
+		`| data/a\|b.parquet | query, positive | 12345 |`, "| test: a | nDCG@10 | 0.5124 |", "\n````yaml\nmodel: {path: x}\n# ```\n````\n",
 	} {
 		if !strings.Contains(parts[2], want) {
 			t.Errorf("the card lacks %q:\n%s", want, parts[2])
