@@ -7,12 +7,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	_ "contraflow/gpustage/cpu"
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 	"contraflow/pipeline"
 )
 
@@ -46,12 +50,33 @@ func run(args []string) int {
 			os.Stderr.Write(bug.Stack)
 		}
 	}
+	if n := next(err); n != "" {
+		fmt.Fprintf(os.Stderr, "Next: %s\n", n)
+	}
 	var usage usageError
 	if errors.As(err, &usage) {
 		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", cmd.CommandPath())
 		return 2
 	}
 	return 1
+}
+
+// next is what to type after an error that has an answer of that kind.
+func next(err error) string {
+	var gone *net.OpError
+	switch {
+	case errors.Is(err, hfmodel.ErrOffline):
+		return "contraflow doctor says where models are looked for"
+	case errors.Is(err, hfmodel.ErrNotFound), errors.Is(err, hfmodel.ErrNoModel):
+		return "contraflow init --help makes a new model; contraflow quickstart --out q trains one on this machine's Go sources"
+	case errors.Is(err, dataset.ErrNoFiles):
+		return "contraflow quickstart --out q makes data to look at: q/train.parquet"
+	case errors.Is(err, syscall.ENOSPC):
+		return "contraflow doctor says how much is free; --out chooses another disk"
+	case errors.As(err, &gone):
+		return "contraflow doctor; a model's folder on this machine needs no network"
+	}
+	return ""
 }
 
 // protect makes an error of a panic on this goroutine, as the pipeline does on its own.
@@ -82,7 +107,7 @@ Your data?  contraflow init, contraflow train  a new model, or one from the hub,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newQuickstart(), newTrain(), newEmbed(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
+	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	return root
 }
 

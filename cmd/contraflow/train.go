@@ -31,7 +31,7 @@ func (f *recipeFlags) load() (recipe.Recipe, error) {
 	}
 	r, err := recipe.Load(f.file, sets)
 	if errors.Is(err, fs.ErrNotExist) {
-		return r, fmt.Errorf("%w; a recipe is a YAML file such as the one in the README", err)
+		return r, fmt.Errorf("%w; contraflow recipe embedder > recipe.yaml writes one to begin with", err)
 	}
 	return r, err
 }

@@ -275,7 +275,7 @@ func (f *Folder) readConfig() error {
 	file := filepath.Join(f.TransformerDir, "config.json")
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s is not a model folder: it has no config.json", f.TransformerDir)
+		return fmt.Errorf("%s is %w: it has no config.json", f.TransformerDir, ErrNoModel)
 	}
 	if err != nil {
 		return err

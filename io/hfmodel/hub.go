@@ -17,6 +17,8 @@ import (
 var (
 	// ErrNotFound is wrapped when neither a folder nor a model on the hub has the name.
 	ErrNotFound = errors.New("not found")
+	// ErrNoModel is wrapped when a folder holds no model.
+	ErrNoModel = errors.New("not a model folder")
 	// ErrOffline is wrapped when the network is needed and switched off.
 	ErrOffline = errors.New("offline")
 )

@@ -183,13 +183,21 @@ func (d *decoder) unknown(at, path, key string, t reflect.Type) {
 	if ours, ok := foreign[key]; ok {
 		hint = fmt.Sprintf("; here it is %s", ours)
 	} else if near := nearest(key, fieldNames(t)); near != "" {
-		hint = fmt.Sprintf("; did you mean %s?", join(path, near))
+		hint = fmt.Sprintf("; did you mean %s?%s", join(path, near), asIn(join(path, near)))
 	} else if places := elsewhere(key); len(places) > 0 {
-		hint = fmt.Sprintf("; did you mean %s?", strings.Join(places, " or "))
+		hint = fmt.Sprintf("; did you mean %s?%s", strings.Join(places, " or "), asIn(places[0]))
 	} else {
 		hint = fmt.Sprintf("; the keys are %s", strings.Join(fieldNames(t), ", "))
 	}
 	d.fail(at, join(path, key), "unknown key%s", hint)
+}
+
+// asIn shows how a key is written.
+func asIn(key string) string {
+	if e := example(key); e != "" {
+		return fmt.Sprintf(" As in %s", e)
+	}
+	return ""
 }
 
 // elsewhere lists the full keys whose last part is key.
@@ -215,6 +223,9 @@ func Keys() []string {
 			return
 		}
 		for i := range t.NumField() {
+			if name(t.Field(i)) == "" {
+				continue // of a type with a form of its own
+			}
 			full := join(path, name(t.Field(i)))
 			out = append(out, full)
 			walk(full, t.Field(i).Type)

@@ -1,0 +1,33 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/stages/recipe"
+)
+
+func newRecipe() *cobra.Command {
+	names := strings.Join(recipe.Templates(), "|")
+	return &cobra.Command{
+		Use:   "recipe " + names,
+		Short: "Print a commented recipe to begin with",
+		Long:  "recipe prints a recipe with comments; that of an embedder has every key there is.",
+		Example: `  contraflow recipe embedder > recipe.yaml
+  contraflow train -c recipe.yaml`,
+		ValidArgs: recipe.Templates(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("which one? contraflow recipe %s", names)}
+			}
+			text, ok := recipe.Template(args[0])
+			if !ok {
+				return usageError{fmt.Errorf("there is no recipe called %q: contraflow recipe %s", args[0], names)}
+			}
+			fmt.Fprint(cmd.OutOrStdout(), text)
+			return nil
+		},
+	}
+}
