@@ -22,12 +22,13 @@ import (
 // together and the reduction is a reduce-scatter too. Along the replicate axis shares are summed once a step: each layer's when the
 // step's last sub-batch has been added, the table's from earlier sub-batches while the last one runs, and that one's rows at the end.
 //
-// Ranks without rows in a sub-batch add zeros. The order of additions is the plan's, as everywhere.
+// What is frozen has no gradient: a layer in which nothing trains is passed over, and where nothing outside of layers trains there is
+// no tail. Ranks without rows in a sub-batch add zeros. The order of additions is the plan's, as everywhere.
 
 // earlyGradients is what an encoder has for it.
 type earlyGradients struct {
 	slots    *handover       // of layers
-	tail     *handover       // of what is outside of layers, and rows of the word embeddings
+	tail     *handover       // of what is outside of layers, and rows of the word embeddings; nil if nothing of it trains
 	tailSlot *slot           // its only one
 	complete gpustage.Tensor // the whole gradient, for who wants to see it
 	earlier  int             // sub-batches of the step that have been reduced
@@ -47,26 +48,34 @@ func (e *Encoder) openEarly() error {
 		}
 		slots = append(slots, x)
 	}
-	rest := e.shares[len(e.shares)-1]
+	e.slots = newHandover(slots...)
+	e.buffers = append(e.buffers, slots...)
+	rest := e.restShare()
+	if rest.empty() && !e.tableTrains() {
+		return nil
+	}
 	e.tailSlot = &slot{}
-	if err := e.grow(&e.tailSlot.mem, 1, rest.to-rest.from); err != nil {
-		return err
+	e.tail = newHandover(e.tailSlot)
+	e.buffers = append(e.buffers, e.tailSlot)
+	if rest.empty() {
+		return nil
 	}
-	e.slots, e.tail = newHandover(slots...), newHandover(e.tailSlot)
-	e.buffers = append(append(e.buffers, slots...), e.tailSlot)
-	return nil
+	return e.grow(&e.tailSlot.mem, 1, rest.to-rest.from)
 }
 
-func (e *Encoder) longestLayer() (n int) {
-	for l := range e.Model.Config.Layers {
-		from, to := e.Model.Layout.Span(l)
-		n = max(n, to-from)
-	}
-	return n
-}
+// layerPlace is where layer l is among shares that are by layer; the word embeddings are the first, what else is outside of layers the
+// last.
+func (e *Encoder) layerPlace(l int) int { return e.Model.Config.Layers - l }
 
-// layerShare is layer l's share, where buckets are layers.
-func (e *Encoder) layerShare(l int) share { return e.shares[e.Model.Config.Layers-l] }
+func (e *Encoder) restShare() share { return e.shares[len(e.shares)-1] }
+
+// tableShare is the word embeddings', whether they train or not.
+func (e *Encoder) tableShare() share {
+	if e.tableTrains() {
+		return e.shares[0]
+	}
+	return e.still[0]
+}
 
 // wordRows are rows of the word embeddings that a sub-batch's tokens have on some ranks.
 type wordRows struct {
@@ -100,7 +109,7 @@ func (e *Encoder) unite(lists [][]int32) (w wordRows) {
 	w.ids = slices.Concat(lists...)
 	slices.Sort(w.ids)
 	w.ids = slices.Compact(w.ids)
-	x, at, row := e.shares[0], 0, 0
+	x, at, row := e.tableShare(), 0, 0
 	for rank, n := range x.parts {
 		row += n / e.Model.Config.Hidden
 		end := sort.Search(len(w.ids), func(i int) bool { return int(w.ids[i]) >= row })
@@ -135,7 +144,7 @@ func (l lastRows) places(w wordRows) (places []int32) {
 
 // ownRows are the ids of own rows, from the first row that this rank owns.
 func (e *Encoder) ownRows(w wordRows) []int32 {
-	first := int32(e.shares[0].lo / e.Model.Config.Hidden)
+	first := int32(e.tableShare().lo / e.Model.Config.Hidden)
 	own := slices.Clone(w.ids[w.lo : w.lo+w.own(e.ranks.Comm.Shard.Rank())])
 	for i := range own {
 		own[i] -= first
@@ -143,35 +152,22 @@ func (e *Encoder) ownRows(w wordRows) []int32 {
 	return own
 }
 
-// ownTable is this rank's rows of the word embeddings in a vector of its shares.
-func (e *Encoder) ownTable(flat gpustage.Tensor) gpustage.Tensor {
-	x := e.shares[0]
-	return flat.Columns(x.at, x.at+x.len()).Reshape(x.len()/e.Model.Config.Hidden, e.Model.Config.Hidden)
+// rows views a share of the word embeddings.
+func (e *Encoder) rows(own gpustage.Tensor) gpustage.Tensor {
+	return own.Reshape(own.Cols/e.Model.Config.Hidden, e.Model.Config.Hidden)
 }
 
 // beyond tells whether the sub-batch's gradients are to be summed along the replicate axis as well.
 func (e *Encoder) beyond(last bool) bool { return last && e.ranks.Comm.Mesh.Replicate > 1 }
 
-// beginEarly is where a sub-batch's backward pass puts its gradients.
-func (e *Encoder) beginEarly(t *pipeline.Task, sub SubBatch, last bool) (to transformer.Gradients, err error) {
-	s, u := Stream(t), t.Index.Sub
-	tail, err := take(t, s, e.tail.free, true)
-	if err != nil {
-		return to, err
-	}
-	w := e.wordRows(sub.Batch.Global, u, e.beyond(last))
-	places := sub.Batch.places(u, w)
-	if err := e.growWords(tail, w, len(places)); err != nil {
-		return to, err
-	}
-	to.Rest = tail.mem
-	s.Fill(to.Rest, 0)
-	to.WordRows, to.WordIndex = tail.rows.Span(0, len(w.ids)), tail.index.Span(0, len(places)).Vector()
-	if len(w.ids) > 0 {
-		s.Fill(to.WordRows, 0)
-	}
-	if len(places) > 0 {
-		s.CopyIn(to.WordIndex, gpustage.Bytes(places))
+// beginEarly is where a sub-batch's backward pass puts its gradients; end comes after the pass.
+func (e *Encoder) beginEarly(t *pipeline.Task, sub SubBatch, last bool) (to transformer.Gradients, end func(), err error) {
+	s := Stream(t)
+	var tail *slot
+	if e.tail != nil {
+		if tail, err = e.takeTail(t, sub, last, &to); err != nil {
+			return to, nil, err
+		}
 	}
 	var x *slot
 	to.Layer = func(l int) gpustage.Tensor {
@@ -187,29 +183,58 @@ func (e *Encoder) beginEarly(t *pipeline.Task, sub SubBatch, last bool) (to tran
 	}
 	bottom := map[int]bool{}
 	for l := range e.Model.Config.Layers {
-		from, _ := e.Model.Layout.Span(l)
-		bottom[from] = true
+		if from, to := e.Model.Layout.Span(l); from < to {
+			bottom[from] = true
+		}
 	}
-	rest, _ := e.Model.Layout.Span(-1)
 	to.Done = func(mark int) {
-		switch {
-		case err != nil:
-		case bottom[mark]:
+		if err == nil && bottom[mark] {
 			pass(s, e.slots.full, x)
 			if e.ranks.Serial {
 				s.Fail(e.reduceLayer(t, last))
-			}
-		case mark == rest:
-			pass(s, e.tail.full, tail)
-			if e.ranks.Serial {
-				s.Fail(e.reduceTail(t, sub.Batch, last))
 			}
 		}
 	}
 	if e.ranks.Serial {
 		e.reduceTable(t, last)
 	}
-	return to, nil
+	return to, func() {
+		if err != nil || tail == nil {
+			return
+		}
+		pass(s, e.tail.full, tail)
+		if e.ranks.Serial {
+			s.Fail(e.reduceTail(t, sub.Batch, last))
+		}
+	}, nil
+}
+
+// takeTail prepares for the gradients of what is outside of layers.
+func (e *Encoder) takeTail(t *pipeline.Task, sub SubBatch, last bool, to *transformer.Gradients) (*slot, error) {
+	s, u := Stream(t), t.Index.Sub
+	tail, err := take(t, s, e.tail.free, true)
+	if err != nil {
+		return nil, err
+	}
+	if to.Rest = tail.mem; !to.Rest.IsZero() {
+		s.Fill(to.Rest, 0)
+	}
+	if !e.tableTrains() {
+		return tail, nil
+	}
+	w := e.wordRows(sub.Batch.Global, u, e.beyond(last))
+	places := sub.Batch.places(u, w)
+	if err := e.growWords(tail, w, len(places)); err != nil {
+		return nil, err
+	}
+	to.WordRows, to.WordIndex = tail.rows.Span(0, len(w.ids)), tail.index.Span(0, len(places)).Vector()
+	if len(w.ids) > 0 {
+		s.Fill(to.WordRows, 0)
+	}
+	if len(places) > 0 {
+		s.CopyIn(to.WordIndex, gpustage.Bytes(places))
+	}
+	return tail, nil
 }
 
 // nowhere stands for memory that a stream which has failed does not touch.
@@ -232,12 +257,18 @@ func (e *Encoder) reduceEarly(g *pipeline.Graph, subs pipeline.Port[SubBatch], g
 		b := in.Get(t).Batch
 		last := t.Index.Sub == 0 && b.EndsStep
 		e.reduceTable(t, last)
-		for range e.Model.Config.Layers {
+		for l := range e.Model.Config.Layers {
+			if e.Model.Layout.Part(l).Trained() == 0 {
+				continue
+			}
 			if err := e.reduceLayer(t, last); err != nil {
 				return err
 			}
 		}
-		err := e.reduceTail(t, b, last)
+		var err error
+		if e.tail != nil {
+			err = e.reduceTail(t, b, last)
+		}
 		out.Put(t, struct{}{})
 		return err
 	})
@@ -258,7 +289,7 @@ func (e *Encoder) part(t *pipeline.Task, name string) (end func()) {
 
 // reduceTable sums the word embeddings' shares along the replicate axis, as far as earlier sub-batches go, before the last one.
 func (e *Encoder) reduceTable(t *pipeline.Task, last bool) {
-	if e.beyond(last) && e.earlier > 0 {
+	if e.beyond(last) && e.earlier > 0 && e.tableTrains() {
 		defer e.part(t, "table")()
 		x := e.shares[0]
 		e.ranks.Comm.Replicate.AllReduce(Stream(t), e.grads.Columns(x.at, x.at+x.len()), e.wire())
@@ -276,7 +307,7 @@ func (e *Encoder) reduceLayer(t *pipeline.Task, last bool) error {
 		return err
 	}
 	defer e.part(t, fmt.Sprintf("layer %d", x.what))()
-	e.addShare(s, e.layerShare(x.what), x.mem, last)
+	e.addShare(s, e.shares[e.layerPlace(x.what)], x.mem, last)
 	pass(s, e.slots.free, x)
 	return nil
 }
@@ -303,8 +334,13 @@ func (e *Encoder) reduceTail(t *pipeline.Task, b *Batch, last bool) error {
 		return err
 	}
 	defer e.part(t, "embeddings")()
-	e.addShare(s, e.shares[len(e.shares)-1], tail.mem, last)
-	w := e.wordRows(b.Global, t.Index.Sub, e.beyond(last))
+	if rest := e.restShare(); !rest.empty() {
+		e.addShare(s, rest, tail.mem, last)
+	}
+	var w wordRows
+	if e.tableTrains() {
+		w = e.wordRows(b.Global, t.Index.Sub, e.beyond(last))
+	}
 	if len(w.ids) > 0 {
 		ids := e.ownRows(w)
 		own := tail.rows.Span(w.lo, w.lo+len(ids))
@@ -315,7 +351,8 @@ func (e *Encoder) reduceTail(t *pipeline.Task, b *Batch, last bool) error {
 		if len(ids) > 0 {
 			at := tail.ids.Span(0, len(ids)).Vector()
 			s.CopyIn(at, gpustage.Bytes(ids))
-			s.ScatterAdd(e.ownTable(e.grads), own, at)
+			table := e.shares[0]
+			s.ScatterAdd(e.rows(e.grads.Columns(table.at, table.at+table.len())), own, at)
 		}
 	}
 	pass(s, e.tail.free, tail)

@@ -75,9 +75,10 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 		sub, stream := in.Get(t), Stream(t)
 		last := t.Index.Sub == 0 && sub.Batch.EndsStep
 		to := transformer.Gradients{Flat: e.grads}
+		end := func() {}
 		var err error
 		if e.ranks.early() {
-			to, err = e.beginEarly(t, sub, last)
+			to, end, err = e.beginEarly(t, sub, last)
 		} else if last {
 			err = e.beginLast(t, sub, &to)
 		}
@@ -97,6 +98,7 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 		} else {
 			e.without(t, sub, true, to)
 		}
+		end()
 		if last {
 			e.endLast(t, sub)
 		}
@@ -122,18 +124,17 @@ func (e *Encoder) without(t *pipeline.Task, sub SubBatch, backward bool, to tran
 			case e.feed != nil:
 				e.feed.Layer(Stream(t), layer)
 			}
-			if to.Layer != nil && layer >= 0 && !slices.Contains(visits[i+1:], layer) { // the last visit is the backward pass's
+			if to.Layer == nil || layer < 0 || slices.Contains(visits[i+1:], layer) { // the last visit is the backward pass's
+				continue
+			}
+			if from, end := l.Span(layer); from < end {
 				to.Layer(layer)
-				from, _ := l.Span(layer)
 				to.Done(from)
 			}
 		}
 	}
-	switch marks := l.Marks(); {
-	case to.Layer != nil:
-		to.Done(marks[len(marks)-1])
-	case to.Done != nil:
-		for _, mark := range marks {
+	if to.Layer == nil && to.Done != nil {
+		for _, mark := range l.Marks() {
 			to.Done(mark)
 		}
 	}

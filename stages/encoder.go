@@ -22,10 +22,13 @@ func (l lanes) OpenLane(pipeline.LaneKind) (pipeline.Lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &lane{s}, nil
+	return &lane{s, l.Info().Threads > 0}, nil
 }
 
-type lane struct{ gpustage.Stream }
+type lane struct {
+	gpustage.Stream
+	host bool
+}
 
 func (l *lane) Mark() pipeline.Mark { return l.Record() }
 
@@ -36,7 +39,7 @@ func (l *lane) Await(m pipeline.Mark) error {
 
 // Err returns what is known without waiting. On host devices that is everything.
 func (l *lane) Err() error {
-	if l.Device().Info().Threads > 0 {
+	if l.host {
 		return l.Sync()
 	}
 	return nil
@@ -70,6 +73,7 @@ type Encoder struct {
 	ranks *Replicas
 	replication
 	shares []share // of this rank, where there is a shard axis
+	still  []share // likewise of what is frozen, where parameters are streamed
 	earlyGradients
 	streamedParameters
 	optimizerState
@@ -94,12 +98,9 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 		o(e)
 	}
 	e.held = int64(m.Params.Mem.Bytes()) + m.PartialBytes() + m.PackedBytes(true)
-	e.shares = e.ranks.shares(m.Layout, m.DType)
+	e.shares, e.still = e.ranks.shares(m.Layout, m.DType), e.ranks.still(m.Layout)
 	if m.Partial() != e.ranks.streams() {
 		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")
-	}
-	if m.Layout.Frozen > 0 && (e.ranks.early() || e.ranks.streams()) {
-		return nil, errors.New("early gradients and streamed parameters (mesh.gradients, mesh.parameters) are for models that train as a whole; this one has frozen parameters")
 	}
 	var err error
 	n := m.Layout.Trained()

@@ -34,13 +34,30 @@ func adaptation(t testing.TB, name string) (folder string, h transformer.Head, t
 		return qwen, last, lora(4, "q_proj", "o_proj")
 	case "qwen3-last-o":
 		return qwen, last, lora(2, "layers.1.self_attn.o_proj")
+	case "bert-save": // the word embeddings train as well, and nothing else outside of layers
+		tuning = lora(4, "value")
+		tuning.LoRA.Save = []string{"word_embeddings"}
+		return bert, mean, tuning
+	case "bert-save-places": // some of what is outside of layers trains
+		tuning = lora(4, "value")
+		tuning.LoRA.Save = []string{"position_embeddings"}
+		return bert, mean, tuning
+	case "bert-frozen":
+		return bert, mean, transformer.Tuning{FreezeEmbeddings: true, FreezeLayers: 1}
+	case "bert-layers": // the embeddings' gradient comes through all layers
+		return bert, mean, transformer.Tuning{FreezeLayers: 2}
+	case "bert-embeddings":
+		return bert, mean, transformer.Tuning{FreezeEmbeddings: true}
+	case "qwen3-norm": // nothing but the final norm
+		return qwen, last, transformer.Tuning{FreezeEmbeddings: true, FreezeLayers: 2}
 	}
 	t.Fatalf("no adaptation %q", name)
 	return
 }
 
-// LoRA on and off, activation checkpointing on and off, replicas, shards and accumulated batches, in every combination: each cell's
-// gradient is torch's, of one process without cache. Each bucket is reduced once per optimizer step, and nothing else is.
+// LoRA on and off, activation checkpointing on and off, replicas, shards and accumulated batches, in every combination, and of shards
+// all that ranks can hold of a model: each cell's gradient is torch's, of one process without cache. Each bucket is reduced once per optimizer
+// step, and nothing else is; early, once per sub-batch.
 func TestCrossProduct(t *testing.T) {
 	g := goldens.Load(t, "lora/steps")
 	cells := 0
@@ -66,20 +83,38 @@ func TestCrossProduct(t *testing.T) {
 						for _, p := range got.model.Layout.Training() {
 							copy(want[got.model.Layout.At(p):], g.F64(t, key+"/grad/"+p.Name))
 						}
-						if p, e := gradientError(got.model.Layout, got.grad, gpustage.Bytes(want)); !(e <= 1e-5) {
-							t.Errorf("%s: %s is off by %.3g", label, p, e)
+						check := func(label string, got goldenResult) {
+							t.Helper()
+							if p, e := gradientError(got.model.Layout, got.grad, gpustage.Bytes(want)); !(e <= 1e-5) {
+								t.Errorf("%s: %s is off by %.3g", label, p, e)
+							}
+							if w := g.F64(t, key+"/loss")[0]; !(math.Abs(got.steps[0].Loss-w) <= 1e-6*w) {
+								t.Errorf("%s: loss %v, want %v", label, got.steps[0].Loss, w)
+							}
+							cells++
 						}
-						if w := g.F64(t, key+"/loss")[0]; !(math.Abs(got.steps[0].Loss-w) <= 1e-6*w) {
-							t.Errorf("%s: loss %v, want %v", label, got.steps[0].Loss, w)
-						}
+						check(label, got)
 						checkReductions(t, label, r, got)
-						cells++
+						if shards == 1 {
+							continue
+						}
+						for k, x := range sharding[1:] {
+							if replicas > 1 && k != cells%3 {
+								continue
+							}
+							r.exchange = x
+							r.exchange.Serial = cells%3 == 0
+							got := r.run(t)
+							label := fmt.Sprintf("%s, %+v", label, r.exchange)
+							check(label, got)
+							checkTraffic(t, label, got)
+						}
 					}
 				}
 			}
 		}
 	}
-	if cells != 64 {
+	if cells < 64+16*3 {
 		t.Errorf("%d cells", cells)
 	}
 }

@@ -73,7 +73,7 @@ func (e *Encoder) planWords(b *Batch) error {
 		errs = append(errs, e.growWords(x, w, len(b.places(u, w))))
 	}
 	for u := range b.Global.Subs() {
-		if e.ranks.early() {
+		if e.ranks.early() && e.tableTrains() {
 			room(e.tailSlot, u, e.beyond(u == 0 && b.EndsStep))
 		}
 		if e.ranks.streams() {

@@ -210,7 +210,7 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		return batches
 	}
 	return pipeline.Map(g, "header", batches, func(t *pipeline.Task, b *Batch) (*Batch, error) {
-		p := b.peer(t.Index, size, r.early() || r.streams())
+		p := b.peer(t.Index, size, r.byLayer())
 		if r.keepFrom != nil {
 			p.KeepFrom = r.keepFrom(b)
 		}
@@ -512,7 +512,7 @@ func (e *Encoder) tableTrains() bool { return e.Model.Layout.Trains(e.Model.Layo
 // layer down: a bucket ends with the first mark at which it is large enough. What is outside of layers, which comes last, is one of its own.
 // Where layers travel one by one, a bucket is a layer.
 func (r *Replicas) cut(l *transformer.Layout, t gpustage.DType) []bucket {
-	if r.early() || r.streams() {
+	if r.byLayer() {
 		return layers(l)
 	}
 	size := r.BucketBytes
@@ -542,12 +542,23 @@ func (r *Replicas) cut(l *transformer.Layout, t gpustage.DType) []bucket {
 }
 
 func layers(l *transformer.Layout) (out []bucket) {
-	for layer := l.Params[len(l.Params)-1].Layer; layer >= 0; layer-- {
-		from, to := l.Span(layer)
-		out = append(out, bucket{name: fmt.Sprintf("layer %d", layer), from: from, to: to})
+	for layer := topLayer(l); layer >= 0; layer-- {
+		if from, to := l.Span(layer); from < to {
+			out = append(out, bucket{name: fmt.Sprintf("layer %d", layer), from: from, to: to})
+		}
 	}
-	from, to := l.Span(-1)
-	return append(out, bucket{name: "embeddings", from: from, to: to})
+	if from, to := l.Span(-1); from < to {
+		out = append(out, bucket{name: "embeddings", from: from, to: to})
+	}
+	return out
+}
+
+// topLayer is the last layer's number.
+func topLayer(l *transformer.Layout) (top int) {
+	for _, p := range l.Params {
+		top = max(top, p.Layer)
+	}
+	return top
 }
 
 // Sync adds the stages that sum the parameters' gradients over ranks. Without replicas there are none.

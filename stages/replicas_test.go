@@ -2,6 +2,7 @@ package stages_test
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -209,6 +210,30 @@ func TestShardsBitEqual(t *testing.T) {
 	}
 }
 
+// checkTraffic compares what a rank has sent with the plan, which it returns as calls by stage.
+func checkTraffic(t *testing.T, label string, got goldenResult) map[string]int {
+	t.Helper()
+	want, stage := map[collective.Op][2]int64{}, map[string]int{}
+	for _, c := range got.traffic.calls {
+		if c.Stage == "spread" || c.Stage == "norm" { // later than what was counted
+			continue
+		}
+		want[c.Op] = [2]int64{want[c.Op][0] + 1, want[c.Op][1] + c.Sent()}
+		stage[c.Stage]++
+	}
+	for op, n := range want {
+		if got := got.traffic.counted[op]; got != n {
+			t.Errorf("%s: %s: %d calls and %d bytes, planned %d and %d", label, op, got[0], got[1], n[0], n[1])
+		}
+	}
+	for op, n := range got.traffic.counted {
+		if _, ok := want[op]; !ok {
+			t.Errorf("%s: %s: %d calls are not in the plan", label, op, n[0])
+		}
+	}
+	return stage
+}
+
 // Parameters are gathered and gradients reduced early as often as the plan says, and the bytes are the plan's; and these are the
 // numbers that the description promises.
 func TestShardsTraffic(t *testing.T) {
@@ -224,19 +249,7 @@ func TestShardsTraffic(t *testing.T) {
 				r.ranks, r.shards, r.exchange = mesh[0], mesh[1], x
 				r.negatives, r.loss, r.maxSteps = true, loss.InfoNCE{}, 1
 				got := r.run(t)
-				want, stage := map[collective.Op][2]int64{}, map[string]int{}
-				for _, c := range got.traffic.calls {
-					if c.Stage == "spread" || c.Stage == "norm" { // later than what was counted
-						continue
-					}
-					want[c.Op] = [2]int64{want[c.Op][0] + 1, want[c.Op][1] + c.Sent()}
-					stage[c.Stage]++
-				}
-				for op, n := range got.traffic.counted {
-					if n != want[op] {
-						t.Errorf("mesh %v, %+v, %+v: %s: %d calls and %d bytes, planned %d and %d", mesh, x, r.size, op, n[0], n[1], want[op][0], want[op][1])
-					}
-				}
+				stage := checkTraffic(t, fmt.Sprintf("mesh %v, %+v, %+v", mesh, x, r.size), got)
 				if r.globalSize == 13 {
 					continue
 				}

@@ -2,6 +2,7 @@ package stages
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 
 	"contraflow/collective"
@@ -28,14 +29,17 @@ import (
 //	resident, early      1             1/S          1 + n
 //	streamed, early      1/S           1/S          n (1 reduced + 2 or 3 fetched)
 //
-// but for a few layers under way, and the word embeddings, of which only rows travel in early and streamed modes.
+// but for a few layers under way, and the word embeddings, of which only rows travel in early and streamed modes. With frozen
+// parameters (LoRA, model.freeze) P of the column "parameters" and of what is fetched is all of them, that of everything else what
+// trains. What is frozen is cut by itself, so that the rank that updates a parameter is the one that holds it: a layer in which some
+// parameters train takes two all-gathers.
 
 // sharded tells whether a rank updates a part of the parameters alone; early and streams which of that is cut besides.
 func (r *Replicas) sharded() bool { return r != nil && r.Comm.Mesh.Shard > 1 }
 func (r *Replicas) early() bool   { return r.sharded() && r.Early && !r.Every }
 func (r *Replicas) streams() bool { return r.sharded() && r.Streamed }
 
-// share is a part of the flat gradient, cut for the shard axis.
+// share is a part of the flat gradient, or of the frozen parameters, cut for the shard axis.
 type share struct {
 	name     string
 	from, to int
@@ -46,36 +50,77 @@ type share struct {
 
 func (x share) len() int { return x.hi - x.lo }
 
+// empty tells that there is nothing in it on any rank.
+func (x share) empty() bool { return x.from == x.to }
+
 // shares is the word embeddings' share, and those of the buckets; none without a shard axis.
 func (r *Replicas) shares(l *transformer.Layout, t gpustage.DType) []share {
 	if !r.sharded() {
 		return nil
 	}
-	axis := r.Comm.Shard
-	add := func(name string, from, to, unit int) share {
-		x := share{name: name, from: from, to: to, lo: from}
-		at := 0
-		for rank, n := range collective.Parts(to-from, axis.Size()) {
-			if unit > 1 { // whole rows
-				_, end := Slice((to-from)/unit, rank, axis.Size())
-				n = end*unit - at
-			}
-			x.parts = append(x.parts, n)
-			if rank < axis.Rank() {
-				x.lo += n
-			}
-			at += n
-		}
-		x.hi = x.lo + x.parts[axis.Rank()]
-		return x
+	from, to := tableOf(l)
+	if r.byLayer() {
+		return r.layerShares(l, from, to, l.Span)
 	}
 	var out []share
-	if from, to := tableOf(l); from < to {
-		out = append(out, add("table", from, to, l.Word().Cols))
+	if from < to {
+		out = append(out, r.share("table", from, to, l.Word().Cols))
 	}
 	for _, b := range r.cut(l, t) {
-		out = append(out, add(b.name, b.from, b.to, 1))
+		out = append(out, r.share(b.name, b.from, b.to, 1))
 	}
+	return side(out)
+}
+
+// still is the shares of frozen parameters, each beside that of shares with the same place, where parameters are streamed.
+func (r *Replicas) still(l *transformer.Layout) []share {
+	if !r.streams() {
+		return nil
+	}
+	from, to := 0, 0
+	if word := l.Word(); !l.Trains(word) {
+		from, to = word.Off, word.Off+word.Len()
+	}
+	return r.layerShares(l, from, to, l.SpanFrozen)
+}
+
+// byLayer tells whether layers travel one by one.
+func (r *Replicas) byLayer() bool { return r.early() || r.streams() }
+
+// layerShares are the word embeddings' share, those of layers from the top one down, and that of what else there is: each may be of
+// nothing.
+func (r *Replicas) layerShares(l *transformer.Layout, from, to int, span func(layer int) (from, to int)) []share {
+	out := []share{r.share("table", from, to, l.Word().Cols)}
+	for layer := topLayer(l); layer >= 0; layer-- {
+		from, to := span(layer)
+		out = append(out, r.share(fmt.Sprintf("layer %d", layer), from, to, 1))
+	}
+	from, to = span(-1)
+	return side(append(out, r.share("embeddings", from, to, 1)))
+}
+
+// share cuts a part of a vector: units stay whole.
+func (r *Replicas) share(name string, from, to, unit int) share {
+	axis := r.Comm.Shard
+	x := share{name: name, from: from, to: to, lo: from}
+	at := 0
+	for rank, n := range collective.Parts(to-from, axis.Size()) {
+		if unit > 1 { // whole rows
+			_, end := Slice((to-from)/unit, rank, axis.Size())
+			n = end*unit - at
+		}
+		x.parts = append(x.parts, n)
+		if rank < axis.Rank() {
+			x.lo += n
+		}
+		at += n
+	}
+	x.hi = x.lo + x.parts[axis.Rank()]
+	return x
+}
+
+// side gives this rank's parts their places side by side.
+func side(out []share) []share {
 	order := make([]*share, len(out))
 	for i := range out {
 		order[i] = &out[i]
@@ -94,7 +139,30 @@ func (r *Replicas) Own() func(*transformer.Layout) [][2]int {
 	if !r.streams() {
 		return nil
 	}
-	return func(l *transformer.Layout) [][2]int { return ranges(r.shares(l, gpustage.F32)) }
+	return func(l *transformer.Layout) [][2]int {
+		own := ranges(r.still(l))
+		for _, x := range ranges(r.shares(l, gpustage.F32)) {
+			own = append(own, [2]int{l.Frozen + x[0], l.Frozen + x[1]})
+		}
+		return own
+	}
+}
+
+// piece is what this rank holds of a share of streamed parameters.
+type piece struct {
+	share
+	own gpustage.Tensor // [1, len]
+}
+
+// pieces make up the parameters at a place among shares: first what is frozen of them, then what trains.
+func (e *Encoder) pieces(i int) (out []piece) {
+	if x := e.still[i]; !x.empty() {
+		out = append(out, piece{x, e.Model.Params.Columns(x.at, x.at+x.len())})
+	}
+	if x := e.shares[i]; !x.empty() {
+		out = append(out, piece{x, e.Model.Trained().Columns(x.at, x.at+x.len())})
+	}
+	return out
 }
 
 // ranges are this rank's parts, in ascending order.
@@ -153,6 +221,9 @@ func (e *Encoder) Complete(s gpustage.Stream) (gpustage.Tensor, error) {
 		whole = e.complete
 	}
 	for _, x := range e.shares {
+		if x.empty() {
+			continue
+		}
 		own := column(whole, x.lo, x.hi)
 		if e.ranks.early() {
 			own = column(e.grads, x.at, x.at+x.len())
@@ -186,7 +257,7 @@ func (e *Encoder) reduce(s gpustage.Stream, from, to int) {
 // shareAt is the share that begins at an element.
 func (e *Encoder) shareAt(from int) share {
 	for _, x := range e.shares {
-		if x.from == from {
+		if x.from == from && !x.empty() {
 			return x
 		}
 	}
@@ -229,10 +300,11 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 		defer e.count(t)()
 		m := e.Model
 		for _, x := range e.spreads() {
-			params := m.Trained()
-			all, own := column(params, x.from, x.to), column(params, x.lo, x.hi)
+			params, own := m.Trained(), column(m.Trained(), x.lo, x.hi)
+			all := column(params, x.from, x.to)
 			if e.ranks.streams() {
-				all, own = column(m.Rest, 0, x.to-x.from), column(m.Params, x.at, x.at+x.len())
+				rest := m.Layout.Part(-1)
+				all, own = column(m.Rest, rest.Frozen, rest.Len), column(params, x.at, x.at+x.len())
 			}
 			e.ranks.Comm.Shard.AllGather(Stream(t), all, own, x.parts, m.DType)
 		}
@@ -246,17 +318,21 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 
 // spreads is what spread gives to all ranks.
 func (e *Encoder) spreads() []share {
+	all := e.shares
 	if e.ranks.streams() {
-		return e.shares[len(e.shares)-1:] // what is outside of layers
+		all = all[len(all)-1:] // what is outside of layers
 	}
-	return e.shares
+	return slices.DeleteFunc(slices.Clone(all), share.empty)
 }
 
-// Parameters calls yield with every parameter's elements, on the host. Where ranks hold shares, it is a collective of the shard axis,
-// and a piece at a time passes through the device.
-func (r *Replicas) Parameters(s gpustage.Stream, m *transformer.Model, yield func(p transformer.Param, vs []float32) error) error {
+// Parameters calls yield with the elements of every parameter that is wanted, on the host, in the layout's order. Where ranks hold
+// shares, it is a collective of the shard axis, and a piece at a time passes through the device.
+func (r *Replicas) Parameters(s gpustage.Stream, m *transformer.Model, want func(transformer.Param) bool, yield func(p transformer.Param, vs []float32) error) error {
 	if !m.Partial() {
 		for _, p := range m.Layout.Params {
+			if !want(p) {
+				continue
+			}
 			vs, err := m.Read(s, m.Params, p)
 			if err == nil {
 				err = yield(p, vs)
@@ -273,11 +349,25 @@ func (r *Replicas) Parameters(s gpustage.Stream, m *transformer.Model, yield fun
 		return err
 	}
 	defer piece.Mem.Free()
-	shares := r.shares(m.Layout, m.DType)
-	sort.Slice(shares, func(i, j int) bool { return shares[i].from < shares[j].from })
-	host := make([]float32, 0, m.Layout.Word().Len())
-	next := 0 // parameter
-	for _, x := range shares {
+	shares := r.still(m.Layout)
+	for _, x := range r.shares(m.Layout, m.DType) { // as they lie in the whole vector
+		x.from, x.to, x.lo, x.hi = x.from+m.Layout.Frozen, x.to+m.Layout.Frozen, x.lo+m.Layout.Frozen, x.hi+m.Layout.Frozen
+		x.at += m.Params.Cols - m.Trained().Cols
+		shares = append(shares, x)
+	}
+	slices.SortStableFunc(shares, func(a, b share) int { return a.from - b.from })
+	left := m.Layout.Params
+	for _, x := range shares { // each is of whole parameters
+		n := 0
+		for n < len(left) && left[n].Off < x.to {
+			n++
+		}
+		var ps []transformer.Param
+		ps, left = left[:n], left[n:]
+		if !slices.ContainsFunc(ps, want) {
+			continue
+		}
+		var host []float32
 		at := x.from
 		for owner, n := range x.parts {
 			for end := at + n; at < end; {
@@ -292,12 +382,16 @@ func (r *Replicas) Parameters(s gpustage.Stream, m *transformer.Model, yield fun
 					return err
 				}
 				host = append(host, vs...)
-				for at += k; next < len(m.Layout.Params) && len(host) >= m.Layout.Params[next].Len(); next++ {
-					p := m.Layout.Params[next]
-					if err := yield(p, host[:p.Len():p.Len()]); err != nil {
+				for at += k; len(ps) > 0 && len(host) >= ps[0].Len(); ps = ps[1:] {
+					p := ps[0]
+					vs := host[:p.Len():p.Len()]
+					host = append(make([]float32, 0, len(host)-p.Len()), host[p.Len():]...)
+					if !want(p) {
+						continue
+					}
+					if err := yield(p, vs); err != nil {
 						return err
 					}
-					host = append(make([]float32, 0, len(host)-p.Len()), host[p.Len():]...)
 				}
 			}
 		}

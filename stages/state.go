@@ -102,7 +102,7 @@ func (e *Encoder) vector(i int, s stretch) gpustage.Tensor {
 	case i > 0:
 		return e.states[i-1].Columns(s.state, s.state+s.n)
 	case e.ranks.streams(): // parameters lie as states do
-		return e.Model.Params.Columns(s.state, s.state+s.n)
+		return e.Model.Trained().Columns(s.state, s.state+s.n)
 	default:
 		at := e.Model.Layout.At(s.param) + s.from
 		return e.Model.Trained().Columns(at, at+s.n)

@@ -78,8 +78,9 @@ type goldenResult struct {
 	spans   []pipeline.Span
 	model   *transformer.Model
 	stream  gpustage.Stream
-	subs    int      // of the first step
-	traffic struct { // of the first step's gradient
+	subs    int              // of the first step
+	batches []*stages.Global // likewise
+	traffic struct {         // of the first step's gradient
 		counted map[collective.Op][2]int64 // calls and bytes
 		calls   []stages.Call              // as planned
 	}
@@ -186,8 +187,12 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	}
 	if r.adapted != "" {
 		start := goldens.Load(t, "lora/steps")
+		name, _, saves := strings.Cut(r.adapted, "-save")
+		if saves {
+			name += "-qv"
+		}
 		if err := model.LoadFactors(stream, func(p transformer.Param, dst []float32) error {
-			copy(dst, start.F32(t, r.adapted+"/start/"+p.Name))
+			copy(dst, start.F32(t, name+"/start/"+p.Name))
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -263,7 +268,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 			batches = append(batches, l.Batch.Global)
 			res.subs += len(l.Batch.Subs)
 		}
-		res.traffic.calls = enc.Calls(batches)
+		res.batches, res.traffic.calls = batches, enc.Calls(batches)
 		whole, err := enc.Complete(stages.Stream(task))
 		if err != nil {
 			return err
@@ -302,7 +307,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		return res
 	}
 	var values []float64
-	if err := ranks.Parameters(stream, model, func(_ transformer.Param, vs []float32) error {
+	if err := ranks.Parameters(stream, model, func(transformer.Param) bool { return true }, func(_ transformer.Param, vs []float32) error {
 		for _, v := range vs {
 			values = append(values, float64(v))
 		}

@@ -16,10 +16,10 @@ import (
 //	fetch     words 0, L0 | L1 | L2 | ... | words 1, L0 | ...
 //	compute               | L0 | L1 | ...
 //
-// Of the word embeddings only the rows travel that some rank of the shard axis has a token of. What else is outside of layers is
-// small and stays everywhere (see spread). All ranks of the axis gather together, so they must ask for the same: a rank without rows
-// asks all the same, and which sub-batches are replayed, which depends on a rank's rows and memory, is agreed upon in the header: the
-// fewest that any rank can keep are kept everywhere.
+// A layer travels with what is frozen of it. Of the word embeddings only the rows travel that some rank of the shard axis has a
+// token of. What else is outside of layers is small and stays everywhere (see spread). All ranks of the axis gather together, so
+// they must ask for the same: a rank without rows asks all the same, and which sub-batches are replayed, which depends on a rank's
+// rows and memory, is agreed upon in the header: the fewest that any rank can keep are kept everywhere.
 
 // streamedParameters is what an encoder has for it.
 type streamedParameters struct {
@@ -38,7 +38,7 @@ func (e *Encoder) openStreamed() error {
 	var slots []*slot
 	for range n {
 		x := &slot{}
-		if err := e.grow(&x.mem, 1, e.longestLayer()); err != nil {
+		if err := e.grow(&x.mem, 1, e.longestPart()); err != nil {
 			return err
 		}
 		slots = append(slots, x)
@@ -53,6 +53,21 @@ func (e *Encoder) openStreamed() error {
 		return keepFrom(b.memory, e.Budget)
 	}
 	return nil
+}
+
+// longestPart is the elements of the largest layer, longestLayer those that train of the layer that has most of them.
+func (e *Encoder) longestPart() (n int) {
+	for l := range e.Model.Config.Layers {
+		n = max(n, e.Model.Layout.Part(l).Len)
+	}
+	return n
+}
+
+func (e *Encoder) longestLayer() (n int) {
+	for l := range e.Model.Config.Layers {
+		n = max(n, e.Model.Layout.Part(l).Trained())
+	}
+	return n
 }
 
 // visits is what embed or backward asks for in a sub-batch.
@@ -122,8 +137,12 @@ func (e *Encoder) fetchOne(t *pipeline.Task, b *Batch, x *slot, l int) error {
 
 // gatherLayer brings layer l's parameters together.
 func (e *Encoder) gatherLayer(s gpustage.Stream, group collective.Group, mem gpustage.Tensor, l int) {
-	x := e.layerShare(l)
-	group.AllGather(s, column(mem, 0, x.to-x.from), column(e.Model.Params, x.at, x.at+x.len()), x.parts, e.Model.DType)
+	at := 0
+	for _, x := range e.pieces(e.layerPlace(l)) {
+		n := x.to - x.from
+		group.AllGather(s, column(mem, at, at+n), column(x.own, 0, x.len()), x.parts, e.Model.DType)
+		at += n
+	}
 }
 
 // gatherWords brings rows of the word embeddings together.
@@ -142,7 +161,7 @@ func (e *Encoder) gatherWords(s gpustage.Stream, group collective.Group, x *slot
 	if len(ids) > 0 {
 		at := x.ids.Span(0, len(ids)).Vector()
 		s.CopyIn(at, gpustage.Bytes(ids))
-		s.Gather(own, e.ownTable(e.Model.Params), at, false)
+		s.Gather(own, e.rows(e.pieces(0)[0].own), at, false)
 	}
 	group.AllGather(s, all, own, w.parts, e.Model.DType)
 	return nil
@@ -208,13 +227,13 @@ func (f *feed) Words(s gpustage.Stream) (table, index gpustage.Tensor) {
 
 // Layer is a layer's parameters.
 func (f *feed) Layer(s gpustage.Stream, l int) gpustage.Tensor {
-	from, to := f.e.Model.Layout.Span(l)
+	n := f.e.Model.Layout.Part(l).Len
 	if f.held != nil && f.held.what == l {
-		return f.held.mem.Columns(0, to-from)
+		return f.held.mem.Columns(0, n)
 	}
 	x := f.next(s, f.e.layers, l)
 	if x == nil {
-		return nowhere(f.e.Model.DType, to-from)
+		return nowhere(f.e.Model.DType, n)
 	}
-	return x.mem.Columns(0, to-from)
+	return x.mem.Columns(0, n)
 }

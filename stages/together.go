@@ -50,7 +50,7 @@ func (x *Together) Begin(s gpustage.Stream, passes [][]int32) error {
 	w := x.e.unite(passes[c.Mesh.Rank(replicate, 0):c.Mesh.Rank(replicate+1, 0)])
 	x.held, x.tokens = -1, len(own.index)
 	if x.layer.mem.IsZero() {
-		if err := x.e.grow(&x.layer.mem, 1, x.e.longestLayer()); err != nil {
+		if err := x.e.grow(&x.layer.mem, 1, x.e.longestPart()); err != nil {
 			return err
 		}
 	}
@@ -82,8 +82,7 @@ func (x *Together) Layer(s gpustage.Stream, l int) gpustage.Tensor {
 		x.e.gatherLayer(s, x.e.ranks.Comm.Shard, x.layer.mem, l)
 		x.held = l
 	}
-	from, to := x.e.Model.Layout.Span(l)
-	return x.layer.mem.Columns(0, to-from)
+	return x.layer.mem.Columns(0, x.e.Model.Layout.Part(l).Len)
 }
 
 // Close gives its memory back.

@@ -99,14 +99,20 @@ func (e *Encoder) callsOfEarly(batches []*Global, add addCall) {
 	for i, b := range batches {
 		for u := b.Subs() - 1; u >= 0; u-- {
 			beyond := e.beyond(u == 0 && i == len(batches)-1)
-			if beyond && (i > 0 || b.Subs() > 1) {
+			if beyond && (i > 0 || b.Subs() > 1) && e.tableTrains() {
 				sum(e.shares[0].len())
 			}
 			for _, x := range e.shares[1:] {
+				if x.empty() {
+					continue
+				}
 				add(stage, c.Shard, collective.ReduceScatterCall(x.parts, 1, dtype, wire))
 				if beyond {
 					sum(x.len())
 				}
+			}
+			if !e.tableTrains() {
+				continue
 			}
 			if w := e.wordRows(b, u, beyond); len(w.ids) > 0 {
 				add(stage, c.Shard, collective.ReduceScatterCall(w.parts, e.Model.Config.Hidden, dtype, wire))
@@ -126,7 +132,9 @@ func (e *Encoder) callsOfFetch(batches []*Global, add addCall) {
 			for backward, stage := range []string{FetchForEmbed, FetchForBackward} {
 				for _, l := range e.visits(b, u, backward == 1) {
 					if l != transformer.VisitWords {
-						add(stage, e.ranks.Params, collective.GatherCall(e.layerShare(l).parts, 1, dtype, dtype))
+						for _, x := range e.pieces(e.layerPlace(l)) {
+							add(stage, e.ranks.Params, collective.GatherCall(x.parts, 1, dtype, dtype))
+						}
 					} else if w := e.wordRows(b, u, false); len(w.ids) > 0 {
 						add(stage, e.ranks.Params, collective.GatherCall(w.parts, e.Model.Config.Hidden, dtype, dtype))
 					}

@@ -176,6 +176,9 @@ func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
 	if e.ranks.sharded() {
 		ranges, parts = nil, nil
 		for _, x := range e.shares {
+			if x.len() == 0 {
+				continue
+			}
 			own := e.grads.Columns(x.lo, x.hi)
 			if e.ranks.early() {
 				own = e.grads.Columns(x.at, x.at+x.len())

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -62,10 +63,16 @@ func TestLoRA(t *testing.T) {
 	if err := json.Unmarshal([]byte(ev.stdout), &scores); err != nil || math.Abs(scores["ndcg@10"]-want) > 1e-9 || want == 0 {
 		t.Errorf("%v, %s, %v", want, ev.stdout, err)
 	}
-	two := filepath.Join(dir, "two")
-	succeed(t, append([]string{"train", "--log", "human", "-c", recipe, "--out", two, "--set", "mesh.replicate=2", "--set", "mesh.shard=1"}, sets...)...)
-	if e := largest(embed(filepath.Join(two, "model")), got); e > 1e-3 {
-		t.Errorf("on two ranks, embeddings differ by %v", e)
+	for i, mesh := range [][]string{{"mesh.replicate=2", "mesh.shard=1"}, {"mesh.replicate=1", "mesh.shard=2", "mesh.parameters=streamed", "mesh.gradients=early"}} {
+		out := filepath.Join(dir, fmt.Sprint("two", i))
+		args := append([]string{"train", "--log", "human", "-c", recipe, "--out", out}, sets...)
+		for _, m := range mesh {
+			args = append(args, "--set", m)
+		}
+		succeed(t, args...)
+		if e := largest(embed(filepath.Join(out, "model")), got); e > 1e-3 {
+			t.Errorf("%v: embeddings differ by %v from one rank's", mesh, e)
+		}
 	}
 	// Mistakes are found before the first step.
 	for set, want := range map[string]string{
@@ -84,5 +91,5 @@ func TestLoRA(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// Gradients of what trains are proven too.
-	succeed(t, append([]string{"verify-grads", "-c", recipe, "--accumulate", "1", "--sub-batch", "5", "--replicas", "1,2"}, sets...)...)
+	succeed(t, append([]string{"verify-grads", "-c", recipe, "--accumulate", "1", "--sub-batch", "5", "--replicas", "1,2", "--shards", "1,2"}, sets...)...)
 }

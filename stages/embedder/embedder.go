@@ -234,6 +234,11 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 	if err != nil {
 		return nil, err
 	}
+	factors, err := adapted(f, m)
+	if err != nil {
+		m.Free()
+		return nil, err
+	}
 	err = m.Load(s, func(p transformer.Param, dst []float32) error {
 		t, err := f.Tensor(p.Name, c.Prefixes()...)
 		if err != nil {
@@ -248,14 +253,14 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		if err := transformer.CheckFinite(p, dst); err != nil {
 			return fmt.Errorf("%s: %w", f.Dir, err)
 		}
+		if x, ok := factors[p.Name]; ok {
+			if err := merge(m, s, p, dst, x); err != nil {
+				return fmt.Errorf("%s: %w", f.Dir, err)
+			}
+		}
 		return nil
 	})
 	f.Forget()
-	if err == nil && f.Adapter != nil && m.Partial() {
-		err = fmt.Errorf("%s: an adapter can't be merged into a model that ranks hold parts of: merge it first, or keep parameters resident (mesh.parameters)", f.Dir)
-	} else if err == nil && f.Adapter != nil {
-		err = merge(f, m, s)
-	}
 	if err != nil {
 		m.Free()
 		return nil, err
@@ -263,8 +268,12 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 	return m, nil
 }
 
-// merge adds an adapter's factors to the weights.
-func merge(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) error {
+// adapted finds the weights that an adapter's factors are added to, by name, and what of it does not fit the model.
+func adapted(f *hfmodel.Folder, m *transformer.Model) (map[string]hfmodel.Factor, error) {
+	if f.Adapter == nil {
+		return nil, nil
+	}
+	out := map[string]hfmodel.Factor{}
 	own := func(name string) (transformer.Param, bool) {
 		for _, prefix := range append([]string{""}, m.Config.Prefixes()...) {
 			if p, ok := m.Layout.Find(strings.TrimPrefix(name, prefix)); ok {
@@ -279,26 +288,29 @@ func merge(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) error {
 			continue
 		}
 		if !ok {
-			return fmt.Errorf("%s: the adapter is for a layer %q, which the base model does not have", f.Dir, x.Module)
+			return nil, fmt.Errorf("%s: the adapter is for a layer %q, which the base model does not have", f.Dir, x.Module)
 		}
-		a, b := make([]float32, x.A.Len()), make([]float32, x.B.Len())
-		if err := errors.Join(x.A.Float32s(a), x.B.Float32s(b)); err != nil {
-			return fmt.Errorf("%s: %w", f.Dir, err)
-		}
-		if err := errors.Join(transformer.CheckFinite(p, a), transformer.CheckFinite(p, b)); err != nil {
-			return fmt.Errorf("%s: the adapter of %w", f.Dir, err)
-		}
-		if err := m.AddProduct(s, p, a, b, x.A.Shape[0], x.Scale); err != nil {
-			return fmt.Errorf("%s: %w", f.Dir, err)
-		}
+		out[p.Name] = x
 	}
 	for _, t := range f.Adapter.Whole {
 		name := strings.TrimPrefix(t.Name, hfmodel.AdapterPrefix)
 		if _, ok := own(name); !ok && !strings.HasPrefix(name, "pooler.") {
-			return fmt.Errorf("%s: the adapter has a tensor %q, which the base model does not have", f.Dir, t.Name)
+			return nil, fmt.Errorf("%s: the adapter has a tensor %q, which the base model does not have", f.Dir, t.Name)
 		}
 	}
-	return nil
+	return out, nil
+}
+
+// merge adds an adapter's factors to a weight's elements.
+func merge(m *transformer.Model, s gpustage.Stream, p transformer.Param, w []float32, x hfmodel.Factor) error {
+	a, b := make([]float32, x.A.Len()), make([]float32, x.B.Len())
+	if err := errors.Join(x.A.Float32s(a), x.B.Float32s(b)); err != nil {
+		return err
+	}
+	if err := errors.Join(transformer.CheckFinite(p, a), transformer.CheckFinite(p, b)); err != nil {
+		return fmt.Errorf("the adapter of %w", err)
+	}
+	return m.AddProduct(s, p, w, a, b, x.A.Shape[0], x.Scale)
 }
 
 // Trainable is a folder's model and tokenizer on a device, for pipelines that train it.

@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,6 +64,7 @@ func TestMergeGolden(t *testing.T) {
 		}
 		base, adapter := goldens.Path(t, meta.Base), goldens.Path(t, "lora/"+name)
 		check(hfmodel.OpenOn(base, adapter))
+		testMergedParts(t, s, base, adapter)
 		if meta.Base != "bert/minilm-tiny" { // the others have no tokenizer to copy
 			continue
 		}
@@ -100,5 +102,27 @@ func TestMergeOfAnother(t *testing.T) {
 		if err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), ref.New()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+}
+
+// A rank that holds a part of the model holds that part of the merged one.
+func testMergedParts(t *testing.T, s gpustage.Stream, base, adapter string) {
+	t.Helper()
+	load := func(o transformer.Options) *transformer.Model {
+		f, err := hfmodel.OpenOn(base, adapter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		m, err := LoadModel(f, s.Device(), s, transformer.Head{}, o, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	whole := load(transformer.Options{})
+	part := load(transformer.Options{Own: func(l *transformer.Layout) [][2]int { return [][2]int{{l.Len / 3, 2 * l.Len / 3}} }})
+	if part.Params.Cols >= whole.Params.Cols || !slices.Equal(gpustage.Slice[float32](part.Params), gpustage.Slice[float32](whole.Params)[whole.Layout.Len/3:2*whole.Layout.Len/3]) {
+		t.Errorf("%s: a rank's part of the merged model is not what it is in the whole", adapter)
 	}
 }

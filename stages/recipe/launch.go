@@ -153,10 +153,7 @@ func (x *Run) paramHash() (string, error) {
 
 func (x *Run) hashParams(which func(transformer.Param) bool) (string, error) {
 	h := xxh3.New()
-	if err := x.ranks.Parameters(x.stream, x.model, func(p transformer.Param, vs []float32) error {
-		if !which(p) {
-			return nil
-		}
+	if err := x.ranks.Parameters(x.stream, x.model, which, func(p transformer.Param, vs []float32) error {
 		_, err := h.Write(gpustage.Bytes(vs))
 		return err
 	}); err != nil {

@@ -87,24 +87,27 @@ func (x *Run) predict(z sharding) Memory {
 	if x.ranks != nil && r.Loss.GatherAcrossDevices {
 		mem.Embeddings += (2*n + int64(len(lengths))*int64(x.ranks.Size())) * int64(m.EmbeddingSize()) * elem
 	}
-	layer := int64(0)
+	layer, trainedLayer := int64(0), int64(0)
 	for l := range m.Config.Layers {
-		from, to := m.Layout.Span(l)
-		layer = max(layer, int64(to-from)*elem)
+		part := m.Layout.Part(l)
+		layer, trainedLayer = max(layer, int64(part.Len)*elem), max(trainedLayer, int64(part.Trained())*elem)
 	}
-	from, to := m.Layout.Span(-1)
-	rest := int64(to-from) * elem
+	rest, trainedRest := int64(m.Layout.Part(-1).Len)*elem, int64(m.Layout.Part(-1).Trained())*elem
 	tokens := int64(x.subTokens())
-	words := int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), tokens*shard)
+	words := int64(m.Config.Hidden)*elem*min(int64(m.Config.Vocab), tokens*shard) + 4*tokens
+	tableTrains := m.Layout.Trains(m.Layout.Word())
 	if z.streamed {
-		mem.Parameters, mem.Packed = share, 0
-		mem.Traveling += 2*layer + words + 4*tokens + rest
+		mem.Parameters, mem.Packed = (params+shard-1)/shard, 0
+		mem.Traveling += 2*layer + words + rest
 	}
 	switch {
 	case z.early:
 		mem.Gradients = share
-		mem.Traveling += 2*layer + words + 4*tokens + rest
-	case x.ranks != nil:
+		mem.Traveling += 2*trainedLayer + trainedRest
+		if tableTrains {
+			mem.Traveling += words
+		}
+	case x.ranks != nil && tableTrains:
 		mem.Traveling += int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), tokens) * int64(x.ranks.Size()+1)
 	}
 	snapshot := &mem.Snapshot

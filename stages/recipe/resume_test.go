@@ -470,14 +470,16 @@ func TestEarlyStopping(t *testing.T) {
 	}
 }
 
-// A checkpoint of a LoRA run holds the factors alone, and goes on with them; on another base model it is refused.
+// A checkpoint of a LoRA run holds the factors alone, and goes on with them, whatever ranks hold of the base model; on another base
+// model it is refused.
 func TestResumeLoRA(t *testing.T) {
 	j := newJob(t, 60)
 	sets := []string{"model.lora={rank: 2, alpha: 4, targets: all-linear}", "mesh.replicate=2", "mesh.shard=2"}
 	if _, err := j.run(t, "whole", nil, 0, false, sets...); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.run(t, "run", nil, 3, false, sets...); err != nil {
+	streamed := append(slices.Clone(sets), "mesh.parameters=streamed", "mesh.gradients=late")
+	if _, err := j.run(t, "run", nil, 3, false, streamed...); err != nil {
 		t.Fatal(err)
 	}
 	other := newJob(t, 60)
@@ -490,8 +492,14 @@ func TestResumeLoRA(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.run(t, "run", nil, 0, true, append(sets, fmt.Sprintf("model.path=%q", filepath.Join(other.dir, "other")))...); err == nil || !strings.Contains(err.Error(), "the frozen parameters are not what they were") {
-		t.Errorf("another base model: %v", err)
+	for _, sets := range [][]string{sets, streamed} {
+		_, err := j.run(t, "run", nil, 0, true, append(slices.Clone(sets), fmt.Sprintf("model.path=%q", filepath.Join(other.dir, "other")))...)
+		if err == nil || !strings.Contains(err.Error(), "the frozen parameters are not what they were") {
+			t.Errorf("another base model: %v", err)
+		}
+	}
+	if _, err := j.run(t, "run", nil, 5, true, streamed...); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := j.run(t, "run", nil, 0, true, sets...); err != nil {
 		t.Fatal(err)

@@ -66,26 +66,26 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 // trained is what Save writes: all parameters, or what an adapter has of them.
 func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
 	l := x.model.Options.Tuning.LoRA
-	if l == nil {
-		var all []safetensors.Tensor
-		err := x.ranks.Parameters(s, x.model, func(p transformer.Param, vs []float32) error {
-			if !x.Main() {
-				return nil
-			}
-			t, err := embedder.Tensor(p, vs)
-			all = append(all, t)
-			return err
-		})
-		if err != nil || !x.Main() {
-			return nil, nil, err
+	want := func(p transformer.Param) bool { return l == nil || x.model.Layout.Trains(p) }
+	var out []safetensors.Tensor
+	err := x.ranks.Parameters(s, x.model, want, func(p transformer.Param, vs []float32) error {
+		if !x.Main() {
+			return nil
 		}
+		t, err := embedder.Tensor(p, vs)
+		out = append(out, t)
+		return err
+	})
+	if err != nil || !x.Main() {
+		return nil, nil, err
+	}
+	if l == nil {
 		rest, err := embedder.Untrained(x.folder, x.model)
-		return append(all, rest...), nil, err
+		return append(out, rest...), nil, err
 	}
 	a := &hfmodel.AdapterSpec{
 		Base: x.Recipe.Model.Path, Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save,
 	}
-	out, err := embedder.Read(x.model, s, x.model.Layout.Training())
 	if slices.Equal(l.Targets, []string{transformer.AllLinear}) || x.Recipe.Model.Freeze.Layers > 0 {
 		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here.
 		a.Targets, a.Save = nil, nil
@@ -99,5 +99,5 @@ func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.Adapter
 			}
 		}
 	}
-	return out, a, err
+	return out, a, nil
 }

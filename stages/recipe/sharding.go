@@ -3,6 +3,8 @@ package recipe
 import (
 	"context"
 	"fmt"
+
+	"contraflow/stages/transformer"
 )
 
 // sharding is what ranks of a shard axis hold of a model's state besides the optimizer's.
@@ -37,16 +39,6 @@ func (m Mesh) shardings() (out []sharding) {
 	return out
 }
 
-// shardings are those that the model allows as well: what is frozen is not cut, and adapters are
-// merged into whole models.
-func (x *Run) shardings() []sharding {
-	all := x.Recipe.Mesh.shardings()
-	if (x.model.Layout.Frozen > 0 || x.folder.Adapter != nil) && all[0] == (sharding{}) {
-		return all[:1]
-	}
-	return all
-}
-
 // chooseSharding takes the first sharding that fits the memory at hand on every rank, or the last one. x.model is a model without
 // memory.
 func (x *Run) chooseSharding(ctx context.Context) error {
@@ -57,15 +49,15 @@ func (x *Run) chooseSharding(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.setSharding(x.shardings()[chosen])
+	x.setSharding(x.Recipe.Mesh.shardings()[chosen])
 	return nil
 }
 
 // chooseOnPaper chooses for ranks that are not there.
-func (x *Run) chooseOnPaper() { x.setSharding(x.shardings()[x.fitting()]) }
+func (x *Run) chooseOnPaper() { x.setSharding(x.Recipe.Mesh.shardings()[x.fitting()]) }
 
 func (x *Run) fitting() (chosen int) {
-	all, free := x.shardings(), x.freeMemory()
+	all, free := x.Recipe.Mesh.shardings(), x.freeMemory()
 	for chosen < len(all)-1 && free > 0 && x.predict(all[chosen]).minimum() > free {
 		chosen++
 	}
@@ -82,25 +74,32 @@ func (x *Run) setSharding(s sharding) {
 // traffic is about what a rank sends in a step for parameters and gradients, in bytes.
 func (x *Run) traffic(s sharding) int64 {
 	r, l := x.Recipe, x.model.Layout
-	layers, _ := l.Span(0)
-	table, inLayers, wire := float64(l.Word().Len()), float64(l.Len-layers), float64(x.model.DType.Size())
-	rest := float64(l.Len) - table - inLayers
+	wire, trained := float64(x.model.DType.Size()), float64(l.Trained())
 	shard := float64(r.Mesh.Shard)
 	replicate := float64(x.ranks.Size()) / shard
 	per := (shard - 1) / shard * wire
 	n := float64(x.predictedSubs()) * float64(r.Batch.Accumulate)
-	rows := min(table, float64(x.subTokens()*x.model.Config.Hidden)*shard)
-	bytes := 2 * (replicate - 1) / replicate * float64(l.Len) / shard * wire
+	rows := min(float64(l.Word().Len()), float64(x.subTokens()*x.model.Config.Hidden)*shard)
+	trainedRows, table := 0.0, 0.0
+	if l.Trains(l.Word()) {
+		trainedRows, table = rows, float64(l.Word().Len())
+	}
+	bytes := 2 * (replicate - 1) / replicate * trained / shard * wire
 	if s.early {
-		bytes += n * (inLayers + rest + rows) * per
+		bytes += n * (trained - table + trainedRows) * per
 	} else {
-		bytes += (float64(l.Len) + rows) * per
+		bytes += (trained + trainedRows) * per
 	}
 	if s.streamed {
-		visits := len(x.model.Visits(true, false)) + len(x.model.Visits(true, true)) - 2 // without words
-		bytes += (n*(float64(visits)/float64(x.model.Config.Layers)*inLayers+2*rows) + rest) * per
+		fetched := 0
+		for _, layer := range append(x.model.Visits(true, false), x.model.Visits(true, true)...) {
+			if layer != transformer.VisitWords {
+				fetched += l.Part(layer).Len
+			}
+		}
+		bytes += (n*(float64(fetched)+2*rows) + float64(l.Part(-1).Trained())) * per
 	} else {
-		bytes += float64(l.Len) * per
+		bytes += trained * per
 	}
 	return int64(bytes)
 }
@@ -111,7 +110,7 @@ func (x *Run) describeSharding() string {
 		return ""
 	}
 	text := x.sharding.String()
-	for _, s := range x.shardings() {
+	for _, s := range x.Recipe.Mesh.shardings() {
 		verb := "would be"
 		if s == x.sharding {
 			verb = "are"

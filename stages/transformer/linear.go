@@ -53,7 +53,7 @@ func (l *layerWeights) linears() [4]*linear { return [...]*linear{&l.qkv, &l.out
 // keepForms gives every linear layer's weight its forms: those of frozen ones are made once, those of the others after every change.
 func (m *Model) keepForms() {
 	m.version, m.constant = gpustage.NewVersion(formsLimit), gpustage.NewVersion(formsLimit)
-	g := m.Config.weights(m.Layout, m.Trained())
+	g := m.shapes()
 	for i := range m.w.layers {
 		gs := g.layers[i].linears()
 		for k, x := range m.w.layers[i].linears() {
@@ -87,7 +87,7 @@ func (m *Model) PackedBytes(train bool) int64 {
 		return 0
 	}
 	var n [2]int64 // of weights that train, and of frozen ones
-	g := m.Config.weights(m.Layout, m.Trained())
+	g := m.shapes()
 	for i, l := range m.w.layers {
 		gs := g.layers[i].linears()
 		for k, x := range l.linears() {

@@ -22,6 +22,7 @@ func (m *Model) Memory(lengths []int) Memory {
 	rows.IDs = make([]int32, rows.Cu[len(lengths)])
 	rows.Keys = make([]uint64, len(lengths))
 
+	grads, _ := gpustage.NewTensor(dry.Device, m.DType, 1, m.Layout.Trained())
 	var mem Memory
 	a := gpustage.DryArena()
 	dry.Forward(s, a, rows, true, false)
@@ -29,11 +30,11 @@ func (m *Model) Memory(lengths []int) Memory {
 	a = gpustage.DryArena()
 	p := dry.Forward(s, a, rows, true, true)
 	mem.Kept = a.Used()
-	p.Backward(p.embeddings, m.Trained())
+	p.Backward(p.embeddings, grads)
 	mem.Backward = a.Peak()
 	a = gpustage.DryArena()
 	p = dry.Replay(s, a, rows)
-	p.Backward(p.embeddings, m.Trained())
+	p.Backward(p.embeddings, grads)
 	mem.Backward = max(mem.Backward, a.Peak())
 	return mem
 }

@@ -86,8 +86,14 @@ func (m *Model) chooseCheckpoints() {
 	}
 }
 
-// Trained is the part of Params that trains [1, Layout.Trained()]: gradients and moments are like it.
-func (m *Model) Trained() gpustage.Tensor { return m.Params.Columns(m.Layout.Frozen, m.Layout.Len) }
+// Trained is the part of Params that trains [1, Layout.Trained()]: gradients and moments are like it. Of a model that holds a part
+// of its parameters it is what it holds of them.
+func (m *Model) Trained() gpustage.Tensor {
+	if m.Partial() {
+		return m.Params.Columns(m.lead, m.Params.Cols)
+	}
+	return m.Params.Columns(m.Layout.Frozen, m.Layout.Len)
+}
 
 // NewGradients allocates a flat vector like Trained, all zero.
 func (m *Model) NewGradients() (gpustage.Tensor, error) {
@@ -335,9 +341,9 @@ func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor
 type Gradients struct {
 	Flat gpustage.Tensor // like the model's Trained
 
-	// Layer, if not nil, gives memory for each layer's gradients when the pass comes to it, as Layout.Span(l) has them; Rest is for
-	// what is outside of layers, but for the word embeddings. Flat is not used then, and WordRows must be there. For models that
-	// train as a whole.
+	// Layer, if not nil, gives memory for the gradients of each layer in which something trains when the pass comes to it, as
+	// Layout.Span(l) has them; Rest is for what trains outside of layers, but for the word embeddings. Flat is not used then, and
+	// WordRows must be there if the word embeddings train.
 	Layer func(l int) gpustage.Tensor
 	Rest  gpustage.Tensor
 
@@ -468,7 +474,7 @@ func at(layer int, p place) place { return place(layer)*places + p }
 
 // findBottom is the lowest place at which something trains: a backward pass goes no deeper.
 func (m *Model) findBottom() place {
-	g := m.Config.weights(m.Layout, m.Trained())
+	g := m.shapes()
 	here := func(ts ...gpustage.Tensor) bool {
 		return slices.ContainsFunc(ts, func(t gpustage.Tensor) bool { return !t.IsZero() })
 	}

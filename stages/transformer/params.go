@@ -68,7 +68,8 @@ type Layout struct {
 	Frozen int // of them, those in front that don't train
 	index  map[string]int
 	word   int
-	marks  []mark // see Marks, in ascending order
+	marks  []mark          // see Marks, in ascending order
+	parts  map[int]*Layout // see Part
 }
 
 // newLayout places parameters, the first of which are the word embeddings.
@@ -92,8 +93,35 @@ func newLayout(ps []Param, frozen func(Param) bool) *Layout {
 		}
 	}
 	l.mark()
+	l.part()
 	return l
 }
+
+// part lists each layer's parameters, and what is outside of layers, but for the word embeddings.
+func (l *Layout) part() {
+	l.parts = map[int]*Layout{-1: {index: map[string]int{}}}
+	for i, p := range l.Params {
+		if i == l.word {
+			continue
+		}
+		part := l.parts[p.Layer]
+		if part == nil {
+			part = &Layout{index: map[string]int{}}
+			l.parts[p.Layer] = part
+		}
+		if !l.Trains(p) {
+			part.Frozen += p.Len()
+		}
+		p.Off = part.Len
+		part.Len += p.Len()
+		part.index[p.Name] = len(part.Params)
+		part.Params = append(part.Params, p)
+	}
+}
+
+// Part is how a layer's parameters lie in a vector of their own, in the same order; layer -1 is what is outside of layers, but for
+// the word embeddings.
+func (l *Layout) Part(layer int) *Layout { return l.parts[layer] }
 
 // Trained is how many elements train: the length of gradients and moments.
 func (l *Layout) Trained() int { return l.Len - l.Frozen }
@@ -207,6 +235,21 @@ func (l *Layout) Span(layer int) (from, to int) {
 		to = l.At(p) + p.Len()
 	}
 	return from, to
+}
+
+// SpanFrozen is Span for what is frozen: where it lies in the flat vector.
+func (l *Layout) SpanFrozen(layer int) (from, to int) {
+	n := 0
+	for i, p := range l.Params {
+		if i == l.word || p.Layer != layer || l.Trains(p) {
+			continue
+		}
+		if n == 0 {
+			from = p.Off
+		}
+		n += p.Len()
+	}
+	return from, from + n
 }
 
 // weights are views of a flat vector by their role: of the parameters, or of their gradients. What a family does not have is

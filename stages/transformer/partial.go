@@ -18,7 +18,7 @@ type Feed interface {
 	// Words is a table with all rows of the word embeddings that a pass needs, [U, C], and each token's row in it, i32 [1, T].
 	// Both are valid until the next call of the feed.
 	Words(s gpustage.Stream) (table, index gpustage.Tensor)
-	// Layer is layer l's parameters, as Layout.Span(l) has them, valid until the next call of the feed. A pass asks for layers
+	// Layer is layer l's parameters, as Layout.Part(l) has them, valid until the next call of the feed. A pass asks for layers
 	// in the order that Visits says. What can't be had is an error of the stream.
 	Layer(s gpustage.Stream, l int) gpustage.Tensor
 }
@@ -26,9 +26,10 @@ type Feed interface {
 // partial is what a model has besides if it holds a part of its parameters.
 type partial struct {
 	Feed Feed
-	Rest gpustage.Tensor // [1, n]: what is outside of layers, but for the word embeddings
+	Rest gpustage.Tensor // [1, n]: what is outside of layers, but for the word embeddings, as Layout.Part(-1) has it
 
 	own  [][2]int
+	lead int             // elements of Params in front that are frozen
 	sums gpustage.Tensor // [Layers, 2C]: weights and biases of norms that end layers, which the layer above needs in its backward
 }
 
@@ -36,15 +37,12 @@ type partial struct {
 func (m *Model) Partial() bool { return m.own != nil }
 
 func (m *Model) openPartial(own [][2]int) error {
-	if m.Layout.Frozen > 0 {
-		return errors.New("a model that holds a part of its parameters trains as a whole: parameters can't be frozen")
-	}
 	m.version, m.constant = gpustage.NewVersion(0), gpustage.NewVersion(0)
 	n := 0
 	for _, r := range own {
 		n += r[1] - r[0]
+		m.lead += max(0, min(r[1], m.Layout.Frozen)-r[0])
 	}
-	from, to := m.Layout.Span(-1)
 	var err error
 	alloc := func(rows, cols int) (t gpustage.Tensor) {
 		if err == nil {
@@ -53,14 +51,16 @@ func (m *Model) openPartial(own [][2]int) error {
 		return t
 	}
 	m.own = own
-	m.Params, m.Rest = alloc(1, n), alloc(1, to-from)
+	rest := m.Layout.Part(-1)
+	m.Params, m.Rest = alloc(1, n), alloc(1, rest.Len)
 	shape, _ := gpustage.NewTensor(gpustage.Dry{}, m.DType, 1, m.Layout.Len)
-	m.w = m.Config.outside(m.Layout, m.Layout.window(m.Rest, from))
-	m.w.layers = m.Config.weights(m.Layout, shape).layers // their shapes: passes get them from Feed
+	shapes := m.Config.weights(m.Layout, shape)
+	m.w = m.Config.outside(rest, m.Rest)
+	m.w.word, m.w.layers = shapes.word, shapes.layers // passes get them from Feed
 	if m.Config.Layers > 0 && !m.w.layers[0].ffn.sum.absent() {
 		m.sums = alloc(m.Config.Layers, 2*m.Config.Hidden)
 	}
-	m.bottom = -1
+	m.bottom = m.findBottom()
 	if err != nil {
 		return fmt.Errorf("%d of a model's %d parameters: %w", n, m.Layout.Len, err)
 	}
@@ -99,15 +99,17 @@ func (m *Model) keepOwn(s gpustage.Stream, p Param, vs []float32) error {
 		keep(r, m.Params.Columns(at, at+r[1]-r[0]))
 		at += r[1] - r[0]
 	}
-	from, to := m.Layout.Span(-1)
-	keep([2]int{from, to}, m.Rest)
+	rest := m.Layout.Part(-1)
+	if p, ok := rest.Find(p.Name); ok {
+		m.write(s, rest.View(m.Rest, p), vs)
+	}
 	return s.Sync()
 }
 
-// window is a flat vector of which only a part is in memory, from an element on: views of that part are what they should be.
-func (l *Layout) window(part gpustage.Tensor, from int) gpustage.Tensor {
-	part.Off, part.Cols, part.Stride = part.Off-from, l.Len, l.Len
-	return part
+// shapes are views of a gradient that is not there: what does not train has none.
+func (m *Model) shapes() weights {
+	flat, _ := gpustage.NewTensor(gpustage.Dry{}, m.DType, 1, m.Layout.Trained())
+	return m.Config.weights(m.Layout, flat)
 }
 
 // gradients views where gradients go.
@@ -115,11 +117,14 @@ func (m *Model) gradients(to Gradients) weights {
 	if to.Layer == nil {
 		return m.Config.weights(m.Layout, to.Flat)
 	}
-	from, _ := m.Layout.Span(-1)
-	w := m.Config.outside(m.Layout, m.Layout.window(to.Rest, from))
+	w := m.Config.outside(m.Layout.Part(-1), to.Rest)
 	w.later = func(l int) layerWeights {
-		from, _ := m.Layout.Span(l)
-		return m.Config.layer(m.Layout, m.Layout.window(to.Layer(l), from), l)
+		var flat gpustage.Tensor
+		part := m.Layout.Part(l)
+		if part.Trained() > 0 {
+			flat = to.Layer(l)
+		}
+		return m.Config.layer(part, flat, l)
 	}
 	return w
 }
@@ -130,8 +135,7 @@ func (p *Pass) weights(l int) layerWeights {
 	if m.Feed == nil {
 		return m.w.layers[l]
 	}
-	from, _ := m.Layout.Span(l)
-	return m.Config.layer(m.Layout, m.Layout.window(m.Feed.Layer(p.s, l), from), l)
+	return m.Config.layer(m.Layout.Part(l), m.Feed.Layer(p.s, l), l)
 }
 
 // words are rows of the word embeddings, and the row of each token.
@@ -179,7 +183,7 @@ func (m *Model) Visits(forward, backward bool) (layers []int) {
 			layers = append(layers, l)
 		}
 	}
-	last := m.Config.Layers - 1
+	last, lowest := m.Config.Layers-1, m.Lowest()
 	if forward {
 		visit(VisitWords)
 		for l := range last + 1 {
@@ -191,12 +195,12 @@ func (m *Model) Visits(forward, backward bool) (layers []int) {
 	}
 	every := m.Options.CheckpointEvery
 	if every == 0 {
-		for l := last; l >= 0; l-- {
+		for l := last; l >= lowest; l-- {
 			visit(l)
 		}
 		return layers
 	}
-	for from := last / every * every; from >= 0; from -= every {
+	for from := last - (last-lowest)%every; from >= lowest; from -= every {
 		end := min(from+every, last+1)
 		for l := from; l < end && !(forward && end == last+1); l++ { // a replay leaves the last segment
 			visit(l)

@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -21,10 +22,14 @@ func (f *feed) Layer(s gpustage.Stream, l int) gpustage.Tensor {
 	if n := len(f.asked); n == 0 || f.asked[n-1] != l {
 		f.asked = append(f.asked, l)
 	}
-	from, to := f.from.Layout.Span(l)
+	layout := f.from.Layout
+	frozen, end := layout.SpanFrozen(l)
+	from, to := layout.Span(l)
+	still := end - frozen
 	s.Fill(f.mem, 1e30) // what was asked for before is gone
-	s.Copy(f.mem.Columns(0, to-from), f.from.Params.Columns(from, to))
-	return f.mem.Columns(0, to-from)
+	s.Copy(f.mem.Columns(0, still), f.from.Params.Columns(frozen, end))
+	s.Copy(f.mem.Columns(still, still+to-from), f.from.Trained().Columns(from, to))
+	return f.mem.Columns(0, still+to-from)
 }
 
 func (f *feed) Words(s gpustage.Stream) (table, index gpustage.Tensor) {
@@ -48,19 +53,42 @@ func (f *feed) Words(s gpustage.Stream) (table, index gpustage.Tensor) {
 }
 
 // A model that holds every third parameter and is fed the rest computes what the whole model computes, to the bit, and asks for
-// what Visits says; so do gradients that go layer by layer to memory of their own.
+// what Visits says; so do gradients that go layer by layer to memory of their own: whatever of it trains.
 func TestPartial(t *testing.T) {
-	for _, name := range familyGoldens(t) {
-		for every := range 3 {
-			o := Options{CheckpointEvery: every}
+	tunings := []Tuning{
+		{},
+		{FreezeEmbeddings: true, FreezeLayers: 1},
+		{FreezeLayers: 1},
+		{FreezeEmbeddings: true},
+		{LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: []string{AllLinear}}},
+		{LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: 0.2, Targets: []string{AllLinear}}, FreezeLayers: 1},
+	}
+	for i, name := range familyGoldens(t) {
+		for k, tuning := range tunings {
+			every := k % 3
+			if k == 0 {
+				every = i % 3
+			}
+			o := Options{CheckpointEvery: every, Tuning: tuning}
 			whole, s := loadFamily(t, name, nil, ref.New(), o)
+			folder, name := name, fmt.Sprintf("%s, %+v", name, tuning)
 			o.Own = func(l *Layout) (out [][2]int) {
 				for at := 0; at < l.Len; at += 300 {
 					out = append(out, [2]int{at, min(l.Len, at+100)})
 				}
 				return out
 			}
-			part, _ := loadFamily(t, name, nil, ref.New(), o)
+			part, _ := loadFamily(t, folder, nil, ref.New(), o)
+			for _, m := range []*Model{whole, part} {
+				if err := m.LoadFactors(s, func(p Param, dst []float32) error {
+					for i := range dst {
+						dst[i] = float32((i+p.Len())%13)/20 - 0.3
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			at := 0
 			for _, r := range part.own {
 				if n := r[1] - r[0]; !bytes.Equal(hostBytes(part.Params.Columns(at, at+n)), hostBytes(whole.Params.Columns(r[0], r[1]))) {
@@ -71,8 +99,7 @@ func TestPartial(t *testing.T) {
 			rows := Rows{IDs: []int32{3, 4, 5, 4, 7}, Cu: []int32{0, 2, 5}, Keys: []uint64{1, 2}}
 			longest := 0
 			for l := range whole.Config.Layers {
-				from, to := whole.Layout.Span(l)
-				longest = max(longest, to-from)
+				longest = max(longest, whole.Layout.Part(l).Len)
 			}
 			f := &feed{from: whole, ids: rows.IDs, mem: tensor(t, 1, longest)}
 			part.Feed = f
@@ -111,13 +138,20 @@ func TestPartial(t *testing.T) {
 			for _, replay := range []bool{false, true} {
 				apart, _ := whole.NewGradients()
 				f.asked = nil
-				got := run(part, replay, Gradients{
-					Rest: apart.Columns(from, to), WordRows: whole.Layout.View(apart, word), WordIndex: index,
+				apartFrom := Gradients{
+					WordRows: whole.Layout.View(apart, word), WordIndex: index,
 					Layer: func(l int) gpustage.Tensor {
 						from, to := whole.Layout.Span(l)
+						if from == to {
+							t.Errorf("%s: memory is wanted for gradients of layer %d, in which nothing trains", name, l)
+						}
 						return apart.Columns(from, to)
 					},
-				})
+				}
+				if from < to {
+					apartFrom.Rest = apart.Columns(from, to)
+				}
+				got := run(part, replay, apartFrom)
 				if !bytes.Equal(got, want) {
 					t.Errorf("%s: embeddings differ", name)
 				}

@@ -211,8 +211,9 @@ func within(module, name string) bool {
 	return named(module, name)
 }
 
-// AddProduct adds scale * B A to a weight: an adapter's factors A [r, in] and B [out, r], row-major.
-func (m *Model) AddProduct(s gpustage.Stream, p Param, a, b []float32, rank int, scale float64) error {
+// AddProduct adds scale * B A to a weight's elements w: an adapter's factors A [r, in] and B [out, r], row-major. It computes on the
+// model's device and leaves the model as it is.
+func (m *Model) AddProduct(s gpustage.Stream, p Param, w, a, b []float32, rank int, scale float64) error {
 	if p.kind != weight || len(a) != rank*p.Cols || len(b) != p.Rows*rank {
 		return fmt.Errorf("factors of %d and %d elements do not fit %s with shape %v at rank %d", len(a), len(b), p.Name, p.Shape(), rank)
 	}
@@ -233,9 +234,15 @@ func (m *Model) AddProduct(s gpustage.Stream, p Param, a, b []float32, rank int,
 		return err
 	}
 	defer db.Mem.Free()
-	s.MatMul(m.Layout.View(m.Params, p), db, da, gpustage.MatMul{Alpha: scale, Add: true})
-	m.changedAll()
-	return s.Sync()
+	dw, err := up(p.Rows, p.Cols, w)
+	if err != nil {
+		return err
+	}
+	defer dw.Mem.Free()
+	s.MatMul(dw, db, da, gpustage.MatMul{Alpha: scale, Add: true})
+	sum, err := m.ReadVector(s, dw)
+	copy(w, sum)
+	return err
 }
 
 // lora is nil without LoRA.
