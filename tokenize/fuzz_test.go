@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"contraflow/testdata/harness"
 )
 
 // FuzzEncode: no text panics, ids are in the vocabulary, and a limit is kept.
@@ -68,17 +70,19 @@ func FuzzLoad(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, file string) {
-		tok, err := parseTokenizerJSON([]byte(file))
-		if err != nil {
-			return
-		}
-		for _, text := range []string{"", "ab [MASK] İ\x00", " [CLS]  [SEP] "} {
-			for _, id := range tok.Encode(text, 0) {
-				if id < 0 || int(id) >= tok.VocabSize() {
-					t.Fatalf("id %d of %d", id, tok.VocabSize())
-				}
+		harness.Bounded(t, func() {
+			tok, err := parseTokenizerJSON([]byte(file))
+			if err != nil {
+				return
 			}
-			tok.AppendPair(nil, nil, text, text, 4, OnlySecond)
-		}
+			for _, text := range []string{"", "ab [MASK] İ\x00", " [CLS]  [SEP] "} {
+				for _, id := range tok.Encode(text, 0) {
+					if id < 0 || int(id) >= tok.VocabSize() {
+						t.Fatalf("id %d of %d", id, tok.VocabSize())
+					}
+				}
+				tok.AppendPair(nil, nil, text, text, 4, OnlySecond)
+			}
+		})
 	})
 }

@@ -13,8 +13,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"contraflow/testdata/harness"
 )
 
 // withMPI is this program built with MPI.
@@ -53,6 +56,9 @@ func mpirun(t *testing.T, ctx context.Context, parts ...[]string) *exec.Cmd {
 		args = append(append(append(args, "-n", p[0]), bin), p[1:]...)
 	}
 	cmd := exec.CommandContext(ctx, "mpirun", args...)
+	harness.Tied(cmd)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // which it passes on; killed, it would leave its ranks
+	cmd.WaitDelay = 10 * time.Second
 	cmd.Env = append(os.Environ(), "OMPI_MCA_btl_vader_single_copy_mechanism=none") // containers forbid it, loudly
 	return cmd
 }
@@ -142,11 +148,11 @@ func TestMPIKill(t *testing.T) {
 // Killed at random moments, a rank of two each time, and resumed, a job ends with the weights of one that was never stopped.
 func TestMPIKillAndResume(t *testing.T) {
 	killAndResume(t, func(args []string) *exec.Cmd {
-		return mpirun(t, context.Background(), append([]string{"2"}, args...))
+		return mpirun(t, t.Context(), append([]string{"2"}, args...))
 	}, func(cmd *exec.Cmd) {
 		pids := children(t, cmd.Process.Pid)
-		if len(pids) == 0 { // not started, or over
-			cmd.Process.Kill()
+		if len(pids) == 0 { // not started, or over; killed, it would leave what it is about to start
+			cmd.Process.Signal(syscall.SIGTERM)
 			return
 		}
 		if p, err := os.FindProcess(pids[rand.IntN(len(pids))]); err == nil {

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"contraflow/testdata/harness"
 )
 
 // resumable is a run of a few seconds with everything that a checkpoint has to get right: dropout, shuffling, no-duplicates with rows
@@ -58,7 +60,11 @@ func kills() int {
 
 // Killed at random moments and resumed each time, a run ends with the weights of one that was never stopped.
 func TestKillAndResume(t *testing.T) {
-	killAndResume(t, func(args []string) *exec.Cmd { return exec.Command(binary, args...) }, func(cmd *exec.Cmd) { cmd.Process.Kill() })
+	killAndResume(t, func(args []string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), binary, args...)
+		harness.Tied(cmd)
+		return cmd
+	}, func(cmd *exec.Cmd) { cmd.Process.Kill() })
 }
 
 func killAndResume(t *testing.T, command func(args []string) *exec.Cmd, kill func(*exec.Cmd)) {

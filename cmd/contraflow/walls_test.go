@@ -36,6 +36,7 @@ var walls = map[string][]string{
 	"stages":              {"pipeline", "gpustage", "gpustage/ref", "collective", "collective/local", "collective/sim", "tokenize", "io/", "stages", "stages/"},
 	"cmd":                 {"pipeline", "cmd/contraflow/internal/", "gpustage", "gpustage/", "collective", "collective/", "tokenize", "io/", "stages", "stages/"},
 	"testdata/goldens":    {},
+	"testdata/harness":    {},
 	"testdata/thirdparty": {"pipeline", "gpustage/", "io/", "stages", "stages/"},
 }
 

@@ -23,6 +23,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
+	"contraflow/testdata/harness"
 )
 
 // The test binary is its own rank: TestMain looks for the work that the launcher below names in the environment.
@@ -191,6 +192,7 @@ func mpirun(ctx context.Context, exe, w string, n int) *exec.Cmd {
 		args = append([]string{"--allow-run-as-root", "--oversubscribe"}, args...)
 	}
 	cmd := exec.CommandContext(ctx, launcher(), args...)
+	harness.Tied(cmd)
 	cmd.Env = append(os.Environ(), work+"="+w)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // which it passes on
 	cmd.WaitDelay = 10 * time.Second

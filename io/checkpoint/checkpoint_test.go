@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 var parameters = []Parameter{{"word.weight", []int{5, 3}}, {"bias", []int{4}}}
@@ -324,17 +326,19 @@ func FuzzLoad(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		c, err := load(folder, 1, true)
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		for _, v := range c.Vectors {
-			for _, p := range c.Parameters {
-				if err := c.Read(v, p.Name, 0, make([]byte, c.size*p.Len())); err != nil {
-					t.Errorf("complete, but: %v", err)
+		harness.Bounded(t, func() {
+			c, err := load(folder, 1, true)
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			for _, v := range c.Vectors {
+				for _, p := range c.Parameters {
+					if err := c.Read(v, p.Name, 0, make([]byte, c.size*p.Len())); err != nil {
+						t.Errorf("complete, but: %v", err)
+					}
 				}
 			}
-		}
+		})
 	})
 }

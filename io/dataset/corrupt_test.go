@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"contraflow/testdata/harness"
 )
 
 // readAll opens a parquet file and reads everything a training run would.
@@ -131,7 +133,8 @@ func FuzzParquet(f *testing.F) {
 		if err := os.WriteFile(path, b, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		_, err := readAll(path, Source{Query: "query", Positive: "pos"})
+		var err error
+		harness.Bounded(t, func() { _, err = readAll(path, Source{Query: "query", Positive: "pos"}) })
 		if err != nil && strings.Contains(err.Error(), "runtime error") {
 			t.Fatal(err)
 		}

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
 	"slices"
 	"strings"
 	"testing"
@@ -312,4 +314,41 @@ func BenchmarkResume(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkShuffle reads a shuffled epoch of a million rows and reports the most memory that the Go runtime has held meanwhile, besides
+// what it held before.
+func BenchmarkShuffle(b *testing.B) {
+	const rows, size = 1_000_000, 4096
+	path := filepath.Join(b.TempDir(), "a.parquet")
+	writeRows(b, path, rows)
+	debug.FreeOSMemory()
+	held := func() int64 {
+		s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+		metrics.Read(s)
+		return int64(s[0].Value.Uint64() - s[1].Value.Uint64())
+	}
+	before, most := held(), int64(0)
+	for b.Loop() {
+		d, err := Open(b.Context(), Source{Paths: []string{path}, Query: "query", Positive: "positive"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		s, err := NewSampler(d.Layout(), nil, SamplerConfig{Seed: 1, GlobalSize: size, Epochs: 1, Shuffle: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		r := d.NewReader(ReaderConfig{Seed: 1})
+		for batch, ok := s.Next(); ok; batch, ok = s.Next() {
+			if _, err := r.Read(b.Context(), 0, batch.Rows); err != nil {
+				b.Fatal(err)
+			}
+			most = max(most, held())
+		}
+		if err := errors.Join(r.Close(), d.Close()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(rows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+	b.ReportMetric(float64(most-before)/(1<<20), "MiB-held")
 }

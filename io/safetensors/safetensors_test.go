@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 const golden = "../../testdata/golden/safetensors/"
@@ -299,7 +301,10 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"))
 	f.Add([]byte("\x3c\x00\x00\x00\x00\x00\x00\x00" + `{"a":{"dtype":"BF16","shape":[1,2],"data_offsets":[0,4]}}   ` + "1234"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		tensors, metadata, err := parse(b)
+		var tensors []Tensor
+		var metadata map[string]string
+		var err error
+		harness.Bounded(t, func() { tensors, metadata, err = parse(b) })
 		if err != nil {
 			return
 		}

@@ -12,6 +12,7 @@ import (
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/harness"
 )
 
 const minimal = `
@@ -308,10 +309,12 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(full))
 	f.Add([]byte("a: [b: {c, d}\n- e"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if r, err := Parse("r.yaml", data, nil); err == nil {
-			if _, err := r.YAML(); err != nil {
-				t.Error(err)
+		harness.Bounded(t, func() {
+			if r, err := Parse("r.yaml", data, nil); err == nil {
+				if _, err := r.YAML(); err != nil {
+					t.Error(err)
+				}
 			}
-		}
+		})
 	})
 }

@@ -1,0 +1,35 @@
+// Package harness is what tests of hostile input and of processes share. It is for tests only.
+//
+// Bounded is for fuzz targets of readers: a file from a stranger may be refused or read, but may not take all memory or all
+// time. Tied is for tests that start launchers: what a test has started ends with the test, killed or not.
+package harness
+
+import (
+	"runtime/metrics"
+	"testing"
+	"time"
+)
+
+// MostBytes and MostTime are what a reader may take for a file of a few kilobytes.
+const (
+	MostBytes = 1 << 30
+	MostTime  = 10 * time.Second
+)
+
+// Bounded runs f and fails the test if it has allocated more than MostBytes, which bounds what it held, or taken more than MostTime.
+// Others must not allocate meanwhile: fuzz with -parallel 1.
+func Bounded(t testing.TB, f func()) {
+	t.Helper()
+	before, began := allocated(), time.Now()
+	f()
+	if n, took := allocated()-before, time.Since(began); n > MostBytes || took > MostTime {
+		t.Fatalf("%d MiB allocated in %v; want at most %d MiB in %v", n>>20, took, MostBytes>>20, MostTime)
+	}
+}
+
+// allocated is the bytes that the heap has given out so far.
+func allocated() uint64 {
+	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
+}
