@@ -54,6 +54,8 @@ type Config struct {
 
 	PadPositions    int // learned positions begin behind so many rows, the last of them the padding's (RoBERTa)
 	RelativeBuckets int // rows of a relative attention bias shared by all layers; 0: none
+
+	Scorer Scorer // of a model that reranks
 }
 
 // Dense is a linear layer with an activation that embeddings go through, a module of sentence-transformers: y = f(x Wᵀ + b).
@@ -219,7 +221,7 @@ func (c Config) check() error {
 			return fmt.Errorf("config.json: rotary positions turn %d features of heads of %d", 2*len(r.Frequencies), c.HeadDim())
 		}
 	}
-	return nil
+	return c.checkScorer()
 }
 
 // HeadDim is D.

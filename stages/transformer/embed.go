@@ -6,7 +6,7 @@ import "contraflow/gpustage"
 type input struct {
 	seqs   gpustage.Sequences
 	ids    gpustage.Tensor // i32 [1, T]
-	kinds  gpustage.Tensor // i32 [1, T]: token types, all 0
+	kinds  gpustage.Tensor // i32 [1, T]: token types
 	places gpustage.Tensor // i32 [1, T]: rows of the learned positions
 
 	rotary, localRotary turns
@@ -30,7 +30,11 @@ func (m *Model) upload(s gpustage.Stream, a *gpustage.Arena, r Rows) input {
 	}
 	in := input{ids: ints(r.IDs)}
 	if c.TypeVocab > 0 {
-		in.kinds = ints(make([]int32, t))
+		kinds := r.Kinds
+		if kinds == nil {
+			kinds = make([]int32, t)
+		}
+		in.kinds = ints(kinds)
 	}
 	in.seqs = gpustage.Sequences{Rows: b, Tokens: t, MaxLen: r.MaxLen(), Cu: ints(r.Cu), Row: ints(row), Pos: ints(pos)}
 	if r.Keys != nil {

@@ -57,6 +57,9 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if o.CheckpointEvery < AutoCheckpoint || o.CheckpointEvery > c.Layers {
 		return nil, fmt.Errorf("activation checkpointing every %d layers of %d", o.CheckpointEvery, c.Layers)
 	}
+	if !c.Scorer.None() {
+		h = Head{Pooling: c.Scorer.Pooling}
+	}
 	layout, err := c.layout(o.Tuning)
 	if err != nil {
 		return nil, err
@@ -100,8 +103,11 @@ func (m *Model) NewGradients() (gpustage.Tensor, error) {
 	return gpustage.NewTensor(m.Device, m.DType, 1, m.Layout.Trained())
 }
 
-// EmbeddingSize is E.
+// EmbeddingSize is E: 1 for a model that scores.
 func (m *Model) EmbeddingSize() int {
+	if !m.Config.Scorer.None() {
+		return 1
+	}
 	if n := len(m.Config.Dense); n > 0 {
 		return m.Config.Dense[n-1].Out
 	}
@@ -110,9 +116,10 @@ func (m *Model) EmbeddingSize() int {
 
 // Rows are the token ids of a sub-batch, packed, and what identifies its rows.
 type Rows struct {
-	IDs  []int32  // [T]
-	Cu   []int32  // [B+1]: row b is IDs[Cu[b]:Cu[b+1]]
-	Keys []uint64 // [B]: dropout keys (gpustage.RowKey); nil when nothing drops
+	IDs   []int32  // [T]
+	Cu    []int32  // [B+1]: row b is IDs[Cu[b]:Cu[b+1]]
+	Kinds []int32  // [T]: token types; nil: all 0
+	Keys  []uint64 // [B]: dropout keys (gpustage.RowKey); nil when nothing drops
 }
 
 // Len is B.
@@ -167,7 +174,8 @@ type Pass struct {
 	dense      []denseActs
 	projected  gpustage.Tensor // [B, E]: pooled, or what dense layers make of it
 	length     gpustage.Tensor // [1, B]: projected's, before it is normalized
-	embeddings gpustage.Tensor // [B, E]
+	embeddings gpustage.Tensor // [B, E], or scores [B, 1]
+	scoring    scoreActs
 }
 
 // Forward computes the embeddings [B, E] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
@@ -185,16 +193,23 @@ func (m *Model) Replay(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
 func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep, soon bool) *Pass {
 	p := &Pass{m: m, s: s, a: a, start: a.Mark(), train: train && m.drops(), soon: soon}
 	t, b, c := len(r.IDs), r.Len(), m.Config.Hidden
+	scores := !m.Config.Scorer.None()
 	p.embeddings = a.Keep(s, m.DType, b, m.EmbeddingSize())
 	p.projected, p.length = p.embeddings, a.Keep(s, m.DType, 1, b)
 	if m.Head.Normalize {
 		p.projected = a.Keep(s, m.DType, b, m.EmbeddingSize())
+	}
+	if scores {
+		p.projected = a.Keep(s, m.DType, b, c)
 	}
 	p.openDense(b)
 	if !p.train {
 		r.Keys = nil
 	}
 	p.in = m.upload(s, a, r)
+	if scores {
+		p.openScore(r)
+	}
 
 	x := a.Keep(s, m.DType, t, c)
 	p.embedTokens(x, keep && m.bottom < 0)
@@ -219,6 +234,10 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 	s.Pool(p.pooled, x, p.in.seqs, m.Head.Pooling)
 	a.Release(mark)
 	a.ReleaseScratch(layers)
+	if scores {
+		p.score()
+		return p
+	}
 	p.forwardDense()
 	if m.Head.Normalize {
 		s.Normalize(p.embeddings, p.length, p.projected)
@@ -228,7 +247,8 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 
 // drops tells whether the model has any dropout.
 func (m *Model) drops() bool {
-	return m.Config.HiddenDropout > 0 || m.Config.AttentionDropout > 0 || m.lora() != nil && m.lora().Dropout > 0
+	h := m.Config.Scorer
+	return m.Config.HiddenDropout > 0 || m.Config.AttentionDropout > 0 || h.DropoutIn > 0 || h.DropoutOut > 0 || m.lora() != nil && m.lora().Dropout > 0
 }
 
 // Embeddings is [B, E], valid until Release.
@@ -369,7 +389,7 @@ func (p *Pass) done(to Gradients, layer, part int) {
 }
 
 // Backward adds the gradient of the loss, given its gradient with respect to the embeddings, to grads (a flat vector like
-// Trained). dEmbeddings [B, E] is left as it is. The pass can't be used afterwards but to be released.
+// Trained). dEmbeddings, of the shape of Embeddings, is left as it is. The pass can't be used afterwards but to be released.
 func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
 	p.BackwardTo(dEmbeddings, Gradients{Flat: grads})
 }
@@ -386,7 +406,10 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 		p.carry()
 	}
 	d, dNormal := p.d, dEmbeddings
-	if m.Head.Normalize {
+	if !m.Config.Scorer.None() {
+		dNormal = p.dNormal
+		p.scoreBackward(dNormal, dEmbeddings, &g)
+	} else if m.Head.Normalize {
 		dNormal = p.dNormal
 		s.NormalizeBackward(dNormal, dEmbeddings, p.embeddings, p.length)
 	}
@@ -437,7 +460,9 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 func (p *Pass) carry() {
 	c := p.m.Config.Hidden
 	p.d = p.keep(p.in.seqs.Tokens, c)
-	if p.m.Head.Normalize {
+	if !p.m.Config.Scorer.None() {
+		p.dNormal = p.keep(p.in.seqs.Rows, c)
+	} else if p.m.Head.Normalize {
 		p.dNormal = p.keep(p.in.seqs.Rows, p.m.EmbeddingSize())
 	}
 	p.carryDense()

@@ -84,6 +84,19 @@ func (c Config) parameters() []Param {
 		linear(-1, "", []string{d.Name + denseSuffix}, in, d.Bias, d.Out)
 		in = d.Out
 	}
+	head := len(ps)
+	h := c.Scorer
+	if h.Dense != "" {
+		linear(-1, "", []string{h.Dense}, c.Hidden, h.DenseBias, c.Hidden)
+	}
+	norm(-1, "", h.Norm, c.Hidden)
+	if h.Out != "" {
+		linear(-1, "", []string{h.Out}, c.Hidden, h.OutBias, 1)
+	}
+	table(h.LMHead, c.Vocab, c.Hidden, embedding)
+	for i := head; i < len(ps); i++ {
+		ps[i].Head = true
+	}
 	for l := range c.Layers {
 		p := fmt.Sprintf(n.layer, l)
 		part = partQKV

@@ -3,6 +3,7 @@ package transformer
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 	"sort"
@@ -17,6 +18,7 @@ type Param struct {
 	Layer      int    // -1 for what is outside of layers
 	Rows, Cols int    // a vector has one row
 	Off        int    // elements from the start of the flat vector
+	Head       bool   // of the scorer
 	kind       paramKind
 	part       int // of its layer
 	slot       int // of a factor: its target's place among the layer's linear weights
@@ -259,6 +261,7 @@ type weights struct {
 	embedNorm, finalNorm norm
 	relative             gpustage.Tensor // [buckets, H]
 	dense                []linear        // [out, in]
+	score                scorerWeights
 	layers               []layerWeights
 	later                func(l int) layerWeights // instead of layers
 }
@@ -298,6 +301,7 @@ func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 	w := weights{
 		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"),
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
+		score: c.Scorer.weights(v),
 	}
 	for _, d := range c.Dense {
 		w.dense = append(w.dense, v.linear("", d.Name+denseSuffix))
@@ -466,21 +470,33 @@ func (m *Model) Init(s gpustage.Stream, seed uint64) error {
 	return m.Load(s, func(p Param, dst []float32) error {
 		rng := rand.New(rand.NewPCG(seed, uint64(n)))
 		n++
-		for i := range dst {
-			switch p.kind {
-			case weight, embedding, relativeBias:
-				dst[i] = float32(rng.NormFloat64() * m.Config.InitRange)
-			case normWeight:
-				dst[i] = float32(1 - m.Config.normOffset())
-			default:
-				dst[i] = 0
-			}
-		}
+		m.draw(p, dst, rng)
 		if pad := m.Config.PadID; p.Name == m.Layout.Word().Name && pad >= 0 && pad < p.Rows {
 			clear(dst[pad*p.Cols : (pad+1)*p.Cols])
 		}
 		return nil
 	})
+}
+
+// InitParam draws a parameter as Init does; the draw depends on the seed and its name alone. It is for a head that a checkpoint
+// does not have.
+func (m *Model) InitParam(p Param, dst []float32, seed uint64) {
+	h := fnv.New64a()
+	h.Write([]byte(p.Name))
+	m.draw(p, dst, rand.New(rand.NewPCG(seed, h.Sum64())))
+}
+
+func (m *Model) draw(p Param, dst []float32, rng *rand.Rand) {
+	for i := range dst {
+		switch p.kind {
+		case weight, embedding, relativeBias:
+			dst[i] = float32(rng.NormFloat64() * m.Config.InitRange)
+		case normWeight:
+			dst[i] = float32(1 - m.Config.normOffset())
+		default:
+			dst[i] = 0
+		}
+	}
 }
 
 // CheckFinite names a parameter that holds NaN or an infinity.

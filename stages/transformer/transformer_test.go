@@ -289,7 +289,7 @@ func testDerivative(t *testing.T, m *Model, s gpustage.Stream, rows Rows, r []fl
 	}
 	grads, _ := m.NewGradients()
 	p := m.Forward(s, a, rows, true, true)
-	p.Backward(upload64(t, s, gpustage.F64, rows.Len(), m.Config.Hidden, r), grads)
+	p.Backward(upload64(t, s, gpustage.F64, rows.Len(), m.EmbeddingSize(), r), grads)
 	p.Release()
 	w, dw := gpustage.Slice[float64](m.Trained()), gpustage.Slice[float64](grads)
 	rng := rand.New(rand.NewPCG(5, 6))

@@ -77,7 +77,7 @@ func (c Config) layout(t Tuning) (*Layout, error) {
 		if p.Layer >= 0 {
 			return p.Layer < t.FreezeLayers
 		}
-		return t.FreezeEmbeddings && p.Module() != n.finalNorm && !c.dense(p)
+		return t.FreezeEmbeddings && p.Module() != n.finalNorm && !c.dense(p) && (!p.Head || p.kind == embedding)
 	}
 	if t.LoRA != nil {
 		var err error
@@ -116,6 +116,10 @@ func (c Config) factorize(ps []Param, t Tuning) ([]Param, func(Param) bool, erro
 		return found
 	}
 	saved := func(p Param) bool {
+		// A classification head trains as a whole, as modules that PEFT saves for that task: BERT's pooler is not among them.
+		if p.Head && (strings.Contains(p.Module(), "classifier") || p.Module() == "score") {
+			return true
+		}
 		return !c.dense(p) && any(lora.Save, func(name string) bool { return within(p.Module(), name) }) && (p.Layer < 0 || p.Layer >= t.FreezeLayers)
 	}
 	var out, factors []Param
@@ -123,11 +127,11 @@ func (c Config) factorize(ps []Param, t Tuning) ([]Param, func(Param) bool, erro
 	for i, p := range ps {
 		if p.kind == weight && p.Layer >= t.FreezeLayers {
 			save := saved(p)
-			target := any(lora.Targets, func(name string) bool { return named(p.Module(), name) })
+			target := !p.Head && any(lora.Targets, func(name string) bool { return named(p.Module(), name) })
 			if target && save {
 				return nil, nil, fmt.Errorf("%s is both a target of LoRA and a module to save: name it once", p.Module())
 			}
-			if target || all && !save {
+			if target || all && !save && !p.Head {
 				factors = append(factors,
 					Param{Name: p.Module() + loraASuffix + ".weight", Layer: p.Layer, Rows: lora.Rank, Cols: p.Cols, kind: loraA, slot: slot},
 					Param{Name: p.Module() + loraBSuffix + ".weight", Layer: p.Layer, Rows: p.Rows, Cols: lora.Rank, kind: loraB, slot: slot})
