@@ -95,9 +95,27 @@ func fromFiles(files map[string][]byte) (*Tokenizer, error) {
 	if id, ok := t.ids[config.special("pad_token")]; ok && config.given("pad_token") {
 		t.pad = id
 	}
+	if bos := config.specials["bos_token"].Content; config.given("bos_token") && t.ids[bos] != t.pad {
+		t.bos = bos
+	}
+	t.typed = givesTypes(files[fileConfig])
 	t.maxLength = config.maxLength
 	t.files = files
 	return t, nil
+}
+
+// givesTypes tells whether models are given the types of tokens: model_input_names says so, or else the tokenizer's class does, of those
+// whose names are here BERT's alone. A tokenizer without a class is BERT's vocab.txt.
+func givesTypes(config []byte) bool {
+	var c struct {
+		Names []string `json:"model_input_names"`
+		Class string   `json:"tokenizer_class"`
+	}
+	json.Unmarshal(config, &c) // parseConfig has seen it
+	if c.Names != nil {
+		return slices.Contains(c.Names, "token_type_ids")
+	}
+	return c.Class == "" || strings.HasPrefix(c.Class, "Bert")
 }
 
 // tokenizerConfig is what tokenizer_config.json, special_tokens_map.json and added_tokens.json say.

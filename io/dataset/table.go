@@ -231,6 +231,18 @@ func (t *Table) Chunks(ctx context.Context, text string, rows int) iter.Seq2[*Ch
 	}
 }
 
+// Texts are another text column of a chunk, checked likewise.
+func (t *Table) Texts(c *Chunk, column string) ([]string, error) {
+	leaf, err := t.textLeaf(column)
+	if err != nil {
+		return nil, err
+	}
+	view := *c
+	view.Texts = nil
+	err = t.showTexts(&view, leaf, column)
+	return view.Texts, err
+}
+
 // textLeaf returns the leaf of a column of strings.
 func (t *Table) textLeaf(name string) (int, error) {
 	leaf, list, typ, err := t.find(name)

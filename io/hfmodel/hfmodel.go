@@ -78,6 +78,8 @@ type Folder struct {
 	Similarity        string            // "cosine", "dot", "euclidean", "manhattan"; "": not given
 	TruncateDim       int               // embeddings are cut to so many dimensions; 0: not at all
 
+	Reranker *Reranker // how pairs of texts are scored; nil if the folder does not say
+
 	weights weights
 	// The JSON files as read, for Save to carry over what it doesn't know.
 	poolingJSON, transformerJSON, modelJSON *object
@@ -137,6 +139,9 @@ func openOn(dir, base string) (_ *Folder, err error) {
 		return nil, err
 	}
 	if err := f.readModelJSON(); err != nil {
+		return nil, err
+	}
+	if err := f.readReranker(); err != nil {
 		return nil, err
 	}
 	if f.Adapter == nil {
@@ -209,8 +214,12 @@ func (f *Folder) readModules() error {
 				return err
 			}
 			f.Normalize = true
+		case "LogitScore":
+			if err := f.readLogitScore(filepath.Join(f.Dir, filepath.FromSlash(m.Path), "config.json")); err != nil {
+				return err
+			}
 		default:
-			return bad("%s modules are not supported yet; Transformer, Pooling, Dense and Normalize are", kind)
+			return bad("%s modules are not supported yet; Transformer, Pooling, Dense, Normalize and LogitScore are", kind)
 		}
 		if counts[kind]++; counts[kind] > 1 && kind != "Normalize" && kind != "Dense" {
 			return bad("a second %s is not supported", kind)
@@ -342,8 +351,10 @@ func (f *Folder) readTransformerJSON() error {
 			return fmt.Errorf("%s: %w", file, err)
 		case f.MaxSeqLength < 0:
 			return fmt.Errorf("%s: max_seq_length %d is negative", file, f.MaxSeqLength)
+		case task == "sequence-classification" || task == "text-generation":
+			f.reranks()
 		case task != "" && task != "feature-extraction":
-			return fmt.Errorf("%s: transformer_task %q is not supported yet; feature-extraction is", file, task)
+			return fmt.Errorf("%s: transformer_task %q is not supported yet; feature-extraction, sequence-classification and text-generation are", file, task)
 		}
 		break
 	}

@@ -21,6 +21,7 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
@@ -172,6 +173,9 @@ func CheckLength(tok *tokenize.Tokenizer, length int) error {
 // pooling and no normalization, as sentence-transformers has it.
 func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
 	h := transformer.Head{Normalize: f.Normalize}
+	if f.Reranker != nil {
+		return h, fmt.Errorf("%s is a reranker: it scores pairs of texts and embeds none", f.Dir)
+	}
 	if normalize != nil {
 		h.Normalize = *normalize
 	}
@@ -241,6 +245,10 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 	}
 	err = m.Load(s, func(p transformer.Param, dst []float32) error {
 		t, err := f.Tensor(p.Name, c.Prefixes()...)
+		if p.Head && c.Scorer.New && errors.Is(err, safetensors.ErrNoTensor) {
+			m.InitParam(p, dst, c.Scorer.Seed)
+			return nil
+		}
 		if err != nil {
 			return err
 		}

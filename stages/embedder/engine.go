@@ -39,6 +39,11 @@ type Sharing interface {
 // Embed computes the embedding of every text, given as token ids, and calls yield with its place among texts. Texts come longest
 // first; vec is valid during the call only. With Ranks, rank 0 gets all embeddings and the others none.
 func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, vec []float32)) error {
+	return e.EmbedTyped(ctx, texts, nil, yield)
+}
+
+// EmbedTyped is Embed for texts whose tokens have types. A model that scores yields scores.
+func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield func(i int, vec []float32)) error {
 	order := make([]int, len(texts))
 	for i := range order {
 		order[i] = i
@@ -66,7 +71,7 @@ func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, v
 			return context.Cause(ctx)
 		}
 		n := min(ranks, len(passes))
-		if err := e.round(passes[:n], texts, yield); err != nil {
+		if err := e.round(passes[:n], texts, kinds, yield); err != nil {
 			return err
 		}
 		passes = passes[n:]
@@ -75,7 +80,7 @@ func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, v
 }
 
 // round embeds a pass on each rank.
-func (e *Engine) round(passes [][]int, texts [][]int32, yield func(i int, vec []float32)) error {
+func (e *Engine) round(passes [][]int, texts, kinds [][]int32, yield func(i int, vec []float32)) error {
 	own := 0
 	if e.Ranks != nil {
 		own = e.Ranks.Rank()
@@ -91,7 +96,7 @@ func (e *Engine) round(passes [][]int, texts [][]int32, yield func(i int, vec []
 	}
 	var emb gpustage.Tensor
 	if own < len(passes) {
-		p, err := e.pass(passes[own], texts)
+		p, err := e.pass(passes[own], texts, kinds)
 		if err != nil {
 			return err
 		}
@@ -137,11 +142,14 @@ func (e *Engine) round(passes [][]int, texts [][]int32, yield func(i int, vec []
 }
 
 // pass embeds some texts.
-func (e *Engine) pass(places []int, texts [][]int32) (*transformer.Pass, error) {
+func (e *Engine) pass(places []int, texts, kinds [][]int32) (*transformer.Pass, error) {
 	rows := transformer.Rows{Cu: []int32{0}}
 	var lengths []int
 	for _, i := range places {
 		rows.IDs = append(rows.IDs, texts[i]...)
+		if kinds != nil {
+			rows.Kinds = append(rows.Kinds, kinds[i]...)
+		}
 		rows.Cu = append(rows.Cu, int32(len(rows.IDs)))
 		lengths = append(lengths, len(texts[i]))
 	}

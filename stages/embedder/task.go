@@ -32,7 +32,7 @@ type Task struct {
 // depth is how many documents per query are ranked: the deepest cut-off of the usual measures.
 const depth = 100
 
-// NewTask tokenizes a retrieval task.
+// NewTask tokenizes a retrieval task. Without a tokenizer it is for runs of others to be measured.
 func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	queries, err := evaluate.NewIDs(r.QueryIDs)
 	if err != nil {
@@ -47,6 +47,9 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 		if err := t.qrels.Add(r.QueryIDs[j.Query], r.DocIDs[j.Doc], int(j.Relevance)); err != nil {
 			return nil, err
 		}
+	}
+	if x.Tokenizer == nil {
+		return t, nil
 	}
 	if t.queries, err = tokens(ctx, x.Tokenizer, x.QueryPrompt, r.Queries, x.QueryLength); err != nil {
 		return nil, err
@@ -69,6 +72,15 @@ func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts [
 // Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures. Ranks that embed
 // together all call it; it returns nil on all but rank 0.
 func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	run, err := t.Rank(ctx, e, depth)
+	if err != nil || !e.first() {
+		return nil, err
+	}
+	return t.Measure(run, measures...)
+}
+
+// Rank is the first k documents of each query; on ranks but the first it is nil.
+func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
 	q, err := t.embed(ctx, e, t.queries)
 	if err != nil {
 		return nil, err
@@ -80,24 +92,33 @@ func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Mea
 	if !e.first() {
 		return nil, nil
 	}
-	run, err := rank(ctx, e.Stream, q, d, depth, t.tie)
-	if err != nil {
-		return nil, err
-	}
+	return rank(ctx, e.Stream, q, d, k, t.tie)
+}
+
+// Measure measures a run of the task.
+func (t *Task) Measure(run evaluate.Run, measures ...evaluate.Measure) (*evaluate.Result, error) {
 	return evaluate.Evaluate(run, t.qrels, measures...)
 }
 
+// Fuse is [evaluate.Fuse] of the task's runs.
+func (t *Task) Fuse(runs ...evaluate.Run) evaluate.Run { return evaluate.Fuse(t.tie, runs...) }
+
 // BM25 is the yardstick: the same task by words alone.
 func (t *Task) BM25(ctx context.Context, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	run, err := t.RankBM25(ctx, depth)
+	if err != nil {
+		return nil, err
+	}
+	return t.Measure(run, measures...)
+}
+
+// RankBM25 is the first k documents of each query by BM25.
+func (t *Task) RankBM25(ctx context.Context, k int) (evaluate.Run, error) {
 	b, err := evaluate.NewBM25(ctx, t.data.Docs, evaluate.BM25Options{Tie: t.tie})
 	if err != nil {
 		return nil, err
 	}
-	run, err := b.Search(ctx, t.data.Queries, depth)
-	if err != nil {
-		return nil, err
-	}
-	return evaluate.Evaluate(run, t.qrels, measures...)
+	return b.Search(ctx, t.data.Queries, k)
 }
 
 // embed computes unit vectors [n, E] on the device.
@@ -175,6 +196,13 @@ func (t *Task) Docs() int    { return len(t.docs) }
 // NewTask tokenizes a retrieval task for this model.
 func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
 	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.maxLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
+}
+
+// Rank is the first k documents of each query of a task that NewTask made.
+func (e *Embedder) Rank(ctx context.Context, t *Task, k int) (evaluate.Run, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return t.Rank(ctx, &e.engine, k)
 }
 
 // Evaluate measures the model on a task that NewTask made.

@@ -150,6 +150,11 @@ func (m *Model) Check(r Rows) error {
 			return fmt.Errorf("token %d of the sub-batch has id %d, the vocabulary has %d", t, id, m.Config.Vocab)
 		}
 	}
+	for t, kind := range r.Kinds {
+		if n := m.Config.TypeVocab; n > 0 && (kind < 0 || int(kind) >= n) {
+			return fmt.Errorf("token %d of the sub-batch has type %d, the model has %d types", t, kind, n)
+		}
+	}
 	return nil
 }
 

@@ -36,6 +36,9 @@ type Scorer struct {
 
 	DropoutIn, DropoutOut float64 // of what goes into Dense, and into Out
 
+	New  bool   // what a checkpoint lacks of the parameters begins at random
+	Seed uint64 // of those
+
 	Tokens []int32 // the ids of one or two tokens of the language-model head
 	LMHead string  // that head [V, C]; "": the word embeddings are
 	Cap    float64 // logits are Cap * tanh(logit/Cap); 0: as they are
@@ -79,8 +82,8 @@ func (c scorerConfig) labels() int {
 	return 2 // transformers' default
 }
 
-// Classifier is the head of the family's model for sequence classification. Labels that config.json gives are checked unless fresh:
-// a head that is new has one.
+// Classifier is the head of the family's model for sequence classification. The labels of config.json are not those of a head that is
+// new.
 func (c Config) Classifier(raw []byte, fresh bool) (h Scorer, err error) {
 	s := scorerConfig{ClassifierAct: "gelu", ClassifierPooling: "cls"}
 	if err := json.Unmarshal(raw, &s); err != nil {
@@ -89,6 +92,7 @@ func (c Config) Classifier(raw []byte, fresh bool) (h Scorer, err error) {
 	if n := s.labels(); n != 1 && !fresh {
 		return h, fmt.Errorf("config.json: %d labels are %w: a reranker gives one score", n, ErrUnsupported)
 	}
+	defer func() { h.New = fresh }()
 	drop := or(s.ClassifierDropout, or(s.HiddenDropout, c.HiddenDropout))
 	h = Scorer{Pooling: gpustage.CLSPooling, DropoutOut: drop, Out: "classifier", OutBias: true}
 	switch c.Family {

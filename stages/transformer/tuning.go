@@ -116,8 +116,9 @@ func (c Config) factorize(ps []Param, t Tuning) ([]Param, func(Param) bool, erro
 		return found
 	}
 	saved := func(p Param) bool {
-		// A classification head trains as a whole, as modules that PEFT saves for that task: BERT's pooler is not among them.
-		if p.Head && (strings.Contains(p.Module(), "classifier") || p.Module() == "score") {
+		// A classification head trains as a whole, as modules that PEFT saves for that task: BERT's pooler is not among them, unless
+		// it is new.
+		if p.Head && p.kind != embedding && (c.Scorer.New || strings.Contains(p.Module(), "classifier") || p.Module() == "score") {
 			return true
 		}
 		return !c.dense(p) && any(lora.Save, func(name string) bool { return within(p.Module(), name) }) && (p.Layer < 0 || p.Layer >= t.FreezeLayers)

@@ -5,11 +5,14 @@ The scores of classifiers are their only logit. Those of language models are the
 of two tokens' logits, as LogitScore of sentence-transformers and FlagEmbedding's decoders have them. How float64 is made of models that
 compute parts in float32, and what weights and gradients are stored as, is told in families/make.py.
 
-Needs torch 2.9 and transformers 5.23. Run: python testdata/golden/rerank/make.py (10 s; writes only here)
+cross is a cross-encoder with a tokenizer and what sentence-transformers' CrossEncoder makes of texts.
+
+Needs torch 2.9, transformers 5.23 and sentence-transformers 6.2. Run: python testdata/golden/rerank/make.py (20 s; writes only here)
 """
 
 import copy
 import importlib.util
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +26,7 @@ spec.loader.exec_module(families)
 import torch
 import transformers
 from goldens import error, report, save
+from sentence_transformers import CrossEncoder
 
 SEED = 20261121
 LENGTHS = [3, 11, 6, 2]
@@ -123,4 +127,28 @@ for number, (label, (name, args, kind, typed, tokens)) in enumerate(HEADS.items(
         arrays["grad/" + n] = g.float()
     save(f"rerank/{label}", arrays, {"about": f"a random {name}{kind}; gradients are those of sum(score * r)", "tokens": tokens or []}, __file__, seed, ["transformers"])
     print(f"{label}: torch's float32 is off by {error(narrow, s):.1e}, in gradients by {off:.1e}", file=sys.stderr)
+
+# A cross-encoder with a tokenizer, texts and all: what CrossEncoder makes of pairs, cut where they are too long.
+tiny = HERE.parent / "bert" / "minilm-tiny"
+tok = transformers.AutoTokenizer.from_pretrained(tiny, model_max_length=24)
+generator = torch.Generator().manual_seed(SEED + 100)
+folder = HERE / "cross"
+model = build("Bert", transformers.BertConfig(**{**BERT, "vocab_size": len(tok), "max_position_embeddings": 48, "type_vocab_size": 2, "pad_token_id": 0}), "ForSequenceClassification")
+families.randomize(model, generator, torch.bfloat16)
+shutil.rmtree(folder, ignore_errors=True)
+model.to(torch.bfloat16).save_pretrained(folder)
+tok.save_pretrained(folder)
+encoder = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+shutil.rmtree(folder)
+encoder.save_pretrained(str(folder), create_model_card=False)
+copy.deepcopy(encoder.model).to(torch.bfloat16).save_pretrained(folder)
+for file in folder.rglob("*"):
+    file.chmod(0o644)
+texts = json.loads((HERE.parent / "bert" / "minilm-tiny.json").read_text())["texts"]
+pairs = [[a, b] for i, a in enumerate(texts) for b in (texts[(i + 1) % len(texts)], texts[(i + 5) % len(texts)])]
+pairs.append([" ".join(texts), " ".join(texts[::-1])])
+pairs.append(["", texts[0]])
+logits = encoder.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_tensor=True)
+assert len({tuple(p) for p in pairs}) > 10 and logits.std() > 0.05
+save("rerank/cross", {"scores": logits.double()}, {"about": "CrossEncoder.predict without its activation", "pairs": pairs}, __file__, SEED + 100, ["transformers", "sentence_transformers"])
 report(__file__)

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/reranker"
+)
+
+// rerankFlags are rerank's.
+type rerankFlags struct {
+	model                  modelFlags
+	template, instruction  string
+	input                  []string
+	query, document        string
+	output, outputColumn   string
+	sigmoid, asJSON        bool
+	queries, corpus, qrels string
+	first                  string
+	top                    int
+}
+
+func newRerank() *cobra.Command {
+	var f rerankFlags
+	cmd := &cobra.Command{
+		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE)",
+		Short: "Score pairs of texts with a reranker, or measure it behind a first stage",
+		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
+document. Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
+
+With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
+--first, and prints a table: BM25, the embedding model, the reranker, and it fused with BM25 by reciprocal ranks.`,
+		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
+  contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			scores, measures := len(f.input) > 0 || f.output != "", f.queries != ""
+			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
+				return usageError{errors.New("give --input and --output, or --queries, --corpus and --qrels")}
+			}
+			if err := atLeastOne(cmd, "top", "max-length"); err != nil {
+				return err
+			}
+			r, err := f.load(cmd)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, r.Close()) }()
+			if scores {
+				return f.table(cmd, r)
+			}
+			return f.measure(cmd, r)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringArrayVar(&f.input, "input", nil, "parquet or JSON lines, files or globs (may be repeated)")
+	fl.StringVar(&f.query, "query-column", "query", "the column with the queries")
+	fl.StringVar(&f.document, "document-column", "document", "the column with the documents")
+	fl.StringVar(&f.output, "output", "", "the parquet file to write")
+	fl.StringVar(&f.outputColumn, "output-column", "score", "the column with the scores")
+	fl.BoolVar(&f.sigmoid, "sigmoid", false, "scores between 0 and 1, as CrossEncoder gives them")
+	fl.StringVar(&f.template, "template", "", "what surrounds a pair, instead of what the model says: qwen3 or bge")
+	fl.StringVar(&f.instruction, "instruction", "", "the instruction in the template")
+	fl.StringVar(&f.queries, "queries", "", "queries, or a folder in BEIR's layout")
+	fl.StringVar(&f.corpus, "corpus", "", "documents")
+	fl.StringVar(&f.qrels, "qrels", "", "judgements")
+	fl.StringVar(&f.first, "first", "", "an embedding model whose first documents are reranked as well as BM25's")
+	fl.IntVar(&f.top, "top", 100, "how many documents of each query are reranked")
+	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object")
+	f.model.add(cmd)
+	return cmd
+}
+
+func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
+	opts := []reranker.Option{reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction)}
+	switch f.model.precision {
+	case "f32":
+	case "bf16":
+		opts = append(opts, reranker.BF16())
+	default:
+		return nil, usageError{fmt.Errorf("--precision is %q, want f32 or bf16", f.model.precision)}
+	}
+	dir, err := hfmodel.Resolve(cmd.Context(), f.model.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
+	if err != nil {
+		return nil, err
+	}
+	return reranker.Load(dir, opts...)
+}
+
+// table scores the rows of a table.
+func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
+	ctx := cmd.Context()
+	t, err := dataset.OpenTable(ctx, f.input)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	w, err := t.NewWriter(f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	u := newUI(cmd.ErrOrStderr(), false)
+	done, cut := 0, 0
+	for c, err := range t.Chunks(ctx, f.query, embedRows) {
+		if err != nil {
+			return err
+		}
+		documents, err := t.Texts(c, f.document)
+		if err != nil {
+			return err
+		}
+		scores, n, err := r.ScorePairs(ctx, c.Texts, documents)
+		if err != nil {
+			return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
+		}
+		if f.sigmoid {
+			reranker.Sigmoid(scores)
+		}
+		wide := make([]float64, len(scores))
+		for i, s := range scores {
+			wide[i] = float64(s)
+		}
+		if err := w.Write(c, wide); err != nil {
+			return err
+		}
+		done, cut = done+c.Rows, cut+n
+		if u.due(false) {
+			u.printf("%d of %d pairs\n", done, t.Rows())
+		}
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	u.printf("%d scores written to %s\n", done, f.output)
+	if cut > 0 {
+		u.printf("%d pairs were longer than %d tokens and cut\n", cut, r.MaxLength())
+	}
+	return nil
+}
+
+// measure reranks the documents of a first stage.
+func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
+	ctx := cmd.Context()
+	if info, err := os.Stat(f.queries); (f.corpus == "" || f.qrels == "") && (err != nil || !info.IsDir()) {
+		return usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", f.queries)}
+	}
+	data, err := dataset.LoadRetrieval(ctx, f.queries, f.corpus, f.qrels)
+	if err != nil {
+		return err
+	}
+	measures := []evaluate.Measure{evaluate.NDCG(10), evaluate.MRR(10), evaluate.MAP(0)}
+	var rows []evaluate.Row
+	var task *embedder.Task
+	add := func(name string, run evaluate.Run) error {
+		res, err := task.Measure(run, measures...)
+		rows = append(rows, evaluate.Row{Name: name, Result: res})
+		return err
+	}
+	var first evaluate.Run
+	if f.first != "" {
+		dir, err := hfmodel.Resolve(ctx, f.first, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
+		if err != nil {
+			return err
+		}
+		e, err := embedder.Load(dir)
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		if task, err = e.NewTask(ctx, data, e.Prompt("query"), e.Prompt("document")); err != nil {
+			return err
+		}
+		if first, err = e.Rank(ctx, task, f.top); err != nil {
+			return err
+		}
+	} else if task, err = embedder.NewTask(ctx, data, embedder.Text{}); err != nil {
+		return err
+	}
+	bm25, err := task.RankBM25(ctx, f.top)
+	if err != nil {
+		return err
+	}
+	if err := add("BM25", bm25); err != nil {
+		return err
+	}
+	candidates := bm25
+	if first != nil {
+		candidates = task.Fuse(bm25, first)
+		for q, hits := range candidates {
+			candidates[q] = hits[:min(f.top, len(hits))]
+		}
+		if err := add(f.first, first); err != nil {
+			return err
+		}
+	}
+	reranked, err := r.Rerank(ctx, data, candidates)
+	if err != nil {
+		return err
+	}
+	if err := add(f.model.path, reranked); err != nil {
+		return err
+	}
+	if err := add("fused with BM25", task.Fuse(reranked, bm25)); err != nil {
+		return err
+	}
+	if f.asJSON {
+		out := map[string]*evaluate.Result{}
+		for i, key := range []string{"bm25", "first", "reranker", "fused"} {
+			if first == nil && i > 0 {
+				i--
+			}
+			if first != nil || key != "first" {
+				out[key] = rows[i].Result
+			}
+		}
+		return printJSON(cmd, out)
+	}
+	fmt.Fprint(cmd.OutOrStdout(), evaluate.Table(rows...))
+	return nil
+}

@@ -1,0 +1,298 @@
+package hfmodel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"contraflow/io/internal/atomicfile"
+	"contraflow/io/safetensors"
+	"contraflow/tokenize"
+)
+
+// Reranker is what a folder says of scoring pairs of texts: the class of its model (config.json's architectures), the module
+// LogitScore of sentence-transformers' CrossEncoder, and reranker.json, a file of our own, for what neither has a place for. A
+// CrossEncoder reads templates as chat templates, which Save writes besides; they are programs, and not read here.
+type Reranker struct {
+	Template    tokenize.Template `json:"template,omitempty"`
+	Instruction string            `json:"instruction,omitempty"`
+	Truncation  string            `json:"truncation,omitempty"` // longest_first or only_second; "": the first
+
+	QueryPrompt    string `json:"query_prompt,omitempty"` // put before each
+	DocumentPrompt string `json:"document_prompt,omitempty"`
+
+	// The tokens of a language model whose logits are the score: that of True, less that of False. Ids are LogitScore's.
+	True  string `json:"true_token,omitempty"`
+	False string `json:"false_token,omitempty"`
+
+	TrueID, FalseID *int32 `json:"-"`
+}
+
+const rerankerFile = "reranker.json"
+
+func (f *Folder) reranks() *Reranker {
+	if f.Reranker == nil {
+		f.Reranker = &Reranker{}
+	}
+	return f.Reranker
+}
+
+func (f *Folder) readLogitScore(file string) error {
+	o, err := readObject(file)
+	if err != nil {
+		return err
+	}
+	r := f.reranks()
+	for key, into := range map[string]**int32{"true_token_id": &r.TrueID, "false_token_id": &r.FalseID} {
+		if _, err := o.get(key, into); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	if r.TrueID == nil {
+		return fmt.Errorf("%s: no true_token_id", file)
+	}
+	return nil
+}
+
+// readReranker reads reranker.json, if there is one, and looks at the model's class.
+func (f *Folder) readReranker() error {
+	if a := f.Architecture(); strings.HasSuffix(a, "ForSequenceClassification") {
+		f.reranks()
+	}
+	file := filepath.Join(f.Dir, rerankerFile)
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r := f.reranks()
+	if err := unmarshal(data, r); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if r.Template != nil {
+		if err := r.Template.Check(); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// Architecture is the class that config.json names first: "BertForSequenceClassification"; "" if it names none.
+func (f *Folder) Architecture() string {
+	var c struct{ Architectures []string }
+	if json.Unmarshal(f.Config, &c) != nil || len(c.Architectures) == 0 {
+		return ""
+	}
+	return c.Architectures[0]
+}
+
+// classes are transformers' classes of models for sequence classification, without that ending, by model_type.
+var classes = map[string]string{
+	"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mpnet": "MPNet", "distilbert": "DistilBert",
+	"modernbert": "ModernBert", "gte": "Gte", "new": "New", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
+	"gemma3_text": "Gemma3Text",
+}
+
+// RerankerSpec is what SaveReranker writes.
+type RerankerSpec struct {
+	Config       []byte // config.json; its architectures and labels are made to fit
+	Tensors      []safetensors.Tensor
+	Prefix       string   // of the base model within the larger one ("bert.")
+	Head         []string // the modules of the head: their tensors have no prefix
+	Reranker     Reranker // with TrueID for a language model's tokens
+	MaxSeqLength int
+	Base         *Folder
+	Tokenizer    func(dir string) error
+	Card         Card
+}
+
+// SaveReranker writes a folder that transformers and sentence-transformers' CrossEncoder load, and Open reads, as [Save] does.
+func SaveReranker(dir string, s RerankerSpec) error {
+	if err := replaceable(dir); err != nil {
+		return fmt.Errorf("save model: %w", err)
+	}
+	files, err := s.files(dir)
+	if err != nil {
+		return fmt.Errorf("save model to %s: %w", dir, err)
+	}
+	var tensors []safetensors.Tensor
+	for _, t := range s.Tensors {
+		if !slices.ContainsFunc(s.Head, func(h string) bool { return strings.HasPrefix(t.Name, h+".") }) || strings.HasPrefix(t.Name, "pooler.") {
+			t.Name = s.Prefix + t.Name
+		}
+		tensors = append(tensors, t)
+	}
+	err = atomicfile.WriteDir(dir, func(tmp string) error {
+		if err := s.Tokenizer(tmp); err != nil {
+			return fmt.Errorf("tokenizer: %w", err)
+		}
+		for name, data := range files {
+			path := filepath.Join(tmp, filepath.FromSlash(name))
+			if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+				return err
+			}
+			if err := os.WriteFile(path, data, 0o666); err != nil {
+				return err
+			}
+		}
+		return safetensors.Write(filepath.Join(tmp, weightsFile), tensors, map[string]string{"format": "pt"})
+	})
+	if err != nil {
+		return fmt.Errorf("save model: %w", err)
+	}
+	return nil
+}
+
+func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
+	config, err := parseObject(s.Config)
+	if err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	var modelType string
+	if _, err := config.get("model_type", &modelType); err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	class, ok := classes[modelType]
+	if !ok {
+		return nil, fmt.Errorf("a reranker of model_type %q is not supported", modelType)
+	}
+	tokens := s.Reranker.TrueID != nil
+	task, out, output := "sequence-classification", "scores", "logits"
+	if tokens {
+		task, out = "text-generation", "causal_logits"
+		config.set("architectures", []string{class + "ForCausalLM"})
+	} else {
+		config.set("architectures", []string{class + "ForSequenceClassification"})
+		config.set("id2label", map[string]string{"0": "LABEL_0"})
+		config.set("label2id", map[string]int{"LABEL_0": 0})
+		config.remove("num_labels")
+	}
+	config.remove("auto_map")
+	spec := Spec{Config: config.bytes(), Tensors: s.Tensors}
+	type module struct {
+		Idx  int    `json:"idx"`
+		Name string `json:"name"`
+		Path string `json:"path"`
+		Type string `json:"type"`
+	}
+	modules := []module{{0, "0", "", "sentence_transformers.base.modules.transformer.Transformer"}}
+	files := map[string][]byte{"config.json": spec.configBytes(config)}
+	if tokens {
+		modules = append(modules, module{1, "1", "1_LogitScore", "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"})
+		o := newObject()
+		o.set("true_token_id", s.Reranker.TrueID)
+		o.set("false_token_id", s.Reranker.FalseID)
+		o.set("module_input_name", "causal_logits")
+		files["1_LogitScore/config.json"] = o.bytes()
+	}
+	modality := map[string]any{"text": map[string]string{"method": "forward", "method_output_name": output}}
+	if s.Reranker.Template != nil {
+		modality["message"] = map[string]string{"method": "forward", "method_output_name": output, "format": "flat"}
+		files["chat_template.jinja"] = []byte(chatTemplate(s.Reranker))
+	}
+	o := newObject()
+	o.set("transformer_task", task)
+	o.set("modality_config", modality)
+	o.set("module_output_name", out)
+	o.set("max_seq_length", s.MaxSeqLength)
+	files["sentence_bert_config.json"] = o.bytes()
+
+	o = newObject()
+	if s.Base != nil && s.Base.modelJSON != nil {
+		o = s.Base.modelJSON.clone()
+		for _, key := range []string{"similarity_fn_name", "truncate_dim"} {
+			o.remove(key)
+		}
+	}
+	o.set("model_type", "CrossEncoder")
+	o.set("activation_fn", "torch.nn.modules.activation.Sigmoid")
+	o.set("prompts", map[string]string{})
+	o.set("default_prompt_name", nil)
+	files["config_sentence_transformers.json"] = o.bytes()
+	data, err := json.MarshalIndent(s.Reranker, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	if string(data) != "{}" {
+		files[rerankerFile] = append(data, '\n')
+	}
+	list, err := json.MarshalIndent(modules, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	files["modules.json"] = append(list, '\n')
+	name := filepath.Base(dir)
+	if abs, err := filepath.Abs(dir); err == nil {
+		name = filepath.Base(abs)
+	}
+	files["README.md"] = s.card(name)
+	return files, nil
+}
+
+// chatTemplate is a template as CrossEncoder wants it: the pair is two messages, of the roles query and document.
+func chatTemplate(r Reranker) string {
+	var b strings.Builder
+	quote := func(s string) string {
+		data, _ := json.Marshal(s) // a string can't fail
+		return "{{ " + string(data) + " }}"
+	}
+	for _, s := range r.Template {
+		rest := strings.ReplaceAll(s.Text, "{instruction}", r.Instruction)
+		for rest != "" {
+			at, key, code := len(rest), "", ""
+			for k, c := range map[string]string{
+				"{query}":    `{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}`,
+				"{document}": `{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}`,
+				"{bos}":      `{{ bos_token or "" }}`,
+			} {
+				if i := strings.Index(rest, k); i >= 0 && i < at {
+					at, key, code = i, k, c
+				}
+			}
+			if at > 0 {
+				b.WriteString(quote(rest[:at]))
+			}
+			b.WriteString(code)
+			rest = rest[at+len(key):]
+		}
+	}
+	return b.String()
+}
+
+func (s RerankerSpec) card(name string) []byte {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("---\nlibrary_name: sentence-transformers\npipeline_tag: text-ranking\ntags:\n- sentence-transformers\n- cross-encoder\n- reranker\n- contraflow\n---\n")
+	line("# %s\n", oneLine(name))
+	line("This reranker scores pairs of a query and a document. It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).")
+	if s.Card.Summary != "" {
+		line("\n%s", strings.TrimSpace(s.Card.Summary))
+	}
+	line("\n## The model\n")
+	if s.Card.BaseModel != "" {
+		line("- Trained from: %s", code(s.Card.BaseModel))
+	}
+	line("- Maximum length: %d tokens", s.MaxSeqLength)
+	for _, p := range [][2]string{{"query", s.Reranker.QueryPrompt}, {"document", s.Reranker.DocumentPrompt}} {
+		if p[1] != "" {
+			line("- Put before each %s: %s", p[0], code(p[1]))
+		}
+	}
+	line("\n## Usage\n\n```python\nfrom sentence_transformers import CrossEncoder\n\nmodel = CrossEncoder(%s)", yamlString(name))
+	line("print(model.predict([(\"how are gradients accumulated?\", \"a first text\")]))\n```")
+	if s.Card.Recipe != "" {
+		fence := "```"
+		for strings.Contains(s.Card.Recipe, fence) {
+			fence += "`"
+		}
+		line("\n## Recipe\n\n%syaml\n%s\n%s", fence, strings.TrimRight(s.Card.Recipe, "\n"), fence)
+	}
+	return []byte(b.String())
+}

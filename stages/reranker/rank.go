@@ -1,0 +1,53 @@
+package reranker
+
+import (
+	"context"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+	"contraflow/tokenize"
+)
+
+// Rerank scores the documents that a first stage found for each query: the same run with other scores.
+func (r *Reranker) Rerank(ctx context.Context, data *dataset.Retrieval, run evaluate.Run) (evaluate.Run, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return Rerank(ctx, &r.engine, r.pairs, data, run)
+}
+
+// rerankPairs is how many pairs are tokenized at a time.
+const rerankPairs = 16384
+
+// Rerank is [Reranker.Rerank] with a model in training. Ranks that score together all call it; it returns nil on all but rank 0.
+func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *dataset.Retrieval, run evaluate.Run) (evaluate.Run, error) {
+	out := make(evaluate.Run, len(run))
+	type place struct{ query, hit int }
+	var places []place
+	var queries, docs []string
+	flush := func() error {
+		ids, kinds, _, err := Tokenize(ctx, p, queries, docs)
+		if err != nil {
+			return err
+		}
+		err = e.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { out[places[i].query][places[i].hit].Score = score[0] })
+		places, queries, docs = places[:0], queries[:0], docs[:0]
+		return err
+	}
+	for q, hits := range run {
+		out[q] = make([]evaluate.Hit, len(hits))
+		for i, h := range hits {
+			out[q][i].Doc = h.Doc
+			places, queries, docs = append(places, place{q, i}), append(queries, data.Queries[q]), append(docs, data.Docs[h.Doc])
+		}
+		if len(places) >= rerankPairs || q == len(run)-1 && len(places) > 0 {
+			if err := flush(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if e.Ranks != nil && e.Ranks.Rank() > 0 {
+		return nil, nil
+	}
+	return out, nil
+}

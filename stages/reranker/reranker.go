@@ -1,0 +1,322 @@
+// Package reranker scores pairs of a query and a document in Go programs.
+//
+//	r, err := reranker.Load("ms-marco-MiniLM-L6-v2")     // a folder, as transformers, CrossEncoder or contraflow saves it
+//	scores, err := r.Score(ctx, "what is an arena?", docs)
+//
+// A program chooses the device by importing it, most often import _ "contraflow/gpustage/cpu"; [OnDevice] gives one explicitly.
+//
+// What a score is the folder says: the logit of a model for sequence classification (of an encoder, or of a decoder's last token), or a
+// decoder's logit of "yes" less that of "no" after a template's last token. It is not squeezed into 0 to 1: [Sigmoid] does
+// that, as CrossEncoder does of itself.
+//
+// Pairs are tokenized on all processors, sorted by length, packed without padding and computed in passes of a bounded number of tokens;
+// a pair's score does not depend on what else is in the call.
+package reranker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/transformer"
+	"contraflow/tokenize"
+)
+
+// Reranker is a loaded model. It is safe for concurrent use: pairs of several calls are tokenized at once and computed in turn.
+type Reranker struct {
+	pairs  *tokenize.Pairs
+	model  *transformer.Model
+	device gpustage.Device
+	owned  bool // the device is closed with the reranker
+
+	mu     sync.Mutex
+	engine embedder.Engine
+}
+
+// Option configures Load.
+type Option func(*options)
+
+type options struct {
+	device gpustage.Device
+	tokens int
+	bf16   bool
+	text   TextOptions
+}
+
+// OnDevice computes on the given device, which stays the caller's to close.
+func OnDevice(d gpustage.Device) Option { return func(o *options) { o.device = d } }
+
+// MaxLength cuts pairs to n tokens, special ones included, instead of what the folder says.
+func MaxLength(n int) Option { return func(o *options) { o.text.MaxLength = n } }
+
+// PassTokens bounds the tokens that go through the model at once, and with them memory; 0: what the device likes.
+func PassTokens(n int) Option { return func(o *options) { o.tokens = n } }
+
+// BF16 rounds the inputs of matrix products to bf16: about twice as fast where the device multiplies in it.
+func BF16() Option { return func(o *options) { o.bf16 = true } }
+
+// Template chooses one of [tokenize.Templates] instead of what the folder says.
+func Template(name string) Option { return func(o *options) { o.text.Template = name } }
+
+// Instruction is what stands for {instruction} in the template.
+func Instruction(text string) Option { return func(o *options) { o.text.Instruction = text } }
+
+// Load loads a model folder.
+func Load(folder string, opts ...Option) (_ *Reranker, err error) {
+	var o options
+	for _, f := range opts {
+		f(&o)
+	}
+	f, err := hfmodel.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r := &Reranker{device: o.device}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	if r.device == nil {
+		if r.device, err = gpustage.Open("auto"); err != nil {
+			return nil, err
+		}
+		r.owned = true
+	}
+	tok, err := tokenize.Load(f.TokenizerDir)
+	if err != nil {
+		return nil, err
+	}
+	c, err := embedder.ConfigOf(f, nil)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := Describe(f, tok, c, o.text)
+	if err != nil {
+		return nil, err
+	}
+	if spec.Scorer.New {
+		return nil, fmt.Errorf("%s is no reranker: its class is %q, which has no head that scores; train one from it with model.kind: reranker", folder, f.Architecture())
+	}
+	stream, err := r.device.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	r.model, err = embedder.LoadModel(f, r.device, stream, transformer.Head{}, transformer.Options{BF16: o.bf16}, spec.Configure)
+	if err != nil {
+		return nil, err
+	}
+	if err := embedder.CheckVocabulary(tok, r.model.Config); err != nil {
+		return nil, err
+	}
+	r.pairs = spec.Pairs
+	r.engine = embedder.Engine{Model: r.model, Stream: stream, Tokens: o.tokens}
+	return r, nil
+}
+
+// TextOptions are what a folder may be overruled in.
+type TextOptions struct {
+	MaxLength      int
+	Template       string // one of tokenize.Templates
+	Instruction    string
+	Truncation     string // longest_first or only_second
+	QueryPrompt    string
+	DocumentPrompt string
+	NewHead        bool   // of a language model: a projection of the last token, not the logits of tokens
+	Seed           uint64 // of a head that is new
+}
+
+// Spec is how a folder's model scores.
+type Spec struct {
+	Scorer    transformer.Scorer
+	Pairs     *tokenize.Pairs
+	MaxLength int
+	Folder    hfmodel.Reranker // for a folder that scores as this one
+}
+
+// Configure gives a model's configuration the head.
+func (s *Spec) Configure(c *transformer.Config) { c.Scorer = s.Scorer }
+
+// Describe finds out how a folder's model scores. Of a folder that holds no reranker it is with a head that is new.
+func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, o TextOptions) (*Spec, error) {
+	s := &Spec{}
+	if f.Reranker != nil {
+		s.Folder = *f.Reranker
+	}
+	r := &s.Folder
+	if o.Template != "" {
+		t, ok := tokenize.Templates[o.Template]
+		if !ok {
+			return nil, fmt.Errorf("there is no template %q; there are qwen3 and bge", o.Template)
+		}
+		r.Template, r.Instruction, r.True, r.False, r.TrueID, r.FalseID = t.Template, t.Instruction, t.TrueToken, t.NotToken, nil, nil
+	}
+	for _, x := range []struct{ to, from *string }{
+		{&r.Instruction, &o.Instruction}, {&r.Truncation, &o.Truncation}, {&r.QueryPrompt, &o.QueryPrompt}, {&r.DocumentPrompt, &o.DocumentPrompt},
+	} {
+		if *x.from != "" {
+			*x.to = *x.from
+		}
+	}
+	var how tokenize.Truncation
+	switch r.Truncation {
+	case "", "longest_first":
+	case "only_second":
+		how = tokenize.OnlySecond
+	default:
+		return nil, fmt.Errorf("truncation %q is not longest_first or only_second", r.Truncation)
+	}
+	var err error
+	if strings.HasSuffix(f.Architecture(), "ForCausalLM") && !o.NewHead {
+		err = s.tokens(f, tok, c)
+	} else {
+		s.Scorer, err = c.Classifier(f.Config, !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
+		s.Scorer.Seed = o.Seed
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Dir, err)
+	}
+	if s.MaxLength, err = embedder.MaxLengthOf(f, c, o.MaxLength); err != nil {
+		return nil, err
+	}
+	s.Pairs, err = tok.NewPairs(tokenize.PairOptions{
+		MaxLength: s.MaxLength, Truncation: how, QueryPrompt: r.QueryPrompt, DocumentPrompt: r.DocumentPrompt, Template: r.Template, Instruction: r.Instruction,
+	})
+	return s, err
+}
+
+// tokens finds the tokens of a language model whose logits are the score: LogitScore's, reranker.json's, or as CrossEncoder has it "yes"
+// and "no".
+func (s *Spec) tokens(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config) (err error) {
+	r := &s.Folder
+	if r.TrueID == nil {
+		if r.True == "" {
+			r.True, r.False = "yes", "no"
+		}
+		find := func(token string) *int32 {
+			id, ok := tok.ID(token)
+			if !ok && err == nil {
+				err = fmt.Errorf("the tokenizer has no token %q", token)
+			}
+			return &id
+		}
+		r.TrueID = find(r.True)
+		if r.False != "" {
+			r.FalseID = find(r.False)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	ids := []int32{*r.TrueID}
+	if r.FalseID != nil {
+		ids = append(ids, *r.FalseID)
+	}
+	s.Scorer, err = c.TokenScorer(f.Config, ids...)
+	return err
+}
+
+// MaxLength is the number of tokens, special ones included, at which pairs are cut.
+func (r *Reranker) MaxLength() int { return r.pairs.MaxLength() }
+
+// Score scores documents for a query: the higher, the more relevant.
+func (r *Reranker) Score(ctx context.Context, query string, documents []string) ([]float32, error) {
+	queries := make([]string, len(documents))
+	for i := range queries {
+		queries[i] = query
+	}
+	scores, _, err := r.ScorePairs(ctx, queries, documents)
+	return scores, err
+}
+
+// ScorePairs scores queries[i] with documents[i], and tells how many pairs were cut.
+func (r *Reranker) ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error) {
+	if len(queries) != len(documents) {
+		return nil, 0, fmt.Errorf("%d queries and %d documents are no pairs", len(queries), len(documents))
+	}
+	ids, kinds, cut, err := Tokenize(ctx, r.pairs, queries, documents)
+	if err != nil {
+		return nil, 0, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.model == nil {
+		return nil, 0, errors.New("the reranker is closed")
+	}
+	return r.scores(ctx, ids, kinds, cut)
+}
+
+func (r *Reranker) scores(ctx context.Context, ids, kinds [][]int32, cut int) ([]float32, int, error) {
+	out := make([]float32, len(ids))
+	err := r.engine.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { out[i] = score[0] })
+	return out, cut, err
+}
+
+// Tokenize makes ids and token types of pairs, on all processors, and counts those that were cut.
+func Tokenize(ctx context.Context, p *tokenize.Pairs, queries, documents []string) (ids, kinds [][]int32, cut int, err error) {
+	ids, kinds = make([][]int32, len(queries)), make([][]int32, len(queries))
+	var next, short atomic.Int64
+	var mu sync.Mutex
+	work := func() {
+		for {
+			i := int(next.Add(1)) - 1
+			if i >= len(queries) || ctx.Err() != nil {
+				return
+			}
+			var truncated bool
+			var e error
+			if ids[i], kinds[i], truncated, e = p.Append(nil, nil, queries[i], documents[i]); e != nil {
+				mu.Lock()
+				if err == nil {
+					err = fmt.Errorf("pair %d: %w", i, e)
+				}
+				mu.Unlock()
+			}
+			if truncated {
+				short.Add(1)
+			}
+		}
+	}
+	var group sync.WaitGroup
+	for range min(len(queries), runtime.GOMAXPROCS(0)) - 1 {
+		group.Go(work)
+	}
+	work()
+	group.Wait()
+	if ctx.Err() != nil {
+		return nil, nil, 0, context.Cause(ctx)
+	}
+	return ids, kinds, int(short.Load()), err
+}
+
+// Sigmoid maps scores to between 0 and 1, in their order.
+func Sigmoid(scores []float32) {
+	for i, s := range scores {
+		scores[i] = float32(1 / (1 + math.Exp(-float64(s))))
+	}
+}
+
+// Close gives the model's memory back.
+func (r *Reranker) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	errs := []error{r.engine.Close()}
+	if r.model != nil {
+		errs = append(errs, r.model.Free())
+		r.model = nil
+	}
+	if r.owned {
+		errs = append(errs, r.device.Close())
+		r.owned = false
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,250 @@
+package reranker
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"contraflow/gpustage"
+	_ "contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
+)
+
+func goldenPairs(t *testing.T) (queries, docs []string, scores []float64) {
+	g := goldens.Load(t, "rerank/cross")
+	var meta struct{ Pairs [][2]string }
+	g.Meta(t, &meta)
+	for _, p := range meta.Pairs {
+		queries, docs = append(queries, p[0]), append(docs, p[1])
+	}
+	return queries, docs, g.F64(t, "scores")
+}
+
+func compare(t *testing.T, got []float32, want []float64) {
+	t.Helper()
+	worst, top := 0.0, 0.0
+	for i, w := range want {
+		worst, top = max(worst, math.Abs(float64(got[i])-w)), max(top, math.Abs(w))
+	}
+	if !(worst <= 1e-5*top) {
+		t.Errorf("error %.3g of a largest score %.3g", worst, top)
+	}
+}
+
+// Against CrossEncoder.predict, texts and all, pairs that are cut among them; whatever is computed at once.
+func TestGoldenScores(t *testing.T) {
+	queries, docs, want := goldenPairs(t)
+	for _, opts := range [][]Option{nil, {OnDevice(ref.New())}, {PassTokens(30)}} {
+		r, err := Load(goldens.Path(t, "rerank/cross"), opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, cut, err := r.ScorePairs(context.Background(), queries, docs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare(t, got, want)
+		if cut == 0 || cut == len(docs) {
+			t.Errorf("%d of %d pairs were cut", cut, len(docs))
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestConcurrent(t *testing.T) {
+	queries, docs, want := goldenPairs(t)
+	r, err := Load(goldens.Path(t, "rerank/cross"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var group sync.WaitGroup
+	for k := range 6 {
+		group.Go(func() {
+			got, err := r.Score(context.Background(), queries[k], docs[k:k+1])
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			compare(t, got, want[k:k+1])
+		})
+	}
+	group.Wait()
+}
+
+// What SaveReranker writes is read as what was saved.
+func TestSaved(t *testing.T) {
+	queries, docs, want := goldenPairs(t)
+	from := goldens.Path(t, "rerank/cross")
+	f, err := hfmodel.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	d := ref.New()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenize.Load(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := embedder.ConfigOf(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := Describe(f, tok, c, TextOptions{Truncation: "only_second", MaxLength: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := embedder.LoadModel(f, d, s, transformer.Head{}, transformer.Options{}, spec.Configure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "saved")
+	tensors, err := embedder.Read(m, s, m.Layout.Params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Save(dir, f, m, tensors, spec, hfmodel.Card{}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Load(dir, OnDevice(d), MaxLength(24))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, _, err := r.ScorePairs(context.Background(), []string{strings.Repeat("cat ", 30)}, []string{"a"}); err == nil || !strings.Contains(err.Error(), "pair 0") {
+		t.Errorf("a query that fills the pair with only_second: %v", err)
+	}
+	whole := 0
+	for i := range queries {
+		got, cut, err := r.ScorePairs(context.Background(), queries[i:i+1], docs[i:i+1])
+		if err == nil && cut == 0 {
+			whole++
+			compare(t, got, want[i:i+1])
+		}
+	}
+	if whole < 3 {
+		t.Errorf("only %d pairs were compared", whole)
+	}
+}
+
+// A decoder's folder: LogitScore's tokens, a template's, and those that CrossEncoder takes if nothing is said.
+func TestTokens(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"config.json", "model.safetensors"} {
+		data, err := os.ReadFile(filepath.Join(goldens.Path(t, "rerank/qwen3-yes-no"), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	vocabulary := map[string]int{"[UNK]": 0, "yes": 7, "no": 9, "judge": 10, "a": 11, "b": 12, "c": 13, ":": 14}
+	data, _ := json.Marshal(map[string]any{
+		"version": "1.0", "model": map[string]any{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": vocabulary},
+		"pre_tokenizer": map[string]any{"type": "BertPreTokenizer"},
+	})
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), data, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	score := func() float32 {
+		t.Helper()
+		r, err := Load(dir, OnDevice(ref.New()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		s, err := r.Score(context.Background(), "a", []string{"b c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s[0]
+	}
+	want := func(ids ...int32) float32 {
+		t.Helper()
+		return direct(t, dir, ids)
+	}
+	if got := score(); got != want(11, 12, 13) {
+		t.Errorf("yes and no: %v, want %v", got, want(11, 12, 13))
+	}
+	spec := `{"template":[{"text":"judge:"},{"text":"a {query}: {document}","cut":true},{"text":"{instruction}"}],"instruction":"judge"}`
+	if err := os.WriteFile(filepath.Join(dir, "reranker.json"), []byte(spec), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if got, w := score(), want(10, 14, 11, 11, 14, 12, 13, 10); got != w {
+		t.Errorf("template: %v, want %v", got, w)
+	}
+	r, err := Load(dir, OnDevice(ref.New()), MaxLength(7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if s, err := r.Score(context.Background(), "a", []string{"b c"}); err != nil || s[0] != want(10, 14, 11, 11, 14, 12, 10) {
+		t.Errorf("cut: %v, %v", s, err)
+	}
+	if _, err := Load(dir, OnDevice(ref.New()), MaxLength(3)); err == nil || !strings.Contains(err.Error(), "3 tokens leave no room beside the 3") {
+		t.Errorf("%v", err)
+	}
+}
+
+// direct scores token ids with the folder's model.
+func direct(t *testing.T, dir string, ids []int32) float32 {
+	t.Helper()
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	d := ref.New()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := embedder.LoadModel(f, d, s, transformer.Head{}, transformer.Options{}, func(c *transformer.Config) {
+		if c.Scorer, err = c.TokenScorer(f.Config, 7, 9); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := gpustage.NewArena(d, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Free()
+	p := m.Forward(s, a, transformer.Rows{IDs: ids, Cu: []int32{0, int32(len(ids))}}, false, false)
+	v, err := m.ReadVector(s, p.Embeddings())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v[0]
+}
+
+func TestErrors(t *testing.T) {
+	if _, err := Load(goldens.Path(t, "bert/minilm-tiny")); err == nil || !strings.Contains(err.Error(), "no reranker") {
+		t.Errorf("an embedder: %v", err)
+	}
+	if _, err := embedder.Load(goldens.Path(t, "rerank/cross")); err == nil || !strings.Contains(err.Error(), "is a reranker") {
+		t.Errorf("a reranker as an embedder: %v", err)
+	}
+	if _, err := Load(goldens.Path(t, "rerank/cross"), Template("x")); err == nil || !strings.Contains(err.Error(), "no template") {
+		t.Errorf("%v", err)
+	}
+}

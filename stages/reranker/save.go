@@ -1,0 +1,26 @@
+package reranker
+
+import (
+	"os"
+	"path/filepath"
+
+	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/transformer"
+)
+
+// Save writes a folder that scores as spec says, with a model's parameters: transformers, CrossEncoder and Load read it. base is the
+// folder that the model came from.
+func Save(dir string, base *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor, spec *Spec, card hfmodel.Card) error {
+	if err := os.MkdirAll(filepath.Dir(filepath.Clean(dir)), 0o777); err != nil {
+		return err
+	}
+	head := spec.Scorer.Modules()
+	if spec.Scorer.LMHead != "" {
+		head = append(head, spec.Scorer.LMHead)
+	}
+	return hfmodel.SaveReranker(dir, hfmodel.RerankerSpec{
+		Config: base.Config, Tensors: tensors, Prefix: m.Config.Prefixes()[0], Head: head, Reranker: spec.Folder, MaxSeqLength: spec.MaxLength,
+		Base: base, Tokenizer: base.CopyTokenizer, Card: card,
+	})
+}

@@ -1,0 +1,169 @@
+package tokenize
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+)
+
+// A Segment is a stretch of what a reranker reads: fixed text around a query and a document. Its text may hold {query}, {document},
+// {instruction} and {bos}, the token that texts begin with if there is one, and special tokens by their names; it becomes ids on its own, without the special tokens that surround a text.
+type Segment struct {
+	Text string `json:"text" yaml:"text"`
+	Cut  bool   `json:"cut,omitempty" yaml:"cut,omitempty"` // this one loses its last ids if there are too many in all
+}
+
+// Template is segments, one after the other. One of them may be cut.
+type Template []Segment
+
+// Check finds templates that can't be meant.
+func (t Template) Check() error {
+	cut, query, document := 0, false, false
+	for _, s := range t {
+		query = query || strings.Contains(s.Text, "{query}")
+		document = document || strings.Contains(s.Text, "{document}")
+		if s.Cut {
+			cut++
+		}
+	}
+	switch {
+	case len(t) == 0:
+		return errors.New("a template without segments")
+	case !query || !document:
+		return errors.New("a template needs {query} and {document}")
+	case cut > 1:
+		return errors.New("a template has more than one segment to cut")
+	}
+	return nil
+}
+
+// Templates are those of known rerankers, by name.
+var Templates = map[string]struct {
+	Template            Template
+	Instruction         string
+	TrueToken, NotToken string // whose logits are the score
+}{
+	// Qwen3-Reranker, from its model card.
+	"qwen3": {
+		Template: Template{
+			{Text: "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n"},
+			{Text: "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}", Cut: true},
+			{Text: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
+		},
+		Instruction: "Given a web search query, retrieve relevant passages that answer the query",
+		TrueToken:   "yes", NotToken: "no",
+	},
+	// FlagEmbedding's decoders (bge-reranker-v2-gemma), from its datasets and BaseLLMReranker; the document alone is cut.
+	"bge": {
+		Template: Template{
+			{Text: "{bos}"}, {Text: "A: {query}"}, {Text: "\n"}, {Text: "B: {document}", Cut: true}, {Text: "\n"}, {Text: "{instruction}"},
+		},
+		Instruction: "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction of either 'Yes' or 'No'.",
+		TrueToken:   "Yes",
+	},
+}
+
+// Pairs turns queries and documents into what a reranker reads. It does not change and may be used from any number of goroutines.
+type Pairs struct {
+	t           *Tokenizer
+	maxLength   int
+	how         Truncation
+	query, doc  string // put before each
+	instruction string
+	segments    []segment
+}
+
+type segment struct {
+	Segment
+	ids []int32 // of fixed text
+}
+
+// PairOptions configure NewPairs.
+type PairOptions struct {
+	MaxLength      int        // ids of a pair, special ones included; 0: no limit
+	Truncation     Truncation // without a template
+	QueryPrompt    string     // put before each query
+	DocumentPrompt string
+	Template       Template // nil: the tokenizer's own way of joining two texts
+	Instruction    string   // what {instruction} stands for
+}
+
+// NewPairs prepares pairs of texts for a tokenizer.
+func (t *Tokenizer) NewPairs(o PairOptions) (*Pairs, error) {
+	p := &Pairs{t: t, maxLength: o.MaxLength, how: o.Truncation, query: o.QueryPrompt, doc: o.DocumentPrompt, instruction: o.Instruction}
+	fixed := t.pairSpecials
+	if o.Template != nil {
+		if err := o.Template.Check(); err != nil {
+			return nil, err
+		}
+		fixed = 0
+		known := strings.NewReplacer("{instruction}", o.Instruction, "{bos}", t.bos)
+		for _, s := range o.Template {
+			g := segment{Segment: s}
+			if g.Text = known.Replace(s.Text); g.Text == "" {
+				continue
+			}
+			if !strings.Contains(s.Text, "{query}") && !strings.Contains(s.Text, "{document}") {
+				g.ids = t.bare(nil, g.Text)
+				fixed += len(g.ids)
+			}
+			p.segments = append(p.segments, g)
+		}
+	}
+	if o.MaxLength > 0 && o.MaxLength <= fixed {
+		return nil, fmt.Errorf("%w: %d tokens leave no room beside the %d that surround a pair", ErrTooShort, o.MaxLength, fixed)
+	}
+	return p, nil
+}
+
+// bare appends a text's ids without special tokens around them.
+func (t *Tokenizer) bare(dst []int32, text string) []int32 {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	s.ids = t.encode(s, s.ids, text, math.MaxInt)
+	return append(dst, s.ids...)
+}
+
+// MaxLength is the number of ids at which pairs are cut; 0: they are not.
+func (p *Pairs) MaxLength() int { return p.maxLength }
+
+// Append appends a pair's ids to dst, and each id's type to kinds: 0 if the tokenizer is one whose models are given no types. The error, which wraps ErrTooShort, says that what may be cut is not
+// enough.
+func (p *Pairs) Append(dst, kinds []int32, query, document string) (ids, kindsOut []int32, truncated bool, err error) {
+	query, document = p.query+query, p.doc+document
+	if p.segments == nil {
+		from := len(kinds)
+		dst, kinds, truncated, err = p.t.AppendPair(dst, kinds, query, document, p.maxLength, p.how)
+		if !p.t.typed {
+			clear(kinds[from:])
+		}
+		return dst, kinds, truncated, err
+	}
+	first, from, to := len(dst), -1, -1
+	texts := strings.NewReplacer("{query}", query, "{document}", document)
+	for _, s := range p.segments {
+		if s.Cut {
+			from = len(dst)
+		}
+		if s.ids != nil {
+			dst = append(dst, s.ids...)
+		} else {
+			dst = p.t.bare(dst, texts.Replace(s.Text))
+		}
+		if s.Cut {
+			to = len(dst)
+		}
+	}
+	if excess := len(dst) - first - p.maxLength; p.maxLength > 0 && excess > 0 {
+		if excess > to-from {
+			return dst[:first], kinds, false, fmt.Errorf("%w: a pair of %d tokens with %d of them to be cut does not fit %d", ErrTooShort, len(dst)-first, max(0, to-from), p.maxLength)
+		}
+		dst = append(dst[:to-excess], dst[to:]...)
+		truncated = true
+	}
+	for range dst[first:] {
+		kinds = append(kinds, 0)
+	}
+	return dst, kinds, truncated, nil
+}
