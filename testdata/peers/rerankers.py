@@ -58,10 +58,10 @@ KINDS = {
         "DistilBert", {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": POSITIONS, "num_labels": 1}, "wordpiece", WP, "classifier"),
     "ModernBERT": ("ModernBert", {**SMALL, "local_attention": 16}, "modernbert", WP, "classifier"),
     "ModernBERT, mean": ("ModernBert", {**SMALL, "local_attention": 16, "classifier_pooling": "mean"}, "modernbert", WP, "classifier"),
-    "Qwen3, last token": ("Qwen3", {**DECODER, "head_dim": 16, "num_labels": 1}, "qwen3", BPE, "classifier"),
+    "Qwen3, last token": ("Qwen3", {**DECODER, "head_dim": 16, "num_labels": 1}, "qwen2", BPE, "classifier"),
     "Llama, last token": ("Llama", {**DECODER, "num_labels": 1}, "llama3", {"pad_token": "<|end_of_text|>"}, "classifier"),
-    "Qwen3, yes/no": ("Qwen3", {**DECODER, "head_dim": 16, "tie_word_embeddings": True}, "qwen3", BPE, "tokens"),
-    "Qwen3-Reranker": ("Qwen3", {**DECODER, "head_dim": 16, "tie_word_embeddings": True}, "qwen3", BPE, "qwen3"),
+    "Qwen3, yes/no": ("Qwen3", {**DECODER, "head_dim": 16, "tie_word_embeddings": True}, "qwen2", BPE, "tokens"),
+    "Qwen3-Reranker": ("Qwen3", {**DECODER, "head_dim": 16, "tie_word_embeddings": True}, "qwen2", BPE, "qwen3"),
     "FlagEmbedding, Gemma 2": (
         "Gemma2", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}, "gemma", SPM, "bge"),
 }  # fmt: skip
