@@ -37,7 +37,7 @@ transformers.utils.logging.set_verbosity_error()
 
 contraflow, only = sys.argv[1], sys.argv[2:]
 work = Path(tempfile.mkdtemp())
-POSITIONS, LENGTH = 200, 120
+POSITIONS, LENGTH, LONG = 520, 120, 480  # LONG with a template, which is 200 tokens of these vocabularies
 SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": POSITIONS, "num_labels": 1}
 DECODER = {**{k: v for k, v in SMALL.items() if k != "num_labels"}, "num_key_value_heads": 2}
 BPE, SPM, WP = {"pad_token": "<|endoftext|>"}, {"pad_token": "<pad>"}, {"pad_token": "[PAD]"}
@@ -129,14 +129,14 @@ def by_hand(folder, pairs, kind):
         if kind == "qwen3":
             before, after = plain(QWEN[0]), plain(QWEN[1])
             body = plain(f"<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}")
-            ids = before + body[: LENGTH - len(before) - len(after)] + after
+            ids = before + body[: LONG - len(before) - len(after)] + after
         else:
             prompt = plain("Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction of either 'Yes' or 'No'.")
             sep = plain("\n")
             bos = [tok.bos_token_id] if tok.bos_token_id is not None and tok.bos_token_id != tok.pad_token_id else []
             item = tok.prepare_for_model if hasattr(tok, "prepare_for_model") else None
             head, second = bos + plain("A: " + query), sep + plain("B: " + document)
-            ids = head + second[: max(len(sep), LENGTH - len(prompt) - len(sep) - len(head))] + sep + prompt
+            ids = head + second[: max(len(sep), LONG - len(prompt) - len(sep) - len(head))] + sep + prompt
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
         find = lambda token: tok.convert_tokens_to_ids(token)
@@ -175,9 +175,9 @@ for name, spec in KINDS.items():
     # Templates cut the document alone: queries are short there.
     some = clean if template else pairs
     if template:
-        template += ["--max-length", LENGTH]
+        template += ["--max-length", LONG]
     before = ours(folder, some, *template)
-    if np.std(before) < 1e-2 * np.abs(before).max():
+    if np.std(before) < 1e-3 * np.abs(before).max():
         sys.exit(f"{name}: all pairs are the same to this model: a comparison would say nothing")
     loaded = off(f"{name} in contraflow", before, theirs(folder, some, kind))
     print(f"{name} | {spec[2]} | {loaded:.1e}", flush=True)
