@@ -1,0 +1,330 @@
+package loss
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+
+	"contraflow/gpustage"
+)
+
+// Groups are the objectives of rerankers: of the scores of a row's documents, which are a group, and of nothing else. A batch holds
+// scores [N, 1] for embeddings; those of its rows, the first B, are not used. Groups may be of any sizes.
+//
+// What is relevant the data says: Scores, one for each document, or Labels of rows that have one document each; or else the
+// first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
+//
+//	cross_entropy  -log p of the first document (FlagEmbedding's rerankers)
+//	kl             -sum q log p, q = softmax(l): what a teacher's scores l teach, up to a constant
+//	distill        both (FlagEmbedding's knowledge distillation)
+//	list_net       kl by its other name: labels in the teacher's place (Cao et al., ICML 2007)
+//	list_mle       -sum over i of log softmax(s_i, s_i+1, ...)_i, documents in their order, or with ByLabel by label (Xia et al., ICML 2008)
+//	p_list_mle     list_mle with weights 2^(n-i) - 1 that sum to 1 (Lan et al., UAI 2014)
+//	bce            mean of -l log sigmoid(s) - (1-l) log sigmoid(-s), the first times PosWeight
+//	mse            mean of (s - l)^2
+//	margin_mse     mean over the others of ((s_0 - s_j) - (l_0 - l_j))^2 (Hofstätter et al., arXiv 2010.02666)
+//	rank_net       mean over pairs l_i > l_j of -log2 sigmoid(Sigma (s_i - s_j)) (Burges et al., ICML 2005)
+//	lambda         likewise, weighted by what a swap would change of nDCG (Wang et al., CIKM 2018); see Scheme
+//
+// sentence-transformers' losses of CrossEncoder have these names, and the values are theirs. A group counts as its row's weight says, but
+// with rank_net and lambda as many times as it has pairs: they are means over a batch's pairs.
+type Groups struct {
+	Name      string
+	Scheme    string  // lambda: ndcg_loss2pp (also ""), ndcg_loss2, ndcg_loss1, lambda_rank
+	K         int     // rank_net, lambda: pairs with a document among the first K by score; 0: all
+	Sigma     float64 // 0: 1
+	Mu        float64 // of ndcg_loss2pp; 0: 10
+	PosWeight float64 // bce; 0: 1
+	ByLabel   bool    // list_mle, p_list_mle
+}
+
+// GroupLosses are the names, and Schemes those of lambda's weights.
+var (
+	GroupLosses = []string{"cross_entropy", "kl", "distill", "list_net", "list_mle", "p_list_mle", "bce", "mse", "margin_mse", "rank_net", "lambda"}
+	Schemes     = []string{"ndcg_loss2pp", "ndcg_loss2", "ndcg_loss1", "lambda_rank"}
+)
+
+// Check finds settings that make no sense.
+func (g Groups) Check() error {
+	switch {
+	case !slices.Contains(GroupLosses, g.Name):
+		return fmt.Errorf("there is no loss %q for rerankers", g.Name)
+	case g.Scheme != "" && !slices.Contains(Schemes, g.Scheme):
+		return fmt.Errorf("there is no weighting %q", g.Scheme)
+	case g.K < 0 || !(g.Sigma >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
+		return fmt.Errorf("%s: k, sigma, mu and pos_weight can't be negative", g.Name)
+	}
+	return nil
+}
+
+// Pairs tells that a loss is a mean over pairs of documents: what it divides by is known only when it is computed.
+func (g Groups) Pairs() bool { return g.Name == "rank_net" || g.Name == "lambda" }
+
+// Memory is the copy of the scores that Compute makes, and of their gradient.
+func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size()+64) + 128 }
+
+// Compute works on the host, in float64: a score is a number a document, beside which a model's pass over the document is long.
+func (g Groups) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	if err := b.check(); err != nil {
+		return Result{}, err
+	}
+	n := b.N()
+	if b.Embeddings.Cols != 1 {
+		return Result{}, fmt.Errorf("loss.name: %s is for rerankers, which give a score; this model gives %d numbers", g.Name, b.Embeddings.Cols)
+	}
+	mark := a.Mark()
+	defer a.Release(mark)
+	wide := a.Scratch(s, gpustage.F64, n, 1)
+	s.Copy(wide, b.Embeddings)
+	scores, grads := make([]float64, n), make([]float64, n)
+	s.CopyOut(gpustage.Bytes(scores), wide)
+	if err := s.Sync(); err != nil {
+		return Result{}, err
+	}
+	r, err := g.ofBatch(b, scores, grads)
+	if err != nil {
+		return Result{}, err
+	}
+	s.CopyIn(wide, gpustage.Bytes(grads))
+	add := wide
+	if b.Gradient.DType != gpustage.F64 {
+		add = a.Scratch(s, b.Gradient.DType, n, 1)
+		s.Copy(add, wide)
+	}
+	s.Add(b.Gradient, b.Gradient, add)
+	return r, s.Sync()
+}
+
+// ofBatch goes through the groups in the order of rows.
+func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error) {
+	if len(scores) < 2*b.Rows {
+		return r, fmt.Errorf("%s needs documents", g.Name)
+	}
+	docs := make([][]int, b.Rows)
+	for i := range docs {
+		docs[i] = []int{b.Rows + i}
+	}
+	for k, o := range b.Owner {
+		docs[o] = append(docs[o], 2*b.Rows+k)
+	}
+	lo, hi := b.Own()
+	for i := lo; i < hi; i++ {
+		n := len(docs[i])
+		s, l, d := make([]float64, n), make([]float64, n), make([]float64, n)
+		for k, at := range docs[i] {
+			s[k] = scores[at]
+			switch {
+			case b.Scores != nil:
+				l[k] = b.Scores[at-b.Rows]
+			case b.Labels != nil:
+				l[k] = b.Labels[i]
+			case k == 0:
+				l[k] = 1
+			}
+		}
+		if b.Scores == nil && b.Labels != nil && n > 1 {
+			return r, fmt.Errorf("row %d has a label and %d documents: labels are for rows of one; scores are one for each document", i, n)
+		}
+		sum, weight := g.ofGroup(s, l, d)
+		w := b.Weight(i)
+		if v := w * sum; v-v != 0 {
+			return r, &RowError{Row: i, Loss: sum}
+		}
+		r.Sum, r.Weight = r.Sum+w*sum, r.Weight+w*weight
+		for k, at := range docs[i] {
+			grads[at] = w * d[k]
+		}
+	}
+	return r, nil
+}
+
+// ofGroup returns a group's loss and what it counts, and writes the gradient to d.
+func (g Groups) ofGroup(s, l, d []float64) (sum, weight float64) {
+	n := float64(len(s))
+	switch g.Name {
+	case "cross_entropy":
+		target := make([]float64, len(s))
+		target[0] = 1
+		sum = crossEntropy(s, target, d)
+	case "kl", "list_net":
+		sum = crossEntropy(s, softmax(l), d)
+	case "distill":
+		target := softmax(l)
+		sum = crossEntropy(s, target, d)
+		first, more := make([]float64, len(s)), make([]float64, len(s))
+		first[0] = 1
+		sum += crossEntropy(s, first, more)
+		for i := range d {
+			d[i] += more[i]
+		}
+	case "list_mle", "p_list_mle":
+		sum = g.listMLE(s, l, d)
+	case "bce":
+		pos := g.PosWeight
+		if pos == 0 {
+			pos = 1
+		}
+		for i := range s {
+			sum -= (pos*l[i]*logSigmoid(s[i]) + (1-l[i])*logSigmoid(-s[i])) / n
+			d[i] = ((1-l[i])*sigmoid(s[i]) - pos*l[i]*sigmoid(-s[i])) / n
+		}
+	case "mse":
+		for i := range s {
+			e := s[i] - l[i]
+			sum, d[i] = sum+e*e/n, 2*e/n
+		}
+	case "margin_mse":
+		for j := 1; j < len(s); j++ {
+			e := (s[0] - s[j]) - (l[0] - l[j])
+			sum += e * e / (n - 1)
+			d[0] += 2 * e / (n - 1)
+			d[j] -= 2 * e / (n - 1)
+		}
+	default:
+		return g.pairwise(s, l, d)
+	}
+	return sum, 1
+}
+
+// crossEntropy is -sum target log softmax(s), and its gradient for a target that sums to 1.
+func crossEntropy(s, target, d []float64) (sum float64) {
+	lse := logSumExp(s)
+	for i := range s {
+		sum -= target[i] * (s[i] - lse)
+		d[i] = math.Exp(s[i]-lse) - target[i]
+	}
+	return sum
+}
+
+func (g Groups) listMLE(s, l, d []float64) (sum float64) {
+	n := len(s)
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	if g.ByLabel {
+		sort.SliceStable(order, func(a, b int) bool { return l[order[a]] > l[order[b]] })
+	}
+	weights := make([]float64, n)
+	for i := range weights {
+		weights[i] = 1
+	}
+	if g.Name == "p_list_mle" {
+		// 2^(n-rank) - 1, scaled so that long lists don't overflow, as the peer has it.
+		total, scale := 0.0, math.Max(0, float64(n-127))
+		for i := range weights {
+			weights[i] = math.Exp2(float64(n-i-1)-scale) - math.Exp2(-scale)
+			total += weights[i]
+		}
+		for i := range weights {
+			weights[i] /= total + 1e-10
+		}
+	}
+	rest := make([]float64, 0, n)
+	for i := n - 1; i >= 0; i-- {
+		rest = append(rest, s[order[i]])
+		lse := logSumExp(rest)
+		sum -= weights[i] * (s[order[i]] - lse)
+		d[order[i]] -= weights[i]
+		for k, v := range rest {
+			d[order[n-1-k]] += weights[i] * math.Exp(v-lse)
+		}
+	}
+	return sum
+}
+
+// pairwise is RankNet and the lambda loss, which Eq. 18 of its paper cuts at K.
+func (g Groups) pairwise(s, l, d []float64) (sum, pairs float64) {
+	n := len(s)
+	order := make([]int, n) // by score
+	for i := range order {
+		order[i] = i
+	}
+	sort.SliceStable(order, func(a, b int) bool { return s[order[a]] > s[order[b]] })
+	k := n
+	if g.K > 0 {
+		k = min(n, g.K)
+	}
+	discount := make([]float64, n+1) // of rank i + 1
+	for i := range discount {
+		discount[i] = math.Log2(float64(i + 2))
+	}
+	ideal := slices.Clone(l)
+	sort.Float64s(ideal)
+	slices.Reverse(ideal)
+	best := 0.0
+	for i, v := range ideal[:k] {
+		best += (math.Exp2(max(0, v)) - 1) / discount[i]
+	}
+	best = max(best, 1e-10)
+	gain := make([]float64, n)
+	for i, at := range order {
+		gain[i] = (math.Exp2(max(0, l[at])) - 1) / best
+	}
+	sigma, mu := g.Sigma, g.Mu
+	if sigma == 0 {
+		sigma = 1
+	}
+	if mu == 0 {
+		mu = 10
+	}
+	weight := func(i, j int) float64 {
+		apart, swapped := 0.0, 0.0
+		if i != j {
+			delta := max(i-j, j-i)
+			apart = math.Abs(1/discount[delta-1] - 1/discount[delta])
+			swapped = math.Abs(1/discount[i] - 1/discount[j])
+		}
+		gains := math.Abs(gain[i] - gain[j])
+		switch {
+		case g.Name == "rank_net":
+			return 1
+		case g.Scheme == "ndcg_loss1":
+			return gain[i] / discount[i]
+		case g.Scheme == "ndcg_loss2":
+			return apart * gains
+		case g.Scheme == "lambda_rank":
+			return swapped * gains
+		}
+		return (mu*apart + swapped) * gains
+	}
+	for i := range n {
+		for j := range n {
+			a, b := order[i], order[j]
+			if i >= k && j >= k || !(l[a] > l[b]) && (g.Name == "rank_net" || g.Scheme != "ndcg_loss1") {
+				continue
+			}
+			pairs++
+			w := weight(i, j) / math.Ln2
+			x := sigma * (s[a] - s[b])
+			sum -= w * logSigmoid(x)
+			slope := w * sigma * sigmoid(-x)
+			d[a] -= slope
+			d[b] += slope
+		}
+	}
+	return sum, pairs
+}
+
+func logSumExp(x []float64) float64 {
+	top := slices.Max(x)
+	sum := 0.0
+	for _, v := range x {
+		sum += math.Exp(v - top)
+	}
+	return top + math.Log(sum)
+}
+
+func softmax(x []float64) []float64 {
+	lse, out := logSumExp(x), make([]float64, len(x))
+	for i, v := range x {
+		out[i] = math.Exp(v - lse)
+	}
+	return out
+}
+
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+// logSigmoid is log(sigmoid(x)) without overflow.
+func logSigmoid(x float64) float64 { return min(0, x) - math.Log1p(math.Exp(-math.Abs(x))) }
