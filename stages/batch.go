@@ -27,6 +27,11 @@ type Batch struct {
 	Texts   []loss.TextID
 	IDs     []int32 // tokens of all sequences, back to back
 	Cu      []int32 // [N+1]: sequence n is IDs[Cu[n]:Cu[n+1]]
+	Kinds   []int32 // types of the tokens in IDs; nil: all 0
+
+	// Pairs tells that documents are sequences with their queries in front, for a model that scores. The queries, sequences 0 to B-1, are
+	// empty then and in no sub-batch: what is computed of them stays zero.
+	Pairs bool
 
 	Data      *dataset.Dataset
 	Offset    int64            // of Rows beyond the dataset's own ids
@@ -45,6 +50,14 @@ type Batch struct {
 
 // N is the number of sequences.
 func (b *Batch) N() int { return len(b.Cu) - 1 }
+
+// first is the first sequence that goes through the model.
+func (b *Batch) first() int {
+	if b.Pairs {
+		return len(b.Rows)
+	}
+	return 0
+}
 
 // Length is sequence n's number of tokens.
 func (b *Batch) Length(n int) int { return int(b.Cu[n+1] - b.Cu[n]) }
@@ -87,6 +100,7 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
 	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
+	b.Pairs = end.Pairs
 	weighted := false
 	for _, c := range chunks {
 		b.Rows = append(b.Rows, c.Rows...)
@@ -116,6 +130,9 @@ func assemble(chunks []*TokenChunk) *Batch {
 		first := int32(0) // row of the chunk
 		for _, c := range chunks {
 			b.Texts = append(b.Texts, c.Texts[col]...)
+			if c.Kinds != nil {
+				b.Kinds = append(b.Kinds, c.Kinds[col]...)
+			}
 			for _, ids := range c.IDs[col] {
 				b.IDs = append(b.IDs, ids...)
 				b.Cu = append(b.Cu, int32(len(b.IDs)))

@@ -31,6 +31,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 			if err := e.begin(sub.Batch); err != nil {
 				return err
 			}
+			if n := sub.Batch.first(); n > 0 { // queries that are read with their documents have no score of their own
+				Stream(t).Fill(e.emb.Span(0, n), 0)
+			}
 		}
 		defer e.feed.begin(t, sub)()
 		if sub.Len() == 0 { // other ranks have more sub-batches

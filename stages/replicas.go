@@ -226,7 +226,7 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 func (b *Batch) peer(at pipeline.Index, size Size, words bool) Peer {
 	b.Subs = size.Cut(b)
 	p := Peer{
-		Step: at.Step, Batch: at.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{0},
+		Step: at.Step, Batch: at.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{b.first()},
 		Tokens: len(b.IDs), Texts: b.Texts, Owner: b.Owner, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Truncated: b.Truncated,
 	}
 	for c := range b.Columns {
@@ -692,8 +692,10 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 	out := pipeline.Out[Totals](s, "totals")
 	s.Do(func(t *pipeline.Task) error {
 		var sum Totals
+		weight := 0.0 // as the loss counts
 		for _, x := range in.All(t) {
 			sum.Loss += x.Sum
+			weight += x.Weight
 			if x.whole && e.ranks.Rank() > 0 {
 				sum.Loss -= x.Sum // every rank has computed all of it
 			}
@@ -704,17 +706,23 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 		}
 		if e.ranks != nil {
 			type mine struct {
-				Loss  float64
-				Asked Asked
+				Loss, Weight float64
+				Asked        Asked
 			}
-			all, err := exchange(t.Context(), e.ranks.totals, mine{sum.Loss, sum.Asked})
+			all, err := exchange(t.Context(), e.ranks.totals, mine{sum.Loss, weight, sum.Asked})
 			if err != nil {
 				return err
 			}
-			sum.Loss = 0
+			sum.Loss, weight = 0, 0
 			for _, m := range all {
 				sum.Loss += m.Loss
+				weight += m.Weight
 				sum.Asked = sum.Asked.or(m.Asked)
+			}
+		}
+		if p, ok := e.loss.(interface{ Pairs() bool }); ok && p.Pairs() {
+			if sum.Weight = weight; weight == 0 {
+				sum.Weight = 1 // no document is better than another: there is nothing to learn
 			}
 		}
 		if sum.Weight == 0 {

@@ -39,6 +39,9 @@ func (s SubBatch) lengths() []int {
 // rows is the sub-batch as the model takes it. Dropout keys follow from the seed, the step and each sequence's origin.
 func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
 	r := transformer.Rows{IDs: s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]}
+	if s.Batch.Kinds != nil {
+		r.Kinds = s.Batch.Kinds[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]
+	}
 	for n := s.Lo; n <= s.Hi; n++ {
 		r.Cu = append(r.Cu, s.Batch.Cu[n]-s.Batch.Cu[s.Lo])
 	}
@@ -58,8 +61,8 @@ type Size struct {
 // Cut divides a batch. It is a function of the sequences' lengths and the size alone.
 func (z Size) Cut(b *Batch) []SubBatch {
 	var subs []SubBatch
-	lo := 0
-	for n := range b.N() {
+	lo := b.first()
+	for n := lo; n < b.N(); n++ {
 		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && int(b.Cu[n+1]-b.Cu[lo]) > z.Tokens
 		if full && n > lo {
 			subs = append(subs, SubBatch{b, lo, n})

@@ -1,6 +1,8 @@
 package stages
 
 import (
+	"fmt"
+
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/loss"
@@ -16,6 +18,10 @@ type Text struct {
 	DocumentPrompt string    // put before every positive and negative
 	Prompts        []Prompts // of each dataset, instead; may be nil
 	Threads        int       // that tokenize at once; 0 means 1
+
+	// Pairs, if not nil, are how each dataset's documents become tokens with their rows' queries in front, for models that score. The
+	// queries themselves have none then, and the rest of the settings does not count.
+	Pairs []*tokenize.Pairs
 }
 
 // Prompts are put before a dataset's texts.
@@ -32,6 +38,8 @@ type TokenChunk struct {
 	Data      *dataset.Dataset
 	Offset    int64
 	IDs       [][][]int32     // by column, text: row by row
+	Kinds     [][]int32       // by column, the types of all its tokens; nil: all 0
+	Pairs     bool            // queries have no tokens; see Batch
 	Texts     [][]loss.TextID // by column, text
 	Counts    [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
 	Truncated int
@@ -46,12 +54,12 @@ type TokenChunk struct {
 func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.Port[*TokenChunk] {
 	threads := max(1, x.Threads)
 	return pipeline.Map(g, "tokenize", chunks, func(_ *pipeline.Task, c *Chunk) (*TokenChunk, error) {
-		return x.tokenize(c), nil
+		return x.tokenize(c)
 	}, pipeline.Parallel(threads))
 }
 
-func (x Text) tokenize(c *Chunk) *TokenChunk {
-	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next}
+func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
+	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, Pairs: x.Pairs != nil}
 	columns := c.Data.Columns()
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {
@@ -65,10 +73,10 @@ func (x Text) tokenize(c *Chunk) *TokenChunk {
 		}
 	}
 	prompts := Prompts{x.QueryPrompt, x.DocumentPrompt}
-	if x.Prompts != nil {
+	if x.Prompts != nil && x.Pairs == nil {
 		prompts = x.Prompts[c.Source]
 	}
-	var flat []int32
+	var flat, kinds []int32
 	var ends []int // of each text of each column
 	for col, column := range columns {
 		prompt, limit := prompts.Document, x.DocumentLength
@@ -79,11 +87,19 @@ func (x Text) tokenize(c *Chunk) *TokenChunk {
 			e := &c.Examples[i]
 			lo, hi := e.Column(col)
 			for k := lo; k < hi; k++ {
-				ids, cut := x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
+				var cut bool
+				switch {
+				case x.Pairs == nil:
+					flat, cut = x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
+				case column.Role != dataset.Query:
+					var err error
+					if flat, kinds, cut, err = x.Pairs[c.Source].Append(flat, kinds, e.Texts[0], e.Texts[k]); err != nil {
+						return nil, fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err)
+					}
+				}
 				if cut {
 					out.Truncated++
 				}
-				flat = ids
 				ends = append(ends, len(flat))
 				h := e.Hashes[k]
 				out.Texts[col] = append(out.Texts[col], loss.TextID{h.Hi, h.Lo})
@@ -101,5 +117,16 @@ func (x Text) tokenize(c *Chunk) *TokenChunk {
 			i++
 		}
 	}
-	return out
+	from = 0
+	for col := range out.IDs { // by column, as chunks are joined
+		n := 0
+		for _, ids := range out.IDs[col] {
+			n += len(ids)
+		}
+		if kinds != nil {
+			out.Kinds = append(out.Kinds, kinds[from:from+n:from+n])
+		}
+		from += n
+	}
+	return out, nil
 }

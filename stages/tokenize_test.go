@@ -42,7 +42,10 @@ func TestTokenizeRoles(t *testing.T) {
 		{4, 3, "[[[2 9 5 3]] [[2 10 3]] [[2 10 3]]]", 3},
 	} {
 		x := Text{Tokenizer: tok, QueryLength: c.query, DocumentLength: c.document, QueryPrompt: "x ", DocumentPrompt: "y "}
-		got := x.tokenize(&Chunk{Data: data, Examples: examples})
+		got, err := x.tokenize(&Chunk{Data: data, Examples: examples})
+		if err != nil {
+			t.Fatal(err)
+		}
 		if fmt.Sprint(got.IDs) != c.want || got.Truncated != c.cut {
 			t.Errorf("lengths %d and %d: %v, %d cut, want %s, %d", c.query, c.document, got.IDs, got.Truncated, c.want, c.cut)
 		}

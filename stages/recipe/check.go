@@ -101,8 +101,14 @@ func (c *checker) check(r *Recipe) {
 	c.checkModel(&r.Model)
 	c.checkData(&r.Data)
 	c.checkBatch(&r.Batch, len(r.Data.Train))
+	c.require(r.Batch.GlobalSize != 1 || r.Model.Kind == "reranker", "batch.global_size", "is 1: a row alone has no negatives")
 	c.require(!r.Batch.ByLength || r.Data.Shuffle, "batch.by_length", "needs data.shuffle")
-	c.checkLoss(&r.Loss)
+	if r.Model.Kind == "reranker" {
+		c.checkReranker(r)
+	} else {
+		c.checkLoss(&r.Loss)
+		c.require(r.Eval.Rerank == nil, "eval.rerank", "is for model.kind: reranker")
+	}
 	c.checkOptimizer(&r.Optimizer)
 	c.checkRest(r)
 }
@@ -110,7 +116,7 @@ func (c *checker) check(r *Recipe) {
 func (c *checker) checkModel(m *Model) {
 	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
 	c.words("model.kind", "embedder", "reranker", "m3")
-	c.notYet("model.kind", m.Kind != "reranker" && m.Kind != "m3", "embedder is the kind that works")
+	c.notYet("model.kind", m.Kind != "m3", "embedder and reranker are the kinds that work")
 	if m.Pooling != "" {
 		c.words("model.pooling", "mean", "cls", "last")
 	}
@@ -149,7 +155,6 @@ func (c *checker) checkData(d *Data) {
 func (c *checker) checkBatch(b *Batch, datasets int) {
 	c.positive("batch.global_size", b.GlobalSize)
 	c.notYet("batch.one_dataset", b.OneDataset || datasets == 1, "each batch has the rows of one dataset")
-	c.require(b.GlobalSize != 1, "batch.global_size", "is 1: a row alone has no negatives")
 	c.positive("batch.accumulate", b.Accumulate)
 	c.words("batch.cache", "auto", "always", "never")
 	c.require(b.Cache != "never" || b.ReplayBudget == nil, "batch.replay_budget", "makes no sense with batch.cache: never, which keeps everything")
@@ -225,7 +230,7 @@ func (c *checker) checkRest(r *Recipe) {
 		}
 	}
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured := e.Retrieval != nil || e.STS != nil
+	measured := e.Retrieval != nil || e.STS != nil || e.Rerank != nil
 	c.require(!r.Save.Best || measured, "save.best", "needs eval.retrieval or eval.sts: it is by their metric")
 	if s := e.EarlyStopping; s != nil {
 		c.positive("eval.early_stopping.patience", s.Patience)

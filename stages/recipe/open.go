@@ -15,6 +15,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
+	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
@@ -54,13 +55,18 @@ type Run struct {
 	text     stages.Text
 	task     *embedder.Task
 	sts      *dataset.Pairs
-	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
-	closers  []func() error                      // of what the graph at hand holds
-	saves    *checkpoints                        // while training
-	fs       checkpoint.FS                       // where checkpoints go; nil: the disk
-	ledger   func(*pipeline.Task, *stages.Batch) // sees every batch; for tests
-	ranks    *stages.Replicas                    // nil alone
-	share    gpustage.Share                      // of this machine, if other ranks are in this process
+
+	reranker   *reranker.Spec    // nil for an embedder
+	pairs      []*tokenize.Pairs // by dataset
+	candidates *candidates
+
+	frozen  string                              // hash of the parameters that don't train: a checkpoint lacks them
+	closers []func() error                      // of what the graph at hand holds
+	saves   *checkpoints                        // while training
+	fs      checkpoint.FS                       // where checkpoints go; nil: the disk
+	ledger  func(*pipeline.Task, *stages.Batch) // sees every batch; for tests
+	ranks   *stages.Replicas                    // nil alone
+	share   gpustage.Share                      // of this machine, if other ranks are in this process
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -125,13 +131,20 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.stream, err = x.device.OpenStream(); err != nil {
 		return err
 	}
+	if err := x.openReranker(); err != nil {
+		return err
+	}
 	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
 		return fmt.Errorf("model: %w", err)
 	}
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
 	}
-	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2)}
+	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs}
+	if x.reranker != nil {
+		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
+		return nil
+	}
 	c := x.model.Config
 	if x.text.QueryLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Query); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
@@ -172,7 +185,7 @@ func (r Recipe) modelOptions() transformer.Options {
 
 // paperModel is the folder's model on a device that computes nothing.
 func (x *Run) paperModel() (*transformer.Model, error) {
-	head, err := embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
+	head, err := x.head()
 	if err != nil {
 		return nil, err
 	}
@@ -197,6 +210,9 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}
+		if x.reranker != nil {
+			x.reranker.Configure(c)
+		}
 		if change != nil {
 			change(c)
 		}
@@ -205,7 +221,7 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 
 // newModelOn loads the folder's model; change may alter its configuration.
 func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
-	head, err := embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
+	head, err := x.head()
 	if err != nil {
 		return nil, err
 	}
@@ -308,6 +324,8 @@ func (x *Run) openEval(ctx context.Context) error {
 		}
 		x.task, err = embedder.NewTask(ctx, data, x.evalText())
 		return err
+	case e.Rerank != nil:
+		return x.openRerankEval(ctx)
 	case e.STS != nil:
 		var err error
 		if x.sts, err = dataset.LoadPairs(ctx, e.STS.Path, e.STS.A, e.STS.B, e.STS.Score); err != nil {

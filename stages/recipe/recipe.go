@@ -56,6 +56,12 @@ type Model struct {
 	LoRA                    *LoRA         `yaml:"lora,omitempty"`    // nil: the model's own parameters train
 	Freeze                  Freeze        `yaml:"freeze,omitempty"`
 	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
+
+	// Of a reranker.
+	Head        string `yaml:"head,omitempty"`        // of a language model: tokens (also empty), or classifier: a projection of the last token
+	Template    string `yaml:"template,omitempty"`    // what surrounds a pair; empty: what the folder says
+	Instruction string `yaml:"instruction,omitempty"` // in the template
+	Truncation  string `yaml:"truncation,omitempty"`  // longest_first (also empty) or only_second
 }
 
 // LoRA trains low-rank factors in place of the linear layers' weights; names are those of PEFT.
@@ -128,6 +134,14 @@ type Loss struct {
 	Similarity          string           `yaml:"similarity"`
 	MaskDuplicates      bool             `yaml:"mask_duplicates"`
 	GatherAcrossDevices bool             `yaml:"gather_across_devices"`
+
+	// Of a reranker; see loss.Groups.
+	Weighting string  `yaml:"weighting,omitempty"`
+	K         int     `yaml:"k,omitempty"`
+	Sigma     float64 `yaml:"sigma,omitempty"`
+	Mu        float64 `yaml:"mu,omitempty"`
+	PosWeight float64 `yaml:"pos_weight,omitempty"`
+	ByLabel   bool    `yaml:"by_label,omitempty"`
 }
 
 type Optimizer struct {
@@ -175,6 +189,7 @@ type Eval struct {
 	Every     int        `yaml:"every"`
 	Retrieval *Retrieval `yaml:"retrieval,omitempty"`
 	STS       *STS       `yaml:"sts,omitempty"`
+	Rerank    *Rerank    `yaml:"rerank,omitempty"`
 	Metric    string     `yaml:"metric"`
 
 	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`
@@ -190,6 +205,14 @@ type Retrieval struct {
 	Queries string `yaml:"queries"`
 	Corpus  string `yaml:"corpus"`
 	Qrels   string `yaml:"qrels"`
+}
+
+// Rerank is a retrieval task of which BM25's first documents are reranked.
+type Rerank struct {
+	Queries string `yaml:"queries"`
+	Corpus  string `yaml:"corpus"`
+	Qrels   string `yaml:"qrels"`
+	Top     int    `yaml:"top,omitempty"` // documents of each query; 0: 100
 }
 
 type STS struct {
@@ -228,9 +251,7 @@ func Default() Recipe {
 }
 
 // notYet are keys of the design whose code is still to come.
-var notYet = map[string]string{
-	"eval.rerank": "rerankers come with their own release",
-}
+var notYet = map[string]string{}
 
 // foreign maps other frameworks' names to ours.
 var foreign = map[string]string{

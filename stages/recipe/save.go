@@ -20,6 +20,9 @@ var poolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
 // Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter. Where
 // ranks hold a part of it, all call it and rank 0 writes.
 func (x *Run) Save(s gpustage.Stream, dir string) error {
+	if x.reranker != nil {
+		return x.saveReranker(s, dir)
+	}
 	tensors, adapter, err := x.trained(s)
 	if err != nil {
 		return err

@@ -158,7 +158,7 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	}
 	subs := stages.Split(g, batches, x.size())
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss()), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.objective()), enc)
 	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	results, err := stages.Apply(g, contributions, grads, enc, r.update(x.Steps))
 	if err != nil {
@@ -175,7 +175,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
-		return due && (x.task != nil || x.sts != nil)
+		return due && (x.task != nil || x.sts != nil || x.candidates != nil)
 	}))
 	in := pipeline.In(s, "result", results)
 	out := pipeline.Out[*Evaluation](s, "evaluation")
@@ -233,7 +233,7 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 	if !known {
 		measures = append(measures, measure)
 	}
-	res, err := x.task.Evaluate(ctx, engine, measures...)
+	res, err := x.measure(ctx, engine, measures...)
 	if err != nil || !x.Main() {
 		return nil, err
 	}
@@ -676,19 +676,22 @@ func (x *Run) writeSkipped(path string) error {
 
 // Evaluate measures the model as it is on the recipe's retrieval task.
 func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
-	if x.task == nil {
-		return nil, errors.New("the recipe has no eval.retrieval")
+	if x.task == nil && x.candidates == nil {
+		return nil, errors.New("the recipe has no eval.retrieval or eval.rerank")
 	}
 	if x.model.Partial() {
 		return nil, errors.New("this rank holds a part of the model: with mesh.parameters: streamed it is evaluated while it is trained")
 	}
 	engine := &embedder.Engine{Model: x.model, Stream: x.stream}
-	res, err := x.task.Evaluate(ctx, engine, evaluate.Standard()...)
+	res, err := x.measure(ctx, engine, evaluate.Standard()...)
 	return res, errors.Join(err, engine.Close())
 }
 
 // BM25 measures BM25 on the recipe's retrieval task.
 func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
+	if x.candidates != nil {
+		return x.candidates.task.Measure(x.candidates.run, evaluate.Standard()...)
+	}
 	if x.task == nil {
 		return nil, errors.New("the recipe has no eval.retrieval")
 	}

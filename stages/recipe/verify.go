@@ -381,6 +381,9 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	l := x.Recipe.loss()
 	l.TileRows, l.TileCols = w.tile[0], w.tile[1]
 	var objective loss.Loss = l
+	if x.reranker != nil {
+		objective = x.Recipe.objective()
+	}
 	switch w.plant {
 	case FaultFactor:
 		objective = scaled{l, 2}

@@ -1,0 +1,252 @@
+package recipe
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
+	"contraflow/stages/reranker"
+	"contraflow/stages/transformer"
+)
+
+// A reranker trains on the graph of embedders. Its sequences are pairs, each document with its row's query in front; its embeddings are
+// scores of one dimension; its loss is a sum over groups, the documents of a row. So it has no need of the cached pass: a group's gradient
+// is known when its own pairs have been scored, and going forward and backward group by group would do. It is cached nevertheless. With
+// every activation kept, which is what happens as long as they fit the replay budget, the cached pass is that plain one, one whole batch
+// wide, at no price; where they do not fit, whole batches go on working at the price of a replay, groups may be larger than a sub-batch,
+// and one schedule, one set of collectives and one resume serve both kinds of models. Where memory is short,
+// batch.accumulate in place of batch.global_size costs no replay and gives the same gradient: groups do not see each other. Nothing
+// but parameters' gradients travels between ranks.
+
+// objective is what the recipe minimizes.
+func (r Recipe) objective() loss.Loss {
+	if r.Model.Kind == "reranker" {
+		return r.Loss.groups()
+	}
+	return r.loss()
+}
+
+func (l Loss) groups() loss.Groups {
+	return loss.Groups{Name: l.Name, Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel}
+}
+
+// MarshalYAML writes the keys of the recipe's kind of model.
+func (l Loss) MarshalYAML() (any, error) {
+	type plain Loss
+	if !slices.Contains(loss.GroupLosses, l.Name) {
+		return plain(l), nil
+	}
+	return struct {
+		Name      string  `yaml:"name"`
+		Weighting string  `yaml:"weighting,omitempty"`
+		K         int     `yaml:"k,omitempty"`
+		Sigma     float64 `yaml:"sigma,omitempty"`
+		Mu        float64 `yaml:"mu,omitempty"`
+		PosWeight float64 `yaml:"pos_weight,omitempty"`
+		ByLabel   bool    `yaml:"by_label,omitempty"`
+	}{l.Name, l.Weighting, l.K, l.Sigma, l.Mu, l.PosWeight, l.ByLabel}, nil
+}
+
+// checkReranker resolves what is otherwise for rerankers.
+func (c *checker) checkReranker(r *Recipe) {
+	m, l := &r.Model, &r.Loss
+	if c.find("loss.name") == nil {
+		l.Name = "cross_entropy"
+	} else {
+		c.words("loss.name", loss.GroupLosses...)
+	}
+	c.words("loss.weighting", loss.Schemes...)
+	for _, key := range []string{"scale", "temperature", "directions", "partition_mode", "similarity", "mask_duplicates", "gather_across_devices"} {
+		c.require(c.find("loss."+key) == nil, "loss."+key, "is for embedders: a reranker's loss sees the scores of a row's documents")
+	}
+	l.GatherAcrossDevices = false
+	for key, ok := range map[string]bool{
+		"weighting": l.Name == "lambda", "mu": l.Name == "lambda", "k": l.Name == "lambda" || l.Name == "rank_net", "sigma": l.Name == "lambda" || l.Name == "rank_net",
+		"pos_weight": l.Name == "bce", "by_label": strings.HasSuffix(l.Name, "list_mle"),
+	} {
+		c.require(ok || c.find("loss."+key) == nil, "loss."+key, "is not for loss.name: %s", l.Name)
+	}
+	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, l.Name) {
+		c.fail("loss", "%v", err)
+	}
+	for i, s := range r.Data.Train {
+		switch l.Name {
+		case "kl", "distill", "margin_mse", "list_net":
+			c.require(len(s.Scores) > 0, fmt.Sprintf("data.train[%d].scores", i), "are missing: loss.name: %s learns from a score of each document", l.Name)
+		}
+	}
+	if c.find("batch.no_duplicates") == nil {
+		r.Batch.NoDuplicates = false // groups don't see each other
+	}
+	c.require(m.MaxLength.Query == m.MaxLength.Document, "model.max_length", "is one number for a reranker: query and document are read together")
+	c.words("model.truncation", "longest_first", "only_second")
+	c.words("model.template", "qwen3", "bge")
+	c.words("model.head", "classifier", "tokens")
+	for _, key := range []string{"pooling", "normalize"} {
+		c.require(c.find("model."+key) == nil, "model."+key, "is for embedders: a reranker's head says how it pools")
+	}
+	c.require(r.Eval.Retrieval == nil && r.Eval.STS == nil, "eval", "a reranker is measured by eval.rerank")
+	if e := r.Eval.Rerank; e != nil {
+		c.require(e.Queries != "" && e.Corpus != "" && e.Qrels != "", "eval.rerank", "needs queries, corpus and qrels")
+		c.require(e.Top >= 0, "eval.rerank.top", "is negative")
+	}
+}
+
+// openReranker finds out how pairs are read and scored.
+func (x *Run) openReranker() error {
+	m := x.Recipe.Model
+	if m.Kind != "reranker" {
+		return nil
+	}
+	if x.folder.Adapter != nil {
+		return fmt.Errorf("model.path: a reranker does not begin with an adapter; merge it first: contraflow merge")
+	}
+	c, err := embedder.ConfigOf(x.folder, nil)
+	if err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	for i, src := range x.Recipe.Data.Train {
+		spec, err := reranker.Describe(x.folder, x.tok, c, reranker.TextOptions{
+			MaxLength: m.MaxLength.Document, Template: m.Template, Instruction: m.Instruction, Truncation: m.Truncation,
+			QueryPrompt: src.Prompts.Query, DocumentPrompt: src.Prompts.Document, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
+		})
+		if err != nil {
+			return fmt.Errorf("model: %w", err)
+		}
+		if m.Head == "tokens" && len(spec.Scorer.Tokens) == 0 {
+			return fmt.Errorf("model.head: tokens' logits need a language model: config.json says %q", x.folder.Architecture())
+		}
+		if p := m.Dropout; p != nil {
+			spec.Scorer.DropoutOut = *p
+			if spec.Scorer.DropoutIn > 0 {
+				spec.Scorer.DropoutIn = *p
+			}
+		}
+		if i == 0 {
+			x.reranker = spec
+		}
+		x.pairs = append(x.pairs, spec.Pairs)
+	}
+	return nil
+}
+
+// head is the pooling of a model that embeds.
+func (x *Run) head() (transformer.Head, error) {
+	if x.reranker != nil {
+		return transformer.Head{}, nil
+	}
+	return embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
+}
+
+// candidates are what a reranker is measured on.
+type candidates struct {
+	data *dataset.Retrieval
+	task *embedder.Task
+	run  evaluate.Run
+}
+
+// defaultTop is how many of BM25's documents are reranked.
+const defaultTop = 100
+
+func (x *Run) openRerankEval(ctx context.Context) error {
+	e := x.Recipe.Eval.Rerank
+	data, err := dataset.LoadRetrieval(ctx, e.Queries, e.Corpus, e.Qrels)
+	if err != nil {
+		return fmt.Errorf("eval.rerank: %w", err)
+	}
+	if data.Unknown > 0 {
+		x.obs.note("eval.rerank: %d judgements name queries or documents that are not there", data.Unknown)
+	}
+	x.candidates = &candidates{data: data}
+	if x.candidates.task, err = embedder.NewTask(ctx, data, embedder.Text{}); err != nil {
+		return err
+	}
+	top := e.Top
+	if top == 0 {
+		top = defaultTop
+	}
+	x.candidates.run, err = x.candidates.task.RankBM25(ctx, top)
+	return err
+}
+
+// measure measures the model on the recipe's task; on ranks but the first it returns nil.
+func (x *Run) measure(ctx context.Context, engine *embedder.Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	if x.candidates == nil {
+		return x.task.Evaluate(ctx, engine, measures...)
+	}
+	run, err := reranker.Rerank(ctx, engine, x.pairs[0], x.candidates.data, x.candidates.run)
+	if err != nil || run == nil {
+		return nil, err
+	}
+	return x.candidates.task.Measure(run, measures...)
+}
+
+// saveReranker writes the model's folder; LoRA's factors are merged into it: neither CrossEncoder nor FlagEmbedding load adapters of
+// rerankers by themselves.
+func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
+	var tensors []safetensors.Tensor
+	factors := map[string][]float32{}
+	lora := x.model.Options.Tuning.LoRA
+	err := x.ranks.Parameters(s, x.model, func(p transformer.Param, vs []float32) error {
+		if !x.Main() {
+			return nil
+		}
+		if p.Factor() {
+			factors[p.Name] = slices.Clone(vs)
+			return nil
+		}
+		t, err := embedder.Tensor(p, slices.Clone(vs))
+		tensors = append(tensors, t)
+		return err
+	})
+	if err != nil || !x.Main() {
+		return err
+	}
+	if lora != nil {
+		for i, t := range tensors {
+			p, _ := x.model.Layout.Find(t.Name)
+			a, b := factors[p.Module()+".lora_A.weight"], factors[p.Module()+".lora_B.weight"]
+			if a == nil {
+				continue
+			}
+			vs := make([]float32, t.Len())
+			if err := t.Float32s(vs); err != nil {
+				return err
+			}
+			addProduct(vs, a, b, p.Cols, lora.Rank, lora.Scale())
+			if tensors[i], err = embedder.Tensor(p, vs); err != nil {
+				return err
+			}
+		}
+	}
+	text, err := x.Recipe.YAML()
+	if err != nil {
+		return err
+	}
+	return reranker.Save(dir, x.folder, x.model, tensors, x.reranker, hfmodel.Card{BaseModel: x.Recipe.Model.Path, Recipe: string(text)})
+}
+
+// addProduct is w += scale * B A, w [out, cols], A [rank, cols], B [out, rank].
+func addProduct(w, a, b []float32, cols, rank int, scale float64) {
+	sum := make([]float64, cols)
+	for o := range len(w) / cols {
+		clear(sum)
+		for r := range rank {
+			f := scale * float64(b[o*rank+r])
+			for i, v := range a[r*cols : (r+1)*cols] {
+				sum[i] += f * float64(v)
+			}
+		}
+		for i, v := range sum {
+			w[o*cols+i] = float32(float64(w[o*cols+i]) + v)
+		}
+	}
+}
