@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"contraflow/gpustage/ref"
+	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
+	"contraflow/stages/reranker"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+)
+
+// rerankRecipe writes a recipe that trains a reranker on a workspace's rows.
+func rerankRecipe(t *testing.T, dir, model, more string) string {
+	t.Helper()
+	text := fmt.Sprintf(`model: {path: %q, kind: reranker, max_length: 40%s}
+data:
+  train:
+    - {path: %q, query: query, positive: positive, negatives: [negative]}
+batch: {global_size: 8, sub_batch: {rows: 5}}
+optimizer: {lr: 1e-3}
+train: {epochs: 1, device: cpu}
+eval:
+  every: 10
+  rerank: {queries: %q, corpus: %q, qrels: %q, top: 20}
+save: {dir: %q}
+`, model, more, filepath.Join(dir, "train.parquet"), filepath.Join(dir, "queries.parquet"), filepath.Join(dir, "corpus.parquet"), filepath.Join(dir, "qrels.tsv"), filepath.Join(dir, "run"))
+	path := filepath.Join(dir, "rerank.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// An embedder becomes a reranker, which is measured, resumed, saved and used.
+func TestReranker(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	recipe := rerankRecipe(t, dir, goldens.Path(t, "bert/minilm-tiny"), "")
+	succeed(t, "train", "-c", recipe)
+	lines := metricLines(t, at("run/metrics.jsonl"))
+	want, _ := lines[len(lines)-1]["value"].(float64)
+	task := []string{"--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")}
+	var scores map[string]map[string]float64
+	r := succeed(t, append([]string{"rerank", "--model", at("run/model"), "--top", "20", "--json"}, task...)...)
+	if err := json.Unmarshal([]byte(r.stdout), &scores); err != nil || want == 0 || math.Abs(scores["reranker"]["ndcg@10"]-want) > 1e-9 {
+		t.Errorf("nDCG@10 was %v in training, now %s, %v", want, r.stdout, err)
+	}
+	if r := succeed(t, append([]string{"rerank", "--model", at("run/model"), "--first", goldens.Path(t, "bert/minilm-tiny")}, task...)...); strings.Count(r.stdout, "\n") < 5 || !strings.Contains(r.stdout, "fused with BM25") {
+		t.Errorf("the table:\n%s", r.stdout)
+	}
+	succeed(t, "rerank", "--model", at("run/model"), "--input", at("train.parquet"), "--document-column", "negative", "--output", at("scores.parquet"), "--sigmoid")
+
+	// The same run on two ranks, by shards, cut in half and resumed, in other sub-batches: one gradient.
+	one := losses(t, at("run/metrics.jsonl"))
+	for name, sets := range map[string][]string{
+		"two": {"mesh.replicate=2"}, "shards": {"mesh.shard=2"}, "subs": {"batch.sub_batch={tokens: 60}", "batch.replay_budget=0"}, "checkpointing": {"model.activation_checkpointing=true"},
+		"early": {"mesh.shard=2", "mesh.parameters=streamed", "mesh.gradients=early"},
+	} {
+		args := []string{"train", "-c", recipe, "--out", at(name)}
+		for _, s := range sets {
+			args = append(args, "--set", s)
+		}
+		succeed(t, args...)
+		for i, l := range losses(t, at(name+"/metrics.jsonl")) {
+			if a, b := one[i].(float64), l.(float64); !(math.Abs(a-b) <= 1e-4*math.Abs(a)) {
+				t.Errorf("%s: step %d has loss %v, want %v", name, i+1, b, a)
+			}
+		}
+	}
+	for i, loss := range []string{"bce", "list_mle", "p_list_mle", "rank_net", "lambda, weighting: ndcg_loss2, k: 2"} {
+		succeed(t, "train", "-c", recipe, "--out", at(fmt.Sprint("loss", i)), "--set", "loss={name: "+loss+"}", "--set", "train.max_steps=2", "--set", "mesh.replicate=2")
+	}
+	for set, want := range map[string]string{
+		"loss.name=mnrl":                         `loss.name: is "mnrl", want one of bce`,
+		"loss.scale=3":                           "is for embedders",
+		"loss={name: bce, k: 3}":                 "loss.k: is not for loss.name: bce",
+		"loss.name=kl":                           "data.train[0].scores: are missing",
+		"model.max_length={query: 3}":            "is one number for a reranker",
+		"model.head=tokens":                      "tokens' logits need a language model",
+		"eval.retrieval={queries: a, corpus: b}": "a reranker is measured by eval.rerank",
+	} {
+		if r := contraflow(t, "", "train", "-c", recipe, "--out", at("x"), "--set", set); r.code == 0 || !strings.Contains(r.stderr, want) {
+			t.Errorf("--set %s: exit code %d, want %q\n%s", set, r.code, want, r.stderr)
+		}
+	}
+}
+
+// narrowDecoder writes a random decoder of 40 layers of 16 with a last-token head.
+func narrowDecoder(t *testing.T, dir string) {
+	t.Helper()
+	tiny := goldens.Path(t, "bert/minilm-tiny")
+	config := []byte(`{"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"], "vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 40,
+"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": 64, "pad_token_id": 0,
+"id2label": {"0": "LABEL_0"}, "initializer_range": 0.2, "tie_word_embeddings": true}`)
+	c, err := transformer.ParseConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Scorer, err = c.Classifier(config, false); err != nil {
+		t.Fatal(err)
+	}
+	d := ref.New()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := transformer.New(d, c, transformer.Head{}, transformer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Free()
+	if err := m.Init(s, 7); err != nil {
+		t.Fatal(err)
+	}
+	tensors, err := embedder.Read(m, s, m.Layout.Params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := hfmodel.Open(tiny)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	spec := reranker.Spec{Scorer: c.Scorer, MaxLength: 40}
+	base.Config = config
+	if err := reranker.Save(dir, base, m, tensors, &spec, hfmodel.Card{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const narrowTuning = `, lora: {rank: 4, alpha: 8, targets: [q_proj, k_proj, v_proj, o_proj]}, activation_checkpointing: true`
+
+func narrowTraining(recipe, out string, more ...string) []string {
+	args := []string{"train", "--log", "human", "-c", recipe, "--out", out, "--set", "batch.accumulate=2", "--set", "train.max_steps=2", "--set", "eval.every=0",
+		"--set", "optimizer={name: sgd, lr: 0.5, max_grad_norm: 0, schedule: constant, warmup_ratio: 0, weight_decay: 0}"}
+	for _, s := range more {
+		args = append(args, "--set", s)
+	}
+	return args
+}
+
+// changes are what two steps of gradient descent have added to a model's parameters: their gradients' sum, in effect.
+func changes(t *testing.T, from, to string) map[string][]float64 {
+	t.Helper()
+	read := func(dir string) map[string][]float32 {
+		f, err := safetensors.Open(filepath.Join(dir, "model.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		out := map[string][]float32{}
+		for _, name := range f.Names() {
+			x, err := f.Tensor(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[name] = make([]float32, x.Len())
+			if err := x.Float32s(out[name]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return out
+	}
+	a, b := read(from), read(to)
+	out := map[string][]float64{}
+	for name, vs := range a {
+		for i, v := range vs {
+			out[name] = append(out[name], float64(b[name][i])-float64(v))
+		}
+	}
+	return out
+}
+
+// same compares two runs' changes by DESIGN's measure.
+func same(t *testing.T, name string, got, want map[string][]float64) {
+	t.Helper()
+	largest, trained := 0.0, 0
+	for _, vs := range want {
+		m := 0.0
+		for _, v := range vs {
+			m = max(m, math.Abs(v))
+		}
+		if largest = max(largest, m); m > 0 {
+			trained++
+		}
+	}
+	if trained != 40*4+1 { // q, k, v, o of each layer, and the head
+		t.Errorf("%d tensors have changed", trained)
+	}
+	for tensor, vs := range want {
+		top, worst := 1e-4*largest, 0.0
+		for i, v := range vs {
+			top, worst = max(top, math.Abs(v)), max(worst, math.Abs(got[tensor][i]-v))
+		}
+		// Weights around 1 are saved in f32, and changes are read off their difference.
+		if !(worst <= 1e-4*top+2e-7) {
+			t.Errorf("%s: %s differs by %.3g of %.3g", name, tensor, worst, top)
+		}
+	}
+}
+
+// A decoder of 40 layers with LoRA on q, k, v, o, activation checkpointing and accumulation: four ranks have one's gradients.
+func TestNarrowDecoderReranker(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	narrowDecoder(t, at("decoder"))
+	recipe := rerankRecipe(t, dir, at("decoder"), narrowTuning)
+	succeed(t, narrowTraining(recipe, at("one"))...)
+	want := changes(t, at("decoder"), at("one/model"))
+	for name, sets := range map[string][]string{"four": {"mesh.replicate=4"}, "shards": {"mesh.replicate=2", "mesh.shard=2"}, "subs": {"batch.sub_batch={rows: 3}", "model.activation_checkpointing=false"}} {
+		succeed(t, narrowTraining(recipe, at(name), sets...)...)
+		same(t, name, changes(t, at("decoder"), at(name+"/model")), want)
+	}
+	if r, err := reranker.Load(at("one/model")); err != nil {
+		t.Error(err)
+	} else {
+		r.Close()
+	}
+	if ls := losses(t, at("one/metrics.jsonl")); len(ls) != 2 || slices.Contains(ls, ls[0]) && ls[0] == ls[1] {
+		t.Errorf("losses %v", ls)
+	}
+}
+
+// The same with four processes.
+func TestMPINarrowDecoderReranker(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	narrowDecoder(t, at("decoder"))
+	recipe := rerankRecipe(t, dir, at("decoder"), narrowTuning)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if text, err := mpirun(t, ctx, append([]string{"4"}, narrowTraining(recipe, at("mpi"))...)).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	succeed(t, narrowTraining(recipe, at("one"))...)
+	same(t, "mpi", changes(t, at("decoder"), at("mpi/model")), changes(t, at("decoder"), at("one/model")))
+}
