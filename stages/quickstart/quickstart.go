@@ -31,6 +31,10 @@ type Options struct {
 	Source string // Go sources; "": those of the toolchain
 	Seed   uint64
 	Sets   []string // --set arguments for the recipe
+
+	Reranker   bool     // train one as well, from the model
+	RerankSets []string // for its recipe
+
 	// Say is told what is being done, Observer about the training; both may be empty.
 	Say      func(format string, args ...any)
 	Observer func(recipe.Recipe) recipe.Observer
@@ -58,6 +62,7 @@ type Report struct {
 	Table   string          `json:"-"`
 	Summary *recipe.Summary `json:"-"`
 	Example string          `json:"-"` // a held-out comment to try
+	Rerank  *RerankReport   `json:"rerank,omitempty"`
 }
 
 // BeforeAndAfter is a measure of the model before and after training, and of BM25.
@@ -124,6 +129,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	spec := shape
 	spec.Seed = o.Seed
+	if o.Reranker { // which reads two texts at once
+		spec.MaxLength = pairLength
+	}
 	start := filepath.Join(o.Out, "start")
 	say("training a vocabulary of %d tokens\n", spec.Vocab)
 	err = newmodel.Create(ctx, start, spec, func(yield func(string, error) bool) {
@@ -213,6 +221,11 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	rng := rand.New(rand.NewPCG(o.Seed, 1))
 	rep.Example = firstSentence(test[rng.IntN(len(test))].Comment)
+	if o.Reranker {
+		if rep.Rerank, err = rerank(ctx, o, f, train, say); err != nil {
+			return nil, fmt.Errorf("reranker: %w", err)
+		}
+	}
 	rep.Seconds = time.Since(began).Seconds()
 	out, err := json.MarshalIndent(rep, "", "  ")
 	if err != nil {

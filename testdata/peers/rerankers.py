@@ -180,5 +180,24 @@ for name, spec in KINDS.items():
     if np.std(before) < 1e-3 * np.abs(before).max():
         sys.exit(f"{name}: all pairs are the same to this model: a comparison would say nothing")
     loaded = off(f"{name} in contraflow", before, theirs(folder, some, kind))
-    print(f"{name} | {spec[2]} | {loaded:.1e}", flush=True)
+    trained = work / "trained"
+    shutil.rmtree(trained, ignore_errors=True)
+    recipe = {
+        "model": {"path": str(folder), "kind": "reranker", "max_length": LONG if template else LENGTH, **({"template": kind} if template else {})},
+        "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive", "negatives": ["negative"]}]},
+        "batch": {"global_size": 16}, "optimizer": {"lr": 1e-3}, "train": {"max_steps": 4}, "save": {"dir": str(trained)},
+    }  # fmt: skip
+    (work / "recipe.yaml").write_text(json.dumps(recipe))
+    run(contraflow, "train", "-c", work / "recipe.yaml", "--quiet")
+    after = ours(trained / "model", some)
+    if np.abs(after - before).max() < 1e-3 * np.abs(before).max():
+        sys.exit(f"{name}: training changed nothing: this check would not see a model that is saved as it was loaded")
+    auto = transformers.AutoModelForSequenceClassification if kind == "classifier" else transformers.AutoModelForCausalLM
+    _, info = auto.from_pretrained(trained / "model", output_loading_info=True)
+    if info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]:
+        sys.exit(f"{name}: transformers found {info}")
+    saved = off(f"{name}, trained by contraflow, in the peer", after, theirs(trained / "model", some, kind))
+    if kind == "qwen3":  # CrossEncoder reads the template that was saved with the model
+        saved = max(saved, off(f"{name}, trained by contraflow, in CrossEncoder", after, theirs(trained / "model", some, "tokens")))
+    print(f"{name} | {spec[2]} | {loaded:.1e} | {saved:.1e}", flush=True)
 shutil.rmtree(work)
