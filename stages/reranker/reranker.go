@@ -143,8 +143,8 @@ type Spec struct {
 	Folder    hfmodel.Reranker // for a folder that scores as this one
 }
 
-// Configure gives a model's configuration the head.
-func (s *Spec) Configure(c *transformer.Config) { c.Scorer = s.Scorer }
+// Configure gives a model's configuration the head, in the place of what an embedder has behind its pooling.
+func (s *Spec) Configure(c *transformer.Config) { c.Scorer, c.Dense = s.Scorer, nil }
 
 // Describe finds out how a folder's model scores. Of a folder that holds no reranker it is with a head that is new.
 func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, o TextOptions) (*Spec, error) {
