@@ -32,6 +32,7 @@ type Batch struct {
 	// Pairs tells that documents are sequences with their queries in front, for a model that scores. The queries, sequences 0 to B-1, are
 	// empty then and in no sub-batch: what is computed of them stays zero.
 	Pairs bool
+	Head  []int32 // tokens whose word embeddings the model's head reads besides
 
 	Data      *dataset.Dataset
 	Offset    int64            // of Rows beyond the dataset's own ids
@@ -100,7 +101,7 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
 	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
-	b.Pairs = end.Pairs
+	b.Pairs, b.Head = end.Pairs, end.Head
 	weighted := false
 	for _, c := range chunks {
 		b.Rows = append(b.Rows, c.Rows...)

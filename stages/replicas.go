@@ -358,7 +358,7 @@ type lastRows struct {
 }
 
 func distinct(s SubBatch) lastRows {
-	return distinctIDs(s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]])
+	return distinctIDs(slices.Concat(s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]], s.Batch.Head))
 }
 
 func distinctIDs(ids []int32) lastRows {

@@ -22,6 +22,7 @@ type Text struct {
 	// Pairs, if not nil, are how each dataset's documents become tokens with their rows' queries in front, for models that score. The
 	// queries themselves have none then, and the rest of the settings does not count.
 	Pairs []*tokenize.Pairs
+	Head  []int32 // what such a model's Scorer.Tied says
 }
 
 // Prompts are put before a dataset's texts.
@@ -37,9 +38,10 @@ type TokenChunk struct {
 	Teacher   []float32   // the rows' teacher embeddings, back to back; nil without
 	Data      *dataset.Dataset
 	Offset    int64
-	IDs       [][][]int32     // by column, text: row by row
-	Kinds     [][]int32       // by column, the types of all its tokens; nil: all 0
-	Pairs     bool            // queries have no tokens; see Batch
+	IDs       [][][]int32 // by column, text: row by row
+	Kinds     [][]int32   // by column, the types of all its tokens; nil: all 0
+	Pairs     bool        // queries have no tokens; see Batch
+	Head      []int32
 	Texts     [][]loss.TextID // by column, text
 	Counts    [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
 	Truncated int
@@ -59,7 +61,7 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 }
 
 func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
-	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, Pairs: x.Pairs != nil}
+	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, Pairs: x.Pairs != nil, Head: x.Head}
 	columns := c.Data.Columns()
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {

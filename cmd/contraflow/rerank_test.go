@@ -97,18 +97,27 @@ func TestReranker(t *testing.T) {
 	}
 }
 
-// narrowDecoder writes a random decoder of 40 layers of 16 with a last-token head.
-func narrowDecoder(t *testing.T, dir string) {
+// narrowDecoder writes a random decoder with layers of 16: with a last-token head, or one that is scored by the logits of two tokens, which are
+// word embeddings.
+func narrowDecoder(t *testing.T, dir string, layers int, tokens bool) {
 	t.Helper()
 	tiny := goldens.Path(t, "bert/minilm-tiny")
-	config := []byte(`{"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"], "vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 40,
+	config := fmt.Appendf(nil, `{"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"], "vocab_size": 120, "hidden_size": 16, "num_hidden_layers": %d,
 "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": 64, "pad_token_id": 0,
-"id2label": {"0": "LABEL_0"}, "initializer_range": 0.2, "tie_word_embeddings": true}`)
+"id2label": {"0": "LABEL_0"}, "initializer_range": 0.2, "tie_word_embeddings": true}`, layers)
 	c, err := transformer.ParseConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Scorer, err = c.Classifier(config, false); err != nil {
+	spec := reranker.Spec{MaxLength: 40}
+	if tokens {
+		spec.Folder.TrueID, spec.Folder.FalseID = new(int32), new(int32)
+		*spec.Folder.TrueID, *spec.Folder.FalseID = 17, 23
+		c.Scorer, err = c.TokenScorer(config, 17, 23)
+	} else {
+		c.Scorer, err = c.Classifier(config, false)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	d := ref.New()
@@ -133,12 +142,14 @@ func narrowDecoder(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	defer base.Close()
-	spec := reranker.Spec{Scorer: c.Scorer, MaxLength: 40}
+	spec.Scorer = c.Scorer
 	base.Config = config
 	if err := reranker.Save(dir, base, m, tensors, &spec, hfmodel.Card{}); err != nil {
 		t.Fatal(err)
 	}
 }
+
+const narrowTensors = 40*4 + 1 // q, k, v, o of each layer, and the head
 
 const narrowTuning = `, lora: {rank: 4, alpha: 8, targets: [q_proj, k_proj, v_proj, o_proj]}, activation_checkpointing: true`
 
@@ -184,7 +195,7 @@ func changes(t *testing.T, from, to string) map[string][]float64 {
 }
 
 // same compares two runs' changes by DESIGN's measure.
-func same(t *testing.T, name string, got, want map[string][]float64) {
+func same(t *testing.T, name string, got, want map[string][]float64, tensors int) {
 	t.Helper()
 	largest, trained := 0.0, 0
 	for _, vs := range want {
@@ -196,7 +207,7 @@ func same(t *testing.T, name string, got, want map[string][]float64) {
 			trained++
 		}
 	}
-	if trained != 40*4+1 { // q, k, v, o of each layer, and the head
+	if trained != tensors {
 		t.Errorf("%d tensors have changed", trained)
 	}
 	for tensor, vs := range want {
@@ -215,13 +226,13 @@ func same(t *testing.T, name string, got, want map[string][]float64) {
 func TestNarrowDecoderReranker(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
-	narrowDecoder(t, at("decoder"))
+	narrowDecoder(t, at("decoder"), 40, false)
 	recipe := rerankRecipe(t, dir, at("decoder"), narrowTuning)
 	succeed(t, narrowTraining(recipe, at("one"))...)
 	want := changes(t, at("decoder"), at("one/model"))
 	for name, sets := range map[string][]string{"four": {"mesh.replicate=4"}, "shards": {"mesh.replicate=2", "mesh.shard=2"}, "subs": {"batch.sub_batch={rows: 3}", "model.activation_checkpointing=false"}} {
 		succeed(t, narrowTraining(recipe, at(name), sets...)...)
-		same(t, name, changes(t, at("decoder"), at(name+"/model")), want)
+		same(t, name, changes(t, at("decoder"), at(name+"/model")), want, narrowTensors)
 	}
 	if r, err := reranker.Load(at("one/model")); err != nil {
 		t.Error(err)
@@ -233,11 +244,30 @@ func TestNarrowDecoderReranker(t *testing.T) {
 	}
 }
 
+// A decoder that trains as a whole, scored by two rows of its word embeddings, whose gradient then has two sources.
+func TestTiedReranker(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	narrowDecoder(t, at("decoder"), 2, true)
+	recipe := rerankRecipe(t, dir, at("decoder"), "")
+	gentle := "optimizer.lr=0.05"
+	succeed(t, narrowTraining(recipe, at("one"), gentle)...)
+	want := changes(t, at("decoder"), at("one/model"))
+	for name, sets := range map[string][]string{"two": {"mesh.replicate=2"}, "early": {"mesh.shard=2", "mesh.gradients=early", "mesh.parameters=resident"}, "subs": {"batch.sub_batch={rows: 3}", "batch.replay_budget=0"}} {
+		succeed(t, narrowTraining(recipe, at(name), append(sets, gentle)...)...)
+		same(t, name, changes(t, at("decoder"), at(name+"/model")), want, len(want))
+	}
+	r := contraflow(t, "", narrowTraining(recipe, at("streamed"), "mesh.shard=2", "mesh.parameters=streamed")...)
+	if r.code == 0 || !strings.Contains(r.stderr, "streamed parameters (mesh.parameters) are not for a score that is the logits of word embeddings") {
+		t.Errorf("exit code %d:\n%s", r.code, r.stderr)
+	}
+}
+
 // The same with four processes.
 func TestMPINarrowDecoderReranker(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
-	narrowDecoder(t, at("decoder"))
+	narrowDecoder(t, at("decoder"), 40, false)
 	recipe := rerankRecipe(t, dir, at("decoder"), narrowTuning)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -245,5 +275,5 @@ func TestMPINarrowDecoderReranker(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	succeed(t, narrowTraining(recipe, at("one"))...)
-	same(t, "mpi", changes(t, at("decoder"), at("mpi/model")), changes(t, at("decoder"), at("one/model")))
+	same(t, "mpi", changes(t, at("decoder"), at("mpi/model")), changes(t, at("decoder"), at("one/model")), narrowTensors)
 }

@@ -143,6 +143,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
+		x.text.Head = x.reranker.Scorer.Tied()
 		return nil
 	}
 	c := x.model.Config

@@ -373,7 +373,8 @@ type Gradients struct {
 	Rest  gpustage.Tensor
 
 	// WordRows, if not zero, takes the word embeddings' gradient in Flat's place: [U, C], a row for each distinct token id of
-	// the sub-batch. WordIndex, i32 [1, T], is each token's row in it.
+	// the sub-batch. WordIndex, i32 [1, T], is each token's row in it; behind them come those of Scorer.Tokens, where the word
+	// embeddings are the head's as well (Tied).
 	WordRows, WordIndex gpustage.Tensor
 
 	// Done, if not nil, is called with each of the layout's marks in turn, when nothing more will be added to the gradients of
@@ -413,7 +414,7 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	d, dNormal := p.d, dEmbeddings
 	if !m.Config.Scorer.None() {
 		dNormal = p.dNormal
-		p.scoreBackward(dNormal, dEmbeddings, &g)
+		p.scoreBackward(dNormal, dEmbeddings, &g, to)
 	} else if m.Head.Normalize {
 		dNormal = p.dNormal
 		s.NormalizeBackward(dNormal, dEmbeddings, p.embeddings, p.length)
@@ -452,7 +453,7 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 	if m.bottom < 0 {
 		index := p.in.ids
 		if !to.WordRows.IsZero() {
-			g.word, index = to.WordRows, to.WordIndex
+			g.word, index = to.WordRows, to.WordIndex.Columns(0, p.in.seqs.Tokens)
 		}
 		p.embedTokensBackward(d, g, index)
 	}

@@ -37,6 +37,9 @@ type partial struct {
 func (m *Model) Partial() bool { return m.own != nil }
 
 func (m *Model) openPartial(own [][2]int) error {
+	if len(m.Config.Scorer.Tied()) > 0 {
+		return errors.New("streamed parameters (mesh.parameters) are not for a score that is the logits of word embeddings: keep them resident, or give it a head of its own (model.head: classifier)")
+	}
 	m.version, m.constant = gpustage.NewVersion(0), gpustage.NewVersion(0)
 	n := 0
 	for _, r := range own {

@@ -47,6 +47,14 @@ type Scorer struct {
 // None tells that there is no scorer.
 func (h Scorer) None() bool { return h.Out == "" && len(h.Tokens) == 0 }
 
+// Tied are the tokens whose word embeddings the head reads.
+func (h Scorer) Tied() []int32 {
+	if h.LMHead != "" {
+		return nil
+	}
+	return h.Tokens
+}
+
 // Modules are the names of the head's parts, without ".weight".
 func (h Scorer) Modules() (names []string) {
 	for _, n := range []string{h.Dense, h.Norm, h.Out} {
@@ -249,11 +257,11 @@ func (p *Pass) score() {
 	h, a, w, s := p.m.Config.Scorer, &p.scoring, p.m.w.score, p.s
 	x := p.pooled
 	if len(h.Tokens) > 0 {
-		table, at := w.lm, a.tokens
+		table := w.lm
 		if h.LMHead == "" {
-			table, at = p.m.w.word, a.tokens
+			table = p.m.w.word
 		}
-		s.Gather(a.rows, table, at, false)
+		s.Gather(a.rows, table, a.tokens, false)
 		if h.Cap == 0 {
 			s.MatMul(a.logits, x, a.rows, gpustage.MatMul{TransB: true})
 			s.MatMul(p.embeddings, a.logits, a.signs, gpustage.MatMul{TransB: true})
@@ -288,7 +296,7 @@ func (p *Pass) score() {
 }
 
 // scoreBackward gives the gradient of what is pooled, d [B, C], and adds the head's to g.
-func (p *Pass) scoreBackward(d, dScores gpustage.Tensor, g *weights) {
+func (p *Pass) scoreBackward(d, dScores gpustage.Tensor, g *weights, to Gradients) {
 	h, a, w, s := p.m.Config.Scorer, &p.scoring, p.m.w.score, p.s
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
@@ -303,14 +311,17 @@ func (p *Pass) scoreBackward(d, dScores gpustage.Tensor, g *weights) {
 			s.ActivateBackward(dLogits, dLogits, a.logits, gpustage.Tanh)
 		}
 		s.MatMul(d, dLogits, a.rows, gpustage.MatMul{Alpha: alpha})
-		table := g.score.lm
+		table, at := g.score.lm, a.tokens
 		if h.LMHead == "" {
-			table = g.word
+			if table = g.word; !table.IsZero() && !to.WordRows.IsZero() {
+				t := p.in.seqs.Tokens
+				table, at = to.WordRows, to.WordIndex.Columns(t, t+n)
+			}
 		}
 		if !table.IsZero() {
 			dRows := p.scratch(n, d.Cols)
 			s.MatMul(dRows, dLogits, p.pooled, gpustage.MatMul{TransA: true, Alpha: alpha})
-			s.ScatterAdd(table, dRows, a.tokens)
+			s.ScatterAdd(table, dRows, at)
 		}
 		return
 	}
