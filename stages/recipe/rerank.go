@@ -195,7 +195,7 @@ func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
 	var tensors []safetensors.Tensor
 	factors := map[string][]float32{}
 	lora := x.model.Options.Tuning.LoRA
-	err := x.ranks.Parameters(s, x.model, func(p transformer.Param, vs []float32) error {
+	err := x.ranks.Parameters(s, x.model, func(transformer.Param) bool { return true }, func(p transformer.Param, vs []float32) error {
 		if !x.Main() {
 			return nil
 		}

@@ -23,7 +23,7 @@ func Templates() []string {
 	return names
 }
 
-// Template is a commented recipe to begin with; "embedder" has every key. false: there is none of that name.
+// Template is a commented recipe to begin with; "embedder" has every key but those of rerankers. false: there is none of that name.
 func Template(name string) (string, bool) {
 	text, err := templates.ReadFile(path.Join("templates", name+".yaml"))
 	return string(text), err == nil
@@ -32,9 +32,18 @@ func Template(name string) (string, bool) {
 // option is a template's line that is commented out.
 var option = regexp.MustCompile(`(?m)^( *)# ([a-z_]+: .*)$`)
 
-// example is how a key is written, from the template that has every key: "lr: 2e-5". "" if it is a section, or deeper than a template shows.
+// example is how a key is written in a template: "lr: 2e-5". "" if it is a section, or deeper than templates show.
 func example(full string) string {
-	text, _ := Template("embedder")
+	for _, name := range Templates() {
+		if e := exampleIn(name, full); e != "" {
+			return e
+		}
+	}
+	return ""
+}
+
+func exampleIn(name, full string) string {
+	text, _ := Template(name)
 	text = option.ReplaceAllString(text, "$1$2")
 	section, key, ok := strings.Cut(indices.ReplaceAllString(full, ""), ".")
 	if !ok {
