@@ -19,6 +19,15 @@
 // backward goes from the last to the first, starts with the kept ones and replays the others. So a small batch costs
 // what plain training costs, a huge one what GradCache costs, and gradients are the same bits whatever the budget.
 //
+// # Rerankers
+//
+// A model that scores trains on the same graph: its sequences are pairs (a document with its row's query in front), its embeddings have one
+// dimension, and its loss is a sum over groups, the documents of a row. It has no need of the cached pass, since a group's gradient follows
+// from its own scores, and nothing but parameters' gradients travels between ranks. It goes through the cached pass nevertheless:
+// with all activations kept, which is the rule within the replay budget, that is the plain pass, one batch wide; beyond the
+// budget, large batches and groups larger than a sub-batch work at the price of a replay. There is one schedule, one set of
+// collectives and one resume for both kinds of models.
+//
 // # One division
 //
 // Losses and gradients stay sums until the step's update: over rows, columns, sub-batches and accumulated batches. Only there

@@ -11,7 +11,7 @@ import (
 // {instruction} and {bos}, the token that texts begin with if there is one, and special tokens by their names; it becomes ids on its own, without the special tokens that surround a text.
 type Segment struct {
 	Text string `json:"text" yaml:"text"`
-	Cut  bool   `json:"cut,omitempty" yaml:"cut,omitempty"` // this one loses its last ids if there are too many in all
+	Cut  bool   `json:"cut,omitempty" yaml:"cut,omitempty"` // this one loses its last ids if there are too many in all, and then the query's
 }
 
 // Template is segments, one after the other. One of them may be cut.
@@ -140,26 +140,35 @@ func (p *Pairs) Append(dst, kinds []int32, query, document string) (ids, kindsOu
 		}
 		return dst, kinds, truncated, err
 	}
-	first, from, to := len(dst), -1, -1
+	first := len(dst)
+	var cut, asked [2]int // where in dst what may be cut is, and the query
 	texts := strings.NewReplacer("{query}", query, "{document}", document)
 	for _, s := range p.segments {
-		if s.Cut {
-			from = len(dst)
-		}
+		from := len(dst)
 		if s.ids != nil {
 			dst = append(dst, s.ids...)
 		} else {
 			dst = p.t.bare(dst, texts.Replace(s.Text))
 		}
 		if s.Cut {
-			to = len(dst)
+			cut = [2]int{from, len(dst)}
+		} else if strings.Contains(s.Text, "{query}") {
+			asked = [2]int{from, len(dst)}
 		}
 	}
 	if excess := len(dst) - first - p.maxLength; p.maxLength > 0 && excess > 0 {
-		if excess > to-from {
-			return dst[:first], kinds, false, fmt.Errorf("%w: a pair of %d tokens with %d of them to be cut does not fit %d", ErrTooShort, len(dst)-first, max(0, to-from), p.maxLength)
+		some := min(excess, cut[1]-cut[0])
+		rest := excess - some
+		if rest > asked[1]-asked[0] {
+			return dst[:first], kinds, false, fmt.Errorf("%w: a pair of %d tokens does not fit %d", ErrTooShort, len(dst)-first, p.maxLength)
 		}
-		dst = append(dst[:to-excess], dst[to:]...)
+		dst = append(dst[:cut[1]-some], dst[cut[1]:]...)
+		if end := asked[1]; rest > 0 {
+			if asked[0] > cut[0] { // it has moved
+				end -= some
+			}
+			dst = append(dst[:end-rest], dst[end:]...)
+		}
 		truncated = true
 	}
 	for range dst[first:] {

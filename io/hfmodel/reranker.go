@@ -61,7 +61,7 @@ func (f *Folder) readLogitScore(file string) error {
 
 // readReranker reads reranker.json, if there is one, and looks at the model's class.
 func (f *Folder) readReranker() error {
-	if a := f.Architecture(); strings.HasSuffix(a, "ForSequenceClassification") {
+	if strings.HasSuffix(f.Architecture(), "ForSequenceClassification") && f.Pooling == nil { // an embedder may begin as a classifier
 		f.reranks()
 	}
 	file := filepath.Join(f.Dir, rerankerFile)

@@ -17,14 +17,8 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// A reranker trains on the graph of embedders. Its sequences are pairs, each document with its row's query in front; its embeddings are
-// scores of one dimension; its loss is a sum over groups, the documents of a row. So it has no need of the cached pass: a group's gradient
-// is known when its own pairs have been scored, and going forward and backward group by group would do. It is cached nevertheless. With
-// every activation kept, which is what happens as long as they fit the replay budget, the cached pass is that plain one, one whole batch
-// wide, at no price; where they do not fit, whole batches go on working at the price of a replay, groups may be larger than a sub-batch,
-// and one schedule, one set of collectives and one resume serve both kinds of models. Where memory is short,
-// batch.accumulate in place of batch.global_size costs no replay and gives the same gradient: groups do not see each other. Nothing
-// but parameters' gradients travels between ranks.
+// A reranker trains on the graph of embedders; why, package stages tells. Where memory is short, batch.accumulate in place of
+// batch.global_size costs no replay and gives the same gradient: groups do not see each other.
 
 // objective is what the recipe minimizes.
 func (r Recipe) objective() loss.Loss {

@@ -179,7 +179,7 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	if strings.HasSuffix(f.Architecture(), "ForCausalLM") && !o.NewHead {
 		err = s.tokens(f, tok, c)
 	} else {
-		s.Scorer, err = c.Classifier(f.Config, !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
+		s.Scorer, err = c.Classifier(f.Config, f.Reranker == nil || !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
 		s.Scorer.Seed = o.Seed
 	}
 	if err != nil {

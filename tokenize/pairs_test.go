@@ -1,0 +1,62 @@
+package tokenize
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"contraflow/testdata/goldens"
+)
+
+// A template is its segments' ids, one after the other; the one that may be cut loses what is too much, at its end.
+func TestPairTemplate(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := func(text string) []int32 {
+		ids := tok.Encode(text, 0)
+		return ids[1 : len(ids)-1]
+	}
+	template := Template{{Text: "the cat"}, {Text: "{instruction}: {query}"}, {Text: "{document} file", Cut: true}, {Text: "{bos}"}, {Text: "open"}}
+	p, err := tok.NewPairs(PairOptions{Template: template, Instruction: "see", QueryPrompt: "a ", MaxLength: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := append(append(append(plain("the cat"), plain("see: a {document}")...), plain("small {query} bird file")...), plain("open")...)
+	ids, kinds, cut, err := p.Append(nil, nil, "{document}", "small {query} bird") // what texts hold is not replaced
+	if err != nil || len(kinds) != len(ids) {
+		t.Fatal(err)
+	}
+	if len(want) > 20 {
+		body := len(want) - 20
+		end := len(want) - len(plain("open"))
+		want = append(want[:end-body:end-body], want[end:]...)
+		if !cut {
+			t.Error("a pair that was cut is not said to be")
+		}
+	}
+	if fmt.Sprint(ids) != fmt.Sprint(want) {
+		t.Errorf("ids %v, want %v", ids, want)
+	}
+	// A query that leaves no room for the document is cut as well; what is fixed never is.
+	ids, _, cut, err = p.Append(nil, nil, strings.Repeat("cat ", 30), "x")
+	end := plain("open")
+	if err != nil || !cut || len(ids) != 20 || fmt.Sprint(ids[20-len(end):]) != fmt.Sprint(end) || ids[19-len(end)] != plain("cat")[0] {
+		t.Errorf("a long query: %v, %v, %v", ids, cut, err)
+	}
+	if _, err := tok.NewPairs(PairOptions{Template: template, Instruction: strings.Repeat("see ", 30), MaxLength: len(plain("the cat")) + len(end)}); !errors.Is(err, ErrTooShort) {
+		t.Errorf("no room: %v", err)
+	}
+	for _, bad := range []Template{{}, {{Text: "{query}"}}, {{Text: "{query}", Cut: true}, {Text: "{document}", Cut: true}}} {
+		if bad.Check() == nil {
+			t.Errorf("%v passed", bad)
+		}
+	}
+	for name, known := range Templates {
+		if err := known.Template.Check(); err != nil || known.TrueToken == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
