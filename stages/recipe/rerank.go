@@ -62,11 +62,11 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.require(c.find("loss."+key) == nil, "loss."+key, "is for embedders: a reranker's loss sees the scores of a row's documents")
 	}
 	l.GatherAcrossDevices = false
-	for key, ok := range map[string]bool{
-		"weighting": l.Name == "lambda", "mu": l.Name == "lambda", "k": l.Name == "lambda" || l.Name == "rank_net", "sigma": l.Name == "lambda" || l.Name == "rank_net",
-		"pos_weight": l.Name == "bce", "by_label": strings.HasSuffix(l.Name, "list_mle"),
+	for key, names := range map[string][]string{
+		"weighting": {"lambda"}, "mu": {"lambda"}, "k": {"lambda", "rank_net"}, "sigma": {"lambda", "rank_net"}, "pos_weight": {"bce"},
+		"by_label": {"list_mle", "p_list_mle"},
 	} {
-		c.require(ok || c.find("loss."+key) == nil, "loss."+key, "is not for loss.name: %s", l.Name)
+		c.require(slices.Contains(names, l.Name) || c.find("loss."+key) == nil, "loss."+key, "is for loss.name: %s", strings.Join(names, " or "))
 	}
 	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, l.Name) {
 		c.fail("loss", "%v", err)
