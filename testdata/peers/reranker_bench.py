@@ -30,7 +30,7 @@ transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 contraflow, minilm, source = sys.argv[1:4]
 turns = int(sys.argv[4]) if len(sys.argv) > 4 else 3
-GROUPS, BATCH = 16, 4
+GROUPS, BATCH = 8, 4
 work = Path(tempfile.mkdtemp())
 read = pq.read_table(source).to_pylist()
 rows = []
