@@ -313,7 +313,7 @@ func (p *Pass) scoreBackward(d, dScores gpustage.Tensor, g *weights, to Gradient
 		s.MatMul(d, dLogits, a.rows, gpustage.MatMul{Alpha: alpha})
 		table, at := g.score.lm, a.tokens
 		if h.LMHead == "" {
-			if table = g.word; !table.IsZero() && !to.WordRows.IsZero() {
+			if table = g.word; !to.WordRows.IsZero() {
 				t := p.in.seqs.Tokens
 				table, at = to.WordRows, to.WordIndex.Columns(t, t+n)
 			}
