@@ -138,7 +138,7 @@ func TestShapeErrors(t *testing.T) {
 		{Source{Query: "query", Positive: "{titel} {text}"}, ErrMissingColumn, `has no column "titel"`},
 		{Source{Query: "query", Positive: "{title {text}"}, ErrMissingColumn, "a { without a column"},
 		{Source{Query: "query", Positive: "title} {text}"}, ErrMissingColumn, "a } without {"},
-		{Source{Query: "query", Negatives: []string{"neg"}, Label: "label"}, ErrMissingColumn, "single texts with a label"},
+		{Source{Query: "query", Negatives: []string{"neg"}, Label: "label"}, ErrMissingColumn, "single texts with a label or"},
 	} {
 		c.src.Paths = at
 		d, err := Open(t.Context(), c.src)

@@ -24,7 +24,7 @@ import (
 type Source struct {
 	Paths     []string // .parquet files and .jsonl, .ndjson or .json files (of JSON lines; also .gz, .zst), and globs of those
 	Query     string
-	Positive  string // "" if rows are single texts with a Label
+	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
 	Negatives []string
 	// NegativesPerQuery is how many texts a list of negatives gives. A row with fewer repeats them. 0: as many as the lists
 	// hold, which then must all be equally long. AllNegatives: as many as each row has, which may be none.
@@ -135,11 +135,11 @@ type blockRef struct {
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
 func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
-	if src.Query == "" || src.Positive == "" && src.Label == "" {
+	if src.Query == "" || src.Positive == "" && src.Label == "" && src.Teacher == "" {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
 	}
 	if src.Positive == "" && len(src.Negatives)+len(src.Scores) > 0 {
-		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label: they have no negatives and no scores")
+		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
 	}
 	paths, err := expand(src.Paths)
 	if err != nil {

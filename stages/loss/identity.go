@@ -41,7 +41,10 @@ func (l InfoNCE) strips(s gpustage.Stream, a *gpustage.Arena, b *Batch, x, dx gp
 			g = 0
 		}
 		q, p := x.Span(0, rows), x.Span(rows, 2*rows)
-		st := strip{group: g}
+		st := strip{group: g, alpha: l.scale()}
+		if d == QueryToDoc && l.HardnessStrength > 0 && (l.Hardness == InBatchNegatives || l.Hardness == AllNegatives) {
+			st.alpha += l.HardnessStrength
+		}
 		switch d {
 		case QueryToDoc, QueryToQuery:
 			st.anchors, st.dAnchors = q, dx.Span(0, rows)
@@ -63,7 +66,9 @@ func (l InfoNCE) strips(s gpustage.Stream, a *gpustage.Arena, b *Batch, x, dx gp
 		own := row // each anchor's own place among the candidates, which the tiles leave out: the positive pair, or itself
 		switch d {
 		case QueryToDoc:
-			own, st.positive = place, true
+			if own, st.positive = place, true; l.separates() {
+				own = owner
+			}
 		case DocToQuery:
 			st.positive = true
 		case DocToDoc:

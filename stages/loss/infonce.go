@@ -3,7 +3,7 @@ package loss
 import (
 	"fmt"
 	"math"
-	"strings"
+	"slices"
 
 	"contraflow/gpustage"
 )
@@ -36,6 +36,10 @@ type InfoNCE struct {
 	PerDirection bool
 	// Dot takes the embeddings as they are; otherwise they are normalized first, unless the batch says that they are.
 	Dot bool
+	// Hardness gives negatives of QueryToDoc more weight the nearer they are: HardnessStrength times their similarity, as a number
+	// that has no gradient, is added to their scores. It is not multiplied by Scale.
+	Hardness         Hardness
+	HardnessStrength float64
 	// MaskDuplicates leaves out candidates that are no negatives, told by text identity: any text equal to the row's query or
 	// positive, documents that are another row's positive for the same query, and queries that share the positive.
 	MaskDuplicates bool
@@ -43,6 +47,19 @@ type InfoNCE struct {
 	// Tile sizes; 0 means the defaults. They change speed and rounding, nothing else.
 	TileRows, TileCols int
 }
+
+// Hardness says which negatives it is.
+type Hardness string
+
+const (
+	NoHardness       Hardness = ""
+	InBatchNegatives Hardness = "in_batch_negatives" // documents of other rows (LLaVE, arXiv 2503.04812, equation 5)
+	HardNegatives    Hardness = "hard_negatives"     // the row's own negatives (EmbeddingGemma, arXiv 2509.20354)
+	AllNegatives     Hardness = "all_negatives"      // both
+)
+
+// HardnessModes lists them.
+var HardnessModes = []Hardness{InBatchNegatives, HardNegatives, AllNegatives}
 
 // A tile of 256 x 1024 scores is 1 MiB in f32: with its two operands it stays in a processor's L2 and L3 caches, and is large enough
 // for the product to run at full speed.
@@ -56,6 +73,12 @@ func (l InfoNCE) Check() error {
 	if l.Scale < 0 || math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
 		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
 	}
+	if !slices.Contains(HardnessModes, l.Hardness) && l.Hardness != NoHardness {
+		return fmt.Errorf("hardness mode %q is unknown: want %s", l.Hardness, joinNames(HardnessModes))
+	}
+	if err := checkNotNegative("hardness strength", l.HardnessStrength); err != nil {
+		return err
+	}
 	seen := map[Direction]bool{}
 	for _, d := range l.Directions {
 		known := false
@@ -63,7 +86,7 @@ func (l InfoNCE) Check() error {
 			known = known || d == k
 		}
 		if !known {
-			return fmt.Errorf("direction %q is unknown: want %s", d, joinDirections())
+			return fmt.Errorf("direction %q is unknown: want %s", d, joinNames(Directions))
 		}
 		if seen[d] {
 			return fmt.Errorf("direction %q is given twice", d)
@@ -77,14 +100,6 @@ func (l InfoNCE) Check() error {
 		return fmt.Errorf("one softmax per direction needs the positive pair in each: %q and %q don't have it", QueryToQuery, DocToDoc)
 	}
 	return nil
-}
-
-func joinDirections() string {
-	var names []string
-	for _, d := range Directions {
-		names = append(names, string(d))
-	}
-	return strings.Join(names, ", ")
 }
 
 func (l InfoNCE) scale() float64 {
@@ -126,7 +141,8 @@ type strip struct {
 	dAnchors, dCandidates gpustage.Tensor
 	mask                  gpustage.Mask // over all anchors and candidates
 	group                 int
-	positive              bool // whether the positive pair is among the candidates; it is masked, see Compute
+	alpha                 float64 // scores are alpha times the product
+	positive              bool    // whether the positive pair is among the candidates; it is masked, see Compute
 }
 
 // pass is one call of Compute.
@@ -137,6 +153,8 @@ type pass struct {
 	t      gpustage.DType
 	lo, hi int // rows that are asked for
 	strips []strip
+	hard   *groups // rows with their own negatives, where tiles leave them out; nil otherwise
+	masked []bool  // of hard's pairs: duplicates
 }
 
 // SplitsRows tells that InfoNCE is a RowSplitter.
@@ -157,31 +175,31 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	}
 	mark := a.Mark()
 	defer a.Release(mark)
-	n, e, rows := b.N(), b.Embeddings.Cols, b.Rows
+	rows := b.Rows
 	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType}
 	p.lo, p.hi = b.Own()
 
-	x, dx, norm := b.Embeddings, b.Gradient, gpustage.Tensor{}
-	if normalize := !l.Dot && !b.Normalized; normalize {
-		x, dx, norm = a.Scratch(s, p.t, n, e), a.Scratch(s, p.t, n, e), a.Scratch(s, p.t, 1, n)
-		s.Normalize(x, norm, b.Embeddings)
-		s.Fill(dx, 0)
-	}
+	v := viewOf(s, a, b, !l.Dot)
+	x, dx := v.x, v.dx
 	p.strips = l.strips(s, a, b, x, dx)
+	if l.separates() && len(b.Owner) > 0 {
+		if err := p.compareOwn(b, v); err != nil {
+			return Result{}, err
+		}
+	}
 
 	g := l.groups()
 	top, sum, lse := a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows)
 	positive, share, others := a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows)
 	s.Fill(top, math.Inf(-1))
 	s.Fill(sum, 0)
-	s.Fill(others, 0)
 	p.walk(func(st strip, lo, hi int, tile gpustage.Tensor, _, _ gpustage.Tensor, _, _ gpustage.Tensor) {
 		s.OnlineLSE(top.Span(st.group, st.group+1).Columns(lo, hi), sum.Span(st.group, st.group+1).Columns(lo, hi), tile)
 	})
 	q, d := x.Span(0, rows), x.Span(rows, 2*rows)
 	s.RowDot(positive, q, d, l.scale())
 
-	r, err := p.losses(b, top, sum, positive, lse, share)
+	r, err := p.losses(b, top, sum, positive, lse, share, others)
 	if err != nil {
 		return r, err
 	}
@@ -194,11 +212,39 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	mine := others.Columns(p.lo, p.hi)
 	s.RowAxpy(dx.Span(p.lo, p.hi), d.Span(p.lo, p.hi), mine, -l.scale())
 	s.RowAxpy(dx.Span(rows+p.lo, rows+p.hi), q.Span(p.lo, p.hi), mine, -l.scale())
-	if !norm.IsZero() {
-		s.NormalizeBackward(dx, dx, x, norm)
-		s.Add(b.Gradient, b.Gradient, dx)
+	if p.hard != nil {
+		p.hard.backward()
 	}
+	v.finish(s, b)
 	return r, nil
+}
+
+// separates tells whether a row's own negatives are scored otherwise than other documents, so that tiles leave them out.
+func (l InfoNCE) separates() bool {
+	return l.HardnessStrength > 0 && (l.Hardness == InBatchNegatives || l.Hardness == HardNegatives)
+}
+
+// compareOwn scores rows' own negatives, which are few.
+func (p *pass) compareOwn(b *Batch, v view) error {
+	p.hard = negativesOf(p.s, p.a, b, v, p.lo, p.hi)
+	if err := p.hard.compare(); err != nil {
+		return err
+	}
+	p.masked = make([]bool, len(p.hard.row))
+	for k, row := range p.hard.row {
+		text := b.Texts[p.hard.right[k]]
+		p.masked[k] = p.l.MaskDuplicates && (text == b.Texts[row] || text == b.Texts[b.Rows+int(row)])
+	}
+	return nil
+}
+
+// own is the score of one of hard's pairs.
+func (p *pass) own(k int) float64 {
+	scale := p.l.scale()
+	if p.l.Hardness == HardNegatives {
+		scale += p.l.HardnessStrength
+	}
+	return scale * p.hard.values[k]
 }
 
 // walk visits every tile of scores, masked: by anchors, then directions, then candidates.
@@ -214,7 +260,7 @@ func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, 
 				to := min(n, from+tileCols)
 				tile := p.a.Scratch(p.s, p.t, hi-lo, to-from)
 				anchors, candidates := st.anchors.Span(lo, hi), st.candidates.Span(from, to)
-				p.s.MatMul(tile, anchors, candidates, gpustage.MatMul{TransB: true, Alpha: p.l.scale()})
+				p.s.MatMul(tile, anchors, candidates, gpustage.MatMul{TransB: true, Alpha: st.alpha})
 				p.s.Mask(tile, st.mask.Tile(lo, hi, from, to))
 				visit(st, lo, hi, tile, anchors, candidates, st.dAnchors.Span(lo, hi), st.dCandidates.Span(from, to))
 				p.a.ReleaseScratch(mark)
@@ -225,7 +271,7 @@ func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, 
 
 // losses brings the log-sum-exps to the host, sums the losses, and sends back what the second walk needs: each softmax's
 // log-sum-exp, the positive pair included, and each row's share in it.
-func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) (Result, error) {
+func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.Tensor) (Result, error) {
 	rows, groups := b.Rows, top.Rows
 	tops, err := download(p.s, top)
 	if err != nil {
@@ -239,6 +285,10 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) 
 	if err != nil {
 		return Result{}, err
 	}
+	softmax := 0 // QueryToDoc's, which a row's own negatives are in
+	if p.l.PerDirection {
+		softmax = slices.Index(p.l.directions(), QueryToDoc)
+	}
 	times := make([]float64, groups) // how often the positive pair is in each softmax
 	for _, st := range p.strips {
 		if st.positive {
@@ -247,6 +297,7 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) 
 	}
 	shares := make([]float64, rows)
 	lses := make([]float64, groups*rows)
+	ownSums := make([]float64, rows) // of their probabilities
 	var r Result
 	for i := p.lo; i < p.hi; i++ {
 		w := b.Weight(i)
@@ -257,6 +308,13 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) 
 			if sums[k] != 0 {
 				others = tops[k] + math.Log(sums[k])
 			}
+			if p.hard != nil && g == softmax {
+				for _, own := range p.hard.of(i) {
+					if !p.masked[own] {
+						others = logAdd(others, p.own(int(own)))
+					}
+				}
+			}
 			d := logPlusExp(times[g], others-positives[i])
 			l += d / float64(groups)
 			lses[k] = positives[i] + d
@@ -265,6 +323,14 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) 
 			return Result{}, &RowError{i, l}
 		}
 		shares[i] = w / float64(groups)
+		if p.hard != nil {
+			for _, own := range p.hard.of(i) {
+				if !p.masked[own] && w > 0 {
+					c := shares[i] * math.Exp(p.own(int(own))-lses[softmax*rows+i])
+					p.hard.coef[own], ownSums[i] = c*p.l.scale(), ownSums[i]+c
+				}
+			}
+		}
 		if w > 0 {
 			r.Sum += w * l
 		}
@@ -272,6 +338,7 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share gpustage.Tensor) 
 	}
 	upload(p.s, lse, lses)
 	upload(p.s, share, shares)
+	upload(p.s, others, ownSums)
 	return r, nil
 }
 
@@ -317,9 +384,9 @@ func (l InfoNCE) Memory(z Size) int {
 	tile := min(tr, z.Rows) * min(tc, z.Sequences) * t.Size()
 	perRow := z.Rows * (3*l.groups() + 3) * t.Size()
 	ids := (3*z.Rows + 3*z.Sequences) * 4 * 2
-	norm := 0
-	if !l.Dot && !z.Normalized {
-		norm = 2*z.Sequences*z.Dim*t.Size() + z.Sequences*t.Size()
+	own := 0
+	if l.separates() {
+		own = pairsMemory(z)
 	}
-	return tile + perRow + ids + norm + 64*64 // alignment
+	return tile + perRow + ids + viewMemory(z, !l.Dot) + own + 64*64 // alignment
 }

@@ -39,7 +39,7 @@ type Batch struct {
 	Rows int // B
 
 	// Embeddings is [N, E]: rows 0..B-1 are the queries, B..2B-1 the positives, in the same order, the rest negatives. A batch of
-	// labelled single texts has queries alone: N is B.
+	// single texts, which have a label or a teacher's embedding, has queries alone: N is B.
 	Embeddings gpustage.Tensor
 	// Gradient is [N, E]; a loss adds the gradient of its sum to it. It comes zeroed.
 	Gradient gpustage.Tensor
@@ -93,7 +93,7 @@ func (b *Batch) check() error {
 	n := b.N()
 	lo, hi := b.Own()
 	switch {
-	case b.Rows < 1 || n < 2*b.Rows && (n != b.Rows || b.Labels == nil):
+	case b.Rows < 1 || n < 2*b.Rows && n != b.Rows:
 		return fmt.Errorf("a batch of %d rows has %d sequences, want at least 2 a row", b.Rows, n)
 	case len(b.Owner) != max(0, n-2*b.Rows):
 		return fmt.Errorf("%d negatives have %d owners", n-2*b.Rows, len(b.Owner))

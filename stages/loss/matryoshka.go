@@ -1,0 +1,94 @@
+package loss
+
+import (
+	"fmt"
+
+	"contraflow/gpustage"
+)
+
+// Matryoshka is the weighted sum of a loss over the first Dims features of the embeddings, normalized anew each time (Kusupati et al.,
+// arXiv 2205.13147), as sentence-transformers' MatryoshkaLoss computes it: whatever the loss, it sees embeddings of length 1. weights
+// nil means 1 each. It splits rows if the loss does.
+func Matryoshka(l Loss, dims []int, weights []float64) (Loss, error) {
+	if len(dims) == 0 {
+		return nil, fmt.Errorf("there are no dimensions")
+	}
+	if weights != nil && len(weights) != len(dims) {
+		return nil, fmt.Errorf("%d dimensions have %d weights", len(dims), len(weights))
+	}
+	m := matryoshka{l: l, dims: dims, weights: weights}
+	for i, d := range dims {
+		if d < 1 {
+			return nil, fmt.Errorf("%d dimensions, want at least 1", d)
+		}
+		if weights != nil && !(weights[i] >= 0) {
+			return nil, fmt.Errorf("weight %v, want a number of at least 0", weights[i])
+		}
+		m.widest = max(m.widest, d)
+	}
+	if _, ok := l.(RowSplitter); ok {
+		return splitMatryoshka{m}, nil
+	}
+	return m, nil
+}
+
+type matryoshka struct {
+	l       Loss
+	dims    []int
+	weights []float64
+	widest  int
+}
+
+// splitMatryoshka is one of a RowSplitter.
+type splitMatryoshka struct{ matryoshka }
+
+func (splitMatryoshka) SplitsRows() {}
+
+func (l matryoshka) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	if err := b.check(); err != nil {
+		return Result{}, err
+	}
+	n, e, t := b.N(), b.Embeddings.Cols, b.Embeddings.DType
+	if l.widest > e {
+		return Result{}, fmt.Errorf("matryoshka: %d dimensions, and embeddings have %d", l.widest, e)
+	}
+	var total Result
+	lo, hi := b.Own()
+	for i, dim := range l.dims {
+		mark := a.Mark()
+		part := *b
+		norm := a.Scratch(s, t, 1, n)
+		part.Embeddings, part.Gradient, part.Normalized = a.Scratch(s, t, n, dim), a.Scratch(s, t, n, dim), true
+		s.Normalize(part.Embeddings, norm, b.Embeddings.Columns(0, dim))
+		s.Fill(part.Gradient, 0)
+		if rows := hi - lo; rows > 0 && len(b.Teacher) == rows*e && dim < e { // of a teacher's embeddings as many features
+			part.Teacher = make([]float32, 0, rows*dim)
+			for r := range rows {
+				part.Teacher = append(part.Teacher, b.Teacher[r*e:r*e+dim]...)
+			}
+		}
+		r, err := l.l.Compute(s, a, &part)
+		if err != nil {
+			a.Release(mark)
+			return r, err
+		}
+		w := 1.0
+		if l.weights != nil {
+			w = l.weights[i]
+		}
+		s.NormalizeBackward(part.Gradient, part.Gradient, part.Embeddings, norm)
+		s.Scale(part.Gradient, part.Gradient, w)
+		sum := b.Gradient.Columns(0, dim)
+		s.Add(sum, sum, part.Gradient)
+		total.Sum, total.Weight = total.Sum+w*r.Sum, r.Weight
+		a.Release(mark)
+	}
+	return total, nil
+}
+
+// Memory is that of the widest part.
+func (l matryoshka) Memory(z Size) int {
+	part := z
+	part.Dim, part.Normalized = min(l.widest, z.Dim), true
+	return z.Sequences*(2*part.Dim+1)*z.DType.Size() + 3*64 + l.l.Memory(part)
+}

@@ -1,0 +1,393 @@
+package loss
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
+	"contraflow/testdata/goldens"
+)
+
+// peerOptions are a golden case's.
+type peerOptions struct {
+	Metric           Metric
+	Margin, Scale    float64
+	Temperature      float64
+	Student, Teacher float64
+	HardnessMode     Hardness `json:"hardness_mode"`
+	HardnessStrength float64  `json:"hardness_strength"`
+}
+
+type peerCase struct {
+	Name, Loss    string
+	Options       peerOptions
+	B, E, Columns int
+	Value         float64
+	Counts, Dims  []int
+	Weights       []float64
+}
+
+// loss is ours for a peer's.
+func (c peerCase) loss(t *testing.T) Loss {
+	o := c.Options
+	var l Loss
+	switch c.Loss {
+	case "cosine_similarity":
+		l = CosineSimilarity{}
+	case "contrastive", "online_contrastive":
+		l = Contrastive{Metric: o.Metric, Margin: o.Margin, Online: c.Loss == "online_contrastive"}
+	case "triplet":
+		l = Triplet{Metric: o.Metric, Margin: o.Margin}
+	case "margin_mse":
+		l = MarginMSE{Metric: o.Metric}
+	case "distill_kl":
+		l = DistillKL{Metric: o.Metric, Temperature: o.Temperature, StudentTemperature: o.Student, TeacherTemperature: o.Teacher}
+	case "cosent":
+		l = CoSENT{Scale: o.Scale, Metric: o.Metric}
+	case "angle":
+		l = CoSENT{Scale: o.Scale, Metric: Angle}
+	case "teacher":
+		l = TeacherEmbedding{Metric: map[Metric]Metric{"mse": "", "l2": Euclidean, "cosine": Cosine}[o.Metric]}
+	case "mnrl":
+		l = InfoNCE{Scale: o.Scale, Hardness: o.HardnessMode, HardnessStrength: o.HardnessStrength, TileRows: 5, TileCols: 7}
+	default:
+		return nil
+	}
+	if len(c.Dims) > 0 {
+		weights := c.Weights
+		if len(weights) == 0 {
+			weights = nil
+		}
+		m, err := Matryoshka(l, c.Dims, weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	return l
+}
+
+// batch lays a case out. reorder puts the negatives of ragged rows row by row, and shuffled, as no peer has them.
+func (c peerCase) batch(t *testing.T, g *goldens.Golden, s gpustage.Stream, d gpustage.DType) (b *Batch, place []int) {
+	x := g.F32(t, c.Name+"/x")
+	row := func(column, i int) []float32 { return x[(column*c.B+i)*c.E : (column*c.B+i+1)*c.E] }
+	var flat []float64
+	put := func(column, i int) {
+		for _, v := range row(column, i) {
+			flat = append(flat, float64(v))
+		}
+		place = append(place, column*c.B+i)
+	}
+	b = &Batch{Rows: c.B}
+	for column := range min(2, c.Columns) {
+		for i := range c.B {
+			put(column, i)
+		}
+	}
+	for column := 2; column < c.Columns; column++ {
+		for i := range c.B {
+			if len(c.Counts) == 0 || column-2 < c.Counts[i] {
+				put(column, i)
+				b.Owner = append(b.Owner, int32(i))
+			}
+		}
+	}
+	n := len(place)
+	b.Embeddings, b.Gradient, b.Texts = tensor(t, s, d, n, c.E, flat), tensor(t, s, d, n, c.E, nil), uniqueTexts(n)
+	if !g.Has(c.Name + "/labels") {
+		return b, place
+	}
+	labels := g.F32(t, c.Name+"/labels")
+	shape := g.Shape(t, c.Name+"/labels")
+	switch {
+	case c.Loss == "teacher":
+		b.Teacher = labels
+	case len(shape) == 1:
+		for _, v := range labels {
+			b.Labels = append(b.Labels, float64(v))
+		}
+	default:
+		for _, p := range place[c.B:] { // [B, documents]
+			b.Scores = append(b.Scores, float64(labels[p%c.B*shape[1]+p/c.B-1]))
+		}
+	}
+	return b, place
+}
+
+// split is how ranks compute a loss: each its own rows, with gradients that add up.
+func split(t *testing.T, s gpustage.Stream, l Loss, b *Batch, cuts ...int) (float64, []float64) {
+	t.Helper()
+	a := newArena(t, s, l.Memory(b.Size()))
+	s.Fill(b.Gradient, 0)
+	var sum Result
+	lo := 0
+	for _, hi := range append(cuts, b.Rows) {
+		part := *b
+		part.Only = &Rows{lo, hi}
+		if len(b.Teacher) > 0 {
+			d := len(b.Teacher) / b.Rows
+			part.Teacher = b.Teacher[lo*d : hi*d]
+		}
+		r, err := l.Compute(s, a, &part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum.Sum, sum.Weight = sum.Sum+r.Sum, sum.Weight+r.Weight
+		lo = hi
+	}
+	g, err := download(s, b.Gradient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range g {
+		g[i] /= sum.Weight
+	}
+	return sum.Sum / sum.Weight, g
+}
+
+// Against sentence-transformers: value and gradient, as a whole and with rows split over ranks, in f64 on ref and in f32 on the processor.
+func TestGoldenPairwise(t *testing.T) {
+	g := goldens.Load(t, "loss/pairwise")
+	var meta struct{ Cases []peerCase }
+	g.Meta(t, &meta)
+	device, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	exact, _ := ref.New().OpenStream()
+	fast, _ := device.OpenStream()
+	seen := map[string]int{}
+	for _, c := range meta.Cases {
+		l := c.loss(t)
+		if l == nil {
+			t.Errorf("no loss %s", c.Loss)
+			continue
+		}
+		seen[c.Loss]++
+		for _, v := range []struct {
+			s     gpustage.Stream
+			dtype gpustage.DType
+			limit float64
+		}{{exact, gpustage.F64, 1e-9}, {fast, gpustage.F32, 1e-5}} {
+			b, place := c.batch(t, g, v.s, v.dtype)
+			want := make([]float64, 0, len(place)*c.E)
+			all := g.F64(t, c.Name+"/grad")
+			for _, p := range place {
+				want = append(want, all[p*c.E:(p+1)*c.E]...)
+			}
+			size := 1e-12
+			for _, w := range want {
+				size = max(size, math.Abs(w))
+			}
+			check := func(how string, value float64, grad []float64) {
+				t.Helper()
+				if d := math.Abs(value-c.Value) / max(1, math.Abs(c.Value)); !(d <= v.limit) {
+					t.Errorf("%s %s %+v, %d rows, %v, %s: loss %v, want %v", c.Name, c.Loss, c.Options, c.B, v.dtype, how, value, c.Value)
+				}
+				if d := worst(grad, want) / size; !(d <= v.limit) && size > 1e-12 {
+					t.Errorf("%s %s %+v, %d rows, %v, %s: gradient error %.3g", c.Name, c.Loss, c.Options, c.B, v.dtype, how, d)
+				}
+			}
+			value, grad := compute(t, v.s, l, b)
+			check("whole", value, grad)
+			if _, ok := l.(RowSplitter); !ok {
+				t.Errorf("%s does not split rows", c.Loss)
+			}
+			value, grad = split(t, v.s, l, b, c.B/3, c.B/3, c.B/2)
+			check("split", value, grad)
+		}
+	}
+	if len(meta.Cases) < 150 {
+		t.Errorf("%d cases of %v", len(meta.Cases), seen)
+	}
+}
+
+// ragged has rows of 0 to 3 negatives in any order, with everything that a loss may ask for but row weights.
+func ragged(t testing.TB, s gpustage.Stream, rng *rand.Rand) *Batch {
+	b := randomBatch(t, s, gpustage.F64, rng, 5, 7, 4)
+	b.Weights = nil
+	for range b.Rows {
+		b.Labels = append(b.Labels, float64(rng.IntN(3))/2)
+	}
+	for range b.N() - b.Rows {
+		b.Scores = append(b.Scores, rng.NormFloat64())
+	}
+	for range b.Rows * 4 {
+		b.Teacher = append(b.Teacher, float32(rng.NormFloat64()))
+	}
+	return b
+}
+
+// Rows with negatives in any order and number, and with weights: gradients are those of difference quotients.
+func TestPairwiseRagged(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	rng := rand.New(rand.NewPCG(5, 6))
+	wrap := func(l Loss) Loss {
+		m, err := Matryoshka(l, []int{2, 4}, []float64{0.5, 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	for _, l := range []Loss{
+		MarginMSE{}, DistillKL{Temperature: 2}, Triplet{}, Triplet{Metric: Cosine, Margin: 0.2}, TeacherEmbedding{}, CoSENT{Metric: Angle, Scale: 3},
+		InfoNCE{Scale: 3, Hardness: InBatchNegatives, HardnessStrength: 1e-9, MaskDuplicates: true}, wrap(DistillKL{}), wrap(TeacherEmbedding{}),
+		wrap(InfoNCE{Scale: 2, Directions: Directions, MaskDuplicates: true}),
+	} {
+		b := ragged(t, s, rng)
+		if _, whole := l.(CoSENT); !whole {
+			for range b.Rows {
+				b.Weights = append(b.Weights, rng.Float64())
+			}
+		}
+		_, grad := compute(t, s, l, b)
+		x := gpustage.Slice[float64](b.Embeddings)
+		for i := range x {
+			const h = 1e-5
+			was := x[i]
+			x[i] = was + h
+			up, _ := compute(t, s, l, b)
+			x[i] = was - h
+			down, _ := compute(t, s, l, b)
+			x[i] = was
+			if want := (up - down) / (2 * h); math.Abs(want-grad[i]) > 1e-7*(1+math.Abs(want)) {
+				t.Errorf("%T %+v: element %d: gradient %v, difference quotient %v", l, l, i, grad[i], want)
+			}
+		}
+	}
+}
+
+// With every hardness mode, ragged negatives and duplicates, the loss is its formula written out.
+func TestHardnessFormula(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	rng := rand.New(rand.NewPCG(7, 8))
+	const scale, strength = 3, 4
+	masked := 0
+	for i := range 40 {
+		mode := HardnessModes[i%3]
+		b := ragged(t, s, rng)
+		l := InfoNCE{Scale: scale, Hardness: mode, HardnessStrength: strength, MaskDuplicates: true, Dot: true, TileRows: 2, TileCols: 3}
+		got, _ := compute(t, s, l, b)
+		x := gpustage.Slice[float64](b.Embeddings)
+		dot := func(i, j int) (sum float64) {
+			for k := range 4 {
+				sum += x[i*4+k] * x[j*4+k]
+			}
+			return sum
+		}
+		want := 0.0
+		for q := range b.Rows {
+			positive := b.Rows + q
+			z := math.Exp(scale * dot(q, positive))
+			for d := b.Rows; d < b.N(); d++ {
+				owner := d - b.Rows
+				if d >= 2*b.Rows {
+					owner = int(b.Owner[d-2*b.Rows])
+				}
+				same := b.Texts[d] == b.Texts[q] || b.Texts[d] == b.Texts[positive] || d < 2*b.Rows && b.Texts[owner] == b.Texts[q]
+				if d == positive || same {
+					if d != positive && owner == q {
+						masked++
+					}
+					continue
+				}
+				f := float64(scale)
+				if mode == AllNegatives || (mode == HardNegatives) == (owner == q) {
+					f += strength
+				}
+				z += math.Exp(f * dot(q, d))
+			}
+			want += (math.Log(z) - scale*dot(q, positive)) / float64(b.Rows)
+		}
+		if !(math.Abs(got-want) <= 1e-12*math.Abs(want)) {
+			t.Errorf("%s: loss %v, want %v", mode, got, want)
+		}
+	}
+	if masked < 5 {
+		t.Errorf("only %d of rows' own negatives were masked", masked)
+	}
+}
+
+func TestPairwiseErrors(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	rng := rand.New(rand.NewPCG(9, 9))
+	for _, c := range []struct {
+		l      Loss
+		change func(*Batch)
+		want   string
+	}{
+		{CosineSimilarity{}, nil, "takes pairs with labels, and the batch has negatives"},
+		{Contrastive{Metric: "angle"}, nil, `distance "angle" is unknown: want cosine, euclidean, manhattan`},
+		{Contrastive{Margin: -1}, nil, "margin is -1"},
+		{CoSENT{}, func(b *Batch) { b.Weights = []float64{1, 1, 2, 1, 1} }, "row 2 has weight 2, but the loss is of the batch as a whole"},
+		{CoSENT{Scale: math.NaN()}, nil, "scale is NaN"},
+		{DistillKL{}, func(b *Batch) { b.Scores = nil }, "needs a teacher's scores: data.train[].scores"},
+		{DistillKL{TeacherTemperature: -1}, nil, "temperature is -1"},
+		{MarginMSE{}, func(b *Batch) { b.Scores, b.Labels = nil, nil }, "needs a teacher's scores"},
+		{MarginMSE{}, func(b *Batch) { b.Scores = b.Scores[1:] }, "12 documents have 11 scores"},
+		{MarginMSE{}, func(b *Batch) { b.Scores[3] = math.NaN() }, "score 3 is NaN"},
+		{Triplet{}, func(b *Batch) { b.Rows = 6; b.Owner = nil; b.Labels, b.Scores, b.Teacher = nil, nil, nil }, "owners"},
+		{TeacherEmbedding{}, func(b *Batch) { b.Teacher = b.Teacher[:10] }, "a teacher's embeddings have 2 dimensions, the model's have 4"},
+		{TeacherEmbedding{}, func(b *Batch) { b.Teacher = nil }, "data.train[].teacher"},
+		{InfoNCE{Hardness: "hard"}, nil, `hardness mode "hard" is unknown: want in_batch_negatives, hard_negatives, all_negatives`},
+		{InfoNCE{Hardness: HardNegatives, HardnessStrength: -2}, nil, "hardness strength is -2"},
+	} {
+		b := ragged(t, s, rng)
+		if c.change != nil {
+			c.change(b)
+		}
+		_, err := c.l.Compute(s, newArena(t, s, 1<<20), b)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%T %+v: %v, want %q", c.l, c.l, err, c.want)
+		}
+	}
+	for want, f := range map[string]func() (Loss, error){
+		"no dimensions":               func() (Loss, error) { return Matryoshka(InfoNCE{}, nil, nil) },
+		"2 dimensions have 1 weights": func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1}) },
+		"0 dimensions, want":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{0}, nil) },
+	} {
+		if _, err := f(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if m, _ := Matryoshka(InfoNCE{}, []int{9}, nil); true {
+		b := ragged(t, s, rng)
+		if _, err := m.Compute(s, newArena(t, s, 1<<20), b); err == nil || !strings.Contains(err.Error(), "9 dimensions, and embeddings have 4") {
+			t.Error(err)
+		}
+	}
+	if m, _ := Matryoshka(Host(nil), []int{9}, nil); true {
+		if _, ok := m.(RowSplitter); ok {
+			t.Error("a loss that does not split rows does so as a Matryoshka loss")
+		}
+	}
+}
+
+// What losses take is linear in the batch.
+func TestPairwiseMemory(t *testing.T) {
+	m, _ := Matryoshka(CoSENT{}, []int{384, 128}, nil)
+	for _, l := range []Loss{CoSENT{}, DistillKL{Metric: Cosine}, Triplet{}, Contrastive{Online: true}, TeacherEmbedding{Metric: Cosine}, m} {
+		small, large := l.Memory(Size{1 << 14, 1 << 15, 384, false, gpustage.F32}), l.Memory(Size{1 << 16, 1 << 17, 384, false, gpustage.F32})
+		if large > 4*small {
+			t.Errorf("%T: four times the rows take %d bytes, %d before", l, large, small)
+		}
+	}
+}
+
+func ExampleMatryoshka() {
+	s, _ := ref.New().OpenStream()
+	a, _ := gpustage.NewArena(s.Device(), 1<<20)
+	emb, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 4, 2)
+	grad, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 4, 2)
+	s.CopyIn(emb, gpustage.Bytes([]float64{1, 1, -1, 1, 1, 0, 0, 1}))
+	l, _ := Matryoshka(InfoNCE{Scale: 1}, []int{2, 1}, []float64{1, 0.5})
+	r, err := l.Compute(s, a, &Batch{Rows: 2, Embeddings: emb, Gradient: grad, Texts: uniqueTexts(4)})
+	fmt.Printf("%.4f %v\n", r.Sum/r.Weight, err)
+	// Output: 0.6120 <nil>
+}
