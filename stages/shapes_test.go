@@ -61,7 +61,15 @@ func (everything) SplitsRows()            {}
 // Ragged negatives, labels, scores and teachers' embeddings reach the loss in one order, however many ranks and sub-batches there are:
 // the gradient is the single process's, computed plainly.
 func TestShapesOnRanks(t *testing.T) {
-	for name, l := range map[string]loss.Loss{"infonce": loss.InfoNCE{MaskDuplicates: true, Directions: loss.Directions}, "everything": everything{}} {
+	matryoshka, err := loss.Matryoshka(loss.InfoNCE{MaskDuplicates: true}, []int{32, 8}, []float64{1, 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, l := range map[string]loss.Loss{
+		"infonce": loss.InfoNCE{MaskDuplicates: true, Directions: loss.Directions}, "everything": everything{},
+		"hardness":   loss.InfoNCE{MaskDuplicates: true, Hardness: loss.InBatchNegatives, HardnessStrength: 5},
+		"margin mse": loss.MarginMSE{}, "kl": loss.DistillKL{Metric: loss.Cosine, Temperature: 0.2}, "angle": loss.CoSENT{Metric: loss.Angle}, "matryoshka": matryoshka,
+	} {
 		base := goldenRun{source: ragged, loss: l, dropout: 0.1, globalSize: 13, accumulate: 2, maxSteps: 1, optimizer: optim.SGD{}}
 		truth := base
 		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1

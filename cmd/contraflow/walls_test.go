@@ -32,6 +32,7 @@ var walls = map[string][]string{
 	"stages/optim":        {"gpustage"},
 	"stages/evaluate":     {"gpustage"},
 	"stages/gopairs":      {},
+	"stages/mine":         {"gpustage", "stages/evaluate"},
 	"stages/embedder":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate"},
 	"stages/reranker":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate", "stages/embedder"},
 	"stages":              {"pipeline", "gpustage", "gpustage/ref", "collective", "collective/local", "collective/sim", "tokenize", "io/", "stages", "stages/"},

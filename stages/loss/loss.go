@@ -18,6 +18,17 @@
 // Rejected: keeping tiles between the walks when they fit. It saves that product for small batches, where the encoder takes
 // nearly all the time anyway, and would be a second path with bits of its own.
 //
+// # Losses of pairs
+//
+// Most other losses compare few pairs: each query with its own documents ([DistillKL], [MarginMSE], [Triplet], ...). They are
+// functions from these pairs' values to a number and to a coefficient for each pair, computed on the host, where it is one number a
+// document; pairs.go turns embeddings into values and coefficients into the gradient, a chunk of pairs at a time. [CoSENT], whose sum
+// runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, a strip of anchors at a time.
+// [Matryoshka] wraps any loss.
+//
+// All of them compute the terms of some rows alone when asked to ([RowSplitter]), which is how ranks share the work; there is no second
+// implementation for caching, sub-batches or several ranks.
+//
 // # Normalization
 //
 // A loss returns sum w_i l_i and sum w_i; gradients are those of the sum. The division happens once per optimizer step, after

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 
@@ -56,6 +55,9 @@ func (c peerCase) loss(t *testing.T) Loss {
 		l = TeacherEmbedding{Metric: map[Metric]Metric{"mse": "", "l2": Euclidean, "cosine": Cosine}[o.Metric]}
 	case "mnrl":
 		l = InfoNCE{Scale: o.Scale, Hardness: o.HardnessMode, HardnessStrength: o.HardnessStrength, TileRows: 5, TileCols: 7}
+	case "batch_hard", "batch_hard_soft_margin", "batch_semi_hard", "batch_all":
+		modes := map[string]BatchMode{"batch_hard": Hard, "batch_hard_soft_margin": SoftMargin, "batch_semi_hard": SemiHard, "batch_all": All}
+		l = BatchTriplet{Mode: modes[c.Loss], Metric: o.Metric, Margin: o.Margin}
 	default:
 		return nil
 	}
@@ -334,6 +336,9 @@ func TestPairwiseErrors(t *testing.T) {
 		{MarginMSE{}, func(b *Batch) { b.Scores[3] = math.NaN() }, "score 3 is NaN"},
 		{Triplet{}, func(b *Batch) { b.Rows = 6; b.Owner = nil; b.Labels, b.Scores, b.Teacher = nil, nil, nil }, "owners"},
 		{TeacherEmbedding{}, func(b *Batch) { b.Teacher = b.Teacher[:10] }, "a teacher's embeddings have 2 dimensions, the model's have 4"},
+		{BatchTriplet{}, nil, "takes single texts with labels: leave out data.train[].positive"},
+		{BatchTriplet{Mode: "harder"}, nil, `mode "harder" is unknown: want hard, soft_margin, semi_hard, all`},
+		{BatchTriplet{Metric: Dot}, nil, `distance "dot" is unknown: want euclidean, cosine`},
 		{TeacherEmbedding{}, func(b *Batch) { b.Teacher = nil }, "data.train[].teacher"},
 		{InfoNCE{Hardness: "hard"}, nil, `hardness mode "hard" is unknown: want in_batch_negatives, hard_negatives, all_negatives`},
 		{InfoNCE{Hardness: HardNegatives, HardnessStrength: -2}, nil, "hardness strength is -2"},
@@ -372,7 +377,7 @@ func TestPairwiseErrors(t *testing.T) {
 // What losses take is linear in the batch.
 func TestPairwiseMemory(t *testing.T) {
 	m, _ := Matryoshka(CoSENT{}, []int{384, 128}, nil)
-	for _, l := range []Loss{CoSENT{}, DistillKL{Metric: Cosine}, Triplet{}, Contrastive{Online: true}, TeacherEmbedding{Metric: Cosine}, m} {
+	for _, l := range []Loss{CoSENT{}, DistillKL{Metric: Cosine}, Triplet{}, Contrastive{Online: true}, TeacherEmbedding{Metric: Cosine}, BatchTriplet{}, m} {
 		small, large := l.Memory(Size{1 << 14, 1 << 15, 384, false, gpustage.F32}), l.Memory(Size{1 << 16, 1 << 17, 384, false, gpustage.F32})
 		if large > 4*small {
 			t.Errorf("%T: four times the rows take %d bytes, %d before", l, large, small)

@@ -61,6 +61,9 @@ func (g Groups) Check() error {
 // Pairs tells that a loss is a mean over pairs of documents: what it divides by is known only when it is computed.
 func (g Groups) Pairs() bool { return g.Name == "rank_net" || g.Name == "lambda" }
 
+// SplitsRows tells that Groups is a RowSplitter: groups don't see each other.
+func (Groups) SplitsRows() {}
+
 // Memory is the copy of the scores that Compute makes, and of their gradient.
 func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size()+64) + 128 }
 

@@ -9,7 +9,6 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/stages"
 	"contraflow/stages/evaluate"
-	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 )
@@ -106,7 +105,7 @@ func (c *checker) check(r *Recipe) {
 	if r.Model.Kind == "reranker" {
 		c.checkReranker(r)
 	} else {
-		c.checkLoss(&r.Loss)
+		c.checkLoss(r)
 		c.require(r.Eval.Rerank == nil, "eval.rerank", "is for model.kind: reranker")
 	}
 	c.checkOptimizer(&r.Optimizer)
@@ -143,7 +142,6 @@ func (c *checker) checkData(d *Data) {
 		key := fmt.Sprintf("data.train[%d]", i)
 		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet or JSON lines")
 		c.require(s.Query != "", key+".query", "is missing: the column with the queries")
-		c.require(s.Positive != "", key+".positive", "is missing: the column with the positives")
 		c.require(s.SamplingWeight >= 0 && !math.IsInf(s.SamplingWeight, 0), key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
 		weights = weights || s.SamplingWeight > 0
 		c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")
@@ -158,23 +156,6 @@ func (c *checker) checkBatch(b *Batch, datasets int) {
 	c.positive("batch.accumulate", b.Accumulate)
 	c.words("batch.cache", "auto", "always", "never")
 	c.require(b.Cache != "never" || b.ReplayBudget == nil, "batch.replay_budget", "makes no sense with batch.cache: never, which keeps everything")
-}
-
-func (c *checker) checkLoss(l *Loss) {
-	names := []string{"mnrl", "infonce", "multiple_negatives_ranking"}
-	c.words("loss.name", names...)
-	if l.Temperature != 0 {
-		c.require(l.Temperature > 0, "loss.temperature", "is %v, want a positive number", l.Temperature)
-		c.require(c.find("loss.scale") == nil, "loss.temperature", "and loss.scale are one thing (scale = 1/temperature): give one of them")
-		l.Scale, l.Temperature = 1/l.Temperature, 0
-	}
-	c.require(l.Scale > 0 && !math.IsInf(l.Scale, 0), "loss.scale", "is %v, want a positive number", l.Scale)
-	c.words("loss.partition_mode", "joint", "per_direction")
-	c.words("loss.similarity", "cosine", "dot")
-	check := loss.InfoNCE{Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction"}
-	if err := check.Check(); err != nil {
-		c.fail("loss.directions", "%v", err)
-	}
 }
 
 func (c *checker) checkOptimizer(o *Optimizer) {

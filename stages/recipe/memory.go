@@ -115,7 +115,7 @@ func (x *Run) predict(z sharding) Memory {
 		snapshot = &mem.HostSnapshot
 	}
 	*snapshot = stages.SnapshotBytes(trained, r.update(1).Optimizer, x.ranks.Size())
-	mem.Working = int64(max(sub.Backward, r.objective().Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))
+	mem.Working = int64(max(sub.Backward, r.objective(driving{}).Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))
 	mem.Activations = (subs - 1) * int64(sub.Kept)
 	if b := x.budget(mem); b >= 0 {
 		mem.Activations = min(mem.Activations, b)

@@ -13,7 +13,6 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
-	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
@@ -355,14 +354,6 @@ func (x *Run) noteOddities() {
 	}
 	if n := x.sampler.Len(0); int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
-	}
-}
-
-// loss is the recipe's objective.
-func (r Recipe) loss() loss.InfoNCE {
-	return loss.InfoNCE{
-		Scale: r.Loss.Scale, Directions: r.Loss.Directions, PerDirection: r.Loss.PartitionMode == "per_direction",
-		Dot: r.Loss.Similarity == "dot", MaskDuplicates: r.Loss.MaskDuplicates,
 	}
 }
 

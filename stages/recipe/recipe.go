@@ -125,25 +125,6 @@ type Batch struct {
 	DropLast     bool     `yaml:"drop_last"`
 }
 
-type Loss struct {
-	Name                string           `yaml:"name"`
-	Scale               float64          `yaml:"scale"`
-	Temperature         float64          `yaml:"temperature,omitempty"` // resolved into Scale
-	Directions          []loss.Direction `yaml:"directions"`
-	PartitionMode       string           `yaml:"partition_mode"`
-	Similarity          string           `yaml:"similarity"`
-	MaskDuplicates      bool             `yaml:"mask_duplicates"`
-	GatherAcrossDevices bool             `yaml:"gather_across_devices"`
-
-	// Of a reranker; see loss.Groups.
-	Weighting string  `yaml:"weighting,omitempty"`
-	K         int     `yaml:"k,omitempty"`
-	Sigma     float64 `yaml:"sigma,omitempty"`
-	Mu        float64 `yaml:"mu,omitempty"`
-	PosWeight float64 `yaml:"pos_weight,omitempty"`
-	ByLabel   bool    `yaml:"by_label,omitempty"`
-}
-
 type Optimizer struct {
 	Name        string         `yaml:"name"`
 	LR          float64        `yaml:"lr"`

@@ -194,8 +194,74 @@ func TestWiring(t *testing.T) {
 			loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, MaskDuplicates: true},
 		}
 		c.change(&want)
-		if got := (told{r.update(c.steps), r.loss()}); !reflect.DeepEqual(got, want) {
+		if got := (told{r.update(c.steps), r.loss(driving{}).(loss.InfoNCE)}); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s, %d steps: %+v, want %+v", c.sets, c.steps, got, want)
+		}
+	}
+}
+
+// Each loss has its name and its options, and no others; a resolved recipe says the same again.
+func TestLosses(t *testing.T) {
+	for _, c := range []struct {
+		loss, columns string
+		want          loss.RowSplitter
+	}{
+		{"{name: mnrl, hardness_mode: hard_negatives, hardness_strength: 5}", "", loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, MaskDuplicates: true, Hardness: loss.HardNegatives, HardnessStrength: 5}},
+		{"{name: mnrl, mask_duplicates: false}", "", loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}}},
+		{"{name: cosent, temperature: 0.1}", "label: l", loss.CoSENT{Scale: 10, Metric: loss.Cosine}},
+		{"{name: angle}", "negatives: n", loss.CoSENT{Scale: 20, Metric: loss.Angle}},
+		{"{name: cosine_similarity}", "label: l", loss.CosineSimilarity{}},
+		{"{name: contrastive}", "label: l", loss.Contrastive{Metric: loss.Cosine}},
+		{"{name: online_contrastive, distance: euclidean, margin: 2}", "label: l", loss.Contrastive{Metric: loss.Euclidean, Margin: 2, Online: true}},
+		{"{name: triplet}", "negatives: n", loss.Triplet{Metric: loss.Euclidean}},
+		{"{name: margin_mse}", "negatives: n, scores: s", loss.MarginMSE{Metric: loss.Dot}},
+		{"{name: distill_kl, temperature: 2, teacher_temperature: 3, similarity: cosine}", "negatives: n, scores: s", loss.DistillKL{Metric: loss.Cosine, Temperature: 2, TeacherTemperature: 3}},
+		{"{name: mse}", "teacher: e", loss.TeacherEmbedding{}},
+		{"{name: teacher_embedding, distance: cosine}", "teacher: e", loss.TeacherEmbedding{Metric: loss.Cosine}},
+		{"{name: cosent, matryoshka: {dims: [32, 8], weights: [1, 0.5]}}", "label: l", func() loss.RowSplitter {
+			m, _ := loss.Matryoshka(loss.CoSENT{Scale: 20, Metric: loss.Cosine}, []int{32, 8}, []float64{1, 0.5})
+			return m.(loss.RowSplitter)
+		}()},
+	} {
+		text := strings.Replace(minimal, "positive: p", "positive: p, "+c.columns, 1) + "loss: " + c.loss
+		r, err := Parse("r.yaml", []byte(text), nil)
+		if err != nil {
+			t.Errorf("%s: %v", c.loss, err)
+			continue
+		}
+		if got := r.loss(driving{}); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", c.loss, got, c.want)
+		}
+		again, err := r.YAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err := Parse("again.yaml", again, nil); err != nil || !reflect.DeepEqual(s.loss(driving{}), c.want) {
+			t.Errorf("%s, written and read again: %v\n%s", c.loss, err, again)
+		}
+	}
+	for _, c := range []struct{ loss, columns, want string }{
+		{"{name: cosnet}", "", "r.yaml:7: loss.name: is \"cosnet\", want one of"},
+		{"{name: cosent, margin: 2}", "label: l", "loss.margin: is for contrastive, online_contrastive, triplet, batch_hard_triplet, batch_semi_hard_triplet, batch_all_triplet; the options of cosent are name, matryoshka, gather_across_devices, scale, temperature, similarity"},
+		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl; the options of triplet are"},
+		{"{name: mnrl, distance: cosine}", "", "loss.distance: is for contrastive,"},
+		{"{name: triplet, margin: -1}", "negatives: n", "loss.margin: is -1, want a positive number"},
+		{"{name: triplet, distance: angle}", "negatives: n", "loss.distance: is \"angle\", want one of cosine, euclidean, manhattan"},
+		{"{name: triplet}", "", "data.train[0].negatives: are missing: loss.name: triplet"},
+		{"{name: cosent}", "", "data.train[0].label: is missing: loss.name: cosent needs"},
+		{"{name: cosent}", "label: l, negatives: n", "data.train[0].negatives: loss.name: cosent takes pairs"},
+		{"{name: cosent}", "label: l, weight: w", "data.train[0].weight: loss.name: cosent is of the batch as a whole"},
+		{"{name: distill_kl}", "negatives: n", "data.train[0].scores: is missing"},
+		{"{name: margin_mse}", "negatives: n", "data.train[0].scores: is missing: loss.name: margin_mse"},
+		{"{name: batch_all_triplet}", "label: l", "data.train[0].positive: loss.name: batch_all_triplet takes single texts"},
+		{"{name: mse}", "", "data.train[0].teacher: is missing"},
+		{"{name: mnrl, hardness_mode: hard}", "", "loss.hardness_mode: is \"hard\", want one of all_negatives"},
+		{"{name: mnrl, hardness_mode: hard_negatives}", "", "loss.hardness_mode: needs loss.hardness_strength"},
+		{"{name: mnrl, matryoshka: {dims: [0]}}", "", "loss.matryoshka: 0 dimensions"},
+	} {
+		text := strings.Replace(minimal, "positive: p", "positive: p, "+c.columns, 1) + "loss: " + c.loss
+		if _, err := Parse("r.yaml", []byte(text), nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.loss, err, c.want)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
@@ -21,32 +20,20 @@ import (
 // batch.global_size costs no replay and gives the same gradient: groups do not see each other.
 
 // objective is what the recipe minimizes.
-func (r Recipe) objective() loss.Loss {
+func (r Recipe) objective(d driving) loss.RowSplitter {
 	if r.Model.Kind == "reranker" {
 		return r.Loss.groups()
 	}
-	return r.loss()
+	return r.loss(d)
 }
 
 func (l Loss) groups() loss.Groups {
 	return loss.Groups{Name: l.Name, Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel}
 }
 
-// MarshalYAML writes the keys of the recipe's kind of model.
-func (l Loss) MarshalYAML() (any, error) {
-	type plain Loss
-	if !slices.Contains(loss.GroupLosses, l.Name) {
-		return plain(l), nil
-	}
-	return struct {
-		Name      string  `yaml:"name"`
-		Weighting string  `yaml:"weighting,omitempty"`
-		K         int     `yaml:"k,omitempty"`
-		Sigma     float64 `yaml:"sigma,omitempty"`
-		Mu        float64 `yaml:"mu,omitempty"`
-		PosWeight float64 `yaml:"pos_weight,omitempty"`
-		ByLabel   bool    `yaml:"by_label,omitempty"`
-	}{l.Name, l.Weighting, l.K, l.Sigma, l.Mu, l.PosWeight, l.ByLabel}, nil
+// groupOptions are those of each of a reranker's losses.
+var groupOptions = map[string][]string{
+	"lambda": {"weighting", "mu", "k", "sigma"}, "rank_net": {"k", "sigma"}, "bce": {"pos_weight"}, "list_mle": {"by_label"}, "p_list_mle": {"by_label"},
 }
 
 // checkReranker resolves what is otherwise for rerankers.
@@ -58,16 +45,9 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.words("loss.name", loss.GroupLosses...)
 	}
 	c.words("loss.weighting", loss.Schemes...)
-	for _, key := range []string{"scale", "temperature", "directions", "partition_mode", "similarity", "mask_duplicates", "gather_across_devices"} {
-		c.require(c.find("loss."+key) == nil, "loss."+key, "is for embedders: a reranker's loss sees the scores of a row's documents")
-	}
+	l.reranker = true
+	c.options(l)
 	l.GatherAcrossDevices = false
-	for key, names := range map[string][]string{
-		"weighting": {"lambda"}, "mu": {"lambda"}, "k": {"lambda", "rank_net"}, "sigma": {"lambda", "rank_net"}, "pos_weight": {"bce"},
-		"by_label": {"list_mle", "p_list_mle"},
-	} {
-		c.require(slices.Contains(names, l.Name) || c.find("loss."+key) == nil, "loss."+key, "is for loss.name: %s", strings.Join(names, " or "))
-	}
 	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, l.Name) {
 		c.fail("loss", "%v", err)
 	}

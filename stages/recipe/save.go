@@ -42,12 +42,16 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		prompts["query"], prompts["document"] = x.text.QueryPrompt, x.text.DocumentPrompt
 	}
 	similarity := "cosine"
-	if x.Recipe.Loss.Similarity == "dot" {
+	if l := x.Recipe.Loss; l.kind().has("similarity") && l.Similarity == "dot" {
 		similarity = "dot"
 	}
 	var sources []hfmodel.Dataset
 	for i, src := range x.Recipe.Data.Train {
-		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append([]string{src.Query, src.Positive}, src.Negatives...), Rows: x.data[i].Rows()})
+		columns := []string{src.Query}
+		if src.Positive != "" {
+			columns = append(columns, src.Positive)
+		}
+		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return err

@@ -158,7 +158,7 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	}
 	subs := stages.Split(g, batches, x.size())
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.objective()), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.objective(driving{})), enc)
 	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	results, err := stages.Apply(g, contributions, grads, enc, r.update(x.Steps))
 	if err != nil {

@@ -106,6 +106,9 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if err := o.Check(); err != nil {
 		return false, err
 	}
+	if k := x.Recipe.Loss.kind(); o.Plant == FaultMask && !k.has("mask_duplicates") {
+		return false, fmt.Errorf("loss.name: %s masks no duplicates: the fault %q can't be planted", x.Recipe.Loss.Name, o.Plant)
+	}
 	ok := true
 	report := func(r VerifyRow) {
 		r.OK = r.Error <= r.Limit // a NaN is not
@@ -378,20 +381,12 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	if err != nil {
 		return out, err
 	}
-	l := x.Recipe.loss()
-	l.TileRows, l.TileCols = w.tile[0], w.tile[1]
-	var objective loss.Loss = l
-	if x.reranker != nil {
-		objective = x.Recipe.objective()
-	}
+	l := x.Recipe.objective(driving{tile: w.tile, mask: w.plant == FaultMask})
 	switch w.plant {
 	case FaultFactor:
-		objective = scaled{l, 2}
-	case FaultMask:
-		l.MaskDuplicates = !l.MaskDuplicates
-		objective = l
+		l = scaled{l, 2}
 	case FaultRemote:
-		objective = detached{l}
+		l = detached{l}
 	case FaultDropout:
 		enc.ShiftReplay()
 	}
@@ -406,7 +401,7 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	batches := stages.Header(g, stages.Assemble(g, stages.Tokenize(g, chunks, x.text)), w.size, ranks)
 	subs := stages.Split(g, batches, w.size)
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, objective), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, l), enc)
 	captured := stages.Capture(g, stages.Sync(g, contributions(g, subs, grads, enc, lossOnly), enc), grads, enc)
 	pipeline.Sink(g, "keep", captured, func(_ *pipeline.Task, c stages.Captured) error { out = c; return nil })
 	p, err := g.Build(pipeline.Devices(stages.OnDevice(m.Device)))
@@ -532,19 +527,19 @@ func worst(l *transformer.Layout, got, want []float64) (string, float64) {
 
 // scaled is a loss whose gradient is too large.
 type scaled struct {
-	loss.InfoNCE
+	loss.RowSplitter
 	factor float64
 }
 
 func (l scaled) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
-	r, err := l.InfoNCE.Compute(s, a, b)
+	r, err := l.RowSplitter.Compute(s, a, b)
 	s.Scale(b.Gradient, b.Gradient, l.factor)
 	return r, err
 }
 
 // detached is what two ranks compute that gather each other's embeddings without gradients: each row's gradient comes from
 // the losses of its own half of the batch alone.
-type detached struct{ loss.InfoNCE }
+type detached struct{ loss.RowSplitter }
 
 func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
 	total := loss.Result{}
@@ -555,15 +550,21 @@ func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (
 	for half := range 2 {
 		part := *b
 		part.Gradient = own
-		part.Weights = make([]float64, b.Rows)
 		mine := func(row int) bool { return (row >= b.Rows/2) == (half == 1) }
-		for i := range part.Weights {
-			if mine(i) {
-				part.Weights[i] = b.Weight(i)
-			}
+		first, last := b.Own()
+		part.Only = &loss.Rows{Lo: max(first, half*(b.Rows/2)), Hi: last}
+		if half == 0 {
+			part.Only.Hi = min(last, b.Rows/2)
+		}
+		if part.Only.Lo >= part.Only.Hi {
+			continue
+		}
+		if len(b.Teacher) > 0 {
+			d := len(b.Teacher) / (last - first)
+			part.Teacher = b.Teacher[(part.Only.Lo-first)*d : (part.Only.Hi-first)*d]
 		}
 		s.Fill(own, 0)
-		r, err := l.InfoNCE.Compute(s, a, &part)
+		r, err := l.RowSplitter.Compute(s, a, &part)
 		if err != nil {
 			return r, err
 		}
@@ -583,5 +584,5 @@ func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (
 
 // Memory has room for one more gradient.
 func (l detached) Memory(z loss.Size) int {
-	return l.InfoNCE.Memory(z) + z.Sequences*z.Dim*z.DType.Size() + 64
+	return l.RowSplitter.Memory(z) + z.Sequences*z.Dim*z.DType.Size() + 64
 }

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+	"contraflow/stages/mine"
+)
+
+// mineFlags say what to mine.
+type mineFlags struct {
+	input, corpus                          []string
+	query, positive, corpusColumn, output  string
+	options                                mine.Options
+	minScore, maxScore, absolute, relative float64
+	queryPrompt, documentPrompt            string
+	sampling                               string
+}
+
+func newMine() *cobra.Command {
+	var f modelFlags
+	var m mineFlags
+	cmd := &cobra.Command{
+		Use:   "mine --model DIR --input FILES --query NAME --positive NAME --output FILE",
+		Short: "Find hard negatives for pairs with a model",
+		Long: `mine embeds queries and a corpus (by default, all positives), searches exactly, and writes a parquet file with the columns
+query, positive, negatives (a list) and scores (a list: the positive's, then each negative's), which data.train takes as
+
+  {path: mined.parquet, query: query, positive: positive, negatives: negatives, scores: scores}
+
+Options have the names and the meaning of sentence-transformers' mine_hard_negatives; FlagEmbedding's --range_for_sampling 10-210 is
+--range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative. Pairs that keep fewer negatives than
+asked for are left out and counted.`,
+		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := m.settle(cmd); err != nil {
+				return err
+			}
+			e, err := f.load(cmd)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, e.Close()) }()
+			return m.run(cmd, e)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringArrayVar(&m.input, "input", nil, "pairs: parquet or JSON lines, files or globs (may be repeated)")
+	fl.StringVar(&m.query, "query", "query", "the column with the queries")
+	fl.StringVar(&m.positive, "positive", "positive", "the column with the positives; of a list, each is one")
+	fl.StringArrayVar(&m.corpus, "corpus", nil, "files with more documents (default: the positives alone)")
+	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "the column with the documents")
+	fl.StringVar(&m.queryPrompt, "query-prompt", "", "a text to put before each query (default: the model's)")
+	fl.StringVar(&m.documentPrompt, "document-prompt", "", "a text to put before each document (default: the model's)")
+	fl.StringVar(&m.output, "output", "", "the parquet file to write")
+	fl.IntVar(&m.options.Negatives, "num-negatives", 3, "negatives of each query")
+	fl.IntVar(&m.options.RangeMin, "range-min", 0, "skip so many of the best candidates")
+	fl.IntVar(&m.options.RangeMax, "range-max", 0, "candidates end there (default: as the other options need)")
+	fl.Float64Var(&m.minScore, "min-score", 0, "the lowest cosine of a negative")
+	fl.Float64Var(&m.maxScore, "max-score", 0, "the highest cosine of a negative")
+	fl.Float64Var(&m.absolute, "absolute-margin", 0, "a negative's cosine is by so much below the positive's")
+	fl.Float64Var(&m.relative, "relative-margin", 0, "a negative's cosine is by this part of it below the positive's")
+	fl.StringVar(&m.sampling, "sampling", "top", "top, or random among the candidates")
+	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
+	f.add(cmd)
+	require(cmd, "input")
+	require(cmd, "output")
+	return cmd
+}
+
+// settle makes options of flags.
+func (m *mineFlags) settle(cmd *cobra.Command) error {
+	for flag, to := range map[string]struct {
+		value *float64
+		into  **float64
+	}{
+		"min-score": {&m.minScore, &m.options.MinScore}, "max-score": {&m.maxScore, &m.options.MaxScore},
+		"absolute-margin": {&m.absolute, &m.options.AbsoluteMargin}, "relative-margin": {&m.relative, &m.options.RelativeMargin},
+	} {
+		if cmd.Flags().Changed(flag) {
+			*to.into = to.value
+		}
+	}
+	switch m.sampling {
+	case "top":
+	case "random":
+		m.options.Sample = true
+	default:
+		return usageError{fmt.Errorf("--sampling is %q, want top or random", m.sampling)}
+	}
+	if err := m.options.Check(); err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
+func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
+	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
+	queries, positives, err := m.pairs(ctx)
+	if err != nil {
+		return err
+	}
+	var corpus []string
+	if len(m.corpus) > 0 {
+		if corpus, err = texts(ctx, m.corpus, m.corpusColumn); err != nil {
+			return fmt.Errorf("--corpus: %w", err)
+		}
+	}
+	p := mine.Pair(queries, positives, corpus)
+	queryPrompt, documentPrompt := e.RolePrompts()
+	if cmd.Flags().Changed("query-prompt") {
+		queryPrompt = m.queryPrompt
+	}
+	if cmd.Flags().Changed("document-prompt") {
+		documentPrompt = m.documentPrompt
+	}
+	embed := func(what, prompt string, texts []string) ([]float32, error) {
+		out := make([]float32, len(texts)*e.Size())
+		for from := 0; from < len(texts); from += embedRows {
+			to := min(len(texts), from+embedRows)
+			prompted := make([]string, 0, to-from)
+			for _, t := range texts[from:to] {
+				prompted = append(prompted, prompt+t)
+			}
+			if _, err := e.EmbedInto(ctx, "", prompted, out[from*e.Size():to*e.Size()]); err != nil {
+				return nil, err
+			}
+			if u.due(false) {
+				u.printf("%d of %d %s embedded\n", to, len(texts), what)
+			}
+		}
+		mine.Normalize(out, e.Size())
+		return out, nil
+	}
+	q, err := embed("queries", queryPrompt, p.Queries)
+	if err != nil {
+		return err
+	}
+	c, err := embed("documents", documentPrompt, p.Corpus)
+	if err != nil {
+		return err
+	}
+	d, err := gpustage.Open("auto")
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	rows, short, err := p.Mine(ctx, d, m.options, q, c, e.Size(), func(done, total int64) {
+		if u.due(false) {
+			u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if len(rows) == 0 {
+		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: a larger --range-max, a smaller margin or fewer --num-negatives helps", len(p.Rows), m.options.Negatives)
+	}
+	if err := m.write(p, rows); err != nil {
+		return err
+	}
+	sum := 0.0
+	for _, r := range rows {
+		for _, h := range r.Negatives {
+			sum += float64(r.Score) - float64(h.Score)
+		}
+	}
+	u.printf("%d pairs with %d negatives each written to %s; a positive's cosine is %.3f above a negative's on average\n", len(rows), m.options.Negatives, m.output, sum/math.Max(1, float64(len(rows)*m.options.Negatives)))
+	if short > 0 {
+		u.printf("%d pairs have fewer negatives within these bounds and are left out\n", short)
+	}
+	return nil
+}
+
+// pairs reads the queries with their positives.
+func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err error) {
+	d, err := dataset.Open(ctx, dataset.Source{Paths: m.input, Query: m.query, Positive: m.positive})
+	if err != nil {
+		return nil, nil, fmt.Errorf("--input: %w", err)
+	}
+	defer d.Close()
+	for b := range d.Blocks() {
+		block, err := d.ReadBlock(ctx, b)
+		if err != nil {
+			return nil, nil, err
+		}
+		for row := range block.Rows {
+			if err := block.Check(row); err != nil {
+				return nil, nil, err
+			}
+			query := block.Texts(nil, row, 0)[0]
+			for _, text := range block.Texts(nil, row, 1) {
+				queries, positives = append(queries, query), append(positives, text)
+			}
+		}
+	}
+	return queries, positives, nil
+}
+
+// texts reads a column.
+func texts(ctx context.Context, files []string, column string) (out []string, err error) {
+	t, err := dataset.OpenTable(ctx, files)
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	for c, err := range t.Chunks(ctx, column, embedRows) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, c.Texts...)
+	}
+	return out, nil
+}
+
+func (m *mineFlags) write(p mine.Pairs, rows []mine.Row) error {
+	w, err := dataset.NewParquetWriter(m.output, dataset.OutColumn{Name: "query", Type: dataset.TextOut}, dataset.OutColumn{Name: "positive", Type: dataset.TextOut},
+		dataset.OutColumn{Name: "negatives", Type: dataset.TextListOut}, dataset.OutColumn{Name: "scores", Type: dataset.VectorOut})
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	for ; len(rows) > 0; rows = rows[min(len(rows), embedRows):] {
+		var query, positive []string
+		var negatives [][]string
+		scores := dataset.Vectors{Dim: m.options.Negatives + 1}
+		for _, r := range rows[:min(len(rows), embedRows)] {
+			query, positive = append(query, p.Queries[r.Query]), append(positive, p.Corpus[r.Positive])
+			own := []string{}
+			scores.Data = append(scores.Data, r.Score)
+			for _, h := range r.Negatives {
+				own, scores.Data = append(own, p.Corpus[h.Doc]), append(scores.Data, h.Score)
+			}
+			negatives = append(negatives, own)
+		}
+		if err := w.Write(query, positive, negatives, scores); err != nil {
+			return err
+		}
+	}
+	return w.Close()
+}

@@ -1,0 +1,257 @@
+// Package mine finds hard negatives: documents of a corpus that a model takes to be near a query and that are not its positives.
+//
+// # The story
+//
+// [Search] is exact: every query's embedding against every document's, block by block, with the best of each query kept. Then
+// [Options] choose among each query's candidates, in the order and with the meaning of sentence-transformers' mine_hard_negatives:
+//
+//  1. the query's positives go, wherever they rank;
+//  2. so do candidates above its lowest positive's score less a margin, which may be positives that nobody has marked, and those
+//     outside of the score bounds;
+//  3. of what is left, ranks RangeMin to RangeMax-1 are candidates: the best of them are taken, or a random sample.
+//
+// FlagEmbedding's range_for_sampling 10-210 is RangeMin 10, RangeMax 210 and Sample. A query that keeps fewer candidates than Negatives
+// has too few: nothing is filled up, and no document stands for one that is missing. How many candidates are looked at depends on the
+// options as in the peer (see [Options.Depth]): what lies deeper is not found.
+package mine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"contraflow/gpustage"
+	"contraflow/stages/evaluate"
+)
+
+// Options choose negatives.
+type Options struct {
+	Negatives int // of each query
+	RangeMin  int // so many of the best candidates are skipped
+	RangeMax  int // candidates from there on are too easy; 0: as many as the other options need
+
+	MinScore, MaxScore             *float64 // of candidates
+	AbsoluteMargin, RelativeMargin *float64 // below the lowest positive's score p: by so much, or by so much times |p|
+
+	Sample bool // draw at random among the candidates instead of taking the best
+	Seed   uint64
+}
+
+// Check finds options that make no sense.
+func (o Options) Check() error {
+	switch {
+	case o.Negatives < 1:
+		return fmt.Errorf("%d negatives, want at least 1", o.Negatives)
+	case o.RangeMin < 0:
+		return fmt.Errorf("the range begins at %d, want at least 0", o.RangeMin)
+	case o.RangeMax != 0 && o.RangeMax-o.RangeMin < o.Negatives:
+		return fmt.Errorf("the range %d to %d has no room for %d negatives", o.RangeMin, o.RangeMax, o.Negatives)
+	}
+	for _, v := range []*float64{o.MinScore, o.MaxScore, o.AbsoluteMargin, o.RelativeMargin} {
+		if v != nil && *v-*v != 0 {
+			return fmt.Errorf("a score or margin of %v", *v)
+		}
+	}
+	return nil
+}
+
+// rangeMax is RangeMax, or what the peer makes of the other options.
+func (o Options) rangeMax(positives int) int {
+	switch {
+	case o.RangeMax > 0:
+		return o.RangeMax
+	case o.AbsoluteMargin != nil || o.RelativeMargin != nil || o.MaxScore != nil:
+		return o.RangeMin + 10*o.Negatives + positives
+	}
+	return o.RangeMin + o.Negatives + positives
+}
+
+// Depth is how many of the nearest documents have to be known of each query, where none has more than so many positives.
+func (o Options) Depth(positives int) int { return o.rangeMax(positives) + positives }
+
+// Choose chooses among a query's nearest documents, best first, given its positives' places in the corpus and their lowest score. most
+// is how many positives any query has. It returns fewer than Negatives if there are no more.
+func (o Options) Choose(query int, hits []evaluate.Hit, positives []int32, lowest float32, most int) []evaluate.Hit {
+	var kept []evaluate.Hit
+	low := float64(lowest)
+	for _, h := range hits[:min(len(hits), o.Depth(most))] {
+		s := float64(h.Score)
+		switch {
+		case slices.Contains(positives, h.Doc):
+		case o.AbsoluteMargin != nil && s+*o.AbsoluteMargin > low:
+		case o.RelativeMargin != nil && s > low-math.Abs(low)**o.RelativeMargin:
+		case o.MaxScore != nil && s > *o.MaxScore:
+		case o.MinScore != nil && s < *o.MinScore:
+		default:
+			kept = append(kept, h)
+		}
+	}
+	kept = kept[:min(len(kept), o.rangeMax(most))]
+	kept = kept[min(len(kept), o.RangeMin):]
+	if !o.Sample || len(kept) <= o.Negatives {
+		return kept[:min(len(kept), o.Negatives)]
+	}
+	rng := rand.New(rand.NewPCG(o.Seed, uint64(query)))
+	places := rng.Perm(len(kept))[:o.Negatives]
+	slices.Sort(places)
+	var out []evaluate.Hit
+	for _, p := range places {
+		out = append(out, kept[p])
+	}
+	return out
+}
+
+// Blocks of the search: 1,024 queries against 8,192 documents are 32 MiB of scores.
+const (
+	queryBlock  = 1024
+	corpusBlock = 8192
+)
+
+// Search finds the k documents nearest to each query by the product of their embeddings, which are [n, dim] one after the other;
+// Normalize makes it the cosine. Equal scores rank by the documents' places. Progress, which may be nil, is told of scores done.
+func Search(ctx context.Context, d gpustage.Device, queries, corpus []float32, dim, k int, progress func(done, total int64)) (run evaluate.Run, err error) {
+	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
+		return nil, fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
+	}
+	nq, nd := len(queries)/dim, len(corpus)/dim
+	top, err := evaluate.NewTopK(nq, min(k, max(1, nd)), nil)
+	if err != nil {
+		return nil, err
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	qb, db := min(queryBlock, max(1, nq)), min(corpusBlock, max(1, nd))
+	var blocks [3]gpustage.Tensor // queries, documents, scores
+	for i, shape := range [][2]int{{qb, dim}, {db, dim}, {1, qb * db}} {
+		if blocks[i], err = gpustage.NewTensor(d, gpustage.F32, shape[0], shape[1]); err != nil {
+			return nil, err
+		}
+		defer blocks[i].Mem.Free()
+	}
+	host := make([]float32, qb*db)
+	done := int64(0)
+	for from := 0; from < nd; from += db {
+		docs := blocks[1].Span(0, min(db, nd-from))
+		s.CopyIn(docs, gpustage.Bytes(corpus[from*dim:(from+docs.Rows)*dim]))
+		for first := 0; first < nq; first += qb {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			q := blocks[0].Span(0, min(qb, nq-first))
+			s.CopyIn(q, gpustage.Bytes(queries[first*dim:(first+q.Rows)*dim]))
+			scores := blocks[2].Columns(0, q.Rows*docs.Rows).Reshape(q.Rows, docs.Rows)
+			s.MatMul(scores, q, docs, gpustage.MatMul{TransB: true, Alpha: 1})
+			out := host[:scores.Len()]
+			s.CopyOut(gpustage.Bytes(out), scores)
+			if err := s.Sync(); err != nil {
+				return nil, err
+			}
+			if err := top.Add(first, from, out, docs.Rows); err != nil {
+				return nil, err
+			}
+			if done += int64(scores.Len()); progress != nil {
+				progress(done, int64(nq)*int64(nd))
+			}
+		}
+	}
+	return top.Run(), nil
+}
+
+// Normalize gives embeddings length 1, in place.
+func Normalize(embeddings []float32, dim int) {
+	for ; len(embeddings) >= dim; embeddings = embeddings[dim:] {
+		x, sum := embeddings[:dim], 0.0
+		for _, v := range x {
+			sum += float64(v) * float64(v)
+		}
+		norm := max(math.Sqrt(sum), 1e-12)
+		for i, v := range x {
+			x[i] = float32(float64(v) / norm)
+		}
+	}
+}
+
+// Pairs are the queries and positives of a data set, with the corpus that negatives come from: distinct texts.
+type Pairs struct {
+	Queries []string
+	Corpus  []string
+	Of      [][]int32 // of each query: its positives' places in Corpus
+	Rows    [][2]int  // of each pair that was given: its query, and its positive's place
+	Most    int       // positives that a query has at most
+}
+
+// Pair numbers texts: corpus first, then the positives that it lacks, as the peer does. A pair that comes twice is one.
+func Pair(queries, positives, corpus []string) Pairs {
+	var p Pairs
+	docs, asked := map[string]int{}, map[string]int{}
+	for _, text := range append(slices.Clone(corpus), positives...) {
+		if _, ok := docs[text]; !ok {
+			docs[text] = len(p.Corpus)
+			p.Corpus = append(p.Corpus, text)
+		}
+	}
+	for i, q := range queries {
+		k, ok := asked[q]
+		if !ok {
+			k = len(p.Queries)
+			asked[q] = k
+			p.Queries, p.Of = append(p.Queries, q), append(p.Of, nil)
+		}
+		d := docs[positives[i]]
+		if !slices.Contains(p.Of[k], int32(d)) {
+			p.Of[k] = append(p.Of[k], int32(d))
+			p.Rows = append(p.Rows, [2]int{k, d})
+			p.Most = max(p.Most, len(p.Of[k]))
+		}
+	}
+	return p
+}
+
+// Score is the product of two embeddings.
+func Score(queries, corpus []float32, dim, query, doc int) float32 {
+	sum := 0.0
+	for i, v := range queries[query*dim : (query+1)*dim] {
+		sum += float64(v) * float64(corpus[doc*dim+i])
+	}
+	return float32(sum)
+}
+
+// Row is a pair with its negatives.
+type Row struct {
+	Query, Positive int // of Pairs.Queries and Pairs.Corpus
+	Score           float32
+	Negatives       []evaluate.Hit // Options.Negatives of them, best first
+}
+
+// Mine chooses negatives for each pair, given both sides' embeddings. short is how many pairs got too few and are left out.
+func (p Pairs) Mine(ctx context.Context, d gpustage.Device, o Options, queries, corpus []float32, dim int, progress func(done, total int64)) (rows []Row, short int, err error) {
+	if err := o.Check(); err != nil {
+		return nil, 0, err
+	}
+	run, err := Search(ctx, d, queries, corpus, dim, o.Depth(p.Most), progress)
+	if err != nil {
+		return nil, 0, err
+	}
+	chosen := make([][]evaluate.Hit, len(p.Queries))
+	for q := range p.Queries {
+		lowest := float32(math.Inf(1))
+		for _, doc := range p.Of[q] {
+			lowest = min(lowest, Score(queries, corpus, dim, q, int(doc)))
+		}
+		chosen[q] = o.Choose(q, run[q], p.Of[q], lowest, p.Most)
+	}
+	for _, r := range p.Rows {
+		if len(chosen[r[0]]) < o.Negatives {
+			short++
+			continue
+		}
+		rows = append(rows, Row{r[0], r[1], Score(queries, corpus, dim, r[0], r[1]), chosen[r[0]]})
+	}
+	return rows, short, nil
+}

@@ -1,0 +1,222 @@
+package mine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
+	"contraflow/stages/evaluate"
+	"contraflow/testdata/goldens"
+)
+
+// Against sentence-transformers' mine_hard_negatives: every row, its negatives in order, and the scores.
+func TestGolden(t *testing.T) {
+	g := goldens.Load(t, "mine/negatives")
+	var meta struct {
+		Texts []string
+		Pairs [][2]string
+		Cases []struct {
+			Options struct {
+				Negatives int      `json:"num_negatives"`
+				RangeMin  int      `json:"range_min"`
+				RangeMax  int      `json:"range_max"`
+				MinScore  *float64 `json:"min_score"`
+				MaxScore  *float64 `json:"max_score"`
+				Absolute  *float64 `json:"absolute_margin"`
+				Relative  *float64 `json:"relative_margin"`
+			}
+			Corpus []string
+			Rows   []struct {
+				Query, Positive string
+				Negatives       []string
+				Scores          []float64
+			}
+		}
+	}
+	g.Meta(t, &meta)
+	all := g.F64(t, "embeddings")
+	dim := len(all) / len(meta.Texts)
+	embed := func(texts []string) (out []float32) {
+		for _, text := range texts {
+			k := slices.Index(meta.Texts, text)
+			for _, v := range all[k*dim : (k+1)*dim] {
+				out = append(out, float32(v))
+			}
+		}
+		return out
+	}
+	var queries, positives []string
+	for _, p := range meta.Pairs {
+		queries, positives = append(queries, p[0]), append(positives, p[1])
+	}
+	mined := 0
+	for i, c := range meta.Cases {
+		o := Options{
+			Negatives: max(c.Options.Negatives, 0), RangeMin: c.Options.RangeMin, RangeMax: c.Options.RangeMax, MinScore: c.Options.MinScore,
+			MaxScore: c.Options.MaxScore, AbsoluteMargin: c.Options.Absolute, RelativeMargin: c.Options.Relative,
+		}
+		if o.Negatives == 0 {
+			o.Negatives = 3
+		}
+		p := Pair(queries, positives, c.Corpus)
+		rows, short, err := p.Mine(t.Context(), ref.New(), o, embed(p.Queries), embed(p.Corpus), dim, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if short+len(rows) != len(p.Rows) {
+			t.Errorf("case %d: %d rows and %d short, of %d", i, len(rows), short, len(p.Rows))
+		}
+		// The peer's rows come query by query.
+		slices.SortStableFunc(rows, func(a, b Row) int { return a.Query - b.Query })
+		if len(rows) != len(c.Rows) {
+			t.Errorf("case %d: %d rows, want %d", i, len(rows), len(c.Rows))
+			continue
+		}
+		for k, want := range c.Rows {
+			r := rows[k]
+			got, scores := []string{}, []float64{float64(r.Score)}
+			for _, h := range r.Negatives {
+				got, scores = append(got, p.Corpus[h.Doc]), append(scores, float64(h.Score))
+			}
+			if p.Queries[r.Query] != want.Query || p.Corpus[r.Positive] != want.Positive || !slices.Equal(got, want.Negatives) {
+				t.Errorf("case %d, row %d: %s %s %v, want %v", i, k, p.Queries[r.Query], p.Corpus[r.Positive], got, want)
+			}
+			for j, s := range want.Scores {
+				if math.Abs(s-scores[j]) > 1e-6 {
+					t.Errorf("case %d, row %d: scores %v, want %v", i, k, scores, want.Scores)
+				}
+			}
+			mined++
+		}
+	}
+	if mined < 200 {
+		t.Errorf("only %d rows were mined", mined)
+	}
+}
+
+// Blocks cut the search nowhere: it finds what sorting all scores finds.
+func TestSearch(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	const dim = 5
+	random := func(n int) []float32 {
+		x := make([]float32, n*dim)
+		for i := range x {
+			x[i] = float32(rng.NormFloat64())
+		}
+		Normalize(x, dim)
+		return x
+	}
+	for _, size := range [][3]int{{3, 4, 2}, {queryBlock + 3, 40, 7}, {5, corpusBlock + 11, 20}, {2, 3, 9}} {
+		queries, corpus := random(size[0]), random(size[1])
+		done := int64(0)
+		run, err := Search(t.Context(), d, queries, corpus, dim, size[2], func(n, _ int64) { done = n })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done != int64(size[0]*size[1]) {
+			t.Errorf("%v: progress ends at %d", size, done)
+		}
+		for q := 0; q < size[0]; q += 1 + size[0]/20 {
+			var all []float64
+			for doc := range size[1] {
+				all = append(all, -float64(Score(queries, corpus, dim, q, doc)))
+			}
+			slices.Sort(all)
+			if len(run[q]) != min(size[1], size[2]) {
+				t.Fatalf("%v: query %d has %d hits", size, q, len(run[q]))
+			}
+			for i, h := range run[q] {
+				if math.Abs(float64(h.Score)+all[i]) > 1e-6 || math.Abs(float64(h.Score-Score(queries, corpus, dim, q, int(h.Doc)))) > 1e-6 {
+					t.Fatalf("%v: query %d, hit %d: %v, want %v", size, q, i, h, -all[i])
+				}
+			}
+		}
+	}
+	if _, err := Search(t.Context(), d, make([]float32, 7), make([]float32, 10), dim, 3, nil); err == nil {
+		t.Error("7 numbers are taken for embeddings of 5 dimensions")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Search(ctx, d, random(2), random(2), dim, 1, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// A sample is of the range, without the positive, the same for the same seed, and reaches the range's last candidate.
+func TestSample(t *testing.T) {
+	var hits []evaluate.Hit
+	for i := range 30 {
+		hits = append(hits, evaluate.Hit{Doc: int32(i), Score: 1 - float32(i)/100})
+	}
+	o := Options{Negatives: 3, RangeMin: 2, RangeMax: 10, Sample: true}
+	seen := map[int32]int{}
+	for seed := range uint64(200) {
+		o.Seed = seed
+		got := o.Choose(5, hits, []int32{4}, 1, 1)
+		if again := o.Choose(5, hits, []int32{4}, 1, 1); !slices.Equal(got, again) || len(got) != 3 || got[0].Score < got[1].Score || got[1].Score < got[2].Score {
+			t.Fatalf("seed %d: %v, then %v", seed, got, again)
+		}
+		for _, h := range got {
+			seen[h.Doc]++
+		}
+	}
+	for doc := range int32(30) { // without the positive, document 4: ranks 2 to 9 are documents 2, 3, 5, ... 10
+		if in := doc >= 2 && doc <= 10 && doc != 4; in != (seen[doc] > 0) {
+			t.Errorf("document %d was drawn %d times", doc, seen[doc])
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	bad := math.NaN()
+	for want, o := range map[string]Options{
+		"0 negatives, want at least 1":                 {},
+		"the range begins at -1":                       {Negatives: 1, RangeMin: -1},
+		"the range 3 to 5 has no room for 3 negatives": {Negatives: 3, RangeMin: 3, RangeMax: 5},
+		"a score or margin of NaN":                     {Negatives: 1, MaxScore: &bad},
+	} {
+		if err := o.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+func ExamplePairs_Mine() {
+	p := Pair([]string{"sort a slice"}, []string{"slices.Sort"}, []string{"sort.Strings", "os.Open"})
+	// sort.Strings is near the query, os.Open is not; slices.Sort is its positive.
+	queries, corpus := []float32{1, 0}, []float32{0.8, 0.6, 0, 1, 1, 0}
+	rows, _, err := p.Mine(context.Background(), ref.New(), Options{Negatives: 1}, queries, corpus, 2, nil)
+	fmt.Println(p.Corpus[rows[0].Negatives[0].Doc], rows[0].Negatives[0].Score, err)
+	// Output: sort.Strings 0.8 <nil>
+}
+
+// BenchmarkSearch is 8,192 x 8,192 at 384 dimensions; GEMM is its products alone.
+func BenchmarkSearch(b *testing.B) {
+	d, err := cpu.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	const n, dim = 8192, 384
+	x := make([]float32, n*dim)
+	for i := range x {
+		x[i] = float32(i*7919%1000) / 1000
+	}
+	Normalize(x, dim)
+	for b.Loop() {
+		if _, err := Search(b.Context(), d, x, x, dim, 50, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(2*n*n*dim/1e9*float64(b.N)/b.Elapsed().Seconds(), "GFLOP/s")
+}

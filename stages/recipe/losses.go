@@ -1,0 +1,273 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"contraflow/stages/loss"
+)
+
+// Loss is the objective and its options. Each loss has options of its own (see lossOptions); what a loss does not have is an error
+// where a recipe says it, and is left out where one is written.
+type Loss struct {
+	Name                string           `yaml:"name"`
+	Scale               float64          `yaml:"scale"`
+	Temperature         float64          `yaml:"temperature,omitempty"` // of mnrl, cosent and angle: resolved into Scale
+	StudentTemperature  float64          `yaml:"student_temperature,omitempty"`
+	TeacherTemperature  float64          `yaml:"teacher_temperature,omitempty"`
+	Directions          []loss.Direction `yaml:"directions"`
+	PartitionMode       string           `yaml:"partition_mode"`
+	HardnessMode        loss.Hardness    `yaml:"hardness_mode,omitempty"`
+	HardnessStrength    float64          `yaml:"hardness_strength,omitempty"`
+	Similarity          string           `yaml:"similarity"`
+	Distance            string           `yaml:"distance,omitempty"`
+	Margin              float64          `yaml:"margin,omitempty"`
+	MaskDuplicates      bool             `yaml:"mask_duplicates"`
+	Matryoshka          *Matryoshka      `yaml:"matryoshka,omitempty"`
+	GatherAcrossDevices bool             `yaml:"gather_across_devices"`
+
+	// Of a reranker; see loss.Groups.
+	Weighting string  `yaml:"weighting,omitempty"`
+	K         int     `yaml:"k,omitempty"`
+	Sigma     float64 `yaml:"sigma,omitempty"`
+	Mu        float64 `yaml:"mu,omitempty"`
+	PosWeight float64 `yaml:"pos_weight,omitempty"`
+	ByLabel   bool    `yaml:"by_label,omitempty"`
+
+	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
+}
+
+// Matryoshka has a loss take the first features of the embeddings as well.
+type Matryoshka struct {
+	Dims    []int     `yaml:"dims"`
+	Weights []float64 `yaml:"weights,omitempty"` // of each; nil: 1
+}
+
+// lossKind is a loss that a recipe can name.
+type lossKind struct {
+	names       []string // the first is ours
+	options     []string
+	similarity  string   // the usual one
+	distances   []string // the usual one first
+	label       bool     // of the data: each row's
+	scores      bool     // a teacher's
+	teacher     bool     // a teacher's embeddings
+	negatives   bool     // needs them
+	pairs       bool     // takes no negatives
+	takesSingle bool     // rows may be single texts
+	single      bool     // they are
+	whole       bool     // is of the batch as a whole: rows have no weights
+	reranker    bool
+}
+
+var lossKinds = []lossKind{
+	{names: []string{"mnrl", "infonce", "multiple_negatives_ranking"}, similarity: "cosine",
+		options: []string{"scale", "temperature", "directions", "partition_mode", "similarity", "mask_duplicates", "hardness_mode", "hardness_strength"}},
+	{names: []string{"cosent"}, options: []string{"scale", "temperature", "similarity"}, similarity: "cosine", label: true, pairs: true, whole: true},
+	{names: []string{"angle"}, options: []string{"scale", "temperature"}, whole: true},
+	{names: []string{"cosine_similarity"}, label: true, pairs: true},
+	{names: []string{"contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true},
+	{names: []string{"online_contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true, whole: true},
+	{names: []string{"triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine", "manhattan"}, negatives: true},
+	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: "dot", negatives: true},
+	{names: []string{"distill_kl", "kl_div"}, options: []string{"similarity", "temperature", "student_temperature", "teacher_temperature"}, similarity: "dot", scores: true, negatives: true},
+	{names: []string{"batch_hard_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true},
+	{names: []string{"batch_hard_soft_margin_triplet"}, options: []string{"distance"}, distances: []string{"euclidean", "cosine"}, label: true, single: true},
+	{names: []string{"batch_semi_hard_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true, whole: true},
+	{names: []string{"batch_all_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true, whole: true},
+	{names: []string{"teacher_embedding", "mse"}, options: []string{"distance"}, distances: []string{"mse", "euclidean", "cosine"}, teacher: true, takesSingle: true},
+}
+
+// commonOptions are every loss's.
+var commonOptions = []string{"name", "matryoshka", "gather_across_devices"}
+
+// kind is the loss that the recipe names; mnrl if it names none that there is.
+func (l *Loss) kind() lossKind {
+	if l.reranker {
+		return lossKind{names: []string{l.Name}, options: groupOptions[l.Name], reranker: true}
+	}
+	for _, k := range lossKinds {
+		if slices.Contains(k.names, l.Name) {
+			return k
+		}
+	}
+	return lossKinds[0]
+}
+
+// all are the loss's options.
+func (k lossKind) all() []string {
+	if k.reranker {
+		return slices.Concat(commonOptions[:1], k.options)
+	}
+	return slices.Concat(commonOptions, k.options)
+}
+
+func (k lossKind) has(option string) bool { return slices.Contains(k.all(), option) }
+
+// having lists the losses with an option.
+func having(option string) (names []string) {
+	for _, o := range lossKinds {
+		if o.has(option) {
+			names = append(names, o.names[0])
+		}
+	}
+	for _, n := range loss.GroupLosses {
+		if slices.Contains(groupOptions[n], option) {
+			names = append(names, n+" of rerankers")
+		}
+	}
+	return names
+}
+
+// options finds those that the loss does not have.
+func (c *checker) options(l *Loss) {
+	k := l.kind()
+	for i := range reflect.TypeFor[Loss]().NumField() {
+		option := name(reflect.TypeFor[Loss]().Field(i))
+		if key := "loss." + option; option != "" && !k.has(option) && c.find(key) != nil {
+			c.fail(key, "is for %s; the options of %s are %s", strings.Join(having(option), ", "), l.Name, strings.Join(k.all(), ", "))
+		}
+	}
+}
+
+// MarshalYAML writes the options that the loss has.
+func (l Loss) MarshalYAML() (any, error) {
+	k, v := l.kind(), reflect.ValueOf(l)
+	var out yaml.MapSlice
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if option := name(f); k.has(option) && !(strings.Contains(f.Tag.Get("yaml"), "omitempty") && v.Field(i).IsZero()) {
+			out = append(out, yaml.MapItem{Key: option, Value: v.Field(i).Interface()})
+		}
+	}
+	return out, nil
+}
+
+func (c *checker) checkLoss(r *Recipe) {
+	l := &r.Loss
+	var names []string
+	for _, k := range lossKinds {
+		names = append(names, k.names...)
+	}
+	c.words("loss.name", names...)
+	if !slices.Contains(names, l.Name) {
+		return
+	}
+	k := l.kind()
+	c.options(l)
+	for _, option := range []string{"margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
+		if n := c.find("loss." + option); n != nil && k.has(option) {
+			v := reflect.ValueOf(l).Elem()
+			f, _ := field(v, option)
+			c.require(f.Float() > 0 && !math.IsInf(f.Float(), 0), "loss."+option, "is %v, want a positive number", f.Float())
+		}
+	}
+	if k.has("scale") && l.Temperature > 0 {
+		c.require(c.find("loss.scale") == nil, "loss.temperature", "and loss.scale are one thing (scale = 1/temperature): give one of them")
+		l.Scale, l.Temperature = 1/l.Temperature, 0
+	}
+	c.words("loss.partition_mode", "joint", "per_direction")
+	if k.has("similarity") {
+		c.words("loss.similarity", "cosine", "dot")
+		if c.find("loss.similarity") == nil {
+			l.Similarity = k.similarity
+		}
+	}
+	if k.has("distance") {
+		if c.words("loss.distance", k.distances...); l.Distance == "" {
+			l.Distance = k.distances[0]
+		}
+	}
+	if k.names[0] == "mnrl" {
+		var hardness []string
+		for _, h := range loss.HardnessModes {
+			hardness = append(hardness, string(h))
+		}
+		c.words("loss.hardness_mode", hardness...)
+		c.require(l.HardnessMode == "" || l.HardnessStrength != 0, "loss.hardness_mode", "needs loss.hardness_strength")
+		c.require(l.HardnessMode != "" || l.HardnessStrength == 0, "loss.hardness_strength", "needs loss.hardness_mode")
+		if err := (loss.InfoNCE{Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction"}).Check(); err != nil {
+			c.fail("loss.directions", "%v", err)
+		}
+	}
+	if m := l.Matryoshka; m != nil {
+		if _, err := loss.Matryoshka(loss.InfoNCE{}, m.Dims, m.Weights); err != nil {
+			c.fail("loss.matryoshka", "%v", err)
+		}
+	}
+	for i, s := range r.Data.Train {
+		key := fmt.Sprintf("data.train[%d].", i)
+		c.require(!k.single || s.Positive == "", key+"positive", "loss.name: %s takes single texts with labels: data.train[].query names their column", l.Name)
+		c.require(s.Positive != "" || k.single || k.takesSingle, key+"positive", "is missing: the column with the positives")
+		c.require(!k.label || s.Label != "", key+"label", "is missing: loss.name: %s needs a column with each row's label", l.Name)
+		c.require(!k.scores || len(s.Scores) > 0, key+"scores", "is missing: loss.name: %s needs columns with a teacher's scores", l.Name)
+		c.require(!k.teacher || s.Teacher != "", key+"teacher", "is missing: loss.name: %s needs a column with a teacher's embeddings", l.Name)
+		c.require(!k.negatives || len(s.Negatives) > 0, key+"negatives", "are missing: loss.name: %s compares them with the positive", l.Name)
+		c.require(!k.pairs || len(s.Negatives) == 0, key+"negatives", "loss.name: %s takes pairs with labels, and no negatives", l.Name)
+		switch k.names[0] {
+		case "margin_mse":
+			c.require(len(s.Scores) > 0 || s.Label != "", key+"scores", "is missing: loss.name: margin_mse needs a teacher's scores, or their difference as label")
+		case "angle":
+			c.require(s.Label != "" || len(s.Negatives) > 0, key+"label", "is missing: loss.name: angle needs labels, or negatives")
+		}
+		c.require(!k.whole || s.Weight == "", key+"weight", "loss.name: %s is of the batch as a whole: rows have no weights in it", l.Name)
+	}
+}
+
+// driving is how a loss is computed, beside what the recipe says.
+type driving struct {
+	tile [2]int // 0: the defaults
+	mask bool   // duplicates are masked where the recipe says not to, and the other way
+}
+
+// loss is the recipe's objective.
+func (r Recipe) loss(o driving) loss.RowSplitter {
+	l := r.Loss
+	similarity, distance := loss.Metric(l.Similarity), loss.Metric(l.Distance)
+	var out loss.RowSplitter
+	switch l.kind().names[0] {
+	case "mnrl":
+		out = loss.InfoNCE{
+			Scale: l.Scale, Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction", Dot: l.Similarity == "dot",
+			Hardness: l.HardnessMode, HardnessStrength: l.HardnessStrength, MaskDuplicates: l.MaskDuplicates != o.mask, TileRows: o.tile[0], TileCols: o.tile[1],
+		}
+	case "cosent":
+		out = loss.CoSENT{Scale: l.Scale, Metric: similarity}
+	case "angle":
+		out = loss.CoSENT{Scale: l.Scale, Metric: loss.Angle}
+	case "cosine_similarity":
+		out = loss.CosineSimilarity{}
+	case "contrastive", "online_contrastive":
+		out = loss.Contrastive{Metric: distance, Margin: l.Margin, Online: l.Name == "online_contrastive"}
+	case "triplet":
+		out = loss.Triplet{Metric: distance, Margin: l.Margin}
+	case "margin_mse":
+		out = loss.MarginMSE{Metric: similarity}
+	case "distill_kl":
+		out = loss.DistillKL{Metric: similarity, Temperature: l.Temperature, StudentTemperature: l.StudentTemperature, TeacherTemperature: l.TeacherTemperature}
+	case "batch_hard_triplet":
+		out = loss.BatchTriplet{Mode: loss.Hard, Metric: distance, Margin: l.Margin}
+	case "batch_hard_soft_margin_triplet":
+		out = loss.BatchTriplet{Mode: loss.SoftMargin, Metric: distance}
+	case "batch_semi_hard_triplet":
+		out = loss.BatchTriplet{Mode: loss.SemiHard, Metric: distance, Margin: l.Margin}
+	case "batch_all_triplet":
+		out = loss.BatchTriplet{Mode: loss.All, Metric: distance, Margin: l.Margin}
+	case "teacher_embedding":
+		if distance == "mse" {
+			distance = ""
+		}
+		out = loss.TeacherEmbedding{Metric: distance}
+	}
+	if m := l.Matryoshka; m != nil {
+		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights); err == nil { // the recipe was checked
+			return wrapped.(loss.RowSplitter)
+		}
+	}
+	return out
+}
