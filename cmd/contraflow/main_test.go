@@ -234,6 +234,21 @@ func TestTrainEmbedEval(t *testing.T) {
 			t.Errorf("the trace lacks stage %s", s)
 		}
 	}
+	// The model's card has what the last evaluation found.
+	card := mustRead(t, at("out/model/README.md"))
+	var last float64
+	for _, line := range strings.Split(mustRead(t, at("out/metrics.jsonl")), "\n") {
+		var e struct {
+			Metric string
+			Value  float64
+		}
+		if json.Unmarshal([]byte(line), &e) == nil && e.Metric == "ndcg@10" {
+			last = e.Value
+		}
+	}
+	if want := fmt.Sprintf("ndcg@10 | %.4f |", last); last == 0 || !strings.Contains(card, want) || !strings.Contains(card, "\nmodel-index:\n") {
+		t.Errorf("the card lacks %q:\n%s", want, card)
+	}
 	// The recipe as resolved can be run again, to the same losses.
 	succeed(t, "train", "-c", at("out/recipe.yaml"), "--out", at("again"), "--quiet")
 	if a, b := losses(t, at("out/metrics.jsonl")), losses(t, at("again/metrics.jsonl")); fmt.Sprint(a) != fmt.Sprint(b) {
@@ -648,4 +663,13 @@ func TestThirdParty(t *testing.T) {
 	if len(lines) != 10 || !(last < first) {
 		t.Errorf("loss %v, then %v:\n%s", first, last, out)
 	}
+}
+
+func mustRead(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }

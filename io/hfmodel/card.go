@@ -51,7 +51,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	if id, _, err := parseID(c.BaseModel); err == nil && strings.Contains(id, "/") {
 		line("base_model: %s", yamlString(id))
 	}
-	c.modelIndex(line, name)
+	c.modelIndex(line, "information-retrieval", name)
 	line("---")
 	line("")
 	line("# %s", oneLine(name))
@@ -107,6 +107,12 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("contraflow embed --model . --input docs.parquet --column text --output docs.emb.parquet")
 	line("```")
 
+	c.rest(line)
+	return b.Bytes()
+}
+
+// rest is what cards of all models end with: training data, results, recipe.
+func (c Card) rest(line func(string, ...any)) {
 	if len(c.TrainingData) > 0 {
 		line("")
 		line("## Training data")
@@ -139,11 +145,10 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		line("%s", strings.TrimRight(c.Recipe, "\n"))
 		line("%s", fence)
 	}
-	return b.Bytes()
 }
 
 // modelIndex gives the results to the hub, which shows them beside the card: see "model-index" in its documentation of model cards.
-func (c Card) modelIndex(line func(string, ...any), name string) {
+func (c Card) modelIndex(line func(string, ...any), task, name string) {
 	if len(c.Metrics) == 0 {
 		return
 	}
@@ -154,8 +159,7 @@ func (c Card) modelIndex(line func(string, ...any), name string) {
 	for i, m := range c.Metrics {
 		if i == 0 || m.Dataset != last {
 			line("  - task:")
-			line("      type: information-retrieval")
-			line("      name: Information Retrieval")
+			line("      type: %s", task)
 			line("    dataset:")
 			line("      name: %s", yamlString(oneLine(m.Dataset)))
 			line("      type: unknown")

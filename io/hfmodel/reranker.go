@@ -269,7 +269,12 @@ func chatTemplate(r Reranker) string {
 func (s RerankerSpec) card(name string) []byte {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("---\nlibrary_name: sentence-transformers\npipeline_tag: text-ranking\ntags:\n- sentence-transformers\n- cross-encoder\n- reranker\n- contraflow\n---\n")
+	line("---\nlibrary_name: sentence-transformers\npipeline_tag: text-ranking\ntags:\n- sentence-transformers\n- cross-encoder\n- reranker\n- contraflow")
+	if id, _, err := parseID(s.Card.BaseModel); err == nil && strings.Contains(id, "/") {
+		line("base_model: %s", yamlString(id))
+	}
+	s.Card.modelIndex(line, "text-ranking", name)
+	line("---\n")
 	line("# %s\n", oneLine(name))
 	line("This reranker scores pairs of a query and a document. It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).")
 	if s.Card.Summary != "" {
@@ -287,12 +292,7 @@ func (s RerankerSpec) card(name string) []byte {
 	}
 	line("\n## Usage\n\n```python\nfrom sentence_transformers import CrossEncoder\n\nmodel = CrossEncoder(%s)", yamlString(name))
 	line("print(model.predict([(\"how are gradients accumulated?\", \"a first text\")]))\n```")
-	if s.Card.Recipe != "" {
-		fence := "```"
-		for strings.Contains(s.Card.Recipe, fence) {
-			fence += "`"
-		}
-		line("\n## Recipe\n\n%syaml\n%s\n%s", fence, strings.TrimRight(s.Card.Recipe, "\n"), fence)
-	}
+	line("\nor without Python, with contraflow's binary and this folder:\n\n```sh\ncontraflow rerank --model . --input pairs.parquet --output scores.parquet\n```")
+	s.Card.rest(line)
 	return []byte(b.String())
 }

@@ -210,7 +210,7 @@ func TestCard(t *testing.T) {
 		"tags":       []any{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"},
 		"base_model": "sentence-transformers/all-MiniLM-L6-v2",
 		"model-index": []any{map[string]any{"name": "two lines", "results": []any{map[string]any{
-			"task": map[string]any{"type": "information-retrieval", "name": "Information Retrieval"}, "dataset": map[string]any{"name": "test: a", "type": "unknown"},
+			"task": map[string]any{"type": "information-retrieval"}, "dataset": map[string]any{"name": "test: a", "type": "unknown"},
 			"metrics": []any{map[string]any{"type": "ndcg_at_10", "value": 0.51239, "name": "nDCG@10"}},
 		}}}},
 	}; !reflect.DeepEqual(front, want) {

@@ -45,6 +45,7 @@ type checkpoints struct {
 	last    time.Time // of the last checkpoint, or the beginning
 
 	progress  progress           // changes on the compute lane
+	best      *Evaluation        // of this process, if any was the best
 	rolled    *stages.StepResult // the step that is to be rolled back from
 	rollbacks int
 }

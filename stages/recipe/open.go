@@ -59,13 +59,14 @@ type Run struct {
 	pairs      []*tokenize.Pairs // by dataset
 	candidates *candidates
 
-	frozen  string                              // hash of the parameters that don't train: a checkpoint lacks them
-	closers []func() error                      // of what the graph at hand holds
-	saves   *checkpoints                        // while training
-	fs      checkpoint.FS                       // where checkpoints go; nil: the disk
-	ledger  func(*pipeline.Task, *stages.Batch) // sees every batch; for tests
-	ranks   *stages.Replicas                    // nil alone
-	share   gpustage.Share                      // of this machine, if other ranks are in this process
+	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
+	closers  []func() error                      // of what the graph at hand holds
+	saves    *checkpoints                        // while training
+	fs       checkpoint.FS                       // where checkpoints go; nil: the disk
+	ledger   func(*pipeline.Task, *stages.Batch) // sees every batch; for tests
+	ranks    *stages.Replicas                    // nil alone
+	measured *Evaluation                         // of the parameters as they are, or were a few steps ago
+	share    gpustage.Share                      // of this machine, if other ranks are in this process
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is

@@ -7,7 +7,6 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
-	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
@@ -205,7 +204,7 @@ func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
 	if err != nil {
 		return err
 	}
-	return reranker.Save(dir, x.folder, x.model, tensors, x.reranker, hfmodel.Card{BaseModel: x.Recipe.Model.Path, Recipe: string(text)})
+	return reranker.Save(dir, x.folder, x.model, tensors, x.reranker, x.card(string(text)))
 }
 
 // addProduct is w += scale * B A, w [out, cols], A [rank, cols], B [out, rank].

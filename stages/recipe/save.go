@@ -45,14 +45,6 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	if l := x.Recipe.Loss; l.kind().has("similarity") && l.Similarity == "dot" {
 		similarity = "dot"
 	}
-	var sources []hfmodel.Dataset
-	for i, src := range x.Recipe.Data.Train {
-		columns := []string{src.Query}
-		if src.Positive != "" {
-			columns = append(columns, src.Positive)
-		}
-		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
-	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return err
 	}
@@ -63,11 +55,25 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		Normalize: x.model.Head.Normalize, MaxSeqLength: max(x.text.QueryLength, x.text.DocumentLength),
 		Prompts: prompts, DefaultPromptName: x.folder.DefaultPromptName, Similarity: similarity,
 		Base: x.folder, Tokenizer: x.folder.CopyTokenizer, Adapter: adapter,
-		Card: hfmodel.Card{
-			BaseModel: x.Recipe.Model.Path, Recipe: string(text),
-			TrainingData: sources,
-		},
+		Card: x.card(string(text)),
 	})
+}
+
+// card is what a model card says of the run.
+func (x *Run) card(text string) hfmodel.Card {
+	var sources []hfmodel.Dataset
+	for i, src := range x.Recipe.Data.Train {
+		columns := []string{src.Query}
+		if src.Positive != "" {
+			columns = append(columns, src.Positive)
+		}
+		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
+	}
+	c := hfmodel.Card{BaseModel: x.Recipe.Model.Path, Recipe: text, TrainingData: sources}
+	if x.measured != nil {
+		c.Metrics = x.measured.results
+	}
+	return c
 }
 
 // trained is what Save writes: all parameters, or what an adapter has of them.

@@ -75,7 +75,8 @@ type Evaluation struct {
 	Value  float64        `json:"value"`
 	Eval   json.Marshaler `json:"eval"`
 
-	took time.Duration
+	took    time.Duration
+	results []hfmodel.Metric // all measures
 }
 
 // Summary is what a run came to.
@@ -193,7 +194,12 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 		}
 		if ev != nil {
 			ev.Step, ev.took = in.Get(t).Step+1, time.Since(began)
-			if p := x.saves; p.progress.measured(ev, x.Recipe.Eval.EarlyStopping) && x.Recipe.Save.Best && !x.last(t.Index.Step) {
+			x.measured = ev
+			p, better := x.saves, x.saves.progress.measured(ev, x.Recipe.Eval.EarlyStopping)
+			if better {
+				p.best = ev
+			}
+			if better && x.Recipe.Save.Best && !x.last(t.Index.Step) {
 				if err := x.Save(stages.Stream(t), x.bestDir()); err != nil {
 					return fmt.Errorf("saving the best model: %w", err)
 				}
@@ -218,6 +224,7 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 			return nil, fmt.Errorf("eval.sts: %w", err)
 		}
 		ev.Metric, ev.Value = "spearman", res.Spearman
+		ev.results = []hfmodel.Metric{{Dataset: x.Recipe.Eval.STS.Path, Name: "spearman", Value: res.Spearman}}
 		ev.Eval, err = raw(res)
 		return ev, err
 	}
@@ -239,6 +246,15 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 	}
 	ev.Value, _ = res.Mean(measure)
 	ev.Eval = res
+	name := ""
+	if r := x.Recipe.Eval.Retrieval; r != nil {
+		name = r.Queries
+	} else if r := x.Recipe.Eval.Rerank; r != nil {
+		name = r.Queries + ", BM25's candidates"
+	}
+	for i, m := range res.Measures {
+		ev.results = append(ev.results, hfmodel.Metric{Dataset: name, Name: m.String(), Value: res.Means[i]})
+	}
 	return ev, nil
 }
 
@@ -263,6 +279,7 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 				return fmt.Errorf("loading the best model: %w", err)
 			}
 			x.obs.note("the model is that of step %d, the best evaluation's", p.BestStep)
+			x.measured = x.saves.best // nil if that was before the run was resumed
 		}
 		if err := x.Save(stages.Stream(t), dir); err != nil {
 			return fmt.Errorf("saving the model: %w", err)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 
 contraflow, quickstart = sys.argv[1], Path(sys.argv[2])
@@ -69,6 +70,11 @@ compare("trained by contraflow, in sentence-transformers", trained / "model", ts
 before, after = ours(minilm(), ts[:50]), ours(trained / "model", ts[:50])
 if np.abs(before - after).max() < 1e-3:
     sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")
+card = ModelCard.load(quickstart / "model" / "README.md")  # as the hub reads it
+results = {r.metric_name: r.metric_value for r in card.data.eval_results or []}
+want = json.loads((quickstart / "quickstart.json").read_text())
+if abs(results.get("mrr@10", 0) - want["mrr@10"]["after"]) > 1e-9 or card.data.pipeline_tag != "sentence-similarity":
+    sys.exit(f"the model card says {results}, the quickstart {want}")
 compare("made by contraflow, in sentence-transformers", quickstart / "model", ts)
 
 # A default prompt is put before texts by both.
