@@ -55,6 +55,13 @@ func TestLoRA(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(merged, "adapter_config.json")); err == nil {
 		t.Error("the merged model's folder holds an adapter")
 	}
+	if r := contraflow(t, "", "merge", "--adapter", model, "--out", merged); r.code != 1 || !strings.Contains(r.stderr, "--force replaces it") {
+		t.Errorf("merged over a model: %+v", r)
+	}
+	if r := contraflow(t, "", "merge", "--adapter", model, "--out", model, "--force"); r.code != 1 || !strings.Contains(r.stderr, "would replace the adapter") {
+		t.Errorf("merged over the adapter: %+v", r)
+	}
+	succeed(t, "merge", "--adapter", model, "--out", merged, "--force")
 	// What evaluation saw in training is what the saved adapter gives.
 	lines := metricLines(t, filepath.Join(dir, "run", "metrics.jsonl"))
 	want, _ := lines[len(lines)-1]["value"].(float64)
@@ -76,10 +83,12 @@ func TestLoRA(t *testing.T) {
 	}
 	// Mistakes are found before the first step.
 	for set, want := range map[string]string{
-		"model.lora={targets: q_proj}":                                     `LoRA's target "q_proj" is no linear layer of this model above its 1 frozen layers; there are attention.self.query`,
-		"model.path=" + model:                                              "model.path is a LoRA adapter already; merge it into its model first: contraflow merge --model ",
+		"model.lora={targets: q_proj}":                                     `model.lora.targets: "q_proj" is no linear layer of this model above its 1 frozen layers; there are attention.self.query`,
+		"model.path=" + model:                                              "model.path is a LoRA adapter already, which can't be trained on; merge it into its model, and train a new one on that: contraflow merge --model ",
 		"optimizer.groups=[{params: [classifier, pooler], lr: 1}]":         "optimizer.groups[0]: of what trains, no name that is not in a group before has classifier or pooler in it",
-		"model.freeze={layers: 9}":                                         "9 layers are to be frozen, the model has 3",
+		"model.freeze={layers: 9}":                                         "model.freeze.layers: 9 layers are to be frozen, the model has 3",
+		"model.activation_checkpointing={every: 99}":                       "model.activation_checkpointing: every is 99, the model has 3 layers",
+		"optimizer.groups=[{params: [\"\"], lr: 1}]":                       "optimizer.groups[0].params: have an empty name",
 		"model.lora={targets: query, modules_to_save: [attention.output]}": "",
 	} {
 		args := append(append([]string{"train", "--log", "human", "-c", recipe, "--out", filepath.Join(dir, "x")}, sets...), "--set", set)

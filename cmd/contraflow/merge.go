@@ -13,6 +13,7 @@ import (
 
 func newMerge() *cobra.Command {
 	var model, adapter, out string
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "merge --adapter DIR --out DIR [--model DIR]",
 		Short: "Merge a LoRA adapter into its base model",
@@ -23,6 +24,9 @@ The adapter is a folder that a run with model.lora, PEFT or sentence-transformer
   contraflow merge --model intfloat/e5-small-v2 --adapter adapter --out merged`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if hfmodel.IsModel(out) && !force {
+				return fmt.Errorf("%s holds a model already: --force replaces it, unless it is the adapter or its base model", out)
+			}
 			o := hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download}
 			if model != "" {
 				if model, err = hfmodel.Resolve(cmd.Context(), model, o); err != nil {
@@ -46,6 +50,7 @@ The adapter is a folder that a run with model.lora, PEFT or sentence-transformer
 	cmd.Flags().StringVar(&model, "model", "", "the base model, a folder or hub id (default: what the adapter says)")
 	cmd.Flags().StringVar(&adapter, "adapter", "", "the adapter's folder")
 	cmd.Flags().StringVar(&out, "out", "", "the folder to write")
+	cmd.Flags().BoolVar(&force, "force", false, "replace another model in --out")
 	require(cmd, "adapter", "out")
 	return cmd
 }

@@ -63,11 +63,20 @@ func IsAdapter(dir string) bool {
 	return has(adapterConfigFile) && !has(weightsFile) && !has(indexFile)
 }
 
-// notLoRA are keys of adapter_config.json under which PEFT computes something else than LoRA.
-var notLoRA = []string{
-	"use_dora", "fan_in_fan_out", "layer_replication", "trainable_token_indices", "target_parameters", "alpha_pattern", "use_qalora", "use_bdlora",
-	"alora_invocation_tokens", "arrow_config", "kasa_config", "velora_config", "monteclora_config", "lora_bias",
+// loraKeys are the keys of adapter_config.json which this package reads, or which do not change what an adapter's tensors mean: how they
+// were chosen (their names and shapes say it) and how they began. Any other key, a later PEFT's too, must be empty: it may stand for
+// another function than LoRA's.
+var loraKeys = []string{
+	"peft_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "modules_to_save", "bias",
+	"init_lora_weights", "auto_mapping", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
+	"megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "task_type",
 }
+
+// plainStarts are the values of init_lora_weights, but for those that stand for none, with which PEFT leaves the base's weights alone. With others (pissa, olora, loftq and
+// more) it subtracts the factors' first values from them, again each time it loads the adapter (peft/tuners/lora/layer.py, update_layer).
+var plainStarts = []string{"true", `"gaussian"`, `"eva"`}
+
+const mergeInPEFT = "merge the adapter into its model with PEFT (merge_and_unload)"
 
 // readAdapter reads an adapter's two files.
 func readAdapter(dir string) (*Adapter, error) {
@@ -95,6 +104,7 @@ func readAdapter(dir string) (*Adapter, error) {
 }
 
 func (a *Adapter) readConfig(o *object) error {
+	a.Alpha = 8 // PEFT's, where the file does not say
 	var kind, bias string
 	var targets json.RawMessage
 	for key, into := range map[string]any{
@@ -108,11 +118,12 @@ func (a *Adapter) readConfig(o *object) error {
 	if kind != "LORA" {
 		return fmt.Errorf("peft_type %q is not supported; LORA is", kind)
 	}
-	for _, key := range notLoRA {
-		switch raw := string(o.values[key]); raw {
-		case "", "null", "false", "{}", "[]":
-		default:
-			return fmt.Errorf("%s %s is not supported; merge the adapter into its model with PEFT (merge_and_unload)", key, short(o.values[key]))
+	for _, key := range sortedKeys(o.values) {
+		switch raw := string(o.values[key]); {
+		case raw == "null" || raw == "false" || raw == "{}" || raw == "[]":
+		case !slices.Contains(loraKeys, key), key == "bias" && bias != "none",
+			key == "init_lora_weights" && !slices.Contains(plainStarts, strings.ToLower(raw)):
+			return fmt.Errorf("%s %s is not supported; %s", key, short(o.values[key]), mergeInPEFT)
 		}
 	}
 	if targets != nil && json.Unmarshal(targets, &a.Targets) != nil { // one name, or a regular expression
@@ -154,8 +165,10 @@ func (a *Adapter) readTensors() error {
 			} else {
 				pairs[own].B = t
 			}
+		case strings.HasSuffix(own, ".default.weight"):
+			return fmt.Errorf("tensor %q has its adapter's name in it, as PEFT's state_dict does: save it with save_pretrained", name)
 		case strings.Contains(own, "lora_"):
-			return fmt.Errorf("tensor %q is not supported: only factors of linear layers are", name)
+			return fmt.Errorf("tensor %q is not supported: only factors of linear layers are; %s", name, mergeInPEFT)
 		default:
 			a.Whole = append(a.Whole, t)
 			a.wholeByName[own] = t
@@ -233,7 +246,8 @@ func (a *Adapter) resolve(ctx context.Context, o Options) (string, error) {
 	}
 	dir, err := Resolve(ctx, id, o)
 	if err != nil {
-		return "", fmt.Errorf("the adapter's base model: %w", err)
+		return "", fmt.Errorf("the adapter's base model: %w; base_model_name_or_path in %s names it: edit that, or give the model: "+
+			"contraflow merge --model MODEL --adapter DIR --out DIR", err, adapterConfigFile)
 	}
 	return dir, nil
 }

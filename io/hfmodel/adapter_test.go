@@ -95,18 +95,31 @@ func TestAdapterErrors(t *testing.T) {
 		return func(c map[string]any) { c[key] = value }
 	}
 	for want, change := range map[string]func(map[string]any){
-		`peft_type "IA3" is not supported`:               set("peft_type", "IA3"),
-		"use_dora true is not supported; merge":          set("use_dora", true),
-		`alpha_pattern {"query":3} is not supported`:     set("alpha_pattern", map[string]int{"query": 3}),
-		"adapter_config.json: r: got":                    set("r", "four"),
-		"does not name the base model":                   set("base_model_name_or_path", nil),
-		"the adapter's base model: model folder /nowher": set("base_model_name_or_path", "/nowhere/model"),
-		"is an adapter itself":                           set("base_model_name_or_path", goldens.Path(t, "lora/bert-qv")),
-		"target_modules: got 3, want names":              set("target_modules", 3),
+		`peft_type "IA3" is not supported`:                                   set("peft_type", "IA3"),
+		"use_dora true is not supported; merge":                              set("use_dora", true),
+		`alpha_pattern {"query":3} is not supported`:                         set("alpha_pattern", map[string]int{"query": 3}),
+		`init_lora_weights "pissa_niter_4" is not supported; merge`:          set("init_lora_weights", "pissa_niter_4"),
+		`init_lora_weights "olora" is not supported; merge`:                  set("init_lora_weights", "olora"),
+		`bias "all" is not supported; merge`:                                 set("bias", "all"),
+		`of_a_later_peft 1 is not supported; merge`:                          set("of_a_later_peft", 1),
+		"base_model_name_or_path in adapter_config.json names it: edit that": set("base_model_name_or_path", "/nowhere/model"),
+		"adapter_config.json: r: got":                                        set("r", "four"),
+		"does not name the base model":                                       set("base_model_name_or_path", nil),
+		"the adapter's base model: model folder /nowher":                     set("base_model_name_or_path", "/nowhere/model"),
+		"is an adapter itself":                                               set("base_model_name_or_path", goldens.Path(t, "lora/bert-qv")),
+		"target_modules: got 3, want names":                                  set("target_modules", 3),
 	} {
 		if _, err := Open(copyAdapter(t, "bert-qv", change)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+	for _, start := range []any{nil, true, false, "gaussian", "eva"} { // the base stays as it is
+		f, err := Open(copyAdapter(t, "bert-qv", set("init_lora_weights", start)))
+		if err != nil {
+			t.Errorf("init_lora_weights %v: %v", start, err)
+			continue
+		}
+		f.Close()
 	}
 	tensor := func(name string, shape ...int) safetensors.Tensor {
 		n := 1
@@ -124,6 +137,7 @@ func TestAdapterErrors(t *testing.T) {
 		"x has one of lora_A and lora_B, want both":                      {tensor(AdapterPrefix+"x.lora_A.weight", 2, 3)},
 		"their ranks differ":                {tensor(AdapterPrefix+"x.lora_A.weight", 2, 3), tensor(AdapterPrefix+"x.lora_B.weight", 3, 4)},
 		"only factors of linear layers are": {tensor(AdapterPrefix+"x.lora_embedding_A", 2, 3)},
+		"save it with save_pretrained":      {tensor(AdapterPrefix+"x.lora_A.default.weight", 2, 3)},
 		"no tensors":                        {},
 	} {
 		dir := copyAdapter(t, "bert-qv", nil)

@@ -169,12 +169,14 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 			candidates = append(candidates, strings.TrimSuffix(c, legacy[0])+legacy[1])
 		}
 	}
-	for _, c := range candidates {
-		if f.Adapter != nil {
+	if f.Adapter != nil { // under any of its names: an adapter of a model with a head has the prefix, its base may not
+		for _, c := range candidates {
 			if t, ok := f.Adapter.wholeByName[c]; ok {
 				return t, nil
 			}
 		}
+	}
+	for _, c := range candidates {
 		if file := f.weights.index[c]; file != nil {
 			return file.Tensor(c)
 		}

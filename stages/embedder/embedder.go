@@ -263,7 +263,7 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		}
 		if x, ok := factors[p.Name]; ok {
 			if err := merge(m, s, p, dst, x); err != nil {
-				return fmt.Errorf("%s: %w", f.Dir, err)
+				return fmt.Errorf("%s: with the base model %s: %w", f.Dir, f.Base.Dir, err)
 			}
 		}
 		return nil
@@ -298,12 +298,23 @@ func adapted(f *hfmodel.Folder, m *transformer.Model) (map[string]hfmodel.Factor
 		if !ok {
 			return nil, fmt.Errorf("%s: the adapter is for a layer %q, which the base model does not have", f.Dir, x.Module)
 		}
+		if _, twice := out[p.Name]; twice {
+			return nil, fmt.Errorf("%s: the adapter has factors of %s twice", f.Dir, p.Name)
+		}
 		out[p.Name] = x
 	}
 	for _, t := range f.Adapter.Whole {
 		name := strings.TrimPrefix(t.Name, hfmodel.AdapterPrefix)
-		if _, ok := own(name); !ok && !strings.HasPrefix(name, "pooler.") {
-			return nil, fmt.Errorf("%s: the adapter has a tensor %q, which the base model does not have", f.Dir, t.Name)
+		p, ok := own(name)
+		if !ok && strings.HasPrefix(name, "pooler.") {
+			continue
+		}
+		if !ok {
+			return nil, fmt.Errorf("%s: the adapter has a tensor %q, which the base model does not have; a head's, which embeddings don't use, "+
+				"can be left out of adapter_model.safetensors", f.Dir, t.Name)
+		}
+		if used, err := f.Tensor(p.Name, m.Config.Prefixes()...); err != nil || used.Name != t.Name {
+			return nil, errors.Join(fmt.Errorf("%s: the adapter's tensor %q would not be used: %s is read from %q", f.Dir, t.Name, p.Name, used.Name), err)
 		}
 	}
 	return out, nil

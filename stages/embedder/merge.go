@@ -3,6 +3,7 @@ package embedder
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +15,7 @@ import (
 )
 
 // Merge writes the base model with an adapter added to its weights to a folder that needs neither: sentence-transformers and transformers
-// load it without PEFT. base is the base model's folder; "": what the adapter says.
+// load it without PEFT. base is the base model's folder; "": what the adapter says. A model in out is replaced, unless it is one of these two.
 func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 	var f *hfmodel.Folder
 	switch {
@@ -29,6 +30,11 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 		return err
 	}
 	defer f.Close()
+	for what, dir := range map[string]string{"adapter": f.Dir, "base model": f.Base.Dir} {
+		if same, err := overlap(out, dir); err != nil || same {
+			return errors.Join(err, fmt.Errorf("%s would replace the %s in %s: choose another folder", out, what, dir))
+		}
+	}
 	head, err := HeadOf(f, "", nil)
 	if err != nil {
 		return err
@@ -63,6 +69,36 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 		Card: hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."},
 	})
+}
+
+// overlap tells whether two paths, of which the first need not exist, lead to one folder, or one into the other.
+func overlap(a, b string) (bool, error) {
+	a, err := realPath(a)
+	if err != nil {
+		return false, err
+	}
+	if b, err = realPath(b); err != nil {
+		return false, err
+	}
+	in := func(a, b string) bool {
+		rel, err := filepath.Rel(b, a)
+		return err == nil && filepath.IsLocal(rel)
+	}
+	return in(a, b) || in(b, a), nil
+}
+
+// realPath follows the links of as much of a path as there is.
+func realPath(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(path) == path {
+		return real, err
+	}
+	parent, err := realPath(filepath.Dir(path))
+	return filepath.Join(parent, filepath.Base(path)), err
 }
 
 // Tensors are a model's parameters, and what its folder has beside them that it does not train: BERT's pooler.

@@ -24,7 +24,7 @@ func TestMergeGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	modes := map[string]gpustage.Pooling{"mean": gpustage.MeanPooling, "cls": gpustage.CLSPooling, "last": gpustage.LastPooling}
-	for _, name := range []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused"} {
+	for _, name := range []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused", "qwen3-head"} {
 		g := goldens.Load(t, "lora/"+name)
 		var meta struct{ Base, Pooling string }
 		g.Meta(t, &meta)
@@ -74,8 +74,81 @@ func TestMergeGolden(t *testing.T) {
 		}
 		check(hfmodel.Open(out))
 	}
+	// The adapter is the only one of its kind, and its base is what the recipe names.
+	base, adapter := copyFolder(t, goldens.Path(t, "bert/minilm-tiny")), copyFolder(t, goldens.Path(t, "lora/bert-qv"))
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(filepath.Dir(adapter), link); err != nil {
+		t.Skip(err) // Windows without the right to
+	}
+	for _, out := range []string{adapter, base, filepath.Join(link, filepath.Base(adapter)), filepath.Join(base, "new", "folder"), filepath.Dir(base)} {
+		if err := Merge(base, adapter, out, d); err == nil || !strings.Contains(err.Error(), "would replace the ") {
+			t.Errorf("merged into %s: error %v", out, err)
+		}
+	}
+	if f, err := hfmodel.OpenOn(base, adapter); err != nil {
+		t.Errorf("refused, and yet: %v", err)
+	} else {
+		f.Close()
+	}
 	if err := Merge("", goldens.Path(t, "bert/minilm-tiny"), t.TempDir(), d); err == nil || !strings.Contains(err.Error(), "is not the folder of a LoRA adapter") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func copyFolder(t *testing.T, from string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "copy")
+	if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// A scale of zero adds nothing; where the file says none, it is PEFT's.
+func TestMergeAlpha(t *testing.T) {
+	d := ref.New()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := goldens.Path(t, "bert/minilm-tiny")
+	params := func(f *hfmodel.Folder, err error) []float32 {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		m, err := LoadModel(f, d, s, transformer.Head{}, transformer.Options{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return gpustage.Slice[float32](m.Params)
+	}
+	with := func(alpha string) []float32 {
+		dir := copyFolder(t, goldens.Path(t, "lora/bert-qv"))
+		path := filepath.Join(dir, "adapter_config.json")
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := strings.Replace(string(raw), `"lora_alpha": 8,`, alpha, 1)
+		if changed == string(raw) && alpha != `"lora_alpha": 8,` {
+			t.Fatal("the golden has another alpha")
+		}
+		if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return params(hfmodel.OpenOn(base, dir))
+	}
+	bare, eight := params(hfmodel.Open(base)), with(`"lora_alpha": 8,`)
+	if slices.Equal(bare, eight) {
+		t.Fatal("the adapter does nothing")
+	}
+	if !slices.Equal(with(`"lora_alpha": 0,`), bare) {
+		t.Error("an alpha of 0 changes weights")
+	}
+	if !slices.Equal(with(""), eight) {
+		t.Error("without lora_alpha, it is not PEFT's 8")
 	}
 }
 
@@ -83,8 +156,8 @@ func TestMergeGolden(t *testing.T) {
 func TestMergeOfAnother(t *testing.T) {
 	base := goldens.Path(t, "bert/minilm-tiny")
 	for want, name := range map[string]string{
-		`the adapter is for a layer "layers.0.self_attn.o_proj", which the base model does not have`: "lora/qwen3-qo",
-		"do not fit encoder.layer.0.attention.self.query.weight":                                     "",
+		`the adapter is for a layer "layers.0.self_attn.o_proj", which the base model does not have`:        "lora/qwen3-qo",
+		"minilm-tiny: factors of 14 and 64 elements do not fit encoder.layer.0.attention.self.query.weight": "",
 	} {
 		dir := t.TempDir()
 		if name != "" {

@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -170,6 +171,7 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 	for i, g := range o.Groups {
 		key := fmt.Sprintf("optimizer.groups[%d]", i)
 		c.require(len(g.Params) > 0, key+".params", "are missing: parts of parameters' names such as lora_B or embeddings.")
+		c.require(!slices.Contains(g.Params, ""), key+".params", "have an empty name, which is in all names: optimizer.lr is the rate of all")
 		c.require(g.LR > 0 && !math.IsInf(g.LR, 0), key+".lr", "is %v, want a positive number; model.freeze keeps parameters as they are", g.LR)
 	}
 	c.words("optimizer.schedule", string(optim.Constant), string(optim.Linear), string(optim.Cosine))

@@ -120,7 +120,7 @@ func (x *Run) openModel(ctx context.Context) error {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	if x.folder.Adapter != nil && m.LoRA != nil {
-		return fmt.Errorf("model.lora: model.path is a LoRA adapter already; merge it into its model first: contraflow merge --model %s --adapter %s --out DIR", x.folder.Base.Dir, dir)
+		return fmt.Errorf("model.lora: model.path is a LoRA adapter already, which can't be trained on; merge it into its model, and train a new one on that: contraflow merge --model %s --adapter %s --out DIR", x.folder.Base.Dir, dir)
 	}
 	if x.tok, err = tokenize.Load(x.folder.TokenizerDir); err != nil {
 		return fmt.Errorf("model.path: %w", err)
@@ -135,6 +135,10 @@ func (x *Run) openModel(ctx context.Context) error {
 		return err
 	}
 	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
+		var option *transformer.OptionError
+		if errors.As(err, &option) {
+			return fmt.Errorf("model.%w", err)
+		}
 		return fmt.Errorf("model: %w", err)
 	}
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {

@@ -220,7 +220,7 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	}
 	for name, h := range x.contents() {
 		if was, ok := c.Contents[name]; ok && was != h {
-			return fmt.Errorf("%w: model.path: %s are not what they were", ErrRecipeChanged, name)
+			return fmt.Errorf("%w: model.path: %s are not what they were; put that back, or start anew in another save.dir", ErrRecipeChanged, name)
 		}
 	}
 	var cursor dataset.Cursor

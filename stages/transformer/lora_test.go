@@ -350,18 +350,27 @@ func TestTuningErrors(t *testing.T) {
 		change(&l)
 		return Tuning{LoRA: &l}
 	}
+	frozen := func(t Tuning, save ...string) Tuning {
+		t.LoRA = &LoRA{Rank: 2, Alpha: 4, Targets: []string{"query"}, Save: save}
+		return t
+	}
 	for want, tuning := range map[string]Tuning{
-		"4 layers are to be frozen, the model has 3":   {FreezeLayers: 4},
-		"everything is frozen":                         {FreezeLayers: 3, FreezeEmbeddings: true},
-		"LoRA's rank is 0":                             lora(func(l *LoRA) { l.Rank = 0 }),
-		"LoRA's alpha is 0":                            lora(func(l *LoRA) { l.Alpha = 0 }),
-		"LoRA's dropout is 1":                          lora(func(l *LoRA) { l.Dropout = 1 }),
-		"LoRA has no targets":                          lora(func(l *LoRA) { l.Targets = nil }),
-		`target "q_proj" is no linear layer`:           lora(func(l *LoRA) { l.Targets = append(l.Targets, "q_proj") }),
-		"attention.self.query, attention.self.key":     lora(func(l *LoRA) { l.Targets = []string{"uery"} }),
-		`the module to save "classifier" is not`:       lora(func(l *LoRA) { l.Save = []string{"classifier"} }),
-		"layer.0.attention.self.query is both":         lora(func(l *LoRA) { l.Save = []string{"attention.self"} }),
-		"key, attention.self.value are computed toget": lora(func(l *LoRA) { l.Targets, l.Save = []string{"intermediate.dense"}, []string{"key"} }),
+		"freeze.layers: 4 layers are to be frozen, the model has 3": {FreezeLayers: 4},
+		"freeze: everything is frozen":                              {FreezeLayers: 3, FreezeEmbeddings: true},
+		"lora.rank: is 0":                                           lora(func(l *LoRA) { l.Rank = 0 }),
+		"lora.rank: is 3000000000, want 1 to 65536":                 lora(func(l *LoRA) { l.Rank = 3000000000 }),
+		"lora.alpha: is 0":                                          lora(func(l *LoRA) { l.Alpha = 0 }),
+		"lora.dropout: is 1":                                        lora(func(l *LoRA) { l.Dropout = 1 }),
+		"lora.targets: are missing":                                 lora(func(l *LoRA) { l.Targets = nil }),
+		"lora.targets: all-linear stands alone":                     lora(func(l *LoRA) { l.Targets = append(l.Targets, AllLinear) }),
+		`lora.targets: "q_proj" is no linear layer`:                 lora(func(l *LoRA) { l.Targets = append(l.Targets, "q_proj") }),
+		"attention.self.query, attention.self.key":                  lora(func(l *LoRA) { l.Targets = []string{"uery"} }),
+		`lora.modules_to_save: "classifier" is not`:                 lora(func(l *LoRA) { l.Save = []string{"classifier"} }),
+		"layer.0.attention.self.query is both":                      lora(func(l *LoRA) { l.Save = []string{"attention.self"} }),
+		"key, attention.self.value are computed toget":              lora(func(l *LoRA) { l.Targets, l.Save = []string{"intermediate.dense"}, []string{"key"} }),
+		"lora.targets: all-linear leaves no linear layer beside":    lora(func(l *LoRA) { l.Targets, l.Save = []string{AllLinear}, []string{"encoder"} }),
+		`modules_to_save: all of "word_embeddings" is frozen`:       frozen(Tuning{FreezeEmbeddings: true}, "word_embeddings"),
+		`modules_to_save: all of "layer.0.output.LayerNorm" is fr`:  frozen(Tuning{FreezeLayers: 1}, "LayerNorm", "layer.0.output.LayerNorm"),
 	} {
 		c := Config{Family: "bert", Vocab: 50, Hidden: 16, Layers: 3, Heads: 2, FeedForward: 32, MaxPositions: 8, TypeVocab: 2}
 		if _, err := New(ref.New(), c, Head{}, Options{Tuning: tuning}); err == nil || !strings.Contains(err.Error(), want) {
@@ -382,6 +391,8 @@ func TestTuningNames(t *testing.T) {
 		{Tuning{LoRA: &LoRA{Rank: 1, Alpha: 1, Targets: []string{"dense"}}}, 18, []string{"encoder.layer.0.attention.output.dense.lora_B.weight"}},
 		{Tuning{FreezeLayers: 2, LoRA: &LoRA{Rank: 1, Alpha: 1, Targets: []string{AllLinear}}}, 12, nil},
 		{Tuning{LoRA: &LoRA{Rank: 1, Alpha: 1, Targets: []string{AllLinear}, Save: []string{"embeddings", "layer.2.attention"}}}, 5 + 6*4 + 10 + 4, []string{"embeddings.word_embeddings.weight", "encoder.layer.2.attention.output.dense.bias"}},
+		// What is frozen stays so, though a name of what is saved has it too.
+		{Tuning{FreezeEmbeddings: true, FreezeLayers: 1, LoRA: &LoRA{Rank: 1, Alpha: 1, Targets: []string{"query"}, Save: []string{"LayerNorm"}}}, 2*2 + 2*4, nil},
 	} {
 		l, err := c.layout(x.tuning)
 		if err != nil {

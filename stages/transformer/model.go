@@ -55,7 +55,7 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 		return nil, err
 	}
 	if o.CheckpointEvery < AutoCheckpoint || o.CheckpointEvery > c.Layers {
-		return nil, fmt.Errorf("activation checkpointing every %d layers of %d", o.CheckpointEvery, c.Layers)
+		return nil, wrong("activation_checkpointing", "every is %d, the model has %d layers; true is about their square root", o.CheckpointEvery, c.Layers)
 	}
 	if !c.Scorer.None() {
 		h = Head{Pooling: c.Scorer.Pooling}

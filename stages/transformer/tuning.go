@@ -1,7 +1,6 @@
 package transformer
 
 import (
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"math"
@@ -66,11 +65,25 @@ const (
 	loraBSuffix = ".lora_B"
 )
 
+// OptionError is a mistake in a model's Options, in the words of a recipe: Option is the key below "model" that it is about.
+type OptionError struct {
+	Option string // "lora.targets"
+	Err    error
+}
+
+func (e *OptionError) Error() string { return e.Option + ": " + e.Err.Error() }
+
+func (e *OptionError) Unwrap() error { return e.Err }
+
+func wrong(option, format string, args ...any) error {
+	return &OptionError{option, fmt.Errorf(format, args...)}
+}
+
 // layout lists the parameters and places what is frozen in front.
 func (c Config) layout(t Tuning) (*Layout, error) {
 	ps := c.parameters()
 	if t.FreezeLayers < 0 || t.FreezeLayers > c.Layers {
-		return nil, fmt.Errorf("%d layers are to be frozen, the model has %d", t.FreezeLayers, c.Layers)
+		return nil, wrong("freeze.layers", "%d layers are to be frozen, the model has %d", t.FreezeLayers, c.Layers)
 	}
 	n := families[c.Family].names
 	frozen := func(p Param) bool {
@@ -81,61 +94,91 @@ func (c Config) layout(t Tuning) (*Layout, error) {
 	}
 	if t.LoRA != nil {
 		var err error
-		if ps, frozen, err = c.factorize(ps, t); err != nil {
+		if ps, frozen, err = c.factorize(ps, t, frozen); err != nil {
 			return nil, err
 		}
 	}
 	l := newLayout(ps, frozen)
 	if l.Trained() == 0 {
-		return nil, errors.New("everything is frozen: nothing is left to train")
+		return nil, wrong("freeze", "everything is frozen: nothing is left to train")
 	}
 	return l, c.checkFused(l)
 }
 
-// factorize adds the factors of LoRA's targets, each at the end of its layer, and says what is frozen besides them.
-func (c Config) factorize(ps []Param, t Tuning) ([]Param, func(Param) bool, error) {
-	lora := t.LoRA
+// maxRank is beyond the width of any layer: a product of factors can't have a higher rank than that.
+const maxRank = 1 << 16
+
+func (l *LoRA) check() error {
 	switch {
-	case lora.Rank < 1:
-		return nil, nil, fmt.Errorf("LoRA's rank is %d, want at least 1", lora.Rank)
-	case lora.Alpha <= 0 || math.IsInf(lora.Alpha, 0) || math.IsNaN(lora.Alpha):
-		return nil, nil, fmt.Errorf("LoRA's alpha is %v, want a positive number", lora.Alpha)
-	case lora.Dropout < 0 || lora.Dropout >= 1 || math.IsNaN(lora.Dropout):
-		return nil, nil, fmt.Errorf("LoRA's dropout is %v, want at least 0 and less than 1", lora.Dropout)
-	case len(lora.Targets) == 0:
-		return nil, nil, errors.New("LoRA has no targets")
+	case l.Rank < 1 || l.Rank > maxRank:
+		return wrong("lora.rank", "is %d, want 1 to %d", l.Rank, maxRank)
+	case l.Alpha <= 0 || math.IsInf(l.Alpha, 0) || math.IsNaN(l.Alpha):
+		return wrong("lora.alpha", "is %v, want a positive number", l.Alpha)
+	case l.Dropout < 0 || l.Dropout >= 1 || math.IsNaN(l.Dropout):
+		return wrong("lora.dropout", "is %v, want at least 0 and less than 1", l.Dropout)
+	case len(l.Targets) == 0:
+		return wrong("lora.targets", "are missing")
+	case len(l.Targets) > 1 && slices.Contains(l.Targets, AllLinear):
+		return wrong("lora.targets", "%s stands alone: it is every linear layer, the others that are named too", AllLinear)
 	}
-	all := slices.Equal(lora.Targets, []string{AllLinear})
-	used := map[string]bool{}
-	any := func(list []string, is func(name string) bool) (found bool) {
-		for _, name := range list {
-			if is(name) {
-				found, used[name] = true, true
-			}
-		}
-		return found
+	return nil
+}
+
+// factorize adds the factors of LoRA's targets, each at the end of its layer, and says what is frozen besides them. What frozen tells
+// stays frozen, whatever LoRA's names say; a name that leaves nothing is a mistake.
+func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Param, func(Param) bool, error) {
+	lora := t.LoRA
+	if err := lora.check(); err != nil {
+		return nil, nil, err
 	}
-	saved := func(p Param) bool {
+	trains := map[string]bool{}
+	saving, frozenSave := map[string]bool{}, map[string]bool{} // names of lora.Save: something is saved, is frozen
+	for _, p := range ps {
 		// A classification head trains as a whole, as modules that PEFT saves for that task: BERT's pooler is not among them, unless
 		// it is new.
 		if p.Head && p.kind != embedding && (c.Scorer.New || strings.Contains(p.Module(), "classifier") || p.Module() == "score") {
-			return true
+			trains[p.Name] = true
 		}
-		return !c.dense(p) && any(lora.Save, func(name string) bool { return within(p.Module(), name) }) && (p.Layer < 0 || p.Layer >= t.FreezeLayers)
-	}
-	var out, factors []Param
-	slot := 0
-	for i, p := range ps {
-		if p.kind == weight && p.Layer >= t.FreezeLayers {
-			save := saved(p)
-			target := !p.Head && any(lora.Targets, func(name string) bool { return named(p.Module(), name) })
-			if target && save {
-				return nil, nil, fmt.Errorf("%s is both a target of LoRA and a module to save: name it once", p.Module())
+		for _, name := range lora.Save {
+			switch {
+			case c.dense(p) || !within(p.Module(), name):
+			case frozen(p):
+				frozenSave[name] = true
+			default:
+				trains[p.Name], saving[name] = true, true
 			}
-			if target || all && !save && !p.Head {
+		}
+	}
+	for _, name := range lora.Save {
+		switch {
+		case saving[name]:
+		case frozenSave[name]:
+			return nil, nil, wrong("lora.modules_to_save", "all of %q is frozen by model.freeze: leave it out of one of them", name)
+		default:
+			return nil, nil, wrong("lora.modules_to_save", "%q is not in this model; there are %s",
+				name, strings.Join(c.moduleNames(func(p Param) bool { return !c.dense(p) }), ", "))
+		}
+	}
+	all := lora.Targets[0] == AllLinear
+	targeted := map[string]bool{} // names of lora.Targets that are of some layer
+	var out, factors []Param
+	slot, count := 0, 0
+	for i, p := range ps {
+		if p.kind == weight && p.Layer >= t.FreezeLayers && !p.Head {
+			target := all && !trains[p.Name]
+			for _, name := range lora.Targets {
+				if named(p.Module(), name) {
+					target, targeted[name] = true, true
+				}
+			}
+			if target && trains[p.Name] {
+				return nil, nil, wrong("lora.targets", "%s is both a target of LoRA and in lora.modules_to_save: name it once", p.Module())
+			}
+			if target {
 				factors = append(factors,
 					Param{Name: p.Module() + loraASuffix + ".weight", Layer: p.Layer, Rows: lora.Rank, Cols: p.Cols, kind: loraA, slot: slot},
 					Param{Name: p.Module() + loraBSuffix + ".weight", Layer: p.Layer, Rows: p.Rows, Cols: lora.Rank, kind: loraB, slot: slot})
+				count++
 			}
 			slot++
 		}
@@ -144,23 +187,16 @@ func (c Config) factorize(ps []Param, t Tuning) ([]Param, func(Param) bool, erro
 			out, factors, slot = append(out, factors...), nil, 0
 		}
 	}
-	trains := map[string]bool{}
-	for _, p := range out {
-		trains[p.Name] = p.Factor() || saved(p)
-	}
 	for _, name := range lora.Targets {
-		if !used[name] && !all {
-			return nil, nil, fmt.Errorf("LoRA's target %q is no linear layer of this model%s; there are %s, or %s for all of them",
+		if !targeted[name] && !all {
+			return nil, nil, wrong("lora.targets", "%q is no linear layer of this model%s; there are %s, or %s for all of them",
 				name, aboveFrozen(t), strings.Join(c.moduleNames(func(p Param) bool { return p.kind == weight && !c.dense(p) }), ", "), AllLinear)
 		}
 	}
-	for _, name := range lora.Save {
-		if !used[name] {
-			return nil, nil, fmt.Errorf("the module to save %q is not in this model; there are %s",
-				name, strings.Join(c.moduleNames(func(p Param) bool { return !c.dense(p) }), ", "))
-		}
+	if count == 0 { // PEFT could not load such an adapter
+		return nil, nil, wrong("lora.targets", "%s leaves no linear layer beside lora.modules_to_save%s: without factors, model.freeze does it", AllLinear, aboveFrozen(t))
 	}
-	return out, func(p Param) bool { return !trains[p.Name] }, nil
+	return out, func(p Param) bool { return !p.Factor() && !trains[p.Name] }, nil
 }
 
 func aboveFrozen(t Tuning) string {
@@ -179,7 +215,7 @@ func (c Config) checkFused(l *Layout) error {
 			first, _ := l.Find(prefix + group[0] + ".weight")
 			for _, name := range group[1:] {
 				if p, _ := l.Find(prefix + name + ".weight"); l.Trains(p) != l.Trains(first) {
-					return fmt.Errorf("%s are computed together: save all of them or none", strings.Join(group, ", "))
+					return wrong("lora.modules_to_save", "%s are computed together: save all of them or none", strings.Join(group, ", "))
 				}
 			}
 		}
@@ -221,6 +257,9 @@ func within(module, name string) bool {
 func (m *Model) AddProduct(s gpustage.Stream, p Param, w, a, b []float32, rank int, scale float64) error {
 	if p.kind != weight || len(a) != rank*p.Cols || len(b) != p.Rows*rank {
 		return fmt.Errorf("factors of %d and %d elements do not fit %s with shape %v at rank %d", len(a), len(b), p.Name, p.Shape(), rank)
+	}
+	if scale == 0 { // MatMul's Alpha of 0 stands for 1
+		return nil
 	}
 	up := func(rows, cols int, vs []float32) (gpustage.Tensor, error) {
 		t, err := gpustage.NewTensor(m.Device, m.DType, rows, cols)

@@ -21,7 +21,7 @@ import transformers
 from goldens import GOLDEN, error, report, save
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 spec = importlib.util.spec_from_file_location("families", GOLDEN / "families" / "make.py")
 families = importlib.util.module_from_spec(spec)
@@ -44,6 +44,9 @@ CASES = {
     "qwen3-all": (QWEN3, "mean", dict(r=5, lora_alpha=7, target_modules="all-linear", use_rslora=True)),
     "modernbert-fused": ("families/modernbert", "cls", dict(r=4, lora_alpha=4, target_modules=["Wqkv", "mlp.Wo"])),
 }  # fmt: skip
+
+# As PEFT saves an adapter of a model with a head, whose names have a prefix that the base's folder lacks.
+HEAD = "qwen3-head", QWEN3, "mean", dict(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["norm"])
 
 # Contrastive training: name: base model, pooling, case whose adapter trains (None: everything).
 STEPS = {
@@ -80,9 +83,9 @@ def load(base):
     return model
 
 
-def adapt(base, config, generator):
-    """The base model with an adapter that does something. Its values are exact in float32."""
-    model = get_peft_model(load(base), LoraConfig(**config))
+def adapt(model, config, generator):
+    """A model with an adapter that does something. Its values are exact in float32."""
+    model = get_peft_model(model, LoraConfig(**config))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.requires_grad:
@@ -104,35 +107,56 @@ def trained_gradients(model):
     }
 
 
+def save_adapter(model, base, folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    model.peft_config["default"].base_model_name_or_path = f"testdata/golden/{base}"
+    model.save_pretrained(folder)
+    file = folder / "adapter_model.safetensors"
+    save_file({k: v.float() for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
+    (folder / "README.md").unlink(missing_ok=True)
+    for f in folder.rglob("*"):
+        f.chmod(0o644)
+
+
+def make_head():
+    name, base, pooling, config = HEAD
+    generator = torch.Generator().manual_seed(SEED + len(CASES))
+    rows = [torch.randint(3, BASES[base][0].vocab_size, (n,), generator=generator) for n in LENGTHS]
+    with families.in_double():
+        whole = AutoModelForCausalLM.from_config(BASES[base][0], attn_implementation="eager")
+        whole.model = load(base)
+        model = adapt(whole, config, generator)
+        r = torch.zeros(len(rows), whole.config.hidden_size)
+        _, emb = families.run(whole.model, rows, r, pooling)
+        save_adapter(model, base, HERE / name)
+        _, without = families.run(load(base), rows, r, pooling)
+    assert (emb - without).abs().max() > 1e-3, f"{name}: the adapter does nothing"
+    arrays = {"ids": torch.cat(rows), "lengths": torch.tensor(LENGTHS), "embedding": emb}
+    save(f"lora/{name}", arrays, {"about": "PEFT, on a causal model", "base": base, "pooling": pooling}, __file__, SEED + len(CASES), MODULES)
+
+
 def make_case(number, name):
     base, pooling, config = CASES[name]
     generator = torch.Generator().manual_seed(SEED + number)
     vocabulary = BASES[base][0].vocab_size
     rows = [torch.randint(3, vocabulary, (n,), generator=generator) for n in LENGTHS]
     folder = HERE / name
-    shutil.rmtree(folder, ignore_errors=True)
     with families.in_double():
-        model = adapt(base, config, generator)
+        model = adapt(load(base), config, generator)
         hidden_size = model.config.hidden_size
         r = torch.randn(len(rows), hidden_size, generator=generator).double()
         hidden, emb = families.run(model, rows, r, pooling)
         grads = trained_gradients(model)
-        model.peft_config["default"].base_model_name_or_path = f"testdata/golden/{base}"
-        model.save_pretrained(folder)
         bare = load(base)
         _, without = families.run(bare, rows, r, pooling)
+        save_adapter(model, base, folder)
     assert (emb - without).abs().max() > 1e-3, f"{name}: the adapter does nothing"
-    file = folder / "adapter_model.safetensors"
-    save_file({k: v.float() for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
-    (folder / "README.md").unlink(missing_ok=True)
-    for f in folder.rglob("*"):
-        f.chmod(0o644)
     arrays = {"ids": torch.cat(rows), "lengths": torch.tensor(LENGTHS), "r": r, "embedding": emb, "base/embedding": without}
     save(
         f"lora/{name}", arrays | {f"grad/{n}": g for n, g in grads.items()},
         {"about": "PEFT; gradients are those of sum(embedding * r)", "base": base, "pooling": pooling}, __file__, SEED + number, MODULES,
     )  # fmt: skip
-    narrow = adapt(base, config, torch.Generator().manual_seed(SEED + number))
+    narrow = adapt(load(base), config, torch.Generator().manual_seed(SEED + number))
     narrow.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
     families.run(narrow, rows, r, pooling)
     largest = max(g.abs().max().item() for g in grads.values())
@@ -170,7 +194,7 @@ def make_steps():
         for accumulate in (1, 3):
             generator = torch.Generator().manual_seed(SEED)
             with families.in_double():
-                model = load(base) if case is None else adapt(base, CASES[case][2], generator)
+                model = load(base) if case is None else adapt(load(base), CASES[case][2], generator)
                 model.train()
                 loss = contrastive(model, pooling, [batch(b) for b in range(accumulate)])
                 loss.backward()
@@ -188,6 +212,7 @@ if __name__ == "__main__":
     BASES = {base: read(base) for base, *_ in CASES.values()}
     for number, name in enumerate(CASES):
         make_case(number, name)
+    make_head()
     make_steps()
     for f in (GOLDEN / QWEN3).rglob("*"):
         f.chmod(0o644)
