@@ -109,19 +109,28 @@ func (k lossKind) all() []string {
 
 func (k lossKind) has(option string) bool { return slices.Contains(k.all(), option) }
 
-// having lists the losses with an option.
-func having(option string) (names []string) {
-	for _, o := range lossKinds {
-		if o.has(option) {
-			names = append(names, o.names[0])
+// having lists the losses with an option, those of another kind of model as such.
+func having(option string, reranker bool) string {
+	var embedders, rerankers []string
+	for _, k := range lossKinds {
+		if k.has(option) {
+			embedders = append(embedders, k.names[0])
 		}
 	}
 	for _, n := range loss.GroupLosses {
 		if slices.Contains(groupOptions[n], option) {
-			names = append(names, n+" of rerankers")
+			rerankers = append(rerankers, n)
 		}
 	}
-	return names
+	switch {
+	case reranker && len(rerankers) > 0:
+		return strings.Join(rerankers, ", ")
+	case reranker:
+		return "embedders' " + strings.Join(embedders, ", ")
+	case len(embedders) > 0:
+		return strings.Join(embedders, ", ")
+	}
+	return "rerankers' " + strings.Join(rerankers, ", ")
 }
 
 // options finds those that the loss does not have.
@@ -130,7 +139,7 @@ func (c *checker) options(l *Loss) {
 	for i := range reflect.TypeFor[Loss]().NumField() {
 		option := name(reflect.TypeFor[Loss]().Field(i))
 		if key := "loss." + option; option != "" && !k.has(option) && c.find(key) != nil {
-			c.fail(key, "is for %s; the options of %s are %s", strings.Join(having(option), ", "), l.Name, strings.Join(k.all(), ", "))
+			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(k.all(), ", "))
 		}
 	}
 }
