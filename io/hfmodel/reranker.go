@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"contraflow/io/internal/atomicfile"
 	"contraflow/io/safetensors"
 	"contraflow/tokenize"
 )
@@ -129,25 +128,7 @@ func SaveReranker(dir string, s RerankerSpec) error {
 		}
 		tensors = append(tensors, t)
 	}
-	err = atomicfile.WriteDir(dir, func(tmp string) error {
-		if err := s.Tokenizer(tmp); err != nil {
-			return fmt.Errorf("tokenizer: %w", err)
-		}
-		for name, data := range files {
-			path := filepath.Join(tmp, filepath.FromSlash(name))
-			if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-				return err
-			}
-			if err := os.WriteFile(path, data, 0o666); err != nil {
-				return err
-			}
-		}
-		return safetensors.Write(filepath.Join(tmp, weightsFile), tensors, map[string]string{"format": "pt"})
-	})
-	if err != nil {
-		return fmt.Errorf("save model: %w", err)
-	}
-	return nil
+	return writeModel(dir, s.Tokenizer, files, map[string][]safetensors.Tensor{weightsFile: tensors})
 }
 
 func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
@@ -176,12 +157,6 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	}
 	config.remove("auto_map")
 	spec := Spec{Config: config.bytes(), Tensors: s.Tensors}
-	type module struct {
-		Idx  int    `json:"idx"`
-		Name string `json:"name"`
-		Path string `json:"path"`
-		Type string `json:"type"`
-	}
 	modules := []module{{0, "0", "", "sentence_transformers.base.modules.transformer.Transformer"}}
 	files := map[string][]byte{"config.json": spec.configBytes(config)}
 	if tokens {
@@ -223,17 +198,9 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	if string(data) != "{}" {
 		files[rerankerFile] = append(data, '\n')
 	}
-	list, err := json.MarshalIndent(modules, "", "  ")
-	if err != nil {
-		return nil, err
-	}
-	files["modules.json"] = append(list, '\n')
-	name := filepath.Base(dir)
-	if abs, err := filepath.Abs(dir); err == nil {
-		name = filepath.Base(abs)
-	}
-	files["README.md"] = s.card(name)
-	return files, nil
+	files["README.md"] = s.card(folderName(dir))
+	files["modules.json"], err = moduleFile(modules)
+	return files, err
 }
 
 // chatTemplate is a template as CrossEncoder wants it: the pair is two messages, of the roles query and document.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -56,8 +57,20 @@ func Save(dir string, s Spec) error {
 	if err != nil {
 		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
-	err = atomicfile.WriteDir(dir, func(tmp string) error {
-		if err := s.Tokenizer(tmp); err != nil {
+	weights := map[string][]safetensors.Tensor{weightsFile: tensors}
+	if s.Adapter != nil {
+		weights = map[string][]safetensors.Tensor{adapterWeightsFile: s.Adapter.named(tensors)}
+	}
+	for i := range s.Dense {
+		weights[path.Join(denseFolder(i), weightsFile)] = dense[i]
+	}
+	return writeModel(dir, s.Tokenizer, files, weights)
+}
+
+// writeModel replaces a folder by the tokenizer's files, files by name (nil stands for an empty folder) and tensors by the name of their file.
+func writeModel(dir string, tokenizer func(dir string) error, files map[string][]byte, weights map[string][]safetensors.Tensor) error {
+	err := atomicfile.WriteDir(dir, func(tmp string) error {
+		if err := tokenizer(tmp); err != nil {
 			return fmt.Errorf("tokenizer: %w", err)
 		}
 		if !hasTokenizer(tmp) {
@@ -78,21 +91,39 @@ func Save(dir string, s Spec) error {
 				return err
 			}
 		}
-		for i := range s.Dense {
-			if err := safetensors.Write(filepath.Join(tmp, denseFolder(i), weightsFile), dense[i], map[string]string{"format": "pt"}); err != nil {
+		for name, tensors := range weights {
+			if err := safetensors.Write(filepath.Join(tmp, filepath.FromSlash(name)), tensors, map[string]string{"format": "pt"}); err != nil {
 				return err
 			}
 		}
-		name := weightsFile
-		if s.Adapter != nil {
-			name, tensors = adapterWeightsFile, s.Adapter.named(tensors)
-		}
-		return safetensors.Write(filepath.Join(tmp, name), tensors, map[string]string{"format": "pt"})
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("save model: %w", err)
 	}
 	return nil
+}
+
+// module is an entry of modules.json.
+type module struct {
+	Idx  int    `json:"idx"`
+	Name string `json:"name"`
+	Path string `json:"path"`
+	Type string `json:"type"`
+}
+
+// moduleFile is modules.json.
+func moduleFile(modules []module) ([]byte, error) {
+	list, err := json.MarshalIndent(modules, "", "  ")
+	return append(list, '\n'), err
+}
+
+// folderName is what a model that is saved to dir is called.
+func folderName(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	return filepath.Base(dir)
 }
 
 // replaceable refuses a dir that is there and is neither empty nor a model.
@@ -170,12 +201,6 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		return nil, errors.New("no tokenizer")
 	}
 
-	type module struct {
-		Idx  int    `json:"idx"`
-		Name string `json:"name"`
-		Path string `json:"path"`
-		Type string `json:"type"`
-	}
 	modules := []module{
 		{0, "0", "", "sentence_transformers.models.Transformer"},
 		{1, "1", "1_Pooling", "sentence_transformers.models.Pooling"},
@@ -204,17 +229,9 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		modules = append(modules, module{n, fmt.Sprint(n), folder, "sentence_transformers.models.Normalize"})
 		files[folder] = nil
 	}
-	list, err := json.MarshalIndent(modules, "", "  ")
-	if err != nil {
-		return nil, err
-	}
-	files["modules.json"] = append(list, '\n')
-	name := filepath.Base(dir)
-	if abs, err := filepath.Abs(dir); err == nil {
-		name = filepath.Base(abs)
-	}
-	files["README.md"] = s.Card.render(name, s, pooling)
-	return files, nil
+	files["README.md"] = s.Card.render(folderName(dir), s, pooling)
+	files["modules.json"], err = moduleFile(modules)
+	return files, err
 }
 
 // torchDTypes are the names that config.json uses.
