@@ -60,24 +60,28 @@ func adaptation(t testing.TB, name string) (folder string, h transformer.Head, t
 // step, and nothing else is; early, once per sub-batch.
 func TestCrossProduct(t *testing.T) {
 	g := goldens.Load(t, "lora/steps")
-	cells := 0
-	for _, name := range []string{"bert-full", "bert-qv", "qwen3-qo", "qwen3-last-o"} {
-		for _, accumulate := range []int{1, 3} {
+	cells, recomputed := 0, 0
+	for i, name := range []string{"bert-full", "bert-qv", "qwen3-qo", "qwen3-last-o"} {
+		for j, accumulate := range []int{1, 3} {
 			key := fmt.Sprintf("%s/%d", name, accumulate)
-			for _, every := range []int{0, 2} {
-				for _, replicas := range []int{1, 2} {
+			// Segments of two of BERT's three layers, the second time chosen so; of one of the decoders' two.
+			segment := [][]int{{2, transformer.AutoCheckpoint}, {2, transformer.AutoCheckpoint}, {1, 1}, {1, 1}}[i][j]
+			for k, every := range []int{0, segment} {
+				for l, replicas := range []int{1, 2} {
 					for _, shards := range []int{1, 2} {
+						d := &counting{Device: processor(t)}
 						r := goldenRun{
-							adapted: name, negatives: true, loss: loss.InfoNCE{}, globalSize: 8, accumulate: accumulate, every: every,
+							device: d, adapted: name, negatives: true, loss: loss.InfoNCE{}, globalSize: 8, accumulate: accumulate, every: every,
 							size: stages.Size{Rows: 5}, maxSteps: 2, optimizer: optim.SGD{}, exchange: stages.Exchanging{BucketBytes: 1 << 10},
 						}
-						if cells%2 == 0 {
+						if (i+j+k+l)%2 == 0 { // everything is kept, else replayed: each with any two of the others
 							r.budget = -1
 						}
 						if replicas*shards > 1 {
 							r.ranks, r.shards = replicas*shards, shards
 						}
 						got := r.run(t)
+						recomputed += checkPasses(t, r, d, got.model)
 						label := fmt.Sprintf("%s, accumulate %d, checkpointing every %d, mesh %d x %d", name, accumulate, every, replicas, shards)
 						want := make([]float64, got.model.Layout.Trained())
 						for _, p := range got.model.Layout.Training() {
@@ -117,6 +121,31 @@ func TestCrossProduct(t *testing.T) {
 	if cells < 64+16*3 {
 		t.Errorf("%d cells", cells)
 	}
+	// Half of the 32 cells with checkpointing keep their passes. Of those that replay, only those of a decoder's last layer have no segment
+	// below the last one, which the replay computes on its way.
+	if recomputed != 16+12 {
+		t.Errorf("%d cells recompute layers", recomputed)
+	}
+}
+
+// checkPasses counts the layers that were computed: in each forward pass all of them, and for a backward pass with activation
+// checkpointing again those above the lowest that trains, but for a replayed pass's last segment. It returns 1 if there were any of these.
+func checkPasses(t *testing.T, r goldenRun, d *counting, m *transformer.Model) int {
+	t.Helper()
+	forwards, backwards := int(d.pools.Load()), int(d.poolBacks.Load())
+	if want := backwards; r.budget == 0 && forwards != 2*want || r.budget != 0 && forwards != want {
+		t.Errorf("%s: %d forward and %d backward passes", describe(r), forwards, backwards)
+	}
+	again := 0
+	if every := m.Options.CheckpointEvery; every > 0 {
+		if again = m.Config.Layers - m.Lowest(); r.budget == 0 {
+			again -= (again-1)%every + 1
+		}
+	}
+	if got, want := int(d.attentions.Load()), forwards*m.Config.Layers+backwards*again; got != want {
+		t.Errorf("%s, %s: %d layers were computed, want %d", r.adapted, describe(r), got, want)
+	}
+	return min(1, again)
 }
 
 // checkReductions counts what a rank has reduced.
@@ -246,7 +275,9 @@ func TestLoRATrains(t *testing.T) {
 		}
 	}
 	c := base
-	c.groups = []stages.Group{{Params: []string{"lora_B"}, LR: 3e-3}, {Params: []string{"layers.0.", "lora_B"}, LR: 5e-4}}
+	c.lr, c.maxSteps = 2e-3, 4 // two of the steps are behind the warm-up
+	one = c.run(t)
+	c.groups = []stages.Group{{Params: []string{"lora_B"}, LR: 6e-3}, {Params: []string{"layers.0.", "lora_B"}, LR: 1e-3}}
 	grouped := c.run(t)
 	for _, p := range one.model.Layout.Training() {
 		want := 1.0
@@ -256,8 +287,8 @@ func TestLoRATrains(t *testing.T) {
 		case strings.Contains(p.Name, "layers.0."):
 			want = 0.5
 		}
-		// Weights are of size 0.5 in float32, moves of 1e-4: their ratio has an error of 1e-3.
-		if got := moves(grouped, p) / moves(one, p); math.Abs(got-want) > 1e-2*want {
+		// The gradient of a later step depends on how far the ones before went: a few hundredths.
+		if got := moves(grouped, p) / moves(one, p); math.Abs(got-want) > 0.05*want {
 			t.Errorf("%s moves %v times as far, want %v", p.Name, got, want)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 
 	"contraflow/gpustage"
@@ -123,7 +124,7 @@ func TestReplayBudget(t *testing.T) {
 		r := small
 		r.device, r.budget = d, budget
 		r.run(t)
-		return d.pools
+		return int(d.pools.Load())
 	}
 	// 48 sequences in 6 sub-batches: every forward pass pools once.
 	if got := forwards(-1); got != 6 {
@@ -137,10 +138,10 @@ func TestReplayBudget(t *testing.T) {
 	}
 }
 
-// counting is a device that counts pooling ops.
+// counting is a device that counts passes: a forward pass pools once and attends in every layer, a backward pass pools back once.
 type counting struct {
 	gpustage.Device
-	pools int
+	pools, attentions, poolBacks atomic.Int64
 }
 
 type countingStream struct {
@@ -154,6 +155,16 @@ func (c *counting) OpenStream() (gpustage.Stream, error) {
 }
 
 func (s *countingStream) Pool(y, x gpustage.Tensor, q gpustage.Sequences, mode gpustage.Pooling) {
-	s.d.pools++
+	s.d.pools.Add(1)
 	s.Stream.Pool(y, x, q, mode)
+}
+
+func (s *countingStream) PoolBackward(dx, dy gpustage.Tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	s.d.poolBacks.Add(1)
+	s.Stream.PoolBackward(dx, dy, q, mode)
+}
+
+func (s *countingStream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attention) {
+	s.d.attentions.Add(1)
+	s.Stream.Attention(ctx, lse, q, k, v, o)
 }

@@ -2,6 +2,7 @@ package stages_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,7 +42,8 @@ type goldenRun struct {
 	loss       loss.Loss
 	size       stages.Size
 	budget     int64
-	every      int // activation checkpointing
+	every      int     // activation checkpointing
+	lr         float64 // 0: 1e-3
 	dropout    float64
 	accumulate int
 	globalSize int
@@ -281,7 +283,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		return nil
 	})
 	results, err := stages.Apply(g, contributions, grads, enc, stages.Update{
-		Optimizer: r.optimizer, LR: 1e-3, Schedule: optim.Linear, WarmupSteps: 2, TotalSteps: plan.Steps(), MaxGradNorm: 1, Groups: r.groups,
+		Optimizer: r.optimizer, LR: cmp.Or(r.lr, 1e-3), Schedule: optim.Linear, WarmupSteps: 2, TotalSteps: plan.Steps(), MaxGradNorm: 1, Groups: r.groups,
 	})
 	if err != nil {
 		t.Fatal(err)

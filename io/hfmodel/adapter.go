@@ -24,8 +24,8 @@ import (
 // and as sentence-transformers saves it, tokenizer, pooling and prompts beside them. Open reads both forms as the base model with the
 // adapter: what a folder of an adapter does not say, the base's does.
 const (
-	adapterConfigFile  = "adapter_config.json"
-	adapterWeightsFile = "adapter_model.safetensors"
+	adapterConfigFile = "adapter_config.json"
+	AdapterWeights    = "adapter_model.safetensors" // the file's name
 )
 
 // AdapterPrefix is what PEFT puts before the base model's names.
@@ -89,7 +89,7 @@ func readAdapter(dir string) (*Adapter, error) {
 	if err := a.readConfig(o); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	path = filepath.Join(dir, adapterWeightsFile)
+	path = filepath.Join(dir, AdapterWeights)
 	if a.file, err = safetensors.Open(path); err != nil {
 		if _, binErr := os.Stat(filepath.Join(dir, "adapter_model.bin")); binErr == nil && errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("%s has its weights only as adapter_model.bin, a Python pickle, which can run code when it is loaded; "+
@@ -197,7 +197,7 @@ func (a *Adapter) readTensors() error {
 // OpenOn opens an adapter's folder with the base model in the given folder, whatever adapter_config.json says.
 func OpenOn(base, dir string) (*Folder, error) {
 	if !IsAdapter(dir) {
-		return nil, fmt.Errorf("%s is not the folder of a LoRA adapter: want %s and %s", dir, adapterConfigFile, adapterWeightsFile)
+		return nil, fmt.Errorf("%s is not the folder of a LoRA adapter: want %s and %s", dir, adapterConfigFile, AdapterWeights)
 	}
 	return openOn(dir, base)
 }

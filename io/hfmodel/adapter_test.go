@@ -36,11 +36,11 @@ func copyAdapter(t *testing.T, name string, change func(config map[string]any)) 
 	if err := os.WriteFile(filepath.Join(dir, adapterConfigFile), raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	weights, err := os.ReadFile(filepath.Join(from, adapterWeightsFile))
+	weights, err := os.ReadFile(filepath.Join(from, AdapterWeights))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, adapterWeightsFile), weights, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, AdapterWeights), weights, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -141,7 +141,7 @@ func TestAdapterErrors(t *testing.T) {
 		"no tensors":                        {},
 	} {
 		dir := copyAdapter(t, "bert-qv", nil)
-		if err := safetensors.Write(filepath.Join(dir, adapterWeightsFile), tensors, nil); err != nil {
+		if err := safetensors.Write(filepath.Join(dir, AdapterWeights), tensors, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), want) {
@@ -149,7 +149,7 @@ func TestAdapterErrors(t *testing.T) {
 		}
 	}
 	dir := copyAdapter(t, "bert-qv", nil)
-	os.Remove(filepath.Join(dir, adapterWeightsFile))
+	os.Remove(filepath.Join(dir, AdapterWeights))
 	os.WriteFile(filepath.Join(dir, "adapter_model.bin"), nil, 0o600)
 	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "a Python pickle") {
 		t.Errorf("error %v", err)

@@ -290,7 +290,7 @@ func complete(snapshot string) error {
 		}
 	}
 	if IsAdapter(f.TransformerDir) {
-		_, err := os.Stat(filepath.Join(f.TransformerDir, adapterWeightsFile))
+		_, err := os.Stat(filepath.Join(f.TransformerDir, AdapterWeights))
 		return err
 	}
 	if _, err := os.Stat(filepath.Join(f.TransformerDir, "config.json")); err != nil {

@@ -133,8 +133,8 @@ func neededFiles(listed []string, modules []Module, id string) (files []string, 
 		}
 	}
 	adapter := has[path.Join(transformer, adapterConfigFile)] && !has[path.Join(transformer, weightsFile)] && !has[path.Join(transformer, indexFile)]
-	if adapter && add(transformer, adapterConfigFile, adapterWeightsFile) < 2 {
-		return nil, fmt.Errorf("the repository has no %s beside its %s", adapterWeightsFile, adapterConfigFile)
+	if adapter && add(transformer, adapterConfigFile, AdapterWeights) < 2 {
+		return nil, fmt.Errorf("the repository has no %s beside its %s", AdapterWeights, adapterConfigFile)
 	}
 	if add(transformer, "config.json") == 0 && !adapter {
 		return nil, fmt.Errorf("the repository has no %s: it is not a model for transformers", path.Join(transformer, "config.json"))

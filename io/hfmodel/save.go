@@ -59,7 +59,7 @@ func Save(dir string, s Spec) error {
 	}
 	weights := map[string][]safetensors.Tensor{weightsFile: tensors}
 	if s.Adapter != nil {
-		weights = map[string][]safetensors.Tensor{adapterWeightsFile: s.Adapter.named(tensors)}
+		weights = map[string][]safetensors.Tensor{AdapterWeights: s.Adapter.named(tensors)}
 	}
 	for i := range s.Dense {
 		weights[path.Join(denseFolder(i), weightsFile)] = dense[i]

@@ -470,6 +470,47 @@ func TestEarlyStopping(t *testing.T) {
 	}
 }
 
+// The best evaluation's model is kept of a run that trains a part of it, too.
+func TestBestTuned(t *testing.T) {
+	for tuning, file := range map[string]string{
+		"model.lora={rank: 2, targets: query, modules_to_save: [LayerNorm]}": "adapter_model.safetensors",
+		"model.freeze={layers: 1, embeddings: true}":                         "model.safetensors",
+	} {
+		j := newJob(t, 60)
+		var pairs bytes.Buffer
+		enc := json.NewEncoder(&pairs)
+		for i := range 12 {
+			enc.Encode(map[string]any{"a": j.words[i] + " " + j.words[2*i], "b": j.words[3*i+1], "s": i % 5})
+		}
+		sts := filepath.Join(j.dir, "sts.jsonl")
+		if err := os.WriteFile(sts, pairs.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		run, err := j.run(t, "run", nil, 0, false, tuning, fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", sts), "eval.every=1", "save.best=true",
+			"train.epochs=9", "train.max_steps=12", "optimizer.lr=2e-2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		best, bestStep := math.Inf(-1), 0
+		for _, m := range j.lines(t, "run") {
+			if v, ok := m["value"].(float64); ok && v > best {
+				best, bestStep = v, int(m["step"].(float64))
+			}
+		}
+		if bestStep >= run.summary.Steps || !strings.Contains(strings.Join(run.notes, "\n"), fmt.Sprintf("the model is that of step %d", bestStep)) {
+			t.Errorf("%s: best at step %d of %d, notes: %v", tuning, bestStep, run.summary.Steps, run.notes)
+		}
+		kept, err := os.ReadFile(filepath.Join(j.dir, "run", "best", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		model, err := os.ReadFile(filepath.Join(j.dir, "run", "model", file))
+		if err != nil || !bytes.Equal(kept, model) {
+			t.Errorf("%s: the model is not the best one (%v)", tuning, err)
+		}
+	}
+}
+
 // A checkpoint of a LoRA run holds the factors alone, and goes on with them, whatever ranks hold of the base model; on another base
 // model it is refused.
 func TestResumeLoRA(t *testing.T) {

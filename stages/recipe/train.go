@@ -293,20 +293,31 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 	return out.Port
 }
 
-// loadBest makes the parameters those of the best evaluation. Nothing is trained after it.
+// loadBest makes the parameters that train those of the best evaluation. Nothing is trained after it.
 func (x *Run) loadBest(s gpustage.Stream) error {
-	f, err := safetensors.Open(filepath.Join(x.bestDir(), "model.safetensors"))
-	if err != nil {
-		return err
+	var tensor func(name string) (safetensors.Tensor, error)
+	if x.model.Options.Tuning.LoRA != nil {
+		f, err := safetensors.Open(filepath.Join(x.bestDir(), hfmodel.AdapterWeights))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(hfmodel.AdapterPrefix + name) }
+	} else {
+		f, err := hfmodel.Open(x.bestDir())
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(name, x.model.Config.Prefixes()...) }
 	}
-	err = x.model.Load(s, func(p transformer.Param, dst []float32) error {
-		t, err := f.Tensor(p.Name)
+	return x.model.LoadTrained(s, func(p transformer.Param, dst []float32) error {
+		t, err := tensor(p.Name)
 		if err != nil {
 			return err
 		}
 		return t.Float32s(dst)
 	})
-	return errors.Join(err, f.Close())
 }
 
 // journal writes metrics.jsonl and tells the observer.
@@ -458,8 +469,12 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		f(&o)
 	}
 	dir := x.Recipe.Save.Dir
-	if x.Recipe.Save.Best && (x.model.Layout.Frozen > 0 || x.model.Partial()) {
-		return nil, errors.New("save.best: not yet: a model with frozen or streamed parameters is saved as it is after the last step")
+	switch {
+	case !x.Recipe.Save.Best:
+	case x.model.Partial():
+		return nil, errors.New("save.best: not yet with streamed parameters: mesh.parameters: resident goes with it")
+	case x.reranker != nil && x.model.Options.Tuning.LoRA != nil:
+		return nil, errors.New("save.best: not yet for a reranker with model.lora, which is saved merged: without save.best, the model is that of the last step")
 	}
 	x.saves = x.openCheckpoints(o.control)
 	if l := x.model.Layout; l.Frozen > 0 {

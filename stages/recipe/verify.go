@@ -280,6 +280,10 @@ func (v *verifier) ways(dropout float64) []way {
 		some.tile = [2]int{3, 5}
 		checkpointed.every = 1
 		out = append(out, kept, replayed, some, checkpointed)
+		if own := v.x.model.Options.CheckpointEvery; own > 1 { // segments of several layers, as the recipe has them
+			checkpointed.every = own
+			out = append(out, checkpointed)
+		}
 		for _, replicas := range v.o.Replicas {
 			for _, shards := range v.o.Shards {
 				if mesh := (collective.Mesh{Replicate: replicas, Shard: shards}); mesh.Size() > 1 {

@@ -216,6 +216,10 @@ func TestLoRADropout(t *testing.T) {
 			return emb, gpustage.Bytes(floats(t, s, grads))
 		}
 		plain, _ := run(0, 0)
+		m, s, rows, _ = setup(Options{}, 0.3)
+		if p := m.Forward(s, newArena(t, s.Device()), rows, false, false); !bytes.Equal(plain, gpustage.Bytes(floats(t, s, p.Embeddings()))) {
+			t.Errorf("%s: outside of training, dropout drops something", name)
+		}
 		emb, grad := run(0, 0.3)
 		if bytes.Equal(plain, emb) {
 			t.Errorf("%s: dropout did nothing", name)

@@ -39,6 +39,30 @@ func TestWork(t *testing.T) {
 	}
 }
 
+// The activations that a pass takes are those predicted, with checkpointing fewer of them, and with LoRA.
+func TestMeasureLayers(t *testing.T) {
+	for _, rank := range []int{0, 2} {
+		r, err := MeasureLayers(t.Context(), LayersOptions{Layers: []int{2, 9}, Rows: 2, Tokens: 16, Hidden: 64, LoRA: rank, Rounds: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Depths) != 2 || r.Depths[1].Segment != 3 {
+			t.Fatalf("%+v", r)
+		}
+		for _, d := range r.Depths {
+			for _, p := range []DeepPass{d.Plain, d.Saving} {
+				// A replayed pass with checkpointing carries the last segment's input on: one hidden state fewer than predicted.
+				if over := p.PredictedBytes - p.PeakBytes; over < 0 || over > 2*16*64*4 || p.PeakBytes == 0 || !(p.Seconds > 0) {
+					t.Errorf("rank %d, %d layers: %+v", rank, d.Layers, p)
+				}
+			}
+		}
+		if deep := r.Depths[1]; deep.Saving.PeakBytes > deep.Plain.PeakBytes*3/4 || deep.Saving.KeptBytes >= deep.Plain.KeptBytes {
+			t.Errorf("rank %d: checkpointing saves too little: %+v", rank, deep)
+		}
+	}
+}
+
 // Pairs of tokens that don't see each other don't count.
 func TestWorkOfMasks(t *testing.T) {
 	o := gpustage.Attention{Seqs: gpustage.Sequences{MaxLen: 5}, Heads: 2, HeadDim: 3}
