@@ -52,14 +52,18 @@ func overlapRecipe(b testing.TB, dir string) string {
 	if err != nil {
 		b.Fatal(err)
 	}
+	steps := 8
+	if testing.Short() {
+		steps = 3 // it runs; its figures mean little
+	}
 	return fmt.Sprintf(`
 model: {path: %q, max_length: 128}
 data: {train: [{path: %q, query: q, positive: p}]}
 batch: {global_size: 64, sub_batch: {rows: 32}, no_duplicates: false}
-train: {max_steps: 8, device: cpu}
+train: {max_steps: %d, device: cpu}
 mesh: {replicate: 2}
 save: {dir: %q}
-`, model, filepath.Join(dir, "data.jsonl"), filepath.Join(dir, "run"))
+`, model, filepath.Join(dir, "data.jsonl"), steps, filepath.Join(dir, "run"))
 }
 
 // overlapRun trains by it.
