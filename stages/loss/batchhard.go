@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -59,7 +60,7 @@ const near = 0.01
 // stripRows is how many anchors are taken at once: 1 Mi distances at once, 4 MiB in f32 and as much again on the host.
 func (BatchTriplet) stripRows(rows int) int { return max(1, min(rows, (1<<20)/max(1, rows))) }
 
-func (l BatchTriplet) metric() Metric { return similarity(l.Metric, Euclidean) }
+func (l BatchTriplet) metric() Metric { return cmp.Or(l.Metric, Euclidean) }
 
 // triplets is one call of Compute.
 type triplets struct {
@@ -95,7 +96,7 @@ func (l BatchTriplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (R
 	}
 	mark := a.Mark()
 	defer a.Release(mark)
-	t := triplets{l: l, s: s, a: a, b: b, v: viewOf(s, a, b, l.metric() == Cosine), margin: orDefault(l.Margin, 5), scale: 1}
+	t := triplets{l: l, s: s, a: a, b: b, v: viewOf(s, a, b, l.metric() == Cosine), margin: cmp.Or(l.Margin, 5), scale: 1}
 	lengths := a.Scratch(s, t.v.x.DType, 1, b.Rows)
 	s.RowDot(lengths, t.v.x, t.v.x, 1)
 	var err error

@@ -319,8 +319,8 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.
 			l += d / float64(groups)
 			lses[k] = positives[i] + d
 		}
-		if w > 0 && (math.IsNaN(l) || math.IsInf(l, 0)) {
-			return Result{}, &RowError{i, l}
+		if err := r.add(i, w, l); err != nil {
+			return Result{}, err
 		}
 		shares[i] = w / float64(groups)
 		if p.hard != nil {
@@ -331,10 +331,6 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.
 				}
 			}
 		}
-		if w > 0 {
-			r.Sum += w * l
-		}
-		r.Weight += w
 	}
 	upload(p.s, lse, lses)
 	upload(p.s, share, shares)

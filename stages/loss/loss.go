@@ -160,6 +160,18 @@ type Result struct {
 	Weight float64 // sum of w_i
 }
 
+// add counts a row's loss. Of a row without weight it may be anything.
+func (r *Result) add(row int, weight, l float64) error {
+	if weight > 0 {
+		if l-l != 0 {
+			return &RowError{row, l}
+		}
+		r.Sum += weight * l
+	}
+	r.Weight += weight
+	return nil
+}
+
 // ErrNotFinite is wrapped by errors about a loss that is NaN or infinite.
 var ErrNotFinite = errors.New("the loss is not finite")
 

@@ -187,6 +187,25 @@ func randomBatch(t testing.TB, s gpustage.Stream, d gpustage.DType, rng *rand.Ra
 	return b
 }
 
+// checkGradient compares the gradient of a batch in f64 with difference quotients.
+func checkGradient(t *testing.T, s gpustage.Stream, l Loss, b *Batch, limit float64) {
+	t.Helper()
+	_, grad := compute(t, s, l, b)
+	x := gpustage.Slice[float64](b.Embeddings)
+	for i := range x {
+		const h = 1e-5
+		was := x[i]
+		x[i] = was + h
+		up, _ := compute(t, s, l, b)
+		x[i] = was - h
+		down, _ := compute(t, s, l, b)
+		x[i] = was
+		if want := (up - down) / (2 * h); !(math.Abs(want-grad[i]) <= limit*(1+math.Abs(want))) {
+			t.Errorf("%T %+v: element %d: gradient %v, difference quotient %v", l, l, i, grad[i], want)
+		}
+	}
+}
+
 // Ragged negatives have no peer: the gradient is checked against differences of the loss.
 func TestRaggedGradient(t *testing.T) {
 	s, _ := ref.New().OpenStream()
@@ -197,20 +216,7 @@ func TestRaggedGradient(t *testing.T) {
 		{Scale: 2, Directions: []Direction{QueryToDoc, DocToQuery}, PerDirection: true, MaskDuplicates: true, Dot: true},
 	} {
 		b := randomBatch(t, s, gpustage.F64, rng, 5, 7, 4)
-		_, grad := compute(t, s, l, b)
-		x := gpustage.Slice[float64](b.Embeddings)
-		for i := range x {
-			const h = 1e-5
-			was := x[i]
-			x[i] = was + h
-			up, _ := compute(t, s, l, b)
-			x[i] = was - h
-			down, _ := compute(t, s, l, b)
-			x[i] = was
-			if want := (up - down) / (2 * h); math.Abs(want-grad[i]) > 1e-8*(1+math.Abs(want)) {
-				t.Errorf("%+v: element %d: gradient %v, difference quotient %v", l, i, grad[i], want)
-			}
-		}
+		checkGradient(t, s, l, b, 1e-8)
 	}
 }
 

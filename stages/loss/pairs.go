@@ -311,16 +311,12 @@ func (g *groups) rows(of func(row int, own []int32) float64) (r Result, err erro
 	for i := lo; i < hi; i++ {
 		w, own := g.b.Weight(i), g.of(i)
 		l := of(i, own)
-		if w > 0 && l-l != 0 {
-			return Result{}, &RowError{i, l}
+		if err := r.add(i, w, l); err != nil {
+			return Result{}, err
 		}
 		for _, k := range own {
 			g.coef[k] *= w
 		}
-		if w > 0 {
-			r.Sum += w * l
-		}
-		r.Weight += w
 	}
 	return r, nil
 }

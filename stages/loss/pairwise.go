@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"sort"
@@ -56,14 +57,9 @@ func (l Contrastive) Check() error {
 	return checkNotNegative("margin", l.Margin)
 }
 
-func (l Contrastive) metric() Metric {
-	if l.Metric == "" {
-		return Cosine
-	}
-	return l.Metric
-}
+func (l Contrastive) metric() Metric { return cmp.Or(l.Metric, Cosine) }
 
-func (l Contrastive) margin() float64 { return orDefault(l.Margin, 0.5) }
+func (l Contrastive) margin() float64 { return cmp.Or(l.Margin, 0.5) }
 
 func (l Contrastive) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := l.Check(); err != nil {
@@ -168,12 +164,7 @@ func (l Triplet) Check() error {
 	return checkNotNegative("margin", l.Margin)
 }
 
-func (l Triplet) metric() Metric {
-	if l.Metric == "" {
-		return Euclidean
-	}
-	return l.Metric
-}
+func (l Triplet) metric() Metric { return cmp.Or(l.Metric, Euclidean) }
 
 func (l Triplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := l.Check(); err != nil {
@@ -182,7 +173,7 @@ func (l Triplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	if err := b.need(needs{negatives: true}); err != nil {
 		return Result{}, err
 	}
-	m, margin := l.metric(), orDefault(l.Margin, 5)
+	m, margin := l.metric(), cmp.Or(l.Margin, 5)
 	return computeRows(s, a, b, m, 0, func(g *groups) func(int, []int32) float64 {
 		return func(row int, own []int32) (sum float64) {
 			positive, sign := distance(m, g.values[own[0]])
@@ -221,7 +212,7 @@ func (l MarginMSE) Check() error {
 	return nil
 }
 
-func (l MarginMSE) metric() Metric { return similarity(l.Metric, Dot) }
+func (l MarginMSE) metric() Metric { return cmp.Or(l.Metric, Dot) }
 
 func (l MarginMSE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := l.Check(); err != nil {
@@ -281,7 +272,7 @@ func (l DistillKL) Check() error {
 	return nil
 }
 
-func (l DistillKL) metric() Metric { return similarity(l.Metric, Dot) }
+func (l DistillKL) metric() Metric { return cmp.Or(l.Metric, Dot) }
 
 func (l DistillKL) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := l.Check(); err != nil {
@@ -290,8 +281,8 @@ func (l DistillKL) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Resu
 	if err := b.need(needs{negatives: true, scores: true}); err != nil {
 		return Result{}, err
 	}
-	both := orDefault(l.Temperature, 1)
-	student, teacher := orDefault(l.StudentTemperature, both), orDefault(l.TeacherTemperature, both)
+	both := cmp.Or(l.Temperature, 1)
+	student, teacher := cmp.Or(l.StudentTemperature, both), cmp.Or(l.TeacherTemperature, both)
 	return computeRows(s, a, b, l.metric(), 0, func(g *groups) func(int, []int32) float64 {
 		var p, q []float64
 		return func(row int, own []int32) (sum float64) {
@@ -316,16 +307,9 @@ func (l DistillKL) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Resu
 func (l DistillKL) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 
 func logSoftmax(x []float64) {
-	top, sum := math.Inf(-1), 0.0
-	for _, v := range x {
-		top = max(top, v)
-	}
-	for _, v := range x {
-		sum += math.Exp(v - top)
-	}
-	z := top + math.Log(sum)
+	lse := logSumExp(x)
 	for i := range x {
-		x[i] -= z
+		x[i] -= lse
 	}
 }
 
@@ -353,7 +337,7 @@ func (l CoSENT) Check() error {
 	return checkNotNegative("scale", l.Scale)
 }
 
-func (l CoSENT) metric() Metric { return similarity(l.Metric, Cosine) }
+func (l CoSENT) metric() Metric { return cmp.Or(l.Metric, Cosine) }
 
 func (l CoSENT) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := l.Check(); err != nil {
@@ -368,7 +352,7 @@ func (l CoSENT) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 	if err := g.compare(); err != nil {
 		return Result{}, err
 	}
-	scale := orDefault(l.Scale, 20)
+	scale := cmp.Or(l.Scale, 20)
 	scores, labels := make([]float64, len(g.values)), make([]float64, len(g.values))
 	for k, v := range g.values {
 		row := g.row[k]
@@ -443,20 +427,6 @@ func logAdd(a, b float64) float64 {
 }
 
 func (l CoSENT) Memory(z Size) int { return rowsMemory(z, l.metric()) }
-
-func similarity(m, usual Metric) Metric {
-	if m == "" {
-		return usual
-	}
-	return m
-}
-
-func orDefault(v, usual float64) float64 {
-	if v == 0 {
-		return usual
-	}
-	return v
-}
 
 func checkNotNegative(what string, v float64) error {
 	if !(v >= 0) || math.IsInf(v, 0) {

@@ -248,20 +248,7 @@ func TestPairwiseRagged(t *testing.T) {
 				b.Weights = append(b.Weights, rng.Float64())
 			}
 		}
-		_, grad := compute(t, s, l, b)
-		x := gpustage.Slice[float64](b.Embeddings)
-		for i := range x {
-			const h = 1e-5
-			was := x[i]
-			x[i] = was + h
-			up, _ := compute(t, s, l, b)
-			x[i] = was - h
-			down, _ := compute(t, s, l, b)
-			x[i] = was
-			if want := (up - down) / (2 * h); math.Abs(want-grad[i]) > 1e-7*(1+math.Abs(want)) {
-				t.Errorf("%T %+v: element %d: gradient %v, difference quotient %v", l, l, i, grad[i], want)
-			}
-		}
+		checkGradient(t, s, l, b, 1e-7)
 	}
 }
 

@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -164,10 +165,7 @@ func (g Groups) ofGroup(s, l, d []float64) (sum, weight float64) {
 	case "list_mle", "p_list_mle":
 		sum = g.listMLE(s, l, d)
 	case "bce":
-		pos := g.PosWeight
-		if pos == 0 {
-			pos = 1
-		}
+		pos := cmp.Or(g.PosWeight, 1)
 		for i := range s {
 			sum -= (pos*l[i]*logSigmoid(s[i]) + (1-l[i])*logSigmoid(-s[i])) / n
 			d[i] = ((1-l[i])*sigmoid(s[i]) - pos*l[i]*sigmoid(-s[i])) / n
@@ -265,13 +263,7 @@ func (g Groups) pairwise(s, l, d []float64) (sum, pairs float64) {
 	for i, at := range order {
 		gain[i] = (math.Exp2(max(0, l[at])) - 1) / best
 	}
-	sigma, mu := g.Sigma, g.Mu
-	if sigma == 0 {
-		sigma = 1
-	}
-	if mu == 0 {
-		mu = 10
-	}
+	sigma, mu := cmp.Or(g.Sigma, 1), cmp.Or(g.Mu, 10)
 	weight := func(i, j int) float64 {
 		apart, swapped := 0.0, 0.0
 		if i != j {

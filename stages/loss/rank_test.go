@@ -49,21 +49,6 @@ func groupBatch(t *testing.T, s gpustage.Stream, dtype gpustage.DType, sizes []i
 	return b, place
 }
 
-func read64(t *testing.T, s gpustage.Stream, x gpustage.Tensor) []float64 {
-	t.Helper()
-	wide, err := gpustage.NewTensor(s.Device(), gpustage.F64, x.Rows, x.Cols)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Copy(wide, x)
-	out := make([]float64, x.Len())
-	s.CopyOut(gpustage.Bytes(out), wide)
-	if err := s.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
 // Against sentence-transformers and FlagEmbedding, groups of one to seven documents.
 func TestGroupsGolden(t *testing.T) {
 	g := goldens.Load(t, "loss/rank")
@@ -103,7 +88,11 @@ func TestGroupsGolden(t *testing.T) {
 			if got, want := r.Sum/r.Weight, g.F64(t, name+"/value")[0]; !(math.Abs(got-want) <= x.limit*math.Abs(want)) {
 				t.Errorf("%s in %v: %v, want %v", name, x.dtype, got, want)
 			}
-			got, want := read64(t, s, b.Gradient), g.F64(t, name+"/grad")
+			got, err := download(s, b.Gradient)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := g.F64(t, name+"/grad")
 			worst, top := 0.0, 0.0
 			for i, to := range place {
 				worst, top = max(worst, math.Abs(got[to]/r.Weight-want[i])), max(top, math.Abs(want[i]))
@@ -136,7 +125,11 @@ func TestGroupsRows(t *testing.T) {
 		}
 		defer a.Free()
 		r, err := l.Compute(s, a, b)
-		return r, read64(t, s, b.Gradient), err
+		grad, failed := download(s, b.Gradient)
+		if failed != nil {
+			t.Fatal(failed)
+		}
+		return r, grad, err
 	}
 	for _, name := range []string{"bce", "rank_net", "lambda"} {
 		said, dSaid, err := run(Groups{Name: name}, func(*Batch) {})

@@ -127,14 +127,9 @@ func (l TeacherEmbedding) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch
 	v.finish(s, b)
 	var r Result
 	for i, l := range losses {
-		w := b.Weight(lo + i)
-		if w > 0 && l-l != 0 {
-			return Result{}, &RowError{lo + i, l}
+		if err := r.add(lo+i, b.Weight(lo+i), l); err != nil {
+			return Result{}, err
 		}
-		if w > 0 {
-			r.Sum += w * l
-		}
-		r.Weight += w
 	}
 	return r, nil
 }
