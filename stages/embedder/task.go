@@ -92,7 +92,7 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if !e.first() {
 		return nil, nil
 	}
-	return rank(ctx, e.Stream, q, d, k, t.tie)
+	return evaluate.Search(ctx, e.Stream, q, d, e.Model.EmbeddingSize(), k, t.tie, nil)
 }
 
 // Measure measures a run of the task.
@@ -121,72 +121,30 @@ func (t *Task) RankBM25(ctx context.Context, k int) (evaluate.Run, error) {
 	return b.Search(ctx, t.data.Queries, k)
 }
 
-// embed computes unit vectors [n, E] on the device.
-func (t *Task) embed(ctx context.Context, e *Engine, texts [][]int32) (gpustage.Tensor, error) {
+// embed computes unit vectors [n, E].
+func (t *Task) embed(ctx context.Context, e *Engine, texts [][]int32) ([]float32, error) {
 	size := e.Model.EmbeddingSize()
-	host := make([]float32, len(texts)*size)
-	if err := e.Embed(ctx, texts, func(i int, vec []float32) { copy(host[i*size:], vec) }); err != nil {
-		return gpustage.Tensor{}, err
+	out := make([]float32, len(texts)*size)
+	if err := e.Embed(ctx, texts, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
+		return nil, err
 	}
-	if !e.first() {
-		return gpustage.Tensor{}, nil
+	if !e.first() || e.Model.Head.Normalize {
+		return out, nil
 	}
 	x, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, len(texts), size)
 	if err != nil {
-		return x, err
+		return nil, err
 	}
-	e.Stream.CopyIn(x, gpustage.Bytes(host))
-	if !e.Model.Head.Normalize {
-		norm, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, 1, len(texts))
-		if err != nil {
-			return x, err
-		}
-		defer norm.Mem.Free()
-		e.Stream.Normalize(x, norm, x)
-	}
-	return x, e.Stream.Sync()
-}
-
-// Blocks of scores: 512 queries against 4,096 documents are 8 MiB.
-const (
-	blockQueries = 512
-	blockDocs    = 4096
-)
-
-// rank finds the k documents with the highest inner product for each query. It frees q and d.
-func rank(ctx context.Context, s gpustage.Stream, q, d gpustage.Tensor, k int, tie evaluate.TieOrder) (evaluate.Run, error) {
-	defer q.Mem.Free()
-	defer d.Mem.Free()
-	top, err := evaluate.NewTopK(q.Rows, min(k, d.Rows), tie)
+	defer x.Mem.Free()
+	norm, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, 1, len(texts))
 	if err != nil {
 		return nil, err
 	}
-	block, err := gpustage.NewTensor(s.Device(), gpustage.F32, min(blockQueries, q.Rows), min(blockDocs, d.Rows))
-	if err != nil {
-		return nil, err
-	}
-	defer block.Mem.Free()
-	host := make([]float32, block.Len())
-	for q0 := 0; q0 < q.Rows; q0 += blockQueries {
-		q1 := min(q.Rows, q0+blockQueries)
-		for d0 := 0; d0 < d.Rows; d0 += blockDocs {
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			d1 := min(d.Rows, d0+blockDocs)
-			rows, cols := q1-q0, d1-d0
-			c := gpustage.Tensor{Mem: block.Mem, Rows: rows, Cols: cols, Stride: cols, DType: gpustage.F32}
-			s.MatMul(c, q.Span(q0, q1), d.Span(d0, d1), gpustage.MatMul{TransB: true})
-			s.CopyOut(gpustage.Bytes(host[:rows*cols]), c)
-			if err := s.Sync(); err != nil {
-				return nil, err
-			}
-			if err := top.Add(q0, d0, host[:rows*cols], cols); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return top.Run(), nil
+	defer norm.Mem.Free()
+	e.Stream.CopyIn(x, gpustage.Bytes(out))
+	e.Stream.Normalize(x, norm, x)
+	e.Stream.CopyOut(gpustage.Bytes(out), x)
+	return out, e.Stream.Sync()
 }
 
 // Queries and Docs are the task's sizes; Judged how many queries have judgements.

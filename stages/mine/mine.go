@@ -2,7 +2,7 @@
 //
 // # The story
 //
-// [Search] is exact: every query's embedding against every document's, block by block, with the best of each query kept. Then
+// [evaluate.Search] is exact: every query's embedding against every document's, block by block, with the best of each query kept. Then
 // [Options] choose among each query's candidates, in the order and with the meaning of sentence-transformers' mine_hard_negatives:
 //
 //  1. the query's positives go, wherever they rank;
@@ -104,65 +104,6 @@ func (o Options) Choose(query int, hits []evaluate.Hit, positives []int32, lowes
 	return out
 }
 
-// Blocks of the search: 1,024 queries against 8,192 documents are 32 MiB of scores.
-const (
-	queryBlock  = 1024
-	corpusBlock = 8192
-)
-
-// Search finds the k documents nearest to each query by the product of their embeddings, which are [n, dim] one after the other;
-// Normalize makes it the cosine. Equal scores rank by the documents' places. Progress, which may be nil, is told of scores done.
-func Search(ctx context.Context, d gpustage.Device, queries, corpus []float32, dim, k int, progress func(done, total int64)) (run evaluate.Run, err error) {
-	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
-		return nil, fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
-	}
-	nq, nd := len(queries)/dim, len(corpus)/dim
-	top, err := evaluate.NewTopK(nq, min(k, max(1, nd)), nil)
-	if err != nil {
-		return nil, err
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	qb, db := min(queryBlock, max(1, nq)), min(corpusBlock, max(1, nd))
-	var blocks [3]gpustage.Tensor // queries, documents, scores
-	for i, shape := range [][2]int{{qb, dim}, {db, dim}, {1, qb * db}} {
-		if blocks[i], err = gpustage.NewTensor(d, gpustage.F32, shape[0], shape[1]); err != nil {
-			return nil, err
-		}
-		defer blocks[i].Mem.Free()
-	}
-	host := make([]float32, qb*db)
-	done := int64(0)
-	for from := 0; from < nd; from += db {
-		docs := blocks[1].Span(0, min(db, nd-from))
-		s.CopyIn(docs, gpustage.Bytes(corpus[from*dim:(from+docs.Rows)*dim]))
-		for first := 0; first < nq; first += qb {
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-			q := blocks[0].Span(0, min(qb, nq-first))
-			s.CopyIn(q, gpustage.Bytes(queries[first*dim:(first+q.Rows)*dim]))
-			scores := blocks[2].Columns(0, q.Rows*docs.Rows).Reshape(q.Rows, docs.Rows)
-			s.MatMul(scores, q, docs, gpustage.MatMul{TransB: true, Alpha: 1})
-			out := host[:scores.Len()]
-			s.CopyOut(gpustage.Bytes(out), scores)
-			if err := s.Sync(); err != nil {
-				return nil, err
-			}
-			if err := top.Add(first, from, out, docs.Rows); err != nil {
-				return nil, err
-			}
-			if done += int64(scores.Len()); progress != nil {
-				progress(done, int64(nq)*int64(nd))
-			}
-		}
-	}
-	return top.Run(), nil
-}
-
 // Normalize gives embeddings length 1, in place.
 func Normalize(embeddings []float32, dim int) {
 	for ; len(embeddings) >= dim; embeddings = embeddings[dim:] {
@@ -234,7 +175,12 @@ func (p Pairs) Mine(ctx context.Context, d gpustage.Device, o Options, queries, 
 	if err := o.Check(); err != nil {
 		return nil, 0, err
 	}
-	run, err := Search(ctx, d, queries, corpus, dim, o.Depth(p.Most), progress)
+	s, err := d.OpenStream()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	run, err := evaluate.Search(ctx, s, queries, corpus, dim, o.Depth(p.Most), nil, progress)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -2,15 +2,12 @@ package mine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
-	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/stages/evaluate"
 	"contraflow/testdata/goldens"
@@ -101,58 +98,6 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Blocks cut the search nowhere: it finds what sorting all scores finds.
-func TestSearch(t *testing.T) {
-	d, err := cpu.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	rng := rand.New(rand.NewPCG(1, 2))
-	const dim = 5
-	random := func(n int) []float32 {
-		x := make([]float32, n*dim)
-		for i := range x {
-			x[i] = float32(rng.NormFloat64())
-		}
-		Normalize(x, dim)
-		return x
-	}
-	for _, size := range [][3]int{{3, 4, 2}, {queryBlock + 3, 40, 7}, {5, corpusBlock + 11, 20}, {2, 3, 9}} {
-		queries, corpus := random(size[0]), random(size[1])
-		done := int64(0)
-		run, err := Search(t.Context(), d, queries, corpus, dim, size[2], func(n, _ int64) { done = n })
-		if err != nil {
-			t.Fatal(err)
-		}
-		if done != int64(size[0]*size[1]) {
-			t.Errorf("%v: progress ends at %d", size, done)
-		}
-		for q := 0; q < size[0]; q += 1 + size[0]/20 {
-			var all []float64
-			for doc := range size[1] {
-				all = append(all, -float64(Score(queries, corpus, dim, q, doc)))
-			}
-			slices.Sort(all)
-			if len(run[q]) != min(size[1], size[2]) {
-				t.Fatalf("%v: query %d has %d hits", size, q, len(run[q]))
-			}
-			for i, h := range run[q] {
-				if math.Abs(float64(h.Score)+all[i]) > 1e-6 || math.Abs(float64(h.Score-Score(queries, corpus, dim, q, int(h.Doc)))) > 1e-6 {
-					t.Fatalf("%v: query %d, hit %d: %v, want %v", size, q, i, h, -all[i])
-				}
-			}
-		}
-	}
-	if _, err := Search(t.Context(), d, make([]float32, 7), make([]float32, 10), dim, 3, nil); err == nil {
-		t.Error("7 numbers are taken for embeddings of 5 dimensions")
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Search(ctx, d, random(2), random(2), dim, 1, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
-}
-
 // A sample is of the range, without the positive, the same for the same seed, and reaches the range's last candidate.
 func TestSample(t *testing.T) {
 	var hits []evaluate.Hit
@@ -199,24 +144,4 @@ func ExamplePairs_Mine() {
 	rows, _, err := p.Mine(context.Background(), ref.New(), Options{Negatives: 1}, queries, corpus, 2, nil)
 	fmt.Println(p.Corpus[rows[0].Negatives[0].Doc], rows[0].Negatives[0].Score, err)
 	// Output: sort.Strings 0.8 <nil>
-}
-
-// BenchmarkSearch is 8,192 x 8,192 at 384 dimensions; GEMM is its products alone.
-func BenchmarkSearch(b *testing.B) {
-	d, err := cpu.New()
-	if err != nil {
-		b.Fatal(err)
-	}
-	const n, dim = 8192, 384
-	x := make([]float32, n*dim)
-	for i := range x {
-		x[i] = float32(i*7919%1000) / 1000
-	}
-	Normalize(x, dim)
-	for b.Loop() {
-		if _, err := Search(b.Context(), d, x, x, dim, 50, nil); err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.ReportMetric(2*n*n*dim/1e9*float64(b.N)/b.Elapsed().Seconds(), "GFLOP/s")
 }

@@ -1,0 +1,62 @@
+package evaluate
+
+import (
+	"context"
+	"fmt"
+
+	"contraflow/gpustage"
+)
+
+// Blocks of the search: 1,024 queries against 8,192 documents are 32 MiB of scores.
+const (
+	queryBlock  = 1024
+	corpusBlock = 8192
+)
+
+// Search finds the k documents nearest to each query by the product of their embeddings, which are [n, dim] one after the other: exactly,
+// block by block on the stream's device. Equal scores rank by tie. progress, which may be nil, is told of scores done.
+func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, dim, k int, tie TieOrder, progress func(done, total int64)) (Run, error) {
+	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
+		return nil, fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
+	}
+	nq, nd := len(queries)/dim, len(corpus)/dim
+	top, err := NewTopK(nq, min(k, max(1, nd)), tie)
+	if err != nil {
+		return nil, err
+	}
+	qb, db := min(queryBlock, max(1, nq)), min(corpusBlock, max(1, nd))
+	var blocks [3]gpustage.Tensor // queries, documents, scores
+	for i, shape := range [][2]int{{qb, dim}, {db, dim}, {1, qb * db}} {
+		if blocks[i], err = gpustage.NewTensor(s.Device(), gpustage.F32, shape[0], shape[1]); err != nil {
+			return nil, err
+		}
+		defer blocks[i].Mem.Free()
+	}
+	host := make([]float32, qb*db)
+	done := int64(0)
+	for from := 0; from < nd; from += db {
+		docs := blocks[1].Span(0, min(db, nd-from))
+		s.CopyIn(docs, gpustage.Bytes(corpus[from*dim:(from+docs.Rows)*dim]))
+		for first := 0; first < nq; first += qb {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			q := blocks[0].Span(0, min(qb, nq-first))
+			s.CopyIn(q, gpustage.Bytes(queries[first*dim:(first+q.Rows)*dim]))
+			scores := blocks[2].Columns(0, q.Rows*docs.Rows).Reshape(q.Rows, docs.Rows)
+			s.MatMul(scores, q, docs, gpustage.MatMul{TransB: true})
+			out := host[:scores.Len()]
+			s.CopyOut(gpustage.Bytes(out), scores)
+			if err := s.Sync(); err != nil {
+				return nil, err
+			}
+			if err := top.Add(first, from, out, docs.Rows); err != nil {
+				return nil, err
+			}
+			if done += int64(scores.Len()); progress != nil {
+				progress(done, int64(nq)*int64(nd))
+			}
+		}
+	}
+	return top.Run(), nil
+}

@@ -1,0 +1,113 @@
+package evaluate
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"contraflow/gpustage/cpu"
+)
+
+// unit gives vectors length 1.
+func unit(xs []float32, dim int) {
+	for x := range slices.Chunk(xs, dim) {
+		sum := 0.0
+		for _, v := range x {
+			sum += float64(v) * float64(v)
+		}
+		for i := range x {
+			x[i] = float32(float64(x[i]) / math.Sqrt(sum))
+		}
+	}
+}
+
+func product(queries, corpus []float32, dim, query, doc int) float32 {
+	sum := 0.0
+	for i, v := range queries[query*dim : (query+1)*dim] {
+		sum += float64(v) * float64(corpus[doc*dim+i])
+	}
+	return float32(sum)
+}
+
+// Blocks cut the search nowhere: it finds what sorting all scores finds.
+func TestSearch(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	const dim = 5
+	random := func(n int) []float32 {
+		x := make([]float32, n*dim)
+		for i := range x {
+			x[i] = float32(rng.NormFloat64())
+		}
+		unit(x, dim)
+		return x
+	}
+	for _, size := range [][3]int{{3, 4, 2}, {queryBlock + 3, 40, 7}, {5, corpusBlock + 11, 20}, {2, 3, 9}} {
+		queries, corpus := random(size[0]), random(size[1])
+		done := int64(0)
+		run, err := Search(t.Context(), s, queries, corpus, dim, size[2], nil, func(n, _ int64) { done = n })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done != int64(size[0]*size[1]) {
+			t.Errorf("%v: progress ends at %d", size, done)
+		}
+		for q := 0; q < size[0]; q += 1 + size[0]/20 {
+			var all []float64
+			for doc := range size[1] {
+				all = append(all, -float64(product(queries, corpus, dim, q, doc)))
+			}
+			slices.Sort(all)
+			if len(run[q]) != min(size[1], size[2]) {
+				t.Fatalf("%v: query %d has %d hits", size, q, len(run[q]))
+			}
+			for i, h := range run[q] {
+				if math.Abs(float64(h.Score)+all[i]) > 1e-6 || math.Abs(float64(h.Score-product(queries, corpus, dim, q, int(h.Doc)))) > 1e-6 {
+					t.Fatalf("%v: query %d, hit %d: %v, want %v", size, q, i, h, -all[i])
+				}
+			}
+		}
+	}
+	if _, err := Search(t.Context(), s, make([]float32, 7), make([]float32, 10), dim, 3, nil, nil); err == nil {
+		t.Error("7 numbers are taken for embeddings of 5 dimensions")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Search(ctx, s, random(2), random(2), dim, 1, nil, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// BenchmarkSearch is 8,192 x 8,192 at 384 dimensions; GEMM is its products alone.
+func BenchmarkSearch(b *testing.B) {
+	d, err := cpu.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		b.Fatal(err)
+	}
+	const n, dim = 8192, 384
+	x := make([]float32, n*dim)
+	for i := range x {
+		x[i] = float32(i*7919%1000) / 1000
+	}
+	unit(x, dim)
+	for b.Loop() {
+		if _, err := Search(b.Context(), s, x, x, dim, 50, nil, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(2*n*n*dim/1e9*float64(b.N)/b.Elapsed().Seconds(), "GFLOP/s")
+}
