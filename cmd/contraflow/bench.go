@@ -206,7 +206,7 @@ without: peak and kept activations, and how many times as long it takes.`,
 	cmd.Flags().IntVar(&o.Tokens, "tokens", 64, "tokens of each row")
 	cmd.Flags().IntVar(&o.Hidden, "hidden", 384, "hidden size")
 	cmd.Flags().IntVar(&o.LoRA, "lora", 0, "rank of LoRA on every linear layer (default: everything trains)")
-	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "rounds to take the best of")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 6, "rounds to take the best of")
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -148,18 +149,9 @@ func (d doctor) gpu() {
 			d.help("install the driver's user libraries; in a container: docker run --gpus all, with nvidia-container-toolkit on the host")
 		}
 	}
-	if driver != nil && !hasKind("cuda") {
+	if driver != nil && !slices.Contains(gpustage.Kinds(), "cuda") {
 		d.help("this program was built without CUDA and computes on the processor")
 	}
-}
-
-func hasKind(kind string) bool {
-	for _, k := range gpustage.Kinds() {
-		if k == kind {
-			return true
-		}
-	}
-	return false
 }
 
 // findLibrary looks where the system's loader would.

@@ -9,10 +9,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"contraflow/collective"
+	"contraflow/collective/local"
+	"contraflow/collective/sim"
+	"contraflow/gpustage"
 	_ "contraflow/gpustage/cpu"
+	"contraflow/gpustage/cpu/gemm"
+	"contraflow/gpustage/cpu/pool"
 	"contraflow/pipeline"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/recipe"
@@ -77,24 +84,40 @@ func overlapRun(b *testing.B) func(out string, sets ...string) *pipeline.TraceSu
 		if err != nil {
 			b.Fatal(err)
 		}
-		err = recipe.OnRanks(context.Background(), r, recipe.Place{}, recipe.Observer{}, func(x *recipe.Run) error {
-			_, err := x.Train(context.Background(), recipe.WithTrace())
-			return err
-		})
-		if err != nil {
-			b.Fatal(err)
-		}
-		t, err := os.Open(filepath.Join(dir, out, "trace.json"))
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer t.Close()
-		events, err := pipeline.ReadTrace(t)
-		if err != nil {
-			b.Fatal(err)
-		}
-		return pipeline.Summary(pipeline.Spans(events))
+		return trained(b, r)
 	}
+}
+
+// trained trains by a recipe, with half of the processors for each rank, and sums its trace up.
+func trained(b *testing.B, r recipe.Recipe) *pipeline.TraceSummary {
+	b.Helper()
+	train := func(x *recipe.Run) error {
+		_, err := x.Train(context.Background(), recipe.WithTrace())
+		return err
+	}
+	err := local.Run(int(r.Mesh.Replicate), func(w collective.World) error {
+		return recipe.OnRanks(context.Background(), r, recipe.Place{World: w, Share: gpustage.Share{Rank: w.Rank(), Ranks: 2}}, recipe.Observer{}, train)
+	}, paced(r)...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	t, err := os.Open(filepath.Join(r.Save.Dir, "trace.json"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer t.Close()
+	events, err := pipeline.ReadTrace(t)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return pipeline.Summary(pipeline.Spans(events))
+}
+
+func paced(r recipe.Recipe) (opts []local.Option) {
+	if r.Mesh.Link != nil {
+		opts = append(opts, local.Pace(*r.Mesh.Link))
+	}
+	return opts
 }
 
 // BenchmarkOverlap trains two local ranks over a simulated link on which communication takes 30 % of computing, and reports
@@ -119,10 +142,98 @@ func BenchmarkOverlap(b *testing.B) {
 		b.ReportMetric(ms(over.StepTime), "overlap-ms/step")
 		b.ReportMetric(ms(serial.StepTime), "serial-ms/step")
 		b.ReportMetric(ms(every.StepTime), "every-ms/step")
+		b.ReportMetric(float64(serial.StepTime)/float64(free.StepTime+exposed(serial)), "serial/predicted")
+		b.ReportMetric(float64(every.StepTime)/float64(free.StepTime+exposed(every)), "every/predicted")
 		b.ReportMetric(ms(over.Communication.Total)/float64(over.Steps), "comm-ms/step")
 		b.ReportMetric(ms(over.Tail), "tail-ms/step")
 		b.ReportMetric(100*over.Communication.HiddenShare(), "%hidden-by-lanes")
 		b.ReportMetric(100*over.HiddenAgainst(free.StepTime), "%hidden-by-time")
+	}
+}
+
+// exposed is the communication of a rank's step that its trace says nothing hides.
+func exposed(s *pipeline.TraceSummary) time.Duration {
+	const ranks = 2
+	return (s.Communication.Total - s.Communication.Hidden) / time.Duration(ranks*s.Steps)
+}
+
+// BenchmarkForecast trains two local ranks over three simulated links and reports the step's time over what plan says of each. Computing is
+// calibrated before each on a rank that has half of the processors, while another does the same beside it.
+func BenchmarkForecast(b *testing.B) {
+	dir := b.TempDir()
+	text := overlapRecipe(b, dir)
+	ctx := context.Background()
+	for range b.N {
+		for _, link := range []string{"10GB 5us", "0.2GB 20us", "0.05GB 200us"} {
+			var l sim.Link
+			if err := l.UnmarshalText([]byte(link)); err != nil {
+				b.Fatal(err)
+			}
+			r, err := recipe.Parse("forecast", []byte(text), []string{"mesh.link=" + link, "save.dir=" + filepath.Join(dir, "run")})
+			if err != nil {
+				b.Fatal(err)
+			}
+			var mu sync.Mutex
+			var predicted time.Duration
+			if err := recipe.OnRanks(ctx, r, recipe.Place{}, recipe.Observer{}, func(x *recipe.Run) error {
+				rates, err := x.Calibrate(ctx, 2, r.Train.MaxSteps)
+				if err != nil {
+					return err
+				}
+				f, err := x.Forecast(ctx, collective.Mesh{Replicate: 2, Shard: 1}, l, rates)
+				if err == nil {
+					mu.Lock()
+					predicted = max(predicted, f.StepTime) // ranks wait for each other
+					mu.Unlock()
+				}
+				return err
+			}); err != nil {
+				b.Fatal(err)
+			}
+			took := trained(b, r).StepTime
+			name := strings.ReplaceAll(link, " ", "+")
+			b.ReportMetric(float64(predicted)/1e6, name+"-ms-predicted")
+			b.ReportMetric(float64(took)/1e6, name+"-ms")
+			b.ReportMetric(float64(took)/float64(predicted), name+"-ratio")
+		}
+	}
+}
+
+// BenchmarkRanks trains the same global batches on two local ranks of a thread and on one rank of one thread, in turns, with the peak of
+// multiply-adds on two threads and on one beside them: the ratio of throughputs over that of peaks.
+func BenchmarkRanks(b *testing.B) {
+	dir := b.TempDir()
+	text := overlapRecipe(b, dir)
+	two, err := recipe.Parse("ranks", []byte(text), []string{"save.dir=" + filepath.Join(dir, "two")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	one, err := recipe.Parse("ranks", []byte(text), []string{"mesh.replicate=1", "save.dir=" + filepath.Join(dir, "one")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	k, err := gemm.Select("")
+	if err != nil {
+		b.Fatal(err)
+	}
+	peak := func(threads int) float64 {
+		p := pool.New(threads)
+		defer p.Close()
+		return gemm.Peak[float32](k, false, 50*time.Millisecond, p)
+	}
+	for range b.N {
+		best := [2]time.Duration{math.MaxInt64, math.MaxInt64}
+		var peaks [2]float64
+		for range 3 {
+			best[0] = min(best[0], trained(b, one).StepTime)
+			peaks[0] = max(peaks[0], peak(1))
+			best[1] = min(best[1], trained(b, two).StepTime)
+			peaks[1] = max(peaks[1], peak(2))
+		}
+		ratio := float64(best[0]) / float64(best[1])
+		b.ReportMetric(ratio, "x-throughput")
+		b.ReportMetric(peaks[1]/peaks[0], "x-peak")
+		b.ReportMetric(ratio/(peaks[1]/peaks[0]), "of-peak")
 	}
 }
 

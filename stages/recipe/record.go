@@ -101,7 +101,6 @@ func (r *recorder) begin(g *pipeline.Graph, t *pipeline.Totals) error {
 		return nil
 	}
 	r.graph, r.totals = g, t
-	r.Graph = g.SVG()
 	return r.write()
 }
 
@@ -135,9 +134,7 @@ func (r *recorder) write() error {
 		a.Text = fmt.Sprintf("%.1f %% of the time", 100*a.Share)
 		notes[st.Stage] = a
 	}
-	if len(notes) > 0 {
-		r.Graph = r.graph.AnnotatedSVG(notes)
-	}
+	r.Graph = r.graph.AnnotatedSVG(notes)
 	text, err := json.Marshal(r.Record)
 	if err != nil {
 		return err

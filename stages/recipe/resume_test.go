@@ -412,9 +412,9 @@ func TestNotFinite(t *testing.T) {
 	}
 }
 
-// A run that gets no better ends early, with the model of its best evaluation; so does one that was stopped and went on.
-func TestEarlyStopping(t *testing.T) {
-	j := newJob(t, 60)
+// sts writes scored pairs and is the setting that evaluates on them.
+func (j *job) sts(t *testing.T) string {
+	t.Helper()
 	var pairs bytes.Buffer
 	enc := json.NewEncoder(&pairs)
 	for i := range 12 {
@@ -424,8 +424,14 @@ func TestEarlyStopping(t *testing.T) {
 	if err := os.WriteFile(sts, pairs.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", sts)
+}
+
+// A run that gets no better ends early, with the model of its best evaluation; so does one that was stopped and went on.
+func TestEarlyStopping(t *testing.T) {
+	j := newJob(t, 60)
 	sets := []string{
-		fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", sts), "eval.every=1", "eval.early_stopping={patience: 3, min_delta: 0.001}", "save.best=true",
+		j.sts(t), "eval.every=1", "eval.early_stopping={patience: 3, min_delta: 0.001}", "save.best=true",
 		"train.epochs=40", "save.every=2", "mesh.replicate=2",
 	}
 	whole, err := j.run(t, "whole", nil, 0, false, sets...)
@@ -477,16 +483,7 @@ func TestBestTuned(t *testing.T) {
 		"model.freeze={layers: 1, embeddings: true}":                         "model.safetensors",
 	} {
 		j := newJob(t, 60)
-		var pairs bytes.Buffer
-		enc := json.NewEncoder(&pairs)
-		for i := range 12 {
-			enc.Encode(map[string]any{"a": j.words[i] + " " + j.words[2*i], "b": j.words[3*i+1], "s": i % 5})
-		}
-		sts := filepath.Join(j.dir, "sts.jsonl")
-		if err := os.WriteFile(sts, pairs.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		run, err := j.run(t, "run", nil, 0, false, tuning, fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", sts), "eval.every=1", "save.best=true",
+		run, err := j.run(t, "run", nil, 0, false, tuning, j.sts(t), "eval.every=1", "save.best=true",
 			"train.epochs=9", "train.max_steps=12", "optimizer.lr=2e-2")
 		if err != nil {
 			t.Fatal(err)

@@ -115,7 +115,7 @@ func (r *recipe) whole(name string) (int, bool) {
 	return int(f), ok
 }
 
-func (r *recipe) text1(name string) (string, bool) {
+func (r *recipe) word(name string) (string, bool) {
 	v, ok := r.has(name)
 	if !ok {
 		return "", false

@@ -10,7 +10,7 @@ import (
 func (r *recipe) model() {
 	name, ok := "", false
 	for _, key := range []string{"model_name_or_path", "model", "model_name"} {
-		if name, ok = r.text1(key); ok {
+		if name, ok = r.word(key); ok {
 			break
 		}
 	}
@@ -20,7 +20,7 @@ func (r *recipe) model() {
 	}
 	r.keys["model.path"] = quote(name)
 
-	if m, ok := r.text1("sentence_pooling_method"); ok {
+	if m, ok := r.word("sentence_pooling_method"); ok {
 		r.keys["model.pooling"] = strings.TrimSuffix(m, "_token")
 	}
 	if v, ok := r.yes("normalize_embeddings"); ok {
@@ -103,7 +103,7 @@ func (r *recipe) data() {
 	}
 	r.keys["data.train"] = "\n    - " + strings.Join(files, "\n    - ")
 
-	if s, ok := r.text1("multi_dataset_batch_sampler"); ok {
+	if s, ok := r.word("multi_dataset_batch_sampler"); ok {
 		s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:])
 		r.set("data.mixing", s, "proportional")
 	}
@@ -131,8 +131,8 @@ func sourceText(r *recipe, file string, columns []string) string {
 	}
 	var prompts []string
 	for _, p := range [][3]string{{"query_instruction_for_retrieval", "query_instruction_format", "query"}, {"passage_instruction_for_retrieval", "passage_instruction_format", "document"}} {
-		instruction, ok := r.text1(p[0])
-		format, formatted := r.text1(p[1])
+		instruction, ok := r.word(p[0])
+		format, formatted := r.word(p[1])
 		if !ok || instruction == "" {
 			continue
 		}
@@ -195,7 +195,7 @@ func (r *recipe) batch() {
 	}
 	drop, ok := r.yes("dataloader_drop_last")
 	r.set("batch.drop_last", fmt.Sprint(drop && ok), "true")
-	sampler, ok := r.text1("batch_sampler")
+	sampler, ok := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
 	case sampler == "no_duplicates":
@@ -237,7 +237,7 @@ var losses = map[string]string{
 }
 
 func (r *recipe) loss() {
-	name, ok := r.text1("loss")
+	name, ok := r.word("loss")
 	name = strings.TrimSuffix(name[strings.LastIndexByte(name, '.')+1:], "()")
 	switch {
 	case r.from == FlagEmbedding:
@@ -261,7 +261,7 @@ func (r *recipe) loss() {
 	if v, ok := r.number("scale"); ok {
 		r.set("loss.scale", num(v), "20")
 	}
-	if v, ok := r.text1("similarity_fct"); ok {
+	if v, ok := r.word("similarity_fct"); ok {
 		if strings.Contains(v, "dot") {
 			r.keys["loss.similarity"] = "dot"
 		}
@@ -269,7 +269,7 @@ func (r *recipe) loss() {
 	if d := r.list("directions"); d != nil {
 		r.set("loss.directions", flow(d), "[query_to_doc]")
 	}
-	if v, ok := r.text1("partition_mode"); ok {
+	if v, ok := r.word("partition_mode"); ok {
 		r.set("loss.partition_mode", v, "joint")
 	}
 }
@@ -299,7 +299,7 @@ func (r *recipe) optimizer() {
 	if v, ok := r.number("max_grad_norm"); ok {
 		r.set("optimizer.max_grad_norm", num(v), "1")
 	}
-	if s, ok := r.text1("lr_scheduler_type"); ok {
+	if s, ok := r.word("lr_scheduler_type"); ok {
 		switch s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]); s {
 		case "linear", "cosine", "constant":
 			r.set("optimizer.schedule", s, "linear")
@@ -319,7 +319,7 @@ func (r *recipe) optimizer() {
 	default:
 		r.set("optimizer.warmup_ratio", num(ratio), "0.1")
 	}
-	if o, ok := r.text1("optim"); ok && !strings.HasPrefix(o, "adamw") {
+	if o, ok := r.word("optim"); ok && !strings.HasPrefix(o, "adamw") {
 		r.without("optim", "%s; AdamW is taken", o)
 	} else if ok && o != "adamw_torch" && o != "adamw_torch_fused" {
 		r.without("optim", "%s keeps its state in another form; AdamW with f32 state is taken", o)
@@ -355,7 +355,7 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("eval_steps"); ok {
 		r.set("eval.every", fmt.Sprint(n), "500")
 	}
-	dir, ok := r.text1("output_dir")
+	dir, ok := r.word("output_dir")
 	if !ok {
 		dir = "runs/imported"
 	}
@@ -363,7 +363,7 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("save_steps"); ok {
 		r.set("save.every", fmt.Sprint(n), "500")
 	}
-	if s, ok := r.text1("save_strategy"); ok && s == "no" {
+	if s, ok := r.word("save_strategy"); ok && s == "no" {
 		r.keys["save.every"] = "0"
 	} else if ok && s == "epoch" {
 		r.assume("save_strategy is epoch: save.every counts steps or minutes here, and stays at its default")
