@@ -34,7 +34,7 @@ type Batch struct {
 	Pairs bool
 	Head  []int32 // tokens whose word embeddings the model's head reads besides
 
-	Data      *dataset.Dataset
+	Data      Rows
 	Offset    int64            // of Rows beyond the dataset's own ids
 	Columns   []dataset.Column // [C]
 	Starts    []int            // [C+1] column c's sequences are Starts[c] to Starts[c+1]-1

@@ -33,12 +33,36 @@ func (p Plan) Steps() int {
 	return n
 }
 
+// Rows is where rows come from: a [dataset.Dataset], or what a source of one's own describes.
+type Rows interface {
+	Columns() []dataset.Column         // of an example's texts, the query first
+	HasLabels() bool                   // each example has one
+	HasScores() bool                   // likewise, for each of its documents
+	Locate(row int64) dataset.Location // where a row is at rest, for errors
+}
+
+// Described are the Rows of a source of one's own.
+type Described struct {
+	Name           string // for errors
+	Texts          []dataset.Column
+	Labels, Scores bool
+}
+
+func (d Described) Columns() []dataset.Column { return d.Texts }
+func (d Described) HasLabels() bool           { return d.Labels }
+func (d Described) HasScores() bool           { return d.Scores }
+
+// Locate returns the name and the row.
+func (d Described) Locate(row int64) dataset.Location {
+	return dataset.Location{File: d.Name, RowGroup: -1, Row: row}
+}
+
 // Chunk is a part of a batch: consecutive rows of it.
 type Chunk struct {
 	Epoch     int
-	Source    int              // the dataset that the batch is of
-	Data      *dataset.Dataset // the same
-	Offset    int64            // rows of the datasets before it: what tells its rows from theirs is added to their ids
+	Source    int   // the dataset that the batch is of
+	Data      Rows  // the same
+	Offset    int64 // rows of the datasets before it: what tells its rows from theirs is added to their ids
 	Examples  []dataset.Example
 	EndsBatch bool
 	EndsStep  bool

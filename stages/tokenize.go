@@ -36,7 +36,7 @@ type TokenChunk struct {
 	Labels    []float32   // [rows]; nil without labels
 	Scores    [][]float32 // by row, document; nil without scores
 	Teacher   []float32   // the rows' teacher embeddings, back to back; nil without
-	Data      *dataset.Dataset
+	Data      Rows
 	Offset    int64
 	IDs       [][][]int32 // by column, text: row by row
 	Kinds     [][]int32   // by column, the types of all its tokens; nil: all 0

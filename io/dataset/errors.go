@@ -55,7 +55,7 @@ func (e *RowError) Unwrap() error { return ErrBadRow }
 // Location says where a row is at rest.
 type Location struct {
 	File     string
-	RowGroup int   // -1 in JSONL files
+	RowGroup int   // -1 of what is no parquet file
 	Row      int64 // of the file, from 0
 	Line     int64 // of a JSONL file, from 1; 0 in parquet files
 }
@@ -64,6 +64,9 @@ type Location struct {
 func (l Location) String() string {
 	if l.Line > 0 {
 		return fmt.Sprintf("%s:%d", l.File, l.Line)
+	}
+	if l.RowGroup < 0 {
+		return fmt.Sprintf("%s: row %d", l.File, l.Row)
 	}
 	return fmt.Sprintf("%s: row group %d, row %d", l.File, l.RowGroup, l.Row)
 }
