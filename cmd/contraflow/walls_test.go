@@ -20,6 +20,7 @@ var walls = map[string][]string{
 	"gpustage/ref":        {"gpustage"},
 	"gpustage/devicetest": {"gpustage", "gpustage/ref"},
 	"gpustage/cpu":        {"gpustage", "gpustage/ref", "gpustage/cpu/"},
+	"gpustage/cuda":       {"gpustage", "gpustage/cuda/"},
 	"collective":          {"gpustage", "collective", "collective/"},
 	"io/internal":         {"io/internal/"},
 	"io/safetensors":      {"io/internal/"},

@@ -1,0 +1,253 @@
+// Attention in f32, and whatever flash.cu does not cover: any head size up to 256, soft caps, biases of positions. Never a T x T matrix:
+// a block has 16 rows (queries, or keys for their gradients), 4 to each of its warps, and walks over tiles of 32 partners, a lane to each.
+// The backward pass is two kernels, by query and by key, so that nothing is added by two blocks.
+#include "attention.cuh"
+
+#define OWN 16   // rows of a block
+#define OTHER 32 // rows of a tile
+
+DEVICE float rounded(const Attention &a, float v) { return a.bf16 ? round_bf16(v) : v; }
+
+// stage copies rows first to first+count of a head into shared memory, pitch apart; rows from n on are zero.
+DEVICE void stage(const Attention &a, float *to, int pitch, const float *from, int stride, int first, int count, int n, int head) {
+	for (int i = threadIdx.x; i < count * a.dim; i += blockDim.x) {
+		int r = i / a.dim, d = i % a.dim;
+		to[r * pitch + d] = first + r < n ? rounded(a, from[(size_t)(first + r) * stride + head * a.dim + d]) : 0.f;
+	}
+}
+
+DEVICE float dot(const float *a, const float *b, int n) {
+	float s = 0.f;
+	for (int d = 0; d < n; d++) s += a[d] * b[d];
+	return s;
+}
+
+// Score is what softmax sees of query i and key j, and the soft cap's slope.
+struct Score {
+	float s, slope;
+};
+
+DEVICE Score score(const Attention &a, float product, int i, int j, int h) {
+	Score c;
+	c.s = product * a.scale, c.slope = 1.f;
+	if (a.cap > 0.f) {
+		float t = tanhf(c.s / a.cap);
+		c.s = a.cap * t, c.slope = 1.f - t * t;
+	}
+	if (a.bias) c.s += a.bias[(a.reach + min(a.reach, max(-a.reach, j - i))) * a.sbias + h];
+	return c;
+}
+
+// factor is the dropout's for query i and key j.
+DEVICE float factor(const Attention &a, int b, int i, int j, int h) {
+	if (!a.keys) return 1.f;
+	return keep8(a.keys[b], j / 8, i, h, a.site, a.threshold) >> (j % 8) & 1 ? a.keep : 0.f;
+}
+
+// NV is the number of features of a lane: dim <= 32*NV.
+template <int NV> DEVICE void forward(const Attention &a) {
+	DYNAMIC_SHARED(float, shared);
+	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
+	if (q0 >= n) return;
+	float *qs = shared, *ks = qs + OWN * dim, *vs = ks + OTHER * (dim + 1), *ps = vs + OTHER * dim;
+	stage(a, qs, dim, a.q + (size_t)lo * a.sq, a.sq, q0, OWN, n, h);
+	float acc[4][NV] = {}, top[4], z[4] = {};
+	for (int r = 0; r < 4; r++) top[r] = MINUS_INF;
+	Range see = keys_of(a, q0, q0 + OWN - 1, n);
+	for (int k0 = see.from; k0 < see.to; k0 += OTHER) {
+		__syncthreads();
+		stage(a, ks, dim + 1, a.k + (size_t)lo * a.sk, a.sk, k0, OTHER, n, h / a.group);
+		stage(a, vs, dim, a.v + (size_t)lo * a.sv, a.sv, k0, OTHER, n, h / a.group);
+		__syncthreads();
+#pragma unroll
+		for (int r = 0; r < 4; r++) {
+			int own = warp_id() * 4 + r, i = q0 + own, j = k0 + lane_id();
+			float s = MINUS_INF;
+			if (visible(a, i, j, n)) s = score(a, dot(qs + own * dim, ks + lane_id() * (dim + 1), dim), i, j, h).s;
+			float m = fmaxf(top[r], warp_max(s));
+			float p = 0.f, shrink = 1.f;
+			if (m != MINUS_INF) p = expf(s - m), shrink = expf(top[r] - m);
+			z[r] = z[r] * shrink + warp_sum(p);
+			top[r] = m;
+			ps[own * OTHER + lane_id()] = p > 0.f ? rounded(a, p * factor(a, b, i, j, h)) : 0.f;
+			__syncwarp();
+#pragma unroll
+			for (int v = 0; v < NV; v++) {
+				int d = lane_id() + v * WARP;
+				if (d >= dim) continue;
+				float sum = acc[r][v] * shrink;
+				for (int k = 0; k < OTHER; k++) sum += ps[own * OTHER + k] * vs[k * dim + d];
+				acc[r][v] = sum;
+			}
+			__syncwarp();
+		}
+	}
+#pragma unroll
+	for (int r = 0; r < 4; r++) {
+		int i = q0 + warp_id() * 4 + r;
+		if (i >= n) continue;
+#pragma unroll
+		for (int v = 0; v < NV; v++) {
+			int d = lane_id() + v * WARP;
+			if (d < dim) a.ctx[(size_t)(lo + i) * a.sctx + h * dim + d] = acc[r][v] / z[r];
+		}
+		if (lane_id() == 0) a.lse[(size_t)h * a.slse + lo + i] = top[r] + logf(z[r]);
+	}
+}
+
+// attention_delta is delta[h, t] = <dctx, ctx>, a warp to each.
+KERNEL attention_delta(Attention a) {
+	int at = blockIdx.x * 4 + warp_id();
+	if (at >= a.tokens * a.heads) return;
+	int t = at / a.heads, h = at % a.heads;
+	float sum = 0.f;
+	for (int d = lane_id(); d < a.dim; d += WARP)
+		sum += a.dctx[(size_t)t * a.sdctx + h * a.dim + d] * a.ctx[(size_t)t * a.sctx + h * a.dim + d];
+	sum = warp_sum(sum);
+	if (lane_id() == 0) a.delta[(size_t)h * a.sdelta + t] = sum;
+}
+
+template <int NV> DEVICE void backward_q(const Attention &a) {
+	DYNAMIC_SHARED(float, shared);
+	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
+	if (q0 >= n) return;
+	float *qs = shared, *os = qs + OWN * dim, *ks = os + OWN * dim, *vs = ks + OTHER * (dim + 1), *ds = vs + OTHER * (dim + 1);
+	stage(a, qs, dim, a.q + (size_t)lo * a.sq, a.sq, q0, OWN, n, h);
+	stage(a, os, dim, a.dctx + (size_t)lo * a.sdctx, a.sdctx, q0, OWN, n, h);
+	float acc[4][NV] = {};
+	Range see = keys_of(a, q0, q0 + OWN - 1, n);
+	for (int k0 = see.from; k0 < see.to; k0 += OTHER) {
+		__syncthreads();
+		stage(a, ks, dim + 1, a.k + (size_t)lo * a.sk, a.sk, k0, OTHER, n, h / a.group);
+		stage(a, vs, dim + 1, a.v + (size_t)lo * a.sv, a.sv, k0, OTHER, n, h / a.group);
+		__syncthreads();
+#pragma unroll
+		for (int r = 0; r < 4; r++) {
+			int own = warp_id() * 4 + r, i = q0 + own, j = k0 + lane_id();
+			float d = 0.f;
+			if (visible(a, i, j, n)) {
+				Score c = score(a, dot(qs + own * dim, ks + lane_id() * (dim + 1), dim), i, j, h);
+				float p = expf(c.s - a.lse[(size_t)h * a.slse + lo + i]);
+				float dp = factor(a, b, i, j, h) * dot(os + own * dim, vs + lane_id() * (dim + 1), dim);
+				d = rounded(a, p * (dp - a.delta[(size_t)h * a.sdelta + lo + i]) * c.slope * a.scale);
+			}
+			ds[own * OTHER + lane_id()] = d;
+			__syncwarp();
+#pragma unroll
+			for (int v = 0; v < NV; v++) {
+				int f = lane_id() + v * WARP;
+				if (f < dim)
+					for (int k = 0; k < OTHER; k++) acc[r][v] += ds[own * OTHER + k] * ks[k * (dim + 1) + f];
+			}
+			__syncwarp();
+		}
+	}
+#pragma unroll
+	for (int r = 0; r < 4; r++) {
+		int i = q0 + warp_id() * 4 + r;
+#pragma unroll
+		for (int v = 0; v < NV; v++) {
+			int d = lane_id() + v * WARP;
+			if (i < n && d < dim) a.dq[(size_t)(lo + i) * a.sdq + h * dim + d] = acc[r][v];
+		}
+	}
+}
+
+template <int NV> DEVICE void backward_kv(const Attention &a) {
+	DYNAMIC_SHARED(float, shared);
+	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
+	if (k0 >= n) return;
+	float *ks = shared, *vs = ks + OWN * dim, *qs = vs + OWN * dim, *os = qs + OTHER * (dim + 1);
+	float *ps = os + OTHER * (dim + 1), *ds = ps + OWN * OTHER;
+	stage(a, ks, dim, a.k + (size_t)lo * a.sk, a.sk, k0, OWN, n, kv);
+	stage(a, vs, dim, a.v + (size_t)lo * a.sv, a.sv, k0, OWN, n, kv);
+	float dk[4][NV] = {}, dv[4][NV] = {};
+	Range see = queries_of(a, k0, k0 + OWN - 1, n);
+	for (int h = kv * a.group; h < (kv + 1) * a.group; h++) {
+		for (int q0 = see.from; q0 < see.to; q0 += OTHER) {
+			__syncthreads();
+			stage(a, qs, dim + 1, a.q + (size_t)lo * a.sq, a.sq, q0, OTHER, n, h);
+			stage(a, os, dim + 1, a.dctx + (size_t)lo * a.sdctx, a.sdctx, q0, OTHER, n, h);
+			__syncthreads();
+#pragma unroll
+			for (int r = 0; r < 4; r++) {
+				int own = warp_id() * 4 + r, i = q0 + lane_id(), j = k0 + own;
+				float p = 0.f, d = 0.f;
+				if (visible(a, i, j, n)) {
+					Score c = score(a, dot(qs + lane_id() * (dim + 1), ks + own * dim, dim), i, j, h);
+					float m = factor(a, b, i, j, h);
+					p = expf(c.s - a.lse[(size_t)h * a.slse + lo + i]);
+					d = m * dot(os + lane_id() * (dim + 1), vs + own * dim, dim);
+					d = rounded(a, p * (d - a.delta[(size_t)h * a.sdelta + lo + i]) * c.slope * a.scale);
+					p = rounded(a, m * p);
+				}
+				ps[own * OTHER + lane_id()] = p;
+				ds[own * OTHER + lane_id()] = d;
+				__syncwarp();
+#pragma unroll
+				for (int v = 0; v < NV; v++) {
+					int f = lane_id() + v * WARP;
+					if (f >= dim) continue;
+					for (int k = 0; k < OTHER; k++) {
+						dv[r][v] += ps[own * OTHER + k] * os[k * (dim + 1) + f];
+						dk[r][v] += ds[own * OTHER + k] * qs[k * (dim + 1) + f];
+					}
+				}
+				__syncwarp();
+			}
+		}
+	}
+#pragma unroll
+	for (int r = 0; r < 4; r++) {
+		int j = k0 + warp_id() * 4 + r;
+#pragma unroll
+		for (int v = 0; v < NV; v++) {
+			int d = lane_id() + v * WARP;
+			if (j >= n || d >= dim) continue;
+			a.dk[(size_t)(lo + j) * a.sdk + kv * dim + d] = dk[r][v];
+			a.dv[(size_t)(lo + j) * a.sdv + kv * dim + d] = dv[r][v];
+		}
+	}
+}
+
+#define FOR_DIM(nv, dim)                                                                          \
+	KERNEL __launch_bounds__(128) attention_##dim(Attention a) { forward<nv>(a); }                \
+	KERNEL __launch_bounds__(128) attention_backward_q_##dim(Attention a) { backward_q<nv>(a); }  \
+	KERNEL __launch_bounds__(128) attention_backward_kv_##dim(Attention a) { backward_kv<nv>(a); }
+
+FOR_DIM(1, 32)
+FOR_DIM(2, 64)
+FOR_DIM(4, 128)
+FOR_DIM(8, 256)
+
+// attention_dbias: block (r, h) adds the gradients of all scores that had bias[r, h]. Products come straight from memory: one family of
+// models (MPNet) has such biases.
+KERNEL attention_dbias(Attention a) {
+	__shared__ float parts[4];
+	int r = blockIdx.x, h = blockIdx.y, dim = a.dim;
+	float sum = 0.f;
+	for (int b = 0; b < a.rows; b++) {
+		int lo = a.cu[b], n = a.cu[b + 1] - lo;
+		for (int i = threadIdx.x; i < n; i += blockDim.x) {
+			Range see = keys_of(a, i, i, n);
+			int first = i + r - a.reach, last = first;
+			if (r == 0) first = see.from;
+			if (r == 2 * a.reach) last = see.to - 1;
+			const float *q = a.q + (size_t)(lo + i) * a.sq + h * dim, *o = a.dctx + (size_t)(lo + i) * a.sdctx + h * dim;
+			for (int j = max(first, see.from); j <= min(last, see.to - 1); j++) {
+				const float *k = a.k + (size_t)(lo + j) * a.sk + h / a.group * dim, *v = a.v + (size_t)(lo + j) * a.sv + h / a.group * dim;
+				float s = 0.f, dp = 0.f;
+				for (int d = 0; d < dim; d++) {
+					s += rounded(a, q[d]) * rounded(a, k[d]);
+					dp += rounded(a, o[d]) * rounded(a, v[d]);
+				}
+				float p = expf(score(a, s, i, j, h).s - a.lse[(size_t)h * a.slse + lo + i]);
+				sum += p * (factor(a, b, i, j, h) * dp - a.delta[(size_t)h * a.sdelta + lo + i]);
+			}
+		}
+	}
+	sum = warp_sum(sum);
+	if (lane_id() == 0) parts[warp_id()] = sum;
+	__syncthreads();
+	if (threadIdx.x == 0) a.dbias[(size_t)r * a.sdbias + h] += parts[0] + parts[1] + parts[2] + parts[3];
+}

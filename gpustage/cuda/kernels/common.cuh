@@ -1,0 +1,179 @@
+// What every kernel file begins with. NVRTC compiles it without any header of the CUDA toolkit; a C++ compiler for the host does so
+// with host_cuda.h, which emulates a block of threads (tests only).
+//
+// Kernels take pointers and numbers of at most 8 bytes. Tensors are row-major with a stride in elements between rows, as in package
+// gpustage; letters are that package's: T tokens, C columns, H heads, D head size, B rows.
+#pragma once
+
+#ifdef HOST_CUDA
+#include "host_cuda.h"
+#else
+#define DYNAMIC_SHARED(type, name)                         \
+	extern __shared__ __align__(16) unsigned char shared_bytes[]; \
+	type *name = (type *)shared_bytes
+#endif
+
+#define KERNEL extern "C" __global__ void
+#define DEVICE static __device__ __forceinline__
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+#define WARP 32
+#define EVERY 0xffffffffu // all lanes of a warp
+
+// The order is that of gpustage.Activation.
+enum { IDENTITY, GELU, GELU_TANH, RELU, SILU, TANH };
+// The order is that of gpustage.DType.
+enum { F32, F64, BF16, I32, U64 };
+
+#define MINUS_INF __int_as_float(0xff800000)
+
+DEVICE int lane_id() { return threadIdx.x % WARP; }
+DEVICE int warp_id() { return threadIdx.x / WARP; }
+
+// Butterflies: every lane gets the result, and the order of additions is fixed.
+DEVICE float warp_sum(float v) {
+	for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(EVERY, v, d);
+	return v;
+}
+DEVICE float warp_max(float v) {
+	for (int d = 16; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(EVERY, v, d));
+	return v;
+}
+DEVICE double warp_sum64(double v) {
+	for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(EVERY, v, d);
+	return v;
+}
+
+// ---- bfloat16
+
+DEVICE float from_bf16(u32 v) { return __uint_as_float(v << 16); }
+
+// pack_bf16 rounds two values to nearest even, lo in the lower half.
+DEVICE u32 pack_bf16(float lo, float hi) {
+#ifdef HOST_CUDA
+	return host_pack_bf16(lo, hi);
+#else
+	u32 r;
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+	return r;
+#endif
+}
+
+DEVICE float round_bf16(float v) { return from_bf16(pack_bf16(v, 0.f) & 0xffff); }
+
+// ---- four columns at a time
+
+// Quad is up to four neighbours of a row; vec says that a whole one may be moved as 16 bytes.
+struct Quad {
+	float v[4];
+};
+
+DEVICE Quad load_quad(const float *p, int n, int vec) {
+	Quad q;
+	if (vec && n == 4) {
+		float4 f = *(const float4 *)p;
+		q.v[0] = f.x, q.v[1] = f.y, q.v[2] = f.z, q.v[3] = f.w;
+		return q;
+	}
+#pragma unroll
+	for (int i = 0; i < 4; i++) q.v[i] = i < n ? p[i] : 0.f;
+	return q;
+}
+
+DEVICE void store_quad(float *p, const Quad &q, int n, int vec) {
+	if (vec && n == 4) {
+		float4 f;
+		f.x = q.v[0], f.y = q.v[1], f.z = q.v[2], f.w = q.v[3];
+		*(float4 *)p = f;
+		return;
+	}
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		if (i < n) p[i] = q.v[i];
+}
+
+// EACH_QUAD visits the quads of a [rows, cols] tensor, a thread each: row, col and n (at most 4) name one. Their number is below 2^31.
+#define EACH_QUAD(rows, cols)                                                                                             \
+	for (u32 per = (u32)((cols) + 3) / 4, all = (u32)(rows)*per, at = blockIdx.x * blockDim.x + threadIdx.x; at < all;    \
+	     at += gridDim.x * blockDim.x)                                                                                    \
+		if (u32 row = at / per; true)                                                                                     \
+			if (u32 col = (at - row * per) * 4; true)                                                                     \
+				if (int n = min(4, (int)((cols)-col)); true)
+
+#define AT(p, stride) ((p) + (size_t)row * (stride) + col)
+
+// ---- dropout
+
+// philox is gpustage.Philox.
+DEVICE void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {
+	u32 k0 = (u32)key, k1 = (u32)(key >> 32);
+#pragma unroll
+	for (int i = 0; i < 10; i++) {
+		u32 h0 = __umulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
+		u32 h1 = __umulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
+		c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
+		k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+	}
+	out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+// keep8 is a bit for each of the elements 8*group to 8*group+7 of a vector: 1 where it stays. See gpustage.Dropout.Bits.
+DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
+	u32 w[4], bits = 0;
+	philox(key, group, pos, head, site, w);
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		bits |= ((w[i] & 0xffff) >= threshold) << (2 * i);
+		bits |= ((w[i] >> 16) >= threshold) << (2 * i + 1);
+	}
+	return bits;
+}
+
+// drop_quad multiplies a quad of token row's features from col by what dropout makes of them.
+DEVICE void drop_quad(Quad &q, u32 row, u32 col, const u64 *keys, const int *rows, const int *pos, u32 site, u32 threshold, float scale) {
+	u32 bits = keep8(keys[rows[row]], col / 8, pos[row], 0, site, threshold) >> (col % 8);
+#pragma unroll
+	for (int i = 0; i < 4; i++) q.v[i] = bits >> i & 1 ? q.v[i] * scale : 0.f;
+}
+
+// ---- activations
+
+DEVICE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+
+#define GELU_A 0.7978845608028654f // sqrt(2/pi)
+#define GELU_B 0.044715f
+
+DEVICE float activate(float x, int f) {
+	switch (f) {
+	case GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
+	case GELU_TANH: return 0.5f * x * (1.f + tanhf(GELU_A * (x + GELU_B * x * x * x)));
+	case RELU: return fmaxf(x, 0.f);
+	case SILU: return x * sigmoid(x);
+	case TANH: return tanhf(x);
+	default: return x;
+	}
+}
+
+DEVICE float activate_grad(float x, int f) {
+	switch (f) {
+	case GELU: return 0.5f * erfcf(-0.70710678118654752f * x) + x * 0.3989422804014327f * expf(-0.5f * x * x);
+	case GELU_TANH: {
+		x = fminf(fmaxf(x, -20.f), 20.f); // it is 0 and 1 there, and x*x stays finite
+		float t = tanhf(GELU_A * (x + GELU_B * x * x * x));
+		return 0.5f * (1.f + t) + 0.5f * x * (1.f - t * t) * GELU_A * (1.f + 3.f * GELU_B * x * x);
+	}
+	case RELU: return x > 0.f ? 1.f : 0.f;
+	case SILU: {
+		float g = sigmoid(x);
+		return g * (1.f + x * (1.f - g));
+	}
+	case TANH: {
+		float t = tanhf(x);
+		return 1.f - t * t;
+	}
+	default: return 1.f;
+	}
+}

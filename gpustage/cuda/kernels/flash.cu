@@ -1,0 +1,346 @@
+// Attention in bf16 on tensor cores (mma.sync.m16n8k16, from sm_80 on), for head sizes 32, 64 and 128: FlashAttention-2 (Dao, arXiv
+// 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout. Tensors are f32 in memory and rounded on their
+// way into shared memory; scores, sums and outputs are f32.
+//
+// A block has 64 rows of one sequence and head, 16 to each of its four warps, and walks over tiles of partners. Accumulators of a product
+// have the layout of the next one's left operand, so probabilities stay in registers. The backward pass is two kernels, by query and by
+// key, which costs 7 products instead of 5 and gives the same bits every time: FlashAttention's one kernel adds dq atomically.
+//
+// Fragments, for lane = 4*g + t: rows g and g+8 of the left operand and the accumulator, columns 2t and 2t+1 (and 8 more) of it; column g
+// of the right operand.
+#include "attention.cuh"
+
+#define ROWS 64 // of a block
+#define LOG2E 1.4426950408889634f
+
+DEVICE void mma(float c[4], const u32 a[4], u32 b0, u32 b1) {
+#ifdef HOST_CUDA
+	host_mma(c, a, b0, b1);
+#else
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+	    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// load_matrices reads four 8x8 matrices: lane 8*m + r has the address of row r of matrix m.
+DEVICE void load_matrices(u32 r[4], const u16 *row) {
+#ifdef HOST_CUDA
+	host_ldmatrix(r, row, false);
+#else
+	u32 at = (u32)__cvta_generic_to_shared(row);
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+#endif
+}
+
+// load_transposed is load_matrices with each matrix transposed.
+DEVICE void load_transposed(u32 r[4], const u16 *row) {
+#ifdef HOST_CUDA
+	host_ldmatrix(r, row, true);
+#else
+	u32 at = (u32)__cvta_generic_to_shared(row);
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+#endif
+}
+
+// Rows in shared memory are 16 bytes longer than D elements: the eight rows of a matrix then lie in different banks.
+#define PITCH(D) ((D) + 8)
+
+// tile copies rows first to first+count of a head into shared memory; rows from n on are zero.
+template <int D> DEVICE void tile(const Attention &a, u16 *to, const float *from, int stride, int first, int count, int n, int head) {
+	for (int i = threadIdx.x; i < count * (D / 4); i += blockDim.x) {
+		int r = i / (D / 4), d = i % (D / 4) * 4;
+		Quad q = load_quad(from + (size_t)(first + r) * stride + head * D + d, first + r < n ? 4 : 0, a.vec);
+		uint2 both;
+		both.x = pack_bf16(q.v[0], q.v[1]), both.y = pack_bf16(q.v[2], q.v[3]);
+		*(uint2 *)(to + r * PITCH(D) + d) = both;
+	}
+}
+
+// left_rows reads the warp's 16 rows of a tensor as left operands, from memory.
+template <int D> DEVICE void left_rows(u32 f[D / 16][4], const float *from, int stride, int row, int n, int head) {
+	int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+	for (int k = 0; k < D / 16; k++)
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			int r = row + g + i % 2 * 8;
+			const float *p = from + (size_t)r * stride + head * D + k * 16 + i / 2 * 8 + 2 * t;
+			f[k][i] = r < n ? pack_bf16(p[0], p[1]) : 0;
+		}
+}
+
+// left_shared reads 16 rows by 16 columns of shared memory as a left operand.
+template <int D> DEVICE void left_shared(u32 f[4], const u16 *from) {
+	int m = lane_id() / 8, r = lane_id() % 8;
+	load_matrices(f, from + (m % 2 * 8 + r) * PITCH(D) + m / 2 * 8);
+}
+
+// Two right operands, for 16 columns: of x^T, where x has those columns as rows; and of x itself.
+template <int D> DEVICE void right_rows(u32 f[4], const u16 *x) {
+	int m = lane_id() / 8, r = lane_id() % 8;
+	load_matrices(f, x + (m / 2 * 8 + r) * PITCH(D) + m % 2 * 8);
+}
+template <int D> DEVICE void right_columns(u32 f[4], const u16 *x) {
+	int m = lane_id() / 8, r = lane_id() % 8;
+	load_transposed(f, x + (m % 2 * 8 + r) * PITCH(D) + m / 2 * 8);
+}
+
+// left_of makes left operand k of accumulators: columns 16k to 16k+15.
+DEVICE void left_of(u32 f[4], const float (*c)[4], int k) {
+	f[0] = pack_bf16(c[2 * k][0], c[2 * k][1]);
+	f[1] = pack_bf16(c[2 * k][2], c[2 * k][3]);
+	f[2] = pack_bf16(c[2 * k + 1][0], c[2 * k + 1][1]);
+	f[3] = pack_bf16(c[2 * k + 1][2], c[2 * k + 1][3]);
+}
+
+// times_rows is c += a x^T for 8*N rows of x, a in registers.
+template <int D, int N> DEVICE void times_rows(float c[N][4], const u32 a[D / 16][4], const u16 *x) {
+#pragma unroll
+	for (int j = 0; j < N; j += 2)
+#pragma unroll
+		for (int k = 0; k < D / 16; k++) {
+			u32 b[4];
+			right_rows<D>(b, x + j * 8 * PITCH(D) + k * 16);
+			mma(c[j], a[k], b[0], b[1]);
+			mma(c[j + 1], a[k], b[2], b[3]);
+		}
+}
+
+// times is c += p x for the 8*N rows of x, p accumulators.
+template <int D, int N> DEVICE void times(float c[D / 8][4], const float p[N][4], const u16 *x) {
+#pragma unroll
+	for (int k = 0; k < N / 2; k++) {
+		u32 a[4];
+		left_of(a, p, k);
+#pragma unroll
+		for (int j = 0; j < D / 8; j += 2) {
+			u32 b[4];
+			right_columns<D>(b, x + k * 16 * PITCH(D) + j * 8);
+			mma(c[j], a, b[0], b[1]);
+			mma(c[j + 1], a, b[2], b[3]);
+		}
+	}
+}
+
+// inside tells that every pair of the warp's 16 queries from i and keys j to j+count is visible.
+DEVICE bool inside(const Attention &a, int i, int queries, int j, int count, int n) {
+	return i + queries <= n && j + count <= n && !(a.causal && j + count - 1 > i) &&
+	       !(a.window && (j < i + queries - 1 - a.window || j + count - 1 > i + a.window));
+}
+
+// drop zeroes what dropout drops of 8*N keys from j, for queries i and i+8. Eight keys of a query are one call of philox: each lane of
+// four makes it for one tile of four, and the others ask for the bits.
+template <int N> DEVICE void drop(const Attention &a, float p[N][4], int b, int h, int i, int j) {
+	int t = lane_id() % 4;
+#pragma unroll
+	for (int first = 0; first < N; first += 4) {
+		u32 group = j / 8 + first + t;
+		u32 lo = keep8(a.keys[b], group, i, h, a.site, a.threshold), hi = keep8(a.keys[b], group, i + 8, h, a.site, a.threshold);
+#pragma unroll
+		for (int k = 0; k < 4; k++) {
+			u32 x = __shfl_sync(EVERY, lo, (lane_id() & ~3) + k) >> (2 * t), y = __shfl_sync(EVERY, hi, (lane_id() & ~3) + k) >> (2 * t);
+			if (!(x & 1)) p[first + k][0] = 0.f;
+			if (!(x & 2)) p[first + k][1] = 0.f;
+			if (!(y & 1)) p[first + k][2] = 0.f;
+			if (!(y & 2)) p[first + k][3] = 0.f;
+		}
+	}
+}
+
+template <int D> DEVICE void flash_forward(const Attention &a) {
+	const int N = 8; // tiles of 8 keys
+	DYNAMIC_SHARED(u16, ks);
+	u16 *vs = ks + 8 * N * PITCH(D);
+	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * ROWS, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	if (q0 >= n) return;
+	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
+	u32 q[D / 16][4];
+	left_rows<D>(q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
+	float o[D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {};
+	float scale = a.scale * LOG2E;
+	Range see = keys_of(a, q0, q0 + ROWS - 1, n);
+	for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += 8 * N) {
+		__syncthreads();
+		tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, 8 * N, n, h / a.group);
+		tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, 8 * N, n, h / a.group);
+		__syncthreads();
+		float s[N][4] = {};
+		times_rows<D, N>(s, q, ks);
+		bool all = inside(a, w0, 16, k0, 8 * N, n);
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			float m = top[half];
+#pragma unroll
+			for (int j = 0; j < N; j++)
+#pragma unroll
+				for (int e = 0; e < 2; e++) {
+					float &v = s[j][2 * half + e];
+					v = all || visible(a, i + 8 * half, k0 + 8 * j + 2 * t + e, n) ? v * scale : MINUS_INF;
+					m = fmaxf(m, v);
+				}
+			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 1));
+			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 2));
+			float from = m == MINUS_INF ? 0.f : m, shrink = exp2f(top[half] - from), sum = 0.f; // a row may see nothing yet
+			top[half] = m;
+#pragma unroll
+			for (int j = 0; j < N; j++)
+#pragma unroll
+				for (int e = 0; e < 2; e++) {
+					float &v = s[j][2 * half + e];
+					v = exp2f(v - from);
+					sum += v;
+				}
+			z[half] = z[half] * shrink + sum;
+#pragma unroll
+			for (int d = 0; d < D / 8; d++) o[d][2 * half] *= shrink, o[d][2 * half + 1] *= shrink;
+		}
+		if (a.keys) drop<N>(a, s, b, h, i, k0);
+		times<D, N>(o, s, vs);
+	}
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int r = i + 8 * half;
+		float sum = z[half] + __shfl_xor_sync(EVERY, z[half], 1);
+		sum += __shfl_xor_sync(EVERY, sum, 2);
+		if (r >= n) continue;
+		float f = (a.keys ? a.keep : 1.f) / sum;
+		float *to = a.ctx + (size_t)(lo + r) * a.sctx + h * D + 2 * t;
+#pragma unroll
+		for (int d = 0; d < D / 8; d++) to[d * 8] = o[d][2 * half] * f, to[d * 8 + 1] = o[d][2 * half + 1] * f;
+		if (t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] / LOG2E + logf(sum);
+	}
+}
+
+template <int D> DEVICE void flash_backward_q(const Attention &a) {
+	const int N = D == 128 ? 4 : 8; // registers
+	DYNAMIC_SHARED(u16, ks);
+	u16 *vs = ks + 8 * N * PITCH(D);
+	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * ROWS, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	if (q0 >= n) return;
+	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
+	u32 q[D / 16][4], o[D / 16][4];
+	left_rows<D>(q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
+	left_rows<D>(o, a.dctx + (size_t)lo * a.sdctx, a.sdctx, w0, n, h);
+	float lse[2], delta[2], dq[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int r = i + 8 * half;
+		lse[half] = r < n ? a.lse[(size_t)h * a.slse + lo + r] * LOG2E : 0.f;
+		delta[half] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
+	}
+	Range see = keys_of(a, q0, q0 + ROWS - 1, n);
+	for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += 8 * N) {
+		__syncthreads();
+		tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, 8 * N, n, h / a.group);
+		tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, 8 * N, n, h / a.group);
+		__syncthreads();
+		float s[N][4] = {}, dp[N][4] = {};
+		times_rows<D, N>(s, q, ks);
+		times_rows<D, N>(dp, o, vs);
+		if (a.keys) drop<N>(a, dp, b, h, i, k0);
+		bool all = inside(a, w0, 16, k0, 8 * N, n);
+#pragma unroll
+		for (int j = 0; j < N; j++)
+#pragma unroll
+			for (int e = 0; e < 4; e++) {
+				float p = exp2f(s[j][e] * scale - lse[e / 2]);
+				bool sees = all || visible(a, i + e / 2 * 8, k0 + 8 * j + 2 * t + e % 2, n);
+				s[j][e] = sees ? p * (dp[j][e] * keep - delta[e / 2]) * a.scale : 0.f;
+			}
+		times<D, N>(dq, s, ks);
+	}
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int r = i + 8 * half;
+		if (r >= n) continue;
+		float *to = a.dq + (size_t)(lo + r) * a.sdq + h * D + 2 * t;
+#pragma unroll
+		for (int d = 0; d < D / 8; d++) to[d * 8] = dq[d][2 * half], to[d * 8 + 1] = dq[d][2 * half + 1];
+	}
+}
+
+// The gradients of 64 keys: scores are transposed, a row to a key. The query heads that share a key-value head come one after another.
+template <int D> DEVICE void flash_backward_kv(const Attention &a) {
+	const int N = D == 128 ? 4 : 8; // tiles of 8 queries
+	DYNAMIC_SHARED(u16, ks);
+	u16 *vs = ks + ROWS * PITCH(D), *qs = vs + ROWS * PITCH(D), *os = qs + 8 * N * PITCH(D);
+	float *lse = (float *)(os + 8 * N * PITCH(D)), *delta = lse + 8 * N;
+	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * ROWS, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	if (k0 >= n) return;
+	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16;
+	tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, ROWS, n, kv);
+	tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, ROWS, n, kv);
+	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
+	float dk[D / 8][4] = {}, dv[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
+	Range see = queries_of(a, k0, k0 + ROWS - 1, n);
+	for (int h = kv * a.group; h < (kv + 1) * a.group; h++) {
+		for (int q0 = see.from; q0 < see.to; q0 += 8 * N) {
+			__syncthreads();
+			tile<D>(a, qs, a.q + (size_t)lo * a.sq, a.sq, q0, 8 * N, n, h);
+			tile<D>(a, os, a.dctx + (size_t)lo * a.sdctx, a.sdctx, q0, 8 * N, n, h);
+			if (threadIdx.x < 8 * N) {
+				int r = q0 + threadIdx.x;
+				lse[threadIdx.x] = r < n ? a.lse[(size_t)h * a.slse + lo + r] * LOG2E : 0.f;
+				delta[threadIdx.x] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
+			}
+			__syncthreads();
+			float s[N][4] = {}, dp[N][4] = {};
+#pragma unroll
+			for (int k = 0; k < D / 16; k++) {
+				u32 x[4], y[4], c[4];
+				left_shared<D>(x, ownK + k * 16);
+				left_shared<D>(y, ownV + k * 16);
+#pragma unroll
+				for (int j = 0; j < N; j += 2) {
+					right_rows<D>(c, qs + j * 8 * PITCH(D) + k * 16);
+					mma(s[j], x, c[0], c[1]);
+					mma(s[j + 1], x, c[2], c[3]);
+					right_rows<D>(c, os + j * 8 * PITCH(D) + k * 16);
+					mma(dp[j], y, c[0], c[1]);
+					mma(dp[j + 1], y, c[2], c[3]);
+				}
+			}
+			bool all = inside(a, q0, 8 * N, w0, 16, n);
+#pragma unroll
+			for (int j = 0; j < N; j += 2) {
+				// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox: one to a lane.
+				u32 bits = EVERY;
+				if (a.keys)
+					bits = keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold);
+#pragma unroll
+				for (int e = 0; e < 8; e++) {
+					int tile = j + e / 4, half = e / 2 % 2, col = 2 * t + e % 2; // half: of the keys
+					u32 mine = __shfl_sync(EVERY, bits, e / 4 * 16 + half * 8 + col) >> g;
+					float m = mine & 1 ? keep : 0.f, &p = s[tile][e % 4], &d = dp[tile][e % 4];
+					int at = tile * 8 + col;
+					bool sees = all || visible(a, q0 + at, w0 + g + 8 * half, n);
+					p = sees ? exp2f(p * scale - lse[at]) : 0.f;
+					d = p * (d * m - delta[at]) * a.scale;
+					p *= m;
+				}
+			}
+			times<D, N>(dv, s, os);
+			times<D, N>(dk, dp, qs);
+		}
+	}
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int r = w0 + g + 8 * half;
+		if (r >= n) continue;
+		float *toK = a.dk + (size_t)(lo + r) * a.sdk + kv * D + 2 * t, *toV = a.dv + (size_t)(lo + r) * a.sdv + kv * D + 2 * t;
+#pragma unroll
+		for (int d = 0; d < D / 8; d++)
+#pragma unroll
+			for (int e = 0; e < 2; e++) toK[d * 8 + e] = dk[d][2 * half + e], toV[d * 8 + e] = dv[d][2 * half + e];
+	}
+}
+
+#define FOR_DIM(D)                                                                             \
+	KERNEL __launch_bounds__(128) flash_##D(Attention a) { flash_forward<D>(a); }              \
+	KERNEL __launch_bounds__(128) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
+	KERNEL __launch_bounds__(128) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
+
+FOR_DIM(32)
+FOR_DIM(64)
+FOR_DIM(128)

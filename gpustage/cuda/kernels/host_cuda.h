@@ -1,0 +1,293 @@
+// CUDA C++ on a processor, as far as the kernels here use it: for tests of their logic on machines without a GPU (x86-64 Linux).
+//
+// A block's threads are fibers of one thread of the host. Each runs until it must wait: at __syncthreads for its block, at a shuffle, vote
+// or mma for its warp. What real threads may do in any order, odd launches do forwards and even ones backwards, so that a missing
+// barrier shows as a wrong result; shared memory begins as NaNs, and is guarded behind its end. It is an error, with the
+// kernel's name, when threads of a warp meet at different operations, when some wait for ever, and when ldmatrix gets an odd address.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+using std::max;
+using std::min;
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static // one block runs at a time
+
+struct alignas(16) float4 {
+	float x, y, z, w;
+};
+struct alignas(8) uint2 {
+	unsigned x, y;
+};
+struct Dim {
+	unsigned x, y, z;
+};
+
+struct Fiber {
+	void *sp;
+	Dim id;
+	int warp, lane;
+	bool done;
+	uint64_t *gate, seen; // it waits while *gate == seen
+};
+
+struct Warp {
+	uint64_t gate;
+	int live, arrived, what; // what: the operation that its lanes have come to
+	unsigned slot[2][32][6]; // of this operation and of the one before it
+};
+
+struct Block {
+	uint64_t gate;
+	int live, arrived;
+	int any[2];
+};
+
+extern "C" {
+void host_switch(void **from, void *to);
+inline void *host_scheduler;
+}
+inline Fiber *host_me;
+inline Warp host_warps[32];
+inline Block host_block;
+inline Dim blockIdx, blockDim, gridDim;
+inline unsigned char *host_shared_bytes;
+inline const char *host_kernel;
+#define threadIdx (host_me->id)
+#define DYNAMIC_SHARED(type, name) type *name = (type *)host_shared_bytes
+
+[[noreturn]] inline void host_fail(const char *what) {
+	fprintf(stderr, "kernel %s, block %u %u %u, thread %d: %s\n", host_kernel, blockIdx.x, blockIdx.y, blockIdx.z,
+	        host_me ? host_me->warp * 32 + host_me->lane : -1, what);
+	abort();
+}
+
+inline void host_wait(uint64_t *gate) {
+	host_me->gate = gate, host_me->seen = *gate;
+	host_switch(&host_me->sp, host_scheduler);
+}
+
+// host_arrive opens the gate when the last one comes, and waits for it before.
+template <class T> void host_arrive(T &g) {
+	if (++g.arrived == g.live) {
+		g.arrived = 0, g.gate++;
+		return;
+	}
+	host_wait(&g.gate);
+}
+
+inline void __syncthreads() { host_arrive(host_block); }
+
+inline int __syncthreads_or(int v) {
+	int turn = host_block.gate & 1;
+	if (host_block.arrived == 0) host_block.any[turn] = 0;
+	host_block.any[turn] |= v != 0;
+	host_arrive(host_block);
+	return host_block.any[turn];
+}
+
+enum { HOST_SYNC = 1, HOST_SHUFFLE, HOST_BALLOT, HOST_MMA, HOST_MATRICES };
+
+// host_meet posts words for the other lanes and returns everybody's.
+inline unsigned (*host_meet(int what, unsigned mask, std::initializer_list<unsigned> words))[6] {
+	Warp &w = host_warps[host_me->warp];
+	if (mask != 0xffffffffu || w.live != 32) host_fail("a warp's operation without all of its lanes");
+	if (w.arrived == 0) w.what = what;
+	else if (w.what != what) host_fail("the lanes of a warp are at different operations");
+	auto slots = w.slot[w.gate & 1];
+	int i = 0;
+	for (unsigned v : words) slots[host_me->lane][i++] = v;
+	host_arrive(w);
+	return slots;
+}
+
+inline void __syncwarp() { host_meet(HOST_SYNC, 0xffffffffu, {}); }
+
+inline unsigned host_bits(float v) {
+	unsigned u;
+	memcpy(&u, &v, 4);
+	return u;
+}
+inline float host_value(unsigned u) {
+	float v;
+	memcpy(&v, &u, 4);
+	return v;
+}
+
+template <class T> T __shfl_sync(unsigned mask, T v, int from) {
+	unsigned words[2] = {};
+	memcpy(words, &v, sizeof v);
+	auto all = host_meet(HOST_SHUFFLE, mask, {words[0], words[1]});
+	memcpy(&v, all[from & 31], sizeof v);
+	return v;
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int d) { return __shfl_sync(mask, v, host_me->lane ^ d); }
+
+inline unsigned __ballot_sync(unsigned mask, bool v) {
+	auto all = host_meet(HOST_BALLOT, mask, {v});
+	unsigned bits = 0;
+	for (int i = 0; i < 32; i++) bits |= all[i][0] << i;
+	return bits;
+}
+
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
+inline float __int_as_float(int v) { return host_value(v); }
+inline float __uint_as_float(unsigned v) { return host_value(v); }
+
+inline unsigned host_to_bf16(float v) {
+	unsigned b = host_bits(v);
+	if ((b & 0x7fffffff) > 0x7f800000) return 0x7fff;
+	return (b + 0x7fff + (b >> 16 & 1)) >> 16;
+}
+inline unsigned host_pack_bf16(float lo, float hi) { return host_to_bf16(lo) | host_to_bf16(hi) << 16; }
+
+// host_mma is mma.sync.m16n8k16 in bf16, with the fragments that the PTX manual's section on it draws.
+inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) {
+	auto all = host_meet(HOST_MMA, 0xffffffffu, {a[0], a[1], a[2], a[3], b0, b1});
+	int g = host_me->lane / 4, t = host_me->lane % 4;
+	auto half = [](unsigned w, int i) { return host_value(i ? w & 0xffff0000u : w << 16); };
+	for (int i = 0; i < 4; i++) {
+		int row = g + i / 2 * 8, col = 2 * t + i % 2;
+		float sum = 0.f;
+		for (int k = 0; k < 16; k++)
+			sum += half(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) * half(all[col * 4 + k % 8 / 2][4 + k / 8], k % 2);
+		c[i] += sum;
+	}
+}
+
+// host_ldmatrix is ldmatrix.x4, optionally .trans.
+inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
+	uintptr_t at = (uintptr_t)row;
+	if (at % 16 != 0) host_fail("ldmatrix from an address that is no multiple of 16");
+	auto all = host_meet(HOST_MATRICES, 0xffffffffu, {(unsigned)at, (unsigned)(at >> 32)});
+	int g = host_me->lane / 4, t = host_me->lane % 4;
+	for (int m = 0; m < 4; m++) {
+		unsigned out = 0;
+		for (int i = 0; i < 2; i++) {
+			int y = trans ? 2 * t + i : g, x = trans ? g : 2 * t + i;
+			auto from = (const uint16_t *)((uintptr_t)all[m * 8 + y][1] << 32 | all[m * 8 + y][0]);
+			out |= (unsigned)from[x] << (16 * i);
+		}
+		r[m] = out;
+	}
+}
+
+#ifdef HOST_CUDA_MAIN // in one file: the scheduler, and a way in
+
+asm(R"(
+.text
+.globl host_switch
+.type host_switch,@function
+host_switch:
+	pushq %rbp
+	pushq %rbx
+	pushq %r12
+	pushq %r13
+	pushq %r14
+	pushq %r15
+	movq %rsp, (%rdi)
+	movq %rsi, %rsp
+	popq %r15
+	popq %r14
+	popq %r13
+	popq %r12
+	popq %rbx
+	popq %rbp
+	ret
+)");
+
+template <class... A, size_t... I> void host_call(void (*k)(A...), void **args, std::index_sequence<I...>) {
+	k(*(A *)args[I]...);
+}
+template <class... A> void host_invoke(void (*k)(A...), void **args) { host_call(k, args, std::index_sequence_for<A...>{}); }
+
+struct Entry {
+	const char *name;
+	void (*run)(void **);
+};
+extern const Entry host_entries[]; // ends with an entry without a name
+
+static const Entry *host_entry;
+static void **host_args;
+
+static void host_begin() {
+	host_entry->run(host_args);
+	Warp &w = host_warps[host_me->warp];
+	host_me->done = true;
+	w.live--, host_block.live--;
+	if (w.live && w.arrived == w.live) host_fail("a lane has ended while its warp waits");
+	if (host_block.live && host_block.arrived == host_block.live) host_block.arrived = 0, host_block.gate++;
+	host_switch(&host_me->sp, host_scheduler);
+}
+
+static const size_t host_stack = 64 << 10, host_guard = 256;
+
+static void host_run(std::vector<Fiber> &fibers, std::vector<unsigned char> &stacks, bool backwards) {
+	int n = fibers.size();
+	host_block = Block{};
+	host_block.live = n;
+	for (int i = 0; i < n; i++) {
+		if (i % 32 == 0) host_warps[i / 32] = Warp{};
+		host_warps[i / 32].live++;
+		Fiber &f = fibers[i];
+		f = Fiber{};
+		f.id = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+		f.warp = i / 32, f.lane = i % 32;
+		auto top = (uintptr_t)(stacks.data() + (i + 1) * host_stack) / 16 * 16;
+		void **sp = (void **)top - 2; // a return address where a call would leave it
+		sp[0] = (void *)host_begin, sp[1] = nullptr;
+		f.sp = sp - 6;
+	}
+	for (int live = n; live > 0;) {
+		bool moved = false;
+		for (int k = 0; k < n; k++) {
+			Fiber &f = fibers[backwards ? n - 1 - k : k];
+			if (f.done || f.gate && *f.gate == f.seen) continue;
+			host_me = &f, f.gate = nullptr, moved = true;
+			host_switch(&host_scheduler, f.sp);
+			if (f.done) live--;
+		}
+		if (!moved) host_me = nullptr, host_fail("its threads wait for ever");
+	}
+}
+
+// host_launch is cuLaunchKernel: 0, or 1 for a kernel that isn't there.
+extern "C" int host_launch(const char *name, const unsigned *grid, const unsigned *block, unsigned shared, void **args) {
+	static unsigned launches;
+	static std::vector<Fiber> fibers;
+	static std::vector<unsigned char> stacks, bytes;
+	host_entry = nullptr;
+	for (const Entry *e = host_entries; e->name; e++)
+		if (!strcmp(e->name, name)) host_entry = e;
+	if (!host_entry) return 1;
+	host_kernel = name, host_args = args;
+	gridDim = {grid[0], grid[1], grid[2]}, blockDim = {block[0], block[1], block[2]};
+	fibers.resize(block[0] * block[1] * block[2]);
+	if (stacks.size() < fibers.size() * host_stack) stacks.resize(fibers.size() * host_stack);
+	bytes.resize(shared + host_guard + 16);
+	host_shared_bytes = (unsigned char *)(((uintptr_t)bytes.data() + 15) / 16 * 16);
+	bool backwards = launches++ % 2;
+	uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+	for (uint64_t i = 0; i < blocks; i++) {
+		uint64_t b = backwards ? blocks - 1 - i : i;
+		blockIdx = {(unsigned)(b % grid[0]), (unsigned)(b / grid[0] % grid[1]), (unsigned)(b / grid[0] / grid[1])};
+		memset(host_shared_bytes, 0xff, shared + host_guard);
+		host_run(fibers, stacks, backwards);
+		for (size_t k = shared; k < shared + host_guard; k++)
+			if (host_shared_bytes[k] != 0xff) host_fail("wrote behind its shared memory");
+	}
+	return 0;
+}
+
+#endif

@@ -1,0 +1,86 @@
+// Package kernels is the CUDA device's arithmetic: every op of package gpustage as CUDA C++.
+//
+// The sources travel inside the program and are compiled by NVRTC when a device is opened, for the very GPU at hand, and the result is kept
+// on disk. The alternative, PTX embedded at build time, would need NVIDIA's compiler wherever contraflow is built, a file to keep
+// current by hand, and the driver's own compiler at the start; NVRTC is one library, which comes with PyTorch, and a kernel that
+// does not compile is found by CI, which compiles all of them for three generations of GPUs and holds their registers and spills
+// against resources.txt.
+//
+// No header of the CUDA toolkit is needed. With host_cuda.h instead of the GPU's own, the same files compile for the
+// processor, a block's threads as fibers: package launch's tests run the whole conformance suite on them that way, without a GPU.
+package kernels
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"regexp"
+	"strings"
+)
+
+//go:embed *.cu *.cuh
+var files embed.FS
+
+// Modules are the files that are compiled, each into a module of its own.
+func Modules() []string {
+	return []string{"pointwise.cu", "rows.cu", "reduce.cu", "attention.cu", "flash.cu"}
+}
+
+// Headers are what they include.
+func Headers() []string { return []string{"common.cuh", "attention.cuh"} }
+
+// Source is a file's text.
+func Source(file string) string {
+	text, err := files.ReadFile(file)
+	if err != nil {
+		panic(err) // the names above are those of the files
+	}
+	return string(text)
+}
+
+var (
+	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+\) )?(\w+)\(`)
+	family = regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\(\d+\) (\w+)##\w+\(`)
+	member = regexp.MustCompile(`(?m)^FOR_DIM\((?:\d+, )?(\d+)\)`)
+)
+
+// Names are the kernels of a module, in the order of its text: those written out, then those that FOR_DIM makes.
+func Names(module string) []string {
+	text := Source(module)
+	var names []string
+	for _, m := range plain.FindAllStringSubmatch(text, -1) {
+		names = append(names, m[1])
+	}
+	for _, dim := range member.FindAllStringSubmatch(text, -1) {
+		for _, f := range family.FindAllStringSubmatch(text, -1) {
+			names = append(names, f[1]+dim[1])
+		}
+	}
+	return names
+}
+
+// ModuleOf is the module that has a kernel.
+func ModuleOf(kernel string) string {
+	for _, m := range Modules() {
+		for _, n := range Names(m) {
+			if n == kernel {
+				return m
+			}
+		}
+	}
+	return ""
+}
+
+// Fingerprint changes whenever any file does.
+func Fingerprint() string {
+	var all strings.Builder
+	for _, f := range append(Headers(), Modules()...) {
+		all.WriteString(Source(f))
+	}
+	return digest(all.String())
+}
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:8])
+}

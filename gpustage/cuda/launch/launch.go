@@ -1,0 +1,256 @@
+// Package launch is how ops become kernel launches: which kernel, over which grid, with which arguments, and the order of the launches
+// that make one op.
+//
+// It needs no GPU and no build tag. A Driver starts kernels and multiplies matrices; package cuda has the real one, this package's tests
+// have one that runs the same kernels on the processor (kernels/host_cuda.h), and both pass the conformance suite through the code
+// here.
+//
+// # What a stream costs
+//
+// An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), norms' backward passes (two or three),
+// attention's backward pass (three), and products whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or
+// an accumulation; an activation, its derivative or dropout is one more pass over the result, since cuBLASLt's GELU is the tanh
+// approximation, and its masks are not ours. In bf16 mode each product's inputs are rounded into scratch memory first; parameters
+// are rounded once per update (gpustage.Forms).
+//
+// # Types
+//
+// Arithmetic is on f32, as training has it. Sums of squares are f64. Copies convert between all types.
+package launch
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"unsafe"
+
+	"contraflow/gpustage"
+)
+
+type tensor = gpustage.Tensor
+
+// Driver does things on a device, in the order of the calls.
+type Driver interface {
+	// Launch starts a kernel. Each of args points to an argument.
+	Launch(kernel string, grid, block [3]int, shared int, args []unsafe.Pointer) error
+	// Multiply is what p says.
+	Multiply(p Product) error
+	// Address is where memory begins on the device.
+	Address(m gpustage.Memory) uintptr
+}
+
+// Matrix is a row-major matrix at a place on the device.
+type Matrix struct {
+	At                 uintptr
+	Rows, Cols, Stride int
+}
+
+// Product is c[M, N] = alpha * op(a) x op(b) + bias + beta * d, in f32 with f32 sums. d may be c.
+type Product struct {
+	C, A, B, D     Matrix
+	TransA, TransB bool
+	BF16           bool // a and b are bf16
+	Alpha, Beta    float32
+	Bias           uintptr // [1, N], or 0
+}
+
+// Stream turns ops into launches. A device's stream embeds it.
+type Stream struct {
+	device gpustage.Device
+	driver Driver
+	err    error
+	chunks []gpustage.Memory // scratch memory
+	chunk  int               // the one in use
+	used   int               // bytes of it
+	boxes  [48]uint64
+	args   [48]unsafe.Pointer
+}
+
+// NewStream makes the ops of a stream.
+func NewStream(d gpustage.Device, driver Driver) *Stream { return &Stream{device: d, driver: driver} }
+
+// Device returns the device that opened the stream.
+func (s *Stream) Device() gpustage.Device { return s.device }
+
+// Fail keeps the first error.
+func (s *Stream) Fail(err error) {
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// Err is the first error.
+func (s *Stream) Err() error { return s.err }
+
+// Free gives scratch memory back.
+func (s *Stream) Free() (err error) {
+	for _, m := range s.chunks {
+		if e := m.Free(); err == nil {
+			err = e
+		}
+	}
+	s.chunks = nil
+	return err
+}
+
+// Refuse reports whether an op must not run: its check has failed, or an earlier op's has.
+func (s *Stream) Refuse(check error) bool {
+	s.Fail(check)
+	s.chunk, s.used = 0, 0 // scratch memory is an op's own: in a stream's order the next may use it again
+	return s.err != nil
+}
+
+// f32 refuses tensors of other types.
+func (s *Stream) f32(op string, t tensor) bool {
+	if t.DType != gpustage.F32 {
+		s.Fail(fmt.Errorf("%s: %s tensors are not supported on this device", op, t.DType))
+	}
+	return s.err == nil
+}
+
+// scratch takes memory for the running op.
+func (s *Stream) scratch(t gpustage.DType, rows, cols int) tensor {
+	n := (rows*cols*t.Size() + 255) &^ 255
+	for ; s.chunk < len(s.chunks); s.chunk, s.used = s.chunk+1, 0 {
+		if s.used+n <= s.chunks[s.chunk].Bytes() {
+			break
+		}
+	}
+	if s.chunk == len(s.chunks) {
+		size := 1 << 20
+		for _, m := range s.chunks {
+			size += m.Bytes() // each as large as all before: soon the first that fits is the last
+		}
+		m, err := s.device.Alloc(max(n, size))
+		if err != nil {
+			s.Fail(fmt.Errorf("scratch memory of %d bytes: %w", max(n, size), err))
+			return tensor{}
+		}
+		s.chunks = append(s.chunks, m)
+	}
+	at := s.used
+	s.used += n
+	return tensor{Mem: s.chunks[s.chunk], Off: at / t.Size(), Rows: rows, Cols: cols, Stride: cols, DType: t}
+}
+
+// address is a tensor's, 0 for an absent one.
+func (s *Stream) address(t tensor) uintptr {
+	if t.IsZero() {
+		return 0
+	}
+	return s.driver.Address(t.Mem) + uintptr(t.Off*t.DType.Size())
+}
+
+// flat is a tensor whose stride a kernel doesn't ask for.
+type flat tensor
+
+// launch starts a kernel. A tensor is a pointer and a stride.
+func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...any) {
+	if s.err != nil || grid[0] == 0 || grid[1] == 0 || grid[2] == 0 {
+		return
+	}
+	n := 0
+	box := func(v uint64) {
+		s.boxes[n] = v
+		s.args[n] = unsafe.Pointer(&s.boxes[n])
+		n++
+	}
+	for _, a := range args {
+		switch v := a.(type) {
+		case tensor:
+			box(uint64(s.address(v)))
+			box(uint64(uint32(v.Stride)))
+		case flat:
+			box(uint64(s.address(tensor(v))))
+		case int:
+			if int64(int32(v)) != int64(v) {
+				s.Fail(fmt.Errorf("%s: a size of %d is beyond this device's kernels", kernel, v))
+				return
+			}
+			box(uint64(uint32(v)))
+		case uint32:
+			box(uint64(v))
+		case uint64:
+			box(v)
+		case float32:
+			box(uint64(math.Float32bits(v)))
+		case bool:
+			box(uint64(flag(v)))
+		case *attentionArgs:
+			s.args[n] = unsafe.Pointer(v)
+			n++
+		default:
+			panic(fmt.Sprintf("launch: an argument of type %T", a))
+		}
+	}
+	if err := s.driver.Launch(kernel, grid, block, shared, s.args[:n]); err != nil {
+		s.Fail(fmt.Errorf("%s: %w", kernel, err))
+	}
+	runtime.KeepAlive(args)
+}
+
+func flag(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func ceil(n, d int) int { return (n + d - 1) / d }
+
+// wide tells whether all tensors' rows may be moved 16 bytes at a time.
+func (s *Stream) wide(ts ...tensor) bool {
+	for _, t := range ts {
+		if !t.IsZero() && (s.address(t)%16 != 0 || t.Rows > 1 && t.Stride%4 != 0) {
+			return false
+		}
+	}
+	return true
+}
+
+const (
+	block      = 256
+	mostBlocks = 1 << 16 // threads then take several elements
+	mostQuads  = 1 << 31
+)
+
+// elements covers n elements, one to a thread or more.
+func elements(n int) [3]int { return [3]int{min(ceil(n, block), mostBlocks), 1, 1} }
+
+// quads runs a pointwise kernel over tensors of one shape. extra come after the tensors.
+func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
+	rows, cols, whole := ts[0].Rows, ts[0].Cols, true
+	for _, t := range ts {
+		whole = whole && (t.IsZero() || t.Contiguous())
+	}
+	if whole {
+		rows, cols = 1, rows*cols
+	}
+	s.shaped(kernel, rows, cols, ts, extra...)
+}
+
+// shaped is quads for kernels that need to know rows and columns.
+func (s *Stream) shaped(kernel string, rows, cols int, ts []tensor, extra ...any) {
+	n := rows * ceil(cols, 4)
+	if n >= mostQuads {
+		s.Fail(fmt.Errorf("%s: %d elements are more than a kernel of this device can count", kernel, rows*cols))
+		return
+	}
+	var args []any
+	for _, t := range ts {
+		if rows == 1 {
+			t.Stride = 0
+		}
+		args = append(args, t)
+	}
+	args = append(args, extra...)
+	args = append(args, s.wide(ts...), rows, cols)
+	s.launch(kernel, elements(n), [3]int{block, 1, 1}, 0, args...)
+}
+
+const rowBlock = 128 // four warps
+
+// eachRow runs a kernel that has a warp for each of n rows.
+func (s *Stream) eachRow(kernel string, n int, args ...any) {
+	s.launch(kernel, [3]int{ceil(n, rowBlock/32), 1, 1}, [3]int{rowBlock, 1, 1}, 0, args...)
+}

@@ -1,0 +1,167 @@
+package launch
+
+import "contraflow/gpustage"
+
+// LayerNorm normalizes rows.
+func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta tensor, eps float64) {
+	if !s.Refuse(gpustage.CheckLayerNorm("layer norm", y, x, gamma, beta, mean, rstd)) && s.f32("layer norm", x) {
+		s.eachRow("layer_norm", x.Rows, y, flat(mean), flat(rstd), x, flat(gamma), flat(beta), float32(eps), s.wide(y, x, gamma, beta), x.Rows, x.Cols)
+	}
+}
+
+// LayerNormBackward gives dx, dGamma and dBeta.
+func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor) {
+	const op = "layer norm backward"
+	if s.Refuse(gpustage.CheckLayerNorm(op, dx, x, gamma, dGamma, mean, rstd)) || s.Refuse(gpustage.CheckColumns(op, dy, dBeta)) ||
+		s.Refuse(gpustage.CheckPair(op, x, dy)) || !s.f32(op, x) {
+		return
+	}
+	s.columns(dGamma, dBeta, dy, x, mean, rstd, x.Cols) // before dx, which may be dy
+	s.eachRow("layer_norm_backward", x.Rows, dx, dy, x, flat(mean), flat(rstd), flat(gamma), s.wide(dx, dy, x, gamma), x.Rows, x.Cols)
+}
+
+// RMSNorm normalizes groups of features.
+func (s *Stream) RMSNorm(y, rstd, x, gamma tensor, eps, offset float64) {
+	if !s.Refuse(gpustage.CheckRMSNorm("rms norm", y, x, rstd, gamma, tensor{})) && s.f32("rms norm", x) {
+		s.eachRow("rms_norm", rstd.Cols, y, flat(rstd), x, flat(gamma), float32(eps), float32(offset), gamma.Cols,
+			s.wide(y, x, gamma) && gamma.Cols%4 == 0, x.Rows, x.Cols)
+	}
+}
+
+// RMSNormBackward gives dx and dGamma.
+func (s *Stream) RMSNormBackward(dx, dGamma, dy, x, rstd, gamma tensor, offset float64) {
+	const op = "rms norm backward"
+	if s.Refuse(gpustage.CheckRMSNorm(op, dx, x, rstd, gamma, dGamma)) || s.Refuse(gpustage.CheckPair(op, x, dy)) || !s.f32(op, x) {
+		return
+	}
+	s.columns(dGamma, tensor{}, dy, x, tensor{}, rstd, gamma.Cols)
+	s.eachRow("rms_norm_backward", rstd.Cols, dx, dy, x, flat(rstd), flat(gamma), float32(offset), gamma.Cols,
+		s.wide(dx, dy, x, gamma) && gamma.Cols%4 == 0, x.Rows, x.Cols)
+}
+
+// chunkRows is CHUNK of reduce.cu.
+const chunkRows = 128
+
+// columns adds the sums of dy*n to dot, n being x normalized, and those of dy to sum; either may be absent. dim is their length, of which x
+// may have several.
+func (s *Stream) columns(dot, sum, dy, x, mean, rstd tensor, dim int) {
+	chunks := ceil(dy.Rows, chunkRows)
+	var parts [2]tensor
+	for i, t := range []tensor{dot, sum} {
+		if !t.IsZero() {
+			parts[i] = s.scratch(gpustage.F32, chunks, dy.Cols)
+		}
+	}
+	if s.err != nil || dot.IsZero() && sum.IsZero() {
+		return
+	}
+	s.launch("column_parts", [3]int{ceil(dy.Cols, 32), chunks, 1}, [3]int{block, 1, 1}, 0, flat(parts[0]), flat(parts[1]), dy, x, flat(mean), flat(rstd),
+		dim, dy.Rows, dy.Cols)
+	for i, t := range []tensor{dot, sum} {
+		if !t.IsZero() {
+			s.launch("column_finish", [3]int{ceil(dim, 128), 1, 1}, [3]int{128, 1, 1}, 0, flat(t), flat(parts[i]), chunks, dy.Cols, dim)
+		}
+	}
+}
+
+// ColumnSum adds the sum of x's rows to sum.
+func (s *Stream) ColumnSum(sum, x tensor) {
+	if !s.Refuse(gpustage.CheckColumns("column sum", x, sum)) && s.f32("column sum", x) {
+		s.columns(tensor{}, sum, x, tensor{}, tensor{}, tensor{}, x.Cols)
+	}
+}
+
+// ScatterAdd is Gather's backward.
+func (s *Stream) ScatterAdd(dTable, dy, index tensor) {
+	if !s.Refuse(gpustage.CheckGather("scatter add", dy, dTable, index)) && s.f32("scatter add", dy) {
+		s.launch("scatter_add", [3]int{dy.Rows, ceil(dy.Cols, 512), 1}, [3]int{128, 1, 1}, 0, dTable, dy, flat(index), s.wide(dTable, dy), dy.Rows, dy.Cols)
+	}
+}
+
+// squares is SQUARES of reduce.cu.
+const squares = 8192
+
+// SumSquares adds the sum of squares to out.
+func (s *Stream) SumSquares(out, x tensor) {
+	if s.Refuse(gpustage.CheckSum(out, x)) || !s.f32("sum of squares", x) || x.Len() == 0 {
+		return
+	}
+	rows, cols := x.Rows, x.Cols
+	if x.Contiguous() {
+		rows, cols = 1, x.Len()
+	}
+	n := ceil(x.Len(), squares)
+	parts := s.scratch(gpustage.F64, 1, n)
+	if s.err != nil {
+		return
+	}
+	s.launch("square_parts", [3]int{n, 1, 1}, [3]int{block, 1, 1}, 0, flat(parts), x, rows, cols)
+	s.launch("square_finish", [3]int{1, 1, 1}, [3]int{block, 1, 1}, 0, flat(out), flat(parts), n)
+}
+
+// Pool reduces each sequence to a vector.
+func (s *Stream) Pool(y, x tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	if !s.Refuse(gpustage.CheckPool("pool", y, x, q)) && s.f32("pool", x) {
+		s.launch("pool", [3]int{q.Rows, ceil(x.Cols, 128), 1}, [3]int{128, 1, 1}, 0, y, x, flat(q.Cu), int(mode), x.Cols)
+	}
+}
+
+// PoolBackward spreads each row's gradient over its sequence.
+func (s *Stream) PoolBackward(dx, dy tensor, q gpustage.Sequences, mode gpustage.Pooling) {
+	if !s.Refuse(gpustage.CheckPool("pool backward", dy, dx, q)) && s.f32("pool backward", dx) {
+		s.launch("pool_backward", [3]int{q.Rows, ceil(dx.Cols, 128), 1}, [3]int{128, 1, 1}, 0, dx, dy, flat(q.Cu), int(mode), dx.Cols)
+	}
+}
+
+// Normalize is y = x / |x|.
+func (s *Stream) Normalize(y, norm, x tensor) {
+	if !s.Refuse(gpustage.CheckRows("normalize", x, norm)) && !s.Refuse(gpustage.CheckPair("normalize", x, y)) && s.f32("normalize", x) {
+		s.eachRow("normalize", x.Rows, y, flat(norm), x, s.wide(y, x), x.Rows, x.Cols)
+	}
+}
+
+// NormalizeBackward gives dx.
+func (s *Stream) NormalizeBackward(dx, dy, y, norm tensor) {
+	const op = "normalize backward"
+	if !s.Refuse(gpustage.CheckRows(op, y, norm)) && !s.Refuse(gpustage.CheckPair(op, y, dx, dy)) && s.f32(op, y) {
+		s.eachRow("normalize_backward", y.Rows, dx, dy, y, flat(norm), s.wide(dx, dy, y), y.Rows, y.Cols)
+	}
+}
+
+// RowDot is out[i] = alpha * <a[i], b[i]>.
+func (s *Stream) RowDot(out, a, b tensor, alpha float64) {
+	if !s.Refuse(gpustage.CheckRows("row dot", a, out)) && !s.Refuse(gpustage.CheckPair("row dot", a, b)) && s.f32("row dot", a) {
+		s.eachRow("row_dot", a.Rows, flat(out), a, b, float32(alpha), s.wide(a, b), a.Rows, a.Cols)
+	}
+}
+
+// RowAxpy is y[i] += alpha * w[i] * x[i].
+func (s *Stream) RowAxpy(y, x, w tensor, alpha float64) {
+	if !s.Refuse(gpustage.CheckRows("row axpy", y, w)) && !s.Refuse(gpustage.CheckPair("row axpy", y, x)) && s.f32("row axpy", y) {
+		s.eachRow("row_axpy", y.Rows, y, x, flat(w), float32(alpha), s.wide(y, x), y.Rows, y.Cols)
+	}
+}
+
+// Mask sets excluded pairs to -Inf.
+func (s *Stream) Mask(t tensor, m gpustage.Mask) {
+	if s.Refuse(gpustage.CheckMask(t, m)) || !s.f32("mask", t) {
+		return
+	}
+	for _, e := range m {
+		s.eachRow("mask", t.Rows, t, flat(e.Row), flat(e.Col), t.Rows, t.Cols)
+	}
+}
+
+// OnlineLSE folds a tile into running log-sum-exps.
+func (s *Stream) OnlineLSE(top, sum, t tensor) {
+	if !s.Refuse(gpustage.CheckRows("online lse", t, top, sum)) && s.f32("online lse", t) {
+		s.eachRow("online_lse", t.Rows, flat(top), flat(sum), t, s.wide(t), t.Rows, t.Cols)
+	}
+}
+
+// SoftmaxTile is s[i, j] = w[i] * exp(s[i, j] - lse[i]), sum[i] += the row's sum.
+func (s *Stream) SoftmaxTile(t, sum, lse, w tensor) {
+	if !s.Refuse(gpustage.CheckRows("softmax tile", t, sum, lse, w)) && s.f32("softmax tile", t) {
+		s.eachRow("softmax_tile", t.Rows, t, flat(sum), flat(lse), flat(w), s.wide(t), t.Rows, t.Cols)
+	}
+}
