@@ -509,7 +509,8 @@ func (e *Encoder) table() (from, to int) { return tableOf(e.Model.Layout) }
 func (e *Encoder) tableTrains() bool { return e.Model.Layout.Trains(e.Model.Layout.Word()) }
 
 // cut cuts the parameters that train, but for the word embeddings, at the marks where a backward pass completes gradients, from the top
-// layer down: a bucket ends with the first mark at which it is large enough. What is outside of layers, which comes last, is one of its own.
+// layer down: a bucket ends with the first mark at which it is large enough; a quarter is enough for the last four, which have little left to
+// be hidden behind. What is outside of layers, which comes last, is one of its own.
 // Where layers travel one by one, a bucket is a layer.
 func (r *Replicas) cut(l *transformer.Layout, t gpustage.DType) []bucket {
 	if r.byLayer() {
@@ -528,7 +529,11 @@ func (r *Replicas) cut(l *transformer.Layout, t gpustage.DType) []bucket {
 	var out []bucket
 	to, first := l.Trained(), 0
 	for i, mark := range marks {
-		if (to-mark)*t.Size() < size && i < last {
+		enough := size
+		if i > last-4 {
+			enough = size / 4
+		}
+		if (to-mark)*t.Size() < enough && i < last {
 			continue
 		}
 		name := l.MarkName(i)

@@ -25,8 +25,9 @@ import (
 	"contraflow/stages/recipe"
 )
 
-// overlapRecipe is a recipe with a model of its own on random words: 12 layers, so that the last bucket, which nothing hides, is a
-// small part.
+// overlapRecipe is a recipe with a model of its own on random words: 24 layers, so that the last bucket, which nothing hides, is a
+// small part, and one sub-batch a step, so that there is a whole backward pass to hide in. (Of n kept sub-batches only the last one's is,
+// a 3n-th of the step's computing twice: at n = 2 and 30 % there is no room for any delay, and 75 % were hidden.)
 func overlapRecipe(b testing.TB, dir string) string {
 	b.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -55,7 +56,7 @@ func overlapRecipe(b testing.TB, dir string) string {
 		b.Fatal(err)
 	}
 	model := filepath.Join(dir, "model")
-	err = newmodel.Create(context.Background(), model, newmodel.Spec{Hidden: 128, Layers: 12, Heads: 4, MaxLength: 128, Vocab: 2000, Lowercase: true}, newmodel.Texts(words))
+	err = newmodel.Create(context.Background(), model, newmodel.Spec{Hidden: 128, Layers: 24, Heads: 4, MaxLength: 128, Vocab: 2000, Lowercase: true}, newmodel.Texts(words))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func overlapRecipe(b testing.TB, dir string) string {
 	return fmt.Sprintf(`
 model: {path: %q, max_length: 128}
 data: {train: [{path: %q, query: q, positive: p}]}
-batch: {global_size: 64, sub_batch: {rows: 32}, no_duplicates: false}
+batch: {global_size: 32, sub_batch: {rows: 32}, no_duplicates: false}
 train: {max_steps: %d, device: cpu}
 mesh: {replicate: 2}
 save: {dir: %q}
@@ -121,40 +122,63 @@ func paced(r recipe.Recipe) (opts []local.Option) {
 }
 
 // BenchmarkOverlap trains two local ranks over a simulated link on which communication takes 30 % of computing, and reports
-// how much of it was hidden, by both measures, beside runs that hide nothing. Each rank has half of the processors.
+// how much of it was hidden, by both measures, beside runs that hide nothing and what these should take: the time without a link, and that of
+// the bytes in their traces. Each rank has half of the processors. Times are the best of rounds in turns.
 func BenchmarkOverlap(b *testing.B) {
 	run := overlapRun(b)
 	for range b.N {
 		free := run("free")
-		compute, sent := time.Duration(0), 0.0
+		compute := time.Duration(0)
 		for _, s := range free.Stages {
 			if s.Lane == pipeline.Compute.String() && (s.Stage == "embed" || s.Stage == "backward") {
 				compute += s.Busy / time.Duration(free.Steps)
 			}
-			sent += s.Bytes / float64(free.Steps)
 		}
-		link := fmt.Sprintf("mesh.link=%gGB 20us", sent/(0.3*compute.Seconds())/1e9)
-		over := run("over", link)
-		serial := run("serial", link, "mesh.overlap=false")
-		every := run("every", link, "train.sync=every")
-		ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
-		b.ReportMetric(ms(free.StepTime), "free-ms/step")
-		b.ReportMetric(ms(over.StepTime), "overlap-ms/step")
-		b.ReportMetric(ms(serial.StepTime), "serial-ms/step")
-		b.ReportMetric(ms(every.StepTime), "every-ms/step")
-		b.ReportMetric(float64(serial.StepTime)/float64(free.StepTime+exposed(serial)), "serial/predicted")
-		b.ReportMetric(float64(every.StepTime)/float64(free.StepTime+exposed(every)), "every/predicted")
-		b.ReportMetric(ms(over.Communication.Total)/float64(over.Steps), "comm-ms/step")
-		b.ReportMetric(ms(over.Tail), "tail-ms/step")
-		b.ReportMetric(100*over.Communication.HiddenShare(), "%hidden-by-lanes")
-		b.ReportMetric(100*over.HiddenAgainst(free.StepTime), "%hidden-by-time")
+		bandwidth := sentPerStep(free) / (0.3 * compute.Seconds())
+		link := fmt.Sprintf("mesh.link=%gGB 20us", bandwidth/1e9)
+		rounds := 3
+		if testing.Short() {
+			rounds = 1
+		}
+		best := map[string]time.Duration{"free": free.StepTime}
+		var total, hidden, tail time.Duration
+		var took func(without time.Duration) float64 // hidden, by time
+		var serialBytes, everyBytes float64
+		try := func(name string, sets ...string) *pipeline.TraceSummary {
+			s := run(name, sets...)
+			if t, ok := best[name]; !ok || s.StepTime < t {
+				best[name] = s.StepTime
+			}
+			return s
+		}
+		for range rounds {
+			try("free")
+			over := try("overlap", link)
+			if best["overlap"] == over.StepTime {
+				took = over.HiddenAgainst
+			}
+			total, hidden, tail = total+over.Communication.Total, hidden+over.Communication.Hidden, tail+over.Tail
+			serialBytes = sentPerStep(try("serial", link, "mesh.overlap=false"))
+			everyBytes = sentPerStep(try("every", link, "train.sync=every"))
+		}
+		for name, t := range best {
+			b.ReportMetric(float64(t)/1e6, name+"-ms/step")
+		}
+		b.ReportMetric(best["serial"].Seconds()/(best["free"].Seconds()+serialBytes/bandwidth), "serial/predicted")
+		b.ReportMetric(best["every"].Seconds()/(best["free"].Seconds()+everyBytes/bandwidth), "every/predicted")
+		b.ReportMetric(1e3*serialBytes/bandwidth, "comm-ms/step")
+		b.ReportMetric(float64(tail)/1e6/float64(rounds), "tail-ms/step")
+		b.ReportMetric(100*float64(hidden)/float64(total), "%hidden-by-lanes")
+		b.ReportMetric(100*took(best["free"]), "%hidden-by-time")
 	}
 }
 
-// exposed is the communication of a rank's step that its trace says nothing hides.
-func exposed(s *pipeline.TraceSummary) time.Duration {
-	const ranks = 2
-	return (s.Communication.Total - s.Communication.Hidden) / time.Duration(ranks*s.Steps)
+// sentPerStep is the bytes that rank 0, whose trace it is, sends.
+func sentPerStep(s *pipeline.TraceSummary) (bytes float64) {
+	for _, st := range s.Stages {
+		bytes += st.Bytes / float64(s.Steps)
+	}
+	return bytes
 }
 
 // BenchmarkForecast trains two local ranks over three simulated links and reports the step's time over what plan says of each. Computing is
