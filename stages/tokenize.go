@@ -91,6 +91,8 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 			for k := lo; k < hi; k++ {
 				var cut bool
 				switch {
+				case e.IDs != nil && x.Pairs == nil: // made beforehand
+					flat = append(flat, e.IDs[k]...)
 				case x.Pairs == nil:
 					flat, cut = x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
 				case column.Role != dataset.Query:

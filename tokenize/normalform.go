@@ -139,3 +139,34 @@ func (n normalForm) normalize(s *scratch) {
 		s.swap(append(out, src[done:]...))
 	}
 }
+
+// NormalForm puts a text into one of Unicode's normal forms, "nfc", "nfkc", "nfd" or "nfkd", by the same tables as tokenizers. It panics if
+// form is another word.
+func NormalForm(form, text string) string {
+	ascii := true
+	for i := range len(text) {
+		if text[i] >= utf8.RuneSelf {
+			ascii = false
+			break
+		}
+	}
+	u := ucd()
+	var n normalForm
+	switch form {
+	case "nfc", "nfkc", "nfd", "nfkd":
+		n = newNormalForm(u, form[2] == 'k', form[len(form)-1] == 'c')
+	default:
+		panic("tokenize: no normal form " + form)
+	}
+	if ascii {
+		return text
+	}
+	if !utf8.ValidString(text) {
+		text = string([]rune(text))
+	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	s.text = append(s.text[:0], text...)
+	n.normalize(s)
+	return string(s.text)
+}

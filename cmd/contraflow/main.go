@@ -39,6 +39,10 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
+	var said exitCode
+	if errors.As(err, &said) {
+		return int(said)
+	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
@@ -107,7 +111,7 @@ Your data?  contraflow init, contraflow train  a new model, or one from the hub,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
+	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newPrep(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	return root
 }
 

@@ -27,6 +27,8 @@ var walls = map[string][]string{
 	"io/checkpoint":       {"io/safetensors", "io/internal/"},
 	"io/dataset":          {"tokenize", "io/internal/"},
 	"io/tensorboard":      {},
+	"io/prep":             {"tokenize", "io/dataset", "io/internal/"},
+	"io/prep/onbeam":      {"io/prep", "io/dataset"},
 	"io/hfmodel":          {"tokenize", "io/dataset", "io/safetensors", "io/internal/"},
 	"stages/transformer":  {"gpustage"},
 	"stages/loss":         {"gpustage", "collective"},
@@ -49,6 +51,7 @@ var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu",
 // onlyIn are modules of others that belong to one place.
 var onlyIn = map[string]string{
 	"github.com/parquet-go/parquet-go": "io/dataset",
+	"github.com/apache/beam":           "io/prep/onbeam",
 	"github.com/goccy/go-yaml":         "stages/recipe",
 	"github.com/spf13/cobra":           "cmd/contraflow",
 	"github.com/vbauerster/mpb":        "cmd/contraflow",

@@ -21,6 +21,8 @@ type Block struct {
 	bad     map[int]badRow
 	raw     []byte // JSON lines; the arena of all text columns then
 	values  values
+	hashes  [][]Hash128 // with tokens: of each text of each text column
+	counts  []uint32
 }
 
 type badRow struct{ column, reason string }
@@ -36,6 +38,37 @@ func (d *Dataset) ReadBlock(ctx context.Context, b int) (*Block, error) {
 	out := new(Block)
 	return out, r.read(ctx, b, out)
 }
+
+// Scanner reads blocks one after the other; in their order, it decodes each page once. It is for one goroutine.
+type Scanner struct{ r *blockReader }
+
+// NewScanner returns a scanner that has read nothing.
+func (d *Dataset) NewScanner() *Scanner { return &Scanner{d.newBlockReader()} }
+
+// Read is ReadBlock into the memory that b has.
+func (s *Scanner) Read(ctx context.Context, block int, b *Block) error {
+	return s.r.read(ctx, block, b)
+}
+
+// Close closes files.
+func (s *Scanner) Close() { s.r.close() }
+
+// BlockRows returns the id of a block's first row, and its number of rows.
+func (d *Dataset) BlockRows(b int) (first int64, rows int) {
+	return d.blocks[b].first, int(d.blocks[b].rows)
+}
+
+// Lists tells which columns of [Source] (the query, the positive, the negatives) are lists of texts, ColumnName what they are called.
+func (d *Dataset) Lists() []bool {
+	var lists []bool
+	for _, r := range d.roles {
+		lists = append(lists, d.listed(r.source).list)
+	}
+	return lists
+}
+
+// ColumnName is the name or the template of a column of [Source].
+func (d *Dataset) ColumnName(c int) string { return d.textName(d.roles[c].source) }
 
 // Texts appends to dst what the files hold for the given row (0..Rows-1 of the block) and column of [Source]: 0 is the
 // query, 1 the positive, 2.. the negatives. A list gives all its texts; nulls read as "". They are valid as long as the block.
@@ -85,6 +118,9 @@ func (b *Block) check(row int) (column, reason string) {
 		if s.exact > 0 && len(list) != s.exact {
 			return s.name, fmt.Sprintf("the list has %d texts, in the first row it has %d: negatives_per_query takes so many of each", len(list), s.exact)
 		}
+		if b.d.tokens != nil {
+			continue // prep has looked at the texts
+		}
 		for k, sp := range list {
 			reason := ""
 			if sp.n == null {
@@ -126,6 +162,7 @@ type blockReader struct {
 	parser  jsonlParser
 	file    int32 // the open parquet file
 	f       readCloserAt
+	tokens  []tokenReaders // of the text columns
 }
 
 type readCloserAt interface {
@@ -170,7 +207,12 @@ func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
 		r.f, r.file = file, ref.file
 	}
 	for k := range r.d.sources {
-		err := guard(func() error { return r.readColumn(f, ref, k, b) })
+		err := guard(func() error {
+			if r.d.tokens != nil && k < r.d.firstNumber {
+				return r.readTokens(f, ref, k, b)
+			}
+			return r.readColumn(f, ref, k, b)
+		})
 		if err != nil {
 			return f.parquet.wrapColumn(int(ref.part), r.d.sources[k].name, err)
 		}

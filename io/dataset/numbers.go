@@ -76,8 +76,8 @@ func (b *Block) teacher(row int) []float32 {
 	return b.numbers[b.d.number.teacher].row(row)
 }
 
-// scores appends the row's scores: one per text of its document columns, in their order.
-func (b *Block) scores(dst []float32, row int) []float32 {
+// Scores appends the row's scores: one per text of its document columns, in their order.
+func (b *Block) Scores(dst []float32, row int) []float32 {
 	for _, k := range b.d.number.scores {
 		dst = append(dst, b.numbers[k].row(row)...)
 	}

@@ -12,7 +12,8 @@ import (
 // Example is a row ready for training.
 type Example struct {
 	Row    int64     // row id; [Dataset.Locate] says where it is at rest
-	Texts  []string  // in the order of [Dataset.Columns]
+	Texts  []string  // in the order of [Dataset.Columns]; nil with Source.Tokens
+	IDs    [][]int32 // likewise, with Source.Tokens
 	Hashes []Hash128 // of Texts
 	Starts []int32   // column c's texts are Starts[c] to Starts[c+1]-1; nil: no column is ragged, each has one
 
@@ -251,7 +252,7 @@ func (f *fetch) take(b *Block, group []request) {
 		if t := b.teacher(at); t != nil {
 			e.Teacher = append([]float32(nil), t...)
 		}
-		f.scores = b.scores(f.scores[:0], at)
+		f.scores = b.Scores(f.scores[:0], at)
 		if len(f.scores) > 0 {
 			e.Scores = make([]float32, 0, f.d.perRow)
 		}
@@ -272,7 +273,7 @@ func (f *fetch) take(b *Block, group []request) {
 			for _, p := range f.picks {
 				text := t.bytes(list[p])
 				f.spans = append(f.spans, textSpan{len(f.arena), len(text)})
-				f.hashes = append(f.hashes, hashBytes(text))
+				f.hashes = append(f.hashes, b.hash(rc.source, text, at, p))
 				f.arena = append(f.arena, text...)
 				if len(f.scores) > 0 && rc.role != Query {
 					e.Scores = append(e.Scores, f.scores[document+p])
@@ -291,6 +292,18 @@ func (f *fetch) take(b *Block, group []request) {
 
 // finish makes strings of what was copied: the arena moves no more.
 func (f *fetch) finish() []Example {
+	if f.d.tokens != nil {
+		ids := make([][]int32, len(f.spans))
+		for i, s := range f.spans {
+			ids[i] = idsOf(f.arena[s.off : s.off+s.n])
+		}
+		for i := range f.examples {
+			from, to := f.first[i], f.first[i]+f.count[i]
+			f.examples[i].IDs = ids[from:to:to]
+			f.examples[i].Hashes = f.hashes[from:to:to]
+		}
+		return f.examples
+	}
 	texts := make([]string, len(f.spans))
 	for i, s := range f.spans {
 		texts[i] = unsafe.String(unsafe.SliceData(f.arena[s.off:]), s.n)

@@ -3,6 +3,7 @@ package dataset
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -38,6 +39,12 @@ type Source struct {
 	Scores []string
 	// Teacher is a column of lists of numbers, all of one length: a teacher's embedding of each row's text.
 	Teacher string
+
+	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, and all lists give all their texts.
+	Raw bool
+	// Tokens reads the ids that contraflow prep has written beside the texts, in place of the texts ([Dataset.Tokens]). All files must be
+	// parquet and have them.
+	Tokens bool
 }
 
 // AllNegatives has lists of negatives give all their texts.
@@ -78,6 +85,8 @@ type Dataset struct {
 	hash    Hash128
 
 	firstNumber int // sources before are texts
+
+	tokens *TokenInfo // set: texts are ids
 }
 
 // sourceColumn is a column of the files.
@@ -101,8 +110,10 @@ type roleColumn struct {
 type dataFile struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
-	groups  [][]*chunk // parquet: per row group, per source column
-	first   int64      // global id of its first row
+	groups  [][]*chunk      // parquet: per row group, per source column
+	tokens  [][]tokenChunks // likewise, of the text columns' ids
+	info    string          // what the file says of them
+	first   int64           // global id of its first row
 }
 
 func (f *dataFile) path() string {
@@ -135,7 +146,7 @@ type blockRef struct {
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
 func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
-	if src.Query == "" || src.Positive == "" && src.Label == "" && src.Teacher == "" {
+	if src.Query == "" || src.Positive == "" && src.Label == "" && src.Teacher == "" && !src.Raw {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
 	}
 	if src.Positive == "" && len(src.Negatives)+len(src.Scores) > 0 {
@@ -154,6 +165,10 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 		return nil, err
 	}
 	if err := d.settleColumns(); err != nil {
+		d.Close()
+		return nil, err
+	}
+	if err := d.settleTokens(); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -281,6 +296,9 @@ func expand(patterns []string) ([]string, error) {
 	}
 	slices.Sort(paths)
 	paths = slices.Compact(paths)
+	if err := complete(paths); err != nil {
+		return nil, err
+	}
 	for _, p := range paths {
 		plain := strings.TrimSuffix(strings.TrimSuffix(p, ".gz"), ".zst")
 		if ext := filepath.Ext(plain); !slices.Contains(extensions, ext) || ext == ".parquet" && plain != p {
@@ -291,6 +309,25 @@ func expand(patterns []string) ([]string, error) {
 		}
 	}
 	return paths, nil
+}
+
+// Temporary is the folder in which contraflow prep writes. It is removed when the folder that holds it is complete.
+const Temporary = "_temporary"
+
+// complete refuses files of a folder that contraflow prep has not completed.
+func complete(paths []string) error {
+	asked := ""
+	for _, p := range paths {
+		dir := filepath.Dir(p)
+		if dir == asked {
+			continue
+		}
+		asked = dir
+		if info, err := os.Stat(filepath.Join(dir, Temporary)); err == nil && info.IsDir() {
+			return fail(ErrCorrupt, "%s is not complete: contraflow prep is writing it, or was ended while it did (then run it again)", dir)
+		}
+	}
+	return nil
 }
 
 // nameColumns makes the distinct source columns and the roles that use them.
@@ -465,6 +502,10 @@ func (d *Dataset) settleColumns() error {
 		if r.role == Query && s.list {
 			return fail(ErrColumnType, "column %q is list<string>: a query is one string", s.name)
 		}
+		if d.src.Raw && s.list {
+			r.picks, s.ragged = AllNegatives, r.role == Negative
+			continue
+		}
 		if r.role == Negative && s.list {
 			lists = true
 			r.picks = d.src.NegativesPerQuery
@@ -505,7 +546,7 @@ func (d *Dataset) settleColumns() error {
 	sum := h.Sum128()
 	d.hash = Hash128{sum.Hi, sum.Lo}
 	for i := range d.files {
-		if err := d.files[i].makeChunks(d.sources); err != nil {
+		if err := d.files[i].makeChunks(d); err != nil {
 			return err
 		}
 	}
@@ -553,11 +594,16 @@ func jsonShape(path, name string, names []string, kinds map[string]byte) (shape,
 	return s, nil
 }
 
-// makeChunks keeps what reading the columns of a parquet file takes, and lets go of the footer.
-func (f *dataFile) makeChunks(sources []sourceColumn) error {
-	p := f.parquet
+// makeChunks keeps what reading the columns of a parquet file takes, and lets go of the footer. With tokens they are those of the ids.
+func (f *dataFile) makeChunks(d *Dataset) error {
+	p, sources := f.parquet, d.sources
 	if p == nil {
 		return nil
+	}
+	if d.src.Tokens {
+		if err := f.tokenChunks(d); err != nil {
+			return err
+		}
 	}
 	for g := range p.meta.RowGroups {
 		var chunks []*chunk

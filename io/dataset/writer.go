@@ -19,7 +19,31 @@ const (
 	IntOut                     // []int64
 	FloatOut                   // []float64
 	VectorOut                  // Vectors: a list<float32> a row
+	NumbersOut                 // [][]float32: a list<float32> a row, of any length
+	IDsOut                     // [][]int32
+	LongsOut                   // [][]int64
 )
+
+// Empty is a value of the type for no rows, with room for n.
+func (t OutType) Empty(n int) any {
+	switch t {
+	case TextListOut:
+		return make([][]string, 0, n)
+	case IntOut:
+		return make([]int64, 0, n)
+	case FloatOut:
+		return make([]float64, 0, n)
+	case VectorOut:
+		return Vectors{}
+	case NumbersOut:
+		return make([][]float32, 0, n)
+	case IDsOut:
+		return make([][]int32, 0, n)
+	case LongsOut:
+		return make([][]int64, 0, n)
+	}
+	return make([]string, 0, n)
+}
 
 // Vectors are rows of float32 of one length, one after the other: Data is (rows, Dim).
 type Vectors struct {
@@ -42,8 +66,12 @@ func (c OutColumn) node() parquet.Node {
 		return leaf(parquet.Int(64))
 	case FloatOut:
 		return leaf(parquet.Leaf(parquet.DoubleType))
-	case VectorOut:
+	case VectorOut, NumbersOut:
 		return parquet.Optional(parquet.List(leaf(parquet.Leaf(parquet.FloatType))))
+	case IDsOut:
+		return parquet.Optional(parquet.List(leaf(parquet.Int(32))))
+	case LongsOut:
+		return parquet.Optional(parquet.List(leaf(parquet.Int(64))))
 	}
 	return leaf(parquet.String())
 }
@@ -142,11 +170,10 @@ func (w *ParquetWriter) rowsOf(columns []any) (rows int, err error) {
 	if len(columns) != len(w.columns) {
 		return 0, fmt.Errorf("%s: %d columns given, it has %d", w.path, len(columns), len(w.columns))
 	}
-	want := [...]any{TextOut: []string(nil), TextListOut: [][]string(nil), IntOut: []int64(nil), FloatOut: []float64(nil), VectorOut: Vectors{}}
 	for i, c := range columns {
 		col := w.columns[i]
-		if reflect.TypeOf(c) != reflect.TypeOf(want[col.Type]) {
-			return 0, fmt.Errorf("%s: column %q is given as %T, want %T", w.path, col.Name, c, want[col.Type])
+		if want := col.Type.Empty(0); reflect.TypeOf(c) != reflect.TypeOf(want) {
+			return 0, fmt.Errorf("%s: column %q is given as %T, want %T", w.path, col.Name, c, want)
 		}
 		n := 0
 		if v, ok := c.(Vectors); !ok {
@@ -197,6 +224,18 @@ func (w *ParquetWriter) values(column any, leaf, from, to int) []parquet.Value {
 			row := c.Data[i*c.Dim : (i+1)*c.Dim]
 			list(len(row), func(i int) parquet.Value { return parquet.FloatValue(row[i]) })
 		}
+	case [][]float32:
+		for _, l := range c[from:to] {
+			list(len(l), func(i int) parquet.Value { return parquet.FloatValue(l[i]) })
+		}
+	case [][]int32:
+		for _, l := range c[from:to] {
+			list(len(l), func(i int) parquet.Value { return parquet.Int32Value(l[i]) })
+		}
+	case [][]int64:
+		for _, l := range c[from:to] {
+			list(len(l), func(i int) parquet.Value { return parquet.Int64Value(l[i]) })
+		}
 	}
 	w.scratch = out
 	return out
@@ -236,6 +275,9 @@ func (w *ParquetWriter) sticky(err error) error {
 	}
 	return w.err
 }
+
+// SetMetadata adds a pair to the footer.
+func (w *ParquetWriter) SetMetadata(key, value string) { w.w.SetKeyValueMetadata(key, value) }
 
 // Rows returns how many rows were written.
 func (w *ParquetWriter) Rows() int64 { return w.rows }

@@ -18,8 +18,9 @@ type custom interface {
 }
 
 type decoder struct {
-	errs   []error
-	failed []string // full keys
+	strange bool // not a Recipe: what is known of a recipe's keys says nothing here
+	errs    []error
+	failed  []string // full keys
 }
 
 var indices = regexp.MustCompile(`\[\d+\]`)
@@ -128,7 +129,7 @@ func (d *decoder) structure(path string, n *node, v reflect.Value) {
 			continue
 		}
 		seen[e.key] = e.at
-		if why, ok := notYet[indices.ReplaceAllString(full, "[]")]; ok {
+		if why, ok := notYet[indices.ReplaceAllString(full, "[]")]; ok && !d.strange {
 			d.fail(e.at, full, "not yet: %s", why)
 			continue
 		}
@@ -180,9 +181,14 @@ func fieldNames(t reflect.Type) []string {
 // section, or the nearest key of this one.
 func (d *decoder) unknown(at, path, key string, t reflect.Type) {
 	hint := ""
-	if ours, ok := foreign[key]; ok {
+	near := nearest(key, fieldNames(t))
+	if d.strange && near != "" {
+		hint = fmt.Sprintf("; did you mean %s?", join(path, near))
+	} else if d.strange {
+		hint = fmt.Sprintf("; the keys are %s", strings.Join(fieldNames(t), ", "))
+	} else if ours, ok := foreign[key]; ok {
 		hint = fmt.Sprintf("; here it is %s", ours)
-	} else if near := nearest(key, fieldNames(t)); near != "" {
+	} else if near != "" {
 		hint = fmt.Sprintf("; did you mean %s?%s", join(path, near), asIn(join(path, near)))
 	} else if places := elsewhere(key); len(places) > 0 {
 		hint = fmt.Sprintf("; did you mean %s?%s", strings.Join(places, " or "), asIn(places[0]))

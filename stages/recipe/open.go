@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
@@ -240,8 +241,8 @@ func (x *Run) openData(ctx context.Context) error {
 		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: r.Train.Epochs, Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
 	}
 	var parts []dataset.Part
-	for i, src := range r.Data.Train {
-		p, err := x.openSource(ctx, src)
+	for i := range r.Data.Train {
+		p, err := x.openSource(ctx, i)
 		if err != nil {
 			return fmt.Errorf("data.train[%d]: %w", i, err)
 		}
@@ -260,11 +261,15 @@ func (x *Run) openData(ctx context.Context) error {
 }
 
 // openSource opens a dataset and makes the first pass over it, if something needs it.
-func (x *Run) openSource(ctx context.Context, src Source) (p dataset.Part, err error) {
-	r := x.Recipe
+func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
+	r, src := x.Recipe, x.Recipe.Data.Train[i]
+	tokens, err := x.prepared(i)
+	if err != nil {
+		return p, err
+	}
 	d, err := dataset.Open(ctx, dataset.Source{
 		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: int(src.NegativesPerQuery),
-		Weight: src.Weight, Label: src.Label, Scores: src.Scores, Teacher: src.Teacher,
+		Weight: src.Weight, Label: src.Label, Scores: src.Scores, Teacher: src.Teacher, Tokens: tokens,
 	})
 	if err != nil {
 		return p, err
@@ -288,6 +293,52 @@ func (x *Run) openSource(ctx context.Context, src Source) (p dataset.Part, err e
 	p.Skip = index.Skip()
 	x.skipped = append(x.skipped, index.Bad()...)
 	return p, nil
+}
+
+// prepared reports whether a dataset's token ids were made by contraflow prep, just as they would be made here: ids of another tokenizer,
+// length or prompt are an error.
+func (x *Run) prepared(i int) (bool, error) {
+	src := x.Recipe.Data.Train[i]
+	wanted := src.IDs != nil && *src.IDs
+	if src.IDs != nil && !wanted {
+		return false, nil
+	}
+	if x.pairs != nil {
+		if wanted {
+			return false, errors.New("ids: a reranker's sequences are pairs of texts, which prep has no ids of")
+		}
+		return false, nil
+	}
+	for _, name := range append([]string{src.Query, src.Positive}, src.Negatives...) {
+		if strings.ContainsAny(name, "{}") && !wanted {
+			return false, nil
+		}
+	}
+	info, err := dataset.PreparedTokens(dataset.Source{Paths: src.Path})
+	if err != nil || info == nil {
+		if wanted && err == nil {
+			err = fmt.Errorf("ids: %s has no token ids: contraflow prep writes them, with tokenize.model", strings.Join(src.Path, ", "))
+		}
+		return false, err
+	}
+	ours := dataset.TokenInfo{
+		Tokenizer: x.tok.Hash(),
+		Query:     dataset.TokenRole{MaxLength: x.text.QueryLength, Prompt: x.text.Prompts[i].Query},
+		Document:  dataset.TokenRole{MaxLength: x.text.DocumentLength, Prompt: x.text.Prompts[i].Document},
+	}
+	if *info == ours {
+		return true, nil
+	}
+	return false, fmt.Errorf("its token ids were made with %s; this recipe has %s. Run contraflow prep again with tokenize.model, max_length and prompts of this recipe, or set data.train[%d].ids: false to tokenize the texts here",
+		describeTokens(*info), describeTokens(ours), i)
+}
+
+func describeTokens(t dataset.TokenInfo) string {
+	s := fmt.Sprintf("tokenizer %.12s, max_length {query: %d, document: %d}", t.Tokenizer, t.Query.MaxLength, t.Document.MaxLength)
+	if t.Query.Prompt != "" || t.Document.Prompt != "" {
+		s += fmt.Sprintf(", prompts {query: %q, document: %q}", t.Query.Prompt, t.Document.Prompt)
+	}
+	return s
 }
 
 // mixing is how datasets take turns.

@@ -99,6 +99,7 @@ type Source struct {
 	Teacher           string   `yaml:"teacher,omitempty"`         // column of a teacher's embeddings
 	SamplingWeight    float64  `yaml:"sampling_weight,omitempty"` // with data.mixing: weighted; 0: 1
 	Prompts           Prompts  `yaml:"prompts,omitempty"`
+	IDs               *bool    `yaml:"ids,omitempty"` // use token ids that prep has written; nil: where there are any
 }
 
 func (s Source) weight() float64 {

@@ -1,0 +1,191 @@
+// Command contraflow-prep cleans, deduplicates, splits and tokenizes training data: see its help, and package io/prep for what the steps do.
+//
+// It is a program of its own so that Apache Beam, which runs the same steps on a cluster, stays out of the one that trains. Without the build
+// tag beam it has the in-process runner alone.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"sort"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/hfmodel"
+	"contraflow/io/prep"
+	"contraflow/stages/recipe"
+)
+
+// usageError is a mistake in the command line: exit code 2.
+type usageError struct{ error }
+
+// job is what a runner gets.
+type job struct {
+	config  prep.Config
+	options prep.Options
+	runner  string
+	flags   []string // for Beam, as they were given
+}
+
+// runners are those of this build, by name. The first is the default.
+var runners = map[string]func(ctx context.Context, j job) (*prep.Stats, error){"local": func(ctx context.Context, j job) (*prep.Stats, error) {
+	return prep.Run(ctx, j.config, j.options)
+}}
+
+func main() {
+	asWorker(os.Args[1:])
+	os.Exit(run(os.Args[1:]))
+}
+
+func run(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	cmd := newCommand()
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	if ctx.Err() != nil {
+		err = errors.New("interrupted; what is written so far does not count as complete")
+	}
+	fmt.Fprintf(os.Stderr, "contraflow prep: %v\n", err)
+	var bug *prep.PanicError
+	if errors.As(err, &bug) && os.Getenv("CONTRAFLOW_DEBUG") != "" {
+		os.Stderr.Write(bug.Stack)
+	}
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintln(os.Stderr, "See 'contraflow prep --help'.")
+		return 2
+	}
+	return 1
+}
+
+func newCommand() *cobra.Command {
+	var file, out string
+	var sets []string
+	var quiet bool
+	j := job{config: prep.Default()}
+	cmd := &cobra.Command{
+		Use:   "prep -c PREP.yaml",
+		Short: "Clean, deduplicate, split and tokenize training data",
+		Long: `prep reads parquet and JSON lines and writes sharded parquet that 'contraflow train' reads, token ids included, with a dataset card.
+
+--runner local (the default) runs in this process. With a binary that is built with '-tags beam', prism runs the same steps as an Apache Beam
+pipeline in this process, and universal sends it to a job server of Flink or Spark; what is written is the same. Flags after -- go to Beam.`,
+		Example: `  contraflow prep -c PREP.yaml
+  contraflow prep -c PREP.yaml --set output.shards=16 --out prepared
+  contraflow prep -c PREP.yaml --runner universal -- --endpoint=localhost:8099 --environment_type=LOOPBACK`,
+		SilenceUsage: true, SilenceErrors: true,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if at := cmd.ArgsLenAtDash(); len(args) > 0 && at != 0 {
+				return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+			}
+			j.flags = args
+			start, ok := runners[j.runner]
+			if !ok {
+				return usageError{fmt.Errorf("--runner is %q; this binary has %s%s", j.runner, strings.Join(runnerNames(), ", "), withoutBeam)}
+			}
+			if len(args) > 0 && j.runner == "local" {
+				return usageError{fmt.Errorf("%s is for Beam: it needs --runner %s", args[0], "prism or universal")}
+			}
+			if file == "" {
+				return usageError{errors.New("-c PREP.yaml is missing")}
+			}
+			if out != "" {
+				sets = append(sets, fmt.Sprintf("output.dir=%q", out))
+			}
+			err := recipe.Strict(file, sets, &j.config, func(report func(key, text string)) {
+				for _, p := range j.config.Check() {
+					report(p.Key, p.Text)
+				}
+			})
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%w; the README has one to begin with", err)
+			}
+			if err != nil {
+				return err
+			}
+			if m := &j.config.Tokenize.Model; *m != "" {
+				dir, err := hfmodel.Resolve(cmd.Context(), *m, hfmodel.Options{})
+				if err != nil {
+					return fmt.Errorf("tokenize.model: %w", err)
+				}
+				f, err := hfmodel.Open(dir)
+				if err != nil {
+					return fmt.Errorf("tokenize.model: %w", err)
+				}
+				*m = f.TokenizerDir
+				if err := f.Close(); err != nil {
+					return err
+				}
+			}
+			if !quiet {
+				j.options.Progress = progress()
+			}
+			begun := time.Now()
+			s, err := start(cmd.Context(), j)
+			if err != nil {
+				return err
+			}
+			if !quiet {
+				report(s, j.config.Output.Dir, time.Since(begun))
+			}
+			return nil
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	f := cmd.Flags()
+	f.StringVarP(&file, "config", "c", "", "what to do, a YAML file")
+	f.StringArrayVar(&sets, "set", nil, "override a key: --set output.shards=4 (may be repeated)")
+	f.StringVar(&out, "out", "", "folder to write: sets output.dir")
+	f.StringVar(&j.runner, "runner", "local", "local, or with Beam: prism, universal (Flink, Spark), dataflow")
+	f.BoolVar(&j.options.Overwrite, "overwrite", false, "replace an earlier output in the folder")
+	f.IntVar(&j.options.Threads, "threads", 0, "of the local runner (default: all processors)")
+	f.StringVar(&j.options.TempDir, "temp", "", "folder for what the local runner spills (default: the system's)")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print errors only")
+	return cmd
+}
+
+func runnerNames() (names []string) {
+	for n := range runners {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// progress prints a line for each stage, and now and then how far it is.
+func progress() func(stage string, done, total int) {
+	var last time.Time
+	return func(stage string, done, total int) {
+		if done < total && time.Since(last) < 5*time.Second {
+			return
+		}
+		last = time.Now()
+		fmt.Fprintf(os.Stderr, "%s: %d of %d\n", stage, done, total)
+	}
+}
+
+func report(s *prep.Stats, dir string, took time.Duration) {
+	var read, train, dev int64
+	for _, in := range s.Inputs {
+		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
+	}
+	fmt.Fprintf(os.Stderr, "%d rows in %.1f s (%.0f rows/s): %d for training, %d for development\n", read, took.Seconds(), float64(read)/took.Seconds(), train, dev)
+	for _, name := range prep.RuleNames {
+		if r := s.Rules[name]; r != nil {
+			fmt.Fprintf(os.Stderr, "%12d %s\n", r.Dropped, name)
+		}
+	}
+	fmt.Fprintf(os.Stderr, "%s/README.md says more.\n", dir)
+}

@@ -1,0 +1,7 @@
+//go:build !beam
+
+package main
+
+const withoutBeam = "; others need Apache Beam: go build -tags beam ./cmd/contraflow-prep"
+
+func asWorker([]string) {}

@@ -1,0 +1,302 @@
+package prep
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"contraflow/io/dataset"
+	"contraflow/tokenize"
+)
+
+// Config says what is prepared and how; PREP.yaml is this type. Zero values leave a step out.
+type Config struct {
+	Input         []Input       `yaml:"input"`
+	Output        Output        `yaml:"output"`
+	Normalize     Normalize     `yaml:"normalize"`
+	Filter        Filter        `yaml:"filter"`
+	Dedupe        Dedupe        `yaml:"dedupe"`
+	Decontaminate Decontaminate `yaml:"decontaminate"`
+	Split         Split         `yaml:"split"`
+	Mix           Mix           `yaml:"mix"`
+	Tokenize      Tokenize      `yaml:"tokenize"`
+	Seed          uint64        `yaml:"seed"`
+	Samples       int           `yaml:"samples"` // dropped rows that the card shows, for each rule
+}
+
+// Input is a set of files with the same columns. All inputs have the same roles; the columns that are written have the first one's names.
+type Input struct {
+	Name      string   `yaml:"name,omitempty"` // in the column source and in the card; "": input, input-2, ...
+	Path      []string `yaml:"path"`           // parquet or JSON lines: files and globs
+	Query     string   `yaml:"query"`
+	Positive  string   `yaml:"positive,omitempty"` // "": rows are single texts
+	Negatives []string `yaml:"negatives,omitempty"`
+	Label     string   `yaml:"label,omitempty"`
+	Weight    string   `yaml:"weight,omitempty"`
+	Scores    []string `yaml:"scores,omitempty"`
+	Share     float64  `yaml:"share"` // with mix: {kind: weighted}
+}
+
+// Output is a folder of shards.
+type Output struct {
+	Dir    string `yaml:"dir"`
+	Shards int    `yaml:"shards"` // of the training part, and as many of the dev part; 0: one for every 131,072 rows of input
+}
+
+// Normalize changes texts.
+type Normalize struct {
+	Unicode    string `yaml:"unicode,omitempty"` // nfc, nfkc, nfd or nfkd; "": as they are
+	Whitespace bool   `yaml:"whitespace"`        // runs of white space become one space (or line break), none at the ends, no control characters
+	HTML       bool   `yaml:"html"`              // tags go, entities become characters
+}
+
+// Filter drops rows of which a text does not pass.
+type Filter struct {
+	Unit     string   `yaml:"unit"` // of lengths: tokens, words or characters
+	Query    Range    `yaml:"query"`
+	Document Range    `yaml:"document"` // positives and negatives
+	Script   Script   `yaml:"script"`
+	Require  []string `yaml:"require,omitempty"` // regular expressions that every text must match
+	Reject   []string `yaml:"reject,omitempty"`  // and that none may
+}
+
+// Range is inclusive; a Max of 0 is no limit.
+type Range struct {
+	Min int `yaml:"min"`
+	Max int `yaml:"max"`
+}
+
+func (r Range) holds(n int) bool { return n >= r.Min && (r.Max == 0 || n <= r.Max) }
+
+// Script asks that a share of each text's letters be of a script, by its name in Unicode: Latin, Cyrillic, Han.
+type Script struct {
+	Name  string  `yaml:"name"`
+	Share float64 `yaml:"share"`
+}
+
+// Dedupe keeps the first of rows that are the same or nearly.
+type Dedupe struct {
+	Exact string `yaml:"exact,omitempty"` // what must not repeat: row, query or positive
+	Near  Near   `yaml:"near"`
+}
+
+// Near finds near-duplicates with MinHash (Broder, "On the resemblance and containment of documents", 1997) and locality-sensitive
+// hashing: Bands x Rows minima per text, and rows that agree in a whole band are compared.
+type Near struct {
+	Column    string  `yaml:"column,omitempty"` // query, positive or row; "": no near-dedupe
+	Threshold float64 `yaml:"threshold"`        // Jaccard similarity of shingles from which rows are duplicates
+	Shingle   int     `yaml:"shingle"`          // words
+	Bands     int     `yaml:"bands"`
+	Rows      int     `yaml:"rows"`
+}
+
+// Decontaminate drops rows that share a run of Words words with an evaluation set, or are a shorter text of it as a whole.
+type Decontaminate struct {
+	Against []Against `yaml:"against,omitempty"`
+	Words   int       `yaml:"words"`
+}
+
+// Against is a table of an evaluation set, and its columns of texts.
+type Against struct {
+	Path    []string `yaml:"path"`
+	Columns []string `yaml:"columns"`
+}
+
+// Split puts a share of the queries aside: equal queries go together.
+type Split struct {
+	Dev float64 `yaml:"dev"`
+}
+
+// Mix balances inputs by dropping rows (and repeating them, up to Repeat times, if that is above 1), after everything else.
+type Mix struct {
+	Kind   string  `yaml:"kind"`   // proportional: as they are; balanced: equal; weighted: by each input's share
+	Repeat float64 `yaml:"repeat"` // how often a row may occur at most, on average
+}
+
+// Tokenize adds ids, so that training needs no tokenizer's time.
+type Tokenize struct {
+	Model     string  `yaml:"model,omitempty"` // a folder; a hub id is resolved before the pipeline starts
+	MaxLength Lengths `yaml:"max_length"`
+	Prompts   Prompts `yaml:"prompts"`
+}
+
+// Lengths are in tokens, special ones included.
+type Lengths struct {
+	Query    int `yaml:"query"`
+	Document int `yaml:"document"`
+}
+
+// Prompts are put before texts when they become ids.
+type Prompts struct {
+	Query    string `yaml:"query,omitempty"`
+	Document string `yaml:"document,omitempty"`
+}
+
+// Default is a configuration that cleans and keeps everything else.
+func Default() Config {
+	return Config{
+		Normalize:     Normalize{Unicode: "nfc", Whitespace: true},
+		Filter:        Filter{Unit: "words"},
+		Dedupe:        Dedupe{Exact: "row", Near: Near{Threshold: 0.8, Shingle: 3, Bands: 20, Rows: 6}},
+		Decontaminate: Decontaminate{Words: 13},
+		Mix:           Mix{Kind: "proportional", Repeat: 1},
+		Tokenize:      Tokenize{MaxLength: Lengths{Query: 64, Document: 256}},
+		Seed:          42, Samples: 5,
+	}
+}
+
+// A Problem is a mistake in a configuration, with its key.
+type Problem struct{ Key, Text string }
+
+func (p Problem) Error() string { return p.Key + ": " + p.Text }
+
+// Check returns every mistake that can be seen without opening files. It names inputs that have no name.
+func (c *Config) Check() (found []Problem) {
+	bad := func(key, format string, args ...any) {
+		found = append(found, Problem{key, fmt.Sprintf(format, args...)})
+	}
+	oneOf := func(key, got string, words ...string) {
+		if !slices.Contains(words, got) {
+			bad(key, "is %q, want one of %s", got, strings.Join(words, ", "))
+		}
+	}
+	if len(c.Input) == 0 {
+		bad("input", "is missing: which files to read, as in input: [{path: \"raw/*.parquet\", query: query, positive: positive}]")
+	}
+	names := map[string]bool{}
+	for i := range c.Input {
+		in, key := &c.Input[i], fmt.Sprintf("input[%d]", i)
+		if in.Name == "" {
+			in.Name = "input"
+			if i > 0 {
+				in.Name = fmt.Sprintf("input-%d", i+1)
+			}
+		}
+		if names[in.Name] {
+			bad(key+".name", "%q is another input's name", in.Name)
+		}
+		names[in.Name] = true
+		if len(in.Path) == 0 {
+			bad(key+".path", "is missing")
+		}
+		if in.Query == "" {
+			bad(key+".query", "is missing: the column of queries, or of texts")
+		}
+		if c.Mix.Kind == "weighted" && !(in.Share > 0) {
+			bad(key+".share", "is %v: with mix: {kind: weighted} every input needs a share above 0", in.Share)
+		}
+		if first := &c.Input[0]; (in.Positive == "") != (first.Positive == "") || len(in.Negatives) != len(first.Negatives) || (in.Label == "") != (first.Label == "") ||
+			(in.Weight == "") != (first.Weight == "") || len(in.Scores) > 0 != (len(first.Scores) > 0) {
+			bad(key, "has other roles than input[0]: all inputs need the same of positive, negatives, label, weight and scores")
+		}
+	}
+	if c.Output.Dir == "" {
+		bad("output.dir", "is missing: the folder to write")
+	}
+	if c.Output.Shards < 0 {
+		bad("output.shards", "is %d, want at least 0", c.Output.Shards)
+	}
+	oneOf("normalize.unicode", cmp.Or(c.Normalize.Unicode, "nfc"), "nfc", "nfkc", "nfd", "nfkd")
+	oneOf("filter.unit", c.Filter.Unit, "tokens", "words", "characters")
+	if c.Filter.Unit == "tokens" && c.Tokenize.Model == "" {
+		bad("filter.unit", "is tokens, which takes tokenize.model")
+	}
+	for key, r := range map[string]Range{"filter.query": c.Filter.Query, "filter.document": c.Filter.Document} {
+		if r.Min < 0 || r.Max < 0 || r.Max > 0 && r.Max < r.Min {
+			bad(key, "from %d to %d holds nothing", r.Min, r.Max)
+		}
+	}
+	if s := c.Filter.Script; s.Name != "" || s.Share != 0 {
+		if _, ok := scripts(s.Name); !ok {
+			bad("filter.script.name", "%q is no script of Unicode, such as Latin, Cyrillic or Han", s.Name)
+		}
+		if !(s.Share > 0 && s.Share <= 1) {
+			bad("filter.script.share", "is %v, want a share above 0 and at most 1", s.Share)
+		}
+	}
+	for key, list := range map[string][]string{"filter.require": c.Filter.Require, "filter.reject": c.Filter.Reject} {
+		for i, e := range list {
+			if _, err := regexp.Compile(e); err != nil {
+				bad(fmt.Sprintf("%s[%d]", key, i), "%v", err)
+			}
+		}
+	}
+	texts := []string{"row", "query", "positive"}
+	if len(c.Input) > 0 && c.Input[0].Positive == "" {
+		texts = texts[:2]
+	}
+	oneOf("dedupe.exact", cmp.Or(c.Dedupe.Exact, "row"), append(texts, "none")...)
+	if n := c.Dedupe.Near; n.Column != "" {
+		oneOf("dedupe.near.column", n.Column, texts...)
+		if !(n.Threshold > 0 && n.Threshold <= 1) {
+			bad("dedupe.near.threshold", "is %v, want a Jaccard similarity above 0 and at most 1", n.Threshold)
+		}
+		if n.Shingle < 1 || n.Bands < 1 || n.Rows < 1 || n.Bands*n.Rows > 4096 {
+			bad("dedupe.near", "shingles of %d words, %d bands of %d rows: want at least 1 of each, and at most 4096 minima", n.Shingle, n.Bands, n.Rows)
+		}
+	}
+	for i, a := range c.Decontaminate.Against {
+		if len(a.Path) == 0 || len(a.Columns) == 0 {
+			bad(fmt.Sprintf("decontaminate.against[%d]", i), "needs path and columns")
+		}
+	}
+	if c.Decontaminate.Words < 1 {
+		bad("decontaminate.words", "is %d, want at least 1", c.Decontaminate.Words)
+	}
+	if !(c.Split.Dev >= 0 && c.Split.Dev < 1) {
+		bad("split.dev", "is %v, want a share of at least 0 and below 1", c.Split.Dev)
+	}
+	oneOf("mix.kind", c.Mix.Kind, "proportional", "balanced", "weighted")
+	if !(c.Mix.Repeat >= 1 && c.Mix.Repeat <= 1000) {
+		bad("mix.repeat", "is %v, want 1 to 1000", c.Mix.Repeat)
+	}
+	if m := c.Tokenize.MaxLength; c.Tokenize.Model != "" && (m.Query < 1 || m.Document < 1) {
+		bad("tokenize.max_length", "is {query: %d, document: %d}, want at least 1", m.Query, m.Document)
+	}
+	if c.Samples < 0 {
+		bad("samples", "is %d, want at least 0", c.Samples)
+	}
+	return found
+}
+
+// valid is Check as an error.
+func (c *Config) valid() error {
+	for _, p := range c.Check() {
+		return p
+	}
+	return nil
+}
+
+// source is how dataset sees an input.
+func (in *Input) source() dataset.Source {
+	return dataset.Source{
+		Paths: in.Path, Query: in.Query, Positive: in.Positive, Negatives: in.Negatives, Label: in.Label, Weight: in.Weight, Scores: in.Scores, Raw: true,
+	}
+}
+
+// JSON is the configuration as workers on other machines get it.
+func (c Config) JSON() (string, error) {
+	b, err := json.Marshal(c)
+	return string(b), err
+}
+
+// ParseJSON is its inverse.
+func ParseJSON(s string) (c Config, err error) {
+	err = json.Unmarshal([]byte(s), &c)
+	return c, err
+}
+
+// tokenizer loads tokenize.model; nil if there is none.
+func (c *Config) tokenizer() (*tokenize.Tokenizer, error) {
+	if c.Tokenize.Model == "" {
+		return nil, nil
+	}
+	t, err := tokenize.Load(c.Tokenize.Model)
+	if err != nil {
+		return nil, fmt.Errorf("tokenize.model: %w", err)
+	}
+	return t, nil
+}

@@ -1,0 +1,170 @@
+package prep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sort"
+
+	"contraflow/io/dataset"
+)
+
+// Inputs are the opened inputs, seen as one sequence of rows, cut into blocks. Any block can be read from any place: of parquet files
+// only what it needs of its row group.
+type Inputs struct {
+	Rules  *Rules
+	Lists  []bool // by column: rows have lists of texts
+	Shards int
+
+	sets   []*dataset.Dataset
+	first  []int64 // id of each input's first row
+	blocks []inputBlock
+	rows   int64
+}
+
+type inputBlock struct {
+	set, block int
+	first      int64
+	rows       int
+}
+
+// shardRows is how many rows of input make a shard if nothing else is said.
+const shardRows = 131072
+
+// OpenInputs opens all inputs and checks that they go together.
+func OpenInputs(ctx context.Context, r *Rules) (_ *Inputs, err error) {
+	x := &Inputs{Rules: r}
+	defer func() {
+		if err != nil {
+			x.Close()
+		}
+	}()
+	for i := range r.Config.Input {
+		in := &r.Config.Input[i]
+		src := in.source()
+		d, err := dataset.Open(ctx, src)
+		if err != nil {
+			return nil, fmt.Errorf("input %q: %w", in.Name, err)
+		}
+		x.sets = append(x.sets, d)
+		x.first = append(x.first, x.rows)
+		lists := d.Lists()
+		if i == 0 {
+			x.Lists = lists
+		}
+		for c := range lists {
+			if lists[c] != x.Lists[c] {
+				return nil, fmt.Errorf("input %q: column %q is a list of texts where %q has one text, or the other way round: inputs must agree", in.Name, d.ColumnName(c), r.Config.Input[0].Name)
+			}
+		}
+		for b := range d.Blocks() {
+			first, rows := d.BlockRows(b)
+			x.blocks = append(x.blocks, inputBlock{i, b, x.first[i] + first, rows})
+		}
+		x.rows += d.Rows()
+	}
+	if x.Shards = r.Config.Output.Shards; x.Shards == 0 {
+		x.Shards = int((x.rows + shardRows - 1) / shardRows)
+	}
+	x.Shards = min(x.Shards, len(x.blocks))
+	return x, nil
+}
+
+// Close removes temporary files.
+func (x *Inputs) Close() error {
+	var errs []error
+	for _, d := range x.sets {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Rows is the number of rows of all inputs.
+func (x *Inputs) Rows() int64 { return x.rows }
+
+// shard returns the blocks of a shard: consecutive ones, with about as many rows as every other's.
+func (x *Inputs) shard(s int) (from, to int) {
+	at := func(s int) int {
+		goal := x.rows * int64(s) / int64(x.Shards)
+		n := sort.Search(len(x.blocks), func(i int) bool { return x.blocks[i].first >= goal })
+		return min(max(n, s), len(x.blocks)-(x.Shards-s)) // none is without a block
+	}
+	return at(s), at(s + 1)
+}
+
+// InputOf is the input that a row is of.
+func (x *Inputs) InputOf(id int64) int {
+	return sort.Search(len(x.first), func(i int) bool { return x.first[i] > id }) - 1
+}
+
+// locate says where a row is at rest.
+func (x *Inputs) locate(id int64) dataset.Location {
+	i := x.InputOf(id)
+	return x.sets[i].Locate(id - x.first[i])
+}
+
+// each reads blocks [from, to), normalizes and filters their rows, and calls visit with every row in order, dropped ones included. known,
+// if it is not nil, says whether the filters have let a row through before, so that they need not be asked again. A panic while a row is worked on is an error that names it.
+func (x *Inputs) each(ctx context.Context, from, to int, known func(id int64) bool, visit func(row *Row, b *dataset.Block, at int) error) error {
+	w := x.Rules.NewWorker()
+	var block dataset.Block
+	var scan *dataset.Scanner
+	set := -1
+	for _, ref := range x.blocks[from:to] {
+		if set != ref.set {
+			if scan != nil {
+				scan.Close()
+			}
+			scan, set = x.sets[ref.set].NewScanner(), ref.set
+		}
+		if err := scan.Read(ctx, ref.block, &block); err != nil {
+			scan.Close()
+			return err
+		}
+		for at := range ref.rows {
+			if err := x.one(w, &block, ref, at, known, visit); err != nil {
+				scan.Close()
+				return err
+			}
+		}
+	}
+	if scan != nil {
+		scan.Close()
+	}
+	return nil
+}
+
+func (x *Inputs) one(w *Worker, b *dataset.Block, ref inputBlock, at int, known func(int64) bool, visit func(*Row, *dataset.Block, int) error) (err error) {
+	row := &Row{ID: ref.first + int64(at), Input: ref.set}
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Where: x.locate(row.ID), Value: p, Stack: debug.Stack()}
+		}
+	}()
+	row.Texts = make([][]string, len(x.Lists))
+	for c := range row.Texts {
+		row.Texts[c] = b.Texts(nil, at, c)
+	}
+	var bad *dataset.RowError
+	if errors.As(b.Check(at), &bad) {
+		row.Rule, row.Why = Unusable, bad.Reason
+	} else {
+		w.Normalize(row)
+		if known == nil || !known(row.ID) {
+			w.Filter(row)
+		}
+	}
+	return visit(row, b, at)
+}
+
+// A PanicError is a row on which a row function panicked: a mistake of the program that this row brings out.
+type PanicError struct {
+	Where dataset.Location
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("%v: preparing this row failed: %v (take it out of the input to go on without it)", e.Where, e.Value)
+}

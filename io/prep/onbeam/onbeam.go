@@ -1,0 +1,224 @@
+//go:build beam
+
+// Package onbeam runs the steps of package prep as an Apache Beam pipeline. It needs the build tag beam: Beam's hundred packages take
+// minutes to compile, and nothing else needs them.
+//
+// # The story
+//
+// An element is a shard of the input, a range of blocks: row groups of parquet, stretches of JSON lines. Rows are never shuffled, only what they
+// are compared by, and their ids:
+//
+//	shards -> keys -> group by text's hash -> survivors -> bands -> group by band -> dropped ids
+//	   \                        \-> dropped ids                                          |
+//	    \-----------------------------> group by shard <---------------------------------/
+//	                                          |
+//	                                    read again, write -> statistics -> merge
+//
+// Every shard's file is written by one call, under a temporary name, as a whole; a bundle that is tried again writes the same file. What a
+// row is dropped for depends on the rows alone, so the files are those of the in-process runner, byte for byte.
+//
+// # Where it runs
+//
+// Input and output must be reachable from every worker under the same paths. [Run] waits for the job, and completes the output only when the
+// job has succeeded.
+package onbeam
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/apache/beam/sdks/v2/go/pkg/beam"
+	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/dataflow"
+	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/prism"
+	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/universal"
+	"github.com/apache/beam/sdks/v2/go/pkg/beam/transforms/stats"
+
+	"contraflow/io/prep"
+)
+
+// Runners are Beam's that are compiled in. Prism runs in this process.
+var Runners = []string{"prism", "universal", "dataflow"}
+
+// Options of a run.
+type Options struct {
+	Runner    string
+	Flags     []string // Beam's: --endpoint, --environment_type, --parallelism, --project, ...
+	Overwrite bool
+}
+
+// Worker turns this process into a worker if its arguments say so: then it does not return. A program calls it before it looks at its
+// arguments.
+func Worker(args []string) {
+	for _, a := range args {
+		if strings.TrimLeft(a, "-") == "worker" || strings.HasPrefix(strings.TrimLeft(a, "-"), "worker=") {
+			flag.CommandLine.Parse(args)
+			beam.Init()
+			os.Exit(0)
+		}
+	}
+}
+
+// Run prepares a dataset on a runner of Beam.
+func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err error) {
+	if err := absolute(&c); err != nil {
+		return nil, err
+	}
+	fs := flag.CommandLine
+	fs.Init(fs.Name(), flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	if err := fs.Parse(o.Flags); err != nil {
+		return nil, fmt.Errorf("flags for Beam: %w", err)
+	}
+	if fs.NArg() > 0 {
+		return nil, fmt.Errorf("flags for Beam: unexpected argument %q", fs.Arg(0))
+	}
+	if !beam.Initialized() {
+		beam.Init()
+	}
+	rules, err := prep.NewRules(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	x, err := prep.OpenInputs(ctx, rules) // here, so that a wrong column is told before anything is sent away
+	if err != nil {
+		return nil, err
+	}
+	first := x.ShardStarts()
+	if err := x.Close(); err != nil {
+		return nil, err
+	}
+	if err := prep.Begin(&c, o.Overwrite); err != nil {
+		return nil, err
+	}
+	config, err := c.JSON()
+	if err != nil {
+		return nil, err
+	}
+	p, s := beam.NewPipelineWithRoot()
+	build(s, config, rules, first)
+	if err := guard(func() error { _, err := beam.Run(ctx, o.Runner, p); return err }); err != nil {
+		return nil, fmt.Errorf("%s: %w", o.Runner, err)
+	}
+	b, err := os.ReadFile(statsPath(&c))
+	if err != nil {
+		return nil, fmt.Errorf("the job has ended and left no statistics: is %s reachable from its workers? %w", c.Output.Dir, err)
+	}
+	total := new(prep.Stats)
+	if err := json.Unmarshal(b, total); err != nil {
+		return nil, err
+	}
+	return total, prep.Finish(rules, total)
+}
+
+// guard makes an error of a panic: Beam panics when a runner can't be had.
+func guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v", p)
+		}
+	}()
+	return f()
+}
+
+// absolute makes the paths mean the same for workers, which may run elsewhere.
+func absolute(c *prep.Config) error {
+	var errs []error
+	abs := func(p *string) {
+		var err error
+		if *p != "" && !strings.Contains(*p, "://") {
+			if *p, err = filepath.Abs(*p); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	abs(&c.Output.Dir)
+	abs(&c.Tokenize.Model)
+	inputs := append([]prep.Input(nil), c.Input...)
+	for i := range inputs {
+		inputs[i].Path = append([]string(nil), inputs[i].Path...)
+		for k := range inputs[i].Path {
+			abs(&inputs[i].Path[k])
+		}
+	}
+	c.Input = inputs
+	sets := append([]prep.Against(nil), c.Decontaminate.Against...)
+	for i := range sets {
+		sets[i].Path = append([]string(nil), sets[i].Path...)
+		for k := range sets[i].Path {
+			abs(&sets[i].Path[k])
+		}
+	}
+	c.Decontaminate.Against = sets
+	return errors.Join(errs...)
+}
+
+func statsPath(c *prep.Config) string {
+	return filepath.Join(c.Output.Dir, prep.Temporary, "stats.json")
+}
+
+// build makes the pipeline. first is the id of each shard's first row.
+func build(s beam.Scope, config string, rules *prep.Rules, first []int64) {
+	var numbers []int
+	for i := range first {
+		numbers = append(numbers, i)
+	}
+	shards := beam.Reshuffle(s, beam.CreateList(s, numbers))
+	drops := beam.ParDo(s, &noDropsFn{}, shards)
+	counts := beam.ParDo(s, &noCountsFn{}, shards)
+	if rules.NeedsKeys() {
+		k := s.Scope("compare")
+		keys, counted := beam.ParDo2(k, &keysFn{Config: config}, shards)
+		counts = counted
+		if rules.Exact() {
+			var d beam.PCollection
+			keys, d = beam.ParDo2(k, &exactFn{First: first}, beam.GroupByKey(k, keys))
+			drops = beam.Flatten(k, drops, d)
+		} else {
+			keys = beam.DropKey(k, keys)
+		}
+		if n := rules.Config.Dedupe.Near; n.Column != "" {
+			bands := beam.ParDo(k, &bandsFn{}, keys)
+			d := beam.ParDo(k, &nearFn{First: first, Threshold: n.Threshold}, beam.GroupByKey(k, bands))
+			drops = beam.Flatten(k, drops, d)
+		}
+	}
+	w := s.Scope("write")
+	work := beam.CoGroupByKey(w, beam.ParDo(w, &keyFn{}, shards), drops)
+	var parts beam.PCollection
+	if rules.Config.Mix.Kind == "proportional" {
+		parts = beam.ParDo(w, &writeFn{Config: config}, work)
+	} else {
+		// Rows that remain of each input: those that pass their own rules, without the dropped ones.
+		lost := beam.ParDo(w, &lostFn{Config: config}, beam.GroupByKey(w, drops))
+		remain := stats.SumPerKey(w, beam.Flatten(w, counts, lost))
+		parts = beam.ParDo(w, &writeMixedFn{Config: config}, work, beam.SideInput{Input: remain})
+	}
+	beam.ParDo0(w, &mergeFn{Config: config}, beam.GroupByKey(w, beam.AddFixedKey(w, parts)))
+}
+
+// opened are the inputs of a configuration, opened once in a process: bundles come and go.
+var opened sync.Map // config -> func() (*prep.Inputs, error)
+
+func open(ctx context.Context, config string) (*prep.Inputs, error) {
+	f, _ := opened.LoadOrStore(config, sync.OnceValues(func() (*prep.Inputs, error) {
+		c, err := prep.ParseJSON(config)
+		if err != nil {
+			return nil, err
+		}
+		ctx := context.WithoutCancel(ctx) // it outlives the bundle that happens to be first
+		rules, err := prep.NewRules(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		return prep.OpenInputs(ctx, rules)
+	}))
+	return f.(func() (*prep.Inputs, error))()
+}

@@ -1,0 +1,176 @@
+//go:build beam
+
+package onbeam
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/io/prep"
+)
+
+// raw is 4,000 rows in two files, a tenth of them exact and a tenth near duplicates, with some of every other trouble.
+func raw(t testing.TB) prep.Config {
+	t.Helper()
+	dir := t.TempDir()
+	state := uint64(1)
+	next := func(n int) int {
+		state ^= state << 13
+		state ^= state >> 7
+		state ^= state << 17
+		return int(state % uint64(n))
+	}
+	var docs [][]string
+	var queries []string
+	for file := range 2 {
+		var b strings.Builder
+		for i := range 2000 {
+			query := fmt.Sprintf("query %d of the words", next(100000))
+			doc := make([]string, 30+next(40))
+			for k := range doc {
+				doc[k] = fmt.Sprint("w", next(2000))
+			}
+			if len(docs) > 10 {
+				switch of := next(len(docs)); next(10) {
+				case 0:
+					query, doc = queries[of], docs[of]
+				case 1:
+					doc = append([]string(nil), docs[of]...)
+					for range next(4) {
+						doc[next(len(doc))] = "edit"
+					}
+				case 2:
+					if i%4 == 0 {
+						doc = doc[:2]
+					}
+				}
+			}
+			queries, docs = append(queries, query), append(docs, doc)
+			js, err := json.Marshal(map[string]string{"query": query, "positive": " " + strings.Join(doc, "  ")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Write(append(js, '\n'))
+			if i%500 == 7 {
+				b.WriteString("{\"query\": null, \"positive\": \"x\"}\nno json\n")
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.jsonl", file)), []byte(b.String()), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := prep.Default()
+	c.Input = []prep.Input{
+		{Name: "first", Path: []string{filepath.Join(dir, "0.jsonl")}, Query: "query", Positive: "positive"},
+		{Name: "second", Path: []string{filepath.Join(dir, "1.jsonl")}, Query: "query", Positive: "positive"},
+	}
+	c.Filter.Document = prep.Range{Min: 3}
+	c.Dedupe.Near.Column = "positive"
+	c.Split.Dev = 0.1
+	c.Mix.Kind = "balanced"
+	c.Output.Dir = filepath.Join(t.TempDir(), "out")
+	return c
+}
+
+// sameFiles compares two folders byte for byte.
+func sameFiles(t *testing.T, got, want string) {
+	t.Helper()
+	a, err := filepath.Glob(filepath.Join(want, "*"))
+	if err != nil || len(a) < 4 {
+		t.Fatalf("%d files in %s (%v)", len(a), want, err)
+	}
+	b, _ := filepath.Glob(filepath.Join(got, "*"))
+	if len(a) != len(b) {
+		t.Errorf("%d files, want %d", len(b), len(a))
+	}
+	for _, path := range a {
+		x, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y, err := os.ReadFile(filepath.Join(got, filepath.Base(path)))
+		if err != nil {
+			t.Error(err)
+		} else if string(x) != string(y) {
+			t.Errorf("%s differs", filepath.Base(path))
+		}
+	}
+}
+
+func local(t *testing.T, c prep.Config) (prep.Config, *prep.Stats) {
+	t.Helper()
+	c.Output.Dir = filepath.Join(t.TempDir(), "local")
+	s, err := prep.Run(t.Context(), c, prep.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, s
+}
+
+func TestPrismEqualsLocal(t *testing.T) {
+	full := raw(t)
+	plain := full
+	plain.Dedupe, plain.Mix.Kind, plain.Input = prep.Dedupe{Exact: "none", Near: full.Dedupe.Near}, "proportional", full.Input[:1]
+	plain.Dedupe.Near.Column = ""
+	near := full
+	near.Dedupe.Exact, near.Mix.Kind = "none", "proportional"
+	for name, c := range map[string]prep.Config{"everything": full, "no comparison": plain, "near only": near} {
+		want, stats := local(t, c)
+		c.Output.Dir = filepath.Join(t.TempDir(), "out")
+		got, err := Run(t.Context(), c, Options{Runner: "prism"})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		sameFiles(t, c.Output.Dir, want.Output.Dir)
+		for rule, r := range stats.Rules {
+			if got.Rules[rule] == nil || got.Rules[rule].Dropped != r.Dropped {
+				t.Errorf("%s: %s drops %+v, want %d", name, rule, got.Rules[rule], r.Dropped)
+			}
+		}
+		if name == "everything" && len(stats.Rules) < 5 {
+			t.Errorf("only %d rules had work", len(stats.Rules))
+		}
+	}
+}
+
+// TestErrorNamesRow: what is wrong with a file comes through the runner, and nothing looks complete.
+func TestErrorNamesRow(t *testing.T) {
+	c := raw(t)
+	path := filepath.Join(t.TempDir(), "damaged.parquet")
+	w, err := dataset.NewParquetWriter(path, dataset.OutColumn{Name: "query"}, dataset.OutColumn{Name: "positive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var texts []string
+	for i := range 5000 {
+		texts = append(texts, fmt.Sprint("text ", i*i))
+	}
+	if err := errors.Join(w.Write(texts, texts), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 200; i < 260; i++ {
+		b[i] ^= 0x55
+	}
+	if err := os.WriteFile(path, b, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c.Input = c.Input[:1]
+	c.Input[0].Path, c.Mix.Kind = []string{path}, "proportional"
+	_, err = Run(t.Context(), c, Options{Runner: "prism"})
+	if err == nil || !strings.Contains(err.Error(), "damaged.parquet: row group 0, column") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"}); err == nil {
+		t.Error("half-written output was read")
+	}
+}

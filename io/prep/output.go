@@ -1,0 +1,227 @@
+package prep
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"contraflow/io/dataset"
+	"contraflow/io/internal/atomicfile"
+)
+
+// What a run leaves: shards, card.json, README.md (the dataset card that Hugging Face's hub shows), and at last _SUCCESS.
+//
+// A folder that is half-written never looks complete. Shards are written under _temporary, and get their names when all of them are there. The
+// folder _temporary is removed last: as long as there is one, readers refuse the folder (dataset.Open does), and the next run begins anew.
+
+// Temporary is the folder of what is not complete. Success is the file that says that everything is.
+const (
+	Temporary = dataset.Temporary
+	Success   = "_SUCCESS"
+	cardFile  = "card.json"
+	readme    = "README.md"
+)
+
+// ErrNotEmpty is wrapped when the output folder has something in it.
+var ErrNotEmpty = errors.New("the output folder is not empty")
+
+// Begin makes the output folder ready, once for a run. What a run that did not end has left is removed.
+func Begin(c *Config, overwrite bool) error {
+	dir := c.Output.Dir
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	ours := slices.Contains(names, Success) || slices.Contains(names, Temporary)
+	for _, n := range names {
+		if n != Temporary && !overwrite {
+			return fmt.Errorf("%w: %s has %s; --overwrite replaces an earlier output, or choose another output.dir", ErrNotEmpty, dir, n)
+		}
+		if !isOurs(n) || !ours {
+			return fmt.Errorf("%w: %s has %s, which prep has not written: choose another output.dir", ErrNotEmpty, dir, n)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(dir, Temporary)); err != nil {
+		return err
+	}
+	return os.MkdirAll(filepath.Join(dir, Temporary), 0o777)
+}
+
+func isOurs(name string) bool {
+	part := strings.HasPrefix(name, "train-") || strings.HasPrefix(name, "dev-")
+	return name == Temporary || name == Success || name == cardFile || name == readme || part && strings.HasSuffix(name, ".parquet")
+}
+
+// Finish completes the output after all shards are written: the cards, the names, the marker.
+func Finish(r *Rules, s *Stats) error {
+	dir := r.Config.Output.Dir
+	tmp := filepath.Join(dir, Temporary)
+	card := newCard(r, s)
+	js, err := json.MarshalIndent(card, "", "  ")
+	if err != nil {
+		return err
+	}
+	names := []string{cardFile, readme}
+	if err := os.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n'), 0o666); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(tmp, readme), []byte(card.Markdown()), 0o666); err != nil {
+		return err
+	}
+	for _, f := range s.Files {
+		names = append(names, f.Name)
+	}
+	old, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range old {
+		if e.Name() != Temporary && isOurs(e.Name()) {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	for _, n := range names {
+		if err := os.Rename(filepath.Join(tmp, n), filepath.Join(dir, n)); err != nil {
+			return fmt.Errorf("completing %s: %w", dir, err)
+		}
+	}
+	if err := atomicfile.SyncDir(dir); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, Success), nil, 0o666); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(dir)
+}
+
+// Card is the dataset card.
+type Card struct {
+	Rows      int64             `json:"rows"`
+	Train     int64             `json:"train"`
+	Dev       int64             `json:"dev"`
+	Tokenizer string            `json:"tokenizer,omitempty"` // its hash
+	Lengths   map[string]Length `json:"length_quantiles"`
+	Config    Config            `json:"config"`
+	*Stats
+}
+
+// Length are a column's lengths in tokens, or words without a tokenizer.
+type Length struct {
+	Unit string  `json:"unit"`
+	Mean float64 `json:"mean"`
+	P50  int     `json:"p50"`
+	P90  int     `json:"p90"`
+	P99  int     `json:"p99"`
+	Max  int     `json:"max"`
+}
+
+func newCard(r *Rules, s *Stats) *Card {
+	c := &Card{Config: r.Config,
+		Stats: s, Lengths: map[string]Length{}}
+	c.Config.Output.Dir = "" // the card stands in it
+	unit := "words"
+	if r.Tokenizer != nil {
+		c.Tokenizer, unit = r.Tokenizer.Hash(), "tokens"
+	}
+	for _, in := range s.Inputs {
+		c.Rows, c.Train, c.Dev = c.Rows+in.Read, c.Train+in.Train, c.Dev+in.Dev
+	}
+	for name, h := range s.Lengths {
+		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max}
+	}
+	return c
+}
+
+// Markdown is the card to read.
+func (c *Card) Markdown() string {
+	var b strings.Builder
+	b.WriteString("---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: train-*.parquet\n")
+	if c.Config.Split.Dev > 0 {
+		b.WriteString("  - split: dev\n    path: dev-*.parquet\n")
+	}
+	fmt.Fprintf(&b, "---\n\n# Dataset\n\nMade by `contraflow prep`: %d rows read, %d for training, %d for development.\n\n", c.Rows, c.Train, c.Dev)
+	b.WriteString("| input | read | train | dev |\n|---|---|---|---|\n")
+	for _, in := range c.Inputs {
+		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", in.Name, in.Read, in.Train, in.Dev)
+	}
+	b.WriteString("\n| rule | rows dropped |\n|---|---|\n")
+	for _, name := range RuleNames {
+		if r := c.Rules[name]; r != nil {
+			fmt.Fprintf(&b, "| %s | %d |\n", name, r.Dropped)
+		}
+	}
+	b.WriteString("\n## Lengths\n\n| column | unit | mean | half | 90 % | 99 % | longest |\n|---|---|---|---|---|---|---|\n")
+	var columns []string
+	for name := range c.Lengths {
+		columns = append(columns, name)
+	}
+	slices.Sort(columns)
+	for _, name := range columns {
+		l := c.Lengths[name]
+		fmt.Fprintf(&b, "| %s | %s | %.1f | %d | %d | %d | %d |\n", name, l.Unit, l.Mean, l.P50, l.P90, l.P99, l.Max)
+	}
+	for _, name := range columns {
+		fmt.Fprintf(&b, "\n%s\n\n```\n%s```\n", name, c.Stats.Lengths[name].chart())
+	}
+	if c.Tokenizer != "" {
+		fmt.Fprintf(&b, "\nToken ids are those of the tokenizer with the hash `%s`.\n", c.Tokenizer)
+	}
+	b.WriteString("\n## Dropped rows\n")
+	for _, name := range RuleNames {
+		r := c.Rules[name]
+		if r == nil || len(r.Samples) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n### %s\n\n", name)
+		for _, s := range r.Samples {
+			fmt.Fprintf(&b, "- `%s`", s.Where)
+			if s.Why != "" {
+				fmt.Fprintf(&b, ": %s", s.Why)
+			}
+			fmt.Fprintf(&b, "\n  %q\n", s.Text)
+		}
+	}
+	return b.String()
+}
+
+// chart draws a histogram by doublings.
+func (h *Histogram) chart() string {
+	type bar struct {
+		from, to int
+		n        int64
+	}
+	var bars []bar
+	most := int64(1)
+	for i, n := range h.Bins {
+		from := binStart(i)
+		to := 1
+		for to <= from {
+			to *= 2
+		}
+		if len(bars) == 0 || bars[len(bars)-1].to != to-1 {
+			bars = append(bars, bar{to / 2, to - 1, 0})
+		}
+		last := &bars[len(bars)-1]
+		last.n += n
+		most = max(most, last.n)
+	}
+	var b strings.Builder
+	for _, r := range bars {
+		fmt.Fprintf(&b, "%6d-%-6d %10d %s\n", r.from, r.to, r.n, strings.Repeat("#", int((r.n*50+most-1)/most)))
+	}
+	return b.String()
+}

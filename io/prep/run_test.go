@@ -1,0 +1,564 @@
+package prep
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/tokenize"
+)
+
+type pair struct {
+	Query    string   `json:"query"`
+	Positive string   `json:"positive"`
+	Negs     []string `json:"negs,omitempty"`
+}
+
+func writeJSONL(t testing.TB, path string, rows ...pair) {
+	t.Helper()
+	var b bytes.Buffer
+	for _, r := range rows {
+		js, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(append(js, '\n'))
+	}
+	if err := os.WriteFile(path, b.Bytes(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bare is a configuration that changes nothing.
+func bare(t testing.TB, paths ...string) Config {
+	c := Default()
+	c.Normalize, c.Dedupe.Exact = Normalize{}, "none"
+	c.Input = []Input{{Path: paths, Query: "query", Positive: "positive"}}
+	c.Output.Dir = filepath.Join(t.TempDir(), "out")
+	return c
+}
+
+func mustRun(t testing.TB, c Config) *Stats {
+	t.Helper()
+	s, err := Run(t.Context(), c, Options{Threads: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// readPairs reads what a run wrote, part "train" or "dev".
+func readPairs(t testing.TB, dir, part string) (rows []pair) {
+	t.Helper()
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(dir, part+"-*.parquet")}, Query: "query", Positive: "positive"})
+	if errors.Is(err, dataset.ErrNoFiles) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for b := range d.Blocks() {
+		block, err := d.ReadBlock(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range block.Rows {
+			rows = append(rows, pair{Query: block.Texts(nil, i, 0)[0], Positive: block.Texts(nil, i, 1)[0]})
+		}
+	}
+	return rows
+}
+
+func counts(s *Stats) map[string]int64 {
+	m := map[string]int64{}
+	for name, r := range s.Rules {
+		m[name] = r.Dropped
+	}
+	return m
+}
+
+func TestRules(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	lines := []string{
+		`{"query": "<b>how</b>  to sort", "positive": "call the sort function with a list of things"}`,
+		`{"query": "how to sort", "positive": "call the sort function with a list of things"}`, // equal once they are normalized
+		`{"query": "how to sort", "positive": "another document for this very question"}`,
+		`{"query": null, "positive": "a document"}`,
+		`no json`,
+		`{"query": "<p></p>", "positive": "a document of some words"}`,
+		`{"query": "one", "positive": "too short"}`,
+		`{"query": "как это", "positive": "совсем другой язык здесь"}`,
+		`{"query": "see http", "positive": "visit http://spam.example for more of it"}`,
+		`{"query": "evaluation", "positive": "text before the quick brown fox jumps text after"}`,
+		`{"query": "The Evaluation Query!", "positive": "a document of some words"}`,
+	}
+	if err := os.WriteFile(in, []byte(strings.Join(lines, "\n")), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	eval := filepath.Join(t.TempDir(), "eval.jsonl")
+	if err := os.WriteFile(eval, []byte("{\"text\": \"Quick, brown fox jumps\"}\n{\"text\": \"the evaluation query\"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c := bare(t, in)
+	c.Normalize = Normalize{Unicode: "nfc", Whitespace: true, HTML: true}
+	c.Dedupe.Exact = "row"
+	c.Filter.Document = Range{Min: 3}
+	c.Filter.Script = Script{"Latin", 0.5}
+	c.Filter.Reject = []string{`https?://`}
+	c.Decontaminate = Decontaminate{Against: []Against{{[]string{eval}, []string{"text"}}}, Words: 4}
+	s := mustRun(t, c)
+	want := map[string]int64{Unusable: 2, Empty: 1, LengthRule: 1, ScriptRule: 1, Reject: 1, Contaminated: 2, Duplicate: 1}
+	if got := counts(s); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("dropped %v, want %v", got, want)
+	}
+	if got := readPairs(t, c.Output.Dir, "train"); len(got) != 2 || got[0].Query != "how to sort" || got[1].Positive != "another document for this very question" {
+		t.Errorf("what stays: %q", got)
+	}
+	d := s.Rules[Duplicate].Samples[0]
+	if d.Where != in+":2" || d.Why != "repeats "+in+":1" || !strings.Contains(d.Text, "call the sort") {
+		t.Errorf("sample %+v", d)
+	}
+	if why := s.Rules[LengthRule].Samples[0].Why; why != "column 1: 2 words" {
+		t.Errorf("length: %q", why)
+	}
+	for _, name := range []string{Success, "README.md", "card.json", "train-00000-of-00001.parquet"} {
+		if _, err := os.Stat(filepath.Join(c.Output.Dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(c.Output.Dir, Temporary)); !errors.Is(err, os.ErrNotExist) {
+		t.Error("the temporary folder is still there")
+	}
+}
+
+// corpus is n rows with exact and near duplicates, in a parquet and a JSONL file, and what should stay by the definitions.
+func corpus(t testing.TB, n int) (c Config, want []pair) {
+	dir := t.TempDir()
+	words := strings.Fields("sort list map of keys and values read write file open close error return when the a that each index graph node edge walk find path")
+	rng := uint64(7)
+	next := func(n int) int { rng = mix64(rng); return int(rng % uint64(n)) }
+	text := func(n int) []string {
+		w := make([]string, n)
+		for i := range w {
+			w[i] = words[next(len(words))] + fmt.Sprint(next(40))
+		}
+		return w
+	}
+	var rows []pair
+	var docs [][]string
+	for i := range n {
+		doc := text(30 + next(60))
+		query := strings.Join(text(4), " ")
+		switch {
+		case i > 10 && next(10) == 0: // exact
+			rows = append(rows, rows[next(i)])
+			docs = append(docs, nil)
+			continue
+		case i > 10 && next(5) == 0: // near
+			if of := docs[next(i)]; of != nil {
+				doc = slices.Clone(of)
+				for range next(7) {
+					doc[next(len(doc))] = "edit"
+				}
+			}
+		}
+		docs = append(docs, doc)
+		rows = append(rows, pair{Query: query, Positive: strings.Join(doc, " ")})
+	}
+	split := n / 3
+	writeJSONL(t, filepath.Join(dir, "b.jsonl"), rows[split:]...)
+	w, err := dataset.NewParquetWriter(filepath.Join(dir, "a.parquet"), dataset.OutColumn{Name: "query"}, dataset.OutColumn{Name: "positive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var q, p []string
+	for _, r := range rows[:split] {
+		q, p = append(q, r.Query), append(p, r.Positive)
+	}
+	if err := w.Write(q, p); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = bare(t, filepath.Join(dir, "*.*"))
+	c.Dedupe.Exact, c.Dedupe.Near.Column = "row", "positive"
+	c.Output.Shards = 2
+	seen := map[[2]string]bool{}
+	var sketches []Sketch
+rows:
+	for _, r := range rows {
+		if key := [2]string{r.Query, r.Positive}; seen[key] {
+			continue
+		} else {
+			seen[key] = true
+		}
+		k := NewSketch(Shingles(nil, r.Positive, c.Dedupe.Near.Shingle))
+		sketches = append(sketches, k)
+		for _, other := range sketches[:len(sketches)-1] {
+			if Jaccard(other, k) >= c.Dedupe.Near.Threshold {
+				continue rows
+			}
+		}
+		want = append(want, pair{Query: r.Query, Positive: r.Positive})
+	}
+	return c, want
+}
+
+func TestDedupe(t *testing.T) {
+	c, want := corpus(t, 1500)
+	s := mustRun(t, c)
+	got := readPairs(t, c.Output.Dir, "train")
+	// All pairs are compared for want; bands may miss one in 500 at the threshold.
+	missing := 0
+	inWant := map[[2]string]bool{}
+	for _, p := range want {
+		inWant[[2]string{p.Query, p.Positive}] = true
+	}
+	for _, p := range got {
+		if !inWant[[2]string{p.Query, p.Positive}] {
+			missing++
+		}
+	}
+	if len(got)-missing != len(want) || missing > 3 {
+		t.Errorf("%d rows stay, %d of them are duplicates; the definition keeps %d", len(got), missing, len(want))
+	}
+	if n := s.Rules[Duplicate].Dropped; n < 80 || s.Rules[NearDuplicate].Dropped < 80 {
+		t.Errorf("too few duplicates to test with: %v", counts(s))
+	}
+}
+
+// files are a folder's contents.
+func files(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[string]string{}
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m[e.Name()] = string(b)
+	}
+	return m
+}
+
+func TestSameBytesWithAnyParallelism(t *testing.T) {
+	c, _ := corpus(t, 1200)
+	c.Split.Dev = 0.1
+	c.Mix = Mix{Kind: "balanced", Repeat: 1}
+	in := c.Input[0]
+	in.Name, in.Path = "second", []string{filepath.Join(filepath.Dir(in.Path[0]), "b.jsonl")}
+	c.Input[0].Path = []string{filepath.Join(filepath.Dir(in.Path[0]), "a.parquet")}
+	c.Input = append(c.Input, in)
+	var first map[string]string
+	for _, threads := range []int{1, 2, 7} {
+		c.Output.Dir = filepath.Join(t.TempDir(), "out")
+		if _, err := Run(t.Context(), c, Options{Threads: threads}); err != nil {
+			t.Fatal(err)
+		}
+		got := files(t, c.Output.Dir)
+		if first == nil {
+			first = got
+			continue
+		}
+		for name := range first {
+			if got[name] != first[name] {
+				t.Errorf("%d threads: %s differs", threads, name)
+			}
+		}
+		if len(got) != len(first) {
+			t.Errorf("%d threads: %d files, want %d", threads, len(got), len(first))
+		}
+	}
+	if len(first) != 3+4 {
+		t.Errorf("%d files", len(first))
+	}
+	var card struct {
+		Rows, Train, Dev int64
+		Inputs           []InputStats
+		Rules            map[string]RuleStats
+	}
+	if err := json.Unmarshal([]byte(first["card.json"]), &card); err != nil {
+		t.Fatal(err)
+	}
+	total := card.Train + card.Dev
+	for _, r := range card.Rules {
+		total += r.Dropped
+	}
+	if total != card.Rows || card.Rows != 1200 {
+		t.Errorf("%d rows read, %d accounted for", card.Rows, total)
+	}
+	a, b := card.Inputs[0].Train+card.Inputs[0].Dev, card.Inputs[1].Train+card.Inputs[1].Dev
+	if a < b*8/10 || b < a*8/10 {
+		t.Errorf("inputs of %d and %d rows are not balanced", a, b)
+	}
+	if share := float64(card.Dev) / float64(card.Train+card.Dev); share < 0.05 || share > 0.15 {
+		t.Errorf("%.3f of the rows are dev's", share)
+	}
+}
+
+func TestSplitKeepsQueriesTogether(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	var rows []pair
+	for i := range 400 {
+		rows = append(rows, pair{Query: fmt.Sprint("query ", i%100), Positive: fmt.Sprint("document ", i)})
+	}
+	writeJSONL(t, in, rows...)
+	c := bare(t, in)
+	c.Split.Dev = 0.3
+	mustRun(t, c)
+	train, dev := readPairs(t, c.Output.Dir, "train"), readPairs(t, c.Output.Dir, "dev")
+	if len(train)+len(dev) != 400 || len(dev) < 60 || len(dev) > 180 {
+		t.Fatalf("%d and %d rows", len(train), len(dev))
+	}
+	for _, d := range dev {
+		for _, r := range train {
+			if d.Query == r.Query {
+				t.Fatalf("%q is in both parts", d.Query)
+			}
+		}
+	}
+}
+
+func TestMixRepeats(t *testing.T) {
+	inputs := []Input{{Share: 3}, {Share: 1}}
+	for _, c := range []struct {
+		m    Mix
+		rows []int64
+		want string
+	}{
+		{Mix{"proportional", 1}, []int64{100, 900}, "[1 1]"},
+		{Mix{"balanced", 1}, []int64{100, 400}, "[1 0.25]"},
+		{Mix{"balanced", 4}, []int64{100, 400}, "[4 1]"},
+		{Mix{"weighted", 1}, []int64{300, 400}, "[1 0.25]"},
+		{Mix{"balanced", 1}, []int64{0, 400}, "[0 1]"},
+		{Mix{"balanced", 1}, []int64{0, 0}, "[0 0]"},
+	} {
+		if got := fmt.Sprint(c.m.Rates(inputs, c.rows)); got != c.want {
+			t.Errorf("%+v of %v: %s, want %s", c.m, c.rows, got, c.want)
+		}
+	}
+	r := &Rules{Config: Config{Seed: 1}}
+	n := 0
+	for id := range int64(10000) {
+		n += r.Copies(id, 2.25)
+	}
+	if n < 22200 || n > 22800 {
+		t.Errorf("10000 rows at a rate of 2.25 become %d", n)
+	}
+}
+
+// tinyTokenizer is a vocabulary trained on a few words.
+func tinyTokenizer(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	tok, err := tokenize.TrainWordPiece(t.Context(), func(yield func(string) bool) {
+		for range 20 {
+			if !yield("query document sort list of things with words and numbers 0 1 2 3 4 5 6 7 8 9") {
+				return
+			}
+		}
+	}, tokenize.TrainOptions{VocabSize: 300})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tok.Save(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestTokens: ids and identities that training reads are those of the texts.
+func TestTokens(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	var rows []pair
+	for i := range 300 {
+		p := pair{Query: fmt.Sprint("query ", i), Positive: strings.Repeat("document of words ", 1+i%9)}
+		for k := range i % 4 {
+			p.Negs = append(p.Negs, fmt.Sprint("list ", i*k))
+		}
+		if p.Negs == nil {
+			p.Negs = []string{"none"}
+		}
+		rows = append(rows, p)
+	}
+	writeJSONL(t, in, rows...)
+	c := bare(t, in)
+	c.Input[0].Negatives = []string{"negs"}
+	c.Output.Shards = 1
+	c.Tokenize = Tokenize{Model: tinyTokenizer(t), MaxLength: Lengths{8, 12}, Prompts: Prompts{Query: "sort "}}
+	mustRun(t, c)
+	tok, err := tokenize.Load(c.Tokenize.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"negs"}, NegativesPerQuery: dataset.AllNegatives}
+	read := func(src dataset.Source) []dataset.Example {
+		d, err := dataset.Open(t.Context(), src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		r := d.NewReader(dataset.ReaderConfig{})
+		defer r.Close()
+		var ids []int64
+		for i := range d.Rows() {
+			ids = append(ids, (i*7)%d.Rows())
+		}
+		ex, err := r.Read(t.Context(), 0, ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ex
+	}
+	texts := read(src)
+	src.Tokens = true
+	ids := read(src)
+	for i := range texts {
+		for k, text := range texts[i].Texts {
+			prompt, limit := "", 12
+			if k == 0 {
+				prompt, limit = "sort ", 8
+			}
+			if want := tok.Encode(prompt+text, limit); !slices.Equal(ids[i].IDs[k], want) {
+				t.Fatalf("row %d, text %d: ids %v, want %v", texts[i].Row, k, ids[i].IDs[k], want)
+			}
+			if ids[i].Hashes[k] != dataset.HashText(text) || texts[i].Hashes[k] != ids[i].Hashes[k] {
+				t.Fatalf("row %d, text %d: another identity", texts[i].Row, k)
+			}
+		}
+	}
+	d, err := dataset.Open(t.Context(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if d.Tokens().Tokenizer != tok.Hash() || d.Tokens().Query.Prompt != "sort " {
+		t.Errorf("%+v", d.Tokens())
+	}
+	index, err := d.Index(t.Context(), dataset.IndexConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range texts[:20] {
+		if got := index.Hashes(nil, 0, 0, e.Row); !slices.Equal(got, e.Hashes) {
+			t.Errorf("row %d: the index has other identities", e.Row)
+		}
+	}
+	src.Query = "{query}"
+	if _, err := dataset.Open(t.Context(), src); err == nil || !strings.Contains(err.Error(), "template") {
+		t.Errorf("a template of ids: %v", err)
+	}
+	src = dataset.Source{Paths: []string{in}, Query: "query", Positive: "positive", Tokens: true}
+	if _, err := dataset.Open(t.Context(), src); err == nil || !strings.Contains(err.Error(), "no token ids") {
+		t.Errorf("JSON lines with ids: %v", err)
+	}
+}
+
+func TestPoisonedRow(t *testing.T) {
+	c, _ := corpus(t, 600)
+	rules, err := NewRules(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	rules.trouble = func(text string) {
+		if strings.HasPrefix(text, "sort") {
+			panic("index out of range")
+		}
+		n++
+	}
+	_, err = run(t.Context(), rules, Options{Threads: 1})
+	var p *PanicError
+	if !errors.As(err, &p) || !strings.Contains(err.Error(), "row group 0, row") || !strings.Contains(err.Error(), "a.parquet") {
+		t.Fatalf("got %v", err)
+	}
+	// What is there is not taken for complete, and the next run begins anew.
+	if _, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"}); err == nil {
+		t.Error("a half-written folder was read")
+	}
+	mustRun(t, c)
+	if len(readPairs(t, c.Output.Dir, "train")) == 0 {
+		t.Error("nothing written")
+	}
+}
+
+// TestHalfWritten ends the completion between two renames.
+func TestHalfWritten(t *testing.T) {
+	c, _ := corpus(t, 200)
+	mustRun(t, c)
+	want := files(t, c.Output.Dir)
+	if err := os.Remove(filepath.Join(c.Output.Dir, Success)); err != nil {
+		t.Fatal(err)
+	}
+	tmp := filepath.Join(c.Output.Dir, Temporary)
+	if err := os.Mkdir(tmp, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	shard := "train-00001-of-00002.parquet"
+	if err := os.Rename(filepath.Join(c.Output.Dir, shard), filepath.Join(tmp, shard)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"})
+	if err == nil || !strings.Contains(err.Error(), "is not complete") {
+		t.Errorf("opening it: %v", err)
+	}
+	if _, err := Run(t.Context(), c, Options{}); !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("without --overwrite: %v", err)
+	}
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := files(t, c.Output.Dir); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Error("the second run wrote something else")
+	}
+	if err := os.WriteFile(filepath.Join(c.Output.Dir, "mine.txt"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); !errors.Is(err, ErrNotEmpty) || !strings.Contains(err.Error(), "mine.txt") {
+		t.Errorf("with a stranger's file: %v", err)
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	c, _ := corpus(t, 300)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, c, Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	c := Config{Mix: Mix{Kind: "sideways"}, Filter: Filter{Unit: "tokens", Query: Range{5, 2}, Script: Script{"Elvish", 2}, Reject: []string{"("}}, Decontaminate: Decontaminate{Words: 0}, Split: Split{Dev: 1}}
+	c.Input = []Input{{Query: "q"}, {Name: "input", Path: []string{"x"}, Query: "q", Positive: "p"}}
+	c.Dedupe = Dedupe{Exact: "positive", Near: Near{Column: "query"}}
+	var keys []string
+	for _, p := range c.Check() {
+		keys = append(keys, p.Key)
+	}
+	for _, want := range []string{"input[0].path", "input[1].name", "input[1]", "output.dir", "filter.unit", "filter.query", "filter.script.name", "filter.script.share", "filter.reject[0]", "dedupe.exact", "dedupe.near.threshold",
+		"dedupe.near", "decontaminate.words", "split.dev", "mix.kind", "mix.repeat"} {
+		if !slices.Contains(keys, want) {
+			t.Errorf("no problem with %s in %v", want, keys)
+		}
+	}
+	d := Default()
+	d.Input, d.Output.Dir = []Input{{Path: []string{"x"}, Query: "q", Positive: "p"}}, "out"
+	if p := d.Check(); len(p) > 0 {
+		t.Errorf("defaults: %v", p)
+	}
+}

@@ -1,0 +1,161 @@
+package prep
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+)
+
+// Stats are the counts of a part of the work. Those of several parts merge in any order to the same whole.
+type Stats struct {
+	Inputs  []InputStats          `json:"inputs"`
+	Rules   map[string]*RuleStats `json:"rules"`
+	Lengths map[string]*Histogram `json:"lengths"` // by written column
+	Files   []FileStats           `json:"files"`
+}
+
+// InputStats are the rows of an input, in and out.
+type InputStats struct {
+	Name  string `json:"name"`
+	Read  int64  `json:"read"`
+	Train int64  `json:"train"`
+	Dev   int64  `json:"dev"`
+}
+
+// RuleStats are what a rule dropped, and the first rows of it.
+type RuleStats struct {
+	Dropped int64    `json:"dropped"`
+	Samples []Sample `json:"samples,omitempty"`
+}
+
+// Sample is a dropped row.
+type Sample struct {
+	ID    int64  `json:"id"`
+	Where string `json:"where"`
+	Why   string `json:"why,omitempty"`
+	Text  string `json:"text,omitempty"` // its beginning
+}
+
+// FileStats is a written file.
+type FileStats struct {
+	Name string `json:"name"`
+	Rows int64  `json:"rows"`
+}
+
+func newStats(inputs []Input) *Stats {
+	s := &Stats{Rules: map[string]*RuleStats{}, Lengths: map[string]*Histogram{}}
+	for _, in := range inputs {
+		s.Inputs = append(s.Inputs, InputStats{Name: in.Name})
+	}
+	return s
+}
+
+// drop counts a dropped row and keeps it if it is among the first so many.
+func (s *Stats) drop(rule string, most int, sample func() Sample) {
+	r := s.rule(rule)
+	r.Dropped++
+	if len(r.Samples) < most {
+		r.Samples = append(r.Samples, sample())
+	}
+}
+
+func (s *Stats) rule(name string) *RuleStats {
+	r := s.Rules[name]
+	if r == nil {
+		r = &RuleStats{}
+		s.Rules[name] = r
+	}
+	return r
+}
+
+func (s *Stats) length(column string) *Histogram {
+	h := s.Lengths[column]
+	if h == nil {
+		h = &Histogram{}
+		s.Lengths[column] = h
+	}
+	return h
+}
+
+// Merge adds another part's counts; of samples the most first rows stay.
+func (s *Stats) Merge(o *Stats, most int) {
+	for i := range o.Inputs {
+		s.Inputs[i].Read += o.Inputs[i].Read
+		s.Inputs[i].Train += o.Inputs[i].Train
+		s.Inputs[i].Dev += o.Inputs[i].Dev
+	}
+	for name, r := range o.Rules {
+		mine := s.rule(name)
+		mine.Dropped += r.Dropped
+		mine.Samples = append(mine.Samples, r.Samples...)
+		slices.SortFunc(mine.Samples, func(a, b Sample) int { return cmp.Compare(a.ID, b.ID) })
+		mine.Samples = mine.Samples[:min(most, len(mine.Samples))]
+	}
+	for name, h := range o.Lengths {
+		s.length(name).merge(h)
+	}
+	s.Files = append(s.Files, o.Files...)
+	slices.SortFunc(s.Files, func(a, b FileStats) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// Histogram counts lengths: each up to 15 in a bin of its own, then eight bins for every doubling.
+type Histogram struct {
+	Count int64   `json:"count"`
+	Sum   int64   `json:"sum"`
+	Max   int     `json:"max"`
+	Bins  []int64 `json:"bins"`
+}
+
+func bin(n int) int {
+	if n < 16 {
+		return n
+	}
+	e := bits.Len(uint(n)) - 4 // n>>e is 8 to 15
+	return 8*e + n>>e
+}
+
+// binStart is the smallest length in a bin.
+func binStart(b int) int {
+	if b < 16 {
+		return b
+	}
+	e := b/8 - 1
+	return (b - 8*e) << e
+}
+
+func (h *Histogram) add(n int) {
+	b := bin(n)
+	for len(h.Bins) <= b {
+		h.Bins = append(h.Bins, 0)
+	}
+	h.Bins[b]++
+	h.Count++
+	h.Sum += int64(n)
+	h.Max = max(h.Max, n)
+}
+
+func (h *Histogram) merge(o *Histogram) {
+	for len(h.Bins) < len(o.Bins) {
+		h.Bins = append(h.Bins, 0)
+	}
+	for i, n := range o.Bins {
+		h.Bins[i] += n
+	}
+	h.Count += o.Count
+	h.Sum += o.Sum
+	h.Max = max(h.Max, o.Max)
+}
+
+// Mean is the mean length.
+func (h *Histogram) Mean() float64 { return float64(h.Sum) / float64(max(1, h.Count)) }
+
+// Quantile is a length that a share q of all don't exceed: the largest of its bin, so at most an eighth too much.
+func (h *Histogram) Quantile(q float64) int {
+	want, seen := int64(q*float64(h.Count)), int64(0)
+	for b, n := range h.Bins {
+		if seen += n; n > 0 && seen >= want {
+			return min(binStart(b+1)-1, h.Max)
+		}
+	}
+	return h.Max
+}

@@ -1,0 +1,291 @@
+package prep
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+func TestStripHTML(t *testing.T) {
+	for _, c := range [][2]string{
+		{"plain", "plain"},
+		{"a < b && c > d", "a < b && c > d"},
+		{"<p>one</p><p>two</p>", "\none\n\ntwo\n"},
+		{"<b>bold</b>ly &amp; <i class='x>y'>so</i>", "boldly & so"},
+		{"x<!-- a > b -->y", "xy"},
+		{"x<!-- open", "x"},
+		{"<script>if (a<b) {}</script>after", "after"},
+		{"<STYLE>p{}</Style >after", "after"},
+		{"<script>never closed", ""},
+		{"&lt;b&gt; stays a text", "<b> stays a text"},
+		{"<user@host> <3 <-- i<n; n>0", "<user@host> <3 <-- i<n; n>0"},
+		{"<!DOCTYPE html><br/>x", "\n\nx"},
+		{"<a href=\"u\"", "<a href=\"u\""},
+		{"<h1>t</h1>", "\nt\n"},
+		{"&#x41;&eacute;&nosuch;", "Aé&nosuch;"},
+		{"", ""}, {"<", "<"}, {"</", "</"}, {"<b", "<b"}, {"&", "&"},
+	} {
+		if got := StripHTML(c[0]); got != c[1] {
+			t.Errorf("%q: %q, want %q", c[0], got, c[1])
+		}
+	}
+}
+
+func TestSqueeze(t *testing.T) {
+	for _, c := range [][2]string{
+		{"", ""}, {" ", ""}, {"a", "a"}, {" a ", "a"}, {"a  b", "a b"}, {"a\tb", "a b"}, {"a \n b", "a\nb"}, {"a\r\nb", "a\nb"}, {"a\n\n\nb", "a\nb"},
+		{"a\u00a0\u3000b", "a b"}, {"\ufeffa\u200bb\x00c\x7f", "abc"}, {"é  é", "é é"}, {"a\u2028b", "a\nb"}, {"\xff", "\ufffd"},
+	} {
+		if got := Squeeze(c[0]); got != c[1] {
+			t.Errorf("%q: %q, want %q", c[0], got, c[1])
+		}
+		if again := Squeeze(c[1]); again != c[1] {
+			t.Errorf("%q changes again, to %q", c[1], again)
+		}
+	}
+}
+
+func TestClean(t *testing.T) {
+	n := Normalize{Unicode: "nfkc", Whitespace: true, HTML: true}
+	if got, want := n.Clean("  <p>ﬁne\u00a0cafe\u0301 &amp; ①</p>\n"), "fine café & 1"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := (Normalize{Unicode: "nfd"}).Clean("é"); got != "e\u0301" {
+		t.Errorf("nfd: %q", got)
+	}
+	if got := (Normalize{}).Clean(" as it is "); got != " as it is " {
+		t.Errorf("nothing: %q", got)
+	}
+	marks := "a" + strings.Repeat("\u0301\u0316", 20) // x/text's normal forms would put U+034F between them
+	if got := (Normalize{Unicode: "nfc"}).Clean(marks); strings.ContainsRune(got, '\u034f') {
+		t.Errorf("a joiner came in: %q", got)
+	}
+}
+
+func TestScriptShare(t *testing.T) {
+	for _, c := range []struct {
+		text, script string
+		want         float64
+	}{{"abc", "Latin", 1}, {"абв", "Latin", 0}, {"ab, 12 вг!", "Latin", 0.5}, {"123", "Latin", 1}, {"", "Han", 1}, {"漢字 and かな", "Han", 2. / 7}} {
+		if got := ScriptShare(c.text, unicode.Scripts[c.script]); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("%q in %s: %v, want %v", c.text, c.script, got, c.want)
+		}
+	}
+}
+
+func TestWords(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want []string
+	}{
+		{"", nil}, {"--- !", nil}, {"Hello, World2", []string{"hello", "world2"}}, {"snake_case x.y", []string{"snake", "case", "x", "y"}},
+		{"ÄÖ straße", []string{"äö", "straße"}}, {"漢字kana", []string{"漢", "字", "kana"}}, {"ab漢", []string{"ab", "漢"}}, {"नमस्ते", []string{"नमस्ते"}},
+	} {
+		var got []string
+		Words(c.text, func(w []byte) { got = append(got, string(w)) })
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%q: %q, want %q", c.text, got, c.want)
+		}
+	}
+}
+
+// naiveJaccard is the definition, on strings.
+func naiveJaccard(a, b string, n int) float64 {
+	set := func(s string) map[string]bool {
+		var w []string
+		Words(s, func(b []byte) { w = append(w, string(b)) })
+		m := map[string]bool{}
+		for i := 0; i+n <= len(w); i++ {
+			m[strings.Join(w[i:i+n], " ")] = true
+		}
+		if len(w) < n {
+			m[strings.Join(w, " ")] = true
+		}
+		return m
+	}
+	x, y := set(a), set(b)
+	common := 0
+	for k := range x {
+		if y[k] {
+			common++
+		}
+	}
+	return float64(common) / float64(len(x)+len(y)-common)
+}
+
+func randomText(r *rand.Rand, words int) []string {
+	w := make([]string, words)
+	for i := range w {
+		w[i] = string([]byte{'a' + byte(r.IntN(26)), 'a' + byte(r.IntN(26)), 'a' + byte(r.IntN(26))})
+	}
+	return w
+}
+
+func TestJaccard(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range 300 {
+		n := 1 + r.IntN(5)
+		a := randomText(r, r.IntN(200))
+		b := slices.Clone(a)
+		for range r.IntN(1 + len(a)/4) {
+			b[r.IntN(len(b))] = "edit"
+		}
+		x, y := strings.Join(a, " "), strings.Join(b, " ")
+		if len(a) == 0 {
+			continue
+		}
+		got := Jaccard(NewSketch(Shingles(nil, x, n)), NewSketch(Shingles(nil, y, n)))
+		if want := naiveJaccard(x, y, n); math.Abs(got-want) > 1e-12 {
+			t.Fatalf("text %d, shingles of %d words: %v, want %v", i, n, got, want)
+		}
+	}
+	// Long texts are estimated: a standard deviation of sqrt(J(1-J)/256), so five of them.
+	for range 20 {
+		a := randomText(r, 3000)
+		b := slices.Clone(a)
+		for range 150 {
+			b[r.IntN(len(b))] = "edit"
+		}
+		x, y := strings.Join(a, " "), strings.Join(b, " ")
+		got, want := Jaccard(NewSketch(Shingles(nil, x, 3)), NewSketch(Shingles(nil, y, 3))), naiveJaccard(x, y, 3)
+		if math.Abs(got-want) > 5*math.Sqrt(want*(1-want)/sketchSize) {
+			t.Errorf("estimate %v, want %v", got, want)
+		}
+	}
+}
+
+// TestNearRecall plants near-duplicates at Jaccard similarities around 0.8 and compares what is dropped with the definition.
+func TestNearRecall(t *testing.T) {
+	near := Default().Dedupe.Near
+	near.Column = "query"
+	f := newHashFamily(near, 42)
+	r := rand.New(rand.NewPCG(3, 4))
+	var texts []string
+	for range 400 {
+		a := randomText(r, 40+r.IntN(100))
+		texts = append(texts, strings.Join(a, " "))
+		for range 3 {
+			b := slices.Clone(a)
+			for range 1 + r.IntN(len(a)/15) { // an edit breaks three shingles of either text: similarities from 0.65 to 0.98
+				b[r.IntN(len(b))] = "edit"
+			}
+			texts = append(texts, strings.Join(b, " "))
+		}
+	}
+	sketches := make([]Sketch, len(texts))
+	buckets := map[uint64][]Member{}
+	for id, text := range texts {
+		shingles := Shingles(nil, text, near.Shingle)
+		sketches[id] = NewSketch(shingles)
+		keys, _ := f.bands(nil, shingles, nil)
+		for _, k := range keys {
+			buckets[k] = append(buckets[k], Member{int64(id), sketches[id]})
+		}
+	}
+	dropped := map[int64]int64{}
+	for _, members := range buckets {
+		Bucket(members, near.Threshold, func(id, of int64) { dropped[id] = of })
+	}
+	var found, missed, right, wrong int
+	for id, text := range texts {
+		group := id / 4 * 4 // rows of other groups share no shingle
+		similar := false
+		for before := group; before < id; before++ {
+			similar = similar || naiveJaccard(texts[before], text, near.Shingle) >= near.Threshold
+		}
+		of, is := dropped[int64(id)]
+		switch {
+		case similar && is:
+			found++
+		case similar:
+			missed++
+		}
+		if is && naiveJaccard(texts[of], text, near.Shingle) >= near.Threshold {
+			right++
+		} else if is {
+			wrong++
+		}
+	}
+	recall, precision := float64(found)/float64(found+missed), float64(right)/float64(right+wrong)
+	t.Logf("%d bands of %d rows: recall %.4f of %d, precision %.4f of %d", near.Bands, near.Rows, recall, found+missed, precision, right+wrong)
+	if found+missed < 300 || recall < 0.95 || precision < 0.95 {
+		t.Errorf("recall %.4f of %d, precision %.4f of %d: want 0.95 of at least 300", recall, found+missed, precision, right+wrong)
+	}
+}
+
+// TestBands compares how often two sets agree in a band with the probability that the theory gives.
+func TestBands(t *testing.T) {
+	f := newHashFamily(Near{Bands: 20, Rows: 6}, 42)
+	r := rand.New(rand.NewPCG(5, 6))
+	for _, j := range []float64{0.5, 0.65, 0.8} {
+		met := 0
+		const pairs = 1500
+		for range pairs {
+			const union = 100
+			common := int(math.Round(j * union))
+			var a, b []uint32
+			for i := range union {
+				x := r.Uint32()
+				if i < common || i%2 == 0 {
+					a = append(a, x)
+				}
+				if i < common || i%2 == 1 {
+					b = append(b, x)
+				}
+			}
+			x, _ := f.bands(nil, a, nil)
+			y, _ := f.bands(nil, b, nil)
+			for i := range x {
+				if x[i] == y[i] {
+					met++
+					break
+				}
+			}
+		}
+		want := 1 - math.Pow(1-math.Pow(j, 6), 20)
+		got := float64(met) / pairs
+		if sd := math.Sqrt(want*(1-want)/pairs) + 1.0/pairs; math.Abs(got-want) > 4*sd {
+			t.Errorf("Jaccard %v: %.4f meet, want %.4f", j, got, want)
+		}
+	}
+}
+
+func TestBucketIsTransitiveInIDs(t *testing.T) {
+	same := NewSketch([]uint32{1, 2, 3})
+	other := NewSketch([]uint32{7, 8, 9})
+	var got [][2]int64
+	Bucket([]Member{{9, same}, {4, other}, {2, same}, {5, same}, {8, other}}, 0.8, func(id, of int64) { got = append(got, [2]int64{id, of}) })
+	if want := [][2]int64{{5, 2}, {8, 4}, {9, 2}}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestHistogram(t *testing.T) {
+	for n := range 5000 {
+		if b := bin(n); binStart(b) > n || binStart(b+1) <= n {
+			t.Fatalf("%d is in bin %d, from %d to %d", n, b, binStart(b), binStart(b+1)-1)
+		}
+	}
+	var a, b, all Histogram
+	for i := range 1000 {
+		all.add(i)
+		if i%3 == 0 {
+			a.add(i)
+		} else {
+			b.add(i)
+		}
+	}
+	a.merge(&b)
+	if a.Count != all.Count || a.Sum != all.Sum || a.Max != all.Max || !slices.Equal(a.Bins, all.Bins) {
+		t.Errorf("parts merge to %+v, want %+v", a, all)
+	}
+	if q := all.Quantile(0.5); q < 499 || q > 562 {
+		t.Errorf("half of 0..999 is %d", q)
+	}
+	if q := all.Quantile(1); q != 999 {
+		t.Errorf("the largest is %d", q)
+	}
+}
