@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"runtime/debug"
 	"sort"
 
@@ -102,6 +103,13 @@ func (x *Inputs) InputOf(id int64) int {
 func (x *Inputs) locate(id int64) dataset.Location {
 	i := x.InputOf(id)
 	return x.sets[i].Locate(id - x.first[i])
+}
+
+// cite is where a row is at rest, without folders: a card should say the same wherever it was made.
+func (x *Inputs) cite(id int64) string {
+	l := x.locate(id)
+	l.File = filepath.Base(l.File)
+	return l.String()
 }
 
 // each reads blocks [from, to), normalizes and filters their rows, and calls visit with every row in order, dropped ones included. known,

@@ -124,7 +124,7 @@ func TestRules(t *testing.T) {
 		t.Errorf("what stays: %q", got)
 	}
 	d := s.Rules[Duplicate].Samples[0]
-	if d.Where != in+":2" || d.Why != "repeats "+in+":1" || !strings.Contains(d.Text, "call the sort") {
+	if d.Where != "in.jsonl:2" || d.Why != "repeats in.jsonl:1" || !strings.Contains(d.Text, "call the sort") {
 		t.Errorf("sample %+v", d)
 	}
 	if why := s.Rules[LengthRule].Samples[0].Why; why != "column 1: 2 words" {

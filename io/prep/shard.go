@@ -98,7 +98,7 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 		if row.Rule == "" && v.Rule != "" {
 			row.Rule = v.Rule
 			if v.Of >= 0 {
-				row.Why = fmt.Sprintf("repeats %v", x.locate(v.Of))
+				row.Why = "repeats " + x.cite(v.Of)
 			}
 		}
 		copies := 1
@@ -148,7 +148,7 @@ func (x *Inputs) sample(row *Row) Sample {
 	if r := []rune(text); len(r) > most {
 		text = string(r[:most]) + "…"
 	}
-	return Sample{ID: row.ID, Where: x.locate(row.ID).String(), Why: row.Why, Text: text}
+	return Sample{ID: row.ID, Where: x.cite(row.ID), Why: row.Why, Text: text}
 }
 
 // out is a file of a shard that is being written.

@@ -68,6 +68,7 @@ func Worker(args []string) {
 
 // Run prepares a dataset on a runner of Beam.
 func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err error) {
+	asGiven := c
 	if err := absolute(&c); err != nil {
 		return nil, err
 	}
@@ -115,6 +116,7 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	if err := json.Unmarshal(b, total); err != nil {
 		return nil, err
 	}
+	rules.Config = asGiven // for the card
 	return total, prep.Finish(rules, total)
 }
 
