@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/io/hfmodel"
+	_ "contraflow/io/objects"
 	"contraflow/io/prep"
 	"contraflow/stages/recipe"
 )

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -22,13 +23,14 @@ func newEval() *cobra.Command {
 		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them.
 
 Queries and corpus are parquet or JSON lines with the columns id and text (a title is put before the text), qrels have
-query_id, doc_id and relevance. A folder in BEIR's layout may be given as --queries alone.`,
+query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
-  contraflow eval --model q/model --queries beir/scifact --json`,
+  contraflow eval --model q/model --queries beir/scifact --json
+  contraflow eval --model q/model --queries hf://datasets/mteb/scifact`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
-			if info, err := os.Stat(queries); (corpus == "" || qrels == "") && (err != nil || !info.IsDir()) {
+			if info, err := os.Stat(queries); (corpus == "" || qrels == "") && !strings.Contains(queries, "://") && (err != nil || !info.IsDir()) {
 				return usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", queries)}
 			}
 			r, err := dataset.LoadRetrieval(ctx, queries, corpus, qrels)

@@ -17,6 +17,7 @@ import (
 	_ "contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	_ "contraflow/io/objects"
 	"contraflow/pipeline"
 )
 

@@ -24,6 +24,9 @@ To build it: go build ./cmd/` + prepBinary + `, or with Apache Beam's runners: g
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path, err := findPrep()
+			if err != nil && len(args) == 1 && (args[0] == "--help" || args[0] == "-h") {
+				return cmd.Help()
+			}
 			if err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -27,6 +28,7 @@ var walls = map[string][]string{
 	"io/checkpoint":       {"io/safetensors", "io/internal/"},
 	"io/dataset":          {"tokenize", "io/internal/"},
 	"io/tensorboard":      {},
+	"io/objects":          {"io/dataset", "io/internal/"},
 	"io/prep":             {"tokenize", "io/dataset", "io/internal/"},
 	"io/prep/onbeam":      {"io/prep", "io/dataset"},
 	"io/hfmodel":          {"tokenize", "io/dataset", "io/safetensors", "io/internal/"},
@@ -52,6 +54,7 @@ var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu",
 var onlyIn = map[string]string{
 	"github.com/parquet-go/parquet-go": "io/dataset",
 	"github.com/apache/beam":           "io/prep/onbeam",
+	"github.com/minio/minio-go":        "io/objects",
 	"github.com/goccy/go-yaml":         "stages/recipe",
 	"github.com/spf13/cobra":           "cmd/contraflow",
 	"github.com/vbauerster/mpb":        "cmd/contraflow",
@@ -123,4 +126,17 @@ func permits(allowed []string, pkg string) bool {
 		}
 	}
 	return false
+}
+
+// TestNoBeam: Apache Beam is in the program that prepares data alone, whatever the build tags.
+func TestNoBeam(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-tags", "beam", ".").CombinedOutput()
+	if err != nil {
+		t.Skipf("go list: %v", err)
+	}
+	for name := range strings.Lines(string(out)) {
+		if strings.HasPrefix(name, "github.com/apache/beam") || strings.HasPrefix(name, "contraflow/io/prep") {
+			t.Errorf("this program imports %s", name)
+		}
+	}
 }

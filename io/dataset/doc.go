@@ -13,6 +13,9 @@
 //     Neither touches a file: every rank computes the same sequence and takes its part ([Batch.Part]).
 //  5. [Reader] fetches the texts of row ids, decoding each block once while its window lasts.
 //
+// Files that contraflow prep has written hold token ids beside the texts, and the texts' identities: with [Source].Tokens both are read in place
+// of the texts (tokens.go).
+//
 // Beside the path of training there are [OpenTable] (files with all their columns, to add embeddings to),
 // [NewParquetWriter], [LoadRetrieval] and [LoadPairs].
 //

@@ -220,6 +220,9 @@ func (r *Reader) keep(id int, b *Block) {
 // memory returns what the block holds, in bytes.
 func (b *Block) memory() int64 {
 	n := cap(b.raw)
+	for i := range b.hashes {
+		n += 16 * cap(b.hashes[i])
+	}
 	for i := range b.numbers {
 		n += 4*cap(b.numbers[i].values) + 4*cap(b.numbers[i].starts)
 	}

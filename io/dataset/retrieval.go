@@ -37,12 +37,13 @@ type Judgement struct {
 //	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score), or a .tsv file of these
 //
 // Ids are strings or integers. Each argument is a file or a glob; queries may be a folder in BEIR's layout (queries.jsonl,
-// corpus.jsonl, qrels/*.tsv), then empty arguments are found there. Of several qrels files test.tsv is taken.
+// corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of parquet files), then empty arguments are found there. Of several qrels
+// files test's are taken.
 //
 // Judgements of unknown queries or documents are left out and counted; it is an error when none remains, when an id comes
 // twice, or when a query is empty.
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
-	queries, corpus, qrels, err := layoutBEIR(queries, corpus, qrels)
+	queries, corpus, qrels, err := layoutBEIR(ctx, queries, corpus, qrels)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +100,19 @@ func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 }
 
 // layoutBEIR fills in what a folder has.
-func layoutBEIR(queries, corpus, qrels string) (string, string, string, error) {
+func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ string, err error) {
+	if remote(queries) && (corpus == "" || qrels == "") {
+		if queries, err = fetchFolder(ctx, queries); err != nil {
+			return "", "", "", err
+		}
+	}
+	if remote(qrels) { // it may be a .tsv file, which is no table
+		found, err := fetch(ctx, qrels)
+		if err != nil {
+			return "", "", "", err
+		}
+		qrels = found[0]
+	}
 	folder := queries
 	if info, err := os.Stat(queries); err != nil || !info.IsDir() {
 		if queries == "" || corpus == "" || qrels == "" {
@@ -113,9 +126,14 @@ func layoutBEIR(queries, corpus, qrels string) (string, string, string, error) {
 				return p, nil
 			}
 		}
+		for _, ext := range []string{"*.parquet", "*.jsonl"} { // MTEB's
+			pattern := filepath.Join(folder, name, ext)
+			if found, _ := filepath.Glob(pattern); len(found) > 0 {
+				return pattern, nil
+			}
+		}
 		return "", fail(ErrNoFiles, "%s has no %s.jsonl or %s.parquet", folder, name, name)
 	}
-	var err error
 	if queries, err = find("queries"); err != nil {
 		return "", "", "", err
 	}
@@ -133,6 +151,11 @@ func layoutBEIR(queries, corpus, qrels string) (string, string, string, error) {
 	if info, err := os.Stat(qrels); err == nil && info.IsDir() {
 		found, _ := filepath.Glob(filepath.Join(qrels, "*.tsv"))
 		test := filepath.Join(qrels, "test.tsv")
+		for _, pattern := range []string{"test*.parquet", "test*.jsonl"} { // MTEB's
+			if there, _ := filepath.Glob(filepath.Join(qrels, pattern)); len(found) == 0 && len(there) > 0 {
+				return queries, corpus, filepath.Join(qrels, pattern), nil
+			}
+		}
 		switch {
 		case exists(test):
 			qrels = test

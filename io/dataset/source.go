@@ -152,7 +152,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 	if src.Positive == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
 	}
-	paths, err := expand(src.Paths)
+	paths, err := expand(ctx, src.Paths)
 	if err != nil {
 		return nil, err
 	}
@@ -274,15 +274,20 @@ var extensions = []string{".parquet", ".jsonl", ".ndjson", ".json"}
 
 func isParquet(path string) bool { return filepath.Ext(path) == ".parquet" }
 
-// expand turns files and globs into sorted, distinct paths.
-func expand(patterns []string) ([]string, error) {
+// expand turns files, globs and URLs into sorted, distinct paths.
+func expand(ctx context.Context, patterns []string) ([]string, error) {
 	if len(patterns) == 0 {
 		return nil, fail(ErrNoFiles, "no path of data files is given")
 	}
 	var paths []string
 	for _, p := range patterns {
 		found := []string{filepath.Clean(p)}
-		if strings.ContainsAny(p, "*?[") {
+		if remote(p) {
+			var err error
+			if found, err = fetch(ctx, p); err != nil {
+				return nil, err
+			}
+		} else if strings.ContainsAny(p, "*?[") {
 			matches, err := filepath.Glob(p)
 			if err != nil {
 				return nil, fail(ErrNoFiles, "%s: %w", p, err)

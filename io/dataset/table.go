@@ -39,7 +39,7 @@ type tableLeaf struct {
 // OpenTable opens parquet or JSONL files, named or globbed as in [Source], which must all have the same columns. JSON
 // lines are read once to find out their types. Close releases temporary files.
 func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
-	paths, err := expand(patterns)
+	paths, err := expand(ctx, patterns)
 	if err != nil {
 		return nil, err
 	}

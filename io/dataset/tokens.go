@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -42,8 +43,8 @@ type TokenRole struct {
 func (d *Dataset) Tokens() *TokenInfo { return d.tokens }
 
 // PreparedTokens says what made the ids in the files that the source names; nil if some have none.
-func PreparedTokens(src Source) (*TokenInfo, error) {
-	paths, err := expand(src.Paths)
+func PreparedTokens(ctx context.Context, src Source) (*TokenInfo, error) {
+	paths, err := expand(ctx, src.Paths)
 	if err != nil {
 		return nil, err
 	}

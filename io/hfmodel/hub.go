@@ -129,6 +129,7 @@ func parseID(s string) (id, revision string, err error) {
 type hub struct {
 	client
 	id, revision string
+	kind         string // of repository, as in the hub's addresses: models or datasets
 	cache        string // the folder for all models
 	storage      string // the folder of this one
 	opts         Options
@@ -162,7 +163,7 @@ func newHub(id, revision string, o Options) (*hub, error) {
 		o.Warn = func(string) {}
 	}
 	return &hub{
-		client: newClient(endpoint, o.Token), id: id, revision: revision, cache: o.CacheDir,
+		client: newClient(endpoint, o.Token), id: id, revision: revision, cache: o.CacheDir, kind: "models",
 		storage: filepath.Join(o.CacheDir, "models--"+strings.ReplaceAll(id, "/", "--")), opts: o,
 	}, nil
 }
@@ -348,18 +349,24 @@ func (h *hub) resolve(ctx context.Context) (string, error) {
 	return cached, nil
 }
 
+// String says what is looked for: "model org/name".
+func (h *hub) String() string { return strings.TrimSuffix(h.kind, "s") + " " + h.id }
+
 // explain turns an answer of the server into what a user can do.
 func (h *hub) explain(err error) error {
 	var status *statusError
 	if !errors.As(err, &status) {
-		return fmt.Errorf("model %s is not a folder here, and %s can't be asked for it: %w", h.id, h.endpoint, err)
+		return fmt.Errorf("%s is not a folder here, and %s can't be asked for it: %w", h, h.endpoint, err)
 	}
 	page := h.endpoint.String() + "/" + h.id
+	if h.kind == "datasets" {
+		page = h.endpoint.String() + "/datasets/" + h.id
+	}
 	switch {
 	case status.code == "GatedRepo":
-		return fmt.Errorf("model %s at %s is gated: accept its terms at %s and set HF_TOKEN: %w", h.id, h.endpoint, page, err)
+		return fmt.Errorf("%s at %s is gated: accept its terms at %s and set HF_TOKEN: %w", h, h.endpoint, page, err)
 	case status.code == "RevisionNotFound":
-		return fmt.Errorf("model %s at %s has no revision %q: %w", h.id, h.endpoint, h.revision, errors.Join(ErrNotFound, err))
+		return fmt.Errorf("%s at %s has no revision %q: %w", h, h.endpoint, h.revision, errors.Join(ErrNotFound, err))
 	case status.status == 401 || status.status == 403 || status.status == 404:
 		hint := "if it is private, set HF_TOKEN"
 		if h.token != "" {
@@ -368,9 +375,9 @@ func (h *hub) explain(err error) error {
 		if !strings.Contains(h.id, "/") {
 			hint += "; ids have an owner, as in sentence-transformers/" + h.id
 		}
-		return fmt.Errorf("model %s %w at %s; %s (HTTP %d %s)", h.id, ErrNotFound, h.endpoint, hint, status.status, status.message)
+		return fmt.Errorf("%s %w at %s; %s (HTTP %d %s)", h, ErrNotFound, h.endpoint, hint, status.status, status.message)
 	}
-	return fmt.Errorf("model %s at %s: %w", h.id, h.endpoint, err)
+	return fmt.Errorf("%s at %s: %w", h, h.endpoint, err)
 }
 
 // writeRef remembers the commit of a branch or tag, for the next time without network.

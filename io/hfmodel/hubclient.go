@@ -202,7 +202,7 @@ type repository struct {
 
 // list asks for the commit and the names of all files.
 func (h *hub) list(ctx context.Context) (repo repository, err error) {
-	parts := append([]string{"api", "models"}, strings.Split(h.id, "/")...)
+	parts := append([]string{"api", h.kind}, strings.Split(h.id, "/")...)
 	address := h.address(append(parts, "revision", h.revision)...)
 	var answer struct {
 		SHA      string `json:"sha"`
@@ -290,5 +290,8 @@ func safeEtag(etag string) bool {
 
 func (h *hub) fileAddress(commit, name string) string {
 	parts := append(strings.Split(h.id, "/"), "resolve", commit)
+	if h.kind == "datasets" {
+		parts = append([]string{"datasets"}, parts...)
+	}
 	return h.address(append(parts, strings.Split(name, "/")...)...)
 }

@@ -107,7 +107,8 @@ type Against struct {
 
 // Split puts a share of the queries aside: equal queries go together.
 type Split struct {
-	Dev float64 `yaml:"dev"`
+	Dev  float64 `yaml:"dev"`
+	BEIR bool    `yaml:"beir"` // write that share also as a retrieval task in BEIR's layout, in the folder beir
 }
 
 // Mix balances inputs by dropping rows (and repeating them, up to Repeat times, if that is above 1), after everything else.
@@ -248,6 +249,9 @@ func (c *Config) Check() (found []Problem) {
 	}
 	if !(c.Split.Dev >= 0 && c.Split.Dev < 1) {
 		bad("split.dev", "is %v, want a share of at least 0 and below 1", c.Split.Dev)
+	}
+	if c.Split.BEIR && (c.Split.Dev == 0 || len(c.Input) > 0 && c.Input[0].Positive == "") {
+		bad("split.beir", "needs split.dev above 0 and inputs with a positive")
 	}
 	oneOf("mix.kind", c.Mix.Kind, "proportional", "balanced", "weighted")
 	if !(c.Mix.Repeat >= 1 && c.Mix.Repeat <= 1000) {

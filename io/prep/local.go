@@ -85,7 +85,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return total, Finish(rules, total)
+	return total, Finish(ctx, rules, total)
 }
 
 type local struct {

@@ -1,6 +1,7 @@
 package prep
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,11 +59,11 @@ func Begin(c *Config, overwrite bool) error {
 
 func isOurs(name string) bool {
 	part := strings.HasPrefix(name, "train-") || strings.HasPrefix(name, "dev-")
-	return name == Temporary || name == Success || name == cardFile || name == readme || part && strings.HasSuffix(name, ".parquet")
+	return name == Temporary || name == Success || name == cardFile || name == readme || name == beirFolder || part && strings.HasSuffix(name, ".parquet")
 }
 
 // Finish completes the output after all shards are written: the cards, the names, the marker.
-func Finish(r *Rules, s *Stats) error {
+func Finish(ctx context.Context, r *Rules, s *Stats) error {
 	dir := r.Config.Output.Dir
 	tmp := filepath.Join(dir, Temporary)
 	card := newCard(r, s)
@@ -80,13 +81,19 @@ func Finish(r *Rules, s *Stats) error {
 	for _, f := range s.Files {
 		names = append(names, f.Name)
 	}
+	if r.Config.Split.BEIR {
+		if err := writeBEIR(ctx, r, tmp); err != nil {
+			return fmt.Errorf("split.beir: %w", err)
+		}
+		names = append(names, beirFolder)
+	}
 	old, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range old {
 		if e.Name() != Temporary && isOurs(e.Name()) {
-			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
 		}

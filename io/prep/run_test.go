@@ -318,11 +318,18 @@ func TestSplitKeepsQueriesTogether(t *testing.T) {
 	}
 	writeJSONL(t, in, rows...)
 	c := bare(t, in)
-	c.Split.Dev = 0.3
+	c.Split = Split{Dev: 0.3, BEIR: true}
 	mustRun(t, c)
 	train, dev := readPairs(t, c.Output.Dir, "train"), readPairs(t, c.Output.Dir, "dev")
 	if len(train)+len(dev) != 400 || len(dev) < 60 || len(dev) > 180 {
 		t.Fatalf("%d and %d rows", len(train), len(dev))
+	}
+	task, err := dataset.LoadRetrieval(t.Context(), filepath.Join(c.Output.Dir, "beir"), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(task.Judgements) != len(dev) || len(task.Docs) != len(dev) || len(task.Queries) != len(dev)/4 || task.Unknown > 0 {
+		t.Errorf("the task has %d queries, %d documents, %d judgements for %d rows", len(task.Queries), len(task.Docs), len(task.Judgements), len(dev))
 	}
 	for _, d := range dev {
 		for _, r := range train {

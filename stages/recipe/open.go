@@ -263,7 +263,7 @@ func (x *Run) openData(ctx context.Context) error {
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
 	r, src := x.Recipe, x.Recipe.Data.Train[i]
-	tokens, err := x.prepared(i)
+	tokens, err := x.prepared(ctx, i)
 	if err != nil {
 		return p, err
 	}
@@ -297,7 +297,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 
 // prepared reports whether a dataset's token ids were made by contraflow prep, just as they would be made here: ids of another tokenizer,
 // length or prompt are an error.
-func (x *Run) prepared(i int) (bool, error) {
+func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 	src := x.Recipe.Data.Train[i]
 	wanted := src.IDs != nil && *src.IDs
 	if src.IDs != nil && !wanted {
@@ -314,7 +314,7 @@ func (x *Run) prepared(i int) (bool, error) {
 			return false, nil
 		}
 	}
-	info, err := dataset.PreparedTokens(dataset.Source{Paths: src.Path})
+	info, err := dataset.PreparedTokens(ctx, dataset.Source{Paths: src.Path})
 	if err != nil || info == nil {
 		if wanted && err == nil {
 			err = fmt.Errorf("ids: %s has no token ids: contraflow prep writes them, with tokenize.model", strings.Join(src.Path, ", "))

@@ -75,6 +75,12 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	fs := flag.CommandLine
 	fs.Init(fs.Name(), flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
+	if err := fs.Set("endpoint", ""); err != nil { // of an earlier run
+		return nil, err
+	}
+	if o.Runner == "prism" && prismEndpoint != "" {
+		fs.Set("endpoint", prismEndpoint)
+	}
 	if err := fs.Parse(o.Flags); err != nil {
 		return nil, fmt.Errorf("flags for Beam: %w", err)
 	}
@@ -108,6 +114,9 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	if err := guard(func() error { _, err := beam.Run(ctx, o.Runner, p); return err }); err != nil {
 		return nil, fmt.Errorf("%s: %w", o.Runner, err)
 	}
+	if o.Runner == "prism" {
+		prismEndpoint = fs.Lookup("endpoint").Value.String()
+	}
 	b, err := os.ReadFile(statsPath(&c))
 	if err != nil {
 		return nil, fmt.Errorf("the job has ended and left no statistics: is %s reachable from its workers? %w", c.Output.Dir, err)
@@ -117,8 +126,11 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 		return nil, err
 	}
 	rules.Config = asGiven // for the card
-	return total, prep.Finish(rules, total)
+	return total, prep.Finish(ctx, rules, total)
 }
+
+// prismEndpoint is where this process's Prism listens, once there is one. Beam's flags, and so Run, belong to one goroutine at a time.
+var prismEndpoint string
 
 // guard makes an error of a panic: Beam panics when a runner can't be had.
 func guard(f func() error) (err error) {

@@ -121,9 +121,11 @@ func Reading(ctx context.Context, in *Input, d time.Duration) (_ *TextReport, er
 	err = r.measure(ctx, "blocks in order", 1, d/2, func() error {
 		r.Bytes = 0
 		var texts []string
+		var block dataset.Block
+		scanner := data.NewScanner()
+		defer scanner.Close()
 		for b := range data.Blocks() {
-			block, err := data.ReadBlock(ctx, b)
-			if err != nil {
+			if err := scanner.Read(ctx, b, &block); err != nil {
 				return err
 			}
 			for row := range block.Rows {

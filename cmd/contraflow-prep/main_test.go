@@ -1,0 +1,95 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/prep"
+	"contraflow/stages/recipe"
+)
+
+func decode(t *testing.T, text string, sets ...string) (prep.Config, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "PREP.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c := prep.Default()
+	err := recipe.Strict(path, sets, &c, func(report func(key, text string)) {
+		for _, p := range c.Check() {
+			report(p.Key, p.Text)
+		}
+	})
+	return c, err
+}
+
+// TestReadme decodes the README's example.
+func TestReadme(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, ok := strings.Cut(string(b), "```yaml\ninput:")
+	text, _, _ = strings.Cut(text, "```")
+	if !ok {
+		t.Fatal("README.md has no PREP.yaml")
+	}
+	c, err := decode(t, "input:"+text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Input) != 2 || c.Input[0].Path[0] != "raw/forum-*.jsonl" || c.Dedupe.Near.Column != "positive" || !c.Split.BEIR || c.Filter.Document.Min != 10 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	const good = "input: [{path: a.jsonl, query: q, positive: p}]\noutput: {dir: out}\n"
+	for _, c := range []struct{ text, want string }{
+		{good + "dedup: {exact: row}\n", "PREP.yaml:3: dedup: unknown key; did you mean dedupe?"},
+		{good + "filter:\n  query: {mni: 3}\n", "PREP.yaml:4: filter.query.mni: unknown key; did you mean filter.query.min?"},
+		{good + "split: {dev: 2}\n", "PREP.yaml:3: split.dev: is 2, want a share"},
+		{good + "filter: {unit: tokens}\n", "PREP.yaml:3: filter.unit: is tokens, which takes tokenize.model"},
+		{good + "dedupe: {near: {column: positives}}\n", `PREP.yaml:3: dedupe.near.column: is "positives", want one of row, query, positive`},
+		{good + "learning_rate: 3\n", "PREP.yaml:3: learning_rate: unknown key; the keys are input, output"},
+		{"output: {dir: out}\n", "input: is missing"},
+	} {
+		if _, err := decode(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %v, want %q", c.text, err, c.want)
+		}
+	}
+	if c, err := decode(t, good, "output.shards=4", "input.0.query=other"); err != nil || c.Output.Shards != 4 || c.Input[0].Query != "other" {
+		t.Errorf("--set: %+v, %v", c, err)
+	}
+}
+
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	if err := os.WriteFile(path("a.jsonl"), []byte("{\"q\": \"one\", \"p\": \"two\"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path("PREP.yaml"), []byte("input: [{path: "+path("a.jsonl")+", query: q, positive: p}]\noutput: {dir: "+path("x")+"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args string
+		want int
+	}{{"-c PREP.yaml --out out -q", 0}, {"-c PREP.yaml --out out -q", 1}, {"-c PREP.yaml --out out -q --overwrite", 0}, {"-c none.yaml", 1}, {"", 2}, {"-c PREP.yaml --runner spark", 2}, {"-c PREP.yaml extra", 2},
+		{"-c PREP.yaml -- --endpoint=x", 2}, {"--nonsense", 2}} {
+		args := strings.Fields(c.args)
+		for i, a := range args {
+			if a == "PREP.yaml" || a == "out" {
+				args[i] = path(a)
+			}
+		}
+		if got := run(args); got != c.want {
+			t.Errorf("%q: exit code %d, want %d", c.args, got, c.want)
+		}
+	}
+	if _, err := os.Stat(path("out/" + prep.Success)); err != nil {
+		t.Error(err)
+	}
+}

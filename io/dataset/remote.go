@@ -1,0 +1,76 @@
+package dataset
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Files that are elsewhere are named by a URL, and a URL may be given wherever a path may: hf://datasets/org/name (package hfmodel), s3:// and
+// gs:// (package objects). Whoever knows a scheme registers it; a URL then stands for local copies in a cache, laid out as they are there.
+
+var schemes struct {
+	sync.Mutex
+	fetch map[string]func(ctx context.Context, pattern string) ([]string, error)
+}
+
+// RegisterScheme makes URLs of a scheme usable as paths. fetch brings what a URL, whose path may be a glob or a folder, stands for onto this machine, and
+// returns where it is; it may be called from several goroutines.
+func RegisterScheme(scheme string, fetch func(ctx context.Context, pattern string) ([]string, error)) {
+	schemes.Lock()
+	defer schemes.Unlock()
+	if schemes.fetch == nil {
+		schemes.fetch = map[string]func(context.Context, string) ([]string, error){}
+	}
+	schemes.fetch[scheme] = fetch
+}
+
+// remote reports whether a path is a URL.
+func remote(path string) bool { return strings.Contains(path, "://") }
+
+// fetch brings a URL's files here.
+func fetch(ctx context.Context, url string) ([]string, error) {
+	scheme, _, _ := strings.Cut(url, "://")
+	schemes.Lock()
+	f := schemes.fetch[scheme]
+	var known []string
+	for s := range schemes.fetch {
+		known = append(known, s+"://")
+	}
+	schemes.Unlock()
+	if f == nil {
+		slices.Sort(known)
+		return nil, fail(ErrNoFiles, "%s: no way to read %s:// is known; known are paths and %s", url, scheme, strings.Join(known, ", "))
+	}
+	paths, err := f(ctx, url)
+	if err == nil && len(paths) == 0 {
+		err = fail(ErrNoFiles, "%s matches no file", url)
+	}
+	return paths, err
+}
+
+// fetchFolder brings a folder in BEIR's or MTEB's layout here, and returns where it is.
+func fetchFolder(ctx context.Context, url string) (string, error) {
+	url = strings.TrimRight(url, "/")
+	folder := ""
+	for _, part := range []string{"queries", "corpus", "qrels"} {
+		var found []string
+		var err error
+		for _, pattern := range []string{part + ".*", part + "/*"} {
+			if found, err = fetch(ctx, url+"/"+pattern); err == nil {
+				break
+			}
+		}
+		if err != nil {
+			return "", err
+		}
+		if part == "queries" {
+			if folder = filepath.Dir(found[0]); filepath.Base(folder) == part {
+				folder = filepath.Dir(folder)
+			}
+		}
+	}
+	return folder, nil
+}

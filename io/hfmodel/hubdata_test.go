@@ -1,0 +1,64 @@
+package hfmodel
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+)
+
+func TestData(t *testing.T) {
+	noEnvironment(t)
+	h := newFakeHub(t)
+	h.files = map[string]string{
+		"README.md": "card", "queries.jsonl": "{\"_id\": \"q\", \"text\": \"a\"}\n", "corpus.jsonl": "{\"_id\": \"d\", \"title\": \"t\", \"text\": \"b\"}\n",
+		"qrels/test.jsonl": "{\"query-id\": \"q\", \"corpus-id\": \"d\", \"score\": 1}\n", "pairs/train-0.jsonl": "{\"query\": \"a\", \"positive\": \"b\"}\n",
+	}
+	// The hub has datasets under other addresses than models.
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path := strings.Replace(r.URL.Path, "/api/datasets/", "/api/models/", 1)
+		if path == r.URL.Path {
+			var ok bool
+			if path, ok = strings.CutPrefix(path, "/datasets"); !ok {
+				http.Error(w, "not a dataset's address", http.StatusTeapot)
+				return
+			}
+		}
+		r.URL.Path, r.URL.RawPath = path, ""
+		h.hub(w, r)
+	}))
+	defer s.Close()
+	cache := t.TempDir()
+	t.Setenv("HF_HUB_CACHE", cache)
+	t.Setenv("HF_ENDPOINT", s.URL)
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{"hf://datasets/org/name/pairs"}, Query: "query", Positive: "positive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	if want := filepath.Join(cache, "datasets--org--name", "snapshots", h.commit, "pairs", "train-0.jsonl"); d.Locate(0).File != want {
+		t.Errorf("it is %s, want %s", d.Locate(0).File, want)
+	}
+	r, err := dataset.LoadRetrieval(t.Context(), "hf://datasets/org/name", "", "")
+	if err != nil || len(r.Queries) != 1 || r.Docs[0] != "t b" || len(r.Judgements) != 1 {
+		t.Fatalf("MTEB's layout: %+v, %v", r, err)
+	}
+	if _, err := Data(t.Context(), "hf://datasets/org/name/*.parquet", Options{}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("no such file: %v", err)
+	}
+	if _, err := Data(t.Context(), "hf://org/name", Options{}); err == nil || !strings.Contains(err.Error(), "hf://datasets/") {
+		t.Errorf("no dataset: %v", err)
+	}
+	s.Close()
+	paths, err := Data(t.Context(), "hf://datasets/org/name@main/pairs/*", Options{Offline: true})
+	if err != nil || len(paths) != 1 {
+		t.Errorf("offline: %q, %v", paths, err)
+	}
+	if _, err := Data(t.Context(), "hf://datasets/org/other", Options{Offline: true}); !errors.Is(err, ErrOffline) {
+		t.Errorf("offline, not there: %v", err)
+	}
+}

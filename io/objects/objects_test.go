@@ -1,0 +1,158 @@
+package objects
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+)
+
+// store is a server with as much of S3's interface as reading takes, for one bucket.
+type store struct {
+	*httptest.Server
+	objects map[string]string
+	gets    int
+	cut     bool // ends answers early
+	deny    bool
+}
+
+func newStore(t *testing.T) *store {
+	s := &store{objects: map[string]string{}}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(s.Close)
+	for _, v := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} {
+		t.Setenv(v, "test")
+	}
+	t.Setenv("AWS_REGION", "us-east-1")
+	t.Setenv("AWS_ENDPOINT_URL", s.URL)
+	t.Setenv("STORAGE_EMULATOR_HOST", strings.TrimPrefix(s.URL, "http://"))
+	t.Setenv("CONTRAFLOW_CACHE", t.TempDir())
+	return s
+}
+
+func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	key, ok := strings.CutPrefix(r.URL.Path, "/bucket/")
+	switch {
+	case s.deny:
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, "<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+	case !ok && r.URL.Path != "/bucket":
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, "<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>")
+	case key == "":
+		type object struct {
+			Key, ETag, LastModified string
+			Size                    int
+		}
+		type result struct {
+			XMLName     xml.Name `xml:"ListBucketResult"`
+			Name        string
+			IsTruncated bool
+			Contents    []object
+		}
+		res := result{Name: "bucket"}
+		for k, v := range s.objects {
+			if strings.HasPrefix(k, r.URL.Query().Get("prefix")) {
+				res.Contents = append(res.Contents, object{k, fmt.Sprintf("%q", etag(v)), "2026-01-01T00:00:00.000Z", len(v)})
+			}
+		}
+		slices.SortFunc(res.Contents, func(a, b object) int { return strings.Compare(a.Key, b.Key) })
+		w.Header().Set("Content-Type", "application/xml")
+		xml.NewEncoder(w).Encode(res)
+	default:
+		v, ok := s.objects[key]
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		if r.Method == http.MethodGet {
+			s.gets++
+		}
+		w.Header().Set("ETag", fmt.Sprintf("%q", etag(v)))
+		w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+		w.Header().Set("Content-Length", fmt.Sprint(len(v)))
+		if s.cut {
+			v = v[:len(v)/2]
+		}
+		fmt.Fprint(w, v)
+	}
+}
+
+func etag(v string) string { return fmt.Sprintf("%x", dataset.HashText(v).Hi) }
+
+func TestFetch(t *testing.T) {
+	s := newStore(t)
+	for i := range 3 {
+		s.objects[fmt.Sprintf("data/train-%d.jsonl", i)] = fmt.Sprintf("{\"query\": \"q%d\", \"positive\": \"p\"}\n", i)
+	}
+	s.objects["data/readme.txt"], s.objects["data/deep/x.jsonl"] = "no data", "{}\n"
+	for _, scheme := range []string{"s3", "gs"} {
+		s.gets = 0
+		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{scheme + "://bucket/data/train-*.jsonl"}, Query: "query", Positive: "positive"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Rows() != 3 || s.gets != 3 {
+			t.Errorf("%s: %d rows, %d objects fetched", scheme, d.Rows(), s.gets)
+		}
+		d.Close()
+		paths, err := Fetch(t.Context(), scheme+"://bucket/data")
+		if err != nil || len(paths) != 4 || s.gets != 4 {
+			t.Errorf("%s: a folder is %q, %d fetched (%v)", scheme, paths, s.gets, err)
+		}
+		s.objects["data/train-1.jsonl"] += "\n" // a new version
+		one, err := Fetch(t.Context(), scheme+"://bucket/data/train-?.jsonl")
+		if err != nil || len(one) != 3 || s.gets != 5 {
+			t.Fatalf("%s: %q, %d fetched (%v)", scheme, one, s.gets, err)
+		}
+		if b, _ := os.ReadFile(one[1]); string(b) != s.objects["data/train-1.jsonl"] {
+			t.Errorf("%s: the copy is %q", scheme, b)
+		}
+	}
+}
+
+func TestFetchErrors(t *testing.T) {
+	s := newStore(t)
+	s.objects["a.jsonl"], s.objects["../out.jsonl"] = "{\"query\": 1}\n", "x"
+	open := func(path string) error {
+		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "query", Positive: "positive"})
+		if err == nil {
+			d.Close()
+		}
+		return err
+	}
+	for path, want := range map[string]string{
+		"s3://bucket/none-*.parquet": "matches no file",
+		"s3://elsewhere/a.jsonl":     "no such bucket",
+		"s3://bucket/../out.jsonl":   "can't be a file's path",
+		"s3:///a":                    "want s3://bucket/key",
+		"ftp://host/a":               "known are paths and gs://, s3://",
+		"s3://bucket/[a":             "syntax error",
+	} {
+		if err := open(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+	if err := open("ftp://host/a"); !errors.Is(err, dataset.ErrNoFiles) {
+		t.Errorf("got %v", err)
+	}
+	s.cut = true
+	if err := open("s3://bucket/a.jsonl"); err == nil {
+		t.Error("half an object was taken for all of it")
+	}
+	if found, _ := filepath.Glob(filepath.Join(os.Getenv("CONTRAFLOW_CACHE"), "s3", "bucket", "*")); len(found) > 0 {
+		t.Errorf("left %q", found)
+	}
+	s.cut, s.deny = false, true
+	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), "AWS_ACCESS_KEY_ID") {
+		t.Errorf("denied: %v", err)
+	}
+}

@@ -1,0 +1,77 @@
+package recipe
+
+import (
+	"bytes"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/prep"
+	"contraflow/stages/newmodel"
+)
+
+// TestPreparedTokens: a run on the ids that prep has written is the run on the texts, to the bit. Other ids are refused.
+func TestPreparedTokens(t *testing.T) {
+	j := newJob(t, 90)
+	c := prep.Default()
+	c.Normalize, c.Dedupe.Exact = prep.Normalize{}, "none"
+	c.Input = []prep.Input{{Path: []string{filepath.Join(j.dir, "data.jsonl")}, Query: "q", Positive: "p"}}
+	c.Output.Dir = filepath.Join(j.dir, "prepared")
+	c.Tokenize = prep.Tokenize{Model: filepath.Join(j.dir, "model"), MaxLength: prep.Lengths{Query: 32, Document: 32}}
+	if _, err := prep.Run(t.Context(), c, prep.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	path := "data.train.0.path=" + filepath.Join(c.Output.Dir, "train-*.parquet")
+	ids, err := j.run(t, "ids", nil, 0, false, path, "data.train.0.ids=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts, err := j.run(t, "texts", nil, 0, false, path, "data.train.0.ids=false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(ids.losses) < 6 || len(ids.losses) != len(texts.losses) {
+		t.Fatalf("%d and %d steps", len(ids.losses), len(texts.losses))
+	}
+	for step, loss := range texts.losses {
+		if ids.losses[step] != loss {
+			t.Errorf("step %d: loss %v with ids, %v with texts", step, ids.losses[step], loss)
+		}
+	}
+	if !bytes.Equal(j.model(t, "ids"), j.model(t, "texts")) {
+		t.Error("the models differ")
+	}
+	for set, want := range map[string]string{
+		"model.max_length=16":                   "max_length {query: 32, document: 32}; this recipe has tokenizer",
+		`data.train.0.prompts={query: "ask: "}`: `prompts {query: "ask: ", document: ""}`,
+	} {
+		_, err := j.run(t, "other", nil, 0, false, path, set)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "data.train[0].ids: false") {
+			t.Errorf("%s: %v, want %q", set, err, want)
+		}
+	}
+	other := newJobModel(t, j)
+	if _, err := j.run(t, "other", nil, 0, false, path, "model.path="+other); err == nil || !strings.Contains(err.Error(), "its token ids were made with tokenizer") {
+		t.Errorf("another tokenizer: %v", err)
+	}
+	if _, err := j.run(t, "other", nil, 0, false, "data.train.0.ids=true"); err == nil || !strings.Contains(err.Error(), "has no token ids") {
+		t.Errorf("files without ids: %v", err)
+	}
+}
+
+// newJobModel is a model with another vocabulary.
+func newJobModel(t *testing.T, j *job) string {
+	t.Helper()
+	dir := filepath.Join(j.dir, "other-model")
+	err := newmodel.Create(t.Context(), dir, newmodel.Spec{Hidden: 32, Layers: 1, Heads: 4, MaxLength: 32, Vocab: 200, Lowercase: true}, func(yield func(string, error) bool) {
+		for _, w := range j.words[:150] {
+			if !yield(w, nil) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
