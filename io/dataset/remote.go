@@ -30,8 +30,8 @@ func RegisterScheme(scheme string, fetch func(ctx context.Context, pattern strin
 // remote reports whether a path is a URL.
 func remote(path string) bool { return strings.Contains(path, "://") }
 
-// fetch brings a URL's files here.
-func fetch(ctx context.Context, url string) ([]string, error) {
+// fetchURL brings a URL's files here.
+func fetchURL(ctx context.Context, url string) ([]string, error) {
 	scheme, _, _ := strings.Cut(url, "://")
 	schemes.Lock()
 	f := schemes.fetch[scheme]
@@ -59,7 +59,7 @@ func fetchFolder(ctx context.Context, url string) (string, error) {
 		var found []string
 		var err error
 		for _, pattern := range []string{part + ".*", part + "/*"} {
-			if found, err = fetch(ctx, url+"/"+pattern); err == nil {
+			if found, err = fetchURL(ctx, url+"/"+pattern); err == nil {
 				break
 			}
 		}

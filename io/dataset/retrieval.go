@@ -107,7 +107,7 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 		}
 	}
 	if remote(qrels) { // it may be a .tsv file, which is no table
-		found, err := fetch(ctx, qrels)
+		found, err := fetchURL(ctx, qrels)
 		if err != nil {
 			return "", "", "", err
 		}

@@ -284,7 +284,7 @@ func expand(ctx context.Context, patterns []string) ([]string, error) {
 		found := []string{filepath.Clean(p)}
 		if remote(p) {
 			var err error
-			if found, err = fetch(ctx, p); err != nil {
+			if found, err = fetchURL(ctx, p); err != nil {
 				return nil, err
 			}
 		} else if strings.ContainsAny(p, "*?[") {
