@@ -281,6 +281,28 @@ func CheckMask(s Tensor, m Mask) error {
 	return c.err
 }
 
+// CheckSegmentMax checks top[T, D], at[T, D], s[T, N] and cu.
+func CheckSegmentMax(top, at, s, cu Tensor) error {
+	c := checker{op: "segment max"}
+	c.float("s", s)
+	c.shape("top", top, s.DType, s.Rows, top.Cols)
+	c.shape("at", at, I32, s.Rows, top.Cols)
+	c.shape("cu", cu, I32, 1, top.Cols+1)
+	return c.err
+}
+
+// CheckMaxSimBackward checks dx, x[T, E], dy, y[N, E], g[T, D] and at.
+func CheckMaxSimBackward(dx, dy, g, at, x, y Tensor) error {
+	c := checker{op: "MaxSim's backward"}
+	c.float("x", x)
+	c.same("dx", dx, x)
+	c.shape("y", y, x.DType, y.Rows, x.Cols)
+	c.same("dy", dy, y)
+	c.shape("g", g, x.DType, x.Rows, g.Cols)
+	c.shape("at", at, I32, x.Rows, g.Cols)
+	return c.err
+}
+
 // CheckSum checks the accumulator of SumSquares.
 func CheckSum(out, x Tensor) error {
 	c := checker{op: "sum of squares"}

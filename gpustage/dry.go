@@ -87,6 +87,8 @@ func (*dryStream) RowAxpy(Tensor, Tensor, Tensor, float64)                      
 func (*dryStream) Mask(Tensor, Mask)                                                                {}
 func (*dryStream) OnlineLSE(Tensor, Tensor, Tensor)                                                 {}
 func (*dryStream) SoftmaxTile(_, _, _, _ Tensor)                                                    {}
+func (*dryStream) SegmentMax(_, _, _, _ Tensor)                                                     {}
+func (*dryStream) MaxSimBackward(_, _, _, _, _, _ Tensor)                                           {}
 func (*dryStream) SumSquares(Tensor, Tensor)                                                        {}
 func (*dryStream) AdamW(Tensor, Tensor, Tensor, Tensor, AdamW)                                      {}
 func (*dryStream) SGD(Tensor, Tensor, Tensor, SGD)                                                  {}

@@ -410,6 +410,33 @@ func testScores(t *testing.T, dev gpustage.Device) {
 	}
 }
 
+func testMaxSim(t *testing.T, dev gpustage.Device) {
+	for _, lengths := range [][]int32{{1}, {0, 3, 0}, {17, 1, 130, 5, 64}, {8, 16, 32, 0, 7, 9}} {
+		for _, sz := range [][2]int{{1, 1}, {5, 33}, {40, 64}} {
+			f := newFixture(t, dev, 11, 3)
+			cu := []int32{0}
+			for _, n := range lengths {
+				cu = append(cu, cu[len(cu)-1]+n)
+			}
+			rows, e, docs, n := sz[0], sz[1], len(lengths), int(cu[len(cu)-1])
+			// Few values, so that several are the largest.
+			s := f.floats("s", rows, n, func(int, int) float64 { return float64(f.rng.IntN(9)) - 12 })
+			top, at, c := f.floats("top", rows, docs, nil), f.places("at", rows, docs), f.ints("cu", cu)
+			x, y, g := f.floats("x", rows, e, nil), f.floats("y", n, e, nil), f.floats("g", rows, docs, nil)
+			dx, dy := f.floats("dx", rows, e, nil), f.floats("dy", n, e, nil)
+			f.run(func(st gpustage.Stream, p picker) {
+				st.SegmentMax(p(top), p(at), p(s), p(c))
+				st.MaxSimBackward(p(dx), p(dy), p(g), p(at), p(x), p(y))
+			})
+			f.check(top, 0)
+			f.check(at, 0)
+			f.check(dx, 8)
+			f.check(dy, 8*math.Sqrt(float64(rows)))
+			f.untouched(s, c, x, y, g)
+		}
+	}
+}
+
 func testUpdate(t *testing.T, dev gpustage.Device) {
 	for _, n := range []int{1, 7, 16, 63, 1000, 70001} {
 		f := newFixture(t, dev, 10, 0)

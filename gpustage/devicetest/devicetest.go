@@ -35,7 +35,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error)) {
 	}{
 		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"Forms", testForms},
 		{"Gather", testGather}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
-		{"Attention", testAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores},
+		{"Attention", testAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores}, {"MaxSim", testMaxSim},
 		{"Update", testUpdate}, {"Deterministic", testDeterministic},
 	} {
 		t.Run(g.name, func(t *testing.T) { g.test(t, dev) })
@@ -96,6 +96,11 @@ func (f *fixture) double(name string, n int) *arg {
 
 func (f *fixture) ints(name string, vs []int32) *arg {
 	return f.make(name, gpustage.I32, gpustage.I32, 1, len(vs), 0, func(_, j int) float64 { return float64(vs[j]) })
+}
+
+// places is an I32 argument [rows, cols].
+func (f *fixture) places(name string, rows, cols int) *arg {
+	return f.make(name, gpustage.I32, gpustage.I32, rows, cols, f.gap, func(_, _ int) float64 { return 0 })
 }
 
 const guardRows = 2 // elements of guard before and after, in units of a row's stride (at least 64)
