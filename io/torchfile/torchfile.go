@@ -1,0 +1,230 @@
+// Package torchfile reads and writes tensors as PyTorch's torch.save keeps them, a dictionary of tensors by name such as BGE-M3's
+// colbert_linear.pt:
+//
+//	colbert_linear/data.pkl    the dictionary, a Python pickle: names, shapes, and where the elements are
+//	colbert_linear/data/0      the elements of the first tensor, and so on
+//	colbert_linear/version     ...
+//
+// in a zip archive without compression.
+//
+// # Pickles are programs
+//
+// A pickle tells Python to call functions by name, any function there is. Here nothing is called: an interpreter of the few
+// instructions that dictionaries of tensors need makes plain values of them, and the four names that it knows
+// (collections.OrderedDict, torch._utils._rebuild_tensor_v2, torch._utils._rebuild_parameter and torch's storages) stand for what they would
+// make. Any other name is an error that wraps [ErrUnsafe], before anything else is looked at. Sizes are believed only where the file
+// has the bytes, and names in the archive must stay in it.
+//
+// The format before PyTorch 1.6 (2020), which is no zip archive, is refused.
+package torchfile
+
+import (
+	"archive/zip"
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"contraflow/io/safetensors"
+)
+
+// ErrUnsafe is wrapped by errors about files that ask for more than tensors.
+var ErrUnsafe = errors.New("the file asks for code to be run")
+
+const (
+	maxPickle  = 1 << 20 // a dictionary of tensors takes some hundred bytes for each
+	maxEntries = 10000
+)
+
+// Read reads all tensors of a file, which is read whole. Their Data is memory of their own.
+func Read(file string) ([]safetensors.Tensor, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	tensors, err := Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return tensors, nil
+}
+
+// Parse is Read of a file in memory.
+func Parse(data []byte) ([]safetensors.Tensor, error) {
+	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		return nil, fmt.Errorf("it is not a zip archive, as torch.save has written since 2020: %w; load it in Python with weights_only=True and save it again", err)
+	}
+	a := archive{files: map[string]*zip.File{}, size: int64(len(data))}
+	if err := a.list(z); err != nil {
+		return nil, err
+	}
+	pickle, err := a.read(a.root+"/data.pkl", -1)
+	if err != nil {
+		return nil, err
+	}
+	order, err := a.byteOrder()
+	if err != nil {
+		return nil, err
+	}
+	if order != "little" {
+		return nil, fmt.Errorf("its numbers are %s-endian, which is not supported", order)
+	}
+	v, err := run(pickle)
+	if err != nil {
+		return nil, fmt.Errorf("data.pkl: %w", err)
+	}
+	dict, ok := v.(*dictionary)
+	if !ok {
+		return nil, fmt.Errorf("data.pkl holds %s, want a dictionary of tensors", describe(v))
+	}
+	var out []safetensors.Tensor
+	for i, key := range dict.keys {
+		name, ok := key.(string)
+		x, isTensor := dict.values[i].(tensor)
+		if !ok || !isTensor {
+			return nil, fmt.Errorf("data.pkl: the dictionary has %s for %s, want tensors by name", describe(dict.values[i]), describe(key))
+		}
+		if slices.ContainsFunc(out, func(t safetensors.Tensor) bool { return t.Name == name }) {
+			return nil, fmt.Errorf("data.pkl: the tensor %q is there twice", name)
+		}
+		t, err := a.tensor(name, x)
+		if err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", name, err)
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// archive is the zip file's entries by name.
+type archive struct {
+	root  string
+	files map[string]*zip.File
+	size  int64
+}
+
+func (a *archive) list(z *zip.Reader) error {
+	if len(z.File) > maxEntries {
+		return fmt.Errorf("an archive of %d entries", len(z.File))
+	}
+	for _, f := range z.File {
+		name := f.Name
+		switch {
+		case name == "" || !filepath.IsLocal(filepath.FromSlash(name)) || path.Clean(name) != strings.TrimSuffix(name, "/") || strings.ContainsAny(name, "\\\x00:"):
+			return fmt.Errorf("%w: the archive has an entry %q, which leaves its folder", ErrUnsafe, name)
+		case a.files[name] != nil:
+			return fmt.Errorf("the archive has two entries %q", name)
+		case f.Method != zip.Store:
+			return fmt.Errorf("the entry %q is compressed, which torch.save does not do", name)
+		case f.UncompressedSize64 != f.CompressedSize64 || f.UncompressedSize64 > uint64(a.size):
+			return fmt.Errorf("the entry %q says that it has %d bytes, in a file of %d", name, f.UncompressedSize64, a.size)
+		}
+		a.files[name] = f
+		if root, ok := strings.CutSuffix(name, "/data.pkl"); ok {
+			if a.root != "" {
+				return fmt.Errorf("the archive has two dictionaries, in %s and %s", a.root, root)
+			}
+			a.root = root
+		}
+	}
+	if a.root == "" {
+		return errors.New("the archive has no data.pkl: it was not written by torch.save")
+	}
+	return nil
+}
+
+// read reads an entry of so many bytes; of at most maxPickle for -1.
+func (a *archive) read(name string, want int64) ([]byte, error) {
+	f := a.files[name]
+	if f == nil {
+		return nil, fmt.Errorf("the archive has no %s", name)
+	}
+	n := int64(f.UncompressedSize64)
+	if want < 0 && n > maxPickle || want >= 0 && n != want {
+		return nil, fmt.Errorf("%s has %d bytes, want %s", name, n, map[bool]string{true: fmt.Sprint("at most ", maxPickle), false: fmt.Sprint(want)}[want < 0])
+	}
+	r, err := f.Open()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer r.Close()
+	data, err := io.ReadAll(io.LimitReader(r, n+1))
+	if err == nil && int64(len(data)) != n {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return data, nil
+}
+
+// byteOrder is little if the archive does not say.
+func (a *archive) byteOrder() (string, error) {
+	if a.files[a.root+"/byteorder"] == nil {
+		return "little", nil
+	}
+	data, err := a.read(a.root+"/byteorder", -1)
+	return string(data), err
+}
+
+// tensor reads a tensor's elements.
+func (a *archive) tensor(name string, x tensor) (safetensors.Tensor, error) {
+	t := safetensors.Tensor{Name: name, DType: x.storage.dtype, Shape: x.shape}
+	elem := int64(t.DType.Bits() / 8)
+	n := int64(1)
+	for i := len(x.shape) - 1; i >= 0; i-- {
+		d := int64(x.shape[i])
+		if d != 1 && x.stride[i] != n {
+			return t, fmt.Errorf("strides %v of shape %v are not those of a contiguous tensor, which alone are supported", x.stride, x.shape)
+		}
+		if d < 0 || d > 0 && n > a.size/d {
+			return t, fmt.Errorf("shape %v needs more than the file's %d bytes", x.shape, a.size)
+		}
+		n *= d
+	}
+	s := x.storage
+	if s.elements < 0 || s.elements > a.size/elem || x.offset < 0 || x.offset > s.elements-n {
+		return t, fmt.Errorf("shape %v from element %d is not within the storage %q of %d elements in a file of %d bytes", x.shape, x.offset, s.key, s.elements, a.size)
+	}
+	if s.key == "" || strings.ContainsAny(s.key, "/\\.") {
+		return t, fmt.Errorf("%w: a storage is called %q", ErrUnsafe, s.key)
+	}
+	data, err := a.read(a.root+"/data/"+s.key, s.elements*elem)
+	if err != nil {
+		return t, err
+	}
+	t.Data = data[x.offset*elem : (x.offset+n)*elem]
+	return t, nil
+}
+
+// Encode is a file of tensors of f32, f16, bf16 or f64 of which torch.load(weights_only=True) makes a dictionary. name is the file's, without
+// its ending, as torch.save names what is in the archive.
+func Encode(name string, tensors []safetensors.Tensor) ([]byte, error) {
+	var buf bytes.Buffer
+	z := zip.NewWriter(&buf)
+	add := func(entry string, data []byte) error {
+		h := &zip.FileHeader{Name: name + "/" + entry, Method: zip.Store, CRC32: crc32.ChecksumIEEE(data), CompressedSize64: uint64(len(data)), UncompressedSize64: uint64(len(data))}
+		w, err := z.CreateRaw(h)
+		if err == nil {
+			_, err = w.Write(data)
+		}
+		return err
+	}
+	pickle, err := encode(tensors)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	errs := []error{add("data.pkl", pickle), add("byteorder", []byte("little"))}
+	for i, t := range tensors {
+		errs = append(errs, add(fmt.Sprint("data/", i), t.Data))
+	}
+	err = errors.Join(append(errs, add("version", []byte("3\n")), z.Close())...)
+	return buf.Bytes(), err
+}

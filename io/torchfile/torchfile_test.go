@@ -1,0 +1,240 @@
+package torchfile
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/safetensors"
+	"contraflow/testdata/goldens"
+)
+
+func read(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(goldens.Path(t, "m3/files"), name+".pt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// What torch.save writes: of a module's state, of halves and doubles, of parameters, of views of one storage.
+func TestTorchSaved(t *testing.T) {
+	linear := map[string][]float32{"weight": {0, .25, .5, .75, 1, 1.25}, "bias": {-1.5, 2}}
+	for name, want := range map[string]map[string][]float32{
+		"state_dict": linear, "half": linear, "bfloat16": linear, "double": linear,
+		"parameters": {"weight": {1, 1, 1, 1}, "bias": {0, 0}},
+		"views":      {"weight": {4, 5, 6, 7, 8, 9}, "bias": {10, 11}},
+	} {
+		tensors, err := Parse(read(t, name))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if len(tensors) != len(want) {
+			t.Errorf("%s: %v", name, tensors)
+		}
+		for _, x := range tensors {
+			got := make([]float32, x.Len())
+			if err := x.Float32s(got); err != nil || !slices.Equal(got, want[x.Name]) {
+				t.Errorf("%s: %v is %v, want %v (%v)", name, x, got, want[x.Name], err)
+			}
+		}
+	}
+}
+
+// What is not tensors by name says so, and what would run code is told apart.
+func TestRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		want   string
+		unsafe bool
+	}{
+		"transposed": {want: "not those of a contiguous tensor"},
+		"nested":     {want: "the dictionary has a dictionary for the string \"state_dict\""},
+		"module":     {want: `it calls "torch.nn.modules.linear.Linear"`, unsafe: true},
+		"legacy":     {want: "not a zip archive"},
+	} {
+		_, err := Parse(read(t, name))
+		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrUnsafe) != c.unsafe {
+			t.Errorf("%s: %v, want %q, unsafe %v", name, err, c.want, c.unsafe)
+		}
+	}
+}
+
+// entry is one of a zip archive's; size overrules what the archive says of it.
+type entry struct {
+	name   string
+	data   []byte
+	size   uint64
+	method uint16
+}
+
+func archived(t testing.TB, entries ...entry) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	z := zip.NewWriter(&buf)
+	for _, e := range entries {
+		size := e.size
+		if size == 0 {
+			size = uint64(len(e.data))
+		}
+		w, err := z.CreateRaw(&zip.FileHeader{Name: e.name, Method: e.method, CRC32: crc32.ChecksumIEEE(e.data), CompressedSize64: size, UncompressedSize64: size})
+		if err == nil {
+			_, err = w.Write(e.data)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// pickled is the dictionary of one tensor of n elements along one dimension, in a storage of so many at a key.
+func pickled(n, elements uint64, key string) []byte {
+	number := func(v uint64) string { return "\x8a\x08" + string(binary.LittleEndian.AppendUint64(nil, v)) }
+	text := func(s string) string {
+		return "X" + string(binary.LittleEndian.AppendUint32(nil, uint32(len(s)))) + s
+	}
+	return []byte("\x80\x02}" + text("weight") + "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\nFloatStorage\n" + text(key) + text("cpu") + number(elements) +
+		"tQ" + number(0) + "(" + number(n) + "t(" + number(1) + "t\x89ccollections\nOrderedDict\n)RtRs.")
+}
+
+func TestHostile(t *testing.T) {
+	code := []byte("\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.")
+	stack := []byte("\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.")
+	good := pickled(2, 2, "0")
+	two := make([]byte, 8)
+	for name, c := range map[string]struct {
+		data   []byte
+		want   string
+		unsafe bool
+	}{
+		"good":               {data: archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two})},
+		"os.system":          {archived(t, entry{name: "a/data.pkl", data: code}), `it calls "os.system"`, true},
+		"eval":               {archived(t, entry{name: "a/data.pkl", data: stack}), `it calls "builtins.eval"`, true},
+		"an instance":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02(ios\nsystem\n.")}), "don't need that instruction", true},
+		"a new object":       {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ccollections\nOrderedDict\n)\x81.")}), "don't need that instruction", true},
+		"an extension":       {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02\x82\x01.")}), "don't need that instruction", true},
+		"a call of a tensor": {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02K\x01)R.")}), "a call of 1", true},
+		"attributes":         {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02K\x01}b.")}), "attributes of something", true},
+		"parent":             {archived(t, entry{name: "../data.pkl", data: good}), "leaves its folder", true},
+		"absolute":           {archived(t, entry{name: "/etc/data.pkl", data: good}), "leaves its folder", true},
+		"dots inside":        {archived(t, entry{name: "a/../../data.pkl", data: good}), "leaves its folder", true},
+		"backslashes":        {archived(t, entry{name: `..\a/data.pkl`, data: good}), "leaves its folder", true},
+		"a storage outside":  {archived(t, entry{name: "a/data.pkl", data: pickled(2, 2, "../../passwd")}), "a storage is called", true},
+		"twice":              {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data.pkl", data: good}), "two entries", false},
+		"two dictionaries":   {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "b/data.pkl", data: good}), "two dictionaries", false},
+		"compressed":         {archived(t, entry{name: "a/data.pkl", data: good, method: zip.Deflate}), "is compressed", false},
+		"a size that lies":   {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two, size: 1 << 40}), "says that it has 1099511627776 bytes", false},
+		"a size a bit off":   {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two, size: 16}), "has 16 bytes, want 8", false},
+		"a huge shape":       {archived(t, entry{name: "a/data.pkl", data: pickled(1<<30, 2, "0")}, entry{name: "a/data/0", data: two}), "needs more than the file's", false},
+		"a negative shape":   {archived(t, entry{name: "a/data.pkl", data: pickled(1<<63, 2, "0")}, entry{name: "a/data/0", data: two}), "along one dimension", false},
+		"a huge storage":     {archived(t, entry{name: "a/data.pkl", data: pickled(2, 1<<62, "0")}, entry{name: "a/data/0", data: two}), "is not within the storage", false},
+		"a short storage":    {archived(t, entry{name: "a/data.pkl", data: pickled(3, 2, "0")}, entry{name: "a/data/0", data: two}), "is not within the storage", false},
+		"no storage":         {archived(t, entry{name: "a/data.pkl", data: good}), "has no a/data/0", false},
+		"no pickle":          {archived(t, entry{name: "a/version", data: []byte("3")}), "no data.pkl", false},
+		"big-endian":         {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/byteorder", data: []byte("big")}), "big-endian", false},
+		"a long text":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02X\xff\xff\xff\xff")}), "it wants 4294967295 bytes", false},
+		"cut":                {archived(t, entry{name: "a/data.pkl", data: good[:40]}), "data.pkl", false},
+		"nothing":            {archived(t, entry{name: "a/data.pkl", data: []byte(".")}), "values are left", false},
+		"a list of tensors":  {archived(t, entry{name: "a/data.pkl", data: []byte("].")}), "holds a list", false},
+	} {
+		_, err := Parse(c.data)
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrUnsafe) != c.unsafe):
+			t.Errorf("%s: %v, want %q, unsafe %v", name, err, c.want, c.unsafe)
+		}
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	if m.TotalAlloc > 1<<30 {
+		t.Errorf("%d bytes were taken for files of some hundred", m.TotalAlloc)
+	}
+}
+
+func TestEncode(t *testing.T) {
+	var want []safetensors.Tensor
+	for name, shape := range map[string][]int{"weight": {2, 3}, "bias": {2}} {
+		vs := make([]float32, 6/len(shape)*len(shape))[:map[int]int{2: 6, 1: 2}[len(shape)]]
+		for i := range vs {
+			vs[i] = float32(i) - 0.5
+		}
+		x, err := safetensors.FromFloat32s(name, shape, vs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, x)
+	}
+	data, err := Encode("colbert_linear", want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range got {
+		if x.String() != want[i].String() || !bytes.Equal(x.Data, want[i].Data) {
+			t.Errorf("%v, want %v", x, want[i])
+		}
+	}
+	if _, err := Encode("x", []safetensors.Tensor{{Name: "ids", DType: safetensors.I64, Shape: []int{1}, Data: make([]byte, 8)}}); err == nil || !strings.Contains(err.Error(), `tensor "ids"`) {
+		t.Error(err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, name := range []string{"state_dict", "half", "parameters", "views", "module"} {
+		f.Add(read(f, name))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		tensors, err := Parse(data)
+		if err != nil {
+			return
+		}
+		for _, x := range tensors {
+			if len(x.Data) != x.Len()*x.DType.Bits()/8 || len(x.Data) > len(data) {
+				t.Fatalf("%v has %d bytes of a file of %d", x, len(x.Data), len(data))
+			}
+		}
+	})
+}
+
+// FuzzPickle reaches the interpreter behind the archive's checksums.
+func FuzzPickle(f *testing.F) {
+	f.Add(pickled(2, 2, "0"))
+	f.Add([]byte("\x80\x02]q\x00(K\x01M\x02\x01J\xff\xff\xff\xffN\x88\x89G?\xf0\x00\x00\x00\x00\x00\x00e."))
+	f.Add([]byte("\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s."))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if v, err := run(data); err == nil {
+			_ = describe(v)
+		}
+	})
+}
+
+// A tensor goes to a file that torch.load reads, and back.
+func Example() {
+	bias, _ := safetensors.FromFloat32s("bias", []int{2}, []float32{0.5, -1})
+	file, err := Encode("sparse_linear", []safetensors.Tensor{bias})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tensors, err := Parse(file)
+	fmt.Println(tensors, err)
+	// Output: [bias F32 [2]] <nil>
+}
