@@ -34,11 +34,12 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		}
 		lo, hi := lb.Own()
 		t.Note(Scores, float64(hi-lo)*float64(lb.N()-lb.Rows))
-		stream.Fill(lb.Gradient, 0)
+		lb.Step = t.Index.Step
+		fillGradient(stream, lb, 0)
 		r, err := l.Compute(stream, e.arena, lb)
 		if errors.Is(err, loss.ErrNotFinite) && (e.onNaN == SkipOnNaN || e.onNaN == RollbackOnNaN) {
 			// The step goes on, with a gradient that no update will take for one: other ranks wait for this one.
-			stream.Fill(lb.Gradient, math.NaN())
+			fillGradient(stream, lb, math.NaN())
 			out.Put(t, Gradient{b, loss.Result{Sum: math.NaN(), Weight: weightOf(b)}, whole})
 			return nil
 		}
@@ -52,6 +53,14 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		return nil
 	})
 	return out.Port
+}
+
+// fillGradient sets the gradient of all of a batch's parts.
+func fillGradient(s gpustage.Stream, b *loss.Batch, value float64) {
+	s.Fill(b.Gradient, value)
+	for _, p := range b.Parts {
+		s.Fill(p.Gradient, value)
+	}
 }
 
 // weightOf is the weight of a batch's rows on this rank.
@@ -78,9 +87,13 @@ func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 	lb = &loss.Batch{
 		Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
 	}
-	n := b.N()
+	n, at := b.N(), b.at
+	if len(e.parts) > 1 {
+		lb.IDs, lb.Special = b.tokenIDs(), e.Model.Config.Tokens.Special
+	}
 	if e.gathers() {
 		g := b.Global
+		at, lb.IDs = g.at, g.IDs
 		lb.Rows, lb.Owner, lb.Texts, lb.Weights, lb.Labels, lb.Scores = g.Rows, g.Owner, g.Texts, g.Weights, g.Labels, g.Scores
 		n = g.N()
 		if _, ok := e.splits(); ok {
@@ -89,14 +102,21 @@ func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 			whole = true
 		}
 	}
-	lb.Embeddings, lb.Gradient = e.all.Span(0, n), e.dAll.Span(0, n)
+	lb.Embeddings, lb.Gradient = e.parts[0].all.Span(0, n), e.parts[0].dAll.Span(0, n)
+	for _, p := range e.parts[1:] {
+		x := loss.Part{Name: p.Name, X: p.all.Span(0, at(n)), Gradient: p.dAll.Span(0, at(n))}
+		for i := range n + 1 {
+			x.Cu = append(x.Cu, int32(at(i)))
+		}
+		lb.Parts = append(lb.Parts, x)
+	}
 	return lb, whole
 }
 
 // notFinite adds to a loss's error the sub-batch and the rows whose embeddings are NaN or infinite, or else the row whose loss is. Its
 // cost does not matter.
 func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
-	emb := e.emb.Span(0, b.N())
+	emb := e.parts[0].emb.Span(0, b.N())
 	wide, err := gpustage.NewTensor(s.Device(), gpustage.F64, emb.Rows, emb.Cols)
 	if err != nil {
 		return err

@@ -32,7 +32,7 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 				return err
 			}
 			if n := sub.Batch.first(); n > 0 { // queries that are read with their documents have no score of their own
-				Stream(t).Fill(e.emb.Span(0, n), 0)
+				Stream(t).Fill(e.parts[0].emb.Span(0, n), 0)
 			}
 		}
 		defer e.feed.begin(t, sub)()
@@ -49,7 +49,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 			return err
 		}
 		p := e.Model.Forward(stream, e.arena, rows, true, keep)
-		stream.Copy(e.emb.Span(sub.Lo, sub.Hi), p.Embeddings())
+		for i, x := range p.Parts() {
+			stream.Copy(e.parts[i].of(sub, e.parts[i].emb), x)
+		}
 		if keep {
 			e.kept = append(e.kept, p)
 		} else {
@@ -96,7 +98,11 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 				t.Note(Replayed, float64(sub.Tokens()))
 			}
 			p := e.pass(stream, sub, t.Index.Step)
-			p.BackwardTo(e.dEmb.Span(sub.Lo, sub.Hi), to)
+			var d []gpustage.Tensor
+			for _, x := range e.parts {
+				d = append(d, x.of(sub, x.dEmb))
+			}
+			p.BackwardTo(d, to)
 			p.Release()
 		} else {
 			e.without(t, sub, true, to)

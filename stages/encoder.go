@@ -61,10 +61,7 @@ type Encoder struct {
 	weights pipeline.Port[Weights]
 
 	grads gpustage.Tensor // flat, the sum over the step so far
-	emb   gpustage.Tensor // [N, E] of the batch at hand
-	dEmb  gpustage.Tensor // [N, E]
-	all   gpustage.Tensor // like emb, of all ranks; emb itself if this one is alone
-	dAll  gpustage.Tensor // like dEmb: the gradient of this rank's rows' losses
+	parts []*part         // of the batch at hand, embeddings first
 	arena *gpustage.Arena
 
 	// Ask, if it is set, is called once a step on every rank: what any of them answers is done after that step.
@@ -98,6 +95,12 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 		o(e)
 	}
 	e.held = int64(m.Params.Mem.Bytes()) + m.PartialBytes() + m.PackedBytes(true)
+	for _, p := range m.Parts() {
+		e.parts = append(e.parts, &part{Part: p})
+	}
+	if e.ranks != nil {
+		e.ranks.tokens = len(e.parts) > 1
+	}
 	e.shares, e.still = e.ranks.shares(m.Layout, m.DType), e.ranks.still(m.Layout)
 	if m.Partial() != e.ranks.streams() {
 		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")
@@ -149,12 +152,14 @@ func (e *Encoder) PeakBytes() int64 {
 // begin makes room for a batch: embeddings, and an arena for the passes that its sub-batches need. Larger batches than any
 // before allocate; later ones of the same size do not.
 func (e *Encoder) begin(b *Batch) error {
-	size := e.Model.EmbeddingSize()
-	if err := errors.Join(e.grow(&e.emb, b.N(), size), e.grow(&e.dEmb, b.N(), size)); err != nil {
-		return fmt.Errorf("embeddings of %d sequences: %w", b.N(), err)
-	}
-	if !e.gathers() {
-		e.all, e.dAll = e.emb, e.dEmb
+	for _, p := range e.parts {
+		n := p.at(b, b.N())
+		if err := errors.Join(e.grow(&p.emb, n, p.Size), e.grow(&p.dEmb, n, p.Size)); err != nil {
+			return fmt.Errorf("%s of %d sequences: %w", p.Name, b.N(), err)
+		}
+		if !e.gathers() {
+			p.all, p.dAll = p.emb, p.dEmb
+		}
 	}
 	if e.ranks != nil {
 		if err := e.beginReplicated(b); err != nil {
@@ -276,14 +281,17 @@ func keepFrom(subs []transformer.Memory, budget int64) (first int) {
 // Close gives the encoder's memory back, but for the model's parameters.
 func (e *Encoder) Close() error {
 	errs := []error{e.optimizerState.close()}
-	if e.ranks == nil || e.ranks.LocalNegatives {
-		e.all, e.dAll = gpustage.Tensor{}, gpustage.Tensor{} // names of emb and dEmb
-	}
 	tensors := append(e.tensors(), &e.complete)
+	for _, p := range e.parts {
+		if e.ranks == nil || e.ranks.LocalNegatives {
+			p.all, p.dAll = gpustage.Tensor{}, gpustage.Tensor{} // names of emb and dEmb
+		}
+		tensors = append(tensors, &p.emb, &p.dEmb, &p.all, &p.dAll, &p.arriving)
+	}
 	for _, x := range e.buffers {
 		tensors = append(tensors, &x.mem, &x.rows, &x.index, &x.ids)
 	}
-	for _, t := range append(tensors, &e.grads, &e.emb, &e.dEmb, &e.all, &e.dAll) {
+	for _, t := range append(tensors, &e.grads) {
 		if !t.IsZero() {
 			errs = append(errs, t.Mem.Free())
 			*t = gpustage.Tensor{}

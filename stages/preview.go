@@ -24,7 +24,7 @@ func Preview(ctx context.Context, p Plan, x Text, size Size, ranks int) ([]*Batc
 			if rank == 0 {
 				mine, peers = append(mine, b), append(peers, nil)
 			}
-			peers[i] = append(peers[i], b.peer(t.Index, size, true))
+			peers[i] = append(peers[i], b.peer(t.Index, size, true, !b.Pairs))
 			return nil
 		})
 		plan, err := g.Build()

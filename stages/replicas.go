@@ -57,6 +57,7 @@ type Replicas struct {
 
 	header, totals, saves collective.Group
 	keepFrom              func(b *Batch) int // the first sub-batch that this rank has memory to keep, where ranks must agree
+	tokens                bool               // the model gives parts of tokens
 }
 
 // Exchanging says how replicas exchange embeddings and gradients.
@@ -180,6 +181,12 @@ type Peer struct {
 	LastIDs     []int32       // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
 	Truncated   int
 	Padding     int // tokens that padding each sub-batch to its longest sequence would add
+
+	// Where parts of tokens travel.
+	PartRows []int32 // rows of each sequence
+	IDs      []int32 // their token ids
+
+	cu []int32 // [sequences+1], of PartRows
 }
 
 // subSize is how many sequences a rank has in sub-batch u.
@@ -200,8 +207,10 @@ type Global struct {
 	Weights []float64     // [Rows]; nil if all are 1
 	Labels  []float64     // [Rows]; nil without labels
 	Scores  []float64     // [N-Rows] of the documents; nil without scores
+	IDs     []int32       // [T'] tokens of the parts' rows, in the global order; nil without such parts
 
-	keepFrom int // the first sub-batch that is kept, where all ranks keep the same
+	cu       []int32 // [N+1]: a sequence's rows of such parts
+	keepFrom int     // the first sub-batch that is kept, where all ranks keep the same
 }
 
 // Header adds the stage that tells all ranks of each other's part of a batch. Without replicas it passes batches on.
@@ -210,7 +219,7 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		return batches
 	}
 	return pipeline.Map(g, "header", batches, func(t *pipeline.Task, b *Batch) (*Batch, error) {
-		p := b.peer(t.Index, size, r.byLayer())
+		p := b.peer(t.Index, size, r.byLayer(), r.tokens)
 		if r.keepFrom != nil {
 			p.KeepFrom = r.keepFrom(b)
 		}
@@ -223,7 +232,7 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 }
 
 // peer cuts a batch and says what others must know of it.
-func (b *Batch) peer(at pipeline.Index, size Size, words bool) Peer {
+func (b *Batch) peer(at pipeline.Index, size Size, words, tokens bool) Peer {
 	b.Subs = size.Cut(b)
 	p := Peer{
 		Step: at.Step, Batch: at.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{b.first()},
@@ -240,6 +249,12 @@ func (b *Batch) peer(at pipeline.Index, size Size, words bool) Peer {
 		if words {
 			d := distinct(s)
 			b.distinct, p.SubIDs = append(b.distinct, d), append(p.SubIDs, d.ids)
+		}
+	}
+	if tokens {
+		p.IDs = b.tokenIDs()
+		for n := range b.N() {
+			p.PartRows = append(p.PartRows, int32(b.at(n+1)-b.at(n)))
 		}
 	}
 	if b.EndsStep {
@@ -280,6 +295,9 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 		if p.First != at || len(p.Counts) != columns || len(p.Texts) != texts || len(p.Owner) != max(0, texts-2*p.Rows) {
 			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch with %d texts in %d columns, want rows from %d with %d columns",
 				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), len(p.Counts), at, columns)
+		}
+		if first := peers[0].PartRows == nil; first != (p.PartRows == nil) && texts > 0 && len(peers[0].Texts) > 0 || p.PartRows != nil && len(p.PartRows) != texts {
+			return nil, fmt.Errorf("%w: rank %d says %d lengths of %d texts, rank 0 %d", ErrDisagree, rank, len(p.PartRows), texts, len(peers[0].PartRows))
 		}
 		at += p.Rows
 		g.keepFrom = max(g.keepFrom, p.KeepFrom)
@@ -335,6 +353,7 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 			}
 		}
 	}
+	g.joinTokens()
 	return g, nil
 }
 
@@ -342,14 +361,6 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 func (g *Global) N() int { return g.Starts[len(g.Starts)-1] }
 
 func (g *Global) columns() int { return len(g.Starts) - 1 }
-
-// counts is how many sequences of a column each rank has.
-func (g *Global) counts(column int) (rows []int) {
-	for _, p := range g.Peers {
-		rows = append(rows, p.Counts[column])
-	}
-	return rows
-}
 
 // lastRows are the distinct token ids of a sub-batch.
 type lastRows struct {
@@ -414,21 +425,19 @@ func Gather(g *pipeline.Graph, embedded pipeline.Port[Embedded], e *Encoder) pip
 		return embedded
 	}
 	return pipeline.Map(g, "gather", embedded, func(t *pipeline.Task, x Embedded) (Embedded, error) {
-		s, b, u := Stream(t), x.Sub.Batch, t.Index.Sub
-		rows := make([]int, len(b.Global.Peers))
-		total := 0
-		for r := range rows {
-			rows[r] = b.Global.Peers[r].subSize(u)
-			total += rows[r]
-		}
+		s, g, u := Stream(t), x.Sub.Batch.Global, t.Index.Sub
 		defer e.count(t)()
-		e.ranks.Comm.World.AllGather(s, e.arriving.Span(0, total), e.emb.Span(x.Sub.Lo, x.Sub.Hi), rows, e.wire())
-		at := 0
-		for r, n := range rows {
-			b.Global.runs(r, b.Global.Peers[r].start(u), n, func(place, n int) {
-				s.Copy(e.all.Span(place, place+n), e.arriving.Span(at, at+n))
-				at += n
-			})
+		for _, p := range e.parts {
+			rows := g.subRows(u, p.Tokens)
+			e.ranks.Comm.World.AllGather(s, p.arriving.Span(0, sum(rows)), p.of(x.Sub, p.emb), rows, e.wire())
+			at := 0
+			for r := range g.Peers {
+				g.runs(r, g.Peers[r].start(u), g.Peers[r].subSize(u), func(place, n int) {
+					from, to := p.inAll(g, place), p.inAll(g, place+n)
+					s.Copy(p.all.Span(from, to), p.arriving.Span(at, at+to-from))
+					at += to - from
+				})
+			}
 		}
 		return x, nil
 	}, e.OnComm())
@@ -467,16 +476,15 @@ func Scatter(g *pipeline.Graph, grads pipeline.Port[Gradient], e *Encoder) pipel
 			if g.Starts[c] == g.Starts[c+1] {
 				continue
 			}
-			mine, all := e.dEmb.Span(b.Starts[c], b.Starts[c+1]), e.dAll.Span(g.Starts[c], g.Starts[c+1])
-			rows := g.counts(c)
-			if x.whole {
-				first := 0
-				for _, n := range rows[:e.ranks.Rank()] {
-					first += n
+			for _, p := range e.parts {
+				mine, all := p.dEmb.Span(p.at(b, b.Starts[c]), p.at(b, b.Starts[c+1])), p.dAll.Span(p.inAll(g, g.Starts[c]), p.inAll(g, g.Starts[c+1]))
+				rows := g.columnRows(c, p.Tokens)
+				if x.whole {
+					first := sum(rows[:e.ranks.Rank()])
+					s.Copy(mine, all.Span(first, first+mine.Rows))
+				} else {
+					e.ranks.Comm.World.ReduceScatter(s, mine, all, rows, e.wire())
 				}
-				s.Copy(mine, all.Span(first, first+mine.Rows))
-			} else {
-				e.ranks.Comm.World.ReduceScatter(s, mine, all, rows, e.wire())
 			}
 		}
 		return x, nil

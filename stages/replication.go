@@ -17,33 +17,30 @@ type replication struct {
 	reduced    []pipeline.Port[struct{}] // what an update waits for
 	seen       int                       // sub-batches of the step so far
 
-	arriving gpustage.Tensor // [sequences of one sub-batch of all ranks, E]
-	rowsOut  gpustage.Tensor // [U, C]: the last sub-batch's gradient of the word embeddings
-	rowsIn   gpustage.Tensor // [sum of U, C]: all ranks'
-	index    gpustage.Tensor // i32 [T, 1]: each token's row in rowsOut
-	ids      gpustage.Tensor // i32 [sum of U, 1]: each row of rowsIn's token id
-	sum      gpustage.Tensor // flat, with Every: what has been reduced
+	rowsOut gpustage.Tensor // [U, C]: the last sub-batch's gradient of the word embeddings
+	rowsIn  gpustage.Tensor // [sum of U, C]: all ranks'
+	index   gpustage.Tensor // i32 [T, 1]: each token's row in rowsOut
+	ids     gpustage.Tensor // i32 [sum of U, 1]: each row of rowsIn's token id
+	sum     gpustage.Tensor // flat, with Every: what has been reduced
 }
 
 func (r *replication) tensors() []*gpustage.Tensor {
-	return []*gpustage.Tensor{&r.arriving, &r.rowsOut, &r.rowsIn, &r.index, &r.ids, &r.sum}
+	return []*gpustage.Tensor{&r.rowsOut, &r.rowsIn, &r.index, &r.ids, &r.sum}
 }
 
 // beginReplicated makes room for what all ranks have of a batch.
 func (e *Encoder) beginReplicated(b *Batch) error {
-	g, size := b.Global, e.Model.EmbeddingSize()
+	g := b.Global
 	var errs []error
 	if e.gathers() {
-		widest := 0
-		for u := range b.Subs {
-			n := 0
-			for i := range g.Peers {
-				n += g.Peers[i].subSize(u)
+		for _, p := range e.parts {
+			widest := 0
+			for u := range b.Subs {
+				widest = max(widest, sum(g.subRows(u, p.Tokens)))
 			}
-			widest = max(widest, n)
+			n := p.inAll(g, g.N())
+			errs = append(errs, e.grow(&p.all, n, p.Size), e.grow(&p.dAll, n, p.Size), e.grow(&p.arriving, widest, p.Size))
 		}
-		n := g.N()
-		errs = append(errs, e.grow(&e.all, n, size), e.grow(&e.dAll, n, size), e.grow(&e.arriving, widest, size))
 	}
 	if b.EndsStep && !e.ranks.Every && !e.ranks.early() && e.tableTrains() && !e.wholeTable(g) {
 		rows, total := g.lastRows()

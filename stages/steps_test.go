@@ -55,6 +55,7 @@ type goldenRun struct {
 	shards     int // of which so many share a replica's state
 	exchange   stages.Exchanging
 	dense      []transformer.Dense
+	vectors    int    // features of heads of tokens; 0: none
 	adapted    string // one of testdata/golden/lora/steps, in minilm-tiny's place
 
 	loraDropout float64
@@ -165,6 +166,10 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		t.Fatal(err)
 	}
 	config.HiddenDropout, config.AttentionDropout, config.Dense = r.dropout, r.dropout, r.dense
+	if r.vectors > 0 {
+		config.Tokens = config.M3Heads(r.vectors, true, 0)
+		config.Tokens.Special = []int32{0, 1, 2, 3}
+	}
 	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +180,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	}
 	weights := goldens.Load(t, from+"/model")
 	if err := model.Load(stream, func(p transformer.Param, dst []float32) error {
-		if !strings.Contains(p.Name, "Dense") {
+		if !strings.Contains(p.Name, "Dense") && !p.Head {
 			copy(dst, weights.F32(t, p.Name))
 			return nil
 		}

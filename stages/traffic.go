@@ -15,20 +15,21 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 	c := e.ranks.Comm
 	var out []Call
 	add := func(stage string, g collective.Group, call collective.Call) { out = append(out, Call{stage, g, call}) }
-	dtype, wire, size := e.Model.DType, e.wire(), e.Model.EmbeddingSize()
+	dtype, wire := e.Model.DType, e.wire()
 	if e.gathers() {
 		for _, b := range batches {
 			for u := range b.Subs() {
-				sub := make([]int, len(b.Peers))
-				for r := range b.Peers {
-					sub[r] = b.Peers[r].subSize(u)
+				for _, p := range e.parts {
+					add("gather", c.World, collective.GatherCall(b.subRows(u, p.Tokens), p.Size, dtype, wire))
 				}
-				add("gather", c.World, collective.GatherCall(sub, size, dtype, wire))
 			}
 			if _, ok := e.splits(); ok {
 				for col := range b.columns() {
-					if b.Starts[col] < b.Starts[col+1] {
-						add("scatter", c.World, collective.ReduceScatterCall(b.counts(col), size, dtype, wire))
+					if b.Starts[col] == b.Starts[col+1] {
+						continue
+					}
+					for _, p := range e.parts {
+						add("scatter", c.World, collective.ReduceScatterCall(b.columnRows(col, p.Tokens), p.Size, dtype, wire))
 					}
 				}
 			}

@@ -66,6 +66,12 @@ type Batch struct {
 	Scores  []float64 // [N-B]: a teacher's, of each document with its row's query: the positives, then the negatives
 	Teacher []float32 // [rows that are asked for, D]: a teacher's embeddings of the rows' queries
 
+	// Of a model that gives parts of tokens; nil otherwise.
+	Parts   []Part
+	IDs     []int32 // [T']: the token of each of their rows
+	Special []int32 // tokens that have no lexical weight
+	Step    int     // of training, from 0
+
 	// Only are the rows whose loss is asked for, against all candidates: the others are other replicas' business. nil means all
 	// rows. Only a loss that is a [RowSplitter] gets less than all.
 	Only *Rows
@@ -202,11 +208,22 @@ type Size struct {
 	Dim        int // E
 	Normalized bool
 	DType      gpustage.DType
+
+	// Of parts of tokens.
+	Tokens  int // T'
+	Longest int // rows of the longest sequence
 }
 
 // Size of a batch.
 func (b *Batch) Size() Size {
-	return Size{b.Rows, b.N(), b.Embeddings.Cols, b.Normalized, b.Embeddings.DType}
+	z := Size{Rows: b.Rows, Sequences: b.N(), Dim: b.Embeddings.Cols, Normalized: b.Normalized, DType: b.Embeddings.DType}
+	for _, p := range b.Parts {
+		z.Tokens = int(p.Cu[len(p.Cu)-1])
+		for n := range len(p.Cu) - 1 {
+			z.Longest = max(z.Longest, p.tokens(n, n+1))
+		}
+	}
+	return z
 }
 
 // Host makes a loss of a function over embeddings in the host's memory, for objectives of one's own: simple, and as slow

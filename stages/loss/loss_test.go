@@ -288,11 +288,11 @@ func TestErrors(t *testing.T) {
 // Memory holds what Compute takes, and is linear in the batch.
 func TestMemory(t *testing.T) {
 	l := InfoNCE{Directions: Directions}
-	small, large := l.Memory(Size{1 << 14, 1 << 15, 384, false, gpustage.F32}), l.Memory(Size{1 << 16, 1 << 17, 384, false, gpustage.F32})
+	small, large := l.Memory(Size{Rows: 1 << 14, Sequences: 1 << 15, Dim: 384, Normalized: false, DType: gpustage.F32}), l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: false, DType: gpustage.F32})
 	if large > 4*small+1<<20 {
 		t.Errorf("four times the rows take %d bytes, %d before", large, small)
 	}
-	if (InfoNCE{Dot: true}).Memory(Size{1 << 16, 1 << 17, 384, false, gpustage.F32}) > 16<<20 || l.Memory(Size{1 << 16, 1 << 17, 384, true, gpustage.F32}) > 16<<20 {
+	if (InfoNCE{Dot: true}).Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: false, DType: gpustage.F32}) > 16<<20 || l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: true, DType: gpustage.F32}) > 16<<20 {
 		t.Error("normalized embeddings should need little more than a tile")
 	}
 }

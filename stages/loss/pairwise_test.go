@@ -365,7 +365,7 @@ func TestPairwiseErrors(t *testing.T) {
 func TestPairwiseMemory(t *testing.T) {
 	m, _ := Matryoshka(CoSENT{}, []int{384, 128}, nil)
 	for _, l := range []Loss{CoSENT{}, DistillKL{Metric: Cosine}, Triplet{}, Contrastive{Online: true}, TeacherEmbedding{Metric: Cosine}, BatchTriplet{}, m} {
-		small, large := l.Memory(Size{1 << 14, 1 << 15, 384, false, gpustage.F32}), l.Memory(Size{1 << 16, 1 << 17, 384, false, gpustage.F32})
+		small, large := l.Memory(Size{Rows: 1 << 14, Sequences: 1 << 15, Dim: 384, Normalized: false, DType: gpustage.F32}), l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: false, DType: gpustage.F32})
 		if large > 4*small {
 			t.Errorf("%T: four times the rows take %d bytes, %d before", l, large, small)
 		}

@@ -144,7 +144,9 @@ type Spec struct {
 }
 
 // Configure gives a model's configuration the head, in the place of what an embedder has behind its pooling.
-func (s *Spec) Configure(c *transformer.Config) { c.Scorer, c.Dense = s.Scorer, nil }
+func (s *Spec) Configure(c *transformer.Config) {
+	c.Scorer, c.Dense, c.Tokens = s.Scorer, nil, transformer.TokenHeads{}
+}
 
 // Describe finds out how a folder's model scores. Of a folder that holds no reranker it is with a head that is new.
 func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, o TextOptions) (*Spec, error) {

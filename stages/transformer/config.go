@@ -55,7 +55,8 @@ type Config struct {
 	PadPositions    int // learned positions begin behind so many rows, the last of them the padding's (RoBERTa)
 	RelativeBuckets int // rows of a relative attention bias shared by all layers; 0: none
 
-	Scorer Scorer // of a model that reranks
+	Scorer Scorer     // of a model that reranks
+	Tokens TokenHeads // of a model that gives parts of tokens besides
 }
 
 // Dense is a linear layer with an activation that embeddings go through, a module of sentence-transformers: y = f(x Wᵀ + b).
@@ -220,6 +221,9 @@ func (c Config) check() error {
 		if r != nil && 2*len(r.Frequencies) > c.HeadDim() {
 			return fmt.Errorf("config.json: rotary positions turn %d features of heads of %d", 2*len(r.Frequencies), c.HeadDim())
 		}
+	}
+	if h := c.Tokens; !h.None() && (h.Dim < 1 || h.Sparse == "" || h.Vectors == "" || !c.Scorer.None()) {
+		return fmt.Errorf("heads of tokens %+v: want a weight and vectors of at least one feature, in a model that embeds", h)
 	}
 	return c.checkScorer()
 }

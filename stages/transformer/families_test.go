@@ -662,7 +662,7 @@ func TestMarks(t *testing.T) {
 				vs[i] = float32(i%7) - 3
 			}
 			p := m.Forward(s, a, rows, true, true)
-			p.BackwardTo(d, Gradients{Flat: grads, Done: func(mark int) {
+			p.BackwardTo([]gpustage.Tensor{d}, Gradients{Flat: grads, Done: func(mark int) {
 				if n := len(seen); n == len(marks) || mark != marks[n] {
 					t.Fatalf("%s: call %d of Done is for %d, marks are %v", name, n, mark, marks)
 				}

@@ -277,7 +277,7 @@ func TestFreezing(t *testing.T) {
 					}
 					grads, _ := m.NewGradients()
 					var done []int
-					p.BackwardTo(upload64(t, s, gpustage.F64, rows.Len(), m.Config.Hidden, r), Gradients{Flat: grads, Done: func(mark int) { done = append(done, mark) }})
+					p.BackwardTo([]gpustage.Tensor{upload64(t, s, gpustage.F64, rows.Len(), m.Config.Hidden, r)}, Gradients{Flat: grads, Done: func(mark int) { done = append(done, mark) }})
 					if err := s.Sync(); err != nil {
 						t.Fatal(err)
 					}

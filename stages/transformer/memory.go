@@ -30,11 +30,11 @@ func (m *Model) Memory(lengths []int) Memory {
 	a = gpustage.DryArena()
 	p := dry.Forward(s, a, rows, true, true)
 	mem.Kept = a.Used()
-	p.Backward(p.embeddings, grads)
+	p.BackwardTo(p.Parts(), Gradients{Flat: grads})
 	mem.Backward = a.Peak()
 	a = gpustage.DryArena()
 	p = dry.Replay(s, a, rows)
-	p.Backward(p.embeddings, grads)
+	p.BackwardTo(p.Parts(), Gradients{Flat: grads})
 	mem.Backward = max(mem.Backward, a.Peak())
 	return mem
 }

@@ -181,6 +181,7 @@ type Pass struct {
 	length     gpustage.Tensor // [1, B]: projected's, before it is normalized
 	embeddings gpustage.Tensor // [B, E], or scores [B, 1]
 	scoring    scoreActs
+	tokens     tokenActs
 }
 
 // Forward computes the embeddings [B, E] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
@@ -215,6 +216,7 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 	if scores {
 		p.openScore(r)
 	}
+	p.openTokens(r, keep)
 
 	x := a.Keep(s, m.DType, t, c)
 	p.embedTokens(x, keep && m.bottom < 0)
@@ -237,6 +239,7 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 		p.norm(n, x, p.final, p.last)
 	}
 	s.Pool(p.pooled, x, p.in.seqs, m.Head.Pooling)
+	p.forwardTokens(x)
 	a.Release(mark)
 	a.ReleaseScratch(layers)
 	if scores {
@@ -394,15 +397,16 @@ func (p *Pass) done(to Gradients, layer, part int) {
 	}
 }
 
-// Backward adds the gradient of the loss, given its gradient with respect to the embeddings, to grads (a flat vector like
-// Trained). dEmbeddings, of the shape of Embeddings, is left as it is. The pass can't be used afterwards but to be released.
+// Backward adds the gradient of the loss, given its gradient with respect to the embeddings, the first part, to grads (a flat vector
+// like Trained). dEmbeddings, of the shape of Embeddings, is left as it is. The pass can't be used afterwards but to be released.
 func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
-	p.BackwardTo(dEmbeddings, Gradients{Flat: grads})
+	p.BackwardTo([]gpustage.Tensor{dEmbeddings}, Gradients{Flat: grads})
 }
 
-// BackwardTo is Backward for those who reduce gradients while it runs.
-func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
-	s, m := p.s, p.m
+// BackwardTo is Backward for those who reduce gradients while it runs, and whose loss sees more than one part: the gradient of each,
+// as Parts has them.
+func (p *Pass) BackwardTo(dParts []gpustage.Tensor, to Gradients) {
+	s, m, dEmbeddings := p.s, p.m, dParts[0]
 	g := m.gradients(to)
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
@@ -420,6 +424,9 @@ func (p *Pass) BackwardTo(dEmbeddings gpustage.Tensor, to Gradients) {
 		s.NormalizeBackward(dNormal, dEmbeddings, p.embeddings, p.length)
 	}
 	s.PoolBackward(d, p.denseBackward(dNormal, g.dense), p.in.seqs, m.Head.Pooling)
+	if len(dParts) > 1 {
+		p.tokensBackward(d, dParts[1], dParts[2], g.tokens)
+	}
 	if n := m.w.finalNorm; !n.absent() {
 		p.normBackward(n, g.finalNorm, d, d, p.final, p.last)
 	}

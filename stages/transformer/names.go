@@ -94,6 +94,10 @@ func (c Config) parameters() []Param {
 		linear(-1, "", []string{h.Out}, c.Hidden, h.OutBias, 1)
 	}
 	table(h.LMHead, c.Vocab, c.Hidden, embedding)
+	if h := c.Tokens; !h.None() {
+		linear(-1, "", []string{h.Sparse}, c.Hidden, true, 1)
+		linear(-1, "", []string{h.Vectors}, c.Hidden, true, h.Dim)
+	}
 	for i := head; i < len(ps); i++ {
 		ps[i].Head = true
 	}

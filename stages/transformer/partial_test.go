@@ -123,7 +123,7 @@ func TestPartial(t *testing.T) {
 					f.asked = nil
 				}
 				out := bytes.Clone(hostBytes(p.Embeddings()))
-				p.BackwardTo(d, to)
+				p.BackwardTo([]gpustage.Tensor{d}, to)
 				if err := s.Sync(); err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}

@@ -136,7 +136,7 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 	for _, p := range ps {
 		// A classification head trains as a whole, as modules that PEFT saves for that task: BERT's pooler is not among them, unless
 		// it is new.
-		if p.Head && p.kind != embedding && (c.Scorer.New || strings.Contains(p.Module(), "classifier") || p.Module() == "score") {
+		if p.Head && p.kind != embedding && (!c.Tokens.None() || c.Scorer.New || strings.Contains(p.Module(), "classifier") || p.Module() == "score") {
 			trains[p.Name] = true
 		}
 		for _, name := range lora.Save {
