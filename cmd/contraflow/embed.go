@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -47,9 +48,39 @@ func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
 	return embedder.Load(dir, opts...)
 }
 
+// partFlags choose what documents are ranked by.
+type partFlags struct {
+	part    string
+	weights []float64
+}
+
+func (p *partFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what documents are ranked by: dense, sparse, multi_vector or fused (default: dense)")
+	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "of dense, sparse and multi_vector in --part fused (default: 1,0.3,1)")
+}
+
+// fusion is what each part counts; nil: embeddings alone.
+func (p *partFlags) fusion(e *embedder.Embedder) (map[string]float64, error) {
+	if p.part == "" && p.weights == nil {
+		return nil, nil
+	}
+	if !e.HasParts() {
+		return nil, usageError{errors.New("--part and --weights are for models of kind m3, with heads of tokens")}
+	}
+	if p.weights != nil && p.part != "" && p.part != "fused" {
+		return nil, usageError{errors.New("--weights are for --part fused")}
+	}
+	w, err := embedder.FlagWeights(p.part, p.weights)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--part: %w", err)}
+	}
+	return w, nil
+}
+
 func newEmbed() *cobra.Command {
 	var f modelFlags
 	var input []string
+	var parts bool
 	var output, column, outputColumn string
 	var texts []string
 	cmd := &cobra.Command{
@@ -74,10 +105,16 @@ func newEmbed() *cobra.Command {
 			if !cmd.Flags().Changed("prompt") {
 				f.prompt = e.DefaultPrompt()
 			}
+			if parts && !e.HasParts() {
+				return usageError{fmt.Errorf("--parts is for models of kind m3: %s has no heads of tokens", f.path)}
+			}
+			if len(texts) > 0 && parts {
+				return printParts(cmd, e, f.prompt, texts)
+			}
 			if len(texts) > 0 {
 				return printEmbeddings(cmd, e, f.prompt, texts)
 			}
-			return embedTable(cmd, e, f.prompt, input, column, output, outputColumn)
+			return embedTable(cmd, e, f.prompt, input, column, output, outputColumn, parts)
 		},
 	}
 	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet or JSON lines, files or globs (may be repeated)")
@@ -86,8 +123,33 @@ func newEmbed() *cobra.Command {
 	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")
 	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
 	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt)")
+	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides")
 	f.add(cmd)
 	return cmd
+}
+
+// printParts prints an object a text, with the names of the parquet file's columns.
+func printParts(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
+	p, _, err := e.EmbedParts(cmd.Context(), prompt, texts)
+	if err != nil {
+		return err
+	}
+	for i := range texts {
+		ids, weights := p.Lexical(i)
+		vectors := [][]float32{}
+		for flat := p.TokenVectors(i); len(flat) > 0; flat = flat[p.VectorSize:] {
+			vectors = append(vectors, flat[:p.VectorSize])
+		}
+		if err := printJSON(cmd, struct {
+			Embedding []float32   `json:"embedding"`
+			IDs       []int32     `json:"lexical_ids"`
+			Weights   []float32   `json:"lexical_weights"`
+			Vectors   [][]float32 `json:"token_vectors"`
+		}{p.Dense[i*p.Size : (i+1)*p.Size], ids, weights, vectors}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func printEmbeddings(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
@@ -106,14 +168,19 @@ func printEmbeddings(cmd *cobra.Command, e *embedder.Embedder, prompt string, te
 // embedRows is how many rows are embedded at a time: sorted by length, they fill passes well.
 const embedRows = 8192
 
-func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output, outputColumn string) error {
+func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output, outputColumn string, parts bool) error {
 	ctx := cmd.Context()
 	t, err := dataset.OpenTable(ctx, input)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	w, err := t.NewWriter(output, dataset.OutColumn{Name: outputColumn, Type: dataset.VectorOut})
+	columns := []dataset.OutColumn{{Name: outputColumn, Type: dataset.VectorOut}}
+	if parts {
+		columns = append(columns, dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut},
+			dataset.OutColumn{Name: "token_vectors", Type: dataset.VectorListOut})
+	}
+	w, err := t.NewWriter(output, columns...)
 	if err != nil {
 		return err
 	}
@@ -121,16 +188,27 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 	u := newUI(cmd.ErrOrStderr(), false)
 	done, cut := 0, 0
 	vecs := make([]float32, embedRows*e.Size())
-	for c, err := range t.Chunks(ctx, column, embedRows) {
+	rows := embedRows
+	if parts {
+		rows /= 16 // a text has a vector for each of its tokens
+	}
+	for c, err := range t.Chunks(ctx, column, rows) {
 		if err != nil {
 			return err
 		}
-		out := vecs[:c.Rows*e.Size()]
-		n, err := e.EmbedInto(ctx, prompt, c.Texts, out)
+		var values []any
+		n := 0
+		if parts {
+			values, n, err = partValues(ctx, e, prompt, c.Texts)
+		} else {
+			out := vecs[:c.Rows*e.Size()]
+			n, err = e.EmbedInto(ctx, prompt, c.Texts, out)
+			values = []any{dataset.Vectors{Dim: e.Size(), Data: out}}
+		}
 		if err != nil {
 			return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
 		}
-		if err := w.Write(c, dataset.Vectors{Dim: e.Size(), Data: out}); err != nil {
+		if err := w.Write(c, values...); err != nil {
 			return err
 		}
 		done, cut = done+c.Rows, cut+n
@@ -146,4 +224,17 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 		u.printf("%d texts were longer than %d tokens and cut\n", cut, e.MaxLength())
 	}
 	return nil
+}
+
+// partValues are the values of --parts' columns.
+func partValues(ctx context.Context, e *embedder.Embedder, prompt string, texts []string) (values []any, cut int, err error) {
+	p, cut, err := e.EmbedParts(ctx, prompt, texts)
+	if err != nil {
+		return nil, 0, err
+	}
+	ids, weights := make([][]int32, p.Len()), make([][]float32, p.Len())
+	for i := range ids {
+		ids[i], weights[i] = p.Lexical(i)
+	}
+	return []any{dataset.Vectors{Dim: p.Size, Data: p.Dense}, ids, weights, dataset.VectorLists{Dim: p.VectorSize, Cu: p.Cu, Data: p.Vectors}}, cut, nil
 }

@@ -15,6 +15,7 @@ import (
 
 func newEval() *cobra.Command {
 	var f modelFlags
+	var parts partFlags
 	var queries, corpus, qrels, queryPrompt, docPrompt string
 	var asJSON, bm25 bool
 	cmd := &cobra.Command{
@@ -56,6 +57,9 @@ query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given
 			if err != nil {
 				return err
 			}
+			if task.Fusion, err = parts.fusion(e); err != nil {
+				return err
+			}
 			res, err := e.Evaluate(ctx, task, evaluate.Standard()...)
 			if err != nil {
 				return err
@@ -85,6 +89,7 @@ query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", "text before each document (default: the model's document prompt)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
+	parts.add(cmd)
 	f.add(cmd)
 	require(cmd, "queries")
 	return cmd

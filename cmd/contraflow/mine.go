@@ -22,6 +22,7 @@ type mineFlags struct {
 	minScore, maxScore, absolute, relative float64
 	queryPrompt, documentPrompt            string
 	sampling                               string
+	parts                                  partFlags
 }
 
 func newMine() *cobra.Command {
@@ -70,6 +71,7 @@ asked for are left out and counted.`,
 	fl.Float64Var(&m.relative, "relative-margin", 0, "a negative's cosine is by this part of it below the positive's")
 	fl.StringVar(&m.sampling, "sampling", "top", "top, or random among the candidates")
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
+	m.parts.add(cmd)
 	f.add(cmd)
 	require(cmd, "input")
 	require(cmd, "output")
@@ -122,6 +124,90 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if cmd.Flags().Changed("document-prompt") {
 		documentPrompt = m.documentPrompt
 	}
+	d, err := gpustage.Open("auto")
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	weights, err := m.parts.fusion(e)
+	if err != nil {
+		return err
+	}
+	searched := func(done, total int64) {
+		if u.due(false) {
+			u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
+		}
+	}
+	var rows []mine.Row
+	var short int
+	if weights != nil {
+		rows, short, err = m.byParts(ctx, e, d, p, queryPrompt, documentPrompt, weights, searched)
+	} else {
+		rows, short, err = m.byEmbeddings(ctx, e, d, p, queryPrompt, documentPrompt, u, searched)
+	}
+	if err != nil {
+		return err
+	}
+	if len(rows) == 0 {
+		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: a larger --range-max, a smaller margin or fewer --num-negatives helps", len(p.Rows), m.options.Negatives)
+	}
+	if err := m.write(p, rows); err != nil {
+		return err
+	}
+	sum := 0.0
+	for _, r := range rows {
+		for _, h := range r.Negatives {
+			sum += float64(r.Score) - float64(h.Score)
+		}
+	}
+	what := "cosine"
+	if weights != nil {
+		what = "score"
+	}
+	u.printf("%d pairs with %d negatives each written to %s; a positive's %s is %.3f above a negative's on average\n", len(rows), m.options.Negatives, m.output, what, sum/math.Max(1, float64(len(rows)*m.options.Negatives)))
+	if short > 0 {
+		u.printf("%d pairs have fewer negatives within these bounds and are left out\n", short)
+	}
+	return nil
+}
+
+// byParts mines by lexical weights, tokens' vectors or a sum; all tokens' vectors are in memory.
+func (m *mineFlags) byParts(ctx context.Context, e *embedder.Embedder, d gpustage.Device, p mine.Pairs, queryPrompt, documentPrompt string, weights map[string]float64, searched func(done, total int64)) (rows []mine.Row, short int, err error) {
+	var sides [2]*embedder.Parts
+	for i, side := range []struct {
+		prompt string
+		texts  []string
+	}{{queryPrompt, p.Queries}, {documentPrompt, p.Corpus}} {
+		prompted := make([]string, len(side.texts))
+		for k, t := range side.texts {
+			prompted[k] = side.prompt + t
+		}
+		if sides[i], _, err = e.EmbedParts(ctx, "", prompted); err != nil {
+			return nil, 0, err
+		}
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	run, err := embedder.SearchParts(ctx, s, sides[0], sides[1], weights, m.options.Depth(p.Most), nil, searched)
+	if err != nil {
+		return nil, 0, err
+	}
+	scores, err := embedder.PairScores(s, sides[0], sides[1], weights, p.Rows)
+	if err != nil {
+		return nil, 0, err
+	}
+	of := map[[2]int]float32{}
+	for i, r := range p.Rows {
+		of[r] = scores[i]
+	}
+	rows, short = p.Choose(m.options, run, func(query, doc int) float32 { return of[[2]int{query, doc}] })
+	return rows, short, nil
+}
+
+func (m *mineFlags) byEmbeddings(ctx context.Context, e *embedder.Embedder, d gpustage.Device, p mine.Pairs, queryPrompt, documentPrompt string, u *ui, searched func(done, total int64)) (rows []mine.Row, short int, err error) {
 	embed := func(what, prompt string, texts []string) ([]float32, error) {
 		out := make([]float32, len(texts)*e.Size())
 		for from := 0; from < len(texts); from += embedRows {
@@ -142,42 +228,13 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	}
 	q, err := embed("queries", queryPrompt, p.Queries)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	c, err := embed("documents", documentPrompt, p.Corpus)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
-	d, err := gpustage.Open("auto")
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	rows, short, err := p.Mine(ctx, d, m.options, q, c, e.Size(), func(done, total int64) {
-		if u.due(false) {
-			u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
-		}
-	})
-	if err != nil {
-		return err
-	}
-	if len(rows) == 0 {
-		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: a larger --range-max, a smaller margin or fewer --num-negatives helps", len(p.Rows), m.options.Negatives)
-	}
-	if err := m.write(p, rows); err != nil {
-		return err
-	}
-	sum := 0.0
-	for _, r := range rows {
-		for _, h := range r.Negatives {
-			sum += float64(r.Score) - float64(h.Score)
-		}
-	}
-	u.printf("%d pairs with %d negatives each written to %s; a positive's cosine is %.3f above a negative's on average\n", len(rows), m.options.Negatives, m.output, sum/math.Max(1, float64(len(rows)*m.options.Negatives)))
-	if short > 0 {
-		u.printf("%d pairs have fewer negatives within these bounds and are left out\n", short)
-	}
-	return nil
+	return p.Mine(ctx, d, m.options, q, c, e.Size(), searched)
 }
 
 // pairs reads the queries with their positives.

@@ -14,7 +14,7 @@ func newRecipe() *cobra.Command {
 	return &cobra.Command{
 		Use:   "recipe " + names,
 		Short: "Print a commented recipe to begin with",
-		Long:  "recipe prints a recipe with comments; that of an embedder has every key there is, but for those of rerankers.",
+		Long:  "recipe prints a recipe with comments; that of an embedder has every key there is, but for those of rerankers and of m3.",
 		Example: `  contraflow recipe embedder > recipe.yaml
   contraflow train -c recipe.yaml`,
 		ValidArgs: recipe.Templates(),

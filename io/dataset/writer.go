@@ -14,14 +14,15 @@ import (
 type OutType uint8
 
 const (
-	TextOut     OutType = iota // []string
-	TextListOut                // [][]string
-	IntOut                     // []int64
-	FloatOut                   // []float64
-	VectorOut                  // Vectors: a list<float32> a row
-	NumbersOut                 // [][]float32: a list<float32> a row, of any length
-	IDsOut                     // [][]int32
-	LongsOut                   // [][]int64
+	TextOut       OutType = iota // []string
+	TextListOut                  // [][]string
+	IntOut                       // []int64
+	FloatOut                     // []float64
+	VectorOut                    // Vectors: a list<float32> a row
+	NumbersOut                   // [][]float32: a list<float32> a row, of any length
+	IDsOut                       // [][]int32
+	LongsOut                     // [][]int64
+	VectorListOut                // VectorLists: a list<list<float32>> a row
 )
 
 // Empty is a value of the type for no rows, with room for n.
@@ -35,6 +36,8 @@ func (t OutType) Empty(n int) any {
 		return make([]float64, 0, n)
 	case VectorOut:
 		return Vectors{}
+	case VectorListOut:
+		return VectorLists{}
 	case NumbersOut:
 		return make([][]float32, 0, n)
 	case IDsOut:
@@ -43,6 +46,13 @@ func (t OutType) Empty(n int) any {
 		return make([][]int64, 0, n)
 	}
 	return make([]string, 0, n)
+}
+
+// VectorLists are rows of any number of vectors of float32 of one length: row i's are Data[Cu[i]*Dim:Cu[i+1]*Dim].
+type VectorLists struct {
+	Dim  int
+	Cu   []int32 // [rows+1]
+	Data []float32
 }
 
 // Vectors are rows of float32 of one length, one after the other: Data is (rows, Dim).
@@ -72,6 +82,8 @@ func (c OutColumn) node() parquet.Node {
 		return parquet.Optional(parquet.List(leaf(parquet.Int(32))))
 	case LongsOut:
 		return parquet.Optional(parquet.List(leaf(parquet.Int(64))))
+	case VectorListOut:
+		return parquet.Optional(parquet.List(parquet.Optional(parquet.List(leaf(parquet.Leaf(parquet.FloatType))))))
 	}
 	return leaf(parquet.String())
 }
@@ -176,7 +188,11 @@ func (w *ParquetWriter) rowsOf(columns []any) (rows int, err error) {
 			return 0, fmt.Errorf("%s: column %q is given as %T, want %T", w.path, col.Name, c, want)
 		}
 		n := 0
-		if v, ok := c.(Vectors); !ok {
+		if v, ok := c.(VectorLists); ok {
+			if n = len(v.Cu) - 1; n < 0 || int(v.Cu[n])*v.Dim != len(v.Data) {
+				return 0, fmt.Errorf("%s: column %q has %d floats for %d offsets of vectors of %d", w.path, col.Name, len(v.Data), len(v.Cu), v.Dim)
+			}
+		} else if v, ok := c.(Vectors); !ok {
 			n = reflect.ValueOf(c).Len()
 		} else if v.Dim > 0 && len(v.Data)%v.Dim == 0 {
 			n = len(v.Data) / v.Dim
@@ -191,7 +207,8 @@ func (w *ParquetWriter) rowsOf(columns []any) (rows int, err error) {
 	return rows, nil
 }
 
-// values makes the library's values of rows [from, to). Definition levels: 1 a value, lists: 1 empty, 3 an element.
+// values makes the library's values of rows [from, to). Definition levels: 1 a value, lists: 1 empty, 3 an element, which in a list of
+// lists is one that is empty, 5 its element.
 func (w *ParquetWriter) values(column any, leaf, from, to int) []parquet.Value {
 	out := w.scratch[:0]
 	list := func(n int, element func(i int) parquet.Value) {
@@ -219,18 +236,33 @@ func (w *ParquetWriter) values(column any, leaf, from, to int) []parquet.Value {
 		for _, v := range c[from:to] {
 			out = append(out, parquet.DoubleValue(v).Level(0, 1, leaf))
 		}
-	case Vectors:
-		for i := from; i < to; i++ {
-			row := c.Data[i*c.Dim : (i+1)*c.Dim]
-			list(len(row), func(i int) parquet.Value { return parquet.FloatValue(row[i]) })
+	case [][]int32:
+		for _, l := range c[from:to] {
+			list(len(l), func(i int) parquet.Value { return parquet.Int32Value(l[i]) })
 		}
 	case [][]float32:
 		for _, l := range c[from:to] {
 			list(len(l), func(i int) parquet.Value { return parquet.FloatValue(l[i]) })
 		}
-	case [][]int32:
-		for _, l := range c[from:to] {
-			list(len(l), func(i int) parquet.Value { return parquet.Int32Value(l[i]) })
+	case VectorLists:
+		for i := from; i < to; i++ {
+			if c.Cu[i] == c.Cu[i+1] {
+				out = append(out, parquet.NullValue().Level(0, 1, leaf))
+			}
+			for k := c.Cu[i]; k < c.Cu[i+1]; k++ {
+				for j := range c.Dim {
+					repetition := 2
+					if j == 0 {
+						repetition = min(1, int(k-c.Cu[i]))
+					}
+					out = append(out, parquet.FloatValue(c.Data[int(k)*c.Dim+j]).Level(repetition, 5, leaf))
+				}
+			}
+		}
+	case Vectors:
+		for i := from; i < to; i++ {
+			row := c.Data[i*c.Dim : (i+1)*c.Dim]
+			list(len(row), func(i int) parquet.Value { return parquet.FloatValue(row[i]) })
 		}
 	case [][]int64:
 		for _, l := range c[from:to] {

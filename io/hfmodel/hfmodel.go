@@ -9,6 +9,7 @@
 //	modules.json                       sentence-transformers: which modules, in which order, in which subfolder
 //	sentence_bert_config.json          its first module: max_seq_length, do_lower_case
 //	1_Pooling/config.json              its second: how token vectors become one
+//	colbert_linear.pt, ...             BGE-M3's heads of tokens, as torch.save keeps them: see package torchfile
 //	2_Dense/                           perhaps, with weights of its own: a linear layer and an activation behind it
 //	config_sentence_transformers.json  prompts, similarity function
 //
@@ -79,6 +80,7 @@ type Folder struct {
 	TruncateDim       int               // embeddings are cut to so many dimensions; 0: not at all
 
 	Reranker *Reranker // how pairs of texts are scored; nil if the folder does not say
+	M3       *M3       // heads of tokens; nil if there are none
 
 	weights weights
 	// The JSON files as read, for Save to carry over what it doesn't know.
@@ -142,6 +144,9 @@ func openOn(dir, base string) (_ *Folder, err error) {
 		return nil, err
 	}
 	if err := f.readReranker(); err != nil {
+		return nil, err
+	}
+	if err := f.readM3(); err != nil {
 		return nil, err
 	}
 	if f.Adapter == nil {

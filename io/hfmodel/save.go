@@ -22,6 +22,7 @@ type Spec struct {
 	Tensors []safetensors.Tensor // under the names that transformers' base model uses
 
 	Pooling      Pooling // Dimension 0: config.json's hidden_size, or what the family calls it
+	M3           bool    // tensors of M3's heads are among Tensors, and get files of their own
 	Dense        []Dense // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
 	Normalize    bool
 	MaxSeqLength int
@@ -58,6 +59,11 @@ func Save(dir string, s Spec) error {
 		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
 	weights := map[string][]safetensors.Tensor{weightsFile: tensors}
+	if s.M3 {
+		if err := s.splitM3(files, weights); err != nil {
+			return fmt.Errorf("save model to %s: %w", dir, err)
+		}
+	}
 	if s.Adapter != nil {
 		weights = map[string][]safetensors.Tensor{AdapterWeights: s.Adapter.named(tensors)}
 	}

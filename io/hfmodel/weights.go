@@ -152,6 +152,11 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 			return d.tensor(name)
 		}
 	}
+	if f.M3 != nil {
+		if t, ok := f.M3.tensors[name]; ok {
+			return t, nil
+		}
+	}
 	candidates := []string{name}
 	for _, p := range prefixes {
 		candidates = append(candidates, p+name)

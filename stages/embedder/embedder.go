@@ -97,7 +97,10 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	loading.Go(func() { e.tok, tokErr = tokenize.Load(f.TokenizerDir) }) // 50 of 150 ms, on the other core
 	err = e.load(f, o)
 	loading.Wait()
-	if err = cmp.Or(tokErr, err); err == nil {
+	if err = cmp.Or(tokErr, err); err == nil && e.HasParts() {
+		e.model.Config.Tokens.Special, err = SpecialIDs(f, e.tok)
+	}
+	if err == nil {
 		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength))
 	}
 	if err != nil {
@@ -214,10 +217,29 @@ func ConfigOf(f *hfmodel.Folder, change func(*transformer.Config)) (transformer.
 	for _, d := range f.Dense {
 		c.Dense = append(c.Dense, transformer.Dense{Name: d.Path, Out: d.Out, Bias: d.Bias, Activation: denseActivations[d.Activation]})
 	}
+	if f.M3 != nil {
+		c.Tokens = c.M3Heads(f.M3.Dim, false, 0)
+	}
 	if change != nil {
 		change(&c)
 	}
 	return c, nil
+}
+
+// SpecialIDs are the ids of the tokens that have no lexical weight.
+func SpecialIDs(f *hfmodel.Folder, tok *tokenize.Tokenizer) (ids []int32, err error) {
+	tokens, err := f.SpecialTokens()
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tokens {
+		id, ok := tok.ID(t)
+		if !ok {
+			return nil, fmt.Errorf("%s: the tokenizer has no token %q, which its files name", f.Dir, t)
+		}
+		ids = append(ids, id)
+	}
+	return ids, nil
 }
 
 var denseActivations = map[string]gpustage.Activation{
@@ -245,8 +267,8 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 	}
 	err = m.Load(s, func(p transformer.Param, dst []float32) error {
 		t, err := f.Tensor(p.Name, c.Prefixes()...)
-		if p.Head && c.Scorer.New && errors.Is(err, safetensors.ErrNoTensor) {
-			m.InitParam(p, dst, c.Scorer.Seed)
+		if p.Head && (c.Scorer.New || c.Tokens.New) && errors.Is(err, safetensors.ErrNoTensor) {
+			m.InitParam(p, dst, c.Scorer.Seed+c.Tokens.Seed)
 			return nil
 		}
 		if err != nil {
@@ -404,10 +426,21 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
 	}
+	ids, cut, err := e.tokenize(ctx, prompt, texts)
+	if err != nil {
+		return 0, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return cut, e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) })
+}
+
+// tokenize puts a prompt before texts and says how many had to be cut.
+func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) (ids [][]int32, cut int, err error) {
 	if prompt != "" {
 		p, ok := e.prompts[prompt]
 		if !ok {
-			return 0, fmt.Errorf("%w: %q", ErrNoPrompt, prompt)
+			return nil, 0, fmt.Errorf("%w: %q", ErrNoPrompt, prompt)
 		}
 		if p != "" {
 			prompted := make([]string, len(texts))
@@ -418,9 +451,9 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 		}
 	}
 	// One token more than fits tells a text that is cut from one that fits exactly.
-	ids, err := e.tok.EncodeAll(ctx, texts, e.maxLength+1, 0)
+	ids, err = e.tok.EncodeAll(ctx, texts, e.maxLength+1, 0)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	for i := range ids {
 		if len(ids[i]) > e.maxLength {
@@ -428,9 +461,7 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 			cut++
 		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return cut, e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) })
+	return ids, cut, nil
 }
 
 // Close gives the model's memory back.

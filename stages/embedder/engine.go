@@ -21,7 +21,7 @@ type Engine struct {
 	Ranks Sharing
 
 	arena *gpustage.Arena
-	all   gpustage.Tensor // of a round, with Ranks
+	all   []gpustage.Tensor // of a round, with Ranks, by part
 }
 
 // Sharing is ranks that embed texts together, in rounds of one pass each.
@@ -32,7 +32,7 @@ type Sharing interface {
 	Begin(s gpustage.Stream, passes [][]int32) error
 	// Skip takes part in a round in which this rank has no pass.
 	Skip(s gpustage.Stream)
-	// Gather gives every rank the rows of all: dst [sum(rows), E] of src [rows[rank], E].
+	// Gather gives every rank the rows of all: dst [sum(rows), E] of src [rows[rank], E], for embeddings and for any other part.
 	Gather(s gpustage.Stream, dst, src gpustage.Tensor, rows []int)
 }
 
@@ -44,6 +44,11 @@ func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, v
 
 // EmbedTyped is Embed for texts whose tokens have types. A model that scores yields scores.
 func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield func(i int, vec []float32)) error {
+	return e.embed(ctx, texts, kinds, 1, func(i int, parts [][]float32) { yield(i, parts[0]) })
+}
+
+// embed yields the first so many parts of each text.
+func (e *Engine) embed(ctx context.Context, texts, kinds [][]int32, parts int, yield func(i int, parts [][]float32)) error {
 	order := make([]int, len(texts))
 	for i := range order {
 		order[i] = i
@@ -71,7 +76,7 @@ func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield f
 			return context.Cause(ctx)
 		}
 		n := min(ranks, len(passes))
-		if err := e.round(passes[:n], texts, kinds, yield); err != nil {
+		if err := e.round(passes[:n], texts, kinds, parts, yield); err != nil {
 			return err
 		}
 		passes = passes[n:]
@@ -80,7 +85,7 @@ func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield f
 }
 
 // round embeds a pass on each rank.
-func (e *Engine) round(passes [][]int, texts, kinds [][]int32, yield func(i int, vec []float32)) error {
+func (e *Engine) round(passes [][]int, texts, kinds [][]int32, parts int, yield func(i int, parts [][]float32)) error {
 	own := 0
 	if e.Ranks != nil {
 		own = e.Ranks.Rank()
@@ -94,51 +99,88 @@ func (e *Engine) round(passes [][]int, texts, kinds [][]int32, yield func(i int,
 			return err
 		}
 	}
-	var emb gpustage.Tensor
+	outs := make([]gpustage.Tensor, parts)
 	if own < len(passes) {
 		p, err := e.pass(passes[own], texts, kinds)
 		if err != nil {
 			return err
 		}
 		defer p.Release()
-		emb = p.Embeddings()
+		copy(outs, p.Parts())
 	} else {
 		e.Ranks.Skip(e.Stream)
 	}
-	if e.Ranks != nil {
-		rows, total := make([]int, e.Ranks.Size()), 0
-		for r, pass := range passes {
-			rows[r] = len(pass)
-			total += len(pass)
+	var host [][]float32
+	kindsOf := e.Model.Parts()[:parts]
+	rowsOf := func(k, i int) int { // of a part, that a text has
+		if kindsOf[k].Tokens {
+			return len(texts[i]) - 1
 		}
-		if e.all.Rows < total {
-			if err := e.freeAll(); err != nil {
+		return 1
+	}
+	for k := range outs {
+		if e.Ranks != nil {
+			rows := make([]int, e.Ranks.Size())
+			for r, pass := range passes {
+				for _, i := range pass {
+					rows[r] += rowsOf(k, i)
+				}
+			}
+			all, err := e.gather(k, outs[k], rows, kindsOf[k].Size)
+			if err != nil {
 				return err
 			}
-			var err error
-			if e.all, err = gpustage.NewTensor(e.Model.Device, e.Model.DType, total, e.Model.EmbeddingSize()); err != nil {
-				return err
+			if own > 0 {
+				continue
 			}
+			outs[k] = all
 		}
-		all := e.all.Span(0, total)
-		e.Ranks.Gather(e.Stream, all, emb, rows)
-		if own > 0 {
-			return e.Stream.Sync()
+		out, err := e.host(outs[k])
+		if err != nil {
+			return err
 		}
-		emb = all
+		host = append(host, out)
 	}
-	out, err := e.host(emb)
-	if err != nil {
-		return err
+	if own > 0 {
+		return e.Stream.Sync()
 	}
-	at := 0
+	at, vecs := make([]int, parts), make([][]float32, parts)
 	for _, pass := range passes {
 		for _, i := range pass {
-			yield(i, out[at:at+emb.Cols])
-			at += emb.Cols
+			for k := range vecs {
+				n := rowsOf(k, i) * kindsOf[k].Size
+				vecs[k] = host[k][at[k] : at[k]+n]
+				at[k] += n
+			}
+			yield(i, vecs)
 		}
 	}
 	return nil
+}
+
+// gather gives all ranks the rows of a part.
+func (e *Engine) gather(k int, own gpustage.Tensor, rows []int, size int) (gpustage.Tensor, error) {
+	total := 0
+	for _, n := range rows {
+		total += n
+	}
+	for len(e.all) <= k {
+		e.all = append(e.all, gpustage.Tensor{})
+	}
+	if x := &e.all[k]; x.Rows < total {
+		if !x.IsZero() {
+			if err := x.Mem.Free(); err != nil {
+				return *x, err
+			}
+		}
+		var err error
+		if *x, err = gpustage.NewTensor(e.Model.Device, e.Model.DType, total, size); err != nil {
+			return *x, err
+		}
+	}
+	all := e.all[k].Span(0, total)
+	e.Ranks.Gather(e.Stream, all, own, rows)
+	return all, nil
 }
 
 // pass embeds some texts.
@@ -205,10 +247,12 @@ func (e *Engine) Close() error {
 }
 
 func (e *Engine) freeAll() error {
-	if e.all.IsZero() {
-		return nil
+	var errs []error
+	for _, x := range e.all {
+		if !x.IsZero() {
+			errs = append(errs, x.Mem.Free())
+		}
 	}
-	m := e.all.Mem
-	e.all = gpustage.Tensor{}
-	return m.Free()
+	e.all = nil
+	return errors.Join(errs...)
 }

@@ -22,6 +22,9 @@ type Text struct {
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
 type Task struct {
+	// Fusion, if not nil, is what each part counts where a model gives more than embeddings: see SearchParts.
+	Fusion map[string]float64
+
 	data    *dataset.Retrieval
 	qrels   *evaluate.Qrels
 	tie     evaluate.TieOrder
@@ -81,6 +84,17 @@ func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Mea
 
 // Rank is the first k documents of each query; on ranks but the first it is nil.
 func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
+	if t.Fusion != nil {
+		q, err := e.Parts(ctx, t.queries)
+		if err != nil {
+			return nil, err
+		}
+		d, err := e.Parts(ctx, t.docs)
+		if err != nil || !e.first() {
+			return nil, err
+		}
+		return SearchParts(ctx, e.Stream, q, d, t.Fusion, k, t.tie, nil)
+	}
 	q, err := t.embed(ctx, e, t.queries)
 	if err != nil {
 		return nil, err

@@ -184,11 +184,17 @@ func (p Pairs) Mine(ctx context.Context, d gpustage.Device, o Options, queries, 
 	if err != nil {
 		return nil, 0, err
 	}
+	rows, short = p.Choose(o, run, func(query, doc int) float32 { return Score(queries, corpus, dim, query, doc) })
+	return rows, short, nil
+}
+
+// Choose is Mine where a search of any kind has found the o.Depth(p.Most) best documents of each query, and score is that of a pair.
+func (p Pairs) Choose(o Options, run evaluate.Run, score func(query, doc int) float32) (rows []Row, short int) {
 	chosen := make([][]evaluate.Hit, len(p.Queries))
 	for q := range p.Queries {
 		lowest := float32(math.Inf(1))
 		for _, doc := range p.Of[q] {
-			lowest = min(lowest, Score(queries, corpus, dim, q, int(doc)))
+			lowest = min(lowest, score(q, int(doc)))
 		}
 		chosen[q] = o.Choose(q, run[q], p.Of[q], lowest, p.Most)
 	}
@@ -197,7 +203,7 @@ func (p Pairs) Mine(ctx context.Context, d gpustage.Device, o Options, queries, 
 			short++
 			continue
 		}
-		rows = append(rows, Row{r[0], r[1], Score(queries, corpus, dim, r[0], r[1]), chosen[r[0]]})
+		rows = append(rows, Row{r[0], r[1], score(r[0], r[1]), chosen[r[0]]})
 	}
-	return rows, short, nil
+	return rows, short
 }

@@ -106,6 +106,9 @@ func (c *checker) check(r *Recipe) {
 	if r.Model.Kind == "reranker" {
 		c.checkReranker(r)
 	} else {
+		if r.Model.Kind == "m3" {
+			c.defaultM3(r)
+		}
 		c.checkLoss(r)
 		c.require(r.Eval.Rerank == nil, "eval.rerank", "is for model.kind: reranker")
 	}
@@ -116,7 +119,8 @@ func (c *checker) check(r *Recipe) {
 func (c *checker) checkModel(m *Model) {
 	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
 	c.words("model.kind", "embedder", "reranker", "m3")
-	c.notYet("model.kind", m.Kind != "m3", "embedder and reranker are the kinds that work")
+	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have")
+	c.require(m.VectorDim == 0 || m.Kind == "m3", "model.vector_dim", "is for model.kind: m3")
 	if m.Pooling != "" {
 		c.words("model.pooling", "mean", "cls", "last")
 	}
@@ -199,6 +203,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(r.Mesh.Shard > 1 || r.Mesh.Gradients != "early", "mesh.gradients", "early needs mesh.shard of at least 2: ranks that hold a part each")
 	c.require(r.Train.Sync != "every" || r.Mesh.Shard == 1, "train.sync", "every needs mesh.shard: 1: shares of a gradient are summed once a step")
 	e := r.Eval
+	c.checkFusion(r)
 	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")
 	if e.Retrieval != nil {
 		c.require(e.Retrieval.Queries != "" && e.Retrieval.Corpus != "" && e.Retrieval.Qrels != "", "eval.retrieval", "needs queries, corpus and qrels")

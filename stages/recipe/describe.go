@@ -22,6 +22,9 @@ func (x *Run) Describe() string {
 	}
 	fmt.Fprintf(&b, "data    %d rows%s, %d texts each, cut at %d (queries) and %d tokens\n", x.rows(), several, x.columns(), x.text.QueryLength, x.text.DocumentLength)
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
+	if flops, held := x.maxSim(); flops > 0 {
+		fmt.Fprintf(&b, "maxsim  at most %.3g TFLOP and %s of tokens' vectors for all pairs of a batch\n", flops/1e12, Size(held))
+	}
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
 	if x.ranks != nil {
 		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)

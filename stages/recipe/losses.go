@@ -15,21 +15,28 @@ import (
 // Loss is the objective and its options. Each loss has options of its own (see lossOptions); what a loss does not have is an error
 // where a recipe says it, and is left out where one is written.
 type Loss struct {
-	Name                string           `yaml:"name"`
-	Scale               float64          `yaml:"scale"`
-	Temperature         float64          `yaml:"temperature,omitempty"` // of mnrl, cosent and angle: resolved into Scale
-	StudentTemperature  float64          `yaml:"student_temperature,omitempty"`
-	TeacherTemperature  float64          `yaml:"teacher_temperature,omitempty"`
-	Directions          []loss.Direction `yaml:"directions"`
-	PartitionMode       string           `yaml:"partition_mode"`
-	HardnessMode        loss.Hardness    `yaml:"hardness_mode,omitempty"`
-	HardnessStrength    float64          `yaml:"hardness_strength,omitempty"`
-	Similarity          string           `yaml:"similarity"`
-	Distance            string           `yaml:"distance,omitempty"`
-	Margin              float64          `yaml:"margin,omitempty"`
-	MaskDuplicates      bool             `yaml:"mask_duplicates"`
-	Matryoshka          *Matryoshka      `yaml:"matryoshka,omitempty"`
-	GatherAcrossDevices bool             `yaml:"gather_across_devices"`
+	Name               string           `yaml:"name"`
+	Scale              float64          `yaml:"scale"`
+	Temperature        float64          `yaml:"temperature,omitempty"` // of mnrl, cosent and angle: resolved into Scale
+	StudentTemperature float64          `yaml:"student_temperature,omitempty"`
+	TeacherTemperature float64          `yaml:"teacher_temperature,omitempty"`
+	Directions         []loss.Direction `yaml:"directions"`
+	PartitionMode      string           `yaml:"partition_mode"`
+	HardnessMode       loss.Hardness    `yaml:"hardness_mode,omitempty"`
+	HardnessStrength   float64          `yaml:"hardness_strength,omitempty"`
+	Similarity         string           `yaml:"similarity"`
+	Distance           string           `yaml:"distance,omitempty"`
+	Margin             float64          `yaml:"margin,omitempty"`
+	MaskDuplicates     bool             `yaml:"mask_duplicates"`
+	Matryoshka         *Matryoshka      `yaml:"matryoshka,omitempty"`
+
+	// Of m3; see loss.M3.
+	Parts           []string          `yaml:"parts,omitempty"`
+	SelfDistill     bool              `yaml:"self_distill,omitempty"`
+	SelfDistillFrom int               `yaml:"self_distill_from,omitempty"` // step, from 1
+	Distillation    loss.Distillation `yaml:"distillation,omitempty"`
+
+	GatherAcrossDevices bool `yaml:"gather_across_devices"`
 
 	// Of a reranker; see loss.Groups.
 	Weighting string  `yaml:"weighting,omitempty"`
@@ -63,6 +70,7 @@ type lossKind struct {
 	single      bool     // they are
 	whole       bool     // is of the batch as a whole: rows have no weights
 	reranker    bool
+	m3          bool
 }
 
 var lossKinds = []lossKind{
@@ -81,6 +89,7 @@ var lossKinds = []lossKind{
 	{names: []string{"batch_semi_hard_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true, whole: true},
 	{names: []string{"batch_all_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true, whole: true},
 	{names: []string{"teacher_embedding", "mse"}, options: []string{"distance"}, distances: []string{"mse", "euclidean", "cosine"}, teacher: true, takesSingle: true},
+	{names: []string{"m3"}, options: []string{"scale", "temperature", "parts", "self_distill", "self_distill_from", "distillation", "mask_duplicates"}, m3: true},
 }
 
 // commonOptions are every loss's.
@@ -101,8 +110,11 @@ func (l *Loss) kind() lossKind {
 
 // all are the loss's options.
 func (k lossKind) all() []string {
-	if k.reranker {
+	switch {
+	case k.reranker:
 		return slices.Concat(commonOptions[:1], k.options)
+	case k.m3:
+		return slices.Concat([]string{"name", "gather_across_devices"}, k.options)
 	}
 	return slices.Concat(commonOptions, k.options)
 }
@@ -169,6 +181,7 @@ func (c *checker) checkLoss(r *Recipe) {
 	}
 	k := l.kind()
 	c.options(l)
+	c.require(k.m3 == (r.Model.Kind == "m3"), "loss.name", "%s is not for model.kind: %s; m3 is the loss of that kind, and of no other", l.Name, r.Model.Kind)
 	for _, option := range []string{"margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
 		if n := c.find("loss." + option); n != nil && k.has(option) {
 			v := reflect.ValueOf(l).Elem()
@@ -203,6 +216,9 @@ func (c *checker) checkLoss(r *Recipe) {
 		if err := (loss.InfoNCE{Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction"}).Check(); err != nil {
 			c.fail("loss.directions", "%v", err)
 		}
+	}
+	if k.m3 {
+		c.checkM3(r)
 	}
 	if m := l.Matryoshka; m != nil {
 		if _, err := loss.Matryoshka(loss.InfoNCE{}, m.Dims, m.Weights); err != nil {
@@ -267,6 +283,11 @@ func (r Recipe) loss(o driving) loss.RowSplitter {
 		out = loss.BatchTriplet{Mode: loss.SemiHard, Metric: distance, Margin: l.Margin}
 	case "batch_all_triplet":
 		out = loss.BatchTriplet{Mode: loss.All, Metric: distance, Margin: l.Margin}
+	case "m3":
+		return loss.M3{
+			Parts: l.Parts, Scale: l.Scale, SelfDistill: l.SelfDistill, DistillFrom: max(0, l.SelfDistillFrom-1), Teacher: l.Distillation,
+			MaskDuplicates: l.MaskDuplicates != o.mask, TileCols: o.tile[1], Block: o.tile[0] * o.tile[1],
+		}
 	case "teacher_embedding":
 		if distance == "mse" {
 			distance = ""

@@ -13,7 +13,8 @@ type Memory struct {
 	Packed      int64 // parameters a second time, as products like them
 	Gradients   int64
 	Optimizer   int64
-	Embeddings  int64 // of a whole batch, with their gradient
+	Embeddings  int64 // of a whole batch, with their gradient, and other parts
+	Tokens      int64 // of these, the parts of tokens
 	Activations int64 // kept between embed and backward: at most the replay budget
 	Working     int64 // of one sub-batch, forward and backward, or of the loss
 	Traveling   int64 // layers and rows of word embeddings under way between ranks
@@ -81,11 +82,28 @@ func (x *Run) predict(z sharding) Memory {
 
 	mem := Memory{
 		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
-		Embeddings: 2 * x.sequences() * int64(m.EmbeddingSize()) * elem,
 	}
-	n := min(int64(r.Batch.GlobalSize), x.rows()) * int64(x.columns())
-	if x.ranks != nil && r.Loss.GatherAcrossDevices {
-		mem.Embeddings += (2*n + int64(len(lengths))*int64(x.ranks.Size())) * int64(m.EmbeddingSize()) * elem
+	rows, columns := min(int64(r.Batch.GlobalSize), x.rows()), int64(x.columns())
+	n := rows * columns
+	own := x.sequences() / columns     // rows
+	tokens := func(rows int64) int64 { // that have rows in parts
+		return rows * (int64(x.text.QueryLength-1) + (columns-1)*int64(x.text.DocumentLength-1))
+	}
+	size := loss.Size{Rows: int(rows), Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType}
+	for _, p := range m.Parts() {
+		mine, all, sub := own*columns, n, int64(len(lengths))
+		if p.Tokens {
+			mine, all, sub = tokens(own), tokens(rows), int64(x.subTokens())
+			size.Tokens, size.Longest = int(all), max(x.text.QueryLength, x.text.DocumentLength)-1
+		}
+		rows := 2 * mine
+		if x.ranks != nil && r.Loss.GatherAcrossDevices {
+			rows += 2*all + sub*int64(x.ranks.Size())
+		}
+		mem.Embeddings += rows * int64(p.Size) * elem
+		if p.Tokens {
+			mem.Tokens += rows * int64(p.Size) * elem
+		}
 	}
 	layer, trainedLayer := int64(0), int64(0)
 	for l := range m.Config.Layers {
@@ -93,8 +111,8 @@ func (x *Run) predict(z sharding) Memory {
 		layer, trainedLayer = max(layer, int64(part.Len)*elem), max(trainedLayer, int64(part.Trained())*elem)
 	}
 	rest, trainedRest := int64(m.Layout.Part(-1).Len)*elem, int64(m.Layout.Part(-1).Trained())*elem
-	tokens := int64(x.subTokens())
-	words := int64(m.Config.Hidden)*elem*min(int64(m.Config.Vocab), tokens*shard) + 4*tokens
+	passing := int64(x.subTokens())
+	words := int64(m.Config.Hidden)*elem*min(int64(m.Config.Vocab), passing*shard) + 4*passing
 	tableTrains := m.Layout.Trains(m.Layout.Word())
 	if z.streamed {
 		mem.Parameters, mem.Packed = (params+shard-1)/shard, 0
@@ -108,14 +126,14 @@ func (x *Run) predict(z sharding) Memory {
 			mem.Traveling += words
 		}
 	case x.ranks != nil && tableTrains:
-		mem.Traveling += int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), tokens) * int64(x.ranks.Size()+1)
+		mem.Traveling += int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), passing) * int64(x.ranks.Size()+1)
 	}
 	snapshot := &mem.Snapshot
 	if x.device.Info().Threads == 0 {
 		snapshot = &mem.HostSnapshot
 	}
 	*snapshot = stages.SnapshotBytes(trained, r.update(1).Optimizer, x.ranks.Size())
-	mem.Working = int64(max(sub.Backward, r.objective(driving{}).Memory(loss.Size{Rows: r.Batch.GlobalSize, Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType})))
+	mem.Working = int64(max(sub.Backward, r.objective(driving{}).Memory(size)))
 	mem.Activations = (subs - 1) * int64(sub.Kept)
 	if b := x.budget(mem); b >= 0 {
 		mem.Activations = min(mem.Activations, b)
@@ -155,8 +173,12 @@ func (m Memory) check(free int64) error {
 	if free == 0 || need <= free {
 		return nil
 	}
-	return fmt.Errorf("the run needs %s more and the device has %s: a smaller batch.sub_batch (%s for one), batch.replay_budget (%s kept) or batch.global_size (%s of embeddings) helps",
-		Size(need), Size(free), Size(m.Working), Size(m.Activations), Size(m.Embeddings))
+	tokens := ""
+	if m.Tokens > 0 {
+		tokens = fmt.Sprintf("; so does a smaller model.max_length, or of new heads model.vector_dim: %s of the embeddings are tokens'", Size(m.Tokens))
+	}
+	return fmt.Errorf("the run needs %s more and the device has %s: a smaller batch.sub_batch (%s for one), batch.replay_budget (%s kept) or batch.global_size (%s of embeddings) helps%s",
+		Size(need), Size(free), Size(m.Working), Size(m.Activations), Size(m.Embeddings), tokens)
 }
 
 // Size prints an amount of memory for people.

@@ -56,7 +56,8 @@ type Run struct {
 	task     *embedder.Task
 	sts      *dataset.Pairs
 
-	reranker   *reranker.Spec    // nil for an embedder
+	reranker   *reranker.Spec // nil for an embedder
+	heads      transformer.TokenHeads
 	pairs      []*tokenize.Pairs // by dataset
 	candidates *candidates
 
@@ -133,6 +134,9 @@ func (x *Run) openModel(ctx context.Context) error {
 		return err
 	}
 	if err := x.openReranker(); err != nil {
+		return err
+	}
+	if err := x.openM3(); err != nil {
 		return err
 	}
 	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
@@ -216,6 +220,7 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}
+		c.Tokens = x.heads
 		if x.reranker != nil {
 			x.reranker.Configure(c)
 		}
@@ -378,7 +383,9 @@ func (x *Run) openEval(ctx context.Context) error {
 		if data.Unknown > 0 {
 			x.obs.note("eval.retrieval: %d judgements name queries or documents that are not there", data.Unknown)
 		}
-		x.task, err = embedder.NewTask(ctx, data, x.evalText())
+		if x.task, err = embedder.NewTask(ctx, data, x.evalText()); err == nil {
+			x.task.Fusion = x.Recipe.fusion()
+		}
 		return err
 	case e.Rerank != nil:
 		return x.openRerankEval(ctx)

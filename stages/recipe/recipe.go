@@ -57,6 +57,8 @@ type Model struct {
 	Freeze                  Freeze        `yaml:"freeze,omitempty"`
 	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
 
+	VectorDim int `yaml:"vector_dim,omitempty"` // of m3's heads where they are new: features of a token's vector; 0: the hidden state's
+
 	// Of a reranker.
 	Head        string `yaml:"head,omitempty"`        // of a language model: tokens (also empty), or classifier: a projection of the last token
 	Template    string `yaml:"template,omitempty"`    // what surrounds a pair; empty: what the folder says
@@ -174,6 +176,10 @@ type Eval struct {
 	Rerank    *Rerank    `yaml:"rerank,omitempty"`
 	Metric    string     `yaml:"metric"`
 
+	// Of m3: what documents are ranked by.
+	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector, or fused (also empty)
+	Weights []float64 `yaml:"weights,omitempty"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
+
 	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`
 }
 
@@ -246,6 +252,12 @@ var foreign = map[string]string{
 	"gradient_accumulation_steps":     "batch.accumulate",
 	"train_group_size":                "data.train[].negatives_per_query (train_group_size - 1)",
 	"knowledge_distillation":          "data.train[].scores: [pos_scores, neg_scores]",
+	"kd_loss_type":                    "loss.distillation",
+	"use_self_distill":                "loss.self_distill",
+	"self_distill_start_step":         "loss.self_distill_from, the first step with it (self_distill_start_step + 2)",
+	"unified_finetuning":              "loss.parts: all, or [dense]",
+	"colbert_dim":                     "model.vector_dim",
+	"fix_encoder":                     "model.freeze: {layers: N, embeddings: true}, with the model's number of layers",
 	"same_dataset_within_batch":       "batch.one_dataset",
 	"batch_sampler":                   "batch.no_duplicates: true or false",
 	"learning_rate":                   "optimizer.lr",

@@ -243,7 +243,7 @@ func TestLosses(t *testing.T) {
 	for _, c := range []struct{ loss, columns, want string }{
 		{"{name: cosnet}", "", "r.yaml:7: loss.name: is \"cosnet\", want one of"},
 		{"{name: cosent, margin: 2}", "label: l", "loss.margin: is for contrastive, online_contrastive, triplet, batch_hard_triplet, batch_semi_hard_triplet, batch_all_triplet; the options of cosent are name, matryoshka, gather_across_devices, scale, temperature, similarity"},
-		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl; the options of triplet are"},
+		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl, m3; the options of triplet are"},
 		{"{name: mnrl, distance: cosine}", "", "loss.distance: is for contrastive,"},
 		{"{name: triplet, margin: -1}", "negatives: n", "loss.margin: is -1, want a positive number"},
 		{"{name: triplet, distance: angle}", "negatives: n", "loss.distance: is \"angle\", want one of cosine, euclidean, manhattan"},

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -116,7 +117,12 @@ func (x *Run) head() (transformer.Head, error) {
 	if x.reranker != nil {
 		return transformer.Head{}, nil
 	}
-	return embedder.HeadOf(x.folder, x.Recipe.Model.Pooling, x.Recipe.Model.Normalize)
+	pooling, normalize := x.Recipe.Model.Pooling, x.Recipe.Model.Normalize
+	if x.Recipe.Model.Kind == "m3" && x.folder.Pooling == nil { // FlagEmbedding's, where the folder does not say
+		yes := true
+		pooling, normalize = cmp.Or(pooling, "cls"), cmp.Or(normalize, &yes)
+	}
+	return embedder.HeadOf(x.folder, pooling, normalize)
 }
 
 // candidates are what a reranker is measured on.

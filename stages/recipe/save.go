@@ -52,6 +52,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		Config: x.folder.Config, Tensors: tensors,
 		Pooling:   hfmodel.Pooling{Mode: poolingModes[x.model.Head.Pooling], IncludePrompt: true},
 		Dense:     x.folder.Dense,
+		M3:        !x.model.Config.Tokens.None(),
 		Normalize: x.model.Head.Normalize, MaxSeqLength: max(x.text.QueryLength, x.text.DocumentLength),
 		Prompts: prompts, DefaultPromptName: x.folder.DefaultPromptName, Similarity: similarity,
 		Base: x.folder, Tokenizer: x.folder.CopyTokenizer, Adapter: adapter,

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/testdata/goldens"
+)
+
+// An encoder becomes a model of three parts, which is measured by all of them, saved, embeds, mines and trains on; ranks and shards
+// give the same run.
+func TestM3(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	text := fmt.Sprintf(`model: {path: %q, kind: m3, vector_dim: 16, max_length: 40}
+data:
+  train:
+    - {path: %q, query: query, positive: positive, negatives: [negative]}
+batch: {global_size: 8, sub_batch: {rows: 5}}
+loss: {self_distill: true, self_distill_from: 2}
+optimizer: {lr: 1e-3}
+train: {epochs: 1, device: cpu, precision: f32}
+eval: {every: 0, retrieval: {queries: %q, corpus: %q, qrels: %q}}
+save: {dir: %q}
+`, goldens.Path(t, "bert/minilm-tiny"), at("train.parquet"), at("queries.parquet"), at("corpus.parquet"), at("qrels.tsv"), at("run"))
+	recipe := at("m3.yaml")
+	if err := os.WriteFile(recipe, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	succeed(t, "train", "-c", recipe)
+	lines := metricLines(t, at("run/metrics.jsonl"))
+	want, _ := lines[len(lines)-1]["value"].(float64)
+	f, err := hfmodel.Open(at("run/model"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.M3 == nil || f.M3.Dim != 16 {
+		t.Errorf("the folder has the heads %+v", f.M3)
+	}
+	f.Close()
+
+	task := []string{"eval", "--model", at("run/model"), "--max-length", "40", "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv"), "--json"}
+	seen := map[string]bool{}
+	for part, same := range map[string]bool{"fused": true, "dense": false, "sparse": false, "multi_vector": false} {
+		r := succeed(t, append(task, "--part", part)...)
+		var res map[string]any
+		if err := json.Unmarshal([]byte(r.stdout), &res); err != nil {
+			t.Fatal(err)
+		}
+		ndcg, _ := res["ndcg@10"].(float64)
+		if same && math.Abs(ndcg-want) > 1e-9 {
+			t.Errorf("nDCG@10 was %v in training, now %v", want, ndcg)
+		}
+		seen[r.stdout] = true
+	}
+	if len(seen) < 4 {
+		t.Errorf("only %d of 4 ways to rank give results of their own", len(seen))
+	}
+	if a, b := succeed(t, append(task, "--part", "dense")...), succeed(t, task...); a.stdout != b.stdout {
+		t.Errorf("--part dense %s, without %s", a.stdout, b.stdout)
+	}
+	if a, b := succeed(t, append(task, "--weights", "0,0,2")...), succeed(t, append(task, "--part", "multi_vector")...); a.stdout != b.stdout {
+		t.Errorf("--weights 0,0,2 %s, multi_vector %s", a.stdout, b.stdout)
+	}
+
+	succeed(t, "embed", "--model", at("run/model"), "--input", at("train.parquet"), "--column", "positive", "--output", at("parts.parquet"), "--parts")
+	parts, err := dataset.OpenTable(t.Context(), []string{at("parts.parquet")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(parts.Columns(), " "); !strings.HasSuffix(got, "embedding lexical_ids lexical_weights token_vectors") {
+		t.Errorf("columns %s", got)
+	}
+	parts.Close()
+	var one struct {
+		IDs     []int       `json:"lexical_ids"`
+		Weights []float64   `json:"lexical_weights"`
+		Vectors [][]float64 `json:"token_vectors"`
+	}
+	if err := json.Unmarshal([]byte(succeed(t, "embed", "--model", at("run/model"), "--text", "a reader of files", "--parts").stdout), &one); err != nil || len(one.IDs) != len(one.Weights) || len(one.Vectors) < 2 || len(one.Vectors[0]) != 16 {
+		t.Errorf("%+v, %v", one, err)
+	}
+	succeed(t, "mine", "--model", at("run/model"), "--input", at("train.parquet"), "--output", at("mined.parquet"), "--num-negatives", "1", "--part", "fused")
+
+	// The same run as two ranks, by shards, replayed, and cached: one loss.
+	losses1 := losses(t, at("run/metrics.jsonl"))
+	for name, sets := range map[string][]string{
+		"two": {"mesh.replicate=2"}, "three": {"mesh.replicate=3", "batch.sub_batch={tokens: 60}"}, "shards": {"mesh.shard=2", "mesh.parameters=streamed", "mesh.gradients=early"},
+		"replayed": {"batch.replay_budget=0", "model.activation_checkpointing=true"},
+	} {
+		args := []string{"train", "-c", recipe, "--out", at(name)}
+		for _, s := range sets {
+			args = append(args, "--set", s)
+		}
+		succeed(t, args...)
+		for i, l := range losses(t, at(name+"/metrics.jsonl")) {
+			if a, b := losses1[i].(float64), l.(float64); !(math.Abs(a-b) <= 2e-4*math.Abs(a)) {
+				t.Errorf("%s: step %d has loss %v, want %v", name, i+1, b, a)
+			}
+		}
+	}
+
+	// It trains on from its own heads, each alone.
+	for _, part := range []string{"dense", "sparse", "multi_vector"} {
+		succeed(t, "train", "-c", recipe, "--out", at("on-"+part), "--set", "model.path="+at("run/model"), "--set", "loss={parts: ["+part+"]}", "--set", "train.max_steps=2", "--set", "eval.part="+part)
+	}
+	for want, sets := range map[string][]string{
+		"model.vector_dim: is 8, and the heads that the model has give 16": {"model.path=" + at("run/model"), "model.vector_dim=8"},
+		"model.lora: is not for model.kind: m3":                            {"model.lora={rank: 4}"},
+		"loss.name: mnrl is not for model.kind: m3":                        {"loss.name=mnrl", "loss.self_distill=false", "loss.self_distill_from=0"},
+		"eval.part: is for model.kind: m3":                                 {"model.kind=embedder", "model.vector_dim=0", "loss={}", "eval.part=sparse"},
+		"loss.parts: self-distillation is from the ensemble":               {"loss.parts=[dense]"},
+		"data.train[0].scores: is missing: loss.distillation":              {"loss.distillation=kl_div"},
+	} {
+		args := []string{"train", "-c", recipe, "--out", at("refused")}
+		for _, s := range sets {
+			args = append(args, "--set", s)
+		}
+		if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, want) {
+			t.Errorf("exit %d, %s, want %q", r.code, r.stderr, want)
+		}
+	}
+	if r := contraflow(t, "", "embed", "--model", goldens.Path(t, "bert/minilm-tiny"), "--text", "x", "--parts"); r.code == 0 || !strings.Contains(r.stderr, "models of kind m3") {
+		t.Error(r.stderr)
+	}
+}

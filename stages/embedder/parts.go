@@ -1,0 +1,258 @@
+package embedder
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"contraflow/gpustage"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
+)
+
+// Parts is what a model with heads of tokens gives of some texts.
+type Parts struct {
+	Size, VectorSize int
+	Dense            []float32 // [texts, Size]
+	Cu               []int32   // [texts+1]: text i has tokens Cu[i] to Cu[i+1]-1 below, all but its first
+	IDs              []int32   // [T']
+	Weights          []float32 // [T'] of the tokens; see Lexical
+	Vectors          []float32 // [T', VectorSize]
+
+	special map[int32]bool
+}
+
+// Len is the number of texts.
+func (p *Parts) Len() int { return len(p.Cu) - 1 }
+
+// Lexical is text i's lexical weights: of each token id the largest of its tokens, where that is above 0, without special tokens, in the
+// order in which they come in the text.
+func (p *Parts) Lexical(i int) (ids []int32, weights []float32) {
+	at := map[int32]int{}
+	for t := p.Cu[i]; t < p.Cu[i+1]; t++ {
+		id, w := p.IDs[t], p.Weights[t]
+		k, seen := at[id]
+		switch {
+		case w <= 0 || p.special[id]:
+		case !seen:
+			at[id] = len(ids)
+			ids, weights = append(ids, id), append(weights, w)
+		case w > weights[k]:
+			weights[k] = w
+		}
+	}
+	return ids, weights
+}
+
+// TokenVectors are text i's, [tokens, VectorSize].
+func (p *Parts) TokenVectors(i int) []float32 {
+	return p.Vectors[int(p.Cu[i])*p.VectorSize : int(p.Cu[i+1])*p.VectorSize]
+}
+
+// Parts computes all parts of texts, given as token ids. With Ranks, rank 0 gets them and the others nil.
+func (e *Engine) Parts(ctx context.Context, texts [][]int32) (*Parts, error) {
+	h := e.Model.Config.Tokens
+	if h.None() {
+		return nil, fmt.Errorf("the model gives embeddings alone: only a model of kind m3 gives lexical weights and tokens' vectors")
+	}
+	p := &Parts{Size: e.Model.EmbeddingSize(), VectorSize: h.Dim, Cu: []int32{0}, special: map[int32]bool{}}
+	for _, id := range h.Special {
+		p.special[id] = true
+	}
+	for _, ids := range texts {
+		if len(ids) > 0 {
+			p.IDs = append(p.IDs, ids[1:]...)
+		}
+		p.Cu = append(p.Cu, int32(len(p.IDs)))
+	}
+	p.Dense, p.Weights, p.Vectors = make([]float32, len(texts)*p.Size), make([]float32, len(p.IDs)), make([]float32, len(p.IDs)*p.VectorSize)
+	err := e.embed(ctx, texts, nil, len(e.Model.Parts()), func(i int, parts [][]float32) {
+		copy(p.Dense[i*p.Size:], parts[0])
+		copy(p.Weights[p.Cu[i]:], parts[1])
+		copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], parts[2])
+	})
+	if err != nil || !e.first() {
+		return nil, err
+	}
+	return p, nil
+}
+
+// EmbedParts computes all parts of texts, with one of the model's prompts put before each, and says how many texts were cut.
+func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string) (p *Parts, cut int, err error) {
+	ids, cut, err := e.tokenize(ctx, prompt, texts)
+	if err != nil {
+		return nil, 0, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p, err = e.engine.Parts(ctx, ids)
+	return p, cut, err
+}
+
+// HasParts tells whether the model gives lexical weights and tokens' vectors besides embeddings.
+func (e *Embedder) HasParts() bool { return !e.model.Config.Tokens.None() }
+
+// Weights makes weights of parts, of which SearchParts makes one score, of numbers for dense, sparse and multi-vector.
+func Weights(ws []float64) (map[string]float64, error) {
+	if len(ws) != len(loss.M3Parts) {
+		return nil, fmt.Errorf("%d weights, want one each for %v", len(ws), loss.M3Parts)
+	}
+	out, sum := map[string]float64{}, 0.0
+	for i, w := range ws {
+		if !(w >= 0) || math.IsInf(w, 0) {
+			return nil, fmt.Errorf("a weight of %v, want a number of at least 0", w)
+		}
+		out[loss.M3Parts[i]] = w
+		sum += w
+	}
+	if sum == 0 {
+		return nil, fmt.Errorf("all weights are 0")
+	}
+	return out, nil
+}
+
+// Blocks of a search by parts: their tokens' vectors, at 1,024 features 128 MiB for documents, and the places of MaxSim.
+const (
+	partQueries = 256
+	partTokens  = 1 << 15
+)
+
+// SearchParts finds the k documents with the highest weighted sum of the parts' scores for each query, exactly, block by block: see
+// loss.M3 for the scores. Equal ones rank by tie. progress, which may be nil, is told of scores done.
+func SearchParts(ctx context.Context, s gpustage.Stream, queries, docs *Parts, weights map[string]float64, k int, tie evaluate.TieOrder, progress func(done, total int64)) (evaluate.Run, error) {
+	top, err := evaluate.NewTopK(queries.Len(), min(k, max(1, docs.Len())), tie)
+	if err != nil {
+		return nil, err
+	}
+	done := int64(0)
+	for from := 0; from < docs.Len(); {
+		to := from + 1
+		for to < docs.Len() && docs.Cu[to+1]-docs.Cu[from] <= partTokens {
+			to++
+		}
+		for first := 0; first < queries.Len(); first += partQueries {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			last := min(queries.Len(), first+partQueries)
+			b, free, err := scored(s, queries, docs, first, last, from, to)
+			if err != nil {
+				return nil, err
+			}
+			err = fuse(s, b, weights, func(q int, scores []float32) error { return top.Add(first+q, from, scores, to-from) })
+			free()
+			if err != nil {
+				return nil, err
+			}
+			if done += int64(last-first) * int64(to-from); progress != nil {
+				progress(done, int64(queries.Len())*int64(docs.Len()))
+			}
+		}
+		from = to
+	}
+	return top.Run(), nil
+}
+
+// PairScores are the weighted sums of the parts' scores of pairs of a query and a document.
+func PairScores(s gpustage.Stream, queries, docs *Parts, weights map[string]float64, pairs [][2]int) ([]float32, error) {
+	out := make([]float32, len(pairs))
+	for i, p := range pairs {
+		b, free, err := scored(s, queries, docs, p[0], p[0]+1, p[1], p[1]+1)
+		if err != nil {
+			return nil, err
+		}
+		err = fuse(s, b, weights, func(_ int, scores []float32) error {
+			out[i] = scores[0]
+			return nil
+		})
+		free()
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func fuse(s gpustage.Stream, b *loss.Batch, weights map[string]float64, yield func(query int, scores []float32) error) error {
+	a, err := gpustage.NewArena(s.Device(), loss.FusedParts(weights).Memory(b.Size()))
+	if err != nil {
+		return err
+	}
+	defer a.Free()
+	narrow := make([]float32, b.N()-b.Rows)
+	return loss.Fuse(s, a, b, weights, func(q int, scores []float64) error {
+		for i, v := range scores {
+			narrow[i] = float32(v)
+		}
+		return yield(q, narrow)
+	})
+}
+
+// scored brings some queries and documents to the device.
+func scored(s gpustage.Stream, queries, docs *Parts, first, last, from, to int) (b *loss.Batch, free func(), err error) {
+	var held []gpustage.Tensor
+	free = func() {
+		for _, t := range held {
+			t.Mem.Free()
+		}
+	}
+	defer func() {
+		if err != nil {
+			free()
+		}
+	}()
+	side := func(q, d []float32, cols int) gpustage.Tensor {
+		n := len(q) + len(d)
+		t, e := gpustage.NewTensor(s.Device(), gpustage.F32, n/cols, cols)
+		if e != nil {
+			err = e
+			return t
+		}
+		held = append(held, t)
+		s.CopyIn(t.Span(0, len(q)/cols), gpustage.Bytes(q))
+		s.CopyIn(t.Span(len(q)/cols, n/cols), gpustage.Bytes(d))
+		return t
+	}
+	cut := func(p *Parts, x []float32, lo, hi, cols int) []float32 {
+		return x[int(p.Cu[lo])*cols : int(p.Cu[hi])*cols]
+	}
+	b = &loss.Batch{Rows: last - first, Normalized: true}
+	for id := range docs.special {
+		b.Special = append(b.Special, id)
+	}
+	cu := []int32{0}
+	for _, x := range []struct {
+		p      *Parts
+		lo, hi int
+	}{{queries, first, last}, {docs, from, to}} {
+		base := cu[len(cu)-1]
+		for i := x.lo; i < x.hi; i++ {
+			cu = append(cu, base+x.p.Cu[i+1]-x.p.Cu[x.lo])
+		}
+		b.IDs = append(b.IDs, x.p.IDs[x.p.Cu[x.lo]:x.p.Cu[x.hi]]...)
+	}
+	b.Embeddings = side(queries.Dense[first*queries.Size:last*queries.Size], docs.Dense[from*docs.Size:to*docs.Size], docs.Size)
+	if err != nil {
+		return b, free, err
+	}
+	v := docs.VectorSize
+	b.Parts = []loss.Part{
+		{Name: loss.SparsePart, X: side(cut(queries, queries.Weights, first, last, 1), cut(docs, docs.Weights, from, to, 1), 1), Cu: cu},
+		{Name: loss.VectorsPart, X: side(cut(queries, queries.Vectors, first, last, v), cut(docs, docs.Vectors, from, to, v), v), Cu: cu},
+	}
+	return b, free, err
+}
+
+// FlagWeights are what a command's options say of parts: one of them alone, or weights of all, or loss.Fusion.
+func FlagWeights(part string, ws []float64) (map[string]float64, error) {
+	switch {
+	case len(ws) > 0:
+		return Weights(ws)
+	case part == "fused":
+		return loss.Fusion, nil
+	case slices.Contains(loss.M3Parts, part):
+		return map[string]float64{part: 1}, nil
+	}
+	return nil, fmt.Errorf("%q is not dense, sparse, multi_vector or fused", part)
+}

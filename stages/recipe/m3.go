@@ -1,0 +1,106 @@
+package recipe
+
+import (
+	"fmt"
+	"slices"
+
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+)
+
+// A model of kind m3 gives three parts of a text: see transformer.TokenHeads for what they are and loss.M3 for what they learn from.
+
+// defaultM3 are the defaults that are otherwise for m3: FlagEmbedding's.
+func (c *checker) defaultM3(r *Recipe) {
+	if c.find("loss.name") == nil {
+		r.Loss.Name = "m3"
+	}
+	if c.find("loss.scale") == nil {
+		r.Loss.Scale = 50
+	}
+	c.require(r.Model.LoRA == nil, "model.lora", "is not for model.kind: m3: no program loads adapters of its heads")
+	c.require(r.Eval.STS == nil, "eval.sts", "compares embeddings: measure an m3 by eval.retrieval")
+}
+
+func (c *checker) checkM3(r *Recipe) {
+	l := &r.Loss
+	c.words("loss.distillation", string(loss.TeacherKL), string(loss.TeacherM3))
+	c.require(l.SelfDistillFrom >= 0, "loss.self_distill_from", "is negative; steps count from 1")
+	c.require(l.SelfDistillFrom == 0 || l.SelfDistill, "loss.self_distill_from", "needs loss.self_distill")
+	c.require(l.Parts == nil || len(l.Parts) > 0, "loss.parts", "are none: of %v", loss.M3Parts)
+	if err := (loss.M3{Parts: l.Parts, SelfDistill: l.SelfDistill}).Check(); err != nil {
+		c.fail("loss.parts", "%v", err)
+	}
+	for i, s := range r.Data.Train {
+		key := fmt.Sprintf("data.train[%d].", i)
+		c.require(l.Distillation == "" || len(s.Scores) > 0, key+"scores", "is missing: loss.distillation: %s needs columns with a teacher's scores", l.Distillation)
+		c.require(l.Distillation == "" || len(s.Negatives) > 0, key+"negatives", "are missing: loss.distillation: %s compares them with the positive", l.Distillation)
+	}
+}
+
+// fused is a part's name in eval.part for all of them.
+const fused = "fused"
+
+func (c *checker) checkFusion(r *Recipe) {
+	e := r.Eval
+	m3 := r.Model.Kind == "m3"
+	c.words("eval.part", append(slices.Clone(loss.M3Parts), fused)...)
+	c.require(m3 || e.Part == "", "eval.part", "is for model.kind: m3")
+	c.require(m3 || e.Weights == nil, "eval.weights", "is for model.kind: m3")
+	if e.Weights != nil {
+		_, err := embedder.Weights(e.Weights)
+		c.require(err == nil, "eval.weights", "%v", err)
+		c.require(e.Part == "" || e.Part == fused, "eval.weights", "is for eval.part: fused")
+	}
+}
+
+// fusion is what each part counts in evaluation; nil where there is only one.
+func (r Recipe) fusion() map[string]float64 {
+	e := r.Eval
+	switch {
+	case r.Model.Kind != "m3":
+		return nil
+	case e.Part != "" && e.Part != fused:
+		return map[string]float64{e.Part: 1}
+	case e.Weights != nil:
+		w, _ := embedder.Weights(e.Weights) // the recipe was checked
+		return w
+	}
+	return loss.Fusion
+}
+
+// openM3 finds the heads of tokens.
+func (x *Run) openM3() error {
+	x.heads = transformer.TokenHeads{}
+	m := x.Recipe.Model
+	if m.Kind != "m3" {
+		return nil
+	}
+	dim := m.VectorDim
+	if f := x.folder.M3; f != nil {
+		if dim != 0 && dim != f.Dim {
+			return fmt.Errorf("model.vector_dim: is %d, and the heads that the model has give %d", dim, f.Dim)
+		}
+		dim = f.Dim
+	}
+	c, err := embedder.ConfigOf(x.folder, nil)
+	if err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	x.heads = c.M3Heads(dim, x.folder.M3 == nil, x.Recipe.Train.Seed)
+	if x.heads.Special, err = embedder.SpecialIDs(x.folder, x.tok); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	return nil
+}
+
+// maxSim is what the products of all pairs' tokens take in a batch, over all ranks, and the vectors with their gradient on each: 0 without.
+func (x *Run) maxSim() (flops float64, bytes int64) {
+	if l := x.Recipe.Loss; x.Recipe.Model.Kind != "m3" || l.Parts != nil && !slices.Contains(l.Parts, loss.VectorsPart) {
+		return 0, 0
+	}
+	rows := float64(min(int64(x.Recipe.Batch.GlobalSize), x.rows()))
+	queries, documents := rows*float64(x.text.QueryLength-1), rows*float64(x.columns()-1)*float64(x.text.DocumentLength-1)
+	return 2 * queries * documents * float64(x.model.Config.Tokens.Dim), x.Memory.Tokens
+}

@@ -1,0 +1,157 @@
+"""Checks model.kind m3 both ways against FlagEmbedding, with a random XLM-RoBERTa of BGE-M3's form and a Unigram tokenizer:
+
+1. as FlagEmbedding saves it, the model gives the same three parts in contraflow as in BGEM3FlagModel;
+2. the first loss of a training run of contraflow is FlagEmbedding's of the same texts, with and without self-distillation;
+3. trained in contraflow from an encoder without heads, it loads in BGEM3FlagModel and gives the same three parts as there.
+
+    python testdata/peers/m3.py CONTRAFLOW
+
+Exits with 1 if parts differ by 1e-4 of the largest or more. Needs FlagEmbedding (1.4.2 was used), transformers 5.23, pyarrow, and what
+tokenize/families.py needs.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "tokenize"))
+
+import families as tokenizers_of
+import hardtext
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import transformers
+from FlagEmbedding import BGEM3FlagModel
+from FlagEmbedding.finetune.embedder.encoder_only.m3 import EncoderOnlyEmbedderM3Model
+from FlagEmbedding.finetune.embedder.encoder_only.m3.runner import EncoderOnlyEmbedderM3Runner
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+
+contraflow = sys.argv[1]
+work = Path(tempfile.mkdtemp())
+LENGTH = 64
+
+
+def run(*command):
+    reply = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    if reply.returncode:
+        sys.exit(f"{' '.join(map(str, command))}: exit {reply.returncode}: {reply.stderr[-2000:]}")
+    return reply.stdout
+
+
+def encoder(folder, dim=None):
+    """A random encoder; with heads as FlagEmbedding's trainer saves them if dim is given."""
+    tok = transformers.XLMRobertaTokenizerFast(tokenizer_file=str(work / "xlm-roberta" / "tokenizer.json"), model_max_length=LENGTH)
+    torch.manual_seed(7)
+    config = transformers.XLMRobertaConfig(
+        vocab_size=len(tok), hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96, max_position_embeddings=130, type_vocab_size=1,
+        pad_token_id=tok.pad_token_id, bos_token_id=tok.bos_token_id, eos_token_id=tok.eos_token_id,
+    )  # fmt: skip
+    base = transformers.XLMRobertaModel(config)
+    with torch.no_grad():
+        for p in base.parameters():
+            p.mul_(6) if p.dim() > 1 else p.add_(torch.randn_like(p) * 0.1)
+    base.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    if dim:
+        model = EncoderOnlyEmbedderM3Model(EncoderOnlyEmbedderM3Runner.get_model(str(folder), colbert_dim=dim), tokenizer=tok, normalize_embeddings=True)
+        model.save(str(folder))
+    return folder
+
+
+def ours(folder, texts):
+    source, out = work / "texts.parquet", work / "parts.parquet"
+    pq.write_table(pa.table({"text": texts}), source)
+    run(contraflow, "embed", "--model", folder, "--input", source, "--output", out, "--parts", "--max-length", LENGTH)
+    return pq.read_table(out).to_pylist()
+
+
+def theirs(folder, texts, dim):
+    model = BGEM3FlagModel(str(folder), use_fp16=False, devices="cpu", colbert_dim=dim)
+    return model.encode(texts, batch_size=4, max_length=LENGTH, return_dense=True, return_sparse=True, return_colbert_vecs=True)
+
+
+def compare(name, folder, texts, dim):
+    mine, peer = ours(folder, texts), theirs(folder, texts, dim)
+    worst = {}
+    for i, row in enumerate(mine):
+        lexical = dict(zip(map(str, row["lexical_ids"]), row["lexical_weights"]))
+        other = {k: float(v) for k, v in peer["lexical_weights"][i].items()}
+        if lexical.keys() != other.keys():
+            sys.exit(f"{name}: text {i} has the lexical tokens {sorted(lexical)}, want {sorted(other)}")
+        keys = sorted(other)
+        for part, got, want in (
+            ("dense", row["embedding"], peer["dense_vecs"][i]),
+            ("sparse", [lexical[k] for k in keys], [other[k] for k in keys]),
+            ("multi-vector", row["token_vectors"], peer["colbert_vecs"][i]),
+        ):
+            got, want = np.array(got, dtype=np.float64), np.array(want, dtype=np.float64)
+            if got.shape != want.shape:
+                sys.exit(f"{name}: {part} of text {i} has the shape {got.shape}, want {want.shape}")
+            if want.size:
+                worst[part] = max(worst.get(part, 0), np.abs(got - want).max() / np.abs(want).max())
+    print(f"{name}: " + ", ".join(f"{k} off by {v:.1e}" for k, v in worst.items()))
+    if len(worst) < 3 or max(worst.values()) >= 1e-4:
+        sys.exit(f"{name}: {worst}")
+
+
+def objective(folder, dim, texts, temperature, distill):
+    """FlagEmbedding's loss of rows (query, positive, negative); nothing drops."""
+    tok = transformers.AutoTokenizer.from_pretrained(folder)
+    model = EncoderOnlyEmbedderM3Model(
+        EncoderOnlyEmbedderM3Runner.get_model(str(folder), colbert_dim=dim), tokenizer=tok, temperature=temperature, normalize_embeddings=True,
+        use_self_distill=distill, self_distill_start_step=-1,
+    )  # fmt: skip
+    model.eval()
+    model.training = True  # of this module alone: the encoder below drops nothing
+    side = lambda some: tok(some, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")
+    documents = [text for _, positive, negative in texts for text in (positive, negative)]
+    out = model(queries=side([q for q, _, _ in texts]), passages=side(documents))
+    return out.loss.item()
+
+
+lines = [t for t in hardtext.lines(5, 600) if 8 < len(t.strip())]
+some = lines[:40] + [" ".join(lines[40:80])]
+tokenizers_of.build(work, 2000, 0.5)
+saved = encoder(work / "saved", dim=24)
+compare("saved by FlagEmbedding, in contraflow", saved, some, 24)
+
+rows = [(lines[100 + i], lines[130 + i], lines[160 + i]) for i in range(16)]
+columns = {"query": [r[0] for r in rows], "positive": [r[1] for r in rows], "negative": [r[2] for r in rows]}
+pq.write_table(pa.table(columns), work / "train.parquet")
+
+
+def train(path, out, steps, **loss):
+    recipe = {
+        "model": {"path": str(path), "kind": "m3", "max_length": LENGTH, "dropout": 0, **({"vector_dim": 20} if path == fresh else {})},
+        "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive", "negatives": ["negative"]}], "shuffle": False},
+        "batch": {"global_size": 16, "no_duplicates": False}, "loss": {"mask_duplicates": False, "temperature": 0.05, **loss},
+        "optimizer": {"lr": 1e-3}, "train": {"epochs": steps, "precision": "f32"}, "save": {"dir": str(out)},
+    }  # fmt: skip
+    (work / "recipe.yaml").write_text(json.dumps(recipe))
+    run(contraflow, "train", "-c", work / "recipe.yaml", "--quiet")
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+fresh = encoder(work / "fresh")
+for distill in (False, True):
+    first = train(saved, work / f"run{distill}", 1, **({"self_distill": True} if distill else {}))[0]["loss"]
+    want = objective(saved, 24, rows, 0.05, distill)
+    print(f"first loss, self-distillation {distill}: {first:.6f}, FlagEmbedding's {want:.6f}")
+    if abs(first - want) > 1e-5 * want:
+        sys.exit("the losses differ")
+train(fresh, work / "trained", 4)
+compare("trained in contraflow, in FlagEmbedding", work / "trained" / "model", some, 20)
+dense = lambda folder: np.array(json.loads(run(contraflow, "embed", "--model", folder, "--text", some[0])))
+if np.abs(dense(work / "trained" / "model") - dense(fresh)).max() < 1e-4:
+    sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")
+shutil.rmtree(work)
