@@ -23,7 +23,7 @@ var files embed.FS
 
 // Modules are the files that are compiled, each into a module of its own.
 func Modules() []string {
-	return []string{"pointwise.cu", "rows.cu", "reduce.cu", "attention.cu", "flash.cu"}
+	return []string{"pointwise.cu", "rows.cu", "reduce.cu", "maxsim.cu", "attention.cu", "flash.cu"}
 }
 
 // Headers are what they include.

@@ -1,0 +1,46 @@
+// MaxSim: the largest of each segment of a row of scores, and the way back. No two threads write one element, and sums have one order.
+#include "common.cuh"
+
+// segment_max has a warp for each row, four to a block, which goes through the row's segments.
+KERNEL segment_max(float *top, int st, int *at, int sa, const float *s, int ss, const int *cu, int segments, int rows) {
+	int row = blockIdx.x * 4 + warp_id();
+	if (row >= rows) return;
+	const int none = 0x7fffffff;
+	for (int d = 0; d < segments; d++) {
+		float best = MINUS_INF;
+		int place = none;
+		for (int col = cu[d] + lane_id(); col < cu[d + 1]; col += WARP) {
+			float v = *AT(s, ss);
+			if (place == none || v > best) best = v, place = col;
+		}
+		float largest = warp_max(best);
+		if (best != largest) place = none;
+		for (int i = 16; i > 0; i /= 2) place = min(place, __shfl_xor_sync(EVERY, place, i)); // the first of several
+		if (lane_id() == 0) {
+			top[(size_t)row * st + d] = place == none ? 0.f : largest;
+			at[(size_t)row * sa + d] = place == none ? -1 : place;
+		}
+	}
+}
+
+// maxsim_dx: a block has 128 columns of one row of dx.
+KERNEL maxsim_dx(float *dx, int sdx, const float *g, int sg, const int *at, int sa, const float *y, int sy, int segments, int cols) {
+	int row = blockIdx.x, col = blockIdx.y * blockDim.x + threadIdx.x;
+	if (col >= cols) return;
+	float sum = *AT(dx, sdx);
+	for (int d = 0; d < segments; d++) {
+		int n = at[(size_t)row * sa + d];
+		if (n >= 0) sum += g[(size_t)row * sg + d] * y[(size_t)n * sy + col];
+	}
+	*AT(dx, sdx) = sum;
+}
+
+// maxsim_dy: a block has 128 columns of one segment, whose rows of dy are its own.
+KERNEL maxsim_dy(float *dy, int sdy, const float *g, int sg, const int *at, int sa, const float *x, int sx, int rows, int cols) {
+	int d = blockIdx.x, col = blockIdx.y * blockDim.x + threadIdx.x;
+	if (col >= cols) return;
+	for (int row = 0; row < rows; row++) {
+		int n = at[(size_t)row * sa + d];
+		if (n >= 0) dy[(size_t)n * sdy + col] += g[(size_t)row * sg + d] * *AT(x, sx);
+	}
+}
