@@ -28,6 +28,11 @@
 // budget, large batches and groups larger than a sub-batch work at the price of a replay. There is one schedule, one set of
 // collectives and one resume for both kinds of models.
 //
+// # Parts
+//
+// What a model gives of a text is a set of parts: its embedding, and of an M3 also a lexical weight and a vector for each of its tokens.
+// Embed, gather, loss, scatter and backward treat them alike; see parts.go.
+//
 // # One division
 //
 // Losses and gradients stay sums until the step's update: over rows, columns, sub-batches and accumulated batches. Only there

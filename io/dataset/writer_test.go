@@ -114,6 +114,48 @@ func TestWriter(t *testing.T) {
 	}
 }
 
+// Ragged numbers, and vectors of which a row has any number: by their values and levels, as the format says them.
+func TestWriterRagged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "out.parquet")
+	w, err := NewParquetWriter(path, OutColumn{"ids", IDsOut}, OutColumn{"weights", NumbersOut}, OutColumn{"vectors", VectorListOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vectors := VectorLists{Dim: 2, Cu: []int32{0, 2, 2, 3}, Data: []float32{1, 2, 3, 4, 5, 6}}
+	if err := w.Write([][]int32{{7, 8}, {}, {9}}, [][]float32{{0.5, 1}, {}, {2}}, vectors); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write([][]int32{{1}}, [][]float32{{1}}, VectorLists{Dim: 2, Cu: []int32{0, 1}, Data: []float32{1}}); err == nil || !strings.Contains(err.Error(), "1 floats for 2 offsets of vectors of 2") {
+		t.Error(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	info, _ := data.Stat()
+	f, err := parquet.OpenFile(data, info.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	rows := f.RowGroups()[0].Rows()
+	defer rows.Close()
+	buf := make([]parquet.Row, 4)
+	n, _ := rows.ReadRows(buf)
+	for _, row := range buf[:n] {
+		for _, v := range row {
+			got = append(got, fmt.Sprintf("%d:%v/%d/%d", v.Column(), v, v.RepetitionLevel(), v.DefinitionLevel()))
+		}
+	}
+	if want := "0:7/0/3 0:8/1/3 1:0.5/0/3 1:1/1/3 2:1/0/5 2:2/2/5 2:3/1/5 2:4/2/5 0:<null>/0/1 1:<null>/0/1 2:<null>/0/1 0:9/0/3 1:2/0/3 2:5/0/5 2:6/2/5"; strings.Join(got, " ") != want {
+		t.Errorf("got %s, want %s", strings.Join(got, " "), want)
+	}
+}
+
 func TestWriterErrors(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "out.parquet")

@@ -26,7 +26,13 @@
 // runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, a strip of anchors at a time.
 // [Matryoshka] wraps any loss.
 //
-// All of them compute the terms of some rows alone when asked to ([RowSplitter]), which is how ranks share the work; there is no second
+// # Parts
+//
+// [M3] is of a model that gives parts of tokens besides embeddings. Its scores of two texts, of lexical weights and of tokens' vectors
+// (MaxSim), take too long to be computed twice, so it goes through strips of queries, keeps what it needs of a strip's scores, and
+// goes back through it at once: see lexical.go and maxsim.go.
+//
+// All of these compute the terms of some rows alone when asked to ([RowSplitter]), which is how ranks share the work; there is no second
 // implementation for caching, sub-batches or several ranks.
 //
 // # Normalization

@@ -340,19 +340,24 @@ func TestMaxSimMemory(t *testing.T) {
 }
 
 // BenchmarkMaxSim measures all pairs of (32, 128) tokens at 384 dimensions: forward, and with the gradient, beside the product alone.
-// CONTRAFLOW_MAXSIM_ROWS is how many rows, 128 if it is not set: at 1,024 it is what TestMaxSimMemory is about. On an AMD EPYC (Zen 5, 2
-// threads): see the figures in maxSim's comment.
 func BenchmarkMaxSim(b *testing.B) {
+	for _, rows := range []int{8, 128, 1024} {
+		b.Run(fmt.Sprint(rows), func(b *testing.B) {
+			if testing.Short() && rows > 8 {
+				b.Skip("-short")
+			}
+			benchmarkMaxSim(b, rows)
+		})
+	}
+}
+
+func benchmarkMaxSim(b *testing.B, rows int) {
 	d, err := cpu.New()
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer d.Close()
 	s, _ := d.OpenStream()
-	rows := 128
-	if testing.Short() {
-		rows = 8
-	}
 	rng := rand.New(rand.NewPCG(3, 3))
 	p := &Part{Name: VectorsPart, Cu: []int32{0}}
 	for i := range 2 * rows {
@@ -405,4 +410,5 @@ func BenchmarkMaxSim(b *testing.B) {
 		b.ReportMetric(flops*float64(b.N)/t.Seconds()/1e9, fmt.Sprint(name, "-GFLOP/s"))
 	}
 	b.ReportMetric(100*spent[0].Seconds()/spent[1].Seconds(), "%-of-GEMM")
+	b.ReportMetric(float64(a.Size()+2*4*tokens*384)/(1<<20), "MiB")
 }

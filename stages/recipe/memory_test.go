@@ -72,6 +72,9 @@ func TestPlannedMemory(t *testing.T) {
 			t.Errorf("%s holds %d bytes, when everything trains %d are held", tuning, held, full)
 		}
 	}
+	if held := testPlannedMemory(t, dir, text, "model.kind=m3"); held <= full {
+		t.Errorf("with parts of tokens %d bytes are held, without %d", held, full)
+	}
 }
 
 // testPlannedMemory returns what is held when nothing but the optimizer's state is cut.

@@ -17,6 +17,8 @@
 // of their own. An embedding then has as many features as the last one gives. LoRA leaves them as they are: an adapter's file has no
 // place for them.
 //
+// [TokenHeads] give parts of tokens besides, from the same hidden states: BGE-M3's lexical weights and vectors.
+//
 // # What trains
 //
 // [Tuning] freezes embeddings and layers, or trains LoRA's factors in the weights' place. What is frozen lies first in the flat vector

@@ -92,6 +92,23 @@ func TestFlagEmbedding(t *testing.T) {
 	}
 }
 
+// FlagEmbedding's M3 trainer, whose steps count from 0.
+func TestFlagEmbeddingM3(t *testing.T) {
+	s, devices, err := imports.ReadCommand(`torchrun --nproc_per_node 2 -m FlagEmbedding.finetune.embedder.encoder_only.m3 --model_name_or_path BAAI/bge-m3 --train_data ./data.jsonl
+		--knowledge_distillation True --kd_loss_type m3_kd_loss --unified_finetuning True --use_self_distill True --self_distill_start_step 10 --colbert_dim 128 --fix_encoder False
+		--output_dir ./out --temperature 0.02`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, res := convert(t, imports.FlagEmbedding, s, devices)
+	if r.Model.Kind != "m3" || r.Model.VectorDim != 128 || r.Loss.Name != "m3" || !r.Loss.SelfDistill || r.Loss.SelfDistillFrom != 12 || r.Loss.Distillation != "m3_kd_loss" || r.Loss.Scale != 50 || r.Loss.MaskDuplicates {
+		t.Errorf("%+v in\n%s", r.Loss, res.Recipe)
+	}
+	if len(res.Unknown)+len(res.Without) > 0 {
+		t.Errorf("unknown %v, without %v", res.Unknown, res.Without)
+	}
+}
+
 func TestSentenceTransformers(t *testing.T) {
 	s, err := imports.ReadMapping("args.json", []byte(`{
 		"model": "microsoft/mpnet-base", "train_dataset": "data/nli/*.parquet", "columns": ["anchor", "positive", "negative"],

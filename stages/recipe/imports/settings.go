@@ -20,6 +20,12 @@ func (r *recipe) model() {
 	}
 	r.keys["model.path"] = quote(name)
 
+	if r.unified() {
+		r.keys["model.kind"] = "m3"
+		if dim, ok := r.whole("colbert_dim"); ok && dim > 0 {
+			r.keys["model.vector_dim"] = fmt.Sprint(dim)
+		}
+	}
 	if m, ok := r.word("sentence_pooling_method"); ok {
 		r.keys["model.pooling"] = strings.TrimSuffix(m, "_token")
 	}
@@ -247,6 +253,9 @@ func (r *recipe) loss() {
 		}
 		r.keys["loss.temperature"] = num(t)
 		r.keys["loss.mask_duplicates"] = "false"
+		if r.unified() {
+			r.m3()
+		}
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
 	case losses[name] == "":
@@ -271,6 +280,34 @@ func (r *recipe) loss() {
 	}
 	if v, ok := r.word("partition_mode"); ok {
 		r.set("loss.partition_mode", v, "joint")
+	}
+}
+
+// unified tells whether dense, sparse and multi-vector embeddings are trained together.
+func (r *recipe) unified() bool {
+	v, _ := r.yes("unified_finetuning")
+	return v && r.from == FlagEmbedding
+}
+
+// m3 is what FlagEmbedding's M3 trainer has besides. It counts steps from 0 and distils after self_distill_start_step; here steps count from 1.
+func (r *recipe) m3() {
+	r.keys["loss.name"] = "m3"
+	if v, _ := r.yes("use_self_distill"); v {
+		r.keys["loss.self_distill"] = "true"
+		if n, ok := r.whole("self_distill_start_step"); ok && n >= 0 {
+			r.keys["loss.self_distill_from"] = fmt.Sprint(n + 2)
+		}
+	}
+	kd, _ := r.yes("knowledge_distillation")
+	kind, ok := r.word("kd_loss_type")
+	if kd && !ok {
+		kind = "kl_div" // its default
+	}
+	if kd {
+		r.keys["loss.distillation"] = kind
+	}
+	if r.devices > 1 {
+		r.assume("negatives of all devices count for all three parts; FlagEmbedding's sparse and multi-vector losses stay on their device")
 	}
 }
 
@@ -411,7 +448,7 @@ var counterparts = map[string]string{
 	"fsdp_config":             "parameters and optimizer state are sharded with mesh.shard",
 	"unified_finetuning":      "dense, sparse and multi-vector training together is model.kind: m3",
 	"use_self_distill":        "belongs to model.kind: m3",
-	"fix_encoder":             "belongs to model.kind: m3; model.freeze freezes layers",
+	"fix_encoder":             "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step": "belongs to model.kind: m3",
 	"kd_loss_type":            "the kind of distillation is loss.name's",
 	"label_smoothing_factor":  "there is none",
