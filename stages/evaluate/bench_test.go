@@ -5,6 +5,10 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
 )
 
 // texts are n documents of 20 to 99 words with frequencies by Zipf's law over 50,000 words.
@@ -53,6 +57,67 @@ func BenchmarkBM25Search(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(len(queries)*b.N)/b.Elapsed().Seconds(), "queries/s")
+}
+
+// An exact search takes little more than its products: each is timed beside the other, a slab of queries at a time. -short is 1/64 of
+// 100,000 x 100,000.
+func BenchmarkSearchBesideGEMM(b *testing.B) {
+	const dim, k = 384, 50
+	rows := 100_000
+	if testing.Short() {
+		rows /= 8
+	}
+	d, err := cpu.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		b.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(13, 14))
+	queries, corpus := make([]float32, rows*dim), make([]float32, rows*dim)
+	for _, x := range [][]float32{queries, corpus} {
+		for i := range x {
+			x[i] = rng.Float32() - 0.5
+		}
+		unit(x, dim)
+	}
+	const slab, width = 8192, 8192
+	var a, c, y gpustage.Tensor
+	for t, shape := range map[*gpustage.Tensor][2]int{&a: {min(slab, rows), dim}, &c: {rows, dim}, &y: {1024, width}} {
+		if *t, err = gpustage.NewTensor(d, gpustage.F32, shape[0], shape[1]); err != nil {
+			b.Fatal(err)
+		}
+	}
+	s.CopyIn(c, gpustage.Bytes(corpus))
+	var search, products time.Duration
+	for b.Loop() {
+		for from := 0; from < rows; from += slab {
+			part := queries[from*dim : min(rows, from+slab)*dim]
+			n := len(part) / dim
+			began := time.Now()
+			if _, err := Search(b.Context(), s, part, corpus, dim, k, nil, nil); err != nil {
+				b.Fatal(err)
+			}
+			search += time.Since(began)
+			s.CopyIn(a.Span(0, n), gpustage.Bytes(part))
+			began = time.Now()
+			for q := 0; q < n; q += 1024 {
+				for j := 0; j < rows; j += width {
+					left, right := a.Span(q, min(n, q+1024)), c.Span(j, min(rows, j+width))
+					s.MatMul(y.Span(0, left.Rows).Columns(0, right.Rows), left, right, gpustage.MatMul{TransB: true})
+				}
+			}
+			if err := s.Sync(); err != nil {
+				b.Fatal(err)
+			}
+			products += time.Since(began)
+		}
+	}
+	b.ReportMetric(search.Seconds()/float64(b.N), "search-s/op")
+	b.ReportMetric(products.Seconds()/float64(b.N), "gemm-s/op")
+	b.ReportMetric(search.Seconds()/products.Seconds(), "search/gemm")
 }
 
 func BenchmarkTopK(b *testing.B) {

@@ -132,13 +132,8 @@ func (t *TopK) addRow(query, firstDoc int, scores []float32) error {
 	i := 0
 	for i < len(scores) {
 		if len(heap) == t.k {
-			// Most scores of a large corpus are below the worst that is kept: that takes one comparison. Written so
-			// that NaN, which is below nothing, stops here.
-			worst := heap[0].Score
-			for i < len(scores) && scores[i] < worst {
-				i++
-			}
-			if i == len(scores) {
+			// Most scores of a large corpus are below the worst that is kept: that takes one comparison.
+			if i += below(scores[i:], heap[0].Score); i == len(scores) {
 				break
 			}
 		}
@@ -150,6 +145,22 @@ func (t *TopK) addRow(query, firstDoc int, scores []float32) error {
 	}
 	t.best[query] = heap
 	return nil
+}
+
+// below is how many scores from the first on are below a limit. NaN is below nothing.
+func below(scores []float32, limit float32) (n int) {
+	rest := scores
+	for ; len(rest) >= 8; rest = rest[8:] { // without bounds checks
+		x := (*[8]float32)(rest)
+		if !(x[0] < limit && x[1] < limit && x[2] < limit && x[3] < limit && x[4] < limit && x[5] < limit && x[6] < limit && x[7] < limit) {
+			break
+		}
+	}
+	n = len(scores) - len(rest)
+	for n < len(scores) && scores[n] < limit {
+		n++
+	}
+	return n
 }
 
 // Run is the best documents of each query so far, best first.
