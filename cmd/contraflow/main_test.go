@@ -557,7 +557,6 @@ func TestBadInput(t *testing.T) {
 		{"column of numbers", []string{data("numbers.jsonl")}, []string{"numbers.jsonl", "query"}},
 		{"unknown key", []string{"train.epoch=2"}, []string{"--set train.epoch=2", "did you mean train.epochs?"}},
 		{"wrong type", []string{"train.epochs=many"}, []string{"want a whole number"}},
-		{"not yet", []string{"model.kind=m3"}, []string{"not yet"}},
 		{"no model", []string{"model.path=" + at("nowhere")}, []string{"model.path", "nowhere"}},
 		{"unsupported tokenizer", []string{"model.path=" + levels}, []string{"tokenizer.json", `model: type "WordLevel" is not supported yet`}},
 		{"truncated safetensors", []string{"model.path=" + truncated}, []string{"truncated", "model.safetensors"}},

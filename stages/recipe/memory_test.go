@@ -61,7 +61,7 @@ func TestPlannedMemory(t *testing.T) {
 		t.Skip("memory is counted while others give theirs back")
 	}
 	dir := t.TempDir()
-	text := overlapRecipe(t, dir)
+	text := overlapRecipe(t, dir, 12)
 	full := int64(0)
 	for _, tuning := range []string{"model.freeze={}", "model.freeze={layers: 6, embeddings: true}", "model.lora={targets: all-linear}"} {
 		held := testPlannedMemory(t, dir, text, tuning)

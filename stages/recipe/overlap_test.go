@@ -25,10 +25,8 @@ import (
 	"contraflow/stages/recipe"
 )
 
-// overlapRecipe is a recipe with a model of its own on random words: 24 layers, so that the last bucket, which nothing hides, is a
-// small part, and one sub-batch a step, so that there is a whole backward pass to hide in. (Of n kept sub-batches only the last one's is,
-// a 3n-th of the step's computing twice: at n = 2 and 30 % there is no room for any delay, and 75 % were hidden.)
-func overlapRecipe(b testing.TB, dir string) string {
+// overlapRecipe is a recipe with a model of its own on random words, and one sub-batch a step.
+func overlapRecipe(b testing.TB, dir string, layers int) string {
 	b.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := make([]string, 1500)
@@ -56,7 +54,7 @@ func overlapRecipe(b testing.TB, dir string) string {
 		b.Fatal(err)
 	}
 	model := filepath.Join(dir, "model")
-	err = newmodel.Create(context.Background(), model, newmodel.Spec{Hidden: 128, Layers: 24, Heads: 4, MaxLength: 128, Vocab: 2000, Lowercase: true}, newmodel.Texts(words))
+	err = newmodel.Create(context.Background(), model, newmodel.Spec{Hidden: 128, Layers: layers, Heads: 4, MaxLength: 128, Vocab: 2000, Lowercase: true}, newmodel.Texts(words))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -78,7 +76,7 @@ save: {dir: %q}
 func overlapRun(b *testing.B) func(out string, sets ...string) *pipeline.TraceSummary {
 	b.Helper()
 	dir := b.TempDir()
-	text0 := overlapRecipe(b, dir)
+	text0 := overlapRecipe(b, dir, 24)
 	return func(out string, sets ...string) *pipeline.TraceSummary {
 		b.Helper()
 		r, err := recipe.Parse("overlap", []byte(text0), append(sets, "save.dir="+filepath.Join(dir, out)))
@@ -124,6 +122,10 @@ func paced(r recipe.Recipe) (opts []local.Option) {
 // BenchmarkOverlap trains two local ranks over a simulated link on which communication takes 30 % of computing, and reports
 // how much of it was hidden, by both measures, beside runs that hide nothing and what these should take: the time without a link, and that of
 // the bytes in their traces. Each rank has half of the processors. Times are the best of rounds in turns.
+//
+// There are 24 layers, so that the last bucket, which nothing hides, is a small part, and there is one sub-batch a step, so that there is a
+// whole backward pass to hide in: two thirds of computing. Of n kept sub-batches only the last one's is, and at n = 2 and 30 % there
+// is no room for any delay: 75 % were hidden.
 func BenchmarkOverlap(b *testing.B) {
 	run := overlapRun(b)
 	for range b.N {
@@ -185,7 +187,7 @@ func sentPerStep(s *pipeline.TraceSummary) (bytes float64) {
 // calibrated before each on a rank that has half of the processors, while another does the same beside it.
 func BenchmarkForecast(b *testing.B) {
 	dir := b.TempDir()
-	text := overlapRecipe(b, dir)
+	text := overlapRecipe(b, dir, 12)
 	ctx := context.Background()
 	for range b.N {
 		for _, link := range []string{"10GB 5us", "0.2GB 20us", "0.05GB 200us"} {
@@ -227,7 +229,7 @@ func BenchmarkForecast(b *testing.B) {
 // multiply-adds on two threads and on one beside them: the ratio of throughputs over that of peaks.
 func BenchmarkRanks(b *testing.B) {
 	dir := b.TempDir()
-	text := overlapRecipe(b, dir)
+	text := overlapRecipe(b, dir, 12)
 	two, err := recipe.Parse("ranks", []byte(text), []string{"save.dir=" + filepath.Join(dir, "two")})
 	if err != nil {
 		b.Fatal(err)
@@ -265,7 +267,7 @@ func BenchmarkRanks(b *testing.B) {
 // percent: the ratio of the best times of two runs each.
 func BenchmarkSaving(b *testing.B) {
 	dir := b.TempDir()
-	text := overlapRecipe(b, dir)
+	text := overlapRecipe(b, dir, 12)
 	n := 0
 	run := func(every string) float64 {
 		n++

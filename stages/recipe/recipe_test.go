@@ -299,7 +299,6 @@ func TestErrors(t *testing.T) {
 		{"loss: {scale: 20, temperature: 0.05}", "loss.temperature: and loss.scale are one thing"},
 		{"loss: {directions: [query_to_dog]}", `direction "query_to_dog" is unknown`},
 		{"loss: {directions: [query_to_doc, doc_to_doc], partition_mode: per_direction}", "one softmax per direction needs the positive pair"},
-		{"model: {kind: m3}", "model.kind: not yet"},
 		{"model: {kind: embeder}", "did you mean embedder?"},
 		{"model: {lora: {r: 8}}", "model.lora.r: unknown key; here it is model.lora.rank"},
 		{"model: {lora: {rank: 0}}", "model.lora.rank: is 0, want at least 1"},
