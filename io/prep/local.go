@@ -67,7 +67,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 			rates = rules.Config.Mix.Rates(rules.Config.Input, l.remaining())
 		}
 	}
-	total := newStats(rules.Config.Input)
+	total := NewStats(rules.Config.Input)
 	var mu sync.Mutex
 	var done int
 	err = l.parallel(ctx, x.Shards, func(ctx context.Context, s int) error {

@@ -70,7 +70,7 @@ type Verdict struct {
 // shard twice gives the same files.
 func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int64) Verdict, rates []float64) (s *Stats, err error) {
 	c := &x.Rules.Config
-	s = newStats(c.Input)
+	s = NewStats(c.Input)
 	train, err := x.newOut("train", shard)
 	if err != nil {
 		return nil, err

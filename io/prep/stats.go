@@ -42,7 +42,8 @@ type FileStats struct {
 	Rows int64  `json:"rows"`
 }
 
-func newStats(inputs []Input) *Stats {
+// NewStats are the counts of nothing.
+func NewStats(inputs []Input) *Stats {
 	s := &Stats{Rules: map[string]*RuleStats{}, Lengths: map[string]*Histogram{}}
 	for _, in := range inputs {
 		s.Inputs = append(s.Inputs, InputStats{Name: in.Name})

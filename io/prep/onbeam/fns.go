@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"os"
 	"sort"
 
@@ -21,19 +20,16 @@ func init() {
 	register.DoFn4x0[string, func(*[]byte) bool, func([]byte), func(int, []byte)](&exactFn{})
 	register.DoFn2x0[[]byte, func(string, []byte)](&bandsFn{})
 	register.DoFn3x0[string, func(*[]byte) bool, func(int, []byte)](&nearFn{})
-	register.DoFn5x1[context.Context, int, func(*int) bool, func(*[]byte) bool, func([]byte), error](&writeFn{})
-	register.DoFn6x1[context.Context, int, func(*int) bool, func(*[]byte) bool, func(*int, *int64) bool, func([]byte), error](&writeMixedFn{})
+	register.DoFn4x1[context.Context, int, func(*[]byte) bool, func([]byte), error](&writeFn{})
+	register.DoFn5x1[context.Context, int, func(*[]byte) bool, func(*int, *int64) bool, func([]byte), error](&writeMixedFn{})
 	register.DoFn4x1[context.Context, int, func(*[]byte) bool, func(int, int64), error](&lostFn{})
 	register.DoFn2x1[int, func(*[]byte) bool, error](&mergeFn{})
-	register.DoFn1x2[int, int, int](&keyFn{})
-	register.DoFn2x0[int, func(int, []byte)](&noDropsFn{})
-	register.DoFn2x0[int, func(int, int64)](&noCountsFn{})
+	register.DoFn1x2[int, int, []byte](&markFn{})
 	register.Emitter1[[]byte]()
 	register.Emitter2[string, []byte]()
 	register.Emitter2[int, []byte]()
 	register.Emitter2[int, int64]()
 	register.Iter1[[]byte]()
-	register.Iter1[int]()
 	register.Iter2[int, int64]()
 }
 
@@ -142,6 +138,9 @@ func gather(drops func(*[]byte) bool) map[int64]prep.Verdict {
 	all := map[int64]prep.Verdict{}
 	var rec []byte
 	for drops(&rec) {
+		if len(rec) == 0 {
+			continue // markFn's
+		}
 		v := prep.Verdict{Rule: prep.Duplicate, Of: int64(binary.BigEndian.Uint64(rec[9:])), Pass: true}
 		if rec[8] == isNear {
 			v.Rule = prep.NearDuplicate
@@ -154,19 +153,10 @@ func gather(drops func(*[]byte) bool) map[int64]prep.Verdict {
 	return all
 }
 
-// keyFn makes a key of a shard's number.
-type keyFn struct{}
+// markFn sends every shard an empty record, so that shards without drops are written too.
+type markFn struct{}
 
-func (f *keyFn) ProcessElement(shard int) (int, int) { return shard, shard }
-
-// noDropsFn and noCountsFn are collections without elements.
-type (
-	noDropsFn  struct{}
-	noCountsFn struct{}
-)
-
-func (f *noDropsFn) ProcessElement(int, func(int, []byte)) {}
-func (f *noCountsFn) ProcessElement(int, func(int, int64)) {}
+func (f *markFn) ProcessElement(shard int) (int, []byte) { return shard, nil }
 
 // lostFn counts the distinct dropped rows of a shard by input, below 0.
 type lostFn struct{ Config string }
@@ -189,14 +179,14 @@ func (f *lostFn) ProcessElement(ctx context.Context, shard int, drops func(*[]by
 // writeFn is the second pass over a shard.
 type writeFn struct{ Config string }
 
-func (f *writeFn) ProcessElement(ctx context.Context, shard int, _ func(*int) bool, drops func(*[]byte) bool, emit func([]byte)) error {
+func (f *writeFn) ProcessElement(ctx context.Context, shard int, drops func(*[]byte) bool, emit func([]byte)) error {
 	return write(ctx, f.Config, shard, drops, nil, emit)
 }
 
 // writeMixedFn is writeFn with the number of rows that remain of each input.
 type writeMixedFn struct{ Config string }
 
-func (f *writeMixedFn) ProcessElement(ctx context.Context, shard int, _ func(*int) bool, drops func(*[]byte) bool, remain func(*int, *int64) bool, emit func([]byte)) error {
+func (f *writeMixedFn) ProcessElement(ctx context.Context, shard int, drops func(*[]byte) bool, remain func(*int, *int64) bool, emit func([]byte)) error {
 	rows := map[int]int64{}
 	var input int
 	var n int64
@@ -254,21 +244,14 @@ func (f *mergeFn) ProcessElement(_ int, parts func(*[]byte) bool) error {
 	if err != nil {
 		return err
 	}
-	var total *prep.Stats
+	total := prep.NewStats(c.Input)
 	var b []byte
 	for parts(&b) {
 		s := new(prep.Stats)
 		if err := json.Unmarshal(b, s); err != nil {
 			return err
 		}
-		if total == nil {
-			total = s
-		} else {
-			total.Merge(s, c.Samples)
-		}
-	}
-	if total == nil {
-		return errors.New("no shard was written")
+		total.Merge(s, c.Samples)
 	}
 	if b, err = json.Marshal(total); err != nil {
 		return err

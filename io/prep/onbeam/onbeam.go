@@ -185,8 +185,8 @@ func build(s beam.Scope, config string, rules *prep.Rules, first []int64) {
 		numbers = append(numbers, i)
 	}
 	shards := beam.Reshuffle(s, beam.CreateList(s, numbers))
-	drops := beam.ParDo(s, &noDropsFn{}, shards)
-	counts := beam.ParDo(s, &noCountsFn{}, shards)
+	drops := beam.ParDo(s, &markFn{}, shards)
+	var counts beam.PCollection
 	if rules.NeedsKeys() {
 		k := s.Scope("compare")
 		keys, counted := beam.ParDo2(k, &keysFn{Config: config}, shards)
@@ -205,13 +205,14 @@ func build(s beam.Scope, config string, rules *prep.Rules, first []int64) {
 		}
 	}
 	w := s.Scope("write")
-	work := beam.CoGroupByKey(w, beam.ParDo(w, &keyFn{}, shards), drops)
+	// A CoGroupByKey of shards and drops would say it plainer; Flink can't hand its output to a step with a side input.
+	work := beam.GroupByKey(w, drops)
 	var parts beam.PCollection
 	if rules.Config.Mix.Kind == "proportional" {
 		parts = beam.ParDo(w, &writeFn{Config: config}, work)
 	} else {
 		// Rows that remain of each input: those that pass their own rules, without the dropped ones.
-		lost := beam.ParDo(w, &lostFn{Config: config}, beam.GroupByKey(w, drops))
+		lost := beam.ParDo(w, &lostFn{Config: config}, work)
 		remain := stats.SumPerKey(w, beam.Flatten(w, counts, lost))
 		parts = beam.ParDo(w, &writeMixedFn{Config: config}, work, beam.SideInput{Input: remain})
 	}

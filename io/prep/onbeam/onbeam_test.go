@@ -74,7 +74,7 @@ func raw(t testing.TB) prep.Config {
 	c.Dedupe.Near.Column = "positive"
 	c.Split.Dev = 0.1
 	c.Mix.Kind = "balanced"
-	c.Output.Dir = filepath.Join(t.TempDir(), "out")
+	c.Output.Dir, c.Output.Shards = filepath.Join(t.TempDir(), "out"), 2
 	return c
 }
 
