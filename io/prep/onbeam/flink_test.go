@@ -10,13 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"contraflow/io/dataset"
+	"contraflow/io/prep"
 )
 
 // flinkJars is the folder of jars that testdata/flink-pom.xml names, CONTRAFLOW_FLINK.
@@ -105,14 +105,14 @@ func listens(port int) func() bool {
 	}
 }
 
-// jobServer starts Beam's job server for Flink, embedded or of a cluster, and returns the flags for it.
-func jobServer(t *testing.T, jars, master string) []string {
+// jobServer starts Beam's job server with an embedded Flink, and returns the flags for it.
+func jobServer(t *testing.T, jars string) (flags []string, p *exec.Cmd) {
 	t.Helper()
 	job := freePort(t)
-	_, log := java(t, jars, "1500m", "org.apache.beam.runners.flink.FlinkJobServerDriver", "--job-host=localhost", fmt.Sprintf("--job-port=%d", job),
-		fmt.Sprintf("--artifact-port=%d", freePort(t)), fmt.Sprintf("--expansion-port=%d", freePort(t)), "--flink-master="+master, "--artifacts-dir="+t.TempDir())
+	p, log := java(t, jars, "1500m", "org.apache.beam.runners.flink.FlinkJobServerDriver", "--job-host=localhost", fmt.Sprintf("--job-port=%d", job),
+		fmt.Sprintf("--artifact-port=%d", freePort(t)), fmt.Sprintf("--expansion-port=%d", freePort(t)), "--flink-master=[local]", "--artifacts-dir="+t.TempDir())
 	waitFor(t, "job server", log, listens(job))
-	return []string{fmt.Sprintf("--endpoint=localhost:%d", job), "--environment_type=LOOPBACK", "--parallelism=2"}
+	return []string{fmt.Sprintf("--endpoint=localhost:%d", job), "--environment_type=LOOPBACK", "--parallelism=2"}, p
 }
 
 func deadline(t *testing.T) context.Context {
@@ -125,81 +125,38 @@ func TestFlinkEqualsLocal(t *testing.T) {
 	jars := flinkJars(t)
 	c := raw(t)
 	want, _ := local(t, c)
-	flags := jobServer(t, jars, "[local]")
+	flags, _ := jobServer(t, jars)
 	if _, err := Run(deadline(t), c, Options{Runner: "universal", Flags: flags}); err != nil {
 		t.Fatal(err)
 	}
 	sameFiles(t, c.Output.Dir, want.Output.Dir)
 }
 
-// TestFlinkTaskManagerKilled has a cluster of processes: while a shard is written, the task manager dies by SIGKILL. Another takes its place, Flink
-// tries the work again, and the output is as if nothing had happened. Until then nothing looks complete.
-func TestFlinkTaskManagerKilled(t *testing.T) {
+// TestFlinkKilled: while a shard is written, the process with Flink's task manager dies by SIGKILL. The run ends with an error, nothing looks
+// complete, and the next run writes what it would have written.
+func TestFlinkKilled(t *testing.T) {
 	jars := flinkJars(t)
 	c := raw(t)
 	want, _ := local(t, c)
-	rpc, rest := freePort(t), freePort(t)
-	conf := t.TempDir()
-	yaml := fmt.Sprintf(`jobmanager.rpc.address: localhost
-jobmanager.rpc.port: %d
-jobmanager.bind-host: localhost
-jobmanager.memory.process.size: 1024m
-rest.address: localhost
-rest.port: %d
-taskmanager.host: localhost
-taskmanager.bind-host: localhost
-taskmanager.numberOfTaskSlots: 2
-taskmanager.cpu.cores: 2.0
-taskmanager.memory.task.heap.size: 256m
-taskmanager.memory.task.off-heap.size: 0m
-taskmanager.memory.managed.size: 128m
-taskmanager.memory.network.min: 64m
-taskmanager.memory.network.max: 64m
-taskmanager.memory.framework.heap.size: 64m
-taskmanager.memory.framework.off-heap.size: 64m
-taskmanager.memory.jvm-metaspace.size: 192m
-taskmanager.memory.jvm-overhead.min: 64m
-taskmanager.memory.jvm-overhead.max: 64m
-restart-strategy.type: fixed-delay
-restart-strategy.fixed-delay.attempts: 5
-restart-strategy.fixed-delay.delay: 1 s
-heartbeat.interval: 1000
-heartbeat.timeout: 5000
-`, rpc, rest)
-	if err := os.WriteFile(filepath.Join(conf, "config.yaml"), []byte(yaml), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	_, log := java(t, jars, "700m", "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint", "--configDir", conf)
-	waitFor(t, "job manager", log, listens(rest))
-	manager := func() *exec.Cmd {
-		p, _ := java(t, jars, "700m", "org.apache.flink.runtime.taskexecutor.TaskManagerRunner", "--configDir", conf)
-		return p
-	}
-	first := manager()
+	flags, flink := jobServer(t, jars)
 	var once sync.Once
-	killed := make(chan struct{})
-	writing = func(int) {
-		once.Do(func() {
-			if err := syscall.Kill(-first.Process.Pid, syscall.SIGKILL); err != nil {
-				t.Error(err)
-			}
-			_, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"})
-			if err == nil || !strings.Contains(err.Error(), "matches no file") {
-				t.Errorf("half-written output was read: %v", err)
-			}
-			manager()
-			close(killed)
-		})
+	writing = func(int) { once.Do(func() { syscall.Kill(-flink.Process.Pid, syscall.SIGKILL) }) }
+	_, err := Run(deadline(t), c, Options{Runner: "universal", Flags: flags})
+	writing = nil
+	if err == nil {
+		t.Fatal("the run of a killed Flink succeeded")
 	}
-	defer func() { writing = nil }()
-	flags := jobServer(t, jars, fmt.Sprintf("localhost:%d", rest))
+	t.Log(err)
+	if _, err := os.Stat(filepath.Join(c.Output.Dir, prep.Success)); !os.IsNotExist(err) {
+		t.Errorf("there is a marker of success: %v", err)
+	}
+	_, err = dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"})
+	if err == nil {
+		t.Error("half-written output was read")
+	}
+	flags, _ = jobServer(t, jars)
 	if _, err := Run(deadline(t), c, Options{Runner: "universal", Flags: flags}); err != nil {
-		t.Fatalf("%v\n%s", err, log)
-	}
-	select {
-	case <-killed:
-	default:
-		t.Fatal("the task manager was never killed")
+		t.Fatal(err)
 	}
 	sameFiles(t, c.Output.Dir, want.Output.Dir)
 }
