@@ -49,7 +49,7 @@ var walls = map[string][]string{
 }
 
 // forTests are what any test may import besides.
-var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu", "gpustage/devicetest", "collective/collectivetest"}
+var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu", "gpustage/cpu/", "gpustage/devicetest", "collective/collectivetest"}
 
 // onlyIn are modules of others that belong to one place.
 var onlyIn = map[string]string{
