@@ -28,5 +28,6 @@
 //
 // # Speed
 //
-// BenchmarkRun measures it; on two cores of an AMD EPYC, see README.
+// BenchmarkRun measures the in-process runner, BenchmarkFeed what training gains from ids, testdata/peers/prep.py a million rows with the
+// memory they take.
 package prep
