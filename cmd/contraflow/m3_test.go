@@ -107,6 +107,16 @@ save: {dir: %q}
 		}
 	}
 
+	verify := []string{"verify-grads", "-c", recipe, "--set", "loss={scale: 10}", "--rows", "6", "--accumulate", "1", "--sub-batch", "5", "--replicas", "1,2"}
+	if r := contraflow(t, "", verify...); r.code != 0 {
+		t.Errorf("verify-grads: exit %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	for _, fault := range []string{"factor", "remote"} {
+		if r := contraflow(t, "", append(verify[:len(verify)-2:len(verify)-2], "--plant", fault)...); r.code == 0 {
+			t.Errorf("verify-grads did not find the planted fault %s:\n%s", fault, r.stdout)
+		}
+	}
+
 	// It trains on from its own heads, each alone.
 	for _, part := range []string{"dense", "sparse", "multi_vector"} {
 		succeed(t, "train", "-c", recipe, "--out", at("on-"+part), "--set", "model.path="+at("run/model"), "--set", "loss={parts: ["+part+"]}", "--set", "train.max_steps=2", "--set", "eval.part="+part)
