@@ -39,7 +39,7 @@ var walls = map[string][]string{
 	"stages/evaluate":     {"gpustage"},
 	"stages/gopairs":      {},
 	"stages/mine":         {"gpustage", "stages/evaluate"},
-	"stages/embedder":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate"},
+	"stages/embedder":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate", "stages/loss"},
 	"stages/reranker":     {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate", "stages/embedder"},
 	"stages":              {"pipeline", "gpustage", "gpustage/ref", "collective", "collective/local", "collective/sim", "tokenize", "io/", "stages", "stages/"},
 	"cmd":                 {"pipeline", "cmd/contraflow/internal/", "gpustage", "gpustage/", "collective", "collective/", "tokenize", "io/", "stages", "stages/"},
