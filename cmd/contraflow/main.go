@@ -112,7 +112,7 @@ Your data?  contraflow init, contraflow train  a new model, or one from the hub,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newPrep(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
+	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	return root
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 	"contraflow/stages/mine"
+	"contraflow/stages/reranker"
 )
 
 // mineFlags say what to mine.
@@ -23,6 +25,8 @@ type mineFlags struct {
 	queryPrompt, documentPrompt            string
 	sampling                               string
 	parts                                  partFlags
+	crossEncoder                           string
+	sigmoid                                bool
 }
 
 func newMine() *cobra.Command {
@@ -34,16 +38,37 @@ func newMine() *cobra.Command {
 		Long: `mine embeds queries and a corpus (by default, all positives), searches exactly, and writes a parquet file with the columns
 query, positive, negatives (a list) and scores (a list: the positive's, then each negative's), which data.train takes as
 
-  {path: mined.parquet, query: query, positive: positive, negatives: negatives, scores: scores}
+  {path: mined.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
 
 Options have the names and the meaning of sentence-transformers' mine_hard_negatives; FlagEmbedding's --range_for_sampling 10-210 is
 --range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative. Pairs that keep fewer negatives than
-asked for are left out and counted.`,
+asked for are left out and counted, but for those that have --min-negatives. With --cross-encoder a reranker scores the nearest documents and
+the positives again, and margins, bounds and ranks are by its scores, which are what is written.`,
 		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := m.settle(cmd); err != nil {
 				return err
+			}
+			if err := atLeastOne(cmd, "min-negatives"); err != nil {
+				return err
+			}
+			if m.crossEncoder != "" {
+				r, err := (&rerankFlags{model: modelFlags{path: m.crossEncoder, precision: f.precision}}).load(cmd)
+				if err != nil {
+					return fmt.Errorf("--cross-encoder: %w", err)
+				}
+				defer func() { err = errors.Join(err, r.Close()) }()
+				m.options.Rescore = func(ctx context.Context, queries, documents []string) ([]float32, error) {
+					scores, _, err := r.ScorePairs(ctx, queries, documents)
+					if m.sigmoid {
+						reranker.Sigmoid(scores)
+					}
+					return scores, err
+				}
+				if err := m.options.Check(); err != nil {
+					return usageError{fmt.Errorf("--cross-encoder: %w", err)}
+				}
 			}
 			e, err := f.load(cmd)
 			if err != nil {
@@ -69,6 +94,9 @@ asked for are left out and counted.`,
 	fl.Float64Var(&m.maxScore, "max-score", 0, "the highest cosine of a negative")
 	fl.Float64Var(&m.absolute, "absolute-margin", 0, "a negative's cosine is by so much below the positive's")
 	fl.Float64Var(&m.relative, "relative-margin", 0, "a negative's cosine is by this part of it below the positive's")
+	fl.IntVar(&m.options.Fewest, "min-negatives", 0, "keep pairs with so many, in lists of different lengths (default: --num-negatives)")
+	fl.StringVar(&m.crossEncoder, "cross-encoder", "", "a reranker that scores candidates again, with a margin or a bound")
+	fl.BoolVar(&m.sigmoid, "sigmoid", false, "of --cross-encoder: scores between 0 and 1, as CrossEncoder gives them")
 	fl.StringVar(&m.sampling, "sampling", "top", "top, or random among the candidates")
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
 	m.parts.add(cmd)
@@ -149,22 +177,23 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		return err
 	}
 	if len(rows) == 0 {
-		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: a larger --range-max, a smaller margin or fewer --num-negatives helps", len(p.Rows), m.options.Negatives)
+		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: a larger --range-max, a smaller margin or fewer --num-negatives helps", len(p.Rows), cmp.Or(m.options.Fewest, m.options.Negatives))
 	}
 	if err := m.write(p, rows); err != nil {
 		return err
 	}
-	sum := 0.0
+	sum, negatives := 0.0, 0
 	for _, r := range rows {
 		for _, h := range r.Negatives {
 			sum += float64(r.Score) - float64(h.Score)
+			negatives++
 		}
 	}
-	what := "cosine"
-	if weights != nil {
-		what = "score"
+	each := fmt.Sprintf("%d negatives each", m.options.Negatives)
+	if m.options.Fewest > 0 {
+		each = fmt.Sprintf("%d to %d negatives, %d in all,", m.options.Fewest, m.options.Negatives, negatives)
 	}
-	u.printf("%d pairs with %d negatives each written to %s; a positive's %s is %.3f above a negative's on average\n", len(rows), m.options.Negatives, m.output, what, sum/math.Max(1, float64(len(rows)*m.options.Negatives)))
+	u.printf("%d pairs with %s written to %s; a positive's score is %.3f above a negative's on average\n", len(rows), each, m.output, sum/math.Max(1, float64(negatives)))
 	if short > 0 {
 		u.printf("%d pairs have fewer negatives within these bounds and are left out\n", short)
 	}
@@ -203,8 +232,7 @@ func (m *mineFlags) byParts(ctx context.Context, e *embedder.Embedder, d gpustag
 	for i, r := range p.Rows {
 		of[r] = scores[i]
 	}
-	rows, short = p.Choose(m.options, run, func(query, doc int) float32 { return of[[2]int{query, doc}] })
-	return rows, short, nil
+	return p.Choose(ctx, m.options, run, func(query, doc int) float32 { return of[[2]int{query, doc}] })
 }
 
 func (m *mineFlags) byEmbeddings(ctx context.Context, e *embedder.Embedder, d gpustage.Device, p mine.Pairs, queryPrompt, documentPrompt string, u *ui, searched func(done, total int64)) (rows []mine.Row, short int, err error) {
@@ -280,7 +308,7 @@ func texts(ctx context.Context, files []string, column string) (out []string, er
 
 func (m *mineFlags) write(p mine.Pairs, rows []mine.Row) error {
 	w, err := dataset.NewParquetWriter(m.output, dataset.OutColumn{Name: "query", Type: dataset.TextOut}, dataset.OutColumn{Name: "positive", Type: dataset.TextOut},
-		dataset.OutColumn{Name: "negatives", Type: dataset.TextListOut}, dataset.OutColumn{Name: "scores", Type: dataset.VectorOut})
+		dataset.OutColumn{Name: "negatives", Type: dataset.TextListOut}, dataset.OutColumn{Name: "scores", Type: dataset.NumbersOut})
 	if err != nil {
 		return err
 	}
@@ -288,15 +316,14 @@ func (m *mineFlags) write(p mine.Pairs, rows []mine.Row) error {
 	for ; len(rows) > 0; rows = rows[min(len(rows), embedRows):] {
 		var query, positive []string
 		var negatives [][]string
-		scores := dataset.Vectors{Dim: m.options.Negatives + 1}
+		var scores [][]float32
 		for _, r := range rows[:min(len(rows), embedRows)] {
 			query, positive = append(query, p.Queries[r.Query]), append(positive, p.Corpus[r.Positive])
-			own := []string{}
-			scores.Data = append(scores.Data, r.Score)
+			own, of := []string{}, []float32{r.Score}
 			for _, h := range r.Negatives {
-				own, scores.Data = append(own, p.Corpus[h.Doc]), append(scores.Data, h.Score)
+				own, of = append(own, p.Corpus[h.Doc]), append(of, h.Score)
 			}
-			negatives = append(negatives, own)
+			negatives, scores = append(negatives, own), append(scores, of)
 		}
 		if err := w.Write(query, positive, negatives, scores); err != nil {
 			return err

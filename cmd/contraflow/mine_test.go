@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,8 @@ import (
 	"testing"
 
 	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+	"contraflow/stages/reranker"
 	"contraflow/testdata/goldens"
 )
 
@@ -21,9 +24,10 @@ func TestMine(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	var lines, more strings.Builder
 	positives := map[string][]string{}
+	words := strings.Fields("cat dog bird fish tree river road house city stone bread water fire wind rain snow sun") // both models know these
 	for i := range 16 {
-		q := fmt.Sprint("the question number ", i%13)
-		p := fmt.Sprint("an answer about ", i, " stones")
+		q := "find the " + words[i%13]
+		p := fmt.Sprintf("a %s of the %s", words[(5*i+3)%len(words)], words[i])
 		positives[q] = append(positives[q], p)
 		json.NewEncoder(&lines).Encode(map[string]string{"q": q, "p": p})
 		json.NewEncoder(&more).Encode(map[string]string{"text": fmt.Sprint("water runs ", i)})
@@ -72,14 +76,139 @@ func TestMine(t *testing.T) {
 		os.RemoveAll(at("run"))
 		succeed(t, "train", "-c", at("recipe.yaml"), "--quiet")
 	}
+	// A cross-encoder scores again; lists may be shorter than asked for. A teacher scores what was mined, and losses learn from it.
+	teacher := goldens.Path(t, "rerank/cross")
+	r = succeed(t, append(slices.Clone(args), "--cross-encoder", teacher, "--max-score", medianScore(t, teacher, positives), "--num-negatives", "8", "--min-negatives", "1")...)
+	if !strings.Contains(r.stderr, "with 1 to 8 negatives") {
+		t.Errorf("mine says %q", r.stderr)
+	}
+	lists := []string{"--input", at("mined.parquet"), "--negatives", "negatives"}
+	for name, of := range map[string]struct{ model, loss string }{
+		"reranker": {teacher, "{name: distill_kl, similarity: cosine, temperature: 0.1}"},
+		"embedder": {model, "{name: margin_mse, similarity: cosine}"},
+	} {
+		out := at(name + ".parquet")
+		if r := succeed(t, append([]string{"distill", "--model", of.model, "--output", out, "--output-column", "teacher"}, lists...)...); !strings.Contains(r.stderr, "rows written to "+out) {
+			t.Errorf("distill says %q", r.stderr)
+		}
+		checkDistilled(t, out, of.model, name == "reranker")
+		recipe := fmt.Sprintf("model: {path: %q}\ndata:\n  train:\n    - {path: %q, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: teacher}\nbatch: {global_size: 4, no_duplicates: false}\nloss: %s\ntrain: {max_steps: 2}\nsave: {dir: %q}\n",
+			model, out, of.loss, at("run"))
+		if err := os.WriteFile(at("recipe.yaml"), []byte(recipe), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		os.RemoveAll(at("run"))
+		succeed(t, "train", "-c", at("recipe.yaml"), "--quiet")
+	}
 	for want, more := range map[string][]string{
+		"--sigmoid is for a reranker":   {"--sigmoid"},
+		`already has a column "scores"`: {"--output-column", "scores"},
+	} {
+		if r := contraflow(t, "", append(append([]string{"distill", "--model", model, "--output", at("x.parquet")}, lists...), more...)...); r.code == 0 || !strings.Contains(r.stderr, want) {
+			t.Errorf("distill %v: exit code %d, want %q in\n%s", more, r.code, want, r.stderr)
+		}
+	}
+	for want, more := range map[string][]string{
+		"other scores matter only with a margin":               {"--cross-encoder", teacher},
 		"--sampling is \"some\", want top or random":           {"--sampling", "some"},
 		"the range 0 to 1 has no room for 2 negatives":         {"--range-max", "1"},
 		"none of 16 pairs has 2 negatives within these bounds": {"--max-score", "-1"},
-		`has no column "x"`: {"--positive", "x"},
+		`has no column "x"`:                                    {"--positive", "x"},
 	} {
 		if r := contraflow(t, "", append(slices.Clone(args), more...)...); r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: exit code %d, want %q in\n%s", more, r.code, want, r.stderr)
 		}
 	}
+}
+
+// checkDistilled compares a teacher's scores with those that its Go package gives each row alone.
+func checkDistilled(t *testing.T, path, model string, reranks bool) {
+	t.Helper()
+	d, err := dataset.Open(t.Context(), dataset.Source{
+		Paths: []string{path}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives, Scores: []string{"teacher"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	rows := make([]int64, d.Rows())
+	for i := range rows {
+		rows[i] = int64(i)
+	}
+	examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, rows)
+	if err != nil || len(examples) < 5 {
+		t.Fatal(len(examples), err)
+	}
+	var score func(query string, documents []string) ([]float32, error)
+	if reranks {
+		r, err := reranker.Load(model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		score = func(query string, documents []string) ([]float32, error) {
+			return r.Score(t.Context(), query, documents)
+		}
+	} else {
+		e, err := embedder.Load(model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		score = func(query string, documents []string) (out []float32, err error) {
+			ask, tell := e.RolePrompts()
+			texts := []string{ask + query}
+			for _, d := range documents {
+				texts = append(texts, tell+d)
+			}
+			x, err := e.EmbedPrompt(t.Context(), "", texts)
+			for i := 1; i < len(x); i++ {
+				out = append(out, 0)
+				for j := range x[0] {
+					out[i-1] += x[0][j] * x[i][j]
+				}
+			}
+			return out, err
+		}
+	}
+	lengths := map[int]bool{}
+	for _, e := range examples {
+		want, err := score(e.Texts[0], e.Texts[1:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		lengths[len(want)] = true
+		for i, w := range want {
+			if math.Abs(float64(e.Scores[i]-w)) > 1e-5 {
+				t.Errorf("%s, row %d, document %d: score %v, want %v", model, e.Row, i, e.Scores[i], w)
+			}
+		}
+	}
+	if len(lengths) < 2 {
+		t.Errorf("all rows have as many documents: %v", lengths)
+	}
+}
+
+// medianScore is in the middle of a reranker's scores of all queries with all positives.
+func medianScore(t *testing.T, model string, positives map[string][]string) string {
+	t.Helper()
+	r, err := reranker.Load(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var documents []string
+	for _, p := range positives {
+		documents = append(documents, p...)
+	}
+	var all []float32
+	for q := range positives {
+		scores, err := r.Score(t.Context(), q, documents)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, scores...)
+	}
+	slices.Sort(all)
+	return fmt.Sprint(all[len(all)/2])
 }

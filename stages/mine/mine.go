@@ -11,11 +11,14 @@
 //  3. of what is left, ranks RangeMin to RangeMax-1 are candidates: the best of them are taken, or a random sample.
 //
 // FlagEmbedding's range_for_sampling 10-210 is RangeMin 10, RangeMax 210 and Sample. A query that keeps fewer candidates than Negatives
-// has too few: nothing is filled up, and no document stands for one that is missing. How many candidates are looked at depends on the
+// has too few: nothing is filled up, and no document stands for one that is missing; it is left out unless [Options.Fewest] lets it stay,
+// with a shorter list. With [Options.Rescore], a cross-encoder for example, another model scores the candidates and the positives before
+// step 1, and ranks, margins and bounds are by its scores. How many candidates are looked at depends on the
 // options as in the peer (see [Options.Depth]): what lies deeper is not found.
 package mine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +39,11 @@ type Options struct {
 	MinScore, MaxScore             *float64 // of candidates
 	AbsoluteMargin, RelativeMargin *float64 // below the lowest positive's score p: by so much, or by so much times |p|
 
+	// Rescore scores documents[i] with queries[i], in place of the cosine of embeddings. It needs a margin or a bound, without which the peer
+	// rescores nothing. nil: no other model scores.
+	Rescore func(ctx context.Context, queries, documents []string) ([]float32, error)
+
+	Fewest int  // pairs with fewer negatives are left out; 0: Negatives
 	Sample bool // draw at random among the candidates instead of taking the best
 	Seed   uint64
 }
@@ -50,6 +58,12 @@ func (o Options) Check() error {
 	case o.RangeMax != 0 && o.RangeMax-o.RangeMin < o.Negatives:
 		return fmt.Errorf("the range %d to %d has no room for %d negatives", o.RangeMin, o.RangeMax, o.Negatives)
 	}
+	if o.Fewest < 0 || o.Fewest > o.Negatives {
+		return fmt.Errorf("at least %d negatives of %d", o.Fewest, o.Negatives)
+	}
+	if o.Rescore != nil && !o.bounded() && o.MinScore == nil {
+		return errors.New("other scores matter only with a margin, or with a lowest or highest score")
+	}
 	for _, v := range []*float64{o.MinScore, o.MaxScore, o.AbsoluteMargin, o.RelativeMargin} {
 		if v != nil && *v-*v != 0 {
 			return fmt.Errorf("a score or margin of %v", *v)
@@ -58,12 +72,17 @@ func (o Options) Check() error {
 	return nil
 }
 
+// bounded tells whether candidates may be too near.
+func (o Options) bounded() bool {
+	return o.AbsoluteMargin != nil || o.RelativeMargin != nil || o.MaxScore != nil
+}
+
 // rangeMax is RangeMax, or what the peer makes of the other options.
 func (o Options) rangeMax(positives int) int {
 	switch {
 	case o.RangeMax > 0:
 		return o.RangeMax
-	case o.AbsoluteMargin != nil || o.RelativeMargin != nil || o.MaxScore != nil:
+	case o.bounded() || o.Rescore != nil && o.MinScore != nil:
 		return o.RangeMin + 10*o.Negatives + positives
 	}
 	return o.RangeMin + o.Negatives + positives
@@ -167,7 +186,7 @@ func Score(queries, corpus []float32, dim, query, doc int) float32 {
 type Row struct {
 	Query, Positive int // of Pairs.Queries and Pairs.Corpus
 	Score           float32
-	Negatives       []evaluate.Hit // Options.Negatives of them, best first
+	Negatives       []evaluate.Hit // Options.Negatives of them, or as few as Options.Fewest, best first
 }
 
 // Mine chooses negatives for each pair, given both sides' embeddings. short is how many pairs got too few and are left out.
@@ -184,26 +203,77 @@ func (p Pairs) Mine(ctx context.Context, d gpustage.Device, o Options, queries, 
 	if err != nil {
 		return nil, 0, err
 	}
-	rows, short = p.Choose(o, run, func(query, doc int) float32 { return Score(queries, corpus, dim, query, doc) })
-	return rows, short, nil
+	return p.Choose(ctx, o, run, func(query, doc int) float32 { return Score(queries, corpus, dim, query, doc) })
 }
 
 // Choose is Mine where a search of any kind has found the o.Depth(p.Most) best documents of each query, and score is that of a pair.
-func (p Pairs) Choose(o Options, run evaluate.Run, score func(query, doc int) float32) (rows []Row, short int) {
+func (p Pairs) Choose(ctx context.Context, o Options, run evaluate.Run, score func(query, doc int) float32) (rows []Row, short int, err error) {
+	scores := make([]float32, len(p.Rows)) // of the positives
+	for i, r := range p.Rows {
+		scores[i] = score(r[0], r[1])
+	}
+	if o.Rescore != nil {
+		if err := p.rescore(ctx, o, run, scores); err != nil {
+			return nil, 0, err
+		}
+	}
+	lowest := make([]float32, len(p.Queries))
+	for q := range lowest {
+		lowest[q] = float32(math.Inf(1))
+	}
+	for i, r := range p.Rows {
+		lowest[r[0]] = min(lowest[r[0]], scores[i])
+	}
 	chosen := make([][]evaluate.Hit, len(p.Queries))
 	for q := range p.Queries {
-		lowest := float32(math.Inf(1))
-		for _, doc := range p.Of[q] {
-			lowest = min(lowest, score(q, int(doc)))
-		}
-		chosen[q] = o.Choose(q, run[q], p.Of[q], lowest, p.Most)
+		chosen[q] = o.Choose(q, run[q], p.Of[q], lowest[q], p.Most)
 	}
-	for _, r := range p.Rows {
-		if len(chosen[r[0]]) < o.Negatives {
+	fewest := cmp.Or(o.Fewest, o.Negatives)
+	for i, r := range p.Rows {
+		if len(chosen[r[0]]) < fewest {
 			short++
 			continue
 		}
-		rows = append(rows, Row{r[0], r[1], score(r[0], r[1]), chosen[r[0]]})
+		rows = append(rows, Row{r[0], r[1], scores[i], chosen[r[0]]})
 	}
-	return rows, short
+	return rows, short, nil
+}
+
+// rescoreQueries is how many queries' candidates are scored at a time.
+const rescoreQueries = 256
+
+// rescore replaces the scores of all candidates, and of the positives, and ranks candidates by them.
+func (p Pairs) rescore(ctx context.Context, o Options, run evaluate.Run, positives []float32) error {
+	for from := 0; from < len(run); from += rescoreQueries {
+		var queries, documents []string
+		part := run[from:min(len(run), from+rescoreQueries)]
+		for q, hits := range part {
+			for _, h := range hits {
+				queries, documents = append(queries, p.Queries[from+q]), append(documents, p.Corpus[h.Doc])
+			}
+		}
+		scores, err := o.Rescore(ctx, queries, documents)
+		if err != nil {
+			return err
+		}
+		for _, hits := range part {
+			for i := range hits {
+				hits[i].Score, scores = scores[0], scores[1:]
+			}
+			slices.SortStableFunc(hits, func(a, b evaluate.Hit) int { return cmp.Compare(b.Score, a.Score) })
+		}
+	}
+	for from := 0; from < len(p.Rows); from += rescoreQueries {
+		to := min(len(p.Rows), from+rescoreQueries)
+		var queries, documents []string
+		for _, r := range p.Rows[from:to] {
+			queries, documents = append(queries, p.Queries[r[0]]), append(documents, p.Corpus[r[1]])
+		}
+		scores, err := o.Rescore(ctx, queries, documents)
+		if err != nil {
+			return err
+		}
+		copy(positives[from:to], scores)
+	}
+	return nil
 }

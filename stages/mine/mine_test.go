@@ -29,6 +29,7 @@ func TestGolden(t *testing.T) {
 				Absolute  *float64 `json:"absolute_margin"`
 				Relative  *float64 `json:"relative_margin"`
 			}
+			Cross  bool // rescored by the second embeddings
 			Corpus []string
 			Rows   []struct {
 				Query, Positive string
@@ -38,16 +39,23 @@ func TestGolden(t *testing.T) {
 		}
 	}
 	g.Meta(t, &meta)
-	all := g.F64(t, "embeddings")
-	dim := len(all) / len(meta.Texts)
-	embed := func(texts []string) (out []float32) {
+	dim := len(g.F64(t, "embeddings")) / len(meta.Texts)
+	of := func(name string, texts []string) (out []float32) {
 		for _, text := range texts {
 			k := slices.Index(meta.Texts, text)
-			for _, v := range all[k*dim : (k+1)*dim] {
+			for _, v := range g.F64(t, name)[k*dim : (k+1)*dim] {
 				out = append(out, float32(v))
 			}
 		}
 		return out
+	}
+	embed := func(texts []string) []float32 { return of("embeddings", texts) }
+	rescore := func(_ context.Context, queries, documents []string) (out []float32, err error) {
+		q, d := of("cross", queries), of("cross", documents)
+		for i := range queries {
+			out = append(out, Score(q, d, dim, i, i))
+		}
+		return out, nil
 	}
 	var queries, positives []string
 	for _, p := range meta.Pairs {
@@ -61,6 +69,9 @@ func TestGolden(t *testing.T) {
 		}
 		if o.Negatives == 0 {
 			o.Negatives = 3
+		}
+		if c.Cross {
+			o.Rescore = rescore
 		}
 		p := Pair(queries, positives, c.Corpus)
 		rows, short, err := p.Mine(t.Context(), ref.New(), o, embed(p.Queries), embed(p.Corpus), dim, nil)
@@ -93,7 +104,7 @@ func TestGolden(t *testing.T) {
 			mined++
 		}
 	}
-	if mined < 200 {
+	if mined < 300 {
 		t.Errorf("only %d rows were mined", mined)
 	}
 }
@@ -129,6 +140,8 @@ func TestCheck(t *testing.T) {
 		"0 negatives, want at least 1":                 {},
 		"the range begins at -1":                       {Negatives: 1, RangeMin: -1},
 		"the range 3 to 5 has no room for 3 negatives": {Negatives: 3, RangeMin: 3, RangeMax: 5},
+		"at least 4 negatives of 3":                    {Negatives: 3, Fewest: 4},
+		"other scores matter only with a margin":       {Negatives: 1, Rescore: func(context.Context, []string, []string) ([]float32, error) { return nil, nil }},
 		"a score or margin of NaN":                     {Negatives: 1, MaxScore: &bad},
 	} {
 		if err := o.Check(); err == nil || !strings.Contains(err.Error(), want) {

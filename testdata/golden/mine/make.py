@@ -61,17 +61,31 @@ while True:
     s = np.stack([of[q] for q in queries]) @ np.stack([of[d] for d in docs]).T
     if np.diff(np.sort(s, 1), axis=1).min() > 1e-4:
         break
+while True:
+    cross = {t: unit() for t in queries + docs}
+    s = np.stack([cross[q] for q in queries]) @ np.stack([cross[d] for d in docs]).T
+    if np.diff(np.sort(s, 1), axis=1).min() > 1e-5:
+        break
+
+
+class Cross:  # a stand-in for a CrossEncoder
+    def predict(self, pairs, **kw):
+        return torch.tensor([cross[q] @ cross[d] for q, d in pairs])
+
+
 pairs = [(q, docs[i]) for i, q in enumerate(queries)] + [("q3", "d20"), ("q3", "d21"), ("q5", "d22"), ("q0", "d0")]
 cases = []
 for corpus in (None, docs, docs[18:]):
-    for o in (
+    for o, rescored in [(o, False) for o in (
         {}, {"num_negatives": 1}, {"num_negatives": 5}, {"range_min": 3}, {"range_min": 2, "range_max": 9, "num_negatives": 4},
         {"max_score": 0.3}, {"min_score": 0.1}, {"min_score": 0.0, "max_score": 0.5, "num_negatives": 2}, {"absolute_margin": 0.1},
         {"relative_margin": 0.05}, {"relative_margin": 0.2, "absolute_margin": 0.0, "range_min": 1, "num_negatives": 2}, {"range_max": 40, "num_negatives": 20},
-    ):  # fmt: skip
+    )] + [(o, True) for o in (
+        {"absolute_margin": 0.1}, {"relative_margin": 0.05, "range_min": 1, "num_negatives": 2}, {"min_score": -0.2}, {"max_score": 0.4, "range_max": 8}, {"min_score": 0.0, "max_score": 0.5, "num_negatives": 1},
+    )]:  # fmt: skip
         try:
             out = mine_hard_negatives(
-                Dataset.from_dict({"anchor": [q for q, _ in pairs], "positive": [d for _, d in pairs]}), Model(of), corpus=corpus,
+                Dataset.from_dict({"anchor": [q for q, _ in pairs], "positive": [d for _, d in pairs]}), Model(of), corpus=corpus, cross_encoder=Cross() if rescored else None,
                 output_format="n-tuple", output_scores=True, verbose=False, **o,
             )  # fmt: skip
             rows = [
@@ -82,9 +96,9 @@ for corpus in (None, docs, docs[18:]):
             if "empty" not in str(e).lower() and "No triplets" not in str(e):
                 raise
             rows = []
-        cases.append({"options": o, "corpus": corpus or [], "rows": rows})
+        cases.append({"options": o, "cross": rescored, "corpus": corpus or [], "rows": rows})
 save(
-    "mine/negatives", {"embeddings": np.stack([of[t] for t in queries + docs])},
+    "mine/negatives", {"embeddings": np.stack([of[t] for t in queries + docs]), "cross": np.stack([cross[t] for t in queries + docs])},
     {"about": __doc__.split("\n")[0], "texts": queries + docs, "pairs": pairs, "cases": cases}, __file__, SEED, ["sentence_transformers"],
 )  # fmt: skip
 print(len(cases), "cases", [len(c["rows"]) for c in cases])

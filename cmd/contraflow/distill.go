@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/mine"
+	"contraflow/stages/reranker"
+)
+
+// distillFlags say what a teacher scores.
+type distillFlags struct {
+	model                       modelFlags
+	template, instruction       string
+	input, negatives            []string
+	query, positive             string
+	output, outputColumn        string
+	queryPrompt, documentPrompt string
+	sigmoid, dot                bool
+}
+
+func newDistill() *cobra.Command {
+	var f distillFlags
+	cmd := &cobra.Command{
+		Use:   "distill --model DIR --input FILES --query NAME --positive NAME [--negatives NAME ...] --output FILE",
+		Short: "Write a teacher's scores of training rows",
+		Long: `distill writes a parquet file with the input's columns and a column of lists beside them: the teacher's scores of each row's documents,
+the positive's first, then its negatives'. data.train takes it for losses that learn from scores (margin_mse, distill_kl, and a reranker's kl),
+
+  {path: scored.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
+
+The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are cosines; its folder says which.
+For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.`,
+		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			t, err := f.teacher(cmd)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, t.Close()) }()
+			return f.run(cmd, t)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringArrayVar(&f.input, "input", nil, "rows: parquet or JSON lines, files or globs (may be repeated)")
+	fl.StringVar(&f.query, "query", "query", "the column with the queries, or a template such as \"{title} {text}\"")
+	fl.StringVar(&f.positive, "positive", "positive", "the column with the positives; of a list, each is scored")
+	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column with negatives, or lists of them (may be repeated)")
+	fl.StringVar(&f.output, "output", "", "the parquet file to write")
+	fl.StringVar(&f.outputColumn, "output-column", "scores", "the column with the scores")
+	fl.StringVar(&f.queryPrompt, "query-prompt", "", "of an embedding model: a text to put before each query (default: the model's)")
+	fl.StringVar(&f.documentPrompt, "document-prompt", "", "of an embedding model: a text to put before each document (default: the model's)")
+	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines")
+	fl.StringVar(&f.template, "template", "", "of a reranker: what surrounds a pair, instead of what the model says: qwen3 or bge")
+	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: the instruction in the template")
+	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: scores between 0 and 1")
+	f.model.add(cmd)
+	require(cmd, "input")
+	require(cmd, "output")
+	return cmd
+}
+
+// teacher scores pairs.
+type teacher interface {
+	// ScorePairs scores each document with the query of its place; cut is how many texts or pairs were too long.
+	ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error)
+	Close() error
+}
+
+// teacher loads the model as what its folder says that it is.
+func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
+	dir, err := hfmodel.Resolve(cmd.Context(), f.model.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
+	if err != nil {
+		return nil, err
+	}
+	folder, err := hfmodel.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	reranks := folder.Reranker != nil
+	if err := folder.Close(); err != nil {
+		return nil, err
+	}
+	of := map[bool][]string{true: {"template", "instruction", "sigmoid"}, false: {"query-prompt", "document-prompt", "dot"}}
+	for _, flag := range of[!reranks] {
+		if cmd.Flags().Changed(flag) {
+			what := map[bool]string{true: "a reranker", false: "an embedding model"}
+			return nil, usageError{fmt.Errorf("--%s is for %s, and %s is %s", flag, what[!reranks], f.model.path, what[reranks])}
+		}
+	}
+	if reranks {
+		r, err := (&rerankFlags{model: f.model, template: f.template, instruction: f.instruction}).load(cmd)
+		if err != nil {
+			return nil, err
+		}
+		return r, nil
+	}
+	e, err := f.model.load(cmd)
+	if err != nil {
+		return nil, err
+	}
+	t := &cosines{Embedder: e, dot: f.dot}
+	t.query, t.document = e.RolePrompts()
+	if cmd.Flags().Changed("query-prompt") {
+		t.query = f.queryPrompt
+	}
+	if cmd.Flags().Changed("document-prompt") {
+		t.document = f.documentPrompt
+	}
+	return t, nil
+}
+
+// cosines is an embedding model as a teacher.
+type cosines struct {
+	*embedder.Embedder
+	query, document string // prompts
+	dot             bool
+}
+
+func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error) {
+	place := map[string]int{} // a text is embedded once: queries come with each of their documents
+	var texts []string
+	number := func(prompt string, of []string) (places []int) {
+		for _, text := range of {
+			text = prompt + text
+			if _, ok := place[text]; !ok {
+				place[text] = len(texts)
+				texts = append(texts, text)
+			}
+			places = append(places, place[text])
+		}
+		return places
+	}
+	q, d := number(t.query, queries), number(t.document, documents)
+	x := make([]float32, len(texts)*t.Size())
+	if cut, err = t.EmbedInto(ctx, "", texts, x); err != nil {
+		return nil, 0, err
+	}
+	if !t.dot {
+		mine.Normalize(x, t.Size())
+	}
+	for i := range q {
+		scores = append(scores, mine.Score(x, x, t.Size(), q[i], d[i]))
+	}
+	return scores, cut, nil
+}
+
+// rows yields each row's query and documents, in order.
+func (f *distillFlags) rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[[]string, error] {
+	return func(yield func([]string, error) bool) {
+		for b := range d.Blocks() {
+			block, err := d.ReadBlock(ctx, b)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for row := range block.Rows {
+				if err := block.Check(row); err != nil {
+					yield(nil, err)
+					return
+				}
+				var texts []string
+				for column := range 2 + len(f.negatives) {
+					texts = block.Texts(texts, row, column)
+				}
+				if !yield(texts, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
+	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
+	d, err := dataset.Open(ctx, dataset.Source{Paths: f.input, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery()})
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	table, err := dataset.OpenTable(ctx, f.input)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	w, err := table.NewWriter(f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	next, stop := iter.Pull2(f.rows(ctx, d))
+	defer stop()
+	total, long := 0, 0
+	for c, err := range table.Chunks(ctx, "", distillRows) {
+		if err != nil {
+			return err
+		}
+		var queries, documents []string
+		counts := make([]int, c.Rows)
+		for i := range c.Rows {
+			texts, err, ok := next()
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return fmt.Errorf("row %d: the file has changed while it was read", c.First+int64(i))
+			}
+			for _, text := range texts[1:] {
+				queries, documents = append(queries, texts[0]), append(documents, text)
+			}
+			counts[i] = len(texts) - 1
+		}
+		scores, cut, err := t.ScorePairs(ctx, queries, documents)
+		if err != nil {
+			return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
+		}
+		if f.sigmoid {
+			reranker.Sigmoid(scores)
+		}
+		total, long = total+len(scores), long+cut
+		lists := make([][]float32, c.Rows)
+		for i, n := range counts {
+			lists[i], scores = scores[:n], scores[n:]
+		}
+		if err := w.Write(c, lists); err != nil {
+			return err
+		}
+		if u.due(false) {
+			u.printf("%d of %d rows\n", c.First+int64(c.Rows), table.Rows())
+		}
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	u.printf("%d scores of %d rows written to %s\n", total, table.Rows(), f.output)
+	if long > 0 {
+		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", long)
+	}
+	return nil
+}
+
+// distillRows is how many rows are scored at a time: with their documents, sorted by length, they fill passes well.
+const distillRows = 1024
+
+// perQuery takes all that lists of negatives hold.
+func (f *distillFlags) perQuery() int {
+	if len(f.negatives) == 0 {
+		return 0
+	}
+	return dataset.AllNegatives
+}
