@@ -225,45 +225,58 @@ func longestFirst(na, nb, keep int) (int, int) {
 // EncodeAll is Encode for many texts, on up to threads goroutines (0: GOMAXPROCS). Result i is texts[i]'s, whatever
 // the number of threads. The error is ctx's.
 func (t *Tokenizer) EncodeAll(ctx context.Context, texts []string, maxLen, threads int) ([][]int32, error) {
-	if threads <= 0 {
-		threads = runtime.GOMAXPROCS(0)
-	}
-	// A worker takes a block of texts at a time and gives their ids one slice.
-	const block = 64
-	threads = min(threads, (len(texts)+block-1)/block)
 	all := make([][]int32, len(texts))
-	var next atomic.Int64
-	work := func() {
+	err := inBlocks(ctx, len(texts), threads, func() func(lo, hi int) {
 		var ends [block]int
 		var ids []int32
-		for ctx.Err() == nil {
-			lo := int(next.Add(block)) - block
-			if lo >= len(texts) {
-				return
-			}
-			hi := min(lo+block, len(texts))
+		return func(lo, hi int) {
 			ids = ids[:0]
 			for i := lo; i < hi; i++ {
 				ids, _ = t.Append(ids, texts[i], maxLen)
 				ends[i-lo] = len(ids)
 			}
-			own := append([]int32(nil), ids...)
-			start := 0
-			for i := lo; i < hi; i++ {
-				end := ends[i-lo]
-				all[i] = own[start:end:end]
-				start = end
-			}
+			split(all[lo:hi], ids, ends[:])
 		}
-	}
-	var group sync.WaitGroup
-	for range threads - 1 {
-		group.Go(work)
-	}
-	work()
-	group.Wait()
-	if err := ctx.Err(); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
 	return all, nil
+}
+
+// block is how many texts a goroutine takes at a time; their ids get one slice.
+const block = 64
+
+// split gives each of the texts of a block its ids, of which ends tells where they end: a copy.
+func split(to [][]int32, ids []int32, ends []int) {
+	own, start := append([]int32(nil), ids...), 0
+	for i := range to {
+		to[i] = own[start:ends[i]:ends[i]]
+		start = ends[i]
+	}
+}
+
+// inBlocks shares n texts among up to threads goroutines (0: GOMAXPROCS), each with its own function from work. The error is ctx's.
+func inBlocks(ctx context.Context, n, threads int, work func() func(lo, hi int)) error {
+	if threads <= 0 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	var next atomic.Int64
+	run := func() {
+		do := work()
+		for ctx.Err() == nil {
+			lo := int(next.Add(block)) - block
+			if lo >= n {
+				return
+			}
+			do(lo, min(lo+block, n))
+		}
+	}
+	var group sync.WaitGroup
+	for range min(threads, (n+block-1)/block) - 1 {
+		group.Go(run)
+	}
+	run()
+	group.Wait()
+	return ctx.Err()
 }

@@ -1,10 +1,15 @@
 package tokenize
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
+	"sync"
 )
 
 // A Segment is a stretch of what a reranker reads: fixed text around a query and a document. Its text may hold {query}, {document},
@@ -63,6 +68,9 @@ var Templates = map[string]struct {
 		TrueToken:   "Yes",
 	},
 }
+
+// TemplateNames are the names in Templates, in order.
+func TemplateNames() []string { return slices.Sorted(maps.Keys(Templates)) }
 
 // Pairs turns queries and documents into what a reranker reads. It does not change and may be used from any number of goroutines.
 type Pairs struct {
@@ -128,8 +136,52 @@ func (t *Tokenizer) bare(dst []int32, text string) []int32 {
 // MaxLength is the number of ids at which pairs are cut; 0: they are not.
 func (p *Pairs) MaxLength() int { return p.maxLength }
 
+// EncodeAll makes ids and types of queries[i] with documents[i], on all processors, and counts the pairs that were cut. The error is
+// ctx's, or wraps ErrTooShort and names the first pair of which what may be cut is not enough.
+func (p *Pairs) EncodeAll(ctx context.Context, queries, documents []string) (ids, kinds [][]int32, cut int, err error) {
+	if len(queries) != len(documents) {
+		return nil, nil, 0, fmt.Errorf("%d queries and %d documents are no pairs", len(queries), len(documents))
+	}
+	ids, kinds = make([][]int32, len(queries)), make([][]int32, len(queries))
+	var mu sync.Mutex
+	failed := len(queries) // the first pair that err is about
+	canceled := inBlocks(ctx, len(queries), 0, func() func(lo, hi int) {
+		var ends [block]int
+		var some, types []int32
+		return func(lo, hi int) {
+			some, types = some[:0], types[:0]
+			short := 0
+			for i := lo; i < hi; i++ {
+				var truncated bool
+				var e error
+				some, types, truncated, e = p.Append(some, types, queries[i], documents[i])
+				if e != nil {
+					mu.Lock()
+					if i < failed {
+						failed, err = i, fmt.Errorf("pair %d: %w", i, e)
+					}
+					mu.Unlock()
+				}
+				if truncated {
+					short++
+				}
+				ends[i-lo] = len(some)
+			}
+			split(ids[lo:hi], some, ends[:])
+			split(kinds[lo:hi], types, ends[:])
+			mu.Lock()
+			cut += short
+			mu.Unlock()
+		}
+	})
+	if err = cmp.Or(canceled, err); err != nil {
+		return nil, nil, 0, err
+	}
+	return ids, kinds, cut, nil
+}
+
 // Append appends a pair's ids to dst, and each id's type to kinds: 0 if the tokenizer is one whose models are given no types. The error, which wraps ErrTooShort, says that what may be cut is not
-// enough.
+// enough; then nothing is appended.
 func (p *Pairs) Append(dst, kinds []int32, query, document string) (ids, kindsOut []int32, truncated bool, err error) {
 	query, document = p.query+query, p.doc+document
 	if p.segments == nil {

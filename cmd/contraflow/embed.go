@@ -28,24 +28,29 @@ func (f *modelFlags) add(cmd *cobra.Command) {
 }
 
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
-	if err := atLeastOne(cmd, "max-length"); err != nil {
+	dir, bf16, err := f.resolve(cmd)
+	if err != nil {
 		return nil, err
 	}
 	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.Warn(func(message string) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note:", message)
 	})}
-	switch f.precision {
-	case "f32":
-	case "bf16":
+	if bf16 {
 		opts = append(opts, embedder.BF16())
-	default:
-		return nil, usageError{fmt.Errorf("--precision is %q, want f32 or bf16", f.precision)}
-	}
-	dir, err := hfmodel.Resolve(cmd.Context(), f.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
-	if err != nil {
-		return nil, err
 	}
 	return embedder.Load(dir, opts...)
+}
+
+// resolve checks the flags and finds the model's folder.
+func (f *modelFlags) resolve(cmd *cobra.Command) (dir string, bf16 bool, err error) {
+	if err := atLeastOne(cmd, "max-length"); err != nil {
+		return "", false, err
+	}
+	if f.precision != "f32" && f.precision != "bf16" {
+		return "", false, usageError{fmt.Errorf("--precision is %q, want f32 or bf16", f.precision)}
+	}
+	dir, err = hfmodel.Resolve(cmd.Context(), f.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
+	return dir, f.precision == "bf16", err
 }
 
 // partFlags choose what documents are ranked by.

@@ -31,15 +31,9 @@ query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
-			if info, err := os.Stat(queries); (corpus == "" || qrels == "") && !strings.Contains(queries, "://") && (err != nil || !info.IsDir()) {
-				return usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", queries)}
-			}
-			r, err := dataset.LoadRetrieval(ctx, queries, corpus, qrels)
+			r, err := loadRetrieval(cmd, queries, corpus, qrels)
 			if err != nil {
 				return err
-			}
-			if r.Unknown > 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "note: %d judgements name queries or documents that are not there\n", r.Unknown)
 			}
 			e, err := f.load(cmd)
 			if err != nil {
@@ -93,6 +87,18 @@ query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given
 	f.add(cmd)
 	require(cmd, "queries")
 	return cmd
+}
+
+// loadRetrieval loads a retrieval task, of which corpus and judgements may be left out where queries is a folder.
+func loadRetrieval(cmd *cobra.Command, queries, corpus, qrels string) (*dataset.Retrieval, error) {
+	if info, err := os.Stat(queries); (corpus == "" || qrels == "") && !strings.Contains(queries, "://") && (err != nil || !info.IsDir()) {
+		return nil, usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", queries)}
+	}
+	r, err := dataset.LoadRetrieval(cmd.Context(), queries, corpus, qrels)
+	if err == nil && r.Unknown > 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "note: %d judgements name queries or documents that are not there\n", r.Unknown)
+	}
+	return r, err
 }
 
 func printJSON(cmd *cobra.Command, v any) error {

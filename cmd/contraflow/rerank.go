@@ -3,15 +3,15 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"contraflow/io/dataset"
-	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
+	"contraflow/tokenize"
 )
 
 // rerankFlags are rerank's.
@@ -36,7 +36,7 @@ func newRerank() *cobra.Command {
 document. Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
---first, and prints a table: BM25, the embedding model, the reranker, and it fused with BM25 by reciprocal ranks.`,
+--first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized.`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet`,
 		Args: noArgs,
@@ -45,7 +45,7 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
 				return usageError{errors.New("give --input and --output, or --queries, --corpus and --qrels")}
 			}
-			if err := atLeastOne(cmd, "top", "max-length"); err != nil {
+			if err := atLeastOne(cmd, "top"); err != nil {
 				return err
 			}
 			r, err := f.load(cmd)
@@ -66,7 +66,7 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 	fl.StringVar(&f.output, "output", "", "the parquet file to write")
 	fl.StringVar(&f.outputColumn, "output-column", "score", "the column with the scores")
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "scores between 0 and 1, as CrossEncoder gives them")
-	fl.StringVar(&f.template, "template", "", "what surrounds a pair, instead of what the model says: qwen3 or bge")
+	fl.StringVar(&f.template, "template", "", "what surrounds a pair, instead of what the model says: "+strings.Join(tokenize.TemplateNames(), " or "))
 	fl.StringVar(&f.instruction, "instruction", "", "the instruction in the template")
 	fl.StringVar(&f.queries, "queries", "", "queries, or a folder in BEIR's layout")
 	fl.StringVar(&f.corpus, "corpus", "", "documents")
@@ -79,17 +79,13 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 }
 
 func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
-	opts := []reranker.Option{reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction)}
-	switch f.model.precision {
-	case "f32":
-	case "bf16":
-		opts = append(opts, reranker.BF16())
-	default:
-		return nil, usageError{fmt.Errorf("--precision is %q, want f32 or bf16", f.model.precision)}
-	}
-	dir, err := hfmodel.Resolve(cmd.Context(), f.model.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
+	dir, bf16, err := f.model.resolve(cmd)
 	if err != nil {
 		return nil, err
+	}
+	opts := []reranker.Option{reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction)}
+	if bf16 {
+		opts = append(opts, reranker.BF16())
 	}
 	return reranker.Load(dir, opts...)
 }
@@ -149,10 +145,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 // measure reranks the documents of a first stage.
 func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 	ctx := cmd.Context()
-	if info, err := os.Stat(f.queries); (f.corpus == "" || f.qrels == "") && (err != nil || !info.IsDir()) {
-		return usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", f.queries)}
-	}
-	data, err := dataset.LoadRetrieval(ctx, f.queries, f.corpus, f.qrels)
+	data, err := loadRetrieval(cmd, f.queries, f.corpus, f.qrels)
 	if err != nil {
 		return err
 	}
@@ -166,16 +159,13 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 	}
 	var first evaluate.Run
 	if f.first != "" {
-		dir, err := hfmodel.Resolve(ctx, f.first, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
-		if err != nil {
-			return err
-		}
-		e, err := embedder.Load(dir)
+		e, err := (&modelFlags{path: f.first, precision: "f32"}).load(cmd)
 		if err != nil {
 			return err
 		}
 		defer e.Close()
-		if task, err = e.NewTask(ctx, data, e.Prompt("query"), e.Prompt("document")); err != nil {
+		query, document := e.RolePrompts()
+		if task, err = e.NewTask(ctx, data, query, document); err != nil {
 			return err
 		}
 		if first, err = e.Rank(ctx, task, f.top); err != nil {
@@ -193,10 +183,7 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 	}
 	candidates := bm25
 	if first != nil {
-		candidates = task.Fuse(bm25, first)
-		for q, hits := range candidates {
-			candidates[q] = hits[:min(f.top, len(hits))]
-		}
+		candidates = task.Fuse(f.top, bm25, first)
 		if err := add(f.first, first); err != nil {
 			return err
 		}
@@ -208,7 +195,7 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 	if err := add(f.model.path, reranked); err != nil {
 		return err
 	}
-	if err := add("fused with BM25", task.Fuse(reranked, bm25)); err != nil {
+	if err := add("fused with BM25", task.Fuse(f.top, reranked, bm25)); err != nil {
 		return err
 	}
 	if f.asJSON {

@@ -49,13 +49,17 @@ func TestReranker(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	recipe := rerankRecipe(t, dir, goldens.Path(t, "bert/minilm-tiny"), "")
 	succeed(t, "train", "-c", recipe)
-	lines := metricLines(t, at("run/metrics.jsonl"))
-	want, _ := lines[len(lines)-1]["value"].(float64)
 	task := []string{"--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")}
-	var scores map[string]map[string]float64
-	r := succeed(t, append([]string{"rerank", "--model", at("run/model"), "--top", "20", "--json"}, task...)...)
-	if err := json.Unmarshal([]byte(r.stdout), &scores); err != nil || want == 0 || math.Abs(scores["reranker"]["ndcg@10"]-want) > 1e-9 {
-		t.Errorf("nDCG@10 was %v in training, now %s, %v", want, r.stdout, err)
+	// LoRA's factors are merged into what is saved.
+	succeed(t, "train", "-c", recipe, "--out", at("lora"), "--set", "model.lora={rank: 4, targets: all-linear}", "--set", "optimizer.lr=5e-3")
+	for _, run := range []string{"run", "lora"} {
+		lines := metricLines(t, at(run+"/metrics.jsonl"))
+		want, _ := lines[len(lines)-1]["value"].(float64)
+		var scores map[string]map[string]float64
+		r := succeed(t, append([]string{"rerank", "--model", at(run + "/model"), "--top", "20", "--json"}, task...)...)
+		if err := json.Unmarshal([]byte(r.stdout), &scores); err != nil || want == 0 || math.Abs(scores["reranker"]["ndcg@10"]-want) > 1e-9 {
+			t.Errorf("%s: nDCG@10 was %v in training, now %s, %v", run, want, r.stdout, err)
+		}
 	}
 	if r := succeed(t, append([]string{"rerank", "--model", at("run/model"), "--first", goldens.Path(t, "bert/minilm-tiny")}, task...)...); strings.Count(r.stdout, "\n") < 5 || !strings.Contains(r.stdout, "fused with BM25") {
 		t.Errorf("the table:\n%s", r.stdout)
@@ -78,6 +82,9 @@ func TestReranker(t *testing.T) {
 				t.Errorf("%s: step %d has loss %v, want %v", name, i+1, b, a)
 			}
 		}
+	}
+	if r := succeed(t, "plan", "-c", recipe, "--gpus", "2", "--link", "1Gb 50us"); !strings.Contains(r.stdout, "2 x 1 (replicate x shard), 2 ranks") || strings.Contains(r.stdout, "gather") {
+		t.Errorf("a plan in which groups stay on their rank:\n%s", r.stdout)
 	}
 	for i, loss := range []string{"bce", "list_mle", "p_list_mle", "rank_net", "lambda, weighting: ndcg_loss2, k: 2"} {
 		succeed(t, "train", "-c", recipe, "--out", at(fmt.Sprint("loss", i)), "--set", "loss={name: "+loss+"}", "--set", "train.max_steps=2", "--set", "mesh.replicate=2")

@@ -115,7 +115,9 @@ func (t *Task) Measure(run evaluate.Run, measures ...evaluate.Measure) (*evaluat
 }
 
 // Fuse is [evaluate.Fuse] of the task's runs.
-func (t *Task) Fuse(runs ...evaluate.Run) evaluate.Run { return evaluate.Fuse(t.tie, runs...) }
+func (t *Task) Fuse(k int, runs ...evaluate.Run) evaluate.Run {
+	return evaluate.Fuse(t.tie, k, runs...)
+}
 
 // BM25 is the yardstick: the same task by words alone.
 func (t *Task) BM25(ctx context.Context, measures ...evaluate.Measure) (*evaluate.Result, error) {

@@ -5,29 +5,20 @@ import (
 	"testing"
 )
 
-// Reciprocal ranks by hand: document 2 is second in both runs, document 0 first in one and absent from the other.
+// By hand: the first run's scores 9, 5, 1 have mean 5 and deviation sqrt(32/3), the second's 0.2 and 0.1 have mean 0.15 and deviation 0.05.
 func TestFuse(t *testing.T) {
 	ids, err := NewIDs([]string{"a", "b", "c", "d"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := Fuse(ids.TieOrder(), Run{{{0, 9}, {2, 5}, {1, 1}}, {{3, 1}}}, Run{{{3, 0.2}, {2, 0.1}}})
-	if len(got) != 2 || len(got[0]) != 4 || len(got[1]) != 1 {
-		t.Fatalf("%v", got)
-	}
-	for i, want := range []Hit{{2, 2. / 62}, {0, 1. / 61}, {3, 1. / 61}, {1, 1. / 63}} {
-		h := got[0][i]
-		if i == 1 || i == 2 { // tied: whichever the tie order puts first
-			want.Doc = h.Doc
-			if h.Doc != 0 && h.Doc != 3 {
-				t.Errorf("document %d is at place %d", h.Doc, i)
-			}
-		}
-		if h.Doc != want.Doc || math.Abs(float64(h.Score-want.Score)) > 1e-7 {
+	got := Fuse(ids.TieOrder(), 3, Run{{{0, 9}, {2, 5}, {1, 1}}, {{3, 1}}, nil}, Run{{{3, 0.2}, {2, 0.1}}})
+	z := 4 / math.Sqrt(32./3)
+	for i, want := range []Hit{{0, float32(z - 1)}, {3, float32(1 - z)}, {2, -1}} { // the fourth would be 1, with -z - 1
+		if h := got[0][i]; len(got[0]) != 3 || h.Doc != want.Doc || math.Abs(float64(h.Score-want.Score)) > 1e-6 {
 			t.Errorf("place %d: %v, want %v", i, h, want)
 		}
 	}
-	if got[1][0] != (Hit{3, float32(1. / 61)}) {
-		t.Errorf("%v", got[1])
+	if len(got) != 3 || len(got[1]) != 1 || got[1][0] != (Hit{3, 0}) || len(got[2]) != 0 {
+		t.Errorf("a query with one document, and one with none: %v", got[1:])
 	}
 }

@@ -131,10 +131,7 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 	if err != nil {
 		return nil, err
 	}
-	candidates := task.Fuse(bm25, encoded)
-	for q, hits := range candidates {
-		candidates[q] = hits[:min(rerankTop, len(hits))]
-	}
+	candidates := task.Fuse(rerankTop, bm25, encoded)
 	say("reranking %d documents for each of %d comments\n", rerankTop, len(candidates))
 	reranked, err := r.Rerank(ctx, data, candidates)
 	if err != nil {
@@ -146,7 +143,7 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 		key, name string
 		run       evaluate.Run
 	}{
-		{"bm25", "BM25", bm25}, {"encoder", "encoder", encoded}, {"reranker", "reranker", reranked}, {"fused", "BM25 + reranker", task.Fuse(bm25, reranked)},
+		{"bm25", "BM25", bm25}, {"encoder", "encoder", encoded}, {"reranker", "reranker", reranked}, {"fused", "BM25 + reranker", task.Fuse(rerankTop, bm25, reranked)},
 	} {
 		res, err := task.Measure(m.run, evaluate.NDCG(10), evaluate.MRR(10), evaluate.MAP(0))
 		if err != nil {
@@ -190,15 +187,6 @@ func mine(ctx context.Context, e *embedder.Embedder, train []gopairs.Pair, path 
 		taken := []string{p.Body}
 		for _, run := range []evaluate.Run{bm25, encoded} {
 			hits := run[i]
-			slices.SortStableFunc(hits, func(a, b evaluate.Hit) int {
-				switch {
-				case a.Score > b.Score:
-					return -1
-				case a.Score < b.Score:
-					return 1
-				}
-				return int(a.Doc) - int(b.Doc)
-			})
 			found := 0
 			for k := 0; k < len(hits) && found < perFirst; k += 1 + k/2 {
 				body := train[hits[k].Doc].Body

@@ -62,9 +62,11 @@ func TestPlannedMemory(t *testing.T) {
 	}
 	dir := t.TempDir()
 	text := overlapRecipe(t, dir, 12)
+	all := [][2]string{{"resident", "late"}, {"resident", "early"}, {"streamed", "early"}}
+	testPlannedMemory(t, dir, text, "model.kind=reranker", all[1:2])
 	full := int64(0)
 	for _, tuning := range []string{"model.freeze={}", "model.freeze={layers: 6, embeddings: true}", "model.lora={targets: all-linear}"} {
-		held := testPlannedMemory(t, dir, text, tuning)
+		held := testPlannedMemory(t, dir, text, tuning, all)
 		// Gradients and the optimizer's state are of what trains: three quarters of what is held, were it everything.
 		if full == 0 {
 			full = held
@@ -72,15 +74,15 @@ func TestPlannedMemory(t *testing.T) {
 			t.Errorf("%s holds %d bytes, when everything trains %d are held", tuning, held, full)
 		}
 	}
-	if held := testPlannedMemory(t, dir, text, "model.kind=m3"); held <= full {
+	if held := testPlannedMemory(t, dir, text, "model.kind=m3", all); held <= full {
 		t.Errorf("with parts of tokens %d bytes are held, without %d", held, full)
 	}
 }
 
 // testPlannedMemory returns what is held when nothing but the optimizer's state is cut.
-func testPlannedMemory(t *testing.T, dir, text, tuning string) (whole int64) {
+func testPlannedMemory(t *testing.T, dir, text, tuning string, modes [][2]string) (whole int64) {
 	last := int64(1) << 60
-	for _, mode := range [][2]string{{"resident", "late"}, {"resident", "early"}, {"streamed", "early"}} {
+	for _, mode := range modes {
 		r, err := recipe.Parse("memory", []byte(text), []string{
 			tuning, "mesh.replicate=1", "mesh.shard=2", "mesh.parameters=" + mode[0], "mesh.gradients=" + mode[1], "train.max_steps=2", "train.device=counted",
 			"batch.global_size=8", "batch.sub_batch={rows: 2}", "batch.replay_budget=1MiB", "model.max_length=16", "save.dir=" + t.TempDir(),

@@ -14,6 +14,7 @@ import (
 	"contraflow/stages/loss"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
+	"contraflow/tokenize"
 )
 
 // A reranker trains on the graph of embedders; why, package stages tells. Where memory is short, batch.accumulate in place of
@@ -62,7 +63,7 @@ func (c *checker) checkReranker(r *Recipe) {
 	}
 	c.require(m.MaxLength.Query == m.MaxLength.Document, "model.max_length", "is one number for a reranker: query and document are read together")
 	c.words("model.truncation", "longest_first", "only_second")
-	c.words("model.template", "qwen3", "bge")
+	c.words("model.template", tokenize.TemplateNames()...)
 	c.words("model.head", "classifier", "tokens")
 	for _, key := range []string{"pooling", "normalize"} {
 		c.require(c.find("model."+key) == nil, "model."+key, "is for embedders: a reranker's head says how it pools")
@@ -193,14 +194,16 @@ func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
 		for i, t := range tensors {
 			p, _ := x.model.Layout.Find(t.Name)
 			a, b := factors[p.Module()+".lora_A.weight"], factors[p.Module()+".lora_B.weight"]
-			if a == nil {
+			if a == nil || p.Name != p.Module()+".weight" { // a bias has its weight's module
 				continue
 			}
 			vs := make([]float32, t.Len())
 			if err := t.Float32s(vs); err != nil {
 				return err
 			}
-			addProduct(vs, a, b, p.Cols, lora.Rank, lora.Scale())
+			if err := x.model.AddProduct(s, p, vs, a, b, lora.Rank, lora.Scale()); err != nil {
+				return err
+			}
 			if tensors[i], err = embedder.Tensor(p, vs); err != nil {
 				return err
 			}
@@ -211,21 +214,4 @@ func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
 		return err
 	}
 	return reranker.Save(dir, x.folder, x.model, tensors, x.reranker, x.card(string(text)))
-}
-
-// addProduct is w += scale * B A, w [out, cols], A [rank, cols], B [out, rank].
-func addProduct(w, a, b []float32, cols, rank int, scale float64) {
-	sum := make([]float64, cols)
-	for o := range len(w) / cols {
-		clear(sum)
-		for r := range rank {
-			f := scale * float64(b[o*rank+r])
-			for i, v := range a[r*cols : (r+1)*cols] {
-				sum[i] += f * float64(v)
-			}
-		}
-		for i, v := range sum {
-			w[o*cols+i] = float32(float64(w[o*cols+i]) + v)
-		}
-	}
 }

@@ -554,6 +554,27 @@ func TestResumeLoRA(t *testing.T) {
 	}
 }
 
+// A reranker goes on as if it had not been stopped, its new head's bits among them, as a whole or with LoRA.
+func TestResumeReranker(t *testing.T) {
+	j := newJob(t, 60)
+	for name, more := range map[string]string{"all": "train.seed=42", "lora": "model.lora={rank: 2, alpha: 4, targets: all-linear}"} {
+		sets := []string{"model.kind=reranker", "mesh.replicate=2", "data.train=" + fmt.Sprintf("[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")), more}
+		if _, err := j.run(t, name+" whole", nil, 0, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+		first, err := j.run(t, name, nil, 3, false, sets...)
+		if err != nil || !first.summary.Stopped {
+			t.Fatalf("%s: %+v, %v", name, first.summary, err)
+		}
+		if _, err := j.run(t, name, nil, 0, true, sets...); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(j.model(t, name), j.model(t, name+" whole")) {
+			t.Errorf("%s: the weights differ from those of a run that was not stopped", name)
+		}
+	}
+}
+
 // A run that has ended may be given more steps: it goes on as if it had been meant to make them from the beginning.
 func TestResumeWithMoreSteps(t *testing.T) {
 	j := newJob(t, 120)

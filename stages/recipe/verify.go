@@ -109,6 +109,9 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if k := x.Recipe.Loss.kind(); o.Plant == FaultMask && !k.has("mask_duplicates") {
 		return false, fmt.Errorf("loss.name: %s masks no duplicates: the fault %q can't be planted", x.Recipe.Loss.Name, o.Plant)
 	}
+	if o.Plant == FaultRemote && x.reranker != nil {
+		return false, fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", o.Plant)
+	}
 	ok := true
 	report := func(r VerifyRow) {
 		r.OK = r.Error <= r.Limit // a NaN is not
@@ -347,7 +350,7 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 		if err != nil {
 			return err
 		}
-		ranks, err := stages.Join(ctx, c, stages.Exchanging{BucketBytes: 1 << 12, Early: w.early, Streamed: w.streamed})
+		ranks, err := stages.Join(ctx, c, stages.Exchanging{LocalNegatives: v.x.reranker != nil, BucketBytes: 1 << 12, Early: w.early, Streamed: w.streamed})
 		if err != nil {
 			return err
 		}

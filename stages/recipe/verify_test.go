@@ -89,6 +89,42 @@ func TestVerifyFresh(t *testing.T) {
 	}
 }
 
+// A reranker's gradients are those of an embedder's graph: verified on a mesh too, and the faults that it can have are found.
+func TestVerifyReranker(t *testing.T) {
+	x, err := recipe.Open(t.Context(), freshRecipe(t, 2, "model.kind=reranker", "model.max_length=32"), recipe.Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for _, fault := range append([]recipe.Fault{""}, recipe.Faults...) {
+		o := recipe.DefaultVerify()
+		o.Accumulate, o.SubBatches, o.Rows, o.Plant = []int{2}, []int{5}, 4, fault
+		if fault == "" {
+			o.Replicas, o.Shards = []int{1, 2}, []int{1, 2}
+		}
+		rows, meshes := "", 0
+		o.Report = func(r recipe.VerifyRow) {
+			rows += fmt.Sprintf("%+v\n", r)
+			if strings.Contains(r.Config, "mesh ") {
+				meshes++
+			}
+		}
+		ok, err := x.Verify(t.Context(), o)
+		if fault == recipe.FaultMask || fault == recipe.FaultRemote {
+			if err == nil || !strings.Contains(err.Error(), "can't be planted") {
+				t.Errorf("fault %q: %v", fault, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok != (fault == "") || fault == "" && meshes != 9 {
+			t.Errorf("fault %q: ok is %t, %d ways on meshes\n%s", fault, ok, meshes, rows)
+		}
+	}
+}
+
 // The recipe's own activation checkpointing is among what is verified, alone and on a mesh.
 func TestVerifySegments(t *testing.T) {
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 1, "model.activation_checkpointing=true", "model.dropout=0"), recipe.Observer{})

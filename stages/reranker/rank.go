@@ -26,7 +26,7 @@ func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *da
 	var places []place
 	var queries, docs []string
 	flush := func() error {
-		ids, kinds, _, err := Tokenize(ctx, p, queries, docs)
+		ids, kinds, _, err := p.EncodeAll(ctx, queries, docs)
 		if err != nil {
 			return err
 		}

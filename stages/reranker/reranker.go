@@ -18,10 +18,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
@@ -158,7 +156,7 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	if o.Template != "" {
 		t, ok := tokenize.Templates[o.Template]
 		if !ok {
-			return nil, fmt.Errorf("there is no template %q; there are qwen3 and bge", o.Template)
+			return nil, fmt.Errorf("there is no template %q; there are %s", o.Template, strings.Join(tokenize.TemplateNames(), " and "))
 		}
 		r.Template, r.Instruction, r.True, r.False, r.TrueID, r.FalseID = t.Template, t.Instruction, t.TrueToken, t.NotToken, nil, nil
 	}
@@ -242,10 +240,7 @@ func (r *Reranker) Score(ctx context.Context, query string, documents []string) 
 
 // ScorePairs scores queries[i] with documents[i], and tells how many pairs were cut.
 func (r *Reranker) ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error) {
-	if len(queries) != len(documents) {
-		return nil, 0, fmt.Errorf("%d queries and %d documents are no pairs", len(queries), len(documents))
-	}
-	ids, kinds, cut, err := Tokenize(ctx, r.pairs, queries, documents)
+	ids, kinds, cut, err := r.pairs.EncodeAll(ctx, queries, documents)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -254,50 +249,9 @@ func (r *Reranker) ScorePairs(ctx context.Context, queries, documents []string) 
 	if r.model == nil {
 		return nil, 0, errors.New("the reranker is closed")
 	}
-	return r.scores(ctx, ids, kinds, cut)
-}
-
-func (r *Reranker) scores(ctx context.Context, ids, kinds [][]int32, cut int) ([]float32, int, error) {
-	out := make([]float32, len(ids))
-	err := r.engine.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { out[i] = score[0] })
-	return out, cut, err
-}
-
-// Tokenize makes ids and token types of pairs, on all processors, and counts those that were cut.
-func Tokenize(ctx context.Context, p *tokenize.Pairs, queries, documents []string) (ids, kinds [][]int32, cut int, err error) {
-	ids, kinds = make([][]int32, len(queries)), make([][]int32, len(queries))
-	var next, short atomic.Int64
-	var mu sync.Mutex
-	work := func() {
-		for {
-			i := int(next.Add(1)) - 1
-			if i >= len(queries) || ctx.Err() != nil {
-				return
-			}
-			var truncated bool
-			var e error
-			if ids[i], kinds[i], truncated, e = p.Append(nil, nil, queries[i], documents[i]); e != nil {
-				mu.Lock()
-				if err == nil {
-					err = fmt.Errorf("pair %d: %w", i, e)
-				}
-				mu.Unlock()
-			}
-			if truncated {
-				short.Add(1)
-			}
-		}
-	}
-	var group sync.WaitGroup
-	for range min(len(queries), runtime.GOMAXPROCS(0)) - 1 {
-		group.Go(work)
-	}
-	work()
-	group.Wait()
-	if ctx.Err() != nil {
-		return nil, nil, 0, context.Cause(ctx)
-	}
-	return ids, kinds, int(short.Load()), err
+	scores = make([]float32, len(ids))
+	err = r.engine.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { scores[i] = score[0] })
+	return scores, cut, err
 }
 
 // Sigmoid maps scores to between 0 and 1, in their order.

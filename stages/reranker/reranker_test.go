@@ -84,20 +84,27 @@ func TestConcurrent(t *testing.T) {
 	group.Wait()
 }
 
-// What SaveReranker writes is read as what was saved.
-func TestSaved(t *testing.T) {
-	queries, docs, want := goldenPairs(t)
-	from := goldens.Path(t, "rerank/cross")
-	f, err := hfmodel.Open(from)
+// open opens a folder, and a stream of the reference device.
+func open(t *testing.T, dir string) (*hfmodel.Folder, gpustage.Device, gpustage.Stream) {
+	t.Helper()
+	f, err := hfmodel.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	t.Cleanup(func() { f.Close() })
 	d := ref.New()
 	s, err := d.OpenStream()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return f, d, s
+}
+
+// What SaveReranker writes is read as what was saved.
+func TestSaved(t *testing.T) {
+	queries, docs, want := goldenPairs(t)
+	from := goldens.Path(t, "rerank/cross")
+	f, d, s := open(t, from)
 	tok, err := tokenize.Load(from)
 	if err != nil {
 		t.Fatal(err)
@@ -206,17 +213,9 @@ func TestTokens(t *testing.T) {
 // direct scores token ids with the folder's model.
 func direct(t *testing.T, dir string, ids []int32) float32 {
 	t.Helper()
-	f, err := hfmodel.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	d := ref.New()
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	f, d, s := open(t, dir)
 	m, err := embedder.LoadModel(f, d, s, transformer.Head{}, transformer.Options{}, func(c *transformer.Config) {
+		var err error
 		if c.Scorer, err = c.TokenScorer(f.Config, 7, 9); err != nil {
 			t.Fatal(err)
 		}

@@ -10,19 +10,14 @@ transformers 5.23, pyarrow, and what tokenize/families.py needs.
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "tokenize"))  # before this script's own folder
+import small  # first: it sets the environment
+from small import BPE, SPM, WP, run
 
-import families as tokenizers_of
-import hardtext
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,17 +26,11 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-
-transformers.utils.logging.disable_progress_bar()
-transformers.utils.logging.set_verbosity_error()
 
 contraflow, only = sys.argv[1], sys.argv[2:]
 work = Path(tempfile.mkdtemp())
 POSITIONS = 200
-SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": POSITIONS}
-DECODER = {**SMALL, "num_key_value_heads": 2}
-BPE, SPM = {"pad_token": "<|endoftext|>"}, {"pad_token": "<pad>"}
+SMALL, DECODER = small.shape(POSITIONS)
 
 # As published folders name them: these classes build parts of the tokenizer anew, whatever tokenizer.json says.
 CLASSES = {
@@ -52,16 +41,16 @@ DEFAULT_PROMPT = ["BERT", "Qwen3"]  # families whose folder has one
 
 # family: config class, its arguments, tokenizer (of tokenize/families.py) and its special tokens, pooling; perhaps Dense modules
 FAMILIES = {
-    "BERT": ("BertConfig", SMALL, "wordpiece", {"pad_token": "[PAD]"}, "cls"),
+    "BERT": ("BertConfig", SMALL, "wordpiece", WP, "cls"),
     "RoBERTa": ("RobertaConfig", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "roberta", SPM, "mean"),
     "XLM-RoBERTa": ("XLMRobertaConfig", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "xlm-roberta", SPM, "cls"),
     "MPNet": ("MPNetConfig", SMALL, "mpnet", SPM, "mean"),
     "DistilBERT": (
         "DistilBertConfig", {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": POSITIONS}, "wordpiece",
-        {"pad_token": "[PAD]"}, "mean",
+        WP, "mean",
     ),
-    "ModernBERT": ("ModernBertConfig", {**SMALL, "local_attention": 16}, "modernbert", {"pad_token": "[PAD]"}, "mean"),
-    "NomicBERT": ("NomicBertConfig", SMALL, "wordpiece", {"pad_token": "[PAD]"}, "mean"),
+    "ModernBERT": ("ModernBertConfig", {**SMALL, "local_attention": 16}, "modernbert", WP, "mean"),
+    "NomicBERT": ("NomicBertConfig", SMALL, "wordpiece", WP, "mean"),
     "GTE v1.5": ("GteConfig", {**SMALL, "hidden_dropout_prob": 0.0}, "xlm-roberta", SPM, "cls"),
     "Llama": (
         "LlamaConfig", {**DECODER, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -87,17 +76,8 @@ FAMILIES = {
         "Gemma3TextConfig", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "use_bidirectional_attention": True}, "gemma", SPM, "mean",
         [Dense(48, 100, bias=False, activation_function=None), Dense(100, 32, bias=False, activation_function=None)],
     ),
-    "LaBSE": ("BertConfig", SMALL, "wordpiece", {"pad_token": "[PAD]"}, "cls", [Dense(48, 48)]),
+    "LaBSE": ("BertConfig", SMALL, "wordpiece", WP, "cls", [Dense(48, 48)]),
 }  # fmt: skip
-
-
-def wordpiece(texts):
-    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    t.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False))
-    t.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    (work / "wordpiece").mkdir()
-    t.save(str(work / "wordpiece" / "tokenizer.json"))
 
 
 def make(name, config, args, tokenizer, special, pooling, dense=()):
@@ -106,18 +86,9 @@ def make(name, config, args, tokenizer, special, pooling, dense=()):
     kind = getattr(transformers, CLASSES.get(tokenizer, "PreTrainedTokenizerFast"))
     tok = kind.from_pretrained(str(work / tokenizer), model_max_length=POSITIONS - 8, **special)
     torch.manual_seed(len(name))
-    fitting = {"pad_token_id": tok.pad_token_id, **args, "vocab_size": len(tok)}
-    for key in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
-        fitting.setdefault(key, tok.pad_token_id)
-    fields = set(getattr(transformers, config).__dataclass_fields__)
-    cfg = getattr(transformers, config)(**{k: v for k, v in fitting.items() if k in fields or k in args})
+    cfg = small.config(config, args, tok)
     model = transformers.AutoModel.from_config(cfg)
-    with torch.no_grad():  # initialization leaves texts too much alike
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.mul_(6)
-            else:
-                p.add_(torch.randn_like(p) * 0.1)
+    small.spread(model)
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
     modules = [Transformer(str(folder)), Pooling(cfg.hidden_size, pooling), *dense, Normalize()]
@@ -127,12 +98,6 @@ def make(name, config, args, tokenizer, special, pooling, dense=()):
     shutil.rmtree(folder)
     st.save_pretrained(str(folder), create_model_card=False)
     return folder
-
-
-def run(*command):
-    reply = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    if reply.returncode:
-        sys.exit(f"{' '.join(map(str, command))}: exit {reply.returncode}: {reply.stderr[-2000:]}")
 
 
 def ours(folder, texts):
@@ -154,10 +119,9 @@ def smallest(name, a, b, texts):
     return cos[worst]
 
 
-lines = [t for t in hardtext.lines(5, 400) if t.strip()]
+lines = small.texts()
 texts = lines[:200] + [" ".join(lines[i : i + 40]) for i in range(0, 200, 20)]
-wordpiece(lines)
-tokenizers_of.build(work, 2000, 0.5)
+small.tokenizers(work, lines)
 pq.write_table(pa.table({"query": lines[:256], "positive": lines[-256:]}), work / "train.parquet")
 print("family | tokenizer | pooling | smallest cosine as loaded | after training")
 for name, spec in FAMILIES.items():

@@ -10,37 +10,27 @@ was used), transformers 5.23, pyarrow, and what tokenize/families.py needs.
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "tokenize"))  # before this script's own folder
+import small  # first: it sets the environment
+from small import BPE, SPM, WP, run
 
-import families as tokenizers_of
-import hardtext
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
 from sentence_transformers import CrossEncoder
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
-
-transformers.utils.logging.disable_progress_bar()
-transformers.utils.logging.set_verbosity_error()
 
 contraflow, only = sys.argv[1], sys.argv[2:]
 work = Path(tempfile.mkdtemp())
 POSITIONS, LENGTH, LONG = 520, 120, 480  # LONG with a template, which is 200 tokens of these vocabularies
-SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": POSITIONS, "num_labels": 1}
-DECODER = {**{k: v for k, v in SMALL.items() if k != "num_labels"}, "num_key_value_heads": 2}
-BPE, SPM, WP = {"pad_token": "<|endoftext|>"}, {"pad_token": "<pad>"}, {"pad_token": "[PAD]"}
+SMALL, DECODER = small.shape(POSITIONS)
+SMALL = {**SMALL, "num_labels": 1}
 
 QWEN = ("<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be "
         '"yes" or "no".<|im_end|>\n<|im_start|>user\n', "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
@@ -67,15 +57,6 @@ KINDS = {
 }  # fmt: skip
 
 
-def wordpiece(texts):
-    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    t.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False))
-    t.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    (work / "wordpiece").mkdir()
-    t.save(str(work / "wordpiece" / "tokenizer.json"))
-
-
 def make(name, cls, args, tokenizer, special, kind):
     folder = work / name.replace(" ", "-").replace(",", "").replace("/", "-")
     names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]} if name == "BERT" else {}
@@ -84,19 +65,9 @@ def make(name, cls, args, tokenizer, special, kind):
     words = ["yes", "no", "Yes"] if kind != "classifier" else []
     tok.add_tokens([w for w in words if w not in tok.get_vocab()])
     torch.manual_seed(len(name))
-    fitting = {"pad_token_id": tok.pad_token_id, **args, "vocab_size": len(tok)}
-    for key in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
-        fitting.setdefault(key, tok.pad_token_id)
-    config = getattr(transformers, cls + "Config")
-    fields = set(config.__dataclass_fields__)
-    cfg = config(**{k: v for k, v in fitting.items() if k in fields or k in args})
+    cfg = small.config(cls + "Config", args, tok)
     model = getattr(transformers, cls + ("ForSequenceClassification" if kind == "classifier" else "ForCausalLM"))(cfg)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.mul_(6)
-            else:
-                p.add_(torch.randn_like(p) * 0.1)
+    small.spread(model)
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
     if kind in ("classifier", "tokens"):
@@ -104,12 +75,6 @@ def make(name, cls, args, tokenizer, special, kind):
         shutil.rmtree(folder)
         encoder.save_pretrained(str(folder), create_model_card=False)
     return folder
-
-
-def run(*command):
-    reply = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    if reply.returncode:
-        sys.exit(f"{' '.join(map(str, command))}: exit {reply.returncode}: {reply.stderr[-2000:]}")
 
 
 def ours(folder, pairs, *more):
@@ -159,12 +124,11 @@ def off(name, got, want):
     return error
 
 
-lines = [t for t in hardtext.lines(5, 400) if t.strip()]
+lines = small.texts()
 short = [t for t in lines if 3 < len(t) < 40][:60]
 pairs = list(zip(lines[:60], lines[100:160])) + [(" ".join(lines[i : i + 2]), " ".join(lines[i : i + 60])) for i in range(0, 60, 20)]
 clean = [(a, " ".join(lines[i : i + 9])) for i, a in enumerate(short[:30])]
-wordpiece(lines)
-tokenizers_of.build(work, 2000, 0.5)
+small.tokenizers(work, lines)
 pq.write_table(pa.table({"query": lines[:64], "positive": lines[64:128], "negative": lines[128:192]}), work / "train.parquet")
 print("reranker | tokenizer | error as loaded | after training")
 for name, spec in KINDS.items():
