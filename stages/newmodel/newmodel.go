@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 
 	"contraflow/gpustage/ref"
 	"contraflow/io/hfmodel"
@@ -145,7 +146,7 @@ func Create(ctx context.Context, dir string, s Spec, texts iter.Seq2[string, err
 		tensors = append(tensors, t)
 	}
 	if c.Family == "bert" {
-		pooler, err := pooler(c.Hidden)
+		pooler, err := pooler(c, s.Seed)
 		if err != nil {
 			return err
 		}
@@ -161,13 +162,19 @@ func Create(ctx context.Context, dir string, s Spec, texts iter.Seq2[string, err
 	})
 }
 
-// pooler is BERT's: it plays no part in embeddings, but transformers complains of a BERT model without one.
-func pooler(hidden int) ([]safetensors.Tensor, error) {
-	weight, err := safetensors.FromFloat32s("pooler.dense.weight", []int{hidden, hidden}, make([]float32, hidden*hidden))
+// pooler is BERT's: it plays no part in embeddings, but transformers complains of a BERT model without one, and a reranker begins with
+// it. Random weights, as transformers has them: behind zeros all features of a reranker's head would stay one and the same.
+func pooler(c transformer.Config, seed uint64) ([]safetensors.Tensor, error) {
+	rng := rand.New(rand.NewPCG(seed, 37))
+	vs := make([]float32, c.Hidden*c.Hidden)
+	for i := range vs {
+		vs[i] = float32(c.InitRange * rng.NormFloat64())
+	}
+	weight, err := safetensors.FromFloat32s("pooler.dense.weight", []int{c.Hidden, c.Hidden}, vs)
 	if err != nil {
 		return nil, err
 	}
-	bias, err := safetensors.FromFloat32s("pooler.dense.bias", []int{hidden}, make([]float32, hidden))
+	bias, err := safetensors.FromFloat32s("pooler.dense.bias", []int{c.Hidden}, make([]float32, c.Hidden))
 	return []safetensors.Tensor{weight, bias}, err
 }
 

@@ -32,8 +32,9 @@ type Options struct {
 	Seed   uint64
 	Sets   []string // --set arguments for the recipe
 
-	Reranker   bool     // train one as well, from the model
-	RerankSets []string // for its recipe
+	Reranker    bool     // train one as well, from the model
+	RerankSteps int      // 0: as many as fit four minutes
+	RerankSets  []string // for its recipe
 
 	// Say is told what is being done, Observer about the training; both may be empty.
 	Say      func(format string, args ...any)

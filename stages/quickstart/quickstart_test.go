@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	_ "contraflow/gpustage/cpu"
+	"contraflow/io/safetensors"
 	"contraflow/stages/gopairs"
 	"contraflow/stages/recipe"
 )
@@ -21,6 +23,7 @@ func TestRun(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "q")
 	rep, err := Run(context.Background(), Options{
 		Out: out, Source: filepath.Join(root, "net"), Seed: 1, Sets: []string{"train.epochs=4", "batch.global_size=64"},
+		Reranker: true, RerankSteps: 5,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +47,15 @@ func TestRun(t *testing.T) {
 	if rep.MRR.After < 1.5*rep.MRR.Before {
 		t.Errorf("MRR@10 went from %v to %v", rep.MRR.Before, rep.MRR.After)
 	}
+	ndcg := rep.Rerank.NDCG
+	for _, of := range []string{"bm25", "encoder", "first", "reranker", "fused", "all"} {
+		if v, ok := ndcg[of]; !ok || v <= 0 || v > 1 {
+			t.Errorf("nDCG@10 of %s is %v", of, v)
+		}
+	}
+	if ndcg["encoder"] != rep.NDCG.After || ndcg["bm25"] != rep.NDCG.BM25 || ndcg["first"] <= ndcg["bm25"] {
+		t.Errorf("%v, and without a reranker %+v", ndcg, rep.NDCG)
+	}
 	if file["pairs"] != float64(rep.Pairs) || rep.Pairs == 0 || file["seconds"] == 0.0 {
 		t.Errorf("%s", data)
 	}
@@ -51,7 +63,21 @@ func TestRun(t *testing.T) {
 	if err != nil || r.Train.Epochs != 4 || r.Batch.GlobalSize != 64 || file["epochs"] != 4.0 {
 		t.Errorf("the recipe left behind is not the one that was run: %v, %+v", err, r)
 	}
-	for _, name := range []string{"model/model.safetensors", "model/tokenizer.json", "recipe.yaml", "train.parquet", "queries.parquet", "corpus.parquet", "qrels.parquet", "metrics.jsonl"} {
+	// The reranker's head begins with the encoder's pooler, which embeddings don't train: were it zeros, little could be learned behind it.
+	f, err := safetensors.Open(filepath.Join(out, "model", "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	pooler, err := f.Tensor("pooler.dense.weight")
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make([]float32, pooler.Len())
+	if err := pooler.Float32s(values); err != nil || slices.Max(values) < 0.04 || slices.Min(values) > -0.04 {
+		t.Errorf("the pooler's weights are from %v to %v, %v", slices.Min(values), slices.Max(values), err)
+	}
+	for _, name := range []string{"model/model.safetensors", "model/tokenizer.json", "recipe.yaml", "train.parquet", "queries.parquet", "corpus.parquet", "qrels.parquet", "metrics.jsonl", "rerank.parquet", "rerank.yaml", "reranker/model/model.safetensors"} {
 		if _, err := os.Stat(filepath.Join(out, name)); err != nil {
 			t.Error(err)
 		}

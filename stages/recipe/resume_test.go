@@ -508,6 +508,43 @@ func TestBestTuned(t *testing.T) {
 	}
 }
 
+// A LoRA reranker, whose factors are merged when it is saved, ends as its best evaluation's too.
+func TestBestReranker(t *testing.T) {
+	j := newJob(t, 60)
+	write := func(name string, rows []map[string]any) string {
+		var data bytes.Buffer
+		enc := json.NewEncoder(&data)
+		for _, r := range rows {
+			enc.Encode(r)
+		}
+		path := filepath.Join(j.dir, name)
+		if err := os.WriteFile(path, data.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	var queries, docs, qrels []map[string]any
+	for i := range 20 {
+		id := fmt.Sprint(i)
+		queries = append(queries, map[string]any{"id": id, "text": j.words[0] + " " + j.words[i+1]})
+		docs = append(docs, map[string]any{"id": id, "text": j.words[0] + " " + j.words[60-i]})
+		qrels = append(qrels, map[string]any{"query_id": id, "doc_id": id, "relevance": 1})
+	}
+	run, err := j.run(t, "run", nil, 0, false, "model.kind=reranker", "model.lora={rank: 2, targets: all-linear}", "eval.every=1", "save.best=true", "train.epochs=9", "train.max_steps=12",
+		"optimizer.lr=2e-2", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")),
+		fmt.Sprintf("eval.rerank={queries: %q, corpus: %q, qrels: %q}", write("q.jsonl", queries), write("c.jsonl", docs), write("r.jsonl", qrels)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if notes := strings.Join(run.notes, "\n"); !strings.Contains(notes, "the best evaluation's") {
+		t.Errorf("the last evaluation is the best: nothing was tested; notes: %s", notes)
+	}
+	kept, err := os.ReadFile(filepath.Join(j.dir, "run", "best", "model.safetensors"))
+	if err != nil || !bytes.Equal(kept, j.model(t, "run")) {
+		t.Errorf("the model is not the best one (%v)", err)
+	}
+}
+
 // A checkpoint of a LoRA run holds the factors alone, and goes on with them, whatever ranks hold of the base model; on another base
 // model it is refused.
 func TestResumeLoRA(t *testing.T) {

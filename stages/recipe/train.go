@@ -200,7 +200,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 				p.best = ev
 			}
 			if better && x.Recipe.Save.Best && !x.last(t.Index.Step) {
-				if err := x.Save(stages.Stream(t), x.bestDir()); err != nil {
+				if err := x.saveBest(stages.Stream(t)); err != nil {
 					return fmt.Errorf("saving the best model: %w", err)
 				}
 			}
@@ -263,6 +263,20 @@ func raw(v any) (json.RawMessage, error) { return json.Marshal(v) }
 // bestDir is where the best evaluation's model is kept until the end.
 func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, "best") }
 
+// factorsFile is beside the best model of a LoRA reranker, which is merged: what trains of it.
+const factorsFile = "factors.safetensors"
+
+func (x *Run) saveBest(s gpustage.Stream) error {
+	if err := x.Save(s, x.bestDir()); err != nil || x.reranker == nil || x.model.Options.Tuning.LoRA == nil {
+		return err
+	}
+	tensors, _, err := x.trained(s)
+	if err != nil {
+		return err
+	}
+	return safetensors.Write(filepath.Join(x.bestDir(), factorsFile), tensors, nil)
+}
+
 // saveStage writes the model folder after the last step.
 func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[string] {
 	s := g.Stage("save", pipeline.On(0, pipeline.Compute))
@@ -297,12 +311,16 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 func (x *Run) loadBest(s gpustage.Stream) error {
 	var tensor func(name string) (safetensors.Tensor, error)
 	if x.model.Options.Tuning.LoRA != nil {
-		f, err := safetensors.Open(filepath.Join(x.bestDir(), hfmodel.AdapterWeights))
+		file, prefix := hfmodel.AdapterWeights, hfmodel.AdapterPrefix
+		if x.reranker != nil {
+			file, prefix = factorsFile, ""
+		}
+		f, err := safetensors.Open(filepath.Join(x.bestDir(), file))
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(hfmodel.AdapterPrefix + name) }
+		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(prefix + name) }
 	} else {
 		f, err := hfmodel.Open(x.bestDir())
 		if err != nil {
@@ -469,12 +487,8 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		f(&o)
 	}
 	dir := x.Recipe.Save.Dir
-	switch {
-	case !x.Recipe.Save.Best:
-	case x.model.Partial():
+	if x.Recipe.Save.Best && x.model.Partial() {
 		return nil, errors.New("save.best: not yet with streamed parameters: mesh.parameters: resident goes with it")
-	case x.reranker != nil && x.model.Options.Tuning.LoRA != nil:
-		return nil, errors.New("save.best: not yet for a reranker with model.lora, which is saved merged: without save.best, the model is that of the last step")
 	}
 	x.saves = x.openCheckpoints(o.control)
 	if l := x.model.Layout; l.Frozen > 0 {
