@@ -38,8 +38,10 @@ const (
 	minedDepth = 100 // BM25's and the encoder's first
 	minedFrom  = 50  // of these together, the first of which others are drawn
 	ownBonus   = 2   // what is added to the score of a comment's own function
-	rankDepth  = 100 // of BM25 and the encoder
-	rerankTop  = 20  // of these together, functions that are reranked: with 50, the fused nDCG@10 was 0.344, not 0.373
+
+	// The first functions of BM25, of the encoder and of the two together, which are reranked. Of 50, BM25 and the reranker made an nDCG@10
+	// of 0.344 together, not 0.373; with random scores in the reranker's place it is 0.295.
+	rerankTop = 20
 )
 
 const rerankRecipe = `model:
@@ -131,11 +133,11 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 		return nil, err
 	}
 	defer r.Close()
-	bm25, err := task.RankBM25(ctx, rankDepth)
+	bm25, err := task.RankBM25(ctx, rerankTop)
 	if err != nil {
 		return nil, err
 	}
-	encoded, err := e.Rank(ctx, task, rankDepth)
+	encoded, err := e.Rank(ctx, task, rerankTop)
 	if err != nil {
 		return nil, err
 	}
@@ -151,8 +153,8 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 		key, name string
 		run       evaluate.Run
 	}{
-		{"bm25", "BM25", bm25}, {"encoder", "encoder", encoded}, {"first", "BM25 + encoder", task.Fuse(rankDepth, bm25, encoded)}, {"reranker", "reranker", reranked},
-		{"fused", "BM25 + reranker", task.Fuse(rankDepth, bm25, reranked)}, {"all", "all three", task.Fuse(rankDepth, bm25, encoded, reranked)},
+		{"bm25", "BM25", bm25}, {"encoder", "encoder", encoded}, {"first", "BM25 + encoder", task.Fuse(rerankTop, bm25, encoded)}, {"reranker", "reranker", reranked},
+		{"fused", "BM25 + reranker", task.Fuse(rerankTop, bm25, reranked)}, {"all", "all three", task.Fuse(rerankTop, bm25, encoded, reranked)},
 	} {
 		res, err := task.Measure(m.run, evaluate.NDCG(10), evaluate.MRR(10), evaluate.MAP(0))
 		if err != nil {
