@@ -196,18 +196,12 @@ func (f *writeMixedFn) ProcessElement(ctx context.Context, shard int, drops func
 	return write(ctx, f.Config, shard, drops, rows, emit)
 }
 
-// writing is called before a shard is written, in tests.
-var writing func(shard int)
-
 func write(ctx context.Context, config string, shard int, drops func(*[]byte) bool, remain map[int]int64, emit func([]byte)) error {
 	x, err := open(ctx, config)
 	if err != nil {
 		return err
 	}
 	all := gather(drops)
-	if writing != nil {
-		writing(shard)
-	}
 	var rates []float64
 	if c := &x.Rules.Config; remain != nil {
 		rows := make([]int64, len(c.Input))
