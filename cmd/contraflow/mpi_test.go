@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
 )
 
@@ -204,17 +206,25 @@ func TestMPIDisagree(t *testing.T) {
 	write(t, filepath.Join(other, "train.parquet"), []string{"query", "positive", "negative"},
 		repeat("another query %d", 160), repeat("another answer %d", 160), repeat("something else %d", 160))
 	base := []string{"train", "--log", "human", "-c", at("recipe.yaml"), "--out", at("out")}
+	streamed := append(slices.Clone(base), "--set", "mesh.shard=2", "--set", "mesh.parameters=streamed")
+	changed := otherWeights(t)
 	for name, c := range map[string]struct {
 		second []string
 		want   []string
 	}{
-		"recipe":  {append(base, "--set", "optimizer.lr=1e-4"), []string{"the recipe is", "on rank 0", "on rank 1"}},
-		"dataset": {[]string{"train", "--log", "human", "-c", filepath.Join(other, "recipe.yaml"), "--out", at("out")}, []string{"the dataset is", "on rank 0", "on rank 1"}},
-		"size":    {append(base, "--set", "mesh.replicate=3"), []string{"mesh: 3 x 1", "3 ranks, the job has 2"}},
+		"weights":          {append(slices.Clone(base), "--set", "model.path="+changed), []string{"the model is", "on rank 0", "on rank 1"}},
+		"streamed weights": {append(slices.Clone(streamed), "--set", "model.path="+changed), []string{"the model is", "on rank 0", "on rank 1"}},
+		"recipe":           {append(base, "--set", "optimizer.lr=1e-4"), []string{"the recipe is", "on rank 0", "on rank 1"}},
+		"dataset":          {[]string{"train", "--log", "human", "-c", filepath.Join(other, "recipe.yaml"), "--out", at("out")}, []string{"the dataset is", "on rank 0", "on rank 1"}},
+		"size":             {append(base, "--set", "mesh.replicate=3"), []string{"mesh: 3 x 1", "3 ranks, the job has 2"}},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		began := time.Now()
-		text, err := mpirun(t, ctx, append([]string{"1"}, base...), append([]string{"1"}, c.second...)).CombinedOutput()
+		first := base
+		if slices.Contains(c.second, "mesh.parameters=streamed") {
+			first = streamed
+		}
+		text, err := mpirun(t, ctx, append([]string{"1"}, first...), append([]string{"1"}, c.second...)).CombinedOutput()
 		cancel()
 		if err == nil || time.Since(began) > 5*time.Second {
 			t.Errorf("%s: ended after %v with %v", name, time.Since(began), err)
@@ -225,6 +235,25 @@ func TestMPIDisagree(t *testing.T) {
 			}
 		}
 	}
+}
+
+// otherWeights is the workspace's model with another bit.
+func otherWeights(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "model")
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "model.safetensors")
+	weights, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights[len(weights)/2] ^= 1
+	if err := os.WriteFile(file, weights, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 func repeat(format string, n int) (out []string) {

@@ -119,9 +119,11 @@ func (x *Run) agree(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	params, err := x.paramHash()
-	if err != nil {
-		return err
+	params := x.loaded
+	if params == "" {
+		if params, err = x.hashParams(func(transformer.Param) bool { return true }); err != nil {
+			return err
+		}
 	}
 	var columns, data []string
 	for _, d := range x.data {
@@ -146,11 +148,7 @@ func hash(b []byte) string {
 	return hex.EncodeToString(h[:8])
 }
 
-// paramHash is the hash of all parameters.
-func (x *Run) paramHash() (string, error) {
-	return x.hashParams(func(transformer.Param) bool { return true })
-}
-
+// hashParams is the hash of the parameters that ranks hold together.
 func (x *Run) hashParams(which func(transformer.Param) bool) (string, error) {
 	h := xxh3.New()
 	if err := x.ranks.Parameters(x.stream, x.model, which, func(p transformer.Param, vs []float32) error {
@@ -159,8 +157,12 @@ func (x *Run) hashParams(which func(transformer.Param) bool) (string, error) {
 	}); err != nil {
 		return "", err
 	}
+	return digest(h), nil
+}
+
+func digest(h *xxh3.Hasher) string {
 	sum := h.Sum128().Bytes()
-	return hex.EncodeToString(sum[:8]), nil
+	return hex.EncodeToString(sum[:8])
 }
 
 // Main tells whether this rank is the one that evaluates, saves and reports.

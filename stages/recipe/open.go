@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/zeebo/xxh3"
+
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
@@ -69,6 +71,7 @@ type Run struct {
 	ranks    *stages.Replicas                    // nil alone
 	measured *Evaluation                         // of the parameters as they are, or were a few steps ago
 	share    gpustage.Share                      // of this machine, if other ranks are in this process
+	loaded   string                              // hash of the parameters that this rank has read, if it holds a part of them
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -210,7 +213,17 @@ func (x *Run) paperModel() (*transformer.Model, error) {
 func (x *Run) loadModel() (err error) {
 	o := x.Recipe.modelOptions()
 	o.Own = x.ranks.Own()
+	if o.Own == nil {
+		x.model, err = x.newModelOn(x.device, x.stream, o, nil)
+		return err
+	}
+	h := xxh3.New() // of what this rank has read: what it holds with others is the same on all of them, whatever each has read
+	o.Loaded = func(_ transformer.Param, vs []float32) error {
+		_, err := h.Write(gpustage.Bytes(vs))
+		return err
+	}
 	x.model, err = x.newModelOn(x.device, x.stream, o, nil)
+	x.loaded = digest(h)
 	return err
 }
 

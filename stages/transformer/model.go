@@ -23,6 +23,8 @@ type Options struct {
 	Tuning          Tuning
 	// Own, if not nil, tells which ranges of the flat vector the model holds, in ascending order: see Feed.
 	Own func(*Layout) [][2]int
+	// Loaded, if not nil, sees each parameter as it is loaded, whole, before the ranges are cut from it.
+	Loaded func(p Param, vs []float32) error
 }
 
 // AutoCheckpoint makes k the square root of the number of layers that go backward, rounded: what is kept and what is recomputed at once

@@ -410,6 +410,11 @@ func (m *Model) load(s gpustage.Stream, read func(p Param, dst []float32) error)
 		} else if err != nil {
 			return err
 		}
+		if m.Options.Loaded != nil {
+			if err := m.Options.Loaded(p, vs); err != nil {
+				return err
+			}
+		}
 		if inPlace {
 			continue
 		}
