@@ -136,6 +136,50 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// Damaged checkpoints and strays do not count: whatever lies there, the last complete ones stay, and nothing but a checkpoint is removed.
+func TestKeepComplete(t *testing.T) {
+	stray := func(dir string, step int) string {
+		path := filepath.Join(dir, folderName(step))
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for name, c := range map[string]struct {
+		harm func(dir string)
+		save int // the next step
+		keep int
+		want string // steps that are left
+		last int
+	}{
+		"a damaged one that is newer": {func(dir string) { flip(t, filepath.Join(dir, "step-00000009", "rank-00000.safetensors"), -3) }, 7, 1, "[7 9]", 7},
+		"a damaged one between":       {func(dir string) { flip(t, filepath.Join(dir, "step-00000009", "rank-00000.safetensors"), -3) }, 10, 2, "[6 9 10]", 10},
+		"a damaged one that is old":   {func(dir string) { flip(t, filepath.Join(dir, "step-00000003", "checkpoint.json"), 9) }, 10, 2, "[9 10]", 10},
+		"a stray that is newer":       {func(dir string) { stray(dir, 9999) }, 10, 1, "[10 9999]", 10},
+		"a stray that is older":       {func(dir string) { stray(dir, 1) }, 10, 2, "[1 9 10]", 10},
+		"more than are to be kept":    {func(string) {}, 10, 3, "[6 9 10]", 10},
+	} {
+		_, dir := saved(t, 3, 6, 9)
+		c.harm(dir)
+		s := Open(dir, Disk{}) // another process
+		if err := save(s, c.save, c.keep); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.Steps(); fmt.Sprint(got) != c.want || err != nil {
+			t.Errorf("%s: steps %v are left (%v), want %s", name, got, err, c.want)
+		}
+		got, err := s.Latest(nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got.Step != c.last {
+			t.Errorf("%s: step %d is found, want %d", name, got.Step, c.last)
+		}
+		got.Close()
+	}
+}
+
 func TestNoSpace(t *testing.T) {
 	s, _ := saved(t, 1)
 	err := s.Begin(2, 1<<60)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,6 +30,7 @@ type node struct {
 	dir          bool
 	data, onDisk []byte
 	kids, synced map[string]*node
+	named        string // the last name that came or went
 }
 
 var errPower = errors.New("the power is out")
@@ -70,7 +72,7 @@ func (m *memory) MkdirAll(dir string) error {
 	at := m.root
 	for _, p := range strings.Split(strings.Trim(filepath.ToSlash(dir), "/"), "/") {
 		if at.kids[p] == nil {
-			at.kids[p] = newFolder()
+			at.kids[p], at.named = newFolder(), p
 		}
 		at = at.kids[p]
 	}
@@ -87,7 +89,7 @@ func (m *memory) Create(path string) (File, error) {
 	}
 	if n == nil {
 		n = &node{}
-		parent.kids[name] = n
+		parent.kids[name], parent.named = n, name
 	}
 	n.data = nil
 	return &memoryFile{m, n, path}, nil
@@ -130,7 +132,7 @@ func (m *memory) Rename(from, to string) error {
 		return os.ErrInvalid
 	}
 	delete(a.kids, an)
-	b.kids[bn] = n
+	b.kids[bn], b.named = n, bn
 	return nil
 }
 
@@ -140,6 +142,7 @@ func (m *memory) RemoveAll(path string) error {
 	}
 	if parent, name, _ := m.find(path); parent != nil {
 		delete(parent.kids, name)
+		parent.named = name
 	}
 	return nil
 }
@@ -172,6 +175,15 @@ var endings = map[string]func(n *node) (data []byte, kids map[string]*node){
 	"a power cut": func(n *node) ([]byte, map[string]*node) { return n.onDisk, n.synced },
 	"a power cut after the names, but not the data": func(n *node) ([]byte, map[string]*node) { return n.onDisk, n.kids },
 	"a power cut after the data, but not the names": func(n *node) ([]byte, map[string]*node) { return n.data, n.synced },
+	"a power cut after the data and the last name, but not the names before": func(n *node) ([]byte, map[string]*node) {
+		kids := maps.Clone(n.synced)
+		if k := n.kids[n.named]; k != nil {
+			kids[n.named] = k
+		} else {
+			delete(kids, n.named)
+		}
+		return n.data, kids
+	},
 }
 
 // lay writes what an ending leaves to a real folder.
@@ -265,10 +277,18 @@ func (h hasty) Create(path string) (File, error) {
 	return hastyFile{f}, err
 }
 
-// checkLatest loads the newest complete checkpoint of a folder and goes on saving there.
+// checkLatest loads the newest complete checkpoint of a folder and goes on saving there. LATEST, where there is one, names a complete one too.
 func checkLatest(t *testing.T, where, dir string, atLeast int) {
 	t.Helper()
 	s := Open(filepath.Join(dir, "run", "checkpoints"), hasty{})
+	if name, err := os.ReadFile(s.path(latestName)); err == nil {
+		step, _ := strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(string(name)), "step-"))
+		if c, err := s.Load(step); err != nil {
+			t.Errorf("%s: LATEST says %q: %v", where, name, err)
+		} else if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 	c, err := s.Latest(nil)
 	found := 0
 	switch {

@@ -20,8 +20,9 @@
 //  2. Each rank writes and fsyncs its part into it ([Store.WritePart]) and learns its hash on the way.
 //  3. [Store.Commit] writes and fsyncs checkpoint.json with everyone's hashes, fsyncs the folder, renames it to
 //     "step-00001500", and fsyncs "checkpoints".
-//  4. Only then LATEST is replaced, in the same manner, and older checkpoints are removed: first renamed to a hidden
-//     name, so that half of one is never taken for one.
+//  4. Only then LATEST is replaced, in the same manner, and what is older than the last save.keep complete checkpoints is
+//     removed: first renamed to a hidden name, so that half of one is never taken for one. Damaged ones do not count, so a
+//     complete one always stays.
 //
 // Whatever ends this at whatever byte (a kill, a power cut, a full disk), the checkpoint before is still there, and
 // what is not complete is not taken for complete. The tests end it at every operation.

@@ -58,6 +58,7 @@ func (s *Store) Latest(damaged func(folder string, err error)) (*Checkpoint, err
 func (s *Store) Load(step int) (*Checkpoint, error) {
 	dir := s.path(folderName(step))
 	c, err := load(dir, step, true)
+	s.checked[step] = err
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}

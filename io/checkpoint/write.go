@@ -21,11 +21,12 @@ import (
 type Store struct {
 	dir     string
 	fs      FS
-	durable bool // the folder's own name
+	durable bool          // the folder's own name
+	checked map[int]error // what is known of checkpoints: nil of those that are complete
 }
 
 // Open returns the store in a folder, which need not exist.
-func Open(dir string, fs FS) *Store { return &Store{dir: dir, fs: fs} }
+func Open(dir string, fs FS) *Store { return &Store{dir: dir, fs: fs, checked: map[int]error{}} }
 
 // Dir is the store's folder.
 func (s *Store) Dir() string { return s.dir }
@@ -84,6 +85,7 @@ func (s *Store) Begin(step int, bytes int64) error {
 }
 
 func (s *Store) begin(step int, bytes int64) error {
+	delete(s.checked, step) // a damaged one will be replaced
 	if err := s.fs.MkdirAll(s.dir); err != nil {
 		return err
 	}
@@ -164,12 +166,14 @@ func (s *Store) writeBytes(name string, b []byte) error {
 	})
 }
 
-// Commit completes the checkpoint whose parts have been written, and then removes all but the last keep ones. One rank calls it. If it fails, the checkpoints before are there as they were.
+// Commit completes the checkpoint whose parts have been written, and then removes what is older than the last keep complete ones: this one
+// and those before it. One rank calls it. If it fails, the checkpoints before are there as they were.
 func (s *Store) Commit(st State, keep int) error {
 	if err := s.commit(st); err != nil {
 		return s.explain(st.Step, err)
 	}
-	if err := s.prune(keep); err != nil {
+	s.checked[st.Step] = nil // its parts were hashed on the way to the disk
+	if err := s.prune(st.Step, keep); err != nil {
 		return fmt.Errorf("the checkpoint of step %d is written, but older ones can't be removed: %w", st.Step, err)
 	}
 	return nil
@@ -213,17 +217,48 @@ func (s *Store) commit(st State) error {
 	return s.fs.SyncDir(s.dir)
 }
 
-func (s *Store) prune(keep int) error {
+// prune removes what is older than the last keep complete checkpoints, of which the one just written is the newest. What is newer than that
+// one was passed over when the run resumed, so it does not count, nor does anything else that is damaged; and a folder that has
+// the name of a checkpoint and nothing of one is not ours to remove.
+//
+// A checkpoint that an earlier process wrote is read once to know that it is complete (hashing: some GB/s), beside the training.
+func (s *Store) prune(newest, keep int) error {
 	steps, err := s.Steps()
 	if err != nil {
 		return err
 	}
-	for _, step := range steps[:max(0, len(steps)-max(1, keep))] {
-		if err := s.remove(folderName(step)); err != nil {
-			return err
+	complete := 0
+	for _, step := range slices.Backward(steps) {
+		switch {
+		case step > newest:
+		case complete < max(1, keep):
+			if s.complete(step) {
+				complete++
+			}
+		default:
+			names, err := s.fs.Names(s.path(folderName(step)))
+			if err != nil || !slices.Contains(names, manifestName) {
+				continue
+			}
+			if err := s.remove(folderName(step)); err != nil {
+				return err
+			}
+			delete(s.checked, step)
 		}
 	}
 	return nil
+}
+
+// complete tells whether a checkpoint is, reading it if that is not known.
+func (s *Store) complete(step int) bool {
+	err, known := s.checked[step]
+	if !known {
+		var c *Checkpoint
+		if c, err = s.Load(step); err == nil {
+			c.Close()
+		}
+	}
+	return err == nil
 }
 
 // remove makes a checkpoint none in one step, and then removes it.
