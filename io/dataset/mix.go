@@ -160,6 +160,9 @@ func (m *Mixer) shares(epoch int) []int64 {
 	return out
 }
 
+// Shares is how many of an epoch's batches each dataset has.
+func (m *Mixer) Shares(epoch int) []int64 { return m.shares(epoch) }
+
 // startEpoch sets the order of the datasets.
 func (m *Mixer) startEpoch(epoch int) {
 	m.epoch, m.index, m.order = epoch, 0, m.order[:0]

@@ -321,3 +321,27 @@ func TestSkipBad(t *testing.T) {
 		t.Errorf("batches %v", all)
 	}
 }
+
+// Shares by hand: 900 and 100 rows are 90 and 10 batches, of which each dataset has rows^(1/temperature) / the sum.
+func TestShares(t *testing.T) {
+	for _, c := range []struct {
+		mix  Mixing
+		want string
+	}{
+		{Mixing{Kind: Tempered, Temperature: 1}, "[90 10]"},
+		{Mixing{Kind: Tempered, Temperature: 2}, "[75 25]"}, // 30 : 10
+		{Mixing{Kind: Tempered, Temperature: 1e9}, "[50 50]"},
+		{Mixing{Kind: Weighted, Weights: []float64{1, 4}}, "[20 80]"},
+		{Mixing{Kind: Weighted, Weights: []float64{1, 1e-4}}, "[100 0]"},
+		{Mixing{Kind: RoundRobin}, "[10 10]"},
+		{Mixing{}, "[90 10]"},
+	} {
+		m, err := NewMixer([]Part{{Layout: fixed(900)}, {Layout: fixed(100)}}, SamplerConfig{GlobalSize: 10, Epochs: 1}, c.mix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(m.Shares(0)); got != c.want {
+			t.Errorf("%v: shares %s, want %s", c.mix, got, c.want)
+		}
+	}
+}

@@ -1,12 +1,14 @@
 package dataset
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"runtime"
 
 	"github.com/parquet-go/parquet-go/encoding/thrift"
 	"github.com/parquet-go/parquet-go/format"
@@ -205,4 +207,70 @@ func bytesPerRow(chunks []*chunk) int64 {
 		}
 	}
 	return max(1, size/rows)
+}
+
+// hashPages adds to the fingerprint what parquet files hold in the columns in use, as it is stored: pages may change where the footer
+// and the size do not (texts of equal lengths, no statistics), and a run that goes on would then train on other rows without a word.
+//
+// All bytes are hashed. Samples of them would miss the change of a few rows, times of modification change when a file is copied, and
+// checksums of pages are optional and behind each page's header. The pass over JSON lines does the same. It costs a tenth of decoding: 2.9 GB/s
+// on each thread from the page cache on a busy machine (BenchmarkFingerprint: 0.2 s a GB on two threads), else what the disk gives.
+func (d *Dataset) hashPages(ctx context.Context) error {
+	type stored struct {
+		file  *parquetFile
+		chunk *chunk
+		sum   Hash128
+	}
+	var all []stored
+	for i := range d.files {
+		f := &d.files[i]
+		for g, chunks := range f.groups {
+			if f.tokens != nil { // read in place of the texts
+				chunks = chunks[d.firstNumber:]
+				for _, t := range f.tokens[g] {
+					chunks = append(chunks[:len(chunks):len(chunks)], t.hashes, t.ids, t.counts)
+				}
+			}
+			for _, c := range chunks {
+				if c != nil && c.rows > 0 {
+					all = append(all, stored{file: f.parquet, chunk: c})
+				}
+			}
+		}
+	}
+	errs := make([]error, len(all))
+	forEach(runtime.GOMAXPROCS(0), len(all), func(i int) bool {
+		if errs[i] = ctx.Err(); errs[i] == nil {
+			all[i].sum, errs[i] = all[i].file.hashRange(all[i].chunk.offset, all[i].chunk.end)
+		}
+		return errs[i] == nil
+	})
+	h := xxh3.New128()
+	fmt.Fprintln(h, d.hash)
+	for i, s := range all {
+		if errs[i] != nil {
+			return errs[i]
+		}
+		fmt.Fprintln(h, s.sum)
+	}
+	if len(all) > 0 {
+		sum := h.Sum128()
+		d.hash = Hash128{sum.Hi, sum.Lo}
+	}
+	return nil
+}
+
+// hashRange is the hash of a range of the file's bytes.
+func (p *parquetFile) hashRange(from, to int64) (Hash128, error) {
+	f, _, err := openFile(p.path, p.size)
+	if err != nil {
+		return Hash128{}, err
+	}
+	defer f.Close()
+	h := xxh3.New128()
+	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, from, to-from), make([]byte, 256<<10)); err != nil {
+		return Hash128{}, p.wrap(err)
+	}
+	sum := h.Sum128()
+	return Hash128{sum.Hi, sum.Lo}, nil
 }

@@ -278,6 +278,12 @@ func TestSamplerErrors(t *testing.T) {
 		"train.seed was 2 and is 1":          func(c *Cursor) { c.Seed = 2 },
 		"the data":                           func(c *Cursor) { c.Data = "x" },
 		"data.shuffle was true":              func(c *Cursor) { c.Shuffle = true },
+		"the shuffle window's rows was 7":    func(c *Cursor) { c.WindowRows = 7 },
+		"the shuffle window's bytes was 7":   func(c *Cursor) { c.WindowBytes = 7 },
+		"batch.no_duplicates was true":       func(c *Cursor) { c.NoDuplicates = true },
+		"batch.drop_last was false":          func(c *Cursor) { c.DropLast = false },
+		"batch.by_length was true":           func(c *Cursor) { c.ByLength = true },
+		"rows that can't be used was 3":      func(c *Cursor) { c.Skipped = 3 },
 		"damaged":                            func(c *Cursor) { c.Position = 101 },
 		"1 rows waiting) is damaged":         func(c *Cursor) { c.Pending = []int64{5} },
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -222,5 +223,59 @@ func TestShapeFingerprint(t *testing.T) {
 			t.Errorf("%s and %s have one fingerprint", name, other)
 		}
 		seen[d.Fingerprint()] = name
+	}
+}
+
+// TestStoredFingerprint: a parquet file whose footer and size are what they were, but not what it holds in the columns in use, is other data.
+func TestStoredFingerprint(t *testing.T) {
+	raw, err := os.ReadFile(golden("shapes.parquet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "shapes.parquet")
+	open := func(raw []byte, label string) *Dataset {
+		t.Helper()
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "query", Positive: "positive", Label: label})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	before, labelled := open(raw, ""), open(raw, "label")
+	for _, chunks := range labelled.files[0].groups {
+		for i, c := range chunks {
+			for _, at := range []int64{c.offset, (c.offset + c.end) / 2, c.end - 1} {
+				changed := slices.Clone(raw)
+				changed[at] ^= 1
+				if got, used := open(changed, "").Fingerprint() != before.Fingerprint(), i < 2; got != used {
+					t.Errorf("byte %d of column %d: fingerprint changed: %v, want %v", at-c.offset, i, got, used)
+				}
+				if open(changed, "label").Fingerprint() == labelled.Fingerprint() {
+					t.Errorf("byte %d of column %d is not in the fingerprint", at-c.offset, i)
+				}
+			}
+		}
+	}
+	if open(raw, "").Fingerprint() != before.Fingerprint() {
+		t.Error("the same file has another fingerprint")
+	}
+}
+
+// BenchmarkFingerprint hashes a column's worth of bytes from the page cache.
+func BenchmarkFingerprint(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "bytes")
+	const size = 256 << 20
+	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	p := &parquetFile{path: path, size: size}
+	b.SetBytes(size)
+	for b.Loop() {
+		if _, err := p.hashRange(0, size); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

@@ -140,8 +140,9 @@ type blockRef struct {
 	bytes int64 // estimate
 }
 
-// Open finds the files and checks the columns in each of them by name, shape and type. Of parquet files only the footers
-// are read; JSON lines are counted in one pass (and unpacked to a temporary file if compressed), which ctx can stop.
+// Open finds the files and checks the columns in each of them by name, shape and type. Of parquet files the footers are
+// decoded and the bytes of these columns hashed ([Dataset.Fingerprint]); JSON lines are counted in one pass (and unpacked to a
+// temporary file if compressed). ctx can stop both.
 // Close releases those temporary files.
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
@@ -169,6 +170,10 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 		return nil, err
 	}
 	if err := d.settleTokens(); err != nil {
+		d.Close()
+		return nil, err
+	}
+	if err := d.hashPages(ctx); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -242,7 +247,8 @@ func (d *Dataset) listed(source int) *sourceColumn {
 }
 
 // Fingerprint changes when rows, columns or their order may have: it covers the files' names without their folders, their
-// sizes, parquet footers, the content of JSON lines, and the columns. Moving a dataset elsewhere keeps it.
+// sizes, parquet footers and the stored bytes of the columns in use, the content of JSON lines, and the columns. Moving a dataset elsewhere
+// keeps it.
 func (d *Dataset) Fingerprint() Hash128 { return d.hash }
 
 // Locate says where a row is at rest.
