@@ -443,6 +443,40 @@ var tokenizerFiles = []string{
 	"vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 }
 
+// Settings are the files, by their names in the folder, that decide what the model computes beside the weights of its transformer: of its
+// configuration, modules, lengths, prompts and tokenizer. Not all of them need be there.
+func (f *Folder) Settings() map[string]string {
+	files := map[string]string{}
+	add := func(dir string, names ...string) {
+		for _, name := range names {
+			path := filepath.Join(dir, name)
+			short, err := filepath.Rel(f.Dir, path)
+			if err != nil || strings.HasPrefix(short, "..") {
+				short = name // of an adapter's base
+			}
+			files[filepath.ToSlash(short)] = path
+		}
+	}
+	add(f.TokenizerDir, tokenizerFiles...)
+	add(f.Dir, "modules.json", "config_sentence_transformers.json", rerankerFile)
+	add(f.TransformerDir, transformerFiles...)
+	add(f.TransformerDir, "config.json", adapterConfigFile)
+	for _, m := range f.Modules {
+		if dir := filepath.Join(f.Dir, filepath.FromSlash(m.Path)); m.Path != "" && dir != f.TransformerDir {
+			add(dir, "config.json")
+			if m.Kind() == "Dense" {
+				add(dir, weightsFile)
+			}
+		}
+	}
+	if f.Base != nil {
+		for name, path := range f.Base.Settings() {
+			files["the base model's "+name] = path
+		}
+	}
+	return files
+}
+
 // CopyTokenizer copies the tokenizer's files as they are into dir. It has the form that Spec.Tokenizer wants.
 func (f *Folder) CopyTokenizer(dir string) error {
 	found := false

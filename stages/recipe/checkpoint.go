@@ -52,11 +52,14 @@ type checkpoints struct {
 
 // progress is what a run remembers besides its state: part of a checkpoint.
 type progress struct {
-	Best     *float64 `json:"best,omitempty"` // the best evaluation's value
-	BestStep int      `json:"best_step,omitempty"`
-	Worse    int      `json:"worse,omitempty"`  // evaluations since
-	Enough   bool     `json:"enough,omitempty"` // the run is to stop early
-	Over     bool     `json:"over,omitempty"`   // the run has, and its model is saved
+	Best      *float64 `json:"best,omitempty"` // the best evaluation's value
+	BestStep  int      `json:"best_step,omitempty"`
+	BestBy    string   `json:"best_by,omitempty"`    // what has measured it
+	BestModel string   `json:"best_model,omitempty"` // with save.best: the hash of its weights
+	Worse     int      `json:"worse,omitempty"`      // evaluations since
+	Enough    bool     `json:"enough,omitempty"`     // the run is to stop early
+	Over      bool     `json:"over,omitempty"`       // the run has, and its model is saved
+	Counts
 }
 
 // measured takes note of an evaluation and tells whether it is the best so far.
@@ -99,6 +102,7 @@ func (x *Run) asked() stages.Asked {
 // due tells whether the state after a step is to be saved, and what the run remembers then. Runs that are over before their
 // first checkpoint leave none.
 func (x *Run) due(r stages.StepResult) (note any, save bool) {
+	x.saves.progress.add(r)
 	p := x.saves.progress
 	p.Over = x.over(r)
 	every, done := x.Recipe.Save.Every, r.Step+1
@@ -116,8 +120,7 @@ func (x *Run) rollsBack(r stages.StepResult) bool {
 
 // checkpointStage writes the state after the steps that are due, while later steps compute. After the last step it first waits for the
 // model's folder, so that a run whose checkpoint says that it is over has nothing left to do.
-func (x *Run) checkpointStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult], saved pipeline.Port[string]) {
-	states := stages.Snapshot(g, results, enc, x.due)
+func (x *Run) checkpointStage(g *pipeline.Graph, enc *stages.Encoder, states pipeline.Port[*stages.State], saved pipeline.Port[string]) {
 	s := g.Stage("checkpoint", pipeline.At(pipeline.Step))
 	// What bounds this edge is the memory for one state: steps without one put nil, and must not wait for a checkpoint of steps ago.
 	in := pipeline.In(s, "state", states, pipeline.Capacity(math.MaxInt))
@@ -218,6 +221,6 @@ func (x *Run) state(enc *stages.Encoder, st *stages.State) (checkpoint.State, er
 	return checkpoint.State{
 		Step: st.Result.Step + 1, Written: time.Now().UTC().Truncate(time.Second),
 		Vectors: enc.Vectors(), DType: string(enc.DTypeName()), Parameters: enc.Parameters(),
-		Seed: x.Recipe.Train.Seed, Mesh: mesh, Recipe: string(text), Data: data, Progress: remembered, Contents: x.contents(),
+		Seed: x.Recipe.Train.Seed, Mesh: mesh, Recipe: string(text), Data: data, Progress: remembered, Contents: x.content,
 	}, nil
 }

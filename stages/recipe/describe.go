@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/transformer"
 )
@@ -60,7 +61,7 @@ func (s *Summary) String() string {
 	if s.Over {
 		return fmt.Sprintf("the run was over already, after step %d: its model is in %s", s.Steps, s.Model)
 	}
-	fmt.Fprintf(&b, "%d steps in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", s.Steps, s.Seconds, s.Loss, float64(s.Pairs)/s.Seconds, float64(s.Tokens)/s.Seconds, Size(s.PeakBytes))
+	fmt.Fprintf(&b, "%d steps in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", s.Steps, s.Seconds, s.Loss, float64(s.Pairs-s.before.Pairs)/s.Seconds, float64(s.Tokens-s.before.Tokens)/s.Seconds, Size(s.PeakBytes))
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
 	}
@@ -68,7 +69,7 @@ func (s *Summary) String() string {
 		fmt.Fprintf(&b, "%d texts were longer than model.max_length and cut\n", s.Truncated)
 	}
 	if s.Dropped > 0 {
-		fmt.Fprintf(&b, "%d rows did not fill a batch and were left out (batch.drop_last)\n", s.Dropped)
+		fmt.Fprintf(&b, "%d rows were left out: %s\n", s.Dropped, s.DroppedBy)
 	}
 	if s.NotFinite > 0 {
 		fmt.Fprintf(&b, "%d steps were not finite and changed nothing (train.on_nan)\n", s.NotFinite)
@@ -98,4 +99,19 @@ func (x *Run) draw(f func(*pipeline.Graph) string) (string, error) {
 		return "", err
 	}
 	return f(g), nil
+}
+
+// leavesOut says why rows of an epoch may be left out.
+func (r Recipe) leavesOut() string {
+	var why []string
+	if r.Data.Mixing.Kind == dataset.RoundRobin && len(r.Data.Train) > 1 {
+		why = append(why, "an epoch ends with the shortest dataset (data.mixing: round_robin)")
+	}
+	switch {
+	case r.Batch.DropLast && r.Batch.NoDuplicates:
+		why = append(why, "what an epoch ended with did not fill a batch, or shared texts with too many other rows (batch.drop_last, batch.no_duplicates)")
+	case r.Batch.DropLast:
+		why = append(why, "what an epoch ended with did not fill a batch (batch.drop_last)")
+	}
+	return strings.Join(why, "; ")
 }

@@ -63,6 +63,8 @@ type Run struct {
 	pairs      []*tokenize.Pairs // by dataset
 	candidates *candidates
 
+	content  map[string]string                   // hashes of what checkpoints rely on and lack
+	judged   *dataset.Retrieval                  // what eval.retrieval or eval.rerank measure on
 	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
 	closers  []func() error                      // of what the graph at hand holds
 	saves    *checkpoints                        // while training
@@ -396,6 +398,7 @@ func (x *Run) openEval(ctx context.Context) error {
 		if data.Unknown > 0 {
 			x.obs.note("eval.retrieval: %d judgements name queries or documents that are not there", data.Unknown)
 		}
+		x.judged = data
 		if x.task, err = embedder.NewTask(ctx, data, x.evalText()); err == nil {
 			x.task.Fusion = x.Recipe.fusion()
 		}
@@ -428,7 +431,20 @@ func (x *Run) noteOddities() {
 		highest := u.LR * u.Schedule.Factor(x.Steps-1, u.WarmupSteps, x.Steps)
 		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
 	}
-	if n := x.sampler.Len(0); int64(b.Accumulate) > n {
+	n := x.sampler.Len(0)
+	if rows := x.rows() - int64(len(x.skipped)); b.NoDuplicates && x.Recipe.mixing().Kind == dataset.Proportional {
+		if full := n * int64(b.GlobalSize); !b.DropLast && full > 2*rows+int64(b.GlobalSize*len(x.data)) {
+			x.obs.note("so many rows share a text that the %d batches of an epoch have %.1f rows on average, not %d (batch.no_duplicates): few negatives, and a batch of one row has none; batch.drop_last: true leaves out what does not fill a batch", n, float64(rows)/float64(n), b.GlobalSize)
+		} else if b.DropLast && 2*full < rows-int64(b.GlobalSize*len(x.data)) {
+			x.obs.note("so many rows share a text that %d of %d can't come into full batches, and are left out (batch.no_duplicates, batch.drop_last)", rows-full, rows)
+		}
+	}
+	for i, k := range x.sampler.Shares(0) {
+		if k == 0 {
+			x.obs.note("data.train[%d] is never seen: its share of the %d batches of an epoch is less than half of one (data.mixing: %v)", i, n, x.Recipe.mixing().Kind)
+		}
+	}
+	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}
 }

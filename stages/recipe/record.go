@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,15 +36,16 @@ type Record struct {
 	Predicted  int64    `json:"predicted_memory"` // bytes
 
 	// What it came to.
-	Made      int   `json:"made"` // steps
-	Pairs     int   `json:"pairs"`
-	Tokens    int   `json:"tokens"`
-	Padding   int   `json:"padding"` // tokens that padding each sub-batch to its longest text would have added
-	Truncated int   `json:"truncated"`
-	Dropped   int64 `json:"dropped"`
-	Skipped   int   `json:"skipped"`
-	NotFinite int   `json:"not_finite"`
-	PeakBytes int64 `json:"peak_bytes"`
+	Made      int    `json:"made"` // steps
+	Pairs     int    `json:"pairs"`
+	Tokens    int    `json:"tokens"`
+	Padding   int    `json:"padding"` // tokens that padding each sub-batch to its longest text would have added
+	Truncated int    `json:"truncated"`
+	Dropped   int64  `json:"dropped"`
+	DroppedBy string `json:"dropped_by,omitempty"` // why, by the recipe's keys
+	Skipped   int    `json:"skipped"`
+	NotFinite int    `json:"not_finite"`
+	PeakBytes int64  `json:"peak_bytes"`
 
 	// Of rank 0, since the run began or was rolled back.
 	Graph    string                  `json:"graph"` // SVG
@@ -110,7 +112,7 @@ func (r *recorder) end(s *Summary) error {
 	}
 	r.Done = !s.Stopped
 	r.Made, r.Pairs, r.Tokens, r.Padding, r.Truncated = s.Steps, s.Pairs, s.Tokens, s.Padding, s.Truncated
-	r.Dropped, r.NotFinite, r.PeakBytes = s.Dropped, s.NotFinite, s.PeakBytes
+	r.Dropped, r.DroppedBy, r.NotFinite, r.PeakBytes = s.Dropped, s.DroppedBy, s.NotFinite, s.PeakBytes
 	return r.write()
 }
 
@@ -139,9 +141,19 @@ func (r *recorder) write() error {
 	if err != nil {
 		return err
 	}
-	partial := filepath.Join(r.dir, "."+recordFile+".partial") // whoever looks while the run goes on sees a whole one
-	if err := os.WriteFile(partial, append(text, '\n'), 0o666); err != nil {
+	return replaceFile(filepath.Join(r.dir, recordFile), append(text, '\n'))
+}
+
+// replaceFile puts a whole file in the place of what is there: whoever looks, and whatever happens on the way, sees the one or the other.
+func replaceFile(path string, text []byte) error {
+	partial := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".partial")
+	f, err := os.Create(partial)
+	if err != nil {
 		return err
 	}
-	return os.Rename(partial, filepath.Join(r.dir, recordFile))
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(partial))
+	}
+	return os.Rename(partial, path)
 }

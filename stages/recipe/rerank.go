@@ -145,7 +145,7 @@ func (x *Run) openRerankEval(ctx context.Context) error {
 	if data.Unknown > 0 {
 		x.obs.note("eval.rerank: %d judgements name queries or documents that are not there", data.Unknown)
 	}
-	x.candidates = &candidates{data: data}
+	x.judged, x.candidates = data, &candidates{data: data}
 	if x.candidates.task, err = embedder.NewTask(ctx, data, embedder.Text{}); err != nil {
 		return err
 	}

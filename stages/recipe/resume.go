@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -24,7 +24,8 @@ import (
 var ErrRecipeChanged = errors.New("the recipe has changed since the checkpoint")
 
 // mayChange are the keys (and sections) that a run may go on with after they have changed: how fast, where and how often, not what is
-// computed. Where the data lies may change as well; that it is the same data is checked by its fingerprint.
+// computed. Where the data lies may change as well; that it is the same data is checked by its fingerprint. What eval measures may change, but
+// not in mid-comparison: see checkBest.
 var mayChange = []string{
 	"optimizer.lr", "optimizer.groups[].lr", "save", "log", "eval", "mesh", "train.device", "train.epochs", "train.max_steps", "train.sync",
 	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.activation_checkpointing", "data.train[].path",
@@ -108,18 +109,24 @@ func Flatten(name string, text []byte) (map[string]string, error) {
 	return out, nil
 }
 
-// contents are hashes of what a checkpoint relies on and does not hold.
-func (x *Run) contents() map[string]string {
+// contents are hashes of what a checkpoint relies on and does not hold: all of the model's folder but the weights that train. Of files that
+// are not there the hash is "none", so that one that comes or goes is noticed as well.
+func (x *Run) contents() (map[string]string, error) {
 	out := map[string]string{}
-	for _, name := range []string{"tokenizer.json", "vocab.txt", "sentencepiece.bpe.model", "tokenizer.model"} {
-		if raw, err := os.ReadFile(filepath.Join(x.folder.TransformerDir, name)); err == nil {
-			out[name] = hash(raw)
+	for name, path := range x.folder.Settings() {
+		h, err := hashFile(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			h = "none"
+		case err != nil:
+			return nil, fmt.Errorf("model.path: %w", err)
 		}
+		out[name] = h
 	}
 	if x.frozen != "" {
 		out["the frozen parameters"] = x.frozen
 	}
-	return out
+	return out, nil
 }
 
 // resume finds where the run goes on and takes the data there; nil if it begins. All ranks call it.
@@ -208,7 +215,7 @@ func (x *Run) findCheckpoint(again bool) (*checkpoint.Checkpoint, error) {
 		return nil, nil
 	}
 	return store.Latest(func(folder string, err error) {
-		x.obs.note("%s can't be used, trying the one before: %v", folder, err)
+		x.obs.note("%s can't be used, trying the one before (it stays where it is, and save.keep does not count it): %v", folder, err)
 	})
 }
 
@@ -218,9 +225,9 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	for name, h := range x.contents() {
-		if was, ok := c.Contents[name]; ok && was != h {
-			return fmt.Errorf("%w: model.path: %s are not what they were; put that back, or start anew in another save.dir", ErrRecipeChanged, name)
+	for _, name := range slices.Sorted(maps.Keys(c.Contents)) {
+		if h, known := x.content[name]; known && h != c.Contents[name] {
+			return fmt.Errorf("%w: model.path: changed: %s; put that back, or start anew in another save.dir", ErrRecipeChanged, name)
 		}
 	}
 	var cursor dataset.Cursor
@@ -245,10 +252,11 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	for _, line := range changed {
 		x.obs.note("changed since then: %s", line)
 	}
-	return nil
+	return x.checkBest(changed)
 }
 
-// trimLog keeps the lines of a .jsonl file of steps up to the given one: later ones will be written again.
+// trimLog keeps the lines of a .jsonl file of steps up to the given one: later ones will be written again. A kill on the way leaves the file as
+// it was.
 func trimLog(path string, step int) error {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -271,5 +279,5 @@ func trimLog(path string, step int) error {
 			kept.Write(line)
 		}
 	}
-	return os.WriteFile(path, kept.Bytes(), 0o666)
+	return replaceFile(path, kept.Bytes())
 }

@@ -17,7 +17,6 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/hfmodel"
-	"contraflow/io/safetensors"
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
 	"contraflow/stages"
@@ -81,15 +80,12 @@ type Evaluation struct {
 
 // Summary is what a run came to.
 type Summary struct {
-	Steps     int
-	Loss      float64 // of the last step
-	Pairs     int
-	Tokens    int
-	Truncated int // texts that lost tokens
-	Padding   int // tokens that padding each sub-batch to its longest text would have added: they were not computed
+	Steps int
+	Loss  float64 // of the last step
+	Counts
 	Dropped   int64
-	NotFinite int // steps that changed nothing because their gradient was not finite
-	Skipped   int // rows that can't be used: skipped.jsonl
+	DroppedBy string // why, by the recipe's keys
+	Skipped   int    // rows that can't be used: skipped.jsonl
 	Seconds   float64
 	PeakBytes int64 // of the process
 	Eval      *Evaluation
@@ -98,6 +94,24 @@ type Summary struct {
 	Stopped   bool   // before the last step, because it was asked to: a checkpoint has the rest
 
 	Communication pipeline.Communication // of this rank
+
+	before Counts // what had been counted when the run was resumed
+}
+
+// Counts are summed over all steps, those before the run was resumed included: checkpoints have them.
+type Counts struct {
+	Pairs     int `json:"pairs"`
+	Tokens    int `json:"tokens"`
+	Truncated int `json:"truncated"`  // texts that lost tokens
+	Padding   int `json:"padding"`    // tokens that padding each sub-batch to its longest text would have added: they were not computed
+	NotFinite int `json:"not_finite"` // steps that changed nothing because their gradient was not finite
+}
+
+func (c *Counts) add(r stages.StepResult) {
+	c.Pairs, c.Tokens, c.Truncated, c.Padding = c.Pairs+r.Pairs, c.Tokens+r.Tokens, c.Truncated+r.Truncated, c.Padding+r.Padding
+	if r.Skipped {
+		c.NotFinite++
+	}
 }
 
 // Graph builds the run's training graph. Train runs it; others may draw it.
@@ -113,8 +127,9 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 		return nil, nil, err
 	}
 	evaluated := x.evaluateStage(g, enc, results)
-	saved := x.saveStage(g, enc, results)
-	x.checkpointStage(g, enc, results, saved)
+	states := stages.Snapshot(g, results, enc, x.due)
+	saved := x.saveStage(g, results, states)
+	x.checkpointStage(g, enc, states, saved)
 	record := g.Stage("record")
 	result := pipeline.In(record, "result", results)
 	evaluation := pipeline.In(record, "evaluation", evaluated)
@@ -199,8 +214,8 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 			if better {
 				p.best = ev
 			}
-			if better && x.Recipe.Save.Best && !x.last(t.Index.Step) {
-				if err := x.saveBest(stages.Stream(t)); err != nil {
+			if better && x.Recipe.Save.Best {
+				if err := x.keepBest(stages.Stream(t)); err != nil {
 					return fmt.Errorf("saving the best model: %w", err)
 				}
 			}
@@ -260,27 +275,12 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 
 func raw(v any) (json.RawMessage, error) { return json.Marshal(v) }
 
-// bestDir is where the best evaluation's model is kept until the end.
-func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, "best") }
-
-// factorsFile is beside the best model of a LoRA reranker, which is merged: what trains of it.
-const factorsFile = "factors.safetensors"
-
-func (x *Run) saveBest(s gpustage.Stream) error {
-	if err := x.Save(s, x.bestDir()); err != nil || x.reranker == nil || x.model.Options.Tuning.LoRA == nil {
-		return err
-	}
-	tensors, _, err := x.trained(s)
-	if err != nil {
-		return err
-	}
-	return safetensors.Write(filepath.Join(x.bestDir(), factorsFile), tensors, nil)
-}
-
-// saveStage writes the model folder after the last step.
-func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[string] {
+// saveStage writes the model folder after the last step. The state is copied before it: the best model then takes the place of the last
+// step's, which the run may be given more steps after.
+func (x *Run) saveStage(g *pipeline.Graph, results pipeline.Port[stages.StepResult], states pipeline.Port[*stages.State]) pipeline.Port[string] {
 	s := g.Stage("save", pipeline.On(0, pipeline.Compute))
 	in := pipeline.In(s, "result", results)
+	pipeline.In(s, "state", states)
 	out := pipeline.Out[string](s, "folder")
 	s.Do(func(t *pipeline.Task) error {
 		dir, r := filepath.Join(x.Recipe.Save.Dir, "model"), in.Get(t)
@@ -292,8 +292,6 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 			if err := x.loadBest(stages.Stream(t)); err != nil {
 				return fmt.Errorf("loading the best model: %w", err)
 			}
-			x.obs.note("the model is that of step %d, the best evaluation's", p.BestStep)
-			x.measured = x.saves.best // nil if that was before the run was resumed
 		}
 		if err := x.Save(stages.Stream(t), dir); err != nil {
 			return fmt.Errorf("saving the model: %w", err)
@@ -305,37 +303,6 @@ func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline
 		return nil
 	})
 	return out.Port
-}
-
-// loadBest makes the parameters that train those of the best evaluation. Nothing is trained after it.
-func (x *Run) loadBest(s gpustage.Stream) error {
-	var tensor func(name string) (safetensors.Tensor, error)
-	if x.model.Options.Tuning.LoRA != nil {
-		file, prefix := hfmodel.AdapterWeights, hfmodel.AdapterPrefix
-		if x.reranker != nil {
-			file, prefix = factorsFile, ""
-		}
-		f, err := safetensors.Open(filepath.Join(x.bestDir(), file))
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(prefix + name) }
-	} else {
-		f, err := hfmodel.Open(x.bestDir())
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(name, x.model.Config.Prefixes()...) }
-	}
-	return x.model.LoadTrained(s, func(p transformer.Param, dst []float32) error {
-		t, err := tensor(p.Name)
-		if err != nil {
-			return err
-		}
-		return t.Float32s(dst)
-	})
 }
 
 // journal writes metrics.jsonl and tells the observer.
@@ -410,9 +377,6 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,
 	}
 	m.Skipped = r.Skipped
-	if r.Skipped {
-		j.summary.NotFinite++
-	}
 	j.watch(m)
 	if c := j.communicated(); c.Total > 0 {
 		share := c.HiddenShare()
@@ -420,7 +384,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	}
 	s := &j.summary
 	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
-	s.Pairs, s.Tokens, s.Truncated, s.Padding = s.Pairs+m.Pairs, s.Tokens+m.Tokens, s.Truncated+r.Truncated, s.Padding+r.Padding
+	s.add(r)
 	if err := j.enc.Encode(m); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)
 	}
@@ -496,6 +460,12 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			return nil, err
 		}
 	}
+	if x.content, err = x.contents(); err != nil {
+		return nil, err
+	}
+	if x.saves.progress.BestBy, err = x.evaluation(); err != nil {
+		return nil, err
+	}
 	if x.Main() {
 		unlock, err := x.saves.store.Lock()
 		if err != nil {
@@ -508,15 +478,17 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, err
 	}
 	if from != nil {
-		if p := x.saves.progress; from.Step >= x.Steps || p.Over && p.Enough { // what has made its last step may be given more of them
-			if err := from.Close(); err != nil {
-				return nil, err
-			}
-			return &Summary{Steps: from.Step, Model: filepath.Join(dir, "model"), Over: true}, nil
+		switch p := x.saves.progress; {
+		case from.Step > x.Steps:
+			return nil, errors.Join(fmt.Errorf("the run is to make %d steps, and has made %d: train.max_steps or train.epochs must allow for those, or begin anew in another save.dir", x.Steps, from.Step), from.Close())
+		case from.Step == x.Steps || p.Over && p.Enough: // what has made its last step may be given more of them
+			s, err := x.finish(from)
+			return s, errors.Join(err, from.Close())
 		}
 	}
 	now := time.Now()
 	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now}
+	log.summary.Counts, log.summary.before = x.saves.progress.Counts, x.saves.progress.Counts
 	if x.Main() {
 		defer func() {
 			if err != nil {
@@ -574,7 +546,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		x.obs.note("%.0f %% of the time went into communication that nothing hid: larger batches (batch.accumulate, batch.global_size), mesh.wire: bf16, or more than one sub-batch per step hide more", 100*exposed/s.Seconds)
 	}
 	s.Skipped = len(x.skipped)
-	s.Dropped = x.sampler.Stats().Dropped
+	s.Dropped, s.DroppedBy = x.sampler.Stats().Dropped, x.Recipe.leavesOut()
 	s.Model = filepath.Join(dir, "model")
 	return s, log.record.end(s)
 }
@@ -675,7 +647,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "recipe.yaml"), text, 0o666); err != nil {
+	if err := replaceFile(filepath.Join(dir, "recipe.yaml"), text); err != nil {
 		return nil, err
 	}
 	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {
@@ -717,7 +689,7 @@ func (x *Run) writeSkipped(path string) error {
 			return err
 		}
 	}
-	return os.WriteFile(path, b.Bytes(), 0o666)
+	return replaceFile(path, b.Bytes())
 }
 
 // Evaluate measures the model as it is on the recipe's retrieval task.

@@ -359,7 +359,7 @@ func data(b *strings.Builder, r *Run, in string) {
 		fmt.Fprintf(b, "<tr><td>%s</td><td>%s</td><td class=\"text prose\">%s</td></tr>\n", html.EscapeString(what), grouped(n), html.EscapeString(why))
 	}
 	row("ends of texts", int64(c.Truncated), "longer than model.max_length")
-	row("rows", c.Dropped, "did not fill a batch (batch.drop_last)")
+	row("rows", c.Dropped, c.DroppedBy)
 	row("steps", int64(c.NotFinite), "their gradient was not finite (train.on_nan)")
 	if len(r.Skipped) == 0 {
 		row("rows", int64(c.Skipped), "can't be used (data.on_error)")

@@ -1,0 +1,212 @@
+package recipe
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
+	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/transformer"
+)
+
+// The best evaluation's model is in the folder best/ of the run, its value and step in every checkpoint since. These have lives of their own: a run
+// that is killed after a better evaluation than its last checkpoint knows of leaves a model in best/ that the run, when it goes on from there, may
+// never make. So the checkpoint has the hash of what was in best/ when it was made, and a best/ of another hash is not used.
+
+// bestDir is where the best evaluation's model is kept until the end.
+func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, "best") }
+
+// factorsFile is beside the best model of a LoRA reranker, which is merged: what trains of it.
+const factorsFile = "factors.safetensors"
+
+// keepBest saves the model as it is as the best one.
+func (x *Run) keepBest(s gpustage.Stream) error {
+	if err := x.Save(s, x.bestDir()); err != nil {
+		return err
+	}
+	if x.reranker != nil && x.model.Options.Tuning.LoRA != nil {
+		tensors, _, err := x.trained(s)
+		if err != nil {
+			return err
+		}
+		if err := safetensors.Write(filepath.Join(x.bestDir(), factorsFile), tensors, nil); err != nil {
+			return err
+		}
+	}
+	h, err := x.bestHash()
+	x.saves.progress.BestModel = h
+	return err
+}
+
+// bestHash is the hash of the weights in best/; "" if there are none.
+func (x *Run) bestHash() (string, error) {
+	var paths, hashes []string
+	for _, kind := range []string{"*.safetensors", "*.pt"} {
+		found, err := filepath.Glob(filepath.Join(x.bestDir(), kind)) // sorted
+		if err != nil {
+			return "", err
+		}
+		paths = append(paths, found...)
+	}
+	for _, path := range paths {
+		h, err := hashFile(path)
+		if err != nil {
+			return "", err
+		}
+		hashes = append(hashes, h)
+	}
+	return strings.Join(hashes, " "), nil
+}
+
+// loadBest makes the parameters that train those of the best evaluation, if best/ has them. Nothing is trained after it.
+func (x *Run) loadBest(s gpustage.Stream) error {
+	p := x.saves.progress
+	switch h, err := x.bestHash(); {
+	case err != nil:
+		return err
+	case h == "" || h != p.BestModel:
+		x.obs.note("%s does not hold the model of step %d, the best evaluation's: the model is that of the last step", x.bestDir(), p.BestStep)
+		return nil
+	}
+	var tensor func(name string) (safetensors.Tensor, error)
+	if x.model.Options.Tuning.LoRA != nil {
+		file, prefix := hfmodel.AdapterWeights, hfmodel.AdapterPrefix
+		if x.reranker != nil {
+			file, prefix = factorsFile, ""
+		}
+		f, err := safetensors.Open(filepath.Join(x.bestDir(), file))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(prefix + name) }
+	} else {
+		f, err := hfmodel.Open(x.bestDir())
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		tensor = func(name string) (safetensors.Tensor, error) { return f.Tensor(name, x.model.Config.Prefixes()...) }
+	}
+	err := x.model.LoadTrained(s, func(p transformer.Param, dst []float32) error {
+		t, err := tensor(p.Name)
+		if err != nil {
+			return err
+		}
+		return t.Float32s(dst)
+	})
+	if err != nil {
+		return err
+	}
+	x.obs.note("the model is that of step %d, the best evaluation's", p.BestStep)
+	x.measured = x.saves.best // nil if that was before the run was resumed
+	return nil
+}
+
+// evaluation names what evaluations measure, so that their values can be compared: the metric and the content of the data.
+func (x *Run) evaluation() (string, error) {
+	e := x.Recipe.Eval
+	if !x.Recipe.Save.Best && e.EarlyStopping == nil {
+		return "", nil
+	}
+	name, content := e.Metric, any(x.judged)
+	switch {
+	case x.sts != nil:
+		name, content = "spearman", x.sts
+	case e.Rerank != nil:
+		name = fmt.Sprintf("%s of %d", name, e.Rerank.Top)
+	}
+	h := xxh3.New()
+	if err := json.NewEncoder(h).Encode(content); err != nil {
+		return "", fmt.Errorf("eval: %w", err)
+	}
+	sum := h.Sum128().Bytes()
+	return name + " on " + hex.EncodeToString(sum[:8]), nil
+}
+
+// checkBest compares what a checkpoint remembers of evaluations with this run's, and begins anew with them where they can't be compared,
+// or where the best one's model is gone and won't come again.
+func (x *Run) checkBest(changed []string) error {
+	p, e := &x.saves.progress, x.Recipe.Eval
+	judge, err := x.evaluation()
+	if err != nil {
+		return err
+	}
+	anew := ""
+	if p.Best != nil && p.BestBy != judge {
+		anew = "what eval measures has changed"
+	} else if x.Recipe.Save.Best && p.BestStep > 0 {
+		h, err := x.bestHash()
+		switch {
+		case err != nil:
+			return err
+		case h == "":
+			anew = fmt.Sprintf("%s has no model", x.bestDir())
+		case h != p.BestModel && slices.ContainsFunc(changed, changesSteps):
+			// Without changes the run makes those steps again, and what is in best/ with them.
+			anew = fmt.Sprintf("%s does not hold the model of step %d, but one that the run may not make again", x.bestDir(), p.BestStep)
+		}
+	}
+	if anew != "" {
+		x.obs.note("%s: the best evaluation, %.4g at step %d, is forgotten; best and patience begin anew", anew, *p.Best, p.BestStep)
+		p.Best, p.BestStep, p.BestModel, p.Worse = nil, 0, "", 0
+	}
+	p.BestBy = judge
+	p.Enough = e.EarlyStopping != nil && p.Worse >= e.EarlyStopping.Patience
+	return nil
+}
+
+// changesSteps tells whether a line of compareRecipes is of something that changes what later steps compute.
+func changesSteps(line string) bool {
+	return !slices.ContainsFunc([]string{"save.", "log.", "model.path ", "data.train["}, func(key string) bool { return strings.HasPrefix(line, key) })
+}
+
+// finish gives a run that is over its model, if it isn't there: from the checkpoint of its last step.
+func (x *Run) finish(from *checkpoint.Checkpoint) (*Summary, error) {
+	dir, step := filepath.Join(x.Recipe.Save.Dir, "model"), from.Step
+	s := &Summary{Steps: step, Counts: x.saves.progress.Counts, Model: dir, Over: true}
+	if x.saves.progress.Over && hfmodel.IsModel(dir) {
+		return s, nil
+	}
+	if err := x.model.LoadTrained(x.stream, func(p transformer.Param, dst []float32) error {
+		return from.Read("weights", p.Name, 0, gpustage.Bytes(dst))
+	}); err != nil {
+		return nil, err
+	}
+	if p := x.saves.progress; x.Main() && x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != step {
+		if err := x.loadBest(x.stream); err != nil {
+			return nil, fmt.Errorf("loading the best model: %w", err)
+		}
+	}
+	if x.Main() || x.model.Partial() {
+		if err := x.Save(x.stream, dir); err != nil {
+			return nil, fmt.Errorf("saving the model: %w", err)
+		}
+	}
+	if x.Main() {
+		x.obs.note("%s had no model of step %d: it is saved anew from the checkpoint", dir, step)
+		return s, forget(x.Recipe.Save.Dir)
+	}
+	return s, nil
+}
+
+func hashFile(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	h := xxh3.New()
+	_, err = f.WriteTo(h)
+	sum := h.Sum128().Bytes()
+	return hex.EncodeToString(sum[:]), errors.Join(err, f.Close())
+}

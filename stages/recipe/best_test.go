@@ -1,0 +1,258 @@
+package recipe
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+)
+
+// measured are settings under which evaluations soon get worse.
+func (j *job) measured(t *testing.T) []string {
+	t.Helper()
+	return []string{
+		j.sts(t), "eval.every=1", "save.best=true", "save.every=2", "optimizer.lr=2e-2", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "train.epochs=9",
+	}
+}
+
+func said(t *testing.T, o outcome, err error, want string) {
+	t.Helper()
+	if err != nil || !strings.Contains(strings.Join(o.notes, "\n"), want) {
+		t.Fatalf("error %v, notes %q, want %q", err, o.notes, want)
+	}
+}
+
+// The last checkpoint of a run with save.best has the last step's weights, though its model is another's: given more steps, the run makes them as if
+// it had been meant to from the beginning.
+func TestBestAndMoreSteps(t *testing.T) {
+	j := newJob(t, 60)
+	sets := j.measured(t)
+	whole, err := j.run(t, "whole", nil, 0, false, append(sets, "train.max_steps=11")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := j.run(t, "run", nil, 0, false, append(sets, "train.max_steps=7")...)
+	said(t, first, err, "the model is that of step")
+	o, err := j.run(t, "run", nil, 0, true, append(sets, "train.max_steps=11")...)
+	said(t, o, err, "going on after step 7 of 11")
+	for step := 7; step < 11; step++ {
+		if o.losses[step] != whole.losses[step] {
+			t.Errorf("step %d has loss %v, in one go %v", step, o.losses[step], whole.losses[step])
+		}
+	}
+	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Error("the weights differ from those of a run in one go")
+	}
+	if o.summary.Counts != whole.summary.Counts || o.summary.Pairs == 0 {
+		t.Errorf("counted %+v, in one go %+v", o.summary.Counts, whole.summary.Counts)
+	}
+
+	// A run that is over and has no model gets it from its last checkpoint: the best one's, or without best/ the last step's.
+	want := j.model(t, "run")
+	for _, gone := range []string{"model", "best"} {
+		if err := os.RemoveAll(filepath.Join(j.dir, "run", gone)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o, err = j.run(t, "run", nil, 0, true, append(sets, "train.max_steps=11")...)
+	said(t, o, err, "it is saved anew from the checkpoint")
+	if !o.summary.Over || bytes.Equal(j.model(t, "run"), want) {
+		t.Errorf("%+v, or the model is that of best/, which is gone", o.summary)
+	}
+	if err := os.RemoveAll(filepath.Join(j.dir, "whole", "model")); err != nil {
+		t.Fatal(err)
+	}
+	o, err = j.run(t, "whole", nil, 0, true, append(sets, "train.max_steps=11")...)
+	said(t, o, err, "it is saved anew from the checkpoint")
+	if !bytes.Equal(j.model(t, "whole"), want) {
+		t.Error("the model saved anew is not the best one")
+	}
+	if _, err = j.run(t, "whole", nil, 0, true, append(sets, "train.max_steps=6")...); err == nil || !strings.Contains(err.Error(), "is to make 6 steps, and has made 11") {
+		t.Errorf("fewer steps than were made: %v", err)
+	}
+}
+
+// What is in best/ counts only if the checkpoint knows it, and its value only where it can be compared.
+func TestBestBelongsToTheRun(t *testing.T) {
+	j := newJob(t, 60)
+	sets := append(j.measured(t), "train.max_steps=8")
+	stopped := func(out string) (best string) {
+		if _, err := j.run(t, out, nil, 4, false, append(sets, "eval.early_stopping={patience: 40}")...); err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Join(j.dir, out, "best", "model.safetensors")
+	}
+	abandoned, err := os.ReadFile(filepath.Join(j.dir, "model", "model.safetensors")) // as if a step that is not made again had been better
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := append(sets, "eval.early_stopping={patience: 40}")
+
+	if err := os.WriteFile(stopped("lr"), abandoned, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "lr", nil, 0, true, append(again, "optimizer.lr=1e-7")...)
+	said(t, o, err, "best and patience begin anew")
+	if bytes.Equal(j.model(t, "lr"), abandoned) {
+		t.Error("the model is that of a run that was abandoned")
+	}
+
+	if err := os.WriteFile(stopped("same"), abandoned, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err = j.run(t, "same", nil, 0, true, append(again, "save.keep=4")...)
+	if err != nil || strings.Contains(fmt.Sprint(o.notes), "begin anew") {
+		t.Errorf("nothing has changed in what is computed: %v, %v", err, o.notes)
+	}
+	if bytes.Equal(j.model(t, "same"), abandoned) {
+		t.Error("the model is that of a run that was abandoned")
+	}
+
+	if err := os.RemoveAll(filepath.Dir(stopped("gone"))); err != nil {
+		t.Fatal(err)
+	}
+	o, err = j.run(t, "gone", nil, 0, true, again...)
+	said(t, o, err, "best and patience begin anew")
+
+	stopped("eval")
+	sts := filepath.Join(j.dir, "sts.jsonl")
+	raw, err := os.ReadFile(sts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(sts, bytes.ReplaceAll(raw, []byte(`"s":4`), []byte(`"s":-4`)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err = j.run(t, "eval", nil, 0, true, again...)
+	said(t, o, err, "what eval measures has changed")
+}
+
+// A model's folder that is not what it was is named and refused, whichever of its files it is.
+func TestModelFolderChanged(t *testing.T) {
+	j := newJob(t, 60)
+	if _, err := j.run(t, "run", nil, 2, false); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string][2]string{
+		"config.json":           {`"layer_norm_eps": `, `"layer_norm_eps": 1`},
+		"tokenizer.json":        {"{", "{ "},
+		"1_Pooling/config.json": {"{", "{ "},
+		"modules.json":          {"[", "[ "},
+		"vocab.txt":             {"", "came since"},
+	} {
+		path := filepath.Join(j.dir, "model", filepath.FromSlash(name))
+		before, err := os.ReadFile(path)
+		if err != nil && change[0] != "" {
+			t.Fatal(err)
+		}
+		after := bytes.Replace(before, []byte(change[0]), []byte(change[1]), 1)
+		if bytes.Equal(before, after) {
+			t.Fatalf("%s has no %s: %s", name, change[0], before)
+		}
+		if err := os.WriteFile(path, after, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := j.run(t, "run", nil, 0, true); err == nil || !strings.Contains(err.Error(), "changed: "+name+";") {
+			t.Errorf("%s changed: %v", name, err)
+		}
+		if before == nil {
+			err = os.Remove(path)
+		} else {
+			err = os.WriteFile(path, before, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o, err := j.run(t, "run", nil, 0, true); err != nil || o.summary.Steps < 3 {
+		t.Errorf("with the folder as it was: %v", err)
+	}
+}
+
+// A log that can't be rewritten is left as it was.
+func TestTrimLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "metrics.jsonl")
+	const text = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	inTheWay := filepath.Join(filepath.Dir(path), ".metrics.jsonl.partial")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := trimLog(path, 2); err == nil {
+		t.Error("the log was rewritten in place")
+	}
+	if got, err := os.ReadFile(path); string(got) != text {
+		t.Errorf("the log is %q now (%v)", got, err)
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	if err := trimLog(path, 2); err != nil {
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(path); string(got) != "{\"step\":1}\n{\"step\":2}\n" {
+		t.Errorf("the log is %q now (%v)", got, err)
+	}
+}
+
+func TestSkippedRow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "skipped.jsonl")
+	x := &Run{skipped: []*dataset.RowError{{Row: 9, Location: dataset.Location{File: "b.parquet", RowGroup: 0, Row: 7}, Column: "q", Reason: "the text is null"}}}
+	if err := x.writeSkipped(path); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); string(got) != `{"file":"b.parquet","row_group":0,"row":7,"column":"q","reason":"the text is null"}`+"\n" {
+		t.Errorf("%s (%v)", got, err)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	var notes []string
+	j := &journal{obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
+	for step := 1; step <= 60; step++ {
+		m := Metrics{Step: step, Loss: 2 + 0.1*math.Sin(float64(step)), PeakMemBytes: 1 << 30}
+		switch {
+		case step == 40:
+			m.Loss = 5
+		case step >= 50:
+			m.PeakMemBytes = 5 << 29
+		}
+		j.watch(m)
+	}
+	if len(notes) != 2 || !strings.Contains(notes[0], "the loss of step 40 is 5") || !strings.Contains(notes[1], "at step 50") {
+		t.Errorf("notes: %q", notes)
+	}
+}
+
+// Rows that a batch can't have, and datasets that an epoch can't have, are told of before the run.
+func TestNotesOnData(t *testing.T) {
+	j := newJob(t, 60)
+	same := filepath.Join(j.dir, "same.jsonl")
+	if err := os.WriteFile(same, []byte(strings.Repeat(`{"q": "one", "p": "two"}`+"\n", 30)+strings.Repeat(`{"q": "three", "p": "four"}`+"\n", 3)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	both := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p, sampling_weight: 0.0001}]", filepath.Join(j.dir, "data.jsonl"), filepath.Join(j.dir, "data.jsonl"))
+	one := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", same)
+	for want, sets := range map[string][]string{
+		"data.train[1] is never seen":           {both, "data.mixing=weighted"},
+		"a batch of one row has none":           {one, "batch.drop_last=false"},
+		"27 of 33 can't come into full batches": {one, "batch.drop_last=true", "batch.global_size=2"},
+		"(data.mixing: round_robin)":            {strings.Replace(both, ", sampling_weight: 0.0001", "", 1), "data.mixing=round_robin", "batch.global_size=7"},
+	} {
+		o, err := j.run(t, strings.ReplaceAll(want, " ", ""), nil, 0, false, append(sets, "train.max_steps=1")...)
+		if want == "(data.mixing: round_robin)" {
+			if err != nil || !strings.Contains(o.summary.DroppedBy, want) {
+				t.Errorf("%v, %+v", err, o.summary)
+			}
+			continue
+		}
+		said(t, o, err, want)
+	}
+}
