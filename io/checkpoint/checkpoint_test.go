@@ -152,12 +152,13 @@ func TestKeepComplete(t *testing.T) {
 		want string // steps that are left
 		last int
 	}{
-		"a damaged one that is newer": {func(dir string) { flip(t, filepath.Join(dir, "step-00000009", "rank-00000.safetensors"), -3) }, 7, 1, "[7 9]", 7},
-		"a damaged one between":       {func(dir string) { flip(t, filepath.Join(dir, "step-00000009", "rank-00000.safetensors"), -3) }, 10, 2, "[6 9 10]", 10},
-		"a damaged one that is old":   {func(dir string) { flip(t, filepath.Join(dir, "step-00000003", "checkpoint.json"), 9) }, 10, 2, "[9 10]", 10},
-		"a stray that is newer":       {func(dir string) { stray(dir, 9999) }, 10, 1, "[10 9999]", 10},
-		"a stray that is older":       {func(dir string) { stray(dir, 1) }, 10, 2, "[1 9 10]", 10},
-		"more than are to be kept":    {func(string) {}, 10, 3, "[6 9 10]", 10},
+		"a damaged one that is newer":  {func(dir string) { flip(t, filepath.Join(dir, "step-00000009", "rank-00000.safetensors"), -3) }, 7, 1, "[7 9]", 7},
+		"a complete one that is newer": {func(string) {}, 7, 1, "[7 9]", 9},
+		"a damaged one between":        {func(dir string) { flip(t, filepath.Join(dir, "step-00000009", "rank-00000.safetensors"), -3) }, 10, 2, "[6 9 10]", 10},
+		"a damaged one that is old":    {func(dir string) { flip(t, filepath.Join(dir, "step-00000003", "checkpoint.json"), 9) }, 10, 2, "[9 10]", 10},
+		"a stray that is newer":        {func(dir string) { stray(dir, 9999) }, 10, 1, "[10 9999]", 10},
+		"a stray that is older":        {func(dir string) { stray(dir, 1) }, 10, 2, "[1 9 10]", 10},
+		"more than are to be kept":     {func(string) {}, 10, 3, "[6 9 10]", 10},
 	} {
 		_, dir := saved(t, 3, 6, 9)
 		c.harm(dir)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,14 +53,14 @@ func (x *Run) keepBest(s gpustage.Stream) error {
 func (x *Run) bestHash() (string, error) {
 	var paths, hashes []string
 	for _, kind := range []string{"*.safetensors", "*.pt"} {
-		found, err := filepath.Glob(filepath.Join(x.bestDir(), kind)) // sorted
+		found, err := fs.Glob(os.DirFS(x.bestDir()), kind) // sorted
 		if err != nil {
 			return "", err
 		}
 		paths = append(paths, found...)
 	}
 	for _, path := range paths {
-		h, err := hashFile(path)
+		h, err := hashFile(filepath.Join(x.bestDir(), path))
 		if err != nil {
 			return "", err
 		}
@@ -125,6 +126,8 @@ func (x *Run) evaluation() (string, error) {
 		name, content = "spearman", x.sts
 	case e.Rerank != nil:
 		name = fmt.Sprintf("%s of %d", name, e.Rerank.Top)
+	case x.Recipe.fusion() != nil:
+		name = fmt.Sprint(name, x.Recipe.fusion())
 	}
 	h := xxh3.New()
 	if err := json.NewEncoder(h).Encode(content); err != nil {
