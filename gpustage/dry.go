@@ -85,6 +85,7 @@ func (*dryStream) NormalizeBackward(Tensor, Tensor, Tensor, Tensor)             
 func (*dryStream) RowDot(Tensor, Tensor, Tensor, float64)                                           {}
 func (*dryStream) RowAxpy(Tensor, Tensor, Tensor, float64)                                          {}
 func (*dryStream) Mask(Tensor, Mask)                                                                {}
+func (*dryStream) MaskAbove(Tensor, Tensor, Tensor)                                                 {}
 func (*dryStream) OnlineLSE(Tensor, Tensor, Tensor)                                                 {}
 func (*dryStream) SoftmaxTile(_, _, _, _ Tensor)                                                    {}
 func (*dryStream) SegmentMax(_, _, _, _ Tensor)                                                     {}

@@ -74,6 +74,8 @@ type Ops interface {
 	RowAxpy(y, x, w Tensor, alpha float64)
 	// Mask sets s[i, j] to -Inf for every pair that m excludes.
 	Mask(s Tensor, m Mask)
+	// MaskAbove sets s[i, j] to -Inf where g[i, j] > limit[i], for g of s's shape and limit[1, R]. A NaN is above nothing.
+	MaskAbove(s, g, limit Tensor)
 	// OnlineLSE folds a tile s[R, N] into the running maximum max[1, R] and the running sum[1, R] of exp(s - max),
 	// which start as -Inf and 0: the log-sum-exp of everything folded is max + log(sum). A row whose every entry so far is -Inf
 	// stays (-Inf, 0).

@@ -25,9 +25,10 @@ type Batch struct {
 	Scores  []float64 // [N-B] a teacher's, of sequences B to N-1; nil without scores
 	Teacher []float32 // [B*D] a teacher's embeddings; nil without
 	Texts   []loss.TextID
-	IDs     []int32 // tokens of all sequences, back to back
-	Cu      []int32 // [N+1]: sequence n is IDs[Cu[n]:Cu[n+1]]
-	Kinds   []int32 // types of the tokens in IDs; nil: all 0
+	IDs     []int32   // tokens of all sequences, back to back
+	Cu      []int32   // [N+1]: sequence n is IDs[Cu[n]:Cu[n+1]]
+	Kinds   []int32   // types of the tokens in IDs; nil: all 0
+	Guide   [][]int32 // [N] a guide's tokens of each sequence; nil without a guide
 
 	// Pairs tells that documents are sequences with their queries in front, for a model that scores. The queries, sequences 0 to B-1, are
 	// empty then and in no sub-batch: what is computed of them stays zero.
@@ -133,6 +134,9 @@ func assemble(chunks []*TokenChunk) *Batch {
 			b.Texts = append(b.Texts, c.Texts[col]...)
 			if c.Kinds != nil {
 				b.Kinds = append(b.Kinds, c.Kinds[col]...)
+			}
+			if c.Guide != nil {
+				b.Guide = append(b.Guide, c.Guide[col]...)
 			}
 			for _, ids := range c.IDs[col] {
 				b.IDs = append(b.IDs, ids...)

@@ -19,11 +19,14 @@ type Gradient struct {
 }
 
 // Loss adds the stage that computes the loss of a whole batch and the gradient of its embeddings.
-func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, l loss.Loss) pipeline.Port[Gradient] {
+func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, l loss.Loss, more ...LossInput) pipeline.Port[Gradient] {
 	e.loss = l
 	s := g.Stage("loss", e.on())
 	in := pipeline.In(s, "batch", batches)
 	pipeline.Collect(s, "embeddings", embedded)
+	for _, input := range more {
+		input(s)
+	}
 	out := pipeline.Out[Gradient](s, "gradient")
 	s.Do(func(t *pipeline.Task) error {
 		b, stream := in.Get(t), Stream(t)
@@ -32,6 +35,7 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 			out.Put(t, Gradient{Batch: b})
 			return nil
 		}
+		lb.Draw = gpustage.RowKey(e.Seed, t.Index.Step, int64(t.Index.Batch), -1)
 		lo, hi := lb.Own()
 		t.Note(Scores, float64(hi-lo)*float64(lb.N()-lb.Rows))
 		lb.Step = t.Index.Step
@@ -109,6 +113,9 @@ func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 			x.Cu = append(x.Cu, int32(at(i)))
 		}
 		lb.Parts = append(lb.Parts, x)
+	}
+	if e.guided.size > 0 {
+		lb.Guide = e.guided.all.Span(0, n)
 	}
 	return lb, whole
 }

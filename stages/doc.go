@@ -4,7 +4,8 @@
 //	                                          |   dEmbeddings   |          |
 //	                                          +-- kept passes --+          +-- weights, to the next step's embed
 //
-// With several ranks, header, gather, scatter and reduce join them: see [Replicas].
+// With several ranks, header, gather, scatter and reduce join them: see [Replicas]. A second model whose embeddings a loss compares has
+// stages of its own between embed and loss: see [Guide].
 //
 // Each function adds one stage to a pipeline.Graph and returns its output port, so a pipeline reads as the list above, and a
 // stage of one's own goes between any two of them. What stages of one model share on its device (parameters, gradients,

@@ -69,6 +69,7 @@ type Encoder struct {
 
 	ranks *Replicas
 	replication
+	guided guided
 	shares []share // of this rank, where there is a shard axis
 	still  []share // likewise of what is frozen, where parameters are streamed
 	earlyGradients
@@ -160,6 +161,9 @@ func (e *Encoder) begin(b *Batch) error {
 		if !e.gathers() {
 			p.all, p.dAll = p.emb, p.dEmb
 		}
+	}
+	if err := e.beginGuided(b); err != nil {
+		return fmt.Errorf("a guide's embeddings of %d sequences: %w", b.N(), err)
 	}
 	if e.ranks != nil {
 		if err := e.beginReplicated(b); err != nil {
@@ -280,7 +284,7 @@ func keepFrom(subs []transformer.Memory, budget int64) (first int) {
 
 // Close gives the encoder's memory back, but for the model's parameters.
 func (e *Encoder) Close() error {
-	errs := []error{e.optimizerState.close()}
+	errs := []error{e.optimizerState.close(), e.closeGuided()}
 	tensors := append(e.tensors(), &e.complete)
 	for _, p := range e.parts {
 		if e.ranks == nil || e.ranks.LocalNegatives {
@@ -291,7 +295,7 @@ func (e *Encoder) Close() error {
 	for _, x := range e.buffers {
 		tensors = append(tensors, &x.mem, &x.rows, &x.index, &x.ids)
 	}
-	for _, t := range append(tensors, &e.grads) {
+	for _, t := range append(tensors, &e.grads, &e.guided.own, &e.guided.all) {
 		if !t.IsZero() {
 			errs = append(errs, t.Mem.Free())
 			*t = gpustage.Tensor{}

@@ -61,7 +61,7 @@ func (everything) SplitsRows()            {}
 // Ragged negatives, labels, scores and teachers' embeddings reach the loss in one order, however many ranks and sub-batches there are:
 // the gradient is the single process's, computed plainly.
 func TestShapesOnRanks(t *testing.T) {
-	matryoshka, err := loss.Matryoshka(loss.InfoNCE{MaskDuplicates: true}, []int{32, 8}, []float64{1, 0.5})
+	matryoshka, err := loss.Matryoshka(loss.InfoNCE{MaskDuplicates: true}, []int{32, 8}, []float64{1, 0.5}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +103,58 @@ func TestShapesOnRanks(t *testing.T) {
 					if c.shards == 0 && n[1] != sent[string(op)] {
 						t.Errorf("%s, case %d: %s sent %d bytes, planned %d", name, i, op, n[1], sent[string(op)])
 					}
+				}
+			}
+		}
+	}
+}
+
+// SimCSE: the same text twice, embedded under two dropout masks, is a pair. Whatever the ranks and sub-batches, the masks are the row's
+// and the column's, and the gradient is the plain one's.
+func TestSimCSE(t *testing.T) {
+	twice := func(s *dataset.Source) { s.Positive = s.Query }
+	base := goldenRun{source: twice, loss: loss.InfoNCE{MaskDuplicates: true}, dropout: 0.1, globalSize: 13, accumulate: 2, maxSteps: 1, optimizer: optim.SGD{}}
+	truth := base
+	truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
+	want := truth.run(t)
+	for i, c := range []goldenRun{{size: stages.Size{Rows: 3}}, {size: stages.Size{Tokens: 60}, ranks: 3, budget: -1}} {
+		c.source, c.loss, c.dropout, c.globalSize, c.accumulate, c.maxSteps, c.optimizer = twice, base.loss, 0.1, 13, 2, 1, base.optimizer
+		if where, e := gradientError(want.model.Layout, c.run(t).grad, want.grad); !(e <= 1e-5) {
+			t.Errorf("case %d: %s is off by %.3g", i, where, e)
+		}
+	}
+	base.dropout = 0 // then both embeddings of a text are the same
+	if with, without := want.steps[0].Loss, base.run(t).steps[0].Loss; !(with > without+0.01) {
+		t.Errorf("loss %v with dropout, %v without", with, without)
+	}
+}
+
+// The losses of labelled pairs and texts, with sub-batches that are replayed and on three ranks with unequal rows, are the plain ones.
+func TestLabelledLossesOnRanks(t *testing.T) {
+	pairs := func(s *dataset.Source) { s.Label = "label" }
+	texts := func(s *dataset.Source) { s.Positive, s.Label = "", "label" }
+	triples := func(s *dataset.Source) { s.Negatives = []string{"negative"} }
+	for _, c := range []struct {
+		source func(*dataset.Source)
+		loss   loss.Loss
+	}{
+		{pairs, loss.CoSENT{}}, {pairs, loss.CosineSimilarity{}}, {pairs, loss.Contrastive{}},
+		{triples, loss.Triplet{Metric: loss.Cosine, Margin: 0.2}}, {texts, loss.BatchTriplet{Mode: loss.Hard}}, {texts, loss.BatchTriplet{Mode: loss.SoftMargin, Metric: loss.Cosine}},
+		{texts, loss.BatchTriplet{Mode: loss.SemiHard}}, {texts, loss.BatchTriplet{Mode: loss.All}},
+	} {
+		base := goldenRun{source: c.source, loss: c.loss, globalSize: 13, accumulate: 2, maxSteps: 1, optimizer: optim.SGD{}}
+		truth := base
+		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
+		want := truth.run(t)
+		for i, r := range []goldenRun{{size: stages.Size{Rows: 3}}, {size: stages.Size{Tokens: 90}, ranks: 3}} {
+			r.source, r.loss, r.globalSize, r.accumulate, r.maxSteps, r.optimizer = base.source, base.loss, 13, 2, 1, base.optimizer
+			got := r.run(t)
+			if where, e := gradientError(want.model.Layout, got.grad, want.grad); !(e <= 2e-5) {
+				t.Errorf("%T %+v, case %d: %s is off by %.3g", c.loss, c.loss, i, where, e)
+			}
+			for what, v := range map[string][2]float64{"loss": {got.steps[0].Loss, want.steps[0].Loss}, "gradient norm": {got.steps[0].GradNorm, want.steps[0].GradNorm}} {
+				if !(math.Abs(v[0]-v[1]) <= 2e-5*math.Abs(v[1])) || v[1] == 0 {
+					t.Errorf("%T %+v, case %d: %s %v, want %v", c.loss, c.loss, i, what, v[0], v[1])
 				}
 			}
 		}

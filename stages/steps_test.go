@@ -25,6 +25,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages"
+	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
@@ -60,6 +61,8 @@ type goldenRun struct {
 
 	loraDropout float64
 	groups      []stages.Group
+	guide       string          // a model folder
+	guideDevice gpustage.Device // nil: the model's
 }
 
 // processor is a CPU device, shared by the package's tests.
@@ -238,12 +241,31 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		t.Fatal(err)
 	}
 	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: r.accumulate, Config: order, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
+	text := stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers}
+	devices := []pipeline.Device{stages.OnDevice(r.device)}
+	var guide stages.Guide
+	if r.guide != "" {
+		place := r.device
+		if r.guideDevice != nil {
+			place, guide.Device, devices = r.guideDevice, 1, append(devices, stages.OnDevice(r.guideDevice))
+		}
+		m, err := embedder.LoadTrainable(r.guide, place)
+		if err != nil {
+			t.Fatal(err)
+		}
+		guide.Model, guide.Tokens = m.Model, 100
+		text.Guide = &stages.Text{Tokenizer: m.Tokenizer, QueryLength: 30, DocumentLength: 40, QueryPrompt: "ask: "}
+	}
 	chunks := stages.Ingest(g, plan)
-	toks := stages.Tokenize(g, chunks, stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers})
+	toks := stages.Tokenize(g, chunks, text)
 	batches := stages.Header(g, stages.Assemble(g, toks), r.size, ranks)
 	subs := stages.Split(g, batches, r.size)
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss), enc)
+	var inputs []stages.LossInput
+	if r.guide != "" {
+		inputs = append(inputs, stages.GuidedBy(stages.Guided(g, batches, embedded, enc, guide)))
+	}
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss, inputs...), enc)
 	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	if r.optimizer == nil {
 		r.optimizer = optim.AdamW{WeightDecay: 0.01}
@@ -297,7 +319,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		res.steps = append(res.steps, s)
 		return nil
 	})
-	p, err := g.Build(pipeline.Devices(stages.OnDevice(r.device)), pipeline.Workers(max(2, r.workers)))
+	p, err := g.Build(pipeline.Devices(devices...), pipeline.Workers(max(2, r.workers)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"cmp"
 	"fmt"
 
 	"contraflow/io/dataset"
@@ -18,6 +19,7 @@ type Text struct {
 	DocumentPrompt string    // put before every positive and negative
 	Prompts        []Prompts // of each dataset, instead; may be nil
 	Threads        int       // that tokenize at once; 0 means 1
+	Guide          *Text     // how a guide reads the same texts; nil: there is none
 
 	// Pairs, if not nil, are how each dataset's documents become tokens with their rows' queries in front, for models that score. The
 	// queries themselves have none then, and the rest of the settings does not count.
@@ -25,8 +27,19 @@ type Text struct {
 	Head  []int32 // what such a model's Scorer.Tied says
 }
 
-// Prompts are put before a dataset's texts.
-type Prompts struct{ Query, Document string }
+// Prompts are put before a dataset's texts. Positive and Negative, where they are not empty, take the place of Document.
+type Prompts struct{ Query, Document, Positive, Negative string }
+
+// of is the prompt of a role.
+func (p Prompts) of(r dataset.Role) string {
+	switch r {
+	case dataset.Query:
+		return p.Query
+	case dataset.Positive:
+		return cmp.Or(p.Positive, p.Document)
+	}
+	return cmp.Or(p.Negative, p.Document)
+}
 
 // TokenChunk is a Chunk after tokenization.
 type TokenChunk struct {
@@ -40,6 +53,7 @@ type TokenChunk struct {
 	Offset    int64
 	IDs       [][][]int32 // by column, text: row by row
 	Kinds     [][]int32   // by column, the types of all its tokens; nil: all 0
+	Guide     [][][]int32 // like IDs, for a guide; nil: there is none
 	Pairs     bool        // queries have no tokens; see Batch
 	Head      []int32
 	Texts     [][]loss.TextID // by column, text
@@ -60,6 +74,18 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 	}, pipeline.Parallel(threads))
 }
 
+// reading is what is put before a dataset's texts of a role, and how many tokens they may have.
+func (x Text) reading(source int, role dataset.Role) (prompt string, limit int) {
+	prompts := Prompts{Query: x.QueryPrompt, Document: x.DocumentPrompt}
+	if x.Prompts != nil && x.Pairs == nil {
+		prompts = x.Prompts[source]
+	}
+	if limit = x.DocumentLength; role == dataset.Query {
+		limit = x.QueryLength
+	}
+	return prompts.of(role), limit
+}
+
 func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, Pairs: x.Pairs != nil, Head: x.Head}
 	columns := c.Data.Columns()
@@ -74,16 +100,22 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 			out.Scores = append(out.Scores, e.Scores)
 		}
 	}
-	prompts := Prompts{x.QueryPrompt, x.DocumentPrompt}
-	if x.Prompts != nil && x.Pairs == nil {
-		prompts = x.Prompts[c.Source]
-	}
 	var flat, kinds []int32
 	var ends []int // of each text of each column
+	if x.Guide != nil {
+		out.Guide = make([][][]int32, len(columns))
+	}
 	for col, column := range columns {
-		prompt, limit := prompts.Document, x.DocumentLength
-		if column.Role == dataset.Query {
-			prompt, limit = prompts.Query, x.QueryLength
+		prompt, limit := x.reading(c.Source, column.Role)
+		if x.Guide != nil {
+			prompt, limit := x.Guide.reading(c.Source, column.Role)
+			for i := range c.Examples {
+				e := &c.Examples[i]
+				lo, hi := e.Column(col)
+				for _, text := range e.Texts[lo:hi] {
+					out.Guide[col] = append(out.Guide[col], x.Guide.Tokenizer.Encode(prompt+text, limit))
+				}
+			}
 		}
 		for i := range c.Examples {
 			e := &c.Examples[i]

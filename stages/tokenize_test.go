@@ -50,4 +50,23 @@ func TestTokenizeRoles(t *testing.T) {
 			t.Errorf("lengths %d and %d: %v, %d cut, want %s, %d", c.query, c.document, got.IDs, got.Truncated, c.want, c.cut)
 		}
 	}
+	// A dataset may have a prompt for each column; a guide reads the same texts with its own tokenizer, prompts and lengths.
+	other, err := tokenize.FromVocab([]string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "b", "a", "z"}, tokenize.VocabOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := Text{
+		Tokenizer: tok, QueryLength: 4, DocumentLength: 10, Prompts: []Prompts{{Query: "x ", Document: "y ", Negative: "c "}},
+		Guide: &Text{Tokenizer: other, QueryLength: 5, DocumentLength: 4, Prompts: []Prompts{{Document: "z ", Positive: "b "}}},
+	}
+	got, err := x.tokenize(&Chunk{Data: data, Examples: examples})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "[[[2 9 5 3]] [[2 10 5 6 7 8 3]] [[2 7 6 3]]]"; fmt.Sprint(got.IDs) != want {
+		t.Errorf("prompts by column: %v, want %s", got.IDs, want)
+	}
+	if want := "[[[2 6 5 1 3]] [[2 5 6 3]] [[2 7 5 3]]]"; fmt.Sprint(got.Guide) != want {
+		t.Errorf("the guide reads %v, want %s", got.Guide, want)
+	}
 }

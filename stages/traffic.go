@@ -23,14 +23,19 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 					add("gather", c.World, collective.GatherCall(b.subRows(u, p.Tokens), p.Size, dtype, wire))
 				}
 			}
-			if _, ok := e.splits(); ok {
-				for col := range b.columns() {
-					if b.Starts[col] == b.Starts[col+1] {
-						continue
-					}
-					for _, p := range e.parts {
-						add("scatter", c.World, collective.ReduceScatterCall(b.columnRows(col, p.Tokens), p.Size, dtype, wire))
-					}
+			_, splits := e.splits()
+			for col := range b.columns() {
+				if b.Starts[col] == b.Starts[col+1] {
+					continue
+				}
+				if e.guided.size > 0 {
+					add("gather guide", c.World, collective.GatherCall(b.columnRows(col, false), e.guided.size, dtype, dtype))
+				}
+				if !splits {
+					continue
+				}
+				for _, p := range e.parts {
+					add("scatter", c.World, collective.ReduceScatterCall(b.columnRows(col, p.Tokens), p.Size, dtype, wire))
 				}
 			}
 		}

@@ -1,6 +1,10 @@
 package cpu
 
-import "contraflow/gpustage"
+import (
+	"math"
+
+	"contraflow/gpustage"
+)
 
 // RowDot is out[i] = alpha * <a[i], b[i]>.
 func (s *Stream) RowDot(out, a, b gpustage.Tensor, alpha float64) {
@@ -40,6 +44,26 @@ func (s *Stream) Mask(t gpustage.Tensor, m gpustage.Mask) {
 	s.eachRow(t.Rows, len(m)*t.Cols, func(i int) {
 		for _, e := range m {
 			s.v.MaskRow(row(t, i), ints(e.Row)[i], ints(e.Col))
+		}
+	})
+}
+
+// MaskAbove sets pairs whose g is above their row's limit to -Inf.
+func (s *Stream) MaskAbove(t, g, limit gpustage.Tensor) {
+	if !isF32(t) {
+		s.Stream.MaskAbove(t, g, limit)
+		return
+	}
+	if s.Refuse(gpustage.CheckPair("mask above", t, g)) || s.Refuse(gpustage.CheckRows("mask above", t, limit)) {
+		return
+	}
+	inf, limits := float32(math.Inf(-1)), f32(limit)
+	s.eachRow(t.Rows, 2*t.Cols, func(i int) {
+		x, l := row(t, i), limits[i]
+		for j, v := range row(g, i) {
+			if v > l { // few are: the branch is predicted, and a tile takes a tenth of its product's time
+				x[j] = inf
+			}
 		}
 	})
 }

@@ -388,10 +388,13 @@ func testScores(t *testing.T, dev gpustage.Device) {
 			}
 		}
 		ri, ci := f.ints("rows", rows), f.ints("cols", cols)
+		guide, limit := f.floats("guide", r, n, nil), f.vector("limit", r, func(i, _ int) float64 { return []float64{0.5, inf, 2, -0.1}[i%4] })
+		guided := f.floats("guided", r, n, nil)
 		f.run(func(s gpustage.Stream, g picker) {
 			s.RowDot(g(dot), g(a), g(b), 20)
 			s.RowAxpy(g(y), g(a), g(w), -1.5)
 			s.Mask(g(tile), gpustage.Mask{{Row: g(ri), Col: g(ci)}})
+			s.MaskAbove(g(guided), g(guide), g(limit))
 			for lo := 0; lo < n; lo += 13 { // folded in pieces
 				s.OnlineLSE(g(top), g(sum), g(tile).Columns(lo, min(n, lo+13)))
 			}
@@ -399,6 +402,7 @@ func testScores(t *testing.T, dev gpustage.Device) {
 		f.check(dot, 20*4*math.Sqrt(float64(n)))
 		f.check(y, 4)
 		f.check(tile, 0)
+		f.check(guided, 0)
 		f.check(top, 0)
 		f.check(sum, 64)
 		// A log-sum-exp is at least its row's scores; some lie below here, as rounding could have it.

@@ -63,6 +63,24 @@ func mask[T float](s tensor, m gpustage.Mask) {
 	}
 }
 
+// MaskAbove sets pairs whose g is above their row's limit to -Inf.
+func (s *Stream) MaskAbove(t, g, limit tensor) {
+	if s.Refuse(gpustage.CheckPair("mask above", t, g)) || s.Refuse(gpustage.CheckRows("mask above", t, limit)) {
+		return
+	}
+	s.run("mask above", t, func() { maskAbove[float32](t, g, limit) }, func() { maskAbove[float64](t, g, limit) })
+}
+
+func maskAbove[T float](s, g, limit tensor) {
+	for i := range s.Rows {
+		for j, v := range row[T](g, i) {
+			if v > vec[T](limit)[i] {
+				row[T](s, i)[j] = T(math.Inf(-1))
+			}
+		}
+	}
+}
+
 // OnlineLSE folds a tile into a running log-sum-exp (Milakov and Gimelshein, arXiv 1805.02867).
 func (s *Stream) OnlineLSE(top, sum, t tensor) {
 	if s.Refuse(gpustage.CheckRows("online lse", t, top, sum)) {

@@ -40,28 +40,35 @@ func (l InfoNCE) strips(s gpustage.Stream, a *gpustage.Arena, b *Batch, x, dx gp
 		if !l.PerDirection {
 			g = 0
 		}
-		q, p := x.Span(0, rows), x.Span(rows, 2*rows)
 		st := strip{group: g, alpha: l.scale()}
 		if d == QueryToDoc && l.HardnessStrength > 0 && (l.Hardness == InBatchNegatives || l.Hardness == AllNegatives) {
 			st.alpha += l.HardnessStrength
 		}
-		switch d {
-		case QueryToDoc, QueryToQuery:
-			st.anchors, st.dAnchors = q, dx.Span(0, rows)
-		default:
-			st.anchors, st.dAnchors = p, dx.Span(rows, 2*rows)
+		anchors, first, last := 0, 0, rows // sequences that anchors begin at, and candidates begin and end at
+		if d != QueryToDoc && d != QueryToQuery {
+			anchors = rows
 		}
 		switch d {
 		case QueryToDoc, DocToDoc:
-			st.candidates, st.dCandidates = x.Span(rows, b.N()), dx.Span(rows, b.N())
-			if l.MaskDuplicates {
-				st.mask = gpustage.Mask{{Row: query, Col: text}, {Row: positive, Col: text}, {Row: query, Col: partner}}
+			first, last = rows, b.N()
+		case PositiveToPositive:
+			first, last = rows, 2*rows
+		}
+		at := func(t gpustage.Tensor, lo, hi int) gpustage.Tensor {
+			if t.IsZero() {
+				return t
 			}
+			return t.Span(lo, hi)
+		}
+		st.anchors, st.dAnchors, st.guideAnchors = at(x, anchors, anchors+rows), at(dx, anchors, anchors+rows), at(b.Guide, anchors, anchors+rows)
+		st.candidates, st.dCandidates, st.guideCandidates = at(x, first, last), at(dx, first, last), at(b.Guide, first, last)
+		switch n := last - first; {
+		case !l.MaskDuplicates:
+		case first > 0: // documents
+			text, partner := text.Columns(0, n), partner.Columns(0, n)
+			st.mask = gpustage.Mask{{Row: query, Col: text}, {Row: positive, Col: text}, {Row: query, Col: partner}}
 		default:
-			st.candidates, st.dCandidates = q, dx.Span(0, rows)
-			if l.MaskDuplicates {
-				st.mask = gpustage.Mask{{Row: query, Col: query}, {Row: positive, Col: query}, {Row: positive, Col: positive}}
-			}
+			st.mask = gpustage.Mask{{Row: query, Col: query}, {Row: positive, Col: query}, {Row: positive, Col: positive}}
 		}
 		own := row // each anchor's own place among the candidates, which the tiles leave out: the positive pair, or itself
 		switch d {

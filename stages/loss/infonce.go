@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -16,10 +17,12 @@ const (
 	QueryToQuery Direction = "query_to_query" // the query against the other queries
 	DocToQuery   Direction = "doc_to_query"   // the positive against all queries
 	DocToDoc     Direction = "doc_to_doc"     // the positive against the documents of other rows
+	// PositiveToPositive is the positive against those of other rows.
+	PositiveToPositive Direction = "positive_to_positive"
 )
 
 // Directions lists all of them.
-var Directions = []Direction{QueryToDoc, QueryToQuery, DocToQuery, DocToDoc}
+var Directions = []Direction{QueryToDoc, QueryToQuery, DocToQuery, DocToDoc, PositiveToPositive}
 
 // InfoNCE is the contrastive loss with in-batch negatives (van den Oord et al., arXiv 1807.03748), in the forms of
 // sentence-transformers' MultipleNegativesRankingLoss. With s(x, y) = Scale * similarity and row i's anchors q_i and p_i,
@@ -43,6 +46,8 @@ type InfoNCE struct {
 	// MaskDuplicates leaves out candidates that are no negatives, told by text identity: any text equal to the row's query or
 	// positive, documents that are another row's positive for the same query, and queries that share the positive.
 	MaskDuplicates bool
+	// Guide leaves out candidates that another model takes for positives; nil: none does. The batch has that model's embeddings.
+	Guide *Guide
 
 	// Tile sizes; 0 means the defaults. They change speed and rounding, nothing else.
 	TileRows, TileCols int
@@ -60,6 +65,21 @@ const (
 
 // HardnessModes lists them.
 var HardnessModes = []Hardness{InBatchNegatives, HardNegatives, AllNegatives}
+
+// Guide is the rule of GISTEmbed (Solatorio, arXiv 2402.16829). With g the guide's cosine and t_i = g(q_i, p_i) less a margin, row i has no
+// candidate y, compared with its anchor x, for which g(x, y) > t_i; its positive stays. sentence-transformers' GISTEmbedLoss is InfoNCE
+// with Directions QueryToDoc, QueryToQuery (contrast_anchors) and PositiveToPositive (contrast_positives) and Scale 1/temperature.
+//
+// A text that the guide embeds as it does the positive has the same cosine but for rounding, which differs between tiles, sub-batches and
+// ranks. So that it does not decide, guideSlack is added to t_i: such a text stays, by this rule, in every computation. An anchor is
+// no candidate of itself whatever the margin; the peer leaves that to rounding where query and positive are one text.
+type Guide struct {
+	Margin   float64 // at least 0
+	Relative bool    // the margin is Margin times |g(q_i, p_i)|
+}
+
+// guideSlack is some 30 eps of f32, which cosines of a few hundred products are off at most.
+const guideSlack = 4e-6
 
 // A tile of 256 x 1024 scores is 1 MiB in f32: with its two operands it stays in a processor's L2 and L3 caches, and is large enough
 // for the product to run at full speed.
@@ -79,6 +99,14 @@ func (l InfoNCE) Check() error {
 	if err := checkNotNegative("hardness strength", l.HardnessStrength); err != nil {
 		return err
 	}
+	if l.Guide != nil {
+		if err := checkNotNegative("margin", l.Guide.Margin); err != nil {
+			return err
+		}
+		if l.HardnessStrength > 0 {
+			return fmt.Errorf("hardness and a guide don't go together")
+		}
+	}
 	seen := map[Direction]bool{}
 	for _, d := range l.Directions {
 		known := false
@@ -96,8 +124,8 @@ func (l InfoNCE) Check() error {
 	if len(l.Directions) > 0 && !seen[QueryToDoc] {
 		return fmt.Errorf("directions must contain %q: it has the positive pair", QueryToDoc)
 	}
-	if l.PerDirection && (seen[QueryToQuery] || seen[DocToDoc]) {
-		return fmt.Errorf("one softmax per direction needs the positive pair in each: %q and %q don't have it", QueryToQuery, DocToDoc)
+	if l.PerDirection && (seen[QueryToQuery] || seen[DocToDoc] || seen[PositiveToPositive]) {
+		return fmt.Errorf("one softmax per direction needs the positive pair in each: %q, %q and %q don't have it", QueryToQuery, DocToDoc, PositiveToPositive)
 	}
 	return nil
 }
@@ -143,6 +171,8 @@ type strip struct {
 	group                 int
 	alpha                 float64 // scores are alpha times the product
 	positive              bool    // whether the positive pair is among the candidates; it is masked, see Compute
+
+	guideAnchors, guideCandidates gpustage.Tensor // [B, G], [n, G]; absent without a guide
 }
 
 // pass is one call of Compute.
@@ -153,8 +183,9 @@ type pass struct {
 	t      gpustage.DType
 	lo, hi int // rows that are asked for
 	strips []strip
-	hard   *groups // rows with their own negatives, where tiles leave them out; nil otherwise
-	masked []bool  // of hard's pairs: duplicates
+	hard   *groups         // rows with their own negatives, where tiles leave them out; nil otherwise
+	masked []bool          // of hard's pairs: duplicates
+	limit  gpustage.Tensor // [1, B]: t_i of Guide
 }
 
 // SplitsRows tells that InfoNCE is a RowSplitter.
@@ -182,6 +213,11 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	v := viewOf(s, a, b, !l.Dot)
 	x, dx := v.x, v.dx
 	p.strips = l.strips(s, a, b, x, dx)
+	if l.Guide != nil {
+		if err := p.guide(b); err != nil {
+			return Result{}, err
+		}
+	}
 	if l.separates() && len(b.Owner) > 0 {
 		if err := p.compareOwn(b, v); err != nil {
 			return Result{}, err
@@ -217,6 +253,28 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	}
 	v.finish(s, b)
 	return r, nil
+}
+
+// guide computes how similar a candidate may be.
+func (p *pass) guide(b *Batch) error {
+	if b.Guide.IsZero() {
+		return errors.New("the loss needs a guide model's embeddings, and the batch has none")
+	}
+	p.limit = p.a.Scratch(p.s, p.t, 1, b.Rows)
+	p.s.RowDot(p.limit, b.Guide.Span(0, b.Rows), b.Guide.Span(b.Rows, 2*b.Rows), 1)
+	limits, err := download(p.s, p.limit)
+	if err != nil {
+		return err
+	}
+	for i, c := range limits {
+		margin := p.l.Guide.Margin
+		if p.l.Guide.Relative {
+			margin *= math.Abs(c)
+		}
+		limits[i] = c - margin + guideSlack
+	}
+	upload(p.s, p.limit, limits)
+	return nil
 }
 
 // separates tells whether a row's own negatives are scored otherwise than other documents, so that tiles leave them out.
@@ -262,6 +320,11 @@ func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, 
 				anchors, candidates := st.anchors.Span(lo, hi), st.candidates.Span(from, to)
 				p.s.MatMul(tile, anchors, candidates, gpustage.MatMul{TransB: true, Alpha: st.alpha})
 				p.s.Mask(tile, st.mask.Tile(lo, hi, from, to))
+				if p.l.Guide != nil { // multiplied in each walk: what was masked would take rows x candidates bits
+					cosines := p.a.Scratch(p.s, p.t, hi-lo, to-from)
+					p.s.MatMul(cosines, st.guideAnchors.Span(lo, hi), st.guideCandidates.Span(from, to), gpustage.MatMul{TransB: true})
+					p.s.MaskAbove(tile, cosines, p.limit.Columns(lo, hi))
+				}
 				visit(st, lo, hi, tile, anchors, candidates, st.dAnchors.Span(lo, hi), st.dCandidates.Span(from, to))
 				p.a.ReleaseScratch(mark)
 			}
@@ -383,6 +446,9 @@ func (l InfoNCE) Memory(z Size) int {
 	own := 0
 	if l.separates() {
 		own = pairsMemory(z)
+	}
+	if l.Guide != nil {
+		own += tile + z.Rows*t.Size()
 	}
 	return tile + perRow + ids + viewMemory(z, !l.Dot) + own + 64*64 // alignment
 }

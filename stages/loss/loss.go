@@ -18,6 +18,12 @@
 // Rejected: keeping tiles between the walks when they fit. It saves that product for small batches, where the encoder takes
 // nearly all the time anyway, and would be a second path with bits of its own.
 //
+// # A guide
+//
+// GISTEmbed's rule ([Guide]) leaves out candidates by a second model's similarities. It is a condition in the same walk: beside each tile of
+// scores there is a tile of the guide's cosines, and where these are above a row's limit the score becomes -Inf. Everything behind
+// that is InfoNCE, and so are caching, gathering and splitting rows.
+//
 // # Losses of pairs
 //
 // Most other losses compare few pairs: each query with its own documents ([DistillKL], [MarginMSE], [Triplet], ...). They are
@@ -63,6 +69,9 @@ type Batch struct {
 	// Normalized tells that Embeddings have unit length.
 	Normalized bool
 
+	// Guide is [N, G], of Embeddings' type: a guide model's embeddings, of unit length. Absent unless the loss has a guide.
+	Guide gpustage.Tensor
+
 	Owner   []int32   // [N-2B]: the row that each negative belongs to; a row may have any number of them
 	Texts   []TextID  // [N]
 	Weights []float64 // [B]; nil means 1 each
@@ -77,6 +86,9 @@ type Batch struct {
 	IDs     []int32 // [T']: the token of each of their rows
 	Special []int32 // tokens that have no lexical weight
 	Step    int     // of training, from 0
+
+	// Draw is a number that is another one for every batch, and the same on all replicas: what a loss draws at random follows from it.
+	Draw uint64
 
 	// Only are the rows whose loss is asked for, against all candidates: the others are other replicas' business. nil means all
 	// rows. Only a loss that is a [RowSplitter] gets less than all.
@@ -126,6 +138,8 @@ func (b *Batch) check() error {
 		return fmt.Errorf("rows %d to %d of a batch of %d", lo, hi, b.Rows)
 	case b.Weights != nil && len(b.Weights) != b.Rows:
 		return fmt.Errorf("%d rows have %d weights", b.Rows, len(b.Weights))
+	case !b.Guide.IsZero() && (b.Guide.Rows != n || b.Guide.DType != b.Embeddings.DType):
+		return fmt.Errorf("a guide's embeddings are %v, want %d rows of %v", b.Guide, n, b.Embeddings.DType)
 	}
 	switch {
 	case b.Labels != nil && len(b.Labels) != b.Rows:

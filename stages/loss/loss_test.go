@@ -292,6 +292,10 @@ func TestMemory(t *testing.T) {
 	if large > 4*small+1<<20 {
 		t.Errorf("four times the rows take %d bytes, %d before", large, small)
 	}
+	guided := gist(20, Guide{}, true, true)
+	if small, large := guided.Memory(Size{Rows: 1 << 14, Sequences: 1 << 15, Dim: 384, Normalized: true, DType: gpustage.F32}), guided.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: true, DType: gpustage.F32}); large > 4*small {
+		t.Errorf("guided: four times the rows take %d bytes, %d before", large, small)
+	}
 	if (InfoNCE{Dot: true}).Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: false, DType: gpustage.F32}) > 16<<20 || l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: true, DType: gpustage.F32}) > 16<<20 {
 		t.Error("normalized embeddings should need little more than a tile")
 	}

@@ -2,21 +2,26 @@ package loss
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 
 	"contraflow/gpustage"
 )
 
 // Matryoshka is the weighted sum of a loss over the first Dims features of the embeddings, normalized anew each time (Kusupati et al.,
 // arXiv 2205.13147), as sentence-transformers' MatryoshkaLoss computes it: whatever the loss, it sees embeddings of length 1. weights
-// nil means 1 each. It splits rows if the loss does.
-func Matryoshka(l Loss, dims []int, weights []float64) (Loss, error) {
+// nil means 1 each. perBatch is how many of the dimensions a batch takes, which Batch.Draw chooses; 0: all. It splits rows if the loss does.
+func Matryoshka(l Loss, dims []int, weights []float64, perBatch int) (Loss, error) {
 	if len(dims) == 0 {
 		return nil, fmt.Errorf("there are no dimensions")
 	}
 	if weights != nil && len(weights) != len(dims) {
 		return nil, fmt.Errorf("%d dimensions have %d weights", len(dims), len(weights))
 	}
-	m := matryoshka{l: l, dims: dims, weights: weights}
+	if perBatch < 0 || perBatch > len(dims) {
+		return nil, fmt.Errorf("%d of %d dimensions in each batch", perBatch, len(dims))
+	}
+	m := matryoshka{l: l, dims: dims, weights: weights, perBatch: perBatch}
 	for i, d := range dims {
 		if d < 1 {
 			return nil, fmt.Errorf("%d dimensions, want at least 1", d)
@@ -33,10 +38,22 @@ func Matryoshka(l Loss, dims []int, weights []float64) (Loss, error) {
 }
 
 type matryoshka struct {
-	l       Loss
-	dims    []int
-	weights []float64
-	widest  int
+	l        Loss
+	dims     []int
+	weights  []float64
+	perBatch int
+	widest   int
+}
+
+// of are the places of the dimensions that a batch takes.
+func (l matryoshka) of(b *Batch) []int {
+	n := l.perBatch
+	if n == 0 {
+		n = len(l.dims)
+	}
+	places := rand.New(rand.NewPCG(b.Draw, 0)).Perm(len(l.dims))[:n]
+	slices.Sort(places)
+	return places
 }
 
 // splitMatryoshka is one of a RowSplitter.
@@ -54,7 +71,8 @@ func (l matryoshka) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Res
 	}
 	var total Result
 	lo, hi := b.Own()
-	for i, dim := range l.dims {
+	for _, i := range l.of(b) {
+		dim := l.dims[i]
 		mark := a.Mark()
 		part := *b
 		norm := a.Scratch(s, t, 1, n)

@@ -66,7 +66,7 @@ func (c peerCase) loss(t *testing.T) Loss {
 		if len(weights) == 0 {
 			weights = nil
 		}
-		m, err := Matryoshka(l, c.Dims, weights)
+		m, err := Matryoshka(l, c.Dims, weights, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +231,7 @@ func TestPairwiseRagged(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	rng := rand.New(rand.NewPCG(5, 6))
 	wrap := func(l Loss) Loss {
-		m, err := Matryoshka(l, []int{2, 4}, []float64{0.5, 2})
+		m, err := Matryoshka(l, []int{2, 4}, []float64{0.5, 2}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -329,6 +329,10 @@ func TestPairwiseErrors(t *testing.T) {
 		{TeacherEmbedding{}, func(b *Batch) { b.Teacher = nil }, "data.train[].teacher"},
 		{InfoNCE{Hardness: "hard"}, nil, `hardness mode "hard" is unknown: want in_batch_negatives, hard_negatives, all_negatives`},
 		{InfoNCE{Hardness: HardNegatives, HardnessStrength: -2}, nil, "hardness strength is -2"},
+		{InfoNCE{Guide: &Guide{Margin: -0.1}}, nil, "margin is -0.1"},
+		{InfoNCE{Guide: &Guide{}, Hardness: HardNegatives, HardnessStrength: 2}, nil, "hardness and a guide don't go together"},
+		{InfoNCE{Guide: &Guide{}}, nil, "needs a guide model's embeddings"},
+		{InfoNCE{Guide: &Guide{}}, func(b *Batch) { b.Guide = b.Embeddings.Span(0, 5) }, "want 17 rows"},
 	} {
 		b := ragged(t, s, rng)
 		if c.change != nil {
@@ -340,21 +344,22 @@ func TestPairwiseErrors(t *testing.T) {
 		}
 	}
 	for want, f := range map[string]func() (Loss, error){
-		"no dimensions":               func() (Loss, error) { return Matryoshka(InfoNCE{}, nil, nil) },
-		"2 dimensions have 1 weights": func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1}) },
-		"0 dimensions, want":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{0}, nil) },
+		"no dimensions":               func() (Loss, error) { return Matryoshka(InfoNCE{}, nil, nil, 0) },
+		"2 dimensions have 1 weights": func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1}, 0) },
+		"3 of 2 dimensions":           func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, nil, 3) },
+		"0 dimensions, want":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{0}, nil, 0) },
 	} {
 		if _, err := f(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if m, _ := Matryoshka(InfoNCE{}, []int{9}, nil); true {
+	if m, _ := Matryoshka(InfoNCE{}, []int{9}, nil, 0); true {
 		b := ragged(t, s, rng)
 		if _, err := m.Compute(s, newArena(t, s, 1<<20), b); err == nil || !strings.Contains(err.Error(), "9 dimensions, and embeddings have 4") {
 			t.Error(err)
 		}
 	}
-	if m, _ := Matryoshka(Host(nil), []int{9}, nil); true {
+	if m, _ := Matryoshka(Host(nil), []int{9}, nil, 0); true {
 		if _, ok := m.(RowSplitter); ok {
 			t.Error("a loss that does not split rows does so as a Matryoshka loss")
 		}
@@ -363,12 +368,45 @@ func TestPairwiseErrors(t *testing.T) {
 
 // What losses take is linear in the batch.
 func TestPairwiseMemory(t *testing.T) {
-	m, _ := Matryoshka(CoSENT{}, []int{384, 128}, nil)
+	m, _ := Matryoshka(CoSENT{}, []int{384, 128}, nil, 0)
 	for _, l := range []Loss{CoSENT{}, DistillKL{Metric: Cosine}, Triplet{}, Contrastive{Online: true}, TeacherEmbedding{Metric: Cosine}, BatchTriplet{}, m} {
 		small, large := l.Memory(Size{Rows: 1 << 14, Sequences: 1 << 15, Dim: 384, Normalized: false, DType: gpustage.F32}), l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: false, DType: gpustage.F32})
 		if large > 4*small {
 			t.Errorf("%T: four times the rows take %d bytes, %d before", l, large, small)
 		}
+	}
+}
+
+// A batch takes some of the dimensions: which, follows from its number alone, and each comes as often as the others.
+func TestMatryoshkaDraws(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := ragged(t, s, rand.New(rand.NewPCG(3, 1)))
+	dims, weights := []int{4, 3, 1}, []float64{1, 0.5, 2}
+	alone := make([]float64, 3)
+	for i := range dims {
+		m, _ := Matryoshka(DistillKL{}, dims[i:i+1], weights[i:i+1], 0)
+		alone[i], _ = compute(t, s, m, b)
+	}
+	m, err := Matryoshka(DistillKL{}, dims, weights, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := make([]int, 3)
+	for b.Draw = range 300 {
+		got, _ := compute(t, s, m, b)
+		again, _ := split(t, s, m, b, 2)
+		found := false
+		for i := range dims {
+			if want := alone[0] + alone[1] + alone[2] - alone[i]; math.Abs(got-want) <= 1e-12*want && math.Abs(again-want) <= 1e-12*want {
+				left[i], found = left[i]+1, true
+			}
+		}
+		if !found {
+			t.Fatalf("draw %d: loss %v, then %v, of %v", b.Draw, got, again, alone)
+		}
+	}
+	if min(left[0], left[1], left[2]) < 70 {
+		t.Errorf("left out so many times: %v", left)
 	}
 }
 
@@ -378,7 +416,7 @@ func ExampleMatryoshka() {
 	emb, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 4, 2)
 	grad, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 4, 2)
 	s.CopyIn(emb, gpustage.Bytes([]float64{1, 1, -1, 1, 1, 0, 0, 1}))
-	l, _ := Matryoshka(InfoNCE{Scale: 1}, []int{2, 1}, []float64{1, 0.5})
+	l, _ := Matryoshka(InfoNCE{Scale: 1}, []int{2, 1}, []float64{1, 0.5}, 0)
 	r, err := l.Compute(s, a, &Batch{Rows: 2, Embeddings: emb, Gradient: grad, Texts: uniqueTexts(4)})
 	fmt.Printf("%.4f %v\n", r.Sum/r.Weight, err)
 	// Output: 0.6120 <nil>

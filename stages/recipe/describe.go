@@ -26,6 +26,9 @@ func (x *Run) Describe() string {
 	if flops, held := x.maxSim(); flops > 0 {
 		fmt.Fprintf(&b, "maxsim  at most %.3g TFLOP and %s of tokens' vectors for all pairs of a batch\n", flops/1e12, Size(held))
 	}
+	if g := x.guide; g != nil {
+		fmt.Fprintf(&b, "guide   %s: %s, %d layers of %d, %s parameters, on %s\n", r.Loss.Guide.Path, g.model.Config.Family, g.model.Config.Layers, g.model.Config.Hidden, count(g.model.Layout.Len), g.device.Name())
+	}
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
 	if x.ranks != nil {
 		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)
@@ -34,8 +37,8 @@ func (x *Run) Describe() string {
 		}
 	}
 	mem := x.Memory
-	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s, under way between ranks %s, snapshots %s",
-		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working), Size(mem.Traveling), Size(mem.Snapshot+mem.HostSnapshot))
+	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s, guide %s, under way between ranks %s, snapshots %s",
+		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working), Size(mem.Guide), Size(mem.Traveling), Size(mem.Snapshot+mem.HostSnapshot))
 	return b.String()
 }
 

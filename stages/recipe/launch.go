@@ -111,6 +111,12 @@ func (x *Run) agree(ctx context.Context) error {
 	r := x.Recipe
 	r.Save, r.Log = Save{}, Log{}
 	r.Model.Path = "" // the same model may lie elsewhere
+	guide := "none"
+	if x.guide != nil {
+		g := *r.Loss.Guide
+		g.Path, g.Device = "", ""
+		r.Loss.Guide, guide = &g, x.guide.hash
+	}
 	r.Data.Train = slices.Clone(r.Data.Train)
 	for i := range r.Data.Train {
 		r.Data.Train[i].Path = nil
@@ -137,6 +143,7 @@ func (x *Run) agree(ctx context.Context) error {
 		"the dataset":    strings.Join(data, ", "),
 		"its columns":    strings.Join(columns, ", "),
 		"the model":      fmt.Sprintf("%s (%d parameters)", params, x.model.Layout.Len),
+		theGuide:         guide,
 		"its type":       x.model.DType.String(),
 		"the seed":       fmt.Sprint(r.Train.Seed),
 		"the batch size": fmt.Sprint(r.Batch.GlobalSize),
@@ -150,8 +157,12 @@ func hash(b []byte) string {
 
 // hashParams is the hash of the parameters that ranks hold together.
 func (x *Run) hashParams(which func(transformer.Param) bool) (string, error) {
+	return hashParams(x.ranks, x.stream, x.model, which)
+}
+
+func hashParams(ranks *stages.Replicas, s gpustage.Stream, m *transformer.Model, which func(transformer.Param) bool) (string, error) {
 	h := xxh3.New()
-	if err := x.ranks.Parameters(x.stream, x.model, which, func(p transformer.Param, vs []float32) error {
+	if err := ranks.Parameters(s, m, which, func(p transformer.Param, vs []float32) error {
 		_, err := h.Write(gpustage.Bytes(vs))
 		return err
 	}); err != nil {

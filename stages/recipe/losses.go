@@ -30,6 +30,12 @@ type Loss struct {
 	MaskDuplicates     bool             `yaml:"mask_duplicates"`
 	Matryoshka         *Matryoshka      `yaml:"matryoshka,omitempty"`
 
+	// Of gist; see loss.Guide.
+	Guide             *Guide `yaml:"guide,omitempty"`
+	MarginStrategy    string `yaml:"margin_strategy,omitempty"`
+	ContrastAnchors   bool   `yaml:"contrast_anchors"`
+	ContrastPositives bool   `yaml:"contrast_positives"`
+
 	// Of m3; see loss.M3.
 	Parts           []string          `yaml:"parts,omitempty"`
 	SelfDistill     bool              `yaml:"self_distill,omitempty"`
@@ -53,6 +59,8 @@ type Loss struct {
 type Matryoshka struct {
 	Dims    []int     `yaml:"dims"`
 	Weights []float64 `yaml:"weights,omitempty"` // of each; nil: 1
+	// DimsPerStep is how many of them, drawn anew, each batch takes; 0: all.
+	DimsPerStep int `yaml:"dims_per_step,omitempty"`
 }
 
 // lossKind is a loss that a recipe can name.
@@ -76,6 +84,7 @@ type lossKind struct {
 var lossKinds = []lossKind{
 	{names: []string{"mnrl", "infonce", "multiple_negatives_ranking"}, similarity: "cosine",
 		options: []string{"scale", "temperature", "directions", "partition_mode", "similarity", "mask_duplicates", "hardness_mode", "hardness_strength"}},
+	{names: []string{"gist", "gist_embed"}, options: []string{"scale", "temperature", "guide", "margin", "margin_strategy", "contrast_anchors", "contrast_positives", "mask_duplicates"}},
 	{names: []string{"cosent"}, options: []string{"scale", "temperature", "similarity"}, similarity: "cosine", label: true, pairs: true, whole: true},
 	{names: []string{"angle"}, options: []string{"scale", "temperature"}, whole: true},
 	{names: []string{"cosine_similarity"}, label: true, pairs: true},
@@ -186,6 +195,9 @@ func (c *checker) checkLoss(r *Recipe) {
 		if n := c.find("loss." + option); n != nil && k.has(option) {
 			v := reflect.ValueOf(l).Elem()
 			f, _ := field(v, option)
+			if k.names[0] == "gist" && option == "margin" {
+				continue // may be 0
+			}
 			c.require(f.Float() > 0 && !math.IsInf(f.Float(), 0), "loss."+option, "is %v, want a positive number", f.Float())
 		}
 	}
@@ -205,6 +217,9 @@ func (c *checker) checkLoss(r *Recipe) {
 			l.Distance = k.distances[0]
 		}
 	}
+	if k.names[0] == "gist" {
+		c.checkGuide(l)
+	}
 	if k.names[0] == "mnrl" {
 		var hardness []string
 		for _, h := range loss.HardnessModes {
@@ -221,7 +236,7 @@ func (c *checker) checkLoss(r *Recipe) {
 		c.checkM3(r)
 	}
 	if m := l.Matryoshka; m != nil {
-		if _, err := loss.Matryoshka(loss.InfoNCE{}, m.Dims, m.Weights); err != nil {
+		if _, err := loss.Matryoshka(loss.InfoNCE{}, m.Dims, m.Weights, m.DimsPerStep); err != nil {
 			c.fail("loss.matryoshka", "%v", err)
 		}
 	}
@@ -261,6 +276,8 @@ func (r Recipe) loss(o driving) loss.RowSplitter {
 			Scale: l.Scale, Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction", Dot: l.Similarity == "dot",
 			Hardness: l.HardnessMode, HardnessStrength: l.HardnessStrength, MaskDuplicates: l.MaskDuplicates != o.mask, TileRows: o.tile[0], TileCols: o.tile[1],
 		}
+	case "gist":
+		out = l.gist(o)
 	case "cosent":
 		out = loss.CoSENT{Scale: l.Scale, Metric: similarity}
 	case "angle":
@@ -295,7 +312,7 @@ func (r Recipe) loss(o driving) loss.RowSplitter {
 		out = loss.TeacherEmbedding{Metric: distance}
 	}
 	if m := l.Matryoshka; m != nil {
-		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights); err == nil { // the recipe was checked
+		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights, m.DimsPerStep); err == nil { // the recipe was checked
 			return wrapped.(loss.RowSplitter)
 		}
 	}

@@ -17,6 +17,7 @@ type Memory struct {
 	Tokens      int64 // of these, the parts of tokens
 	Activations int64 // kept between embed and backward: at most the replay budget
 	Working     int64 // of one sub-batch, forward and backward, or of the loss
+	Guide       int64 // a guide's model, what a pass takes, and its embeddings
 	Traveling   int64 // layers and rows of word embeddings under way between ranks
 	Snapshot    int64 // of the state on its way to disk, where the device's memory is the host's
 
@@ -25,7 +26,7 @@ type Memory struct {
 
 // Total is the sum.
 func (m Memory) Total() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Traveling + m.Snapshot
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Guide + m.Traveling + m.Snapshot
 }
 
 // State is what a model and its optimizer take, without what a batch does.
@@ -83,6 +84,7 @@ func (x *Run) predict(z sharding) Memory {
 	mem := Memory{
 		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
 	}
+	mem.Guide = x.guideMemory()
 	rows, columns := min(int64(r.Batch.GlobalSize), x.rows()), int64(x.columns())
 	n := rows * columns
 	own := x.sequences() / columns     // rows

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,8 @@ type Run struct {
 	task     *embedder.Task
 	sts      *dataset.Pairs
 
+	guide *guide // nil without
+
 	reranker   *reranker.Spec // nil for an embedder
 	heads      transformer.TokenHeads
 	pairs      []*tokenize.Pairs // by dataset
@@ -94,6 +97,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 	}()
 	if err := x.openModel(ctx); err != nil {
 		return err
+	}
+	if err := x.openGuide(ctx); err != nil {
+		return fmt.Errorf("loss.guide: %w", err)
 	}
 	if err := x.openData(ctx); err != nil {
 		return err
@@ -323,9 +329,22 @@ func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 	if src.IDs != nil && !wanted {
 		return false, nil
 	}
-	if x.pairs != nil {
+	var prompts stages.Prompts
+	if x.pairs == nil {
+		prompts = x.text.Prompts[i]
+	}
+	document, missing := cmp.Or(prompts.Positive, prompts.Document), ""
+	switch {
+	case x.pairs != nil:
+		missing = "a reranker's sequences are pairs of texts, which prep has no ids of"
+	case x.guide != nil:
+		missing = "loss.guide reads the texts"
+	case len(src.Negatives) > 0 && document != cmp.Or(prompts.Negative, prompts.Document):
+		missing = "positives and negatives have prompts of their own, and prep gives documents one"
+	}
+	if missing != "" {
 		if wanted {
-			return false, errors.New("ids: a reranker's sequences are pairs of texts, which prep has no ids of")
+			return false, errors.New("ids: " + missing)
 		}
 		return false, nil
 	}
@@ -343,8 +362,8 @@ func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 	}
 	ours := dataset.TokenInfo{
 		Tokenizer: x.tok.Hash(),
-		Query:     dataset.TokenRole{MaxLength: x.text.QueryLength, Prompt: x.text.Prompts[i].Query},
-		Document:  dataset.TokenRole{MaxLength: x.text.DocumentLength, Prompt: x.text.Prompts[i].Document},
+		Query:     dataset.TokenRole{MaxLength: x.text.QueryLength, Prompt: prompts.Query},
+		Document:  dataset.TokenRole{MaxLength: x.text.DocumentLength, Prompt: document},
 	}
 	if *info == ours {
 		return true, nil
@@ -477,6 +496,7 @@ func (x *Run) Close() error {
 	if x.model != nil {
 		errs = append(errs, x.model.Free())
 	}
+	errs = append(errs, x.guide.close())
 	for _, d := range x.data {
 		errs = append(errs, d.Close())
 	}

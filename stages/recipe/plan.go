@@ -53,7 +53,7 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
 	if err != nil {
 		return Rates{}, err
 	}
-	p, err := g.Build(pipeline.Devices(stages.OnDevice(y.device)))
+	p, err := g.Build(y.devices(y.device))
 	if err != nil {
 		return Rates{}, err
 	}
@@ -135,12 +135,15 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		return nil, err
 	}
 	y.model, y.device = m, dry
+	if y.guide, err = x.guide.onPaper(dry); err != nil {
+		return nil, err
+	}
 	y.Memory = y.predict(y.sharding)
 	g, enc, err := y.trainingGraph()
 	if err != nil {
 		return nil, err
 	}
-	p, err := g.Build(pipeline.Devices(stages.OnDevice(dry)))
+	p, err := g.Build(y.devices(dry))
 	if err != nil {
 		return nil, err
 	}
@@ -163,11 +166,12 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	}
 	f.Memory = enc.PeakBytes()
 	comm := map[string]time.Duration{}
-	tasks := map[string]int{"gather": 0}
+	tasks := map[string]int{}
 	for _, b := range globals {
 		for _, stage := range []string{"gather", "backward", stages.ReduceEarly, stages.FetchForEmbed, stages.FetchForBackward} {
 			tasks[stage] += b.Subs()
 		}
+		tasks["gather guide"]++
 		tasks["scatter"]++
 	}
 	at := map[string]int{}

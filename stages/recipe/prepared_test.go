@@ -42,8 +42,9 @@ func TestPreparedTokens(t *testing.T) {
 		t.Error("the models differ")
 	}
 	for set, want := range map[string]string{
-		"model.max_length=16":                   "max_length {query: 32, document: 32}; this recipe has tokenizer",
-		`data.train.0.prompts={query: "ask: "}`: `prompts {query: "ask: ", document: ""}`,
+		"model.max_length=16":                    "max_length {query: 32, document: 32}; this recipe has tokenizer",
+		`data.train.0.prompts={query: "ask: "}`:  `prompts {query: "ask: ", document: ""}`,
+		`data.train.0.prompts={positive: "d: "}`: `prompts {query: "", document: "d: "}`,
 	} {
 		_, err := j.run(t, "other", nil, 0, false, path, set)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "data.train[0].ids: false") {
@@ -51,6 +52,13 @@ func TestPreparedTokens(t *testing.T) {
 		}
 	}
 	other := newJobModel(t, j)
+	guided := []string{path, "loss.name=gist", "loss.guide=" + other}
+	if _, err := j.run(t, "guided", nil, 0, false, guided...); err != nil {
+		t.Errorf("a guide, which needs the texts: %v", err)
+	}
+	if _, err := j.run(t, "other", nil, 0, false, append(guided, "data.train.0.ids=true")...); err == nil || !strings.Contains(err.Error(), "ids: loss.guide reads the texts") {
+		t.Errorf("ids and a guide: %v", err)
+	}
 	if _, err := j.run(t, "other", nil, 0, false, path, "model.path="+other); err == nil || !strings.Contains(err.Error(), "its token ids were made with tokenizer") {
 		t.Errorf("another tokenizer: %v", err)
 	}

@@ -114,6 +114,8 @@ func (s Source) weight() float64 {
 type Prompts struct {
 	Query    string `yaml:"query,omitempty"`
 	Document string `yaml:"document,omitempty"`
+	Positive string `yaml:"positive,omitempty"` // in document's place
+	Negative string `yaml:"negative,omitempty"` // likewise
 }
 
 type Batch struct {
@@ -228,7 +230,7 @@ func Default() Recipe {
 		Model:     Model{Kind: "embedder"},
 		Data:      Data{Shuffle: true, OnError: "stop"},
 		Batch:     Batch{GlobalSize: 256, Accumulate: 1, Cache: "auto", NoDuplicates: true, OneDataset: true, DropLast: true},
-		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, GatherAcrossDevices: true},
+		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, ContrastAnchors: true, ContrastPositives: true, GatherAcrossDevices: true},
 		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last", OnNaN: "stop"},
 		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto"},

@@ -208,6 +208,8 @@ func TestLosses(t *testing.T) {
 	}{
 		{"{name: mnrl, hardness_mode: hard_negatives, hardness_strength: 5}", "", loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, MaskDuplicates: true, Hardness: loss.HardNegatives, HardnessStrength: 5}},
 		{"{name: mnrl, mask_duplicates: false}", "", loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}}},
+		{"{name: gist, guide: other}", "", loss.InfoNCE{Scale: 100, Directions: []loss.Direction{loss.QueryToDoc, loss.QueryToQuery, loss.PositiveToPositive}, MaskDuplicates: true, Guide: &loss.Guide{}}},
+		{"{name: gist_embed, guide: {path: other, max_length: 64}, margin: 0.05, margin_strategy: relative, temperature: 0.05, contrast_positives: false, mask_duplicates: false}", "", loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc, loss.QueryToQuery}, Guide: &loss.Guide{Margin: 0.05, Relative: true}}},
 		{"{name: cosent, temperature: 0.1}", "label: l", loss.CoSENT{Scale: 10, Metric: loss.Cosine}},
 		{"{name: angle}", "negatives: n", loss.CoSENT{Scale: 20, Metric: loss.Angle}},
 		{"{name: cosine_similarity}", "label: l", loss.CosineSimilarity{}},
@@ -219,7 +221,7 @@ func TestLosses(t *testing.T) {
 		{"{name: mse}", "teacher: e", loss.TeacherEmbedding{}},
 		{"{name: teacher_embedding, distance: cosine}", "teacher: e", loss.TeacherEmbedding{Metric: loss.Cosine}},
 		{"{name: cosent, matryoshka: {dims: [32, 8], weights: [1, 0.5]}}", "label: l", func() loss.RowSplitter {
-			m, _ := loss.Matryoshka(loss.CoSENT{Scale: 20, Metric: loss.Cosine}, []int{32, 8}, []float64{1, 0.5})
+			m, _ := loss.Matryoshka(loss.CoSENT{Scale: 20, Metric: loss.Cosine}, []int{32, 8}, []float64{1, 0.5}, 0)
 			return m.(loss.RowSplitter)
 		}()},
 	} {
@@ -242,8 +244,8 @@ func TestLosses(t *testing.T) {
 	}
 	for _, c := range []struct{ loss, columns, want string }{
 		{"{name: cosnet}", "", "r.yaml:7: loss.name: is \"cosnet\", want one of"},
-		{"{name: cosent, margin: 2}", "label: l", "loss.margin: is for contrastive, online_contrastive, triplet, batch_hard_triplet, batch_semi_hard_triplet, batch_all_triplet; the options of cosent are name, matryoshka, gather_across_devices, scale, temperature, similarity"},
-		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl, m3; the options of triplet are"},
+		{"{name: cosent, margin: 2}", "label: l", "loss.margin: is for gist, contrastive, online_contrastive, triplet, batch_hard_triplet, batch_semi_hard_triplet, batch_all_triplet; the options of cosent are name, matryoshka, gather_across_devices, scale, temperature, similarity"},
+		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl, gist, m3; the options of triplet are"},
 		{"{name: mnrl, distance: cosine}", "", "loss.distance: is for contrastive,"},
 		{"{name: triplet, margin: -1}", "negatives: n", "loss.margin: is -1, want a positive number"},
 		{"{name: triplet, distance: angle}", "negatives: n", "loss.distance: is \"angle\", want one of cosine, euclidean, manhattan"},
@@ -255,6 +257,11 @@ func TestLosses(t *testing.T) {
 		{"{name: margin_mse}", "negatives: n", "data.train[0].scores: is missing: loss.name: margin_mse"},
 		{"{name: batch_all_triplet}", "label: l", "data.train[0].positive: loss.name: batch_all_triplet takes single texts"},
 		{"{name: mse}", "", "data.train[0].teacher: is missing"},
+		{"{name: gist}", "", "loss.guide: is missing: the model that says which candidates are no negatives"},
+		{"{name: gist, guide: g, margin: -0.1}", "", "loss.margin: is -0.1, want a number of at least 0"},
+		{"{name: gist, guide: g, margin_strategy: both}", "", "loss.margin_strategy: is \"both\", want one of absolute, relative"},
+		{"{name: gist, guide: {pth: g}}", "", "loss.guide.pth: unknown key; did you mean loss.guide.path?"},
+		{"{name: mnrl, guide: g}", "", "loss.guide: is for gist; the options of mnrl are"},
 		{"{name: mnrl, hardness_mode: hard}", "", "loss.hardness_mode: is \"hard\", want one of all_negatives"},
 		{"{name: mnrl, hardness_mode: hard_negatives}", "", "loss.hardness_mode: needs loss.hardness_strength"},
 		{"{name: mnrl, matryoshka: {dims: [0]}}", "", "loss.matryoshka: 0 dimensions"},

@@ -53,6 +53,7 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.fail("loss", "%v", err)
 	}
 	for i, s := range r.Data.Train {
+		c.require(s.Prompts.Positive == "" && s.Prompts.Negative == "", fmt.Sprintf("data.train[%d].prompts", i), "positive and negative are for embedders: a reranker must not see which is which")
 		switch l.Name {
 		case "kl", "distill", "margin_mse", "list_net":
 			c.require(len(s.Scores) > 0, fmt.Sprintf("data.train[%d].scores", i), "are missing: loss.name: %s learns from a score of each document", l.Name)

@@ -28,7 +28,7 @@ var ErrRecipeChanged = errors.New("the recipe has changed since the checkpoint")
 // not in mid-comparison: see checkBest.
 var mayChange = []string{
 	"optimizer.lr", "optimizer.groups[].lr", "save", "log", "eval", "mesh", "train.device", "train.epochs", "train.max_steps", "train.sync",
-	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.activation_checkpointing", "data.train[].path",
+	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.activation_checkpointing", "data.train[].path", "loss.guide.path", "loss.guide.device",
 }
 
 // compareRecipes lists what differs between a checkpoint's recipe and this run's; what may not differ is an error.
@@ -109,6 +109,9 @@ func Flatten(name string, text []byte) (map[string]string, error) {
 	return out, nil
 }
 
+// theGuide is its parameters' name among the contents.
+const theGuide = "the guide"
+
 // contents are hashes of what a checkpoint relies on and does not hold: all of the model's folder but the weights that train. Of files that
 // are not there the hash is "none", so that one that comes or goes is noticed as well.
 func (x *Run) contents() (map[string]string, error) {
@@ -122,6 +125,9 @@ func (x *Run) contents() (map[string]string, error) {
 			return nil, fmt.Errorf("model.path: %w", err)
 		}
 		out[name] = h
+	}
+	if x.guide != nil {
+		out[theGuide] = x.guide.hash
 	}
 	if x.frozen != "" {
 		out["the frozen parameters"] = x.frozen
@@ -227,7 +233,11 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Contents)) {
 		if h, known := x.content[name]; known && h != c.Contents[name] {
-			return fmt.Errorf("%w: model.path: changed: %s; put that back, or start anew in another save.dir", ErrRecipeChanged, name)
+			key := "model.path"
+			if name == theGuide {
+				key = "loss.guide"
+			}
+			return fmt.Errorf("%w: %s: changed: %s; put that back, or start anew in another save.dir", ErrRecipeChanged, key, name)
 		}
 	}
 	var cursor dataset.Cursor

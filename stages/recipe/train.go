@@ -174,7 +174,7 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	}
 	subs := stages.Split(g, batches, x.size())
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.objective(driving{})), enc)
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.objective(driving{}), x.guided(g, batches, embedded, enc)...), enc)
 	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	results, err := stages.Apply(g, contributions, grads, enc, r.update(x.Steps))
 	if err != nil {
@@ -612,7 +612,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 			return fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
 		}
 	}
-	p, err := g.Build(pipeline.Devices(stages.OnDevice(x.device)), pipeline.Workers(max(hostWorkers, runtime.GOMAXPROCS(0))))
+	p, err := g.Build(x.devices(x.device), pipeline.Workers(max(hostWorkers, runtime.GOMAXPROCS(0))))
 	if err != nil {
 		return err
 	}

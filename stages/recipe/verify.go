@@ -408,10 +408,19 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	batches := stages.Header(g, stages.Assemble(g, stages.Tokenize(g, chunks, x.text)), w.size, ranks)
 	subs := stages.Split(g, batches, w.size)
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, l), enc)
+	if x.guide != nil { // local ranks compute at the same time, each with its own; its numbers are f32's in every way
+		own := *x.guide
+		if own.model, err = x.loadGuide(); err != nil {
+			return out, err
+		}
+		defer own.model.Free()
+		y := *x
+		y.guide, x = &own, &y
+	}
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, l, x.guided(g, batches, embedded, enc)...), enc)
 	captured := stages.Capture(g, stages.Sync(g, contributions(g, subs, grads, enc, lossOnly), enc), grads, enc)
 	pipeline.Sink(g, "keep", captured, func(_ *pipeline.Task, c stages.Captured) error { out = c; return nil })
-	p, err := g.Build(pipeline.Devices(stages.OnDevice(m.Device)))
+	p, err := g.Build(x.devices(m.Device))
 	if err != nil {
 		return out, err
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/collective"
+	"contraflow/collective/sim"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/recipe"
@@ -144,6 +146,46 @@ func TestVerifySegments(t *testing.T) {
 		if !strings.Contains(seen, want) {
 			t.Errorf("no %q in\n%s", want, seen)
 		}
+	}
+}
+
+// With a guide of another vocabulary, on a device of its own, all ways agree, and the run trains.
+func TestVerifyGuide(t *testing.T) {
+	other := freshRecipe(t, 3)
+	r := freshRecipe(t, 1, "loss.name=gist", "loss.margin=0.001", "loss.margin_strategy=relative", "loss.scale=20", "train.max_steps=2",
+		fmt.Sprintf("loss.guide={path: %q, max_length: 24, device: cpu, prompts: {query: \"q: \"}}", other.Model.Path))
+	notes := ""
+	x, err := recipe.Open(t.Context(), r, recipe.Observer{Note: func(n string) { notes += n }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if want := "the guide reads at most 24 tokens of a query and 24 of a document, the model 16 and 32"; !strings.Contains(notes, want) {
+		t.Errorf("no note that %q in %q", want, notes)
+	}
+	if d := x.Describe(); !strings.Contains(d, "guide   "+other.Model.Path+": bert, 3 layers of 64") || x.Memory.Guide == 0 {
+		t.Errorf("%+v\n%s", x.Memory, d)
+	}
+	f, err := x.Forecast(t.Context(), collective.Mesh{Replicate: 2, Shard: 1}, sim.Link{Bandwidth: 1e9}, recipe.Rates{Forward: 1e-6, Backward: 2e-6, Score: 1e-9, Update: 1e-9})
+	if err != nil || !strings.Contains(f.String(), "gather guide             3 collectives") {
+		t.Errorf("%v, %v", f, err)
+	}
+	o := recipe.DefaultVerify()
+	o.Accumulate, o.SubBatches, o.Replicas, o.Rows = []int{2}, []int{5}, []int{3}, 5
+	o.Report = func(r recipe.VerifyRow) {
+		if !r.OK {
+			t.Errorf("%+v", r)
+		}
+	}
+	if _, err := x.Verify(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+	if s, err := x.Train(t.Context()); err != nil || s.Steps != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	r.Loss.Guide.Path = filepath.Join(t.TempDir(), "nothing")
+	if _, err := recipe.Open(t.Context(), r, recipe.Observer{}); err == nil || !strings.HasPrefix(err.Error(), "loss.guide: ") {
+		t.Error(err)
 	}
 }
 

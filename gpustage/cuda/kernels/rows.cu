@@ -155,6 +155,14 @@ KERNEL mask(float *s, int ss, const int *rowIds, const int *colIds, int rows, in
 		if (colIds[col] == id) *AT(s, ss) = MINUS_INF;
 }
 
+// mask_above excludes the pairs whose g is above their row's limit.
+KERNEL mask_above(float *s, int ss, const float *g, int sg, const float *limit, int rows, int cols) {
+	ROW_OF_WARP;
+	float most = limit[row];
+	for (int col = lane_id(); col < cols; col += WARP)
+		if (*AT(g, sg) > most) *AT(s, ss) = MINUS_INF;
+}
+
 // online_lse folds a tile of scores into each row's running maximum and sum.
 KERNEL online_lse(float *top, float *sum, const float *s, int ss, int vec, int rows, int cols) {
 	ROW_OF_WARP;

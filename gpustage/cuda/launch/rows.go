@@ -152,6 +152,13 @@ func (s *Stream) Mask(t tensor, m gpustage.Mask) {
 	}
 }
 
+// MaskAbove sets pairs whose g is above their row's limit to -Inf.
+func (s *Stream) MaskAbove(t, g, limit tensor) {
+	if !s.Refuse(gpustage.CheckPair("mask above", t, g)) && !s.Refuse(gpustage.CheckRows("mask above", t, limit)) && s.f32("mask above", t) {
+		s.eachRow("mask_above", t.Rows, t, g, flat(limit), t.Rows, t.Cols)
+	}
+}
+
 // OnlineLSE folds a tile into running log-sum-exps.
 func (s *Stream) OnlineLSE(top, sum, t tensor) {
 	if !s.Refuse(gpustage.CheckRows("online lse", t, top, sum)) && s.f32("online lse", t) {

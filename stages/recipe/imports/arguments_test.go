@@ -61,9 +61,13 @@ func TestArguments(t *testing.T) {
 			t.Errorf("line %d: %s is %v, the table says %v\n%s", n+1, m[2], got, want, res.Recipe)
 		}
 	}
-	code, err := os.ReadFile("settings.go")
-	if err != nil {
-		t.Fatal(err)
+	var code []byte
+	for _, file := range []string{"settings.go", "losses.go"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code = append(code, text...)
 	}
 	notInTable := " model_name train_file dataset data_files optim use_rslora knowledge_distillation query_instruction_format passage_instruction_format negatives_cross_device "
 	for _, m := range regexp.MustCompile(`r\.(?:word|number|whole|yes|list|has)\("(\w+)"\)`).FindAllStringSubmatch(string(code), -1) {

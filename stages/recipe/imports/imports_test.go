@@ -3,6 +3,7 @@ package imports_test
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -136,6 +137,58 @@ func TestSentenceTransformers(t *testing.T) {
 	all := fmt.Sprint(res.Without)
 	if !strings.Contains(all, "lr_scheduler_type: polynomial") || !strings.Contains(all, "report_to: wandb") || strings.Contains(all, "deepspeed") || len(res.Unknown) > 0 {
 		t.Errorf("%q, unknown %v", res.Without, res.Unknown)
+	}
+}
+
+// Each of sentence-transformers' losses that there is becomes a recipe, with its options and its inputs.
+func TestLosses(t *testing.T) {
+	for name, c := range map[string]struct {
+		settings imports.Settings
+		columns  []any
+		want     recipe.Loss // of what is set
+		source   recipe.Source
+	}{
+		"CoSENTLoss":                     {imports.Settings{"scale": 30.0}, nil, recipe.Loss{Name: "cosent", Scale: 30}, recipe.Source{Query: "sentence1", Positive: "sentence2", Label: "label"}},
+		"losses.AnglELoss()":             {nil, []any{"a", "b", "score"}, recipe.Loss{Name: "angle", Scale: 20}, recipe.Source{Query: "a", Positive: "b", Label: "score"}},
+		"CosineSimilarityLoss":           {nil, nil, recipe.Loss{Name: "cosine_similarity"}, recipe.Source{Query: "sentence1", Positive: "sentence2", Label: "label"}},
+		"ContrastiveLoss":                {imports.Settings{"margin": 0.3, "distance_metric": "SiameseDistanceMetric.EUCLIDEAN"}, nil, recipe.Loss{Name: "contrastive", Margin: 0.3, Distance: "euclidean"}, recipe.Source{Query: "sentence1", Positive: "sentence2", Label: "label"}},
+		"OnlineContrastiveLoss":          {imports.Settings{"distance_metric": "COSINE_DISTANCE"}, nil, recipe.Loss{Name: "online_contrastive", Distance: "cosine"}, recipe.Source{Query: "sentence1", Positive: "sentence2", Label: "label"}},
+		"TripletLoss":                    {imports.Settings{"triplet_margin": 2.0, "distance_metric": "TripletDistanceMetric.MANHATTAN"}, []any{"a", "p", "n"}, recipe.Loss{Name: "triplet", Margin: 2, Distance: "manhattan"}, recipe.Source{Query: "a", Positive: "p", Negatives: []string{"n"}}},
+		"BatchHardTripletLoss":           {imports.Settings{"margin": 4.0}, nil, recipe.Loss{Name: "batch_hard_triplet", Margin: 4, Distance: "euclidean"}, recipe.Source{Query: "sentence", Label: "label"}},
+		"BatchHardSoftMarginTripletLoss": {nil, []any{"text", "class"}, recipe.Loss{Name: "batch_hard_soft_margin_triplet", Distance: "euclidean"}, recipe.Source{Query: "text", Label: "class"}},
+		"BatchSemiHardTripletLoss":       {nil, nil, recipe.Loss{Name: "batch_semi_hard_triplet", Distance: "euclidean"}, recipe.Source{Query: "sentence", Label: "label"}},
+		"BatchAllTripletLoss":            {nil, nil, recipe.Loss{Name: "batch_all_triplet", Distance: "euclidean"}, recipe.Source{Query: "sentence", Label: "label"}},
+		"MarginMSELoss":                  {nil, []any{"q", "p", "n1", "n2", "margins"}, recipe.Loss{Name: "margin_mse", Similarity: "dot"}, recipe.Source{Query: "q", Positive: "p", Negatives: []string{"n1", "n2"}, Scores: []string{"margins"}}},
+		"DistillKLDivLoss":               {imports.Settings{"temperature": 2.0, "similarity_fct": "pairwise_cos_sim"}, nil, recipe.Loss{Name: "distill_kl", Temperature: 2, Similarity: "cosine"}, recipe.Source{Query: "query", Positive: "positive", Negatives: []string{"negative"}, Scores: []string{"scores"}}},
+		"MSELoss":                        {nil, nil, recipe.Loss{Name: "teacher_embedding", Distance: "mse"}, recipe.Source{Query: "sentence", Teacher: "teacher"}},
+		"EmbedDistillLoss":               {nil, nil, recipe.Loss{Name: "teacher_embedding", Distance: "cosine"}, recipe.Source{Query: "sentence", Teacher: "teacher"}},
+		"CachedGISTEmbedLoss": {imports.Settings{"guide": "all-MiniLM-L6-v2", "temperature": 0.05, "margin": 0.1, "margin_strategy": "relative", "contrast_positives": false}, nil,
+			recipe.Loss{Name: "gist", Scale: 20, Margin: 0.1, MarginStrategy: "relative", Guide: &recipe.Guide{Path: "all-MiniLM-L6-v2"}, ContrastAnchors: true}, recipe.Source{Query: "anchor", Positive: "positive"}},
+		"MatryoshkaLoss": {imports.Settings{"inner_loss": "MultipleNegativesRankingLoss", "matryoshka_dims": []any{64.0, 32.0}, "matryoshka_weights": []any{1.0, 0.5}, "n_dims_per_step": 1.0}, nil,
+			recipe.Loss{Name: "mnrl", Scale: 20, Matryoshka: &recipe.Matryoshka{Dims: []int{64, 32}, Weights: []float64{1, 0.5}, DimsPerStep: 1}}, recipe.Source{Query: "anchor", Positive: "positive"}},
+		"MultipleNegativesRankingLoss": {imports.Settings{"hardness_mode": "hard_negatives", "hardness_strength": 9.0}, nil, recipe.Loss{Name: "mnrl", Scale: 20, HardnessMode: "hard_negatives", HardnessStrength: 9}, recipe.Source{Query: "anchor", Positive: "positive"}},
+	} {
+		s := imports.Settings{"model": "m", "train_dataset": "d.parquet", "loss": name}
+		maps.Copy(s, c.settings)
+		if c.columns != nil {
+			s["columns"] = c.columns
+		}
+		r, res := convert(t, imports.SentenceTransformers, s, 1)
+		got, d := r.Loss, r.Data.Train[0]
+		if c.want.Scale == 0 { // an option of other losses
+			got.Scale = 0
+		}
+		if c.want.Similarity == "" {
+			got.Similarity = ""
+		}
+		if c.want.Guide == nil {
+			got.ContrastAnchors, got.ContrastPositives = false, false
+		}
+		got.Directions, got.PartitionMode, got.MaskDuplicates, got.GatherAcrossDevices = nil, "", false, false
+		d.Path = nil
+		if !reflect.DeepEqual(got, c.want) || !reflect.DeepEqual(d, c.source) || len(res.Unknown)+len(res.Without) > 0 {
+			t.Errorf("%s: %+v of %+v, want %+v of %+v\n%s", name, got, d, c.want, c.source, res.Recipe)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package imports
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -97,15 +98,20 @@ func (r *recipe) data() {
 		files = []string{"DATA"}
 		r.assume("no data is named: put parquet or JSONL files in place of DATA")
 	}
-	columns := r.list("columns")
+	columns, inputs := r.list("columns"), r.peer().inputs
 	if r.from == FlagEmbedding {
-		columns = []string{"query", "pos", "neg"}
+		columns, inputs = []string{"query", "pos", "neg"}, ""
 	} else if len(columns) < 2 {
-		columns = []string{"anchor", "positive"}
-		r.assume("the columns are called anchor and positive (a setting called columns would say: columns: [question, answer, negative])")
+		columns = strings.Fields(cmp.Or(inputs, "anchor positive"))
+		r.assume("the columns are called %s (a setting called columns would say: columns: [%s])", strings.Join(columns, ", "), strings.Join(columns, ", "))
 	}
+	if r.peer().name == "margin_mse" && len(columns) > 4 {
+		inputs = "scores"
+		r.assume("%s has a list with a score of each document, not margins", columns[len(columns)-1])
+	}
+	last := inputs[strings.LastIndexByte(inputs, ' ')+1:] // of what kind the last column is, where it is no text
 	for i, f := range files {
-		files[i] = sourceText(r, f, columns)
+		files[i] = sourceText(r, f, columns, last)
 	}
 	r.keys["data.train"] = "\n    - " + strings.Join(files, "\n    - ")
 
@@ -115,14 +121,23 @@ func (r *recipe) data() {
 	}
 }
 
-func sourceText(r *recipe, file string, columns []string) string {
+func sourceText(r *recipe, file string, columns []string, last string) string {
 	if path.Ext(file) == "" && file != "DATA" && r.from == FlagEmbedding {
 		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
 	}
-	text := fmt.Sprintf("{path: %s, query: %s, positive: %s", quote(file), columns[0], columns[1])
+	more := ""
+	if last != "" {
+		n := len(columns) - 1
+		more, columns = fmt.Sprintf(", %s: %s", last, columns[n]), columns[:n]
+	}
+	text := fmt.Sprintf("{path: %s, query: %s", quote(file), columns[0])
+	if len(columns) > 1 {
+		text += ", positive: " + columns[1]
+	}
 	if len(columns) > 2 {
 		text += ", negatives: " + flow(columns[2:])
 	}
+	text += more
 	if r.from == FlagEmbedding {
 		group, ok := r.whole("train_group_size")
 		if !ok {
@@ -159,7 +174,14 @@ func sourceText(r *recipe, file string, columns []string) string {
 		} else if !isMap {
 			r.wrong("prompts", "a text or a mapping of columns to texts", v)
 		}
-		for role, names := range map[string][]string{"query": {columns[0], "query"}, "document": {columns[1], "document", "passage", "corpus"}} {
+		roles := map[string][]string{"query": {columns[0], "query"}, "document": {"document", "passage", "corpus"}}
+		if len(columns) > 1 {
+			roles["document"] = append([]string{columns[1]}, roles["document"]...)
+		}
+		if len(columns) > 2 {
+			roles["negative"] = columns[2:]
+		}
+		for role, names := range roles {
 			for _, n := range names {
 				if s, ok := m[n].(string); ok {
 					prompts = append(prompts, role+": "+quote(s))
@@ -235,52 +257,6 @@ func (r *recipe) gathers() (yes, said bool) {
 		return v, true
 	}
 	return false, r.from == FlagEmbedding && r.devices > 1
-}
-
-// The losses that contraflow has under its own name.
-var losses = map[string]string{
-	"MultipleNegativesRankingLoss": "mnrl", "CachedMultipleNegativesRankingLoss": "mnrl", "MultipleNegativesSymmetricRankingLoss": "mnrl", "CachedMultipleNegativesSymmetricRankingLoss": "mnrl",
-}
-
-func (r *recipe) loss() {
-	name, ok := r.word("loss")
-	name = strings.TrimSuffix(name[strings.LastIndexByte(name, '.')+1:], "()")
-	switch {
-	case r.from == FlagEmbedding:
-		t, ok := r.number("temperature")
-		if !ok {
-			t = 0.02
-		}
-		r.keys["loss.temperature"] = num(t)
-		r.keys["loss.mask_duplicates"] = "false"
-		if r.unified() {
-			r.m3()
-		}
-	case !ok:
-		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
-	case losses[name] == "":
-		r.without("loss", "%s is not converted; contraflow recipe lists the losses there are", name)
-	case strings.Contains(name, "Symmetric"):
-		r.keys["loss.directions"] = "[query_to_doc, doc_to_query]"
-		r.keys["loss.partition_mode"] = "per_direction"
-	}
-	if r.from == SentenceTransformers {
-		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
-	}
-	if v, ok := r.number("scale"); ok {
-		r.set("loss.scale", num(v), "20")
-	}
-	if v, ok := r.word("similarity_fct"); ok {
-		if strings.Contains(v, "dot") {
-			r.keys["loss.similarity"] = "dot"
-		}
-	}
-	if d := r.list("directions"); d != nil {
-		r.set("loss.directions", flow(d), "[query_to_doc]")
-	}
-	if v, ok := r.word("partition_mode"); ok {
-		r.set("loss.partition_mode", v, "joint")
-	}
 }
 
 // unified tells whether dense, sparse and multi-vector embeddings are trained together.
@@ -456,8 +432,6 @@ var counterparts = map[string]string{
 	"fix_position_embedding":  "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
 	"learning_rate_mapping":   "optimizer.groups: [{params: [...], lr: ...}]",
 	"router_mapping":          "one encoder embeds queries and documents",
-	"hardness_mode":           "not converted: see loss in the recipe's reference",
-	"hardness_strength":       "not converted: see loss in the recipe's reference",
 	"data_seed":               "train.seed is the seed of everything",
 	"full_determinism":        "runs are bit-equal for one mesh always",
 	"auto_find_batch_size":    "batch.sub_batch bounds memory, and no batch size needs to be found",

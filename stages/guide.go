@@ -1,0 +1,156 @@
+package stages
+
+import (
+	"fmt"
+	"math"
+
+	"contraflow/gpustage"
+	"contraflow/pipeline"
+	"contraflow/stages/embedder"
+	"contraflow/stages/transformer"
+)
+
+// A guide (loss.Guide) is a second model that looks at a batch's texts. It has a tokenizer of its own, so texts become tokens twice, both
+// times where they are still texts: in the tokenize stage, whose Text names the guide's reading beside the model's. From there on
+//
+//	guide         each rank embeds its own sequences once a batch, on the lane of the guide's device
+//	gather guide  all ranks' guide embeddings, in the global order, on the model's device
+//
+// Between devices embeddings go through the host's memory, whatever the devices are: they are a thousandth of what was computed. They
+// travel between ranks unrounded, also where the model's own are rounded to bf16: which candidates are masked must not depend on the
+// number of ranks.
+
+// Guide is a model whose embeddings a loss compares.
+type Guide struct {
+	Model  *transformer.Model // it does not train
+	Device int                // the place of the model's device in Build's list
+	Tokens int                // that go through the model at once; 0: what the device likes
+}
+
+// Guidance tells that a guide's embeddings of a batch are on the encoder's device.
+type Guidance struct{ Batch *Batch }
+
+// guided is what an encoder has of a guide.
+type guided struct {
+	engine   *embedder.Engine // belongs to the guide's lane
+	size     int              // of its embeddings; 0: there is none
+	own, all gpustage.Tensor  // [N, G] this rank's, and all ranks', which is the same tensor if this one is alone
+}
+
+// looks are a guide's embeddings of this rank's sequences, of unit length, in the host's memory.
+type looks struct {
+	batch *Batch
+	x     []float32 // [N*G]
+}
+
+// Guided adds the stages that embed batches with a guide, whose tokens Text.Guide has made. Loss takes what it returns as GuidedBy.
+func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, guide Guide) pipeline.Port[Guidance] {
+	engine := &embedder.Engine{Model: guide.Model, Tokens: guide.Tokens}
+	e.guided = guided{engine: engine, size: guide.Model.EmbeddingSize()}
+	size := e.guided.size
+	if guide.Device == e.device {
+		e.hold(int64(guide.Model.Params.Mem.Bytes()) + guide.Model.PackedBytes(false))
+	}
+	own := pipeline.Map(g, "guide", batches, func(t *pipeline.Task, b *Batch) (looks, error) {
+		if len(b.Guide) != b.N() {
+			return looks{}, fmt.Errorf("%d of a batch's %d sequences have tokens for the guide: Text.Guide says how it reads them", len(b.Guide), b.N())
+		}
+		out, tokens := looks{b, make([]float32, b.N()*size)}, 0
+		for _, ids := range b.Guide {
+			tokens += len(ids)
+		}
+		t.Note(Tokens, float64(tokens))
+		engine.Stream = Stream(t)
+		var bad error
+		err := engine.Embed(t.Context(), b.Guide, func(n int, vec []float32) {
+			sum := 0.0
+			for _, v := range vec {
+				sum += float64(v) * float64(v)
+			}
+			if sum-sum != 0 && bad == nil {
+				row, _ := b.Origin(n)
+				bad = fmt.Errorf("the guide's embedding of %v (%s) is not finite", b.Data.Locate(row-b.Offset), b.Column(n).Source)
+			}
+			norm := max(math.Sqrt(sum), 1e-12)
+			for i, v := range vec {
+				out.x[n*size+i] = float32(float64(v) / norm)
+			}
+		})
+		if err == nil {
+			err = bad
+		}
+		return out, err
+	}, pipeline.On(guide.Device, pipeline.Compute))
+
+	s := g.Stage("gather guide", e.OnComm())
+	in := pipeline.In(s, "guide", own)
+	pipeline.Collect(s, "embeddings", embedded) // the loss of the batch before is done with the tensor
+	out := pipeline.Out[Guidance](s, "guidance")
+	s.Do(func(t *pipeline.Task) error {
+		stream, x := Stream(t), in.Get(t)
+		b := x.batch
+		if b.N() > 0 {
+			upload(stream, e.guided.own.Span(0, b.N()), x.x)
+		}
+		if e.gathers() {
+			defer e.count(t)()
+			for c := range b.Columns { // a column's sequences lie in the order of ranks
+				if lo, hi := b.Global.Starts[c], b.Global.Starts[c+1]; lo < hi {
+					e.ranks.Comm.World.AllGather(stream, e.guided.all.Span(lo, hi), e.guided.own.Span(b.Starts[c], b.Starts[c+1]), b.Global.columnRows(c, false), e.Model.DType)
+				}
+			}
+		}
+		out.Put(t, Guidance{b})
+		return nil
+	})
+	return out.Port
+}
+
+// upload copies numbers to a tensor of f32 or f64.
+func upload(s gpustage.Stream, t gpustage.Tensor, vs []float32) {
+	if t.DType == gpustage.F32 {
+		s.CopyIn(t, gpustage.Bytes(vs))
+		return
+	}
+	wide := make([]float64, len(vs))
+	for i, v := range vs {
+		wide[i] = float64(v)
+	}
+	s.CopyIn(t, gpustage.Bytes(wide))
+}
+
+// LossInput is something that a loss waits for besides the model's embeddings.
+type LossInput func(*pipeline.Stage)
+
+// GuidedBy gives a loss a guide's embeddings.
+func GuidedBy(p pipeline.Port[Guidance]) LossInput {
+	return func(s *pipeline.Stage) { pipeline.In(s, "guide", p) }
+}
+
+// beginGuided makes room for a guide's embeddings of a batch.
+func (e *Encoder) beginGuided(b *Batch) error {
+	x := &e.guided
+	if x.size == 0 {
+		return nil
+	}
+	if err := e.grow(&x.own, b.N(), x.size); err != nil {
+		return err
+	}
+	if !e.gathers() {
+		x.all = x.own
+		return nil
+	}
+	return e.grow(&x.all, b.Global.N(), x.size)
+}
+
+func (e *Encoder) closeGuided() error {
+	x := &e.guided
+	if x.size == 0 {
+		return nil
+	}
+	err := x.engine.Close()
+	if !e.gathers() {
+		x.all = gpustage.Tensor{} // a name of own
+	}
+	return err
+}

@@ -1,0 +1,209 @@
+package recipe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+
+	"contraflow/gpustage"
+	"contraflow/io/hfmodel"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+	"contraflow/tokenize"
+)
+
+// Guide is the model that loss.name: gist compares a batch's texts with: its folder or hub id, alone or with options.
+type Guide struct {
+	Path      string  `yaml:"path"`
+	MaxLength Lengths `yaml:"max_length,omitempty"` // default: what the folder says
+	Prompts   Prompts `yaml:"prompts,omitempty"`    // default: the folder's
+	Device    string  `yaml:"device,omitempty"`     // default: the model's
+}
+
+func (g *Guide) decode(d *decoder, path string, n *node) {
+	if *g = (Guide{}); n.kind == scalar {
+		g.Path = n.text
+		return
+	}
+	d.structure(path, n, reflect.ValueOf(g).Elem())
+}
+
+// gistScale is 1 over the peer's temperature.
+const gistScale = 100
+
+// checkGuide resolves what gist has besides the other losses' options.
+func (c *checker) checkGuide(l *Loss) {
+	if c.find("loss.scale") == nil && c.find("loss.temperature") == nil {
+		l.Scale = gistScale
+	}
+	c.words("loss.margin_strategy", "absolute", "relative")
+	c.require(l.Margin >= 0 && !math.IsInf(l.Margin, 0), "loss.margin", "is %v, want a number of at least 0", l.Margin)
+	if l.Guide == nil || l.Guide.Path == "" {
+		c.fail("loss.guide", "is missing: the model that says which candidates are no negatives, a folder or hub id")
+		return
+	}
+	c.require(l.Guide.MaxLength.Query >= 0 && l.Guide.MaxLength.Document >= 0, "loss.guide.max_length", "is negative")
+}
+
+// gist is the loss in the form of InfoNCE.
+func (l Loss) gist(o driving) loss.InfoNCE {
+	out := loss.InfoNCE{
+		Scale: l.Scale, Directions: []loss.Direction{loss.QueryToDoc}, Guide: &loss.Guide{Margin: l.Margin, Relative: l.MarginStrategy == "relative"},
+		MaskDuplicates: l.MaskDuplicates != o.mask, TileRows: o.tile[0], TileCols: o.tile[1],
+	}
+	if l.ContrastAnchors {
+		out.Directions = append(out.Directions, loss.QueryToQuery)
+	}
+	if l.ContrastPositives {
+		out.Directions = append(out.Directions, loss.PositiveToPositive)
+	}
+	return out
+}
+
+// guide is a guide that a run has loaded.
+type guide struct {
+	folder *hfmodel.Folder
+	model  *transformer.Model
+	device gpustage.Device
+	own    bool   // the device is closed with the guide
+	hash   string // of its parameters
+}
+
+// openGuide loads the recipe's guide, if it has one, and says how it reads the run's texts.
+func (x *Run) openGuide(ctx context.Context) (err error) {
+	spec := x.Recipe.Loss.Guide
+	if spec == nil {
+		return nil
+	}
+	g := &guide{device: x.device}
+	x.guide = g
+	dir, err := hfmodel.Resolve(ctx, spec.Path, hfmodel.Options{Progress: x.obs.Download, Warn: x.obs.Note})
+	if err != nil {
+		return err
+	}
+	if g.folder, err = hfmodel.Open(dir); err != nil {
+		return err
+	}
+	tok, err := tokenize.Load(g.folder.TokenizerDir)
+	if err != nil {
+		return err
+	}
+	if spec.Device != "" {
+		if g.device, err = gpustage.OpenShare(spec.Device, x.share); err != nil {
+			return fmt.Errorf("device: %w", err)
+		}
+		g.own = true
+	}
+	if g.model, err = x.loadGuide(); err != nil {
+		return err
+	}
+	s, err := g.device.OpenStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if g.hash, err = hashParams(nil, s, g.model, func(transformer.Param) bool { return true }); err != nil {
+		return err
+	}
+	c := g.model.Config
+	text := &stages.Text{Tokenizer: tok}
+	if text.QueryLength, err = embedder.MaxLengthOf(g.folder, c, spec.MaxLength.Query); err != nil {
+		return fmt.Errorf("max_length: %w", err)
+	}
+	if text.DocumentLength, err = embedder.MaxLengthOf(g.folder, c, spec.MaxLength.Document); err != nil {
+		return fmt.Errorf("max_length: %w", err)
+	}
+	if text.QueryPrompt, text.DocumentPrompt = g.folder.RolePrompts(); spec.Prompts != (Prompts{}) {
+		text.Prompts = slices.Repeat([]stages.Prompts{stages.Prompts(spec.Prompts)}, len(x.Recipe.Data.Train))
+	}
+	if q, d := text.QueryLength, text.DocumentLength; q < x.text.QueryLength || d < x.text.DocumentLength {
+		x.obs.note("loss.guide: the guide reads at most %d tokens of a query and %d of a document, the model %d and %d", q, d, x.text.QueryLength, x.text.DocumentLength)
+	}
+	x.text.Guide = text
+	return errors.Join(embedder.CheckVocabulary(tok, c), embedder.CheckLength(tok, min(text.QueryLength, text.DocumentLength)))
+}
+
+// loadGuide makes the guide's model.
+func (x *Run) loadGuide() (*transformer.Model, error) {
+	head, err := embedder.HeadOf(x.guide.folder, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	s, err := x.guide.device.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return embedder.LoadModel(x.guide.folder, x.guide.device, s, head, transformer.Options{BF16: x.Recipe.Train.Precision == "bf16"}, nil)
+}
+
+func (g *guide) close() error {
+	if g == nil {
+		return nil
+	}
+	var errs []error
+	if g.model != nil {
+		errs = append(errs, g.model.Free())
+	}
+	if g.folder != nil {
+		errs = append(errs, g.folder.Close())
+	}
+	if g.own {
+		errs = append(errs, g.device.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// devices are those of a graph whose encoder's model is on a device: that one and, if it is another, the guide's.
+func (x *Run) devices(model gpustage.Device) pipeline.BuildOption {
+	if x.guide == nil || x.guide.device == model {
+		return pipeline.Devices(stages.OnDevice(model))
+	}
+	return pipeline.Devices(stages.OnDevice(model), stages.OnDevice(x.guide.device))
+}
+
+// guided adds the guide's stages to a graph, if there is a guide.
+func (x *Run) guided(g *pipeline.Graph, batches pipeline.Port[*stages.Batch], embedded pipeline.Port[stages.Embedded], enc *stages.Encoder) []stages.LossInput {
+	if x.guide == nil {
+		return nil
+	}
+	device := 0
+	if x.guide.device != enc.Model.Device {
+		device = 1
+	}
+	return []stages.LossInput{stages.GuidedBy(stages.Guided(g, batches, embedded, enc, stages.Guide{Model: x.guide.model, Device: device}))}
+}
+
+// onPaper is the guide on a device that computes nothing.
+func (g *guide) onPaper(d gpustage.Device) (*guide, error) {
+	if g == nil {
+		return nil, nil
+	}
+	m, err := transformer.New(d, g.model.Config, g.model.Head, g.model.Options)
+	return &guide{folder: g.folder, model: m, device: d}, err
+}
+
+// guideMemory is what the guide takes on the model's device.
+func (x *Run) guideMemory() int64 {
+	g := x.guide
+	if g == nil || g.device != x.device && (g.device.Info().Threads == 0 || x.device.Info().Threads == 0) {
+		return 0
+	}
+	text := x.text.Guide
+	longest := max(text.QueryLength, text.DocumentLength)
+	pass := make([]int, min(max(1, g.device.Info().PassTokens()/longest), int(x.sequences())))
+	for i := range pass {
+		pass[i] = longest
+	}
+	rows := x.sequences() // of this rank, and all again if they are gathered; and once in the host's memory
+	if x.ranks != nil && x.Recipe.Loss.GatherAcrossDevices {
+		rows += min(int64(x.Recipe.Batch.GlobalSize), x.rows()) * int64(x.columns())
+	}
+	return int64(g.model.Params.Mem.Bytes()) + g.model.PackedBytes(false) + int64(g.model.Memory(pass).Forward) + (rows+x.sequences())*int64(g.model.EmbeddingSize())*4
+}

@@ -1,0 +1,146 @@
+package imports
+
+import (
+	"fmt"
+	"strings"
+)
+
+// peer is one of sentence-transformers' losses.
+type peer struct {
+	name string // ours
+	// inputs are the columns that it takes, where they are not texts alone. The last one, whatever it is called, is the column of that key of
+	// data.train.
+	inputs string
+}
+
+// losses are those that contraflow has.
+var losses = map[string]peer{
+	"MultipleNegativesRankingLoss": {name: "mnrl"}, "CachedMultipleNegativesRankingLoss": {name: "mnrl"},
+	"MultipleNegativesSymmetricRankingLoss": {name: "mnrl"}, "CachedMultipleNegativesSymmetricRankingLoss": {name: "mnrl"},
+	"GISTEmbedLoss": {name: "gist"}, "CachedGISTEmbedLoss": {name: "gist"},
+	"CoSENTLoss": {"cosent", "sentence1 sentence2 label"}, "AnglELoss": {"angle", "sentence1 sentence2 label"},
+	"CosineSimilarityLoss": {"cosine_similarity", "sentence1 sentence2 label"},
+	"ContrastiveLoss":      {"contrastive", "sentence1 sentence2 label"}, "OnlineContrastiveLoss": {"online_contrastive", "sentence1 sentence2 label"},
+	"TripletLoss":          {name: "triplet"},
+	"BatchHardTripletLoss": {"batch_hard_triplet", "sentence label"}, "BatchHardSoftMarginTripletLoss": {"batch_hard_soft_margin_triplet", "sentence label"},
+	"BatchSemiHardTripletLoss": {"batch_semi_hard_triplet", "sentence label"}, "BatchAllTripletLoss": {"batch_all_triplet", "sentence label"},
+	"MarginMSELoss": {"margin_mse", "query positive negative label"}, "DistillKLDivLoss": {"distill_kl", "query positive negative scores"},
+	"MSELoss": {"teacher_embedding", "sentence teacher"}, "EmbedDistillLoss": {"teacher_embedding", "sentence teacher"},
+}
+
+// lossName is the name of the loss's class: of the one inside, where it is wrapped.
+func (r *recipe) lossName() (name string, given bool) {
+	name, given = r.word("loss")
+	class := func(s string) string { return strings.TrimSuffix(s[strings.LastIndexByte(s, '.')+1:], "()") }
+	if name = class(name); name != "MatryoshkaLoss" {
+		return name, given
+	}
+	if inner, ok := r.word("inner_loss"); ok {
+		return class(inner), true
+	}
+	r.assume("MatryoshkaLoss is one of MultipleNegativesRankingLoss: a setting called inner_loss would name another")
+	return "MultipleNegativesRankingLoss", true
+}
+
+// peer is the loss; the one without name, mnrl, if there is none of the name given.
+func (r *recipe) peer() peer {
+	assumed := r.result.Assumed
+	name, _ := r.lossName()
+	r.result.Assumed = assumed
+	return losses[name]
+}
+
+func (r *recipe) loss() {
+	if r.from == FlagEmbedding {
+		t, ok := r.number("temperature")
+		if !ok {
+			t = 0.02
+		}
+		r.keys["loss.temperature"] = num(t)
+		r.keys["loss.mask_duplicates"] = "false"
+		if r.unified() {
+			r.m3()
+		}
+		return
+	}
+	name, ok := r.lossName()
+	ours := losses[name].name
+	switch {
+	case !ok:
+		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
+	case ours == "":
+		r.without("loss", "%s is not converted; contraflow recipe lists the losses there are", name)
+	default:
+		r.set("loss.name", ours, "mnrl")
+	}
+	if strings.Contains(name, "Symmetric") {
+		r.keys["loss.directions"] = "[query_to_doc, doc_to_query]"
+		r.keys["loss.partition_mode"] = "per_direction"
+	}
+	switch ours {
+	case "", "mnrl", "gist":
+		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
+	}
+	for _, option := range []string{"scale", "temperature", "student_temperature", "teacher_temperature", "hardness_strength", "margin"} {
+		if v, ok := r.number(option); ok && !(option == "margin" && v == 0) {
+			r.keys["loss."+option] = num(v)
+		}
+	}
+	if v, ok := r.number("triplet_margin"); ok {
+		r.keys["loss.margin"] = num(v)
+	}
+	if r.keys["loss.scale"] == "20" {
+		delete(r.keys, "loss.scale")
+	}
+	if v, ok := r.word("similarity_fct"); ok {
+		switch {
+		case strings.Contains(v, "dot"):
+			r.keys["loss.similarity"] = "dot"
+		case ours == "margin_mse" || ours == "distill_kl": // theirs is dot
+			r.keys["loss.similarity"] = "cosine"
+		}
+	}
+	if v, ok := r.word("distance_metric"); ok { // TripletDistanceMetric.EUCLIDEAN, cosine, l2, ...
+		v = strings.TrimSuffix(strings.ToLower(v[strings.LastIndexByte(v, '.')+1:]), "_distance")
+		if v == "l2" {
+			v = "euclidean"
+		}
+		r.keys["loss.distance"] = v
+	} else if name == "EmbedDistillLoss" {
+		r.keys["loss.distance"] = "cosine"
+	}
+	if d := r.list("directions"); d != nil {
+		r.set("loss.directions", flow(d), "[query_to_doc]")
+	}
+	if v, ok := r.word("partition_mode"); ok {
+		r.set("loss.partition_mode", v, "joint")
+	}
+	for _, option := range []string{"hardness_mode", "margin_strategy"} {
+		if v, ok := r.word(option); ok {
+			r.keys["loss."+option] = v
+		}
+	}
+	for _, option := range []string{"contrast_anchors", "contrast_positives"} {
+		if v, ok := r.yes(option); ok {
+			r.set("loss."+option, fmt.Sprint(v), "true")
+		}
+	}
+	if ours == "gist" {
+		guide, ok := r.word("guide")
+		if !ok {
+			guide = "GUIDE"
+			r.assume("no guide is named: put a model's folder or hub id in place of GUIDE")
+		}
+		r.keys["loss.guide"] = quote(guide)
+	}
+	if dims := r.list("matryoshka_dims"); dims != nil {
+		parts := []string{"dims: " + flow(dims)}
+		if weights := r.list("matryoshka_weights"); weights != nil {
+			parts = append(parts, "weights: "+flow(weights))
+		}
+		r.keys["loss.matryoshka"] = "{" + strings.Join(parts, ", ") + "}"
+		if n, ok := r.whole("n_dims_per_step"); ok && n > 0 {
+			r.keys["loss.matryoshka"] = "{" + strings.Join(append(parts, fmt.Sprintf("dims_per_step: %d", n)), ", ") + "}"
+		}
+	}
+}
