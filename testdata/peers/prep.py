@@ -33,6 +33,8 @@ goroot = Path(subprocess.run(["go", "env", "GOROOT"], check=True, capture_output
 function = re.compile(r"((?:^//[^\n]*\n)+)^func [^\n]*\n((?:^[^}\n][^\n]*\n|^\n)*)^}", re.M)
 pairs = []
 for path in sorted((goroot / "src").rglob("*.go")):
+    if not path.is_file():
+        continue
     for comment, body in function.findall(path.read_text(errors="replace")):
         comment = re.sub(r"^// ?", "", comment, flags=re.M)
         if comment.strip() and body.strip():
