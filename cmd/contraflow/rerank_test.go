@@ -91,7 +91,7 @@ func TestReranker(t *testing.T) {
 	}
 	for set, want := range map[string]string{
 		"loss.name=mnrl":                         `loss.name: is "mnrl", want one of bce`,
-		"loss.scale=3":                           "loss.scale: is for embedders' mnrl, cosent",
+		"loss.scale=3":                           "loss.scale: is for embedders' mnrl, gist, cosent",
 		"loss={name: bce, k: 3}":                 "loss.k: is for rank_net, lambda; the options of bce are name, pos_weight",
 		"loss.name=kl":                           "data.train[0].scores: are missing",
 		"model.max_length={query: 3}":            "is one number for a reranker",
