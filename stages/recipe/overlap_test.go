@@ -250,7 +250,11 @@ func BenchmarkRanks(b *testing.B) {
 	for range b.N {
 		best := [2]time.Duration{math.MaxInt64, math.MaxInt64}
 		var peaks [2]float64
-		for range 3 {
+		rounds := 3
+		if testing.Short() {
+			rounds = 1
+		}
+		for range rounds {
 			best[0] = min(best[0], trained(b, one).StepTime)
 			peaks[0] = max(peaks[0], peak(1))
 			best[1] = min(best[1], trained(b, two).StepTime)
