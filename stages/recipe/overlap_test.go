@@ -72,21 +72,6 @@ save: {dir: %q}
 `, model, filepath.Join(dir, "data.jsonl"), steps, filepath.Join(dir, "run"))
 }
 
-// overlapRun trains by it.
-func overlapRun(b *testing.B) func(out string, sets ...string) *pipeline.TraceSummary {
-	b.Helper()
-	dir := b.TempDir()
-	text0 := overlapRecipe(b, dir, 24)
-	return func(out string, sets ...string) *pipeline.TraceSummary {
-		b.Helper()
-		r, err := recipe.Parse("overlap", []byte(text0), append(sets, "save.dir="+filepath.Join(dir, out)))
-		if err != nil {
-			b.Fatal(err)
-		}
-		return trained(b, r)
-	}
-}
-
 // trained trains by a recipe, with half of the processors for each rank, and sums its trace up.
 func trained(b *testing.B, r recipe.Recipe) *pipeline.TraceSummary {
 	b.Helper()
@@ -94,9 +79,17 @@ func trained(b *testing.B, r recipe.Recipe) *pipeline.TraceSummary {
 		_, err := x.Train(context.Background(), recipe.WithTrace())
 		return err
 	}
-	err := local.Run(int(r.Mesh.Replicate), func(w collective.World) error {
-		return recipe.OnRanks(context.Background(), r, recipe.Place{World: w, Share: gpustage.Share{Rank: w.Rank(), Ranks: 2}}, recipe.Observer{}, train)
-	}, paced(r)...)
+	onRanks := func(p recipe.Place) error {
+		return recipe.OnRanks(context.Background(), r, p, recipe.Observer{}, train)
+	}
+	var err error
+	if r.Mesh.Replicate == 1 {
+		err = local.Run(1, func(w collective.World) error {
+			return onRanks(recipe.Place{World: w, Share: gpustage.Share{Ranks: 2}})
+		})
+	} else {
+		err = onRanks(recipe.Place{})
+	}
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -112,13 +105,6 @@ func trained(b *testing.B, r recipe.Recipe) *pipeline.TraceSummary {
 	return pipeline.Summary(pipeline.Spans(events))
 }
 
-func paced(r recipe.Recipe) (opts []local.Option) {
-	if r.Mesh.Link != nil {
-		opts = append(opts, local.Pace(*r.Mesh.Link))
-	}
-	return opts
-}
-
 // BenchmarkOverlap trains two local ranks over a simulated link on which communication takes 30 % of computing, and reports
 // how much of it was hidden, by both measures, beside runs that hide nothing and what these should take: the time without a link, and that of
 // the bytes in their traces. Each rank has half of the processors. Times are the best of rounds in turns.
@@ -127,7 +113,15 @@ func paced(r recipe.Recipe) (opts []local.Option) {
 // whole backward pass to hide in: two thirds of computing. Of n kept sub-batches only the last one's is, and at n = 2 and 30 % there
 // is no room for any delay: 75 % were hidden.
 func BenchmarkOverlap(b *testing.B) {
-	run := overlapRun(b)
+	dir := b.TempDir()
+	text := overlapRecipe(b, dir, 24)
+	run := func(out string, sets ...string) *pipeline.TraceSummary {
+		r, err := recipe.Parse("overlap", []byte(text), append(sets, "save.dir="+filepath.Join(dir, out)))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return trained(b, r)
+	}
 	for range b.N {
 		free := run("free")
 		compute := time.Duration(0)
