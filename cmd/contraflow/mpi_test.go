@@ -163,6 +163,63 @@ func TestMPIKillAndResume(t *testing.T) {
 	})
 }
 
+// Four processes, told to end in the middle, are gone on with by two, by one and by three, to the losses of one rank that was never
+// stopped. Which rows each step had is TestResumeOnAnyMesh's, in stages/recipe.
+func TestMPIResumeOnAnotherMesh(t *testing.T) {
+	dir := workspace(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	at := func(out string) string { return filepath.Join(dir, out, "metrics.jsonl") }
+	succeed(t, resumable(t, dir, "whole")...)
+	whole := losses(t, at("whole"))
+
+	cmd := mpirun(t, ctx, append([]string{"4"}, resumable(t, dir, "stopped")...))
+	var said lockedBuffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for waiting := true; waiting; {
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended before it was told to: %v\n%s", err, said.String())
+		case <-time.After(5 * time.Millisecond):
+			lines, _ := os.ReadFile(at("stopped"))
+			waiting = bytes.Count(lines, []byte("\n")) < 4
+		}
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	<-ended // mpirun says that it was told to end; the checkpoint says whether all was well
+	done := len(losses(t, at("stopped")))
+	if done >= len(whole) {
+		t.Fatalf("all %d steps were made before it was told to end", done)
+	}
+	for _, ranks := range []string{"2", "1", "3"} {
+		out := "on" + ranks
+		if err := os.CopyFS(filepath.Join(dir, out), os.DirFS(filepath.Join(dir, "stopped"))); err != nil {
+			t.Fatal(err)
+		}
+		text, err := mpirun(t, ctx, append(append([]string{ranks}, resumable(t, dir, out)...), "--resume")).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if want := fmt.Sprint("going on after step ", done); !strings.Contains(string(text), want) {
+			t.Errorf("on %s ranks: it does not say %q:\n%s", ranks, want, text)
+		}
+		got := losses(t, at(out))
+		if len(got) != len(whole) {
+			t.Fatalf("on %s ranks: %d steps, want %d", ranks, len(got), len(whole))
+		}
+		for step := range got {
+			if a, b := whole[step].(float64), got[step].(float64); !(math.Abs(a-b) <= 1e-4*a) {
+				t.Errorf("on %s ranks: step %d has loss %v, %v on one that was not stopped", ranks, step, b, a)
+			}
+		}
+	}
+}
+
 // children are the processes that a process has started.
 func children(t *testing.T, pid int) (pids []int) {
 	t.Helper()
