@@ -15,6 +15,7 @@ import (
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 // adaptation is the model of one of testdata/golden/lora/steps, and what of it trains; minilm-tiny for none of them.
@@ -59,6 +60,7 @@ func adaptation(t testing.TB, name string) (folder string, h transformer.Head, t
 // all that ranks can hold of a model: each cell's gradient is torch's, of one process without cache. Each bucket is reduced once per optimizer
 // step, and nothing else is; early, once per sub-batch.
 func TestCrossProduct(t *testing.T) {
+	harness.Thorough(t)
 	g := goldens.Load(t, "lora/steps")
 	cells, recomputed := 0, 0
 	for i, name := range []string{"bert-full", "bert-qv", "qwen3-qo", "qwen3-last-o"} {

@@ -43,6 +43,7 @@ func readAll(path string, src Source) (texts []string, err error) {
 // TestDamagedParquet changes bytes at random. Whatever that does, it must not panic, hang or fail without naming the file;
 // and in files with checksums a change in the pages can't go unnoticed.
 func TestDamagedParquet(t *testing.T) {
+	harness.Thorough(t)
 	tries := 100
 	if n, err := strconv.Atoi(os.Getenv("CONTRAFLOW_DAMAGE_TRIES")); err == nil {
 		tries = n

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"contraflow/testdata/harness"
+
 	"github.com/parquet-go/parquet-go/encoding/delta"
 	"github.com/parquet-go/parquet-go/encoding/rle"
 )
@@ -61,6 +63,7 @@ func TestHybridAgainstParquetGo(t *testing.T) {
 }
 
 func TestDeltaAgainstParquetGo(t *testing.T) {
+	harness.Thorough(t)
 	rng := rand.New(rand.NewPCG(2, 9))
 	for _, n := range []int{0, 1, 2, 31, 32, 33, 128, 129, 1000} {
 		for _, spread := range []int64{1, 2, 100, 1 << 31, 1 << 62} {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // What pyarrow reads from each golden file is the truth (testdata/golden/dataset/make.py).
@@ -62,6 +64,7 @@ var forms = strings.Fields(`v1_none v2_zstd v2_none gzip brotli lz4 item tiny_pa
 
 // TestGoldenForms reads every form, whole, in blocks of every size, and in random order.
 func TestGoldenForms(t *testing.T) {
+	harness.Thorough(t)
 	g := goldens(t)
 	for _, form := range forms {
 		t.Run(form, func(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // fixed is a dataset of so many rows in blocks of up to 50; every fortieth row has a text that all of those share.
@@ -79,6 +81,7 @@ func drainMixer(m *Mixer) (all []Batch) {
 
 // An epoch has the length that was stated, its batches what was promised, and any cursor goes on from its place.
 func TestMixers(t *testing.T) {
+	harness.Thorough(t)
 	mixers(t, func(name string, open func() *Mixer) {
 		all := drainMixer(open())
 		m := open()

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // TestReader fetches rows in any order and number, with a cache that holds hardly anything, everything, or one block.
@@ -177,6 +179,7 @@ func writeRows(t testing.TB, path string, n int) {
 
 // TestShuffleMemory walks through a shuffled epoch and holds no more than the window and the batch.
 func TestShuffleMemory(t *testing.T) {
+	harness.Thorough(t)
 	path := filepath.Join(t.TempDir(), "a.parquet")
 	const n = 100000
 	writeRows(t, path, n)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // fixedTexts are the texts of each row, as numbers.
@@ -185,6 +187,7 @@ func TestSamplerProperties(t *testing.T) {
 
 // TestSamplerRestore goes on from every position, through JSON, in a new sampler.
 func TestSamplerRestore(t *testing.T) {
+	harness.Thorough(t)
 	rng := rand.New(rand.NewPCG(6, 6))
 	for range 40 {
 		l, texts, cfg := randomSampler(rng)

@@ -14,11 +14,13 @@ import (
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 // In bf16, the error against the truth is at most 1.5 times that of torch's bf16 autocast: of the embeddings, of the
 // median tensor's gradient and of the worst one's.
 func TestBF16Error(t *testing.T) {
+	harness.Thorough(t)
 	torch := autocast(t, "bert")
 	fast, err := cpu.New()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 // familyGoldens are the folders of testdata/golden/families: every family but BERT, which has goldens of its own.
@@ -139,6 +140,7 @@ func signs(vs []float64) (sums [3]float64, size float64) {
 // Against transformers: hidden states, embeddings, every parameter's gradient. In f64 on ref to the last digits that a sum of
 // thousands leaves, in f32 on the processor within DESIGN's limits. And under every variant of the configuration.
 func TestFamilies(t *testing.T) {
+	harness.Thorough(t)
 	fast, err := cpu.New(cpu.Threads(2))
 	if err != nil {
 		t.Fatal(err)
@@ -211,6 +213,7 @@ func TestFamilies(t *testing.T) {
 // Every family's replayed passes have the same bits, and so has activation checkpointing, dropout included; dropout does
 // something at each of its places; and the arena's predictions hold.
 func TestFamiliesBitEqual(t *testing.T) {
+	harness.Thorough(t)
 	for _, name := range familyGoldens(t) {
 		t.Run(name, func(t *testing.T) {
 			d := ref.New()
@@ -281,6 +284,7 @@ func TestFamiliesBitEqual(t *testing.T) {
 
 // The gradient with dropout everywhere is that of the masked function: central differences in a random direction.
 func TestFamiliesDirectionalDerivative(t *testing.T) {
+	harness.Thorough(t)
 	for _, name := range []string{"gte", "modernbert", "distilbert", "mpnet", "gemma2", "qwen3"} {
 		d := ref.New()
 		g := goldens.Load(t, "families/"+name)

@@ -8,6 +8,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
+	"contraflow/testdata/harness"
 )
 
 // longModel is a small random model of a family with room for 8,192 tokens.
@@ -64,6 +65,7 @@ func hidden(t testing.TB, m *Model, s gpustage.Stream, r Rows) []float64 {
 // 8,192 tokens on the processor are right where something shorter says what is right: tokens of a causal model do not see what
 // follows them, and those of a local one not what is far away, wherever they are, since rotary positions are relative.
 func TestLongInputs(t *testing.T) {
+	harness.Thorough(t)
 	fast, err := cpu.New(cpu.Threads(2))
 	if err != nil {
 		t.Fatal(err)

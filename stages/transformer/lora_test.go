@@ -15,6 +15,7 @@ import (
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 var loraGoldens = []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused"}
@@ -100,6 +101,7 @@ func loadLoRA(t testing.TB, name string, d gpustage.Device, o Options) (*Model, 
 
 // Against PEFT: embeddings with the adapter, and the gradient of everything that trains.
 func TestLoRAGolden(t *testing.T) {
+	harness.Thorough(t)
 	fast, err := cpu.New(cpu.Threads(2))
 	if err != nil {
 		t.Fatal(err)

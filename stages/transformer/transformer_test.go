@@ -14,6 +14,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 // loadGolden makes the model of a golden folder.
@@ -117,6 +118,7 @@ var poolings = map[string]gpustage.Pooling{"mean": gpustage.MeanPooling, "cls": 
 // Against transformers and PyTorch: embeddings and every parameter's gradient, in f64 and in f32, with and without activation
 // checkpointing.
 func TestGolden(t *testing.T) {
+	harness.Thorough(t)
 	for _, name := range []string{"minilm-tiny", "gelu-new", "relu-one-head", "odd-sizes"} {
 		g := goldens.Load(t, "bert/"+name)
 		var meta struct{ Outputs []string }

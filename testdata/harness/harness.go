@@ -1,7 +1,8 @@
 // Package harness is what tests of hostile input and of processes share. It is for tests only.
 //
 // Bounded is for fuzz targets of readers: a file from a stranger may be refused or read, but may not take all memory or all
-// time. Tied is for tests that start launchers: what a test has started ends with the test, killed or not.
+// time. Tied is for tests that start launchers: what a test has started ends with the test, killed or not. Thorough is for long tests
+// of numbers, which the race detector has nothing to learn from.
 package harness
 
 import (
@@ -24,6 +25,15 @@ func Bounded(t testing.TB, f func()) {
 	f()
 	if n, took := allocated()-before, time.Since(began); n > MostBytes || took > MostTime {
 		t.Fatalf("%d MiB allocated in %v; want at most %d MiB in %v", n>>20, took, MostBytes>>20, MostTime)
+	}
+}
+
+// Thorough skips a test with -short, which is how the race detector runs: it compares numbers, and goroutines meet in it no otherwise
+// than in other tests.
+func Thorough(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("short: it compares numbers")
 	}
 }
 
