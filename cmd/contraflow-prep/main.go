@@ -116,8 +116,8 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			if err != nil {
 				return err
 			}
-			if m := &j.config.Tokenize.Model; *m != "" {
-				dir, err := hfmodel.Resolve(cmd.Context(), *m, hfmodel.Options{})
+			if m := j.config.Tokenize.Model; m != "" {
+				dir, err := hfmodel.Resolve(cmd.Context(), m, hfmodel.Options{})
 				if err != nil {
 					return fmt.Errorf("tokenize.model: %w", err)
 				}
@@ -125,7 +125,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 				if err != nil {
 					return fmt.Errorf("tokenize.model: %w", err)
 				}
-				*m = f.TokenizerDir
+				j.config.Tokenize.Dir = f.TokenizerDir
 				if err := f.Close(); err != nil {
 					return err
 				}

@@ -54,6 +54,7 @@ func TestMistakes(t *testing.T) {
 		{good + "filter: {unit: tokens}\n", "PREP.yaml:3: filter.unit: is tokens, which takes tokenize.model"},
 		{good + "dedupe: {near: {column: positives}}\n", `PREP.yaml:3: dedupe.near.column: is "positives", want one of row, query, positive`},
 		{good + "learning_rate: 3\n", "PREP.yaml:3: learning_rate: unknown key; the keys are input, output"},
+		{good + "tokenize: {\"-\": /x}\n", "tokenize.-: unknown key; the keys are model, max_length, prompts"},
 		{"output: {dir: out}\n", "input: is missing"},
 	} {
 		if _, err := decode(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -44,6 +44,8 @@ type Input struct {
 type Output struct {
 	Dir    string `yaml:"dir"`
 	Shards int    `yaml:"shards"` // of the training part, and as many of the dev part; 0: one for every 131,072 rows of input
+
+	Run string `yaml:"-" json:",omitempty"` // names the run's folder in Temporary; Begin sets it
 }
 
 // Normalize changes texts.
@@ -119,7 +121,8 @@ type Mix struct {
 
 // Tokenize adds ids, so that training needs no tokenizer's time.
 type Tokenize struct {
-	Model     string  `yaml:"model,omitempty"` // a folder; a hub id is resolved before the pipeline starts
+	Model     string  `yaml:"model,omitempty"`     // a folder, or a hub id that Dir says the place of
+	Dir       string  `yaml:"-" json:",omitempty"` // where the model is on this machine; "": Model
 	MaxLength Lengths `yaml:"max_length"`
 	Prompts   Prompts `yaml:"prompts"`
 }
@@ -192,6 +195,15 @@ func (c *Config) Check() (found []Problem) {
 		if first := &c.Input[0]; (in.Positive == "") != (first.Positive == "") || len(in.Negatives) != len(first.Negatives) || (in.Label == "") != (first.Label == "") ||
 			(in.Weight == "") != (first.Weight == "") || len(in.Scores) > 0 != (len(first.Scores) > 0) {
 			bad(key, "has other roles than input[0]: all inputs need the same of positive, negatives, label, weight and scores")
+		}
+	}
+	if len(c.Input) > 0 {
+		written := map[string]bool{}
+		for _, col := range c.columns(make([]bool, 2+len(c.Input[0].Negatives))) {
+			if written[col.Name] {
+				bad("input[0]", "two columns would be written under the name %q: a template of one column, such as query: \"{title}\", is written as query, positive or negative_1", col.Name)
+			}
+			written[col.Name] = true
 		}
 	}
 	if c.Output.Dir == "" {
@@ -298,7 +310,7 @@ func (c *Config) tokenizer() (*tokenize.Tokenizer, error) {
 	if c.Tokenize.Model == "" {
 		return nil, nil
 	}
-	t, err := tokenize.Load(c.Tokenize.Model)
+	t, err := tokenize.Load(cmp.Or(c.Tokenize.Dir, c.Tokenize.Model))
 	if err != nil {
 		return nil, fmt.Errorf("tokenize.model: %w", err)
 	}

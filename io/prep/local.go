@@ -44,9 +44,11 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 		return nil, err
 	}
 	defer x.Close()
-	if err := Begin(&rules.Config, o.Overwrite); err != nil {
+	claim, err := Begin(&rules.Config, o.Overwrite)
+	if err != nil {
 		return nil, err
 	}
+	defer claim.Release()
 	if o.Threads <= 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
 	}
@@ -85,7 +87,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return total, Finish(ctx, rules, total)
+	return total, claim.Finish(ctx, rules, total)
 }
 
 type local struct {
@@ -274,23 +276,24 @@ func (l *local) bandPart(ctx context.Context, s *spill, p int, drop func(id, of 
 	if err != nil {
 		return err
 	}
-	var members []Member
+	bucket := Bucket{Threshold: l.x.Rules.Config.Dedupe.Near.Threshold}
+	var sketch Sketch
 	return groups(data, bandRecord, func(ids []int64) error {
 		if len(ids) < 2 {
 			return nil
 		}
-		members = members[:0]
+		bucket.Reset()
 		for _, id := range ids {
 			if l.state[id] != passes {
 				continue
 			}
-			sketch, err := l.sketches.read(l.place[id])
-			if err != nil {
+			if sketch, err = l.sketches.read(l.place[id], sketch.Hashes); err != nil {
 				return err
 			}
-			members = append(members, Member{id, sketch})
+			if of, similar := bucket.Add(id, sketch); similar {
+				drop(id, of)
+			}
 		}
-		Bucket(members, l.x.Rules.Config.Dedupe.Near.Threshold, drop)
 		return ctx.Err()
 	})
 }
@@ -412,7 +415,7 @@ func newSpill(dir, name string, record int, records int64) (*spill, error) {
 	}
 	s := &spill{parts: make([]spillPart, n), shift: shift}
 	for i := range s.parts {
-		f, err := os.Create(filepath.Join(dir, fmt.Sprintf("%s-%03d", name, i)))
+		f, err := createNameless(filepath.Join(dir, fmt.Sprintf("%s-%03d", name, i)))
 		if err != nil {
 			s.close()
 			return nil, err
@@ -420,6 +423,15 @@ func newSpill(dir, name string, record int, records int64) (*spill, error) {
 		s.parts[i].file = f
 	}
 	return s, nil
+}
+
+// createNameless creates a file that goes when it is closed, also by a kill. (Windows keeps the name; Run removes the folder.)
+func createNameless(path string) (*os.File, error) {
+	f, err := os.Create(path)
+	if err == nil {
+		os.Remove(path)
+	}
+	return f, err
 }
 
 func (s *spill) add(key uint64, record []byte) error {
@@ -468,7 +480,7 @@ type sketchFile struct {
 }
 
 func newSketchFile(dir string) (*sketchFile, error) {
-	f, err := os.Create(filepath.Join(dir, "sketches"))
+	f, err := createNameless(filepath.Join(dir, "sketches"))
 	return &sketchFile{file: f}, err
 }
 
@@ -491,7 +503,8 @@ func (s *sketchFile) flush() error {
 	return err
 }
 
-func (s *sketchFile) read(at int64) (Sketch, error) {
+// read reads a sketch into the memory of hashes.
+func (s *sketchFile) read(at int64, hashes []uint32) (Sketch, error) {
 	var buf [4 + 4*sketchSize]byte
 	n, err := s.file.ReadAt(buf[:], at)
 	if n < 4 {
@@ -502,5 +515,5 @@ func (s *sketchFile) read(at int64) (Sketch, error) {
 	if n < want {
 		return Sketch{}, err
 	}
-	return ParseSketch(buf[:want]), nil
+	return ParseSketch(buf[:want], hashes), nil
 }

@@ -1,7 +1,6 @@
 package prep
 
 import (
-	"cmp"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -122,9 +121,9 @@ func (s Sketch) Append(dst []byte) []byte {
 	return dst
 }
 
-// ParseSketch reads what Append has written.
-func ParseSketch(b []byte) Sketch {
-	s := Sketch{Size: int(binary.LittleEndian.Uint32(b))}
+// ParseSketch reads what Append has written, into the memory of hashes.
+func ParseSketch(b []byte, hashes []uint32) Sketch {
+	s := Sketch{Size: int(binary.LittleEndian.Uint32(b)), Hashes: hashes[:0]}
 	for b = b[4:]; len(b) >= 4; b = b[4:] {
 		s.Hashes = append(s.Hashes, binary.LittleEndian.Uint32(b))
 	}
@@ -174,24 +173,28 @@ type Member struct {
 	Sketch Sketch
 }
 
-// Bucket calls drop for every member that is similar to an earlier representative. It sorts members by id.
-func Bucket(members []Member, threshold float64, drop func(id, of int64)) {
-	slices.SortFunc(members, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
-	var kept []int
-next:
-	for i := range members {
-		for _, k := range kept {
-			a, b := members[k].Sketch, members[i].Sketch
-			if float64(min(a.Size, b.Size)) < threshold*float64(max(a.Size, b.Size)) {
-				continue // sizes alone rule it out
-			}
-			if Jaccard(a, b) >= threshold {
-				drop(members[i].ID, members[k].ID)
-				continue next
-			}
+// Bucket compares the rows that agree in a band. It holds representatives, not rows: a text that a million rows share takes no more than one.
+type Bucket struct {
+	Threshold float64
+	kept      []Member
+}
+
+// Add takes the next row, in ascending order of ids, and tells the first representative that it is similar to. What the sketch's memory holds
+// may change afterwards.
+func (b *Bucket) Add(id int64, s Sketch) (of int64, similar bool) {
+	for _, k := range b.kept {
+		if float64(min(k.Sketch.Size, s.Size)) < b.Threshold*float64(max(k.Sketch.Size, s.Size)) {
+			continue // sizes alone rule it out
 		}
-		if len(kept) < mostRepresentatives {
-			kept = append(kept, i)
+		if Jaccard(k.Sketch, s) >= b.Threshold {
+			return k.ID, true
 		}
 	}
+	if len(b.kept) < mostRepresentatives {
+		b.kept = append(b.kept, Member{id, Sketch{s.Size, slices.Clone(s.Hashes)}})
+	}
+	return -1, false
 }
+
+// Reset forgets the bucket's rows.
+func (b *Bucket) Reset() { b.kept = b.kept[:0] }

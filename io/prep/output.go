@@ -2,6 +2,7 @@ package prep
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,17 +14,23 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/internal/atomicfile"
+	"contraflow/io/internal/filelock"
 )
 
 // What a run leaves: shards, card.json, README.md (the dataset card that Hugging Face's hub shows), and at last _SUCCESS.
 //
-// A folder that is half-written never looks complete. Shards are written under _temporary, and get their names when all of them are there. The
-// folder _temporary is removed last: as long as there is one, readers refuse the folder (dataset.Open does), and the next run begins anew.
+// A folder that is half-written never looks complete. Shards are written under _temporary, in a folder of this run, and get their names when
+// all of them are there. The folder _temporary is removed last: as long as there is one, readers refuse the folder (dataset.Open does), and the
+// next run begins anew.
+//
+// Two runs never mix. While a run lives it holds a lock, so that a second one gets an error; and what a dead run has left on other machines
+// (workers of a cluster outlive the program that sent them there) finds its folder gone and can't write.
 
 // Temporary is the folder of what is not complete. Success is the file that says that everything is.
 const (
 	Temporary = dataset.Temporary
 	Success   = "_SUCCESS"
+	lockFile  = "lock"
 	cardFile  = "card.json"
 	readme    = "README.md"
 )
@@ -31,12 +38,27 @@ const (
 // ErrNotEmpty is wrapped when the output folder has something in it.
 var ErrNotEmpty = errors.New("the output folder is not empty")
 
-// Begin makes the output folder ready, once for a run. What a run that did not end has left is removed.
-func Begin(c *Config, overwrite bool) error {
+// ErrBusy is wrapped when another run is writing the output folder.
+var ErrBusy = errors.New("another run of prep is writing it")
+
+// Claim is a run's hold on the output folder, from [Begin] to Finish.
+type Claim struct {
+	out  Output
+	lock *os.File
+}
+
+// temporary is where a run writes.
+func (o Output) temporary() string { return filepath.Join(o.Dir, Temporary, o.Run) }
+
+// StatsFile is where a run of several processes gathers its counts.
+func (o Output) StatsFile() string { return filepath.Join(o.temporary(), "stats.json") }
+
+// Begin makes the output folder ready, once for a run, and names the run in c. What a run that did not end has left is removed.
+func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 	dir := c.Output.Dir
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return nil, err
 	}
 	var names []string
 	for _, e := range entries {
@@ -45,17 +67,46 @@ func Begin(c *Config, overwrite bool) error {
 	ours := slices.Contains(names, Success) || slices.Contains(names, Temporary)
 	for _, n := range names {
 		if n != Temporary && !overwrite {
-			return fmt.Errorf("%w: %s has %s; --overwrite replaces an earlier output, or choose another output.dir", ErrNotEmpty, dir, n)
+			return nil, fmt.Errorf("%w: %s has %s; --overwrite replaces an earlier output, or choose another output.dir", ErrNotEmpty, dir, n)
 		}
 		if !isOurs(n) || !ours {
-			return fmt.Errorf("%w: %s has %s, which prep has not written: choose another output.dir", ErrNotEmpty, dir, n)
+			return nil, fmt.Errorf("%w: %s has %s, which prep has not written: choose another output.dir", ErrNotEmpty, dir, n)
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(dir, Temporary)); err != nil {
-		return err
+	tmp := filepath.Join(dir, Temporary)
+	if err := os.MkdirAll(tmp, 0o777); err != nil {
+		return nil, err
 	}
-	return os.MkdirAll(filepath.Join(dir, Temporary), 0o777)
+	x := &Claim{}
+	if x.lock, err = os.OpenFile(filepath.Join(tmp, lockFile), os.O_CREATE|os.O_RDWR, 0o666); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			x.Release()
+		}
+	}()
+	if !filelock.TryLock(x.lock) {
+		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
+	}
+	left, err := os.ReadDir(tmp)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range left {
+		if e.Name() != lockFile {
+			if err := os.RemoveAll(filepath.Join(tmp, e.Name())); err != nil {
+				return nil, err
+			}
+		}
+	}
+	c.Output.Run = rand.Text()[:8]
+	x.out = c.Output
+	return x, os.Mkdir(x.out.temporary(), 0o777)
 }
+
+// Release lets go of the folder: the next run may begin. After Finish it does nothing.
+func (x *Claim) Release() { x.lock.Close() }
 
 func isOurs(name string) bool {
 	part := strings.HasPrefix(name, "train-") || strings.HasPrefix(name, "dev-")
@@ -63,9 +114,9 @@ func isOurs(name string) bool {
 }
 
 // Finish completes the output after all shards are written: the cards, the names, the marker.
-func Finish(ctx context.Context, r *Rules, s *Stats) error {
-	dir := r.Config.Output.Dir
-	tmp := filepath.Join(dir, Temporary)
+func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
+	defer x.Release()
+	dir, tmp := x.out.Dir, x.out.temporary()
 	card := newCard(r, s)
 	js, err := json.MarshalIndent(card, "", "  ")
 	if err != nil {
@@ -109,7 +160,8 @@ func Finish(ctx context.Context, r *Rules, s *Stats) error {
 	if err := os.WriteFile(filepath.Join(dir, Success), nil, 0o666); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(tmp); err != nil {
+	x.Release() // Windows removes no open file
+	if err := os.RemoveAll(filepath.Join(dir, Temporary)); err != nil {
 		return err
 	}
 	return atomicfile.SyncDir(dir)
@@ -139,7 +191,7 @@ type Length struct {
 func newCard(r *Rules, s *Stats) *Card {
 	c := &Card{Config: r.Config,
 		Stats: s, Lengths: map[string]Length{}}
-	c.Config.Output.Dir = "" // the card stands in it
+	c.Config.Output.Dir, c.Config.Output.Run, c.Config.Tokenize.Dir = "", "", "" // the same wherever it is made
 	unit := "words"
 	if r.Tokenizer != nil {
 		c.Tokenizer, unit = r.Tokenizer.Hash(), "tokens"

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -406,9 +407,12 @@ func TestTokens(t *testing.T) {
 	c := bare(t, in)
 	c.Input[0].Negatives = []string{"negs"}
 	c.Output.Shards = 1
-	c.Tokenize = Tokenize{Model: tinyTokenizer(t), MaxLength: Lengths{8, 12}, Prompts: Prompts{Query: "sort "}}
+	c.Tokenize = Tokenize{Model: "org/tiny", Dir: tinyTokenizer(t), MaxLength: Lengths{8, 12}, Prompts: Prompts{Query: "sort "}}
 	mustRun(t, c)
-	tok, err := tokenize.Load(c.Tokenize.Model)
+	if card := files(t, c.Output.Dir)["card.json"]; !strings.Contains(card, "org/tiny") || strings.Contains(card, c.Tokenize.Dir) {
+		t.Errorf("the card should name the model, and no folder of this machine: %s", card)
+	}
+	tok, err := tokenize.Load(c.Tokenize.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -503,6 +507,149 @@ func TestPoisonedRow(t *testing.T) {
 	}
 }
 
+// TestTwoRuns: while one run lives, no other begins in the same folder; once it is gone, what it has left behind can't write any more.
+func TestTwoRuns(t *testing.T) {
+	c, _ := corpus(t, 200)
+	rules, err := NewRules(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := OpenInputs(t.Context(), rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	first, err := Begin(&rules.Config, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keep := func(int64) Verdict { return Verdict{Of: -1} }
+	if _, err := x.WriteShard(t.Context(), 0, keep, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second run: %v", err)
+	}
+	first.Release()
+	other := c
+	second, err := Begin(&other, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Release()
+	if left, _ := filepath.Glob(filepath.Join(c.Output.Dir, Temporary, "*", "*")); len(left) > 0 {
+		t.Errorf("the dead run's files are still there: %q", left)
+	}
+	if _, err := x.WriteShard(t.Context(), 0, keep, nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a worker of the dead run writes: %v", err)
+	}
+}
+
+// TestExactKey: what is equal is what the configuration says, and texts don't run into each other.
+func TestExactKey(t *testing.T) {
+	row := func(texts ...string) *Row {
+		r := &Row{}
+		for _, list := range texts {
+			r.Texts = append(r.Texts, strings.Split(list, "|"))
+		}
+		return r
+	}
+	for _, c := range []struct {
+		exact string
+		a, b  *Row
+		same  bool
+	}{
+		{"row", row("a", "b", "c"), row("a", "b", "c"), true},
+		{"row", row("ab", "c"), row("a", "bc"), false},
+		{"row", row("a", "b|c"), row("a", "b", "c"), false},
+		{"row", row("a", "b|c"), row("a", "bc"), false},
+		{"row", row("a", "b"), row("b", "a"), false},
+		{"query", row("a", "b"), row("a", "c"), true},
+		{"query", row("a", "b"), row("b", "b"), false},
+		{"positive", row("a", "b"), row("c", "b"), true},
+		{"positive", row("a", "b", "c"), row("a", "b", "d"), true},
+		{"positive", row("a", "b"), row("a", "c"), false},
+	} {
+		w := (&Rules{Config: Config{Dedupe: Dedupe{Exact: c.exact}}}).NewWorker()
+		a, ok := w.ExactKey(c.a)
+		b, _ := w.ExactKey(c.b)
+		if !ok || (a == b) != c.same {
+			t.Errorf("%s of %q and %q: same is %v", c.exact, c.a.Texts, c.b.Texts, a == b)
+		}
+	}
+	if _, ok := (&Rules{Config: Config{Dedupe: Dedupe{Exact: "none"}}}).NewWorker().ExactKey(row("a")); ok {
+		t.Error("none has a key")
+	}
+}
+
+// TestFilters asks each filter at its bounds.
+func TestFilters(t *testing.T) {
+	tok := tinyTokenizer(t)
+	for _, c := range []struct {
+		change func(*Config)
+		column int
+		text   string
+		want   string
+	}{
+		{func(c *Config) { c.Filter.Query = Range{2, 3} }, 0, "one", LengthRule},
+		{func(c *Config) { c.Filter.Query = Range{2, 3} }, 0, "one two", ""},
+		{func(c *Config) { c.Filter.Query = Range{2, 3} }, 0, "one two three", ""},
+		{func(c *Config) { c.Filter.Query = Range{2, 3} }, 0, "one two three four", LengthRule},
+		{func(c *Config) { c.Filter.Query = Range{2, 3} }, 1, "one", ""},
+		{func(c *Config) { c.Filter.Document = Range{Min: 2} }, 0, "one", ""},
+		{func(c *Config) { c.Filter.Document = Range{Min: 2} }, 2, "one", LengthRule},
+		{func(c *Config) { c.Filter.Document, c.Filter.Unit = Range{0, 4}, "characters" }, 1, "äöü€", ""},
+		{func(c *Config) { c.Filter.Document, c.Filter.Unit = Range{0, 4}, "characters" }, 1, "äöü€.", LengthRule},
+		{func(c *Config) { c.Filter.Document, c.Filter.Unit = Range{0, 2}, "tokens" }, 1, "sort list", ""}, // special tokens don't count
+		{func(c *Config) { c.Filter.Document, c.Filter.Unit = Range{0, 2}, "tokens" }, 1, "sort list of", LengthRule},
+		{func(c *Config) { c.Filter.Script = Script{"Latin", 0.5} }, 1, "ab вг", ""},
+		{func(c *Config) { c.Filter.Script = Script{"Latin", 0.5} }, 1, "a вг", ScriptRule},
+		{func(c *Config) { c.Filter.Require = []string{"a", "b"} }, 1, "ab", ""},
+		{func(c *Config) { c.Filter.Require = []string{"a", "b"} }, 1, "a", Require},
+		{func(c *Config) { c.Filter.Reject = []string{"x", "y"} }, 0, "why", Reject},
+		{func(*Config) {}, 0, "", Empty},
+	} {
+		conf := bare(t, "x")
+		conf.Tokenize.Model = tok
+		c.change(&conf)
+		rules, err := NewRules(t.Context(), conf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := &Row{Texts: [][]string{nil, nil, nil}}
+		row.Texts[c.column] = []string{c.text}
+		if rules.NewWorker().Filter(row); row.Rule != c.want {
+			t.Errorf("%+v: column %d, %q is dropped by %q, want %q", conf.Filter, c.column, c.text, row.Rule, c.want)
+		}
+	}
+}
+
+// TestWrittenNames: a column that would be written twice is told before anything is read.
+func TestWrittenNames(t *testing.T) {
+	for _, change := range []func(*Config){
+		func(c *Config) { c.Input[0].Positive = "query" },
+		func(c *Config) { c.Input[0].Query = "source"; c.Input = append(c.Input, c.Input[0]) },
+		func(c *Config) { c.Input[0].Positive = "query_hash" },
+		func(c *Config) { c.Input[0].Label = "positive" },
+	} {
+		c := bare(t, "x")
+		change(&c)
+		found := false
+		for _, p := range c.Check() {
+			found = found || p.Key == "input[0]" && strings.Contains(p.Text, "two columns")
+		}
+		if !found {
+			t.Errorf("%+v: no problem is seen", c.Input)
+		}
+	}
+	c := bare(t, "x")
+	c.Input[0].Query = "{source}"
+	c.Input = append(c.Input, c.Input[0])
+	if p := c.Check(); len(p) > 0 {
+		t.Errorf("a template: %v", p)
+	}
+}
+
 // TestHalfWritten ends the completion between two renames.
 func TestHalfWritten(t *testing.T) {
 	c, _ := corpus(t, 200)
@@ -537,6 +684,22 @@ func TestHalfWritten(t *testing.T) {
 	}
 	if _, err := Run(t.Context(), c, Options{Overwrite: true}); !errors.Is(err, ErrNotEmpty) || !strings.Contains(err.Error(), "mine.txt") {
 		t.Errorf("with a stranger's file: %v", err)
+	}
+}
+
+// TestSpillsAreNameless: a run that is killed leaves no gigabytes behind.
+func TestSpillsAreNameless(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("it removes no open file")
+	}
+	c, _ := corpus(t, 300)
+	temp, most := t.TempDir(), 0
+	_, err := Run(t.Context(), c, Options{TempDir: temp, Progress: func(string, int, int) {
+		left, _ := filepath.Glob(filepath.Join(temp, "*", "*"))
+		most = max(most, len(left))
+	}})
+	if err != nil || most > 0 {
+		t.Errorf("%d files could be seen (%v)", most, err)
 	}
 }
 

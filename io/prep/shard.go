@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -66,8 +65,8 @@ type Verdict struct {
 }
 
 // WriteShard is the second pass over a shard: it reads its rows again and writes those that stay, with their ids. verdict tells what the
-// comparison with other rows said; rates are the inputs' (nil: 1). Files are written under Temporary, each as a whole or not at all; writing a
-// shard twice gives the same files.
+// comparison with other rows said; rates are the inputs' (nil: 1). Files are written in the folder that [Begin] has made, each as a whole or not
+// at all; writing a shard twice gives the same files.
 func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int64) Verdict, rates []float64) (s *Stats, err error) {
 	c := &x.Rules.Config
 	s = NewStats(c.Input)
@@ -187,13 +186,12 @@ func (c *Config) columnNames() []string {
 	return names
 }
 
-func (x *Inputs) newOut(part string, shard int) (*out, error) {
-	c := &x.Rules.Config
-	o := &out{x: x, path: filepath.Join(c.Output.Dir, Temporary, fmt.Sprintf("%s-%05d-of-%05d.parquet", part, shard, x.Shards))}
-	add := func(name string, t dataset.OutType) { o.cols = append(o.cols, dataset.OutColumn{Name: name, Type: t}) }
+// columns are those that are written, for texts of which some are lists.
+func (c *Config) columns(lists []bool) (cols []dataset.OutColumn) {
+	add := func(name string, t dataset.OutType) { cols = append(cols, dataset.OutColumn{Name: name, Type: t}) }
 	names := c.columnNames()
 	for i, name := range names {
-		if x.Lists[i] {
+		if lists[i] {
 			add(name, dataset.TextListOut)
 		} else {
 			add(name, dataset.TextOut)
@@ -214,16 +212,19 @@ func (x *Inputs) newOut(part string, shard int) (*out, error) {
 	}
 	for i, name := range names {
 		add(name+dataset.HashSuffix, dataset.LongsOut)
-		if x.Rules.Tokenizer != nil {
+		if c.Tokenize.Model != "" {
 			add(name+dataset.IDsSuffix, dataset.IDsOut)
-			if x.Lists[i] {
+			if lists[i] {
 				add(name+dataset.CountsSuffix, dataset.IDsOut)
 			}
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(o.path), 0o777); err != nil {
-		return nil, err
-	}
+	return cols
+}
+
+func (x *Inputs) newOut(part string, shard int) (*out, error) {
+	c := &x.Rules.Config
+	o := &out{x: x, cols: c.columns(x.Lists), path: filepath.Join(c.Output.temporary(), fmt.Sprintf("%s-%05d-of-%05d.parquet", part, shard, x.Shards))}
 	var err error
 	if o.w, err = dataset.NewParquetWriter(o.path, o.cols...); err != nil {
 		return nil, err

@@ -60,22 +60,15 @@ func (s *Stats) drop(rule string, most int, sample func() Sample) {
 	}
 }
 
-func (s *Stats) rule(name string) *RuleStats {
-	r := s.Rules[name]
-	if r == nil {
-		r = &RuleStats{}
-		s.Rules[name] = r
-	}
-	return r
-}
+func (s *Stats) rule(name string) *RuleStats     { return entry(s.Rules, name) }
+func (s *Stats) length(column string) *Histogram { return entry(s.Lengths, column) }
 
-func (s *Stats) length(column string) *Histogram {
-	h := s.Lengths[column]
-	if h == nil {
-		h = &Histogram{}
-		s.Lengths[column] = h
+// entry returns what stands under a name, and begins it if nothing does.
+func entry[T any](m map[string]*T, name string) *T {
+	if m[name] == nil {
+		m[name] = new(T)
 	}
-	return h
+	return m[name]
 }
 
 // Merge adds another part's counts; of samples the most first rows stay.

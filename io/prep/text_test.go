@@ -176,18 +176,20 @@ func TestNearRecall(t *testing.T) {
 		}
 	}
 	sketches := make([]Sketch, len(texts))
-	buckets := map[uint64][]Member{}
+	buckets := map[uint64]*Bucket{}
+	dropped := map[int64]int64{}
 	for id, text := range texts {
 		shingles := Shingles(nil, text, near.Shingle)
 		sketches[id] = NewSketch(shingles)
 		keys, _ := f.bands(nil, shingles, nil)
 		for _, k := range keys {
-			buckets[k] = append(buckets[k], Member{int64(id), sketches[id]})
+			if buckets[k] == nil {
+				buckets[k] = &Bucket{Threshold: near.Threshold}
+			}
+			if of, similar := buckets[k].Add(int64(id), sketches[id]); similar {
+				dropped[int64(id)] = of
+			}
 		}
-	}
-	dropped := map[int64]int64{}
-	for _, members := range buckets {
-		Bucket(members, near.Threshold, func(id, of int64) { dropped[id] = of })
 	}
 	var found, missed, right, wrong int
 	for id, text := range texts {
@@ -257,7 +259,18 @@ func TestBucketIsTransitiveInIDs(t *testing.T) {
 	same := NewSketch([]uint32{1, 2, 3})
 	other := NewSketch([]uint32{7, 8, 9})
 	var got [][2]int64
-	Bucket([]Member{{9, same}, {4, other}, {2, same}, {5, same}, {8, other}}, 0.8, func(id, of int64) { got = append(got, [2]int64{id, of}) })
+	b := Bucket{Threshold: 0.8}
+	for _, m := range []Member{{2, same}, {4, other}, {5, same}, {8, other}, {9, same}} {
+		if of, similar := b.Add(m.ID, m.Sketch); similar {
+			got = append(got, [2]int64{m.ID, of})
+		}
+	}
+	b.Reset()
+	for id := range int64(1000) {
+		if _, similar := b.Add(id, same); similar != (id > 0) || len(b.kept) != 1 {
+			t.Fatalf("row %d: the bucket holds %d rows of one text", id, len(b.kept))
+		}
+	}
 	if want := [][2]int64{{5, 2}, {8, 4}, {9, 2}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

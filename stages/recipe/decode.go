@@ -157,22 +157,25 @@ func join(path, key string) string {
 
 func field(v reflect.Value, key string) (reflect.Value, bool) {
 	for i := range v.NumField() {
-		if name(v.Type().Field(i)) == key {
+		if key != "" && name(v.Type().Field(i)) == key {
 			return v.Field(i), true
 		}
 	}
 	return reflect.Value{}, false
 }
 
+// name is a field's key; "": it has none.
 func name(f reflect.StructField) string {
 	n, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-	return n
+	return strings.TrimPrefix(n, "-")
 }
 
 func fieldNames(t reflect.Type) []string {
 	var names []string
 	for i := range t.NumField() {
-		names = append(names, name(t.Field(i)))
+		if n := name(t.Field(i)); n != "" {
+			names = append(names, n)
+		}
 	}
 	return names
 }

@@ -3,10 +3,12 @@
 package onbeam
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"os"
+	"slices"
 	"sort"
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
@@ -127,10 +129,22 @@ type nearFn struct {
 func (f *nearFn) ProcessElement(_ string, rows func(*[]byte) bool, drop func(int, []byte)) {
 	var members []prep.Member
 	var rec []byte
+	texts := map[string]prep.Sketch{} // the same text often comes in many rows
 	for rows(&rec) {
-		members = append(members, prep.Member{ID: idOf(rec), Sketch: prep.ParseSketch(rec[8:])})
+		sketch, ok := texts[string(rec[8:])]
+		if !ok {
+			sketch = prep.ParseSketch(rec[8:], nil)
+			texts[string(rec[8:])] = sketch
+		}
+		members = append(members, prep.Member{ID: idOf(rec), Sketch: sketch})
 	}
-	prep.Bucket(members, f.Threshold, func(id, of int64) { drop(shardOf(f.First, id), dropRecord(id, isNear, of)) })
+	slices.SortFunc(members, func(a, b prep.Member) int { return cmp.Compare(a.ID, b.ID) })
+	bucket := prep.Bucket{Threshold: f.Threshold}
+	for _, m := range members {
+		if of, similar := bucket.Add(m.ID, m.Sketch); similar {
+			drop(shardOf(f.First, m.ID), dropRecord(m.ID, isNear, of))
+		}
+	}
 }
 
 // gather collects a shard's drops: a row may come from several buckets, and the first row that it repeats counts.
@@ -250,9 +264,9 @@ func (f *mergeFn) ProcessElement(_ int, parts func(*[]byte) bool) error {
 	if b, err = json.Marshal(total); err != nil {
 		return err
 	}
-	tmp := statsPath(&c) + ".partial"
+	tmp := c.Output.StatsFile() + ".partial"
 	if err := os.WriteFile(tmp, b, 0o666); err != nil {
 		return err
 	}
-	return os.Rename(tmp, statsPath(&c))
+	return os.Rename(tmp, c.Output.StatsFile())
 }

@@ -52,6 +52,8 @@ type Options struct {
 	Runner    string
 	Flags     []string // Beam's: --endpoint, --environment_type, --parallelism, --project, ...
 	Overwrite bool
+
+	counters map[string]int64 // for tests: what the runner counted, by rule
 }
 
 // Worker turns this process into a worker if its arguments say so: then it does not return. A program calls it before it looks at its
@@ -102,22 +104,34 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	if err := x.Close(); err != nil {
 		return nil, err
 	}
-	if err := prep.Begin(&c, o.Overwrite); err != nil {
+	claim, err := prep.Begin(&c, o.Overwrite)
+	if err != nil {
 		return nil, err
 	}
+	defer claim.Release()
 	config, err := c.JSON()
 	if err != nil {
 		return nil, err
 	}
+	defer forget(config) // workers in this process are done with it
 	p, s := beam.NewPipelineWithRoot()
 	build(s, config, rules, first)
-	if err := guard(func() error { _, err := beam.Run(ctx, o.Runner, p); return err }); err != nil {
+	err = guard(func() error {
+		result, err := beam.Run(ctx, o.Runner, p)
+		if err == nil && o.counters != nil {
+			for _, c := range result.Metrics().AllMetrics().Counters() {
+				o.counters[c.Name()] = c.Result()
+			}
+		}
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", o.Runner, err)
 	}
 	if o.Runner == "prism" {
 		prismEndpoint = fs.Lookup("endpoint").Value.String()
 	}
-	b, err := os.ReadFile(statsPath(&c))
+	b, err := os.ReadFile(c.Output.StatsFile())
 	if err != nil {
 		return nil, fmt.Errorf("the job has ended and left no statistics: is %s reachable from its workers? %w", c.Output.Dir, err)
 	}
@@ -126,7 +140,7 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 		return nil, err
 	}
 	rules.Config = asGiven // for the card
-	return total, prep.Finish(ctx, rules, total)
+	return total, claim.Finish(ctx, rules, total)
 }
 
 // prismEndpoint is where this process's Prism listens, once there is one. Beam's flags, and so Run, belong to one goroutine at a time.
@@ -154,7 +168,10 @@ func absolute(c *prep.Config) error {
 		}
 	}
 	abs(&c.Output.Dir)
-	abs(&c.Tokenize.Model)
+	if c.Tokenize.Dir == "" {
+		c.Tokenize.Dir = c.Tokenize.Model
+	}
+	abs(&c.Tokenize.Dir)
 	inputs := append([]prep.Input(nil), c.Input...)
 	for i := range inputs {
 		inputs[i].Path = append([]string(nil), inputs[i].Path...)
@@ -172,10 +189,6 @@ func absolute(c *prep.Config) error {
 	}
 	c.Decontaminate.Against = sets
 	return errors.Join(errs...)
-}
-
-func statsPath(c *prep.Config) string {
-	return filepath.Join(c.Output.Dir, prep.Temporary, "stats.json")
 }
 
 // build makes the pipeline. first is the id of each shard's first row.
@@ -219,21 +232,55 @@ func build(s beam.Scope, config string, rules *prep.Rules, first []int64) {
 	beam.ParDo0(w, &mergeFn{Config: config}, beam.GroupByKey(w, beam.AddFixedKey(w, parts)))
 }
 
-// opened are the inputs of a configuration, opened once in a process: bundles come and go.
-var opened sync.Map // config -> func() (*prep.Inputs, error)
+// opened are the inputs of a run, opened once in a process: bundles come and go. What fails is tried again by the next bundle.
+var opened = struct {
+	sync.Mutex
+	inputs map[string]*opening // by configuration
+}{inputs: map[string]*opening{}}
+
+type opening struct {
+	sync.Mutex
+	x *prep.Inputs
+}
 
 func open(ctx context.Context, config string) (*prep.Inputs, error) {
-	f, _ := opened.LoadOrStore(config, sync.OnceValues(func() (*prep.Inputs, error) {
-		c, err := prep.ParseJSON(config)
-		if err != nil {
-			return nil, err
-		}
-		ctx := context.WithoutCancel(ctx) // it outlives the bundle that happens to be first
-		rules, err := prep.NewRules(ctx, c)
-		if err != nil {
-			return nil, err
-		}
-		return prep.OpenInputs(ctx, rules)
-	}))
-	return f.(func() (*prep.Inputs, error))()
+	opened.Lock()
+	o := opened.inputs[config]
+	if o == nil {
+		o = new(opening)
+		opened.inputs[config] = o
+	}
+	opened.Unlock()
+	o.Lock()
+	defer o.Unlock()
+	if o.x != nil {
+		return o.x, nil
+	}
+	c, err := prep.ParseJSON(config)
+	if err != nil {
+		return nil, err
+	}
+	ctx = context.WithoutCancel(ctx) // it outlives the bundle that happens to be first
+	rules, err := prep.NewRules(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	o.x, err = prep.OpenInputs(ctx, rules)
+	return o.x, err
+}
+
+// forget closes the inputs of a run.
+func forget(config string) {
+	opened.Lock()
+	o := opened.inputs[config]
+	delete(opened.inputs, config)
+	opened.Unlock()
+	if o == nil {
+		return
+	}
+	o.Lock()
+	defer o.Unlock()
+	if o.x != nil {
+		o.x.Close()
+	}
 }

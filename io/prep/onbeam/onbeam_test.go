@@ -123,7 +123,8 @@ func TestPrismEqualsLocal(t *testing.T) {
 	for name, c := range map[string]prep.Config{"everything": full, "no comparison": plain, "near only": near} {
 		want, stats := local(t, c)
 		c.Output.Dir = filepath.Join(t.TempDir(), "out")
-		got, err := Run(t.Context(), c, Options{Runner: "prism"})
+		counters := map[string]int64{}
+		got, err := Run(t.Context(), c, Options{Runner: "prism", counters: counters})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -131,6 +132,9 @@ func TestPrismEqualsLocal(t *testing.T) {
 		for rule, r := range stats.Rules {
 			if got.Rules[rule] == nil || got.Rules[rule].Dropped != r.Dropped {
 				t.Errorf("%s: %s drops %+v, want %d", name, rule, got.Rules[rule], r.Dropped)
+			}
+			if counters[rule] != r.Dropped {
+				t.Errorf("%s: Beam's counter of %s is %d, want %d", name, rule, counters[rule], r.Dropped)
 			}
 		}
 		if name == "everything" && len(stats.Rules) < 5 {
