@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"context"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +26,28 @@ func RegisterScheme(scheme string, fetch func(ctx context.Context, pattern strin
 		schemes.fetch = map[string]func(context.Context, string) ([]string, error){}
 	}
 	schemes.fetch[scheme] = fetch
+}
+
+// Pick tells which of a store's files a pattern means, in their order: those that it matches as a glob, in which * crosses no slash; or else what
+// is inside the folder of that name ("": all there is), the parquet files, or where there are none, the files of JSON lines.
+func Pick(names []string, pattern string) (found []string) {
+	for _, n := range names {
+		if ok, _ := path.Match(pattern, n); ok {
+			found = append(found, n)
+		}
+	}
+	for _, kinds := range [][]string{{".parquet"}, {".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"}} {
+		if len(found) > 0 {
+			return found
+		}
+		for _, n := range names {
+			inside := pattern == "" || strings.HasPrefix(n, pattern+"/")
+			if inside && slices.ContainsFunc(kinds, func(ext string) bool { return strings.HasSuffix(n, ext) }) {
+				found = append(found, n)
+			}
+		}
+	}
+	return found
 }
 
 // remote reports whether a path is a URL.

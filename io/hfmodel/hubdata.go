@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"contraflow/io/dataset"
@@ -87,7 +86,7 @@ func (h *hub) data(ctx context.Context, repo repository, ref, glob string) (path
 			return nil, fmt.Errorf("%s: %w: the repository has a file with the path %w", ref, errRefused, err)
 		}
 	}
-	names := matching(repo.files, glob)
+	names := dataset.Pick(repo.files, glob)
 	if len(names) == 0 {
 		return nil, fmt.Errorf("%s: %w: it has %d files, such as %q, none of which is meant", ref, ErrNotFound, len(repo.files), repo.files[:min(3, len(repo.files))])
 	}
@@ -141,7 +140,7 @@ func (h *hub) cachedData(glob string) (paths []string, err error) {
 		return err
 	})
 	if err == nil {
-		names = matching(names, glob)
+		names = dataset.Pick(names, glob)
 	}
 	if err != nil || len(names) == 0 {
 		return nil, fmt.Errorf("%v@%s is not in the cache %s", h, h.revision, h.cache)
@@ -150,28 +149,4 @@ func (h *hub) cachedData(glob string) (paths []string, err error) {
 		paths = append(paths, filepath.Join(snapshot, filepath.FromSlash(n)))
 	}
 	return paths, nil
-}
-
-// matching picks files by a glob, by a folder (or the whole repository: ""), or by name.
-func matching(names []string, glob string) (found []string) {
-	for _, n := range names {
-		if ok, _ := path.Match(glob, n); ok {
-			found = append(found, n)
-		}
-	}
-	if len(found) > 0 {
-		return found
-	}
-	for _, extensions := range [][]string{{".parquet"}, {".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"}} {
-		for _, n := range names {
-			inside := glob == "" || strings.HasPrefix(n, glob+"/")
-			if inside && slices.ContainsFunc(extensions, func(e string) bool { return strings.HasSuffix(n, e) }) {
-				found = append(found, n)
-			}
-		}
-		if len(found) > 0 {
-			return found
-		}
-	}
-	return nil
 }

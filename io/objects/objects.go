@@ -138,30 +138,22 @@ func list(ctx context.Context, c *minio.Client, bucket, glob string) (found []mi
 	if i := strings.IndexAny(glob, "*?[\\"); i >= 0 {
 		prefix = glob[:i]
 	}
-	var inside []minio.ObjectInfo
+	objects := map[string]minio.ObjectInfo{}
+	var keys []string
 	for o := range c.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
 		if o.Err != nil {
 			return nil, o.Err
 		}
-		if ok, _ := path.Match(glob, o.Key); ok {
-			found = append(found, o)
-		}
-		if folder := strings.HasPrefix(o.Key, glob+"/") || glob == ""; folder && isData(o.Key) {
-			inside = append(inside, o)
-		}
+		objects[o.Key], keys = o, append(keys, o.Key)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if len(found) == 0 {
-		found = inside
+	slices.Sort(keys)
+	for _, key := range dataset.Pick(keys, glob) {
+		found = append(found, objects[key])
 	}
-	slices.SortFunc(found, func(a, b minio.ObjectInfo) int { return strings.Compare(a.Key, b.Key) })
 	return found, nil
-}
-
-func isData(key string) bool {
-	return slices.ContainsFunc([]string{".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"}, func(e string) bool { return strings.HasSuffix(key, e) })
 }
 
 // keep returns the copy of an object, and makes it if there is none.
@@ -171,23 +163,34 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 	}
 	file := filepath.Join(dir, filepath.FromSlash(o.Key))
 	tag := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".etag")
-	if info, err := os.Stat(file); err == nil && info.Size() == o.Size {
-		if old, err := os.ReadFile(tag); err == nil && string(old) == o.ETag {
-			return file, nil
-		}
-	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
 		return "", err
 	}
+	var out *atomicfile.File
+	for out == nil {
+		if info, err := os.Stat(file); err == nil && info.Size() == o.Size {
+			if old, err := os.ReadFile(tag); err == nil && string(old) == o.ETag {
+				return file, nil
+			}
+		}
+		var err error
+		out, err = atomicfile.Create(file)
+		if errors.Is(err, atomicfile.ErrBusy) { // the other ranks of a machine want it too: one of them copies it
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			err = ctx.Err()
+		}
+		if err != nil {
+			return "", err
+		}
+	}
 	in, err := c.GetObject(ctx, bucket, o.Key, minio.GetObjectOptions{})
 	if err != nil {
-		return "", err
+		return "", out.Abort(err)
 	}
 	defer in.Close()
-	out, err := atomicfile.Create(file)
-	if err != nil {
-		return "", err
-	}
 	n, err := out.ReadFrom(in)
 	if err == nil && n != o.Size {
 		err = fmt.Errorf("%d bytes came, the listing says %d", n, o.Size)

@@ -10,7 +10,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"contraflow/io/dataset"
 )
@@ -19,8 +21,10 @@ import (
 type store struct {
 	*httptest.Server
 	objects map[string]string
+	mu      sync.Mutex
 	gets    int
 	cut     bool // ends answers early
+	slow    bool
 	deny    bool
 }
 
@@ -74,7 +78,9 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if r.Method == http.MethodGet {
+			s.mu.Lock()
 			s.gets++
+			s.mu.Unlock()
 		}
 		w.Header().Set("ETag", fmt.Sprintf("%q", etag(v)))
 		w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
@@ -82,7 +88,44 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if s.cut {
 			v = v[:len(v)/2]
 		}
+		if s.slow {
+			fmt.Fprint(w, v[:1])
+			w.(http.Flusher).Flush()
+			time.Sleep(300 * time.Millisecond)
+			v = v[1:]
+		}
 		fmt.Fprint(w, v)
+	}
+}
+
+// TestRanks: the ranks of a machine ask for the same files at once. One copies them, the others wait for it.
+func TestRanks(t *testing.T) {
+	s := newStore(t)
+	s.objects["a.jsonl"], s.slow = "{\"query\": \"q\"}\n", true
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			paths, err := Fetch(t.Context(), "s3://bucket/a.jsonl")
+			if err != nil || len(paths) != 1 {
+				t.Errorf("%q, %v", paths, err)
+			} else if b, _ := os.ReadFile(paths[0]); string(b) != s.objects["a.jsonl"] {
+				t.Errorf("the copy is %q", b)
+			}
+		})
+	}
+	wg.Wait()
+	if s.gets > 2 { // a second one between the copy's name and its tag
+		t.Errorf("it was fetched %d times", s.gets)
+	}
+}
+
+// TestFolder: of a folder with files of both kinds the parquet files count, as on the hub.
+func TestFolder(t *testing.T) {
+	s := newStore(t)
+	s.objects["data/a.parquet"], s.objects["data/deep/b.parquet"], s.objects["data/c.jsonl"], s.objects["database/d.parquet"] = "x", "x", "{}", "x"
+	paths, err := Fetch(t.Context(), "s3://bucket/data/")
+	if err != nil || len(paths) != 2 || filepath.Base(paths[0]) != "a.parquet" || filepath.Base(paths[1]) != "b.parquet" {
+		t.Errorf("%q, %v", paths, err)
 	}
 }
 
