@@ -84,6 +84,18 @@ func (b *Block) Texts(dst []string, row, column int) []string {
 	return dst
 }
 
+// TextBytes is how many bytes of text the rows have in the columns of [Source]; no text is copied to count them.
+func (b *Block) TextBytes() (n int64) {
+	for _, r := range b.d.roles {
+		for _, s := range b.texts[r.source].spans {
+			if s.n != null {
+				n += int64(s.n)
+			}
+		}
+	}
+	return n
+}
+
 // Weight returns the row's weight, 1 if the source names no column for it.
 func (b *Block) Weight(row int) float32 {
 	if b.d.number.weight < 0 {

@@ -97,7 +97,10 @@ var (
 	gzipReaders   sync.Pool
 )
 
-// decompress writes src's content to dst, which has the size that the page's header promised. No codec makes it larger:
+// slack is room behind a page: with it zstd's last block, an eighth of a page or all of it, is copied in steps of 16 bytes.
+const slack = 16
+
+// decompress writes src's content to dst, which has the size that the page's header promised. No codec makes it larger, but for slack:
 // parquet-go's would go by the length in a damaged stream, or (LZ4) double the buffer until the memory is gone.
 func decompress(codec format.CompressionCodec, dst, src []byte) error {
 	switch codec {
@@ -108,7 +111,7 @@ func decompress(codec format.CompressionCodec, dst, src []byte) error {
 		_, err := snappy.Decode(dst, src)
 		return err
 	case format.Zstd:
-		out, err := zstdReader.DecodeAll(src, dst[:0:len(dst)])
+		out, err := zstdReader.DecodeAll(src, dst[:0:min(cap(dst), len(dst)+slack)])
 		if err == nil && len(out) != len(dst) {
 			err = fmt.Errorf("%d bytes of zstd data, the page's header says %d", len(out), len(dst))
 		}

@@ -428,7 +428,7 @@ func (r *columnReader) inflate(src []byte, size int) ([]byte, error) {
 	if size == 0 {
 		return nil, nil
 	}
-	r.plain = slices.Grow(r.plain[:0], size)[:size]
+	r.plain = slices.Grow(r.plain[:0], size+slack)[:size]
 	if err := decompress(r.c.codec, r.plain, src); err != nil {
 		return nil, fmt.Errorf("decompressing: %w", err)
 	}

@@ -262,6 +262,23 @@ func TestStoredFingerprint(t *testing.T) {
 	if open(raw, "").Fingerprint() != before.Fingerprint() {
 		t.Error("the same file has another fingerprint")
 	}
+	// Of raw sources the pages are not read: prep opens them on every worker.
+	changed := slices.Clone(raw)
+	changed[before.files[0].groups[0][0].offset] ^= 1
+	var sums [2]Hash128
+	for i, b := range [][]byte{raw, changed} {
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "query", Positive: "positive", Raw: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums[i] = d.Fingerprint()
+	}
+	if sums[0] != sums[1] {
+		t.Error("opening a raw source reads its pages")
+	}
 }
 
 // BenchmarkFingerprint hashes a column's worth of bytes from the page cache.

@@ -40,7 +40,8 @@ type Source struct {
 	// Teacher is a column of lists of numbers, all of one length: a teacher's embedding of each row's text.
 	Teacher string
 
-	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, and all lists give all their texts.
+	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, all lists give all their texts, and
+	// parquet files' pages are not read to open them.
 	Raw bool
 	// Tokens reads the ids that contraflow prep has written beside the texts, in place of the texts ([Dataset.Tokens]). All files must be
 	// parquet and have them.
@@ -173,9 +174,11 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 		d.Close()
 		return nil, err
 	}
-	if err := d.hashPages(ctx); err != nil {
-		d.Close()
-		return nil, err
+	if !src.Raw {
+		if err := d.hashPages(ctx); err != nil {
+			d.Close()
+			return nil, err
+		}
 	}
 	d.makeBlocks(limit)
 	if d.Rows() == 0 {
@@ -248,7 +251,7 @@ func (d *Dataset) listed(source int) *sourceColumn {
 
 // Fingerprint changes when rows, columns or their order may have: it covers the files' names without their folders, their
 // sizes, parquet footers and the stored bytes of the columns in use, the content of JSON lines, and the columns. Moving a dataset elsewhere
-// keeps it.
+// keeps it. Of Raw sources the stored bytes are left out: who goes through terabytes twice should not read them a third time, on each worker.
 func (d *Dataset) Fingerprint() Hash128 { return d.hash }
 
 // Locate says where a row is at rest.

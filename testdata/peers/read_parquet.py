@@ -1,4 +1,4 @@
-"""Reading texts from parquet: contraflow and pyarrow, on one thread each, on the same files, in turns.
+"""Reading texts from parquet: contraflow and pyarrow, on one thread each and on all each, on the same files, in turns.
 
     python testdata/peers/read_parquet.py CONTRAFLOW [--rows 300000] [--rounds 5]
 
@@ -8,6 +8,7 @@ order); pyarrow decodes batches of 4,096 rows (iter_batches). Prints million row
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import tempfile
@@ -22,7 +23,6 @@ args.add_argument("contraflow")
 args.add_argument("--rows", type=int, default=300_000)
 args.add_argument("--rounds", type=int, default=5)
 args = args.parse_args()
-pa.set_cpu_count(1)
 work = tempfile.TemporaryDirectory()
 random.seed(1)
 words = ["".join(random.choices("etaoinshrdlucmfwypvbgkjqxz", k=random.randint(2, 9))) for _ in range(20_000)]
@@ -39,23 +39,27 @@ shapes = {
 }
 
 
-def pyarrow(path):
+def pyarrow(path, threads):
+    pa.set_cpu_count(threads)
     begun = time.perf_counter()
-    n = sum(b.num_rows for b in pq.ParquetFile(path).iter_batches(4096, use_threads=False))
+    n = sum(b.num_rows for b in pq.ParquetFile(path).iter_batches(4096, use_threads=threads > 1))
     return n / (time.perf_counter() - begun)
 
 
-def ours(path):
-    out = subprocess.run([args.contraflow, "bench", "read", "--data", path, "--seconds", "1", "--json"], check=True, capture_output=True, env={"GOMAXPROCS": "1", "PATH": ""})
-    return next(w for w in json.loads(out.stdout)["ways"] if w["threads"] == 1)["rows_per_s"]["max"]
+def ours(path, threads):
+    env = {"GOMAXPROCS": str(threads), "PATH": ""}
+    out = subprocess.run([args.contraflow, "bench", "read", "--data", path, "--seconds", "2", "--json"], check=True, capture_output=True, env=env)
+    ways = json.loads(out.stdout)["ways"]
+    return next(w for w in ways if w["way"] == "blocks in order" and w["threads"] == threads)["rows_per_s"]["max"]
 
 
-print(f"{'':16}contraflow   pyarrow   ratio    (million rows/s, best of {args.rounds})")
+print(f"{'':27}contraflow   pyarrow   ratio    (million rows/s, best of {args.rounds})")
 for name, columns in shapes.items():
     for codec in ["snappy", "zstd"]:
         path = f"{work.name}/{name}.parquet"
         pq.write_table(pa.table(columns), path, compression=codec)
-        a = b = 0
-        for _ in range(args.rounds):
-            a, b = max(a, ours(path)), max(b, pyarrow(path))
-        print(f"{name + ', ' + codec:16}{a / 1e6:10.2f}{b / 1e6:10.2f}{a / b:8.2f}", flush=True)
+        for threads in {1: 0, os.cpu_count(): 0}:
+            a = b = 0
+            for _ in range(args.rounds):
+                a, b = max(a, ours(path, threads)), max(b, pyarrow(path, threads))
+            print(f"{f'{name}, {codec}, threads: {threads}':27}{a / 1e6:10.2f}{b / 1e6:10.2f}{a / b:8.2f}", flush=True)

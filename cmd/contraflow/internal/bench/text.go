@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -83,10 +84,7 @@ func Tokenization(ctx context.Context, in *Input, maxLength int, d time.Duration
 	for _, t := range texts {
 		r.Bytes += int64(len(t))
 	}
-	threads := []int{1}
-	if n := runtime.GOMAXPROCS(0); n > 1 {
-		threads = append(threads, n)
-	}
+	threads := allAndOne()
 	for _, n := range threads {
 		if err := r.measure(ctx, "tokenize", n, d/time.Duration(len(threads)), func() error {
 			ids, err := tok.EncodeAll(ctx, texts, maxLength, n)
@@ -102,11 +100,19 @@ func Tokenization(ctx context.Context, in *Input, maxLength int, d time.Duration
 	return r, nil
 }
 
+// allAndOne are the numbers of threads to measure with: one, and all.
+func allAndOne() []int {
+	if n := runtime.GOMAXPROCS(0); n > 1 {
+		return []int{1, n}
+	}
+	return []int{1}
+}
+
 // readBatch is how many rows a batch has when reading is measured.
 const readBatch = 4096
 
-// Reading measures reading the data as training does, for about d in all: block by block on one thread, and in batches of
-// shuffled rows on all.
+// Reading measures reading the data as training does, for about d in all: block by block on one thread and on all, and in batches
+// of shuffled rows on all.
 func Reading(ctx context.Context, in *Input, d time.Duration) (_ *TextReport, err error) {
 	m, err := ThisMachine()
 	if err != nil {
@@ -118,32 +124,41 @@ func Reading(ctx context.Context, in *Input, d time.Duration) (_ *TextReport, er
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
 	r := &TextReport{Bench: "read", Machine: m, Data: in.name(), Rows: data.Rows()}
-	err = r.measure(ctx, "blocks in order", 1, d/2, func() error {
-		r.Bytes = 0
-		var texts []string
+	scan := func(from, to int) (bytes int64, err error) {
 		var block dataset.Block
 		scanner := data.NewScanner()
 		defer scanner.Close()
-		for b := range data.Blocks() {
+		for b := from; b < to; b++ {
 			if err := scanner.Read(ctx, b, &block); err != nil {
-				return err
+				return 0, err
 			}
 			for row := range block.Rows {
 				if err := block.Check(row); err != nil {
-					return err
-				}
-				for column := range data.Columns() {
-					texts = block.Texts(texts[:0], row, column)
-					for _, t := range texts {
-						r.Bytes += int64(len(t))
-					}
+					return 0, err
 				}
 			}
+			bytes += block.TextBytes()
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
+		return bytes, nil
+	}
+	ways := allAndOne()
+	for _, n := range ways {
+		err := r.measure(ctx, "blocks in order", n, d/2/time.Duration(len(ways)), func() error {
+			bytes, errs := make([]int64, n), make([]error, n)
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() { bytes[i], errs[i] = scan(data.Blocks()*i/n, data.Blocks()*(i+1)/n) })
+			}
+			wg.Wait()
+			r.Bytes = 0
+			for _, n := range bytes {
+				r.Bytes += n
+			}
+			return errors.Join(errs...)
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
 	epoch := 0
 	err = r.measure(ctx, fmt.Sprintf("shuffled, batches of %d", readBatch), runtime.GOMAXPROCS(0), d/2, func() error {
