@@ -12,13 +12,15 @@ package imports
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
 )
 
-// Settings are a program's, by name. Values are what JSON has: bool, float64, string, []any, map[string]any, nil.
+// Settings are a program's, by name. Values are what JSON has: bool, float64, string, []any, map[string]any, nil. That called module is the
+// program itself, FlagEmbedding.finetune.reranker.encoder_only.base for one: what it trains, and with which defaults.
 type Settings map[string]any
 
 // Result is a recipe and what became of the settings.
@@ -65,6 +67,11 @@ func Convert(from Source, s Settings, devices int) (*Result, error) {
 	if len(r.errs) > 0 {
 		return nil, fmt.Errorf("%s", strings.Join(r.errs, "\n"))
 	}
+	for _, said := range [][]string{r.result.Assumed, r.result.Without, r.result.Unknown} {
+		for i, s := range said { // each is a comment of one line
+			said[i] = strings.Join(strings.Fields(s), " ")
+		}
+	}
 	r.result.Recipe = r.text()
 	return &r.result, nil
 }
@@ -108,7 +115,7 @@ func (r *recipe) number(name string) (float64, bool) {
 
 func (r *recipe) whole(name string) (int, bool) {
 	f, ok := r.number(name)
-	if ok && f != math.Trunc(f) {
+	if ok && (f != math.Trunc(f) || math.Abs(f) > 1<<53) {
 		r.wrong(name, "a whole number", f)
 		return 0, false
 	}
@@ -182,6 +189,30 @@ func num(f float64) string  { return strconv.FormatFloat(f, 'g', -1, 64) }
 func quote(s string) string { return strconv.Quote(s) }
 
 func flow(items []string) string { return "[" + strings.Join(items, ", ") + "]" }
+
+// unquoted is what is a text, or a number where one is asked for, in YAML as it stands.
+var unquoted = regexp.MustCompile(`^([\pL_][\pL\pN_./-]*|[0-9]+(\.[0-9]+)?)$`)
+
+// plain writes somebody else's word: in quotes where YAML would take it for something else, or for more than itself.
+func plain(s string) string {
+	switch strings.ToLower(s) {
+	case "true", "false", "yes", "no", "on", "off", "y", "n", "null":
+		return quote(s)
+	}
+	if unquoted.MatchString(s) {
+		return s
+	}
+	return quote(s)
+}
+
+// names is a list of such words.
+func names(words []string) string {
+	var items []string
+	for _, w := range words {
+		items = append(items, plain(w))
+	}
+	return flow(items)
+}
 
 // sections in the recipe's order.
 var sections = []string{"model", "data", "batch", "loss", "optimizer", "train", "mesh", "eval", "save", "log"}

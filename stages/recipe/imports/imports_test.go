@@ -110,6 +110,74 @@ func TestFlagEmbeddingM3(t *testing.T) {
 	}
 }
 
+// FlagEmbedding's rerankers, with what its README sets, and the defaults of abc/finetune/reranker/AbsArguments.py: the pair may have
+// query_max_len + passage_max_len tokens, the loss is cross entropy in the group, and with a teacher KL besides.
+func TestFlagEmbeddingReranker(t *testing.T) {
+	const options = ` --model_name_or_path BAAI/bge-reranker-v2-m3 --train_data ./toy.jsonl --train_group_size 4 --query_max_len 256 --learning_rate 6e-5 --fp16 --per_device_train_batch_size 2
+		--query_instruction_for_rerank 'A: ' --passage_instruction_for_rerank 'B: ' --query_instruction_format '{}{}' --passage_instruction_format '{}{}' --output_dir out --weight_decay 0.01`
+	s, devices, err := imports.ReadCommand("torchrun --nproc_per_node 2 -m FlagEmbedding.finetune.reranker.encoder_only.base --knowledge_distillation True" + options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, res := convert(t, imports.FlagEmbedding, s, devices)
+	d := r.Data.Train[0]
+	if r.Model.Kind != "reranker" || r.Model.MaxLength != (recipe.Lengths{Query: 384, Document: 384}) || r.Model.Truncation != "only_second" || r.Model.Template != "" || r.Model.LoRA != nil ||
+		r.Loss.Name != "distill" || r.Batch.GlobalSize != 4 || d.NegativesPerQuery != 3 || !slices.Equal(d.Scores, []string{"pos_scores", "neg_scores"}) ||
+		d.Prompts != (recipe.Prompts{Query: "A: ", Document: "B: "}) || r.Optimizer.LR != 6e-5 || len(res.Unknown)+len(res.Without) > 0 {
+		t.Errorf("unknown %v, without %v in\n%s", res.Unknown, res.Without, res.Recipe)
+	}
+	if s, _, err = imports.ReadCommand("python -m FlagEmbedding.finetune.reranker.decoder_only.base" + options); err != nil {
+		t.Fatal(err)
+	}
+	r, res = convert(t, imports.FlagEmbedding, s, 1)
+	if l := r.Model.LoRA; r.Loss.Name != "cross_entropy" || r.Model.Template != "bge" || l == nil || l.Rank != 64 || l.Alpha != 16 || len(l.Targets) != 7 || r.Data.Train[0].Scores != nil {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
+// An embedder that learns from a teacher as well, in FlagEmbedding's own sum of losses, has no counterpart: that must be said.
+func TestFlagEmbeddingDistillation(t *testing.T) {
+	s, _, err := imports.ReadCommand("torchrun -m FlagEmbedding.finetune.embedder.decoder_only.base --model_name_or_path m --train_data d.jsonl --knowledge_distillation True --use_mrl --mrl_dims 64 32 --use_lora False")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, res := convert(t, imports.FlagEmbedding, s, 1)
+	if len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], "knowledge_distillation: ") || r.Data.Train[0].Scores != nil || r.Model.LoRA != nil {
+		t.Errorf("%q in\n%s", res.Without, res.Recipe)
+	}
+	if m := r.Loss.Matryoshka; m == nil || !slices.Equal(m.Dims, []int{64, 32}) || !slices.Equal(m.Weights, []float64{0.5, 0.5}) {
+		t.Errorf("%+v", r.Loss.Matryoshka)
+	}
+}
+
+// What somebody calls a column is a text, whatever YAML thinks of it, and what a comment quotes stays in it.
+func TestOddWords(t *testing.T) {
+	columns := []any{"no", "a: b", "x, y", "}", "# d", "größe", "42", "- e", "~"}
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"model": "m", "train_dataset": "d", "columns": columns, "lr_scheduler_type": "poly\nloss: {scale: 3}", "odd\nmodel: {path: x}": 1.0}, 1)
+	d := r.Data.Train[0]
+	var got []any
+	for _, c := range append([]string{d.Query, d.Positive}, d.Negatives...) {
+		got = append(got, c)
+	}
+	if !slices.Equal(got, columns) || r.Loss.Scale != 20 || r.Model.Path != "m" {
+		t.Errorf("%q in\n%s", got, res.Recipe)
+	}
+}
+
+// A CrossEncoder's loss must not become an embedder's recipe.
+func TestCrossEncoder(t *testing.T) {
+	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"model": "m", "loss": "cross_encoder.losses.LambdaLoss"}, 1); err == nil || !strings.Contains(err.Error(), "contraflow recipe reranker") {
+		t.Error(err)
+	}
+}
+
+func TestShares(t *testing.T) {
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"eval_steps": 0.1, "save_strategy": "epoch", "save_steps": 500.0, "logging_steps": 0.01}, 1)
+	if r.Eval.Every != 500 || r.Log.Every != 10 || !strings.Contains(res.Recipe, "# assumed: eval_steps is a share") || !strings.Contains(res.Recipe, "# assumed: save_strategy is epoch") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
 func TestSentenceTransformers(t *testing.T) {
 	s, err := imports.ReadMapping("args.json", []byte(`{
 		"model": "microsoft/mpnet-base", "train_dataset": "data/nli/*.parquet", "columns": ["anchor", "positive", "negative"],
@@ -202,13 +270,13 @@ func TestNothing(t *testing.T) {
 		t.Error("nothing is said of the model and the data that are missing")
 	}
 	f, _ := convert(t, imports.FlagEmbedding, imports.Settings{}, 1)
-	if f.Loss.Scale != 50 || f.Data.Train[0].NegativesPerQuery != 7 || f.Model.MaxLength != (recipe.Lengths{Query: 32, Document: 128}) {
+	if f.Loss.Scale != 50 || f.Model.Pooling != "cls" || f.Model.Normalize == nil || !*f.Model.Normalize || f.Data.Train[0].NegativesPerQuery != 7 || f.Model.MaxLength != (recipe.Lengths{Query: 32, Document: 128}) {
 		t.Errorf("%+v", f)
 	}
 }
 
 func TestWrongSettings(t *testing.T) {
-	for name, v := range map[string]any{"learning_rate": "fast", "max_steps": 1.5, "bf16": "perhaps", "prompts": 3.0, "per_device_train_batch_size": []any{1.0}} {
+	for name, v := range map[string]any{"learning_rate": "fast", "max_steps": 1e30, "seed": 1.5, "bf16": "perhaps", "prompts": 3.0, "per_device_train_batch_size": []any{1.0}} {
 		if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{name: v}, 1); err == nil || !strings.HasPrefix(err.Error(), name+": want ") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -28,6 +28,11 @@ var losses = map[string]peer{
 	"MSELoss": {"teacher_embedding", "sentence teacher"}, "EmbedDistillLoss": {"teacher_embedding", "sentence teacher"},
 }
 
+// crossEncoders are losses that sentence-transformers has for CrossEncoders alone. Others' names are those of losses for embedders as well.
+var crossEncoders = map[string]bool{
+	"BinaryCrossEntropyLoss": true, "CrossEntropyLoss": true, "LambdaLoss": true, "ListMLELoss": true, "ListNetLoss": true, "PListMLELoss": true, "RankNetLoss": true, "ADRMSELoss": true,
+}
+
 // lossName is the name of the loss's class: of the one inside, where it is wrapped.
 func (r *recipe) lossName() (name string, given bool) {
 	name, given = r.word("loss")
@@ -51,14 +56,37 @@ func (r *recipe) peer() peer {
 }
 
 func (r *recipe) loss() {
+	if r.reranks() {
+		r.keys["loss.name"] = "cross_entropy"
+		if r.distills() {
+			r.keys["loss.name"] = "distill"
+		}
+		for _, name := range []string{"temperature", "negatives_cross_device"} { // which its trainer doesn't have either
+			delete(r.used, name)
+		}
+		return
+	}
 	if r.from == FlagEmbedding {
+		delete(r.used, "knowledge_distillation")
 		t, ok := r.number("temperature")
 		if !ok {
 			t = 0.02
 		}
 		r.keys["loss.temperature"] = num(t)
 		r.keys["loss.mask_duplicates"] = "false"
+		if mrl, _ := r.yes("use_mrl"); mrl {
+			dims := r.list("mrl_dims")
+			if len(dims) == 1 {
+				dims = strings.Fields(dims[0])
+			}
+			weights := make([]string, len(dims)) // the mean there, a sum here
+			for i := range weights {
+				weights[i] = num(1 / float64(len(dims)))
+			}
+			r.keys["loss.matryoshka"] = fmt.Sprintf("{dims: %s, weights: %s}", names(dims), flow(weights))
+		}
 		if r.unified() {
+			r.used["knowledge_distillation"] = true
 			r.m3()
 		}
 		return
@@ -68,6 +96,8 @@ func (r *recipe) loss() {
 	switch {
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
+	case crossEncoders[name]:
+		r.errs = append(r.errs, fmt.Sprintf("loss: %s trains a CrossEncoder, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like", name))
 	case ours == "":
 		r.without("loss", "%s is not converted; contraflow recipe lists the losses there are", name)
 	default:
@@ -105,19 +135,19 @@ func (r *recipe) loss() {
 		if v == "l2" {
 			v = "euclidean"
 		}
-		r.keys["loss.distance"] = v
+		r.keys["loss.distance"] = plain(v)
 	} else if name == "EmbedDistillLoss" {
 		r.keys["loss.distance"] = "cosine"
 	}
 	if d := r.list("directions"); d != nil {
-		r.set("loss.directions", flow(d), "[query_to_doc]")
+		r.set("loss.directions", names(d), "[query_to_doc]")
 	}
 	if v, ok := r.word("partition_mode"); ok {
-		r.set("loss.partition_mode", v, "joint")
+		r.set("loss.partition_mode", plain(v), "joint")
 	}
 	for _, option := range []string{"hardness_mode", "margin_strategy"} {
 		if v, ok := r.word(option); ok {
-			r.keys["loss."+option] = v
+			r.keys["loss."+option] = plain(v)
 		}
 	}
 	for _, option := range []string{"contrast_anchors", "contrast_positives"} {
@@ -134,9 +164,9 @@ func (r *recipe) loss() {
 		r.keys["loss.guide"] = quote(guide)
 	}
 	if dims := r.list("matryoshka_dims"); dims != nil {
-		parts := []string{"dims: " + flow(dims)}
+		parts := []string{"dims: " + names(dims)}
 		if weights := r.list("matryoshka_weights"); weights != nil {
-			parts = append(parts, "weights: "+flow(weights))
+			parts = append(parts, "weights: "+names(weights))
 		}
 		r.keys["loss.matryoshka"] = "{" + strings.Join(parts, ", ") + "}"
 		if n, ok := r.whole("n_dims_per_step"); ok && n > 0 {

@@ -52,10 +52,13 @@ func ReadCommand(text string) (Settings, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	start, devices := -1, 1
+	start, devices, program := -1, 1, ""
 	for i, w := range words {
 		if module.MatchString(w) || strings.HasSuffix(w, ".py") || w == "run" && start < 0 && i > 0 && words[i-1] == "-m" {
 			start = i + 1
+			if program = strings.ReplaceAll(w, "/", "."); !strings.Contains(program, "FlagEmbedding") {
+				program = ""
+			}
 			break
 		}
 		name, value, joined := strings.Cut(w, "=")
@@ -75,6 +78,9 @@ func ReadCommand(text string) (Settings, int, error) {
 		start = 0 // its arguments alone
 	}
 	s := Settings{}
+	if program != "" {
+		s["module"] = program
+	}
 	for i := start; i < len(words); {
 		name, value, joined := strings.Cut(words[i], "=")
 		if !strings.HasPrefix(name, "--") {

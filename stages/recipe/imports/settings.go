@@ -3,6 +3,7 @@ package imports
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"path"
 	"slices"
 	"strings"
@@ -21,30 +22,43 @@ func (r *recipe) model() {
 	}
 	r.keys["model.path"] = quote(name)
 
-	if r.unified() {
+	switch {
+	case r.reranks():
+		r.keys["model.kind"] = "reranker"
+		r.keys["model.truncation"] = "only_second"
+		if r.decoder() {
+			r.keys["model.template"] = "bge"
+		}
+	case r.unified():
 		r.keys["model.kind"] = "m3"
 		if dim, ok := r.whole("colbert_dim"); ok && dim > 0 {
 			r.keys["model.vector_dim"] = fmt.Sprint(dim)
 		}
 	}
+	embeds := r.from == FlagEmbedding && !r.reranks() && !r.unified() // with defaults of its own
 	if m, ok := r.word("sentence_pooling_method"); ok {
-		r.keys["model.pooling"] = strings.TrimSuffix(m, "_token")
+		r.keys["model.pooling"] = plain(strings.TrimSuffix(m, "_token"))
+	} else if embeds {
+		r.keys["model.pooling"] = "cls"
 	}
-	if v, ok := r.yes("normalize_embeddings"); ok {
-		r.keys["model.normalize"] = fmt.Sprint(v)
+	if v, ok := r.yes("normalize_embeddings"); ok || embeds {
+		r.keys["model.normalize"] = fmt.Sprint(v || !ok)
 	}
 	q, hasQ := r.whole("query_max_len")
 	p, hasP := r.whole("passage_max_len")
-	switch {
-	case hasQ && hasP:
-		r.keys["model.max_length"] = fmt.Sprintf("{query: %d, document: %d}", q, p)
-	case r.from == FlagEmbedding:
+	if r.from == FlagEmbedding { // its own defaults
 		if !hasQ {
 			q = 32
 		}
 		if !hasP {
 			p = 128
 		}
+	}
+	switch {
+	case r.reranks():
+		r.keys["model.max_length"] = fmt.Sprint(q + p) // of the pair
+		r.used["max_len"] = true                       // which nothing there reads
+	case hasQ && hasP || r.from == FlagEmbedding:
 		r.keys["model.max_length"] = fmt.Sprintf("{query: %d, document: %d}", q, p)
 	default:
 		if n, ok := r.whole("max_seq_length"); ok {
@@ -64,13 +78,16 @@ func (r *recipe) model() {
 		if len(t) == 1 {
 			t = strings.Fields(t[0])
 		}
-		lora["targets"] = flow(t)
+		lora["targets"] = names(t)
 	}
 	if v, ok := r.yes("use_rslora"); ok && v {
 		lora["rslora"] = "true"
 	}
+	if m := r.list("modules_to_save"); m != nil {
+		lora["modules_to_save"] = names(m)
+	}
 	use, said := r.yes("use_lora")
-	if use || !said && len(lora) > 0 {
+	if use || !said && (len(lora) > 0 || r.decoder()) {
 		if r.from == FlagEmbedding { // its own defaults
 			for k, v := range map[string]string{"rank": "64", "alpha": "16", "dropout": "0.1", "targets": "[v_proj, q_proj, k_proj, gate_proj, down_proj, o_proj, up_proj]"} {
 				if _, ok := lora[k]; !ok {
@@ -79,7 +96,7 @@ func (r *recipe) model() {
 			}
 		}
 		var parts []string
-		for _, k := range []string{"rank", "alpha", "dropout", "targets", "rslora"} {
+		for _, k := range []string{"rank", "alpha", "dropout", "targets", "rslora", "modules_to_save"} {
 			if v, ok := lora[k]; ok {
 				parts = append(parts, k+": "+v)
 			}
@@ -117,7 +134,7 @@ func (r *recipe) data() {
 
 	if s, ok := r.word("multi_dataset_batch_sampler"); ok {
 		s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:])
-		r.set("data.mixing", s, "proportional")
+		r.set("data.mixing", plain(s), "proportional")
 	}
 }
 
@@ -128,14 +145,14 @@ func sourceText(r *recipe, file string, columns []string, last string) string {
 	more := ""
 	if last != "" {
 		n := len(columns) - 1
-		more, columns = fmt.Sprintf(", %s: %s", last, columns[n]), columns[:n]
+		more, columns = fmt.Sprintf(", %s: %s", last, plain(columns[n])), columns[:n]
 	}
-	text := fmt.Sprintf("{path: %s, query: %s", quote(file), columns[0])
+	text := fmt.Sprintf("{path: %s, query: %s", quote(file), plain(columns[0]))
 	if len(columns) > 1 {
-		text += ", positive: " + columns[1]
+		text += ", positive: " + plain(columns[1])
 	}
 	if len(columns) > 2 {
-		text += ", negatives: " + flow(columns[2:])
+		text += ", negatives: " + names(columns[2:])
 	}
 	text += more
 	if r.from == FlagEmbedding {
@@ -146,12 +163,16 @@ func sourceText(r *recipe, file string, columns []string, last string) string {
 		if group > 1 {
 			text += fmt.Sprintf(", negatives_per_query: %d", group-1)
 		}
-		if kd, _ := r.yes("knowledge_distillation"); kd {
+		if r.distills() && (r.reranks() || r.unified()) {
 			text += ", scores: [pos_scores, neg_scores]"
 		}
 	}
 	var prompts []string
-	for _, p := range [][3]string{{"query_instruction_for_retrieval", "query_instruction_format", "query"}, {"passage_instruction_for_retrieval", "passage_instruction_format", "document"}} {
+	task := "retrieval"
+	if r.reranks() {
+		task = "rerank"
+	}
+	for _, p := range [][3]string{{"query_instruction_for_" + task, "query_instruction_format", "query"}, {"passage_instruction_for_" + task, "passage_instruction_format", "document"}} {
 		instruction, ok := r.word(p[0])
 		format, formatted := r.word(p[1])
 		if !ok || instruction == "" {
@@ -206,6 +227,11 @@ func (r *recipe) batch() {
 	}
 	gathered, said := r.gathers()
 	switch {
+	case r.reranks():
+		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
+		if r.devices > 1 {
+			r.assume("batch.global_size is %d groups on each of %d devices", size, r.devices)
+		}
 	case r.devices == 1:
 		r.keys["batch.global_size"] = fmt.Sprint(size)
 	case gathered:
@@ -215,7 +241,7 @@ func (r *recipe) batch() {
 		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
 		r.assume("batch.global_size is %d rows on each of %d devices; negatives stay on their device, as they did (loss.gather_across_devices: true would use all)", size, r.devices)
 	}
-	if said || r.devices > 1 {
+	if (said || r.devices > 1) && !r.reranks() {
 		r.set("loss.gather_across_devices", fmt.Sprint(gathered), "true")
 	}
 	if n, ok := r.whole("gradient_accumulation_steps"); ok {
@@ -226,7 +252,7 @@ func (r *recipe) batch() {
 	sampler, ok := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
-	case sampler == "no_duplicates":
+	case sampler == "no_duplicates" || r.reranks(): // groups don't see each other
 	case sampler == "group_by_label":
 		r.without("batch_sampler", "group_by_label puts rows of equal labels side by side; batches here are in random order")
 	default:
@@ -259,6 +285,29 @@ func (r *recipe) gathers() (yes, said bool) {
 	return false, r.from == FlagEmbedding && r.devices > 1
 }
 
+// program is the module of FlagEmbedding that the command line runs.
+func (r *recipe) program() string {
+	if r.from != FlagEmbedding {
+		return ""
+	}
+	s, _ := r.word("module")
+	return s
+}
+
+// reranks tells whether it trains a reranker.
+func (r *recipe) reranks() bool { return strings.Contains(r.program(), "reranker") }
+
+// decoder tells whether it trains a language model, for which it takes LoRA unless it is told not to.
+func (r *recipe) decoder() bool {
+	return strings.Contains(r.program(), "decoder_only") || strings.Contains(r.program(), "llm_")
+}
+
+// distills tells whether it learns from a teacher's scores.
+func (r *recipe) distills() bool {
+	v, _ := r.yes("knowledge_distillation")
+	return v && r.from == FlagEmbedding
+}
+
 // unified tells whether dense, sparse and multi-vector embeddings are trained together.
 func (r *recipe) unified() bool {
 	v, _ := r.yes("unified_finetuning")
@@ -274,13 +323,12 @@ func (r *recipe) m3() {
 			r.keys["loss.self_distill_from"] = fmt.Sprint(n + 2)
 		}
 	}
-	kd, _ := r.yes("knowledge_distillation")
 	kind, ok := r.word("kd_loss_type")
-	if kd && !ok {
+	if !ok {
 		kind = "kl_div" // its default
 	}
-	if kd {
-		r.keys["loss.distillation"] = kind
+	if r.distills() {
+		r.keys["loss.distillation"] = plain(kind)
 	}
 	if r.devices > 1 {
 		r.assume("negatives of all devices count for all three parts; FlagEmbedding's sparse and multi-vector losses stay on their device")
@@ -365,21 +413,15 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("seed"); ok {
 		r.set("train.seed", fmt.Sprint(n), "42")
 	}
-	if n, ok := r.whole("eval_steps"); ok {
-		r.set("eval.every", fmt.Sprint(n), "500")
-	}
+	r.every("eval", "500")
 	dir, ok := r.word("output_dir")
 	if !ok {
 		dir = "runs/imported"
 	}
 	r.keys["save.dir"] = quote(dir)
-	if n, ok := r.whole("save_steps"); ok {
-		r.set("save.every", fmt.Sprint(n), "500")
-	}
+	r.every("save", "500")
 	if s, ok := r.word("save_strategy"); ok && s == "no" {
 		r.keys["save.every"] = "0"
-	} else if ok && s == "epoch" {
-		r.assume("save_strategy is epoch: save.every counts steps or minutes here, and stays at its default")
 	}
 	if n, ok := r.whole("save_total_limit"); ok && n > 0 {
 		r.set("save.keep", fmt.Sprint(n), "2")
@@ -390,13 +432,7 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("early_stopping_patience"); ok {
 		r.keys["eval.early_stopping"] = fmt.Sprintf("{patience: %d}", n)
 	}
-	if n, ok := r.number("logging_steps"); ok {
-		if n < 1 {
-			r.assume("logging_steps is a share of the run: log.every counts steps, and stays at its default")
-		} else {
-			r.set("log.every", num(n), "10")
-		}
-	}
+	r.every("logging", "10")
 	for _, where := range r.list("report_to") {
 		switch where {
 		case "tensorboard", "all":
@@ -408,13 +444,30 @@ func (r *recipe) rest() {
 	}
 }
 
-// nothing are settings that change nothing that is computed, or that have no meaning here.
+// every reads how often something is done, which transformers has by steps, as a share of the run, or by epochs.
+func (r *recipe) every(what, fallback string) {
+	key := map[string]string{"logging": "log"}[what]
+	key = cmp.Or(key, what) + ".every"
+	n, ok := r.number(what + "_steps")
+	switch s, _ := r.word(what + "_strategy"); {
+	case s == "epoch":
+		r.assume("%s_strategy is epoch: %s counts steps, and stays at its default", what, key)
+	case ok && n > 0 && n < 1:
+		r.assume("%s_steps is a share of the run: %s counts steps, and stays at its default", what, key)
+	case ok && n != math.Trunc(n):
+		r.wrong(what+"_steps", "a whole number, or a share of the run", n)
+	case ok:
+		r.set(key, num(n), fallback)
+	}
+}
+
+// nothing are settings that change nothing that is computed, or that have no meaning here, or that others' rules read.
 var nothing = []string{
 	"overwrite_output_dir", "do_train", "do_eval", "run_name", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataloader_persistent_workers", "ddp_find_unused_parameters",
 	"ddp_backend", "ddp_timeout", "disable_tqdm", "log_level", "logging_dir", "logging_strategy", "logging_first_step", "local_rank", "remove_unused_columns", "push_to_hub", "per_device_eval_batch_size", "eval_strategy",
-	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "tf32", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors", "metric_for_best_model",
-	"greater_is_better", "pad_to_multiple_of", "tokenizer_name", "config_name", "small_threshold", "drop_threshold", "train_group_size", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
-	"passage_instruction_for_retrieval", "knowledge_distillation", "resume_from_checkpoint", "similarity_fct", "use_lora", "eval_on_start", "include_num_input_tokens_seen",
+	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "tf32", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors",
+	"greater_is_better", "pad_to_multiple_of", "small_threshold", "drop_threshold", "train_group_size", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
+	"passage_instruction_for_retrieval", "resume_from_checkpoint", "similarity_fct", "use_lora", "eval_on_start", "include_num_input_tokens_seen",
 }
 
 // counterparts are settings that change what is computed and have no key.
@@ -427,6 +480,10 @@ var counterparts = map[string]string{
 	"fix_encoder":             "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step": "belongs to model.kind: m3",
 	"kd_loss_type":            "the kind of distillation is loss.name's",
+	"knowledge_distillation":  "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
+	"metric_for_best_model":   "save.best goes by eval.metric",
+	"tokenizer_name":          "the tokenizer is the one in the model's folder",
+	"config_name":             "the configuration is the one in the model's folder",
 	"label_smoothing_factor":  "there is none",
 	"neftune_noise_alpha":     "there is none",
 	"fix_position_embedding":  "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
