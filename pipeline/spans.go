@@ -141,27 +141,55 @@ func (c Communication) HiddenShare() float64 {
 
 // Communicated sums spans up, over all devices.
 func Communicated(spans []Span) Communication {
-	comm, compute, idle := map[string][]interval{}, map[string][]interval{}, map[string][]interval{}
+	comm := map[string][]interval{}
 	var c Communication
 	for _, s := range spans {
-		switch s.Lane {
-		case Comm.String(), Fetch.String():
+		if s.Lane == Comm.String() || s.Lane == Fetch.String() {
 			comm[s.Device] = append(comm[s.Device], interval{s.Start, s.End})
 			c.Bytes += s.Notes[BytesSent]
-		case Compute.String():
-			to := compute
-			if s.Part == waiting {
-				to = idle
-			}
-			to[s.Device] = append(to[s.Device], interval{s.Start, s.End})
 		}
 	}
+	computing := computing(spans)
 	for d, xs := range comm {
 		xs = union(xs)
 		c.Total += length(xs)
-		c.Hidden += common(xs, minus(union(compute[d]), union(idle[d])))
+		c.Hidden += common(xs, computing[d])
 	}
 	return c
+}
+
+// Exposed is when tasks, of one device, ran and nothing was computed on it: times from and to.
+func Exposed(all, tasks []Span) (out [][2]time.Duration) {
+	if len(tasks) == 0 {
+		return nil
+	}
+	var ran []interval
+	for _, t := range tasks {
+		ran = append(ran, interval{t.Start, t.End})
+	}
+	for _, x := range minus(union(ran), computing(all)[tasks[0].Device]) {
+		out = append(out, [2]time.Duration{x.from, x.to})
+	}
+	return out
+}
+
+// computing is when each device's compute lane ran tasks that did not wait.
+func computing(spans []Span) map[string][]interval {
+	compute, idle := map[string][]interval{}, map[string][]interval{}
+	for _, s := range spans {
+		if s.Lane != Compute.String() {
+			continue
+		}
+		to := compute
+		if s.Part == waiting {
+			to = idle
+		}
+		to[s.Device] = append(to[s.Device], interval{s.Start, s.End})
+	}
+	for d, xs := range compute {
+		compute[d] = minus(union(xs), union(idle[d]))
+	}
+	return compute
 }
 
 // Names of notes that summaries know.

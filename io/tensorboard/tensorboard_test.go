@@ -2,6 +2,7 @@ package tensorboard
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"testing"
@@ -36,6 +37,23 @@ func TestRecord(t *testing.T) {
 	if len(got) != 12+len(message)+4 || got[0] != byte(len(message)) || !bytes.Equal(got[12:12+len(message)], message) {
 		t.Errorf("% x", got)
 	}
+	sum := func(at int) uint32 { return binary.LittleEndian.Uint32(got[at:]) }
+	if sum(8) != plainly(got[:8]) || sum(len(got)-4) != plainly(message) || bytes.Count(got[1:8], []byte{0}) != 7 {
+		t.Errorf("checksums %x and %x, want %x of the length and %x of the message", sum(8), sum(len(got)-4), plainly(got[:8]), plainly(message))
+	}
+}
+
+// plainly is CRC-32C bit by bit, masked.
+func plainly(b []byte) uint32 {
+	c := ^uint32(0)
+	for _, x := range b {
+		c ^= uint32(x)
+		for range 8 {
+			c = c>>1 ^ c&1*0x82f63b78
+		}
+	}
+	c = ^c
+	return (c>>15 | c<<17) + 0xa282ead8
 }
 
 // TestMasked: RFC 3720's check value of CRC-32C, 32 zero bytes, masked by hand.

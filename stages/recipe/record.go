@@ -12,12 +12,13 @@ import (
 	"contraflow/pipeline"
 )
 
-// Record is run.json: what a run was and where its time went. It is written when the run begins, and again when it ends.
+// Record is run.json: what a run was and where its time went. It is written when the run begins, every ten seconds, and when it ends.
 type Record struct {
 	Began   time.Time `json:"began"`
 	Seconds float64   `json:"seconds,omitempty"`
-	Done    bool      `json:"done"`            // it has made its last step
-	Error   string    `json:"error,omitempty"` // it ended with this
+	Done    bool      `json:"done"`              // it has made its last step
+	Stopped bool      `json:"stopped,omitempty"` // it was told to end before that
+	Error   string    `json:"error,omitempty"`   // it ended with this
 
 	System      string `json:"system"` // operating system and architecture
 	Device      string `json:"device"`
@@ -35,7 +36,7 @@ type Record struct {
 	Steps      int      `json:"steps"`            // planned
 	Predicted  int64    `json:"predicted_memory"` // bytes
 
-	// What it came to.
+	// What it came to, so far. How many rows were dropped is known when it ends.
 	Made      int    `json:"made"` // steps
 	Pairs     int    `json:"pairs"`
 	Tokens    int    `json:"tokens"`
@@ -78,7 +79,11 @@ type recorder struct {
 	began  time.Time
 	graph  *pipeline.Graph
 	totals *pipeline.Totals
+	wrote  time.Time
 }
+
+// recordEvery is how often the record of a run that goes on is written.
+var recordEvery = 10 * time.Second
 
 func (x *Run) newRecord() *recorder {
 	c, l := x.model.Config, x.model.Layout
@@ -106,25 +111,40 @@ func (r *recorder) begin(g *pipeline.Graph, t *pipeline.Totals) error {
 	return r.write()
 }
 
+// step is after a step, from the graph's thread that journals it.
+func (r *recorder) step(s *Summary) error {
+	if r == nil || time.Since(r.wrote) < recordEvery {
+		return nil
+	}
+	r.count(s)
+	return r.write()
+}
+
 func (r *recorder) end(s *Summary) error {
 	if r == nil {
 		return nil
 	}
-	r.Done = !s.Stopped
-	r.Made, r.Pairs, r.Tokens, r.Padding, r.Truncated = s.Steps, s.Pairs, s.Tokens, s.Padding, s.Truncated
-	r.Dropped, r.DroppedBy, r.NotFinite, r.PeakBytes = s.Dropped, s.DroppedBy, s.NotFinite, s.PeakBytes
+	r.count(s)
+	r.Done, r.Stopped, r.Dropped, r.DroppedBy = !s.Stopped, s.Stopped, s.Dropped, s.DroppedBy
 	return r.write()
 }
 
-func (r *recorder) fail(err error) error {
+func (r *recorder) fail(s *Summary, err error) error {
 	if r == nil || r.totals == nil {
 		return nil
 	}
+	r.count(s)
 	r.Error = err.Error()
 	return r.write()
 }
 
+func (r *recorder) count(s *Summary) {
+	r.Made, r.Pairs, r.Tokens, r.Padding, r.Truncated = s.Steps, s.Pairs, s.Tokens, s.Padding, s.Truncated
+	r.NotFinite, r.PeakBytes = s.NotFinite, s.PeakBytes
+}
+
 func (r *recorder) write() error {
+	r.wrote = time.Now()
 	r.Seconds = time.Since(r.began).Seconds()
 	sum := r.totals.Summary()
 	r.StepTime, r.Stages, r.Edges, r.Step = sum.StepTime, sum.Stages, r.totals.Edges(), r.totals.Step()

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	_ "contraflow/gpustage/cpu"
 	"contraflow/io/checkpoint"
@@ -377,8 +378,12 @@ func TestNotFinite(t *testing.T) {
 		t.Fatal(err)
 	}
 	sets := []string{"data.train.0.weight=w", "save.every=1", "loss.scale=100", "mesh.replicate=2"}
-	if _, err := j.run(t, "stop", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), "not finite") {
+	_, err = j.run(t, "stop", nil, 0, false, sets...)
+	if err == nil || !strings.Contains(err.Error(), "not finite") {
 		t.Errorf("stop: %v", err)
+	}
+	if r, wrong := ReadRecord(filepath.Join(j.dir, "stop")); wrong != nil || r.Error == "" || r.Done || r.Stopped || r.Made != len(j.lines(t, "stop")) {
+		t.Errorf("the record says %+v (%v), the error is %v", r, wrong, err)
 	}
 	skip, err := j.run(t, "skip", nil, 0, false, append(sets, "train.on_nan=skip")...)
 	if err != nil {
@@ -645,5 +650,43 @@ func TestResumeWithMoreSteps(t *testing.T) {
 	}
 	if n := len(j.lines(t, "run")); n != 9 {
 		t.Errorf("metrics.jsonl has %d lines, want 9", n)
+	}
+}
+
+// TestRecord: the record of a run tells while it runs how far it has come and where the time went, and at its end what was left out.
+func TestRecord(t *testing.T) {
+	defer func(every time.Duration) { recordEvery = every }(recordEvery)
+	recordEvery = 0
+	j := newJob(t, 60)
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), "batch.drop_last=true", "batch.no_duplicates=false", "batch.accumulate=1", "train.epochs=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var between []*Record
+	var sum *Summary
+	err = OnRanks(t.Context(), r, Place{}, Observer{Step: func(Metrics) {
+		rec, err := ReadRecord(r.Save.Dir)
+		if err != nil {
+			t.Error(err)
+		}
+		between = append(between, rec)
+	}}, func(x *Run) (err error) {
+		sum, err = x.Train(t.Context())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, rec := range between {
+		if rec.Done || rec.Stopped || rec.Made < i || len(rec.Stages) == 0 || len(rec.Step) == 0 || rec.Steps != 4 {
+			t.Errorf("in step %d: %+v", i+1, rec)
+		}
+	}
+	rec, err := ReadRecord(r.Save.Dir)
+	if err != nil || len(between) != 4 {
+		t.Fatal(err, len(between))
+	}
+	if !rec.Done || rec.Made != 4 || rec.Dropped != 60-4*13 || rec.Dropped != sum.Dropped || rec.DroppedBy == "" || rec.Tokens != sum.Tokens || rec.Tokens == 0 || rec.PeakBytes != sum.PeakBytes {
+		t.Errorf("%+v, of %+v", rec, sum)
 	}
 }

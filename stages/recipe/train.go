@@ -391,6 +391,9 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	if err := j.event(now, m, ev); err != nil {
 		return fmt.Errorf("log.tensorboard: %w", err)
 	}
+	if err := j.record.step(s); err != nil {
+		return fmt.Errorf("save.dir: %w", err)
+	}
 	if j.obs.Step != nil {
 		j.obs.Step(m)
 	}
@@ -529,13 +532,13 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	for {
 		if err := x.pass(ctx, from, log, runOpts); err != nil {
-			return nil, errors.Join(err, log.record.fail(err))
+			return nil, errors.Join(err, log.record.fail(&log.summary, err))
 		}
 		if x.saves.rolled == nil {
 			break
 		}
 		if from, err = x.rollBack(ctx); err != nil {
-			return nil, err
+			return nil, errors.Join(err, log.record.fail(&log.summary, err))
 		}
 	}
 	s := &log.summary

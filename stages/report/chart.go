@@ -25,6 +25,7 @@ type chart struct {
 	zero        bool                 // the axis begins at 0
 	log         bool                 // it may be logarithmic, and is if values differ much
 	none        string               // said in place of an empty figure
+	gaps        bool                 // values that are not finite are said: they are bad news, not missing
 }
 
 // A figure's size in its own units, which are pixels on a page wide enough for two of them side by side.
@@ -50,7 +51,10 @@ func (c chart) write(b *strings.Builder) {
 		if none == "" {
 			none = "Nothing was recorded."
 		}
-		fmt.Fprintf(b, `<p class="none">%s</p></figure>`+"\n", html.EscapeString(none))
+		if c.gone() != "" {
+			none = ""
+		}
+		fmt.Fprintf(b, `<p class="none">%s</p>%s</figure>`+"\n", html.EscapeString(none), c.gone())
 		return
 	}
 	logarithmic := c.log && y0 > 0 && y1/y0 > logIfMoreThan
@@ -114,7 +118,35 @@ func (c chart) write(b *strings.Builder) {
 		}
 		b.WriteString(`</p>`)
 	}
+	b.WriteString(c.gone())
 	b.WriteString("</figure>\n")
+}
+
+// gone says where values were not finite.
+func (c chart) gone() string {
+	var parts []string
+	for _, l := range c.lines {
+		n, first := 0, 0
+		for i, y := range l.y {
+			if !finite(y) {
+				if n++; n == 1 {
+					first = int(l.x[i])
+				}
+			}
+		}
+		if n == 0 || !c.gaps {
+			continue
+		}
+		text := fmt.Sprintf("not finite in %s of %s steps, first in step %s", grouped(int64(n)), grouped(int64(len(l.y))), grouped(int64(first)))
+		if len(c.lines) > 1 {
+			text = l.name + ": " + text
+		}
+		parts = append(parts, text)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return `<p class="bad">` + html.EscapeString(strings.Join(parts, "; ")) + "</p>"
 }
 
 func unitOf(u string) string {
@@ -128,24 +160,28 @@ func unitOf(u string) string {
 func (c chart) describe(format func(float64) string) string {
 	var parts []string
 	for _, l := range c.lines {
-		first, last := math.NaN(), math.NaN()
-		for _, y := range l.y {
+		first, last := -1, -1
+		for i, y := range l.y {
 			if finite(y) {
-				if !finite(first) {
-					first = y
+				if first < 0 {
+					first = i
 				}
-				last = y
+				last = i
 			}
 		}
 		name := ""
 		if len(c.lines) > 1 {
 			name = l.name + " "
 		}
-		if finite(first) {
-			parts = append(parts, fmt.Sprintf("%sfrom %s at step %d to %s at step %d", name, format(first), int(l.x[0]), format(last), int(l.x[len(l.x)-1])))
+		if first >= 0 {
+			parts = append(parts, fmt.Sprintf("%sfrom %s at step %d to %s at step %d", name, format(l.y[first]), int(l.x[first]), format(l.y[last]), int(l.x[last])))
 		}
 	}
-	return c.title + ": " + strings.Join(parts, "; ")
+	title := c.title
+	if c.unit != "" {
+		title += ", " + c.unit
+	}
+	return title + ": " + strings.Join(parts, "; ")
 }
 
 // bounds of what is finite, and how many points are.

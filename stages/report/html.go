@@ -149,7 +149,7 @@ func (r *Run) state() (text string, bad bool) {
 		return "ended after " + steps + " with an error: " + r.Record.Error, true
 	case r.Record.Done:
 		return "done: " + steps, false
-	case r.Record.Made > 0:
+	case r.Record.Stopped:
 		return "stopped after " + steps + "; contraflow train --resume goes on from there", false
 	}
 	return steps + " so far: it still runs, or was killed", false
@@ -181,7 +181,11 @@ func facts(b *strings.Builder, r *Run) {
 	}
 	b.WriteString("<dl class=\"facts\">\n")
 	if v := r.last(func(s Step) *float64 { return s.Loss }); finite(v) {
-		fact(b, "loss", short(v), "")
+		note := ""
+		if r.Steps[len(r.Steps)-1].Loss == nil {
+			note = "of the last step that was finite"
+		}
+		fact(b, "loss", short(v), note)
 	}
 	if name, first, last, n := r.metric(); n > 0 {
 		note := ""
@@ -280,7 +284,7 @@ func charts(runs []*Run) []chart {
 		return *v
 	}
 	out := []chart{
-		{title: "Loss", lines: of(func(s Step) float64 { return value(s.Loss) }, true)},
+		{title: "Loss", lines: of(func(s Step) float64 { return value(s.Loss) }, true), gaps: true},
 	}
 	var metrics []string
 	for _, r := range runs {
@@ -308,7 +312,7 @@ func charts(runs []*Run) []chart {
 	}
 	return append(out,
 		chart{title: "Learning rate", lines: of(func(s Step) float64 { return s.LR }, false), zero: true},
-		chart{title: "Gradient norm", unit: "before clipping", lines: of(func(s Step) float64 { return value(s.GradNorm) }, true), log: true},
+		chart{title: "Gradient norm", unit: "before clipping", lines: of(func(s Step) float64 { return value(s.GradNorm) }, true), log: true, gaps: true},
 		chart{title: "Throughput", unit: "pairs per second", lines: of(func(s Step) float64 { return s.Rate }, true), zero: true},
 		chart{title: "Memory", unit: "most that the process has held", lines: of(func(s Step) float64 { return float64(s.Peak) / (1 << 20) }, false), zero: true, format: func(v float64) string { return short(v) + " MiB" }},
 	)
@@ -359,7 +363,9 @@ func data(b *strings.Builder, r *Run, in string) {
 		fmt.Fprintf(b, "<tr><td>%s</td><td>%s</td><td class=\"text prose\">%s</td></tr>\n", html.EscapeString(what), grouped(n), html.EscapeString(why))
 	}
 	row("ends of texts", int64(c.Truncated), "longer than model.max_length")
-	row("rows", c.Dropped, c.DroppedBy)
+	if c.Done || c.Stopped {
+		row("rows", c.Dropped, c.DroppedBy)
+	}
 	row("steps", int64(c.NotFinite), "their gradient was not finite (train.on_nan)")
 	if len(r.Skipped) == 0 {
 		row("rows", int64(c.Skipped), "can't be used (data.on_error)")

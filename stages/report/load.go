@@ -58,6 +58,9 @@ var ErrNoRun = errors.New("not a run's folder")
 // Load reads a run's folder.
 func Load(dir string) (*Run, error) {
 	r := &Run{Name: filepath.Base(filepath.Clean(dir))}
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("%s: %w: it is a file; name the folder that it is in", dir, ErrNoRun)
+	}
 	if err := r.readMetrics(filepath.Join(dir, "metrics.jsonl")); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %w: it has no metrics.jsonl, which contraflow train writes into save.dir", dir, ErrNoRun)
 	} else if err != nil {

@@ -24,7 +24,7 @@ func timeline(b *strings.Builder, spans []pipeline.Span) {
 	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
 	from, to := window(spans)
 	if len(spans) == 0 || to <= from {
-		b.WriteString(`<p class="none">No step has ended yet.</p>` + "\n")
+		b.WriteString(`<p class="none">Nothing yet: a run writes this every ten seconds, and at its end.</p>` + "\n")
 		return
 	}
 	left := 0
@@ -101,7 +101,7 @@ func timeline(b *strings.Builder, spans []pipeline.Span) {
 				class, num(x0), y, num(max(0.4, x1-x0)), laneH, html.EscapeString(strings.TrimSpace(s.Stage+" "+s.Part)), html.EscapeString(s.Item), rounded(s.End-s.Start))
 		}
 		if strings.HasSuffix(r.name, pipeline.Comm.String()) || strings.HasSuffix(r.name, pipeline.Fetch.String()) {
-			for _, g := range exposed(spans, r.tasks) {
+			for _, g := range pipeline.Exposed(spans, r.tasks) {
 				fmt.Fprintf(b, `<rect class="exposed" x="%s" y="%d" width="%s" height="4"><title>exposed: %v</title></rect>`, num(px(max(from, g[0]))), y+laneH-4, num(max(0.4, px(min(to, g[1]))-px(max(from, g[0])))), rounded(g[1]-g[0]))
 			}
 		}
@@ -173,26 +173,6 @@ func laneOrder(name string) int {
 		}
 	}
 	return 9
-}
-
-// exposed is when a lane's tasks ran and nothing was computed on their device.
-func exposed(all, tasks []pipeline.Span) (out [][2]time.Duration) {
-	for _, t := range tasks {
-		at := t.Start
-		for _, s := range all { // by start
-			if s.Device != t.Device || s.Lane != pipeline.Compute.String() || s.Part == "waiting" || s.End <= at || s.Start >= t.End {
-				continue
-			}
-			if s.Start > at {
-				out = append(out, [2]time.Duration{at, s.Start})
-			}
-			at = max(at, s.End)
-		}
-		if at < t.End {
-			out = append(out, [2]time.Duration{at, t.End})
-		}
-	}
-	return out
 }
 
 func rounded(d time.Duration) time.Duration {

@@ -1,0 +1,217 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"contraflow/pipeline"
+	"contraflow/stages/recipe"
+)
+
+// labels are what a page's charts and timelines say to those who can't see them, which is drawn from the same numbers.
+func labels(page string) (out []string) {
+	for _, m := range regexp.MustCompile(`<svg[^>]* aria-label="([^"]*)"`).FindAllStringSubmatch(page, -1) {
+		out = append(out, m[1])
+	}
+	return out
+}
+
+// TestFigures: each figure has its own numbers, from the first finite one to the last.
+func TestFigures(t *testing.T) {
+	v := func(x float64) *float64 { return &x }
+	r := &Run{Name: "run", Steps: []Step{
+		{Step: 3, Loss: nil, GradNorm: v(7), LR: 1e-5, Pairs: 10, Tokens: 11, Rate: 1, Peak: 1 << 20},
+		{Step: 4, Loss: v(5), GradNorm: v(6), LR: 2e-5, Pairs: 10, Tokens: 12, Rate: 100, Peak: 2 << 20},
+		{Step: 5, Loss: v(4), GradNorm: v(5), LR: 3e-5, Pairs: 30, Tokens: 13, Rate: 50, Peak: 3 << 20},
+		{Step: 6, Loss: nil, GradNorm: v(3), LR: 4e-5, Pairs: 10, Tokens: 14, Rate: 100, Peak: 4 << 20},
+	}, Evals: []Eval{{4, "map", 0.9}, {4, "ndcg@10", 0.25}, {5, "ndcg@10", 0.75}, {6, "ndcg@10", 0.5}}}
+	var b strings.Builder
+	if err := Write(&b, r); err != nil {
+		t.Fatal(err)
+	}
+	p := b.String()
+	want := []string{
+		"Loss: from 5 at step 4 to 4 at step 5", "Evaluation, map: from 0.9 at step 4 to 0.9 at step 4", "Evaluation, ndcg@10: from 0.25 at step 4 to 0.5 at step 6", "Learning rate: from 1e-05 at step 3 to 4e-05 at step 6",
+		"Gradient norm, before clipping: from 7 at step 3 to 3 at step 6", "Throughput, pairs per second: from 1 at step 3 to 100 at step 6", "Memory, most that the process has held: from 1 MiB at step 3 to 4 MiB at step 6",
+	}
+	if got := labels(p); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for _, want := range []string{
+		"<dt>loss</dt><dd>4 <small>of the last step that was finite</small></dd>", "<dt>ndcg@10</dt><dd>0.5 <small>first 0.25</small></dd>", "<dt>peak memory</dt><dd>4 MiB</dd>",
+		"<dt>pairs per second</dt><dd>62.5</dd>", // 50 pairs in 0.1 + 0.6 + 0.1 s; the first step warms up
+		`<p class="bad">not finite in 2 of 4 steps, first in step 3</p>`,
+	} {
+		if strings.Count(p, want) != 1 {
+			t.Errorf("%d times %s", strings.Count(p, want), want)
+		}
+	}
+	b.Reset()
+	if err := Write(&b, r, &Run{Name: "<b>", Steps: []Step{{Step: 1}, {Step: 2}}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := `<p class="bad">run: not finite in 2 of 4 steps, first in step 3; &lt;b&gt;: not finite in 2 of 2 steps, first in step 1</p>`; !strings.Contains(b.String(), want) {
+		t.Errorf("no %s", want)
+	}
+}
+
+// TestTimeline: every task is where and as long as it was; communication is exposed where its own device's lane does not compute, and so is what
+// lies under a task that waits.
+func TestTimeline(t *testing.T) {
+	ms := time.Millisecond
+	span := func(device, stage, lane string, from, to int) pipeline.Span {
+		return pipeline.Span{Stage: stage, Item: "3", Device: device, Lane: lane, Start: time.Duration(from) * ms, End: time.Duration(to) * ms}
+	}
+	spans := []pipeline.Span{
+		span("cpu:0", "embed", "compute", 0, 10), span("cpu:0", "gather", "comm", 5, 20), span("cpu:1", "embed", "compute", 0, 30), span("cpu:0", "embed", "compute", 6, 8), span("host", "read", "host", 1, 40),
+	}
+	spans[3].Part = "waiting"
+	var b strings.Builder
+	timeline(&b, spans)
+	p := b.String()
+	// Hidden of the gather's 15 ms are 5 to 6 and 8 to 10.
+	if want := "One step of 30ms on 4 lanes; communication takes 15ms of it, of which 20 % are hidden behind computation"; !slices.Equal(labels(p), []string{want}) {
+		t.Errorf("%q, want %q", labels(p), want)
+	}
+	rect := regexp.MustCompile(`<rect class="([^"]*)" x="([\d.]+)" y="(\d+)" width="([\d.]+)" height="\d+"><title>([^<]*)</title>`)
+	px := func(ms float64) float64 { return 92 + (860-92-8)*ms/30 }
+	want := map[string][2]float64{
+		"embed 3: 10ms": {0, 10}, "gather 3: 15ms": {5, 20}, "embed 3: 30ms": {0, 30}, "embed waiting 3: 2ms": {6, 8}, "read 3: 39ms": {1, 30}, // as far as the step goes
+		"exposed: 2ms": {6, 8}, "exposed: 10ms": {10, 20},
+	}
+	rows := map[string]string{}
+	for _, m := range rect.FindAllStringSubmatch(p, -1) {
+		var x, w float64
+		fmt.Sscan(m[2], &x)
+		fmt.Sscan(m[4], &w)
+		at, ok := want[m[5]]
+		if !ok || math.Abs(x-px(at[0])) > 0.1 || math.Abs(x+w-px(at[1])) > 0.2 || (m[1] == "exposed") != strings.HasPrefix(m[5], "exposed") || (m[1] == "idle") != strings.Contains(m[5], "waiting") {
+			t.Errorf("%v, want it at %v ms", m[1:], at)
+		}
+		delete(want, m[5])
+		rows[m[5]] = m[3]
+	}
+	if len(want) > 0 {
+		t.Errorf("not drawn: %v", want)
+	}
+	if rows["embed 3: 10ms"] == rows["embed 3: 30ms"] || rows["embed 3: 10ms"] != rows["embed waiting 3: 2ms"] || rows["read 3: 39ms"] != "6" {
+		t.Errorf("rows %v", rows)
+	}
+}
+
+// recorded is a run with a record, as a page.
+func recorded(t *testing.T, change func(*recipe.Record)) string {
+	t.Helper()
+	dir := newRun(t, 30)
+	withRecord(t, dir)
+	rec, err := recipe.ReadRecord(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(rec)
+	text, err := json.Marshal(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "run.json", string(text))
+	return page(t, dir)
+}
+
+// TestData: what was left out is counted under its own reason, and is not said to be nothing before it is known.
+func TestData(t *testing.T) {
+	left := func(p string) (out []string) {
+		for _, m := range regexp.MustCompile(`<tr><td>([a-z ]*)</td><td>(\d+)</td><td class="text prose">([^<]*)</td>`).FindAllStringSubmatch(p, -1) {
+			out = append(out, strings.Join(m[1:], "|"))
+		}
+		return out
+	}
+	set := func(c *recipe.Record) {
+		c.Truncated, c.Dropped, c.DroppedBy, c.NotFinite, c.Tokens, c.Padding = 7, 5, "batch.drop_last", 4, 300, 100
+	}
+	p := recorded(t, set)
+	want := []string{
+		"ends of texts|7|longer than model.max_length", "rows|5|batch.drop_last", "steps|4|their gradient was not finite (train.on_nan)",
+		"rows|2|column &#34;query&#34;: null; the first is a.parquet, row 3", "rows|1|not JSON; the first is b.jsonl, row 1",
+	}
+	if got := left(p); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// Of what a padded batch computes a quarter would be padding, a third of what was computed.
+	for _, want := range []string{"<dt>padding not computed</dt><dd>25 % <small>", "300 tokens were computed. Padding each sub-batch to its longest text would have added 100, 33 % more."} {
+		if !strings.Contains(p, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	for name, how := range map[string]func(*recipe.Record){
+		"done: 30 of 10\u202f000 steps": func(c *recipe.Record) {},
+		"stopped after 30 of 10\u202f000 steps; contraflow train --resume goes on from there": func(c *recipe.Record) { c.Done, c.Stopped = false, true },
+		"30 of 10\u202f000 steps so far: it still runs, or was killed":                        func(c *recipe.Record) { c.Done = false },
+		"ended after 30 of 10\u202f000 steps with an error: disk &lt;full&gt;":                func(c *recipe.Record) { c.Done, c.Error = false, "disk <full>" },
+	} {
+		p := recorded(t, func(c *recipe.Record) { set(c); how(c) })
+		if !strings.Contains(p, name) {
+			t.Errorf("no %q", name)
+		}
+		ended := strings.HasPrefix(name, "done") || strings.HasPrefix(name, "stopped")
+		if slices.Contains(left(p), "rows|5|batch.drop_last") != ended {
+			t.Errorf("%s: %q", name, left(p))
+		}
+	}
+}
+
+// TestStages: shares are of the run's time, and of the queues those are listed that were full.
+func TestStages(t *testing.T) {
+	p := recorded(t, func(c *recipe.Record) {
+		c.Seconds = 50
+		c.Edges = append(c.Edges, pipeline.EdgeSummary{Edge: "c -> d.e", Capacity: 3, Mean: 1, Full: 0.001})
+	})
+	for _, want := range []string{"<td>embed</td><td class=\"text\">cpu compute</td><td>2</td><td>25s</td><td>50.0 %</td><td>1ms</td>", "<td>a -&gt; b.c</td><td>1.50</td><td>2</td><td>50 %</td>"} {
+		if !strings.Contains(p, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	if strings.Contains(p, "c -&gt; d.e") {
+		t.Error("a queue is listed that always had room")
+	}
+	if p := recorded(t, func(c *recipe.Record) { c.Step, c.Stages, c.Edges = nil, nil, nil }); !strings.Contains(p, "Nothing yet: a run writes this every ten seconds") {
+		t.Error("a run without a timeline says nothing of it")
+	}
+}
+
+// TestNames: what people call their things runs nowhere.
+func TestNames(t *testing.T) {
+	const evil = `<img src=x onerror=alert(1)>&amp;"'`
+	dir := filepath.Join(t.TempDir(), evil)
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Skip("this file system has no such names: ", err)
+	}
+	write(t, dir, "metrics.jsonl", fmt.Sprintf(`{"step":1,"loss":2}`+"\n"+`{"step":1,"metric":%q,"value":1}`+"\n", evil))
+	write(t, dir, "recipe.yaml", fmt.Sprintf("# </pre>%s\nmodel: {path: %q}\n", evil, evil))
+	write(t, dir, "skipped.jsonl", fmt.Sprintf(`{"file":%q,"row":1,"column":%q,"reason":%q}`+"\n", evil, evil, evil))
+	g := pipeline.New(evil)
+	pipeline.Sink(g, evil, pipeline.Source[int](g, "count"+evil, nil), func(*pipeline.Task, int) error { return nil })
+	text, err := json.Marshal(recipe.Record{
+		Made: 1, Seconds: 1, Error: evil, Model: evil, Family: evil, Description: evil, System: evil, Mesh: evil, Data: []string{evil}, DroppedBy: evil, Graph: g.SVG(),
+		Stages: []pipeline.StageSummary{{Stage: evil, Device: evil, Lane: evil}}, Edges: []pipeline.EdgeSummary{{Edge: evil, Full: 1}},
+		Step: []pipeline.Span{{Stage: evil, Item: evil, Part: evil, Device: evil, Lane: "compute", End: 1e6}, {Stage: evil, Device: evil, Lane: "comm", End: 2e6}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "run.json", string(text))
+	other := newRun(t, 2)
+	for _, p := range []string{page(t, dir), page(t, dir, other)} {
+		if strings.Contains(p, "<img") || strings.Contains(p, "</pre>&lt;img") || strings.Contains(p, `onerror=alert(1)>`) {
+			t.Error("a name became part of the page")
+		}
+		wellFormed(t, p)
+	}
+}
