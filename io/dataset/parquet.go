@@ -44,6 +44,9 @@ func openParquet(path string) (*parquetFile, error) {
 // with them the order of the data, would no longer be what the run began with.
 func openFile(path string, want int64) (*os.File, int64, error) {
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) && want < 0 {
+		err = fail(ErrNoFiles, "%w", err)
+	}
 	if err != nil {
 		return nil, 0, err
 	}

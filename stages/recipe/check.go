@@ -67,6 +67,11 @@ func (c *checker) fail(path, format string, args ...any) {
 			return
 		}
 	}
+	for _, m := range c.d.meant { // it is there, by another name
+		if within(path, m) && c.find(m) == nil {
+			return
+		}
+	}
 	c.d.fail(c.at(path), path, format, args...)
 }
 

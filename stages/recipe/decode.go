@@ -21,6 +21,7 @@ type decoder struct {
 	strange bool // not a Recipe: what is known of a recipe's keys says nothing here
 	errs    []error
 	failed  []string // full keys
+	meant   []string // those that an unknown key stands for, probably
 }
 
 var indices = regexp.MustCompile(`\[\d+\]`)
@@ -57,7 +58,7 @@ func (d *decoder) value(path string, n *node, v reflect.Value) {
 
 func (d *decoder) scalar(path string, n *node, v reflect.Value) {
 	if n.kind != scalar {
-		d.fail(n.at, path, "want %s, got %v", typeName(v.Kind()), n.kind)
+		d.fail(n.at, path, "want %s, got %v%s", typeName(v.Kind()), n.kind, d.asIn("; as in", path))
 		return
 	}
 	text := n.text
@@ -85,7 +86,7 @@ func (d *decoder) scalar(path string, n *node, v reflect.Value) {
 		panic("recipe: no decoder for " + v.Type().String())
 	}
 	if err != nil || n.quoted && v.Kind() != reflect.String {
-		d.fail(n.at, path, "want %s, got %q", typeName(v.Kind()), text)
+		d.fail(n.at, path, "want %s, got %q%s", typeName(v.Kind()), text, d.asIn("; as in", path))
 	}
 }
 
@@ -184,27 +185,28 @@ func fieldNames(t reflect.Type) []string {
 // section, or the nearest key of this one.
 func (d *decoder) unknown(at, path, key string, t reflect.Type) {
 	hint := ""
-	near := nearest(key, fieldNames(t))
+	near := Nearest(key, fieldNames(t))
 	if d.strange && near != "" {
 		hint = fmt.Sprintf("; did you mean %s?", join(path, near))
 	} else if d.strange {
 		hint = fmt.Sprintf("; the keys are %s", strings.Join(fieldNames(t), ", "))
 	} else if ours, ok := foreign[key]; ok {
-		hint = fmt.Sprintf("; here it is %s", ours)
+		hint = fmt.Sprintf("; here it is %s%s", ours, d.asIn("; as in", ours))
 	} else if near != "" {
-		hint = fmt.Sprintf("; did you mean %s?%s", join(path, near), asIn(join(path, near)))
+		d.meant = append(d.meant, join(path, near))
+		hint = fmt.Sprintf("; did you mean %s?%s", join(path, near), d.asIn(" As in", join(path, near)))
 	} else if places := elsewhere(key); len(places) > 0 {
-		hint = fmt.Sprintf("; did you mean %s?%s", strings.Join(places, " or "), asIn(places[0]))
+		hint = fmt.Sprintf("; did you mean %s?%s", strings.Join(places, " or "), d.asIn(" As in", places[0]))
 	} else {
 		hint = fmt.Sprintf("; the keys are %s", strings.Join(fieldNames(t), ", "))
 	}
 	d.fail(at, join(path, key), "unknown key%s", hint)
 }
 
-// asIn shows how a key is written.
-func asIn(key string) string {
-	if e := example(key); e != "" {
-		return fmt.Sprintf(" As in %s", e)
+// asIn shows how a recipe's key is written.
+func (d *decoder) asIn(before, key string) string {
+	if e := example(key); e != "" && !d.strange {
+		return before + " " + e
 	}
 	return ""
 }
@@ -244,8 +246,8 @@ func Keys() []string {
 	return out
 }
 
-// nearest is the candidate with the fewest edits, if that is few enough to be a slip.
-func nearest(key string, candidates []string) string {
+// Nearest is the candidate with the fewest edits, if that is few enough to be a slip.
+func Nearest(key string, candidates []string) string {
 	best, limit := "", max(1, len(key)/3)
 	for _, c := range candidates {
 		if n := edits(key, c); n <= limit {
@@ -292,7 +294,7 @@ func (d *decoder) oneOf(path string, n *node, words ...string) bool {
 	sort.Strings(sorted)
 	hint := ""
 	if n.kind == scalar {
-		if near := nearest(n.text, words); near != "" {
+		if near := Nearest(n.text, words); near != "" {
 			hint = fmt.Sprintf("; did you mean %s?", near)
 		}
 	}

@@ -37,8 +37,20 @@ func (x *Run) Describe() string {
 		}
 	}
 	mem := x.Memory
-	fmt.Fprintf(&b, "memory  at most %s: model %s, packed weights %s, gradients %s, optimizer %s, embeddings %s, kept activations %s, working %s, guide %s, under way between ranks %s, snapshots %s",
-		Size(mem.Total()), Size(mem.Parameters), Size(mem.Packed), Size(mem.Gradients), Size(mem.Optimizer), Size(mem.Embeddings), Size(mem.Activations), Size(mem.Working), Size(mem.Guide), Size(mem.Traveling), Size(mem.Snapshot+mem.HostSnapshot))
+	fmt.Fprintf(&b, "memory  at most %s", Size(mem.Total()))
+	before := ": "
+	for _, part := range []struct {
+		name  string
+		bytes int64
+	}{
+		{"model", mem.Parameters}, {"packed weights", mem.Packed}, {"gradients", mem.Gradients}, {"optimizer", mem.Optimizer}, {"embeddings", mem.Embeddings}, {"kept activations", mem.Activations},
+		{"working", mem.Working}, {"guide", mem.Guide}, {"under way between ranks", mem.Traveling}, {"snapshots", mem.Snapshot + mem.HostSnapshot},
+	} {
+		if part.bytes > 0 {
+			fmt.Fprintf(&b, "%s%s %s", before, part.name, Size(part.bytes))
+			before = ", "
+		}
+	}
 	return b.String()
 }
 

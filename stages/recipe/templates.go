@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"embed"
+	"fmt"
 	"path"
 	"regexp"
 	"strings"
@@ -32,7 +33,7 @@ func Template(name string) (string, bool) {
 // option is a template's line that is commented out.
 var option = regexp.MustCompile(`(?m)^( *)# ([a-z_]+: .*)$`)
 
-// example is how a key is written in a template: "lr: 2e-5". "" if it is a section, or deeper than templates show.
+// example is how a key is written in a template: "lr: 2e-5", a section with its first one. "" if it is deeper than templates show.
 func example(full string) string {
 	for _, name := range Templates() {
 		if e := exampleIn(name, full); e != "" {
@@ -46,22 +47,29 @@ func exampleIn(name, full string) string {
 	text, _ := Template(name)
 	text = option.ReplaceAllString(text, "$1$2")
 	section, key, ok := strings.Cut(indices.ReplaceAllString(full, ""), ".")
-	if !ok {
-		return ""
-	}
 	key = key[strings.LastIndexByte(key, '.')+1:]
 	_, text, _ = strings.Cut("\n"+text, "\n"+section+":\n")
-	for line := range strings.Lines(text) {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
 		if !strings.HasPrefix(line, " ") {
 			break
 		}
-		line = strings.TrimPrefix(strings.TrimSpace(line), "- ")
-		if value, ok := strings.CutPrefix(line, key+": "); ok {
-			if i := strings.Index(value, "  #"); i >= 0 {
-				value = value[:i]
-			}
-			return key + ": " + strings.TrimSpace(value)
+		have, value, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "- "), ":")
+		if ok && have != key {
+			continue
 		}
+		value, _, _ = strings.Cut(value, "  #")
+		value = strings.TrimSpace(value)
+		if item, list := strings.CutPrefix(strings.TrimSpace(lines[i+1]), "- {"); value == "" && list {
+			value = "[{" + item + "]"
+		}
+		switch {
+		case value == "":
+			return ""
+		case !ok:
+			return fmt.Sprintf("%s: {%s: %s}", section, have, value)
+		}
+		return have + ": " + value
 	}
 	return ""
 }

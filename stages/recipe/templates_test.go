@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -76,10 +77,64 @@ func TestTemplatesHaveEveryKey(t *testing.T) {
 
 func TestExample(t *testing.T) {
 	for key, want := range map[string]string{
-		"optimizer.lr": "lr: 2e-5", "data.train[3].negatives": "negatives: [negative]", "batch.sub_batch": "sub_batch: {tokens: 16384}", "train.seed": "seed: 42", "model.lora.rank": "rank: 16", "eval.retrieval.queries": "", "data": "", "no.thing": "",
+		"optimizer.lr": "lr: 2e-5", "data.train[3].negatives": "negatives: [negative]", "batch.sub_batch": "sub_batch: {tokens: 16384}", "train.seed": "seed: 42", "model.lora.rank": "rank: 16", "eval.retrieval.queries": "", "no.thing": "", "nothing": "",
+		"data": `data: {train: [{path: "data/*.parquet", query: query, positive: positive, negatives: [negative]}]}`, "data.train": `train: [{path: "data/*.parquet", query: query, positive: positive, negatives: [negative]}]`, "log": "log: {every: 10}",
 	} {
 		if got := example(key); got != want {
 			t.Errorf("%s: %q, want %q", key, got, want)
+		}
+	}
+}
+
+// TestTypos: a slip in any section's name, and in a key of any section, is answered with the line, the right name, an example that is right, and
+// nothing else.
+func TestTypos(t *testing.T) {
+	text, _ := Template("lora")
+	for _, line := range []string{"loss:", "  scale: 20", "mesh:", "  shard: 1", "eval:", "  every: 500", "log:", "  every: 10"} {
+		text += line + "\n"
+	}
+	lines := strings.Split(text, "\n")
+	section, sections := "", map[string]int{}
+	for i, line := range lines {
+		m := regexp.MustCompile(`^( *)([a-z_]{2,}):`).FindStringSubmatch(line)
+		if m == nil || len(m[1]) > 2 {
+			continue
+		}
+		if m[1] == "" {
+			section = m[2]
+		}
+		sections[section]++
+		key := m[2]
+		slip := key + "r"
+		if len(key) > 2 && key[1] != key[2] {
+			slip = key[:1] + key[2:3] + key[1:2] + key[3:] // two letters have changed places
+		}
+		full := key
+		if m[1] != "" {
+			full = section + "." + key
+		}
+		wrong := slices.Clone(lines)
+		wrong[i] = strings.Replace(line, key, slip, 1)
+		_, err := Parse("r.yaml", []byte(strings.Join(wrong, "\n")), nil)
+		if err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: not one error: %v", slip, err)
+			continue
+		}
+		answer, example, ok := strings.Cut(err.Error(), " As in ")
+		if want := fmt.Sprintf("r.yaml:%d: %s: unknown key; did you mean %s?", i+1, strings.TrimSuffix(full, key)+slip, full); answer != want || !ok {
+			t.Errorf("%q, want %q and an example", err, want)
+			continue
+		}
+		if m[1] != "" {
+			example = section + ": {" + example + "}"
+		}
+		if _, err := Parse("r.yaml", []byte(example), nil); err == nil || strings.Contains(err.Error(), "unknown key") || strings.Contains(err.Error(), ": want ") { // only what it leaves out is missing
+			t.Errorf("%s: the example %q: %v", slip, example, err)
+		}
+	}
+	for _, s := range []string{"model", "data", "batch", "loss", "optimizer", "train", "mesh", "eval", "save", "log"} {
+		if sections[s] < 2 {
+			t.Errorf("%s: %d slips", s, sections[s])
 		}
 	}
 }
