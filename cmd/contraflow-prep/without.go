@@ -2,6 +2,6 @@
 
 package main
 
-const withoutBeam = "; others need Apache Beam: go build -tags beam ./cmd/contraflow-prep"
+const withoutBeam = "; others need Apache Beam: go install -tags beam ./cmd/contraflow-prep"
 
 func asWorker([]string) {}

@@ -62,6 +62,7 @@ type partFlags struct {
 func (p *partFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what documents are ranked by: dense, sparse, multi_vector or fused (default: dense)")
 	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "of dense, sparse and multi_vector in --part fused (default: 1,0.3,1)")
+	cmd.Flags().Lookup("weights").DefValue = "" // the default is the text's
 }
 
 // fusion is what each part counts; nil: embeddings alone.

@@ -47,7 +47,7 @@ func TestLog(t *testing.T) {
 			t.Errorf("no %q in %v", msg, seen)
 		}
 	}
-	if r := succeed(t, append(args, "--out", at("human"), "--log", "human")...); !strings.Contains(r.stderr, "step 4/4  loss ") || strings.Contains(r.stderr, "{") || strings.Contains(r.stderr, "\x1b[") {
+	if r := succeed(t, append(args, "--out", at("human"), "--log", "human", "--metrics-addr", "127.0.0.1:0")...); !strings.Contains(r.stderr, "step 4/4  loss ") || !strings.Contains(r.stderr, "metrics at http://127.0.0.1:") || strings.Contains(r.stderr, "{") || strings.Contains(r.stderr, "\x1b[") {
 		t.Errorf("%s", r.stderr)
 	}
 	if r := succeed(t, append(args, "--out", at("quiet"), "--quiet")...); r.stderr != "" || r.stdout != "" {
@@ -56,7 +56,7 @@ func TestLog(t *testing.T) {
 	if r := contraflow(t, "", append(args, "--log", "pretty")...); r.code != 2 || !strings.Contains(r.stderr, `--log is "pretty", want auto, human or json`) {
 		t.Errorf("%d: %s", r.code, r.stderr)
 	}
-	if r := contraflow(t, "", append(args, "--metrics-addr", "nowhere:port")...); r.code != 1 || !strings.Contains(r.stderr, "--metrics-addr: ") {
+	if r := contraflow(t, "", append(args, "--metrics-addr", "nowhere:port")...); r.code != 1 || !strings.Contains(r.stderr, "--metrics-addr: ") || !strings.Contains(r.stderr, "Next: --metrics-addr 127.0.0.1:0") {
 		t.Errorf("%d: %s", r.code, r.stderr)
 	}
 }

@@ -7,22 +7,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	_ "contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	_ "contraflow/io/objects"
 	"contraflow/pipeline"
+	"contraflow/stages/recipe"
+	"contraflow/stages/report"
 )
 
 // usageError is a mistake in the command line: exit code 2.
 type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
 
 func main() { os.Exit(run(os.Args[1:])) }
 
@@ -47,7 +54,7 @@ func run(args []string) int {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintf(os.Stderr, "contraflow: %v\n", err)
+	fmt.Fprintf(os.Stderr, "contraflow: %v%s\n", err, nearFlag(cmd, err))
 	var bug *pipeline.PanicError
 	if errors.As(err, &bug) {
 		fmt.Fprintln(os.Stderr, "This is a mistake in contraflow, not in your input. CONTRAFLOW_DEBUG=1 prints where it happened.")
@@ -55,11 +62,16 @@ func run(args []string) int {
 			os.Stderr.Write(bug.Stack)
 		}
 	}
-	if n := next(err); n != "" {
+	var usage usageError
+	wrong := errors.As(err, &usage)
+	n := next(err)
+	if example, _, _ := strings.Cut(strings.TrimSpace(cmd.Example), "\n"); n == "" && wrong && example != "" {
+		n = example
+	}
+	if n != "" {
 		fmt.Fprintf(os.Stderr, "Next: %s\n", n)
 	}
-	var usage usageError
-	if errors.As(err, &usage) {
+	if wrong {
 		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", cmd.CommandPath())
 		return 2
 	}
@@ -76,8 +88,14 @@ func next(err error) string {
 		return "contraflow init --help makes a new model; contraflow quickstart --out q trains one on this machine's Go sources"
 	case errors.Is(err, dataset.ErrNoFiles):
 		return "contraflow quickstart --out q makes data to look at: q/train.parquet"
+	case errors.Is(err, report.ErrNoRun):
+		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC):
 		return "contraflow doctor says how much is free; --out chooses another disk"
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return "ls -l says who may read and write it; --out chooses another folder to write into"
+	case errors.As(err, &gone) && gone.Op == "listen":
+		return "--metrics-addr 127.0.0.1:0 takes a port that is free"
 	case errors.As(err, &gone):
 		return "contraflow doctor; a model's folder on this machine needs no network"
 	}
@@ -101,7 +119,9 @@ func newRoot() *cobra.Command {
 		Long: `contraflow trains text-embedding models with very large contrastive batches.
 
 New here?   contraflow quickstart --out q      trains a small model on the Go sources of this machine
-Your data?  contraflow init, contraflow train  a new model, or one from the hub, on your parquet files`,
+Your data?  contraflow recipe embedder         prints a recipe to change: a model from the hub or of your own, your parquet files
+            contraflow train -c recipe.yaml    trains by it`,
+		Version:      version(),
 		SilenceUsage: true, SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -113,7 +133,33 @@ Your data?  contraflow init, contraflow train  a new model, or one from the hub,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.Args = func(_ *cobra.Command, args []string) error {
+				if found, _, _ := root.Find(args); found == root && len(args) > 0 {
+					return root.Args(root, args)
+				}
+				return nil
+			}
+		}
+	}
 	return root
+}
+
+// nearFlag says which flag of the command was probably meant.
+func nearFlag(cmd *cobra.Command, err error) string {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) {
+		return ""
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if near := recipe.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+		return fmt.Sprintf("; did you mean --%s?", near)
+	}
+	return ""
 }
 
 func suggestions(cmd *cobra.Command, arg string) string {

@@ -19,7 +19,7 @@ func newPrep() *cobra.Command {
 		Use:   "prep -c PREP.yaml",
 		Short: "Clean, deduplicate, split and tokenize training data",
 		Long: `prep runs ` + prepBinary + `, which stands beside this program or in the PATH, with the same arguments; 'contraflow prep --help' shows its help.
-To build it: go build ./cmd/` + prepBinary + `, or with Apache Beam's runners: go build -tags beam ./cmd/` + prepBinary,
+To build it: go install ./cmd/` + prepBinary + `, or with Apache Beam's runners: go install -tags beam ./cmd/` + prepBinary,
 		Example:            "  contraflow prep -c PREP.yaml\n  contraflow prep -c PREP.yaml --set output.shards=16 --out prepared",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -57,7 +57,7 @@ func findPrep() (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("%s is neither beside %s nor in the PATH: build it with go build ./cmd/%s (-tags beam for Apache Beam's runners)", name, self, prepBinary)
+		return "", fmt.Errorf("%s is neither beside %s nor in the PATH: build it with go install ./cmd/%s (-tags beam for Apache Beam's runners)", name, self, prepBinary)
 	}
 	return path, nil
 }

@@ -24,7 +24,11 @@ func newRecipe() *cobra.Command {
 			}
 			text, ok := recipe.Template(args[0])
 			if !ok {
-				return usageError{fmt.Errorf("there is no recipe called %q: contraflow recipe %s", args[0], names)}
+				hint := ""
+				if near := recipe.Nearest(args[0], recipe.Templates()); near != "" {
+					hint = fmt.Sprintf("; did you mean %s?", near)
+				}
+				return usageError{fmt.Errorf("there is no recipe called %q: contraflow recipe %s%s", args[0], names, hint)}
 			}
 			fmt.Fprint(cmd.OutOrStdout(), text)
 			return nil

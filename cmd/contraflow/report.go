@@ -6,9 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"contraflow/stages/recipe"
 	"contraflow/stages/report"
 )
 
@@ -56,6 +58,17 @@ Several runs are drawn over each other, with where their recipes differ.`,
 	}
 	cmd.Flags().StringVar(&out, "out", "", "the file to write; default: report.html in the run's folder, or here for several runs")
 	return cmd
+}
+
+// reportFailure writes the report of a run that has begun since, and failed: it shows when things went wrong. The run's own error is what
+// counts, whatever happens here.
+func reportFailure(u *ui, dir string, since time.Time) {
+	if r, err := recipe.ReadRecord(dir); err != nil || r.Error == "" || r.Began.Before(since.Truncate(time.Second)) {
+		return
+	}
+	if file, err := report.WriteFile(dir); err == nil {
+		u.say("report", "report "+file)
+	}
 }
 
 // writeReport is a run's last act.

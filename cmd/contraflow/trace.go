@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -11,10 +12,11 @@ import (
 
 func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "trace",
-		Short: "Look at a run's trace",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:     "trace",
+		Short:   "Look at a run's trace",
+		Example: "  contraflow trace summary runs/x/trace.json",
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var without string
 	summary := &cobra.Command{
@@ -25,7 +27,12 @@ for each stage that communicates the number of collectives, bytes and their rate
 behind computation of the same device. Given a trace of the same run without communication (one rank, or --set loss.gather_across_devices=false
 on a mesh of one), --without adds the other measure of hidden communication, 1 - (t - t_without)/t_communication.`,
 		Example: "  contraflow trace summary runs/x/trace.json",
-		Args:    cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{errors.New("which trace? FILE is the trace.json of a run that was made with --trace")}
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := summarize(args[0])
 			if err != nil {

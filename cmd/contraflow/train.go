@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +32,9 @@ func (f *recipeFlags) load() (recipe.Recipe, error) {
 		sets = append(sets[:len(sets):len(sets)], fmt.Sprintf("save.dir=%q", f.out))
 	}
 	r, err := recipe.Load(f.file, sets)
+	if info, wrong := os.Stat(f.file); wrong == nil && info.IsDir() {
+		return r, fmt.Errorf("recipe: %s is a folder, want a YAML file; contraflow recipe embedder > recipe.yaml writes one to begin with", f.file)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, fmt.Errorf("%w; contraflow recipe embedder > recipe.yaml writes one to begin with", err)
 	}
@@ -67,6 +72,9 @@ write one and go on.`,
 				return fmt.Errorf("--metrics-addr: %w", err)
 			}
 			defer watcher.close()
+			if watcher != nil {
+				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics")
+			}
 			opts := []recipe.TrainOption{recipe.Controlled(control)}
 			if resume {
 				opts = append(opts, recipe.Resuming())
@@ -85,9 +93,11 @@ write one and go on.`,
 				}
 				ui.say("run", x.Describe())
 				ui.begin(x.Steps)
+				began := time.Now()
 				s, err := x.Train(cmd.Context(), opts...)
 				ui.close()
 				if err != nil {
+					reportFailure(ui, r.Save.Dir, began)
 					return err
 				}
 				ui.say("done", s.String())
