@@ -17,13 +17,12 @@ import (
 
 // distillFlags say what a teacher scores.
 type distillFlags struct {
-	model                       modelFlags
-	template, instruction       string
-	input, negatives            []string
-	query, positive             string
-	output, outputColumn        string
-	queryPrompt, documentPrompt string
-	sigmoid, dot                bool
+	model                 modelFlags
+	rows                  pairFlags
+	template, instruction string
+	negatives             []string
+	outputColumn          string
+	sigmoid, dot          bool
 }
 
 func newDistill() *cobra.Command {
@@ -50,21 +49,14 @@ For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, "rows: parquet or JSON lines, files or globs (may be repeated)")
-	fl.StringVar(&f.query, "query", "query", "the column with the queries, or a template such as \"{title} {text}\"")
-	fl.StringVar(&f.positive, "positive", "positive", "the column with the positives; of a list, each is scored")
+	f.rows.add(cmd, "of a list, each is scored")
 	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column with negatives, or lists of them (may be repeated)")
-	fl.StringVar(&f.output, "output", "", "the parquet file to write")
 	fl.StringVar(&f.outputColumn, "output-column", "scores", "the column with the scores")
-	fl.StringVar(&f.queryPrompt, "query-prompt", "", "of an embedding model: a text to put before each query (default: the model's)")
-	fl.StringVar(&f.documentPrompt, "document-prompt", "", "of an embedding model: a text to put before each document (default: the model's)")
 	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines")
 	fl.StringVar(&f.template, "template", "", "of a reranker: what surrounds a pair, instead of what the model says: qwen3 or bge")
 	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: the instruction in the template")
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: scores between 0 and 1")
 	f.model.add(cmd)
-	require(cmd, "input")
-	require(cmd, "output")
 	return cmd
 }
 
@@ -108,13 +100,7 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 		return nil, err
 	}
 	t := &cosines{Embedder: e, dot: f.dot}
-	t.query, t.document = e.RolePrompts()
-	if cmd.Flags().Changed("query-prompt") {
-		t.query = f.queryPrompt
-	}
-	if cmd.Flags().Changed("document-prompt") {
-		t.document = f.documentPrompt
-	}
+	t.query, t.document = f.rows.prompts(cmd, e)
 	return t, nil
 }
 
@@ -153,50 +139,40 @@ func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (
 	return scores, cut, nil
 }
 
-// rows yields each row's query and documents, in order.
-func (f *distillFlags) rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[[]string, error] {
+// errStopped ends a walk over rows that nobody wants more of.
+var errStopped = errors.New("stopped")
+
+// texts yields each row's query and documents, in order.
+func (f *distillFlags) texts(ctx context.Context, d *dataset.Dataset) iter.Seq2[[]string, error] {
 	return func(yield func([]string, error) bool) {
-		for b := range d.Blocks() {
-			block, err := d.ReadBlock(ctx, b)
-			if err != nil {
-				yield(nil, err)
-				return
+		if err := eachRow(ctx, d, func(b *dataset.Block, row int) error {
+			var texts []string
+			for column := range 2 + len(f.negatives) {
+				texts = b.Texts(texts, row, column)
 			}
-			for row := range block.Rows {
-				if err := block.Check(row); err != nil {
-					yield(nil, err)
-					return
-				}
-				var texts []string
-				for column := range 2 + len(f.negatives) {
-					texts = block.Texts(texts, row, column)
-				}
-				if !yield(texts, nil) {
-					return
-				}
+			if !yield(texts, nil) {
+				return errStopped
 			}
+			return nil
+		}); err != nil && err != errStopped {
+			yield(nil, err)
 		}
 	}
 }
 
 func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
-	d, err := dataset.Open(ctx, dataset.Source{Paths: f.input, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery()})
+	d, err := dataset.Open(ctx, dataset.Source{Paths: f.rows.input, Query: f.rows.query, Positive: f.rows.positive, Negatives: f.negatives, Raw: true})
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	table, err := dataset.OpenTable(ctx, f.input)
+	table, w, done, err := besides(ctx, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
 	if err != nil {
 		return err
 	}
-	defer table.Close()
-	w, err := table.NewWriter(f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
-	if err != nil {
-		return err
-	}
-	defer w.Abort()
-	next, stop := iter.Pull2(f.rows(ctx, d))
+	defer done()
+	next, stop := iter.Pull2(f.texts(ctx, d))
 	defer stop()
 	total, long := 0, 0
 	for c, err := range table.Chunks(ctx, "", distillRows) {
@@ -229,6 +205,11 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		lists := make([][]float32, c.Rows)
 		for i, n := range counts {
 			lists[i], scores = scores[:n], scores[n:]
+			for k, s := range lists[i] {
+				if s-s != 0 {
+					return fmt.Errorf("row %d: the teacher's score of document %d is %v: its weights, or what it computes of them in --precision %s, are not finite", c.First+int64(i), k, s, f.model.precision)
+				}
+			}
 		}
 		if err := w.Write(c, lists); err != nil {
 			return err
@@ -240,7 +221,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	u.printf("%d scores of %d rows written to %s\n", total, table.Rows(), f.output)
+	u.printf("%d scores of %d rows written to %s\n", total, table.Rows(), f.rows.output)
 	if long > 0 {
 		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", long)
 	}
@@ -249,11 +230,3 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 
 // distillRows is how many rows are scored at a time: with their documents, sorted by length, they fill passes well.
 const distillRows = 1024
-
-// perQuery takes all that lists of negatives hold.
-func (f *distillFlags) perQuery() int {
-	if len(f.negatives) == 0 {
-		return 0
-	}
-	return dataset.AllNegatives
-}

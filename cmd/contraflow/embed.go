@@ -176,21 +176,16 @@ const embedRows = 8192
 
 func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output, outputColumn string, parts bool) error {
 	ctx := cmd.Context()
-	t, err := dataset.OpenTable(ctx, input)
-	if err != nil {
-		return err
-	}
-	defer t.Close()
 	columns := []dataset.OutColumn{{Name: outputColumn, Type: dataset.VectorOut}}
 	if parts {
 		columns = append(columns, dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut},
 			dataset.OutColumn{Name: "token_vectors", Type: dataset.VectorListOut})
 	}
-	w, err := t.NewWriter(output, columns...)
+	t, w, end, err := besides(ctx, input, output, columns...)
 	if err != nil {
 		return err
 	}
-	defer w.Abort()
+	defer end()
 	u := newUI(cmd.ErrOrStderr(), false)
 	done, cut := 0, 0
 	vecs := make([]float32, embedRows*e.Size())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -18,11 +19,11 @@ import (
 
 // mineFlags say what to mine.
 type mineFlags struct {
-	input, corpus                          []string
-	query, positive, corpusColumn, output  string
+	pairFlags
+	corpus                                 []string
+	corpusColumn                           string
 	options                                mine.Options
 	minScore, maxScore, absolute, relative float64
-	queryPrompt, documentPrompt            string
 	sampling                               string
 	parts                                  partFlags
 	crossEncoder                           string
@@ -48,6 +49,14 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := m.settle(cmd); err != nil {
+				return err
+			}
+			for flag, of := range map[string]string{"sigmoid": "cross-encoder", "corpus-column": "corpus"} {
+				if cmd.Flags().Changed(flag) && !cmd.Flags().Changed(of) {
+					return usageError{fmt.Errorf("--%s is of --%s, which is not given", flag, of)}
+				}
+			}
+			if err := separate(m.output, slices.Concat(m.input, m.corpus)...); err != nil {
 				return err
 			}
 			if err := atLeastOne(cmd, "min-negatives"); err != nil {
@@ -79,14 +88,9 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&m.input, "input", nil, "pairs: parquet or JSON lines, files or globs (may be repeated)")
-	fl.StringVar(&m.query, "query", "query", "the column with the queries")
-	fl.StringVar(&m.positive, "positive", "positive", "the column with the positives; of a list, each is one")
+	m.pairFlags.add(cmd, "of a list, each is one")
 	fl.StringArrayVar(&m.corpus, "corpus", nil, "files with more documents (default: the positives alone)")
-	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "the column with the documents")
-	fl.StringVar(&m.queryPrompt, "query-prompt", "", "a text to put before each query (default: the model's)")
-	fl.StringVar(&m.documentPrompt, "document-prompt", "", "a text to put before each document (default: the model's)")
-	fl.StringVar(&m.output, "output", "", "the parquet file to write")
+	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "the column with the documents, or a template")
 	fl.IntVar(&m.options.Negatives, "num-negatives", 3, "negatives of each query")
 	fl.IntVar(&m.options.RangeMin, "range-min", 0, "skip so many of the best candidates")
 	fl.IntVar(&m.options.RangeMax, "range-max", 0, "candidates end there (default: as the other options need)")
@@ -101,8 +105,6 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
 	m.parts.add(cmd)
 	f.add(cmd)
-	require(cmd, "input")
-	require(cmd, "output")
 	return cmd
 }
 
@@ -145,13 +147,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		}
 	}
 	p := mine.Pair(queries, positives, corpus)
-	queryPrompt, documentPrompt := e.RolePrompts()
-	if cmd.Flags().Changed("query-prompt") {
-		queryPrompt = m.queryPrompt
-	}
-	if cmd.Flags().Changed("document-prompt") {
-		documentPrompt = m.documentPrompt
-	}
+	queryPrompt, documentPrompt := m.prompts(cmd, e)
 	d, err := gpustage.Open("auto")
 	if err != nil {
 		return err
@@ -272,38 +268,28 @@ func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err
 		return nil, nil, fmt.Errorf("--input: %w", err)
 	}
 	defer d.Close()
-	for b := range d.Blocks() {
-		block, err := d.ReadBlock(ctx, b)
-		if err != nil {
-			return nil, nil, err
+	err = eachRow(ctx, d, func(b *dataset.Block, row int) error {
+		query := b.Texts(nil, row, 0)[0]
+		for _, text := range b.Texts(nil, row, 1) {
+			queries, positives = append(queries, query), append(positives, text)
 		}
-		for row := range block.Rows {
-			if err := block.Check(row); err != nil {
-				return nil, nil, err
-			}
-			query := block.Texts(nil, row, 0)[0]
-			for _, text := range block.Texts(nil, row, 1) {
-				queries, positives = append(queries, query), append(positives, text)
-			}
-		}
-	}
-	return queries, positives, nil
+		return nil
+	})
+	return queries, positives, err
 }
 
-// texts reads a column.
+// texts reads a column, or what a template makes of several.
 func texts(ctx context.Context, files []string, column string) (out []string, err error) {
-	t, err := dataset.OpenTable(ctx, files)
+	d, err := dataset.Open(ctx, dataset.Source{Paths: files, Query: column, Raw: true})
 	if err != nil {
 		return nil, err
 	}
-	defer t.Close()
-	for c, err := range t.Chunks(ctx, column, embedRows) {
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, c.Texts...)
-	}
-	return out, nil
+	defer d.Close()
+	err = eachRow(ctx, d, func(b *dataset.Block, row int) error {
+		out = b.Texts(out, row, 0)
+		return nil
+	})
+	return out, err
 }
 
 func (m *mineFlags) write(p mine.Pairs, rows []mine.Row) error {

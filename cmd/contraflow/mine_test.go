@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"math"
 	"os"
 	"path/filepath"
@@ -82,6 +84,16 @@ func TestMine(t *testing.T) {
 	if !strings.Contains(r.stderr, "with 1 to 8 negatives") {
 		t.Errorf("mine says %q", r.stderr)
 	}
+	// A corpus has columns of its own, and a template joins them as it does the positives'.
+	joined := append(slices.Clone(args), "--positive", "a: {p}", "--corpus", at("more.jsonl"), "--corpus-column", "b: {text}", "--num-negatives", "30", "--output", at("joined.parquet"))
+	succeed(t, joined...)
+	seen := map[string]bool{}
+	for text := range documentsOf(t, at("joined.parquet")) {
+		seen[text[:3]] = true
+	}
+	if len(seen) != 2 || !seen["a: "] || !seen["b: "] {
+		t.Errorf("documents begin with %v, want both templates' words", seen)
+	}
 	lists := []string{"--input", at("mined.parquet"), "--negatives", "negatives"}
 	for name, of := range map[string]struct{ model, loss string }{
 		"reranker": {teacher, "{name: distill_kl, similarity: cosine, temperature: 0.1}"},
@@ -101,6 +113,7 @@ func TestMine(t *testing.T) {
 		succeed(t, "train", "-c", at("recipe.yaml"), "--quiet")
 	}
 	for want, more := range map[string][]string{
+		"is a file that is read":        {"--output", at("mined.parquet")},
 		"--sigmoid is for a reranker":   {"--sigmoid"},
 		`already has a column "scores"`: {"--output-column", "scores"},
 	} {
@@ -109,6 +122,11 @@ func TestMine(t *testing.T) {
 		}
 	}
 	for want, more := range map[string][]string{
+		"is a file that is read":                               {"--output", dir + "/./pairs.jsonl"},
+		"pairs.jsonl is a file that is read":                   {"--output", at("pairs.jsonl"), "--input", at("p*.jsonl")},
+		"more.jsonl is a file that is read":                    {"--output", at("more.jsonl"), "--corpus", at("more.jsonl")},
+		"--sigmoid is of --cross-encoder, which is not given":  {"--sigmoid"},
+		"--corpus-column is of --corpus, which is not given":   {"--corpus-column", "text"},
 		"other scores matter only with a margin":               {"--cross-encoder", teacher},
 		"--sampling is \"some\", want top or random":           {"--sampling", "some"},
 		"the range 0 to 1 has no room for 2 negatives":         {"--range-max", "1"},
@@ -211,4 +229,56 @@ func medianScore(t *testing.T, model string, positives map[string][]string) stri
 	}
 	slices.Sort(all)
 	return fmt.Sprint(all[len(all)/2])
+}
+
+// documentsOf yields the positives and negatives of what mine has written.
+func documentsOf(t *testing.T, path string) iter.Seq[string] {
+	t.Helper()
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(yield func(string) bool) {
+		defer d.Close()
+		if err := eachRow(t.Context(), d, func(b *dataset.Block, row int) error {
+			for _, text := range b.Texts(b.Texts(nil, row, 1), row, 2) {
+				if !yield(text) {
+					return errStopped
+				}
+			}
+			return nil
+		}); err != nil && err != errStopped {
+			t.Error(err)
+		}
+	}
+}
+
+// lostTeacher gives the third pair a score that is no number.
+type lostTeacher struct{}
+
+func (lostTeacher) ScorePairs(_ context.Context, queries, _ []string) ([]float32, int, error) {
+	scores := make([]float32, len(queries))
+	scores[2] = float32(math.NaN())
+	return scores, 0, nil
+}
+
+func (lostTeacher) Close() error { return nil }
+
+// A teacher's score that is no number is an error that names the row, and no file is left.
+func TestDistillNaN(t *testing.T) {
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "rows.jsonl"), filepath.Join(dir, "scored.parquet")
+	if err := os.WriteFile(in, []byte(`{"query": "a", "positive": "b", "n": "c"}`+"\n"+`{"query": "d", "positive": "e", "n": "f"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := distillFlags{rows: pairFlags{input: []string{in}, query: "query", positive: "positive", output: out}, negatives: []string{"n"}, outputColumn: "scores"}
+	f.model.precision = "f32"
+	cmd := newDistill()
+	cmd.SetContext(t.Context())
+	if err := f.run(cmd, lostTeacher{}); err == nil || !strings.Contains(err.Error(), "row 1: the teacher's score of document 0 is NaN") {
+		t.Error(err)
+	}
+	if files, _ := filepath.Glob(filepath.Join(dir, "*")); len(files) != 1 {
+		t.Errorf("left behind: %v", files)
+	}
 }

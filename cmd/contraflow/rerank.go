@@ -93,16 +93,11 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 // table scores the rows of a table.
 func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	ctx := cmd.Context()
-	t, err := dataset.OpenTable(ctx, f.input)
+	t, w, end, err := besides(ctx, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
 	if err != nil {
 		return err
 	}
-	defer t.Close()
-	w, err := t.NewWriter(f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
-	if err != nil {
-		return err
-	}
-	defer w.Abort()
+	defer end()
 	u := newUI(cmd.ErrOrStderr(), false)
 	done, cut := 0, 0
 	for c, err := range t.Chunks(ctx, f.query, embedRows) {

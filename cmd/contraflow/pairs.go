@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+)
+
+// pairFlags say which rows of queries and documents a command reads, and what an embedding model reads before them.
+type pairFlags struct {
+	input                       []string
+	query, positive             string
+	output                      string
+	queryPrompt, documentPrompt string
+}
+
+func (f *pairFlags) add(cmd *cobra.Command, positive string) {
+	fl := cmd.Flags()
+	fl.StringArrayVar(&f.input, "input", nil, "rows: parquet or JSON lines, files or globs (may be repeated)")
+	fl.StringVar(&f.query, "query", "query", "the column with the queries, or a template such as \"{title} {text}\"")
+	fl.StringVar(&f.positive, "positive", "positive", "the column with the positives, or a template; "+positive)
+	fl.StringVar(&f.output, "output", "", "the parquet file to write")
+	fl.StringVar(&f.queryPrompt, "query-prompt", "", "of an embedding model: a text to put before each query (default: the model's)")
+	fl.StringVar(&f.documentPrompt, "document-prompt", "", "of an embedding model: a text to put before each document (default: the model's)")
+	require(cmd, "input")
+	require(cmd, "output")
+}
+
+// prompts are the flags', or else the model's.
+func (f *pairFlags) prompts(cmd *cobra.Command, e *embedder.Embedder) (query, document string) {
+	query, document = e.RolePrompts()
+	if cmd.Flags().Changed("query-prompt") {
+		query = f.queryPrompt
+	}
+	if cmd.Flags().Changed("document-prompt") {
+		document = f.documentPrompt
+	}
+	return query, document
+}
+
+// eachRow calls do with each row, in order, and the block that it is in; an error of do's ends it.
+func eachRow(ctx context.Context, d *dataset.Dataset, do func(b *dataset.Block, row int) error) error {
+	for n := range d.Blocks() {
+		b, err := d.ReadBlock(ctx, n)
+		if err != nil {
+			return err
+		}
+		for row := range b.Rows {
+			if err := b.Check(row); err != nil {
+				return err
+			}
+			if err := do(b, row); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// separate finds an output that is one of the files that are read: it would take their place.
+func separate(output string, inputs ...string) error {
+	out, err := os.Stat(output)
+	if err != nil {
+		return nil // a new file
+	}
+	for _, pattern := range inputs {
+		files, _ := filepath.Glob(pattern) // what is no glob, or a URL, opening it says
+		for _, f := range append(files, pattern) {
+			if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
+				return usageError{fmt.Errorf("--output %s is a file that is read: it would be replaced; give another", output)}
+			}
+		}
+	}
+	return nil
+}
+
+// besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
+func besides(ctx context.Context, input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
+	if err := separate(output, input...); err != nil {
+		return nil, nil, nil, err
+	}
+	if t, err = dataset.OpenTable(ctx, input); err != nil {
+		return nil, nil, nil, err
+	}
+	if w, err = t.NewWriter(output, more...); err != nil {
+		t.Close()
+		return nil, nil, nil, err
+	}
+	return t, w, func() { w.Abort(); t.Close() }, nil
+}
