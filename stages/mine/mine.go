@@ -143,13 +143,14 @@ type Pairs struct {
 	Corpus  []string
 	Of      [][]int32 // of each query: its positives' places in Corpus
 	Rows    [][2]int  // of each pair that was given: its query, and its positive's place
-	Most    int       // positives that a query has at most
+	Most    int       // pairs that were given of a query at most: one that comes twice counts twice, as the peer counts
 }
 
 // Pair numbers texts: corpus first, then the positives that it lacks, as the peer does. A pair that comes twice is one.
 func Pair(queries, positives, corpus []string) Pairs {
 	var p Pairs
 	docs, asked := map[string]int{}, map[string]int{}
+	var given []int // pairs of each query
 	for _, text := range append(slices.Clone(corpus), positives...) {
 		if _, ok := docs[text]; !ok {
 			docs[text] = len(p.Corpus)
@@ -161,13 +162,14 @@ func Pair(queries, positives, corpus []string) Pairs {
 		if !ok {
 			k = len(p.Queries)
 			asked[q] = k
-			p.Queries, p.Of = append(p.Queries, q), append(p.Of, nil)
+			p.Queries, p.Of, given = append(p.Queries, q), append(p.Of, nil), append(given, 0)
 		}
+		given[k]++
+		p.Most = max(p.Most, given[k])
 		d := docs[positives[i]]
 		if !slices.Contains(p.Of[k], int32(d)) {
 			p.Of[k] = append(p.Of[k], int32(d))
 			p.Rows = append(p.Rows, [2]int{k, d})
-			p.Most = max(p.Most, len(p.Of[k]))
 		}
 	}
 	return p
@@ -239,6 +241,17 @@ func (p Pairs) Choose(ctx context.Context, o Options, run evaluate.Run, score fu
 	return rows, short, nil
 }
 
+// rescored is Rescore, whose scores must be numbers: NaN is in no order.
+func (o Options) rescored(ctx context.Context, queries, documents []string) ([]float32, error) {
+	scores, err := o.Rescore(ctx, queries, documents)
+	for i, s := range scores {
+		if err == nil && s-s != 0 {
+			err = fmt.Errorf("the other model's score of %.60q and %.60q is %v: its weights, or what it computes of them, are not finite", queries[i], documents[i], s)
+		}
+	}
+	return scores, err
+}
+
 // rescoreQueries is how many queries' candidates are scored at a time.
 const rescoreQueries = 256
 
@@ -252,7 +265,7 @@ func (p Pairs) rescore(ctx context.Context, o Options, run evaluate.Run, positiv
 				queries, documents = append(queries, p.Queries[from+q]), append(documents, p.Corpus[h.Doc])
 			}
 		}
-		scores, err := o.Rescore(ctx, queries, documents)
+		scores, err := o.rescored(ctx, queries, documents)
 		if err != nil {
 			return err
 		}
@@ -269,7 +282,7 @@ func (p Pairs) rescore(ctx context.Context, o Options, run evaluate.Run, positiv
 		for _, r := range p.Rows[from:to] {
 			queries, documents = append(queries, p.Queries[r[0]]), append(documents, p.Corpus[r[1]])
 		}
-		scores, err := o.Rescore(ctx, queries, documents)
+		scores, err := o.rescored(ctx, queries, documents)
 		if err != nil {
 			return err
 		}

@@ -134,6 +134,28 @@ func TestSample(t *testing.T) {
 	}
 }
 
+// A score that is no number is an error that says whose, not a negative.
+func TestRescoreNaN(t *testing.T) {
+	for bad := range 6 { // of 2 x 2 candidates and 2 positives
+		p := Pair([]string{"a", "b"}, []string{"x", "y"}, nil)
+		n := 0
+		margin := 0.1
+		o := Options{Negatives: 1, AbsoluteMargin: &margin, Rescore: func(_ context.Context, queries, _ []string) (out []float32, err error) {
+			for range queries {
+				out = append(out, float32(n))
+				if n++; n == bad+1 {
+					out[len(out)-1] = float32(math.NaN())
+				}
+			}
+			return out, nil
+		}}
+		x := []float32{1, 0, 0, 1}
+		if rows, _, err := p.Mine(t.Context(), ref.New(), o, x, x, 2, nil); err == nil || !strings.Contains(err.Error(), `other model's score of "`) || !strings.Contains(err.Error(), "is NaN") {
+			t.Errorf("score %d: %v, %v", bad, rows, err)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	bad := math.NaN()
 	for want, o := range map[string]Options{
