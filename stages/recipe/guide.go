@@ -20,10 +20,10 @@ import (
 
 // Guide is the model that loss.name: gist compares a batch's texts with: its folder or hub id, alone or with options.
 type Guide struct {
-	Path      string  `yaml:"path"`
-	MaxLength Lengths `yaml:"max_length,omitempty"` // default: what the folder says
-	Prompts   Prompts `yaml:"prompts,omitempty"`    // default: the folder's
-	Device    string  `yaml:"device,omitempty"`     // default: the model's
+	Path      string   `yaml:"path"`
+	MaxLength Lengths  `yaml:"max_length,omitempty"` // default: what the folder says
+	Prompts   *Prompts `yaml:"prompts,omitempty"`    // nil: the folder's
+	Device    string   `yaml:"device,omitempty"`     // default: the model's
 }
 
 func (g *Guide) decode(d *decoder, path string, n *node) {
@@ -119,8 +119,8 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	if text.DocumentLength, err = embedder.MaxLengthOf(g.folder, c, spec.MaxLength.Document); err != nil {
 		return fmt.Errorf("max_length: %w", err)
 	}
-	if text.QueryPrompt, text.DocumentPrompt = g.folder.RolePrompts(); spec.Prompts != (Prompts{}) {
-		text.Prompts = slices.Repeat([]stages.Prompts{stages.Prompts(spec.Prompts)}, len(x.Recipe.Data.Train))
+	if text.QueryPrompt, text.DocumentPrompt = g.folder.RolePrompts(); spec.Prompts != nil {
+		text.Prompts = slices.Repeat([]stages.Prompts{stages.Prompts(*spec.Prompts)}, len(x.Recipe.Data.Train))
 	}
 	if q, d := text.QueryLength, text.DocumentLength; q < x.text.QueryLength || d < x.text.DocumentLength {
 		x.obs.note("loss.guide: the guide reads at most %d tokens of a query and %d of a document, the model %d and %d", q, d, x.text.QueryLength, x.text.DocumentLength)

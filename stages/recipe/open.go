@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/zeebo/xxh3"
@@ -17,6 +18,7 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
@@ -97,6 +99,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 	}()
 	if err := x.openModel(ctx); err != nil {
 		return err
+	}
+	if m := r.Loss.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
+		return fmt.Errorf("loss.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", m.Dims, x.model.EmbeddingSize())
 	}
 	if err := x.openGuide(ctx); err != nil {
 		return fmt.Errorf("loss.guide: %w", err)
@@ -180,8 +185,8 @@ func (x *Run) openModel(ctx context.Context) error {
 	for _, src := range x.Recipe.Data.Train {
 		var p stages.Prompts
 		p.Query, p.Document = x.folder.RolePrompts()
-		if src.Prompts != (Prompts{}) {
-			p = stages.Prompts(src.Prompts)
+		if src.Prompts != nil {
+			p = stages.Prompts(*src.Prompts)
 		}
 		x.text.Prompts = append(x.text.Prompts, p)
 	}
@@ -301,6 +306,9 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	x.data = append(x.data, d)
+	if err := x.checkTeacher(d.TeacherSize()); err != nil {
+		return p, err
+	}
 	p.Layout = d.Layout()
 	skip := r.Data.OnError == "skip"
 	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
@@ -319,6 +327,23 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	p.Skip = index.Skip()
 	x.skipped = append(x.skipped, index.Bad()...)
 	return p, nil
+}
+
+// checkTeacher finds a teacher whose embeddings are not of the size that the loss compares: the model's, or of matryoshka's first features.
+func (x *Run) checkTeacher(size int) error {
+	want := []int{x.model.EmbeddingSize()}
+	if size == 0 || size == want[0] || !x.Recipe.Loss.kind().teacher {
+		return nil
+	}
+	if m := x.Recipe.Loss.Matryoshka; m != nil {
+		want = m.Dims
+	}
+	for _, n := range want {
+		if n != size {
+			return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; loss.matryoshka: {dims: [%d]} takes that many of the model's", size, n, size)
+		}
+	}
+	return nil
 }
 
 // prepared reports whether a dataset's token ids were made by contraflow prep, just as they would be made here: ids of another tokenizer,
@@ -465,6 +490,9 @@ func (x *Run) noteOddities() {
 	}
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
+	}
+	if h := x.Recipe.Loss.HardnessMode; h == loss.HardNegatives && !slices.ContainsFunc(x.Recipe.Data.Train, func(s Source) bool { return len(s.Negatives) > 0 }) {
+		x.obs.note("loss.hardness_mode: %s is of rows' own negatives, and there are none: data.train[].negatives names no column", h)
 	}
 }
 

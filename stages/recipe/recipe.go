@@ -100,8 +100,8 @@ type Source struct {
 	Scores            []string `yaml:"scores,omitempty"`          // columns of a teacher's scores, one per document
 	Teacher           string   `yaml:"teacher,omitempty"`         // column of a teacher's embeddings
 	SamplingWeight    float64  `yaml:"sampling_weight,omitempty"` // with data.mixing: weighted; 0: 1
-	Prompts           Prompts  `yaml:"prompts,omitempty"`
-	IDs               *bool    `yaml:"ids,omitempty"` // use token ids that prep has written; nil: where there are any
+	Prompts           *Prompts `yaml:"prompts,omitempty"`         // nil: the model's
+	IDs               *bool    `yaml:"ids,omitempty"`             // use token ids that prep has written; nil: where there are any
 }
 
 func (s Source) weight() float64 {
@@ -111,6 +111,7 @@ func (s Source) weight() float64 {
 	return s.SamplingWeight
 }
 
+// Prompts are put before texts. Where they are given, what they do not say is no prompt, whatever the model has.
 type Prompts struct {
 	Query    string `yaml:"query,omitempty"`
 	Document string `yaml:"document,omitempty"`

@@ -82,7 +82,7 @@ log: {every: 5}
 
 // The resolved recipe that a run leaves can be run again.
 func TestRoundTrip(t *testing.T) {
-	for _, text := range []string{minimal, full, strings.Replace(full, "{every: 2}", "true", 1)} {
+	for _, text := range []string{minimal, full, strings.Replace(full, "{every: 2}", "true", 1), strings.Replace(full, `{query: "query: ", document: "passage: "}`, "{}", 1)} {
 		r, err := Parse("r.yaml", []byte(text), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -53,7 +53,7 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.fail("loss", "%v", err)
 	}
 	for i, s := range r.Data.Train {
-		c.require(s.Prompts.Positive == "" && s.Prompts.Negative == "", fmt.Sprintf("data.train[%d].prompts", i), "positive and negative are for embedders: a reranker must not see which is which")
+		c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", fmt.Sprintf("data.train[%d].prompts", i), "positive and negative are for embedders: a reranker must not see which is which")
 		switch l.Name {
 		case "kl", "distill", "margin_mse", "list_net":
 			c.require(len(s.Scores) > 0, fmt.Sprintf("data.train[%d].scores", i), "are missing: loss.name: %s learns from a score of each document", l.Name)
@@ -90,9 +90,13 @@ func (x *Run) openReranker() error {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	for i, src := range x.Recipe.Data.Train {
+		var prompts *reranker.Prompts
+		if p := src.Prompts; p != nil {
+			prompts = &reranker.Prompts{Query: p.Query, Document: p.Document}
+		}
 		spec, err := reranker.Describe(x.folder, x.tok, c, reranker.TextOptions{
 			MaxLength: m.MaxLength.Document, Template: m.Template, Instruction: m.Instruction, Truncation: m.Truncation,
-			QueryPrompt: src.Prompts.Query, DocumentPrompt: src.Prompts.Document, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
+			Prompts: prompts, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
 		})
 		if err != nil {
 			return fmt.Errorf("model: %w", err)

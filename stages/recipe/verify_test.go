@@ -36,9 +36,9 @@ func freshRecipe(t *testing.T, seed uint64, sets ...string) recipe.Recipe {
 	enc := json.NewEncoder(f)
 	var texts []string
 	for i := range 60 {
-		row := map[string]string{"q": fmt.Sprint(text(9), " q", i), "p": fmt.Sprint(text(40), " p", i), "n": fmt.Sprint(text(40), " n", i)}
-		enc.Encode(row)
-		texts = append(texts, row["q"], row["p"])
+		q, p := fmt.Sprint(text(9), " q", i), fmt.Sprint(text(40), " p", i)
+		enc.Encode(map[string]any{"q": q, "p": p, "n": fmt.Sprint(text(40), " n", i), "t": []float64{1, 0.5, float64(i)}})
+		texts = append(texts, q, p)
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
@@ -189,9 +189,29 @@ func TestVerifyGuide(t *testing.T) {
 	}
 }
 
+// Sizes that don't go with the model's are found before anything is computed.
+func TestSizes(t *testing.T) {
+	for set, want := range map[string]string{
+		"loss={name: mnrl, matryoshka: {dims: [16, 65]}}": "loss.matryoshka.dims: are [16 65], and the model's embeddings have 64 dimensions",
+		"loss={name: mse}": "data.train[0]: teacher: its embeddings have 3 dimensions, and the loss compares them with 64",
+		"loss={name: mse, distance: cosine, matryoshka: {dims: [3, 2]}}": "data.train[0]: teacher: its embeddings have 3 dimensions, and the loss compares them with 2",
+		"loss={name: mse, matryoshka: {dims: [3]}}":                      "",
+		"loss={name: mnrl}": "", // looks at no teacher
+	} {
+		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, set, "data.train[0].teacher=t"), recipe.Observer{})
+		if err == nil {
+			x.Close()
+		}
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", set, err, want)
+		}
+	}
+}
+
 // The folder that a run leaves says what the recipe said, and settings that are hardly meant are noted.
 func TestSavedFolder(t *testing.T) {
-	r := freshRecipe(t, 1, "train.max_steps=1", "loss.similarity=dot", "batch.accumulate=99", "data.train[0].prompts={query: \"q: \", document: \"d: \"}", "model.pooling=cls", "model.normalize=false")
+	r := freshRecipe(t, 1, "train.max_steps=1", "loss.similarity=dot", "batch.accumulate=99", "data.train[0].prompts={query: \"q: \", document: \"d: \"}", "model.pooling=cls", "model.normalize=false",
+		"loss.hardness_mode=hard_negatives", "loss.hardness_strength=2", "data.train[0].negatives=[]")
 	var notes []string
 	x, err := recipe.Open(t.Context(), r, recipe.Observer{Note: func(n string) { notes = append(notes, n) }})
 	if err != nil {
@@ -199,7 +219,7 @@ func TestSavedFolder(t *testing.T) {
 	}
 	defer x.Close()
 	all := strings.Join(notes, "\n")
-	for _, want := range []string{"all 1 steps are warm-up (1 steps): the learning rate comes to 0, not to optimizer.lr: 2e-05", "batch.accumulate is 99, but an epoch has 3 batches"} {
+	for _, want := range []string{"all 1 steps are warm-up (1 steps): the learning rate comes to 0, not to optimizer.lr: 2e-05", "batch.accumulate is 99, but an epoch has 3 batches", "loss.hardness_mode: hard_negatives is of rows' own negatives, and there are none"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no note that %q in\n%s", want, all)
 		}
@@ -219,5 +239,25 @@ func TestSavedFolder(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(s.Model, "config_sentence_transformers.json"))
 	if err != nil || !strings.Contains(string(text), `"similarity_fn_name": "dot"`) {
 		t.Errorf("%s %v", text, err)
+	}
+
+	// Prompts that are given and empty are none, whatever the model has.
+	r.Model.Path, r.Save.Dir = s.Model, t.TempDir()
+	for want, p := range map[string]*recipe.Prompts{"q: ": nil, "": {}} {
+		r.Data.Train[0].Prompts = p
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := x.Train(t.Context())
+		x.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f, err := hfmodel.Open(s.Model); err != nil || f.Prompts["query"] != want {
+			t.Errorf("prompts %v: the model that is saved has the prompt %q, want %q; %v", p, f.Prompts["query"], want, err)
+		} else {
+			f.Close()
+		}
 	}
 }

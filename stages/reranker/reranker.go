@@ -123,15 +123,17 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 
 // TextOptions are what a folder may be overruled in.
 type TextOptions struct {
-	MaxLength      int
-	Template       string // one of tokenize.Templates
-	Instruction    string
-	Truncation     string // longest_first or only_second
-	QueryPrompt    string
-	DocumentPrompt string
-	NewHead        bool   // of a language model: a projection of the last token, not the logits of tokens
-	Seed           uint64 // of a head that is new
+	MaxLength   int
+	Template    string // one of tokenize.Templates
+	Instruction string
+	Truncation  string   // longest_first or only_second
+	Prompts     *Prompts // nil: the folder's
+	NewHead     bool     // of a language model: a projection of the last token, not the logits of tokens
+	Seed        uint64   // of a head that is new
 }
+
+// Prompts are put before queries and documents.
+type Prompts struct{ Query, Document string }
 
 // Spec is how a folder's model scores.
 type Spec struct {
@@ -161,11 +163,14 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		r.Template, r.Instruction, r.True, r.False, r.TrueID, r.FalseID = t.Template, t.Instruction, t.TrueToken, t.NotToken, nil, nil
 	}
 	for _, x := range []struct{ to, from *string }{
-		{&r.Instruction, &o.Instruction}, {&r.Truncation, &o.Truncation}, {&r.QueryPrompt, &o.QueryPrompt}, {&r.DocumentPrompt, &o.DocumentPrompt},
+		{&r.Instruction, &o.Instruction}, {&r.Truncation, &o.Truncation},
 	} {
 		if *x.from != "" {
 			*x.to = *x.from
 		}
+	}
+	if p := o.Prompts; p != nil {
+		r.QueryPrompt, r.DocumentPrompt = p.Query, p.Document
 	}
 	var how tokenize.Truncation
 	switch r.Truncation {

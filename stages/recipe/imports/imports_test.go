@@ -192,7 +192,7 @@ func TestSentenceTransformers(t *testing.T) {
 	r, res := convert(t, imports.SentenceTransformers, s, 4)
 	for what, ok := range map[string]bool{
 		"model":     r.Model.Path == "microsoft/mpnet-base",
-		"data":      r.Data.Train[0].Query == "anchor" && slices.Equal(r.Data.Train[0].Negatives, []string{"negative"}) && r.Data.Train[0].Prompts == recipe.Prompts{Query: "q: ", Document: "d: "},
+		"data":      r.Data.Train[0].Query == "anchor" && slices.Equal(r.Data.Train[0].Negatives, []string{"negative"}) && *r.Data.Train[0].Prompts == recipe.Prompts{Query: "q: ", Document: "d: "},
 		"batch":     r.Batch.GlobalSize == 4*4096 && r.Batch.SubBatch.Rows == 64 && r.Batch.NoDuplicates && !r.Batch.DropLast,
 		"loss":      r.Loss.Scale == 30 && r.Loss.GatherAcrossDevices,
 		"optimizer": r.Optimizer.LR == 2e-5 && r.Optimizer.WarmupRatio == 0.1 && r.Optimizer.WeightDecay == 0,
@@ -256,6 +256,21 @@ func TestLosses(t *testing.T) {
 		d.Path = nil
 		if !reflect.DeepEqual(got, c.want) || !reflect.DeepEqual(d, c.source) || len(res.Unknown)+len(res.Without) > 0 {
 			t.Errorf("%s: %+v of %+v, want %+v of %+v\n%s", name, got, d, c.want, c.source, res.Recipe)
+		}
+	}
+}
+
+// A margin of 0, which only gist takes, is not lost without a word.
+func TestNoMargin(t *testing.T) {
+	for name, setting := range map[string]string{"ContrastiveLoss": "margin", "BatchAllTripletLoss": "margin", "TripletLoss": "triplet_margin", "GISTEmbedLoss": "margin"} {
+		s := imports.Settings{"model": "m", "train_dataset": "d.parquet", "loss": name, setting: 0.0}
+		if name == "TripletLoss" {
+			s["columns"] = []any{"a", "p", "n"}
+		}
+		r, res := convert(t, imports.SentenceTransformers, s, 1)
+		said := len(res.Without) == 1 && strings.HasPrefix(res.Without[0], setting+": a margin of 0")
+		if said != (name != "GISTEmbedLoss") || r.Loss.Margin != 0 {
+			t.Errorf("%s: margin %v, %q", name, r.Loss.Margin, res.Without)
 		}
 	}
 }

@@ -55,6 +55,16 @@ func (r *recipe) peer() peer {
 	return losses[name]
 }
 
+// margin sets a margin. 0 is the usual one of gist, and of other losses none that they take.
+func (r *recipe) margin(setting, loss string, v float64) {
+	switch {
+	case v != 0:
+		r.keys["loss.margin"] = num(v)
+	case loss != "gist":
+		r.without(setting, "a margin of 0 is not taken, and the recipe has the usual one: a small one, such as 1e-6, comes near it")
+	}
+}
+
 func (r *recipe) loss() {
 	if r.reranks() {
 		r.keys["loss.name"] = "cross_entropy"
@@ -112,12 +122,14 @@ func (r *recipe) loss() {
 		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
 	}
 	for _, option := range []string{"scale", "temperature", "student_temperature", "teacher_temperature", "hardness_strength", "margin"} {
-		if v, ok := r.number(option); ok && !(option == "margin" && v == 0) {
+		if v, ok := r.number(option); ok && option == "margin" {
+			r.margin(option, ours, v)
+		} else if ok {
 			r.keys["loss."+option] = num(v)
 		}
 	}
 	if v, ok := r.number("triplet_margin"); ok {
-		r.keys["loss.margin"] = num(v)
+		r.margin("triplet_margin", ours, v)
 	}
 	if r.keys["loss.scale"] == "20" {
 		delete(r.keys, "loss.scale")
