@@ -83,3 +83,24 @@ func Bytes[T Element](s []T) []byte {
 	}
 	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0])))
 }
+
+// Upload copies numbers to a tensor of f32 or f64, rounded or widened to its type. They may be used again at once.
+func Upload[T float32 | float64](s Stream, t Tensor, numbers []T) {
+	if t.DType == F64 {
+		s.CopyIn(t, Bytes(converted[float64](numbers)))
+		return
+	}
+	s.CopyIn(t, Bytes(converted[float32](numbers)))
+}
+
+// converted is numbers themselves where they are of the type.
+func converted[To, From float32 | float64](numbers []From) []To {
+	if same, ok := any(numbers).([]To); ok {
+		return same
+	}
+	out := make([]To, len(numbers))
+	for i, v := range numbers {
+		out[i] = To(v)
+	}
+	return out
+}

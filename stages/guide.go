@@ -90,7 +90,7 @@ func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.
 		stream, x := Stream(t), in.Get(t)
 		b := x.batch
 		if b.N() > 0 {
-			upload(stream, e.guided.own.Span(0, b.N()), x.x)
+			gpustage.Upload(stream, e.guided.own.Span(0, b.N()), x.x)
 		}
 		if e.gathers() {
 			defer e.count(t)()
@@ -104,19 +104,6 @@ func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.
 		return nil
 	})
 	return out.Port
-}
-
-// upload copies numbers to a tensor of f32 or f64.
-func upload(s gpustage.Stream, t gpustage.Tensor, vs []float32) {
-	if t.DType == gpustage.F32 {
-		s.CopyIn(t, gpustage.Bytes(vs))
-		return
-	}
-	wide := make([]float64, len(vs))
-	for i, v := range vs {
-		wide[i] = float64(v)
-	}
-	s.CopyIn(t, gpustage.Bytes(wide))
 }
 
 // LossInput is something that a loss waits for besides the model's embeddings.

@@ -133,12 +133,18 @@ func TestSimCSE(t *testing.T) {
 func TestLabelledLossesOnRanks(t *testing.T) {
 	pairs := func(s *dataset.Source) { s.Label = "label" }
 	texts := func(s *dataset.Source) { s.Positive, s.Label = "", "label" }
+	binary := func(s *dataset.Source) { s.Label = "binary" }
+	taught := func(s *dataset.Source) { s.Teacher = "teacher" }
+	short, err := loss.Matryoshka(loss.TeacherEmbedding{Metric: loss.Cosine}, []int{3}, nil, 0) // as many features as the teacher's
+	if err != nil {
+		t.Fatal(err)
+	}
 	triples := func(s *dataset.Source) { s.Negatives = []string{"negative"} }
 	for _, c := range []struct {
 		source func(*dataset.Source)
 		loss   loss.Loss
 	}{
-		{pairs, loss.CoSENT{}}, {pairs, loss.CosineSimilarity{}}, {pairs, loss.Contrastive{}},
+		{pairs, loss.CoSENT{}}, {pairs, loss.CosineSimilarity{}}, {pairs, loss.Contrastive{}}, {binary, loss.Contrastive{Online: true}}, {taught, short},
 		{triples, loss.Triplet{Metric: loss.Cosine, Margin: 0.2}}, {texts, loss.BatchTriplet{Mode: loss.Hard}}, {texts, loss.BatchTriplet{Mode: loss.SoftMargin, Metric: loss.Cosine}},
 		{texts, loss.BatchTriplet{Mode: loss.SemiHard}}, {texts, loss.BatchTriplet{Mode: loss.All}},
 	} {

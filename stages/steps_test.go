@@ -374,7 +374,7 @@ func goldenTexts(t testing.TB) string {
 	for _, step := range meta.Steps {
 		for _, row := range step {
 			// 0 to 3 negatives, a label, scores of all documents, a teacher's embedding.
-			line := map[string]any{"query": row[0], "positive": row[1], "negative": row[2], "label": float64(n%3) - 0.5}
+			line := map[string]any{"query": row[0], "positive": row[1], "negative": row[2], "label": float64(n%3) - 0.5, "binary": n * 7 % 5 % 2}
 			list, scores := []string{}, []float64{float64(n%7) / 4}
 			for k := range (n + n/4) % 4 {
 				list, scores = append(list, step[(n+k+1)%len(step)][2-k%2]), append(scores, -float64((n+k)%5)/8)

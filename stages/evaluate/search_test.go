@@ -87,27 +87,3 @@ func TestSearch(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
-
-// BenchmarkSearch is 8,192 x 8,192 at 384 dimensions; GEMM is its products alone.
-func BenchmarkSearch(b *testing.B) {
-	d, err := cpu.New()
-	if err != nil {
-		b.Fatal(err)
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		b.Fatal(err)
-	}
-	const n, dim = 8192, 384
-	x := make([]float32, n*dim)
-	for i := range x {
-		x[i] = float32(i*7919%1000) / 1000
-	}
-	unit(x, dim)
-	for b.Loop() {
-		if _, err := Search(b.Context(), s, x, x, dim, 50, nil, nil); err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.ReportMetric(2*n*n*dim/1e9*float64(b.N)/b.Elapsed().Seconds(), "GFLOP/s")
-}

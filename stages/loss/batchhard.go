@@ -139,7 +139,7 @@ func (l BatchTriplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (R
 		return Result{}, err
 	}
 	if l.metric() == Euclidean {
-		upload(s, lengths, sums)
+		gpustage.Upload(s, lengths, sums)
 		s.RowAxpy(t.v.dx, t.v.x, lengths, 1)
 	}
 	t.v.finish(s, b)
@@ -218,7 +218,7 @@ func (t *triplets) backward(tile gpustage.Tensor, from, to int, d, c, sums []flo
 		sums[from+k/n] += c[k]
 		sums[k%n] += c[k]
 	}
-	upload(t.s, tile, c)
+	gpustage.Upload(t.s, tile, c)
 	t.s.MatMul(t.v.dx.Span(from, to), tile, t.v.x, gpustage.MatMul{Alpha: -1, Add: true})
 	t.s.MatMul(t.v.dx, tile, t.v.x.Span(from, to), gpustage.MatMul{TransA: true, Alpha: -1, Add: true})
 }
@@ -269,7 +269,7 @@ func (t *triplets) row(i int, d, c []float64) float64 {
 	slope, value := 1.0, z+t.margin
 	switch {
 	case t.l.Mode == SoftMargin:
-		slope, value = 1/(1+math.Exp(-z)), logAdd(0, z)
+		slope, value = sigmoid(z), logAdd(0, z)
 	case value < 0:
 		return 0
 	}
@@ -323,10 +323,18 @@ func (t *triplets) semiHard(i int, d, c []float64) (sum float64) {
 	return t.scale * sum
 }
 
-// all adds up the triplets of an anchor that are not solved and returns how many there are: of each positive those with the nearest
-// negatives.
+// all adds up the triplets of an anchor that are not solved and returns how many there are: of each positive those with the k nearest
+// negatives, whose sums are kept for every k. So an anchor takes B log B steps, not positives times negatives, which with two labels are B^2/4.
 func (t *triplets) all(i int, d, c []float64, sum *float64) (count int) {
 	negatives := t.negatives(i, d)
+	var nearest []float64 // [k]: the sum of the k nearest negatives' distances
+	var met []int         // [k]: positives that meet just these
+	if c != nil {
+		nearest, met = make([]float64, len(negatives)+1), make([]int, len(negatives)+1)
+		for k, n := range negatives {
+			nearest[k+1] = nearest[k] + d[n]
+		}
+	}
 	for j, v := range d {
 		if j == i || t.b.Labels[j] != t.b.Labels[i] {
 			continue
@@ -337,9 +345,13 @@ func (t *triplets) all(i int, d, c []float64, sum *float64) (count int) {
 			continue
 		}
 		c[j] += t.scale * float64(k)
-		for _, n := range negatives[:k] {
-			*sum += v - d[n] + t.margin
-			c[n] -= t.scale
+		*sum += float64(k)*(v+t.margin) - nearest[k]
+		met[k]++
+	}
+	if c != nil {
+		for k, n := len(negatives), 0; k > 0; k-- {
+			n += met[k]
+			c[negatives[k-1]] -= t.scale * float64(n)
 		}
 	}
 	return count

@@ -273,7 +273,7 @@ func (p *pass) guide(b *Batch) error {
 		}
 		limits[i] = c - margin + guideSlack
 	}
-	upload(p.s, p.limit, limits)
+	gpustage.Upload(p.s, p.limit, limits)
 	return nil
 }
 
@@ -395,9 +395,9 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.
 			}
 		}
 	}
-	upload(p.s, lse, lses)
-	upload(p.s, share, shares)
-	upload(p.s, others, ownSums)
+	gpustage.Upload(p.s, lse, lses)
+	gpustage.Upload(p.s, share, shares)
+	gpustage.Upload(p.s, others, ownSums)
 	return r, nil
 }
 
@@ -421,18 +421,6 @@ func download(s gpustage.Stream, t gpustage.Tensor) ([]float64, error) {
 		out[i] = float64(v)
 	}
 	return out, s.Sync()
-}
-
-func upload(s gpustage.Stream, t gpustage.Tensor, vs []float64) {
-	if t.DType == gpustage.F64 {
-		s.CopyIn(t, gpustage.Bytes(vs))
-		return
-	}
-	narrow := make([]float32, len(vs))
-	for i, v := range vs {
-		narrow[i] = float32(v)
-	}
-	s.CopyIn(t, gpustage.Bytes(narrow))
 }
 
 // Memory is the scratch of Compute: identities, log-sum-exps, one tile, and copies of embeddings and gradient if it

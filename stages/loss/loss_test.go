@@ -20,7 +20,7 @@ func tensor(t testing.TB, s gpustage.Stream, d gpustage.DType, rows, cols int, v
 		t.Fatal(err)
 	}
 	if vs != nil {
-		upload(s, x, vs)
+		gpustage.Upload(s, x, vs)
 	}
 	return x
 }

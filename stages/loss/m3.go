@@ -259,12 +259,12 @@ func (x *m3Scores) row(i int) map[string][]float64 {
 func (x *m3Scores) backward(from, to int) {
 	b := x.b
 	if x.l.has(DensePart) {
-		upload(x.s, x.dense, x.strip[DensePart])
+		gpustage.Upload(x.s, x.dense, x.strip[DensePart])
 		x.s.MatMul(b.Gradient.Span(from, to), x.dense, b.Embeddings.Span(b.Rows, b.N()), gpustage.MatMul{Add: true})
 		x.s.MatMul(b.Gradient.Span(b.Rows, b.N()), x.dense, b.Embeddings.Span(from, to), gpustage.MatMul{TransA: true, Add: true})
 	}
 	if x.sims != nil {
-		upload(x.s, x.vectors, x.strip[VectorsPart])
+		gpustage.Upload(x.s, x.vectors, x.strip[VectorsPart])
 		x.sims.backward(x.vectors)
 	}
 	if x.lex != nil {
@@ -282,7 +282,7 @@ func (x *m3Scores) finish() error {
 		}
 		d := p.Gradient.Span(0, len(x.lex.d))
 		add := x.a.Scratch(x.s, d.DType, d.Rows, 1)
-		upload(x.s, add, x.lex.d)
+		gpustage.Upload(x.s, add, x.lex.d)
 		x.s.Add(d, d, add)
 	}
 	return x.s.Sync()

@@ -203,7 +203,7 @@ func (p *pairs) backward() {
 	p.each(func(lo, hi int, x, y, left, right gpustage.Tensor) {
 		t, n, e := p.dtype(), hi-lo, x.Cols
 		w, dx := p.a.Scratch(p.s, t, 1, n), p.a.Scratch(p.s, t, n, e)
-		upload(p.s, w, p.coef[lo:hi])
+		gpustage.Upload(p.s, w, p.coef[lo:hi])
 		p.s.Fill(dx, 0)
 		switch p.metric {
 		case Euclidean:

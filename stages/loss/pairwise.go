@@ -108,11 +108,12 @@ func (l Contrastive) online(s gpustage.Stream, a *gpustage.Arena, b *Batch, eps 
 	// Of labels 0 and 1: the nearest, the farthest, the mean.
 	nearest, farthest, sum, count := [2]float64{math.Inf(1), math.Inf(1)}, [2]float64{math.Inf(-1), math.Inf(-1)}, [2]float64{}, [2]float64{}
 	for i, y := range b.Labels {
-		if y == 0 || y == 1 {
-			d, _ := distance(m, g.values[i])
-			c := int(y)
-			nearest[c], farthest[c], sum[c], count[c] = min(nearest[c], d), max(farthest[c], d), sum[c]+d, count[c]+1
+		if y != 0 && y != 1 { // the peer warns, and leaves such pairs out
+			return Result{}, fmt.Errorf("row %d of the batch has label %v: online contrastive takes 1 (alike) and 0 (not alike); contrastive takes what is between", i, y)
 		}
+		d, _ := distance(m, g.values[i])
+		c := int(y)
+		nearest[c], farthest[c], sum[c], count[c] = min(nearest[c], d), max(farthest[c], d), sum[c]+d, count[c]+1
 	}
 	below, above := farthest[1], nearest[0]
 	if count[1] == 0 {

@@ -252,16 +252,18 @@ func TestPairwiseRagged(t *testing.T) {
 	}
 }
 
-// With every hardness mode, ragged negatives and duplicates, the loss is its formula written out.
+// With every hardness mode, ragged negatives and duplicates, the loss is its formula written out, also beside another direction, whose scores
+// hardness leaves alone: in one softmax or in two, whatever their order.
 func TestHardnessFormula(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	rng := rand.New(rand.NewPCG(7, 8))
 	const scale, strength = 3, 4
 	masked := 0
-	for i := range 40 {
+	for i := range 48 {
 		mode := HardnessModes[i%3]
 		b := ragged(t, s, rng)
-		l := InfoNCE{Scale: scale, Hardness: mode, HardnessStrength: strength, MaskDuplicates: true, Dot: true, TileRows: 2, TileCols: 3}
+		both := [][]Direction{nil, {QueryToDoc, DocToQuery}, {DocToQuery, QueryToDoc}}[i/3%3]
+		l := InfoNCE{Directions: both, PerDirection: i%2 == 0, Scale: scale, Hardness: mode, HardnessStrength: strength, MaskDuplicates: true, Dot: true, TileRows: 2, TileCols: 3}
 		got, _ := compute(t, s, l, b)
 		x := gpustage.Slice[float64](b.Embeddings)
 		dot := func(i, j int) (sum float64) {
@@ -292,10 +294,24 @@ func TestHardnessFormula(t *testing.T) {
 				}
 				z += math.Exp(f * dot(q, d))
 			}
-			want += (math.Log(z) - scale*dot(q, positive)) / float64(b.Rows)
+			other := 0.0 // the positive against the queries
+			for n := range b.Rows {
+				same := b.Texts[n] == b.Texts[q] || b.Texts[n] == b.Texts[positive] || b.Texts[b.Rows+n] == b.Texts[positive]
+				if n == q || !same {
+					other += math.Exp(scale * dot(positive, n))
+				}
+			}
+			logZ := math.Log(z)
+			switch {
+			case both != nil && l.PerDirection:
+				logZ = (logZ + math.Log(other)) / 2
+			case both != nil:
+				logZ = math.Log(z + other)
+			}
+			want += (logZ - scale*dot(q, positive)) / float64(b.Rows)
 		}
 		if !(math.Abs(got-want) <= 1e-12*math.Abs(want)) {
-			t.Errorf("%s: loss %v, want %v", mode, got, want)
+			t.Errorf("%s, directions %v, each its softmax %t: loss %v, want %v", mode, both, l.PerDirection, got, want)
 		}
 	}
 	if masked < 5 {
@@ -314,6 +330,10 @@ func TestPairwiseErrors(t *testing.T) {
 		{CosineSimilarity{}, nil, "takes pairs with labels, and the batch has negatives"},
 		{Contrastive{Metric: "angle"}, nil, `distance "angle" is unknown: want cosine, euclidean, manhattan`},
 		{Contrastive{Margin: -1}, nil, "margin is -1"},
+		{Contrastive{Online: true}, func(b *Batch) {
+			b.Embeddings, b.Gradient, b.Texts, b.Owner, b.Scores = b.Embeddings.Span(0, 10), b.Gradient.Span(0, 10), b.Texts[:10], nil, nil
+			b.Labels = []float64{1, 0, 1, 0.5, 0}
+		}, "row 3 of the batch has label 0.5: online contrastive takes 1"},
 		{CoSENT{}, func(b *Batch) { b.Weights = []float64{1, 1, 2, 1, 1} }, "row 2 has weight 2, but the loss is of the batch as a whole"},
 		{CoSENT{Scale: math.NaN()}, nil, "scale is NaN"},
 		{DistillKL{}, func(b *Batch) { b.Scores = nil }, "needs a teacher's scores: data.train[].scores"},

@@ -87,7 +87,7 @@ func (l TeacherEmbedding) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch
 		s.CopyIn(index, gpustage.Bytes(texts[from:to]))
 		x, y, w := a.Scratch(s, t, n, e), a.Scratch(s, t, n, e), a.Scratch(s, t, 1, n)
 		s.Gather(x, v.x, index, false)
-		upload(s, y, teacher)
+		gpustage.Upload(s, y, teacher)
 		if l.Metric == Cosine {
 			s.RowDot(w, x, y, 1)
 		} else {
@@ -118,7 +118,7 @@ func (l TeacherEmbedding) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch
 			}
 			values[i] = coef
 		}
-		upload(s, w, values)
+		gpustage.Upload(s, w, values)
 		s.Fill(x, 0)
 		s.RowAxpy(x, y, w, 1)
 		s.ScatterAdd(v.dx, x, index)
