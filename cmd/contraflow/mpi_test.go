@@ -149,7 +149,7 @@ func TestMPIKill(t *testing.T) {
 
 // Killed at random moments, a rank of two each time, and resumed, a job ends with the weights of one that was never stopped.
 func TestMPIKillAndResume(t *testing.T) {
-	killAndResume(t, func(args []string) *exec.Cmd {
+	killAndResume(t, workspace(t), kills(), func(args []string) *exec.Cmd {
 		return mpirun(t, t.Context(), append([]string{"2"}, args...))
 	}, func(cmd *exec.Cmd) {
 		pids := children(t, cmd.Process.Pid)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
 )
 
@@ -59,16 +60,23 @@ func kills() int {
 }
 
 // Killed at random moments and resumed each time, a run ends with the weights of one that was never stopped.
-func TestKillAndResume(t *testing.T) {
-	killAndResume(t, func(args []string) *exec.Cmd {
-		cmd := exec.CommandContext(t.Context(), binary, args...)
+func TestKillAndResume(t *testing.T) { killAlone(t, workspace(t), kills()) }
+
+// A reranker's run has pairs, groups of any sizes and a head that begins at random besides.
+func TestKillAndResumeReranker(t *testing.T) {
+	dir := workspace(t)
+	killAlone(t, dir, min(4, kills()), "-c", rerankRecipe(t, dir, goldens.Path(t, "bert/minilm-tiny"), ", dropout: 0.1"), "--set", "train.epochs=1")
+}
+
+func killAlone(t *testing.T, dir string, times int, more ...string) {
+	killAndResume(t, dir, times, func(args []string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), binary, append(args, more...)...)
 		harness.Tied(cmd)
 		return cmd
 	}, func(cmd *exec.Cmd) { cmd.Process.Kill() })
 }
 
-func killAndResume(t *testing.T, command func(args []string) *exec.Cmd, kill func(*exec.Cmd)) {
-	dir := workspace(t)
+func killAndResume(t *testing.T, dir string, times int, command func(args []string) *exec.Cmd, kill func(*exec.Cmd)) {
 	began := time.Now()
 	if out, err := command(resumable(t, dir, "whole")).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -78,7 +86,7 @@ func killAndResume(t *testing.T, command func(args []string) *exec.Cmd, kill fun
 	wantLosses := stepLines(t, filepath.Join(dir, "whole", "metrics.jsonl"))
 
 	killed, goneOn := 0, 0
-	for round := 0; killed < kills() || round == 0; round++ {
+	for round := 0; killed < times || round == 0; round++ {
 		out := fmt.Sprint("killed", round)
 		for {
 			cmd := command(append(resumable(t, dir, out), "--resume"))
