@@ -60,7 +60,7 @@ func (f *Folder) readLogitScore(file string) error {
 
 // readReranker reads reranker.json, if there is one, and looks at the model's class.
 func (f *Folder) readReranker() error {
-	if strings.HasSuffix(f.Architecture(), "ForSequenceClassification") && f.Pooling == nil { // an embedder may begin as a classifier
+	if strings.HasSuffix(f.Architecture(), "ForSequenceClassification") && f.Pooling == nil || f.LayerWise() { // an embedder may begin as a classifier
 		f.reranks()
 	}
 	file := filepath.Join(f.Dir, rerankerFile)
@@ -98,6 +98,9 @@ var classes = map[string]string{
 	"modernbert": "ModernBert", "gte": "Gte", "new": "New", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
 	"gemma3_text": "Gemma3Text",
 }
+
+// LayerWise tells that the model is one of FlagEmbedding's layer-wise rerankers, of which any layer but the lowest gives a score.
+func (f *Folder) LayerWise() bool { return strings.HasPrefix(f.Architecture(), "LayerWise") }
 
 // RerankerSpec is what SaveReranker writes.
 type RerankerSpec struct {

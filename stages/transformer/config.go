@@ -33,15 +33,16 @@ type Config struct {
 	Undropped        Sites   // where nothing drops although the family does
 	InitRange        float64 // standard deviation of new weights
 
-	KVHeads    int     // heads of keys and values, each serving Heads/KVHeads query heads; 0: Heads
-	HeadSize   int     // D; 0: Hidden/Heads
-	QueryScale float64 // what scores are multiplied with; 0: 1/sqrt(D)
-	SoftCap    float64 // of attention scores; 0: none
-	EmbedScale float64 // what word embeddings are multiplied with; 0: 1
-	Norm       NormKind
-	NoBias     Parts // which parts have no bias
-	Gated      bool  // the feed-forward layer is down(f(gate(x)) * up(x)), not down(f(up(x)))
-	UpFirst    bool  // up lies before gate in memory: checkpoints that keep both in one tensor differ here
+	KVHeads     int     // heads of keys and values, each serving Heads/KVHeads query heads; 0: Heads
+	HeadSize    int     // D; 0: Hidden/Heads
+	QueryScale  float64 // what scores are multiplied with; 0: 1/sqrt(D)
+	SoftCap     float64 // of attention scores; 0: none
+	EmbedScale  float64 // what word embeddings are multiplied with; 0: 1
+	BranchScale float64 // what each half of a layer adds is multiplied with; 0: 1
+	Norm        NormKind
+	NoBias      Parts // which parts have no bias
+	Gated       bool  // the feed-forward layer is down(f(gate(x)) * up(x)), not down(f(up(x)))
+	UpFirst     bool  // up lies before gate in memory: checkpoints that keep both in one tensor differ here
 
 	Causal bool   // tokens don't see later ones
 	Window int    // tokens on each side that are seen in local layers

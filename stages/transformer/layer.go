@@ -42,20 +42,26 @@ func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 	return n
 }
 
-// leave is y = sum(x + out(branch Wᵀ + b)), with dropout.
+// leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place.
 func (p *Pass) leave(h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
 	total := y
 	if !h.sum.absent() {
 		total = p.keep(x.Rows, x.Cols)
 		a.total, a.sum = total, p.keepStats(h.sum, total)
 	}
-	if h.out.absent() {
+	scale := p.m.Config.BranchScale
+	if h.out.absent() && scale == 0 {
 		p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x})
 	} else {
-		a.branch = p.keep(x.Rows, x.Cols)
-		a.out = p.keepStats(h.out, a.branch)
-		p.forward(l, a.branch, branch, gpustage.MatMul{})
-		p.norm(h.out, total, a.out, a.branch)
+		if h.out.absent() {
+			p.forward(l, total, branch, gpustage.MatMul{})
+			p.s.Scale(total, total, scale)
+		} else {
+			a.branch = p.keep(x.Rows, x.Cols)
+			a.out = p.keepStats(h.out, a.branch)
+			p.forward(l, a.branch, branch, gpustage.MatMul{})
+			p.norm(h.out, total, a.out, a.branch)
+		}
 		if drop.Active() {
 			p.s.Dropout(total, total, x, drop)
 		} else {
@@ -73,15 +79,19 @@ func (p *Pass) leaveBackward(h, g half, a halfActs, d gpustage.Tensor, drop gpus
 	if !h.sum.absent() {
 		p.normBackward(h.sum, g.sum, d, d, a.sum, a.total)
 	}
-	dz := p.dropped(d, drop)
-	if h.out.absent() {
+	dz, scale := p.dropped(d, drop), p.m.Config.BranchScale
+	if h.out.absent() && scale == 0 {
 		return dz
 	}
 	out := dz
 	if !drop.Active() {
 		out = p.scratch(d.Rows, d.Cols)
 	}
-	p.normBackward(h.out, g.out, out, dz, a.out, a.branch)
+	if h.out.absent() {
+		p.s.Scale(out, dz, scale)
+	} else {
+		p.normBackward(h.out, g.out, out, dz, a.out, a.branch)
+	}
 	return out
 }
 

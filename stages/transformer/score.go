@@ -24,6 +24,7 @@ import (
 //	DistilBERT            cls    pre_classifier, relu, dropout, classifier
 //	ModernBERT            cls or mean  head.dense, gelu, head.norm, dropout, classifier
 //	decoders              last   score, or lm_head's rows of "yes" and "no"
+//	layer-wise MiniCPM    last   lm_head.linear_head, or that of the layer at which the model is cut off
 type Scorer struct {
 	Pooling gpustage.Pooling
 

@@ -15,7 +15,7 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-var heads = []string{"bert", "xlm-roberta", "mpnet", "distilbert", "modernbert-cls", "modernbert-mean", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes"}
+var heads = []string{"bert", "xlm-roberta", "mpnet", "distilbert", "modernbert-cls", "modernbert-mean", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "minicpm-layers", "minicpm-layer"}
 
 // loadHead makes the model of one of testdata/golden/rerank, with its head.
 func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change func(*Config)) (*Model, gpustage.Stream, *goldens.Golden, Rows) {
@@ -29,10 +29,19 @@ func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	var meta struct{ Tokens []int32 }
-	if g.Meta(t, &meta); len(meta.Tokens) > 0 {
+	var meta struct {
+		Tokens []int32
+		Cutoff int
+	}
+	switch g.Meta(t, &meta); {
+	case meta.Cutoff > 0:
+		var layer int
+		if c.Scorer, layer, err = c.LayerScorer(raw, meta.Cutoff); err == nil {
+			c.CutOff(layer)
+		}
+	case len(meta.Tokens) > 0:
 		c.Scorer, err = c.TokenScorer(raw, meta.Tokens...)
-	} else {
+	default:
 		c.Scorer, err = c.Classifier(raw, false)
 	}
 	if err != nil {
@@ -223,6 +232,27 @@ func TestHeadErrors(t *testing.T) {
 	}
 	if _, err := c.TokenScorer(raw, 1); err == nil || !strings.Contains(err.Error(), "not a decoder") {
 		t.Errorf("%v", err)
+	}
+	for _, x := range []struct {
+		config string
+		layer  int
+		want   string
+	}{
+		{`"start_layer":8,"num_hidden_layers":9`, 7, "layer 7 has no score: those of layers 8 to 9 have"},
+		{`"start_layer":8,"num_hidden_layers":9`, 10, "layer 10 has no score"},
+		{`"start_layer":8,"head_type":"raw"`, 0, `head_type "raw" is not supported`},
+		{`"start_layer":8,"rope_scaling":{"type":"linear","factor":2.0}`, 0, "rope_scaling"},
+		{`"hidden_size":64`, 0, "but for layer-wise rerankers"},
+		{`"start_layer":8,"scale_depth":0`, 0, "want positive numbers"},
+	} {
+		raw := []byte(`{"model_type":"minicpm",` + x.config + "}")
+		c, err := ParseConfig(raw)
+		if err == nil {
+			_, _, err = c.LayerScorer(raw, x.layer)
+		}
+		if err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%s: %v, want %q", x.config, err, x.want)
+		}
 	}
 	c.Scorer = Scorer{Tokens: []int32{1 << 20}}
 	if _, err := New(gpustage.Dry{}, c, Head{}, Options{}); err == nil || !strings.Contains(err.Error(), "vocabulary of 30522") {
