@@ -276,22 +276,27 @@ func (c *tokenizerConfig) contradicts(n normalizer) error {
 	return nil
 }
 
-// readSpecials takes the keys of BERT's special tokens from a JSON object; null leaves what was there.
+// readSpecials takes the keys of BERT's special tokens, and that of the token which texts begin with, from a JSON object; null leaves what
+// was there.
 func (c *tokenizerConfig) readSpecials(data []byte) error {
 	var all map[string]json.RawMessage
 	if err := decodeJSON(data, &all); err != nil {
 		return err
 	}
+	keys := []string{"bos_token"}
 	for _, s := range bertSpecials {
-		raw, ok := all[s.key]
+		keys = append(keys, s.key)
+	}
+	for _, key := range keys {
+		raw, ok := all[key]
 		if !ok || string(raw) == "null" {
 			continue
 		}
 		var token configToken
 		if err := decodeJSON(raw, &token); err != nil {
-			return fmt.Errorf("key %q: %w", s.key, err)
+			return fmt.Errorf("key %q: %w", key, err)
 		}
-		c.specials[s.key] = token
+		c.specials[key] = token
 	}
 	return nil
 }

@@ -48,6 +48,7 @@ var Templates = map[string]struct {
 	Template            Template
 	Instruction         string
 	TrueToken, NotToken string // whose logits are the score
+	AsText              bool   // TrueToken is a text, the first of whose ids is meant: SentencePiece has "▁Yes" for "Yes"
 }{
 	// Qwen3-Reranker, from its model card.
 	"qwen3": {
@@ -59,13 +60,14 @@ var Templates = map[string]struct {
 		Instruction: "Given a web search query, retrieve relevant passages that answer the query",
 		TrueToken:   "yes", NotToken: "no",
 	},
-	// FlagEmbedding's decoders (bge-reranker-v2-gemma), from its datasets and BaseLLMReranker; the document alone is cut.
+	// FlagEmbedding's decoders (bge-reranker-v2-gemma), from its datasets and BaseLLMReranker; the document alone is cut. The maximum length
+	// is of everything, as where FlagEmbedding trains; where it only scores, the second "\n" and the instruction come on top.
 	"bge": {
 		Template: Template{
 			{Text: "{bos}"}, {Text: "A: {query}"}, {Text: "\n"}, {Text: "B: {document}", Cut: true}, {Text: "\n"}, {Text: "{instruction}"},
 		},
 		Instruction: "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction of either 'Yes' or 'No'.",
-		TrueToken:   "Yes",
+		TrueToken:   "Yes", AsText: true,
 	},
 }
 
@@ -112,7 +114,10 @@ func (t *Tokenizer) NewPairs(o PairOptions) (*Pairs, error) {
 			if g.Text = known.Replace(s.Text); g.Text == "" {
 				continue
 			}
-			if !strings.Contains(s.Text, "{query}") && !strings.Contains(s.Text, "{document}") {
+			if id, ok := t.ids[t.bos]; ok && s.Text == "{bos}" { // as text it might be given a space in front
+				g.ids = []int32{id}
+				fixed++
+			} else if !strings.Contains(s.Text, "{query}") && !strings.Contains(s.Text, "{document}") {
 				g.ids = t.bare(nil, g.Text)
 				fixed += len(g.ids)
 			}
@@ -131,6 +136,15 @@ func (t *Tokenizer) bare(dst []int32, text string) []int32 {
 	defer scratches.Put(s)
 	s.ids = t.encode(s, s.ids, text, math.MaxInt)
 	return append(dst, s.ids...)
+}
+
+// First is the first id of a text, without the special tokens around it.
+func (t *Tokenizer) First(text string) (id int32, ok bool) {
+	ids := t.bare(nil, text)
+	if len(ids) == 0 {
+		return 0, false
+	}
+	return ids[0], true
 }
 
 // MaxLength is the number of ids at which pairs are cut; 0: they are not.

@@ -3,6 +3,8 @@ package tokenize
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,5 +60,34 @@ func TestPairTemplate(t *testing.T) {
 		if err := known.Template.Check(); err != nil || known.TrueToken == "" {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// The token that texts begin with is an id, and no text: Llama 2's tokenizer puts a space in front of texts, that one as well.
+func TestPairBegin(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"tokenizer.json": `{"version": "1.0", "added_tokens": [{"id": 1, "content": "<s>", "special": true, "normalized": true, "single_word": false, "lstrip": false, "rstrip": false}],
+"normalizer": {"type": "Prepend", "prepend": "_"}, "model": {"type": "BPE", "vocab": {"<unk>": 0, "<s>": 1, "_": 2, "a": 3, "b": 4}, "merges": [], "unk_token": "<unk>"}}`,
+		"tokenizer_config.json": `{"bos_token": "<s>", "pad_token": "<unk>"}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tok, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "{bos}"}, {Text: "{query}"}, {Text: "{document}", Cut: true}}, MaxLength: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, _, cut, err := p.Append(nil, nil, "a", "b")
+	if err != nil || !cut || fmt.Sprint(ids) != "[1 2 3 2]" {
+		t.Errorf("%v, %t, %v", ids, cut, err)
+	}
+	if id, ok := tok.First("a"); id != 2 || !ok {
+		t.Errorf("a text begins with %d", id)
 	}
 }
