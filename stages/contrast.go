@@ -50,6 +50,10 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		if errors.Is(err, loss.ErrNotFinite) {
 			return fmt.Errorf("step %d: %w", t.Index.Step+1, e.notFinite(stream, b, err))
 		}
+		var label *loss.LabelError
+		if errors.As(err, &label) {
+			return fmt.Errorf("step %d: %s: %s", t.Index.Step+1, e.located(b, label.Row), label.Why)
+		}
 		if err != nil {
 			return err
 		}
@@ -154,19 +158,31 @@ func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
 			return fmt.Errorf("%w; %w", loss.ErrNotFinite, &NotFiniteError{Sub: u, Rows: strings.Join(rows, ", ") + more})
 		}
 	}
-	where := ""
-	var bad *loss.RowError
-	first := b.First // of this rank's rows in the batch that the loss was given
-	if !e.gathers() {
-		first = 0
+	where, outputs, large := "", "embeddings", "loss.scale or the rows' weights"
+	if b.Pairs {
+		outputs, large = "scores of the model", "labels, scores or weights of the data"
 	}
-	if errors.As(cause, &bad) && bad.Row >= first && bad.Row < first+len(b.Rows) {
-		where = fmt.Sprintf(", first of %v", b.Data.Locate(b.Rows[bad.Row-first]))
+	var bad *loss.RowError
+	if errors.As(cause, &bad) {
+		if at := e.located(b, bad.Row); at != "" {
+			where = ", first of " + at
+		}
 	}
 	if b.Global != nil {
-		return fmt.Errorf("%w%s; all embeddings of rank %d are finite: another rank's are not, or loss.scale or the rows' weights are too large", loss.ErrNotFinite, where, e.ranks.Rank())
+		return fmt.Errorf("%w%s; all %s of rank %d are finite: another rank's are not, or %s are too large", loss.ErrNotFinite, where, outputs, e.ranks.Rank(), large)
 	}
-	return fmt.Errorf("%w%s; all embeddings are finite: loss.scale or the rows' weights are too large", loss.ErrNotFinite, where)
+	return fmt.Errorf("%w%s; all %s are finite: %s are too large", loss.ErrNotFinite, where, outputs, large)
+}
+
+// located is where a row of the batch that the loss was given stands in the data; "" for another rank's.
+func (e *Encoder) located(b *Batch, row int) string {
+	if e.gathers() {
+		row -= b.First
+	}
+	if row < 0 || row >= len(b.Rows) {
+		return ""
+	}
+	return fmt.Sprint(b.Data.Locate(b.Rows[row]))
 }
 
 // NotFiniteError names the first sub-batch with embeddings that are NaN or infinite.

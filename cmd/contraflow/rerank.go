@@ -24,7 +24,7 @@ type rerankFlags struct {
 	sigmoid, asJSON        bool
 	queries, corpus, qrels string
 	first                  string
-	top                    int
+	top, cutoff            int
 }
 
 func newRerank() *cobra.Command {
@@ -45,7 +45,7 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
 				return usageError{errors.New("give --input and --output, or --queries, --corpus and --qrels")}
 			}
-			if err := atLeastOne(cmd, "top"); err != nil {
+			if err := atLeastOne(cmd, "top", "cutoff-layer"); err != nil {
 				return err
 			}
 			r, err := f.load(cmd)
@@ -68,6 +68,7 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "scores between 0 and 1, as CrossEncoder gives them")
 	fl.StringVar(&f.template, "template", "", "what surrounds a pair, instead of what the model says: "+strings.Join(tokenize.TemplateNames(), " or "))
 	fl.StringVar(&f.instruction, "instruction", "", "the instruction in the template")
+	fl.IntVar(&f.cutoff, "cutoff-layer", 0, "of a layer-wise reranker: score by this layer, counted from 1, and compute none above it (default: the last)")
 	fl.StringVar(&f.queries, "queries", "", "queries, or a folder in BEIR's layout")
 	fl.StringVar(&f.corpus, "corpus", "", "documents")
 	fl.StringVar(&f.qrels, "qrels", "", "judgements")
@@ -83,7 +84,7 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := []reranker.Option{reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction)}
+	opts := []reranker.Option{reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
 	if bf16 {
 		opts = append(opts, reranker.BF16())
 	}
@@ -131,10 +132,14 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 		return err
 	}
 	u.printf("%d scores written to %s\n", done, f.output)
+	sayCut(u, cut, r)
+	return nil
+}
+
+func sayCut(u *ui, cut int, r *reranker.Reranker) {
 	if cut > 0 {
 		u.printf("%d pairs were longer than %d tokens and cut\n", cut, r.MaxLength())
 	}
-	return nil
 }
 
 // measure reranks the documents of a first stage.
@@ -183,10 +188,11 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 			return err
 		}
 	}
-	reranked, err := r.Rerank(ctx, data, candidates)
+	reranked, cut, err := r.Rerank(ctx, data, candidates)
 	if err != nil {
 		return err
 	}
+	sayCut(newUI(cmd.ErrOrStderr(), false), cut, r)
 	if err := add(f.model.path, reranked); err != nil {
 		return err
 	}

@@ -95,11 +95,37 @@ func TestReranker(t *testing.T) {
 		"loss={name: bce, k: 3}":                 "loss.k: is for rank_net, lambda; the options of bce are name, pos_weight",
 		"loss.name=kl":                           "data.train[0].scores: are missing",
 		"model.max_length={query: 3}":            "is one number for a reranker",
+		"model.instruction=judge":                "an instruction has its place in a template",
 		"model.head=tokens":                      "tokens' logits need a language model",
 		"eval.retrieval={queries: a, corpus: b}": "a reranker is measured by eval.rerank",
 	} {
 		if r := contraflow(t, "", "train", "-c", recipe, "--out", at("x"), "--set", set); r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("--set %s: exit code %d, want %q\n%s", set, r.code, want, r.stderr)
+		}
+	}
+}
+
+// What teaches a reranker nothing, or what it can't mean, is an error where it stands.
+func TestRerankerData(t *testing.T) {
+	dir := workspace(t)
+	recipe := rerankRecipe(t, dir, goldens.Path(t, "bert/minilm-tiny"), "")
+	rows := filepath.Join(dir, "rows.jsonl")
+	for name, x := range map[string]struct{ columns, loss, rows, want string }{
+		"one document":          {"", "cross_entropy", "", "data.train[0].negatives: are missing: loss.name: cross_entropy compares a row's documents"},
+		"pairs without labels":  {"", "bce", "", "data.train[0].label: is missing: to loss.name: bce all pairs would be equally right"},
+		"label and negatives":   {", label: label, negatives: [n]", "bce", "", "of rows with negatives, scores say"},
+		"a label of 7":          {", label: label", "bce", `{"q": "a", "p": "b", "label": 7}`, "rows.jsonl:2: bce has labels from 0 to 1, and this row one of 7"},
+		"a teacher's score":     {", negatives: [n], negatives_per_query: all, scores: s", "lambda", `{"q": "a", "p": "b", "n": ["c"], "s": [1e30, 0]}`, "first of " + rows + ":2; all scores of the model are finite: labels, scores or weights of the data are too large"},
+		"only empty candidates": {", negatives: [n], negatives_per_query: all", "cross_entropy", `{"q": "a", "p": "b", "n": []}`, ""},
+	} {
+		text := `{"q": "a b", "p": "c", "label": 1, "n": ["d"], "s": [1, 0]}` + "\n" + x.rows + "\n"
+		if err := os.WriteFile(rows, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := contraflow(t, "", "train", "-c", recipe, "--out", filepath.Join(dir, "x", name), "--set", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p%s}]", rows, x.columns),
+			"--set", "loss={name: "+x.loss+"}", "--set", "batch.global_size=2", "--set", "eval.every=0", "--set", "data.shuffle=false")
+		if (r.code == 0) != (x.want == "") || !strings.Contains(r.stderr, x.want) {
+			t.Errorf("%s: exit code %d, want %q\n%s", name, r.code, x.want, r.stderr)
 		}
 	}
 }

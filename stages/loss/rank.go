@@ -68,6 +68,14 @@ func (Groups) SplitsRows() {}
 // Memory is the copy of the scores that Compute makes, and of their gradient.
 func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size()+64) + 128 }
 
+// LabelError is about a row whose labels a loss can't take.
+type LabelError struct {
+	Row int // of the batch that Compute was given
+	Why string
+}
+
+func (e *LabelError) Error() string { return fmt.Sprintf("row %d of the batch: %s", e.Row, e.Why) }
+
 // Compute works on the host, in float64: a score is a number a document, beside which a model's pass over the document is long.
 func (g Groups) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := b.check(); err != nil {
@@ -128,7 +136,14 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 			}
 		}
 		if b.Scores == nil && b.Labels != nil && n > 1 {
-			return r, fmt.Errorf("row %d has a label and %d documents: labels are for rows of one; scores are one for each document", i, n)
+			return r, &LabelError{i, fmt.Sprintf("it has a label and %d documents: labels are for rows of one; scores are one for each document", n)}
+		}
+		if g.Name == "bce" {
+			for _, v := range l {
+				if !(v >= 0 && v <= 1) {
+					return r, &LabelError{i, fmt.Sprintf("bce has labels from 0 to 1, and this row one of %v", v)}
+				}
+			}
 		}
 		sum, weight := g.ofGroup(s, l, d)
 		w := b.Weight(i)

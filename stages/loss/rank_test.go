@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -154,7 +155,13 @@ func TestGroupsRows(t *testing.T) {
 	if _, _, err := run(Groups{Name: "bce"}, func(b *Batch) { b.Scores, b.Labels = nil, []float64{1, 0} }); err == nil || !strings.Contains(err.Error(), "labels are for rows of one") {
 		t.Errorf("%v", err)
 	}
-	if _, _, err := run(Groups{Name: "bce"}, func(b *Batch) { b.Scores[0] = 1e308; b.Weights = []float64{1e10, 1} }); err == nil || !strings.Contains(err.Error(), "not finite") {
+	for _, label := range []float64{-1, 7} {
+		var bad *LabelError
+		if _, _, err := run(Groups{Name: "bce"}, func(b *Batch) { b.Scores[1] = label }); !errors.As(err, &bad) || bad.Row != 1 || !strings.Contains(err.Error(), "bce has labels from 0 to 1") {
+			t.Errorf("label %v: %v", label, err)
+		}
+	}
+	if _, _, err := run(Groups{Name: "mse"}, func(b *Batch) { b.Scores[0] = 1e308; b.Weights = []float64{1e10, 1} }); err == nil || !strings.Contains(err.Error(), "not finite") {
 		t.Errorf("%v", err)
 	}
 	if err := (Groups{Name: "x"}).Check(); err == nil {

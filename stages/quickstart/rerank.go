@@ -143,7 +143,7 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 	}
 	candidates := task.Fuse(rerankTop, bm25, encoded)
 	say("reranking %d documents for each of %d comments\n", rerankTop, len(candidates))
-	reranked, err := r.Rerank(ctx, data, candidates)
+	reranked, _, err := r.Rerank(ctx, data, candidates)
 	if err != nil {
 		return nil, err
 	}

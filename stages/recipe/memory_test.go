@@ -2,6 +2,7 @@ package recipe_test
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 
@@ -63,7 +64,7 @@ func TestPlannedMemory(t *testing.T) {
 	dir := t.TempDir()
 	text := overlapRecipe(t, dir, 12)
 	all := [][2]string{{"resident", "late"}, {"resident", "early"}, {"streamed", "early"}}
-	testPlannedMemory(t, dir, text, "model.kind=reranker", all[1:2])
+	testPlannedMemory(t, dir, strings.Replace(text, "positive: p", "positive: p, negatives: [q]", 1), "model.kind=reranker", all[1:2])
 	full := int64(0)
 	for _, tuning := range []string{"model.freeze={}", "model.freeze={layers: 6, embeddings: true}", "model.lora={targets: all-linear}"} {
 		held := testPlannedMemory(t, dir, text, tuning, all)

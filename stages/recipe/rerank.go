@@ -53,11 +53,18 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.fail("loss", "%v", err)
 	}
 	for i, s := range r.Data.Train {
-		c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", fmt.Sprintf("data.train[%d].prompts", i), "positive and negative are for embedders: a reranker must not see which is which")
+		key := fmt.Sprintf("data.train[%d].", i)
+		c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", key+"prompts", "positive and negative are for embedders: a reranker must not see which is which")
 		switch l.Name {
 		case "kl", "distill", "margin_mse", "list_net":
-			c.require(len(s.Scores) > 0, fmt.Sprintf("data.train[%d].scores", i), "are missing: loss.name: %s learns from a score of each document", l.Name)
+			c.require(len(s.Scores) > 0, key+"scores", "are missing: loss.name: %s learns from a score of each document", l.Name)
 		}
+		if l.Name == "bce" || l.Name == "mse" {
+			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to loss.name: %s all pairs would be equally right", l.Name)
+		} else {
+			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: loss.name: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", l.Name)
+		}
+		c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
 	}
 	if c.find("batch.no_duplicates") == nil {
 		r.Batch.NoDuplicates = false // groups don't see each other
@@ -84,6 +91,9 @@ func (x *Run) openReranker() error {
 	}
 	if x.folder.Adapter != nil {
 		return fmt.Errorf("model.path: a reranker does not begin with an adapter; merge it first: contraflow merge")
+	}
+	if x.folder.LayerWise() {
+		return fmt.Errorf("model.path: %s is a layer-wise reranker: contraflow rerank and contraflow distill score with one, but none is trained here", x.folder.Dir)
 	}
 	c, err := embedder.ConfigOf(x.folder, nil)
 	if err != nil {
@@ -167,7 +177,7 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, measures ...
 	if x.candidates == nil {
 		return x.task.Evaluate(ctx, engine, measures...)
 	}
-	run, err := reranker.Rerank(ctx, engine, x.pairs[0], x.candidates.data, x.candidates.run)
+	run, _, err := reranker.Rerank(ctx, engine, x.pairs[0], x.candidates.data, x.candidates.run)
 	if err != nil || run == nil {
 		return nil, err
 	}

@@ -16,6 +16,6 @@ func Example() {
 	}
 	defer r.Close()
 	scores, err := r.Score(context.Background(), "a small bird", []string{"The cat sees a bird.", "open the file"})
-	fmt.Println(len(scores), err)
-	// Output: 2 <nil>
+	fmt.Printf("%.3f %v\n", scores, err)
+	// Output: [1.161 1.078] <nil>
 }

@@ -9,10 +9,13 @@ import (
 	"contraflow/tokenize"
 )
 
-// Rerank scores the documents that a first stage found for each query: the same run with other scores.
-func (r *Reranker) Rerank(ctx context.Context, data *dataset.Retrieval, run evaluate.Run) (evaluate.Run, error) {
+// Rerank scores the documents that a first stage found for each query: the same run with other scores. It tells how many pairs were cut.
+func (r *Reranker) Rerank(ctx context.Context, data *dataset.Retrieval, run evaluate.Run) (out evaluate.Run, cut int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.model == nil {
+		return nil, 0, errClosed
+	}
 	return Rerank(ctx, &r.engine, r.pairs, data, run)
 }
 
@@ -20,16 +23,17 @@ func (r *Reranker) Rerank(ctx context.Context, data *dataset.Retrieval, run eval
 const rerankPairs = 16384
 
 // Rerank is [Reranker.Rerank] with a model in training. Ranks that score together all call it; it returns nil on all but rank 0.
-func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *dataset.Retrieval, run evaluate.Run) (evaluate.Run, error) {
-	out := make(evaluate.Run, len(run))
+func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *dataset.Retrieval, run evaluate.Run) (out evaluate.Run, cut int, err error) {
+	out = make(evaluate.Run, len(run))
 	type place struct{ query, hit int }
 	var places []place
 	var queries, docs []string
 	flush := func() error {
-		ids, kinds, _, err := p.EncodeAll(ctx, queries, docs)
+		ids, kinds, n, err := p.EncodeAll(ctx, queries, docs)
 		if err != nil {
 			return err
 		}
+		cut += n
 		err = e.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { out[places[i].query][places[i].hit].Score = score[0] })
 		places, queries, docs = places[:0], queries[:0], docs[:0]
 		return err
@@ -42,12 +46,12 @@ func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *da
 		}
 		if len(places) >= rerankPairs || q == len(run)-1 && len(places) > 0 {
 			if err := flush(); err != nil {
-				return nil, err
+				return nil, 0, err
 			}
 		}
 	}
 	if e.Ranks != nil && e.Ranks.Rank() > 0 {
-		return nil, nil
+		return nil, 0, nil
 	}
-	return out, nil
+	return out, cut, nil
 }

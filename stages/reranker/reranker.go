@@ -6,7 +6,8 @@
 // A program chooses the device by importing it, most often import _ "contraflow/gpustage/cpu"; [OnDevice] gives one explicitly.
 //
 // What a score is the folder says: the logit of a model for sequence classification (of an encoder, or of a decoder's last token), or a
-// decoder's logit of "yes" less that of "no" after a template's last token. It is not squeezed into 0 to 1: [Sigmoid] does
+// decoder's logit of "yes" less that of "no" after a template's last token, or of a layer-wise reranker what the head of one of its layers
+// says of the last token ([CutoffLayer]). It is not squeezed into 0 to 1: [Sigmoid] does
 // that, as CrossEncoder does of itself.
 //
 // Pairs are tokenized on all processors, sorted by length, packed without padding and computed in passes of a bounded number of tokens;
@@ -18,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 
@@ -66,6 +68,10 @@ func Template(name string) Option { return func(o *options) { o.text.Template = 
 
 // Instruction is what stands for {instruction} in the template.
 func Instruction(text string) Option { return func(o *options) { o.text.Instruction = text } }
+
+// CutoffLayer scores by the output of a layer, counted from 1, of a layer-wise reranker, as FlagEmbedding's cutoff_layers does: layers above
+// it are neither loaded nor computed. 0: the last.
+func CutoffLayer(n int) Option { return func(o *options) { o.text.CutoffLayer = n } }
 
 // Load loads a model folder.
 func Load(folder string, opts ...Option) (_ *Reranker, err error) {
@@ -128,6 +134,7 @@ type TextOptions struct {
 	Instruction string
 	Truncation  string   // longest_first or only_second
 	Prompts     *Prompts // nil: the folder's
+	CutoffLayer int      // of a layer-wise reranker; 0: the last
 	NewHead     bool     // of a language model: a projection of the last token, not the logits of tokens
 	Seed        uint64   // of a head that is new
 }
@@ -138,6 +145,7 @@ type Prompts struct{ Query, Document string }
 // Spec is how a folder's model scores.
 type Spec struct {
 	Scorer    transformer.Scorer
+	Layers    int // at which the model ends; 0: all
 	Pairs     *tokenize.Pairs
 	MaxLength int
 	Folder    hfmodel.Reranker // for a folder that scores as this one
@@ -146,6 +154,9 @@ type Spec struct {
 // Configure gives a model's configuration the head, in the place of what an embedder has behind its pooling.
 func (s *Spec) Configure(c *transformer.Config) {
 	c.Scorer, c.Dense, c.Tokens = s.Scorer, nil, transformer.TokenHeads{}
+	if s.Layers > 0 {
+		c.CutOff(s.Layers)
+	}
 }
 
 // Describe finds out how a folder's model scores. Of a folder that holds no reranker it is with a head that is new.
@@ -155,12 +166,21 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		s.Folder = *f.Reranker
 	}
 	r := &s.Folder
+	if f.LayerWise() && o.Template == "" && r.Template == nil {
+		o.Template = "bge" // which FlagEmbedding puts around every pair
+	}
+	if o.CutoffLayer != 0 && !f.LayerWise() {
+		return nil, fmt.Errorf("%s scores by its last layer: a cutoff layer is for layer-wise rerankers", f.Dir)
+	}
 	if o.Template != "" {
 		t, ok := tokenize.Templates[o.Template]
 		if !ok {
 			return nil, fmt.Errorf("there is no template %q; there are %s", o.Template, strings.Join(tokenize.TemplateNames(), " and "))
 		}
 		r.Template, r.Instruction, r.True, r.False, r.TrueID, r.FalseID = t.Template, t.Instruction, t.TrueToken, t.NotToken, nil, nil
+		if id, ok := tok.First(t.TrueToken); ok && t.AsText {
+			r.True, r.TrueID = "", &id
+		}
 	}
 	for _, x := range []struct{ to, from *string }{
 		{&r.Instruction, &o.Instruction}, {&r.Truncation, &o.Truncation},
@@ -180,8 +200,13 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	default:
 		return nil, fmt.Errorf("truncation %q is not longest_first or only_second", r.Truncation)
 	}
+	if err := s.usable(o); err != nil {
+		return nil, err
+	}
 	var err error
-	if strings.HasSuffix(f.Architecture(), "ForCausalLM") && !o.NewHead {
+	if f.LayerWise() {
+		s.Scorer, s.Layers, err = c.LayerScorer(f.Config, o.CutoffLayer)
+	} else if strings.HasSuffix(f.Architecture(), "ForCausalLM") && !o.NewHead {
 		err = s.tokens(f, tok, c)
 	} else {
 		s.Scorer, err = c.Classifier(f.Config, f.Reranker == nil || !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
@@ -197,6 +222,19 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		MaxLength: s.MaxLength, Truncation: how, QueryPrompt: r.QueryPrompt, DocumentPrompt: r.DocumentPrompt, Template: r.Template, Instruction: r.Instruction,
 	})
 	return s, err
+}
+
+// usable refuses what is asked for and would change nothing.
+func (s *Spec) usable(o TextOptions) error {
+	r := s.Folder
+	says := func(g tokenize.Segment) bool { return strings.Contains(g.Text, "{instruction}") }
+	switch {
+	case o.Instruction != "" && !slices.ContainsFunc(r.Template, says):
+		return fmt.Errorf("an instruction has its place in a template, and this model's pairs have none that names {instruction}; there are the templates %s", strings.Join(tokenize.TemplateNames(), " and "))
+	case o.Truncation != "" && r.Template != nil:
+		return fmt.Errorf("truncation %s is for pairs without a template: a template says what is cut", o.Truncation)
+	}
+	return nil
 }
 
 // tokens finds the tokens of a language model whose logits are the score: LogitScore's, reranker.json's, or as CrossEncoder has it "yes"
@@ -252,12 +290,14 @@ func (r *Reranker) ScorePairs(ctx context.Context, queries, documents []string) 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.model == nil {
-		return nil, 0, errors.New("the reranker is closed")
+		return nil, 0, errClosed
 	}
 	scores = make([]float32, len(ids))
 	err = r.engine.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { scores[i] = score[0] })
 	return scores, cut, err
 }
+
+var errClosed = errors.New("the reranker is closed")
 
 // Sigmoid maps scores to between 0 and 1, in their order.
 func Sigmoid(scores []float32) {

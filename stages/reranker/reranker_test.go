@@ -3,6 +3,7 @@ package reranker
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,8 +14,10 @@ import (
 	"contraflow/gpustage"
 	_ "contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
 	"contraflow/tokenize"
@@ -153,23 +156,8 @@ func TestSaved(t *testing.T) {
 // A decoder's folder: LogitScore's tokens, a template's, and those that CrossEncoder takes if nothing is said.
 func TestTokens(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"config.json", "model.safetensors"} {
-		data, err := os.ReadFile(filepath.Join(goldens.Path(t, "rerank/qwen3-yes-no"), name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	vocabulary := map[string]int{"[UNK]": 0, "yes": 7, "no": 9, "judge": 10, "a": 11, "b": 12, "c": 13, ":": 14}
-	data, _ := json.Marshal(map[string]any{
-		"version": "1.0", "model": map[string]any{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": vocabulary},
-		"pre_tokenizer": map[string]any{"type": "BertPreTokenizer"},
-	})
-	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), data, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	copyFiles(t, dir, goldens.Path(t, "rerank/qwen3-yes-no"), "config.json", "model.safetensors")
+	writeTokenizer(t, dir)
 	score := func() float32 {
 		t.Helper()
 		r, err := Load(dir, OnDevice(ref.New()))
@@ -205,18 +193,66 @@ func TestTokens(t *testing.T) {
 	if s, err := r.Score(context.Background(), "a", []string{"b c"}); err != nil || s[0] != want(10, 14, 11, 11, 14, 12, 10) {
 		t.Errorf("cut: %v, %v", s, err)
 	}
+	// FlagEmbedding's Yes is a text: whatever the tokenizer begins it with.
+	f, _, _ := open(t, dir)
+	c, err := embedder.ConfigOf(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenize.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.MaxPositions = 512
+	if spec, err := Describe(f, tok, c, TextOptions{Template: "bge", MaxLength: 512}); err != nil || fmt.Sprint(spec.Scorer.Tokens) != "[7]" {
+		t.Errorf("%+v, %v", spec, err)
+	}
 	if _, err := Load(dir, OnDevice(ref.New()), MaxLength(3)); err == nil || !strings.Contains(err.Error(), "3 tokens leave no room beside the 3") {
 		t.Errorf("%v", err)
+	}
+}
+
+func copyFiles(t *testing.T, dir, from string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join(from, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// writeTokenizer writes one that knows some words.
+func writeTokenizer(t *testing.T, dir string) {
+	t.Helper()
+	vocabulary := map[string]int{"[UNK]": 0, "yes": 7, "no": 9, "judge": 10, "a": 11, "b": 12, "c": 13, ":": 14}
+	data, _ := json.Marshal(map[string]any{
+		"version": "1.0", "model": map[string]any{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": vocabulary},
+		"normalizer": map[string]any{"type": "Lowercase"}, "pre_tokenizer": map[string]any{"type": "BertPreTokenizer"},
+	})
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), data, 0o666); err != nil {
+		t.Fatal(err)
 	}
 }
 
 // direct scores token ids with the folder's model.
 func direct(t *testing.T, dir string, ids []int32) float32 {
 	t.Helper()
+	return scoreIDs(t, dir, ids, func(f *hfmodel.Folder, c *transformer.Config) (err error) {
+		c.Scorer, err = c.TokenScorer(f.Config, 7, 9)
+		return err
+	})
+}
+
+// scoreIDs scores token ids with the folder's model and a head.
+func scoreIDs(t *testing.T, dir string, ids []int32, head func(*hfmodel.Folder, *transformer.Config) error) float32 {
+	t.Helper()
 	f, d, s := open(t, dir)
 	m, err := embedder.LoadModel(f, d, s, transformer.Head{}, transformer.Options{}, func(c *transformer.Config) {
-		var err error
-		if c.Scorer, err = c.TokenScorer(f.Config, 7, 9); err != nil {
+		if err := head(f, c); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -236,12 +272,106 @@ func direct(t *testing.T, dir string, ids []int32) float32 {
 	return v[0]
 }
 
+// A layer-wise reranker scores by its last layer, or by the one that is asked for, and reads pairs as FlagEmbedding writes them.
+func TestCutoffLayer(t *testing.T) {
+	dir := t.TempDir()
+	from := goldens.Path(t, "rerank/minicpm-layers")
+	copyFiles(t, dir, from, "config.json", "model.safetensors")
+	writeTokenizer(t, dir)
+	f, _, _ := open(t, dir)
+	tok, err := tokenize.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := embedder.ConfigOf(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec, err := Describe(f, tok, c, TextOptions{MaxLength: 512}); err == nil || !strings.Contains(err.Error(), "beyond the model's 20 positions") {
+		t.Errorf("%v, %v", spec, err)
+	}
+	wide := c
+	wide.MaxPositions = 512
+	if spec, err := Describe(f, tok, wide, TextOptions{MaxLength: 512}); err != nil || len(spec.Folder.Template) != len(tokenize.Templates["bge"].Template) || spec.Layers != 3 {
+		t.Errorf("%+v, %v", spec, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "reranker.json"), []byte(`{"template":[{"text":"{query}:"},{"text":"{document}","cut":true}]}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[float32]bool{}
+	for _, layer := range []int{0, 2, 3} {
+		r, err := Load(dir, OnDevice(ref.New()), CutoffLayer(layer))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := r.Score(context.Background(), "a", []string{"b c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		want := scoreIDs(t, dir, []int32{11, 14, 12, 13}, func(f *hfmodel.Folder, c *transformer.Config) (err error) {
+			var at int
+			c.Scorer, at, err = c.LayerScorer(f.Config, layer)
+			c.CutOff(at)
+			return err
+		})
+		if s[0] != want {
+			t.Errorf("layer %d: %v, want %v", layer, s[0], want)
+		}
+		seen[s[0]] = true
+	}
+	if len(seen) != 2 { // 0 is 3
+		t.Errorf("scores %v", seen)
+	}
+	for layer, want := range map[int]string{1: "layer 1 has no score: those of layers 2 to 3 have", 4: "layer 4 has no score"} {
+		if _, err := Load(dir, OnDevice(ref.New()), CutoffLayer(layer)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("layer %d: %v", layer, err)
+		}
+	}
+	if _, err := embedder.Load(dir); err == nil || !strings.Contains(err.Error(), "is a reranker") {
+		t.Errorf("as an embedder: %v", err)
+	}
+}
+
+// Candidates are scored in their places, pairs that are cut are counted, and a closed reranker says so.
+func TestRerank(t *testing.T) {
+	r, err := Load(goldens.Path(t, "rerank/cross"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	queries, docs, want := goldenPairs(t)
+	data := &dataset.Retrieval{Queries: queries[:3], Docs: docs}
+	data.Queries[1] = queries[len(queries)-2] // the one that is cut
+	run := evaluate.Run{{{Doc: 0}}, {{Doc: int32(len(docs) - 2)}, {Doc: 1}}, {}}
+	got, cut, err := r.Rerank(context.Background(), data, run)
+	if err != nil || cut == 0 || len(got) != 3 || len(got[2]) != 0 {
+		t.Fatalf("%v, %d cut, %v", got, cut, err)
+	}
+	compare(t, []float32{got[0][0].Score, got[1][0].Score}, []float64{want[0], want[len(docs)-2]})
+	if got[1][0].Doc != run[1][0].Doc || run[1][0].Score != 0 {
+		t.Errorf("%v of %v", got, run)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.Rerank(context.Background(), data, run); err == nil || !strings.Contains(err.Error(), "closed") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	if _, err := Load(goldens.Path(t, "bert/minilm-tiny")); err == nil || !strings.Contains(err.Error(), "no reranker") {
 		t.Errorf("an embedder: %v", err)
 	}
 	if _, err := embedder.Load(goldens.Path(t, "rerank/cross")); err == nil || !strings.Contains(err.Error(), "is a reranker") {
 		t.Errorf("a reranker as an embedder: %v", err)
+	}
+	for want, o := range map[string]Option{"an instruction has its place in a template": Instruction("judge"), "a cutoff layer is for layer-wise rerankers": CutoffLayer(1)} {
+		if _, err := Load(goldens.Path(t, "rerank/cross"), o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 	if _, err := Load(goldens.Path(t, "rerank/cross"), Template("x")); err == nil || !strings.Contains(err.Error(), "no template") {
 		t.Errorf("%v", err)
