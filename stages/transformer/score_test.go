@@ -150,6 +150,9 @@ func TestHeadsBitEqual(t *testing.T) {
 				want, a := m.Memory(lengths), newArena(t, d)
 				first := m.Forward(s, a, rows, true, false)
 				scores = gpustage.Bytes(floats(t, s, first.Embeddings()))
+				if in, out := first.scoring.dropIn, first.scoring.dropOut; in.Active() && in.Layer == out.Layer && in.Site == out.Site {
+					t.Error("both dropouts have one mask")
+				}
 				if a.Peak() != want.Forward {
 					t.Errorf("forward took %d bytes, predicted %d", a.Peak(), want.Forward)
 				}
@@ -217,6 +220,23 @@ func TestHeadsWithLoRA(t *testing.T) {
 			if e := relative(floats(t, s, m.Layout.View(grads, p)), g.F64(t, n), 1); !(e <= 1e-7) {
 				t.Errorf("%s: gradient of %s: error %.3g", name, p.Name, e)
 			}
+		}
+	}
+}
+
+// What config.json leaves out is transformers' default.
+func TestTokenScorerDefaults(t *testing.T) {
+	for config, want := range map[string]Scorer{
+		`{"model_type":"gemma2"}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, Cap: 30},
+		`{"model_type":"gemma2","final_logit_softcapping":0,"tie_word_embeddings":false}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
+		`{"model_type":"llama"}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
+	} {
+		c, err := ParseConfig([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, err := c.TokenScorer([]byte(config), 7); err != nil || fmt.Sprint(h) != fmt.Sprint(want) {
+			t.Errorf("%s: %+v, %v", config, h, err)
 		}
 	}
 }
