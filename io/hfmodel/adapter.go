@@ -220,7 +220,7 @@ func (f *Folder) adapt(base string) (err error) {
 	if err != nil {
 		return fmt.Errorf("the base model of the adapter %s: %w", f.Dir, err)
 	}
-	f.Base, f.Config, f.ModelType, f.weights = b, b.Config, b.ModelType, b.weights
+	f.Base, f.Config, f.ModelType, f.weights, f.M3 = b, b.Config, b.ModelType, b.weights, b.M3
 	if !hasTokenizer(f.TransformerDir) {
 		f.TokenizerDir = b.TokenizerDir
 	}

@@ -4,7 +4,7 @@
 // A model folder is a handful of JSON files around one safetensors file:
 //
 //	config.json                        the architecture, for transformers
-//	model.safetensors                  the weights, or model.safetensors.index.json and several shards
+//	model.safetensors                  the weights, or model.safetensors.index.json and several shards, or pytorch_model.bin likewise
 //	tokenizer.json, vocab.txt, ...     the tokenizer
 //	modules.json                       sentence-transformers: which modules, in which order, in which subfolder
 //	sentence_bert_config.json          its first module: max_seq_length, do_lower_case

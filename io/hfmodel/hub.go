@@ -300,13 +300,16 @@ func complete(snapshot string) error {
 	if !hasTokenizer(f.TransformerDir) {
 		return fmt.Errorf("%s has no tokenizer.json or vocab.txt", f.TransformerDir)
 	}
-	_, err := os.Stat(filepath.Join(f.TransformerDir, weightsFile))
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	index, err := os.ReadFile(filepath.Join(f.TransformerDir, indexFile))
-	if err != nil {
+	name := weightsIn(f.TransformerDir)
+	switch {
+	case name == "":
 		return noWeights(f.TransformerDir)
+	case !isIndex(name):
+		return nil
+	}
+	index, err := os.ReadFile(filepath.Join(f.TransformerDir, name))
+	if err != nil {
+		return err
 	}
 	shards, err := shardMap(index)
 	if err != nil {

@@ -429,8 +429,6 @@ func TestMessages(t *testing.T) {
 				return true
 			}
 		}, []string{"is gated: accept its terms at http://127", "/org/name and set HF_TOKEN"}},
-		"only a pickle": {"org/name", "", func(h *fakeHub) { delete(h.files, "model.safetensors") },
-			[]string{"only as pytorch_model.bin", "pickle", `python -c "from transformers`, "'org/name'"}},
 		"no weights": {"org/name", "", func(h *fakeHub) { delete(h.files, "model.safetensors"); delete(h.files, "pytorch_model.bin") },
 			[]string{"neither model.safetensors nor model.safetensors.index.json"}},
 		"no model":     {"org/name", "", func(h *fakeHub) { delete(h.files, "config.json") }, []string{"has no config.json"}},

@@ -63,12 +63,12 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 	if err := f.readModules(); err != nil {
 		return "", wrap(err)
 	}
-	files, err := neededFiles(repo.files, f.Modules, h.id)
+	files, err := neededFiles(repo.files, f.Modules)
 	if err != nil {
 		return "", wrap(err)
 	}
 	for _, name := range files {
-		if path.Base(name) == indexFile {
+		if isIndex(path.Base(name)) {
 			if err := d.fetch(ctx, name); err != nil {
 				return "", wrap(err)
 			}
@@ -106,7 +106,7 @@ func checkListed(name string) error {
 }
 
 // neededFiles picks what Open and a tokenizer read. Every name it returns has passed checkPath.
-func neededFiles(listed []string, modules []Module, id string) (files []string, err error) {
+func neededFiles(listed []string, modules []Module) (files []string, err error) {
 	has := map[string]bool{}
 	for _, name := range listed {
 		has[name] = true
@@ -141,13 +141,10 @@ func neededFiles(listed []string, modules []Module, id string) (files []string, 
 	}
 	add(transformer, transformerFiles...)
 	add(transformer, tokenizerFiles...)
-	if !adapter && add(transformer, weightsFile) == 0 && add(transformer, indexFile) == 0 {
-		for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {
-			if has[path.Join(transformer, name)] {
-				return nil, fmt.Errorf("the repository has its weights only as %s, a Python pickle, which can run code when it "+
-					"is loaded; if you trust it, convert it with: %s", name, convertCommand(id))
-			}
-		}
+	for _, name := range m3Files {
+		add(transformer, name+".pt", name+".safetensors")
+	}
+	if !adapter && !slices.ContainsFunc(weightFiles, func(name string) bool { return add(transformer, name) > 0 }) {
 		return nil, fmt.Errorf("the repository has neither %s nor %s", path.Join(transformer, weightsFile), indexFile)
 	}
 	for _, name := range files {

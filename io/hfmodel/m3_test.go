@@ -31,6 +31,76 @@ func m3Folder(t *testing.T) string {
 	return dir
 }
 
+// A repository as BAAI/bge-m3's, without safetensors: its weights and heads are downloaded, and read as data.
+func TestM3Hub(t *testing.T) {
+	noEnvironment(t)
+	dir := m3Folder(t)
+	f, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tensors []safetensors.Tensor
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors = append(tensors, x)
+	}
+	positions := safetensors.Tensor{Name: "embeddings.position_ids", DType: safetensors.I64, Shape: []int{1, 2}, Data: make([]byte, 16)}
+	weights, err := torchfile.Encode("archive", append(tensors, positions))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newFakeHub(t)
+	h.files = map[string]string{"pytorch_model.bin": string(weights), "onnx/model.onnx": "not needed"}
+	h.lfs = map[string]bool{"pytorch_model.bin": true, "colbert_linear.pt": true}
+	for _, name := range []string{"config.json", "vocab.txt", "tokenizer_config.json", "colbert_linear.pt", "sparse_linear.pt"} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.files[name] = string(data)
+	}
+	o := Options{Endpoint: h.URL, CacheDir: t.TempDir()}
+	got := open(t, mustResolve(t, "org/name", o))
+	if got.M3 == nil || got.M3.Dim != 12 {
+		t.Errorf("heads %+v", got.M3)
+	}
+	for _, want := range tensors {
+		x, err := got.Tensor(want.Name)
+		if err != nil || x.String() != want.String() || !bytes.Equal(x.Data, want.Data) {
+			t.Errorf("%v, %v, want %v", x, err, want)
+		}
+	}
+	h.Close() // what is there is enough
+	o.Offline = true
+	open(t, mustResolve(t, "org/name", o))
+
+	// Shards likewise, and code in one is refused.
+	evil, err := os.ReadFile(filepath.Join(goldens.Path(t, "m3/files"), "module.pt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{"part.bin": weights, "pytorch_model.bin.index.json": []byte(`{"weight_map": {"` + tensors[0].Name + `": "part.bin"}}`)} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, "model.safetensors")); err != nil {
+		t.Fatal(err)
+	}
+	if f := open(t, dir); len(f.Names()) != 1 {
+		t.Errorf("tensors %q, want the one of the index", f.Names())
+	}
+	if err := os.WriteFile(filepath.Join(dir, "part.bin"), evil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir); !errors.Is(err, torchfile.ErrUnsafe) || !strings.Contains(err.Error(), "part.bin") {
+		t.Error(err)
+	}
+}
+
 // Heads are read from .pt files, saved in both forms, and read from either; a folder with one of them, or with code in one, is refused.
 func TestM3(t *testing.T) {
 	dir := m3Folder(t)

@@ -10,12 +10,36 @@ import (
 	"strings"
 
 	"contraflow/io/safetensors"
+	"contraflow/io/torchfile"
 )
 
 const (
 	weightsFile = "model.safetensors"
 	indexFile   = "model.safetensors.index.json"
+
+	// As PyTorch keeps them: BAAI/bge-m3, for one, has no other.
+	torchWeightsFile = "pytorch_model.bin"
+	torchIndexFile   = "pytorch_model.bin.index.json"
 )
+
+// weightFiles are the files of weights, or of their shards' index, in the order in which they are looked for.
+var weightFiles = []string{weightsFile, indexFile, torchWeightsFile, torchIndexFile}
+
+// isIndex tells whether a file names the shards.
+func isIndex(name string) bool { return name == indexFile || name == torchIndexFile }
+
+// openTensors opens a file of weights; PyTorch's as data, of which nothing is run.
+func openTensors(dir, name string) (*safetensors.File, error) {
+	file := filepath.Join(dir, filepath.FromSlash(name))
+	if strings.HasSuffix(name, ".safetensors") {
+		return safetensors.Open(file)
+	}
+	f, err := torchfile.Open(file)
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, torchfile.ErrUnsafe) {
+		return f, err
+	}
+	return nil, fmt.Errorf("%w; this is a Python pickle that only Python reads; if you trust it, convert it with: %s", err, convertCommand(dir))
+}
 
 // weights are the tensors of one file or of several shards.
 type weights struct {
@@ -27,28 +51,45 @@ type weights struct {
 
 func openWeights(dir string) (weights, error) {
 	w := weights{dir: dir, index: map[string]*safetensors.File{}}
-	f, err := safetensors.Open(filepath.Join(dir, weightsFile))
-	switch {
-	case err == nil:
-		w.files, w.names = []*safetensors.File{f}, f.Names()
-		for _, name := range w.names {
-			w.index[name] = f
-		}
-		return w, nil
-	case !errors.Is(err, fs.ErrNotExist):
-		return w, err
-	}
-	data, err := os.ReadFile(filepath.Join(dir, indexFile))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	var err error
+	switch name := weightsIn(dir); {
+	case name == "":
 		return w, noWeights(dir)
-	case err != nil:
-		return w, err
+	case isIndex(name):
+		err = w.openShards(name)
+	default:
+		err = w.openFile(name)
 	}
-	if err := w.openShards(data); err != nil {
+	if err != nil {
 		return w, errors.Join(err, w.close())
 	}
 	return w, nil
+}
+
+// weightsIn is the first of weightFiles that a folder has; "" for none.
+func weightsIn(dir string) string {
+	for _, name := range weightFiles {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return name
+		}
+	}
+	return ""
+}
+
+func noWeights(dir string) error {
+	return fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, indexFile)
+}
+
+func (w *weights) openFile(name string) error {
+	f, err := openTensors(w.dir, name)
+	if err != nil {
+		return err
+	}
+	w.files, w.names = []*safetensors.File{f}, f.Names()
+	for _, name := range w.names {
+		w.index[name] = f
+	}
+	return nil
 }
 
 // shardMap parses model.safetensors.index.json: tensor to file name.
@@ -70,8 +111,12 @@ func shardMap(index []byte) (map[string]string, error) {
 	return v.WeightMap, nil
 }
 
-func (w *weights) openShards(index []byte) error {
-	indexPath := filepath.Join(w.dir, indexFile)
+func (w *weights) openShards(name string) error {
+	indexPath := filepath.Join(w.dir, name)
+	index, err := os.ReadFile(indexPath)
+	if err != nil {
+		return err
+	}
 	byTensor, err := shardMap(index)
 	if err != nil {
 		return fmt.Errorf("%s: %w", indexPath, err)
@@ -81,7 +126,7 @@ func (w *weights) openShards(index []byte) error {
 		name := byTensor[tensor]
 		f := shards[name]
 		if f == nil {
-			if f, err = safetensors.Open(filepath.Join(w.dir, filepath.FromSlash(name))); err != nil {
+			if f, err = openTensors(w.dir, name); err != nil {
 				return fmt.Errorf("shard listed in %s: %w", indexPath, err)
 			}
 			shards[name] = f
@@ -116,17 +161,6 @@ func (f *Folder) Forget() {
 	for _, file := range f.weights.files {
 		file.Forget()
 	}
-}
-
-// noWeights explains what is there instead.
-func noWeights(dir string) error {
-	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return fmt.Errorf("%s has its weights only as %s, a Python pickle, which can run code when it is loaded; "+
-				"if you trust it, convert it with: %s", dir, name, convertCommand(dir))
-		}
-	}
-	return fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, indexFile)
 }
 
 func convertCommand(model string) string {

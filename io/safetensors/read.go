@@ -25,12 +25,16 @@ type File struct {
 
 // Open maps the file into memory and checks all of its header. The file must not be changed while it is open;
 // replacing it by a rename, as Write does, is fine. Every error names the file and, where one is at fault, the tensor.
-func Open(path string) (*File, error) {
+func Open(path string) (*File, error) { return OpenAs(path, parse) }
+
+// OpenAs is Open of a file of another format: parse finds the tensors, whose Data is within the file's bytes, and the metadata. Its errors
+// need not name the file.
+func OpenAs(path string, parse func(file []byte) (tensors []Tensor, metadata map[string]string, err error)) (*File, error) {
 	data, unmap, err := mapFile(path)
 	if err != nil {
 		return nil, err
 	}
-	f, err := newFile(path, data, unmap)
+	f, err := newFile(path, data, unmap, parse)
 	if err != nil {
 		return nil, errors.Join(err, unmap())
 	}
@@ -38,7 +42,7 @@ func Open(path string) (*File, error) {
 	return f, nil
 }
 
-func newFile(path string, data []byte, unmap func() error) (*File, error) {
+func newFile(path string, data []byte, unmap func() error, parse func([]byte) ([]Tensor, map[string]string, error)) (*File, error) {
 	tensors, metadata, err := parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

@@ -31,6 +31,8 @@ type (
 
 var storages = map[global]safetensors.DType{
 	"torch.FloatStorage": safetensors.F32, "torch.HalfStorage": safetensors.F16, "torch.BFloat16Storage": safetensors.BF16, "torch.DoubleStorage": safetensors.F64,
+	"torch.LongStorage": safetensors.I64, "torch.IntStorage": safetensors.I32, "torch.ShortStorage": safetensors.I16, "torch.CharStorage": safetensors.I8,
+	"torch.ByteStorage": safetensors.U8, "torch.BoolStorage": safetensors.Bool, // of positions and masks that models keep
 }
 
 const (

@@ -1,5 +1,5 @@
 // Package torchfile reads and writes tensors as PyTorch's torch.save keeps them, a dictionary of tensors by name such as BGE-M3's
-// colbert_linear.pt:
+// colbert_linear.pt and pytorch_model.bin:
 //
 //	colbert_linear/data.pkl    the dictionary, a Python pickle: names, shapes, and where the elements are
 //	colbert_linear/data/0      the elements of the first tensor, and so on
@@ -24,11 +24,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"contraflow/io/safetensors"
@@ -42,7 +40,15 @@ const (
 	maxEntries = 10000
 )
 
-// Read reads all tensors of a file, which is read whole. Their Data is memory of their own.
+// Open maps a file into memory, which is read once to compare its checksums.
+func Open(file string) (*safetensors.File, error) {
+	return safetensors.OpenAs(file, func(data []byte) ([]safetensors.Tensor, map[string]string, error) {
+		tensors, err := Parse(data)
+		return tensors, nil, err
+	})
+}
+
+// Read reads all tensors of a file, which is read whole.
 func Read(file string) ([]safetensors.Tensor, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -55,13 +61,13 @@ func Read(file string) ([]safetensors.Tensor, error) {
 	return tensors, nil
 }
 
-// Parse is Read of a file in memory.
+// Parse finds the tensors of a file in memory; their Data is within it.
 func Parse(data []byte) ([]safetensors.Tensor, error) {
 	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
 	if err != nil {
 		return nil, fmt.Errorf("it is not a zip archive, as torch.save has written since 2020: %w; load it in Python with weights_only=True and save it again", err)
 	}
-	a := archive{files: map[string]*zip.File{}, size: int64(len(data))}
+	a := archive{data: data, files: map[string]*zip.File{}, size: int64(len(data))}
 	if err := a.list(z); err != nil {
 		return nil, err
 	}
@@ -85,16 +91,18 @@ func Parse(data []byte) ([]safetensors.Tensor, error) {
 		return nil, fmt.Errorf("data.pkl holds %s, want a dictionary of tensors", describe(v))
 	}
 	var out []safetensors.Tensor
+	seen, storages := map[string]bool{}, map[string][]byte{}
 	for i, key := range dict.keys {
 		name, ok := key.(string)
 		x, isTensor := dict.values[i].(tensor)
 		if !ok || !isTensor {
 			return nil, fmt.Errorf("data.pkl: the dictionary has %s for %s, want tensors by name", describe(dict.values[i]), describe(key))
 		}
-		if slices.ContainsFunc(out, func(t safetensors.Tensor) bool { return t.Name == name }) {
+		if seen[name] {
 			return nil, fmt.Errorf("data.pkl: the tensor %q is there twice", name)
 		}
-		t, err := a.tensor(name, x)
+		seen[name] = true
+		t, err := a.tensor(name, x, storages)
 		if err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", name, err)
 		}
@@ -105,6 +113,7 @@ func Parse(data []byte) ([]safetensors.Tensor, error) {
 
 // archive is the zip file's entries by name.
 type archive struct {
+	data  []byte
 	root  string
 	files map[string]*zip.File
 	size  int64
@@ -150,17 +159,16 @@ func (a *archive) read(name string, want int64) ([]byte, error) {
 	if want < 0 && n > maxPickle || want >= 0 && n != want {
 		return nil, fmt.Errorf("%s has %d bytes, want %s", name, n, map[bool]string{true: fmt.Sprint("at most ", maxPickle), false: fmt.Sprint(want)}[want < 0])
 	}
-	r, err := f.Open()
-	if err != nil {
+	at, err := f.DataOffset()
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("%s: %w", name, err)
+	case at < 0 || at > a.size-n:
+		return nil, fmt.Errorf("%s: %d bytes from byte %d are not within the file's %d", name, n, at, a.size)
 	}
-	defer r.Close()
-	data, err := io.ReadAll(io.LimitReader(r, n+1))
-	if err == nil && int64(len(data)) != n {
-		err = io.ErrUnexpectedEOF
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+	data := a.data[at : at+n : at+n]
+	if crc32.ChecksumIEEE(data) != f.CRC32 {
+		return nil, fmt.Errorf("%s: %w", name, zip.ErrChecksum)
 	}
 	return data, nil
 }
@@ -174,8 +182,8 @@ func (a *archive) byteOrder() (string, error) {
 	return string(data), err
 }
 
-// tensor reads a tensor's elements.
-func (a *archive) tensor(name string, x tensor) (safetensors.Tensor, error) {
+// tensor finds a tensor's elements; read are the storages that were read before.
+func (a *archive) tensor(name string, x tensor, read map[string][]byte) (safetensors.Tensor, error) {
 	t := safetensors.Tensor{Name: name, DType: x.storage.dtype, Shape: x.shape}
 	elem := int64(t.DType.Bits() / 8)
 	n := int64(1)
@@ -196,15 +204,19 @@ func (a *archive) tensor(name string, x tensor) (safetensors.Tensor, error) {
 	if s.key == "" || strings.ContainsAny(s.key, "/\\.") {
 		return t, fmt.Errorf("%w: a storage is called %q", ErrUnsafe, s.key)
 	}
-	data, err := a.read(a.root+"/data/"+s.key, s.elements*elem)
-	if err != nil {
-		return t, err
+	data, ok := read[s.key]
+	if !ok || int64(len(data)) != s.elements*elem {
+		var err error
+		if data, err = a.read(a.root+"/data/"+s.key, s.elements*elem); err != nil {
+			return t, err
+		}
+		read[s.key] = data
 	}
 	t.Data = data[x.offset*elem : (x.offset+n)*elem]
 	return t, nil
 }
 
-// Encode is a file of tensors of f32, f16, bf16 or f64 of which torch.load(weights_only=True) makes a dictionary. name is the file's, without
+// Encode is a file of tensors, of types that Parse reads, of which torch.load(weights_only=True) makes a dictionary. name is the file's, without
 // its ending, as torch.save names what is in the archive.
 func Encode(name string, tensors []safetensors.Tensor) ([]byte, error) {
 	var buf bytes.Buffer

@@ -111,6 +111,12 @@ func pickled(n, elements uint64, key string) []byte {
 		"tQ" + number(0) + "(" + number(n) + "t(" + number(1) + "t\x89ccollections\nOrderedDict\n)RtRs.")
 }
 
+// spoiled has a byte changed where a text is.
+func spoiled(file []byte, text string) []byte {
+	file[bytes.Index(file, []byte(text))] ^= 1
+	return file
+}
+
 func TestHostile(t *testing.T) {
 	code := []byte("\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.")
 	stack := []byte("\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.")
@@ -121,35 +127,36 @@ func TestHostile(t *testing.T) {
 		want   string
 		unsafe bool
 	}{
-		"good":               {data: archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two})},
-		"os.system":          {archived(t, entry{name: "a/data.pkl", data: code}), `it calls "os.system"`, true},
-		"eval":               {archived(t, entry{name: "a/data.pkl", data: stack}), `it calls "builtins.eval"`, true},
-		"an instance":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02(ios\nsystem\n.")}), "don't need that instruction", true},
-		"a new object":       {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ccollections\nOrderedDict\n)\x81.")}), "don't need that instruction", true},
-		"an extension":       {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02\x82\x01.")}), "don't need that instruction", true},
-		"a call of a tensor": {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02K\x01)R.")}), "a call of 1", true},
-		"attributes":         {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02K\x01}b.")}), "attributes of something", true},
-		"parent":             {archived(t, entry{name: "../data.pkl", data: good}), "leaves its folder", true},
-		"absolute":           {archived(t, entry{name: "/etc/data.pkl", data: good}), "leaves its folder", true},
-		"dots inside":        {archived(t, entry{name: "a/../../data.pkl", data: good}), "leaves its folder", true},
-		"backslashes":        {archived(t, entry{name: `..\a/data.pkl`, data: good}), "leaves its folder", true},
-		"a storage outside":  {archived(t, entry{name: "a/data.pkl", data: pickled(2, 2, "../../passwd")}), "a storage is called", true},
-		"twice":              {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data.pkl", data: good}), "two entries", false},
-		"two dictionaries":   {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "b/data.pkl", data: good}), "two dictionaries", false},
-		"compressed":         {archived(t, entry{name: "a/data.pkl", data: good, method: zip.Deflate}), "is compressed", false},
-		"a size that lies":   {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two, size: 1 << 40}), "says that it has 1099511627776 bytes", false},
-		"a size a bit off":   {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two, size: 16}), "has 16 bytes, want 8", false},
-		"a huge shape":       {archived(t, entry{name: "a/data.pkl", data: pickled(1<<30, 2, "0")}, entry{name: "a/data/0", data: two}), "needs more than the file's", false},
-		"a negative shape":   {archived(t, entry{name: "a/data.pkl", data: pickled(1<<63, 2, "0")}, entry{name: "a/data/0", data: two}), "along one dimension", false},
-		"a huge storage":     {archived(t, entry{name: "a/data.pkl", data: pickled(2, 1<<62, "0")}, entry{name: "a/data/0", data: two}), "is not within the storage", false},
-		"a short storage":    {archived(t, entry{name: "a/data.pkl", data: pickled(3, 2, "0")}, entry{name: "a/data/0", data: two}), "is not within the storage", false},
-		"no storage":         {archived(t, entry{name: "a/data.pkl", data: good}), "has no a/data/0", false},
-		"no pickle":          {archived(t, entry{name: "a/version", data: []byte("3")}), "no data.pkl", false},
-		"big-endian":         {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/byteorder", data: []byte("big")}), "big-endian", false},
-		"a long text":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02X\xff\xff\xff\xff")}), "it wants 4294967295 bytes", false},
-		"cut":                {archived(t, entry{name: "a/data.pkl", data: good[:40]}), "data.pkl", false},
-		"nothing":            {archived(t, entry{name: "a/data.pkl", data: []byte(".")}), "values are left", false},
-		"a list of tensors":  {archived(t, entry{name: "a/data.pkl", data: []byte("].")}), "holds a list", false},
+		"good":                {data: archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two})},
+		"os.system":           {archived(t, entry{name: "a/data.pkl", data: code}), `it calls "os.system"`, true},
+		"eval":                {archived(t, entry{name: "a/data.pkl", data: stack}), `it calls "builtins.eval"`, true},
+		"an instance":         {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02(ios\nsystem\n.")}), "don't need that instruction", true},
+		"a new object":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ccollections\nOrderedDict\n)\x81.")}), "don't need that instruction", true},
+		"an extension":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02\x82\x01.")}), "don't need that instruction", true},
+		"a call of a tensor":  {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02K\x01)R.")}), "a call of 1", true},
+		"attributes":          {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02K\x01}b.")}), "attributes of something", true},
+		"parent":              {archived(t, entry{name: "../data.pkl", data: good}), "leaves its folder", true},
+		"absolute":            {archived(t, entry{name: "/etc/data.pkl", data: good}), "leaves its folder", true},
+		"dots inside":         {archived(t, entry{name: "a/../../data.pkl", data: good}), "leaves its folder", true},
+		"backslashes":         {archived(t, entry{name: `..\a/data.pkl`, data: good}), "leaves its folder", true},
+		"a storage outside":   {archived(t, entry{name: "a/data.pkl", data: pickled(2, 2, "../../passwd")}), "a storage is called", true},
+		"twice":               {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data.pkl", data: good}), "two entries", false},
+		"two dictionaries":    {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "b/data.pkl", data: good}), "two dictionaries", false},
+		"compressed":          {archived(t, entry{name: "a/data.pkl", data: good, method: zip.Deflate}), "is compressed", false},
+		"a size that lies":    {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two, size: 1 << 40}), "says that it has 1099511627776 bytes", false},
+		"a size a bit off":    {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: two, size: 16}), "has 16 bytes, want 8", false},
+		"a huge shape":        {archived(t, entry{name: "a/data.pkl", data: pickled(1<<30, 2, "0")}, entry{name: "a/data/0", data: two}), "needs more than the file's", false},
+		"a negative shape":    {archived(t, entry{name: "a/data.pkl", data: pickled(1<<63, 2, "0")}, entry{name: "a/data/0", data: two}), "along one dimension", false},
+		"a huge storage":      {archived(t, entry{name: "a/data.pkl", data: pickled(2, 1<<62, "0")}, entry{name: "a/data/0", data: two}), "is not within the storage", false},
+		"a short storage":     {archived(t, entry{name: "a/data.pkl", data: pickled(3, 2, "0")}, entry{name: "a/data/0", data: two}), "is not within the storage", false},
+		"no storage":          {archived(t, entry{name: "a/data.pkl", data: good}), "has no a/data/0", false},
+		"no pickle":           {archived(t, entry{name: "a/version", data: []byte("3")}), "no data.pkl", false},
+		"a byte that changed": {spoiled(archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/data/0", data: []byte("\x01\x02\x03\x04\x05\x06\x07\x08")}), "\x05\x06\x07"), "a/data/0: zip: checksum error", false},
+		"big-endian":          {archived(t, entry{name: "a/data.pkl", data: good}, entry{name: "a/byteorder", data: []byte("big")}), "big-endian", false},
+		"a long text":         {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02X\xff\xff\xff\xff")}), "it wants 4294967295 bytes", false},
+		"cut":                 {archived(t, entry{name: "a/data.pkl", data: good[:40]}), "data.pkl", false},
+		"nothing":             {archived(t, entry{name: "a/data.pkl", data: []byte(".")}), "values are left", false},
+		"a list of tensors":   {archived(t, entry{name: "a/data.pkl", data: []byte("].")}), "holds a list", false},
 	} {
 		_, err := Parse(c.data)
 		switch {
@@ -192,7 +199,7 @@ func TestEncode(t *testing.T) {
 			t.Errorf("%v, want %v", x, want[i])
 		}
 	}
-	if _, err := Encode("x", []safetensors.Tensor{{Name: "ids", DType: safetensors.I64, Shape: []int{1}, Data: make([]byte, 8)}}); err == nil || !strings.Contains(err.Error(), `tensor "ids"`) {
+	if _, err := Encode("x", []safetensors.Tensor{{Name: "ids", DType: safetensors.U16, Shape: []int{1}, Data: make([]byte, 2)}}); err == nil || !strings.Contains(err.Error(), `tensor "ids"`) {
 		t.Error(err)
 	}
 }
