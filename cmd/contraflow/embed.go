@@ -136,7 +136,7 @@ func newEmbed() *cobra.Command {
 
 // printParts prints an object a text, with the names of the parquet file's columns.
 func printParts(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
-	p, _, err := e.EmbedParts(cmd.Context(), prompt, texts)
+	p, _, err := e.EmbedParts(cmd.Context(), prompt, texts, nil)
 	if err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 
 // partValues are the values of --parts' columns.
 func partValues(ctx context.Context, e *embedder.Embedder, prompt string, texts []string) (values []any, cut int, err error) {
-	p, cut, err := e.EmbedParts(ctx, prompt, texts)
+	p, cut, err := e.EmbedParts(ctx, prompt, texts, nil)
 	if err != nil {
 		return nil, 0, err
 	}

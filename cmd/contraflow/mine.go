@@ -196,39 +196,55 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	return nil
 }
 
-// byParts mines by lexical weights, tokens' vectors or a sum; all tokens' vectors are in memory.
+// partRows is how many documents' parts are in memory at once: at 256 tokens of 1,024 features, 512 MiB.
+const partRows = 512
+
+// byParts mines by lexical weights, tokens' vectors or a sum; the queries' are in memory, the documents' come in blocks.
 func (m *mineFlags) byParts(ctx context.Context, e *embedder.Embedder, d gpustage.Device, p mine.Pairs, queryPrompt, documentPrompt string, weights map[string]float64, searched func(done, total int64)) (rows []mine.Row, short int, err error) {
-	var sides [2]*embedder.Parts
-	for i, side := range []struct {
-		prompt string
-		texts  []string
-	}{{queryPrompt, p.Queries}, {documentPrompt, p.Corpus}} {
-		prompted := make([]string, len(side.texts))
-		for k, t := range side.texts {
-			prompted[k] = side.prompt + t
+	embed := func(prompt string, texts []string) (*embedder.Parts, error) {
+		prompted := make([]string, len(texts))
+		for k, t := range texts {
+			prompted[k] = prompt + t
 		}
-		if sides[i], _, err = e.EmbedParts(ctx, "", prompted); err != nil {
-			return nil, 0, err
-		}
+		parts, _, err := e.EmbedParts(ctx, "", prompted, weights)
+		return parts, err
+	}
+	queries, err := embed(queryPrompt, p.Queries)
+	if err != nil {
+		return nil, 0, err
 	}
 	s, err := d.OpenStream()
 	if err != nil {
 		return nil, 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	run, err := embedder.SearchParts(ctx, s, sides[0], sides[1], weights, m.options.Depth(p.Most), nil, searched)
+	search, err := embedder.NewPartSearch(s, queries, len(p.Corpus), weights, m.options.Depth(p.Most), nil, searched)
 	if err != nil {
 		return nil, 0, err
 	}
-	scores, err := embedder.PairScores(s, sides[0], sides[1], weights, p.Rows)
-	if err != nil {
-		return nil, 0, err
-	}
+	pairs := slices.SortedFunc(slices.Values(p.Rows), func(a, b [2]int) int { return a[1] - b[1] }) // by document
 	of := map[[2]int]float32{}
-	for i, r := range p.Rows {
-		of[r] = scores[i]
+	for from := 0; from < len(p.Corpus); from += partRows {
+		docs, err := embed(documentPrompt, p.Corpus[from:min(len(p.Corpus), from+partRows)])
+		if err != nil {
+			return nil, 0, err
+		}
+		if err := search.Add(ctx, from, docs); err != nil {
+			return nil, 0, err
+		}
+		var own [][2]int
+		for ; len(pairs) > 0 && pairs[0][1] < from+docs.Len(); pairs = pairs[1:] {
+			own = append(own, [2]int{pairs[0][0], pairs[0][1] - from})
+		}
+		scores, err := embedder.PairScores(s, queries, docs, weights, own)
+		if err != nil {
+			return nil, 0, err
+		}
+		for i, r := range own {
+			of[[2]int{r[0], r[1] + from}] = scores[i]
+		}
 	}
-	return p.Choose(ctx, m.options, run, func(query, doc int) float32 { return of[[2]int{query, doc}] })
+	return p.Choose(ctx, m.options, search.Run(), func(query, doc int) float32 { return of[[2]int{query, doc}] })
 }
 
 func (m *mineFlags) byEmbeddings(ctx context.Context, e *embedder.Embedder, d gpustage.Device, p mine.Pairs, queryPrompt, documentPrompt string, u *ui, searched func(done, total int64)) (rows []mine.Row, short int, err error) {

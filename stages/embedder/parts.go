@@ -18,7 +18,7 @@ type Parts struct {
 	Cu               []int32   // [texts+1]: text i has tokens Cu[i] to Cu[i+1]-1 below, all but its first
 	IDs              []int32   // [T']
 	Weights          []float32 // [T'] of the tokens; see Lexical
-	Vectors          []float32 // [T', VectorSize]
+	Vectors          []float32 // [T', VectorSize]; nil if they were not wanted
 
 	special map[int32]bool
 }
@@ -29,18 +29,9 @@ func (p *Parts) Len() int { return len(p.Cu) - 1 }
 // Lexical is text i's lexical weights: of each token id the largest of its tokens, where that is above 0, without special tokens, in the
 // order in which they come in the text.
 func (p *Parts) Lexical(i int) (ids []int32, weights []float32) {
-	at := map[int32]int{}
-	for t := p.Cu[i]; t < p.Cu[i+1]; t++ {
-		id, w := p.IDs[t], p.Weights[t]
-		k, seen := at[id]
-		switch {
-		case w <= 0 || p.special[id]:
-		case !seen:
-			at[id] = len(ids)
-			ids, weights = append(ids, id), append(weights, w)
-		case w > weights[k]:
-			weights[k] = w
-		}
+	all, of := p.IDs[p.Cu[i]:p.Cu[i+1]], p.Weights[p.Cu[i]:p.Cu[i+1]]
+	for _, t := range loss.Lexemes(all, of, p.special) {
+		ids, weights = append(ids, all[t]), append(weights, of[t])
 	}
 	return ids, weights
 }
@@ -50,8 +41,9 @@ func (p *Parts) TokenVectors(i int) []float32 {
 	return p.Vectors[int(p.Cu[i])*p.VectorSize : int(p.Cu[i+1])*p.VectorSize]
 }
 
-// Parts computes all parts of texts, given as token ids. With Ranks, rank 0 gets them and the others nil.
-func (e *Engine) Parts(ctx context.Context, texts [][]int32) (*Parts, error) {
+// Parts computes the parts of texts, given as token ids; tokens' vectors only if they have one of the weights, or weights is nil. With
+// Ranks, rank 0 gets them and the others nil.
+func (e *Engine) Parts(ctx context.Context, texts [][]int32, weights map[string]float64) (*Parts, error) {
 	h := e.Model.Config.Tokens
 	if h.None() {
 		return nil, fmt.Errorf("the model gives embeddings alone: only a model of kind m3 gives lexical weights and tokens' vectors")
@@ -66,11 +58,22 @@ func (e *Engine) Parts(ctx context.Context, texts [][]int32) (*Parts, error) {
 		}
 		p.Cu = append(p.Cu, int32(len(p.IDs)))
 	}
-	p.Dense, p.Weights, p.Vectors = make([]float32, len(texts)*p.Size), make([]float32, len(p.IDs)), make([]float32, len(p.IDs)*p.VectorSize)
-	err := e.embed(ctx, texts, nil, len(e.Model.Parts()), func(i int, parts [][]float32) {
-		copy(p.Dense[i*p.Size:], parts[0])
-		copy(p.Weights[p.Cu[i]:], parts[1])
-		copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], parts[2])
+	parts := 2 // the embedding and lexical weights
+	if weights == nil || weights[loss.VectorsPart] != 0 {
+		parts = 3
+	}
+	if e.first() {
+		p.Dense, p.Weights = make([]float32, len(texts)*p.Size), make([]float32, len(p.IDs))
+		if parts == 3 {
+			p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
+		}
+	}
+	err := e.embed(ctx, texts, nil, parts, func(i int, of [][]float32) {
+		copy(p.Dense[i*p.Size:], of[0])
+		copy(p.Weights[p.Cu[i]:], of[1])
+		if parts == 3 {
+			copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[2])
+		}
 	})
 	if err != nil || !e.first() {
 		return nil, err
@@ -78,22 +81,23 @@ func (e *Engine) Parts(ctx context.Context, texts [][]int32) (*Parts, error) {
 	return p, nil
 }
 
-// EmbedParts computes all parts of texts, with one of the model's prompts put before each, and says how many texts were cut.
-func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string) (p *Parts, cut int, err error) {
+// EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
+// were cut.
+func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
 	ids, cut, err := e.tokenize(ctx, prompt, texts)
 	if err != nil {
 		return nil, 0, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	p, err = e.engine.Parts(ctx, ids)
+	p, err = e.engine.Parts(ctx, ids, weights)
 	return p, cut, err
 }
 
 // HasParts tells whether the model gives lexical weights and tokens' vectors besides embeddings.
 func (e *Embedder) HasParts() bool { return !e.model.Config.Tokens.None() }
 
-// Weights makes weights of parts, of which SearchParts makes one score, of numbers for dense, sparse and multi-vector.
+// Weights makes weights of parts, of which PartSearch makes one score, of numbers for dense, sparse and multi-vector.
 func Weights(ws []float64) (map[string]float64, error) {
 	if len(ws) != len(loss.M3Parts) {
 		return nil, fmt.Errorf("%d weights, want one each for %v", len(ws), loss.M3Parts)
@@ -118,41 +122,55 @@ const (
 	partTokens  = 1 << 15
 )
 
-// SearchParts finds the k documents with the highest weighted sum of the parts' scores for each query, exactly, block by block: see
-// loss.M3 for the scores. Equal ones rank by tie. progress, which may be nil, is told of scores done.
-func SearchParts(ctx context.Context, s gpustage.Stream, queries, docs *Parts, weights map[string]float64, k int, tie evaluate.TieOrder, progress func(done, total int64)) (evaluate.Run, error) {
-	top, err := evaluate.NewTopK(queries.Len(), min(k, max(1, docs.Len())), tie)
-	if err != nil {
-		return nil, err
-	}
-	done := int64(0)
+// PartSearch finds the documents with the highest weighted sum of the parts' scores for each query, exactly: see loss.M3 for the scores.
+// Documents come in blocks, which need not be kept: memory is that of the queries and of one block.
+type PartSearch struct {
+	s           gpustage.Stream
+	queries     *Parts
+	weights     map[string]float64
+	top         *evaluate.TopK
+	done, total int64
+	progress    func(done, total int64)
+}
+
+// NewPartSearch is for the k first of so many documents; equal scores rank by tie. progress, which may be nil, is told of scores done.
+func NewPartSearch(s gpustage.Stream, queries *Parts, docs int, weights map[string]float64, k int, tie evaluate.TieOrder, progress func(done, total int64)) (*PartSearch, error) {
+	top, err := evaluate.NewTopK(queries.Len(), min(k, max(1, docs)), tie)
+	return &PartSearch{s: s, queries: queries, weights: weights, top: top, total: int64(queries.Len()) * int64(docs), progress: progress}, err
+}
+
+// Add scores the documents from first on.
+func (x *PartSearch) Add(ctx context.Context, first int, docs *Parts) error {
 	for from := 0; from < docs.Len(); {
 		to := from + 1
 		for to < docs.Len() && docs.Cu[to+1]-docs.Cu[from] <= partTokens {
 			to++
 		}
-		for first := 0; first < queries.Len(); first += partQueries {
+		for lo := 0; lo < x.queries.Len(); lo += partQueries {
 			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
+				return context.Cause(ctx)
 			}
-			last := min(queries.Len(), first+partQueries)
-			b, free, err := scored(s, queries, docs, first, last, from, to)
+			hi := min(x.queries.Len(), lo+partQueries)
+			b, free, err := scored(x.s, x.queries, docs, lo, hi, from, to)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			err = fuse(s, b, weights, func(q int, scores []float32) error { return top.Add(first+q, from, scores, to-from) })
+			err = fuse(x.s, b, x.weights, func(q int, scores []float32) error { return x.top.Add(lo+q, first+from, scores, to-from) })
 			free()
 			if err != nil {
-				return nil, err
+				return err
 			}
-			if done += int64(last-first) * int64(to-from); progress != nil {
-				progress(done, int64(queries.Len())*int64(docs.Len()))
+			if x.done += int64(hi-lo) * int64(to-from); x.progress != nil {
+				x.progress(x.done, x.total)
 			}
 		}
 		from = to
 	}
-	return top.Run(), nil
+	return nil
 }
+
+// Run is what was found.
+func (x *PartSearch) Run() evaluate.Run { return x.top.Run() }
 
 // PairScores are the weighted sums of the parts' scores of pairs of a query and a document.
 func PairScores(s gpustage.Stream, queries, docs *Parts, weights map[string]float64, pairs [][2]int) ([]float32, error) {
@@ -236,10 +254,9 @@ func scored(s gpustage.Stream, queries, docs *Parts, first, last, from, to int) 
 	if err != nil {
 		return b, free, err
 	}
-	v := docs.VectorSize
-	b.Parts = []loss.Part{
-		{Name: loss.SparsePart, X: side(cut(queries, queries.Weights, first, last, 1), cut(docs, docs.Weights, from, to, 1), 1), Cu: cu},
-		{Name: loss.VectorsPart, X: side(cut(queries, queries.Vectors, first, last, v), cut(docs, docs.Vectors, from, to, v), v), Cu: cu},
+	b.Parts = []loss.Part{{Name: loss.SparsePart, X: side(cut(queries, queries.Weights, first, last, 1), cut(docs, docs.Weights, from, to, 1), 1), Cu: cu}}
+	if v := docs.VectorSize; docs.Vectors != nil {
+		b.Parts = append(b.Parts, loss.Part{Name: loss.VectorsPart, X: side(cut(queries, queries.Vectors, first, last, v), cut(docs, docs.Vectors, from, to, v), v), Cu: cu})
 	}
 	return b, free, err
 }

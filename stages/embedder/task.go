@@ -22,7 +22,7 @@ type Text struct {
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
 type Task struct {
-	// Fusion, if not nil, is what each part counts where a model gives more than embeddings: see SearchParts.
+	// Fusion, if not nil, is what each part counts where a model gives more than embeddings: see PartSearch.
 	Fusion map[string]float64
 
 	data    *dataset.Retrieval
@@ -85,15 +85,7 @@ func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Mea
 // Rank is the first k documents of each query; on ranks but the first it is nil.
 func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
 	if t.Fusion != nil {
-		q, err := e.Parts(ctx, t.queries)
-		if err != nil {
-			return nil, err
-		}
-		d, err := e.Parts(ctx, t.docs)
-		if err != nil || !e.first() {
-			return nil, err
-		}
-		return SearchParts(ctx, e.Stream, q, d, t.Fusion, k, t.tie, nil)
+		return t.rankByParts(ctx, e, k)
 	}
 	q, err := t.embed(ctx, e, t.queries)
 	if err != nil {
@@ -107,6 +99,44 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 		return nil, nil
 	}
 	return evaluate.Search(ctx, e.Stream, q, d, e.Model.EmbeddingSize(), k, t.tie, nil)
+}
+
+// blockTokens bounds the documents whose parts are in memory at once: at 1,024 features, to 512 MiB.
+const blockTokens = 1 << 17
+
+// rankByParts ranks block by block of the documents.
+func (t *Task) rankByParts(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
+	q, err := e.Parts(ctx, t.queries, t.Fusion)
+	if err != nil {
+		return nil, err
+	}
+	var x *PartSearch
+	if e.first() {
+		if x, err = NewPartSearch(e.Stream, q, len(t.docs), t.Fusion, k, t.tie, nil); err != nil {
+			return nil, err
+		}
+	}
+	for from := 0; from < len(t.docs); {
+		to, tokens := from, 0
+		for to < len(t.docs) && (to == from || tokens+len(t.docs[to]) <= blockTokens) {
+			tokens += len(t.docs[to])
+			to++
+		}
+		d, err := e.Parts(ctx, t.docs[from:to], t.Fusion)
+		if err != nil {
+			return nil, err
+		}
+		if e.first() {
+			if err := x.Add(ctx, from, d); err != nil {
+				return nil, err
+			}
+		}
+		from = to
+	}
+	if !e.first() {
+		return nil, nil
+	}
+	return x.Run(), nil
 }
 
 // Measure measures a run of the task.

@@ -1,21 +1,20 @@
 package loss
 
-// lexemes are what a text's lexical weights come to: of each token id the largest weight of its tokens, where that is more than 0, and the
-// part's row that has it, the first of several. Ids in skip, special tokens, have none.
-func lexemes(ids []int32, weights []float64, first int, skip map[int32]bool) []lexeme {
-	var out []lexeme
+// Lexemes are a text's tokens whose lexical weights count, in the order in which their ids come first: of each id the token with the
+// largest weight, the first of several, where that is more than 0. Ids in skip, special tokens, have none.
+func Lexemes[T float32 | float64](ids []int32, weights []T, skip map[int32]bool) (tokens []int) {
 	at := make(map[int32]int, len(ids))
 	for i, id := range ids {
 		if w := weights[i]; w > 0 && !skip[id] {
 			if k, ok := at[id]; !ok {
-				at[id] = len(out)
-				out = append(out, lexeme{id, int32(first + i), w})
-			} else if w > out[k].weight {
-				out[k].row, out[k].weight = int32(first+i), w
+				at[id] = len(tokens)
+				tokens = append(tokens, i)
+			} else if w > weights[tokens[k]] {
+				tokens[k] = i
 			}
 		}
 	}
-	return out
+	return tokens
 }
 
 type lexeme struct {
@@ -43,9 +42,13 @@ func newLexical(p *Part, ids []int32, weights []float64, rows, lo, hi int, speci
 	for _, id := range special {
 		skip[id] = true
 	}
-	of := func(n int) []lexeme {
+	of := func(n int) (out []lexeme) {
 		from, to := p.Cu[n], p.Cu[n+1]
-		return lexemes(ids[from:to], weights[from:to], int(from), skip)
+		for _, i := range Lexemes(ids[from:to], weights[from:to], skip) {
+			row := from + int32(i)
+			out = append(out, lexeme{ids[row], row, weights[row]})
+		}
+		return out
 	}
 	x := &lexical{postings: map[int32][]posting{}, d: make([]float64, len(weights)), queries: make([][]lexeme, hi-lo)}
 	wanted := map[int32]bool{}

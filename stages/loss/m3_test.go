@@ -330,6 +330,25 @@ func TestLexicalMemory(t *testing.T) {
 	}
 }
 
+// Of equal tokens the largest weight counts, the first of several; special tokens and those without weight don't.
+func TestLexemes(t *testing.T) {
+	ids, weights := []int32{7, 2, 5, 7, 5, 7, 9, 5, 2}, []float32{0.5, 9, 0.25, 0.75, 0.25, 0.75, 0, 0.125, 1}
+	if got, want := Lexemes(ids, weights, map[int32]bool{2: true}), []int{3, 2}; !slices.Equal(got, want) {
+		t.Errorf("tokens %v count, want %v", got, want)
+	}
+	p := &Part{Cu: []int32{0, 9, 12}}
+	x := newLexical(p, append(ids, 5, 7, 5), []float64{0.5, 9, 0.25, 0.75, 0.25, 0.75, 0, 0.125, 1, 1, 2, 3}, 1, 0, 1, []int32{2})
+	out := []float64{0}
+	x.scores(0, out)
+	x.backward(0, []float64{2})
+	if want := 0.25*3 + 0.75*2; out[0] != want {
+		t.Errorf("score %v, want %v", out[0], want)
+	}
+	if want := []float64{0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 1.5, 0.5}; !slices.Equal(x.d, want) {
+		t.Errorf("gradient %v, want %v", x.d, want)
+	}
+}
+
 // 1,024 x 1,024 texts of 32 and 128 tokens fit 1 GiB: parts, their gradients and the arena.
 func TestMaxSimMemory(t *testing.T) {
 	z := Size{Rows: 1024, Sequences: 2048, Dim: 384, Tokens: 1024 * (32 + 128), Longest: 128, DType: gpustage.F32}

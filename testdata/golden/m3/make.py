@@ -31,7 +31,7 @@ from goldens import exact, normal, report, save
 SEED = 20261122
 G = torch.Generator().manual_seed(SEED)
 SPECIAL = [0, 1, 2, 3]  # cls, pad, eos, unk
-VOCAB = 30
+VOCAB = 10  # few, so that texts have tokens several times
 PARTS = ("dense", "sparse", "multi_vector")
 
 

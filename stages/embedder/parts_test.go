@@ -1,0 +1,132 @@
+package embedder
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"contraflow/gpustage/ref"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
+)
+
+// randomParts are of texts of 1 to 6 tokens, of few ids.
+func randomParts(rng *rand.Rand, texts int) *Parts {
+	p := &Parts{Size: 3, VectorSize: 4, Cu: []int32{0}, special: map[int32]bool{0: true, 1: true}}
+	numbers := func(n int) (out []float32) {
+		for range n {
+			out = append(out, float32(rng.NormFloat64()))
+		}
+		return out
+	}
+	for range texts {
+		for range 1 + rng.IntN(6) {
+			p.IDs = append(p.IDs, int32(rng.IntN(6)))
+		}
+		p.Cu = append(p.Cu, int32(len(p.IDs)))
+	}
+	p.Dense, p.Weights, p.Vectors = numbers(texts*p.Size), numbers(len(p.IDs)), numbers(len(p.IDs)*p.VectorSize)
+	for i, w := range p.Weights {
+		p.Weights[i] = max(0, w)
+	}
+	return p
+}
+
+func dot(a, b []float32) (sum float64) {
+	for i := range a {
+		sum += float64(a[i]) * float64(b[i])
+	}
+	return sum
+}
+
+// score is the definition: for each query and document alone.
+func score(q, d *Parts, i, j int, weights map[string]float64) float64 {
+	dense := dot(q.Dense[i*q.Size:(i+1)*q.Size], d.Dense[j*d.Size:(j+1)*d.Size])
+	words := func(p *Parts, i int) map[int32]float64 {
+		out := map[int32]float64{}
+		for t := p.Cu[i]; t < p.Cu[i+1]; t++ {
+			if !p.special[p.IDs[t]] {
+				out[p.IDs[t]] = max(out[p.IDs[t]], float64(p.Weights[t]))
+			}
+		}
+		return out
+	}
+	sparse := 0.0
+	for id, w := range words(q, i) {
+		sparse += w * words(d, j)[id]
+	}
+	vectors := 0.0
+	for s := q.Cu[i]; s < q.Cu[i+1]; s++ {
+		best := math.Inf(-1)
+		for t := d.Cu[j]; t < d.Cu[j+1]; t++ {
+			best = max(best, dot(q.Vectors[s*4:s*4+4], d.Vectors[t*4:t*4+4]))
+		}
+		vectors += best / float64(q.Cu[i+1]-q.Cu[i])
+	}
+	return weights[loss.DensePart]*dense + weights[loss.SparsePart]*sparse + weights[loss.VectorsPart]*vectors
+}
+
+// A search by parts, its documents in blocks, finds what the definition of the scores gives, and pairs have those scores.
+func TestPartSearch(t *testing.T) {
+	s, err := ref.New().OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(8, 9))
+	q := randomParts(rng, 7)
+	blocks := []*Parts{randomParts(rng, 5), randomParts(rng, 1), randomParts(rng, 11)}
+	for _, weights := range []map[string]float64{loss.Fusion, {loss.DensePart: 1}, {loss.SparsePart: 2}, {loss.VectorsPart: 1}, {loss.SparsePart: 0.5, loss.VectorsPart: 3}} {
+		const k, docs = 6, 17
+		told := int64(0)
+		x, err := NewPartSearch(s, q, docs, weights, k, nil, func(done, total int64) { told = total - done })
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([][]float64, q.Len())
+		first := 0
+		for _, all := range blocks {
+			d := all
+			if weights[loss.VectorsPart] == 0 { // as Engine.Parts leaves them out
+				only := *all
+				only.Vectors, d = nil, &only
+			}
+			if err := x.Add(t.Context(), first, d); err != nil {
+				t.Fatal(err)
+			}
+			var pairs [][2]int
+			for i := range q.Len() {
+				for j := range d.Len() {
+					want[i], pairs = append(want[i], score(q, all, i, j, weights)), append(pairs, [2]int{i, j})
+				}
+			}
+			scores, err := PairScores(s, q, d, weights, pairs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n, p := range pairs {
+				if w := want[p[0]][first+p[1]]; math.Abs(float64(scores[n])-w) > 1e-5*(1+math.Abs(w)) {
+					t.Errorf("%v: pair %v has the score %v, want %v", weights, p, scores[n], w)
+				}
+			}
+			first += d.Len()
+		}
+		if told != 0 {
+			t.Errorf("%d scores were not told of", told)
+		}
+		for i, hits := range x.Run() {
+			order := make([]int, docs)
+			for j := range order {
+				order[j] = j
+			}
+			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(want[i][b], want[i][a]) })
+			slices.SortFunc(hits, func(a, b evaluate.Hit) int { return cmp.Compare(b.Score, a.Score) })
+			for n, h := range hits {
+				if w := want[i][order[n]]; len(hits) != k || math.Abs(float64(h.Score)-w) > 1e-5*(1+math.Abs(w)) || math.Abs(want[i][h.Doc]-w) > 1e-5*(1+math.Abs(w)) {
+					t.Errorf("%v: query %d, place %d: document %d with %v, want %d with %v", weights, i, n, h.Doc, h.Score, order[n], w)
+				}
+			}
+		}
+	}
+}
