@@ -1,8 +1,11 @@
 """Checks model.kind m3 both ways against FlagEmbedding, with a random XLM-RoBERTa of BGE-M3's form and a Unigram tokenizer:
 
-1. as FlagEmbedding saves it, the model gives the same three parts in contraflow as in BGEM3FlagModel;
-2. the first loss of a training run of contraflow is FlagEmbedding's of the same texts, with and without self-distillation;
-3. trained in contraflow from an encoder without heads, it loads in BGEM3FlagModel and gives the same three parts as there.
+1. as FlagEmbedding saves it, and with its weights in pytorch_model.bin as BAAI/bge-m3 has them, the model gives the same three parts in
+   contraflow as in BGEM3FlagModel;
+2. the first losses of a training run of contraflow, by SGD, are FlagEmbedding's of the same texts: with and without self-distillation,
+   and of both forms of distillation from a teacher; the second is behind a step along the gradient;
+3. trained in contraflow from an encoder without heads, and with LoRA from one with heads, it loads in BGEM3FlagModel and gives the same
+   three parts as there.
 
     python testdata/peers/m3.py CONTRAFLOW
 
@@ -27,6 +30,7 @@ import hardtext
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import safetensors.torch
 import torch
 import transformers
 from FlagEmbedding import BGEM3FlagModel
@@ -104,19 +108,26 @@ def compare(name, folder, texts, dim):
         sys.exit(f"{name}: {worst}")
 
 
-def objective(folder, dim, texts, temperature, distill):
-    """FlagEmbedding's loss of rows (query, positive, negative); nothing drops."""
+def objective(folder, dim, texts, temperature, distill, kind, scores, lr):
+    """FlagEmbedding's losses of rows (query, positive, negative) before and behind a step of SGD; nothing drops."""
     tok = transformers.AutoTokenizer.from_pretrained(folder)
     model = EncoderOnlyEmbedderM3Model(
         EncoderOnlyEmbedderM3Runner.get_model(str(folder), colbert_dim=dim), tokenizer=tok, temperature=temperature, normalize_embeddings=True,
-        use_self_distill=distill, self_distill_start_step=-1,
+        use_self_distill=distill, self_distill_start_step=-1, kd_loss_type=kind or "kl_div",
     )  # fmt: skip
     model.eval()
     model.training = True  # of this module alone: the encoder below drops nothing
     side = lambda some: tok(some, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")
     documents = [text for _, positive, negative in texts for text in (positive, negative)]
-    out = model(queries=side([q for q, _, _ in texts]), passages=side(documents))
-    return out.loss.item()
+    teacher = [float(v) for row in scores for v in row] if kind else None
+    loss = lambda: model(queries=side([q for q, _, _ in texts]), passages=side(documents), teacher_scores=teacher).loss
+    first = loss()
+    first.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= lr * p.grad
+        return first.item(), loss().item()
 
 
 lines = [t for t in hardtext.lines(5, 600) if 8 < len(t.strip())]
@@ -124,18 +135,24 @@ some = lines[:40] + [" ".join(lines[40:80])]
 tokenizers_of.build(work, 2000, 0.5)
 saved = encoder(work / "saved", dim=24)
 compare("saved by FlagEmbedding, in contraflow", saved, some, 24)
+binary = work / "binary"
+shutil.copytree(saved, binary, ignore=shutil.ignore_patterns("model.safetensors"))
+torch.save(safetensors.torch.load_file(saved / "model.safetensors"), binary / "pytorch_model.bin")
+compare("with its weights in pytorch_model.bin", binary, some[:8], 24)
 
 rows = [(lines[100 + i], lines[130 + i], lines[160 + i]) for i in range(16)]
-columns = {"query": [r[0] for r in rows], "positive": [r[1] for r in rows], "negative": [r[2] for r in rows]}
+scores = np.random.default_rng(3).normal(0, 2, (16, 2)).astype(np.float32)
+columns = {"query": [r[0] for r in rows], "positive": [r[1] for r in rows], "negative": [r[2] for r in rows], "scores": scores.tolist()}
 pq.write_table(pa.table(columns), work / "train.parquet")
 
 
-def train(path, out, steps, **loss):
+def train(path, out, steps, optimizer, loss, **model):
+    source = {"path": str(work / "train.parquet"), "query": "query", "positive": "positive", "negatives": ["negative"]}
     recipe = {
-        "model": {"path": str(path), "kind": "m3", "max_length": LENGTH, "dropout": 0, **({"vector_dim": 20} if path == fresh else {})},
-        "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive", "negatives": ["negative"]}], "shuffle": False},
+        "model": {"path": str(path), "kind": "m3", "max_length": LENGTH, "dropout": 0, **model},
+        "data": {"train": [{**source, "scores": ["scores"]} if "distillation" in loss else source], "shuffle": False},
         "batch": {"global_size": 16, "no_duplicates": False}, "loss": {"mask_duplicates": False, "temperature": 0.05, **loss},
-        "optimizer": {"lr": 1e-3}, "train": {"epochs": steps, "precision": "f32"}, "save": {"dir": str(out)},
+        "optimizer": optimizer, "train": {"epochs": steps, "precision": "f32"}, "log": {"every": 1}, "save": {"dir": str(out)},
     }  # fmt: skip
     (work / "recipe.yaml").write_text(json.dumps(recipe))
     run(contraflow, "train", "-c", work / "recipe.yaml", "--quiet")
@@ -143,14 +160,20 @@ def train(path, out, steps, **loss):
 
 
 fresh = encoder(work / "fresh")
-for distill in (False, True):
-    first = train(saved, work / f"run{distill}", 1, **({"self_distill": True} if distill else {}))[0]["loss"]
-    want = objective(saved, 24, rows, 0.05, distill)
-    print(f"first loss, self-distillation {distill}: {first:.6f}, FlagEmbedding's {want:.6f}")
-    if abs(first - want) > 1e-5 * want:
+sgd = {"name": "sgd", "lr": 2e-2, "weight_decay": 0, "max_grad_norm": 0, "schedule": "constant", "warmup_ratio": 0}
+for i, (distill, kind) in enumerate(((False, ""), (True, ""), (False, "kl_div"), (True, "m3_kd_loss"))):
+    loss = {**({"self_distill": True} if distill else {}), **({"distillation": kind} if kind else {})}
+    got = [m["loss"] for m in train(saved, work / f"run{i}", 2, sgd, loss)][:2]
+    want = objective(saved, 24, rows, 0.05, distill, kind, scores, sgd["lr"])
+    print(f"losses, self-distillation {distill}, teacher {kind or 'none'}: {got}, FlagEmbedding's {want}")
+    if abs(got[0] - want[0]) > 1e-5 * want[0] or abs(got[1] - want[1]) > 1e-4 * want[1]:
         sys.exit("the losses differ")
-train(fresh, work / "trained", 4)
+    if abs(want[1] - want[0]) < 1e-2 * want[0]:
+        sys.exit("the step changed too little to compare gradients by")
+train(fresh, work / "trained", 4, {"lr": 1e-3}, {}, vector_dim=20)
 compare("trained in contraflow, in FlagEmbedding", work / "trained" / "model", some, 20)
+train(saved, work / "lora", 4, {"lr": 1e-2}, {}, lora={"rank": 4})
+compare("trained with LoRA, in FlagEmbedding", work / "lora" / "model", some[:8], 24)
 dense = lambda folder: np.array(json.loads(run(contraflow, "embed", "--model", folder, "--text", some[0])))
 if np.abs(dense(work / "trained" / "model") - dense(fresh)).max() < 1e-4:
     sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")

@@ -108,6 +108,12 @@ func TestFlagEmbeddingM3(t *testing.T) {
 	if len(res.Unknown)+len(res.Without) > 0 {
 		t.Errorf("unknown %v, without %v", res.Unknown, res.Without)
 	}
+	for _, file := range []string{"./clusters_no_in_batch_neg.jsonl", "./clusters_no_in_batch_neg/"} {
+		s["train_data"] = file
+		if _, res := convert(t, imports.FlagEmbedding, s, devices); len(res.Without) != 1 || !strings.Contains(res.Without[0], "no negatives but a row's own") {
+			t.Errorf("%s: without %v", file, res.Without)
+		}
+	}
 }
 
 // FlagEmbedding's rerankers, with what its README sets, and the defaults of abc/finetune/reranker/AbsArguments.py: the pair may have

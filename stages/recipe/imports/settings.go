@@ -139,6 +139,9 @@ func (r *recipe) data() {
 }
 
 func sourceText(r *recipe, file string, columns []string, last string) string {
+	if name := strings.TrimSuffix(file, "/"); r.from == FlagEmbedding && strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
+		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
+	}
 	if path.Ext(file) == "" && file != "DATA" && r.from == FlagEmbedding {
 		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
 	}
