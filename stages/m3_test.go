@@ -55,6 +55,22 @@ func TestM3Metamorphic(t *testing.T) {
 	}
 }
 
+// Special tokens have no lexical weight in training: where all are special, documents are told apart by nothing.
+func TestM3Special(t *testing.T) {
+	r := goldenRun{loss: loss.M3{Scale: 5, Parts: []string{loss.SparsePart}}, vectors: 20, globalSize: 5, accumulate: 1, maxSteps: 1, optimizer: optim.SGD{}}
+	if got := r.run(t).steps[0].Loss; math.Abs(got-math.Log(5)) < 1e-3 {
+		t.Errorf("loss %v: there is nothing to see", got)
+	}
+	for id := range int32(30000) {
+		r.special = append(r.special, id)
+	}
+	for _, r.ranks = range []int{0, 2} {
+		if got := r.run(t).steps[0].Loss; math.Abs(got-math.Log(5)) > 1e-6 {
+			t.Errorf("%d ranks: loss %v, want log 5", r.ranks, got)
+		}
+	}
+}
+
 // For one partition no bit depends on what is kept; ranks send what the plan says.
 func TestM3BitEqual(t *testing.T) {
 	base := goldenRun{negatives: true, loss: loss.M3{Scale: 5}, vectors: 20, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3}

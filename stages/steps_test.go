@@ -56,8 +56,9 @@ type goldenRun struct {
 	shards     int // of which so many share a replica's state
 	exchange   stages.Exchanging
 	dense      []transformer.Dense
-	vectors    int    // features of heads of tokens; 0: none
-	adapted    string // one of testdata/golden/lora/steps, in minilm-tiny's place
+	vectors    int     // features of heads of tokens; 0: none
+	special    []int32 // tokens without lexical weight; nil: 0 to 3
+	adapted    string  // one of testdata/golden/lora/steps, in minilm-tiny's place
 
 	loraDropout float64
 	groups      []stages.Group
@@ -171,7 +172,10 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	config.HiddenDropout, config.AttentionDropout, config.Dense = r.dropout, r.dropout, r.dense
 	if r.vectors > 0 {
 		config.Tokens = config.M3Heads(r.vectors, true, 0)
-		config.Tokens.Special = []int32{0, 1, 2, 3}
+		config.Tokens.Special = r.special
+		if r.special == nil {
+			config.Tokens.Special = []int32{0, 1, 2, 3}
+		}
 	}
 	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -117,13 +118,50 @@ save: {dir: %q}
 		}
 	}
 
+	// With LoRA the heads train as a whole, and what is saved is merged: it is measured as in training, by the heads as they have become.
+	succeed(t, "train", "-c", recipe, "--out", at("lora"), "--set", "model.path="+at("run/model"), "--set", "model.vector_dim=0", "--set", "model.lora={rank: 4}", "--set", "optimizer.lr=5e-3")
+	lines = metricLines(t, at("lora/metrics.jsonl"))
+	r := succeed(t, "eval", "--model", at("lora/model"), "--max-length", "40", "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv"), "--json", "--part", "fused")
+	var measured map[string]any
+	if err := json.Unmarshal([]byte(r.stdout), &measured); err != nil {
+		t.Fatal(err)
+	}
+	ndcg, _ := measured["ndcg@10"].(float64)
+	if want, _ := lines[len(lines)-1]["value"].(float64); want == 0 || math.Abs(ndcg-want) > 1e-9 {
+		t.Errorf("nDCG@10 with LoRA was %v in training, now %s", want, r.stdout)
+	}
+	weights := func(dir, name string) []byte {
+		f, err := hfmodel.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		x, err := f.Tensor(name)
+		if err != nil || f.M3 == nil {
+			t.Fatalf("%s: heads %+v, %v", dir, f.M3, err)
+		}
+		return bytes.Clone(x.Data)
+	}
+	for name, same := range map[string]bool{
+		"embeddings.word_embeddings.weight": true, "encoder.layer.0.attention.self.query.weight": false, "colbert_linear.weight": false, "sparse_linear.bias": false,
+	} {
+		if bytes.Equal(weights(at("run/model"), name), weights(at("lora/model"), name)) != same {
+			t.Errorf("with LoRA, %s has changed: %v, want %v", name, same, !same)
+		}
+	}
+	// An adapter of the dense part alone, merged into a model with heads, leaves these there.
+	succeed(t, "train", "-c", recipe, "--out", at("adapter"), "--set", "model={path: '"+at("run/model")+"', lora: {rank: 4}, max_length: 40}", "--set", "loss={}", "--set", "train.max_steps=1")
+	succeed(t, "merge", "--adapter", at("adapter/model"), "--out", at("merged"))
+	if !bytes.Equal(weights(at("run/model"), "colbert_linear.weight"), weights(at("merged"), "colbert_linear.weight")) {
+		t.Error("merged, the heads are others")
+	}
+
 	// It trains on from its own heads, each alone.
 	for _, part := range []string{"dense", "sparse", "multi_vector"} {
 		succeed(t, "train", "-c", recipe, "--out", at("on-"+part), "--set", "model.path="+at("run/model"), "--set", "loss={parts: ["+part+"]}", "--set", "train.max_steps=2", "--set", "eval.part="+part)
 	}
 	for want, sets := range map[string][]string{
 		"model.vector_dim: is 8, and the heads that the model has give 16": {"model.path=" + at("run/model"), "model.vector_dim=8"},
-		"model.lora: is not for model.kind: m3":                            {"model.lora={rank: 4}"},
 		"loss.name: mnrl is not for model.kind: m3":                        {"loss.name=mnrl", "loss.self_distill=false", "loss.self_distill_from=0"},
 		"eval.part: is for model.kind: m3":                                 {"model.kind=embedder", "model.vector_dim=0", "loss={}", "eval.part=sparse"},
 		"loss.parts: self-distillation is from the ensemble":               {"loss.parts=[dense]"},

@@ -65,7 +65,7 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 		pooling = *f.Pooling
 	}
 	return hfmodel.Save(out, hfmodel.Spec{
-		Config: f.Config, Tensors: tensors, Pooling: pooling, Dense: f.Dense, Normalize: f.Normalize, MaxSeqLength: length, LowerCase: f.LowerCase,
+		Config: f.Config, Tensors: tensors, Pooling: pooling, Dense: f.Dense, M3: f.M3 != nil, Normalize: f.Normalize, MaxSeqLength: length, LowerCase: f.LowerCase,
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 		Card: hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."},
 	})

@@ -27,7 +27,7 @@ import (
 // bestDir is where the best evaluation's model is kept until the end.
 func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, "best") }
 
-// factorsFile is beside the best model of a LoRA reranker, which is merged: what trains of it.
+// factorsFile is beside the best model of a run with LoRA that merges what it saves: what trains of it.
 const factorsFile = "factors.safetensors"
 
 // keepBest saves the model as it is as the best one.
@@ -35,8 +35,8 @@ func (x *Run) keepBest(s gpustage.Stream) error {
 	if err := x.Save(s, x.bestDir()); err != nil {
 		return err
 	}
-	if x.reranker != nil && x.model.Options.Tuning.LoRA != nil {
-		tensors, _, err := x.trained(s)
+	if x.merges() && x.model.Options.Tuning.LoRA != nil {
+		tensors, _, err := x.trained(s, true)
 		if err != nil {
 			return err
 		}
@@ -82,7 +82,7 @@ func (x *Run) loadBest(s gpustage.Stream) error {
 	var tensor func(name string) (safetensors.Tensor, error)
 	if x.model.Options.Tuning.LoRA != nil {
 		file, prefix := hfmodel.AdapterWeights, hfmodel.AdapterPrefix
-		if x.reranker != nil {
+		if x.merges() {
 			file, prefix = factorsFile, ""
 		}
 		f, err := safetensors.Open(filepath.Join(x.bestDir(), file))

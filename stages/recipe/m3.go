@@ -19,7 +19,6 @@ func (c *checker) defaultM3(r *Recipe) {
 	if c.find("loss.scale") == nil {
 		r.Loss.Scale = 50
 	}
-	c.require(r.Model.LoRA == nil, "model.lora", "is not for model.kind: m3: no program loads adapters of its heads")
 	c.require(r.Eval.STS == nil, "eval.sts", "compares embeddings: measure an m3 by eval.retrieval")
 }
 

@@ -2,6 +2,8 @@ package recipe
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"contraflow/stages"
 	"contraflow/stages/loss"
@@ -167,6 +169,47 @@ const defaultBudget = 2 << 30
 // freeMemory is what the device has left for this rank; 0 if it does not say.
 func (x *Run) freeMemory() int64 {
 	return x.device.Info().FreeMemory / int64(max(1, x.share.Ranks))
+}
+
+// fits refuses a run that does not fit so many bytes, and says what would: without kept activations, with smaller sub-batches, which cost
+// time alone, or at last with a smaller batch.
+func (x *Run) fits(free int64) error {
+	err := x.Memory.check(free)
+	if err == nil {
+		return nil
+	}
+	y := *x
+	b := &y.Recipe.Batch
+	ok := func() bool { return y.predict(y.sharding).check(free) == nil }
+	var said []string
+	if x.Memory.Activations > 0 {
+		b.Cache, b.ReplayBudget, said = "always", nil, []string{"batch.cache: always"}
+	}
+	longest, tokens := max(x.text.QueryLength, x.text.DocumentLength), x.subTokens()
+	kept := b.SubBatch
+	for b.GlobalSize >= 2 {
+		size := fmt.Sprint("batch.global_size: ", b.GlobalSize)
+		if b.GlobalSize == x.Recipe.Batch.GlobalSize {
+			size = ""
+		}
+		b.SubBatch = kept
+		for n := tokens; ; n /= 2 {
+			sub := ""
+			if n < tokens {
+				b.SubBatch = SubBatch{Tokens: max(n, longest)}
+				sub = fmt.Sprintf("batch.sub_batch: {tokens: %d}", b.SubBatch.Tokens)
+			}
+			if ok() {
+				all := slices.DeleteFunc(append(slices.Clone(said), sub, size), func(s string) bool { return s == "" })
+				return fmt.Errorf("%w; it fits with %s", err, strings.Join(all, " and "))
+			}
+			if n <= longest {
+				break
+			}
+		}
+		b.GlobalSize /= 2
+	}
+	return fmt.Errorf("%w; it would not fit with the smallest batch either", err)
 }
 
 // check refuses what can't fit.

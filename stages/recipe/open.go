@@ -125,7 +125,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 		x.noteOddities()
 	}
 	x.Memory = x.predict(x.sharding)
-	return x.Memory.check(x.freeMemory())
+	return x.fits(x.freeMemory())
 }
 
 func (x *Run) openModel(ctx context.Context) error {
@@ -470,6 +470,9 @@ func (x *Run) noteOddities() {
 	o, b, longest := x.Recipe.Optimizer, x.Recipe.Batch, x.Recipe.Model.MaxLength
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
+	}
+	if x.heads.New {
+		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
 	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Schedule.Factor(x.Steps-1, u.WarmupSteps, x.Steps)

@@ -8,7 +8,6 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
-	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
@@ -184,45 +183,11 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, measures ...
 	return x.candidates.task.Measure(run, measures...)
 }
 
-// saveReranker writes the model's folder; LoRA's factors are merged into it: neither CrossEncoder nor FlagEmbedding load adapters of
-// rerankers by themselves.
+// saveReranker writes the model's folder.
 func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
-	var tensors []safetensors.Tensor
-	factors := map[string][]float32{}
-	lora := x.model.Options.Tuning.LoRA
-	err := x.ranks.Parameters(s, x.model, func(transformer.Param) bool { return true }, func(p transformer.Param, vs []float32) error {
-		if !x.Main() {
-			return nil
-		}
-		if p.Factor() {
-			factors[p.Name] = slices.Clone(vs)
-			return nil
-		}
-		t, err := embedder.Tensor(p, slices.Clone(vs))
-		tensors = append(tensors, t)
-		return err
-	})
+	tensors, err := x.merged(s)
 	if err != nil || !x.Main() {
 		return err
-	}
-	if lora != nil {
-		for i, t := range tensors {
-			p, _ := x.model.Layout.Find(t.Name)
-			a, b := factors[p.Module()+".lora_A.weight"], factors[p.Module()+".lora_B.weight"]
-			if a == nil || p.Name != p.Module()+".weight" { // a bias has its weight's module
-				continue
-			}
-			vs := make([]float32, t.Len())
-			if err := t.Float32s(vs); err != nil {
-				return err
-			}
-			if err := x.model.AddProduct(s, p, vs, a, b, lora.Rank, lora.Scale()); err != nil {
-				return err
-			}
-			if tensors[i], err = embedder.Tensor(p, vs); err != nil {
-				return err
-			}
-		}
 	}
 	text, err := x.Recipe.YAML()
 	if err != nil {

@@ -527,8 +527,8 @@ func TestBestTuned(t *testing.T) {
 	}
 }
 
-// A LoRA reranker, whose factors are merged when it is saved, ends as its best evaluation's too.
-func TestBestReranker(t *testing.T) {
+// A reranker or an m3 with LoRA, whose factors are merged when it is saved, ends as its best evaluation's too.
+func TestBestMerged(t *testing.T) {
 	j := newJob(t, 60)
 	write := func(name string, rows []map[string]any) string {
 		var data bytes.Buffer
@@ -549,18 +549,23 @@ func TestBestReranker(t *testing.T) {
 		docs = append(docs, map[string]any{"id": id, "text": j.words[0] + " " + j.words[60-i]})
 		qrels = append(qrels, map[string]any{"query_id": id, "doc_id": id, "relevance": 1})
 	}
-	run, err := j.run(t, "run", nil, 0, false, "model.kind=reranker", "model.lora={rank: 2, targets: all-linear}", "eval.every=1", "save.best=true", "train.epochs=9", "train.max_steps=12",
-		"optimizer.lr=2e-2", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")),
-		fmt.Sprintf("eval.rerank={queries: %q, corpus: %q, qrels: %q}", write("q.jsonl", queries), write("c.jsonl", docs), write("r.jsonl", qrels)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if notes := strings.Join(run.notes, "\n"); !strings.Contains(notes, "the best evaluation's") {
-		t.Errorf("the last evaluation is the best: nothing was tested; notes: %s", notes)
-	}
-	kept, err := os.ReadFile(filepath.Join(j.dir, "run", "best", "model.safetensors"))
-	if err != nil || !bytes.Equal(kept, j.model(t, "run")) {
-		t.Errorf("the model is not the best one (%v)", err)
+	data := fmt.Sprintf("{queries: %q, corpus: %q, qrels: %q}", write("q.jsonl", queries), write("c.jsonl", docs), write("r.jsonl", qrels))
+	for kind, sets := range map[string][]string{
+		"reranker": {fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")), "eval.rerank=" + data},
+		"m3":       {"eval.retrieval=" + data, "optimizer.lr=0.3"},
+	} {
+		run, err := j.run(t, kind, nil, 0, false, append([]string{"model.kind=" + kind, "model.lora={rank: 2, targets: all-linear}", "eval.every=1", "save.best=true", "train.epochs=9",
+			"train.max_steps=12", "optimizer.lr=2e-2"}, sets...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notes := strings.Join(run.notes, "\n"); !strings.Contains(notes, "the best evaluation's") {
+			t.Errorf("%s: the last evaluation is the best: nothing was tested; notes: %s", kind, notes)
+		}
+		kept, err := os.ReadFile(filepath.Join(j.dir, kind, "best", "model.safetensors"))
+		if err != nil || !bytes.Equal(kept, j.model(t, kind)) {
+			t.Errorf("%s: the model is not the best one (%v)", kind, err)
+		}
 	}
 }
 

@@ -17,13 +17,13 @@ var poolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
 	gpustage.MeanPooling: hfmodel.Mean, gpustage.CLSPooling: hfmodel.CLS, gpustage.LastPooling: hfmodel.Last,
 }
 
-// Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter. Where
+// Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter, or merged. Where
 // ranks hold a part of it, all call it and rank 0 writes.
 func (x *Run) Save(s gpustage.Stream, dir string) error {
 	if x.reranker != nil {
 		return x.saveReranker(s, dir)
 	}
-	tensors, adapter, err := x.trained(s)
+	tensors, adapter, err := x.trained(s, false)
 	if err != nil {
 		return err
 	}
@@ -77,9 +77,60 @@ func (x *Run) card(text string) hfmodel.Card {
 	return c
 }
 
-// trained is what Save writes: all parameters, or what an adapter has of them.
-func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
+// merges tells whether LoRA's factors are merged into the weights that are saved: CrossEncoder and FlagEmbedding load no adapters of
+// rerankers, nor of models with heads of tokens.
+func (x *Run) merges() bool { return x.reranker != nil || x.Recipe.Model.Kind == "m3" }
+
+// merged are all parameters, with LoRA's factors merged into them; on ranks but the main one, nil.
+func (x *Run) merged(s gpustage.Stream) (tensors []safetensors.Tensor, err error) {
+	factors := map[string][]float32{}
+	err = x.ranks.Parameters(s, x.model, func(transformer.Param) bool { return true }, func(p transformer.Param, vs []float32) error {
+		if !x.Main() {
+			return nil
+		}
+		if p.Factor() {
+			factors[p.Name] = slices.Clone(vs)
+			return nil
+		}
+		t, err := embedder.Tensor(p, slices.Clone(vs))
+		tensors = append(tensors, t)
+		return err
+	})
+	lora := x.model.Options.Tuning.LoRA
+	if err != nil || !x.Main() || lora == nil {
+		return tensors, err
+	}
+	for i, t := range tensors {
+		p, _ := x.model.Layout.Find(t.Name)
+		a, b := factors[p.Module()+".lora_A.weight"], factors[p.Module()+".lora_B.weight"]
+		if a == nil || p.Name != p.Module()+".weight" { // a bias has its weight's module
+			continue
+		}
+		vs := make([]float32, t.Len())
+		if err := t.Float32s(vs); err != nil {
+			return nil, err
+		}
+		if err := x.model.AddProduct(s, p, vs, a, b, lora.Rank, lora.Scale()); err != nil {
+			return nil, err
+		}
+		if tensors[i], err = embedder.Tensor(p, vs); err != nil {
+			return nil, err
+		}
+	}
+	return tensors, nil
+}
+
+// trained is what Save writes: all parameters, or what an adapter has of them; factors tells that it is the latter where Save merges them.
+func (x *Run) trained(s gpustage.Stream, factors bool) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
 	l := x.model.Options.Tuning.LoRA
+	if l != nil && x.merges() && !factors {
+		out, err := x.merged(s)
+		if err != nil || !x.Main() {
+			return nil, nil, err
+		}
+		rest, err := embedder.Untrained(x.folder, x.model)
+		return append(out, rest...), nil, err
+	}
 	want := func(p transformer.Param) bool { return l == nil || x.model.Layout.Trains(p) }
 	var out []safetensors.Tensor
 	err := x.ranks.Parameters(s, x.model, want, func(p transformer.Param, vs []float32) error {

@@ -1,0 +1,57 @@
+package recipe
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A run that does not fit is refused, with settings with which it does: without kept activations, in smaller sub-batches, or with a
+// smaller batch.
+func TestFits(t *testing.T) {
+	j := newJob(t, 64)
+	open := func(sets ...string) *Run {
+		t.Helper()
+		r, err := Parse("job", []byte(j.text), append([]string{"model.kind=m3", "model.vector_dim=64", "batch.global_size=32", "save.dir=" + filepath.Join(j.dir, "run")}, sets...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := Open(t.Context(), r, Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { x.Close() })
+		return x
+	}
+	x := open()
+	full := x.Memory.Total() - x.Memory.Parameters
+	if err := x.fits(full); err != nil {
+		t.Error(err)
+	}
+	seen := map[string]bool{}
+	for percent := int64(99); percent > 4; percent -= 5 {
+		free := full * percent / 100
+		err := x.fits(free)
+		if err == nil || !strings.Contains(err.Error(), "of the embeddings are tokens'") {
+			t.Fatalf("%d of %d bytes: %v", free, full, err)
+		}
+		_, advice, ok := strings.Cut(err.Error(), "; it fits with ")
+		if !ok {
+			continue
+		}
+		var sets []string
+		for _, s := range strings.Split(advice, " and ") {
+			key, value, _ := strings.Cut(s, ": ")
+			sets, seen[key] = append(sets, key+"="+value), true
+		}
+		if err := open(sets...).Memory.check(free); err != nil {
+			t.Errorf("%d of %d bytes, with %q: %v", free, full, sets, err)
+		}
+	}
+	if !seen["batch.cache"] || !seen["batch.global_size"] {
+		t.Errorf("of all settings %v were advised", seen)
+	}
+	if err := x.fits(1 << 10); err == nil || !strings.HasSuffix(err.Error(), "it would not fit with the smallest batch either") {
+		t.Error(err)
+	}
+}
