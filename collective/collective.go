@@ -77,6 +77,8 @@ type World interface {
 	// Err is the RankError that ended the job, or nil. What data collectives have left in device memory is worth something
 	// only if it is nil after the stream's Sync: on a GPU an aborted collective ends like one that is done.
 	Err() error
+	// Done is closed when the job has failed, for who does something else than wait for other ranks.
+	Done() <-chan struct{}
 	// Close leaves the job in peace. All ranks call it.
 	Close() error
 }

@@ -156,4 +156,5 @@ func (paper) Split(context.Context, int) (collective.Group, error)             {
 func (paper) Traffic() collective.Traffic                                      { return collective.Traffic{} }
 func (paper) Abort(error)                                                      {}
 func (paper) Err() error                                                       { return nil }
+func (paper) Done() <-chan struct{}                                            { return nil }
 func (paper) Close() error                                                     { return nil }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"contraflow/collective"
 	_ "contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
@@ -54,7 +55,12 @@ func run(args []string) int {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintf(os.Stderr, "contraflow: %v%s\n", err, nearFlag(cmd, err))
+	var end *collective.RankError
+	if errors.As(err, &end) {
+		sayWhy(err)
+	} else {
+		fmt.Fprintf(os.Stderr, "contraflow: %v%s\n", err, nearFlag(cmd, err))
+	}
 	var bug *pipeline.PanicError
 	if errors.As(err, &bug) {
 		fmt.Fprintln(os.Stderr, "This is a mistake in contraflow, not in your input. CONTRAFLOW_DEBUG=1 prints where it happened.")

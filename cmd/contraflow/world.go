@@ -6,7 +6,10 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
+	"time"
 
+	"contraflow/collective"
 	"contraflow/collective/launch"
 	"contraflow/collective/mpi"
 	"contraflow/collective/nccl"
@@ -44,7 +47,31 @@ func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
 	if err != nil {
 		return recipe.Place{}, fmt.Errorf("joining the job as rank %d of %d: %w", job.Rank, job.Size, err)
 	}
+	go lastWords(p.World)
 	return p, nil
+}
+
+// lastWords says why the job has failed while there is time: a launcher kills the ranks that are left about a second after the first has
+// died, and this one may be at something long that does not look up. The process ends with the job, whatever it is at.
+func lastWords(w collective.World) {
+	<-w.Done()
+	time.Sleep(toSay)
+	sayWhy(w.Err())
+	time.Sleep(toEnd)
+	os.Exit(1)
+}
+
+// What a rank that looks up takes to end by itself, and what others are given besides.
+const (
+	toSay = 300 * time.Millisecond
+	toEnd = 5 * time.Second
+)
+
+var why sync.Once
+
+// sayWhy says once why the job has failed.
+func sayWhy(err error) {
+	why.Do(func() { fmt.Fprintf(os.Stderr, "contraflow: %v\n", err) })
 }
 
 // bound tells whether the launcher gave this process processors of its own: then it takes all it sees.

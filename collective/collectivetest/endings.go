@@ -45,6 +45,11 @@ func (r *rank) after(rank int, words ...string) {
 	start := time.Now()
 	_, err := r.Exchange(context.Background(), nil)
 	r.ended(err, rank, words...)
+	select {
+	case <-r.Done():
+	default:
+		r.fail("the job has ended, and Done is open")
+	}
 	s, err := r.device.OpenStream()
 	r.ok(err, "a stream")
 	defer s.Close()

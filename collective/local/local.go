@@ -183,6 +183,9 @@ func (w *world) Abort(reason error) { w.hub.job.fate.Fail(w.rank, reason) }
 // Err is what has ended the job.
 func (w *world) Err() error { return w.hub.job.fate.Err() }
 
+// Done is closed when the job has failed.
+func (w *world) Done() <-chan struct{} { return w.hub.job.fate.Done() }
+
 // Close leaves the job. Ranks that wait for this one, now or later, get an error.
 func (w *world) Close() error {
 	j := w.hub.job

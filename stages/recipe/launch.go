@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -29,7 +30,7 @@ type Place struct {
 func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
 	if p.World != nil {
 		if err := asRank(ctx, r, p, obs, f); err != nil {
-			p.World.Abort(err)
+			abort(ctx, p.World, err)
 			if first := p.World.Err(); first != nil {
 				return first // what this rank has seen of it may be less
 			}
@@ -60,31 +61,55 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
-	defer context.AfterFunc(ctx, func() { // at once, wherever this rank and the others are
-		w.Abort(fmt.Errorf("stopped: %w", context.Cause(ctx)))
+	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
+		abort(ctx, w, fmt.Errorf("stopped: %w", context.Cause(ctx)))
 	})()
+	opening, opened := context.WithCancelCause(ctx) // what has no other rank to wait for ends with the job, too
+	defer opened(nil)
+	go func() {
+		select {
+		case <-w.Done():
+			opened(w.Err())
+		case <-opening.Done():
+		}
+	}()
 	m := r.Mesh.of(w.Size())
 	if m.Size() != w.Size() {
 		return fmt.Errorf("mesh: %v is %d ranks, the job has %d", m, m.Size(), w.Size())
 	}
-	c, err := collective.Connect(ctx, w, m)
+	c, err := collective.Connect(opening, w, m)
 	if err != nil {
 		return err
 	}
-	ranks, err := stages.Join(ctx, c, r.exchanging())
+	ranks, err := stages.Join(opening, c, r.exchanging())
 	if err != nil {
 		return err
 	}
 	x := &Run{Recipe: r, obs: obs, ranks: ranks, share: p.Share}
-	if err := x.open(ctx); err != nil {
+	if err := x.open(opening); err != nil {
 		return err
 	}
-	err = x.agree(ctx)
+	err = x.agree(opening)
 	if err == nil {
 		err = f(x)
 	}
 	return errors.Join(err, x.Close())
 }
+
+// abort ends the job. A rank that is stopped waits a moment first: a launcher stops all ranks when one has died, and then that one is the
+// reason.
+func abort(ctx context.Context, w collective.World, reason error) {
+	if ctx.Err() != nil {
+		select {
+		case <-w.Done():
+		case <-time.After(newsTake):
+		}
+	}
+	w.Abort(reason)
+}
+
+// newsTake is how long it may take a rank to learn that another one has died: a connection's end, twice over a network.
+const newsTake = 300 * time.Millisecond
 
 // of is the mesh for a job of so many ranks; 0 where nothing was launched.
 func (m Mesh) of(ranks int) collective.Mesh {

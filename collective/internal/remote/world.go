@@ -189,6 +189,9 @@ func (w *World) Abort(reason error) { _ = w.client.Abort(reason) }
 // Err is what has ended the job.
 func (w *World) Err() error { return w.client.fate.Err() }
 
+// Done is closed when the job has failed.
+func (w *World) Done() <-chan struct{} { return w.client.fate.Done() }
+
 // Close leaves the job: it waits until all ranks do, or the job has failed.
 func (w *World) Close() error {
 	if w.closed {
