@@ -129,7 +129,7 @@ func TestFlagEmbeddingReranker(t *testing.T) {
 	d := r.Data.Train[0]
 	if r.Model.Kind != "reranker" || r.Model.MaxLength != (recipe.Lengths{Query: 384, Document: 384}) || r.Model.Truncation != "only_second" || r.Model.Template != "" || r.Model.LoRA != nil ||
 		r.Loss.Name != "distill" || r.Batch.GlobalSize != 4 || d.NegativesPerQuery != 3 || !slices.Equal(d.Scores, []string{"pos_scores", "neg_scores"}) ||
-		d.Prompts != (recipe.Prompts{Query: "A: ", Document: "B: "}) || r.Optimizer.LR != 6e-5 || len(res.Unknown)+len(res.Without) > 0 {
+		*d.Prompts != (recipe.Prompts{Query: "A: ", Document: "B: "}) || r.Optimizer.LR != 6e-5 || len(res.Unknown)+len(res.Without) > 0 {
 		t.Errorf("unknown %v, without %v in\n%s", res.Unknown, res.Without, res.Recipe)
 	}
 	if s, _, err = imports.ReadCommand("python -m FlagEmbedding.finetune.reranker.decoder_only.base" + options); err != nil {
