@@ -54,7 +54,6 @@ KINDS = {
     "Qwen3-Reranker": ("Qwen3", {**DECODER, "head_dim": 16, "tie_word_embeddings": True}, "qwen2", BPE, "qwen3"),
     "FlagEmbedding, Gemma 2": (
         "Gemma2", {**DECODER, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}, "gemma", {**SPM, "bos_token": "<bos>"}, "bge"),
-    "FlagEmbedding, Llama 2": ("Llama", DECODER, "llama2", {"pad_token": "<unk>", "bos_token": "<s>"}, "bge"),  # whose Yes begins with a space, if it is one token at all
 }  # fmt: skip
 
 
@@ -63,7 +62,7 @@ def make(name, cls, args, tokenizer, special, kind):
     names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]} if name == "BERT" else {}
     tok = PreTrainedTokenizerFast(tokenizer_file=str(work / tokenizer / "tokenizer.json"), model_max_length=LENGTH, **special, **names)
     tok.padding_side = "left" if kind not in ("classifier",) else "right"
-    words = ["yes", "no", "Yes"] if kind != "classifier" and tokenizer != "llama2" else []
+    words = ["yes", "no", "Yes"] if kind != "classifier" else []
     tok.add_tokens([w for w in words if w not in tok.get_vocab()])
     torch.manual_seed(len(name))
     cfg = small.config(cls + "Config", args, tok)
