@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/testdata/goldens"
@@ -601,7 +603,11 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 
-	// The run whose loss was not finite had begun: what belongs to the model is set aside, and goes when the model does.
+	// The run whose loss was not finite had begun: its report shows that it failed.
+	if p := mustRead(t, at("out/report.html")); !strings.Contains(p, "with an error: ") || !strings.Contains(p, "not finite") {
+		t.Error("the report of the run that failed does not say so")
+	}
+	// What belongs to the model is set aside, and goes when the model does.
 	for name, want := range mine {
 		if got, err := os.ReadFile(at("out/" + name + ".previous")); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s of the model's run is gone or changed: %v", name, err)
@@ -680,4 +686,21 @@ func mustRead(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// TestExamples: every command's help shows how it is used.
+func TestExamples(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			if sub.Name() == "help" || sub.Name() == "completion" {
+				continue
+			}
+			if !strings.Contains(sub.Example, sub.CommandPath()) {
+				t.Errorf("%s has no example, but %q", sub.CommandPath(), sub.Example)
+			}
+			walk(sub)
+		}
+	}
+	walk(newRoot())
 }
