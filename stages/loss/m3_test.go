@@ -253,6 +253,37 @@ func TestM3Rows(t *testing.T) {
 	}
 }
 
+// Masked duplicates are those of InfoNCE, which a golden has: of the dense part alone the two are one loss.
+func TestM3Duplicates(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := randomM3(t, s, gpustage.F64, rand.New(rand.NewPCG(15, 16)), 6, 9)
+	b.Scores = nil
+	var values [2]float64
+	for i, masked := range []bool{false, true} {
+		value, grad := computeM3(t, s, M3{Scale: 3, Parts: []string{DensePart}, MaskDuplicates: masked}, b)
+		s.Fill(b.Gradient, 0)
+		info := InfoNCE{Scale: 3, MaskDuplicates: masked}
+		r, err := info.Compute(s, newArena(t, s, info.Memory(b.Size())), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := download(s, b.Gradient)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := range want {
+			want[k] /= r.Weight
+		}
+		if d := worst(grad[DensePart], want); math.Abs(value-r.Sum/r.Weight) > 1e-12 || !(d <= 1e-12) {
+			t.Errorf("masked %v: loss %v, InfoNCE's %v; the gradient is off by %.3g", masked, value, r.Sum/r.Weight, d)
+		}
+		values[i] = value
+	}
+	if values[0] == values[1] {
+		t.Error("there was no duplicate")
+	}
+}
+
 // Self-distillation begins with its step.
 func TestM3Schedule(t *testing.T) {
 	s, _ := ref.New().OpenStream()
