@@ -4,8 +4,7 @@
    contraflow as in BGEM3FlagModel;
 2. the first losses of a training run of contraflow, by SGD, are FlagEmbedding's of the same texts: with and without self-distillation,
    and of both forms of distillation from a teacher; the second is behind a step along the gradient;
-3. trained in contraflow from an encoder without heads, and with LoRA from one with heads, it loads in BGEM3FlagModel and gives the same
-   three parts as there.
+3. trained in contraflow from an encoder without heads, it loads in BGEM3FlagModel and gives the same three parts as there.
 
     python testdata/peers/m3.py CONTRAFLOW
 
@@ -173,8 +172,6 @@ for i, (distill, kind) in enumerate(((False, ""), (True, ""), (False, "kl_div"),
         sys.exit("the step changed too little to compare gradients by")
 train(fresh, work / "trained", 4, {"lr": 1e-3}, {}, vector_dim=20)
 compare("trained in contraflow, in FlagEmbedding", work / "trained" / "model", some, 20)
-train(saved, work / "lora", 4, {"lr": 1e-3}, {}, lora={"rank": 4})
-compare("trained with LoRA, in FlagEmbedding", work / "lora" / "model", some, 24)
 dense = lambda folder: np.array(json.loads(run(contraflow, "embed", "--model", folder, "--text", some[0])))
 if np.abs(dense(work / "trained" / "model") - dense(fresh)).max() < 1e-4:
     sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")
