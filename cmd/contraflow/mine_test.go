@@ -113,7 +113,7 @@ func TestMine(t *testing.T) {
 		succeed(t, "train", "-c", at("recipe.yaml"), "--quiet")
 	}
 	for want, more := range map[string][]string{
-		"is a file that is read":        {"--output", at("mined.parquet")},
+		"is a file that is read":        {"--output", at("mined.parquet"), "--input", at("min*.parquet")},
 		"--sigmoid is for a reranker":   {"--sigmoid"},
 		`already has a column "scores"`: {"--output-column", "scores"},
 	} {

@@ -38,7 +38,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	for k, v := range x.folder.Prompts {
 		prompts[k] = v
 	}
-	if x.text.QueryPrompt != "" || x.text.DocumentPrompt != "" {
+	if x.Recipe.Data.Train[0].Prompts != nil || x.text.QueryPrompt != "" || x.text.DocumentPrompt != "" {
 		prompts["query"], prompts["document"] = x.text.QueryPrompt, x.text.DocumentPrompt
 	}
 	similarity := "cosine"
