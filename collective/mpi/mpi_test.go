@@ -9,11 +9,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -56,6 +58,7 @@ func rank(w string) error {
 		return err
 	}
 	if w == "kill" {
+		signal.Ignore(syscall.SIGTERM) // mpirun's, when one has died: there is something to say first
 		return untilKilled(world)
 	}
 	if n, err := strconv.Atoi(w); err == nil {
