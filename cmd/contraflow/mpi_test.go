@@ -120,25 +120,9 @@ func TestMPIKill(t *testing.T) {
 			"4", "train", "--log", "human", "-c", filepath.Join(dir, "recipe.yaml"), "--out", out,
 			"--set", "train.epochs=100000", "--set", "batch.no_duplicates=false", "--set", "eval.every=0", // without a pass over each epoch
 		})
-		var text bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &text, &text
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		until := func(what string, there func() bool) {
-			t.Helper()
-			for !there() {
-				select {
-				case err := <-ended:
-					t.Fatalf("kill %d: the job ended before %s: %v\n%s", i, what, err, text.String())
-				case <-time.After(5 * time.Millisecond):
-				}
-			}
-		}
+		job := harness.Start(t, cmd)
 		ranks := map[string]int{}
-		until("all ranks were there", func() bool {
+		job.Until(t, "all ranks were there", func() bool {
 			for _, pid := range children(t, cmd.Process.Pid) {
 				if r := rankOf(pid); r != "" {
 					ranks[r] = pid
@@ -148,7 +132,7 @@ func TestMPIKill(t *testing.T) {
 		})
 		training := i%5 != 4
 		if training {
-			until("the first step", func() bool {
+			job.Until(t, "the first step", func() bool {
 				info, err := os.Stat(filepath.Join(out, "metrics.jsonl"))
 				return err == nil && info.Size() > 0
 			})
@@ -161,7 +145,7 @@ func TestMPIKill(t *testing.T) {
 		} else if err := process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		err := <-ended
+		err := <-job.Ended
 		cancel()
 		took := time.Since(killed)
 		longest = max(longest, took)
@@ -169,14 +153,15 @@ func TestMPIKill(t *testing.T) {
 		if !errors.As(err, &exit) || took > 10*time.Second {
 			t.Errorf("kill %d of rank %s: the job ended after %v: %v", i, rank, took, err)
 		}
-		said := strings.Count(text.String(), "contraflow: rank "+rank+": its process has ended")
+		text := job.Said.String()
+		said := strings.Count(text, "contraflow: rank "+rank+": its process has ended")
 		if training {
 			survivors += said
 			if said == 0 {
-				t.Errorf("kill %d: no other rank says that rank %s has ended:\n%s", i, rank, text.String())
+				t.Errorf("kill %d: no other rank says that rank %s has ended:\n%s", i, rank, text)
 			}
-		} else if said == 0 && !strings.Contains(text.String(), "process rank "+rank+" with PID") {
-			t.Errorf("kill %d, before the first step: nobody names rank %s:\n%s", i, rank, text.String())
+		} else if said == 0 && !strings.Contains(text, "process rank "+rank+" with PID") {
+			t.Errorf("kill %d, before the first step: nobody names rank %s:\n%s", i, rank, text)
 		}
 	}
 	t.Logf("%d kills: the longest took %v; %d times another rank said which it was, of %d that could", kills, longest.Round(time.Millisecond), survivors, 3*(kills-kills/5))
@@ -208,25 +193,13 @@ func TestMPIResumeOnAnotherMesh(t *testing.T) {
 	succeed(t, resumable(t, dir, "whole")...)
 	whole := losses(t, at("whole"))
 
-	cmd := mpirun(t, ctx, append([]string{"4"}, resumable(t, dir, "stopped")...))
-	var said lockedBuffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	for waiting := true; waiting; {
-		select {
-		case err := <-ended:
-			t.Fatalf("it ended before it was told to: %v\n%s", err, said.String())
-		case <-time.After(5 * time.Millisecond):
-			lines, _ := os.ReadFile(at("stopped"))
-			waiting = bytes.Count(lines, []byte("\n")) < 4
-		}
-	}
-	cmd.Process.Signal(syscall.SIGTERM)
-	<-ended // mpirun says that it was told to end; the checkpoint says whether all was well
+	job := harness.Start(t, mpirun(t, ctx, append([]string{"4"}, resumable(t, dir, "stopped")...)))
+	job.Until(t, "the fourth step", func() bool {
+		lines, _ := os.ReadFile(at("stopped"))
+		return bytes.Count(lines, []byte("\n")) >= 4
+	})
+	job.Process.Signal(syscall.SIGTERM)
+	<-job.Ended // mpirun says that it was told to end; the checkpoint says whether all was well
 	done := len(losses(t, at("stopped")))
 	if done >= len(whole) {
 		t.Fatalf("all %d steps were made before it was told to end", done)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -89,34 +88,28 @@ func killAndResume(t *testing.T, dir string, times int, command func(args []stri
 	for round := 0; killed < times || round == 0; round++ {
 		out := fmt.Sprint("killed", round)
 		for {
-			cmd := command(append(resumable(t, dir, out), "--resume"))
-			var said lockedBuffer
-			cmd.Stdout, cmd.Stderr = &said, &said
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
+			run := harness.Start(t, command(append(resumable(t, dir, out), "--resume")))
 			var err error
 			mine := false
 			select {
-			case err = <-ended:
+			case err = <-run.Ended:
 			case <-time.After(rand.N(whole)):
 				mine = true
-				kill(cmd)
-				err = <-ended
+				kill(run.Cmd)
+				err = <-run.Ended
 			}
-			if strings.Contains(said.String(), "going on after step") {
+			said := run.Said.String()
+			if strings.Contains(said, "going on after step") {
 				goneOn++
 			}
 			if err == nil {
 				break
 			}
 			if !mine {
-				t.Fatalf("after %d kills: %v\n%s", killed, err, said.String())
+				t.Fatalf("after %d kills: %v\n%s", killed, err, said)
 			}
-			if strings.Contains(said.String(), "can't be used") {
-				t.Fatalf("after %d kills, an unusable checkpoint:\n%s", killed, said.String())
+			if strings.Contains(said, "can't be used") {
+				t.Fatalf("after %d kills, an unusable checkpoint:\n%s", killed, said)
 			}
 			killed++
 		}
@@ -128,29 +121,4 @@ func killAndResume(t *testing.T, dir string, times int, command func(args []stri
 		}
 	}
 	t.Logf("%d kills, %d times gone on from a checkpoint", killed, goneOn)
-}
-
-// lockedBuffer is what a program has said so far.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	line string
-	seen chan struct{} // closed once line is in text
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.text.Write(p)
-	if b.line != "" && strings.Contains(b.text.String(), b.line) {
-		close(b.seen)
-		b.line = ""
-	}
-	return len(p), nil
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }

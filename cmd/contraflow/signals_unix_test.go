@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"contraflow/testdata/harness"
 )
 
 // SIGTERM makes a checkpoint and ends with exit code 0, SIGUSR1 makes one and goes on; damaged checkpoints are named and the one before is
@@ -22,21 +23,22 @@ func TestSignalsAndDamage(t *testing.T) {
 	none := []string{"save.every=0"}
 	succeed(t, resumable(t, dir, "whole", none...)...)
 
-	cmd, ended, said := startTraining(t, 4, resumable(t, dir, "run", none...)...)
-	cmd.Process.Signal(syscall.SIGUSR1)
+	run := harness.Start(t, exec.Command(binary, resumable(t, dir, "run", none...)...))
+	run.Until(t, "step 4", func() bool { return strings.Contains(run.Said.String(), "step 4/") })
+	run.Process.Signal(syscall.SIGUSR1)
 	for range 500 { // the next signal is for another step
 		if _, err := os.Stat(at("run", "checkpoints", "LATEST")); err == nil {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	cmd.Process.Signal(syscall.SIGTERM)
-	if err := <-ended; err != nil || !strings.Contains(said.String(), "stopped after step") {
-		t.Fatalf("after SIGTERM: %v\n%s", err, said)
+	run.Process.Signal(syscall.SIGTERM)
+	if err := <-run.Ended; err != nil || !strings.Contains(run.Said.String(), "stopped after step") {
+		t.Fatalf("after SIGTERM: %v\n%s", err, run.Said)
 	}
 	folders, _ := filepath.Glob(at("run", "checkpoints", "step-*"))
 	if len(folders) != 2 {
-		t.Fatalf("SIGUSR1 and SIGTERM left %v\n%s", folders, said)
+		t.Fatalf("SIGUSR1 and SIGTERM left %v\n%s", folders, run.Said)
 	}
 	if _, err := os.Stat(at("run", "model")); err == nil {
 		t.Error("a run that was stopped has a model")
@@ -85,26 +87,4 @@ func TestSignalsAndDamage(t *testing.T) {
 	if r := contraflow(t, "", append(resumable(t, dir, "run", none...), "--resume")...); r.code != 1 || !strings.Contains(r.stderr, "no complete checkpoint") {
 		t.Errorf("no usable checkpoint: exit code %d\n%s", r.code, r.stderr)
 	}
-}
-
-// startTraining starts a run and returns when it has said that it is at the given step.
-func startTraining(t *testing.T, step int, args ...string) (cmd *exec.Cmd, ended chan error, said *lockedBuffer) {
-	t.Helper()
-	cmd = exec.Command(binary, args...)
-	said = &lockedBuffer{line: fmt.Sprintf("step %d/", step), seen: make(chan struct{})}
-	cmd.Stderr = said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended = make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	select {
-	case <-said.seen:
-	case err := <-ended:
-		t.Fatalf("ended before step %d: %v\n%s", step, err, said)
-	case <-time.After(time.Minute):
-		cmd.Process.Kill()
-		t.Fatalf("not at step %d after a minute\n%s", step, said)
-	}
-	return cmd, ended, said
 }

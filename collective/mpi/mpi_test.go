@@ -239,7 +239,7 @@ func TestKill(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		cmd := mpirun(ctx, exe, "kill", n)
-		var out output
+		var out harness.Output
 		cmd.Stdout, cmd.Stderr = &out, &out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -278,24 +278,6 @@ func TestKill(t *testing.T) {
 			t.Errorf("rank %d killed: %v after %v\n%s", victim, err, took, out.String())
 		}
 	}
-}
-
-// output is what a command has written so far.
-type output struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
 }
 
 func BenchmarkAllReduce(b *testing.B) {

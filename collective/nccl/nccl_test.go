@@ -24,6 +24,7 @@ import (
 	"contraflow/collective/nccl"
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
+	"contraflow/testdata/harness"
 )
 
 // The test binary is its own rank: TestMain looks for the work that the tests below name in the environment.
@@ -200,7 +201,7 @@ func testLibrary(t *testing.T) string {
 // ranks starts n processes as torchrun would, and waits for them.
 type ranks struct {
 	cmds []*exec.Cmd
-	out  []*output
+	out  []*harness.Output
 }
 
 func start(t *testing.T, lib, w string, n int) *ranks {
@@ -220,7 +221,7 @@ func start(t *testing.T, lib, w string, n int) *ranks {
 		cmd := exec.Command(exe)
 		cmd.Env = append(os.Environ(), work+"="+w, "CONTRAFLOW_NCCL="+lib, "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port,
 			"RANK="+strconv.Itoa(k), "WORLD_SIZE="+strconv.Itoa(n), "LOCAL_RANK="+strconv.Itoa(k), "LOCAL_WORLD_SIZE="+strconv.Itoa(n))
-		out := &output{}
+		out := new(harness.Output)
 		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -244,23 +245,6 @@ func (r *ranks) wait(limit time.Duration) []error {
 	}
 	all.Wait()
 	return errs
-}
-
-type output struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
 }
 
 func TestConformance(t *testing.T) {

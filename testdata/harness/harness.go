@@ -1,7 +1,8 @@
 // Package harness is what tests of hostile input and of processes share. It is for tests only.
 //
 // Bounded is for fuzz targets of readers: a file from a stranger may be refused or read, but may not take all memory or all
-// time. Tied is for tests that start launchers: what a test has started ends with the test, killed or not. Thorough is for long tests
+// time. Start is for tests that look at a program while it runs, and Tied for launchers: what a test has started ends with the test, killed or
+// not. Thorough is for long tests
 // of numbers, which the race detector has nothing to learn from.
 package harness
 

@@ -3,7 +3,6 @@
 package onbeam
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -18,6 +17,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/prep"
+	"contraflow/testdata/harness"
 )
 
 // flinkJars is the folder of jars that testdata/flink-pom.xml names, CONTRAFLOW_FLINK.
@@ -36,7 +36,7 @@ func flinkJars(t *testing.T) string {
 }
 
 // java starts a class of the jars in a process group of its own, and ends it with the test.
-func java(t *testing.T, jars, memory, class string, args ...string) (kill func(), log *lockedBuffer) {
+func java(t *testing.T, jars, memory, class string, args ...string) (kill func(), log *harness.Output) {
 	t.Helper()
 	line := []string{"-Xmx" + memory, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"} // short lives
 	for _, pkg := range []string{"java.util", "java.lang", "java.nio", "sun.nio.ch", "java.time"} {
@@ -44,7 +44,7 @@ func java(t *testing.T, jars, memory, class string, args ...string) (kill func()
 	}
 	line = append(line, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", filepath.Join(jars, "*"), class)
 	p := exec.Command("java", append(line, args...)...)
-	log = new(lockedBuffer)
+	log = new(harness.Output)
 	p.Stdout, p.Stderr = log, log
 	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.Start(); err != nil {
@@ -60,24 +60,6 @@ func java(t *testing.T, jars, memory, class string, args ...string) (kill func()
 	return kill, log
 }
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.b.String()
-	return s[max(0, len(s)-4000):]
-}
-
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "localhost:0")
@@ -88,7 +70,7 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-func waitFor(t *testing.T, what string, log *lockedBuffer, ready func() bool) {
+func waitFor(t *testing.T, what string, log *harness.Output, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ready(); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -135,7 +117,7 @@ func TestFlinkEqualsLocal(t *testing.T) {
 }
 
 // cluster starts a Flink whose managers are processes of their own, and returns its address and what starts a task manager, of two slots.
-func cluster(t *testing.T, jars string) (master string, taskManager func() (kill func(), log *lockedBuffer)) {
+func cluster(t *testing.T, jars string) (master string, taskManager func() (kill func(), log *harness.Output)) {
 	t.Helper()
 	rest, conf := freePort(t), t.TempDir()
 	settings := []string{
@@ -155,7 +137,7 @@ func cluster(t *testing.T, jars string) (master string, taskManager func() (kill
 	}
 	_, log := java(t, jars, "600m", "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint", "--configDir", conf)
 	waitFor(t, "job manager", log, listens(rest))
-	return fmt.Sprintf("localhost:%d", rest), func() (func(), *lockedBuffer) {
+	return fmt.Sprintf("localhost:%d", rest), func() (func(), *harness.Output) {
 		return java(t, jars, "600m", "org.apache.flink.runtime.taskexecutor.TaskManagerRunner", "--configDir", conf)
 	}
 }
