@@ -139,27 +139,6 @@ func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (
 	return scores, cut, nil
 }
 
-// errStopped ends a walk over rows that nobody wants more of.
-var errStopped = errors.New("stopped")
-
-// texts yields each row's query and documents, in order.
-func (f *distillFlags) texts(ctx context.Context, d *dataset.Dataset) iter.Seq2[[]string, error] {
-	return func(yield func([]string, error) bool) {
-		if err := eachRow(ctx, d, func(b *dataset.Block, row int) error {
-			var texts []string
-			for column := range 2 + len(f.negatives) {
-				texts = b.Texts(texts, row, column)
-			}
-			if !yield(texts, nil) {
-				return errStopped
-			}
-			return nil
-		}); err != nil && err != errStopped {
-			yield(nil, err)
-		}
-	}
-}
-
 func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
 	d, err := dataset.Open(ctx, dataset.Source{Paths: f.rows.input, Query: f.rows.query, Positive: f.rows.positive, Negatives: f.negatives, Raw: true})
@@ -172,7 +151,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		return err
 	}
 	defer done()
-	next, stop := iter.Pull2(f.texts(ctx, d))
+	next, stop := iter.Pull2(rows(ctx, d))
 	defer stop()
 	total, long := 0, 0
 	for c, err := range table.Chunks(ctx, "", distillRows) {
@@ -182,12 +161,16 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		var queries, documents []string
 		counts := make([]int, c.Rows)
 		for i := range c.Rows {
-			texts, err, ok := next()
+			row, err, ok := next()
 			if err != nil {
 				return err
 			}
 			if !ok {
 				return fmt.Errorf("row %d: the file has changed while it was read", c.First+int64(i))
+			}
+			var texts []string // the query, then its documents
+			for column := range 2 + len(f.negatives) {
+				texts = row.texts(texts, column)
 			}
 			for _, text := range texts[1:] {
 				queries, documents = append(queries, texts[0]), append(documents, text)

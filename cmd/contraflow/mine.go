@@ -284,14 +284,16 @@ func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err
 		return nil, nil, fmt.Errorf("--input: %w", err)
 	}
 	defer d.Close()
-	err = eachRow(ctx, d, func(b *dataset.Block, row int) error {
-		query := b.Texts(nil, row, 0)[0]
-		for _, text := range b.Texts(nil, row, 1) {
+	for row, err := range rows(ctx, d) {
+		if err != nil {
+			return nil, nil, err
+		}
+		query := row.texts(nil, 0)[0]
+		for _, text := range row.texts(nil, 1) {
 			queries, positives = append(queries, query), append(positives, text)
 		}
-		return nil
-	})
-	return queries, positives, err
+	}
+	return queries, positives, nil
 }
 
 // texts reads a column, or what a template makes of several.
@@ -301,11 +303,13 @@ func texts(ctx context.Context, files []string, column string) (out []string, er
 		return nil, err
 	}
 	defer d.Close()
-	err = eachRow(ctx, d, func(b *dataset.Block, row int) error {
-		out = b.Texts(out, row, 0)
-		return nil
-	})
-	return out, err
+	for row, err := range rows(ctx, d) {
+		if err != nil {
+			return nil, err
+		}
+		out = row.texts(out, 0)
+	}
+	return out, nil
 }
 
 func (m *mineFlags) write(p mine.Pairs, rows []mine.Row) error {

@@ -240,15 +240,16 @@ func documentsOf(t *testing.T, path string) iter.Seq[string] {
 	}
 	return func(yield func(string) bool) {
 		defer d.Close()
-		if err := eachRow(t.Context(), d, func(b *dataset.Block, row int) error {
-			for _, text := range b.Texts(b.Texts(nil, row, 1), row, 2) {
+		for row, err := range rows(t.Context(), d) {
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for _, text := range row.texts(row.texts(nil, 1), 2) {
 				if !yield(text) {
-					return errStopped
+					return
 				}
 			}
-			return nil
-		}); err != nil && err != errStopped {
-			t.Error(err)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,23 +46,35 @@ func (f *pairFlags) prompts(cmd *cobra.Command, e *embedder.Embedder) (query, do
 	return query, document
 }
 
-// eachRow calls do with each row, in order, and the block that it is in; an error of do's ends it.
-func eachRow(ctx context.Context, d *dataset.Dataset, do func(b *dataset.Block, row int) error) error {
-	for n := range d.Blocks() {
-		b, err := d.ReadBlock(ctx, n)
-		if err != nil {
-			return err
-		}
-		for row := range b.Rows {
-			if err := b.Check(row); err != nil {
-				return err
+// row is a row of a dataset, in its block.
+type row struct {
+	*dataset.Block
+	place int
+}
+
+// texts appends the row's texts of a column.
+func (r row) texts(to []string, column int) []string { return r.Texts(to, r.place, column) }
+
+// rows yields a dataset's rows in order; an error is the last that it yields.
+func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
+	return func(yield func(row, error) bool) {
+		for n := range d.Blocks() {
+			b, err := d.ReadBlock(ctx, n)
+			if err != nil {
+				yield(row{}, err)
+				return
 			}
-			if err := do(b, row); err != nil {
-				return err
+			for i := range b.Rows {
+				if err := b.Check(i); err != nil {
+					yield(row{}, err)
+					return
+				}
+				if !yield(row{b, i}, nil) {
+					return
+				}
 			}
 		}
 	}
-	return nil
 }
 
 // separate finds an output that is one of the files that are read: it would take their place.
