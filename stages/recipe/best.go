@@ -36,7 +36,7 @@ func (x *Run) keepBest(s gpustage.Stream) error {
 		return err
 	}
 	if x.merges() && x.model.Options.Tuning.LoRA != nil {
-		tensors, _, err := x.trained(s, true)
+		tensors, _, err := x.trained(s)
 		if err != nil {
 			return err
 		}

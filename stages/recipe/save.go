@@ -23,12 +23,23 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	if x.reranker != nil {
 		return x.saveReranker(s, dir)
 	}
-	tensors, adapter, err := x.trained(s, false)
-	if err != nil {
+	var tensors []safetensors.Tensor
+	var adapter *hfmodel.AdapterSpec
+	var err error
+	if x.merges() {
+		tensors, err = x.merged(s)
+	} else {
+		tensors, adapter, err = x.trained(s)
+	}
+	if err != nil || !x.Main() {
 		return err
 	}
-	if !x.Main() {
-		return nil
+	if adapter == nil {
+		rest, err := embedder.Untrained(x.folder, x.model)
+		if err != nil {
+			return err
+		}
+		tensors = append(tensors, rest...)
 	}
 	text, err := x.Recipe.YAML()
 	if err != nil {
@@ -120,17 +131,9 @@ func (x *Run) merged(s gpustage.Stream) (tensors []safetensors.Tensor, err error
 	return tensors, nil
 }
 
-// trained is what Save writes: all parameters, or what an adapter has of them; factors tells that it is the latter where Save merges them.
-func (x *Run) trained(s gpustage.Stream, factors bool) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
+// trained are all parameters, or with LoRA those that train, and what an adapter says of itself; on ranks but the main one, nil.
+func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
 	l := x.model.Options.Tuning.LoRA
-	if l != nil && x.merges() && !factors {
-		out, err := x.merged(s)
-		if err != nil || !x.Main() {
-			return nil, nil, err
-		}
-		rest, err := embedder.Untrained(x.folder, x.model)
-		return append(out, rest...), nil, err
-	}
 	want := func(p transformer.Param) bool { return l == nil || x.model.Layout.Trains(p) }
 	var out []safetensors.Tensor
 	err := x.ranks.Parameters(s, x.model, want, func(p transformer.Param, vs []float32) error {
@@ -141,12 +144,8 @@ func (x *Run) trained(s gpustage.Stream, factors bool) ([]safetensors.Tensor, *h
 		out = append(out, t)
 		return err
 	})
-	if err != nil || !x.Main() {
-		return nil, nil, err
-	}
-	if l == nil {
-		rest, err := embedder.Untrained(x.folder, x.model)
-		return append(out, rest...), nil, err
+	if err != nil || !x.Main() || l == nil {
+		return out, nil, err
 	}
 	a := &hfmodel.AdapterSpec{
 		Base: x.Recipe.Model.Path, Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save,
