@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"contraflow/stages"
@@ -179,35 +178,34 @@ func (x *Run) fits(free int64) error {
 		return nil
 	}
 	y := *x
-	b := &y.Recipe.Batch
-	ok := func() bool { return y.predict(y.sharding).check(free) == nil }
-	var said []string
+	b, given := &y.Recipe.Batch, x.Recipe.Batch
 	if x.Memory.Activations > 0 {
-		b.Cache, b.ReplayBudget, said = "always", nil, []string{"batch.cache: always"}
+		b.Cache, b.ReplayBudget = "always", nil
 	}
-	longest, tokens := max(x.text.QueryLength, x.text.DocumentLength), x.subTokens()
-	kept := b.SubBatch
-	for b.GlobalSize >= 2 {
-		size := fmt.Sprint("batch.global_size: ", b.GlobalSize)
-		if b.GlobalSize == x.Recipe.Batch.GlobalSize {
-			size = ""
+	subs := []SubBatch{given.SubBatch}
+	longest := max(x.text.QueryLength, x.text.DocumentLength)
+	for n := x.subTokens(); n > longest; {
+		n = max(n/2, longest)
+		subs = append(subs, SubBatch{Tokens: n})
+	}
+	for ; b.GlobalSize >= 2; b.GlobalSize /= 2 {
+		for i, sub := range subs {
+			b.SubBatch = sub
+			if y.predict(y.sharding).check(free) != nil {
+				continue
+			}
+			var with []string
+			if x.Memory.Activations > 0 {
+				with = append(with, "batch.cache: always")
+			}
+			if i > 0 {
+				with = append(with, fmt.Sprintf("batch.sub_batch: {tokens: %d}", sub.Tokens))
+			}
+			if b.GlobalSize != given.GlobalSize {
+				with = append(with, fmt.Sprint("batch.global_size: ", b.GlobalSize))
+			}
+			return fmt.Errorf("%w; it fits with %s", err, strings.Join(with, " and "))
 		}
-		b.SubBatch = kept
-		for n := tokens; ; n /= 2 {
-			sub := ""
-			if n < tokens {
-				b.SubBatch = SubBatch{Tokens: max(n, longest)}
-				sub = fmt.Sprintf("batch.sub_batch: {tokens: %d}", b.SubBatch.Tokens)
-			}
-			if ok() {
-				all := slices.DeleteFunc(append(slices.Clone(said), sub, size), func(s string) bool { return s == "" })
-				return fmt.Errorf("%w; it fits with %s", err, strings.Join(all, " and "))
-			}
-			if n <= longest {
-				break
-			}
-		}
-		b.GlobalSize /= 2
 	}
 	return fmt.Errorf("%w; it would not fit with the smallest batch either", err)
 }
