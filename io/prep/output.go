@@ -115,7 +115,6 @@ func isOurs(name string) bool {
 
 // Finish completes the output after all shards are written: the cards, the names, the marker.
 func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
-	defer x.Release()
 	dir, tmp := x.out.Dir, x.out.temporary()
 	card := newCard(r, s)
 	js, err := json.MarshalIndent(card, "", "  ")

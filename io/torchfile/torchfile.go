@@ -67,7 +67,7 @@ func Parse(data []byte) ([]safetensors.Tensor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("it is not a zip archive, as torch.save has written since 2020: %w; load it in Python with weights_only=True and save it again", err)
 	}
-	a := archive{data: data, files: map[string]*zip.File{}, size: int64(len(data))}
+	a := archive{data: data, files: map[string]*zip.File{}, size: int64(len(data)), held: map[string][]byte{}}
 	if err := a.list(z); err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func Parse(data []byte) ([]safetensors.Tensor, error) {
 		return nil, fmt.Errorf("data.pkl holds %s, want a dictionary of tensors", describe(v))
 	}
 	var out []safetensors.Tensor
-	seen, storages := map[string]bool{}, map[string][]byte{}
+	seen := map[string]bool{}
 	for i, key := range dict.keys {
 		name, ok := key.(string)
 		x, isTensor := dict.values[i].(tensor)
@@ -102,7 +102,7 @@ func Parse(data []byte) ([]safetensors.Tensor, error) {
 			return nil, fmt.Errorf("data.pkl: the tensor %q is there twice", name)
 		}
 		seen[name] = true
-		t, err := a.tensor(name, x, storages)
+		t, err := a.tensor(name, x)
 		if err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", name, err)
 		}
@@ -117,6 +117,7 @@ type archive struct {
 	root  string
 	files map[string]*zip.File
 	size  int64
+	held  map[string][]byte // storages that were read: tensors may share them
 }
 
 func (a *archive) list(z *zip.Reader) error {
@@ -182,8 +183,8 @@ func (a *archive) byteOrder() (string, error) {
 	return string(data), err
 }
 
-// tensor finds a tensor's elements; read are the storages that were read before.
-func (a *archive) tensor(name string, x tensor, read map[string][]byte) (safetensors.Tensor, error) {
+// tensor finds a tensor's elements.
+func (a *archive) tensor(name string, x tensor) (safetensors.Tensor, error) {
 	t := safetensors.Tensor{Name: name, DType: x.storage.dtype, Shape: x.shape}
 	elem := int64(t.DType.Bits() / 8)
 	n := int64(1)
@@ -204,13 +205,13 @@ func (a *archive) tensor(name string, x tensor, read map[string][]byte) (safeten
 	if s.key == "" || strings.ContainsAny(s.key, "/\\.") {
 		return t, fmt.Errorf("%w: a storage is called %q", ErrUnsafe, s.key)
 	}
-	data, ok := read[s.key]
+	data, ok := a.held[s.key]
 	if !ok || int64(len(data)) != s.elements*elem {
 		var err error
 		if data, err = a.read(a.root+"/data/"+s.key, s.elements*elem); err != nil {
 			return t, err
 		}
-		read[s.key] = data
+		a.held[s.key] = data
 	}
 	t.Data = data[x.offset*elem : (x.offset+n)*elem]
 	return t, nil

@@ -15,6 +15,7 @@
 package reranker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -182,13 +183,7 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 			r.True, r.TrueID = "", &id
 		}
 	}
-	for _, x := range []struct{ to, from *string }{
-		{&r.Instruction, &o.Instruction}, {&r.Truncation, &o.Truncation},
-	} {
-		if *x.from != "" {
-			*x.to = *x.from
-		}
-	}
+	r.Instruction, r.Truncation = cmp.Or(o.Instruction, r.Instruction), cmp.Or(o.Truncation, r.Truncation)
 	if p := o.Prompts; p != nil {
 		r.QueryPrompt, r.DocumentPrompt = p.Query, p.Document
 	}

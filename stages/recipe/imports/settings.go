@@ -416,13 +416,13 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("seed"); ok {
 		r.set("train.seed", fmt.Sprint(n), "42")
 	}
-	r.every("eval", "500")
+	r.every("eval.every", "eval", "500")
 	dir, ok := r.word("output_dir")
 	if !ok {
 		dir = "runs/imported"
 	}
 	r.keys["save.dir"] = quote(dir)
-	r.every("save", "500")
+	r.every("save.every", "save", "500")
 	if s, ok := r.word("save_strategy"); ok && s == "no" {
 		r.keys["save.every"] = "0"
 	}
@@ -435,7 +435,7 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("early_stopping_patience"); ok {
 		r.keys["eval.early_stopping"] = fmt.Sprintf("{patience: %d}", n)
 	}
-	r.every("logging", "10")
+	r.every("log.every", "logging", "10")
 	for _, where := range r.list("report_to") {
 		switch where {
 		case "tensorboard", "all":
@@ -448,9 +448,7 @@ func (r *recipe) rest() {
 }
 
 // every reads how often something is done, which transformers has by steps, as a share of the run, or by epochs.
-func (r *recipe) every(what, fallback string) {
-	key := map[string]string{"logging": "log"}[what]
-	key = cmp.Or(key, what) + ".every"
+func (r *recipe) every(key, what, fallback string) {
 	n, ok := r.number(what + "_steps")
 	switch s, _ := r.word(what + "_strategy"); {
 	case s == "epoch":
