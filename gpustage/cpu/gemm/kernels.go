@@ -49,7 +49,8 @@ type set[T Float] struct {
 	kc, nc int
 	mc     int // rows of A in a tile when B is packed for all of them
 
-	strip func(*strip[T])
+	strip   func(*strip[T])
+	fetches bool // the strip fetches rows of A for later strips
 	// packB packs k x n elements of B into panels of steps(k) rows of cols elements, ps apart; packBT does from B's
 	// transpose, n x k.
 	packB, packBT func(w *worker[T], dst []T, ps int, src []T, ld, k, n int)

@@ -60,22 +60,24 @@ func avx2Set() *set[float32] {
 func avx512Set() *set[float32] {
 	return &set[float32]{
 		rows: 14, cols: 32, pair: 1, kc: 384, nc: 192, mc: 140,
-		strip:  func(s *strip32) { stripAVX512((*byte)(unsafe.Pointer(s))) },
-		packB:  copyB(copyRowsBAVX512, 32),
-		packBT: transposeB(transposeAVX512, 32, 16),
-		packA:  copyRowsOfA[float32],
-		packAT: copyA(copyRowsAAVX512, 14),
-		aWidth: 16,
-		probe:  probeAVX512, probeWork: 28 * 16 * 2,
+		strip:   func(s *strip32) { stripAVX512((*byte)(unsafe.Pointer(s))) },
+		fetches: true,
+		packB:   copyB(copyRowsBAVX512, 32),
+		packBT:  transposeB(transposeAVX512, 32, 16),
+		packA:   copyRowsOfA[float32],
+		packAT:  copyA(copyRowsAAVX512, 14),
+		aWidth:  16,
+		probe:   probeAVX512, probeWork: 28 * 16 * 2,
 	}
 }
 
 func bf16Set() *set[float32] {
 	return &set[float32]{
 		rows: 14, cols: 32, pair: 2, kc: 384, nc: 192, mc: 140,
-		strip:  func(s *strip32) { stripBF16((*byte)(unsafe.Pointer(s))) },
-		packB:  copyB(pairRowsBBF16, 32),
-		packBT: transposeB(transposeBF16, 32, 16),
+		strip:   func(s *strip32) { stripBF16((*byte)(unsafe.Pointer(s))) },
+		fetches: true,
+		packB:   copyB(pairRowsBBF16, 32),
+		packBT:  transposeB(transposeBF16, 32, 16),
 		packA: func(dst []float32, ds int, src []float32, ld, n, k int) {
 			_, _ = dst[:n*ds], src[:(n-1)*ld+k]
 			for i := range n {

@@ -190,6 +190,9 @@ func (ws *Workspace[T]) blockB(w *worker[T], k0, k, c0, c1 int) []T {
 // strip is a few elements of many rows; fetching them costs more than it gains.
 func (ws *Workspace[T]) fetch(st *strip[T], task, row, k1 int, firstColumns bool) {
 	j, s, p := ws.job, ws.set, &ws.plan
+	if !s.fetches {
+		return
+	}
 	st.fetch, st.fetchRow, st.fetchStep = st.a, 0, 0
 	switch {
 	case j.TransA || p.packA && !firstColumns:
