@@ -1,6 +1,7 @@
 package stages_test
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -59,16 +60,8 @@ func TestGuideOnRanks(t *testing.T) {
 		if w := want.steps[0].Loss; !(math.Abs(got.steps[0].Loss-w) <= 1e-5*math.Abs(w)) {
 			t.Errorf("case %d, %d ranks: loss %v, want %v", i, c.ranks, got.steps[0].Loss, w)
 		}
-		if c.ranks > 1 && c.shards == 0 {
-			sent := map[string]int64{}
-			for _, call := range got.traffic.calls {
-				sent[string(call.Op)] += call.Sent()
-			}
-			for op, n := range got.traffic.counted {
-				if n[1] != sent[string(op)] {
-					t.Errorf("case %d: %s sent %d bytes, planned %d", i, op, n[1], sent[string(op)])
-				}
-			}
+		if c.ranks > 1 {
+			checkTraffic(t, fmt.Sprint("case ", i), got)
 		}
 	}
 	// The guide leaves candidates out, and not all of them.

@@ -86,16 +86,5 @@ func TestM3BitEqual(t *testing.T) {
 			t.Errorf("%s: the weights' bits differ after %d steps", name, len(got.steps))
 		}
 	}
-	planned, counted := int64(0), int64(0)
-	for _, c := range want.traffic.calls {
-		if c.Stage != "spread" && c.Stage != "norm" {
-			planned += c.Sent()
-		}
-	}
-	for _, n := range want.traffic.counted {
-		counted += n[1]
-	}
-	if planned != counted || counted == 0 {
-		t.Errorf("%d bytes were sent, %d planned", counted, planned)
-	}
+	checkTraffic(t, "m3", want)
 }

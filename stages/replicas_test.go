@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"contraflow/collective"
@@ -86,7 +87,7 @@ func TestReplicasBitEqual(t *testing.T) {
 	}
 }
 
-// With SGD, parameters after 5 steps are the single process's; with AdamW, losses over 10 steps are.
+// With SGD, parameters after 5 steps are the single process's; with AdamW, losses over 20 steps are.
 func TestReplicasTrain(t *testing.T) {
 	for _, mesh := range [][2]int{{2, 1}, {3, 1}, {2, 2}, {3, 3}, {4, 2}} { // ranks, shards
 		ranks := mesh[0]
@@ -104,8 +105,11 @@ func TestReplicasTrain(t *testing.T) {
 				t.Errorf("mesh %v: %s is off by %.3g after 5 steps", mesh, p.Name, diff/top)
 			}
 		}
-		adam := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1}
+		adam := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1, epochs: 2}
 		one = adam.run(t)
+		if len(one.steps) != 20 {
+			t.Fatalf("%d steps", len(one.steps))
+		}
 		adam.ranks, adam.shards, adam.size = ranks, mesh[1], stages.Size{Tokens: 120}
 		many = adam.run(t)
 		for i, s := range one.steps {
@@ -116,52 +120,36 @@ func TestReplicasTrain(t *testing.T) {
 	}
 }
 
-// What ranks send is what the plan says, to the byte; and with sync: last, gradients are reduced once a step, however many
+// What ranks hand to the transport is what the plan says, to the byte; and with sync: last, gradients are reduced once a step, however many
 // sub-batches and contrastive batches it has.
 func TestReplicasTraffic(t *testing.T) {
-	count := func(r goldenRun) (reductions int, planned, sent int64) {
+	count := func(r goldenRun) (reductions int) {
 		t.Helper()
 		r.negatives, r.loss, r.maxSteps = true, loss.InfoNCE{}, 1
-		got := r.run(t)
-		want := map[collective.Op][2]int64{}
-		for _, c := range got.traffic.calls {
-			if c.Stage == "spread" || c.Stage == "norm" { // later than what was counted
-				continue
-			}
-			want[c.Op] = [2]int64{want[c.Op][0] + 1, want[c.Op][1] + c.Sent()}
-			planned += c.Sent()
-			if c.Stage != "gather" && c.Stage != "scatter" && c.Stage != "reduce table" {
-				reductions++
+		for stage, n := range checkTraffic(t, fmt.Sprintf("%d ranks, %d shards, %+v", r.ranks, r.shards, r.size), r.run(t)) {
+			if strings.HasPrefix(stage, "reduce ") && stage != "reduce table" || stage == "backward" {
+				reductions += n
 			}
 		}
-		for op, n := range got.traffic.counted {
-			if n != want[op] {
-				t.Errorf("%d ranks, %d shards, %+v: %s: %d calls and %d bytes, planned %d and %d", r.ranks, r.shards, r.size, op, n[0], n[1], want[op][0], want[op][1])
-			}
-			sent += n[1]
-		}
-		if len(got.traffic.counted) == 0 || sent != planned {
-			t.Errorf("%d bytes sent, %d planned", sent, planned)
-		}
-		return reductions, planned, sent
+		return reductions
 	}
 	for _, mesh := range [][2]int{{2, 1}, {3, 1}, {2, 2}, {4, 2}} {
 		base := goldenRun{ranks: mesh[0], shards: mesh[1], exchange: stages.Exchanging{BucketBytes: 1 << 14}}
-		want, _, _ := count(base)
+		want := count(base)
 		for _, r := range []goldenRun{
 			{size: stages.Size{Rows: 3}},
 			{size: stages.Size{Tokens: 100}, globalSize: 13, accumulate: 3},
 			{globalSize: 7, accumulate: 4},
 		} {
 			r.ranks, r.shards, r.exchange = base.ranks, base.shards, base.exchange
-			if got, _, _ := count(r); got != want {
+			if got := count(r); got != want {
 				t.Errorf("mesh %v, %+v, accumulate %d: %d reductions of gradients a step, want %d", mesh, r.size, r.accumulate, got, want)
 			}
 		}
 	}
 	count(goldenRun{ranks: 2, size: stages.Size{Rows: 5}, dense: denseLayers})
 	every := goldenRun{ranks: 2, size: stages.Size{Rows: 12}, exchange: stages.Exchanging{Every: true}}
-	if got, _, _ := count(every); got != 2 {
+	if got := count(every); got != 2 {
 		t.Errorf("sync: every with 2 sub-batches: %d reductions, want 2", got)
 	}
 }
@@ -210,16 +198,18 @@ func TestShardsBitEqual(t *testing.T) {
 	}
 }
 
-// checkTraffic compares what a rank has sent with the plan, which it returns as calls by stage.
+// checkTraffic compares what a rank has sent in all steps with the plan, and returns the first step's calls by stage.
 func checkTraffic(t *testing.T, label string, got goldenResult) map[string]int {
 	t.Helper()
 	want, stage := map[collective.Op][2]int64{}, map[string]int{}
-	for _, c := range got.traffic.calls {
-		if c.Stage == "spread" || c.Stage == "norm" { // later than what was counted
-			continue
-		}
+	for _, c := range got.traffic.planned {
 		want[c.Op] = [2]int64{want[c.Op][0] + 1, want[c.Op][1] + c.Sent()}
+	}
+	for _, c := range got.traffic.calls {
 		stage[c.Stage]++
+	}
+	if len(want) == 0 {
+		t.Errorf("%s: nothing is planned", label)
 	}
 	for op, n := range want {
 		if got := got.traffic.counted[op]; got != n {

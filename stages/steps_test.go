@@ -52,6 +52,7 @@ type goldenRun struct {
 	workers    int
 	tokenizers int
 	maxSteps   int
+	epochs     int // 0: 1
 	ranks      int // trains as so many
 	shards     int // of which so many share a replica's state
 	exchange   stages.Exchanging
@@ -87,9 +88,10 @@ type goldenResult struct {
 	stream  gpustage.Stream
 	subs    int              // of the first step
 	batches []*stages.Global // likewise
-	traffic struct {         // of the first step's gradient
-		counted map[collective.Op][2]int64 // calls and bytes
-		calls   []stages.Call              // as planned
+	traffic struct {
+		counted map[collective.Op][2]int64 // of all steps: calls and bytes
+		planned []stages.Call              // likewise
+		calls   []stages.Call              // of the first step, as planned
 	}
 }
 
@@ -233,7 +235,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if r.globalSize == 0 {
 		r.globalSize, r.accumulate = 16, 1
 	}
-	order := dataset.SamplerConfig{GlobalSize: r.globalSize, Epochs: 1}
+	order := dataset.SamplerConfig{GlobalSize: r.globalSize, Epochs: max(1, r.epochs)}
 	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
 	if err != nil {
 		t.Fatal(err)
@@ -283,26 +285,35 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	pipeline.Collect(look, "contributions", contributions)
 	enc.AfterSync(look)
 	all := pipeline.Collect(look, "losses", grads)
+	var extra, before map[collective.Op][2]int64 // what the test itself makes ranks send
 	look.Do(func(task *pipeline.Task) error {
+		var globals []*stages.Global
+		for _, l := range all.All(task) {
+			globals = append(globals, l.Batch.Global)
+		}
+		calls := enc.Calls(globals)
+		res.traffic.planned = append(res.traffic.planned, calls...)
 		if task.Index.Step > 0 {
 			return nil
 		}
 		w := 0.0
 		for _, l := range all.All(task) {
-			if l.Batch.Global != nil {
-				w += float64(l.Batch.Global.Rows)
-			} else {
+			res.subs += len(l.Batch.Subs)
+			switch g := l.Batch.Global; {
+			case g != nil && g.Weights != nil:
+				for _, v := range g.Weights {
+					w += v
+				}
+			case g != nil:
+				w += float64(g.Rows)
+			default:
 				w += l.Weight
 			}
 		}
-		res.traffic.counted = traffic(ranks)
-		var batches []*stages.Global
-		for _, l := range all.All(task) {
-			batches = append(batches, l.Batch.Global)
-			res.subs += len(l.Batch.Subs)
-		}
-		res.batches, res.traffic.calls = batches, enc.Calls(batches)
+		res.batches, res.traffic.calls = globals, calls
+		before = traffic(ranks)
 		whole, err := enc.Complete(stages.Stream(task))
+		extra = traffic(ranks)
 		if err != nil {
 			return err
 		}
@@ -334,6 +345,13 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		res.spans = append(res.spans, s)
 	})); err != nil {
 		t.Fatal(err)
+	}
+	res.traffic.counted = map[collective.Op][2]int64{}
+	for op, n := range traffic(ranks) {
+		n[0], n[1] = n[0]-extra[op][0]+before[op][0], n[1]-extra[op][1]+before[op][1]
+		if n != [2]int64{} {
+			res.traffic.counted[op] = n
+		}
 	}
 	if !model.Partial() {
 		res.weights = gpustage.Bytes(read64(t, stream, model.Params))
@@ -383,6 +401,7 @@ func goldenTexts(t testing.TB) string {
 			for k := range (n + n/4) % 4 {
 				list, scores = append(list, step[(n+k+1)%len(step)][2-k%2]), append(scores, -float64((n+k)%5)/8)
 			}
+			line["weight"] = float64(n%5) / 2 // of the first 13 rows, ranks' sums differ
 			line["list"], line["scores"], line["teacher"] = list, scores, []float64{1, float64(n) / 8, -float64(n%5) / 4}
 			line["both"] = slices.Concat(scores[:1], []float64{0.25}, scores[1:])
 			enc.Encode(line)

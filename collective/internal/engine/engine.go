@@ -69,7 +69,8 @@ func (c *Call) String() string { return fmt.Sprintf("%s (the group's number %d)"
 type Group struct {
 	t       Transport
 	seq     int64
-	chunk   int // bytes
+	chunk   int   // bytes
+	moved   int64 // bytes that the transport was given for other ranks in the call under way
 	scratch [5]scratch
 
 	mu      sync.Mutex
@@ -159,6 +160,7 @@ func (g *Group) room(c *Call, kind int, t gpustage.DType, n int) (tensor, error)
 // do runs one collective: run's error, or a refusal of the arguments, ends the job and stays with the stream.
 func (g *Group) do(s stream, call collective.Call, host bool, check error, run func(c *Call) error) {
 	g.seq++
+	g.moved = 0
 	c := &Call{Call: call, Seq: g.seq, Host: host, Stream: s}
 	if check == nil && len(call.Rows) != g.Size() {
 		check = fmt.Errorf("rows %v of a group of %d ranks", call.Rows, g.Size())
@@ -184,7 +186,19 @@ func (g *Group) do(s stream, call collective.Call, host bool, check error, run f
 		s.Fail(err)
 		return
 	}
-	g.Count(call.Op, call.Sent(g.Rank()))
+	g.Count(call.Op, g.moved) // not what the call says: that is what a plan says, which is compared with this
+}
+
+// give counts what the transport is given for so many other ranks.
+func (g *Group) give(x tensor, ranks int) {
+	g.moved += int64(x.Cols * x.DType.Size() * ranks)
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // AllGather gives every rank the rows of all.
@@ -222,6 +236,7 @@ func (g *Group) gather(c *Call, all []tensor, own tensor) error {
 			src = w
 			into = g.into(c, dst)
 		}
+		g.give(src, g.Size()-1)
 		views, err := g.t.Gather(c, src, into)
 		if err != nil {
 			return err
@@ -272,6 +287,9 @@ func (g *Group) reduce(c *Call, own tensor, all []tensor) error {
 		same := make([]tensor, len(all))
 		for k := range same {
 			same[k] = dst
+		}
+		for k := range src {
+			g.give(src[k], b2i(k != g.Rank()))
 		}
 		views, err := g.t.AllToAll(c, src, g.into(c, same))
 		if err != nil {
@@ -360,6 +378,7 @@ func (g *Group) Broadcast(s stream, x tensor, root int) {
 	g.do(s, collective.BroadcastCall(x.Len(), g.Size(), root, x.DType), onHost(x), err, func(c *Call) error {
 		c.Phase++
 		v := vector(x)
+		g.give(v, b2i(g.Rank() == root)*(g.Size()-1))
 		from, err := g.t.Broadcast(c, v, root)
 		if err != nil {
 			return err
