@@ -1,7 +1,10 @@
 package pipeline
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"math"
 	"sort"
 	"strings"
 	"time"
@@ -64,7 +67,25 @@ func (t *Task) Waiting() (end func()) {
 	}
 }
 
-const waiting = "waiting"
+// Communicating begins a time in which a task on a compute lane communicates instead of computing, and returns the function that ends
+// it. It is shown as a part of this name, with the notes made in between, and is communication that nothing hides. On other lanes it is
+// nothing: there the lane says what a task does.
+func (t *Task) Communicating() (end func()) {
+	if t.stage.place.Host || t.stage.place.Lane != Compute {
+		return func() {}
+	}
+	start, notes := time.Now(), t.notes
+	t.notes = nil
+	return func() {
+		t.run.ran(t, communicating, start)
+		t.notes = notes
+	}
+}
+
+const (
+	waiting       = "waiting"
+	communicating = "communicating"
+)
 
 // interval is a time in which something was busy.
 type interval struct{ from, to time.Duration }
@@ -124,11 +145,13 @@ func length(xs []interval) (sum time.Duration) {
 	return sum
 }
 
-// Communication is what a device's communication and fetch lanes did, and how much of it the device's compute lane worked through. What
-// nothing hides is exposed: Total - Hidden. On a GPU the times are those of issuing, not of running.
+// Communication is what a device's communication and fetch lanes did, and how much of it the device's compute lane worked through; and what
+// the compute lane itself communicated, which hides nothing. What nothing hides is exposed: Total - Hidden. On a GPU the times are those of
+// issuing, not of running.
 type Communication struct {
 	Total, Hidden time.Duration
 	Bytes         float64 // sent, as stages noted it
+	Devices       int     // that communicated
 }
 
 // HiddenShare is Hidden/Total, 1 where nothing was communicated.
@@ -144,12 +167,13 @@ func Communicated(spans []Span) Communication {
 	comm := map[string][]interval{}
 	var c Communication
 	for _, s := range spans {
-		if s.Lane == Comm.String() || s.Lane == Fetch.String() {
+		if s.Lane == Comm.String() || s.Lane == Fetch.String() || s.Part == communicating {
 			comm[s.Device] = append(comm[s.Device], interval{s.Start, s.End})
 			c.Bytes += s.Notes[BytesSent]
 		}
 	}
 	computing := computing(spans)
+	c.Devices = len(comm)
 	for d, xs := range comm {
 		xs = union(xs)
 		c.Total += length(xs)
@@ -173,7 +197,7 @@ func Exposed(all, tasks []Span) (out [][2]time.Duration) {
 	return out
 }
 
-// computing is when each device's compute lane ran tasks that did not wait.
+// computing is when each device's compute lane ran tasks that neither waited nor communicated.
 func computing(spans []Span) map[string][]interval {
 	compute, idle := map[string][]interval{}, map[string][]interval{}
 	for _, s := range spans {
@@ -181,7 +205,7 @@ func computing(spans []Span) map[string][]interval {
 			continue
 		}
 		to := compute
-		if s.Part == waiting {
+		if s.Part == waiting || s.Part == communicating {
 			to = idle
 		}
 		to[s.Device] = append(to[s.Device], interval{s.Start, s.End})
@@ -204,6 +228,7 @@ type StageSummary struct {
 	Tasks               int
 	Busy                time.Duration
 	Wait                time.Duration // the lane was free and waited for the stage's inputs
+	Comm                time.Duration // of Busy, communication on a compute lane
 	Collectives, Bytes  float64
 }
 
@@ -244,14 +269,31 @@ func (s *TraceSummary) HiddenAgainst(without time.Duration) float64 {
 	if s.Communication.Total == 0 || s.Steps == 0 {
 		return 1
 	}
-	devices := map[string]bool{}
-	for _, st := range s.Stages {
-		if st.Lane == Comm.String() || st.Lane == Fetch.String() {
-			devices[st.Device] = true
-		}
+	return 1 - float64(s.StepTime-without)/float64(s.commPerStep())
+}
+
+func (s *TraceSummary) commPerStep() time.Duration {
+	return s.Communication.Total / time.Duration(max(1, s.Steps*s.Communication.Devices))
+}
+
+// HiddenAgainstSerial is HiddenAgainst with a step that can be had anywhere: of a run of the same mesh that communicates on the compute lane. That
+// step's time t1 without its communication c1 is t0, and c is c1: 1 - (t - (t1 - c1))/c1 = (t1 - t)/c1. (A run of one rank is no such
+// step: it computes everybody's rows.) An error says why a run can't be compared.
+func (s *TraceSummary) HiddenAgainstSerial(serial *TraceSummary) (float64, error) {
+	a, b := s.Communication, serial.Communication
+	switch {
+	case a.Total == 0 || s.Steps == 0:
+		return 0, errors.New("it communicates nothing that could be hidden")
+	case b.Total == 0 || serial.Steps == 0:
+		return 0, errors.New("the run that it is compared with communicates nothing: want one of the same mesh, with mesh.overlap: false")
+	case b.Hidden > b.Total/100:
+		return 0, errors.New("the run that it is compared with communicates beside computing, too: want one with mesh.overlap: false")
 	}
-	perStep := float64(s.Communication.Total) / float64(s.Steps*len(devices))
-	return 1 - float64(s.StepTime-without)/perStep
+	perStep := func(s *TraceSummary) float64 { return s.Communication.Bytes / float64(s.Steps*s.Communication.Devices) }
+	if x, y := perStep(s), perStep(serial); math.Abs(x-y) > 0.1*y {
+		return 0, fmt.Errorf("it sends %s a step and the run that it is compared with %s: they are not of the same mesh and recipe", size(x), size(y))
+	}
+	return float64(serial.StepTime-s.StepTime) / float64(serial.commPerStep()), nil
 }
 
 // String is the summary as a table.
@@ -262,7 +304,7 @@ func (s *TraceSummary) String() string {
 		sent, rate, count := "", "", ""
 		if st.Collectives > 0 {
 			count, sent = fmt.Sprintf("%.0f", st.Collectives), size(st.Bytes)
-			rate = size(st.Bytes/max(1e-9, st.Busy.Seconds())) + "/s"
+			rate = size(st.Bytes/max(1e-9, cmp.Or(st.Comm, st.Busy).Seconds())) + "/s"
 		}
 		fmt.Fprintf(&b, "%-12s %-8s %-24s %7d %10s %10s %12s %11s %10s\n", st.Device, st.Lane, st.Stage, st.Tasks, short(st.Busy), short(st.Wait), count, sent, rate)
 	}

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -71,6 +72,100 @@ func TestSummaryOfParts(t *testing.T) {
 	}
 	if e := s.Stages[1]; e.Stage != "embed" || e.Tasks != 1 || e.Busy != 12*time.Millisecond || e.Wait != 10*time.Millisecond {
 		t.Errorf("%+v", e)
+	}
+}
+
+// What a compute lane communicates hides nothing, not even itself, and what it takes is no computing.
+func TestSummaryOfSerial(t *testing.T) {
+	part := span("backward", "gpu:0", "compute", 20, 30, map[string]float64{BytesSent: 1e6, Collectives: 2})
+	part.Part = communicating
+	whole := span("gather", "gpu:0", "compute", 5, 10, map[string]float64{BytesSent: 1e6, Collectives: 1})
+	whole.Part = communicating
+	s := Summary([]Span{
+		span("embed", "gpu:0", "compute", 0, 5, nil), whole, span("gather", "gpu:0", "compute", 5, 10, nil),
+		part, span("backward", "gpu:0", "compute", 10, 40, nil), span("update", "gpu:0", "compute", 40, 45, nil),
+		span("update", "gpu:0", "compute", 85, 90, nil),
+	})
+	if c := s.Communication; c != (Communication{15 * time.Millisecond, 0, 2e6, 1}) {
+		t.Errorf("communication %+v", c)
+	}
+	for _, st := range s.Stages {
+		if st.Stage == "backward" && (st.Tasks != 1 || st.Busy != 30*time.Millisecond || st.Comm != 10*time.Millisecond || st.Collectives != 2) {
+			t.Errorf("%+v", st)
+		}
+	}
+	if text := s.String(); !strings.Contains(text, "0.0 % of it hidden") || !strings.Contains(text, "100 MB/s") {
+		t.Errorf("summary:\n%s", text)
+	}
+	// 15 ms in 2 steps are 7.5 a step, which takes 45; where one that overlaps takes 40.5, 60 % are hidden.
+	over := *s
+	over.StepTime, over.Communication.Hidden = 40500*time.Microsecond, 10*time.Millisecond
+	if got, err := over.HiddenAgainstSerial(s); err != nil || math.Abs(got-0.6) > 1e-9 {
+		t.Errorf("%v hidden, %v", got, err)
+	}
+	alone, other := TraceSummary{Steps: 2, StepTime: time.Second}, *s
+	other.Communication.Bytes *= 3
+	for want, base := range map[string]*TraceSummary{"communicates nothing": &alone, "beside computing, too": &over, "1 MB a step and the run that it is compared with 3 MB": &other} {
+		if _, err := over.HiddenAgainstSerial(base); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// A task says that it communicates on the lane where it would otherwise compute, with what it notes meanwhile, and nowhere else.
+func TestCommunicating(t *testing.T) {
+	g := New("serial")
+	in := Source(g, "source", count(2))
+	for _, lane := range []LaneKind{Compute, Comm} {
+		Sink(g, "send by "+lane.String(), in, func(t *Task, _ int) error {
+			t.Note("rows", 1)
+			end := t.Communicating()
+			t.Note(BytesSent, 8)
+			end()
+			t.Note("rows", 1)
+			return nil
+		}, On(0, lane))
+	}
+	p, err := g.Build(Devices(fakeDevice("gpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	said := map[string]int{}
+	if err := p.Run(context.Background(), WithSpans(func(s Span) {
+		mu.Lock()
+		defer mu.Unlock()
+		said[fmt.Sprint(s.Stage, ", ", s.Part, ", ", s.Notes)]++
+	})); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"send by compute, communicating, map[bytes sent:8]", "send by compute, , map[rows:2]", "send by comm, , map[bytes sent:8 rows:2]"} {
+		if said[want] != 2 {
+			t.Errorf("%q is not among %v", want, said)
+		}
+	}
+}
+
+// Traces of runs that were killed are read as far as they go, and so is the other form that viewers know; what is no trace is said.
+func TestReadTraceForms(t *testing.T) {
+	const two = `[
+{"name":"a","ph":"X","ts":1,"dur":2,"pid":0,"tid":0}
+,{"name":"b","ph":"X","ts":3,"dur":4,"pid":0,"tid":0}
+`
+	for text, want := range map[string]int{two + "]": 2, `{"displayTimeUnit": "ms", "other": {"x": [1]}, "traceEvents": ` + two + `]}`: 2} {
+		if events, err := ReadTrace(strings.NewReader(text)); err != nil || len(events) != want {
+			t.Errorf("%d events, %v in %s", len(events), err, text)
+		}
+	}
+	for cut, want := range map[string]int{two: 2, two + ",": 2, two[:len(two)-9]: 1, "[\n": 0} {
+		if events, err := ReadTrace(strings.NewReader(cut)); !errors.Is(err, ErrTruncated) || len(events) != want {
+			t.Errorf("%d events, %v in %s", len(events), err, cut)
+		}
+	}
+	for text, want := range map[string]string{"": "empty", "[]": "no events", "{}": "traceEvents", "3": "want a list", "no": "want a list", `[{"name": 3}]`: "event 1", `{"traceEvents": 3}`: "want a list"} {
+		if _, err := ReadTrace(strings.NewReader(text)); err == nil || errors.Is(err, ErrTruncated) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
 	}
 }
 

@@ -61,10 +61,14 @@ func (t *Totals) Span(s Span) {
 		st.Busy, st.Wait = st.Busy-(s.End-s.Start), st.Wait+(s.End-s.Start)
 		return
 	}
-	st.Tasks++
-	st.Busy += s.End - s.Start
 	st.Bytes += s.Notes[BytesSent]
 	st.Collectives += s.Notes[Collectives]
+	if s.Part == communicating { // the task that it is a part of is still to come
+		st.Comm += s.End - s.Start
+		return
+	}
+	st.Tasks++
+	st.Busy += s.End - s.Start
 	if lane := [2]string{s.Device, s.Lane}; s.Lane != "host" {
 		st.Wait += max(0, s.Start-t.free[lane])
 		t.free[lane] = s.End

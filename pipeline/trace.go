@@ -3,6 +3,7 @@ package pipeline
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -121,11 +122,66 @@ func edgeName(e *edge) string {
 	return fmt.Sprintf("%s -> %s.%s", e.from.stage.name, e.to.name, e.input)
 }
 
-// ReadTrace reads what a Tracer wrote.
+// ErrTruncated is wrapped by ReadTrace's error, beside the events that there are, if a trace ends before its end, as that of a run that was
+// killed.
+var ErrTruncated = errors.New("the trace has no end: the run has not ended, or was killed")
+
+// ReadTrace reads what a Tracer wrote, or the other form that viewers know, an object with the events under traceEvents.
 func ReadTrace(r io.Reader) ([]TraceEvent, error) {
-	var events []TraceEvent
-	if err := json.NewDecoder(r).Decode(&events); err != nil {
+	d := json.NewDecoder(bufio.NewReader(r))
+	if err := findEvents(d); err != nil {
 		return nil, fmt.Errorf("reading a trace: %w", err)
 	}
+	var events []TraceEvent
+	for d.More() {
+		var e TraceEvent
+		switch err := d.Decode(&e); {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return events, ErrTruncated
+		case err != nil:
+			return events, fmt.Errorf("reading a trace: event %d: %w", len(events)+1, err)
+		}
+		events = append(events, e)
+	}
+	switch _, err := d.Token(); {
+	case errors.Is(err, io.EOF):
+		return events, ErrTruncated
+	case err != nil:
+		return events, fmt.Errorf("reading a trace: after event %d: %w", len(events), err)
+	case len(events) == 0:
+		return nil, errors.New("reading a trace: it has no events")
+	}
 	return events, nil
+}
+
+// findEvents goes to where the list of events begins.
+func findEvents(d *json.Decoder) error {
+	const want = `want a list of events, or {"traceEvents": [...]}`
+	first, err := d.Token()
+	if errors.Is(err, io.EOF) {
+		return errors.New("it is empty")
+	}
+	if err != nil {
+		return fmt.Errorf("%w; %s", err, want)
+	}
+	for first == json.Delim('{') && d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if key == "traceEvents" {
+			if first, err = d.Token(); err != nil {
+				return err
+			}
+			break
+		}
+		var other json.RawMessage
+		if err := d.Decode(&other); err != nil {
+			return err
+		}
+	}
+	if first != json.Delim('[') {
+		return errors.New(want)
+	}
+	return nil
 }

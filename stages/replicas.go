@@ -630,11 +630,13 @@ func (e *Encoder) count(t *pipeline.Task, groups ...collective.Group) func() {
 	if len(groups) == 0 {
 		groups = []collective.Group{e.ranks.Comm.World, e.ranks.Comm.Replicate, e.ranks.Comm.Shard}
 	}
+	end := t.Communicating()
 	calls, bytes := sent(groups)
 	return func() {
 		c, b := sent(groups)
 		t.Note(pipeline.Collectives, float64(c-calls))
 		t.Note(pipeline.BytesSent, float64(b-bytes))
+		end()
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,12 +13,13 @@ import (
 func TestMesh(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
+	said := map[string]string{}
 	train := func(out string, sets ...string) []any {
 		args := []string{"train", "--log", "human", "-c", at("recipe.yaml"), "--out", at(out), "--trace", "--set", "train.max_steps=8"}
 		for _, s := range sets {
 			args = append(args, "--set", s)
 		}
-		succeed(t, args...)
+		said[out] = succeed(t, args...).stderr
 		return losses(t, at(out+"/metrics.jsonl"))
 	}
 	one := train("one")
@@ -26,7 +28,7 @@ func TestMesh(t *testing.T) {
 	for i, sets := range [][]string{
 		{"mesh.replicate=2"}, {"mesh.shard=3"}, {"mesh.shard=2", "mesh.gradients=early"},
 		{"mesh.replicate=2", "mesh.shard=2", "mesh.parameters=streamed", "model.activation_checkpointing=true", "eval.every=3"}, {"mesh.replicate=2", "mesh.shard=2", "mesh.bucket=4KiB"},
-		{"mesh.replicate=2", "mesh.overlap=false", "mesh.link=10Gb 20us"}, {"mesh.replicate=2", "train.sync=every"},
+		{"mesh.replicate=2", "mesh.overlap=false", "mesh.link=0.02Gb 200us"}, {"mesh.replicate=2", "train.sync=every", "mesh.link=0.1Gb 200us"},
 	} {
 		out := fmt.Sprint("mesh", i)
 		many := train(out, sets...)
@@ -47,15 +49,41 @@ func TestMesh(t *testing.T) {
 		if v, ok := evaluation["value"].(float64); !ok || math.Abs(v-measured) > 0.05 {
 			t.Errorf("%v: the model measures %v, alone %v", sets, evaluation["value"], measured)
 		}
-		if n, _ := last["comm_bytes"].(float64); sets[len(sets)-1] != "train.sync=every" && sets[1%len(sets)] != "mesh.overlap=false" && n == 0 {
-			t.Errorf("%v: no communication in %v", sets, last)
+		if n, _ := last["comm_bytes"].(float64); n < 1e5 { // gradients are 130 kB
+			t.Errorf("%v: too little communication in %v", sets, last)
 		}
-		r := succeed(t, "trace", "summary", at(out+"/trace.json"), "--without", at("one/trace.json"))
-		for _, want := range []string{"gather", "backward", "steps,", "hidden by that measure"} {
+		r := succeed(t, "trace", "summary", at(out+"/trace.json"), at(out+"/trace.1.json"))
+		for _, want := range []string{"gather", "backward", "steps,", "of it hidden behind computation", "trace.1.json\n"} {
 			if !strings.Contains(r.stdout, want) {
 				t.Errorf("%v: the summary lacks %q:\n%s", sets, want, r.stdout)
 			}
 		}
+	}
+	// Where communication is exposed the way out is said, and by how much it was hidden can be asked of the run that hides nothing.
+	for out, want := range map[string]string{"mesh5": "communication that nothing hid: mesh.overlap: true communicates", "mesh6": "communication that nothing hid: train.sync: last reduces"} {
+		if !strings.Contains(said[out], want) {
+			t.Errorf("%s: no %q in %s", out, want, said[out])
+		}
+	}
+	train("beside", "mesh.replicate=2", "mesh.link=0.02Gb 200us")
+	if r := succeed(t, "trace", "summary", at("beside/trace.json"), "--serial", at("mesh5/trace.json")); !strings.Contains(r.stdout, "hidden by that measure") {
+		t.Errorf("%s", r.stdout)
+	}
+	for base, want := range map[string]string{"one": "communicates nothing", "beside": "beside computing, too", "mesh6": "mesh"} {
+		if r := contraflow(t, "", "trace", "summary", at("beside/trace.json"), "--serial", at(base+"/trace.json")); r.code != 1 || !strings.Contains(r.stderr, want) {
+			t.Errorf("against %s: exit code %d: %s%s", base, r.code, r.stdout, r.stderr)
+		}
+	}
+	// A run that was killed leaves a trace without an end.
+	whole, err := os.ReadFile(at("beside/trace.json"))
+	if err == nil {
+		err = os.WriteFile(at("cut.json"), whole[:len(whole)*2/3], 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := succeed(t, "trace", "summary", at("cut.json")); !strings.Contains(r.stdout, "gather") || !strings.Contains(r.stderr, "has no end") {
+		t.Errorf("%s%s", r.stdout, r.stderr)
 	}
 	// bf16 between ranks: close, not equal.
 	for step, loss := range train("wire", "mesh.replicate=2", "mesh.wire=bf16") {

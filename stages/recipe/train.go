@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"contraflow/gpustage"
@@ -546,12 +547,37 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	s.Seconds = time.Since(log.began).Seconds()
 	s.Communication = log.comm
 	if exposed := (log.comm.Total - log.comm.Hidden).Seconds(); exposed > 0.05*s.Seconds {
-		x.obs.note("%.0f %% of the time went into communication that nothing hid: larger batches (batch.accumulate, batch.global_size), mesh.wire: bf16, or more than one sub-batch per step hide more", 100*exposed/s.Seconds)
+		x.obs.note("%.0f %% of the time went into communication that nothing hid: %s", 100*exposed/s.Seconds, x.hideMore())
 	}
 	s.Skipped = len(x.skipped)
 	s.Dropped, s.DroppedBy = x.sampler.Stats().Dropped, x.Recipe.leavesOut()
 	s.Model = filepath.Join(dir, "model")
 	return s, log.record.end(s)
+}
+
+// hideMore says what would leave less communication exposed, as far as the recipe leaves it to do. What hides gradients is the last sub-batch's
+// backward pass, once a step: the longer it is, the more. (Larger contrastive batches would do that as well, but they change the loss.)
+func (x *Run) hideMore() string {
+	r := x.Recipe
+	switch {
+	case !r.Mesh.Overlap:
+		return "mesh.overlap: true communicates beside computing"
+	case r.Train.Sync == "every":
+		return "train.sync: last reduces gradients once a step"
+	}
+	var help []string
+	if x.sharding != (sharding{}) {
+		help = append(help, "mesh.parameters: resident and mesh.gradients: late send less, if there is memory")
+	} else if x.predictedSubs() > 1 {
+		help = append(help, "larger sub-batches (batch.sub_batch) give gradients a longer backward pass to travel beside")
+	}
+	if r.Mesh.Wire == "f32" {
+		help = append(help, "mesh.wire: bf16 sends half")
+	}
+	if !x.sharding.early {
+		help = append(help, "batch.accumulate sends gradients once for several batches")
+	}
+	return strings.Join(append(help, "contraflow plan --link tells what another link would hide"), "; ")
 }
 
 // A run into a folder that holds the model of another one replaces it at its end only. Until then the other run's recipe and metrics, which
