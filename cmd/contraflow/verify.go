@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -20,9 +21,13 @@ func newVerify() *cobra.Command {
 replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
 double precision, which in turn is compared with a finite difference of the loss. It prints a row for each and exits with 1 if
 any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, a plain computation in single
-precision on the reference device tells, in a row of its own, and the limit follows it.`,
-		Example: "  contraflow verify-grads -c recipe.yaml --replicas 1,2,4 --shards 1,2 --sub-batch 8,32 --accumulate 1,3",
-		Args:    noArgs,
+precision on the reference device tells, in a row of its own, and the limit follows it.
+
+Meshes are of ranks in this process, which exchange as the recipe says (mesh.wire, mesh.overlap, train.sync, loss.gather_across_devices). Started by
+mpirun, srun or torchrun it verifies the job's own mesh: each rank what it computes alone, and then all of them together.`,
+		Example: `  contraflow verify-grads -c recipe.yaml --replicas 1,2,4 --shards 1,2 --sub-batch 8,32 --accumulate 1,3
+  mpirun -n 4 contraflow verify-grads -c recipe.yaml --replicas 2 --shards 2`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.out == "" {
 				f.out = "unused" // nothing is written
@@ -35,30 +40,49 @@ precision on the reference device tells, in a row of its own, and the limit foll
 			if err != nil {
 				return err
 			}
-			x, err := recipe.Open(cmd.Context(), r, newUI(cmd.ErrOrStderr(), false).observer(1))
+			place, err := joinJob(cmd.Context(), r)
 			if err != nil {
 				return err
 			}
-			defer x.Close()
-			w := cmd.OutOrStdout()
-			if plant != "" {
-				fmt.Fprintf(w, "with a fault planted: %s\n", plant)
-			}
-			o.Report = func(row recipe.VerifyRow) {
-				verdict := "ok"
-				if !row.OK {
-					verdict = "WRONG"
+			main, ok := true, false
+			verify := func(x *recipe.Run) (err error) {
+				w := cmd.OutOrStdout()
+				if main = x.Main(); !main {
+					w = io.Discard
 				}
-				fmt.Fprintf(w, "%-5s  %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
-			}
-			ok, err := x.Verify(cmd.Context(), o)
-			if err != nil {
+				if plant != "" {
+					fmt.Fprintf(w, "with a fault planted: %s\n", plant)
+				}
+				o := o
+				o.Report = func(row recipe.VerifyRow) {
+					verdict := "ok"
+					if !row.OK {
+						verdict = "WRONG"
+					}
+					fmt.Fprintf(w, "%-5s  %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
+				}
+				if ok, err = x.Verify(cmd.Context(), o); ok {
+					fmt.Fprintln(w, "all gradients agree")
+				}
 				return err
 			}
-			if !ok {
-				return errors.New("gradients are wrong")
+			obs := newUI(cmd.ErrOrStderr(), false).observer(1)
+			if place.World != nil {
+				err = recipe.OnRanks(cmd.Context(), r, place, obs, verify)
+			} else { // which makes its own ranks
+				var x *recipe.Run
+				if x, err = recipe.Open(cmd.Context(), r, obs); err == nil {
+					err = errors.Join(verify(x), x.Close())
+				}
 			}
-			fmt.Fprintln(w, "all gradients agree")
+			switch {
+			case err != nil:
+				return err
+			case !ok && main:
+				return errors.New("gradients are wrong")
+			case !ok:
+				return exitCode(1)
+			}
 			return nil
 		},
 	}
@@ -67,7 +91,7 @@ precision on the reference device tells, in a row of its own, and the limit foll
 	cmd.Flags().IntSliceVar(&o.Accumulate, "accumulate", o.Accumulate, "contrastive batches per step")
 	cmd.Flags().IntSliceVar(&o.Replicas, "replicas", o.Replicas, "ranks along the mesh's replicate axis")
 	cmd.Flags().IntSliceVar(&o.Shards, "shards", o.Shards, "ranks along the mesh's shard axis")
-	cmd.Flags().StringVar(&plant, "plant", "", "plant a fault that must be found: factor, mask, remote or dropout")
+	cmd.Flags().StringVar(&plant, "plant", "", "plant a fault that must be found: factor, mask, remote or dropout; on a mesh gather, scatter, sync or shard")
 	f.add(cmd)
 	return cmd
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"contraflow/collective"
-	"contraflow/collective/local"
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
@@ -29,7 +28,7 @@ const (
 	FaultDropout Fault = "dropout" // replayed passes drop other elements
 )
 
-// Faults lists them.
+// Faults lists them; those of ranks are MeshFaults.
 var Faults = []Fault{FaultFactor, FaultMask, FaultRemote, FaultDropout}
 
 // VerifyOptions choose what is compared. DefaultVerify is a start.
@@ -63,8 +62,8 @@ func (o VerifyOptions) Check() error {
 			}
 		}
 	}
-	if o.Plant != "" && !slices.Contains(Faults, o.Plant) {
-		return fmt.Errorf("there is no fault %q to plant; there are %v", o.Plant, Faults)
+	if faults := slices.Concat(Faults, MeshFaults); o.Plant != "" && !slices.Contains(faults, o.Plant) {
+		return fmt.Errorf("there is no fault %q to plant; there are %v", o.Plant, faults)
 	}
 	return nil
 }
@@ -112,10 +111,15 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if o.Plant == FaultRemote && x.reranker != nil {
 		return false, fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", o.Plant)
 	}
-	ok := true
+	meshes, err := x.checkMeshes(o)
+	if err != nil {
+		return false, err
+	}
+	var wrong []VerifyRow
 	report := func(r VerifyRow) {
-		r.OK = r.Error <= r.Limit // a NaN is not
-		ok = ok && r.OK
+		if r.OK = r.Error <= r.Limit; !r.OK { // a NaN is not
+			wrong = append(wrong, r)
+		}
 		if o.Report != nil {
 			o.Report(r)
 		}
@@ -125,11 +129,12 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 		if err != nil {
 			return false, err
 		}
+		v.meshes = meshes
 		if err := v.run(ctx, report); err != nil {
 			return false, err
 		}
 	}
-	return ok, nil
+	return x.together(ctx, wrong, report)
 }
 
 // verifier compares one step's gradients.
@@ -138,6 +143,8 @@ type verifier struct {
 	o          VerifyOptions
 	accumulate int
 	chunks     []*stages.Chunk // one per contrastive batch
+	meshes     []collective.Mesh
+	sliced     map[int]stages.Captured // see truthFor
 }
 
 func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate int) (*verifier, error) {
@@ -173,6 +180,8 @@ type way struct {
 	dropout float64
 	plant   Fault
 	mesh    collective.Mesh // Size 0 or 1: one process
+	wire    gpustage.DType  // of a mesh; F32 or BF16
+	rounded bool            // what travels is rounded before, and the wire takes it as it is
 	sharding
 	ref bool // on the reference device instead of the recipe's
 }
@@ -203,6 +212,9 @@ func (w way) String() string {
 	if w.mesh.Shard > 1 {
 		s += ", " + w.sharding.String()
 	}
+	if w.wire == gpustage.BF16 {
+		s += ", bf16 wire"
+	}
 	if w.tile[0] > 0 {
 		s += fmt.Sprintf(", tiles %dx%d", w.tile[0], w.tile[1])
 	}
@@ -228,11 +240,13 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 		if err != nil {
 			return err
 		}
-		derivative, err := v.derivative(ctx, truthWay, truth.Gradient)
-		if err != nil {
-			return err
+		if !v.meshOnly() {
+			derivative, err := v.derivative(ctx, truthWay, truth.Gradient)
+			if err != nil {
+				return err
+			}
+			report(VerifyRow{Config: prefix + truthWay.String(), Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
 		}
-		report(VerifyRow{Config: prefix + truthWay.String(), Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
 		compare := func(w way, limit float64) (VerifyRow, error) {
 			compute := v.gradient
 			if w.mesh.Size() > 1 {
@@ -242,11 +256,26 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			if err != nil {
 				return VerifyRow{}, err
 			}
-			where, e := worst(v.x.model.Layout, got.Gradient, truth.Gradient)
-			return VerifyRow{Config: prefix + w.String(), Against: "plain, f64", Error: e, Parameter: where, Limit: limit}, nil
+			want, err := v.truthFor(ctx, w, truthWay, truth)
+			if err != nil {
+				return VerifyRow{}, err
+			}
+			row := VerifyRow{Config: prefix + w.String(), Against: "plain, f64", Limit: limit}
+			row.Parameter, row.Error = worst(v.x.model.Layout, got.Gradient, want.Gradient)
+			if w.wire == gpustage.BF16 {
+				row.Config += fmt.Sprintf(" (%.1g from f64)", row.Error)
+				row.Against = "rounded before"
+				w.rounded, w.plant = true, ""
+				if want, err = v.onMesh(ctx, w); err != nil {
+					return VerifyRow{}, err
+				}
+				row.Parameter, row.Error = worst(v.x.model.Layout, got.Gradient, want.Gradient)
+			}
+			return row, nil
 		}
 		base := verifyLimit(v.x.Recipe.Loss.Scale)
 		limit, most, measured := base, noiseMost*base, false
+		v.sliced = map[int]stages.Captured{}
 		for _, w := range v.ways(p) {
 			row, err := compare(w, limit)
 			if err != nil {
@@ -272,9 +301,15 @@ func (x *Run) dropoutRate() float64 {
 	return max(x.model.Config.HiddenDropout, x.model.Config.AttentionDropout)
 }
 
+// meshOnly tells whether a fault is planted that one rank alone can't have.
+func (v *verifier) meshOnly() bool { return slices.Contains(MeshFaults, v.o.Plant) }
+
 // ways varies everything that must not matter, after the plain way.
 func (v *verifier) ways(dropout float64) []way {
-	out := []way{{dtype: gpustage.F32, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: dropout, plant: v.o.Plant}}
+	var out []way
+	if !v.meshOnly() {
+		out = append(out, way{dtype: gpustage.F32, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: dropout, plant: v.o.Plant})
+	}
 	for _, rows := range v.o.SubBatches {
 		base := way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, dropout: dropout, plant: v.o.Plant}
 		kept, replayed, some, checkpointed := base, base, base, base
@@ -282,22 +317,27 @@ func (v *verifier) ways(dropout float64) []way {
 		some.budget = int64(v.x.model.Memory([]int{v.x.text.DocumentLength}).Kept) * int64(rows)
 		some.tile = [2]int{3, 5}
 		checkpointed.every = 1
-		out = append(out, kept, replayed, some, checkpointed)
+		if !v.meshOnly() {
+			out = append(out, kept, replayed, some, checkpointed)
+		}
 		if own := v.x.model.Options.CheckpointEvery; own > 1 { // segments of several layers, as the recipe has them
 			checkpointed.every = own
-			out = append(out, checkpointed)
+			if !v.meshOnly() {
+				out = append(out, checkpointed)
+			}
 		}
-		for _, replicas := range v.o.Replicas {
-			for _, shards := range v.o.Shards {
-				if mesh := (collective.Mesh{Replicate: replicas, Shard: shards}); mesh.Size() > 1 {
-					m := v.x.Recipe.Mesh
-					m.Shard, m.Parameters, m.Gradients = shards, "auto", "auto"
-					for i, w := range []way{kept, some, checkpointed} {
-						all := m.shardings()
-						w.mesh, w.sharding = mesh, all[i%len(all)]
-						out = append(out, w)
-					}
-				}
+		for _, mesh := range v.meshes {
+			m := v.x.Recipe.Mesh
+			m.Shard, m.Parameters, m.Gradients = mesh.Shard, "auto", "auto"
+			all := m.shardings()
+			for i, w := range []way{kept, some, checkpointed} {
+				w.mesh, w.sharding = mesh, all[i%len(all)]
+				out = append(out, w)
+			}
+			if v.x.exchanging().Wire == gpustage.BF16 {
+				w := some
+				w.mesh, w.sharding, w.wire = mesh, all[0], gpustage.BF16
+				out = append(out, w)
 			}
 		}
 	}
@@ -341,31 +381,6 @@ func (v *verifier) gradient(ctx context.Context, w way) (stages.Captured, error)
 	}
 	defer m.Free()
 	return v.step(ctx, w, m, nil, false)
-}
-
-// onMesh runs one step as local ranks, or as the rank that this process is, and captures the gradient.
-func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err error) {
-	err = local.Run(w.mesh.Size(), func(world collective.World) error {
-		c, err := collective.Connect(ctx, world, w.mesh)
-		if err != nil {
-			return err
-		}
-		ranks, err := stages.Join(ctx, c, stages.Exchanging{LocalNegatives: v.x.reranker != nil, BucketBytes: 1 << 12, Early: w.early, Streamed: w.streamed})
-		if err != nil {
-			return err
-		}
-		m, err := v.model(w, ranks)
-		if err != nil {
-			return err
-		}
-		defer m.Free()
-		got, err := v.step(ctx, w, m, ranks, false)
-		if err == nil && world.Rank() == 0 {
-			out = got
-		}
-		return err
-	})
-	return out, err
 }
 
 // slice is a rank's part of the batches.

@@ -127,6 +127,61 @@ func TestVerifyReranker(t *testing.T) {
 	}
 }
 
+// On a mesh ranks exchange as the recipe says, and exchanging wrongly is found, by the ways on meshes alone.
+func TestVerifyMesh(t *testing.T) {
+	for _, c := range []struct {
+		sets           []string
+		fault          recipe.Fault
+		shards, meshes int
+		want           string
+	}{
+		{sets: []string{"mesh.wire=bf16", "train.sync=every"}, shards: 1, meshes: 4, want: "(0."},
+		{sets: []string{"loss.gather_across_devices=false", "mesh.overlap=false"}, shards: 2, meshes: 3, want: "parameters streamed"},
+		{fault: recipe.FaultGather, shards: 1, meshes: 3}, {fault: recipe.FaultScatter, shards: 1, meshes: 3},
+		{fault: recipe.FaultSync, shards: 1, meshes: 3}, {fault: recipe.FaultSync, shards: 2, meshes: 3}, {fault: recipe.FaultShard, shards: 2, meshes: 3},
+	} {
+		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, c.sets...), recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := recipe.DefaultVerify()
+		o.Accumulate, o.SubBatches, o.Rows, o.Replicas, o.Shards, o.Plant = []int{1}, []int{4}, 6, []int{2}, []int{c.shards}, c.fault
+		seen, meshes, wrong, elsewhere := "", 0, 0, 0
+		o.Report = func(r recipe.VerifyRow) {
+			seen += fmt.Sprintf("%+v\n", r)
+			switch mesh := strings.Contains(r.Config, "mesh 2 x"); {
+			case mesh && !r.OK:
+				wrong++
+				fallthrough
+			case mesh:
+				meshes++
+			case !r.OK:
+				elsewhere++
+			}
+		}
+		ok, err := x.Verify(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok != (c.fault == "") || elsewhere > 0 || meshes != c.meshes || c.fault != "" && wrong != meshes || !strings.Contains(seen, c.want) {
+			t.Errorf("%v, fault %q: ok is %t, %d of %d ways on meshes are wrong, %d others\n%s", c.sets, c.fault, ok, wrong, meshes, elsewhere, seen)
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	local, err := recipe.Open(t.Context(), freshRecipe(t, 1, "loss.gather_across_devices=false"), recipe.Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer local.Close()
+	for want, o := range map[string]recipe.VerifyOptions{"needs a mesh": {Plant: recipe.FaultSync, Rows: 4}, "no other ranks' rows": {Plant: recipe.FaultGather, Rows: 4, Replicas: []int{2}, Shards: []int{1}}} {
+		if _, err := local.Verify(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // The recipe's own activation checkpointing is among what is verified, alone and on a mesh.
 func TestVerifySegments(t *testing.T) {
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 1, "model.activation_checkpointing=true", "model.dropout=0"), recipe.Observer{})
