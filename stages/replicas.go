@@ -2,10 +2,12 @@ package stages
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/gob"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -128,9 +130,14 @@ func agree(ctx context.Context, g collective.Group, facts map[string]string) err
 		return err
 	}
 	var differ []string
+	said := map[string]bool{} // of many ranks, one that differs is enough
 	for rank, other := range all {
-		for name, v := range other {
-			if first := all[0][name]; v != first {
+		names := maps.Clone(all[0])
+		maps.Copy(names, other)
+		for name := range names {
+			first, v := cmp.Or(all[0][name], "not set"), cmp.Or(other[name], "not set")
+			if v != first && !said[name] {
+				said[name] = true
 				differ = append(differ, fmt.Sprintf("%s is %s on rank 0, %s on rank %d", name, first, v, rank))
 			}
 		}
@@ -296,7 +303,7 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch with %d texts in %d columns, want rows from %d with %d columns",
 				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), len(p.Counts), at, columns)
 		}
-		if first := peers[0].PartRows == nil; first != (p.PartRows == nil) && texts > 0 && len(peers[0].Texts) > 0 || p.PartRows != nil && len(p.PartRows) != texts {
+		if first := peers[0].PartRows == nil; (first != (p.PartRows == nil) && texts > 0 && len(peers[0].Texts) > 0) || (p.PartRows != nil && len(p.PartRows) != texts) {
 			return nil, fmt.Errorf("%w: rank %d says %d lengths of %d texts, rank 0 %d", ErrDisagree, rank, len(p.PartRows), texts, len(peers[0].PartRows))
 		}
 		at += p.Rows

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,7 +92,11 @@ func TestMPITrains(t *testing.T) {
 		t.Fatalf("%d steps, want 20", len(one))
 	}
 	for _, out := range []string{"local", "mpi0", "mpi1"} {
-		for step, l := range losses(t, at(out+"/metrics.jsonl")) {
+		many := losses(t, at(out+"/metrics.jsonl"))
+		if len(many) != len(one) {
+			t.Errorf("%s: %d steps, want %d", out, len(many), len(one))
+		}
+		for step, l := range many {
 			if a, b := one[step].(float64), l.(float64); !(math.Abs(a-b) <= 1e-4*a) {
 				t.Errorf("%s: step %d: loss %v, one rank %v", out, step, b, a)
 			}
@@ -100,6 +105,84 @@ func TestMPITrains(t *testing.T) {
 	// Sums have the order of ranks everywhere: four processes have the bits of four goroutines.
 	if a, b := losses(t, at("local/metrics.jsonl")), losses(t, at("mpi0/metrics.jsonl")); fmt.Sprint(a) != fmt.Sprint(b) {
 		t.Errorf("losses of 4 processes %v, of 4 local ranks %v", b, a)
+	}
+}
+
+// The quickstart's own recipe and data, in a folder that CONTRAFLOW_QUICKSTART names, give the losses of one rank on 4 local ranks and on 4
+// processes.
+func TestMPITrainsQuickstart(t *testing.T) {
+	folder := os.Getenv("CONTRAFLOW_QUICKSTART")
+	if why := "CONTRAFLOW_QUICKSTART names no folder that contraflow quickstart has made"; folder == "" {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	dir := t.TempDir()
+	train := func(out string, sets ...string) []string {
+		args := []string{"train", "--log", "human", "-c", filepath.Join(folder, "recipe.yaml"), "--out", filepath.Join(dir, out)}
+		for _, s := range append(sets, "train.max_steps=20", "batch.global_size=64", "batch.sub_batch={rows: 11}", "eval={every: 0}", "save.best=false") {
+			args = append(args, "--set", s)
+		}
+		return args
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	if text, err := mpirun(t, ctx, append([]string{"4"}, train("mpi")...)).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	succeed(t, train("one")...)
+	succeed(t, train("local", "mesh.replicate=4")...)
+	one := losses(t, filepath.Join(dir, "one", "metrics.jsonl"))
+	for _, out := range []string{"local", "mpi"} {
+		many, worst := losses(t, filepath.Join(dir, out, "metrics.jsonl")), 0.0
+		if len(one) != 20 || len(many) != 20 {
+			t.Fatalf("%s: %d steps, one rank %d, want 20", out, len(many), len(one))
+		}
+		for step, l := range many {
+			a, b := one[step].(float64), l.(float64)
+			if worst = max(worst, math.Abs(a-b)/a); !(math.Abs(a-b) <= 1e-4*a) {
+				t.Errorf("%s: step %d: loss %v, one rank %v", out, step, b, a)
+			}
+		}
+		t.Logf("%s: losses differ by %.2g of one rank's at most", out, worst)
+	}
+}
+
+// Of several ranks on a machine one serves metrics.
+func TestMPIMetrics(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	dir := workspace(t)
+	text, err := mpirun(t, ctx, []string{
+		"2", "train", "--log", "human", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "train.max_steps=2", "--set", "eval={every: 0}", "--metrics-addr", l.Addr().String(),
+	}).CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+// Under mpirun verify-grads verifies the job's own mesh, once, and finds what is wrong with how its ranks exchange.
+func TestMPIVerify(t *testing.T) {
+	args := []string{"2", "verify-grads", "-c", filepath.Join(workspace(t), "recipe.yaml"), "--accumulate", "1", "--sub-batch", "5", "--rows", "6", "--set", "mesh.wire=bf16"}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	text, err := mpirun(t, ctx, args).CombinedOutput()
+	if all := strings.Count(string(text), "all gradients agree"); err != nil || all != 1 || strings.Count(string(text), "mesh 2 x 1, ") != 4 {
+		t.Errorf("%v\n%s", err, text)
+	}
+	text, err = mpirun(t, ctx, append(args, "--plant", "sync")).CombinedOutput()
+	if n := strings.Count(string(text), "WRONG"); err == nil || n != 8 || strings.Count(string(text), "on rank 1: ") != 4 || strings.Count(string(text), "gradients are wrong") != 1 {
+		t.Errorf("%d are wrong: %v\n%s", n, err, text)
+	}
+	text, err = mpirun(t, ctx, append(args, "--replicas", "3")).CombinedOutput()
+	if err == nil || !strings.Contains(string(text), "the job has 2 ranks, and none of the meshes of [3] replicas x [1] shards does") {
+		t.Errorf("%v\n%s", err, text)
 	}
 }
 
@@ -269,11 +352,13 @@ func TestMPIDisagree(t *testing.T) {
 		second []string
 		want   []string
 	}{
-		"weights":          {append(slices.Clone(base), "--set", "model.path="+changed), []string{"the model is", "on rank 0", "on rank 1"}},
-		"streamed weights": {append(slices.Clone(streamed), "--set", "model.path="+changed), []string{"the model is", "on rank 0", "on rank 1"}},
-		"recipe":           {append(base, "--set", "optimizer.lr=1e-4"), []string{"the recipe is", "on rank 0", "on rank 1"}},
-		"dataset":          {[]string{"train", "--log", "human", "-c", filepath.Join(other, "recipe.yaml"), "--out", at("out")}, []string{"the dataset is", "on rank 0", "on rank 1"}},
-		"size":             {append(base, "--set", "mesh.replicate=3"), []string{"mesh: 3 x 1", "3 ranks, the job has 2"}},
+		"weights":               {append(slices.Clone(base), "--set", "model.path="+changed), []string{"the model is", "on rank 0", "on rank 1"}},
+		"streamed weights":      {append(slices.Clone(streamed), "--set", "model.path="+changed), []string{"the model is", "on rank 0", "on rank 1"}},
+		"recipe":                {append(slices.Clone(base), "--set", "optimizer.lr=1e-4"), []string{"optimizer.lr is 0.001 on rank 0, 0.0001 on rank 1"}},
+		"saving":                {append(slices.Clone(base), "--set", "save.every=3"), []string{"save.every is 500 on rank 0, 3 on rank 1"}},
+		"a key that is not set": {append(slices.Clone(base), "--set", "mesh.bucket=4KiB"), []string{"mesh.bucket is not set on rank 0, 4KiB on rank 1"}},
+		"dataset":               {[]string{"train", "--log", "human", "-c", filepath.Join(other, "recipe.yaml"), "--out", at("out")}, []string{"the dataset is", "on rank 0", "on rank 1"}},
+		"size":                  {append(slices.Clone(base), "--set", "mesh.replicate=3"), []string{"mesh: 3 x 1", "3 ranks, the job has 2"}},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		began := time.Now()

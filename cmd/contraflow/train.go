@@ -67,14 +67,6 @@ write one and go on.`,
 				return err
 			}
 			defer ui.close()
-			watcher, err := serveMetrics(metricsAddr)
-			if err != nil {
-				return fmt.Errorf("--metrics-addr: %w", err)
-			}
-			defer watcher.close()
-			if watcher != nil {
-				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics")
-			}
 			opts := []recipe.TrainOption{recipe.Controlled(control)}
 			if resume {
 				opts = append(opts, recipe.Resuming())
@@ -85,6 +77,16 @@ write one and go on.`,
 			place, err := joinJob(cmd.Context(), r)
 			if err != nil {
 				return err
+			}
+			var watcher *watcher
+			if place.World == nil || place.World.Rank() == 0 { // steps and evaluations are the job's; other ranks have nothing to tell
+				if watcher, err = serveMetrics(metricsAddr); err != nil {
+					return fmt.Errorf("--metrics-addr: %w", err)
+				}
+				defer watcher.close()
+			}
+			if watcher != nil {
+				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics")
 			}
 			err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer(r.Log.Every)), func(x *recipe.Run) error {
 				if !x.Main() {
@@ -113,7 +115,7 @@ write one and go on.`,
 	cmd.Flags().BoolVar(&resume, "resume", false, "go on from the newest complete checkpoint in save.dir, if there is one")
 	cmd.Flags().BoolVar(&quiet, "quiet", false, "print errors only")
 	cmd.Flags().StringVar(&log, "log", "auto", "how to print progress: human, json, or auto: human on a terminal, JSON lines elsewhere")
-	cmd.Flags().StringVar(&metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this address, such as :9090, under /metrics")
+	cmd.Flags().StringVar(&metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this address, such as :9090, under /metrics; of several ranks, rank 0 does")
 	f.add(cmd)
 	return cmd
 }

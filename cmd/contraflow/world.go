@@ -38,9 +38,9 @@ func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
 	}
 	switch backend {
 	case "mpi":
-		p.World, err = mpi.Open(ctx)
+		p.World, err = mpi.Open(ctx, mpi.Deadline(time.Duration(r.Mesh.Deadline)))
 	case "nccl":
-		p.World, err = nccl.Open(ctx, job)
+		p.World, err = nccl.Open(ctx, job, nccl.Deadline(time.Duration(r.Mesh.Deadline)))
 	default:
 		return recipe.Place{}, nil
 	}

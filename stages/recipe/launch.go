@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -46,7 +47,7 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 		}
 		return errors.Join(f(x), x.Close())
 	}
-	var opts []local.Option
+	opts := []local.Option{local.Deadline(time.Duration(r.Mesh.Deadline))}
 	if r.Mesh.Link != nil {
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
@@ -134,8 +135,8 @@ func (r Recipe) exchanging() stages.Exchanging {
 // agree makes sure that all ranks train the same.
 func (x *Run) agree(ctx context.Context) error {
 	r := x.Recipe
-	r.Save, r.Log = Save{}, Log{}
-	r.Model.Path = "" // the same model may lie elsewhere
+	r.Save.Dir, r.Log = "", Log{} // which may differ from machine to machine, and rank 0's counts
+	r.Model.Path = ""             // the same model may lie elsewhere
 	guide := "none"
 	if x.guide != nil {
 		g := *r.Loss.Guide
@@ -146,7 +147,7 @@ func (x *Run) agree(ctx context.Context) error {
 	for i := range r.Data.Train {
 		r.Data.Train[i].Path = nil
 	}
-	text, err := r.YAML()
+	facts, err := r.values()
 	if err != nil {
 		return err
 	}
@@ -163,21 +164,41 @@ func (x *Run) agree(ctx context.Context) error {
 		}
 		data = append(data, fmt.Sprintf("%v (%d rows)", d.Fingerprint(), d.Rows()))
 	}
-	return x.ranks.Agree(ctx, map[string]string{
-		"the recipe":     hash(text),
-		"the dataset":    strings.Join(data, ", "),
-		"its columns":    strings.Join(columns, ", "),
-		"the model":      fmt.Sprintf("%s (%d parameters)", params, x.model.Layout.Len),
-		theGuide:         guide,
-		"its type":       x.model.DType.String(),
-		"the seed":       fmt.Sprint(r.Train.Seed),
-		"the batch size": fmt.Sprint(r.Batch.GlobalSize),
+	maps.Copy(facts, map[string]string{
+		"the dataset": strings.Join(data, ", "),
+		"its columns": strings.Join(columns, ", "),
+		"the model":   fmt.Sprintf("%s (%d parameters)", params, x.model.Layout.Len),
+		theGuide:      guide,
+		"its type":    x.model.DType.String(),
 	})
+	return x.ranks.Agree(ctx, facts)
 }
 
-func hash(b []byte) string {
-	h := xxh3.Hash128(b).Bytes()
-	return hex.EncodeToString(h[:8])
+// values is what the recipe says, as resolved, by full keys.
+func (r Recipe) values() (map[string]string, error) {
+	text, err := r.YAML()
+	if err != nil {
+		return nil, err
+	}
+	root, err := parseTree("the recipe", text)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	var walk func(path string, n *node)
+	walk = func(path string, n *node) {
+		for _, e := range n.keys {
+			walk(join(path, e.key), e.value)
+		}
+		for i, e := range n.list {
+			walk(fmt.Sprintf("%s[%d]", path, i), e)
+		}
+		if n.kind == scalar {
+			out[path] = n.text
+		}
+	}
+	walk("", root)
+	return out, nil
 }
 
 // hashParams is the hash of the parameters that ranks hold together.

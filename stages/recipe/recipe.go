@@ -23,6 +23,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"contraflow/collective"
 	"contraflow/collective/sim"
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
@@ -170,6 +171,7 @@ type Mesh struct {
 	Overlap    bool   `yaml:"overlap"`          // communicate beside computing
 	Bucket     Bytes  `yaml:"bucket,omitempty"` // of gradients that are reduced at once; 0: by the model
 	Link       *Link  `yaml:"link,omitempty"`   // simulated between local ranks
+	Deadline   Wait   `yaml:"deadline"`         // how long a rank waits for others
 }
 
 type Eval struct {
@@ -234,7 +236,7 @@ func Default() Recipe {
 		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, ContrastAnchors: true, ContrastPositives: true, GatherAcrossDevices: true},
 		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last", OnNaN: "stop"},
-		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto"},
+		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto", Deadline: Wait(collective.DefaultDeadline)},
 		Eval:      Eval{Every: 500, Metric: "ndcg@10"},
 		Save:      Save{Every: Period{Steps: 500}, Keep: 2},
 		Log:       Log{Every: 10},
@@ -524,6 +526,22 @@ func (l *Link) decode(d *decoder, path string, n *node) {
 func (l Link) MarshalYAML() (any, error) {
 	return fmt.Sprintf("%gGB %v", l.Bandwidth/1e9, l.Latency), nil
 }
+
+// Wait is a time such as 10m.
+type Wait time.Duration
+
+func (w *Wait) decode(d *decoder, path string, n *node) {
+	if n.kind == scalar && !n.quoted {
+		if t, err := time.ParseDuration(n.text); err == nil && t > 0 {
+			*w = Wait(t)
+			return
+		}
+	}
+	d.fail(n.at, path, "want a time such as 10m, got %s", describe(n))
+}
+
+// MarshalYAML writes it as it was given.
+func (w Wait) MarshalYAML() (any, error) { return time.Duration(w).String(), nil }
 
 // Count is a number or "all", which is dataset.AllNegatives.
 type Count int

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"contraflow/collective"
 	"contraflow/collective/local"
@@ -119,7 +120,7 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 	if v.x.ranks != nil {
 		err = rank(v.x.ranks.Comm.World)
 	} else {
-		err = local.Run(w.mesh.Size(), rank)
+		err = local.Run(w.mesh.Size(), rank, local.Deadline(time.Duration(v.x.Recipe.Mesh.Deadline)))
 	}
 	return out, err
 }
