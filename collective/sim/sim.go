@@ -11,6 +11,7 @@ package sim
 import (
 	"encoding"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,8 @@ import (
 	"contraflow/collective/local"
 )
 
-// Link is what connects each rank to all others, in both directions at once.
+// Link is what connects each rank to all others, in both directions at once. Operations of several groups that are under way at the same time,
+// gradients and streamed parameters, have all of it each.
 type Link struct {
 	Bandwidth float64       // bytes per second and direction; 0: no limit
 	Latency   time.Duration // from the last rank's call to the first byte
@@ -64,7 +66,7 @@ func (l *Link) UnmarshalText(text []byte) error {
 	unit := strings.TrimSuffix(rate[len(number):], "/s")
 	factor, ok := units[unit]
 	v, err := strconv.ParseFloat(number, 64)
-	if !ok || err != nil || !(v > 0) {
+	if !ok || err != nil || !(v > 0) || math.IsInf(v, 0) {
 		return bad()
 	}
 	parsed.Bandwidth = v * factor

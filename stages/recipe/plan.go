@@ -29,6 +29,19 @@ type Rates struct {
 	Score    float64                  // of the loss: seconds per row and candidate
 	Update   float64                  // seconds per parameter
 	Others   map[string]time.Duration // stages on the host, per task
+	Device   string                   // that it was measured on, or what is known of it
+}
+
+// TokensPerS is how many tokens a device trains in a second, without replay.
+func (r Rates) TokensPerS() float64 { return 1 / (r.Forward + r.Backward) }
+
+// Of makes them those of another device, which trains so many tokens in a second of the same model: everything that devices compute takes in proportion,
+// what the host does stays.
+func (r Rates) Of(tokensPerS float64) Rates {
+	f := r.TokensPerS() / tokensPerS
+	r.Forward, r.Backward, r.Score, r.Update = r.Forward*f, r.Backward*f, r.Score*f, r.Update*f
+	r.Device = "a device as given"
+	return r
 }
 
 // Calibrate trains a few steps of the recipe on this rank alone, as one of so many ranks would, and returns what that took. The
@@ -69,7 +82,9 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
 	if steps < 2 {
 		first = "-"
 	}
-	return rates(spans, first, float64(x.model.Layout.Trained())), nil
+	r := rates(spans, first, float64(x.model.Layout.Trained()))
+	r.Device = x.device.Info().Description
+	return r, nil
 }
 
 func rates(spans []pipeline.Span, skip string, parameters float64) Rates {
@@ -101,6 +116,7 @@ func durationOf(seconds float64) time.Duration { return time.Duration(seconds * 
 type Forecast struct {
 	Mesh     collective.Mesh
 	Link     sim.Link
+	Rates    Rates  // of a device
 	Rows     int    // of a step, over all ranks
 	Tokens   int    // likewise
 	Memory   int64  // bytes on each device
@@ -151,7 +167,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, err
 	}
-	f := &Forecast{Mesh: mesh, Link: link, Sharding: y.describeSharding()}
+	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Sharding: y.describeSharding()}
 	var globals []*stages.Global
 	replay := make([][]bool, len(step))
 	for b, batch := range step {
@@ -188,15 +204,26 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		f.Sent += c.Sent()
 		comm[c.Stage] += t
 	}
+	serial := y.ranks != nil && y.ranks.Serial
+	beside := func(computing time.Duration, others ...time.Duration) time.Duration { // a task's time, with what communicates meanwhile
+		for _, t := range others {
+			if serial {
+				computing += t
+			} else {
+				computing = max(computing, t)
+			}
+		}
+		return computing
+	}
 	each := func(stage string) time.Duration { return comm[stage] / time.Duration(max(1, tasks[stage])) }
 	const steps = 6
 	taskTime := func(stage string, item pipeline.Index) time.Duration {
 		b := item.Batch
 		embed := func() time.Duration { // as long as what runs beside it
-			return max(durationOf(r.Forward*float64(globals[b].SubTokens(item.Sub))), each(stages.FetchForEmbed))
+			return beside(durationOf(r.Forward*float64(globals[b].SubTokens(item.Sub))), each(stages.FetchForEmbed))
 		}
 		backward := func() time.Duration {
-			return each("backward") + max(durationOf(r.backward(globals[b].SubTokens(item.Sub), replay[b][item.Sub])), each(stages.FetchForBackward), each(stages.ReduceEarly))
+			return each("backward") + beside(durationOf(r.backward(globals[b].SubTokens(item.Sub), replay[b][item.Sub])), each(stages.FetchForBackward), each(stages.ReduceEarly))
 		}
 		switch {
 		case stage == stages.ReduceEarly: // it ends a layer later
@@ -230,13 +257,12 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	}
 	s := pipeline.Summary(p.Predict(work))
 	f.StepTime, f.Tail = s.StepTime, s.Tail
-	f.Comm = s.Communication.Total / steps
+	for _, t := range comm {
+		f.Comm += t
+	}
 	f.Exposed = (s.Communication.Total - s.Communication.Hidden) / steps
-	if y.sharding != (sharding{}) { // tasks on both sides wait for each other: what they add to a step is exposed
-		f.Comm = 0
-		for _, t := range comm {
-			f.Comm += t
-		}
+	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
+	if y.sharding != (sharding{}) || serial || x.Recipe.Train.Sync == "every" {
 		clear(comm)
 		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work)).StepTime))
 	}
@@ -254,7 +280,14 @@ func (r Rates) backward(tokens int, replayed bool) float64 {
 // String is the forecast for people.
 func (f *Forecast) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "mesh     %v, %d ranks, each on a link of %v\n", f.Mesh, f.Mesh.Size(), f.Link)
+	if f.Mesh.Size() > 1 {
+		fmt.Fprintf(&b, "mesh     %v, %d ranks, each on a link of %v to all others alike\n", f.Mesh, f.Mesh.Size(), f.Link)
+	} else {
+		fmt.Fprintf(&b, "mesh     %v, one rank\n", f.Mesh)
+	}
+	if f.Rates.Device != "" {
+		fmt.Fprintf(&b, "compute  %.4g tokens/s on each rank, of %s\n", f.Rates.TokensPerS(), f.Rates.Device)
+	}
 	fmt.Fprintf(&b, "step     %v: %d rows, %d tokens, %.0f rows/s\n", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds())
 	fmt.Fprintf(&b, "memory   %s on each device\n", Size(f.Memory))
 	if f.Sharding != "" {

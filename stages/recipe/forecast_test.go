@@ -1,0 +1,168 @@
+package recipe_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"contraflow/collective"
+	"contraflow/collective/sim"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/recipe"
+)
+
+// What is forecast of a step's communication is what the trace of one says: the collectives and bytes of each stage, and no less time than
+// the link gives them.
+func TestForecastIsCounted(t *testing.T) {
+	within := map[string]string{ // without overlap, the tasks beside which these would run communicate themselves
+		stages.FetchForEmbed: "embed", stages.FetchForBackward: "backward", stages.ReduceEarly: "backward",
+	}
+	for _, sets := range [][]string{
+		{"mesh.replicate=2", "batch.sub_batch={rows: 9}"},
+		{"mesh.replicate=3", "mesh.wire=bf16", "batch.global_size=10", "batch.accumulate=2"},
+		{"mesh.replicate=2", "mesh.overlap=false"},
+		{"mesh.replicate=2", "train.sync=every", "batch.sub_batch={rows: 9}"},
+		{"mesh.replicate=2", "mesh.shard=2"},
+		{"mesh.replicate=1", "mesh.shard=2", "mesh.gradients=early"},
+		{"mesh.replicate=2", "mesh.shard=2", "mesh.gradients=early", "mesh.parameters=streamed", "batch.sub_batch={rows: 9}"},
+		{"mesh.replicate=1", "mesh.shard=2", "mesh.gradients=early", "mesh.parameters=streamed", "mesh.overlap=false"},
+	} {
+		r := freshRecipe(t, 1, append(sets, "train.max_steps=1", "mesh.link=1Gb 200us")...)
+		if err := recipe.OnRanks(t.Context(), r, recipe.Place{}, recipe.Observer{}, func(x *recipe.Run) error {
+			_, err := x.Train(t.Context(), recipe.WithTrace())
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		seen := summaryOf(t, filepath.Join(r.Save.Dir, "trace.json"))
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := x.Forecast(t.Context(), collective.Mesh{Replicate: int(r.Mesh.Replicate), Shard: r.Mesh.Shard}, r.Mesh.Link.Link, recipe.Rates{Forward: 1e-6, Backward: 2e-6})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+		planned := map[string]recipe.Traffic{}
+		sum := int64(0)
+		for _, s := range f.Stages {
+			sum += s.Sent
+			if in, ok := within[s.Stage]; ok && !r.Mesh.Overlap {
+				s.Stage = in
+			}
+			p := planned[s.Stage]
+			planned[s.Stage] = recipe.Traffic{Collectives: p.Collectives + s.Collectives, Sent: p.Sent + s.Sent, Time: p.Time + s.Time}
+		}
+		for _, s := range seen.Stages {
+			p := planned[s.Stage]
+			delete(planned, s.Stage)
+			if int(s.Collectives) != p.Collectives || int64(s.Bytes) != p.Sent {
+				t.Errorf("%v: %s: %v collectives of %v bytes, planned %d of %d", sets, s.Stage, s.Collectives, s.Bytes, p.Collectives, p.Sent)
+			}
+			took := s.Busy
+			if s.Comm > 0 {
+				took = s.Comm
+			}
+			if took < p.Time*999/1000 {
+				t.Errorf("%v: %s took %v, planned %v of communication", sets, s.Stage, took, p.Time)
+			}
+		}
+		if len(planned) > 0 {
+			t.Errorf("%v: planned but not seen: %v", sets, planned)
+		}
+		if c := seen.Communication; sum != f.Sent || int64(c.Bytes) != f.Sent || c.Total < f.Comm*999/1000 && r.Mesh.Shard == 1 {
+			t.Errorf("%v: %v bytes in %v, planned %d and %d in %v", sets, c.Bytes, c.Total, f.Sent, sum, f.Comm)
+		}
+		metrics, err := os.ReadFile(filepath.Join(r.Save.Dir, "metrics.jsonl"))
+		var m recipe.Metrics
+		if err == nil {
+			err = json.Unmarshal([]byte(strings.SplitN(string(metrics), "\n", 2)[0]), &m)
+		}
+		if err != nil || m.CommBytes == 0 || m.CommS == 0 || m.CommHidden == nil || !r.Mesh.Overlap && *m.CommHidden != 0 {
+			t.Errorf("%v: %v in %s", sets, err, metrics)
+		}
+	}
+}
+
+func summaryOf(t testing.TB, file string) *pipeline.TraceSummary {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	events, err := pipeline.ReadTrace(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pipeline.Summary(pipeline.Spans(events))
+}
+
+// A step's forecast adds up: without a cost of communication it is its computing, with nothing hidden it is both, and otherwise it lies between.
+func TestForecastAddsUp(t *testing.T) {
+	rates := recipe.Rates{Forward: 20e-6, Backward: 50e-6}
+	for _, mode := range [][]string{
+		{"mesh.replicate=2"}, {"mesh.replicate=2", "batch.accumulate=2"}, {"mesh.replicate=1", "mesh.shard=2"},
+		{"mesh.replicate=2", "mesh.shard=2", "mesh.gradients=early", "mesh.parameters=streamed"},
+	} {
+		plan := func(link sim.Link, rates recipe.Rates, sets ...string) *recipe.Forecast {
+			t.Helper()
+			r := freshRecipe(t, 1, append(append([]string{"batch.sub_batch={rows: 9}", "batch.cache=never"}, mode...), sets...)...)
+			x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			f, err := x.Forecast(t.Context(), collective.Mesh{Replicate: int(r.Mesh.Replicate), Shard: r.Mesh.Shard}, link, rates)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return f
+		}
+		near := func(a, b time.Duration) bool { d := a - b; return max(d, -d) <= b/1000+time.Microsecond }
+		link := sim.Link{Bandwidth: 5e6, Latency: 20 * time.Microsecond}
+		free, over, serial := plan(sim.Link{}, rates), plan(link, rates), plan(link, rates, "mesh.overlap=false")
+		// All sub-batches are kept, and ranks wait for the one with the most tokens.
+		each := float64(free.Tokens) / float64(free.Mesh.Size()) * 70e-6
+		if s := free.StepTime.Seconds(); s < each || s > 1.5*each || free.Exposed != 0 {
+			t.Errorf("%v: without a cost of communication %v a step, %v exposed; want %v s or a little more", mode, free.StepTime, free.Exposed, each)
+		}
+		if twice := plan(sim.Link{}, rates.Of(rates.TokensPerS()/2)); !near(twice.StepTime, 2*free.StepTime) {
+			t.Errorf("%v: half as fast %v a step, else %v", mode, twice.StepTime, free.StepTime)
+		}
+		if !near(serial.StepTime, free.StepTime+serial.Comm) || !near(serial.Exposed, serial.Comm) {
+			t.Errorf("%v: with nothing hidden %v a step, %v of %v exposed; computing takes %v", mode, serial.StepTime, serial.Exposed, serial.Comm, free.StepTime)
+		}
+		if over.Comm != serial.Comm || over.StepTime <= free.StepTime || over.StepTime >= serial.StepTime || over.Exposed < over.StepTime-free.StepTime-time.Microsecond || over.Exposed > over.Comm {
+			t.Errorf("%v: %v a step, %v of %v exposed; between %v and %v", mode, over.StepTime, over.Exposed, over.Comm, free.StepTime, serial.StepTime)
+		}
+		// What the link gives a rank's bytes, and each collective.
+		calls := 0
+		for _, s := range over.Stages {
+			calls += s.Collectives
+		}
+		least := time.Duration(float64(over.Sent) / link.Bandwidth * 1e9)
+		if over.Comm < least+time.Duration(calls)*link.Latency || over.Comm > least*3/2+2*time.Duration(calls)*link.Latency {
+			t.Errorf("%v: %d collectives of %d bytes take %v", mode, calls, over.Sent, over.Comm)
+		}
+		// Over a slow link the busier of the two lanes decides, and hides what the other one communicates meanwhile.
+		slow := plan(sim.Link{Bandwidth: 5e3}, rates)
+		var fetch time.Duration
+		for _, s := range slow.Stages {
+			if s.Stage == stages.FetchForEmbed || s.Stage == stages.FetchForBackward {
+				fetch += s.Time
+			}
+		}
+		busier := max(fetch, slow.Comm-fetch)
+		if slow.StepTime < busier*999/1000 || slow.Comm-slow.Exposed > free.StepTime+slow.Comm-busier {
+			t.Errorf("%v: over a slow link %v a step, %v of %v exposed, %v on a lane; computing takes %v", mode, slow.StepTime, slow.Exposed, slow.Comm, busier, free.StepTime)
+		}
+	}
+}
