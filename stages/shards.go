@@ -39,7 +39,12 @@ func (r *Replicas) sharded() bool { return r != nil && r.Comm.Mesh.Shard > 1 }
 func (r *Replicas) early() bool   { return r.sharded() && r.Early && !r.Every }
 func (r *Replicas) streams() bool { return r.sharded() && r.Streamed }
 
-// share is a part of the flat gradient, or of the frozen parameters, cut for the shard axis.
+// share is a part of the flat gradient, or of the frozen parameters, cut for the shard axis. On rank 1 of 3:
+//
+//	flat gradient       from          lo            hi           to
+//	               ...   | parts[0]   | parts[1]     | parts[2]   |  ...      a bucket, or the word embeddings
+//	                                  |              |
+//	the rank's shares          ...    at        at + hi - lo  ...             one after another
 type share struct {
 	name     string
 	from, to int
