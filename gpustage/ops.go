@@ -83,7 +83,7 @@ type Ops interface {
 	// SoftmaxTile is s[i, j] = w[i] * exp(s[i, j] - lse[i]), in place, -Inf giving 0; and sum[i] += the row's sum.
 	SoftmaxTile(s, sum, lse, w Tensor)
 	// SegmentMax is top[t, d] = the largest of row t of s[T, N] between columns Cu[d] and Cu[d+1], for cu i32 [1, D+1], and at[t, d],
-	// i32, the column that has it, the first of several. Of an empty segment they are 0 and -1.
+	// i32, the column that has it, the first of several. A NaN is larger than any number. Of an empty segment they are 0 and -1.
 	SegmentMax(top, at, s, cu Tensor)
 	// MaxSimBackward is the backward of SegmentMax of s = x yᵀ, for x[T, E] and y[N, E]: with g[t, d] the gradient of top and n = at[t, d],
 	// dx[t] += g[t, d] y[n] and dy[n] += g[t, d] x[t], in the order of d and of t.

@@ -423,8 +423,16 @@ func testMaxSim(t *testing.T, dev gpustage.Device) {
 				cu = append(cu, cu[len(cu)-1]+n)
 			}
 			rows, e, docs, n := sz[0], sz[1], len(lengths), int(cu[len(cu)-1])
-			// Few values, so that several are the largest.
-			s := f.floats("s", rows, n, func(int, int) float64 { return float64(f.rng.IntN(9)) - 12 })
+			// Few values, so that several are the largest. Row 2 has nothing but NaNs, row 3 some, row 4 -Inf beside them.
+			s := f.floats("s", rows, n, func(i, j int) float64 {
+				if i == 2 || (i == 3 || i == 4) && j%5 == 2 {
+					return math.NaN()
+				}
+				if i == 4 {
+					return math.Inf(-1)
+				}
+				return float64(f.rng.IntN(9)) - 12
+			})
 			top, at, c := f.floats("top", rows, docs, nil), f.places("at", rows, docs), f.ints("cu", cu)
 			x, y, g := f.floats("x", rows, e, nil), f.floats("y", n, e, nil), f.floats("g", rows, docs, nil)
 			dx, dy := f.floats("dx", rows, e, nil), f.floats("dy", n, e, nil)

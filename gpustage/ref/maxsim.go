@@ -17,7 +17,7 @@ func segmentMax[T float](top, at, s, cu tensor) {
 		for d := range best {
 			best[d], place[d] = 0, -1
 			for n := ends[d]; n < ends[d+1]; n++ {
-				if place[d] < 0 || x[n] > best[d] {
+				if place[d] < 0 || x[n] > best[d] || x[n] != x[n] && best[d] == best[d] {
 					best[d], place[d] = x[n], n
 				}
 			}

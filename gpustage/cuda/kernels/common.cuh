@@ -3,7 +3,8 @@
 //
 // Kernels take pointers and numbers of at most 8 bytes. Tensors are row-major with a stride in elements between rows, as in package
 // gpustage; letters are that package's: T tokens, C columns, H heads, D head size, B rows.
-#pragma once
+#ifndef CONTRAFLOW_COMMON
+#define CONTRAFLOW_COMMON
 
 #ifdef HOST_CUDA
 #include "host_cuda.h"
@@ -29,6 +30,7 @@ enum { IDENTITY, GELU, GELU_TANH, RELU, SILU, TANH };
 enum { F32, F64, BF16, I32, U64 };
 
 #define MINUS_INF __int_as_float(0xff800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
 
 DEVICE int lane_id() { return threadIdx.x % WARP; }
 DEVICE int warp_id() { return threadIdx.x / WARP; }
@@ -177,3 +179,5 @@ DEVICE float activate_grad(float x, int f) {
 	default: return 1.f;
 	}
 }
+
+#endif

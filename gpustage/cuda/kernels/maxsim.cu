@@ -11,10 +11,11 @@ KERNEL segment_max(float *top, int st, int *at, int sa, const float *s, int ss, 
 		int place = none;
 		for (int col = cu[d] + lane_id(); col < cu[d + 1]; col += WARP) {
 			float v = *AT(s, ss);
-			if (place == none || v > best) best = v, place = col;
+			if (place == none || v > best || v != v && best == best) best = v, place = col;
 		}
-		float largest = warp_max(best);
-		if (best != largest) place = none;
+		u32 nans = __ballot_sync(EVERY, best != best); // larger than any number, but warp_max passes over them
+		float largest = nans ? NOT_A_NUMBER : warp_max(best);
+		if (nans ? best == best : best != largest) place = none;
 		for (int i = 16; i > 0; i /= 2) place = min(place, __shfl_xor_sync(EVERY, place, i)); // the first of several
 		if (lane_id() == 0) {
 			top[(size_t)row * st + d] = place == none ? 0.f : largest;
