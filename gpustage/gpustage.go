@@ -68,6 +68,8 @@ type Info struct {
 	Threads     int    // worker threads of a processor; 0 on a GPU
 	TotalMemory int64  // bytes
 	FreeMemory  int64  // bytes available now
+	// PeakAllocated is the most bytes that Alloc had given out at a time, 0 where the device does not count them.
+	PeakAllocated int64
 }
 
 // PassTokens is how many tokens should go through a model at once where nobody has said so: enough to keep the device busy,

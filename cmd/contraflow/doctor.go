@@ -120,40 +120,76 @@ func (d doctor) devices() (problems error) {
 	return problems
 }
 
-// gpu looks for NVIDIA's driver and libraries. It loads none of them.
+// nvidia is where NVIDIA's driver describes itself and its GPUs, nvidiaDevices what shows that there is one where it does not.
+var (
+	nvidia        = "/proc/driver/nvidia"
+	nvidiaDevices = []string{"/dev/nvidiactl", "/dev/dxg"}
+)
+
+// pip is how to get one of NVIDIA's libraries from PyPI into a folder of its own, and to name it: file is its place within.
+func pip(module, file, env string) string {
+	const dir = "~/.cache/contraflow/nvidia"
+	return fmt.Sprintf("pip install --no-deps --target %s %s && export %s=%s/%s", dir, module, env, dir, file)
+}
+
+// gpu looks for NVIDIA's driver, its GPUs, and the libraries that training on them needs. It loads none of them.
 func (d doctor) gpu() {
-	driver, err := os.ReadFile("/proc/driver/nvidia/version")
-	if line, _, _ := strings.Cut(string(driver), "\n"); err == nil {
+	text, err := os.ReadFile(filepath.Join(nvidia, "version"))
+	driver := err == nil || slices.ContainsFunc(nvidiaDevices, exists)
+	line, _, _ := strings.Cut(string(text), "\n")
+	switch {
+	case err == nil:
 		d.say("gpu", "%s", strings.TrimSpace(strings.TrimPrefix(line, "NVRM version:")))
-	} else {
+	case driver:
+		d.say("gpu", "an NVIDIA driver that does not say its version")
+	default:
 		d.say("gpu", "no NVIDIA driver is loaded")
 	}
-	for _, lib := range []struct{ name, mend string }{
-		{"libcuda.so.1", ""},
-		{"libnccl.so.2", "several GPUs talk through it: apt-get install libnccl2, or pip install nvidia-nccl-cu12 and CONTRAFLOW_NCCL=its file"},
-	} {
-		at := findLibrary(lib.name)
-		if named := os.Getenv("CONTRAFLOW_NCCL"); lib.name == "libnccl.so.2" && named != "" {
-			at = named
+	about, _ := filepath.Glob(filepath.Join(nvidia, "gpus", "*", "information"))
+	for _, file := range about {
+		text, _ := os.ReadFile(file)
+		model, _, _ := strings.Cut(string(text), "\n")
+		d.say("", "%s at %s", strings.TrimSpace(strings.TrimPrefix(model, "Model:")), filepath.Base(filepath.Dir(file)))
+	}
+	withCUDA := slices.Contains(gpustage.Kinds(), "cuda")
+	const driverMend = "install the driver's user libraries; in a container: docker run --gpus all, with nvidia-container-toolkit on the host"
+	type library struct{ name, env, use, mend string }
+	libraries := []library{{"libnccl.so.2", "CONTRAFLOW_NCCL", "several GPUs talk through it", "apt-get install libnccl2, or " + pip("nvidia-nccl-cu12", "nvidia/nccl/lib/libnccl.so.2", "CONTRAFLOW_NCCL")}}
+	if driver {
+		libraries = append([]library{{"libcuda.so.1", "", "the driver is there without it", driverMend}}, libraries...)
+	}
+	switch {
+	case withCUDA:
+		if !driver {
+			d.help("install NVIDIA's driver (Debian: apt-get install nvidia-driver); in a container: docker run --gpus all, with nvidia-container-toolkit on the host")
+		}
+		libraries = append(libraries,
+			library{"libnvrtc.so.12", "CONTRAFLOW_NVRTC", "it compiles the kernels", pip("nvidia-cuda-nvrtc-cu12", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "CONTRAFLOW_NVRTC")},
+			library{"libcublasLt.so.12", "CONTRAFLOW_CUBLASLT", "it multiplies matrices", pip("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT")})
+	case driver:
+		d.help("this program was built without CUDA and computes on the processor; README's chapter on GPUs has the build")
+	}
+	for _, lib := range libraries {
+		if named := os.Getenv(lib.env); lib.env != "" && named != "" {
 			if _, err := os.Stat(named); err != nil && filepath.IsAbs(named) {
-				d.say("", "CONTRAFLOW_NCCL: %v", err)
-				d.help("export CONTRAFLOW_NCCL=the file of libnccl.so.2")
-				continue
+				d.say("", "%s: %v", lib.env, err)
+				d.help("export %s=the file of %s", lib.env, lib.name)
+			} else {
+				d.say("", "%s: %s, by %s", lib.name, named, lib.env)
 			}
+			continue
+		}
+		at := findLibrary(strings.Replace(lib.name, ".so.12", ".so.13", 1)) // the newer one first, as the device does
+		if at == "" {
+			at = findLibrary(lib.name)
 		}
 		switch {
 		case at != "":
 			d.say("", "%s: %s", lib.name, at)
-		case driver != nil && lib.mend != "":
-			d.say("", "%s: not found", lib.name)
+		case driver || withCUDA:
+			d.say("", "%s: not found; %s", lib.name, lib.use)
 			d.help("%s", lib.mend)
-		case driver != nil:
-			d.say("", "%s: not found, though the driver is there", lib.name)
-			d.help("install the driver's user libraries; in a container: docker run --gpus all, with nvidia-container-toolkit on the host")
 		}
-	}
-	if driver != nil && !slices.Contains(gpustage.Kinds(), "cuda") {
-		d.help("this program was built without CUDA and computes on the processor")
 	}
 }
 

@@ -3,8 +3,11 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/gpustage"
 )
 
 // TestDoctor: each problem is followed by the command that mends it.
@@ -34,6 +37,53 @@ func TestDoctor(t *testing.T) {
 		if !found {
 			t.Errorf("no %q followed by %q in\n%s", problem, mend, r.stdout)
 		}
+	}
+}
+
+// With a driver it lists the GPUs, and what training on them still lacks, each with the command that brings it.
+func TestDoctorGPU(t *testing.T) {
+	was, devices := nvidia, nvidiaDevices
+	t.Cleanup(func() { nvidia, nvidiaDevices = was, devices })
+	nvidia, nvidiaDevices = t.TempDir(), nil
+	libraries := t.TempDir()
+	card := filepath.Join(nvidia, "gpus", "0000:41:00.0")
+	if err := os.MkdirAll(card, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string]string{
+		filepath.Join(nvidia, "version"):           "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1\nGCC version: 12\n",
+		filepath.Join(card, "information"):         "Model: \t\t NVIDIA H200\nIRQ:   \t\t 1\n",
+		filepath.Join(libraries, "libcuda.so.1"):   "",
+		filepath.Join(libraries, "libnccl.so.2"):   "",
+		filepath.Join(libraries, "libnvrtc.so.13"): "",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("LD_LIBRARY_PATH", libraries)
+	for _, name := range []string{"CONTRAFLOW_NCCL", "CONTRAFLOW_NVRTC"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("CONTRAFLOW_CUBLASLT", "/nowhere/libcublasLt.so.12")
+	var out strings.Builder
+	doctor{w: &out}.gpu()
+	want := []string{"NVIDIA UNIX x86_64 Kernel Module  580.1", "NVIDIA H200 at 0000:41:00.0", "libcuda.so.1: " + libraries, "libnccl.so.2: " + libraries}
+	if slices.Contains(gpustage.Kinds(), "cuda") {
+		want = append(want, "libnvrtc.so.12: "+libraries+"/libnvrtc.so.13", "CONTRAFLOW_CUBLASLT: stat /nowhere", "-> export CONTRAFLOW_CUBLASLT=")
+	} else {
+		want = append(want, "built without CUDA")
+	}
+	for _, w := range want {
+		if !strings.Contains(out.String(), w) {
+			t.Errorf("no %q in\n%s", w, out.String())
+		}
+	}
+	nvidia = "/nowhere"
+	out.Reset()
+	doctor{w: &out}.gpu()
+	if !strings.Contains(out.String(), "no NVIDIA driver is loaded") {
+		t.Error(out.String())
 	}
 }
 

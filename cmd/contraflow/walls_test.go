@@ -13,7 +13,7 @@ import (
 )
 
 // walls is who may import whom: a package may import the packages listed for the longest matching prefix of its path.
-// A name with a slash at its end stands for the whole folder. Tests may also import testdata and gpustage/ref, gpustage/cpu.
+// A name with a slash at its end stands for the whole folder. Tests may also import testdata and devices.
 var walls = map[string][]string{
 	"pipeline":            {},
 	"tokenize":            {},
@@ -49,7 +49,7 @@ var walls = map[string][]string{
 }
 
 // forTests are what any test may import besides.
-var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu", "gpustage/cpu/", "gpustage/devicetest", "collective/collectivetest"}
+var forTests = []string{"testdata/", "gpustage", "gpustage/ref", "gpustage/cpu", "gpustage/cpu/", "gpustage/cuda", "gpustage/devicetest", "collective/collectivetest"}
 
 // onlyIn are modules of others that belong to one place.
 var onlyIn = map[string]string{
@@ -62,6 +62,7 @@ var onlyIn = map[string]string{
 	"go.uber.org/zap":                  "cmd/contraflow",
 	"github.com/prometheus":            "cmd/contraflow",
 	"google.golang.org/protobuf":       "io/tensorboard",
+	"gorgonia.org/cu":                  "gpustage/cuda",
 }
 
 func TestWalls(t *testing.T) {

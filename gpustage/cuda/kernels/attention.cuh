@@ -1,5 +1,6 @@
 // What the two families of attention kernels share.
-#pragma once
+#ifndef CONTRAFLOW_ATTENTION
+#define CONTRAFLOW_ATTENTION
 #include "common.cuh"
 
 // Attention is one call; the launching side fills a struct of the same layout. q, ctx and their gradients are [T, H*D], k and v
@@ -44,3 +45,5 @@ DEVICE Range queries_of(const Attention &a, int first, int last, int n) {
 DEVICE bool visible(const Attention &a, int i, int j, int n) {
 	return i < n && j < n && !(a.causal && j > i) && !(a.window && (j < i - a.window || j > i + a.window));
 }
+
+#endif

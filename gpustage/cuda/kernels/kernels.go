@@ -26,16 +26,15 @@ func Modules() []string {
 	return []string{"pointwise.cu", "rows.cu", "reduce.cu", "maxsim.cu", "attention.cu", "flash.cu"}
 }
 
-// Headers are what they include.
-func Headers() []string { return []string{"common.cuh", "attention.cuh"} }
+var include = regexp.MustCompile(`(?m)^#include "(\w+\.cuh)"\n`)
 
-// Source is a file's text.
+// Source is a file's text with the headers that it includes.
 func Source(file string) string {
 	text, err := files.ReadFile(file)
 	if err != nil {
 		panic(err) // the names above are those of the files
 	}
-	return string(text)
+	return include.ReplaceAllStringFunc(string(text), func(line string) string { return Source(include.FindStringSubmatch(line)[1]) })
 }
 
 var (
@@ -74,7 +73,7 @@ func ModuleOf(kernel string) string {
 // Fingerprint changes whenever any file does.
 func Fingerprint() string {
 	var all strings.Builder
-	for _, f := range append(Headers(), Modules()...) {
+	for _, f := range Modules() {
 		all.WriteString(Source(f))
 	}
 	return digest(all.String())

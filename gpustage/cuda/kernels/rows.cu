@@ -146,8 +146,9 @@ KERNEL row_axpy(float *y, int sy, const float *x, int sx, const float *w, float 
 	}
 }
 
-// mask excludes the pairs of one match from a tile of scores.
-KERNEL mask(float *s, int ss, const int *rowIds, const int *colIds, int rows, int cols) {
+// mask_pairs excludes the pairs of one match from a tile of scores. (Plain "mask" crashes CUDA 12.9's assembler for sm_80 to sm_89, if a
+// kernel before it shuffles.)
+KERNEL mask_pairs(float *s, int ss, const int *rowIds, const int *colIds, int rows, int cols) {
 	ROW_OF_WARP;
 	int id = rowIds[row];
 	if (id < 0) return;

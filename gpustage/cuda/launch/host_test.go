@@ -128,7 +128,11 @@ func (s *hostStream) Address(m gpustage.Memory) uintptr {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(data)))
 }
 
-func (s *hostStream) Launch(kernel string, grid, block [3]int, shared int, args []unsafe.Pointer) error {
+func (s *hostStream) Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error {
+	args := make([]unsafe.Pointer, len(at))
+	for i, w := range at {
+		args[i] = unsafe.Pointer(&words[w])
+	}
 	name := append([]byte(kernel), 0)
 	var g, b [3]uint32
 	for i := range 3 {

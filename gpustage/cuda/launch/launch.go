@@ -21,7 +21,6 @@ package launch
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"unsafe"
 
 	"contraflow/gpustage"
@@ -31,8 +30,8 @@ type tensor = gpustage.Tensor
 
 // Driver does things on a device, in the order of the calls.
 type Driver interface {
-	// Launch starts a kernel. Each of args points to an argument.
-	Launch(kernel string, grid, block [3]int, shared int, args []unsafe.Pointer) error
+	// Launch starts a kernel. Argument i begins at words[at[i]].
+	Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error
 	// Multiply is what p says.
 	Multiply(p Product) error
 	// Address is where memory begins on the device.
@@ -62,8 +61,8 @@ type Stream struct {
 	chunks []gpustage.Memory // scratch memory
 	chunk  int               // the one in use
 	used   int               // bytes of it
-	boxes  [48]uint64
-	args   [48]unsafe.Pointer
+	words  [96]uint64        // of a launch's arguments
+	at     [48]int32
 }
 
 // NewStream makes the ops of a stream.
@@ -149,10 +148,10 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 	if s.err != nil || grid[0] == 0 || grid[1] == 0 || grid[2] == 0 {
 		return
 	}
-	n := 0
-	box := func(v uint64) {
-		s.boxes[n] = v
-		s.args[n] = unsafe.Pointer(&s.boxes[n])
+	n, used := 0, 0
+	box := func(vs ...uint64) {
+		s.at[n] = int32(used)
+		used += copy(s.words[used:], vs)
 		n++
 	}
 	for _, a := range args {
@@ -177,16 +176,14 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 		case bool:
 			box(uint64(flag(v)))
 		case *attentionArgs:
-			s.args[n] = unsafe.Pointer(v)
-			n++
+			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
 		default:
 			panic(fmt.Sprintf("launch: an argument of type %T", a))
 		}
 	}
-	if err := s.driver.Launch(kernel, grid, block, shared, s.args[:n]); err != nil {
+	if err := s.driver.Launch(kernel, grid, block, shared, s.words[:used], s.at[:n]); err != nil {
 		s.Fail(fmt.Errorf("%s: %w", kernel, err))
 	}
-	runtime.KeepAlive(args)
 }
 
 func flag(b bool) int32 {

@@ -148,7 +148,7 @@ func (s *Stream) Mask(t tensor, m gpustage.Mask) {
 		return
 	}
 	for _, e := range m {
-		s.eachRow("mask", t.Rows, t, flat(e.Row), flat(e.Col), t.Rows, t.Cols)
+		s.eachRow("mask_pairs", t.Rows, t, flat(e.Row), flat(e.Col), t.Rows, t.Cols)
 	}
 }
 

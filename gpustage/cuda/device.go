@@ -1,0 +1,276 @@
+//go:build cuda
+
+package cuda
+
+// #cgo LDFLAGS: -lcuda
+// #include "driver.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/kernels"
+	"contraflow/gpustage/cuda/launch"
+	"contraflow/gpustage/cuda/nvrtc"
+)
+
+// Device is one GPU.
+type Device struct {
+	index   int
+	device  cu.Device
+	context cu.CUContext
+	arch    string // "sm_90"
+	about   string
+	memory  int64
+
+	mu        sync.Mutex
+	given     int64 // bytes that Alloc has given out
+	most      int64 // at a time
+	compiler  *nvrtc.Compiler
+	modules   map[string]cu.Module
+	functions map[string]C.CUfunction
+	wide      map[string]int // bytes of shared memory that a kernel may have, where they are more than 48 KB
+	events    []cu.Event     // to be used again
+}
+
+// oldest is the first generation with bf16 on tensor cores.
+const oldest = 8
+
+// New opens the GPU of a share: they are given out in turn.
+func New(share gpustage.Share) (*Device, error) {
+	n, err := cu.NumDevices()
+	if err != nil || n == 0 {
+		return nil, fmt.Errorf("an NVIDIA GPU: %w (the driver says: %d devices, %v)", gpustage.ErrAbsent, n, err)
+	}
+	if os.Getenv("CONTRAFLOW_CUDA") != "try" {
+		return nil, errors.New("the CUDA device has not been run on a GPU yet, and nothing is known of its results; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor")
+	}
+	d := &Device{index: share.Rank % n, modules: map[string]cu.Module{}, functions: map[string]C.CUfunction{}, wide: map[string]int{}}
+	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("GPU %d: %w", d.index, err) }
+	if d.device, err = cu.GetDevice(d.index); err != nil {
+		return fail(err)
+	}
+	name, err := d.device.Name()
+	if err != nil {
+		return fail(err)
+	}
+	major, minor, err := d.device.ComputeCapability()
+	if err != nil {
+		return fail(err)
+	}
+	d.arch = fmt.Sprintf("sm_%d%d", major, minor)
+	d.about = fmt.Sprintf("%s, %s", name, d.arch)
+	if major < oldest {
+		return fail(fmt.Errorf("%s: its tensor cores have no bf16; GPUs from sm_%d0 on have", d.about, oldest))
+	}
+	if d.memory, err = d.device.TotalMem(); err != nil {
+		return fail(err)
+	}
+	if err := openProducts(); err != nil {
+		return fail(err)
+	}
+	if d.context, err = d.device.RetainPrimaryCtx(); err != nil {
+		return fail(err)
+	}
+	return d, nil
+}
+
+// bind makes the context current until the returned function is called.
+func (d *Device) bind() (func(), error) {
+	runtime.LockOSThread()
+	if err := cu.SetCurrentContext(d.context); err != nil {
+		runtime.UnlockOSThread()
+		return nil, err
+	}
+	return runtime.UnlockOSThread, nil
+}
+
+// raw is the context as C has it.
+func (d *Device) raw() C.CUcontext { return *(*C.CUcontext)(unsafe.Pointer(&d.context)) }
+
+// Name is "cuda:0" for the first GPU.
+func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.index) }
+
+// Info describes the GPU.
+func (d *Device) Info() gpustage.Info {
+	d.mu.Lock()
+	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, PeakAllocated: d.most}
+	d.mu.Unlock()
+	if unbind, err := d.bind(); err == nil {
+		i.FreeMemory, _, _ = cu.MemInfo()
+		unbind()
+	}
+	return i
+}
+
+// PackedBytes is what bf16 mode keeps of a parameter.
+func (d *Device) PackedBytes(k, n int, bf16 bool) int {
+	if !bf16 {
+		return 0
+	}
+	return launch.BF16Bytes(k, n)
+}
+
+type memory struct {
+	d     *Device
+	at    cu.DevicePtr
+	bytes int
+}
+
+func (m *memory) Bytes() int { return m.bytes }
+
+// Pointer is where it begins, for NCCL.
+func (m *memory) Pointer() uintptr { return uintptr(m.at) }
+
+func (m *memory) Free() error {
+	if m.at == 0 {
+		return nil
+	}
+	unbind, err := m.d.bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	at := m.at
+	m.at = 0
+	m.d.count(-m.bytes)
+	return cu.MemFree(at)
+}
+
+func (d *Device) count(bytes int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.given += int64(bytes)
+	d.most = max(d.most, d.given)
+}
+
+// Alloc gives zeroed memory.
+func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
+	unbind, err := d.bind()
+	if err != nil {
+		return nil, err
+	}
+	defer unbind()
+	m := &memory{d: d, bytes: bytes}
+	size := int64(max(bytes, 256))
+	if m.at, err = cu.MemAlloc(size); err == nil {
+		d.count(bytes)
+		if err = cu.MemsetD8(m.at, 0, size); err == nil {
+			err = cu.Synchronize() // streams do not wait for it
+		}
+		if err != nil {
+			err = errors.Join(err, m.Free())
+		}
+	} else if err == cu.OutOfMemory {
+		err = gpustage.ErrOutOfMemory
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: allocating %d bytes: %w", d.Name(), bytes, err)
+	}
+	return m, nil
+}
+
+// Close gives the context back. Memory and streams must not be used any more.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.functions)
+	clear(d.modules)
+	return driverError(C.release_context(C.CUdevice(d.device)))
+}
+
+// function is a kernel; its module is compiled or read on first use.
+func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f, ok := d.functions[kernel]
+	if !ok {
+		unbind, err := d.bind()
+		if err != nil {
+			return nil, err
+		}
+		defer unbind()
+		module, err := d.module(kernels.ModuleOf(kernel))
+		if err != nil {
+			return nil, err
+		}
+		fn, err := module.Function(kernel)
+		if err != nil {
+			return nil, err
+		}
+		f = *(*C.CUfunction)(unsafe.Pointer(&fn))
+		d.functions[kernel] = f
+	}
+	if shared > max(48<<10, d.wide[kernel]) {
+		if err := driverError(C.allow_shared(d.raw(), f, C.int(shared))); err != nil {
+			return nil, fmt.Errorf("%d bytes of shared memory on %s: %w", shared, d.about, err)
+		}
+		d.wide[kernel] = shared
+	}
+	return f, nil
+}
+
+// module loads compiled kernels from the cache, or compiles them into it. The context is current.
+func (d *Device) module(file string) (_ cu.Module, err error) {
+	if m, ok := d.modules[file]; ok {
+		return m, nil
+	}
+	cached := ""
+	if dir, err := os.UserCacheDir(); err == nil {
+		cached = filepath.Join(dir, "contraflow", "kernels", fmt.Sprintf("%s-%s-%s.cubin", kernels.Fingerprint(), d.arch, file))
+	}
+	if code, err := os.ReadFile(cached); err == nil {
+		if m, err := cu.LoadData(string(code)); err == nil {
+			d.modules[file] = m
+			return m, nil
+		} // a damaged file is compiled again
+	}
+	if d.compiler == nil {
+		if d.compiler, err = nvrtc.Open(); err != nil {
+			return cu.Module{}, err
+		}
+	}
+	code, _, err := d.compiler.Compile(file, kernels.Source(file), d.arch, false)
+	if err != nil {
+		return cu.Module{}, err
+	}
+	m, err := cu.LoadData(string(code))
+	if err != nil {
+		return cu.Module{}, fmt.Errorf("loading %s: %w", file, err)
+	}
+	d.modules[file] = m
+	if cached != "" { // without a cache it is compiled each time
+		keep(cached, code)
+	}
+	return m, nil
+}
+
+// keep writes a file that other processes may be reading or writing. What fails costs only time, at the next start.
+func keep(file string, code []byte) {
+	if os.MkdirAll(filepath.Dir(file), 0o755) != nil {
+		return
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
+	if err != nil {
+		return
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(code)
+	if errors.Join(err, f.Close()) == nil {
+		os.Rename(f.Name(), file)
+	}
+}
+
+func init() {
+	// Below the processor: "auto" takes a GPU when one has run the conformance suite.
+	gpustage.Register("cuda", 5, func(share gpustage.Share) (gpustage.Device, error) { return New(share) })
+}

@@ -1,0 +1,31 @@
+//go:build cuda
+
+#include "driver.h"
+
+#define MAX_ARGS 48
+
+CUresult start(CUcontext c, CUfunction f, const unsigned *sizes, unsigned shared, CUstream s, uint64_t *words, const int32_t *at, int n) {
+	void *args[MAX_ARGS];
+	CUresult r = cuCtxSetCurrent(c);
+	if (r) return r;
+	if (n > MAX_ARGS) return CUDA_ERROR_INVALID_VALUE;
+	for (int i = 0; i < n; i++) args[i] = words + at[i];
+	return cuLaunchKernel(f, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], shared, s, args, NULL);
+}
+
+CUresult allow_shared(CUcontext c, CUfunction f, int bytes) {
+	CUresult r = cuCtxSetCurrent(c);
+	return r ? r : cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes);
+}
+
+CUresult pinned(CUcontext c, size_t bytes, void **at) {
+	CUresult r = cuCtxSetCurrent(c);
+	return r ? r : cuMemHostAlloc(at, bytes, 0);
+}
+
+CUresult release_context(CUdevice d) { return cuDevicePrimaryCtxRelease(d); }
+
+const char *error_name(CUresult r) {
+	const char *name = NULL;
+	return cuGetErrorName(r, &name) || !name ? "unknown" : name;
+}

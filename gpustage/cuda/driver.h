@@ -1,0 +1,32 @@
+// What gorgonia.org/cu lacks of the driver, and cuBLASLt. Each call makes the context current first: Go may have moved its goroutine to
+// another thread since the last one.
+#include <cuda.h>
+#include <stddef.h>
+#include <stdint.h>
+
+CUresult start(CUcontext c, CUfunction f, const unsigned *sizes, unsigned shared, CUstream s, uint64_t *words, const int32_t *at, int n);
+CUresult allow_shared(CUcontext c, CUfunction f, int bytes);
+CUresult pinned(CUcontext c, size_t bytes, void **at);
+CUresult release_context(CUdevice d);
+const char *error_name(CUresult r);
+
+// Shape is what a product's algorithm depends on. a, b, c and d are row-major: rows, columns, stride, and the largest power of two up to
+// 256 that divides the address.
+typedef struct {
+	int32_t rows, cols, stride, align;
+} Stored;
+typedef struct {
+	Stored a, b, c, d;
+	int32_t transA, transB, bf16, bias;
+} Shape;
+
+typedef struct Plan Plan;
+
+// Functions that can fail return a message, or NULL.
+const char *lt_open(const char *file);
+const char *lt_create(CUcontext c, void **handle);
+const char *lt_destroy(CUcontext c, void *handle);
+const char *lt_plan(CUcontext c, void *handle, Shape s, size_t workspace, Plan **plan);
+void lt_free(Plan *plan);
+const char *lt_multiply(CUcontext ctx, void *handle, Plan *plan, float alpha, uint64_t a, uint64_t b, float beta, uint64_t d, uint64_t c,
+                        uint64_t bias, uint64_t workspace, size_t bytes, CUstream stream);

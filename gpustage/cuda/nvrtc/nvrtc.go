@@ -1,0 +1,136 @@
+//go:build linux && (amd64 || arm64)
+
+// Package nvrtc compiles CUDA C++ with NVIDIA's run-time compiler, a library that PyTorch, the CUDA toolkit and PyPI's
+// nvidia-cuda-nvrtc bring along. It is loaded when first needed; neither a GPU nor a driver nor cgo is.
+package nvrtc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Mend is what to do when no library is found.
+const Mend = "pip install --no-deps --target ~/.cache/contraflow/nvidia nvidia-cuda-nvrtc-cu12 && export CONTRAFLOW_NVRTC=~/.cache/contraflow/nvidia/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
+
+// Compiler is a loaded library.
+type Compiler struct {
+	Path         string
+	Major, Minor int
+	calls        map[string]uintptr
+}
+
+var names = []string{
+	"nvrtcVersion", "nvrtcCreateProgram", "nvrtcDestroyProgram", "nvrtcCompileProgram", "nvrtcGetProgramLogSize", "nvrtcGetProgramLog",
+	"nvrtcGetCUBINSize", "nvrtcGetCUBIN", "nvrtcGetErrorString",
+}
+
+// Open loads the library that CONTRAFLOW_NVRTC names, or the newest one that the system's loader finds.
+func Open() (*Compiler, error) {
+	files := []string{"libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so"}
+	if named := os.Getenv("CONTRAFLOW_NVRTC"); named != "" {
+		files = []string{named}
+	}
+	var first error
+	for _, f := range files {
+		c, err := open(f)
+		if err == nil {
+			return c, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, fmt.Errorf("NVRTC: %w (%s)", first, Mend)
+}
+
+func open(file string) (*Compiler, error) {
+	lib, err := purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	if err != nil {
+		return nil, err
+	}
+	c := &Compiler{Path: file, calls: map[string]uintptr{}}
+	for _, n := range names {
+		if c.calls[n], err = purego.Dlsym(lib, n); err != nil {
+			return nil, err
+		}
+	}
+	var major, minor int32
+	if err := c.call("nvrtcVersion", uintptr(unsafe.Pointer(&major)), uintptr(unsafe.Pointer(&minor))); err != nil {
+		return nil, err
+	}
+	c.Major, c.Minor = int(major), int(minor)
+	return c, nil
+}
+
+func (c *Compiler) call(name string, args ...uintptr) error {
+	r, _, _ := purego.SyscallN(c.calls[name], args...)
+	if int32(r) == 0 {
+		return nil
+	}
+	text, _, _ := purego.SyscallN(c.calls["nvrtcGetErrorString"], r)
+	return fmt.Errorf("%s: %s", name, goString(text))
+}
+
+func goString(at uintptr) string {
+	var b strings.Builder
+	for p := *(*unsafe.Pointer)(unsafe.Pointer(&at)); *(*byte)(p) != 0; p = unsafe.Add(p, 1) {
+		b.WriteByte(*(*byte)(p))
+	}
+	return b.String()
+}
+
+func cString(s string) *byte { return &append([]byte(s), 0)[0] }
+
+// Compile makes machine code for one architecture, "sm_90", of a source that includes nothing. The log has the
+// compiler's words; with verbose these include each kernel's registers, spills and shared memory.
+func (c *Compiler) Compile(name, source, arch string, verbose bool) (cubin []byte, log string, err error) {
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	keep := func(s string) uintptr {
+		p := cString(s)
+		pin.Pin(p)
+		return uintptr(unsafe.Pointer(p))
+	}
+	// 177 is about functions of a header that a file does not use.
+	options := []uintptr{keep("-arch=" + arch), keep("--std=c++17"), keep("-diag-suppress=177")}
+	if verbose {
+		options = append(options, keep("--ptxas-options=-v"))
+	}
+	pin.Pin(&options[0])
+	program := new(uintptr)
+	pin.Pin(program)
+	at := uintptr(unsafe.Pointer(program))
+	if err := c.call("nvrtcCreateProgram", at, keep(source), keep(name), 0, 0, 0); err != nil {
+		return nil, "", err
+	}
+	defer c.call("nvrtcDestroyProgram", at)
+	err = c.call("nvrtcCompileProgram", *program, uintptr(len(options)), uintptr(unsafe.Pointer(&options[0])))
+	text, logErr := c.bytes("nvrtcGetProgramLogSize", "nvrtcGetProgramLog", *program)
+	log = strings.TrimRight(string(bytes.TrimRight(text, "\x00")), "\n")
+	if err != nil {
+		return nil, log, fmt.Errorf("%s for %s: %w\n%s", name, arch, err, log)
+	}
+	if logErr != nil {
+		return nil, log, logErr
+	}
+	cubin, err = c.bytes("nvrtcGetCUBINSize", "nvrtcGetCUBIN", *program)
+	return cubin, log, err
+}
+
+func (c *Compiler) bytes(size, get string, program uintptr) ([]byte, error) {
+	n := new(uintptr)
+	if err := c.call(size, program, uintptr(unsafe.Pointer(n))); err != nil {
+		return nil, err
+	}
+	if *n == 0 {
+		return nil, nil
+	}
+	b := make([]byte, *n)
+	return b, c.call(get, program, uintptr(unsafe.Pointer(&b[0])))
+}

@@ -1,0 +1,150 @@
+//go:build linux && (amd64 || arm64)
+
+package nvrtc
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"contraflow/gpustage/cuda/kernels"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite kernels/resources.txt")
+
+func compiler(t *testing.T) *Compiler {
+	t.Helper()
+	c, err := Open()
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	return c
+}
+
+var (
+	parts  = regexp.MustCompile(`(?s)Compiling entry function.*?Compile time`)
+	entry  = regexp.MustCompile(`Compiling entry function '(\w+)'`)
+	stack  = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
+	used   = regexp.MustCompile(`Used (\d+) registers`)
+	shared = regexp.MustCompile(`(\d+) bytes smem`)
+)
+
+// architectures are those that kernels are compiled for here: the first with bf16 on tensor cores, Hopper, Blackwell.
+var architectures = []string{"sm_80", "sm_90", "sm_100"}
+
+// resources is the table's lines of a module's kernels on an architecture.
+func resources(c *Compiler, module, arch string) (string, error) {
+	_, log, err := c.Compile(module, kernels.Source(module), arch, true)
+	if err != nil {
+		return "", err
+	}
+	if i := strings.Index(log, "warning"); i >= 0 {
+		return "", fmt.Errorf("%s for %s: %.300s", module, arch, log[i:])
+	}
+	lines := map[string]string{}
+	for _, part := range parts.FindAllString(log, -1) {
+		number := func(r *regexp.Regexp, i int) string {
+			if m := r.FindStringSubmatch(part); m != nil {
+				return m[i]
+			}
+			return "0"
+		}
+		name := number(entry, 1)
+		lines[name] = fmt.Sprintf("%-28s %-7s %9s %6s %13s %13s\n", name, arch, number(used, 1), number(stack, 1), number(stack, 2), number(shared, 1))
+	}
+	table := ""
+	for _, k := range kernels.Names(module) {
+		if lines[k] == "" {
+			return "", fmt.Errorf("%s for %s: the compiler says nothing of %s", module, arch, k)
+		}
+		table += lines[k]
+		delete(lines, k)
+	}
+	for k := range lines {
+		return "", fmt.Errorf("%s has a kernel %s that package kernels does not name", module, k)
+	}
+	return table, nil
+}
+
+// Every kernel compiles for three generations of GPUs, and takes what kernels/resources.txt says: registers, bytes of stack and of spills,
+// and static shared memory. More registers mean fewer threads at a time, and spills mean traffic, which nobody would notice here
+// without a GPU. The table is that of CUDA 12.9's compiler; others must compile too but may differ in numbers.
+func TestResources(t *testing.T) {
+	c := compiler(t)
+	modules := kernels.Modules()
+	tables, errs := make([]string, len(architectures)*len(modules)), make([]error, len(architectures)*len(modules))
+	// Concurrently, the longest first: a minute on one core.
+	var wait sync.WaitGroup
+	cores := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i := range slices.Backward(tables) {
+		cores <- struct{}{}
+		wait.Go(func() {
+			tables[i], errs[i] = resources(c, modules[i%len(modules)], architectures[i/len(modules)])
+			<-cores
+		})
+	}
+	wait.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	const renew = "CONTRAFLOW_NVRTC=.../libnvrtc.so.12 go test ./gpustage/cuda/nvrtc -rewrite"
+	table := fmt.Sprintf("# What NVRTC 12.9 makes of the kernels. %s writes it.\n# %-26s %-7s %9s %6s %13s %13s\n", renew,
+		"kernel", "arch", "registers", "stack", "spilled bytes", "shared bytes") + strings.Join(tables, "")
+	if c.Major != 12 || c.Minor != 9 {
+		t.Logf("NVRTC %d.%d compiles everything; the table is 12.9's", c.Major, c.Minor)
+		return
+	}
+	file := filepath.Join("..", "kernels", "resources.txt")
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(table), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v (%s writes it)", err, renew)
+	}
+	had := map[string]bool{}
+	for line := range strings.Lines(string(want)) {
+		had[line] = true
+	}
+	for line := range strings.Lines(table) {
+		if !had[line] {
+			t.Errorf("not in %s:\n%s", file, line)
+		}
+		delete(had, line)
+	}
+	for line := range had {
+		t.Errorf("no longer so, in %s:\n%s", file, line)
+	}
+	if t.Failed() {
+		t.Logf("Look at why kernels take other resources than the table says; if that is well, %s", renew)
+	}
+}
+
+// A mistake comes out with its file and line.
+func TestMistake(t *testing.T) {
+	_, log, err := compiler(t).Compile("wrong.cu", "\n\nextern \"C\" __global__ void f() { undefined(); }\n", "sm_90", false)
+	if err == nil || !strings.Contains(err.Error(), "wrong.cu(3)") {
+		t.Errorf("error %v, log %s", err, log)
+	}
+}
+
+func TestMissing(t *testing.T) {
+	t.Setenv("CONTRAFLOW_NVRTC", "/nowhere/libnvrtc.so.12")
+	_, err := Open()
+	if err == nil || errors.Unwrap(err) == nil || !strings.Contains(err.Error(), "/nowhere/libnvrtc.so.12") || !strings.Contains(err.Error(), "pip install") {
+		t.Errorf("error %v", err)
+	}
+}

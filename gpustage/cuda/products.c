@@ -1,0 +1,116 @@
+//go:build cuda
+
+// cuBLASLt, loaded when a device opens: its headers are needed to build, the library only to run.
+#include "driver.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#define CALLS(F)                                                                                                            \
+	F(cublasLtCreate) F(cublasLtDestroy) F(cublasLtMatmul) F(cublasLtMatmulAlgoGetHeuristic) F(cublasLtMatmulDescCreate)      \
+	F(cublasLtMatmulDescSetAttribute) F(cublasLtMatmulDescDestroy) F(cublasLtMatrixLayoutCreate) F(cublasLtMatrixLayoutDestroy) \
+	F(cublasLtMatmulPreferenceCreate) F(cublasLtMatmulPreferenceSetAttribute) F(cublasLtMatmulPreferenceDestroy) F(cublasLtGetStatusString)
+
+#define DECLARE(f) static __typeof__(&f) p_##f;
+CALLS(DECLARE)
+
+const char *lt_open(const char *file) {
+	void *lib = dlopen(file, RTLD_NOW);
+	if (!lib) return dlerror();
+#define LOAD(f) \
+	if (!(p_##f = (__typeof__(&f))dlsym(lib, #f))) return dlerror();
+	CALLS(LOAD)
+	return NULL;
+}
+
+static const char *text(cublasStatus_t s) { return s ? p_cublasLtGetStatusString(s) : NULL; }
+static const char *current(CUcontext c) { return cuCtxSetCurrent(c) ? "the context can't be made current" : NULL; }
+
+const char *lt_create(CUcontext c, void **handle) {
+	const char *e = current(c);
+	return e ? e : text(p_cublasLtCreate((cublasLtHandle_t *)handle));
+}
+
+const char *lt_destroy(CUcontext c, void *handle) {
+	const char *e = current(c);
+	return e ? e : text(p_cublasLtDestroy((cublasLtHandle_t)handle));
+}
+
+struct Plan {
+	cublasLtMatmulDesc_t op;
+	cublasLtMatrixLayout_t a, b, c, d;
+	cublasLtMatmulAlgo_t algo;
+	int bias;
+};
+
+void lt_free(Plan *p) {
+	if (p->op) p_cublasLtMatmulDescDestroy(p->op);
+	cublasLtMatrixLayout_t all[] = {p->a, p->b, p->c, p->d};
+	for (int i = 0; i < 4; i++)
+		if (all[i]) p_cublasLtMatrixLayoutDestroy(all[i]);
+	free(p);
+}
+
+#define TRY(x) \
+	if ((s = (x))) goto failed
+
+// Row-major matrices are column-major ones transposed: c = op(a) op(b) is c' = op(b)' op(a)', with b as the first operand. A bias along
+// c's columns is then one along the rows of c', which is what the library adds.
+const char *lt_plan(CUcontext ctx, void *handle, Shape x, size_t workspace, Plan **out) {
+	const char *e = current(ctx);
+	if (e) return e;
+	cublasStatus_t s;
+	cublasLtMatmulPreference_t pref = NULL;
+	cublasLtMatmulHeuristicResult_t found;
+	int n = 0;
+	Plan *p = calloc(1, sizeof *p);
+	if (!p) return "out of host memory";
+	cudaDataType_t in = x.bf16 ? CUDA_R_16BF : CUDA_R_32F;
+	cublasOperation_t first = x.transB ? CUBLAS_OP_T : CUBLAS_OP_N, second = x.transA ? CUBLAS_OP_T : CUBLAS_OP_N;
+	TRY(p_cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)); // of f32 inputs: not TF32
+	TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
+	TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
+	if (x.bias) {
+		cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+		cudaDataType_t type = CUDA_R_32F;
+		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
+	}
+	p->bias = x.bias;
+	TRY(p_cublasLtMatrixLayoutCreate(&p->a, in, x.b.cols, x.b.rows, x.b.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->b, in, x.a.cols, x.a.rows, x.a.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->c, CUDA_R_32F, x.d.cols, x.d.rows, x.d.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->d, CUDA_R_32F, x.c.cols, x.c.rows, x.c.stride));
+	TRY(p_cublasLtMatmulPreferenceCreate(&pref));
+	TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+	// Parts of a sum that are added to the result in place come in any order.
+	uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align[] = {x.b.align, x.a.align, x.d.align, x.c.align};
+	TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions));
+	cublasLtMatmulPreferenceAttributes_t which[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+	                                                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+	for (int i = 0; i < 4; i++) TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, which[i], &align[i], sizeof align[i]));
+	TRY(p_cublasLtMatmulAlgoGetHeuristic(handle, p->op, p->a, p->b, p->c, p->d, pref, 1, &found, &n));
+	if (n == 0) s = CUBLAS_STATUS_NOT_SUPPORTED;
+	else p->algo = found.algo;
+failed:
+	if (pref) p_cublasLtMatmulPreferenceDestroy(pref);
+	if (s) {
+		lt_free(p);
+		return text(s);
+	}
+	*out = p;
+	return NULL;
+}
+
+const char *lt_multiply(CUcontext ctx, void *handle, Plan *p, float alpha, uint64_t a, uint64_t b, float beta, uint64_t d, uint64_t c,
+                        uint64_t bias, uint64_t workspace, size_t bytes, CUstream stream) {
+	const char *e = current(ctx);
+	if (e) return e;
+	if (p->bias) {
+		void *at = (void *)bias;
+		if ((e = text(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at)))) return e;
+	}
+	return text(p_cublasLtMatmul(handle, p->op, &alpha, (void *)b, p->a, (void *)a, p->b, &beta, (void *)d, p->c, (void *)c, p->d, &p->algo,
+	                             (void *)workspace, bytes, (cudaStream_t)stream));
+}

@@ -1,0 +1,243 @@
+//go:build cuda
+
+package cuda
+
+// #include "driver.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/launch"
+)
+
+// nonBlocking is CU_STREAM_NON_BLOCKING: it does not wait for the default stream. untimed is CU_EVENT_DISABLE_TIMING.
+const (
+	nonBlocking = 1
+	untimed     = 2
+)
+
+// stagingBytes is half of a stream's pinned memory: a sub-batch's ids are 64 KB.
+const stagingBytes = 1 << 20
+
+// Stream is a stream of the GPU.
+type Stream struct {
+	*launch.Stream
+	d        *Device
+	stream   cu.Stream
+	products *products
+	staging  [2]staging
+	turn     int
+}
+
+// staging is pinned memory, and the moment when the GPU has read it.
+type staging struct {
+	at   unsafe.Pointer
+	read cu.Event
+	used bool
+}
+
+// OpenStream opens one.
+func (d *Device) OpenStream() (gpustage.Stream, error) {
+	unbind, err := d.bind()
+	if err != nil {
+		return nil, err
+	}
+	defer unbind()
+	s := &Stream{d: d}
+	if s.stream, err = cu.MakeStream(nonBlocking); err != nil {
+		return nil, fmt.Errorf("%s: a stream: %w", d.Name(), err)
+	}
+	s.Stream = launch.NewStream(d, s)
+	for i := range s.staging {
+		b := &s.staging[i]
+		if err := driverError(C.pinned(d.raw(), stagingBytes, &b.at)); err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %d bytes of pinned memory: %w", d.Name(), stagingBytes, err), s.Close())
+		}
+		if b.read, err = cu.MakeEvent(untimed); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	if s.products, err = newProducts(d); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *Stream) raw() C.CUstream { return *(*C.CUstream)(unsafe.Pointer(&s.stream)) }
+
+// Handle is the stream as CUDA knows it, for NCCL.
+func (s *Stream) Handle() uintptr { return uintptr(unsafe.Pointer(s.raw())) }
+
+// Address is where memory begins.
+func (s *Stream) Address(m gpustage.Memory) uintptr { return uintptr(m.(*memory).at) }
+
+// Launch starts a kernel.
+func (s *Stream) Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error {
+	f, err := s.d.function(kernel, shared)
+	if err != nil {
+		return err
+	}
+	sizes := [6]C.uint{C.uint(grid[0]), C.uint(grid[1]), C.uint(grid[2]), C.uint(block[0]), C.uint(block[1]), C.uint(block[2])}
+	return driverError(C.start(s.d.raw(), f, &sizes[0], C.uint(shared), s.raw(), (*C.uint64_t)(&words[0]), (*C.int32_t)(&at[0]), C.int(len(at))))
+}
+
+// bound runs f with the context current; its error is the stream's.
+func (s *Stream) bound(f func() error) {
+	unbind, err := s.d.bind()
+	if err == nil {
+		defer unbind()
+		err = f()
+	}
+	if err != nil {
+		s.Fail(fmt.Errorf("%s: %w", s.d.Name(), err))
+	}
+}
+
+// CopyIn copies host bytes to a tensor.
+func (s *Stream) CopyIn(dst gpustage.Tensor, src []byte) {
+	if s.Refuse(gpustage.CheckHost("copy in", dst, len(src))) || len(src) == 0 {
+		return
+	}
+	to := cu.DevicePtr(s.Address(dst.Mem) + uintptr(dst.Off*dst.DType.Size()))
+	s.bound(func() error {
+		for len(src) > 0 {
+			b := &s.staging[s.turn]
+			s.turn = 1 - s.turn
+			if b.used {
+				if err := b.read.Synchronize(); err != nil {
+					return err
+				}
+			}
+			n := copy(unsafe.Slice((*byte)(b.at), stagingBytes), src)
+			if err := cu.MemcpyHtoDAsync(to, b.at, int64(n), s.stream); err != nil {
+				return err
+			}
+			if err := b.read.Record(s.stream); err != nil {
+				return err
+			}
+			b.used = true
+			to, src = to+cu.DevicePtr(n), src[n:]
+		}
+		return nil
+	})
+}
+
+// CopyOut copies a tensor to host bytes.
+func (s *Stream) CopyOut(dst []byte, src gpustage.Tensor) {
+	if s.Refuse(gpustage.CheckHost("copy out", src, len(dst))) || len(dst) == 0 {
+		return
+	}
+	from := cu.DevicePtr(s.Address(src.Mem) + uintptr(src.Off*src.DType.Size()))
+	s.bound(func() error {
+		if err := cu.MemcpyDtoHAsync(unsafe.Pointer(&dst[0]), from, int64(len(dst)), s.stream); err != nil {
+			return err
+		}
+		return s.stream.Synchronize() // dst is the garbage collector's: the GPU must not write to it later
+	})
+}
+
+// event is a point in a stream's order. Its handle goes back to the device when nobody has it any more.
+type event struct {
+	d      *Device
+	handle cu.Event
+	err    error
+}
+
+// Record returns the point after everything issued so far.
+func (s *Stream) Record() gpustage.Event {
+	e := &event{d: s.d}
+	s.bound(func() error {
+		if e.handle, e.err = s.d.takeEvent(); e.err == nil {
+			runtime.AddCleanup(e, s.d.giveEvent, e.handle)
+			e.err = e.handle.Record(s.stream)
+		}
+		return e.err
+	})
+	return e
+}
+
+func (d *Device) takeEvent() (cu.Event, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(d.events); n > 0 {
+		e := d.events[n-1]
+		d.events = d.events[:n-1]
+		return e, nil
+	}
+	return cu.MakeEvent(untimed)
+}
+
+func (d *Device) giveEvent(e cu.Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.events = append(d.events, e)
+}
+
+// Sync makes the host wait.
+func (e *event) Sync() error {
+	if e.err != nil {
+		return e.err
+	}
+	unbind, err := e.d.bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	err = e.handle.Synchronize()
+	runtime.KeepAlive(e)
+	return err
+}
+
+// Wait makes everything issued from now on wait for e.
+func (s *Stream) Wait(e gpustage.Event) {
+	mine, ok := e.(*event)
+	if !ok || mine.err != nil {
+		s.Fail(e.Sync())
+		return
+	}
+	s.bound(func() error { return s.stream.Wait(mine.handle, 0) })
+	runtime.KeepAlive(e)
+}
+
+// Sync waits for everything issued.
+func (s *Stream) Sync() error {
+	s.bound(s.stream.Synchronize)
+	return s.Err()
+}
+
+// Close waits for the stream and gives back what it holds.
+func (s *Stream) Close() error {
+	unbind, err := s.d.bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	errs := []error{s.stream.Synchronize(), s.Free()}
+	if s.products != nil {
+		errs = append(errs, s.products.close())
+	}
+	for _, b := range s.staging {
+		if b.at != nil {
+			errs = append(errs, cu.MemFreeHost(b.at))
+		}
+		if b.read != (cu.Event{}) {
+			errs = append(errs, cu.DestroyEvent(&b.read))
+		}
+	}
+	return errors.Join(append(errs, s.stream.Destroy())...)
+}
+
+// driverError is a CUresult as cu names it.
+func driverError(r C.CUresult) error {
+	if r == 0 {
+		return nil
+	}
+	return fmt.Errorf("CUDA error %d: %s", int(r), C.GoString(C.error_name(r)))
+}
