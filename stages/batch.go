@@ -101,7 +101,7 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
-	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns(), Cu: []int32{0}}
+	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
 	b.Pairs, b.Head = end.Pairs, end.Head
 	weighted := false
 	for _, c := range chunks {
@@ -119,13 +119,21 @@ func assemble(chunks []*TokenChunk) *Batch {
 	next := make([]int32, len(b.Rows))
 	ragged := false
 	scores := make([][]float32, 0, len(b.Rows)) // by row: what is left of them
+	tokens, texts := 0, 0
 	for _, c := range chunks {
+		for _, column := range c.IDs {
+			texts += len(column)
+			for _, ids := range column {
+				tokens += len(ids)
+			}
+		}
 		for _, l := range c.Labels {
 			b.Labels = append(b.Labels, float64(l))
 		}
 		b.Teacher = append(b.Teacher, c.Teacher...)
 		scores = append(scores, c.Scores...)
 	}
+	b.IDs, b.Cu, b.Texts = make([]int32, 0, tokens), append(make([]int32, 0, texts+1), 0), make([]loss.TextID, 0, texts)
 	for col, column := range b.Columns {
 		ragged = ragged || column.Ragged
 		b.Starts = append(b.Starts, len(b.Texts))

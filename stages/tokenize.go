@@ -106,6 +106,8 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 		out.Guide = make([][][]int32, len(columns))
 	}
 	for col, column := range columns {
+		out.Texts[col] = make([]loss.TextID, 0, len(c.Examples))
+		out.IDs[col] = make([][]int32, 0, len(c.Examples))
 		prompt, limit := x.reading(c.Source, column.Role)
 		if x.Guide != nil {
 			prompt, limit := x.Guide.reading(c.Source, column.Role)
@@ -121,10 +123,14 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 			e := &c.Examples[i]
 			lo, hi := e.Column(col)
 			for k := lo; k < hi; k++ {
+				h := e.Hashes[k]
+				out.Texts[col] = append(out.Texts[col], loss.TextID{h.Hi, h.Lo})
+				if e.IDs != nil && x.Pairs == nil { // made beforehand
+					out.IDs[col] = append(out.IDs[col], e.IDs[k])
+					continue
+				}
 				var cut bool
 				switch {
-				case e.IDs != nil && x.Pairs == nil: // made beforehand
-					flat = append(flat, e.IDs[k]...)
 				case x.Pairs == nil:
 					flat, cut = x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
 				case column.Role != dataset.Query:
@@ -137,8 +143,6 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 					out.Truncated++
 				}
 				ends = append(ends, len(flat))
-				h := e.Hashes[k]
-				out.Texts[col] = append(out.Texts[col], loss.TextID{h.Hi, h.Lo})
 			}
 			if column.Ragged {
 				out.Counts[col] = append(out.Counts[col], int32(hi-lo))
@@ -147,7 +151,7 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 	}
 	from, i := 0, 0
 	for col := range columns {
-		for range out.Texts[col] {
+		for len(out.IDs[col]) < len(out.Texts[col]) {
 			out.IDs[col] = append(out.IDs[col], flat[from:ends[i]:ends[i]])
 			from = ends[i]
 			i++

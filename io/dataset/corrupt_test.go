@@ -49,13 +49,15 @@ func TestDamagedParquet(t *testing.T) {
 		tries = n
 	}
 	folder := t.TempDir()
-	for _, name := range []string{"v1_none", "v2_none", "tiny_pages_plain", "checksums", "checksums_dictionary", "v2_zstd", "gzip", "brotli", "lz4", "delta", "page_index", "split_rows", "hf", "shapes_f32"} {
+	for _, name := range []string{"v1_none", "v2_none", "tiny_pages_plain", "checksums", "checksums_dictionary", "v2_zstd", "gzip", "brotli", "lz4", "delta", "page_index", "split_rows", "hf", "shapes_f32", "ids_dictionary", "ids_zstd_v2"} {
 		src := Source{Query: "query", Positive: "positive"}
 		switch name {
 		case "split_rows":
 			src.Positive = "pos"
 		case "shapes_f32":
 			src.Positive, src.Negatives, src.NegativesPerQuery, src.Scores, src.Teacher = "pos", []string{"neg"}, AllNegatives, []string{"all_scores"}, "teacher"
+		case "ids_dictionary", "ids_zstd_v2":
+			src = idsSource
 		case "checksums_dictionary":
 		default:
 			src.Negatives, src.NegativesPerQuery, src.Weight = []string{"pos", "neg"}, 2, "weight"
@@ -103,7 +105,7 @@ func TestDamagedParquet(t *testing.T) {
 				same++
 			default:
 				other++
-				if pages && (strings.HasPrefix(name, "checksums") || name == "v2_zstd") {
+				if pages && (strings.HasPrefix(name, "checksums") || strings.HasPrefix(name, "ids") || name == "v2_zstd") {
 					t.Errorf("%s, try %d: other texts in spite of checksums", name, i)
 				}
 			}

@@ -29,50 +29,81 @@ func decodeHybrid[T uint8 | uint32](dst []T, src []byte, width int) error {
 		return fmt.Errorf("a bit width of %d", width)
 	}
 	for len(dst) > 0 {
-		header, n := binary.Uvarint(src)
-		if n <= 0 {
-			return errShort
+		r, rest, err := nextRun(src, width, len(dst))
+		if err != nil {
+			return err
 		}
-		src = src[n:]
-		if header&1 == 0 {
-			size := (width + 7) / 8
-			if len(src) < size || header == 0 {
-				return errShort
-			}
-			var le [8]byte
-			copy(le[:], src[:size])
-			src = src[size:]
-			run := dst[:min(uint64(len(dst)), header>>1)]
-			v := T(binary.LittleEndian.Uint64(le[:]))
-			for i := range run {
-				run[i] = v
-			}
-			dst = dst[len(run):]
-			continue
-		}
-		n = len(dst)
-		if groups := header >> 1; groups < uint64(len(dst)+7)/8 {
-			n = int(groups) * 8
-		}
-		need := (n*width + 7) / 8
-		if len(src) < need {
-			return errShort
-		}
-		unpack(dst[:n], src[:need], width)
-		dst = dst[n:]
-		if whole := (n + 7) / 8 * width; whole <= len(src) {
-			src = src[whole:]
+		run := dst[:r.n]
+		if r.packed != nil {
+			unpack(run, r.packed, width)
 		} else {
-			src = nil
+			for i := range run {
+				run[i] = T(r.value)
+			}
 		}
+		dst, src = dst[r.n:], rest
 	}
 	return nil
+}
+
+// hybridRun is n times one value, or n values of width bits each, packed.
+type hybridRun struct {
+	n      int
+	value  uint64
+	packed []byte
+}
+
+// nextRun reads what the next run is, of which most values are wanted, and returns what follows it.
+func nextRun(src []byte, width, most int) (r hybridRun, rest []byte, err error) {
+	header, k := uint64(0), 1
+	if len(src) > 0 && src[0] < 1<<7 { // most runs are short
+		header = uint64(src[0])
+	} else if header, k = binary.Uvarint(src); k <= 0 {
+		return r, nil, errShort
+	}
+	src = src[k:]
+	if header&1 == 0 {
+		size := (width + 7) / 8
+		if len(src) < size || header == 0 {
+			return r, nil, errShort
+		}
+		for i, b := range src[:size] {
+			r.value |= uint64(b) << (8 * i)
+		}
+		r.n = int(min(uint64(most), header>>1))
+		return r, src[size:], nil
+	}
+	r.n = most
+	if groups := header >> 1; groups < uint64(most+7)/8 {
+		r.n = int(groups) * 8
+	}
+	need := (r.n*width + 7) / 8
+	if len(src) < need {
+		return r, nil, errShort
+	}
+	r.packed = src[:need:need]
+	return r, src[min((r.n+7)/8*width, len(src)):], nil
 }
 
 // unpack reads len(dst) values of width bits, the lowest bit first. A value spans at most five bytes.
 func unpack[T uint8 | uint32](dst []T, src []byte, width int) {
 	mask := uint64(1)<<width - 1
-	bit, i := 0, 0
+	i := 0
+	if width <= 16 { // eight values begin at a byte, the last four of them at a byte or its middle: two words hold them
+		half, shift, w := width/2, width&1*4, uint(width)&63
+		for s := src; len(dst)-i >= 8 && len(s) >= half+8; i += 8 {
+			a, b, d := binary.LittleEndian.Uint64(s), binary.LittleEndian.Uint64(s[half:])>>shift, dst[i:i+8:i+8]
+			d[0], d[4] = T(a&mask), T(b&mask)
+			a, b = a>>w, b>>w
+			d[1], d[5] = T(a&mask), T(b&mask)
+			a, b = a>>w, b>>w
+			d[2], d[6] = T(a&mask), T(b&mask)
+			a, b = a>>w, b>>w
+			d[3], d[7] = T(a&mask), T(b&mask)
+			s = s[width:]
+		}
+	}
+	bit := i * width
 	for ; i < len(dst) && bit>>3+8 <= len(src); i++ {
 		dst[i] = T(binary.LittleEndian.Uint64(src[bit>>3:]) >> (bit & 7) & mask)
 		bit += width
@@ -86,10 +117,17 @@ func unpack[T uint8 | uint32](dst []T, src []byte, width int) {
 	}
 }
 
-// constantRun reports whether n values are a single run of the value v: how every writer says "no nulls here".
-func constantRun(src []byte, width, n int, v uint8) bool {
-	header, k := binary.Uvarint(src)
-	return k > 0 && header&1 == 0 && header>>1 >= uint64(n) && width <= 8 && len(src) > k && src[k] == v
+// constantRuns reports whether n levels are all v and said in runs: how every writer says "no nulls here", parquet-go's in one of whole
+// groups of eight and one of the rest.
+func constantRuns(src []byte, width, n int, v uint8) bool {
+	for n > 0 {
+		r, rest, err := nextRun(src, width, n)
+		if err != nil || r.packed != nil || r.value != uint64(v) {
+			return false
+		}
+		n, src = n-r.n, rest
+	}
+	return true
 }
 
 var (

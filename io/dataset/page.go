@@ -197,6 +197,7 @@ type columnReader struct {
 	dict  dictionary
 
 	raw, plain []byte // scratch
+	sparse     bool   // its pages are, where they can be: for readFixed
 }
 
 // dictionary holds the distinct values of a chunk.
@@ -219,6 +220,12 @@ type page struct {
 
 	slot, value, off int   // position: slots, values, bytes of data
 	row              int64 // the next row to start, in the row group
+
+	// A sparse page has no null and no empty list, and neither levels nor a dictionary's indices are unpacked (lists.go).
+	sparse bool
+	begins []uint32 // the slots that start a row
+	begun  int      // position: of those
+	packed indices
 
 	repBuf, defBuf []uint8
 	fixedBuf       []byte
@@ -339,7 +346,9 @@ func (r *columnReader) load(i int) error {
 	err := r.decode(p)
 	if err == nil {
 		starts, mid := int64(r.page.slots), false
-		if r.page.rep != nil {
+		if b := r.page.begins; r.page.sparse {
+			starts, mid = int64(len(b)), r.page.slots > 0 && (len(b) == 0 || b[0] != 0)
+		} else if r.page.rep != nil {
 			starts = 0
 			for _, l := range r.page.rep {
 				if l == 0 {
@@ -377,7 +386,7 @@ func (r *columnReader) decode(p *pageInfo) error {
 		return err
 	}
 	c, pg := r.c, &r.page
-	*pg = page{slots: int(p.values), indices: pg.indices[:0], ends: pg.ends[:0], repBuf: pg.repBuf, defBuf: pg.defBuf, fixedBuf: pg.fixedBuf[:0]}
+	*pg = page{slots: int(p.values), indices: pg.indices[:0], ends: pg.ends[:0], begins: pg.begins[:0], repBuf: pg.repBuf, defBuf: pg.defBuf, fixedBuf: pg.fixedBuf[:0]}
 	var repBytes, defBytes, data []byte
 	var err error
 	if p.kind == pageDataV2 {
@@ -398,6 +407,16 @@ func (r *columnReader) decode(p *pageInfo) error {
 		return err
 	}
 	pg.values = pg.slots
+	nulls := false
+	if m := c.leaf.maxDef; m > 0 {
+		nulls = m >= 1<<7 || !constantRuns(defBytes, bits.Len8(m), pg.slots, m)
+	}
+	if pg.sparse = r.sparse && !nulls && c.leaf.maxRep == 1; pg.sparse {
+		if pg.begins, err = rowStarts(pg.begins, repBytes, pg.slots); err != nil {
+			return fmt.Errorf("repetition levels: %w", err)
+		}
+		return r.decodeValues(p, data)
+	}
 	if m := c.leaf.maxRep; m > 0 {
 		pg.repBuf = slices.Grow(pg.repBuf[:0], pg.slots)[:pg.slots]
 		pg.rep = pg.repBuf
@@ -405,7 +424,7 @@ func (r *columnReader) decode(p *pageInfo) error {
 			return fmt.Errorf("repetition levels: %w", err)
 		}
 	}
-	if m := c.leaf.maxDef; m > 0 && (m >= 1<<7 || !constantRun(defBytes, bits.Len8(m), pg.slots, m)) {
+	if m := c.leaf.maxDef; nulls {
 		pg.defBuf = slices.Grow(pg.defBuf[:0], pg.slots)[:pg.slots]
 		pg.def = pg.defBuf
 		if err := levels(pg.def, defBytes, m); err != nil {
@@ -473,12 +492,16 @@ func (r *columnReader) decodeValues(p *pageInfo, data []byte) (err error) {
 			return err
 		}
 		pg.form = dictForm
+		if n > 0 && len(data) == 0 {
+			return errShort
+		}
+		if pg.sparse && width == 4 && n > 0 {
+			pg.packed, err = packedIndices(data[1:], int(data[0]), n)
+			return err
+		}
 		pg.indices = slices.Grow(pg.indices[:0], n)[:n]
 		if n == 0 {
 			return nil
-		}
-		if len(data) == 0 {
-			return errShort
 		}
 		if err := decodeHybrid(pg.indices, data[1:], int(data[0])); err != nil {
 			return err

@@ -41,7 +41,9 @@ type ReaderConfig struct {
 
 // Reader fetches rows by id. It keeps the blocks of the current window; a row of an old block (one that no-duplicates
 // deferred, say) has its block read again. Its texts are copies: nothing it returns is changed by later calls or keeps a
-// block in memory. For one consumer; it runs no goroutine between calls.
+// block in memory. Ids are not: they lie in their blocks, 2 MiB or so each, which nothing changes and which live as long as one of
+// their rows is held. Whoever trains packs them into a batch at once, and that is the one time that they are copied.
+// For one consumer; it runs no goroutine between calls.
 type Reader struct {
 	d       *Dataset
 	cfg     ReaderConfig
@@ -98,9 +100,14 @@ func (r *Reader) Close() error {
 
 // request is one of the rows asked for.
 type request struct {
-	row   int64
+	row int64
+	pos int // in the answer
+}
+
+// wantedBlock is a block with those of its rows that were asked for.
+type wantedBlock struct {
 	block int
-	pos   int // in the answer
+	rows  []request
 }
 
 // fetch is one call's answer in the making.
@@ -109,10 +116,11 @@ type fetch struct {
 	seed     uint64
 	epoch    int
 	examples []Example
-	first    []int      // of each example: its first span
-	count    []int      // of each example: its spans
+	first    []int      // of each example: its first text
+	count    []int      // of each example: its texts
 	spans    []textSpan // of the examples' texts in arena
 	arena    []byte
+	ids      [][]int32 // with tokens, instead
 	hashes   []Hash128
 	picks    []int
 	scores   []float32 // of a row's texts
@@ -131,28 +139,35 @@ func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, 
 		if row < 0 || row >= r.d.Rows() {
 			return nil, fmt.Errorf("row %d: the dataset has rows 0 to %d", row, r.d.Rows()-1)
 		}
-		requests[i] = request{row, r.d.blockOf(row), i}
+		requests[i] = request{row, i}
 	}
-	slices.SortFunc(requests, func(a, b request) int { return cmp.Or(cmp.Compare(a.block, b.block), cmp.Compare(a.row, b.row)) })
+	slices.SortFunc(requests, func(a, b request) int { return cmp.Compare(a.row, b.row) }) // and so by block
 	n := len(rows) * r.d.perRow
 	f := &fetch{
 		d: r.d, seed: r.cfg.Seed, epoch: epoch, errPos: len(rows),
 		examples: make([]Example, len(rows)), first: make([]int, len(rows)), count: make([]int, len(rows)),
-		spans: make([]textSpan, 0, n), hashes: make([]Hash128, 0, n), arena: make([]byte, 0, r.arena+r.arena/16),
+		hashes: make([]Hash128, 0, n),
 	}
-	var missing [][]request
+	if r.d.tokens != nil {
+		f.ids = make([][]int32, 0, n)
+	} else {
+		f.spans, f.arena = make([]textSpan, 0, n), make([]byte, 0, r.arena+r.arena/16)
+	}
+	var missing []wantedBlock
 	for len(requests) > 0 {
+		block := r.d.blockOf(requests[0].row)
+		first, n := r.d.BlockRows(block)
 		end := 1
-		for end < len(requests) && requests[end].block == requests[0].block {
+		for end < len(requests) && requests[end].row < first+int64(n) {
 			end++
 		}
 		group := requests[:end]
 		requests = requests[end:]
-		if c := r.cache[group[0].block]; c != nil {
+		if c := r.cache[block]; c != nil {
 			c.used = r.calls
 			f.take(c.Block, group)
 		} else {
-			missing = append(missing, group)
+			missing = append(missing, wantedBlock{block, group})
 		}
 	}
 	for len(missing) > 0 {
@@ -164,16 +179,16 @@ func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, 
 			blocks[i] = r.take()
 		}
 		forEach(r.cfg.Threads, len(groups), func(i int) bool {
-			errs[i] = r.readers[i].read(ctx, groups[i][0].block, blocks[i])
+			errs[i] = r.readers[i].read(ctx, groups[i].block, blocks[i])
 			return true
 		})
 		for i, g := range groups {
 			if errs[i] != nil {
-				f.fail(errs[i], slices.MinFunc(g, func(a, b request) int { return a.pos - b.pos }).pos)
+				f.fail(errs[i], slices.MinFunc(g.rows, func(a, b request) int { return a.pos - b.pos }).pos)
 				continue
 			}
-			f.take(blocks[i], g)
-			r.keep(g[0].block, blocks[i])
+			f.take(blocks[i], g.rows)
+			r.keep(g.block, blocks[i])
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -211,7 +226,7 @@ func (r *Reader) keep(id int, b *Block) {
 		old := r.cache[oldest]
 		delete(r.cache, oldest)
 		r.bytes -= old.bytes
-		if len(r.spare) < r.cfg.Threads {
+		if len(r.spare) < r.cfg.Threads && r.d.tokens == nil {
 			r.spare = append(r.spare, old.Block)
 		}
 	}
@@ -242,7 +257,7 @@ func (f *fetch) fail(err error, pos int) {
 	}
 }
 
-// take copies the requested rows out of a block.
+// take takes the requested rows out of a block.
 func (f *fetch) take(b *Block, group []request) {
 	for _, q := range group {
 		at := int(q.row - b.First)
@@ -259,12 +274,12 @@ func (f *fetch) take(b *Block, group []request) {
 		if len(f.scores) > 0 {
 			e.Scores = make([]float32, 0, f.d.perRow)
 		}
-		first, document := len(f.spans), 0 // of the row's documents, the role's first
+		first, document := len(f.hashes), 0 // of the row's documents, the role's first
 		f.first[q.pos] = first
 		for role, rc := range f.d.roles {
 			if f.d.ragged {
 				for k := range max(1, rc.picks) {
-					e.Starts = append(e.Starts, int32(len(f.spans)-first+k))
+					e.Starts = append(e.Starts, int32(len(f.hashes)-first+k))
 				}
 			}
 			t := &b.texts[rc.source]
@@ -275,9 +290,13 @@ func (f *fetch) take(b *Block, group []request) {
 			}
 			for _, p := range f.picks {
 				text := t.bytes(list[p])
-				f.spans = append(f.spans, textSpan{len(f.arena), len(text)})
 				f.hashes = append(f.hashes, b.hash(rc.source, text, at, p))
-				f.arena = append(f.arena, text...)
+				if f.d.tokens != nil {
+					f.ids = append(f.ids, idsOf(text))
+				} else {
+					f.spans = append(f.spans, textSpan{len(f.arena), len(text)})
+					f.arena = append(f.arena, text...)
+				}
 				if len(f.scores) > 0 && rc.role != Query {
 					e.Scores = append(e.Scores, f.scores[document+p])
 				}
@@ -286,7 +305,7 @@ func (f *fetch) take(b *Block, group []request) {
 				document += len(list)
 			}
 		}
-		f.count[q.pos] = len(f.spans) - first
+		f.count[q.pos] = len(f.hashes) - first
 		if f.d.ragged {
 			e.Starts = append(e.Starts, int32(f.count[q.pos]))
 		}
@@ -295,26 +314,17 @@ func (f *fetch) take(b *Block, group []request) {
 
 // finish makes strings of what was copied: the arena moves no more.
 func (f *fetch) finish() []Example {
-	if f.d.tokens != nil {
-		ids := make([][]int32, len(f.spans))
-		for i, s := range f.spans {
-			ids[i] = idsOf(f.arena[s.off : s.off+s.n])
-		}
-		for i := range f.examples {
-			from, to := f.first[i], f.first[i]+f.count[i]
-			f.examples[i].IDs = ids[from:to:to]
-			f.examples[i].Hashes = f.hashes[from:to:to]
-		}
-		return f.examples
-	}
 	texts := make([]string, len(f.spans))
 	for i, s := range f.spans {
 		texts[i] = unsafe.String(unsafe.SliceData(f.arena[s.off:]), s.n)
 	}
 	for i := range f.examples {
-		from, to := f.first[i], f.first[i]+f.count[i]
-		f.examples[i].Texts = texts[from:to:to]
-		f.examples[i].Hashes = f.hashes[from:to:to]
+		e, from, to := &f.examples[i], f.first[i], f.first[i]+f.count[i]
+		if e.Hashes = f.hashes[from:to:to]; f.d.tokens != nil {
+			e.IDs = f.ids[from:to:to]
+		} else {
+			e.Texts = texts[from:to:to]
+		}
 	}
 	return f.examples
 }

@@ -44,6 +44,12 @@ func (t *textColumn) bytes(s span) []byte { return t.arena[s.off : s.off+s.n] }
 
 // skip moves to the given row, which starts in this page.
 func (pg *page) skip(c *chunk, row int64) error {
+	if pg.sparse {
+		pg.begun += int(row - pg.row)
+		pg.row, pg.slot = row, int(pg.begins[pg.begun])
+		pg.value = pg.slot
+		return nil
+	}
 	slot, values := pg.slot, 0
 	for ; slot < pg.slots; slot++ {
 		if pg.rep == nil || pg.rep[slot] == 0 {

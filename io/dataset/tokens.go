@@ -163,54 +163,6 @@ func (f *dataFile) tokenChunks(d *Dataset) error {
 	return nil
 }
 
-// fixedLists are lists of values of a fixed width: row i has values starts[i] to starts[i+1]-1 of data.
-type fixedLists struct {
-	starts []uint32
-	data   []byte
-}
-
-// readFixed appends rows [from, to) of a row group to v.
-func (r *columnReader) readFixed(v *fixedLists, from, to int64) error {
-	width := r.c.leaf.width()
-	at := uint32(len(v.data) / width)
-	err := r.read(from, to, func() error {
-		pg, maxDef := &r.page, r.c.leaf.maxDef
-		first := pg.value
-		rep, def := pg.rep, pg.def
-		slot, value, row := pg.slot, pg.value, pg.row
-		for ; slot < pg.slots; slot++ {
-			if rep == nil || rep[slot] == 0 {
-				if row == to {
-					break
-				}
-				row++
-				v.starts = append(v.starts, at+uint32(value-first))
-			}
-			if def == nil || def[slot] == maxDef {
-				value++
-			}
-		}
-		pg.slot, pg.value, pg.row = slot, value, row
-		at += uint32(value - first)
-		if pg.form == dictForm {
-			for _, i := range pg.indices[first:value] {
-				v.data = append(v.data, r.dict.data[int(i)*width:(int(i)+1)*width]...)
-			}
-			return nil
-		}
-		v.data = append(v.data, pg.data[first*width:value*width]...)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	if n := int64(len(v.starts)); n != to-from {
-		return fmt.Errorf("%d rows, want %d", n, to-from)
-	}
-	v.starts = append(v.starts, at)
-	return nil
-}
-
 // readTokens is readColumn for the ids of text column k.
 func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int, b *Block) error {
 	if r.tokens == nil {
@@ -224,6 +176,7 @@ func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int, b *Block) er
 	read := func(cr *columnReader, c *chunk, v *fixedLists) error {
 		v.starts, v.data = v.starts[:0], v.data[:0]
 		cr.reset(r.f, c)
+		cr.sparse = true
 		return cr.readFixed(v, from, to)
 	}
 	if err := read(&q.hashes, c.hashes, &q.longs); err != nil {
@@ -242,9 +195,9 @@ func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int, b *Block) er
 		q.ints.starts = ids.starts
 		for i := range int(ref.rows) {
 			t.spans = append(t.spans, span{4 * ids.starts[i], 4 * (ids.starts[i+1] - ids.starts[i])})
-		}
-		if len(b.hashes[k]) != int(ref.rows) || 2*len(b.hashes[k]) != int(q.longs.starts[ref.rows]) {
-			return fmt.Errorf("%d halves of hashes for %d texts", q.longs.starts[ref.rows], ref.rows)
+			if q.longs.starts[i+1] != uint32(2*i+2) {
+				return fmt.Errorf("row %d of the row group: %d halves of hashes for one text", from+int64(i), q.longs.starts[i+1]-q.longs.starts[i])
+			}
 		}
 		return nil
 	}
@@ -258,13 +211,13 @@ func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int, b *Block) er
 		at := begins[i]
 		for _, n := range idsOf(q.ints.data[4*q.ints.starts[i] : 4*q.ints.starts[i+1]]) {
 			if n < 0 || uint32(n) > begins[i+1]-at {
-				return fmt.Errorf("row %d: more ids are counted than there are", from+int64(i))
+				return fmt.Errorf("row %d of the row group: more ids are counted than there are", from+int64(i))
 			}
 			t.spans = append(t.spans, span{4 * at, 4 * uint32(n)})
 			at += uint32(n)
 		}
 		if at != begins[i+1] {
-			return fmt.Errorf("row %d: fewer ids are counted than there are", from+int64(i))
+			return fmt.Errorf("row %d of the row group: fewer ids are counted than there are", from+int64(i))
 		}
 	}
 	t.starts = append(t.starts, uint32(len(t.spans)))

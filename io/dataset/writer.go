@@ -6,6 +6,7 @@ import (
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
+	"github.com/parquet-go/parquet-go/encoding"
 
 	"contraflow/io/internal/atomicfile"
 )
@@ -69,6 +70,9 @@ type OutColumn struct {
 
 func (c OutColumn) node() parquet.Node {
 	leaf := func(n parquet.Node) parquet.Node { return parquet.Optional(parquet.Encoded(n, &parquet.Plain)) }
+	bare := func(n parquet.Node, e encoding.Encoding) parquet.Node {
+		return parquet.Optional(parquet.Compressed(parquet.Encoded(n, e), &parquet.Uncompressed))
+	}
 	switch c.Type {
 	case TextListOut:
 		return parquet.Optional(parquet.List(leaf(parquet.String())))
@@ -79,9 +83,9 @@ func (c OutColumn) node() parquet.Node {
 	case VectorOut, NumbersOut:
 		return parquet.Optional(parquet.List(leaf(parquet.Leaf(parquet.FloatType))))
 	case IDsOut:
-		return parquet.Optional(parquet.List(leaf(parquet.Int(32))))
+		return parquet.Optional(parquet.List(bare(parquet.Int(32), &parquet.RLEDictionary)))
 	case LongsOut:
-		return parquet.Optional(parquet.List(leaf(parquet.Int(64))))
+		return parquet.Optional(parquet.List(bare(parquet.Int(64), &parquet.Plain)))
 	case VectorListOut:
 		return parquet.Optional(parquet.List(parquet.Optional(parquet.List(leaf(parquet.Leaf(parquet.FloatType))))))
 	}

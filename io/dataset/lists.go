@@ -1,0 +1,206 @@
+package dataset
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// Lists of values of a fixed width: token ids, and the halves of hashes. A run on ids that prep has made reads these and little else,
+// so there is a way of reading them that does next to nothing an id.
+//
+// Each slot of a page of lists has a level that says whether it starts a row, and one that says whether a value is there. The general way
+// unpacks both, a byte a slot. But where nothing is null and no list is empty, the second is one number for all slots; of the first only
+// the zeros matter, which are found 64 slots at a time; and values lie as they are wanted, or are a dictionary's, looked up as they are
+// unpacked. Such pages are read sparsely; the general way remains for all others, and as what the tests hold this one to.
+
+// fixedLists are lists of values of a fixed width: row i has values starts[i] to starts[i+1]-1 of data.
+type fixedLists struct {
+	starts []uint32
+	data   []byte
+}
+
+// readFixed appends rows [from, to) of a row group to v. Lists that are null, or hold nulls, are errors.
+func (r *columnReader) readFixed(v *fixedLists, from, to int64) error {
+	width := r.c.leaf.width()
+	v.reserve(r.c, width, to-from)
+	at := uint32(len(v.data) / width)
+	err := r.read(from, to, func() error {
+		pg := &r.page
+		first := pg.value
+		if pg.sparse {
+			pg.takeRows(v, at, to)
+		} else if err := pg.takeSlots(v, &r.c.column, at, to); err != nil {
+			return err
+		}
+		at += uint32(pg.value - first)
+		switch {
+		case pg.form != dictForm:
+			v.data = append(v.data, pg.data[first*width:pg.value*width]...)
+		case pg.packed.n > 0:
+			n := len(v.data)
+			v.data = slices.Grow(v.data, 4*(pg.value-first))[:n+4*(pg.value-first)]
+			return pg.packed.lookUp(v.data[n:], &r.dict, first)
+		default:
+			for _, i := range pg.indices[first:pg.value] {
+				v.data = append(v.data, r.dict.data[int(i)*width:(int(i)+1)*width]...)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if n := int64(len(v.starts)); n != to-from {
+		return fmt.Errorf("%d rows, want %d", n, to-from)
+	}
+	v.starts = append(v.starts, at)
+	return nil
+}
+
+// reserve makes room for as many values as rows of the chunk have on average, and some: growing bit by bit copies all of them twice. What
+// the footer says is not believed beyond a few megabytes.
+func (v *fixedLists) reserve(c *chunk, width int, rows int64) {
+	v.starts = slices.Grow(v.starts, int(min(rows, 1<<16))+1)
+	mean := float64(c.values) / float64(max(1, c.rows))
+	v.data = slices.Grow(v.data, int(min(1.07*mean*float64(rows)*float64(width), 8<<20)))
+}
+
+// takeRows takes what a sparse page has of the rows before row to; at is the place of its first value.
+func (pg *page) takeRows(v *fixedLists, at uint32, to int64) {
+	n := int(min(int64(len(pg.begins)-pg.begun), to-pg.row))
+	for _, slot := range pg.begins[pg.begun : pg.begun+n] {
+		v.starts = append(v.starts, at+slot-uint32(pg.value))
+	}
+	pg.row += int64(n)
+	pg.begun += n
+	pg.slot = pg.slots
+	if pg.begun < len(pg.begins) {
+		pg.slot = int(pg.begins[pg.begun])
+	}
+	pg.value = pg.slot
+}
+
+// takeSlots is takeRows of other pages.
+func (pg *page) takeSlots(v *fixedLists, c *column, at uint32, to int64) error {
+	first := pg.value
+	for ; pg.slot < pg.slots; pg.slot++ {
+		if pg.rep == nil || pg.rep[pg.slot] == 0 {
+			if pg.row == to {
+				break
+			}
+			pg.row++
+			v.starts = append(v.starts, at+uint32(pg.value-first))
+		}
+		if pg.def == nil || pg.def[pg.slot] == c.leaf.maxDef {
+			pg.value++
+		} else if def := pg.def[pg.slot]; def >= c.listDef {
+			return fmt.Errorf("row %d of the row group: a null in the list", pg.row-1)
+		} else if def+1 < c.listDef {
+			return fmt.Errorf("row %d of the row group: the list is null", pg.row-1)
+		}
+	}
+	return nil
+}
+
+// rowStarts appends the slots that start a row: those of n repetition levels of one bit that are 0.
+func rowStarts(dst []uint32, src []byte, n int) ([]uint32, error) {
+	for at := 0; at < n; {
+		r, rest, err := nextRun(src, 1, n-at)
+		switch {
+		case err != nil:
+			return nil, err
+		case r.packed != nil:
+			for i := 0; i < r.n; i += 64 {
+				zeros := ^word(r.packed[i/8:])
+				if left := r.n - i; left < 64 {
+					zeros &= 1<<left - 1
+				}
+				for ; zeros != 0; zeros &= zeros - 1 {
+					dst = append(dst, uint32(at+i+bits.TrailingZeros64(zeros)))
+				}
+			}
+		case r.value == 0:
+			for i := range r.n {
+				dst = append(dst, uint32(at+i))
+			}
+		case r.value > 1:
+			return nil, fmt.Errorf("a level of %d, the schema allows 1", r.value)
+		}
+		at, src = at+r.n, rest
+	}
+	return dst, nil
+}
+
+// word is the first eight bytes of b, or as many as it has.
+func word(b []byte) uint64 {
+	if len(b) >= 8 {
+		return binary.LittleEndian.Uint64(b)
+	}
+	var le [8]byte
+	copy(le[:], b)
+	return binary.LittleEndian.Uint64(le[:])
+}
+
+// indices are those of a dictionary as they stand in a page.
+type indices struct {
+	width int
+	n     int // all of them
+	at    int // of the first that is left of run
+	run   hybridRun
+	rest  []byte // what follows the run
+}
+
+func packedIndices(src []byte, width, n int) (indices, error) {
+	if width > 32 {
+		return indices{}, fmt.Errorf("a bit width of %d", width)
+	}
+	p := indices{width: width, n: n, rest: src}
+	if width == 0 { // of a dictionary of one value
+		p.run.n = n
+	}
+	return p, nil
+}
+
+// lookUp fills dst with values of four bytes, the first of which is the page's k-th. Each call goes on where the last has ended, or beyond.
+func (p *indices) lookUp(dst []byte, d *dictionary, k int) error {
+	var buf [256]uint32
+	table := idsOf(d.data)[:d.n]
+	for end := k + len(dst)/4; k < end; {
+		if done := p.at + p.run.n; k >= done {
+			var err error
+			p.at = done
+			if p.run, p.rest, err = nextRun(p.rest, p.width, p.n-done); err != nil {
+				return err
+			}
+			continue
+		}
+		n := min(end-k, p.at+p.run.n-k)
+		if p.run.packed == nil {
+			if p.run.value >= uint64(d.n) {
+				return fmt.Errorf("value %d of a dictionary of %d", p.run.value, d.n)
+			}
+			for range n {
+				binary.LittleEndian.PutUint32(dst, uint32(table[p.run.value]))
+				dst = dst[4:]
+			}
+			k += n
+			continue
+		}
+		from := (k - p.at) &^ 7 // where a byte begins
+		skip := k - p.at - from
+		n = min(n, len(buf)-skip)
+		unpack(buf[:skip+n], p.run.packed[from/8*p.width:], p.width)
+		out := dst[:4*n]
+		for i, x := range buf[skip : skip+n] {
+			if int(x) >= len(table) {
+				return fmt.Errorf("value %d of a dictionary of %d", x, d.n)
+			}
+			binary.LittleEndian.PutUint32(out[4*i:], uint32(table[x]))
+		}
+		dst = dst[4*n:]
+		k += n
+	}
+	return nil
+}

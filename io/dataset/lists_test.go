@@ -1,0 +1,303 @@
+package dataset
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/compress"
+	"github.com/parquet-go/parquet-go/encoding"
+	"github.com/parquet-go/parquet-go/encoding/rle"
+)
+
+// idsRow is what pyarrow reads of testdata/golden/dataset/ids_*.parquet.
+type idsRow struct {
+	QueryHash []int64 `json:"query_hash"`
+	QueryIDs  []int32 `json:"query_ids"`
+	PosHash   []int64 `json:"pos_hash"`
+	PosIDs    []int32 `json:"pos_ids"`
+	PosCounts []int32 `json:"pos_id_counts"`
+}
+
+var idsSource = Source{Query: "query", Positive: "pos", Negatives: []string{"pos"}, NegativesPerQuery: AllNegatives, Tokens: true}
+
+// TestGoldenIDs reads the ids of every form in blocks of every size, in a random order, and in the order of the file.
+func TestGoldenIDs(t *testing.T) {
+	var want struct {
+		Rows  []idsRow
+		Empty [][]int32
+	}
+	readJSON(t, golden("ids.json"), &want)
+	for _, form := range strings.Fields("snappy plain dictionary zstd_v2 delta split required empty") {
+		for _, limit := range []blockLimit{defaultLimit, {7, 1 << 20}, {1, 1}} {
+			src := idsSource
+			src.Paths = []string{golden("ids_" + form + ".parquet")}
+			d, err := open(t.Context(), src, limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rng := rand.New(rand.NewPCG(4, 4))
+			r := d.NewReader(ReaderConfig{CacheBytes: 1, Threads: 2})
+			for range 4 {
+				order := rng.Perm(len(want.Rows))
+				rows := make([]int64, len(order))
+				for i, o := range order {
+					rows[i] = int64(o)
+				}
+				examples, err := r.Read(t.Context(), 0, rows)
+				if err != nil {
+					t.Fatalf("%s: %v", form, err)
+				}
+				for i, e := range examples {
+					w := want.Rows[order[i]]
+					query := w.QueryIDs
+					if form == "empty" {
+						query = want.Empty[order[i]]
+					}
+					where := fmt.Sprintf("%s, blocks %v, row %d", form, limit, order[i])
+					from, to := e.Column(2) // all texts of pos
+					if to-from != len(w.PosCounts) {
+						t.Fatalf("%s: %d texts, want %d", where, to-from, len(w.PosCounts))
+					}
+					if !slices.Equal(e.IDs[0], query) || e.Hashes[0] != (Hash128{uint64(w.QueryHash[0]), uint64(w.QueryHash[1])}) {
+						t.Fatalf("%s: query %v %v, want %v %v", where, e.IDs[0], e.Hashes[0], query, w.QueryHash)
+					}
+					if got := slices.Concat(e.IDs[from:to]...); !slices.Equal(got, w.PosIDs) {
+						t.Fatalf("%s: %v, want %v", where, got, w.PosIDs)
+					}
+					for k, n := range w.PosCounts {
+						if len(e.IDs[from+k]) != int(n) || e.Hashes[from+k] != (Hash128{uint64(w.PosHash[2*k]), uint64(w.PosHash[2*k+1])}) {
+							t.Fatalf("%s: text %d has %d ids and the hash %v, want %d and %v", where, k, len(e.IDs[from+k]), e.Hashes[from+k], n, w.PosHash[2*k:2*k+2])
+						}
+					}
+				}
+			}
+			r.Close()
+			d.Close()
+		}
+	}
+	for form, what := range map[string]string{"null": "a null in the list", "null_list": "the list is null"} {
+		path := golden("ids_" + form + ".parquet")
+		_, err := readAll(path, idsSource)
+		if err == nil || !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), `row group 1, column "query"`) || !strings.Contains(err.Error(), "row 5 of the row group: "+what) {
+			t.Errorf("%s: %v", form, err)
+		}
+	}
+}
+
+// TestSparseLists: pages read sparsely hold what they hold read slot by slot, and what was written, in every form that parquet-go writes
+// and of rows in any order.
+func TestSparseLists(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 13))
+	tried := map[bool]int{} // pages, by whether they were sparse
+	for _, empties := range []bool{false, true} {
+		var rows [][]int32
+		for i := range 150 {
+			row := make([]int32, 1+rng.IntN(40)*rng.IntN(2))
+			if i == 70 {
+				row = make([]int32, 700) // more than a page
+			}
+			if empties && i%50 == 3 {
+				row = nil
+			}
+			for k := range row {
+				if row[k] = int32(min(rng.IntN(1<<16), rng.IntN(1<<16))); rng.IntN(4) == 0 && k > 0 {
+					row[k] = row[k-1]
+				}
+			}
+			rows = append(rows, row)
+		}
+		for _, codec := range []compress.Codec{&parquet.Uncompressed, &parquet.Snappy, &parquet.Zstd, &parquet.Gzip, &parquet.Lz4Raw} {
+			for _, enc := range []encoding.Encoding{&parquet.Plain, &parquet.RLEDictionary, &parquet.DeltaBinaryPacked, &parquet.ByteStreamSplit} {
+				for version := 1; version <= 2; version++ {
+					for _, optional := range []bool{true, false} {
+						leaf := parquet.Encoded(parquet.Int(32), enc)
+						node := parquet.List(leaf)
+						if optional {
+							node = parquet.Optional(parquet.List(parquet.Optional(leaf)))
+						}
+						name := fmt.Sprintf("%v, %v, V%d, optional %v, empty lists %v", codec, enc, version, optional, empties)
+						var file bytes.Buffer
+						w := parquet.NewWriter(&file, parquet.NewSchema("schema", parquet.Group{"l": node}), parquet.Compression(codec), parquet.DataPageVersion(version), parquet.PageBufferSize(2000))
+						for _, row := range rows {
+							var values []parquet.Value
+							def := 1
+							if optional {
+								def = 3
+							}
+							for k, v := range row {
+								values = append(values, parquet.Int32Value(v).Level(min(k, 1), def, 0))
+							}
+							if len(row) == 0 {
+								values = append(values, parquet.NullValue().Level(0, def/2, 0))
+							}
+							if _, err := w.ColumnWriters()[0].WriteRowValues(values); err != nil {
+								t.Fatal(err)
+							}
+						}
+						if err := w.Close(); err != nil {
+							t.Fatal(err)
+						}
+						path := filepath.Join(t.TempDir(), "lists.parquet")
+						if err := os.WriteFile(path, file.Bytes(), 0o644); err != nil {
+							t.Fatal(err)
+						}
+						checkLists(t, name, path, "l", rows, tried)
+					}
+				}
+			}
+		}
+	}
+	if tried[true] < 1000 || tried[false] < 50 {
+		t.Errorf("%d reads ended in a sparse page, %d in another: the test does not try both", tried[true], tried[false])
+	}
+}
+
+// checkLists reads ranges of rows of a file's only row group in both ways.
+func checkLists(t *testing.T, name, path, col string, rows [][]int32, tried map[bool]int) {
+	t.Helper()
+	p, err := openParquet(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := p.column(col)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var readers [2]columnReader
+	for i := range readers {
+		chunk, err := p.chunk(0, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		readers[i].reset(io.NewSectionReader(f, 0, p.size), chunk)
+		readers[i].sparse = i == 1
+	}
+	rng := rand.New(rand.NewPCG(5, uint64(len(rows))))
+	for try := range 12 {
+		from := rng.IntN(len(rows))
+		to := from + 1 + rng.IntN(len(rows)-from)
+		if try == 0 {
+			from, to = 0, len(rows)
+		}
+		for i := range readers {
+			got := fixedLists{}
+			if err := readers[i].readFixed(&got, int64(from), int64(to)); err != nil {
+				t.Fatalf("%s: rows %d to %d: %v", name, from, to, err)
+			}
+			for k, want := range rows[from:to] {
+				if have := idsOf(got.data[4*got.starts[k] : 4*got.starts[k+1]]); !slices.Equal(have, want) {
+					t.Fatalf("%s, sparse %v: row %d of %d to %d: %v, want %v", name, i == 1, from+k, from, to, have, want)
+				}
+			}
+			if i == 1 {
+				tried[readers[i].page.sparse]++
+			}
+		}
+	}
+}
+
+// TestRowStarts: rows' starts found in runs are those of unpacked levels, and damage is an error in both.
+func TestRowStarts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	for try := range 2000 {
+		levels := make([]uint8, rng.IntN(300))
+		for i := range levels {
+			if levels[i] = uint8(rng.IntN(2)); i > 0 && rng.IntN(1+try%40) > 0 {
+				levels[i] = levels[i-1]
+			}
+		}
+		src, err := (&rle.Encoding{BitWidth: 1}).EncodeLevels(nil, slices.Clone(levels))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if try%3 == 2 && len(src) > 0 {
+			src[rng.IntN(len(src))] ^= 1 << rng.IntN(8)
+		}
+		unpacked := make([]uint8, len(levels))
+		general := decodeLevels(unpacked, src)
+		var want []uint32
+		for i, l := range unpacked {
+			if l == 0 {
+				want = append(want, uint32(i))
+			}
+		}
+		got, err := rowStarts(nil, src, len(levels))
+		if (err == nil) != (general == nil) || err == nil && !slices.Equal(got, want) {
+			t.Fatalf("%d levels in % x: %v (%v), want %v (%v)", len(levels), src, got, err, want, general)
+		}
+	}
+}
+
+func decodeLevels(dst []uint8, src []byte) error { return levels(dst, src, 1) }
+
+// TestLookUp: values found in packed indices are those found in unpacked ones, however the calls cut them.
+func TestLookUp(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 6))
+	for width := 0; width <= 20; width++ {
+		d := dictionary{n: 1 << width}
+		for range d.n {
+			d.data = append(d.data, byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()))
+		}
+		n := 900 + rng.IntN(9)
+		values := make([]int32, n)
+		for i := range values {
+			if values[i] = int32(rng.IntN(d.n)); i > 0 && (i/100)%2 == 1 {
+				values[i] = values[i-1] // runs
+			}
+		}
+		src, err := (&rle.Encoding{BitWidth: width}).EncodeInt32(nil, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			p, err := packedIndices(src, width, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for k := 0; k < n; {
+				k += rng.IntN(50) * rng.IntN(2) // some are skipped
+				m := min(rng.IntN(400), n-k)
+				if m < 0 {
+					break
+				}
+				dst := make([]byte, 4*m)
+				if err := p.lookUp(dst, &d, k); err != nil {
+					t.Fatalf("width %d: %v", width, err)
+				}
+				for i := range m {
+					if v := values[k+i]; !bytes.Equal(dst[4*i:4*i+4], d.data[4*v:4*v+4]) {
+						t.Fatalf("width %d: value %d is % x, want % x", width, k+i, dst[4*i:4*i+4], d.data[4*v:4*v+4])
+					}
+				}
+				k += m
+			}
+		}
+		if width == 0 {
+			continue
+		}
+		d.n /= 2
+		d.data = d.data[:4*d.n]
+		p, _ := packedIndices(src, width, n)
+		if err := p.lookUp(make([]byte, 4*n), &d, 0); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("of a dictionary of %d", d.n)) {
+			t.Errorf("width %d: indices beyond the dictionary: %v", width, err)
+		}
+		p, _ = packedIndices(src[:len(src)/2], width, n)
+		if err := p.lookUp(make([]byte, 4*n), &d, 0); err == nil {
+			t.Errorf("width %d: cut off, no error", width)
+		}
+	}
+}
