@@ -19,10 +19,8 @@ type Block struct {
 	texts   []textColumn   // the source columns that hold texts, and then the joined ones
 	numbers []numberColumn // the source columns that hold numbers
 	bad     map[int]badRow
-	raw     []byte // JSON lines; the arena of all text columns then
+	raw     []byte // JSON lines, or ids row by row; the arena of all text columns then
 	values  values
-	hashes  [][]Hash128 // with tokens: of each text of each text column
-	counts  []uint32
 }
 
 type badRow struct{ column, reason string }
@@ -206,7 +204,7 @@ func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
 	}
 	ref := &r.d.blocks[i]
 	f := &r.d.files[ref.file]
-	b.reset(r.d, ref, f.jsonl != nil)
+	b.reset(r.d, ref, f.jsonl != nil || r.d.tokens != nil)
 	if f.jsonl != nil {
 		return r.readJSONL(f.jsonl, ref, b)
 	}
@@ -221,7 +219,7 @@ func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
 	for k := range r.d.sources {
 		err := guard(func() error {
 			if r.d.tokens != nil && k < r.d.firstNumber {
-				return r.readTokens(f, ref, k, b)
+				return r.readTokens(f, ref, k)
 			}
 			return r.readColumn(f, ref, k, b)
 		})
@@ -229,18 +227,22 @@ func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
 			return f.parquet.wrapColumn(int(ref.part), r.d.sources[k].name, err)
 		}
 	}
+	if r.d.tokens != nil {
+		return r.weave(f, ref, b)
+	}
 	b.join()
 	return nil
 }
 
-func (b *Block) reset(d *Dataset, ref *blockRef, jsonl bool) {
+// reset empties a block; shared tells that its text columns will have one arena.
+func (b *Block) reset(d *Dataset, ref *blockRef, shared bool) {
 	b.First, b.Rows, b.d = ref.first, int(ref.rows), d
 	if n := d.firstNumber + len(d.joins); len(b.texts) != n {
 		b.texts = make([]textColumn, n)
 	}
 	for i := range b.texts {
 		if b.raw != nil && i < d.firstNumber {
-			b.texts[i].arena = nil // JSON lines share one arena: appending to it would mix the columns
+			b.texts[i].arena = nil // appending to a shared one would mix the columns
 		}
 		b.texts[i].reset(d.listed(i).list)
 	}
@@ -251,7 +253,7 @@ func (b *Block) reset(d *Dataset, ref *blockRef, jsonl bool) {
 	for i, s := range numbers {
 		b.numbers[i].reset(s.list)
 	}
-	if !jsonl {
+	if !shared {
 		b.raw = nil
 	}
 	b.bad = nil

@@ -125,11 +125,8 @@ func (b *Block) index() []indexColumn {
 		c.hashes = make([]Hash128, len(t.spans))
 		c.lengths = make([]uint32, len(t.spans))
 		for k, s := range t.spans {
-			switch {
-			case b.d.tokens != nil:
-				c.hashes[k], c.lengths[k] = b.hashes[i][k], s.n
-			case s.n != null:
-				c.hashes[k], c.lengths[k] = hashBytes(t.bytes(s)), s.n
+			if s.n != null {
+				c.hashes[k], c.lengths[k] = b.identity(t, s), s.n
 			}
 		}
 	}

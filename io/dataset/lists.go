@@ -11,14 +11,19 @@ import (
 // so there is a way of reading them that does next to nothing an id.
 //
 // Each slot of a page of lists has a level that says whether it starts a row, and one that says whether a value is there. The general way
-// unpacks both, a byte a slot. But where nothing is null and no list is empty, the second is one number for all slots; of the first only
-// the zeros matter, which are found 64 slots at a time; and values lie as they are wanted, or are a dictionary's, looked up as they are
-// unpacked. Such pages are read sparsely; the general way remains for all others, and as what the tests hold this one to.
+// unpacks both, a byte a slot, and looks at each slot. But where nothing is null and no list is empty, the second is one number for all
+// slots, and of the first only the zeros matter, which are found 64 slots at a time: then a page's values are copied in one piece. Such
+// pages are read sparsely; the general way remains for all others, and as what the tests hold this one to.
 
 // fixedLists are lists of values of a fixed width: row i has values starts[i] to starts[i+1]-1 of data.
 type fixedLists struct {
 	starts []uint32
 	data   []byte
+}
+
+// row are the bytes of row i.
+func (v *fixedLists) row(i, width int) []byte {
+	return v.data[int(v.starts[i])*width : int(v.starts[i+1])*width]
 }
 
 // readFixed appends rows [from, to) of a row group to v. Lists that are null, or hold nulls, are errors.
@@ -35,17 +40,12 @@ func (r *columnReader) readFixed(v *fixedLists, from, to int64) error {
 			return err
 		}
 		at += uint32(pg.value - first)
-		switch {
-		case pg.form != dictForm:
+		if pg.form != dictForm {
 			v.data = append(v.data, pg.data[first*width:pg.value*width]...)
-		case pg.packed.n > 0:
-			n := len(v.data)
-			v.data = slices.Grow(v.data, 4*(pg.value-first))[:n+4*(pg.value-first)]
-			return pg.packed.lookUp(v.data[n:], &r.dict, first)
-		default:
-			for _, i := range pg.indices[first:pg.value] {
-				v.data = append(v.data, r.dict.data[int(i)*width:(int(i)+1)*width]...)
-			}
+			return nil
+		}
+		for _, i := range pg.indices[first:pg.value] {
+			v.data = append(v.data, r.dict.data[int(i)*width:(int(i)+1)*width]...)
 		}
 		return nil
 	})
@@ -107,6 +107,10 @@ func (pg *page) takeSlots(v *fixedLists, c *column, at uint32, to int64) error {
 // rowStarts appends the slots that start a row: those of n repetition levels of one bit that are 0.
 func rowStarts(dst []uint32, src []byte, n int) ([]uint32, error) {
 	for at := 0; at < n; {
+		if len(src) > 1 && src[0]&0x81 == 0 && src[0] > 0 && src[1] == 1 { // a short run of slots that start none: half of all runs
+			at, src = at+int(src[0]>>1), src[2:]
+			continue
+		}
 		r, rest, err := nextRun(src, 1, n-at)
 		switch {
 		case err != nil:
@@ -141,66 +145,4 @@ func word(b []byte) uint64 {
 	var le [8]byte
 	copy(le[:], b)
 	return binary.LittleEndian.Uint64(le[:])
-}
-
-// indices are those of a dictionary as they stand in a page.
-type indices struct {
-	width int
-	n     int // all of them
-	at    int // of the first that is left of run
-	run   hybridRun
-	rest  []byte // what follows the run
-}
-
-func packedIndices(src []byte, width, n int) (indices, error) {
-	if width > 32 {
-		return indices{}, fmt.Errorf("a bit width of %d", width)
-	}
-	p := indices{width: width, n: n, rest: src}
-	if width == 0 { // of a dictionary of one value
-		p.run.n = n
-	}
-	return p, nil
-}
-
-// lookUp fills dst with values of four bytes, the first of which is the page's k-th. Each call goes on where the last has ended, or beyond.
-func (p *indices) lookUp(dst []byte, d *dictionary, k int) error {
-	var buf [256]uint32
-	table := idsOf(d.data)[:d.n]
-	for end := k + len(dst)/4; k < end; {
-		if done := p.at + p.run.n; k >= done {
-			var err error
-			p.at = done
-			if p.run, p.rest, err = nextRun(p.rest, p.width, p.n-done); err != nil {
-				return err
-			}
-			continue
-		}
-		n := min(end-k, p.at+p.run.n-k)
-		if p.run.packed == nil {
-			if p.run.value >= uint64(d.n) {
-				return fmt.Errorf("value %d of a dictionary of %d", p.run.value, d.n)
-			}
-			for range n {
-				binary.LittleEndian.PutUint32(dst, uint32(table[p.run.value]))
-				dst = dst[4:]
-			}
-			k += n
-			continue
-		}
-		from := (k - p.at) &^ 7 // where a byte begins
-		skip := k - p.at - from
-		n = min(n, len(buf)-skip)
-		unpack(buf[:skip+n], p.run.packed[from/8*p.width:], p.width)
-		out := dst[:4*n]
-		for i, x := range buf[skip : skip+n] {
-			if int(x) >= len(table) {
-				return fmt.Errorf("value %d of a dictionary of %d", x, d.n)
-			}
-			binary.LittleEndian.PutUint32(out[4*i:], uint32(table[x]))
-		}
-		dst = dst[4*n:]
-		k += n
-	}
-	return nil
 }

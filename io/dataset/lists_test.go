@@ -214,90 +214,32 @@ func checkLists(t *testing.T, name, path, col string, rows [][]int32, tried map[
 func TestRowStarts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	for try := range 2000 {
-		levels := make([]uint8, rng.IntN(300))
-		for i := range levels {
-			if levels[i] = uint8(rng.IntN(2)); i > 0 && rng.IntN(1+try%40) > 0 {
-				levels[i] = levels[i-1]
+		bits := make([]uint8, rng.IntN(300))
+		for i := range bits {
+			if bits[i] = uint8(rng.IntN(2)); i > 0 && rng.IntN(1+try%40) > 0 {
+				bits[i] = bits[i-1]
 			}
 		}
-		src, err := (&rle.Encoding{BitWidth: 1}).EncodeLevels(nil, slices.Clone(levels))
+		src, err := (&rle.Encoding{BitWidth: 1}).EncodeLevels(nil, slices.Clone(bits))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if try%3 == 2 && len(src) > 0 {
 			src[rng.IntN(len(src))] ^= 1 << rng.IntN(8)
 		}
-		unpacked := make([]uint8, len(levels))
-		general := decodeLevels(unpacked, src)
+		unpacked := make([]uint8, len(bits))
+		general := levels(unpacked, src, 1)
 		var want []uint32
 		for i, l := range unpacked {
 			if l == 0 {
 				want = append(want, uint32(i))
 			}
 		}
-		got, err := rowStarts(nil, src, len(levels))
+		got, err := rowStarts(nil, src, len(bits))
 		if (err == nil) != (general == nil) || err == nil && !slices.Equal(got, want) {
-			t.Fatalf("%d levels in % x: %v (%v), want %v (%v)", len(levels), src, got, err, want, general)
+			t.Fatalf("%d levels in % x: %v (%v), want %v (%v)", len(bits), src, got, err, want, general)
 		}
 	}
 }
 
 func decodeLevels(dst []uint8, src []byte) error { return levels(dst, src, 1) }
-
-// TestLookUp: values found in packed indices are those found in unpacked ones, however the calls cut them.
-func TestLookUp(t *testing.T) {
-	rng := rand.New(rand.NewPCG(6, 6))
-	for width := 0; width <= 20; width++ {
-		d := dictionary{n: 1 << width}
-		for range d.n {
-			d.data = append(d.data, byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()))
-		}
-		n := 900 + rng.IntN(9)
-		values := make([]int32, n)
-		for i := range values {
-			if values[i] = int32(rng.IntN(d.n)); i > 0 && (i/100)%2 == 1 {
-				values[i] = values[i-1] // runs
-			}
-		}
-		src, err := (&rle.Encoding{BitWidth: width}).EncodeInt32(nil, values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 5 {
-			p, err := packedIndices(src, width, n)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for k := 0; k < n; {
-				k += rng.IntN(50) * rng.IntN(2) // some are skipped
-				m := min(rng.IntN(400), n-k)
-				if m < 0 {
-					break
-				}
-				dst := make([]byte, 4*m)
-				if err := p.lookUp(dst, &d, k); err != nil {
-					t.Fatalf("width %d: %v", width, err)
-				}
-				for i := range m {
-					if v := values[k+i]; !bytes.Equal(dst[4*i:4*i+4], d.data[4*v:4*v+4]) {
-						t.Fatalf("width %d: value %d is % x, want % x", width, k+i, dst[4*i:4*i+4], d.data[4*v:4*v+4])
-					}
-				}
-				k += m
-			}
-		}
-		if width == 0 {
-			continue
-		}
-		d.n /= 2
-		d.data = d.data[:4*d.n]
-		p, _ := packedIndices(src, width, n)
-		if err := p.lookUp(make([]byte, 4*n), &d, 0); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("of a dictionary of %d", d.n)) {
-			t.Errorf("width %d: indices beyond the dictionary: %v", width, err)
-		}
-		p, _ = packedIndices(src[:len(src)/2], width, n)
-		if err := p.lookUp(make([]byte, 4*n), &d, 0); err == nil {
-			t.Errorf("width %d: cut off, no error", width)
-		}
-	}
-}

@@ -221,11 +221,10 @@ type page struct {
 	slot, value, off int   // position: slots, values, bytes of data
 	row              int64 // the next row to start, in the row group
 
-	// A sparse page has no null and no empty list, and neither levels nor a dictionary's indices are unpacked (lists.go).
+	// A sparse page has no null and no empty list, and its levels are not unpacked (lists.go).
 	sparse bool
 	begins []uint32 // the slots that start a row
 	begun  int      // position: of those
-	packed indices
 
 	repBuf, defBuf []uint8
 	fixedBuf       []byte
@@ -492,16 +491,12 @@ func (r *columnReader) decodeValues(p *pageInfo, data []byte) (err error) {
 			return err
 		}
 		pg.form = dictForm
-		if n > 0 && len(data) == 0 {
-			return errShort
-		}
-		if pg.sparse && width == 4 && n > 0 {
-			pg.packed, err = packedIndices(data[1:], int(data[0]), n)
-			return err
-		}
 		pg.indices = slices.Grow(pg.indices[:0], n)[:n]
 		if n == 0 {
 			return nil
+		}
+		if len(data) == 0 {
+			return errShort
 		}
 		if err := decodeHybrid(pg.indices, data[1:], int(data[0])); err != nil {
 			return err

@@ -1,9 +1,9 @@
 package dataset
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"math/bits"
 	"runtime"
 	"slices"
 	"unsafe"
@@ -124,6 +124,7 @@ type fetch struct {
 	hashes   []Hash128
 	picks    []int
 	scores   []float32 // of a row's texts
+	touched  uint32
 	err      error
 	errPos   int
 }
@@ -134,14 +135,10 @@ type textSpan struct{ off, n int }
 // (a *RowError) or whose block can't be read.
 func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, error) {
 	r.calls++
-	requests := make([]request, len(rows))
-	for i, row := range rows {
-		if row < 0 || row >= r.d.Rows() {
-			return nil, fmt.Errorf("row %d: the dataset has rows 0 to %d", row, r.d.Rows()-1)
-		}
-		requests[i] = request{row, i}
+	requests, err := r.d.inOrder(rows)
+	if err != nil {
+		return nil, err
 	}
-	slices.SortFunc(requests, func(a, b request) int { return cmp.Compare(a.row, b.row) }) // and so by block
 	n := len(rows) * r.d.perRow
 	f := &fetch{
 		d: r.d, seed: r.cfg.Seed, epoch: epoch, errPos: len(rows),
@@ -201,6 +198,27 @@ func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, 
 	return f.finish(), nil
 }
 
+// inOrder are the requests for rows, by row and so by block. Row and place are sorted as one number: at a third of what a comparing function takes.
+func (d *Dataset) inOrder(rows []int64) ([]request, error) {
+	shift := bits.Len(uint(len(rows)))
+	if bits.Len64(uint64(d.Rows()))+shift > 63 {
+		return nil, fmt.Errorf("%d rows at once of a dataset of %d", len(rows), d.Rows())
+	}
+	keys := make([]int64, len(rows))
+	for i, row := range rows {
+		if row < 0 || row >= d.Rows() {
+			return nil, fmt.Errorf("row %d: the dataset has rows 0 to %d", row, d.Rows()-1)
+		}
+		keys[i] = row<<shift | int64(i)
+	}
+	slices.Sort(keys)
+	requests := make([]request, len(rows))
+	for i, key := range keys {
+		requests[i] = request{key >> shift, int(key & (1<<shift - 1))}
+	}
+	return requests, nil
+}
+
 // take returns a block to decode into.
 func (r *Reader) take() *Block {
 	if n := len(r.spare); n > 0 {
@@ -235,9 +253,6 @@ func (r *Reader) keep(id int, b *Block) {
 // memory returns what the block holds, in bytes.
 func (b *Block) memory() int64 {
 	n := cap(b.raw)
-	for i := range b.hashes {
-		n += 16 * cap(b.hashes[i])
-	}
 	for i := range b.numbers {
 		n += 4*cap(b.numbers[i].values) + 4*cap(b.numbers[i].starts)
 	}
@@ -259,6 +274,7 @@ func (f *fetch) fail(err error, pos int) {
 
 // take takes the requested rows out of a block.
 func (f *fetch) take(b *Block, group []request) {
+	f.touched += b.touch(group)
 	for _, q := range group {
 		at := int(q.row - b.First)
 		if err := b.Check(at); err != nil {
@@ -290,7 +306,7 @@ func (f *fetch) take(b *Block, group []request) {
 			}
 			for _, p := range f.picks {
 				text := t.bytes(list[p])
-				f.hashes = append(f.hashes, b.hash(rc.source, text, at, p))
+				f.hashes = append(f.hashes, b.identity(t, list[p]))
 				if f.d.tokens != nil {
 					f.ids = append(f.ids, idsOf(text))
 				} else {
@@ -310,6 +326,40 @@ func (f *fetch) take(b *Block, group []request) {
 			e.Starts = append(e.Starts, int32(f.count[q.pos]))
 		}
 	}
+}
+
+// touch reads a byte of each cache line that the rows' texts are in. They are wherever the shuffle wants them, mostly not in a cache: here
+// a dozen are waited for at a time, copied one text after the other they would be waited for one by one. The sum is there to be used.
+func (b *Block) touch(group []request) (sum uint32) {
+	const line = 64
+	ahead := uint32(0)
+	if b.d.tokens != nil {
+		ahead = hashBytes
+	}
+	for i := range b.texts { // where they are
+		t := &b.texts[i]
+		for _, q := range group {
+			if at := int(q.row - b.First); t.list {
+				sum += t.starts[at]
+			} else {
+				sum += t.spans[at].n
+			}
+		}
+	}
+	for _, q := range group {
+		for i := range b.texts {
+			t := &b.texts[i]
+			for _, s := range t.row(int(q.row - b.First)) {
+				if s.n == null {
+					continue
+				}
+				for k := s.off - ahead; k < s.off+s.n; k += line {
+					sum += uint32(t.arena[k])
+				}
+			}
+		}
+	}
+	return sum
 }
 
 // finish makes strings of what was copied: the arena moves no more.

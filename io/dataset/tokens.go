@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/parquet-go/parquet-go/format"
@@ -112,9 +115,12 @@ func (d *Dataset) settleTokens() error {
 type tokenChunks struct{ hashes, ids, counts *chunk }
 
 // tokenReaders read them.
-type tokenReaders struct {
-	hashes, ids, counts columnReader
-	longs, ints         fixedLists
+type tokenReaders struct{ hashes, ids, counts listReader }
+
+// listReader reads a column of lists, and has those of the block at hand.
+type listReader struct {
+	columnReader
+	fixedLists
 }
 
 // tokenChunks finds the ids of all text columns.
@@ -163,81 +169,103 @@ func (f *dataFile) tokenChunks(d *Dataset) error {
 	return nil
 }
 
-// readTokens is readColumn for the ids of text column k.
-func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int, b *Block) error {
+// readTokens reads what stands beside text column k; weave makes texts of it.
+func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int) error {
 	if r.tokens == nil {
 		r.tokens = make([]tokenReaders, r.d.firstNumber)
 	}
-	if len(b.hashes) == 0 {
-		b.hashes = make([][]Hash128, r.d.firstNumber)
+	q := &r.tokens[k]
+	read := func(l *listReader, c *chunk) error {
+		l.fixedLists = fixedLists{l.starts[:0], l.data[:0]}
+		l.reset(r.f, c)
+		l.sparse = true
+		return l.readFixed(&l.fixedLists, ref.from, ref.from+int64(ref.rows))
 	}
-	c, q, t := &f.tokens[ref.part][k], &r.tokens[k], &b.texts[k]
-	from, to := ref.from, ref.from+int64(ref.rows)
-	read := func(cr *columnReader, c *chunk, v *fixedLists) error {
-		v.starts, v.data = v.starts[:0], v.data[:0]
-		cr.reset(r.f, c)
-		cr.sparse = true
-		return cr.readFixed(v, from, to)
-	}
-	if err := read(&q.hashes, c.hashes, &q.longs); err != nil {
+	c := &f.tokens[ref.part][k]
+	if err := read(&q.hashes, c.hashes); err != nil {
 		return fmt.Errorf("its hashes: %w", err)
 	}
-	b.hashes[k] = b.hashes[k][:0]
-	for h := q.longs.data; len(h) >= 16; h = h[16:] {
-		b.hashes[k] = append(b.hashes[k], Hash128{binary.LittleEndian.Uint64(h), binary.LittleEndian.Uint64(h[8:])})
-	}
-	ids := fixedLists{starts: q.ints.starts, data: t.arena}
-	if err := read(&q.ids, c.ids, &ids); err != nil {
+	if err := read(&q.ids, c.ids); err != nil {
 		return fmt.Errorf("its ids: %w", err)
 	}
-	t.arena = ids.data
-	if !t.list {
-		q.ints.starts = ids.starts
-		for i := range int(ref.rows) {
-			t.spans = append(t.spans, span{4 * ids.starts[i], 4 * (ids.starts[i+1] - ids.starts[i])})
-			if q.longs.starts[i+1] != uint32(2*i+2) {
-				return fmt.Errorf("row %d of the row group: %d halves of hashes for one text", from+int64(i), q.longs.starts[i+1]-q.longs.starts[i])
-			}
+	if c.counts != nil {
+		if err := read(&q.counts, c.counts); err != nil {
+			return fmt.Errorf("its counts of ids: %w", err)
 		}
-		return nil
-	}
-	begins := ids.starts
-	q.ints.starts = nil
-	if err := read(&q.counts, c.counts, &q.ints); err != nil {
-		return fmt.Errorf("its counts of ids: %w", err)
-	}
-	for i := range int(ref.rows) {
-		t.starts = append(t.starts, uint32(len(t.spans)))
-		at := begins[i]
-		for _, n := range idsOf(q.ints.data[4*q.ints.starts[i] : 4*q.ints.starts[i+1]]) {
-			if n < 0 || uint32(n) > begins[i+1]-at {
-				return fmt.Errorf("row %d of the row group: more ids are counted than there are", from+int64(i))
-			}
-			t.spans = append(t.spans, span{4 * at, 4 * uint32(n)})
-			at += uint32(n)
-		}
-		if at != begins[i+1] {
-			return fmt.Errorf("row %d of the row group: fewer ids are counted than there are", from+int64(i))
-		}
-	}
-	t.starts = append(t.starts, uint32(len(t.spans)))
-	if len(b.hashes[k]) != len(t.spans) {
-		return fmt.Errorf("%d hashes for %d texts", len(b.hashes[k]), len(t.spans))
 	}
 	return nil
 }
 
-// hash is the identity of a text, the p-th of a row and source column.
-func (b *Block) hash(source int, text []byte, row, p int) Hash128 {
+// hashBytes stand before the ids of each text of a block.
+const hashBytes = 16
+
+// weave puts all that a row has in one place, for that is how a shuffled batch comes for it: of each column, of each text, the identity and
+// then the ids. Columns apart would be twice the cache lines and, each in a page of its own, five times the searches for where a page is.
+func (r *blockReader) weave(f *dataFile, ref *blockRef, b *Block) error {
+	size := 0
+	for k := range r.tokens {
+		size += len(r.tokens[k].hashes.data) + len(r.tokens[k].ids.data)
+	}
+	if size > math.MaxUint32 {
+		return f.parquet.wrap(errors.New("a block of more than 4 GiB of ids"))
+	}
+	b.raw = slices.Grow(b.raw[:0], size)
+	for row := range int(ref.rows) {
+		for k := range r.tokens {
+			q, t := &r.tokens[k], &b.texts[k]
+			hashes, ids := q.hashes.row(row, 8), q.ids.row(row, 4)
+			if !t.list && len(hashes) == hashBytes { // nearly all there are
+				b.raw = append(append(b.raw, hashes...), ids...)
+				t.spans = append(t.spans, span{uint32(len(b.raw) - len(ids)), uint32(len(ids))})
+				continue
+			}
+			reason := ""
+			if !t.list {
+				reason = fmt.Sprintf("%d halves of hashes for one text", len(hashes)/8)
+			} else {
+				reason = b.weaveList(t, hashes, ids, idsOf(q.counts.row(row, 4)))
+			}
+			if reason != "" {
+				return f.parquet.wrapColumn(int(ref.part), r.d.sources[k].name, fmt.Errorf("row %d of the row group: %s", ref.from+int64(row), reason))
+			}
+		}
+	}
+	for k := range r.tokens {
+		t := &b.texts[k]
+		if t.arena = b.raw; t.list {
+			t.starts = append(t.starts, uint32(len(t.spans)))
+		}
+	}
+	return nil
+}
+
+// weaveList is weave for a row of a column of lists; reason tells what doesn't fit.
+func (b *Block) weaveList(t *textColumn, hashes, ids []byte, counts []int32) (reason string) {
+	t.starts = append(t.starts, uint32(len(t.spans)))
+	if len(hashes) != hashBytes*len(counts) {
+		return fmt.Sprintf("%d halves of hashes for %d texts", len(hashes)/8, len(counts))
+	}
+	for k, n := range counts {
+		if n < 0 || int(n) > len(ids)/4 {
+			return "more ids are counted than there are"
+		}
+		b.raw = append(append(b.raw, hashes[hashBytes*k:hashBytes*(k+1)]...), ids[:4*n]...)
+		t.spans = append(t.spans, span{uint32(len(b.raw)) - 4*uint32(n), 4 * uint32(n)})
+		ids = ids[4*n:]
+	}
+	if len(ids) > 0 {
+		return "fewer ids are counted than there are"
+	}
+	return ""
+}
+
+// identity is what tells a text from others.
+func (b *Block) identity(t *textColumn, s span) Hash128 {
 	if b.d.tokens == nil {
-		return hashBytes(text)
+		return hashOf(t.bytes(s))
 	}
-	if t := &b.texts[source]; t.list {
-		row = int(t.starts[row]) + p
-	} else {
-		row += p
-	}
-	return b.hashes[source][row]
+	h := t.arena[s.off-hashBytes : s.off]
+	return Hash128{binary.LittleEndian.Uint64(h), binary.LittleEndian.Uint64(h[8:])}
 }
 
 // littleEndian is nearly every machine there is.
