@@ -106,16 +106,24 @@ func expect[T Float](j *Job[T]) (want, tolerance []float64) {
 	if isFloat64[T]() {
 		eps = math.Ldexp(1, -53)
 	}
-	at := func(x []T, ld, i, k int, trans bool) float64 {
-		if trans {
-			i, k = k, i
+	wide := func(x []T, ld, rows, cols int, trans bool) []float64 {
+		y := make([]float64, 0, rows*cols)
+		for i := range rows {
+			for k := range cols {
+				at := i*ld + k
+				if trans {
+					at = k*ld + i
+				}
+				v := float64(x[at])
+				if j.BF16 {
+					v = nearestBF16(v)
+				}
+				y = append(y, v)
+			}
 		}
-		v := float64(x[i*ld+k])
-		if j.BF16 {
-			v = nearestBF16(v)
-		}
-		return v
+		return y
 	}
+	a, b := wide(j.A, j.LDA, j.M, j.K, j.TransA), wide(j.B, j.LDB, j.K, j.N, j.TransB)
 	alpha := float64(j.Alpha)
 	if alpha == 0 {
 		alpha = 1
@@ -124,7 +132,7 @@ func expect[T Float](j *Job[T]) (want, tolerance []float64) {
 		for n := range j.N {
 			var sum, abs float64
 			for k := range j.K {
-				p := at(j.A, j.LDA, i, k, j.TransA) * at(j.B, j.LDB, k, n, j.TransB)
+				p := a[i*j.K+k] * b[k*j.N+n]
 				sum += p
 				abs += math.Abs(p)
 			}
@@ -217,6 +225,43 @@ func TestShapes(t *testing.T) {
 		try(1, 700, 900)
 		try(700, 1, 900)
 		try(20, 30, 2000)
+	})
+}
+
+// A NaN or an infinity of A reaches its row of C, one of B its column, and nothing else: not what shares its strip, its
+// panel or its pair. Numbers below the smallest normal one are numbers, in float32.
+func TestExtremes(t *testing.T) {
+	forEachKernel(t, func(t *testing.T, k Kernels) {
+		r := newRand(t)
+		ws := NewWorkspace[float32](k)
+		for range 300 {
+			j := randomJob[float32](r, 1+r.IntN(50), 1+r.IntN(70), 1+r.IntN(40))
+			j.BF16 = r.IntN(2) == 0
+			row, col := r.IntN(j.M), -1
+			x, ld, i, l, trans := j.A, j.LDA, row, r.IntN(j.K), j.TransA
+			if r.IntN(2) == 0 {
+				row, col = -1, r.IntN(j.N)
+				x, ld, i, l, trans = j.B, j.LDB, l, col, j.TransB
+			}
+			if trans {
+				i, l = l, i
+			}
+			x[i*ld+l] = []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))}[r.IntN(3)]
+			if err := run(ws, j, r.IntN(4)); err != nil {
+				t.Fatal(err)
+			}
+			for i := range j.M {
+				for n := range j.N {
+					if c := j.C[i*j.LDC+n]; (c-c == 0) == (i == row || n == col) {
+						t.Fatalf("%s: element [%d %d] is %v, with row %d of A or column %d of B not finite", describe(j), i, n, c, row, col)
+					}
+				}
+			}
+		}
+		tiny, c := math.Float32frombits(0x1234), []float32{0}
+		if err := ws.Small(&Job[float32]{M: 1, N: 1, K: 1, A: []float32{tiny}, LDA: 1, B: []float32{2}, LDB: 1, C: c, LDC: 1}); err != nil || c[0] != 2*tiny {
+			t.Errorf("2 * %v is %v, %v", tiny, c[0], err)
+		}
 	})
 }
 
