@@ -55,8 +55,8 @@ registers on as many threads, measured right before and after: what no program c
 		c.Args = noArgs
 		run := c.RunE
 		c.RunE = func(cmd *cobra.Command, args []string) error {
-			if f.threads < 1 {
-				return usageError{fmt.Errorf("--threads is %d, want 1 or more", f.threads)}
+			if f.threads < 1 || f.threads > 1024 {
+				return usageError{fmt.Errorf("--threads is %d, want 1 to 1024", f.threads)}
 			}
 			if !(f.seconds >= 0 && f.seconds < 1e6) {
 				return usageError{fmt.Errorf("--seconds is %v", f.seconds)}
@@ -162,8 +162,8 @@ func newBenchOps(f *benchFlags) *cobra.Command {
 			if precision != "f32" && precision != "bf16" {
 				return usageError{fmt.Errorf("--precision is %q, want f32 or bf16", precision)}
 			}
-			if o.Pairs < 1 || o.LossRows < 1 {
-				return usageError{errors.New("--pairs and --rows want 1 or more")}
+			if min(o.Pairs, o.LossRows) < 1 || max(o.Pairs, o.LossRows) > 1e6 {
+				return usageError{errors.New("--pairs and --rows want 1 to 1,000,000")}
 			}
 			o.BF16 = precision == "bf16"
 			r, err := bench.MeasureOps(cmd.Context(), o, f.duration())
@@ -219,6 +219,9 @@ func newBenchTokenize(f *benchFlags) *cobra.Command {
 		Example: `  contraflow bench tokenize
   contraflow bench tokenize --model q/model --data q/train.parquet --query comment --positive body`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if maxLength < 0 {
+				return usageError{fmt.Errorf("--max-length is %d, want 0 or more", maxLength)}
+			}
 			return f.texts(cmd, &in, true, func() (*bench.TextReport, error) {
 				return bench.Tokenization(cmd.Context(), &in, maxLength, f.duration())
 			})

@@ -79,9 +79,10 @@ type ops struct {
 func (o *ops) tokens() int { return o.o.Pairs * (opQuery + opDoc) }
 
 func (o *ops) hold(t gpustage.Tensor, err error) gpustage.Tensor {
-	o.err = errors.Join(o.err, err)
 	if err == nil {
 		o.held = append(o.held, t.Mem)
+	} else if o.err == nil {
+		o.err = err
 	}
 	return t
 }
