@@ -20,7 +20,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/gpustage"
-	"contraflow/gpustage/cpu"
+	_ "contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -67,7 +67,8 @@ type goldenRun struct {
 	guideDevice gpustage.Device // nil: the model's
 }
 
-// processor is a CPU device, shared by the package's tests.
+// processor is a CPU device, shared by the package's tests, or what CONTRAFLOW_TEST_DEVICE names: testdata/peers/gpu.sh has a GPU take
+// these steps.
 func processor(t testing.TB) gpustage.Device {
 	t.Helper()
 	d, err := cpuDevice()
@@ -77,7 +78,9 @@ func processor(t testing.TB) gpustage.Device {
 	return d
 }
 
-var cpuDevice = sync.OnceValues(func() (gpustage.Device, error) { return cpu.New() })
+var cpuDevice = sync.OnceValues(func() (gpustage.Device, error) {
+	return gpustage.Open(cmp.Or(os.Getenv("CONTRAFLOW_TEST_DEVICE"), "cpu"))
+})
 
 type goldenResult struct {
 	steps   []stages.StepResult

@@ -9,11 +9,13 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"contraflow/cmd/contraflow/internal/bench"
+	"contraflow/gpustage"
 	"contraflow/stages/recipe"
 )
 
@@ -301,9 +303,9 @@ it embeds the documents of the data instead.`,
 				Close() error
 			}
 			if o.embed {
-				x, err = bench.NewEmbedding(ctx, bench.EmbeddingOptions{Input: &in, MaxLength: o.maxLength, Batch: o.batch, Tokens: r.Batch.SubBatch.Tokens, BF16: o.precision == "bf16"})
+				x, err = bench.NewEmbedding(ctx, bench.EmbeddingOptions{Input: &in, Device: o.device, MaxLength: o.maxLength, Batch: o.batch, Tokens: r.Batch.SubBatch.Tokens, BF16: o.precision == "bf16"})
 			} else {
-				x, err = bench.NewTraining(ctx, bench.TrainingOptions{Input: &in, Recipe: r})
+				x, err = bench.NewTraining(ctx, bench.TrainingOptions{Input: &in, Device: o.device, Recipe: r})
 			}
 			if err != nil {
 				return err
@@ -342,6 +344,7 @@ it embeds the documents of the data instead.`,
 type stepFlags struct {
 	batch, maxLength, steps, warmup          int
 	precision, cache, replayBudget, subBatch string
+	device                                   string
 	embed                                    bool
 }
 
@@ -349,6 +352,7 @@ func (o *stepFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&o.batch, "batch", 0, "pairs of a step's contrastive batch (64), or with --embed texts of a round (512)")
 	cmd.Flags().IntVar(&o.maxLength, "max-length", 128, "cut texts to so many tokens")
 	cmd.Flags().StringVar(&o.precision, "precision", "f32", "f32 or bf16")
+	cmd.Flags().StringVar(&o.device, "device", "cpu", "what computes: "+strings.Join(gpustage.Kinds(), ", "))
 	cmd.Flags().StringVar(&o.cache, "cache", "auto", "auto, always or never: keep activations up to the replay budget, none, or all")
 	cmd.Flags().StringVar(&o.replayBudget, "replay-budget", "", "activations to keep, such as 4GiB (default: half of the memory that is left)")
 	cmd.Flags().StringVar(&o.subBatch, "sub-batch", "", "tokens of a sub-batch (default: what the device likes)")

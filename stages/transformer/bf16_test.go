@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
-	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
@@ -22,11 +21,7 @@ import (
 func TestBF16Error(t *testing.T) {
 	harness.Thorough(t)
 	torch := autocast(t, "bert")
-	fast, err := cpu.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fast.Close()
+	fast := fastDevice(t)
 	for name, want := range torch {
 		for _, d := range []gpustage.Device{ref.New(), fast} {
 			t.Run(fmt.Sprint(name, "/", d.Info().Kind), func(t *testing.T) {
@@ -42,11 +37,7 @@ func TestBF16Error(t *testing.T) {
 // With LoRA likewise, and every product of a linear layer and its factors is one of bf16: an error that is smaller than torch's would
 // not tell one that is not.
 func TestLoRABF16Error(t *testing.T) {
-	fast, err := cpu.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fast.Close()
+	fast := fastDevice(t)
 	for name, want := range autocast(t, "lora") {
 		for _, d := range []gpustage.Device{ref.New(), fast} {
 			t.Run(fmt.Sprint(name, "/", d.Info().Kind), func(t *testing.T) {

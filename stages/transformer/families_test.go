@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,11 +15,22 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
-	"contraflow/gpustage/cpu"
+	_ "contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
 )
+
+// fastDevice is a processor, or what CONTRAFLOW_TEST_DEVICE names: testdata/peers/gpu.sh has a GPU compute the goldens.
+func fastDevice(t testing.TB) gpustage.Device {
+	t.Helper()
+	d, err := gpustage.Open(cmp.Or(os.Getenv("CONTRAFLOW_TEST_DEVICE"), "cpu"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
 
 // familyGoldens are the folders of testdata/golden/families: every family but BERT, which has goldens of its own.
 func familyGoldens(t testing.TB) (names []string) {
@@ -141,11 +153,7 @@ func signs(vs []float64) (sums [3]float64, size float64) {
 // thousands leaves, in f32 on the processor within DESIGN's limits. And under every variant of the configuration.
 func TestFamilies(t *testing.T) {
 	harness.Thorough(t)
-	fast, err := cpu.New(cpu.Threads(2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fast.Close()
+	fast := fastDevice(t)
 	for _, name := range familyGoldens(t) {
 		g := goldens.Load(t, "families/"+name)
 		var meta familyMeta

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"unsafe"
@@ -50,6 +51,13 @@ func Open() (*Compiler, error) {
 }
 
 func open(file string) (*Compiler, error) {
+	// NVRTC opens its built-in functions by name when it compiles: where the loader does not look, they must be there already.
+	if dir := filepath.Dir(file); dir != "." {
+		builtins, _ := filepath.Glob(filepath.Join(dir, "libnvrtc-builtins.so*"))
+		for _, b := range builtins {
+			_, _ = purego.Dlopen(b, purego.RTLD_NOW|purego.RTLD_GLOBAL) // if it fails, compiling says so
+		}
+	}
 	lib, err := purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	if err != nil {
 		return nil, err

@@ -84,7 +84,7 @@ func TestResources(t *testing.T) {
 	c := compiler(t)
 	modules := kernels.Modules()
 	tables, errs := make([]string, len(architectures)*len(modules)), make([]error, len(architectures)*len(modules))
-	// Concurrently, the longest first: a minute on one core.
+	// Concurrently, the longest first: a minute and a half on one core.
 	var wait sync.WaitGroup
 	cores := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range slices.Backward(tables) {

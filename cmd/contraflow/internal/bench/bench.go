@@ -16,12 +16,15 @@
 //
 // # Comparing with other programs
 //
+// On a GPU the probe says nothing: the script then multiplies large matrices with the peer's library (testdata/peers/gpu.py).
+//
 // [Paced] measures one round for each line that it reads and answers with a line of JSON. A script that holds a Python
 // program on the other side alternates the two, so that both see the same machine: testdata/peers/cpu does.
 package bench
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -95,10 +98,29 @@ func newProbe(k gemm.Kernels, threads int) *probe { return &probe{k, pool.New(th
 
 // gflops is the peak over about d, 2 ms at least and 50 at most: a longer run would have the better chance to be disturbed.
 func (p *probe) gflops(bf16 bool, d time.Duration) float64 {
+	if p == nil { // on a GPU
+		return 0
+	}
 	return gemm.Peak[float32](p.kernels, bf16, min(max(d, 2*time.Millisecond), 50*time.Millisecond), p.threads) / 1e9
 }
 
 func (p *probe) close() { p.threads.Close() }
+
+// openDevice opens what steps are measured on; "" is the processor. A processor has a probe.
+func openDevice(kind string) (gpustage.Device, *probe, error) {
+	k, err := kernels()
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := gpustage.Open(cmp.Or(kind, "cpu"))
+	if err != nil {
+		return nil, nil, err
+	}
+	if n := d.Info().Threads; n > 0 {
+		return d, newProbe(k, n), nil
+	}
+	return d, nil, nil
+}
 
 // Spread sums several measurements up.
 type Spread struct {

@@ -15,9 +15,10 @@ import (
 // EmbeddingOptions choose what is embedded.
 type EmbeddingOptions struct {
 	Input     *Input
-	MaxLength int // tokens; 0: what the model says
-	Batch     int // texts a round
-	Tokens    int // of a pass; 0: what the device likes
+	Device    string // a kind; "": the processor
+	MaxLength int    // tokens; 0: what the model says
+	Batch     int    // texts a round
+	Tokens    int    // of a pass; 0: what the device likes
 	BF16      bool
 }
 
@@ -43,14 +44,9 @@ func NewEmbedding(ctx context.Context, o EmbeddingOptions) (_ *Embedding, err er
 			err = errors.Join(err, e.Close())
 		}
 	}()
-	k, err := kernels()
-	if err != nil {
+	if e.device, e.probe, err = openDevice(o.Device); err != nil {
 		return nil, err
 	}
-	if e.device, err = gpustage.Open("cpu"); err != nil {
-		return nil, err
-	}
-	e.probe = newProbe(k, e.device.Info().Threads)
 	opts := []embedder.Option{embedder.OnDevice(e.device), embedder.MaxLength(o.MaxLength), embedder.PassTokens(o.Tokens)}
 	if o.BF16 {
 		opts = append(opts, embedder.BF16())
@@ -108,7 +104,7 @@ func (e *Embedding) Step(ctx context.Context) (Step, error) {
 	}
 	s.Seconds = time.Since(start).Seconds()
 	s.PeakGFLOPS = (before + e.probe.gflops(e.o.BF16, probeFor)) / 2
-	s.ResidentBytes = gpustage.HostPeakMemory()
+	s.ResidentBytes, s.DeviceBytes = gpustage.HostPeakMemory(), e.device.Info().PeakAllocated
 	return s, nil
 }
 

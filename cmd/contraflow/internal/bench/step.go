@@ -27,7 +27,8 @@ import (
 
 // TrainingOptions choose what a training step is.
 type TrainingOptions struct {
-	Input *Input
+	Input  *Input
+	Device string // a kind; "": the processor
 	// Recipe has the batch, precision, maximum length, loss and optimizer. Its model, data and order are the Input's: rows in
 	// the files' order, so that another program can take the same ones.
 	Recipe recipe.Recipe
@@ -42,7 +43,8 @@ type Step struct {
 	Loss          float64 `json:"loss,omitempty"`
 	GFLOP         float64 `json:"gflop"` // by Work
 	PeakGFLOPS    float64 `json:"peak_gflop_per_s"`
-	ResidentBytes int64   `json:"peak_resident_bytes"` // of the process so far
+	ResidentBytes int64   `json:"peak_resident_bytes"`         // of the process so far
+	DeviceBytes   int64   `json:"peak_device_bytes,omitempty"` // of a GPU's memory, so far
 }
 
 // Training is a graph that waits before each step until it is asked for one.
@@ -83,14 +85,9 @@ func NewTraining(ctx context.Context, o TrainingOptions) (_ *Training, err error
 			err = errors.Join(err, t.Close())
 		}
 	}()
-	k, err := kernels()
-	if err != nil {
+	if t.device, t.probe, err = openDevice(o.Device); err != nil {
 		return nil, err
 	}
-	if t.device, err = gpustage.Open("cpu"); err != nil {
-		return nil, err
-	}
-	t.probe = newProbe(k, t.device.Info().Threads)
 	text, err := t.load(o)
 	if err != nil {
 		return nil, err
@@ -253,7 +250,7 @@ func (t *Training) Step(ctx context.Context) (Step, error) {
 	}
 	s.Seconds = time.Since(start).Seconds()
 	s.PeakGFLOPS = (before + t.probe.gflops(t.bf16, probeFor)) / 2
-	s.ResidentBytes = gpustage.HostPeakMemory()
+	s.ResidentBytes, s.DeviceBytes = gpustage.HostPeakMemory(), t.device.Info().PeakAllocated
 	return s, nil
 }
 
@@ -376,10 +373,11 @@ type StepReport struct {
 	TokensPerS    Spread  `json:"tokens_per_s"` // real ones
 	TokensPerText float64 `json:"tokens_per_text"`
 	GFLOPS        Spread  `json:"gflop_per_s"`      // by Work
-	PeakGFLOPS    Spread  `json:"peak_gflop_per_s"` // the probe's
+	PeakGFLOPS    Spread  `json:"peak_gflop_per_s"` // the probe's; a GPU has none
 	// PercentOfPeak is the median over steps of a step's rate over the probe's before and after it.
-	PercentOfPeak float64 `json:"percent_of_peak"`
+	PercentOfPeak float64 `json:"percent_of_peak,omitempty"`
 	ResidentBytes int64   `json:"peak_resident_bytes"`
+	DeviceBytes   int64   `json:"peak_device_bytes,omitempty"` // of a GPU's memory
 
 	Stages []StageTime `json:"stages,omitempty"`
 }
@@ -400,8 +398,10 @@ func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Devi
 	}
 	for _, s := range steps {
 		tokens, texts = tokens+s.Tokens, texts+s.Texts
-		percent = append(percent, 100*s.GFLOP/s.Seconds/s.PeakGFLOPS)
-		r.ResidentBytes = max(r.ResidentBytes, s.ResidentBytes)
+		if s.PeakGFLOPS > 0 {
+			percent = append(percent, 100*s.GFLOP/s.Seconds/s.PeakGFLOPS)
+		}
+		r.ResidentBytes, r.DeviceBytes = max(r.ResidentBytes, s.ResidentBytes), max(r.DeviceBytes, s.DeviceBytes)
 	}
 	r.Seconds = rate(func(s Step) float64 { return s.Seconds })
 	r.PairsPerS = rate(func(s Step) float64 { return float64(s.Pairs) / s.Seconds })
@@ -440,9 +440,14 @@ func (r *StepReport) Print(w io.Writer) error {
 	p("texts/s", "%s", r.TextsPerS)
 	p("tokens/s", "%s", r.TokensPerS)
 	p("GFLOP/s", "%s, for real tokens", r.GFLOPS)
-	p("probe", "%s: %.1f %% of it", r.PeakGFLOPS, r.PercentOfPeak)
+	if r.PercentOfPeak > 0 {
+		p("probe", "%s: %.1f %% of it", r.PeakGFLOPS, r.PercentOfPeak)
+	}
 	if r.ResidentBytes > 0 {
 		p("peak memory", "%s resident", recipe.Size(r.ResidentBytes))
+	}
+	if r.DeviceBytes > 0 {
+		p("", "%s of the device's", recipe.Size(r.DeviceBytes))
 	}
 	if len(r.Stages) == 0 {
 		return nil

@@ -1,0 +1,5 @@
+//go:build cuda
+
+package stages_test
+
+import _ "contraflow/gpustage/cuda"

@@ -1,0 +1,5 @@
+//go:build cuda
+
+package transformer
+
+import _ "contraflow/gpustage/cuda"
