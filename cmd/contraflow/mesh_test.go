@@ -111,7 +111,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	plan := []string{"plan", "-c", filepath.Join(dir, "recipe.yaml"), "--gpus", "2", "--steps", "1"}
-	if r := succeed(t, append(plan, "--tokens-per-s", "1e6")...); !strings.Contains(r.stdout, "compute  1e+06 tokens/s on each rank, of a device as given") {
+	if r := succeed(t, append(plan, "--tokens-per-s", "1e6")...); !strings.Contains(r.stdout, "compute  1000000 tokens/s on each rank, of a device as given") {
 		t.Errorf("%s", r.stdout)
 	}
 	if r := succeed(t, "plan", "-c", filepath.Join(dir, "recipe.yaml"), "--steps", "1"); strings.Contains(r.stdout, "link") || !strings.Contains(r.stdout, "one rank") {

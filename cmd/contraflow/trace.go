@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -65,7 +66,7 @@ trace of the same run with --set mesh.overlap=false, which shows what a step tak
 			if err != nil {
 				return fmt.Errorf("--serial: %s and %s: %w", args[0], serial, err)
 			}
-			fmt.Fprintf(out, "a step takes %v, %v with mesh.overlap: false: %.1f %% hidden by that measure\n", s.StepTime, base.StepTime, 100*hidden)
+			fmt.Fprintf(out, "a step takes %v, %v with mesh.overlap: false: %.1f %% hidden by that measure\n", s.StepTime.Round(10*time.Microsecond), base.StepTime.Round(10*time.Microsecond), 100*hidden)
 			return nil
 		},
 	}

@@ -143,6 +143,11 @@ func TestForecastAddsUp(t *testing.T) {
 		if over.Comm != serial.Comm || over.StepTime <= free.StepTime || over.StepTime >= serial.StepTime || over.Exposed < over.StepTime-free.StepTime-time.Microsecond || over.Exposed > over.Comm {
 			t.Errorf("%v: %v a step, %v of %v exposed; between %v and %v", mode, over.StepTime, over.Exposed, over.Comm, free.StepTime, serial.StepTime)
 		}
+		host := rates
+		host.Others = map[string]time.Duration{"ingest": time.Second}
+		if f := plan(link, host); f.Bound != "ingest" || f.StepTime < time.Second || over.Bound != "" || !strings.Contains(f.String(), "; ingest, on this machine's host, takes as long\n") {
+			t.Errorf("%v: where ingest takes a second, a step takes %v, as long as %q; else as long as %q", mode, f.StepTime, f.Bound, over.Bound)
+		}
 		// What the link gives a rank's bytes, and each collective.
 		calls := 0
 		for _, s := range over.Stages {

@@ -25,9 +25,13 @@ import (
 	"contraflow/stages/recipe"
 )
 
-// overlapRecipe is a recipe with a model of its own on random words, and one sub-batch a step.
+// overlapRecipe is a recipe with a model of its own on random words, and one sub-batch a step. In short, it runs, and its figures mean little.
 func overlapRecipe(b testing.TB, dir string, layers int) string {
 	b.Helper()
+	steps := 8
+	if testing.Short() {
+		layers, steps = 2, 3
+	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := make([]string, 1500)
 	for i := range words {
@@ -58,10 +62,6 @@ func overlapRecipe(b testing.TB, dir string, layers int) string {
 	if err != nil {
 		b.Fatal(err)
 	}
-	steps := 8
-	if testing.Short() {
-		steps = 3 // it runs; its figures mean little
-	}
 	return fmt.Sprintf(`
 model: {path: %q, max_length: 128}
 data: {train: [{path: %q, query: q, positive: p}]}
@@ -83,7 +83,7 @@ func trained(b *testing.B, r recipe.Recipe) *pipeline.TraceSummary {
 		return recipe.OnRanks(context.Background(), r, p, recipe.Observer{}, train)
 	}
 	var err error
-	if r.Mesh.Replicate == 1 {
+	if int(r.Mesh.Replicate)*r.Mesh.Shard == 1 {
 		err = local.Run(1, func(w collective.World) error {
 			return onRanks(recipe.Place{World: w, Share: gpustage.Share{Ranks: 2}})
 		})
@@ -108,7 +108,11 @@ func trained(b *testing.B, r recipe.Recipe) *pipeline.TraceSummary {
 // rank in it.) serial-slower and every-slower are how much longer a step takes than over a free link, over what its trace predicts: 1 is right.
 // With one sub-batch, every reduces as often as last does; with more, n times.
 func BenchmarkOverlap(b *testing.B) {
-	for _, subs := range []int{1, 2, 4} {
+	counts, rounds := []int{1, 2, 4}, 3
+	if testing.Short() {
+		counts, rounds = []int{2}, 1
+	}
+	for _, subs := range counts {
 		b.Run(fmt.Sprintf("sub-batches=%d", subs), func(b *testing.B) {
 			dir := b.TempDir()
 			text := overlapRecipe(b, dir, 24)
@@ -134,10 +138,6 @@ func BenchmarkOverlap(b *testing.B) {
 				takes := func(s *pipeline.TraceSummary) float64 {
 					bytes, calls := sentPerStep(s)
 					return bytes/bandwidth + calls*latency.Seconds()
-				}
-				rounds := 3
-				if testing.Short() {
-					rounds = 1
 				}
 				faster := func(a, b *pipeline.TraceSummary) *pipeline.TraceSummary {
 					if a != nil && a.StepTime <= b.StepTime {

@@ -127,6 +127,7 @@ type Forecast struct {
 	Comm     time.Duration // communication per step
 	Exposed  time.Duration // of it not hidden
 	Tail     time.Duration // from the last backward to the end of the update
+	Bound    string        // the host's stage that takes as long as a step, if one does: neither devices nor links decide then
 }
 
 // Traffic is what one stage communicates per step.
@@ -257,6 +258,11 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	}
 	s := pipeline.Summary(p.Predict(work))
 	f.StepTime, f.Tail = s.StepTime, s.Tail
+	for _, st := range s.Stages {
+		if st.Lane == "host" && st.Busy/steps >= f.StepTime*9/10 {
+			f.Bound = st.Stage
+		}
+	}
 	for _, t := range comm {
 		f.Comm += t
 	}
@@ -286,9 +292,13 @@ func (f *Forecast) String() string {
 		fmt.Fprintf(&b, "mesh     %v, one rank\n", f.Mesh)
 	}
 	if f.Rates.Device != "" {
-		fmt.Fprintf(&b, "compute  %.4g tokens/s on each rank, of %s\n", f.Rates.TokensPerS(), f.Rates.Device)
+		fmt.Fprintf(&b, "compute  %.0f tokens/s on each rank, of %s\n", f.Rates.TokensPerS(), f.Rates.Device)
 	}
-	fmt.Fprintf(&b, "step     %v: %d rows, %d tokens, %.0f rows/s\n", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds())
+	bound := ""
+	if f.Bound != "" {
+		bound = fmt.Sprintf("; %s, on this machine's host, takes as long", f.Bound)
+	}
+	fmt.Fprintf(&b, "step     %v: %d rows, %d tokens, %.0f rows/s%s\n", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds(), bound)
 	fmt.Fprintf(&b, "memory   %s on each device\n", Size(f.Memory))
 	if f.Sharding != "" {
 		fmt.Fprintf(&b, "shards   %s\n", f.Sharding)
