@@ -2,4 +2,6 @@
 
 package main
 
-import _ "contraflow/gpustage/cuda"
+import "contraflow/gpustage/cuda"
+
+func init() { onDevice = cuda.MakeCurrent }

@@ -17,6 +17,9 @@ import (
 	"contraflow/stages/recipe"
 )
 
+// onDevice makes the GPU of a share current on the calling thread. It is nil in a program built without CUDA.
+var onDevice func(gpustage.Share) error
+
 // joinJob is this process's place in the job that a launcher (mpirun, srun, torchrun) has started; no place at all for a
 // process that was started alone.
 func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
@@ -34,13 +37,17 @@ func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
 	}
 	p := recipe.Place{Share: gpustage.Share{Rank: job.LocalRank, Ranks: job.LocalSize}}
 	if bound() {
-		p.Share = gpustage.Share{}
+		p.Share.Ranks = 1 // of the processors; the GPU is still that of the rank
 	}
 	switch backend {
 	case "mpi":
 		p.World, err = mpi.Open(ctx, mpi.Deadline(time.Duration(r.Mesh.Deadline)))
 	case "nccl":
-		p.World, err = nccl.Open(ctx, job, nccl.Deadline(time.Duration(r.Mesh.Deadline)))
+		options := []nccl.Option{nccl.Deadline(time.Duration(r.Mesh.Deadline))}
+		if kind == "cuda" && onDevice != nil {
+			options = append(options, nccl.OnDevice(func() error { return onDevice(p.Share) }))
+		}
+		p.World, err = nccl.Open(ctx, job, options...)
 	default:
 		return recipe.Place{}, nil
 	}

@@ -84,6 +84,24 @@ func New(share gpustage.Share) (*Device, error) {
 	return d, nil
 }
 
+// MakeCurrent makes the GPU that New would open for a share current on the calling thread, where NCCL then makes its communicators. The
+// context is the process's to keep.
+func MakeCurrent(share gpustage.Share) error {
+	n, err := cu.NumDevices()
+	if err != nil || n == 0 {
+		return fmt.Errorf("an NVIDIA GPU: %w (the driver says: %d devices, %v)", gpustage.ErrAbsent, n, err)
+	}
+	d, err := cu.GetDevice(share.Rank % n)
+	if err != nil {
+		return err
+	}
+	context, err := d.RetainPrimaryCtx()
+	if err != nil {
+		return err
+	}
+	return cu.SetCurrentContext(context)
+}
+
 // bind makes the context current until the returned function is called.
 func (d *Device) bind() (func(), error) {
 	runtime.LockOSThread()
