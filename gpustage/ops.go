@@ -14,7 +14,8 @@ type Ops interface {
 	// Scale is y = alpha * x; y may be x.
 	Scale(y, x Tensor, alpha float64)
 
-	// MatMul is c[M, N] = alpha * op(a) x op(b), followed by the epilogue in o. c must not alias a or b.
+	// MatMul is c[M, N] = alpha * op(a) x op(b), followed by the epilogue in o. c must not alias a or
+	// b; it may be o.Residual or o.GradOf.
 	MatMul(c, a, b Tensor, o MatMul)
 	// ColumnSum is sum[1, C] += the sum of x's rows.
 	ColumnSum(sum, x Tensor)

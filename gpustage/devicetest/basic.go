@@ -89,6 +89,15 @@ func testBasic(t *testing.T, dev gpustage.Device) {
 				f.check(filled, 0)
 				f.check(cols, 2*float64(sz[0]))
 				f.untouched(a, b)
+				f.run(func(s gpustage.Stream, x picker) { // through bf16: the same bits everywhere
+					half, err := gpustage.NewTensor(s.Device(), gpustage.BF16, sz[0], sz[1])
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.Copy(half, x(a))
+					s.Copy(x(copied), half)
+				})
+				f.check(copied, 0)
 				f.run(func(s gpustage.Stream, x picker) { s.Add(x(a), x(a), x(b)); s.Scale(x(b), x(b), 3) })
 				f.check(a, 1)
 				f.check(b, 1)
@@ -370,7 +379,8 @@ func testScores(t *testing.T, dev gpustage.Device) {
 		f := newFixture(t, dev, 9, 0)
 		r, n := sz[0], sz[1]
 		a, b := f.floats("a", r, n, nil), f.floats("b", r, n, nil)
-		dot, w, y := f.vector("dot", r, nil), f.vector("w", r, nil), f.floats("y", r, n, nil)
+		dot, y := f.vector("dot", r, nil), f.floats("y", r, n, nil)
+		w := f.vector("w", r, func(i, _ int) float64 { return []float64{f.rng.NormFloat64(), 0, 1, 0.5}[i%4] })
 		// Scores as large as a scale of 100 makes them; every fourth entry of row 1 and all of row 2 are excluded.
 		tile := f.floats("tile", r, n, func(i, j int) float64 { return 30 * f.rng.NormFloat64() })
 		top := f.vector("max", r, func(int, int) float64 { return inf })

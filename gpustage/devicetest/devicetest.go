@@ -33,7 +33,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error)) {
 		name string
 		test func(*testing.T, gpustage.Device)
 	}{
-		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"Forms", testForms},
+		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
 		{"Gather", testGather}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
 		{"Attention", testAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores}, {"MaxSim", testMaxSim},
 		{"Update", testUpdate}, {"Deterministic", testDeterministic},

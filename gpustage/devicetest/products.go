@@ -95,28 +95,66 @@ func testForms(t *testing.T, dev gpustage.Device) {
 	}
 }
 
+// One parameter's forms serve products with it and with its transpose, in f32 and in bf16, as a linear layer's two passes have them.
+func testFormsOfBothPasses(t *testing.T, dev gpustage.Device) {
+	f := newFixture(t, dev, 17, 0)
+	const n = 96 // square: a form of the wrong kind would fit
+	a, b, c, d := f.floats("a", 20, n, nil), f.floats("b", n, n, nil), f.floats("c", 20, n, nil), f.floats("d", 20, n, nil)
+	version := gpustage.NewVersion(1 << 20)
+	forms := version.Forms()
+	for i := range 8 {
+		o := gpustage.MatMul{TransB: i&1 != 0, BF16: i&2 != 0}
+		f.s.MatMul(c.dev, a.dev, b.dev, o)
+		o.Forms = forms
+		f.s.MatMul(d.dev, a.dev, b.dev, o)
+		got, want := download(t, f.s, d.dev), download(t, f.s, c.dev)
+		if !bytes.Equal(gpustage.Bytes(got), gpustage.Bytes(want)) {
+			t.Errorf("transposed %v, bf16 %v: products with and without forms differ", o.TransB, o.BF16)
+		}
+	}
+	if err := version.Free(); err != nil {
+		t.Error(err)
+	}
+}
+
 func testEpilogue(t *testing.T, dev gpustage.Device) {
 	for _, sh := range [][3]int{{1, 1, 1}, {15, 31, 33}, {30, 70, 64}, {33, 100, 390}} {
-		m, n, k := sh[0], sh[1], sh[2]
-		f := newFixture(t, dev, 13, 0)
-		q := f.sequences([]int{m - m/2, m / 2}[:1+min(1, m/2)])
-		a, b := f.floats("a", m, k, nil), f.floats("b", n, k, nil)
-		bias, residual, pre := f.vector("bias", n, nil), f.floats("residual", m, n, nil), f.floats("pre", m, n, nil)
-		plain, gelu, drop, grad, add := f.floats("plain", m, n, nil), f.floats("gelu", m, n, nil), f.floats("drop", m, n, nil), f.floats("grad", m, n, nil), f.floats("add", m, n, nil)
-		f.run(func(s gpustage.Stream, x picker) {
-			d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteAttentionOut}
-			s.MatMul(x(plain), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias)})
-			s.MatMul(x(gelu), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias), PreAct: x(pre), Act: gpustage.GELU})
-			s.MatMul(x(drop), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias), Dropout: d, Residual: x(residual)})
-			s.MatMul(x(grad), x(a), x(b), gpustage.MatMul{TransB: true, GradOf: x(residual), Act: gpustage.GELU})
-			s.MatMul(x(add), x(a), x(b), gpustage.MatMul{TransB: true, Bias: x(bias), Act: gpustage.ReLU, Residual: x(residual), Add: true, Alpha: 0.5})
-		})
-		for _, o := range []*arg{plain, pre, drop, add} {
-			f.check(o, 2*productTolerance(k))
+		for _, gap := range []int{0, 3} {
+			m, n, k := sh[0], sh[1], sh[2]
+			f := newFixture(t, dev, 13, gap)
+			q := f.sequences([]int{m - m/2, m / 2}[:1+min(1, m/2)])
+			matrix := func(name string) *arg { return f.floats(name, m, n, nil) }
+			a, b := f.floats("a", m, k, nil), f.floats("b", n, k, nil)
+			bias, residual, pre, kept := f.vector("bias", n, nil), matrix("residual"), matrix("pre"), matrix("kept")
+			plain, gelu, drop, all, grad, dropped, add := matrix("plain"), matrix("gelu"), matrix("drop"), matrix("all"), matrix("grad"), matrix("dropped"), matrix("add")
+			overResidual, overGrad := matrix("over its residual"), matrix("over its pre-activation")
+			f.run(func(s gpustage.Stream, x picker) {
+				d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteAttentionOut}
+				product := func(c *arg, o gpustage.MatMul) {
+					o.TransB = true
+					s.MatMul(x(c), x(a), x(b), o)
+				}
+				product(plain, gpustage.MatMul{Bias: x(bias)})
+				product(gelu, gpustage.MatMul{Bias: x(bias), PreAct: x(pre), Act: gpustage.GELU})
+				product(drop, gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(residual)})
+				product(all, gpustage.MatMul{Bias: x(bias), PreAct: x(kept), Act: gpustage.SiLU, Dropout: d, Residual: x(residual), Add: true})
+				product(grad, gpustage.MatMul{GradOf: x(residual), Act: gpustage.GELU})
+				product(dropped, gpustage.MatMul{GradOf: x(residual), Act: gpustage.Tanh, Dropout: d})
+				product(add, gpustage.MatMul{Bias: x(bias), Act: gpustage.ReLU, Residual: x(residual), Add: true, Alpha: 0.5})
+				product(overResidual, gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(overResidual)})
+				product(overGrad, gpustage.MatMul{GradOf: x(overGrad), Act: gpustage.GELU})
+			})
+			for _, o := range []*arg{plain, pre, kept, drop, add, overResidual} {
+				f.check(o, 2*productTolerance(k))
+			}
+			for _, o := range []*arg{gelu, all, grad, dropped, overGrad} {
+				f.check(o, 4*productTolerance(k))
+			}
+			f.untouched(a, b, bias, residual)
+			if t.Failed() {
+				t.Fatalf("at M N K %v, gap %d", sh, gap)
+			}
 		}
-		f.check(gelu, 4*productTolerance(k))
-		f.check(grad, 4*productTolerance(k))
-		f.untouched(a, b, bias, residual)
 	}
 }
 
