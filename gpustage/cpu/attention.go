@@ -66,7 +66,7 @@ func (s *Stream) eachHead(o *gpustage.Attention, buffers int, f func(h *head)) {
 			}
 			blocks, spread := buffers*min(queryBlock, h.n)*h.n, 0
 			if !o.Bias.IsZero() {
-				spread = 2*h.n - 1
+				spread = max(0, 2*h.n-1)
 			}
 			buf := h.w.take(blocks + 2*spread)
 			h.scratch, h.biases, h.dBiases = buf[:blocks], buf[blocks:][:spread], buf[blocks+spread:][:spread]

@@ -202,7 +202,7 @@ func (s *Stream) ScatterAdd(dTable, dy, index gpustage.Tensor) {
 		s.Stream.ScatterAdd(dTable, dy, index)
 		return
 	}
-	if s.Refuse(gpustage.CheckGather("scatter add", dy, dTable, index)) || s.Refuse(gpustage.CheckIndex("scatter add", dTable, index)) {
+	if s.Refuse(gpustage.CheckGather("scatter add", dy, dTable, index)) || s.Refuse(gpustage.CheckIndex("scatter add", dTable, index)) || dy.Len() == 0 {
 		return
 	}
 	ids := ints(index)
