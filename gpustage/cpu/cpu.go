@@ -26,8 +26,6 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"golang.org/x/sys/cpu"
-
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu/gemm"
 	"contraflow/gpustage/cpu/pool"
@@ -91,9 +89,6 @@ func (d *Device) Info() gpustage.Info {
 		TotalMemory: total, FreeMemory: free,
 	}
 }
-
-// FastBF16 tells whether matrix products in bf16 are faster than in f32 here.
-func (d *Device) FastBF16() bool { return d.kernels == gemm.AVX512BF16 && cpu.X86.HasAVX512BF16 }
 
 // PackedBytes is what a packed [k, n] matrix takes.
 func (d *Device) PackedBytes(k, n int, bf16 bool) int {

@@ -31,17 +31,6 @@ func (k *Kernels) ActBackward(f gpustage.Activation, dx, dy, x []float32) {
 	k.actBackward[f](dx, dy, x)
 }
 
-// BiasAct is pre = x + bias, y = f(pre): what a linear layer's product still needs. pre may be nil, and it may be x.
-//
-// It is two passes: within the cache, the first takes a tenth of the second's time.
-func (k *Kernels) BiasAct(f gpustage.Activation, y, pre, x, bias []float32) {
-	if pre == nil {
-		pre = y
-	}
-	k.add(pre[:len(y)], x[:len(y)], bias[:len(y)])
-	k.Act(f, y, pre)
-}
-
 // pointwise makes a row's function, and its backward, of a number's.
 func pointwise(f func(x float64) float64) func(y, x []float32) {
 	return func(y, x []float32) {

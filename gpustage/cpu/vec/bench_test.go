@@ -68,8 +68,6 @@ func BenchmarkKernels(b *testing.B) {
 			bench(b, "Act/"+f.String(), n, func() { k.Act(f, y, x) })
 			bench(b, "ActBackward/"+f.String(), n, func() { k.ActBackward(f, y, z, x) })
 		}
-		bench(b, "BiasAct/gelu", n, func() { k.BiasAct(gpustage.GELU, y, v, x, z) })
-		bench(b, "BiasAct/gelu/192", 192, func() { k.BiasAct(gpustage.GELU, y[:192], v, x, z) })
 		d := NewDropout(gpustage.Dropout{P: 0.1})
 		bench(b, "Dropout", n, func() { k.Dropout(y, x, z, 0, d) })
 		bench(b, "Dropout/384", 384, func() { k.Dropout(y[:384], x, z, 0, d) })

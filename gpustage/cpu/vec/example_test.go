@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log"
 
-	"contraflow/gpustage"
 	"contraflow/gpustage/cpu/vec"
 )
 
@@ -20,16 +19,4 @@ func Example() {
 	k.Scale(p, p, 1/sum)
 	fmt.Printf("%.4f\n", p)
 	// Output: [0.0871 0.6439 0.2369 0.0321]
-}
-
-// What a linear layer does to its product: add the bias, keep the sum for the backward pass, and activate.
-func ExampleKernels_BiasAct() {
-	k, _ := vec.Select("portable")
-	product, bias := []float32{-1, 0, 1}, []float32{0.5, 0.5, 0.5}
-	y, pre := make([]float32, 3), make([]float32, 3)
-	k.BiasAct(gpustage.GELU, y, pre, product, bias)
-	dx := make([]float32, 3)
-	k.ActBackward(gpustage.GELU, dx, []float32{1, 1, 1}, pre)
-	fmt.Printf("%.4f %.4f %.4f\n", pre, y, dx)
-	// Output: [-0.5000 0.5000 1.5000] [-0.1543 0.3457 1.3998] [0.1325 0.8675 1.1275]
 }
