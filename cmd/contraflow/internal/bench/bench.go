@@ -29,6 +29,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -38,6 +39,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu/gemm"
 	"contraflow/gpustage/cpu/pool"
+	"contraflow/stages/recipe"
 )
 
 // Machine is what figures were measured on.
@@ -86,6 +88,19 @@ func kernels() (gemm.Kernels, error) {
 		return "", fmt.Errorf("CONTRAFLOW_CPU: %w", err)
 	}
 	return k, nil
+}
+
+// affordable is an error if operands take more memory than the machine has available: systems lend what they don't have, and end
+// programs that take it.
+func affordable(what string, bytes float64) error {
+	_, available := gpustage.HostMemorySize()
+	if available == 0 { // not known
+		available = math.MaxInt64
+	}
+	if bytes < float64(available) {
+		return nil
+	}
+	return fmt.Errorf("%s: operands of %.3g GiB, and %s of memory are available", what, bytes/(1<<30), recipe.Size(available))
 }
 
 // probe measures the peak of some threads.

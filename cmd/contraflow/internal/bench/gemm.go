@@ -126,6 +126,10 @@ func NewGEMM(o GEMMOptions) (_ *GEMM, err error) {
 		if s.M < 1 || s.N < 1 || s.K < 1 {
 			return nil, fmt.Errorf("a product of shape %v: M, N and K must be positive", s)
 		}
+		m, n, k := float64(s.M), float64(s.N), float64(s.K)
+		if err := affordable(fmt.Sprintf("a product of shape %v", s), 4*(m*k+m*n+4*n*k)); err != nil { // W: itself, packed two ways, its gradient
+			return nil, err
+		}
 		l := &layer{}
 		g.layers = append(g.layers, l)
 		for t, shape := range map[*gpustage.Tensor][2]int{&l.x: {s.M, s.K}, &l.y: {s.M, s.N}, &l.w: {s.N, s.K}, &l.dw: {s.N, s.K}} {

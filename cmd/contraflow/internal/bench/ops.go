@@ -354,6 +354,11 @@ func MeasureOps(ctx context.Context, o OpsOptions, d time.Duration) (_ *OpsRepor
 		}
 		return nil, fmt.Errorf("no op has %q in its name; there are: %s", o.Only, strings.Join(names, "; "))
 	}
+	// Of a pair's tokens the feed-forward layer's ops hold most, of the loss's batch embeddings, their gradient and identities.
+	perPair, perRow := (opQuery+opDoc)*4*(3.*opForward), 2*(4*2*opHidden+32.)
+	if err := affordable(fmt.Sprintf("%d pairs, a loss of %d rows", o.Pairs, o.LossRows), max(perPair*float64(o.Pairs), perRow*float64(o.LossRows))); err != nil {
+		return nil, err
+	}
 	for _, e := range chosen {
 		x := &ops{o: o, device: device, stream: stream, version: gpustage.NewVersion(1 << 40)}
 		w := e.make(x)
