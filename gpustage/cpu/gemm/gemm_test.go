@@ -222,6 +222,12 @@ func TestShapes(t *testing.T) {
 		for range 5 { // across the blocks of every dimension
 			try(1+r.IntN(250), 1+r.IntN(250), 1+r.IntN(1000))
 		}
+		for way := range 4 { // packed by several threads, several panels and a column more to a task
+			j := randomJob[float32](r, 3, 9*64+33, 900)
+			if err := verify(j, func() error { return run(ws, j, way) }); err != nil {
+				t.Fatal(err)
+			}
+		}
 		try(1, 700, 900)
 		try(700, 1, 900)
 		try(20, 30, 2000)
