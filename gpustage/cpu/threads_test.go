@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -256,6 +257,36 @@ func TestMatMul64(t *testing.T) {
 	for i, w := range want {
 		if !(math.Abs(got[i]-w) <= 1e-13*(1+math.Abs(w))) { // 150 additions of about 1
 			t.Fatalf("element %d is %v, want %v", i, got[i], w)
+		}
+	}
+}
+
+// The backward pass makes a query's probabilities sum to one, as ref does: a log-sum-exp that is off, by rounding or here by much more,
+// changes no gradient.
+func TestAttentionBackwardNormalizes(t *testing.T) {
+	d, err := New(Threads(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	h := newSheet(t, d)
+	q := h.sequences([]int{150, 3})
+	o := gpustage.Attention{Seqs: q, Heads: 2, HeadDim: 8, Scale: 0.35}
+	in := func() gpustage.Tensor { return h.in(gpustage.F32, q.Tokens, 16) }
+	query, key, value, dctx, ctx, lse := in(), in(), in(), in(), in(), h.in(gpustage.F32, 2, q.Tokens)
+	h.s.Attention(ctx, lse, query, key, value, o)
+	gradients := func() []float32 {
+		dq, dk, dv := in(), in(), in()
+		h.s.AttentionBackward(dq, dk, dv, dctx, ctx, lse, query, key, value, o)
+		return slices.Concat(f32(dq), f32(dk), f32(dv))
+	}
+	want := gradients()
+	for i := range f32(lse) {
+		f32(lse)[i] += 0.01
+	}
+	for i, g := range gradients() {
+		if math.Abs(float64(g-want[i])) > 1e-5*(1+math.Abs(float64(want[i]))) {
+			t.Fatalf("gradient %d is %v, was %v", i, g, want[i])
 		}
 	}
 }

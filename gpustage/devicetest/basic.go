@@ -65,7 +65,8 @@ func testErrors(t *testing.T, dev gpustage.Device) {
 	}
 }
 
-var sizes = [][2]int{{1, 1}, {1, 7}, {2, 16}, {3, 33}, {5, 64}, {17, 100}, {33, 31}, {64, 129}, {7, 384}, {130, 65}}
+// The last ones are of more rows than a device gives to one thread.
+var sizes = [][2]int{{1, 1}, {1, 7}, {2, 16}, {3, 33}, {5, 64}, {17, 100}, {33, 31}, {64, 129}, {7, 384}, {130, 65}, {301, 7}, {701, 50}}
 
 func testBasic(t *testing.T, dev gpustage.Device) {
 	for _, sz := range sizes {
@@ -332,7 +333,7 @@ func testPool(t *testing.T, dev gpustage.Device) {
 	for _, mode := range []gpustage.Pooling{gpustage.MeanPooling, gpustage.CLSPooling, gpustage.LastPooling} {
 		for _, c := range []int{1, 16, 33, 384} {
 			f := newFixture(t, dev, 7, 0)
-			q := f.sequences([]int{1, 40, 2, 17})
+			q := f.sequences([]int{1, 40, 2, 17, 150})
 			x, y := f.floats("x", q.tokens, c, nil), f.floats("y", q.rows, c, nil)
 			dy, dx := f.floats("dy", q.rows, c, nil), f.floats("dx", q.tokens, c, nil)
 			f.run(func(s gpustage.Stream, g picker) {
@@ -380,7 +381,7 @@ func testScores(t *testing.T, dev gpustage.Device) {
 		r, n := sz[0], sz[1]
 		a, b := f.floats("a", r, n, nil), f.floats("b", r, n, nil)
 		dot, y := f.vector("dot", r, nil), f.floats("y", r, n, nil)
-		w := f.vector("w", r, func(i, _ int) float64 { return []float64{f.rng.NormFloat64(), 0, 1, 0.5}[i%4] })
+		w := f.vector("w", r, func(_, i int) float64 { return []float64{f.rng.NormFloat64(), 0, 1, 0.5}[i%4] })
 		// Scores as large as a scale of 100 makes them; every fourth entry of row 1 and all of row 2 are excluded.
 		tile := f.floats("tile", r, n, func(i, j int) float64 { return 30 * f.rng.NormFloat64() })
 		top := f.vector("max", r, func(int, int) float64 { return inf })
@@ -398,7 +399,7 @@ func testScores(t *testing.T, dev gpustage.Device) {
 			}
 		}
 		ri, ci := f.ints("rows", rows), f.ints("cols", cols)
-		guide, limit := f.floats("guide", r, n, nil), f.vector("limit", r, func(i, _ int) float64 { return []float64{0.5, inf, 2, -0.1}[i%4] })
+		guide, limit := f.floats("guide", r, n, nil), f.vector("limit", r, func(_, i int) float64 { return []float64{0.5, inf, 2, -0.1}[i%4] })
 		guided := f.floats("guided", r, n, nil)
 		f.run(func(s gpustage.Stream, g picker) {
 			s.RowDot(g(dot), g(a), g(b), 20)
