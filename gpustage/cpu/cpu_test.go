@@ -96,3 +96,39 @@ func TestAttention64(t *testing.T) {
 		}
 	}
 }
+
+// Sums over many rows that nearly cancel, as gradients of biases do, keep what is left of them: each part of 32 rows here is a number that
+// f32 has exactly, and their sums on the way are not.
+func TestColumnSumCancels(t *testing.T) {
+	for _, k := range gemm.Available() {
+		d, err := New(Kernels(string(k)), Threads(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := newSheet(t, d)
+		const rows, cols = 1 << 16, 3
+		numbers, want := make([]float64, rows*cols), make([]float64, cols)
+		for i := range numbers {
+			numbers[i] = 1024 + float64(i%7)/64
+			if i >= len(numbers)/2 {
+				numbers[i] = -numbers[i] + float64(i%5)/64
+			}
+			want[i%cols] += numbers[i]
+		}
+		x, sum := h.empty(gpustage.F32, rows, cols), h.empty(gpustage.F32, 1, cols)
+		gpustage.Upload(h.s, x, numbers)
+		h.s.Fill(sum, 0)
+		h.s.ColumnSum(sum, x)
+		if err := h.s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		for j, v := range f32(sum) {
+			if v != float32(want[j]) {
+				t.Errorf("%s: column %d sums to %v, want %v", k, j, v, want[j])
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -16,7 +16,8 @@
 //
 // With Job.BF16 the elements of A and B are rounded to bf16 (nearest, ties to even) as they are packed, and products are
 // summed in float32. Processors with AVX512-BF16 have an instruction for it, twice as fast as float32; it takes bf16
-// numbers below the smallest normal one, 2^-126, as zero. All other kernels round and compute in float32.
+// numbers below the smallest normal one, 2^-126, as zero. All other kernels round and compute in float32. AMX, which some processors have
+// for bf16 and torch uses there, is not used: what that costs beside torch has not been measured.
 //
 // # Order and determinism
 //
