@@ -100,6 +100,7 @@ func TestSummaryOfSerial(t *testing.T) {
 	// 15 ms in 2 steps are 7.5 a step, which takes 45; where one that overlaps takes 40.5, 60 % are hidden.
 	over := *s
 	over.StepTime, over.Communication.Hidden = 40500*time.Microsecond, 10*time.Millisecond
+	over.Stages = append(slices.Clone(s.Stages), StageSummary{Stage: "gather", Device: "gpu:0", Lane: Comm.String(), Collectives: 1, Bytes: 1e6})
 	if got, err := over.HiddenAgainstSerial(s); err != nil || math.Abs(got-0.6) > 1e-9 {
 		t.Errorf("%v hidden, %v", got, err)
 	}
