@@ -307,7 +307,7 @@ func TestHash(t *testing.T) {
 		if got := HashText(h[0]).String(); got != h[1] {
 			t.Errorf("hash of %q: %s, want %s", h[0], got, h[1])
 		}
-		if hashOf([]byte(h[0])) != HashText(h[0]) {
+		if hashBytes([]byte(h[0])) != HashText(h[0]) {
 			t.Errorf("hash of bytes and string differ for %q", h[0])
 		}
 	}

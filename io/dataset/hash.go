@@ -16,7 +16,7 @@ func HashText(text string) Hash128 {
 	return Hash128{h.Hi, h.Lo}
 }
 
-func hashOf(b []byte) Hash128 {
+func hashBytes(b []byte) Hash128 {
 	h := xxh3.Hash128(b)
 	return Hash128{h.Hi, h.Lo}
 }

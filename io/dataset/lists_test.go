@@ -241,5 +241,3 @@ func TestRowStarts(t *testing.T) {
 		}
 	}
 }
-
-func decodeLevels(dst []uint8, src []byte) error { return levels(dst, src, 1) }

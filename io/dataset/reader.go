@@ -334,7 +334,7 @@ func (b *Block) touch(group []request) (sum uint32) {
 	const line = 64
 	ahead := uint32(0)
 	if b.d.tokens != nil {
-		ahead = hashBytes
+		ahead = hashSize
 	}
 	for i := range b.texts { // where they are
 		t := &b.texts[i]

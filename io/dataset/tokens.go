@@ -196,8 +196,8 @@ func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int) error {
 	return nil
 }
 
-// hashBytes stand before the ids of each text of a block.
-const hashBytes = 16
+// hashSize is the bytes of a hash, which stands before the ids of each text of a block.
+const hashSize = 16
 
 // weave puts all that a row has in one place, for that is how a shuffled batch comes for it: of each column, of each text, the identity and
 // then the ids. Columns apart would be twice the cache lines and, each in a page of its own, five times the searches for where a page is.
@@ -214,7 +214,7 @@ func (r *blockReader) weave(f *dataFile, ref *blockRef, b *Block) error {
 		for k := range r.tokens {
 			q, t := &r.tokens[k], &b.texts[k]
 			hashes, ids := q.hashes.row(row, 8), q.ids.row(row, 4)
-			if !t.list && len(hashes) == hashBytes { // nearly all there are
+			if !t.list && len(hashes) == hashSize { // nearly all there are
 				b.raw = append(append(b.raw, hashes...), ids...)
 				t.spans = append(t.spans, span{uint32(len(b.raw) - len(ids)), uint32(len(ids))})
 				continue
@@ -242,14 +242,14 @@ func (r *blockReader) weave(f *dataFile, ref *blockRef, b *Block) error {
 // weaveList is weave for a row of a column of lists; reason tells what doesn't fit.
 func (b *Block) weaveList(t *textColumn, hashes, ids []byte, counts []int32) (reason string) {
 	t.starts = append(t.starts, uint32(len(t.spans)))
-	if len(hashes) != hashBytes*len(counts) {
+	if len(hashes) != hashSize*len(counts) {
 		return fmt.Sprintf("%d halves of hashes for %d texts", len(hashes)/8, len(counts))
 	}
 	for k, n := range counts {
 		if n < 0 || int(n) > len(ids)/4 {
 			return "more ids are counted than there are"
 		}
-		b.raw = append(append(b.raw, hashes[hashBytes*k:hashBytes*(k+1)]...), ids[:4*n]...)
+		b.raw = append(append(b.raw, hashes[hashSize*k:hashSize*(k+1)]...), ids[:4*n]...)
 		t.spans = append(t.spans, span{uint32(len(b.raw)) - 4*uint32(n), 4 * uint32(n)})
 		ids = ids[4*n:]
 	}
@@ -262,9 +262,9 @@ func (b *Block) weaveList(t *textColumn, hashes, ids []byte, counts []int32) (re
 // identity is what tells a text from others.
 func (b *Block) identity(t *textColumn, s span) Hash128 {
 	if b.d.tokens == nil {
-		return hashOf(t.bytes(s))
+		return hashBytes(t.bytes(s))
 	}
-	h := t.arena[s.off-hashBytes : s.off]
+	h := t.arena[s.off-hashSize : s.off]
 	return Hash128{binary.LittleEndian.Uint64(h), binary.LittleEndian.Uint64(h[8:])}
 }
 

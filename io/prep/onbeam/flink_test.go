@@ -26,11 +26,7 @@ func flinkJars(t *testing.T) string {
 	jars := os.Getenv("CONTRAFLOW_FLINK")
 	_, err := exec.LookPath("java")
 	if jars == "" || err != nil {
-		why := "needs java and CONTRAFLOW_FLINK, a folder with the jars of testdata/flink-pom.xml"
-		if os.Getenv("CI") == "true" {
-			t.Fatal(why)
-		}
-		t.Skip(why)
+		harness.Missing(t, "needs java and CONTRAFLOW_FLINK, a folder with the jars of testdata/flink-pom.xml")
 	}
 	return jars
 }
@@ -60,16 +56,6 @@ func java(t *testing.T, jars, memory, class string, args ...string) (kill func()
 	return kill, log
 }
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "localhost:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 func waitFor(t *testing.T, what string, log *harness.Output, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ready(); time.Sleep(200 * time.Millisecond) {
@@ -92,9 +78,9 @@ func listens(port int) func() bool {
 // jobServer starts Beam's job server for a Flink, embedded or of a cluster, and returns the flags for it.
 func jobServer(t *testing.T, jars, master string) []string {
 	t.Helper()
-	job := freePort(t)
+	job := harness.FreePort(t)
 	_, log := java(t, jars, "1500m", "org.apache.beam.runners.flink.FlinkJobServerDriver", "--job-host=localhost", fmt.Sprintf("--job-port=%d", job),
-		fmt.Sprintf("--artifact-port=%d", freePort(t)), fmt.Sprintf("--expansion-port=%d", freePort(t)), "--flink-master="+master, "--artifacts-dir="+t.TempDir())
+		fmt.Sprintf("--artifact-port=%d", harness.FreePort(t)), fmt.Sprintf("--expansion-port=%d", harness.FreePort(t)), "--flink-master="+master, "--artifacts-dir="+t.TempDir())
 	waitFor(t, "job server", log, listens(job))
 	return []string{fmt.Sprintf("--endpoint=localhost:%d", job), "--environment_type=LOOPBACK", "--parallelism=2"}
 }
@@ -119,9 +105,9 @@ func TestFlinkEqualsLocal(t *testing.T) {
 // cluster starts a Flink whose managers are processes of their own, and returns its address and what starts a task manager, of two slots.
 func cluster(t *testing.T, jars string) (master string, taskManager func() (kill func(), log *harness.Output)) {
 	t.Helper()
-	rest, conf := freePort(t), t.TempDir()
+	rest, conf := harness.FreePort(t), t.TempDir()
 	settings := []string{
-		fmt.Sprintf("jobmanager.rpc.address: localhost\njobmanager.rpc.port: %d\nrest.address: localhost\nrest.port: %d", freePort(t), rest),
+		fmt.Sprintf("jobmanager.rpc.address: localhost\njobmanager.rpc.port: %d\nrest.address: localhost\nrest.port: %d", harness.FreePort(t), rest),
 		"jobmanager.bind-host: localhost", "rest.bind-address: localhost", "jobmanager.memory.process.size: 1024m",
 		"taskmanager.host: localhost", "taskmanager.bind-host: localhost", "taskmanager.numberOfTaskSlots: 2",
 		// what Flink's scripts would work out from one number
