@@ -263,22 +263,19 @@ func median(xs []time.Duration) time.Duration {
 	return xs[len(xs)/2]
 }
 
-// HiddenAgainst is the other measure of hidden communication: 1 - (t - t0)/c for a step's time t, the time t0 of a step that
+// hiddenAgainst is the other measure of hidden communication: 1 - (t - t0)/c for a step's time t, the time t0 of a step that
 // communicates at no cost, and c of communication per step. It sees what the lanes' business does not: computing that communication
 // slows down.
-func (s *TraceSummary) HiddenAgainst(without time.Duration) float64 {
-	if s.Communication.Total == 0 || s.Steps == 0 {
-		return 1
-	}
-	return 1 - float64(s.StepTime-without)/float64(s.commPerStep())
+func (s *TraceSummary) hiddenAgainst(without, comm time.Duration) float64 {
+	return 1 - float64(s.StepTime-without)/float64(comm)
 }
 
 func (s *TraceSummary) commPerStep() time.Duration {
 	return s.Communication.Total / time.Duration(max(1, s.Steps*s.Communication.Devices))
 }
 
-// HiddenAgainstSerial is HiddenAgainst with a step that can be had anywhere: of a run of the same mesh that communicates on the compute lane. That
-// step's time t1 without its communication c1 is t0, and c is c1: 1 - (t - (t1 - c1))/c1 = (t1 - t)/c1. (A run of one rank is no such
+// HiddenAgainstSerial is that measure, 1 - (t - t0)/c, with a step that can be had anywhere: of a run of the same mesh that communicates on the
+// compute lane. That step's time without its communication is t0, and its communication c. (A run of one rank is no such
 // step: it computes everybody's rows.) An error says why a run can't be compared.
 func (s *TraceSummary) HiddenAgainstSerial(serial *TraceSummary) (float64, error) {
 	a, b := s.Communication, serial.Communication
@@ -296,7 +293,8 @@ func (s *TraceSummary) HiddenAgainstSerial(serial *TraceSummary) (float64, error
 	if x, y := perStep(s), perStep(serial); math.Abs(x-y) > 0.1*y {
 		return 0, fmt.Errorf("it sends %s a step and the run that it is compared with %s: they are not of the same mesh and recipe", size(x), size(y))
 	}
-	return float64(serial.StepTime-s.StepTime) / float64(serial.commPerStep()), nil
+	comm := serial.commPerStep()
+	return s.hiddenAgainst(serial.StepTime-comm, comm), nil
 }
 
 // String is the summary as a table.

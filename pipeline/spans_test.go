@@ -46,7 +46,7 @@ func TestSummary(t *testing.T) {
 		}
 	}
 	// 35 ms in 2 steps on 2 devices are 8.75 ms a step; it takes 50 ms, and 45 without communication.
-	if got, want := s.HiddenAgainst(45*time.Millisecond), 1-5/8.75; got < want-1e-9 || got > want+1e-9 {
+	if got, want := s.hiddenAgainst(45*time.Millisecond, s.commPerStep()), 1-5/8.75; got < want-1e-9 || got > want+1e-9 {
 		t.Errorf("hidden %v against a step of 45 ms, want %v", got, want)
 	}
 	if text := s.String(); !strings.Contains(text, "42.9 % of it hidden") || !strings.Contains(text, "100 MB/s") {
