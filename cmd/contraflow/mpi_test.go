@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,10 +44,7 @@ func mpirun(t *testing.T, ctx context.Context, parts ...[]string) *exec.Cmd {
 	t.Helper()
 	bin, err := withMPI()
 	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
+		harness.Missing(t, "%v", err)
 	}
 	args := []string{"--allow-run-as-root", "--oversubscribe"}
 	for i, p := range parts {
@@ -92,15 +87,7 @@ func TestMPITrains(t *testing.T) {
 		t.Fatalf("%d steps, want 20", len(one))
 	}
 	for _, out := range []string{"local", "mpi0", "mpi1"} {
-		many := losses(t, at(out+"/metrics.jsonl"))
-		if len(many) != len(one) {
-			t.Errorf("%s: %d steps, want %d", out, len(many), len(one))
-		}
-		for step, l := range many {
-			if a, b := one[step].(float64), l.(float64); !(math.Abs(a-b) <= 1e-4*a) {
-				t.Errorf("%s: step %d: loss %v, one rank %v", out, step, b, a)
-			}
-		}
+		sameLosses(t, out, one, losses(t, at(out+"/metrics.jsonl")))
 	}
 	// Sums have the order of ranks everywhere: four processes have the bits of four goroutines.
 	if a, b := losses(t, at("local/metrics.jsonl")), losses(t, at("mpi0/metrics.jsonl")); fmt.Sprint(a) != fmt.Sprint(b) {
@@ -112,11 +99,8 @@ func TestMPITrains(t *testing.T) {
 // processes.
 func TestMPITrainsQuickstart(t *testing.T) {
 	folder := os.Getenv("CONTRAFLOW_QUICKSTART")
-	if why := "CONTRAFLOW_QUICKSTART names no folder that contraflow quickstart has made"; folder == "" {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(why)
-		}
-		t.Skip(why)
+	if folder == "" {
+		harness.Missing(t, "CONTRAFLOW_QUICKSTART names no folder that contraflow quickstart has made")
 	}
 	dir := t.TempDir()
 	train := func(out string, sets ...string) []string {
@@ -134,17 +118,11 @@ func TestMPITrainsQuickstart(t *testing.T) {
 	succeed(t, train("one")...)
 	succeed(t, train("local", "mesh.replicate=4")...)
 	one := losses(t, filepath.Join(dir, "one", "metrics.jsonl"))
+	if len(one) != 20 {
+		t.Fatalf("%d steps, want 20", len(one))
+	}
 	for _, out := range []string{"local", "mpi"} {
-		many, worst := losses(t, filepath.Join(dir, out, "metrics.jsonl")), 0.0
-		if len(one) != 20 || len(many) != 20 {
-			t.Fatalf("%s: %d steps, one rank %d, want 20", out, len(many), len(one))
-		}
-		for step, l := range many {
-			a, b := one[step].(float64), l.(float64)
-			if worst = max(worst, math.Abs(a-b)/a); !(math.Abs(a-b) <= 1e-4*a) {
-				t.Errorf("%s: step %d: loss %v, one rank %v", out, step, b, a)
-			}
-		}
+		worst := sameLosses(t, out, one, losses(t, filepath.Join(dir, out, "metrics.jsonl")))
 		t.Logf("%s: losses differ by %.2g of one rank's at most", out, worst)
 	}
 }
@@ -153,14 +131,10 @@ func TestMPITrainsQuickstart(t *testing.T) {
 func TestMPIMetrics(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
+	addr := fmt.Sprint("127.0.0.1:", harness.FreePort(t))
 	dir := workspace(t)
 	text, err := mpirun(t, ctx, []string{
-		"2", "train", "--log", "human", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "train.max_steps=2", "--set", "eval={every: 0}", "--metrics-addr", l.Addr().String(),
+		"2", "train", "--log", "human", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "train.max_steps=2", "--set", "eval={every: 0}", "--metrics-addr", addr,
 	}).CombinedOutput()
 	if err != nil {
 		t.Errorf("%v\n%s", err, text)
@@ -255,13 +229,15 @@ func TestMPIKillAndResume(t *testing.T) {
 	killAndResume(t, workspace(t), kills(), func(args []string) *exec.Cmd {
 		return mpirun(t, t.Context(), append([]string{"2"}, args...))
 	}, func(cmd *exec.Cmd) {
-		pids := children(t, cmd.Process.Pid)
-		if len(pids) == 0 { // not started, or over; killed, it would leave what it is about to start
-			cmd.Process.Signal(syscall.SIGTERM)
-			return
-		}
-		if p, err := os.FindProcess(pids[rand.IntN(len(pids))]); err == nil {
-			p.Kill()
+		// Before it has started its ranks mpirun is left alone: killed, it would leave what it is about to start, and told to end it may never do.
+		for cmd.Process.Signal(syscall.Signal(0)) == nil { // until it is over
+			if pids := children(t, cmd.Process.Pid); len(pids) > 0 {
+				if p, err := os.FindProcess(pids[rand.IntN(len(pids))]); err == nil {
+					p.Kill()
+				}
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
 		}
 	})
 }
@@ -299,15 +275,7 @@ func TestMPIResumeOnAnotherMesh(t *testing.T) {
 		if want := fmt.Sprint("going on after step ", done); !strings.Contains(string(text), want) {
 			t.Errorf("on %s ranks: it does not say %q:\n%s", ranks, want, text)
 		}
-		got := losses(t, at(out))
-		if len(got) != len(whole) {
-			t.Fatalf("on %s ranks: %d steps, want %d", ranks, len(got), len(whole))
-		}
-		for step := range got {
-			if a, b := whole[step].(float64), got[step].(float64); !(math.Abs(a-b) <= 1e-4*a) {
-				t.Errorf("on %s ranks: step %d has loss %v, %v on one that was not stopped", ranks, step, b, a)
-			}
-		}
+		sameLosses(t, fmt.Sprintf("gone on with on %s ranks", ranks), whole, losses(t, at(out)))
 	}
 }
 

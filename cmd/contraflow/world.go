@@ -35,10 +35,7 @@ func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
 	if err != nil {
 		return recipe.Place{}, err
 	}
-	p := recipe.Place{Share: gpustage.Share{Rank: job.LocalRank, Ranks: job.LocalSize}}
-	if bound() {
-		p.Share.Ranks = 1 // of the processors; the GPU is still that of the rank
-	}
+	p := recipe.Place{Share: gpustage.Share{Rank: job.LocalRank, Ranks: job.LocalSize, Bound: bound()}}
 	switch backend {
 	case "mpi":
 		p.World, err = mpi.Open(ctx, mpi.Deadline(time.Duration(r.Mesh.Deadline)))

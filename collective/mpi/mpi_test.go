@@ -147,7 +147,7 @@ func program(t testing.TB) string {
 	t.Helper()
 	for _, tool := range []string{launcher(), "gcc", "pkg-config"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			missing(t, "no %s: apt-get install libopenmpi-dev openmpi-bin gcc pkg-config", tool)
+			harness.Missing(t, "no %s: apt-get install libopenmpi-dev openmpi-bin gcc pkg-config", tool)
 		}
 	}
 	if mpi.Available {
@@ -168,15 +168,6 @@ func program(t testing.TB) string {
 		t.Fatalf("%v: %v\n%s", build, err, out)
 	}
 	return exe
-}
-
-// missing skips, but not where everything has been installed on purpose.
-func missing(t testing.TB, format string, args ...any) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatalf(format, args...)
-	}
-	t.Skipf(format, args...)
 }
 
 // launcher is MPIRUN, or mpirun.

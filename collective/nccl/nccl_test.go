@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -186,10 +185,7 @@ var library = sync.OnceValues(func() (file string, err error) {
 func testLibrary(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("no gcc")
-		}
-		t.Skip("no gcc to build the library that stands in for NCCL: apt-get install gcc")
+		harness.Missing(t, "no gcc to build the library that stands in for NCCL: apt-get install gcc")
 	}
 	file, err := library()
 	if err != nil {
@@ -210,12 +206,7 @@ func start(t *testing.T, lib, w string, n int) *ranks {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	l.Close()
+	port := strconv.Itoa(harness.FreePort(t))
 	r := &ranks{}
 	for k := range n {
 		cmd := exec.Command(exe)

@@ -194,13 +194,6 @@ func (g *Group) give(x tensor, ranks int) {
 	g.moved += int64(x.Cols * x.DType.Size() * ranks)
 }
 
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // AllGather gives every rank the rows of all.
 func (g *Group) AllGather(s stream, dst, src tensor, rows []int, wire gpustage.DType) {
 	like := oneOf(dst, src)
@@ -289,7 +282,9 @@ func (g *Group) reduce(c *Call, own tensor, all []tensor) error {
 			same[k] = dst
 		}
 		for k := range src {
-			g.give(src[k], b2i(k != g.Rank()))
+			if k != g.Rank() {
+				g.give(src[k], 1)
+			}
 		}
 		views, err := g.t.AllToAll(c, src, g.into(c, same))
 		if err != nil {
@@ -378,7 +373,9 @@ func (g *Group) Broadcast(s stream, x tensor, root int) {
 	g.do(s, collective.BroadcastCall(x.Len(), g.Size(), root, x.DType), onHost(x), err, func(c *Call) error {
 		c.Phase++
 		v := vector(x)
-		g.give(v, b2i(g.Rank() == root)*(g.Size()-1))
+		if g.Rank() == root {
+			g.give(v, g.Size()-1)
+		}
 		from, err := g.t.Broadcast(c, v, root)
 		if err != nil {
 			return err
