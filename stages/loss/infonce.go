@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -49,7 +50,7 @@ type InfoNCE struct {
 	// Guide leaves out candidates that another model takes for positives; nil: none does. The batch has that model's embeddings.
 	Guide *Guide
 
-	// Tile sizes; 0 means the defaults. They change speed and rounding, nothing else.
+	// Tile sizes; 0 means the defaults, which are larger on a GPU. They change speed and rounding, nothing else.
 	TileRows, TileCols int
 }
 
@@ -83,9 +84,19 @@ const guideSlack = 4e-6
 
 // A tile of 256 x 1024 scores is 1 MiB in f32: with its two operands it stays in a processor's L2 and L3 caches, and is large enough
 // for the product to run at full speed.
+//
+// A GPU would spend a loss of 16,384 pairs on starting kernels that don't fill it: 1,024 such tiles are 8,000 launches (14,000 with masks of
+// duplicates), and most of their products have 12 to 16 blocks of 128 x 128 for an H200's 132 multiprocessors; some 0.2 s. At 4096 x 4096
+// they are 130 to 220 launches of 96 blocks and more, and what remains is the arithmetic: 1.6 TFLOP in f32 for 768 features, 25 ms
+// at 67 TFLOP/s, of a step that takes BERT-base some 3 s and MiniLM half a second.
+//
+// A kernel that computes scores and gradient without any tile in memory would save its way there and back, eight times, 9 GB or 2 ms at
+// 4.8 TB/s, if its products were as fast as cuBLASLt's; folding Mask into OnlineLSE and SoftmaxTile, half a millisecond. Neither is
+// worth a second form of these ops. (All of these are estimates; BenchmarkLossTiles of package stages measures both sizes of tiles.)
 const (
 	defaultTileRows = 256
 	defaultTileCols = 1024
+	tileOnGPU       = 4096
 )
 
 // Check finds settings that make no sense.
@@ -144,15 +155,12 @@ func (l InfoNCE) directions() []Direction {
 	return l.Directions
 }
 
-func (l InfoNCE) tile() (rows, cols int) {
-	rows, cols = l.TileRows, l.TileCols
-	if rows == 0 {
-		rows = defaultTileRows
+func (l InfoNCE) tile(gpu bool) (rows, cols int) {
+	rows, cols = defaultTileRows, defaultTileCols
+	if gpu {
+		rows, cols = tileOnGPU, tileOnGPU
 	}
-	if cols == 0 {
-		cols = defaultTileCols
-	}
-	return rows, cols
+	return cmp.Or(l.TileRows, rows), cmp.Or(l.TileCols, cols)
 }
 
 // groups is the number of softmaxes per row.
@@ -181,6 +189,7 @@ type pass struct {
 	s      gpustage.Stream
 	a      *gpustage.Arena
 	t      gpustage.DType
+	gpu    bool
 	lo, hi int // rows that are asked for
 	strips []strip
 	hard   *groups         // rows with their own negatives, where tiles leave them out; nil otherwise
@@ -207,7 +216,7 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	mark := a.Mark()
 	defer a.Release(mark)
 	rows := b.Rows
-	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType}
+	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType, gpu: b.onGPU()}
 	p.lo, p.hi = b.Own()
 
 	v := viewOf(s, a, b, !l.Dot)
@@ -307,7 +316,7 @@ func (p *pass) own(k int) float64 {
 
 // walk visits every tile of scores, masked: by anchors, then directions, then candidates.
 func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor)) {
-	tileRows, tileCols := p.l.tile()
+	tileRows, tileCols := p.l.tile(p.gpu)
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
 	for lo := p.lo; lo < p.hi; lo += tileRows {
@@ -427,7 +436,7 @@ func download(s gpustage.Stream, t gpustage.Tensor) ([]float64, error) {
 // normalizes.
 func (l InfoNCE) Memory(z Size) int {
 	t := z.DType
-	tr, tc := l.tile()
+	tr, tc := l.tile(z.GPU)
 	tile := min(tr, z.Rows) * min(tc, z.Sequences) * t.Size()
 	perRow := z.Rows * (3*l.groups() + 3) * t.Size()
 	ids := (3*z.Rows + 3*z.Sequences) * 4 * 2

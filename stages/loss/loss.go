@@ -228,6 +228,7 @@ type Size struct {
 	Dim        int // E
 	Normalized bool
 	DType      gpustage.DType
+	GPU        bool // the batch is in a GPU's memory
 
 	// Of parts of tokens.
 	Tokens  int // T'
@@ -236,7 +237,7 @@ type Size struct {
 
 // Size of a batch.
 func (b *Batch) Size() Size {
-	z := Size{Rows: b.Rows, Sequences: b.N(), Dim: b.Embeddings.Cols, Normalized: b.Normalized, DType: b.Embeddings.DType}
+	z := Size{Rows: b.Rows, Sequences: b.N(), Dim: b.Embeddings.Cols, Normalized: b.Normalized, DType: b.Embeddings.DType, GPU: b.onGPU()}
 	for _, p := range b.Parts {
 		z.Tokens = int(p.Cu[len(p.Cu)-1])
 		for n := range len(p.Cu) - 1 {
@@ -245,6 +246,9 @@ func (b *Batch) Size() Size {
 	}
 	return z
 }
+
+// onGPU tells whether the batch is somewhere else than in the host's memory.
+func (b *Batch) onGPU() bool { return !gpustage.InHost(b.Embeddings) }
 
 // Host makes a loss of a function over embeddings in the host's memory, for objectives of one's own: simple, and as slow
 // as moving the embeddings to the host and back.

@@ -301,6 +301,48 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// products counts a stream's.
+type products struct {
+	gpustage.Stream
+	n int
+}
+
+func (s *products) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	s.n++
+	s.Stream.MatMul(c, a, b, o)
+}
+
+// Memory that is not the host's is a GPU's: its tiles are larger, and Memory knows it.
+func TestTilesOnGPU(t *testing.T) {
+	dry, _ := gpustage.Dry{}.OpenStream()
+	for _, l := range []InfoNCE{{}, {TileRows: 1000, TileCols: 5000}} {
+		const rows = 5000
+		s := &products{Stream: dry}
+		x, g := tensor(t, s, gpustage.F32, 2*rows, 8, nil), tensor(t, s, gpustage.F32, 2*rows, 8, nil)
+		b := &Batch{Rows: rows, Embeddings: x, Gradient: g, Normalized: true, Texts: uniqueTexts(2 * rows)}
+		a, err := gpustage.NewArena(gpustage.Dry{}, l.Memory(b.Size()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Compute(s, a, b); err != nil {
+			t.Fatal(err)
+		}
+		tiles := 4 // 4096 + 904 rows by as many columns
+		if l.TileRows > 0 {
+			tiles = 5
+		}
+		if s.n != 4*tiles {
+			t.Errorf("%+v: %d products, want one and three for each of %d tiles", l, s.n, tiles)
+		}
+		if need := tileOnGPU * tileOnGPU * 4; l.TileRows == 0 && a.Peak() < need {
+			t.Errorf("%d bytes of scratch memory hold a tile of %d", a.Peak(), need)
+		}
+		if err := s.Sync(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func ExampleInfoNCE() {
 	s, _ := ref.New().OpenStream()
 	a, _ := gpustage.NewArena(s.Device(), 1<<20)

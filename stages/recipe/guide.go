@@ -140,7 +140,7 @@ func (x *Run) loadGuide() (*transformer.Model, error) {
 		return nil, err
 	}
 	defer s.Close()
-	return embedder.LoadModel(x.guide.folder, x.guide.device, s, head, transformer.Options{BF16: x.Recipe.Train.Precision == "bf16"}, nil)
+	return embedder.LoadModel(x.guide.folder, x.guide.device, s, head, x.Recipe.Train.Rounding(), nil)
 }
 
 func (g *guide) close() error {
