@@ -302,8 +302,7 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 	out := pipeline.Out[StepResult](s, "result")
 	pipeline.Bind(e.weights, weights)
 	s.Do(func(t *pipeline.Task) error {
-		defer e.count(t)()
-		m := e.Model
+		m, counted := e.Model, e.count(t)
 		for _, x := range e.spreads() {
 			params, own := m.Trained(), column(m.Trained(), x.lo, x.hi)
 			all := column(params, x.from, x.to)
@@ -313,6 +312,7 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 			}
 			e.ranks.Comm.Shard.AllGather(Stream(t), all, own, x.parts, m.DType)
 		}
+		counted() // before the step's result is known: who gets it may communicate through the same groups, to save for one
 		m.Changed()
 		weights.Put(t, Weights{})
 		out.Put(t, in.Get(t))
