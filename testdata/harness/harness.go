@@ -2,11 +2,12 @@
 //
 // Bounded is for fuzz targets of readers: a file from a stranger may be refused or read, but may not take all memory or all
 // time. Start is for tests that look at a program while it runs, and Tied for launchers: what a test has started ends with the test, killed or
-// not. Thorough is for long tests
-// of numbers, which the race detector has nothing to learn from.
+// not. Missing is for tests that need more than Go, and Thorough for long tests of numbers, which the race detector has nothing to learn from.
 package harness
 
 import (
+	"net"
+	"os"
 	"runtime/metrics"
 	"testing"
 	"time"
@@ -36,6 +37,26 @@ func Thorough(t testing.TB) {
 	if testing.Short() {
 		t.Skip("short: it compares numbers")
 	}
+}
+
+// Missing skips a test that needs something which is not here, but fails where all has been installed on purpose.
+func Missing(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// FreePort is a port of this machine that nobody listens to.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
 }
 
 // allocated is the bytes that the heap has given out so far.
