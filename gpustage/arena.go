@@ -41,6 +41,12 @@ func (a *Arena) Release(m Mark) { a.lo, a.hi = m.lo, m.hi }
 // ReleaseScratch gives back what was taken from the top since m.
 func (a *Arena) ReleaseScratch(m Mark) { a.hi = m.hi }
 
+// Reserve takes from the bottom what is missing to so many bytes since m: what comes next then has the same place whatever came before.
+func (a *Arena) Reserve(m Mark, bytes int) {
+	a.lo = max(a.lo, m.lo+alignUp(bytes))
+	a.peak = max(a.peak, a.Used())
+}
+
 // Size is the number of bytes that the arena holds, Used those taken now, Peak the most that were ever taken at once.
 func (a *Arena) Size() int { return a.size }
 func (a *Arena) Used() int { return a.lo + a.size - a.hi }

@@ -142,7 +142,18 @@ func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
 	ck.optional("PreAct", o.PreAct, a.DType, m, n)
 	ck.optional("GradOf", o.GradOf, a.DType, m, n)
 	ck.optional("Residual", o.Residual, a.DType, m, n)
+	ck.optional("ColumnSum", o.ColumnSum, a.DType, 1, a.Cols)
+	if o := o.Norm; !o.Y.IsZero() {
+		ck.shape("Norm.Y", o.Y, a.DType, m, n)
+		ck.shape("Norm.Mean", o.Mean, a.DType, 1, m)
+		ck.shape("Norm.Rstd", o.Rstd, a.DType, 1, m)
+		ck.shape("Norm.Gamma", o.Gamma, a.DType, 1, n)
+		ck.optional("Norm.Beta", o.Beta, a.DType, 1, n)
+	}
 	ck.dropout(o.Dropout, m)
+	if r := o.Rounded; r != nil && o.BF16 {
+		ck.shape("the room for rounding a", r.Room, BF16, a.Rows, max(a.Cols, r.Room.Cols))
+	}
 	if !o.GradOf.IsZero() && !o.PreAct.IsZero() {
 		ck.fail("PreAct and GradOf exclude each other")
 	}

@@ -17,6 +17,17 @@ func (d Dry) PackedBytes(k, n int, bf16 bool) int {
 	return 0
 }
 
+// RoundedCols is that of the device that it is like.
+func (d Dry) RoundedCols(cols int) int {
+	if r, ok := d.Like.(Rounder); ok {
+		return r.RoundedCols(cols)
+	}
+	return 0
+}
+
+// Repeats is the answer of the device that it is like.
+func (d Dry) Repeats() bool { return Repeats(d.Like) }
+
 // DryArena is an arena without bounds for a dry run.
 func DryArena() *Arena {
 	a, _ := NewArena(Dry{}, math.MaxInt/2) // can't fail: it holds nothing
@@ -26,8 +37,14 @@ func DryArena() *Arena {
 // Name is "dry".
 func (Dry) Name() string { return "dry" }
 
-// Info describes the device.
-func (Dry) Info() Info { return Info{Kind: "dry", Description: "computes nothing"} }
+// Info describes the device. It has as many threads as the one that it is like: none means a GPU.
+func (d Dry) Info() Info {
+	i := Info{Kind: "dry", Description: "computes nothing"}
+	if d.Like != nil {
+		i.Threads = d.Like.Info().Threads
+	}
+	return i
+}
 
 // Alloc gives memory that can't be touched.
 func (Dry) Alloc(bytes int) (Memory, error) { return dryMemory(bytes), nil }
@@ -66,6 +83,7 @@ func (*dryStream) MatMul(Tensor, Tensor, Tensor, MatMul)                        
 func (*dryStream) ColumnSum(Tensor, Tensor)                                                         {}
 func (*dryStream) Gather(Tensor, Tensor, Tensor, bool)                                              {}
 func (*dryStream) ScatterAdd(Tensor, Tensor, Tensor)                                                {}
+func (*dryStream) Embed(_, _, _, _ Tensor, _ Embed)                                                 {}
 func (*dryStream) LayerNorm(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float64)                {}
 func (*dryStream) LayerNormBackward(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor) {}
 func (*dryStream) RMSNorm(_, _, _, _ Tensor, _, _ float64)                                          {}

@@ -103,3 +103,15 @@ func (f *Forms) Get(d Device, key any, bytes int, open func(Memory) any, fill fu
 type Packer interface {
 	PackedBytes(k, n int, bf16 bool) int
 }
+
+// Rounded is room for a matrix in bf16, which products share whose a it is (MatMul.Rounded): the first fills it, the others read it, on devices
+// that make such copies. The matrix must stay as it is from the first to the last.
+type Rounded struct {
+	Room Tensor // BF16 [rows of a, Rounder's columns]
+	Full bool
+}
+
+// Rounder is a device that makes copies in bf16 of what it multiplies. RoundedCols is how many columns that of a matrix has.
+type Rounder interface {
+	RoundedCols(cols int) int
+}

@@ -68,6 +68,8 @@ type Info struct {
 	Threads     int    // worker threads of a processor; 0 on a GPU
 	TotalMemory int64  // bytes
 	FreeMemory  int64  // bytes available now
+	Ranks       int    // of this machine that share the memory; 0: all, as a processor's do
+	TF32        bool   // products of f32 can be TF32's: inputs of 10 bits after the point
 	// PeakAllocated is the most bytes that Alloc had given out at a time, 0 where the device does not count them.
 	PeakAllocated int64
 }

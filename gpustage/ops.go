@@ -22,8 +22,13 @@ type Ops interface {
 
 	// Gather is y[T, C] = table[index[t]]; with add, y += table[index[t]].
 	Gather(y, table, index Tensor, add bool)
-	// ScatterAdd is dTable[index[t]] += dy[t], in the order of t.
+	// ScatterAdd is dTable[index[t]] += dy[t], always in the same order.
 	ScatterAdd(dTable, dy, index Tensor)
+
+	// Embed is what a transformer begins with: y[T, C] = dropout(LayerNorm(sum)), for sum = Scale * rows of Words + rows of the other
+	// tables. Its backward is that of these steps, and it keeps sum, mean[1, T] and rstd[1, T] for it; sum may be y where none
+	// follows. Without a norm they are absent.
+	Embed(y, sum, mean, rstd Tensor, o Embed)
 
 	// LayerNorm normalizes each row of x[T, C]: y = (x-mean)*rstd*gamma + beta. It keeps mean[1, T] and rstd[1, T].
 	// y may be x; beta may be absent.
@@ -92,7 +97,7 @@ type Ops interface {
 
 	// SumSquares is out[1, 1] += the sum of x's squares, in f64 whatever x is: out is F64.
 	SumSquares(out, x Tensor)
-	// AdamW updates p, m and v in place from the gradient g. All are vectors of one length.
+	// AdamW updates p, m and v in place from the gradient g. All are of one shape, or with h.Runs vectors of any length.
 	AdamW(p, m, v, g Tensor, h AdamW)
 	// SGD updates p and, with momentum, the buffer v in place; v may be absent without momentum.
 	SGD(p, v, g Tensor, h SGD)
@@ -105,20 +110,43 @@ type Ops interface {
 //	x = Act(x)                        or, with GradOf: x = x * Act'(GradOf)
 //	x = Dropout(x) + Residual
 //	c = x, or c += x with Add
+//	ColumnSum += the sum of a's rows
+//	Norm.Y = LayerNorm(c)
 //
-// Fast devices fuse all of it into the product's last pass over c.
+// Fast devices fuse what they can of it into passes that the product makes anyway.
 type MatMul struct {
-	TransA, TransB bool    // op(a) = aᵀ: a is stored [K, M]; op(b) = bᵀ: b is stored [N, K], as Linear weights are
-	Alpha          float64 // 0 means 1
-	Add            bool    // accumulate into c
-	BF16           bool    // round a and b to bf16 first; accumulate in f32
-	Forms          *Forms  // b is all of one parameter, and these are its forms; may be nil
+	TransA, TransB bool     // op(a) = aᵀ: a is stored [K, M]; op(b) = bᵀ: b is stored [N, K], as Linear weights are
+	Alpha          float64  // 0 means 1
+	Add            bool     // accumulate into c
+	BF16           bool     // round a and b to bf16 first; accumulate in f32
+	TF32           bool     // f32 may be rounded to TF32 first, on devices whose Info has it; others compute in f32. BF16 goes before it
+	Forms          *Forms   // b is all of one parameter, and these are its forms; may be nil
+	Rounded        *Rounded // room for a in bf16, where several products take it; may be nil
 	Bias           Tensor
 	PreAct         Tensor // [M, N], written
 	GradOf         Tensor // [M, N]: the pre-activation whose derivative multiplies the result
 	Act            Activation
 	Dropout        Dropout
 	Residual       Tensor // [M, N]
+	Norm           Norm   // of c
+	// ColumnSum [1, columns of a] += the sum of a's rows as op ColumnSum has it, of what a holds before it is rounded: where the product
+	// is a weight's gradient, dyᵀ x, this is its bias's.
+	ColumnSum Tensor
+}
+
+// Norm is a layer norm behind a product: Y = LayerNorm(c), with the bits of that op.
+type Norm struct {
+	Y           Tensor // [M, N]; absent without a norm
+	Mean, Rstd  Tensor // [1, M]
+	Gamma, Beta Tensor // [1, N]; Beta may be absent
+	Eps         float64
+}
+
+// Of is the definition, and what devices do that can't do it with the product's last pass.
+func (n Norm) Of(s Ops, c Tensor) {
+	if !n.Y.IsZero() {
+		s.LayerNorm(n.Y, n.Mean, n.Rstd, c, n.Gamma, n.Beta, n.Eps)
+	}
 }
 
 // Activation is a pointwise function.
@@ -237,6 +265,9 @@ type AdamW struct {
 	LR, Beta1, Beta2, Eps, WeightDecay float64
 	Step                               int     // from 1
 	GradScale                          float64 // normalization and clipping in one factor
+
+	// Runs, if not nil, are what is updated, each with a rate and a decay of its own; LR and WeightDecay do not count then.
+	Runs []Run
 }
 
 // SGD is p -= LR * (v = Momentum*v + g + WeightDecay*p), g = GradScale * the stored gradient.

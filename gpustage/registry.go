@@ -47,10 +47,24 @@ func Kinds() []string {
 
 // Share says which of several ranks in one process, or on one machine, a device is for: processors divide their threads among them,
 // GPUs are given out in turn. The zero Share is a rank of its own.
-type Share struct{ Rank, Ranks int }
+type Share struct {
+	Rank, Ranks int
+	Bound       bool // the rank has processors of its own: what it sees of them need not be divided
+}
 
-// Of divides n among the ranks; each gets at least 1.
-func (s Share) Of(n int) int { return max(1, n/max(1, s.Ranks)) }
+// Of divides n threads among the ranks; each gets at least 1.
+func (s Share) Of(n int) int {
+	if s.Bound {
+		return n
+	}
+	return max(1, n/max(1, s.Ranks))
+}
+
+// On is which of n devices the rank gets, where they are given out in turn, and how many ranks get that one.
+func (s Share) On(n int) (device, ranks int) {
+	device = s.Rank % n
+	return device, max(1, (max(s.Ranks, s.Rank+1)-device+n-1)/n)
+}
 
 // ErrAbsent is wrapped by errors about hardware that a machine simply doesn't have: "auto" then looks further. Any other error
 // means that something is wrong with what is there.

@@ -9,4 +9,29 @@ func TestShare(t *testing.T) {
 			t.Errorf("%d ranks with %d threads have %d each, want %d", c.ranks, c.threads, got, c.want)
 		}
 	}
+	if got := (Share{Rank: 1, Ranks: 2, Bound: true}).Of(4); got != 4 {
+		t.Errorf("a rank bound to 4 processors has %d threads", got)
+	}
+}
+
+// Every rank gets a device, and the numbers of those that share one add up to the ranks.
+func TestShareOn(t *testing.T) {
+	for ranks := 1; ranks <= 9; ranks++ {
+		for n := 1; n <= 4; n++ {
+			on, said := make([]int, n), make([]int, n)
+			for r := range ranks {
+				d, sharing := (Share{Rank: r, Ranks: ranks}).On(n)
+				on[d]++
+				said[d] = sharing
+			}
+			for d := range min(n, ranks) {
+				if on[d] != said[d] {
+					t.Errorf("%d ranks, %d devices: device %d is that of %d, which are told %d", ranks, n, d, on[d], said[d])
+				}
+			}
+		}
+	}
+	if d, ranks := (Share{}).On(2); d != 0 || ranks != 1 {
+		t.Errorf("a rank alone has device %d with %d", d, ranks)
+	}
 }

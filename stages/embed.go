@@ -12,6 +12,7 @@ import (
 const (
 	Tokens   = "tokens"   // that go through the model
 	Replayed = "replayed" // of them, those that go through it again
+	Padded   = "padded"   // beside them, on devices that sub-batches are padded for
 	Scores   = "scores"   // rows times candidates
 )
 
@@ -48,11 +49,18 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		if err := e.Model.Check(rows); err != nil {
 			return err
 		}
+		start := e.arena.Mark()
 		p := e.Model.Forward(stream, e.arena, rows, true, keep)
+		if n := p.Padding(); n > 0 {
+			t.Note(Padded, float64(n))
+		}
 		for i, x := range p.Parts() {
 			stream.Copy(e.parts[i].of(sub, e.parts[i].emb), x)
 		}
 		if keep {
+			if e.Model.Buckets() {
+				e.arena.Reserve(start, sub.Batch.memory[t.Index.Sub].Kept)
+			}
 			e.kept = append(e.kept, p)
 		} else {
 			p.Release()

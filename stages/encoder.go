@@ -175,7 +175,9 @@ func (e *Encoder) begin(b *Batch) error {
 	}
 	lossBytes := 0
 	if lb, _ := e.lossBatch(b); e.loss != nil && lb.N() > 0 {
-		lossBytes = e.loss.Memory(lb.Size())
+		size := lb.Size()
+		size.GPU = e.Model.Device.Info().Threads == 0 // of a device on paper, what it is like
+		lossBytes = e.loss.Memory(size)
 	}
 	var need int
 	agreed := 0
@@ -195,7 +197,24 @@ func (e *Encoder) memory(b *Batch) (subs []transformer.Memory) {
 		}
 		subs = append(subs, e.Model.Memory(s.lengths()))
 	}
+	if e.Model.Buckets() {
+		equalPlaces(subs)
+	}
 	return subs
+}
+
+// equalPlaces gives kept passes places of one size: where each lies does then not depend on the sizes of those before it, and passes of a
+// shape have the same few places in every step.
+func equalPlaces(subs []transformer.Memory) {
+	kept := 0
+	for _, m := range subs {
+		kept = max(kept, m.Kept)
+	}
+	for i, m := range subs {
+		if m.Kept > 0 { // other ranks have it otherwise
+			subs[i] = m.Keeping(kept)
+		}
+	}
 }
 
 // grow makes t a tensor of the model's type with at least the given rows. What it held is lost if it grows.

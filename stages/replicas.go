@@ -637,9 +637,16 @@ func (e *Encoder) count(t *pipeline.Task, groups ...collective.Group) func() {
 	if len(groups) == 0 {
 		groups = []collective.Group{e.ranks.Comm.World, e.ranks.Comm.Replicate, e.ranks.Comm.Shard}
 	}
+	await := func() {
+		if e.ranks.Serial { // on a GPU: communication's time is all of its own, and nothing issued before. The stream keeps its error
+			_ = Stream(t).Sync()
+		}
+	}
+	await()
 	end := t.Communicating()
 	calls, bytes := sent(groups)
 	return func() {
+		await()
 		c, b := sent(groups)
 		t.Note(pipeline.Collectives, float64(c-calls))
 		t.Note(pipeline.BytesSent, float64(b-bytes))

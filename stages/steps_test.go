@@ -38,6 +38,7 @@ import (
 type goldenRun struct {
 	device     gpustage.Device
 	dtype      gpustage.DType
+	bf16       bool
 	negatives  bool
 	source     func(*dataset.Source) // changes where rows come from
 	loss       loss.Loss
@@ -182,7 +183,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 			config.Tokens.Special = []int32{0, 1, 2, 3}
 		}
 	}
-	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
+	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, BF16: r.bf16, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,11 +101,7 @@ func TestAttention64(t *testing.T) {
 // f32 has exactly, and their sums on the way are not.
 func TestColumnSumCancels(t *testing.T) {
 	for _, k := range gemm.Available() {
-		d, err := New(Kernels(string(k)), Threads(2))
-		if err != nil {
-			t.Fatal(err)
-		}
-		h := newSheet(t, d)
+		h := newSheet(t, open(t, Kernels(string(k)), Threads(2)))
 		const rows, cols = 1 << 16, 3
 		numbers, want := make([]float64, rows*cols), make([]float64, cols)
 		for i := range numbers {
@@ -126,9 +122,6 @@ func TestColumnSumCancels(t *testing.T) {
 			if v != float32(want[j]) {
 				t.Errorf("%s: column %d sums to %v, want %v", k, j, v, want[j])
 			}
-		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
 		}
 	}
 }

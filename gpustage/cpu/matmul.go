@@ -12,6 +12,14 @@ func (s *Stream) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
 	if s.Refuse(err) {
 		return
 	}
+	if !o.ColumnSum.IsZero() {
+		s.ColumnSum(o.ColumnSum, a)
+		o.ColumnSum = gpustage.Tensor{}
+	}
+	if n := o.Norm; !n.Y.IsZero() {
+		defer n.Of(s, c)
+		o.Norm = gpustage.Norm{}
+	}
 	plain := o.Bias.IsZero() && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && o.Residual.IsZero()
 	switch {
 	case c.DType == gpustage.F32:
@@ -108,16 +116,22 @@ func (e *epilogue) block(_, row0, row1, col0, col1 int) {
 	}
 	for i := row0; i < row1; i++ {
 		y := e.c[i*e.ldc+col0 : i*e.ldc+col1]
-		if bias != nil {
-			e.v.Add(y, y, bias)
-		}
+		x := y
 		if !o.PreAct.IsZero() {
-			copy(part(o.PreAct, i, col0, col1), y)
+			x = part(o.PreAct, i, col0, col1)
 		}
-		if !o.GradOf.IsZero() {
-			e.v.ActBackward(o.Act, y, y, part(o.GradOf, i, col0, col1))
-		} else if o.Act != gpustage.Identity {
-			e.v.Act(o.Act, y, y)
+		if bias != nil {
+			e.v.Add(x, y, bias)
+		} else if !o.PreAct.IsZero() {
+			copy(x, y)
+		}
+		switch {
+		case !o.GradOf.IsZero():
+			e.v.ActBackward(o.Act, y, x, part(o.GradOf, i, col0, col1))
+		case o.Act != gpustage.Identity:
+			e.v.Act(o.Act, y, x)
+		case !o.PreAct.IsZero() && bias != nil:
+			copy(y, x)
 		}
 		var residual []float32
 		if !o.Residual.IsZero() {

@@ -222,6 +222,13 @@ func (s *Stream) layout(t gpustage.Tensor, lo, hi int) vec.Rows {
 	return vec.Rows{X: f32(t.Span(lo, hi)), Stride: t.Stride}
 }
 
+// Embed is its steps: at the beginning of a pass, its memory is a small part of what one layer goes through.
+func (s *Stream) Embed(y, sum, mean, rstd gpustage.Tensor, o gpustage.Embed) {
+	if !s.Refuse(gpustage.CheckEmbed(y, sum, mean, rstd, o)) {
+		o.Steps(s, y, sum, mean, rstd)
+	}
+}
+
 // LayerNorm normalizes rows.
 func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta gpustage.Tensor, eps float64) {
 	if !isF32(x) {

@@ -14,6 +14,21 @@ import (
 	"contraflow/gpustage/ref"
 )
 
+// open is a device until the test ends.
+func open(t *testing.T, o ...Option) *Device {
+	t.Helper()
+	d, err := New(o...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
 // sheet hands out tensors of random numbers, the same ones on every device, and remembers those that an op has written.
 type sheet struct {
 	t       *testing.T
@@ -151,10 +166,7 @@ func TestThreads(t *testing.T) {
 	for _, k := range gemm.Available() {
 		want := map[string][]byte{}
 		for n := 1; n <= 3; n++ {
-			d, err := New(Kernels(string(k)), Threads(n))
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := open(t, Kernels(string(k)), Threads(n))
 			for name := range newSheet(t, d).ops() {
 				h := newSheet(t, d)
 				h.ops()[name]()
@@ -173,18 +185,13 @@ func TestThreads(t *testing.T) {
 					t.Errorf("%s, %s: %d threads give other bits than one", k, name, n)
 				}
 			}
-			d.Close()
 		}
 	}
 }
 
 // Sizes of zero are nothing to do.
 func TestNothing(t *testing.T) {
-	d, err := New(Threads(2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := open(t, Threads(2))
 	h := newSheet(t, d)
 	h.s.ScatterAdd(h.out(4, 0), h.out(3, 0), h.ints([]int32{0, 1, 3}))
 	q := h.sequences([]int{0, 3, 0})
@@ -200,11 +207,7 @@ func TestNothing(t *testing.T) {
 
 // An index beyond the table is an error that names it: ids come from users' files.
 func TestIndexBeyondTable(t *testing.T) {
-	d, err := New(Threads(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := open(t, Threads(1))
 	for name, run := range map[string]func(h *sheet, index gpustage.Tensor){
 		"gather":      func(h *sheet, index gpustage.Tensor) { h.s.Gather(h.out(2, 3), h.out(5, 3), index, false) },
 		"scatter add": func(h *sheet, index gpustage.Tensor) { h.s.ScatterAdd(h.out(5, 3), h.out(2, 3), index) },
@@ -224,11 +227,7 @@ func TestIndexBeyondTable(t *testing.T) {
 
 // Products in f64 run on kernels of their own, with ref's epilogue: what verification compares with.
 func TestMatMul64(t *testing.T) {
-	d, err := New(Threads(2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := open(t, Threads(2))
 	run := func(dev gpustage.Device) []float64 {
 		h := newSheet(t, dev)
 		var all []float64
@@ -264,11 +263,7 @@ func TestMatMul64(t *testing.T) {
 // The backward pass makes a query's probabilities sum to one, as ref does: a log-sum-exp that is off, by rounding or here by much more,
 // changes no gradient.
 func TestAttentionBackwardNormalizes(t *testing.T) {
-	d, err := New(Threads(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := open(t, Threads(1))
 	h := newSheet(t, d)
 	q := h.sequences([]int{150, 3})
 	o := gpustage.Attention{Seqs: q, Heads: 2, HeadDim: 8, Scale: 0.35}

@@ -26,9 +26,12 @@ func (s *Stream) AdamW(p, m, v, g gpustage.Tensor, h gpustage.AdamW) {
 		s.Stream.AdamW(p, m, v, g, h)
 		return
 	}
-	if !s.Refuse(gpustage.CheckPair("adamw", p, m, v, g)) {
-		s.pointwise(func(x [][]float32) { s.v.AdamW(x[0], x[1], x[2], x[3], h) }, p, m, v, g)
+	if s.Refuse(gpustage.CheckAdamW(p, m, v, g, h)) {
+		return
 	}
+	h.EachRun(p, m, v, g, func(p, m, v, g gpustage.Tensor, h gpustage.AdamW) {
+		s.pointwise(func(x [][]float32) { s.v.AdamW(x[0], x[1], x[2], x[3], h) }, p, m, v, g)
+	})
 }
 
 // SGD updates parameters and, with momentum, its buffer.

@@ -31,6 +31,8 @@ type Device struct {
 	arch    string // "sm_90"
 	about   string
 	memory  int64
+	ranks   int // that have this GPU
+	repeats bool
 
 	mu        sync.Mutex
 	given     int64 // bytes that Alloc has given out
@@ -45,18 +47,31 @@ type Device struct {
 // oldest is the first generation with bf16 on tensor cores.
 const oldest = 8
 
-// New opens the GPU of a share: they are given out in turn.
-func New(share gpustage.Share) (*Device, error) {
+// gpus is how many there are.
+func gpus() (int, error) {
 	n, err := cu.NumDevices()
 	if err != nil || n == 0 {
-		return nil, fmt.Errorf("an NVIDIA GPU: %w (the driver says: %d devices, %v)", gpustage.ErrAbsent, n, err)
+		return 0, fmt.Errorf("an NVIDIA GPU: %w (the driver says: %d devices, %v)", gpustage.ErrAbsent, n, err)
+	}
+	return n, nil
+}
+
+// New opens the GPU of a share: they are given out in turn.
+func New(share gpustage.Share) (*Device, error) {
+	n, err := gpus()
+	if err != nil {
+		return nil, err
 	}
 	if os.Getenv("CONTRAFLOW_CUDA") != "try" {
 		return nil, errors.New("the CUDA device has not been run on a GPU yet, and nothing is known of its results; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor")
 	}
-	d := &Device{index: share.Rank % n, modules: map[string]cu.Module{}, functions: map[string]C.CUfunction{}, wide: map[string]int{}}
+	d := &Device{modules: map[string]cu.Module{}, functions: map[string]C.CUfunction{}, wide: map[string]int{}}
+	d.index, d.ranks = share.On(n)
 	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("GPU %d: %w", d.index, err) }
 	if d.device, err = cu.GetDevice(d.index); err != nil {
+		return fail(err)
+	}
+	if d.repeats, err = enabled("CONTRAFLOW_CUDA_GRAPHS", "sub-batches of one shape are recorded as a CUDA graph"); err != nil {
 		return fail(err)
 	}
 	name, err := d.device.Name()
@@ -87,11 +102,12 @@ func New(share gpustage.Share) (*Device, error) {
 // MakeCurrent makes the GPU that New would open for a share current on the calling thread, where NCCL then makes its communicators. The
 // context is the process's to keep.
 func MakeCurrent(share gpustage.Share) error {
-	n, err := cu.NumDevices()
-	if err != nil || n == 0 {
-		return fmt.Errorf("an NVIDIA GPU: %w (the driver says: %d devices, %v)", gpustage.ErrAbsent, n, err)
+	n, err := gpus()
+	if err != nil {
+		return err
 	}
-	d, err := cu.GetDevice(share.Rank % n)
+	index, _ := share.On(n)
+	d, err := cu.GetDevice(index)
 	if err != nil {
 		return err
 	}
@@ -121,7 +137,7 @@ func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.index) }
 // Info describes the GPU.
 func (d *Device) Info() gpustage.Info {
 	d.mu.Lock()
-	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, PeakAllocated: d.most}
+	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, PeakAllocated: d.most}
 	d.mu.Unlock()
 	if unbind, err := d.bind(); err == nil {
 		i.FreeMemory, _, _ = cu.MemInfo()
@@ -137,6 +153,9 @@ func (d *Device) PackedBytes(k, n int, bf16 bool) int {
 	}
 	return launch.BF16Bytes(k, n)
 }
+
+// RoundedCols is what a product's input takes in bf16.
+func (d *Device) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
 
 type memory struct {
 	d     *Device
@@ -161,6 +180,8 @@ func (m *memory) Free() error {
 	at := m.at
 	m.at = 0
 	m.d.count(-m.bytes)
+	whole.Lock()
+	defer whole.Unlock()
 	return cu.MemFree(at)
 }
 
@@ -179,15 +200,8 @@ func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
 	}
 	defer unbind()
 	m := &memory{d: d, bytes: bytes}
-	size := int64(max(bytes, 256))
-	if m.at, err = cu.MemAlloc(size); err == nil {
+	if m.at, err = allocZeroed(int64(max(bytes, 256))); err == nil {
 		d.count(bytes)
-		if err = cu.MemsetD8(m.at, 0, size); err == nil {
-			err = cu.Synchronize() // streams do not wait for it
-		}
-		if err != nil {
-			err = errors.Join(err, m.Free())
-		}
 	} else if err == cu.OutOfMemory {
 		err = gpustage.ErrOutOfMemory
 	}
@@ -195,6 +209,22 @@ func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
 		return nil, fmt.Errorf("%s: allocating %d bytes: %w", d.Name(), bytes, err)
 	}
 	return m, nil
+}
+
+func allocZeroed(bytes int64) (cu.DevicePtr, error) {
+	whole.Lock()
+	defer whole.Unlock()
+	at, err := cu.MemAlloc(bytes)
+	if err != nil {
+		return 0, err
+	}
+	if err = cu.MemsetD8(at, 0, bytes); err == nil {
+		err = cu.Synchronize() // streams do not wait for it
+	}
+	if err != nil {
+		return 0, errors.Join(err, cu.MemFree(at))
+	}
+	return at, nil
 }
 
 // Close gives the context back. Memory and streams must not be used any more.

@@ -23,6 +23,31 @@ CUresult pinned(CUcontext c, size_t bytes, void **at) {
 	return r ? r : cuMemHostAlloc(at, bytes, 0);
 }
 
+CUresult begin_capture(CUcontext c, CUstream s) {
+	CUresult r = cuCtxSetCurrent(c);
+	return r ? r : cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+// end_capture ends the capture whatever has become of it.
+CUresult end_capture(CUcontext c, CUstream s, CUgraphExec *exec) {
+	CUgraph graph = NULL;
+	CUresult bound = cuCtxSetCurrent(c), r = cuStreamEndCapture(s, &graph);
+	if (bound) r = bound;
+	if (!r) r = cuGraphInstantiateWithFlags(exec, graph, 0);
+	if (graph) cuGraphDestroy(graph);
+	return r;
+}
+
+CUresult start_graph(CUcontext c, CUgraphExec exec, CUstream s) {
+	CUresult r = cuCtxSetCurrent(c);
+	return r ? r : cuGraphLaunch(exec, s);
+}
+
+CUresult free_graph(CUcontext c, CUgraphExec exec) {
+	CUresult r = cuCtxSetCurrent(c);
+	return r ? r : cuGraphExecDestroy(exec);
+}
+
 CUresult release_context(CUdevice d) { return cuDevicePrimaryCtxRelease(d); }
 
 const char *error_name(CUresult r) {

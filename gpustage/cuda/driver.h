@@ -8,16 +8,20 @@ CUresult start(CUcontext c, CUfunction f, const unsigned *sizes, unsigned shared
 CUresult allow_shared(CUcontext c, CUfunction f, int bytes);
 CUresult pinned(CUcontext c, size_t bytes, void **at);
 CUresult release_context(CUdevice d);
+CUresult begin_capture(CUcontext c, CUstream s);
+CUresult end_capture(CUcontext c, CUstream s, CUgraphExec *exec);
+CUresult start_graph(CUcontext c, CUgraphExec exec, CUstream s);
+CUresult free_graph(CUcontext c, CUgraphExec exec);
 const char *error_name(CUresult r);
 
-// Shape is what a product's algorithm depends on. a, b, c and d are row-major: rows, columns, stride, and the largest power of two up to
-// 256 that divides the address.
+// Shape is what a product's algorithm depends on. a, b, c, d and aux are row-major: rows, columns, stride, and the largest power of two
+// up to 256 that divides the address. Of a bias there is only that, 0 without one; epilogue is launch's.
 typedef struct {
 	int32_t rows, cols, stride, align;
 } Stored;
 typedef struct {
-	Stored a, b, c, d;
-	int32_t transA, transB, bf16, bias;
+	Stored a, b, c, d, aux;
+	int32_t transA, transB, bf16, tf32, bias, epilogue;
 } Shape;
 
 typedef struct Plan Plan;
@@ -26,7 +30,8 @@ typedef struct Plan Plan;
 const char *lt_open(const char *file);
 const char *lt_create(CUcontext c, void **handle);
 const char *lt_destroy(CUcontext c, void *handle);
-const char *lt_plan(CUcontext c, void *handle, Shape s, size_t workspace, Plan **plan);
+// lt_plan's *plan stays NULL where the library has no algorithm for a product with its epilogue.
+const char *lt_plan(CUcontext c, void *handle, const Shape *s, size_t workspace, Plan **plan);
 void lt_free(Plan *plan);
 const char *lt_multiply(CUcontext ctx, void *handle, Plan *plan, float alpha, uint64_t a, uint64_t b, float beta, uint64_t d, uint64_t c,
-                        uint64_t bias, uint64_t workspace, size_t bytes, CUstream stream);
+                        uint64_t bias, uint64_t aux, uint64_t workspace, size_t bytes, CUstream stream);

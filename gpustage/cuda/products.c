@@ -41,10 +41,11 @@ struct Plan {
 	cublasLtMatmulDesc_t op;
 	cublasLtMatrixLayout_t a, b, c, d;
 	cublasLtMatmulAlgo_t algo;
-	int bias;
+	int bias, aux;
 };
 
 void lt_free(Plan *p) {
+	if (!p) return;
 	if (p->op) p_cublasLtMatmulDescDestroy(p->op);
 	cublasLtMatrixLayout_t all[] = {p->a, p->b, p->c, p->d};
 	for (int i = 0; i < 4; i++)
@@ -52,12 +53,19 @@ void lt_free(Plan *p) {
 	free(p);
 }
 
+static cublasStatus_t point(Plan *p, cublasLtMatmulDescAttributes_t what, uint64_t at) {
+	void *pointer = (void *)at;
+	return p_cublasLtMatmulDescSetAttribute(p->op, what, &pointer, sizeof pointer);
+}
+
+enum { GELU = 1, DGELU }; // launch.Epilogue
+
 #define TRY(x) \
 	if ((s = (x))) goto failed
 
 // Row-major matrices are column-major ones transposed: c = op(a) op(b) is c' = op(b)' op(a)', with b as the first operand. A bias along
 // c's columns is then one along the rows of c', which is what the library adds.
-const char *lt_plan(CUcontext ctx, void *handle, Shape x, size_t workspace, Plan **out) {
+const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspace, Plan **out) {
 	const char *e = current(ctx);
 	if (e) return e;
 	cublasStatus_t s;
@@ -66,33 +74,48 @@ const char *lt_plan(CUcontext ctx, void *handle, Shape x, size_t workspace, Plan
 	int n = 0;
 	Plan *p = calloc(1, sizeof *p);
 	if (!p) return "out of host memory";
-	cudaDataType_t in = x.bf16 ? CUDA_R_16BF : CUDA_R_32F;
-	cublasOperation_t first = x.transB ? CUBLAS_OP_T : CUBLAS_OP_N, second = x.transA ? CUBLAS_OP_T : CUBLAS_OP_N;
-	TRY(p_cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)); // of f32 inputs: not TF32
+	cudaDataType_t in = x->bf16 ? CUDA_R_16BF : CUDA_R_32F;
+	cublasOperation_t first = x->transB ? CUBLAS_OP_T : CUBLAS_OP_N, second = x->transA ? CUBLAS_OP_T : CUBLAS_OP_N;
+	TRY(p_cublasLtMatmulDescCreate(&p->op, x->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
 	TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
 	TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
-	if (x.bias) {
-		cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+	cublasLtEpilogue_t epilogue = x->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+	if (x->epilogue == GELU) epilogue = x->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+	if (x->epilogue == DGELU) epilogue = CUBLASLT_EPILOGUE_DGELU;
+	TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+	// The heuristic does not follow these pointers but takes from them how what they point to is aligned. Unless told, it takes a bias to
+	// be of the result's type; aux, which may be no other, is.
+	if ((p->bias = x->bias)) {
 		cudaDataType_t type = CUDA_R_32F;
-		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
 		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
+		TRY(point(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x->bias));
 	}
-	p->bias = x.bias;
-	TRY(p_cublasLtMatrixLayoutCreate(&p->a, in, x.b.cols, x.b.rows, x.b.stride));
-	TRY(p_cublasLtMatrixLayoutCreate(&p->b, in, x.a.cols, x.a.rows, x.a.stride));
-	TRY(p_cublasLtMatrixLayoutCreate(&p->c, CUDA_R_32F, x.d.cols, x.d.rows, x.d.stride));
-	TRY(p_cublasLtMatrixLayoutCreate(&p->d, CUDA_R_32F, x.c.cols, x.c.rows, x.c.stride));
+	if ((p->aux = x->epilogue)) {
+		int64_t stride = x->aux.stride;
+		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride, sizeof stride));
+		TRY(point(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x->aux.align));
+	}
+	TRY(p_cublasLtMatrixLayoutCreate(&p->a, in, x->b.cols, x->b.rows, x->b.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->b, in, x->a.cols, x->a.rows, x->a.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->c, CUDA_R_32F, x->d.cols, x->d.rows, x->d.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->d, CUDA_R_32F, x->c.cols, x->c.rows, x->c.stride));
 	TRY(p_cublasLtMatmulPreferenceCreate(&pref));
 	TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
 	// Parts of a sum that are added to the result in place come in any order.
-	uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align[] = {x.b.align, x.a.align, x.d.align, x.c.align};
+	uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align[] = {x->b.align, x->a.align, x->d.align, x->c.align};
 	TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions));
 	cublasLtMatmulPreferenceAttributes_t which[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
 	                                                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
 	for (int i = 0; i < 4; i++) TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, which[i], &align[i], sizeof align[i]));
-	TRY(p_cublasLtMatmulAlgoGetHeuristic(handle, p->op, p->a, p->b, p->c, p->d, pref, 1, &found, &n));
-	if (n == 0) s = CUBLAS_STATUS_NOT_SUPPORTED;
-	else p->algo = found.algo;
+	s = p_cublasLtMatmulAlgoGetHeuristic(handle, p->op, p->a, p->b, p->c, p->d, pref, 1, &found, &n);
+	if (s == CUBLAS_STATUS_SUCCESS) s = n ? found.state : CUBLAS_STATUS_NOT_SUPPORTED;
+	if (s == CUBLAS_STATUS_SUCCESS) p->algo = found.algo;
+	// What it can't do with an epilogue it calls not supported, or an invalid value.
+	else if (x->epilogue && (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)) {
+		lt_free(p);
+		p = NULL;
+		s = CUBLAS_STATUS_SUCCESS;
+	}
 failed:
 	if (pref) p_cublasLtMatmulPreferenceDestroy(pref);
 	if (s) {
@@ -104,13 +127,11 @@ failed:
 }
 
 const char *lt_multiply(CUcontext ctx, void *handle, Plan *p, float alpha, uint64_t a, uint64_t b, float beta, uint64_t d, uint64_t c,
-                        uint64_t bias, uint64_t workspace, size_t bytes, CUstream stream) {
+                        uint64_t bias, uint64_t aux, uint64_t workspace, size_t bytes, CUstream stream) {
 	const char *e = current(ctx);
 	if (e) return e;
-	if (p->bias) {
-		void *at = (void *)bias;
-		if ((e = text(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at)))) return e;
-	}
+	if (p->bias && (e = text(point(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)))) return e;
+	if (p->aux && (e = text(point(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux)))) return e;
 	return text(p_cublasLtMatmul(handle, p->op, &alpha, (void *)b, p->a, (void *)a, p->b, &beta, (void *)d, p->c, (void *)c, p->d, &p->algo,
 	                             (void *)workspace, bytes, (cudaStream_t)stream));
 }

@@ -16,21 +16,24 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cuda/launch"
+	"contraflow/gpustage/cuda/nvrtc"
 )
 
-// products is cuBLASLt for one stream: a handle, workspace, and the algorithm of each shape that has come by. The library's heuristic
-// chooses it once; the same shape then has the same algorithm, and so the same bits.
+// products is cuBLASLt for one stream: a handle, workspace, and the algorithm of each shape that has come by of late. The library's heuristic
+// chooses it, by the shape alone; the same shape then has the same algorithm, and so the same bits.
 type products struct {
 	d         *Device
 	handle    unsafe.Pointer
 	workspace gpustage.Memory
-	plans     map[C.Shape]*C.Plan
+	plans     *launch.Recent[C.Shape, *C.Plan] // nil where the library can't have the epilogue
 }
+
+// mostPlans bounds plans: sub-batches have any number of tokens, and each number about 20 shapes. What a step embeds it computes again on the
+// way back, so plans of 200 sub-batches are kept: 4 MB or so.
+const mostPlans = 4096
 
 // workspaceBytes is what the library's documentation recommends for Hopper.
 const workspaceBytes = 32 << 20
-
-const mendProducts = "pip install --no-deps --target ~/.cache/contraflow/nvidia nvidia-cublas-cu12 && export CONTRAFLOW_CUBLASLT=~/.cache/contraflow/nvidia/nvidia/cublas/lib/libcublasLt.so.12"
 
 // openProducts loads the library, once for the process.
 var openProducts = sync.OnceValue(func() error {
@@ -48,15 +51,17 @@ var openProducts = sync.OnceValue(func() error {
 		}
 		errs = append(errs, errors.New(C.GoString(e)))
 	}
-	return fmt.Errorf("cuBLASLt: %w (%s)", errors.Join(errs...), mendProducts)
+	return fmt.Errorf("cuBLASLt: %w (%s)", errors.Join(errs...), nvrtc.FromPyPI("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT"))
 })
 
 func newProducts(d *Device) (*products, error) {
-	p := &products{d: d, plans: map[C.Shape]*C.Plan{}}
-	if err := productError(C.lt_create(d.raw(), &p.handle)); err != nil {
+	p := &products{d: d, plans: launch.NewRecent[C.Shape](mostPlans, func(x *C.Plan) { C.lt_free(x) })}
+	whole.Lock() // see graphs.go
+	err := productError(C.lt_create(d.raw(), &p.handle))
+	whole.Unlock()
+	if err != nil {
 		return nil, err
 	}
-	var err error
 	if p.workspace, err = d.Alloc(workspaceBytes); err != nil {
 		return nil, errors.Join(err, p.close())
 	}
@@ -71,42 +76,67 @@ func productError(e *C.char) error {
 }
 
 func (p *products) close() error {
-	for _, x := range p.plans {
-		C.lt_free(x)
-	}
+	p.plans.Clear()
+	whole.Lock()
 	err := productError(C.lt_destroy(p.d.raw(), p.handle))
+	whole.Unlock()
 	if p.workspace != nil {
 		err = errors.Join(err, p.workspace.Free())
 	}
 	return err
 }
 
-// stored describes a matrix to the library. A single row's stride must still be a row's length.
-func stored(m launch.Matrix) C.Stored {
-	align := 8
-	if m.At != 0 {
-		align = min(align, bits.TrailingZeros64(uint64(m.At)))
-	}
-	return C.Stored{rows: C.int32_t(m.Rows), cols: C.int32_t(m.Cols), stride: C.int32_t(max(m.Stride, m.Cols)), align: C.int32_t(1) << align}
+// align is the largest power of two up to 256 that divides an address.
+func align(at uintptr) C.int32_t {
+	return 1 << min(8, bits.TrailingZeros64(uint64(at)))
 }
 
-// Multiply is one call of the library.
-func (s *Stream) Multiply(x launch.Product) error {
-	p := s.products
+// stored describes a matrix to the library. A single row's stride must still be a row's length.
+func stored(m launch.Matrix) C.Stored {
+	return C.Stored{rows: C.int32_t(m.Rows), cols: C.int32_t(m.Cols), stride: C.int32_t(max(m.Stride, m.Cols)), align: align(m.At)}
+}
+
+// shapeOf is what a product's algorithm depends on.
+func shapeOf(x launch.Product) C.Shape {
 	truth := func(b bool) C.int32_t {
 		if b {
 			return 1
 		}
 		return 0
 	}
-	shape := C.Shape{a: stored(x.A), b: stored(x.B), c: stored(x.C), d: stored(x.D), transA: truth(x.TransA), transB: truth(x.TransB), bf16: truth(x.BF16), bias: truth(x.Bias != 0)}
-	plan, ok := p.plans[shape]
-	if !ok {
-		if err := productError(C.lt_plan(s.d.raw(), p.handle, shape, workspaceBytes, &plan)); err != nil {
-			return err
-		}
-		p.plans[shape] = plan
+	s := C.Shape{a: stored(x.A), b: stored(x.B), c: stored(x.C), d: stored(x.D), transA: truth(x.TransA), transB: truth(x.TransB), bf16: truth(x.BF16), tf32: truth(x.TF32)}
+	if x.Bias != 0 {
+		s.bias = align(x.Bias)
 	}
+	if x.Epilogue != launch.NoEpilogue {
+		s.epilogue, s.aux = C.int32_t(x.Epilogue), stored(x.Aux)
+	}
+	return s
+}
+
+// plan is the algorithm for a product, nil where the library has none with its epilogue.
+func (s *Stream) plan(x launch.Product) (*C.Plan, error) {
+	p, shape := s.products, shapeOf(x)
+	return p.plans.Get(shape, func() (plan *C.Plan, err error) {
+		mine := shape
+		err = productError(C.lt_plan(s.d.raw(), p.handle, &mine, workspaceBytes, &plan))
+		return plan, err
+	})
+}
+
+// Fuses tells whether the library has a product with its epilogue.
+func (s *Stream) Fuses(x launch.Product) (bool, error) {
+	plan, err := s.plan(x)
+	return plan != nil, err
+}
+
+// Multiply is one call of the library.
+func (s *Stream) Multiply(x launch.Product) error {
+	plan, err := s.plan(x)
+	if err != nil {
+		return err
+	}
+	p := s.products
 	return productError(C.lt_multiply(s.d.raw(), p.handle, plan, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
-		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(s.Address(p.workspace)), workspaceBytes, s.raw()))
+		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(x.Aux.At), C.uint64_t(s.Address(p.workspace)), workspaceBytes, s.raw()))
 }

@@ -23,8 +23,12 @@ const (
 	untimed     = 2
 )
 
-// stagingBytes is half of a stream's pinned memory: a sub-batch's ids are 64 KB.
-const stagingBytes = 1 << 20
+// ringBytes is a stream's pinned memory: a sub-batch of 16,384 tokens brings 200 KB, so the host may be some twenty of them ahead. More than
+// pieceBytes go in pieces.
+const (
+	ringBytes  = 4 << 20
+	pieceBytes = 1 << 20
+)
 
 // Stream is a stream of the GPU.
 type Stream struct {
@@ -32,15 +36,8 @@ type Stream struct {
 	d        *Device
 	stream   cu.Stream
 	products *products
-	staging  [2]staging
-	turn     int
-}
-
-// staging is pinned memory, and the moment when the GPU has read it.
-type staging struct {
-	at   unsafe.Pointer
-	read cu.Event
-	used bool
+	pinned   unsafe.Pointer
+	ring     launch.Ring[cu.Event] // of pinned
 }
 
 // OpenStream opens one.
@@ -50,19 +47,21 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 		return nil, err
 	}
 	defer unbind()
-	s := &Stream{d: d}
+	s := &Stream{d: d, ring: launch.Ring[cu.Event]{Size: ringBytes}}
 	if s.stream, err = cu.MakeStream(nonBlocking); err != nil {
 		return nil, fmt.Errorf("%s: a stream: %w", d.Name(), err)
 	}
 	s.Stream = launch.NewStream(d, s)
-	for i := range s.staging {
-		b := &s.staging[i]
-		if err := driverError(C.pinned(d.raw(), stagingBytes, &b.at)); err != nil {
-			return nil, errors.Join(fmt.Errorf("%s: %d bytes of pinned memory: %w", d.Name(), stagingBytes, err), s.Close())
-		}
-		if b.read, err = cu.MakeEvent(untimed); err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
+	fuses, err := enabled("CONTRAFLOW_CUDA_FUSE", "parts of a step are fused with products")
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.Stream.Separate = !fuses
+	whole.Lock() // see graphs.go
+	err = driverError(C.pinned(d.raw(), ringBytes, &s.pinned))
+	whole.Unlock()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %d bytes of pinned memory: %w", d.Name(), ringBytes, err), s.Close())
 	}
 	if s.products, err = newProducts(d); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -72,8 +71,11 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 
 func (s *Stream) raw() C.CUstream { return *(*C.CUstream)(unsafe.Pointer(&s.stream)) }
 
-// Handle is the stream as CUDA knows it, for NCCL.
-func (s *Stream) Handle() uintptr { return uintptr(unsafe.Pointer(s.raw())) }
+// Handle is the stream as CUDA knows it, for NCCL. What the stream was given before is ahead of what comes through the handle.
+func (s *Stream) Handle() uintptr {
+	s.Issue()
+	return uintptr(unsafe.Pointer(s.raw()))
+}
 
 // Address is where memory begins.
 func (s *Stream) Address(m gpustage.Memory) uintptr { return uintptr(m.(*memory).at) }
@@ -88,8 +90,9 @@ func (s *Stream) Launch(kernel string, grid, block [3]int, shared int, words []u
 	return driverError(C.start(s.d.raw(), f, &sizes[0], C.uint(shared), s.raw(), (*C.uint64_t)(&words[0]), (*C.int32_t)(&at[0]), C.int(len(at))))
 }
 
-// bound runs f with the context current; its error is the stream's.
+// bound runs f, which is no launch, with the context current; its error is the stream's.
 func (s *Stream) bound(f func() error) {
+	s.Issue()
 	unbind, err := s.d.bind()
 	if err == nil {
 		defer unbind()
@@ -108,21 +111,24 @@ func (s *Stream) CopyIn(dst gpustage.Tensor, src []byte) {
 	to := cu.DevicePtr(s.Address(dst.Mem) + uintptr(dst.Off*dst.DType.Size()))
 	s.bound(func() error {
 		for len(src) > 0 {
-			b := &s.staging[s.turn]
-			s.turn = 1 - s.turn
-			if b.used {
-				if err := b.read.Synchronize(); err != nil {
-					return err
-				}
-			}
-			n := copy(unsafe.Slice((*byte)(b.at), stagingBytes), src)
-			if err := cu.MemcpyHtoDAsync(to, b.at, int64(n), s.stream); err != nil {
+			n := min(len(src), pieceBytes)
+			at, err := s.ring.Take(n, cu.Event.Synchronize, s.d.giveEvent)
+			if err != nil {
 				return err
 			}
-			if err := b.read.Record(s.stream); err != nil {
+			from := unsafe.Add(s.pinned, at)
+			copy(unsafe.Slice((*byte)(from), n), src)
+			if err := cu.MemcpyHtoDAsync(to, from, int64(n), s.stream); err != nil {
 				return err
 			}
-			b.used = true
+			read, err := s.d.takeEvent()
+			if err != nil {
+				return err
+			}
+			if err := read.Record(s.stream); err != nil {
+				return err
+			}
+			s.ring.Put(at, n, read)
 			to, src = to+cu.DevicePtr(n), src[n:]
 		}
 		return nil
@@ -214,6 +220,7 @@ func (s *Stream) Sync() error {
 
 // Close waits for the stream and gives back what it holds.
 func (s *Stream) Close() error {
+	s.Issue()
 	unbind, err := s.d.bind()
 	if err != nil {
 		return err
@@ -223,13 +230,11 @@ func (s *Stream) Close() error {
 	if s.products != nil {
 		errs = append(errs, s.products.close())
 	}
-	for _, b := range s.staging {
-		if b.at != nil {
-			errs = append(errs, cu.MemFreeHost(b.at))
-		}
-		if b.read != (cu.Event{}) {
-			errs = append(errs, cu.DestroyEvent(&b.read))
-		}
+	s.ring.Drop(s.d.giveEvent)
+	if s.pinned != nil {
+		whole.Lock()
+		errs = append(errs, cu.MemFreeHost(s.pinned))
+		whole.Unlock()
 	}
 	return errors.Join(append(errs, s.stream.Destroy())...)
 }

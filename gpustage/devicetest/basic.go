@@ -108,23 +108,105 @@ func testBasic(t *testing.T, dev gpustage.Device) {
 }
 
 func testGather(t *testing.T, dev gpustage.Device) {
-	for _, sz := range sizes {
-		f := newFixture(t, dev, 3, 0)
-		tokens, c, v := sz[0], sz[1], 11
-		index := make([]int32, tokens)
-		for i := range index {
-			index[i] = int32(f.rng.IntN(v))
+	// Tables of so few rows that one has most of the tokens, and of so many that some have none.
+	for _, v := range []int{1, 3, 11, 400} {
+		for _, sz := range sizes {
+			f := newFixture(t, dev, 3, 0)
+			tokens, c := sz[0], sz[1]
+			index := make([]int32, tokens)
+			for i := range index {
+				index[i] = int32(min(f.rng.IntN(v), f.rng.IntN(v)))
+			}
+			table, idx := f.floats("table", v, c, nil), f.ints("index", index)
+			y, dTable := f.floats("y", tokens, c, nil), f.floats("dTable", v, c, nil)
+			f.run(func(s gpustage.Stream, x picker) {
+				s.Gather(x(y), x(table), x(idx), false)
+				s.Gather(x(y), x(table), x(idx), true)
+				s.ScatterAdd(x(dTable), x(y), x(idx))
+			})
+			f.check(y, 1)
+			f.check(dTable, 4*float64(tokens))
+			f.untouched(table)
+			if t.Failed() {
+				t.Fatal("at", v, sz)
+			}
 		}
-		table, idx := f.floats("table", v, c, nil), f.ints("index", index)
-		y, dTable := f.floats("y", tokens, c, nil), f.floats("dTable", v, c, nil)
-		f.run(func(s gpustage.Stream, x picker) {
-			s.Gather(x(y), x(table), x(idx), false)
-			s.Gather(x(y), x(table), x(idx), true)
-			s.ScatterAdd(x(dTable), x(y), x(idx))
-		})
-		f.check(y, 1)
-		f.check(dTable, 4*float64(tokens))
-		f.untouched(table)
+	}
+}
+
+func testEmbed(t *testing.T, dev gpustage.Device) {
+	for _, w := range []struct {
+		norm, beta, places, kinds bool
+		scale, p                  float64
+		reuse                     bool // sum is y
+	}{
+		{norm: true, beta: true, places: true, kinds: true, p: 0.1},
+		{norm: true, beta: true, places: true, kinds: true, reuse: true},
+		{norm: true, beta: true, places: true, reuse: true, p: 0.5},
+		{norm: true, kinds: true, scale: 3},
+		{norm: true, p: 0.3},
+		{scale: 0.5, p: 0.1},
+		{places: true},
+		{},
+	} {
+		for _, c := range []int{2, 7, 16, 33, 130, 768} {
+			for _, gap := range []int{0, 3} {
+				f := newFixture(t, dev, 12, gap)
+				q := f.sequences([]int{3, 1, 17, 9})
+				lookup := func(name string, rows int) (table, index *arg) {
+					vs := make([]int32, q.tokens)
+					for i := range vs {
+						vs[i] = int32(f.rng.IntN(rows))
+					}
+					return f.floats(name, rows, c, nil), f.ints(name+" of tokens", vs)
+				}
+				words, ids := lookup("words", 40)
+				places, placeOf := lookup("places", 17)
+				kinds, kindOf := lookup("kinds", 2)
+				gamma, beta := f.vector("gamma", c, nil), f.vector("beta", c, nil)
+				y, sum := f.floats("y", q.tokens, c, nil), f.floats("sum", q.tokens, c, nil)
+				mean, rstd := f.vector("mean", q.tokens, nil), f.vector("rstd", q.tokens, nil)
+				f.run(func(s gpustage.Stream, x picker) {
+					o := gpustage.Embed{
+						Words: gpustage.Lookup{Table: x(words), Index: x(ids)}, Scale: w.scale, Eps: 1e-2, // two features may be nearly equal
+						Dropout: gpustage.Dropout{P: w.p, Seqs: q.on(x), Site: gpustage.SiteEmbeddings},
+					}
+					if w.places {
+						o.Positions = gpustage.Lookup{Table: x(places), Index: x(placeOf)}
+					}
+					if w.kinds {
+						o.Kinds = gpustage.Lookup{Table: x(kinds), Index: x(kindOf)}
+					}
+					if w.beta {
+						o.Beta = x(beta)
+					}
+					switch none := (gpustage.Tensor{}); {
+					case !w.norm:
+						s.Embed(x(y), none, none, none, o)
+					case w.reuse:
+						o.Gamma = x(gamma)
+						s.Embed(x(y), x(y), x(mean), x(rstd), o)
+					default:
+						o.Gamma = x(gamma)
+						s.Embed(x(y), x(sum), x(mean), x(rstd), o)
+					}
+				})
+				f.check(y, 200) // as a layer norm's
+				f.check(sum, 8) // or as it was
+				f.check(mean, 8)
+				f.check(rstd, 64)
+				f.untouched(words, places, kinds, gamma, beta, ids, placeOf, kindOf)
+				if t.Failed() {
+					t.Fatalf("at %+v, %d columns, gap %d", w, c, gap)
+				}
+			}
+		}
+	}
+	f := newFixture(t, dev, 13, 0)
+	y, table, index, gamma := f.floats("y", 3, 4, nil), f.floats("table", 5, 4, nil), f.ints("index", []int32{0, 1, 2}), f.vector("gamma", 4, nil)
+	f.s.Embed(y.dev, gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Embed{Words: gpustage.Lookup{Table: table.dev, Index: index.dev}, Gamma: gamma.dev})
+	if err := f.s.Sync(); err == nil || !strings.Contains(err.Error(), "embed: sum is missing, want f32[3 4]") {
+		t.Errorf("a norm without room for its input: error %v", err)
 	}
 }
 
@@ -159,11 +241,14 @@ func testLayerNorm(t *testing.T, dev gpustage.Device) {
 				s.LayerNorm(p(plain), p(mean), p(rstd), p(x), p(gamma), gpustage.Tensor{}, eps)
 			})
 			f.check(plain, 200)
-			f.run(func(s gpustage.Stream, p picker) { // in place
-				s.LayerNormBackward(p(dy), gpustage.Tensor{}, gpustage.Tensor{}, p(dy), p(x), p(mean), p(rstd), p(gamma))
+			inGamma, inBeta := f.vector("dGamma in place", c, nil), f.vector("dBeta in place", c, nil)
+			f.run(func(s gpustage.Stream, p picker) { // in place: the parameters' gradients are of dy as it was
+				s.LayerNormBackward(p(dy), p(inGamma), p(inBeta), p(dy), p(x), p(mean), p(rstd), p(gamma))
 				s.LayerNorm(p(x), p(mean), p(rstd), p(x), p(gamma), p(beta), eps)
 			})
 			f.check(dy, 800)
+			f.check(inGamma, 100+20*float64(rows))
+			f.check(inBeta, 4*float64(rows))
 			f.check(x, 200)
 		}
 	}
@@ -191,10 +276,12 @@ func testRMSNorm(t *testing.T, dev gpustage.Device) {
 					}
 					f.check(dGamma, 20+20*float64(rows*groups))
 					f.untouched(x, gamma, dy)
-					f.run(func(s gpustage.Stream, p picker) { // in place
-						s.RMSNormBackward(p(dy), gpustage.Tensor{}, p(dy), p(x), p(rstd), p(gamma), offset)
+					inGamma := f.vector("dGamma in place", d, nil)
+					f.run(func(s gpustage.Stream, p picker) { // in place: gamma's gradient is of dy as it was
+						s.RMSNormBackward(p(dy), p(inGamma), p(dy), p(x), p(rstd), p(gamma), offset)
 						s.RMSNorm(p(x), p(rstd), p(x), p(gamma), 1e-6, offset)
 					})
+					f.check(inGamma, 20+20*float64(rows*groups))
 					if d > 1 {
 						f.check(dy, 400)
 					}
@@ -425,6 +512,21 @@ func testScores(t *testing.T, dev gpustage.Device) {
 	}
 }
 
+// A NaN among the scores is not lost, even where nothing else is but -Inf: the sum is NaN. (The maximum may be anything then.)
+func testScoresNaN(t *testing.T, dev gpustage.Device) {
+	f := newFixture(t, dev, 9, 0)
+	inf, nan := math.Inf(-1), math.NaN()
+	rows := [][]float64{{nan, inf, inf, inf}, {nan, nan, nan, nan}, {1, 2, 3, nan}, {1, 2, inf, 3}, {inf, inf, inf, inf}}
+	tile := f.floats("tile", len(rows), 4, func(i, j int) float64 { return rows[i][j] })
+	next := f.floats("next", len(rows), 4, nil)
+	top := f.vector("max", len(rows), func(int, int) float64 { return inf })
+	sum := f.vector("sum", len(rows), func(int, int) float64 { return 0 })
+	for _, x := range []*arg{tile, next} {
+		f.run(func(s gpustage.Stream, g picker) { s.OnlineLSE(g(top), g(sum), g(x)) })
+		f.check(sum, 64)
+	}
+}
+
 func testMaxSim(t *testing.T, dev gpustage.Device) {
 	for _, lengths := range [][]int32{{1}, {0, 3, 0}, {17, 1, 130, 5, 64}, {8, 16, 32, 0, 7, 9}} {
 		for _, sz := range [][2]int{{1, 1}, {5, 33}, {40, 64}} {
@@ -484,5 +586,40 @@ func testUpdate(t *testing.T, dev gpustage.Device) {
 		f.check(bare, 2)
 		f.check(sum, 1) // f64: sums of 1e5 squares agree far below f32's epsilon
 		f.untouched(g)
+	}
+}
+
+// Runs of parameters, of odd lengths and at odd places, are updated each with its rate and its decay, and what lies between them is not.
+func testRuns(t *testing.T, dev gpustage.Device) {
+	for _, most := range []int{0, 1, 3, 300} { // more than a device may take at once
+		f := newFixture(t, dev, 17, 0)
+		runs := []gpustage.Run{}
+		at := gpustage.Run{P: 3, G: 1}
+		for i := range most {
+			r := at
+			r.Len, r.LR, r.WeightDecay = []int{1, 4, 33, 0, 9000, 64}[i%6], 1e-2*float64(1+i%4), 0.1*float64(i%3)
+			if i > 10 {
+				r.Len = min(r.Len, 70)
+			}
+			runs = append(runs, r)
+			at.P, at.State, at.G = r.P+r.Len+i%2*5, r.State+r.Len, r.G+r.Len+i%3
+		}
+		p, g := f.vector("p", at.P+2, nil), f.vector("g", at.G+9, nil)
+		m := f.vector("m", at.State, func(int, int) float64 { return 0.1 * f.rng.NormFloat64() })
+		v := f.vector("v", at.State, func(int, int) float64 { return 0.01 * f.rng.Float64() })
+		f.run(func(s gpustage.Stream, x picker) {
+			h := gpustage.AdamW{LR: 7, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 7, Step: 2, GradScale: 0.5, Runs: runs}
+			s.AdamW(x(p), x(m), x(v), x(g), h)
+		})
+		f.check(p, 16)
+		f.check(m, 4)
+		f.check(v, 4)
+		f.untouched(g)
+	}
+	f := newFixture(t, dev, 18, 0)
+	x := f.vector("x", 10, nil)
+	f.s.AdamW(x.dev, x.dev, x.dev, x.dev, gpustage.AdamW{Step: 1, Runs: []gpustage.Run{{P: 4, G: 4, Len: 6}, {G: 5, Len: 6}}})
+	if err := f.s.Sync(); err == nil || !strings.Contains(err.Error(), "run 1 is") || !strings.Contains(err.Error(), "beyond vectors of 10 parameters") {
+		t.Errorf("a run beyond its vectors: error %v", err)
 	}
 }

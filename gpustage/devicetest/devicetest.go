@@ -33,10 +33,10 @@ func Run(t *testing.T, open func() (gpustage.Device, error)) {
 		name string
 		test func(*testing.T, gpustage.Device)
 	}{
-		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
-		{"Gather", testGather}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
-		{"Attention", testAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores}, {"MaxSim", testMaxSim},
-		{"Update", testUpdate}, {"Deterministic", testDeterministic},
+		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"RoundedEpilogue", testRoundedEpilogue}, {"TF32", testTF32}, {"ProductColumnSum", testProductColumnSum}, {"Rounded", testRounded}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
+		{"Gather", testGather}, {"Embed", testEmbed}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
+		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim},
+		{"Update", testUpdate}, {"Runs", testRuns}, {"Deterministic", testDeterministic}, {"Repeat", testRepeat},
 	} {
 		t.Run(g.name, func(t *testing.T) { g.test(t, dev) })
 	}

@@ -18,6 +18,18 @@ var shapes = [][3]int{ // M, N, K
 // is 4 of those off, and 5 are allowed.
 func productTolerance(k int) float64 { return 4 + float64(k) }
 
+// operands are the shapes in which a product's inputs are stored.
+func operands(m, n, k int, transA, transB bool) (ar, ac, br, bc int) {
+	ar, ac, br, bc = m, k, k, n
+	if transA {
+		ar, ac = ac, ar
+	}
+	if transB {
+		br, bc = bc, br
+	}
+	return ar, ac, br, bc
+}
+
 func testMatMul(t *testing.T, dev gpustage.Device) {
 	for _, sh := range shapes {
 		for mode := range 4 {
@@ -25,13 +37,7 @@ func testMatMul(t *testing.T, dev gpustage.Device) {
 				ta, tb := mode&1 != 0, mode&2 != 0
 				f := newFixture(t, dev, 11, gap)
 				m, n, k := sh[0], sh[1], sh[2]
-				ar, ac, br, bc := m, k, k, n
-				if ta {
-					ar, ac = ac, ar
-				}
-				if tb {
-					br, bc = bc, br
-				}
+				ar, ac, br, bc := operands(m, n, k, ta, tb)
 				a, b := f.floats("a", ar, ac, nil), f.floats("b", br, bc, nil)
 				c, d := f.floats("c", m, n, nil), f.floats("d", m, n, nil)
 				f.run(func(s gpustage.Stream, x picker) {
@@ -128,6 +134,12 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 			bias, residual, pre, kept := f.vector("bias", n, nil), matrix("residual"), matrix("pre"), matrix("kept")
 			plain, gelu, drop, all, grad, dropped, add := matrix("plain"), matrix("gelu"), matrix("drop"), matrix("all"), matrix("grad"), matrix("dropped"), matrix("add")
 			overResidual, overGrad := matrix("over its residual"), matrix("over its pre-activation")
+			gamma, beta := f.vector("gamma", n, nil), f.vector("beta", n, nil)
+			var sums, norms, means, rstds [3]*arg // of products that end in a layer norm
+			for i := range sums {
+				sums[i], norms[i] = matrix(name("sum ", i)), matrix(name("norm ", i))
+				means[i], rstds[i] = f.vector(name("mean ", i), m, nil), f.vector(name("rstd ", i), m, nil)
+			}
 			f.run(func(s gpustage.Stream, x picker) {
 				d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteAttentionOut}
 				product := func(c *arg, o gpustage.MatMul) {
@@ -143,6 +155,14 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				product(add, gpustage.MatMul{Bias: x(bias), Act: gpustage.ReLU, Residual: x(residual), Add: true, Alpha: 0.5})
 				product(overResidual, gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(overResidual)})
 				product(overGrad, gpustage.MatMul{GradOf: x(overGrad), Act: gpustage.GELU})
+				norm := func(i int) gpustage.Norm { // of one column, or of few, the variance is small: not with this eps
+					return gpustage.Norm{Y: x(norms[i]), Mean: x(means[i]), Rstd: x(rstds[i]), Gamma: x(gamma), Beta: x(beta), Eps: 0.5}
+				}
+				product(sums[0], gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(residual), Norm: norm(0)})
+				product(sums[1], gpustage.MatMul{Residual: x(residual), Norm: norm(1)})
+				last := norm(2)
+				last.Beta = gpustage.Tensor{}
+				product(sums[2], gpustage.MatMul{Dropout: d, Residual: x(sums[2]), Norm: last})
 			})
 			for _, o := range []*arg{plain, pre, kept, drop, add, overResidual} {
 				f.check(o, 2*productTolerance(k))
@@ -150,7 +170,18 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 			for _, o := range []*arg{gelu, all, grad, dropped, overGrad} {
 				f.check(o, 4*productTolerance(k))
 			}
-			f.untouched(a, b, bias, residual)
+			for i := range sums {
+				f.check(sums[i], 2*productTolerance(k))
+				f.check(means[i], 2*productTolerance(k))
+				f.check(rstds[i], 4*productTolerance(k))
+				f.check(norms[i], 16*productTolerance(k))
+			}
+			fused := download(t, f.s, norms[0].back)
+			f.s.LayerNorm(norms[0].dev, means[0].dev, rstds[0].dev, sums[0].dev, gamma.dev, beta.dev, 0.5)
+			if alone := download(t, f.s, norms[0].back); !bytes.Equal(gpustage.Bytes(fused), gpustage.Bytes(alone)) {
+				t.Error("a norm behind a product has other bits than one of its result")
+			}
+			f.untouched(a, b, bias, residual, gamma, beta)
 			if t.Failed() {
 				t.Fatalf("at M N K %v, gap %d", sh, gap)
 			}
@@ -161,6 +192,189 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 // bf16Spacing is the spacing of bf16 at 1 in units of Epsilon.
 const bf16Spacing = 1 << 16
 
+// tf32Spacing is that of TF32, 2^-10.
+const tf32Spacing = 1 << 13
+
+// tf32Tolerance is for products that may round their inputs to TF32, or cut them: each is up to a spacing off, 0.4 spacings in the quadratic mean
+// for normal inputs, and so a term 0.8; of ten thousand sums of k terms the worst is 4 standard deviations off, 3.2 sqrt(k) spacings, and
+// 4 are allowed.
+func tf32Tolerance(k int) float64 { return productTolerance(k) + 4*math.Sqrt(float64(k))*tf32Spacing }
+
+// A device may multiply in TF32 where it is asked to, but not in less: inputs that TF32 can hold, which have 11 bits and are more than bf16's
+// 8, give f32's product.
+func testTF32(t *testing.T, dev gpustage.Device) {
+	for _, sh := range shapes {
+		for mode := range 4 {
+			ta, tb, gap := mode&1 != 0, mode&2 != 0, 3*(mode%2)
+			f := newFixture(t, dev, 18, gap)
+			m, n, k := sh[0], sh[1], sh[2]
+			ar, ac, br, bc := operands(m, n, k, ta, tb)
+			held := func(int, int) float64 { return float64(f.rng.IntN(1<<12)-1<<11) / (1 << 10) }
+			a, b, exactA, exactB := f.floats("a", ar, ac, nil), f.floats("b", br, bc, nil), f.floats("a of 11 bits", ar, ac, held), f.floats("b of 11 bits", br, bc, held)
+			c, d, bias := f.floats("c", m, n, nil), f.floats("c of 11 bits", m, n, nil), f.vector("bias", n, nil)
+			f.run(func(s gpustage.Stream, x picker) {
+				s.MatMul(x(c), x(a), x(b), gpustage.MatMul{TransA: ta, TransB: tb, TF32: true, Bias: x(bias)})
+				s.MatMul(x(d), x(exactA), x(exactB), gpustage.MatMul{TransA: ta, TransB: tb, TF32: true, Add: true})
+			})
+			f.check(c, tf32Tolerance(k))
+			f.check(d, productTolerance(k))
+			f.untouched(a, b, bias)
+			if t.Failed() {
+				t.Fatalf("at M N K %v, transposed %v %v, gap %d", sh, ta, tb, gap)
+			}
+		}
+	}
+}
+
+// Where a product's inputs are rounded, a device may take an approximation of GELU's tanh that is good enough for bf16, as the result is
+// rounded to that before the next product: half a spacing at most, 2^-9 relative. The derivative's is relative to what it multiplies, sums
+// of k products. Other activations, the exact GELU among them, have no such freedom: it and the approximation differ by up to 2^-11.
+func testRoundedEpilogue(t *testing.T, dev gpustage.Device) {
+	for _, sh := range [][4]int{{1, 8, 3, 0}, {15, 31, 33, 3}, {30, 72, 64, 0}, {33, 96, 390, 8}, {20, 40, 17, 1}} { // M, N, K, gap
+		for _, tf32 := range []bool{false, true} {
+			m, n, k := sh[0], sh[1], sh[2]
+			f := newFixture(t, dev, 19, sh[3])
+			q := f.sequences([]int{m - m/2, m / 2}[:1+min(1, m/2)])
+			matrix := func(name string) *arg { return f.floats(name, m, n, nil) }
+			a, b, bias, residual, in := f.floats("a", m, k, nil), f.floats("b", n, k, nil), f.vector("bias", n, nil), matrix("residual"), matrix("in")
+			names := []string{"gelu", "without bias", "exact", "with residual", "dropped", "added"}
+			var out, pre []*arg
+			for _, name := range names {
+				out, pre = append(out, matrix(name)), append(pre, matrix("input of "+name))
+			}
+			grad, exactGrad, inPlace, withBias := matrix("derivative"), matrix("exact derivative"), matrix("derivative in place"), matrix("derivative and bias")
+			f.run(func(s gpustage.Stream, x picker) {
+				d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteFeedForward}
+				product := func(c *arg, o gpustage.MatMul) {
+					o.TransB, o.BF16, o.TF32 = true, !tf32, tf32
+					s.MatMul(x(c), x(a), x(b), o)
+				}
+				product(out[0], gpustage.MatMul{Bias: x(bias), PreAct: x(pre[0]), Act: gpustage.GELUTanh})
+				product(out[1], gpustage.MatMul{PreAct: x(pre[1]), Act: gpustage.GELUTanh, Alpha: 0.5})
+				product(out[2], gpustage.MatMul{Bias: x(bias), PreAct: x(pre[2]), Act: gpustage.GELU})
+				product(out[3], gpustage.MatMul{Bias: x(bias), PreAct: x(pre[3]), Act: gpustage.GELUTanh, Residual: x(residual)})
+				product(out[4], gpustage.MatMul{Bias: x(bias), PreAct: x(pre[4]), Act: gpustage.GELUTanh, Dropout: d})
+				product(out[5], gpustage.MatMul{Bias: x(bias), PreAct: x(pre[5]), Act: gpustage.GELUTanh, Add: true})
+				product(grad, gpustage.MatMul{GradOf: x(in), Act: gpustage.GELUTanh})
+				product(exactGrad, gpustage.MatMul{GradOf: x(in), Act: gpustage.GELU})
+				product(inPlace, gpustage.MatMul{GradOf: x(inPlace), Act: gpustage.GELUTanh})
+				product(withBias, gpustage.MatMul{Bias: x(bias), GradOf: x(in), Act: gpustage.GELUTanh})
+			})
+			product, gelu := 4*productTolerance(k), float64(bf16Spacing/4)
+			if tf32 {
+				product = 2 * tf32Tolerance(k) // its slope is at most 1.13, and dropout's factor 1.25
+			}
+			for i := range names {
+				f.check(pre[i], product)
+				if i == 2 {
+					f.check(out[i], product)
+				} else {
+					f.check(out[i], product+gelu)
+				}
+			}
+			f.check(exactGrad, product)
+			for _, o := range []*arg{grad, inPlace, withBias} {
+				f.check(o, product+4*math.Sqrt(float64(k))*gelu)
+			}
+			f.untouched(a, b, bias, residual, in)
+			if t.Failed() {
+				t.Fatalf("at M N K %v, gap %d, TF32 %v", sh[:3], sh[3], tf32)
+			}
+		}
+	}
+}
+
+// A product sums the columns of a as op ColumnSum does, to the same bits, whatever it rounds.
+func testProductColumnSum(t *testing.T, dev gpustage.Device) {
+	for _, sh := range [][3]int{{1, 1, 1}, {128, 5, 3}, {129, 128, 2}, {300, 131, 40}, {70, 260, 7}, {0, 4, 3}} { // rows and columns of a, of b
+		for _, gap := range []int{0, 3, 4} {
+			for _, o := range []gpustage.MatMul{{}, {BF16: true}, {TF32: true}} {
+				f := newFixture(t, dev, 20, gap)
+				dy, x, dw := f.floats("dy", sh[0], sh[1], nil), f.floats("x", sh[0], sh[2], nil), f.floats("dw", sh[1], sh[2], nil)
+				db, alone, other := f.vector("db", sh[1], nil), f.vector("alone", sh[1], func(int, int) float64 { return 0.5 }), f.vector("other", sh[1], func(int, int) float64 { return 0.5 })
+				f.run(func(s gpustage.Stream, at picker) {
+					o := o
+					o.TransA, o.Add, o.ColumnSum = true, true, at(db)
+					s.MatMul(at(dw), at(dy), at(x), o)
+					o.ColumnSum = at(other)
+					s.MatMul(at(dw), at(dy), at(x), o)
+					s.ColumnSum(at(alone), at(dy))
+				})
+				f.check(db, 2*float64(sh[0]))
+				f.check(alone, 2*float64(sh[0]))
+				f.check(other, 2*float64(sh[0]))
+				if !bytes.Equal(gpustage.Bytes(download(t, f.s, other.dev)), gpustage.Bytes(download(t, f.s, alone.dev))) {
+					t.Error("the sums beside a product have other bits than those of the op on its own")
+				}
+				limit := 2 * productTolerance(sh[0])
+				if o.TF32 {
+					limit = 2 * tf32Tolerance(sh[0])
+				}
+				f.check(dw, limit)
+				f.untouched(dy, x)
+				if t.Failed() {
+					t.Fatalf("at %v, gap %d, %+v", sh, gap, o)
+				}
+			}
+		}
+	}
+	// Of a matrix that is not transposed as well.
+	f := newFixture(t, dev, 21, 0)
+	a, b, c, sum := f.floats("a", 9, 20, nil), f.floats("b", 20, 6, nil), f.floats("c", 9, 6, nil), f.vector("sum", 20, nil)
+	f.run(func(s gpustage.Stream, x picker) {
+		s.MatMul(x(c), x(a), x(b), gpustage.MatMul{BF16: true, ColumnSum: x(sum)})
+	})
+	f.check(sum, 18)
+	f.check(c, productTolerance(20))
+}
+
+// Products that share a rounded matrix have the bits of those that don't, whichever comes first, and a matrix that has changed is another.
+func testRounded(t *testing.T, dev gpustage.Device) {
+	for _, sums := range []bool{false, true} {
+		for _, cols := range []int{64, 70} {
+			f := newFixture(t, dev, 22, 2)
+			dy, x, w, more := f.floats("dy", 150, cols, nil), f.floats("x", 150, 40, nil), f.floats("w", cols, 40, nil), f.floats("more", 150, cols, nil)
+			dw, dx, sum := f.floats("dw", cols, 40, nil), f.floats("dx", 150, 40, nil), f.vector("sum", cols, nil)
+			room, err := gpustage.NewTensor(dev, gpustage.BF16, 150, 72)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for step := range 2 {
+				var want []byte
+				for _, shared := range []bool{false, true} {
+					var r *gpustage.Rounded
+					if shared {
+						r = &gpustage.Rounded{Room: room}
+					}
+					f.s.Fill(sum.dev, 0)
+					weight := gpustage.MatMul{TransA: true, BF16: true, Rounded: r}
+					if sums {
+						weight.ColumnSum = sum.dev
+					}
+					for i := range 3 { // the second time its rows are there already
+						if i == 1 {
+							f.s.MatMul(dx.dev, dy.dev, w.dev, gpustage.MatMul{BF16: true, Rounded: r})
+						} else {
+							f.s.MatMul(dw.dev, dy.dev, x.dev, weight)
+						}
+					}
+					var got []byte
+					for _, a := range []*arg{dw, dx, sum} {
+						got = append(got, gpustage.Bytes(download(t, f.s, a.back))...)
+					}
+					if want == nil {
+						want = got
+					}
+					if !bytes.Equal(got, want) {
+						t.Fatalf("%d columns, sums %v, step %d: products that share a rounded matrix differ", cols, sums, step)
+					}
+				}
+				f.s.Add(dy.dev, dy.dev, more.dev)
+			}
+		}
+	}
+}
+
 func testAttention(t *testing.T, dev gpustage.Device) {
 	type config struct {
 		heads, kv, dim, window int
@@ -170,6 +384,7 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 		cap                    float64
 		bias                   int // rows of Bias
 		bf16                   bool
+		gap                    int // elements between rows
 	}
 	for _, c := range []config{
 		{heads: 1, dim: 4, lengths: []int{1}},
@@ -198,6 +413,10 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 2, kv: 1, dim: 128, lengths: []int{3, 75}, bf16: true, p: 0.1, causal: true, window: 20},
 		{heads: 1, dim: 128, lengths: []int{67}, bf16: true, p: 0.1},
 		{heads: 1, dim: 64, lengths: []int{140}, bf16: true, window: 9},
+		{heads: 1, dim: 32, lengths: []int{150}, bf16: true, window: 78}, // larger than a tile
+		{heads: 1, dim: 32, lengths: []int{3, 135}, bf16: true, causal: true, p: 0.1},
+		{heads: 1, dim: 128, lengths: []int{130, 200}, bf16: true},
+		{heads: 2, dim: 32, lengths: []int{40}, bf16: true, p: 0.2, gap: 3},
 		{heads: 2, dim: 40, lengths: []int{19, 30}, bf16: true, p: 0.2, bias: 9},
 	} {
 		work := 0
@@ -208,7 +427,7 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 			continue
 		}
 		t.Run(name(c), func(t *testing.T) {
-			f := newFixture(t, dev, 14, 0)
+			f := newFixture(t, dev, 14, c.gap)
 			q := f.sequences(c.lengths)
 			kv := c.kv
 			if kv == 0 {
@@ -246,6 +465,28 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 				f.untouched(bias)
 			}
 		})
+	}
+}
+
+// Keys that are NaN make all that see them NaN, also where they fill a device's first tile, and nothing else.
+func testAttentionNaN(t *testing.T, dev gpustage.Device) {
+	for _, bf16 := range []bool{false, true} {
+		f := newFixture(t, dev, 18, 0)
+		q := f.sequences([]int{100, 7})
+		const dim = 32
+		qkv := f.floats("qkv", q.tokens, 3*dim, func(i, j int) float64 {
+			if i < 64 && j >= dim && j < 2*dim {
+				return math.NaN()
+			}
+			return f.rng.NormFloat64()
+		})
+		ctx, lse := f.floats("ctx", q.tokens, dim, nil), f.floats("lse", 1, q.tokens, nil)
+		f.run(func(s gpustage.Stream, x picker) {
+			in := x(qkv)
+			s.Attention(x(ctx), x(lse), in.Columns(0, dim), in.Columns(dim, 2*dim), in.Columns(2*dim, 3*dim),
+				gpustage.Attention{Seqs: q.on(x), Heads: 1, HeadDim: dim, Scale: 0.2, BF16: bf16})
+		})
+		f.check(ctx, map[bool]float64{false: 64, true: bf16Spacing}[bf16])
 	}
 }
 

@@ -220,8 +220,9 @@ func TestGoldenEmbedding(t *testing.T) {
 	f := newFixture(t)
 	shape := g.Shape(t, "y")
 	tokens, c := shape[0], shape[1]
-	y := f.zeros(tokens, c)
+	y, sum := f.zeros(tokens, c), f.zeros(tokens, c)
 	dy := f.floats(tokens, c, g.F64(t, "dy"))
+	var lookups [3]gpustage.Lookup
 	for i, names := range [][2]string{{"words", "ids"}, {"places", "positions"}, {"kinds", "types"}} {
 		var idx []int32
 		for _, v := range g.Ints(t, names[1]) {
@@ -229,11 +230,14 @@ func TestGoldenEmbedding(t *testing.T) {
 		}
 		rows := g.Shape(t, names[0])[0]
 		table, d := f.floats(rows, c, g.F64(t, names[0])), f.zeros(rows, c)
-		f.s.Gather(y, table, f.ints(idx), i > 0)
-		f.s.ScatterAdd(d, dy, f.ints(idx))
+		lookups[i] = gpustage.Lookup{Table: table, Index: f.ints(idx)}
+		f.s.Gather(y, table, lookups[i].Index, i > 0)
+		f.s.ScatterAdd(d, dy, lookups[i].Index)
 		f.equal("d"+names[0], d, g.F64(t, "d"+names[0]), exact)
 	}
 	f.equal("y", y, g.F64(t, "y"), exact)
+	f.s.Embed(sum, gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Embed{Words: lookups[0], Positions: lookups[1], Kinds: lookups[2]})
+	f.equal("the sum of all three", sum, g.F64(t, "y"), exact)
 }
 
 func TestGoldenAdamW(t *testing.T) {

@@ -11,6 +11,10 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		return
 	}
 	s.run("matmul", c, func() { matmul[float32](c, a, b, k, o) }, func() { matmul[float64](c, a, b, k, o) })
+	if !o.ColumnSum.IsZero() {
+		s.ColumnSum(o.ColumnSum, a)
+	}
+	o.Norm.Of(s, c)
 }
 
 func matmul[T float](c, a, b tensor, k int, o gpustage.MatMul) {

@@ -6,6 +6,13 @@ import (
 	"contraflow/gpustage"
 )
 
+// Embed is its steps.
+func (s *Stream) Embed(y, sum, mean, rstd tensor, o gpustage.Embed) {
+	if !s.Refuse(gpustage.CheckEmbed(y, sum, mean, rstd, o)) {
+		o.Steps(s, y, sum, mean, rstd)
+	}
+}
+
 // LayerNorm (Ba, Kiros and Hinton, arXiv 1607.06450): y = (x - mean) * rstd * gamma + beta, with the biased variance.
 func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta tensor, eps float64) {
 	if s.Refuse(gpustage.CheckLayerNorm("layer norm", y, x, gamma, beta, mean, rstd)) {

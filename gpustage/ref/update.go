@@ -26,10 +26,12 @@ func sumSquares[T float](out, x tensor) {
 
 // AdamW updates parameters and moments.
 func (s *Stream) AdamW(p, m, v, g tensor, h gpustage.AdamW) {
-	if s.Refuse(gpustage.CheckPair("adamw", p, m, v, g)) {
+	if s.Refuse(gpustage.CheckAdamW(p, m, v, g, h)) {
 		return
 	}
-	s.run("adamw", p, func() { adamW[float32](p, m, v, g, h) }, func() { adamW[float64](p, m, v, g, h) })
+	h.EachRun(p, m, v, g, func(p, m, v, g tensor, h gpustage.AdamW) {
+		s.run("adamw", p, func() { adamW[float32](p, m, v, g, h) }, func() { adamW[float64](p, m, v, g, h) })
+	})
 }
 
 func adamW[T float](pt, mt, vt, gt tensor, h gpustage.AdamW) {

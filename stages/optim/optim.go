@@ -110,20 +110,20 @@ type AdamW struct {
 // States is 2: the moments.
 func (AdamW) States() int { return 2 }
 
-// Update applies gpustage's AdamW to each segment.
+// Update applies gpustage's AdamW to all segments at once.
 func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, step int) {
 	betas := o.Betas
 	if betas == nil {
 		betas = []float64{0.9, 0.999}
 	}
-	h := gpustage.AdamW{Beta1: betas[0], Beta2: betas[1], Eps: cmp.Or(o.Eps, 1e-8), Step: step, GradScale: gradScale}
-	for _, seg := range segments {
-		h.LR, h.WeightDecay = seg.rate(lr), 0
+	runs := make([]gpustage.Run, len(segments))
+	for i, seg := range segments {
+		runs[i] = gpustage.Run{P: seg.Off, State: seg.State, G: seg.Grad, Len: seg.Len, LR: seg.rate(lr)}
 		if seg.Decay {
-			h.WeightDecay = o.WeightDecay
+			runs[i].WeightDecay = o.WeightDecay
 		}
-		s.AdamW(seg.of(p), seg.state(states[0]), seg.state(states[1]), seg.grad(g), h)
 	}
+	s.AdamW(p, states[0], states[1], g, gpustage.AdamW{Beta1: betas[0], Beta2: betas[1], Eps: cmp.Or(o.Eps, 1e-8), Step: step, GradScale: gradScale, Runs: runs})
 }
 
 // SGD is stochastic gradient descent.

@@ -196,7 +196,7 @@ func (c *checker) checkRest(r *Recipe) {
 	t := r.Train
 	c.positive("train.epochs", t.Epochs)
 	c.require(t.MaxSteps >= 0, "train.max_steps", "is negative; 0 means all epochs")
-	c.words("train.precision", "auto", "f32", "bf16")
+	c.words("train.precision", "auto", "f32", "tf32", "bf16")
 	c.words("train.sync", "last", "every")
 	c.words("train.on_nan", string(stages.StopOnNaN), string(stages.SkipOnNaN), string(stages.RollbackOnNaN))
 	c.require(r.Mesh.Replicate >= 0, "mesh.replicate", "is negative")

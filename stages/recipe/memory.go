@@ -92,7 +92,7 @@ func (x *Run) predict(z sharding) Memory {
 	tokens := func(rows int64) int64 { // that have rows in parts
 		return rows * (int64(x.text.QueryLength-1) + (columns-1)*int64(x.text.DocumentLength-1))
 	}
-	size := loss.Size{Rows: int(rows), Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType}
+	size := loss.Size{Rows: int(rows), Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType, GPU: x.device.Info().Threads == 0}
 	for _, p := range m.Parts() {
 		mine, all, sub := own*columns, n, int64(len(lengths))
 		if p.Tokens {
@@ -167,7 +167,12 @@ const defaultBudget = 2 << 30
 
 // freeMemory is what the device has left for this rank; 0 if it does not say.
 func (x *Run) freeMemory() int64 {
-	return x.device.Info().FreeMemory / int64(max(1, x.share.Ranks))
+	i := x.device.Info()
+	ranks := i.Ranks
+	if ranks == 0 {
+		ranks = x.share.Ranks
+	}
+	return i.FreeMemory / int64(max(1, ranks))
 }
 
 // fits refuses a run that does not fit so many bytes, and says what would: without kept activations, with smaller sub-batches, which cost

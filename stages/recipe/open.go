@@ -146,6 +146,9 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.device, err = gpustage.OpenShare(x.Recipe.Train.Device, x.share); err != nil {
 		return fmt.Errorf("train.device: %w", err)
 	}
+	if err := x.Recipe.Train.CheckPrecision(x.device); err != nil {
+		return fmt.Errorf("train.precision: %w", err)
+	}
 	if x.stream, err = x.device.OpenStream(); err != nil {
 		return err
 	}
@@ -206,7 +209,22 @@ func (r Recipe) tuning() transformer.Tuning {
 }
 
 func (r Recipe) modelOptions() transformer.Options {
-	return transformer.Options{BF16: r.Train.Precision == "bf16", CheckpointEvery: r.Model.ActivationCheckpointing.Every, Tuning: r.tuning()}
+	o := r.Train.Rounding()
+	o.CheckpointEvery, o.Tuning = r.Model.ActivationCheckpointing.Every, r.tuning()
+	return o
+}
+
+// Rounding is the precision as a model's options have it.
+func (t Train) Rounding() transformer.Options {
+	return transformer.Options{BF16: t.Precision == "bf16", TF32: t.Precision == "tf32"}
+}
+
+// CheckPrecision tells whether a device has the precision.
+func (t Train) CheckPrecision(d gpustage.Device) error {
+	if t.Precision == "tf32" && !d.Info().TF32 {
+		return fmt.Errorf("tf32 is how NVIDIA's GPUs multiply f32 on tensor cores; %s has f32 and bf16", d.Name())
+	}
+	return nil
 }
 
 // paperModel is the folder's model on a device that computes nothing.

@@ -155,7 +155,7 @@ type Group struct {
 type Train struct {
 	Epochs    int    `yaml:"epochs"`
 	MaxSteps  int    `yaml:"max_steps"`
-	Precision string `yaml:"precision"`
+	Precision string `yaml:"precision"` // auto (f32), f32, tf32 (where the device has it) or bf16
 	Device    string `yaml:"device"`
 	Seed      uint64 `yaml:"seed"`
 	Sync      string `yaml:"sync"`

@@ -297,7 +297,7 @@ func TestErrors(t *testing.T) {
 		{"train: {epochs: \"3\"}", `train.epochs: want a whole number, got "3"`},
 		{"train: {epochs: 0}", "train.epochs: is 0, want at least 1"},
 		{"train: {seed: -1}", "train.seed: want a whole number of at least 0"},
-		{"train: {precision: fp8}", "train.precision: is \"fp8\", want one of auto, bf16, f32"},
+		{"train: {precision: fp8}", "train.precision: is \"fp8\", want one of auto, bf16, f32, tf32"},
 		{"data: {shuffle: maybe}", `data.shuffle: want true or false, got "maybe"`},
 		{"data: {shuffle: }", "data.shuffle: has no value"},
 		{"batch: {replay_budget: lots}", "want an amount of memory such as 8GiB"},

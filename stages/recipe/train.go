@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -88,7 +89,7 @@ type Summary struct {
 	DroppedBy string // why, by the recipe's keys
 	Skipped   int    // rows that can't be used: skipped.jsonl
 	Seconds   float64
-	PeakBytes int64 // of the process
+	PeakBytes int64 // of the process, or on a GPU of its memory
 	Eval      *Evaluation
 	Model     string // folder
 	Over      bool   // when it was resumed: nothing was done
@@ -369,10 +370,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		took = max(took-ev.took, time.Microsecond)
 	}
 	j.last = now
-	peak := gpustage.HostPeakMemory()
-	if peak == 0 {
-		peak = enc.PeakBytes()
-	}
+	peak := cmp.Or(enc.Model.Device.Info().PeakAllocated, gpustage.HostPeakMemory(), enc.PeakBytes()) // a GPU's memory, not the process's
 	m := Metrics{
 		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
 		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,

@@ -177,41 +177,31 @@ func (x *Run) together(ctx context.Context, wrong []VerifyRow, report func(Verif
 // spoil plants a fault in how a rank communicates.
 func (f Fault) spoil(c *collective.Comm) {
 	switch f {
-	case FaultGather, FaultScatter, FaultSync:
-		c.World, c.Replicate = spoiledWorld{c.World, f}, spoiled{c.Replicate, f}
+	case FaultGather, FaultScatter:
+		c.World = worldOf{c.World, spoiled{c.World, f}}
+	case FaultSync:
+		c.World, c.Replicate = worldOf{c.World, spoiled{c.World, f}}, spoiled{c.Replicate, f}
 	case FaultShard:
 		c.Shard = spoiled{c.Shard, f}
 	}
 }
 
-type spoiledWorld struct {
+// worldOf is a job's world that communicates as a group does which wraps it.
+type worldOf struct {
 	collective.World
-	fault Fault
+	as collective.Group
 }
 
-func (w spoiledWorld) AllGather(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
-	w.World.AllGather(s, dst, src, rows, wire)
-	at := 0
-	for rank, n := range rows {
-		if w.fault == FaultGather && rank != w.Rank() && n > 0 {
-			s.Fill(dst.Span(at, at+n), 0)
-		}
-		at += n
-	}
+func (w worldOf) AllGather(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
+	w.as.AllGather(s, dst, src, rows, wire)
 }
 
-func (w spoiledWorld) ReduceScatter(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
-	if w.fault != FaultScatter {
-		w.World.ReduceScatter(s, dst, src, rows, wire)
-		return
-	}
-	keepOwn(s, dst, src, rows, w.Rank())
+func (w worldOf) ReduceScatter(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
+	w.as.ReduceScatter(s, dst, src, rows, wire)
 }
 
-func (w spoiledWorld) AllReduce(s gpustage.Stream, x gpustage.Tensor, wire gpustage.DType) {
-	if w.fault != FaultSync {
-		w.World.AllReduce(s, x, wire)
-	}
+func (w worldOf) AllReduce(s gpustage.Stream, x gpustage.Tensor, wire gpustage.DType) {
+	w.as.AllReduce(s, x, wire)
 }
 
 type spoiled struct {
@@ -219,12 +209,23 @@ type spoiled struct {
 	fault Fault
 }
 
+func (g spoiled) AllGather(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
+	g.Group.AllGather(s, dst, src, rows, wire)
+	at := 0
+	for rank, n := range rows {
+		if g.fault == FaultGather && rank != g.Rank() && n > 0 {
+			s.Fill(dst.Span(at, at+n), 0)
+		}
+		at += n
+	}
+}
+
 func (g spoiled) ReduceScatter(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
-	if g.fault != FaultShard {
-		g.Group.ReduceScatter(s, dst, src, rows, wire)
+	if g.fault == FaultScatter || g.fault == FaultShard {
+		keepOwn(s, dst, src, rows, g.Rank())
 		return
 	}
-	keepOwn(s, dst, src, rows, g.Rank())
+	g.Group.ReduceScatter(s, dst, src, rows, wire)
 }
 
 func (g spoiled) AllReduce(s gpustage.Stream, x gpustage.Tensor, wire gpustage.DType) {
@@ -251,7 +252,7 @@ func keepOwn(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, rank int) 
 // the memory which that takes.
 func roundBefore(c *collective.Comm) (free func()) {
 	room := &halves{}
-	c.World, c.Replicate, c.Shard = roundedWorld{c.World, rounded{c.World, room}}, rounded{c.Replicate, room}, rounded{c.Shard, room}
+	c.World, c.Replicate, c.Shard = worldOf{c.World, rounded{c.World, room}}, rounded{c.Replicate, room}, rounded{c.Shard, room}
 	return room.free
 }
 
@@ -308,21 +309,4 @@ func (g rounded) AllReduce(s gpustage.Stream, x gpustage.Tensor, wire gpustage.D
 		defer g.room.round(s, x)
 	}
 	g.Group.AllReduce(s, x, x.DType)
-}
-
-type roundedWorld struct {
-	collective.World
-	as rounded
-}
-
-func (w roundedWorld) AllGather(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
-	w.as.AllGather(s, dst, src, rows, wire)
-}
-
-func (w roundedWorld) ReduceScatter(s gpustage.Stream, dst, src gpustage.Tensor, rows []int, wire gpustage.DType) {
-	w.as.ReduceScatter(s, dst, src, rows, wire)
-}
-
-func (w roundedWorld) AllReduce(s gpustage.Stream, x gpustage.Tensor, wire gpustage.DType) {
-	w.as.AllReduce(s, x, wire)
 }

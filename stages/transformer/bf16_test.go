@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"testing"
@@ -52,16 +53,100 @@ func TestLoRABF16Error(t *testing.T) {
 	}
 }
 
+// In TF32 so is every one of TF32, forward and backward.
+func TestTF32Products(t *testing.T) {
+	for name := range autocast(t, "lora") {
+		m, s, g := loadLoRA(t, name, fastDevice(t), Options{TF32: true})
+		grads, err := m.NewGradients()
+		if err != nil {
+			t.Fatal(err)
+		}
+		products, rows := &productSpy{Stream: s}, goldenRows(t, g, "")
+		p := m.Forward(products, newArena(t, s.Device()), rows, true, true)
+		forward := products.tf32
+		p.Backward(upload64(t, s, m.DType, rows.Len(), m.EmbeddingSize(), g.F64(t, "r")), grads)
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if forward == 0 || products.tf32 < 2*forward || products.exact+products.rounded != 0 {
+			t.Errorf("%s: %d products in TF32, %d of them forward, %d are not", name, products.tf32, forward, products.exact+products.rounded)
+		}
+		return
+	}
+}
+
+// rounder is a device that copies what it multiplies.
+type rounder struct{ gpustage.Device }
+
+func (rounder) RoundedCols(cols int) int { return cols + 1 }
+
+// roundingSpy remembers what products found in matrices that they share.
+type roundingSpy struct {
+	gpustage.Stream
+	t      *testing.T
+	found  map[*gpustage.Rounded][]float64
+	shared int
+}
+
+func (s *roundingSpy) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	if r := o.Rounded; r != nil {
+		now := floats(s.t, s.Stream, a)
+		if !r.Full {
+			s.found[r], r.Full = now, true
+		} else if s.shared++; !slices.Equal(now, s.found[r]) {
+			s.t.Errorf("a %v is shared by products and was written between them", a)
+		}
+	}
+	s.Stream.MatMul(c, a, b, o)
+}
+
+// What is rounded for several products of a backward pass is the same for all of them, in every family: nothing writes to it between them.
+func TestSharedRounding(t *testing.T) {
+	for _, name := range familyGoldens(t) {
+		m, s := loadFamily(t, name, nil, rounder{fastDevice(t)}, Options{BF16: true})
+		m.Config.HiddenDropout = 0.1
+		grads, err := m.NewGradients()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, train := range []bool{false, true} {
+			spy := &roundingSpy{Stream: s, t: t, found: map[*gpustage.Rounded][]float64{}}
+			a, err := gpustage.NewArena(m.Device, m.Memory([]int{3, 4}).Backward) // which counts the room
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := m.Forward(spy, a, Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}, Keys: []uint64{1, 2}}, train, true)
+			d := make([]float64, 2*m.EmbeddingSize())
+			for i := range d {
+				d[i] = 1 / float64(1+i)
+			}
+			p.Backward(upload64(t, s, m.DType, 2, m.EmbeddingSize(), d), grads)
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.Free(); err != nil {
+				t.Fatal(err)
+			}
+			if want := 4 * m.Config.Layers; spy.shared != want {
+				t.Errorf("%s: %d products take what another one has rounded, want the %d of its layers", name, spy.shared, want)
+			}
+		}
+	}
+}
+
 // productSpy counts matrix products.
 type productSpy struct {
 	gpustage.Stream
-	rounded, exact int
+	rounded, tf32, exact int
 }
 
 func (s *productSpy) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
-	if o.BF16 {
+	switch {
+	case o.BF16:
 		s.rounded++
-	} else {
+	case o.TF32:
+		s.tf32++
+	default:
 		s.exact++
 	}
 	s.Stream.MatMul(c, a, b, o)

@@ -6,7 +6,8 @@
 //
 // # What a pass does
 //
-// A sub-batch is packed: T real tokens, no padding. [Model.Forward] computes the hidden states layer by layer, pools each
+// A sub-batch is packed: T tokens of texts, one behind the other, without padding between them. On devices that record passes a few rows
+// of padding follow (buckets.go). [Model.Forward] computes the hidden states layer by layer, pools each
 // row and normalizes it if the model says so. With Keep, the activations that the backward pass needs stay in the arena;
 // without, a layer's are gone when the next one starts. Both run the same ops on the same shapes, so an embedding, a kept one
 // and a replayed one have the same bits. Activation checkpointing keeps the input of every k-th layer only and computes the

@@ -79,38 +79,30 @@ type embedActs struct {
 	stats stats
 }
 
-// embedTokens computes x = dropout(norm(scale * word + position + type)).
+// embedTokens computes x = dropout(norm(scale * word + position + type)). The norm, where a family has one here, is a layer norm.
 func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
-	s, m, in := p.s, p.m, p.in
+	m, in := p.m, p.in
 	mark := p.a.Mark()
-	n, sum := m.w.embedNorm, x
-	if !n.absent() {
-		sum = p.keep(x.Rows, x.Cols)
-		p.embed = embedActs{sum: sum, stats: p.keepStats(n, sum)}
-	}
 	word, ids := p.words()
-	s.Gather(sum, word, ids, false)
-	if scale := m.Config.EmbedScale; scale != 0 {
-		s.Scale(sum, sum, scale)
+	o := gpustage.Embed{
+		Words: gpustage.Lookup{Table: word, Index: ids}, Positions: gpustage.Lookup{Table: m.w.position, Index: in.places},
+		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings),
 	}
-	if !m.w.position.IsZero() {
-		s.Gather(sum, m.w.position, in.places, true)
+	if n := m.w.embedNorm; !n.absent() {
+		sum := x
+		if keep {
+			sum = p.keep(x.Rows, x.Cols)
+		}
+		p.embed = embedActs{sum: sum, stats: p.keepStats(n, sum)}
+		o.Gamma, o.Beta, o.Eps = n.gamma, n.beta, m.Config.NormEps
 	}
-	if !m.w.kind.IsZero() {
-		s.Gather(sum, m.w.kind, in.kinds, true)
-	}
-	if !n.absent() {
-		p.norm(n, x, p.embed.stats, sum)
-	}
-	if d := p.dropout(0, gpustage.SiteEmbeddings); d.Active() {
-		s.Dropout(x, x, gpustage.Tensor{}, d)
-	}
+	p.s.Embed(x, p.embed.sum, p.embed.stats.mean, p.embed.stats.rstd, o)
 	if !keep {
 		p.a.Release(mark)
 	}
 }
 
-// embedTokensBackward changes dx. word is each token's row in g.word.
+// embedTokensBackward changes dx. word is each token's row in g.word, but for padding's, whose gradient is zero.
 func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.Tensor) {
 	s, m, in := p.s, p.m, p.in
 	if d := p.dropout(0, gpustage.SiteEmbeddings); d.Active() {
@@ -129,6 +121,6 @@ func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.
 		s.Scale(dx, dx, scale)
 	}
 	if !g.word.IsZero() {
-		s.ScatterAdd(g.word, dx, word)
+		s.ScatterAdd(g.word, dx.Span(0, word.Cols), word)
 	}
 }

@@ -51,7 +51,14 @@ func (p *Pass) leave(h half, a *halfActs, l linear, y, x, branch gpustage.Tensor
 	}
 	scale := p.m.Config.BranchScale
 	if h.out.absent() && scale == 0 {
-		p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x})
+		o := gpustage.MatMul{Dropout: drop, Residual: x}
+		if !h.sum.absent() && p.m.Config.Norm == LayerNorm {
+			o.Norm = gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps}
+		}
+		p.forward(l, total, branch, o)
+		if !o.Norm.Y.IsZero() {
+			return
+		}
 	} else {
 		if h.out.absent() {
 			p.forward(l, total, branch, gpustage.MatMul{})
@@ -200,12 +207,10 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 		x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn)
 	}
 	if g.qkv.trains() {
-		p.weightGradient(qkv, g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
-		p.biasGradient(g.qkv, dqkv, 0, e)
-		if !c.deadKeyBias() {
-			p.biasGradient(g.qkv, dqkv, e, e+ek)
+		p.gradients(qkv, g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
+		if c.deadKeyBias() && !g.qkv.b.IsZero() {
+			s.Fill(g.qkv.b.Columns(e, e+ek), 0) // exactly zero in theory (doc.go): what is left is rounding
 		}
-		p.biasGradient(g.qkv, dqkv, e+ek, e+2*ek)
 	}
 	if !p.ends(l, attentionPlace) {
 		p.enterBackward(w.attn, g.attn, a.attn, qkv, d, dqkv, x)

@@ -14,7 +14,8 @@ type linear struct {
 	factors []factors       // at most one pair for each projection that is computed here
 	forms   *gpustage.Forms // of w; nil for gradients
 
-	narrow []gpustage.Tensor // in a backward pass, of each pair: s dy B [T, r]
+	narrow  []gpustage.Tensor // in a backward pass, of each pair: s dy B [T, r]
+	rounded *gpustage.Rounded // there, dy's; nil where the device wants none
 }
 
 // factors are LoRA's of one projection, which gives features lo to hi of the product that it is part of.
@@ -104,6 +105,12 @@ func (m *Model) PackedBytes(train bool) int64 {
 	return min(n[0], formsLimit) + min(n[1], formsLimit)
 }
 
+// multiply is a product of the model's precision.
+func (p *Pass) multiply(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	o.BF16, o.TF32 = p.m.Options.BF16, p.m.Options.TF32
+	p.s.MatMul(c, a, b, o)
+}
+
 // forward is y = x Wᵀ + b, followed by what else o says. A product and its epilogue are one pass, but with LoRA what is not linear
 // waits for the complete sum: a pass of its own over y, which is little beside the products.
 func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
@@ -115,16 +122,17 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 		if o.Dropout.Active() {
 			o.Dropout, o.Residual = gpustage.Dropout{}, gpustage.Tensor{}
 		}
+		o.Norm = gpustage.Norm{}
 	}
-	o.TransB, o.Bias, o.Forms, o.BF16 = true, l.b, l.forms, p.m.Options.BF16
-	p.s.MatMul(sum, x, l.w, o)
+	o.TransB, o.Bias, o.Forms = true, l.b, l.forms
+	p.multiply(sum, x, l.w, o)
 	if len(l.factors) == 0 {
 		return
 	}
 	mark := p.a.Mark()
 	for _, f := range l.factors {
 		_, u := p.narrowed(f, x)
-		p.s.MatMul(sum.Columns(f.lo, f.hi), u, f.b, gpustage.MatMul{TransB: true, Add: true, BF16: o.BF16})
+		p.multiply(sum.Columns(f.lo, f.hi), u, f.b, gpustage.MatMul{TransB: true, Add: true})
 		p.a.ReleaseScratch(mark)
 	}
 	if !then.PreAct.IsZero() {
@@ -133,13 +141,14 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 	if then.Dropout.Active() {
 		p.s.Dropout(y, y, then.Residual, then.Dropout)
 	}
+	then.Norm.Of(p.s, y)
 }
 
 // narrowed is dropout(x) and u = s dropout(x) Aᵀ [T, r], in scratch memory.
 func (p *Pass) narrowed(f factors, x gpustage.Tensor) (dropped, u gpustage.Tensor) {
 	u = p.scratch(x.Rows, f.a.Rows)
 	dropped = p.dropped(x, p.loraDropout(f))
-	p.s.MatMul(u, dropped, f.a, gpustage.MatMul{TransB: true, Alpha: p.m.lora().Scale(), BF16: p.m.Options.BF16})
+	p.multiply(u, dropped, f.a, gpustage.MatMul{TransB: true, Alpha: p.m.lora().Scale()})
 	return dropped, u
 }
 
@@ -152,9 +161,14 @@ func (p *Pass) loraDropout(f factors) gpustage.Dropout {
 
 // narrow prepares l for a backward pass from dy: what both its gradients and its input's need.
 func (p *Pass) narrow(l linear, dy gpustage.Tensor) linear {
+	if r, ok := p.m.Device.(gpustage.Rounder); ok && p.m.Options.BF16 {
+		if cols := r.RoundedCols(dy.Cols); cols > 0 {
+			l.rounded = &gpustage.Rounded{Room: p.a.Scratch(p.s, gpustage.BF16, dy.Rows, cols)}
+		}
+	}
 	for _, f := range l.factors {
 		v := p.scratch(dy.Rows, f.a.Rows)
-		p.s.MatMul(v, dy.Columns(f.lo, f.hi), f.b, gpustage.MatMul{Alpha: p.m.lora().Scale(), BF16: p.m.Options.BF16})
+		p.multiply(v, dy.Columns(f.lo, f.hi), f.b, gpustage.MatMul{Alpha: p.m.lora().Scale()})
 		l.narrow = append(l.narrow, v)
 	}
 	return l
@@ -166,41 +180,33 @@ func (p *Pass) backward(l linear, dx, dy gpustage.Tensor, o gpustage.MatMul) {
 	if len(l.factors) > 0 {
 		o.GradOf, o.Act = gpustage.Tensor{}, gpustage.Identity
 	}
-	o.Forms, o.BF16 = l.forms, p.m.Options.BF16
-	p.s.MatMul(dx, dy, l.w, o)
+	o.Forms, o.Rounded = l.forms, l.rounded
+	p.multiply(dx, dy, l.w, o)
 	for i, f := range l.factors {
-		p.s.MatMul(dx, l.narrow[i], f.a, gpustage.MatMul{Add: true, Dropout: p.loraDropout(f), BF16: o.BF16})
+		p.multiply(dx, l.narrow[i], f.a, gpustage.MatMul{Add: true, Dropout: p.loraDropout(f)})
 	}
 	if len(l.factors) > 0 && !pre.IsZero() {
 		p.s.ActivateBackward(dx, dx, pre, act)
 	}
 }
 
-// gradients adds dW = dyᵀ x, db = the column sum of dy and the factors' gradients to g. l comes from narrow.
+// gradients adds dW = dyᵀ x, db = the column sum of dy and the factors' gradients to g. l comes from narrow. With u = s dropout(x) Aᵀ and
+// v = s dy B, dA = vᵀ dropout(x) and dB = dyᵀ u. u is computed again rather than kept: a sixth of what the factors cost, for r elements
+// per token and target.
 func (p *Pass) gradients(l, g linear, dy, x gpustage.Tensor) {
-	p.weightGradient(l, g, dy, x)
-	p.biasGradient(g, dy, 0, dy.Cols)
-}
-
-// weightGradient: with u = s dropout(x) Aᵀ and v = s dy B, dA = vᵀ dropout(x) and dB = dyᵀ u. u is computed again rather than
-// kept: a sixth of what the factors cost, for r elements per token and target.
-func (p *Pass) weightGradient(l, g linear, dy, x gpustage.Tensor) {
-	o := gpustage.MatMul{TransA: true, Add: true, BF16: p.m.Options.BF16}
+	o := gpustage.MatMul{TransA: true, Add: true}
 	if !g.w.IsZero() {
-		p.s.MatMul(g.w, dy, x, o)
+		w := o
+		w.ColumnSum, w.Rounded = g.b, l.rounded
+		p.multiply(g.w, dy, x, w)
+	} else if !g.b.IsZero() {
+		p.s.ColumnSum(g.b, dy)
 	}
 	mark := p.a.Mark()
 	for i, f := range l.factors {
 		dropped, u := p.narrowed(f, x)
-		p.s.MatMul(g.factors[i].a, l.narrow[i], dropped, o)
-		p.s.MatMul(g.factors[i].b, dy.Columns(f.lo, f.hi), u, o)
+		p.multiply(g.factors[i].a, l.narrow[i], dropped, o)
+		p.multiply(g.factors[i].b, dy.Columns(f.lo, f.hi), u, o)
 		p.a.ReleaseScratch(mark)
-	}
-}
-
-// biasGradient is for the bias's elements lo to hi.
-func (p *Pass) biasGradient(g linear, dy gpustage.Tensor, lo, hi int) {
-	if !g.b.IsZero() {
-		p.s.ColumnSum(g.b.Columns(lo, hi), dy.Columns(lo, hi))
 	}
 }

@@ -18,6 +18,7 @@ type Head struct {
 type Options struct {
 	DType gpustage.DType // F32, or F64 for verification
 	BF16  bool           // round the inputs of matrix products to bf16
+	TF32  bool           // let the device round those of f32 to TF32, which its Info says whether it does
 	// CheckpointEvery keeps the input of every k-th layer only and recomputes the rest; 0 keeps everything. AutoCheckpoint chooses k.
 	CheckpointEvery int
 	Tuning          Tuning
@@ -49,6 +50,7 @@ type Model struct {
 
 	biasTrains bool // the relative attention bias does
 	angles     *angles
+	buckets    *bucketing // nil where sub-batches are as they are
 }
 
 // New allocates a model's parameters, all zero.
@@ -66,7 +68,7 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}}
+	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, buckets: newBucketing(d, c, o)}
 	if p, ok := m.Layout.Find(families[c.Family].names.relative + ".weight"); ok {
 		m.biasTrains = m.Layout.Trains(p)
 	}
@@ -122,6 +124,8 @@ type Rows struct {
 	Cu    []int32  // [B+1]: row b is IDs[Cu[b]:Cu[b+1]]
 	Kinds []int32  // [T]: token types; nil: all 0
 	Keys  []uint64 // [B]: dropout keys (gpustage.RowKey); nil when nothing drops
+
+	longest int // what MaxLen is rounded up to; see buckets.go
 }
 
 // Len is B.
@@ -129,7 +133,7 @@ func (r Rows) Len() int { return len(r.Cu) - 1 }
 
 // MaxLen is the longest row's number of tokens.
 func (r Rows) MaxLen() int {
-	n := 0
+	n := r.longest
 	for b := range r.Len() {
 		n = max(n, int(r.Cu[b+1]-r.Cu[b]))
 	}
@@ -166,6 +170,7 @@ type Pass struct {
 	s          gpustage.Stream
 	a          *gpustage.Arena
 	in         input
+	own        shape // without padding; in has it
 	start      gpustage.Mark
 	train      bool
 	embed      embedActs
@@ -199,8 +204,9 @@ func (m *Model) Replay(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
 }
 
 func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep, soon bool) *Pass {
-	p := &Pass{m: m, s: s, a: a, start: a.Mark(), train: train && m.drops(), soon: soon}
-	t, b, c := len(r.IDs), r.Len(), m.Config.Hidden
+	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), soon: soon}
+	r = m.pad(r)
+	b, c := r.Len(), m.Config.Hidden
 	scores := !m.Config.Scorer.None()
 	p.embeddings = a.Keep(s, m.DType, b, m.EmbeddingSize())
 	p.projected, p.length = p.embeddings, a.Keep(s, m.DType, 1, b)
@@ -219,7 +225,14 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 		p.openScore(r)
 	}
 	p.openTokens(r, keep)
+	p.repeat(func() { p.compute(keep) })
+	return p
+}
 
+// compute is a forward pass's ops.
+func (p *Pass) compute(keep bool) {
+	s, m, a := p.s, p.m, p.a
+	t, c := p.in.seqs.Tokens, m.Config.Hidden
 	x := a.Keep(s, m.DType, t, c)
 	p.embedTokens(x, keep && m.bottom < 0)
 	layers := a.Mark()
@@ -244,15 +257,14 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 	p.forwardTokens(x)
 	a.Release(mark)
 	a.ReleaseScratch(layers)
-	if scores {
+	if !m.Config.Scorer.None() {
 		p.score()
-		return p
+		return
 	}
 	p.forwardDense()
 	if m.Head.Normalize {
 		s.Normalize(p.embeddings, p.length, p.projected)
 	}
-	return p
 }
 
 // drops tells whether the model has any dropout.
@@ -262,7 +274,7 @@ func (m *Model) drops() bool {
 }
 
 // Embeddings is [B, E], valid until Release.
-func (p *Pass) Embeddings() gpustage.Tensor { return p.embeddings }
+func (p *Pass) Embeddings() gpustage.Tensor { return p.embeddings.Span(0, p.own.rows) }
 
 // Release gives back the pass's part of the arena. Passes are released in the reverse order of their Forward.
 func (p *Pass) Release() { p.a.Release(p.start) }
@@ -408,15 +420,24 @@ func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
 // BackwardTo is Backward for those who reduce gradients while it runs, and whose loss sees more than one part: the gradient of each,
 // as Parts has them.
 func (p *Pass) BackwardTo(dParts []gpustage.Tensor, to Gradients) {
-	s, m, dEmbeddings := p.s, p.m, dParts[0]
-	g := m.gradients(to)
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
-	layers := m.Config.Layers
-
 	if p.d.IsZero() {
 		p.carry()
 	}
+	dParts = p.widen(dParts)
+	if to.Done != nil || to.Layer != nil {
+		p.computeBackward(dParts, to)
+		return
+	}
+	p.repeat(func() { p.computeBackward(dParts, to) })
+}
+
+// computeBackward is a backward pass's ops.
+func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
+	s, m, dEmbeddings := p.s, p.m, dParts[0]
+	g := m.gradients(to)
+	layers := m.Config.Layers
 	d, dNormal := p.d, dEmbeddings
 	if !m.Config.Scorer.None() {
 		dNormal = p.dNormal
@@ -461,8 +482,8 @@ func (p *Pass) BackwardTo(dParts []gpustage.Tensor, to Gradients) {
 	p.relativeBackward(g.relative)
 	if m.bottom < 0 {
 		index := p.in.ids
-		if !to.WordRows.IsZero() {
-			g.word, index = to.WordRows, to.WordIndex.Columns(0, p.in.seqs.Tokens)
+		if !to.WordRows.IsZero() { // it has no rows for padding
+			g.word, index = to.WordRows, to.WordIndex.Columns(0, p.own.tokens)
 		}
 		p.embedTokensBackward(d, g, index)
 	}

@@ -48,7 +48,7 @@ func (m *Model) turns(s gpustage.Stream, a *gpustage.Arena, r *Rotary, rows Rows
 		t.index = a.Keep(s, gpustage.I32, 1, len(index))
 		s.CopyIn(t.index, gpustage.Bytes(index))
 	}
-	if m.Device == (gpustage.Dry{}) {
+	if _, dry := m.Device.(gpustage.Dry); dry {
 		return t
 	}
 	s.CopyIn(t.table.Span(0, n), m.angles.of(r, false, n, m.DType))

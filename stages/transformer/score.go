@@ -315,7 +315,7 @@ func (p *Pass) scoreBackward(d, dScores gpustage.Tensor, g *weights, to Gradient
 		table, at := g.score.lm, a.tokens
 		if h.LMHead == "" {
 			if table = g.word; !to.WordRows.IsZero() {
-				t := p.in.seqs.Tokens
+				t := p.own.tokens
 				table, at = to.WordRows, to.WordIndex.Columns(t, t+n)
 			}
 		}

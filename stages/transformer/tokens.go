@@ -140,7 +140,8 @@ func (p *Pass) tokensBackward(d, dSparse, dVectors gpustage.Tensor, g tokenWeigh
 // Parts is what the pass gives, as the model's Parts lists it: embeddings [B, E], and of tokens [T', ...]. They are valid until Release.
 func (p *Pass) Parts() []gpustage.Tensor {
 	if p.m.Config.Tokens.None() {
-		return []gpustage.Tensor{p.embeddings}
+		return []gpustage.Tensor{p.Embeddings()}
 	}
-	return []gpustage.Tensor{p.embeddings, p.tokens.sparse, p.tokens.vectors}
+	n := p.own.tokens - p.own.rows
+	return []gpustage.Tensor{p.Embeddings(), p.tokens.sparse.Span(0, n), p.tokens.vectors.Span(0, n)}
 }

@@ -65,8 +65,7 @@ template <int NV> DEVICE void forward(const Attention &a) {
 			float s = MINUS_INF;
 			if (visible(a, i, j, n)) s = score(a, dot(qs + own * dim, ks + lane_id() * (dim + 1), dim), i, j, h).s;
 			float m = fmaxf(top[r], warp_max(s));
-			float p = 0.f, shrink = 1.f;
-			if (m != MINUS_INF) p = expf(s - m), shrink = expf(top[r] - m);
+			float from = m == MINUS_INF ? 0.f : m, p = expf(s - from), shrink = expf(top[r] - from); // a row may see nothing yet
 			z[r] = z[r] * shrink + warp_sum(p);
 			top[r] = m;
 			ps[own * OTHER + lane_id()] = p > 0.f ? rounded(a, p * factor(a, b, i, j, h)) : 0.f;

@@ -4,7 +4,7 @@
 #include "common.cuh"
 
 // Attention is one call; the launching side fills a struct of the same layout. q, ctx and their gradients are [T, H*D], k and v
-// [T, H/group*D], lse and delta [H, T]; a stride follows each.
+// [T, H/group*D], lse and delta [H, T]; a stride follows each. vec says that rows of all but lse and delta may be moved 16 bytes at a time.
 struct Attention {
 	float *ctx, *lse;
 	const float *q, *k, *v, *dctx;

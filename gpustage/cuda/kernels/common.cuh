@@ -97,6 +97,18 @@ DEVICE void store_quad(float *p, const Quad &q, int n, int vec) {
 		if (i < n) p[i] = q.v[i];
 }
 
+// store_bf16 rounds a quad.
+DEVICE void store_bf16(u16 *p, const Quad &q, int n, int vec) {
+	u32 lo = pack_bf16(q.v[0], q.v[1]), hi = pack_bf16(q.v[2], q.v[3]);
+	if (vec && n == 4) {
+		uint2 both;
+		both.x = lo, both.y = hi;
+		*(uint2 *)p = both;
+		return;
+	}
+	for (int i = 0; i < n; i++) p[i] = (u16)((i < 2 ? lo : hi) >> (i % 2 * 16));
+}
+
 // EACH_QUAD visits the quads of a [rows, cols] tensor, a thread each: row, col and n (at most 4) name one. Their number is below 2^31.
 #define EACH_QUAD(rows, cols)                                                                                             \
 	for (u32 per = (u32)((cols) + 3) / 4, all = (u32)(rows)*per, at = blockIdx.x * blockDim.x + threadIdx.x; at < all;    \

@@ -2,15 +2,15 @@
 // 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout. Tensors are f32 in memory and rounded on their
 // way into shared memory; scores, sums and outputs are f32.
 //
-// A block has 64 rows of one sequence and head, 16 to each of its four warps, and walks over tiles of partners. Accumulators of a product
-// have the layout of the next one's left operand, so probabilities stay in registers. The backward pass is two kernels, by query and by
-// key, which costs 7 products instead of 5 and gives the same bits every time: FlashAttention's one kernel adds dq atomically.
+// A block has 64 rows of one sequence and head, 16 to each of its warps, and walks over tiles of partners; of longer sequences 96 or 128,
+// which then read their partners less often. Accumulators of a product have the layout of the next one's left operand, so
+// probabilities stay in registers. The backward pass is two kernels, by query and by key, which costs 7 products instead of 5 and gives the
+// same bits every time: FlashAttention's one kernel adds dq atomically.
 //
 // Fragments, for lane = 4*g + t: rows g and g+8 of the left operand and the accumulator, columns 2t and 2t+1 (and 8 more) of it; column g
 // of the right operand.
 #include "attention.cuh"
 
-#define ROWS 64 // of a block
 #define LOG2E 1.4426950408889634f
 
 DEVICE void mma(float c[4], const u32 a[4], u32 b0, u32 b1) {
@@ -58,7 +58,7 @@ template <int D> DEVICE void tile(const Attention &a, u16 *to, const float *from
 }
 
 // left_rows reads the warp's 16 rows of a tensor as left operands, from memory.
-template <int D> DEVICE void left_rows(u32 f[D / 16][4], const float *from, int stride, int row, int n, int head) {
+template <int D> DEVICE void left_rows(const Attention &a, u32 f[D / 16][4], const float *from, int stride, int row, int n, int head) {
 	int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
 	for (int k = 0; k < D / 16; k++)
@@ -66,8 +66,23 @@ template <int D> DEVICE void left_rows(u32 f[D / 16][4], const float *from, int 
 		for (int i = 0; i < 4; i++) {
 			int r = row + g + i % 2 * 8;
 			const float *p = from + (size_t)r * stride + head * D + k * 16 + i / 2 * 8 + 2 * t;
-			f[k][i] = r < n ? pack_bf16(p[0], p[1]) : 0;
+			f[k][i] = 0;
+			if (r >= n) continue;
+			float2 both;
+			if (a.vec) both = *(const float2 *)p;
+			else both.x = p[0], both.y = p[1];
+			f[k][i] = pack_bf16(both.x, both.y);
 		}
+}
+
+DEVICE void store_pair(const Attention &a, float *p, float x, float y) {
+	if (!a.vec) {
+		p[0] = x, p[1] = y;
+		return;
+	}
+	float2 both;
+	both.x = x, both.y = y;
+	*(float2 *)p = both;
 }
 
 // left_shared reads 16 rows by 16 columns of shared memory as a left operand.
@@ -152,19 +167,20 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 	const int N = 8; // tiles of 8 keys
 	DYNAMIC_SHARED(u16, ks);
 	u16 *vs = ks + 8 * N * PITCH(D);
-	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * ROWS, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
 	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
 	u32 q[D / 16][4];
-	left_rows<D>(q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
+	left_rows<D>(a, q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
 	float o[D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {};
 	float scale = a.scale * LOG2E;
-	Range see = keys_of(a, q0, q0 + ROWS - 1, n);
+	Range see = keys_of(a, q0, q0 + rows - 1, n);
 	for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += 8 * N) {
 		__syncthreads();
 		tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, 8 * N, n, h / a.group);
 		tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, 8 * N, n, h / a.group);
 		__syncthreads();
+		if (w0 >= n) continue; // it only helps to copy
 		float s[N][4] = {};
 		times_rows<D, N>(s, q, ks);
 		bool all = inside(a, w0, 16, k0, 8 * N, n);
@@ -207,7 +223,7 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 		float f = (a.keys ? a.keep : 1.f) / sum;
 		float *to = a.ctx + (size_t)(lo + r) * a.sctx + h * D + 2 * t;
 #pragma unroll
-		for (int d = 0; d < D / 8; d++) to[d * 8] = o[d][2 * half] * f, to[d * 8 + 1] = o[d][2 * half + 1] * f;
+		for (int d = 0; d < D / 8; d++) store_pair(a, to + d * 8, o[d][2 * half] * f, o[d][2 * half + 1] * f);
 		if (t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] / LOG2E + logf(sum);
 	}
 }
@@ -216,12 +232,12 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 	const int N = D == 128 ? 4 : 8; // registers
 	DYNAMIC_SHARED(u16, ks);
 	u16 *vs = ks + 8 * N * PITCH(D);
-	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * ROWS, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
 	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
 	u32 q[D / 16][4], o[D / 16][4];
-	left_rows<D>(q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
-	left_rows<D>(o, a.dctx + (size_t)lo * a.sdctx, a.sdctx, w0, n, h);
+	left_rows<D>(a, q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
+	left_rows<D>(a, o, a.dctx + (size_t)lo * a.sdctx, a.sdctx, w0, n, h);
 	float lse[2], delta[2], dq[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
@@ -229,12 +245,13 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 		lse[half] = r < n ? a.lse[(size_t)h * a.slse + lo + r] * LOG2E : 0.f;
 		delta[half] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
 	}
-	Range see = keys_of(a, q0, q0 + ROWS - 1, n);
+	Range see = keys_of(a, q0, q0 + rows - 1, n);
 	for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += 8 * N) {
 		__syncthreads();
 		tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, 8 * N, n, h / a.group);
 		tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, 8 * N, n, h / a.group);
 		__syncthreads();
+		if (w0 >= n) continue;
 		float s[N][4] = {}, dp[N][4] = {};
 		times_rows<D, N>(s, q, ks);
 		times_rows<D, N>(dp, o, vs);
@@ -256,24 +273,25 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 		if (r >= n) continue;
 		float *to = a.dq + (size_t)(lo + r) * a.sdq + h * D + 2 * t;
 #pragma unroll
-		for (int d = 0; d < D / 8; d++) to[d * 8] = dq[d][2 * half], to[d * 8 + 1] = dq[d][2 * half + 1];
+		for (int d = 0; d < D / 8; d++) store_pair(a, to + d * 8, dq[d][2 * half], dq[d][2 * half + 1]);
 	}
 }
 
-// The gradients of 64 keys: scores are transposed, a row to a key. The query heads that share a key-value head come one after another.
+// The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another.
 template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	const int N = D == 128 ? 4 : 8; // tiles of 8 queries
 	DYNAMIC_SHARED(u16, ks);
-	u16 *vs = ks + ROWS * PITCH(D), *qs = vs + ROWS * PITCH(D), *os = qs + 8 * N * PITCH(D);
+	int rows = blockDim.x / 2;
+	u16 *vs = ks + rows * PITCH(D), *qs = vs + rows * PITCH(D), *os = qs + 8 * N * PITCH(D);
 	float *lse = (float *)(os + 8 * N * PITCH(D)), *delta = lse + 8 * N;
-	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * ROWS, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (k0 >= n) return;
 	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16;
-	tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, ROWS, n, kv);
-	tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, ROWS, n, kv);
+	tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, rows, n, kv);
+	tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, rows, n, kv);
 	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
 	float dk[D / 8][4] = {}, dv[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
-	Range see = queries_of(a, k0, k0 + ROWS - 1, n);
+	Range see = queries_of(a, k0, k0 + rows - 1, n);
 	for (int h = kv * a.group; h < (kv + 1) * a.group; h++) {
 		for (int q0 = see.from; q0 < see.to; q0 += 8 * N) {
 			__syncthreads();
@@ -285,6 +303,7 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 				delta[threadIdx.x] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
 			}
 			__syncthreads();
+			if (w0 >= n) continue;
 			float s[N][4] = {}, dp[N][4] = {};
 #pragma unroll
 			for (int k = 0; k < D / 16; k++) {
@@ -330,17 +349,19 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 		if (r >= n) continue;
 		float *toK = a.dk + (size_t)(lo + r) * a.sdk + kv * D + 2 * t, *toV = a.dv + (size_t)(lo + r) * a.sdv + kv * D + 2 * t;
 #pragma unroll
-		for (int d = 0; d < D / 8; d++)
-#pragma unroll
-			for (int e = 0; e < 2; e++) toK[d * 8 + e] = dk[d][2 * half + e], toV[d * 8 + e] = dv[d][2 * half + e];
+		for (int d = 0; d < D / 8; d++) {
+			store_pair(a, toK + d * 8, dk[d][2 * half], dk[d][2 * half + 1]);
+			store_pair(a, toV + d * 8, dv[d][2 * half], dv[d][2 * half + 1]);
+		}
 	}
 }
 
-#define FOR_DIM(D)                                                                             \
-	KERNEL __launch_bounds__(128) flash_##D(Attention a) { flash_forward<D>(a); }              \
-	KERNEL __launch_bounds__(128) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
-	KERNEL __launch_bounds__(128) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
+// Launch bounds are what registers allow: 16 warps to a multiprocessor in the forward pass, 12 by query, 8 by key; at 128 features 12, 8, 8.
+#define FOR_DIM(most, by_query, D)                                                                                  \
+	KERNEL __launch_bounds__(most, 2) flash_##D(Attention a) { flash_forward<D>(a); }                               \
+	KERNEL __launch_bounds__(by_query, 384 / by_query) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
+	KERNEL __launch_bounds__(256) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
 
-FOR_DIM(32)
-FOR_DIM(64)
-FOR_DIM(128)
+FOR_DIM(256, 192, 32)
+FOR_DIM(256, 192, 64)
+FOR_DIM(192, 256, 128)

@@ -1,9 +1,10 @@
 // CUDA C++ on a processor, as far as the kernels here use it: for tests of their logic on machines without a GPU (x86-64 Linux).
 //
 // A block's threads are fibers of one thread of the host. Each runs until it must wait: at __syncthreads for its block, at a shuffle, vote
-// or mma for its warp. What real threads may do in any order, odd launches do forwards and even ones backwards, so that a missing
-// barrier shows as a wrong result; shared memory begins as NaNs, and is guarded behind its end. It is an error, with the
-// kernel's name, when threads of a warp meet at different operations, when some wait for ever, and when ldmatrix gets an odd address.
+// or mma for its warp; and a warp until all of its threads wait for other warps. What real threads may do in any order, odd launches do
+// forwards and even ones backwards, so that a missing barrier shows as a wrong result; shared memory begins as NaNs, and is guarded behind
+// its end. It is an error, with the kernel's name, when threads of a warp meet at different operations, when some wait for ever, when
+// ldmatrix or a vector gets an odd address, and when a launch is larger than GPUs allow.
 #pragma once
 
 #include <cmath>
@@ -23,12 +24,25 @@ using std::min;
 #define __launch_bounds__(...)
 #define __shared__ static // one block runs at a time
 
-struct alignas(16) float4 {
-	float x, y, z, w;
-};
-struct alignas(8) uint2 {
-	unsigned x, y;
-};
+inline void host_aligned(const void *at, unsigned bytes);
+
+// A vector is moved as a whole, from and to a multiple of its size: a GPU ends the program otherwise.
+#define HOST_VECTOR(name, type, ...)                                                                    \
+	struct alignas(sizeof(type[HOST_COUNT(__VA_ARGS__)])) name {                                        \
+		type __VA_ARGS__;                                                                               \
+		name() {}                                                                                       \
+		name(const name &from) { *this = from; }                                                        \
+		name &operator=(const name &from) {                                                             \
+			host_aligned(this, sizeof(name)), host_aligned(&from, sizeof(name));                        \
+			memcpy(this, &from, sizeof(name));                                                          \
+			return *this;                                                                               \
+		}                                                                                               \
+	}
+#define HOST_COUNT(...) HOST_FIFTH(__VA_ARGS__, 4, 3, 2, 1)
+#define HOST_FIFTH(a, b, c, d, e, ...) e
+HOST_VECTOR(float4, float, x, y, z, w);
+HOST_VECTOR(float2, float, x, y);
+HOST_VECTOR(uint2, unsigned, x, y);
 struct Dim {
 	unsigned x, y, z;
 };
@@ -70,6 +84,10 @@ inline const char *host_kernel;
 	fprintf(stderr, "kernel %s, block %u %u %u, thread %d: %s\n", host_kernel, blockIdx.x, blockIdx.y, blockIdx.z,
 	        host_me ? host_me->warp * 32 + host_me->lane : -1, what);
 	abort();
+}
+
+__attribute__((noinline)) inline void host_aligned(const void *at, unsigned bytes) {
+	if ((uintptr_t)at % bytes) host_fail("moves a vector from or to an address that is no multiple of its size");
 }
 
 inline void host_wait(uint64_t *gate) {
@@ -249,14 +267,22 @@ static void host_run(std::vector<Fiber> &fibers, std::vector<unsigned char> &sta
 		sp[0] = (void *)host_begin, sp[1] = nullptr;
 		f.sp = sp - 6;
 	}
+	// A warp goes on until it waits for others, however far behind they are: a barrier of the block that is missing then shows.
+	int warps = (n + 31) / 32;
 	for (int live = n; live > 0;) {
 		bool moved = false;
-		for (int k = 0; k < n; k++) {
-			Fiber &f = fibers[backwards ? n - 1 - k : k];
-			if (f.done || f.gate && *f.gate == f.seen) continue;
-			host_me = &f, f.gate = nullptr, moved = true;
-			host_switch(&host_scheduler, f.sp);
-			if (f.done) live--;
+		for (int k = 0; k < warps; k++) {
+			int first = (backwards ? warps - 1 - k : k) * 32, count = std::min(32, n - first);
+			for (bool again = true; again;) {
+				again = false;
+				for (int i = 0; i < count; i++) {
+					Fiber &f = fibers[first + (backwards ? count - 1 - i : i)];
+					if (f.done || f.gate && *f.gate == f.seen) continue;
+					host_me = &f, f.gate = nullptr, moved = again = true;
+					host_switch(&host_scheduler, f.sp);
+					if (f.done) live--;
+				}
+			}
 		}
 		if (!moved) host_me = nullptr, host_fail("its threads wait for ever");
 	}
@@ -271,7 +297,8 @@ extern "C" int host_launch(const char *name, const unsigned *grid, const unsigne
 	for (const Entry *e = host_entries; e->name; e++)
 		if (!strcmp(e->name, name)) host_entry = e;
 	if (!host_entry) return 1;
-	host_kernel = name, host_args = args;
+	host_kernel = name, host_args = args, host_me = nullptr;
+	if (grid[1] > 65535 || grid[2] > 65535 || block[0] * block[1] * block[2] > 1024 || shared > 227 << 10) host_fail("no GPU launches so much");
 	gridDim = {grid[0], grid[1], grid[2]}, blockDim = {block[0], block[1], block[2]};
 	fibers.resize(block[0] * block[1] * block[2]);
 	if (stacks.size() < fibers.size() * host_stack) stacks.resize(fibers.size() * host_stack);

@@ -44,15 +44,7 @@ KERNEL convert(void *dst, int dstride, int dtype, const void *src, int sstride, 
 KERNEL to_bf16(u16 *dst, int dstride, const float *src, int sstride, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
 		Quad q = load_quad(AT(src, sstride), n, vec);
-		u16 *to = AT(dst, dstride);
-		u32 lo = pack_bf16(q.v[0], q.v[1]), hi = pack_bf16(q.v[2], q.v[3]);
-		if (n == 4 && vec) {
-			uint2 both;
-			both.x = lo, both.y = hi;
-			*(uint2 *)to = both;
-			continue;
-		}
-		for (int i = 0; i < n; i++) to[i] = (u16)((i < 2 ? lo : hi) >> (i % 2 * 16));
+		store_bf16(AT(dst, dstride), q, n, vec);
 	}
 }
 
@@ -184,22 +176,51 @@ KERNEL rotary(float *y, int sy, const float *x, int sx, const float *table, int 
 	}
 }
 
-// adamw updates all parameters in one launch: they are one vector. keep is 1 - LR*WeightDecay, step is LR/(1-Beta1^t), root is
+#define RUNS 140
+#define RUN_BLOCK 4096 // elements of a run for each block
+
+// Run is parameters n elements from p on, their moments from state, their gradients from g. keep is 1 - LR*WeightDecay, step LR/(1-Beta1^t).
+struct Run {
+	u32 block, n, p, state, g; // block: the first one that works on it
+	float keep, step;
+};
+
+// Updates is one launch's; the launching side fills a struct of the same layout, of less than the 4 KB that a launch's arguments may take. root is
 // 1/sqrt(1-Beta2^t).
-KERNEL adamw(float *p, int sp, float *m, int sm, float *v, int sv, const float *g, int sg, float gradScale, float beta1, float rest1,
-             float beta2, float rest2, float keep, float step, float root, float eps, int vec, u32 rows, u32 cols) {
-	EACH_QUAD(rows, cols) {
-		Quad a = load_quad(AT(p, sp), n, vec), b = load_quad(AT(m, sm), n, vec), c = load_quad(AT(v, sv), n, vec);
-		Quad d = load_quad(AT(g, sg), n, vec);
+struct Updates {
+	float *p, *m, *v;
+	const float *g;
+	float gradScale, beta1, rest1, beta2, rest2, root, eps;
+	int runs;
+	Run run[RUNS];
+};
+
+// adamw updates all parameters in one launch, up to RUNS runs. Weights decay and biases don't, so that a BERT-base has 98 runs: as
+// launches of their own they would add some 0.3 ms to the 0.65 ms that its 3.1 GB take at 4.8 TB/s (estimates). That is nothing
+// in a step of 16,384 pairs, and a fiftieth of one of 256 short ones through MiniLM.
+KERNEL adamw(Updates a) {
+	int lo = 0, hi = a.runs - 1; // the last run that begins at this block or before
+	while (lo < hi) {
+		int mid = (lo + hi + 1) / 2;
+		if (a.run[mid].block <= blockIdx.x) lo = mid;
+		else hi = mid - 1;
+	}
+	float *p = a.p + a.run[lo].p, *m = a.m + a.run[lo].state, *v = a.v + a.run[lo].state, keep = a.run[lo].keep, step = a.run[lo].step;
+	const float *g = a.g + a.run[lo].g;
+	int vec = (((size_t)p | (size_t)m | (size_t)v | (size_t)g) & 15) == 0;
+	u32 from = (blockIdx.x - a.run[lo].block) * RUN_BLOCK, end = min(from + RUN_BLOCK, a.run[lo].n);
+	for (u32 at = from + threadIdx.x * 4; at < end; at += blockDim.x * 4) {
+		int n = min(4u, end - at);
+		Quad x = load_quad(p + at, n, vec), b = load_quad(m + at, n, vec), c = load_quad(v + at, n, vec), d = load_quad(g + at, n, vec);
 		for (int i = 0; i < 4; i++) {
-			float grad = d.v[i] * gradScale;
-			b.v[i] = beta1 * b.v[i] + rest1 * grad;
-			c.v[i] = beta2 * c.v[i] + rest2 * grad * grad;
-			a.v[i] = a.v[i] * keep - step * b.v[i] / (sqrtf(c.v[i]) * root + eps);
+			float grad = d.v[i] * a.gradScale;
+			b.v[i] = a.beta1 * b.v[i] + a.rest1 * grad;
+			c.v[i] = a.beta2 * c.v[i] + a.rest2 * grad * grad;
+			x.v[i] = x.v[i] * keep - step * b.v[i] / (sqrtf(c.v[i]) * a.root + a.eps);
 		}
-		store_quad(AT(p, sp), a, n, vec);
-		store_quad(AT(m, sm), b, n, vec);
-		store_quad(AT(v, sv), c, n, vec);
+		store_quad(p + at, x, n, vec);
+		store_quad(m + at, b, n, vec);
+		store_quad(v + at, c, n, vec);
 	}
 }
 

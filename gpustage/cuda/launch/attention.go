@@ -30,7 +30,7 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 		ctx: s.address(ctx), lse: s.address(lse), q: s.address(q), k: s.address(k), v: s.address(v), bias: s.address(o.Bias), cu: s.address(o.Seqs.Cu),
 		sctx: int32(ctx.Stride), slse: int32(lse.Stride), sq: int32(q.Stride), sk: int32(k.Stride), sv: int32(v.Stride), sbias: int32(o.Bias.Stride),
 		heads: int32(o.Heads), group: int32(o.Heads / kv), dim: int32(o.HeadDim), causal: flag(o.Causal), window: int32(o.Window),
-		bf16: flag(o.BF16), tokens: int32(o.Seqs.Tokens), rows: int32(o.Seqs.Rows), vec: flag(s.wide(q, k, v)),
+		bf16: flag(o.BF16), tokens: int32(o.Seqs.Tokens), rows: int32(o.Seqs.Rows), vec: flag(s.wide(q, k, v, ctx)),
 		scale: float32(o.Scale), cap: float32(o.SoftCap), keep: 1,
 	}
 	if !o.Bias.IsZero() {
@@ -57,11 +57,21 @@ func grid(o gpustage.Attention, heads, rows int) [3]int {
 	return [3]int{o.Seqs.Rows, heads, ceil(o.Seqs.MaxLen, rows)}
 }
 
-// The tiles of attention.cu (OWN, OTHER) and flash.cu (ROWS).
+// The tiles of attention.cu (OWN, OTHER), and flash.cu's of keys in the forward pass.
 const (
 	ownRows, otherRows = 16, 32
-	flashRows          = 64
+	flashKeys          = 64
 )
+
+// flashBlock is a block of flash.cu, 16 rows to a warp, and how many rows that is: 64 while one or two such blocks have a sequence, and
+// otherwise the most that the kernel's launch bounds allow.
+func flashBlock(o gpustage.Attention, most int) (block [3]int, rows int) {
+	rows = 64
+	if o.Seqs.MaxLen > 2*rows {
+		rows = most
+	}
+	return [3]int{2 * rows, 1, 1}, rows
+}
 
 var attentionBlock = [3]int{128, 1, 1}
 
@@ -73,7 +83,12 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	a, flash := s.attention(ctx, lse, q, k, v, o)
 	d := o.HeadDim
 	if flash {
-		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, flashRows), attentionBlock, flashBytes(2*flashRows, d), a)
+		most := 128
+		if d == 128 {
+			most = 96 // registers, as below
+		}
+		block, rows := flashBlock(o, most)
+		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*flashKeys, d), a)
 		return
 	}
 	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
@@ -96,16 +111,18 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	}
 	a.dctx, a.delta, a.dq, a.dk, a.dv, a.dbias = s.address(dctx), s.address(delta), s.address(dq), s.address(dk), s.address(dv), s.address(o.DBias)
 	a.sdctx, a.sdelta, a.sdq, a.sdk, a.sdv, a.sdbias = int32(dctx.Stride), int32(delta.Stride), int32(dq.Stride), int32(dk.Stride), int32(dv.Stride), int32(o.DBias.Stride)
-	a.vec = flag(s.wide(q, k, v, dctx))
+	a.vec = flag(s.wide(q, k, v, dctx, dq, dk, dv))
 	s.eachRow("attention_delta", o.Heads*o.Seqs.Tokens, a)
 	d, kv := o.HeadDim, o.Heads/int(a.group)
 	if flash {
-		tile := flashRows
+		tile, most := 64, 96
 		if d == 128 {
-			tile = 32 // registers
+			tile, most = 32, 128
 		}
-		s.launch(fmt.Sprintf("flash_backward_q_%d", d), grid(o, o.Heads, flashRows), attentionBlock, flashBytes(2*tile, d), a)
-		s.launch(fmt.Sprintf("flash_backward_kv_%d", d), grid(o, kv, flashRows), attentionBlock, flashBytes(2*flashRows+2*tile, d)+8*tile, a)
+		block, rows := flashBlock(o, most)
+		s.launch(fmt.Sprintf("flash_backward_q_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*tile, d), a)
+		block, rows = flashBlock(o, 128)
+		s.launch(fmt.Sprintf("flash_backward_kv_%d", d), grid(o, kv, rows), block, flashBytes(2*rows+2*tile, d)+8*tile, a)
 		return
 	}
 	tiles := 4 * (2*ownRows*d + 2*otherRows*(d+1) + ownRows*otherRows)

@@ -1,17 +1,18 @@
 // Package launch is how ops become kernel launches: which kernel, over which grid, with which arguments, and the order of the launches
 // that make one op.
 //
-// It needs no GPU and no build tag. A Driver starts kernels and multiplies matrices; package cuda has the real one, this package's tests
-// have one that runs the same kernels on the processor (kernels/host_cuda.h), and both pass the conformance suite through the code
-// here.
+// It needs no GPU and no build tag. A Driver starts kernels and multiplies matrices; package cuda has the real one, package onhost
+// one that runs the same kernels on the processor, and both pass the conformance suite through the code here. Work that comes again is
+// recorded, where the driver can: see repeat.go.
 //
 // # What a stream costs
 //
 // An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), norms' backward passes (two or three),
 // attention's backward pass (three), and products whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or
-// an accumulation; an activation, its derivative or dropout is one more pass over the result, since cuBLASLt's GELU is the tanh
-// approximation, and its masks are not ours. In bf16 mode each product's inputs are rounded into scratch memory first; parameters
-// are rounded once per update (gpustage.Forms).
+// an accumulation, and where inputs are rounded with the tanh approximation of GELU or its derivative; another activation or
+// dropout is one more pass over the result. In bf16 mode each product's inputs are rounded into scratch memory first; parameters are
+// rounded once per update (gpustage.Forms), and the dy of a linear layer once for both of its products (gpustage.Rounded). A bias's gradient
+// costs no pass there: its sums are made while dy is rounded.
 //
 // # Types
 //
@@ -28,10 +29,12 @@ import (
 
 type tensor = gpustage.Tensor
 
-// Driver does things on a device, in the order of the calls.
+// Driver does things on a device, in the order of the calls. One that is a Recorder as well can do repeated work as one launch; see Repeat.
 type Driver interface {
 	// Launch starts a kernel. Argument i begins at words[at[i]].
 	Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error
+	// Fuses tells whether Multiply takes a product with its epilogue. It is asked between any two other calls.
+	Fuses(p Product) (bool, error)
 	// Multiply is what p says.
 	Multiply(p Product) error
 	// Address is where memory begins on the device.
@@ -44,29 +47,65 @@ type Matrix struct {
 	Rows, Cols, Stride int
 }
 
-// Product is c[M, N] = alpha * op(a) x op(b) + bias + beta * d, in f32 with f32 sums. d may be c.
+// Product is c[M, N] = epilogue(alpha * op(a) x op(b) + bias + beta * d), in f32 with f32 sums. d may be c.
 type Product struct {
 	C, A, B, D     Matrix
 	TransA, TransB bool
 	BF16           bool // a and b are bf16
+	TF32           bool // a and b are f32, and may be rounded to TF32
 	Alpha, Beta    float32
 	Bias           uintptr // [1, N], or 0
+	Epilogue       Epilogue
+	Aux            Matrix // [M, N], of epilogues
+}
+
+// Epilogue is a function of x, a product's result, in which it ends.
+type Epilogue uint8
+
+const (
+	NoEpilogue Epilogue = iota
+	GELU                // c = gelu(x), the tanh approximation; aux = x
+	DGELU               // c = x * gelu'(aux)
+)
+
+// kind is of a's elements, for errors.
+func (p Product) kind() string {
+	switch {
+	case p.BF16:
+		return "bf16"
+	case p.TF32:
+		return "tf32"
+	}
+	return "f32"
+}
+
+// failed is what a product's error says.
+func (p Product) failed(err error) error {
+	return fmt.Errorf("matmul: [%d %d] from %s[%d %d] and [%d %d]: %w", p.C.Rows, p.C.Cols, p.kind(), p.A.Rows, p.A.Cols, p.B.Rows, p.B.Cols, err)
 }
 
 // Stream turns ops into launches. A device's stream embeds it.
 type Stream struct {
+	// Separate launches what could be part of a product, or of what prepares it, on its own, and embeddings step by step: to measure what
+	// that saves.
+	Separate bool
+
 	device gpustage.Device
 	driver Driver
 	err    error
 	chunks []gpustage.Memory // scratch memory
 	chunk  int               // the one in use
 	used   int               // bytes of it
-	words  [96]uint64        // of a launch's arguments
+	words  [512]uint64       // of a launch's arguments: 4 KB is the most that every driver takes
 	at     [48]int32
+
+	repeats repeats
 }
 
 // NewStream makes the ops of a stream.
-func NewStream(d gpustage.Device, driver Driver) *Stream { return &Stream{device: d, driver: driver} }
+func NewStream(d gpustage.Device, driver Driver) *Stream {
+	return &Stream{device: d, driver: driver, repeats: newRepeats(d, driver)}
+}
 
 // Device returns the device that opened the stream.
 func (s *Stream) Device() gpustage.Device { return s.device }
@@ -81,8 +120,9 @@ func (s *Stream) Fail(err error) {
 // Err is the first error.
 func (s *Stream) Err() error { return s.err }
 
-// Free gives scratch memory back.
+// Free gives scratch memory and recordings back.
 func (s *Stream) Free() (err error) {
+	err = s.repeats.free()
 	for _, m := range s.chunks {
 		if e := m.Free(); err == nil {
 			err = e
@@ -177,11 +217,13 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 			box(uint64(flag(v)))
 		case *attentionArgs:
 			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
+		case *updateArgs:
+			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
 		default:
 			panic(fmt.Sprintf("launch: an argument of type %T", a))
 		}
 	}
-	if err := s.driver.Launch(kernel, grid, block, shared, s.words[:used], s.at[:n]); err != nil {
+	if err := s.start(kernel, grid, block, shared, s.words[:used], s.at[:n]); err != nil {
 		s.Fail(fmt.Errorf("%s: %w", kernel, err))
 	}
 }

@@ -20,8 +20,12 @@ func (s *Stream) Copy(dst, src tensor) {
 }
 
 func (s *Stream) toBF16(dst, src tensor) {
-	wide := s.wide(src) && s.address(dst)%8 == 0 && (dst.Rows <= 1 || dst.Stride%4 == 0)
-	s.launch("to_bf16", elements(src.Rows*ceil(src.Cols, 4)), [3]int{block, 1, 1}, 0, dst, src, wide, src.Rows, src.Cols)
+	s.launch("to_bf16", elements(src.Rows*ceil(src.Cols, 4)), [3]int{block, 1, 1}, 0, dst, src, s.wideBF16(dst, src), src.Rows, src.Cols)
+}
+
+// wideBF16 is wide for rounding.
+func (s *Stream) wideBF16(dst, src tensor) bool {
+	return s.wide(src) && s.address(dst)%8 == 0 && (dst.Rows <= 1 || dst.Stride%4 == 0)
 }
 
 // Fill sets every element.
@@ -127,16 +131,6 @@ func (s *Stream) Dropout(y, x, residual tensor, d gpustage.Dropout) {
 	}
 }
 
-// AdamW updates parameters and moments, in one launch whatever their number.
-func (s *Stream) AdamW(p, m, v, g tensor, h gpustage.AdamW) {
-	if s.Refuse(gpustage.CheckPair("adamw", p, m, v, g)) || !s.f32("adamw", p) {
-		return
-	}
-	c1, c2 := 1-math.Pow(h.Beta1, float64(h.Step)), 1-math.Pow(h.Beta2, float64(h.Step))
-	s.quads("adamw", []tensor{p, m, v, g}, float32(h.GradScale), float32(h.Beta1), float32(1-h.Beta1), float32(h.Beta2), float32(1-h.Beta2),
-		float32(1-h.LR*h.WeightDecay), float32(h.LR/c1), float32(1/math.Sqrt(c2)), float32(h.Eps))
-}
-
 // SGD updates parameters and, with momentum, its buffer.
 func (s *Stream) SGD(p, v, g tensor, h gpustage.SGD) {
 	if s.Refuse(gpustage.CheckPair("sgd", p, g)) || !v.IsZero() && s.Refuse(gpustage.CheckPair("sgd", p, v)) || !s.f32("sgd", p) {
@@ -145,25 +139,39 @@ func (s *Stream) SGD(p, v, g tensor, h gpustage.SGD) {
 	s.quads("sgd", []tensor{p, v, g}, float32(h.GradScale), float32(h.LR), float32(h.WeightDecay), float32(h.Momentum))
 }
 
-// MatMul is a product and what surrounds it.
+// MatMul is a product and what surrounds it: in one call of the library where that can do all of it, else with a kernel after.
 func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	m, n, k, err := gpustage.CheckMatMul(c, a, b, o)
-	if s.Refuse(err) || !s.f32("matmul", a) || m == 0 || n == 0 {
+	if s.Refuse(err) || !s.f32("matmul", a) {
 		return
 	}
-	p := Product{TransA: o.TransA, TransB: o.TransB, BF16: o.BF16, Alpha: float32(o.Alpha)}
+	a, b = s.inputs(a, b, o)
+	if s.err != nil || m == 0 || n == 0 {
+		return
+	}
+	if n := o.Norm; !n.Y.IsZero() && !s.joinsNorm(o) {
+		defer n.Of(s, c)
+		o.Norm = gpustage.Norm{}
+	}
+	p := Product{A: s.matrix(a), B: s.matrix(b), TransA: o.TransA, TransB: o.TransB, BF16: o.BF16, TF32: o.TF32 && !o.BF16, Alpha: float32(o.Alpha)}
 	if o.Alpha == 0 {
 		p.Alpha = 1
 	}
+	if k > 0 {
+		if fused, ok := s.fused(p, c, o); ok {
+			s.multiply(fused)
+			return
+		}
+	}
 	plain := o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active()
 	if plain && !(o.Add && !o.Residual.IsZero()) {
-		p.D = s.matrix(c)
+		p.C, p.D = s.matrix(c), s.matrix(c)
 		if !o.Residual.IsZero() {
 			p.D = s.matrix(o.Residual)
 		}
 		p.Beta = float32(flag(o.Add || !o.Residual.IsZero()))
 		p.Bias = s.address(o.Bias)
-		s.multiply(c, a, b, k, p, o)
+		s.sum(c, p, k)
 		return
 	}
 	// The product goes where its surroundings read it: to PreAct, which is to have it (with the bias), to c, or where c still has to say
@@ -179,48 +187,74 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.err != nil {
 		return
 	}
-	p.D = s.matrix(acc)
-	s.multiply(acc, a, b, k, p, o)
+	p.C, p.D = s.matrix(acc), s.matrix(acc)
+	s.sum(acc, p, k)
+	if n := o.Norm; !n.Y.IsZero() {
+		args := append([]any{n.Y, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
+		s.eachRow("epilogue_norm", m, append(args, s.wide(n.Y, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
+		return
+	}
 	args := append([]any{c, acc, flat(bias), uint64(0), 0, o.GradOf, int(o.Act)}, drops(o.Dropout)...)
 	args = append(args, o.Residual, o.Add, s.wide(c, acc, bias, o.GradOf, o.Residual), m, n)
 	s.launch("epilogue", elements(m*ceil(n, 4)), [3]int{block, 1, 1}, 0, args...)
+}
+
+// joinsNorm tells whether a product's last pass is one of ours, and one that can end in a norm: dropout, with a residual or without.
+func (s *Stream) joinsNorm(o gpustage.MatMul) bool {
+	return !s.Separate && o.Dropout.Active() && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Add
 }
 
 func same(a, b tensor) bool { return !b.IsZero() && a.Mem == b.Mem && a.Off == b.Off }
 
 func (s *Stream) matrix(t tensor) Matrix { return Matrix{s.address(t), t.Rows, t.Cols, t.Stride} }
 
-// bf16Key is of the form that a product in bf16 keeps of a parameter.
-type bf16Key struct{}
-
-// BF16Bytes is what it takes.
-func BF16Bytes(rows, cols int) int { return rows * bf16Stride(cols) * 2 }
-
-// bf16Stride makes rows of bf16 begin at multiples of 16 bytes, which tensor cores' fast paths want.
-func bf16Stride(cols int) int { return (cols + 7) &^ 7 }
-
-// multiply rounds the inputs if need be.
-func (s *Stream) multiply(c, a, b tensor, k int, p Product, o gpustage.MatMul) {
-	p.C = s.matrix(c)
-	if k == 0 { // libraries differ about it
-		s.fillProduct(c, p)
-		return
+// fused is p with GELU, or its derivative, in the library's epilogue: if o asks for what that computes, the memory suits it and the library has
+// it for this shape.
+//
+// The library's GELU is the tanh approximation (pytorch/pytorch#104061 changed PyTorch's other paths to agree with it), so the exact one is
+// never left to it; and its tanh is itself approximated, to about 11 bits in f32, which is good enough for products whose inputs are
+// rounded and not for those of f32.
+func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
+	if s.Separate || o.Act != gpustage.GELUTanh || !p.BF16 && !p.TF32 || o.Add || !o.Residual.IsZero() || o.Dropout.Active() {
+		return p, false
 	}
-	if o.BF16 {
-		b = s.rounded(b, o.Forms)
-		a = s.rounded(a, nil)
+	aux := o.PreAct
+	p.Epilogue = GELU
+	if !o.GradOf.IsZero() {
+		p.Epilogue, aux = DGELU, o.GradOf
 	}
+	if aux.IsZero() || same(c, aux) || p.Epilogue == DGELU && !o.Bias.IsZero() {
+		return p, false
+	}
+	p.C, p.D, p.Aux, p.Bias = s.matrix(c), s.matrix(c), s.matrix(aux), s.address(o.Bias)
+	// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: a row at least, and divisible by 8.
+	if p.Aux.Stride < p.Aux.Cols || p.Aux.Stride%8 != 0 || p.Aux.At%16 != 0 {
+		return p, false
+	}
+	ok, err := s.driver.Fuses(p)
+	if err != nil {
+		s.Fail(fmt.Errorf("matmul: %w", err))
+	}
+	return p, ok
+}
+
+// multiply is one call of the library.
+func (s *Stream) multiply(p Product) {
 	if s.err != nil {
 		return
 	}
-	p.A, p.B = s.matrix(a), s.matrix(b)
-	if err := s.driver.Multiply(p); err != nil {
-		s.Fail(fmt.Errorf("matmul: %v x %v: %w", a, b, err))
+	if err := s.product(p); err != nil {
+		s.Fail(p.failed(err))
 	}
 }
 
-// fillProduct is a product without anything to add up.
-func (s *Stream) fillProduct(c tensor, p Product) {
+// sum is a product without an epilogue.
+func (s *Stream) sum(c tensor, p Product, k int) {
+	if k > 0 {
+		s.multiply(p)
+		return
+	}
+	// Libraries differ about sums of nothing.
 	if p.Beta == 0 {
 		s.launch("fill", elements(c.Len()), [3]int{block, 1, 1}, 0, c, uint64(0), 2, c.Rows, c.Cols)
 	}
@@ -229,14 +263,56 @@ func (s *Stream) fillProduct(c tensor, p Product) {
 	}
 }
 
-// rounded is a matrix in bf16.
-func (s *Stream) rounded(t tensor, forms *gpustage.Forms) tensor {
-	view := func(m gpustage.Memory) tensor {
-		return tensor{Mem: m, Rows: t.Rows, Cols: t.Cols, Stride: bf16Stride(t.Cols), DType: gpustage.BF16}
+// bf16Key is of the form that a product in bf16 keeps of a parameter.
+type bf16Key struct{}
+
+// BF16Bytes is what it takes.
+func BF16Bytes(rows, cols int) int { return rows * BF16Cols(cols) * 2 }
+
+// BF16Cols makes rows of bf16 begin at multiples of 16 bytes, which tensor cores' fast paths want.
+func BF16Cols(cols int) int { return (cols + 7) &^ 7 }
+
+// inputs are a and b as the product takes them. Rounding a reads all of it, and sums its columns as it goes.
+func (s *Stream) inputs(a, b tensor, o gpustage.MatMul) (tensor, tensor) {
+	sum, to, full := o.ColumnSum, a, true
+	if o.BF16 {
+		b = s.parameter(b, o.Forms)
+		to, full = s.room(a, o.Rounded)
 	}
+	switch {
+	case s.err != nil:
+	case !sum.IsZero() && !full && !s.Separate:
+		parts := s.scratch(gpustage.F32, ceil(a.Rows, chunkRows), a.Cols)
+		s.launch("to_bf16_columns", [3]int{ceil(a.Cols, 128), parts.Rows, 1}, [3]int{block, 1, 1}, 0, to, a, flat(parts), s.wideBF16(to, a), a.Rows, a.Cols)
+		s.finishColumns(sum, parts, a.Cols)
+		return to, b
+	case !full:
+		s.toBF16(to, a)
+	}
+	if !sum.IsZero() {
+		s.columns(tensor{}, sum, a, tensor{}, tensor{}, tensor{}, a.Cols)
+	}
+	return to, b
+}
+
+// room is where a goes in bf16, and whether it is there already.
+func (s *Stream) room(a tensor, r *gpustage.Rounded) (to tensor, full bool) {
+	if r == nil || s.Separate || s.address(r.Room)%16 != 0 || r.Room.Stride%8 != 0 {
+		return s.scratchBF16(a), false
+	}
+	to, full = r.Room, r.Full
+	to.Cols, r.Full = a.Cols, true
+	return to, full
+}
+
+// parameter is b in bf16, a form of it that is kept if there is room.
+func (s *Stream) parameter(b tensor, forms *gpustage.Forms) tensor {
 	if forms != nil {
-		form, err := forms.Get(s.device, bf16Key{}, BF16Bytes(t.Rows, t.Cols), func(m gpustage.Memory) any { return view(m) }, func(form any) error {
-			s.toBF16(form.(tensor), t)
+		view := func(m gpustage.Memory) any {
+			return tensor{Mem: m, Rows: b.Rows, Cols: b.Cols, Stride: BF16Cols(b.Cols), DType: gpustage.BF16}
+		}
+		form, err := forms.Get(s.device, bf16Key{}, BF16Bytes(b.Rows, b.Cols), view, func(form any) error {
+			s.toBF16(form.(tensor), b)
 			return s.err
 		})
 		if err != nil {
@@ -247,11 +323,16 @@ func (s *Stream) rounded(t tensor, forms *gpustage.Forms) tensor {
 			return form.(tensor)
 		}
 	}
-	out := s.scratch(gpustage.BF16, t.Rows, bf16Stride(t.Cols))
-	if s.err != nil {
-		return tensor{}
+	to := s.scratchBF16(b)
+	if s.err == nil {
+		s.toBF16(to, b)
 	}
-	out.Cols = t.Cols
-	s.toBF16(out, t)
-	return out
+	return to
+}
+
+// scratchBF16 is room for t in bf16.
+func (s *Stream) scratchBF16(t tensor) tensor {
+	to := s.scratch(gpustage.BF16, t.Rows, BF16Cols(t.Cols))
+	to.Cols = t.Cols
+	return to
 }

@@ -16,9 +16,6 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Mend is what to do when no library is found.
-const Mend = "pip install --no-deps --target ~/.cache/contraflow/nvidia nvidia-cuda-nvrtc-cu12 && export CONTRAFLOW_NVRTC=~/.cache/contraflow/nvidia/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
-
 // Compiler is a loaded library.
 type Compiler struct {
 	Path         string

@@ -408,10 +408,13 @@ func (r *recipe) rest() {
 		bf = true
 		r.assume("fp16 is bf16 here: it needs no loss scaling")
 	}
-	if bf {
+	r.keys["train.precision"] = "f32"
+	tf, _ := r.yes("tf32")
+	switch {
+	case bf:
 		r.keys["train.precision"] = "bf16"
-	} else {
-		r.keys["train.precision"] = "f32"
+	case tf:
+		r.assume("tf32 is train.precision: tf32 here, on NVIDIA's GPUs alone; it stays f32")
 	}
 	if n, ok := r.whole("seed"); ok {
 		r.set("train.seed", fmt.Sprint(n), "42")
@@ -466,7 +469,7 @@ func (r *recipe) every(key, what, fallback string) {
 var nothing = []string{
 	"overwrite_output_dir", "do_train", "do_eval", "run_name", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataloader_persistent_workers", "ddp_find_unused_parameters",
 	"ddp_backend", "ddp_timeout", "disable_tqdm", "log_level", "logging_dir", "logging_strategy", "logging_first_step", "local_rank", "remove_unused_columns", "push_to_hub", "per_device_eval_batch_size", "eval_strategy",
-	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "tf32", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors",
+	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors",
 	"greater_is_better", "pad_to_multiple_of", "small_threshold", "drop_threshold", "train_group_size", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
 	"passage_instruction_for_retrieval", "resume_from_checkpoint", "similarity_fct", "use_lora", "eval_on_start", "include_num_input_tokens_seen",
 }

@@ -1,0 +1,88 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gorgonia.org/cu"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/launch"
+)
+
+// The driver's calls for work that comes three times, written down by a driver that does nothing: launches; the same launches captured, made a
+// graph that is started; the graph. It takes a process of its own, which finds that driver when it starts.
+func TestGraphCalls(t *testing.T) {
+	if os.Getenv("CONTRAFLOW_FAKE_DRIVER") != "" {
+		threeTimes()
+		return
+	}
+	if driver() {
+		t.Skip("this machine has an NVIDIA driver: the conformance suite captures graphs with it")
+	}
+	dir := t.TempDir()
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join("testdata", "fake_driver.c")).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	run := func(env ...string) (calls string) {
+		c := exec.Command(os.Args[0], "-test.run=^TestGraphCalls$")
+		c.Env = append(os.Environ(), append(env, "CONTRAFLOW_FAKE_DRIVER=1", "LD_LIBRARY_PATH="+dir)...)
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		for line := range strings.Lines(string(out)) {
+			if line, ok := strings.CutPrefix(line, "driver: "); ok {
+				calls += line
+			}
+		}
+		return calls
+	}
+	var launches string
+	for i := range 4 {
+		launches += fmt.Sprintf("launch 1 blocks of 256, argument 1 is %d\n", 8+i)
+	}
+	want := "first\n" + launches + "second\nbegin in mode 2\n" + launches + "end\ninstantiate 0x10\ndestroy 0x10\nstart 0x11\nthird\nstart 0x11\n<nil>\nfree 0x11\n"
+	if got := run(); got != want {
+		t.Errorf("calls:\n%swant:\n%s", got, want)
+	}
+	// A capture that the driver refuses is the stream's error, with a way out; what comes after does nothing.
+	got := run("FAKE_END=901")
+	if !strings.HasSuffix(got, "end\nthird\nrecording 4 launches: CUDA error 901: FAKE ("+launch.GraphsOff+" starts them one by one)\n") {
+		t.Errorf("calls where ending a capture fails:\n%s", got)
+	}
+}
+
+// threeTimes issues the same work three times.
+func threeTimes() {
+	say := func(what any) { fmt.Println("driver:", what) }
+	d := &Device{repeats: true, wide: map[string]int{}}
+	only(&d.functions, "fill")
+	s := &Stream{d: d}
+	s.Stream = launch.NewStream(d, s)
+	mem := &memory{d: d, at: cu.DevicePtr(4096), bytes: 1 << 10}
+	for _, name := range []string{"first", "second", "third"} {
+		say(name)
+		gpustage.Repeat(s, func() {
+			for i := range 4 {
+				s.Fill(gpustage.Tensor{Mem: mem, Rows: 1, Cols: 8 + i, Stride: 8 + i}, 1)
+			}
+		})
+	}
+	say(s.Err())
+	if !whole.TryLock() {
+		say("the capture's lock is held")
+	}
+	if err := s.Free(); err != nil {
+		say(err)
+	}
+}
+
+// only makes a map of one zero value, whose type only cgo can name.
+func only[V any](m *map[string]V, key string) { *m = map[string]V{key: *new(V)} }

@@ -1,0 +1,83 @@
+package launch
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/kernels"
+	"contraflow/gpustage/ref"
+)
+
+// recorder is a driver that only notes blocks' threads.
+type recorder map[string]int
+
+func (r recorder) Launch(kernel string, _, block [3]int, _ int, _ []uint64, _ []int32) error {
+	r[kernel] = max(r[kernel], block[0]*block[1]*block[2])
+	return nil
+}
+func (recorder) Multiply(Product) error          { return nil }
+func (recorder) Fuses(Product) (bool, error)     { return false, nil }
+func (recorder) Address(gpustage.Memory) uintptr { return 256 }
+
+// bounds are the threads that __launch_bounds__ allows the kernels of a module's families.
+func bounds(t *testing.T, module string) map[string]int {
+	text := kernels.Source(module)
+	params := strings.Split(regexp.MustCompile(`#define FOR_DIM\((.*?)\)`).FindStringSubmatch(text)[1], ", ")
+	out := map[string]int{}
+	for _, values := range regexp.MustCompile(`(?m)^FOR_DIM\((.*)\)`).FindAllStringSubmatch(text, -1) {
+		args := strings.Split(values[1], ", ")
+		for _, k := range regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\((\w+)[^)]*\) (\w+)##`).FindAllStringSubmatch(text, -1) {
+			most := k[1]
+			if i := slices.Index(params, most); i >= 0 {
+				most = args[i]
+			}
+			n, err := strconv.Atoi(most)
+			if err != nil {
+				t.Fatalf("%s: launch bounds %s", module, k[0])
+			}
+			out[k[2]+args[len(args)-1]] = n
+		}
+	}
+	return out
+}
+
+// A GPU refuses blocks of more threads than a kernel's launch bounds say, which a processor does not know of.
+func TestLaunchBounds(t *testing.T) {
+	d := ref.New()
+	used := recorder{}
+	s := NewStream(d, used)
+	for _, dim := range []int{32, 64, 128, 256} {
+		for _, n := range []int{50, 129, 400} {
+			for _, bf16 := range []bool{false, true} {
+				tensor := func(dtype gpustage.DType, rows, cols int) gpustage.Tensor {
+					x, err := gpustage.NewTensor(d, dtype, rows, cols)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return x
+				}
+				x, lse := tensor(gpustage.F32, n, dim), tensor(gpustage.F32, 1, n)
+				o := gpustage.Attention{Seqs: gpustage.Sequences{Rows: 1, Tokens: n, MaxLen: n, Cu: tensor(gpustage.I32, 1, 2)}, Heads: 1, HeadDim: dim, Scale: 1, BF16: bf16}
+				s.Attention(x, lse, x, x, x, o)
+				s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)
+				if s.Err() != nil {
+					t.Fatal(s.Err())
+				}
+			}
+		}
+	}
+	for _, module := range []string{"flash.cu", "attention.cu"} {
+		for kernel, most := range bounds(t, module) {
+			switch n := used[kernel]; {
+			case n == 0:
+				t.Errorf("%s was not launched", kernel)
+			case n > most:
+				t.Errorf("%s is launched with %d threads, its bounds are %d", kernel, n, most)
+			}
+		}
+	}
+}

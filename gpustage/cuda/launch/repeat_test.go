@@ -1,0 +1,116 @@
+package launch
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+)
+
+// tape is a driver that counts what it is asked for.
+type tape struct {
+	started, recorded, replayed, freed int
+	recording                          bool
+	refuse                             error // what ending a recording answers
+}
+
+func (d *tape) Launch(string, [3]int, [3]int, int, []uint64, []int32) error {
+	if !d.recording {
+		d.started++
+	}
+	return nil
+}
+func (*tape) Multiply(Product) error          { return nil }
+func (*tape) Fuses(Product) (bool, error)     { return false, nil }
+func (*tape) Address(gpustage.Memory) uintptr { return 256 }
+
+func (d *tape) Begin() error {
+	d.recording = true
+	return nil
+}
+
+func (d *tape) End() (Recording, error) {
+	d.recording = false
+	if d.refuse != nil {
+		return nil, d.refuse
+	}
+	d.recorded++
+	return taped{d}, nil
+}
+
+type taped struct{ *tape }
+
+func (r taped) Start() error {
+	r.replayed++
+	return nil
+}
+
+func (r taped) Free() error {
+	r.freed++
+	return nil
+}
+
+type repeating struct{ gpustage.Dry }
+
+func (repeating) Repeats() bool { return true }
+
+func fills(s *Stream, value, n int) {
+	x, _ := gpustage.NewTensor(gpustage.Dry{}, gpustage.F32, 1, 8)
+	s.Repeat(func() {
+		for range n {
+			s.Fill(x, float64(value))
+		}
+	})
+}
+
+// Work is recorded when it comes a second time. Recordings are bounded; one that has long been idle makes room, and only such a one.
+func TestRecordings(t *testing.T) {
+	d := &tape{}
+	s := NewStream(repeating{}, d)
+	expect := func(when string, want tape) {
+		t.Helper()
+		if *d != want {
+			t.Fatalf("%s: %+v, want %+v", when, *d, want)
+		}
+	}
+	for range 3 {
+		fills(s, -1, shortest-1)
+	}
+	expect("too little work", tape{started: 3 * (shortest - 1)})
+	*d = tape{}
+	const size, more = 16, 3
+	const room = mostRecorded / size
+	for i := range room + more {
+		fills(s, i, size)
+		fills(s, i, size)
+	}
+	expect("each work twice", tape{started: (room + 2*more) * size, recorded: room, replayed: room})
+	for range idle {
+		fills(s, 1, size)
+	}
+	d.started, d.replayed = 0, 0
+	fills(s, room, size)
+	fills(s, room, size)
+	fills(s, 1, size)
+	expect("a recording in an idle one's place", tape{recorded: room + 1, replayed: 3, freed: 1})
+	for range 2 {
+		fills(s, 0, size)
+	}
+	expect("the idlest had gone", tape{started: size, recorded: room + 2, replayed: 4, freed: 2})
+	if err := s.Free(); err != nil || d.freed != d.recorded {
+		t.Errorf("%+v: recordings were not given back, %v", *d, err)
+	}
+}
+
+// A recording that fails is the stream's error, which says what to do.
+func TestRecordingRefused(t *testing.T) {
+	d := &tape{refuse: errors.New("no")}
+	s := NewStream(repeating{}, d)
+	for range 3 {
+		fills(s, 1, shortest)
+	}
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "recording 4 launches: no") || !strings.Contains(err.Error(), GraphsOff) || d.started != shortest {
+		t.Errorf("error %v, %+v", err, *d)
+	}
+}

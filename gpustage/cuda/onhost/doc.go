@@ -1,0 +1,23 @@
+// Package onhost is the CUDA device without a GPU, for tests: package launch's ops start the same kernels, compiled for the processor (a
+// block's threads are fibers; see kernels/host_cuda.h), and products are plain loops. What a CUDA graph does is done by noting
+// launches with copies of their arguments.
+//
+//	d := onhost.Open(t, onhost.Recorded)
+package onhost
+
+// Mode is what a device does with work that comes again (gpustage.Repeater).
+type Mode int
+
+const (
+	Plain    Mode = iota // nothing, as a processor
+	Padded               // models round shapes up for it; every launch is started by itself
+	Recorded             // as on a GPU: shapes are rounded up and what repeats is recorded
+)
+
+// Counts is what a device has done.
+type Counts struct {
+	Allocs            int64 // of memory
+	Started, Products int64 // kernels and products, one by one
+	Recorded          int64 // recordings made
+	Replayed          int64 // and started
+}

@@ -1,0 +1,79 @@
+package onhost
+
+import (
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/launch"
+)
+
+// IdleDevice is one whose launches do nothing and whose memory can't be touched: what it takes is what issuing them takes.
+type IdleDevice struct {
+	gpustage.Dry
+	mode   Mode
+	counts Counts
+}
+
+// Idle is such a device. It belongs to one goroutine.
+func Idle(m Mode) *IdleDevice { return &IdleDevice{mode: m} }
+
+// Repeats tells whether models round their shapes up.
+func (d *IdleDevice) Repeats() bool { return d.mode != Plain }
+
+// Counts is what the device has been asked for.
+func (d *IdleDevice) Counts() Counts { return d.counts }
+
+// OpenStream opens a stream.
+func (d *IdleDevice) OpenStream() (gpustage.Stream, error) {
+	i := idle{&d.counts}
+	s := idleStream{launch.NewStream(d, i)}
+	if d.mode != Recorded {
+		s.Stream = launch.NewStream(d, struct{ launch.Driver }{i})
+	}
+	return s, nil
+}
+
+type idleStream struct{ *launch.Stream }
+
+func (s idleStream) Record() gpustage.Event {
+	s.Issue()
+	return happened{}
+}
+
+func (s idleStream) Wait(gpustage.Event)             { s.Issue() }
+func (s idleStream) CopyIn(gpustage.Tensor, []byte)  { s.Issue() }
+func (s idleStream) CopyOut([]byte, gpustage.Tensor) { s.Issue() }
+func (s idleStream) Close() error                    { return s.Free() }
+
+func (s idleStream) Sync() error {
+	s.Issue()
+	return s.Err()
+}
+
+type happened struct{}
+
+func (happened) Sync() error { return nil }
+
+// idle is a driver that counts.
+type idle struct{ counts *Counts }
+
+func (i idle) Launch(string, [3]int, [3]int, int, []uint64, []int32) error {
+	i.counts.Started++
+	return nil
+}
+
+func (i idle) Multiply(launch.Product) error {
+	i.counts.Products++
+	return nil
+}
+
+func (idle) Fuses(launch.Product) (bool, error) { return false, nil }
+
+func (idle) Address(gpustage.Memory) uintptr { return 1 << 20 }
+
+func (i idle) Begin() error                   { return nil }
+func (i idle) End() (launch.Recording, error) { return i, nil }
+func (i idle) Free() error                    { return nil }
+
+func (i idle) Start() error {
+	i.counts.Replayed++
+	return nil
+}

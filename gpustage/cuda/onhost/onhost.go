@@ -1,0 +1,407 @@
+//go:build linux && amd64
+
+package onhost
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/kernels"
+	"contraflow/gpustage/cuda/launch"
+	"contraflow/gpustage/ref"
+	"contraflow/testdata/harness"
+)
+
+// Device runs the kernels on the processor. Its memory is the host's, and products are plain loops.
+type Device struct {
+	ref.Device
+
+	NoEpilogues bool                 // products have none
+	Asked       func(launch.Product) // sees products; may be nil
+	Launched    map[string]int       // how often each kernel has run, of a device that one stream uses; may be nil
+
+	mode    Mode
+	library *library
+	counts  counts
+}
+
+// library is the compiled kernels, which run one at a time.
+type library struct {
+	sync.Mutex
+	launch uintptr
+}
+
+type counts struct{ allocs, started, products, recorded, replayed atomic.Int64 }
+
+// Open opens one, with the kernels of all of them. Without a compiler the test is skipped, with CI=true failed.
+func Open(t testing.TB, mode Mode) *Device {
+	t.Helper()
+	l, err := compile()
+	if errors.Is(err, exec.ErrNotFound) {
+		harness.Missing(t, "no g++ or clang++: the kernels' logic is not tested: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Device{mode: mode, library: l}
+}
+
+// compile compiles the kernels with the host's compiler.
+var compile = sync.OnceValues(func() (*library, error) {
+	cxx, err := exec.LookPath("g++")
+	if err != nil {
+		if cxx, err = exec.LookPath("clang++"); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := os.MkdirTemp("", "contraflow-kernels-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir) // what is loaded stays
+	folder, err := kernelFolder()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.ReadFile(filepath.Join(folder, "host_cuda.h")); err != nil { // a file that go test should know of: its cache has results
+		return nil, err
+	}
+	var main strings.Builder
+	main.WriteString("#define HOST_CUDA\n#define HOST_CUDA_MAIN\n")
+	for i, m := range kernels.Modules() {
+		// Files have helpers of the same names.
+		fmt.Fprintf(&main, "#include \"attention.cuh\"\nnamespace module%d {\n#include %q\n}\n#undef FOR_DIM\n", i, m)
+	}
+	main.WriteString("const Entry host_entries[] = {\n")
+	for i, m := range kernels.Modules() {
+		for _, k := range kernels.Names(m) {
+			fmt.Fprintf(&main, "\t{%q, [](void **a) { host_invoke(module%d::%s, a); }},\n", k, i, k)
+		}
+	}
+	main.WriteString("\t{nullptr, nullptr},\n};\n")
+	source, object := filepath.Join(dir, "kernels.cpp"), filepath.Join(dir, "kernels.so")
+	if err := os.WriteFile(source, []byte(main.String()), 0o644); err != nil {
+		return nil, err
+	}
+	out, err := exec.Command(cxx, "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-I", folder, "-o", object, source).CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %v\n%s", cxx, err, out)
+	}
+	lib, err := purego.Dlopen(object, purego.RTLD_NOW)
+	if err != nil {
+		return nil, err
+	}
+	entry, err := purego.Dlsym(lib, "host_launch")
+	return &library{launch: entry}, err
+})
+
+// kernelFolder is package kernels', beside or below a folder above the one that tests run in: their package's.
+func kernelFolder() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		folder := filepath.Join(dir, "gpustage", "cuda", "kernels")
+		if _, err := os.Stat(folder); err == nil {
+			return folder, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no gpustage/cuda/kernels above %s", start)
+		}
+	}
+}
+
+// As is the same device in another mode, with counts of its own.
+func (d *Device) As(mode Mode) *Device { return &Device{mode: mode, library: d.library} }
+
+// Counts is what the device has done so far.
+func (d *Device) Counts() Counts {
+	c := &d.counts
+	return Counts{Allocs: c.allocs.Load(), Started: c.started.Load(), Products: c.products.Load(), Recorded: c.recorded.Load(), Replayed: c.replayed.Load()}
+}
+
+// Name is that of no other device.
+func (*Device) Name() string { return "kernels on the host" }
+
+// Repeats tells whether models round their shapes up.
+func (d *Device) Repeats() bool { return d.mode != Plain }
+
+// Alloc gives host memory.
+func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
+	d.counts.allocs.Add(1)
+	return gpustage.AllocHost(bytes)
+}
+
+// OpenStream opens one.
+func (d *Device) OpenStream() (gpustage.Stream, error) {
+	s := &Stream{bytes: ref.NewStream(d), device: d}
+	s.Stream = launch.NewStream(d, s)
+	if d.mode != Recorded {
+		s.Stream = launch.NewStream(d, struct{ launch.Driver }{s})
+	}
+	return s, nil
+}
+
+// PackedBytes is the real device's.
+func (*Device) PackedBytes(k, n int, bf16 bool) int {
+	if !bf16 {
+		return 0
+	}
+	return launch.BF16Bytes(k, n)
+}
+
+// RoundedCols is the real device's.
+func (*Device) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
+
+// Stream has package launch's ops; ref moves bytes.
+type Stream struct {
+	*launch.Stream
+	bytes     *ref.Stream
+	device    *Device
+	recording *recording // under way
+}
+
+// Record returns an event that has happened.
+func (s *Stream) Record() gpustage.Event {
+	s.between()
+	return happened{}
+}
+
+// Wait returns at once: what another stream here has recorded has been done.
+func (s *Stream) Wait(gpustage.Event) { s.between() }
+
+// Sync returns the first error.
+func (s *Stream) Sync() error {
+	s.between()
+	return s.Err()
+}
+
+// Close gives scratch memory and recordings back.
+func (s *Stream) Close() error {
+	s.between()
+	return s.Free()
+}
+
+// between comes before whatever is no launch: what is held back is started, and nothing is being recorded.
+func (s *Stream) between() {
+	s.Issue()
+	if s.recording != nil {
+		s.Fail(errors.New("the stream is used for something else while it records"))
+	}
+}
+
+// CopyIn copies host bytes to a tensor.
+func (s *Stream) CopyIn(dst gpustage.Tensor, src []byte) {
+	s.between()
+	if !s.Refuse(gpustage.CheckHost("copy in", dst, len(src))) {
+		s.bytes.CopyIn(dst, src)
+	}
+}
+
+// CopyOut copies a tensor to host bytes.
+func (s *Stream) CopyOut(dst []byte, src gpustage.Tensor) {
+	s.between()
+	if !s.Refuse(gpustage.CheckHost("copy out", src, len(dst))) {
+		s.bytes.CopyOut(dst, src)
+	}
+}
+
+// Address is where memory begins.
+func (s *Stream) Address(m gpustage.Memory) uintptr {
+	data := m.(*gpustage.HostMemory).Data()
+	return uintptr(unsafe.Pointer(unsafe.SliceData(data)))
+}
+
+// Launch runs a kernel, or notes it.
+func (s *Stream) Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error {
+	if s.recording != nil {
+		words, at = slices.Clone(words), slices.Clone(at)
+		s.recording.add(func() error { return s.run(kernel, grid, block, shared, words, at) })
+		return nil
+	}
+	s.device.counts.started.Add(1)
+	return s.run(kernel, grid, block, shared, words, at)
+}
+
+func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error {
+	if s.device.Launched != nil {
+		s.device.Launched[kernel]++
+	}
+	args := make([]unsafe.Pointer, len(at))
+	for i, w := range at {
+		args[i] = unsafe.Pointer(&words[w])
+	}
+	name := append([]byte(kernel), 0)
+	var g, b [3]uint32
+	for i := range 3 {
+		g[i], b[i] = uint32(grid[i]), uint32(block[i])
+	}
+	s.device.library.Lock()
+	defer s.device.library.Unlock()
+	r, _, _ := purego.SyscallN(s.device.library.launch, uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&g)), uintptr(unsafe.Pointer(&b)),
+		uintptr(shared), uintptr(unsafe.Pointer(unsafe.SliceData(args))))
+	if r != 0 {
+		return fmt.Errorf("there is no such kernel")
+	}
+	return nil
+}
+
+// Fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux.
+func (s *Stream) Fuses(p launch.Product) (bool, error) { return !s.device.NoEpilogues && fuses(p), nil }
+
+func fuses(p launch.Product) bool {
+	return p.Aux.Stride >= p.Aux.Cols && p.Aux.Stride%8 == 0 && p.Aux.At%16 == 0 && (p.Epilogue == launch.GELU || p.Bias == 0)
+}
+
+// Multiply stands in for cuBLASLt, or notes what is to be multiplied.
+func (s *Stream) Multiply(p launch.Product) error {
+	if s.device.Asked != nil {
+		s.device.Asked(p)
+	}
+	if s.recording != nil {
+		s.recording.add(func() error { return multiply(p) })
+		return nil
+	}
+	s.device.counts.products.Add(1)
+	return multiply(p)
+}
+
+// recording stands in for a CUDA graph: copies of what each call was given.
+type recording struct {
+	device *Device
+	calls  []func() error
+}
+
+func (r *recording) add(call func() error) { r.calls = append(r.calls, call) }
+
+// Begin has launches and products noted instead of run.
+func (s *Stream) Begin() error {
+	if s.recording != nil {
+		return errors.New("a recording within a recording")
+	}
+	s.recording = &recording{device: s.device}
+	return nil
+}
+
+// End gives what was noted.
+func (s *Stream) End() (launch.Recording, error) {
+	r := s.recording
+	s.recording = nil
+	s.device.counts.recorded.Add(1)
+	return r, nil
+}
+
+// Start runs it.
+func (r *recording) Start() error {
+	if r.calls == nil {
+		return errors.New("a recording that has been freed, or is empty")
+	}
+	r.device.counts.replayed.Add(1)
+	for _, call := range r.calls {
+		if err := call(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Free forgets it.
+func (r *recording) Free() error {
+	r.calls = nil
+	return nil
+}
+
+// multiply sums in f32, one product after the other, with epilogues as cuBLASLt's documentation defines them. It is as coarse with TF32 as a
+// library may be: what is beyond 10 bits is cut off.
+func multiply(p launch.Product) error {
+	if p.BF16 && (p.A.At%16 != 0 || p.B.At%16 != 0 || p.A.Stride%8 != 0 || p.B.Stride%8 != 0) {
+		return fmt.Errorf("rows of bf16 that tensor cores' fast paths can't take")
+	}
+	if p.Epilogue != launch.NoEpilogue && !fuses(p) {
+		return fmt.Errorf("an epilogue that the library does not have: %+v", p)
+	}
+	c, d, aux := view[float32](p.C), view[float32](p.D), view[float32](p.Aux)
+	bias := view[float32](launch.Matrix{At: p.Bias, Rows: 1, Cols: p.C.Cols})
+	k := p.A.Cols
+	if p.TransA {
+		k = p.A.Rows
+	}
+	a, b := operand(p.A, p.BF16, p.TransA), operand(p.B, p.BF16, !p.TransB)
+	if p.TF32 {
+		for _, x := range [][]float32{a, b} {
+			for i, v := range x {
+				x[i] = math.Float32frombits(math.Float32bits(v) &^ (1<<13 - 1))
+			}
+		}
+	}
+	for i := range p.C.Rows {
+		for j := range p.C.Cols {
+			sum := float32(0)
+			for l := range k {
+				sum += a[i*k+l] * b[j*k+l]
+			}
+			sum *= p.Alpha
+			if p.Bias != 0 {
+				sum += bias[j]
+			}
+			if p.Beta != 0 {
+				sum += p.Beta * d[i*p.D.Stride+j]
+			}
+			switch p.Epilogue {
+			case launch.GELU:
+				aux[i*p.Aux.Stride+j] = sum
+				sum *= float32(0.5 * (1 + geluTanh(float64(sum))))
+			case launch.DGELU:
+				x := float64(aux[i*p.Aux.Stride+j])
+				t := geluTanh(x)
+				sum *= float32(0.5*(1+t) + 0.5*x*(1-t*t)*math.Sqrt(2/math.Pi)*(1+3*0.044715*x*x))
+			}
+			c[i*p.C.Stride+j] = sum
+		}
+	}
+	return nil
+}
+
+// geluTanh is the tanh of GELU's approximation.
+func geluTanh(x float64) float64 { return math.Tanh(math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x)) }
+
+func view[T any](m launch.Matrix) []T {
+	at := *(*unsafe.Pointer)(unsafe.Pointer(&m.At))
+	if at == nil {
+		return nil
+	}
+	return unsafe.Slice((*T)(at), max(0, (m.Rows-1)*m.Stride+m.Cols))
+}
+
+// operand is a matrix, or its transpose, as rows of f32 without gaps.
+func operand(m launch.Matrix, bf16, trans bool) []float32 {
+	out := make([]float32, m.Rows*m.Cols)
+	for i := range m.Rows {
+		for j := range m.Cols {
+			to := i*m.Cols + j
+			if trans {
+				to = j*m.Rows + i
+			}
+			if bf16 {
+				out[to] = gpustage.FromBF16(view[uint16](m)[i*m.Stride+j])
+			} else {
+				out[to] = view[float32](m)[i*m.Stride+j]
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,22 @@
+//go:build !linux || !amd64
+
+package onhost
+
+import (
+	"testing"
+
+	"contraflow/gpustage/ref"
+)
+
+// Device is not to be had on this system.
+type Device struct{ ref.Device }
+
+// Open skips the test.
+func Open(t testing.TB, _ Mode) *Device {
+	t.Skip("the kernels run on the processor of x86-64 Linux alone")
+	return nil
+}
+
+func (d *Device) As(Mode) *Device { return d }
+
+func (*Device) Counts() Counts { return Counts{} }

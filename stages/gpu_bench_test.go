@@ -1,0 +1,61 @@
+package stages_test
+
+import (
+	"fmt"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/stages/loss"
+)
+
+// BenchmarkLossTiles is InfoNCE's loss and gradient, with a processor's tiles and with a GPU's. testdata/peers/gpu.sh runs it on a GPU.
+func BenchmarkLossTiles(b *testing.B) {
+	d := processor(b)
+	rows, dim := 16384, 768
+	if d.Info().Threads > 0 {
+		rows, dim = 512, 64
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	x, err := gpustage.NewTensor(d, gpustage.F32, 2*rows, dim)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer x.Mem.Free()
+	grad, err := gpustage.NewTensor(d, gpustage.F32, 2*rows, dim)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer grad.Mem.Free()
+	vs := make([]float32, x.Len())
+	for i := range vs {
+		vs[i] = float32(uint32(i)*2654435761>>8)/(1<<24) - 0.5
+	}
+	s.CopyIn(x, gpustage.Bytes(vs))
+	batch := &loss.Batch{Rows: rows, Embeddings: x, Gradient: grad, Texts: make([]loss.TextID, 2*rows)}
+	for i := range batch.Texts {
+		batch.Texts[i] = loss.TextID{uint64(i), 0}
+	}
+	for _, tile := range [][2]int{{256, 1024}, {2048, 4096}, {4096, 4096}, {4096, 8192}} {
+		b.Run(fmt.Sprintf("%dx%d", tile[0], tile[1]), func(b *testing.B) {
+			l := loss.InfoNCE{MaskDuplicates: true, TileRows: tile[0], TileCols: tile[1]}
+			a, err := gpustage.NewArena(d, l.Memory(batch.Size()))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer a.Free()
+			for b.Loop() {
+				if _, err := l.Compute(s, a, batch); err != nil {
+					b.Fatal(err)
+				}
+				if err := s.Sync(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(8*float64(rows)*float64(rows)*float64(dim)*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+		})
+	}
+}

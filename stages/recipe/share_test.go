@@ -1,0 +1,55 @@
+package recipe
+
+import (
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+)
+
+// gpu is one of a machine's two, which are given out in turn.
+type gpu struct {
+	gpustage.Device
+	share gpustage.Share
+}
+
+func (g gpu) Info() gpustage.Info {
+	_, ranks := g.share.On(2)
+	return gpustage.Info{Kind: "gpu", FreeMemory: 12 << 30, Ranks: ranks}
+}
+
+// processor is the memory that all ranks of a machine share.
+type processor struct{ gpustage.Device }
+
+func (processor) Info() gpustage.Info {
+	return gpustage.Info{Kind: "cpu", Threads: 1, FreeMemory: 12 << 30}
+}
+
+// A rank plans with what it has of its device: all of a GPU of its own, its part of one that ranks share, and of the host's memory, even
+// where it has processors of its own.
+func TestFreeMemoryOfARank(t *testing.T) {
+	for _, c := range []struct {
+		share gpustage.Share
+		gpu   bool
+		want  int64
+	}{
+		{gpustage.Share{}, true, 12 << 30},
+		{gpustage.Share{Rank: 0, Ranks: 2}, true, 12 << 30},
+		{gpustage.Share{Rank: 1, Ranks: 2}, true, 12 << 30},
+		{gpustage.Share{Rank: 0, Ranks: 3}, true, 6 << 30},
+		{gpustage.Share{Rank: 1, Ranks: 3}, true, 12 << 30},
+		{gpustage.Share{Rank: 2, Ranks: 3}, true, 6 << 30},
+		{gpustage.Share{Rank: 5, Ranks: 6, Bound: true}, true, 4 << 30},
+		{gpustage.Share{}, false, 12 << 30},
+		{gpustage.Share{Rank: 1, Ranks: 3}, false, 4 << 30},
+		{gpustage.Share{Rank: 1, Ranks: 3, Bound: true}, false, 4 << 30},
+	} {
+		x := &Run{share: c.share, device: processor{ref.New()}}
+		if c.gpu {
+			x.device = gpu{ref.New(), c.share}
+		}
+		if got := x.freeMemory(); got != c.want {
+			t.Errorf("%+v, on a GPU %v: plans with %d bytes, want %d", c.share, c.gpu, got, c.want)
+		}
+	}
+}
