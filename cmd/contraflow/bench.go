@@ -351,7 +351,7 @@ type stepFlags struct {
 func (o *stepFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&o.batch, "batch", 0, "pairs of a step's contrastive batch (64), or with --embed texts of a round (512)")
 	cmd.Flags().IntVar(&o.maxLength, "max-length", 128, "cut texts to so many tokens")
-	cmd.Flags().StringVar(&o.precision, "precision", "f32", "f32 or bf16")
+	cmd.Flags().StringVar(&o.precision, "precision", "f32", "f32, bf16, or of steps on NVIDIA GPUs tf32")
 	cmd.Flags().StringVar(&o.device, "device", "cpu", "what computes: "+strings.Join(gpustage.Kinds(), ", "))
 	cmd.Flags().StringVar(&o.cache, "cache", "auto", "auto, always or never: keep activations up to the replay budget, none, or all")
 	cmd.Flags().StringVar(&o.replayBudget, "replay-budget", "", "activations to keep, such as 4GiB (default: half of the memory that is left)")
@@ -371,8 +371,12 @@ func (o *stepFlags) recipe() (recipe.Recipe, error) {
 	if o.steps < 1 || o.warmup < 0 || o.batch < 1 {
 		return recipe.Recipe{}, usageError{errors.New("--steps and --batch want 1 or more, --warmup 0 or more")}
 	}
-	if o.precision != "f32" && o.precision != "bf16" {
-		return recipe.Recipe{}, usageError{fmt.Errorf("--precision is %q, want f32 or bf16", o.precision)}
+	if o.precision != "f32" && o.precision != "bf16" && (o.precision != "tf32" || o.embed) {
+		want := "f32, bf16 or tf32"
+		if o.embed {
+			want = "f32 or bf16"
+		}
+		return recipe.Recipe{}, usageError{fmt.Errorf("--precision is %q, want %s", o.precision, want)}
 	}
 	// The model and the data are not the recipe's here; its three keys without defaults need something.
 	const stub = "model: {path: .}\ndata: {train: [{path: ., query: query, positive: positive}]}\nsave: {dir: .}\n"

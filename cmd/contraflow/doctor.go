@@ -19,6 +19,7 @@ import (
 	"contraflow/cmd/contraflow/internal/bench"
 	"contraflow/collective/mpi"
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/nvrtc"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/recipe"
 )
@@ -126,12 +127,6 @@ var (
 	nvidiaDevices = []string{"/dev/nvidiactl", "/dev/dxg"}
 )
 
-// pip is how to get one of NVIDIA's libraries from PyPI into a folder of its own, and to name it: file is its place within.
-func pip(module, file, env string) string {
-	const dir = "~/.cache/contraflow/nvidia"
-	return fmt.Sprintf("pip install --no-deps --target %s %s && export %s=%s/%s", dir, module, env, dir, file)
-}
-
 // gpu looks for NVIDIA's driver, its GPUs, and the libraries that training on them needs. It loads none of them.
 func (d doctor) gpu() {
 	text, err := os.ReadFile(filepath.Join(nvidia, "version"))
@@ -154,7 +149,7 @@ func (d doctor) gpu() {
 	withCUDA := slices.Contains(gpustage.Kinds(), "cuda")
 	const driverMend = "install the driver's user libraries; in a container: docker run --gpus all, with nvidia-container-toolkit on the host"
 	type library struct{ name, env, use, mend string }
-	libraries := []library{{"libnccl.so.2", "CONTRAFLOW_NCCL", "several GPUs talk through it", "apt-get install libnccl2, or " + pip("nvidia-nccl-cu12", "nvidia/nccl/lib/libnccl.so.2", "CONTRAFLOW_NCCL")}}
+	libraries := []library{{"libnccl.so.2", "CONTRAFLOW_NCCL", "several GPUs talk through it", "apt-get install libnccl2, or " + nvrtc.FromPyPI("nvidia-nccl-cu12", "nvidia/nccl/lib/libnccl.so.2", "CONTRAFLOW_NCCL")}}
 	if driver {
 		libraries = append([]library{{"libcuda.so.1", "", "the driver is there without it", driverMend}}, libraries...)
 	}
@@ -164,8 +159,8 @@ func (d doctor) gpu() {
 			d.help("install NVIDIA's driver (Debian: apt-get install nvidia-driver); in a container: docker run --gpus all, with nvidia-container-toolkit on the host")
 		}
 		libraries = append(libraries,
-			library{"libnvrtc.so.12", "CONTRAFLOW_NVRTC", "it compiles the kernels", pip("nvidia-cuda-nvrtc-cu12", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "CONTRAFLOW_NVRTC")},
-			library{"libcublasLt.so.12", "CONTRAFLOW_CUBLASLT", "it multiplies matrices", pip("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT")})
+			library{"libnvrtc.so.12", "CONTRAFLOW_NVRTC", "it compiles the kernels", nvrtc.Mend},
+			library{"libcublasLt.so.12", "CONTRAFLOW_CUBLASLT", "it multiplies matrices", nvrtc.FromPyPI("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT")})
 	case driver:
 		d.help("this program was built without CUDA and computes on the processor; README's chapter on GPUs has the build")
 	}
@@ -196,7 +191,7 @@ func (d doctor) gpu() {
 // findLibrary looks where the system's loader would.
 func findLibrary(name string) string {
 	dirs := filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))
-	dirs = append(dirs, "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/cuda/lib64", "/usr/lib/wsl/lib")
+	dirs = append(dirs, "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/cuda/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib")
 	for _, dir := range dirs {
 		if dir == "" {
 			continue

@@ -375,6 +375,22 @@ func losses(t *testing.T, path string) (out []any) {
 	return out
 }
 
+// sameLosses compares a run's losses, step by step, with those of one rank that was not stopped: within 1e-4 of them. worst is the largest part
+// that they differ by.
+func sameLosses(t *testing.T, run string, one, many []any) (worst float64) {
+	t.Helper()
+	if len(many) != len(one) {
+		t.Fatalf("%s: %d steps, want %d", run, len(many), len(one))
+	}
+	for step, l := range many {
+		a, b := one[step].(float64), l.(float64)
+		if worst = max(worst, math.Abs(a-b)/a); !(math.Abs(a-b) <= 1e-4*a) {
+			t.Errorf("%s: step %d: loss %v, want %v", run, step, b, a)
+		}
+	}
+	return worst
+}
+
 // verify-grads finds nothing in right gradients, and each planted fault.
 func TestVerifyGrads(t *testing.T) {
 	recipe := filepath.Join(workspace(t), "recipe.yaml")
@@ -574,6 +590,7 @@ func TestBadInput(t *testing.T) {
 		{"too long", []string{"model.max_length=4000", "model.path=" + longer}, []string{"model.max_length", "4000 tokens", "48 positions"}},
 		{"batch too large", []string{"batch.global_size=1000"}, []string{"batch.global_size", "160", "1000"}},
 		{"unknown device", []string{"train.device=tpu"}, []string{`no device "tpu"`, "cpu"}},
+		{"another device's precision", []string{"train.device=cpu", "train.precision=tf32"}, []string{"train.precision: tf32", "cpu:0 has f32 and bf16"}},
 		{"loss not finite", []string{"optimizer.lr=1e30", "optimizer.max_grad_norm=0", "optimizer.warmup_ratio=0"}, []string{"step 2: ", "not finite", "sub-batch 0", "train.parquet: row group 0, row", "model is still that of the run before: recipe.yaml.previous"}},
 		{"scale too large", []string{"loss.scale=1e39"}, []string{"step 1: the loss is not finite, first of ", "train.parquet: row group 0, row", "loss.scale"}},
 		{"one row", []string{data("one.jsonl")}, []string{"1 row, which has no negatives"}},

@@ -31,13 +31,7 @@ func TestMesh(t *testing.T) {
 		{"mesh.replicate=2", "mesh.overlap=false", "mesh.link=0.02Gb 200us"}, {"mesh.replicate=2", "train.sync=every", "mesh.link=0.1Gb 200us"},
 	} {
 		out := fmt.Sprint("mesh", i)
-		many := train(out, sets...)
-		for step := range one {
-			a, b := one[step].(float64), many[step].(float64)
-			if !(math.Abs(a-b) <= 1e-4*a) {
-				t.Errorf("%v: step %d: loss %v, alone %v", sets, step, b, a)
-			}
-		}
+		sameLosses(t, fmt.Sprint(sets), one, train(out, sets...))
 		var last, evaluation map[string]any
 		for _, line := range metricLines(t, at(out+"/metrics.jsonl")) {
 			if _, ok := line["loss"]; ok {

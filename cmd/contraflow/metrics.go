@@ -48,7 +48,7 @@ func serveMetrics(addr string) (*watcher, error) {
 		addr: listener.Addr().String(), ended: make(chan struct{}),
 		step: gauge("step", "Optimizer steps made."), loss: gauge("loss", "Of the last step."), gradNorm: gauge("grad_norm", "Of the last step, before clipping."),
 		lr: gauge("learning_rate", "Of the last step."), pairsPerS: gauge("pairs_per_second", "In the last step."), tokensPerS: gauge("tokens_per_second", "In the last step."),
-		peak: gauge("peak_memory_bytes", "The most that the process has held."), pairs: counter("pairs_total", "Rows trained on, of all ranks."),
+		peak: gauge("peak_memory_bytes", "The most that the process has held, or on a GPU that it has allocated there."), pairs: counter("pairs_total", "Rows trained on, of all ranks."),
 		tokens: counter("tokens_total", "Tokens trained on, of all ranks."), skipped: counter("skipped_steps_total", "Steps whose gradient was not finite."),
 		eval: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "contraflow", Name: "evaluation", Help: "The last evaluation's value."}, []string{"metric"}),
 	}

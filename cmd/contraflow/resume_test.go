@@ -96,7 +96,12 @@ func killAndResume(t *testing.T, dir string, times int, command func(args []stri
 			case <-time.After(rand.N(whole)):
 				mine = true
 				kill(run.Cmd)
-				err = <-run.Ended
+				select {
+				case err = <-run.Ended:
+				case <-time.After(time.Minute):
+					text, _ := exec.Command("ps", "-eo", "pid,ppid,stat,wchan:20,etime,args").CombinedOutput()
+					t.Fatalf("a minute after kill %d it has not ended:\n%s\n%s", killed, run.Said, text)
+				}
 			}
 			said := run.Said.String()
 			if strings.Contains(said, "going on after step") {

@@ -78,13 +78,14 @@ write one and go on.`,
 			if err != nil {
 				return err
 			}
-			var watcher *watcher
-			if place.World == nil || place.World.Rank() == 0 { // steps and evaluations are the job's; other ranks have nothing to tell
-				if watcher, err = serveMetrics(metricsAddr); err != nil {
-					return fmt.Errorf("--metrics-addr: %w", err)
-				}
-				defer watcher.close()
+			if place.World != nil && place.World.Rank() > 0 { // steps and evaluations are the job's: rank 0 tells of them
+				metricsAddr = ""
 			}
+			watcher, err := serveMetrics(metricsAddr)
+			if err != nil {
+				return fmt.Errorf("--metrics-addr: %w", err)
+			}
+			defer watcher.close()
 			if watcher != nil {
 				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics")
 			}

@@ -39,7 +39,8 @@ type Step struct {
 	Seconds       float64 `json:"seconds"`
 	Pairs         int     `json:"pairs,omitempty"`
 	Texts         int     `json:"texts"`
-	Tokens        int     `json:"tokens"` // real ones
+	Tokens        int     `json:"tokens"`                    // real ones
+	Replayed      int     `json:"replayed_tokens,omitempty"` // of them, those that went forward again
 	Loss          float64 `json:"loss,omitempty"`
 	GFLOP         float64 `json:"gflop"` // by Work
 	PeakGFLOPS    float64 `json:"peak_gflop_per_s"`
@@ -51,7 +52,7 @@ type Step struct {
 //
 // The graph is a recipe's, with two stages more. "gate" stands before tokenization and lets a step's rows through when the step is
 // asked for: nothing of a step is done ahead of its measurement, and between steps the processor is free for the probe or another
-// program. "measure" takes the result.
+// program. On a GPU it stands behind tokenization, which in a run is hidden behind the GPU's work. "measure" takes the result.
 type Training struct {
 	o      TrainingOptions
 	device gpustage.Device
@@ -69,8 +70,9 @@ type Training struct {
 	ended   chan struct{} // closed when the graph has
 	err     error         // of the graph; read after ended
 	cancel  context.CancelCauseFunc
-	mu      sync.Mutex // of spans
+	mu      sync.Mutex // of what follows
 	spans   []pipeline.Span
+	again   float64 // tokens replayed since the last step
 }
 
 // errDone stops the graph.
@@ -87,6 +89,9 @@ func NewTraining(ctx context.Context, o TrainingOptions) (_ *Training, err error
 	}()
 	if t.device, t.probe, err = openDevice(o.Device); err != nil {
 		return nil, err
+	}
+	if err := o.Recipe.Train.CheckPrecision(t.device); err != nil {
+		return nil, fmt.Errorf("--precision: %w", err)
 	}
 	text, err := t.load(o)
 	if err != nil {
@@ -111,6 +116,7 @@ func (t *Training) ran(s pipeline.Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.spans = append(t.spans, s)
+	t.again += s.Notes[stages.Replayed]
 }
 
 // load loads the model and its tokenizer.
@@ -133,7 +139,7 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 		return text, err
 	}
 	defer s.Close()
-	if t.model, err = embedder.LoadModel(f, t.device, s, head, transformer.Options{BF16: t.bf16}, nil); err != nil {
+	if t.model, err = embedder.LoadModel(f, t.device, s, head, o.Recipe.Train.Rounding(), nil); err != nil {
 		return text, err
 	}
 	if t.work, err = NewWork(t.model.Config); err != nil {
@@ -175,19 +181,29 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 	}
 	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{t.data}, Sampler: sampler, Accumulate: 1, Config: order})
 	inStep := false
-	permitted := pipeline.Map(g, "gate", chunks, func(task *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+	gate := func(task *pipeline.Task, endsStep bool) error {
 		if !inStep {
 			select {
 			case <-t.permits:
 			case <-task.Context().Done():
-				return nil, task.Context().Err()
+				return task.Context().Err()
 			}
 		}
-		inStep = !c.EndsStep
-		return c, nil
-	})
-	tokens := stages.Tokenize(g, permitted, text)
-	batches := stages.Assemble(g, tokens)
+		inStep = !endsStep
+		return nil
+	}
+	gpu := t.device.Info().Threads == 0
+	if !gpu {
+		chunks = pipeline.Map(g, "gate", chunks, func(task *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+			return c, gate(task, c.EndsStep)
+		})
+	}
+	batches := stages.Assemble(g, stages.Tokenize(g, chunks, text))
+	if gpu {
+		batches = pipeline.Map(g, "gate", batches, func(task *pipeline.Task, b *stages.Batch) (*stages.Batch, error) {
+			return b, gate(task, b.EndsStep)
+		})
+	}
 	subs := stages.Split(g, batches, r.Batch.SubBatch.Size(t.device))
 	embedded := stages.Embed(g, subs, t.enc)
 	grads := stages.Loss(g, batches, embedded, t.enc, loss.InfoNCE{Scale: r.Loss.Scale, Directions: r.Loss.Directions, MaskDuplicates: r.Loss.MaskDuplicates})
@@ -249,6 +265,9 @@ func (t *Training) Step(ctx context.Context) (Step, error) {
 		return Step{}, context.Cause(ctx)
 	}
 	s.Seconds = time.Since(start).Seconds()
+	t.mu.Lock()
+	s.Replayed, t.again = int(t.again), 0 // the graph waits: all of them are the step's
+	t.mu.Unlock()
 	s.PeakGFLOPS = (before + t.probe.gflops(t.bf16, probeFor)) / 2
 	s.ResidentBytes, s.DeviceBytes = gpustage.HostPeakMemory(), t.device.Info().PeakAllocated
 	return s, nil
@@ -291,13 +310,13 @@ func (t *Training) breakdown(n int) []StageTime {
 		return step, err == nil // not for "#12"
 	}
 	for _, s := range t.spans {
-		if i, ok := step(s); ok {
+		if i, ok := step(s); ok && s.Stage == "update" { // on a GPU others are a batch ahead
 			steps = max(steps, i+1)
 		}
 	}
 	for _, s := range t.spans {
 		of, inStep := step(s)
-		if s.Stage == "gate" || s.Stage == "measure" || inStep && of < steps-n {
+		if s.Stage == "gate" || s.Stage == "measure" || inStep && (of < steps-n || of >= steps) {
 			continue
 		}
 		i, ok := index[s.Stage]
