@@ -252,7 +252,9 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 	}
 	s.eachHead(&o, buffers, func(h *head) {
 		whole := block{k1: h.n}
-		if first := !shared || h.h%(o.Heads/o.KVHeads) == 0; first {
+		first := !shared || h.h%(o.Heads/o.KVHeads) == 0
+		all := !o.Causal && o.Window == 0 // each block reaches all keys: the first one may set what others add to
+		if first && !all {
 			for _, t := range [...]gpustage.Tensor{h.keys(dk, whole), h.keys(dv, whole)} {
 				for i := range t.Rows {
 					clear(row(t, i))
@@ -261,6 +263,7 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 		}
 		lses := row(lse, h.h)
 		h.eachBlock(func(b block) {
+			add := !(first && all && b.q0 == 0)
 			m, n, d := b.q1-b.q0, b.k1-b.k0, o.HeadDim
 			p, dp := h.scratch[:m*n], h.scratch[m*n:2*m*n]
 			pd := p
@@ -311,9 +314,9 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 				}
 				s.v.Scale(dx, dx, float32(o.Scale))
 			}
-			h.product(f32(h.keys(dv, b)), dv.Stride, pd, n, true, f32(douts), dctx.Stride, false, n, d, m, 1, true)
+			h.product(f32(h.keys(dv, b)), dv.Stride, pd, n, true, f32(douts), dctx.Stride, false, n, d, m, 1, add)
 			h.product(f32(h.queries(dq, b)), dq.Stride, dp, n, false, ks, k.Stride, false, m, d, n, 1, false)
-			h.product(f32(h.keys(dk, b)), dk.Stride, dp, n, true, qs, q.Stride, false, n, d, m, 1, true)
+			h.product(f32(h.keys(dk, b)), dk.Stride, dp, n, true, qs, q.Stride, false, n, d, m, 1, add)
 		})
 		if dBias != nil {
 			r := o.DBias.Rows

@@ -14,6 +14,7 @@ const (
 	AVX2       Kernels = "avx2"       // amd64 with AVX2 and FMA
 	AVX512     Kernels = "avx512"     // amd64 with AVX-512 F, DQ, BW and VL
 	AVX512BF16 Kernels = "avx512bf16" // the same, and AVX512-BF16 for products in bf16
+	AMX        Kernels = "amx"        // the same, and AMX-BF16 for products in bf16; on Linux
 )
 
 // Available lists the kernels that this processor can run, the fastest first.
@@ -35,7 +36,7 @@ func Select(name string) (Kernels, error) {
 		names = append(names, string(k))
 	}
 	what := "there are no kernels named %q"
-	if slices.Contains([]Kernels{AVX2, AVX512, AVX512BF16}, Kernels(name)) {
+	if slices.Contains([]Kernels{AVX2, AVX512, AVX512BF16, AMX}, Kernels(name)) {
 		what = "this processor can't run the kernels %q"
 	}
 	return "", fmt.Errorf(what+"; it can run %s", name, strings.Join(names, ", "))
@@ -45,6 +46,7 @@ func Select(name string) (Kernels, error) {
 type set[T Float] struct {
 	rows, cols int // the micro-tile: rows of A in a strip, columns of B in a panel
 	pair       int // elements of k in one step: 2 if they are pairs of bf16
+	group      int // the kernel does so many steps at a time: what is missing of the last group is packed as zeros
 	// kc steps of nc columns of B are a block, which stays in the second-level cache while rows of A pass by it.
 	kc, nc int
 	mc     int // rows of A in a tile when B is packed for all of them
@@ -58,7 +60,7 @@ type set[T Float] struct {
 	packA   func(dst []T, ds int, src []T, ld, n, k int)
 	roundsA bool
 	// packAT packs k x n elements of A's transpose into panels of steps(k) rows of aWidth elements, ps apart, for rows rows
-	// of A each.
+	// of A each; if aWidth is 0 into rows ps apart, as packA does.
 	packAT func(dst []T, ps int, src []T, ld, k, n int)
 	aWidth int
 	// probe does n times probeWork floating-point operations, as fast as can be.
@@ -67,7 +69,7 @@ type set[T Float] struct {
 }
 
 // steps is how many steps a block of k elements takes.
-func (s *set[T]) steps(k int) int { return ceil(k, s.pair) }
+func (s *set[T]) steps(k int) int { return ceil(k, s.pair*s.group) * s.group }
 
 // panelSize is the elements from one packed panel to the next, for panels whose rows have width elements. An odd number of
 // rows keeps the panels from falling into the same lines of the first-level cache: copying 384 columns of A into 28
@@ -81,7 +83,7 @@ func portableSet[T Float]() *set[T] {
 		}
 	}
 	return &set[T]{
-		rows: portableRows, cols: portableCols, pair: 1, kc: 256, nc: 128, mc: 64,
+		rows: portableRows, cols: portableCols, pair: 1, group: 1, kc: 256, nc: 128, mc: 64,
 		strip: stripPortable[T],
 		packB: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) { rows(dst, ps, src, ld, k, n) },
 		packBT: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) {

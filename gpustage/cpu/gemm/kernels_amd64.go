@@ -10,6 +10,9 @@ func native() []Kernels {
 	var all []Kernels
 	x := &cpu.X86
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512BW && x.HasAVX512VL {
+		if x.HasAVX512BF16 && x.HasAMXTile && x.HasAMXBF16 && mayUseTiles() {
+			all = append(all, AMX)
+		}
 		if x.HasAVX512BF16 {
 			all = append(all, AVX512BF16)
 		}
@@ -27,6 +30,7 @@ var (
 	avx512     = avx512Set()
 	avx512Bits = emulateBF16(avx512, roundAVX2)
 	avx512Pair = bf16Set()
+	amx        = amxSet()
 )
 
 // nativeSet is the assembly's part of setOf.
@@ -40,13 +44,15 @@ func nativeSet(k Kernels, bf16 bool) *set[float32] {
 		return avx512Bits
 	case k == AVX512BF16 && bf16:
 		return avx512Pair
+	case k == AMX && bf16:
+		return amx
 	}
 	return avx512
 }
 
 func avx2Set() *set[float32] {
 	return &set[float32]{
-		rows: 6, cols: 16, pair: 1, kc: 384, nc: 192, mc: 144,
+		rows: 6, cols: 16, pair: 1, group: 1, kc: 384, nc: 192, mc: 144,
 		strip:  func(s *strip32) { stripAVX2((*byte)(unsafe.Pointer(s))) },
 		packB:  copyB(copyRowsBAVX2, 16),
 		packBT: transposeB(transposeAVX2, 16, 8),
@@ -57,9 +63,11 @@ func avx2Set() *set[float32] {
 	}
 }
 
+// avx512Set keeps a strip of A (11 KB) and a panel of B (24 KB) in the first-level cache together. With kc = 384 they don't fit, and
+// a Xeon with AMX lost 4 to 5 percent of its peak (shapes of gemm's benchmark: 77 %, 74, 70 for NN, NT, TN against 71, 68, 66).
 func avx512Set() *set[float32] {
 	return &set[float32]{
-		rows: 14, cols: 32, pair: 1, kc: 384, nc: 192, mc: 140,
+		rows: 14, cols: 32, pair: 1, group: 1, kc: 192, nc: 384, mc: 140,
 		strip:   func(s *strip32) { stripAVX512((*byte)(unsafe.Pointer(s))) },
 		fetches: true,
 		packB:   copyB(copyRowsBAVX512, 32),
@@ -73,21 +81,62 @@ func avx512Set() *set[float32] {
 
 func bf16Set() *set[float32] {
 	return &set[float32]{
-		rows: 14, cols: 32, pair: 2, kc: 384, nc: 192, mc: 140,
+		rows: 14, cols: 32, pair: 2, group: 1, kc: 384, nc: 192, mc: 140,
 		strip:   func(s *strip32) { stripBF16((*byte)(unsafe.Pointer(s))) },
 		fetches: true,
 		packB:   copyB(pairRowsBBF16, 32),
 		packBT:  transposeB(transposeBF16, 32, 16),
-		packA: func(dst []float32, ds int, src []float32, ld, n, k int) {
-			_, _ = dst[:n*ds], src[:(n-1)*ld+k]
-			for i := range n {
-				pairRowBF16(&dst[i*ds], &src[i*ld], k)
-			}
-		},
+		packA:   pairRowsOfA,
 		roundsA: true,
 		packAT:  copyA(pairRowsABF16, 14),
 		aWidth:  16,
 		probe:   probeBF16, probeWork: 28 * 32 * 2,
+	}
+}
+
+func pairRowsOfA(dst []float32, ds int, src []float32, ld, n, k int) {
+	_, _ = dst[:n*ds], src[:(n-1)*ld+k]
+	for i := range n {
+		pairRowBF16(&dst[i*ds], &src[i*ld], k)
+	}
+}
+
+// amxSet reads the same panels of B as bf16Set, but 16 steps of 32 columns at a time, and 16 steps of 32 rows of A.
+func amxSet() *set[float32] {
+	s := &set[float32]{
+		rows: 32, cols: 32, pair: 2, group: 16, kc: 384, nc: 192, mc: 128,
+		strip: func(s *strip32) { stripAMX((*byte)(unsafe.Pointer(s))) },
+		probe: probeAMX, probeWork: 4 * 16 * 16 * 32 * 2,
+		roundsA: true,
+	}
+	pair, transpose := copyB(pairRowsBBF16, 32), transposeB(transposeBF16, 32, 16)
+	s.packB = func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+		pair(w, dst, ps, src, ld, k, n)
+		s.fill(dst, ps, 32, k, n)
+	}
+	s.packBT = func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+		transpose(w, dst, ps, src, ld, k, n)
+		s.fill(dst, ps, 32, k, n)
+	}
+	s.packA = func(dst []float32, ds int, src []float32, ld, n, k int) {
+		pairRowsOfA(dst, ds, src, ld, n, k)
+		s.fill(dst, ds, 1, k, n)
+	}
+	s.packAT = func(dst []float32, ds int, src []float32, ld, k, n int) {
+		_, _ = dst[:ceil(n, 16)*16*ds], src[:(k-1)*ld+n]
+		columnsBF16(&dst[0], ds, &src[0], ld, k, n)
+	}
+	return s
+}
+
+// fill writes the zeros after k elements of n rows or columns, in panels of width of them, ps apart.
+func (s *set[T]) fill(dst []T, ps, width, k, n int) {
+	done, all := ceil(k, s.pair), s.steps(k)
+	if done == all {
+		return
+	}
+	for i := range ceil(n, width) {
+		clear(dst[i*ps:][done*width : all*width])
 	}
 }
 

@@ -27,7 +27,7 @@ func TestSelect(t *testing.T) {
 	} else {
 		t.Log(err)
 	}
-	for _, k := range []Kernels{AVX2, AVX512, AVX512BF16} {
+	for _, k := range []Kernels{AVX2, AVX512, AVX512BF16, AMX} {
 		if _, err := Select(string(k)); (err == nil) != slices.Contains(all, k) {
 			t.Errorf("Select(%q): %v", k, err)
 		}
@@ -107,8 +107,13 @@ func TestPacking(t *testing.T) {
 			}{
 				"B":            {func(d []float32, ps int, x []float32, ld, k, n int) { s.packB(w, d, ps, x, ld, k, n) }, false, s.cols, s.cols},
 				"transposed B": {func(d []float32, ps int, x []float32, ld, k, n int) { s.packBT(w, d, ps, x, ld, k, n) }, true, s.cols, s.cols},
-				"transposed A": {s.packAT, false, s.aWidth, s.rows},
+				"A":            {func(d []float32, ps int, x []float32, ld, k, n int) { s.packA(d, ps, x, ld, n, k) }, true, 1, 1},
+				"transposed A": {s.packAT, false, max(1, s.aWidth), s.rows},
 			} {
+				beyond := 0 // rows of A that may be written, too
+				if what == "transposed A" && s.aWidth == 0 {
+					c.panel, beyond = 1, 15
+				}
 				for range 300 {
 					k, n := 1+r.IntN(70), 1+r.IntN(100)
 					rows, cols := k, n
@@ -118,7 +123,7 @@ func TestPacking(t *testing.T) {
 					ld := cols + r.IntN(3)
 					src := matrix[float32](r, rows, cols, ld)
 					ps := s.panelSize(k, c.width)
-					dst := make([]float32, ceil(n, c.panel)*ps+100)
+					dst := make([]float32, (ceil(n, c.panel)+beyond)*ps+100)
 					for i := range dst {
 						dst[i] = float32(math.NaN())
 					}
@@ -126,6 +131,9 @@ func TestPacking(t *testing.T) {
 					for i, got := range dst {
 						panel, step, lane := i/ps, i%ps/c.width, i%c.width
 						col := panel*c.panel + lane
+						if panel >= n && panel < ceil(n, 16)*16 && beyond > 0 {
+							continue
+						}
 						if panel >= ceil(n, c.panel) || step >= s.steps(k) {
 							if got == got {
 								t.Fatalf("bf16 %t, %s of %d x %d: element %d lies beyond the panels and was written", bf16, what, k, n, i)

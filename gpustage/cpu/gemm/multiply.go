@@ -151,7 +151,7 @@ func (ws *Workspace[T]) blockA(w *worker[T], r0, r1, k0, k int) ([]T, int) {
 	case j.TransA && !ws.plan.packA:
 		st.rs, st.ks = 1, j.LDA
 		return j.A[k0*j.LDA+r0:], s.rows
-	case j.TransA:
+	case j.TransA && s.aWidth > 0:
 		ps := s.panelSize(k, s.aWidth)
 		w.a = atLeast(w.a, strips*ps)
 		s.packAT(w.a, ps, j.A[k0*j.LDA+r0:], j.LDA, k, r1-r0)
@@ -164,7 +164,11 @@ func (ws *Workspace[T]) blockA(w *worker[T], r0, r1, k0, k int) ([]T, int) {
 		// Whole cache lines, an odd number of them: see panelSize.
 		ds := (st.k+15)/16*16 | 16
 		w.a = atLeast(w.a, strips*s.rows*ds)
-		s.packA(w.a, ds, j.A[r0*j.LDA+k0:], j.LDA, r1-r0, k)
+		if j.TransA {
+			s.packAT(w.a, ds, j.A[k0*j.LDA+r0:], j.LDA, k, r1-r0)
+		} else {
+			s.packA(w.a, ds, j.A[r0*j.LDA+k0:], j.LDA, r1-r0, k)
+		}
 		st.rs, st.ks = ds, 1
 		return w.a, s.rows * ds
 	}

@@ -104,15 +104,15 @@ func Available() []string {
 
 func all() []*Kernels { return append(native(), &portable) }
 
-// Select finds kernels by name, "portable", "avx2" or "avx512"; the empty name means the fastest. "avx512bf16" is avx512:
-// only matrix products have a use for more. The error says what there is.
+// Select finds kernels by name, "portable", "avx2" or "avx512"; the empty name means the fastest. "avx512bf16" and
+// "amx" are avx512: only matrix products have a use for more. The error says what there is.
 func Select(name string) (*Kernels, error) {
 	ks := all()
 	if name == "" {
 		return ks[0], nil
 	}
 	want := name
-	if name == "avx512bf16" {
+	if name == "avx512bf16" || name == "amx" {
 		want = "avx512"
 	}
 	for _, k := range ks {

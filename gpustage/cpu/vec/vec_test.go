@@ -151,13 +151,15 @@ func TestSelect(t *testing.T) {
 	if _, err := Select("sse9"); err == nil || !strings.Contains(err.Error(), `no kernels named "sse9"; it can run`) {
 		t.Errorf("an unknown name: %v", err)
 	}
-	k, err := Select("avx512bf16")
-	if strings.Contains(strings.Join(all, " "), "avx512") {
-		if err != nil || k.String() != "avx512" {
-			t.Errorf("avx512bf16: %v, %v", k, err)
+	for _, name := range []string{"avx512bf16", "amx"} {
+		k, err := Select(name)
+		if strings.Contains(strings.Join(all, " "), "avx512") {
+			if err != nil || k.String() != "avx512" {
+				t.Errorf("%s: %v, %v", name, k, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), `can't run the kernels "`+name+`"`) {
+			t.Errorf("%s: %v", name, err)
 		}
-	} else if err == nil || !strings.Contains(err.Error(), `can't run the kernels "avx512bf16"`) {
-		t.Errorf("avx512bf16: %v", err)
 	}
 }
 

@@ -135,7 +135,8 @@ class Bars:
         self.quick = args.quick
         self.machine = machine(args)
         self.kernels = self.machine["kernels"]
-        # Where bf16 has instructions of its own, PyTorch leaves several times the speed unused; see README.
+        self.bf16 = self.kernels in ("avx512bf16", "amx")  # where PyTorch's is of use, too
+        # On AVX512-BF16 without AMX, PyTorch leaves several times the speed unused; see README.
         self.full = self.kernels == "avx512bf16"
         self.broken = []
         name = "AVX512-BF16: the targets are ratios to the peer" if self.full else f"{self.kernels}: the targets are percents of the peak, and never to be slower than the peer"

@@ -82,7 +82,7 @@ def measure(args, bars, kind, precision):
     batch, rounds, warmup, alone = {"mnrl": (64, 6, 1, 0), "cached": (1024, 2, 0, 0)}[kind]
     if args.quick:
         batch, rounds, warmup = 16, 2, 1
-    if precision == "bf16" and not bars.full:
+    if precision == "bf16" and not bars.bf16:
         # PyTorch's bf16 takes minutes for a step of 64 pairs where the processor has no instructions for it.
         batch, rounds, warmup, alone = 4 if args.quick else 64, 1, 0, 0 if args.quick else 4
     rounds = args.rounds or rounds

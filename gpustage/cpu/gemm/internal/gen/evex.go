@@ -1,12 +1,6 @@
 package main
 
-import (
-	"fmt"
-	"strings"
-
-	. "github.com/mmcloughlin/avo/build"
-	"github.com/mmcloughlin/avo/ir"
-)
+import "fmt"
 
 // The AVX512-BF16 instructions, in 512-bit register form, as bytes. Intel's manual (volume 2) gives
 //
@@ -48,19 +42,11 @@ func encodeVDPBF16PS(r, v, m int) [6]byte { return evex512(opVDPBF16PS, ppF3, r,
 func encodeVCVTNE2PS2BF16(r, hi, lo int) [6]byte { return evex512(opVCVTNE2PS2BF16, ppF2, r, hi, lo) }
 
 func vdpbf16ps(m, v, r int) {
-	emit(encodeVDPBF16PS(r, v, m), fmt.Sprintf("VDPBF16PS Z%d, Z%d, Z%d", m, v, r))
+	code := encodeVDPBF16PS(r, v, m)
+	emit(code[:], fmt.Sprintf("VDPBF16PS Z%d, Z%d, Z%d", m, v, r))
 }
 
 func vcvtne2ps2bf16(lo, hi, r int) {
-	emit(encodeVCVTNE2PS2BF16(r, hi, lo), fmt.Sprintf("VCVTNE2PS2BF16 Z%d, Z%d, Z%d", lo, hi, r))
-}
-
-// emit prints the bytes on one line, with what they mean (operands in the Go assembler's order: destination last). avo
-// prints an opcode as it is, which serves to get all of it past its tables.
-func emit(code [6]byte, meaning string) {
-	var b strings.Builder
-	for _, c := range code {
-		fmt.Fprintf(&b, "BYTE $0x%02x; ", c)
-	}
-	Instruction(&ir.Instruction{Opcode: b.String() + "// " + meaning})
+	code := encodeVCVTNE2PS2BF16(r, hi, lo)
+	emit(code[:], fmt.Sprintf("VCVTNE2PS2BF16 Z%d, Z%d, Z%d", lo, hi, r))
 }

@@ -2,8 +2,8 @@
 //
 // It is written with avo, which checks every instruction's operands against the instruction tables. Registers are named
 // rather than left to avo's allocator: a micro-kernel is an exact fit (28 accumulators, 2 vectors of B, 2 of A), and a
-// spill would cost more than the kernel gains. The two instructions that neither avo nor the Go assembler knows are in
-// evex.go.
+// spill would cost more than the kernel gains. The instructions that neither avo nor the Go assembler knows are in
+// evex.go and amx.go.
 package main
 
 import (
@@ -35,10 +35,15 @@ var files = map[string]func(){
 		pairRowBF16()
 		probeAVX512("probeBF16", dot)
 	},
+	"amx": func() {
+		stripAMX()
+		columnsBF16()
+		probeAMX()
+	},
 }
 
 func main() {
-	kernels := flag.String("kernels", "", "which file to write: avx2, avx512 or avx512bf16")
+	kernels := flag.String("kernels", "", "which file to write: avx2, avx512, avx512bf16 or amx")
 	flag.Parse() // avo's -out, -stubs and -pkg as well
 	write, ok := files[*kernels]
 	if !ok {
