@@ -19,6 +19,7 @@ import (
 	"contraflow/cmd/contraflow/internal/bench"
 	"contraflow/collective/mpi"
 	"contraflow/gpustage"
+	"contraflow/gpustage/cpu/gemm"
 	"contraflow/gpustage/cuda/nvrtc"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/recipe"
@@ -71,11 +72,12 @@ func (d doctor) help(format string, args ...any) {
 
 func (d doctor) processor() {
 	m, err := bench.ThisMachine()
+	amx := slices.Contains(gemm.Available(), gemm.AMX)
 	var has []string
 	for _, f := range []struct {
 		name string
 		has  bool
-	}{{"AVX2", cpu.X86.HasAVX2}, {"FMA", cpu.X86.HasFMA}, {"AVX-512", cpu.X86.HasAVX512F}, {"AVX512-BF16", cpu.X86.HasAVX512BF16}, {"AMX-BF16", cpu.X86.HasAMXBF16}, {"NEON", runtime.GOARCH == "arm64"}} {
+	}{{"AVX2", cpu.X86.HasAVX2}, {"FMA", cpu.X86.HasFMA}, {"AVX-512", cpu.X86.HasAVX512F}, {"AVX512-BF16", cpu.X86.HasAVX512BF16}, {"AMX-BF16", amx}, {"NEON", runtime.GOARCH == "arm64"}} {
 		if f.has {
 			has = append(has, f.name)
 		}
@@ -84,6 +86,10 @@ func (d doctor) processor() {
 		has = []string{"no vector extensions that it uses"}
 	}
 	d.say("processor", "%s, %d cores: %s", m.Processor, m.Cores, strings.Join(has, ", "))
+	if cpu.X86.HasAMXBF16 && !amx {
+		d.say("", "AMX-BF16 is there, but the system does not let this program use it")
+		d.help("on Linux 5.16 or later, outside of sandboxes that forbid it, products in bf16 are several times as fast")
+	}
 	if forced := os.Getenv("CONTRAFLOW_CPU"); forced != "" && err == nil {
 		d.say("", "CONTRAFLOW_CPU chooses the %s kernels", forced)
 		d.help("unset CONTRAFLOW_CPU: the fastest ones are chosen then")

@@ -86,9 +86,10 @@ func (p *products) close() error {
 	return err
 }
 
-// align is the largest power of two up to 256 that divides an address.
+// align is the largest power of two up to 16 that divides an address. The widest load is of 16 bytes: what lies on a larger boundary by
+// chance must not have an algorithm, and so bits, of its own.
 func align(at uintptr) C.int32_t {
-	return 1 << min(8, bits.TrailingZeros64(uint64(at)))
+	return 1 << min(4, bits.TrailingZeros64(uint64(at)))
 }
 
 // stored describes a matrix to the library. A single row's stride must still be a row's length.

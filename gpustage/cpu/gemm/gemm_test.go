@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,14 +28,24 @@ func (t threads) Threads() int { return int(t) }
 func (t threads) Run(n int, f func(worker, i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
+	var fault atomic.Pointer[any] // a test with guard pages names the product
 	for w := range int(t) {
 		wg.Go(func() {
+			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+			defer func() {
+				if err := recover(); err != nil {
+					fault.Store(&err)
+				}
+			}()
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				f(w, i)
 			}
 		})
 	}
 	wg.Wait()
+	if err := fault.Load(); err != nil {
+		panic(*err)
+	}
 }
 
 // forEachKernel runs a test with everything that this processor can run.
@@ -485,6 +496,23 @@ func TestNothingAllocated(t *testing.T) {
 			})
 			if n != 0 {
 				t.Errorf("bf16 %t: %v allocations", bf16, n)
+			}
+		}
+	})
+}
+
+// Tiles of several rows and columns each pack their own part of A's transpose and of B.
+func TestTransposedTiles(t *testing.T) {
+	forEachKernel(t, func(t *testing.T, k Kernels) {
+		r, ws := newRand(t), NewWorkspace[float32](k)
+		for _, bf16 := range []bool{false, true} {
+			j := randomJob[float32](r, 150, 100, 700)
+			for !j.TransA {
+				j = randomJob[float32](r, 150, 100, 700)
+			}
+			j.BF16 = bf16
+			if err := verify(j, func() error { return ws.Multiply(j, threads(3)) }); err != nil {
+				t.Fatal(err)
 			}
 		}
 	})

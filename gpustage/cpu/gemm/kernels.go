@@ -17,7 +17,8 @@ const (
 	AMX        Kernels = "amx"        // the same, and AMX-BF16 for products in bf16; on Linux
 )
 
-// Available lists the kernels that this processor can run, the fastest first.
+// Available lists the kernels that this machine can run, the fastest first. On Linux the first call asks the system for the use of
+// AMX, which some sandboxes refuse.
 func Available() []Kernels {
 	return append(native(), Portable)
 }
@@ -37,7 +38,7 @@ func Select(name string) (Kernels, error) {
 	}
 	what := "there are no kernels named %q"
 	if slices.Contains([]Kernels{AVX2, AVX512, AVX512BF16, AMX}, Kernels(name)) {
-		what = "this processor can't run the kernels %q"
+		what = "this machine can't run the kernels %q"
 	}
 	return "", fmt.Errorf(what+"; it can run %s", name, strings.Join(names, ", "))
 }
@@ -56,11 +57,12 @@ type set[T Float] struct {
 	// packB packs k x n elements of B into panels of steps(k) rows of cols elements, ps apart; packBT does from B's
 	// transpose, n x k.
 	packB, packBT func(w *worker[T], dst []T, ps int, src []T, ld, k, n int)
-	// packA packs k elements of each of n rows of A into rows ds apart. roundsA: the kernel can't read A as it is.
+	// packA packs k elements of each of n rows of A into rows ds apart, zeros up to steps(k). roundsA: the kernel can't read A as it is.
 	packA   func(dst []T, ds int, src []T, ld, n, k int)
 	roundsA bool
 	// packAT packs k x n elements of A's transpose into panels of steps(k) rows of aWidth elements, ps apart, for rows rows
-	// of A each; if aWidth is 0 into rows ps apart, as packA does.
+	// of A each; if aWidth is 0 into rows ps apart, as packA does, of which
+	// there must be a multiple of 16.
 	packAT func(dst []T, ps int, src []T, ld, k, n int)
 	aWidth int
 	// probe does n times probeWork floating-point operations, as fast as can be.

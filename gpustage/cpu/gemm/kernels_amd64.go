@@ -63,8 +63,9 @@ func avx2Set() *set[float32] {
 	}
 }
 
-// avx512Set keeps a strip of A (11 KB) and a panel of B (24 KB) in the first-level cache together. With kc = 384 they don't fit, and
-// a Xeon with AMX lost 4 to 5 percent of its peak (shapes of gemm's benchmark: 77 %, 74, 70 for NN, NT, TN against 71, 68, 66).
+// avx512Set keeps a strip of A (11 KB) and a panel of B (24 KB) in a first-level cache of 48 KB together. With kc = 384 they don't
+// fit, and a Xeon with AMX lost 4 to 6 percent of its peak (shapes of gemm's benchmark: 76 %, 72, 70 for NN, NT, TN against 71, 68,
+// 66). Not measured where that cache has 32 KB, as Zen 4's.
 func avx512Set() *set[float32] {
 	return &set[float32]{
 		rows: 14, cols: 32, pair: 1, group: 1, kc: 192, nc: 384, mc: 140,

@@ -242,23 +242,23 @@ next:
 	VZEROUPPER
 	RET
 
-DATA evens<>+0(SB)/4, $0x00100000
-DATA evens<>+4(SB)/4, $0x00110001
-DATA evens<>+8(SB)/4, $0x00120002
-DATA evens<>+12(SB)/4, $0x00130003
-DATA evens<>+16(SB)/4, $0x00140004
-DATA evens<>+20(SB)/4, $0x00150005
-DATA evens<>+24(SB)/4, $0x00160006
-DATA evens<>+28(SB)/4, $0x00170007
-DATA evens<>+32(SB)/4, $0x00180008
-DATA evens<>+36(SB)/4, $0x00190009
-DATA evens<>+40(SB)/4, $0x001a000a
-DATA evens<>+44(SB)/4, $0x001b000b
-DATA evens<>+48(SB)/4, $0x001c000c
-DATA evens<>+52(SB)/4, $0x001d000d
-DATA evens<>+56(SB)/4, $0x001e000e
-DATA evens<>+60(SB)/4, $0x001f000f
-GLOBL evens<>(SB), RODATA|NOPTR, $64
+DATA interleave<>+0(SB)/4, $0x00100000
+DATA interleave<>+4(SB)/4, $0x00110001
+DATA interleave<>+8(SB)/4, $0x00120002
+DATA interleave<>+12(SB)/4, $0x00130003
+DATA interleave<>+16(SB)/4, $0x00140004
+DATA interleave<>+20(SB)/4, $0x00150005
+DATA interleave<>+24(SB)/4, $0x00160006
+DATA interleave<>+28(SB)/4, $0x00170007
+DATA interleave<>+32(SB)/4, $0x00180008
+DATA interleave<>+36(SB)/4, $0x00190009
+DATA interleave<>+40(SB)/4, $0x001a000a
+DATA interleave<>+44(SB)/4, $0x001b000b
+DATA interleave<>+48(SB)/4, $0x001c000c
+DATA interleave<>+52(SB)/4, $0x001d000d
+DATA interleave<>+56(SB)/4, $0x001e000e
+DATA interleave<>+60(SB)/4, $0x001f000f
+GLOBL interleave<>(SB), RODATA|NOPTR, $64
 
 // func columnsBF16(dst *float32, ds int, src *float32, ss int, k int, cols int)
 // Requires: AVX, AVX512BW, AVX512F, CMOV, MMX+
@@ -270,7 +270,7 @@ TEXT ·columnsBF16(SB), NOSPLIT|NOFRAME, $0-48
 	MOVQ    ss+24(FP), AX
 	SHLQ    $0x02, AX
 	MOVQ    k+32(FP), R8
-	VMOVUPS evens<>+0(SB), Z31
+	VMOVUPS interleave<>+0(SB), Z31
 
 rows:
 	MOVQ cols+40(FP), R9
@@ -520,7 +520,7 @@ transpose:
 	ADDQ       DX, BX
 	VMOVUPS    Z15, (BX)
 	ADDQ       DX, BX
-	VMOVUPS    evens<>+0(SB), Z31
+	VMOVUPS    interleave<>+0(SB), Z31
 	MOVQ       DX, BX
 	SHLQ       $0x04, BX
 	ADDQ       BX, R11

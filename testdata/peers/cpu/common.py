@@ -136,7 +136,7 @@ class Bars:
         self.machine = machine(args)
         self.kernels = self.machine["kernels"]
         self.bf16 = self.kernels in ("avx512bf16", "amx")  # where PyTorch's is of use, too
-        # On AVX512-BF16 without AMX, PyTorch leaves several times the speed unused; see README.
+        # On AVX512-BF16 without AMX, PyTorch leaves several times the speed unused.
         self.full = self.kernels == "avx512bf16"
         self.broken = []
         name = "AVX512-BF16: the targets are ratios to the peer" if self.full else f"{self.kernels}: the targets are percents of the peak, and never to be slower than the peer"

@@ -130,9 +130,9 @@ def run(args, bars):
                 f"memory {common.gib(memory)}, {common.gib(theirs)}: 1/{theirs / memory:.1f}; loss {a[0]['loss']:.3f}, {b[0]['loss']:.3f}", flush=True,
             )
             bars.check(f"{kind} {precision}, times the peer", r, 1, quick=True)
-            if bars.full:
+            if bars.full or precision == "bf16" and bars.bf16:
                 bars.check(f"{kind} {precision}, times the peer", r, {"mnrl": 5, "cached": 5.5 if precision == "f32" else 7}[kind])
-            elif kind == "mnrl":
+            if kind == "mnrl" and not bars.full:
                 bars.check(f"{kind} {precision}, percent of the peak", report["percent_of_peak"], 60 if precision == "f32" else 55)
             if kind == "mnrl":
                 bars.check(f"{kind} {precision}, the peer's memory by ours", theirs / memory, 6)

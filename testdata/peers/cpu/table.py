@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs all comparisons of this folder and rewrites the table in README.md between its performance markers.
+"""Runs all comparisons of this folder and writes their tables into README.md between its performance markers: in the place of
+those of the same processor and kernels, beside those of others.
 
     python table.py CONTRAFLOW [--data train.parquet]            # the better part of an hour; wants the machine for itself
     python table.py CONTRAFLOW --data train.parquet --quick      # two minutes, writes nothing, fails only if slower than a peer
@@ -26,12 +27,14 @@ def times(r):
     return f"{r['ratio']:.1f} ({r['low']:.1f} to {r['high']:.1f})" if r["rounds"] > 1 else f"{r['ratio']:.1f}"
 
 
-def render(args, bars, steps, embedding, products, alone):
+def render(args, bars, steps, embeddings, products, alone):
     m = bars.machine
     version = subprocess.run([args.contraflow, "version"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     theirs = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("sentence-transformers", "torch"))
     lines = [
-        f"{m['processor']}, {m['cores']} cores, {m['kernels']} kernels; {args.threads} threads; contraflow {' '.join(version[1:-2])}, {version[-2]}; {theirs}; {datetime.date.today()}.",
+        heading(m),
+        "",
+        f"{m['cores']} cores, {args.threads} threads; contraflow {' '.join(version[1:-2])}, {version[-2]}; {theirs}; {datetime.date.today()}.",
         "Made by `python testdata/peers/cpu/table.py`: rounds of both alternate in one run, ratios are medians over rounds (least to most), memory is what the process had resident at most.",
         "Percents are of what multiply-adds between registers reach on as many threads, measured in between, and count real tokens only.",
         "",
@@ -44,9 +47,10 @@ def render(args, bars, steps, embedding, products, alone):
             f"| {names[r['kind']]}, {r['batch']:,} pairs, {r['precision']} | {r['ours']:.1f} pairs/s, {r['percent']:.0f} % of the peak, {common.gib(r['memory'])} "
             f"| {r['peer']:.2f} pairs/s, {common.gib(r['peer_memory'])} | {times(r)} |"
         )
-    e = embedding
     lines += [
-        f"| embed {e['batch']:,} functions, f32 | {e['ours']:.0f} texts/s, {e['percent']:.0f} % of the peak, {common.gib(e['memory'])} | {e['peer']:.0f} texts/s, {common.gib(e['peer_memory'])} | {times(e)} |",
+        f"| embed {e['batch']:,} functions, {e['precision']} | {e['ours']:.0f} texts/s, {e['percent']:.0f} % of the peak, {common.gib(e['memory'])} | {e['peer']:.0f} texts/s, {common.gib(e['peer_memory'])} | {times(e)} |" for e in embeddings
+    ]
+    lines += [
         f"| the loss alone, {alone['rows']:,} pairs of 384, f32 | {alone['seconds']:.0f} s, {alone['percent']:.0f} % of the peak, {common.gib(alone['memory'])} | the scores alone are {common.gib(4 * alone['rows'] ** 2)} | |",
         "",
         f"| product, {args.threads} threads: GFLOP/s, % of the peak, torch's GFLOP/s | NN | NT | TN |",
@@ -62,15 +66,24 @@ def render(args, bars, steps, embedding, products, alone):
         scaling = [p["scaling"] / p["scaling_of_probe"] for p in products]
         lines += ["", f"On one thread they reach {min(one):.0f} to {max(one):.0f} % of its peak; from there to {args.threads} they scale {min(scaling):.2f} to {max(scaling):.2f} times as the peak does."]
     if bars.broken:
-        lines += ["", "Below the bar in this run: " + "; ".join(bars.broken) + "."]
+        lines += ["", "<details>", f"<summary>Below the bar in this run: {len(bars.broken)} figures</summary>", "", "; ".join(bars.broken) + ".", "", "</details>"]
     return "\n".join(lines)
 
 
-def rewrite(readme, text):
-    old = readme.read_text()
-    before, rest = old.split(BEGIN)
-    _, after = rest.split(END)
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+def heading(machine):
+    return f"### {machine['processor']}, {machine['kernels']} kernels"
+
+
+def rewrite(readme, name, text):
+    """Puts text, whose first line is name, in the place of the part that begins with name, or after the last one."""
+    before, rest = readme.read_text().split(BEGIN)
+    old, after = rest.split(END)
+    parts = {}
+    for part in old.strip().split("\n### "):
+        part = "### " + part.removeprefix("### ").strip()
+        parts[part.split("\n")[0]] = part
+    parts[name] = text or parts.get(name, name)
+    readme.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts.values()) + f"\n{END}{after}")
 
 
 if __name__ == "__main__":
@@ -80,8 +93,8 @@ if __name__ == "__main__":
     args.only = args.precision = None
     bars = common.Bars(args)
     if not args.quick:
-        rewrite(args.readme, args.readme.read_text().split(BEGIN)[1].split(END)[0].strip())  # no markers: better to know now
+        rewrite(args.readme, heading(bars.machine), None)  # no markers: better to know now
     results = [part.run(args, bars) for part in (step, encode, gemm, loss)]
     if not args.quick:
-        rewrite(args.readme, render(args, bars, *results))
+        rewrite(args.readme, heading(bars.machine), render(args, bars, *results))
     bars.end()

@@ -325,7 +325,7 @@ func setPanelMasks(id string, cols, tmp GPPhysical) {
 
 // columnsBF16 makes rows of A, as tiles want them, of its transpose.
 func columnsBF16() {
-	order := NewDataAddr(Symbol{Name: "evens", Static: true}, 0)
+	order := NewDataAddr(Symbol{Name: "interleave", Static: true}, 0)
 	GLOBL(order.Symbol.Name, RODATA|NOPTR)
 	for i := range 16 {
 		DATA(4*i, U32(uint32(16+i)<<16|uint32(i)))
