@@ -52,7 +52,7 @@ func nativeSet(k Kernels, bf16 bool) *set[float32] {
 
 func avx2Set() *set[float32] {
 	return &set[float32]{
-		rows: 6, cols: 16, pair: 1, group: 1, kc: 384, nc: 192, mc: 144,
+		rows: 6, cols: 16, pair: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
 		strip:  func(s *strip32) { stripAVX2((*byte)(unsafe.Pointer(s))) },
 		packB:  copyB(copyRowsBAVX2, 16),
 		packBT: transposeB(transposeAVX2, 16, 8),
@@ -68,7 +68,7 @@ func avx2Set() *set[float32] {
 // 66). Not measured where that cache has 32 KB, as Zen 4's.
 func avx512Set() *set[float32] {
 	return &set[float32]{
-		rows: 14, cols: 32, pair: 1, group: 1, kc: 192, nc: 384, mc: 140,
+		rows: 14, cols: 32, pair: 1, group: 1, kc: 192, nc: 384, mc: 140, packWork: 12, // 48 GB/s against 240 GFLOP/s
 		strip:   func(s *strip32) { stripAVX512((*byte)(unsafe.Pointer(s))) },
 		fetches: true,
 		packB:   copyB(copyRowsBAVX512, 32),
@@ -82,7 +82,7 @@ func avx512Set() *set[float32] {
 
 func bf16Set() *set[float32] {
 	return &set[float32]{
-		rows: 14, cols: 32, pair: 2, group: 1, kc: 384, nc: 192, mc: 140,
+		rows: 14, cols: 32, pair: 2, group: 1, kc: 384, nc: 192, mc: 140, packWork: 12,
 		strip:   func(s *strip32) { stripBF16((*byte)(unsafe.Pointer(s))) },
 		fetches: true,
 		packB:   copyB(pairRowsBBF16, 32),
@@ -105,7 +105,7 @@ func pairRowsOfA(dst []float32, ds int, src []float32, ld, n, k int) {
 // amxSet reads the same panels of B as bf16Set, but 16 steps of 32 columns at a time, and 16 steps of 32 rows of A.
 func amxSet() *set[float32] {
 	s := &set[float32]{
-		rows: 32, cols: 32, pair: 2, group: 16, kc: 384, nc: 192, mc: 128,
+		rows: 32, cols: 32, pair: 2, group: 16, kc: 384, nc: 192, mc: 128, packWork: 120,
 		strip: func(s *strip32) { stripAMX((*byte)(unsafe.Pointer(s))) },
 		probe: probeAMX, probeWork: 4 * 16 * 16 * 32 * 2,
 		roundsA: true,

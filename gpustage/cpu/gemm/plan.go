@@ -30,8 +30,6 @@ const (
 	largeB = 4 << 20
 	// taskWork is the least work that a task is worth, in multiply-adds: a few microseconds.
 	taskWork = 1 << 19
-	// packWork is what packing an element takes, in multiply-adds: 48 GB/s against 240 GFLOP/s.
-	packWork = 12
 	// mostRows is the most rows that a tile with its own B has: 6 MB of packed A.
 	mostRows = 4096
 )
@@ -90,7 +88,7 @@ func (s *set[T]) grid(m, n, threads int) (tilesM, tilesN int) {
 			for tn := 1; tm*tn <= 4*threads; tn++ {
 				rows := ceil(ceil(m, s.rows), tm) * s.rows
 				cols := ceil(ceil(n, s.cols), tn) * s.cols
-				work := rows*cols + packWork*(rows+cols)
+				work := rows*cols + s.packWork*(rows+cols)
 				if cost := 8*ceil(tm*tn, threads)*work + work; cost < least {
 					least, tilesM, tilesN = cost, tm, tn
 				}

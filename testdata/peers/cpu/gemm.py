@@ -65,7 +65,7 @@ def peer(argv):
 
 def run(args, bars):
     shapes = ["4096x1536x384"] if args.quick else ["4096x384x384", "4096x1536x384", "4096x384x1536", "2048x3072x768"]
-    rounds = args.rounds or (5 if args.quick else 20)
+    rounds = args.rounds or (10 if args.quick else 20)
     # Where the processor has no bf16, PyTorch takes seconds for a product: CI does without.
     precisions = ["f32"] if args.quick and not bars.full else ["f32", "bf16"]
     ours = [args.contraflow, "bench", "gemm", "--paced", "--threads", args.threads]
