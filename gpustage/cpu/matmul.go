@@ -53,7 +53,7 @@ func (s *Stream) matmul32(c, a, b gpustage.Tensor, m, n, k int, o gpustage.MatMu
 		A: f32(a), LDA: a.Stride, B: f32(b), LDB: b.Stride, C: f32(c), LDC: c.Stride,
 	}
 	if !plain {
-		e := epilogue{v: s.v, o: o, c: j.C, ldc: j.LDC, preAct: rowsOf(o.PreAct), gradOf: rowsOf(o.GradOf), residual: rowsOf(o.Residual)}
+		e := epilogue{v: s.v, o: o, c: j.C, ldc: j.LDC, preAct: s.rowsOf(o.PreAct), gradOf: s.rowsOf(o.GradOf), residual: s.rowsOf(o.Residual)}
 		if o.Add || same(c, o.Residual) || same(c, o.GradOf) { // c is read after the product: that goes elsewhere first
 			e.out, e.ldout = j.C, j.LDC
 			j.C, j.LDC, j.Add = grow(&s.scratch, m*n), n, false
@@ -103,7 +103,7 @@ type epilogue struct {
 	out   []float32 // where the result goes, or what it is added to; nil if it stays in c
 	ldout int
 
-	preAct, gradOf, residual rows
+	preAct, gradOf, residual vec.Rows
 
 	drop       vec.Dropout
 	rowOf, pos []int32
@@ -120,7 +120,7 @@ func (e *epilogue) block(_, row0, row1, col0, col1 int) {
 		y := e.c[i*e.ldc+col0 : i*e.ldc+col1]
 		x := y
 		if !o.PreAct.IsZero() {
-			x = e.preAct.part(i, col0, col1)
+			x = e.preAct.Part(i, col0, col1)
 		}
 		if bias != nil {
 			e.v.Add(x, y, bias)
@@ -129,7 +129,7 @@ func (e *epilogue) block(_, row0, row1, col0, col1 int) {
 		}
 		switch {
 		case !o.GradOf.IsZero():
-			e.v.ActBackward(o.Act, y, x, e.gradOf.part(i, col0, col1))
+			e.v.ActBackward(o.Act, y, x, e.gradOf.Part(i, col0, col1))
 		case o.Act != gpustage.Identity:
 			e.v.Act(o.Act, y, x)
 		case !o.PreAct.IsZero() && bias != nil:
@@ -137,7 +137,7 @@ func (e *epilogue) block(_, row0, row1, col0, col1 int) {
 		}
 		var residual []float32
 		if !o.Residual.IsZero() {
-			residual = e.residual.part(i, col0, col1)
+			residual = e.residual.Part(i, col0, col1)
 		}
 		if o.Dropout.Active() {
 			d := e.drop
@@ -157,22 +157,13 @@ func (e *epilogue) block(_, row0, row1, col0, col1 int) {
 	}
 }
 
-// rows is a matrix whose rows are asked for so often that finding them in a tensor each time costs a fiftieth of a step.
-type rows struct {
-	x      []float32
-	stride int
-}
-
-// rowsOf is t's rows; none if it is absent.
-func rowsOf(t gpustage.Tensor) rows {
+// rowsOf is t's rows, for who asks for so many of them that finding each in a tensor would cost a fiftieth of a step; none if t is absent.
+func (s *Stream) rowsOf(t gpustage.Tensor) vec.Rows {
 	if t.IsZero() {
-		return rows{}
+		return vec.Rows{}
 	}
-	return rows{f32(t), t.Stride}
+	return s.layout(t, 0, t.Rows)
 }
 
 // part is columns lo to hi of row i.
-func (r rows) part(i, lo, hi int) []float32 { return r.x[i*r.stride+lo : i*r.stride+hi] }
-
-// part is columns lo to hi of row i of a tensor.
 func part(t gpustage.Tensor, i, lo, hi int) []float32 { return row(t, i)[lo:hi] }

@@ -65,8 +65,7 @@ type set[T Float] struct {
 	packA   func(dst []T, ds int, src []T, ld, n, k int)
 	roundsA bool
 	// packAT packs k x n elements of A's transpose into panels of steps(k) rows of aWidth elements, ps apart, for rows rows
-	// of A each; if aWidth is 0 into rows ps apart, as packA does, of which
-	// there must be a multiple of 16.
+	// of A each; if aWidth is 0 into rows ps apart, as packA does, of which there must be a multiple of 16.
 	packAT func(dst []T, ps int, src []T, ld, k, n int)
 	aWidth int
 	// probe does n times probeWork floating-point operations, as fast as can be.

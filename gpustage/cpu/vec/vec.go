@@ -133,6 +133,9 @@ type Rows struct {
 	Stride int
 }
 
+// Part is columns lo to hi of row i.
+func (r Rows) Part(i, lo, hi int) []float32 { return r.X[i*r.Stride+lo : i*r.Stride+hi] }
+
 // check panics unless rows of n elements are there, as the assembly would not.
 func (r Rows) check(rows, n int) {
 	if rows > 0 && n > 0 {

@@ -159,13 +159,16 @@ func stripAMX() {
 	MOVQ(as, a1)
 	SHLQ(Imm(4), a1)
 	ADDQ(a, a1)
-	// A whole tile of C?
-	CMPL(field("alpha"), U32(0x3f800000))
-	JNE(LabelRef("clear"))
-	CMPQ(cols, Imm(32))
-	JLT(LabelRef("partial"))
-	CMPQ(field("rows"), Imm(32))
-	JLT(LabelRef("partial"))
+	// whole goes on if alpha is 1 and all of the panel's 32 x 32 elements of C exist, and else to one of two labels.
+	whole := func(scaled, part string) {
+		CMPL(field("alpha"), U32(0x3f800000))
+		JNE(LabelRef(scaled))
+		CMPQ(cols, Imm(32))
+		JLT(LabelRef(part))
+		CMPQ(field("rows"), Imm(32))
+		JLT(LabelRef(part))
+	}
+	whole("clear", "partial")
 	// each calls move for the four tiles of C, whose rows begin stride bytes apart from base on.
 	each := func(base, stride GPPhysical, move func(tile int, base GPPhysical, disp int)) {
 		move(0, base, 0)
@@ -190,7 +193,7 @@ func stripAMX() {
 	Label("partial")
 	CMPB(field("add"), Imm(0))
 	JEQ(LabelRef("clear"))
-	setPanelMasks("in", cols, row)
+	selectColumns("masksin", 2, row)
 	MOVQ(field("rows"), count)
 	MOVQ(cp, row)
 	MOVQ(scratch, left)
@@ -254,19 +257,14 @@ func stripAMX() {
 	steps("ones", 1, 1)
 
 	Label("done")
-	CMPL(field("alpha"), U32(0x3f800000))
-	JNE(LabelRef("out"))
-	CMPQ(cols, Imm(32))
-	JLT(LabelRef("out"))
-	CMPQ(field("rows"), Imm(32))
-	JLT(LabelRef("out"))
+	whole("out", "out")
 	store(cp, ldc)
 	JMP(LabelRef("next"))
 
 	// Through the stack: scaled, added if that has not been done before, and only what exists.
 	Label("out")
 	store(scratch, bs)
-	setPanelMasks("out", cols, row)
+	selectColumns("masksout", 2, row)
 	VBROADCASTSS(field("alpha"), Z3)
 	MOVQ(cp, row)
 	MOVQ(scratch, left)
@@ -308,28 +306,9 @@ func stripAMX() {
 	RET()
 }
 
-// setPanelMasks makes K1 and K2 select the first cols columns of a panel of 32. It changes RCX and tmp.
-func setPanelMasks(id string, cols, tmp GPPhysical) {
-	MOVQ(I64(-1), tmp)
-	CMPQ(cols, Imm(32))
-	JGE(LabelRef("masks" + id))
-	MOVQ(cols, RCX)
-	MOVQ(U32(1), tmp)
-	SHLQ(CL, tmp)
-	DECQ(tmp)
-	Label("masks" + id)
-	KMOVW(tmp.As32(), K1)
-	SHRQ(Imm(16), tmp)
-	KMOVW(tmp.As32(), K2)
-}
-
 // columnsBF16 makes rows of A, as tiles want them, of its transpose.
 func columnsBF16() {
-	order := NewDataAddr(Symbol{Name: "interleave", Static: true}, 0)
-	GLOBL(order.Symbol.Name, RODATA|NOPTR)
-	for i := range 16 {
-		DATA(4*i, U32(uint32(16+i)<<16|uint32(i)))
-	}
+	order := interleave()
 	TEXT("columnsBF16", NOSPLIT|NOFRAME, "func(dst *float32, ds int, src *float32, ss int, k, cols int)")
 	Pragma("noescape")
 	Doc("columnsBF16 rounds k >= 1 rows of cols >= 1 elements from src, ss elements apart, to bf16 and writes each column as a row of pairs to dst,",

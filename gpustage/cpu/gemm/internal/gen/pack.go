@@ -63,12 +63,18 @@ func setMasks512(first, nv int) {
 	}
 }
 
-// copyPanelsBF16 makes the same copies rounding to bf16: two rows of k become one of pairs.
-func copyPanelsBF16() {
+// interleave defines the order in which VPERMW makes pairs of two rows that VCVTNE2PS2BF16 has put one behind the other.
+func interleave() Mem {
 	order := GLOBL("interleave", RODATA|NOPTR)
 	for i := range 16 {
 		DATA(4*i, U32(uint32(16+i)<<16|uint32(i)))
 	}
+	return order
+}
+
+// copyPanelsBF16 makes the same copies rounding to bf16: two rows of k become one of pairs.
+func copyPanelsBF16() {
+	order := interleave()
 	pair := func(v int) {
 		vcvtne2ps2bf16(2*v, 2*v+1, 2*v)
 		VPERMW(zmm[2*v], Z31, zmm[2*v])

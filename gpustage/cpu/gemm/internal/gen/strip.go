@@ -264,22 +264,27 @@ func panel(t tile, nv int) {
 // of the row's first accumulator. a0 walks over C; count, a10 and cols are free for the use of what comes before.
 type rowChain func(label string, row func(c Mem, acc int))
 
+// selectColumns makes masks select the columns of a panel of nv vectors that exist. It changes count and tmp.
+func selectColumns(label string, nv int, tmp GPPhysical) {
+	MOVQ(I64(-1), tmp)
+	CMPQ(cols, Imm(uint64(16*nv)))
+	JGE(LabelRef(label))
+	MOVQ(cols, count)
+	MOVQ(U32(1), tmp)
+	SHLQ(CL, tmp)
+	DECQ(tmp)
+	Label(label)
+	KMOVW(tmp.As32(), masks[0])
+	if nv == 2 {
+		SHRQ(Imm(16), tmp)
+		KMOVW(tmp.As32(), masks[1])
+	}
+}
+
 // store512 is c = alpha*acc, or alpha*acc + c, of the columns that exist.
 func store512(nv int, alpha VecPhysical, rows rowChain) {
 	width := fmt.Sprint(16 * nv)
-	MOVQ(I64(-1), a10)
-	CMPQ(cols, Imm(uint64(16*nv)))
-	JGE(LabelRef("mask" + width))
-	MOVQ(cols, count)
-	MOVQ(U32(1), a10)
-	SHLQ(CL, a10)
-	DECQ(a10)
-	Label("mask" + width)
-	KMOVW(a10.As32(), K1)
-	if nv == 2 {
-		SHRQ(Imm(16), a10)
-		KMOVW(a10.As32(), K2)
-	}
+	selectColumns("mask"+width, nv, a10)
 	VBROADCASTSS(field("alpha"), alpha)
 	at := func(c Mem, v int) Mem { c.Disp = 64 * v; return c }
 	CMPB(field("add"), Imm(0))
