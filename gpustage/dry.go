@@ -25,6 +25,9 @@ func (d Dry) RoundedCols(cols int) int {
 	return 0
 }
 
+// KeepsBF16 is the answer of the device that it is like.
+func (d Dry) KeepsBF16() bool { return KeepsBF16(d.Like) }
+
 // Repeats is the answer of the device that it is like.
 func (d Dry) Repeats() bool { return Repeats(d.Like) }
 

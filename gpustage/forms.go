@@ -104,6 +104,13 @@ type Packer interface {
 	PackedBytes(k, n int, bf16 bool) int
 }
 
+// KeepsBF16 tells whether what waits for a backward pass, and is rounded to bf16 when it is used, waits as a copy in bf16 on d: where the
+// memory is worth more than a pass over it.
+func KeepsBF16(d Device) bool {
+	k, ok := d.(interface{ KeepsBF16() bool })
+	return ok && k.KeepsBF16()
+}
+
 // Rounded is room for a matrix in bf16, which products share whose a it is (MatMul.Rounded): the first fills it, the others read it, on devices
 // that make such copies. The matrix must stay as it is from the first to the last.
 type Rounded struct {

@@ -134,6 +134,79 @@ func TestSharedRounding(t *testing.T) {
 	}
 }
 
+// keepsAll is a device on which activations wait as they are.
+type keepsAll struct{ gpustage.Device }
+
+// What waits for the backward pass in bf16 takes half the memory, and gives the gradients that it would if it had waited as it was: their bits
+// where only products and attention read it and of pre its sign, elsewhere gradients about as near to those of double precision: within half as much again, as DESIGN has it of all that bf16 rounds.
+func TestKeptInBF16(t *testing.T) {
+	type loader func(d gpustage.Device, o Options) (*Model, gpustage.Stream)
+	models := map[string]loader{}
+	for _, name := range []string{"minilm-tiny", "relu-one-head", "odd-sizes"} {
+		models[name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) {
+			return loadGolden(t, name, d, Head{Normalize: true}, o)
+		}
+	}
+	for _, name := range familyGoldens(t) {
+		models[name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
+	}
+	fast := fastDevice(t)
+	if !gpustage.KeepsBF16(fast) {
+		t.Skip("on this device activations wait as they are")
+	}
+	rows := Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}, Keys: []uint64{1, 2}}
+	for name, load := range models {
+		t.Run(name, func(t *testing.T) {
+			var all [3][]float64 // in double precision, of activations as they are, and in bf16
+			var kept [3]int
+			var m *Model
+			for i, d := range []gpustage.Device{fast, keepsAll{fast}, fast} {
+				var s gpustage.Stream
+				o := Options{BF16: true}
+				if i == 0 {
+					o = Options{DType: gpustage.F64}
+				}
+				m, s = load(d, o)
+				m.Config.HiddenDropout = 0.1
+				grads, err := m.NewGradients()
+				if err != nil {
+					t.Fatal(err)
+				}
+				kept[i] = m.Memory([]int{3, 4}).Kept
+				p := m.Forward(s, newArena(t, d), rows, true, true)
+				r := make([]float64, 2*m.EmbeddingSize())
+				for k := range r {
+					r[k] = 1 / float64(1+k)
+				}
+				p.Backward(upload64(t, s, m.DType, 2, m.EmbeddingSize(), r), grads)
+				all[i] = floats(t, s, grads)
+			}
+			c := m.Config
+			each := func(cols int) int { return (7*cols*4+63)/64*64 - (7*cols*2+63)/64*64 }
+			up := c.FeedForward
+			if c.Gated {
+				up *= 2
+			}
+			if want := c.Layers * (each(c.queries()) + each(c.queries()+2*c.keys()) + each(up)); kept[1]-kept[2] != want {
+				t.Errorf("it keeps %d bytes, %d as they are: want %d less", kept[2], kept[1], want)
+			}
+			distance := func(x, y []float64) float64 {
+				sum := 0.0
+				for i := range x {
+					sum += (x[i] - y[i]) * (x[i] - y[i])
+				}
+				return math.Sqrt(sum)
+			}
+			exact := !c.Gated && c.Activation == gpustage.ReLU && m.w.layers[0].queryNorm.absent()
+			asIs, inBF16, apart := distance(all[1], all[0]), distance(all[2], all[0]), distance(all[1], all[2])
+			if exact && apart != 0 || !exact && (apart == 0 || !(inBF16 <= 1.5*asIs)) {
+				t.Errorf("gradients are %.3g apart: %.3g from the truth, %.3g with activations as they are", apart, inBF16, asIs)
+			}
+			t.Logf("gradients are %.3g apart: %.3g from the truth, %.3g with activations as they are", apart, inBF16, asIs)
+		})
+	}
+}
+
 // productSpy counts matrix products.
 type productSpy struct {
 	gpustage.Stream

@@ -49,6 +49,7 @@ type Model struct {
 	bottom   place             // the lowest at which something trains
 
 	biasTrains bool // the relative attention bias does
+	keepsBF16  bool // activations wait for the backward pass in bf16
 	angles     *angles
 	buckets    *bucketing // nil where sub-batches are as they are
 }
@@ -68,7 +69,8 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, buckets: newBucketing(d, c, o)}
+	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, buckets: newBucketing(d, c, o),
+		keepsBF16: o.BF16 && o.DType == gpustage.F32 && gpustage.KeepsBF16(d)}
 	if p, ok := m.Layout.Find(families[c.Family].names.relative + ".weight"); ok {
 		m.biasTrains = m.Layout.Trains(p)
 	}
@@ -288,7 +290,7 @@ func (p *Pass) forwardThrough(x gpustage.Tensor, n int) {
 	from, to := x, p.scratch(x.Rows, x.Cols)
 	for l := range n {
 		mark := p.a.Mark()
-		p.layer(l, from, to)
+		p.layer(l, from, to, false)
 		p.a.Release(mark)
 		from, to = to, from
 	}
@@ -317,7 +319,7 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 			} else {
 				y = p.keep(x.Rows, x.Cols)
 			}
-			a := p.layer(l, x, y)
+			a := p.layer(l, x, y, true)
 			if l > first && !p.m.w.layers[l-1].ffn.sum.absent() {
 				a.x = gpustage.Tensor{}
 			}
@@ -348,7 +350,7 @@ func (p *Pass) segment(from, to int, x, y gpustage.Tensor) gpustage.Tensor {
 		if l < to-1 {
 			out = p.a.Keep(p.s, p.m.DType, x.Rows, x.Cols)
 		}
-		p.layer(l, x, out)
+		p.layer(l, x, out, false)
 		x = out
 	}
 	p.a.Release(mark)
@@ -512,7 +514,7 @@ func (p *Pass) recompute(from, to int, x gpustage.Tensor) ([]layerActs, gpustage
 	var acts []layerActs
 	for l := from; l < to; l++ {
 		y := p.keep(x.Rows, x.Cols)
-		acts = append(acts, p.layer(l, x, y))
+		acts = append(acts, p.layer(l, x, y, true))
 		x = y
 	}
 	return acts, x
