@@ -141,7 +141,9 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	a.ctx = p.store(keep, a.ctx)
 	p.a.ReleaseScratch(half)
 
-	a.pre = p.open(keep, t, w.up.w.Rows)
+	if c.Gated || p.returns {
+		a.pre = p.open(keep, t, w.up.w.Rows)
+	}
 	act := p.scratch(t, c.FeedForward)
 	n := p.enter(w.ffn, &a.ffn, x1)
 	if c.Gated {

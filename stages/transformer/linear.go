@@ -117,8 +117,9 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 	sum, then := y, o
 	if len(l.factors) > 0 {
 		if !o.PreAct.IsZero() {
-			sum, o.PreAct, o.Act = o.PreAct, gpustage.Tensor{}, gpustage.Identity
+			sum = o.PreAct
 		}
+		o.PreAct, o.Act = gpustage.Tensor{}, gpustage.Identity
 		if o.Dropout.Active() {
 			o.Dropout, o.Residual = gpustage.Dropout{}, gpustage.Tensor{}
 		}
@@ -135,7 +136,7 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 		p.multiply(sum.Columns(f.lo, f.hi), u, f.b, gpustage.MatMul{TransB: true, Add: true})
 		p.a.ReleaseScratch(mark)
 	}
-	if !then.PreAct.IsZero() {
+	if !then.PreAct.IsZero() || then.Act != gpustage.Identity {
 		p.s.Activate(y, sum, then.Act)
 	}
 	if then.Dropout.Active() {

@@ -175,6 +175,7 @@ type Pass struct {
 	own        shape // without padding; in has it
 	start      gpustage.Mark
 	train      bool
+	returns    bool // it goes backward, or one does that must have its bits: on some devices they depend on what a product writes besides
 	embed      embedActs
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment
@@ -206,7 +207,7 @@ func (m *Model) Replay(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
 }
 
 func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep, soon bool) *Pass {
-	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), soon: soon}
+	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), returns: train || keep, soon: soon}
 	r = m.pad(r)
 	b, c := r.Len(), m.Config.Hidden
 	scores := !m.Config.Scorer.None()
