@@ -258,7 +258,11 @@ func TestMPIResumeOnAnotherMesh(t *testing.T) {
 		lines, _ := os.ReadFile(at("stopped"))
 		return bytes.Count(lines, []byte("\n")) >= 4
 	})
-	for _, pid := range children(t, job.Process.Pid) { // not by mpirun, which passes it on a second later, when a fast machine has made all the steps
+	ranks := children(t, job.Process.Pid)
+	if len(ranks) == 0 {
+		t.Fatalf("mpirun has no children\n%s", job.Said)
+	}
+	for _, pid := range ranks { // not by mpirun, which passes it on a second later, when a fast machine has made all the steps
 		if rank, err := os.FindProcess(pid); err == nil {
 			rank.Signal(syscall.SIGTERM)
 		}

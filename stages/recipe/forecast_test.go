@@ -171,3 +171,26 @@ func TestForecastAddsUp(t *testing.T) {
 		}
 	}
 }
+
+// In bf16 another device, as GPUs do, holds activations as they are; in f32 there is no difference.
+func TestForecastOfAnotherDevice(t *testing.T) {
+	for precision, more := range map[string]bool{"f32": false, "bf16": true} {
+		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, "train.device=cpu", "train.precision="+precision), recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		rates, mesh := recipe.Rates{Forward: 1e-6, Backward: 2e-6}, collective.Mesh{Replicate: 1, Shard: 1}
+		here, err := x.Forecast(t.Context(), mesh, sim.Link{}, rates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		there, err := x.Forecast(t.Context(), mesh, sim.Link{}, rates.Of(1e6))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (there.Memory > here.Memory) != more || there.Memory < here.Memory {
+			t.Errorf("%s: %d bytes on another device, %d here", precision, there.Memory, here.Memory)
+		}
+	}
+}

@@ -30,6 +30,8 @@ type Rates struct {
 	Update   float64                  // seconds per parameter
 	Others   map[string]time.Duration // stages on the host, per task
 	Device   string                   // that it was measured on, or what is known of it
+
+	other bool // another device than this machine's
 }
 
 // TokensPerS is how many tokens a device trains in a second, without replay.
@@ -40,7 +42,7 @@ func (r Rates) TokensPerS() float64 { return 1 / (r.Forward + r.Backward) }
 func (r Rates) Of(tokensPerS float64) Rates {
 	f := r.TokensPerS() / tokensPerS
 	r.Forward, r.Backward, r.Score, r.Update = r.Forward*f, r.Backward*f, r.Score*f, r.Update*f
-	r.Device = "a device as given"
+	r.Device, r.other = "a device as given", true
 	return r
 }
 
@@ -141,7 +143,7 @@ type Traffic struct {
 // Forecast plans the recipe for a mesh whose ranks are connected by a link.
 func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link, r Rates) (*Forecast, error) {
 	y := *x
-	dry := gpustage.Dry{Like: x.device}
+	dry := gpustage.Dry{Like: x.device, AsIs: r.other} // GPUs keep activations in f32
 	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
 	y.Recipe.Mesh.Shard = mesh.Shard
 	y.chooseOnPaper()

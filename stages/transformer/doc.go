@@ -9,8 +9,8 @@
 // A sub-batch is packed: T tokens of texts, one behind the other, without padding between them. On devices that record passes a few rows
 // of padding follow (buckets.go). [Model.Forward] computes the hidden states layer by layer, pools each
 // row and normalizes it if the model says so. With Keep, the activations that the backward pass needs stay in the arena;
-// without, a layer's are gone when the next one starts. Both run the same ops on the same shapes, so an embedding, a kept one
-// and a replayed one have the same bits. Activation checkpointing keeps the input of every k-th layer only and computes the
+// without, a layer's are gone when the next one starts. In training both run the same ops on the same shapes, so a pass that keeps
+// nothing, a kept one and a replayed one have the same bits; one that only embeds does not write what a backward pass alone would read. Activation checkpointing keeps the input of every k-th layer only and computes the
 // layers between again during the backward pass; a pass that goes backward at once ([Model.Replay]) has its last
 // segment still.
 //
@@ -57,7 +57,8 @@
 //
 // Per layer of BERT's shape and token, in elements: the fused query-key-value projection (3C), the attention's output (C), the
 // inputs of both norms (2C), and the feed-forward's pre-activation (F = 4C). The norms' outputs, which the next products take, and
-// the activation's are computed again instead of kept: three passes over [T, C] and [T, F] for 6 of 16 C.
+// the activation's are computed again instead of kept: three passes over [T, C] and [T, F] for 6 of 16 C. In bf16 the projection, the
+// attention's output and the pre-activation, 8 of the 10 C, may wait in bf16 (gpustage.KeepsBF16).
 //
 // # An exact zero
 //

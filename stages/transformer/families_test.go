@@ -232,8 +232,8 @@ func TestFamiliesBitEqual(t *testing.T) {
 				rows.Keys = append(rows.Keys, gpustage.RowKey(1, 2, int64(b), 0))
 				lengths = append(lengths, int(rows.Cu[b+1]-rows.Cu[b]))
 			}
-			run := func(every int, drop float64) (emb, grad []byte) {
-				m, s := loadFamily(t, name, nil, d, Options{CheckpointEvery: every})
+			run := func(every int, drop float64, bf16 bool) (emb, grad []byte) {
+				m, s := loadFamily(t, name, nil, d, Options{CheckpointEvery: every, BF16: bf16})
 				m.Config.HiddenDropout, m.Config.AttentionDropout = drop, drop
 				want := m.Memory(lengths)
 				a := newArena(t, d)
@@ -275,15 +275,17 @@ func TestFamiliesBitEqual(t *testing.T) {
 				}
 				return emb, gpustage.Bytes(floats(t, s, grads))
 			}
-			plain, _ := run(0, 0)
-			emb, grad := run(0, 0.2)
-			if bytes.Equal(plain, emb) {
-				t.Error("dropout did nothing")
-			}
-			for _, every := range []int{1, 2} {
-				e, g := run(every, 0.2)
-				if !bytes.Equal(e, emb) || !bytes.Equal(g, grad) {
-					t.Errorf("checkpointing every %d layers changes bits", every)
+			for _, bf16 := range []bool{false, true} {
+				plain, _ := run(0, 0, bf16)
+				emb, grad := run(0, 0.2, bf16)
+				if bytes.Equal(plain, emb) {
+					t.Error("dropout did nothing")
+				}
+				for _, every := range []int{1, 2} {
+					e, g := run(every, 0.2, bf16)
+					if !bytes.Equal(e, emb) || !bytes.Equal(g, grad) {
+						t.Errorf("checkpointing every %d layers changes bits, bf16 %t", every, bf16)
+					}
 				}
 			}
 		})

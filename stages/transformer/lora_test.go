@@ -324,8 +324,9 @@ func TestFreezing(t *testing.T) {
 // Predictions hold with factors and with frozen layers.
 func TestLoRAMemory(t *testing.T) {
 	for _, name := range []string{"bert-all", "qwen3-last-o", "bert-save"} {
-		for _, every := range []int{0, 1, 2} {
-			m, s, g := loadLoRA(t, name, ref.New(), Options{CheckpointEvery: every})
+		for i := range 6 {
+			every, bf16 := i%3, i >= 3
+			m, s, g := loadLoRA(t, name, ref.New(), Options{CheckpointEvery: every, BF16: bf16})
 			m.lora().Dropout = 0.1
 			rows := goldenRows(t, g, "")
 			rows.Keys = make([]uint64, rows.Len())
@@ -344,7 +345,7 @@ func TestLoRAMemory(t *testing.T) {
 			p.Backward(p.Embeddings(), grads)
 			got.Backward = a.Peak()
 			if err := s.Sync(); err != nil || got != want {
-				t.Errorf("%s every %d: took %+v, predicted %+v, %v", name, every, got, want, err)
+				t.Errorf("%s every %d, bf16 %t: took %+v, predicted %+v, %v", name, every, bf16, got, want, err)
 			}
 		}
 	}

@@ -4,7 +4,7 @@ import "contraflow/gpustage"
 
 // Memory is what a sub-batch takes of an arena, in bytes.
 type Memory struct {
-	Forward  int // peak of a forward pass that keeps nothing
+	Forward  int // peak of a forward pass of training that keeps nothing; one that only embeds takes less
 	Kept     int // what stays of a kept forward pass
 	Backward int // peak of a kept or replayed forward pass and its backward, what it kept included
 }
@@ -17,7 +17,7 @@ func (m Memory) Keeping(bytes int) Memory {
 }
 
 // Memory predicts what a sub-batch of the given rows takes. It runs the passes themselves on a device that computes
-// nothing, so it is exact; only row lengths matter, and where sub-batches are padded (Buckets) what they are padded to.
+// nothing, so it is exact in training; only row lengths matter, and where sub-batches are padded (Buckets) what they are padded to.
 func (m *Model) Memory(lengths []int) Memory {
 	rows := Rows{Cu: []int32{0}}
 	for _, n := range lengths {

@@ -175,7 +175,7 @@ type Pass struct {
 	own        shape // without padding; in has it
 	start      gpustage.Mark
 	train      bool
-	returns    bool // it goes backward, or one does that must have its bits: on some devices they depend on what a product writes besides
+	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
 	embed      embedActs
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment
@@ -207,7 +207,7 @@ func (m *Model) Replay(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
 }
 
 func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep, soon bool) *Pass {
-	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), returns: train || keep, soon: soon}
+	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), writesPre: train || keep, soon: soon}
 	r = m.pad(r)
 	b, c := r.Len(), m.Config.Hidden
 	scores := !m.Config.Scorer.None()
@@ -343,18 +343,24 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 	return x
 }
 
-// segment computes layers from to to-1 and leaves the last one's output in y.
+// segment computes layers from to to-1 and leaves the last one's output in y. What a layer takes besides is given back before the next.
 func (p *Pass) segment(from, to int, x, y gpustage.Tensor) gpustage.Tensor {
-	mark := p.a.Mark()
+	start := p.a.Mark()
+	var turns [2]gpustage.Tensor // outputs between
 	for l := from; l < to; l++ {
 		out := y
 		if l < to-1 {
-			out = p.a.Keep(p.s, p.m.DType, x.Rows, x.Cols)
+			if turns[l%2].IsZero() {
+				turns[l%2] = p.scratch(x.Rows, x.Cols)
+			}
+			out = turns[l%2]
 		}
+		mark := p.a.Mark()
 		p.layer(l, x, out, false)
+		p.a.Release(mark)
 		x = out
 	}
-	p.a.Release(mark)
+	p.a.Release(start)
 	return y
 }
 

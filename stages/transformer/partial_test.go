@@ -69,7 +69,7 @@ func TestPartial(t *testing.T) {
 			if k == 0 {
 				every = i % 3
 			}
-			o := Options{CheckpointEvery: every, Tuning: tuning}
+			o := Options{CheckpointEvery: every, Tuning: tuning, BF16: (i+k)%2 == 1}
 			whole, s := loadFamily(t, name, nil, ref.New(), o)
 			folder, name := name, fmt.Sprintf("%s, %+v", name, tuning)
 			o.Own = func(l *Layout) (out [][2]int) {

@@ -177,8 +177,8 @@ func TestBitEqual(t *testing.T) {
 	for b := range rows.Len() {
 		rows.Keys = append(rows.Keys, gpustage.RowKey(1, 2, int64(b), 0))
 	}
-	run := func(every int) (emb, grad []byte) {
-		m, s := loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, Options{CheckpointEvery: every})
+	run := func(every int, bf16 bool) (emb, grad []byte) {
+		m, s := loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, Options{CheckpointEvery: every, BF16: bf16})
 		m.Config.HiddenDropout, m.Config.AttentionDropout = 0.2, 0.1
 		a := newArena(t, d)
 		first := m.Forward(s, a, rows, true, false)
@@ -210,11 +210,13 @@ func TestBitEqual(t *testing.T) {
 		}
 		return emb, gpustage.Bytes(floats(t, s, grads))
 	}
-	emb, grad := run(0)
-	for _, every := range []int{1, 2, 3} {
-		e, g := run(every)
-		if !bytes.Equal(e, emb) || !bytes.Equal(g, grad) {
-			t.Errorf("checkpointing every %d layers changes bits", every)
+	for _, bf16 := range []bool{false, true} {
+		emb, grad := run(0, bf16)
+		for _, every := range []int{1, 2, 3} {
+			e, g := run(every, bf16)
+			if !bytes.Equal(e, emb) || !bytes.Equal(g, grad) {
+				t.Errorf("checkpointing every %d layers changes bits, bf16 %t", every, bf16)
+			}
 		}
 	}
 }
@@ -325,34 +327,36 @@ func TestMemory(t *testing.T) {
 	for b := range rows.Len() {
 		lengths = append(lengths, int(rows.Cu[b+1]-rows.Cu[b]))
 	}
-	kept := map[int]int{}
-	for _, every := range []int{0, 1, 2, 3} {
-		m, s := loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, Options{CheckpointEvery: every})
-		m.Config.HiddenDropout = 0.1
-		want := m.Memory(lengths)
-		kept[every] = want.Kept
-		a := newArena(t, d)
-		p := m.Forward(s, a, rows, true, false)
-		if a.Peak() != want.Forward {
-			t.Errorf("every %d: forward took %d bytes, predicted %d", every, a.Peak(), want.Forward)
+	for _, bf16 := range []bool{false, true} {
+		kept := map[int]int{}
+		for _, every := range []int{0, 1, 2, 3} {
+			m, s := loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, Options{CheckpointEvery: every, BF16: bf16})
+			m.Config.HiddenDropout = 0.1
+			want := m.Memory(lengths)
+			kept[every] = want.Kept
+			a := newArena(t, d)
+			p := m.Forward(s, a, rows, true, false)
+			if a.Peak() != want.Forward {
+				t.Errorf("every %d: forward took %d bytes, predicted %d", every, a.Peak(), want.Forward)
+			}
+			p.Release()
+			a = newArena(t, d)
+			p = m.Forward(s, a, rows, true, true)
+			if a.Used() != want.Kept {
+				t.Errorf("every %d: %d bytes kept, predicted %d", every, a.Used(), want.Kept)
+			}
+			grads, _ := m.NewGradients()
+			p.Backward(p.Embeddings(), grads)
+			if a.Peak() != want.Backward {
+				t.Errorf("every %d: backward took %d bytes, predicted %d", every, a.Peak(), want.Backward)
+			}
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
 		}
-		p.Release()
-		a = newArena(t, d)
-		p = m.Forward(s, a, rows, true, true)
-		if a.Used() != want.Kept {
-			t.Errorf("every %d: %d bytes kept, predicted %d", every, a.Used(), want.Kept)
+		if kept[1] > kept[0]/2 {
+			t.Errorf("activation checkpointing keeps %d bytes, all activations take %d", kept[1], kept[0])
 		}
-		grads, _ := m.NewGradients()
-		p.Backward(p.Embeddings(), grads)
-		if a.Peak() != want.Backward {
-			t.Errorf("every %d: backward took %d bytes, predicted %d", every, a.Peak(), want.Backward)
-		}
-		if err := s.Sync(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if kept[1] > kept[0]/2 {
-		t.Errorf("activation checkpointing keeps %d bytes, all activations take %d", kept[1], kept[0])
 	}
 	// One byte less is an error that says so.
 	m, s := loadGolden(t, "minilm-tiny", d, Head{}, Options{})
