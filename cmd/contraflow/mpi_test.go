@@ -229,10 +229,13 @@ func TestMPIKillAndResume(t *testing.T) {
 	killAndResume(t, workspace(t), kills(), func(args []string) *exec.Cmd {
 		return mpirun(t, t.Context(), append([]string{"2"}, args...))
 	}, func(cmd *exec.Cmd) {
-		// Before it has started its ranks mpirun is left alone: killed, it would leave what it is about to start, and told to end it may never do.
+		// Before it has started all its ranks mpirun is left alone: killed, it would leave what it is about to start; told to end, or robbed of
+		// the first one before it starts the second, it may never end.
 		for cmd.Process.Signal(syscall.Signal(0)) == nil { // until it is over
-			if pids := children(t, cmd.Process.Pid); len(pids) > 0 {
-				if p, err := os.FindProcess(pids[rand.IntN(len(pids))]); err == nil {
+			pids := children(t, cmd.Process.Pid)
+			pids = slices.DeleteFunc(pids, func(pid int) bool { return rankOf(pid) == "" })
+			if len(pids) == 2 {
+				if p, err := os.FindProcess(pids[rand.IntN(2)]); err == nil {
 					p.Kill()
 				}
 				return

@@ -76,8 +76,9 @@ func killAlone(t *testing.T, dir string, times int, more ...string) {
 }
 
 func killAndResume(t *testing.T, dir string, times int, command func(args []string) *exec.Cmd, kill func(*exec.Cmd)) {
+	first := command(resumable(t, dir, "whole")) // which may have to build the program
 	began := time.Now()
-	if out, err := command(resumable(t, dir, "whole")).CombinedOutput(); err != nil {
+	if out, err := first.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	whole := time.Since(began)
