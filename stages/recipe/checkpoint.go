@@ -118,13 +118,14 @@ func (x *Run) rollsBack(r stages.StepResult) bool {
 	return r.Skipped && x.Recipe.Train.OnNaN == string(stages.RollbackOnNaN) && !x.over(r)
 }
 
-// checkpointStage writes the state after the steps that are due, while later steps compute. After the last step it first waits for the
-// model's folder, so that a run whose checkpoint says that it is over has nothing left to do.
-func (x *Run) checkpointStage(g *pipeline.Graph, enc *stages.Encoder, states pipeline.Port[*stages.State], saved pipeline.Port[string]) {
+// checkpointStage writes the state after the steps that are due, while later steps compute. It first waits for the step's line in metrics.jsonl,
+// which a run that goes on from the checkpoint would not write any more; and so after the last step for the model's folder: a run whose checkpoint
+// says that it is over has nothing left to do.
+func (x *Run) checkpointStage(g *pipeline.Graph, enc *stages.Encoder, states pipeline.Port[*stages.State], recorded pipeline.Port[int]) {
 	s := g.Stage("checkpoint", pipeline.At(pipeline.Step))
 	// What bounds this edge is the memory for one state: steps without one put nil, and must not wait for a checkpoint of steps ago.
 	in := pipeline.In(s, "state", states, pipeline.Capacity(math.MaxInt))
-	pipeline.In(s, "model", saved, pipeline.Capacity(math.MaxInt))
+	pipeline.In(s, "recorded", recorded, pipeline.Capacity(math.MaxInt))
 	s.Do(func(t *pipeline.Task) error {
 		st := in.Get(t)
 		if st == nil {

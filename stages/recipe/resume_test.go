@@ -695,3 +695,45 @@ func TestRecord(t *testing.T) {
 		t.Errorf("%+v, of %+v", rec, sum)
 	}
 }
+
+// counting is a file system that counts metrics.jsonl's lines when a checkpoint gets its name.
+type counting struct {
+	checkpoint.Disk
+	metrics string
+	lines   map[string]int // by the checkpoint's folder
+}
+
+func (c counting) Rename(from, to string) error {
+	raw, _ := os.ReadFile(c.metrics)
+	c.lines[filepath.Base(to)] = bytes.Count(raw, []byte("\n"))
+	return c.Disk.Rename(from, to)
+}
+
+// A checkpoint is there when its step's line of metrics.jsonl is, however slow what writes it may be: a run that was killed between the two would
+// go on behind the step and never write it.
+func TestCheckpointAfterItsLine(t *testing.T) {
+	j := newJob(t, 100)
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "save.every=1", "eval.every=0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs := counting{metrics: filepath.Join(j.dir, "out", "metrics.jsonl"), lines: map[string]int{}}
+	steps := 0
+	slow := Observer{Step: func(m Metrics) { steps = m.Step; time.Sleep(20 * time.Millisecond) }}
+	if err := OnRanks(t.Context(), r, Place{}, slow, func(x *Run) error {
+		x.fs = fs
+		_, err := x.Train(t.Context())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for step := 1; step < steps; step++ { // behind the last one there may be an evaluation
+		folder := fmt.Sprintf("step-%08d", step)
+		if n, ok := fs.lines[folder]; !ok || n < step {
+			t.Errorf("%s was made (%t) with %d lines of metrics.jsonl", folder, ok, n)
+		}
+	}
+	if steps < 10 {
+		t.Errorf("only %d steps", steps)
+	}
+}

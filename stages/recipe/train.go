@@ -131,18 +131,23 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	evaluated := x.evaluateStage(g, enc, results)
 	states := stages.Snapshot(g, results, enc, x.due)
 	saved := x.saveStage(g, results, states)
-	x.checkpointStage(g, enc, states, saved)
 	record := g.Stage("record")
 	result := pipeline.In(record, "result", results)
 	evaluation := pipeline.In(record, "evaluation", evaluated)
 	pipeline.In(record, "saved", saved)
+	recorded := pipeline.Out[int](record, "recorded")
 	record.Do(func(t *pipeline.Task) error {
 		r := result.Get(t)
 		if x.rollsBack(r) {
 			x.saves.rolled = &r
 		}
-		return log.step(r, evaluation.Get(t), enc)
+		if err := log.step(r, evaluation.Get(t), enc); err != nil {
+			return err
+		}
+		recorded.Put(t, r.Step)
+		return nil
 	})
+	x.checkpointStage(g, enc, states, recorded.Port)
 	return g, enc, nil
 }
 
