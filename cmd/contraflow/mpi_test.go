@@ -178,13 +178,9 @@ func TestMPIKill(t *testing.T) {
 			"--set", "train.epochs=100000", "--set", "batch.no_duplicates=false", "--set", "eval.every=0", // without a pass over each epoch
 		})
 		job := harness.Start(t, cmd)
-		ranks := map[string]int{}
+		var ranks map[string]int
 		job.Until(t, "all ranks were there", func() bool {
-			for _, pid := range children(t, cmd.Process.Pid) {
-				if r := rankOf(pid); r != "" {
-					ranks[r] = pid
-				}
-			}
+			ranks = ranksOf(t, cmd)
 			return len(ranks) == 4
 		})
 		training := i%5 != 4
@@ -232,10 +228,8 @@ func TestMPIKillAndResume(t *testing.T) {
 		// Before it has started all its ranks mpirun is left alone: killed, it would leave what it is about to start; told to end, or robbed of
 		// the first one before it starts the second, it may never end.
 		for cmd.Process.Signal(syscall.Signal(0)) == nil { // until it is over
-			pids := children(t, cmd.Process.Pid)
-			pids = slices.DeleteFunc(pids, func(pid int) bool { return rankOf(pid) == "" })
-			if len(pids) == 2 {
-				if p, err := os.FindProcess(pids[rand.IntN(2)]); err == nil {
+			if ranks := ranksOf(t, cmd); len(ranks) == 2 {
+				if p, err := os.FindProcess(ranks[fmt.Sprint(rand.IntN(2))]); err == nil {
 					p.Kill()
 				}
 				return
@@ -261,9 +255,9 @@ func TestMPIResumeOnAnotherMesh(t *testing.T) {
 		lines, _ := os.ReadFile(at("stopped"))
 		return bytes.Count(lines, []byte("\n")) >= 4
 	})
-	ranks := children(t, job.Process.Pid)
+	ranks := ranksOf(t, job.Cmd)
 	if len(ranks) == 0 {
-		t.Fatalf("mpirun has no children\n%s", job.Said)
+		t.Fatalf("mpirun has no ranks\n%s", job.Said)
 	}
 	for _, pid := range ranks { // not by mpirun, which passes it on a second later, when a fast machine has made all the steps
 		if rank, err := os.FindProcess(pid); err == nil {
@@ -289,6 +283,18 @@ func TestMPIResumeOnAnotherMesh(t *testing.T) {
 		}
 		sameLosses(t, fmt.Sprintf("gone on with on %s ranks", ranks), whole, losses(t, at(out)))
 	}
+}
+
+// ranksOf are the processes that mpirun has started as this program, by rank.
+func ranksOf(t *testing.T, mpirun *exec.Cmd) map[string]int {
+	t.Helper()
+	ranks := map[string]int{}
+	for _, pid := range children(t, mpirun.Process.Pid) {
+		if r := rankOf(pid); r != "" {
+			ranks[r] = pid
+		}
+	}
+	return ranks
 }
 
 // children are the processes that a process has started.

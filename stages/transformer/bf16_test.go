@@ -181,16 +181,7 @@ func TestKeptInBF16(t *testing.T) {
 				run := func(d gpustage.Device, lossless bool) ([]float64, *Model) {
 					m, s := load(d, o)
 					m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1
-					if o.Tuning.LoRA != nil {
-						if err := m.LoadFactors(s, func(p Param, dst []float32) error {
-							for i := range dst {
-								dst[i] = float32((i+p.Len())%13)/20 - 0.3
-							}
-							return nil
-						}); err != nil {
-							t.Fatal(err)
-						}
-					}
+					anyFactors(t, m, s)
 					if lossless {
 						s = &remembering{s, t, map[int][]float64{}}
 					}
@@ -237,30 +228,17 @@ func TestKeptInBF16(t *testing.T) {
 	}
 }
 
-// preSpy counts products that keep what goes into an activation.
-type preSpy struct {
-	gpustage.Stream
-	kept int
-}
-
-func (s *preSpy) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
-	if !o.PreAct.IsZero() {
-		s.kept++
-	}
-	s.Stream.MatMul(c, a, b, o)
-}
-
 // What embeds alone writes no activation's input; what goes backward does, and what it is replayed for.
 func TestPreAct(t *testing.T) {
 	m, s := loadGolden(t, "minilm-tiny", ref.New(), Head{}, Options{})
 	for _, c := range []struct{ train, keep bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
-		spy, want := &preSpy{Stream: s}, 0
+		spy, want := &productSpy{Stream: s}, 0
 		if c.train || c.keep {
 			want = m.Config.Layers
 		}
 		m.Forward(spy, newArena(t, s.Device()), Rows{IDs: []int32{5, 6}, Cu: []int32{0, 2}, Keys: []uint64{1}}, c.train, c.keep)
-		if err := s.Sync(); err != nil || spy.kept != want {
-			t.Errorf("train %t, keep %t: %d layers write it, want %d; %v", c.train, c.keep, spy.kept, want, err)
+		if err := s.Sync(); err != nil || spy.pre != want {
+			t.Errorf("train %t, keep %t: %d layers write it, want %d; %v", c.train, c.keep, spy.pre, want, err)
 		}
 	}
 }
@@ -269,9 +247,13 @@ func TestPreAct(t *testing.T) {
 type productSpy struct {
 	gpustage.Stream
 	rounded, tf32, exact int
+	pre                  int // that write an activation's input
 }
 
 func (s *productSpy) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	if !o.PreAct.IsZero() {
+		s.pre++
+	}
 	switch {
 	case o.BF16:
 		s.rounded++

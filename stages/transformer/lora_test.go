@@ -99,6 +99,19 @@ func loadLoRA(t testing.TB, name string, d gpustage.Device, o Options) (*Model, 
 	return m, s, g
 }
 
+// anyFactors gives a model's factors, if it has any, numbers that are not zero.
+func anyFactors(t testing.TB, m *Model, s gpustage.Stream) {
+	t.Helper()
+	if err := m.LoadFactors(s, func(p Param, dst []float32) error {
+		for i := range dst {
+			dst[i] = float32((i+p.Len())%13)/20 - 0.3
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Against PEFT: embeddings with the adapter, and the gradient of everything that trains.
 func TestLoRAGolden(t *testing.T) {
 	harness.Thorough(t)

@@ -307,18 +307,14 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 	every, first := p.m.Options.CheckpointEvery, p.m.Lowest()
 	p.forwardThrough(x, first)
 	if every == 0 {
-		var turns [2]gpustage.Tensor // where outputs that are norms pass through
+		var norms passing // outputs that are norms
 		p.layers = make([]layerActs, first)
 		for l := first; l < p.m.Config.Layers; l++ {
 			var y gpustage.Tensor
-			passing := !p.m.w.layers[l].ffn.sum.absent()
-			if passing {
-				if turns[l%2].IsZero() {
-					turns[l%2] = p.scratch(x.Rows, x.Cols)
-				}
-				y = turns[l%2]
-			} else {
+			if p.m.w.layers[l].ffn.sum.absent() {
 				y = p.keep(x.Rows, x.Cols)
+			} else {
+				y = norms.output(p, l, x)
 			}
 			a := p.layer(l, x, y, true)
 			if l > first && !p.m.w.layers[l-1].ffn.sum.absent() {
@@ -346,14 +342,11 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 // segment computes layers from to to-1 and leaves the last one's output in y. What a layer takes besides is given back before the next.
 func (p *Pass) segment(from, to int, x, y gpustage.Tensor) gpustage.Tensor {
 	start := p.a.Mark()
-	var turns [2]gpustage.Tensor // outputs between
+	var between passing
 	for l := from; l < to; l++ {
 		out := y
 		if l < to-1 {
-			if turns[l%2].IsZero() {
-				turns[l%2] = p.scratch(x.Rows, x.Cols)
-			}
-			out = turns[l%2]
+			out = between.output(p, l, x)
 		}
 		mark := p.a.Mark()
 		p.layer(l, x, out, false)
@@ -362,6 +355,17 @@ func (p *Pass) segment(from, to int, x, y gpustage.Tensor) gpustage.Tensor {
 	}
 	p.a.Release(start)
 	return y
+}
+
+// passing is room for the outputs of layers that only the next layer reads.
+type passing [2]gpustage.Tensor
+
+// output is layer l's, of x's shape.
+func (ys *passing) output(p *Pass, l int, x gpustage.Tensor) gpustage.Tensor {
+	if ys[l%2].IsZero() {
+		ys[l%2] = p.scratch(x.Rows, x.Cols)
+	}
+	return ys[l%2]
 }
 
 func (p *Pass) keep(rows, cols int) gpustage.Tensor { return p.a.Keep(p.s, p.m.DType, rows, cols) }

@@ -80,14 +80,7 @@ func TestPartial(t *testing.T) {
 			}
 			part, _ := loadFamily(t, folder, nil, ref.New(), o)
 			for _, m := range []*Model{whole, part} {
-				if err := m.LoadFactors(s, func(p Param, dst []float32) error {
-					for i := range dst {
-						dst[i] = float32((i+p.Len())%13)/20 - 0.3
-					}
-					return nil
-				}); err != nil {
-					t.Fatal(err)
-				}
+				anyFactors(t, m, s)
 			}
 			at := 0
 			for _, r := range part.own {
