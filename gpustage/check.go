@@ -149,6 +149,7 @@ func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
 		ck.shape("Norm.Rstd", o.Rstd, a.DType, 1, m)
 		ck.shape("Norm.Gamma", o.Gamma, a.DType, 1, n)
 		ck.optional("Norm.Beta", o.Beta, a.DType, 1, n)
+		ck.optional("Norm.Operand", o.Operand, BF16, m, n)
 	}
 	ck.dropout(o.Dropout, m)
 	if r := o.Rounded; r != nil && o.BF16 {

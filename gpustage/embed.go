@@ -7,6 +7,7 @@ type Embed struct {
 	Gamma, Beta             Tensor  // [1, C]: the layer norm's; without Gamma there is none, and Beta may be absent
 	Eps                     float64
 	Dropout                 Dropout
+	Operand                 Tensor // [T, C], BF16: a copy of y, on a device that TakesBF16; may be absent
 }
 
 // Lookup is a row of a table for each token.
@@ -36,6 +37,9 @@ func (o Embed) Steps(s Ops, y, sum, mean, rstd Tensor) {
 	if o.Dropout.Active() {
 		s.Dropout(y, y, Tensor{}, o.Dropout)
 	}
+	if !o.Operand.IsZero() {
+		s.Copy(o.Operand, y)
+	}
 }
 
 // CheckEmbed checks y and sum[T, C], mean and rstd[1, T].
@@ -57,6 +61,7 @@ func CheckEmbed(y, sum, mean, rstd Tensor, o Embed) error {
 	} else if !sum.IsZero() || !mean.IsZero() || !rstd.IsZero() || !o.Beta.IsZero() {
 		c.fail("sum, mean, rstd or Beta without Gamma")
 	}
+	c.optional("Operand", o.Operand, BF16, y.Rows, y.Cols)
 	c.dropout(o.Dropout, y.Rows)
 	return c.err
 }

@@ -111,6 +111,13 @@ func KeepsBF16(d Device) bool {
 	return ok && k.KeepsBF16()
 }
 
+// TakesBF16 tells whether d's ops read and write operands of products and attention in bf16: see Ops. Nothing is copied then, and KeepsBF16 does
+// not matter.
+func TakesBF16(d Device) bool {
+	k, ok := d.(interface{ TakesBF16() bool })
+	return ok && k.TakesBF16()
+}
+
 // Rounded is room for a matrix in bf16, which products share whose a it is (MatMul.Rounded): the first fills it, the others read it, on devices
 // that make such copies. The matrix must stay as it is from the first to the last.
 type Rounded struct {

@@ -41,7 +41,7 @@ type DType uint8
 const (
 	F32  DType = iota // float32: every activation, parameter and gradient of an ordinary run
 	F64               // float64: the truth that verify-grads compares with
-	BF16              // bfloat16: inputs of matrix products in bf16 mode
+	BF16              // bfloat16: inputs of matrix products in bf16 mode, and what lies between them
 	I32               // int32: ids, positions, offsets
 	U64               // uint64: dropout keys
 )

@@ -4,6 +4,23 @@ package gpustage
 //
 // Arguments are outputs first. Gradients are named dX for X; the ones marked (+=) accumulate, all others are written.
 // Floating-point tensors of one call share one DType unless an op says otherwise. Optional tensors may be zero.
+//
+// # Operands in bf16
+//
+// What is rounded to bf16 whenever a product or attention reads it may as well lie in memory so. On a device that TakesBF16 these arguments
+// may be BF16 where the op's others are F32, each by itself:
+//
+//	MatMul with BF16                    a, b, c, PreAct, GradOf; c not with Norm
+//	Attention and its backward, BF16    q, k, v, ctx, dq, dk, dv, dctx: all of a call's, or none
+//	Activate, Gate and their backward   all
+//	Dropout, Rotary                     y, x
+//	LayerNorm                           y
+//	RMSNorm and its backward            y, x, dx, dy
+//	ColumnSum                           x
+//
+// The op is the same, of the values that they have, and rounds what it writes. Where c or PreAct is BF16 a product may be rounded, and its bias,
+// before the rest of its epilogue. What is an operand besides being f32 (a hidden state, which is a residual too) has a copy: Norm.Operand,
+// Embed.Operand.
 type Ops interface {
 	// Copy copies src to dst of the same shape, converting between floating-point types.
 	Copy(dst, src Tensor)
@@ -140,12 +157,17 @@ type Norm struct {
 	Mean, Rstd  Tensor // [1, M]
 	Gamma, Beta Tensor // [1, N]; Beta may be absent
 	Eps         float64
+	Operand     Tensor // [M, N], BF16: a copy of Y, on a device that TakesBF16; may be absent
 }
 
 // Of is the definition, and what devices do that can't do it with the product's last pass.
 func (n Norm) Of(s Ops, c Tensor) {
-	if !n.Y.IsZero() {
-		s.LayerNorm(n.Y, n.Mean, n.Rstd, c, n.Gamma, n.Beta, n.Eps)
+	if n.Y.IsZero() {
+		return
+	}
+	s.LayerNorm(n.Y, n.Mean, n.Rstd, c, n.Gamma, n.Beta, n.Eps)
+	if !n.Operand.IsZero() {
+		s.Copy(n.Operand, n.Y)
 	}
 }
 

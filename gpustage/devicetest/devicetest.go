@@ -35,8 +35,9 @@ func Run(t *testing.T, open func() (gpustage.Device, error)) {
 	}{
 		{"Memory", testMemory}, {"Errors", testErrors}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"RoundedEpilogue", testRoundedEpilogue}, {"TF32", testTF32}, {"ProductColumnSum", testProductColumnSum}, {"Rounded", testRounded}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
 		{"Gather", testGather}, {"Embed", testEmbed}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
-		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim},
+		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"AttentionBF16", testHalvesAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim},
 		{"Update", testUpdate}, {"Runs", testRuns}, {"Deterministic", testDeterministic}, {"Repeat", testRepeat},
+		{"OperandsBF16", testOperandsBF16}, {"ProductsBF16", testProductsBF16},
 	} {
 		t.Run(g.name, func(t *testing.T) { g.test(t, dev) })
 	}
@@ -49,6 +50,7 @@ type arg struct {
 	back      gpustage.Tensor // the device's whole allocation, guard elements included
 	guard     []float64       // what it held at first
 	exactType gpustage.DType
+	slack     []float64 // what check allows each element beyond its tolerance; nil: nothing
 }
 
 // fixture is one comparison: arguments are made, an op is run on both devices, outputs are compared.
@@ -79,6 +81,18 @@ func (f *fixture) floats(name string, rows, cols int, value func(i, j int) float
 		value = func(int, int) float64 { return f.rng.NormFloat64() }
 	}
 	return f.make(name, gpustage.F32, gpustage.F64, rows, cols, f.gap, value)
+}
+
+// operand is floats whose values are bf16's, BF16 on the device with halves.
+func (f *fixture) operand(name string, halves bool, rows, cols int, value func(i, j int) float64) *arg {
+	if value == nil {
+		value = func(int, int) float64 { return f.rng.NormFloat64() }
+	}
+	kind := gpustage.F32
+	if halves {
+		kind = gpustage.BF16
+	}
+	return f.make(name, kind, gpustage.F64, rows, cols, f.gap, func(i, j int) float64 { return float64(gpustage.RoundBF16(float32(value(i, j)))) })
 }
 
 // vector is floats with one row and no gap.
@@ -151,6 +165,12 @@ func upload(s gpustage.Stream, t gpustage.Tensor, vs []float64) {
 		s.CopyIn(t, gpustage.Bytes(vs))
 	case gpustage.I32:
 		s.CopyIn(t, gpustage.Bytes(convert[int32](vs)))
+	case gpustage.BF16:
+		out := make([]uint16, len(vs))
+		for i, v := range vs {
+			out[i] = gpustage.ToBF16(float32(v))
+		}
+		s.CopyIn(t, gpustage.Bytes(out))
 	}
 }
 
@@ -183,6 +203,13 @@ func download(t *testing.T, s gpustage.Stream, x gpustage.Tensor) []float64 {
 		sync(t, s)
 		for _, v := range vs {
 			out = append(out, float64(v))
+		}
+	case gpustage.BF16:
+		vs := make([]uint16, x.Len())
+		s.CopyOut(gpustage.Bytes(vs), x)
+		sync(t, s)
+		for _, v := range vs {
+			out = append(out, float64(gpustage.FromBF16(v)))
 		}
 	}
 	return out
@@ -232,6 +259,12 @@ func (f *fixture) check(a *arg, tolerance float64) {
 		}
 		w := want[i*a.ref.Cols+j]
 		limit := tolerance * Epsilon * (1 + math.Abs(w))
+		if a.dev.DType == gpustage.BF16 { // rounded when it is stored, to 8 bits
+			limit += 2 * math.Abs(w) / (1 << 9)
+		}
+		if a.slack != nil {
+			limit += a.slack[i*a.ref.Cols+j]
+		}
 		same := math.Abs(g-w) <= limit || g == w || math.IsNaN(g) && math.IsNaN(w)
 		if math.Abs(w) > math.MaxFloat32 { // rounds to infinity
 			same = math.IsInf(g, 0) && math.Signbit(g) == math.Signbit(w) || math.IsNaN(w)
