@@ -157,6 +157,9 @@ func (d *Device) PackedBytes(k, n int, bf16 bool) int {
 // RoundedCols is what a product's input takes in bf16.
 func (d *Device) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
 
+// TakesBF16 is true: see package launch.
+func (*Device) TakesBF16() bool { return true }
+
 type memory struct {
 	d     *Device
 	at    cu.DevicePtr

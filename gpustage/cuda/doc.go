@@ -35,12 +35,14 @@
 // an epilogue, a kernel follows the plain product.
 //
 // What the library has besides is not used. Its GELU is never the exact one, which BERT's models have. Its ReLU wants a mask of bits for
-// the way back, where the input is kept anyway. Its biases' gradients (BGRADA, BGRADB) overwrite where ours add, and sum what is
-// multiplied, which is rounded. Here the pass that rounds dy to bf16 sums it on its way, in f32, so that dy is read once less: in BERT-base
-// 6,912 elements of a token in each of 12 layers, 332 KB, which would be 5 % of a step if memory gives 3.5 TB/s and products run at 355 TFLOP/s. Both
-// are reckoned, not measured. For the same reason both products of a layer's backward pass share one rounding of dy (gpustage.Rounded): 6 bytes
-// of an element, or 498 KB of a token, which nobody moves a second time. CONTRAFLOW_CUDA_FUSE=off takes these, embeddings and norms behind products apart, and
-// testdata/peers/gpu.py compares.
+// the way back, where the input is kept anyway. Its biases' gradients (BGRADA, BGRADB) overwrite where ours add.
+//
+// In bf16 what lies between products and attention is of bf16 in memory (gpustage.Ops: operands), and products write it so, with a bias that has been
+// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 208 C backward; with operands of f32, which
+// each product would round into memory of its own first, 172 C and 386 C. That is reckoned from what each kernel reads and writes, not measured. What
+// is f32 and multiplied nevertheless (gradients that come down a residual without dropout) is rounded once for both products of a layer's
+// backward pass (gpustage.Rounded), and the pass that rounds it sums the bias's gradient on its way. CONTRAFLOW_CUDA_FUSE=off takes that apart, and embeddings, norms
+// behind products and norms' backward passes; testdata/peers/gpu.py compares.
 //
 // f32 is f32 unless a recipe says train.precision: tf32: then the products of linear layers take the first 10 bits after the point of
 // their inputs, on tensor cores. Attention, similarities, norms and sums stay as they are.

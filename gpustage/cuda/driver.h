@@ -15,13 +15,13 @@ CUresult free_graph(CUcontext c, CUgraphExec exec);
 const char *error_name(CUresult r);
 
 // Shape is what a product's algorithm depends on. a, b, c, d and aux are row-major: rows, columns, stride, and the largest power of two
-// up to 256 that divides the address. Of a bias there is only that, 0 without one; epilogue is launch's.
+// up to 256 that divides the address. Of a bias there is only that, 0 without one; the rest is launch.Product's.
 typedef struct {
 	int32_t rows, cols, stride, align;
 } Stored;
 typedef struct {
 	Stored a, b, c, d, aux;
-	int32_t transA, transB, bf16, tf32, bias, epilogue;
+	int32_t transA, transB, bf16, tf32, half, bias, epilogue;
 } Shape;
 
 typedef struct Plan Plan;

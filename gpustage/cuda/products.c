@@ -74,7 +74,7 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	int n = 0;
 	Plan *p = calloc(1, sizeof *p);
 	if (!p) return "out of host memory";
-	cudaDataType_t in = x->bf16 ? CUDA_R_16BF : CUDA_R_32F;
+	cudaDataType_t in = x->bf16 ? CUDA_R_16BF : CUDA_R_32F, result = x->half ? CUDA_R_16BF : CUDA_R_32F;
 	cublasOperation_t first = x->transB ? CUBLAS_OP_T : CUBLAS_OP_N, second = x->transA ? CUBLAS_OP_T : CUBLAS_OP_N;
 	TRY(p_cublasLtMatmulDescCreate(&p->op, x->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
 	TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
@@ -86,8 +86,7 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	// The heuristic does not follow these pointers but takes from them how what they point to is aligned. Unless told, it takes a bias to
 	// be of the result's type; aux, which may be no other, is.
 	if ((p->bias = x->bias)) {
-		cudaDataType_t type = CUDA_R_32F;
-		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
+		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &result, sizeof result));
 		TRY(point(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x->bias));
 	}
 	if ((p->aux = x->epilogue)) {
@@ -97,8 +96,8 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	}
 	TRY(p_cublasLtMatrixLayoutCreate(&p->a, in, x->b.cols, x->b.rows, x->b.stride));
 	TRY(p_cublasLtMatrixLayoutCreate(&p->b, in, x->a.cols, x->a.rows, x->a.stride));
-	TRY(p_cublasLtMatrixLayoutCreate(&p->c, CUDA_R_32F, x->d.cols, x->d.rows, x->d.stride));
-	TRY(p_cublasLtMatrixLayoutCreate(&p->d, CUDA_R_32F, x->c.cols, x->c.rows, x->c.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->c, result, x->d.cols, x->d.rows, x->d.stride));
+	TRY(p_cublasLtMatrixLayoutCreate(&p->d, result, x->c.cols, x->c.rows, x->c.stride));
 	TRY(p_cublasLtMatmulPreferenceCreate(&pref));
 	TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
 	// Parts of a sum that are added to the result in place come in any order.

@@ -105,7 +105,7 @@ func shapeOf(x launch.Product) C.Shape {
 		}
 		return 0
 	}
-	s := C.Shape{a: stored(x.A), b: stored(x.B), c: stored(x.C), d: stored(x.D), transA: truth(x.TransA), transB: truth(x.TransB), bf16: truth(x.BF16), tf32: truth(x.TF32)}
+	s := C.Shape{a: stored(x.A), b: stored(x.B), c: stored(x.C), d: stored(x.D), transA: truth(x.TransA), transB: truth(x.TransB), bf16: truth(x.BF16), tf32: truth(x.TF32), half: truth(x.Half)}
 	if x.Bias != 0 {
 		s.bias = align(x.Bias)
 	}

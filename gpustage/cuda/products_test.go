@@ -142,10 +142,12 @@ func TestProducts(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 7))
 	const tf32 = 1.0 / (1 << 10)
 	rounded := 0 // elements that only TF32 can have given
+	seen := map[string]int{}
 	for i := range 400 {
 		m, n, k := 1+r.IntN(20), 1+r.IntN(20), 1+r.IntN(30)
 		bf16 := r.IntN(2) == 0
 		p := launch.Product{TransA: r.IntN(2) == 0, TransB: r.IntN(2) == 0, BF16: bf16, TF32: !bf16 && r.IntN(2) == 0, Alpha: 0.5 + r.Float32()}
+		p.Half = bf16 && r.IntN(2) == 0
 		ar, ac, br, bc := m, k, k, n
 		if p.TransA {
 			ar, ac = ac, ar
@@ -154,13 +156,13 @@ func TestProducts(t *testing.T) {
 			br, bc = bc, br
 		}
 		gap := func() int { return r.IntN(9) }
-		a, b, c := newMatrix(r, ar, ac, gap(), gap(), bf16), newMatrix(r, br, bc, gap(), gap(), bf16), newMatrix(r, m, n, gap(), gap(), false)
-		d, bias := c, newMatrix(r, 1, n, 0, gap(), false)
-		aux := newMatrix(r, m, n, 7-(n-1)%8+8*r.IntN(2), 4*r.IntN(3), false)
+		a, b, c := newMatrix(r, ar, ac, gap(), gap(), bf16), newMatrix(r, br, bc, gap(), gap(), bf16), newMatrix(r, m, n, gap(), gap(), p.Half)
+		d, bias := c, newMatrix(r, 1, n, 0, gap(), p.Half)
+		aux := newMatrix(r, m, n, 7-(n-1)%8+8*r.IntN(2), 8*r.IntN(3), p.Half)
 		p.Epilogue = launch.Epilogue(r.IntN(3))
 		if p.Epilogue == launch.NoEpilogue && r.IntN(2) == 0 {
 			if p.Beta = 1; r.IntN(2) == 0 {
-				d = newMatrix(r, m, n, gap(), gap(), false)
+				d = newMatrix(r, m, n, gap(), gap(), p.Half)
 			}
 		}
 		p.A, p.B, p.C, p.D = a.Matrix, b.Matrix, c.Matrix, d.Matrix
@@ -185,6 +187,10 @@ func TestProducts(t *testing.T) {
 		if p.TF32 {
 			limit += 6 * math.Sqrt(float64(k)) * tf32 * float64(p.Alpha)
 		}
+		if p.Half { // what is written
+			limit += 1.0 / (1 << 8)
+		}
+		seen[fmt.Sprint(p.Half, p.Epilogue, p.Bias != 0, p.Beta != 0)]++
 		near := func(what string, got, want float64) {
 			t.Helper()
 			if p.TF32 && math.Abs(got-want) > 1e-5*float64(k)*(1+math.Abs(want)) {
@@ -234,6 +240,9 @@ func TestProducts(t *testing.T) {
 		runtime.KeepAlive(d)
 	}
 
+	if len(seen) != 2*(4+2+1) {
+		t.Errorf("of the epilogues, with and without a bias and an addition, these came by: %v", seen)
+	}
 	if rounded == 0 {
 		t.Error("products in TF32 are f32's")
 	}

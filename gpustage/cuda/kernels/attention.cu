@@ -1,6 +1,7 @@
-// Attention in f32, and whatever flash.cu does not cover: any head size up to 256, soft caps, biases of positions. Never a T x T matrix:
-// a block has 16 rows (queries, or keys for their gradients), 4 to each of its warps, and walks over tiles of 32 partners, a lane to each.
-// The backward pass is two kernels, by query and by key, so that nothing is added by two blocks.
+// Attention of f32 tensors, and of bf16 ones whatever flash.cu does not cover: any head size up to 256, soft caps, biases of positions.
+// Arithmetic is f32, on values rounded to bf16 where the call says so. Never a T x T matrix: a block has 16 rows (queries, or keys for their
+// gradients), 4 to each of its warps, and walks over tiles of 32 partners, a lane to each. The backward pass is two kernels, by query and by
+// key, so that nothing is added by two blocks.
 #include "attention.cuh"
 
 #define OWN 16   // rows of a block
@@ -8,11 +9,11 @@
 
 DEVICE float rounded(const Attention &a, float v) { return a.bf16 ? round_bf16(v) : v; }
 
-// stage copies rows first to first+count of a head into shared memory, pitch apart; rows from n on are zero.
-DEVICE void stage(const Attention &a, float *to, int pitch, const float *from, int stride, int first, int count, int n, int head) {
+// stage copies rows first to first+count of a sequence's head into shared memory, pitch apart; rows from n on are zero.
+DEVICE void stage(const Attention &a, float *to, int pitch, const void *from, int stride, int lo, int first, int count, int n, int head) {
 	for (int i = threadIdx.x; i < count * a.dim; i += blockDim.x) {
 		int r = i / a.dim, d = i % a.dim;
-		to[r * pitch + d] = first + r < n ? rounded(a, from[(size_t)(first + r) * stride + head * a.dim + d]) : 0.f;
+		to[r * pitch + d] = first + r < n ? rounded(a, load_one(from, (size_t)(lo + first + r) * stride + head * a.dim + d, a.half)) : 0.f;
 	}
 }
 
@@ -50,14 +51,14 @@ template <int NV> DEVICE void forward(const Attention &a) {
 	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (q0 >= n) return;
 	float *qs = shared, *ks = qs + OWN * dim, *vs = ks + OTHER * (dim + 1), *ps = vs + OTHER * dim;
-	stage(a, qs, dim, a.q + (size_t)lo * a.sq, a.sq, q0, OWN, n, h);
+	stage(a, qs, dim, a.q, a.sq, lo, q0, OWN, n, h);
 	float acc[4][NV] = {}, top[4], z[4] = {};
 	for (int r = 0; r < 4; r++) top[r] = MINUS_INF;
 	Range see = keys_of(a, q0, q0 + OWN - 1, n);
 	for (int k0 = see.from; k0 < see.to; k0 += OTHER) {
 		__syncthreads();
-		stage(a, ks, dim + 1, a.k + (size_t)lo * a.sk, a.sk, k0, OTHER, n, h / a.group);
-		stage(a, vs, dim, a.v + (size_t)lo * a.sv, a.sv, k0, OTHER, n, h / a.group);
+		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, n, h / a.group);
+		stage(a, vs, dim, a.v, a.sv, lo, k0, OTHER, n, h / a.group);
 		__syncthreads();
 #pragma unroll
 		for (int r = 0; r < 4; r++) {
@@ -88,22 +89,32 @@ template <int NV> DEVICE void forward(const Attention &a) {
 #pragma unroll
 		for (int v = 0; v < NV; v++) {
 			int d = lane_id() + v * WARP;
-			if (d < dim) a.ctx[(size_t)(lo + i) * a.sctx + h * dim + d] = acc[r][v] / z[r];
+			if (d < dim) store_one(a.ctx, (size_t)(lo + i) * a.sctx + h * dim + d, acc[r][v] / z[r], a.half);
 		}
 		if (lane_id() == 0) a.lse[(size_t)h * a.slse + lo + i] = top[r] + logf(z[r]);
 	}
 }
 
-// attention_delta is delta[h, t] = <dctx, ctx>, a warp to each.
-KERNEL attention_delta(Attention a) {
-	int at = blockIdx.x * 4 + warp_id();
-	if (at >= a.tokens * a.heads) return;
+DEVICE float dot_pairs(u32 a, u32 b) { return from_bf16(a & 0xffff) * from_bf16(b & 0xffff) + from_bf16(a >> 16) * from_bf16(b >> 16); }
+
+// attention_delta is delta[h, t] = <dctx, ctx>, so many lanes to each, a power of two. Heads of bf16 that may be moved 16 bytes at a time
+// have a lane for each 8 features: the kernel waits for memory, and a warp then has twice 512 bytes under way.
+KERNEL attention_delta(Attention a, int lanes) {
+	int at = (blockIdx.x * 4 + warp_id()) * (WARP / lanes) + lane_id() / lanes, lane = lane_id() % lanes;
+	bool there = at < a.tokens * a.heads;
 	int t = at / a.heads, h = at % a.heads;
+	size_t o = (size_t)t * a.sdctx + h * a.dim, c = (size_t)t * a.sctx + h * a.dim;
 	float sum = 0.f;
-	for (int d = lane_id(); d < a.dim; d += WARP)
-		sum += a.dctx[(size_t)t * a.sdctx + h * a.dim + d] * a.ctx[(size_t)t * a.sctx + h * a.dim + d];
-	sum = warp_sum(sum);
-	if (lane_id() == 0) a.delta[(size_t)h * a.sdelta + t] = sum;
+	if (there && a.half && a.vec) {
+		if (8 * lane < a.dim) {
+			uint4 x = *(const uint4 *)((const u16 *)a.dctx + o + 8 * lane), y = *(const uint4 *)((const u16 *)a.ctx + c + 8 * lane);
+			sum = dot_pairs(x.x, y.x) + dot_pairs(x.y, y.y) + (dot_pairs(x.z, y.z) + dot_pairs(x.w, y.w));
+		}
+	} else if (there) {
+		for (int d = lane; d < a.dim; d += lanes) sum += load_one(a.dctx, o + d, a.half) * load_one(a.ctx, c + d, a.half);
+	}
+	for (int d = lanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(EVERY, sum, d);
+	if (there && lane == 0) a.delta[(size_t)h * a.sdelta + t] = sum;
 }
 
 template <int NV> DEVICE void backward_q(const Attention &a) {
@@ -111,14 +122,14 @@ template <int NV> DEVICE void backward_q(const Attention &a) {
 	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (q0 >= n) return;
 	float *qs = shared, *os = qs + OWN * dim, *ks = os + OWN * dim, *vs = ks + OTHER * (dim + 1), *ds = vs + OTHER * (dim + 1);
-	stage(a, qs, dim, a.q + (size_t)lo * a.sq, a.sq, q0, OWN, n, h);
-	stage(a, os, dim, a.dctx + (size_t)lo * a.sdctx, a.sdctx, q0, OWN, n, h);
+	stage(a, qs, dim, a.q, a.sq, lo, q0, OWN, n, h);
+	stage(a, os, dim, a.dctx, a.sdctx, lo, q0, OWN, n, h);
 	float acc[4][NV] = {};
 	Range see = keys_of(a, q0, q0 + OWN - 1, n);
 	for (int k0 = see.from; k0 < see.to; k0 += OTHER) {
 		__syncthreads();
-		stage(a, ks, dim + 1, a.k + (size_t)lo * a.sk, a.sk, k0, OTHER, n, h / a.group);
-		stage(a, vs, dim + 1, a.v + (size_t)lo * a.sv, a.sv, k0, OTHER, n, h / a.group);
+		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, n, h / a.group);
+		stage(a, vs, dim + 1, a.v, a.sv, lo, k0, OTHER, n, h / a.group);
 		__syncthreads();
 #pragma unroll
 		for (int r = 0; r < 4; r++) {
@@ -147,7 +158,7 @@ template <int NV> DEVICE void backward_q(const Attention &a) {
 #pragma unroll
 		for (int v = 0; v < NV; v++) {
 			int d = lane_id() + v * WARP;
-			if (i < n && d < dim) a.dq[(size_t)(lo + i) * a.sdq + h * dim + d] = acc[r][v];
+			if (i < n && d < dim) store_one(a.dq, (size_t)(lo + i) * a.sdq + h * dim + d, acc[r][v], a.half);
 		}
 	}
 }
@@ -158,15 +169,15 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 	if (k0 >= n) return;
 	float *ks = shared, *vs = ks + OWN * dim, *qs = vs + OWN * dim, *os = qs + OTHER * (dim + 1);
 	float *ps = os + OTHER * (dim + 1), *ds = ps + OWN * OTHER;
-	stage(a, ks, dim, a.k + (size_t)lo * a.sk, a.sk, k0, OWN, n, kv);
-	stage(a, vs, dim, a.v + (size_t)lo * a.sv, a.sv, k0, OWN, n, kv);
+	stage(a, ks, dim, a.k, a.sk, lo, k0, OWN, n, kv);
+	stage(a, vs, dim, a.v, a.sv, lo, k0, OWN, n, kv);
 	float dk[4][NV] = {}, dv[4][NV] = {};
 	Range see = queries_of(a, k0, k0 + OWN - 1, n);
 	for (int h = kv * a.group; h < (kv + 1) * a.group; h++) {
 		for (int q0 = see.from; q0 < see.to; q0 += OTHER) {
 			__syncthreads();
-			stage(a, qs, dim + 1, a.q + (size_t)lo * a.sq, a.sq, q0, OTHER, n, h);
-			stage(a, os, dim + 1, a.dctx + (size_t)lo * a.sdctx, a.sdctx, q0, OTHER, n, h);
+			stage(a, qs, dim + 1, a.q, a.sq, lo, q0, OTHER, n, h);
+			stage(a, os, dim + 1, a.dctx, a.sdctx, lo, q0, OTHER, n, h);
 			__syncthreads();
 #pragma unroll
 			for (int r = 0; r < 4; r++) {
@@ -203,8 +214,8 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 		for (int v = 0; v < NV; v++) {
 			int d = lane_id() + v * WARP;
 			if (j >= n || d >= dim) continue;
-			a.dk[(size_t)(lo + j) * a.sdk + kv * dim + d] = dk[r][v];
-			a.dv[(size_t)(lo + j) * a.sdv + kv * dim + d] = dv[r][v];
+			store_one(a.dk, (size_t)(lo + j) * a.sdk + kv * dim + d, dk[r][v], a.half);
+			store_one(a.dv, (size_t)(lo + j) * a.sdv + kv * dim + d, dv[r][v], a.half);
 		}
 	}
 }
@@ -232,13 +243,13 @@ KERNEL attention_dbias(Attention a) {
 			int first = i + r - a.reach, last = first;
 			if (r == 0) first = see.from;
 			if (r == 2 * a.reach) last = see.to - 1;
-			const float *q = a.q + (size_t)(lo + i) * a.sq + h * dim, *o = a.dctx + (size_t)(lo + i) * a.sdctx + h * dim;
+			size_t q = (size_t)(lo + i) * a.sq + h * dim, o = (size_t)(lo + i) * a.sdctx + h * dim;
 			for (int j = max(first, see.from); j <= min(last, see.to - 1); j++) {
-				const float *k = a.k + (size_t)(lo + j) * a.sk + h / a.group * dim, *v = a.v + (size_t)(lo + j) * a.sv + h / a.group * dim;
+				size_t k = (size_t)(lo + j) * a.sk + h / a.group * dim, v = (size_t)(lo + j) * a.sv + h / a.group * dim;
 				float s = 0.f, dp = 0.f;
 				for (int d = 0; d < dim; d++) {
-					s += rounded(a, q[d]) * rounded(a, k[d]);
-					dp += rounded(a, o[d]) * rounded(a, v[d]);
+					s += rounded(a, load_one(a.q, q + d, a.half)) * rounded(a, load_one(a.k, k + d, a.half));
+					dp += rounded(a, load_one(a.dctx, o + d, a.half)) * rounded(a, load_one(a.v, v + d, a.half));
 				}
 				float p = expf(score(a, s, i, j, h).s - a.lse[(size_t)h * a.slse + lo + i]);
 				sum += p * (factor(a, b, i, j, h) * dp - a.delta[(size_t)h * a.sdelta + lo + i]);

@@ -4,18 +4,20 @@
 #include "common.cuh"
 
 // Attention is one call; the launching side fills a struct of the same layout. q, ctx and their gradients are [T, H*D], k and v
-// [T, H/group*D], lse and delta [H, T]; a stride follows each. vec says that rows of all but lse and delta may be moved 16 bytes at a time.
+// [T, H/group*D], lse and delta [H, T]; a stride follows each. With half q, k, v, ctx and their gradients are bf16, all others f32. vec says that
+// each head of these may be moved 16 bytes at a time.
 struct Attention {
-	float *ctx, *lse;
-	const float *q, *k, *v, *dctx;
+	void *ctx;
+	float *lse;
+	const void *q, *k, *v, *dctx;
 	float *delta; // <dctx, ctx> of each head and token
-	float *dq, *dk, *dv;
+	void *dq, *dk, *dv;
 	const float *bias; // [2*reach+1, H], or 0
 	float *dbias;
 	const int *cu;
 	const u64 *keys; // of dropout, or 0
 	int sctx, slse, sq, sk, sv, sdctx, sdelta, sdq, sdk, sdv, sbias, sdbias;
-	int heads, group, dim, causal, window, reach, bf16, tokens, rows, vec;
+	int heads, group, dim, causal, window, reach, bf16, half, tokens, rows, vec;
 	u32 site, threshold;
 	float scale, cap, keep;
 };

@@ -109,6 +109,34 @@ DEVICE void store_bf16(u16 *p, const Quad &q, int n, int vec) {
 	for (int i = 0; i < n; i++) p[i] = (u16)((i < 2 ? lo : hi) >> (i % 2 * 16));
 }
 
+// A tensor whose kernel has a mask may be of bf16 (package launch: halves.go): half is not 0 then. at counts elements.
+DEVICE Quad load_half(const void *p, size_t at, int n, int vec, int half) {
+	if (!half) return load_quad((const float *)p + at, n, vec);
+	const u16 *from = (const u16 *)p + at;
+	Quad q;
+	if (vec && n == 4) {
+		uint2 both = *(const uint2 *)from;
+		q.v[0] = from_bf16(both.x & 0xffff), q.v[1] = from_bf16(both.x >> 16);
+		q.v[2] = from_bf16(both.y & 0xffff), q.v[3] = from_bf16(both.y >> 16);
+		return q;
+	}
+#pragma unroll
+	for (int i = 0; i < 4; i++) q.v[i] = i < n ? from_bf16(from[i]) : 0.f;
+	return q;
+}
+
+DEVICE void store_half(void *p, size_t at, const Quad &q, int n, int vec, int half) {
+	if (half) store_bf16((u16 *)p + at, q, n, vec);
+	else store_quad((float *)p + at, q, n, vec);
+}
+
+DEVICE float load_one(const void *p, size_t at, int half) { return half ? from_bf16(((const u16 *)p)[at]) : ((const float *)p)[at]; }
+
+DEVICE void store_one(void *p, size_t at, float v, int half) {
+	if (half) ((u16 *)p)[at] = (u16)pack_bf16(v, 0.f);
+	else ((float *)p)[at] = v;
+}
+
 // EACH_QUAD visits the quads of a [rows, cols] tensor, a thread each: row, col and n (at most 4) name one. Their number is below 2^31.
 #define EACH_QUAD(rows, cols)                                                                                             \
 	for (u32 per = (u32)((cols) + 3) / 4, all = (u32)(rows)*per, at = blockIdx.x * blockDim.x + threadIdx.x; at < all;    \
@@ -117,7 +145,8 @@ DEVICE void store_bf16(u16 *p, const Quad &q, int n, int vec) {
 			if (u32 col = (at - row * per) * 4; true)                                                                     \
 				if (int n = min(4, (int)((cols)-col)); true)
 
-#define AT(p, stride) ((p) + (size_t)row * (stride) + col)
+#define PLACE(stride) ((size_t)row * (stride) + col)
+#define AT(p, stride) ((p) + PLACE(stride))
 
 // ---- dropout
 

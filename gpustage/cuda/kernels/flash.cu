@@ -1,11 +1,14 @@
 // Attention in bf16 on tensor cores (mma.sync.m16n8k16, from sm_80 on), for head sizes 32, 64 and 128: FlashAttention-2 (Dao, arXiv
-// 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout. Tensors are f32 in memory and rounded on their
-// way into shared memory; scores, sums and outputs are f32.
+// 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout. Tensors are bf16; scores and sums are f32, and
+// outputs are rounded once.
 //
 // A block has 64 rows of one sequence and head, 16 to each of its warps, and walks over tiles of partners; of longer sequences 96 or 128,
 // which then read their partners less often. Accumulators of a product have the layout of the next one's left operand, so
 // probabilities stay in registers. The backward pass is two kernels, by query and by key, which costs 7 products instead of 5 and gives the
 // same bits every time: FlashAttention's one kernel adds dq atomically.
+//
+// Tiles come to shared memory by copies that no thread waits for until it needs them (cp.async), into two buffers in turns: while one
+// is multiplied the next tile is on its way, and one barrier a tile says both that it is there and that the other buffer is free.
 //
 // Fragments, for lane = 4*g + t: rows g and g+8 of the left operand and the accumulator, columns 2t and 2t+1 (and 8 more) of it; column g
 // of the right operand.
@@ -46,43 +49,80 @@ DEVICE void load_transposed(u32 r[4], const u16 *row) {
 // Rows in shared memory are 16 bytes longer than D elements: the eight rows of a matrix then lie in different banks.
 #define PITCH(D) ((D) + 8)
 
-// tile copies rows first to first+count of a head into shared memory; rows from n on are zero.
-template <int D> DEVICE void tile(const Attention &a, u16 *to, const float *from, int stride, int first, int count, int n, int head) {
-	for (int i = threadIdx.x; i < count * (D / 4); i += blockDim.x) {
-		int r = i / (D / 4), d = i % (D / 4) * 4;
-		Quad q = load_quad(from + (size_t)(first + r) * stride + head * D + d, first + r < n ? 4 : 0, a.vec);
-		uint2 both;
-		both.x = pack_bf16(q.v[0], q.v[1]), both.y = pack_bf16(q.v[2], q.v[3]);
-		*(uint2 *)(to + r * PITCH(D) + d) = both;
+// copy16 copies 16 bytes from memory to shared memory, or zeros where nothing is there. They have come after wait_copies, for this thread.
+DEVICE void copy16(u16 *to, const u16 *from, bool there) {
+#ifdef HOST_CUDA
+	host_copy_async(to, from, 16, there);
+#else
+	u32 at = (u32)__cvta_generic_to_shared(to);
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+#endif
+}
+
+// copy4 is copy16 of a float.
+DEVICE void copy4(float *to, const float *from, bool there) {
+#ifdef HOST_CUDA
+	host_copy_async(to, from, 4, there);
+#else
+	u32 at = (u32)__cvta_generic_to_shared(to);
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(there ? 4 : 0) : "memory");
+#endif
+}
+
+DEVICE void wait_copies() {
+#ifdef HOST_CUDA
+	host_wait_copies();
+#else
+	asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// head_of is where a head begins in a sequence's first row.
+DEVICE const u16 *head_of(const void *x, int stride, int lo, int column) { return (const u16 *)x + (size_t)lo * stride + column; }
+
+// tile copies rows first to first+count of a head into shared memory, 16 bytes to a thread; rows from n on are zero. It is there after
+// wait_copies and a barrier.
+template <int D> DEVICE void tile(const Attention &a, u16 *to, const u16 *from, int stride, int first, int count, int n) {
+	int d = threadIdx.x % (D / 8) * 8;
+	for (int r = threadIdx.x / (D / 8); r < count; r += blockDim.x / (D / 8)) {
+		bool there = first + r < n;
+		const u16 *p = from + (size_t)(first + r) * stride + d;
+		u16 *x = to + r * PITCH(D) + d;
+		if (a.vec) {
+			copy16(x, p, there);
+			continue;
+		}
+		for (int i = 0; i < 8; i++) x[i] = there ? p[i] : 0;
 	}
 }
 
-// left_rows reads the warp's 16 rows of a tensor as left operands, from memory.
-template <int D> DEVICE void left_rows(const Attention &a, u32 f[D / 16][4], const float *from, int stride, int row, int n, int head) {
+// partners copies a tile of 8*N rows of x, and behind it one of y.
+template <int D, int N> DEVICE void partners(const Attention &a, u16 *to, const u16 *x, int sx, const u16 *y, int sy, int first, int n) {
+	tile<D>(a, to, x, sx, first, 8 * N, n);
+	tile<D>(a, to + 8 * N * PITCH(D), y, sy, first, 8 * N, n);
+}
+
+// left_rows reads the warp's 16 rows of a head as left operands, from memory.
+template <int D> DEVICE void left_rows(const Attention &a, u32 f[D / 16][4], const u16 *from, int stride, int row, int n) {
 	int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
-	for (int k = 0; k < D / 16; k++)
+	for (int half = 0; half < 2; half++) {
+		int r = row + g + half * 8;
+		const u16 *p = from + (size_t)r * stride + 2 * t;
 #pragma unroll
-		for (int i = 0; i < 4; i++) {
-			int r = row + g + i % 2 * 8;
-			const float *p = from + (size_t)r * stride + head * D + k * 16 + i / 2 * 8 + 2 * t;
-			f[k][i] = 0;
-			if (r >= n) continue;
-			float2 both;
-			if (a.vec) both = *(const float2 *)p;
-			else both.x = p[0], both.y = p[1];
-			f[k][i] = pack_bf16(both.x, both.y);
+		for (int k = 0; k < D / 8; k++) {
+			u32 &both = f[k / 2][k % 2 * 2 + half];
+			if (r >= n) both = 0;
+			else if (a.vec) both = *(const u32 *)(p + k * 8);
+			else both = p[k * 8] | (u32)p[k * 8 + 1] << 16;
 		}
+	}
 }
 
-DEVICE void store_pair(const Attention &a, float *p, float x, float y) {
-	if (!a.vec) {
-		p[0] = x, p[1] = y;
-		return;
-	}
-	float2 both;
-	both.x = x, both.y = y;
-	*(float2 *)p = both;
+DEVICE void store_pair(const Attention &a, u16 *p, float x, float y) {
+	u32 both = pack_bf16(x, y);
+	if (a.vec) *(u32 *)p = both;
+	else p[0] = (u16)both, p[1] = (u16)(both >> 16);
 }
 
 // left_shared reads 16 rows by 16 columns of shared memory as a left operand.
@@ -146,12 +186,12 @@ DEVICE bool inside(const Attention &a, int i, int queries, int j, int count, int
 
 // drop zeroes what dropout drops of 8*N keys from j, for queries i and i+8. Eight keys of a query are one call of philox: each lane of
 // four makes it for one tile of four, and the others ask for the bits.
-template <int N> DEVICE void drop(const Attention &a, float p[N][4], int b, int h, int i, int j) {
+template <int N> DEVICE void drop(const Attention &a, float p[N][4], u64 key, int h, int i, int j) {
 	int t = lane_id() % 4;
 #pragma unroll
 	for (int first = 0; first < N; first += 4) {
 		u32 group = j / 8 + first + t;
-		u32 lo = keep8(a.keys[b], group, i, h, a.site, a.threshold), hi = keep8(a.keys[b], group, i + 8, h, a.site, a.threshold);
+		u32 lo = keep8(key, group, i, h, a.site, a.threshold), hi = keep8(key, group, i + 8, h, a.site, a.threshold);
 #pragma unroll
 		for (int k = 0; k < 4; k++) {
 			u32 x = __shfl_sync(EVERY, lo, (lane_id() & ~3) + k) >> (2 * t), y = __shfl_sync(EVERY, hi, (lane_id() & ~3) + k) >> (2 * t);
@@ -164,22 +204,24 @@ template <int N> DEVICE void drop(const Attention &a, float p[N][4], int b, int 
 }
 
 template <int D> DEVICE void flash_forward(const Attention &a) {
-	const int N = 8; // tiles of 8 keys
-	DYNAMIC_SHARED(u16, ks);
-	u16 *vs = ks + 8 * N * PITCH(D);
+	const int N = 8, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
+	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
 	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
+	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
+	Range see = keys_of(a, q0, q0 + rows - 1, n);
+	int k0 = see.from / 8 * 8;
+	partners<D, N>(a, shared, k, a.sk, v, a.sv, k0, n);
 	u32 q[D / 16][4];
-	left_rows<D>(a, q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
+	left_rows<D>(a, q, head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
 	float o[D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {};
 	float scale = a.scale * LOG2E;
-	Range see = keys_of(a, q0, q0 + rows - 1, n);
-	for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += 8 * N) {
+	for (int here = 0; k0 < see.to; k0 += 8 * N, here = BUFFER - here) {
+		u16 *ks = shared + here, *vs = ks + BUFFER / 2;
+		wait_copies();
 		__syncthreads();
-		tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, 8 * N, n, h / a.group);
-		tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, 8 * N, n, h / a.group);
-		__syncthreads();
+		if (k0 + 8 * N < see.to) partners<D, N>(a, shared + BUFFER - here, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		if (w0 >= n) continue; // it only helps to copy
 		float s[N][4] = {};
 		times_rows<D, N>(s, q, ks);
@@ -211,7 +253,7 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 #pragma unroll
 			for (int d = 0; d < D / 8; d++) o[d][2 * half] *= shrink, o[d][2 * half + 1] *= shrink;
 		}
-		if (a.keys) drop<N>(a, s, b, h, i, k0);
+		if (a.keys) drop<N>(a, s, a.keys[b], h, i, k0);
 		times<D, N>(o, s, vs);
 	}
 #pragma unroll
@@ -221,7 +263,7 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 		sum += __shfl_xor_sync(EVERY, sum, 2);
 		if (r >= n) continue;
 		float f = (a.keys ? a.keep : 1.f) / sum;
-		float *to = a.ctx + (size_t)(lo + r) * a.sctx + h * D + 2 * t;
+		u16 *to = (u16 *)a.ctx + (size_t)(lo + r) * a.sctx + h * D + 2 * t;
 #pragma unroll
 		for (int d = 0; d < D / 8; d++) store_pair(a, to + d * 8, o[d][2 * half] * f, o[d][2 * half + 1] * f);
 		if (t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] / LOG2E + logf(sum);
@@ -229,33 +271,35 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 }
 
 template <int D> DEVICE void flash_backward_q(const Attention &a) {
-	const int N = D == 128 ? 4 : 8; // registers
-	DYNAMIC_SHARED(u16, ks);
-	u16 *vs = ks + 8 * N * PITCH(D);
+	const int N = D == 128 ? 4 : 8, BUFFER = 2 * 8 * N * PITCH(D); // registers
+	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
 	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
+	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
+	Range see = keys_of(a, q0, q0 + rows - 1, n);
+	int k0 = see.from / 8 * 8;
+	partners<D, N>(a, shared, k, a.sk, v, a.sv, k0, n);
 	u32 q[D / 16][4], o[D / 16][4];
-	left_rows<D>(a, q, a.q + (size_t)lo * a.sq, a.sq, w0, n, h);
-	left_rows<D>(a, o, a.dctx + (size_t)lo * a.sdctx, a.sdctx, w0, n, h);
-	float lse[2], delta[2], dq[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
+	left_rows<D>(a, q, head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
+	left_rows<D>(a, o, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, w0, n);
+		float lse[2], delta[2], dq[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = i + 8 * half;
 		lse[half] = r < n ? a.lse[(size_t)h * a.slse + lo + r] * LOG2E : 0.f;
 		delta[half] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
 	}
-	Range see = keys_of(a, q0, q0 + rows - 1, n);
-	for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += 8 * N) {
+	for (int here = 0; k0 < see.to; k0 += 8 * N, here = BUFFER - here) {
+		u16 *ks = shared + here, *vs = ks + BUFFER / 2;
+		wait_copies();
 		__syncthreads();
-		tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, 8 * N, n, h / a.group);
-		tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, 8 * N, n, h / a.group);
-		__syncthreads();
+		if (k0 + 8 * N < see.to) partners<D, N>(a, shared + BUFFER - here, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		if (w0 >= n) continue;
 		float s[N][4] = {}, dp[N][4] = {};
 		times_rows<D, N>(s, q, ks);
 		times_rows<D, N>(dp, o, vs);
-		if (a.keys) drop<N>(a, dp, b, h, i, k0);
+		if (a.keys) drop<N>(a, dp, a.keys[b], h, i, k0);
 		bool all = inside(a, w0, 16, k0, 8 * N, n);
 #pragma unroll
 		for (int j = 0; j < N; j++)
@@ -271,83 +315,94 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 	for (int half = 0; half < 2; half++) {
 		int r = i + 8 * half;
 		if (r >= n) continue;
-		float *to = a.dq + (size_t)(lo + r) * a.sdq + h * D + 2 * t;
+		u16 *to = (u16 *)a.dq + (size_t)(lo + r) * a.sdq + h * D + 2 * t;
 #pragma unroll
 		for (int d = 0; d < D / 8; d++) store_pair(a, to + d * 8, dq[d][2 * half], dq[d][2 * half + 1]);
 	}
 }
 
+// queries copies a tile of 8*N queries and what belongs to them.
+template <int D, int N> DEVICE void queries(const Attention &a, u16 *to, float *lse, float *delta, int lo, int h, int first, int n) {
+	partners<D, N>(a, to, head_of(a.q, a.sq, lo, h * D), a.sq, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, first, n);
+	int i = threadIdx.x, r = first + i;
+	if (i >= 8 * N) return;
+	copy4(lse + i, a.lse + (size_t)h * a.slse + lo + r, r < n);
+	copy4(delta + i, a.delta + (size_t)h * a.sdelta + lo + r, r < n);
+}
+
 // The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another.
 template <int D> DEVICE void flash_backward_kv(const Attention &a) {
-	const int N = D == 128 ? 4 : 8; // tiles of 8 queries
-	DYNAMIC_SHARED(u16, ks);
+	const int N = D == 128 ? 4 : 8, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 queries
+	DYNAMIC_SHARED(u16, buffers);
+	float *numbers = (float *)(buffers + 2 * BUFFER);
 	int rows = blockDim.x / 2;
-	u16 *vs = ks + rows * PITCH(D), *qs = vs + rows * PITCH(D), *os = qs + 8 * N * PITCH(D);
-	float *lse = (float *)(os + 8 * N * PITCH(D)), *delta = lse + 8 * N;
+	u16 *ks = (u16 *)(numbers + 2 * 16 * N), *vs = ks + rows * PITCH(D);
 	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (k0 >= n) return;
 	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16;
-	tile<D>(a, ks, a.k + (size_t)lo * a.sk, a.sk, k0, rows, n, kv);
-	tile<D>(a, vs, a.v + (size_t)lo * a.sv, a.sv, k0, rows, n, kv);
+	Range see = queries_of(a, k0, k0 + rows - 1, n);
+	int h = kv * a.group, q0 = see.from;
+	tile<D>(a, ks, head_of(a.k, a.sk, lo, kv * D), a.sk, k0, rows, n);
+	tile<D>(a, vs, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n);
+	queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
 	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
 	float dk[D / 8][4] = {}, dv[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
-	Range see = queries_of(a, k0, k0 + rows - 1, n);
-	for (int h = kv * a.group; h < (kv + 1) * a.group; h++) {
-		for (int q0 = see.from; q0 < see.to; q0 += 8 * N) {
-			__syncthreads();
-			tile<D>(a, qs, a.q + (size_t)lo * a.sq, a.sq, q0, 8 * N, n, h);
-			tile<D>(a, os, a.dctx + (size_t)lo * a.sdctx, a.sdctx, q0, 8 * N, n, h);
-			if (threadIdx.x < 8 * N) {
-				int r = q0 + threadIdx.x;
-				lse[threadIdx.x] = r < n ? a.lse[(size_t)h * a.slse + lo + r] * LOG2E : 0.f;
-				delta[threadIdx.x] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
-			}
-			__syncthreads();
-			if (w0 >= n) continue;
-			float s[N][4] = {}, dp[N][4] = {};
+	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= 1) {
+		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
+		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
+		nextH = h, nextQ = q0 + 8 * N;
+		if (nextQ >= see.to) nextH++, nextQ = see.from;
+		wait_copies();
+		if (threadIdx.x < 8 * N) lse[threadIdx.x] *= LOG2E; // its own copy
+		__syncthreads();
+		if (nextH < last) {
+			float *to = numbers + (turn ^ 1) * 16 * N;
+			queries<D, N>(a, buffers + (turn ^ 1) * BUFFER, to, to + 8 * N, lo, nextH, nextQ, n);
+		}
+		if (w0 >= n) continue;
+		float s[N][4] = {}, dp[N][4] = {};
 #pragma unroll
-			for (int k = 0; k < D / 16; k++) {
-				u32 x[4], y[4], c[4];
-				left_shared<D>(x, ownK + k * 16);
-				left_shared<D>(y, ownV + k * 16);
-#pragma unroll
-				for (int j = 0; j < N; j += 2) {
-					right_rows<D>(c, qs + j * 8 * PITCH(D) + k * 16);
-					mma(s[j], x, c[0], c[1]);
-					mma(s[j + 1], x, c[2], c[3]);
-					right_rows<D>(c, os + j * 8 * PITCH(D) + k * 16);
-					mma(dp[j], y, c[0], c[1]);
-					mma(dp[j + 1], y, c[2], c[3]);
-				}
-			}
-			bool all = inside(a, q0, 8 * N, w0, 16, n);
+		for (int k = 0; k < D / 16; k++) {
+			u32 x[4], y[4], c[4];
+			left_shared<D>(x, ownK + k * 16);
+			left_shared<D>(y, ownV + k * 16);
 #pragma unroll
 			for (int j = 0; j < N; j += 2) {
-				// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox: one to a lane.
-				u32 bits = EVERY;
-				if (a.keys)
-					bits = keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold);
-#pragma unroll
-				for (int e = 0; e < 8; e++) {
-					int tile = j + e / 4, half = e / 2 % 2, col = 2 * t + e % 2; // half: of the keys
-					u32 mine = __shfl_sync(EVERY, bits, e / 4 * 16 + half * 8 + col) >> g;
-					float m = mine & 1 ? keep : 0.f, &p = s[tile][e % 4], &d = dp[tile][e % 4];
-					int at = tile * 8 + col;
-					bool sees = all || visible(a, q0 + at, w0 + g + 8 * half, n);
-					p = sees ? exp2f(p * scale - lse[at]) : 0.f;
-					d = p * (d * m - delta[at]) * a.scale;
-					p *= m;
-				}
+				right_rows<D>(c, qs + j * 8 * PITCH(D) + k * 16);
+				mma(s[j], x, c[0], c[1]);
+				mma(s[j + 1], x, c[2], c[3]);
+				right_rows<D>(c, os + j * 8 * PITCH(D) + k * 16);
+				mma(dp[j], y, c[0], c[1]);
+				mma(dp[j + 1], y, c[2], c[3]);
 			}
-			times<D, N>(dv, s, os);
-			times<D, N>(dk, dp, qs);
 		}
+		bool all = inside(a, q0, 8 * N, w0, 16, n);
+#pragma unroll
+		for (int j = 0; j < N; j += 2) {
+			// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox: one to a lane.
+			u32 bits = EVERY;
+			if (a.keys)
+				bits = keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold);
+#pragma unroll
+			for (int e = 0; e < 8; e++) {
+				int tile = j + e / 4, half = e / 2 % 2, col = 2 * t + e % 2; // half: of the keys
+				u32 mine = __shfl_sync(EVERY, bits, e / 4 * 16 + half * 8 + col) >> g;
+				float m = mine & 1 ? keep : 0.f, &p = s[tile][e % 4], &d = dp[tile][e % 4];
+				int at = tile * 8 + col;
+				bool sees = all || visible(a, q0 + at, w0 + g + 8 * half, n);
+				p = sees ? exp2f(p * scale - lse[at]) : 0.f;
+				d = p * (d * m - delta[at]) * a.scale;
+				p *= m;
+			}
+		}
+		times<D, N>(dv, s, os);
+		times<D, N>(dk, dp, qs);
 	}
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = w0 + g + 8 * half;
 		if (r >= n) continue;
-		float *toK = a.dk + (size_t)(lo + r) * a.sdk + kv * D + 2 * t, *toV = a.dv + (size_t)(lo + r) * a.sdv + kv * D + 2 * t;
+		u16 *toK = (u16 *)a.dk + (size_t)(lo + r) * a.sdk + kv * D + 2 * t, *toV = (u16 *)a.dv + (size_t)(lo + r) * a.sdv + kv * D + 2 * t;
 #pragma unroll
 		for (int d = 0; d < D / 8; d++) {
 			store_pair(a, toK + d * 8, dk[d][2 * half], dk[d][2 * half + 1]);
@@ -356,12 +411,14 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	}
 }
 
-// Launch bounds are what registers allow: 16 warps to a multiprocessor in the forward pass, 12 by query, 8 by key; at 128 features 12, 8, 8.
-#define FOR_DIM(most, by_query, D)                                                                                  \
+// Launch bounds are what registers allow: 16 warps to a multiprocessor in the forward pass, 12 by query, 8 by key; at 32 features 12 by key
+// as well, in blocks of 4; at 128 features 12, 8, 8. Shared memory has room for as many, with 20 to 105 KB a block, but for blocks of 4
+// warps in the forward pass at 128 features: 70 KB each, of which sm_80 takes two.
+#define FOR_DIM(most, by_query, by_key, D)                                                                          \
 	KERNEL __launch_bounds__(most, 2) flash_##D(Attention a) { flash_forward<D>(a); }                               \
 	KERNEL __launch_bounds__(by_query, 384 / by_query) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
-	KERNEL __launch_bounds__(256) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
+	KERNEL __launch_bounds__(by_key) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
 
-FOR_DIM(256, 192, 32)
-FOR_DIM(256, 192, 64)
-FOR_DIM(192, 256, 128)
+FOR_DIM(256, 192, 384, 32)
+FOR_DIM(256, 192, 256, 64)
+FOR_DIM(192, 256, 256, 128)

@@ -4,7 +4,7 @@
 // or mma for its warp; and a warp until all of its threads wait for other warps. What real threads may do in any order, odd launches do
 // forwards and even ones backwards, so that a missing barrier shows as a wrong result; shared memory begins as NaNs, and is guarded behind
 // its end. It is an error, with the kernel's name, when threads of a warp meet at different operations, when some wait for ever, when
-// ldmatrix or a vector gets an odd address, and when a launch is larger than GPUs allow.
+// ldmatrix, a copy or a vector gets an odd address, and when a launch is larger than GPUs allow.
 #pragma once
 
 #include <cmath>
@@ -43,8 +43,17 @@ inline void host_aligned(const void *at, unsigned bytes);
 HOST_VECTOR(float4, float, x, y, z, w);
 HOST_VECTOR(float2, float, x, y);
 HOST_VECTOR(uint2, unsigned, x, y);
+HOST_VECTOR(uint4, unsigned, x, y, z, w);
 struct Dim {
 	unsigned x, y, z;
+};
+
+// HostCopy is a copy that is under way.
+struct HostCopy {
+	unsigned char *to;
+	const void *from;
+	unsigned bytes;
+	bool there;
 };
 
 struct Fiber {
@@ -53,6 +62,7 @@ struct Fiber {
 	int warp, lane;
 	bool done;
 	uint64_t *gate, seen; // it waits while *gate == seen
+	std::vector<HostCopy> copies;
 };
 
 struct Warp {
@@ -184,6 +194,21 @@ inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) 
 	}
 }
 
+// host_copy_async is cp.async. What it writes may come at any time until it is waited for: it is NaNs first, so that a buffer which is still
+// being read shows, and right only after host_wait_copies.
+inline void host_copy_async(void *to, const void *from, unsigned bytes, bool there) {
+	host_aligned(to, bytes), host_aligned(from, bytes);
+	memset(to, 0xff, bytes);
+	host_me->copies.push_back({(unsigned char *)to, from, bytes, there});
+}
+
+inline void host_wait_copies() {
+	for (const HostCopy &c : host_me->copies)
+		if (c.there) memcpy(c.to, c.from, c.bytes);
+		else memset(c.to, 0, c.bytes);
+	host_me->copies.clear();
+}
+
 // host_ldmatrix is ldmatrix.x4, optionally .trans.
 inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 	uintptr_t at = (uintptr_t)row;
@@ -243,6 +268,7 @@ static void host_begin() {
 	host_entry->run(host_args);
 	Warp &w = host_warps[host_me->warp];
 	host_me->done = true;
+	if (!host_me->copies.empty()) host_fail("a thread has ended and not waited for its copies");
 	w.live--, host_block.live--;
 	if (w.live && w.arrived == w.live) host_fail("a lane has ended while its warp waits");
 	if (host_block.live && host_block.arrived == host_block.live) host_block.arrived = 0, host_block.gate++;

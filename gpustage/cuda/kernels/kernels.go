@@ -21,8 +21,11 @@
 //   - AdamW updates all parameters in one launch (pointwise.cu).
 //   - A residual is added by the product before it. With dropout, which takes a pass of its own, the layer norm behind is in that pass
 //     (epilogue_norm, rows.cu): 0.6 ms of 30, 0.2 of 4.
-//   - A layer norm's backward pass reads its input twice, for dx and for the sums over rows: as much again, if a block could have whole rows
-//     and enough of them. Not done.
+//   - In bf16, what products and attention read has been written so by what made it; hidden states, which are residuals too, have a copy that
+//     the norm before writes (rows.cu): no pass rounds but for gradients that come down a residual.
+//   - A norm's backward pass makes dx and the sums over rows of what it reads once (norm_backward, reduce.cu), up to 1,024 columns.
+//   - The activation is computed again for its product's gradient, and its derivative behind another product: one pass could do both, 8 of 40 bytes that
+//     they move of an element. Not done: they would have to be in memory at the same time.
 //   - Pooling and normalizing are two kernels, the second on a row a text: one launch.
 //   - The loss computes tiles of scores with the products' library: loss.InfoNCE says why there is no kernel for it.
 package kernels
@@ -55,7 +58,7 @@ func Source(file string) string {
 }
 
 var (
-	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+\) )?(\w+)\(`)
+	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+\) )?(\w+)(?:\(| NORM_BACKWARD)`)
 	family = regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\([^)]*\) (\w+)##\w+\(`)
 	member = regexp.MustCompile(`(?m)^FOR_DIM\((?:\d+, )*(\d+)\)`)
 )

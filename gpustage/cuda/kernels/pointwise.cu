@@ -64,71 +64,70 @@ KERNEL scale(float *y, int sy, const float *x, int sx, float alpha, int vec, u32
 	}
 }
 
-KERNEL activation(float *y, int sy, const float *x, int sx, int f, int vec, u32 rows, u32 cols) {
+KERNEL activation(void *y, int sy, const void *x, int sx, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad p = load_quad(AT(x, sx), n, vec);
+		Quad p = load_half(x, PLACE(sx), n, vec, half & 2);
 		for (int i = 0; i < 4; i++) p.v[i] = activate(p.v[i], f);
-		store_quad(AT(y, sy), p, n, vec);
+		store_half(y, PLACE(sy), p, n, vec, half & 1);
 	}
 }
 
-KERNEL activation_backward(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, int f, int vec, u32 rows, u32 cols) {
+KERNEL activation_backward(void *dx, int sdx, const void *dy, int sdy, const void *x, int sx, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_quad(AT(x, sx), n, vec);
+		Quad d = load_half(dy, PLACE(sdy), n, vec, half & 2), p = load_half(x, PLACE(sx), n, vec, half & 4);
 		for (int i = 0; i < 4; i++) d.v[i] *= activate_grad(p.v[i], f);
-		store_quad(AT(dx, sdx), d, n, vec);
+		store_half(dx, PLACE(sdx), d, n, vec, half & 1);
 	}
 }
 
-KERNEL gate(float *y, int sy, const float *g, int sg, const float *u, int su, int f, int vec, u32 rows, u32 cols) {
+KERNEL gate(void *y, int sy, const void *g, int sg, const void *u, int su, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad p = load_quad(AT(g, sg), n, vec), q = load_quad(AT(u, su), n, vec);
+		Quad p = load_half(g, PLACE(sg), n, vec, half & 2), q = load_half(u, PLACE(su), n, vec, half & 4);
 		for (int i = 0; i < 4; i++) p.v[i] = activate(p.v[i], f) * q.v[i];
-		store_quad(AT(y, sy), p, n, vec);
+		store_half(y, PLACE(sy), p, n, vec, half & 1);
 	}
 }
 
-KERNEL gate_backward(float *dg, int sdg, float *du, int sdu, const float *dy, int sdy, const float *g, int sg, const float *u, int su,
-                     int f, int vec, u32 rows, u32 cols) {
+KERNEL gate_backward(void *dg, int sdg, void *du, int sdu, const void *dy, int sdy, const void *g, int sg, const void *u, int su, int f,
+                     int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_quad(AT(g, sg), n, vec), q = load_quad(AT(u, su), n, vec);
+		Quad d = load_half(dy, PLACE(sdy), n, vec, half & 4), p = load_half(g, PLACE(sg), n, vec, half & 8), q = load_half(u, PLACE(su), n, vec, half & 16);
 		Quad a, b;
 		for (int i = 0; i < 4; i++) {
 			a.v[i] = d.v[i] * q.v[i] * activate_grad(p.v[i], f);
 			b.v[i] = d.v[i] * activate(p.v[i], f);
 		}
-		store_quad(AT(dg, sdg), a, n, vec);
-		store_quad(AT(du, sdu), b, n, vec);
+		store_half(dg, PLACE(sdg), a, n, vec, half & 1);
+		store_half(du, PLACE(sdu), b, n, vec, half & 2);
 	}
 }
 
 // dropout is y = residual + mask * x; res may be 0.
-KERNEL dropout(float *y, int sy, const float *x, int sx, const float *res, int sres, const u64 *keys, const int *rowOf, const int *pos,
-               u32 site, u32 threshold, float keep, int vec, u32 rows, u32 cols) {
+KERNEL dropout(void *y, int sy, const void *x, int sx, const float *res, int sres, const u64 *keys, const int *rowOf, const int *pos,
+               u32 site, u32 threshold, float keep, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad p = load_quad(AT(x, sx), n, vec);
+		Quad p = load_half(x, PLACE(sx), n, vec, half & 2);
 		if (keys) drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
 		if (res) {
 			Quad r = load_quad(AT(res, sres), n, vec);
 			for (int i = 0; i < 4; i++) p.v[i] += r.v[i];
 		}
-		store_quad(AT(y, sy), p, n, vec);
+		store_half(y, PLACE(sy), p, n, vec, half & 1);
 	}
 }
 
 // epilogue is what gpustage.MatMul puts around a product, c = f(acc); each pointer may be 0, and acc may be c.
-KERNEL epilogue(float *c, int sc, const float *acc, int sacc, const float *bias, float *pre, int spre, const float *gradOf, int sgrad,
-                int f, const u64 *keys, const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, const float *res, int sres,
-                int sum, int vec, u32 rows, u32 cols) {
+KERNEL epilogue(void *c, int sc, const void *acc, int sacc, const float *bias, const void *gradOf, int sgrad, int f, const u64 *keys,
+                const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, const float *res, int sres, int sum, int half, int vec,
+                u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad x = load_quad(AT(acc, sacc), n, vec);
+		Quad x = load_half(acc, PLACE(sacc), n, vec, half & 2);
 		if (bias) {
 			Quad b = load_quad(bias + col, n, vec);
 			for (int i = 0; i < 4; i++) x.v[i] += b.v[i];
 		}
-		if (pre) store_quad(AT(pre, spre), x, n, vec);
 		if (gradOf) {
-			Quad g = load_quad(AT(gradOf, sgrad), n, vec);
+			Quad g = load_half(gradOf, PLACE(sgrad), n, vec, half & 4);
 			for (int i = 0; i < 4; i++) x.v[i] *= activate_grad(g.v[i], f);
 		} else if (f != IDENTITY) {
 			for (int i = 0; i < 4; i++) x.v[i] = activate(x.v[i], f);
@@ -139,10 +138,10 @@ KERNEL epilogue(float *c, int sc, const float *acc, int sacc, const float *bias,
 			for (int i = 0; i < 4; i++) x.v[i] += r.v[i];
 		}
 		if (sum) {
-			Quad r = load_quad(AT(c, sc), n, vec);
+			Quad r = load_half(c, PLACE(sc), n, vec, half & 1);
 			for (int i = 0; i < 4; i++) x.v[i] += r.v[i];
 		}
-		store_quad(AT(c, sc), x, n, vec);
+		store_half(c, PLACE(sc), x, n, vec, half & 1);
 	}
 }
 
@@ -157,22 +156,22 @@ KERNEL gather(float *y, int sy, const float *table, int st, const int *index, in
 	}
 }
 
-// rotary turns the pairs (j, j + half) of every head; a thread has one pair, or one of the features beyond them.
-KERNEL rotary(float *y, int sy, const float *x, int sx, const float *table, int st, const int *index, int half, int dim, float sign,
+// rotary turns the pairs (j, j + half) of every head; a thread has one pair, or one of the features beyond them. bf16 is a mask as elsewhere.
+KERNEL rotary(void *y, int sy, const void *x, int sx, const float *table, int st, const int *index, int half, int dim, float sign, int bf16,
               u32 rows, u32 cols) {
 	u32 per = dim - half, heads = cols / dim;
 	for (u64 at = blockIdx.x * blockDim.x + threadIdx.x, all = (u64)rows * heads * per; at < all; at += gridDim.x * blockDim.x) {
 		u32 j = at % per, head = at / per % heads, row = at / per / heads;
-		const float *from = x + (size_t)row * sx + head * dim;
-		float *to = y + (size_t)row * sy + head * dim;
+		size_t from = (size_t)row * sx + head * dim + j, to = (size_t)row * sy + head * dim + j;
+		float b = load_one(x, from + half, bf16 & 2);
 		if (j >= half) {
-			to[j + half] = from[j + half];
+			store_one(y, to + half, b, bf16 & 1);
 			continue;
 		}
 		const float *angles = table + (size_t)index[row] * st;
-		float a = from[j], b = from[j + half], cosine = angles[j], sine = sign * angles[j + half];
-		to[j] = a * cosine - b * sine;
-		to[j + half] = b * cosine + a * sine;
+		float a = load_one(x, from, bf16 & 2), cosine = angles[j], sine = sign * angles[j + half];
+		store_one(y, to, a * cosine - b * sine, bf16 & 1);
+		store_one(y, to + half, b * cosine + a * sine, bf16 & 1);
 	}
 }
 

@@ -6,8 +6,8 @@
 // column_parts sums the columns of chunk blockIdx.y: of dy itself into sum, and of dy times x normalized, (x-mean)*rstd, into dot, both
 // [chunks, cols]. Either may be 0, and so may mean; rstd has cols/dim values a row. With an index only the rows whose index is id count.
 // 32 columns to a block of 256 threads.
-KERNEL column_parts(float *dot, float *sum, const float *dy, int sdy, const float *x, int sx, const float *mean, const float *rstd, int dim,
-                    const int *index, int id, int rows, int cols) {
+KERNEL column_parts(float *dot, float *sum, const void *dy, int sdy, const void *x, int sx, const float *mean, const float *rstd, int dim,
+                    const int *index, int id, int half, int rows, int cols) {
 	__shared__ float parts[2][8][WARP];
 	int col = blockIdx.x * WARP + lane_id(), lo = blockIdx.y * CHUNK, hi = min(rows, lo + CHUNK);
 	float d = 0.f, s = 0.f;
@@ -15,9 +15,9 @@ KERNEL column_parts(float *dot, float *sum, const float *dy, int sdy, const floa
 		int groups = cols / dim, group = col / dim;
 		for (int row = lo + warp_id(); row < hi; row += 8) {
 			if (index && index[row] != id) continue;
-			float v = *AT(dy, sdy);
+			float v = load_one(dy, PLACE(sdy), half & 1);
 			s += v;
-			if (dot) d += v * (*AT(x, sx) - (mean ? mean[row] : 0.f)) * rstd[row * groups + group];
+			if (dot) d += v * (load_one(x, PLACE(sx), half & 2) - (mean ? mean[row] : 0.f)) * rstd[row * groups + group];
 		}
 	}
 	parts[0][warp_id()][lane_id()] = d;
@@ -30,9 +30,9 @@ KERNEL column_parts(float *dot, float *sum, const float *dy, int sdy, const floa
 	to[(size_t)blockIdx.y * cols + col] = total;
 }
 
-// to_bf16_columns is to_bf16 of chunk blockIdx.y, and of what it reads anyway the sums that column_parts makes: the same additions in the same
-// order. 128 columns to a block of 256 threads; a warp has every eighth row, a lane four columns.
-KERNEL to_bf16_columns(u16 *dst, int dstride, const float *src, int sstride, float *sum, int vec, int rows, int cols) {
+// column_sums makes the sums that column_parts makes of dy alone, the same additions in the same order, and what it reads is rounded into dst
+// on the way, if there is one. 128 columns to a block of 256 threads; a warp has every eighth row, a lane four columns.
+KERNEL column_sums(float *sum, u16 *dst, int dstride, const void *src, int sstride, int half, int vec, int rows, int cols) {
 	__shared__ float parts[8][4 * WARP];
 	int first = blockIdx.x * 4 * WARP, col = first + 4 * lane_id(), lo = blockIdx.y * CHUNK, hi = min(rows, lo + CHUNK);
 	int n = min(4, cols - col);
@@ -40,8 +40,8 @@ KERNEL to_bf16_columns(u16 *dst, int dstride, const float *src, int sstride, flo
 	if (n > 0) {
 #pragma unroll 4
 		for (int row = lo + warp_id(); row < hi; row += 8) {
-			Quad q = load_quad(AT(src, sstride), n, vec);
-			store_bf16(AT(dst, dstride), q, n, vec);
+			Quad q = load_half(src, PLACE(sstride), n, vec, half);
+			if (dst) store_bf16(AT(dst, dstride), q, n, vec);
 			for (int i = 0; i < 4; i++) s.v[i] += q.v[i];
 		}
 	}
@@ -53,6 +53,75 @@ KERNEL to_bf16_columns(u16 *dst, int dstride, const float *src, int sstride, flo
 	for (int i = 0; i < 8; i++) total += parts[i][me];
 	sum[(size_t)blockIdx.y * cols + first + me] = total;
 }
+
+// norm_backward is layer_norm_backward or rms_norm_backward (without a mean) with column_parts: chunk blockIdx.x of dy and x is read once instead of
+// twice, 8 bytes of 20 that a norm's way back moves of an element, and BERT has 25 norms. A warp has every eighth row, as there, and a lane 4*NQ
+// columns, whose sums stay in registers. Rows are moved four elements at a time. dot and sum may be 0.
+template <int NQ>
+DEVICE void norm_backward(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, const float *mean, const float *rstd,
+                          const float *gamma, float offset, float *dot, float *sum, int rows, int cols) {
+	DYNAMIC_SHARED(float, parts); // [8, cols]
+	Quad dots[NQ] = {}, sums[NQ] = {};
+	int hi = min(rows, (int)(blockIdx.x + 1) * CHUNK);
+	for (int row = blockIdx.x * CHUNK + warp_id(); row < hi; row += 8) {
+		float m = mean ? mean[row] : 0.f, r = rstd[row], avgE = 0.f, avgEN = 0.f;
+		Quad d[NQ], p[NQ];
+#pragma unroll
+		for (int q = 0; q < NQ; q++) {
+			int col = (q * WARP + lane_id()) * 4, n = col < cols ? 4 : 0;
+			d[q] = load_quad(AT(dy, sdy), n, true), p[q] = load_quad(AT(x, sx), n, true);
+		}
+#pragma unroll
+		for (int q = 0; q < NQ; q++) {
+			int col = (q * WARP + lane_id()) * 4;
+			if (col >= cols) continue;
+			Quad g = load_quad(gamma + col, 4, true);
+			for (int i = 0; i < 4; i++) {
+				float e = d[q].v[i] * (g.v[i] + offset);
+				avgE += e;
+				avgEN += e * (p[q].v[i] - m) * r;
+				dots[q].v[i] += d[q].v[i] * (p[q].v[i] - m) * r;
+				sums[q].v[i] += d[q].v[i];
+			}
+		}
+		avgE = mean ? warp_sum(avgE) / cols : 0.f, avgEN = warp_sum(avgEN) / cols;
+#pragma unroll
+		for (int q = 0; q < NQ; q++) {
+			int col = (q * WARP + lane_id()) * 4;
+			if (col >= cols) continue;
+			Quad g = load_quad(gamma + col, 4, true);
+			for (int i = 0; i < 4; i++) d[q].v[i] = r * (d[q].v[i] * (g.v[i] + offset) - avgE - (p[q].v[i] - m) * r * avgEN);
+			store_quad(AT(dx, sdx), d[q], 4, true);
+		}
+	}
+#pragma unroll
+	for (int which = 0; which < 2; which++) {
+		float *to = which ? sum : dot;
+		if (!to) continue;
+		__syncthreads();
+#pragma unroll
+		for (int q = 0; q < NQ; q++) {
+			int col = (q * WARP + lane_id()) * 4;
+			if (col < cols) store_quad(parts + warp_id() * cols + col, which ? sums[q] : dots[q], 4, true);
+		}
+		__syncthreads();
+		for (int col = threadIdx.x; col < cols; col += 8 * WARP) {
+			float total = 0.f;
+			for (int i = 0; i < 8; i++) total += parts[i * cols + col];
+			to[(size_t)blockIdx.x * cols + col] = total;
+		}
+	}
+}
+
+// For up to 128*NQ columns.
+#define NORM_BACKWARD(NQ)                                                                                                               \
+	(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, const float *mean, const float *rstd, const float *gamma,     \
+	 float offset, float *dot, float *sum, int rows, int cols) {                                                                          \
+		norm_backward<NQ>(dx, sdx, dy, sdy, x, sx, mean, rstd, gamma, offset, dot, sum, rows, cols);                                      \
+	}
+KERNEL __launch_bounds__(256) norm_backward_384 NORM_BACKWARD(3)
+KERNEL __launch_bounds__(256) norm_backward_768 NORM_BACKWARD(6)
+KERNEL __launch_bounds__(256) norm_backward_1024 NORM_BACKWARD(8)
 
 // column_finish is out[1, dim] += the rows of parts[n, dim]. 32 columns to a block, whose eight warps take every eighth row: one thread a
 // column, as it was, waits for memory 128 times for 16,384 tokens, some 20 us where this takes 3 (estimates), and a step of BERT-base has

@@ -28,10 +28,16 @@ DEVICE void normalized(Quad &p, float m, float r, const float *gamma, const floa
 	for (int i = 0; i < 4; i++) p.v[i] += b.v[i];
 }
 
-KERNEL layer_norm(float *y, int sy, float *mean, float *rstd, const float *x, int sx, const float *gamma, const float *beta, float eps,
-                  int vec, int rows, int cols) {
+// copy_quad is a quad of y's operand, if there is one.
+DEVICE void copy_quad(u16 *operand, const Quad &p, int col, int n, int vec) {
+	if (operand) store_bf16(operand + col, p, n, vec);
+}
+
+// layer_norm is y = norm(x), and operand y in bf16, if it is not 0.
+KERNEL layer_norm(void *y, int sy, u16 *operand, int so, float *mean, float *rstd, const float *x, int sx, const float *gamma,
+                  const float *beta, float eps, int half, int vec, int rows, int cols) {
 	ROW_OF_WARP;
-	x += (size_t)row * sx, y += (size_t)row * sy;
+	x += (size_t)row * sx, operand = operand ? operand + (size_t)row * so : 0;
 	float sum = 0.f;
 	EACH_OWN(cols) {
 		Quad p = load_quad(x + col, n, vec);
@@ -42,7 +48,8 @@ KERNEL layer_norm(float *y, int sy, float *mean, float *rstd, const float *x, in
 	EACH_OWN(cols) {
 		Quad p = load_quad(x + col, n, vec);
 		normalized(p, m, r, gamma, beta, col, n, vec);
-		store_quad(y + col, p, n, vec);
+		store_half(y, PLACE(sy), p, n, vec, half & 1);
+		copy_quad(operand, p, col, n, vec);
 	}
 }
 
@@ -52,14 +59,15 @@ DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
 	for (int i = 0; i < 4; i++) p.v[i] += q.v[i];
 }
 
-// epilogue_norm is what is around a product that ends in a layer norm: sum = residual + dropout(acc + bias), y = norm(sum). bias and res may
-// be 0; acc may be sum. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns, twice a layer and forward pass,
-// 0.5 ms of the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached batch's second forward pass).
-KERNEL epilogue_norm(float *y, int sy, float *mean, float *rstd, float *sum, int ssum, const float *acc, int sacc, const float *bias,
-                     const float *res, int sres, const float *gamma, const float *beta, float eps, const u64 *keys, const int *rowOf,
-                     const int *pos, u32 site, u32 threshold, float keep, int vec, int rows, int cols) {
+// epilogue_norm is what is around a product that ends in a layer norm: sum = residual + dropout(acc + bias), y = norm(sum), and operand y
+// in bf16. bias, res and operand may be 0; acc may be sum. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns,
+// twice a layer and forward pass, 0.5 ms of the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached
+// batch's second forward pass).
+KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float *rstd, float *sum, int ssum, const float *acc, int sacc,
+                     const float *bias, const float *res, int sres, const float *gamma, const float *beta, float eps, const u64 *keys,
+                     const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int vec, int rows, int cols) {
 	ROW_OF_WARP;
-	sum += (size_t)row * ssum, y += (size_t)row * sy;
+	sum += (size_t)row * ssum, y += (size_t)row * sy, operand = operand ? operand + (size_t)row * so : 0;
 	float total = 0.f;
 	EACH_OWN(cols) {
 		Quad p = load_quad(AT(acc, sacc), n, vec);
@@ -75,23 +83,25 @@ KERNEL epilogue_norm(float *y, int sy, float *mean, float *rstd, float *sum, int
 		Quad p = load_quad(sum + col, n, vec);
 		normalized(p, m, r, gamma, beta, col, n, vec);
 		store_quad(y + col, p, n, vec);
+		copy_quad(operand, p, col, n, vec);
 	}
 }
 
-// embed is y = dropout(norm(sum)) for sum[T, C] = scale * a row of words[V, C] + rows of two other tables, which may be 0. A warp has a
-// token. Without gamma there is no norm: mean, rstd and beta are 0 too. sum may be y: a lane reads what it has written itself.
+// embed is y = dropout(norm(sum)) for sum[T, C] = scale * a row of words[V, C] + rows of two other tables, which may be 0; and operand y in
+// bf16, if it is not 0. A warp has a token. Without gamma there is no norm: mean, rstd and beta are 0 too. sum may be y: a lane reads what it
+// has written itself.
 //
 // By itself it is five launches that move [T, C] ten times; here the words' rows come and sum and y go. For 16,384 tokens and 768
 // columns that is 0.5 GB against 0.15 GB, 70 us of the 30 ms of a BERT-base's forward and backward passes, twice with a cached batch; a
 // MiniLM's take an eighth of that time, and this half (estimates for an H200: 4.8 TB/s, 45 % of 790 TFLOP/s).
-KERNEL embed(float *y, int sy, float *sum, int ssum, float *mean, float *rstd, const float *words, int sw, const int *ids,
-             const float *places, int sp, const int *placeOf, const float *kinds, int sk, const int *kindOf, float scale, const float *gamma,
-             const float *beta, float eps, const u64 *keys, const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int vec,
-             int rows, int cols) {
+KERNEL embed(float *y, int sy, u16 *operand, int so, float *sum, int ssum, float *mean, float *rstd, const float *words, int sw,
+             const int *ids, const float *places, int sp, const int *placeOf, const float *kinds, int sk, const int *kindOf, float scale,
+             const float *gamma, const float *beta, float eps, const u64 *keys, const int *rowOf, const int *pos, u32 site, u32 threshold,
+             float keep, int vec, int rows, int cols) {
 	ROW_OF_WARP;
 	const float *word = words + (size_t)ids[row] * sw;
 	const float *place = places ? places + (size_t)placeOf[row] * sp : 0, *kind = kinds ? kinds + (size_t)kindOf[row] * sk : 0;
-	sum += (size_t)row * ssum, y += (size_t)row * sy;
+	sum += (size_t)row * ssum, y += (size_t)row * sy, operand = operand ? operand + (size_t)row * so : 0;
 	float total = 0.f, m = 0.f, r = 0.f;
 	EACH_OWN(cols) {
 		Quad p = load_quad(word + col, n, vec);
@@ -101,7 +111,7 @@ KERNEL embed(float *y, int sy, float *sum, int ssum, float *mean, float *rstd, c
 		for (int i = 0; i < n; i++) total += p.v[i];
 		store_quad(sum + col, p, n, vec);
 	}
-	if (!gamma && !keys && sum == y) return;
+	if (!gamma && !keys && sum == y && !operand) return;
 	if (gamma) {
 		m = warp_sum(total) / cols, r = deviation(sum, m, eps, vec, cols);
 		if (lane_id() == 0) mean[row] = m, rstd[row] = r;
@@ -111,6 +121,7 @@ KERNEL embed(float *y, int sy, float *sum, int ssum, float *mean, float *rstd, c
 		if (gamma) normalized(p, m, r, gamma, beta, col, n, vec);
 		if (keys) drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
 		store_quad(y + col, p, n, vec);
+		copy_quad(operand, p, col, n, vec);
 	}
 }
 
@@ -135,40 +146,40 @@ KERNEL layer_norm_backward(float *dx, int sdx, const float *dy, int sdy, const f
 }
 
 // rms_norm has rows * (cols / dim) groups, a warp each: gamma has dim elements.
-KERNEL rms_norm(float *y, int sy, float *rstd, const float *x, int sx, const float *gamma, float eps, float offset, int dim, int vec,
+KERNEL rms_norm(void *y, int sy, float *rstd, const void *x, int sx, const float *gamma, float eps, float offset, int dim, int half, int vec,
                 int rows, int cols) {
 	int group = blockIdx.x * 4 + warp_id(), groups = cols / dim, row = group / groups, first = group % groups * dim;
 	if (row >= rows) return;
-	x += first, y += first;
 	float squares = 0.f;
 	EACH_OWN(dim) {
-		Quad p = load_quad(AT(x, sx), n, vec);
+		Quad p = load_half(x, PLACE(sx) + first, n, vec, half & 2);
 		for (int i = 0; i < n; i++) squares += p.v[i] * p.v[i];
 	}
 	float r = 1.f / sqrtf(warp_sum(squares) / dim + eps);
 	if (lane_id() == 0) rstd[group] = r;
 	EACH_OWN(dim) {
-		Quad p = load_quad(AT(x, sx), n, vec), g = load_quad(gamma + col, n, vec);
+		Quad p = load_half(x, PLACE(sx) + first, n, vec, half & 2), g = load_quad(gamma + col, n, vec);
 		for (int i = 0; i < 4; i++) p.v[i] = p.v[i] * r * (g.v[i] + offset);
-		store_quad(AT(y, sy), p, n, vec);
+		store_half(y, PLACE(sy) + first, p, n, vec, half & 1);
 	}
 }
 
-KERNEL rms_norm_backward(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, const float *rstd, const float *gamma,
-                         float offset, int dim, int vec, int rows, int cols) {
+KERNEL rms_norm_backward(void *dx, int sdx, const void *dy, int sdy, const void *x, int sx, const float *rstd, const float *gamma,
+                         float offset, int dim, int half, int vec, int rows, int cols) {
 	int group = blockIdx.x * 4 + warp_id(), groups = cols / dim, row = group / groups, first = group % groups * dim;
 	if (row >= rows) return;
-	x += first, dx += first, dy += first;
 	float r = rstd[group], avg = 0.f;
 	EACH_OWN(dim) {
-		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_quad(AT(x, sx), n, vec), g = load_quad(gamma + col, n, vec);
+		Quad d = load_half(dy, PLACE(sdy) + first, n, vec, half & 2), p = load_half(x, PLACE(sx) + first, n, vec, half & 4);
+		Quad g = load_quad(gamma + col, n, vec);
 		for (int i = 0; i < n; i++) avg += d.v[i] * (g.v[i] + offset) * (p.v[i] * r);
 	}
 	avg = warp_sum(avg) / dim;
 	EACH_OWN(dim) {
-		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_quad(AT(x, sx), n, vec), g = load_quad(gamma + col, n, vec);
+		Quad d = load_half(dy, PLACE(sdy) + first, n, vec, half & 2), p = load_half(x, PLACE(sx) + first, n, vec, half & 4);
+		Quad g = load_quad(gamma + col, n, vec);
 		for (int i = 0; i < 4; i++) d.v[i] = r * (d.v[i] * (g.v[i] + offset) - p.v[i] * r * avg);
-		store_quad(AT(dx, sdx), d, n, vec);
+		store_half(dx, PLACE(sdx) + first, d, n, vec, half & 1);
 	}
 }
 

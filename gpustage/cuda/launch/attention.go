@@ -10,12 +10,37 @@ import (
 type attentionArgs struct {
 	ctx, lse, q, k, v, dctx, delta, dq, dk, dv, bias, dbias, cu, keys   uintptr
 	sctx, slse, sq, sk, sv, sdctx, sdelta, sdq, sdk, sdv, sbias, sdbias int32
-	heads, group, dim, causal, window, reach, bf16, tokens, rows, vec   int32
+	heads, group, dim, causal, window, reach                            int32
+	bf16, half, tokens, rows, vec                                       int32
 	site, threshold                                                     uint32
 	scale, cap, keep                                                    float32
 }
 
 const maxHeadDim = 256 // of attention.cu
+
+// mixed refuses q and others if only some are BF16, if they are and the attention does not round, and if they are neither BF16 nor F32.
+func (s *Stream) mixed(op string, o gpustage.Attention, q tensor, others ...tensor) bool {
+	for _, t := range others {
+		if half(t) != half(q) {
+			s.Fail(fmt.Errorf("%s: q is %v and another of its tensors %v: want all of them in bf16, or none", op, q, t))
+		}
+	}
+	if half(q) && !o.BF16 {
+		s.Fail(fmt.Errorf("%s: q is %v, and the attention does not round to bf16", op, q))
+	}
+	return s.err != nil || !s.f32(op, as32(q))
+}
+
+// wideHeads tells whether all tensors' heads may be moved 16 bytes at a time.
+func (s *Stream) wideHeads(o gpustage.Attention, ts ...tensor) int32 {
+	for _, t := range ts {
+		n := 16 / t.DType.Size()
+		if s.address(t)%16 != 0 || t.Rows > 1 && t.Stride%n != 0 || o.HeadDim%n != 0 {
+			return 0
+		}
+	}
+	return 1
+}
 
 // attention fills what both directions need. flash tells whether flash.cu takes the call.
 func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *attentionArgs, flash bool) {
@@ -30,7 +55,7 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 		ctx: s.address(ctx), lse: s.address(lse), q: s.address(q), k: s.address(k), v: s.address(v), bias: s.address(o.Bias), cu: s.address(o.Seqs.Cu),
 		sctx: int32(ctx.Stride), slse: int32(lse.Stride), sq: int32(q.Stride), sk: int32(k.Stride), sv: int32(v.Stride), sbias: int32(o.Bias.Stride),
 		heads: int32(o.Heads), group: int32(o.Heads / kv), dim: int32(o.HeadDim), causal: flag(o.Causal), window: int32(o.Window),
-		bf16: flag(o.BF16), tokens: int32(o.Seqs.Tokens), rows: int32(o.Seqs.Rows), vec: flag(s.wide(q, k, v, ctx)),
+		bf16: flag(o.BF16), half: flag(half(q)), tokens: int32(o.Seqs.Tokens), rows: int32(o.Seqs.Rows), vec: s.wideHeads(o, q, k, v, ctx),
 		scale: float32(o.Scale), cap: float32(o.SoftCap), keep: 1,
 	}
 	if !o.Bias.IsZero() {
@@ -39,7 +64,7 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	if d := o.Dropout; d.Active() {
 		a.keys, a.site, a.threshold, a.keep = s.address(d.Seqs.Keys), site(d), d.Threshold(), float32(d.KeepScale())
 	}
-	flash = o.BF16 && o.SoftCap == 0 && o.Bias.IsZero() && (o.HeadDim == 32 || o.HeadDim == 64 || o.HeadDim == 128)
+	flash = half(q) && o.SoftCap == 0 && o.Bias.IsZero() && (o.HeadDim == 32 || o.HeadDim == 64 || o.HeadDim == 128)
 	return a, flash
 }
 
@@ -57,7 +82,7 @@ func grid(o gpustage.Attention, heads, rows int) [3]int {
 	return [3]int{o.Seqs.Rows, heads, ceil(o.Seqs.MaxLen, rows)}
 }
 
-// The tiles of attention.cu (OWN, OTHER), and flash.cu's of keys in the forward pass.
+// The tiles of attention.cu (OWN, OTHER), and flash.cu's of keys in the forward pass. flash.cu has two buffers for a tile.
 const (
 	ownRows, otherRows = 16, 32
 	flashKeys          = 64
@@ -77,7 +102,8 @@ var attentionBlock = [3]int{128, 1, 1}
 
 // Attention chooses the kernel by type, head size and what scores go through.
 func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
-	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) || !s.f32("attention", q) {
+	const op = "attention"
+	if s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.mixed(op, o, q, k, v, ctx) {
 		return
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
@@ -88,20 +114,21 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 			most = 96 // registers, as below
 		}
 		block, rows := flashBlock(o, most)
-		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*flashKeys, d), a)
+		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*flashKeys, d), a)
 		return
 	}
 	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
 	s.launch(fmt.Sprintf("attention_%d", family(d)), grid(o, o.Heads, ownRows), attentionBlock, shared, a)
 }
 
-// flashBytes is what rows of bf16 take in shared memory.
+// flashBytes is what rows take in flash.cu's shared memory.
 func flashBytes(rows, dim int) int { return 2 * rows * (dim + 8) }
 
 // AttentionBackward is <dctx, ctx> for each query, then the gradients by query and by key, and the bias's.
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	const op = "attention backward"
-	if s.Refuse(gpustage.CheckAttention(op, dctx, lse, dq, dk, dv, o)) || s.Refuse(gpustage.CheckAttention(op, ctx, lse, q, k, v, o)) || !s.f32(op, q) {
+	if s.Refuse(gpustage.CheckAttention(op, as32(dctx), lse, as32(dq), as32(dk), as32(dv), o)) ||
+		s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.mixed(op, o, q, k, v, ctx, dctx, dq, dk, dv) {
 		return
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
@@ -111,8 +138,12 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	}
 	a.dctx, a.delta, a.dq, a.dk, a.dv, a.dbias = s.address(dctx), s.address(delta), s.address(dq), s.address(dk), s.address(dv), s.address(o.DBias)
 	a.sdctx, a.sdelta, a.sdq, a.sdk, a.sdv, a.sdbias = int32(dctx.Stride), int32(delta.Stride), int32(dq.Stride), int32(dk.Stride), int32(dv.Stride), int32(o.DBias.Stride)
-	a.vec = flag(s.wide(q, k, v, dctx, dq, dk, dv))
-	s.eachRow("attention_delta", o.Heads*o.Seqs.Tokens, a)
+	a.vec = s.wideHeads(o, q, k, v, ctx, dctx, dq, dk, dv)
+	lanes := 32 // of a warp, for each head and token; fewer where each takes 8 features
+	for half(q) && a.vec != 0 && lanes > 1 && lanes/2*8 >= o.HeadDim {
+		lanes /= 2
+	}
+	s.eachRow("attention_delta", ceil(o.Heads*o.Seqs.Tokens*lanes, 32), a, lanes)
 	d, kv := o.HeadDim, o.Heads/int(a.group)
 	if flash {
 		tile, most := 64, 96
@@ -120,9 +151,9 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 			tile, most = 32, 128
 		}
 		block, rows := flashBlock(o, most)
-		s.launch(fmt.Sprintf("flash_backward_q_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*tile, d), a)
+		s.launch(fmt.Sprintf("flash_backward_q_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*tile, d), a)
 		block, rows = flashBlock(o, 128)
-		s.launch(fmt.Sprintf("flash_backward_kv_%d", d), grid(o, kv, rows), block, flashBytes(2*rows+2*tile, d)+8*tile, a)
+		s.launch(fmt.Sprintf("flash_backward_kv_%d", d), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*8*tile, a)
 		return
 	}
 	tiles := 4 * (2*ownRows*d + 2*otherRows*(d+1) + ownRows*otherRows)

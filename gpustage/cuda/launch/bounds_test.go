@@ -60,7 +60,11 @@ func TestLaunchBounds(t *testing.T) {
 					}
 					return x
 				}
-				x, lse := tensor(gpustage.F32, n, dim), tensor(gpustage.F32, 1, n)
+				kind := gpustage.F32
+				if bf16 {
+					kind = gpustage.BF16
+				}
+				x, lse := tensor(kind, n, dim), tensor(gpustage.F32, 1, n)
 				o := gpustage.Attention{Seqs: gpustage.Sequences{Rows: 1, Tokens: n, MaxLen: n, Cu: tensor(gpustage.I32, 1, 2)}, Heads: 1, HeadDim: dim, Scale: 1, BF16: bf16}
 				s.Attention(x, lse, x, x, x, o)
 				s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)

@@ -7,16 +7,17 @@
 //
 // # What a stream costs
 //
-// An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), norms' backward passes (two or three),
-// attention's backward pass (three), and products whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or
-// an accumulation, and where inputs are rounded with the tanh approximation of GELU or its derivative; another activation or
-// dropout is one more pass over the result. In bf16 mode each product's inputs are rounded into scratch memory first; parameters are
-// rounded once per update (gpustage.Forms), and the dy of a linear layer once for both of its products (gpustage.Rounded). A bias's gradient
-// costs no pass there: its sums are made while dy is rounded.
+// An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), norms' backward passes (three: the pass over the
+// rows, and two such sums), attention's backward pass (three), and products whose surroundings cuBLASLt can't do. Those are cuBLASLt's with
+// a bias, a residual or an accumulation, and where inputs are rounded with the tanh approximation of GELU or its derivative; another
+// activation or dropout is one more pass over the result. In bf16 mode inputs that are of f32 are rounded into scratch memory first;
+// parameters are rounded once per update (gpustage.Forms), and the dy of a linear layer once for both of its products (gpustage.Rounded), where
+// a bias's gradient costs no pass: its sums are made while dy is rounded. A bias is rounded for each product whose result is of bf16.
 //
 // # Types
 //
-// Arithmetic is on f32, as training has it. Sums of squares are f64. Copies convert between all types.
+// Arithmetic is on f32, as training has it. Sums of squares are f64. Copies convert between all types. Operands of products and attention may
+// be of bf16 (halves.go).
 package launch
 
 import (
@@ -47,11 +48,12 @@ type Matrix struct {
 	Rows, Cols, Stride int
 }
 
-// Product is c[M, N] = epilogue(alpha * op(a) x op(b) + bias + beta * d), in f32 with f32 sums. d may be c.
+// Product is c[M, N] = epilogue(alpha * op(a) x op(b) + bias + beta * d), with f32 sums. d may be c. All are f32, but for what says otherwise.
 type Product struct {
 	C, A, B, D     Matrix
 	TransA, TransB bool
 	BF16           bool // a and b are bf16
+	Half           bool // c, d, bias and aux are bf16; a and b too
 	TF32           bool // a and b are f32, and may be rounded to TF32
 	Alpha, Beta    float32
 	Bias           uintptr // [1, N], or 0
@@ -237,10 +239,10 @@ func flag(b bool) int32 {
 
 func ceil(n, d int) int { return (n + d - 1) / d }
 
-// wide tells whether all tensors' rows may be moved 16 bytes at a time.
+// wide tells whether all tensors' rows may be moved four elements at a time.
 func (s *Stream) wide(ts ...tensor) bool {
 	for _, t := range ts {
-		if !t.IsZero() && (s.address(t)%16 != 0 || t.Rows > 1 && t.Stride%4 != 0) {
+		if !t.IsZero() && (s.address(t)%uintptr(4*t.DType.Size()) != 0 || t.Rows > 1 && t.Stride%4 != 0) {
 			return false
 		}
 	}

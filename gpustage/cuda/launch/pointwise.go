@@ -20,12 +20,7 @@ func (s *Stream) Copy(dst, src tensor) {
 }
 
 func (s *Stream) toBF16(dst, src tensor) {
-	s.launch("to_bf16", elements(src.Rows*ceil(src.Cols, 4)), [3]int{block, 1, 1}, 0, dst, src, s.wideBF16(dst, src), src.Rows, src.Cols)
-}
-
-// wideBF16 is wide for rounding.
-func (s *Stream) wideBF16(dst, src tensor) bool {
-	return s.wide(src) && s.address(dst)%8 == 0 && (dst.Rows <= 1 || dst.Stride%4 == 0)
+	s.launch("to_bf16", elements(src.Rows*ceil(src.Cols, 4)), [3]int{block, 1, 1}, 0, dst, src, s.wide(dst, src), src.Rows, src.Cols)
 }
 
 // Fill sets every element.
@@ -66,35 +61,36 @@ func (s *Stream) Scale(y, x tensor, alpha float64) {
 
 // Activate is y = f(x).
 func (s *Stream) Activate(y, x tensor, f gpustage.Activation) {
-	if !s.Refuse(gpustage.CheckPair("activate", y, x)) && s.f32("activate", y) {
-		s.quads("activation", []tensor{y, x}, int(f))
+	if !s.Refuse(gpustage.CheckPair("activate", all32(y, x)...)) && s.f32("activate", as32(y)) {
+		s.quads("activation", []tensor{y, x}, int(f), halves(y, x))
 	}
 }
 
 // ActivateBackward is dx = dy * f'(x).
 func (s *Stream) ActivateBackward(dx, dy, x tensor, f gpustage.Activation) {
-	if !s.Refuse(gpustage.CheckPair("activate backward", dx, dy, x)) && s.f32("activate backward", x) {
-		s.quads("activation_backward", []tensor{dx, dy, x}, int(f))
+	if !s.Refuse(gpustage.CheckPair("activate backward", all32(dx, dy, x)...)) && s.f32("activate backward", as32(x)) {
+		s.quads("activation_backward", []tensor{dx, dy, x}, int(f), halves(dx, dy, x))
 	}
 }
 
 // Gate is y = f(gate) * up.
 func (s *Stream) Gate(y, gate, up tensor, f gpustage.Activation) {
-	if !s.Refuse(gpustage.CheckPair("gate", y, gate, up)) && s.f32("gate", y) {
-		s.quads("gate", []tensor{y, gate, up}, int(f))
+	if !s.Refuse(gpustage.CheckPair("gate", all32(y, gate, up)...)) && s.f32("gate", as32(y)) {
+		s.quads("gate", []tensor{y, gate, up}, int(f), halves(y, gate, up))
 	}
 }
 
 // GateBackward gives dGate and dUp.
 func (s *Stream) GateBackward(dGate, dUp, dy, gate, up tensor, f gpustage.Activation) {
-	if !s.Refuse(gpustage.CheckPair("gate backward", dGate, dUp, dy, gate, up)) && s.f32("gate backward", dy) {
-		s.quads("gate_backward", []tensor{dGate, dUp, dy, gate, up}, int(f))
+	ts := []tensor{dGate, dUp, dy, gate, up}
+	if !s.Refuse(gpustage.CheckPair("gate backward", all32(ts...)...)) && s.f32("gate backward", as32(dy)) {
+		s.quads("gate_backward", ts, int(f), halves(ts...))
 	}
 }
 
 // Rotary turns pairs of features.
 func (s *Stream) Rotary(y, x tensor, o gpustage.Rotary) {
-	if s.Refuse(gpustage.CheckRotary(y, x, o)) || !s.f32("rotary", x) {
+	if s.Refuse(gpustage.CheckRotary(as32(y), as32(x), o)) || !s.f32("rotary", as32(x)) {
 		return
 	}
 	sign := float32(1)
@@ -103,7 +99,7 @@ func (s *Stream) Rotary(y, x tensor, o gpustage.Rotary) {
 	}
 	half := o.Table.Cols / 2
 	n := x.Rows * (x.Cols / o.HeadDim) * (o.HeadDim - half)
-	s.launch("rotary", elements(n), [3]int{block, 1, 1}, 0, y, x, o.Table, flat(o.Index), half, o.HeadDim, sign, x.Rows, x.Cols)
+	s.launch("rotary", elements(n), [3]int{block, 1, 1}, 0, y, x, o.Table, flat(o.Index), half, o.HeadDim, sign, halves(y, x), x.Rows, x.Cols)
 }
 
 // Gather is y[t] = table[index[t]], or += with add. The host has checked the index.
@@ -126,8 +122,8 @@ func site(d gpustage.Dropout) uint32 { return uint32(d.Layer)<<8 | uint32(d.Site
 
 // Dropout is y = residual + dropout(x).
 func (s *Stream) Dropout(y, x, residual tensor, d gpustage.Dropout) {
-	if !s.Refuse(gpustage.CheckDropout(y, x, residual, d)) && s.f32("dropout", x) {
-		s.shaped("dropout", x.Rows, x.Cols, []tensor{y, x, residual}, drops(d)...)
+	if !s.Refuse(gpustage.CheckDropout(as32(y), as32(x), residual, d)) && s.f32("dropout", as32(x)) {
+		s.shaped("dropout", x.Rows, x.Cols, []tensor{y, x, residual}, append(drops(d), halves(y, x))...)
 	}
 }
 
@@ -141,8 +137,15 @@ func (s *Stream) SGD(p, v, g tensor, h gpustage.SGD) {
 
 // MatMul is a product and what surrounds it: in one call of the library where that can do all of it, else with a kernel after.
 func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
-	m, n, k, err := gpustage.CheckMatMul(c, a, b, o)
-	if s.Refuse(err) || !s.f32("matmul", a) {
+	as, to := o, c
+	if as.PreAct, as.GradOf = as32(o.PreAct), as32(o.GradOf); o.Norm.Y.IsZero() {
+		to = as32(c)
+	}
+	m, n, k, err := gpustage.CheckMatMul(to, as32(a), as32(b), as)
+	if err == nil && !o.BF16 && halves(c, a, b, o.PreAct, o.GradOf) != 0 {
+		err = fmt.Errorf("matmul: tensors of bf16, where it is not to round a and b")
+	}
+	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
 		return
 	}
 	a, b = s.inputs(a, b, o)
@@ -150,7 +153,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		return
 	}
 	if n := o.Norm; !n.Y.IsZero() && !s.joinsNorm(o) {
-		defer n.Of(s, c)
+		defer s.layerNorm(c, n)
 		o.Norm = gpustage.Norm{}
 	}
 	p := Product{A: s.matrix(a), B: s.matrix(b), TransA: o.TransA, TransB: o.TransB, BF16: o.BF16, TF32: o.TF32 && !o.BF16, Alpha: float32(o.Alpha)}
@@ -163,40 +166,51 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 			return
 		}
 	}
-	plain := o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active()
+	plain := o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && (o.Residual.IsZero() || !half(c))
 	if plain && !(o.Add && !o.Residual.IsZero()) {
-		p.C, p.D = s.matrix(c), s.matrix(c)
+		p = s.into(p, c, o.Bias)
 		if !o.Residual.IsZero() {
 			p.D = s.matrix(o.Residual)
 		}
 		p.Beta = float32(flag(o.Add || !o.Residual.IsZero()))
-		p.Bias = s.address(o.Bias)
 		s.sum(c, p, k)
 		return
 	}
 	// The product goes where its surroundings read it: to PreAct, which is to have it (with the bias), to c, or where c still has to say
 	// something, to scratch memory.
-	acc, bias := c, o.Bias
+	acc, bias, added := c, o.Bias, tensor{}
 	switch {
 	case !o.PreAct.IsZero():
-		acc, bias = o.PreAct, tensor{}
-		p.Bias = s.address(o.Bias)
+		acc, bias, added = o.PreAct, tensor{}, o.Bias
 	case o.Add || same(c, o.Residual) || same(c, o.GradOf):
 		acc = s.scratch(gpustage.F32, m, n)
 	}
 	if s.err != nil {
 		return
 	}
-	p.C, p.D = s.matrix(acc), s.matrix(acc)
-	s.sum(acc, p, k)
+	s.sum(acc, s.into(p, acc, added), k)
 	if n := o.Norm; !n.Y.IsZero() {
-		args := append([]any{n.Y, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
-		s.eachRow("epilogue_norm", m, append(args, s.wide(n.Y, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
+		args := append([]any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
+		s.eachRow("epilogue_norm", m, append(args, s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
 		return
 	}
-	args := append([]any{c, acc, flat(bias), uint64(0), 0, o.GradOf, int(o.Act)}, drops(o.Dropout)...)
-	args = append(args, o.Residual, o.Add, s.wide(c, acc, bias, o.GradOf, o.Residual), m, n)
+	args := append([]any{c, acc, flat(bias), o.GradOf, int(o.Act)}, drops(o.Dropout)...)
+	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf), s.wide(c, acc, bias, o.GradOf, o.Residual), m, n)
 	s.launch("epilogue", elements(m*ceil(n, 4)), [3]int{block, 1, 1}, 0, args...)
+}
+
+// into is a product that goes to c, with a bias in c's type: the library has no other one for bf16.
+func (s *Stream) into(p Product, c, bias tensor) Product {
+	p.C, p.D, p.Half = s.matrix(c), s.matrix(c), half(c)
+	if p.Half && !bias.IsZero() {
+		rounded := s.scratchBF16(bias)
+		if s.err == nil {
+			s.toBF16(rounded, bias)
+		}
+		bias = rounded
+	}
+	p.Bias = s.address(bias)
+	return p
 }
 
 // joinsNorm tells whether a product's last pass is one of ours, and one that can end in a norm: dropout, with a residual or without.
@@ -223,10 +237,11 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 	if !o.GradOf.IsZero() {
 		p.Epilogue, aux = DGELU, o.GradOf
 	}
-	if aux.IsZero() || same(c, aux) || p.Epilogue == DGELU && !o.Bias.IsZero() {
+	if aux.IsZero() || same(c, aux) || half(c) != half(aux) || p.Epilogue == DGELU && !o.Bias.IsZero() {
 		return p, false
 	}
-	p.C, p.D, p.Aux, p.Bias = s.matrix(c), s.matrix(c), s.matrix(aux), s.address(o.Bias)
+	p = s.into(p, c, o.Bias)
+	p.Aux = s.matrix(aux)
 	// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: a row at least, and divisible by 8.
 	if p.Aux.Stride < p.Aux.Cols || p.Aux.Stride%8 != 0 || p.Aux.At%16 != 0 {
 		return p, false
@@ -256,7 +271,7 @@ func (s *Stream) sum(c tensor, p Product, k int) {
 	}
 	// Libraries differ about sums of nothing.
 	if p.Beta == 0 {
-		s.launch("fill", elements(c.Len()), [3]int{block, 1, 1}, 0, c, uint64(0), 2, c.Rows, c.Cols)
+		s.launch("fill", elements(c.Len()), [3]int{block, 1, 1}, 0, c, uint64(0), 2-int(flag(p.Half)), c.Rows, c.Cols)
 	}
 	if p.Bias != 0 || p.Beta != 0 && p.D != p.C {
 		s.Fail(fmt.Errorf("matmul: an inner size of 0 with a bias or a residual is not supported on this device"))
@@ -276,23 +291,44 @@ func BF16Cols(cols int) int { return (cols + 7) &^ 7 }
 func (s *Stream) inputs(a, b tensor, o gpustage.MatMul) (tensor, tensor) {
 	sum, to, full := o.ColumnSum, a, true
 	if o.BF16 {
-		b = s.parameter(b, o.Forms)
-		to, full = s.room(a, o.Rounded)
+		if half(b) {
+			b = s.aligned(b)
+		} else {
+			b = s.parameter(b, o.Forms)
+		}
+		if half(a) {
+			to = s.aligned(a)
+		} else {
+			to, full = s.room(a, o.Rounded)
+		}
 	}
 	switch {
 	case s.err != nil:
-	case !sum.IsZero() && !full && !s.Separate:
-		parts := s.scratch(gpustage.F32, ceil(a.Rows, chunkRows), a.Cols)
-		s.launch("to_bf16_columns", [3]int{ceil(a.Cols, 128), parts.Rows, 1}, [3]int{block, 1, 1}, 0, to, a, flat(parts), s.wideBF16(to, a), a.Rows, a.Cols)
-		s.finishColumns(sum, parts, a.Cols)
-		return to, b
-	case !full:
+	case full || s.Separate:
+		if !full {
+			s.toBF16(to, a)
+		}
+		if !sum.IsZero() {
+			s.columnSums(sum, tensor{}, a)
+		}
+	case !sum.IsZero():
+		s.columnSums(sum, to, a)
+	default:
 		s.toBF16(to, a)
 	}
-	if !sum.IsZero() {
-		s.columns(tensor{}, sum, a, tensor{}, tensor{}, tensor{}, a.Cols)
-	}
 	return to, b
+}
+
+// aligned is t, of bf16, or a copy of it, with rows where tensor cores' fast paths want them. Models whose sizes are multiples of 8 need none.
+func (s *Stream) aligned(t tensor) tensor {
+	if s.address(t)%16 == 0 && t.Stride%8 == 0 {
+		return t
+	}
+	to := s.scratchBF16(t)
+	if s.err == nil {
+		s.launch("convert", elements(t.Len()), [3]int{block, 1, 1}, 0, to, int(to.DType), t, int(t.DType), t.Rows, t.Cols)
+	}
+	return to
 }
 
 // room is where a goes in bf16, and whether it is there already.

@@ -1,12 +1,22 @@
 package launch
 
-import "contraflow/gpustage"
+import (
+	"fmt"
+
+	"contraflow/gpustage"
+)
 
 // LayerNorm normalizes rows.
 func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta tensor, eps float64) {
-	if !s.Refuse(gpustage.CheckLayerNorm("layer norm", y, x, gamma, beta, mean, rstd)) && s.f32("layer norm", x) {
-		s.eachRow("layer_norm", x.Rows, y, flat(mean), flat(rstd), x, flat(gamma), flat(beta), float32(eps), s.wide(y, x, gamma, beta), x.Rows, x.Cols)
+	if !s.Refuse(gpustage.CheckLayerNorm("layer norm", as32(y), x, gamma, beta, mean, rstd)) && s.f32("layer norm", x) {
+		s.layerNorm(x, gpustage.Norm{Y: y, Mean: mean, Rstd: rstd, Gamma: gamma, Beta: beta, Eps: eps})
 	}
+}
+
+// layerNorm is n of x.
+func (s *Stream) layerNorm(x tensor, n gpustage.Norm) {
+	s.eachRow("layer_norm", x.Rows, n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), x, flat(n.Gamma), flat(n.Beta), float32(n.Eps), halves(n.Y),
+		s.wide(n.Y, n.Operand, x, n.Gamma, n.Beta), x.Rows, x.Cols)
 }
 
 // Embed is one launch.
@@ -26,10 +36,10 @@ func (s *Stream) Embed(y, sum, mean, rstd tensor, o gpustage.Embed) {
 		sum = y
 	}
 	w, p, k := o.Words, o.Positions, o.Kinds
-	args := []any{y, sum, flat(mean), flat(rstd), w.Table, flat(w.Index), p.Table, flat(p.Index), k.Table, flat(k.Index), scale,
+	args := []any{y, o.Operand, sum, flat(mean), flat(rstd), w.Table, flat(w.Index), p.Table, flat(p.Index), k.Table, flat(k.Index), scale,
 		flat(o.Gamma), flat(o.Beta), float32(o.Eps)}
 	args = append(args, drops(o.Dropout)...)
-	s.eachRow("embed", y.Rows, append(args, s.wide(y, sum, w.Table, p.Table, k.Table, o.Gamma, o.Beta), y.Rows, y.Cols)...)
+	s.eachRow("embed", y.Rows, append(args, s.wide(y, o.Operand, sum, w.Table, p.Table, k.Table, o.Gamma, o.Beta), y.Rows, y.Cols)...)
 }
 
 // LayerNormBackward gives dx, dGamma and dBeta.
@@ -39,14 +49,17 @@ func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma t
 		s.Refuse(gpustage.CheckPair(op, x, dy)) || !s.f32(op, x) {
 		return
 	}
+	if s.normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma, 0) {
+		return
+	}
 	s.columns(dGamma, dBeta, dy, x, mean, rstd, x.Cols) // before dx, which may be dy
 	s.eachRow("layer_norm_backward", x.Rows, dx, dy, x, flat(mean), flat(rstd), flat(gamma), s.wide(dx, dy, x, gamma), x.Rows, x.Cols)
 }
 
 // RMSNorm normalizes groups of features.
 func (s *Stream) RMSNorm(y, rstd, x, gamma tensor, eps, offset float64) {
-	if !s.Refuse(gpustage.CheckRMSNorm("rms norm", y, x, rstd, gamma, tensor{})) && s.f32("rms norm", x) {
-		s.eachRow("rms_norm", rstd.Cols, y, flat(rstd), x, flat(gamma), float32(eps), float32(offset), gamma.Cols,
+	if !s.Refuse(gpustage.CheckRMSNorm("rms norm", as32(y), as32(x), rstd, gamma, tensor{})) && s.f32("rms norm", as32(x)) {
+		s.eachRow("rms_norm", rstd.Cols, y, flat(rstd), x, flat(gamma), float32(eps), float32(offset), gamma.Cols, halves(y, x),
 			s.wide(y, x, gamma) && gamma.Cols%4 == 0, x.Rows, x.Cols)
 	}
 }
@@ -54,16 +67,38 @@ func (s *Stream) RMSNorm(y, rstd, x, gamma tensor, eps, offset float64) {
 // RMSNormBackward gives dx and dGamma.
 func (s *Stream) RMSNormBackward(dx, dGamma, dy, x, rstd, gamma tensor, offset float64) {
 	const op = "rms norm backward"
-	if s.Refuse(gpustage.CheckRMSNorm(op, dx, x, rstd, gamma, dGamma)) || s.Refuse(gpustage.CheckPair(op, x, dy)) || !s.f32(op, x) {
+	if s.Refuse(gpustage.CheckRMSNorm(op, as32(dx), as32(x), rstd, gamma, dGamma)) || s.Refuse(gpustage.CheckPair(op, as32(x), as32(dy))) || !s.f32(op, as32(x)) {
+		return
+	}
+	if halves(dx, dy, x) == 0 && gamma.Cols == x.Cols && s.normBackward(dx, dGamma, tensor{}, dy, x, tensor{}, rstd, gamma, offset) {
 		return
 	}
 	s.columns(dGamma, tensor{}, dy, x, tensor{}, rstd, gamma.Cols)
-	s.eachRow("rms_norm_backward", rstd.Cols, dx, dy, x, flat(rstd), flat(gamma), float32(offset), gamma.Cols,
+	s.eachRow("rms_norm_backward", rstd.Cols, dx, dy, x, flat(rstd), flat(gamma), float32(offset), gamma.Cols, halves(dx, dy, x),
 		s.wide(dx, dy, x, gamma) && gamma.Cols%4 == 0, x.Rows, x.Cols)
 }
 
 // chunkRows is CHUNK of reduce.cu.
 const chunkRows = 128
+
+// normBackward is a norm's whole way back in one pass over its rows, where reduce.cu has a kernel for it and there is something to sum.
+func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor, offset float64) bool {
+	if s.Separate || dGamma.IsZero() && dBeta.IsZero() || x.Cols%4 != 0 || !s.wide(dx, dy, x, gamma) {
+		return false
+	}
+	for _, most := range [...]int{384, 768, 1024} {
+		if x.Cols > most {
+			continue
+		}
+		dot, sum := s.parts(dGamma, x), s.parts(dBeta, x)
+		s.launch(fmt.Sprintf("norm_backward_%d", most), [3]int{ceil(x.Rows, chunkRows), 1, 1}, [3]int{block, 1, 1}, 8*4*x.Cols, dx, dy, x, flat(mean), flat(rstd),
+			flat(gamma), float32(offset), flat(dot), flat(sum), x.Rows, x.Cols)
+		s.finishColumns(dGamma, dot, x.Cols)
+		s.finishColumns(dBeta, sum, x.Cols)
+		return true
+	}
+	return false
+}
 
 // columns adds the sums of dy*n to dot, n being x normalized, and those of dy to sum; either may be absent. dim is their length, of which x
 // may have several.
@@ -73,35 +108,44 @@ func (s *Stream) columns(dot, sum, dy, x, mean, rstd tensor, dim int) {
 
 // columnsOf is columns of the rows whose index is id; without an index, of all.
 func (s *Stream) columnsOf(index tensor, id int, dot, sum, dy, x, mean, rstd tensor, dim int) {
-	chunks := ceil(dy.Rows, chunkRows)
-	var parts [2]tensor
-	for i, t := range []tensor{dot, sum} {
-		if !t.IsZero() {
-			parts[i] = s.scratch(gpustage.F32, chunks, dy.Cols)
-		}
-	}
-	if s.err != nil || dot.IsZero() && sum.IsZero() {
+	dots, sums := s.parts(dot, dy), s.parts(sum, dy)
+	if dot.IsZero() && sum.IsZero() {
 		return
 	}
-	s.launch("column_parts", [3]int{ceil(dy.Cols, 32), chunks, 1}, [3]int{block, 1, 1}, 0, flat(parts[0]), flat(parts[1]), dy, x, flat(mean), flat(rstd),
-		dim, flat(index), id, dy.Rows, dy.Cols)
-	for i, t := range []tensor{dot, sum} {
-		if !t.IsZero() {
-			s.finishColumns(t, parts[i], dim)
-		}
-	}
+	s.launch("column_parts", [3]int{ceil(dy.Cols, 32), ceil(dy.Rows, chunkRows), 1}, [3]int{block, 1, 1}, 0, flat(dots), flat(sums), dy, x, flat(mean), flat(rstd),
+		dim, flat(index), id, halves(dy, x), dy.Rows, dy.Cols)
+	s.finishColumns(dot, dots, dim)
+	s.finishColumns(sum, sums, dim)
 }
 
-// finishColumns adds the chunks' parts [chunks, columns] to sum [1, dim].
+// parts is room for the parts of sum that are the sums of chunks of x's rows; absent as sum is.
+func (s *Stream) parts(sum, x tensor) tensor {
+	if sum.IsZero() {
+		return tensor{}
+	}
+	return s.scratch(gpustage.F32, ceil(x.Rows, chunkRows), x.Cols)
+}
+
+// finishColumns adds the chunks' parts [chunks, columns] to sum [1, dim], if there is one.
 func (s *Stream) finishColumns(sum, parts tensor, dim int) {
+	if sum.IsZero() {
+		return
+	}
 	s.launch("column_finish", [3]int{ceil(dim, 32), 1, 1}, [3]int{block, 1, 1}, 0, flat(sum), flat(parts), parts.Rows*(parts.Cols/max(1, dim)), dim)
 }
 
 // ColumnSum adds the sum of x's rows to sum.
 func (s *Stream) ColumnSum(sum, x tensor) {
-	if !s.Refuse(gpustage.CheckColumns("column sum", x, sum)) && s.f32("column sum", x) {
-		s.columns(tensor{}, sum, x, tensor{}, tensor{}, tensor{}, x.Cols)
+	if !s.Refuse(gpustage.CheckColumns("column sum", as32(x), sum)) && s.f32("column sum", as32(x)) {
+		s.columnSums(sum, tensor{}, x)
 	}
+}
+
+// columnSums adds the sum of x's rows to sum, and rounds x into to, if that is there.
+func (s *Stream) columnSums(sum, to, x tensor) {
+	parts := s.parts(sum, x)
+	s.launch("column_sums", [3]int{ceil(x.Cols, 128), ceil(x.Rows, chunkRows), 1}, [3]int{block, 1, 1}, 0, flat(parts), to, x, halves(x), s.wide(to, x), x.Rows, x.Cols)
+	s.finishColumns(sum, parts, x.Cols)
 }
 
 // fewRows is up to how many rows of a table are summed by columns, one after the other. BERT has two token types, of which texts have one:

@@ -25,6 +25,9 @@ import (
 	"contraflow/testdata/harness"
 )
 
+// Here tells whether the system can have one.
+const Here = true
+
 // Device runs the kernels on the processor. Its memory is the host's, and products are plain loops.
 type Device struct {
 	ref.Device
@@ -166,6 +169,9 @@ func (*Device) PackedBytes(k, n int, bf16 bool) int {
 
 // RoundedCols is the real device's.
 func (*Device) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
+
+// TakesBF16 is the real device's.
+func (*Device) TakesBF16() bool { return true }
 
 // Stream has package launch's ops; ref moves bytes.
 type Stream struct {
@@ -334,8 +340,8 @@ func multiply(p launch.Product) error {
 	if p.Epilogue != launch.NoEpilogue && !fuses(p) {
 		return fmt.Errorf("an epilogue that the library does not have: %+v", p)
 	}
-	c, d, aux := view[float32](p.C), view[float32](p.D), view[float32](p.Aux)
-	bias := view[float32](launch.Matrix{At: p.Bias, Rows: 1, Cols: p.C.Cols})
+	c, d, aux := values(p.C, p.Half), values(p.D, p.Half), values(p.Aux, p.Half)
+	bias := values(launch.Matrix{At: p.Bias, Rows: 1, Cols: p.C.Cols}, p.Half)
 	k := p.A.Cols
 	if p.TransA {
 		k = p.A.Rows
@@ -356,21 +362,21 @@ func multiply(p launch.Product) error {
 			}
 			sum *= p.Alpha
 			if p.Bias != 0 {
-				sum += bias[j]
+				sum += bias.get(j)
 			}
 			if p.Beta != 0 {
-				sum += p.Beta * d[i*p.D.Stride+j]
+				sum += p.Beta * d.get(i*p.D.Stride+j)
 			}
 			switch p.Epilogue {
 			case launch.GELU:
-				aux[i*p.Aux.Stride+j] = sum
+				aux.set(i*p.Aux.Stride+j, sum)
 				sum *= float32(0.5 * (1 + geluTanh(float64(sum))))
 			case launch.DGELU:
-				x := float64(aux[i*p.Aux.Stride+j])
+				x := float64(aux.get(i*p.Aux.Stride + j))
 				t := geluTanh(x)
 				sum *= float32(0.5*(1+t) + 0.5*x*(1-t*t)*math.Sqrt(2/math.Pi)*(1+3*0.044715*x*x))
 			}
-			c[i*p.C.Stride+j] = sum
+			c.set(i*p.C.Stride+j, sum)
 		}
 	}
 	return nil
@@ -387,20 +393,45 @@ func view[T any](m launch.Matrix) []T {
 	return unsafe.Slice((*T)(at), max(0, (m.Rows-1)*m.Stride+m.Cols))
 }
 
+// elements are a matrix's, of one of two types.
+type elements struct {
+	f32  []float32
+	bf16 []uint16
+}
+
+func values(m launch.Matrix, bf16 bool) elements {
+	if bf16 {
+		return elements{bf16: view[uint16](m)}
+	}
+	return elements{f32: view[float32](m)}
+}
+
+func (e elements) get(i int) float32 {
+	if e.bf16 != nil {
+		return gpustage.FromBF16(e.bf16[i])
+	}
+	return e.f32[i]
+}
+
+func (e elements) set(i int, v float32) {
+	if e.bf16 != nil {
+		e.bf16[i] = gpustage.ToBF16(v)
+	} else {
+		e.f32[i] = v
+	}
+}
+
 // operand is a matrix, or its transpose, as rows of f32 without gaps.
 func operand(m launch.Matrix, bf16, trans bool) []float32 {
 	out := make([]float32, m.Rows*m.Cols)
+	from := values(m, bf16)
 	for i := range m.Rows {
 		for j := range m.Cols {
 			to := i*m.Cols + j
 			if trans {
 				to = j*m.Rows + i
 			}
-			if bf16 {
-				out[to] = gpustage.FromBF16(view[uint16](m)[i*m.Stride+j])
-			} else {
-				out[to] = view[float32](m)[i*m.Stride+j]
-			}
+			out[to] = from.get(i*m.Stride + j)
 		}
 	}
 	return out

@@ -8,6 +8,9 @@ import (
 	"contraflow/gpustage/ref"
 )
 
+// Here tells whether the system can have one.
+const Here = false
+
 // Device is not to be had on this system.
 type Device struct{ ref.Device }
 

@@ -11,8 +11,8 @@ typedef struct {
 	cublasComputeType_t compute;
 	int32_t transA, transB, biasType;
 	uint32_t epilogue;
-	const float *bias;
-	float *aux;
+	const void *bias;
+	void *aux;
 	int64_t auxStride;
 } Desc;
 
@@ -124,9 +124,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 	uint64_t m = d->transA ? a->cols : a->rows, k = d->transA ? a->rows : a->cols, kb = d->transB ? b->cols : b->rows, nn = d->transB ? b->rows : b->cols;
 	*n = 0;
 	if (k != kb || r->rows != m || r->cols != nn || c->rows != m || c->cols != nn || a->type != b->type) return CUBLAS_STATUS_INVALID_VALUE;
-	if (c->type != CUDA_R_32F || r->type != CUDA_R_32F || d->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (c->type != r->type || r->type != CUDA_R_32F && r->type != a->type || d->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
 	if (!has_aux(d) && !has_bias(d) && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
-	if (has_bias(d) && d->biasType != -1 && d->biasType != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (has_bias(d) && d->biasType != -1 && d->biasType != r->type) return CUBLAS_STATUS_NOT_SUPPORTED;
 	if (has_aux(d) && (d->auxStride < (int64_t)m || d->auxStride % 8)) return CUBLAS_STATUS_INVALID_VALUE;
 	if (has_aux(d) && lt_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
 	memset(&out[0], 0, sizeof out[0]);
@@ -138,14 +138,28 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 	return CUBLAS_STATUS_SUCCESS;
 }
 
+// value is x[at]; put sets it, rounded to nearest.
+static float value(const void *x, cudaDataType type, uint64_t at) {
+	uint32_t bits;
+	if (type == CUDA_R_16BF) bits = (uint32_t)((const uint16_t *)x)[at] << 16;
+	else memcpy(&bits, (const float *)x + at, 4);
+	float v;
+	memcpy(&v, &bits, 4);
+	return v;
+}
+static void put(void *x, cudaDataType type, uint64_t at, float v) {
+	uint32_t bits;
+	memcpy(&bits, &v, 4);
+	if (type == CUDA_R_16BF) ((uint16_t *)x)[at] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+	else ((float *)x)[at] = v;
+}
+
 // element is op(x)[i, j].
 static float element(const void *x, const Layout *l, int trans, int tf32, uint64_t i, uint64_t j) {
-	uint64_t at = trans ? j + i * l->stride : i + j * l->stride;
+	float v = value(x, l->type, trans ? j + i * l->stride : i + j * l->stride);
 	uint32_t bits;
-	if (l->type == CUDA_R_16BF) bits = (uint32_t)((const uint16_t *)x)[at] << 16;
-	else memcpy(&bits, (const float *)x + at, 4);
+	memcpy(&bits, &v, 4);
 	if (tf32) bits &= ~0u << 13; // the 10 bits that it has; what else rounding does, it is no worse
-	float v;
 	memcpy(&v, &bits, 4);
 	return v;
 }
@@ -167,14 +181,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
 			double x = 0;
 			for (uint64_t p = 0; p < k; p++) x += (double)element(A, a, d->transA, tf32, i, p) * element(B, b, d->transB, tf32, p, j);
 			x *= *(const float *)alpha;
-			if (*(const float *)beta != 0) x += (double)*(const float *)beta * ((const float *)C)[i + j * c->stride];
-			if (has_bias(d)) x += d->bias[i];
-			float *aux = d->aux + i + j * d->auxStride;
-			double at = d->epilogue == CUBLASLT_EPILOGUE_DGELU ? *aux : x;
+			if (*(const float *)beta != 0) x += (double)*(const float *)beta * value(C, c->type, i + j * c->stride);
+			if (has_bias(d)) x += value(d->bias, r->type, i);
+			uint64_t aux = i + j * d->auxStride;
+			double at = d->epilogue == CUBLASLT_EPILOGUE_DGELU ? value(d->aux, r->type, aux) : x;
 			double u = 0.7978845608028654 * (at + 0.044715 * at * at * at), t = tanh(u);
 			if (d->epilogue == CUBLASLT_EPILOGUE_DGELU) x *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * at * at);
-			else if (has_aux(d)) *aux = (float)x, x *= 0.5 * (1 + t);
-			((float *)D)[i + j * r->stride] = (float)x;
+			else if (has_aux(d)) put(d->aux, r->type, aux, (float)x), x *= 0.5 * (1 + t);
+			put(D, r->type, i + j * r->stride, (float)x);
 		}
 	return CUBLAS_STATUS_SUCCESS;
 }
