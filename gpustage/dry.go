@@ -7,7 +7,7 @@ import "math"
 // about.
 type Dry struct {
 	Like Device // whose habits it has; may be nil
-	AsIs bool   // but for this: activations wait as they are, whatever Like's do
+	GPU  bool   // but for this: it takes operands in bf16, as GPUs do
 }
 
 // PackedBytes is that of the device that it is like.
@@ -26,8 +26,11 @@ func (d Dry) RoundedCols(cols int) int {
 	return 0
 }
 
-// KeepsBF16 is the answer of the device that it is like, but for AsIs.
-func (d Dry) KeepsBF16() bool { return !d.AsIs && KeepsBF16(d.Like) }
+// KeepsBF16 is the answer of the device that it is like, or a GPU's.
+func (d Dry) KeepsBF16() bool { return !d.GPU && KeepsBF16(d.Like) }
+
+// TakesBF16 is the answer of the device that it is like, or a GPU's.
+func (d Dry) TakesBF16() bool { return d.GPU || TakesBF16(d.Like) }
 
 // Repeats is the answer of the device that it is like.
 func (d Dry) Repeats() bool { return Repeats(d.Like) }

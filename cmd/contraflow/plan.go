@@ -22,7 +22,7 @@ func newPlan() *cobra.Command {
 		Long: `plan builds the recipe's graph for a mesh that exists on paper and runs its schedule on a clock of its own: memory per device, bytes and
 time of communication per step, and how much of it nothing hides. Computing takes what it takes on this machine, measured in a
 few steps of one rank's share of a batch. To plan for another device, say what it does: --tokens-per-s, as metrics.jsonl of a run of this model on one
-of them has it; its activations are then in f32, as GPUs keep them. A processor hides what a GPU does not.
+of them has it; activations then lie in its memory as in a GPU's. A processor hides what a GPU does not.
 
 Communication takes what the link's bandwidth and latency say. There is one kind of link: what each device has to itself towards all others. Where
 8 devices share a machine's 400 Gb/s, that is 50Gb; what faster links within a machine save is not counted.`,

@@ -172,9 +172,9 @@ func TestForecastAddsUp(t *testing.T) {
 	}
 }
 
-// In bf16 another device, as GPUs do, holds activations as they are; in f32 there is no difference.
+// In bf16 another device, as GPUs do, computes activations in bf16 instead of copying them into it; in f32 there is no difference.
 func TestForecastOfAnotherDevice(t *testing.T) {
-	for precision, more := range map[string]bool{"f32": false, "bf16": true} {
+	for precision, less := range map[string]bool{"f32": false, "bf16": true} {
 		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, "train.device=cpu", "train.precision="+precision), recipe.Observer{})
 		if err != nil {
 			t.Fatal(err)
@@ -189,7 +189,7 @@ func TestForecastOfAnotherDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (there.Memory > here.Memory) != more || there.Memory < here.Memory {
+		if (there.Memory < here.Memory) != less || there.Memory > here.Memory {
 			t.Errorf("%s: %d bytes on another device, %d here", precision, there.Memory, here.Memory)
 		}
 	}

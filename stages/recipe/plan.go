@@ -143,7 +143,7 @@ type Traffic struct {
 // Forecast plans the recipe for a mesh whose ranks are connected by a link.
 func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link, r Rates) (*Forecast, error) {
 	y := *x
-	dry := gpustage.Dry{Like: x.device, AsIs: r.other} // GPUs keep activations in f32
+	dry := gpustage.Dry{Like: x.device, GPU: r.other}
 	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
 	y.Recipe.Mesh.Shard = mesh.Shard
 	y.chooseOnPaper()

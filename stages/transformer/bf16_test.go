@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
@@ -21,11 +22,10 @@ import (
 // median tensor's gradient and of the worst one's.
 func TestBF16Error(t *testing.T) {
 	harness.Thorough(t)
-	torch := autocast(t, "bert")
-	fast := fastDevice(t)
-	for name, want := range torch {
-		for _, d := range []gpustage.Device{ref.New(), fast} {
-			t.Run(fmt.Sprint(name, "/", d.Info().Kind), func(t *testing.T) {
+	devices := bf16Devices(t)
+	for name, want := range autocast(t, "bert") {
+		for _, d := range devices {
+			t.Run(fmt.Sprint(name, "/", d.Name()), func(t *testing.T) {
 				g := goldens.Load(t, "bert/"+name)
 				pool, normalized := strings.CutSuffix(want.Output, "_normalized")
 				m, s := loadGolden(t, name, d, Head{Pooling: poolings[pool], Normalize: normalized}, Options{BF16: true})
@@ -38,10 +38,10 @@ func TestBF16Error(t *testing.T) {
 // With LoRA likewise, and every product of a linear layer and its factors is one of bf16: an error that is smaller than torch's would
 // not tell one that is not.
 func TestLoRABF16Error(t *testing.T) {
-	fast := fastDevice(t)
+	devices := bf16Devices(t)
 	for name, want := range autocast(t, "lora") {
-		for _, d := range []gpustage.Device{ref.New(), fast} {
-			t.Run(fmt.Sprint(name, "/", d.Info().Kind), func(t *testing.T) {
+		for _, d := range devices {
+			t.Run(fmt.Sprint(name, "/", d.Name()), func(t *testing.T) {
 				m, s, g := loadLoRA(t, name, d, Options{BF16: true})
 				products := &productSpy{Stream: s}
 				checkBF16(t, m, products, g, "", want)
@@ -51,6 +51,16 @@ func TestLoRABF16Error(t *testing.T) {
 			})
 		}
 	}
+}
+
+// bf16Devices compute in bf16 in three ways: plainly, with copies that wait for the backward pass (KeepsBF16), and with operands that are of bf16 in
+// memory (TakesBF16), as the GPU's kernels have them.
+func bf16Devices(t *testing.T) []gpustage.Device {
+	devices := []gpustage.Device{ref.New(), fastDevice(t)}
+	if onhost.Here {
+		devices = append(devices, onhost.Open(t, onhost.Plain))
+	}
+	return devices
 }
 
 // In TF32 so is every one of TF32, forward and backward.

@@ -58,7 +58,7 @@
 // Per layer of BERT's shape and token, in elements: the fused query-key-value projection (3C), the attention's output (C), the
 // inputs of both norms (2C), and the feed-forward's pre-activation (F = 4C). The norms' outputs, which the next products take, and
 // the activation's are computed again instead of kept: three passes over [T, C] and [T, F] for 6 of 16 C. In bf16 the projection, the
-// attention's output and the pre-activation, 8 of the 10 C, may wait in bf16 (gpustage.KeepsBF16).
+// attention's output and the pre-activation, 8 of the 10 C, may wait in bf16 (gpustage.KeepsBF16), or are of bf16 from the start (gpustage.TakesBF16).
 //
 // # An exact zero
 //

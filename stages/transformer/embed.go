@@ -84,9 +84,10 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 	m, in := p.m, p.in
 	mark := p.a.Mark()
 	word, ids := p.words()
+	p.hasCopied(x)
 	o := gpustage.Embed{
 		Words: gpustage.Lookup{Table: word, Index: ids}, Positions: gpustage.Lookup{Table: m.w.position, Index: in.places},
-		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings),
+		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: p.copy,
 	}
 	if n := m.w.embedNorm; !n.absent() {
 		sum := x

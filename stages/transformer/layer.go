@@ -7,7 +7,8 @@ import (
 )
 
 // layerActs is what a layer's backward needs. What is a norm of something kept is not kept: it is computed again, a pass over
-// [T, C] for a twelfth of the memory each. qkv, ctx and pre, eight of the ten C that BERT keeps of a token, may wait in bf16: see store.
+// [T, C] for a twelfth of the memory each. qkv, ctx and pre, eight of the ten C that BERT keeps of a token, may be of bf16, or wait so: see
+// operand and store.
 type layerActs struct {
 	x          gpustage.Tensor // [T, C]: its input; absent if it is the norm of the layer below
 	attn       halfActs
@@ -29,21 +30,25 @@ type halfActs struct {
 	sum    stats
 }
 
-// enter is what half a layer's branch begins with: in(x), in scratch memory, or x.
+// enter is what half a layer's branch begins with: in(x), in scratch memory, or x. Only products read it.
 func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 	if h.in.absent() {
+		if p.copied == x {
+			return p.copy
+		}
 		return x
 	}
 	if a.in.rstd.IsZero() {
 		a.in = p.keepStats(h.in, x)
 	}
-	n := p.scratch(x.Rows, x.Cols)
+	n := p.operand(x.Rows, x.Cols)
 	p.norm(h.in, n, a.in, x)
 	return n
 }
 
 // leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place.
 func (p *Pass) leave(h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
+	p.copied = gpustage.Tensor{}
 	total := y
 	if !h.sum.absent() {
 		total = p.keep(x.Rows, x.Cols)
@@ -53,10 +58,11 @@ func (p *Pass) leave(h half, a *halfActs, l linear, y, x, branch gpustage.Tensor
 	if h.out.absent() && scale == 0 {
 		o := gpustage.MatMul{Dropout: drop, Residual: x}
 		if !h.sum.absent() && p.m.Config.Norm == LayerNorm {
-			o.Norm = gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps}
+			o.Norm = gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps, Operand: p.copy}
 		}
 		p.forward(l, total, branch, o)
 		if !o.Norm.Y.IsZero() {
+			p.hasCopied(y)
 			return
 		}
 	} else {
@@ -86,10 +92,11 @@ func (p *Pass) leaveBackward(h, g half, a halfActs, d gpustage.Tensor, drop gpus
 	if !h.sum.absent() {
 		p.normBackward(h.sum, g.sum, d, d, a.sum, a.total)
 	}
-	dz, scale := p.dropped(d, drop), p.m.Config.BranchScale
+	scale := p.m.Config.BranchScale
 	if h.out.absent() && scale == 0 {
-		return dz
+		return p.dropped(d, drop, p.m.operands)
 	}
+	dz := p.dropped(d, drop, p.m.DType)
 	out := dz
 	if !drop.Active() {
 		out = p.scratch(d.Rows, d.Cols)
@@ -144,7 +151,7 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	if c.Gated || p.writesPre {
 		a.pre = p.open(keep, t, w.up.w.Rows)
 	}
-	act := p.scratch(t, c.FeedForward)
+	act := p.operand(t, c.FeedForward)
 	n := p.enter(w.ffn, &a.ffn, x1)
 	if c.Gated {
 		p.forward(w.up, a.pre, n, gpustage.MatMul{})
@@ -169,7 +176,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	dz := p.leaveBackward(w.ffn, g.ffn, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
 	down := p.narrow(w.down, dz)
 	a.pre = p.load(a.pre)
-	act := p.scratch(t, c.FeedForward)
+	act := p.operand(t, c.FeedForward)
 	if g.down.trains() {
 		p.activate(l, act, a.pre, true)
 	}
@@ -182,7 +189,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	up := p.narrow(w.up, dpre)
 	x1 := a.x1
 	if x1.IsZero() && (g.up.trains() || !w.ffn.in.absent()) {
-		x1 = p.again(w.attn, a.attn)
+		x1 = p.again(w.attn, a.attn, w.ffn)
 	}
 	if g.up.trains() {
 		p.gradients(up, g.up, dpre, p.enter(w.ffn, &a.ffn, x1))
@@ -205,7 +212,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 		return
 	}
 	p.done(to, l, partOut)
-	dctx, dqkv := p.scratch(t, e), p.scratch(t, e+2*ek)
+	dctx, dqkv := p.operand(t, e), p.operand(t, e+2*ek)
 	p.backward(out, dctx, dz, gpustage.MatMul{})
 	a.qkv = p.load(a.qkv)
 	q, k := p.place(l, w, &a, false)
@@ -215,7 +222,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	qkv := p.narrow(w.qkv, dqkv)
 	x := a.x
 	if x.IsZero() && (g.qkv.trains() || !w.attn.in.absent()) {
-		x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn)
+		x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn, w.attn)
 	}
 	if g.qkv.trains() {
 		p.gradients(qkv, g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
@@ -228,12 +235,37 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	}
 }
 
-// open takes room for something that a layer computes and its backward reads, to be stored when the layer is through with it.
+// operand is scratch memory for what only products and attention read, and the pointwise functions between them. In bf16 they round it, so where a
+// device's kernels take it so it is of bf16 from the start: half the memory to move, which is most of what a GPU does besides multiplying, and
+// no passes that round. Gradients of what is so are as well; residuals, sums, norms' inputs and what is added to them stay in f32. As in
+// torch's autocast, what is summed over tokens for a bias's gradient, the queries that are turned and the activation's input have been rounded then.
+func (p *Pass) operand(rows, cols int) gpustage.Tensor {
+	return p.a.Scratch(p.s, p.m.operands, rows, cols)
+}
+
+// openCopy takes room for a copy of hidden states, in which what makes them leaves them as an operand too; each takes the place of the one before.
+// closeCopy forgets it.
+func (p *Pass) openCopy(x gpustage.Tensor) {
+	if p.m.operands != p.m.DType {
+		p.copy = p.operand(x.Rows, x.Cols)
+	}
+}
+
+func (p *Pass) closeCopy() { p.copy, p.copied = gpustage.Tensor{}, gpustage.Tensor{} }
+
+// hasCopied tells that x has just been made, and a copy of it if there is room for one.
+func (p *Pass) hasCopied(x gpustage.Tensor) {
+	if !p.copy.IsZero() {
+		p.copied = x
+	}
+}
+
+// open takes room for an operand that a layer computes and its backward reads, to be stored when the layer is through with it.
 func (p *Pass) open(keep bool, rows, cols int) gpustage.Tensor {
 	if keep && p.m.keepsBF16 {
 		return p.scratch(rows, cols)
 	}
-	return p.keep(rows, cols)
+	return p.a.Keep(p.s, p.m.operands, rows, cols)
 }
 
 // store gives what is kept of it: where products are of bf16 and the device would rather have the memory, a copy in bf16. Products and attention
@@ -253,7 +285,7 @@ func (p *Pass) store(keep bool, x gpustage.Tensor) gpustage.Tensor {
 
 // load is what was stored, in scratch memory if it was a copy.
 func (p *Pass) load(kept gpustage.Tensor) gpustage.Tensor {
-	if kept.DType == p.m.DType {
+	if kept.DType == p.m.operands {
 		return kept
 	}
 	x := p.scratch(kept.Rows, kept.Cols)
@@ -261,9 +293,13 @@ func (p *Pass) load(kept gpustage.Tensor) gpustage.Tensor {
 	return x
 }
 
-// again is the output of half a layer that ends with a norm, in scratch memory.
-func (p *Pass) again(h half, a halfActs) gpustage.Tensor {
-	y := p.scratch(a.total.Rows, a.total.Cols)
+// again is the output of half a layer that ends with a norm, in scratch memory, for the next half's branch.
+func (p *Pass) again(h half, a halfActs, next half) gpustage.Tensor {
+	kind := p.m.operands
+	if !next.in.absent() { // it begins with a norm
+		kind = p.m.DType
+	}
+	y := p.a.Scratch(p.s, kind, a.total.Rows, a.total.Cols)
 	p.norm(h.sum, y, a.sum, a.total)
 	return y
 }
@@ -339,7 +375,7 @@ func (p *Pass) place(l int, w layerWeights, a *layerActs, first bool) (q, k gpus
 		if first {
 			a.query, a.key = p.keepStats(w.queryNorm, qk.Columns(0, e)), p.keepStats(w.keyNorm, qk.Columns(e, e+ek))
 		}
-		qk = p.scratch(qk.Rows, e+ek)
+		qk = p.operand(qk.Rows, e+ek)
 		p.norm(w.queryNorm, qk.Columns(0, e), a.query, a.qkv.Columns(0, e))
 		p.norm(w.keyNorm, qk.Columns(e, e+ek), a.key, a.qkv.Columns(e, e+ek))
 		first = true

@@ -126,15 +126,32 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 		o.Norm = gpustage.Norm{}
 	}
 	o.TransB, o.Bias, o.Forms = true, l.b, l.forms
-	p.multiply(sum, x, l.w, o)
 	if len(l.factors) == 0 {
+		p.multiply(sum, x, l.w, o)
 		return
 	}
-	mark := p.a.Mark()
+	// A sum of bf16 is rounded before something is added to it, so there the factors come first: what they add is little, at first nothing.
+	first := sum.DType == gpustage.BF16
+	if first {
+		o.Add = true
+	} else {
+		p.multiply(sum, x, l.w, o)
+	}
+	mark, at := p.a.Mark(), 0
 	for _, f := range l.factors {
+		if first && at < f.lo {
+			p.s.Fill(sum.Columns(at, f.lo), 0)
+		}
 		_, u := p.narrowed(f, x)
-		p.multiply(sum.Columns(f.lo, f.hi), u, f.b, gpustage.MatMul{TransB: true, Add: true})
+		p.multiply(sum.Columns(f.lo, f.hi), u, f.b, gpustage.MatMul{TransB: true, Add: !first})
 		p.a.ReleaseScratch(mark)
+		at = f.hi
+	}
+	if first {
+		if at < sum.Cols {
+			p.s.Fill(sum.Columns(at, sum.Cols), 0)
+		}
+		p.multiply(sum, x, l.w, o)
 	}
 	if !then.PreAct.IsZero() || then.Act != gpustage.Identity {
 		p.s.Activate(y, sum, then.Act)
@@ -148,7 +165,7 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 // narrowed is dropout(x) and u = s dropout(x) Aᵀ [T, r], in scratch memory.
 func (p *Pass) narrowed(f factors, x gpustage.Tensor) (dropped, u gpustage.Tensor) {
 	u = p.scratch(x.Rows, f.a.Rows)
-	dropped = p.dropped(x, p.loraDropout(f))
+	dropped = p.dropped(x, p.loraDropout(f), p.m.operands)
 	p.multiply(u, dropped, f.a, gpustage.MatMul{TransB: true, Alpha: p.m.lora().Scale()})
 	return dropped, u
 }
@@ -162,7 +179,7 @@ func (p *Pass) loraDropout(f factors) gpustage.Dropout {
 
 // narrow prepares l for a backward pass from dy: what both its gradients and its input's need.
 func (p *Pass) narrow(l linear, dy gpustage.Tensor) linear {
-	if r, ok := p.m.Device.(gpustage.Rounder); ok && p.m.Options.BF16 {
+	if r, ok := p.m.Device.(gpustage.Rounder); ok && p.m.Options.BF16 && dy.DType != gpustage.BF16 {
 		if cols := r.RoundedCols(dy.Cols); cols > 0 {
 			l.rounded = &gpustage.Rounded{Room: p.a.Scratch(p.s, gpustage.BF16, dy.Rows, cols)}
 		}

@@ -48,8 +48,9 @@ type Model struct {
 	constant *gpustage.Version // of what is frozen
 	bottom   place             // the lowest at which something trains
 
-	biasTrains bool // the relative attention bias does
-	keepsBF16  bool // activations wait for the backward pass in bf16
+	biasTrains bool           // the relative attention bias does
+	operands   gpustage.DType // of what lies between products and attention: see operand
+	keepsBF16  bool           // copies of it wait for the backward pass in bf16
 	angles     *angles
 	buckets    *bucketing // nil where sub-batches are as they are
 }
@@ -69,8 +70,13 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, buckets: newBucketing(d, c, o),
-		keepsBF16: o.BF16 && o.DType == gpustage.F32 && gpustage.KeepsBF16(d)}
+	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, buckets: newBucketing(d, c, o), operands: o.DType}
+	switch bf16 := o.BF16 && o.DType == gpustage.F32; {
+	case bf16 && gpustage.TakesBF16(d):
+		m.operands = gpustage.BF16
+	case bf16:
+		m.keepsBF16 = gpustage.KeepsBF16(d)
+	}
 	if p, ok := m.Layout.Find(families[c.Family].names.relative + ".weight"); ok {
 		m.biasTrains = m.Layout.Trains(p)
 	}
@@ -177,6 +183,8 @@ type Pass struct {
 	train      bool
 	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
 	embed      embedActs
+	copy       gpustage.Tensor   // [T, C]: an operand, of what copied is; absent on most devices
+	copied     gpustage.Tensor   // [T, C]: hidden states
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment
 	soon       bool              // it goes backward at once: with activation checkpointing the last segment is not computed again
@@ -237,13 +245,15 @@ func (p *Pass) compute(keep bool) {
 	s, m, a := p.s, p.m, p.a
 	t, c := p.in.seqs.Tokens, m.Config.Hidden
 	x := a.Keep(s, m.DType, t, c)
-	p.embedTokens(x, keep && m.bottom < 0)
 	layers := a.Mark()
+	p.openCopy(x)
+	p.embedTokens(x, keep && m.bottom < 0)
 	if keep {
 		x = p.forwardLayers(x)
 	} else {
 		p.forwardThrough(x, m.Config.Layers)
 	}
+	p.closeCopy()
 	mark := a.Mark()
 	if n := m.w.finalNorm; !n.absent() {
 		p.last = x
@@ -382,12 +392,12 @@ func (p *Pass) dropout(layer int, site gpustage.Site) gpustage.Dropout {
 	return gpustage.Dropout{P: p.m.Config.dropout(site), Seqs: p.in.seqs, Layer: layer, Site: site}
 }
 
-// dropped is d through a dropout's backward, or d itself where nothing drops.
-func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor {
+// dropped is d through a dropout, or its backward, in scratch memory of a type; where nothing drops it is d itself.
+func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout, kind gpustage.DType) gpustage.Tensor {
 	if !drop.Active() {
 		return d
 	}
-	out := p.scratch(d.Rows, d.Cols)
+	out := p.a.Scratch(p.s, kind, d.Rows, d.Cols)
 	p.s.Dropout(out, d, gpustage.Tensor{}, drop)
 	return out
 }
@@ -522,6 +532,10 @@ func (p *Pass) carry() {
 
 // recompute runs layers from to to-1 and keeps what their backward needs; it returns the last one's output as well.
 func (p *Pass) recompute(from, to int, x gpustage.Tensor) ([]layerActs, gpustage.Tensor) {
+	if p.copy.IsZero() { // not within a forward pass
+		p.openCopy(x)
+		defer p.closeCopy()
+	}
 	var acts []layerActs
 	for l := from; l < to; l++ {
 		y := p.keep(x.Rows, x.Cols)
