@@ -153,7 +153,7 @@ type MatMul struct {
 
 // Norm is a layer norm behind a product: Y = LayerNorm(c), with the bits of that op.
 type Norm struct {
-	Y           Tensor // [M, N]; absent without a norm
+	Y           Tensor // [M, N], which may be c; absent without a norm
 	Mean, Rstd  Tensor // [1, M]
 	Gamma, Beta Tensor // [1, N]; Beta may be absent
 	Eps         float64

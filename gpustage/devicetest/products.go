@@ -140,6 +140,7 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				sums[i], norms[i] = matrix(name("sum ", i)), matrix(name("norm ", i))
 				means[i], rstds[i] = f.vector(name("mean ", i), m, nil), f.vector(name("rstd ", i), m, nil)
 			}
+			inPlace, mean, rstd := []*arg{matrix("norm in place"), matrix("norm in place, without dropout")}, f.vector("mean", m, nil), f.vector("rstd", m, nil)
 			f.run(func(s gpustage.Stream, x picker) {
 				d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteAttentionOut}
 				product := func(c *arg, o gpustage.MatMul) {
@@ -163,6 +164,10 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				last := norm(2)
 				last.Beta = gpustage.Tensor{}
 				product(sums[2], gpustage.MatMul{Dropout: d, Residual: x(sums[2]), Norm: last})
+				for i, p := range []gpustage.Dropout{d, {}} { // in place
+					n := gpustage.Norm{Y: x(inPlace[i]), Mean: x(mean), Rstd: x(rstd), Gamma: x(gamma), Beta: x(beta), Eps: 0.5}
+					product(inPlace[i], gpustage.MatMul{Bias: x(bias), Dropout: p, Residual: x(residual), Norm: n})
+				}
 			})
 			for _, o := range []*arg{plain, pre, kept, drop, add, overResidual} {
 				f.check(o, 2*productTolerance(k))
@@ -175,6 +180,9 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				f.check(means[i], 2*productTolerance(k))
 				f.check(rstds[i], 4*productTolerance(k))
 				f.check(norms[i], 16*productTolerance(k))
+			}
+			for _, o := range inPlace {
+				f.check(o, 16*productTolerance(k))
 			}
 			fused := download(t, f.s, norms[0].back)
 			f.s.LayerNorm(norms[0].dev, means[0].dev, rstds[0].dev, sums[0].dev, gamma.dev, beta.dev, 0.5)

@@ -46,12 +46,15 @@ func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 	return n
 }
 
-// leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place.
-func (p *Pass) leave(h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
+// leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place. Without keep the norm sum is made
+// in place: a GPU then writes a row to its second-level cache twice and to memory once.
+func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
 	p.copied = gpustage.Tensor{}
 	total := y
 	if !h.sum.absent() {
-		total = p.keep(x.Rows, x.Cols)
+		if keep {
+			total = p.keep(x.Rows, x.Cols)
+		}
 		a.total, a.sum = total, p.keepStats(h.sum, total)
 	}
 	scale := p.m.Config.BranchScale
@@ -144,7 +147,7 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	s.Attention(a.ctx, a.lse, q, k, a.qkv.Columns(c.queries()+c.keys(), a.qkv.Cols), p.attention(l))
 	p.a.ReleaseScratch(mark)
 	a.qkv = p.store(keep, a.qkv)
-	p.leave(w.attn, &a.attn, w.out, x1, x, a.ctx, p.dropout(l, gpustage.SiteAttentionOut))
+	p.leave(keep, w.attn, &a.attn, w.out, x1, x, a.ctx, p.dropout(l, gpustage.SiteAttentionOut))
 	a.ctx = p.store(keep, a.ctx)
 	p.a.ReleaseScratch(opened)
 
@@ -160,7 +163,7 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	}
 	p.activate(l, act, a.pre, c.Gated)
 	a.pre = p.store(keep, a.pre)
-	p.leave(w.ffn, &a.ffn, w.down, y, x1, act, p.dropout(l, gpustage.SiteFeedForward))
+	p.leave(keep, w.ffn, &a.ffn, w.down, y, x1, act, p.dropout(l, gpustage.SiteFeedForward))
 	p.a.ReleaseScratch(start)
 	return a
 }
