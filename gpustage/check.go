@@ -141,6 +141,7 @@ func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
 	ck.optional("Bias", o.Bias, a.DType, 1, n)
 	ck.optional("PreAct", o.PreAct, a.DType, m, n)
 	ck.optional("GradOf", o.GradOf, a.DType, m, n)
+	ck.optional("Again", o.Again, a.DType, m, n)
 	ck.optional("Residual", o.Residual, a.DType, m, n)
 	ck.optional("ColumnSum", o.ColumnSum, a.DType, 1, a.Cols)
 	if o := o.Norm; !o.Y.IsZero() {
@@ -157,6 +158,9 @@ func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
 	}
 	if !o.GradOf.IsZero() && !o.PreAct.IsZero() {
 		ck.fail("PreAct and GradOf exclude each other")
+	}
+	if o.GradOf.IsZero() && !o.Again.IsZero() {
+		ck.fail("Again without GradOf")
 	}
 	return m, n, k, ck.err
 }

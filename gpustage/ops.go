@@ -10,7 +10,7 @@ package gpustage
 // What is rounded to bf16 whenever a product or attention reads it may as well lie in memory so. On a device that TakesBF16 these arguments
 // may be BF16 where the op's others are F32, each by itself:
 //
-//	MatMul with BF16                    a, b, c, PreAct, GradOf; c not with Norm
+//	MatMul with BF16                    a, b, c, PreAct, GradOf, Again; c not with Norm
 //	Attention and its backward, BF16    q, k, v, ctx, dq, dk, dv, dctx: all of a call's, or none
 //	Activate, Gate and their backward   all
 //	Dropout, Rotary                     y, x
@@ -124,7 +124,7 @@ type Ops interface {
 //
 //	x = acc + Bias                    Bias[1, N]
 //	PreAct = x                        kept for the backward pass
-//	x = Act(x)                        or, with GradOf: x = x * Act'(GradOf)
+//	x = Act(x)                        or, with GradOf: x = x * Act'(GradOf), Again = Act(GradOf)
 //	x = Dropout(x) + Residual
 //	c = x, or c += x with Add
 //	ColumnSum += the sum of a's rows
@@ -142,6 +142,7 @@ type MatMul struct {
 	Bias           Tensor
 	PreAct         Tensor // [M, N], written
 	GradOf         Tensor // [M, N]: the pre-activation whose derivative multiplies the result
+	Again          Tensor // [M, N], with GradOf, which it may be: what the activation made of it
 	Act            Activation
 	Dropout        Dropout
 	Residual       Tensor // [M, N]

@@ -53,7 +53,7 @@ func (s *Stream) matmul32(c, a, b gpustage.Tensor, m, n, k int, o gpustage.MatMu
 		A: f32(a), LDA: a.Stride, B: f32(b), LDB: b.Stride, C: f32(c), LDC: c.Stride,
 	}
 	if !plain {
-		e := epilogue{v: s.v, o: o, c: j.C, ldc: j.LDC, preAct: s.rowsOf(o.PreAct), gradOf: s.rowsOf(o.GradOf), residual: s.rowsOf(o.Residual)}
+		e := epilogue{v: s.v, o: o, c: j.C, ldc: j.LDC, preAct: s.rowsOf(o.PreAct), gradOf: s.rowsOf(o.GradOf), again: s.rowsOf(o.Again), residual: s.rowsOf(o.Residual)}
 		if o.Add || same(c, o.Residual) || same(c, o.GradOf) { // c is read after the product: that goes elsewhere first
 			e.out, e.ldout = j.C, j.LDC
 			j.C, j.LDC, j.Add = grow(&s.scratch, m*n), n, false
@@ -103,7 +103,7 @@ type epilogue struct {
 	out   []float32 // where the result goes, or what it is added to; nil if it stays in c
 	ldout int
 
-	preAct, gradOf, residual vec.Rows
+	preAct, gradOf, again, residual vec.Rows
 
 	drop       vec.Dropout
 	rowOf, pos []int32
@@ -129,7 +129,11 @@ func (e *epilogue) block(_, row0, row1, col0, col1 int) {
 		}
 		switch {
 		case !o.GradOf.IsZero():
-			e.v.ActBackward(o.Act, y, x, e.gradOf.Part(i, col0, col1))
+			pre := e.gradOf.Part(i, col0, col1)
+			e.v.ActBackward(o.Act, y, x, pre)
+			if !o.Again.IsZero() {
+				e.v.Act(o.Act, e.again.Part(i, col0, col1), pre)
+			}
 		case o.Act != gpustage.Identity:
 			e.v.Act(o.Act, y, x)
 		case !o.PreAct.IsZero() && bias != nil:

@@ -38,7 +38,7 @@
 // the way back, where the input is kept anyway. Its biases' gradients (BGRADA, BGRADB) overwrite where ours add.
 //
 // In bf16 what lies between products and attention is of bf16 in memory (gpustage.Ops: operands), and products write it so, with a bias that has been
-// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 208 C backward; with operands of f32, which
+// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 200 C backward; with operands of f32, which
 // each product would round into memory of its own first, 172 C and 386 C. That is reckoned from what each kernel reads and writes, not measured. What
 // is f32 and multiplied nevertheless (gradients that come down a residual without dropout) is rounded once for both products of a layer's
 // backward pass (gpustage.Rounded), and the pass that rounds it sums the bias's gradient on its way. CONTRAFLOW_CUDA_FUSE=off takes that apart, and embeddings, norms

@@ -356,6 +356,7 @@ func testHalvesRefused(t *testing.T, dev gpustage.Device) {
 		{"a product in f32, c", product(h, w, w2, gpustage.MatMul{})},
 		{"a product in f32, PreAct", product(w, w2, w3, gpustage.MatMul{PreAct: h, Act: gpustage.GELU})},
 		{"a product in f32, GradOf", product(w, w2, w3, gpustage.MatMul{GradOf: h, Act: gpustage.GELU})},
+		{"a product in f32, Again", product(w, w2, w3, gpustage.MatMul{GradOf: w, Again: h, Act: gpustage.GELU})},
 		{"a product in TF32, a and b", product(w, h, h2, gpustage.MatMul{TF32: true})},
 		{"a product, Bias", rounding(w, h, h2, gpustage.MatMul{Bias: hv})},
 		{"a product, Bias and c", rounding(h, h2, h3, gpustage.MatMul{Bias: hv})},
@@ -454,13 +455,14 @@ const (
 	kindA = iota
 	kindB
 	kindC
-	kindAux // PreAct and GradOf
+	kindAux // PreAct, GradOf and Again
 )
 
 // epilogue is what surrounds a product in a test.
 type epilogue struct {
 	bias, act, keep, grad, drop, residual, add, norm bool // keep is PreAct
 	over                                             bool // c is GradOf, or else the residual
+	again, inPlace                                   bool // in place it is GradOf
 	alpha                                            float64
 }
 
@@ -473,6 +475,8 @@ var epilogues = []epilogue{
 	{alpha: 0.5, act: true, keep: true},
 	{bias: true, keep: true},
 	{act: true, grad: true},
+	{act: true, grad: true, again: true},
+	{act: true, grad: true, again: true, inPlace: true},
 	{act: true, grad: true, over: true},
 	{act: true, grad: true, over: true, add: true, drop: true},
 	{act: true, grad: true, bias: true, drop: true},
@@ -547,6 +551,10 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 	a, b, c := x.arg(kindA, "a", ar, ac, nil), x.arg(kindB, "b", br, bc, nil), x.arg(kindC, "c", m, n, nil)
 	pre, grad, residual, y := x.arg(kindAux, "PreAct", m, n, nil), x.arg(kindAux, "GradOf", m, n, nil), x.floats("residual", m, n, nil), x.floats("norm", m, n, nil)
 	bias, gamma, beta, mean, rstd := x.vector("bias", n, nil), x.vector("gamma", n, nil), x.vector("beta", n, nil), x.vector("mean", m, nil), x.vector("rstd", m, nil)
+	again := x.arg(kindAux, "Again", m, n, nil)
+	if e.inPlace {
+		again = grad
+	}
 	readGrad, readResidual := grad, residual
 	if e.over {
 		readGrad, readResidual = c, c
@@ -569,6 +577,9 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 		}
 		if e.grad {
 			o.GradOf = at(readGrad)
+		}
+		if e.again {
+			o.Again = at(again)
 		}
 		if e.drop {
 			o.Dropout = gpustage.Dropout{P: 0.2, Seqs: q.on(at), Layer: 2, Site: gpustage.SiteAttentionOut}
@@ -605,7 +616,15 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 	} else {
 		x.untouched(y, mean, rstd)
 	}
-	x.untouched(a, b, grad, residual, bias, gamma, beta)
+	if e.again {
+		x.check(again, 4*productTolerance(1))
+	} else {
+		x.untouched(again)
+	}
+	if !e.inPlace {
+		x.untouched(grad)
+	}
+	x.untouched(a, b, residual, bias, gamma, beta)
 }
 
 // The sums of a BF16 a beside a product are those of the op on its own, to the same bits.

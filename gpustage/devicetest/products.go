@@ -140,6 +140,7 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				sums[i], norms[i] = matrix(name("sum ", i)), matrix(name("norm ", i))
 				means[i], rstds[i] = f.vector(name("mean ", i), m, nil), f.vector(name("rstd ", i), m, nil)
 			}
+			gradToo, again, droppedToo, overPre := matrix("grad beside again"), matrix("again"), matrix("dropped beside again"), matrix("again in place")
 			inPlace, mean, rstd := []*arg{matrix("norm in place"), matrix("norm in place, without dropout")}, f.vector("mean", m, nil), f.vector("rstd", m, nil)
 			f.run(func(s gpustage.Stream, x picker) {
 				d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteAttentionOut}
@@ -164,6 +165,8 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				last := norm(2)
 				last.Beta = gpustage.Tensor{}
 				product(sums[2], gpustage.MatMul{Dropout: d, Residual: x(sums[2]), Norm: last})
+				product(gradToo, gpustage.MatMul{GradOf: x(residual), Again: x(again), Act: gpustage.GELU})
+				product(droppedToo, gpustage.MatMul{GradOf: x(overPre), Again: x(overPre), Act: gpustage.Tanh, Dropout: d})
 				for i, p := range []gpustage.Dropout{d, {}} { // in place
 					n := gpustage.Norm{Y: x(inPlace[i]), Mean: x(mean), Rstd: x(rstd), Gamma: x(gamma), Beta: x(beta), Eps: 0.5}
 					product(inPlace[i], gpustage.MatMul{Bias: x(bias), Dropout: p, Residual: x(residual), Norm: n})
@@ -172,7 +175,9 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 			for _, o := range []*arg{plain, pre, kept, drop, add, overResidual} {
 				f.check(o, 2*productTolerance(k))
 			}
-			for _, o := range []*arg{gelu, all, grad, dropped, overGrad} {
+			f.check(again, 4*productTolerance(1))
+			f.check(overPre, 4*productTolerance(1))
+			for _, o := range []*arg{gelu, all, grad, dropped, overGrad, gradToo, droppedToo} {
 				f.check(o, 4*productTolerance(k))
 			}
 			for i := range sums {
@@ -250,6 +255,7 @@ func testRoundedEpilogue(t *testing.T, dev gpustage.Device) {
 			for _, name := range names {
 				out, pre = append(out, matrix(name)), append(pre, matrix("input of "+name))
 			}
+			gradToo, again := matrix("derivative beside again"), matrix("again")
 			grad, exactGrad, inPlace, withBias := matrix("derivative"), matrix("exact derivative"), matrix("derivative in place"), matrix("derivative and bias")
 			f.run(func(s gpustage.Stream, x picker) {
 				d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteFeedForward}
@@ -264,6 +270,7 @@ func testRoundedEpilogue(t *testing.T, dev gpustage.Device) {
 				product(out[4], gpustage.MatMul{Bias: x(bias), PreAct: x(pre[4]), Act: gpustage.GELUTanh, Dropout: d})
 				product(out[5], gpustage.MatMul{Bias: x(bias), PreAct: x(pre[5]), Act: gpustage.GELUTanh, Add: true})
 				product(grad, gpustage.MatMul{GradOf: x(in), Act: gpustage.GELUTanh})
+				product(gradToo, gpustage.MatMul{GradOf: x(in), Again: x(again), Act: gpustage.GELUTanh})
 				product(exactGrad, gpustage.MatMul{GradOf: x(in), Act: gpustage.GELU})
 				product(inPlace, gpustage.MatMul{GradOf: x(inPlace), Act: gpustage.GELUTanh})
 				product(withBias, gpustage.MatMul{Bias: x(bias), GradOf: x(in), Act: gpustage.GELUTanh})
@@ -281,7 +288,8 @@ func testRoundedEpilogue(t *testing.T, dev gpustage.Device) {
 				}
 			}
 			f.check(exactGrad, product)
-			for _, o := range []*arg{grad, inPlace, withBias} {
+			f.check(again, 4*productTolerance(1))
+			for _, o := range []*arg{grad, gradToo, inPlace, withBias} {
 				f.check(o, product+4*math.Sqrt(float64(k))*gelu)
 			}
 			f.untouched(a, b, bias, residual, in)

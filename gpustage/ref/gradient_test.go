@@ -96,6 +96,11 @@ func TestGradOf(t *testing.T) {
 	f.s.ActivateBackward(want, want, pre, gpustage.GELU)
 	f.s.MatMul(got, a, b, gpustage.MatMul{GradOf: pre, Act: gpustage.GELU})
 	f.equal("GradOf", got, gpustage.Slice[float64](want), 1e-15)
+	again, in := f.zeros(4, 5), f.random(4, 5, 3)
+	f.s.Activate(again, pre, gpustage.GELU)
+	f.s.MatMul(got, a, b, gpustage.MatMul{GradOf: in, Again: in, Act: gpustage.GELU})
+	f.equal("GradOf, with Again in its place", got, gpustage.Slice[float64](want), 1e-15)
+	f.equal("Again", in, gpustage.Slice[float64](again), 0)
 }
 
 func TestGradientLayerNorm(t *testing.T) {

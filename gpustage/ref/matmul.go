@@ -69,7 +69,11 @@ func epilogue[T float](c tensor, acc []float64, i int, o gpustage.MatMul) {
 			row[T](o.PreAct, i)[j] = T(x)
 		}
 		if !o.GradOf.IsZero() {
-			x *= actGrad(float64(row[T](o.GradOf, i)[j]), o.Act)
+			pre := float64(row[T](o.GradOf, i)[j])
+			x *= actGrad(pre, o.Act)
+			if !o.Again.IsZero() {
+				row[T](o.Again, i)[j] = T(act(pre, o.Act))
+			}
 		} else {
 			x = act(x, o.Act)
 		}

@@ -178,17 +178,11 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 
 	dz := p.leaveBackward(w.ffn, g.ffn, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
 	down := p.narrow(w.down, dz)
-	a.pre = p.load(a.pre)
-	act := p.operand(t, c.FeedForward)
-	if g.down.trains() {
-		p.activate(l, act, a.pre, true)
-	}
-	p.gradients(down, g.down, dz, act)
+	dpre := p.downBackward(l, down, g.down, dz, p.load(a.pre))
 	if p.ends(l, downPlace) {
 		return
 	}
 	p.done(to, l, partDown)
-	dpre := p.activateBackward(l, down, act, dz, a.pre)
 	up := p.narrow(w.up, dpre)
 	x1 := a.x1
 	if x1.IsZero() && (g.up.trains() || !w.ffn.in.absent()) {
@@ -332,13 +326,28 @@ func (p *Pass) activate(l int, act, pre gpustage.Tensor, all bool) {
 	}
 }
 
-// activateBackward gives the gradient of pre from dz, that of the second product. It takes act's memory, and with a gate
-// pre's.
-func (p *Pass) activateBackward(l int, down linear, act, dz, pre gpustage.Tensor) gpustage.Tensor {
+// downBackward gives the gradient of pre from dz, that of the second product, whose gradients it adds to g. It is in scratch memory or in pre's,
+// which is lost. Where nothing below trains it is absent.
+func (p *Pass) downBackward(l int, down, g linear, dz, pre gpustage.Tensor) gpustage.Tensor {
 	c, drop := p.m.Config, p.dropout(l, gpustage.SiteActivation)
-	if !c.Gated && !drop.Active() {
-		p.backward(down, act, dz, gpustage.MatMul{GradOf: pre, Act: c.Activation})
+	act, last := p.operand(pre.Rows, c.FeedForward), p.ends(l, downPlace)
+	if !c.Gated && !drop.Active() && !last {
+		// One pass over pre gives its gradient and in its place, again, the activation. The product comes first that may round dz, which sums it too.
+		o := gpustage.MatMul{GradOf: pre, Act: c.Activation, ColumnSum: g.b}
+		if g.trains() {
+			o.Again = pre
+		}
+		p.backward(down, act, dz, o)
+		g.b = gpustage.Tensor{}
+		p.gradients(down, g, dz, pre)
 		return act
+	}
+	if g.trains() {
+		p.activate(l, act, pre, true)
+	}
+	p.gradients(down, g, dz, act)
+	if last {
+		return gpustage.Tensor{}
 	}
 	p.backward(down, act, dz, gpustage.MatMul{})
 	if drop.Active() {

@@ -194,9 +194,9 @@ func (p *Pass) narrow(l linear, dy gpustage.Tensor) linear {
 
 // backward is dx = dy W, and with factors what comes through them, followed by what else o says. l comes from narrow.
 func (p *Pass) backward(l linear, dx, dy gpustage.Tensor, o gpustage.MatMul) {
-	pre, act := o.GradOf, o.Act
+	pre, again, act := o.GradOf, o.Again, o.Act
 	if len(l.factors) > 0 {
-		o.GradOf, o.Act = gpustage.Tensor{}, gpustage.Identity
+		o.GradOf, o.Again, o.Act = gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Identity
 	}
 	o.Forms, o.Rounded = l.forms, l.rounded
 	p.multiply(dx, dy, l.w, o)
@@ -205,6 +205,9 @@ func (p *Pass) backward(l linear, dx, dy gpustage.Tensor, o gpustage.MatMul) {
 	}
 	if len(l.factors) > 0 && !pre.IsZero() {
 		p.s.ActivateBackward(dx, dx, pre, act)
+		if !again.IsZero() {
+			p.s.Activate(again, pre, act)
+		}
 	}
 }
 

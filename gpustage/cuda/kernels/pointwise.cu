@@ -116,10 +116,10 @@ KERNEL dropout(void *y, int sy, const void *x, int sx, const float *res, int sre
 	}
 }
 
-// epilogue is what gpustage.MatMul puts around a product, c = f(acc); each pointer may be 0, and acc may be c.
-KERNEL epilogue(void *c, int sc, const void *acc, int sacc, const float *bias, const void *gradOf, int sgrad, int f, const u64 *keys,
-                const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, const float *res, int sres, int sum, int half, int vec,
-                u32 rows, u32 cols) {
+// epilogue is what gpustage.MatMul puts around a product, c = f(acc); each pointer may be 0, acc may be c and again gradOf.
+KERNEL epilogue(void *c, int sc, const void *acc, int sacc, const float *bias, const void *gradOf, int sgrad, void *again, int sagain, int f,
+                const u64 *keys, const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, const float *res, int sres, int sum,
+                int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
 		Quad x = load_half(acc, PLACE(sacc), n, vec, half & 2);
 		if (bias) {
@@ -129,6 +129,10 @@ KERNEL epilogue(void *c, int sc, const void *acc, int sacc, const float *bias, c
 		if (gradOf) {
 			Quad g = load_half(gradOf, PLACE(sgrad), n, vec, half & 4);
 			for (int i = 0; i < 4; i++) x.v[i] *= activate_grad(g.v[i], f);
+			if (again) {
+				for (int i = 0; i < 4; i++) g.v[i] = activate(g.v[i], f);
+				store_half(again, PLACE(sagain), g, n, vec, half & 8);
+			}
 		} else if (f != IDENTITY) {
 			for (int i = 0; i < 4; i++) x.v[i] = activate(x.v[i], f);
 		}

@@ -138,11 +138,11 @@ func (s *Stream) SGD(p, v, g tensor, h gpustage.SGD) {
 // MatMul is a product and what surrounds it: in one call of the library where that can do all of it, else with a kernel after.
 func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	as, to := o, c
-	if as.PreAct, as.GradOf = as32(o.PreAct), as32(o.GradOf); o.Norm.Y.IsZero() {
+	if as.PreAct, as.GradOf, as.Again = as32(o.PreAct), as32(o.GradOf), as32(o.Again); o.Norm.Y.IsZero() {
 		to = as32(c)
 	}
 	m, n, k, err := gpustage.CheckMatMul(to, as32(a), as32(b), as)
-	if err == nil && !o.BF16 && halves(c, a, b, o.PreAct, o.GradOf) != 0 {
+	if err == nil && !o.BF16 && halves(c, a, b, o.PreAct, o.GradOf, o.Again) != 0 {
 		err = fmt.Errorf("matmul: tensors of bf16, where it is not to round a and b")
 	}
 	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
@@ -163,6 +163,9 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if k > 0 {
 		if fused, ok := s.fused(p, c, o); ok {
 			s.multiply(fused)
+			if !o.Again.IsZero() {
+				s.quads("activation", []tensor{o.Again, o.GradOf}, int(o.Act), halves(o.Again, o.GradOf))
+			}
 			return
 		}
 	}
@@ -194,8 +197,8 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		s.eachRow("epilogue_norm", m, append(args, s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
 		return
 	}
-	args := append([]any{c, acc, flat(bias), o.GradOf, int(o.Act)}, drops(o.Dropout)...)
-	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf), s.wide(c, acc, bias, o.GradOf, o.Residual), m, n)
+	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
+	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, bias, o.GradOf, o.Again, o.Residual), m, n)
 	s.launch("epilogue", elements(m*ceil(n, 4)), [3]int{block, 1, 1}, 0, args...)
 }
 
