@@ -165,6 +165,15 @@ func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
 	return m, n, k, ck.err
 }
 
+// CheckGateBackward checks tensors of one shape, of which again may be absent.
+func CheckGateBackward(dGate, dUp, again, dy, gate, up Tensor) error {
+	ts := []Tensor{dy, gate, up, dGate, dUp, again}
+	if again.IsZero() {
+		ts = ts[:5]
+	}
+	return CheckPair("gate backward", ts...)
+}
+
 // CheckGather serves Gather and ScatterAdd: y[T, C], table[V, C], index[1, T].
 func CheckGather(op string, y, table, index Tensor) error {
 	c := checker{op: op}

@@ -98,7 +98,7 @@ func (*dryStream) RMSNormBackward(_, _, _, _, _, _ Tensor, _ float64)           
 func (*dryStream) Activate(Tensor, Tensor, Activation)                                              {}
 func (*dryStream) ActivateBackward(Tensor, Tensor, Tensor, Activation)                              {}
 func (*dryStream) Gate(_, _, _ Tensor, _ Activation)                                                {}
-func (*dryStream) GateBackward(_, _, _, _, _ Tensor, _ Activation)                                  {}
+func (*dryStream) GateBackward(_, _, _, _, _, _ Tensor, _ Activation)                               {}
 func (*dryStream) Rotary(_, _ Tensor, _ Rotary)                                                     {}
 func (*dryStream) Dropout(Tensor, Tensor, Tensor, Dropout)                                          {}
 func (*dryStream) Attention(Tensor, Tensor, Tensor, Tensor, Tensor, Attention)                      {}

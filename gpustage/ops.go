@@ -66,8 +66,9 @@ type Ops interface {
 
 	// Gate is y = f(gate) * up, what a gated feed-forward layer has between its projections. y may be gate or up.
 	Gate(y, gate, up Tensor, f Activation)
-	// GateBackward gives dGate, which may be gate, and dUp, which may be up. dy must be neither.
-	GateBackward(dGate, dUp, dy, gate, up Tensor, f Activation)
+	// GateBackward gives dGate, which may be gate, and dUp, which may be up; and again, which may be dy and may be absent: what Gate gives. dy must be
+	// neither gate nor up.
+	GateBackward(dGate, dUp, again, dy, gate, up Tensor, f Activation)
 	// Rotary turns pairs of features of every head of x[T, H*D] by an angle that depends on the token's position. y may be x.
 	Rotary(y, x Tensor, o Rotary)
 

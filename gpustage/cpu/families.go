@@ -107,23 +107,29 @@ func (s *Stream) Gate(y, gate, up gpustage.Tensor, f gpustage.Activation) {
 	})
 }
 
-// GateBackward is dGate = dy * up * f'(gate), dUp = dy * f(gate).
-func (s *Stream) GateBackward(dGate, dUp, dy, gate, up gpustage.Tensor, f gpustage.Activation) {
+// GateBackward is dGate = dy * up * f'(gate), dUp = dy * f(gate), again = f(gate) * up.
+func (s *Stream) GateBackward(dGate, dUp, again, dy, gate, up gpustage.Tensor, f gpustage.Activation) {
 	if !isF32(dy) {
-		s.Stream.GateBackward(dGate, dUp, dy, gate, up, f)
+		s.Stream.GateBackward(dGate, dUp, again, dy, gate, up, f)
 		return
 	}
-	if s.Refuse(gpustage.CheckPair("gate backward", dGate, dUp, dy, gate, up)) {
+	if s.Refuse(gpustage.CheckGateBackward(dGate, dUp, again, dy, gate, up)) {
 		return
 	}
 	s.gatedRows(dy, func(w *worker, t, lo, hi int) {
-		buf := w.take(2 * gatePiece)
-		a, b := buf[:hi-lo], buf[gatePiece:][:hi-lo]
-		g, d := part(gate, t, lo, hi), part(dy, t, lo, hi)
+		buf := w.take(3 * gatePiece)
+		a, b, c := buf[:hi-lo], buf[gatePiece:][:hi-lo], buf[2*gatePiece:][:hi-lo]
+		g, u, d := part(gate, t, lo, hi), part(up, t, lo, hi), part(dy, t, lo, hi)
 		s.v.Act(f, a, g)
-		s.v.Mul(b, d, part(up, t, lo, hi))
+		s.v.Mul(b, d, u)
+		if !again.IsZero() {
+			s.v.Mul(c, a, u)
+		}
 		s.v.Mul(part(dUp, t, lo, hi), d, a)
 		s.v.ActBackward(f, part(dGate, t, lo, hi), b, g)
+		if !again.IsZero() {
+			copy(part(again, t, lo, hi), c)
+		}
 	})
 }
 

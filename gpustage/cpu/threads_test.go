@@ -129,8 +129,10 @@ func (h *sheet) ops() map[string]func() {
 			h.s.RMSNormBackward(h.out(rows, 2*cols), h.out(1, cols), h.in(f32, rows, 2*cols), h.in(f32, rows, 2*cols), h.in(f32, 1, 2*rows), perColumn(), 1)
 		},
 		"dropout": func() { h.s.Dropout(h.out(rows, cols), x(), x(), drop()) },
-		"gate":    func() { h.s.GateBackward(h.out(rows, cols), h.out(rows, cols), x(), x(), x(), gpustage.SiLU) },
-		"pool":    func() { h.s.Pool(h.out(len(lengths), cols), x(), h.sequences(lengths), gpustage.MeanPooling) },
+		"gate": func() {
+			h.s.GateBackward(h.out(rows, cols), h.out(rows, cols), h.out(rows, cols), x(), x(), x(), gpustage.SiLU)
+		},
+		"pool": func() { h.s.Pool(h.out(len(lengths), cols), x(), h.sequences(lengths), gpustage.MeanPooling) },
 		"online lse": func() {
 			h.s.OnlineLSE(h.out(1, rows), h.out(1, rows), x())
 		},

@@ -306,7 +306,7 @@ func testGate(t *testing.T, dev gpustage.Device) {
 			f.run(func(s gpustage.Stream, p picker) {
 				gate, up := p(x).Columns(0, c), p(x).Columns(c, 2*c)
 				s.Gate(p(y), gate, up, act)
-				s.GateBackward(p(dx).Columns(0, c), p(dx).Columns(c, 2*c), p(dy), gate, up, act)
+				s.GateBackward(p(dx).Columns(0, c), p(dx).Columns(c, 2*c), gpustage.Tensor{}, p(dy), gate, up, act)
 			})
 			f.check(y, 32)
 			f.check(dx, 64)
@@ -315,9 +315,10 @@ func testGate(t *testing.T, dev gpustage.Device) {
 				s.Gate(p(dx).Columns(0, c), p(dx).Columns(0, c), p(dx).Columns(c, 2*c), act)
 				s.Gate(p(dx).Columns(c, 2*c), p(dx).Columns(0, c), p(dx).Columns(c, 2*c), act)
 				gate, up := p(x).Columns(0, c), p(x).Columns(c, 2*c)
-				s.GateBackward(gate, up, p(dy), gate, up, act)
+				s.GateBackward(gate, up, p(dy), p(dy), gate, up, act)
 			})
 			f.check(x, 64)
+			f.check(dy, 32)
 			f.check(dx, 2000) // products of products
 			if t.Failed() {
 				t.Fatal("at", act, sz)

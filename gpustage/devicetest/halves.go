@@ -185,10 +185,12 @@ func testGateHalves(t *testing.T, dev gpustage.Device) {
 		wide := func(int, int) float64 { return 2 * m.rng.NormFloat64() }
 		gate, up, y := m.arg(0, "gate", m.rows, m.cols, wide), m.arg(1, "up", m.rows, m.cols, wide), m.arg(2, "y", m.rows, m.cols, nil)
 		dGate, dUp, dy := m.arg(3, "dGate", m.rows, m.cols, nil), m.arg(4, "dUp", m.rows, m.cols, nil), m.arg(5, "dy", m.rows, m.cols, nil)
+		again := m.arg(2, "again", m.rows, m.cols, nil)
 		m.run(func(s gpustage.Stream, p picker) {
 			s.Gate(p(y), p(gate), p(up), act)
-			s.GateBackward(p(dGate), p(dUp), p(dy), p(gate), p(up), act)
+			s.GateBackward(p(dGate), p(dUp), p(again), p(dy), p(gate), p(up), act)
 		})
+		m.check(again, 32)
 		m.check(y, 32)
 		m.check(dGate, 64)
 		m.check(dUp, 64)
@@ -197,8 +199,9 @@ func testGateHalves(t *testing.T, dev gpustage.Device) {
 		m.run(func(s gpustage.Stream, p picker) {
 			s.Gate(p(overGate), p(overGate), p(up), act)
 			s.Gate(p(overUp), p(gate), p(overUp), act)
-			s.GateBackward(p(gate), p(up), p(dy), p(gate), p(up), act)
+			s.GateBackward(p(gate), p(up), p(dy), p(dy), p(gate), p(up), act)
 		})
+		m.check(dy, 32)
 		m.check(overGate, 32)
 		m.check(overUp, 32)
 		m.check(gate, 64)
@@ -411,7 +414,7 @@ func testHalvesRefused(t *testing.T, dev gpustage.Device) {
 		{"beyond memory: activation", func(s stream) { s.Activate(w, short, gpustage.GELU) }},
 		{"beyond memory: activation's backward", func(s stream) { s.ActivateBackward(short, h, h2, gpustage.GELU) }},
 		{"beyond memory: gate", func(s stream) { s.Gate(w, h, short, gpustage.SiLU) }},
-		{"beyond memory: gate's backward", func(s stream) { s.GateBackward(h, short, h2, h3, w, gpustage.SiLU) }},
+		{"beyond memory: gate's backward", func(s stream) { s.GateBackward(h, short, none, h2, h3, w, gpustage.SiLU) }},
 		{"beyond memory: dropout", func(s stream) { s.Dropout(short, h, none, gpustage.Dropout{}) }},
 		{"beyond memory: rotary", func(s stream) { s.Rotary(h, short, table(w)) }},
 		{"beyond memory: layer norm", func(s stream) { s.LayerNorm(short, v, v2, w, v3, none, 1) }},

@@ -247,20 +247,23 @@ func gated[T float](y, gate, up tensor, f gpustage.Activation) {
 }
 
 // GateBackward is dGate = dy * up * f'(gate), dUp = dy * f(gate).
-func (s *Stream) GateBackward(dGate, dUp, dy, gate, up tensor, f gpustage.Activation) {
-	if s.Refuse(gpustage.CheckPair("gate backward", dGate, dUp, dy, gate, up)) {
+func (s *Stream) GateBackward(dGate, dUp, again, dy, gate, up tensor, f gpustage.Activation) {
+	if s.Refuse(gpustage.CheckGateBackward(dGate, dUp, again, dy, gate, up)) {
 		return
 	}
-	s.run("gate backward", dy, func() { gatedBackward[float32](dGate, dUp, dy, gate, up, f) },
-		func() { gatedBackward[float64](dGate, dUp, dy, gate, up, f) })
+	s.run("gate backward", dy, func() { gatedBackward[float32](dGate, dUp, again, dy, gate, up, f) },
+		func() { gatedBackward[float64](dGate, dUp, again, dy, gate, up, f) })
 }
 
-func gatedBackward[T float](dGate, dUp, dy, gate, up tensor, f gpustage.Activation) {
+func gatedBackward[T float](dGate, dUp, again, dy, gate, up tensor, f gpustage.Activation) {
 	for i := range dy.Rows {
 		dGate, dUp, dy, gate, up := row[T](dGate, i), row[T](dUp, i), row[T](dy, i), row[T](gate, i), row[T](up, i)
 		for j := range dy {
 			g, u, d := float64(gate[j]), float64(up[j]), float64(dy[j])
 			dGate[j], dUp[j] = T(d*u*actGrad(g, f)), T(d*act(g, f))
+			if !again.IsZero() {
+				row[T](again, i)[j] = T(act(g, f) * u)
+			}
 		}
 	}
 }

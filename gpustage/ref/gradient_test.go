@@ -151,7 +151,10 @@ func TestGradientGate(t *testing.T) {
 		checkGradient(t, f, ts{x}, ts{y}, func() { f.s.Gate(y, x.Columns(0, 4), x.Columns(4, 8), act) },
 			func(dy []gpustage.Tensor) []gpustage.Tensor {
 				dx := f.zeros(3, 8)
-				f.s.GateBackward(dx.Columns(0, 4), dx.Columns(4, 8), dy[0], x.Columns(0, 4), x.Columns(4, 8), act)
+				again := f.zeros(3, 4)
+				f.s.GateBackward(dx.Columns(0, 4), dx.Columns(4, 8), again, dy[0], x.Columns(0, 4), x.Columns(4, 8), act)
+				f.s.Gate(y, x.Columns(0, 4), x.Columns(4, 8), act)
+				f.equal("again", again, gpustage.Slice[float64](y), 0)
 				return ts{dx}
 			})
 	}

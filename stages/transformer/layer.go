@@ -330,36 +330,45 @@ func (p *Pass) activate(l int, act, pre gpustage.Tensor, all bool) {
 // which is lost. Where nothing below trains it is absent.
 func (p *Pass) downBackward(l int, down, g linear, dz, pre gpustage.Tensor) gpustage.Tensor {
 	c, drop := p.m.Config, p.dropout(l, gpustage.SiteActivation)
-	act, last := p.operand(pre.Rows, c.FeedForward), p.ends(l, downPlace)
-	if !c.Gated && !drop.Active() && !last {
-		// One pass over pre gives its gradient and in its place, again, the activation. The product comes first that may round dz, which sums it too.
-		o := gpustage.MatMul{GradOf: pre, Act: c.Activation, ColumnSum: g.b}
+	d := p.operand(pre.Rows, c.FeedForward)
+	if last := p.ends(l, downPlace); last || drop.Active() {
 		if g.trains() {
-			o.Again = pre
+			p.activate(l, d, pre, true)
 		}
-		p.backward(down, act, dz, o)
-		g.b = gpustage.Tensor{}
-		p.gradients(down, g, dz, pre)
-		return act
+		p.gradients(down, g, dz, d)
+		if last {
+			return gpustage.Tensor{}
+		}
+		p.backward(down, d, dz, gpustage.MatMul{})
+		p.s.Dropout(d, d, gpustage.Tensor{}, drop)
+		if c.Gated {
+			gate, up := c.gateAndUp(pre)
+			p.s.GateBackward(gate, up, gpustage.Tensor{}, d, gate, up, c.Activation)
+			return pre
+		}
+		p.s.ActivateBackward(d, d, pre, c.Activation)
+		return d
 	}
-	if g.trains() {
-		p.activate(l, act, pre, true)
+	// One pass over pre gives its gradient, and again what the second product took: in the place of what it is not. The product that may round dz
+	// comes first, and sums it too.
+	sum := g.b
+	g.b = gpustage.Tensor{}
+	again := func(x gpustage.Tensor) gpustage.Tensor {
+		if !g.trains() {
+			return gpustage.Tensor{}
+		}
+		return x
 	}
-	p.gradients(down, g, dz, act)
-	if last {
-		return gpustage.Tensor{}
+	if c.Gated {
+		p.backward(down, d, dz, gpustage.MatMul{ColumnSum: sum})
+		gate, up := c.gateAndUp(pre)
+		p.s.GateBackward(gate, up, again(d), d, gate, up, c.Activation)
+		p.gradients(down, g, dz, d)
+		return pre
 	}
-	p.backward(down, act, dz, gpustage.MatMul{})
-	if drop.Active() {
-		p.s.Dropout(act, act, gpustage.Tensor{}, drop)
-	}
-	if !c.Gated {
-		p.s.ActivateBackward(act, act, pre, c.Activation)
-		return act
-	}
-	gate, up := c.gateAndUp(pre)
-	p.s.GateBackward(gate, up, act, gate, up, c.Activation)
-	return pre
+	p.backward(down, d, dz, gpustage.MatMul{GradOf: pre, Again: again(pre), Act: c.Activation, ColumnSum: sum})
+	p.gradients(down, g, dz, pre)
+	return d
 }
 
 func (p *Pass) attention(l int) gpustage.Attention {

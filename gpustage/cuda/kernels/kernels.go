@@ -24,7 +24,7 @@
 //   - In bf16, what products and attention read has been written so by what made it; hidden states, which are residuals too, have a copy that
 //     the norm before writes (rows.cu): no pass rounds but for gradients that come down a residual.
 //   - A norm's backward pass makes dx and the sums over rows of what it reads once (norm_backward, reduce.cu), up to 1,024 columns.
-//   - The pass that multiplies with the activation's derivative makes the activation again as well (epilogue, pointwise.cu), but for a gated one.
+//   - The pass that multiplies with the activation's derivative makes the activation again as well (epilogue and gate_backward, pointwise.cu).
 //   - Pooling and normalizing are two kernels, the second on a row a text: one launch.
 //   - The loss computes tiles of scores with the products' library: loss.InfoNCE says why there is no kernel for it.
 package kernels

@@ -88,17 +88,21 @@ KERNEL gate(void *y, int sy, const void *g, int sg, const void *u, int su, int f
 	}
 }
 
-KERNEL gate_backward(void *dg, int sdg, void *du, int sdu, const void *dy, int sdy, const void *g, int sg, const void *u, int su, int f,
-                     int half, int vec, u32 rows, u32 cols) {
+// again, which may be dy, is what gate makes, or 0.
+KERNEL gate_backward(void *dg, int sdg, void *du, int sdu, void *again, int sagain, const void *dy, int sdy, const void *g, int sg,
+                     const void *u, int su, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad d = load_half(dy, PLACE(sdy), n, vec, half & 4), p = load_half(g, PLACE(sg), n, vec, half & 8), q = load_half(u, PLACE(su), n, vec, half & 16);
-		Quad a, b;
+		Quad d = load_half(dy, PLACE(sdy), n, vec, half & 8), p = load_half(g, PLACE(sg), n, vec, half & 16);
+		Quad q = load_half(u, PLACE(su), n, vec, half & 32), a, b, c;
 		for (int i = 0; i < 4; i++) {
+			float on = activate(p.v[i], f);
 			a.v[i] = d.v[i] * q.v[i] * activate_grad(p.v[i], f);
-			b.v[i] = d.v[i] * activate(p.v[i], f);
+			b.v[i] = d.v[i] * on;
+			c.v[i] = on * q.v[i];
 		}
 		store_half(dg, PLACE(sdg), a, n, vec, half & 1);
 		store_half(du, PLACE(sdu), b, n, vec, half & 2);
+		if (again) store_half(again, PLACE(sagain), c, n, vec, half & 4);
 	}
 }
 

@@ -80,10 +80,11 @@ func (s *Stream) Gate(y, gate, up tensor, f gpustage.Activation) {
 	}
 }
 
-// GateBackward gives dGate and dUp.
-func (s *Stream) GateBackward(dGate, dUp, dy, gate, up tensor, f gpustage.Activation) {
-	ts := []tensor{dGate, dUp, dy, gate, up}
-	if !s.Refuse(gpustage.CheckPair("gate backward", all32(ts...)...)) && s.f32("gate backward", as32(dy)) {
+// GateBackward gives dGate and dUp, and what Gate gives again.
+func (s *Stream) GateBackward(dGate, dUp, again, dy, gate, up tensor, f gpustage.Activation) {
+	ts := []tensor{dGate, dUp, again, dy, gate, up}
+	as := all32(ts...)
+	if !s.Refuse(gpustage.CheckGateBackward(as[0], as[1], as[2], as[3], as[4], as[5])) && s.f32("gate backward", as32(dy)) {
 		s.quads("gate_backward", ts, int(f), halves(ts...))
 	}
 }
