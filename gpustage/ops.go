@@ -258,7 +258,7 @@ type Attention struct {
 	Causal  bool
 	Window  int // tokens on each side that a query sees; 0 means all
 	Dropout Dropout
-	BF16    bool // round the inputs of both products to bf16
+	BF16    bool // round the inputs of both products to bf16; a device that TakesBF16 may be fast with tensors of bf16 alone
 
 	// Bias[2R+1, H] is added to the scores: for query i and key j, row R + j - i; keys further than R away have the last row of
 	// their side. DBias, of its shape, is where the backward adds its gradient (+=). Both may be absent.

@@ -166,9 +166,11 @@ func testEmbed(t *testing.T, dev gpustage.Device) {
 				gamma, beta := f.vector("gamma", c, nil), f.vector("beta", c, nil)
 				y, sum := f.floats("y", q.tokens, c, nil), f.floats("sum", q.tokens, c, nil)
 				mean, rstd := f.vector("mean", q.tokens, nil), f.vector("rstd", q.tokens, nil)
+				operand := f.copyFor("operand", q.tokens, c)
 				f.run(func(s gpustage.Stream, x picker) {
 					o := gpustage.Embed{
-						Words: gpustage.Lookup{Table: x(words), Index: x(ids)}, Scale: w.scale, Eps: 1e-2, // two features may be nearly equal
+						Operand: f.in(s, operand),
+						Words:   gpustage.Lookup{Table: x(words), Index: x(ids)}, Scale: w.scale, Eps: 1e-2, // two features may be nearly equal
 						Dropout: gpustage.Dropout{P: w.p, Seqs: q.on(x), Site: gpustage.SiteEmbeddings},
 					}
 					if w.places {
@@ -192,6 +194,7 @@ func testEmbed(t *testing.T, dev gpustage.Device) {
 					}
 				})
 				f.check(y, 200) // as a layer norm's
+				f.checkCopy(operand, y)
 				f.check(sum, 8) // or as it was
 				f.check(mean, 8)
 				f.check(rstd, 64)

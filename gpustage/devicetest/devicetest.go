@@ -280,6 +280,39 @@ func (f *fixture) check(a *arg, tolerance float64) {
 	}
 }
 
+// copyFor is room for a copy in bf16 of what an op gives, on a device that takes such: the op with it is run there alone.
+func (f *fixture) copyFor(name string, rows, cols int) *arg {
+	return f.operand(name, gpustage.TakesBF16(f.dev), rows, cols, nil)
+}
+
+// in is the copy's room on the device, and no tensor on ref and on devices that take none.
+func (f *fixture) in(s gpustage.Stream, copy *arg) gpustage.Tensor {
+	if s != f.s || copy.dev.DType != gpustage.BF16 {
+		return gpustage.Tensor{}
+	}
+	return copy.dev
+}
+
+// checkCopy checks that copy has the bits of what it is of, rounded; where no copies are made, that it is untouched.
+func (f *fixture) checkCopy(copy, of *arg) {
+	f.t.Helper()
+	if copy.dev.DType != gpustage.BF16 {
+		f.untouched(copy)
+		return
+	}
+	got, want := download(f.t, f.s, copy.back), download(f.t, f.s, of.back)
+	for k, g := range got {
+		w := copy.guard[k]
+		if k -= copy.dev.Off; k >= 0 && k/copy.dev.Stride < copy.dev.Rows && k%copy.dev.Stride < copy.dev.Cols {
+			w = float64(gpustage.RoundBF16(float32(want[of.dev.Off+k/copy.dev.Stride*of.dev.Stride+k%copy.dev.Stride])))
+		}
+		if g != w && !math.IsNaN(w) {
+			f.t.Errorf("%s: element %d is %v, want %v", copy.name, k, g, w)
+			return
+		}
+	}
+}
+
 // untouched checks that an input came back as it was.
 func (f *fixture) untouched(as ...*arg) {
 	f.t.Helper()

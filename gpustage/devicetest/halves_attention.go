@@ -46,6 +46,8 @@ func testHalvesAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 2, dim: 8, lengths: []int{1, 5, 17}},
 		{heads: 4, kv: 2, dim: 8, lengths: []int{65, 64}, causal: true, p: 0.2, gap: 8},
 		{heads: 2, dim: 20, lengths: []int{17, 70}, window: 6},
+		{heads: 3, dim: 24, lengths: []int{17, 5}, gap: 8}, // a lane's share of heads whose size is no power of two
+		{heads: 2, dim: 96, lengths: []int{33}, gap: 8, causal: true},
 		{heads: 2, kv: 1, dim: 20, lengths: []int{130}, gap: 3, cap: 3},
 		{heads: 2, kv: 1, dim: 256, lengths: []int{5, 65}, causal: true},
 		{heads: 1, dim: 256, lengths: []int{17, 1}, gap: 3, p: 0.1},

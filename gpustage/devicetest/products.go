@@ -135,10 +135,11 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 			plain, gelu, drop, all, grad, dropped, add := matrix("plain"), matrix("gelu"), matrix("drop"), matrix("all"), matrix("grad"), matrix("dropped"), matrix("add")
 			overResidual, overGrad := matrix("over its residual"), matrix("over its pre-activation")
 			gamma, beta := f.vector("gamma", n, nil), f.vector("beta", n, nil)
-			var sums, norms, means, rstds [3]*arg // of products that end in a layer norm
+			var sums, norms, means, rstds, copies [3]*arg // of products that end in a layer norm
 			for i := range sums {
 				sums[i], norms[i] = matrix(name("sum ", i)), matrix(name("norm ", i))
 				means[i], rstds[i] = f.vector(name("mean ", i), m, nil), f.vector(name("rstd ", i), m, nil)
+				copies[i] = f.copyFor(name("operand ", i), m, n)
 			}
 			gradToo, again, droppedToo, overPre := matrix("grad beside again"), matrix("again"), matrix("dropped beside again"), matrix("again in place")
 			inPlace, mean, rstd := []*arg{matrix("norm in place"), matrix("norm in place, without dropout")}, f.vector("mean", m, nil), f.vector("rstd", m, nil)
@@ -158,7 +159,7 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				product(overResidual, gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(overResidual)})
 				product(overGrad, gpustage.MatMul{GradOf: x(overGrad), Act: gpustage.GELU})
 				norm := func(i int) gpustage.Norm { // of one column, or of few, the variance is small: not with this eps
-					return gpustage.Norm{Y: x(norms[i]), Mean: x(means[i]), Rstd: x(rstds[i]), Gamma: x(gamma), Beta: x(beta), Eps: 0.5}
+					return gpustage.Norm{Y: x(norms[i]), Mean: x(means[i]), Rstd: x(rstds[i]), Gamma: x(gamma), Beta: x(beta), Eps: 0.5, Operand: f.in(s, copies[i])}
 				}
 				product(sums[0], gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(residual), Norm: norm(0)})
 				product(sums[1], gpustage.MatMul{Residual: x(residual), Norm: norm(1)})
@@ -185,6 +186,7 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				f.check(means[i], 2*productTolerance(k))
 				f.check(rstds[i], 4*productTolerance(k))
 				f.check(norms[i], 16*productTolerance(k))
+				f.checkCopy(copies[i], norms[i])
 			}
 			for _, o := range inPlace {
 				f.check(o, 16*productTolerance(k))

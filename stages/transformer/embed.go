@@ -84,7 +84,6 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 	m, in := p.m, p.in
 	mark := p.a.Mark()
 	word, ids := p.words()
-	p.hasCopied(x)
 	o := gpustage.Embed{
 		Words: gpustage.Lookup{Table: word, Index: ids}, Positions: gpustage.Lookup{Table: m.w.position, Index: in.places},
 		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: p.copy,
@@ -97,6 +96,7 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 		p.embed = embedActs{sum: sum, stats: p.keepStats(n, sum)}
 		o.Gamma, o.Beta, o.Eps = n.gamma, n.beta, m.Config.NormEps
 	}
+	p.copies(x)
 	p.s.Embed(x, p.embed.sum, p.embed.stats.mean, p.embed.stats.rstd, o)
 	if !keep {
 		p.a.Release(mark)

@@ -33,7 +33,7 @@ type halfActs struct {
 // enter is what half a layer's branch begins with: in(x), in scratch memory, or x. Only products read it.
 func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 	if h.in.absent() {
-		if p.copied == x {
+		if p.copyOf == x {
 			return p.copy
 		}
 		return x
@@ -49,7 +49,7 @@ func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 // leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place. Without keep the norm sum is made
 // in place: a GPU then writes a row to its second-level cache twice and to memory once.
 func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
-	p.copied = gpustage.Tensor{}
+	p.copyOf = gpustage.Tensor{} // y may have the memory of what it is a copy of
 	total := y
 	if !h.sum.absent() {
 		if keep {
@@ -65,7 +65,7 @@ func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpus
 		}
 		p.forward(l, total, branch, o)
 		if !o.Norm.Y.IsZero() {
-			p.hasCopied(y)
+			p.copies(y)
 			return
 		}
 	} else {
@@ -186,7 +186,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	up := p.narrow(w.up, dpre)
 	x1 := a.x1
 	if x1.IsZero() && (g.up.trains() || !w.ffn.in.absent()) {
-		x1 = p.again(w.attn, a.attn, w.ffn)
+		x1 = p.again(w.attn, a.attn)
 	}
 	if g.up.trains() {
 		p.gradients(up, g.up, dpre, p.enter(w.ffn, &a.ffn, x1))
@@ -219,7 +219,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	qkv := p.narrow(w.qkv, dqkv)
 	x := a.x
 	if x.IsZero() && (g.qkv.trains() || !w.attn.in.absent()) {
-		x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn, w.attn)
+		x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn)
 	}
 	if g.qkv.trains() {
 		p.gradients(qkv, g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
@@ -234,26 +234,28 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 
 // operand is scratch memory for what only products and attention read, and the pointwise functions between them. In bf16 they round it, so where a
 // device's kernels take it so it is of bf16 from the start: half the memory to move, which is most of what a GPU does besides multiplying, and
-// no passes that round. Gradients of what is so are as well; residuals, sums, norms' inputs and what is added to them stay in f32. As in
-// torch's autocast, what is summed over tokens for a bias's gradient, the queries that are turned and the activation's input have been rounded then.
+// no passes that round. An operand's gradient is one too. Residuals, sums, norms' inputs and their gradients stay in f32. As in torch's
+// autocast, what is summed over tokens for a bias's gradient, the queries that are turned and the activation's input have been rounded then;
+// and the attention's output, whose product with its gradient is taken from all scores' gradients, as FlashAttention has it.
 func (p *Pass) operand(rows, cols int) gpustage.Tensor {
 	return p.a.Scratch(p.s, p.m.operands, rows, cols)
 }
 
-// openCopy takes room for a copy of hidden states, in which what makes them leaves them as an operand too; each takes the place of the one before.
-// closeCopy forgets it.
+// openCopy takes room for a copy of hidden states, in which what makes them leaves them as an operand too, where products take them without a norm
+// between; each takes the place of the one before. closeCopy forgets it.
 func (p *Pass) openCopy(x gpustage.Tensor) {
-	if p.m.operands != p.m.DType {
+	p.beforeCopy = p.a.Mark()
+	if p.m.operands != p.m.DType && p.m.w.layers[0].ffn.in.absent() {
 		p.copy = p.operand(x.Rows, x.Cols)
 	}
 }
 
-func (p *Pass) closeCopy() { p.copy, p.copied = gpustage.Tensor{}, gpustage.Tensor{} }
+func (p *Pass) closeCopy() { p.copy, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{} }
 
-// hasCopied tells that x has just been made, and a copy of it if there is room for one.
-func (p *Pass) hasCopied(x gpustage.Tensor) {
+// copies tells that x has been made, and a copy of it if there is room for one.
+func (p *Pass) copies(x gpustage.Tensor) {
 	if !p.copy.IsZero() {
-		p.copied = x
+		p.copyOf = x
 	}
 }
 
@@ -290,13 +292,9 @@ func (p *Pass) load(kept gpustage.Tensor) gpustage.Tensor {
 	return x
 }
 
-// again is the output of half a layer that ends with a norm, in scratch memory, for the next half's branch.
-func (p *Pass) again(h half, a halfActs, next half) gpustage.Tensor {
-	kind := p.m.operands
-	if !next.in.absent() { // it begins with a norm
-		kind = p.m.DType
-	}
-	y := p.a.Scratch(p.s, kind, a.total.Rows, a.total.Cols)
+// again is the output of half a layer that ends with a norm, in scratch memory, for the next half's products: no family has a norm there as well.
+func (p *Pass) again(h half, a halfActs) gpustage.Tensor {
+	y := p.operand(a.total.Rows, a.total.Cols)
 	p.norm(h.sum, y, a.sum, a.total)
 	return y
 }

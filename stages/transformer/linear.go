@@ -164,7 +164,7 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 
 // narrowed is dropout(x) and u = s dropout(x) Aᵀ [T, r], in scratch memory.
 func (p *Pass) narrowed(f factors, x gpustage.Tensor) (dropped, u gpustage.Tensor) {
-	u = p.scratch(x.Rows, f.a.Rows)
+	u = p.operand(x.Rows, f.a.Rows)
 	dropped = p.dropped(x, p.loraDropout(f), p.m.operands)
 	p.multiply(u, dropped, f.a, gpustage.MatMul{TransB: true, Alpha: p.m.lora().Scale()})
 	return dropped, u
@@ -185,7 +185,7 @@ func (p *Pass) narrow(l linear, dy gpustage.Tensor) linear {
 		}
 	}
 	for _, f := range l.factors {
-		v := p.scratch(dy.Rows, f.a.Rows)
+		v := p.operand(dy.Rows, f.a.Rows)
 		p.multiply(v, dy.Columns(f.lo, f.hi), f.b, gpustage.MatMul{Alpha: p.m.lora().Scale()})
 		l.narrow = append(l.narrow, v)
 	}

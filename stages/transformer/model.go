@@ -183,8 +183,9 @@ type Pass struct {
 	train      bool
 	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
 	embed      embedActs
-	copy       gpustage.Tensor   // [T, C]: an operand, of what copied is; absent on most devices
-	copied     gpustage.Tensor   // [T, C]: hidden states
+	copy       gpustage.Tensor   // [T, C]: an operand; absent on most devices
+	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one
+	beforeCopy gpustage.Mark     // the arena without copy
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment
 	soon       bool              // it goes backward at once: with activation checkpointing the last segment is not computed again
@@ -339,6 +340,8 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 		p.inputs = append(p.inputs, x)
 		if p.soon && l+every >= p.m.Config.Layers {
 			p.carry()
+			p.closeCopy()
+			p.a.ReleaseScratch(p.beforeCopy)
 			p.behind = p.a.Mark()
 			p.ahead, x = p.recompute(l, p.m.Config.Layers, x)
 			break
@@ -534,7 +537,10 @@ func (p *Pass) carry() {
 func (p *Pass) recompute(from, to int, x gpustage.Tensor) ([]layerActs, gpustage.Tensor) {
 	if p.copy.IsZero() { // not within a forward pass
 		p.openCopy(x)
-		defer p.closeCopy()
+		defer func() {
+			p.closeCopy()
+			p.a.ReleaseScratch(p.beforeCopy)
+		}()
 	}
 	var acts []layerActs
 	for l := from; l < to; l++ {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage"
@@ -12,43 +13,107 @@ import (
 	"contraflow/testdata/harness"
 )
 
+// headsOf is a small BERT of any weights, with so many heads of so many features.
+func headsOf(t *testing.T, heads, dim int, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
+	t.Helper()
+	c, err := ParseConfig(fmt.Appendf(nil, `{"model_type": "bert", "hidden_size": %d, "num_attention_heads": %d, "num_hidden_layers": 2, "intermediate_size": 72,
+		"vocab_size": 40, "max_position_embeddings": 80, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5}`, heads*dim, heads))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(d, c, Head{Pooling: gpustage.MeanPooling, Normalize: true}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(6, 6))
+	if err := m.Load(s, func(p Param, dst []float32) error {
+		for i := range dst {
+			dst[i] = float32(random.NormFloat64() / 8)
+			if strings.HasSuffix(p.Name, "LayerNorm.weight") {
+				dst[i]++
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return m, s
+}
+
 // Where operands of products and attention are of bf16 in memory, gradients are as near the truth as where products round what they read, in every
 // family, with LoRA and activation checkpointing too: norms, gates, rotations, dropout, queries' norms and what attention has besides. Errors are those
-// of whole vectors, and the geometric means of several sub-batches' are compared: some lie where rounding is magnified.
+// of whole vectors, and the geometric means of several sub-batches' are compared: some lie where rounding is magnified. Memory begins as NaNs.
 func TestOperandsInBF16(t *testing.T) {
 	harness.Thorough(t)
 	if !onhost.Here {
 		t.Skip("no device here takes operands in bf16")
 	}
-	kernels, copies := onhost.Open(t, onhost.Plain), fastDevice(t)
-	rows := Rows{IDs: make([]int32, 11), Cu: []int32{0, 3, 4, 11}, Keys: []uint64{1, 2, 3}}
-	lora := Tuning{FreezeLayers: 1, LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: 0.2, Targets: []string{AllLinear}}}
+	type loader func(d gpustage.Device, o Options) (*Model, gpustage.Stream)
+	models := map[string]loader{}
 	for _, name := range familyGoldens(t) {
-		for i, o := range []Options{{}, {CheckpointEvery: 1}, {Tuning: lora}} {
+		models[name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
+	}
+	for _, dim := range []int{12, 32, 64, 128} { // all but the first are for kernels with tensor cores
+		models[fmt.Sprint("heads of ", dim)] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) {
+			return headsOf(t, 1+64/dim, dim, d, o)
+		}
+	}
+	fused, copies := onhost.Open(t, onhost.Plain), fastDevice(t)
+	separate := fused.As(onhost.Plain)
+	separate.Separate = true
+	rows := Rows{IDs: make([]int32, 75), Cu: []int32{0, 3, 4, 75}, Keys: []uint64{1, 2, 3}}
+	lora := Tuning{FreezeLayers: 1, LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: 0.2, Targets: []string{AllLinear}}}
+	gaps := Tuning{LoRA: &LoRA{Rank: 8, Alpha: 3, Targets: []string{"query", "value"}}}
+	for name, load := range models {
+		for i, o := range []Options{{}, {CheckpointEvery: 1}, {Tuning: lora}, {Tuning: gaps}} {
+			kernels, times, limit := fused, 9, 1.5
+			if i == 1 {
+				kernels = separate
+			}
+			if bert := strings.HasPrefix(name, "heads"); bert {
+				times = 4
+			} else if o.Tuning.LoRA == gaps.LoRA {
+				continue // names of BERT's
+			}
+			if o.Tuning.LoRA == lora.LoRA {
+				limit = 2 // queries' and keys' factors feel most that the attention's output has been rounded, as FlashAttention's is
+			}
 			t.Run(fmt.Sprint(name, "/", i), func(t *testing.T) {
 				// run is the gradients of sub-batches, one after the other.
 				run := func(d gpustage.Device, dtype gpustage.DType) (gradients [][]float64) {
 					o.DType, o.BF16 = dtype, dtype == gpustage.F32
-					m, s := loadFamily(t, name, nil, d, o)
+					m, s := load(d, o)
 					m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1
 					anyFactors(t, m, s)
 					grads, err := m.NewGradients()
 					if err != nil {
 						t.Fatal(err)
 					}
-					a, err := gpustage.NewArena(d, m.Memory([]int{3, 1, 7}).Backward)
+					rows := rows
+					if m.Config.MaxPositions < 75 {
+						rows.IDs, rows.Cu = rows.IDs[:11], []int32{0, 3, 4, 11}
+					}
+					bytes := m.Memory([]int{3, 1, int(rows.Cu[3]) - 4}).Backward
+					a, err := gpustage.NewArena(d, bytes)
 					if err != nil {
 						t.Fatal(err)
 					}
 					random := rand.New(rand.NewPCG(9, 9))
 					r := make([]float64, 3*m.EmbeddingSize())
-					for range 9 {
+					for range times {
 						for k := range rows.IDs {
 							rows.IDs[k] = 5 + random.Int32N(int32(m.Config.Vocab-5))
 						}
 						for k := range r {
 							r[k] = random.NormFloat64()
 						}
+						before := a.Mark()
+						s.Fill(a.Keep(s, gpustage.F32, 1, bytes/4), math.NaN())
+						a.Release(before)
 						s.Fill(grads, 0)
 						p := m.Forward(s, a, rows, true, true)
 						p.Backward(upload64(t, s, dtype, 3, m.EmbeddingSize(), r), grads)
@@ -67,8 +132,8 @@ func TestOperandsInBF16(t *testing.T) {
 				}
 				here, there := mean(run(kernels, gpustage.F32)), mean(run(copies, gpustage.F32))
 				t.Logf("error %.3g, with copies %.3g", here, there)
-				if !(here <= 1.5*there) {
-					t.Errorf("error %.3g, with copies %.3g", here, there)
+				if !(here <= limit*there) {
+					t.Errorf("error %.3g, with copies %.3g: want at most %.1f times as much", here, there, limit)
 				}
 			})
 		}
@@ -85,7 +150,7 @@ func distance(got, want []float64) float64 {
 }
 
 // Where operands are of bf16 no pass rounds them: a step's are what its kernels write. What is left are the biases of products whose result
-// is an operand, and on the way back the first layer's input.
+// is an operand, and on the way back the first layer's input; and without dropout gradients that come down a residual, while they are summed.
 func TestPassesThatRound(t *testing.T) {
 	if !onhost.Here {
 		t.Skip("no device here takes operands in bf16")
@@ -97,13 +162,15 @@ func TestPassesThatRound(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := newArena(t, d)
+	spy := &operandSpy{Stream: s}
 	pass := func(dropout float64, backward bool) map[string]int {
 		m.Config.HiddenDropout, m.Config.AttentionDropout = dropout, dropout
 		d.Launched = map[string]int{}
-		p := m.Forward(s, a, Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}, Keys: []uint64{1, 2}}, true, true)
+		spy.f32 = 0
+		p := m.Forward(spy, a, Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}, Keys: []uint64{1, 2}}, true, true)
 		if backward {
 			r := upload64(t, s, m.DType, 2, m.EmbeddingSize(), make([]float64, 2*m.EmbeddingSize()))
-			d.Launched = map[string]int{}
+			d.Launched, spy.f32 = map[string]int{}, 0
 			p.Backward(r, grads)
 		}
 		if err := s.Sync(); err != nil {
@@ -119,10 +186,25 @@ func TestPassesThatRound(t *testing.T) {
 		backward bool
 		rounded  int // and nothing else
 		summed   int // rounded or not
-	}{{0.1, false, 2 * layers, 0}, {0, false, 2 * layers, 0}, {0.1, true, 1, 4 * layers}, {0, true, 1, 4 * layers}} {
+		f32      int // products that read what is of f32, but for parameters
+	}{{0.1, false, 2 * layers, 0, 0}, {0, false, 2 * layers, 0, 0}, {0.1, true, 1, 4 * layers, 1}, {0, true, 1, 4 * layers, 4*layers + 1}} {
 		ran := pass(c.dropout, c.backward)
-		if ran["to_bf16"] != c.rounded || ran["convert"] != 0 || ran["column_sums"] != c.summed {
-			t.Errorf("dropout %v, backward %v: %d passes round, %d convert, %d sum; want %d, 0, %d", c.dropout, c.backward, ran["to_bf16"], ran["convert"], ran["column_sums"], c.rounded, c.summed)
+		if ran["to_bf16"] != c.rounded || ran["convert"] != 0 || ran["column_sums"] != c.summed || spy.f32 != c.f32 {
+			t.Errorf("dropout %v, backward %v: %d passes round, %d convert, %d sum, %d products read f32; want %d, 0, %d, %d", c.dropout, c.backward, ran["to_bf16"],
+				ran["convert"], ran["column_sums"], spy.f32, c.rounded, c.summed, c.f32)
 		}
 	}
+}
+
+// operandSpy counts products that read something of f32 and no parameter.
+type operandSpy struct {
+	gpustage.Stream
+	f32 int
+}
+
+func (s *operandSpy) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	if a.DType == gpustage.F32 || b.DType == gpustage.F32 && o.Forms == nil {
+		s.f32++
+	}
+	s.Stream.MatMul(c, a, b, o)
 }

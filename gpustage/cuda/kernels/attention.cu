@@ -168,7 +168,7 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (k0 >= n) return;
 	float *ks = shared, *vs = ks + OWN * dim, *qs = vs + OWN * dim, *os = qs + OTHER * (dim + 1);
-	float *ps = os + OTHER * (dim + 1), *ds = ps + OWN * OTHER;
+	float *ps = os + OTHER * (dim + 1); // of probabilities, then of their gradients: with both, 256 features would not fit into 99 KB
 	stage(a, ks, dim, a.k, a.sk, lo, k0, OWN, n, kv);
 	stage(a, vs, dim, a.v, a.sv, lo, k0, OWN, n, kv);
 	float dk[4][NV] = {}, dv[4][NV] = {};
@@ -192,16 +192,23 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 					p = rounded(a, m * p);
 				}
 				ps[own * OTHER + lane_id()] = p;
-				ds[own * OTHER + lane_id()] = d;
 				__syncwarp();
 #pragma unroll
 				for (int v = 0; v < NV; v++) {
 					int f = lane_id() + v * WARP;
 					if (f >= dim) continue;
-					for (int k = 0; k < OTHER; k++) {
-						dv[r][v] += ps[own * OTHER + k] * os[k * (dim + 1) + f];
-						dk[r][v] += ds[own * OTHER + k] * qs[k * (dim + 1) + f];
-					}
+#pragma unroll 4
+					for (int k = 0; k < OTHER; k++) dv[r][v] += ps[own * OTHER + k] * os[k * (dim + 1) + f];
+				}
+				__syncwarp();
+				ps[own * OTHER + lane_id()] = d;
+				__syncwarp();
+#pragma unroll
+				for (int v = 0; v < NV; v++) {
+					int f = lane_id() + v * WARP;
+					if (f >= dim) continue;
+#pragma unroll 4
+					for (int k = 0; k < OTHER; k++) dk[r][v] += ps[own * OTHER + k] * qs[k * (dim + 1) + f];
 				}
 				__syncwarp();
 			}

@@ -283,7 +283,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 	u32 q[D / 16][4], o[D / 16][4];
 	left_rows<D>(a, q, head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
 	left_rows<D>(a, o, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, w0, n);
-		float lse[2], delta[2], dq[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
+	float lse[2], delta[2], dq[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = i + 8 * half;
@@ -412,8 +412,8 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 }
 
 // Launch bounds are what registers allow: 16 warps to a multiprocessor in the forward pass, 12 by query, 8 by key; at 32 features 12 by key
-// as well, in blocks of 4; at 128 features 12, 8, 8. Shared memory has room for as many, with 20 to 105 KB a block, but for blocks of 4
-// warps in the forward pass at 128 features: 70 KB each, of which sm_80 takes two.
+// as well, in blocks of 4; at 128 features 12, 8, 8, by key in blocks of 4. Shared memory has room for as many, with 20 to 75 KB a block, but
+// for blocks of 4 warps in the forward pass at 128 features: 70 KB each, of which sm_80 takes two. GPUs with 99 KB take one of these.
 #define FOR_DIM(most, by_query, by_key, D)                                                                          \
 	KERNEL __launch_bounds__(most, 2) flash_##D(Attention a) { flash_forward<D>(a); }                               \
 	KERNEL __launch_bounds__(by_query, 384 / by_query) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
@@ -421,4 +421,4 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 
 FOR_DIM(256, 192, 384, 32)
 FOR_DIM(256, 192, 256, 64)
-FOR_DIM(192, 256, 256, 128)
+FOR_DIM(192, 256, 128, 128)

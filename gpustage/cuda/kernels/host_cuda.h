@@ -4,7 +4,7 @@
 // or mma for its warp; and a warp until all of its threads wait for other warps. What real threads may do in any order, odd launches do
 // forwards and even ones backwards, so that a missing barrier shows as a wrong result; shared memory begins as NaNs, and is guarded behind
 // its end. It is an error, with the kernel's name, when threads of a warp meet at different operations, when some wait for ever, when
-// ldmatrix, a copy or a vector gets an odd address, and when a launch is larger than GPUs allow.
+// ldmatrix, a copy or a vector gets an odd address, and when a launch is larger than the least of the GPUs from sm_80 on allows.
 #pragma once
 
 #include <cmath>
@@ -324,7 +324,7 @@ extern "C" int host_launch(const char *name, const unsigned *grid, const unsigne
 		if (!strcmp(e->name, name)) host_entry = e;
 	if (!host_entry) return 1;
 	host_kernel = name, host_args = args, host_me = nullptr;
-	if (grid[1] > 65535 || grid[2] > 65535 || block[0] * block[1] * block[2] > 1024 || shared > 227 << 10) host_fail("no GPU launches so much");
+	if (grid[1] > 65535 || grid[2] > 65535 || block[0] * block[1] * block[2] > 1024 || shared > 99 << 10) host_fail("no GPU launches so much");
 	gridDim = {grid[0], grid[1], grid[2]}, blockDim = {block[0], block[1], block[2]};
 	fibers.resize(block[0] * block[1] * block[2]);
 	if (stacks.size() < fibers.size() * host_stack) stacks.resize(fibers.size() * host_stack);

@@ -40,7 +40,7 @@ KERNEL convert(void *dst, int dstride, int dtype, const void *src, int sstride, 
 	}
 }
 
-// to_bf16 is convert for a product's inputs. dst is contiguous but for its stride, which is even.
+// to_bf16 is convert of f32, as products take it.
 KERNEL to_bf16(u16 *dst, int dstride, const float *src, int sstride, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
 		Quad q = load_quad(AT(src, sstride), n, vec);

@@ -18,8 +18,8 @@ type attentionArgs struct {
 
 const maxHeadDim = 256 // of attention.cu
 
-// mixed refuses q and others if only some are BF16, if they are and the attention does not round, and if they are neither BF16 nor F32.
-func (s *Stream) mixed(op string, o gpustage.Attention, q tensor, others ...tensor) bool {
+// refusesMix refuses q and others if only some are BF16, if they are and the attention does not round, and if they are neither BF16 nor F32.
+func (s *Stream) refusesMix(op string, o gpustage.Attention, q tensor, others ...tensor) bool {
 	for _, t := range others {
 		if half(t) != half(q) {
 			s.Fail(fmt.Errorf("%s: q is %v and another of its tensors %v: want all of them in bf16, or none", op, q, t))
@@ -103,7 +103,7 @@ var attentionBlock = [3]int{128, 1, 1}
 // Attention chooses the kernel by type, head size and what scores go through.
 func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	const op = "attention"
-	if s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.mixed(op, o, q, k, v, ctx) {
+	if s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.refusesMix(op, o, q, k, v, ctx) {
 		return
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
@@ -128,7 +128,7 @@ func flashBytes(rows, dim int) int { return 2 * rows * (dim + 8) }
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	const op = "attention backward"
 	if s.Refuse(gpustage.CheckAttention(op, as32(dctx), lse, as32(dq), as32(dk), as32(dv), o)) ||
-		s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.mixed(op, o, q, k, v, ctx, dctx, dq, dk, dv) {
+		s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.refusesMix(op, o, q, k, v, ctx, dctx, dq, dk, dv) {
 		return
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
@@ -152,13 +152,17 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		}
 		block, rows := flashBlock(o, most)
 		s.launch(fmt.Sprintf("flash_backward_q_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*tile, d), a)
-		block, rows = flashBlock(o, 128)
+		most = 128
+		if d == 128 {
+			most = 64 // two such blocks are as many warps as one of 128 rows, and it fits into 99 KB, which sm_86, sm_89 and sm_120 have
+		}
+		block, rows = flashBlock(o, most)
 		s.launch(fmt.Sprintf("flash_backward_kv_%d", d), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*8*tile, a)
 		return
 	}
 	tiles := 4 * (2*ownRows*d + 2*otherRows*(d+1) + ownRows*otherRows)
 	s.launch(fmt.Sprintf("attention_backward_q_%d", family(d)), grid(o, o.Heads, ownRows), attentionBlock, tiles, a)
-	s.launch(fmt.Sprintf("attention_backward_kv_%d", family(d)), grid(o, kv, ownRows), attentionBlock, tiles+4*ownRows*otherRows, a)
+	s.launch(fmt.Sprintf("attention_backward_kv_%d", family(d)), grid(o, kv, ownRows), attentionBlock, tiles, a)
 	if !o.DBias.IsZero() {
 		s.launch("attention_dbias", [3]int{o.Bias.Rows, o.Heads, 1}, attentionBlock, 0, a)
 	}

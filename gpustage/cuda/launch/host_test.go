@@ -16,3 +16,10 @@ func TestConformance(t *testing.T) {
 		t.Errorf("%+v: nothing was recorded and replayed", c)
 	}
 }
+
+// So they do where nothing is fused with products.
+func TestConformanceSeparate(t *testing.T) {
+	d := onhost.Open(t, onhost.Plain)
+	d.Separate = true
+	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil })
+}

@@ -33,6 +33,7 @@ type Device struct {
 	ref.Device
 
 	NoEpilogues bool                 // products have none
+	Separate    bool                 // of streams that are opened: what could be fused with products is not
 	Asked       func(launch.Product) // sees products; may be nil
 	Launched    map[string]int       // how often each kernel has run, of a device that one stream uses; may be nil
 
@@ -156,6 +157,7 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 	if d.mode != Recorded {
 		s.Stream = launch.NewStream(d, struct{ launch.Driver }{s})
 	}
+	s.Stream.Separate = d.Separate
 	return s, nil
 }
 

@@ -12,7 +12,10 @@ import (
 const Here = false
 
 // Device is not to be had on this system.
-type Device struct{ ref.Device }
+type Device struct {
+	ref.Device
+	Launched map[string]int
+}
 
 // Open skips the test.
 func Open(t testing.TB, _ Mode) *Device {

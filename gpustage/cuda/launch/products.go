@@ -1,0 +1,254 @@
+package launch
+
+import (
+	"fmt"
+
+	"contraflow/gpustage"
+)
+
+// MatMul is a product and what surrounds it: in one call of the library where that can do all of it, else with a kernel after.
+func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
+	as, to := o, c
+	as.PreAct, as.GradOf, as.Again = as32(o.PreAct), as32(o.GradOf), as32(o.Again)
+	if o.Norm.Y.IsZero() {
+		to = as32(c)
+	}
+	m, n, k, err := gpustage.CheckMatMul(to, as32(a), as32(b), as)
+	if err == nil && !o.BF16 && halves(c, a, b, o.PreAct, o.GradOf, o.Again) != 0 {
+		err = fmt.Errorf("matmul: tensors of bf16, where it is not to round a and b")
+	}
+	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
+		return
+	}
+	a, b = s.inputs(a, b, o)
+	if s.err != nil || m == 0 || n == 0 {
+		return
+	}
+	if n := o.Norm; !n.Y.IsZero() && !s.joinsNorm(o) {
+		defer s.layerNorm(c, n)
+		o.Norm = gpustage.Norm{}
+	}
+	p := Product{A: s.matrix(a), B: s.matrix(b), TransA: o.TransA, TransB: o.TransB, BF16: o.BF16, TF32: o.TF32 && !o.BF16, Alpha: float32(o.Alpha)}
+	if o.Alpha == 0 {
+		p.Alpha = 1
+	}
+	if k > 0 {
+		if fused, ok := s.fused(p, c, o); ok {
+			s.multiply(fused)
+			if !o.Again.IsZero() {
+				s.quads("activation", []tensor{o.Again, o.GradOf}, int(o.Act), halves(o.Again, o.GradOf))
+			}
+			return
+		}
+	}
+	plain := o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && (o.Residual.IsZero() || !half(c))
+	if plain && !(o.Add && !o.Residual.IsZero()) {
+		p = s.into(p, c, o.Bias)
+		if !o.Residual.IsZero() {
+			p.D = s.matrix(o.Residual)
+		}
+		p.Beta = float32(flag(o.Add || !o.Residual.IsZero()))
+		s.sum(c, p, k)
+		return
+	}
+	// The product goes where its surroundings read it: to PreAct, which is to have it (with the bias), to c, or where c still has to say
+	// something, to scratch memory.
+	acc, bias, added := c, o.Bias, tensor{}
+	switch {
+	case !o.PreAct.IsZero():
+		acc, bias, added = o.PreAct, tensor{}, o.Bias
+	case o.Add || same(c, o.Residual) || same(c, o.GradOf):
+		acc = s.scratch(gpustage.F32, m, n)
+	}
+	if s.err != nil {
+		return
+	}
+	s.sum(acc, s.into(p, acc, added), k)
+	if n := o.Norm; !n.Y.IsZero() {
+		args := append([]any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
+		s.eachRow("epilogue_norm", m, append(args, s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
+		return
+	}
+	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
+	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, bias, o.GradOf, o.Again, o.Residual), m, n)
+	s.launch("epilogue", elements(m*ceil(n, 4)), [3]int{block, 1, 1}, 0, args...)
+}
+
+// into is a product that goes to c, with a bias in c's type: the library has no other one for bf16.
+func (s *Stream) into(p Product, c, bias tensor) Product {
+	p.C, p.D, p.Half = s.matrix(c), s.matrix(c), half(c)
+	if p.Half && !bias.IsZero() {
+		rounded := s.scratchBF16(bias)
+		if s.err == nil {
+			s.toBF16(rounded, bias)
+		}
+		bias = rounded
+	}
+	p.Bias = s.address(bias)
+	return p
+}
+
+// joinsNorm tells whether a product's last pass is one of ours, and one that can end in a norm: dropout, with a residual or without.
+func (s *Stream) joinsNorm(o gpustage.MatMul) bool {
+	return !s.Separate && o.Dropout.Active() && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Add
+}
+
+func same(a, b tensor) bool { return !b.IsZero() && a.Mem == b.Mem && a.Off == b.Off }
+
+func (s *Stream) matrix(t tensor) Matrix { return Matrix{s.address(t), t.Rows, t.Cols, t.Stride} }
+
+// fused is p with GELU, or its derivative, in the library's epilogue: if o asks for what that computes, the memory suits it and the library has
+// it for this shape.
+//
+// The library's GELU is the tanh approximation (pytorch/pytorch#104061 changed PyTorch's other paths to agree with it), so the exact one is
+// never left to it; and its tanh is itself approximated, to about 11 bits in f32, which is good enough for products whose inputs are
+// rounded and not for those of f32.
+func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
+	if s.Separate || o.Act != gpustage.GELUTanh || !p.BF16 && !p.TF32 || o.Add || !o.Residual.IsZero() || o.Dropout.Active() {
+		return p, false
+	}
+	aux := o.PreAct
+	p.Epilogue = GELU
+	if !o.GradOf.IsZero() {
+		p.Epilogue, aux = DGELU, o.GradOf
+	}
+	if aux.IsZero() || same(c, aux) || half(c) != half(aux) || p.Epilogue == DGELU && !o.Bias.IsZero() {
+		return p, false
+	}
+	p.C, p.D, p.Aux, p.Half = s.matrix(c), s.matrix(c), s.matrix(aux), half(c)
+	if p.Bias = s.address(o.Bias); p.Half && p.Bias != 0 {
+		p.Bias = 16 // it will be rounded, into scratch memory: no worse aligned
+	}
+	// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: a row at least, and divisible by 8.
+	if p.Aux.Stride < p.Aux.Cols || p.Aux.Stride%8 != 0 || p.Aux.At%16 != 0 {
+		return p, false
+	}
+	ok, err := s.driver.Fuses(p)
+	if err != nil {
+		s.Fail(fmt.Errorf("matmul: %w", err))
+	}
+	if ok {
+		p = s.into(p, c, o.Bias)
+	}
+	return p, ok
+}
+
+// multiply is one call of the library.
+func (s *Stream) multiply(p Product) {
+	if s.err != nil {
+		return
+	}
+	if err := s.product(p); err != nil {
+		s.Fail(p.failed(err))
+	}
+}
+
+// sum is a product without an epilogue.
+func (s *Stream) sum(c tensor, p Product, k int) {
+	if k > 0 {
+		s.multiply(p)
+		return
+	}
+	// Libraries differ about sums of nothing.
+	if p.Beta == 0 {
+		s.launch("fill", elements(c.Len()), [3]int{block, 1, 1}, 0, c, uint64(0), 2-int(flag(p.Half)), c.Rows, c.Cols)
+	}
+	if p.Bias != 0 || p.Beta != 0 && p.D != p.C {
+		s.Fail(fmt.Errorf("matmul: an inner size of 0 with a bias or a residual is not supported on this device"))
+	}
+}
+
+// bf16Key is of the form that a product in bf16 keeps of a parameter.
+type bf16Key struct{}
+
+// BF16Bytes is what it takes.
+func BF16Bytes(rows, cols int) int { return rows * BF16Cols(cols) * 2 }
+
+// BF16Cols makes rows of bf16 begin at multiples of 16 bytes, which tensor cores' fast paths want.
+func BF16Cols(cols int) int { return (cols + 7) &^ 7 }
+
+// inputs are a and b as the product takes them. Rounding a reads all of it, and sums its columns as it goes.
+func (s *Stream) inputs(a, b tensor, o gpustage.MatMul) (tensor, tensor) {
+	sum, to, full := o.ColumnSum, a, true
+	if o.BF16 {
+		if half(b) {
+			b = s.aligned(b)
+		} else {
+			b = s.parameter(b, o.Forms)
+		}
+		if half(a) {
+			to = s.aligned(a)
+		} else {
+			to, full = s.room(a, o.Rounded)
+		}
+	}
+	switch {
+	case s.err != nil:
+	case full || s.Separate:
+		if !full {
+			s.toBF16(to, a)
+		}
+		if !sum.IsZero() {
+			s.columnSums(sum, tensor{}, a)
+		}
+	case !sum.IsZero():
+		s.columnSums(sum, to, a)
+	default:
+		s.toBF16(to, a)
+	}
+	return to, b
+}
+
+// aligned is t, of bf16, or a copy of it, with rows where tensor cores' fast paths want them. Models whose sizes are multiples of 8 need none.
+func (s *Stream) aligned(t tensor) tensor {
+	if s.address(t)%16 == 0 && t.Stride%8 == 0 {
+		return t
+	}
+	to := s.scratchBF16(t)
+	if s.err == nil {
+		s.launch("convert", elements(t.Len()), [3]int{block, 1, 1}, 0, to, int(to.DType), t, int(t.DType), t.Rows, t.Cols)
+	}
+	return to
+}
+
+// room is where a goes in bf16, and whether it is there already.
+func (s *Stream) room(a tensor, r *gpustage.Rounded) (to tensor, full bool) {
+	if r == nil || s.Separate || s.address(r.Room)%16 != 0 || r.Room.Stride%8 != 0 {
+		return s.scratchBF16(a), false
+	}
+	to, full = r.Room, r.Full
+	to.Cols, r.Full = a.Cols, true
+	return to, full
+}
+
+// parameter is b in bf16, a form of it that is kept if there is room.
+func (s *Stream) parameter(b tensor, forms *gpustage.Forms) tensor {
+	if forms != nil {
+		view := func(m gpustage.Memory) any {
+			return tensor{Mem: m, Rows: b.Rows, Cols: b.Cols, Stride: BF16Cols(b.Cols), DType: gpustage.BF16}
+		}
+		form, err := forms.Get(s.device, bf16Key{}, BF16Bytes(b.Rows, b.Cols), view, func(form any) error {
+			s.toBF16(form.(tensor), b)
+			return s.err
+		})
+		if err != nil {
+			s.Fail(err)
+			return tensor{}
+		}
+		if form != nil {
+			return form.(tensor)
+		}
+	}
+	to := s.scratchBF16(b)
+	if s.err == nil {
+		s.toBF16(to, b)
+	}
+	return to
+}
+
+// scratchBF16 is room for t in bf16.
+func (s *Stream) scratchBF16(t tensor) tensor {
+	to := s.scratch(gpustage.BF16, t.Rows, BF16Cols(t.Cols))
+	to.Cols = t.Cols
+	return to
+}
