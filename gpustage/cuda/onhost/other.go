@@ -14,6 +14,7 @@ const Here = false
 // Device is not to be had on this system.
 type Device struct {
 	ref.Device
+	Separate bool
 	Launched map[string]int
 }
 
