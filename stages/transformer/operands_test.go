@@ -57,7 +57,7 @@ func TestOperandsInBF16(t *testing.T) {
 	for _, name := range familyGoldens(t) {
 		models[name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
 	}
-	for _, dim := range []int{12, 32, 64, 128} { // all but the first are for kernels with tensor cores
+	for _, dim := range []int{32, 64, 128} { // for kernels with tensor cores
 		models[fmt.Sprint("heads of ", dim)] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) {
 			return headsOf(t, 1+64/dim, dim, d, o)
 		}
@@ -70,12 +70,12 @@ func TestOperandsInBF16(t *testing.T) {
 	gaps := Tuning{LoRA: &LoRA{Rank: 8, Alpha: 3, Targets: []string{"query", "value"}}}
 	for name, load := range models {
 		for i, o := range []Options{{}, {CheckpointEvery: 1}, {Tuning: lora}, {Tuning: gaps}} {
-			kernels, times, limit := fused, 9, 1.5
+			kernels, times, limit := fused, 6, 1.5
 			if i == 1 {
 				kernels = separate
 			}
 			if bert := strings.HasPrefix(name, "heads"); bert {
-				times = 4
+				times = 3 // and much longer
 			} else if o.Tuning.LoRA == gaps.LoRA {
 				continue // names of BERT's
 			}
