@@ -95,6 +95,14 @@ func (f *fixture) operand(name string, halves bool, rows, cols int, value func(i
 	return f.make(name, kind, gpustage.F64, rows, cols, f.gap, func(i, j int) float64 { return float64(gpustage.RoundBF16(float32(value(i, j)))) })
 }
 
+// tensor is floats, or an operand that is BF16 on the device.
+func (f *fixture) tensor(name string, half bool, rows, cols int, value func(i, j int) float64) *arg {
+	if half {
+		return f.operand(name, true, rows, cols, value)
+	}
+	return f.floats(name, rows, cols, value)
+}
+
 // vector is floats with one row and no gap.
 func (f *fixture) vector(name string, n int, value func(i, j int) float64) *arg {
 	if value == nil {

@@ -43,12 +43,7 @@ func (m *mix) arg(kind int, name string, rows, cols int, value func(i, j int) fl
 	m.made++
 	m.gap = p.gap
 	shifted := func(i, j int) float64 { return value(i, max(0, j-p.lead)) }
-	var a *arg
-	if m.half(kind) {
-		a = m.operand(name, true, rows, p.lead+cols, shifted)
-	} else {
-		a = m.floats(name, rows, p.lead+cols, shifted)
-	}
+	a := m.tensor(name, m.half(kind), rows, p.lead+cols, shifted)
 	if p.lead > 0 { // what is before the rows is a guard as well
 		whole := a.ref.Columns(p.lead, p.lead+cols)
 		a.dev = a.dev.Columns(p.lead, p.lead+cols)

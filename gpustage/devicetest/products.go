@@ -393,18 +393,22 @@ func testRounded(t *testing.T, dev gpustage.Device) {
 	}
 }
 
+// attentionCase is attention, forward and backward, of one shape.
+type attentionCase struct {
+	heads, kv, dim, window int
+	causal                 bool
+	p                      float64
+	lengths                []int
+	cap                    float64
+	bias                   int // rows of Bias
+	bf16                   bool
+	halves                 bool // tensors are BF16 on the device
+	gap                    int  // elements between rows
+	lead                   int  // columns before q
+}
+
 func testAttention(t *testing.T, dev gpustage.Device) {
-	type config struct {
-		heads, kv, dim, window int
-		causal                 bool
-		p                      float64
-		lengths                []int
-		cap                    float64
-		bias                   int // rows of Bias
-		bf16                   bool
-		gap                    int // elements between rows
-	}
-	for _, c := range []config{
+	for _, c := range []attentionCase{
 		{heads: 1, dim: 4, lengths: []int{1}},
 		{heads: 4, dim: 8, lengths: []int{3, 1, 17}},
 		{heads: 2, dim: 32, lengths: []int{64, 2, 33, 130}},
@@ -437,74 +441,94 @@ func testAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 2, dim: 32, lengths: []int{40}, bf16: true, p: 0.2, gap: 3},
 		{heads: 2, dim: 40, lengths: []int{19, 30}, bf16: true, p: 0.2, bias: 9},
 	} {
-		work := 0
-		for _, n := range c.lengths {
-			work += n * n * c.heads * c.dim
-		}
-		if testing.Short() && work > 1e6 { // ref takes most of the suite's time for these, which an emulator has not
-			continue
-		}
-		t.Run(name(c), func(t *testing.T) {
-			f := newFixture(t, dev, 14, c.gap)
-			q := f.sequences(c.lengths)
-			kv := c.kv
-			if kv == 0 {
-				kv = c.heads
-			}
-			e, ek := c.heads*c.dim, kv*c.dim
-			// q, k and v are columns of one tensor, as the fused projection leaves them.
-			qkv, dqkv := f.floats("qkv", q.tokens, e+2*ek, nil), f.floats("dqkv", q.tokens, e+2*ek, nil)
-			ctx, dctx, lse := f.floats("ctx", q.tokens, e, nil), f.floats("dctx", q.tokens, e, nil), f.floats("lse", c.heads, q.tokens, nil)
-			var bias, dBias *arg
-			if c.bias > 0 {
-				bias, dBias = f.floats("bias", c.bias, c.heads, nil), f.floats("dBias", c.bias, c.heads, nil)
-			}
-			f.run(func(s gpustage.Stream, x picker) {
-				o := gpustage.Attention{Seqs: q.on(x), Heads: c.heads, KVHeads: c.kv, HeadDim: c.dim, Scale: 1 / math.Sqrt(float64(c.dim)),
-					SoftCap: c.cap, Causal: c.causal, Window: c.window, BF16: c.bf16, Dropout: gpustage.Dropout{P: c.p, Seqs: q.on(x), Layer: 3, Site: gpustage.SiteAttention}}
-				if c.bias > 0 {
-					o.Bias, o.DBias = x(bias), x(dBias)
-				}
-				in, d := x(qkv), x(dqkv)
-				s.Attention(x(ctx), x(lse), in.Columns(0, e), in.Columns(e, e+ek), in.Columns(e+ek, e+2*ek), o)
-				s.AttentionBackward(d.Columns(0, e), d.Columns(e, e+ek), d.Columns(e+ek, e+2*ek), x(dctx), x(ctx), x(lse),
-					in.Columns(0, e), in.Columns(e, e+ek), in.Columns(e+ek, e+2*ek), o)
-			})
-			// In bf16 both sides round what goes into products, but a device may round probabilities before or after they are divided by
-			// their sum, and take <dctx, ctx> for the sum of rounded products: a term may differ by half of bf16's spacing, and
-			// gradients have several such terms.
-			limit := map[bool][3]float64{false: {64, 512, 512}, true: {bf16Spacing, 3 * bf16Spacing, 6 * bf16Spacing}}[c.bf16]
-			f.check(ctx, limit[0])
-			f.check(lse, 32)
-			f.check(dqkv, limit[1])
-			f.untouched(qkv, dctx)
-			if c.bias > 0 { // a sum over up to 140 queries
-				f.check(dBias, limit[2])
-				f.untouched(bias)
-			}
-		})
+		c.test(t, dev, 14)
 	}
+}
+
+// test is a subtest. ref has the same values in f64.
+func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
+	work := 0
+	for _, n := range c.lengths {
+		work += n * n * c.heads * c.dim
+	}
+	if testing.Short() && work > 1e6 { // ref takes most of the suite's time for these, which an emulator has not
+		return
+	}
+	t.Run(name(c), func(t *testing.T) {
+		f := newFixture(t, dev, seed, c.gap)
+		q := f.sequences(c.lengths)
+		kv := c.kv
+		if kv == 0 {
+			kv = c.heads
+		}
+		e, ek := c.heads*c.dim, kv*c.dim
+		// q, k and v are columns of one tensor, as the fused projection leaves them.
+		columns := c.lead + e + 2*ek
+		qkv, dqkv := f.tensor("qkv", c.halves, q.tokens, columns, nil), f.tensor("dqkv", c.halves, q.tokens, columns, nil)
+		ctx, dctx, lse := f.tensor("ctx", c.halves, q.tokens, e, nil), f.tensor("dctx", c.halves, q.tokens, e, nil), f.floats("lse", c.heads, q.tokens, nil)
+		var bias, dBias *arg
+		if c.bias > 0 {
+			bias, dBias = f.floats("bias", c.bias, c.heads, nil), f.floats("dBias", c.bias, c.heads, nil)
+		}
+		parts := func(x gpustage.Tensor) (q, k, v gpustage.Tensor) {
+			x = x.Columns(c.lead, x.Cols)
+			return x.Columns(0, e), x.Columns(e, e+ek), x.Columns(e+ek, e+2*ek)
+		}
+		f.run(func(s gpustage.Stream, x picker) {
+			o := gpustage.Attention{Seqs: q.on(x), Heads: c.heads, KVHeads: c.kv, HeadDim: c.dim, Scale: 1 / math.Sqrt(float64(c.dim)),
+				SoftCap: c.cap, Causal: c.causal, Window: c.window, BF16: c.bf16, Dropout: gpustage.Dropout{P: c.p, Seqs: q.on(x), Layer: 3, Site: gpustage.SiteAttention}}
+			if c.bias > 0 {
+				o.Bias, o.DBias = x(bias), x(dBias)
+			}
+			q, k, v := parts(x(qkv))
+			dq, dk, dv := parts(x(dqkv))
+			s.Attention(x(ctx), x(lse), q, k, v, o)
+			s.AttentionBackward(dq, dk, dv, x(dctx), x(ctx), x(lse), q, k, v, o)
+		})
+		// In bf16 both sides round what goes into products, but a device may round probabilities before or after they are divided by
+		// their sum, and take <dctx, ctx> for the sum of rounded products: a term may differ by half of bf16's spacing, and
+		// gradients have several such terms.
+		//
+		// Of BF16 tensors what is written is rounded, which check adds, and <dctx, ctx> is taken from a rounded ctx as well: its terms are
+		// off by half a spacing at most, 0.2 spacings in the quadratic mean, and the sum by 0.2 sqrt(D), which Scale divides by sqrt(D)
+		// for dq and dk; not for the bias, where up to 65 of them are added. Errors that were seen: 0.7, 1.3, 3.3 spacings.
+		limit := map[bool][3]float64{false: {64, 512, 512}, true: {bf16Spacing, 3 * bf16Spacing, 6 * bf16Spacing}}[c.bf16]
+		f.check(ctx, limit[0])
+		f.check(lse, 32)
+		f.check(dqkv, limit[1])
+		f.untouched(qkv, dctx)
+		if c.bias > 0 { // a sum over up to 140 queries
+			f.check(dBias, limit[2])
+			f.untouched(bias)
+		}
+	})
 }
 
 // Keys that are NaN make all that see them NaN, also where they fill a device's first tile, and nothing else.
 func testAttentionNaN(t *testing.T, dev gpustage.Device) {
-	for _, bf16 := range []bool{false, true} {
-		f := newFixture(t, dev, 18, 0)
+	for _, c := range []struct {
+		bf16, halves bool
+		seed         uint64
+	}{{false, false, 18}, {true, false, 18}, {true, true, 32}} {
+		if c.halves && !gpustage.TakesBF16(dev) {
+			continue
+		}
+		f := newFixture(t, dev, c.seed, 0)
 		q := f.sequences([]int{100, 7})
 		const dim = 32
-		qkv := f.floats("qkv", q.tokens, 3*dim, func(i, j int) float64 {
+		qkv := f.tensor("qkv", c.halves, q.tokens, 3*dim, func(i, j int) float64 {
 			if i < 64 && j >= dim && j < 2*dim {
 				return math.NaN()
 			}
 			return f.rng.NormFloat64()
 		})
-		ctx, lse := f.floats("ctx", q.tokens, dim, nil), f.floats("lse", 1, q.tokens, nil)
+		ctx, lse := f.tensor("ctx", c.halves, q.tokens, dim, nil), f.floats("lse", 1, q.tokens, nil)
 		f.run(func(s gpustage.Stream, x picker) {
 			in := x(qkv)
 			s.Attention(x(ctx), x(lse), in.Columns(0, dim), in.Columns(dim, 2*dim), in.Columns(2*dim, 3*dim),
-				gpustage.Attention{Seqs: q.on(x), Heads: 1, HeadDim: dim, Scale: 0.2, BF16: bf16})
+				gpustage.Attention{Seqs: q.on(x), Heads: 1, HeadDim: dim, Scale: 0.2, BF16: c.bf16})
 		})
-		f.check(ctx, map[bool]float64{false: 64, true: bf16Spacing}[bf16])
+		f.check(ctx, map[bool]float64{false: 64, true: bf16Spacing}[c.bf16])
 	}
 }
 

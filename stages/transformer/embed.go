@@ -96,8 +96,8 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 		p.embed = embedActs{sum: sum, stats: p.keepStats(n, sum)}
 		o.Gamma, o.Beta, o.Eps = n.gamma, n.beta, m.Config.NormEps
 	}
-	p.copies(x)
 	p.s.Embed(x, p.embed.sum, p.embed.stats.mean, p.embed.stats.rstd, o)
+	p.copies(x)
 	if !keep {
 		p.a.Release(mark)
 	}

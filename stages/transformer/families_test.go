@@ -86,34 +86,12 @@ func loadFamily(t testing.TB, name string, config []byte, d gpustage.Device, o O
 	t.Helper()
 	var meta familyMeta
 	goldens.Load(t, "families/"+name).Meta(t, &meta)
+	folder := "families/" + name
 	if config == nil {
-		var err error
-		if config, err = os.ReadFile(filepath.Join(goldens.Path(t, "families/"+name), "config.json")); err != nil {
-			t.Fatal(err)
-		}
+		config = configAt(t, folder)
 	}
-	c, err := ParseConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := New(d, c, Head{Pooling: poolings[meta.Pooling], Normalize: true}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := goldens.Load(t, "families/"+name+"/model")
-	if err := m.Load(s, func(p Param, dst []float32) error {
-		if got, want := fmt.Sprint(w.Shape(t, p.Name)), fmt.Sprint(p.Shape()); got != want {
-			t.Errorf("%s has shape %s, want %s", p.Name, got, want)
-		}
-		copy(dst, w.F32(t, p.Name))
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	w := goldens.Load(t, folder+"/model")
+	m, s := loadModel(t, config, d, Head{Pooling: poolings[meta.Pooling], Normalize: true}, o, weightsOf(t, w))
 	for _, n := range w.Names("") {
 		if _, ok := m.Layout.Find(n); !ok && !strings.HasPrefix(n, "pooler.") {
 			t.Errorf("the model has no place for %s", n)

@@ -47,35 +47,6 @@ func adapterOf(t testing.TB, name string) *LoRA {
 	return l
 }
 
-// loadAt makes the model of a golden folder.
-func loadAt(t testing.TB, folder string, d gpustage.Device, h Head, o Options) (*Model, gpustage.Stream) {
-	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(goldens.Path(t, folder), "config.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := ParseConfig(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := New(d, c, h, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := goldens.Load(t, folder+"/model")
-	if err := m.Load(s, func(p Param, dst []float32) error {
-		copy(dst, w.F32(t, p.Name))
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return m, s
-}
-
 type loraMeta struct{ Base, Pooling string }
 
 // loadLoRA makes a golden's model with its adapter.

@@ -16,21 +16,10 @@ import (
 // headsOf is a small BERT of any weights, with so many heads of so many features.
 func headsOf(t *testing.T, heads, dim int, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
 	t.Helper()
-	c, err := ParseConfig(fmt.Appendf(nil, `{"model_type": "bert", "hidden_size": %d, "num_attention_heads": %d, "num_hidden_layers": 2, "intermediate_size": 72,
-		"vocab_size": 40, "max_position_embeddings": 80, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5}`, heads*dim, heads))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := New(d, c, Head{Pooling: gpustage.MeanPooling, Normalize: true}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := fmt.Appendf(nil, `{"model_type": "bert", "hidden_size": %d, "num_attention_heads": %d, "num_hidden_layers": 2, "intermediate_size": 72,
+		"vocab_size": 40, "max_position_embeddings": 80, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5}`, heads*dim, heads)
 	random := rand.New(rand.NewPCG(6, 6))
-	if err := m.Load(s, func(p Param, dst []float32) error {
+	return loadModel(t, config, d, Head{Pooling: gpustage.MeanPooling, Normalize: true}, o, func(p Param, dst []float32) error {
 		for i := range dst {
 			dst[i] = float32(random.NormFloat64() / 8)
 			if strings.HasSuffix(p.Name, "LayerNorm.weight") {
@@ -38,10 +27,7 @@ func headsOf(t *testing.T, heads, dim int, d gpustage.Device, o Options) (*Model
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return m, s
+	})
 }
 
 // Where operands of products and attention are of bf16 in memory, gradients are as near the truth as where products round what they read, in every

@@ -20,11 +20,39 @@ import (
 // loadGolden makes the model of a golden folder.
 func loadGolden(t testing.TB, name string, d gpustage.Device, h Head, o Options) (*Model, gpustage.Stream) {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(goldens.Path(t, "bert/"+name), "config.json"))
+	return loadAt(t, "bert/"+name, d, h, o)
+}
+
+// loadAt makes the model of a golden folder.
+func loadAt(t testing.TB, folder string, d gpustage.Device, h Head, o Options) (*Model, gpustage.Stream) {
+	t.Helper()
+	return loadModel(t, configAt(t, folder), d, h, o, weightsOf(t, goldens.Load(t, folder+"/model")))
+}
+
+func configAt(t testing.TB, folder string) []byte {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(goldens.Path(t, folder), "config.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := ParseConfig(raw)
+	return raw
+}
+
+// weightsOf fills parameters with a golden's.
+func weightsOf(t testing.TB, w *goldens.Golden) func(p Param, dst []float32) error {
+	return func(p Param, dst []float32) error {
+		if got, want := fmt.Sprint(w.Shape(t, p.Name)), fmt.Sprint(p.Shape()); got != want {
+			t.Errorf("%s has shape %s, want %s", p.Name, got, want)
+		}
+		copy(dst, w.F32(t, p.Name))
+		return nil
+	}
+}
+
+// loadModel makes the model of a configuration and fills its parameters.
+func loadModel(t testing.TB, config []byte, d gpustage.Device, h Head, o Options, fill func(p Param, dst []float32) error) (*Model, gpustage.Stream) {
+	t.Helper()
+	c, err := ParseConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,14 +64,7 @@ func loadGolden(t testing.TB, name string, d gpustage.Device, h Head, o Options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := goldens.Load(t, "bert/"+name+"/model")
-	if err := m.Load(s, func(p Param, dst []float32) error {
-		if got, want := fmt.Sprint(w.Shape(t, p.Name)), fmt.Sprint(p.Shape()); got != want {
-			t.Errorf("%s has shape %s, want %s", p.Name, got, want)
-		}
-		copy(dst, w.F32(t, p.Name))
-		return nil
-	}); err != nil {
+	if err := m.Load(s, fill); err != nil {
 		t.Fatal(err)
 	}
 	return m, s

@@ -117,6 +117,17 @@ KERNEL attention_delta(Attention a, int lanes) {
 	if (there && lane == 0) a.delta[(size_t)h * a.sdelta + t] = sum;
 }
 
+// accumulate adds the features that a lane has of OTHER rows, pitch apart, each times its weight.
+template <int NV> DEVICE void accumulate(float acc[NV], const float *weights, const float *rows, int pitch, int dim) {
+#pragma unroll
+	for (int v = 0; v < NV; v++) {
+		int f = lane_id() + v * WARP;
+		if (f >= dim) continue;
+#pragma unroll 4
+		for (int k = 0; k < OTHER; k++) acc[v] += weights[k] * rows[k * pitch + f];
+	}
+}
+
 template <int NV> DEVICE void backward_q(const Attention &a) {
 	DYNAMIC_SHARED(float, shared);
 	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
@@ -143,12 +154,7 @@ template <int NV> DEVICE void backward_q(const Attention &a) {
 			}
 			ds[own * OTHER + lane_id()] = d;
 			__syncwarp();
-#pragma unroll
-			for (int v = 0; v < NV; v++) {
-				int f = lane_id() + v * WARP;
-				if (f < dim)
-					for (int k = 0; k < OTHER; k++) acc[r][v] += ds[own * OTHER + k] * ks[k * (dim + 1) + f];
-			}
+			accumulate<NV>(acc[r], ds + own * OTHER, ks, dim + 1, dim);
 			__syncwarp();
 		}
 	}
@@ -193,23 +199,11 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 				}
 				ps[own * OTHER + lane_id()] = p;
 				__syncwarp();
-#pragma unroll
-				for (int v = 0; v < NV; v++) {
-					int f = lane_id() + v * WARP;
-					if (f >= dim) continue;
-#pragma unroll 4
-					for (int k = 0; k < OTHER; k++) dv[r][v] += ps[own * OTHER + k] * os[k * (dim + 1) + f];
-				}
+				accumulate<NV>(dv[r], ps + own * OTHER, os, dim + 1, dim);
 				__syncwarp();
 				ps[own * OTHER + lane_id()] = d;
 				__syncwarp();
-#pragma unroll
-				for (int v = 0; v < NV; v++) {
-					int f = lane_id() + v * WARP;
-					if (f >= dim) continue;
-#pragma unroll 4
-					for (int k = 0; k < OTHER; k++) dk[r][v] += ps[own * OTHER + k] * qs[k * (dim + 1) + f];
-				}
+				accumulate<NV>(dk[r], ps + own * OTHER, qs, dim + 1, dim);
 				__syncwarp();
 			}
 		}

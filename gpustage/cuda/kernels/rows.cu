@@ -29,15 +29,15 @@ DEVICE void normalized(Quad &p, float m, float r, const float *gamma, const floa
 }
 
 // copy_quad is a quad of y's operand, if there is one.
-DEVICE void copy_quad(u16 *operand, const Quad &p, int col, int n, int vec) {
-	if (operand) store_bf16(operand + col, p, n, vec);
+DEVICE void copy_quad(u16 *operand, size_t at, const Quad &p, int n, int vec) {
+	if (operand) store_bf16(operand + at, p, n, vec);
 }
 
 // layer_norm is y = norm(x), and operand y in bf16, if it is not 0.
 KERNEL layer_norm(void *y, int sy, u16 *operand, int so, float *mean, float *rstd, const float *x, int sx, const float *gamma,
                   const float *beta, float eps, int half, int vec, int rows, int cols) {
 	ROW_OF_WARP;
-	x += (size_t)row * sx, operand = operand ? operand + (size_t)row * so : 0;
+	x += (size_t)row * sx;
 	float sum = 0.f;
 	EACH_OWN(cols) {
 		Quad p = load_quad(x + col, n, vec);
@@ -49,7 +49,7 @@ KERNEL layer_norm(void *y, int sy, u16 *operand, int so, float *mean, float *rst
 		Quad p = load_quad(x + col, n, vec);
 		normalized(p, m, r, gamma, beta, col, n, vec);
 		store_half(y, PLACE(sy), p, n, vec, half & 1);
-		copy_quad(operand, p, col, n, vec);
+		copy_quad(operand, PLACE(so), p, n, vec);
 	}
 }
 
@@ -67,7 +67,7 @@ KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float 
                      const float *bias, const float *res, int sres, const float *gamma, const float *beta, float eps, const u64 *keys,
                      const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int vec, int rows, int cols) {
 	ROW_OF_WARP;
-	sum += (size_t)row * ssum, y += (size_t)row * sy, operand = operand ? operand + (size_t)row * so : 0;
+	sum += (size_t)row * ssum, y += (size_t)row * sy;
 	float total = 0.f;
 	EACH_OWN(cols) {
 		Quad p = load_quad(AT(acc, sacc), n, vec);
@@ -83,7 +83,7 @@ KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float 
 		Quad p = load_quad(sum + col, n, vec);
 		normalized(p, m, r, gamma, beta, col, n, vec);
 		store_quad(y + col, p, n, vec);
-		copy_quad(operand, p, col, n, vec);
+		copy_quad(operand, PLACE(so), p, n, vec);
 	}
 }
 
@@ -101,7 +101,7 @@ KERNEL embed(float *y, int sy, u16 *operand, int so, float *sum, int ssum, float
 	ROW_OF_WARP;
 	const float *word = words + (size_t)ids[row] * sw;
 	const float *place = places ? places + (size_t)placeOf[row] * sp : 0, *kind = kinds ? kinds + (size_t)kindOf[row] * sk : 0;
-	sum += (size_t)row * ssum, y += (size_t)row * sy, operand = operand ? operand + (size_t)row * so : 0;
+	sum += (size_t)row * ssum, y += (size_t)row * sy;
 	float total = 0.f, m = 0.f, r = 0.f;
 	EACH_OWN(cols) {
 		Quad p = load_quad(word + col, n, vec);
@@ -121,7 +121,7 @@ KERNEL embed(float *y, int sy, u16 *operand, int so, float *sum, int ssum, float
 		if (gamma) normalized(p, m, r, gamma, beta, col, n, vec);
 		if (keys) drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
 		store_quad(y + col, p, n, vec);
-		copy_quad(operand, p, col, n, vec);
+		copy_quad(operand, PLACE(so), p, n, vec);
 	}
 }
 

@@ -22,16 +22,7 @@ func TestNormBackward(t *testing.T) {
 	}
 	const eps = 1.0 / (1 << 23)
 	r := rand.New(rand.NewPCG(5, 5))
-	made := func(rows, cols, gap int) gpustage.Tensor {
-		x, err := gpustage.NewTensor(d, gpustage.F32, rows, cols+gap)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range gpustage.Slice[float32](x) {
-			gpustage.Slice[float32](x)[i] = float32(r.NormFloat64())
-		}
-		return x.Columns(0, cols)
-	}
+	made := func(rows, cols, gap int) gpustage.Tensor { return random(t, d, r, rows, cols, gap) }
 	values := func(x gpustage.Tensor) (out []float32) {
 		for i := range x.Rows {
 			out = append(out, gpustage.Slice[float32](x.Span(i, i+1))...)

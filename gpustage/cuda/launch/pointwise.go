@@ -15,6 +15,10 @@ func (s *Stream) Copy(dst, src tensor) {
 		s.toBF16(dst, src)
 		return
 	}
+	s.convert(dst, src)
+}
+
+func (s *Stream) convert(dst, src tensor) {
 	s.launch("convert", elements(src.Len()), [3]int{block, 1, 1}, 0, dst, int(dst.DType), src, int(src.DType), src.Rows, src.Cols)
 }
 

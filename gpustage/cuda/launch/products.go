@@ -206,7 +206,7 @@ func (s *Stream) aligned(t tensor) tensor {
 	}
 	to := s.scratchBF16(t)
 	if s.err == nil {
-		s.launch("convert", elements(t.Len()), [3]int{block, 1, 1}, 0, to, int(to.DType), t, int(t.DType), t.Rows, t.Cols)
+		s.convert(to, t)
 	}
 	return to
 }

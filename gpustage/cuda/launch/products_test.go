@@ -127,6 +127,19 @@ func TestFusedProducts(t *testing.T) {
 	}
 }
 
+// random is of a standard normal distribution, with a gap between rows.
+func random(t *testing.T, d gpustage.Device, r *rand.Rand, rows, cols, gap int) gpustage.Tensor {
+	t.Helper()
+	x, err := gpustage.NewTensor(d, gpustage.F32, rows, cols+gap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range gpustage.Slice[float32](x) {
+		gpustage.Slice[float32](x)[i] = float32(r.NormFloat64())
+	}
+	return x.Columns(0, cols)
+}
+
 // A bias's gradient is summed while bf16 is made of what it is the sum of: one pass instead of two, and the bits of the op on its own.
 func TestColumnSumOfRounded(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
@@ -138,16 +151,7 @@ func TestColumnSumOfRounded(t *testing.T) {
 	for _, separate := range []bool{false, true} {
 		d.Launched = map[string]int{}
 		s.(*onhost.Stream).Separate = separate
-		made := func(rows, cols int) gpustage.Tensor {
-			x, err := gpustage.NewTensor(d, gpustage.F32, rows, cols)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i := range gpustage.Slice[float32](x) {
-				gpustage.Slice[float32](x)[i] = float32(r.NormFloat64())
-			}
-			return x
-		}
+		made := func(rows, cols int) gpustage.Tensor { return random(t, d, r, rows, cols, 0) }
 		dy, x, dw := made(300, 150), made(300, 40), made(150, 40)
 		with, alone := made(1, 150), made(1, 150)
 		copy(gpustage.Slice[float32](alone), gpustage.Slice[float32](with))
