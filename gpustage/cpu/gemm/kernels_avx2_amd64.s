@@ -63,7 +63,7 @@ step1x16:
 	VBROADCASTSS (SI), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step1x16
@@ -83,7 +83,7 @@ step2x16:
 	VBROADCASTSS (SI)(R8*1), Y15
 	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y15, Y3
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step2x16
@@ -106,7 +106,7 @@ step3x16:
 	VBROADCASTSS (SI)(R8*2), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step3x16
@@ -132,7 +132,7 @@ step4x16:
 	VBROADCASTSS (SI)(R9*1), Y15
 	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y15, Y7
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step4x16
@@ -161,7 +161,7 @@ step5x16:
 	VBROADCASTSS (SI)(R8*4), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step5x16
@@ -193,7 +193,7 @@ step6x16:
 	VBROADCASTSS (R10), Y15
 	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y15, Y11
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	ADDQ         R13, R10
 	DECQ         CX
@@ -485,7 +485,7 @@ step1x8:
 	PREFETCHT0   512(BX)
 	VBROADCASTSS (SI), Y14
 	VFMADD231PS  Y12, Y14, Y0
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step1x8
@@ -502,7 +502,7 @@ step2x8:
 	VFMADD231PS  Y12, Y14, Y0
 	VBROADCASTSS (SI)(R8*1), Y15
 	VFMADD231PS  Y12, Y15, Y2
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step2x8
@@ -521,7 +521,7 @@ step3x8:
 	VFMADD231PS  Y12, Y15, Y2
 	VBROADCASTSS (SI)(R8*2), Y14
 	VFMADD231PS  Y12, Y14, Y4
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step3x8
@@ -542,7 +542,7 @@ step4x8:
 	VFMADD231PS  Y12, Y14, Y4
 	VBROADCASTSS (SI)(R9*1), Y15
 	VFMADD231PS  Y12, Y15, Y6
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step4x8
@@ -565,7 +565,7 @@ step5x8:
 	VFMADD231PS  Y12, Y15, Y6
 	VBROADCASTSS (SI)(R8*4), Y14
 	VFMADD231PS  Y12, Y14, Y8
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	DECQ         CX
 	JNZ          step5x8
@@ -590,7 +590,7 @@ step6x8:
 	VFMADD231PS  Y12, Y14, Y8
 	VBROADCASTSS (R10), Y15
 	VFMADD231PS  Y12, Y15, Y10
-	ADDQ         $0x40, BX
+	ADDQ         $0x00000040, BX
 	ADDQ         R13, SI
 	ADDQ         R13, R10
 	DECQ         CX

@@ -15,8 +15,8 @@ type strip[T Float] struct {
 	alpha      T
 	add        bool // c = alpha*a*b + c rather than c = alpha*a*b
 
-	// For a set that fetches: A's rows for a later strip start at fetch and are brought into the second-level cache meanwhile: at each step of k
-	// the lines at three rows, a third of a strip apart and fetchRow elements from row to row, fetchStep elements further
+	// For a set that fetches: A's rows for a later strip start at fetch and are brought into the second-level cache meanwhile: at each step of k,
+	// or each fourth, the lines at three rows, a third of a strip apart and fetchRow elements from row to row, fetchStep elements further
 	// with each step and a row further with each panel. With both strides 0 nothing much happens.
 	fetch               []T
 	fetchRow, fetchStep int
