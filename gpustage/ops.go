@@ -149,7 +149,8 @@ type MatMul struct {
 	Residual       Tensor // [M, N]
 	Norm           Norm   // of c
 	// ColumnSum [1, columns of a] += the sum of a's rows as op ColumnSum has it, of what a holds before it is rounded: where the product
-	// is a weight's gradient, dyᵀ x, this is its bias's.
+	// is a weight's gradient, dyᵀ x, this is its bias's. The bits are that op's, but for the transpose of a BF16 a, which a library may sum in
+	// an order of its own.
 	ColumnSum Tensor
 }
 

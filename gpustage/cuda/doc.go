@@ -34,11 +34,14 @@
 // or an accumulation, and in bf16 and TF32 the tanh approximation of GELU, its input kept, and its derivative. Where it has no algorithm with
 // an epilogue, a kernel follows the plain product.
 //
+// Beside a weight's gradient the library sums the columns of the output's gradient, if that is in bf16: the bias's gradient, which it
+// overwrites where ours add, so it goes into scratch memory first.
+//
 // What the library has besides is not used. Its GELU is never the exact one, which BERT's models have. Its ReLU wants a mask of bits for
-// the way back, where the input is kept anyway. Its biases' gradients (BGRADA, BGRADB) overwrite where ours add.
+// the way back, where the input is kept anyway.
 //
 // In bf16 what lies between products and attention is of bf16 in memory (gpustage.Ops: operands), and products write it so, with a bias that has been
-// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 200 C backward; with operands of f32, which
+// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 182 C backward; with operands of f32, which
 // each product would round into memory of its own first, 172 C and 386 C. That is reckoned from what each kernel reads and writes, not measured. What
 // is f32 and multiplied nevertheless (gradients that come down a residual without dropout) is rounded once for both products of a layer's
 // backward pass (gpustage.Rounded), and the pass that rounds it sums the bias's gradient on its way. CONTRAFLOW_CUDA_FUSE=off takes that apart, and embeddings, norms

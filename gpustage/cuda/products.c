@@ -58,7 +58,7 @@ static cublasStatus_t point(Plan *p, cublasLtMatmulDescAttributes_t what, uint64
 	return p_cublasLtMatmulDescSetAttribute(p->op, what, &pointer, sizeof pointer);
 }
 
-enum { GELU = 1, DGELU }; // launch.Epilogue
+enum { GELU = 1, DGELU, COLUMN_SUMS }; // launch.Epilogue
 
 #define TRY(x) \
 	if ((s = (x))) goto failed
@@ -82,14 +82,15 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	cublasLtEpilogue_t epilogue = x->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 	if (x->epilogue == GELU) epilogue = x->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
 	if (x->epilogue == DGELU) epilogue = CUBLASLT_EPILOGUE_DGELU;
+	if (x->epilogue == COLUMN_SUMS) epilogue = CUBLASLT_EPILOGUE_BGRADB; // of the library's second operand, our a, along k
 	TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
 	// The heuristic does not follow these pointers but takes from them how what they point to is aligned. Unless told, it takes a bias to
-	// be of the result's type; aux, which may be no other, is.
+	// be of the result's type; aux and a bias's gradient, which may be no other, are.
 	if ((p->bias = x->bias)) {
-		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &result, sizeof result));
+		if (x->epilogue != COLUMN_SUMS) TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &result, sizeof result));
 		TRY(point(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x->bias));
 	}
-	if ((p->aux = x->epilogue)) {
+	if ((p->aux = x->epilogue == GELU || x->epilogue == DGELU)) {
 		int64_t stride = x->aux.stride;
 		TRY(p_cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride, sizeof stride));
 		TRY(point(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x->aux.align));

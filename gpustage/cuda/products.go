@@ -109,8 +109,8 @@ func shapeOf(x launch.Product) C.Shape {
 	if x.Bias != 0 {
 		s.bias = align(x.Bias)
 	}
-	if x.Epilogue != launch.NoEpilogue {
-		s.epilogue, s.aux = C.int32_t(x.Epilogue), stored(x.Aux)
+	if s.epilogue = C.int32_t(x.Epilogue); x.Aux.At != 0 {
+		s.aux = stored(x.Aux)
 	}
 	return s
 }

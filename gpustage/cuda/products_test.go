@@ -159,17 +159,21 @@ func TestProducts(t *testing.T) {
 		a, b, c := newMatrix(r, ar, ac, gap(), gap(), bf16), newMatrix(r, br, bc, gap(), gap(), bf16), newMatrix(r, m, n, gap(), gap(), p.Half)
 		d, bias := c, newMatrix(r, 1, n, 0, gap(), p.Half)
 		aux := newMatrix(r, m, n, 7-(n-1)%8+8*r.IntN(2), 8*r.IntN(3), p.Half)
-		p.Epilogue = launch.Epilogue(r.IntN(3))
-		if p.Epilogue == launch.NoEpilogue && r.IntN(2) == 0 {
+		p.Epilogue = launch.Epilogue(r.IntN(4))
+		if (p.Epilogue == launch.NoEpilogue || p.Epilogue == launch.ColumnSums) && r.IntN(2) == 0 {
 			if p.Beta = 1; r.IntN(2) == 0 {
 				d = newMatrix(r, m, n, gap(), gap(), p.Half)
 			}
 		}
 		p.A, p.B, p.C, p.D = a.Matrix, b.Matrix, c.Matrix, d.Matrix
-		if p.Epilogue != launch.NoEpilogue {
+		switch p.Epilogue {
+		case launch.GELU, launch.DGELU:
 			p.Aux = aux.Matrix
+		case launch.ColumnSums:
+			bias = newMatrix(r, 1, m, 0, gap(), p.Half)
+			p.Bias = bias.At
 		}
-		if p.Epilogue != launch.DGELU && r.IntN(2) == 0 {
+		if (p.Epilogue == launch.NoEpilogue || p.Epilogue == launch.GELU) && r.IntN(2) == 0 {
 			p.Bias = bias.At
 		}
 		before, beforeAux, beforeD := c.copy(), aux.copy(), d.copy()
@@ -201,6 +205,13 @@ func TestProducts(t *testing.T) {
 			}
 		}
 		for i := range m {
+			if p.Epilogue == launch.ColumnSums {
+				x := 0.0
+				for l := range k {
+					x += a.op(p.TransA, i, l)
+				}
+				near(fmt.Sprint("sum ", i), bias.get(0, i), x)
+			}
 			for j := range n {
 				x := 0.0
 				for l := range k {
@@ -210,7 +221,7 @@ func TestProducts(t *testing.T) {
 				if p.Beta != 0 {
 					x += beforeD[i*d.Stride+j]
 				}
-				if p.Bias != 0 {
+				if p.Bias != 0 && p.Epilogue != launch.ColumnSums {
 					x += bias.get(0, j)
 				}
 				at, cell := fmt.Sprintf("[%d %d]", i, j), i*aux.Stride+j
@@ -240,7 +251,7 @@ func TestProducts(t *testing.T) {
 		runtime.KeepAlive(d)
 	}
 
-	if len(seen) != 2*(4+2+1) {
+	if len(seen) != 2*(4+2+1+2) {
 		t.Errorf("of the epilogues, with and without a bias and an addition, these came by: %v", seen)
 	}
 	if rounded == 0 {
@@ -259,7 +270,13 @@ func TestProducts(t *testing.T) {
 			t.Errorf("a library without epilogues (%d): plan %#x, error %q", *h.refuse, plan, e)
 		}
 	}
-	p.Epilogue = launch.NoEpilogue
+	p.Epilogue, p.Aux, p.Bias = launch.ColumnSums, launch.Matrix{}, a.At
+	for *h.refuse = 1; *h.refuse <= 2; *h.refuse++ {
+		if plan, e := h.planFor(p); plan != 0 || e != "" {
+			t.Errorf("a library without sums (%d): plan %#x, error %q", *h.refuse, plan, e)
+		}
+	}
+	p.Epilogue, p.Bias = launch.NoEpilogue, 0
 	if plan, e := h.planFor(p); plan == 0 || e != "" {
 		t.Errorf("a product without epilogue: plan %#x, error %q", plan, e)
 	} else {

@@ -56,18 +56,19 @@ type Product struct {
 	Half           bool // c, d, bias and aux are bf16; a and b too
 	TF32           bool // a and b are f32, and may be rounded to TF32
 	Alpha, Beta    float32
-	Bias           uintptr // [1, N], or 0
+	Bias           uintptr // [1, N], or 0; of ColumnSums the result [1, M], of c's type
 	Epilogue       Epilogue
 	Aux            Matrix // [M, N], of epilogues
 }
 
-// Epilogue is a function of x, a product's result, in which it ends.
+// Epilogue is a function of x, a product's result, in which it ends, or what it does besides.
 type Epilogue uint8
 
 const (
 	NoEpilogue Epilogue = iota
 	GELU                // c = gelu(x), the tanh approximation; aux = x
 	DGELU               // c = x * gelu'(aux)
+	ColumnSums          // c = x; Bias = the sums of op(a)'s rows, a's columns where a is transposed
 )
 
 // kind is of a's elements, for errors.

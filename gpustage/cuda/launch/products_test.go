@@ -178,6 +178,65 @@ func TestColumnSumOfRounded(t *testing.T) {
 	}
 }
 
+// Of an a in bf16 the library sums the columns while it multiplies, if it can, and adds nothing to them that was there before.
+func TestSumsBesidesProducts(t *testing.T) {
+	d := onhost.Open(t, onhost.Plain)
+	var asked []launch.Product
+	d.Asked = func(p launch.Product) { asked = append(asked, p) }
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(4, 5))
+	const rows, cols, other = 300, 48, 40
+	for _, c := range []struct {
+		name     string
+		change   func(o *gpustage.MatMul)
+		separate bool
+		none     bool // the library has no sums
+		besides  bool
+	}{
+		{name: "a weight's gradient", besides: true},
+		{name: "the first of several", change: func(o *gpustage.MatMul) { o.Add = false }, besides: true},
+		{name: "scaled", change: func(o *gpustage.MatMul) { o.Alpha = 0.5 }},
+		{name: "separate", separate: true},
+		{name: "a library without", none: true},
+	} {
+		dy, err := gpustage.NewTensor(d, gpustage.BF16, rows, cols)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, dw, db := random(t, d, r, rows, other, 0), random(t, d, r, cols, other, 0), random(t, d, r, 1, cols, 0)
+		want := make([]float64, cols)
+		for j, v := range gpustage.Slice[float32](db) {
+			want[j] = float64(v)
+		}
+		for i, u := range gpustage.Slice[uint16](dy) {
+			u = gpustage.ToBF16(float32(r.NormFloat64()))
+			gpustage.Slice[uint16](dy)[i] = u
+			want[i%cols] += float64(gpustage.FromBF16(u))
+		}
+		o := gpustage.MatMul{TransA: true, Add: true, BF16: true, ColumnSum: db}
+		if c.change != nil {
+			c.change(&o)
+		}
+		asked, d.Launched, d.NoEpilogues = nil, map[string]int{}, c.none
+		s.(*onhost.Stream).Separate = c.separate
+		s.MatMul(dw, dy, x, o)
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if besides := len(asked) == 1 && asked[0].Epilogue == launch.ColumnSums; besides != c.besides || besides != (d.Launched["column_sums"] == 0) {
+			t.Errorf("%s: products %+v, kernels %v", c.name, asked, d.Launched)
+		}
+		for j, v := range gpustage.Slice[float32](db) {
+			if math.Abs(float64(v)-want[j]) > 2*rows*math.Pow(2, -24)*math.Sqrt(rows) {
+				t.Fatalf("%s: column %d sums to %v, want %v", c.name, j, v, want[j])
+			}
+		}
+	}
+}
+
 // Products that share what they round round it once.
 func TestRoundedOnce(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)

@@ -268,10 +268,13 @@ func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint
 	return nil
 }
 
-// Fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux.
+// Fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux and of sums.
 func (s *Stream) Fuses(p launch.Product) (bool, error) { return !s.device.NoEpilogues && fuses(p), nil }
 
 func fuses(p launch.Product) bool {
+	if p.Epilogue == launch.ColumnSums {
+		return p.Bias != 0 && p.Bias%16 == 0
+	}
 	return p.Aux.Stride >= p.Aux.Cols && p.Aux.Stride%8 == 0 && p.Aux.At%16 == 0 && (p.Epilogue == launch.GELU || p.Bias == 0)
 }
 
@@ -344,6 +347,9 @@ func multiply(p launch.Product) error {
 	}
 	c, d, aux := values(p.C, p.Half), values(p.D, p.Half), values(p.Aux, p.Half)
 	bias := values(launch.Matrix{At: p.Bias, Rows: 1, Cols: p.C.Cols}, p.Half)
+	if p.Epilogue == launch.ColumnSums {
+		bias = values(launch.Matrix{At: p.Bias, Rows: 1, Cols: p.C.Rows}, p.Half)
+	}
 	k := p.A.Cols
 	if p.TransA {
 		k = p.A.Rows
@@ -357,13 +363,20 @@ func multiply(p launch.Product) error {
 		}
 	}
 	for i := range p.C.Rows {
+		if p.Epilogue == launch.ColumnSums {
+			sum := float32(0)
+			for _, v := range a[i*k : (i+1)*k] {
+				sum += v
+			}
+			bias.set(i, sum)
+		}
 		for j := range p.C.Cols {
 			sum := float32(0)
 			for l := range k {
 				sum += a[i*k+l] * b[j*k+l]
 			}
 			sum *= p.Alpha
-			if p.Bias != 0 {
+			if p.Bias != 0 && p.Epilogue != launch.ColumnSums {
 				sum += bias.get(j)
 			}
 			if p.Beta != 0 {

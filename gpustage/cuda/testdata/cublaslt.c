@@ -11,8 +11,7 @@ typedef struct {
 	cublasComputeType_t compute;
 	int32_t transA, transB, biasType;
 	uint32_t epilogue;
-	const void *bias;
-	void *aux;
+	void *bias, *aux;
 	int64_t auxStride;
 } Desc;
 
@@ -26,7 +25,7 @@ typedef struct {
 	uint32_t align[4];
 } Preference;
 
-int lt_refuse; // 1: the heuristic has no algorithm for epilogues with aux; 2: it gives one, and says that it is none
+int lt_refuse; // 1: the heuristic has no algorithm for epilogues with aux or sums; 2: it gives one, and says that it is none
 int lt_alive;  // what was made and not destroyed
 
 CUresult CUDAAPI cuCtxSetCurrent(CUcontext c) { return CUDA_SUCCESS; }
@@ -114,6 +113,7 @@ static int has_aux(const Desc *d) {
 	return d->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || d->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || d->epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 static int has_bias(const Desc *d) { return d->epilogue == CUBLASLT_EPILOGUE_BIAS || d->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+static int has_sums(const Desc *d) { return d->epilogue == CUBLASLT_EPILOGUE_BGRADA || d->epilogue == CUBLASLT_EPILOGUE_BGRADB; }
 
 // An algorithm here is what the heuristic was told of alignments.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t la, cublasLtMatrixLayout_t lb,
@@ -125,12 +125,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 	*n = 0;
 	if (k != kb || r->rows != m || r->cols != nn || c->rows != m || c->cols != nn || a->type != b->type) return CUBLAS_STATUS_INVALID_VALUE;
 	if (c->type != r->type || r->type != CUDA_R_32F && r->type != a->type || d->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-	if (!has_aux(d) && !has_bias(d) && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (!has_aux(d) && !has_bias(d) && !has_sums(d) && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
 	if (has_bias(d) && d->biasType != -1 && d->biasType != r->type) return CUBLAS_STATUS_NOT_SUPPORTED;
 	if (has_aux(d) && (d->auxStride < (int64_t)m || d->auxStride % 8)) return CUBLAS_STATUS_INVALID_VALUE;
-	if (has_aux(d) && lt_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+	if ((has_aux(d) || has_sums(d)) && lt_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
 	memset(&out[0], 0, sizeof out[0]);
-	if (has_aux(d) && lt_refuse == 2) out[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
+	if ((has_aux(d) || has_sums(d)) && lt_refuse == 2) out[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
 	for (int i = 0; i < 4; i++) out[0].algo.data[i] = ((Preference *)pref)->align[i];
 	out[0].algo.data[4] = alignment(d->bias);
 	out[0].algo.data[5] = alignment(d->aux);
@@ -172,10 +172,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
 	const void *all[] = {A, B, C, D};
 	for (int i = 0; i < 4; i++)
 		if (alignment(all[i]) < algo->data[i]) return CUBLAS_STATUS_INVALID_VALUE;
-	if (has_bias(d) && (!d->bias || alignment(d->bias) < algo->data[4])) return CUBLAS_STATUS_INVALID_VALUE;
+	if ((has_bias(d) || has_sums(d)) && (!d->bias || alignment(d->bias) < algo->data[4])) return CUBLAS_STATUS_INVALID_VALUE;
 	if (has_aux(d) && (!d->aux || alignment(d->aux) < algo->data[5])) return CUBLAS_STATUS_NOT_SUPPORTED;
 	int tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
 	uint64_t k = d->transA ? a->rows : a->cols;
+	int first = d->epilogue == CUBLASLT_EPILOGUE_BGRADA;
+	for (uint64_t i = 0; has_sums(d) && i < (first ? r->rows : r->cols); i++) {
+		double x = 0;
+		for (uint64_t p = 0; p < k; p++) x += first ? element(A, a, d->transA, tf32, i, p) : element(B, b, d->transB, tf32, p, i);
+		put(d->bias, r->type, i, (float)x);
+	}
 	for (uint64_t j = 0; j < r->cols; j++)
 		for (uint64_t i = 0; i < r->rows; i++) {
 			double x = 0;
