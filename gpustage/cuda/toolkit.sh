@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# toolkit.sh DIR: what `go build -tags cuda` needs, on x86-64 Linux without CUDA's toolkit or a driver: headers and libraries from PyPI, and
-# a libcuda.a to link. Prints the variables to export.
+# toolkit.sh DIR: what `go build -tags cuda` needs, on Linux for x86-64 or aarch64 without CUDA's toolkit or a driver: headers and libraries from
+# PyPI, and a libcuda.a to link, by $CC (cc). Prints the variables to export. A program for aarch64 has been built and started under QEMU, no more.
 #
 # The driver's library exists only where a driver is installed, and a program linked with it starts nowhere else. libcuda.a
 # forwards instead: it opens libcuda.so.1 when the program starts, and where there is none, or a function is missing in it, calls answer
@@ -33,7 +33,15 @@ C
 	n=$(grep -vxc cuInit "$here/driver_symbols.txt")
 	cat <<C
 };
-void *contraflow_driver[$n];
+__attribute__((visibility("hidden"))) void *contraflow_driver[$n];
+#define GLOBAL(name) ".globl " name "\n.type " name ",%function\n" name ": "
+#if defined(__x86_64__)
+#define FORWARD(name, at) __asm__(GLOBAL(name) "jmp *contraflow_driver+" at "(%rip)\n")
+#elif defined(__aarch64__)
+#define FORWARD(name, at) __asm__(GLOBAL(name) "adrp x16, contraflow_driver+" at "\nldr x16, [x16, :lo12:contraflow_driver+" at "]\nbr x16\n")
+#else
+#error no jump to functions of the driver is written for this processor
+#endif
 __attribute__((constructor)) static void load(void) {
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	for (int i = 0; i < $n; i++) {
@@ -45,11 +53,11 @@ __attribute__((constructor)) static void load(void) {
 C
 	i=0
 	grep -vx cuInit "$here/driver_symbols.txt" | while read -r s; do
-		echo "__asm__(\".globl $s\\n.type $s,@function\\n$s: jmp *contraflow_driver+$((8 * i))(%rip)\\n\");"
+		echo "FORWARD(\"$s\", \"$((8 * i))\");"
 		i=$((i + 1))
 	done
 } >"$dir/forward.c"
-cc -O2 -fPIC -c -o "$dir/forward.o" "$dir/forward.c"
+"${CC:-cc}" -O2 -fPIC -c -o "$dir/forward.o" "$dir/forward.c"
 rm -f "$dir/libcuda.a"
 ar rcs "$dir/libcuda.a" "$dir/forward.o"
 include=
