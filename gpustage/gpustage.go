@@ -83,6 +83,15 @@ func (i Info) PassTokens() int {
 	return min(16384, 1024*max(2, i.Threads))
 }
 
+// ReplayBudget is how many of so many bytes that are left go to activations where nobody has said so: half of a processor's, which others
+// want as well, and data that is read; three quarters of a GPU's, where only what no prediction has (recordings, the driver's own) is to come.
+func (i Info) ReplayBudget(left int64) int64 {
+	if i.Threads == 0 {
+		return left / 4 * 3
+	}
+	return left / 2
+}
+
 // Device owns memory and opens streams. Its methods are safe for concurrent use.
 type Device interface {
 	// Name is unique in a process: "cpu:0".

@@ -144,7 +144,7 @@ func (x *Run) predict(z sharding) Memory {
 	return mem
 }
 
-// budget is the replay budget: what the recipe says, or half of what the device has left.
+// budget is the replay budget: what the recipe says, or the device's share of what it has left.
 func (x *Run) budget(rest Memory) int64 {
 	switch r := x.Recipe.Batch; {
 	case r.Cache == "always":
@@ -159,7 +159,7 @@ func (x *Run) budget(rest Memory) int64 {
 	if free == 0 {
 		return defaultBudget
 	}
-	return max(0, (free-rest.Total()+rest.Parameters)/2)
+	return x.device.Info().ReplayBudget(max(0, free-rest.Total()+rest.Parameters))
 }
 
 // defaultBudget is for systems that don't say how much memory they have.

@@ -53,3 +53,29 @@ func TestFreeMemoryOfARank(t *testing.T) {
 		}
 	}
 }
+
+// What is left goes to activations by half on a processor and by three quarters on a GPU, unless the recipe says how much.
+func TestReplayBudget(t *testing.T) {
+	given := Bytes(5 << 30)
+	for _, c := range []struct {
+		batch Batch
+		rest  int64
+		gpu   bool
+		want  int64
+	}{
+		{Batch{}, 4 << 30, false, 4 << 30},
+		{Batch{}, 4 << 30, true, 6 << 30},
+		{Batch{}, 13 << 30, true, 0},
+		{Batch{ReplayBudget: &given}, 4 << 30, true, 5 << 30},
+		{Batch{Cache: "always"}, 4 << 30, true, 0},
+		{Batch{Cache: "never"}, 4 << 30, true, -1},
+	} {
+		x := &Run{Recipe: Recipe{Batch: c.batch}, device: processor{ref.New()}}
+		if c.gpu {
+			x.device = gpu{ref.New(), gpustage.Share{}}
+		}
+		if got := x.budget(Memory{Parameters: 1 << 30, Gradients: c.rest, Activations: 7 << 30}); got != c.want {
+			t.Errorf("%+v: %d bytes for activations, want %d", c, got, c.want)
+		}
+	}
+}

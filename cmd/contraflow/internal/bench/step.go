@@ -155,7 +155,7 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 	return text, embedder.CheckVocabulary(t.tok, t.model.Config)
 }
 
-// budget is the recipe's replay budget, or half of the memory that is left.
+// budget is the recipe's replay budget, or the device's share of the memory that is left.
 func (t *Training) budget(b recipe.Batch) int64 {
 	switch {
 	case b.Cache == "always":
@@ -165,7 +165,8 @@ func (t *Training) budget(b recipe.Batch) int64 {
 	case b.ReplayBudget != nil:
 		return int64(*b.ReplayBudget)
 	}
-	return t.device.Info().FreeMemory / 2
+	i := t.device.Info()
+	return i.ReplayBudget(i.FreeMemory)
 }
 
 // build makes the graph.
