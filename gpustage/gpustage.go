@@ -70,6 +70,7 @@ type Info struct {
 	FreeMemory  int64  // bytes available now
 	Ranks       int    // of this machine that share the memory; 0: all, as a processor's do
 	TF32        bool   // products of f32 can be TF32's: inputs of 10 bits after the point
+	HostMemory  bool   // a GPU whose memory is the host's
 	// PeakAllocated is the most bytes that Alloc had given out at a time, 0 where the device does not count them.
 	PeakAllocated int64
 }
@@ -83,13 +84,14 @@ func (i Info) PassTokens() int {
 	return min(16384, 1024*max(2, i.Threads))
 }
 
-// ReplayBudget is how many of so many bytes that are left go to activations where nobody has said so: half of a processor's, which others
-// want as well, and data that is read; three quarters of a GPU's, where only what no prediction has (recordings, the driver's own) is to come.
+// ReplayBudget is how many of so many bytes that are left go to activations where nobody has said so: half of the host's, which others want as
+// well, and data that is read; three quarters of a GPU's own. The rest, a GiB if that is no more than half, is for what no prediction has:
+// recordings, scratch memory, workspaces of libraries, kernels, the driver's own.
 func (i Info) ReplayBudget(left int64) int64 {
-	if i.Threads == 0 {
-		return left / 4 * 3
+	if i.Threads > 0 || i.HostMemory {
+		return left / 2
 	}
-	return left / 2
+	return left - max(left/4, min(left-left/2, 1<<30))
 }
 
 // Device owns memory and opens streams. Its methods are safe for concurrent use.

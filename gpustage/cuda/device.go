@@ -34,6 +34,8 @@ type Device struct {
 	ranks   int // that have this GPU
 	repeats bool
 
+	integrated bool // its memory is the host's
+
 	mu        sync.Mutex
 	given     int64 // bytes that Alloc has given out
 	most      int64 // at a time
@@ -71,7 +73,7 @@ func New(share gpustage.Share) (*Device, error) {
 	if d.device, err = cu.GetDevice(d.index); err != nil {
 		return fail(err)
 	}
-	if d.repeats, err = enabled("CONTRAFLOW_CUDA_GRAPHS", "sub-batches of one shape are recorded as a CUDA graph"); err != nil {
+	if d.repeats, err = enabled("CONTRAFLOW_CUDA_GRAPHS", "the default: sub-batches of one shape are recorded as a CUDA graph", true); err != nil {
 		return fail(err)
 	}
 	name, err := d.device.Name()
@@ -90,6 +92,11 @@ func New(share gpustage.Share) (*Device, error) {
 	if d.memory, err = d.device.TotalMem(); err != nil {
 		return fail(err)
 	}
+	integrated, err := d.device.Attribute(cu.Integrated)
+	if err != nil {
+		return fail(err)
+	}
+	d.integrated = integrated != 0
 	if err := openProducts(); err != nil {
 		return fail(err)
 	}
@@ -137,7 +144,7 @@ func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.index) }
 // Info describes the GPU.
 func (d *Device) Info() gpustage.Info {
 	d.mu.Lock()
-	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, PeakAllocated: d.most}
+	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, HostMemory: d.integrated, PeakAllocated: d.most}
 	d.mu.Unlock()
 	if unbind, err := d.bind(); err == nil {
 		i.FreeMemory, _, _ = cu.MemInfo()

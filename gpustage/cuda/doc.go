@@ -32,16 +32,18 @@
 //
 // cuBLASLt's heuristic chooses an algorithm once for each shape, and has the epilogues that compute an op's own function: a bias, a residual
 // or an accumulation, and in bf16 and TF32 the tanh approximation of GELU, its input kept, and its derivative. Where it has no algorithm with
-// an epilogue, a kernel follows the plain product.
+// an epilogue, kernels surround the plain product.
 //
-// Beside a weight's gradient the library sums the columns of the output's gradient, if that is in bf16: the bias's gradient, which it
-// overwrites where ours add, so it goes into scratch memory first.
+// With CONTRAFLOW_CUDA_SUMS=on it also sums the columns of an output's gradient in bf16 (BGRADB) while it makes the weight's, into scratch
+// memory, as it overwrites where ours add. A pass that reads the gradient again is what that takes off; but who has measured it found trainings
+// that became faster and some that became much slower (NVIDIA/CUDALibrarySamples#90), as the heuristic may have no good algorithm with it. So it is
+// off until testdata/peers/gpu.py has compared.
 //
 // What the library has besides is not used. Its GELU is never the exact one, which BERT's models have. Its ReLU wants a mask of bits for
 // the way back, where the input is kept anyway.
 //
 // In bf16 what lies between products and attention is of bf16 in memory (gpustage.Ops: operands), and products write it so, with a bias that has been
-// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 182 C backward; with operands of f32, which
+// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 200 C backward (182 with the library's sums); with operands of f32, which
 // each product would round into memory of its own first, 172 C and 386 C. That is reckoned from what each kernel reads and writes, not measured. What
 // is f32 and multiplied nevertheless (gradients that come down a residual without dropout) is rounded once for both products of a layer's
 // backward pass (gpustage.Rounded), and the pass that rounds it sums the bias's gradient on its way. CONTRAFLOW_CUDA_FUSE=off takes that apart, and embeddings, norms

@@ -15,7 +15,7 @@ CUresult free_graph(CUcontext c, CUgraphExec exec);
 const char *error_name(CUresult r);
 
 // Shape is what a product's algorithm depends on. a, b, c, d and aux are row-major: rows, columns, stride, and the largest power of two
-// up to 256 that divides the address. Of a bias there is only that, 0 without one; the rest is launch.Product's.
+// up to 16 that divides the address. Of a bias there is only that, 0 without one; the rest is launch.Product's.
 typedef struct {
 	int32_t rows, cols, stride, align;
 } Stored;

@@ -20,15 +20,17 @@ import (
 // whole is held while a stream captures, and by what may synchronize the context: Alloc, Free, and the opening and closing of streams.
 var whole sync.Mutex
 
-// enabled is what the environment says of something that is on where it says nothing.
-func enabled(name, what string) (bool, error) {
+// enabled is what the environment says of something; otherwise where it says nothing.
+func enabled(name, what string, otherwise bool) (bool, error) {
 	switch v := os.Getenv(name); v {
-	case "", "on":
+	case "":
+		return otherwise, nil
+	case "on":
 		return true, nil
 	case "off":
 		return false, nil
 	default:
-		return false, fmt.Errorf("%s=%s: want on (the default: %s) or off", name, v, what)
+		return false, fmt.Errorf("%s=%s: want on (%s) or off", name, v, what)
 	}
 }
 

@@ -125,8 +125,11 @@ func (s *Stream) plan(x launch.Product) (*C.Plan, error) {
 	})
 }
 
-// Fuses tells whether the library has a product with its epilogue.
+// Fuses tells whether the library has a product with its epilogue, and may use it.
 func (s *Stream) Fuses(x launch.Product) (bool, error) {
+	if x.Epilogue == launch.ColumnSums && !s.sums {
+		return false, nil
+	}
 	plan, err := s.plan(x)
 	return plan != nil, err
 }

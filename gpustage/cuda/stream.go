@@ -36,6 +36,7 @@ type Stream struct {
 	d        *Device
 	stream   cu.Stream
 	products *products
+	sums     bool // the library may sum columns beside products
 	pinned   unsafe.Pointer
 	ring     launch.Ring[cu.Event] // of pinned
 }
@@ -52,11 +53,14 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 		return nil, fmt.Errorf("%s: a stream: %w", d.Name(), err)
 	}
 	s.Stream = launch.NewStream(d, s)
-	fuses, err := enabled("CONTRAFLOW_CUDA_FUSE", "parts of a step are fused with products")
+	fuses, err := enabled("CONTRAFLOW_CUDA_FUSE", "the default: parts of a step are fused with products", true)
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.Stream.Separate = !fuses
+	if s.sums, err = enabled("CONTRAFLOW_CUDA_SUMS", "cuBLASLt sums a bias's gradient beside its weight's", false); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
 	whole.Lock() // see graphs.go
 	err = driverError(C.pinned(d.raw(), ringBytes, &s.pinned))
 	whole.Unlock()

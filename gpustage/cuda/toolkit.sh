@@ -57,7 +57,7 @@ C
 		i=$((i + 1))
 	done
 } >"$dir/forward.c"
-"${CC:-cc}" -O2 -fPIC -c -o "$dir/forward.o" "$dir/forward.c"
+${CC:-cc} -O2 -fPIC -c -o "$dir/forward.o" "$dir/forward.c"
 rm -f "$dir/libcuda.a"
 ar rcs "$dir/libcuda.a" "$dir/forward.o"
 include=

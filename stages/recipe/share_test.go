@@ -66,6 +66,8 @@ func TestReplayBudget(t *testing.T) {
 		{Batch{}, 4 << 30, false, 4 << 30},
 		{Batch{}, 4 << 30, true, 6 << 30},
 		{Batch{}, 13 << 30, true, 0},
+		{Batch{}, 9 << 30, true, 2 << 30}, // of 3 GiB
+		{Batch{}, 11 << 30, true, 1 << 29},
 		{Batch{ReplayBudget: &given}, 4 << 30, true, 5 << 30},
 		{Batch{Cache: "always"}, 4 << 30, true, 0},
 		{Batch{Cache: "never"}, 4 << 30, true, -1},

@@ -348,7 +348,7 @@ func (p *Pass) downBackward(l int, down, g linear, dz, pre gpustage.Tensor) gpus
 		return d
 	}
 	// One pass over pre gives its gradient, and again what the second product took: in the place of what it is not. The product that may round dz
-	// comes first, and sums it too; what is of bf16 as it is, the weight's gradient sums.
+	// comes first, and sums it too; what is of bf16 as it is, is summed with the weight's gradient.
 	var sum gpustage.Tensor
 	if dz.DType != gpustage.BF16 {
 		sum, g.b = g.b, gpustage.Tensor{}

@@ -137,7 +137,7 @@ func distance(got, want []float64) float64 {
 
 // Where operands are of bf16 no pass rounds them: a step's are what its kernels write. What is left are the biases of products whose result
 // is an operand, and on the way back the first layer's input; and without dropout gradients that come down a residual, while they are summed:
-// gradients of bf16 are summed beside products, by the library.
+// gradients of bf16 are summed beside products, by a library that may.
 func TestPassesThatRound(t *testing.T) {
 	if !onhost.Here {
 		t.Skip("no device here takes operands in bf16")

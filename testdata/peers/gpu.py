@@ -283,7 +283,10 @@ def graphs(args, figures, name, model, rows):
 
 
 def products(args, figures, name, work, model, rows):
-    """What is saved by fusing parts of a step with products, and by rounding f32 to TF32: each on and off, in turn."""
+    """What is saved by fusing parts of a step with products, and by rounding f32 to TF32: each on and off, in turn. Both keep as much."""
+
+    def side(model, **changes):
+        return ours(args, model, rows, budget="4GiB", **changes)
 
     def compare(what, on, off):
         a, b = common.alternate(on, off, args.rounds)
@@ -293,15 +296,16 @@ def products(args, figures, name, work, model, rows):
         figures.add(f"{NAMES[name]}, {what} ({low:.2f} to {high:.2f})", r, "times")
 
     off = "CONTRAFLOW_CUDA_FUSE=off"
-    compare("dy rounded once and summed as it is, embeddings and norms in one pass, by separate passes", ours(args, model, rows), ours(args, model, rows, switch=off))
+    compare("embeddings and norms in one pass, by separate passes", side(model), side(model, switch=off))
+    compare("gradients of biases by the library beside those of weights, by passes", side(model, switch="CONTRAFLOW_CUDA_SUMS=on"), side(model))
     tanh = work / "tanh"
     shutil.copytree(model, tanh)
     config = json.loads((tanh / "config.json").read_text())
     config["hidden_act"] = "gelu_pytorch_tanh"
     (tanh / "config.json").write_text(json.dumps(config))
-    compare("that and the approximated GELU in products, by separate passes", ours(args, tanh, rows), ours(args, tanh, rows, switch=off))
+    compare("that and the approximated GELU in products, by separate passes", side(tanh), side(tanh, switch=off))
     if args.device == "cuda":
-        compare("tf32, by f32", ours(args, model, rows, rounding="tf32"), ours(args, model, rows, rounding="f32"))
+        compare("tf32, by f32", side(model, rounding="tf32"), side(model, rounding="f32"))
 
 
 def overlap(args, figures, work, model, rows):

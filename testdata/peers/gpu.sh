@@ -90,6 +90,7 @@ for part in $only; do
 	case $part in
 	tests)
 		row "conformance suite, f32 and bf16" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance
+		row "conformance suite, with the library's sums" in_folder gpustage/cuda env CONTRAFLOW_CUDA_SUMS=on "$dir/cuda.test" -test.run Conformance
 		export CONTRAFLOW_TEST_DEVICE=cuda
 		row "goldens of every family, f32 and bf16" in_folder stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error'
 		row "golden training steps" in_folder stages "$dir/stages.test" -test.run GoldenSteps

@@ -20,9 +20,9 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
 		return
 	}
-	var besides tensor
-	if m > 0 && n > 0 && k > 0 && s.sumsBesides(a, c, o) {
-		besides, o.ColumnSum = o.ColumnSum, tensor{}
+	var beside tensor
+	if m > 0 && n > 0 && k > 0 && s.canSumBeside(a, c, o) {
+		beside, o.ColumnSum = o.ColumnSum, tensor{}
 	}
 	a, b = s.inputs(a, b, o)
 	if s.err != nil || m == 0 || n == 0 {
@@ -36,8 +36,8 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if o.Alpha == 0 {
 		p.Alpha = 1
 	}
-	if !besides.IsZero() {
-		s.sumBesides(p, c, a, besides, o.Add)
+	if !beside.IsZero() {
+		s.productAndSums(p, c, a, beside, o.Add)
 		return
 	}
 	if k > 0 {
@@ -141,15 +141,15 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 	return p, ok
 }
 
-// sumsBesides tells whether the library could sum a's columns while it multiplies: a is in bf16 as it is, and nothing else is asked for.
-func (s *Stream) sumsBesides(a, c tensor, o gpustage.MatMul) bool {
+// canSumBeside tells whether the library could sum a's columns while it multiplies: a is in bf16 as it is, and nothing else is asked for.
+func (s *Stream) canSumBeside(a, c tensor, o gpustage.MatMul) bool {
 	return !s.Separate && !o.ColumnSum.IsZero() && o.TransA && half(a) && !half(c) && (o.Alpha == 0 || o.Alpha == 1) && o.Bias.IsZero() && o.PreAct.IsZero() &&
 		o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && o.Residual.IsZero() && o.Norm.Y.IsZero()
 }
 
-// sumBesides is a product, and the sums of a's columns added to sum: a weight's gradient and its bias's, which the library makes of what it
-// reads anyway. A pass over a that it takes off would read 2 bytes an element, 18 C of a token for a layer of BERT's shape.
-func (s *Stream) sumBesides(p Product, c, a, sum tensor, add bool) {
+// productAndSums is a product, and the sums of a's columns added to sum: a weight's gradient and its bias's. The library may make them of what it
+// reads anyway; a pass over a before reads 2 bytes an element, 18 C of a token for a layer of BERT's shape.
+func (s *Stream) productAndSums(p Product, c, a, sum tensor, add bool) {
 	p = s.into(p, c, tensor{})
 	p.Beta = float32(flag(add))
 	sums := s.scratch(gpustage.F32, 1, a.Cols)

@@ -179,7 +179,7 @@ func TestColumnSumOfRounded(t *testing.T) {
 }
 
 // Of an a in bf16 the library sums the columns while it multiplies, if it can, and adds nothing to them that was there before.
-func TestSumsBesidesProducts(t *testing.T) {
+func TestSumsBesideProducts(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	var asked []launch.Product
 	d.Asked = func(p launch.Product) { asked = append(asked, p) }
@@ -194,10 +194,10 @@ func TestSumsBesidesProducts(t *testing.T) {
 		change   func(o *gpustage.MatMul)
 		separate bool
 		none     bool // the library has no sums
-		besides  bool
+		beside   bool
 	}{
-		{name: "a weight's gradient", besides: true},
-		{name: "the first of several", change: func(o *gpustage.MatMul) { o.Add = false }, besides: true},
+		{name: "a weight's gradient", beside: true},
+		{name: "the first of several", change: func(o *gpustage.MatMul) { o.Add = false }, beside: true},
 		{name: "scaled", change: func(o *gpustage.MatMul) { o.Alpha = 0.5 }},
 		{name: "separate", separate: true},
 		{name: "a library without", none: true},
@@ -207,18 +207,32 @@ func TestSumsBesidesProducts(t *testing.T) {
 			t.Fatal(err)
 		}
 		x, dw, db := random(t, d, r, rows, other, 0), random(t, d, r, cols, other, 0), random(t, d, r, 1, cols, 0)
-		want := make([]float64, cols)
+		want, wantW := make([]float64, cols), make([]float64, cols*other)
 		for j, v := range gpustage.Slice[float32](db) {
 			want[j] = float64(v)
 		}
 		for i, u := range gpustage.Slice[uint16](dy) {
 			u = gpustage.ToBF16(float32(r.NormFloat64()))
 			gpustage.Slice[uint16](dy)[i] = u
-			want[i%cols] += float64(gpustage.FromBF16(u))
+			v := float64(gpustage.FromBF16(u))
+			want[i%cols] += v
+			for j, y := range gpustage.Slice[float32](x)[i/cols*other:][:other] {
+				wantW[i%cols*other+j] += v * float64(gpustage.FromBF16(gpustage.ToBF16(y)))
+			}
 		}
 		o := gpustage.MatMul{TransA: true, Add: true, BF16: true, ColumnSum: db}
 		if c.change != nil {
 			c.change(&o)
+		}
+		for i, v := range gpustage.Slice[float32](dw) {
+			if !o.Add {
+				gpustage.Slice[float32](dw)[i] = float32(math.NaN())
+				continue
+			}
+			if o.Alpha != 0 {
+				wantW[i] *= o.Alpha
+			}
+			wantW[i] += float64(v)
 		}
 		asked, d.Launched, d.NoEpilogues = nil, map[string]int{}, c.none
 		s.(*onhost.Stream).Separate = c.separate
@@ -226,12 +240,18 @@ func TestSumsBesidesProducts(t *testing.T) {
 		if err := s.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		if besides := len(asked) == 1 && asked[0].Epilogue == launch.ColumnSums; besides != c.besides || besides != (d.Launched["column_sums"] == 0) {
+		if beside := len(asked) == 1 && asked[0].Epilogue == launch.ColumnSums; beside != c.beside || beside != (d.Launched["column_sums"] == 0) {
 			t.Errorf("%s: products %+v, kernels %v", c.name, asked, d.Launched)
 		}
+		limit := 2 * rows * math.Pow(2, -24) * math.Sqrt(rows)
 		for j, v := range gpustage.Slice[float32](db) {
-			if math.Abs(float64(v)-want[j]) > 2*rows*math.Pow(2, -24)*math.Sqrt(rows) {
+			if !(math.Abs(float64(v)-want[j]) <= limit) {
 				t.Fatalf("%s: column %d sums to %v, want %v", c.name, j, v, want[j])
+			}
+		}
+		for i, v := range gpustage.Slice[float32](dw) {
+			if !(math.Abs(float64(v)-wantW[i]) <= limit) {
+				t.Fatalf("%s: element %d of the product is %v, want %v", c.name, i, v, wantW[i])
 			}
 		}
 	}

@@ -268,7 +268,8 @@ func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint
 	return nil
 }
 
-// Fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux and of sums.
+// Fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux and of sums, which the real device asks for only where
+// CONTRAFLOW_CUDA_SUMS does.
 func (s *Stream) Fuses(p launch.Product) (bool, error) { return !s.device.NoEpilogues && fuses(p), nil }
 
 func fuses(p launch.Product) bool {

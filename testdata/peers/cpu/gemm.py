@@ -3,8 +3,8 @@
 
     python gemm.py CONTRAFLOW [--quick]
 
-Best of the rounds of each side, of which there are more as long as some products of either still get faster: neighbours of a virtual
-machine only ever take time away, from one side or the other. Exits with 1 if a bar is broken: percents of the machine's own peak, and the scaling from one
+Best of the rounds of each side, of which there are more as long as either side's still get faster, by the geometric mean: neighbours of a
+virtual machine only ever take time away, from one side or the other. Exits with 1 if a bar is broken: percents of the machine's own peak, and the scaling from one
 thread to all by the probe's. Written for torch 2.9.
 """
 
@@ -64,14 +64,14 @@ def peer(argv):
     common.serve(next_round)
 
 
-def rounds(ours, peer, exactly, few=10, most=100):
-    """Both sides' best after exactly so many rounds; or after the few in which both got less than one percent faster, or the most."""
+def rounds(ours, peer, precisions, exactly, few=10, most=100):
+    """Both sides' best after exactly so many rounds; or after a few in which both got less than one percent faster, or the most."""
     mine = theirs = None
     before = 0, 0
     for _ in range(0, most, few):
         a, b = common.alternate(ours, peer, exactly or few)
         mine, theirs = a[-1], b[-1]
-        now = [statistics.geometric_mean(best) for best in ([at["gflop_per_s"] for c in mine["cases"] for at in c["at"]], theirs.values())]
+        now = [statistics.geometric_mean(best) for best in ([at["gflop_per_s"] for c in mine["cases"] if c["precision"] in precisions for at in c["at"]], theirs.values())]
         if exactly or all(n < 1.01 * was for n, was in zip(now, before)):
             break
         before = now
@@ -87,7 +87,7 @@ def run(args, bars):
         ours += ["--shape", s.replace("x", ",")]
     ours = common.Paced("contraflow bench gemm", ours)
     peer = common.Paced("torch", [sys.executable, __file__, "--peer", "--shapes", " ".join(shapes), "--threads", args.threads, "--precisions", " ".join(precisions)])
-    mine, theirs = rounds(ours, peer, args.rounds)
+    mine, theirs = rounds(ours, peer, precisions, args.rounds)
     ours.finish()
     peer.finish()
     results = []

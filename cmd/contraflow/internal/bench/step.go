@@ -155,8 +155,8 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 	return text, embedder.CheckVocabulary(t.tok, t.model.Config)
 }
 
-// budget is the recipe's replay budget, or the device's share of the memory that is left.
-func (t *Training) budget(b recipe.Batch) int64 {
+// budget is the recipe's replay budget, or the device's share of the memory that state and passes over texts of the longest size leave.
+func (t *Training) budget(b recipe.Batch, longest int) int64 {
 	switch {
 	case b.Cache == "always":
 		return 0
@@ -165,8 +165,10 @@ func (t *Training) budget(b recipe.Batch) int64 {
 	case b.ReplayBudget != nil:
 		return int64(*b.ReplayBudget)
 	}
-	i := t.device.Info()
-	return i.ReplayBudget(i.FreeMemory)
+	i, m := t.device.Info(), t.model
+	pass := m.Memory(slices.Repeat([]int{longest}, max(1, i.PassTokens()/longest))).Backward
+	state := 3*m.Params.Mem.Bytes() + int(m.PackedBytes(true)) // gradients, AdamW's moments, weights packed
+	return i.ReplayBudget(max(0, i.FreeMemory-int64(state+pass)))
 }
 
 // build makes the graph.
@@ -177,7 +179,7 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 		return fmt.Errorf("%w: --batch takes fewer rows than the data has", err)
 	}
 	g := pipeline.New("bench")
-	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch), r.Train.Seed); err != nil {
+	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch, max(text.QueryLength, text.DocumentLength)), r.Train.Seed); err != nil {
 		return err
 	}
 	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{t.data}, Sampler: sampler, Accumulate: 1, Config: order})

@@ -10,7 +10,7 @@ import (
 
 // A strip kernel is one function: a loop over panels of B, and in it one loop over k for each number of rows, exactly as
 // many accumulators as there are rows (a strip with fewer rows than the most is common: the end of a matrix, a short
-// sequence). What comes before and after the loop over k is shared by all of them.
+// sequence). Whole strips have others besides, unrolled. What comes before and after the loop over k is shared by all of them.
 //
 // The registers: a5 and a10 point at rows 5 and 10 of A. With one and three row strides as index and the scales 1, 2
 // and 4, three bases reach 14 rows, whatever A's strides are: A may be read where it lies, by rows or by columns.
@@ -203,7 +203,7 @@ func panel(t tile, nv int) {
 		if t.columns > 0 && rows == t.rows && nv == 2 {
 			unrolled(t, done, stepID(rows))
 		} else {
-			pcalign(64) // with the other loop before it Go's assembler would not come to an end
+			pcalign(64) // of a loop behind the unrolled ones, or of these, it would keep Go's assembler busy for ever
 		}
 		Label(stepID(rows))
 		step(t, nv, rows, 0, 0)
