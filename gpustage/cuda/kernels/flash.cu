@@ -1,6 +1,6 @@
-// Attention in bf16 on tensor cores (mma.sync.m16n8k16, from sm_80 on), for head sizes 32, 64 and 128: FlashAttention-2 (Dao, arXiv
-// 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout. Tensors are bf16; scores and sums are f32, and
-// outputs are rounded once.
+// Attention in bf16 on tensor cores (mma.sync.m16n8k16, from sm_80 on), for head sizes 32, 64, 128 and 256: FlashAttention-2 (Dao, arXiv
+// 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout, at 256 features with soft caps. Tensors are bf16;
+// scores and sums are f32, and outputs are rounded once.
 //
 // A block has 64 rows of one sequence and head, 16 to each of its warps, and walks over tiles of partners; of longer sequences 96 or 128,
 // which then read their partners less often. Accumulators of a product have the layout of the next one's left operand, so
@@ -9,6 +9,10 @@
 //
 // Tiles come to shared memory by copies that no thread waits for until it needs them (cp.async), into two buffers in turns: while one
 // is multiplied the next tile is on its way, and one barrier a tile says both that it is there and that the other buffer is free.
+//
+// At 256 features registers and shared memory of 99 KB have no room for that on the way back. There the block's own rows stay in shared memory,
+// there is one buffer, which blocks on one multiprocessor fill in turns, and by key a block has half of the features of its rows' gradients:
+// scores are computed twice.
 //
 // Fragments, for lane = 4*g + t: rows g and g+8 of the left operand and the accumulator, columns 2t and 2t+1 (and 8 more) of it; column g
 // of the right operand.
@@ -162,14 +166,33 @@ template <int D, int N> DEVICE void times_rows(float c[N][4], const u32 a[D / 16
 		}
 }
 
-// times is c += p x for the 8*N rows of x, p accumulators.
-template <int D, int N> DEVICE void times(float c[D / 8][4], const float p[N][4], const u16 *x) {
+// times_both is s += a x^T and dp += b y^T for 8*N rows of x and y, the warp's rows of a and b in shared memory.
+template <int D, int N> DEVICE void times_both(float s[N][4], float dp[N][4], const u16 *a, const u16 *b, const u16 *x, const u16 *y) {
+#pragma unroll
+	for (int k = 0; k < D / 16; k++) {
+		u32 l[4], m[4], r[4];
+		left_shared<D>(l, a + k * 16);
+		left_shared<D>(m, b + k * 16);
+#pragma unroll
+		for (int j = 0; j < N; j += 2) {
+			right_rows<D>(r, x + j * 8 * PITCH(D) + k * 16);
+			mma(s[j], l, r[0], r[1]);
+			mma(s[j + 1], l, r[2], r[3]);
+			right_rows<D>(r, y + j * 8 * PITCH(D) + k * 16);
+			mma(dp[j], m, r[0], r[1]);
+			mma(dp[j + 1], m, r[2], r[3]);
+		}
+	}
+}
+
+// times is c += p x for W columns of the 8*N rows of x, p accumulators.
+template <int D, int N, int W = D> DEVICE void times(float c[W / 8][4], const float p[N][4], const u16 *x) {
 #pragma unroll
 	for (int k = 0; k < N / 2; k++) {
 		u32 a[4];
 		left_of(a, p, k);
 #pragma unroll
-		for (int j = 0; j < D / 8; j += 2) {
+		for (int j = 0; j < W / 8; j += 2) {
 			u32 b[4];
 			right_columns<D>(b, x + k * 16 * PITCH(D) + j * 8);
 			mma(c[j], a, b[0], b[1]);
@@ -203,8 +226,17 @@ template <int N> DEVICE void drop(const Attention &a, float p[N][4], u64 key, in
 	}
 }
 
+// score is what softmax sees of a product x, times log2 e, and slope its derivative by x.
+template <int D> DEVICE float score(const Attention &a, float x, float &slope) {
+	slope = a.scale;
+	if (D < 256 || a.cap == 0.f) return x * (a.scale * LOG2E);
+	float t = tanhf(x * a.scale / a.cap);
+	slope *= 1.f - t * t;
+	return t * (a.cap * LOG2E);
+}
+
 template <int D> DEVICE void flash_forward(const Attention &a) {
-	const int N = 8, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
+	const int N = D == 256 ? 4 : 8, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
@@ -216,7 +248,6 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 	u32 q[D / 16][4];
 	left_rows<D>(a, q, head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
 	float o[D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {};
-	float scale = a.scale * LOG2E;
 	for (int here = 0; k0 < see.to; k0 += 8 * N, here = BUFFER - here) {
 		u16 *ks = shared + here, *vs = ks + BUFFER / 2;
 		wait_copies();
@@ -233,8 +264,8 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 			for (int j = 0; j < N; j++)
 #pragma unroll
 				for (int e = 0; e < 2; e++) {
-					float &v = s[j][2 * half + e];
-					v = all || visible(a, i + 8 * half, k0 + 8 * j + 2 * t + e, n) ? v * scale : MINUS_INF;
+					float &v = s[j][2 * half + e], slope;
+					v = all || visible(a, i + 8 * half, k0 + 8 * j + 2 * t + e, n) ? score<D>(a, v, slope) : MINUS_INF;
 					m = fmaxf(m, v);
 				}
 			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 1));
@@ -271,7 +302,7 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 }
 
 template <int D> DEVICE void flash_backward_q(const Attention &a) {
-	const int N = D == 128 ? 4 : 8, BUFFER = 2 * 8 * N * PITCH(D); // registers
+	const int N = D >= 128 ? 4 : 8, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // registers
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
@@ -280,36 +311,53 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 	Range see = keys_of(a, q0, q0 + rows - 1, n);
 	int k0 = see.from / 8 * 8;
 	partners<D, N>(a, shared, k, a.sk, v, a.sv, k0, n);
+	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D), *ownO = head_of(a.dctx, a.sdctx, lo, h * D);
 	u32 q[D / 16][4], o[D / 16][4];
-	left_rows<D>(a, q, head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
-	left_rows<D>(a, o, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, w0, n);
-	float lse[2], delta[2], dq[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
+	if (BUFFERS == 2) {
+		left_rows<D>(a, q, ownQ, a.sq, w0, n);
+		left_rows<D>(a, o, ownO, a.sdctx, w0, n);
+	} else {
+		u16 *own = shared + BUFFER;
+		tile<D>(a, own, ownQ, a.sq, q0, rows, n);
+		tile<D>(a, own + rows * PITCH(D), ownO, a.sdctx, q0, rows, n);
+		ownQ = own + warp_id() * 16 * PITCH(D), ownO = ownQ + rows * PITCH(D);
+	}
+	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = i + 8 * half;
 		lse[half] = r < n ? a.lse[(size_t)h * a.slse + lo + r] * LOG2E : 0.f;
 		delta[half] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
 	}
-	for (int here = 0; k0 < see.to; k0 += 8 * N, here = BUFFER - here) {
-		u16 *ks = shared + here, *vs = ks + BUFFER / 2;
+	for (int turn = 0; k0 < see.to; k0 += 8 * N, turn ^= BUFFERS - 1) {
+		u16 *ks = shared + turn * BUFFER, *vs = ks + BUFFER / 2;
 		wait_copies();
 		__syncthreads();
-		if (k0 + 8 * N < see.to) partners<D, N>(a, shared + BUFFER - here, k, a.sk, v, a.sv, k0 + 8 * N, n);
-		if (w0 >= n) continue;
-		float s[N][4] = {}, dp[N][4] = {};
-		times_rows<D, N>(s, q, ks);
-		times_rows<D, N>(dp, o, vs);
-		if (a.keys) drop<N>(a, dp, a.keys[b], h, i, k0);
-		bool all = inside(a, w0, 16, k0, 8 * N, n);
-#pragma unroll
-		for (int j = 0; j < N; j++)
-#pragma unroll
-			for (int e = 0; e < 4; e++) {
-				float p = exp2f(s[j][e] * scale - lse[e / 2]);
-				bool sees = all || visible(a, i + e / 2 * 8, k0 + 8 * j + 2 * t + e % 2, n);
-				s[j][e] = sees ? p * (dp[j][e] * keep - delta[e / 2]) * a.scale : 0.f;
+		if (BUFFERS == 2 && k0 + 8 * N < see.to) partners<D, N>(a, shared + (turn ^ 1) * BUFFER, k, a.sk, v, a.sv, k0 + 8 * N, n);
+		if (w0 < n) {
+			float s[N][4] = {}, dp[N][4] = {};
+			if (BUFFERS == 2) {
+				times_rows<D, N>(s, q, ks);
+				times_rows<D, N>(dp, o, vs);
+			} else {
+				times_both<D, N>(s, dp, ownQ, ownO, ks, vs);
 			}
-		times<D, N>(dq, s, ks);
+			if (a.keys) drop<N>(a, dp, a.keys[b], h, i, k0);
+			bool all = inside(a, w0, 16, k0, 8 * N, n);
+#pragma unroll
+			for (int j = 0; j < N; j++)
+#pragma unroll
+				for (int e = 0; e < 4; e++) {
+					float slope, p = exp2f(score<D>(a, s[j][e], slope) - lse[e / 2]);
+					bool sees = all || visible(a, i + e / 2 * 8, k0 + 8 * j + 2 * t + e % 2, n);
+					s[j][e] = sees ? p * (dp[j][e] * keep - delta[e / 2]) * slope : 0.f;
+				}
+			times<D, N>(dq, s, ks);
+		}
+		if (BUFFERS == 1) {
+			__syncthreads();
+			if (k0 + 8 * N < see.to) partners<D, N>(a, shared, k, a.sk, v, a.sv, k0 + 8 * N, n);
+		}
 	}
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
@@ -332,12 +380,13 @@ template <int D, int N> DEVICE void queries(const Attention &a, u16 *to, float *
 
 // The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another.
 template <int D> DEVICE void flash_backward_kv(const Attention &a) {
-	const int N = D == 128 ? 4 : 8, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 queries
+	const int N = D >= 128 ? 4 : 8, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 queries
+	const int W = D == 256 ? D / 2 : D;                                                        // features of the gradients
 	DYNAMIC_SHARED(u16, buffers);
-	float *numbers = (float *)(buffers + 2 * BUFFER);
+	float *numbers = (float *)(buffers + BUFFERS * BUFFER);
 	int rows = blockDim.x / 2;
-	u16 *ks = (u16 *)(numbers + 2 * 16 * N), *vs = ks + rows * PITCH(D);
-	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	u16 *ks = (u16 *)(numbers + BUFFERS * 16 * N), *vs = ks + rows * PITCH(D);
+	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z / (D / W) * rows, first = blockIdx.z % (D / W) * W, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (k0 >= n) return;
 	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16;
 	Range see = queries_of(a, k0, k0 + rows - 1, n);
@@ -346,8 +395,8 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	tile<D>(a, vs, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n);
 	queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
 	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
-	float dk[D / 8][4] = {}, dv[D / 8][4] = {}, scale = a.scale * LOG2E, keep = a.keys ? a.keep : 1.f;
-	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= 1) {
+	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f;
+	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
 		nextH = h, nextQ = q0 + 8 * N;
@@ -355,56 +404,49 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 		wait_copies();
 		if (threadIdx.x < 8 * N) lse[threadIdx.x] *= LOG2E; // its own copy
 		__syncthreads();
-		if (nextH < last) {
+		if (BUFFERS == 2 && nextH < last) {
 			float *to = numbers + (turn ^ 1) * 16 * N;
 			queries<D, N>(a, buffers + (turn ^ 1) * BUFFER, to, to + 8 * N, lo, nextH, nextQ, n);
 		}
-		if (w0 >= n) continue;
-		float s[N][4] = {}, dp[N][4] = {};
-#pragma unroll
-		for (int k = 0; k < D / 16; k++) {
-			u32 x[4], y[4], c[4];
-			left_shared<D>(x, ownK + k * 16);
-			left_shared<D>(y, ownV + k * 16);
+		if (w0 < n) {
+			float s[N][4] = {}, dp[N][4] = {};
+			times_both<D, N>(s, dp, ownK, ownV, qs, os);
+			bool all = inside(a, q0, 8 * N, w0, 16, n);
 #pragma unroll
 			for (int j = 0; j < N; j += 2) {
-				right_rows<D>(c, qs + j * 8 * PITCH(D) + k * 16);
-				mma(s[j], x, c[0], c[1]);
-				mma(s[j + 1], x, c[2], c[3]);
-				right_rows<D>(c, os + j * 8 * PITCH(D) + k * 16);
-				mma(dp[j], y, c[0], c[1]);
-				mma(dp[j + 1], y, c[2], c[3]);
-			}
-		}
-		bool all = inside(a, q0, 8 * N, w0, 16, n);
+				// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox: one to a lane.
+				u32 bits = EVERY;
+				if (a.keys)
+					bits = keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold);
 #pragma unroll
-		for (int j = 0; j < N; j += 2) {
-			// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox: one to a lane.
-			u32 bits = EVERY;
-			if (a.keys)
-				bits = keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold);
-#pragma unroll
-			for (int e = 0; e < 8; e++) {
-				int tile = j + e / 4, half = e / 2 % 2, col = 2 * t + e % 2; // half: of the keys
-				u32 mine = __shfl_sync(EVERY, bits, e / 4 * 16 + half * 8 + col) >> g;
-				float m = mine & 1 ? keep : 0.f, &p = s[tile][e % 4], &d = dp[tile][e % 4];
-				int at = tile * 8 + col;
-				bool sees = all || visible(a, q0 + at, w0 + g + 8 * half, n);
-				p = sees ? exp2f(p * scale - lse[at]) : 0.f;
-				d = p * (d * m - delta[at]) * a.scale;
-				p *= m;
+				for (int e = 0; e < 8; e++) {
+					int tile = j + e / 4, half = e / 2 % 2, col = 2 * t + e % 2; // half: of the keys
+					u32 mine = __shfl_sync(EVERY, bits, e / 4 * 16 + half * 8 + col) >> g;
+					float m = mine & 1 ? keep : 0.f, &p = s[tile][e % 4], &d = dp[tile][e % 4];
+					int at = tile * 8 + col;
+					bool sees = all || visible(a, q0 + at, w0 + g + 8 * half, n);
+					float slope, x = score<D>(a, p, slope);
+					p = sees ? exp2f(x - lse[at]) : 0.f;
+					d = p * (d * m - delta[at]) * slope;
+					p *= m;
+				}
 			}
+			times<D, N, W>(dv, s, os + first);
+			times<D, N, W>(dk, dp, qs + first);
 		}
-		times<D, N>(dv, s, os);
-		times<D, N>(dk, dp, qs);
+		if (BUFFERS == 1) {
+			__syncthreads();
+			if (nextH < last) queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, nextH, nextQ, n);
+		}
 	}
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = w0 + g + 8 * half;
 		if (r >= n) continue;
-		u16 *toK = (u16 *)a.dk + (size_t)(lo + r) * a.sdk + kv * D + 2 * t, *toV = (u16 *)a.dv + (size_t)(lo + r) * a.sdv + kv * D + 2 * t;
+		int column = kv * D + first + 2 * t;
+		u16 *toK = (u16 *)a.dk + (size_t)(lo + r) * a.sdk + column, *toV = (u16 *)a.dv + (size_t)(lo + r) * a.sdv + column;
 #pragma unroll
-		for (int d = 0; d < D / 8; d++) {
+		for (int d = 0; d < W / 8; d++) {
 			store_pair(a, toK + d * 8, dk[d][2 * half], dk[d][2 * half + 1]);
 			store_pair(a, toV + d * 8, dv[d][2 * half], dv[d][2 * half + 1]);
 		}
@@ -412,13 +454,15 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 }
 
 // Launch bounds are what registers allow: 16 warps to a multiprocessor in the forward pass, 12 by query, 8 by key; at 32 features 12 by key
-// as well, in blocks of 4; at 128 features 12, 8, 8, by key in blocks of 4. Shared memory has room for as many, with 20 to 75 KB a block, but
-// for blocks of 4 warps in the forward pass at 128 features: 70 KB each, of which sm_80 takes two. GPUs with 99 KB take one of these.
-#define FOR_DIM(most, by_query, by_key, D)                                                                          \
-	KERNEL __launch_bounds__(most, 2) flash_##D(Attention a) { flash_forward<D>(a); }                               \
-	KERNEL __launch_bounds__(by_query, 384 / by_query) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
+// as well, in blocks of 4; at 128 features 12, 8, 8, by key in blocks of 4; at 256 features 8, 8, 6, by key in blocks of 3. Shared memory has room
+// for as many, with 20 to 85 KB a block, but on sm_80 for blocks of 4 warps in the forward pass at 128 features, 70 KB each, of which it takes two,
+// and by query at 256 features, all of 99 KB, of which it takes one. GPUs with 99 KB take one of either.
+#define FOR_DIM(most, by_query, blocks, by_key, D)                                                       \
+	KERNEL __launch_bounds__(most, 2) flash_##D(Attention a) { flash_forward<D>(a); }                     \
+	KERNEL __launch_bounds__(by_query, blocks) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
 	KERNEL __launch_bounds__(by_key) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
 
-FOR_DIM(256, 192, 384, 32)
-FOR_DIM(256, 192, 256, 64)
-FOR_DIM(192, 256, 128, 128)
+FOR_DIM(256, 192, 2, 384, 32)
+FOR_DIM(256, 192, 2, 256, 64)
+FOR_DIM(192, 256, 1, 128, 128)
+FOR_DIM(128, 128, 2, 96, 256)

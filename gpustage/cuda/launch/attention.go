@@ -64,8 +64,13 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	if d := o.Dropout; d.Active() {
 		a.keys, a.site, a.threshold, a.keep = s.address(d.Seqs.Keys), site(d), d.Threshold(), float32(d.KeepScale())
 	}
-	flash = half(q) && o.SoftCap == 0 && o.Bias.IsZero() && (o.HeadDim == 32 || o.HeadDim == 64 || o.HeadDim == 128)
-	return a, flash
+	switch o.HeadDim {
+	case 32, 64, 128:
+		flash = o.SoftCap == 0
+	case 256:
+		flash = true
+	}
+	return a, flash && half(q) && o.Bias.IsZero()
 }
 
 // family is the size of attention.cu's kernels for a head.
@@ -82,11 +87,8 @@ func grid(o gpustage.Attention, heads, rows int) [3]int {
 	return [3]int{o.Seqs.Rows, heads, ceil(o.Seqs.MaxLen, rows)}
 }
 
-// The tiles of attention.cu (OWN, OTHER), and flash.cu's of keys in the forward pass. flash.cu has two buffers for a tile.
-const (
-	ownRows, otherRows = 16, 32
-	flashKeys          = 64
-)
+// The tiles of attention.cu (OWN, OTHER).
+const ownRows, otherRows = 16, 32
 
 // flashBlock is a block of flash.cu, 16 rows to a warp, and how many rows that is: 64 while one or two such blocks have a sequence, and
 // otherwise the most that the kernel's launch bounds allow.
@@ -109,12 +111,15 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	a, flash := s.attention(ctx, lse, q, k, v, o)
 	d := o.HeadDim
 	if flash {
-		most := 128
-		if d == 128 {
-			most = 96 // registers, as below
+		tile, most := 64, 128 // partners that a block reads at a time, and rows of its own at most
+		switch d {            // registers, as below
+		case 128:
+			most = 96
+		case 256:
+			tile, most = 32, 64
 		}
 		block, rows := flashBlock(o, most)
-		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*flashKeys, d), a)
+		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*tile, d), a)
 		return
 	}
 	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
@@ -145,6 +150,15 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	}
 	s.eachRow("attention_delta", ceil(o.Heads*o.Seqs.Tokens*lanes, 32), a, lanes)
 	d, kv := o.HeadDim, o.Heads/int(a.group)
+	if flash && d == 256 {
+		// One buffer, and the block's own rows beside it; by key a block has half of their features. Rows are what fits into 99 KB.
+		const tile, queries, keys = 32, 64, 48
+		s.launch("flash_backward_q_256", grid(o, o.Heads, queries), [3]int{2 * queries, 1, 1}, flashBytes(2*tile+2*queries, d), a)
+		halves := grid(o, kv, keys)
+		halves[2] *= 2
+		s.launch("flash_backward_kv_256", halves, [3]int{2 * keys, 1, 1}, flashBytes(2*tile+2*keys, d)+8*tile, a)
+		return
+	}
 	if flash {
 		tile, most := 64, 96
 		if d == 128 {
