@@ -68,7 +68,7 @@ func avx2Set() *set[float32] {
 // 66). Not measured where that cache has 32 KB, as Zen 4's.
 func avx512Set() *set[float32] {
 	return &set[float32]{
-		rows: 14, cols: 32, pair: 1, group: 1, kc: 192, nc: 384, mc: 140, packWork: 12, // 48 GB/s against 240 GFLOP/s
+		rows: 14, cols: 32, pair: 1, group: 1, kc: 192, nc: 384, mc: 140, packWork: 24,
 		strip:   func(s *strip32) { stripAVX512((*byte)(unsafe.Pointer(s))) },
 		fetches: true,
 		packB:   copyB(copyRowsBAVX512, 32),
