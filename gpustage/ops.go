@@ -154,6 +154,11 @@ type MatMul struct {
 	ColumnSum Tensor
 }
 
+// Linear tells whether what follows the product is linear: neither an activation nor its derivative, nothing kept for one, no dropout.
+func (o MatMul) Linear() bool {
+	return o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == Identity && !o.Dropout.Active()
+}
+
 // Norm is a layer norm behind a product: Y = LayerNorm(c), with the bits of that op.
 type Norm struct {
 	Y           Tensor // [M, N], which may be c; absent without a norm

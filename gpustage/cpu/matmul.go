@@ -20,7 +20,7 @@ func (s *Stream) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
 		defer n.Of(s, c)
 		o.Norm = gpustage.Norm{}
 	}
-	plain := o.Bias.IsZero() && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && o.Residual.IsZero()
+	plain := o.Linear() && o.Bias.IsZero() && o.Residual.IsZero()
 	switch {
 	case c.DType == gpustage.F32:
 		s.matmul32(c, a, b, m, n, k, o, plain)

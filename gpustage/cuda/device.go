@@ -33,8 +33,7 @@ type Device struct {
 	memory  int64
 	ranks   int // that have this GPU
 	repeats bool
-
-	integrated bool // its memory is the host's
+	shared  bool // its memory is the host's
 
 	mu        sync.Mutex
 	given     int64 // bytes that Alloc has given out
@@ -96,7 +95,7 @@ func New(share gpustage.Share) (*Device, error) {
 	if err != nil {
 		return fail(err)
 	}
-	d.integrated = integrated != 0
+	d.shared = integrated != 0
 	if err := openProducts(); err != nil {
 		return fail(err)
 	}
@@ -144,7 +143,7 @@ func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.index) }
 // Info describes the GPU.
 func (d *Device) Info() gpustage.Info {
 	d.mu.Lock()
-	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, HostMemory: d.integrated, PeakAllocated: d.most}
+	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, HostMemory: d.shared, PeakAllocated: d.most}
 	d.mu.Unlock()
 	if unbind, err := d.bind(); err == nil {
 		i.FreeMemory, _, _ = cu.MemInfo()

@@ -43,8 +43,8 @@
 // the way back, where the input is kept anyway.
 //
 // In bf16 what lies between products and attention is of bf16 in memory (gpustage.Ops: operands), and products write it so, with a bias that has been
-// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 200 C backward (182 with the library's sums); with operands of f32, which
-// each product would round into memory of its own first, 172 C and 386 C. That is reckoned from what each kernel reads and writes, not measured. What
+// rounded as they want it. A layer of BERT's shape with dropout moves 96 C bytes of a token forward and 200 C backward (182 with the library's
+// sums); with operands of f32, which each product would round into memory of its own first, 172 C and 386 C. That is reckoned from what each kernel reads and writes, not measured. What
 // is f32 and multiplied nevertheless (gradients that come down a residual without dropout) is rounded once for both products of a layer's
 // backward pass (gpustage.Rounded), and the pass that rounds it sums the bias's gradient on its way. CONTRAFLOW_CUDA_FUSE=off takes that apart, and embeddings, norms
 // behind products and norms' backward passes; testdata/peers/gpu.py compares.

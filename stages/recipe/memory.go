@@ -146,20 +146,27 @@ func (x *Run) predict(z sharding) Memory {
 
 // budget is the replay budget: what the recipe says, or the device's share of what it has left.
 func (x *Run) budget(rest Memory) int64 {
-	switch r := x.Recipe.Batch; {
-	case r.Cache == "always":
+	return x.Recipe.Batch.Budget(func() int64 {
+		rest.Activations = 0
+		free := x.freeMemory()
+		if free == 0 {
+			return defaultBudget
+		}
+		return x.device.Info().ReplayBudget(max(0, free-rest.Total()+rest.Parameters))
+	})
+}
+
+// Budget is how many bytes of activations a step may keep, -1 for all of them; otherwise where the recipe leaves that to the device.
+func (b Batch) Budget(otherwise func() int64) int64 {
+	switch {
+	case b.Cache == "always":
 		return 0
-	case r.Cache == "never":
+	case b.Cache == "never":
 		return -1
-	case r.ReplayBudget != nil:
-		return int64(*r.ReplayBudget)
+	case b.ReplayBudget != nil:
+		return int64(*b.ReplayBudget)
 	}
-	rest.Activations = 0
-	free := x.freeMemory()
-	if free == 0 {
-		return defaultBudget
-	}
-	return x.device.Info().ReplayBudget(max(0, free-rest.Total()+rest.Parameters))
+	return otherwise()
 }
 
 // defaultBudget is for systems that don't say how much memory they have.

@@ -8,8 +8,8 @@
 // # What a stream costs
 //
 // An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), also beside products (one, if the library makes
-// the parts), norms' backward passes (three: the pass over the rows, and two such sums), attention's backward pass (three), and products whose surroundings cuBLASLt can't do. Those are cuBLASLt's with
-// a bias, a residual or an accumulation, and where inputs are rounded with the tanh approximation of GELU or its derivative; another
+// the parts), norms' backward passes (three: the pass over the rows, and two such sums), attention's backward pass (three), and products whose
+// surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or an accumulation, and where inputs are rounded with the tanh approximation of GELU or its derivative; another
 // activation or dropout is one more pass over the result. In bf16 mode inputs that are of f32 are rounded into scratch memory first;
 // parameters are rounded once per update (gpustage.Forms), and the dy of a linear layer once for both of its products (gpustage.Rounded), where
 // the gradient of a bias of f32's dy costs no pass: its sums are made while dy is rounded. A bias is rounded for each product whose result is of bf16.

@@ -49,7 +49,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 			return
 		}
 	}
-	plain := o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && (o.Residual.IsZero() || !half(c))
+	plain := o.Linear() && (o.Residual.IsZero() || !half(c))
 	if plain && !(o.Add && !o.Residual.IsZero()) {
 		p = s.into(p, c, o.Bias)
 		if !o.Residual.IsZero() {
@@ -143,8 +143,8 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 
 // canSumBeside tells whether the library could sum a's columns while it multiplies: a is in bf16 as it is, and nothing else is asked for.
 func (s *Stream) canSumBeside(a, c tensor, o gpustage.MatMul) bool {
-	return !s.Separate && !o.ColumnSum.IsZero() && o.TransA && half(a) && !half(c) && (o.Alpha == 0 || o.Alpha == 1) && o.Bias.IsZero() && o.PreAct.IsZero() &&
-		o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Dropout.Active() && o.Residual.IsZero() && o.Norm.Y.IsZero()
+	return !s.Separate && !o.ColumnSum.IsZero() && o.TransA && half(a) && !half(c) && (o.Alpha == 0 || o.Alpha == 1) &&
+		o.Linear() && o.Bias.IsZero() && o.Residual.IsZero() && o.Norm.Y.IsZero()
 }
 
 // productAndSums is a product, and the sums of a's columns added to sum: a weight's gradient and its bias's. The library may make them of what it
@@ -152,12 +152,8 @@ func (s *Stream) canSumBeside(a, c tensor, o gpustage.MatMul) bool {
 func (s *Stream) productAndSums(p Product, c, a, sum tensor, add bool) {
 	p = s.into(p, c, tensor{})
 	p.Beta = float32(flag(add))
-	sums := s.scratch(gpustage.F32, 1, a.Cols)
-	if s.err != nil {
-		return
-	}
 	both := p
-	both.Epilogue, both.Bias = ColumnSums, s.address(sums)
+	both.Epilogue, both.Bias = ColumnSums, 16 // sums will go into scratch memory: no worse aligned
 	ok, err := s.driver.Fuses(both)
 	if err != nil {
 		s.Fail(fmt.Errorf("matmul: %w", err))
@@ -168,6 +164,8 @@ func (s *Stream) productAndSums(p Product, c, a, sum tensor, add bool) {
 		s.multiply(p)
 		return
 	}
+	sums := s.scratch(gpustage.F32, 1, a.Cols)
+	both.Bias = s.address(sums)
 	s.multiply(both)
 	s.finishColumns(sum, sums, a.Cols)
 }

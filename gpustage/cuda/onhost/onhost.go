@@ -347,10 +347,11 @@ func multiply(p launch.Product) error {
 		return fmt.Errorf("an epilogue that the library does not have: %+v", p)
 	}
 	c, d, aux := values(p.C, p.Half), values(p.D, p.Half), values(p.Aux, p.Half)
-	bias := values(launch.Matrix{At: p.Bias, Rows: 1, Cols: p.C.Cols}, p.Half)
+	biases := p.C.Cols
 	if p.Epilogue == launch.ColumnSums {
-		bias = values(launch.Matrix{At: p.Bias, Rows: 1, Cols: p.C.Rows}, p.Half)
+		biases = p.C.Rows
 	}
+	bias := values(launch.Matrix{At: p.Bias, Rows: 1, Cols: biases}, p.Half)
 	k := p.A.Cols
 	if p.TransA {
 		k = p.A.Rows

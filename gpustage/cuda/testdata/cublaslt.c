@@ -113,7 +113,7 @@ static int has_aux(const Desc *d) {
 	return d->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || d->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || d->epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 static int has_bias(const Desc *d) { return d->epilogue == CUBLASLT_EPILOGUE_BIAS || d->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
-static int has_sums(const Desc *d) { return d->epilogue == CUBLASLT_EPILOGUE_BGRADA || d->epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+static int has_sums(const Desc *d) { return d->epilogue == CUBLASLT_EPILOGUE_BGRADB; }
 
 // An algorithm here is what the heuristic was told of alignments.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t la, cublasLtMatrixLayout_t lb,
@@ -176,13 +176,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
 	if (has_aux(d) && (!d->aux || alignment(d->aux) < algo->data[5])) return CUBLAS_STATUS_NOT_SUPPORTED;
 	int tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
 	uint64_t k = d->transA ? a->rows : a->cols;
-	int first = d->epilogue == CUBLASLT_EPILOGUE_BGRADA;
-	for (uint64_t i = 0; has_sums(d) && i < (first ? r->rows : r->cols); i++) {
-		double x = 0;
-		for (uint64_t p = 0; p < k; p++) x += first ? element(A, a, d->transA, tf32, i, p) : element(B, b, d->transB, tf32, p, i);
-		put(d->bias, r->type, i, (float)x);
-	}
-	for (uint64_t j = 0; j < r->cols; j++)
+	for (uint64_t j = 0; j < r->cols; j++) {
+		double sum = 0;
+		for (uint64_t p = 0; has_sums(d) && p < k; p++) sum += element(B, b, d->transB, tf32, p, j);
+		if (has_sums(d)) put(d->bias, r->type, j, (float)sum);
 		for (uint64_t i = 0; i < r->rows; i++) {
 			double x = 0;
 			for (uint64_t p = 0; p < k; p++) x += (double)element(A, a, d->transA, tf32, i, p) * element(B, b, d->transB, tf32, p, j);
@@ -196,5 +193,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
 			else if (has_aux(d)) put(d->aux, r->type, aux, (float)x), x *= 0.5 * (1 + t);
 			put(D, r->type, i + j * r->stride, (float)x);
 		}
+	}
 	return CUBLAS_STATUS_SUCCESS;
 }

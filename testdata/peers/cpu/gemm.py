@@ -4,8 +4,8 @@
     python gemm.py CONTRAFLOW [--quick]
 
 Best of the rounds of each side, of which there are more as long as either side's still get faster, by the geometric mean: neighbours of a
-virtual machine only ever take time away, from one side or the other. Exits with 1 if a bar is broken: percents of the machine's own peak, and the scaling from one
-thread to all by the probe's. Written for torch 2.9.
+virtual machine only ever take time away, from one side or the other. Exits with 1 if a bar is broken: percents of the machine's own
+peak, and the scaling from one thread to all by the probe's. Written for torch 2.9.
 """
 
 import argparse
@@ -71,7 +71,8 @@ def rounds(ours, peer, precisions, exactly, few=10, most=100):
     for _ in range(0, most, few):
         a, b = common.alternate(ours, peer, exactly or few)
         mine, theirs = a[-1], b[-1]
-        now = [statistics.geometric_mean(best) for best in ([at["gflop_per_s"] for c in mine["cases"] if c["precision"] in precisions for at in c["at"]], theirs.values())]
+        compared = [at["gflop_per_s"] for c in mine["cases"] if c["precision"] in precisions for at in c["at"]]
+        now = [statistics.geometric_mean(best) for best in (compared, theirs.values())]
         if exactly or all(n < 1.01 * was for n, was in zip(now, before)):
             break
         before = now

@@ -157,18 +157,12 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 
 // budget is the recipe's replay budget, or the device's share of the memory that state and passes over texts of the longest size leave.
 func (t *Training) budget(b recipe.Batch, longest int) int64 {
-	switch {
-	case b.Cache == "always":
-		return 0
-	case b.Cache == "never":
-		return -1
-	case b.ReplayBudget != nil:
-		return int64(*b.ReplayBudget)
-	}
-	i, m := t.device.Info(), t.model
-	pass := m.Memory(slices.Repeat([]int{longest}, max(1, i.PassTokens()/longest))).Backward
-	state := 3*m.Params.Mem.Bytes() + int(m.PackedBytes(true)) // gradients, AdamW's moments, weights packed
-	return i.ReplayBudget(max(0, i.FreeMemory-int64(state+pass)))
+	return b.Budget(func() int64 {
+		i, m := t.device.Info(), t.model
+		pass := m.Memory(slices.Repeat([]int{longest}, max(1, b.SubBatch.Size(t.device).Tokens/longest))).Backward
+		state := 3*m.Params.Mem.Bytes() + int(m.PackedBytes(true)) // gradients, AdamW's moments, weights packed
+		return i.ReplayBudget(max(0, i.FreeMemory-int64(state+pass)))
+	})
 }
 
 // build makes the graph.
