@@ -290,30 +290,34 @@ func endsInBytes(p preTokenizer) (bool, error) {
 	return false, nil
 }
 
-// checkPrependFirst refuses Metaspace's prepend_scheme "first" where it depends on what each normalized character came
-// from: Hugging Face prepends to a piece that comes from the input's first character.
+// checkPrependFirst refuses Metaspace's prepend_scheme "first" where it depends on what each character came from: Hugging
+// Face prepends to every piece that comes from the input's first character, as what was prepended to that character does.
 func checkPrependFirst(n normalizer, p preTokenizer, normalizedTokens bool) error {
-	where := slices.Index(prependsFirst(p), true)
-	if where < 0 || n == nil {
-		return nil
-	}
-	if where > 0 || normalizedTokens || !keepsBeginning(n) {
-		return unsupported("pre_tokenizer: Metaspace prepend_scheme", "first",
-			"always and never are; first is without a normalizer, or if nothing else cuts the text and the normalizer removes nothing at its beginning")
+	prepended := false
+	for i, part := range flatten(p) {
+		m, ok := part.(metaspace)
+		if !ok {
+			continue
+		}
+		if m.prependFirst && (prepended || n != nil && (i > 0 || normalizedTokens || !keepsBeginning(n))) {
+			return unsupported("pre_tokenizer: Metaspace prepend_scheme", "first", "always and never are; first is if no Metaspace "+
+				"before it prepends, without a normalizer, or if nothing else cuts the text and the normalizer removes nothing at its beginning")
+		}
+		prepended = prepended || m.prepend || m.prependFirst
 	}
 	return nil
 }
 
-// prependsFirst says of each pre-tokenizer in order whether it's such a Metaspace.
-func prependsFirst(p preTokenizer) (all []bool) {
-	if sequence, ok := p.(preTokenizerSequence); ok {
-		for _, part := range sequence {
-			all = append(all, prependsFirst(part)...)
-		}
-		return all
+// flatten returns what sequences within sequences are made of, in order.
+func flatten(p preTokenizer) (all []preTokenizer) {
+	sequence, ok := p.(preTokenizerSequence)
+	if !ok {
+		return []preTokenizer{p}
 	}
-	m, ok := p.(metaspace)
-	return []bool{ok && m.prependFirst}
+	for _, part := range sequence {
+		all = append(all, flatten(part)...)
+	}
+	return all
 }
 
 // keepsBeginning says whether what a normalized text begins with comes from the character that the text began with, or

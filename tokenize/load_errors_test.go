@@ -122,6 +122,8 @@ func TestComponentErrors(t *testing.T) {
 		{`{` + metaspaceFirst + unigram + `}`, ``, false},
 		{`{"normalizer": {"type": "Strip", "strip_left": true, "strip_right": false}, ` + metaspaceFirst + unigram + `}`, `Metaspace prepend_scheme "first"`, true},
 		{`{"normalizer": {"type": "NFC"}, "added_tokens": [{"content": "a", "normalized": true}], ` + metaspaceFirst + unigram + `}`, `Metaspace prepend_scheme "first"`, true},
+		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), ``, false},
+		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}, {"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), `Metaspace prepend_scheme "first"`, true},
 
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1]}, ` + bpe + `}`, `RobertaProcessing needs sep and cls`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
