@@ -260,4 +260,15 @@ func TestFirst(t *testing.T) {
 			}
 		}
 	}
+	tok, err := parseTokenizerJSON([]byte(`{"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"},
+			{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]},
+		"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["▁a", -1], ["a", -2], ["▁", -3]]}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, ids := range map[string][]int32{"a a": {1, 2}, " a a": {2, 2}} { // that begins with a space, which is cut off
+		if got := tok.Encode(text, 0); !slices.Equal(got, ids) {
+			t.Errorf("%q has the ids %v, want %v", text, got, ids)
+		}
+	}
 }

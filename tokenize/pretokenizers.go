@@ -245,6 +245,7 @@ func (p metaspace) split(s *scratch) {
 	for _, sp := range s.spans {
 		out, spans = p.piece(out, spans, s.text[sp.start:sp.end], s.start && sp.start == 0)
 	}
+	s.start = s.start && len(s.spans) > 0 && s.spans[0].start == 0 // what came before the first piece is no longer in the text
 	s.swap(out)
 	s.swapSpans(spans)
 }
