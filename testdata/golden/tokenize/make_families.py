@@ -297,8 +297,12 @@ def variants():
         except Exception as e:
             print("left out:", str(e)[:100])
             continue
-        if any(tokenizer.normalizer and tokenizer.normalizer.normalize_str(c) == "" for c in contents):
+        normal = {c: tokenizer.normalizer.normalize_str(c) if tokenizer.normalizer else c for c in contents}
+        if "" in normal.values():
             continue  # an empty token is found everywhere, in the middle of characters, too
+        looked_for = [normal[token["content"]] for token in file["added_tokens"] if token["normalized"]]
+        if len(set(looked_for)) < len(looked_for):
+            continue  # of two that normalize to the same Hugging Face finds one or the other, by chance
         out = []
         for i in range(24):
             text = hardtext.line(rng, contents) if i % 6 == 5 else text_of(rng.randrange(30))
