@@ -117,19 +117,23 @@ func TestLongMemory(t *testing.T) {
 }
 
 // BenchmarkLong is one text of 8,192 tokens through 3 layers of 128, in training and for its embedding alone: as ModernBERT with
-// every third layer global, and with all of them.
+// every third layer global, and with all of them. With -short, which only shows that it runs, the text is of 512 tokens.
 func BenchmarkLong(b *testing.B) {
 	d, err := cpu.New()
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer d.Close()
+	tokens := 8192
+	if testing.Short() {
+		tokens = 512
+	}
 	for name, every := range map[string]int{"every third layer global": 3, "all layers global": 1} {
 		config := fmt.Sprintf(`{"model_type":"modernbert","vocab_size":1000,"hidden_size":128,"num_hidden_layers":3,"num_attention_heads":2,
 			"intermediate_size":192,"global_attn_every_n_layers":%d}`, every)
 		m, s := longModel(b, config, d, Options{CheckpointEvery: 1})
-		r := longRows(8192)
-		mem := m.Memory([]int{8192})
+		r := longRows(tokens)
+		mem := m.Memory([]int{tokens})
 		a, err := gpustage.NewArena(d, mem.Backward)
 		if err != nil {
 			b.Fatal(err)
@@ -146,7 +150,7 @@ func BenchmarkLong(b *testing.B) {
 				if err := s.Sync(); err != nil {
 					b.Fatal(err)
 				}
-				b.ReportMetric(8192*float64(b.N)/b.Elapsed().Seconds(), "tokens/s")
+				b.ReportMetric(float64(tokens)*float64(b.N)/b.Elapsed().Seconds(), "tokens/s")
 				b.ReportMetric(float64(bytes)/(1<<20), "arena-MiB")
 			})
 		}

@@ -10,12 +10,16 @@ import (
 
 // BenchmarkMultiply reports the shapes of a small encoder, GFLOP/s and percent of the peak, measured before and after each
 // product at the same number of threads; the best of all of them. The products of a mode are named as their operands are
-// stored: NN is dX = dY W, NT is Y = X Wᵀ, TN is dW = dYᵀ X, packed is NT with W packed before.
+// stored: NN is dX = dY W, NT is Y = X Wᵀ, TN is dW = dYᵀ X, packed is NT with W packed before. With -short, which only shows that it runs,
+// it has fewer tokens.
 func BenchmarkMultiply(b *testing.B) {
 	for _, k := range Available() {
 		for _, bf16 := range []bool{false, true} {
 			for _, d := range [][3]int{{4096, 384, 384}, {4096, 1536, 384}, {4096, 384, 1536}, {2048, 3072, 768}, {8, 1536, 384}} {
 				if k == Portable {
+					d[0] = max(1, d[0]/16)
+				}
+				if testing.Short() {
 					d[0] = max(1, d[0]/16)
 				}
 				for _, mode := range []string{"NN", "NT", "TN", "packed"} {
