@@ -30,6 +30,7 @@ import (
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 	"contraflow/tokenize"
 )
 
@@ -439,6 +440,7 @@ func TestGoldenSteps(t *testing.T) {
 				g := goldens.Load(t, "steps/"+v.name)
 				var device gpustage.Device
 				if dtype == gpustage.F64 {
+					harness.Thorough(t)
 					device = ref.New()
 				}
 				got := goldenRun{device: device, dtype: dtype, negatives: v.negatives, loss: v.loss, size: v.size, budget: v.budget}.run(t)

@@ -10,6 +10,7 @@ import (
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 // gist is GISTEmbedLoss's form of InfoNCE.
@@ -40,6 +41,7 @@ func unitRows(x []float64, cols int) []float64 {
 
 // Against sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss: value and gradient, as a whole and with rows split over ranks.
 func TestGoldenGIST(t *testing.T) {
+	harness.Thorough(t)
 	g := goldens.Load(t, "loss/gist")
 	var meta struct {
 		Cases []struct {
