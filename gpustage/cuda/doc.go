@@ -54,7 +54,7 @@
 //
 // # Not yet run
 //
-// The kernels pass the conformance suite on the processor, and compile for three generations of GPUs; this package has been compiled and
-// linked. Neither has met a GPU. Until they have, opening the device is an error that says so, and CONTRAFLOW_CUDA=try opens it
-// nevertheless: testdata/peers/gpu.sh does, and runs the conformance suite first.
+// The kernels pass the conformance suite on the processor, where each access to memory is checked (package onhost), and compile for three
+// generations of GPUs; this package has been compiled and linked. Neither has met a GPU. Until they have, opening the device is an error
+// that says so, and CONTRAFLOW_CUDA=try opens it nevertheless: testdata/peers/gpu.sh does, and runs the conformance suite first.
 package cuda

@@ -79,7 +79,6 @@ template <int NV> DEVICE void forward(const Attention &a) {
 				for (int k = 0; k < OTHER; k++) sum += ps[own * OTHER + k] * vs[k * dim + d];
 				acc[r][v] = sum;
 			}
-			__syncwarp();
 		}
 	}
 #pragma unroll
@@ -155,7 +154,6 @@ template <int NV> DEVICE void backward_q(const Attention &a) {
 			ds[own * OTHER + lane_id()] = d;
 			__syncwarp();
 			accumulate<NV>(acc[r], ds + own * OTHER, ks, dim + 1, dim);
-			__syncwarp();
 		}
 	}
 #pragma unroll
@@ -204,7 +202,6 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 				ps[own * OTHER + lane_id()] = d;
 				__syncwarp();
 				accumulate<NV>(dk[r], ps + own * OTHER, qs, dim + 1, dim);
-				__syncwarp();
 			}
 		}
 	}

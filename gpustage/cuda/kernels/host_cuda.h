@@ -2,9 +2,9 @@
 //
 // A block's threads are fibers of one thread of the host. Each runs until it must wait: at __syncthreads for its block, at a shuffle, vote
 // or mma for its warp; and a warp until all of its threads wait for other warps. What real threads may do in any order, odd launches do
-// forwards and even ones backwards, so that a missing barrier shows as a wrong result; shared memory begins as NaNs, and is guarded behind
-// its end. It is an error, with the kernel's name, when threads of a warp meet at different operations, when some wait for ever, when
-// ldmatrix, a copy or a vector gets an odd address, and when a launch is larger than the least of the GPUs from sm_80 on allows.
+// forwards and even ones backwards; shared memory begins as NaNs. It is an error, with the kernel's name, when threads of a warp meet at
+// different operations, when some wait for ever, when ldmatrix, a copy or a vector gets an odd address, when a launch is larger than the
+// least of the GPUs from sm_80 on allows, and when what threads touch is not theirs or in no order: host_main.h checks each access.
 #pragma once
 
 #include <cmath>
@@ -22,9 +22,11 @@ using std::min;
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static // one block runs at a time
+#define __shared__ static __attribute__((section("host_shared"))) // one block runs at a time
 
+#define HOST_OWN __attribute__((no_sanitize_thread)) // touches nothing of a kernel's, or says so itself
 inline void host_aligned(const void *at, unsigned bytes);
+void host_touch(const void *at, unsigned bytes, bool write);
 
 // A vector is moved as a whole, from and to a multiple of its size: a GPU ends the program otherwise.
 #define HOST_VECTOR(name, type, ...)                                                                    \
@@ -32,8 +34,9 @@ inline void host_aligned(const void *at, unsigned bytes);
 		type __VA_ARGS__;                                                                               \
 		name() {}                                                                                       \
 		name(const name &from) { *this = from; }                                                        \
-		name &operator=(const name &from) {                                                             \
+		HOST_OWN name &operator=(const name &from) {                                                             \
 			host_aligned(this, sizeof(name)), host_aligned(&from, sizeof(name));                        \
+			host_touch(&from, sizeof(name), false), host_touch(this, sizeof(name), true);               \
 			memcpy(this, &from, sizeof(name));                                                          \
 			return *this;                                                                               \
 		}                                                                                               \
@@ -68,6 +71,7 @@ struct Fiber {
 struct Warp {
 	uint64_t gate;
 	int live, arrived, what; // what: the operation that its lanes have come to
+	unsigned syncs;          // __syncwarp, so far
 	unsigned slot[2][32][6]; // of this operation and of the one before it
 };
 
@@ -85,12 +89,12 @@ inline Fiber *host_me;
 inline Warp host_warps[32];
 inline Block host_block;
 inline Dim blockIdx, blockDim, gridDim;
-inline unsigned char *host_shared_bytes;
+inline unsigned char *host_shared_bytes; // dynamic
 inline const char *host_kernel;
 #define threadIdx (host_me->id)
 #define DYNAMIC_SHARED(type, name) type *name = (type *)host_shared_bytes
 
-[[noreturn]] inline void host_fail(const char *what) {
+[[noreturn]] HOST_OWN inline void host_fail(const char *what) {
 	fprintf(stderr, "kernel %s, block %u %u %u, thread %d: %s\n", host_kernel, blockIdx.x, blockIdx.y, blockIdx.z,
 	        host_me ? host_me->warp * 32 + host_me->lane : -1, what);
 	abort();
@@ -100,13 +104,13 @@ __attribute__((noinline)) inline void host_aligned(const void *at, unsigned byte
 	if ((uintptr_t)at % bytes) host_fail("moves a vector from or to an address that is no multiple of its size");
 }
 
-inline void host_wait(uint64_t *gate) {
+HOST_OWN inline void host_wait(uint64_t *gate) {
 	host_me->gate = gate, host_me->seen = *gate;
 	host_switch(&host_me->sp, host_scheduler);
 }
 
 // host_arrive opens the gate when the last one comes, and waits for it before.
-template <class T> void host_arrive(T &g) {
+template <class T> HOST_OWN void host_arrive(T &g) {
 	if (++g.arrived == g.live) {
 		g.arrived = 0, g.gate++;
 		return;
@@ -114,9 +118,9 @@ template <class T> void host_arrive(T &g) {
 	host_wait(&g.gate);
 }
 
-inline void __syncthreads() { host_arrive(host_block); }
+HOST_OWN inline void __syncthreads() { host_arrive(host_block); }
 
-inline int __syncthreads_or(int v) {
+HOST_OWN inline int __syncthreads_or(int v) {
 	int turn = host_block.gate & 1;
 	if (host_block.arrived == 0) host_block.any[turn] = 0;
 	host_block.any[turn] |= v != 0;
@@ -127,7 +131,7 @@ inline int __syncthreads_or(int v) {
 enum { HOST_SYNC = 1, HOST_SHUFFLE, HOST_BALLOT, HOST_MMA, HOST_MATRICES };
 
 // host_meet posts words for the other lanes and returns everybody's.
-inline unsigned (*host_meet(int what, unsigned mask, std::initializer_list<unsigned> words))[6] {
+HOST_OWN inline unsigned (*host_meet(int what, unsigned mask, std::initializer_list<unsigned> words))[6] {
 	Warp &w = host_warps[host_me->warp];
 	if (mask != 0xffffffffu || w.live != 32) host_fail("a warp's operation without all of its lanes");
 	if (w.arrived == 0) w.what = what;
@@ -135,6 +139,7 @@ inline unsigned (*host_meet(int what, unsigned mask, std::initializer_list<unsig
 	auto slots = w.slot[w.gate & 1];
 	int i = 0;
 	for (unsigned v : words) slots[host_me->lane][i++] = v;
+	if (what == HOST_SYNC && w.arrived == 31) w.syncs++;
 	host_arrive(w);
 	return slots;
 }
@@ -152,7 +157,7 @@ inline float host_value(unsigned u) {
 	return v;
 }
 
-template <class T> T __shfl_sync(unsigned mask, T v, int from) {
+template <class T> HOST_OWN T __shfl_sync(unsigned mask, T v, int from) {
 	unsigned words[2] = {};
 	memcpy(words, &v, sizeof v);
 	auto all = host_meet(HOST_SHUFFLE, mask, {words[0], words[1]});
@@ -161,7 +166,7 @@ template <class T> T __shfl_sync(unsigned mask, T v, int from) {
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int d) { return __shfl_sync(mask, v, host_me->lane ^ d); }
 
-inline unsigned __ballot_sync(unsigned mask, bool v) {
+HOST_OWN inline unsigned __ballot_sync(unsigned mask, bool v) {
 	auto all = host_meet(HOST_BALLOT, mask, {v});
 	unsigned bits = 0;
 	for (int i = 0; i < 32; i++) bits |= all[i][0] << i;
@@ -181,7 +186,7 @@ inline unsigned host_to_bf16(float v) {
 inline unsigned host_pack_bf16(float lo, float hi) { return host_to_bf16(lo) | host_to_bf16(hi) << 16; }
 
 // host_mma is mma.sync.m16n8k16 in bf16, with the fragments that the PTX manual's section on it draws.
-inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) {
+HOST_OWN inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) {
 	auto all = host_meet(HOST_MMA, 0xffffffffu, {a[0], a[1], a[2], a[3], b0, b1});
 	int g = host_me->lane / 4, t = host_me->lane % 4;
 	auto half = [](unsigned w, int i) { return host_value(i ? w & 0xffff0000u : w << 16); };
@@ -194,23 +199,11 @@ inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) 
 	}
 }
 
-// host_copy_async is cp.async. What it writes may come at any time until it is waited for: it is NaNs first, so that a buffer which is still
-// being read shows, and right only after host_wait_copies.
-inline void host_copy_async(void *to, const void *from, unsigned bytes, bool there) {
-	host_aligned(to, bytes), host_aligned(from, bytes);
-	memset(to, 0xff, bytes);
-	host_me->copies.push_back({(unsigned char *)to, from, bytes, there});
-}
-
-inline void host_wait_copies() {
-	for (const HostCopy &c : host_me->copies)
-		if (c.there) memcpy(c.to, c.from, c.bytes);
-		else memset(c.to, 0, c.bytes);
-	host_me->copies.clear();
-}
+void host_copy_async(void *to, const void *from, unsigned bytes, bool there); // cp.async
+void host_wait_copies();
 
 // host_ldmatrix is ldmatrix.x4, optionally .trans.
-inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
+HOST_OWN inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 	uintptr_t at = (uintptr_t)row;
 	if (at % 16 != 0) host_fail("ldmatrix from an address that is no multiple of 16");
 	auto all = host_meet(HOST_MATRICES, 0xffffffffu, {(unsigned)at, (unsigned)(at >> 32)});
@@ -220,127 +213,20 @@ inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 		for (int i = 0; i < 2; i++) {
 			int y = trans ? 2 * t + i : g, x = trans ? g : 2 * t + i;
 			auto from = (const uint16_t *)((uintptr_t)all[m * 8 + y][1] << 32 | all[m * 8 + y][0]);
+			host_touch(from + x, 2, false);
 			out |= (unsigned)from[x] << (16 * i);
 		}
 		r[m] = out;
 	}
 }
 
-#ifdef HOST_CUDA_MAIN // in one file: the scheduler, and a way in
-
-asm(R"(
-.text
-.globl host_switch
-.type host_switch,@function
-host_switch:
-	pushq %rbp
-	pushq %rbx
-	pushq %r12
-	pushq %r13
-	pushq %r14
-	pushq %r15
-	movq %rsp, (%rdi)
-	movq %rsi, %rsp
-	popq %r15
-	popq %r14
-	popq %r13
-	popq %r12
-	popq %rbx
-	popq %rbp
-	ret
-)");
-
-template <class... A, size_t... I> void host_call(void (*k)(A...), void **args, std::index_sequence<I...>) {
+template <class... A, size_t... I> HOST_OWN void host_call(void (*k)(A...), void **args, std::index_sequence<I...>) {
 	k(*(A *)args[I]...);
 }
-template <class... A> void host_invoke(void (*k)(A...), void **args) { host_call(k, args, std::index_sequence_for<A...>{}); }
+template <class... A> HOST_OWN void host_invoke(void (*k)(A...), void **args) { host_call(k, args, std::index_sequence_for<A...>{}); }
 
 struct Entry {
 	const char *name;
 	void (*run)(void **);
 };
 extern const Entry host_entries[]; // ends with an entry without a name
-
-static const Entry *host_entry;
-static void **host_args;
-
-static void host_begin() {
-	host_entry->run(host_args);
-	Warp &w = host_warps[host_me->warp];
-	host_me->done = true;
-	if (!host_me->copies.empty()) host_fail("a thread has ended and not waited for its copies");
-	w.live--, host_block.live--;
-	if (w.live && w.arrived == w.live) host_fail("a lane has ended while its warp waits");
-	if (host_block.live && host_block.arrived == host_block.live) host_block.arrived = 0, host_block.gate++;
-	host_switch(&host_me->sp, host_scheduler);
-}
-
-static const size_t host_stack = 64 << 10, host_guard = 256;
-
-static void host_run(std::vector<Fiber> &fibers, std::vector<unsigned char> &stacks, bool backwards) {
-	int n = fibers.size();
-	host_block = Block{};
-	host_block.live = n;
-	for (int i = 0; i < n; i++) {
-		if (i % 32 == 0) host_warps[i / 32] = Warp{};
-		host_warps[i / 32].live++;
-		Fiber &f = fibers[i];
-		f = Fiber{};
-		f.id = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-		f.warp = i / 32, f.lane = i % 32;
-		auto top = (uintptr_t)(stacks.data() + (i + 1) * host_stack) / 16 * 16;
-		void **sp = (void **)top - 2; // a return address where a call would leave it
-		sp[0] = (void *)host_begin, sp[1] = nullptr;
-		f.sp = sp - 6;
-	}
-	// A warp goes on until it waits for others, however far behind they are: a barrier of the block that is missing then shows.
-	int warps = (n + 31) / 32;
-	for (int live = n; live > 0;) {
-		bool moved = false;
-		for (int k = 0; k < warps; k++) {
-			int first = (backwards ? warps - 1 - k : k) * 32, count = std::min(32, n - first);
-			for (bool again = true; again;) {
-				again = false;
-				for (int i = 0; i < count; i++) {
-					Fiber &f = fibers[first + (backwards ? count - 1 - i : i)];
-					if (f.done || f.gate && *f.gate == f.seen) continue;
-					host_me = &f, f.gate = nullptr, moved = again = true;
-					host_switch(&host_scheduler, f.sp);
-					if (f.done) live--;
-				}
-			}
-		}
-		if (!moved) host_me = nullptr, host_fail("its threads wait for ever");
-	}
-}
-
-// host_launch is cuLaunchKernel: 0, or 1 for a kernel that isn't there.
-extern "C" int host_launch(const char *name, const unsigned *grid, const unsigned *block, unsigned shared, void **args) {
-	static unsigned launches;
-	static std::vector<Fiber> fibers;
-	static std::vector<unsigned char> stacks, bytes;
-	host_entry = nullptr;
-	for (const Entry *e = host_entries; e->name; e++)
-		if (!strcmp(e->name, name)) host_entry = e;
-	if (!host_entry) return 1;
-	host_kernel = name, host_args = args, host_me = nullptr;
-	if (grid[1] > 65535 || grid[2] > 65535 || block[0] * block[1] * block[2] > 1024 || shared > 99 << 10) host_fail("no GPU launches so much");
-	gridDim = {grid[0], grid[1], grid[2]}, blockDim = {block[0], block[1], block[2]};
-	fibers.resize(block[0] * block[1] * block[2]);
-	if (stacks.size() < fibers.size() * host_stack) stacks.resize(fibers.size() * host_stack);
-	bytes.resize(shared + host_guard + 16);
-	host_shared_bytes = (unsigned char *)(((uintptr_t)bytes.data() + 15) / 16 * 16);
-	bool backwards = launches++ % 2;
-	uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
-	for (uint64_t i = 0; i < blocks; i++) {
-		uint64_t b = backwards ? blocks - 1 - i : i;
-		blockIdx = {(unsigned)(b % grid[0]), (unsigned)(b / grid[0] % grid[1]), (unsigned)(b / grid[0] / grid[1])};
-		memset(host_shared_bytes, 0xff, shared + host_guard);
-		host_run(fibers, stacks, backwards);
-		for (size_t k = shared; k < shared + host_guard; k++)
-			if (host_shared_bytes[k] != 0xff) host_fail("wrote behind its shared memory");
-	}
-	return 0;
-}
-
-#endif

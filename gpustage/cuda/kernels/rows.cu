@@ -269,6 +269,7 @@ KERNEL online_lse(float *top, float *sum, const float *s, int ss, int vec, int r
 		for (int i = 0; i < n; i++) z += expf(p.v[i] - from);
 	}
 	z = warp_sum(z);
+	__syncwarp(); // every lane has read top
 	if (lane_id() == 0) sum[row] = sum[row] * expf(was - from) + z, top[row] = m;
 }
 

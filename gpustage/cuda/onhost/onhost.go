@@ -6,20 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
-
 	"contraflow/gpustage"
-	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/harness"
@@ -42,12 +35,6 @@ type Device struct {
 	counts  counts
 }
 
-// library is the compiled kernels, which run one at a time.
-type library struct {
-	sync.Mutex
-	launch uintptr
-}
-
 type counts struct{ allocs, started, products, recorded, replayed atomic.Int64 }
 
 // Open opens one, with the kernels of all of them. Without a compiler the test is skipped, with CI=true failed.
@@ -61,72 +48,6 @@ func Open(t testing.TB, mode Mode) *Device {
 		t.Fatal(err)
 	}
 	return &Device{mode: mode, library: l}
-}
-
-// compile compiles the kernels with the host's compiler.
-var compile = sync.OnceValues(func() (*library, error) {
-	cxx, err := exec.LookPath("g++")
-	if err != nil {
-		if cxx, err = exec.LookPath("clang++"); err != nil {
-			return nil, err
-		}
-	}
-	dir, err := os.MkdirTemp("", "contraflow-kernels-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir) // what is loaded stays
-	folder, err := kernelFolder()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := os.ReadFile(filepath.Join(folder, "host_cuda.h")); err != nil { // a file that go test should know of: its cache has results
-		return nil, err
-	}
-	var main strings.Builder
-	main.WriteString("#define HOST_CUDA\n#define HOST_CUDA_MAIN\n")
-	for i, m := range kernels.Modules() {
-		// Files have helpers of the same names.
-		fmt.Fprintf(&main, "#include \"attention.cuh\"\nnamespace module%d {\n#include %q\n}\n#undef FOR_DIM\n", i, m)
-	}
-	main.WriteString("const Entry host_entries[] = {\n")
-	for i, m := range kernels.Modules() {
-		for _, k := range kernels.Names(m) {
-			fmt.Fprintf(&main, "\t{%q, [](void **a) { host_invoke(module%d::%s, a); }},\n", k, i, k)
-		}
-	}
-	main.WriteString("\t{nullptr, nullptr},\n};\n")
-	source, object := filepath.Join(dir, "kernels.cpp"), filepath.Join(dir, "kernels.so")
-	if err := os.WriteFile(source, []byte(main.String()), 0o644); err != nil {
-		return nil, err
-	}
-	out, err := exec.Command(cxx, "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-I", folder, "-o", object, source).CombinedOutput()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %v\n%s", cxx, err, out)
-	}
-	lib, err := purego.Dlopen(object, purego.RTLD_NOW)
-	if err != nil {
-		return nil, err
-	}
-	entry, err := purego.Dlsym(lib, "host_launch")
-	return &library{launch: entry}, err
-})
-
-// kernelFolder is package kernels', beside or below a folder above the one that tests run in: their package's.
-func kernelFolder() (string, error) {
-	start, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for dir := start; ; dir = filepath.Dir(dir) {
-		folder := filepath.Join(dir, "gpustage", "cuda", "kernels")
-		if _, err := os.Stat(folder); err == nil {
-			return folder, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("no gpustage/cuda/kernels above %s", start)
-		}
-	}
 }
 
 // As is the same device in another mode, with counts of its own.
@@ -144,10 +65,15 @@ func (*Device) Name() string { return "kernels on the host" }
 // Repeats tells whether models round their shapes up.
 func (d *Device) Repeats() bool { return d.mode != Plain }
 
-// Alloc gives host memory.
+// Alloc gives host memory, which kernels may then touch.
 func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
 	d.counts.allocs.Add(1)
-	return gpustage.AllocHost(bytes)
+	m, err := gpustage.AllocHost(bytes)
+	if err != nil {
+		return nil, err
+	}
+	d.library.mayTouch(m.Data())
+	return m, nil
 }
 
 // OpenStream opens one.
@@ -249,23 +175,7 @@ func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint
 	if s.device.Launched != nil {
 		s.device.Launched[kernel]++
 	}
-	args := make([]unsafe.Pointer, len(at))
-	for i, w := range at {
-		args[i] = unsafe.Pointer(&words[w])
-	}
-	name := append([]byte(kernel), 0)
-	var g, b [3]uint32
-	for i := range 3 {
-		g[i], b[i] = uint32(grid[i]), uint32(block[i])
-	}
-	s.device.library.Lock()
-	defer s.device.library.Unlock()
-	r, _, _ := purego.SyscallN(s.device.library.launch, uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&g)), uintptr(unsafe.Pointer(&b)),
-		uintptr(shared), uintptr(unsafe.Pointer(unsafe.SliceData(args))))
-	if r != 0 {
-		return fmt.Errorf("there is no such kernel")
-	}
-	return nil
+	return s.device.library.start(kernel, grid, block, shared, words, at)
 }
 
 // Fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux and of sums, which the real device asks for only where

@@ -1,0 +1,310 @@
+// The processor's side of host_cuda.h: a scheduler of fibers, and what NVIDIA's compute-sanitizer checks on a GPU (memcheck, racecheck and
+// initcheck).
+//
+// Each access of a kernel's to shared or global memory comes to touch: from the compiler, which instruments as for -fsanitize=thread, but is
+// given the functions here instead of that library; and from host_cuda.h's own. It is an error to touch memory that no tensor has, to read
+// shared memory that nobody wrote, and to touch what another thread touches, one of them writing, when nothing orders the two. A block's
+// threads are ordered by __syncthreads, a warp's by __syncwarp as well (not by shuffles, mma or ldmatrix), blocks by nothing: no kernel here
+// has atomics. So an access's time is two counts, of the barriers that its block and its warp have behind them.
+#include "host_cuda.h"
+
+#include <link.h>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+static const size_t host_stack = 64 << 10;
+static std::vector<Fiber> fibers; // of a block
+static std::vector<unsigned char> stacks;
+extern "C" unsigned char __start_host_shared[], __stop_host_shared[]; // static shared memory: a section
+
+// ---- who touched what
+
+// Access is by whom and when a place was touched last.
+struct Access {
+	unsigned barriers, syncs : 19, warp : 5, lane : 5;
+	unsigned is : 1, several : 1; // several: also by other lanes of the warp since its last barrier
+	unsigned coming : 1;          // written by a copy that has not been waited for
+};
+
+// Cell is what is known of two bytes, the least that kernels move.
+struct Cell {
+	uint64_t block; // all of this is of this one, but for what earlier blocks of its launch have done
+	Access write, reads[2]; // reads: of two warps, as a writer is in one of them at most
+	bool read_before, written_before;
+};
+
+static const uintptr_t page_bytes = 1024;
+struct Page {
+	Cell cells[page_bytes / 2];
+};
+
+static std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages; // by address / page_bytes
+static struct {
+	uintptr_t number;
+	Page *page;
+} recent[64];
+static std::map<uintptr_t, size_t> memory; // of tensors, by where it begins
+static uintptr_t last_from, last_to; // which of it was touched last
+static uint64_t block, launch; // blocks begun so far, and before this launch
+static size_t shared_bytes;          // dynamic
+static uintptr_t image, image_end;   // this library
+
+// host_memory says that a tensor may have these bytes.
+extern "C" void host_memory(uintptr_t at, size_t bytes) {
+	auto from = memory.lower_bound(at);
+	if (from != memory.begin() && std::prev(from)->first + std::prev(from)->second > at) --from;
+	while (from != memory.end() && from->first < at + bytes) from = memory.erase(from); // had been given back
+	if (bytes) memory[at] = bytes;
+	last_from = last_to = 0;
+}
+
+// find_image finds where this library lies.
+static void find_image() {
+	auto look = [](dl_phdr_info *info, size_t, void *) {
+		uintptr_t first = -1, last = 0, here = (uintptr_t)&memory;
+		for (int i = 0; i < info->dlpi_phnum; i++) {
+			auto &part = info->dlpi_phdr[i];
+			if (part.p_type != PT_LOAD) continue;
+			first = min(first, (uintptr_t)(info->dlpi_addr + part.p_vaddr));
+			last = max(last, (uintptr_t)(info->dlpi_addr + part.p_vaddr + part.p_memsz));
+		}
+		if (here < first || here >= last) return 0;
+		image = first, image_end = last;
+		return 1;
+	};
+	dl_iterate_phdr(look, nullptr);
+}
+
+static bool within(uintptr_t at, const void *from, size_t bytes) { return at - (uintptr_t)from < bytes; }
+static bool is_static_shared(uintptr_t at) { return within(at, __start_host_shared, __stop_host_shared - __start_host_shared); }
+static bool is_dynamic_shared(uintptr_t at) { return within(at, host_shared_bytes, shared_bytes); }
+
+[[noreturn]] static void fail(bool write, const char *what, const Access *other, uintptr_t at) {
+	char text[300], by[60] = "", where[100];
+	if (other) snprintf(by, sizeof by, " thread %d of its block", other->warp * 32 + other->lane);
+	auto m = memory.upper_bound(at);
+	if (is_dynamic_shared(at)) snprintf(where, sizeof where, "byte %zu of dynamic shared memory", at - (uintptr_t)host_shared_bytes);
+	else if (is_static_shared(at)) snprintf(where, sizeof where, "static shared memory");
+	else if (m != memory.begin()) --m, snprintf(where, sizeof where, "byte %zu of a tensor's memory of %zu", at - m->first, m->second);
+	else snprintf(where, sizeof where, "address %zx", at);
+	snprintf(text, sizeof text, "%s %s%s: %s", write ? "writes" : "reads", what, by, where);
+	host_fail(text);
+}
+
+static Cell &cell(uintptr_t at) {
+	uintptr_t number = at / page_bytes;
+	auto &r = recent[number % 64];
+	if (!r.page || r.number != number) {
+		auto &p = pages[number];
+		if (!p) p = std::make_unique<Page>();
+		r = {number, p.get()};
+	}
+	return r.page->cells[at % page_bytes / 2];
+}
+
+enum Kind { READ, WRITE, COPY_BEGINS, COPY_ENDS };
+
+static void touch(uintptr_t at, unsigned bytes, Kind kind) {
+	const bool write = kind != READ;
+	if (!host_me || within(at, stacks.data(), stacks.size()) || within(at, fibers.data(), fibers.size() * sizeof(Fiber))) return;
+	const bool is_shared = is_dynamic_shared(at + bytes - 1) || is_static_shared(at);
+	if (!is_shared) {
+		if (at >= image && at < image_end) return;
+		if (at < last_from || at + bytes > last_to) {
+			auto m = memory.upper_bound(at);
+			if (m == memory.begin() || (--m)->first + m->second < at + bytes) fail(write, "what no tensor has", nullptr, at);
+			last_from = m->first, last_to = last_from + m->second;
+		}
+	}
+	const unsigned warp = host_me->warp, lane = host_me->lane, barriers = host_block.gate, syncs = host_warps[warp].syncs;
+	const Access now{barriers, syncs, warp, lane, 1, 0, kind == COPY_BEGINS};
+	auto clash = [&](const Access &a) {
+		if (!a.is || a.barriers != barriers) return false;
+		return a.warp != warp || a.syncs == syncs && (a.several || a.lane != lane);
+	};
+	for (uintptr_t to = at + bytes; at < to; at += 2) {
+		Cell &c = cell(at);
+		if (c.block != block) {
+			const bool same = c.block > launch && !is_shared;
+			const bool read = same && (c.read_before || c.reads[0].is), written = same && (c.written_before || c.write.is);
+			c = Cell{block};
+			c.read_before = read, c.written_before = written;
+		}
+		if (c.written_before) fail(write, "what another block writes", nullptr, at);
+		if (c.write.coming && kind != COPY_ENDS) fail(write, "what has not come yet of a copy by", &c.write, at);
+		if (clash(c.write)) fail(write, "without a barrier what has been written by", &c.write, at);
+		if (write) {
+			if (c.read_before) fail(write, "what another block reads", nullptr, at);
+			for (const Access &r : c.reads)
+				if (clash(r)) fail(write, "without a barrier what has been read by", &r, at);
+			c.write = now;
+			continue;
+		}
+		if (is_shared && !c.write.is) fail(write, "what nobody wrote", nullptr, at);
+		Access *r = nullptr;
+		for (Access &a : c.reads)
+			if (a.is && a.warp == warp) r = &a;
+		if (r && r->barriers == barriers && r->syncs == syncs) {
+			r->several |= r->lane != lane;
+			continue;
+		}
+		for (Access &a : c.reads)
+			if (!r && (!a.is || a.barriers != barriers)) r = &a;
+		if (r) *r = now;
+	}
+}
+
+void host_touch(const void *at, unsigned bytes, bool write) { touch((uintptr_t)at, bytes, write ? WRITE : READ); }
+
+// What cp.async writes may come at any time until it is waited for: it is NaNs first, and right only after host_wait_copies.
+void host_copy_async(void *to, const void *from, unsigned bytes, bool there) {
+	host_aligned(to, bytes), host_aligned(from, bytes);
+	touch((uintptr_t)to, bytes, COPY_BEGINS);
+	if (there) touch((uintptr_t)from, bytes, READ);
+	memset(to, 0xff, bytes);
+	host_me->copies.push_back({(unsigned char *)to, from, bytes, there});
+}
+
+void host_wait_copies() {
+	for (const HostCopy &c : host_me->copies) {
+		touch((uintptr_t)c.to, c.bytes, COPY_ENDS);
+		if (c.there) memcpy(c.to, c.from, c.bytes);
+		else memset(c.to, 0, c.bytes);
+	}
+	host_me->copies.clear();
+}
+
+#define HOOKS(n)                                                                   \
+	void __tsan_read##n(void *at) { touch((uintptr_t)at, n, READ); }               \
+	void __tsan_write##n(void *at) { touch((uintptr_t)at, n, WRITE); }             \
+	void __tsan_unaligned_read##n(void *at) { touch((uintptr_t)at, n, READ); }     \
+	void __tsan_unaligned_write##n(void *at) { touch((uintptr_t)at, n, WRITE); }
+extern "C" {
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+void __tsan_read_range(void *at, size_t bytes) { touch((uintptr_t)at, bytes, READ); }
+void __tsan_write_range(void *at, size_t bytes) { touch((uintptr_t)at, bytes, WRITE); }
+void *__tsan_memcpy(void *to, const void *from, size_t bytes) { // clang's
+	touch((uintptr_t)from, bytes, READ), touch((uintptr_t)to, bytes, WRITE);
+	return memcpy(to, from, bytes);
+}
+void *__tsan_memset(void *to, int v, size_t bytes) {
+	touch((uintptr_t)to, bytes, WRITE);
+	return memset(to, v, bytes);
+}
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_init() {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit() {}
+}
+
+// ---- the scheduler
+
+asm(R"(
+.text
+.globl host_switch
+.type host_switch,@function
+host_switch:
+	pushq %rbp
+	pushq %rbx
+	pushq %r12
+	pushq %r13
+	pushq %r14
+	pushq %r15
+	movq %rsp, (%rdi)
+	movq %rsi, %rsp
+	popq %r15
+	popq %r14
+	popq %r13
+	popq %r12
+	popq %rbx
+	popq %rbp
+	ret
+)");
+
+static const Entry *host_entry;
+static void **host_args;
+
+static void host_begin() {
+	host_entry->run(host_args);
+	Warp &w = host_warps[host_me->warp];
+	host_me->done = true;
+	if (!host_me->copies.empty()) host_fail("a thread has ended and not waited for its copies");
+	w.live--, host_block.live--;
+	if (w.live && w.arrived == w.live) host_fail("a lane has ended while its warp waits");
+	if (host_block.live && host_block.arrived == host_block.live) host_block.arrived = 0, host_block.gate++;
+	host_switch(&host_me->sp, host_scheduler);
+}
+
+static void host_run(bool backwards) {
+	int n = fibers.size();
+	host_block = Block{};
+	host_block.live = n;
+	for (int i = 0; i < n; i++) {
+		if (i % 32 == 0) host_warps[i / 32] = Warp{};
+		host_warps[i / 32].live++;
+		Fiber &f = fibers[i];
+		f = Fiber{};
+		f.id = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+		f.warp = i / 32, f.lane = i % 32;
+		auto top = (uintptr_t)(stacks.data() + (i + 1) * host_stack) / 16 * 16;
+		void **sp = (void **)top - 2; // a return address where a call would leave it
+		sp[0] = (void *)host_begin, sp[1] = nullptr;
+		f.sp = sp - 6;
+	}
+	// A warp goes on until it waits for others, however far behind they are: a barrier of the block that is missing then shows.
+	int warps = (n + 31) / 32;
+	for (int live = n; live > 0;) {
+		bool moved = false;
+		for (int k = 0; k < warps; k++) {
+			int first = (backwards ? warps - 1 - k : k) * 32, count = std::min(32, n - first);
+			for (bool again = true; again;) {
+				again = false;
+				for (int i = 0; i < count; i++) {
+					Fiber &f = fibers[first + (backwards ? count - 1 - i : i)];
+					if (f.done || f.gate && *f.gate == f.seen) continue;
+					host_me = &f, f.gate = nullptr, moved = again = true;
+					host_switch(&host_scheduler, f.sp);
+					if (f.done) live--;
+				}
+			}
+		}
+		if (!moved) host_me = nullptr, host_fail("its threads wait for ever");
+	}
+}
+
+// host_launch is cuLaunchKernel: 0, or 1 for a kernel that isn't there.
+extern "C" int host_launch(const char *name, const unsigned *grid, const unsigned *threads, unsigned shared, void **args) {
+	static unsigned launches;
+	static std::vector<unsigned char> bytes;
+	host_entry = nullptr;
+	for (const Entry *e = host_entries; e->name; e++)
+		if (!strcmp(e->name, name)) host_entry = e;
+	if (!host_entry) return 1;
+	host_kernel = name, host_args = args, host_me = nullptr;
+	if (grid[1] > 65535 || grid[2] > 65535 || threads[0] * threads[1] * threads[2] > 1024 || shared > 99 << 10) host_fail("no GPU launches so much");
+	gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads[0], threads[1], threads[2]};
+	fibers.resize(threads[0] * threads[1] * threads[2]);
+	if (stacks.size() < fibers.size() * host_stack) stacks.resize(fibers.size() * host_stack);
+	bytes.resize(shared + 16);
+	host_shared_bytes = (unsigned char *)(((uintptr_t)bytes.data() + 15) / 16 * 16);
+	shared_bytes = shared, launch = block;
+	if (!image) find_image();
+	if (pages.size() > 20000) pages.clear(), memset(recent, 0, sizeof recent); // each is some 20 KB
+	bool backwards = launches++ % 2;
+	uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+	for (uint64_t i = 0; i < blocks; i++) {
+		uint64_t b = backwards ? blocks - 1 - i : i;
+		blockIdx = {(unsigned)(b % grid[0]), (unsigned)(b / grid[0] % grid[1]), (unsigned)(b / grid[0] / grid[1])};
+		memset(host_shared_bytes, 0xff, shared);
+		memset(__start_host_shared, 0xff, __stop_host_shared - __start_host_shared);
+		block++;
+		host_run(backwards);
+	}
+	return 0;
+}
+

@@ -1,0 +1,151 @@
+//go:build linux && amd64
+
+package onhost
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"contraflow/gpustage/cuda/kernels"
+)
+
+// library is compiled kernels, which run one at a time.
+type library struct {
+	mu              sync.Mutex
+	launch, touches uintptr
+}
+
+// compile compiles all kernels and loads them.
+var compile = sync.OnceValues(func() (*library, error) {
+	dir, err := os.MkdirTemp("", "contraflow-kernels-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir) // what is loaded stays
+	var modules []module
+	for _, m := range kernels.Modules() {
+		modules = append(modules, module{m, kernels.Names(m)})
+	}
+	object := filepath.Join(dir, "kernels.so")
+	if err := build(object, modules); err != nil {
+		return nil, err
+	}
+	return load(object)
+})
+
+// module is a file and its kernels' names.
+type module struct {
+	file  string
+	names []string
+}
+
+// build compiles modules with the host's compiler. It instruments what kernels read and write; host_main.h has what is called then.
+func build(object string, modules []module) error {
+	cxx, err := exec.LookPath("g++")
+	if err != nil {
+		if cxx, err = exec.LookPath("clang++"); err != nil {
+			return err
+		}
+	}
+	folder, err := kernelFolder()
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"host_cuda.h", "host_main.h"} { // files that go test should know of: its cache has results
+		if _, err := os.ReadFile(filepath.Join(folder, name)); err != nil {
+			return err
+		}
+	}
+	var main strings.Builder
+	main.WriteString("#define HOST_CUDA\n")
+	for i, m := range modules {
+		// Files have helpers of the same names.
+		fmt.Fprintf(&main, "#include \"attention.cuh\"\nnamespace module%d {\n#include %q\n}\n#undef FOR_DIM\n", i, m.file)
+	}
+	main.WriteString("const Entry host_entries[] = {\n")
+	for i, m := range modules {
+		for _, k := range m.names {
+			fmt.Fprintf(&main, "\t{%q, [](void **a) { host_invoke(module%d::%s, a); }},\n", k, i, k)
+		}
+	}
+	main.WriteString("\t{nullptr, nullptr},\n};\n")
+	source, kernel, host := object+".cpp", object+".kernels.o", object+".host.o"
+	if err := os.WriteFile(source, []byte(main.String()), 0o644); err != nil {
+		return err
+	}
+	options := []string{"-std=c++17", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-I", folder, "-c"}
+	for _, args := range [][]string{
+		append(slices.Clone(options), "-O1", "-fsanitize=thread", "-o", kernel, source),
+		append(options, "-O2", "-o", host, "-x", "c++", filepath.Join(folder, "host_main.h")),
+		{"-shared", "-Wl,-Bsymbolic", "-o", object, kernel, host}, // and not the sanitizer's library
+	} {
+		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %v\n%s", cxx, err, out)
+		}
+	}
+	return nil
+}
+
+func load(object string) (*library, error) {
+	lib, err := purego.Dlopen(object, purego.RTLD_NOW)
+	if err != nil {
+		return nil, err
+	}
+	launch, err1 := purego.Dlsym(lib, "host_launch")
+	touches, err2 := purego.Dlsym(lib, "host_memory")
+	return &library{launch: launch, touches: touches}, errors.Join(err1, err2)
+}
+
+// kernelFolder is package kernels', beside or below a folder above the one that tests run in: their package's.
+func kernelFolder() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		folder := filepath.Join(dir, "gpustage", "cuda", "kernels")
+		if _, err := os.Stat(folder); err == nil {
+			return folder, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no gpustage/cuda/kernels above %s", start)
+		}
+	}
+}
+
+// mayTouch lets kernels touch memory.
+func (l *library) mayTouch(memory []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	purego.SyscallN(l.touches, uintptr(unsafe.Pointer(unsafe.SliceData(memory))), uintptr(len(memory)))
+}
+
+// start runs a kernel. What it must not do ends the process, with words on standard error.
+func (l *library) start(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error {
+	args := make([]unsafe.Pointer, len(at))
+	for i, w := range at {
+		args[i] = unsafe.Pointer(&words[w])
+	}
+	name := append([]byte(kernel), 0)
+	var g, b [3]uint32
+	for i := range 3 {
+		g[i], b[i] = uint32(grid[i]), uint32(block[i])
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, _, _ := purego.SyscallN(l.launch, uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&g)), uintptr(unsafe.Pointer(&b)),
+		uintptr(shared), uintptr(unsafe.Pointer(unsafe.SliceData(args))))
+	if r != 0 {
+		return fmt.Errorf("there is no such kernel")
+	}
+	return nil
+}

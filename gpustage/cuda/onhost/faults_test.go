@@ -1,0 +1,108 @@
+//go:build linux && amd64
+
+package onhost
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"contraflow/gpustage"
+	"contraflow/testdata/harness"
+)
+
+// What a kernel must not do is found, and said.
+func TestFaults(t *testing.T) {
+	const file = "testdata/faults.cu"
+	want := map[string]string{
+		"block_turns": "", "warp_turns": "", "blocks_apart": "", "read_barrier_written": "", "copies": "",
+
+		"no_barrier":               "thread 0: reads what nobody wrote: static shared memory",
+		"no_barrier_for_the_first": "reads without a barrier what has been written by thread 0 of its block: static shared memory",
+		"only_warps_barrier":       "reads without a barrier what has been written by thread 0 of",
+		"only_a_shuffle":           "reads without a barrier what has been written by thread",
+		"blocks_write_alike":       "writes what another block writes",
+		"blocks_read_each_other":   "reads what another block writes|writes what another block reads",
+		"read_then_written":        "reads without a barrier what has been written by thread 0 .*: byte 0 of a tensor's memory of 256",
+		"reads_behind":             "reads what no tensor has: byte 256 of a tensor's memory of 256",
+		"reads_a_vector_behind":    "reads what no tensor has",
+		"writes_before":            "thread 0: writes what no tensor has",
+		"writes_behind_shared":     "thread 63: writes what no tensor has",
+		"reads_unwritten":          "thread 58: reads what nobody wrote: byte 20 of dynamic shared memory",
+		"copies_without_barrier":   "without a barrier what has been written by thread .* dynamic shared memory",
+		"waits_too_late":           "reads what has not come yet",
+	}
+	if object := os.Getenv("CONTRAFLOW_FAULTS"); object != "" { // the process that may end
+		l, err := load(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := gpustage.AllocHost(64 * 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.mayTouch(x.Data())
+		values := gpustage.Slice[float32](gpustage.Tensor{Mem: x, Rows: 1, Cols: 64, Stride: 64, DType: gpustage.F32})
+		for i := range values {
+			values[i] = float32(i + 1)
+		}
+		s := Stream{device: &Device{library: l}}
+		kernel := os.Getenv("CONTRAFLOW_FAULT")
+		blocks := 1
+		if strings.HasPrefix(kernel, "blocks_") {
+			blocks = 2
+		}
+		words := []uint64{uint64(s.Address(x))}
+		if err := l.start(kernel, [3]int{blocks, 1, 1}, [3]int{64, 1, 1}, 64*4, words, []int32{0}); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+
+	var names []string
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
+		names = append(names, m[1])
+	}
+	if len(names) != len(want) {
+		t.Errorf("%d kernels, %d expectations", len(names), len(want))
+	}
+	path, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := filepath.Join(t.TempDir(), "faults.so")
+	err = build(object, []module{{path, names}})
+	if errors.Is(err, exec.ErrNotFound) {
+		harness.Missing(t, "no g++ or clang++: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kernel := range names {
+		t.Run(kernel, func(t *testing.T) {
+			c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFaults$", "-test.timeout=60s")
+			c.WaitDelay = time.Minute
+			c.Env = append(os.Environ(), "CONTRAFLOW_FAULTS="+object, "CONTRAFLOW_FAULT="+kernel)
+			out, err := c.CombinedOutput()
+			if want[kernel] == "" {
+				if err != nil {
+					t.Errorf("%v\n%s", err, out)
+				}
+				return
+			}
+			line, _, _ := strings.Cut(string(out), "\n")
+			if err == nil || !regexp.MustCompile("^kernel "+kernel+", block .*("+want[kernel]+")").MatchString(line) {
+				t.Errorf("%v: %s", err, line)
+			}
+		})
+	}
+}
