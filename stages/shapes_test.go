@@ -2,7 +2,9 @@ package stages_test
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"testing"
 
 	"contraflow/gpustage"
@@ -67,13 +69,13 @@ func TestShapesOnRanks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	turn := 0
-	for name, l := range map[string]loss.Loss{
+	losses := map[string]loss.Loss{
 		"infonce": loss.InfoNCE{MaskDuplicates: true, Directions: loss.Directions}, "everything": everything{},
 		"hardness":   loss.InfoNCE{MaskDuplicates: true, Hardness: loss.InBatchNegatives, HardnessStrength: 5},
 		"margin mse": loss.MarginMSE{}, "kl": loss.DistillKL{Metric: loss.Cosine, Temperature: 0.2}, "angle": loss.CoSENT{Metric: loss.Angle}, "matryoshka": matryoshka,
-	} {
-		turn++
+	}
+	for turn, name := range slices.Sorted(maps.Keys(losses)) {
+		l := losses[name]
 		base := goldenRun{source: ragged, loss: l, dropout: 0.1, globalSize: 13, accumulate: 2, maxSteps: 1, optimizer: optim.SGD{}}
 		if name == "angle" { // a loss of the batch as a whole, in which rows have no weights
 			base.source = func(s *dataset.Source) {
