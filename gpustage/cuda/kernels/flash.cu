@@ -87,8 +87,9 @@ DEVICE const u16 *head_of(const void *x, int stride, int lo, int column) { retur
 // tile copies rows first to first+count of a head into shared memory, 16 bytes to a thread; rows from n on are zero. It is there after
 // wait_copies and a barrier.
 template <int D> DEVICE void tile(const Attention &a, u16 *to, const u16 *from, int stride, int first, int count, int n) {
-	int d = threadIdx.x % (D / 8) * 8;
-	for (int r = threadIdx.x / (D / 8); r < count; r += blockDim.x / (D / 8)) {
+	int d = threadIdx.x % (D / 8) * 8, own = threadIdx.x / (D / 8);
+	if (D == 32) own = own / 8 * 8 + own % 2 * 4 + own % 8 / 2; // eight threads have two rows, whose banks differ when they are four apart
+	for (int r = own; r < count; r += blockDim.x / (D / 8)) {
 		bool there = first + r < n;
 		const u16 *p = from + (size_t)(first + r) * stride + d;
 		u16 *x = to + r * PITCH(D) + d;
@@ -106,27 +107,73 @@ template <int D, int N> DEVICE void partners(const Attention &a, u16 *to, const 
 	tile<D>(a, to + 8 * N * PITCH(D), y, sy, first, 8 * N, n);
 }
 
+// exchange gives lane i of four neighbours what lane t has as v[i], as v[t].
+DEVICE void exchange(u32 v[4]) {
+#pragma unroll
+	for (int d = 1; d <= 2; d *= 2) {
+		bool upper = lane_id() & d;
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			if (i & d) continue;
+			u32 theirs = __shfl_xor_sync(EVERY, upper ? v[i] : v[i + d], d);
+			if (upper) v[i] = theirs;
+			else v[i + d] = theirs;
+		}
+	}
+}
+
+// Operands and accumulators have two features of a row in a register, and four lanes eight: memory would be moved by half a sector. So lanes move 16
+// bytes, features 8t to 8t+7 of 32, and exchange them.
+
 // left_rows reads the warp's 16 rows of a head as left operands, from memory.
 template <int D> DEVICE void left_rows(const Attention &a, u32 f[D / 16][4], const u16 *from, int stride, int row, int n) {
 	int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = row + g + half * 8;
-		const u16 *p = from + (size_t)r * stride + 2 * t;
+		const u16 *p = from + (size_t)r * stride;
 #pragma unroll
-		for (int k = 0; k < D / 8; k++) {
-			u32 &both = f[k / 2][k % 2 * 2 + half];
-			if (r >= n) both = 0;
-			else if (a.vec) both = *(const u32 *)(p + k * 8);
-			else both = p[k * 8] | (u32)p[k * 8 + 1] << 16;
+		for (int k = 0; k < D / 8; k += 4) {
+			u32 v[4] = {};
+			if (a.vec) {
+				if (r < n) {
+					uint4 all = *(const uint4 *)(p + (k + t) * 8);
+					v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
+				}
+				exchange(v);
+			} else if (r < n) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) v[i] = p[(k + i) * 8 + 2 * t] | (u32)p[(k + i) * 8 + 2 * t + 1] << 16;
+			}
+#pragma unroll
+			for (int i = 0; i < 4; i++) f[(k + i) / 2][i % 2 * 2 + half] = v[i];
 		}
 	}
 }
 
-DEVICE void store_pair(const Attention &a, u16 *p, float x, float y) {
-	u32 both = pack_bf16(x, y);
-	if (a.vec) *(u32 *)p = both;
-	else p[0] = (u16)both, p[1] = (u16)(both >> 16);
+// store_rows writes accumulators, the warp's 16 rows of W columns, to memory.
+template <int W> DEVICE void store_rows(const Attention &a, u16 *to, int stride, int row, int n, const float c[W / 8][4]) {
+	int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int r = row + g + half * 8;
+		u16 *p = to + (size_t)r * stride;
+#pragma unroll
+		for (int k = 0; k < W / 8; k += 4) {
+			u32 v[4];
+#pragma unroll
+			for (int i = 0; i < 4; i++) v[i] = pack_bf16(c[k + i][2 * half], c[k + i][2 * half + 1]);
+			if (a.vec) {
+				exchange(v);
+				uint4 all;
+				all.x = v[0], all.y = v[1], all.z = v[2], all.w = v[3];
+				if (r < n) *(uint4 *)(p + (k + t) * 8) = all;
+			} else if (r < n) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) p[(k + i) * 8 + 2 * t] = (u16)v[i], p[(k + i) * 8 + 2 * t + 1] = (u16)(v[i] >> 16);
+			}
+		}
+	}
 }
 
 // left_shared reads 16 rows by 16 columns of shared memory as a left operand.
@@ -292,13 +339,12 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 		int r = i + 8 * half;
 		float sum = z[half] + __shfl_xor_sync(EVERY, z[half], 1);
 		sum += __shfl_xor_sync(EVERY, sum, 2);
-		if (r >= n) continue;
 		float f = (a.keys ? a.keep : 1.f) / sum;
-		u16 *to = (u16 *)a.ctx + (size_t)(lo + r) * a.sctx + h * D + 2 * t;
 #pragma unroll
-		for (int d = 0; d < D / 8; d++) store_pair(a, to + d * 8, o[d][2 * half] * f, o[d][2 * half + 1] * f);
-		if (t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] / LOG2E + logf(sum);
+		for (int d = 0; d < D / 8; d++) o[d][2 * half] *= f, o[d][2 * half + 1] *= f;
+		if (r < n && t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] / LOG2E + logf(sum);
 	}
+	store_rows<D>(a, (u16 *)a.ctx + (size_t)lo * a.sctx + h * D, a.sctx, w0, n, o);
 }
 
 template <int D> DEVICE void flash_backward_q(const Attention &a) {
@@ -359,14 +405,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 			if (k0 + 8 * N < see.to) partners<D, N>(a, shared, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		}
 	}
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int r = i + 8 * half;
-		if (r >= n) continue;
-		u16 *to = (u16 *)a.dq + (size_t)(lo + r) * a.sdq + h * D + 2 * t;
-#pragma unroll
-		for (int d = 0; d < D / 8; d++) store_pair(a, to + d * 8, dq[d][2 * half], dq[d][2 * half + 1]);
-	}
+	store_rows<D>(a, (u16 *)a.dq + (size_t)lo * a.sdq + h * D, a.sdq, w0, n, dq);
 }
 
 // queries copies a tile of 8*N queries and what belongs to them.
@@ -439,18 +478,9 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 			if (nextH < last) queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, nextH, nextQ, n);
 		}
 	}
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int r = w0 + g + 8 * half;
-		if (r >= n) continue;
-		int column = kv * D + first + 2 * t;
-		u16 *toK = (u16 *)a.dk + (size_t)(lo + r) * a.sdk + column, *toV = (u16 *)a.dv + (size_t)(lo + r) * a.sdv + column;
-#pragma unroll
-		for (int d = 0; d < W / 8; d++) {
-			store_pair(a, toK + d * 8, dk[d][2 * half], dk[d][2 * half + 1]);
-			store_pair(a, toV + d * 8, dv[d][2 * half], dv[d][2 * half + 1]);
-		}
-	}
+	int column = kv * D + first;
+	store_rows<W>(a, (u16 *)a.dk + (size_t)lo * a.sdk + column, a.sdk, w0, n, dk);
+	store_rows<W>(a, (u16 *)a.dv + (size_t)lo * a.sdv + column, a.sdv, w0, n, dv);
 }
 
 // Launch bounds are what registers allow: 16 warps to a multiprocessor in the forward pass, 12 by query, 8 by key; at 32 features 12 by key
