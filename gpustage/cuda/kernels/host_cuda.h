@@ -27,6 +27,9 @@ using std::min;
 #define HOST_OWN __attribute__((no_sanitize_thread)) // touches nothing of a kernel's, or says so itself
 inline void host_aligned(const void *at, unsigned bytes);
 void host_touch(const void *at, unsigned bytes, bool write);
+void host_row(const void *at); // what a lane of ldmatrix asks for, and what each gets of it
+void host_row_element(const void *at);
+void host_met(int warp); // comes when all lanes have come to an operation of the warp
 
 // A vector is moved as a whole, from and to a multiple of its size: a GPU ends the program otherwise.
 #define HOST_VECTOR(name, type, ...)                                                                    \
@@ -139,7 +142,10 @@ HOST_OWN inline unsigned (*host_meet(int what, unsigned mask, std::initializer_l
 	auto slots = w.slot[w.gate & 1];
 	int i = 0;
 	for (unsigned v : words) slots[host_me->lane][i++] = v;
-	if (what == HOST_SYNC && w.arrived == 31) w.syncs++;
+	if (w.arrived == 31) {
+		host_met(host_me->warp);
+		if (what == HOST_SYNC) w.syncs++;
+	}
 	host_arrive(w);
 	return slots;
 }
@@ -206,6 +212,7 @@ void host_wait_copies();
 HOST_OWN inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 	uintptr_t at = (uintptr_t)row;
 	if (at % 16 != 0) host_fail("ldmatrix from an address that is no multiple of 16");
+	host_row(row);
 	auto all = host_meet(HOST_MATRICES, 0xffffffffu, {(unsigned)at, (unsigned)(at >> 32)});
 	int g = host_me->lane / 4, t = host_me->lane % 4;
 	for (int m = 0; m < 4; m++) {
@@ -213,7 +220,7 @@ HOST_OWN inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 		for (int i = 0; i < 2; i++) {
 			int y = trans ? 2 * t + i : g, x = trans ? g : 2 * t + i;
 			auto from = (const uint16_t *)((uintptr_t)all[m * 8 + y][1] << 32 | all[m * 8 + y][0]);
-			host_touch(from + x, 2, false);
+			host_row_element(from + x);
 			out |= (unsigned)from[x] << (16 * i);
 		}
 		r[m] = out;

@@ -8,9 +8,11 @@
 // has atomics. So an access's time is two counts, of the barriers that its block and its warp have behind them.
 #include "host_cuda.h"
 
+#include <algorithm>
 #include <link.h>
 #include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 
 static const size_t host_stack = 64 << 10;
@@ -103,9 +105,78 @@ static Cell &cell(uintptr_t at) {
 	return r.page->cells[at % page_bytes / 2];
 }
 
+// ---- what a warp asks for at once
+
+// Request is a warp's part in one instruction's turn, by lane.
+struct Request {
+	uintptr_t at[32];
+	unsigned bytes, lanes; // bytes of each; a bit for each lane
+	bool is_shared;
+};
+
+// Traffic is a kernel's requests, as a GPU serves them: global memory comes in sectors of 32 bytes; shared memory has 32 banks of 4 bytes, and a
+// wavefront takes a word of each, for 32 lanes, or for the 16 or 8 next to each other whose words are that many.
+struct Traffic {
+	uint64_t sectors, least_sectors, wavefronts, least_wavefronts; // least: if what is asked for lay without gaps, and in different banks
+};
+
+static bool counting;
+static std::map<std::string, Traffic> traffic;                                      // by kernel
+static std::map<std::pair<uintptr_t, unsigned>, Request> requests[32];              // of warps whose lanes have not met since: by instruction and turn
+static std::unordered_map<uintptr_t, unsigned> turns[1024];                         // how often a thread has come to an instruction since then
+
+// distinct is how many multiples of size the bytes of lanes first to last begin or lie in; most is how many of them are in one bank.
+static unsigned distinct(const Request &r, int first, int last, unsigned size, unsigned &most) {
+	std::vector<uintptr_t> all;
+	for (int i = first; i < last; i++)
+		for (unsigned b = 0; (r.lanes >> i & 1) && b < r.bytes; b += min(r.bytes, size)) all.push_back((r.at[i] + b) / size);
+	std::sort(all.begin(), all.end());
+	all.erase(std::unique(all.begin(), all.end()), all.end());
+	unsigned bank[32] = {};
+	most = 0;
+	for (uintptr_t word : all) most = max(most, ++bank[word % 32]);
+	return all.size();
+}
+
+static void serve(const Request &r) {
+	Traffic &t = traffic[host_kernel];
+	unsigned most;
+	if (!r.is_shared) {
+		t.sectors += distinct(r, 0, 32, 32, most);
+		t.least_sectors += (distinct(r, 0, 32, min(r.bytes, 4u), most) * min(r.bytes, 4u) + 31) / 32;
+		return;
+	}
+	for (int lanes = 32 / max(1u, r.bytes / 4), first = 0; first < 32; first += lanes) {
+		t.least_wavefronts += (distinct(r, first, first + lanes, 4, most) + 31) / 32;
+		t.wavefronts += most;
+	}
+}
+
+void host_met(int warp) {
+	if (!counting) return;
+	for (auto &r : requests[warp]) serve(r.second);
+	requests[warp].clear();
+	for (int i = 0; i < 32; i++) turns[warp * 32 + i].clear();
+}
+
+static void ask(uintptr_t instruction, uintptr_t at, unsigned bytes, bool is_shared) {
+	const int warp = host_me->warp, lane = host_me->lane;
+	Request &r = requests[warp][{instruction, turns[warp * 32 + lane][instruction]++}];
+	r.at[lane] = at, r.bytes = bytes, r.lanes |= 1u << lane, r.is_shared = is_shared;
+}
+
+// host_count begins to count, or ends it and forgets.
+extern "C" void host_count(int on) { counting = on, traffic.clear(); }
+
+// host_traffic is a kernel's since then.
+extern "C" void host_traffic(const char *kernel, Traffic *to) { *to = traffic[kernel]; }
+
+// ---- who may touch what
+
 enum Kind { READ, WRITE, COPY_BEGINS, COPY_ENDS };
 
-static void touch(uintptr_t at, unsigned bytes, Kind kind) {
+// touch checks an access; no instruction asks for what another one has asked for.
+static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instruction) {
 	const bool write = kind != READ;
 	if (!host_me || within(at, stacks.data(), stacks.size()) || within(at, fibers.data(), fibers.size() * sizeof(Fiber))) return;
 	const bool is_shared = is_dynamic_shared(at + bytes - 1) || is_static_shared(at);
@@ -117,6 +188,7 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind) {
 			last_from = m->first, last_to = last_from + m->second;
 		}
 	}
+	if (counting && instruction) ask((uintptr_t)instruction, at, bytes, is_shared);
 	const unsigned warp = host_me->warp, lane = host_me->lane, barriers = host_block.gate, syncs = host_warps[warp].syncs;
 	const Access now{barriers, syncs, warp, lane, 1, 0, kind == COPY_BEGINS};
 	auto clash = [&](const Access &a) {
@@ -155,20 +227,27 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind) {
 	}
 }
 
-void host_touch(const void *at, unsigned bytes, bool write) { touch((uintptr_t)at, bytes, write ? WRITE : READ); }
+#define CALLER __builtin_return_address(0)
+
+void host_touch(const void *at, unsigned bytes, bool write) { touch((uintptr_t)at, bytes, write ? WRITE : READ, CALLER); }
+
+void host_row(const void *at) {
+	if (counting) ask((uintptr_t)CALLER, (uintptr_t)at, 16, true);
+}
+void host_row_element(const void *at) { touch((uintptr_t)at, 2, READ, nullptr); }
 
 // What cp.async writes may come at any time until it is waited for: it is NaNs first, and right only after host_wait_copies.
 void host_copy_async(void *to, const void *from, unsigned bytes, bool there) {
 	host_aligned(to, bytes), host_aligned(from, bytes);
-	touch((uintptr_t)to, bytes, COPY_BEGINS);
-	if (there) touch((uintptr_t)from, bytes, READ);
+	touch((uintptr_t)to, bytes, COPY_BEGINS, CALLER);
+	if (there) touch((uintptr_t)from, bytes, READ, (char *)CALLER + 1);
 	memset(to, 0xff, bytes);
 	host_me->copies.push_back({(unsigned char *)to, from, bytes, there});
 }
 
 void host_wait_copies() {
 	for (const HostCopy &c : host_me->copies) {
-		touch((uintptr_t)c.to, c.bytes, COPY_ENDS);
+		touch((uintptr_t)c.to, c.bytes, COPY_ENDS, nullptr);
 		if (c.there) memcpy(c.to, c.from, c.bytes);
 		else memset(c.to, 0, c.bytes);
 	}
@@ -176,24 +255,24 @@ void host_wait_copies() {
 }
 
 #define HOOKS(n)                                                                   \
-	void __tsan_read##n(void *at) { touch((uintptr_t)at, n, READ); }               \
-	void __tsan_write##n(void *at) { touch((uintptr_t)at, n, WRITE); }             \
-	void __tsan_unaligned_read##n(void *at) { touch((uintptr_t)at, n, READ); }     \
-	void __tsan_unaligned_write##n(void *at) { touch((uintptr_t)at, n, WRITE); }
+	void __tsan_read##n(void *at) { touch((uintptr_t)at, n, READ, CALLER); }               \
+	void __tsan_write##n(void *at) { touch((uintptr_t)at, n, WRITE, CALLER); }             \
+	void __tsan_unaligned_read##n(void *at) { touch((uintptr_t)at, n, READ, CALLER); }     \
+	void __tsan_unaligned_write##n(void *at) { touch((uintptr_t)at, n, WRITE, CALLER); }
 extern "C" {
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)
 HOOKS(8)
 HOOKS(16)
-void __tsan_read_range(void *at, size_t bytes) { touch((uintptr_t)at, bytes, READ); }
-void __tsan_write_range(void *at, size_t bytes) { touch((uintptr_t)at, bytes, WRITE); }
+void __tsan_read_range(void *at, size_t bytes) { touch((uintptr_t)at, bytes, READ, CALLER); }
+void __tsan_write_range(void *at, size_t bytes) { touch((uintptr_t)at, bytes, WRITE, CALLER); }
 void *__tsan_memcpy(void *to, const void *from, size_t bytes) { // clang's
-	touch((uintptr_t)from, bytes, READ), touch((uintptr_t)to, bytes, WRITE);
+	touch((uintptr_t)from, bytes, READ, CALLER), touch((uintptr_t)to, bytes, WRITE, (char *)CALLER + 1);
 	return memcpy(to, from, bytes);
 }
 void *__tsan_memset(void *to, int v, size_t bytes) {
-	touch((uintptr_t)to, bytes, WRITE);
+	touch((uintptr_t)to, bytes, WRITE, CALLER);
 	return memset(to, v, bytes);
 }
 void __tsan_vptr_update(void **, void *) {}
@@ -234,6 +313,7 @@ static void host_begin() {
 	Warp &w = host_warps[host_me->warp];
 	host_me->done = true;
 	if (!host_me->copies.empty()) host_fail("a thread has ended and not waited for its copies");
+	if (w.live == 1) host_met(host_me->warp);
 	w.live--, host_block.live--;
 	if (w.live && w.arrived == w.live) host_fail("a lane has ended while its warp waits");
 	if (host_block.live && host_block.arrived == host_block.live) host_block.arrived = 0, host_block.gate++;

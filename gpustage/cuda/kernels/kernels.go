@@ -9,6 +9,9 @@
 // No header of the CUDA toolkit is needed. With host_cuda.h instead of the GPU's own, the same files compile for the
 // processor, a block's threads as fibers: package launch's tests run the whole conformance suite on them that way, without a GPU.
 //
+// What warps ask for at once is counted there too, for a training step (package transformer's TestKernelTraffic): sectors of global memory as a whole,
+// and shared memory without bank conflicts.
+//
 // # What is fused, and what is not
 //
 // Estimates, for an H200 (4.8 TB/s, 790 TFLOP/s in bf16 of which 45 % are had) and a sub-batch of 16,384 tokens, 50 MB a [T, C] of BERT-base

@@ -3,7 +3,6 @@
 package onhost
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,8 +19,8 @@ import (
 
 // library is compiled kernels, which run one at a time.
 type library struct {
-	mu              sync.Mutex
-	launch, touches uintptr
+	mu                             sync.Mutex
+	launch, memory, count, traffic uintptr
 }
 
 // compile compiles all kernels and loads them.
@@ -100,9 +99,13 @@ func load(object string) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
-	launch, err1 := purego.Dlsym(lib, "host_launch")
-	touches, err2 := purego.Dlsym(lib, "host_memory")
-	return &library{launch: launch, touches: touches}, errors.Join(err1, err2)
+	l := &library{}
+	for name, to := range map[string]*uintptr{"host_launch": &l.launch, "host_memory": &l.memory, "host_count": &l.count, "host_traffic": &l.traffic} {
+		if *to, err = purego.Dlsym(lib, name); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
 }
 
 // kernelFolder is package kernels', beside or below a folder above the one that tests run in: their package's.
@@ -126,7 +129,31 @@ func kernelFolder() (string, error) {
 func (l *library) mayTouch(memory []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	purego.SyscallN(l.touches, uintptr(unsafe.Pointer(unsafe.SliceData(memory))), uintptr(len(memory)))
+	purego.SyscallN(l.memory, uintptr(unsafe.Pointer(unsafe.SliceData(memory))), uintptr(len(memory)))
+}
+
+// counted is what kernels ask of memory while f runs.
+func (l *library) counted(names []string, f func()) map[string]Traffic {
+	count := func(on uintptr) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		purego.SyscallN(l.count, on)
+	}
+	count(1)
+	defer count(0)
+	f()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[string]Traffic{}
+	for _, name := range names {
+		var t Traffic
+		text := append([]byte(name), 0)
+		purego.SyscallN(l.traffic, uintptr(unsafe.Pointer(&text[0])), uintptr(unsafe.Pointer(&t)))
+		if t != (Traffic{}) {
+			out[name] = t
+		}
+	}
+	return out
 }
 
 // start runs a kernel. What it must not do ends the process, with words on standard error.

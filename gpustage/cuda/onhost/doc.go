@@ -25,3 +25,10 @@ type Counts struct {
 	Recorded          int64 // recordings made
 	Replayed          int64 // and started
 }
+
+// Traffic is what a kernel's warps have asked of memory, as a GPU serves it: sectors of 32 bytes of global memory, and wavefronts of shared
+// memory, which take a word of each of its 32 banks. The least are those if what a warp asks for at once lay without gaps, and in
+// different banks.
+type Traffic struct {
+	Sectors, LeastSectors, Wavefronts, LeastWavefronts int64
+}

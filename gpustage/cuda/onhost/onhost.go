@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/harness"
@@ -57,6 +58,15 @@ func (d *Device) As(mode Mode) *Device { return &Device{mode: mode, library: d.l
 func (d *Device) Counts() Counts {
 	c := &d.counts
 	return Counts{Allocs: c.allocs.Load(), Started: c.started.Load(), Products: c.products.Load(), Recorded: c.recorded.Load(), Replayed: c.replayed.Load()}
+}
+
+// Traffic is that of each kernel that runs while f does, of this device or of another.
+func (d *Device) Traffic(f func()) map[string]Traffic {
+	var names []string
+	for _, m := range kernels.Modules() {
+		names = append(names, kernels.Names(m)...)
+	}
+	return d.library.counted(names, f)
 }
 
 // Name is that of no other device.

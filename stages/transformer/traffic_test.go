@@ -1,0 +1,58 @@
+package transformer
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/onhost"
+)
+
+// A training step's kernels ask for memory as a GPU serves it: what a warp wants at once of shared memory lies in different banks, and sectors of
+// global memory are wanted as a whole, but where the limit below is more than 1.
+func TestKernelTraffic(t *testing.T) {
+	if !onhost.Here {
+		t.Skip("kernels run on the processor of x86-64 Linux alone")
+	}
+	limits := map[string]float64{
+		"attention_delta": 1.1, // writes a number a head, beside which are other tokens'
+		"scatter_add":     1.1, // reads the ids that some lanes have to look at
+	}
+	d := onhost.Open(t, onhost.Plain)
+	for _, dim := range []int{32, 64, 128, 256} {
+		t.Run(fmt.Sprint("heads of ", dim), func(t *testing.T) {
+			traffic := d.Traffic(func() {
+				m, s := headsOf(t, max(1, 128/dim), dim, d, Options{DType: gpustage.F32, BF16: true})
+				m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1
+				grads, err := m.NewGradients()
+				if err != nil {
+					t.Fatal(err)
+				}
+				a, err := gpustage.NewArena(d, m.Memory([]int{80, 72}).Backward)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := m.Forward(s, a, Rows{IDs: make([]int32, 152), Cu: []int32{0, 80, 152}, Keys: []uint64{1, 2}}, true, true)
+				p.Backward(upload64(t, s, gpustage.F32, 2, m.EmbeddingSize(), make([]float64, 2*m.EmbeddingSize())), grads)
+				if err := s.Sync(); err != nil {
+					t.Fatal(err)
+				}
+			})
+			if len(traffic) < 15 {
+				t.Errorf("only %d kernels ran", len(traffic))
+			}
+			for _, kernel := range slices.Sorted(maps.Keys(traffic)) {
+				k, limit := traffic[kernel], max(1, limits[kernel])
+				t.Logf("%-24s %6d sectors, %.2f times the least; %6d wavefronts", kernel, k.Sectors, float64(k.Sectors)/float64(k.LeastSectors), k.Wavefronts)
+				if float64(k.Sectors) > limit*float64(k.LeastSectors) {
+					t.Errorf("%s: %d sectors of global memory, %d would do", kernel, k.Sectors, k.LeastSectors)
+				}
+				if k.Wavefronts != k.LeastWavefronts {
+					t.Errorf("%s: %d wavefronts of shared memory, %d would do", kernel, k.Wavefronts, k.LeastWavefronts)
+				}
+			}
+		})
+	}
+}
