@@ -18,8 +18,6 @@
 // of the right operand.
 #include "attention.cuh"
 
-#define LOG2E 1.4426950408889634f
-
 DEVICE void mma(float c[4], const u32 a[4], u32 b0, u32 b1) {
 #ifdef HOST_CUDA
 	host_mma(c, a, b0, b1);
@@ -248,38 +246,64 @@ template <int D, int N, int W = D> DEVICE void times(float c[W / 8][4], const fl
 	}
 }
 
-// inside tells that every pair of the warp's 16 queries from i and keys j to j+count is visible.
-DEVICE bool inside(const Attention &a, int i, int queries, int j, int count, int n) {
-	return i + queries <= n && j + count <= n && !(a.causal && j + count - 1 > i) &&
-	       !(a.window && (j < i + queries - 1 - a.window || j + count - 1 > i + a.window));
+// inside tells that neither causality nor a window hides any of count keys from j from any of the queries from i.
+DEVICE bool inside(const Attention &a, int i, int queries, int j, int count) {
+	return !(a.causal && j + count - 1 > i) && !(a.window && (j < i + queries - 1 - a.window || j + count - 1 > i + a.window));
 }
 
 // drop zeroes what dropout drops of 8*N keys from j, for queries i and i+8. Eight keys of a query are one call of philox: each lane of
-// four makes it for one tile of four, and the others ask for the bits.
+// four makes it for one tile of four, and gets its own columns of the others' (see keep8).
 template <int N> DEVICE void drop(const Attention &a, float p[N][4], u64 key, int h, int i, int j) {
 	int t = lane_id() % 4;
 #pragma unroll
 	for (int first = 0; first < N; first += 4) {
 		u32 group = j / 8 + first + t;
-		u32 lo = keep8(key, group, i, h, a.site, a.threshold), hi = keep8(key, group, i + 8, h, a.site, a.threshold);
+		u32 bits = keep8(key, group, i, h, a.site, a.threshold) | keep8(key, group, i + 8, h, a.site, a.threshold) << 8;
 #pragma unroll
 		for (int k = 0; k < 4; k++) {
-			u32 x = __shfl_sync(EVERY, lo, (lane_id() & ~3) + k) >> (2 * t), y = __shfl_sync(EVERY, hi, (lane_id() & ~3) + k) >> (2 * t);
-			if (!(x & 1)) p[first + k][0] = 0.f;
-			if (!(x & 2)) p[first + k][1] = 0.f;
-			if (!(y & 1)) p[first + k][2] = 0.f;
-			if (!(y & 2)) p[first + k][3] = 0.f;
+			u32 x = __shfl_sync(EVERY, bits, (lane_id() & ~3) + k) >> (2 * t);
+#pragma unroll
+			for (int e = 0; e < 4; e++)
+				if (!(x & (e / 2 ? 256 : 1) << e % 2)) p[first + k][e] = 0.f;
 		}
 	}
 }
 
-// score is what softmax sees of a product x, times log2 e, and slope its derivative by x.
-template <int D> DEVICE float score(const Attention &a, float x, float &slope) {
-	slope = a.scale;
-	if (D < 256 || a.cap == 0.f) return x * (a.scale * LOG2E);
-	float t = tanhf(x * a.scale / a.cap);
-	slope *= 1.f - t * t;
-	return t * (a.cap * LOG2E);
+// Softmax sees scores times a factor, of which it takes powers of two: unit is the factor and log2 e. Where there is a soft cap, capped makes the
+// scores of products, and bend is what is missing in a product's derivative besides the factor: 1 - (score/cap)^2 for r = 1/cap^2.
+template <int D> DEVICE bool has_cap(const Attention &a) { return D == 256 && a.cap != 0.f; }
+template <int D> DEVICE float unit(const Attention &a) { return has_cap<D>(a) ? LOG2E : a.scale * LOG2E; }
+template <int D, int N> DEVICE void capped(const Attention &a, float s[N][4]) {
+	if (!has_cap<D>(a)) return;
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) s[j][e] = a.cap * tanhf(s[j][e] * (a.scale / a.cap));
+}
+template <int D> DEVICE float bend(float s, float r) { return D == 256 ? 1.f - s * s * r : 1.f; }
+
+// hide puts a value where queries i and i+8 do not see the 8*N keys from j, which most tiles don't need. Queries from n on have no result.
+template <int N> DEVICE void hide(const Attention &a, float s[N][4], int i, int j, int n, float value) {
+	j += lane_id() % 4 * 2;
+#pragma unroll
+	for (int k = 0; k < N; k++)
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			if (j + 8 * k + e >= n) s[k][e] = s[k][e + 2] = value;
+	if (!a.causal && !a.window) return;
+#pragma unroll
+	for (int k = 0; k < N; k++)
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			if (!visible(a, i + e / 2 * 8, j + 8 * k + e % 2, n)) s[k][e] = value;
+}
+
+// multiply is c *= f.
+template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
+#pragma unroll
+	for (int j = 0; j < W / 8; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) c[j][e] *= f;
 }
 
 template <int D> DEVICE void flash_forward(const Attention &a) {
@@ -294,7 +318,7 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 	partners<D, N>(a, shared, k, a.sk, v, a.sv, k0, n);
 	u32 q[D / 16][4];
 	left_rows<D>(a, q, head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
-	float o[D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {};
+	float o[D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {}, c = unit<D>(a);
 	for (int here = 0; k0 < see.to; k0 += 8 * N, here = BUFFER - here) {
 		u16 *ks = shared + here, *vs = ks + BUFFER / 2;
 		wait_copies();
@@ -303,28 +327,23 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 		if (w0 >= n) continue; // it only helps to copy
 		float s[N][4] = {};
 		times_rows<D, N>(s, q, ks);
-		bool all = inside(a, w0, 16, k0, 8 * N, n);
+		capped<D, N>(a, s);
+		if (k0 + 8 * N > n || !inside(a, w0, 16, k0, 8 * N)) hide<N>(a, s, i, k0, n, MINUS_INF);
 #pragma unroll
 		for (int half = 0; half < 2; half++) {
 			float m = top[half];
 #pragma unroll
-			for (int j = 0; j < N; j++)
-#pragma unroll
-				for (int e = 0; e < 2; e++) {
-					float &v = s[j][2 * half + e], slope;
-					v = all || visible(a, i + 8 * half, k0 + 8 * j + 2 * t + e, n) ? score<D>(a, v, slope) : MINUS_INF;
-					m = fmaxf(m, v);
-				}
+			for (int j = 0; j < N; j++) m = fmaxf(m, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
 			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 1));
 			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 2));
-			float from = m == MINUS_INF ? 0.f : m, shrink = exp2f(top[half] - from), sum = 0.f; // a row may see nothing yet
+			float from = m == MINUS_INF ? 0.f : m * c, shrink = power_of_two(top[half] * c - from), sum = 0.f; // a row may see nothing yet
 			top[half] = m;
 #pragma unroll
 			for (int j = 0; j < N; j++)
 #pragma unroll
 				for (int e = 0; e < 2; e++) {
 					float &v = s[j][2 * half + e];
-					v = exp2f(v - from);
+					v = power_of_two(v * c - from);
 					sum += v;
 				}
 			z[half] = z[half] * shrink + sum;
@@ -342,7 +361,7 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 		float f = (a.keys ? a.keep : 1.f) / sum;
 #pragma unroll
 		for (int d = 0; d < D / 8; d++) o[d][2 * half] *= f, o[d][2 * half + 1] *= f;
-		if (r < n && t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] / LOG2E + logf(sum);
+		if (r < n && t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] * c / LOG2E + logf(sum);
 	}
 	store_rows<D>(a, (u16 *)a.ctx + (size_t)lo * a.sctx + h * D, a.sctx, w0, n, o);
 }
@@ -368,7 +387,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 		tile<D>(a, own + rows * PITCH(D), ownO, a.sdctx, q0, rows, n);
 		ownQ = own + warp_id() * 16 * PITCH(D), ownO = ownQ + rows * PITCH(D);
 	}
-	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f;
+	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), r = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = i + 8 * half;
@@ -389,15 +408,12 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 				times_both<D, N>(s, dp, ownQ, ownO, ks, vs);
 			}
 			if (a.keys) drop<N>(a, dp, a.keys[b], h, i, k0);
-			bool all = inside(a, w0, 16, k0, 8 * N, n);
+			capped<D, N>(a, s);
 #pragma unroll
 			for (int j = 0; j < N; j++)
 #pragma unroll
-				for (int e = 0; e < 4; e++) {
-					float slope, p = exp2f(score<D>(a, s[j][e], slope) - lse[e / 2]);
-					bool sees = all || visible(a, i + e / 2 * 8, k0 + 8 * j + 2 * t + e % 2, n);
-					s[j][e] = sees ? p * (dp[j][e] * keep - delta[e / 2]) * slope : 0.f;
-				}
+				for (int e = 0; e < 4; e++) s[j][e] = power_of_two(s[j][e] * c - lse[e / 2]) * (dp[j][e] * keep - delta[e / 2]) * bend<D>(s[j][e], r);
+			if (k0 + 8 * N > n || !inside(a, w0, 16, k0, 8 * N)) hide<N>(a, s, i, k0, n, 0.f);
 			times<D, N>(dq, s, ks);
 		}
 		if (BUFFERS == 1) {
@@ -405,6 +421,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 			if (k0 + 8 * N < see.to) partners<D, N>(a, shared, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		}
 	}
+	multiply<D>(dq, a.scale);
 	store_rows<D>(a, (u16 *)a.dq + (size_t)lo * a.sdq + h * D, a.sdq, w0, n, dq);
 }
 
@@ -434,7 +451,7 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	tile<D>(a, vs, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n);
 	queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
 	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
-	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f;
+	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), r = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
@@ -450,25 +467,33 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 		if (w0 < n) {
 			float s[N][4] = {}, dp[N][4] = {};
 			times_both<D, N>(s, dp, ownK, ownV, qs, os);
-			bool all = inside(a, q0, 8 * N, w0, 16, n);
+			capped<D, N>(a, s);
+			// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
+			u32 kept[8] = {EVERY, EVERY, EVERY, EVERY, EVERY, EVERY, EVERY, EVERY};
+			if (a.keys) {
+				u32 all = 0;
 #pragma unroll
-			for (int j = 0; j < N; j += 2) {
-				// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox: one to a lane.
-				u32 bits = EVERY;
-				if (a.keys)
-					bits = keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold);
+				for (int j = 0; j < N; j += 2)
+					all |= keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold) << 4 * j;
 #pragma unroll
-				for (int e = 0; e < 8; e++) {
-					int tile = j + e / 4, half = e / 2 % 2, col = 2 * t + e % 2; // half: of the keys
-					u32 mine = __shfl_sync(EVERY, bits, e / 4 * 16 + half * 8 + col) >> g;
-					float m = mine & 1 ? keep : 0.f, &p = s[tile][e % 4], &d = dp[tile][e % 4];
-					int at = tile * 8 + col;
-					bool sees = all || visible(a, q0 + at, w0 + g + 8 * half, n);
-					float slope, x = score<D>(a, p, slope);
-					p = sees ? exp2f(x - lse[at]) : 0.f;
-					d = p * (d * m - delta[at]) * slope;
-					p *= m;
+				for (int e = 0; e < 8; e++) kept[e] = __shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g;
+			}
+#pragma unroll
+			for (int j = 0; j < N; j++)
+#pragma unroll
+				for (int e = 0; e < 4; e++) {
+					int at = 8 * j + 2 * t + e % 2; // the query; keys are g and g+8
+					bool stays = kept[j % 2 * 4 + e] >> j / 2 * 8 & 1;
+					float less = delta[at], p = power_of_two(s[j][e] * c - lse[at]), d = stays ? dp[j][e] : 0.f;
+					dp[j][e] = p * (d * keep - less) * bend<D>(s[j][e], r);
+					s[j][e] = stays ? p : 0.f;
 				}
+			if (!inside(a, q0, 8 * N, w0, 16)) { // queries from n on are zeros, and their gradients too; keys from n on have no result
+#pragma unroll
+				for (int j = 0; j < N; j++)
+#pragma unroll
+					for (int e = 0; e < 4; e++)
+						if (!visible(a, q0 + 8 * j + 2 * t + e % 2, w0 + g + e / 2 * 8, n)) s[j][e] = dp[j][e] = 0.f;
 			}
 			times<D, N, W>(dv, s, os + first);
 			times<D, N, W>(dk, dp, qs + first);
@@ -478,6 +503,8 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 			if (nextH < last) queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, nextH, nextQ, n);
 		}
 	}
+	multiply<W>(dk, a.scale);
+	multiply<W>(dv, keep);
 	int column = kv * D + first;
 	store_rows<W>(a, (u16 *)a.dk + (size_t)lo * a.sdk + column, a.sdk, w0, n, dk);
 	store_rows<W>(a, (u16 *)a.dv + (size_t)lo * a.sdv + column, a.sdv, w0, n, dv);

@@ -66,25 +66,27 @@ KERNEL scale(float *y, int sy, const float *x, int sx, float alpha, int vec, u32
 
 KERNEL activation(void *y, int sy, const void *x, int sx, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad p = load_half(x, PLACE(sx), n, vec, half & 2);
-		for (int i = 0; i < 4; i++) p.v[i] = activate(p.v[i], f);
-		store_half(y, PLACE(sy), p, n, vec, half & 1);
+		Quad p = load_half(x, PLACE(sx), n, vec, half & 2), on, slope;
+		activate(p, f, on, slope);
+		store_half(y, PLACE(sy), on, n, vec, half & 1);
 	}
 }
 
 KERNEL activation_backward(void *dx, int sdx, const void *dy, int sdy, const void *x, int sx, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad d = load_half(dy, PLACE(sdy), n, vec, half & 2), p = load_half(x, PLACE(sx), n, vec, half & 4);
-		for (int i = 0; i < 4; i++) d.v[i] *= activate_grad(p.v[i], f);
+		Quad d = load_half(dy, PLACE(sdy), n, vec, half & 2), p = load_half(x, PLACE(sx), n, vec, half & 4), on, slope;
+		activate(p, f, on, slope);
+		for (int i = 0; i < 4; i++) d.v[i] *= slope.v[i];
 		store_half(dx, PLACE(sdx), d, n, vec, half & 1);
 	}
 }
 
 KERNEL gate(void *y, int sy, const void *g, int sg, const void *u, int su, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
-		Quad p = load_half(g, PLACE(sg), n, vec, half & 2), q = load_half(u, PLACE(su), n, vec, half & 4);
-		for (int i = 0; i < 4; i++) p.v[i] = activate(p.v[i], f) * q.v[i];
-		store_half(y, PLACE(sy), p, n, vec, half & 1);
+		Quad p = load_half(g, PLACE(sg), n, vec, half & 2), q = load_half(u, PLACE(su), n, vec, half & 4), on, slope;
+		activate(p, f, on, slope);
+		for (int i = 0; i < 4; i++) on.v[i] *= q.v[i];
+		store_half(y, PLACE(sy), on, n, vec, half & 1);
 	}
 }
 
@@ -93,12 +95,12 @@ KERNEL gate_backward(void *dg, int sdg, void *du, int sdu, void *again, int saga
                      const void *u, int su, int f, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
 		Quad d = load_half(dy, PLACE(sdy), n, vec, half & 8), p = load_half(g, PLACE(sg), n, vec, half & 16);
-		Quad q = load_half(u, PLACE(su), n, vec, half & 32), a, b, c;
+		Quad q = load_half(u, PLACE(su), n, vec, half & 32), on, slope, a, b, c;
+		activate(p, f, on, slope);
 		for (int i = 0; i < 4; i++) {
-			float on = activate(p.v[i], f);
-			a.v[i] = d.v[i] * q.v[i] * activate_grad(p.v[i], f);
-			b.v[i] = d.v[i] * on;
-			c.v[i] = on * q.v[i];
+			a.v[i] = d.v[i] * q.v[i] * slope.v[i];
+			b.v[i] = d.v[i] * on.v[i];
+			c.v[i] = on.v[i] * q.v[i];
 		}
 		store_half(dg, PLACE(sdg), a, n, vec, half & 1);
 		store_half(du, PLACE(sdu), b, n, vec, half & 2);
@@ -131,14 +133,13 @@ KERNEL epilogue(void *c, int sc, const void *acc, int sacc, const float *bias, c
 			for (int i = 0; i < 4; i++) x.v[i] += b.v[i];
 		}
 		if (gradOf) {
-			Quad g = load_half(gradOf, PLACE(sgrad), n, vec, half & 4);
-			for (int i = 0; i < 4; i++) x.v[i] *= activate_grad(g.v[i], f);
-			if (again) {
-				for (int i = 0; i < 4; i++) g.v[i] = activate(g.v[i], f);
-				store_half(again, PLACE(sagain), g, n, vec, half & 8);
-			}
+			Quad g = load_half(gradOf, PLACE(sgrad), n, vec, half & 4), on, slope;
+			activate(g, f, on, slope);
+			for (int i = 0; i < 4; i++) x.v[i] *= slope.v[i];
+			if (again) store_half(again, PLACE(sagain), on, n, vec, half & 8);
 		} else if (f != IDENTITY) {
-			for (int i = 0; i < 4; i++) x.v[i] = activate(x.v[i], f);
+			Quad slope;
+			activate(x, f, x, slope);
 		}
 		if (keys) drop_quad(x, row, col, keys, rowOf, pos, site, threshold, keep);
 		if (res) {

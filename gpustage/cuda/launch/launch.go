@@ -253,7 +253,7 @@ func (s *Stream) wide(ts ...tensor) bool {
 const (
 	block      = 256
 	mostBlocks = 1 << 16 // threads then take several elements
-	mostQuads  = 1 << 31
+	mostCols   = 1 << 31
 )
 
 // elements covers n elements, one to a thread or more.
@@ -265,7 +265,7 @@ func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
 	for _, t := range ts {
 		whole = whole && (t.IsZero() || t.Contiguous())
 	}
-	if whole {
+	if whole && rows*cols < mostCols {
 		rows, cols = 1, rows*cols
 	}
 	s.shaped(kernel, rows, cols, ts, extra...)
@@ -273,9 +273,8 @@ func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
 
 // shaped is quads for kernels that need to know rows and columns.
 func (s *Stream) shaped(kernel string, rows, cols int, ts []tensor, extra ...any) {
-	n := rows * ceil(cols, 4)
-	if n >= mostQuads {
-		s.Fail(fmt.Errorf("%s: %d elements are more than a kernel of this device can count", kernel, rows*cols))
+	if cols >= mostCols {
+		s.Fail(fmt.Errorf("%s: %d elements in a row are more than a kernel of this device can count", kernel, cols))
 		return
 	}
 	var args []any
@@ -287,7 +286,16 @@ func (s *Stream) shaped(kernel string, rows, cols int, ts []tensor, extra ...any
 	}
 	args = append(args, extra...)
 	args = append(args, s.wide(ts...), rows, cols)
-	s.launch(kernel, elements(n), [3]int{block, 1, 1}, 0, args...)
+	s.eachQuad(kernel, rows, cols, args...)
+}
+
+// eachQuad runs a kernel over the quads of [rows, cols], in blocks of so many of a row that few threads have none, and of so many rows that
+// there are enough threads.
+func (s *Stream) eachQuad(kernel string, rows, cols int, args ...any) {
+	quads := ceil(cols, 4)
+	x := 32 * ceil(ceil(quads, max(1, ceil(quads, block))), 32)
+	y := max(1, min(rows, block/x))
+	s.launch(kernel, [3]int{min(ceil(quads, x), mostBlocks), min(ceil(rows, y), mostBlocks-1), 1}, [3]int{x, y, 1}, 0, args...)
 }
 
 const rowBlock = 128 // four warps

@@ -23,7 +23,7 @@ func (s *Stream) convert(dst, src tensor) {
 }
 
 func (s *Stream) toBF16(dst, src tensor) {
-	s.launch("to_bf16", elements(src.Rows*ceil(src.Cols, 4)), [3]int{block, 1, 1}, 0, dst, src, s.wide(dst, src), src.Rows, src.Cols)
+	s.eachQuad("to_bf16", src.Rows, src.Cols, dst, src, s.wide(dst, src), src.Rows, src.Cols)
 }
 
 // Fill sets every element.
@@ -109,7 +109,7 @@ func (s *Stream) Rotary(y, x tensor, o gpustage.Rotary) {
 // Gather is y[t] = table[index[t]], or += with add. The host has checked the index.
 func (s *Stream) Gather(y, table, index tensor, add bool) {
 	if !s.Refuse(gpustage.CheckGather("gather", y, table, index)) && s.f32("gather", y) {
-		s.launch("gather", elements(y.Rows*ceil(y.Cols, 4)), [3]int{block, 1, 1}, 0, y, table, flat(index), add, s.wide(y, table), y.Rows, y.Cols)
+		s.eachQuad("gather", y.Rows, y.Cols, y, table, flat(index), add, s.wide(y, table), y.Rows, y.Cols)
 	}
 }
 

@@ -79,7 +79,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	}
 	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
 	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, bias, o.GradOf, o.Again, o.Residual), m, n)
-	s.launch("epilogue", elements(m*ceil(n, 4)), [3]int{block, 1, 1}, 0, args...)
+	s.eachQuad("epilogue", m, n, args...)
 }
 
 // into is a product that goes to c, with a bias in c's type: the library has no other one for bf16.
