@@ -124,7 +124,7 @@ func testFormsOfBothPasses(t *testing.T, dev gpustage.Device) {
 }
 
 func testEpilogue(t *testing.T, dev gpustage.Device) {
-	for _, sh := range [][3]int{{1, 1, 1}, {15, 31, 33}, {30, 70, 64}, {33, 100, 390}} {
+	for _, sh := range [][3]int{{1, 1, 1}, {15, 31, 33}, {30, 70, 64}, {33, 100, 390}, {6, 1030, 40}} {
 		for _, gap := range []int{0, 3} {
 			m, n, k := sh[0], sh[1], sh[2]
 			f := newFixture(t, dev, 13, gap)

@@ -9,10 +9,20 @@
 // EACH_OWN visits the lane's quads of a row.
 #define EACH_OWN(cols) for (int col = lane_id() * 4, n; n = min(4, (cols)-col), col < (cols); col += 4 * WARP)
 
+// KEPT quads of a row stay in a lane's registers between the passes of a norm, 1,024 columns a row; EACH_KEPT visits those that the row has, and EACH_OTHER
+// the rest, which is read again. What has just been written would come from the second-level cache.
+#define KEPT 8
+#define EACH_KEPT(cols)                                                     \
+	_Pragma("unroll") for (int q = 0; q < KEPT; q++)                         \
+		if (int col = (q * WARP + lane_id()) * 4, n = min(4, (cols)-col); n > 0)
+#define EACH_OTHER(cols) for (int col = (KEPT * WARP + lane_id()) * 4, n; n = min(4, (cols)-col), col < (cols); col += 4 * WARP)
+
 // deviation is 1/sqrt(variance + eps) of a row whose mean is m.
-DEVICE float deviation(const float *x, float m, float eps, int vec, int cols) {
+DEVICE float deviation(const Quad kept[KEPT], const float *x, float m, float eps, int vec, int cols) {
 	float squares = 0.f;
-	EACH_OWN(cols) {
+	EACH_KEPT(cols)
+		for (int i = 0; i < n; i++) squares += (kept[q].v[i] - m) * (kept[q].v[i] - m);
+	EACH_OTHER(cols) {
 		Quad p = load_quad(x + col, n, vec);
 		for (int i = 0; i < n; i++) squares += (p.v[i] - m) * (p.v[i] - m);
 	}
@@ -39,18 +49,20 @@ KERNEL layer_norm(void *y, int sy, u16 *operand, int so, float *mean, float *rst
 	ROW_OF_WARP;
 	x += (size_t)row * sx;
 	float sum = 0.f;
-	EACH_OWN(cols) {
-		Quad p = load_quad(x + col, n, vec);
-		sum += (p.v[0] + p.v[1]) + (p.v[2] + p.v[3]);
-	}
-	float m = warp_sum(sum) / cols, r = deviation(x, m, eps, vec, cols);
+	Quad kept[KEPT];
+	auto add = [&](const Quad &p) { sum += (p.v[0] + p.v[1]) + (p.v[2] + p.v[3]); };
+	EACH_KEPT(cols) kept[q] = load_quad(x + col, n, vec); // all are under way at once
+	EACH_KEPT(cols) add(kept[q]);
+	EACH_OTHER(cols) add(load_quad(x + col, n, vec));
+	float m = warp_sum(sum) / cols, r = deviation(kept, x, m, eps, vec, cols);
 	if (lane_id() == 0) mean[row] = m, rstd[row] = r;
-	EACH_OWN(cols) {
-		Quad p = load_quad(x + col, n, vec);
+	auto finish = [&](Quad p, int col, int n) {
 		normalized(p, m, r, gamma, beta, col, n, vec);
 		store_half(y, PLACE(sy), p, n, vec, half & 1);
 		copy_quad(operand, PLACE(so), p, n, vec);
-	}
+	};
+	EACH_KEPT(cols) finish(kept[q], col, n);
+	EACH_OTHER(cols) finish(load_quad(x + col, n, vec), col, n);
 }
 
 DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
@@ -69,22 +81,29 @@ KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float 
 	ROW_OF_WARP;
 	sum += (size_t)row * ssum, y += (size_t)row * sy;
 	float total = 0.f;
-	EACH_OWN(cols) {
-		Quad p = load_quad(AT(acc, sacc), n, vec);
+	Quad kept[KEPT];
+	auto make = [&](Quad p, int col, int n) {
+		Quad other = {};
+		add_row(other, res ? res + (size_t)row * sres : 0, col, n, vec);
 		add_row(p, bias, col, n, vec);
 		drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
-		add_row(p, res ? res + (size_t)row * sres : 0, col, n, vec);
+		for (int i = 0; i < 4; i++) p.v[i] += other.v[i];
 		total += (p.v[0] + p.v[1]) + (p.v[2] + p.v[3]); // as in layer_norm, which gives a backward pass the same bits again
 		store_quad(sum + col, p, n, vec);
-	}
-	float m = warp_sum(total) / cols, r = deviation(sum, m, eps, vec, cols);
+		return p;
+	};
+	EACH_KEPT(cols) kept[q] = load_quad(AT(acc, sacc), n, vec); // all are under way at once
+	EACH_KEPT(cols) kept[q] = make(kept[q], col, n);
+	EACH_OTHER(cols) make(load_quad(AT(acc, sacc), n, vec), col, n);
+	float m = warp_sum(total) / cols, r = deviation(kept, sum, m, eps, vec, cols);
 	if (lane_id() == 0) mean[row] = m, rstd[row] = r;
-	EACH_OWN(cols) {
-		Quad p = load_quad(sum + col, n, vec);
+	auto finish = [&](Quad p, int col, int n) {
 		normalized(p, m, r, gamma, beta, col, n, vec);
 		store_quad(y + col, p, n, vec);
 		copy_quad(operand, PLACE(so), p, n, vec);
-	}
+	};
+	EACH_KEPT(cols) finish(kept[q], col, n);
+	EACH_OTHER(cols) finish(load_quad(sum + col, n, vec), col, n);
 }
 
 // embed is y = dropout(norm(sum)) for sum[T, C] = scale * a row of words[V, C] + rows of two other tables, which may be 0; and operand y in
@@ -103,26 +122,31 @@ KERNEL embed(float *y, int sy, u16 *operand, int so, float *sum, int ssum, float
 	const float *place = places ? places + (size_t)placeOf[row] * sp : 0, *kind = kinds ? kinds + (size_t)kindOf[row] * sk : 0;
 	sum += (size_t)row * ssum, y += (size_t)row * sy;
 	float total = 0.f, m = 0.f, r = 0.f;
-	EACH_OWN(cols) {
-		Quad p = load_quad(word + col, n, vec);
+	Quad kept[KEPT];
+	auto make = [&](Quad p, int col, int n) {
 		for (int i = 0; i < 4; i++) p.v[i] *= scale;
 		add_row(p, place, col, n, vec);
 		add_row(p, kind, col, n, vec);
 		for (int i = 0; i < n; i++) total += p.v[i];
 		store_quad(sum + col, p, n, vec);
-	}
+		return p;
+	};
+	EACH_KEPT(cols) kept[q] = load_quad(word + col, n, vec); // all are under way at once
+	EACH_KEPT(cols) kept[q] = make(kept[q], col, n);
+	EACH_OTHER(cols) make(load_quad(word + col, n, vec), col, n);
 	if (!gamma && !keys && sum == y && !operand) return;
 	if (gamma) {
-		m = warp_sum(total) / cols, r = deviation(sum, m, eps, vec, cols);
+		m = warp_sum(total) / cols, r = deviation(kept, sum, m, eps, vec, cols);
 		if (lane_id() == 0) mean[row] = m, rstd[row] = r;
 	}
-	EACH_OWN(cols) {
-		Quad p = load_quad(sum + col, n, vec);
+	auto finish = [&](Quad p, int col, int n) {
 		if (gamma) normalized(p, m, r, gamma, beta, col, n, vec);
 		if (keys) drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
 		store_quad(y + col, p, n, vec);
 		copy_quad(operand, PLACE(so), p, n, vec);
-	}
+	};
+	EACH_KEPT(cols) finish(kept[q], col, n);
+	EACH_OTHER(cols) finish(load_quad(sum + col, n, vec), col, n);
 }
 
 KERNEL layer_norm_backward(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, const float *mean, const float *rstd,
