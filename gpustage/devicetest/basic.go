@@ -3,6 +3,7 @@ package devicetest
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,6 +63,26 @@ func testErrors(t *testing.T, dev gpustage.Device) {
 	h.s.Add(wide, wide, wide)
 	if h.s.Sync() == nil {
 		t.Error("a tensor beyond its memory was accepted")
+	}
+}
+
+// Of nothing, nothing is made.
+func testEmpty(t *testing.T, dev gpustage.Device) {
+	f := newFixture(t, dev, 1, 0)
+	x, y := f.floats("x", 3, 4, nil), f.floats("y", 3, 4, nil)
+	before := download(t, f.s, y.dev)
+	for _, e := range [][2]gpustage.Tensor{{x.dev.Span(1, 1), y.dev.Span(2, 2)}, {x.dev.Columns(1, 1), y.dev.Columns(2, 2)}} {
+		f.s.Add(e[1], e[0], e[0])
+		f.s.Scale(e[1], e[0], 2)
+		f.s.Activate(e[1], e[0], gpustage.GELU)
+		f.s.Copy(e[1], e[0])
+		f.s.Fill(e[1], 7)
+	}
+	if err := f.s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if after := download(t, f.s, y.dev); !slices.Equal(after, before) {
+		t.Errorf("%v, had been %v", after, before)
 	}
 }
 

@@ -45,6 +45,7 @@ func testHalvesAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 2, dim: 256, lengths: []int{97, 48, 49}, p: 0.1, gap: 8},
 		{heads: 2, kv: 1, dim: 256, lengths: []int{130}, causal: true, window: 70, cap: 2},
 		{heads: 1, dim: 256, lengths: []int{33}, bias: 9},
+		{heads: 2, dim: 64, lengths: []int{33, 70}, causal: true, negative: true},
 		{heads: 2, dim: 64, lengths: []int{65, 17}, cap: 3},
 		{heads: 2, dim: 32, lengths: []int{64, 1, 17}, bias: 33, p: 0.2},
 		{heads: 2, kv: 1, dim: 128, lengths: []int{65}, bias: 9, causal: true, gap: 8},

@@ -400,7 +400,8 @@ type attentionCase struct {
 	p                      float64
 	lengths                []int
 	cap                    float64
-	bias                   int // rows of Bias
+	bias                   int  // rows of Bias
+	negative               bool // the scale
 	bf16                   bool
 	halves                 bool // tensors are BF16 on the device
 	gap                    int  // elements between rows
@@ -474,8 +475,12 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 			x = x.Columns(c.lead, x.Cols)
 			return x.Columns(0, e), x.Columns(e, e+ek), x.Columns(e+ek, e+2*ek)
 		}
+		scale := 1 / math.Sqrt(float64(c.dim))
+		if c.negative {
+			scale = -scale
+		}
 		f.run(func(s gpustage.Stream, x picker) {
-			o := gpustage.Attention{Seqs: q.on(x), Heads: c.heads, KVHeads: c.kv, HeadDim: c.dim, Scale: 1 / math.Sqrt(float64(c.dim)),
+			o := gpustage.Attention{Seqs: q.on(x), Heads: c.heads, KVHeads: c.kv, HeadDim: c.dim, Scale: scale,
 				SoftCap: c.cap, Causal: c.causal, Window: c.window, BF16: c.bf16, Dropout: gpustage.Dropout{P: c.p, Seqs: q.on(x), Layer: 3, Site: gpustage.SiteAttention}}
 			if c.bias > 0 {
 				o.Bias, o.DBias = x(bias), x(dBias)

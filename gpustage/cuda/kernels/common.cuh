@@ -138,11 +138,11 @@ DEVICE void store_one(void *p, size_t at, float v, int half) {
 }
 
 // EACH_QUAD visits the quads of a [rows, cols] tensor, a thread each: row, col and n (at most 4) name one. Blocks have columns in x and rows
-// in y, so that nobody divides.
+// in y, so that no thread divides.
 #define EACH_QUAD(rows, cols)                                                                                                       \
 	for (u32 row = blockIdx.y * blockDim.y + threadIdx.y; row < (u32)(rows); row += gridDim.y * blockDim.y)                         \
 		for (u32 col = 4 * (blockIdx.x * blockDim.x + threadIdx.x); col < (u32)(cols); col += 4 * gridDim.x * blockDim.x)           \
-			if (int n = min(4, (int)((cols)-col)); true)
+			if (int n = min(4u, (u32)(cols)-col); true)
 
 #define PLACE(stride) ((size_t)row * (stride) + col)
 #define AT(p, stride) ((p) + PLACE(stride))
@@ -162,7 +162,7 @@ DEVICE void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {
 	out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-// keep8 is a bit for each of the elements 8*group to 8*group+7 of a vector: 1 where it stays. See gpustage.Dropout.Bits.
+// keep8 is a bit for each of the elements 8*group to 8*group+7 of a vector: 1 where it stays. See gpustage.Dropout.Bits. threshold is below 65,536.
 DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
 	u32 w[4], bits = 0;
 	philox(key, group, pos, head, site, w);
@@ -183,7 +183,7 @@ DEVICE void drop_quad(Quad &q, u32 row, u32 col, const u64 *keys, const int *row
 
 // ---- activations
 
-// Two instructions of the GPU; results below the least normal number are 0.
+// One instruction each; results below the least normal number are 0.
 DEVICE float power_of_two(float x) {
 #ifdef HOST_CUDA
 	return exp2f(x);

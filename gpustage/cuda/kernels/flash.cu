@@ -105,7 +105,7 @@ template <int D, int N> DEVICE void partners(const Attention &a, u16 *to, const 
 	tile<D>(a, to + 8 * N * PITCH(D), y, sy, first, 8 * N, n);
 }
 
-// exchange gives lane i of four neighbours what lane t has as v[i], as v[t].
+// exchange transposes what four neighbours have: lane i's v[t] becomes what lane t had as v[i].
 DEVICE void exchange(u32 v[4]) {
 #pragma unroll
 	for (int d = 1; d <= 2; d *= 2) {
@@ -269,8 +269,8 @@ template <int N> DEVICE void drop(const Attention &a, float p[N][4], u64 key, in
 	}
 }
 
-// Softmax sees scores times a factor, of which it takes powers of two: unit is the factor and log2 e. Where there is a soft cap, capped makes the
-// scores of products, and bend is what is missing in a product's derivative besides the factor: 1 - (score/cap)^2 for r = 1/cap^2.
+// Softmax sees scores times a factor, of which it takes powers of two: unit is the factor times log2 e. With a soft cap, capped makes scores of
+// products, and bend is the cap's derivative: 1 - (score/cap)^2 for r = 1/cap^2; r is 0 without one.
 template <int D> DEVICE bool has_cap(const Attention &a) { return D == 256 && a.cap != 0.f; }
 template <int D> DEVICE float unit(const Attention &a) { return has_cap<D>(a) ? LOG2E : a.scale * LOG2E; }
 template <int D, int N> DEVICE void capped(const Attention &a, float s[N][4]) {
@@ -280,9 +280,10 @@ template <int D, int N> DEVICE void capped(const Attention &a, float s[N][4]) {
 #pragma unroll
 		for (int e = 0; e < 4; e++) s[j][e] = a.cap * tanhf(s[j][e] * (a.scale / a.cap));
 }
-template <int D> DEVICE float bend(float s, float r) { return D == 256 ? 1.f - s * s * r : 1.f; }
+template <int D> DEVICE float bend(float s, float r) { return D == 256 && r > 0.f ? 1.f - s * s * r : 1.f; }
 
-// hide puts a value where queries i and i+8 do not see the 8*N keys from j, which most tiles don't need. Queries from n on have no result.
+// hide puts a value where queries i and i+8 do not see the 8*N keys from j, of which there are n. Most tiles don't need it. Queries from n on may hold
+// anything finite: they are zeros that were copied, and their results are not stored.
 template <int N> DEVICE void hide(const Attention &a, float s[N][4], int i, int j, int n, float value) {
 	j += lane_id() % 4 * 2;
 #pragma unroll
@@ -387,7 +388,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 		tile<D>(a, own + rows * PITCH(D), ownO, a.sdctx, q0, rows, n);
 		ownQ = own + warp_id() * 16 * PITCH(D), ownO = ownQ + rows * PITCH(D);
 	}
-	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), r = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
+	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = i + 8 * half;
@@ -412,7 +413,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 #pragma unroll
 			for (int j = 0; j < N; j++)
 #pragma unroll
-				for (int e = 0; e < 4; e++) s[j][e] = power_of_two(s[j][e] * c - lse[e / 2]) * (dp[j][e] * keep - delta[e / 2]) * bend<D>(s[j][e], r);
+				for (int e = 0; e < 4; e++) s[j][e] = power_of_two(s[j][e] * c - lse[e / 2]) * (dp[j][e] * keep - delta[e / 2]) * bend<D>(s[j][e], byCap);
 			if (k0 + 8 * N > n || !inside(a, w0, 16, k0, 8 * N)) hide<N>(a, s, i, k0, n, 0.f);
 			times<D, N>(dq, s, ks);
 		}
@@ -451,7 +452,7 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	tile<D>(a, vs, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n);
 	queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
 	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
-	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), r = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
+	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
@@ -485,7 +486,7 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 					int at = 8 * j + 2 * t + e % 2; // the query; keys are g and g+8
 					bool stays = kept[j % 2 * 4 + e] >> j / 2 * 8 & 1;
 					float less = delta[at], p = power_of_two(s[j][e] * c - lse[at]), d = stays ? dp[j][e] : 0.f;
-					dp[j][e] = p * (d * keep - less) * bend<D>(s[j][e], r);
+					dp[j][e] = p * (d * keep - less) * bend<D>(s[j][e], byCap);
 					s[j][e] = stays ? p : 0.f;
 				}
 			if (!inside(a, q0, 8 * N, w0, 16)) { // queries from n on are zeros, and their gradients too; keys from n on have no result

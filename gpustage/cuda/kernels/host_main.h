@@ -1,11 +1,13 @@
-// The processor's side of host_cuda.h: a scheduler of fibers, and what NVIDIA's compute-sanitizer checks on a GPU (memcheck, racecheck and
-// initcheck).
+// The processor's side of host_cuda.h: a scheduler of fibers, and checks of what kernels touch, as NVIDIA's compute-sanitizer makes them on a GPU.
 //
 // Each access of a kernel's to shared or global memory comes to touch: from the compiler, which instruments as for -fsanitize=thread, but is
-// given the functions here instead of that library; and from host_cuda.h's own. It is an error to touch memory that no tensor has, to read
+// given the functions here instead of that library; and from host_cuda.h's own. It is an error to touch memory that was not allocated, to read
 // shared memory that nobody wrote, and to touch what another thread touches, one of them writing, when nothing orders the two. A block's
 // threads are ordered by __syncthreads, a warp's by __syncwarp as well (not by shuffles, mma or ldmatrix), blocks by nothing: no kernel here
 // has atomics. So an access's time is two counts, of the barriers that its block and its warp have behind them.
+//
+// What it cannot see: one tensor's end that runs into another within one allocation (models have an arena), memory that has been given back,
+// global memory that nobody wrote, and with clang++ a read of what the same thread writes next. Lanes that meet at two operations of one kind pass.
 #include "host_cuda.h"
 
 #include <algorithm>
@@ -46,13 +48,13 @@ static struct {
 	uintptr_t number;
 	Page *page;
 } recent[64];
-static std::map<uintptr_t, size_t> memory; // of tensors, by where it begins
+static std::map<uintptr_t, size_t> memory; // allocated, by where it begins
 static uintptr_t last_from, last_to; // which of it was touched last
 static uint64_t block, launch; // blocks begun so far, and before this launch
 static size_t shared_bytes;          // dynamic
 static uintptr_t image, image_end;   // this library
 
-// host_memory says that a tensor may have these bytes.
+// host_memory says that these bytes are allocated.
 extern "C" void host_memory(uintptr_t at, size_t bytes) {
 	auto from = memory.lower_bound(at);
 	if (from != memory.begin() && std::prev(from)->first + std::prev(from)->second > at) --from;
@@ -88,7 +90,7 @@ static bool is_dynamic_shared(uintptr_t at) { return within(at, host_shared_byte
 	auto m = memory.upper_bound(at);
 	if (is_dynamic_shared(at)) snprintf(where, sizeof where, "byte %zu of dynamic shared memory", at - (uintptr_t)host_shared_bytes);
 	else if (is_static_shared(at)) snprintf(where, sizeof where, "static shared memory");
-	else if (m != memory.begin()) --m, snprintf(where, sizeof where, "byte %zu of a tensor's memory of %zu", at - m->first, m->second);
+	else if (m != memory.begin()) --m, snprintf(where, sizeof where, "byte %zu of an allocation of %zu", at - m->first, m->second);
 	else snprintf(where, sizeof where, "address %zx", at);
 	snprintf(text, sizeof text, "%s %s%s: %s", write ? "writes" : "reads", what, by, where);
 	host_fail(text);
@@ -107,7 +109,8 @@ static Cell &cell(uintptr_t at) {
 
 // ---- what a warp asks for at once
 
-// Request is a warp's part in one instruction's turn, by lane.
+// Request is a warp's part in one instruction's turn, by lane. Vectors count as one instruction, and copies: lanes that leave one out are counted
+// with the others' previous one.
 struct Request {
 	uintptr_t at[32];
 	unsigned bytes, lanes; // bytes of each; a bit for each lane
@@ -175,7 +178,7 @@ extern "C" void host_traffic(const char *kernel, Traffic *to) { *to = traffic[ke
 
 enum Kind { READ, WRITE, COPY_BEGINS, COPY_ENDS };
 
-// touch checks an access; no instruction asks for what another one has asked for.
+// touch checks an access. instruction is null for what has been counted as a request already: elements of ldmatrix's rows, copies that end.
 static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instruction) {
 	const bool write = kind != READ;
 	if (!host_me || within(at, stacks.data(), stacks.size()) || within(at, fibers.data(), fibers.size() * sizeof(Fiber))) return;
@@ -184,7 +187,7 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instructi
 		if (at >= image && at < image_end) return;
 		if (at < last_from || at + bytes > last_to) {
 			auto m = memory.upper_bound(at);
-			if (m == memory.begin() || (--m)->first + m->second < at + bytes) fail(write, "what no tensor has", nullptr, at);
+			if (m == memory.begin() || (--m)->first + m->second < at + bytes) fail(write, "what is not allocated", nullptr, at);
 			last_from = m->first, last_to = last_from + m->second;
 		}
 	}
@@ -247,6 +250,7 @@ void host_copy_async(void *to, const void *from, unsigned bytes, bool there) {
 
 void host_wait_copies() {
 	for (const HostCopy &c : host_me->copies) {
+		if (c.there) touch((uintptr_t)c.from, c.bytes, READ, nullptr);
 		touch((uintptr_t)c.to, c.bytes, COPY_ENDS, nullptr);
 		if (c.there) memcpy(c.to, c.from, c.bytes);
 		else memset(c.to, 0, c.bytes);

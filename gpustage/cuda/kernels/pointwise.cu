@@ -1,10 +1,15 @@
 // Ops whose elements don't meet: bound by memory, a quad of columns to a thread.
 #include "common.cuh"
 
+// EACH_COLUMN is EACH_QUAD, a thread to a column.
+#define EACH_COLUMN(rows, cols)                                                                                     \
+	for (u32 row = blockIdx.y * blockDim.y + threadIdx.y; row < (u32)(rows); row += gridDim.y * blockDim.y)         \
+		for (u32 col = blockIdx.x * blockDim.x + threadIdx.x; col < (u32)(cols); col += gridDim.x * blockDim.x)
+
 // fill sets [rows, cols] elements of 1 << shift bytes to the lower bits of value.
 KERNEL fill(void *dst, int stride, u64 value, int shift, u32 rows, u32 cols) {
-	for (u64 at = blockIdx.x * blockDim.x + threadIdx.x, all = (u64)rows * cols; at < all; at += gridDim.x * blockDim.x) {
-		size_t i = at / cols * stride + at % cols;
+	EACH_COLUMN(rows, cols) {
+		size_t i = PLACE(stride);
 		switch (shift) {
 		case 1: ((u16 *)dst)[i] = (u16)value; break;
 		case 2: ((u32 *)dst)[i] = (u32)value; break;
@@ -31,8 +36,8 @@ DEVICE void store_any(void *p, size_t i, int type, double v) {
 
 // convert copies between floating-point types, or elements of one type bit by bit.
 KERNEL convert(void *dst, int dstride, int dtype, const void *src, int sstride, int stype, u32 rows, u32 cols) {
-	for (u64 at = blockIdx.x * blockDim.x + threadIdx.x, all = (u64)rows * cols; at < all; at += gridDim.x * blockDim.x) {
-		size_t to = at / cols * dstride + at % cols, from = at / cols * sstride + at % cols;
+	EACH_COLUMN(rows, cols) {
+		size_t to = PLACE(dstride), from = PLACE(sstride);
 		if (dtype != stype) store_any(dst, to, dtype, load_any(src, from, stype));
 		else if (dtype == F64 || dtype == U64) ((u64 *)dst)[to] = ((const u64 *)src)[from];
 		else if (dtype == BF16) ((u16 *)dst)[to] = ((const u16 *)src)[from];
@@ -165,22 +170,28 @@ KERNEL gather(float *y, int sy, const float *table, int st, const int *index, in
 	}
 }
 
-// rotary turns the pairs (j, j + half) of every head; a thread has one pair, or one of the features beyond them. bf16 is a mask as elsewhere.
+// rotary turns the pairs (j, j + half) of every head. A block has a token, its threads pairs in x, or features beyond them, and heads in y. bf16 is
+// a mask as elsewhere.
 KERNEL rotary(void *y, int sy, const void *x, int sx, const float *table, int st, const int *index, int half, int dim, float sign, int bf16,
               u32 rows, u32 cols) {
 	u32 per = dim - half, heads = cols / dim;
-	for (u64 at = blockIdx.x * blockDim.x + threadIdx.x, all = (u64)rows * heads * per; at < all; at += gridDim.x * blockDim.x) {
-		u32 j = at % per, head = at / per % heads, row = at / per / heads;
-		size_t from = (size_t)row * sx + head * dim + j, to = (size_t)row * sy + head * dim + j;
-		float b = load_one(x, from + half, bf16 & 2);
-		if (j >= half) {
-			store_one(y, to + half, b, bf16 & 1);
-			continue;
-		}
+	for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
 		const float *angles = table + (size_t)index[row] * st;
-		float a = load_one(x, from, bf16 & 2), cosine = angles[j], sine = sign * angles[j + half];
-		store_one(y, to, a * cosine - b * sine, bf16 & 1);
-		store_one(y, to + half, b * cosine + a * sine, bf16 & 1);
+		for (u32 j = threadIdx.x; j < per; j += blockDim.x) {
+			bool pair = j < half;
+			float cosine = pair ? angles[j] : 1.f, sine = pair ? sign * angles[j + half] : 0.f;
+			for (u32 head = threadIdx.y; head < heads; head += blockDim.y) {
+				size_t from = (size_t)row * sx + head * dim + j, to = (size_t)row * sy + head * dim + j;
+				float b = load_one(x, from + half, bf16 & 2);
+				if (!pair) {
+					store_one(y, to + half, b, bf16 & 1);
+					continue;
+				}
+				float a = load_one(x, from, bf16 & 2);
+				store_one(y, to, a * cosine - b * sine, bf16 & 1);
+				store_one(y, to + half, b * cosine + a * sine, bf16 & 1);
+			}
+		}
 	}
 }
 

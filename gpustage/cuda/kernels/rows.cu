@@ -1,5 +1,5 @@
-// Ops that reduce rows: a warp to a row, four rows to a block of 128 threads. A row is read again from the first-level cache where an
-// op needs it twice.
+// Ops that reduce rows: a warp to a row, four rows to a block of 128 threads. Where an op needs a row twice it reads it again from the first-level
+// cache; forward norms keep it.
 #include "common.cuh"
 
 #define ROW_OF_WARP                                    \
@@ -9,8 +9,9 @@
 // EACH_OWN visits the lane's quads of a row.
 #define EACH_OWN(cols) for (int col = lane_id() * 4, n; n = min(4, (cols)-col), col < (cols); col += 4 * WARP)
 
-// KEPT quads of a row stay in a lane's registers between the passes of a norm, 1,024 columns a row; EACH_KEPT visits those that the row has, and EACH_OTHER
-// the rest, which is read again. What has just been written would come from the second-level cache.
+// A lane keeps so many quads of a row between the passes of a norm, 1,024 columns of the row: what has just been written would be read again from the
+// second-level cache. EACH_KEPT visits those that the row has, EACH_OTHER the rest, which is read again. It takes 64 to 96 registers instead of 40, so
+// that some 20 warps fit into a multiprocessor; each then has all of its row under way. Not timed.
 #define KEPT 8
 #define EACH_KEPT(cols)                                                     \
 	_Pragma("unroll") for (int q = 0; q < KEPT; q++)                         \

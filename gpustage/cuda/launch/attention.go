@@ -70,7 +70,7 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	case 256:
 		flash = true
 	}
-	return a, flash && half(q) && o.Bias.IsZero() && o.Scale > 0 // the largest score is the largest product
+	return a, flash && half(q) && o.Bias.IsZero() && a.scale > 0 // the largest score is the largest product
 }
 
 // family is the size of attention.cu's kernels for a head.

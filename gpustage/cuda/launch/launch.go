@@ -252,12 +252,8 @@ func (s *Stream) wide(ts ...tensor) bool {
 
 const (
 	block      = 256
-	mostBlocks = 1 << 16 // threads then take several elements
-	mostCols   = 1 << 31
+	mostBlocks = 1<<16 - 1 // the most in y; threads then take several elements
 )
-
-// elements covers n elements, one to a thread or more.
-func elements(n int) [3]int { return [3]int{min(ceil(n, block), mostBlocks), 1, 1} }
 
 // quads runs a pointwise kernel over tensors of one shape. extra come after the tensors.
 func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
@@ -265,7 +261,7 @@ func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
 	for _, t := range ts {
 		whole = whole && (t.IsZero() || t.Contiguous())
 	}
-	if whole && rows*cols < mostCols {
+	if whole && rows*cols <= math.MaxInt32 {
 		rows, cols = 1, rows*cols
 	}
 	s.shaped(kernel, rows, cols, ts, extra...)
@@ -273,10 +269,6 @@ func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
 
 // shaped is quads for kernels that need to know rows and columns.
 func (s *Stream) shaped(kernel string, rows, cols int, ts []tensor, extra ...any) {
-	if cols >= mostCols {
-		s.Fail(fmt.Errorf("%s: %d elements in a row are more than a kernel of this device can count", kernel, cols))
-		return
-	}
 	var args []any
 	for _, t := range ts {
 		if rows == 1 {
@@ -289,13 +281,20 @@ func (s *Stream) shaped(kernel string, rows, cols int, ts []tensor, extra ...any
 	s.eachQuad(kernel, rows, cols, args...)
 }
 
-// eachQuad runs a kernel over the quads of [rows, cols], in blocks of so many of a row that few threads have none, and of so many rows that
-// there are enough threads.
+// eachQuad runs a kernel over the quads of [rows, cols]. Blocks have a row's quads, or an even part of them, in x, rounded up to whole warps, and as
+// many rows in y as 256 threads have room for.
 func (s *Stream) eachQuad(kernel string, rows, cols int, args ...any) {
-	quads := ceil(cols, 4)
-	x := 32 * ceil(ceil(quads, max(1, ceil(quads, block))), 32)
-	y := max(1, min(rows, block/x))
-	s.launch(kernel, [3]int{min(ceil(quads, x), mostBlocks), min(ceil(rows, y), mostBlocks-1), 1}, [3]int{x, y, 1}, 0, args...)
+	s.eachColumn(kernel, rows, ceil(cols, 4), args...)
+}
+
+// eachColumn is eachQuad for kernels that take one column a thread.
+func (s *Stream) eachColumn(kernel string, rows, cols int, args ...any) {
+	if rows == 0 || cols == 0 {
+		return
+	}
+	x := 32 * ceil(ceil(cols, ceil(cols, block)), 32)
+	y := min(rows, block/x)
+	s.launch(kernel, [3]int{min(ceil(cols, x), mostBlocks), min(ceil(rows, y), mostBlocks), 1}, [3]int{x, y, 1}, 0, args...)
 }
 
 const rowBlock = 128 // four warps

@@ -19,7 +19,7 @@ func (s *Stream) Copy(dst, src tensor) {
 }
 
 func (s *Stream) convert(dst, src tensor) {
-	s.launch("convert", elements(src.Len()), [3]int{block, 1, 1}, 0, dst, int(dst.DType), src, int(src.DType), src.Rows, src.Cols)
+	s.eachColumn("convert", src.Rows, src.Cols, dst, int(dst.DType), src, int(src.DType), src.Rows, src.Cols)
 }
 
 func (s *Stream) toBF16(dst, src tensor) {
@@ -45,7 +45,7 @@ func (s *Stream) Fill(dst tensor, value float64) {
 		bits = uint64(gpustage.ToBF16(float32(value)))
 	}
 	shift := map[int]int{2: 1, 4: 2, 8: 3}[dst.DType.Size()]
-	s.launch("fill", elements(dst.Len()), [3]int{block, 1, 1}, 0, dst, bits, shift, dst.Rows, dst.Cols)
+	s.eachColumn("fill", dst.Rows, dst.Cols, dst, bits, shift, dst.Rows, dst.Cols)
 }
 
 // Add is y = a + b.
@@ -101,9 +101,8 @@ func (s *Stream) Rotary(y, x tensor, o gpustage.Rotary) {
 	if o.Inverse {
 		sign = -1
 	}
-	turned := o.Table.Cols / 2
-	n := x.Rows * (x.Cols / o.HeadDim) * (o.HeadDim - turned)
-	s.launch("rotary", elements(n), [3]int{block, 1, 1}, 0, y, x, o.Table, flat(o.Index), turned, o.HeadDim, sign, halves(y, x), x.Rows, x.Cols)
+	s.launch("rotary", [3]int{min(x.Rows, mostBlocks), 1, 1}, [3]int{32, min(8, x.Cols/o.HeadDim), 1}, 0, y, x, o.Table, flat(o.Index), o.Table.Cols/2,
+		o.HeadDim, sign, halves(y, x), x.Rows, x.Cols)
 }
 
 // Gather is y[t] = table[index[t]], or += with add. The host has checked the index.

@@ -188,7 +188,7 @@ func (s *Stream) sum(c tensor, p Product, k int) {
 	}
 	// Libraries differ about sums of nothing.
 	if p.Beta == 0 {
-		s.launch("fill", elements(c.Len()), [3]int{block, 1, 1}, 0, c, uint64(0), 2-int(flag(p.Half)), c.Rows, c.Cols)
+		s.eachColumn("fill", c.Rows, c.Cols, c, uint64(0), 2-int(flag(p.Half)), c.Rows, c.Cols)
 	}
 	if p.Bias != 0 || p.Beta != 0 && p.D != p.C {
 		s.Fail(fmt.Errorf("matmul: an inner size of 0 with a bias or a residual is not supported on this device"))

@@ -108,7 +108,7 @@ func load(object string) (*library, error) {
 	return l, nil
 }
 
-// kernelFolder is package kernels', beside or below a folder above the one that tests run in: their package's.
+// kernelFolder is package kernels' folder, looked for in the working folder and upwards.
 func kernelFolder() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {

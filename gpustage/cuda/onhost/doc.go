@@ -2,9 +2,9 @@
 // block's threads are fibers; see kernels/host_cuda.h), and products are plain loops. What a CUDA graph does is done by noting
 // launches with copies of their arguments.
 //
-// Whatever kernels touch is checked, as compute-sanitizer does on a GPU: memory that no tensor has, shared memory that nobody wrote, and
-// two threads at the same place without a barrier between them end the process, with the kernel, its block and thread, and the place. All of
-// the conformance suite takes some 1.4 times as long for it.
+// Whatever kernels touch is checked: memory that is not allocated, shared memory that nobody wrote, and two threads at the same place
+// without a barrier between them end the process, with the kernel, its block and thread, and the place (kernels/host_main.h). The
+// conformance suite takes some 1.4 times as long for it.
 //
 //	d := onhost.Open(t, onhost.Recorded)
 package onhost

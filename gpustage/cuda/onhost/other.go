@@ -27,3 +27,5 @@ func Open(t testing.TB, _ Mode) *Device {
 func (d *Device) As(Mode) *Device { return d }
 
 func (*Device) Counts() Counts { return Counts{} }
+
+func (d *Device) Traffic(func()) map[string]Traffic { return nil }

@@ -1,4 +1,4 @@
-// Kernels of 64 threads for x[64], and what a block of them has to do right: the first ones do, the others lack what their names say.
+// Kernels of 64 threads for x[64]: some are right, and others lack or do what their names say.
 #include "common.cuh"
 
 // turn gives each thread the value of the one opposite, by shared memory.
