@@ -13,9 +13,6 @@ import (
 // A training step's kernels ask for memory as a GPU serves it: what a warp wants at once of shared memory lies in different banks, and sectors of
 // global memory are wanted as a whole, but where the limit below is more than 1.
 func TestKernelTraffic(t *testing.T) {
-	if !onhost.Here {
-		t.Skip("kernels run on the processor of x86-64 Linux alone")
-	}
 	limits := map[string]float64{
 		"attention_delta": 1.1, // writes a number a head, beside which are other tokens'
 		"scatter_add":     1.1, // reads the ids that some lanes have to look at
@@ -30,11 +27,7 @@ func TestKernelTraffic(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				a, err := gpustage.NewArena(d, m.Memory([]int{80, 72}).Backward)
-				if err != nil {
-					t.Fatal(err)
-				}
-				p := m.Forward(s, a, Rows{IDs: make([]int32, 152), Cu: []int32{0, 80, 152}, Keys: []uint64{1, 2}}, true, true)
+				p := m.Forward(s, newArena(t, d), Rows{IDs: make([]int32, 152), Cu: []int32{0, 80, 152}, Keys: []uint64{1, 2}}, true, true)
 				p.Backward(upload64(t, s, gpustage.F32, 2, m.EmbeddingSize(), make([]float64, 2*m.EmbeddingSize())), grads)
 				if err := s.Sync(); err != nil {
 					t.Fatal(err)

@@ -137,12 +137,16 @@ DEVICE void store_one(void *p, size_t at, float v, int half) {
 	else ((float *)p)[at] = v;
 }
 
-// EACH_QUAD visits the quads of a [rows, cols] tensor, a thread each: row, col and n (at most 4) name one. Blocks have columns in x and rows
-// in y, so that no thread divides.
-#define EACH_QUAD(rows, cols)                                                                                                       \
-	for (u32 row = blockIdx.y * blockDim.y + threadIdx.y; row < (u32)(rows); row += gridDim.y * blockDim.y)                         \
-		for (u32 col = 4 * (blockIdx.x * blockDim.x + threadIdx.x); col < (u32)(cols); col += 4 * gridDim.x * blockDim.x)           \
-			if (int n = min(4u, (u32)(cols)-col); true)
+// EACH visits row and col of every step-th element of a [rows, cols] tensor, a thread each. Blocks have columns in x and rows in y, so that no
+// thread divides.
+#define EACH(rows, cols, step)                                                                                       \
+	for (u32 row = blockIdx.y * blockDim.y + threadIdx.y; row < (u32)(rows); row += gridDim.y * blockDim.y)          \
+		for (u32 col = (step) * (blockIdx.x * blockDim.x + threadIdx.x); col < (u32)(cols); col += (step)*gridDim.x * blockDim.x)
+
+// EACH_QUAD is EACH for quads: n, at most 4, is how many columns there are from col.
+#define EACH_QUAD(rows, cols)  \
+	EACH(rows, cols, 4)        \
+		if (int n = min(4u, (u32)(cols)-col); true)
 
 #define PLACE(stride) ((size_t)row * (stride) + col)
 #define AT(p, stride) ((p) + PLACE(stride))

@@ -270,7 +270,8 @@ template <int N> DEVICE void drop(const Attention &a, float p[N][4], u64 key, in
 }
 
 // Softmax sees scores times a factor, of which it takes powers of two: unit is the factor times log2 e. With a soft cap, capped makes scores of
-// products, and bend is the cap's derivative: 1 - (score/cap)^2 for r = 1/cap^2; r is 0 without one.
+// products, and bend is the cap's derivative, 1 - (score/cap)^2,
+// where by_cap is 1/cap^2; it is 0 without one.
 template <int D> DEVICE bool has_cap(const Attention &a) { return D == 256 && a.cap != 0.f; }
 template <int D> DEVICE float unit(const Attention &a) { return has_cap<D>(a) ? LOG2E : a.scale * LOG2E; }
 template <int D, int N> DEVICE void capped(const Attention &a, float s[N][4]) {
@@ -280,6 +281,7 @@ template <int D, int N> DEVICE void capped(const Attention &a, float s[N][4]) {
 #pragma unroll
 		for (int e = 0; e < 4; e++) s[j][e] = a.cap * tanhf(s[j][e] * (a.scale / a.cap));
 }
+template <int D> DEVICE float by_cap(const Attention &a) { return has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f; }
 template <int D> DEVICE float bend(float s, float r) { return D == 256 && r > 0.f ? 1.f - s * s * r : 1.f; }
 
 // hide puts a value where queries i and i+8 do not see the 8*N keys from j, of which there are n. Most tiles don't need it. Queries from n on may hold
@@ -388,7 +390,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 		tile<D>(a, own + rows * PITCH(D), ownO, a.sdctx, q0, rows, n);
 		ownQ = own + warp_id() * 16 * PITCH(D), ownO = ownQ + rows * PITCH(D);
 	}
-	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
+	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = i + 8 * half;
@@ -452,7 +454,7 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	tile<D>(a, vs, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n);
 	queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
 	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
-	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = has_cap<D>(a) ? 1.f / (a.cap * a.cap) : 0.f;
+	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;

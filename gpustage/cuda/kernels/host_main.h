@@ -49,10 +49,10 @@ static struct {
 	Page *page;
 } recent[64];
 static std::map<uintptr_t, size_t> memory; // allocated, by where it begins
-static uintptr_t last_from, last_to; // which of it was touched last
-static uint64_t block, launch; // blocks begun so far, and before this launch
-static size_t shared_bytes;          // dynamic
-static uintptr_t image, image_end;   // this library
+static uintptr_t last_from, last_to;       // which of it was touched last
+static uint64_t block, launch;             // blocks begun so far, and before this launch
+static size_t shared_bytes;                // dynamic
+static uintptr_t image, image_end;         // this library
 
 // host_memory says that these bytes are allocated.
 extern "C" void host_memory(uintptr_t at, size_t bytes) {
@@ -124,9 +124,9 @@ struct Traffic {
 };
 
 static bool counting;
-static std::map<std::string, Traffic> traffic;                                      // by kernel
-static std::map<std::pair<uintptr_t, unsigned>, Request> requests[32];              // of warps whose lanes have not met since: by instruction and turn
-static std::unordered_map<uintptr_t, unsigned> turns[1024];                         // how often a thread has come to an instruction since then
+static std::map<std::string, Traffic> traffic;                         // by kernel
+static std::map<std::pair<uintptr_t, unsigned>, Request> requests[32]; // of warps whose lanes have not met since: by instruction and turn
+static std::unordered_map<uintptr_t, unsigned> turns[1024];            // how often a thread has come to an instruction since then
 
 // distinct is how many multiples of size the bytes of lanes first to last begin or lie in; most is how many of them are in one bank.
 static unsigned distinct(const Request &r, int first, int last, unsigned size, unsigned &most) {
@@ -258,10 +258,10 @@ void host_wait_copies() {
 	host_me->copies.clear();
 }
 
-#define HOOKS(n)                                                                   \
-	void __tsan_read##n(void *at) { touch((uintptr_t)at, n, READ, CALLER); }               \
-	void __tsan_write##n(void *at) { touch((uintptr_t)at, n, WRITE, CALLER); }             \
-	void __tsan_unaligned_read##n(void *at) { touch((uintptr_t)at, n, READ, CALLER); }     \
+#define HOOKS(n)                                                                       \
+	void __tsan_read##n(void *at) { touch((uintptr_t)at, n, READ, CALLER); }           \
+	void __tsan_write##n(void *at) { touch((uintptr_t)at, n, WRITE, CALLER); }         \
+	void __tsan_unaligned_read##n(void *at) { touch((uintptr_t)at, n, READ, CALLER); } \
 	void __tsan_unaligned_write##n(void *at) { touch((uintptr_t)at, n, WRITE, CALLER); }
 extern "C" {
 HOOKS(1)
@@ -391,4 +391,3 @@ extern "C" int host_launch(const char *name, const unsigned *grid, const unsigne
 	}
 	return 0;
 }
-

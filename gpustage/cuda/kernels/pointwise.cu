@@ -1,14 +1,9 @@
 // Ops whose elements don't meet: bound by memory, a quad of columns to a thread.
 #include "common.cuh"
 
-// EACH_COLUMN is EACH_QUAD, a thread to a column.
-#define EACH_COLUMN(rows, cols)                                                                                     \
-	for (u32 row = blockIdx.y * blockDim.y + threadIdx.y; row < (u32)(rows); row += gridDim.y * blockDim.y)         \
-		for (u32 col = blockIdx.x * blockDim.x + threadIdx.x; col < (u32)(cols); col += gridDim.x * blockDim.x)
-
 // fill sets [rows, cols] elements of 1 << shift bytes to the lower bits of value.
 KERNEL fill(void *dst, int stride, u64 value, int shift, u32 rows, u32 cols) {
-	EACH_COLUMN(rows, cols) {
+	EACH(rows, cols, 1) {
 		size_t i = PLACE(stride);
 		switch (shift) {
 		case 1: ((u16 *)dst)[i] = (u16)value; break;
@@ -36,7 +31,7 @@ DEVICE void store_any(void *p, size_t i, int type, double v) {
 
 // convert copies between floating-point types, or elements of one type bit by bit.
 KERNEL convert(void *dst, int dstride, int dtype, const void *src, int sstride, int stype, u32 rows, u32 cols) {
-	EACH_COLUMN(rows, cols) {
+	EACH(rows, cols, 1) {
 		size_t to = PLACE(dstride), from = PLACE(sstride);
 		if (dtype != stype) store_any(dst, to, dtype, load_any(src, from, stype));
 		else if (dtype == F64 || dtype == U64) ((u64 *)dst)[to] = ((const u64 *)src)[from];

@@ -44,6 +44,9 @@ DEVICE void copy_quad(u16 *operand, size_t at, const Quad &p, int n, int vec) {
 	if (operand) store_bf16(operand + at, p, n, vec);
 }
 
+// all_of is a quad's sum, in one order: a backward pass gets the same bits from layer_norm as from epilogue_norm.
+DEVICE float all_of(const Quad &p) { return (p.v[0] + p.v[1]) + (p.v[2] + p.v[3]); }
+
 // layer_norm is y = norm(x), and operand y in bf16, if it is not 0.
 KERNEL layer_norm(void *y, int sy, u16 *operand, int so, float *mean, float *rstd, const float *x, int sx, const float *gamma,
                   const float *beta, float eps, int half, int vec, int rows, int cols) {
@@ -51,10 +54,9 @@ KERNEL layer_norm(void *y, int sy, u16 *operand, int so, float *mean, float *rst
 	x += (size_t)row * sx;
 	float sum = 0.f;
 	Quad kept[KEPT];
-	auto add = [&](const Quad &p) { sum += (p.v[0] + p.v[1]) + (p.v[2] + p.v[3]); };
 	EACH_KEPT(cols) kept[q] = load_quad(x + col, n, vec); // all are under way at once
-	EACH_KEPT(cols) add(kept[q]);
-	EACH_OTHER(cols) add(load_quad(x + col, n, vec));
+	EACH_KEPT(cols) sum += all_of(kept[q]);
+	EACH_OTHER(cols) sum += all_of(load_quad(x + col, n, vec));
 	float m = warp_sum(sum) / cols, r = deviation(kept, x, m, eps, vec, cols);
 	if (lane_id() == 0) mean[row] = m, rstd[row] = r;
 	auto finish = [&](Quad p, int col, int n) {
@@ -89,7 +91,7 @@ KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float 
 		add_row(p, bias, col, n, vec);
 		drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
 		for (int i = 0; i < 4; i++) p.v[i] += other.v[i];
-		total += (p.v[0] + p.v[1]) + (p.v[2] + p.v[3]); // as in layer_norm, which gives a backward pass the same bits again
+		total += all_of(p);
 		store_quad(sum + col, p, n, vec);
 		return p;
 	};

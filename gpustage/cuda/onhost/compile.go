@@ -19,6 +19,7 @@ import (
 
 // library is compiled kernels, which run one at a time.
 type library struct {
+	names                          []string // of its kernels
 	mu                             sync.Mutex
 	launch, memory, count, traffic uintptr
 }
@@ -38,7 +39,14 @@ var compile = sync.OnceValues(func() (*library, error) {
 	if err := build(object, modules); err != nil {
 		return nil, err
 	}
-	return load(object)
+	l, err := load(object)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range modules {
+		l.names = append(l.names, m.names...)
+	}
+	return l, nil
 })
 
 // module is a file and its kernels' names.
@@ -133,7 +141,7 @@ func (l *library) mayTouch(memory []byte) {
 }
 
 // counted is what kernels ask of memory while f runs.
-func (l *library) counted(names []string, f func()) map[string]Traffic {
+func (l *library) counted(f func()) map[string]Traffic {
 	count := func(on uintptr) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -145,7 +153,7 @@ func (l *library) counted(names []string, f func()) map[string]Traffic {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := map[string]Traffic{}
-	for _, name := range names {
+	for _, name := range l.names {
 		var t Traffic
 		text := append([]byte(name), 0)
 		purego.SyscallN(l.traffic, uintptr(unsafe.Pointer(&text[0])), uintptr(unsafe.Pointer(&t)))

@@ -13,7 +13,6 @@ import (
 	"unsafe"
 
 	"contraflow/gpustage"
-	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/harness"
@@ -61,13 +60,7 @@ func (d *Device) Counts() Counts {
 }
 
 // Traffic is that of each kernel that runs while f does, of this device or of another.
-func (d *Device) Traffic(f func()) map[string]Traffic {
-	var names []string
-	for _, m := range kernels.Modules() {
-		names = append(names, kernels.Names(m)...)
-	}
-	return d.library.counted(names, f)
-}
+func (d *Device) Traffic(f func()) map[string]Traffic { return d.library.counted(f) }
 
 // Name is that of no other device.
 func (*Device) Name() string { return "kernels on the host" }
