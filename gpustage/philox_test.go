@@ -7,15 +7,15 @@ import (
 	"contraflow/gpustage"
 )
 
-// The known answers are those of the Random123 library's kat_vectors file for philox4x32-10.
+// The known answers are those of the Random123 library's kat_vectors file for philox4x32 with 7 rounds.
 func TestPhiloxKnownAnswers(t *testing.T) {
 	for _, c := range []struct {
 		key      uint64
 		ctr, out [4]uint32
 	}{
-		{0, [4]uint32{}, [4]uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-		{math.MaxUint64, [4]uint32{math.MaxUint32, math.MaxUint32, math.MaxUint32, math.MaxUint32}, [4]uint32{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-		{0x299f31d0a4093822, [4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [4]uint32{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+		{0, [4]uint32{}, [4]uint32{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}},
+		{math.MaxUint64, [4]uint32{math.MaxUint32, math.MaxUint32, math.MaxUint32, math.MaxUint32}, [4]uint32{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}},
+		{0x299f31d0a4093822, [4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [4]uint32{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}},
 	} {
 		if got := gpustage.Philox(c.key, c.ctr); got != c.out {
 			t.Errorf("key %x counter %x: %x, want %x", c.key, c.ctr, got, c.out)

@@ -157,7 +157,7 @@ DEVICE void store_one(void *p, size_t at, float v, int half) {
 DEVICE void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {
 	u32 k0 = (u32)key, k1 = (u32)(key >> 32);
 #pragma unroll
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < 7; i++) {
 		u32 h0 = __umulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
 		u32 h1 = __umulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
 		c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
