@@ -2,10 +2,12 @@
 // 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout, at 256 features with soft caps. Tensors are bf16;
 // scores and sums are f32, and outputs are rounded once.
 //
-// A block has 64 rows of one sequence and head, 16 to each of its warps, and walks over tiles of partners; of longer sequences 96 or 128,
-// which then read their partners less often. Accumulators of a product have the layout of the next one's left operand, so
-// probabilities stay in registers. The backward pass is two kernels, by query and by key, which costs 7 products instead of 5 and gives the
-// same bits every time: FlashAttention's one kernel adds dq atomically.
+// A block has 64 rows of one sequence and head, of longer sequences 128, and walks over tiles of partners. A warp has 32 of them, so that it
+// multiplies what it reads of a partner twice: reading for 16 rows takes longer than multiplying (2,048 multiply-adds want 256 bytes, of which a
+// multiprocessor reads 128 a clock). Where registers don't suffice, from 128 features on but for the forward pass at 128, it has 16.
+// Accumulators of a product have the layout of the next one's left operand, so probabilities stay in registers. The backward pass is two
+// kernels, by query and by key, which costs 7 products instead of 5 and gives the same bits every time: FlashAttention's one kernel adds dq
+// atomically.
 //
 // Tiles come to shared memory by copies that no thread waits for until it needs them (cp.async), into two buffers in turns: while one
 // is multiplied the next tile is on its way, and one barrier a tile says both that it is there and that the other buffer is free.
@@ -198,50 +200,60 @@ DEVICE void left_of(u32 f[4], const float (*c)[4], int k) {
 	f[3] = pack_bf16(c[2 * k + 1][2], c[2 * k + 1][3]);
 }
 
+// A warp has R tiles of 16 rows, and multiplies right operands by all of them.
+
 // times_rows is c += a x^T for 8*N rows of x, a in registers.
-template <int D, int N> DEVICE void times_rows(float c[N][4], const u32 a[D / 16][4], const u16 *x) {
+template <int D, int N, int R> DEVICE void times_rows(float c[R][N][4], const u32 a[R][D / 16][4], const u16 *x) {
 #pragma unroll
 	for (int j = 0; j < N; j += 2)
 #pragma unroll
 		for (int k = 0; k < D / 16; k++) {
 			u32 b[4];
 			right_rows<D>(b, x + j * 8 * PITCH(D) + k * 16);
-			mma(c[j], a[k], b[0], b[1]);
-			mma(c[j + 1], a[k], b[2], b[3]);
+#pragma unroll
+			for (int r = 0; r < R; r++) {
+				mma(c[r][j], a[r][k], b[0], b[1]);
+				mma(c[r][j + 1], a[r][k], b[2], b[3]);
+			}
 		}
 }
 
-// times_both is s += a x^T and dp += b y^T for 8*N rows of x and y, the warp's rows of a and b in shared memory.
-template <int D, int N> DEVICE void times_both(float s[N][4], float dp[N][4], const u16 *a, const u16 *b, const u16 *x, const u16 *y) {
+// This is times_rows with the warp's rows of a in shared memory.
+template <int D, int N, int R> DEVICE void times_rows(float c[R][N][4], const u16 *a, const u16 *x) {
 #pragma unroll
 	for (int k = 0; k < D / 16; k++) {
-		u32 l[4], m[4], r[4];
-		left_shared<D>(l, a + k * 16);
-		left_shared<D>(m, b + k * 16);
+		u32 l[R][4];
+#pragma unroll
+		for (int r = 0; r < R; r++) left_shared<D>(l[r], a + r * 16 * PITCH(D) + k * 16);
 #pragma unroll
 		for (int j = 0; j < N; j += 2) {
-			right_rows<D>(r, x + j * 8 * PITCH(D) + k * 16);
-			mma(s[j], l, r[0], r[1]);
-			mma(s[j + 1], l, r[2], r[3]);
-			right_rows<D>(r, y + j * 8 * PITCH(D) + k * 16);
-			mma(dp[j], m, r[0], r[1]);
-			mma(dp[j + 1], m, r[2], r[3]);
+			u32 b[4];
+			right_rows<D>(b, x + j * 8 * PITCH(D) + k * 16);
+#pragma unroll
+			for (int r = 0; r < R; r++) {
+				mma(c[r][j], l[r], b[0], b[1]);
+				mma(c[r][j + 1], l[r], b[2], b[3]);
+			}
 		}
 	}
 }
 
 // times is c += p x for W columns of the 8*N rows of x, p accumulators.
-template <int D, int N, int W = D> DEVICE void times(float c[W / 8][4], const float p[N][4], const u16 *x) {
+template <int D, int N, int R, int W = D> DEVICE void times(float c[R][W / 8][4], const float p[R][N][4], const u16 *x) {
 #pragma unroll
 	for (int k = 0; k < N / 2; k++) {
-		u32 a[4];
-		left_of(a, p, k);
+		u32 a[R][4];
+#pragma unroll
+		for (int r = 0; r < R; r++) left_of(a[r], p[r], k);
 #pragma unroll
 		for (int j = 0; j < W / 8; j += 2) {
 			u32 b[4];
 			right_columns<D>(b, x + k * 16 * PITCH(D) + j * 8);
-			mma(c[j], a, b[0], b[1]);
-			mma(c[j + 1], a, b[2], b[3]);
+#pragma unroll
+			for (int r = 0; r < R; r++) {
+				mma(c[r][j], a[r], b[0], b[1]);
+				mma(c[r][j + 1], a[r], b[2], b[3]);
+			}
 		}
 	}
 }
@@ -309,93 +321,125 @@ template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 		for (int e = 0; e < 4; e++) c[j][e] *= f;
 }
 
+// forward_tile is what a warp's queries from w0 get of 8*N keys from k0: top is the largest product of each so far, z the sum of powers, o that of
+// values. Queries are in registers or in shared memory.
+template <int D, int N, int R, class Queries>
+DEVICE void forward_tile(const Attention &a, float o[R][D / 8][4], float top[2 * R], float z[2 * R], const Queries &q, const u16 *ks, const u16 *vs,
+                         int b, int h, int w0, int k0, int n) {
+	int i = w0 + lane_id() / 4;
+	bool hidden = k0 + 8 * N > n || !inside(a, w0, 16 * R, k0, 8 * N);
+	float s[R][N][4] = {}, c = unit<D>(a);
+	times_rows<D, N, R>(s, q, ks);
+#pragma unroll
+	for (int r = 0; r < R; r++) {
+		capped<D, N>(a, s[r]);
+		if (hidden) hide<N>(a, s[r], i + 16 * r, k0, n, MINUS_INF);
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			float m = top[2 * r + half];
+#pragma unroll
+			for (int j = 0; j < N; j++) m = fmaxf(m, fmaxf(s[r][j][2 * half], s[r][j][2 * half + 1]));
+			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 1));
+			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 2));
+			float from = m == MINUS_INF ? 0.f : m * c, shrink = power_of_two(top[2 * r + half] * c - from), sum = 0.f; // a row may see nothing yet
+			top[2 * r + half] = m;
+#pragma unroll
+			for (int j = 0; j < N; j++)
+#pragma unroll
+				for (int e = 0; e < 2; e++) {
+					float &v = s[r][j][2 * half + e];
+					v = power_of_two(v * c - from);
+					sum += v;
+				}
+			z[2 * r + half] = z[2 * r + half] * shrink + sum;
+#pragma unroll
+			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= shrink, o[r][d][2 * half + 1] *= shrink;
+		}
+		if (a.keys) drop<N>(a, s[r], a.keys[b], h, i + 16 * r, k0);
+	}
+	times<D, N, R>(o, s, vs);
+}
+
 template <int D> DEVICE void flash_forward(const Attention &a) {
-	const int N = D == 256 ? 4 : 8, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
+	const int N = D >= 128 ? 4 : 8, R = D <= 128 ? 2 : 1, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
 	DYNAMIC_SHARED(u16, shared);
-	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2 * R, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
-	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
+	int t = lane_id() % 4, w0 = q0 + warp_id() * 16 * R, i = w0 + lane_id() / 4;
 	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
 	Range see = keys_of(a, q0, q0 + rows - 1, n);
 	int k0 = see.from / 8 * 8;
 	partners<D, N>(a, shared, k, a.sk, v, a.sv, k0, n);
-	u32 q[D / 16][4];
-	left_rows<D>(a, q, head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
-	float o[D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {}, c = unit<D>(a);
+	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D);
+	u32 q[R][D / 16][4];
+	if (D == 128) { // registers
+		u16 *own = shared + 2 * BUFFER;
+		tile<D>(a, own, ownQ, a.sq, q0, rows, n);
+		ownQ = own + warp_id() * 16 * R * PITCH(D);
+	} else {
+#pragma unroll
+		for (int r = 0; r < R; r++) left_rows<D>(a, q[r], ownQ, a.sq, w0 + 16 * r, n);
+	}
+	float o[R][D / 8][4] = {}, top[2 * R], z[2 * R] = {};
+#pragma unroll
+	for (int half = 0; half < 2 * R; half++) top[half] = MINUS_INF;
 	for (int here = 0; k0 < see.to; k0 += 8 * N, here = BUFFER - here) {
 		u16 *ks = shared + here, *vs = ks + BUFFER / 2;
 		wait_copies();
 		__syncthreads();
 		if (k0 + 8 * N < see.to) partners<D, N>(a, shared + BUFFER - here, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		if (w0 >= n) continue; // it only helps to copy
-		float s[N][4] = {};
-		times_rows<D, N>(s, q, ks);
-		capped<D, N>(a, s);
-		if (k0 + 8 * N > n || !inside(a, w0, 16, k0, 8 * N)) hide<N>(a, s, i, k0, n, MINUS_INF);
+		if constexpr (D == 128) forward_tile<D, N, R>(a, o, top, z, ownQ, ks, vs, b, h, w0, k0, n);
+		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<D, 4, R>(a, o, top, z, q, ks, vs, b, h, w0, k0, n);
+		else forward_tile<D, N, R>(a, o, top, z, q, ks, vs, b, h, w0, k0, n);
+	}
+	float c = unit<D>(a);
+#pragma unroll
+	for (int r = 0; r < R; r++) {
 #pragma unroll
 		for (int half = 0; half < 2; half++) {
-			float m = top[half];
+			int row = i + 16 * r + 8 * half;
+			float sum = z[2 * r + half] + __shfl_xor_sync(EVERY, z[2 * r + half], 1);
+			sum += __shfl_xor_sync(EVERY, sum, 2);
+			float f = (a.keys ? a.keep : 1.f) * reciprocal(sum);
 #pragma unroll
-			for (int j = 0; j < N; j++) m = fmaxf(m, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
-			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 1));
-			m = fmaxf(m, __shfl_xor_sync(EVERY, m, 2));
-			float from = m == MINUS_INF ? 0.f : m * c, shrink = power_of_two(top[half] * c - from), sum = 0.f; // a row may see nothing yet
-			top[half] = m;
-#pragma unroll
-			for (int j = 0; j < N; j++)
-#pragma unroll
-				for (int e = 0; e < 2; e++) {
-					float &v = s[j][2 * half + e];
-					v = power_of_two(v * c - from);
-					sum += v;
-				}
-			z[half] = z[half] * shrink + sum;
-#pragma unroll
-			for (int d = 0; d < D / 8; d++) o[d][2 * half] *= shrink, o[d][2 * half + 1] *= shrink;
+			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= f, o[r][d][2 * half + 1] *= f;
+			if (row < n && t == 0) a.lse[(size_t)h * a.slse + lo + row] = top[2 * r + half] * c / LOG2E + logf(sum);
 		}
-		if (a.keys) drop<N>(a, s, a.keys[b], h, i, k0);
-		times<D, N>(o, s, vs);
+		store_rows<D>(a, (u16 *)a.ctx + (size_t)lo * a.sctx + h * D, a.sctx, w0 + 16 * r, n, o[r]);
 	}
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int r = i + 8 * half;
-		float sum = z[half] + __shfl_xor_sync(EVERY, z[half], 1);
-		sum += __shfl_xor_sync(EVERY, sum, 2);
-		float f = (a.keys ? a.keep : 1.f) / sum;
-#pragma unroll
-		for (int d = 0; d < D / 8; d++) o[d][2 * half] *= f, o[d][2 * half + 1] *= f;
-		if (r < n && t == 0) a.lse[(size_t)h * a.slse + lo + r] = top[half] * c / LOG2E + logf(sum);
-	}
-	store_rows<D>(a, (u16 *)a.ctx + (size_t)lo * a.sctx + h * D, a.sctx, w0, n, o);
 }
 
 template <int D> DEVICE void flash_backward_q(const Attention &a) {
-	const int N = D >= 128 ? 4 : 8, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // registers
+	const int R = D <= 64 ? 2 : 1, N = 4, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
 	DYNAMIC_SHARED(u16, shared);
-	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2 * R, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
-	int t = lane_id() % 4, w0 = q0 + warp_id() * 16, i = w0 + lane_id() / 4;
+	int w0 = q0 + warp_id() * 16 * R, i = w0 + lane_id() / 4;
 	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
 	Range see = keys_of(a, q0, q0 + rows - 1, n);
 	int k0 = see.from / 8 * 8;
 	partners<D, N>(a, shared, k, a.sk, v, a.sv, k0, n);
 	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D), *ownO = head_of(a.dctx, a.sdctx, lo, h * D);
-	u32 q[D / 16][4], o[D / 16][4];
+	u32 q[R][D / 16][4], o[R][D / 16][4];
 	if (BUFFERS == 2) {
-		left_rows<D>(a, q, ownQ, a.sq, w0, n);
-		left_rows<D>(a, o, ownO, a.sdctx, w0, n);
+#pragma unroll
+		for (int r = 0; r < R; r++) {
+			left_rows<D>(a, q[r], ownQ, a.sq, w0 + 16 * r, n);
+			left_rows<D>(a, o[r], ownO, a.sdctx, w0 + 16 * r, n);
+		}
 	} else {
 		u16 *own = shared + BUFFER;
 		tile<D>(a, own, ownQ, a.sq, q0, rows, n);
 		tile<D>(a, own + rows * PITCH(D), ownO, a.sdctx, q0, rows, n);
-		ownQ = own + warp_id() * 16 * PITCH(D), ownO = ownQ + rows * PITCH(D);
+		ownQ = own + warp_id() * 16 * R * PITCH(D), ownO = ownQ + rows * PITCH(D);
 	}
-	float lse[2], delta[2], dq[D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
+	float lse[2 * R], delta[2 * R], dq[R][D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
 #pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int r = i + 8 * half;
-		lse[half] = r < n ? a.lse[(size_t)h * a.slse + lo + r] * LOG2E : 0.f;
-		delta[half] = r < n ? a.delta[(size_t)h * a.sdelta + lo + r] : 0.f;
+	for (int half = 0; half < 2 * R; half++) {
+		int row = i + 8 * half;
+		lse[half] = row < n ? a.lse[(size_t)h * a.slse + lo + row] * LOG2E : 0.f;
+		delta[half] = row < n ? a.delta[(size_t)h * a.sdelta + lo + row] : 0.f;
 	}
 	for (int turn = 0; k0 < see.to; k0 += 8 * N, turn ^= BUFFERS - 1) {
 		u16 *ks = shared + turn * BUFFER, *vs = ks + BUFFER / 2;
@@ -403,29 +447,40 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 		__syncthreads();
 		if (BUFFERS == 2 && k0 + 8 * N < see.to) partners<D, N>(a, shared + (turn ^ 1) * BUFFER, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		if (w0 < n) {
-			float s[N][4] = {}, dp[N][4] = {};
+			bool hidden = k0 + 8 * N > n || !inside(a, w0, 16 * R, k0, 8 * N);
+			float s[R][N][4] = {}, dp[R][N][4] = {};
 			if (BUFFERS == 2) {
-				times_rows<D, N>(s, q, ks);
-				times_rows<D, N>(dp, o, vs);
+				times_rows<D, N, R>(s, q, ks);
+				times_rows<D, N, R>(dp, o, vs);
 			} else {
-				times_both<D, N>(s, dp, ownQ, ownO, ks, vs);
+				times_rows<D, N, R>(s, ownQ, ks);
+				times_rows<D, N, R>(dp, ownO, vs);
 			}
-			if (a.keys) drop<N>(a, dp, a.keys[b], h, i, k0);
-			capped<D, N>(a, s);
 #pragma unroll
-			for (int j = 0; j < N; j++)
+			for (int r = 0; r < R; r++) {
+				if (a.keys) drop<N>(a, dp[r], a.keys[b], h, i + 16 * r, k0);
+				capped<D, N>(a, s[r]);
 #pragma unroll
-				for (int e = 0; e < 4; e++) s[j][e] = power_of_two(s[j][e] * c - lse[e / 2]) * (dp[j][e] * keep - delta[e / 2]) * bend<D>(s[j][e], byCap);
-			if (k0 + 8 * N > n || !inside(a, w0, 16, k0, 8 * N)) hide<N>(a, s, i, k0, n, 0.f);
-			times<D, N>(dq, s, ks);
+				for (int j = 0; j < N; j++)
+#pragma unroll
+					for (int e = 0; e < 4; e++) {
+						float &v = s[r][j][e];
+						v = power_of_two(v * c - lse[2 * r + e / 2]) * (dp[r][j][e] * keep - delta[2 * r + e / 2]) * bend<D>(v, byCap);
+					}
+				if (hidden) hide<N>(a, s[r], i + 16 * r, k0, n, 0.f);
+			}
+			times<D, N, R>(dq, s, ks);
 		}
 		if (BUFFERS == 1) {
 			__syncthreads();
 			if (k0 + 8 * N < see.to) partners<D, N>(a, shared, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		}
 	}
-	multiply<D>(dq, a.scale);
-	store_rows<D>(a, (u16 *)a.dq + (size_t)lo * a.sdq + h * D, a.sdq, w0, n, dq);
+#pragma unroll
+	for (int r = 0; r < R; r++) {
+		multiply<D>(dq[r], a.scale);
+		store_rows<D>(a, (u16 *)a.dq + (size_t)lo * a.sdq + h * D, a.sdq, w0 + 16 * r, n, dq[r]);
+	}
 }
 
 // queries copies a tile of 8*N queries and what belongs to them.
@@ -439,22 +494,22 @@ template <int D, int N> DEVICE void queries(const Attention &a, u16 *to, float *
 
 // The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another.
 template <int D> DEVICE void flash_backward_kv(const Attention &a) {
-	const int N = D >= 128 ? 4 : 8, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 queries
-	const int W = D == 256 ? D / 2 : D;                                                        // features of the gradients
+	const int R = D <= 64 ? 2 : 1, N = 4, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 queries
+	const int W = D == 256 ? D / 2 : D;                                                           // features of the gradients
 	DYNAMIC_SHARED(u16, buffers);
 	float *numbers = (float *)(buffers + BUFFERS * BUFFER);
-	int rows = blockDim.x / 2;
+	int rows = blockDim.x / 2 * R;
 	u16 *ks = (u16 *)(numbers + BUFFERS * 16 * N), *vs = ks + rows * PITCH(D);
 	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z / (D / W) * rows, first = blockIdx.z % (D / W) * W, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (k0 >= n) return;
-	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16;
+	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16 * R;
 	Range see = queries_of(a, k0, k0 + rows - 1, n);
 	int h = kv * a.group, q0 = see.from;
 	tile<D>(a, ks, head_of(a.k, a.sk, lo, kv * D), a.sk, k0, rows, n);
 	tile<D>(a, vs, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n);
 	queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
-	const u16 *ownK = ks + warp_id() * 16 * PITCH(D), *ownV = vs + warp_id() * 16 * PITCH(D);
-	float dk[W / 8][4] = {}, dv[W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
+	const u16 *ownK = ks + warp_id() * 16 * R * PITCH(D), *ownV = vs + warp_id() * 16 * R * PITCH(D);
+	float dk[R][W / 8][4] = {}, dv[R][W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
@@ -468,61 +523,72 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 			queries<D, N>(a, buffers + (turn ^ 1) * BUFFER, to, to + 8 * N, lo, nextH, nextQ, n);
 		}
 		if (w0 < n) {
-			float s[N][4] = {}, dp[N][4] = {};
-			times_both<D, N>(s, dp, ownK, ownV, qs, os);
-			capped<D, N>(a, s);
-			// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
-			u32 kept[8] = {EVERY, EVERY, EVERY, EVERY, EVERY, EVERY, EVERY, EVERY};
+			float s[R][N][4] = {}, dp[R][N][4] = {};
+			times_rows<D, N, R>(s, ownK, qs);
+			times_rows<D, N, R>(dp, ownV, os);
+			u32 all = EVERY;
 			if (a.keys) {
-				u32 all = 0;
+				// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
+				all = 0;
 #pragma unroll
-				for (int j = 0; j < N; j += 2)
-					all |= keep8(a.keys[b], w0 / 8 + lane_id() / 8 % 2, q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8, h, a.site, a.threshold) << 4 * j;
+				for (int r = 0; r < R; r++)
 #pragma unroll
-				for (int e = 0; e < 8; e++) kept[e] = __shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g;
+					for (int j = 0; j < N; j += 2) {
+						int group = w0 / 8 + 2 * r + lane_id() / 8 % 2, query = q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8;
+						all |= keep8(a.keys[b], group, query, h, a.site, a.threshold) << 8 * (r * N / 2 + j / 2);
+					}
 			}
+			u32 kept[8];
 #pragma unroll
-			for (int j = 0; j < N; j++)
+			for (int e = 0; e < 8; e++) kept[e] = a.keys ? __shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g : EVERY;
+			bool hidden = !inside(a, q0, 8 * N, w0, 16 * R); // queries from n on are zeros, and their gradients too; keys from n on have no result
 #pragma unroll
-				for (int e = 0; e < 4; e++) {
-					int at = 8 * j + 2 * t + e % 2; // the query; keys are g and g+8
-					bool stays = kept[j % 2 * 4 + e] >> j / 2 * 8 & 1;
-					float less = delta[at], p = power_of_two(s[j][e] * c - lse[at]), d = stays ? dp[j][e] : 0.f;
-					dp[j][e] = p * (d * keep - less) * bend<D>(s[j][e], byCap);
-					s[j][e] = stays ? p : 0.f;
-				}
-			if (!inside(a, q0, 8 * N, w0, 16)) { // queries from n on are zeros, and their gradients too; keys from n on have no result
+			for (int r = 0; r < R; r++) {
+				capped<D, N>(a, s[r]);
+#pragma unroll
+				for (int j = 0; j < N; j++)
+#pragma unroll
+					for (int e = 0; e < 4; e++) {
+						int at = 8 * j + 2 * t + e % 2; // the query; keys are g and g+8
+						bool stays = kept[j % 2 * 4 + e] >> 8 * (r * N / 2 + j / 2) & 1;
+						float &v = s[r][j][e], &w = dp[r][j][e], less = delta[at], p = power_of_two(v * c - lse[at]), d = stays ? w : 0.f;
+						w = p * (d * keep - less) * bend<D>(v, byCap);
+						v = stays ? p : 0.f;
+					}
+				if (!hidden) continue;
 #pragma unroll
 				for (int j = 0; j < N; j++)
 #pragma unroll
 					for (int e = 0; e < 4; e++)
-						if (!visible(a, q0 + 8 * j + 2 * t + e % 2, w0 + g + e / 2 * 8, n)) s[j][e] = dp[j][e] = 0.f;
+						if (!visible(a, q0 + 8 * j + 2 * t + e % 2, w0 + 16 * r + g + e / 2 * 8, n)) s[r][j][e] = dp[r][j][e] = 0.f;
 			}
-			times<D, N, W>(dv, s, os + first);
-			times<D, N, W>(dk, dp, qs + first);
+			times<D, N, R, W>(dv, s, os + first);
+			times<D, N, R, W>(dk, dp, qs + first);
 		}
 		if (BUFFERS == 1) {
 			__syncthreads();
 			if (nextH < last) queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, nextH, nextQ, n);
 		}
 	}
-	multiply<W>(dk, a.scale);
-	multiply<W>(dv, keep);
 	int column = kv * D + first;
-	store_rows<W>(a, (u16 *)a.dk + (size_t)lo * a.sdk + column, a.sdk, w0, n, dk);
-	store_rows<W>(a, (u16 *)a.dv + (size_t)lo * a.sdv + column, a.sdv, w0, n, dv);
+#pragma unroll
+	for (int r = 0; r < R; r++) {
+		multiply<W>(dk[r], a.scale);
+		multiply<W>(dv[r], keep);
+		store_rows<W>(a, (u16 *)a.dk + (size_t)lo * a.sdk + column, a.sdk, w0 + 16 * r, n, dk[r]);
+		store_rows<W>(a, (u16 *)a.dv + (size_t)lo * a.sdv + column, a.sdv, w0 + 16 * r, n, dv[r]);
+	}
 }
 
-// Launch bounds are what registers allow: 16 warps to a multiprocessor in the forward pass, 12 by query, 8 by key; at 32 features 12 by key
-// as well, in blocks of 4; at 128 features 12, 8, 8, by key in blocks of 4; at 256 features 8, 8, 6, by key in blocks of 3. Shared memory has room
-// for as many, with 20 to 85 KB a block, but on sm_80 for blocks of 4 warps in the forward pass at 128 features, 70 KB each, of which it takes two,
-// and by query at 256 features, all of 99 KB, of which it takes one. GPUs with 99 KB take one of either.
-#define FOR_DIM(most, by_query, blocks, by_key, D)                                                       \
-	KERNEL __launch_bounds__(most, 2) flash_##D(Attention a) { flash_forward<D>(a); }                     \
-	KERNEL __launch_bounds__(by_query, blocks) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
+// Launch bounds are what registers allow: 8 warps to a multiprocessor, at 32 features 12 but by key, at 256 features 6 by key, in blocks of 3.
+// Shared memory has room for as many, with 10 to 85 KB a block, but at 256 features on sm_80, which takes one block by query (99 KB) and by key.
+// GPUs with 99 KB take one block of 4 warps by key at 64 features, and of all from 128 on but by query at 128, whose blocks have 8.
+#define FOR_DIM(forward_blocks, by_query, query_blocks, by_key, D)                                            \
+	KERNEL __launch_bounds__(128, forward_blocks) flash_##D(Attention a) { flash_forward<D>(a); }             \
+	KERNEL __launch_bounds__(by_query, query_blocks) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
 	KERNEL __launch_bounds__(by_key) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
 
-FOR_DIM(256, 192, 2, 384, 32)
-FOR_DIM(256, 192, 2, 256, 64)
-FOR_DIM(192, 256, 1, 128, 128)
-FOR_DIM(128, 128, 2, 96, 256)
+FOR_DIM(3, 128, 3, 128, 32)
+FOR_DIM(2, 128, 2, 128, 64)
+FOR_DIM(2, 256, 1, 128, 128)
+FOR_DIM(2, 128, 2, 96, 256)

@@ -90,14 +90,14 @@ func grid(o gpustage.Attention, heads, rows int) [3]int {
 // The tiles of attention.cu (OWN, OTHER).
 const ownRows, otherRows = 16, 32
 
-// flashBlock is a block of flash.cu, 16 rows to a warp, and how many rows that is: 64 while one or two such blocks have a sequence, and
-// otherwise the most that the kernel's launch bounds allow.
-func flashBlock(o gpustage.Attention, most int) (block [3]int, rows int) {
+// flashBlock is a block of flash.cu, whose warps have 16 rows or 32, and how many rows that is: 64 while one or two such blocks have a
+// sequence, and otherwise the most that the kernel's launch bounds allow.
+func flashBlock(o gpustage.Attention, warp, most int) (block [3]int, rows int) {
 	rows = 64
 	if o.Seqs.MaxLen > 2*rows {
 		rows = most
 	}
-	return [3]int{2 * rows, 1, 1}, rows
+	return [3]int{rows / warp * 32, 1, 1}, rows
 }
 
 var attentionBlock = [3]int{128, 1, 1}
@@ -111,15 +111,19 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	a, flash := s.attention(ctx, lse, q, k, v, o)
 	d := o.HeadDim
 	if flash {
-		tile, most := 64, 128 // partners that a block reads at a time, and rows of its own at most
-		switch d {            // registers, as below
+		tile, warp, most := 64, 32, 128 // partners that a block reads at a time, and rows of a warp and, at most, of a block
+		switch d {                      // registers, as below
 		case 128:
-			most = 96
+			tile = 32
 		case 256:
-			tile, most = 32, 64
+			tile, warp, most = 32, 16, 64
 		}
-		block, rows := flashBlock(o, most)
-		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*tile, d), a)
+		block, rows := flashBlock(o, warp, most)
+		partners := 2 * 2 * tile
+		if d == 128 {
+			partners += rows // queries are beside them
+		}
+		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(partners, d), a)
 		return
 	}
 	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
@@ -160,17 +164,17 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		return
 	}
 	if flash {
-		tile, most := 64, 96
+		const tile = 32
+		warp, most := 32, 128
 		if d == 128 {
-			tile, most = 32, 128
+			warp = 16
 		}
-		block, rows := flashBlock(o, most)
+		block, rows := flashBlock(o, warp, most)
 		s.launch(fmt.Sprintf("flash_backward_q_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*tile, d), a)
-		most = 128
 		if d == 128 {
 			most = 64 // two such blocks are as many warps as one of 128 rows, and it fits into 99 KB, which sm_86, sm_89 and sm_120 have
 		}
-		block, rows = flashBlock(o, most)
+		block, rows = flashBlock(o, warp, most)
 		s.launch(fmt.Sprintf("flash_backward_kv_%d", d), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*8*tile, a)
 		return
 	}
