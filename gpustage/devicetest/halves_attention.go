@@ -1,6 +1,7 @@
 package devicetest
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,7 +48,16 @@ func testHalvesAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 1, dim: 256, lengths: []int{33}, bias: 9},
 		{heads: 2, dim: 64, lengths: []int{33, 70}, causal: true, negative: true},
 		{heads: 2, dim: 64, lengths: []int{65, 17}, cap: 3},
+		{heads: 1, dim: 32, lengths: []int{100}, window: 50}, // hides keys from the last 16 of 32 queries alone
+		{heads: 1, dim: 64, lengths: []int{100}, window: 50},
+		{heads: 1, dim: 128, lengths: []int{70}, window: 50},
 		{heads: 2, dim: 32, lengths: []int{64, 1, 17}, bias: 33, p: 0.2},
+		{heads: 2, dim: 64, lengths: []int{33, 70, 1}, bias: 33, p: 0.2},
+		{heads: 1, dim: 64, lengths: []int{140}, bias: 257, gap: 8},
+		{heads: 1, dim: 64, lengths: []int{40, 70}, bias: 9, causal: true, window: 20, gap: 3},
+		{heads: 1, dim: 64, lengths: slices.Repeat([]int{3, 17}, 35), bias: 17, p: 0.1},
+		{heads: 2, kv: 1, dim: 64, lengths: []int{33}, bias: 1},
+		{heads: 2, dim: 64, lengths: []int{33}, bias: 1},
 		{heads: 2, kv: 1, dim: 128, lengths: []int{65}, bias: 9, causal: true, gap: 8},
 	} {
 		c.bf16, c.halves = true, true

@@ -13,11 +13,12 @@ import (
 	"contraflow/testdata/harness"
 )
 
-// headsOf is a small BERT of any weights, with so many heads of so many features.
-func headsOf(t *testing.T, heads, dim int, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
+// headsOf is a small model of BERT's shape and of any weights, with so many heads of so many features: "bert", or "mpnet", whose attention has
+// biases of positions.
+func headsOf(t *testing.T, family string, heads, dim int, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
 	t.Helper()
-	config := fmt.Appendf(nil, `{"model_type": "bert", "hidden_size": %d, "num_attention_heads": %d, "num_hidden_layers": 2, "intermediate_size": 72,
-		"vocab_size": 40, "max_position_embeddings": 80, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5}`, heads*dim, heads)
+	config := fmt.Appendf(nil, `{"model_type": %q, "hidden_size": %d, "num_attention_heads": %d, "num_hidden_layers": 2, "intermediate_size": 72,
+		"vocab_size": 40, "max_position_embeddings": 82, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5}`, family, heads*dim, heads)
 	random := rand.New(rand.NewPCG(6, 6))
 	return loadModel(t, config, d, Head{Pooling: gpustage.MeanPooling, Normalize: true}, o, func(p Param, dst []float32) error {
 		for i := range dst {
@@ -45,9 +46,10 @@ func TestOperandsInBF16(t *testing.T) {
 	}
 	for _, dim := range []int{32, 64, 128} { // for kernels with tensor cores
 		models[fmt.Sprint("heads of ", dim)] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) {
-			return headsOf(t, 1+64/dim, dim, d, o)
+			return headsOf(t, "bert", 1+64/dim, dim, d, o)
 		}
 	}
+	models["mpnet, heads of 64"] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) { return headsOf(t, "mpnet", 2, 64, d, o) }
 	fused, copies := onhost.Open(t, onhost.Plain), fastDevice(t)
 	separate := fused.As(onhost.Plain)
 	separate.Separate = true

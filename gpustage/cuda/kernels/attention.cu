@@ -1,4 +1,4 @@
-// Attention of f32 tensors, and of bf16 ones whatever flash.cu does not cover: any head size up to 256, soft caps, biases of positions.
+// Attention of f32 tensors, and of bf16 ones whatever flash.cu does not cover: any head size up to 256, with soft caps or biases of positions.
 // Arithmetic is f32, on values rounded to bf16 where the call says so. Never a T x T matrix: a block has 16 rows (queries, or keys for their
 // gradients), 4 to each of its warps, and walks over tiles of 32 partners, a lane to each. The backward pass is two kernels, by query and by
 // key, so that nothing is added by two blocks.
@@ -228,8 +228,8 @@ FOR_DIM(2, 64)
 FOR_DIM(4, 128)
 FOR_DIM(8, 256)
 
-// attention_dbias: block (r, h) adds the gradients of all scores that had bias[r, h]. Products come straight from memory: one family of
-// models (MPNet) has such biases.
+// attention_dbias: block (r, h) adds the gradients of all scores that had bias[r, h]. Products come straight from memory, slowly: of models
+// with such biases (MPNet) heads have 64 features, for which flash.cu has a kernel in bf16.
 KERNEL attention_dbias(Attention a) {
 	__shared__ float parts[4];
 	int r = blockIdx.x, h = blockIdx.y, dim = a.dim;

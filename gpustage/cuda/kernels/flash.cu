@@ -1,6 +1,6 @@
 // Attention in bf16 on tensor cores (mma.sync.m16n8k16, from sm_80 on), for head sizes 32, 64, 128 and 256: FlashAttention-2 (Dao, arXiv
-// 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout, at 256 features with soft caps. Tensors are bf16;
-// scores and sums are f32, and outputs are rounded once.
+// 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout, at 256 features with soft caps, at 64 with biases of
+// positions (MPNet's). Tensors are bf16; scores and sums are f32, and outputs are rounded once.
 //
 // A block has 64 rows of one sequence and head, of longer sequences 128, and walks over tiles of partners. A warp has 32 of them, so that it
 // multiplies what it reads of a partner twice: reading for 16 rows takes longer than multiplying (2,048 multiply-adds want 256 bytes, of which a
@@ -313,6 +313,21 @@ template <int N> DEVICE void hide(const Attention &a, float s[N][4], int i, int 
 			if (!visible(a, i + e / 2 * 8, j + 8 * k + e % 2, n)) s[k][e] = value;
 }
 
+// A head's biases of positions are in shared memory, divided by the scale: they are added to products.
+
+// stage_bias copies them there, for the block; it takes a barrier to see them.
+DEVICE void stage_bias(const Attention &a, float *to, int h) {
+	for (int r = threadIdx.x; r <= 2 * a.reach; r += blockDim.x) to[r] = a.bias[(size_t)r * a.sbias + h] / a.scale;
+}
+
+// add_bias adds them to products whose row g and column 2t have this distance, a key's position less a query's; by columns it grows by step.
+template <int N> DEVICE void add_bias(const Attention &a, float s[N][4], const float *bias, int distance, int step) {
+#pragma unroll
+	for (int k = 0; k < N; k++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) s[k][e] += bias[a.reach + min(a.reach, max(-a.reach, distance + step * (8 * k + e % 2 - 8 * (e / 2))))];
+}
+
 // multiply is c *= f.
 template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 #pragma unroll
@@ -323,9 +338,9 @@ template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 
 // forward_tile is what a warp's queries from w0 get of 8*N keys from k0: top is the largest product of each so far, z the sum of powers, o that of
 // values. Queries are in registers or in shared memory.
-template <int D, int N, int R, class Queries>
+template <int D, bool BIAS, int N, int R, class Queries>
 DEVICE void forward_tile(const Attention &a, float o[R][D / 8][4], float top[2 * R], float z[2 * R], const Queries &q, const u16 *ks, const u16 *vs,
-                         int b, int h, int w0, int k0, int n) {
+                         const float *bias, int b, int h, int w0, int k0, int n) {
 	int i = w0 + lane_id() / 4;
 	bool hidden = k0 + 8 * N > n || !inside(a, w0, 16 * R, k0, 8 * N);
 	float s[R][N][4] = {}, c = unit<D>(a);
@@ -333,6 +348,7 @@ DEVICE void forward_tile(const Attention &a, float o[R][D / 8][4], float top[2 *
 #pragma unroll
 	for (int r = 0; r < R; r++) {
 		capped<D, N>(a, s[r]);
+		if (BIAS) add_bias<N>(a, s[r], bias, k0 + lane_id() % 4 * 2 - i - 16 * r, 1);
 		if (hidden) hide<N>(a, s[r], i + 16 * r, k0, n, MINUS_INF);
 #pragma unroll
 		for (int half = 0; half < 2; half++) {
@@ -360,7 +376,7 @@ DEVICE void forward_tile(const Attention &a, float o[R][D / 8][4], float top[2 *
 	times<D, N, R>(o, s, vs);
 }
 
-template <int D> DEVICE void flash_forward(const Attention &a) {
+template <int D, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 	const int N = D >= 128 ? 4 : 8, R = D <= 128 ? 2 : 1, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2 * R, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
@@ -380,6 +396,8 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 #pragma unroll
 		for (int r = 0; r < R; r++) left_rows<D>(a, q[r], ownQ, a.sq, w0 + 16 * r, n);
 	}
+	float *bias = (float *)(shared + 2 * BUFFER);
+	if (BIAS) stage_bias(a, bias, h);
 	float o[R][D / 8][4] = {}, top[2 * R], z[2 * R] = {};
 #pragma unroll
 	for (int half = 0; half < 2 * R; half++) top[half] = MINUS_INF;
@@ -389,9 +407,9 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 		__syncthreads();
 		if (k0 + 8 * N < see.to) partners<D, N>(a, shared + BUFFER - here, k, a.sk, v, a.sv, k0 + 8 * N, n);
 		if (w0 >= n) continue; // it only helps to copy
-		if constexpr (D == 128) forward_tile<D, N, R>(a, o, top, z, ownQ, ks, vs, b, h, w0, k0, n);
-		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<D, 4, R>(a, o, top, z, q, ks, vs, b, h, w0, k0, n);
-		else forward_tile<D, N, R>(a, o, top, z, q, ks, vs, b, h, w0, k0, n);
+		if constexpr (D == 128) forward_tile<D, BIAS, N, R>(a, o, top, z, ownQ, ks, vs, bias, b, h, w0, k0, n);
+		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<D, BIAS, 4, R>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n);
+		else forward_tile<D, BIAS, N, R>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n);
 	}
 	float c = unit<D>(a);
 #pragma unroll
@@ -410,7 +428,7 @@ template <int D> DEVICE void flash_forward(const Attention &a) {
 	}
 }
 
-template <int D> DEVICE void flash_backward_q(const Attention &a) {
+template <int D, bool BIAS> DEVICE void flash_backward_q(const Attention &a) {
 	const int R = D <= 64 ? 2 : 1, N = 4, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 keys
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2 * R, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
@@ -434,6 +452,8 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 		tile<D>(a, own + rows * PITCH(D), ownO, a.sdctx, q0, rows, n);
 		ownQ = own + warp_id() * 16 * R * PITCH(D), ownO = ownQ + rows * PITCH(D);
 	}
+	float *bias = (float *)(shared + BUFFERS * BUFFER);
+	if (BIAS) stage_bias(a, bias, h);
 	float lse[2 * R], delta[2 * R], dq[R][D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
 #pragma unroll
 	for (int half = 0; half < 2 * R; half++) {
@@ -460,6 +480,7 @@ template <int D> DEVICE void flash_backward_q(const Attention &a) {
 			for (int r = 0; r < R; r++) {
 				if (a.keys) drop<N>(a, dp[r], a.keys[b], h, i + 16 * r, k0);
 				capped<D, N>(a, s[r]);
+				if (BIAS) add_bias<N>(a, s[r], bias, k0 + lane_id() % 4 * 2 - i - 16 * r, 1);
 #pragma unroll
 				for (int j = 0; j < N; j++)
 #pragma unroll
@@ -493,7 +514,7 @@ template <int D, int N> DEVICE void queries(const Attention &a, u16 *to, float *
 }
 
 // The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another.
-template <int D> DEVICE void flash_backward_kv(const Attention &a) {
+template <int D, bool BIAS> DEVICE void flash_backward_kv(const Attention &a) {
 	const int R = D <= 64 ? 2 : 1, N = 4, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * PITCH(D); // tiles of 8 queries
 	const int W = D == 256 ? D / 2 : D;                                                           // features of the gradients
 	DYNAMIC_SHARED(u16, buffers);
@@ -508,6 +529,8 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	tile<D>(a, ks, head_of(a.k, a.sk, lo, kv * D), a.sk, k0, rows, n);
 	tile<D>(a, vs, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n);
 	queries<D, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
+	float *bias = (float *)(vs + rows * PITCH(D));
+	if (BIAS) stage_bias(a, bias, h); // no heads share keys then
 	const u16 *ownK = ks + warp_id() * 16 * R * PITCH(D), *ownV = vs + warp_id() * 16 * R * PITCH(D);
 	float dk[R][W / 8][4] = {}, dv[R][W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
@@ -545,6 +568,7 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 #pragma unroll
 			for (int r = 0; r < R; r++) {
 				capped<D, N>(a, s[r]);
+				if (BIAS) add_bias<N>(a, s[r], bias, w0 + 16 * r + g - q0 - 2 * t, -1);
 #pragma unroll
 				for (int j = 0; j < N; j++)
 #pragma unroll
@@ -580,15 +604,102 @@ template <int D> DEVICE void flash_backward_kv(const Attention &a) {
 	}
 }
 
+// flash_dbias is the gradient of biases: a block adds up those of a head in every so many sequences, from scores as flash_backward_q has them, and
+// writes its sums to parts[workers, H, 2*reach+1]. A warp leaves a tile of gradients in shared memory, whose diagonals are distances: a lane adds
+// one after the other, so that no two add to one place, and the order is always the same.
+template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
+	const int N = 4, C = 8 * N, P = C + 8, BUFFER = 2 * C * PITCH(D); // with this pitch 16 lanes write pairs to different banks
+	DYNAMIC_SHARED(u16, shared);
+	int h = blockIdx.y, t = lane_id() % 4, g = lane_id() / 4, size = 2 * a.reach + 1;
+	float *grads = (float *)(shared + BUFFER) + warp_id() * 16 * P, *bias = (float *)(shared + BUFFER) + 4 * 16 * P;
+	float *sums = bias + (1 + warp_id()) * size, below = 0.f, above = 0.f, keep = a.keys ? a.keep : 1.f, c = unit<D>(a);
+	stage_bias(a, bias, h);
+	for (int r = lane_id(); r < size; r += WARP) sums[r] = 0.f;
+	for (int b = blockIdx.x; b < a.rows; b += gridDim.x) {
+		int lo = a.cu[b], n = a.cu[b + 1] - lo;
+		const u16 *k = head_of(a.k, a.sk, lo, h * D), *v = head_of(a.v, a.sv, lo, h * D);
+		for (int q0 = 0; q0 < n; q0 += 64) {
+			int w0 = q0 + warp_id() * 16, i = w0 + g;
+			u32 q[1][D / 16][4], o[1][D / 16][4];
+			left_rows<D>(a, q[0], head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
+			left_rows<D>(a, o[0], head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, w0, n);
+			float lse[2], delta[2];
+			for (int half = 0; half < 2; half++) {
+				int row = i + 8 * half;
+				lse[half] = row < n ? a.lse[(size_t)h * a.slse + lo + row] * LOG2E : 0.f;
+				delta[half] = row < n ? a.delta[(size_t)h * a.sdelta + lo + row] : 0.f;
+			}
+			Range see = keys_of(a, q0, q0 + 63, n);
+			for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += C) {
+				__syncthreads(); // the tile before is done with
+				partners<D, N>(a, shared, k, a.sk, v, a.sv, k0, n);
+				wait_copies();
+				__syncthreads();
+				if (w0 >= n) continue;
+				float s[1][N][4] = {}, dp[1][N][4] = {};
+				times_rows<D, N, 1>(s, q, shared);
+				times_rows<D, N, 1>(dp, o, shared + BUFFER / 2);
+				if (a.keys) drop<N>(a, dp[0], a.keys[b], h, i, k0);
+				add_bias<N>(a, s[0], bias, k0 + 2 * t - i, 1);
+#pragma unroll
+				for (int j = 0; j < N; j++)
+#pragma unroll
+					for (int e = 0; e < 4; e++) s[0][j][e] = power_of_two(s[0][j][e] * c - lse[e / 2]) * (dp[0][j][e] * keep - delta[e / 2]);
+				hide<N>(a, s[0], i, k0, n, 0.f);
+#pragma unroll
+				for (int j = 0; j < N; j++)
+#pragma unroll
+					for (int half = 0; half < 2; half++) {
+						float2 pair;
+						pair.x = i + 8 * half < n ? s[0][j][2 * half] : 0.f, pair.y = i + 8 * half < n ? s[0][j][2 * half + 1] : 0.f;
+						*(float2 *)(grads + (g + 8 * half) * P + 8 * j + 2 * t) = pair;
+					}
+				__syncwarp();
+				for (int column = lane_id() - 15; column < C; column += WARP) { // of the diagonal in row 0
+					float sum = 0.f;
+					for (int r = 0; r < 16; r++) {
+						float v = grads[r * P + ((column + r) & (C - 1))]; // all lanes read, from different banks
+						if (column + r >= 0 && column + r < C) sum += v;
+					}
+					int distance = k0 - w0 + column;
+					if (distance <= -a.reach) below += sum;
+					else if (distance >= a.reach) above += sum;
+					else sums[a.reach + distance] += sum;
+				}
+				__syncwarp();
+			}
+		}
+	}
+	below = warp_sum(below), above = warp_sum(above);
+	__syncwarp();
+	if (lane_id() == 0) sums[0] += below, sums[size - 1] += above;
+	__syncthreads();
+	sums = bias + size;
+	for (int r = threadIdx.x; r < size; r += blockDim.x)
+		parts[((size_t)blockIdx.x * a.heads + h) * size + r] = (sums[r] + sums[size + r]) + (sums[2 * size + r] + sums[3 * size + r]);
+}
+
 // Launch bounds are what registers allow: 8 warps to a multiprocessor, at 32 features 12 but by key, at 256 features 6 by key, in blocks of 3.
 // Shared memory has room for as many, with 10 to 85 KB a block, but at 256 features on sm_80, which takes one block by query (99 KB) and by key.
 // GPUs with 99 KB take one block of 4 warps by key at 64 features, and of all from 128 on but by query at 128, whose blocks have 8.
-#define FOR_DIM(forward_blocks, by_query, query_blocks, by_key, D)                                            \
-	KERNEL __launch_bounds__(128, forward_blocks) flash_##D(Attention a) { flash_forward<D>(a); }             \
-	KERNEL __launch_bounds__(by_query, query_blocks) flash_backward_q_##D(Attention a) { flash_backward_q<D>(a); } \
-	KERNEL __launch_bounds__(by_key) flash_backward_kv_##D(Attention a) { flash_backward_kv<D>(a); }
+#define FOR_DIM(D, BIAS, forward_blocks, by_query, query_blocks, by_key, NAME)                                              \
+	KERNEL __launch_bounds__(128, forward_blocks) flash_##NAME(Attention a) { flash_forward<D, BIAS>(a); }                  \
+	KERNEL __launch_bounds__(by_query, query_blocks) flash_backward_q_##NAME(Attention a) { flash_backward_q<D, BIAS>(a); } \
+	KERNEL __launch_bounds__(by_key) flash_backward_kv_##NAME(Attention a) { flash_backward_kv<D, BIAS>(a); }
 
-FOR_DIM(3, 128, 3, 128, 32)
-FOR_DIM(2, 128, 2, 128, 64)
-FOR_DIM(2, 256, 1, 128, 128)
-FOR_DIM(2, 128, 2, 96, 256)
+FOR_DIM(32, false, 3, 128, 3, 128, 32)
+FOR_DIM(64, false, 2, 128, 2, 128, 64)
+FOR_DIM(64, true, 2, 128, 2, 128, 64_bias)
+FOR_DIM(128, false, 2, 256, 1, 128, 128)
+FOR_DIM(256, false, 2, 128, 2, 96, 256)
+
+KERNEL __launch_bounds__(128) flash_dbias_64(Attention a, float *parts) { flash_dbias<64>(a, parts); }
+
+// flash_dbias_sum adds what the workers have to the gradient, a thread to each bias.
+KERNEL flash_dbias_sum(Attention a, const float *parts, int workers) {
+	int size = 2 * a.reach + 1, r = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
+	if (r >= size) return;
+	float sum = 0.f;
+	for (int w = 0; w < workers; w++) sum += parts[((size_t)w * a.heads + h) * size + r];
+	a.dbias[(size_t)r * a.sdbias + h] += sum;
+}

@@ -62,7 +62,7 @@ func Source(file string) string {
 var (
 	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+\) )?(\w+)(?:\(| NORM_BACKWARD)`)
 	family = regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\([^)]*\) (\w+)##\w+\(`)
-	member = regexp.MustCompile(`(?m)^FOR_DIM\((?:\d+, )*(\d+)\)`)
+	member = regexp.MustCompile(`(?m)^FOR_DIM\((?:\w+, )*(\w+)\)`)
 )
 
 // Names are the kernels of a module, in the order of its text: those written out, then those that FOR_DIM makes.

@@ -70,7 +70,24 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	case 256:
 		flash = true
 	}
-	return a, flash && half(q) && o.Bias.IsZero() && a.scale > 0 // the largest score is the largest product
+	if !o.Bias.IsZero() {
+		flash = o.HeadDim == 64 && a.group == 1 && o.SoftCap == 0 && o.Bias.Rows <= mostBias
+	}
+	return a, flash && half(q) && a.scale > 0 // the largest score is the largest product
+}
+
+// mostBias is how many biases flash.cu's kernels take of a head: in shared memory, flash_dbias_64 has five times as many beside 18 KB.
+const mostBias = 1025
+
+// biasBytes is what a head's biases take in shared memory.
+func biasBytes(o gpustage.Attention) int { return 4 * o.Bias.Rows }
+
+// flashName is a kernel of flash.cu.
+func flashName(kernel string, o gpustage.Attention) string {
+	if !o.Bias.IsZero() {
+		return fmt.Sprintf("%s_%d_bias", kernel, o.HeadDim)
+	}
+	return fmt.Sprintf("%s_%d", kernel, o.HeadDim)
 }
 
 // family is the size of attention.cu's kernels for a head.
@@ -123,7 +140,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 		if d == 128 {
 			partners += rows // queries are beside them
 		}
-		s.launch(fmt.Sprintf("flash_%d", d), grid(o, o.Heads, rows), block, flashBytes(partners, d), a)
+		s.launch(flashName("flash", o), grid(o, o.Heads, rows), block, flashBytes(partners, d)+biasBytes(o), a)
 		return
 	}
 	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
@@ -170,12 +187,15 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 			warp = 16
 		}
 		block, rows := flashBlock(o, warp, most)
-		s.launch(fmt.Sprintf("flash_backward_q_%d", d), grid(o, o.Heads, rows), block, flashBytes(2*2*tile, d), a)
+		s.launch(flashName("flash_backward_q", o), grid(o, o.Heads, rows), block, flashBytes(2*2*tile, d)+biasBytes(o), a)
 		if d == 128 {
 			most = 64 // two such blocks are as many warps as one of 128 rows, and it fits into 99 KB, which sm_86, sm_89 and sm_120 have
 		}
 		block, rows = flashBlock(o, warp, most)
-		s.launch(fmt.Sprintf("flash_backward_kv_%d", d), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*8*tile, a)
+		s.launch(flashName("flash_backward_kv", o), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*8*tile+biasBytes(o), a)
+		if !o.DBias.IsZero() {
+			s.flashBias(a, o)
+		}
 		return
 	}
 	tiles := 4 * (2*ownRows*d + 2*otherRows*(d+1) + ownRows*otherRows)
@@ -184,4 +204,17 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	if !o.DBias.IsZero() {
 		s.launch("attention_dbias", [3]int{o.Bias.Rows, o.Heads, 1}, attentionBlock, 0, a)
 	}
+}
+
+// flashBias adds to the gradient of biases. Its blocks have so many sequences each that a head has 64 of them: with 12 heads, five to a
+// multiprocessor.
+func (s *Stream) flashBias(a *attentionArgs, o gpustage.Attention) {
+	const tile, rows = 32, 16 // of keys; of a warp, of which there are 4
+	workers := min(o.Seqs.Rows, 64)
+	parts := s.scratch(gpustage.F32, workers, o.Heads*o.Bias.Rows)
+	if s.err != nil {
+		return
+	}
+	s.launch("flash_dbias_64", [3]int{workers, o.Heads, 1}, [3]int{128, 1, 1}, flashBytes(2*tile, 64)+4*4*rows*(tile+8)+5*biasBytes(o), a, flat(parts))
+	s.launch("flash_dbias_sum", [3]int{ceil(o.Bias.Rows, 128), o.Heads, 1}, [3]int{128, 1, 1}, 0, a, flat(parts), workers)
 }

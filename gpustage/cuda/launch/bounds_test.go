@@ -66,10 +66,13 @@ func TestLaunchBounds(t *testing.T) {
 				}
 				x, lse := tensor(kind, n, dim), tensor(gpustage.F32, 1, n)
 				o := gpustage.Attention{Seqs: gpustage.Sequences{Rows: 1, Tokens: n, MaxLen: n, Cu: tensor(gpustage.I32, 1, 2)}, Heads: 1, HeadDim: dim, Scale: 1, BF16: bf16}
-				s.Attention(x, lse, x, x, x, o)
-				s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)
-				if s.Err() != nil {
-					t.Fatal(s.Err())
+				for _, bias := range []gpustage.Tensor{{}, tensor(gpustage.F32, 9, 1)} {
+					o.Bias, o.DBias = bias, bias
+					s.Attention(x, lse, x, x, x, o)
+					s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)
+					if s.Err() != nil {
+						t.Fatal(s.Err())
+					}
 				}
 			}
 		}
