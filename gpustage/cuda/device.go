@@ -38,7 +38,7 @@ type Device struct {
 	mu        sync.Mutex
 	given     int64 // bytes that Alloc has given out
 	most      int64 // at a time
-	compiler  *nvrtc.Compiler
+	compiled  nvrtc.Cache
 	modules   map[string]cu.Module
 	functions map[string]C.CUfunction
 	wide      map[string]int // bytes of shared memory that a kernel may have, where they are more than 48 KB
@@ -85,6 +85,13 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	d.arch = fmt.Sprintf("sm_%d%d", major, minor)
 	d.about = fmt.Sprintf("%s, %s", name, d.arch)
+	d.compiled.Arch, d.compiled.Sources = d.arch, map[string]string{}
+	for _, m := range kernels.Modules() {
+		d.compiled.Sources[m] = kernels.Source(m)
+	}
+	if dir, err := os.UserCacheDir(); err == nil {
+		d.compiled.Dir = filepath.Join(dir, "contraflow", "kernels", kernels.Fingerprint())
+	}
 	if major < oldest {
 		return fail(fmt.Errorf("%s: its tensor cores have no bf16; GPUs from sm_%d0 on have", d.about, oldest))
 	}
@@ -245,7 +252,7 @@ func (d *Device) Close() error {
 	return driverError(C.release_context(C.CUdevice(d.device)))
 }
 
-// function is a kernel; its module is compiled or read on first use.
+// function is a kernel; modules are compiled or read on first use.
 func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -276,55 +283,23 @@ func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
 	return f, nil
 }
 
-// module loads compiled kernels from the cache, or compiles them into it. The context is current.
-func (d *Device) module(file string) (_ cu.Module, err error) {
+// module loads compiled kernels. The context is current.
+func (d *Device) module(file string) (m cu.Module, err error) {
 	if m, ok := d.modules[file]; ok {
 		return m, nil
 	}
-	cached := ""
-	if dir, err := os.UserCacheDir(); err == nil {
-		cached = filepath.Join(dir, "contraflow", "kernels", fmt.Sprintf("%s-%s-%s.cubin", kernels.Fingerprint(), d.arch, file))
-	}
-	if code, err := os.ReadFile(cached); err == nil {
-		if m, err := cu.LoadData(string(code)); err == nil {
-			d.modules[file] = m
-			return m, nil
-		} // a damaged file is compiled again
-	}
-	if d.compiler == nil {
-		if d.compiler, err = nvrtc.Open(); err != nil {
+	for range 2 {
+		var code []byte
+		if code, err = d.compiled.Code(file); err != nil {
 			return cu.Module{}, err
 		}
+		if m, err = cu.LoadData(string(code)); err == nil {
+			d.modules[file] = m
+			return m, nil
+		}
+		d.compiled.Forget(file) // its file may be damaged
 	}
-	code, _, err := d.compiler.Compile(file, kernels.Source(file), d.arch, false)
-	if err != nil {
-		return cu.Module{}, err
-	}
-	m, err := cu.LoadData(string(code))
-	if err != nil {
-		return cu.Module{}, fmt.Errorf("loading %s: %w", file, err)
-	}
-	d.modules[file] = m
-	if cached != "" { // without a cache it is compiled each time
-		keep(cached, code)
-	}
-	return m, nil
-}
-
-// keep writes a file that other processes may be reading or writing. What fails costs only time, at the next start.
-func keep(file string, code []byte) {
-	if os.MkdirAll(filepath.Dir(file), 0o755) != nil {
-		return
-	}
-	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
-	if err != nil {
-		return
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(code)
-	if errors.Join(err, f.Close()) == nil {
-		os.Rename(f.Name(), file)
-	}
+	return cu.Module{}, fmt.Errorf("loading %s: %w", file, err)
 }
 
 func init() {
