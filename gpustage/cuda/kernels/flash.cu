@@ -87,18 +87,18 @@ DEVICE const u16 *head_of(const void *x, int stride, int lo, int column) { retur
 // tile copies rows first to first+count of a head into shared memory, 16 bytes to a thread; rows from n on are zero. It is there after
 // wait_copies and a barrier.
 template <int D> DEVICE void tile(const Attention &a, u16 *to, const u16 *from, int stride, int first, int count, int n) {
-	int d = threadIdx.x % (D / 8) * 8, own = threadIdx.x / (D / 8);
+	int d = threadIdx.x % (D / 8) * 8, own = threadIdx.x / (D / 8), step = blockDim.x / (D / 8), rows = n - first;
 	if (D == 32) own = own / 8 * 8 + own % 2 * 4 + own % 8 / 2; // eight threads have two rows, whose banks differ when they are four apart
-	for (int r = own; r < count; r += blockDim.x / (D / 8)) {
-		bool there = first + r < n;
-		const u16 *p = from + (size_t)(first + r) * stride + d;
-		u16 *x = to + r * PITCH(D) + d;
-		if (a.vec) {
-			copy16(x, p, there);
-			continue;
-		}
-		for (int i = 0; i < 8; i++) x[i] = there ? p[i] : 0;
+	const u16 *p = from + (size_t)(first + own) * stride + d;
+	u16 *x = to + own * PITCH(D) + d;
+	size_t next = (size_t)step * stride; // a copy takes two additions for its places
+	if (a.vec) {
+#pragma unroll 4
+		for (int r = own; r < count; r += step, p += next, x += step * PITCH(D)) copy16(x, p, r < rows);
+		return;
 	}
+	for (int r = own; r < count; r += step, p += next, x += step * PITCH(D))
+		for (int i = 0; i < 8; i++) x[i] = r < rows ? p[i] : 0;
 }
 
 // partners copies a tile of 8*N rows of x, and behind it one of y.
