@@ -8,8 +8,8 @@ import (
 // Philox is Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): seven rounds of a keyed
 // bijection on 128-bit counters. The same key and counter give the same bits everywhere, which is all that dropout needs to be
 // independent of sub-batches, ranks, threads and replays. The paper finds seven rounds enough for all of BigCrush. The usual ten
-// add a margin that masks don't need (of tests longer than BigCrush one looked suspicious with seven, until it was longer still,
-// say the authors' sources), and cost a third of the time.
+// add a margin that masks don't need, and cost a third of the time. (philox.h of the authors' Random123 tells of tests longer than
+// BigCrush where seven rounds once looked suspicious, and no longer so when the test was longer still.)
 func Philox(key uint64, counter [4]uint32) [4]uint32 {
 	const (
 		m0, m1 = 0xD2511F53, 0xCD9E8D57

@@ -2,9 +2,10 @@
 // 2307.08691) on packed sequences, causal or not, with windows, grouped heads and dropout, at 256 features with soft caps, at 64 with biases of
 // positions (MPNet's). Tensors are bf16; scores and sums are f32, and outputs are rounded once.
 //
-// A block has 64 rows of one sequence and head, of longer sequences 128, and walks over tiles of partners. A warp has 32 of them, so that it
-// multiplies what it reads of a partner twice: reading for 16 rows takes longer than multiplying (2,048 multiply-adds want 256 bytes, of which a
-// multiprocessor reads 128 a clock). Where registers don't suffice, from 128 features on but for the forward pass at 128, it has 16.
+// A block has 64 rows of one sequence and head, of longer sequences up to 128 (48 at 256 features by key), and walks over tiles of partners. A
+// warp has 32 of them, so that it multiplies what it reads of a partner twice: for 16 rows reading takes as long as multiplying, or longer (2,048
+// multiply-adds want 256 bytes, of which a multiprocessor reads 128 a clock; sm_80 multiplies and adds 1,024 times a clock, sm_90 more often).
+// Where registers don't suffice, from 128 features on but for the forward pass at 128, it has 16.
 // Accumulators of a product have the layout of the next one's left operand, so probabilities stay in registers. The backward pass is two
 // kernels, by query and by key, which costs 7 products instead of 5 and gives the same bits every time: FlashAttention's one kernel adds dq
 // atomically.
@@ -419,13 +420,38 @@ template <int D, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 			int row = i + 16 * r + 8 * half;
 			float sum = z[2 * r + half] + __shfl_xor_sync(EVERY, z[2 * r + half], 1);
 			sum += __shfl_xor_sync(EVERY, sum, 2);
-			float f = (a.keys ? a.keep : 1.f) * reciprocal(sum);
+			float f = a.keep * reciprocal(sum);
 #pragma unroll
 			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= f, o[r][d][2 * half + 1] *= f;
 			if (row < n && t == 0) a.lse[(size_t)h * a.slse + lo + row] = top[2 * r + half] * c / LOG2E + logf(sum);
 		}
 		store_rows<D>(a, (u16 *)a.ctx + (size_t)lo * a.sctx + h * D, a.sctx, w0 + 16 * r, n, o[r]);
 	}
+}
+
+// row_numbers reads what belongs to queries i, i+8 and so on: log-sum-exps, as powers of two, and <dctx, ctx>.
+template <int R> DEVICE void row_numbers(const Attention &a, float lse[2 * R], float delta[2 * R], int lo, int h, int i, int n) {
+#pragma unroll
+	for (int half = 0; half < 2 * R; half++) {
+		int row = i + 8 * half;
+		lse[half] = row < n ? a.lse[(size_t)h * a.slse + lo + row] * LOG2E : 0.f;
+		delta[half] = row < n ? a.delta[(size_t)h * a.sdelta + lo + row] : 0.f;
+	}
+}
+
+// score_gradients makes gradients of the scores of queries i and i+8, divided by the scale, of products s of queries and keys and dp of dctx and
+// values.
+template <int D, bool BIAS, int N>
+DEVICE void score_gradients(const Attention &a, float s[N][4], float dp[N][4], const float *bias, const float lse[2], const float delta[2], int b, int h,
+                            int i, int k0) {
+	float c = unit<D>(a), byCap = by_cap<D>(a);
+	if (a.keys) drop<N>(a, dp, a.keys[b], h, i, k0);
+	capped<D, N>(a, s);
+	if (BIAS) add_bias<N>(a, s, bias, k0 + lane_id() % 4 * 2 - i, 1);
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) s[j][e] = power_of_two(s[j][e] * c - lse[e / 2]) * (dp[j][e] * a.keep - delta[e / 2]) * bend<D>(s[j][e], byCap);
 }
 
 template <int D, bool BIAS> DEVICE void flash_backward_q(const Attention &a) {
@@ -454,13 +480,8 @@ template <int D, bool BIAS> DEVICE void flash_backward_q(const Attention &a) {
 	}
 	float *bias = (float *)(shared + BUFFERS * BUFFER);
 	if (BIAS) stage_bias(a, bias, h);
-	float lse[2 * R], delta[2 * R], dq[R][D / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
-#pragma unroll
-	for (int half = 0; half < 2 * R; half++) {
-		int row = i + 8 * half;
-		lse[half] = row < n ? a.lse[(size_t)h * a.slse + lo + row] * LOG2E : 0.f;
-		delta[half] = row < n ? a.delta[(size_t)h * a.sdelta + lo + row] : 0.f;
-	}
+	float lse[2 * R], delta[2 * R], dq[R][D / 8][4] = {};
+	row_numbers<R>(a, lse, delta, lo, h, i, n);
 	for (int turn = 0; k0 < see.to; k0 += 8 * N, turn ^= BUFFERS - 1) {
 		u16 *ks = shared + turn * BUFFER, *vs = ks + BUFFER / 2;
 		wait_copies();
@@ -478,16 +499,7 @@ template <int D, bool BIAS> DEVICE void flash_backward_q(const Attention &a) {
 			}
 #pragma unroll
 			for (int r = 0; r < R; r++) {
-				if (a.keys) drop<N>(a, dp[r], a.keys[b], h, i + 16 * r, k0);
-				capped<D, N>(a, s[r]);
-				if (BIAS) add_bias<N>(a, s[r], bias, k0 + lane_id() % 4 * 2 - i - 16 * r, 1);
-#pragma unroll
-				for (int j = 0; j < N; j++)
-#pragma unroll
-					for (int e = 0; e < 4; e++) {
-						float &v = s[r][j][e];
-						v = power_of_two(v * c - lse[2 * r + e / 2]) * (dp[r][j][e] * keep - delta[2 * r + e / 2]) * bend<D>(v, byCap);
-					}
+				score_gradients<D, BIAS, N>(a, s[r], dp[r], bias, lse + 2 * r, delta + 2 * r, b, h, i + 16 * r, k0);
 				if (hidden) hide<N>(a, s[r], i + 16 * r, k0, n, 0.f);
 			}
 			times<D, N, R>(dq, s, ks);
@@ -532,7 +544,7 @@ template <int D, bool BIAS> DEVICE void flash_backward_kv(const Attention &a) {
 	float *bias = (float *)(vs + rows * PITCH(D));
 	if (BIAS) stage_bias(a, bias, h); // no heads share keys then
 	const u16 *ownK = ks + warp_id() * 16 * R * PITCH(D), *ownV = vs + warp_id() * 16 * R * PITCH(D);
-	float dk[R][W / 8][4] = {}, dv[R][W / 8][4] = {}, keep = a.keys ? a.keep : 1.f, c = unit<D>(a), byCap = by_cap<D>(a);
+	float dk[R][W / 8][4] = {}, dv[R][W / 8][4] = {}, c = unit<D>(a), byCap = by_cap<D>(a);
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
@@ -564,7 +576,8 @@ template <int D, bool BIAS> DEVICE void flash_backward_kv(const Attention &a) {
 			u32 kept[8];
 #pragma unroll
 			for (int e = 0; e < 8; e++) kept[e] = a.keys ? __shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g : EVERY;
-			bool hidden = !inside(a, q0, 8 * N, w0, 16 * R); // queries from n on are zeros, and their gradients too; keys from n on have no result
+			// Queries from n on are zeros, and their gradients too, but for biases that exp makes infinite; keys from n on have no result.
+			bool hidden = BIAS && q0 + 8 * N > n || !inside(a, q0, 8 * N, w0, 16 * R);
 #pragma unroll
 			for (int r = 0; r < R; r++) {
 				capped<D, N>(a, s[r]);
@@ -576,7 +589,7 @@ template <int D, bool BIAS> DEVICE void flash_backward_kv(const Attention &a) {
 						int at = 8 * j + 2 * t + e % 2; // the query; keys are g and g+8
 						bool stays = kept[j % 2 * 4 + e] >> 8 * (r * N / 2 + j / 2) & 1;
 						float &v = s[r][j][e], &w = dp[r][j][e], less = delta[at], p = power_of_two(v * c - lse[at]), d = stays ? w : 0.f;
-						w = p * (d * keep - less) * bend<D>(v, byCap);
+						w = p * (d * a.keep - less) * bend<D>(v, byCap);
 						v = stays ? p : 0.f;
 					}
 				if (!hidden) continue;
@@ -598,21 +611,21 @@ template <int D, bool BIAS> DEVICE void flash_backward_kv(const Attention &a) {
 #pragma unroll
 	for (int r = 0; r < R; r++) {
 		multiply<W>(dk[r], a.scale);
-		multiply<W>(dv[r], keep);
+		multiply<W>(dv[r], a.keep);
 		store_rows<W>(a, (u16 *)a.dk + (size_t)lo * a.sdk + column, a.sdk, w0 + 16 * r, n, dk[r]);
 		store_rows<W>(a, (u16 *)a.dv + (size_t)lo * a.sdv + column, a.sdv, w0 + 16 * r, n, dv[r]);
 	}
 }
 
 // flash_dbias is the gradient of biases: a block adds up those of a head in every so many sequences, from scores as flash_backward_q has them, and
-// writes its sums to parts[workers, H, 2*reach+1]. A warp leaves a tile of gradients in shared memory, whose diagonals are distances: a lane adds
+// writes its sums to parts[workers, H, 2*reach+1]. Its one tile of keys and values comes while it waits. A warp leaves a tile of gradients in shared memory, whose diagonals are distances: a lane adds
 // one after the other, so that no two add to one place, and the order is always the same.
 template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 	const int N = 4, C = 8 * N, P = C + 8, BUFFER = 2 * C * PITCH(D); // with this pitch 16 lanes write pairs to different banks
 	DYNAMIC_SHARED(u16, shared);
 	int h = blockIdx.y, t = lane_id() % 4, g = lane_id() / 4, size = 2 * a.reach + 1;
 	float *grads = (float *)(shared + BUFFER) + warp_id() * 16 * P, *bias = (float *)(shared + BUFFER) + 4 * 16 * P;
-	float *sums = bias + (1 + warp_id()) * size, below = 0.f, above = 0.f, keep = a.keys ? a.keep : 1.f, c = unit<D>(a);
+	float *sums = bias + (1 + warp_id()) * size, below = 0.f, above = 0.f;
 	stage_bias(a, bias, h);
 	for (int r = lane_id(); r < size; r += WARP) sums[r] = 0.f;
 	for (int b = blockIdx.x; b < a.rows; b += gridDim.x) {
@@ -624,11 +637,7 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 			left_rows<D>(a, q[0], head_of(a.q, a.sq, lo, h * D), a.sq, w0, n);
 			left_rows<D>(a, o[0], head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, w0, n);
 			float lse[2], delta[2];
-			for (int half = 0; half < 2; half++) {
-				int row = i + 8 * half;
-				lse[half] = row < n ? a.lse[(size_t)h * a.slse + lo + row] * LOG2E : 0.f;
-				delta[half] = row < n ? a.delta[(size_t)h * a.sdelta + lo + row] : 0.f;
-			}
+			row_numbers<1>(a, lse, delta, lo, h, i, n);
 			Range see = keys_of(a, q0, q0 + 63, n);
 			for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += C) {
 				__syncthreads(); // the tile before is done with
@@ -639,12 +648,7 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 				float s[1][N][4] = {}, dp[1][N][4] = {};
 				times_rows<D, N, 1>(s, q, shared);
 				times_rows<D, N, 1>(dp, o, shared + BUFFER / 2);
-				if (a.keys) drop<N>(a, dp[0], a.keys[b], h, i, k0);
-				add_bias<N>(a, s[0], bias, k0 + 2 * t - i, 1);
-#pragma unroll
-				for (int j = 0; j < N; j++)
-#pragma unroll
-					for (int e = 0; e < 4; e++) s[0][j][e] = power_of_two(s[0][j][e] * c - lse[e / 2]) * (dp[0][j][e] * keep - delta[e / 2]);
+				score_gradients<D, true, N>(a, s[0], dp[0], bias, lse, delta, b, h, i, k0);
 				hide<N>(a, s[0], i, k0, n, 0.f);
 #pragma unroll
 				for (int j = 0; j < N; j++)
@@ -666,7 +670,6 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 					else if (distance >= a.reach) above += sum;
 					else sums[a.reach + distance] += sum;
 				}
-				__syncwarp();
 			}
 		}
 	}
@@ -680,8 +683,8 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 }
 
 // Launch bounds are what registers allow: 8 warps to a multiprocessor, at 32 features 12 but by key, at 256 features 6 by key, in blocks of 3.
-// Shared memory has room for as many, with 10 to 85 KB a block, but at 256 features on sm_80, which takes one block by query (99 KB) and by key.
-// GPUs with 99 KB take one block of 4 warps by key at 64 features, and of all from 128 on but by query at 128, whose blocks have 8.
+// Shared memory has room for as many on sm_90, with 10 to 99 KB a block. It has not on sm_80 at 256 features, which takes one block by query and by
+// key, and of 64 rows at 128 features, of which the forward pass has three. GPUs with 99 KB take half as many warps, or fewer, but at 32 features.
 #define FOR_DIM(D, BIAS, forward_blocks, by_query, query_blocks, by_key, NAME)                                              \
 	KERNEL __launch_bounds__(128, forward_blocks) flash_##NAME(Attention a) { flash_forward<D, BIAS>(a); }                  \
 	KERNEL __launch_bounds__(by_query, query_blocks) flash_backward_q_##NAME(Attention a) { flash_backward_q<D, BIAS>(a); } \

@@ -76,7 +76,8 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	return a, flash && half(q) && a.scale > 0 // the largest score is the largest product
 }
 
-// mostBias is how many biases flash.cu's kernels take of a head: in shared memory, flash_dbias_64 has five times as many beside 18 KB.
+// mostBias is how many biases flash.cu's kernels take of a head: flash_dbias_64 has five times as many beside 19 KB in shared memory, and two blocks
+// of it fit where there are 99 KB.
 const mostBias = 1025
 
 // biasBytes is what a head's biases take in shared memory.
@@ -206,11 +207,11 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	}
 }
 
-// flashBias adds to the gradient of biases. Its blocks have so many sequences each that a head has 64 of them: with 12 heads, five to a
-// multiprocessor.
+// flashBias adds to the gradient of biases. A head has 44 blocks, which share the sequences: with 12 heads, four blocks to each of 132
+// multiprocessors. Few sequences have few blocks.
 func (s *Stream) flashBias(a *attentionArgs, o gpustage.Attention) {
 	const tile, rows = 32, 16 // of keys; of a warp, of which there are 4
-	workers := min(o.Seqs.Rows, 64)
+	workers := min(o.Seqs.Rows, 44)
 	parts := s.scratch(gpustage.F32, workers, o.Heads*o.Bias.Rows)
 	if s.err != nil {
 		return

@@ -11,6 +11,7 @@ import (
 // The kernels, as launched on a GPU, pass the conformance suite on the processor.
 func TestConformance(t *testing.T) {
 	d := onhost.Open(t, onhost.Recorded)
+	d.Apart = true
 	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil })
 	if c := d.Counts(); c.Replayed < 2 {
 		t.Errorf("%+v: nothing was recorded and replayed", c)

@@ -8,11 +8,12 @@
 // # What a stream costs
 //
 // An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), also beside products (one, if the library makes
-// the parts), norms' backward passes (three: the pass over the rows, and two such sums), attention's backward pass (three), and products whose
-// surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or an accumulation, and where inputs are rounded with the tanh approximation of GELU or its derivative; another
-// activation or dropout is one more pass over the result. In bf16 mode inputs that are of f32 are rounded into scratch memory first;
-// parameters are rounded once per update (gpustage.Forms), and the dy of a linear layer once for both of its products (gpustage.Rounded), where
-// the gradient of a bias of f32's dy costs no pass: its sums are made while dy is rounded. A bias is rounded for each product whose result is of bf16.
+// the parts), norms' backward passes (three: the pass over the rows, and two such sums), attention's backward pass (three, five with biases of
+// positions), and products whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or an accumulation, and where inputs
+// are rounded with the tanh approximation of GELU or its derivative; another activation or dropout is one more pass over the result. In bf16 mode
+// inputs that are of f32 are rounded into scratch memory first; parameters are rounded once per update (gpustage.Forms), and the dy of a linear
+// layer once for both of its products (gpustage.Rounded), where the gradient of a bias of f32's dy costs no pass: its sums are made while dy is
+// rounded. A bias is rounded for each product whose result is of bf16.
 //
 // # Types
 //
@@ -93,6 +94,9 @@ type Stream struct {
 	// that saves.
 	Separate bool
 
+	// Apart gives each tensor of scratch memory an allocation of its own, which a device that checks accesses sees a kernel leave.
+	Apart bool
+
 	device gpustage.Device
 	driver Driver
 	err    error
@@ -152,20 +156,27 @@ func (s *Stream) f32(op string, t tensor) bool {
 
 // scratch takes memory for the running op.
 func (s *Stream) scratch(t gpustage.DType, rows, cols int) tensor {
-	n := (rows*cols*t.Size() + 255) &^ 255
+	n := rows * cols * t.Size()
+	if !s.Apart {
+		n = (n + 255) &^ 255
+	}
 	for ; s.chunk < len(s.chunks); s.chunk, s.used = s.chunk+1, 0 {
-		if s.used+n <= s.chunks[s.chunk].Bytes() {
+		if has := s.chunks[s.chunk].Bytes(); s.used+n <= has && (!s.Apart || has == n) {
 			break
 		}
 	}
 	if s.chunk == len(s.chunks) {
-		size := 1 << 20
-		for _, m := range s.chunks {
-			size += m.Bytes() // each as large as all before: soon the first that fits is the last
+		size := n
+		if !s.Apart {
+			size = 1 << 20
+			for _, m := range s.chunks {
+				size += m.Bytes() // each as large as all before: soon the first that fits is the last
+			}
+			size = max(size, n)
 		}
-		m, err := s.device.Alloc(max(n, size))
+		m, err := s.device.Alloc(size)
 		if err != nil {
-			s.Fail(fmt.Errorf("scratch memory of %d bytes: %w", max(n, size), err))
+			s.Fail(fmt.Errorf("scratch memory of %d bytes: %w", size, err))
 			return tensor{}
 		}
 		s.chunks = append(s.chunks, m)

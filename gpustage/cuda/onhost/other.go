@@ -15,6 +15,7 @@ const Here = false
 type Device struct {
 	ref.Device
 	Separate bool
+	Apart    bool
 	Launched map[string]int
 }
 
