@@ -283,8 +283,7 @@ template <int N> DEVICE void drop(const Attention &a, float p[N][4], u64 key, in
 }
 
 // Softmax sees scores times a factor, of which it takes powers of two: unit is the factor times log2 e. With a soft cap, capped makes scores of
-// products, and bend is the cap's derivative, 1 - (score/cap)^2,
-// where by_cap is 1/cap^2; it is 0 without one.
+// products, and bend is the cap's derivative, 1 - (score/cap)^2, where by_cap is 1/cap^2; it is 0 without one.
 template <int D> DEVICE bool has_cap(const Attention &a) { return D == 256 && a.cap != 0.f; }
 template <int D> DEVICE float unit(const Attention &a) { return has_cap<D>(a) ? LOG2E : a.scale * LOG2E; }
 template <int D, int N> DEVICE void capped(const Attention &a, float s[N][4]) {
@@ -298,7 +297,7 @@ template <int D> DEVICE float by_cap(const Attention &a) { return has_cap<D>(a) 
 template <int D> DEVICE float bend(float s, float r) { return D == 256 && r > 0.f ? 1.f - s * s * r : 1.f; }
 
 // hide puts a value where queries i and i+8 do not see the 8*N keys from j, of which there are n. Most tiles don't need it. Queries from n on may hold
-// anything finite: they are zeros that were copied, and their results are not stored.
+// anything: what comes of them is not stored, and goes into no other query's sums.
 template <int N> DEVICE void hide(const Attention &a, float s[N][4], int i, int j, int n, float value) {
 	j += lane_id() % 4 * 2;
 #pragma unroll
@@ -618,8 +617,8 @@ template <int D, bool BIAS> DEVICE void flash_backward_kv(const Attention &a) {
 }
 
 // flash_dbias is the gradient of biases: a block adds up those of a head in every so many sequences, from scores as flash_backward_q has them, and
-// writes its sums to parts[workers, H, 2*reach+1]. Its one tile of keys and values comes while it waits. A warp leaves a tile of gradients in shared memory, whose diagonals are distances: a lane adds
-// one after the other, so that no two add to one place, and the order is always the same.
+// writes its sums to parts[workers, H, 2*reach+1]. It has one tile of keys and values, for which it waits. A warp leaves a tile of gradients in
+// shared memory, whose diagonals are distances: a lane adds one after the other, so that no two add to one place, and the order is always the same.
 template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 	const int N = 4, C = 8 * N, P = C + 8, BUFFER = 2 * C * PITCH(D); // with this pitch 16 lanes write pairs to different banks
 	DYNAMIC_SHARED(u16, shared);
