@@ -31,7 +31,7 @@ func said(t *testing.T, o outcome, err error, want string) {
 // it had been meant to from the beginning.
 func TestBestAndMoreSteps(t *testing.T) {
 	j := newJob(t, 60)
-	sets := j.measured(t)
+	sets := append(j.measured(t), "train.seed=49") // whose best step is neither the first nor the last
 	whole, err := j.run(t, "whole", nil, 0, false, append(sets, "train.max_steps=11")...)
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"contraflow/collective"
 	"contraflow/gpustage"
@@ -534,18 +535,27 @@ func rms(x []float64) float64 {
 }
 
 // worst is DESIGN's measure: per tensor the largest difference, over the larger of the tensor's largest value and 1e-4 of
-// the model's; and the tensor where it is largest. A reranker's last bias moves all scores of a group alike: its one gradient is zero, a sum
-// over all rows of what cancels, and holds that sum's rounding, which may be 1e-6 of the model's largest.
+// the model's; and the tensor where it is largest. A bias of one number has no other values to be measured by, and its gradient is a sum over all
+// rows or tokens that may cancel by chance, or always, as a reranker's last one does: it moves all scores of a group alike. So it is taken for one
+// more element of its weight.
 func worst(l *transformer.Layout, got, want []float64) (string, float64) {
 	largest := 0.0
 	for _, v := range want {
 		largest = max(largest, math.Abs(v))
 	}
+	weights := map[string]transformer.Param{} // by the name of the bias beside them
+	for _, p := range l.Training() {
+		if layer, ok := strings.CutSuffix(p.Name, "weight"); ok {
+			weights[layer+"bias"] = p
+		}
+	}
 	name, most := "", 0.0
 	for _, p := range l.Training() {
 		diff, top := 0.0, 1e-4*largest
-		if p.Len() == 1 && math.Abs(want[l.At(p)]) < 1e-12*largest {
-			top = 0.1 * largest
+		if w, ok := weights[p.Name]; ok && p.Len() == 1 {
+			for _, v := range want[l.At(w):][:w.Len()] {
+				top = max(top, math.Abs(v))
+			}
 		}
 		for i := l.At(p); i < l.At(p)+p.Len(); i++ {
 			if math.IsNaN(got[i]) {
