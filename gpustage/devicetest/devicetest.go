@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"contraflow/gpustage"
@@ -22,8 +23,8 @@ import (
 // Epsilon is f32's relative spacing at 1.
 const Epsilon = 1.0 / (1 << 23)
 
-// Run runs the suite. open is called once.
-func Run(t *testing.T, open func() (gpustage.Device, error)) {
+// Run runs the suite, but for groups that are named. open is called once.
+func Run(t *testing.T, open func() (gpustage.Device, error), except ...string) {
 	dev, err := open()
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +40,14 @@ func Run(t *testing.T, open func() (gpustage.Device, error)) {
 		{"Update", testUpdate}, {"Runs", testRuns}, {"Deterministic", testDeterministic}, {"Repeat", testRepeat},
 		{"OperandsBF16", testOperandsBF16}, {"ProductsBF16", testProductsBF16},
 	} {
+		if i := slices.Index(except, g.name); i >= 0 {
+			except = slices.Delete(except, i, i+1)
+			continue
+		}
 		t.Run(g.name, func(t *testing.T) { g.test(t, dev) })
+	}
+	if len(except) > 0 {
+		t.Errorf("the suite has no groups %v", except)
 	}
 }
 

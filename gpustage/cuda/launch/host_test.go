@@ -18,9 +18,9 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// So they do where nothing is fused with products.
+// So they do where nothing is fused with products, which attention never is.
 func TestConformanceSeparate(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	d.Separate = true
-	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil })
+	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Attention", "AttentionNaN", "AttentionBF16")
 }
