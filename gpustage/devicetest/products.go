@@ -400,9 +400,9 @@ type attentionCase struct {
 	p                      float64
 	lengths                []int
 	cap                    float64
-	bias                   int  // rows of Bias
-	high                   bool // biases whose exponentials float32 does not have
-	negative               bool // the scale
+	bias                   int     // rows of Bias
+	around                 float64 // the biases' mean: float32 has no exponential of 95
+	negative               bool    // the scale
 	bf16                   bool
 	halves                 bool // tensors are BF16 on the device
 	gap                    int  // elements between rows
@@ -470,12 +470,7 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 		ctx, dctx, lse := f.tensor("ctx", c.halves, q.tokens, e, nil), f.tensor("dctx", c.halves, q.tokens, e, nil), f.floats("lse", c.heads, q.tokens, nil)
 		var bias, dBias *arg
 		if c.bias > 0 {
-			bias, dBias = f.floats("bias", c.bias, c.heads, func(int, int) float64 {
-				if c.high {
-					return 95 + f.rng.NormFloat64()
-				}
-				return f.rng.NormFloat64()
-			}), f.floats("dBias", c.bias, c.heads, nil)
+			bias, dBias = f.floats("bias", c.bias, c.heads, func(int, int) float64 { return c.around + f.rng.NormFloat64() }), f.floats("dBias", c.bias, c.heads, nil)
 		}
 		parts := func(x gpustage.Tensor) (q, k, v gpustage.Tensor) {
 			x = x.Columns(c.lead, x.Cols)

@@ -201,40 +201,37 @@ DEVICE void left_of(u32 f[4], const float (*c)[4], int k) {
 	f[3] = pack_bf16(c[2 * k + 1][2], c[2 * k + 1][3]);
 }
 
-// A warp has R tiles of 16 rows, and multiplies right operands by all of them.
-
-// times_rows is c += a x^T for 8*N rows of x, a in registers.
-template <int D, int N, int R> DEVICE void times_rows(float c[R][N][4], const u32 a[R][D / 16][4], const u16 *x) {
+// A warp has R tiles of 16 rows, and multiplies right operands by all of them: times_two is columns 8j to 8j+15 of c += a b.
+template <int N, int R> DEVICE void times_two(float c[R][N][4], int j, const u32 a[R][4], const u32 b[4]) {
 #pragma unroll
-	for (int j = 0; j < N; j += 2)
-#pragma unroll
-		for (int k = 0; k < D / 16; k++) {
-			u32 b[4];
-			right_rows<D>(b, x + j * 8 * PITCH(D) + k * 16);
-#pragma unroll
-			for (int r = 0; r < R; r++) {
-				mma(c[r][j], a[r][k], b[0], b[1]);
-				mma(c[r][j + 1], a[r][k], b[2], b[3]);
-			}
-		}
+	for (int r = 0; r < R; r++) {
+		mma(c[r][j], a[r], b[0], b[1]);
+		mma(c[r][j + 1], a[r], b[2], b[3]);
+	}
 }
 
-// This is times_rows with the warp's rows of a in shared memory.
-template <int D, int N, int R> DEVICE void times_rows(float c[R][N][4], const u16 *a, const u16 *x) {
+// left_tiles are columns 16k to 16k+15 of the warp's rows, which are in registers or in shared memory.
+template <int D, int R> DEVICE void left_tiles(u32 l[R][4], const u32 (&a)[R][D / 16][4], int k) {
+#pragma unroll
+	for (int r = 0; r < R; r++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) l[r][e] = a[r][k][e];
+}
+template <int D, int R> DEVICE void left_tiles(u32 l[R][4], const u16 *a, int k) {
+#pragma unroll
+	for (int r = 0; r < R; r++) left_shared<D>(l[r], a + r * 16 * PITCH(D) + k * 16);
+}
+
+// times_rows is c += a x^T for 8*N rows of x.
+template <int D, int N, int R, class Left> DEVICE void times_rows(float c[R][N][4], const Left &a, const u16 *x) {
 #pragma unroll
 	for (int k = 0; k < D / 16; k++) {
-		u32 l[R][4];
-#pragma unroll
-		for (int r = 0; r < R; r++) left_shared<D>(l[r], a + r * 16 * PITCH(D) + k * 16);
+		u32 l[R][4], b[4];
+		left_tiles<D, R>(l, a, k);
 #pragma unroll
 		for (int j = 0; j < N; j += 2) {
-			u32 b[4];
 			right_rows<D>(b, x + j * 8 * PITCH(D) + k * 16);
-#pragma unroll
-			for (int r = 0; r < R; r++) {
-				mma(c[r][j], l[r], b[0], b[1]);
-				mma(c[r][j + 1], l[r], b[2], b[3]);
-			}
+			times_two<N, R>(c, j, l, b);
 		}
 	}
 }
@@ -243,18 +240,13 @@ template <int D, int N, int R> DEVICE void times_rows(float c[R][N][4], const u1
 template <int D, int N, int R, int W = D> DEVICE void times(float c[R][W / 8][4], const float p[R][N][4], const u16 *x) {
 #pragma unroll
 	for (int k = 0; k < N / 2; k++) {
-		u32 a[R][4];
+		u32 l[R][4], b[4];
 #pragma unroll
-		for (int r = 0; r < R; r++) left_of(a[r], p[r], k);
+		for (int r = 0; r < R; r++) left_of(l[r], p[r], k);
 #pragma unroll
 		for (int j = 0; j < W / 8; j += 2) {
-			u32 b[4];
 			right_columns<D>(b, x + k * 16 * PITCH(D) + j * 8);
-#pragma unroll
-			for (int r = 0; r < R; r++) {
-				mma(c[r][j], a[r], b[0], b[1]);
-				mma(c[r][j + 1], a[r], b[2], b[3]);
-			}
+			times_two<W / 8, R>(c, j, l, b);
 		}
 	}
 }

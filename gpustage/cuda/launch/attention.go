@@ -64,14 +64,13 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	if d := o.Dropout; d.Active() {
 		a.keys, a.site, a.threshold, a.keep = s.address(d.Seqs.Keys), site(d), d.Threshold(), float32(d.KeepScale())
 	}
-	switch o.HeadDim {
-	case 32, 64, 128:
+	switch d := o.HeadDim; {
+	case !o.Bias.IsZero():
+		flash = d == 64 && a.group == 1 && o.SoftCap == 0 && o.Bias.Rows <= mostBias
+	case d == 32, d == 64, d == 128:
 		flash = o.SoftCap == 0
-	case 256:
-		flash = true
-	}
-	if !o.Bias.IsZero() {
-		flash = o.HeadDim == 64 && a.group == 1 && o.SoftCap == 0 && o.Bias.Rows <= mostBias
+	default:
+		flash = d == 256
 	}
 	return a, flash && half(q) && a.scale > 0 // the largest score is the largest product
 }
