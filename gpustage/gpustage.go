@@ -70,6 +70,7 @@ type Info struct {
 	FreeMemory  int64  // bytes available now
 	Ranks       int    // of this machine that share the memory; 0: all, as a processor's do
 	TF32        bool   // products of f32 can be TF32's: inputs of 10 bits after the point
+	F64         bool   // models can be of f64
 	HostMemory  bool   // a GPU whose memory is the host's
 	// PeakAllocated is the most bytes that Alloc had given out at a time, 0 where the device does not count them.
 	PeakAllocated int64

@@ -26,7 +26,7 @@ type Ops interface {
 	Copy(dst, src Tensor)
 	// Fill sets every element of a floating-point or integer tensor.
 	Fill(dst Tensor, value float64)
-	// Add is y = a + b; y may be a or b.
+	// Add is y = a + b; y may be a or b. Every device adds F64 too, in which ranks sum what they count.
 	Add(y, a, b Tensor)
 	// Scale is y = alpha * x; y may be x.
 	Scale(y, x Tensor, alpha float64)

@@ -85,7 +85,7 @@ func (d *Device) Name() string { return d.name }
 func (d *Device) Info() gpustage.Info {
 	total, free := gpustage.HostMemorySize()
 	return gpustage.Info{
-		Kind: "cpu", Description: fmt.Sprintf("%s kernels, %d threads", d.kernels, d.pool.Threads()), Threads: d.pool.Threads(),
+		Kind: "cpu", Description: fmt.Sprintf("%s kernels, %d threads", d.kernels, d.pool.Threads()), Threads: d.pool.Threads(), F64: true,
 		TotalMemory: total, FreeMemory: free,
 	}
 }

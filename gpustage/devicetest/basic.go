@@ -41,6 +41,38 @@ func testMemory(t *testing.T, dev gpustage.Device) {
 	}
 }
 
+// What is copied in is the host's again at once, however much of it a stream has not come to yet; and another stream that waits for
+// an event finds it, and what was made of it.
+func testStreams(t *testing.T, dev gpustage.Device) {
+	f, g := newFixture(t, dev, 1, 0), newFixture(t, dev, 1, 0)
+	const pieces, n = 10, 300_000
+	x, err := gpustage.NewTensor(dev, gpustage.F32, pieces, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Mem.Free()
+	src := make([]float32, n)
+	for i := range pieces {
+		for j := range src {
+			src[j] = float32(i*n + j)
+		}
+		f.s.CopyIn(x.Span(i, i+1), gpustage.Bytes(src))
+		f.s.Scale(x.Span(i, i+1), x.Span(i, i+1), 2)
+	}
+	clear(src)
+	g.s.Wait(f.s.Record())
+	g.s.Add(x, x, x)
+	event := g.s.Record()
+	if err := event.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range download(t, f.s, x) {
+		if v != float64(4*float32(i)) {
+			t.Fatalf("element %d is %v, want %v", i, v, 4*float32(i))
+		}
+	}
+}
+
 // An op with arguments that don't fit leaves its outputs alone and an error in the stream, which stays.
 func testErrors(t *testing.T, dev gpustage.Device) {
 	f := newFixture(t, dev, 1, 0)
@@ -123,6 +155,18 @@ func testBasic(t *testing.T, dev gpustage.Device) {
 				f.run(func(s gpustage.Stream, x picker) { s.Add(x(a), x(a), x(b)); s.Scale(x(b), x(b), 3) })
 				f.check(a, 1)
 				f.check(b, 1)
+				// In f64: beyond an f32's digits, and the same bits everywhere.
+				normal := func(int, int) float64 { return f.rng.NormFloat64() }
+				p, q := f.make("p", gpustage.F64, gpustage.F64, sz[0], sz[1], gap, normal), f.make("q", gpustage.F64, gpustage.F64, sz[0], sz[1], gap, normal)
+				r := f.make("r", gpustage.F64, gpustage.F64, sz[0], sz[1], gap, normal)
+				f.run(func(s gpustage.Stream, x picker) {
+					s.Add(x(r), x(p), x(q))
+					s.Add(x(q), x(p), x(q))
+					s.Copy(x(p), x(r))
+				})
+				f.check(p, 0)
+				f.check(q, 0)
+				f.check(r, 0)
 			})
 		}
 	}

@@ -34,7 +34,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error), except ...string) {
 		name string
 		test func(*testing.T, gpustage.Device)
 	}{
-		{"Memory", testMemory}, {"Errors", testErrors}, {"Empty", testEmpty}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"RoundedEpilogue", testRoundedEpilogue}, {"TF32", testTF32}, {"ProductColumnSum", testProductColumnSum}, {"Rounded", testRounded}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
+		{"Memory", testMemory}, {"Streams", testStreams}, {"Errors", testErrors}, {"Empty", testEmpty}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"RoundedEpilogue", testRoundedEpilogue}, {"TF32", testTF32}, {"ProductColumnSum", testProductColumnSum}, {"Rounded", testRounded}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
 		{"Gather", testGather}, {"Embed", testEmbed}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
 		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"AttentionBF16", testHalvesAttention}, {"Pool", testPool}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim},
 		{"Update", testUpdate}, {"Runs", testRuns}, {"Deterministic", testDeterministic}, {"Repeat", testRepeat},
@@ -144,6 +144,7 @@ func (f *fixture) make(name string, devType, refType gpustage.DType, rows, cols,
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	f.t.Cleanup(func() { back.Mem.Free() }) // a device's memory is not the garbage collector's
 	reft, err := gpustage.NewTensor(f.ref.Device(), refType, rows, cols)
 	if err != nil {
 		f.t.Fatal(err)

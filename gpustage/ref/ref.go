@@ -31,7 +31,7 @@ func (*Device) Name() string { return "ref" }
 // Info describes the device.
 func (*Device) Info() gpustage.Info {
 	total, free := gpustage.HostMemorySize()
-	return gpustage.Info{Kind: "ref", Description: "plain Go, one thread", Threads: 1, TotalMemory: total, FreeMemory: free}
+	return gpustage.Info{Kind: "ref", Description: "plain Go, one thread", Threads: 1, F64: true, TotalMemory: total, FreeMemory: free}
 }
 
 // Alloc gives host memory.

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -125,12 +126,19 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 			o.Report(r)
 		}
 	}
+	precise := x.device
+	if !precise.Info().F64 { // a GPU: its results are held against the processor's
+		if precise, err = gpustage.Open("cpu"); err != nil {
+			precise = ref.New()
+		}
+		defer precise.Close()
+	}
 	for _, accumulate := range o.Accumulate {
 		v, err := x.newVerifier(ctx, o, accumulate)
 		if err != nil {
 			return false, err
 		}
-		v.meshes = meshes
+		v.meshes, v.precise = meshes, precise
 		if err := v.run(ctx, report); err != nil {
 			return false, err
 		}
@@ -145,6 +153,7 @@ type verifier struct {
 	accumulate int
 	chunks     []*stages.Chunk // one per contrastive batch
 	meshes     []collective.Mesh
+	precise    gpustage.Device         // computes in f64
 	sliced     map[int]stages.Captured // see truthFor
 }
 
@@ -348,8 +357,11 @@ func (v *verifier) ways(dropout float64) []way {
 // model loads the recipe's model for one way of computing.
 func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, error) {
 	device := v.x.device
-	if w.ref {
+	switch {
+	case w.ref:
 		device = ref.New()
+	case w.dtype == gpustage.F64:
+		device = v.precise
 	}
 	s, err := device.OpenStream() // ranks load at the same time
 	if err != nil {
@@ -440,10 +452,7 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	if err != nil {
 		return out, err
 	}
-	if err := p.Run(ctx); err != nil {
-		return out, err
-	}
-	return out, enc.Close()
+	return out, errors.Join(p.Run(ctx), enc.Close())
 }
 
 // contributions is the backward stage, or a stage in its place that leaves the gradient zero.
@@ -471,7 +480,11 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 	defer m.Free()
 	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
 	host := make([]float64, m.Layout.Trained())
-	s := v.x.stream
+	s, err := m.Device.OpenStream()
+	if err != nil {
+		return 0, err
+	}
+	defer s.Close()
 	s.CopyOut(gpustage.Bytes(host), m.Trained())
 	if err := s.Sync(); err != nil {
 		return 0, err

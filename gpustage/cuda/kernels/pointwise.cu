@@ -56,6 +56,11 @@ KERNEL add(float *y, int sy, const float *a, int sa, const float *b, int sb, int
 	}
 }
 
+// add_f64 is for sums over ranks of what is counted in f64.
+KERNEL add_f64(double *y, int sy, const double *a, int sa, const double *b, int sb, u32 rows, u32 cols) {
+	EACH(rows, cols, 1) *AT(y, sy) = *AT(a, sa) + *AT(b, sb);
+}
+
 KERNEL scale(float *y, int sy, const float *x, int sx, float alpha, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
 		Quad p = load_quad(AT(x, sx), n, vec);

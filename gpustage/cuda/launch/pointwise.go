@@ -50,7 +50,12 @@ func (s *Stream) Fill(dst tensor, value float64) {
 
 // Add is y = a + b.
 func (s *Stream) Add(y, a, b tensor) {
-	if !s.Refuse(gpustage.CheckPair("add", y, a, b)) && s.f32("add", y) {
+	if s.Refuse(gpustage.CheckPair("add", y, a, b)) {
+		return
+	}
+	if y.DType == gpustage.F64 {
+		s.eachColumn("add_f64", y.Rows, y.Cols, y, a, b, y.Rows, y.Cols)
+	} else if s.f32("add", y) {
 		s.quads("add", []tensor{y, a, b})
 	}
 }
