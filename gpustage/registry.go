@@ -96,5 +96,9 @@ func openKind(kind string, share Share) (Device, error) {
 	registry.Lock()
 	k := registry.kinds[kind]
 	registry.Unlock()
-	return k.open(share)
+	d, err := k.open(share)
+	if err != nil {
+		return nil, err // and no device that is one's own nil
+	}
+	return d, nil
 }

@@ -1,6 +1,9 @@
 package gpustage
 
-import "testing"
+import (
+	"errors"
+	"testing"
+)
 
 // Ranks of one process divide a processor's threads: together they never have more than there are, unless there are more ranks.
 func TestShare(t *testing.T) {
@@ -33,5 +36,17 @@ func TestShareOn(t *testing.T) {
 	}
 	if d, ranks := (Share{}).On(2); d != 0 || ranks != 1 {
 		t.Errorf("a rank alone has device %d with %d", d, ranks)
+	}
+}
+
+type absent struct{ Device }
+
+// A device that does not open is nil, also where its package returns a nil of its own.
+func TestOpenFails(t *testing.T) {
+	why := errors.New("no power")
+	Register("absent", -1, func(Share) (Device, error) { return (*absent)(nil), why })
+	defer delete(registry.kinds, "absent")
+	if d, err := Open("absent"); d != nil || !errors.Is(err, why) {
+		t.Errorf("device %v, error %v", d, err)
 	}
 }

@@ -58,6 +58,9 @@ type running struct {
 	values map[item]value
 	err    error
 
+	mu     sync.Mutex
+	closed error // what closing lanes said
+
 	patience time.Duration // 0: for ever
 	stalled  func(string)
 	busy     map[taskID]time.Time // tasks that run, since when
@@ -122,6 +125,9 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 		close(ch)
 	}
 	r.wg.Wait()
+	if r.err == nil && r.closed != nil {
+		r.err = fmt.Errorf("graph %q: %w", p.name, r.closed)
+	}
 	return r.err
 }
 
@@ -295,7 +301,13 @@ func (r *running) runLane(pl Placement, calls <-chan call, opened chan<- error) 
 	if err != nil {
 		return
 	}
-	defer lane.Close()
+	defer func() {
+		if err := lane.Close(); err != nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.closed = errors.Join(r.closed, fmt.Errorf("closing lane %s: %w", name, err))
+		}
+	}()
 	for c := range calls {
 		var err error
 		for _, m := range c.await {

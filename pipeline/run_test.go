@@ -354,6 +354,27 @@ type brokenDevice struct{ fakeDevice }
 func (brokenDevice) Name() string                    { return "gpu" }
 func (brokenDevice) OpenLane(LaneKind) (Lane, error) { return nil, errors.New("no driver") }
 
+// What a lane says when it is closed, at last, is the run's error: it may be the only one to know.
+func TestLaneThatClosesBadly(t *testing.T) {
+	g := New("g")
+	Sink(g, "work", Source(g, "rows", count(3)), func(*Task, int) error { return nil }, On(0, Compute))
+	p, err := g.Build(Devices(badlyClosed{"gpu"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(context.Background()); err == nil || err.Error() != `graph "g": closing lane gpu compute: work was lost` {
+		t.Error(err)
+	}
+}
+
+type badlyClosed struct{ fakeDevice }
+
+func (badlyClosed) OpenLane(LaneKind) (Lane, error) { return badlyClosedLane{}, nil }
+
+type badlyClosedLane struct{ fakeLane }
+
+func (badlyClosedLane) Close() error { return errors.New("work was lost") }
+
 func TestWhen(t *testing.T) {
 	g := New("g")
 	src := g.Stage("batches", At(Stream))

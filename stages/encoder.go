@@ -37,10 +37,13 @@ func (l *lane) Await(m pipeline.Mark) error {
 	return nil
 }
 
-// Err returns what is known without waiting. On host devices that is everything.
+// Err returns what is known without waiting. On host devices that is everything, on others what was refused or could not be started.
 func (l *lane) Err() error {
 	if l.host {
 		return l.Sync()
+	}
+	if s, ok := l.Stream.(interface{ Err() error }); ok {
+		return s.Err()
 	}
 	return nil
 }

@@ -35,14 +35,17 @@ func (a Asked) or(b Asked) Asked {
 // optimizerState is what Apply keeps.
 type optimizerState struct {
 	states   []gpustage.Tensor
-	owns     int // elements of each state
+	owns     int             // elements of each state
+	norm     gpustage.Tensor // the gradient's sum of squares
 	snapshot *gpustage.HostMemory
 }
 
 func (o *optimizerState) close() error {
 	var errs []error
-	for _, t := range o.states {
-		errs = append(errs, t.Mem.Free())
+	for _, t := range append(o.states, o.norm) {
+		if !t.IsZero() {
+			errs = append(errs, t.Mem.Free())
+		}
 	}
 	if o.snapshot != nil {
 		errs = append(errs, o.snapshot.Free())

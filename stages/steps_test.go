@@ -192,6 +192,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { stream.Close() }) // what a run returns may be read with it
 	weights := goldens.Load(t, from+"/model")
 	if err := model.Load(stream, func(p transformer.Param, dst []float32) error {
 		if !strings.Contains(p.Name, "Dense") && !p.Head {

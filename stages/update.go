@@ -119,6 +119,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	if err != nil {
 		return out.Port, err
 	}
+	e.norm = norm
 	e.squares(g, contributions, norm, s)
 
 	e.onNaN = u.OnNaN

@@ -273,12 +273,14 @@ func (d doctor) multiplies() error {
 	if err != nil {
 		return err
 	}
+	defer s.Close()
 	const m, n, k = 203, 151, 384 // odd, so that the kernels' edges are used
 	var t [3]gpustage.Tensor
 	for i, shape := range [][2]int{{m, n}, {m, k}, {n, k}} {
 		if t[i], err = gpustage.NewTensor(dev, gpustage.F32, shape[0], shape[1]); err != nil {
 			return err
 		}
+		defer t[i].Mem.Free()
 		s.Fill(t[i], 0.5)
 	}
 	s.MatMul(t[0], t[1], t[2], gpustage.MatMul{TransB: true})

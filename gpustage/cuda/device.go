@@ -34,6 +34,7 @@ type Device struct {
 	ranks   int // that have this GPU
 	repeats bool
 	shared  bool // its memory is the host's
+	zeroes  cu.Stream
 
 	mu        sync.Mutex
 	given     int64 // bytes that Alloc has given out
@@ -51,8 +52,11 @@ const oldest = 8
 // gpus is how many there are.
 func gpus() (int, error) {
 	n, err := cu.NumDevices()
-	if err != nil || n == 0 {
-		return 0, fmt.Errorf("an NVIDIA GPU: %w (the driver says: %d devices, %v)", gpustage.ErrAbsent, n, err)
+	switch {
+	case err == cu.NoDevice || err == nil && n == 0:
+		return 0, fmt.Errorf("an NVIDIA GPU: %w", gpustage.ErrAbsent)
+	case err != nil:
+		return 0, fmt.Errorf("NVIDIA's driver does not answer as it should: %w", err)
 	}
 	return n, nil
 }
@@ -85,6 +89,7 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	d.arch = fmt.Sprintf("sm_%d%d", major, minor)
 	d.about = fmt.Sprintf("%s, %s", name, d.arch)
+	d.compiled.Driver = cu.Version()
 	d.compiled.Arch, d.compiled.Sources = d.arch, map[string]string{}
 	for _, m := range kernels.Modules() {
 		d.compiled.Sources[m] = kernels.Source(m)
@@ -108,6 +113,14 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	if d.context, err = d.device.RetainPrimaryCtx(); err != nil {
 		return fail(err)
+	}
+	unbind, err := d.bind()
+	if err == nil {
+		d.zeroes, err = cu.MakeStream(nonBlocking)
+		unbind()
+	}
+	if err != nil {
+		return fail(errors.Join(err, driverError(C.release_context(C.CUdevice(d.device)))))
 	}
 	return d, nil
 }
@@ -216,7 +229,7 @@ func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
 	}
 	defer unbind()
 	m := &memory{d: d, bytes: bytes}
-	if m.at, err = allocZeroed(int64(max(bytes, 256))); err == nil {
+	if m.at, err = d.allocZeroed(int64(max(bytes, 256))); err == nil {
 		d.count(bytes)
 	} else if err == cu.OutOfMemory {
 		err = gpustage.ErrOutOfMemory
@@ -227,15 +240,16 @@ func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
 	return m, nil
 }
 
-func allocZeroed(bytes int64) (cu.DevicePtr, error) {
+// allocZeroed waits for nothing but its own zeroes: other streams may be at work with other ranks, who wait for this one.
+func (d *Device) allocZeroed(bytes int64) (cu.DevicePtr, error) {
 	whole.Lock()
 	defer whole.Unlock()
 	at, err := cu.MemAlloc(bytes)
 	if err != nil {
 		return 0, err
 	}
-	if err = cu.MemsetD8(at, 0, bytes); err == nil {
-		err = cu.Synchronize() // streams do not wait for it
+	if err = cu.MemsetD8Async(at, 0, bytes, d.zeroes); err == nil {
+		err = d.zeroes.Synchronize()
 	}
 	if err != nil {
 		return 0, errors.Join(err, cu.MemFree(at))
@@ -249,6 +263,14 @@ func (d *Device) Close() error {
 	defer d.mu.Unlock()
 	clear(d.functions)
 	clear(d.modules)
+	unbind, err := d.bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	if err := d.zeroes.Destroy(); err != nil {
+		return err
+	}
 	return driverError(C.release_context(C.CUdevice(d.device)))
 }
 

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"gorgonia.org/cu"
+
 	"contraflow/gpustage"
 	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/cuda/nvrtc"
@@ -37,7 +39,7 @@ const workspaceBytes = 32 << 20
 
 // openProducts loads the library, once for the process.
 var openProducts = sync.OnceValue(func() error {
-	files := []string{"libcublasLt.so.13", "libcublasLt.so.12", "/usr/local/cuda/lib64/libcublasLt.so"}
+	files := nvrtc.Versions(cu.Version(), "libcublasLt")
 	if named := os.Getenv("CONTRAFLOW_CUBLASLT"); named != "" {
 		files = []string{named}
 	}

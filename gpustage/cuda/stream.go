@@ -170,6 +170,9 @@ func (s *Stream) Record() gpustage.Event {
 		}
 		return e.err
 	})
+	if e.err == nil {
+		e.err = s.Err() // of what should have come before: who waits for it has it too
+	}
 	return e
 }
 

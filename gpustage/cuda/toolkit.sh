@@ -4,7 +4,8 @@
 #
 # The driver's library exists only where a driver is installed, and a program linked with it starts nowhere else. libcuda.a
 # forwards instead: it opens libcuda.so.1 when the program starts, and where there is none, or a function is missing in it, calls answer
-# an error (100, no device; 801, not supported). cuInit always answers 0, because gorgonia.org/cu ends the process otherwise.
+# an error (100, no device; 801, not supported). cuInit always answers 0, because gorgonia.org/cu ends the process otherwise; where the driver's
+# does not, all other calls answer what it did.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -22,11 +23,8 @@ nvidia=$(echo "$dir"/venv/lib/python3*/site-packages/nvidia)
 #include <dlfcn.h>
 static int no_device(void) { return 100; }
 static int not_supported(void) { return 801; }
-static int (*init)(unsigned);
-int cuInit(unsigned flags) {
-	if (init) init(flags);
-	return 0;
-}
+static int (*init)(unsigned), failed;
+static int as_init(void) { return failed; }
 static const char *names[] = {
 C
 	grep -vx cuInit "$here/driver_symbols.txt" | sed 's/.*/	"&",/'
@@ -42,6 +40,11 @@ __attribute__((visibility("hidden"))) void *contraflow_driver[$n];
 #else
 #error no jump to functions of the driver is written for this processor
 #endif
+int cuInit(unsigned flags) {
+	if (init) failed = init(flags);
+	for (int i = 0; failed && i < $n; i++) contraflow_driver[i] = (void *)as_init;
+	return 0;
+}
 __attribute__((constructor)) static void load(void) {
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	for (int i = 0; i < $n; i++) {

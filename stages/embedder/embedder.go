@@ -119,6 +119,7 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if err != nil {
 		return err
 	}
+	e.engine.Stream = stream
 	if e.model, err = LoadModel(f, e.device, stream, head, transformer.Options{BF16: o.bf16}, nil); err != nil {
 		return err
 	}
@@ -380,10 +381,13 @@ func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
 		return nil, err
 	}
 	m, err := LoadModel(f, d, s, head, transformer.Options{}, nil)
-	if err != nil {
+	if err = errors.Join(err, s.Close()); err != nil {
 		return nil, err
 	}
-	return &Trainable{m, tok}, errors.Join(CheckVocabulary(tok, m.Config), s.Close())
+	if err := CheckVocabulary(tok, m.Config); err != nil {
+		return nil, errors.Join(err, m.Free())
+	}
+	return &Trainable{m, tok}, nil
 }
 
 // Size is the number of dimensions of an embedding.
@@ -469,7 +473,7 @@ func (e *Embedder) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var errs []error
-	errs = append(errs, e.engine.Close())
+	errs = append(errs, e.engine.Close(), e.engine.CloseStream())
 	if e.model != nil {
 		errs = append(errs, e.model.Free())
 		e.model = nil

@@ -246,6 +246,16 @@ func (e *Engine) Close() error {
 	return errors.Join(err, a.Free())
 }
 
+// CloseStream closes the stream, of an engine that has it to itself.
+func (e *Engine) CloseStream() error {
+	if e.Stream == nil {
+		return nil
+	}
+	s := e.Stream
+	e.Stream = nil
+	return s.Close()
+}
+
 func (e *Engine) freeAll() error {
 	var errs []error
 	for _, x := range e.all {

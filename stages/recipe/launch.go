@@ -29,15 +29,17 @@ type Place struct {
 // and returns when all have returned. A process on its own makes as many local ranks as the mesh asks for, which for a mesh of
 // one is none. The first error ends the job on every rank.
 func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
+	// Devices are closed after the worlds, which have memory on them. Where a job of several processes fails, they end.
 	if p.World != nil {
-		if err := asRank(ctx, r, p, obs, f); err != nil {
+		device, err := asRank(ctx, r, p, obs, f)
+		if err != nil {
 			abort(ctx, p.World, err)
 			if first := p.World.Err(); first != nil {
 				return first // what this rank has seen of it may be less
 			}
 			return err
 		}
-		return p.World.Close()
+		return errors.Join(p.World.Close(), device.Close())
 	}
 	m := r.Mesh.of(0)
 	if m.Size() == 1 {
@@ -51,13 +53,23 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	if r.Mesh.Link != nil {
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
-	return local.Run(m.Size(), func(w collective.World) error {
-		return asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, f)
+	devices := make([]gpustage.Device, m.Size())
+	err := local.Run(m.Size(), func(w collective.World) (err error) {
+		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, f)
+		return err
 	}, opts...)
+	for _, d := range devices {
+		if d != nil {
+			if e := d.Close(); err == nil {
+				err = e
+			}
+		}
+	}
+	return err
 }
 
-// asRank opens and runs one rank. What a person should see comes from rank 0 alone.
-func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
+// asRank opens and runs one rank, and leaves its device, if it returns one, to be closed. What a person should see comes from rank 0 alone.
+func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) (gpustage.Device, error) {
 	w := p.World
 	if w.Rank() > 0 {
 		obs = Observer{}
@@ -76,25 +88,28 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	}()
 	m := r.Mesh.of(w.Size())
 	if m.Size() != w.Size() {
-		return fmt.Errorf("mesh: %v is %d ranks, the job has %d", m, m.Size(), w.Size())
+		return nil, fmt.Errorf("mesh: %v is %d ranks, the job has %d", m, m.Size(), w.Size())
 	}
 	c, err := collective.Connect(opening, w, m)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ranks, err := stages.Join(opening, c, r.exchanging())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	x := &Run{Recipe: r, obs: obs, ranks: ranks, share: p.Share}
 	if err := x.open(opening); err != nil {
-		return err
+		return nil, err
 	}
 	err = x.agree(opening)
 	if err == nil {
 		err = f(x)
 	}
-	return errors.Join(err, x.Close())
+	if err != nil { // before this rank waits for what others are to do
+		abort(ctx, w, err)
+	}
+	return x.device, errors.Join(err, x.giveBack())
 }
 
 // abort ends the job. A rank that is stopped waits a moment first: a launcher stops all ranks when one has died, and then that one is the

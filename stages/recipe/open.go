@@ -541,7 +541,19 @@ func (r Recipe) update(steps int) stages.Update {
 
 // Close gives everything back.
 func (x *Run) Close() error {
+	err := x.giveBack()
+	if x.device != nil {
+		err = errors.Join(err, x.device.Close())
+	}
+	return err
+}
+
+// giveBack gives everything back but the device.
+func (x *Run) giveBack() error {
 	var errs []error
+	if x.stream != nil {
+		errs = append(errs, x.stream.Close())
+	}
 	if x.model != nil {
 		errs = append(errs, x.model.Free())
 	}
@@ -551,9 +563,6 @@ func (x *Run) Close() error {
 	}
 	if x.folder != nil {
 		errs = append(errs, x.folder.Close())
-	}
-	if x.device != nil {
-		errs = append(errs, x.device.Close())
 	}
 	return errors.Join(errs...)
 }

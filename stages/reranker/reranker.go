@@ -116,6 +116,7 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	if err != nil {
 		return nil, err
 	}
+	r.engine.Stream = stream
 	r.model, err = embedder.LoadModel(f, r.device, stream, transformer.Head{}, transformer.Options{BF16: o.bf16}, spec.Configure)
 	if err != nil {
 		return nil, err
@@ -305,7 +306,7 @@ func Sigmoid(scores []float32) {
 func (r *Reranker) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	errs := []error{r.engine.Close()}
+	errs := []error{r.engine.Close(), r.engine.CloseStream()}
 	if r.model != nil {
 		errs = append(errs, r.model.Free())
 		r.model = nil

@@ -16,6 +16,7 @@ import (
 type Cache struct {
 	Dir     string            // may be empty, or may not be written: then each process compiles
 	Arch    string            // "sm_90"
+	Driver  int               // its CUDA version, 12090 for 12.9; 0: there is none
 	Sources map[string]string // texts by name; a text that changes wants another name, or another folder
 
 	mu       sync.Mutex
@@ -57,7 +58,7 @@ func (c *Cache) file(name string) string { return filepath.Join(c.Dir, name+"-"+
 // compile makes all code that is missing.
 func (c *Cache) compile() (err error) {
 	if c.compiler == nil {
-		if c.compiler, err = Open(); err != nil {
+		if c.compiler, err = Open(c.Driver); err != nil {
 			return err
 		}
 	}

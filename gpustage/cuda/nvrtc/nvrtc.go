@@ -28,9 +28,19 @@ var names = []string{
 	"nvrtcGetCUBINSize", "nvrtcGetCUBIN", "nvrtcGetErrorString",
 }
 
-// Open loads the library that CONTRAFLOW_NVRTC names, or the newest one that the system's loader finds.
-func Open() (*Compiler, error) {
-	files := []string{"libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so"}
+// Versions are a library's names by its major version, the newest first, as far as a driver of some CUDA version (12090 is 12.9; 0: there is
+// none) can do with what it makes. A driver runs code of its own major version and of older ones.
+func Versions(driver int, name string) []string {
+	files := []string{name + ".so.13", name + ".so.12", "/usr/local/cuda/lib64/" + name + ".so"}
+	if driver > 0 && driver < 13000 {
+		files = files[1:]
+	}
+	return files
+}
+
+// Open loads the library that CONTRAFLOW_NVRTC names, or the newest one that the system's loader finds and the driver can do with.
+func Open(driver int) (*Compiler, error) {
+	files := Versions(driver, "libnvrtc")
 	if named := os.Getenv("CONTRAFLOW_NVRTC"); named != "" {
 		files = []string{named}
 	}
@@ -73,6 +83,9 @@ func open(file string) (*Compiler, error) {
 	return c, nil
 }
 
+// call calls a function. Pointers converted to uintptr in its arguments stay valid until it returns.
+//
+//go:uintptrescapes
 func (c *Compiler) call(name string, args ...uintptr) error {
 	r, _, _ := purego.SyscallN(c.calls[name], args...)
 	if int32(r) == 0 {
@@ -124,7 +137,9 @@ func (c *Compiler) Compile(name, source, arch string, verbose bool) (cubin []byt
 	if logErr != nil {
 		return nil, log, logErr
 	}
-	cubin, err = c.bytes("nvrtcGetCUBINSize", "nvrtcGetCUBIN", *program)
+	if cubin, err = c.bytes("nvrtcGetCUBINSize", "nvrtcGetCUBIN", *program); err == nil && len(cubin) == 0 {
+		err = fmt.Errorf("%s for %s: NVRTC %d.%d gives no code", name, arch, c.Major, c.Minor)
+	}
 	return cubin, log, err
 }
 

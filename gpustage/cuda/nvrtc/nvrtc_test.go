@@ -23,7 +23,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite kernels/resources.txt")
 
 func compiler(t *testing.T) *Compiler {
 	t.Helper()
-	c, err := Open()
+	c, err := Open(0)
 	if err != nil {
 		harness.Missing(t, "%v", err)
 	}
@@ -147,7 +147,7 @@ func TestMistake(t *testing.T) {
 
 func TestMissing(t *testing.T) {
 	t.Setenv("CONTRAFLOW_NVRTC", "/nowhere/libnvrtc.so.12")
-	_, err := Open()
+	_, err := Open(0)
 	if err == nil || errors.Unwrap(err) == nil || !strings.Contains(err.Error(), "/nowhere/libnvrtc.so.12") || !strings.Contains(err.Error(), "pip install") {
 		t.Errorf("error %v", err)
 	}
