@@ -5,6 +5,9 @@
 // non-blocking communicator return ncclInProgress and are done when ncclCommGetAsyncError says so; operations of a group make progress
 // together; a peer that never comes, or means another size, is waited for without end; and only ncclCommAbort, from another thread, ends that.
 //
+// Where package cuda's driver on the processor is (gpustage/cuda/testdata/driver.cpp), operations on a stream come when it is their turn, and
+// what is behind them waits, as on a GPU.
+//
 //	cc -shared -fPIC -O2 -pthread -o libtestnccl.so testnccl.c
 //
 // Messages pass through one mailbox for each pair of ranks, in pieces.
@@ -47,6 +50,7 @@ typedef struct op {
 	struct op *next;
 	int sends, peer;
 	char *at;
+	const char *from; // of a copy that stays here
 	size_t total, done;
 } op;
 
@@ -72,6 +76,11 @@ static mailbox *box(comm *c, int from, int to) { return &c->mem->box[from * c->n
 // step moves what it can of an operation.
 static int step(comm *c, op *o) {
 	int moved = 0;
+	if (o->from) {
+		if (o->done == o->total) return 0;
+		memcpy(o->at, o->from, o->done = o->total);
+		return 1;
+	}
 	mailbox *b = o->sends ? box(c, c->rank, o->peer) : box(c, o->peer, c->rank);
 	while (o->done < o->total && atomic_load(&b->full) == !o->sends) {
 		if (o->sends) {
@@ -89,24 +98,50 @@ static int step(comm *c, op *o) {
 	return moved;
 }
 
-static void run(comm *c, op *ops) {
-	for (int left = 1, idle = 0; left && !atomic_load(&c->aborted);) {
-		int moved = left = 0;
-		for (op *o = ops; o; o = o->next) {
-			// Operations with one peer in one direction keep their order.
-			int first = 1;
-			for (op *p = ops; p != o; p = p->next) first &= !(p->peer == o->peer && p->sends == o->sends && p->done < p->total);
-			if (first) moved |= step(c, o);
-			left |= o->done < o->total;
-		}
-		idle = moved ? 0 : idle + 1;
-		if (idle > 50) nap();
+// advance moves what it can of a group's operations, and tells whether any is left.
+static int advance(comm *c, op *ops, int *moved) {
+	int left = 0;
+	*moved = 0;
+	for (op *o = ops; o; o = o->next) {
+		// Operations with one peer in one direction keep their order.
+		int first = 1;
+		for (op *p = ops; p != o; p = p->next) first &= !(p->peer == o->peer && p->sends == o->sends && p->done < p->total);
+		if (first) *moved |= step(c, o);
+		left |= o->done < o->total;
 	}
+	return left && !atomic_load(&c->aborted);
+}
+
+static void release(op *ops) {
 	while (ops) {
 		op *next = ops->next;
 		free(ops);
 		ops = next;
 	}
+}
+
+static void run(comm *c, op *ops) {
+	for (int moved, idle = 0; advance(c, ops, &moved);) {
+		idle = moved ? 0 : idle + 1;
+		if (idle > 50) nap();
+	}
+	release(ops);
+}
+
+// group is one on a stream of the driver on the processor.
+typedef struct {
+	comm *c;
+	op *ops;
+} group;
+
+extern int __attribute__((weak)) contraflow_enqueue(cudaStream_t stream, int (*run)(void *), const void *from, size_t bytes);
+
+static int on_stream(void *at) {
+	group *g = at;
+	int moved;
+	if (advance(g->c, g->ops, &moved)) return 0;
+	release(g->ops);
+	return 1;
 }
 
 static void *work(void *arg) {
@@ -173,6 +208,7 @@ static ncclResult_t end(comm *c) {
 	pthread_cond_signal(&c->todo);
 	pthread_mutex_unlock(&c->mu);
 	pthread_join(c->worker, NULL);
+	if (contraflow_enqueue) return ncclSuccess; // a stream may still have a group of it
 	munmap(c->mem, c->bytes);
 	free(c);
 	return ncclSuccess;
@@ -199,6 +235,7 @@ API const char *ncclGetLastError(comm *c) { return ""; }
 static _Thread_local int depth;
 static _Thread_local op *first, *last;
 static _Thread_local comm *among;
+static _Thread_local cudaStream_t on;
 
 static ncclResult_t submit(void) {
 	comm *c = among;
@@ -206,6 +243,10 @@ static ncclResult_t submit(void) {
 	first = last = NULL, among = NULL;
 	if (!c) return ncclSuccess;
 	if (atomic_load(&c->state) != ncclSuccess) return ncclInvalidUsage; // the last group has not ended
+	if (contraflow_enqueue) {
+		group g = {c, ops};
+		return contraflow_enqueue(on, on_stream, &g, sizeof g) ? ncclUnhandledCudaError : ncclSuccess;
+	}
 	atomic_store(&c->state, ncclInProgress);
 	pthread_mutex_lock(&c->mu);
 	c->ops = ops;
@@ -224,27 +265,27 @@ API ncclResult_t ncclGroupEnd(void) {
 	return --depth ? ncclSuccess : submit();
 }
 
-static ncclResult_t add(comm *c, int sends, int peer, const void *at, size_t count, ncclDataType_t t) {
+static ncclResult_t add(comm *c, int sends, int peer, const void *at, const void *from, size_t count, ncclDataType_t t, cudaStream_t s) {
 	static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-	if (t < 0 || t > 9 || peer < 0 || peer >= c->n || (among && among != c)) return ncclInvalidArgument;
+	if (t < 0 || t > 9 || peer < 0 || peer >= c->n || (among && (among != c || on != s))) return ncclInvalidArgument;
 	op *o = calloc(1, sizeof *o);
-	*o = (op){NULL, sends, peer, (char *)at, count * sizes[t], 0};
+	*o = (op){NULL, sends, peer, (char *)at, from, count * sizes[t], 0};
 	if (last) last->next = o;
 	else first = o;
 	last = o;
-	among = c;
+	among = c, on = s;
 	return ncclSuccess;
 }
 
 API ncclResult_t ncclSend(const void *p, size_t n, ncclDataType_t t, int peer, comm *c, cudaStream_t s) {
 	ncclGroupStart();
-	ncclResult_t r = add(c, 1, peer, p, n, t);
+	ncclResult_t r = add(c, 1, peer, p, NULL, n, t, s);
 	return r ? r : ncclGroupEnd();
 }
 
 API ncclResult_t ncclRecv(void *p, size_t n, ncclDataType_t t, int peer, comm *c, cudaStream_t s) {
 	ncclGroupStart();
-	ncclResult_t r = add(c, 0, peer, p, n, t);
+	ncclResult_t r = add(c, 0, peer, p, NULL, n, t, s);
 	return r ? r : ncclGroupEnd();
 }
 
@@ -255,9 +296,9 @@ API ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataTyp
 		char *at = (char *)to + k * n * sizes[t];
 		ncclResult_t r = ncclSuccess;
 		if (k != c->rank) {
-			if ((r = add(c, 1, k, from, n, t)) == 0) r = add(c, 0, k, at, n, t);
+			if ((r = add(c, 1, k, from, NULL, n, t, s)) == 0) r = add(c, 0, k, at, NULL, n, t, s);
 		} else if (at != from) {
-			memcpy(at, from, n * sizes[t]);
+			r = add(c, 0, k, at, from, n, t, s);
 		}
 		if (r) return r;
 	}
@@ -268,10 +309,10 @@ API ncclResult_t ncclBroadcast(const void *from, void *to, size_t n, ncclDataTyp
 	ncclGroupStart();
 	ncclResult_t r = ncclSuccess;
 	if (c->rank != root) {
-		r = add(c, 0, root, to, n, t);
+		r = add(c, 0, root, to, NULL, n, t, s);
 	} else {
 		for (int k = 0; k < c->n && !r; k++)
-			if (k != root) r = add(c, 1, k, from, n, t);
+			if (k != root) r = add(c, 1, k, from, NULL, n, t, s);
 	}
 	return r ? r : ncclGroupEnd();
 }

@@ -232,8 +232,16 @@ template <class... A, size_t... I> HOST_OWN void host_call(void (*k)(A...), void
 }
 template <class... A> HOST_OWN void host_invoke(void (*k)(A...), void **args) { host_call(k, args, std::index_sequence_for<A...>{}); }
 
+// host_sizes writes the sizes of a kernel's arguments and returns how many they are.
+template <class... A> int host_sizes(void (*)(A...), unsigned *to) {
+	const unsigned sizes[] = {sizeof(A)...};
+	memcpy(to, sizes, sizeof sizes);
+	return sizeof...(A);
+}
+
 struct Entry {
 	const char *name;
 	void (*run)(void **);
+	int (*sizes)(unsigned *);
 };
 extern const Entry host_entries[]; // ends with an entry without a name

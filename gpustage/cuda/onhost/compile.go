@@ -31,11 +31,7 @@ var compile = sync.OnceValues(func() (*library, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir) // what is loaded stays
-	var modules []module
-	for _, m := range kernels.Modules() {
-		modules = append(modules, module{m, kernels.Names(m)})
-	}
-	object := filepath.Join(dir, "kernels.so")
+	object, modules := filepath.Join(dir, "kernels.so"), allModules()
 	if err := build(object, modules); err != nil {
 		return nil, err
 	}
@@ -55,21 +51,60 @@ type module struct {
 	names []string
 }
 
+func allModules() (modules []module) {
+	for _, m := range kernels.Modules() {
+		modules = append(modules, module{m, kernels.Names(m)})
+	}
+	return modules
+}
+
 // build compiles modules with the host's compiler. It instruments what kernels read and write; host_main.h has what is called then.
 func build(object string, modules []module) error {
-	cxx, err := exec.LookPath("g++")
+	compiled, err := objects(object, modules, "-O1", "-fsanitize=thread")
 	if err != nil {
-		if cxx, err = exec.LookPath("clang++"); err != nil {
-			return err
-		}
+		return err
 	}
+	return run(append(compiled, "-shared", "-Wl,-Bsymbolic", "-o", object)) // and not the sanitizer's library
+}
+
+// Driver makes libcuda.so.1 and libcublasLt.so.13 in a folder: a driver that runs the kernels on the processor, and a library that multiplies
+// there, for tests of package cuda (testdata/driver.cpp and cublaslt.c). They want CUDA's headers, where CGO_CFLAGS has them. What kernels
+// touch is not checked, which takes most of the time that they take here; this package's devices do that.
+func Driver(dir string) error {
 	folder, err := kernelFolder()
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"host_cuda.h", "host_main.h"} { // files that go test should know of: its cache has results
-		if _, err := os.ReadFile(filepath.Join(folder, name)); err != nil {
-			return err
+	work, err := os.MkdirTemp("", "contraflow-driver-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	compiled, err := objects(filepath.Join(work, "kernels"), allModules(), "-O2", "-DHOST_UNCHECKED")
+	if err != nil {
+		return err
+	}
+	// Everybody in the process sees the driver's names, NVRTC's C++ too.
+	exports := filepath.Join(work, "exports")
+	if err := os.WriteFile(exports, []byte("{ global: cu*; contraflow_enqueue; local: *; };\n"), 0o644); err != nil {
+		return err
+	}
+	options := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-O2", "-w", "-fPIC", "-shared", "-Wl,-Bsymbolic")
+	return run(
+		append(append(slices.Clone(options), "-std=c++17", "-static-libstdc++", "-static-libgcc", "-Wl,--version-script="+exports, "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(folder, "..", "testdata", "driver.cpp")), compiled...),
+		append(options, "-march=native", "-o", filepath.Join(dir, "libcublasLt.so.13"), "-x", "c", filepath.Join(folder, "..", "testdata", "cublaslt.c"), "-lm"),
+	)
+}
+
+// objects compiles modules, with these options, and what they need on the processor.
+func objects(name string, modules []module, how ...string) ([]string, error) {
+	folder, err := kernelFolder()
+	if err != nil {
+		return nil, err
+	}
+	for _, header := range []string{"host_cuda.h", "host_main.h"} { // files that go test should know of: its cache has results
+		if _, err := os.ReadFile(filepath.Join(folder, header)); err != nil {
+			return nil, err
 		}
 	}
 	var main strings.Builder
@@ -78,23 +113,33 @@ func build(object string, modules []module) error {
 		// Files have helpers of the same names.
 		fmt.Fprintf(&main, "#include \"attention.cuh\"\nnamespace module%d {\n#include %q\n}\n#undef FOR_DIM\n", i, m.file)
 	}
-	main.WriteString("const Entry host_entries[] = {\n")
+	main.WriteString("extern const Entry host_entries[] = {\n")
 	for i, m := range modules {
 		for _, k := range m.names {
-			fmt.Fprintf(&main, "\t{%q, [](void **a) { host_invoke(module%d::%s, a); }},\n", k, i, k)
+			fmt.Fprintf(&main, "\t{%q, [](void **a) { host_invoke(module%d::%s, a); }, [](unsigned *to) { return host_sizes(module%d::%s, to); }},\n", k, i, k, i, k)
 		}
 	}
-	main.WriteString("\t{nullptr, nullptr},\n};\n")
-	source, kernel, host := object+".cpp", object+".kernels.o", object+".host.o"
+	main.WriteString("\t{nullptr, nullptr, nullptr},\n};\n")
+	source, kernel, host := name+".cpp", name+".kernels.o", name+".host.o"
 	if err := os.WriteFile(source, []byte(main.String()), 0o644); err != nil {
-		return err
+		return nil, err
 	}
-	options := []string{"-std=c++17", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-I", folder, "-c"}
-	for _, args := range [][]string{
-		append(slices.Clone(options), "-O1", "-fsanitize=thread", "-o", kernel, source),
-		append(options, "-O2", "-o", host, "-x", "c++", filepath.Join(folder, "host_main.h")),
-		{"-shared", "-Wl,-Bsymbolic", "-o", object, kernel, host}, // and not the sanitizer's library
-	} {
+	options := append([]string{"-std=c++17", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-I", folder, "-c"}, how...)
+	return []string{kernel, host}, run(
+		append(slices.Clone(options), "-o", kernel, source),
+		append(options, "-fno-sanitize=thread", "-O2", "-o", host, "-x", "c++", filepath.Join(folder, "host_main.h")),
+	)
+}
+
+// run calls the host's compiler.
+func run(calls ...[]string) error {
+	cxx, err := exec.LookPath("g++")
+	if err != nil {
+		if cxx, err = exec.LookPath("clang++"); err != nil {
+			return err
+		}
+	}
+	for _, args := range calls {
 		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %v\n%s", cxx, err, out)
 		}

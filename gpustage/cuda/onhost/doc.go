@@ -7,6 +7,8 @@
 // conformance suite takes some 1.4 times as long for it.
 //
 //	d := onhost.Open(t, onhost.Recorded)
+//
+// Driver makes a driver of the same kernels, for tests of package cuda.
 package onhost
 
 // Mode is what a device does with work that comes again (gpustage.Repeater).

@@ -28,7 +28,10 @@ typedef struct {
 int lt_refuse; // 1: the heuristic has no algorithm for epilogues with aux or sums; 2: it gives one, and says that it is none
 int lt_alive;  // what was made and not destroyed
 
-CUresult CUDAAPI cuCtxSetCurrent(CUcontext c) { return CUDA_SUCCESS; }
+CUresult __attribute__((weak)) CUDAAPI cuCtxSetCurrent(CUcontext c) { return CUDA_SUCCESS; } // where there is no driver
+
+// The driver on the processor (driver.cpp) has work of a stream done in its turn. Without it all is done at once.
+CUresult __attribute__((weak)) contraflow_enqueue(CUstream stream, int (*run)(void *), const void *from, size_t bytes);
 
 const char *cublasLtGetStatusString(cublasStatus_t s) { return s == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported" : "invalid value"; }
 
@@ -164,35 +167,62 @@ static float element(const void *x, const Layout *l, int trans, int tf32, uint64
 	return v;
 }
 
+// Call is a product with all that it was called with: what the caller changes or destroys afterwards is no longer of interest.
+typedef struct {
+	Desc d;
+	Layout a, b, c, r;
+	float alpha, beta;
+	const void *A, *B, *C;
+	void *D, *workspace;
+	size_t bytes;
+} Call;
+
+static int multiply(void *call);
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t la, const void *B,
                               cublasLtMatrixLayout_t lb, const void *beta, const void *C, cublasLtMatrixLayout_t lc, void *D, cublasLtMatrixLayout_t ld,
                               const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream) {
 	Desc *d = (Desc *)desc;
-	Layout *a = (Layout *)la, *b = (Layout *)lb, *c = (Layout *)lc, *r = (Layout *)ld;
 	const void *all[] = {A, B, C, D};
 	for (int i = 0; i < 4; i++)
 		if (alignment(all[i]) < algo->data[i]) return CUBLAS_STATUS_INVALID_VALUE;
 	if ((has_bias(d) || has_sums(d)) && (!d->bias || alignment(d->bias) < algo->data[4])) return CUBLAS_STATUS_INVALID_VALUE;
 	if (has_aux(d) && (!d->aux || alignment(d->aux) < algo->data[5])) return CUBLAS_STATUS_NOT_SUPPORTED;
-	int tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-	uint64_t k = d->transA ? a->rows : a->cols;
+	Call call = {*d, *(Layout *)la, *(Layout *)lb, *(Layout *)lc, *(Layout *)ld, *(const float *)alpha, *(const float *)beta, A, B, C, D, workspace, bytes};
+	if (contraflow_enqueue) return contraflow_enqueue((CUstream)stream, multiply, &call, sizeof call) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+	multiply(&call);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+// multiply has op(A) as rows of k floats, and op(B) a column at a time.
+static int multiply(void *call) {
+	const Call *x = call;
+	const Desc *d = &x->d;
+	const Layout *a = &x->a, *b = &x->b, *c = &x->c, *r = &x->r;
+	const int tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+	const uint64_t k = d->transA ? a->rows : a->cols;
+	if (x->workspace) memset(x->workspace, 0xff, x->bytes < 4096 ? x->bytes : 4096); // it is the product's, until it ends
+	float *rows = malloc((r->rows + 1) * k * sizeof *rows + 1), *col = rows + r->rows * k;
+	for (uint64_t i = 0; i < r->rows; i++)
+		for (uint64_t p = 0; p < k; p++) rows[i * k + p] = element(x->A, a, d->transA, tf32, i, p);
 	for (uint64_t j = 0; j < r->cols; j++) {
-		double sum = 0;
-		for (uint64_t p = 0; has_sums(d) && p < k; p++) sum += element(B, b, d->transB, tf32, p, j);
-		if (has_sums(d)) put(d->bias, r->type, j, (float)sum);
+		double sums = 0;
+		for (uint64_t p = 0; p < k; p++) sums += col[p] = element(x->B, b, d->transB, tf32, p, j);
+		if (has_sums(d)) put(d->bias, r->type, j, (float)sums);
 		for (uint64_t i = 0; i < r->rows; i++) {
-			double x = 0;
-			for (uint64_t p = 0; p < k; p++) x += (double)element(A, a, d->transA, tf32, i, p) * element(B, b, d->transB, tf32, p, j);
-			x *= *(const float *)alpha;
-			if (*(const float *)beta != 0) x += (double)*(const float *)beta * value(C, c->type, i + j * c->stride);
-			if (has_bias(d)) x += value(d->bias, r->type, i);
+			double v = 0;
+			for (uint64_t p = 0; p < k; p++) v += (double)rows[i * k + p] * col[p];
+			v *= x->alpha;
+			if (x->beta != 0) v += (double)x->beta * value(x->C, c->type, i + j * c->stride);
+			if (has_bias(d)) v += value(d->bias, r->type, i);
 			uint64_t aux = i + j * d->auxStride;
-			double at = d->epilogue == CUBLASLT_EPILOGUE_DGELU ? value(d->aux, r->type, aux) : x;
+			double at = d->epilogue == CUBLASLT_EPILOGUE_DGELU ? value(d->aux, r->type, aux) : v;
 			double u = 0.7978845608028654 * (at + 0.044715 * at * at * at), t = tanh(u);
-			if (d->epilogue == CUBLASLT_EPILOGUE_DGELU) x *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * at * at);
-			else if (has_aux(d)) put(d->aux, r->type, aux, (float)x), x *= 0.5 * (1 + t);
-			put(D, r->type, i + j * r->stride, (float)x);
+			if (d->epilogue == CUBLASLT_EPILOGUE_DGELU) v *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * at * at);
+			else if (has_aux(d)) put(d->aux, r->type, aux, (float)v), v *= 0.5 * (1 + t);
+			put(x->D, r->type, i + j * r->stride, (float)v);
 		}
 	}
-	return CUBLAS_STATUS_SUCCESS;
+	free(rows);
+	return 1;
 }
