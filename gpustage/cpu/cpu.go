@@ -16,8 +16,8 @@
 // Only f32 is. An f64 product runs on plain Go kernels, other ops on f64 are package ref's: double precision is for
 // verification.
 //
-// CONTRAFLOW_CPU forces the kernels: portable, avx2, avx512, avx512bf16 or amx. testdata/bochs/run tests avx512 and avx512bf16 in
-// an emulator, where the processor lacks them.
+// CONTRAFLOW_CPU forces the kernels: portable, neon, avx2, avx512, avx512bf16 or amx. testdata/bochs/run tests avx512 and avx512bf16 in
+// an emulator, where the processor lacks them; neon, arm64's, has been tested in one and not been timed (package internal/neon).
 package cpu
 
 import (

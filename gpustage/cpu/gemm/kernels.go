@@ -11,6 +11,7 @@ type Kernels string
 
 const (
 	Portable   Kernels = "portable"   // plain Go: any processor
+	NEON       Kernels = "neon"       // arm64
 	AVX2       Kernels = "avx2"       // amd64 with AVX2 and FMA
 	AVX512     Kernels = "avx512"     // amd64 with AVX-512 F, DQ, BW and VL
 	AVX512BF16 Kernels = "avx512bf16" // the same, and AVX512-BF16 for products in bf16
@@ -37,7 +38,7 @@ func Select(name string) (Kernels, error) {
 		names = append(names, string(k))
 	}
 	what := "there are no kernels named %q"
-	if slices.Contains([]Kernels{AVX2, AVX512, AVX512BF16, AMX}, Kernels(name)) {
+	if slices.Contains([]Kernels{NEON, AVX2, AVX512, AVX512BF16, AMX}, Kernels(name)) {
 		what = "this machine can't run the kernels %q"
 	}
 	return "", fmt.Errorf(what+"; it can run %s", name, strings.Join(names, ", "))
@@ -85,9 +86,7 @@ func (s *set[T]) panelSize(k, width int) int { return (s.steps(k) | 1) * width }
 
 func portableSet[T Float]() *set[T] {
 	rows := func(dst []T, ps int, src []T, ld, k, n int) {
-		for c := 0; c < n; c += portableCols {
-			copyPanelPortable(dst[c/portableCols*ps:], src[c:], ld, k, min(portableCols, n-c))
-		}
+		copyPanels(dst, ps, src, ld, k, n, portableCols, portableCols)
 	}
 	return &set[T]{
 		rows: portableRows, cols: portableCols, pair: 1, group: 1, kc: 256, nc: 128, mc: 64, packWork: 12,
@@ -102,6 +101,17 @@ func portableSet[T Float]() *set[T] {
 		packAT: rows,
 		aWidth: portableCols,
 		probe:  probePortable[T], probeWork: 8 * 2,
+	}
+}
+
+// copyPanels copies k rows of n elements, ld apart, to panels of cols columns, ps apart, whose rows have width elements: what has no column is 0.
+func copyPanels[T Float](dst []T, ps int, src []T, ld, k, n, cols, width int) {
+	for c := 0; c < n; c += cols {
+		panel, have := dst[c/cols*ps:], min(cols, n-c)
+		for p := range k {
+			row := panel[p*width:][:width]
+			clear(row[copy(row, src[p*ld+c:][:have]):])
+		}
 	}
 }
 

@@ -27,7 +27,7 @@ func TestSelect(t *testing.T) {
 	} else {
 		t.Log(err)
 	}
-	for _, k := range []Kernels{AVX2, AVX512, AVX512BF16, AMX} {
+	for _, k := range []Kernels{NEON, AVX2, AVX512, AVX512BF16, AMX} {
 		if _, err := Select(string(k)); (err == nil) != slices.Contains(all, k) {
 			t.Errorf("Select(%q): %v", k, err)
 		}
@@ -36,7 +36,7 @@ func TestSelect(t *testing.T) {
 
 // Every choice has kernels of its own for bf16, and the fastest comes first.
 func TestAvailable(t *testing.T) {
-	order := []Kernels{AMX, AVX512BF16, AVX512, AVX2, Portable}
+	order := []Kernels{AMX, AVX512BF16, AVX512, AVX2, NEON, Portable}
 	all := Available()
 	if !slices.IsSortedFunc(all, func(a, b Kernels) int { return slices.Index(order, a) - slices.Index(order, b) }) {
 		t.Errorf("%v are not in the order of %v", all, order)
@@ -101,10 +101,21 @@ func TestRounding(t *testing.T) {
 				}
 			}
 		}
-		nan := []float32{math.Float32frombits(0x7f800001)}
-		j := &Job[float32]{M: 1, N: 1, K: 1, A: nan, LDA: 1, B: []float32{1}, LDB: 1, C: make([]float32, 1), LDC: 1, BF16: true}
-		if err := ws.Small(j); err != nil || j.C[0] == j.C[0] {
-			t.Errorf("a NaN whose upper half is infinity became %v, %v", j.C[0], err)
+		nan, ones := make([]float32, 20), make([]float32, 20) // as many as vectors round at a time, and more
+		for i := range nan {
+			nan[i], ones[i] = math.Float32frombits(0x7f800001), 1
+		}
+		for _, j := range []*Job[float32]{{M: 1, A: nan, B: ones}, {M: 2, A: ones, B: nan}} {
+			j.N, j.K, j.LDA, j.LDB, j.LDC, j.BF16 = 20/j.M, 1, 1, 20/j.M, 20/j.M, true
+			j.C = make([]float32, 20)
+			if err := ws.Small(j); err != nil {
+				t.Fatal(err)
+			}
+			for i, c := range j.C {
+				if c == c {
+					t.Errorf("a NaN whose upper half is infinity became %v, element %d of %d x %d", c, i, j.M, j.N)
+				}
+			}
 		}
 	})
 }

@@ -92,15 +92,7 @@ func writeRow[T Float](s *strip[T], i, j, cols int, acc [4]T) {
 	}
 }
 
-// copyPanelPortable copies k rows of n elements, ld apart, to rows of portableCols, filled with zeros.
-func copyPanelPortable[T Float](dst, src []T, ld, k, n int) {
-	for p := range k {
-		row := dst[p*portableCols:][:portableCols]
-		clear(row[copy(row, src[p*ld:][:n]):])
-	}
-}
-
-// transposePortable makes the same of n rows of k elements.
+// transposePortable makes a panel of n rows of k elements.
 func transposePortable[T Float](dst, src []T, ld, k, n int) {
 	for j := range portableCols {
 		row := src[min(j, n-1)*ld:][:k]

@@ -1,8 +1,8 @@
 // Package vec is the CPU device's arithmetic on rows: everything of a training step that is not a matrix product. Its
 // functions are single-threaded and take slices of float32; who splits rows among threads is the device.
 //
-// There are three sets of kernels: plain Go for any processor, AVX2 with FMA, and AVX-512. Select finds one by name. The
-// assembly is generated, from one description for both instruction sets, by internal/gen.
+// There are four sets of kernels: plain Go for any processor, AVX2 with FMA, AVX-512, and NEON for arm64. Select finds one by name. The
+// assembly is generated: AVX's, from one description for both instruction sets, by internal/gen, and NEON's by internal/genneon.
 //
 // # Results
 //
@@ -104,7 +104,7 @@ func Available() []string {
 
 func all() []*Kernels { return append(native(), &portable) }
 
-// Select finds kernels by name, "portable", "avx2" or "avx512"; the empty name means the fastest. "avx512bf16" and
+// Select finds kernels by name, "portable", "neon", "avx2" or "avx512"; the empty name means the fastest. "avx512bf16" and
 // "amx" are avx512: only matrix products have a use for more. The error says what there is.
 func Select(name string) (*Kernels, error) {
 	ks := all()
@@ -121,7 +121,7 @@ func Select(name string) (*Kernels, error) {
 		}
 	}
 	what := "there are no kernels named %q"
-	if slices.Contains([]string{"avx2", "avx512"}, want) {
+	if slices.Contains([]string{"neon", "avx2", "avx512"}, want) {
 		what = "this processor can't run the kernels %q"
 	}
 	return nil, fmt.Errorf("vec: "+what+"; it can run %s", name, strings.Join(Available(), ", "))

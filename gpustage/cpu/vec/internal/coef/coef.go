@@ -17,8 +17,10 @@ const (
 	ExpMax = 0x1.62e42ep6  // 88.72283
 )
 
-// Exp8 and Exp16 are c1, c2, c3 for tables of 8 and 16 entries. The fits are 2.5e-8 and 1.6e-9 off, relatively.
+// Exp8 and Exp16 are c1, c2, c3 for tables of 8 and 16 entries. The fits are 2.5e-8 and 1.6e-9 off, relatively. Exp1 is c1 to c6 for
+// no table, T = 1: 2.0e-9.
 var (
+	Exp1  = [6]float32{1.000000032, 0.4999999421, 0.1666643126, 0.04166800204, 0.008374155344, 0.001384365361}
 	Exp8  = [3]float32{1.000000049, 0.5000647782, 0.1666429841}
 	Exp16 = [3]float32{1.000000003, 0.5000161953, 0.1666607447}
 )

@@ -25,13 +25,13 @@ def chebyshev(lo, hi, n=4000):
     return (lo + hi) / 2 - (hi - lo) / 2 * np.cos(np.linspace(0, np.pi, n))
 
 
-def exp_fit(entries):
-    """exp(r) = 1 + r*(c1 + r*(c2 + r*c3)) for |r| <= ln(2)/(2*entries)."""
+def exp_fit(entries, degree):
+    """exp(r) = 1 + r*(c1 + r*(c2 + ...)), up to r^degree, for |r| <= ln(2)/(2*entries)."""
     h = np.log(2) / (2 * entries)
     r = chebyshev(-h, h)
     r = r[np.abs(r) > 1e-9]
     e = np.exp(r)
-    return lawson(np.stack([r / e, r**2 / e, r**3 / e], 1), np.expm1(r) / e, np.ones(len(r)))
+    return lawson(np.stack([r**i / e for i in range(1, degree + 1)], 1), np.expm1(r) / e, np.ones(len(r)))
 
 
 def mills_fit(top=14.0):
@@ -54,8 +54,8 @@ def mills_fit(top=14.0):
     return best, worst
 
 
-for entries in (8, 16):
-    c, e = exp_fit(entries)
+for entries, degree in ((1, 6), (8, 3), (16, 3)):
+    c, e = exp_fit(entries, degree)
     print(f"exp, {entries} entries: error {e:.2g}:", ", ".join(f"{v:.10g}" for v in c))
 c, e = mills_fit()
 print(f"Mills: error {e:.2g}")

@@ -1,0 +1,68 @@
+package gemm
+
+// native is NEON, which every processor of 64 bits of Arm's has.
+func native() []Kernels { return []Kernels{NEON} }
+
+var (
+	neon      = neonSet()
+	neonRound = emulateBF16(neon, roundByNEON)
+)
+
+// nativeSet is the assembly's part of setOf.
+func nativeSet(_ Kernels, bf16 bool) *set[float32] {
+	if bf16 {
+		return neonRound
+	}
+	return neon
+}
+
+const neonRows, neonCols = 6, 16
+
+// neonSet has avx2Set's tiles and blocks: registers are half as wide and twice as many. A strip of A (9 KB) and a panel of B (24 KB) fit a
+// first-level cache of 64 KB. It has been tested in QEMU, and not timed.
+func neonSet() *set[float32] {
+	return &set[float32]{
+		rows: neonRows, cols: neonCols, pair: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
+		strip: stripNEON,
+		packB: func(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+			copyPanels(dst, ps, src, ld, k, n, neonCols, neonCols)
+		},
+		packBT: transposeB(transposeNEON, neonCols, 4),
+		packA:  copyRowsOfA[float32],
+		packAT: func(dst []float32, ps int, src []float32, ld, k, n int) {
+			copyPanels(dst, ps, src, ld, k, n, neonRows, 8)
+		},
+		aWidth: 8,
+		probe:  probeNEON, probeWork: 24 * 4 * 2,
+	}
+}
+
+// stripNEON goes through a strip's panels. Of the last one's columns, what is not there is computed in a place of its own.
+func stripNEON(s *strip32) {
+	for j := 0; j < s.cols; j += neonCols {
+		b := &s.b[j/neonCols*s.pb]
+		if n := s.cols - j; n < neonCols {
+			var c [neonRows * neonCols]float32
+			if s.add {
+				for i := range s.rows {
+					copy(c[i*neonCols:][:n], s.c[i*s.ldc+j:])
+				}
+			}
+			tileNEON(&c[0], neonCols, &s.a[0], s.rs, s.ks, b, s.k, s.alpha, s.add, s.rows)
+			for i := range s.rows {
+				copy(s.c[i*s.ldc+j:][:n], c[i*neonCols:])
+			}
+			return
+		}
+		tileNEON(&s.c[j], s.ldc, &s.a[0], s.rs, s.ks, b, s.k, s.alpha, s.add, s.rows)
+	}
+}
+
+func roundByNEON(dst, src []float32) {
+	src = src[:len(dst)]
+	whole := len(dst) &^ 3
+	if whole > 0 {
+		roundNEON(&dst[0], &src[0], whole)
+	}
+	roundPortable(dst[whole:][:copy(dst[whole:], src[whole:])])
+}

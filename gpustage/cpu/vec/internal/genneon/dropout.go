@@ -1,0 +1,90 @@
+package main
+
+// The multipliers and the key's increments of Philox4x32.
+const (
+	philoxM0 = 0xD2511F53
+	philoxM1 = 0xCD9E8D57
+	philoxW0 = 0x9E3779B9
+	philoxW1 = 0xBB67AE85
+)
+
+// dropout computes Philox4x32-7 on four counters at a time, a word of each in a register's lanes: 32 elements.
+func (g gen) dropout() {
+	g.Func("dropout32NEON", "(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)",
+		"is y = residual + x*f, of y's length, a multiple of 32, where f is 0 or scale: see gpustage.Dropout. x[0] is element 8*group;\nresidual may be nil.", func() {
+			const y, x, residual = 0, 1, 2
+			g.from("y", "x", "residual")
+			group, pos, head, place := g.Everywhere("group"), g.Everywhere("pos"), g.Everywhere("head"), g.Everywhere("place")
+			keyLo, keyHi, threshold, scale := g.Everywhere("keyLo"), g.Everywhere("keyHi"), g.Everywhere("threshold"), g.Everywhere("scale")
+			lane, _ := g.ConstBits(0) // four in a register: the counters
+			for i := uint32(1); i < 4; i++ {
+				g.ConstBits(i)
+			}
+			g.Op("add", group, group, lane)
+
+			const k0, k1, m0, m1, lo, hi, t, u = 4, 5, 6, 7, 8, 9, 10, 11
+			loop, done := g.Label("groups"), g.Label("done")
+			g.Go("SUBS $32, R%d, R%d", count, count)
+			g.Go("BLT %s", done)
+			g.At(loop)
+			w := [4]vreg{0, 1, 2, 3}
+			for i, v := range []vreg{group, pos, head, place} {
+				g.Mov(w[i], v)
+			}
+			g.Mov(k0, keyLo)
+			g.Mov(k1, keyHi)
+			g.SetBits(m0, philoxM0)
+			g.SetBits(m1, philoxM1)
+			multiply := func(a, m vreg) { // lo and hi are the halves of a*m
+				g.Product(t, a, m, false)
+				g.Product(u, a, m, true)
+				g.Op("uzp1", lo, t, u)
+				g.Op("uzp2", hi, t, u)
+			}
+			for round := range 7 {
+				if round > 0 {
+					g.SetBits(t, philoxW0)
+					g.Op("add", k0, k0, t)
+					g.SetBits(t, philoxW1)
+					g.Op("add", k1, k1, t)
+				}
+				multiply(w[0], m0) // words 2 and 3 are hi ^ word 3 ^ key, and lo
+				g.Bits("eor", w[3], w[3], hi)
+				g.Bits("eor", w[3], w[3], k1)
+				g.Mov(w[0], lo)
+				multiply(w[2], m1)
+				g.Bits("eor", w[1], w[1], hi)
+				g.Bits("eor", w[1], w[1], k0)
+				g.Mov(w[2], lo)
+				w = [4]vreg{w[1], w[2], w[3], w[0]}
+			}
+			g.SetBits(t, 4)
+			g.Op("add", group, group, t)
+			// A register for each counter: words 0 to 3, whose halves are in the order of the elements.
+			g.Op("trn1", 8, w[0], w[1])
+			g.Op("trn2", 9, w[0], w[1])
+			g.Op("trn1", 10, w[2], w[3])
+			g.Op("trn2", 11, w[2], w[3])
+			g.Wide("trn1", 0, 8, 10)
+			g.Wide("trn1", 1, 9, 11)
+			g.Wide("trn2", 2, 8, 10)
+			g.Wide("trn2", 3, 9, 11)
+			for i := range vreg(8) {
+				const f, v = 4, 5
+				g.Lengthen(f, i/2, i%2 == 1)
+				g.Op("cmhs", f, f, threshold)
+				g.Bits("and", f, f, scale)
+				g.Load(v, x)
+				g.Op("fmul", v, v, f)
+				alone := g.Label("alone")
+				g.Go("CBZ R%d, %s", residual, alone)
+				g.Load(6, residual)
+				g.Op("fadd", v, v, 6) // v has been rounded: all kernels give the same bits
+				g.At(alone)
+				g.Store(v, y)
+			}
+			g.Go("SUBS $32, R%d, R%d", count, count)
+			g.Go("BGE %s", loop)
+			g.At(done)
+		})
+}

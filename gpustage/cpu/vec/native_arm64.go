@@ -1,0 +1,37 @@
+package vec
+
+import "contraflow/gpustage"
+
+// native is NEON, which every processor of 64 bits of Arm's has.
+func native() []*Kernels { return []*Kernels{&neon} }
+
+var neon = Kernels{
+	name: "neon",
+	add:  addNEON, mul: mulNEON, mulAdd: mulAddNEON, rotate: rotateNEON,
+	axpy: axpyNEON, scale: scaleNEON, axpby: axpbyNEON,
+	softmaxBackward: softmaxBackwardNEON, addRows: addRowsNEON, maskRow: maskRowNEON,
+	dot: dotNEON, sumSquares: sumSquaresNEON, largest: largestNEON,
+	expScale: expScaleNEON, expSum: expSumNEON, sumExp: sumExpNEON,
+	act: [activations]func(y, x []float32){
+		gpustage.GELU: geluNEON, gpustage.GELUTanh: geluTanhNEON, gpustage.ReLU: reluNEON,
+		gpustage.SiLU: siluNEON, gpustage.Tanh: tanhNEON,
+	},
+	actBackward: [activations]func(dx, dy, x []float32){
+		gpustage.GELU: geluBackwardNEON, gpustage.GELUTanh: geluTanhBackwardNEON, gpustage.ReLU: reluBackwardNEON,
+		gpustage.SiLU: siluBackwardNEON, gpustage.Tanh: tanhBackwardNEON,
+	},
+	layerNorm: layerNormNEON, layerNormBackward: layerNormBackwardNEON,
+	dropout: dropoutNEON,
+	adamW:   adamWNEON, sgd: sgdNEON,
+	toBF16: toBF16NEON, fromBF16: fromBF16NEON,
+}
+
+// dropoutNEON leaves what is less than four of Philox's counters to plain Go, which has the same bits.
+func dropoutNEON(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32) {
+	whole := len(y) &^ 31
+	dropout32NEON(y[:whole], x, residual, group, keyLo, keyHi, pos, head, place, threshold, scale)
+	if residual != nil {
+		residual = residual[whole:]
+	}
+	dropoutPortable(y[whole:], x[whole:], residual, group+uint32(whole/8), keyLo, keyHi, pos, head, place, threshold, scale)
+}
