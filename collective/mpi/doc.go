@@ -15,7 +15,7 @@
 // deadlines and news of failures go over the TCP star of package remote, which MPI itself tells the ranks how to reach. After a
 // failure MPI is not called again, not even to finalize: the process should report the error and exit with a status other than 0,
 // and mpirun or Slurm end what is left. (MPICH may abort a process that looks into a dead one's memory before the news arrive:
-// then only the others name the rank. Open MPI 4.1's mpirun may never end if a rank is killed in the moment it connects to it: all
+// then only the others name the rank. Open MPI 4.1's mpirun may never end if a rank is killed at the moment when it connects to it: all
 // ranks have ended then, and it waits for a lock of its own.)
 package mpi
 

@@ -19,21 +19,50 @@ func nativeSet(_ Kernels, bf16 bool) *set[float32] {
 const neonRows, neonCols = 6, 16
 
 // neonSet has avx2Set's tiles and blocks: registers are half as wide and twice as many. A strip of A (9 KB) and a panel of B (24 KB) fit a
-// first-level cache of 64 KB. It has been tested in QEMU, and not timed.
+// first-level cache of 64 KB. A strip of one to three rows costs three. It has been tested in QEMU, and not timed.
 func neonSet() *set[float32] {
 	return &set[float32]{
 		rows: neonRows, cols: neonCols, pair: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
-		strip: stripNEON,
-		packB: func(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
-			copyPanels(dst, ps, src, ld, k, n, neonCols, neonCols)
-		},
+		strip:  stripNEON,
+		packB:  packBNEON,
 		packBT: transposeB(transposeNEON, neonCols, 4),
 		packA:  copyRowsOfA[float32],
-		packAT: func(dst []float32, ps int, src []float32, ld, k, n int) {
-			copyPanels(dst, ps, src, ld, k, n, neonRows, 8)
-		},
-		aWidth: 8,
+		packAT: packATNEON,
+		aWidth: neonWidth,
 		probe:  probeNEON, probeWork: 24 * 4 * 2,
+	}
+}
+
+// Whole panels are copied by arrays, for which the compiler has vector instructions.
+
+func packBNEON(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+	c := 0
+	for ; c+neonCols <= n; c += neonCols {
+		panel, src := dst[c/neonCols*ps:], src[c:]
+		for p := range k {
+			*(*[neonCols]float32)(panel[p*neonCols:]) = *(*[neonCols]float32)(src[p*ld:])
+		}
+	}
+	if c < n {
+		copyPanels(dst[c/neonCols*ps:], ps, src[c:], ld, k, n-c, neonCols, neonCols)
+	}
+}
+
+// neonWidth is how many elements lie from row to row in a panel of packed A.
+const neonWidth = 8
+
+func packATNEON(dst []float32, ps int, src []float32, ld, k, n int) {
+	c := 0
+	for ; c+neonRows <= n; c += neonRows {
+		panel, src := dst[c/neonRows*ps:], src[c:]
+		for p := range k {
+			row := (*[neonWidth]float32)(panel[p*neonWidth:])
+			*(*[neonRows]float32)(row[:]) = *(*[neonRows]float32)(src[p*ld:])
+			row[6], row[7] = 0, 0
+		}
+	}
+	if c < n {
+		copyPanels(dst[c/neonRows*ps:], ps, src[c:], ld, k, n-c, neonRows, neonWidth)
 	}
 }
 

@@ -2,6 +2,12 @@
 
 #include "textflag.h"
 
+DATA roundNEONConsts<>+0(SB)/4, $0x00000001
+DATA roundNEONConsts<>+4(SB)/4, $0x00007FFF
+DATA roundNEONConsts<>+8(SB)/4, $0x00400000
+DATA roundNEONConsts<>+12(SB)/4, $0xFFFF0000
+GLOBL roundNEONConsts<>(SB), RODATA|NOPTR, $16
+
 // func tileNEON(c *float32, ldc int, a *float32, rs, ks int, b *float32, k int, alpha float32, add bool, rows int)
 TEXT ·tileNEON(SB), NOSPLIT, $0-72
 	MOVD c+0(FP), R0
@@ -55,7 +61,32 @@ TEXT ·tileNEON(SB), NOSPLIT, $0-72
 	WORD $0x6E3E1FDE // eor v30.16b, v30.16b, v30.16b
 	WORD $0x6E3F1FFF // eor v31.16b, v31.16b, v31.16b
 	MOVD $0, R8
-step1:
+	CMP $3, R12
+	BGT all1
+step3:
+	FLDPQ.P 32(R10), (F0, F1)
+	FLDPQ.P 32(R10), (F2, F3)
+	WORD $0xBC686844 // ldr s4, [x2, x8]
+	WORD $0xBC686865 // ldr s5, [x3, x8]
+	WORD $0xBC686886 // ldr s6, [x4, x8]
+	WORD $0x4F841008 // fmla v8.4s, v0.4s, v4.s[0]
+	WORD $0x4F841029 // fmla v9.4s, v1.4s, v4.s[0]
+	WORD $0x4F84104A // fmla v10.4s, v2.4s, v4.s[0]
+	WORD $0x4F84106B // fmla v11.4s, v3.4s, v4.s[0]
+	WORD $0x4F85100C // fmla v12.4s, v0.4s, v5.s[0]
+	WORD $0x4F85102D // fmla v13.4s, v1.4s, v5.s[0]
+	WORD $0x4F85104E // fmla v14.4s, v2.4s, v5.s[0]
+	WORD $0x4F85106F // fmla v15.4s, v3.4s, v5.s[0]
+	WORD $0x4F861010 // fmla v16.4s, v0.4s, v6.s[0]
+	WORD $0x4F861031 // fmla v17.4s, v1.4s, v6.s[0]
+	WORD $0x4F861052 // fmla v18.4s, v2.4s, v6.s[0]
+	WORD $0x4F861073 // fmla v19.4s, v3.4s, v6.s[0]
+	ADD R9, R8, R8
+	SUBS $1, R11, R11
+	BNE step3
+	B multiplied2
+all1:
+step4:
 	FLDPQ.P 32(R10), (F0, F1)
 	FLDPQ.P 32(R10), (F2, F3)
 	WORD $0xBC686844 // ldr s4, [x2, x8]
@@ -90,10 +121,11 @@ step1:
 	WORD $0x4F85107F // fmla v31.4s, v3.4s, v5.s[0]
 	ADD R9, R8, R8
 	SUBS $1, R11, R11
-	BNE step1
+	BNE step4
+multiplied2:
 	FMOVS alpha+56(FP), F7
 	MOVBU add+60(FP), R13
-	CBZ R13, write2
+	CBZ R13, write5
 	FLDPQ (R0), (F0, F1)
 	FLDPQ 32(R0), (F2, F3)
 	WORD $0x4F871100 // fmla v0.4s, v8.4s, v7.s[0]
@@ -103,7 +135,7 @@ step1:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $1, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	FLDPQ (R0), (F0, F1)
 	FLDPQ 32(R0), (F2, F3)
@@ -114,7 +146,7 @@ step1:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $2, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	FLDPQ (R0), (F0, F1)
 	FLDPQ 32(R0), (F2, F3)
@@ -125,7 +157,7 @@ step1:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $3, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	FLDPQ (R0), (F0, F1)
 	FLDPQ 32(R0), (F2, F3)
@@ -136,7 +168,7 @@ step1:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $4, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	FLDPQ (R0), (F0, F1)
 	FLDPQ 32(R0), (F2, F3)
@@ -147,7 +179,7 @@ step1:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $5, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	FLDPQ (R0), (F0, F1)
 	FLDPQ 32(R0), (F2, F3)
@@ -158,9 +190,9 @@ step1:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $6, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
-write2:
+write5:
 	WORD $0x4F879100 // fmul v0.4s, v8.4s, v7.s[0]
 	WORD $0x4F879121 // fmul v1.4s, v9.4s, v7.s[0]
 	WORD $0x4F879142 // fmul v2.4s, v10.4s, v7.s[0]
@@ -168,7 +200,7 @@ write2:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $1, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	WORD $0x4F879180 // fmul v0.4s, v12.4s, v7.s[0]
 	WORD $0x4F8791A1 // fmul v1.4s, v13.4s, v7.s[0]
@@ -177,7 +209,7 @@ write2:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $2, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	WORD $0x4F879200 // fmul v0.4s, v16.4s, v7.s[0]
 	WORD $0x4F879221 // fmul v1.4s, v17.4s, v7.s[0]
@@ -186,7 +218,7 @@ write2:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $3, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	WORD $0x4F879280 // fmul v0.4s, v20.4s, v7.s[0]
 	WORD $0x4F8792A1 // fmul v1.4s, v21.4s, v7.s[0]
@@ -195,7 +227,7 @@ write2:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $4, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	WORD $0x4F879300 // fmul v0.4s, v24.4s, v7.s[0]
 	WORD $0x4F879321 // fmul v1.4s, v25.4s, v7.s[0]
@@ -204,7 +236,7 @@ write2:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $5, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
 	WORD $0x4F879380 // fmul v0.4s, v28.4s, v7.s[0]
 	WORD $0x4F8793A1 // fmul v1.4s, v29.4s, v7.s[0]
@@ -213,9 +245,9 @@ write2:
 	FSTPQ (F0, F1), (R0)
 	FSTPQ (F2, F3), 32(R0)
 	CMP $6, R12
-	BLE done3
+	BLE done6
 	ADD R1, R0, R0
-done3:
+done6:
 	RET
 
 // func transposeNEON(dst *float32, ds int, rows *[16]*float32, k int)
@@ -228,8 +260,8 @@ TEXT ·transposeNEON(SB), NOSPLIT, $0-32
 	LDP 16(R7), (R4, R5)
 	MOVD k+24(FP), R6
 	SUBS $4, R6, R6
-	BLT rest5
-four4:
+	BLT rest8
+four7:
 	WORD $0x3CC10440 // ldr q0, [x2], #16
 	WORD $0x3CC10461 // ldr q1, [x3], #16
 	WORD $0x3CC10482 // ldr q2, [x4], #16
@@ -251,11 +283,11 @@ four4:
 	FMOVQ F3, (R0)
 	ADD R1, R0, R0
 	SUBS $4, R6, R6
-	BGE four4
-rest5:
+	BGE four7
+rest8:
 	ADDS $4, R6, R6
-	BLE done7
-one6:
+	BLE done10
+one9:
 	FMOVS.P 4(R2), F0
 	FMOVS.P 4(R3), F1
 	FMOVS.P 4(R4), F2
@@ -266,39 +298,37 @@ one6:
 	FMOVS F3, 12(R0)
 	ADD R1, R0, R0
 	SUBS $1, R6, R6
-	BNE one6
-done7:
+	BNE one9
+done10:
 	RET
 
 // func roundNEON(dst, src *float32, n int)
 TEXT ·roundNEON(SB), NOSPLIT, $0-24
+	MOVD $roundNEONConsts<>(SB), R26
+	FMOVQ 0(R26), F16
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E0C061E // dup v30.4s, v16.s[1]
+	WORD $0x4E14061D // dup v29.4s, v16.s[2]
+	WORD $0x4E1C061C // dup v28.4s, v16.s[3]
 	MOVD dst+0(FP), R0
 	MOVD src+8(FP), R1
 	MOVD n+16(FP), R2
-	MOVD $0x1, R3
-	WORD $0x4E040C64 // dup v4.4s, w3
-	MOVD $0x7fff, R3
-	WORD $0x4E040C65 // dup v5.4s, w3
-	MOVD $0x400000, R3
-	WORD $0x4E040C66 // dup v6.4s, w3
-	MOVD $0xffff0000, R3
-	WORD $0x4E040C67 // dup v7.4s, w3
 	SUBS $4, R2, R2
-	BLT rounded9
-round8:
+	BLT rounded12
+round11:
 	WORD $0x3CC10420 // ldr q0, [x1], #16
 	WORD $0x6F300401 // ushr v1.4s, v0.4s, #16
-	WORD $0x4E241C21 // and v1.16b, v1.16b, v4.16b
-	WORD $0x4EA58421 // add v1.4s, v1.4s, v5.4s
+	WORD $0x4E3F1C21 // and v1.16b, v1.16b, v31.16b
+	WORD $0x4EBE8421 // add v1.4s, v1.4s, v30.4s
 	WORD $0x4EA08421 // add v1.4s, v1.4s, v0.4s
-	WORD $0x4EA61C02 // orr v2.16b, v0.16b, v6.16b
+	WORD $0x4EBD1C02 // orr v2.16b, v0.16b, v29.16b
 	WORD $0x4E20E403 // fcmeq v3.4s, v0.4s, v0.4s
 	WORD $0x6EE31C41 // bif v1.16b, v2.16b, v3.16b
-	WORD $0x4E271C21 // and v1.16b, v1.16b, v7.16b
+	WORD $0x4E3C1C21 // and v1.16b, v1.16b, v28.16b
 	WORD $0x3C810401 // str q1, [x0], #16
 	SUBS $4, R2, R2
-	BGE round8
-rounded9:
+	BGE round11
+rounded12:
 	RET
 
 // func probeNEON(n int)
@@ -336,7 +366,7 @@ TEXT ·probeNEON(SB), NOSPLIT, $0-8
 	WORD $0x6E3D1FBD // eor v29.16b, v29.16b, v29.16b
 	WORD $0x6E3E1FDE // eor v30.16b, v30.16b, v30.16b
 	WORD $0x6E3F1FFF // eor v31.16b, v31.16b, v31.16b
-probe10:
+probe13:
 	WORD $0x4F841008 // fmla v8.4s, v0.4s, v4.s[0]
 	WORD $0x4F841029 // fmla v9.4s, v1.4s, v4.s[0]
 	WORD $0x4F84104A // fmla v10.4s, v2.4s, v4.s[0]
@@ -362,5 +392,5 @@ probe10:
 	WORD $0x4F84105E // fmla v30.4s, v2.4s, v4.s[0]
 	WORD $0x4F84107F // fmla v31.4s, v3.4s, v4.s[0]
 	SUBS $1, R0, R0
-	BGT probe10
+	BGT probe13
 	RET

@@ -67,8 +67,8 @@ func (s *set[T]) plan(j *Job[T], threads int) plan {
 
 // packsA tells whether A has to be packed: because the kernel wants it in another form, or because the cache would not hold
 // what it goes over again and again. Rows that lie a multiple of 4 KiB apart compete for the same lines of the first-level
-// cache, which has 8 or 12 ways. A's transpose is read where it lies only if it is small and gone over a few times, as in
-// attention's backward pass (136 x 32 x 136: 89 % of the peak, 73 % packed).
+// cache, which has 8 or 12 ways (some of Arm's have 4, with which nobody has measured). A's transpose is read where it lies only if it is
+// small and gone over a few times, as in attention's backward pass (136 x 32 x 136: 89 % of the peak, 73 % packed).
 func (s *set[T]) packsA(j *Job[T]) bool {
 	size := int(unsafe.Sizeof(j.Alpha))
 	if j.TransA {

@@ -12,8 +12,8 @@ DATA expScaleNEONConsts<>+0(SB)/4, $0x4B400000
 DATA expScaleNEONConsts<>+4(SB)/4, $0x3FB8AA3B
 DATA expScaleNEONConsts<>+8(SB)/4, $0x3F317218
 DATA expScaleNEONConsts<>+12(SB)/4, $0xB102E308
-DATA expScaleNEONConsts<>+16(SB)/4, $0x3AB57398
-DATA expScaleNEONConsts<>+20(SB)/4, $0x3C0933C1
+DATA expScaleNEONConsts<>+16(SB)/4, $0x3C0933C1
+DATA expScaleNEONConsts<>+20(SB)/4, $0x3AB57398
 DATA expScaleNEONConsts<>+24(SB)/4, $0x3D2AAC11
 DATA expScaleNEONConsts<>+28(SB)/4, $0x3E2AAA0D
 DATA expScaleNEONConsts<>+32(SB)/4, $0x3EFFFFFE
@@ -27,8 +27,8 @@ DATA expSumNEONConsts<>+0(SB)/4, $0x4B400000
 DATA expSumNEONConsts<>+4(SB)/4, $0x3FB8AA3B
 DATA expSumNEONConsts<>+8(SB)/4, $0x3F317218
 DATA expSumNEONConsts<>+12(SB)/4, $0xB102E308
-DATA expSumNEONConsts<>+16(SB)/4, $0x3AB57398
-DATA expSumNEONConsts<>+20(SB)/4, $0x3C0933C1
+DATA expSumNEONConsts<>+16(SB)/4, $0x3C0933C1
+DATA expSumNEONConsts<>+20(SB)/4, $0x3AB57398
 DATA expSumNEONConsts<>+24(SB)/4, $0x3D2AAC11
 DATA expSumNEONConsts<>+28(SB)/4, $0x3E2AAA0D
 DATA expSumNEONConsts<>+32(SB)/4, $0x3EFFFFFE
@@ -42,8 +42,8 @@ DATA sumExpNEONConsts<>+0(SB)/4, $0x4B400000
 DATA sumExpNEONConsts<>+4(SB)/4, $0x3FB8AA3B
 DATA sumExpNEONConsts<>+8(SB)/4, $0x3F317218
 DATA sumExpNEONConsts<>+12(SB)/4, $0xB102E308
-DATA sumExpNEONConsts<>+16(SB)/4, $0x3AB57398
-DATA sumExpNEONConsts<>+20(SB)/4, $0x3C0933C1
+DATA sumExpNEONConsts<>+16(SB)/4, $0x3C0933C1
+DATA sumExpNEONConsts<>+20(SB)/4, $0x3AB57398
 DATA sumExpNEONConsts<>+24(SB)/4, $0x3D2AAC11
 DATA sumExpNEONConsts<>+28(SB)/4, $0x3E2AAA0D
 DATA sumExpNEONConsts<>+32(SB)/4, $0x3EFFFFFE
@@ -58,21 +58,21 @@ DATA geluNEONConsts<>+4(SB)/4, $0x4B400000
 DATA geluNEONConsts<>+8(SB)/4, $0xBF38AA3B
 DATA geluNEONConsts<>+12(SB)/4, $0xBFB17218
 DATA geluNEONConsts<>+16(SB)/4, $0x3182E308
-DATA geluNEONConsts<>+20(SB)/4, $0x37B57398
-DATA geluNEONConsts<>+24(SB)/4, $0xB98933C1
+DATA geluNEONConsts<>+20(SB)/4, $0xB98933C1
+DATA geluNEONConsts<>+24(SB)/4, $0x37B57398
 DATA geluNEONConsts<>+28(SB)/4, $0x3B2AAC11
 DATA geluNEONConsts<>+32(SB)/4, $0xBCAAAA0D
 DATA geluNEONConsts<>+36(SB)/4, $0x3DFFFFFE
 DATA geluNEONConsts<>+40(SB)/4, $0xBF000000
 DATA geluNEONConsts<>+44(SB)/4, $0x3F800000
 DATA geluNEONConsts<>+48(SB)/4, $0x4153765A
-DATA geluNEONConsts<>+52(SB)/4, $0x3B859D70
-DATA geluNEONConsts<>+56(SB)/4, $0x3D255DA8
+DATA geluNEONConsts<>+52(SB)/4, $0x3D255DA8
+DATA geluNEONConsts<>+56(SB)/4, $0x3B859D70
 DATA geluNEONConsts<>+60(SB)/4, $0x3E3AD73F
 DATA geluNEONConsts<>+64(SB)/4, $0x3EDFDF55
 DATA geluNEONConsts<>+68(SB)/4, $0x3F000000
-DATA geluNEONConsts<>+72(SB)/4, $0x3C27759F
-DATA geluNEONConsts<>+76(SB)/4, $0x3DCF44F1
+DATA geluNEONConsts<>+72(SB)/4, $0x3DCF44F1
+DATA geluNEONConsts<>+76(SB)/4, $0x3C27759F
 DATA geluNEONConsts<>+80(SB)/4, $0x3EEF52D5
 DATA geluNEONConsts<>+84(SB)/4, $0x3F998258
 DATA geluNEONConsts<>+88(SB)/4, $0x3FD610C2
@@ -83,21 +83,21 @@ DATA geluBackwardNEONConsts<>+4(SB)/4, $0x4B400000
 DATA geluBackwardNEONConsts<>+8(SB)/4, $0xBF38AA3B
 DATA geluBackwardNEONConsts<>+12(SB)/4, $0xBFB17218
 DATA geluBackwardNEONConsts<>+16(SB)/4, $0x3182E308
-DATA geluBackwardNEONConsts<>+20(SB)/4, $0x37B57398
-DATA geluBackwardNEONConsts<>+24(SB)/4, $0xB98933C1
+DATA geluBackwardNEONConsts<>+20(SB)/4, $0xB98933C1
+DATA geluBackwardNEONConsts<>+24(SB)/4, $0x37B57398
 DATA geluBackwardNEONConsts<>+28(SB)/4, $0x3B2AAC11
 DATA geluBackwardNEONConsts<>+32(SB)/4, $0xBCAAAA0D
 DATA geluBackwardNEONConsts<>+36(SB)/4, $0x3DFFFFFE
 DATA geluBackwardNEONConsts<>+40(SB)/4, $0xBF000000
 DATA geluBackwardNEONConsts<>+44(SB)/4, $0x3F800000
 DATA geluBackwardNEONConsts<>+48(SB)/4, $0x4153765A
-DATA geluBackwardNEONConsts<>+52(SB)/4, $0x3B859D70
-DATA geluBackwardNEONConsts<>+56(SB)/4, $0x3D255DA8
+DATA geluBackwardNEONConsts<>+52(SB)/4, $0x3D255DA8
+DATA geluBackwardNEONConsts<>+56(SB)/4, $0x3B859D70
 DATA geluBackwardNEONConsts<>+60(SB)/4, $0x3E3AD73F
 DATA geluBackwardNEONConsts<>+64(SB)/4, $0x3EDFDF55
 DATA geluBackwardNEONConsts<>+68(SB)/4, $0x3F000000
-DATA geluBackwardNEONConsts<>+72(SB)/4, $0x3C27759F
-DATA geluBackwardNEONConsts<>+76(SB)/4, $0x3DCF44F1
+DATA geluBackwardNEONConsts<>+72(SB)/4, $0x3DCF44F1
+DATA geluBackwardNEONConsts<>+76(SB)/4, $0x3C27759F
 DATA geluBackwardNEONConsts<>+80(SB)/4, $0x3EEF52D5
 DATA geluBackwardNEONConsts<>+84(SB)/4, $0x3F998258
 DATA geluBackwardNEONConsts<>+88(SB)/4, $0x3FD610C2
@@ -110,8 +110,8 @@ DATA geluTanhNEONConsts<>+8(SB)/4, $0x4B400000
 DATA geluTanhNEONConsts<>+12(SB)/4, $0x3FB8AA3B
 DATA geluTanhNEONConsts<>+16(SB)/4, $0x3F317218
 DATA geluTanhNEONConsts<>+20(SB)/4, $0xB102E308
-DATA geluTanhNEONConsts<>+24(SB)/4, $0x3AB57398
-DATA geluTanhNEONConsts<>+28(SB)/4, $0x3C0933C1
+DATA geluTanhNEONConsts<>+24(SB)/4, $0x3C0933C1
+DATA geluTanhNEONConsts<>+28(SB)/4, $0x3AB57398
 DATA geluTanhNEONConsts<>+32(SB)/4, $0x3D2AAC11
 DATA geluTanhNEONConsts<>+36(SB)/4, $0x3E2AAA0D
 DATA geluTanhNEONConsts<>+40(SB)/4, $0x3EFFFFFE
@@ -129,8 +129,8 @@ DATA geluTanhBackwardNEONConsts<>+16(SB)/4, $0x4B400000
 DATA geluTanhBackwardNEONConsts<>+20(SB)/4, $0x3FB8AA3B
 DATA geluTanhBackwardNEONConsts<>+24(SB)/4, $0x3F317218
 DATA geluTanhBackwardNEONConsts<>+28(SB)/4, $0xB102E308
-DATA geluTanhBackwardNEONConsts<>+32(SB)/4, $0x3AB57398
-DATA geluTanhBackwardNEONConsts<>+36(SB)/4, $0x3C0933C1
+DATA geluTanhBackwardNEONConsts<>+32(SB)/4, $0x3C0933C1
+DATA geluTanhBackwardNEONConsts<>+36(SB)/4, $0x3AB57398
 DATA geluTanhBackwardNEONConsts<>+40(SB)/4, $0x3D2AAC11
 DATA geluTanhBackwardNEONConsts<>+44(SB)/4, $0x3E2AAA0D
 DATA geluTanhBackwardNEONConsts<>+48(SB)/4, $0x3EFFFFFE
@@ -142,8 +142,8 @@ DATA siluNEONConsts<>+0(SB)/4, $0x4B400000
 DATA siluNEONConsts<>+4(SB)/4, $0x3FB8AA3B
 DATA siluNEONConsts<>+8(SB)/4, $0x3F317218
 DATA siluNEONConsts<>+12(SB)/4, $0xB102E308
-DATA siluNEONConsts<>+16(SB)/4, $0x3AB57398
-DATA siluNEONConsts<>+20(SB)/4, $0x3C0933C1
+DATA siluNEONConsts<>+16(SB)/4, $0x3C0933C1
+DATA siluNEONConsts<>+20(SB)/4, $0x3AB57398
 DATA siluNEONConsts<>+24(SB)/4, $0x3D2AAC11
 DATA siluNEONConsts<>+28(SB)/4, $0x3E2AAA0D
 DATA siluNEONConsts<>+32(SB)/4, $0x3EFFFFFE
@@ -159,8 +159,8 @@ DATA siluBackwardNEONConsts<>+8(SB)/4, $0x4B400000
 DATA siluBackwardNEONConsts<>+12(SB)/4, $0x3FB8AA3B
 DATA siluBackwardNEONConsts<>+16(SB)/4, $0x3F317218
 DATA siluBackwardNEONConsts<>+20(SB)/4, $0xB102E308
-DATA siluBackwardNEONConsts<>+24(SB)/4, $0x3AB57398
-DATA siluBackwardNEONConsts<>+28(SB)/4, $0x3C0933C1
+DATA siluBackwardNEONConsts<>+24(SB)/4, $0x3C0933C1
+DATA siluBackwardNEONConsts<>+28(SB)/4, $0x3AB57398
 DATA siluBackwardNEONConsts<>+32(SB)/4, $0x3D2AAC11
 DATA siluBackwardNEONConsts<>+36(SB)/4, $0x3E2AAA0D
 DATA siluBackwardNEONConsts<>+40(SB)/4, $0x3EFFFFFE
@@ -172,8 +172,8 @@ DATA tanhNEONConsts<>+4(SB)/4, $0x4B400000
 DATA tanhNEONConsts<>+8(SB)/4, $0xC038AA3B
 DATA tanhNEONConsts<>+12(SB)/4, $0xBEB17218
 DATA tanhNEONConsts<>+16(SB)/4, $0x3082E308
-DATA tanhNEONConsts<>+20(SB)/4, $0x3DB57398
-DATA tanhNEONConsts<>+24(SB)/4, $0xBE8933C1
+DATA tanhNEONConsts<>+20(SB)/4, $0xBE8933C1
+DATA tanhNEONConsts<>+24(SB)/4, $0x3DB57398
 DATA tanhNEONConsts<>+28(SB)/4, $0x3F2AAC11
 DATA tanhNEONConsts<>+32(SB)/4, $0xBFAAAA0D
 DATA tanhNEONConsts<>+36(SB)/4, $0x3FFFFFFE
@@ -188,8 +188,8 @@ DATA tanhBackwardNEONConsts<>+4(SB)/4, $0x4B400000
 DATA tanhBackwardNEONConsts<>+8(SB)/4, $0xC038AA3B
 DATA tanhBackwardNEONConsts<>+12(SB)/4, $0xBEB17218
 DATA tanhBackwardNEONConsts<>+16(SB)/4, $0x3082E308
-DATA tanhBackwardNEONConsts<>+20(SB)/4, $0x3DB57398
-DATA tanhBackwardNEONConsts<>+24(SB)/4, $0xBE8933C1
+DATA tanhBackwardNEONConsts<>+20(SB)/4, $0xBE8933C1
+DATA tanhBackwardNEONConsts<>+24(SB)/4, $0x3DB57398
 DATA tanhBackwardNEONConsts<>+28(SB)/4, $0x3F2AAC11
 DATA tanhBackwardNEONConsts<>+32(SB)/4, $0xBFAAAA0D
 DATA tanhBackwardNEONConsts<>+36(SB)/4, $0x3FFFFFFE
@@ -242,7 +242,6 @@ loop3:
 	SUBS $1, R20, R20
 	BGE loop3
 next4:
-	ADD $1, R20, R20
 	RET
 
 // func mulNEON(y, a, b []float32)
@@ -272,7 +271,6 @@ loop7:
 	SUBS $1, R20, R20
 	BGE loop7
 next8:
-	ADD $1, R20, R20
 	RET
 
 // func mulAddNEON(y, a, b []float32, alpha float32)
@@ -309,7 +307,6 @@ loop11:
 	SUBS $1, R20, R20
 	BGE loop11
 next12:
-	ADD $1, R20, R20
 	RET
 
 // func axpyNEON(y, x []float32, alpha float32)
@@ -341,7 +338,6 @@ loop15:
 	SUBS $1, R20, R20
 	BGE loop15
 next16:
-	ADD $1, R20, R20
 	RET
 
 // func scaleNEON(y, x []float32, alpha float32)
@@ -370,7 +366,6 @@ loop19:
 	SUBS $1, R20, R20
 	BGE loop19
 next20:
-	ADD $1, R20, R20
 	RET
 
 // func axpbyNEON(y, x, z []float32, alpha, beta float32)
@@ -406,7 +401,6 @@ loop23:
 	SUBS $1, R20, R20
 	BGE loop23
 next24:
-	ADD $1, R20, R20
 	RET
 
 // func softmaxBackwardNEON(ds, p, dp []float32, delta, scale float32)
@@ -444,7 +438,6 @@ loop27:
 	SUBS $1, R20, R20
 	BGE loop27
 next28:
-	ADD $1, R20, R20
 	RET
 
 // func rotateNEON(y, z, a, b, cos, sin []float32)
@@ -489,7 +482,6 @@ loop31:
 	SUBS $1, R20, R20
 	BGE loop31
 next32:
-	ADD $1, R20, R20
 	RET
 
 // func addRowsNEON(acc, x []float32, stride int)
@@ -555,7 +547,6 @@ loop35:
 	SUBS $1, R20, R20
 	BGE loop35
 next36:
-	ADD $1, R20, R20
 	RET
 
 // func maskRowNEON(s []float32, id int32, ids []int32)
@@ -592,7 +583,6 @@ loop39:
 	SUBS $1, R20, R20
 	BGE loop39
 next40:
-	ADD $1, R20, R20
 	RET
 
 // func dotNEON(a, b []float32) float32
@@ -642,7 +632,6 @@ loop45:
 	SUBS $1, R20, R20
 	BGE loop45
 next46:
-	ADD $1, R20, R20
 	WORD $0x4E3ED7FF // fadd v31.4s, v31.4s, v30.4s
 	WORD $0x4E3CD7BD // fadd v29.4s, v29.4s, v28.4s
 	WORD $0x4E3DD7FF // fadd v31.4s, v31.4s, v29.4s
@@ -699,7 +688,6 @@ loop51:
 	SUBS $1, R20, R20
 	BGE loop51
 next52:
-	ADD $1, R20, R20
 	WORD $0x4E7ED7FF // fadd v31.2d, v31.2d, v30.2d
 	WORD $0x4E7CD7BD // fadd v29.2d, v29.2d, v28.2d
 	WORD $0x4E7DD7FF // fadd v31.2d, v31.2d, v29.2d
@@ -760,7 +748,6 @@ loop57:
 	SUBS $1, R20, R20
 	BGE loop57
 next58:
-	ADD $1, R20, R20
 	WORD $0x4E3EC7FF // fmaxnm v31.4s, v31.4s, v30.4s
 	WORD $0x4E3DC7FF // fmaxnm v31.4s, v31.4s, v29.4s
 	WORD $0x4E3CC7FF // fmaxnm v31.4s, v31.4s, v28.4s
@@ -775,6 +762,10 @@ TEXT ·expScaleNEON(SB), NOSPLIT, $0-56
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E04061D // dup v29.4s, v16.s[0]
+	WORD $0x4E14065C // dup v28.4s, v18.s[2]
+	WORD $0x4E1C065B // dup v27.4s, v18.s[3]
+	WORD $0x4E04067A // dup v26.4s, v19.s[0]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
@@ -790,13 +781,11 @@ loop59:
 	WORD $0x4EA01C05 // mov v5.16b, v0.16b
 	WORD $0x4E040601 // dup v1.4s, v16.s[0]
 	WORD $0x4FB01001 // fmla v1.4s, v0.4s, v16.s[1]
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2D422 // fsub v2.4s, v1.4s, v2.4s
+	WORD $0x4EBDD422 // fsub v2.4s, v1.4s, v29.4s
 	WORD $0x4F905840 // fmls v0.4s, v2.4s, v16.s[2]
 	WORD $0x4FB05840 // fmls v0.4s, v2.4s, v16.s[3]
-	WORD $0x4E040624 // dup v4.4s, v17.s[0]
-	WORD $0x4E0C0623 // dup v3.4s, v17.s[1]
-	WORD $0x4E20CC83 // fmla v3.4s, v4.4s, v0.4s
+	WORD $0x4E040623 // dup v3.4s, v17.s[0]
+	WORD $0x4FB11003 // fmla v3.4s, v0.4s, v17.s[1]
 	WORD $0x4E140624 // dup v4.4s, v17.s[2]
 	WORD $0x4E20CC64 // fmla v4.4s, v3.4s, v0.4s
 	WORD $0x4E1C0623 // dup v3.4s, v17.s[3]
@@ -809,13 +798,10 @@ loop59:
 	WORD $0x4E20CC62 // fmla v2.4s, v3.4s, v0.4s
 	WORD $0x4F375421 // shl v1.4s, v1.4s, #23
 	WORD $0x4EA18440 // add v0.4s, v2.4s, v1.4s
-	WORD $0x4E140641 // dup v1.4s, v18.s[2]
-	WORD $0x6EA5E421 // fcmgt v1.4s, v1.4s, v5.4s
+	WORD $0x6EA5E781 // fcmgt v1.4s, v28.4s, v5.4s
 	WORD $0x4E611C00 // bic v0.16b, v0.16b, v1.16b
-	WORD $0x4E1C0641 // dup v1.4s, v18.s[3]
-	WORD $0x6EA1E4A1 // fcmgt v1.4s, v5.4s, v1.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA11C40 // bit v0.16b, v2.16b, v1.16b
+	WORD $0x6EBBE4A1 // fcmgt v1.4s, v5.4s, v27.4s
+	WORD $0x6EA11F40 // bit v0.16b, v26.16b, v1.16b
 	WORD $0x4E25E4A1 // fcmeq v1.4s, v5.4s, v5.4s
 	WORD $0x6EE11CA0 // bif v0.16b, v5.16b, v1.16b
 	WORD $0x6E3EDC00 // fmul v0.4s, v0.4s, v30.4s
@@ -832,13 +818,11 @@ loop61:
 	WORD $0x4EA01C05 // mov v5.16b, v0.16b
 	WORD $0x4E040601 // dup v1.4s, v16.s[0]
 	WORD $0x4FB01001 // fmla v1.4s, v0.4s, v16.s[1]
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2D422 // fsub v2.4s, v1.4s, v2.4s
+	WORD $0x4EBDD422 // fsub v2.4s, v1.4s, v29.4s
 	WORD $0x4F905840 // fmls v0.4s, v2.4s, v16.s[2]
 	WORD $0x4FB05840 // fmls v0.4s, v2.4s, v16.s[3]
-	WORD $0x4E040624 // dup v4.4s, v17.s[0]
-	WORD $0x4E0C0623 // dup v3.4s, v17.s[1]
-	WORD $0x4E20CC83 // fmla v3.4s, v4.4s, v0.4s
+	WORD $0x4E040623 // dup v3.4s, v17.s[0]
+	WORD $0x4FB11003 // fmla v3.4s, v0.4s, v17.s[1]
 	WORD $0x4E140624 // dup v4.4s, v17.s[2]
 	WORD $0x4E20CC64 // fmla v4.4s, v3.4s, v0.4s
 	WORD $0x4E1C0623 // dup v3.4s, v17.s[3]
@@ -851,13 +835,10 @@ loop61:
 	WORD $0x4E20CC62 // fmla v2.4s, v3.4s, v0.4s
 	WORD $0x4F375421 // shl v1.4s, v1.4s, #23
 	WORD $0x4EA18440 // add v0.4s, v2.4s, v1.4s
-	WORD $0x4E140641 // dup v1.4s, v18.s[2]
-	WORD $0x6EA5E421 // fcmgt v1.4s, v1.4s, v5.4s
+	WORD $0x6EA5E781 // fcmgt v1.4s, v28.4s, v5.4s
 	WORD $0x4E611C00 // bic v0.16b, v0.16b, v1.16b
-	WORD $0x4E1C0641 // dup v1.4s, v18.s[3]
-	WORD $0x6EA1E4A1 // fcmgt v1.4s, v5.4s, v1.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA11C40 // bit v0.16b, v2.16b, v1.16b
+	WORD $0x6EBBE4A1 // fcmgt v1.4s, v5.4s, v27.4s
+	WORD $0x6EA11F40 // bit v0.16b, v26.16b, v1.16b
 	WORD $0x4E25E4A1 // fcmeq v1.4s, v5.4s, v5.4s
 	WORD $0x6EE11CA0 // bif v0.16b, v5.16b, v1.16b
 	WORD $0x6E3EDC00 // fmul v0.4s, v0.4s, v30.4s
@@ -865,7 +846,6 @@ loop61:
 	SUBS $1, R20, R20
 	BGE loop61
 next62:
-	ADD $1, R20, R20
 	RET
 
 // func expSumNEON(y, x []float32, shift float32) float32
@@ -875,6 +855,10 @@ TEXT ·expSumNEON(SB), NOSPLIT, $0-60
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E04061D // dup v29.4s, v16.s[0]
+	WORD $0x4E14065C // dup v28.4s, v18.s[2]
+	WORD $0x4E1C065B // dup v27.4s, v18.s[3]
+	WORD $0x4E04067A // dup v26.4s, v19.s[0]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
@@ -889,13 +873,11 @@ loop63:
 	WORD $0x4EA01C05 // mov v5.16b, v0.16b
 	WORD $0x4E040601 // dup v1.4s, v16.s[0]
 	WORD $0x4FB01001 // fmla v1.4s, v0.4s, v16.s[1]
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2D422 // fsub v2.4s, v1.4s, v2.4s
+	WORD $0x4EBDD422 // fsub v2.4s, v1.4s, v29.4s
 	WORD $0x4F905840 // fmls v0.4s, v2.4s, v16.s[2]
 	WORD $0x4FB05840 // fmls v0.4s, v2.4s, v16.s[3]
-	WORD $0x4E040624 // dup v4.4s, v17.s[0]
-	WORD $0x4E0C0623 // dup v3.4s, v17.s[1]
-	WORD $0x4E20CC83 // fmla v3.4s, v4.4s, v0.4s
+	WORD $0x4E040623 // dup v3.4s, v17.s[0]
+	WORD $0x4FB11003 // fmla v3.4s, v0.4s, v17.s[1]
 	WORD $0x4E140624 // dup v4.4s, v17.s[2]
 	WORD $0x4E20CC64 // fmla v4.4s, v3.4s, v0.4s
 	WORD $0x4E1C0623 // dup v3.4s, v17.s[3]
@@ -908,13 +890,10 @@ loop63:
 	WORD $0x4E20CC62 // fmla v2.4s, v3.4s, v0.4s
 	WORD $0x4F375421 // shl v1.4s, v1.4s, #23
 	WORD $0x4EA18440 // add v0.4s, v2.4s, v1.4s
-	WORD $0x4E140641 // dup v1.4s, v18.s[2]
-	WORD $0x6EA5E421 // fcmgt v1.4s, v1.4s, v5.4s
+	WORD $0x6EA5E781 // fcmgt v1.4s, v28.4s, v5.4s
 	WORD $0x4E611C00 // bic v0.16b, v0.16b, v1.16b
-	WORD $0x4E1C0641 // dup v1.4s, v18.s[3]
-	WORD $0x6EA1E4A1 // fcmgt v1.4s, v5.4s, v1.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA11C40 // bit v0.16b, v2.16b, v1.16b
+	WORD $0x6EBBE4A1 // fcmgt v1.4s, v5.4s, v27.4s
+	WORD $0x6EA11F40 // bit v0.16b, v26.16b, v1.16b
 	WORD $0x4E25E4A1 // fcmeq v1.4s, v5.4s, v5.4s
 	WORD $0x6EE11CA0 // bif v0.16b, v5.16b, v1.16b
 	WORD $0x4E20D7DE // fadd v30.4s, v30.4s, v0.4s
@@ -931,13 +910,11 @@ loop65:
 	WORD $0x4EA01C05 // mov v5.16b, v0.16b
 	WORD $0x4E040601 // dup v1.4s, v16.s[0]
 	WORD $0x4FB01001 // fmla v1.4s, v0.4s, v16.s[1]
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2D422 // fsub v2.4s, v1.4s, v2.4s
+	WORD $0x4EBDD422 // fsub v2.4s, v1.4s, v29.4s
 	WORD $0x4F905840 // fmls v0.4s, v2.4s, v16.s[2]
 	WORD $0x4FB05840 // fmls v0.4s, v2.4s, v16.s[3]
-	WORD $0x4E040624 // dup v4.4s, v17.s[0]
-	WORD $0x4E0C0623 // dup v3.4s, v17.s[1]
-	WORD $0x4E20CC83 // fmla v3.4s, v4.4s, v0.4s
+	WORD $0x4E040623 // dup v3.4s, v17.s[0]
+	WORD $0x4FB11003 // fmla v3.4s, v0.4s, v17.s[1]
 	WORD $0x4E140624 // dup v4.4s, v17.s[2]
 	WORD $0x4E20CC64 // fmla v4.4s, v3.4s, v0.4s
 	WORD $0x4E1C0623 // dup v3.4s, v17.s[3]
@@ -950,13 +927,10 @@ loop65:
 	WORD $0x4E20CC62 // fmla v2.4s, v3.4s, v0.4s
 	WORD $0x4F375421 // shl v1.4s, v1.4s, #23
 	WORD $0x4EA18440 // add v0.4s, v2.4s, v1.4s
-	WORD $0x4E140641 // dup v1.4s, v18.s[2]
-	WORD $0x6EA5E421 // fcmgt v1.4s, v1.4s, v5.4s
+	WORD $0x6EA5E781 // fcmgt v1.4s, v28.4s, v5.4s
 	WORD $0x4E611C00 // bic v0.16b, v0.16b, v1.16b
-	WORD $0x4E1C0641 // dup v1.4s, v18.s[3]
-	WORD $0x6EA1E4A1 // fcmgt v1.4s, v5.4s, v1.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA11C40 // bit v0.16b, v2.16b, v1.16b
+	WORD $0x6EBBE4A1 // fcmgt v1.4s, v5.4s, v27.4s
+	WORD $0x6EA11F40 // bit v0.16b, v26.16b, v1.16b
 	WORD $0x4E25E4A1 // fcmeq v1.4s, v5.4s, v5.4s
 	WORD $0x6EE11CA0 // bif v0.16b, v5.16b, v1.16b
 	WORD $0x1E204000 // fmov s0, s0
@@ -965,7 +939,6 @@ loop65:
 	SUBS $1, R20, R20
 	BGE loop65
 next66:
-	ADD $1, R20, R20
 	WORD $0x6E3ED7DE // faddp v30.4s, v30.4s, v30.4s
 	WORD $0x6E3ED7DE // faddp v30.4s, v30.4s, v30.4s
 	FMOVS F30, ret+56(FP)
@@ -978,6 +951,10 @@ TEXT ·sumExpNEON(SB), NOSPLIT, $0-36
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E04061D // dup v29.4s, v16.s[0]
+	WORD $0x4E14065C // dup v28.4s, v18.s[2]
+	WORD $0x4E1C065B // dup v27.4s, v18.s[3]
+	WORD $0x4E04067A // dup v26.4s, v19.s[0]
 	MOVD x_base+0(FP), R1
 	MOVD x_len+8(FP), R20
 	MOVWU shift+24(FP), R26
@@ -991,13 +968,11 @@ loop67:
 	WORD $0x4EA01C05 // mov v5.16b, v0.16b
 	WORD $0x4E040601 // dup v1.4s, v16.s[0]
 	WORD $0x4FB01001 // fmla v1.4s, v0.4s, v16.s[1]
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2D422 // fsub v2.4s, v1.4s, v2.4s
+	WORD $0x4EBDD422 // fsub v2.4s, v1.4s, v29.4s
 	WORD $0x4F905840 // fmls v0.4s, v2.4s, v16.s[2]
 	WORD $0x4FB05840 // fmls v0.4s, v2.4s, v16.s[3]
-	WORD $0x4E040624 // dup v4.4s, v17.s[0]
-	WORD $0x4E0C0623 // dup v3.4s, v17.s[1]
-	WORD $0x4E20CC83 // fmla v3.4s, v4.4s, v0.4s
+	WORD $0x4E040623 // dup v3.4s, v17.s[0]
+	WORD $0x4FB11003 // fmla v3.4s, v0.4s, v17.s[1]
 	WORD $0x4E140624 // dup v4.4s, v17.s[2]
 	WORD $0x4E20CC64 // fmla v4.4s, v3.4s, v0.4s
 	WORD $0x4E1C0623 // dup v3.4s, v17.s[3]
@@ -1010,13 +985,10 @@ loop67:
 	WORD $0x4E20CC62 // fmla v2.4s, v3.4s, v0.4s
 	WORD $0x4F375421 // shl v1.4s, v1.4s, #23
 	WORD $0x4EA18440 // add v0.4s, v2.4s, v1.4s
-	WORD $0x4E140641 // dup v1.4s, v18.s[2]
-	WORD $0x6EA5E421 // fcmgt v1.4s, v1.4s, v5.4s
+	WORD $0x6EA5E781 // fcmgt v1.4s, v28.4s, v5.4s
 	WORD $0x4E611C00 // bic v0.16b, v0.16b, v1.16b
-	WORD $0x4E1C0641 // dup v1.4s, v18.s[3]
-	WORD $0x6EA1E4A1 // fcmgt v1.4s, v5.4s, v1.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA11C40 // bit v0.16b, v2.16b, v1.16b
+	WORD $0x6EBBE4A1 // fcmgt v1.4s, v5.4s, v27.4s
+	WORD $0x6EA11F40 // bit v0.16b, v26.16b, v1.16b
 	WORD $0x4E25E4A1 // fcmeq v1.4s, v5.4s, v5.4s
 	WORD $0x6EE11CA0 // bif v0.16b, v5.16b, v1.16b
 	WORD $0x4E20D7DE // fadd v30.4s, v30.4s, v0.4s
@@ -1032,13 +1004,11 @@ loop69:
 	WORD $0x4EA01C05 // mov v5.16b, v0.16b
 	WORD $0x4E040601 // dup v1.4s, v16.s[0]
 	WORD $0x4FB01001 // fmla v1.4s, v0.4s, v16.s[1]
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2D422 // fsub v2.4s, v1.4s, v2.4s
+	WORD $0x4EBDD422 // fsub v2.4s, v1.4s, v29.4s
 	WORD $0x4F905840 // fmls v0.4s, v2.4s, v16.s[2]
 	WORD $0x4FB05840 // fmls v0.4s, v2.4s, v16.s[3]
-	WORD $0x4E040624 // dup v4.4s, v17.s[0]
-	WORD $0x4E0C0623 // dup v3.4s, v17.s[1]
-	WORD $0x4E20CC83 // fmla v3.4s, v4.4s, v0.4s
+	WORD $0x4E040623 // dup v3.4s, v17.s[0]
+	WORD $0x4FB11003 // fmla v3.4s, v0.4s, v17.s[1]
 	WORD $0x4E140624 // dup v4.4s, v17.s[2]
 	WORD $0x4E20CC64 // fmla v4.4s, v3.4s, v0.4s
 	WORD $0x4E1C0623 // dup v3.4s, v17.s[3]
@@ -1051,13 +1021,10 @@ loop69:
 	WORD $0x4E20CC62 // fmla v2.4s, v3.4s, v0.4s
 	WORD $0x4F375421 // shl v1.4s, v1.4s, #23
 	WORD $0x4EA18440 // add v0.4s, v2.4s, v1.4s
-	WORD $0x4E140641 // dup v1.4s, v18.s[2]
-	WORD $0x6EA5E421 // fcmgt v1.4s, v1.4s, v5.4s
+	WORD $0x6EA5E781 // fcmgt v1.4s, v28.4s, v5.4s
 	WORD $0x4E611C00 // bic v0.16b, v0.16b, v1.16b
-	WORD $0x4E1C0641 // dup v1.4s, v18.s[3]
-	WORD $0x6EA1E4A1 // fcmgt v1.4s, v5.4s, v1.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA11C40 // bit v0.16b, v2.16b, v1.16b
+	WORD $0x6EBBE4A1 // fcmgt v1.4s, v5.4s, v27.4s
+	WORD $0x6EA11F40 // bit v0.16b, v26.16b, v1.16b
 	WORD $0x4E25E4A1 // fcmeq v1.4s, v5.4s, v5.4s
 	WORD $0x6EE11CA0 // bif v0.16b, v5.16b, v1.16b
 	WORD $0x1E204000 // fmov s0, s0
@@ -1065,7 +1032,6 @@ loop69:
 	SUBS $1, R20, R20
 	BGE loop69
 next70:
-	ADD $1, R20, R20
 	WORD $0x6E3ED7DE // faddp v30.4s, v30.4s, v30.4s
 	WORD $0x6E3ED7DE // faddp v30.4s, v30.4s, v30.4s
 	FMOVS F30, ret+32(FP)
@@ -1080,6 +1046,10 @@ TEXT ·geluNEON(SB), NOSPLIT, $0-48
 	FMOVQ 48(R26), F19
 	FMOVQ 64(R26), F20
 	FMOVQ 80(R26), F21
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E0C061E // dup v30.4s, v16.s[1]
+	WORD $0x4E04067D // dup v29.4s, v19.s[0]
+	WORD $0x4E1C065C // dup v28.4s, v18.s[3]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
@@ -1089,18 +1059,15 @@ TEXT ·geluNEON(SB), NOSPLIT, $0-48
 loop71:
 	WORD $0x3CC10420 // ldr q0, [x1], #16
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2F421 // fmin v1.4s, v1.4s, v2.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x6E21DC22 // fmul v2.4s, v1.4s, v1.4s
 	WORD $0x4E0C0605 // dup v5.4s, v16.s[1]
 	WORD $0x4F901845 // fmla v5.4s, v2.4s, v16.s[2]
-	WORD $0x4E0C0606 // dup v6.4s, v16.s[1]
-	WORD $0x4EA6D4A6 // fsub v6.4s, v5.4s, v6.4s
+	WORD $0x4EBED4A6 // fsub v6.4s, v5.4s, v30.4s
 	WORD $0x4FB058C2 // fmls v2.4s, v6.4s, v16.s[3]
 	WORD $0x4F9150C2 // fmls v2.4s, v6.4s, v17.s[0]
-	WORD $0x4E0C0628 // dup v8.4s, v17.s[1]
-	WORD $0x4E140627 // dup v7.4s, v17.s[2]
-	WORD $0x4E22CD07 // fmla v7.4s, v8.4s, v2.4s
+	WORD $0x4E0C0627 // dup v7.4s, v17.s[1]
+	WORD $0x4F911847 // fmla v7.4s, v2.4s, v17.s[2]
 	WORD $0x4E1C0628 // dup v8.4s, v17.s[3]
 	WORD $0x4E22CCE8 // fmla v8.4s, v7.4s, v2.4s
 	WORD $0x4E040647 // dup v7.4s, v18.s[0]
@@ -1113,21 +1080,18 @@ loop71:
 	WORD $0x4E22CCE6 // fmla v6.4s, v7.4s, v2.4s
 	WORD $0x4F3754A5 // shl v5.4s, v5.4s, #23
 	WORD $0x4EA584C2 // add v2.4s, v6.4s, v5.4s
-	WORD $0x4E040663 // dup v3.4s, v19.s[0]
-	WORD $0x6EA3E423 // fcmgt v3.4s, v1.4s, v3.4s
+	WORD $0x6EBDE423 // fcmgt v3.4s, v1.4s, v29.4s
 	WORD $0x4E631C42 // bic v2.16b, v2.16b, v3.16b
-	WORD $0x4E0C0663 // dup v3.4s, v19.s[1]
-	WORD $0x4E140665 // dup v5.4s, v19.s[2]
-	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
+	WORD $0x4E0C0665 // dup v5.4s, v19.s[1]
+	WORD $0x4F931825 // fmla v5.4s, v1.4s, v19.s[2]
 	WORD $0x4E1C0663 // dup v3.4s, v19.s[3]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
 	WORD $0x4E040685 // dup v5.4s, v20.s[0]
 	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
 	WORD $0x4E0C0683 // dup v3.4s, v20.s[1]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
-	WORD $0x4E140685 // dup v5.4s, v20.s[2]
-	WORD $0x4E1C0684 // dup v4.4s, v20.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140684 // dup v4.4s, v20.s[2]
+	WORD $0x4FB41824 // fmla v4.4s, v1.4s, v20.s[3]
 	WORD $0x4E0406A5 // dup v5.4s, v21.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C06A4 // dup v4.4s, v21.s[1]
@@ -1138,8 +1102,7 @@ loop71:
 	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
 	WORD $0x6E22DC63 // fmul v3.4s, v3.4s, v2.4s
 	WORD $0x6E24FC63 // fdiv v3.4s, v3.4s, v4.4s
-	WORD $0x4E1C0644 // dup v4.4s, v18.s[3]
-	WORD $0x4EA3D484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x4EA3D784 // fsub v4.4s, v28.4s, v3.4s
 	WORD $0x6E2FE402 // fcmge v2.4s, v0.4s, v15.4s
 	WORD $0x6EA21C83 // bit v3.16b, v4.16b, v2.16b
 	WORD $0x6E23DC00 // fmul v0.4s, v0.4s, v3.4s
@@ -1153,18 +1116,15 @@ next72:
 loop73:
 	FMOVS.P 4(R1), F0
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2F421 // fmin v1.4s, v1.4s, v2.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x6E21DC22 // fmul v2.4s, v1.4s, v1.4s
 	WORD $0x4E0C0605 // dup v5.4s, v16.s[1]
 	WORD $0x4F901845 // fmla v5.4s, v2.4s, v16.s[2]
-	WORD $0x4E0C0606 // dup v6.4s, v16.s[1]
-	WORD $0x4EA6D4A6 // fsub v6.4s, v5.4s, v6.4s
+	WORD $0x4EBED4A6 // fsub v6.4s, v5.4s, v30.4s
 	WORD $0x4FB058C2 // fmls v2.4s, v6.4s, v16.s[3]
 	WORD $0x4F9150C2 // fmls v2.4s, v6.4s, v17.s[0]
-	WORD $0x4E0C0628 // dup v8.4s, v17.s[1]
-	WORD $0x4E140627 // dup v7.4s, v17.s[2]
-	WORD $0x4E22CD07 // fmla v7.4s, v8.4s, v2.4s
+	WORD $0x4E0C0627 // dup v7.4s, v17.s[1]
+	WORD $0x4F911847 // fmla v7.4s, v2.4s, v17.s[2]
 	WORD $0x4E1C0628 // dup v8.4s, v17.s[3]
 	WORD $0x4E22CCE8 // fmla v8.4s, v7.4s, v2.4s
 	WORD $0x4E040647 // dup v7.4s, v18.s[0]
@@ -1177,21 +1137,18 @@ loop73:
 	WORD $0x4E22CCE6 // fmla v6.4s, v7.4s, v2.4s
 	WORD $0x4F3754A5 // shl v5.4s, v5.4s, #23
 	WORD $0x4EA584C2 // add v2.4s, v6.4s, v5.4s
-	WORD $0x4E040663 // dup v3.4s, v19.s[0]
-	WORD $0x6EA3E423 // fcmgt v3.4s, v1.4s, v3.4s
+	WORD $0x6EBDE423 // fcmgt v3.4s, v1.4s, v29.4s
 	WORD $0x4E631C42 // bic v2.16b, v2.16b, v3.16b
-	WORD $0x4E0C0663 // dup v3.4s, v19.s[1]
-	WORD $0x4E140665 // dup v5.4s, v19.s[2]
-	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
+	WORD $0x4E0C0665 // dup v5.4s, v19.s[1]
+	WORD $0x4F931825 // fmla v5.4s, v1.4s, v19.s[2]
 	WORD $0x4E1C0663 // dup v3.4s, v19.s[3]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
 	WORD $0x4E040685 // dup v5.4s, v20.s[0]
 	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
 	WORD $0x4E0C0683 // dup v3.4s, v20.s[1]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
-	WORD $0x4E140685 // dup v5.4s, v20.s[2]
-	WORD $0x4E1C0684 // dup v4.4s, v20.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140684 // dup v4.4s, v20.s[2]
+	WORD $0x4FB41824 // fmla v4.4s, v1.4s, v20.s[3]
 	WORD $0x4E0406A5 // dup v5.4s, v21.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C06A4 // dup v4.4s, v21.s[1]
@@ -1202,8 +1159,7 @@ loop73:
 	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
 	WORD $0x6E22DC63 // fmul v3.4s, v3.4s, v2.4s
 	WORD $0x6E24FC63 // fdiv v3.4s, v3.4s, v4.4s
-	WORD $0x4E1C0644 // dup v4.4s, v18.s[3]
-	WORD $0x4EA3D484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x4EA3D784 // fsub v4.4s, v28.4s, v3.4s
 	WORD $0x6E2FE402 // fcmge v2.4s, v0.4s, v15.4s
 	WORD $0x6EA21C83 // bit v3.16b, v4.16b, v2.16b
 	WORD $0x6E23DC00 // fmul v0.4s, v0.4s, v3.4s
@@ -1211,7 +1167,6 @@ loop73:
 	SUBS $1, R20, R20
 	BGE loop73
 next74:
-	ADD $1, R20, R20
 	RET
 
 // func geluBackwardNEON(dx, dy, x []float32)
@@ -1223,6 +1178,10 @@ TEXT ·geluBackwardNEON(SB), NOSPLIT, $0-72
 	FMOVQ 48(R26), F19
 	FMOVQ 64(R26), F20
 	FMOVQ 80(R26), F21
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E0C061E // dup v30.4s, v16.s[1]
+	WORD $0x4E04067D // dup v29.4s, v19.s[0]
+	WORD $0x4E1C065C // dup v28.4s, v18.s[3]
 	MOVD dx_base+0(FP), R0
 	MOVD dy_base+24(FP), R1
 	MOVD x_base+48(FP), R2
@@ -1233,18 +1192,15 @@ TEXT ·geluBackwardNEON(SB), NOSPLIT, $0-72
 loop75:
 	WORD $0x3CC10440 // ldr q0, [x2], #16
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2F421 // fmin v1.4s, v1.4s, v2.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x6E21DC22 // fmul v2.4s, v1.4s, v1.4s
 	WORD $0x4E0C0605 // dup v5.4s, v16.s[1]
 	WORD $0x4F901845 // fmla v5.4s, v2.4s, v16.s[2]
-	WORD $0x4E0C0606 // dup v6.4s, v16.s[1]
-	WORD $0x4EA6D4A6 // fsub v6.4s, v5.4s, v6.4s
+	WORD $0x4EBED4A6 // fsub v6.4s, v5.4s, v30.4s
 	WORD $0x4FB058C2 // fmls v2.4s, v6.4s, v16.s[3]
 	WORD $0x4F9150C2 // fmls v2.4s, v6.4s, v17.s[0]
-	WORD $0x4E0C0628 // dup v8.4s, v17.s[1]
-	WORD $0x4E140627 // dup v7.4s, v17.s[2]
-	WORD $0x4E22CD07 // fmla v7.4s, v8.4s, v2.4s
+	WORD $0x4E0C0627 // dup v7.4s, v17.s[1]
+	WORD $0x4F911847 // fmla v7.4s, v2.4s, v17.s[2]
 	WORD $0x4E1C0628 // dup v8.4s, v17.s[3]
 	WORD $0x4E22CCE8 // fmla v8.4s, v7.4s, v2.4s
 	WORD $0x4E040647 // dup v7.4s, v18.s[0]
@@ -1257,21 +1213,18 @@ loop75:
 	WORD $0x4E22CCE6 // fmla v6.4s, v7.4s, v2.4s
 	WORD $0x4F3754A5 // shl v5.4s, v5.4s, #23
 	WORD $0x4EA584C2 // add v2.4s, v6.4s, v5.4s
-	WORD $0x4E040663 // dup v3.4s, v19.s[0]
-	WORD $0x6EA3E423 // fcmgt v3.4s, v1.4s, v3.4s
+	WORD $0x6EBDE423 // fcmgt v3.4s, v1.4s, v29.4s
 	WORD $0x4E631C42 // bic v2.16b, v2.16b, v3.16b
-	WORD $0x4E0C0663 // dup v3.4s, v19.s[1]
-	WORD $0x4E140665 // dup v5.4s, v19.s[2]
-	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
+	WORD $0x4E0C0665 // dup v5.4s, v19.s[1]
+	WORD $0x4F931825 // fmla v5.4s, v1.4s, v19.s[2]
 	WORD $0x4E1C0663 // dup v3.4s, v19.s[3]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
 	WORD $0x4E040685 // dup v5.4s, v20.s[0]
 	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
 	WORD $0x4E0C0683 // dup v3.4s, v20.s[1]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
-	WORD $0x4E140685 // dup v5.4s, v20.s[2]
-	WORD $0x4E1C0684 // dup v4.4s, v20.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140684 // dup v4.4s, v20.s[2]
+	WORD $0x4FB41824 // fmla v4.4s, v1.4s, v20.s[3]
 	WORD $0x4E0406A5 // dup v5.4s, v21.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C06A4 // dup v4.4s, v21.s[1]
@@ -1283,8 +1236,7 @@ loop75:
 	WORD $0x6E24FC63 // fdiv v3.4s, v3.4s, v4.4s
 	WORD $0x4FB55823 // fmls v3.4s, v1.4s, v21.s[3]
 	WORD $0x6E22DC63 // fmul v3.4s, v3.4s, v2.4s
-	WORD $0x4E1C0644 // dup v4.4s, v18.s[3]
-	WORD $0x4EA3D484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x4EA3D784 // fsub v4.4s, v28.4s, v3.4s
 	WORD $0x6E2FE402 // fcmge v2.4s, v0.4s, v15.4s
 	WORD $0x6EA21C83 // bit v3.16b, v4.16b, v2.16b
 	WORD $0x4EA31C60 // mov v0.16b, v3.16b
@@ -1300,18 +1252,15 @@ next76:
 loop77:
 	FMOVS.P 4(R2), F0
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040602 // dup v2.4s, v16.s[0]
-	WORD $0x4EA2F421 // fmin v1.4s, v1.4s, v2.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x6E21DC22 // fmul v2.4s, v1.4s, v1.4s
 	WORD $0x4E0C0605 // dup v5.4s, v16.s[1]
 	WORD $0x4F901845 // fmla v5.4s, v2.4s, v16.s[2]
-	WORD $0x4E0C0606 // dup v6.4s, v16.s[1]
-	WORD $0x4EA6D4A6 // fsub v6.4s, v5.4s, v6.4s
+	WORD $0x4EBED4A6 // fsub v6.4s, v5.4s, v30.4s
 	WORD $0x4FB058C2 // fmls v2.4s, v6.4s, v16.s[3]
 	WORD $0x4F9150C2 // fmls v2.4s, v6.4s, v17.s[0]
-	WORD $0x4E0C0628 // dup v8.4s, v17.s[1]
-	WORD $0x4E140627 // dup v7.4s, v17.s[2]
-	WORD $0x4E22CD07 // fmla v7.4s, v8.4s, v2.4s
+	WORD $0x4E0C0627 // dup v7.4s, v17.s[1]
+	WORD $0x4F911847 // fmla v7.4s, v2.4s, v17.s[2]
 	WORD $0x4E1C0628 // dup v8.4s, v17.s[3]
 	WORD $0x4E22CCE8 // fmla v8.4s, v7.4s, v2.4s
 	WORD $0x4E040647 // dup v7.4s, v18.s[0]
@@ -1324,21 +1273,18 @@ loop77:
 	WORD $0x4E22CCE6 // fmla v6.4s, v7.4s, v2.4s
 	WORD $0x4F3754A5 // shl v5.4s, v5.4s, #23
 	WORD $0x4EA584C2 // add v2.4s, v6.4s, v5.4s
-	WORD $0x4E040663 // dup v3.4s, v19.s[0]
-	WORD $0x6EA3E423 // fcmgt v3.4s, v1.4s, v3.4s
+	WORD $0x6EBDE423 // fcmgt v3.4s, v1.4s, v29.4s
 	WORD $0x4E631C42 // bic v2.16b, v2.16b, v3.16b
-	WORD $0x4E0C0663 // dup v3.4s, v19.s[1]
-	WORD $0x4E140665 // dup v5.4s, v19.s[2]
-	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
+	WORD $0x4E0C0665 // dup v5.4s, v19.s[1]
+	WORD $0x4F931825 // fmla v5.4s, v1.4s, v19.s[2]
 	WORD $0x4E1C0663 // dup v3.4s, v19.s[3]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
 	WORD $0x4E040685 // dup v5.4s, v20.s[0]
 	WORD $0x4E21CC65 // fmla v5.4s, v3.4s, v1.4s
 	WORD $0x4E0C0683 // dup v3.4s, v20.s[1]
 	WORD $0x4E21CCA3 // fmla v3.4s, v5.4s, v1.4s
-	WORD $0x4E140685 // dup v5.4s, v20.s[2]
-	WORD $0x4E1C0684 // dup v4.4s, v20.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140684 // dup v4.4s, v20.s[2]
+	WORD $0x4FB41824 // fmla v4.4s, v1.4s, v20.s[3]
 	WORD $0x4E0406A5 // dup v5.4s, v21.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C06A4 // dup v4.4s, v21.s[1]
@@ -1350,8 +1296,7 @@ loop77:
 	WORD $0x6E24FC63 // fdiv v3.4s, v3.4s, v4.4s
 	WORD $0x4FB55823 // fmls v3.4s, v1.4s, v21.s[3]
 	WORD $0x6E22DC63 // fmul v3.4s, v3.4s, v2.4s
-	WORD $0x4E1C0644 // dup v4.4s, v18.s[3]
-	WORD $0x4EA3D484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x4EA3D784 // fsub v4.4s, v28.4s, v3.4s
 	WORD $0x6E2FE402 // fcmge v2.4s, v0.4s, v15.4s
 	WORD $0x6EA21C83 // bit v3.16b, v4.16b, v2.16b
 	WORD $0x4EA31C60 // mov v0.16b, v3.16b
@@ -1361,7 +1306,6 @@ loop77:
 	SUBS $1, R20, R20
 	BGE loop77
 next78:
-	ADD $1, R20, R20
 	RET
 
 // func geluTanhNEON(y, x []float32)
@@ -1371,6 +1315,12 @@ TEXT ·geluTanhNEON(SB), NOSPLIT, $0-48
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E0C061F // dup v31.4s, v16.s[1]
+	WORD $0x4E14061E // dup v30.4s, v16.s[2]
+	WORD $0x4E04067D // dup v29.4s, v19.s[0]
+	WORD $0x4E0C067C // dup v28.4s, v19.s[1]
+	WORD $0x4E14067B // dup v27.4s, v19.s[2]
+	WORD $0x4E1C065A // dup v26.4s, v18.s[3]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
@@ -1381,19 +1331,16 @@ loop79:
 	WORD $0x3CC10420 // ldr q0, [x1], #16
 	WORD $0x6E20DC01 // fmul v1.4s, v0.4s, v0.4s
 	WORD $0x4F909021 // fmul v1.4s, v1.4s, v16.s[0]
-	WORD $0x4E0C0608 // dup v8.4s, v16.s[1]
-	WORD $0x4EA8D421 // fsub v1.4s, v1.4s, v8.4s
+	WORD $0x4EBFD421 // fsub v1.4s, v1.4s, v31.4s
 	WORD $0x6E20DC21 // fmul v1.4s, v1.4s, v0.4s
 	WORD $0x4EA11C26 // mov v6.16b, v1.16b
 	WORD $0x4E140602 // dup v2.4s, v16.s[2]
 	WORD $0x4FB01822 // fmla v2.4s, v1.4s, v16.s[3]
-	WORD $0x4E140603 // dup v3.4s, v16.s[2]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBED443 // fsub v3.4s, v2.4s, v30.4s
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
 	WORD $0x4FB15061 // fmls v1.4s, v3.4s, v17.s[1]
-	WORD $0x4E140625 // dup v5.4s, v17.s[2]
-	WORD $0x4E1C0624 // dup v4.4s, v17.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140624 // dup v4.4s, v17.s[2]
+	WORD $0x4FB11824 // fmla v4.4s, v1.4s, v17.s[3]
 	WORD $0x4E040645 // dup v5.4s, v18.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C0644 // dup v4.4s, v18.s[1]
@@ -1406,17 +1353,13 @@ loop79:
 	WORD $0x4E21CC83 // fmla v3.4s, v4.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
 	WORD $0x4EA28461 // add v1.4s, v3.4s, v2.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA6E442 // fcmgt v2.4s, v2.4s, v6.4s
+	WORD $0x6EA6E7A2 // fcmgt v2.4s, v29.4s, v6.4s
 	WORD $0x4E621C21 // bic v1.16b, v1.16b, v2.16b
-	WORD $0x4E0C0662 // dup v2.4s, v19.s[1]
-	WORD $0x6EA2E4C2 // fcmgt v2.4s, v6.4s, v2.4s
-	WORD $0x4E140663 // dup v3.4s, v19.s[2]
-	WORD $0x6EA21C61 // bit v1.16b, v3.16b, v2.16b
+	WORD $0x6EBCE4C2 // fcmgt v2.4s, v6.4s, v28.4s
+	WORD $0x6EA21F61 // bit v1.16b, v27.16b, v2.16b
 	WORD $0x4E26E4C2 // fcmeq v2.4s, v6.4s, v6.4s
 	WORD $0x6EE21CC1 // bif v1.16b, v6.16b, v2.16b
-	WORD $0x4E1C0642 // dup v2.4s, v18.s[3]
-	WORD $0x4E22D421 // fadd v1.4s, v1.4s, v2.4s
+	WORD $0x4E3AD421 // fadd v1.4s, v1.4s, v26.4s
 	WORD $0x6E21FC00 // fdiv v0.4s, v0.4s, v1.4s
 	WORD $0x3C810400 // str q0, [x0], #16
 	SUBS $4, R20, R20
@@ -1429,19 +1372,16 @@ loop81:
 	FMOVS.P 4(R1), F0
 	WORD $0x6E20DC01 // fmul v1.4s, v0.4s, v0.4s
 	WORD $0x4F909021 // fmul v1.4s, v1.4s, v16.s[0]
-	WORD $0x4E0C0608 // dup v8.4s, v16.s[1]
-	WORD $0x4EA8D421 // fsub v1.4s, v1.4s, v8.4s
+	WORD $0x4EBFD421 // fsub v1.4s, v1.4s, v31.4s
 	WORD $0x6E20DC21 // fmul v1.4s, v1.4s, v0.4s
 	WORD $0x4EA11C26 // mov v6.16b, v1.16b
 	WORD $0x4E140602 // dup v2.4s, v16.s[2]
 	WORD $0x4FB01822 // fmla v2.4s, v1.4s, v16.s[3]
-	WORD $0x4E140603 // dup v3.4s, v16.s[2]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBED443 // fsub v3.4s, v2.4s, v30.4s
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
 	WORD $0x4FB15061 // fmls v1.4s, v3.4s, v17.s[1]
-	WORD $0x4E140625 // dup v5.4s, v17.s[2]
-	WORD $0x4E1C0624 // dup v4.4s, v17.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140624 // dup v4.4s, v17.s[2]
+	WORD $0x4FB11824 // fmla v4.4s, v1.4s, v17.s[3]
 	WORD $0x4E040645 // dup v5.4s, v18.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C0644 // dup v4.4s, v18.s[1]
@@ -1454,23 +1394,18 @@ loop81:
 	WORD $0x4E21CC83 // fmla v3.4s, v4.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
 	WORD $0x4EA28461 // add v1.4s, v3.4s, v2.4s
-	WORD $0x4E040662 // dup v2.4s, v19.s[0]
-	WORD $0x6EA6E442 // fcmgt v2.4s, v2.4s, v6.4s
+	WORD $0x6EA6E7A2 // fcmgt v2.4s, v29.4s, v6.4s
 	WORD $0x4E621C21 // bic v1.16b, v1.16b, v2.16b
-	WORD $0x4E0C0662 // dup v2.4s, v19.s[1]
-	WORD $0x6EA2E4C2 // fcmgt v2.4s, v6.4s, v2.4s
-	WORD $0x4E140663 // dup v3.4s, v19.s[2]
-	WORD $0x6EA21C61 // bit v1.16b, v3.16b, v2.16b
+	WORD $0x6EBCE4C2 // fcmgt v2.4s, v6.4s, v28.4s
+	WORD $0x6EA21F61 // bit v1.16b, v27.16b, v2.16b
 	WORD $0x4E26E4C2 // fcmeq v2.4s, v6.4s, v6.4s
 	WORD $0x6EE21CC1 // bif v1.16b, v6.16b, v2.16b
-	WORD $0x4E1C0642 // dup v2.4s, v18.s[3]
-	WORD $0x4E22D421 // fadd v1.4s, v1.4s, v2.4s
+	WORD $0x4E3AD421 // fadd v1.4s, v1.4s, v26.4s
 	WORD $0x6E21FC00 // fdiv v0.4s, v0.4s, v1.4s
 	FMOVS.P F0, 4(R0)
 	SUBS $1, R20, R20
 	BGE loop81
 next82:
-	ADD $1, R20, R20
 	RET
 
 // func geluTanhBackwardNEON(dx, dy, x []float32)
@@ -1480,6 +1415,11 @@ TEXT ·geluTanhBackwardNEON(SB), NOSPLIT, $0-72
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E0C061E // dup v30.4s, v16.s[1]
+	WORD $0x4E1C061D // dup v29.4s, v16.s[3]
+	WORD $0x4E04063C // dup v28.4s, v17.s[0]
+	WORD $0x4E0C067B // dup v27.4s, v19.s[1]
 	MOVD dx_base+0(FP), R0
 	MOVD dy_base+24(FP), R1
 	MOVD x_base+48(FP), R2
@@ -1489,24 +1429,19 @@ TEXT ·geluTanhBackwardNEON(SB), NOSPLIT, $0-72
 	BLT next84
 loop83:
 	WORD $0x3CC10440 // ldr q0, [x2], #16
-	WORD $0x4E040601 // dup v1.4s, v16.s[0]
-	WORD $0x4EA1F400 // fmin v0.4s, v0.4s, v1.4s
-	WORD $0x4E0C0601 // dup v1.4s, v16.s[1]
-	WORD $0x4E21F400 // fmax v0.4s, v0.4s, v1.4s
+	WORD $0x4EBFF400 // fmin v0.4s, v0.4s, v31.4s
+	WORD $0x4E3EF400 // fmax v0.4s, v0.4s, v30.4s
 	WORD $0x6E20DC01 // fmul v1.4s, v0.4s, v0.4s
 	WORD $0x4F909821 // fmul v1.4s, v1.4s, v16.s[2]
-	WORD $0x4E1C0608 // dup v8.4s, v16.s[3]
-	WORD $0x4EA8D421 // fsub v1.4s, v1.4s, v8.4s
+	WORD $0x4EBDD421 // fsub v1.4s, v1.4s, v29.4s
 	WORD $0x6E20DC21 // fmul v1.4s, v1.4s, v0.4s
 	WORD $0x4E040622 // dup v2.4s, v17.s[0]
 	WORD $0x4FB11022 // fmla v2.4s, v1.4s, v17.s[1]
-	WORD $0x4E040623 // dup v3.4s, v17.s[0]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBCD443 // fsub v3.4s, v2.4s, v28.4s
 	WORD $0x4F915861 // fmls v1.4s, v3.4s, v17.s[2]
 	WORD $0x4FB15861 // fmls v1.4s, v3.4s, v17.s[3]
-	WORD $0x4E040645 // dup v5.4s, v18.s[0]
-	WORD $0x4E0C0644 // dup v4.4s, v18.s[1]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E040644 // dup v4.4s, v18.s[0]
+	WORD $0x4FB21024 // fmla v4.4s, v1.4s, v18.s[1]
 	WORD $0x4E140645 // dup v5.4s, v18.s[2]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E1C0644 // dup v4.4s, v18.s[3]
@@ -1523,11 +1458,10 @@ loop83:
 	WORD $0x4E1C0603 // dup v3.4s, v16.s[3]
 	WORD $0x4F931843 // fmla v3.4s, v2.4s, v19.s[2]
 	WORD $0x6E23DC00 // fmul v0.4s, v0.4s, v3.4s
-	WORD $0x4E0C0662 // dup v2.4s, v19.s[1]
-	WORD $0x4E21D443 // fadd v3.4s, v2.4s, v1.4s
-	WORD $0x6E23FC42 // fdiv v2.4s, v2.4s, v3.4s
+	WORD $0x4E21D763 // fadd v3.4s, v27.4s, v1.4s
+	WORD $0x6E23FF62 // fdiv v2.4s, v27.4s, v3.4s
 	WORD $0x6E22DC00 // fmul v0.4s, v0.4s, v2.4s
-	WORD $0x4E0C0663 // dup v3.4s, v19.s[1]
+	WORD $0x4EBB1F63 // mov v3.16b, v27.16b
 	WORD $0x4E21CC03 // fmla v3.4s, v0.4s, v1.4s
 	WORD $0x6E22DC60 // fmul v0.4s, v3.4s, v2.4s
 	WORD $0x3CC10421 // ldr q1, [x1], #16
@@ -1541,24 +1475,19 @@ next84:
 	BLT next86
 loop85:
 	FMOVS.P 4(R2), F0
-	WORD $0x4E040601 // dup v1.4s, v16.s[0]
-	WORD $0x4EA1F400 // fmin v0.4s, v0.4s, v1.4s
-	WORD $0x4E0C0601 // dup v1.4s, v16.s[1]
-	WORD $0x4E21F400 // fmax v0.4s, v0.4s, v1.4s
+	WORD $0x4EBFF400 // fmin v0.4s, v0.4s, v31.4s
+	WORD $0x4E3EF400 // fmax v0.4s, v0.4s, v30.4s
 	WORD $0x6E20DC01 // fmul v1.4s, v0.4s, v0.4s
 	WORD $0x4F909821 // fmul v1.4s, v1.4s, v16.s[2]
-	WORD $0x4E1C0608 // dup v8.4s, v16.s[3]
-	WORD $0x4EA8D421 // fsub v1.4s, v1.4s, v8.4s
+	WORD $0x4EBDD421 // fsub v1.4s, v1.4s, v29.4s
 	WORD $0x6E20DC21 // fmul v1.4s, v1.4s, v0.4s
 	WORD $0x4E040622 // dup v2.4s, v17.s[0]
 	WORD $0x4FB11022 // fmla v2.4s, v1.4s, v17.s[1]
-	WORD $0x4E040623 // dup v3.4s, v17.s[0]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBCD443 // fsub v3.4s, v2.4s, v28.4s
 	WORD $0x4F915861 // fmls v1.4s, v3.4s, v17.s[2]
 	WORD $0x4FB15861 // fmls v1.4s, v3.4s, v17.s[3]
-	WORD $0x4E040645 // dup v5.4s, v18.s[0]
-	WORD $0x4E0C0644 // dup v4.4s, v18.s[1]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E040644 // dup v4.4s, v18.s[0]
+	WORD $0x4FB21024 // fmla v4.4s, v1.4s, v18.s[1]
 	WORD $0x4E140645 // dup v5.4s, v18.s[2]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E1C0644 // dup v4.4s, v18.s[3]
@@ -1575,11 +1504,10 @@ loop85:
 	WORD $0x4E1C0603 // dup v3.4s, v16.s[3]
 	WORD $0x4F931843 // fmla v3.4s, v2.4s, v19.s[2]
 	WORD $0x6E23DC00 // fmul v0.4s, v0.4s, v3.4s
-	WORD $0x4E0C0662 // dup v2.4s, v19.s[1]
-	WORD $0x4E21D443 // fadd v3.4s, v2.4s, v1.4s
-	WORD $0x6E23FC42 // fdiv v2.4s, v2.4s, v3.4s
+	WORD $0x4E21D763 // fadd v3.4s, v27.4s, v1.4s
+	WORD $0x6E23FF62 // fdiv v2.4s, v27.4s, v3.4s
 	WORD $0x6E22DC00 // fmul v0.4s, v0.4s, v2.4s
-	WORD $0x4E0C0663 // dup v3.4s, v19.s[1]
+	WORD $0x4EBB1F63 // mov v3.16b, v27.16b
 	WORD $0x4E21CC03 // fmla v3.4s, v0.4s, v1.4s
 	WORD $0x6E22DC60 // fmul v0.4s, v3.4s, v2.4s
 	FMOVS.P 4(R1), F1
@@ -1588,7 +1516,6 @@ loop85:
 	SUBS $1, R20, R20
 	BGE loop85
 next86:
-	ADD $1, R20, R20
 	RET
 
 // func siluNEON(y, x []float32)
@@ -1598,6 +1525,11 @@ TEXT ·siluNEON(SB), NOSPLIT, $0-48
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E14065E // dup v30.4s, v18.s[2]
+	WORD $0x4E1C065D // dup v29.4s, v18.s[3]
+	WORD $0x4E04067C // dup v28.4s, v19.s[0]
+	WORD $0x4E0C065B // dup v27.4s, v18.s[1]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
@@ -1610,13 +1542,11 @@ loop87:
 	WORD $0x4EA11C26 // mov v6.16b, v1.16b
 	WORD $0x4E040602 // dup v2.4s, v16.s[0]
 	WORD $0x4FB01022 // fmla v2.4s, v1.4s, v16.s[1]
-	WORD $0x4E040603 // dup v3.4s, v16.s[0]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBFD443 // fsub v3.4s, v2.4s, v31.4s
 	WORD $0x4F905861 // fmls v1.4s, v3.4s, v16.s[2]
 	WORD $0x4FB05861 // fmls v1.4s, v3.4s, v16.s[3]
-	WORD $0x4E040625 // dup v5.4s, v17.s[0]
-	WORD $0x4E0C0624 // dup v4.4s, v17.s[1]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E040624 // dup v4.4s, v17.s[0]
+	WORD $0x4FB11024 // fmla v4.4s, v1.4s, v17.s[1]
 	WORD $0x4E140625 // dup v5.4s, v17.s[2]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E1C0624 // dup v4.4s, v17.s[3]
@@ -1629,17 +1559,13 @@ loop87:
 	WORD $0x4E21CC83 // fmla v3.4s, v4.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
 	WORD $0x4EA28461 // add v1.4s, v3.4s, v2.4s
-	WORD $0x4E140642 // dup v2.4s, v18.s[2]
-	WORD $0x6EA6E442 // fcmgt v2.4s, v2.4s, v6.4s
+	WORD $0x6EA6E7C2 // fcmgt v2.4s, v30.4s, v6.4s
 	WORD $0x4E621C21 // bic v1.16b, v1.16b, v2.16b
-	WORD $0x4E1C0642 // dup v2.4s, v18.s[3]
-	WORD $0x6EA2E4C2 // fcmgt v2.4s, v6.4s, v2.4s
-	WORD $0x4E040663 // dup v3.4s, v19.s[0]
-	WORD $0x6EA21C61 // bit v1.16b, v3.16b, v2.16b
+	WORD $0x6EBDE4C2 // fcmgt v2.4s, v6.4s, v29.4s
+	WORD $0x6EA21F81 // bit v1.16b, v28.16b, v2.16b
 	WORD $0x4E26E4C2 // fcmeq v2.4s, v6.4s, v6.4s
 	WORD $0x6EE21CC1 // bif v1.16b, v6.16b, v2.16b
-	WORD $0x4E0C0642 // dup v2.4s, v18.s[1]
-	WORD $0x4E22D421 // fadd v1.4s, v1.4s, v2.4s
+	WORD $0x4E3BD421 // fadd v1.4s, v1.4s, v27.4s
 	WORD $0x6E21FC00 // fdiv v0.4s, v0.4s, v1.4s
 	WORD $0x3C810400 // str q0, [x0], #16
 	SUBS $4, R20, R20
@@ -1654,13 +1580,11 @@ loop89:
 	WORD $0x4EA11C26 // mov v6.16b, v1.16b
 	WORD $0x4E040602 // dup v2.4s, v16.s[0]
 	WORD $0x4FB01022 // fmla v2.4s, v1.4s, v16.s[1]
-	WORD $0x4E040603 // dup v3.4s, v16.s[0]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBFD443 // fsub v3.4s, v2.4s, v31.4s
 	WORD $0x4F905861 // fmls v1.4s, v3.4s, v16.s[2]
 	WORD $0x4FB05861 // fmls v1.4s, v3.4s, v16.s[3]
-	WORD $0x4E040625 // dup v5.4s, v17.s[0]
-	WORD $0x4E0C0624 // dup v4.4s, v17.s[1]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E040624 // dup v4.4s, v17.s[0]
+	WORD $0x4FB11024 // fmla v4.4s, v1.4s, v17.s[1]
 	WORD $0x4E140625 // dup v5.4s, v17.s[2]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E1C0624 // dup v4.4s, v17.s[3]
@@ -1673,23 +1597,18 @@ loop89:
 	WORD $0x4E21CC83 // fmla v3.4s, v4.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
 	WORD $0x4EA28461 // add v1.4s, v3.4s, v2.4s
-	WORD $0x4E140642 // dup v2.4s, v18.s[2]
-	WORD $0x6EA6E442 // fcmgt v2.4s, v2.4s, v6.4s
+	WORD $0x6EA6E7C2 // fcmgt v2.4s, v30.4s, v6.4s
 	WORD $0x4E621C21 // bic v1.16b, v1.16b, v2.16b
-	WORD $0x4E1C0642 // dup v2.4s, v18.s[3]
-	WORD $0x6EA2E4C2 // fcmgt v2.4s, v6.4s, v2.4s
-	WORD $0x4E040663 // dup v3.4s, v19.s[0]
-	WORD $0x6EA21C61 // bit v1.16b, v3.16b, v2.16b
+	WORD $0x6EBDE4C2 // fcmgt v2.4s, v6.4s, v29.4s
+	WORD $0x6EA21F81 // bit v1.16b, v28.16b, v2.16b
 	WORD $0x4E26E4C2 // fcmeq v2.4s, v6.4s, v6.4s
 	WORD $0x6EE21CC1 // bif v1.16b, v6.16b, v2.16b
-	WORD $0x4E0C0642 // dup v2.4s, v18.s[1]
-	WORD $0x4E22D421 // fadd v1.4s, v1.4s, v2.4s
+	WORD $0x4E3BD421 // fadd v1.4s, v1.4s, v27.4s
 	WORD $0x6E21FC00 // fdiv v0.4s, v0.4s, v1.4s
 	FMOVS.P F0, 4(R0)
 	SUBS $1, R20, R20
 	BGE loop89
 next90:
-	ADD $1, R20, R20
 	RET
 
 // func siluBackwardNEON(dx, dy, x []float32)
@@ -1698,6 +1617,10 @@ TEXT ·siluBackwardNEON(SB), NOSPLIT, $0-72
 	FMOVQ 0(R26), F16
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E0C061E // dup v30.4s, v16.s[1]
+	WORD $0x4E14061D // dup v29.4s, v16.s[2]
+	WORD $0x4E1C065C // dup v28.4s, v18.s[3]
 	MOVD dx_base+0(FP), R0
 	MOVD dy_base+24(FP), R1
 	MOVD x_base+48(FP), R2
@@ -1707,20 +1630,16 @@ TEXT ·siluBackwardNEON(SB), NOSPLIT, $0-72
 	BLT next92
 loop91:
 	WORD $0x3CC10440 // ldr q0, [x2], #16
-	WORD $0x4E040601 // dup v1.4s, v16.s[0]
-	WORD $0x4EA1F400 // fmin v0.4s, v0.4s, v1.4s
-	WORD $0x4E0C0601 // dup v1.4s, v16.s[1]
-	WORD $0x4E21F400 // fmax v0.4s, v0.4s, v1.4s
+	WORD $0x4EBFF400 // fmin v0.4s, v0.4s, v31.4s
+	WORD $0x4E3EF400 // fmax v0.4s, v0.4s, v30.4s
 	WORD $0x6EA0F801 // fneg v1.4s, v0.4s
 	WORD $0x4E140602 // dup v2.4s, v16.s[2]
 	WORD $0x4FB01822 // fmla v2.4s, v1.4s, v16.s[3]
-	WORD $0x4E140603 // dup v3.4s, v16.s[2]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBDD443 // fsub v3.4s, v2.4s, v29.4s
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
 	WORD $0x4FB15061 // fmls v1.4s, v3.4s, v17.s[1]
-	WORD $0x4E140625 // dup v5.4s, v17.s[2]
-	WORD $0x4E1C0624 // dup v4.4s, v17.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140624 // dup v4.4s, v17.s[2]
+	WORD $0x4FB11824 // fmla v4.4s, v1.4s, v17.s[3]
 	WORD $0x4E040645 // dup v5.4s, v18.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C0644 // dup v4.4s, v18.s[1]
@@ -1733,11 +1652,10 @@ loop91:
 	WORD $0x4E21CC83 // fmla v3.4s, v4.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
 	WORD $0x4EA28461 // add v1.4s, v3.4s, v2.4s
-	WORD $0x4E1C0642 // dup v2.4s, v18.s[3]
-	WORD $0x4E21D443 // fadd v3.4s, v2.4s, v1.4s
-	WORD $0x6E23FC42 // fdiv v2.4s, v2.4s, v3.4s
+	WORD $0x4E21D783 // fadd v3.4s, v28.4s, v1.4s
+	WORD $0x6E23FF82 // fdiv v2.4s, v28.4s, v3.4s
 	WORD $0x6E22DC00 // fmul v0.4s, v0.4s, v2.4s
-	WORD $0x4E1C0643 // dup v3.4s, v18.s[3]
+	WORD $0x4EBC1F83 // mov v3.16b, v28.16b
 	WORD $0x4E21CC03 // fmla v3.4s, v0.4s, v1.4s
 	WORD $0x6E22DC60 // fmul v0.4s, v3.4s, v2.4s
 	WORD $0x3CC10421 // ldr q1, [x1], #16
@@ -1751,20 +1669,16 @@ next92:
 	BLT next94
 loop93:
 	FMOVS.P 4(R2), F0
-	WORD $0x4E040601 // dup v1.4s, v16.s[0]
-	WORD $0x4EA1F400 // fmin v0.4s, v0.4s, v1.4s
-	WORD $0x4E0C0601 // dup v1.4s, v16.s[1]
-	WORD $0x4E21F400 // fmax v0.4s, v0.4s, v1.4s
+	WORD $0x4EBFF400 // fmin v0.4s, v0.4s, v31.4s
+	WORD $0x4E3EF400 // fmax v0.4s, v0.4s, v30.4s
 	WORD $0x6EA0F801 // fneg v1.4s, v0.4s
 	WORD $0x4E140602 // dup v2.4s, v16.s[2]
 	WORD $0x4FB01822 // fmla v2.4s, v1.4s, v16.s[3]
-	WORD $0x4E140603 // dup v3.4s, v16.s[2]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBDD443 // fsub v3.4s, v2.4s, v29.4s
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
 	WORD $0x4FB15061 // fmls v1.4s, v3.4s, v17.s[1]
-	WORD $0x4E140625 // dup v5.4s, v17.s[2]
-	WORD $0x4E1C0624 // dup v4.4s, v17.s[3]
-	WORD $0x4E21CCA4 // fmla v4.4s, v5.4s, v1.4s
+	WORD $0x4E140624 // dup v4.4s, v17.s[2]
+	WORD $0x4FB11824 // fmla v4.4s, v1.4s, v17.s[3]
 	WORD $0x4E040645 // dup v5.4s, v18.s[0]
 	WORD $0x4E21CC85 // fmla v5.4s, v4.4s, v1.4s
 	WORD $0x4E0C0644 // dup v4.4s, v18.s[1]
@@ -1777,11 +1691,10 @@ loop93:
 	WORD $0x4E21CC83 // fmla v3.4s, v4.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
 	WORD $0x4EA28461 // add v1.4s, v3.4s, v2.4s
-	WORD $0x4E1C0642 // dup v2.4s, v18.s[3]
-	WORD $0x4E21D443 // fadd v3.4s, v2.4s, v1.4s
-	WORD $0x6E23FC42 // fdiv v2.4s, v2.4s, v3.4s
+	WORD $0x4E21D783 // fadd v3.4s, v28.4s, v1.4s
+	WORD $0x6E23FF82 // fdiv v2.4s, v28.4s, v3.4s
 	WORD $0x6E22DC00 // fmul v0.4s, v0.4s, v2.4s
-	WORD $0x4E1C0643 // dup v3.4s, v18.s[3]
+	WORD $0x4EBC1F83 // mov v3.16b, v28.16b
 	WORD $0x4E21CC03 // fmla v3.4s, v0.4s, v1.4s
 	WORD $0x6E22DC60 // fmul v0.4s, v3.4s, v2.4s
 	FMOVS.P 4(R1), F1
@@ -1790,7 +1703,6 @@ loop93:
 	SUBS $1, R20, R20
 	BGE loop93
 next94:
-	ADD $1, R20, R20
 	RET
 
 // func tanhNEON(y, x []float32)
@@ -1800,6 +1712,10 @@ TEXT ·tanhNEON(SB), NOSPLIT, $0-48
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E0C061E // dup v30.4s, v16.s[1]
+	WORD $0x4E1C065D // dup v29.4s, v18.s[3]
+	WORD $0x4E04067C // dup v28.4s, v19.s[0]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
@@ -1809,17 +1725,14 @@ TEXT ·tanhNEON(SB), NOSPLIT, $0-48
 loop95:
 	WORD $0x3CC10420 // ldr q0, [x1], #16
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040604 // dup v4.4s, v16.s[0]
-	WORD $0x4EA4F421 // fmin v1.4s, v1.4s, v4.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x4E0C0602 // dup v2.4s, v16.s[1]
 	WORD $0x4F901822 // fmla v2.4s, v1.4s, v16.s[2]
-	WORD $0x4E0C0603 // dup v3.4s, v16.s[1]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBED443 // fsub v3.4s, v2.4s, v30.4s
 	WORD $0x4FB05861 // fmls v1.4s, v3.4s, v16.s[3]
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
-	WORD $0x4E0C0626 // dup v6.4s, v17.s[1]
-	WORD $0x4E140624 // dup v4.4s, v17.s[2]
-	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
+	WORD $0x4E0C0624 // dup v4.4s, v17.s[1]
+	WORD $0x4F911824 // fmla v4.4s, v1.4s, v17.s[2]
 	WORD $0x4E1C0626 // dup v6.4s, v17.s[3]
 	WORD $0x4E21CC86 // fmla v6.4s, v4.4s, v1.4s
 	WORD $0x4E040644 // dup v4.4s, v18.s[0]
@@ -1829,15 +1742,12 @@ loop95:
 	WORD $0x4E140644 // dup v4.4s, v18.s[2]
 	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
-	WORD $0x4E1C0645 // dup v5.4s, v18.s[3]
-	WORD $0x4EA284A5 // add v5.4s, v5.4s, v2.4s
+	WORD $0x4EA287A5 // add v5.4s, v29.4s, v2.4s
 	WORD $0x6E25DC21 // fmul v1.4s, v1.4s, v5.4s
 	WORD $0x6E24DC21 // fmul v1.4s, v1.4s, v4.4s
-	WORD $0x4E1C0646 // dup v6.4s, v18.s[3]
-	WORD $0x4EA6D4A5 // fsub v5.4s, v5.4s, v6.4s
+	WORD $0x4EBDD4A5 // fsub v5.4s, v5.4s, v29.4s
 	WORD $0x4E25D421 // fadd v1.4s, v1.4s, v5.4s
-	WORD $0x4E040666 // dup v6.4s, v19.s[0]
-	WORD $0x4E26D425 // fadd v5.4s, v1.4s, v6.4s
+	WORD $0x4E3CD425 // fadd v5.4s, v1.4s, v28.4s
 	WORD $0x6E25FC21 // fdiv v1.4s, v1.4s, v5.4s
 	WORD $0x4E0C0666 // dup v6.4s, v19.s[1]
 	WORD $0x6E611C06 // bsl v6.16b, v0.16b, v1.16b
@@ -1852,17 +1762,14 @@ next96:
 loop97:
 	FMOVS.P 4(R1), F0
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040604 // dup v4.4s, v16.s[0]
-	WORD $0x4EA4F421 // fmin v1.4s, v1.4s, v4.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x4E0C0602 // dup v2.4s, v16.s[1]
 	WORD $0x4F901822 // fmla v2.4s, v1.4s, v16.s[2]
-	WORD $0x4E0C0603 // dup v3.4s, v16.s[1]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBED443 // fsub v3.4s, v2.4s, v30.4s
 	WORD $0x4FB05861 // fmls v1.4s, v3.4s, v16.s[3]
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
-	WORD $0x4E0C0626 // dup v6.4s, v17.s[1]
-	WORD $0x4E140624 // dup v4.4s, v17.s[2]
-	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
+	WORD $0x4E0C0624 // dup v4.4s, v17.s[1]
+	WORD $0x4F911824 // fmla v4.4s, v1.4s, v17.s[2]
 	WORD $0x4E1C0626 // dup v6.4s, v17.s[3]
 	WORD $0x4E21CC86 // fmla v6.4s, v4.4s, v1.4s
 	WORD $0x4E040644 // dup v4.4s, v18.s[0]
@@ -1872,15 +1779,12 @@ loop97:
 	WORD $0x4E140644 // dup v4.4s, v18.s[2]
 	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
-	WORD $0x4E1C0645 // dup v5.4s, v18.s[3]
-	WORD $0x4EA284A5 // add v5.4s, v5.4s, v2.4s
+	WORD $0x4EA287A5 // add v5.4s, v29.4s, v2.4s
 	WORD $0x6E25DC21 // fmul v1.4s, v1.4s, v5.4s
 	WORD $0x6E24DC21 // fmul v1.4s, v1.4s, v4.4s
-	WORD $0x4E1C0646 // dup v6.4s, v18.s[3]
-	WORD $0x4EA6D4A5 // fsub v5.4s, v5.4s, v6.4s
+	WORD $0x4EBDD4A5 // fsub v5.4s, v5.4s, v29.4s
 	WORD $0x4E25D421 // fadd v1.4s, v1.4s, v5.4s
-	WORD $0x4E040666 // dup v6.4s, v19.s[0]
-	WORD $0x4E26D425 // fadd v5.4s, v1.4s, v6.4s
+	WORD $0x4E3CD425 // fadd v5.4s, v1.4s, v28.4s
 	WORD $0x6E25FC21 // fdiv v1.4s, v1.4s, v5.4s
 	WORD $0x4E0C0666 // dup v6.4s, v19.s[1]
 	WORD $0x6E611C06 // bsl v6.16b, v0.16b, v1.16b
@@ -1889,7 +1793,6 @@ loop97:
 	SUBS $1, R20, R20
 	BGE loop97
 next98:
-	ADD $1, R20, R20
 	RET
 
 // func tanhBackwardNEON(dx, dy, x []float32)
@@ -1899,6 +1802,10 @@ TEXT ·tanhBackwardNEON(SB), NOSPLIT, $0-72
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
 	FMOVQ 48(R26), F19
+	WORD $0x4E04061F // dup v31.4s, v16.s[0]
+	WORD $0x4E0C061E // dup v30.4s, v16.s[1]
+	WORD $0x4E1C065D // dup v29.4s, v18.s[3]
+	WORD $0x4E04067C // dup v28.4s, v19.s[0]
 	MOVD dx_base+0(FP), R0
 	MOVD dy_base+24(FP), R1
 	MOVD x_base+48(FP), R2
@@ -1909,17 +1816,14 @@ TEXT ·tanhBackwardNEON(SB), NOSPLIT, $0-72
 loop99:
 	WORD $0x3CC10440 // ldr q0, [x2], #16
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040604 // dup v4.4s, v16.s[0]
-	WORD $0x4EA4F421 // fmin v1.4s, v1.4s, v4.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x4E0C0602 // dup v2.4s, v16.s[1]
 	WORD $0x4F901822 // fmla v2.4s, v1.4s, v16.s[2]
-	WORD $0x4E0C0603 // dup v3.4s, v16.s[1]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBED443 // fsub v3.4s, v2.4s, v30.4s
 	WORD $0x4FB05861 // fmls v1.4s, v3.4s, v16.s[3]
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
-	WORD $0x4E0C0626 // dup v6.4s, v17.s[1]
-	WORD $0x4E140624 // dup v4.4s, v17.s[2]
-	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
+	WORD $0x4E0C0624 // dup v4.4s, v17.s[1]
+	WORD $0x4F911824 // fmla v4.4s, v1.4s, v17.s[2]
 	WORD $0x4E1C0626 // dup v6.4s, v17.s[3]
 	WORD $0x4E21CC86 // fmla v6.4s, v4.4s, v1.4s
 	WORD $0x4E040644 // dup v4.4s, v18.s[0]
@@ -1929,15 +1833,12 @@ loop99:
 	WORD $0x4E140644 // dup v4.4s, v18.s[2]
 	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
-	WORD $0x4E1C0645 // dup v5.4s, v18.s[3]
-	WORD $0x4EA284A5 // add v5.4s, v5.4s, v2.4s
+	WORD $0x4EA287A5 // add v5.4s, v29.4s, v2.4s
 	WORD $0x6E25DC21 // fmul v1.4s, v1.4s, v5.4s
 	WORD $0x6E24DC21 // fmul v1.4s, v1.4s, v4.4s
-	WORD $0x4E1C0646 // dup v6.4s, v18.s[3]
-	WORD $0x4EA6D4A5 // fsub v5.4s, v5.4s, v6.4s
+	WORD $0x4EBDD4A5 // fsub v5.4s, v5.4s, v29.4s
 	WORD $0x4E25D421 // fadd v1.4s, v1.4s, v5.4s
-	WORD $0x4E040666 // dup v6.4s, v19.s[0]
-	WORD $0x4E26D425 // fadd v5.4s, v1.4s, v6.4s
+	WORD $0x4E3CD425 // fadd v5.4s, v1.4s, v28.4s
 	WORD $0x6E25FC21 // fdiv v1.4s, v1.4s, v5.4s
 	WORD $0x4E0C0666 // dup v6.4s, v19.s[1]
 	WORD $0x6E611C06 // bsl v6.16b, v0.16b, v1.16b
@@ -1957,17 +1858,14 @@ next100:
 loop101:
 	FMOVS.P 4(R2), F0
 	WORD $0x4EA0F801 // fabs v1.4s, v0.4s
-	WORD $0x4E040604 // dup v4.4s, v16.s[0]
-	WORD $0x4EA4F421 // fmin v1.4s, v1.4s, v4.4s
+	WORD $0x4EBFF421 // fmin v1.4s, v1.4s, v31.4s
 	WORD $0x4E0C0602 // dup v2.4s, v16.s[1]
 	WORD $0x4F901822 // fmla v2.4s, v1.4s, v16.s[2]
-	WORD $0x4E0C0603 // dup v3.4s, v16.s[1]
-	WORD $0x4EA3D443 // fsub v3.4s, v2.4s, v3.4s
+	WORD $0x4EBED443 // fsub v3.4s, v2.4s, v30.4s
 	WORD $0x4FB05861 // fmls v1.4s, v3.4s, v16.s[3]
 	WORD $0x4F915061 // fmls v1.4s, v3.4s, v17.s[0]
-	WORD $0x4E0C0626 // dup v6.4s, v17.s[1]
-	WORD $0x4E140624 // dup v4.4s, v17.s[2]
-	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
+	WORD $0x4E0C0624 // dup v4.4s, v17.s[1]
+	WORD $0x4F911824 // fmla v4.4s, v1.4s, v17.s[2]
 	WORD $0x4E1C0626 // dup v6.4s, v17.s[3]
 	WORD $0x4E21CC86 // fmla v6.4s, v4.4s, v1.4s
 	WORD $0x4E040644 // dup v4.4s, v18.s[0]
@@ -1977,15 +1875,12 @@ loop101:
 	WORD $0x4E140644 // dup v4.4s, v18.s[2]
 	WORD $0x4E21CCC4 // fmla v4.4s, v6.4s, v1.4s
 	WORD $0x4F375442 // shl v2.4s, v2.4s, #23
-	WORD $0x4E1C0645 // dup v5.4s, v18.s[3]
-	WORD $0x4EA284A5 // add v5.4s, v5.4s, v2.4s
+	WORD $0x4EA287A5 // add v5.4s, v29.4s, v2.4s
 	WORD $0x6E25DC21 // fmul v1.4s, v1.4s, v5.4s
 	WORD $0x6E24DC21 // fmul v1.4s, v1.4s, v4.4s
-	WORD $0x4E1C0646 // dup v6.4s, v18.s[3]
-	WORD $0x4EA6D4A5 // fsub v5.4s, v5.4s, v6.4s
+	WORD $0x4EBDD4A5 // fsub v5.4s, v5.4s, v29.4s
 	WORD $0x4E25D421 // fadd v1.4s, v1.4s, v5.4s
-	WORD $0x4E040666 // dup v6.4s, v19.s[0]
-	WORD $0x4E26D425 // fadd v5.4s, v1.4s, v6.4s
+	WORD $0x4E3CD425 // fadd v5.4s, v1.4s, v28.4s
 	WORD $0x6E25FC21 // fdiv v1.4s, v1.4s, v5.4s
 	WORD $0x4E0C0666 // dup v6.4s, v19.s[1]
 	WORD $0x6E611C06 // bsl v6.16b, v0.16b, v1.16b
@@ -1999,7 +1894,6 @@ loop101:
 	SUBS $1, R20, R20
 	BGE loop101
 next102:
-	ADD $1, R20, R20
 	RET
 
 // func reluNEON(y, x []float32)
@@ -2027,7 +1921,6 @@ loop105:
 	SUBS $1, R20, R20
 	BGE loop105
 next106:
-	ADD $1, R20, R20
 	RET
 
 // func reluBackwardNEON(dx, dy, x []float32)
@@ -2060,7 +1953,6 @@ loop109:
 	SUBS $1, R20, R20
 	BGE loop109
 next110:
-	ADD $1, R20, R20
 	RET
 
 // func layerNormNEON(y []float32, ys int, x []float32, xs int, gamma, beta, mean, rstd []float32, eps float32)
@@ -2125,7 +2017,6 @@ loop117:
 	SUBS $1, R20, R20
 	BGE loop117
 next118:
-	ADD $1, R20, R20
 	WORD $0x4E3BD79C // fadd v28.4s, v28.4s, v27.4s
 	WORD $0x4E39D75A // fadd v26.4s, v26.4s, v25.4s
 	WORD $0x4E3AD79C // fadd v28.4s, v28.4s, v26.4s
@@ -2179,7 +2070,6 @@ loop123:
 	SUBS $1, R20, R20
 	BGE loop123
 next124:
-	ADD $1, R20, R20
 	WORD $0x4E3BD79C // fadd v28.4s, v28.4s, v27.4s
 	WORD $0x4E39D75A // fadd v26.4s, v26.4s, v25.4s
 	WORD $0x4E3AD79C // fadd v28.4s, v28.4s, v26.4s
@@ -2225,7 +2115,6 @@ loop127:
 	SUBS $1, R20, R20
 	BGE loop127
 next128:
-	ADD $1, R20, R20
 	ADD R6, R0, R0
 	ADD R7, R1, R1
 	SUBS $1, R9, R9
@@ -2375,7 +2264,6 @@ none144:
 	SUBS $1, R20, R20
 	BGE loop141
 next142:
-	ADD $1, R20, R20
 	WORD $0x4E3BD79C // fadd v28.4s, v28.4s, v27.4s
 	WORD $0x6E3CD79C // faddp v28.4s, v28.4s, v28.4s
 	WORD $0x6E3CD79C // faddp v28.4s, v28.4s, v28.4s
@@ -2422,7 +2310,6 @@ loop147:
 	SUBS $1, R20, R20
 	BGE loop147
 next148:
-	ADD $1, R20, R20
 	ADD R8, R0, R0
 	ADD R9, R1, R1
 	ADD R10, R2, R2
@@ -2437,6 +2324,11 @@ TEXT ·dropout32NEON(SB), NOSPLIT, $0-104
 	FMOVQ 0(R26), F16
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
+	WORD $0x4E040637 // dup v23.4s, v17.s[0]
+	WORD $0x4E0C0636 // dup v22.4s, v17.s[1]
+	WORD $0x4E140635 // dup v21.4s, v17.s[2]
+	WORD $0x4E1C0634 // dup v20.4s, v17.s[3]
+	WORD $0x4E040653 // dup v19.4s, v18.s[0]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD residual_base+48(FP), R2
@@ -2467,132 +2359,103 @@ groups149:
 	WORD $0x4EBC1F83 // mov v3.16b, v28.16b
 	WORD $0x4EBB1F64 // mov v4.16b, v27.16b
 	WORD $0x4EBA1F45 // mov v5.16b, v26.16b
-	WORD $0x4E040626 // dup v6.4s, v17.s[0]
-	WORD $0x4E0C0627 // dup v7.4s, v17.s[1]
-	WORD $0x2EA6C00A // umull v10.2d, v0.2s, v6.2s
-	WORD $0x6EA6C00B // umull2 v11.2d, v0.4s, v6.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C63 // eor v3.16b, v3.16b, v9.16b
+	WORD $0x2EB7C007 // umull v7.2d, v0.2s, v23.2s
+	WORD $0x6EB7C008 // umull2 v8.2d, v0.4s, v23.4s
+	WORD $0x4E8818E0 // uzp1 v0.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C63 // eor v3.16b, v3.16b, v6.16b
 	WORD $0x6E251C63 // eor v3.16b, v3.16b, v5.16b
-	WORD $0x4EA81D00 // mov v0.16b, v8.16b
-	WORD $0x2EA7C04A // umull v10.2d, v2.2s, v7.2s
-	WORD $0x6EA7C04B // umull2 v11.2d, v2.4s, v7.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C21 // eor v1.16b, v1.16b, v9.16b
+	WORD $0x2EB6C047 // umull v7.2d, v2.2s, v22.2s
+	WORD $0x6EB6C048 // umull2 v8.2d, v2.4s, v22.4s
+	WORD $0x4E8818E2 // uzp1 v2.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C21 // eor v1.16b, v1.16b, v6.16b
 	WORD $0x6E241C21 // eor v1.16b, v1.16b, v4.16b
-	WORD $0x4EA81D02 // mov v2.16b, v8.16b
-	WORD $0x4E14062A // dup v10.4s, v17.s[2]
-	WORD $0x4EAA8484 // add v4.4s, v4.4s, v10.4s
-	WORD $0x4E1C062A // dup v10.4s, v17.s[3]
-	WORD $0x4EAA84A5 // add v5.4s, v5.4s, v10.4s
-	WORD $0x2EA6C02A // umull v10.2d, v1.2s, v6.2s
-	WORD $0x6EA6C02B // umull2 v11.2d, v1.4s, v6.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C00 // eor v0.16b, v0.16b, v9.16b
+	WORD $0x4EB58484 // add v4.4s, v4.4s, v21.4s
+	WORD $0x4EB484A5 // add v5.4s, v5.4s, v20.4s
+	WORD $0x2EB7C027 // umull v7.2d, v1.2s, v23.2s
+	WORD $0x6EB7C028 // umull2 v8.2d, v1.4s, v23.4s
+	WORD $0x4E8818E1 // uzp1 v1.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C00 // eor v0.16b, v0.16b, v6.16b
 	WORD $0x6E251C00 // eor v0.16b, v0.16b, v5.16b
-	WORD $0x4EA81D01 // mov v1.16b, v8.16b
-	WORD $0x2EA7C06A // umull v10.2d, v3.2s, v7.2s
-	WORD $0x6EA7C06B // umull2 v11.2d, v3.4s, v7.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C42 // eor v2.16b, v2.16b, v9.16b
+	WORD $0x2EB6C067 // umull v7.2d, v3.2s, v22.2s
+	WORD $0x6EB6C068 // umull2 v8.2d, v3.4s, v22.4s
+	WORD $0x4E8818E3 // uzp1 v3.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C42 // eor v2.16b, v2.16b, v6.16b
 	WORD $0x6E241C42 // eor v2.16b, v2.16b, v4.16b
-	WORD $0x4EA81D03 // mov v3.16b, v8.16b
-	WORD $0x4E14062A // dup v10.4s, v17.s[2]
-	WORD $0x4EAA8484 // add v4.4s, v4.4s, v10.4s
-	WORD $0x4E1C062A // dup v10.4s, v17.s[3]
-	WORD $0x4EAA84A5 // add v5.4s, v5.4s, v10.4s
-	WORD $0x2EA6C04A // umull v10.2d, v2.2s, v6.2s
-	WORD $0x6EA6C04B // umull2 v11.2d, v2.4s, v6.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C21 // eor v1.16b, v1.16b, v9.16b
+	WORD $0x4EB58484 // add v4.4s, v4.4s, v21.4s
+	WORD $0x4EB484A5 // add v5.4s, v5.4s, v20.4s
+	WORD $0x2EB7C047 // umull v7.2d, v2.2s, v23.2s
+	WORD $0x6EB7C048 // umull2 v8.2d, v2.4s, v23.4s
+	WORD $0x4E8818E2 // uzp1 v2.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C21 // eor v1.16b, v1.16b, v6.16b
 	WORD $0x6E251C21 // eor v1.16b, v1.16b, v5.16b
-	WORD $0x4EA81D02 // mov v2.16b, v8.16b
-	WORD $0x2EA7C00A // umull v10.2d, v0.2s, v7.2s
-	WORD $0x6EA7C00B // umull2 v11.2d, v0.4s, v7.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C63 // eor v3.16b, v3.16b, v9.16b
+	WORD $0x2EB6C007 // umull v7.2d, v0.2s, v22.2s
+	WORD $0x6EB6C008 // umull2 v8.2d, v0.4s, v22.4s
+	WORD $0x4E8818E0 // uzp1 v0.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C63 // eor v3.16b, v3.16b, v6.16b
 	WORD $0x6E241C63 // eor v3.16b, v3.16b, v4.16b
-	WORD $0x4EA81D00 // mov v0.16b, v8.16b
-	WORD $0x4E14062A // dup v10.4s, v17.s[2]
-	WORD $0x4EAA8484 // add v4.4s, v4.4s, v10.4s
-	WORD $0x4E1C062A // dup v10.4s, v17.s[3]
-	WORD $0x4EAA84A5 // add v5.4s, v5.4s, v10.4s
-	WORD $0x2EA6C06A // umull v10.2d, v3.2s, v6.2s
-	WORD $0x6EA6C06B // umull2 v11.2d, v3.4s, v6.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C42 // eor v2.16b, v2.16b, v9.16b
+	WORD $0x4EB58484 // add v4.4s, v4.4s, v21.4s
+	WORD $0x4EB484A5 // add v5.4s, v5.4s, v20.4s
+	WORD $0x2EB7C067 // umull v7.2d, v3.2s, v23.2s
+	WORD $0x6EB7C068 // umull2 v8.2d, v3.4s, v23.4s
+	WORD $0x4E8818E3 // uzp1 v3.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C42 // eor v2.16b, v2.16b, v6.16b
 	WORD $0x6E251C42 // eor v2.16b, v2.16b, v5.16b
-	WORD $0x4EA81D03 // mov v3.16b, v8.16b
-	WORD $0x2EA7C02A // umull v10.2d, v1.2s, v7.2s
-	WORD $0x6EA7C02B // umull2 v11.2d, v1.4s, v7.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C00 // eor v0.16b, v0.16b, v9.16b
+	WORD $0x2EB6C027 // umull v7.2d, v1.2s, v22.2s
+	WORD $0x6EB6C028 // umull2 v8.2d, v1.4s, v22.4s
+	WORD $0x4E8818E1 // uzp1 v1.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C00 // eor v0.16b, v0.16b, v6.16b
 	WORD $0x6E241C00 // eor v0.16b, v0.16b, v4.16b
-	WORD $0x4EA81D01 // mov v1.16b, v8.16b
-	WORD $0x4E14062A // dup v10.4s, v17.s[2]
-	WORD $0x4EAA8484 // add v4.4s, v4.4s, v10.4s
-	WORD $0x4E1C062A // dup v10.4s, v17.s[3]
-	WORD $0x4EAA84A5 // add v5.4s, v5.4s, v10.4s
-	WORD $0x2EA6C00A // umull v10.2d, v0.2s, v6.2s
-	WORD $0x6EA6C00B // umull2 v11.2d, v0.4s, v6.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C63 // eor v3.16b, v3.16b, v9.16b
+	WORD $0x4EB58484 // add v4.4s, v4.4s, v21.4s
+	WORD $0x4EB484A5 // add v5.4s, v5.4s, v20.4s
+	WORD $0x2EB7C007 // umull v7.2d, v0.2s, v23.2s
+	WORD $0x6EB7C008 // umull2 v8.2d, v0.4s, v23.4s
+	WORD $0x4E8818E0 // uzp1 v0.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C63 // eor v3.16b, v3.16b, v6.16b
 	WORD $0x6E251C63 // eor v3.16b, v3.16b, v5.16b
-	WORD $0x4EA81D00 // mov v0.16b, v8.16b
-	WORD $0x2EA7C04A // umull v10.2d, v2.2s, v7.2s
-	WORD $0x6EA7C04B // umull2 v11.2d, v2.4s, v7.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C21 // eor v1.16b, v1.16b, v9.16b
+	WORD $0x2EB6C047 // umull v7.2d, v2.2s, v22.2s
+	WORD $0x6EB6C048 // umull2 v8.2d, v2.4s, v22.4s
+	WORD $0x4E8818E2 // uzp1 v2.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C21 // eor v1.16b, v1.16b, v6.16b
 	WORD $0x6E241C21 // eor v1.16b, v1.16b, v4.16b
-	WORD $0x4EA81D02 // mov v2.16b, v8.16b
-	WORD $0x4E14062A // dup v10.4s, v17.s[2]
-	WORD $0x4EAA8484 // add v4.4s, v4.4s, v10.4s
-	WORD $0x4E1C062A // dup v10.4s, v17.s[3]
-	WORD $0x4EAA84A5 // add v5.4s, v5.4s, v10.4s
-	WORD $0x2EA6C02A // umull v10.2d, v1.2s, v6.2s
-	WORD $0x6EA6C02B // umull2 v11.2d, v1.4s, v6.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C00 // eor v0.16b, v0.16b, v9.16b
+	WORD $0x4EB58484 // add v4.4s, v4.4s, v21.4s
+	WORD $0x4EB484A5 // add v5.4s, v5.4s, v20.4s
+	WORD $0x2EB7C027 // umull v7.2d, v1.2s, v23.2s
+	WORD $0x6EB7C028 // umull2 v8.2d, v1.4s, v23.4s
+	WORD $0x4E8818E1 // uzp1 v1.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C00 // eor v0.16b, v0.16b, v6.16b
 	WORD $0x6E251C00 // eor v0.16b, v0.16b, v5.16b
-	WORD $0x4EA81D01 // mov v1.16b, v8.16b
-	WORD $0x2EA7C06A // umull v10.2d, v3.2s, v7.2s
-	WORD $0x6EA7C06B // umull2 v11.2d, v3.4s, v7.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C42 // eor v2.16b, v2.16b, v9.16b
+	WORD $0x2EB6C067 // umull v7.2d, v3.2s, v22.2s
+	WORD $0x6EB6C068 // umull2 v8.2d, v3.4s, v22.4s
+	WORD $0x4E8818E3 // uzp1 v3.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C42 // eor v2.16b, v2.16b, v6.16b
 	WORD $0x6E241C42 // eor v2.16b, v2.16b, v4.16b
-	WORD $0x4EA81D03 // mov v3.16b, v8.16b
-	WORD $0x4E14062A // dup v10.4s, v17.s[2]
-	WORD $0x4EAA8484 // add v4.4s, v4.4s, v10.4s
-	WORD $0x4E1C062A // dup v10.4s, v17.s[3]
-	WORD $0x4EAA84A5 // add v5.4s, v5.4s, v10.4s
-	WORD $0x2EA6C04A // umull v10.2d, v2.2s, v6.2s
-	WORD $0x6EA6C04B // umull2 v11.2d, v2.4s, v6.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C21 // eor v1.16b, v1.16b, v9.16b
+	WORD $0x4EB58484 // add v4.4s, v4.4s, v21.4s
+	WORD $0x4EB484A5 // add v5.4s, v5.4s, v20.4s
+	WORD $0x2EB7C047 // umull v7.2d, v2.2s, v23.2s
+	WORD $0x6EB7C048 // umull2 v8.2d, v2.4s, v23.4s
+	WORD $0x4E8818E2 // uzp1 v2.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C21 // eor v1.16b, v1.16b, v6.16b
 	WORD $0x6E251C21 // eor v1.16b, v1.16b, v5.16b
-	WORD $0x4EA81D02 // mov v2.16b, v8.16b
-	WORD $0x2EA7C00A // umull v10.2d, v0.2s, v7.2s
-	WORD $0x6EA7C00B // umull2 v11.2d, v0.4s, v7.4s
-	WORD $0x4E8B1948 // uzp1 v8.4s, v10.4s, v11.4s
-	WORD $0x4E8B5949 // uzp2 v9.4s, v10.4s, v11.4s
-	WORD $0x6E291C63 // eor v3.16b, v3.16b, v9.16b
+	WORD $0x2EB6C007 // umull v7.2d, v0.2s, v22.2s
+	WORD $0x6EB6C008 // umull2 v8.2d, v0.4s, v22.4s
+	WORD $0x4E8818E0 // uzp1 v0.4s, v7.4s, v8.4s
+	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
+	WORD $0x6E261C63 // eor v3.16b, v3.16b, v6.16b
 	WORD $0x6E241C63 // eor v3.16b, v3.16b, v4.16b
-	WORD $0x4EA81D00 // mov v0.16b, v8.16b
-	WORD $0x4E04064A // dup v10.4s, v18.s[0]
-	WORD $0x4EAA87FF // add v31.4s, v31.4s, v10.4s
+	WORD $0x4EB387FF // add v31.4s, v31.4s, v19.4s
 	WORD $0x4E802868 // trn1 v8.4s, v3.4s, v0.4s
 	WORD $0x4E806869 // trn2 v9.4s, v3.4s, v0.4s
 	WORD $0x4E82282A // trn1 v10.4s, v1.4s, v2.4s
@@ -2767,7 +2630,6 @@ loop161:
 	SUBS $1, R20, R20
 	BGE loop161
 next162:
-	ADD $1, R20, R20
 	RET
 
 // func sgdNEON(p, v, g []float32, gradScale, momentum, lr, decay float32)
@@ -2822,7 +2684,6 @@ bare168:
 	SUBS $1, R20, R20
 	BGE loop166
 next167:
-	ADD $1, R20, R20
 	RET
 
 // func toBF16NEON(y []uint16, x []float32)

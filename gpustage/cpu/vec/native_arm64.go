@@ -26,12 +26,20 @@ var neon = Kernels{
 	toBF16: toBF16NEON, fromBF16: fromBF16NEON,
 }
 
-// dropoutNEON leaves what is less than four of Philox's counters to plain Go, which has the same bits.
+// dropoutNEON makes the last elements, less than four of Philox's counters, 32 in a place of their own.
 func dropoutNEON(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32) {
 	whole := len(y) &^ 31
 	dropout32NEON(y[:whole], x, residual, group, keyLo, keyHi, pos, head, place, threshold, scale)
-	if residual != nil {
-		residual = residual[whole:]
+	if whole == len(y) {
+		return
 	}
-	dropoutPortable(y[whole:], x[whole:], residual, group+uint32(whole/8), keyLo, keyHi, pos, head, place, threshold, scale)
+	var last, more [32]float32
+	copy(last[:], x[whole:])
+	var r []float32
+	if residual != nil {
+		copy(more[:], residual[whole:])
+		r = more[:]
+	}
+	dropout32NEON(last[:], last[:], r, group+uint32(whole/8), keyLo, keyHi, pos, head, place, threshold, scale)
+	copy(y[whole:], last[:])
 }

@@ -32,7 +32,7 @@ func (k *Kernels) LayerNormBackward(dx Rows, dGamma, dBeta []float32, dy, x Rows
 	}
 }
 
-// Plain Go sums in float64: it has one lane where the others have sixty-four, and is as fast.
+// Plain Go sums in float64: it has one lane where the others have up to sixty-four, and is as fast.
 
 func layerNormPortable(y []float32, ys int, x []float32, xs int, gamma, beta, mean, rstd []float32, eps float32) {
 	n := len(gamma)

@@ -36,7 +36,7 @@ var three = map[string]uint32{
 	"faddp": 0x6E20D400, // sums of neighbours, n's and then m's
 	"add":   0x4EA08400, "cmeq": 0x6EA08C00, "cmhs": 0x6EA03C00,
 	"uzp1": 0x4E801800, "uzp2": 0x4E805800, // even and odd lanes of n and m
-	"trn1": 0x4E802800, "trn2": 0x4E806800, "zip1": 0x4E803800, "zip2": 0x4E807800,
+	"trn1": 0x4E802800, "trn2": 0x4E806800,
 }
 
 // bitwise are those on 16 bytes.
@@ -68,6 +68,7 @@ type File struct {
 	at     map[string]int // where its parameters are
 	start  int            // where in code its constants are to be loaded
 	consts []uint32
+	held   []heldConst
 	top    V // registers from here on are taken
 }
 
@@ -94,7 +95,7 @@ var sizes = map[string]int{"[]float32": 24, "[]uint16": 24, "[]int32": 24, "*flo
 
 // Func writes a function without a frame: name and signature as in Go. Its documentation's first word is its name.
 func (f *File) Func(name, signature, doc string, body func()) {
-	f.name, f.at, f.consts, f.top = name, map[string]int{}, nil, 32
+	f.name, f.at, f.consts, f.held, f.top = name, map[string]int{}, nil, nil, 32
 	end := 0
 	place := func(name, kind string) {
 		size, align := sizes[kind], min(sizes[kind], 8)
@@ -135,9 +136,12 @@ func (f *File) load() {
 	body := bytes.Clone(f.code.Bytes()[f.start:])
 	f.code.Truncate(f.start)
 	vectors := (len(f.consts) + 3) / 4
-	f.Go("MOVD $%sConsts<>(SB), R%d", f.name, scratch)
+	f.Go("MOVD $%sConsts<>(SB), R%d", f.name, own)
 	for i := range vectors {
-		f.Go("FMOVQ %d(R%d), F%d", 16*i, scratch, firstConst+i)
+		f.Go("FMOVQ %d(R%d), F%d", 16*i, own, firstConst+i)
+	}
+	for _, h := range f.held {
+		f.SetBits(h.v, h.bits)
 	}
 	f.code.Write(body)
 	f.data.WriteByte('\n')
@@ -147,11 +151,33 @@ func (f *File) load() {
 	fmt.Fprintf(&f.data, "GLOBL %sConsts<>(SB), RODATA|NOPTR, $%d\n", f.name, 16*vectors)
 }
 
-// Constants are in the lanes of registers from this one on; scratch is a general register for anything.
+// Constants are in the lanes of registers from firstConst on: those before are the bodies' to use. own is a general register for loading them.
 const (
 	firstConst = 16
-	scratch    = 26
+	own        = 26
 )
+
+type heldConst struct {
+	v    V
+	bits uint32
+}
+
+// Held is a register with a constant in all lanes, which nothing may overwrite: it is taken until the function ends, and set before its first
+// instruction.
+func (f *File) Held(c float32) V { return f.HeldBits(math.Float32bits(c)) }
+
+// HeldBits is Held for a pattern of bits.
+func (f *File) HeldBits(bits uint32) V {
+	for _, h := range f.held {
+		if h.bits == bits {
+			return h.v
+		}
+	}
+	f.ConstBits(bits)
+	v := f.Take()
+	f.held = append(f.held, heldConst{v, bits})
+	return v
+}
 
 // Const is the register and the lane of a constant.
 func (f *File) Const(v float32) (V, int) { return f.ConstBits(math.Float32bits(v)) }
@@ -183,6 +209,9 @@ func (f *File) fit() {
 // Arg loads a word: an integer, or a pointer.
 func (f *File) Arg(name string, r R) { f.Go("MOVD %s+%d(FP), R%d", name, f.at[name], r) }
 
+// Bool loads a bool.
+func (f *File) Bool(name string, r R) { f.Go("MOVBU %s+%d(FP), R%d", name, f.at[name], r) }
+
 // Slice loads a slice's address.
 func (f *File) Slice(name string, r R) { f.Go("MOVD %s_base+%d(FP), R%d", name, f.at[name], r) }
 
@@ -195,8 +224,8 @@ func (f *File) Float(name string, v V) { f.Go("FMOVS %s+%d(FP), F%d", name, f.at
 // Everywhere loads a parameter of 32 bits into all lanes of a register that it takes.
 func (f *File) Everywhere(name string) V {
 	v := f.Take()
-	f.Go("MOVWU %s+%d(FP), R%d", name, f.at[name], scratch)
-	f.DupWord(v, scratch)
+	f.Go("MOVWU %s+%d(FP), R%d", name, f.at[name], own)
+	f.DupWord(v, own)
 	return v
 }
 
@@ -333,6 +362,18 @@ func (f *File) Widen(d, n V, upper bool) {
 
 // SumWide leaves in d the sum of two float64.
 func (f *File) SumWide(d, n V) { f.word(0x7E70D800|uint32(n)<<5|uint32(d), "faddp d%d, v%d.2d", d, n) }
+
+// RoundBF16 is d = x rounded to bf16, to nearest, ties to even, as lanes of 32 bits whose lower halves may be anything: half of the last place
+// that stays is added, less one where that is even; a NaN gets its quiet bit. t and u are two other registers.
+func (f *File) RoundBF16(d, x, t, u V) {
+	f.Shift("ushr", d, x, 16)
+	f.Bits("and", d, d, f.HeldBits(1))
+	f.Op("add", d, d, f.HeldBits(0x7FFF))
+	f.Op("add", d, d, x)
+	f.Bits("orr", t, x, f.HeldBits(0x400000))
+	f.Op("fcmeq", u, x, x)
+	f.Bits("bif", d, t, u)
+}
 
 // Halve keeps the upper halves of four lanes, in 64 bits; Double is the way back, with zeros below.
 func (f *File) Halve(d, n V) {

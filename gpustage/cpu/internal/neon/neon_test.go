@@ -73,12 +73,12 @@ func TestWords(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		read := line.FindAllStringSubmatch(string(out), -1)
-		if len(words) < 100 || len(read) != len(words) {
-			t.Fatalf("%s: %d words, %d of them read", p, len(words), len(read))
+		meanings := line.FindAllStringSubmatch(string(out), -1)
+		if len(words) < 100 || len(meanings) != len(words) {
+			t.Fatalf("%s: %d words, %d of them read", p, len(words), len(meanings))
 		}
 		for i, w := range words {
-			got, _, _ := strings.Cut(strings.ReplaceAll(read[i][1], "\t", " "), " //")
+			got, _, _ := strings.Cut(strings.ReplaceAll(meanings[i][1], "\t", " "), " //")
 			if got != w[2] {
 				t.Errorf("%s: 0x%s is %q, not %q", p, w[1], got, w[2])
 			}

@@ -48,29 +48,39 @@ apart and steps of k ks. k and rows are at least 1; 16 columns of C are there.`,
 				}
 			}
 			f.Go("MOVD $0, R%d", index)
-			loop := f.Label("step")
-			f.At(loop)
-			f.Go("FLDPQ.P 32(R%d), (F0, F1)", b)
-			f.Go("FLDPQ.P 32(R%d), (F2, F3)", b)
-			element := func(i int) neon.V { return neon.V(4 + i%4) }
-			for i := range 4 {
-				f.LoadOne(element(i), neon.R(2+i), index)
-			}
-			for i := range rows {
-				for v := range vectors {
-					f.By("fmla", acc(i, v), neon.V(v), element(i), 0)
+			multiply := func(rows int) { // goes along K
+				loop := f.Label("step")
+				f.At(loop)
+				f.Go("FLDPQ.P 32(R%d), (F0, F1)", b)
+				f.Go("FLDPQ.P 32(R%d), (F2, F3)", b)
+				element := func(i int) neon.V { return neon.V(4 + i%4) }
+				for i := range min(rows, 4) {
+					f.LoadOne(element(i), neon.R(2+i), index)
 				}
-				if i+4 < rows {
-					f.LoadOne(element(i+4), neon.R(2+i+4), index)
+				for i := range rows {
+					for v := range vectors {
+						f.By("fmla", acc(i, v), neon.V(v), element(i), 0)
+					}
+					if i+4 < rows {
+						f.LoadOne(element(i+4), neon.R(2+i+4), index)
+					}
 				}
+				f.Go("ADD R%d, R%d, R%d", ks, index, index)
+				f.Go("SUBS $1, R%d, R%d", k, k)
+				f.Go("BNE %s", loop)
 			}
-			f.Go("ADD R%d, R%d, R%d", ks, index, index)
-			f.Go("SUBS $1, R%d, R%d", k, k)
-			f.Go("BNE %s", loop)
+			all, multiplied := f.Label("all"), f.Label("multiplied")
+			f.Go("CMP $%d, R%d", rows/2, n)
+			f.Go("BGT %s", all)
+			multiply(rows / 2)
+			f.Go("B %s", multiplied)
+			f.At(all)
+			multiply(rows)
+			f.At(multiplied)
 
 			write, done := f.Label("write"), f.Label("done")
 			f.Float("alpha", 7)
-			f.Go("MOVBU add+60(FP), R%d", tmp)
+			f.Bool("add", tmp)
 			f.Go("CBZ R%d, %s", tmp, write)
 			for i := range rows {
 				f.Go("FLDPQ (R%d), (F0, F1)", c)
@@ -148,35 +158,20 @@ func transpose(f *neon.File) {
 		})
 }
 
-// round adds half of the last place that stays, less one where that is even, and clears the rest; a NaN gets its quiet bit.
 func round(f *neon.File) {
 	f.Func("roundNEON", "(dst, src *float32, n int)",
 		"rounds n elements, a multiple of 4, to the nearest bf16, ties to even, and keeps them as float32. dst may be src.", func() {
-			const dst, src, n, tmp = 0, 1, 2, 3
+			const dst, src, n = 0, 1, 2
 			f.Arg("dst", dst)
 			f.Arg("src", src)
 			f.Arg("n", n)
-			const one, half, quiet, upper = 4, 5, 6, 7
-			for _, c := range []struct {
-				v    neon.V
-				bits uint32
-			}{{one, 1}, {half, 0x7fff}, {quiet, 0x00400000}, {upper, 0xffff0000}} {
-				f.Go("MOVD $0x%x, R%d", c.bits, tmp)
-				f.DupWord(c.v, tmp)
-			}
 			loop, done := f.Label("round"), f.Label("rounded")
 			f.Go("SUBS $4, R%d, R%d", n, n)
 			f.Go("BLT %s", done)
 			f.At(loop)
 			f.Load(0, src)
-			f.Shift("ushr", 1, 0, 16)
-			f.Bits("and", 1, 1, one)
-			f.Op("add", 1, 1, half)
-			f.Op("add", 1, 1, 0)
-			f.Bits("orr", 2, 0, quiet)
-			f.Op("fcmeq", 3, 0, 0)
-			f.Bits("bif", 1, 2, 3)
-			f.Bits("and", 1, 1, upper)
+			f.RoundBF16(1, 0, 2, 3)
+			f.Bits("and", 1, 1, f.HeldBits(0xffff0000))
 			f.Store(1, dst)
 			f.Go("SUBS $4, R%d, R%d", n, n)
 			f.Go("BGE %s", loop)

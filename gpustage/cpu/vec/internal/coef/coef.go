@@ -48,3 +48,11 @@ const (
 	Tanh1 = 1.5957691216057308
 	Tanh3 = Tanh1 * 0.044715
 )
+
+// The multipliers and the key's increments of Philox4x32 (Salmon et al., 2011).
+const (
+	PhiloxM0 = 0xD2511F53
+	PhiloxM1 = 0xCD9E8D57
+	PhiloxW0 = 0x9E3779B9
+	PhiloxW1 = 0xBB67AE85
+)

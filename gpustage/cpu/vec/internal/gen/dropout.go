@@ -1,6 +1,8 @@
 package main
 
 import (
+	"contraflow/gpustage/cpu/vec/internal/coef"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
@@ -9,14 +11,6 @@ import (
 // sets is how many vectors of counters are computed side by side. A round waits for the one before, and the processor's
 // schedulers don't reach far enough ahead: with AVX-512 one set ran at 3.1 elements/ns, two at 4.7 (with ten rounds).
 const sets = 2
-
-// The multipliers and the key's increments of Philox4x32.
-const (
-	philoxM0 = 0xD2511F53
-	philoxM1 = 0xCD9E8D57
-	philoxW0 = 0x9E3779B9
-	philoxW1 = 0xBB67AE85
-)
 
 // dropout computes Philox4x32-7 on as many counters as a vector has lanes of 64 bits. A counter's words are kept in the low
 // halves of such lanes; the high halves may hold anything, because VPMULUDQ does not look at them, and the low half of a
@@ -46,7 +40,7 @@ func (m *machine) dropout() {
 		lane := i / 2 // of 64 bits: the even ones are interleaved first
 		return uint32(lane%2*groups/2 + lane/2)
 	}), group, group)
-	m.holdBits(philoxM0, philoxM1, philoxW0, philoxW1, uint32(groups))
+	m.holdBits(coef.PhiloxM0, coef.PhiloxM1, coef.PhiloxW0, coef.PhiloxW1, uint32(groups))
 	if m.wide {
 		MOVL(U32(0x5555), scratch.As32())
 		KMOVW(scratch.As32(), evenLanes)
@@ -114,13 +108,13 @@ func (m *machine) philox(group VecPhysical, numbers GPPhysical) {
 	}
 	for round := range 7 {
 		if round > 0 {
-			VPADDD(m.bits(philoxW0), k0, k0)
-			VPADDD(m.bits(philoxW1), k1, k1)
+			VPADDD(m.bits(coef.PhiloxW0), k0, k0)
+			VPADDD(m.bits(coef.PhiloxW1), k1, k1)
 		}
 		for s := range c {
 			w, p := &c[s], free
-			VPMULUDQ(m.bits(philoxM0), w[0], p[0])
-			VPMULUDQ(m.bits(philoxM1), w[2], p[1])
+			VPMULUDQ(m.bits(coef.PhiloxM0), w[0], p[0])
+			VPMULUDQ(m.bits(coef.PhiloxM1), w[2], p[1])
 			VPSRLQ(Imm(32), p[1], w[0])
 			VPSRLQ(Imm(32), p[0], w[2])
 			m.xor3(w[1], k0, w[0])

@@ -7,7 +7,7 @@ const (
 	null    = vreg(15) // zeros
 )
 
-// activations are pairs: y = f(x), and dx = dy * f'(x). t are the registers from 1 on.
+// activations are pairs: y = f(x), and dx = dy * f'(x). Bodies have registers 0 to 14.
 func (g gen) activations() {
 	g.activation("gelu", func(b block) { // x * Phi(x)
 		_, e, num, den := b.tail()
@@ -27,20 +27,18 @@ func (g gen) activations() {
 	slope := func(b block, x, v vreg) { // -(Tanh1 + Tanh3*x*x)
 		b.Op("fmul", v, x, x)
 		b.ByConst("fmul", v, v, -coef.Tanh3)
-		b.Set(8, coef.Tanh1)
-		b.Op("fsub", v, v, 8)
+		b.Op("fsub", v, v, b.Held(coef.Tanh1))
 	}
 	g.activation("geluTanh", func(b block) { // x / (1 + exp(-x*(Tanh1 + Tanh3*x*x)))
 		slope(b, 0, 1)
 		b.Op("fmul", 1, 1, 0)
 		b.exp(1, 2, 3, 4, 5, 6)
-		b.Set(2, 1)
-		b.Op("fadd", 1, 1, 2)
+		b.Op("fadd", 1, 1, b.Held(1))
 		b.Op("fdiv", 0, 0, 1)
 	}, func(b block) {
 		// With v = x*(Tanh1 + Tanh3*x*x), e = exp(-v) and s = 1/(1+e): s * (1 + x*v'*e*s). Beyond 10 it is 0 or 1, and e
 		// would leave the range of normal numbers.
-		b.clamp(0, 10, 1)
+		b.clamp(0, 10)
 		slope(b, 0, 1)
 		b.Op("fmul", 1, 1, 0)
 		exponent{b.gen, 1}.within(1, 2, 3, 4, 5)
@@ -53,11 +51,10 @@ func (g gen) activations() {
 	g.activation("silu", func(b block) { // x / (1 + exp(-x))
 		b.Un("fneg", 1, 0)
 		b.exp(1, 2, 3, 4, 5, 6)
-		b.Set(2, 1)
-		b.Op("fadd", 1, 1, 2)
+		b.Op("fadd", 1, 1, b.Held(1))
 		b.Op("fdiv", 0, 0, 1)
 	}, func(b block) { // with s = 1/(1+e): s * (1 + x*e*s). Beyond 87 it is 0 or 1.
-		b.clamp(0, 87, 1)
+		b.clamp(0, 87)
 		b.Un("fneg", 1, 0)
 		exponent{b.gen, 1}.within(1, 2, 3, 4, 5)
 		b.logistic(0, 1, 2, 3)
@@ -120,12 +117,10 @@ func (g gen) activation(name string, forward, backward func(b block)) {
 func (g gen) tail() (a, e, num, den vreg) {
 	a, e, num, den = 1, 2, 3, 4
 	g.Un("fabs", a, 0)
-	g.Set(e, coef.TailMax)
-	g.Op("fmin", a, a, e)
+	g.Op("fmin", a, a, g.Held(coef.TailMax))
 	g.Op("fmul", e, a, a)
 	exponent{g, -0.5}.within(e, 5, 6, 7, 8)
-	g.Set(num, coef.TailEnd)
-	g.Op("fcmgt", num, a, num)
+	g.Op("fcmgt", num, a, g.Held(coef.TailEnd))
 	g.Bits("bic", e, e, num)
 	g.horner(coef.TailN[:], a, num, 5)
 	g.horner(coef.TailD[:], a, den, 5)
@@ -133,28 +128,25 @@ func (g gen) tail() (a, e, num, den vreg) {
 }
 
 // fromTail is p = 1-p where x is not negative.
-func (g gen) fromTail(x, p, one, mask vreg) {
-	g.Set(one, 1)
-	g.Op("fsub", one, one, p)
+func (g gen) fromTail(x, p, rest, mask vreg) {
+	g.Op("fsub", rest, g.Held(1), p)
 	g.Op("fcmge", mask, x, null)
-	g.Bits("bit", p, one, mask)
+	g.Bits("bit", p, rest, mask)
 }
 
 // clamp keeps x within -limit to limit, and NaN as it is.
-func (g gen) clamp(x vreg, limit float32, tmp vreg) {
-	g.Set(tmp, limit)
-	g.Op("fmin", x, x, tmp)
-	g.Set(tmp, -limit)
-	g.Op("fmax", x, x, tmp)
+func (g gen) clamp(x vreg, limit float32) {
+	g.Op("fmin", x, x, g.Held(limit))
+	g.Op("fmax", x, x, g.Held(-limit))
 }
 
 // logistic is x = s * (1 + x*e*s), s = 1/(1+e).
 func (g gen) logistic(x, e, s, tmp vreg) {
-	g.Set(s, 1)
-	g.Op("fadd", tmp, s, e)
-	g.Op("fdiv", s, s, tmp)
+	one := g.Held(1)
+	g.Op("fadd", tmp, one, e)
+	g.Op("fdiv", s, one, tmp)
 	g.Op("fmul", x, x, s) // before e, which may be 1/s and large
-	g.Set(tmp, 1)
+	g.Mov(tmp, one)
 	g.fma(tmp, x, e)
 	g.Op("fmul", x, tmp, s)
 }
@@ -165,20 +157,17 @@ func (g gen) tanh() {
 	const x, a, z, n, p, s, tmp = 0, 1, 2, 3, 4, 5, 6
 	e := exponent{g, -2}
 	g.Un("fabs", a, x)
-	g.Set(p, 10)
-	g.Op("fmin", a, a, p) // tanh(10) is 1, and exp(-20) far from the smallest number
+	g.Op("fmin", a, a, g.Held(10)) // tanh(10) is 1, and exp(-20) far from the smallest number
 	e.split(a, z, n)
 	e.polynomial(a, p, tmp)
 	g.Shift("shl", z, z, 23)
-	g.Set(s, 1)
-	g.Op("add", s, s, z) // 2^n
+	one := g.Held(1)
+	g.Op("add", s, one, z) // 2^n
 	g.Op("fmul", a, a, s)
 	g.Op("fmul", a, a, p)
-	g.Set(tmp, 1)
-	g.Op("fsub", s, s, tmp)
-	g.Op("fadd", a, a, s) // e - 1
-	g.Set(tmp, 2)
-	g.Op("fadd", s, a, tmp) // e + 1
+	g.Op("fsub", s, s, one)
+	g.Op("fadd", a, a, s)         // e - 1
+	g.Op("fadd", s, a, g.Held(2)) // e + 1
 	g.Op("fdiv", a, a, s)
 	g.SetBits(tmp, signBit)
 	g.Bits("bsl", tmp, x, a) // x's sign, and a without one

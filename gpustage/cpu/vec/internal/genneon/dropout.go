@@ -1,12 +1,6 @@
 package main
 
-// The multipliers and the key's increments of Philox4x32.
-const (
-	philoxM0 = 0xD2511F53
-	philoxM1 = 0xCD9E8D57
-	philoxW0 = 0x9E3779B9
-	philoxW1 = 0xBB67AE85
-)
+import "contraflow/gpustage/cpu/vec/internal/coef"
 
 // dropout computes Philox4x32-7 on four counters at a time, a word of each in a register's lanes: 32 elements.
 func (g gen) dropout() {
@@ -22,7 +16,8 @@ func (g gen) dropout() {
 			}
 			g.Op("add", group, group, lane)
 
-			const k0, k1, m0, m1, lo, hi, t, u = 4, 5, 6, 7, 8, 9, 10, 11
+			m0, m1, w0, w1, four := g.HeldBits(coef.PhiloxM0), g.HeldBits(coef.PhiloxM1), g.HeldBits(coef.PhiloxW0), g.HeldBits(coef.PhiloxW1), g.HeldBits(4)
+			const k0, k1, hi, t, u = 4, 5, 6, 7, 8
 			loop, done := g.Label("groups"), g.Label("done")
 			g.Go("SUBS $32, R%d, R%d", count, count)
 			g.Go("BLT %s", done)
@@ -33,33 +28,26 @@ func (g gen) dropout() {
 			}
 			g.Mov(k0, keyLo)
 			g.Mov(k1, keyHi)
-			g.SetBits(m0, philoxM0)
-			g.SetBits(m1, philoxM1)
-			multiply := func(a, m vreg) { // lo and hi are the halves of a*m
+			multiply := func(a, m vreg) { // a and hi become the halves of a*m
 				g.Product(t, a, m, false)
 				g.Product(u, a, m, true)
-				g.Op("uzp1", lo, t, u)
+				g.Op("uzp1", a, t, u)
 				g.Op("uzp2", hi, t, u)
 			}
 			for round := range 7 {
 				if round > 0 {
-					g.SetBits(t, philoxW0)
-					g.Op("add", k0, k0, t)
-					g.SetBits(t, philoxW1)
-					g.Op("add", k1, k1, t)
+					g.Op("add", k0, k0, w0)
+					g.Op("add", k1, k1, w1)
 				}
-				multiply(w[0], m0) // words 2 and 3 are hi ^ word 3 ^ key, and lo
+				multiply(w[0], m0) // words 2 and 3 are hi ^ word 3 ^ key, and the lower half
 				g.Bits("eor", w[3], w[3], hi)
 				g.Bits("eor", w[3], w[3], k1)
-				g.Mov(w[0], lo)
 				multiply(w[2], m1)
 				g.Bits("eor", w[1], w[1], hi)
 				g.Bits("eor", w[1], w[1], k0)
-				g.Mov(w[2], lo)
 				w = [4]vreg{w[1], w[2], w[3], w[0]}
 			}
-			g.SetBits(t, 4)
-			g.Op("add", group, group, t)
+			g.Op("add", group, group, four)
 			// A register for each counter: words 0 to 3, whose halves are in the order of the elements.
 			g.Op("trn1", 8, w[0], w[1])
 			g.Op("trn2", 9, w[0], w[1])

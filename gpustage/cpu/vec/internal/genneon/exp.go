@@ -21,8 +21,7 @@ type exponent struct {
 func (e exponent) split(x, z, n vreg) {
 	e.Set(z, magic)
 	e.ByConst("fmla", z, x, float32(e.factor*coef.Log2E))
-	e.Set(n, magic)
-	e.Op("fsub", n, z, n)
+	e.Op("fsub", n, z, e.Held(magic))
 	e.ByConst("fmls", x, n, float32(coef.Ln2Hi/e.factor))
 	e.ByConst("fmls", x, n, float32(coef.Ln2Lo/e.factor))
 }
@@ -40,11 +39,13 @@ func (e exponent) polynomial(r, p, tmp vreg) {
 
 // horner is p = cs[0] + x*(cs[1] + x*(...)).
 func (g gen) horner(cs []float32, x, p, tmp vreg) {
-	if len(cs)%2 == 0 {
+	last := len(cs) - 1
+	if last%2 == 0 {
 		p, tmp = tmp, p
 	}
-	g.Set(p, cs[len(cs)-1])
-	for _, c := range slices.Backward(cs[:len(cs)-1]) {
+	g.Set(p, cs[last-1])
+	g.ByConst("fmla", p, x, cs[last])
+	for _, c := range slices.Backward(cs[:last-1]) {
 		g.Set(tmp, c)
 		g.fma(tmp, p, x)
 		p, tmp = tmp, p
@@ -67,13 +68,10 @@ func (g gen) exp(x vreg, t ...vreg) {
 	was, tmp := t[4], t[0]
 	g.Mov(was, x)
 	exponent{g, 1}.within(x, t[:4]...)
-	g.Set(tmp, coef.ExpMin)
-	g.Op("fcmgt", tmp, tmp, was)
+	g.Op("fcmgt", tmp, g.Held(coef.ExpMin), was)
 	g.Bits("bic", x, x, tmp)
-	g.Set(tmp, coef.ExpMax)
-	g.Op("fcmgt", tmp, was, tmp)
-	g.Set(t[1], float32(math.Inf(1)))
-	g.Bits("bit", x, t[1], tmp)
+	g.Op("fcmgt", tmp, was, g.Held(coef.ExpMax))
+	g.Bits("bit", x, g.Held(float32(math.Inf(1))), tmp)
 	g.Op("fcmeq", tmp, was, was)
 	g.Bits("bif", x, was, tmp)
 }

@@ -74,7 +74,9 @@ func (g gen) each(unroll int, body func(b block)) {
 		g.Go("SUBS $%d, R%d, R%d", elements, count, count)
 		g.Go("BGE %s", loop)
 		g.At(next)
-		g.Go("ADD $%d, R%d, R%d", elements, count, count)
+		if elements > 1 {
+			g.Go("ADD $%d, R%d, R%d", elements, count, count)
+		}
 	}
 	if unroll > 1 {
 		step(4*unroll, unroll)
@@ -91,8 +93,8 @@ func (g gen) from(params ...string) {
 	g.Len(params[0], count)
 }
 
-// again is a second register with the same address: one is read and the other written.
-func (g gen) again(p, as greg) { g.Go("MOVD R%d, R%d", p, as) }
+// copy copies a general register: to read at an address and write there, or to begin again.
+func (g gen) copy(from, to greg) { g.Go("MOVD R%d, R%d", from, to) }
 
 // fma is d += n*m with registers, or d -= n*m.
 func (g gen) fma(d, n, m vreg) { g.Op("fmla", d, n, m) }
@@ -119,7 +121,7 @@ func (g gen) elementwise() {
 	})
 	g.Func("mulAddNEON", "(y, a, b []float32, alpha float32)", "is y += alpha*a*b, of y's length.", func() {
 		g.from("y", "a", "b")
-		g.again(0, 3)
+		g.copy(0, 3)
 		alpha := g.Everywhere("alpha")
 		g.each(1, func(b block) {
 			b.load(0, 1)
@@ -132,7 +134,7 @@ func (g gen) elementwise() {
 	})
 	g.Func("axpyNEON", "(y, x []float32, alpha float32)", "is y += alpha*x, of y's length.", func() {
 		g.from("y", "x")
-		g.again(0, 3)
+		g.copy(0, 3)
 		alpha := g.Everywhere("alpha")
 		g.each(1, func(b block) {
 			b.load(0, 1)
@@ -192,7 +194,7 @@ func (g gen) elementwise() {
 		"adds eight rows of x, stride elements apart, to acc: acc += ((x0+x1)+(x2+x3)) + ((x4+x5)+(x6+x7)), of acc's length.", func() {
 			const first, stride = 1, 10 // rows are in R1 to R8
 			g.from("acc", "x")
-			g.again(0, 9)
+			g.copy(0, 9)
 			g.Arg("stride", stride)
 			for i := 1; i < 8; i++ {
 				g.Go("ADD R%d<<2, R%d, R%d", stride, first+i-1, first+i)
@@ -215,7 +217,7 @@ func (g gen) elementwise() {
 		g.Slice("s", 0)
 		g.Len("s", count)
 		g.Slice("ids", 1)
-		g.again(0, 2)
+		g.copy(0, 2)
 		id, inf := g.Everywhere("id"), g.Take()
 		g.SetBits(inf, 0xff800000)
 		g.each(1, func(b block) {

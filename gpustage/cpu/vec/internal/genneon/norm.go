@@ -58,8 +58,8 @@ func (g gen) layerNorm() {
 			g.inverse(n, inverse)
 			g.rows(left, []greg{y, x}, []greg{ys, xs}, func() {
 				start := func() {
-					g.again(x, px)
-					g.again(n, count)
+					g.copy(x, px)
+					g.copy(n, count)
 				}
 				start()
 				g.zero(acc)
@@ -88,9 +88,9 @@ func (g gen) layerNorm() {
 				g.Dup(rstd, 0, 0)
 
 				start()
-				g.again(y, py)
-				g.again(gamma, pg)
-				g.again(beta, pb)
+				g.copy(y, py)
+				g.copy(gamma, pg)
+				g.copy(beta, pb)
 				g.each(1, func(b block) {
 					b.load(0, px)
 					b.load(1, pg)
@@ -123,10 +123,10 @@ func (g gen) layerNormBackward() {
 			sums, sumsN := g.accumulators(unroll), g.accumulators(unroll)
 			g.inverse(n, inverse)
 			start := func() {
-				g.again(dy, pdy)
-				g.again(x, px)
-				g.again(gamma, pg)
-				g.again(n, count)
+				g.copy(dy, pdy)
+				g.copy(x, px)
+				g.copy(gamma, pg)
+				g.copy(n, count)
 			}
 			// normalize loads dy into register 0, (x-mean)*rstd into 1 and dy*gamma into 2.
 			normalize := func(b block) {
@@ -143,8 +143,8 @@ func (g gen) layerNormBackward() {
 					g.Dup([]vreg{mean, rstd}[i], 0, 0)
 				}
 				start()
-				g.again(dGamma, pdg)
-				g.again(dBeta, pdb)
+				g.copy(dGamma, pdg)
+				g.copy(dBeta, pdb)
 				g.zero(sums)
 				g.zero(sumsN)
 				g.each(unroll, func(b block) { // lanes beyond the end are 0 in dy and so in what is added
@@ -154,7 +154,7 @@ func (g gen) layerNormBackward() {
 					add := func(sum, p greg, body func()) {
 						none := b.Label("none")
 						b.Go("CBZ R%d, %s", sum, none)
-						b.again(p, scratch)
+						b.copy(p, scratch)
 						b.load(3, scratch)
 						body()
 						b.store(3, p)
@@ -165,7 +165,7 @@ func (g gen) layerNormBackward() {
 				})
 				avg, avgN := g.average(sums, inverse), g.average(sumsN, inverse)
 				start()
-				g.again(dx, pdx)
+				g.copy(dx, pdx)
 				g.each(1, func(b block) {
 					normalize(b)
 					b.Op("fsub", 2, 2, avg)

@@ -4,9 +4,9 @@ func (g gen) updates() {
 	g.Func("adamWNEON", "(p, m, v, g []float32, gradScale, beta1, rest1, beta2, rest2, correct2, eps, lr, decay float32)",
 		"updates p, m and v from g, of p's length: see gpustage.AdamW. rest1 is 1-beta1, rest2 1-beta2; correct2 is\n1/sqrt(1-beta2^step), lr is divided by 1-beta1^step, decay is the learning rate times the weight decay.", func() {
 			g.from("p", "m", "v", "g")
-			g.again(0, 4)
-			g.again(1, 5)
-			g.again(2, 6)
+			g.copy(0, 4)
+			g.copy(1, 5)
+			g.copy(2, 6)
 			var c []vreg
 			for _, name := range []string{"gradScale", "beta1", "rest1", "beta2", "rest2", "correct2", "eps", "lr", "decay"} {
 				c = append(c, g.Everywhere(name))
@@ -40,7 +40,7 @@ func (g gen) updates() {
 	g.Func("sgdNEON", "(p, v, g []float32, gradScale, momentum, lr, decay float32)",
 		"updates p and, unless it is nil, v from g, of p's length: see gpustage.SGD.", func() {
 			g.from("p", "v", "g")
-			g.again(0, 3)
+			g.copy(0, 3)
 			gradScale, momentum, lr, decay := g.Everywhere("gradScale"), g.Everywhere("momentum"), g.Everywhere("lr"), g.Everywhere("decay")
 			g.each(1, func(b block) {
 				const grad, p, v = 0, 1, 2
@@ -50,7 +50,7 @@ func (g gen) updates() {
 				b.fma(grad, p, decay)
 				bare := b.Label("bare")
 				b.Go("CBZ R1, %s", bare)
-				b.again(1, scratch)
+				b.copy(1, scratch)
 				b.load(v, scratch)
 				b.fma(grad, v, momentum)
 				b.store(grad, 1)
@@ -76,19 +76,9 @@ func (g gen) conversions() {
 	}
 	g.Func("toBF16NEON", "(y []uint16, x []float32)",
 		"rounds the whole vectors of y's length to bf16: to nearest, ties to even, NaN with its quiet bit set.", func() {
-			one, half, quiet := g.Take(), g.Take(), g.Take()
-			g.SetBits(one, 1)
-			g.SetBits(half, 0x7FFF)
-			g.SetBits(quiet, 0x400000)
 			whole(func() {
 				g.Load(0, 1)
-				g.Shift("ushr", 1, 0, 16)
-				g.Bits("and", 1, 1, one)
-				g.Op("add", 1, 1, half)
-				g.Op("add", 1, 1, 0)
-				g.Bits("orr", 2, 0, quiet)
-				g.Op("fcmeq", 3, 0, 0)
-				g.Bits("bif", 1, 2, 3)
+				g.RoundBF16(1, 0, 2, 3)
 				g.Halve(1, 1)
 				g.Go("FMOVD.P F1, 8(R0)")
 			})
