@@ -58,7 +58,7 @@ func packATNEON(dst []float32, ps int, src []float32, ld, k, n int) {
 		for p := range k {
 			row := (*[neonWidth]float32)(panel[p*neonWidth:])
 			*(*[neonRows]float32)(row[:]) = *(*[neonRows]float32)(src[p*ld:])
-			row[6], row[7] = 0, 0
+			clear(row[neonRows:])
 		}
 	}
 	if c < n {

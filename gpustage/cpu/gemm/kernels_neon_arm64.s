@@ -125,7 +125,7 @@ step4:
 multiplied2:
 	FMOVS alpha+56(FP), F7
 	MOVBU add+60(FP), R13
-	CBZ R13, write5
+	CBZ R13, only5
 	FLDPQ (R0), (F0, F1)
 	FLDPQ 32(R0), (F2, F3)
 	WORD $0x4F871100 // fmla v0.4s, v8.4s, v7.s[0]
@@ -192,7 +192,7 @@ multiplied2:
 	CMP $6, R12
 	BLE done6
 	ADD R1, R0, R0
-write5:
+only5:
 	WORD $0x4F879100 // fmul v0.4s, v8.4s, v7.s[0]
 	WORD $0x4F879121 // fmul v1.4s, v9.4s, v7.s[0]
 	WORD $0x4F879142 // fmul v2.4s, v10.4s, v7.s[0]
@@ -260,8 +260,8 @@ TEXT ·transposeNEON(SB), NOSPLIT, $0-32
 	LDP 16(R7), (R4, R5)
 	MOVD k+24(FP), R6
 	SUBS $4, R6, R6
-	BLT rest8
-four7:
+	BLT next10
+loop9:
 	WORD $0x3CC10440 // ldr q0, [x2], #16
 	WORD $0x3CC10461 // ldr q1, [x3], #16
 	WORD $0x3CC10482 // ldr q2, [x4], #16
@@ -283,11 +283,11 @@ four7:
 	FMOVQ F3, (R0)
 	ADD R1, R0, R0
 	SUBS $4, R6, R6
-	BGE four7
-rest8:
+	BGE loop9
+next10:
 	ADDS $4, R6, R6
-	BLE done10
-one9:
+	BLE done8
+one7:
 	FMOVS.P 4(R2), F0
 	FMOVS.P 4(R3), F1
 	FMOVS.P 4(R4), F2
@@ -298,8 +298,8 @@ one9:
 	FMOVS F3, 12(R0)
 	ADD R1, R0, R0
 	SUBS $1, R6, R6
-	BNE one9
-done10:
+	BNE one7
+done8:
 	RET
 
 // func roundNEON(dst, src *float32, n int)
@@ -314,8 +314,8 @@ TEXT ·roundNEON(SB), NOSPLIT, $0-24
 	MOVD src+8(FP), R1
 	MOVD n+16(FP), R2
 	SUBS $4, R2, R2
-	BLT rounded12
-round11:
+	BLT next12
+loop11:
 	WORD $0x3CC10420 // ldr q0, [x1], #16
 	WORD $0x6F300401 // ushr v1.4s, v0.4s, #16
 	WORD $0x4E3F1C21 // and v1.16b, v1.16b, v31.16b
@@ -327,8 +327,8 @@ round11:
 	WORD $0x4E3C1C21 // and v1.16b, v1.16b, v28.16b
 	WORD $0x3C810401 // str q1, [x0], #16
 	SUBS $4, R2, R2
-	BGE round11
-rounded12:
+	BGE loop11
+next12:
 	RET
 
 // func probeNEON(n int)

@@ -2351,8 +2351,8 @@ TEXT ·dropout32NEON(SB), NOSPLIT, $0-104
 	WORD $0x4E040F58 // dup v24.4s, w26
 	WORD $0x4EB087FF // add v31.4s, v31.4s, v16.4s
 	SUBS $32, R20, R20
-	BLT done150
-groups149:
+	BLT next150
+loop149:
 	WORD $0x4EBF1FE0 // mov v0.16b, v31.16b
 	WORD $0x4EBE1FC1 // mov v1.16b, v30.16b
 	WORD $0x4EBD1FA2 // mov v2.16b, v29.16b
@@ -2545,8 +2545,8 @@ alone157:
 alone158:
 	WORD $0x3C810405 // str q5, [x0], #16
 	SUBS $32, R20, R20
-	BGE groups149
-done150:
+	BGE loop149
+next150:
 	RET
 
 // func adamWNEON(p, m, v, g []float32, gradScale, beta1, rest1, beta2, rest2, correct2, eps, lr, decay float32)
@@ -2697,7 +2697,7 @@ TEXT ·toBF16NEON(SB), NOSPLIT, $0-48
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
 	SUBS $4, R20, R20
-	BLT done170
+	BLT next170
 loop169:
 	WORD $0x3CC10420 // ldr q0, [x1], #16
 	WORD $0x6F300401 // ushr v1.4s, v0.4s, #16
@@ -2711,7 +2711,7 @@ loop169:
 	FMOVD.P F1, 8(R0)
 	SUBS $4, R20, R20
 	BGE loop169
-done170:
+next170:
 	RET
 
 // func fromBF16NEON(y []float32, x []uint16)
@@ -2720,12 +2720,12 @@ TEXT ·fromBF16NEON(SB), NOSPLIT, $0-48
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
 	SUBS $4, R20, R20
-	BLT done172
+	BLT next172
 loop171:
 	FMOVD.P 8(R1), F0
 	WORD $0x2E613800 // shll v0.4s, v0.4h, #16
 	WORD $0x3C810400 // str q0, [x0], #16
 	SUBS $4, R20, R20
 	BGE loop171
-done172:
+next172:
 	RET

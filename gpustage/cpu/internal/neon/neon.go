@@ -247,6 +247,30 @@ func (f *File) Label(what string) string {
 // At puts a label here.
 func (f *File) At(label string) { fmt.Fprintf(&f.code, "%s:\n", label) }
 
+// While writes a loop that runs while count is n or more, and takes n off each time. It leaves count n below what is left.
+func (f *File) While(count R, n int, body func()) {
+	loop, next := f.Label("loop"), f.Label("next")
+	f.Go("SUBS $%d, R%d, R%d", n, count, count)
+	f.Go("BLT %s", next)
+	f.At(loop)
+	body()
+	f.Go("SUBS $%d, R%d, R%d", n, count, count)
+	f.Go("BGE %s", loop)
+	f.At(next)
+}
+
+// Transpose makes of four registers' lanes i register i of to, by way of t.
+func (f *File) Transpose(to, from, t [4]V) {
+	f.Op("trn1", t[0], from[0], from[1])
+	f.Op("trn2", t[1], from[0], from[1])
+	f.Op("trn1", t[2], from[2], from[3])
+	f.Op("trn2", t[3], from[2], from[3])
+	f.Wide("trn1", to[0], t[0], t[2])
+	f.Wide("trn1", to[1], t[1], t[3])
+	f.Wide("trn2", to[2], t[0], t[2])
+	f.Wide("trn2", to[3], t[1], t[3])
+}
+
 func (f *File) word(code uint32, format string, args ...any) {
 	fmt.Fprintf(&f.code, "\tWORD $0x%08X // %s\n", code, fmt.Sprintf(format, args...))
 }

@@ -78,33 +78,31 @@ apart and steps of k ks. k and rows are at least 1; 16 columns of C are there.`,
 			multiply(rows)
 			f.At(multiplied)
 
-			write, done := f.Label("write"), f.Label("done")
+			only, done := f.Label("only"), f.Label("done")
 			f.Float("alpha", 7)
+			write := func(add bool) {
+				for i := range rows {
+					op := "fmul"
+					if add {
+						op = "fmla"
+						f.Go("FLDPQ (R%d), (F0, F1)", c)
+						f.Go("FLDPQ 32(R%d), (F2, F3)", c)
+					}
+					for v := range vectors {
+						f.By(op, neon.V(v), acc(i, v), 7, 0)
+					}
+					f.Go("FSTPQ (F0, F1), (R%d)", c)
+					f.Go("FSTPQ (F2, F3), 32(R%d)", c)
+					f.Go("CMP $%d, R%d", i+1, n)
+					f.Go("BLE %s", done)
+					f.Go("ADD R%d, R%d, R%d", ldc, c, c)
+				}
+			}
 			f.Bool("add", tmp)
-			f.Go("CBZ R%d, %s", tmp, write)
-			for i := range rows {
-				f.Go("FLDPQ (R%d), (F0, F1)", c)
-				f.Go("FLDPQ 32(R%d), (F2, F3)", c)
-				for v := range vectors {
-					f.By("fmla", neon.V(v), acc(i, v), 7, 0)
-				}
-				f.Go("FSTPQ (F0, F1), (R%d)", c)
-				f.Go("FSTPQ (F2, F3), 32(R%d)", c)
-				f.Go("CMP $%d, R%d", i+1, n)
-				f.Go("BLE %s", done)
-				f.Go("ADD R%d, R%d, R%d", ldc, c, c)
-			}
-			f.At(write)
-			for i := range rows {
-				for v := range vectors {
-					f.By("fmul", neon.V(v), acc(i, v), 7, 0)
-				}
-				f.Go("FSTPQ (F0, F1), (R%d)", c)
-				f.Go("FSTPQ (F2, F3), 32(R%d)", c)
-				f.Go("CMP $%d, R%d", i+1, n)
-				f.Go("BLE %s", done)
-				f.Go("ADD R%d, R%d, R%d", ldc, c, c)
-			}
+			f.Go("CBZ R%d, %s", tmp, only)
+			write(true)
+			f.At(only)
+			write(false)
 			f.At(done)
 		})
 }
@@ -120,28 +118,18 @@ func transpose(f *neon.File) {
 			f.Go("LDP (R%d), (R2, R3)", tmp)
 			f.Go("LDP 16(R%d), (R4, R5)", tmp)
 			f.Arg("k", k)
-			four, rest, one, done := f.Label("four"), f.Label("rest"), f.Label("one"), f.Label("done")
-			f.Go("SUBS $4, R%d, R%d", k, k)
-			f.Go("BLT %s", rest)
-			f.At(four)
-			for i := range 4 {
-				f.Load(neon.V(i), neon.R(2+i))
-			}
-			f.Op("trn1", 4, 0, 1)
-			f.Op("trn2", 5, 0, 1)
-			f.Op("trn1", 6, 2, 3)
-			f.Op("trn2", 7, 2, 3)
-			f.Wide("trn1", 0, 4, 6)
-			f.Wide("trn1", 1, 5, 7)
-			f.Wide("trn2", 2, 4, 6)
-			f.Wide("trn2", 3, 5, 7)
-			for i := range 4 {
-				f.Go("FMOVQ F%d, (R%d)", i, dst)
-				f.Go("ADD R%d, R%d, R%d", ds, dst, dst)
-			}
-			f.Go("SUBS $4, R%d, R%d", k, k)
-			f.Go("BGE %s", four)
-			f.At(rest)
+			one, done := f.Label("one"), f.Label("done")
+			f.While(k, 4, func() {
+				for i := range 4 {
+					f.Load(neon.V(i), neon.R(2+i))
+				}
+				rows := [4]neon.V{0, 1, 2, 3}
+				f.Transpose(rows, rows, [4]neon.V{4, 5, 6, 7})
+				for i := range 4 {
+					f.Go("FMOVQ F%d, (R%d)", i, dst)
+					f.Go("ADD R%d, R%d, R%d", ds, dst, dst)
+				}
+			})
 			f.Go("ADDS $4, R%d, R%d", k, k)
 			f.Go("BLE %s", done)
 			f.At(one)
@@ -165,17 +153,12 @@ func round(f *neon.File) {
 			f.Arg("dst", dst)
 			f.Arg("src", src)
 			f.Arg("n", n)
-			loop, done := f.Label("round"), f.Label("rounded")
-			f.Go("SUBS $4, R%d, R%d", n, n)
-			f.Go("BLT %s", done)
-			f.At(loop)
-			f.Load(0, src)
-			f.RoundBF16(1, 0, 2, 3)
-			f.Bits("and", 1, 1, f.HeldBits(0xffff0000))
-			f.Store(1, dst)
-			f.Go("SUBS $4, R%d, R%d", n, n)
-			f.Go("BGE %s", loop)
-			f.At(done)
+			f.While(n, 4, func() {
+				f.Load(0, src)
+				f.RoundBF16(1, 0, 2, 3)
+				f.Bits("and", 1, 1, f.HeldBits(0xffff0000))
+				f.Store(1, dst)
+			})
 		})
 }
 

@@ -18,61 +18,49 @@ func (g gen) dropout() {
 
 			m0, m1, w0, w1, four := g.HeldBits(coef.PhiloxM0), g.HeldBits(coef.PhiloxM1), g.HeldBits(coef.PhiloxW0), g.HeldBits(coef.PhiloxW1), g.HeldBits(4)
 			const k0, k1, hi, t, u = 4, 5, 6, 7, 8
-			loop, done := g.Label("groups"), g.Label("done")
-			g.Go("SUBS $32, R%d, R%d", count, count)
-			g.Go("BLT %s", done)
-			g.At(loop)
-			w := [4]vreg{0, 1, 2, 3}
-			for i, v := range []vreg{group, pos, head, place} {
-				g.Mov(w[i], v)
-			}
-			g.Mov(k0, keyLo)
-			g.Mov(k1, keyHi)
-			multiply := func(a, m vreg) { // a and hi become the halves of a*m
-				g.Product(t, a, m, false)
-				g.Product(u, a, m, true)
-				g.Op("uzp1", a, t, u)
-				g.Op("uzp2", hi, t, u)
-			}
-			for round := range 7 {
-				if round > 0 {
-					g.Op("add", k0, k0, w0)
-					g.Op("add", k1, k1, w1)
+			g.While(count, 32, func() {
+				w := [4]vreg{0, 1, 2, 3}
+				for i, v := range []vreg{group, pos, head, place} {
+					g.Mov(w[i], v)
 				}
-				multiply(w[0], m0) // words 2 and 3 are hi ^ word 3 ^ key, and the lower half
-				g.Bits("eor", w[3], w[3], hi)
-				g.Bits("eor", w[3], w[3], k1)
-				multiply(w[2], m1)
-				g.Bits("eor", w[1], w[1], hi)
-				g.Bits("eor", w[1], w[1], k0)
-				w = [4]vreg{w[1], w[2], w[3], w[0]}
-			}
-			g.Op("add", group, group, four)
-			// A register for each counter: words 0 to 3, whose halves are in the order of the elements.
-			g.Op("trn1", 8, w[0], w[1])
-			g.Op("trn2", 9, w[0], w[1])
-			g.Op("trn1", 10, w[2], w[3])
-			g.Op("trn2", 11, w[2], w[3])
-			g.Wide("trn1", 0, 8, 10)
-			g.Wide("trn1", 1, 9, 11)
-			g.Wide("trn2", 2, 8, 10)
-			g.Wide("trn2", 3, 9, 11)
-			for i := range vreg(8) {
-				const f, v = 4, 5
-				g.Lengthen(f, i/2, i%2 == 1)
-				g.Op("cmhs", f, f, threshold)
-				g.Bits("and", f, f, scale)
-				g.Load(v, x)
-				g.Op("fmul", v, v, f)
-				alone := g.Label("alone")
-				g.Go("CBZ R%d, %s", residual, alone)
-				g.Load(6, residual)
-				g.Op("fadd", v, v, 6) // v has been rounded: all kernels give the same bits
-				g.At(alone)
-				g.Store(v, y)
-			}
-			g.Go("SUBS $32, R%d, R%d", count, count)
-			g.Go("BGE %s", loop)
-			g.At(done)
+				g.Mov(k0, keyLo)
+				g.Mov(k1, keyHi)
+				multiply := func(a, m vreg) { // a and hi become the halves of a*m
+					g.Product(t, a, m, false)
+					g.Product(u, a, m, true)
+					g.Op("uzp1", a, t, u)
+					g.Op("uzp2", hi, t, u)
+				}
+				for round := range 7 {
+					if round > 0 {
+						g.Op("add", k0, k0, w0)
+						g.Op("add", k1, k1, w1)
+					}
+					multiply(w[0], m0) // words 2 and 3 are hi ^ word 3 ^ key, and the lower half
+					g.Bits("eor", w[3], w[3], hi)
+					g.Bits("eor", w[3], w[3], k1)
+					multiply(w[2], m1)
+					g.Bits("eor", w[1], w[1], hi)
+					g.Bits("eor", w[1], w[1], k0)
+					w = [4]vreg{w[1], w[2], w[3], w[0]}
+				}
+				g.Op("add", group, group, four)
+				// A register for each counter: words 0 to 3, whose halves are in the order of the elements.
+				g.Transpose([4]vreg{0, 1, 2, 3}, w, [4]vreg{8, 9, 10, 11})
+				for i := range vreg(8) {
+					const f, v = 4, 5
+					g.Lengthen(f, i/2, i%2 == 1)
+					g.Op("cmhs", f, f, threshold)
+					g.Bits("and", f, f, scale)
+					g.Load(v, x)
+					g.Op("fmul", v, v, f)
+					alone := g.Label("alone")
+					g.Go("CBZ R%d, %s", residual, alone)
+					g.Load(6, residual)
+					g.Op("fadd", v, v, 6) // v has been rounded: all kernels give the same bits
+					g.At(alone)
+					g.Store(v, y)
+				}
+			})
 		})
 }

@@ -28,8 +28,11 @@ func main() {
 // gen writes kernels. Registers from 0 on are a loop's body's.
 type gen struct{ *neon.File }
 
-// count is the register of the number of elements that are left.
-const count = greg(20)
+// count is the register of the number of elements that are left, scratch one for anything.
+const (
+	count   = greg(20)
+	scratch = greg(21)
+)
 
 // block is one vector of a loop's body, or one element: then the other lanes are 0 as loaded.
 type block struct {
@@ -64,16 +67,11 @@ func (b block) clear(v vreg) {
 // each writes a loop over count elements: so many vectors an iteration, then one by one, then up to three elements.
 func (g gen) each(unroll int, body func(b block)) {
 	step := func(elements, vectors int) {
-		loop, next := g.Label("loop"), g.Label("next")
-		g.Go("SUBS $%d, R%d, R%d", elements, count, count)
-		g.Go("BLT %s", next)
-		g.At(loop)
-		for u := range vectors {
-			body(block{g, u, elements == 1})
-		}
-		g.Go("SUBS $%d, R%d, R%d", elements, count, count)
-		g.Go("BGE %s", loop)
-		g.At(next)
+		g.While(count, elements, func() {
+			for u := range vectors {
+				body(block{g, u, elements == 1})
+			}
+		})
 		if elements > 1 {
 			g.Go("ADD $%d, R%d, R%d", elements, count, count)
 		}
@@ -101,24 +99,17 @@ func (g gen) fma(d, n, m vreg) { g.Op("fmla", d, n, m) }
 func (g gen) fms(d, n, m vreg) { g.Op("fmls", d, n, m) }
 
 func (g gen) elementwise() {
-	g.Func("addNEON", "(y, a, b []float32)", "is y = a + b, of y's length.", func() {
-		g.from("y", "a", "b")
-		g.each(1, func(b block) {
-			b.load(0, 1)
-			b.load(1, 2)
-			b.Op("fadd", 0, 0, 1)
-			b.store(0, 0)
+	for _, f := range []struct{ name, sign string }{{"add", " + "}, {"mul", "*"}} {
+		g.Func(f.name+"NEON", "(y, a, b []float32)", "is y = a"+f.sign+"b, of y's length.", func() {
+			g.from("y", "a", "b")
+			g.each(1, func(b block) {
+				b.load(0, 1)
+				b.load(1, 2)
+				b.Op("f"+f.name, 0, 0, 1)
+				b.store(0, 0)
+			})
 		})
-	})
-	g.Func("mulNEON", "(y, a, b []float32)", "is y = a*b, of y's length.", func() {
-		g.from("y", "a", "b")
-		g.each(1, func(b block) {
-			b.load(0, 1)
-			b.load(1, 2)
-			b.Op("fmul", 0, 0, 1)
-			b.store(0, 0)
-		})
-	})
+	}
 	g.Func("mulAddNEON", "(y, a, b []float32, alpha float32)", "is y += alpha*a*b, of y's length.", func() {
 		g.from("y", "a", "b")
 		g.copy(0, 3)

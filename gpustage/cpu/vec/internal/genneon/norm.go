@@ -176,6 +176,3 @@ func (g gen) layerNormBackward() {
 			})
 		})
 }
-
-// scratch is a general register for anything.
-const scratch = greg(21)

@@ -64,15 +64,8 @@ func (g gen) updates() {
 // conversions do whole vectors only: what is left of a slice is the portable code's, with the same bits.
 func (g gen) conversions() {
 	whole := func(body func()) {
-		loop, done := g.Label("loop"), g.Label("done")
 		g.from("y", "x")
-		g.Go("SUBS $4, R%d, R%d", count, count)
-		g.Go("BLT %s", done)
-		g.At(loop)
-		body()
-		g.Go("SUBS $4, R%d, R%d", count, count)
-		g.Go("BGE %s", loop)
-		g.At(done)
+		g.While(count, 4, body)
 	}
 	g.Func("toBF16NEON", "(y []uint16, x []float32)",
 		"rounds the whole vectors of y's length to bf16: to nearest, ties to even, NaN with its quiet bit set.", func() {
