@@ -33,16 +33,23 @@ struct Access {
 	unsigned coming : 1;          // written by a copy that has not been waited for
 };
 
-// Cell is what is known of two bytes, the least that kernels move.
+// Cell is what is known of four bytes, or of two, the least that kernels move.
 struct Cell {
-	uint64_t block; // all of this is of this one, but for what earlier blocks of its launch have done
+	uint64_t block : 62;                      // all of this is of this one, but for what earlier blocks of its launch have done:
+	uint64_t read_before : 1, written_before : 1;
 	Access write, reads[2]; // reads: of two warps, as a writer is in one of them at most
-	bool read_before, written_before;
 };
 
+// Page has a cell for four bytes each until something moves two of them: most of what f32 takes is looking at cells.
 static const uintptr_t page_bytes = 1024;
 struct Page {
+	bool halves = false;
 	Cell cells[page_bytes / 2];
+
+	void halve() {
+		for (int i = page_bytes / 4 - 1; i >= 0; i--) cells[2 * i] = cells[2 * i + 1] = cells[i];
+		halves = true;
+	}
 };
 
 static std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages; // by address / page_bytes
@@ -98,7 +105,7 @@ static bool is_dynamic_shared(uintptr_t at) { return within(at, host_shared_byte
 	host_fail(text);
 }
 
-static Cell &cell(uintptr_t at) {
+static Page &page(uintptr_t at) {
 	uintptr_t number = at / page_bytes;
 	auto &r = recent[number % 64];
 	if (!r.page || r.number != number) {
@@ -106,7 +113,7 @@ static Cell &cell(uintptr_t at) {
 		if (!p) p = std::make_unique<Page>();
 		r = {number, p.get()};
 	}
-	return r.page->cells[at % page_bytes / 2];
+	return *r.page;
 }
 
 // ---- what a warp asks for at once
@@ -203,8 +210,11 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instructi
 		if (!a.is || a.barriers != barriers) return false;
 		return a.warp != warp || a.syncs == syncs && (a.several || a.lane != lane);
 	};
-	for (uintptr_t to = at + bytes; at < to; at += 2) {
-		Cell &c = cell(at);
+	Page *p = &page(at);
+	for (uintptr_t to = at + bytes; at < to; at += 4 >> p->halves) {
+		if (at % page_bytes == 0) p = &page(at);
+		if (!p->halves && (at | to) % 4) p->halve();
+		Cell &c = p->cells[at % page_bytes >> (2 - p->halves)];
 		if (c.block != block) {
 			const bool same = c.block > launch && !is_shared;
 			const bool read = same && (c.read_before || c.reads[0].is), written = same && (c.written_before || c.write.is);
@@ -383,7 +393,7 @@ extern "C" int host_launch(const char *name, const unsigned *grid, const unsigne
 	host_shared_bytes = (unsigned char *)(((uintptr_t)bytes.data() + 15) / 16 * 16);
 	shared_bytes = shared, launch = block;
 	if (!image) find_image();
-	if (pages.size() > 20000) pages.clear(), memset(recent, 0, sizeof recent); // each is some 20 KB
+	if (pages.size() > 20000) pages.clear(), memset(recent, 0, sizeof recent); // each is 16 KiB
 	bool backwards = launches++ % 2;
 	uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
 	for (uint64_t i = 0; i < blocks; i++) {

@@ -20,7 +20,7 @@ import (
 func TestFaults(t *testing.T) {
 	const file = "testdata/faults.cu"
 	want := map[string]string{
-		"block_turns": "", "warp_turns": "", "blocks_apart": "", "read_barrier_written": "", "copies": "",
+		"block_turns": "", "warp_turns": "", "blocks_apart": "", "read_barrier_written": "", "halves_apart": "", "copies": "",
 
 		"no_barrier":               "thread 0: reads what nobody wrote: static shared memory",
 		"no_barrier_for_the_first": "reads without a barrier what has been written by thread 0 of its block: static shared memory",
@@ -29,6 +29,7 @@ func TestFaults(t *testing.T) {
 		"blocks_write_alike":       "writes what another block writes",
 		"blocks_read_each_other":   "reads what another block writes|writes what another block reads",
 		"read_then_written":        "reads without a barrier what has been written by thread 0 .*: byte 0 of an allocation of 256",
+		"halves_meet":              "thread 1: reads without a barrier what has been written by thread 0 of its block: byte 2 of",
 		"reads_behind":             "reads what is not allocated: byte 256 of an allocation of 256",
 		"reads_a_vector_behind":    "reads what is not allocated",
 		"writes_before":            "thread 0: writes what is not allocated",

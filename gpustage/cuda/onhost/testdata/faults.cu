@@ -34,6 +34,16 @@ KERNEL read_barrier_written(float *x) {
 	__syncthreads();
 	x[threadIdx.x] += v;
 }
+// Halves of numbers: of the thread before, or each thread its own.
+KERNEL halves_meet(float *x) {
+	x[threadIdx.x] = 1.f;
+	if (((unsigned short *)x)[(2 * threadIdx.x + 127) % 128] == 7) x[threadIdx.x] = 2.f;
+}
+KERNEL halves_apart(float *x) {
+	auto half = (unsigned short *)x;
+	half[threadIdx.x] = threadIdx.x;
+	half[64 + threadIdx.x] += half[threadIdx.x];
+}
 
 KERNEL reads_behind(float *x) {
 	if (threadIdx.x == 63) x[63] = x[64];
