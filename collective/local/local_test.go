@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -126,6 +127,142 @@ func TestMemoryAfterAbort(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// hooked is a stream whose copies something else surrounds.
+type hooked struct {
+	gpustage.Stream
+	around func(dst gpustage.Tensor, copies func())
+}
+
+func (s hooked) Copy(dst, src gpustage.Tensor) {
+	s.around(dst, func() { s.Stream.Copy(dst, src) })
+}
+
+// gatherOf is an all-gather of two ranks in which each has n numbers of its own.
+func gatherOf(w collective.World, n int, around func(dst gpustage.Tensor, copies func())) (own gpustage.Tensor, s gpustage.Stream, err error) {
+	d := ref.New()
+	if s, err = d.OpenStream(); err != nil {
+		return
+	}
+	if own, err = gpustage.NewTensor(d, gpustage.F32, n, 1); err != nil {
+		return
+	}
+	all, err := gpustage.NewTensor(d, gpustage.F32, 2*n, 1)
+	if err != nil {
+		return
+	}
+	s.Fill(own, float64(w.Rank()+1))
+	w.AllGather(hooked{s, around}, all, own, []int{n, n}, gpustage.F32)
+	return own, s, s.Sync()
+}
+
+// A rank that panics between lending and reading, and goes on in whoever catches it, leaves only when nobody reads its memory, and the
+// other one does not wait for it.
+func TestPanicWhileLent(t *testing.T) {
+	for _, panics := range []bool{true, false} { // or ends its goroutine
+		const n = 1 << 10 // of the Go heap, where the race detector sees it
+		panicked := make(chan struct{})
+		err := within(t, func() error {
+			return local.Run(2, func(w collective.World) error {
+				if w.Rank() == 0 {
+					own, s, err := gatherOf(w, n, func(dst gpustage.Tensor, copies func()) {
+						<-panicked
+						time.Sleep(20 * time.Millisecond) // the other rank's memory would be something else by then
+						copies()
+						if v := gpustage.Slice[float32](dst)[0]; v != 1 && v != 2 {
+							t.Errorf("what a rank has lent was read as %v", v)
+						}
+					})
+					w.AllReduce(s, own, gpustage.F32)
+					return errors.Join(err, s.Sync())
+				}
+				mine := gpustage.Tensor{}
+				defer func() {
+					if v := recover(); panics && v != "on purpose" {
+						t.Errorf("the panic came out as %v", v)
+					}
+					theirs := gpustage.Slice[float32](mine) // somebody else's now
+					for i := range theirs {
+						theirs[i] = 9
+					}
+				}()
+				d := ref.New()
+				s, err := d.OpenStream()
+				if err != nil {
+					return err
+				}
+				if mine, err = gpustage.NewTensor(d, gpustage.F32, n, 1); err != nil {
+					return err
+				}
+				s.Fill(mine, 2)
+				all, err := gpustage.NewTensor(d, gpustage.F32, 2*n, 1)
+				if err != nil {
+					return err
+				}
+				w.AllGather(hooked{s, func(gpustage.Tensor, func()) {
+					close(panicked)
+					if panics {
+						panic("on purpose")
+					}
+					runtime.Goexit()
+				}}, all, mine, []int{n, n}, gpustage.F32)
+				return nil
+			})
+		})
+		word := "its goroutine ended"
+		if panics {
+			word = "panic: on purpose"
+		}
+		var re *collective.RankError
+		if !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, word) || !strings.Contains(re.Reason, "all-gather") {
+			t.Errorf("%v; want rank 1's %q in an all-gather", err, word)
+		}
+	}
+}
+
+// A rank that never ends reading keeps the others no longer than the deadline, and is named.
+func TestReadsForEver(t *testing.T) {
+	release := make(chan struct{})
+	reading := make(chan struct{})
+	ended := make(chan struct{})
+	var once sync.Once
+	ws := local.New(2, local.Deadline(200*time.Millisecond))
+	go func() {
+		defer close(ended)
+		_, _, _ = gatherOf(ws[1], 64, func(_ gpustage.Tensor, copies func()) {
+			once.Do(func() { close(reading) })
+			<-release
+			copies()
+		})
+	}()
+	err := within(t, func() error {
+		_, _, err := gatherOf(ws[0], 64, func(_ gpustage.Tensor, copies func()) {
+			<-reading
+			copies()
+		})
+		return err
+	})
+	var re *collective.RankError
+	if !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(err.Error(), "rank [1] still reads") {
+		t.Errorf("%v; want rank 1's, which still reads", err)
+	}
+	close(release)
+	<-ended
+}
+
+// within fails the test if f waits for ever.
+func within(t *testing.T, f func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(10 * time.Second):
+		t.Fatal("it waits for ever")
+		return nil
 	}
 }
 

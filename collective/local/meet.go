@@ -16,7 +16,8 @@ import (
 //
 // After a lending meeting the posts' tensors are read by the others. A rank that comes to the next meeting has read what it
 // wanted; a rank that leaves because the job has failed first waits until nobody reads any more, which takes no longer than a copy:
-// its memory may be unmapped when it has gone.
+// its memory may be unmapped when it has gone. That holds for a rank that panics in the middle of a call, too (package engine refuses the
+// call). The job's deadline ends this wait as it ends all others; the error then says who still reads.
 type point struct {
 	hub *hub
 
@@ -25,12 +26,12 @@ type point struct {
 	arrived int
 	what    func() string // the operation of the last rank that came
 	here    []bool
-	gone    []bool    // left the job
-	posts   [2][]post // of meetings with even and odd numbers: the last one's are read while the next one's are written
-	start   time.Time // when the last rank came to the last meeting
-	lent    []bool    // reads others' tensors
-	reading int       // number of those
-	idle    sync.Cond // reading is 0
+	gone    []bool        // left the job
+	posts   [2][]post     // of meetings with even and odd numbers: the last one's are read while the next one's are written
+	start   time.Time     // when the last rank came to the last meeting
+	lent    []bool        // reads others' tensors
+	reading int           // number of those
+	idle    chan struct{} // closed when reading is 0 again
 	wake    []chan struct{}
 }
 
@@ -45,7 +46,6 @@ type post struct {
 func newPoint(h *hub) *point {
 	n := len(h.ranks)
 	p := &point{hub: h, here: make([]bool, n), gone: make([]bool, n), lent: make([]bool, n), posts: [2][]post{make([]post, n), make([]post, n)}}
-	p.idle.L = &p.mu
 	for range n {
 		p.wake = append(p.wake, make(chan struct{}, 1))
 	}
@@ -70,7 +70,7 @@ func (p *point) meet(ctx context.Context, rank int, mine post, lend bool, w *wai
 	defer p.mu.Unlock()
 	p.unlend(rank)
 	if err := p.arrive(rank, mine, lend, what); err != nil {
-		return nil, time.Time{}, p.abandon(err)
+		return nil, time.Time{}, p.abandon(w, err)
 	}
 	n := p.n
 	if p.here[rank] { // not complete yet
@@ -78,7 +78,7 @@ func (p *point) meet(ctx context.Context, rank int, mine post, lend bool, w *wai
 		cause := p.sleep(ctx, rank, w)
 		p.mu.Lock()
 		if p.n == n {
-			return nil, time.Time{}, p.abandon(p.explain(cause, rank, what))
+			return nil, time.Time{}, p.abandon(w, p.explain(cause, rank, what))
 		}
 		select { // a wake-up that came too late to be the reason
 		case <-p.wake[rank]:
@@ -116,7 +116,7 @@ func (p *point) arrive(rank int, mine post, lend bool, what func() string) error
 		p.here[k] = false
 	}
 	if lend {
-		p.reading = len(posts)
+		p.reading, p.idle = len(posts), make(chan struct{})
 	}
 	for k := range posts {
 		p.lent[k] = lend
@@ -177,20 +177,42 @@ func (p *point) explain(cause error, rank int, what func() string) error {
 	return fate.Fail(missing[0], fmt.Errorf("it did not come to %s, where rank %d waits: %w%s", what(), p.hub.ranks[rank], cause, also))
 }
 
-// abandon is how a rank leaves a meeting that will not complete.
-func (p *point) abandon(err error) error {
-	for p.reading > 0 {
-		p.idle.Wait()
+// abandon is how a rank leaves a meeting that will not complete. The lock is held.
+func (p *point) abandon(w *waiter, err error) error {
+	if p.reading == 0 {
+		return err
 	}
-	return err
+	idle := p.idle // no other loan begins: the job has failed
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	w.timer.Reset(p.hub.job.deadline)
+	defer w.timer.Stop()
+	select {
+	case <-idle:
+		return err
+	case <-w.timer.C:
+		return errors.Join(err, fmt.Errorf("within %v %s has not ended what ranks lend each other: rank %v still reads", p.hub.job.deadline, p.hub.name, p.readers()))
+	}
 }
 
-// giveBack ends a rank's loan outside a meeting, because the job is over for it.
-func (p *point) giveBack(rank int) {
+// readers are the ranks that read others' tensors.
+func (p *point) readers() (ranks []int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, lent := range p.lent {
+		if lent {
+			ranks = append(ranks, p.hub.ranks[k])
+		}
+	}
+	return ranks
+}
+
+// giveBack ends a rank's loan outside a meeting, because the job is over for it, and returns err.
+func (p *point) giveBack(rank int, w *waiter, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.unlend(rank)
-	p.abandon(nil)
+	return p.abandon(w, err)
 }
 
 // unlend notes that a rank reads no more. The lock is held.
@@ -198,7 +220,7 @@ func (p *point) unlend(rank int) {
 	if p.lent[rank] {
 		p.lent[rank] = false
 		if p.reading--; p.reading == 0 {
-			p.idle.Broadcast()
+			close(p.idle)
 		}
 	}
 }

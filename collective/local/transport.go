@@ -125,9 +125,7 @@ func (t *transport) Release(c *engine.Call) error {
 
 // Refuse ends the job.
 func (t *transport) Refuse(c *engine.Call, err error) error {
-	err = t.hub.job.fate.Fail(t.hub.ranks[t.rank], err)
-	t.hub.data.giveBack(t.rank)
-	return err
+	return t.hub.data.giveBack(t.rank, t.wait, t.hub.job.fate.Fail(t.hub.ranks[t.rank], err))
 }
 
 // pace sleeps until a call that started at start is over.

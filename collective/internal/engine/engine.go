@@ -14,6 +14,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -178,7 +179,23 @@ func (g *Group) do(s stream, call collective.Call, host bool, check error, run f
 		s.Fail(g.t.Refuse(c, fmt.Errorf("%s: %w", call.Op, check)))
 		return
 	}
-	if err := run(c); err != nil {
+	returned := false
+	defer func() { // a panic, which may be caught further up, or Goexit: others must not read what this rank has lent when it has gone
+		if !returned {
+			v := recover()
+			reason := errors.New("its goroutine ended")
+			if v != nil {
+				reason = fmt.Errorf("panic: %v", v)
+			}
+			s.Fail(g.t.Refuse(c, fmt.Errorf("%s: %w", c, reason)))
+			if v != nil {
+				panic(v)
+			}
+		}
+	}()
+	err := run(c)
+	returned = true
+	if err != nil {
 		s.Fail(g.t.Refuse(c, err))
 		return
 	}
