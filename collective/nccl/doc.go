@@ -54,7 +54,7 @@ func Deadline(d time.Duration) Option { return func(o *options) { o.deadline = d
 func Library(file string) Option { return func(o *options) { o.library = file } }
 
 // OnDevice sets what makes this rank's CUDA device current on the calling thread. It is called on each thread that makes a
-// communicator.
+// communicator or ends one.
 func OnDevice(f func() error) Option { return func(o *options) { o.onDevice = f } }
 
 // ErrUnavailable is wrapped by Open's error where there is no NCCL.

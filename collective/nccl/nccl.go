@@ -44,11 +44,11 @@ func Open(ctx context.Context, job launch.Job, opts ...Option) (collective.World
 	if err != nil {
 		return nil, err
 	}
-	w := &watch{client: client, quit: make(chan struct{})}
+	w := &watch{client: client, quit: make(chan struct{}), onDevice: o.onDevice}
 	w.tasks.Go(w.abortAll)
 	open := func(ctx context.Context, m *remote.Member, share func([]byte) ([]byte, error)) (remote.Transport, error) {
 		t := &transport{Member: m, lib: lib, watch: w}
-		return t, t.open(ctx, o.onDevice, share)
+		return t, t.open(ctx, share)
 	}
 	return remote.NewWorld(ctx, client, open, func(bool) error {
 		close(w.quit)
@@ -96,9 +96,10 @@ func rendezvous(ctx context.Context, job launch.Job) (remote.Config, error) {
 // watch is what a world does in the background: it aborts communicators when the job has failed, and sees to it that what runs on
 // GPUs ends in time.
 type watch struct {
-	client *remote.Client
-	quit   chan struct{}
-	tasks  sync.WaitGroup
+	client   *remote.Client
+	quit     chan struct{}
+	tasks    sync.WaitGroup
+	onDevice func() error // may be nil
 
 	mu    sync.Mutex
 	comms []*transport
@@ -106,14 +107,15 @@ type watch struct {
 
 func (w *watch) add(t *transport) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.comms = append(w.comms, t)
+	w.mu.Unlock()
 	if w.client.Fate().Err() != nil { // abortAll may have passed
 		t.abort()
 	}
 }
 
-// abortAll waits for the job to fail.
+// abortAll waits for the job to fail, and aborts all communicators at once: NCCL's abort of one waits for what that one has on the stream (its
+// commDestroySync), and ahead of that another's kernel may wait for a dead peer.
 func (w *watch) abortAll() {
 	select {
 	case <-w.quit:
@@ -121,11 +123,34 @@ func (w *watch) abortAll() {
 	case <-w.client.Fate().Done():
 	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, t := range w.comms {
-		t.abort()
+	comms := slices.Clone(w.comms)
+	w.mu.Unlock()
+	var all sync.WaitGroup
+	for _, t := range comms {
+		all.Go(t.abort)
 	}
+	all.Wait()
 }
+
+// thread runs f on a thread of its own, on which this rank's device is current if f's argument is nil, and which ends with f. So are
+// communicators made, aborted, finalized and destroyed. NCCL chooses the communicator's device by itself where it needs one, but then has
+// the calling thread's back (commDestroySync and commCleanup in 2.18 to 2.23, ncclGroupEndInternal in 2.27): on a thread without a device that would be
+// GPU 0, and a context on it, which takes hundreds of megabytes beside the rank that has this GPU.
+func (w *watch) thread(f func(err error) error) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: a thread with a device is not given back
+		var err error
+		if w.onDevice != nil {
+			err = w.onDevice()
+		}
+		done <- f(err)
+	}()
+	return done
+}
+
+// abortTakes is how long is waited for an abort. NCCL promises no end of it.
+const abortTakes = 10 * time.Second
 
 // call is a collective under way on a GPU.
 type call struct {
@@ -147,7 +172,7 @@ type transport struct {
 }
 
 // open makes the communicator, together with the group's other ranks.
-func (t *transport) open(ctx context.Context, onDevice func() error, share func([]byte) ([]byte, error)) error {
+func (t *transport) open(ctx context.Context, share func([]byte) ([]byte, error)) error {
 	var unique id
 	var mine []byte
 	if t.Rank() == 0 {
@@ -164,21 +189,15 @@ func (t *transport) open(ctx context.Context, onDevice func() error, share func(
 		return fmt.Errorf("an id of %d bytes", len(got))
 	}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&unique)), len(got)), got)
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: a thread with a device is not given back
-		if onDevice != nil {
-			if err := onDevice(); err != nil {
-				done <- err
-				return
-			}
+	done := t.watch.thread(func(err error) error {
+		if err != nil {
+			return err
 		}
 		if r := t.lib.initRank(&t.comm, int32(t.Size()), unique, int32(t.Rank()), nonBlocking()); r != success && r != inProgress {
-			done <- t.lib.failure("ncclCommInitRankConfig", r, 0)
-			return
+			return t.lib.failure("ncclCommInitRankConfig", r, 0)
 		}
-		done <- nil
-	}()
+		return nil
+	})
 	select {
 	case err = <-done:
 	case <-ctx.Done():
@@ -228,9 +247,18 @@ func (t *transport) ready() (bool, error) {
 func (t *transport) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.comm != 0 {
-		ncclCall(t.lib.abort, t.comm)
-		t.comm = 0
+	if t.comm == 0 {
+		return
+	}
+	comm := t.comm
+	t.comm = 0
+	done := t.watch.thread(func(error) error { // without a device, too: a GPU that waits for a dead peer is worse
+		ncclCall(t.lib.abort, comm)
+		return nil
+	})
+	select {
+	case <-done:
+	case <-time.After(abortTakes):
 	}
 }
 
@@ -243,28 +271,47 @@ func (t *transport) Close() error {
 		t.abort()
 		return nil
 	}
-	t.mu.Lock()
-	r := ncclCall(t.lib.finalize, t.comm)
-	t.mu.Unlock()
-	if r != success && r != inProgress {
-		return t.lib.failure("ncclCommFinalize", r, t.comm)
+	if err := t.end("ncclCommFinalize", t.lib.finalize, false); err != nil {
+		return err
 	}
 	for end := time.Now().Add(t.Client.Deadline); ; time.Sleep(100 * time.Microsecond) {
 		if ready, err := t.ready(); ready || err != nil || time.Now().After(end) {
 			break // destroyed or aborted below, whatever it is
 		}
 	}
+	return t.end("ncclCommDestroy", t.lib.destroy, true)
+}
+
+// end makes one of the communicator's last calls.
+func (t *transport) end(name string, f uintptr, last bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.comm == 0 {
+	comm := t.comm
+	if comm == 0 { // aborted meanwhile
 		return nil
 	}
-	r = ncclCall(t.lib.destroy, t.comm)
-	t.comm = 0
-	if r != success {
-		return t.lib.failure("ncclCommDestroy", r, 0)
+	if last {
+		t.comm = 0
 	}
-	return nil
+	done := t.watch.thread(func(err error) error {
+		if err != nil {
+			return err
+		}
+		r := ncclCall(f, comm)
+		if r == success || r == inProgress {
+			return nil
+		}
+		if last {
+			comm = 0 // what NCCL says about it can't be asked any more
+		}
+		return t.lib.failure(name, r, comm)
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(t.Client.Deadline):
+		return fmt.Errorf("%s has not ended within %v", name, t.Client.Deadline)
+	}
 }
 
 // run issues NCCL calls, as a group, and returns when NCCL has enqueued them; on a processor, when they are done.
@@ -277,8 +324,12 @@ func (t *transport) run(c *engine.Call, issue func(comm, stream uintptr) result)
 	if err := t.submit(stream, issue); err != nil {
 		return err
 	}
-	if err := t.Wait(c, t.ready); err != nil || !later {
+	if err := t.Wait(c, t.ready); err != nil {
+		t.abort() // here too, and not only beside this: a thread of NCCL's may still be about to give the stream its kernel, and the stream may be closed next
 		return err
+	}
+	if !later {
+		return nil
 	}
 	if t.calls == nil {
 		t.calls = make(chan call, 1024) // more than a step issues

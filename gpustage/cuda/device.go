@@ -125,7 +125,7 @@ func New(share gpustage.Share) (*Device, error) {
 	return d, nil
 }
 
-// MakeCurrent makes the GPU that New would open for a share current on the calling thread, where NCCL then makes its communicators. The
+// MakeCurrent makes the GPU that New would open for a share current on the calling thread, where NCCL then makes its communicators, or ends them. The
 // context is the process's to keep.
 func MakeCurrent(share gpustage.Share) error {
 	n, err := gpus()

@@ -6,7 +6,7 @@
 // together; a peer that never comes, or means another size, is waited for without end; and only ncclCommAbort, from another thread, ends that.
 //
 // Where package cuda's driver on the processor is (gpustage/cuda/testdata/driver.cpp), operations on a stream come when it is their turn, and
-// what is behind them waits, as on a GPU.
+// what is behind them waits, as on a GPU. Communicators are made and ended there by threads on which a context is current.
 //
 //	cc -shared -fPIC -O2 -pthread -o libtestnccl.so testnccl.c
 //
@@ -135,6 +135,15 @@ typedef struct {
 } group;
 
 extern int __attribute__((weak)) contraflow_enqueue(cudaStream_t stream, int (*run)(void *), const void *from, size_t bytes);
+extern int __attribute__((weak)) cuCtxGetCurrent(void **context);
+
+// without_context tells that the driver is there, but the calling thread has no device. NCCL would give it GPU 0.
+static int without_context(const char *what) {
+	void *context = NULL;
+	if (!contraflow_enqueue || (cuCtxGetCurrent(&context) == 0 && context)) return 0;
+	fprintf(stderr, "%s from a thread without a context\n", what);
+	return 1;
+}
 
 static int on_stream(void *at) {
 	group *g = at;
@@ -176,6 +185,7 @@ API ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 }
 
 API ncclResult_t ncclCommInitRankConfig(comm **out, int n, ncclUniqueId id, int rank, config *cfg) {
+	if (without_context("ncclCommInitRankConfig")) return ncclUnhandledCudaError;
 	if (cfg->magic != 0xcafebeef || cfg->blocking != 0 || rank < 0 || rank >= n) return ncclInvalidArgument;
 	comm *c = calloc(1, sizeof *c);
 	c->rank = rank, c->n = n;
@@ -199,7 +209,7 @@ API ncclResult_t ncclCommGetAsyncError(comm *c, ncclResult_t *r) {
 	return ncclSuccess;
 }
 
-API ncclResult_t ncclCommFinalize(comm *c) { return atomic_load(&c->state); }
+API ncclResult_t ncclCommFinalize(comm *c) { return without_context("ncclCommFinalize") ? ncclUnhandledCudaError : atomic_load(&c->state); }
 
 static ncclResult_t end(comm *c) {
 	atomic_store(&c->aborted, 1);
@@ -216,11 +226,13 @@ static ncclResult_t end(comm *c) {
 
 API ncclResult_t ncclCommAbort(comm *c) {
 	fprintf(stderr, "ncclCommAbort\n"); // a test looks for it
+	if (without_context("ncclCommAbort")) abort();
 	return end(c);
 }
 
 API ncclResult_t ncclCommDestroy(comm *c) {
 	if (atomic_load(&c->state) != ncclSuccess) return ncclInvalidUsage;
+	if (without_context("ncclCommDestroy")) return ncclUnhandledCudaError;
 	return end(c);
 }
 

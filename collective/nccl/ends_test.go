@@ -1,0 +1,100 @@
+//go:build linux && (amd64 || arm64)
+
+package nccl
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
+
+	"contraflow/collective/internal/remote"
+)
+
+// alone is a world of one rank whose communicators are what a test says, in a library of functions of this process.
+func alone(t *testing.T, lib *library, comms int, onDevice func() error) (*watch, []*transport) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := remote.Join(context.Background(), remote.Config{Size: 1, Start: time.Minute, Deadline: time.Minute, Addresses: []string{l.Addr().String()}, Listener: l})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	w := &watch{client: client, quit: make(chan struct{}), onDevice: onDevice}
+	w.tasks.Go(w.abortAll)
+	var all []*transport
+	for k := range comms {
+		x := &transport{Member: &remote.Member{Client: client, Name: "all ranks", Ranks: []int{0}}, lib: lib, watch: w, comm: uintptr(1 + k)}
+		w.add(x)
+		all = append(all, x)
+	}
+	return w, all
+}
+
+// Communicators end on threads on which the rank's device is current.
+func TestEndsOnDevice(t *testing.T) {
+	var mu sync.Mutex
+	current := map[int]bool{} // by thread
+	var without []string
+	call := func(name string) uintptr {
+		return purego.NewCallback(func(uintptr) uintptr {
+			mu.Lock()
+			defer mu.Unlock()
+			if !current[unix.Gettid()] {
+				without = append(without, name)
+			}
+			return uintptr(success)
+		})
+	}
+	lib := &library{finalize: call("finalize"), destroy: call("destroy"), abort: call("abort"), asyncError: purego.NewCallback(func(_ uintptr, state *int32) uintptr {
+		*state = int32(success)
+		return uintptr(success)
+	})}
+	w, comms := alone(t, lib, 2, func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		current[unix.Gettid()] = true
+		return nil
+	})
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	w.client.Fate().Fail(0, errors.New("on purpose"))
+	w.tasks.Wait()
+	if comms[1].comm != 0 {
+		t.Error("the communicator that was left has not been aborted")
+	}
+	if len(current) < 3 || len(without) > 0 {
+		t.Errorf("the device was made current on %d threads; without it were called: %v", len(current), without)
+	}
+}
+
+// NCCL's abort of a communicator waits for its kernels, which may be behind another's on the same stream: aborts of all must be under way
+// at once.
+func TestAbortsAtOnce(t *testing.T) {
+	const n = 3
+	var aborting atomic.Int32
+	lib := &library{abort: purego.NewCallback(func(uintptr) uintptr {
+		aborting.Add(1)
+		for end := time.Now().Add(5 * time.Second); aborting.Load() < n && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		return uintptr(success)
+	})}
+	w, _ := alone(t, lib, n, nil)
+	start := time.Now()
+	w.client.Fate().Fail(0, errors.New("on purpose"))
+	w.tasks.Wait()
+	if took := time.Since(start); aborting.Load() != n || took > 4*time.Second {
+		t.Errorf("%d of %d were aborted in %v: one waits for another", aborting.Load(), n, took)
+	}
+}
