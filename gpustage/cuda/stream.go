@@ -17,9 +17,16 @@ import (
 	"contraflow/gpustage/cuda/launch"
 )
 
-// nonBlocking is CU_STREAM_NON_BLOCKING: it does not wait for the default stream. untimed is CU_EVENT_DISABLE_TIMING.
+// nonBlocking is CU_STREAM_NON_BLOCKING: it does not wait for the default stream. sleeping is CU_EVENT_BLOCKING_SYNC and untimed
+// CU_EVENT_DISABLE_TIMING.
+//
+// A host thread that waits for an event sleeps: package nccl waits for every collective, a step's whole time, and would spin on a
+// processor of its own for each communicator; so would host stages that wait for a lane, and a host that is a ring ahead. A lane's own waits,
+// for what it copies out and in Sync, are cuStreamSynchronize's, and spin as the context is told: an interrupt's latency would come on top
+// of each.
 const (
 	nonBlocking = 1
+	sleeping    = 1
 	untimed     = 2
 )
 
@@ -184,7 +191,7 @@ func (d *Device) takeEvent() (cu.Event, error) {
 		d.events = d.events[:n-1]
 		return e, nil
 	}
-	return cu.MakeEvent(untimed)
+	return cu.MakeEvent(sleeping | untimed)
 }
 
 func (d *Device) giveEvent(e cu.Event) {

@@ -9,7 +9,7 @@
 // It is as strict as NVIDIA's documentation of the driver's interface, or stricter: contexts must be current, handles alive and of the
 // current context, copies and kernels within memory that is allocated (what has been freed and what lies beyond an allocation cannot be
 // touched), more than 48 KB of shared memory allowed before, and a stream that captures takes launches and nothing else, while its
-// context may not be synchronized. What a kernel is given of memory is its GPU's. What is left of a context when it is given back is told on standard error.
+// context may not be synchronized, and the host waits only for events for which it sleeps. What a kernel is given of memory is its GPU's. What is left of a context when it is given back is told on standard error.
 //
 // CONTRAFLOW_DRIVER_GPUS is how many GPUs there are (1), CONTRAFLOW_DRIVER_ARCH their generation (90), CONTRAFLOW_DRIVER_MEMORY the
 // MiB that each has (16,384).
@@ -89,6 +89,7 @@ struct Stream {
 struct Event {
 	Context *context;
 	Moment at;
+	unsigned sleeping = 0;
 };
 
 struct Module {
@@ -527,6 +528,7 @@ CUresult cuEventCreate(CUevent *e, unsigned flags) {
 	CURRENT;
 	*e = handle<CUevent>();
 	events[*e] = {current};
+	events[*e].sleeping = flags & CU_EVENT_BLOCKING_SYNC;
 	return CUDA_SUCCESS;
 }
 
@@ -553,6 +555,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent e, unsigned flags) {
 CUresult cuEventSynchronize(CUevent e) {
 	CURRENT;
 	if (!events.count(e)) return CUDA_ERROR_INVALID_HANDLE;
+	if (!events[e].sleeping) return CUDA_ERROR_NOT_PERMITTED; // the host would spin
 	Moment at = events[e].at;
 	if (at.stream) drain(*at.stream, at.after);
 	return CUDA_SUCCESS;
