@@ -89,7 +89,7 @@ func FromEnvironment(getenv func(string) string) (Job, error) {
 			LocalRank: e.number("OMPI_COMM_WORLD_LOCAL_RANK", 0), LocalSize: e.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1),
 			Run: e.get("PMIX_NAMESPACE"),
 		}
-	case e.any("PMI_RANK", "PMI_SIZE") && !e.any("SLURM_STEP_NUM_TASKS"): // under srun PMI_* are Slurm's
+	case e.any("PMI_RANK", "PMI_SIZE") && !e.slurmsPMI():
 		j = Job{
 			Launcher: "mpirun", Rank: e.number("PMI_RANK", 0), Size: e.number("PMI_SIZE", 1),
 			LocalRank: e.optional("MPI_LOCALRANKID", 0, 0), LocalSize: e.optional("MPI_LOCALNRANKS", 1, 0),
@@ -116,6 +116,12 @@ func FromEnvironment(getenv func(string) string) (Job, error) {
 		return Job{}, fmt.Errorf("the environment of %s: %w", j.Launcher, e.err)
 	}
 	return j, nil
+}
+
+// slurmsPMI tells whether PMI_* are Slurm's, as under srun --mpi=pmi2, and not those of an mpirun that runs its processes under srun, as
+// MPICH's does in a Slurm job: SLURM_* then are those of one task for each machine.
+func (e *environment) slurmsPMI() bool {
+	return e.any("SLURM_STEP_NUM_TASKS") && !e.any("MPI_LOCALNRANKS") && e.get("PMI_SIZE") == e.get("SLURM_STEP_NUM_TASKS") && e.get("PMI_RANK") == e.get("SLURM_PROCID")
 }
 
 func (e *environment) torchrun() Job {

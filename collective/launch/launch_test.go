@@ -39,6 +39,9 @@ func TestFromEnvironment(t *testing.T) {
 		{hydra, Job{"mpirun", 1, 2, 0, 1, "", false, ""}},
 		{srun, Job{"Slurm", 9, 16, 1, 0, "gpu017:20501", false, "77.0"}},
 		{"SLURM_JOB_ID=7 SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1", Job{"Slurm", 1, 2, 1, 2, "127.0.0.1:21179", false, "7.1"}},
+		// MPICH's mpirun within sbatch: srun starts one process for each machine, which starts the ranks.
+		{"PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_LOCALID=0", Job{"mpirun", 3, 4, 1, 2, "", false, ""}},
+		{"PMI_RANK=1 PMI_SIZE=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0", Job{"mpirun", 1, 2, 0, 0, "", false, ""}},
 		{ompi + " " + batch, Job{"mpirun", 3, 4, 3, 4, "127.0.0.1:24824", false, "12345"}}, // mpirun within sbatch
 		{torch + " " + srun, Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", true, "none.2"}},
 	} {
