@@ -182,7 +182,7 @@ func (e *Encoder) located(b *Batch, row int) string {
 	if row < 0 || row >= len(b.Rows) {
 		return ""
 	}
-	return fmt.Sprint(b.Data.Locate(b.Rows[row]))
+	return fmt.Sprint(b.Data.Locate(b.Rows[row] - b.Offset))
 }
 
 // NotFiniteError names the first sub-batch with embeddings that are NaN or infinite.
