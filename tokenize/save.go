@@ -69,6 +69,7 @@ func replaceFile(path string, data []byte) (err error) {
 type VocabOptions struct {
 	Lowercase bool // lower the text's case and strip its accents first ("uncased")
 	MaxLength int  // for tokenizer_config.json's model_max_length; 0 leaves it out
+	Untyped   bool // the model has one type of tokens, or none: tokenizer_config.json's model_input_names say that it is given no types
 }
 
 // FromVocab makes BERT's tokenizer (BertNormalizer, BertPreTokenizer, WordPiece, [CLS] text [SEP]) for a vocabulary, in
@@ -154,6 +155,9 @@ func bertTokenizerJSON(tokens []string, ids map[string]int, opts VocabOptions) [
 func bertConfigJSON(opts VocabOptions) []byte {
 	config := orderedObject{{"clean_up_tokenization_spaces", false}, {"cls_token", "[CLS]"}, {"do_lower_case", opts.Lowercase},
 		{"mask_token", "[MASK]"}}
+	if opts.Untyped {
+		config = append(config, field{"model_input_names", []string{"input_ids", "attention_mask"}})
+	}
 	if opts.MaxLength > 0 {
 		config = append(config, field{"model_max_length", opts.MaxLength})
 	}

@@ -18,6 +18,7 @@ type TrainOptions struct {
 	AlphabetLimit int  // characters that single-character tokens are made for, the most frequent ones (1,000)
 	Lowercase     bool // lower the case and strip accents first ("uncased")
 	MaxLength     int  // for tokenizer_config.json's model_max_length; 0 leaves it out
+	Untyped       bool // the model is given no types of tokens
 }
 
 const (
@@ -56,7 +57,7 @@ func TrainWordPiece(ctx context.Context, texts iter.Seq[string], opts TrainOptio
 	if t.join(ctx, opts.VocabSize, int64(opts.MinFrequency)); ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return FromVocab(t.tokens, VocabOptions{Lowercase: opts.Lowercase, MaxLength: opts.MaxLength})
+	return FromVocab(t.tokens, VocabOptions{Lowercase: opts.Lowercase, MaxLength: opts.MaxLength, Untyped: opts.Untyped})
 }
 
 // wordCount is a distinct word of the texts and how often it occurs.

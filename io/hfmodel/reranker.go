@@ -95,12 +95,34 @@ func (f *Folder) Architecture() string {
 // classes are transformers' classes of models for sequence classification, without that ending, by model_type.
 var classes = map[string]string{
 	"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mpnet": "MPNet", "distilbert": "DistilBert",
-	"modernbert": "ModernBert", "gte": "Gte", "new": "New", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
+	"modernbert": "ModernBert", "gte": "Gte", "new": "New", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
 	"gemma3_text": "Gemma3Text",
 }
 
 // LayerWise tells that the model is one of FlagEmbedding's layer-wise rerankers, of which any layer but the lowest gives a score.
 func (f *Folder) LayerWise() bool { return strings.HasPrefix(f.Architecture(), "LayerWise") }
+
+// CheckReranker finds a model that SaveReranker can't write: there is no class for a reranker of its model_type.
+func (f *Folder) CheckReranker() error {
+	config, err := parseObject(f.Config)
+	if err != nil {
+		return fmt.Errorf("config.json: %w", err)
+	}
+	_, err = rerankerClass(config)
+	return err
+}
+
+func rerankerClass(config *object) (string, error) {
+	var modelType string
+	if _, err := config.get("model_type", &modelType); err != nil {
+		return "", fmt.Errorf("config.json: %w", err)
+	}
+	class, ok := classes[modelType]
+	if !ok {
+		return "", fmt.Errorf("a reranker of model_type %q is not supported", modelType)
+	}
+	return class, nil
+}
 
 // RerankerSpec is what SaveReranker writes.
 type RerankerSpec struct {
@@ -139,13 +161,9 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config.json: %w", err)
 	}
-	var modelType string
-	if _, err := config.get("model_type", &modelType); err != nil {
-		return nil, fmt.Errorf("config.json: %w", err)
-	}
-	class, ok := classes[modelType]
-	if !ok {
-		return nil, fmt.Errorf("a reranker of model_type %q is not supported", modelType)
+	class, err := rerankerClass(config)
+	if err != nil {
+		return nil, err
 	}
 	tokens := s.Reranker.TrueID != nil
 	task, out, output := "sequence-classification", "scores", "logits"

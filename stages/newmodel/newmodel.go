@@ -32,6 +32,8 @@ type Spec struct {
 	Pooling   hfmodel.PoolingMode // (mean)
 	Lowercase bool
 	Seed      uint64
+
+	untyped bool // Config's family knows fewer than two types of tokens: a pair's second text has the first one's
 }
 
 func (s *Spec) defaults() error {
@@ -48,6 +50,7 @@ func (s *Spec) defaults() error {
 		if err != nil {
 			return err
 		}
+		s.untyped = c.TypeVocab < 2
 		if s.MaxLength == 0 {
 			s.MaxLength = c.MaxPositions
 		}
@@ -108,7 +111,7 @@ func Create(ctx context.Context, dir string, s Spec, texts iter.Seq2[string, err
 				return
 			}
 		}
-	}, tokenize.TrainOptions{VocabSize: s.Vocab, Lowercase: s.Lowercase, MaxLength: s.MaxLength})
+	}, tokenize.TrainOptions{VocabSize: s.Vocab, Lowercase: s.Lowercase, MaxLength: s.MaxLength, Untyped: s.untyped})
 	if err != nil {
 		return err
 	}

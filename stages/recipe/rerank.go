@@ -94,6 +94,9 @@ func (x *Run) openReranker() error {
 	if x.folder.LayerWise() {
 		return fmt.Errorf("model.path: %s is a layer-wise reranker: contraflow rerank and contraflow distill score with one, but none is trained here", x.folder.Dir)
 	}
+	if err := x.folder.CheckReranker(); err != nil {
+		return fmt.Errorf("model.path: %s: %w", x.folder.Dir, err)
+	}
 	c, err := embedder.ConfigOf(x.folder, nil)
 	if err != nil {
 		return fmt.Errorf("model.path: %w", err)

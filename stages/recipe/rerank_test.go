@@ -1,12 +1,79 @@
 package recipe
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/stages/newmodel"
 )
+
+// family makes a new model of another family than BERT's.
+func (j *job) family(t *testing.T, name string, edit map[string]any) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("../../testdata/golden/families", name, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := json.Unmarshal(raw, &config); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range edit {
+		config[k] = v
+	}
+	if raw, err = json.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(j.dir, fmt.Sprint(config["model_type"]))
+	if err := newmodel.Create(t.Context(), dir, newmodel.Spec{Config: raw, MaxLength: 32, Vocab: 300, Lowercase: true}, newmodel.Texts(j.words)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// A new model of any family that rerankers are made of trains as one, is saved, and is read again.
+func TestRerankerFamilies(t *testing.T) {
+	j := newJob(t, 30)
+	train := func(model string, sets ...string) error {
+		_, err := j.run(t, "run "+filepath.Base(model), nil, 0, false, append([]string{
+			"model.kind=reranker", "model.path=" + model, "train.max_steps=2", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")),
+		}, sets...)...)
+		return err
+	}
+	for _, name := range []string{"distilbert", "gemma2", "gemma3", "gte", "llama", "ministral", "mistral", "modernbert", "mpnet", "qwen2", "qwen3", "roberta"} {
+		model := j.family(t, name, nil)
+		if err := train(model); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if err := train(filepath.Join(j.dir, "run "+filepath.Base(model), "model"), "mesh.replicate=2"); err != nil {
+			t.Errorf("%s, trained on: %v", name, err)
+		}
+	}
+
+	// What can't be is known before the first step.
+	for name, want := range map[string]string{"eurobert": "reranker of", "nomic-bert": "reranker of"} {
+		if err := train(j.family(t, name, nil)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "stage") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	typed := j.family(t, "roberta", map[string]any{"model_type": "xlm-roberta"})
+	file := filepath.Join(typed, "tokenizer_config.json")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(string(raw), "model_input_names", "other_names", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := train(typed); err == nil || !strings.Contains(err.Error(), "its tokenizer gives a document's tokens type 1, and the model has 1") {
+		t.Errorf("a tokenizer with types, and a model without: %v", err)
+	}
+}
 
 // A row whose label a loss can't take is named where it stands, in whichever dataset.
 func TestLabelLocated(t *testing.T) {

@@ -217,7 +217,13 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	s.Pairs, err = tok.NewPairs(tokenize.PairOptions{
 		MaxLength: s.MaxLength, Truncation: how, QueryPrompt: r.QueryPrompt, DocumentPrompt: r.DocumentPrompt, Template: r.Template, Instruction: r.Instruction,
 	})
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	if _, kinds, _, err := s.Pairs.Append(nil, nil, "a", "b"); err == nil && c.TypeVocab > 0 && int(slices.Max(kinds)) >= c.TypeVocab {
+		return nil, fmt.Errorf("%s: its tokenizer gives a document's tokens type %d, and the model has %d; with \"model_input_names\": [\"input_ids\", \"attention_mask\"] in tokenizer_config.json it gives no types", f.Dir, slices.Max(kinds), c.TypeVocab)
+	}
+	return s, nil
 }
 
 // usable refuses what is asked for and would change nothing.
