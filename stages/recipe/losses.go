@@ -263,11 +263,29 @@ func (c *checker) checkLoss(r *Recipe) {
 type driving struct {
 	tile [2]int // 0: the defaults
 	mask bool   // duplicates are masked where the recipe says not to, and the other way
+
+	// differentiable leaves out what the loss takes for a number that has no gradient, though it depends on the embeddings: the gradient
+	// is then what a difference quotient of the loss comes to.
+	differentiable bool
+}
+
+// stopped is the key of what the loss takes for a number that has no gradient; "" if there is nothing of the kind.
+func (l Loss) stopped() string {
+	switch k := l.kind(); {
+	case k.has("hardness_mode") && l.HardnessMode != "":
+		return "loss.hardness_mode"
+	case k.has("self_distill") && l.SelfDistill:
+		return "loss.self_distill"
+	}
+	return ""
 }
 
 // loss is the recipe's objective.
 func (r Recipe) loss(o driving) loss.RowSplitter {
 	l := r.Loss
+	if o.differentiable {
+		l.HardnessMode, l.HardnessStrength, l.SelfDistill, l.SelfDistillFrom = "", 0, false, 0
+	}
 	similarity, distance := loss.Metric(l.Similarity), loss.Metric(l.Distance)
 	var out loss.RowSplitter
 	switch l.kind().names[0] {

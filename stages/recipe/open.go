@@ -56,6 +56,7 @@ type Run struct {
 	data     []*dataset.Dataset
 	sampler  *dataset.Mixer
 	skipped  []*dataset.RowError // rows that can't be used
+	skips    [][]int64           // their ids, by dataset
 	plan     stages.Plan
 	text     stages.Text
 	task     *embedder.Task
@@ -295,7 +296,7 @@ func (x *Run) openData(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("data.train[%d]: %w", i, err)
 		}
-		parts = append(parts, p)
+		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
 	}
 	var err error
 	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())

@@ -103,6 +103,9 @@ const verifyDropout = 0.1
 // Verify compares the gradient of the recipe's model on its first rows, computed in every way that the recipe could compute
 // it, with an f64 computation without cache, sub-batches and tiles, and that one with a finite difference. One row of each
 // batch comes twice, so that duplicates are there to be masked. It returns whether everything agrees.
+//
+// Hardness and self-distillation take similarities and scores for numbers that have no gradient, of which a finite difference knows nothing:
+// it is taken of the loss without them. Rows that can't be used are left out, as in training.
 func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if err := o.Check(); err != nil {
 		return false, err
@@ -161,21 +164,24 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate int) 
 	v := &verifier{x: x, o: o, accumulate: accumulate}
 	reader := x.data[0].NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
 	defer reader.Close()
-	rows := min(int64(o.Rows), x.data[0].Rows()/int64(accumulate))
-	if rows < 2 {
-		return nil, fmt.Errorf("%d rows are too few to verify with %d batches", x.data[0].Rows(), accumulate)
-	}
-	for b := range int64(accumulate) {
-		var ids []int64
-		for i := range rows - b%2 { // unequal batches: a mean of means would show
-			ids = append(ids, b*rows+i)
+	var usable []int64
+	for row := int64(0); row < x.data[0].Rows() && len(usable) < o.Rows*accumulate; row++ {
+		if _, bad := slices.BinarySearch(x.skips[0], row); !bad {
+			usable = append(usable, row)
 		}
+	}
+	rows := len(usable) / accumulate
+	if rows < 2 {
+		return nil, fmt.Errorf("%d rows are too few to verify with %d batches", len(usable), accumulate)
+	}
+	for b := range accumulate {
+		ids := slices.Clone(usable[b*rows : (b+1)*rows-b%2]) // unequal batches: a mean of means would show
 		ids = append(ids, ids[0])
 		examples, err := reader.Read(ctx, 0, ids)
 		if err != nil {
 			return nil, err
 		}
-		v.chunks = append(v.chunks, &stages.Chunk{Data: x.data[0], Examples: examples, EndsBatch: true, EndsStep: b+1 == int64(accumulate)})
+		v.chunks = append(v.chunks, &stages.Chunk{Data: x.data[0], Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate})
 	}
 	return v, nil
 }
@@ -193,7 +199,8 @@ type way struct {
 	wire    gpustage.DType  // of a mesh; F32 or BF16
 	rounded bool            // what travels is rounded before, and the wire takes it as it is
 	sharding
-	ref bool // on the reference device instead of the recipe's
+	ref     bool   // on the reference device instead of the recipe's
+	without string // key of what is left out of the loss: see Loss.stopped
 }
 
 func (w way) String() string {
@@ -201,6 +208,9 @@ func (w way) String() string {
 		s := "plain, " + w.dtype.String()
 		if w.ref {
 			s += " on ref"
+		}
+		if w.without != "" {
+			s += ", without " + w.without
 		}
 		return s + w.dropping()
 	}
@@ -251,11 +261,19 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			return err
 		}
 		if !v.meshOnly() {
-			derivative, err := v.derivative(ctx, truthWay, truth.Gradient)
+			smooth, gradient := truthWay, truth.Gradient
+			if smooth.without = v.x.Recipe.Loss.stopped(); smooth.without != "" {
+				c, err := v.gradient(ctx, smooth)
+				if err != nil {
+					return err
+				}
+				gradient = c.Gradient
+			}
+			derivative, err := v.derivative(ctx, smooth, gradient)
 			if err != nil {
 				return err
 			}
-			report(VerifyRow{Config: prefix + truthWay.String(), Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
+			report(VerifyRow{Config: prefix + smooth.String(), Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
 		}
 		compare := func(w way, limit float64) (VerifyRow, error) {
 			compute := v.gradient
@@ -416,7 +434,9 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	if err != nil {
 		return out, err
 	}
-	l := x.Recipe.objective(driving{tile: w.tile, mask: w.plant == FaultMask})
+	r := x.Recipe
+	r.Loss.SelfDistillFrom = 0 // verified whenever it begins
+	l := r.objective(driving{tile: w.tile, mask: w.plant == FaultMask, differentiable: w.without != ""})
 	switch w.plant {
 	case FaultFactor:
 		l = scaled{l, 2}

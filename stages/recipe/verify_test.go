@@ -256,6 +256,43 @@ func TestVerifyGuide(t *testing.T) {
 	}
 }
 
+// Losses that take something of the embeddings for a number without a gradient are verified, where a finite difference of the whole would say
+// that they are wrong, and so are recipes that skip rows.
+func TestVerifyStopped(t *testing.T) {
+	for _, c := range []struct {
+		sets    []string
+		without string
+	}{
+		{[]string{"loss.hardness_mode=in_batch_negatives", "loss.hardness_strength=5"}, ", without loss.hardness_mode"},
+		{[]string{"model.kind=m3", "loss.name=m3", "loss.self_distill=true", "loss.self_distill_from=3", "loss.scale=10"}, ", without loss.self_distill"},
+		{[]string{"data.on_error=skip"}, ""},
+	} {
+		r := freshRecipe(t, 1, c.sets...)
+		path := r.Data.Train[0].Path[0]
+		rows, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Data.OnError == "skip" {
+			if err := os.WriteFile(path, append([]byte(`{"q": "one", "p": null, "n": "two", "t": [1, 2, 3]}`+"\n"), rows...), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		o := recipe.DefaultVerify()
+		o.Accumulate, o.SubBatches, o.Rows = []int{2}, []int{3}, 3
+		seen := ""
+		o.Report = func(r recipe.VerifyRow) { seen += fmt.Sprintf("%+v\n", r) }
+		if ok, err := x.Verify(t.Context(), o); err != nil || !ok || !strings.Contains(seen, "plain, f64"+c.without+", dropout") {
+			t.Errorf("%v: ok is %t, %v\n%s", c.sets, ok, err, seen)
+		}
+	}
+}
+
 // Sizes that don't go with the model's are found before anything is computed.
 func TestSizes(t *testing.T) {
 	for set, want := range map[string]string{
