@@ -51,6 +51,12 @@ func (u Update) rates(ps []transformer.Param) ([]float64, error) {
 	return out, nil
 }
 
+// Check finds groups in which nothing of the layout is that trains.
+func (u Update) Check(l *transformer.Layout) error {
+	_, err := u.rates(l.Training())
+	return err
+}
+
 // OnNaN says what to do with a step whose loss or gradient is NaN or infinite.
 type OnNaN string
 

@@ -110,8 +110,14 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.openData(ctx); err != nil {
 		return err
 	}
+	if err := r.update(0).Check(x.model.Layout); err != nil {
+		return err
+	}
 	if err := x.chooseSharding(ctx); err != nil {
 		return err
+	}
+	if r.Save.Best && x.sharding.streamed {
+		return errors.New("save.best: not yet with streamed parameters: mesh.parameters: resident goes with it")
 	}
 	if err := x.loadModel(); err != nil {
 		return fmt.Errorf("model.path: %w", err)

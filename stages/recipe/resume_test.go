@@ -527,6 +527,25 @@ func TestBestTuned(t *testing.T) {
 	}
 }
 
+// What a run can't do is known before it has touched the folder of the run before.
+func TestKnownBefore(t *testing.T) {
+	j := newJob(t, 40)
+	if _, err := j.run(t, "run", nil, 0, false, "train.max_steps=1"); err != nil {
+		t.Fatal(err)
+	}
+	for want, sets := range map[string][]string{
+		"optimizer.groups[0]: of what trains":         {"optimizer.groups=[{params: [lora_B], lr: 1}]"},
+		"save.best: not yet with streamed parameters": {j.sts(t), "save.best=true", "mesh.shard=2", "mesh.parameters=streamed"},
+	} {
+		if _, err := j.run(t, "run", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", sets, err, want)
+		}
+		if left, err := filepath.Glob(filepath.Join(j.dir, "run", "*"+previous)); err != nil || len(left) > 0 {
+			t.Errorf("%v: the run before was set aside: %v %v", sets, left, err)
+		}
+	}
+}
+
 // A reranker or an m3 with LoRA, whose factors are merged when it is saved, ends as its best evaluation's too.
 func TestBestMerged(t *testing.T) {
 	j := newJob(t, 60)

@@ -458,9 +458,6 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		f(&o)
 	}
 	dir := x.Recipe.Save.Dir
-	if x.Recipe.Save.Best && x.model.Partial() {
-		return nil, errors.New("save.best: not yet with streamed parameters: mesh.parameters: resident goes with it")
-	}
 	x.saves = x.openCheckpoints(o.control)
 	if l := x.model.Layout; l.Frozen > 0 {
 		if x.frozen, err = x.hashParams(func(p transformer.Param) bool { return !l.Trains(p) }); err != nil {
