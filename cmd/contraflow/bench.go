@@ -297,6 +297,12 @@ it embeds the documents of the data instead.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, in.Clean()) }()
+			if !cmd.Flags().Changed("max-length") {
+				if o.maxLength, err = in.Shorter(o.maxLength); err != nil {
+					return err
+				}
+				r.Model.MaxLength.Query, r.Model.MaxLength.Document = o.maxLength, o.maxLength
+			}
 			var x interface {
 				Step(ctx context.Context) (bench.Step, error)
 				Report(steps []bench.Step) (*bench.StepReport, error)
@@ -350,7 +356,7 @@ type stepFlags struct {
 
 func (o *stepFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&o.batch, "batch", 0, "pairs of a step's contrastive batch (64), or with --embed texts of a round (512)")
-	cmd.Flags().IntVar(&o.maxLength, "max-length", 128, "cut texts to so many tokens")
+	cmd.Flags().IntVar(&o.maxLength, "max-length", 128, "cut texts to so many tokens; without it, to what a model takes that takes fewer")
 	cmd.Flags().StringVar(&o.precision, "precision", "f32", "f32, bf16, or of steps on NVIDIA GPUs tf32")
 	cmd.Flags().StringVar(&o.device, "device", "cpu", "what computes: "+strings.Join(gpustage.Kinds(), ", "))
 	cmd.Flags().StringVar(&o.cache, "cache", "auto", "auto, always or never: keep activations up to the replay budget, none, or all")

@@ -36,6 +36,7 @@ func TestBench(t *testing.T) {
 	model := goldens.Path(t, "bert/minilm-tiny")
 	data := []string{"--data", filepath.Join(dir, "train.parquet")}
 	step := append([]string{"step", "--model", model, "--batch", "8", "--max-length", "16", "--steps", "2", "--warmup", "1"}, data...)
+	short := append([]string{"step", "--model", model, "--batch", "8", "--steps", "1", "--warmup", "0"}, data...)
 	with := func(args []string, more ...string) []string { return append(args[:len(args):len(args)], more...) }
 	for _, c := range []struct {
 		args  []string
@@ -50,6 +51,8 @@ func TestBench(t *testing.T) {
 		{with(step, "--cache", "never"), "cache stages", "everything kept"},
 		{with(step, "--replay-budget", "1MiB", "--threads", "1"), "replay_budget_bytes", "1 MiB kept at most), 1 threads"},
 		{with(step, "--embed"), "texts_per_s tokens_per_text", "texts/s"},
+		{short, "tokens_per_s", "pairs/s"}, // a model of fewer positions than the default's 128
+		{with(short, "--embed"), "texts_per_s", "texts/s"},
 		{with(step, "--embed", "--precision", "bf16"), "texts_per_s tokens_per_text", "bf16"},
 		{with([]string{"tokenize", "--model", model, "--seconds", "0"}, data...), "ways tokens text_bytes", "MB/s"},
 		{with([]string{"read", "--seconds", "0"}, data...), "ways rows text_bytes", "shuffled"},

@@ -14,6 +14,7 @@ import (
 	"contraflow/io/hfmodel"
 	"contraflow/stages/gopairs"
 	"contraflow/stages/newmodel"
+	"contraflow/stages/transformer"
 )
 
 // Input is the model and the data that steps, tokenization and reading are measured with.
@@ -62,6 +63,20 @@ func (in *Input) resolve(ctx context.Context, model bool) (err error) {
 		in.Model, err = hfmodel.Resolve(ctx, in.Model, hfmodel.Options{})
 	}
 	return err
+}
+
+// Shorter is a maximum length, or the model's number of positions if that is smaller.
+func (in *Input) Shorter(length int) (int, error) {
+	f, err := hfmodel.Open(in.Model)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	c, err := transformer.ParseConfig(f.Config)
+	if err != nil {
+		return 0, err
+	}
+	return min(length, c.MaxPositions), nil
 }
 
 // Clean removes what Prepare made.
