@@ -110,6 +110,7 @@ func (x *Run) loadBest(s gpustage.Stream) error {
 		return err
 	}
 	x.obs.note("the model is that of step %d, the best evaluation's", p.BestStep)
+	x.saves.kept = true
 	x.measured = x.saves.best // nil if that was before the run was resumed
 	return nil
 }
@@ -162,7 +163,7 @@ func (x *Run) checkBest(changed []string) error {
 	}
 	if anew != "" {
 		x.obs.note("%s: the best evaluation, %.4g at step %d, is forgotten; best and patience begin anew", anew, *p.Best, p.BestStep)
-		p.Best, p.BestStep, p.BestModel, p.Worse = nil, 0, "", 0
+		p.Best, p.BestStep, p.BestModel, p.Mark, p.Worse = nil, 0, "", nil, 0
 	}
 	p.BestBy = judge
 	p.Enough = e.EarlyStopping != nil && p.Worse >= e.EarlyStopping.Patience

@@ -77,6 +77,27 @@ func TestBestAndMoreSteps(t *testing.T) {
 	}
 }
 
+// min_delta is what patience asks for; the best model is the best evaluation's, however little better it is.
+func TestBestIsAnyBetter(t *testing.T) {
+	p, stop := progress{}, &EarlyStopping{Patience: 3, MinDelta: 0.1}
+	for i, c := range []struct {
+		value  float64
+		better bool
+		worse  int
+	}{{0.5, true, 0}, {0.55, true, 1}, {0.52, false, 2}, {0.61, true, 0}, {0.6, false, 1}, {0.62, true, 2}, {0.63, true, 3}} {
+		if better := p.measured(&Evaluation{Step: i + 1, Value: c.value}, stop); better != c.better || p.Worse != c.worse || p.Enough != (i == 6) {
+			t.Errorf("%v: better %v, %+v, want %+v", c.value, better, p, c)
+		}
+	}
+	if *p.Best != 0.63 || p.BestStep != 7 {
+		t.Errorf("%+v", p)
+	}
+	old := progress{Best: new(float64), BestStep: 1} // of a checkpoint from before marks
+	if old.measured(&Evaluation{Step: 2, Value: 0.05}, stop); old.Worse != 1 || *old.Best != 0.05 {
+		t.Errorf("%+v", old)
+	}
+}
+
 // What is in best/ counts only if the checkpoint knows it, and its value only where it can be compared.
 func TestBestBelongsToTheRun(t *testing.T) {
 	j := newJob(t, 60)
@@ -254,5 +275,25 @@ func TestNotesOnData(t *testing.T) {
 			continue
 		}
 		said(t, o, err, want)
+	}
+}
+
+// Steps and seconds of a run that went on belong together, as its rates do.
+func TestSummaryOfResumed(t *testing.T) {
+	s := Summary{Steps: 14, from: 6, Counts: Counts{Pairs: 140, Tokens: 1400}, before: Counts{Pairs: 60, Tokens: 600}, Seconds: 2}
+	if text := s.String(); !strings.HasPrefix(text, "14 steps, the last 8 of them in 2.0 s: loss 0.0000, 40 pairs/s, 400 tokens/s") {
+		t.Error(text)
+	}
+}
+
+// A run that ends before its last step counts the rows that were left out up to there, however far ahead the data was read.
+func TestDroppedSoFar(t *testing.T) {
+	j := newJob(t, 60)
+	o, err := j.run(t, "run", nil, 4, false, "batch.global_size=16", "batch.accumulate=1", "batch.drop_last=true", "batch.no_duplicates=false", "train.epochs=40")
+	if err != nil || !o.summary.Stopped || o.summary.Steps > 5 {
+		t.Fatalf("%+v, %v", o.summary, err)
+	}
+	if o.summary.Dropped != 60-3*16 {
+		t.Errorf("after %d steps of 16 of 60 rows %d are said to be left out, want those of one epoch, %d", o.summary.Steps, o.summary.Dropped, 60-3*16)
 	}
 }

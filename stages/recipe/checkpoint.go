@@ -46,6 +46,7 @@ type checkpoints struct {
 
 	progress  progress           // changes on the compute lane
 	best      *Evaluation        // of this process, if any was the best
+	kept      bool               // the model is the best evaluation's, which was not the last
 	rolled    *stages.StepResult // the step that is to be rolled back from
 	rollbacks int
 }
@@ -56,25 +57,29 @@ type progress struct {
 	BestStep  int      `json:"best_step,omitempty"`
 	BestBy    string   `json:"best_by,omitempty"`    // what has measured it
 	BestModel string   `json:"best_model,omitempty"` // with save.best: the hash of its weights
+	Mark      *float64 `json:"mark,omitempty"`       // the last value that was better by min_delta: nil in old checkpoints, where it is Best
 	Worse     int      `json:"worse,omitempty"`      // evaluations since
 	Enough    bool     `json:"enough,omitempty"`     // the run is to stop early
 	Over      bool     `json:"over,omitempty"`       // the run has, and its model is saved
 	Counts
 }
 
-// measured takes note of an evaluation and tells whether it is the best so far.
+// measured takes note of an evaluation and tells whether it is the best so far. That is so however little better it is; min_delta is patience's.
 func (p *progress) measured(ev *Evaluation, stop *EarlyStopping) bool {
-	delta := 0.0
-	if stop != nil {
-		delta = stop.MinDelta
+	if p.Mark == nil {
+		p.Mark = p.Best
 	}
-	if p.Best == nil || ev.Value > *p.Best+delta {
-		p.Best, p.BestStep, p.Worse = &ev.Value, ev.Step, 0
-		return true
+	if p.Mark == nil || ev.Value > *p.Mark+stop.delta() {
+		p.Mark, p.Worse = &ev.Value, 0
+	} else {
+		p.Worse++
+		p.Enough = stop != nil && p.Worse >= stop.Patience
 	}
-	p.Worse++
-	p.Enough = stop != nil && p.Worse >= stop.Patience
-	return false
+	better := p.Best == nil || ev.Value > *p.Best
+	if better {
+		p.Best, p.BestStep = &ev.Value, ev.Step
+	}
+	return better
 }
 
 func (x *Run) openCheckpoints(c *Control) *checkpoints {

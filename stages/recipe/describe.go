@@ -76,7 +76,11 @@ func (s *Summary) String() string {
 	if s.Over {
 		return fmt.Sprintf("the run was over already, after step %d: its model is in %s", s.Steps, s.Model)
 	}
-	fmt.Fprintf(&b, "%d steps in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", s.Steps, s.Seconds, s.Loss, float64(s.Pairs-s.before.Pairs)/s.Seconds, float64(s.Tokens-s.before.Tokens)/s.Seconds, Size(s.PeakBytes))
+	made := fmt.Sprintf("%d steps", s.Steps)
+	if s.from > 0 {
+		made += fmt.Sprintf(", the last %d of them", s.Steps-s.from)
+	}
+	fmt.Fprintf(&b, "%s in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", made, s.Seconds, s.Loss, float64(s.Pairs-s.before.Pairs)/s.Seconds, float64(s.Tokens-s.before.Tokens)/s.Seconds, Size(s.PeakBytes))
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
 	}
@@ -92,7 +96,9 @@ func (s *Summary) String() string {
 	if s.Skipped > 0 {
 		fmt.Fprintf(&b, "%d rows can't be used and were skipped (data.on_error): skipped.jsonl says which and why\n", s.Skipped)
 	}
-	if s.Eval != nil {
+	if s.Eval != nil && s.BestStep > 0 {
+		fmt.Fprintf(&b, "%s %.4f at step %d, whose model is saved; %.4f at last\n", s.Eval.Metric, s.Best, s.BestStep, s.Eval.Value)
+	} else if s.Eval != nil {
 		fmt.Fprintf(&b, "%s %.4f\n", s.Eval.Metric, s.Eval.Value)
 	}
 	if s.Stopped {

@@ -188,10 +188,17 @@ type Eval struct {
 	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`
 }
 
-// EarlyStopping ends a run when so many evaluations in a row were no better than the best by more than MinDelta.
+// EarlyStopping ends a run when so many evaluations in a row were no better by more than MinDelta than the last one that was.
 type EarlyStopping struct {
 	Patience int     `yaml:"patience"`
 	MinDelta float64 `yaml:"min_delta"`
+}
+
+func (e *EarlyStopping) delta() float64 {
+	if e == nil {
+		return 0
+	}
+	return e.MinDelta
 }
 
 type Retrieval struct {

@@ -454,7 +454,7 @@ func TestEarlyStopping(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	best, bestStep, worse := math.Inf(-1), 0, 0
+	best, bestStep, mark, worse := math.Inf(-1), 0, math.Inf(-1), 0
 	for _, m := range j.lines(t, "whole") {
 		v, ok := m["value"].(float64)
 		if !ok {
@@ -463,8 +463,11 @@ func TestEarlyStopping(t *testing.T) {
 		if worse == 3 && int(m["step"].(float64)) < whole.summary.Steps {
 			t.Fatalf("the run went on after 3 evaluations that were no better")
 		}
-		if worse++; v > best+0.001 {
-			best, bestStep, worse = v, int(m["step"].(float64)), 0
+		if worse++; v > mark+0.001 {
+			mark, worse = v, 0
+		}
+		if v > best {
+			best, bestStep = v, int(m["step"].(float64))
 		}
 	}
 	if n := whole.summary.Steps; n > 100 || bestStep >= n || whole.summary.Stopped {
@@ -473,14 +476,21 @@ func TestEarlyStopping(t *testing.T) {
 	if !strings.Contains(strings.Join(whole.notes, "\n"), fmt.Sprintf("the model is that of step %d", bestStep)) {
 		t.Errorf("best at step %d, notes: %v", bestStep, whole.notes)
 	}
+	if !strings.Contains(strings.Join(whole.notes, "\n"), "the run ends early: 3 evaluations in a row were no better than spearman") {
+		t.Errorf("why it ended is not said: %v", whole.notes)
+	}
+	if want := fmt.Sprintf("spearman %.4f at step %d, whose model is saved; %.4f at last", best, bestStep, whole.summary.Eval.Value); !strings.Contains(whole.summary.String(), want) {
+		t.Errorf("%s\nwant %s", whole.summary, want)
+	}
 	kept, err := os.ReadFile(filepath.Join(j.dir, "whole", "best", "model.safetensors"))
 	if err != nil || !bytes.Equal(kept, j.model(t, "whole")) {
 		t.Errorf("the model is not the best one (%v)", err)
 	}
-	if _, err := j.run(t, "run", nil, 2, false, sets...); err != nil {
+	first, err := j.run(t, "run", nil, bestStep, false, sets...)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.run(t, "run", nil, bestStep+1, true, sets...); err != nil { // patience has begun to run out
+	if _, err := j.run(t, "run", nil, first.summary.Steps+1, true, sets...); err != nil { // patience has begun to run out
 		t.Fatal(err)
 	}
 	again, err := j.run(t, "run", nil, 0, true, sets...)

@@ -18,6 +18,7 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
@@ -89,15 +90,18 @@ type Summary struct {
 	DroppedBy string // why, by the recipe's keys
 	Skipped   int    // rows that can't be used: skipped.jsonl
 	Seconds   float64
-	PeakBytes int64 // of the process, or on a GPU of its memory
-	Eval      *Evaluation
+	PeakBytes int64       // of the process, or on a GPU of its memory
+	Eval      *Evaluation // the last
+	Best      float64     // the model's value, and step, where it is that of an earlier evaluation (save.best)
+	BestStep  int
 	Model     string // folder
 	Over      bool   // when it was resumed: nothing was done
 	Stopped   bool   // before the last step, because it was asked to: a checkpoint has the rest
 
 	Communication pipeline.Communication // of this rank
 
-	before Counts // what had been counted when the run was resumed
+	from   int    // steps that had been made when the run was resumed
+	before Counts // what had been counted then
 }
 
 // Counts are summed over all steps, those before the run was resumed included: checkpoints have them.
@@ -221,6 +225,10 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 			if better {
 				p.best = ev
 			}
+			if p.progress.Enough && !x.last(in.Get(t).Step) {
+				x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)",
+					p.progress.Worse, ev.Metric, *p.progress.Mark, x.Recipe.Eval.EarlyStopping.MinDelta)
+			}
 			if better && x.Recipe.Save.Best {
 				if err := x.keepBest(stages.Stream(t)); err != nil {
 					return fmt.Errorf("saving the best model: %w", err)
@@ -319,6 +327,7 @@ type journal struct {
 	last    time.Time
 	began   time.Time
 	summary Summary
+	next    *dataset.Cursor     // after the last step
 	events  *tensorboard.Writer // nil unless log.tensorboard
 	record  *recorder           // nil but on rank 0
 
@@ -387,6 +396,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
 	}
 	s := &j.summary
+	j.next = r.Next
 	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
 	s.add(r)
 	if err := j.enc.Encode(m); err != nil {
@@ -493,6 +503,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	now := time.Now()
 	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now}
 	log.summary.Counts, log.summary.before = x.saves.progress.Counts, x.saves.progress.Counts
+	log.summary.from = x.saves.first
 	if x.Main() {
 		defer func() {
 			if err != nil {
@@ -543,6 +554,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		}
 	}
 	s := &log.summary
+	if p := x.saves.progress; x.saves.kept {
+		s.Best, s.BestStep = *p.Best, p.BestStep
+	}
 	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
 	s.Seconds = time.Since(log.began).Seconds()
 	s.Communication = log.comm
@@ -551,6 +565,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	s.Skipped = len(x.skipped)
 	s.Dropped, s.DroppedBy = x.sampler.Stats().Dropped, x.Recipe.leavesOut()
+	if log.next != nil && s.Steps < x.Steps { // reading was ahead of the steps, maybe by an epoch's end
+		s.Dropped = log.next.Stats.Dropped
+	}
 	s.Model = filepath.Join(dir, "model")
 	return s, log.record.end(s)
 }
