@@ -5,6 +5,7 @@
 //	apt-get install libopenmpi-dev openmpi-bin
 //	go build -tags mpi ./cmd/contraflow
 //	mpirun -n 4 ./contraflow train -c recipe.yaml
+//	srun --mpi=pmix -n 4 ./contraflow train -c recipe.yaml
 //
 // Data travel by non-blocking collectives, all-to-all and all-gather, between communicators of their own, one for each
 // group; sums are taken here, in the order of ranks (package engine). MPI makes progress only when it is called: the lane

@@ -150,6 +150,11 @@ func patiently(ctx context.Context, c *remote.Client, f func() error) error {
 func start() (remote.Config, error) {
 	var c remote.Config
 	var provided, rank, size C.int
+	job, unclear := launch.FromEnvironment(os.Getenv)
+	if unclear == nil && needsPMIx && job.Launcher == "Slurm" && job.Size > 1 && job.Rank == 0 && os.Getenv("PMIX_RANK") == "" {
+		// Open MPI ends the process here and asks for another Open MPI. But one may have been built for Slurm's older ways: no error.
+		fmt.Fprintln(os.Stderr, "contraflow: srun has not told MPI how its processes find each other (PMIX_RANK is not set). If MPI does not start now, try srun --mpi=pmix; srun --mpi=list tells what this Slurm has")
+	}
 	if err := failure("MPI_Init_thread", C.start(&provided)); err != nil {
 		return c, err
 	}
@@ -159,8 +164,8 @@ func start() (remote.Config, error) {
 	C.MPI_Comm_rank(C.world(), &rank)
 	C.MPI_Comm_size(C.world(), &size)
 	c.Rank, c.Size = int(rank), int(size)
-	if j, err := launch.FromEnvironment(os.Getenv); err == nil {
-		if err := j.Check("the MPI that this program is linked to", c.Size); err != nil {
+	if unclear == nil {
+		if err := job.Check("the MPI that this program is linked to", c.Size); err != nil {
 			return c, err
 		}
 	}

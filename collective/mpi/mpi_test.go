@@ -271,6 +271,17 @@ func TestKill(t *testing.T) {
 	}
 }
 
+// Under srun without what MPI needs of it, each process would be alone, or Open MPI ends it with advice that does not help: what does is said.
+func TestSrunWithoutPMIx(t *testing.T) {
+	cmd := exec.Command(program(t))
+	cmd.Env = append(os.Environ(), work+"=AllReduce", "SLURM_JOB_ID=7", "SLURM_JOBID=7", "SLURM_STEP_ID=0", "SLURM_STEPID=0", "SLURM_NTASKS=2", "SLURM_STEP_NUM_TASKS=2",
+		"SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_NODEID=0", "SLURM_STEP_NUM_NODES=1", "SLURM_STEP_NODELIST=here", "SLURM_NODELIST=here")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !bytes.Contains(out, []byte("try srun --mpi=pmix")) || bytes.Contains(out, []byte("DONE")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func BenchmarkAllReduce(b *testing.B) {
 	exe := program(b)
 	for _, n := range []int{1, 1 << 14, 1 << 20, 22 << 20} {

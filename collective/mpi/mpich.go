@@ -4,3 +4,6 @@ package mpi
 
 // #cgo pkg-config: mpich
 import "C"
+
+// needsPMIx: see openmpi.go.
+const needsPMIx = false

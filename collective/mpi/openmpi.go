@@ -7,3 +7,6 @@ package mpi
 
 // #cgo pkg-config: ompi
 import "C"
+
+// needsPMIx tells that this MPI, as distributions build it, finds the other processes of a Slurm step through PMIx alone.
+const needsPMIx = true
