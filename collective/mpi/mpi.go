@@ -118,9 +118,11 @@ func Open(ctx context.Context, opts ...Option) (collective.World, error) {
 		if failed {
 			return nil
 		}
-		reply := make(chan error)
-		finalize <- reply
-		return <-reply
+		return within(client, "MPI_Finalize", func() error {
+			reply := make(chan error)
+			finalize <- reply
+			return <-reply
+		})
 	})
 	if err != nil {
 		return nil, err
@@ -144,6 +146,13 @@ func patiently(ctx context.Context, c *remote.Client, f func() error) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// within is for what MPI blocks in at the end, where a rank that dies after its farewell is no news any more.
+func within(c *remote.Client, what string, f func() error) error {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), c.Deadline, fmt.Errorf("%s has not ended within %v", what, c.Deadline))
+	defer cancel()
+	return patiently(ctx, c, f)
 }
 
 // start initializes MPI and tells all ranks where rank 0 listens.
@@ -226,7 +235,7 @@ func (t *transport) Close() error {
 	for _, p := range t.ints {
 		C.free(unsafe.Pointer(p))
 	}
-	return failure("MPI_Comm_free", C.MPI_Comm_free(&t.comm))
+	return within(t.Client, "MPI_Comm_free", func() error { return failure("MPI_Comm_free", C.MPI_Comm_free(&t.comm)) })
 }
 
 // lay writes where tensors lie behind the first of them, and returns its address. All views of one allocation.

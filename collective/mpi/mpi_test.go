@@ -50,7 +50,7 @@ func rank(w string) error {
 	for _, c := range cases {
 		ends = ends || c.Ends && c.Name == w
 	}
-	if ends {
+	if ends || w == "finalize" {
 		deadline = collectivetest.Patience
 	}
 	world, err := mpi.Open(context.Background(), mpi.Deadline(deadline))
@@ -60,6 +60,9 @@ func rank(w string) error {
 	if w == "kill" {
 		signal.Ignore(syscall.SIGTERM) // mpirun's, when one has died: there is something to say first
 		return untilKilled(world)
+	}
+	if w == "finalize" {
+		return world.Close()
 	}
 	if n, err := strconv.Atoi(w); err == nil {
 		return bench(world, n)
@@ -268,6 +271,26 @@ func TestKill(t *testing.T) {
 		if err == nil || took > 10*time.Second || !named {
 			t.Errorf("rank %d killed: %v after %v\n%s", victim, err, took, out.String())
 		}
+	}
+}
+
+// MPI's own end has a deadline, too: it may wait for a process that has been killed just before.
+func TestFinalizeForEver(t *testing.T) {
+	exe := program(t)
+	source, lib := filepath.Join(t.TempDir(), "stuck.c"), filepath.Join(t.TempDir(), "stuck.so")
+	if err := os.WriteFile(source, []byte("#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", lib, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := mpirun(ctx, exe, "finalize", 2)
+	cmd.Env = append(cmd.Env, "LD_PRELOAD="+lib)
+	out, err := cmd.CombinedOutput()
+	if err == nil || ctx.Err() != nil || !bytes.Contains(out, []byte("FOUND MPI_Finalize has not ended within 1s")) {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
