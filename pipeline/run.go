@@ -36,6 +36,12 @@ func WhenStalled(after time.Duration, say func(report string)) RunOption {
 	return func(r *running) { r.patience, r.stalled = after, say }
 }
 
+// WhenFailed has a run that has failed, and whose tasks and lanes have not ended so long after that, call end with its error: what they wait
+// for may lie outside the run, and end is to end it.
+func WhenFailed(after time.Duration, end func(err error)) RunOption {
+	return func(r *running) { r.grace, r.end = after, end }
+}
+
 // running is one run of a plan: the coordinator, which alone touches the core and the values, and the goroutines of
 // lanes and host workers, which talk to it through events. Every goroutine ends before Run returns.
 type running struct {
@@ -63,6 +69,10 @@ type running struct {
 
 	patience time.Duration // 0: for ever
 	stalled  func(string)
+	grace    time.Duration
+	end      func(error)          // nil: nothing is done
+	overdue  *time.Timer          // of a run that has failed
+	ended    chan struct{}        // closed when end has returned
 	busy     map[taskID]time.Time // tasks that run, since when
 }
 
@@ -125,6 +135,9 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 		close(ch)
 	}
 	r.wg.Wait()
+	if r.overdue != nil && !r.overdue.Stop() {
+		<-r.ended
+	}
 	if r.err == nil && r.closed != nil {
 		r.err = fmt.Errorf("graph %q: %w", p.name, r.closed)
 	}
@@ -135,6 +148,13 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 func (r *running) fail(err error) {
 	if r.err == nil {
 		r.err = err
+		if r.end != nil {
+			r.ended = make(chan struct{})
+			r.overdue = time.AfterFunc(r.grace, func() {
+				defer close(r.ended)
+				r.end(err)
+			})
+		}
 	}
 	r.core.halt()
 	r.cancel(r.err)

@@ -507,3 +507,47 @@ func TestWhenStalled(t *testing.T) {
 		}
 	}
 }
+
+// A run that has failed ends what its tasks wait for outside it, if they don't end by themselves.
+func TestWhenFailed(t *testing.T) {
+	checkGoroutines(t)
+	boom := errors.New("boom")
+	for _, waits := range []bool{true, false} {
+		g := New("sums")
+		outside, began := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		summing(g, 2, 2, func(_ *Task, v int) error {
+			once.Do(func() { close(began) })
+			if waits {
+				<-outside
+			}
+			return nil
+		})
+		Sink(g, "fails", Source(g, "elsewhere", count(1)), func(*Task, int) error {
+			<-began
+			return boom
+		})
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ended []error
+		done := make(chan error)
+		go func() {
+			done <- p.Run(context.Background(), WhenFailed(50*time.Millisecond, func(err error) {
+				ended = append(ended, err)
+				close(outside)
+			}))
+		}()
+		select {
+		case err = <-done:
+		case <-time.After(10 * time.Second):
+			close(outside)
+			<-done
+			t.Fatal("it waits for ever")
+		}
+		if !errors.Is(err, boom) || (len(ended) == 1) != waits || waits && ended[0] != err {
+			t.Errorf("waits %v: %v; what ended it: %v", waits, err, ended)
+		}
+	}
+}

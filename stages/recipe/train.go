@@ -667,10 +667,18 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 		return fmt.Errorf("save.dir: %w", err)
 	}
 	opts = append(opts[:len(opts):len(opts)], pipeline.WithSpans(log.totals.Span), pipeline.WithDepths(log.totals.Depth), pipeline.FirstStep(x.saves.first))
+	if x.ranks != nil { // a lane of a rank that has failed may wait for one that waits for this rank
+		w := x.ranks.Comm.World
+		opts = append(opts, pipeline.WhenFailed(failedTakes, func(err error) { abort(ctx, w, err) }))
+	}
 	x.saves.control.running.Store(true)
 	defer x.saves.control.running.Store(false)
 	return p.Run(ctx, opts...)
 }
+
+// failedTakes is how long a rank that has failed may take to end before the others hear of it: no longer than some of a step, or they would
+// look for whom to blame elsewhere.
+var failedTakes = 5 * time.Second
 
 // stalledAfter is how long nothing may happen before the run says what it waits for.
 const stalledAfter = 3 * time.Minute
