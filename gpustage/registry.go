@@ -89,7 +89,11 @@ func OpenShare(kind string, share Share) (Device, error) {
 			return openKind(k, share)
 		}
 	}
-	return nil, fmt.Errorf("there is no device %q; this program has: auto, %s", kind, strings.Join(kinds, ", "))
+	built := ""
+	if kind == "cuda" {
+		built = "; go build -tags cuda ./cmd/contraflow makes one that has it as well"
+	}
+	return nil, fmt.Errorf("there is no device %q; this program has: auto, %s%s", kind, strings.Join(kinds, ", "), built)
 }
 
 func openKind(kind string, share Share) (Device, error) {

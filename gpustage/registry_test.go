@@ -2,6 +2,7 @@ package gpustage
 
 import (
 	"errors"
+	"strings"
 	"testing"
 )
 
@@ -48,5 +49,14 @@ func TestOpenFails(t *testing.T) {
 	defer delete(registry.kinds, "absent")
 	if d, err := Open("absent"); d != nil || !errors.Is(err, why) {
 		t.Errorf("device %v, error %v", d, err)
+	}
+}
+
+// Who asks for a GPU in a program that was built without is told how to build one with.
+func TestOpenElsewhere(t *testing.T) {
+	for kind, says := range map[string]bool{"cuda": true, "tpu": false} {
+		if _, err := Open(kind); err == nil || strings.Contains(err.Error(), "-tags cuda") != says {
+			t.Errorf("%s: %v", kind, err)
+		}
 	}
 }
