@@ -76,8 +76,9 @@ func newCommand() *cobra.Command {
 	var quiet bool
 	j := job{config: prep.Default()}
 	cmd := &cobra.Command{
-		Use:   "prep -c PREP.yaml",
-		Short: "Clean, deduplicate, split and tokenize training data",
+		Use:         "prep -c PREP.yaml",
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "contraflow prep"},
+		Short:       "Clean, deduplicate, split and tokenize training data",
 		Long: `prep reads parquet and JSON lines and writes sharded parquet that 'contraflow train' reads, token ids included, with a dataset card.
 
 --runner local (the default) runs in this process. With a binary that is built with '-tags beam', prism runs the same steps as an Apache Beam

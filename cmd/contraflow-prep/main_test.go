@@ -94,3 +94,10 @@ func TestRun(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Its help shows how people start it, as its examples do.
+func TestUsageLine(t *testing.T) {
+	if text := newCommand().UsageString(); !strings.Contains(text, "  contraflow prep -c PREP.yaml [flags]") {
+		t.Error(text)
+	}
+}
