@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -102,6 +103,11 @@ func newEmbed() *cobra.Command {
 			}
 			if len(texts) > 0 && len(input)+len(output) > 0 {
 				return usageError{errors.New("--text prints embeddings, --input and --output write them: give one or the other")}
+			}
+			for _, text := range texts {
+				if !utf8.ValidString(text) {
+					return usageError{fmt.Errorf("--text %q is not valid UTF-8", text)}
+				}
 			}
 			e, err := f.load(cmd)
 			if err != nil {

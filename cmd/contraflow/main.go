@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,6 +48,10 @@ func run(args []string) int {
 	})
 	if err == nil {
 		return 0
+	}
+	var unknown *pflag.NotExistError
+	if cmd == root && errors.As(err, &unknown) && !strings.HasPrefix(args[0], "-") { // its flags were taken for the root's
+		err = root.Args(root, args)
 	}
 	var said exitCode
 	if errors.As(err, &said) {
@@ -97,9 +102,9 @@ func next(err error) string {
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC):
-		return "contraflow doctor says how much is free; --out chooses another disk"
+		return "contraflow doctor says how much is free; --out or --output chooses another disk"
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return "ls -l says who may read and write it; --out chooses another folder to write into"
+		return "ls -l says who may read and write it; --out or --output chooses another folder to write into"
 	case errors.As(err, &gone) && gone.Op == "listen":
 		return "--metrics-addr 127.0.0.1:0 takes a port that is free"
 	case errors.As(err, &gone):
@@ -171,7 +176,7 @@ func nearFlag(cmd *cobra.Command, err error) string {
 func suggestions(cmd *cobra.Command, arg string) string {
 	cmd.SuggestionsMinimumDistance = 2
 	if near := cmd.SuggestionsFor(arg); len(near) > 0 {
-		return fmt.Sprintf("; did you mean %s?", near[0])
+		return fmt.Sprintf("; did you mean %s?", cmp.Or(recipe.Nearest(arg, near), near[0]))
 	}
 	return ""
 }

@@ -271,6 +271,16 @@ func TestTrainEmbedEval(t *testing.T) {
 	if r.code != 1 || !strings.Contains(r.stderr, `already has a column "embedding"`) {
 		t.Errorf("exit code %d: %s", r.code, r.stderr)
 	}
+	for output, want := range map[string]string{
+		at("emb.npy"): "what is written is parquet, and nothing reads it as that by this name: give " + at("emb.parquet"),
+		at("emb"):     "give " + at("emb.parquet"),
+		at("out"):     "is a folder: give a file in it, such as " + at("out/out.parquet"),
+	} {
+		r := contraflow(t, "", "embed", "--model", model, "--input", at("train.parquet"), "--column", "query", "--output", output)
+		if r.code != 2 || !strings.Contains(r.stderr, want) || strings.Contains(r.stderr, "of 160 texts") {
+			t.Errorf("exit code %d, want %q in\n%s", r.code, want, r.stderr)
+		}
+	}
 	succeed(t, "embed", "--model", model, "--input", at("emb.parquet"), "--column", "query", "--output", at("emb.parquet"), "--output-column", "again")
 	r = succeed(t, "embed", "--model", model, "--text", "the river", "--text", "a stone")
 	var vec []float64
@@ -303,6 +313,9 @@ func TestTrainEmbedEval(t *testing.T) {
 	j := contraflow(t, "\"the river\"\n\"\"\n\"stone stone stone\"\n", "tokenize", "--model", model, "--max-length", "4", "--json")
 	if j.stdout != r.stdout {
 		t.Errorf("with --json %q, without %q", j.stdout, r.stdout)
+	}
+	if r := contraflow(t, "the river\n\xff\n", "tokenize", "--model", model); r.code != 1 || !strings.Contains(r.stderr, "standard input, line 2: not valid UTF-8") {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
 	}
 
 	for format, want := range map[string]string{"mermaid": "flowchart LR", "dot": "digraph", "svg": "<svg"} {
@@ -481,6 +494,9 @@ func TestUsage(t *testing.T) {
 		{[]string{"version"}, 0, "contraflow "},
 		{[]string{"doctor", "--seconds", "0"}, 0, "GFLOP/s"},
 		{[]string{"trian"}, 2, `unknown command "trian"; did you mean train?`},
+		{[]string{"tran", "-c", "recipe.yaml", "--resume"}, 2, `unknown command "tran"; did you mean train?`},
+		{[]string{"--confg"}, 2, "unknown flag: --confg"},
+		{[]string{"embed", "--model", "m", "--text", "a\xffb"}, 2, `--text "a\xffb" is not valid UTF-8`},
 		{[]string{"--version"}, 0, "contraflow "},
 		{[]string{"help", "trian"}, 2, `unknown command "trian"; did you mean train?`},
 		{[]string{"help", "bench", "gemm"}, 0, "contraflow bench gemm"},

@@ -59,6 +59,9 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 			if err := separate(m.output, slices.Concat(m.input, m.corpus)...); err != nil {
 				return err
 			}
+			if err := asParquet(m.output); err != nil {
+				return err
+			}
 			if err := atLeastOne(cmd, "min-negatives"); err != nil {
 				return err
 			}

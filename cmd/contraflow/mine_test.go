@@ -125,6 +125,7 @@ func TestMine(t *testing.T) {
 		"is a file that is read":                               {"--output", dir + "/./pairs.jsonl"},
 		"pairs.jsonl is a file that is read":                   {"--output", at("pairs.jsonl"), "--input", at("p*.jsonl")},
 		"more.jsonl is a file that is read":                    {"--output", at("more.jsonl"), "--corpus", at("more.jsonl")},
+		"what is written is parquet":                           {"--output", at("mined.jsonl")},
 		"--sigmoid is of --cross-encoder, which is not given":  {"--sigmoid"},
 		"--corpus-column is of --corpus, which is not given":   {"--corpus-column", "text"},
 		"other scores matter only with a margin":               {"--cross-encoder", teacher},

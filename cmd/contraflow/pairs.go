@@ -77,6 +77,17 @@ func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
 	}
 }
 
+// asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.
+func asParquet(output string) error {
+	if info, err := os.Stat(output); err == nil && info.IsDir() {
+		return usageError{fmt.Errorf("--output %s is a folder: give a file in it, such as %s", output, filepath.Join(output, "out.parquet"))}
+	}
+	if filepath.Ext(output) != ".parquet" {
+		return usageError{fmt.Errorf("--output %s: what is written is parquet, and nothing reads it as that by this name: give %s.parquet", output, strings.TrimSuffix(output, filepath.Ext(output)))}
+	}
+	return nil
+}
+
 // separate finds an output that is one of the files that are read: it would take their place.
 func separate(output string, inputs ...string) error {
 	out, err := os.Stat(output)
@@ -101,6 +112,9 @@ func besides(ctx context.Context, input []string, output string, more ...dataset
 		if err := separate(output, input...); err != nil {
 			return nil, nil, nil, err
 		}
+	}
+	if err := asParquet(output); err != nil {
+		return nil, nil, nil, err
 	}
 	if t, err = dataset.OpenTable(ctx, input); err != nil {
 		return nil, nil, nil, err

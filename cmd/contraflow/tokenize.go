@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -81,6 +82,9 @@ func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, a
 			}
 			number++
 			line = strings.TrimSuffix(line, "\n")
+			if !utf8.ValidString(line) {
+				return fmt.Errorf("standard input, line %d: not valid UTF-8", number)
+			}
 			if asJSON {
 				var text string
 				if err := json.Unmarshal([]byte(line), &text); err != nil {
