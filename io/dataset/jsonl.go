@@ -115,6 +115,8 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 	if head, _ := in.Peek(3); bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark
 		in.Discard(3)
 		at, lineAt, cur.at = 3, 3, 3
+	} else if bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")) {
+		return fmt.Errorf("%s is UTF-16, as its byte order mark says: JSON lines are UTF-8 (iconv -f UTF-16 -t UTF-8)", j.path)
 	}
 	endLine := func() {
 		if begun {

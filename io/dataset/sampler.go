@@ -360,7 +360,7 @@ func (s *Sampler) Restore(c Cursor) error {
 		key       string
 		was, here any
 	}{
-		{"the data (its files, columns or rows)", c.Data, own.Data},
+		{"the data (its files' names, columns or rows)", c.Data, own.Data},
 		{"train.seed", c.Seed, own.Seed},
 		{"batch.global_size", c.GlobalSize, own.GlobalSize},
 		{"data.shuffle", c.Shuffle, own.Shuffle},

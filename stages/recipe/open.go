@@ -340,6 +340,9 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, nil
 	}
 	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
+	if errors.Is(err, dataset.ErrBadRow) {
+		return p, fmt.Errorf("%w; data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them", err)
+	}
 	if err != nil {
 		return p, err
 	}

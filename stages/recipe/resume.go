@@ -245,7 +245,13 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
 	}
 	if err := x.sampler.Restore(cursor); err != nil {
-		return err
+		var data []string
+		for _, line := range changed {
+			if strings.HasPrefix(line, "data.") {
+				data = append(data, "; "+line)
+			}
+		}
+		return fmt.Errorf("%w%s; put that back, or start anew in another save.dir", err, strings.Join(data, ""))
 	}
 	if err := json.Unmarshal(c.Progress, &x.saves.progress); err != nil {
 		return fmt.Errorf("what the checkpoint remembers: %w", err)

@@ -334,7 +334,7 @@ func TestSeveralDatasets(t *testing.T) {
 		"data.mixing=weighted", "data.on_error=skip", "batch.by_length=true", "batch.global_size=4",
 		fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: a, positive: b, negatives: [b], sampling_weight: 2, prompts: {query: 'ask '}}]", filepath.Join(j.dir, "data.jsonl"), other),
 	}
-	if _, err := j.run(t, "stop", nil, 0, false, append(sets, "data.on_error=stop")...); err == nil || !strings.Contains(err.Error(), `other.jsonl:2, column "b": the text is null`) {
+	if _, err := j.run(t, "stop", nil, 0, false, append(sets, "data.on_error=stop")...); err == nil || !strings.Contains(err.Error(), `other.jsonl:2, column "b": the text is null; data.on_error: skip lists`) {
 		t.Errorf("data.on_error: stop: %v", err)
 	}
 	whole, err := j.run(t, "whole", nil, 0, false, sets...)
@@ -764,5 +764,27 @@ func TestCheckpointAfterItsLine(t *testing.T) {
 	}
 	if steps < 10 {
 		t.Errorf("only %d steps", steps)
+	}
+}
+
+// Data that isn't the checkpoint's is refused, by the key that has changed if one has, with what to do.
+func TestResumeOtherData(t *testing.T) {
+	j := newJob(t, 60)
+	if _, err := j.run(t, "run", nil, 2, false); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(j.dir, "other.jsonl")
+	raw, err := os.ReadFile(filepath.Join(j.dir, "data.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = j.run(t, "run", nil, 0, true, "data.train.0.path="+other)
+	for _, want := range []string{"the data (its files' names, columns or rows) was", fmt.Sprintf("data.train[0].path[0] was %s and is %s; put that back, or start anew", filepath.Join(j.dir, "data.jsonl"), other)} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }
