@@ -96,3 +96,17 @@ func TestMetricsAddr(t *testing.T) {
 		t.Errorf("still served; the other observer was told of %d steps", told)
 	}
 }
+
+// The bar tells nothing of steps that have not been, and takes a resumed run's pace from the steps that it has seen.
+func TestBarStatus(t *testing.T) {
+	u := &ui{steps: 110, began: time.Now().Add(-20 * time.Second)}
+	if s := u.status(); s != "" {
+		t.Errorf("before the first step: %q", s)
+	}
+	for step := 91; step <= 100; step++ {
+		u.took(recipe.Metrics{Step: step, Loss: 1.5, PairsPerS: 7, TokensPerS: 8})
+	}
+	if s := u.status(); s != " loss 1.5000  7 pairs/s  8 tokens/s  20s" {
+		t.Errorf("10 steps took 20 s and 10 are left: %q", s)
+	}
+}

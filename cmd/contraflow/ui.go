@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/vbauerster/mpb/v8"
@@ -26,8 +27,13 @@ type ui struct {
 	bars  *mpb.Progress
 	bar   *mpb.Bar
 	steps int
-	last  recipe.Metrics
 	said  time.Time
+
+	mu    sync.Mutex // the bar draws on a thread of its own
+	last  recipe.Metrics
+	made  int // steps since began: a resumed run begins in the middle
+	began time.Time
+	at    time.Time // of the last step
 }
 
 func newUI(w io.Writer, quiet bool) *ui {
@@ -133,7 +139,7 @@ func (u *ui) index(done, total int64) {
 
 // begin starts the bar.
 func (u *ui) begin(steps int) {
-	u.steps = steps
+	u.steps, u.last, u.made, u.began = steps, recipe.Metrics{}, 0, time.Now()
 	if !u.terminal || u.quiet {
 		return
 	}
@@ -141,17 +147,26 @@ func (u *ui) begin(steps int) {
 	u.bar = u.bars.AddBar(int64(steps),
 		mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
 		mpb.AppendDecorators(
-			decor.Any(func(decor.Statistics) string {
-				return fmt.Sprintf(" loss %.4f  %.0f pairs/s  %.0f tokens/s  ", u.last.Loss, u.last.PairsPerS, u.last.TokensPerS)
-			}),
-			decor.AverageETA(decor.ET_STYLE_GO),
+			decor.Any(func(decor.Statistics) string { return u.status() }),
 		))
+}
+
+// status stands behind the bar: the last step's figures, and when the run will be over at the pace that it has had.
+func (u *ui) status() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.made == 0 {
+		return ""
+	}
+	took := time.Duration(float64(u.at.Sub(u.began)) / float64(u.made) * float64(u.steps-u.last.Step))
+	left := max(0, took-time.Since(u.at)).Round(time.Second)
+	return fmt.Sprintf(" loss %.4f  %.0f pairs/s  %.0f tokens/s  %v", u.last.Loss, u.last.PairsPerS, u.last.TokensPerS, left)
 }
 
 func (u *ui) step(m recipe.Metrics, every int) {
 	if u.bar != nil {
-		u.last = m
-		u.bar.Increment()
+		u.took(m)
+		u.bar.SetCurrent(int64(m.Step))
 		return
 	}
 	if m.Step%every != 0 && m.Step != 1 && m.Step != u.steps {
@@ -163,6 +178,14 @@ func (u *ui) step(m recipe.Metrics, every int) {
 	} else {
 		u.printf("step %d/%d  loss %.4f  grad %.3g  lr %.3g  %.0f pairs/s  %.0f tokens/s\n", m.Step, u.steps, m.Loss, m.GradNorm, m.LR, m.PairsPerS, m.TokensPerS)
 	}
+}
+
+// took notes a step for the bar.
+func (u *ui) took(m recipe.Metrics) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.last, u.at = m, time.Now()
+	u.made++
 }
 
 // close ends the bar, finished or not. Closing again does nothing.
