@@ -190,7 +190,7 @@ func TestSentenceTransformers(t *testing.T) {
 		"loss": {"name": "CachedMultipleNegativesRankingLoss", "mini_batch_size": 64, "scale": 30.0, "gather_across_devices": true},
 		"args": {"output_dir": "models/x", "num_train_epochs": 1.5, "per_device_train_batch_size": 4096, "learning_rate": 2e-5, "warmup_ratio": 0.1, "fp16": false, "bf16": true,
 			"batch_sampler": "BatchSamplers.NO_DUPLICATES", "multi_dataset_batch_sampler": "round_robin", "eval_strategy": "steps", "eval_steps": 100, "save_steps": 100, "save_total_limit": 2,
-			"logging_steps": 100, "run_name": "mpnet", "report_to": ["tensorboard", "wandb"], "lr_scheduler_type": "polynomial", "prompts": {"anchor": "q: ", "positive": "d: "}, "deepspeed": null}
+			"logging_steps": 100, "run_name": "mpnet", "report_to": ["tensorboard", "wandb"], "lr_scheduler_type": "polynomial", "prompts": {"anchor": "q: ", "positive": "d: "}, "deepspeed": null, "eval_on_start": true}
 	}`))
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ func TestSentenceTransformers(t *testing.T) {
 		}
 	}
 	all := fmt.Sprint(res.Without)
-	if !strings.Contains(all, "lr_scheduler_type: polynomial") || !strings.Contains(all, "report_to: wandb") || strings.Contains(all, "deepspeed") || len(res.Unknown) > 0 {
+	if !strings.Contains(all, "lr_scheduler_type: polynomial") || !strings.Contains(all, "report_to: wandb") || !strings.Contains(all, "eval_on_start: contraflow eval measures") || strings.Contains(all, "deepspeed") || len(res.Unknown) > 0 {
 		t.Errorf("%q, unknown %v", res.Without, res.Unknown)
 	}
 }

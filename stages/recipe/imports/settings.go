@@ -471,7 +471,7 @@ var nothing = []string{
 	"ddp_backend", "ddp_timeout", "disable_tqdm", "log_level", "logging_dir", "logging_strategy", "logging_first_step", "local_rank", "remove_unused_columns", "push_to_hub", "per_device_eval_batch_size", "eval_strategy",
 	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors",
 	"greater_is_better", "pad_to_multiple_of", "small_threshold", "drop_threshold", "train_group_size", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
-	"passage_instruction_for_retrieval", "resume_from_checkpoint", "similarity_fct", "use_lora", "eval_on_start", "include_num_input_tokens_seen",
+	"passage_instruction_for_retrieval", "resume_from_checkpoint", "similarity_fct", "use_lora", "include_num_input_tokens_seen",
 }
 
 // counterparts are settings that change what is computed and have no key.
@@ -485,6 +485,7 @@ var counterparts = map[string]string{
 	"self_distill_start_step": "belongs to model.kind: m3",
 	"kd_loss_type":            "the kind of distillation is loss.name's",
 	"knowledge_distillation":  "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
+	"eval_on_start":           "contraflow eval measures a model before it is trained",
 	"metric_for_best_model":   "save.best goes by eval.metric",
 	"tokenizer_name":          "the tokenizer is the one in the model's folder",
 	"config_name":             "the configuration is the one in the model's folder",
