@@ -15,7 +15,8 @@ import (
 // Record is run.json: what a run was and where its time went. It is written when the run begins, every ten seconds, and when it ends.
 type Record struct {
 	Began   time.Time `json:"began"`
-	Seconds float64   `json:"seconds,omitempty"`
+	Seconds float64   `json:"seconds,omitempty"` // since then
+	From    int       `json:"from,omitempty"`    // the step after which it went on then, if it was resumed
 	Done    bool      `json:"done"`              // it has made its last step
 	Stopped bool      `json:"stopped,omitempty"` // it was told to end before that
 	Error   string    `json:"error,omitempty"`   // it ended with this
@@ -90,7 +91,7 @@ func (x *Run) newRecord() *recorder {
 	r := &recorder{dir: x.Recipe.Save.Dir, began: time.Now(), Record: Record{
 		System: runtime.GOOS + "/" + runtime.GOARCH, Device: x.device.Name(), Description: x.device.Info().Description,
 		Model: x.Recipe.Model.Path, Family: c.Family, Layers: c.Layers, Hidden: c.Hidden, Parameters: l.Len, Trained: l.Trained(),
-		Rows: x.rows(), Steps: x.Steps, Predicted: x.Memory.Total(), Skipped: len(x.skipped),
+		Rows: x.rows(), From: x.saves.first, Steps: x.Steps, Predicted: x.Memory.Total(), Skipped: len(x.skipped),
 	}}
 	r.Began = r.began.UTC().Truncate(time.Second)
 	if x.ranks != nil {

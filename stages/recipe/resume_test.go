@@ -781,10 +781,19 @@ func TestResumeOtherData(t *testing.T) {
 	if err := os.WriteFile(other, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if r, err := ReadRecord(filepath.Join(j.dir, "run")); err != nil || r.From != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
 	_, err = j.run(t, "run", nil, 0, true, "data.train.0.path="+other)
 	for _, want := range []string{"the data (its files' names, columns or rows) was", fmt.Sprintf("data.train[0].path[0] was %s and is %s; put that back, or start anew", filepath.Join(j.dir, "data.jsonl"), other)} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+	if _, err := j.run(t, "run", nil, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := ReadRecord(filepath.Join(j.dir, "run")); err != nil || r.From < 2 {
+		t.Errorf("the step after which it was resumed: %+v, %v", r, err)
 	}
 }

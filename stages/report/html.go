@@ -198,7 +198,11 @@ func facts(b *strings.Builder, r *Run) {
 		fact(b, "pairs per second", short(v), "")
 	}
 	if c := r.Record; c != nil && c.Seconds > 0 && c.Made > 0 {
-		fact(b, "time", duration(c.Seconds), "")
+		note := ""
+		if c.From > 0 {
+			note = fmt.Sprintf("since it was resumed after step %d", c.From)
+		}
+		fact(b, "time", duration(c.Seconds), note)
 	}
 	if p := r.peak(); p > 0 {
 		note := ""
