@@ -35,7 +35,7 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 			out.Put(t, Gradient{Batch: b})
 			return nil
 		}
-		lb.Draw = gpustage.RowKey(e.Seed, t.Index.Step, int64(t.Index.Batch), -1)
+		lb.Draw = Draw(e.Seed, t.Index.Step, t.Index.Batch)
 		lo, hi := lb.Own()
 		t.Note(Scores, float64(hi-lo)*float64(lb.N()-lb.Rows))
 		lb.Step = t.Index.Step
@@ -62,6 +62,9 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 	})
 	return out.Port
 }
+
+// Draw is the loss.Batch's of a step's batch.
+func Draw(seed uint64, step, batch int) uint64 { return gpustage.RowKey(seed, step, int64(batch), -1) }
 
 // fillGradient sets the gradient of all of a batch's parts.
 func fillGradient(s gpustage.Stream, b *loss.Batch, value float64) {

@@ -158,6 +158,7 @@ type verifier struct {
 	meshes     []collective.Mesh
 	precise    gpustage.Device         // computes in f64
 	sliced     map[int]stages.Captured // see truthFor
+	draws      map[uint64]uint64       // likewise: what a batch's loss draws from, by what it would be; nil: that
 }
 
 func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate int) (*verifier, error) {
@@ -437,6 +438,9 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	r := x.Recipe
 	r.Loss.SelfDistillFrom = 0 // verified whenever it begins
 	l := r.objective(driving{tile: w.tile, mask: w.plant == FaultMask, differentiable: w.without != ""})
+	if v.draws != nil {
+		l = redrawn{l, v.draws}
+	}
 	switch w.plant {
 	case FaultFactor:
 		l = scaled{l, 2}
@@ -613,6 +617,18 @@ func (l scaled) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (lo
 	r, err := l.RowSplitter.Compute(s, a, b)
 	s.Scale(b.Gradient, b.Gradient, l.factor)
 	return r, err
+}
+
+// redrawn is a loss that draws as in another batch.
+type redrawn struct {
+	loss.RowSplitter
+	draws map[uint64]uint64
+}
+
+func (l redrawn) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
+	own := *b
+	own.Draw = l.draws[b.Draw]
+	return l.RowSplitter.Compute(s, a, &own)
 }
 
 // detached is what two ranks compute that gather each other's embeddings without gradients: each row's gradient comes from

@@ -257,7 +257,7 @@ func TestVerifyGuide(t *testing.T) {
 }
 
 // Losses that take something of the embeddings for a number without a gradient are verified, where a finite difference of the whole would say
-// that they are wrong, and so are recipes that skip rows.
+// that they are wrong, and so are recipes that skip rows, and ranks that keep their negatives to themselves and draw the same at random.
 func TestVerifyStopped(t *testing.T) {
 	for _, c := range []struct {
 		sets    []string
@@ -266,6 +266,7 @@ func TestVerifyStopped(t *testing.T) {
 		{[]string{"loss.hardness_mode=in_batch_negatives", "loss.hardness_strength=5"}, ", without loss.hardness_mode"},
 		{[]string{"model.kind=m3", "loss.name=m3", "loss.self_distill=true", "loss.self_distill_from=3", "loss.scale=10"}, ", without loss.self_distill"},
 		{[]string{"data.on_error=skip"}, ""},
+		{[]string{"loss.gather_across_devices=false", "loss.matryoshka={dims: [64, 16, 5], dims_per_step: 1}"}, ""},
 	} {
 		r := freshRecipe(t, 1, c.sets...)
 		path := r.Data.Train[0].Path[0]
@@ -285,6 +286,9 @@ func TestVerifyStopped(t *testing.T) {
 		defer x.Close()
 		o := recipe.DefaultVerify()
 		o.Accumulate, o.SubBatches, o.Rows = []int{2}, []int{3}, 3
+		if !r.Loss.GatherAcrossDevices {
+			o.Replicas, o.Rows = []int{2}, 5
+		}
 		seen := ""
 		o.Report = func(r recipe.VerifyRow) { seen += fmt.Sprintf("%+v\n", r) }
 		if ok, err := x.Verify(t.Context(), o); err != nil || !ok || !strings.Contains(seen, "plain, f64"+c.without+", dropout") {

@@ -136,13 +136,15 @@ func (v *verifier) truthFor(ctx context.Context, w, plain way, truth stages.Capt
 		return t, nil
 	}
 	alone := *v
-	alone.chunks = nil
-	for _, c := range v.chunks {
+	alone.chunks, alone.draws = nil, map[uint64]uint64{}
+	draw := func(batch int) uint64 { return stages.Draw(v.x.Recipe.Train.Seed, 0, batch) }
+	for b, c := range v.chunks {
 		for rank := range size {
 			part := *c
 			lo, hi := stages.Slice(len(c.Examples), rank, size)
 			part.Examples, part.EndsStep = c.Examples[lo:hi], false
 			if lo < hi {
+				alone.draws[draw(len(alone.chunks))] = draw(b) // ranks draw what is the batch's
 				alone.chunks = append(alone.chunks, &part)
 			}
 		}
