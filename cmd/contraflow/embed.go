@@ -17,6 +17,7 @@ import (
 type modelFlags struct {
 	path      string
 	maxLength int
+	cut       int
 	precision string
 	prompt    string
 }
@@ -28,12 +29,20 @@ func (f *modelFlags) add(cmd *cobra.Command) {
 	require(cmd, "model")
 }
 
+// addCut is for commands whose model embeds.
+func (f *modelFlags) addCut(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&f.cut, "dimensions", 0, "cut embeddings to so many dimensions, as matryoshka training allows; they are not normalized again (default: what the model says)")
+}
+
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
+	if err := atLeastOne(cmd, "dimensions"); err != nil {
+		return nil, err
+	}
 	dir, bf16, err := f.resolve(cmd)
 	if err != nil {
 		return nil, err
 	}
-	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.Warn(func(message string) {
+	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.Dimensions(f.cut), embedder.Warn(func(message string) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note:", message)
 	})}
 	if bf16 {
@@ -137,6 +146,7 @@ func newEmbed() *cobra.Command {
 	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt)")
 	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides")
 	f.add(cmd)
+	f.addCut(cmd)
 	return cmd
 }
 

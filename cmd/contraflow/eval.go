@@ -85,6 +85,7 @@ query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
 	parts.add(cmd)
 	f.add(cmd)
+	f.addCut(cmd)
 	require(cmd, "queries")
 	return cmd
 }

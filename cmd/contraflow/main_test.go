@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -287,6 +288,15 @@ func TestTrainEmbedEval(t *testing.T) {
 	if err := json.NewDecoder(strings.NewReader(r.stdout)).Decode(&vec); err != nil || len(vec) != 32 {
 		t.Errorf("%v: %q", err, r.stdout)
 	}
+	var cut []float64
+	if err := json.Unmarshal([]byte(succeed(t, "embed", "--model", model, "--text", "the river", "--dimensions", "5").stdout), &cut); err != nil || !slices.Equal(cut, vec[:5]) {
+		t.Errorf("%v: %v of %v", err, cut, vec)
+	}
+	for n, code := range map[string]int{"0": 2, "33": 1} {
+		if r := contraflow(t, "", "embed", "--model", model, "--text", "the river", "--dimensions", n); r.code != code || !strings.Contains(r.stderr, n) {
+			t.Errorf("exit code %d: %s", r.code, r.stderr)
+		}
+	}
 
 	args := []string{"eval", "--model", model, "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")}
 	var scores map[string]float64
@@ -297,6 +307,10 @@ func TestTrainEmbedEval(t *testing.T) {
 		if v, ok := scores[k]; !ok || v <= 0 || v > 1 {
 			t.Errorf("%s is %v", k, v)
 		}
+	}
+	var short map[string]float64
+	if err := json.Unmarshal([]byte(succeed(t, append(args, "--json", "--dimensions", "2")...).stdout), &short); err != nil || short["map"] <= 0 || short["map"] == scores["map"] {
+		t.Errorf("%v: %v of two dimensions, %v of all", err, short, scores)
 	}
 	if out := succeed(t, append(args, "--bm25")...).stdout; !strings.Contains(out, "BM25") {
 		t.Errorf("no BM25 in\n%s", out)

@@ -108,6 +108,7 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
 	m.parts.add(cmd)
 	f.add(cmd)
+	f.addCut(cmd)
 	return cmd
 }
 

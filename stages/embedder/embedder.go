@@ -48,6 +48,7 @@ type Option func(*options)
 type options struct {
 	device    gpustage.Device
 	maxLength int
+	cut       int
 	pooling   string
 	tokens    int
 	bf16      bool
@@ -59,6 +60,10 @@ func OnDevice(d gpustage.Device) Option { return func(o *options) { o.device = d
 
 // MaxLength cuts texts to n tokens, special ones included, instead of what the folder says.
 func MaxLength(n int) Option { return func(o *options) { o.maxLength = n } }
+
+// Dimensions cuts embeddings to their first n dimensions, instead of what the folder says, as models trained with matryoshka allow. They are
+// not normalized again, as sentence-transformers' truncate_dim has it; cosines don't mind.
+func Dimensions(n int) Option { return func(o *options) { o.cut = n } }
 
 // PassTokens bounds the tokens that go through the model at once, and with them memory; 0: what the device likes.
 func PassTokens(n int) Option { return func(o *options) { o.tokens = n } }
@@ -130,6 +135,15 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 		o.warn(note)
 	}
 	e.engine = Engine{Model: e.model, Stream: stream, Tokens: o.tokens}
+	cut, all := cmp.Or(o.cut, f.TruncateDim), e.model.EmbeddingSize()
+	switch {
+	case o.cut < 0 || o.cut > all:
+		return fmt.Errorf("%s: embeddings of %d dimensions can't be cut to %d", f.Dir, all, o.cut)
+	case cut > 0 && e.HasParts():
+		return fmt.Errorf("%s: embeddings of models of kind m3, which have other parts beside them, are not cut", f.Dir)
+	case cut < all: // sentence-transformers passes over a truncate_dim that is more
+		e.engine.Cut = cut
+	}
 	return nil
 }
 
@@ -203,10 +217,15 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	default:
 		return h, fmt.Errorf("pooling %q is not supported: want mean, cls or last", mode)
 	}
-	if f.TruncateDim > 0 {
-		return h, fmt.Errorf("%s: embeddings cut to %d dimensions (truncate_dim) are not supported", f.Dir, f.TruncateDim)
-	}
 	return h, nil
+}
+
+// CheckUncut refuses a folder whose embeddings are cut after the model (truncate_dim), where a model is made of it: that would be lost.
+func CheckUncut(f *hfmodel.Folder) error {
+	if f.TruncateDim > 0 {
+		return fmt.Errorf("%s: its embeddings are cut to %d dimensions, which only embedding does: remove truncate_dim from config_sentence_transformers.json, and cut what comes of it again", f.Dir, f.TruncateDim)
+	}
+	return nil
 }
 
 // ConfigOf is the configuration of a folder's model. change, if not nil, may alter it.
@@ -372,6 +391,9 @@ func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := CheckUncut(f); err != nil {
+		return nil, err
+	}
 	head, err := HeadOf(f, "", nil)
 	if err != nil {
 		return nil, err
@@ -391,7 +413,7 @@ func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
 }
 
 // Size is the number of dimensions of an embedding.
-func (e *Embedder) Size() int { return e.model.EmbeddingSize() }
+func (e *Embedder) Size() int { return e.engine.Size() }
 
 // MaxLength is the number of tokens at which texts are cut.
 func (e *Embedder) MaxLength() int { return e.maxLength }

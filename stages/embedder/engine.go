@@ -1,6 +1,7 @@
 package embedder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sort"
@@ -17,6 +18,8 @@ type Engine struct {
 	// the device likes. Texts are sorted by length first, so that a pass
 	// has rows of similar cost, and nothing is padded anyway.
 	Tokens int
+	// Cut is how many of an embedding's dimensions are yielded, the first ones; 0: all.
+	Cut int
 	// Ranks, if not nil, are others that embed the same texts at the same time: each takes some of the passes.
 	Ranks Sharing
 
@@ -44,8 +47,11 @@ func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, v
 
 // EmbedTyped is Embed for texts whose tokens have types. A model that scores yields scores.
 func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield func(i int, vec []float32)) error {
-	return e.embed(ctx, texts, kinds, 1, func(i int, parts [][]float32) { yield(i, parts[0]) })
+	return e.embed(ctx, texts, kinds, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
 }
+
+// Size is the number of dimensions that Embed yields.
+func (e *Engine) Size() int { return cmp.Or(e.Cut, e.Model.EmbeddingSize()) }
 
 // embed yields the first so many parts of each text.
 func (e *Engine) embed(ctx context.Context, texts, kinds [][]int32, parts int, yield func(i int, parts [][]float32)) error {

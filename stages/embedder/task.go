@@ -98,7 +98,7 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if !e.first() {
 		return nil, nil
 	}
-	return evaluate.Search(ctx, e.Stream, q, d, e.Model.EmbeddingSize(), k, t.tie, nil)
+	return evaluate.Search(ctx, e.Stream, q, d, e.Size(), k, t.tie, nil)
 }
 
 // blockTokens bounds the documents whose parts are in memory at once: at 1,024 features, to 512 MiB.
@@ -169,12 +169,12 @@ func (t *Task) RankBM25(ctx context.Context, k int) (evaluate.Run, error) {
 
 // embed computes unit vectors [n, E].
 func (t *Task) embed(ctx context.Context, e *Engine, texts [][]int32) ([]float32, error) {
-	size := e.Model.EmbeddingSize()
+	size := e.Size()
 	out := make([]float32, len(texts)*size)
 	if err := e.Embed(ctx, texts, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
 		return nil, err
 	}
-	if !e.first() || e.Model.Head.Normalize {
+	if !e.first() || e.Model.Head.Normalize && e.Cut == 0 {
 		return out, nil
 	}
 	x, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, len(texts), size)
@@ -221,7 +221,7 @@ func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
 
 // Similarity is the cosine of each pair of texts; with ranks that embed together, on rank 0.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
-	size := e.Model.EmbeddingSize()
+	size := e.Size()
 	sides := [2][]float32{}
 	for i, texts := range [][]string{a, b} {
 		ids, err := tokens(ctx, t.Tokenizer, t.QueryPrompt, texts, t.QueryLength)

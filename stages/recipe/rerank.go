@@ -140,6 +140,9 @@ func (x *Run) head() (transformer.Head, error) {
 		yes := true
 		pooling, normalize = cmp.Or(pooling, "cls"), cmp.Or(normalize, &yes)
 	}
+	if err := embedder.CheckUncut(x.folder); err != nil {
+		return transformer.Head{}, err
+	}
 	return embedder.HeadOf(x.folder, pooling, normalize)
 }
 

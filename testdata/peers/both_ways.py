@@ -86,3 +86,12 @@ config |= {"prompts": {"query": "query: ", "document": "returns "}, "default_pro
 compare("with a default prompt", prompted, ts)
 if np.abs(ours(prompted, ts[:50]) - ours(quickstart / "model", ts[:50])).max() < 1e-3:
     sys.exit("the prompt changed nothing")
+
+# A model of cut embeddings.
+cut = work / "cut"
+shutil.copytree(quickstart / "model", cut)
+config = json.loads((cut / "config_sentence_transformers.json").read_text())
+(cut / "config_sentence_transformers.json").write_text(json.dumps(config | {"truncate_dim": 24}))
+compare("cut to 24 dimensions", cut, ts)
+if ours(cut, ts[:2]).shape != (2, 24):
+    sys.exit("the embeddings are not cut")
