@@ -38,6 +38,13 @@ func (n *node) isList() bool {
 	return n.elem.ConvertedType.Valid && n.elem.ConvertedType.V == deprecated.List
 }
 
+func (n *node) isMap() bool {
+	if _, ok := n.elem.LogicalType.Value.(*format.MapType); ok {
+		return true
+	}
+	return n.elem.ConvertedType.Valid && (n.elem.ConvertedType.V == deprecated.Map || n.elem.ConvertedType.V == deprecated.MapKeyValue)
+}
+
 // buildSchema makes the tree of a footer's flat list. Returns the root and the leaves in order.
 func buildSchema(elems []format.SchemaElement) (root *node, leaves []*node, err error) {
 	next := 0

@@ -126,11 +126,7 @@ func sameSchema(a, b *parquetFile) error {
 			y := b.leaves[i]
 			same = same && x.maxDef == y.maxDef && x.maxRep == y.maxRep && x.elem.Type == y.elem.Type && x.scalarName() == y.scalarName() && x.width() == y.width()
 		}
-		for i, x := range a.root.children {
-			y := b.root.children[i]
-			same = same && x.elem.Name == y.elem.Name
-		}
-		if same {
+		if same && sameNames(a.root, b.root) {
 			return nil
 		}
 	}
@@ -148,6 +144,20 @@ func sameSchema(a, b *parquetFile) error {
 	return fail(ErrColumnType, "%s has columns %s; %s has %s: all files of a table must agree", a.path, describe(a), b.path, describe(b))
 }
 
+// sameNames compares the names of columns and of structs' fields. Those that lists and maps have of their own mean nothing.
+func sameNames(a, b *node) bool {
+	if len(a.children) != len(b.children) {
+		return false
+	}
+	wraps := a.isList() || a.isMap() || a.repetition() == format.Repeated && len(a.children) == 1
+	for i, x := range a.children {
+		if y := b.children[i]; !wraps && x.elem.Name != y.elem.Name || !sameNames(x, y) {
+			return false
+		}
+	}
+	return true
+}
+
 // copySchema adds a file's columns to a schema to write. Types come from parquet-go, which knows the logical ones.
 func copySchema(p *parquetFile, g *orderedGroup) error {
 	f, size, err := openFile(p.path, p.size)
@@ -160,8 +170,8 @@ func copySchema(p *parquetFile, g *orderedGroup) error {
 		if err != nil {
 			return err
 		}
-		for _, c := range file.Root().Columns() {
-			g.add(c.Name(), copyNode(c))
+		for i, c := range file.Root().Columns() {
+			g.add(c.Name(), copyNode(c, p.root.children[i]))
 		}
 		return nil
 	})
@@ -171,14 +181,14 @@ func copySchema(p *parquetFile, g *orderedGroup) error {
 	return nil
 }
 
-func copyNode(c *parquet.Column) parquet.Node {
+func copyNode(c *parquet.Column, as *node) parquet.Node {
 	var n parquet.Node
 	if c.Leaf() {
-		n = parquet.Encoded(parquet.Leaf(c.Type()), &parquet.Plain)
+		n = parquet.Encoded(parquet.Leaf(leafType(c.Type(), as.elem)), &parquet.Plain)
 	} else {
 		g := orderedGroup{typ: c.Type()}
-		for _, child := range c.Columns() {
-			g.add(child.Name(), copyNode(child))
+		for i, child := range c.Columns() {
+			g.add(child.Name(), copyNode(child, as.children[i]))
 		}
 		n = g
 	}
@@ -190,6 +200,25 @@ func copyNode(c *parquet.Column) parquet.Node {
 	}
 	return parquet.Required(n)
 }
+
+// leafType is parquet-go's type of a leaf, with two logical types that it does not know how to write.
+func leafType(t parquet.Type, elem *format.SchemaElement) parquet.Type {
+	switch elem.LogicalType.Value.(type) {
+	case *format.NullType: // nothing but nulls: Arrow says int32, of which there are none
+		t = parquet.Int32Type
+	case *format.Float16Type:
+	default:
+		return t
+	}
+	return annotatedType{t, &elem.LogicalType}
+}
+
+type annotatedType struct {
+	parquet.Type
+	logical *format.LogicalType
+}
+
+func (t annotatedType) LogicalType() *format.LogicalType { return t.logical }
 
 // Chunk is a run of rows of a table.
 type Chunk struct {

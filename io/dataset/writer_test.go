@@ -422,3 +422,112 @@ func TestTableErrors(t *testing.T) {
 		}
 	}
 }
+
+// namedType is a type as files have it that parquet-go has no name for.
+type namedType struct {
+	parquet.Type
+	logical format.LogicalType
+}
+
+func (t namedType) LogicalType() *format.LogicalType { return &t.logical }
+
+// writeParquet writes a file with one row group.
+func writeParquet(t *testing.T, path string, schema *parquet.Schema, rows ...parquet.Row) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w := parquet.NewWriter(f, schema)
+	if _, err := w.WriteRows(rows); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTableRareTypes passes on columns of half floats, and of nulls alone, as Arrow writes them.
+func TestTableRareTypes(t *testing.T) {
+	ctx, folder := context.Background(), t.TempDir()
+	in, out := filepath.Join(folder, "in.parquet"), filepath.Join(folder, "out.parquet")
+	schema := parquet.NewSchema("schema", parquet.Group{
+		"a": parquet.Optional(parquet.Leaf(namedType{parquet.FixedLenByteArrayType(2), format.LogicalType{Value: &format.Float16Type{}}})),
+		"b": parquet.Optional(parquet.Leaf(namedType{parquet.Int32Type, format.LogicalType{Value: &format.NullType{}}})),
+		"c": parquet.String(),
+	})
+	want := parquet.Row{parquet.FixedLenByteArrayValue([]byte{0, 0x3c}).Level(0, 1, 0), parquet.NullValue().Level(0, 0, 1), parquet.ByteArrayValue([]byte("text")).Level(0, 0, 2)}
+	writeParquet(t, in, schema, want)
+	table, err := OpenTable(ctx, []string{in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := table.NewWriter(out, OutColumn{"more", IntOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c, err := range table.Chunks(ctx, "c", 10) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Write(c, []int64{7}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := openParquet(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var types []string
+	for _, n := range p.leaves {
+		types = append(types, n.scalarName())
+	}
+	if got, want := fmt.Sprint(types), "[float16 null string int(64,true)]"; got != want {
+		t.Errorf("columns %s, want %s", got, want)
+	}
+	table, err = OpenTable(ctx, []string{out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c, err := range table.Chunks(ctx, "", 10) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range want {
+			if got := c.leaves[i].list; len(got) != 1 || !sameValue(got[0], v) {
+				t.Errorf("column %d: %+v, want %+v", i, got, v)
+			}
+		}
+	}
+}
+
+// TestTableFieldNames: fields of another order are other columns, though their types are the same; names inside lists mean nothing.
+func TestTableFieldNames(t *testing.T) {
+	folder := t.TempDir()
+	file := func(name, element string, fields ...string) {
+		s, inner, list := orderedGroup{}, orderedGroup{}, orderedGroup{typ: parquet.List(parquet.String()).Type()}
+		for _, f := range fields {
+			inner.add(f, parquet.String())
+		}
+		one := orderedGroup{}
+		one.add(element, parquet.String())
+		list.add("list", parquet.Repeated(one))
+		s.add("s", parquet.Required(inner))
+		s.add("l", parquet.Required(list))
+		row := parquet.Row{parquet.ByteArrayValue([]byte(fields[0])).Level(0, 0, 0), parquet.ByteArrayValue([]byte(fields[1])).Level(0, 0, 1), parquet.ByteArrayValue([]byte("l")).Level(0, 1, 2)}
+		writeParquet(t, filepath.Join(folder, name), parquet.NewSchema("schema", s), row)
+	}
+	file("a.parquet", "element", "x", "y")
+	file("b.parquet", "item", "x", "y")
+	file("c.parquet", "element", "y", "x")
+	for name, want := range map[string]string{"b": "", "c": `"s" struct<y, x>`} {
+		_, err := OpenTable(context.Background(), []string{filepath.Join(folder, "a.parquet"), filepath.Join(folder, name+".parquet")})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("a and %s: %v, want %q", name, err, want)
+		}
+	}
+}
