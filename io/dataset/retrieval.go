@@ -3,7 +3,9 @@ package dataset
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -27,7 +29,16 @@ type Retrieval struct {
 // Judgement says how relevant a document is to a query: indices into Queries and Docs, and a grade (0: not).
 type Judgement struct {
 	Query, Doc int
-	Relevance  float64
+	Relevance  float64 // a whole number, as gains are in trec_eval
+}
+
+// grade reads a relevance.
+func grade(text string) (float64, error) {
+	x, err := strconv.ParseFloat(text, 64)
+	if err == nil && (x != math.Trunc(x) || math.Abs(x) > math.MaxInt32) {
+		err = fmt.Errorf("the relevance is %v, want a whole number, such as 0, 1 or 2", x)
+	}
+	return x, err
 }
 
 // LoadRetrieval reads a task from parquet or JSONL files, or in the layout of BEIR:
@@ -217,9 +228,12 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 	defer t.Close()
 	columns := [][]string{{"query_id", "query-id"}, {"doc_id", "corpus-id", "corpus_id"}, {"relevance", "score"}}
 	return t.cells(ctx, columns, func(row int64, c []cell) error {
-		relevance, err := strconv.ParseFloat(c[2].text, 64)
+		relevance, err := grade(c[2].text)
 		if err != nil || c[0].null || c[1].null {
 			reason := fmt.Sprintf("query %q, document %q, relevance %q: not a judgement", c[0].text, c[1].text, c[2].text)
+			if err != nil && !errors.Is(err, strconv.ErrSyntax) {
+				reason = fmt.Sprintf("query %q, document %q: %v", c[0].text, c[1].text, err)
+			}
 			return &RowError{Row: row, Location: t.Locate(row), Reason: reason}
 		}
 		add(c[0].text, c[1].text, relevance)
@@ -245,12 +259,12 @@ func loadTSV(path string, add func(query, doc string, relevance float64)) error 
 		if len(fields) != 3 {
 			return fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score", path, line, len(fields))
 		}
-		score, err := strconv.ParseFloat(strings.TrimSpace(fields[2]), 64)
+		score, err := grade(strings.TrimSpace(fields[2]))
+		if line == 1 && errors.Is(err, strconv.ErrSyntax) {
+			continue // the header
+		}
 		if err != nil {
-			if line == 1 {
-				continue // the header
-			}
-			return fail(ErrCorrupt, "%s:%d: the score is %q, want a number", path, line, fields[2])
+			return fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, fields[2])
 		}
 		add(fields[0], fields[1], score)
 	}

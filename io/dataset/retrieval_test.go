@@ -48,6 +48,8 @@ func TestRetrievalErrors(t *testing.T) {
 		"none.tsv":    "query-id\tcorpus-id\tscore\n",
 		"short.tsv":   "query-id\tcorpus-id\tscore\n1\t2\n",
 		"word.tsv":    "query-id\tcorpus-id\tscore\n1\t2\tyes\n",
+		"half.tsv":    "query-id\tcorpus-id\tscore\n1\t2\t0.5\n",
+		"half.jsonl":  `{"query_id": 1, "doc_id": 2, "relevance": 1.0}` + "\n" + `{"query_id": 2, "doc_id": 2, "relevance": 0.5}`,
 	})
 	at := func(name string) string { return filepath.Join(folder, name) }
 	for _, c := range []struct{ queries, corpus, qrels, want string }{
@@ -55,6 +57,8 @@ func TestRetrievalErrors(t *testing.T) {
 		{"q.jsonl", "q.jsonl", "none.tsv", "none.tsv: no judgements"},
 		{"q.jsonl", "q.jsonl", "short.tsv", "short.tsv:2: 2 fields"},
 		{"q.jsonl", "q.jsonl", "word.tsv", `word.tsv:2: the score is "yes"`},
+		{"q.jsonl", "q.jsonl", "half.tsv", `half.tsv:2: the score is "0.5", want a whole number`},
+		{"q.jsonl", "q.jsonl", "half.jsonl", `half.jsonl:2: query "2", document "2": the relevance is 0.5, want a whole number`},
 		{"twice.jsonl", "q.jsonl", "r.tsv", `twice.jsonl:3, column "id": "1" comes a second time`},
 		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the query is null or empty`},
 		{"noid.jsonl", "q.jsonl", "r.tsv", `noid.jsonl has no column "id"`},
