@@ -187,7 +187,11 @@ func (t *Tokenizer) AppendPair(dst, types []int32, a, b string, maxLen int, how 
 			nb -= excess
 		}
 		if keep > 0 && how != LongestFirst && (how == OnlyFirst && na < 1 || how == OnlySecond && nb < 1) {
-			return dst, types, false, fmt.Errorf("%w: %d leaves no id for the text to be cut", ErrTooShort, maxLen)
+			other := len(s.pairIDs)
+			if how == OnlySecond {
+				other = len(s.ids)
+			}
+			return dst, types, false, fmt.Errorf("%w: the text that is not to be cut has %d ids, of %d for both; truncation longest_first cuts either", ErrTooShort, other, keep)
 		}
 	}
 	bodies := [2][]int32{s.ids[:na], s.pairIDs[:nb]}

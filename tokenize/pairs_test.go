@@ -51,6 +51,13 @@ func TestPairTemplate(t *testing.T) {
 	if _, err := tok.NewPairs(PairOptions{Template: template, Instruction: strings.Repeat("see ", 30), MaxLength: len(plain("the cat")) + len(end)}); !errors.Is(err, ErrTooShort) {
 		t.Errorf("no room: %v", err)
 	}
+	whole, err := tok.NewPairs(PairOptions{MaxLength: 8, Truncation: OnlySecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := whole.Append(nil, nil, strings.Repeat("cat ", 9), "x"); !errors.Is(err, ErrTooShort) || !strings.Contains(err.Error(), "has 9 ids, of 5 for both; truncation longest_first") {
+		t.Errorf("a query that may not be cut: %v", err)
+	}
 	for _, bad := range []Template{{}, {{Text: "{query}"}}, {{Text: "{query}", Cut: true}, {Text: "{document}", Cut: true}}} {
 		if bad.Check() == nil {
 			t.Errorf("%v passed", bad)
