@@ -1,0 +1,258 @@
+package recipe
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// random draws recipes in which options meet that no other test has together: what is computed, and how.
+type random struct {
+	*rand.Rand
+	job       *job
+	models    map[string]string // folders, by family
+	what, how []string
+}
+
+// randomLosses are each kind's losses, and what of a dataset they want beside query and positive: one or the other.
+var randomLosses = map[string]map[string][]string{
+	"embedder": {
+		"mnrl":              {"", "negatives: [n]", "negatives: [ns], negatives_per_query: 2", "negatives: [n, ns], negatives_per_query: 3"},
+		"gist":              {"", "negatives: [n]"},
+		"cosent":            {"label: lf"},
+		"contrastive":       {"label: l01"},
+		"triplet":           {"negatives: [n]"},
+		"margin_mse":        {"negatives: [ns], negatives_per_query: all, scores: s"},
+		"distill_kl":        {"negatives: [ns], negatives_per_query: all, scores: s"},
+		"batch_all_triplet": {"label: lc"},
+	},
+	"reranker": {
+		"cross_entropy": {"negatives: [n]", "negatives: [ns], negatives_per_query: all"},
+		"distill":       {"negatives: [ns], negatives_per_query: all, scores: s"},
+		"lambda":        {"negatives: [ns], negatives_per_query: all, scores: s"},
+		"bce":           {"label: l01", "negatives: [ns], negatives_per_query: all"},
+	},
+	"m3": {"m3": {"", "negatives: [n]"}},
+}
+
+func (r *random) in(n int) bool { return r.IntN(n) == 0 }
+
+func (r *random) one(options ...string) string { return options[r.IntN(len(options))] }
+
+// set adds one of a key's values to a list of settings.
+func (r *random) set(to *[]string, key string, values ...string) {
+	*to = append(*to, key+"="+r.one(values...))
+}
+
+// maybe does so every other time.
+func (r *random) maybe(to *[]string, key string, values ...string) {
+	if r.in(2) {
+		r.set(to, key, values...)
+	}
+}
+
+func (r *random) draw() {
+	r.what, r.how = nil, nil
+	kind := r.one("embedder", "embedder", "embedder", "reranker", "m3")
+	family := r.one(slices.Sorted(maps.Keys(r.models))...)
+	r.set(&r.what, "model.kind", kind)
+	r.set(&r.what, "model.path", r.models[family])
+	r.set(&r.what, "model.dropout", "0", "0.1")
+	switch {
+	case kind == "reranker":
+		r.set(&r.what, "model.max_length", "24", "32")
+		if family != "bert" && family != "modernbert" {
+			r.set(&r.what, "model.head", "classifier")
+		}
+	default:
+		r.set(&r.what, "model.max_length", "{query: 9, document: 20}", "32")
+		r.maybe(&r.what, "model.pooling", "cls", "mean", "last")
+	}
+	r.maybe(&r.what, "model.lora", "{rank: 2, alpha: 4}", "{rank: 3, alpha: 8, dropout: 0.2}")
+	r.maybe(&r.what, "model.freeze", "{layers: 1}", "{layers: 1, embeddings: true}")
+
+	name := r.one(slices.Sorted(maps.Keys(randomLosses[kind]))...)
+	r.set(&r.what, "loss.name", name)
+	switch name {
+	case "mnrl":
+		r.maybe(&r.what, "loss.directions", "[query_to_doc, doc_to_query]", "[query_to_doc, doc_to_query, query_to_query, doc_to_doc]")
+		r.maybe(&r.what, "loss.mask_duplicates", "false")
+		r.maybe(&r.what, "loss.hardness_mode", "all_negatives")
+	case "gist":
+		r.set(&r.what, "loss.guide", fmt.Sprintf("{path: %q}", r.models[r.one("bert", "qwen3")]))
+	case "m3":
+		r.maybe(&r.what, "loss.self_distill", "true")
+	}
+	if kind == "embedder" {
+		r.maybe(&r.what, "loss.matryoshka", "{dims: [24, 7]}", "{dims: [24, 16, 7], dims_per_step: 1}")
+	}
+
+	var sources []string
+	for i := range 1 + r.IntN(2) {
+		s := []string{fmt.Sprintf("path: %q, query: q", filepath.Join(r.job.dir, fmt.Sprintf("random-%d.jsonl", i)))}
+		if name != "batch_all_triplet" {
+			s = append(s, r.one("positive: p", "positive: '{q} {p}'"))
+			if name != "cosent" && r.in(3) {
+				s = append(s, "weight: w")
+			}
+		}
+		if more := r.one(randomLosses[kind][name]...); more != "" {
+			s = append(s, more)
+		}
+		if r.in(3) {
+			s = append(s, "prompts: {query: 'ask ', document: 'say '}")
+		}
+		sources = append(sources, "{"+strings.Join(s, ", ")+"}")
+	}
+	r.set(&r.what, "data.train", "["+strings.Join(sources, ", ")+"]")
+	r.set(&r.what, "data.mixing", "proportional", "round_robin", "{temperature: 2}")
+	r.maybe(&r.what, "batch.by_length", "true")
+	r.maybe(&r.what, "batch.drop_last", "true")
+	r.set(&r.what, "batch.no_duplicates", "false", "true")
+	r.set(&r.what, "batch.global_size", "7", "13")
+	r.set(&r.what, "batch.accumulate", "1", "2", "3")
+	// Where gradients are small, Adam makes steps of their signs, and of noise: a large eps keeps it to what gradients say.
+	r.set(&r.what, "optimizer.lr", "1e-2")
+	r.set(&r.what, "optimizer.eps", "1e-2")
+	r.maybe(&r.what, "optimizer.max_grad_norm", "0", "0.05")
+	r.maybe(&r.what, "optimizer.weight_decay", "0.3")
+	r.set(&r.what, "train.max_steps", "5")
+
+	replicate := r.one("1", "2", "3")
+	shard := r.one("1", "1", "2")
+	r.set(&r.how, "mesh.replicate", replicate)
+	r.set(&r.how, "mesh.shard", shard)
+	r.set(&r.how, "batch.sub_batch", "{rows: 1}", "{rows: 3}", "{tokens: 40}")
+	r.set(&r.how, "batch.replay_budget", "0", "60KiB", "1GiB")
+	r.set(&r.how, "model.activation_checkpointing", "false", "true", "{every: 1}")
+	r.maybe(&r.how, "mesh.overlap", "false")
+	r.maybe(&r.how, "mesh.bucket", "1KiB", "20KiB")
+	if shard != "1" {
+		r.set(&r.how, "mesh.parameters", "resident", "streamed")
+		r.set(&r.how, "mesh.gradients", "late", "early")
+	} else {
+		r.maybe(&r.how, "train.sync", "every")
+	}
+}
+
+// data writes two datasets with everything that a loss may want.
+func (r *random) data(t *testing.T) {
+	t.Helper()
+	for i := range 2 {
+		var b bytes.Buffer
+		enc := json.NewEncoder(&b)
+		text := func() string {
+			var s []string
+			for range 1 + r.IntN(12) {
+				s = append(s, r.job.words[r.IntN(len(r.job.words))])
+			}
+			return strings.Join(s, " ")
+		}
+		for range 40 + 9*i {
+			row := map[string]any{"q": text(), "p": text(), "n": text(), "l01": r.IntN(2), "lf": float64(r.IntN(100)) / 100, "lc": r.IntN(4), "w": float64(1+r.IntN(4)) / 2}
+			ns, scores := []string{}, []float64{0.5 + r.Float64()}
+			for range 1 + r.IntN(3) {
+				ns, scores = append(ns, text()), append(scores, r.Float64())
+			}
+			row["ns"], row["s"] = ns, scores
+			if err := enc.Encode(row); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(r.job.dir, fmt.Sprintf("random-%d.jsonl", i)), b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// weights are the bits of what a run has saved: a model and its heads, or an adapter.
+func (r *random) weights(t *testing.T, out string) (bits []byte) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(r.job.dir, out, "model", "*.safetensors"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bits = append(bits, b...)
+	}
+	return bits
+}
+
+// Whatever options meet: sub-batches, the replay budget and meshes change no loss by more than rounding, and a run that was stopped ends with the
+// bits of one that was not. CONTRAFLOW_RANDOM=1-500 draws other recipes than the few of every day.
+func TestRandomRecipes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long comparisons of numbers")
+	}
+	first, last := uint64(1), uint64(6)
+	if s := os.Getenv("CONTRAFLOW_RANDOM"); s != "" {
+		if _, err := fmt.Sscanf(s, "%d-%d", &first, &last); err != nil {
+			t.Fatalf("CONTRAFLOW_RANDOM is %q, want seeds such as 1-500", s)
+		}
+	}
+	j := newJob(t, 20)
+	r := &random{Rand: rand.New(rand.NewPCG(5, 6)), job: j, models: map[string]string{"bert": filepath.Join(j.dir, "model")}}
+	for _, family := range []string{"modernbert", "qwen3", "gemma3"} {
+		r.models[family] = j.family(t, family, nil)
+	}
+	r.data(t)
+	plain := []string{"mesh.replicate=1", "mesh.shard=1", "batch.sub_batch={rows: 100000}", "batch.replay_budget=1GiB"}
+	for seed := first; seed <= last; seed++ {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r.Rand = rand.New(rand.NewPCG(seed, 7))
+			r.draw()
+			defer func() {
+				if t.Failed() {
+					t.Logf("what: %s\nhow: %s", strings.Join(r.what, "\n\t"), strings.Join(r.how, "\n\t"))
+				}
+			}()
+			run := func(out string, stopAt int, resume bool, how []string) outcome {
+				t.Helper()
+				o, err := j.run(t, fmt.Sprint(out, " ", seed), nil, stopAt, resume, append(slices.Clone(r.what), how...)...)
+				if err != nil {
+					t.Fatalf("%s: %v", out, err)
+				}
+				return o
+			}
+			one, drawn := run("plain", 0, false, plain), run("drawn", 0, false, r.how)
+			if len(one.losses) != len(drawn.losses) || len(one.losses) < 3 {
+				t.Fatalf("%d and %d steps", len(one.losses), len(drawn.losses))
+			}
+			worst := 0.0
+			for step, a := range one.losses {
+				b := drawn.losses[step]
+				worst = max(worst, math.Abs(a-b)/math.Abs(a))
+				if !(math.Abs(a-b) <= 2e-5*math.Abs(a)) { // some 170 eps; of 54 recipes the worst had 9
+					t.Errorf("step %d has loss %v, %v on one rank in one pass", step, b, a)
+				}
+			}
+			before := run("stopped", 2, false, r.how)
+			after := run("stopped", 0, true, r.how)
+			for step, want := range drawn.losses {
+				o := after
+				if step < before.summary.Steps {
+					o = before
+				}
+				if got := o.losses[step]; got != want {
+					t.Errorf("step %d has loss %v in a run that was stopped after %d steps, %v in one that was not", step, got, before.summary.Steps, want)
+				}
+			}
+			if !bytes.Equal(r.weights(t, fmt.Sprint("stopped ", seed)), r.weights(t, fmt.Sprint("drawn ", seed))) {
+				t.Error("the weights differ from those of a run that was not stopped")
+			}
+			t.Logf("losses differ by %.2g at most", worst)
+		})
+	}
+}
