@@ -220,12 +220,13 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	return h, nil
 }
 
-// CheckUncut refuses a folder whose embeddings are cut after the model (truncate_dim), where a model is made of it: that would be lost.
-func CheckUncut(f *hfmodel.Folder) error {
+// TrainableHead is HeadOf where a model is made of the folder's. It refuses one whose embeddings are cut after the model (truncate_dim): that
+// would be lost.
+func TrainableHead(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
 	if f.TruncateDim > 0 {
-		return fmt.Errorf("%s: its embeddings are cut to %d dimensions, which only embedding does: remove truncate_dim from config_sentence_transformers.json, and cut what comes of it again", f.Dir, f.TruncateDim)
+		return transformer.Head{}, fmt.Errorf("%s: its embeddings are cut to %d dimensions, which only embedding does: remove truncate_dim from config_sentence_transformers.json, and cut what comes of it again", f.Dir, f.TruncateDim)
 	}
-	return nil
+	return HeadOf(f, pooling, normalize)
 }
 
 // ConfigOf is the configuration of a folder's model. change, if not nil, may alter it.
@@ -391,10 +392,7 @@ func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := CheckUncut(f); err != nil {
-		return nil, err
-	}
-	head, err := HeadOf(f, "", nil)
+	head, err := TrainableHead(f, "", nil)
 	if err != nil {
 		return nil, err
 	}

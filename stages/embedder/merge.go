@@ -35,10 +35,7 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 			return errors.Join(err, fmt.Errorf("%s would replace the %s in %s: choose another folder", out, what, dir))
 		}
 	}
-	if err := CheckUncut(f); err != nil {
-		return err
-	}
-	head, err := HeadOf(f, "", nil)
+	head, err := TrainableHead(f, "", nil)
 	if err != nil {
 		return err
 	}

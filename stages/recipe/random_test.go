@@ -149,13 +149,7 @@ func (r *random) data(t *testing.T) {
 	for i := range 2 {
 		var b bytes.Buffer
 		enc := json.NewEncoder(&b)
-		text := func() string {
-			var s []string
-			for range 1 + r.IntN(12) {
-				s = append(s, r.job.words[r.IntN(len(r.job.words))])
-			}
-			return strings.Join(s, " ")
-		}
+		text := func() string { return sentence(r.Rand, r.job.words, 1+r.IntN(12)) }
 		for range 40 + 9*i {
 			row := map[string]any{"q": text(), "p": text(), "n": text(), "l01": r.IntN(2), "lf": float64(r.IntN(100)) / 100, "lc": r.IntN(4), "w": float64(1+r.IntN(4)) / 2}
 			ns, scores := []string{}, []float64{0.5 + r.Float64()}
@@ -171,23 +165,6 @@ func (r *random) data(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// weights are the bits of what a run has saved: a model and its heads, or an adapter.
-func (r *random) weights(t *testing.T, out string) (bits []byte) {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(r.job.dir, out, "model", "*.safetensors"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%v, %v", files, err)
-	}
-	for _, file := range files {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		bits = append(bits, b...)
-	}
-	return bits
 }
 
 // Whatever options meet: sub-batches, the replay budget and meshes change no loss by more than rounding, and a run that was stopped ends with the
@@ -249,7 +226,8 @@ func TestRandomRecipes(t *testing.T) {
 					t.Errorf("step %d has loss %v in a run that was stopped after %d steps, %v in one that was not", step, got, before.summary.Steps, want)
 				}
 			}
-			if !bytes.Equal(r.weights(t, fmt.Sprint("stopped ", seed)), r.weights(t, fmt.Sprint("drawn ", seed))) {
+			weights := func(out string) []byte { return j.saved(t, fmt.Sprint(out, " ", seed), "*.safetensors") } // with heads, or of an adapter
+			if !bytes.Equal(weights("stopped"), weights("drawn")) {
 				t.Error("the weights differ from those of a run that was not stopped")
 			}
 			t.Logf("losses differ by %.2g at most", worst)

@@ -140,10 +140,7 @@ func (x *Run) head() (transformer.Head, error) {
 		yes := true
 		pooling, normalize = cmp.Or(pooling, "cls"), cmp.Or(normalize, &yes)
 	}
-	if err := embedder.CheckUncut(x.folder); err != nil {
-		return transformer.Head{}, err
-	}
-	return embedder.HeadOf(x.folder, pooling, normalize)
+	return embedder.TrainableHead(x.folder, pooling, normalize)
 }
 
 // candidates are what a reranker is measured on.

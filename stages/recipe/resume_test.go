@@ -42,13 +42,7 @@ func newJob(t testing.TB, rows int) *job {
 			words[i] += string(rune('a' + rng.IntN(26)))
 		}
 	}
-	text := func(n int) string {
-		var s []string
-		for range n {
-			s = append(s, words[rng.IntN(len(words))])
-		}
-		return strings.Join(s, " ")
-	}
+	text := func(n int) string { return sentence(rng, words, n) }
 	var data bytes.Buffer
 	enc := json.NewEncoder(&data)
 	for range rows {
@@ -79,6 +73,15 @@ batch: {global_size: 13, sub_batch: {rows: 5}, accumulate: 2, drop_last: false}
 optimizer: {lr: 1e-3}
 train: {epochs: 3, device: cpu}
 `, model, filepath.Join(dir, "data.jsonl"))}
+}
+
+// sentence is n of the words, at random.
+func sentence(rng *rand.Rand, words []string, n int) string {
+	var s []string
+	for range n {
+		s = append(s, words[rng.IntN(len(words))])
+	}
+	return strings.Join(s, " ")
 }
 
 // outcome is what a run came to.
@@ -134,13 +137,23 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 	return o, err
 }
 
-func (j *job) model(t *testing.T, out string) []byte {
+func (j *job) model(t *testing.T, out string) []byte { return j.saved(t, out, "model.safetensors") }
+
+// saved is the bits of the files of a run's model that have such a name.
+func (j *job) saved(t *testing.T, out, pattern string) (bits []byte) {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(j.dir, out, "model", "model.safetensors"))
-	if err != nil {
-		t.Fatal(err)
+	files, err := filepath.Glob(filepath.Join(j.dir, out, "model", pattern))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
 	}
-	return b
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bits = append(bits, b...)
+	}
+	return bits
 }
 
 // A run that is stopped and goes on, on the same mesh or another, trains each row of each epoch once, in the same batches; on the same
