@@ -35,7 +35,8 @@ type Batch struct {
 	Pairs bool
 	Head  []int32 // tokens whose word embeddings the model's head reads besides
 
-	Data      Rows
+	Source    int              // the dataset that the rows are from
+	Data      Rows             // the same
 	Offset    int64            // of Rows beyond the dataset's own ids
 	Columns   []dataset.Column // [C]
 	Starts    []int            // [C+1] column c's sequences are Starts[c] to Starts[c+1]-1
@@ -101,7 +102,7 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
-	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
+	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Source: end.Source, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
 	b.Pairs, b.Head = end.Pairs, end.Head
 	weighted := false
 	for _, c := range chunks {

@@ -97,6 +97,7 @@ func (e *Encoder) splits() (loss.RowSplitter, bool) {
 func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 	lb = &loss.Batch{
 		Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
+		Dataset: b.Source,
 	}
 	n, at := b.N(), b.at
 	if len(e.parts) > 1 {

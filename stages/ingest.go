@@ -33,6 +33,14 @@ func (p Plan) Steps() int {
 	return n
 }
 
+// Offset is how many rows the datasets before one have: its rows' ids in a run begin there.
+func (p Plan) Offset(source int) (rows int64) {
+	for _, d := range p.Data[:source] {
+		rows += d.Rows()
+	}
+	return rows
+}
+
 // Rows is where rows come from: a [dataset.Dataset], or what a source of one's own describes.
 type Rows interface {
 	Columns() []dataset.Column         // of an example's texts, the query first
@@ -79,10 +87,6 @@ const chunkRows = 128
 // Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full.
 func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	readers := make([]*dataset.Reader, len(p.Data))
-	offsets := make([]int64, len(p.Data))
-	for i := 1; i < len(p.Data); i++ {
-		offsets[i] = offsets[i-1] + p.Data[i-1].Rows()
-	}
 	var batch dataset.Batch
 	var own []int64 // this rank's rows of batch
 	first := 0
@@ -117,11 +121,12 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		if err != nil {
 			return nil, err
 		}
+		offset := p.Offset(k)
 		for i := range examples {
-			examples[i].Row += offsets[k]
+			examples[i].Row += offset
 		}
 		next += len(rows)
-		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offsets[k], Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows)}
+		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows)}
 		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++

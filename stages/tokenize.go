@@ -49,6 +49,7 @@ type TokenChunk struct {
 	Labels    []float32   // [rows]; nil without labels
 	Scores    [][]float32 // by row, document; nil without scores
 	Teacher   []float32   // the rows' teacher embeddings, back to back; nil without
+	Source    int
 	Data      Rows
 	Offset    int64
 	IDs       [][][]int32 // by column, text: row by row
@@ -87,7 +88,7 @@ func (x Text) reading(source int, role dataset.Role) (prompt string, limit int) 
 }
 
 func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
-	out := &TokenChunk{Epoch: c.Epoch, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, Pairs: x.Pairs != nil, Head: x.Head}
+	out := &TokenChunk{Epoch: c.Epoch, Source: c.Source, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, Pairs: x.Pairs != nil, Head: x.Head}
 	columns := c.Data.Columns()
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {

@@ -114,7 +114,7 @@ func (c *checker) check(r *Recipe) {
 		if r.Model.Kind == "m3" {
 			c.defaultM3(r)
 		}
-		c.checkLoss(r)
+		c.checkLosses(r)
 		c.require(r.Eval.Rerank == nil, "eval.rerank", "is for model.kind: reranker")
 	}
 	c.checkOptimizer(&r.Optimizer)

@@ -239,7 +239,9 @@ func Keys() []string {
 			}
 			full := join(path, name(t.Field(i)))
 			out = append(out, full)
-			walk(full, t.Field(i).Type)
+			if t.Field(i).Type != reflect.TypeFor[*Loss]() { // has the keys of loss
+				walk(full, t.Field(i).Type)
+			}
 		}
 	}
 	walk("", reflect.TypeFor[Recipe]())

@@ -38,14 +38,14 @@ func (g *Guide) decode(d *decoder, path string, n *node) {
 const gistScale = 100
 
 // checkGuide resolves what gist has besides the other losses' options.
-func (c *checker) checkGuide(l *Loss) {
-	if c.find("loss.scale") == nil && c.find("loss.temperature") == nil {
+func (c *checker) checkGuide(l *Loss, at string) {
+	if c.find(at+".scale") == nil && c.find(at+".temperature") == nil {
 		l.Scale = gistScale
 	}
-	c.words("loss.margin_strategy", "absolute", "relative")
-	c.require(l.Margin >= 0 && !math.IsInf(l.Margin, 0), "loss.margin", "is %v, want a number of at least 0", l.Margin)
+	c.words(at+".margin_strategy", "absolute", "relative")
+	c.require(l.Margin >= 0 && !math.IsInf(l.Margin, 0), at+".margin", "is %v, want a number of at least 0", l.Margin)
 	if l.Guide == nil || l.Guide.Path == "" {
-		c.fail("loss.guide", "is missing: the model that says which candidates are no negatives, a folder or hub id")
+		c.fail(at+".guide", "is missing: the model that says which candidates are no negatives, a folder or hub id")
 		return
 	}
 	c.require(l.Guide.MaxLength.Query >= 0 && l.Guide.MaxLength.Document >= 0, "loss.guide.max_length", "is negative")

@@ -12,8 +12,8 @@ import (
 	"contraflow/stages/loss"
 )
 
-// Loss is the objective and its options. Each loss has options of its own (see lossOptions); what a loss does not have is an error
-// where a recipe says it, and is left out where one is written.
+// Loss is the objective and its options. Each loss has options of its own (see lossKinds); what a loss does not have is an error
+// where a recipe says it, and is left out where one is written. A name alone is a loss with its defaults.
 type Loss struct {
 	Name               string           `yaml:"name"`
 	Scale              float64          `yaml:"scale"`
@@ -53,6 +53,44 @@ type Loss struct {
 	ByLabel   bool    `yaml:"by_label,omitempty"`
 
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
+	dataset  bool // it is a dataset's own
+}
+
+func defaultLoss() Loss {
+	return Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, ContrastAnchors: true, ContrastPositives: true, GatherAcrossDevices: true}
+}
+
+func (l *Loss) decode(d *decoder, path string, n *node) {
+	if n.kind == scalar {
+		word := *n
+		*n = node{at: n.at, kind: mapping, keys: []entry{{"name", n.at, &word}}}
+	}
+	*l = defaultLoss()
+	d.structure(path, n, reflect.ValueOf(l).Elem())
+}
+
+// lossOf is the loss of a dataset's batches.
+func (r Recipe) lossOf(source int) Loss {
+	if own := r.Data.Train[source].Loss; own != nil {
+		return *own
+	}
+	return r.Loss
+}
+
+// losses are those of each dataset.
+func (r Recipe) losses() (all []Loss) {
+	for i := range r.Data.Train {
+		all = append(all, r.lossOf(i))
+	}
+	return all
+}
+
+// lossKey is where the recipe says a dataset's loss.
+func (r Recipe) lossKey(source int) string {
+	if r.Data.Train[source].Loss != nil {
+		return fmt.Sprintf("data.train[%d].loss", source)
+	}
+	return "loss"
 }
 
 // Matryoshka has a loss take the first features of the embeddings as well.
@@ -79,6 +117,7 @@ type lossKind struct {
 	whole       bool     // is of the batch as a whole: rows have no weights
 	reranker    bool
 	m3          bool
+	dataset     bool // the loss is a dataset's own
 }
 
 var lossKinds = []lossKind{
@@ -109,12 +148,14 @@ func (l *Loss) kind() lossKind {
 	if l.reranker {
 		return lossKind{names: []string{l.Name}, options: groupOptions[l.Name], reranker: true}
 	}
-	for _, k := range lossKinds {
-		if slices.Contains(k.names, l.Name) {
-			return k
+	k := lossKinds[0]
+	for _, named := range lossKinds {
+		if slices.Contains(named.names, l.Name) {
+			k = named
 		}
 	}
-	return lossKinds[0]
+	k.dataset = l.dataset
+	return k
 }
 
 // all are the loss's options.
@@ -124,6 +165,8 @@ func (k lossKind) all() []string {
 		return slices.Concat(commonOptions[:1], k.options)
 	case k.m3:
 		return slices.Concat([]string{"name", "gather_across_devices"}, k.options)
+	case k.dataset:
+		return slices.Concat(commonOptions[:2], k.options)
 	}
 	return slices.Concat(commonOptions, k.options)
 }
@@ -154,12 +197,18 @@ func having(option string, reranker bool) string {
 	return "rerankers' " + strings.Join(rerankers, ", ")
 }
 
-// options finds those that the loss does not have.
-func (c *checker) options(l *Loss) {
+// options finds those that the loss at a key does not have.
+func (c *checker) options(l *Loss, at string) {
 	k := l.kind()
 	for i := range reflect.TypeFor[Loss]().NumField() {
 		option := name(reflect.TypeFor[Loss]().Field(i))
-		if key := "loss." + option; option != "" && !k.has(option) && c.find(key) != nil {
+		key := at + "." + option
+		if option == "" || k.has(option) || c.find(key) == nil {
+			continue
+		}
+		if l.dataset && option == "gather_across_devices" {
+			c.fail(key, "is the same for all datasets: loss.gather_across_devices")
+		} else {
 			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(k.all(), ", "))
 		}
 	}
@@ -178,58 +227,81 @@ func (l Loss) MarshalYAML() (any, error) {
 	return out, nil
 }
 
-func (c *checker) checkLoss(r *Recipe) {
-	l := &r.Loss
+// checkLosses checks the recipe's loss and datasets' own, and that each dataset has what its loss wants.
+func (c *checker) checkLosses(r *Recipe) {
+	ok := c.checkLoss(r, &r.Loss, "loss")
+	for i, s := range r.Data.Train {
+		key, known := r.lossKey(i), ok
+		if own := s.Loss; own != nil {
+			own.dataset = true
+			switch {
+			case r.Model.Kind == "m3":
+				c.fail(key, "is not for model.kind: m3, which has one loss")
+				continue
+			case own.kind().names[0] == "gist":
+				c.fail(key, "gist's guide reads all datasets: give it as the recipe's loss, and the other datasets losses of their own")
+				continue
+			}
+			known = c.checkLoss(r, own, key)
+		}
+		if known {
+			c.checkColumns(s, r.lossOf(i), fmt.Sprintf("data.train[%d].", i), key)
+		}
+	}
+}
+
+// checkLoss checks the loss at a key. It returns whether there is such a loss.
+func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 	var names []string
 	for _, k := range lossKinds {
 		names = append(names, k.names...)
 	}
-	c.words("loss.name", names...)
+	c.words(at+".name", names...)
 	if !slices.Contains(names, l.Name) {
-		return
+		return false
 	}
 	k := l.kind()
-	c.options(l)
-	c.require(k.m3 == (r.Model.Kind == "m3"), "loss.name", "%s is not for model.kind: %s; m3 is the loss of that kind, and of no other", l.Name, r.Model.Kind)
+	c.options(l, at)
+	c.require(k.m3 == (r.Model.Kind == "m3"), at+".name", "%s is not for model.kind: %s; m3 is the loss of that kind, and of no other", l.Name, r.Model.Kind)
 	for _, option := range []string{"margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
-		if n := c.find("loss." + option); n != nil && k.has(option) {
+		if n := c.find(at + "." + option); n != nil && k.has(option) {
 			v := reflect.ValueOf(l).Elem()
 			f, _ := field(v, option)
 			if k.names[0] == "gist" && option == "margin" {
 				continue // may be 0
 			}
-			c.require(f.Float() > 0 && !math.IsInf(f.Float(), 0), "loss."+option, "is %v, want a positive number", f.Float())
+			c.require(f.Float() > 0 && !math.IsInf(f.Float(), 0), at+"."+option, "is %v, want a positive number", f.Float())
 		}
 	}
 	if k.has("scale") && l.Temperature > 0 {
-		c.require(c.find("loss.scale") == nil, "loss.temperature", "and loss.scale are one thing (scale = 1/temperature): give one of them")
+		c.require(c.find(at+".scale") == nil, at+".temperature", "and %s.scale are one thing (scale = 1/temperature): give one of them", at)
 		l.Scale, l.Temperature = 1/l.Temperature, 0
 	}
-	c.words("loss.partition_mode", "joint", "per_direction")
+	c.words(at+".partition_mode", "joint", "per_direction")
 	if k.has("similarity") {
-		c.words("loss.similarity", "cosine", "dot")
-		if c.find("loss.similarity") == nil {
+		c.words(at+".similarity", "cosine", "dot")
+		if c.find(at+".similarity") == nil {
 			l.Similarity = k.similarity
 		}
 	}
 	if k.has("distance") {
-		if c.words("loss.distance", k.distances...); l.Distance == "" {
+		if c.words(at+".distance", k.distances...); l.Distance == "" {
 			l.Distance = k.distances[0]
 		}
 	}
 	if k.names[0] == "gist" {
-		c.checkGuide(l)
+		c.checkGuide(l, at)
 	}
 	if k.names[0] == "mnrl" {
 		var hardness []string
 		for _, h := range loss.HardnessModes {
 			hardness = append(hardness, string(h))
 		}
-		c.words("loss.hardness_mode", hardness...)
-		c.require(l.HardnessMode == "" || l.HardnessStrength != 0, "loss.hardness_mode", "needs loss.hardness_strength")
-		c.require(l.HardnessMode != "" || l.HardnessStrength == 0, "loss.hardness_strength", "needs loss.hardness_mode")
+		c.words(at+".hardness_mode", hardness...)
+		c.require(l.HardnessMode == "" || l.HardnessStrength != 0, at+".hardness_mode", "needs %s.hardness_strength", at)
+		c.require(l.HardnessMode != "" || l.HardnessStrength == 0, at+".hardness_strength", "needs %s.hardness_mode", at)
 		if err := (loss.InfoNCE{Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction"}).Check(); err != nil {
-			c.fail("loss.directions", "%v", err)
+			c.fail(at+".directions", "%v", err)
 		}
 	}
 	if k.m3 {
@@ -237,26 +309,29 @@ func (c *checker) checkLoss(r *Recipe) {
 	}
 	if m := l.Matryoshka; m != nil {
 		if _, err := loss.Matryoshka(loss.InfoNCE{}, m.Dims, m.Weights, m.DimsPerStep); err != nil {
-			c.fail("loss.matryoshka", "%v", err)
+			c.fail(at+".matryoshka", "%v", err)
 		}
 	}
-	for i, s := range r.Data.Train {
-		key := fmt.Sprintf("data.train[%d].", i)
-		c.require(!k.single || s.Positive == "", key+"positive", "loss.name: %s takes single texts with labels: data.train[].query names their column", l.Name)
-		c.require(s.Positive != "" || k.single || k.takesSingle, key+"positive", "is missing: the column with the positives")
-		c.require(!k.label || s.Label != "", key+"label", "is missing: loss.name: %s needs a column with each row's label", l.Name)
-		c.require(!k.scores || len(s.Scores) > 0, key+"scores", "is missing: loss.name: %s needs columns with a teacher's scores", l.Name)
-		c.require(!k.teacher || s.Teacher != "", key+"teacher", "is missing: loss.name: %s needs a column with a teacher's embeddings", l.Name)
-		c.require(!k.negatives || len(s.Negatives) > 0, key+"negatives", "are missing: loss.name: %s compares them with the positive", l.Name)
-		c.require(!k.pairs || len(s.Negatives) == 0, key+"negatives", "loss.name: %s takes pairs with labels, and no negatives", l.Name)
-		switch k.names[0] {
-		case "margin_mse":
-			c.require(len(s.Scores) > 0 || s.Label != "", key+"scores", "is missing: loss.name: margin_mse needs a teacher's scores, or their difference as label")
-		case "angle":
-			c.require(s.Label != "" || len(s.Negatives) > 0, key+"label", "is missing: loss.name: angle needs labels, or negatives")
-		}
-		c.require(!k.whole || s.Weight == "", key+"weight", "loss.name: %s is of the batch as a whole: rows have no weights in it", l.Name)
+	return true
+}
+
+// checkColumns finds what a dataset lacks for its loss, or has beside it.
+func (c *checker) checkColumns(s Source, l Loss, key, at string) {
+	k, named := l.kind(), at+".name: "+l.Name
+	c.require(!k.single || s.Positive == "", key+"positive", "%s takes single texts with labels: data.train[].query names their column", named)
+	c.require(s.Positive != "" || k.single || k.takesSingle, key+"positive", "is missing: the column with the positives")
+	c.require(!k.label || s.Label != "", key+"label", "is missing: %s needs a column with each row's label", named)
+	c.require(!k.scores || len(s.Scores) > 0, key+"scores", "is missing: %s needs columns with a teacher's scores", named)
+	c.require(!k.teacher || s.Teacher != "", key+"teacher", "is missing: %s needs a column with a teacher's embeddings", named)
+	c.require(!k.negatives || len(s.Negatives) > 0, key+"negatives", "are missing: %s compares them with the positive", named)
+	c.require(!k.pairs || len(s.Negatives) == 0, key+"negatives", "%s takes pairs with labels, and no negatives", named)
+	switch k.names[0] {
+	case "margin_mse":
+		c.require(len(s.Scores) > 0 || s.Label != "", key+"scores", "is missing: %s needs a teacher's scores, or their difference as label", named)
+	case "angle":
+		c.require(s.Label != "" || len(s.Negatives) > 0, key+"label", "is missing: %s needs labels, or negatives", named)
 	}
+	c.require(!k.whole || s.Weight == "", key+"weight", "%s is of the batch as a whole: rows have no weights in it", named)
 }
 
 // driving is how a loss is computed, beside what the recipe says.
@@ -269,20 +344,34 @@ type driving struct {
 	differentiable bool
 }
 
-// stopped is the key of what the loss takes for a number that has no gradient; "" if there is nothing of the kind.
+// stopped is the option with what the loss takes for a number that has no gradient; "" if there is nothing of the kind.
 func (l Loss) stopped() string {
 	switch k := l.kind(); {
 	case k.has("hardness_mode") && l.HardnessMode != "":
-		return "loss.hardness_mode"
+		return "hardness_mode"
 	case k.has("self_distill") && l.SelfDistill:
-		return "loss.self_distill"
+		return "self_distill"
 	}
 	return ""
 }
 
-// loss is the recipe's objective.
-func (r Recipe) loss(o driving) loss.RowSplitter {
-	l := r.Loss
+// objective is what the recipe minimizes.
+func (r Recipe) objective(o driving) loss.RowSplitter {
+	if !slices.ContainsFunc(r.Data.Train, func(s Source) bool { return s.Loss != nil }) {
+		return r.Loss.objective(o)
+	}
+	var all loss.ByDataset
+	for _, l := range r.losses() {
+		all = append(all, l.objective(o))
+	}
+	return all
+}
+
+// objective is the loss, computed this way.
+func (l Loss) objective(o driving) loss.RowSplitter {
+	if l.reranker {
+		return l.groups()
+	}
 	if o.differentiable {
 		l.HardnessMode, l.HardnessStrength, l.SelfDistill, l.SelfDistillFrom = "", 0, false, 0
 	}

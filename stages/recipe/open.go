@@ -101,8 +101,10 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.openModel(ctx); err != nil {
 		return err
 	}
-	if m := r.Loss.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
-		return fmt.Errorf("loss.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", m.Dims, x.model.EmbeddingSize())
+	for i, l := range r.losses() {
+		if m := l.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
+			return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", r.lossKey(i), m.Dims, x.model.EmbeddingSize())
+		}
 	}
 	if err := x.openGuide(ctx); err != nil {
 		return fmt.Errorf("loss.guide: %w", err)
@@ -331,7 +333,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	x.data = append(x.data, d)
-	if err := x.checkTeacher(d.TeacherSize()); err != nil {
+	if err := x.checkTeacher(i, d.TeacherSize()); err != nil {
 		return p, err
 	}
 	p.Layout = d.Layout()
@@ -358,17 +360,17 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 }
 
 // checkTeacher finds a teacher whose embeddings are not of the size that the loss compares: the model's, or of matryoshka's first features.
-func (x *Run) checkTeacher(size int) error {
-	want := []int{x.model.EmbeddingSize()}
-	if size == 0 || size == want[0] || !x.Recipe.Loss.kind().teacher {
+func (x *Run) checkTeacher(source, size int) error {
+	want, l := []int{x.model.EmbeddingSize()}, x.Recipe.lossOf(source)
+	if size == 0 || size == want[0] || !l.kind().teacher {
 		return nil
 	}
-	if m := x.Recipe.Loss.Matryoshka; m != nil {
+	if m := l.Matryoshka; m != nil {
 		want = m.Dims
 	}
 	for _, n := range want {
 		if n != size {
-			return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; loss.matryoshka: {dims: [%d]} takes that many of the model's", size, n, size)
+			return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, x.Recipe.lossKey(source), size)
 		}
 	}
 	return nil
@@ -522,8 +524,10 @@ func (x *Run) noteOddities() {
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}
-	if h := x.Recipe.Loss.HardnessMode; h == loss.HardNegatives && !slices.ContainsFunc(x.Recipe.Data.Train, func(s Source) bool { return len(s.Negatives) > 0 }) {
-		x.obs.note("loss.hardness_mode: %s is of rows' own negatives, and there are none: data.train[].negatives names no column", h)
+	for i, l := range x.Recipe.losses() {
+		if l.HardnessMode == loss.HardNegatives && len(x.Recipe.Data.Train[i].Negatives) == 0 {
+			x.obs.note("%s.hardness_mode: %s is of rows' own negatives, and there are none: data.train[%d].negatives names no column", x.Recipe.lossKey(i), l.HardnessMode, i)
+		}
 	}
 }
 

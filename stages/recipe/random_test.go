@@ -96,7 +96,14 @@ func (r *random) draw() {
 	}
 
 	var sources []string
+	recipes := name
 	for i := range 1 + r.IntN(2) {
+		name := recipes
+		if i > 0 && kind != "m3" && r.in(2) { // a loss of its own
+			for name = ""; name == "" || name == "gist"; {
+				name = r.one(slices.Sorted(maps.Keys(randomLosses[kind]))...)
+			}
+		}
 		s := []string{fmt.Sprintf("path: %q, query: q", filepath.Join(r.job.dir, fmt.Sprintf("random-%d.jsonl", i)))}
 		if name != "batch_all_triplet" {
 			s = append(s, r.one("positive: p", "positive: '{q} {p}'"))
@@ -106,6 +113,9 @@ func (r *random) draw() {
 		}
 		if more := r.one(randomLosses[kind][name]...); more != "" {
 			s = append(s, more)
+		}
+		if name != recipes {
+			s = append(s, "loss: "+name)
 		}
 		if r.in(3) {
 			s = append(s, "prompts: {query: 'ask ', document: 'say '}")

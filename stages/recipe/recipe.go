@@ -28,7 +28,6 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages"
-	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 )
@@ -103,6 +102,7 @@ type Source struct {
 	SamplingWeight    float64  `yaml:"sampling_weight,omitempty"` // with data.mixing: weighted; 0: 1
 	Prompts           *Prompts `yaml:"prompts,omitempty"`         // nil: the model's
 	IDs               *bool    `yaml:"ids,omitempty"`             // use token ids that prep has written; nil: where there are any
+	Loss              *Loss    `yaml:"loss,omitempty"`            // of this dataset's batches; nil: the recipe's
 }
 
 func (s Source) weight() float64 {
@@ -240,7 +240,7 @@ func Default() Recipe {
 		Model:     Model{Kind: "embedder"},
 		Data:      Data{Shuffle: true, OnError: "stop"},
 		Batch:     Batch{GlobalSize: 256, Accumulate: 1, Cache: "auto", NoDuplicates: true, OneDataset: true, DropLast: true},
-		Loss:      Loss{Name: "mnrl", Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, PartitionMode: "joint", Similarity: "cosine", MaskDuplicates: true, ContrastAnchors: true, ContrastPositives: true, GatherAcrossDevices: true},
+		Loss:      defaultLoss(),
 		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last", OnNaN: "stop"},
 		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto", Deadline: Wait(collective.DefaultDeadline)},

@@ -194,7 +194,7 @@ func TestWiring(t *testing.T) {
 			loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, MaskDuplicates: true},
 		}
 		c.change(&want)
-		if got := (told{r.update(c.steps), r.loss(driving{}).(loss.InfoNCE)}); !reflect.DeepEqual(got, want) {
+		if got := (told{r.update(c.steps), r.objective(driving{}).(loss.InfoNCE)}); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s, %d steps: %+v, want %+v", c.sets, c.steps, got, want)
 		}
 	}
@@ -231,14 +231,14 @@ func TestLosses(t *testing.T) {
 			t.Errorf("%s: %v", c.loss, err)
 			continue
 		}
-		if got := r.loss(driving{}); !reflect.DeepEqual(got, c.want) {
+		if got := r.objective(driving{}); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, want %+v", c.loss, got, c.want)
 		}
 		again, err := r.YAML()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s, err := Parse("again.yaml", again, nil); err != nil || !reflect.DeepEqual(s.loss(driving{}), c.want) {
+		if s, err := Parse("again.yaml", again, nil); err != nil || !reflect.DeepEqual(s.objective(driving{}), c.want) {
 			t.Errorf("%s, written and read again: %v\n%s", c.loss, err, again)
 		}
 	}

@@ -19,14 +19,6 @@ import (
 // A reranker trains on the graph of embedders; why, package stages tells. Where memory is short, batch.accumulate in place of
 // batch.global_size costs no replay and gives the same gradient: groups do not see each other.
 
-// objective is what the recipe minimizes.
-func (r Recipe) objective(d driving) loss.RowSplitter {
-	if r.Model.Kind == "reranker" {
-		return r.Loss.groups()
-	}
-	return r.loss(d)
-}
-
 func (l Loss) groups() loss.Groups {
 	return loss.Groups{Name: l.Name, Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel}
 }
@@ -38,30 +30,23 @@ var groupOptions = map[string][]string{
 
 // checkReranker resolves what is otherwise for rerankers.
 func (c *checker) checkReranker(r *Recipe) {
-	m, l := &r.Model, &r.Loss
-	if c.find("loss.name") == nil {
-		l.Name = "cross_entropy"
-	} else {
-		c.words("loss.name", loss.GroupLosses...)
-	}
-	c.words("loss.weighting", loss.Schemes...)
-	l.reranker = true
-	c.options(l)
-	l.GatherAcrossDevices = false
-	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, l.Name) {
-		c.fail("loss", "%v", err)
-	}
+	m := &r.Model
+	c.checkGroups(&r.Loss, "loss")
 	for i, s := range r.Data.Train {
 		key := fmt.Sprintf("data.train[%d].", i)
 		c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", key+"prompts", "positive and negative are for embedders: a reranker must not see which is which")
+		if s.Loss != nil {
+			c.checkGroups(s.Loss, r.lossKey(i))
+		}
+		l, named := r.lossOf(i), r.lossKey(i)+".name: "+r.lossOf(i).Name
 		switch l.Name {
 		case "kl", "distill", "margin_mse", "list_net":
-			c.require(len(s.Scores) > 0, key+"scores", "are missing: loss.name: %s learns from a score of each document", l.Name)
+			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
 		}
 		if l.Name == "bce" || l.Name == "mse" {
-			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to loss.name: %s all pairs would be equally right", l.Name)
+			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
 		} else {
-			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: loss.name: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", l.Name)
+			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", named)
 		}
 		c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
 	}
@@ -79,6 +64,22 @@ func (c *checker) checkReranker(r *Recipe) {
 	if e := r.Eval.Rerank; e != nil {
 		c.require(e.Queries != "" && e.Corpus != "" && e.Qrels != "", "eval.rerank", "needs queries, corpus and qrels")
 		c.require(e.Top >= 0, "eval.rerank.top", "is negative")
+	}
+}
+
+// checkGroups checks a reranker's loss at a key.
+func (c *checker) checkGroups(l *Loss, at string) {
+	if c.find(at+".name") == nil {
+		l.Name = "cross_entropy"
+	} else {
+		c.words(at+".name", loss.GroupLosses...)
+	}
+	c.words(at+".weighting", loss.Schemes...)
+	l.reranker = true
+	c.options(l, at)
+	l.GatherAcrossDevices = false
+	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, l.Name) {
+		c.fail(at, "%v", err)
 	}
 }
 

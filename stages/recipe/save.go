@@ -53,7 +53,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		prompts["query"], prompts["document"] = x.text.QueryPrompt, x.text.DocumentPrompt
 	}
 	similarity := "cosine"
-	if l := x.Recipe.Loss; l.kind().has("similarity") && l.Similarity == "dot" {
+	if !slices.ContainsFunc(x.Recipe.losses(), func(l Loss) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
 		similarity = "dot"
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {

@@ -100,7 +100,7 @@ const (
 // verifyDropout acts where the model has none, so that masks are tested too.
 const verifyDropout = 0.1
 
-// Verify compares the gradient of the recipe's model on its first rows, computed in every way that the recipe could compute
+// Verify compares the gradient of the recipe's model on the first rows of each dataset, computed in every way that the recipe could compute
 // it, with an f64 computation without cache, sub-batches and tiles, and that one with a finite difference. One row of each
 // batch comes twice, so that duplicates are there to be masked. It returns whether everything agrees.
 //
@@ -110,8 +110,8 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if err := o.Check(); err != nil {
 		return false, err
 	}
-	if k := x.Recipe.Loss.kind(); o.Plant == FaultMask && !k.has("mask_duplicates") {
-		return false, fmt.Errorf("loss.name: %s masks no duplicates: the fault %q can't be planted", x.Recipe.Loss.Name, o.Plant)
+	if o.Plant == FaultMask && !slices.ContainsFunc(x.Recipe.losses(), func(l Loss) bool { return l.kind().has("mask_duplicates") }) {
+		return false, fmt.Errorf("%s.name: %s masks no duplicates: the fault %q can't be planted", x.Recipe.lossKey(0), x.Recipe.lossOf(0).Name, o.Plant)
 	}
 	if o.Plant == FaultRemote && x.reranker != nil {
 		return false, fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", o.Plant)
@@ -137,13 +137,15 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 		defer precise.Close()
 	}
 	for _, accumulate := range o.Accumulate {
-		v, err := x.newVerifier(ctx, o, accumulate)
-		if err != nil {
-			return false, err
-		}
-		v.meshes, v.precise = meshes, precise
-		if err := v.run(ctx, report); err != nil {
-			return false, err
+		for first := 0; first < len(x.data); first += accumulate {
+			v, err := x.newVerifier(ctx, o, accumulate, first)
+			if err != nil {
+				return false, err
+			}
+			v.meshes, v.precise = meshes, precise
+			if err := v.run(ctx, report); err != nil {
+				return false, err
+			}
 		}
 	}
 	return x.together(ctx, wrong, report)
@@ -154,6 +156,7 @@ type verifier struct {
 	x          *Run
 	o          VerifyOptions
 	accumulate int
+	sources    []int           // each contrastive batch's dataset
 	chunks     []*stages.Chunk // one per contrastive batch
 	meshes     []collective.Mesh
 	precise    gpustage.Device         // computes in f64
@@ -161,30 +164,63 @@ type verifier struct {
 	draws      map[uint64]uint64       // likewise: what a batch's loss draws from, by what it would be; nil: that
 }
 
-func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate int) (*verifier, error) {
+// newVerifier takes the first rows of the datasets, which take turns from one of them on.
+func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, first int) (*verifier, error) {
 	v := &verifier{x: x, o: o, accumulate: accumulate}
-	reader := x.data[0].NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
-	defer reader.Close()
-	var usable []int64
-	for row := int64(0); row < x.data[0].Rows() && len(usable) < o.Rows*accumulate; row++ {
-		if _, bad := slices.BinarySearch(x.skips[0], row); !bad {
-			usable = append(usable, row)
-		}
-	}
-	rows := len(usable) / accumulate
-	if rows < 2 {
-		return nil, fmt.Errorf("%d rows are too few to verify with %d batches", len(usable), accumulate)
-	}
 	for b := range accumulate {
-		ids := slices.Clone(usable[b*rows : (b+1)*rows-b%2]) // unequal batches: a mean of means would show
-		ids = append(ids, ids[0])
-		examples, err := reader.Read(ctx, 0, ids)
-		if err != nil {
-			return nil, err
+		v.sources = append(v.sources, (first+b)%len(x.data))
+	}
+	v.chunks = make([]*stages.Chunk, accumulate)
+	for k, data := range x.data {
+		var batches []int
+		for b, source := range v.sources {
+			if source == k {
+				batches = append(batches, b)
+			}
 		}
-		v.chunks = append(v.chunks, &stages.Chunk{Data: x.data[0], Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate})
+		if len(batches) == 0 {
+			continue
+		}
+		var usable []int64
+		for row := int64(0); row < data.Rows() && len(usable) < o.Rows*len(batches); row++ {
+			if _, bad := slices.BinarySearch(x.skips[k], row); !bad {
+				usable = append(usable, row)
+			}
+		}
+		rows := len(usable) / len(batches)
+		if rows < 2 {
+			return nil, fmt.Errorf("data.train[%d]: %d rows are too few to verify with %d batches", k, len(usable), len(batches))
+		}
+		reader := data.NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
+		defer reader.Close()
+		for i, b := range batches {
+			ids := slices.Clone(usable[i*rows : (i+1)*rows-b%2]) // unequal batches: a mean of means would show
+			ids = append(ids, ids[0])
+			examples, err := reader.Read(ctx, 0, ids)
+			if err != nil {
+				return nil, err
+			}
+			offset := x.plan.Offset(k)
+			for e := range examples {
+				examples[e].Row += offset
+			}
+			v.chunks[b] = &stages.Chunk{Source: k, Data: data, Offset: offset, Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate}
+		}
 	}
 	return v, nil
+}
+
+// String says how many batches are verified, and of which datasets if there are several.
+func (v *verifier) String() string {
+	s := fmt.Sprintf("accumulate %d: ", v.accumulate)
+	if len(v.x.data) == 1 {
+		return s
+	}
+	var of []string
+	for _, k := range v.sources {
+		of = append(of, fmt.Sprintf("data.train[%d]", k))
+	}
+	return strings.Join(of, ", ") + ", " + s
 }
 
 // way is one way to compute a step.
@@ -250,7 +286,7 @@ func (w way) dropping() string {
 }
 
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
-	prefix := fmt.Sprintf("accumulate %d: ", v.accumulate)
+	prefix := v.String()
 	dropouts := []float64{v.x.dropoutRate()}
 	if dropouts[0] == 0 {
 		dropouts = append(dropouts, verifyDropout)
@@ -263,7 +299,7 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 		}
 		if !v.meshOnly() {
 			smooth, gradient := truthWay, truth.Gradient
-			if smooth.without = v.x.Recipe.Loss.stopped(); smooth.without != "" {
+			if smooth.without = v.stopped(); smooth.without != "" {
 				c, err := v.gradient(ctx, smooth)
 				if err != nil {
 					return err
@@ -302,7 +338,10 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			}
 			return row, nil
 		}
-		base := verifyLimit(v.x.Recipe.Loss.Scale)
+		base := 0.0
+		for _, k := range v.sources {
+			base = max(base, verifyLimit(v.x.Recipe.lossOf(k).Scale))
+		}
 		limit, most, measured := base, noiseMost*base, false
 		v.sliced = map[int]stages.Captured{}
 		for _, w := range v.ways(p) {
@@ -323,6 +362,16 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 		}
 	}
 	return nil
+}
+
+// stopped is the key of what its losses take for numbers that have no gradient; "" if there is nothing of the kind.
+func (v *verifier) stopped() string {
+	for _, k := range v.sources {
+		if option := v.x.Recipe.lossOf(k).stopped(); option != "" {
+			return v.x.Recipe.lossKey(k) + "." + option
+		}
+	}
+	return ""
 }
 
 // dropoutRate is the model's.

@@ -77,7 +77,12 @@ PAIR, LIST = "query: q, positive: p", "negatives: list, negatives_per_query: all
 GIST = f"name: gist, mask_duplicates: false, guide: {tiny}"
 MNRL = "name: mnrl, mask_duplicates: false"
 
-# name: the recipe's loss, its columns, the peer's loss, its columns and labels
+
+class Mean(list):
+    """Losses of several datasets' batches, which make one step: their mean."""
+
+
+# name: the recipe's loss, its columns (of several datasets with | in between), the peer's loss, its columns and labels
 CASES = {
     "mnrl": (MNRL, PAIR, L.MultipleNegativesRankingLoss(model), [Q, P], None),
     "directions": (
@@ -121,23 +126,34 @@ CASES = {
     "matryoshka of angle": (
         "name: angle, matryoshka: {dims: [32, 7]}", PAIR + ", label: grade",
         L.MatryoshkaLoss(model, L.AnglELoss(model), [32, 7]), [Q, P], values("grade")),
+    "a loss per dataset": (
+        MNRL, f"{PAIR}, negatives: n1 | {PAIR}, label: grade, loss: {{name: cosent, scale: 10}} | query: q, label: class, loss: {{name: batch_hard_triplet, matryoshka: {{dims: [32, 8]}}}}",
+        Mean([(L.MultipleNegativesRankingLoss(model), [Q, P, N1], None), (L.CoSENTLoss(model, scale=10), [Q, P], values("grade")),
+             (L.MatryoshkaLoss(model, L.BatchHardTripletLoss(model), [32, 8]), [Q], values("class"))]), None, None),
 }  # fmt: skip
 
 
-def theirs(loss, columns, labels):
-    model.zero_grad()
+def value(loss, columns, labels):
+    if isinstance(loss, Mean):
+        return sum(value(*part) for part in loss) / len(loss)
     prompts = [model.prompts["query"] if k == 0 else model.prompts["document"] for k in range(len(columns))]
-    value = loss([model.preprocess([p + t for t in c]) for p, c in zip(prompts, columns)], labels)
-    value.backward()
-    return value.item(), sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None).sqrt().item()
+    return loss([model.preprocess([p + t for t in c]) for p, c in zip(prompts, columns)], labels)
+
+
+def theirs(*case):
+    model.zero_grad()
+    loss = value(*case)
+    loss.backward()
+    return loss.item(), sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None).sqrt().item()
 
 
 def ours(loss, columns, batch, mesh):
     shutil.rmtree(work / "run", ignore_errors=True)
+    train = ", ".join(f"{{path: {work / 'rows.jsonl'}, {c}}}" for c in columns.split(" | "))
     (work / "recipe.yaml").write_text(f"""
 model: {{path: {tiny}, dropout: 0}}
-data: {{shuffle: false, train: [{{path: {work / "rows.jsonl"}, {columns}}}]}}
-batch: {{global_size: {ROWS}, no_duplicates: false, drop_last: false{batch}}}
+data: {{shuffle: false, mixing: round_robin, train: [{train}]}}
+batch: {{global_size: {ROWS}, accumulate: {columns.count(" | ") + 1}, no_duplicates: false, drop_last: false{batch}}}
 loss: {{{loss}}}
 optimizer: {{lr: 1e-9, max_grad_norm: 1e9}}
 train: {{max_steps: 1}}
