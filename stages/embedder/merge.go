@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"contraflow/gpustage"
@@ -16,6 +17,7 @@ import (
 
 // Merge writes the base model with an adapter added to its weights to a folder that needs neither: sentence-transformers and transformers
 // load it without PEFT. base is the base model's folder; "": what the adapter says. A model in out is replaced, unless it is one of these two.
+// A reranker is an error: what is written has no head that scores.
 func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 	var f *hfmodel.Folder
 	switch {
@@ -30,6 +32,10 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 		return err
 	}
 	defer f.Close()
+	if f.Base.Reranker != nil && f.Pooling == nil {
+		return fmt.Errorf("%s is a reranker (its class is %s), and merging is for embedding models: PEFT's merge_and_unload merges this one, and "+
+			"contraflow train saves rerankers with LoRA's factors merged", f.Base.Dir, f.Architecture())
+	}
 	for what, dir := range map[string]string{"adapter": f.Dir, "base model": f.Base.Dir} {
 		if same, err := overlap(out, dir); err != nil || same {
 			return errors.Join(err, fmt.Errorf("%s would replace the %s in %s: choose another folder", out, what, dir))
@@ -53,6 +59,14 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 	if err != nil {
 		return err
 	}
+	if strings.HasSuffix(f.Architecture(), "ForCausalLM") { // it may be one after this as well
+		if tensors, err = appendTensor(tensors, f, "lm_head.weight", "lm_head.weight"); err != nil {
+			return err
+		}
+	}
+	if err := mergePooler(f, m, s, tensors); err != nil {
+		return err
+	}
 	length, err := MaxLengthOf(f, m.Config, 0)
 	if err != nil {
 		return err
@@ -69,6 +83,30 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 		Card: hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."},
 	})
+}
+
+// mergePooler adds an adapter's factors to BERT's pooler, which embeddings don't use and the model does not have.
+func mergePooler(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream, tensors []safetensors.Tensor) error {
+	for _, x := range f.Adapter.Factors {
+		i := slices.IndexFunc(tensors, func(t safetensors.Tensor) bool { return t.Name == x.Module+".weight" })
+		if i < 0 || !strings.HasPrefix(x.Module, "pooler.") {
+			continue
+		}
+		t := tensors[i]
+		w := make([]float32, t.Len())
+		if err := t.Float32s(w); err != nil {
+			return err
+		}
+		if err := merge(m, s, transformer.Param{Name: t.Name, Rows: t.Shape[0], Cols: t.Shape[1]}, w, x); err != nil {
+			return err
+		}
+		merged, err := safetensors.FromFloat32s(t.Name, t.Shape, w)
+		if err != nil {
+			return err
+		}
+		tensors[i] = merged
+	}
+	return nil
 }
 
 // overlap tells whether two paths, of which the first need not exist, lead to one folder, or one into the other.
@@ -121,20 +159,30 @@ func Untrained(f *hfmodel.Folder, m *transformer.Model) (out []safetensors.Tenso
 		if _, ok := m.Layout.Find(name); ok || !strings.HasPrefix(name, "pooler.") {
 			continue
 		}
-		t, err := f.Tensor(n)
-		if err != nil {
+		if out, err = appendTensor(out, f, n, name); err != nil {
 			return nil, err
 		}
-		vs := make([]float32, t.Len())
-		if err := t.Float32s(vs); err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", n, err)
-		}
-		if t, err = safetensors.FromFloat32s(name, t.Shape, vs); err != nil {
-			return nil, err
-		}
-		out = append(out, t)
 	}
 	return out, nil
+}
+
+// appendTensor appends one of a folder's tensors in f32, by another name. What the folder does not have is left out.
+func appendTensor(to []safetensors.Tensor, f *hfmodel.Folder, name, as string) ([]safetensors.Tensor, error) {
+	if !slices.Contains(f.Names(), name) {
+		return to, nil
+	}
+	t, err := f.Tensor(name)
+	if err != nil {
+		return nil, err
+	}
+	vs := make([]float32, t.Len())
+	if err := t.Float32s(vs); err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", name, err)
+	}
+	if t, err = safetensors.FromFloat32s(as, t.Shape, vs); err != nil {
+		return nil, err
+	}
+	return append(to, t), nil
 }
 
 // Read copies parameters as a file holds them. One that is not finite is an error.

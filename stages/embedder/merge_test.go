@@ -1,9 +1,11 @@
 package embedder
 
 import (
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -73,6 +75,7 @@ func TestMergeGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		check(hfmodel.Open(out))
+		testMergedPooler(t, base, adapter, out)
 	}
 	// The adapter is the only one of its kind, and its base is what the recipe names.
 	base, adapter := copyFolder(t, goldens.Path(t, "bert/minilm-tiny")), copyFolder(t, goldens.Path(t, "lora/bert-qv"))
@@ -92,6 +95,104 @@ func TestMergeGolden(t *testing.T) {
 	}
 	if err := Merge("", goldens.Path(t, "bert/minilm-tiny"), t.TempDir(), d); err == nil || !strings.Contains(err.Error(), "is not the folder of a LoRA adapter") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// testMergedPooler compares BERT's pooler, which embeddings don't use, with W + scale B A.
+func testMergedPooler(t *testing.T, base, adapter, merged string) {
+	t.Helper()
+	read := func(f *hfmodel.Folder, err error) []float64 {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		of := func(tensor safetensors.Tensor, err error) []float32 {
+			t.Helper()
+			vs := make([]float32, tensor.Len())
+			if err := errors.Join(err, tensor.Float32s(vs)); err != nil {
+				t.Fatal(err)
+			}
+			return vs
+		}
+		var out []float64
+		for _, v := range of(f.Tensor("pooler.dense.weight")) {
+			out = append(out, float64(v))
+		}
+		if f.Adapter == nil {
+			return out
+		}
+		for _, x := range f.Adapter.Factors {
+			if x.Module != "pooler.dense" {
+				continue
+			}
+			a, b, n := of(x.A, nil), of(x.B, nil), x.A.Shape[1]
+			for i := range out {
+				for k := range x.A.Shape[0] {
+					out[i] += x.Scale * float64(b[i/n*x.A.Shape[0]+k]) * float64(a[k*n+i%n])
+				}
+			}
+		}
+		return out
+	}
+	want := read(hfmodel.OpenOn(base, adapter))
+	for i, got := range read(hfmodel.Open(merged)) {
+		if math.Abs(got-want[i]) > 1e-6 {
+			t.Fatalf("%s: the merged pooler's element %d is %v, want %v", adapter, i, got, want[i])
+		}
+	}
+}
+
+// What merging would make worthless is refused, and a language model keeps its head.
+func TestMergeHeads(t *testing.T) {
+	d := ref.New()
+	classifier := copyFolder(t, goldens.Path(t, "rerank/cross"))
+	if err := Merge(classifier, goldens.Path(t, "lora/bert-qv"), filepath.Join(t.TempDir(), "x"), d); err == nil || !strings.Contains(err.Error(), "is a reranker (its class is BertForSequenceClassification)") {
+		t.Errorf("error %v", err)
+	}
+	base := copyFolder(t, goldens.Path(t, "lora/qwen3-tiny"))
+	config, err := os.ReadFile(filepath.Join(base, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = regexp.MustCompile(`"Qwen3\w*"`).ReplaceAll(config, []byte(`"Qwen3ForCausalLM"`))
+	f, err := safetensors.Open(filepath.Join(base, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []safetensors.Tensor
+	for _, n := range f.Names() {
+		tensor, err := f.Tensor(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, tensor)
+	}
+	head, err := safetensors.FromFloat32s("lm_head.weight", []int{2, 2}, []float32{1, 2, 3, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(safetensors.Write(filepath.Join(base, "new"), append(all, head), nil), f.Close(), os.Rename(filepath.Join(base, "new"), filepath.Join(base, "model.safetensors")),
+		os.WriteFile(filepath.Join(base, "config.json"), config, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"tokenizer.json", "tokenizer_config.json", "vocab.txt"} {
+		if data, err := os.ReadFile(goldens.Path(t, "bert/minilm-tiny/"+file)); err == nil {
+			os.WriteFile(filepath.Join(base, file), data, 0o600)
+		}
+	}
+	out := filepath.Join(t.TempDir(), "merged")
+	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), out, d); err != nil {
+		t.Fatal(err)
+	}
+	merged, err := safetensors.Open(filepath.Join(out, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer merged.Close()
+	got := make([]float32, 4)
+	if tensor, err := merged.Tensor("lm_head.weight"); err != nil || tensor.Float32s(got) != nil || !slices.Equal(got, []float32{1, 2, 3, 4}) {
+		t.Errorf("the language model's head is %v, error %v", got, err)
 	}
 }
 
