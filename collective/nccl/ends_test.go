@@ -78,6 +78,27 @@ func TestEndsOnDevice(t *testing.T) {
 	}
 }
 
+// So are collectives called: their caller may be on a thread of another device, or of none.
+func TestCallsOnDevice(t *testing.T) {
+	var current atomic.Bool
+	var calls, without atomic.Int32
+	call := purego.NewCallback(func() uintptr {
+		calls.Add(1)
+		if !current.Load() {
+			without.Add(1)
+		}
+		return uintptr(success)
+	})
+	lib := &library{groupStart: call, groupEnd: call}
+	w, comms := alone(t, lib, 1, func() error { current.Store(true); return nil })
+	defer w.tasks.Wait()
+	defer w.client.Fate().Fail(0, errors.New("the end"))
+	if err := comms[0].submit(0, func(uintptr, uintptr) result { return ncclCall(call) }); err != nil || calls.Load() != 3 || without.Load() != 0 {
+		t.Errorf("%d calls, %d without the device, error %v", calls.Load(), without.Load(), err)
+	}
+	comms[0].comm = 0 // there is nothing to abort
+}
+
 // NCCL's abort of a communicator waits for its kernels, which may be behind another's on the same stream: aborts of all must be under way
 // at once.
 func TestAbortsAtOnce(t *testing.T) {

@@ -34,7 +34,7 @@ type config struct {
 	minCTAs, maxCTAs int32
 	netName          uintptr
 	splitShare       int32
-	_                int32
+	trafficClass     int32 // of 2.26, which takes it out of what was padding
 }
 
 const (
@@ -47,7 +47,7 @@ const (
 )
 
 func nonBlocking() *config {
-	c := &config{magic: magic, version: minVersion, cgaClusterSize: undefined, minCTAs: undefined, maxCTAs: undefined, splitShare: undefined}
+	c := &config{magic: magic, version: minVersion, cgaClusterSize: undefined, minCTAs: undefined, maxCTAs: undefined, splitShare: undefined, trafficClass: undefined}
 	c.size = uint64(unsafe.Sizeof(*c))
 	return c
 }

@@ -340,8 +340,13 @@ func (t *transport) run(c *engine.Call, issue func(comm, stream uintptr) result)
 }
 
 func (t *transport) submit(stream uintptr, issue func(comm, stream uintptr) result) error {
-	runtime.LockOSThread() // a group belongs to a thread
+	runtime.LockOSThread() // a group belongs to a thread, which asks the runtime about the stream (2.28: ncclPlannerSetCapturingGraph)
 	defer runtime.UnlockOSThread()
+	if t.watch.onDevice != nil {
+		if err := t.watch.onDevice(); err != nil {
+			return err
+		}
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.comm == 0 {

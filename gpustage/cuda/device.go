@@ -43,7 +43,8 @@ type Device struct {
 	modules   map[string]cu.Module
 	functions map[string]C.CUfunction
 	wide      map[string]int // bytes of shared memory that a kernel may have, where they are more than 48 KB
-	events    []cu.Event     // to be used again
+	events    []cu.Event     // all there are
+	unused    []cu.Event     // of them, to be used again
 }
 
 // oldest is the first generation with bf16 on tensor cores.
@@ -125,24 +126,35 @@ func New(share gpustage.Share) (*Device, error) {
 	return d, nil
 }
 
-// MakeCurrent makes the GPU that New would open for a share current on the calling thread, where NCCL then makes its communicators, or ends them. The
-// context is the process's to keep.
+// MakeCurrent makes the GPU that New would open for a share current on the calling thread, where NCCL is called then. The context is
+// the process's to keep.
 func MakeCurrent(share gpustage.Share) error {
 	n, err := gpus()
 	if err != nil {
 		return err
 	}
 	index, _ := share.On(n)
-	d, err := cu.GetDevice(index)
-	if err != nil {
-		return err
-	}
-	context, err := d.RetainPrimaryCtx()
-	if err != nil {
-		return err
+	kept.Lock()
+	defer kept.Unlock()
+	context, ok := kept.contexts[index]
+	if !ok {
+		d, err := cu.GetDevice(index)
+		if err != nil {
+			return err
+		}
+		if context, err = d.RetainPrimaryCtx(); err != nil {
+			return err
+		}
+		kept.contexts[index] = context
 	}
 	return cu.SetCurrentContext(context)
 }
+
+// kept are the contexts that MakeCurrent has made or found, by GPU.
+var kept = struct {
+	sync.Mutex
+	contexts map[int]cu.CUContext
+}{contexts: map[int]cu.CUContext{}}
 
 // bind makes the context current until the returned function is called.
 func (d *Device) bind() (func(), error) {
@@ -261,17 +273,23 @@ func (d *Device) allocZeroed(bytes int64) (cu.DevicePtr, error) {
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	clear(d.functions)
-	clear(d.modules)
 	unbind, err := d.bind()
 	if err != nil {
 		return err
 	}
 	defer unbind()
-	if err := d.zeroes.Destroy(); err != nil {
-		return err
+	// The context may outlive the device: others in the process use it as well.
+	errs := []error{d.zeroes.Destroy()}
+	for _, m := range d.modules {
+		errs = append(errs, m.Unload())
 	}
-	return driverError(C.release_context(C.CUdevice(d.device)))
+	for i := range d.events {
+		errs = append(errs, cu.DestroyEvent(&d.events[i]))
+	}
+	clear(d.functions)
+	clear(d.modules)
+	d.events, d.unused = nil, nil
+	return errors.Join(append(errs, driverError(C.release_context(C.CUdevice(d.device))))...)
 }
 
 // function is a kernel; modules are compiled or read on first use.

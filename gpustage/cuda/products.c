@@ -111,7 +111,7 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	if (s == CUBLAS_STATUS_SUCCESS) s = n ? found.state : CUBLAS_STATUS_NOT_SUPPORTED;
 	if (s == CUBLAS_STATUS_SUCCESS) p->algo = found.algo;
 	// What it can't do with an epilogue it calls not supported, or an invalid value.
-	else if (x->epilogue && (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)) {
+	else if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)) {
 		lt_free(p);
 		p = NULL;
 		s = CUBLAS_STATUS_SUCCESS;

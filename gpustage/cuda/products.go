@@ -142,6 +142,9 @@ func (s *Stream) Multiply(x launch.Product) error {
 	if err != nil {
 		return err
 	}
+	if plan == nil {
+		return fmt.Errorf("cuBLASLt has no product with such an epilogue: %+v", x)
+	}
 	p := s.products
 	return productError(C.lt_multiply(s.d.raw(), p.handle, plan, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
 		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(x.Aux.At), C.uint64_t(s.Address(p.workspace)), workspaceBytes, s.raw()))

@@ -186,18 +186,22 @@ func (s *Stream) Record() gpustage.Event {
 func (d *Device) takeEvent() (cu.Event, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n := len(d.events); n > 0 {
-		e := d.events[n-1]
-		d.events = d.events[:n-1]
+	if n := len(d.unused); n > 0 {
+		e := d.unused[n-1]
+		d.unused = d.unused[:n-1]
 		return e, nil
 	}
-	return cu.MakeEvent(sleeping | untimed)
+	e, err := cu.MakeEvent(sleeping | untimed)
+	if err == nil {
+		d.events = append(d.events, e)
+	}
+	return e, err
 }
 
 func (d *Device) giveEvent(e cu.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.events = append(d.events, e)
+	d.unused = append(d.unused, e)
 }
 
 // Sync makes the host wait.

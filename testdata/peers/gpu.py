@@ -196,13 +196,15 @@ def peer(argv):
 class Figures:
     """What was measured, and the bars."""
 
-    def __init__(self, bars):
-        self.bars, self.rows = bars, []
+    def __init__(self, bars, file):
+        self.bars, self.rows, self.file = bars, [], file
 
     def add(self, what, got, unit, want=None, least=True):
         holds = want is None or (got >= want if least else got <= want)
         bar = "" if want is None else f"{'>=' if least else '<='} {want:g}"
         self.rows.append({"what": what, "got": got, "unit": unit, "bar": bar, "holds": holds if self.bars else None})
+        if self.file:  # anew each time: what was measured is there when somebody ends the script
+            Path(self.file).write_text(json.dumps(self.rows, indent=1))
         verdict = "" if want is None or not self.bars else "holds" if holds else "BROKEN"
         print(f"  {what}: {got:.4g} {unit} {bar} {verdict}".rstrip(), flush=True)
 
@@ -378,7 +380,7 @@ def main():
     rows = work / "rows.parquet"
     pq.write_table(table.take(pa.array([order[i % len(order)] for i in range(need)])), rows)
 
-    figures = Figures(bars=args.device == "cuda" and not args.tiny)
+    figures = Figures(bars=args.device == "cuda" and not args.tiny, file=args.json)
     models = {}
     for name, (hidden, layers, heads) in (TINY if args.tiny else SHAPES).items():
         if args.only in (None, name):
@@ -394,8 +396,6 @@ def main():
         products(args, figures, name, work, path, rows)
     if "overlap" in args.parts:
         overlap(args, figures, work, path, rows)
-    if args.json:
-        Path(args.json).write_text(json.dumps(figures.rows, indent=1))
     sys.exit(1 if any(r["holds"] is False for r in figures.rows) else 0)
 
 

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# gpu.sh [--build] [--processor] [--dir DIR] [--limit SECONDS] [tests|variants|sanitizer|speed-minilm|speed-bert|graphs|products|choices|overlap|profile ...]: what can only be shown on a
+# gpu.sh [--build] [--processor] [--dir DIR] [--limit SECONDS] [--results FILE] [tests|variants|sanitizer|speed-minilm|speed-bert|graphs|products|choices|overlap|profile ...]: what can only be shown on a
 # machine with an NVIDIA GPU (sm_80 or later), in one command. Each result is printed when it is there, all of them in a table at the end and
 # in DIR/table.txt; whatever has not run stands there as such. Nothing here changes the GPU's settings.
 #
-# DIR (.cache/gpu, with --processor .cache/gpu-processor) gets programs.tar.gz, what is in it (the programs, the rows to train on), and the logs. What is there already is used: for
+# DIR (.cache/gpu, with --processor .cache/gpu-processor) gets programs.tar.gz, what is in it (the programs, the rows to train on), and a log of each line in DIR/logs. --results puts
+# the table, logs and figures into an archive, FILE.tar.gz, anew after each line: what was measured is there when somebody ends the script. What is there already is used: for
 # a machine with a GPU but without Go or a network, gpu.sh --build makes programs.tar.gz elsewhere, and the repository with it is all that has to
 # be carried over. Python (CONTRAFLOW_PYTHON, or python3) needs sentence-transformers and pyarrow for speed; NVRTC and cuBLASLt are taken from
-# CONTRAFLOW_NVRTC and CONTRAFLOW_CUBLASLT, or from beside Python's PyTorch. --limit ends a program that takes longer (3,600 s).
+# CONTRAFLOW_NVRTC and CONTRAFLOW_CUBLASLT, and NCCL from CONTRAFLOW_NCCL, or from beside Python's PyTorch. --limit ends a program that takes longer (3,600 s).
 #
 # --processor runs the tests without a GPU, with a driver that runs the kernels on the processor (gpustage/cuda/testdata/driver.cpp): what the
 # device asks of CUDA and in what order is tested so, and nothing that is measured.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-root=$PWD dir= kit=$PWD/.cache/cuda-kit limit=3600 only=
+root=$PWD dir= kit=$PWD/.cache/cuda-kit limit=3600 only= results=
 die() { echo "gpu.sh: $*" >&2; exit 2; }
 build= processor=
 while [ $# -gt 0 ]; do
@@ -20,10 +21,11 @@ while [ $# -gt 0 ]; do
 	--build) build=yes ;;
 	--dir) dir=${2:?--dir wants a folder}; shift ;;
 	--limit) limit=${2:?--limit wants seconds}; shift ;;
+	--results) results=$(realpath "${2:?--results wants a file}"); shift ;;
 	tests | variants | sanitizer | speed-minilm | speed-bert | graphs | products | choices | overlap | profile) only="$only $1" ;;
 	--processor) processor=yes ;;
-	-h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
-	*) die "$1 is none of --build, --processor, --dir DIR, --limit SECONDS, tests, variants, sanitizer, speed-minilm, speed-bert, graphs, products, choices, overlap, profile" ;;
+	-h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
+	*) die "$1 is none of --build, --processor, --dir DIR, --limit SECONDS, --results FILE, tests, variants, sanitizer, speed-minilm, speed-bert, graphs, products, choices, overlap, profile" ;;
 	esac
 	shift
 done
@@ -76,12 +78,13 @@ fi
 [ ! -e "$kit/env" ] || [ ! -d "$kit/venv" ] || source "$kit/env"
 python=${CONTRAFLOW_PYTHON:-python3}
 command -v "$python" >/dev/null || die "no $python; CONTRAFLOW_PYTHON names one with sentence-transformers"
-library() { # VARIABLE NAME: finds a library beside Python's PyTorch
-	[ -n "${!1:-}" ] || export "$1=$("$python" -c "import glob, sys; print(next((f for p in sys.path for f in sorted(glob.glob(p + '/nvidia/**/$2.so.1[23]', recursive=True), reverse=True)), ''))")"
+library() { # VARIABLE FILE: finds a library beside Python's PyTorch
+	[ -n "${!1:-}" ] || export "$1=$("$python" -c "import glob, sys; print(next((f for p in sys.path for f in sorted(glob.glob(p + '/nvidia/**/$2', recursive=True), reverse=True)), ''))")"
 	[ -n "${!1}" ] || unset "$1" # the system's loader may know it
 }
-library CONTRAFLOW_NVRTC libnvrtc
-library CONTRAFLOW_CUBLASLT libcublasLt
+library CONTRAFLOW_NVRTC 'libnvrtc.so.1[23]'
+library CONTRAFLOW_CUBLASLT 'libcublasLt.so.1[23]'
+library CONTRAFLOW_NCCL libnccl.so.2
 export CI=true CONTRAFLOW_CUDA=try PYTHONUNBUFFERED=1
 gpus=$(ls /proc/driver/nvidia/gpus 2>/dev/null | wc -l)
 if [ -n "$processor" ]; then
@@ -90,22 +93,31 @@ if [ -n "$processor" ]; then
 fi
 
 : >"$dir/table.txt"
+rm -rf "$dir/logs"
+mkdir "$dir/logs" || exit 2
+lines=0 log=
+next_log() { # FOR: the log of what comes
+	lines=$((lines + 1))
+	log=$dir/logs/$(printf '%02d-%s' $lines "${1//[^a-zA-Z0-9]/-}")
+}
 result() { # NAME WORDS
 	printf '%-50s %s\n' "$1" "$2" | tee -a "$dir/table.txt"
+	[ -z "$results" ] || (cd "$dir" && shopt -s nullglob && tar -czf "$results.new" table.txt logs *.json && mv "$results.new" "$results")
 }
 row() { # NAME COMMAND...
 	local name=$1 start=$SECONDS
 	shift
 	echo "== $name"
-	if "$@" >"$dir/log" 2>&1; then
+	next_log "$name"
+	if "$@" >"$log" 2>&1; then
 		result "$name" "passed, $((SECONDS - start)) s"
 	else
-		tail -40 "$dir/log"
-		result "$name" "FAILED after $((SECONDS - start)) s"
+		tail -40 "$log"
+		result "$name" "FAILED after $((SECONDS - start)) s: $log"
 	fi
 }
 contraflow() { # the program has given back what it had on its GPU, as far as there is a driver that tells
-	in_folder . "$dir/contraflow" "$@" && ! grep -q 'a context is given back that has' "$dir/log"
+	in_folder . "$dir/contraflow" "$@" && ! grep -q 'a context is given back that has' "$log"
 }
 ranks() { # N COMMAND...: that many processes, as torchrun would start them
 	local n=$1 port=$((20000 + RANDOM % 12000)) all=() failed=0
@@ -119,7 +131,7 @@ ranks() { # N COMMAND...: that many processes, as torchrun would start them
 }
 in_folder() { (cd "$root/$1" && shift && exec timeout --foreground -k 10 "$limit" "$@"); } # in the foreground: who ends this script ends it too
 
-"$dir/contraflow" doctor --seconds 0
+in_folder . "$dir/contraflow" doctor --seconds 0
 for part in $only; do
 	case $part in
 	tests)
@@ -141,7 +153,7 @@ END
 		row "gradients verified, alone and on 4 ranks" contraflow "${verify[@]}" --accumulate 1 --replicas 2 --shards 2
 		row "training in bf16" contraflow "${train[@]}" --set train.precision=bf16
 		row "its last step again, resumed" contraflow "${train[@]}" --set train.precision=bf16 --set train.max_steps=5 --resume
-		! grep -q 'no checkpoint yet' "$dir/log" || result "its last step again, resumed" "FAILED: it began anew"
+		! grep -q 'no checkpoint yet' "$log" || result "its last step again, resumed" "FAILED: it began anew"
 		row "training of LoRA, cached, 2 x 2 ranks" contraflow "${train[@]}" --out "$dir/run2" --set model.lora.rank=8 \
 			--set model.activation_checkpointing=true --set batch.cache=always --set mesh.replicate=2 --set mesh.shard=2
 		streamed=(--set mesh.replicate=1 --set mesh.shard=2 --set mesh.parameters=streamed)
@@ -162,8 +174,10 @@ END
 		;;
 	sanitizer)
 		for tool in memcheck racecheck; do
+			options=(--tool $tool)
+			[ $tool != memcheck ] || options+=(--report-api-errors no) # the suite asks for more memory than there is
 			if command -v compute-sanitizer >/dev/null; then
-				row "compute-sanitizer $tool" in_folder gpustage/cuda compute-sanitizer --tool "$tool" --error-exitcode 1 "$dir/cuda.test" -test.short -test.run Conformance
+				row "compute-sanitizer $tool" in_folder gpustage/cuda compute-sanitizer "${options[@]}" --error-exitcode 1 "$dir/cuda.test" -test.short -test.run Conformance
 			else
 				result "compute-sanitizer $tool" "not run: compute-sanitizer is not in PATH"
 			fi
@@ -175,8 +189,9 @@ END
 		[ "$part" != graphs ] || options=(--parts graphs)
 		if "$python" -c 'import sentence_transformers, pyarrow' 2>/dev/null; then
 			echo "== $name"
-			in_folder . "$python" testdata/peers/gpu.py "$dir/contraflow" --data "$dir/rows.parquet" "${options[@]}" --json "$dir/$part.json"
-			case $? in
+			next_log "$name"
+			in_folder . "$python" testdata/peers/gpu.py "$dir/contraflow" --data "$dir/rows.parquet" "${options[@]}" --json "$dir/$part.json" 2>&1 | tee "$log"
+			case ${PIPESTATUS[0]} in
 			0) result "$name" "every bar holds: $dir/$part.json" ;;
 			*) result "$name" "FAILED, or a bar is broken: see above" ;;
 			esac
@@ -187,16 +202,17 @@ END
 	choices) # what is one way or the other, printed beside each other
 		export CONTRAFLOW_TEST_DEVICE=cuda
 		row "tiles of the loss" in_folder stages "$dir/stages.test" -test.run '^$' -test.bench 'LossTiles$'
-		grep '^Benchmark' "$dir/log"
+		grep '^Benchmark' "$log"
 		row "embeddings as one kernel or several" in_folder stages/transformer "$dir/transformer.test" -test.run '^$' -test.bench 'Embed$'
-		grep '^Benchmark' "$dir/log"
+		grep '^Benchmark' "$log"
 		unset CONTRAFLOW_TEST_DEVICE
 		;;
 	profile)
 		if command -v ncu >/dev/null; then
 			echo "== ncu"
-			in_folder . "$python" testdata/peers/gpu_kernels.py "$dir/contraflow" --data "$dir/rows.parquet"
-			case $? in
+			next_log ncu
+			in_folder . "$python" testdata/peers/gpu_kernels.py "$dir/contraflow" --data "$dir/rows.parquet" 2>&1 | tee "$log"
+			case ${PIPESTATUS[0]} in
 			0) result "kernels by ncu" "see above" ;;
 			*) result "kernels by ncu" "FAILED, or a bar is broken: see above" ;;
 			esac

@@ -20,7 +20,7 @@ func (r recorder) Launch(kernel string, _, block [3]int, _ int, _ []uint64, _ []
 	return nil
 }
 func (recorder) Multiply(Product) error          { return nil }
-func (recorder) Fuses(Product) (bool, error)     { return false, nil }
+func (recorder) Fuses(p Product) (bool, error)   { return p.Epilogue == NoEpilogue, nil }
 func (recorder) Address(gpustage.Memory) uintptr { return 256 }
 
 // bounds are the threads that __launch_bounds__ allows the kernels of a module's families.

@@ -35,7 +35,7 @@ type tensor = gpustage.Tensor
 type Driver interface {
 	// Launch starts a kernel. Argument i begins at words[at[i]].
 	Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error
-	// Fuses tells whether Multiply takes a product with its epilogue. It is asked between any two other calls.
+	// Fuses tells whether Multiply takes a product with its epilogue, or its bias. It is asked between any two other calls.
 	Fuses(p Product) (bool, error)
 	// Multiply is what p says.
 	Multiply(p Product) error

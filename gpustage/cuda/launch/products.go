@@ -49,8 +49,9 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 			return
 		}
 	}
-	plain := o.Linear() && (o.Residual.IsZero() || !half(c))
-	if plain && !(o.Add && !o.Residual.IsZero()) {
+	plain := o.Linear() && (o.Residual.IsZero() || !half(c)) && !(o.Add && !o.Residual.IsZero())
+	refused := (plain || !o.PreAct.IsZero()) && k > 0 && !s.takesBias(p, c, o)
+	if plain && !refused {
 		p = s.into(p, c, o.Bias)
 		if !o.Residual.IsZero() {
 			p.D = s.matrix(o.Residual)
@@ -63,15 +64,20 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	// something, to scratch memory.
 	acc, bias, added := c, o.Bias, tensor{}
 	switch {
-	case !o.PreAct.IsZero():
+	case !o.PreAct.IsZero() && !refused:
 		acc, bias, added = o.PreAct, tensor{}, o.Bias
-	case o.Add || same(c, o.Residual) || same(c, o.GradOf):
+	case refused || o.Add || same(c, o.Residual) || same(c, o.GradOf):
 		acc = s.scratch(gpustage.F32, m, n)
 	}
 	if s.err != nil {
 		return
 	}
 	s.sum(acc, s.into(p, acc, added), k)
+	if refused && !o.PreAct.IsZero() {
+		args := append([]any{o.PreAct, acc, flat(bias), tensor{}, tensor{}, int(gpustage.Identity)}, drops(gpustage.Dropout{})...)
+		s.eachQuad("epilogue", m, n, append(args, tensor{}, false, halves(o.PreAct, acc), s.wide(o.PreAct, acc, bias), m, n)...)
+		acc, bias = o.PreAct, tensor{}
+	}
 	if n := o.Norm; !n.Y.IsZero() {
 		args := append([]any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
 		s.eachRow("epilogue_norm", m, append(args, s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
@@ -80,6 +86,29 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
 	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, bias, o.GradOf, o.Again, o.Residual), m, n)
 	s.eachQuad("epilogue", m, n, args...)
+}
+
+// takesBias tells whether the library adds o's bias to a product of this shape, if there is a bias. PyTorch keeps from asking where a side is 1,
+// which some of the library's versions call an invalid value (aten/src/ATen/native/cuda/Blas.cpp).
+func (s *Stream) takesBias(p Product, c tensor, o gpustage.MatMul) bool {
+	if o.Bias.IsZero() {
+		return true
+	}
+	if !o.PreAct.IsZero() {
+		c = o.PreAct
+	}
+	p.C, p.D, p.Half, p.Bias = s.matrix(c), s.matrix(c), half(c), s.address(o.Bias)
+	if p.Half {
+		p.Bias = 16 // it will be rounded, into scratch memory: no worse aligned
+	}
+	if !o.Residual.IsZero() {
+		p.D = s.matrix(o.Residual)
+	}
+	ok, err := s.driver.Fuses(p)
+	if err != nil {
+		s.Fail(fmt.Errorf("matmul: %w", err))
+	}
+	return ok
 }
 
 // into is a product that goes to c, with a bias in c's type: the library has no other one for bf16.

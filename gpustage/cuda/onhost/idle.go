@@ -65,7 +65,7 @@ func (i idle) Multiply(launch.Product) error {
 	return nil
 }
 
-func (idle) Fuses(launch.Product) (bool, error) { return false, nil }
+func (idle) Fuses(p launch.Product) (bool, error) { return p.Epilogue == launch.NoEpilogue, nil }
 
 func (idle) Address(gpustage.Memory) uintptr { return 1 << 20 }
 

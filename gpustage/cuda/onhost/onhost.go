@@ -187,7 +187,17 @@ func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint
 func (s *Stream) Fuses(p launch.Product) (bool, error) { return !s.device.NoEpilogues && fuses(p), nil }
 
 func fuses(p launch.Product) bool {
-	if p.Epilogue == launch.ColumnSums {
+	inner := p.A.Cols
+	if p.TransA {
+		inner = p.A.Rows
+	}
+	thin := p.C.Rows == 1 || p.C.Cols == 1 || inner == 1
+	switch {
+	case p.Bias != 0 && thin: // see launch's takesBias
+		return false
+	case p.Epilogue == launch.NoEpilogue:
+		return true
+	case p.Epilogue == launch.ColumnSums:
 		return p.Bias != 0 && p.Bias%16 == 0
 	}
 	return p.Aux.Stride >= p.Aux.Cols && p.Aux.Stride%8 == 0 && p.Aux.At%16 == 0 && (p.Epilogue == launch.GELU || p.Bias == 0)
@@ -257,7 +267,7 @@ func multiply(p launch.Product) error {
 	if p.BF16 && (p.A.At%16 != 0 || p.B.At%16 != 0 || p.A.Stride%8 != 0 || p.B.Stride%8 != 0) {
 		return fmt.Errorf("rows of bf16 that tensor cores' fast paths can't take")
 	}
-	if p.Epilogue != launch.NoEpilogue && !fuses(p) {
+	if !fuses(p) {
 		return fmt.Errorf("an epilogue that the library does not have: %+v", p)
 	}
 	c, d, aux := values(p.C, p.Half), values(p.D, p.Half), values(p.Aux, p.Half)

@@ -130,6 +130,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 	if (c->type != r->type || r->type != CUDA_R_32F && r->type != a->type || d->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
 	if (!has_aux(d) && !has_bias(d) && !has_sums(d) && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
 	if ((has_bias(d) || has_sums(d)) && d->biasType != -1 && d->biasType != r->type) return CUBLAS_STATUS_NOT_SUPPORTED;
+	if ((has_bias(d) || has_sums(d)) && (m == 1 || nn == 1 || k == 1)) return CUBLAS_STATUS_INVALID_VALUE; // as PyTorch has seen it
 	if (has_aux(d) && (d->auxStride < (int64_t)m || d->auxStride % 8)) return CUBLAS_STATUS_INVALID_VALUE;
 	if ((has_aux(d) || has_sums(d)) && lt_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
 	memset(&out[0], 0, sizeof out[0]);

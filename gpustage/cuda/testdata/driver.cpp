@@ -257,12 +257,11 @@ static void destroy(Context *c) {
 			else ++x;
 		return n;
 	};
-	const size_t left = drop(streams, [](auto &x) { return x.second->context; });
-	if (left || c->used)
-		fprintf(stderr, "the driver on the processor: a context is given back that has %zu streams and %zu bytes of memory\n", left, c->used);
-	drop(events, [](auto &x) { return x.second.context; });
 	drop(functions, [](auto &x) { return x->context; });
-	drop(modules, [](auto &x) { return x.second->context; });
+	const size_t left[] = {drop(streams, [](auto &x) { return x.second->context; }), drop(events, [](auto &x) { return x.second.context; }),
+	                       drop(modules, [](auto &x) { return x.second->context; })};
+	if (left[0] || left[1] || left[2] || c->used)
+		fprintf(stderr, "the driver on the processor: a context is given back that has %zu streams, %zu events, %zu modules and %zu bytes of memory\n", left[0], left[1], left[2], c->used);
 	std::vector<uintptr_t> its;
 	for (auto &m : memory)
 		if (m.second.context == c) its.push_back(m.first);
@@ -452,6 +451,14 @@ CUresult cuModuleLoadData(CUmodule *m, const void *image) {
 	size_t bytes = elf->e_shoff + elf->e_shnum * sizeof(Elf64_Shdr);
 	*m = handle<CUmodule>();
 	modules[*m].reset(new Module{current, std::string((const char *)image, bytes)});
+	return CUDA_SUCCESS;
+}
+
+CUresult cuModuleUnload(CUmodule m) {
+	CURRENT;
+	if (!modules.count(m) || modules[m]->context != current) return CUDA_ERROR_INVALID_HANDLE;
+	for (auto &f : modules[m]->functions) functions.erase(f.second.get());
+	modules.erase(m);
 	return CUDA_SUCCESS;
 }
 
