@@ -48,6 +48,8 @@ type recipe struct {
 	from     Source
 	settings Settings
 	devices  int
+	datasets int               // of data.train
+	group    int               // of FlagEmbedding's: a positive and its negatives
 	keys     map[string]string // full key: YAML
 	used     map[string]bool
 	result   Result

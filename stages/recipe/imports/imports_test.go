@@ -198,7 +198,7 @@ func TestSentenceTransformers(t *testing.T) {
 	r, res := convert(t, imports.SentenceTransformers, s, 4)
 	for what, ok := range map[string]bool{
 		"model":     r.Model.Path == "microsoft/mpnet-base",
-		"data":      r.Data.Train[0].Query == "anchor" && slices.Equal(r.Data.Train[0].Negatives, []string{"negative"}) && *r.Data.Train[0].Prompts == recipe.Prompts{Query: "q: ", Document: "d: "},
+		"data":      r.Data.Train[0].Query == "anchor" && slices.Equal(r.Data.Train[0].Negatives, []string{"negative"}) && *r.Data.Train[0].Prompts == recipe.Prompts{Query: "q: ", Positive: "d: "},
 		"batch":     r.Batch.GlobalSize == 4*4096 && r.Batch.SubBatch.Rows == 64 && r.Batch.NoDuplicates && !r.Batch.DropLast,
 		"loss":      r.Loss.Scale == 30 && r.Loss.GatherAcrossDevices,
 		"optimizer": r.Optimizer.LR == 2e-5 && r.Optimizer.WarmupRatio == 0.1 && r.Optimizer.WeightDecay == 0,
@@ -259,7 +259,10 @@ func TestLosses(t *testing.T) {
 			got.ContrastAnchors, got.ContrastPositives = false, false
 		}
 		got.Directions, got.PartitionMode, got.MaskDuplicates, got.GatherAcrossDevices = nil, "", false, false
-		d.Path = nil
+		if d.Prompts == nil || *d.Prompts != (recipe.Prompts{}) {
+			t.Errorf("%s: prompts %v, want none", name, d.Prompts)
+		}
+		d.Path, d.Prompts = nil, nil
 		if !reflect.DeepEqual(got, c.want) || !reflect.DeepEqual(d, c.source) || len(res.Unknown)+len(res.Without) > 0 {
 			t.Errorf("%s: %+v of %+v, want %+v of %+v\n%s", name, got, d, c.want, c.source, res.Recipe)
 		}
@@ -325,6 +328,185 @@ func TestReadCommand(t *testing.T) {
 	}
 }
 
+// What a script has beside its command is none of its options' values.
+func TestReadScript(t *testing.T) {
+	const command = "-m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --train_data a.jsonl"
+	for script, want := range map[string]imports.Settings{
+		"python " + command + " \\\n --output_dir out\necho done\n":                               {"output_dir": "out"},
+		"python " + command + " b.jsonl > train.log 2>&1\nwait":                                   {"train_data": []any{"a.jsonl", "b.jsonl"}},
+		"cd x && torchrun " + command + " --output_dir out 2>&1 | tee log":                        {"output_dir": "out"},
+		"cd FlagEmbedding; python make.py --size 3\r\n\ntorchrun " + command + " b &>>log & wait": {"train_data": []any{"a.jsonl", "b"}},
+		"torchrun " + command + " --seed 7>log":                                                   {"seed": true}, // 7 is a file there
+		"torchrun " + command + " '>' 2\\>a '&' \"|\" x#y < in >| out 2> >(tee -a log) || exit 1": {"train_data": []any{"a.jsonl", ">", "2>a", "&", "|", "x#y"}},
+		"torchrun " + command + " # the end of a line \\\n --seed 3\n--output_dir out\nwait":      {"seed": "3", "output_dir": "out"}, // no command begins with --
+		"echo a\n--train_data a.jsonl --seed 3; wait":                                             {"module": nil, "model_name_or_path": nil, "seed": "3"},
+	} {
+		all := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "m", "train_data": "a.jsonl"}
+		maps.Copy(all, want)
+		maps.DeleteFunc(all, func(_ string, v any) bool { return v == nil })
+		if s, _, err := imports.ReadCommand(script); err != nil || !reflect.DeepEqual(s, all) {
+			t.Errorf("%q: %v %v", script, s, err)
+		}
+	}
+}
+
+// max_steps ends a run, however many epochs are said.
+func TestMaxSteps(t *testing.T) {
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"num_train_epochs": 1.5, "max_steps": 2e6}, 1)
+	if r.Train.MaxSteps != 2e6 || r.Train.Epochs != 2e6 || strings.Contains(res.Recipe, "rounded up") {
+		t.Errorf("%s", res.Recipe)
+	}
+	if r, res := convert(t, imports.SentenceTransformers, imports.Settings{"num_train_epochs": 1.5, "max_steps": -1.0}, 1); r.Train.MaxSteps != 0 || r.Train.Epochs != 2 || !strings.Contains(res.Recipe, "rounded up") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
+func TestConstantSchedule(t *testing.T) {
+	for _, c := range []struct {
+		settings imports.Settings
+		warmup   string
+		said     bool
+	}{
+		{imports.Settings{"lr_scheduler_type": "constant"}, "0 0", false},
+		{imports.Settings{"lr_scheduler_type": "SchedulerType.CONSTANT", "warmup_ratio": 0.1}, "0 0", true},
+		{imports.Settings{"lr_scheduler_type": "constant", "warmup_steps": 100.0}, "0 0", true},
+		{imports.Settings{"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 100.0}, "0 100", false},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, c.settings, 1)
+		steps := 0
+		if r.Optimizer.WarmupSteps != nil {
+			steps = *r.Optimizer.WarmupSteps
+		}
+		if got := fmt.Sprint(r.Optimizer.WarmupRatio, steps); got != c.warmup || r.Optimizer.Schedule != "constant" || strings.Contains(res.Recipe, "there is no warm-up") != c.said {
+			t.Errorf("%v: %s\n%s", c.settings, got, res.Recipe)
+		}
+	}
+}
+
+// What a configuration of PEFT doesn't say has PEFT's defaults.
+func TestLoRA(t *testing.T) {
+	s, err := imports.ReadMapping("args.yaml", []byte("{model: m, train_dataset: d.parquet, peft_config: {r: 16}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, res := convert(t, imports.SentenceTransformers, s, 1)
+	if l := r.Model.LoRA; l.Rank != 16 || l.Alpha != 8 || l.Dropout != 0 || !slices.Equal(l.Targets, []string{"all-linear"}) || !strings.Contains(res.Recipe, "# assumed: no target_modules are named, for which PEFT takes") {
+		t.Errorf("%s", res.Recipe)
+	}
+	r, res = convert(t, imports.SentenceTransformers, imports.Settings{"target_modules": []any{"query", "value"}}, 1)
+	if l := r.Model.LoRA; l.Rank != 8 || l.Alpha != 8 || strings.Contains(res.Recipe, "target_modules") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
+// Columns have the prompts that are said, and no others; those that find no column are named.
+func TestPrompts(t *testing.T) {
+	for _, c := range []struct {
+		columns []any
+		prompts any
+		want    recipe.Prompts
+		without string // "": nothing
+	}{
+		{[]any{"q", "p"}, nil, recipe.Prompts{}, ""},
+		{[]any{"q", "p"}, map[string]any{}, recipe.Prompts{}, ""},
+		{[]any{"q", "p", "n"}, "x: ", recipe.Prompts{Query: "x: ", Document: "x: "}, ""},
+		{[]any{"q", "p", "n"}, map[string]any{"q": "Q: ", "p": "D: ", "n": "D: "}, recipe.Prompts{Query: "Q: ", Document: "D: "}, ""},
+		{[]any{"q", "p", "n"}, map[string]any{"p": "P: ", "n": "N: "}, recipe.Prompts{Positive: "P: ", Negative: "N: "}, ""},
+		{[]any{"q", "p", "n"}, map[string]any{"n": "N: "}, recipe.Prompts{Negative: "N: "}, ""},
+		{[]any{"q", "p", "n"}, map[string]any{"query": "Q: ", "document": "D: "}, recipe.Prompts{Query: "Q: ", Document: "D: "}, ""},
+		{[]any{"q", "p", "n1", "n2"}, map[string]any{"p": "D: ", "n1": "D: "}, recipe.Prompts{Document: "D: "}, `prompts: n1 has "D: " and n2 ""`},
+		{[]any{"q", "p", "n1", "n2"}, map[string]any{"n1": "A: ", "n2": "B: "}, recipe.Prompts{Negative: "A: "}, `prompts: n1 has "A: " and n2 "B: "`},
+		{[]any{"q", "p"}, map[string]any{"trivia": map[string]any{"q": "Q: "}, "nq": "Q: ", "none": nil}, recipe.Prompts{}, "prompts: nq, trivia: no columns are called so, but q, p;"},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, imports.Settings{"columns": c.columns, "prompts": c.prompts}, 1)
+		if p := r.Data.Train[0].Prompts; p == nil || *p != c.want || len(res.Without) > 1 || (len(res.Without) == 1) != (c.without != "") || !strings.HasPrefix(strings.Join(res.Without, ""), c.without) {
+			t.Errorf("%v: %v, %q\n%s", c.prompts, p, res.Without, res.Recipe)
+		}
+	}
+	for _, module := range []string{"embedder", "reranker"} {
+		r, res := convert(t, imports.FlagEmbedding, imports.Settings{"module": "FlagEmbedding.finetune." + module + ".encoder_only.base", "train_data": []any{"a.jsonl", "b.jsonl"}}, 1)
+		for _, d := range r.Data.Train {
+			if d.Prompts == nil || *d.Prompts != (recipe.Prompts{}) {
+				t.Errorf("%s", res.Recipe)
+			}
+		}
+	}
+}
+
+// A group of one has no hard negatives.
+func TestGroupOfOne(t *testing.T) {
+	s := imports.Settings{"train_data": "a.jsonl", "train_group_size": "1"}
+	r, res := convert(t, imports.FlagEmbedding, s, 1)
+	if d := r.Data.Train[0]; d.Positive != "pos" || d.Negatives != nil || d.NegativesPerQuery != 0 || len(res.Without) > 0 {
+		t.Errorf("%s", res.Recipe)
+	}
+	s["unified_finetuning"], s["knowledge_distillation"] = true, true
+	if r, res := convert(t, imports.FlagEmbedding, s, 1); r.Loss.Distillation != "" || len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], "knowledge_distillation: with train_group_size 1") {
+		t.Errorf("%s", res.Recipe)
+	}
+	res, err := imports.Convert(imports.FlagEmbedding, imports.Settings{"module": "FlagEmbedding.finetune.reranker.encoder_only.base", "train_data": "a.jsonl", "train_group_size": "1"}, 1)
+	if err != nil || len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], "train_group_size: 1: of a positive alone") || strings.Contains(res.Recipe, "negatives:") {
+		t.Errorf("%v %+v", err, res)
+	}
+	if _, err := recipe.Parse("imported", []byte(res.Recipe), nil); err == nil || !strings.Contains(err.Error(), "negatives: are missing") {
+		t.Error(err)
+	}
+}
+
+// FlagEmbedding mixes files in batches, unless it is told not to; then it drops what fills no batch.
+func TestMixedFiles(t *testing.T) {
+	const mixed, apart = "there they are mixed", "/*.jsonl is one dataset"
+	for _, c := range []struct {
+		files []any
+		same  any
+		said  string
+	}{
+		{[]any{"a.jsonl"}, nil, ""}, {[]any{"a"}, nil, ""}, {[]any{"a.jsonl", "b.jsonl"}, nil, mixed}, {[]any{"a.jsonl", "b.jsonl"}, "False", mixed},
+		{[]any{"a.jsonl", "b.jsonl"}, "True", ""}, {[]any{"a"}, "True", apart},
+	} {
+		r, res := convert(t, imports.FlagEmbedding, imports.Settings{"train_data": c.files, "same_dataset_within_batch": c.same}, 1)
+		for _, remark := range []string{mixed, apart} {
+			if strings.Contains(res.Recipe, remark) != (remark == c.said) {
+				t.Errorf("%v, %v:\n%s", c.files, c.same, res.Recipe)
+			}
+		}
+		if r.Batch.DropLast != (c.same == "True") || !r.Batch.OneDataset {
+			t.Errorf("%v, %v:\n%s", c.files, c.same, res.Recipe)
+		}
+	}
+}
+
+// Settings that are known, and what is said of them.
+func TestSaid(t *testing.T) {
+	for name, c := range map[string]struct {
+		from  imports.Source
+		value any
+		want  string // "": nothing
+	}{
+		"similarity_fct":              {imports.SentenceTransformers, "util.manhattan_sim", "util.manhattan_sim; there are cosine and dot"},
+		"train_sampling_strategy":     {imports.SentenceTransformers, "sequential", "sequential; rows are in random order"},
+		"lr_scheduler_kwargs":         {imports.SentenceTransformers, map[string]any{"num_cycles": 2.0}, "schedules have no options"},
+		"max_example_num_per_dataset": {imports.FlagEmbedding, "1000", "all rows"},
+		"shuffle_ratio":               {imports.FlagEmbedding, "0.1", "texts stay"},
+		"sep_token":                   {imports.FlagEmbedding, "\n", "what stands between"},
+		"model_type":                  {imports.FlagEmbedding, "decoder", "the program"},
+	} {
+		_, res := convert(t, c.from, imports.Settings{name: c.value}, 1)
+		if len(res.Unknown) > 0 || len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], name+": "+c.want) {
+			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
+		}
+	}
+	for name, value := range map[string]any{"lr_scheduler_kwargs": map[string]any{}, "train_sampling_strategy": "random", "similarity_fct": "cos_sim", "batch_sampler": "no_duplicates_hashed"} {
+		if _, res := convert(t, imports.SentenceTransformers, imports.Settings{name: value}, 1); len(res.Unknown)+len(res.Without) > 0 {
+			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
+		}
+	}
+	res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"early_stopping_threshold": 0.01}, 1)
+	if err != nil || !strings.Contains(res.Recipe, "early_stopping: {patience: 1, min_delta: 0.01}") { // transformers' default
+		t.Errorf("%v %+v", err, res)
+	}
+}
+
 func ExampleConvert() {
 	s, err := imports.ReadMapping("args.yaml", []byte("{model: my/model, train_dataset: pairs.parquet, columns: [question, answer], learning_rate: 1e-4, batch_sampler: no_duplicates}"))
 	if err != nil {
@@ -343,7 +525,7 @@ func ExampleConvert() {
 	//   path: "my/model"
 	// data:
 	//   train:
-	//     - {path: "pairs.parquet", query: question, positive: answer}
+	//     - {path: "pairs.parquet", query: question, positive: answer, prompts: {}}
 	// batch:
 	//   global_size: 8
 	//   drop_last: false

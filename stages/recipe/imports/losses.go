@@ -138,13 +138,17 @@ func (r *recipe) loss() {
 		switch {
 		case strings.Contains(v, "dot"):
 			r.keys["loss.similarity"] = "dot"
+		case !strings.Contains(v, "cos"):
+			if ours != "angle" { // whose own it is
+				r.without("similarity_fct", "%s; there are cosine and dot, and the loss has its usual one", v)
+			}
 		case ours == "margin_mse" || ours == "distill_kl": // theirs is dot
 			r.keys["loss.similarity"] = "cosine"
 		}
 	}
 	if v, ok := r.word("distance_metric"); ok { // TripletDistanceMetric.EUCLIDEAN, cosine, l2, ...
 		v = strings.TrimSuffix(strings.ToLower(v[strings.LastIndexByte(v, '.')+1:]), "_distance")
-		if v == "l2" {
+		if v == "l2" || v == "eucledian" { // BatchHardTripletLossDistanceFunction's spelling
 			v = "euclidean"
 		}
 		r.keys["loss.distance"] = plain(v)

@@ -45,16 +45,20 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 
 var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
 
-// ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments. It returns the settings
-// after the program's name, and how many processes torchrun is told to start.
+// ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments. Of a script's
+// commands it is the one that trains. It returns the settings after the program's name, and how many processes torchrun is told to start.
 func ReadCommand(text string) (Settings, int, error) {
-	words, err := shellWords(text)
+	commands, err := shellCommands(text)
 	if err != nil {
 		return nil, 0, err
 	}
-	start, devices, program := -1, 1, ""
+	words := trains(commands)
+	if words == nil {
+		return nil, 0, errors.New("no command line of FlagEmbedding: want ... -m FlagEmbedding.finetune... --model_name_or_path ...")
+	}
+	start, devices, program := 0, 1, "" // its arguments alone, unless there is a program
 	for i, w := range words {
-		if module.MatchString(w) || strings.HasSuffix(w, ".py") || w == "run" && start < 0 && i > 0 && words[i-1] == "-m" {
+		if isProgram(words, i) {
 			start = i + 1
 			if program = strings.ReplaceAll(w, "/", "."); !strings.Contains(program, "FlagEmbedding") {
 				program = ""
@@ -70,12 +74,6 @@ func ReadCommand(text string) (Settings, int, error) {
 				return nil, 0, fmt.Errorf("%s %s: want the number of processes; --devices N says it here", w, value)
 			}
 		}
-	}
-	if start < 0 {
-		if len(words) == 0 || !strings.HasPrefix(words[0], "--") {
-			return nil, 0, errors.New("no command line of FlagEmbedding: want ... -m FlagEmbedding.finetune... --model_name_or_path ...")
-		}
-		start = 0 // its arguments alone
 	}
 	s := Settings{}
 	if program != "" {
@@ -108,19 +106,58 @@ func ReadCommand(text string) (Settings, int, error) {
 	return s, devices, nil
 }
 
+// isProgram tells whether a command's word is the program that trains.
+func isProgram(words []string, i int) bool {
+	return module.MatchString(words[i]) || strings.HasSuffix(words[i], ".py") || words[i] == "run" && i > 0 && words[i-1] == "-m"
+}
+
+// trains finds the command that trains: with a module behind -m, or else with such a program, or else arguments alone. Lines behind it that
+// begin with -- are its own: no command begins so, but one whose line before has lost its backslash.
+func trains(commands [][]string) []string {
+	for _, is := range []func(words []string, i int) bool{
+		func(words []string, i int) bool { return i > 0 && words[i-1] == "-m" && isProgram(words, i) },
+		isProgram,
+		func(words []string, i int) bool { return i == 0 && isOption(words[i]) },
+	} {
+		for k, words := range commands {
+			for i := range words {
+				if !is(words, i) {
+					continue
+				}
+				for _, more := range commands[k+1:] {
+					if !isOption(more[0]) {
+						break
+					}
+					words = append(words, more...)
+				}
+				return words
+			}
+		}
+	}
+	return nil
+}
+
 // isOption tells --name from a negative number and from a text that begins with a dash.
 func isOption(w string) bool { return strings.HasPrefix(w, "--") && len(w) > 2 }
 
-// shellWords splits as a POSIX shell does, without expanding anything.
-func shellWords(text string) (words []string, err error) {
+// shellCommands splits into simple commands and their words as a POSIX shell does, without expanding anything. Redirections are left out.
+func shellCommands(text string) (commands [][]string, err error) {
+	var words []string
 	var word strings.Builder
-	in := false
+	in, quoted, target := false, false, false // within a word; a part of it is quoted; it is where a redirection goes
 	end := func() {
-		if in {
+		if in && !target {
 			words = append(words, word.String())
 		}
+		target = target && !in
 		word.Reset()
-		in = false
+		in, quoted = false, false
+	}
+	endCommand := func() {
+		if end(); len(words) > 0 {
+			commands = append(commands, words)
+		}
+		words, target = nil, false
 	}
 	rs := []rune(text)
 	for i := 0; i < len(rs); i++ {
@@ -132,10 +169,10 @@ func shellWords(text string) (words []string, err error) {
 			}
 			if rs[i] != '\n' {
 				word.WriteRune(rs[i])
-				in = true
+				in, quoted = true, true
 			}
 		case c == '\'' || c == '"':
-			in = true
+			in, quoted = true, true
 			at := i
 			for i++; i < len(rs) && rs[i] != c; i++ {
 				if c == '"' && rs[i] == '\\' && i+1 < len(rs) && strings.ContainsRune("\"\\$`\n", rs[i+1]) {
@@ -152,13 +189,27 @@ func shellWords(text string) (words []string, err error) {
 			for i+1 < len(rs) && rs[i+1] != '\n' {
 				i++
 			}
-		case c == ' ' || c == '\t' || c == '\n' || c == '\r':
+		case c == '<' || c == '>' || c == '&' && i+1 < len(rs) && rs[i+1] == '>':
+			if c != '&' && !quoted && strings.Trim(word.String(), "0123456789") == "" { // which file: 2>
+				in = false
+			}
+			end()
+			for i+1 < len(rs) && strings.ContainsRune("<>&|", rs[i+1]) {
+				i++
+			}
+			target = true
+		case c == '(' && target && !in: // of a process: > >(tee log)
+			for in = true; i+1 < len(rs) && rs[i] != ')'; i++ {
+			}
+		case c == '\n' || c == ';' || c == '&' || c == '|':
+			endCommand()
+		case c == ' ' || c == '\t' || c == '\r':
 			end()
 		default:
 			word.WriteRune(c)
 			in = true
 		}
 	}
-	end()
-	return words, nil
+	endCommand()
+	return commands, nil
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -88,11 +89,15 @@ func (r *recipe) model() {
 	}
 	use, said := r.yes("use_lora")
 	if use || !said && (len(lora) > 0 || r.decoder()) {
-		if r.from == FlagEmbedding { // its own defaults
-			for k, v := range map[string]string{"rank": "64", "alpha": "16", "dropout": "0.1", "targets": "[v_proj, q_proj, k_proj, gate_proj, down_proj, o_proj, up_proj]"} {
-				if _, ok := lora[k]; !ok {
-					lora[k] = v
-				}
+		usual := map[string]string{"rank": "8", "alpha": "8"} // PEFT's
+		if r.from == FlagEmbedding {
+			usual = map[string]string{"rank": "64", "alpha": "16", "dropout": "0.1", "targets": "[v_proj, q_proj, k_proj, gate_proj, down_proj, o_proj, up_proj]"}
+		} else if _, ok := lora["targets"]; !ok {
+			r.assume("no target_modules are named, for which PEFT takes the query and value projections (query and value of BERT's family, q_proj and v_proj of Llama's and Qwen's): model.lora.targets stays all-linear, every linear layer")
+		}
+		for k, v := range usual {
+			if _, ok := lora[k]; !ok {
+				lora[k] = v
 			}
 		}
 		var parts []string
@@ -118,6 +123,19 @@ func (r *recipe) data() {
 	columns, inputs := r.list("columns"), r.peer().inputs
 	if r.from == FlagEmbedding {
 		columns, inputs = []string{"query", "pos", "neg"}, ""
+		r.group = 8 // its default
+		if n, ok := r.whole("train_group_size"); ok {
+			r.group = n
+		}
+		if r.group < 2 {
+			columns = columns[:2]
+			switch kd, _ := r.yes("knowledge_distillation"); {
+			case r.reranks():
+				r.without("train_group_size", "%d: of a positive alone its loss is 0, and nothing is learnt. Here that is an error; 2 takes a negative beside it", r.group)
+			case kd && r.unified():
+				r.without("knowledge_distillation", "with train_group_size %d a teacher has nothing to compare with the positive", r.group)
+			}
+		}
 	} else if len(columns) < 2 {
 		columns = strings.Fields(cmp.Or(inputs, "anchor positive"))
 		r.assume("the columns are called %s (a setting called columns would say: columns: [%s])", strings.Join(columns, ", "), strings.Join(columns, ", "))
@@ -126,9 +144,15 @@ func (r *recipe) data() {
 		inputs = "scores"
 		r.assume("%s has a list with a score of each document, not margins", columns[len(columns)-1])
 	}
-	last := inputs[strings.LastIndexByte(inputs, ' ')+1:] // of what kind the last column is, where it is no text
+	more := ""
+	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text
+		n := len(columns) - 1
+		more, columns = fmt.Sprintf(", %s: %s", last, plain(columns[n])), columns[:n]
+	}
+	more += ", prompts: " + r.prompts(columns)
+	r.datasets = len(files)
 	for i, f := range files {
-		files[i] = sourceText(r, f, columns, last)
+		files[i] = sourceText(r, f, columns, more)
 	}
 	r.keys["data.train"] = "\n    - " + strings.Join(files, "\n    - ")
 
@@ -138,17 +162,16 @@ func (r *recipe) data() {
 	}
 }
 
-func sourceText(r *recipe, file string, columns []string, last string) string {
+// sourceText is a dataset: a file, its columns of texts, and what more there is to say of it.
+func sourceText(r *recipe, file string, columns []string, more string) string {
 	if name := strings.TrimSuffix(file, "/"); r.from == FlagEmbedding && strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
 		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
 	}
 	if path.Ext(file) == "" && file != "DATA" && r.from == FlagEmbedding {
 		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
-	}
-	more := ""
-	if last != "" {
-		n := len(columns) - 1
-		more, columns = fmt.Sprintf(", %s: %s", last, plain(columns[n])), columns[:n]
+		if same, _ := r.yes("same_dataset_within_batch"); same {
+			r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
+		}
 	}
 	text := fmt.Sprintf("{path: %s, query: %s", quote(file), plain(columns[0]))
 	if len(columns) > 1 {
@@ -157,20 +180,25 @@ func sourceText(r *recipe, file string, columns []string, last string) string {
 	if len(columns) > 2 {
 		text += ", negatives: " + names(columns[2:])
 	}
-	text += more
 	if r.from == FlagEmbedding {
-		group, ok := r.whole("train_group_size")
-		if !ok {
-			group = 8
-		}
-		if group > 1 {
-			text += fmt.Sprintf(", negatives_per_query: %d", group-1)
+		if r.group > 1 {
+			text += fmt.Sprintf(", negatives_per_query: %d", r.group-1)
 		}
 		if r.distills() && (r.reranks() || r.unified()) {
 			text += ", scores: [pos_scores, neg_scores]"
 		}
 	}
+	return text + more + "}"
+}
+
+// prompts are those of data.train: none where the settings have none, whatever the model has.
+func (r *recipe) prompts(columns []string) string {
 	var prompts []string
+	add := func(role, prompt string) {
+		if prompt != "" {
+			prompts = append(prompts, role+": "+quote(prompt))
+		}
+	}
 	task := "retrieval"
 	if r.reranks() {
 		task = "rerank"
@@ -189,36 +217,65 @@ func sourceText(r *recipe, file string, columns []string, last string) string {
 		if !found || !found2 || rest != "" {
 			r.errs = append(r.errs, fmt.Sprintf("%s: %q does not put the text at its end, which is the one place where prompts go here", p[1], format))
 		}
-		prompts = append(prompts, p[2]+": "+quote(before+instruction+between))
+		add(p[2], before+instruction+between)
 	}
-	if v, ok := r.has("prompts"); ok {
-		m, isMap := v.(map[string]any)
-		if s, isText := v.(string); isText {
-			prompts = append(prompts, "query: "+quote(s), "document: "+quote(s))
-		} else if !isMap {
-			r.wrong("prompts", "a text or a mapping of columns to texts", v)
+	switch v, _ := r.has("prompts"); v := v.(type) {
+	case nil:
+	case string:
+		add("query", v)
+		add("document", v)
+	case map[string]any:
+		query, positive, negative := r.byColumn(v, columns)
+		add("query", query)
+		if positive == negative {
+			add("document", positive)
+		} else {
+			add("positive", positive)
+			add("negative", negative)
 		}
-		roles := map[string][]string{"query": {columns[0], "query"}, "document": {"document", "passage", "corpus"}}
-		if len(columns) > 1 {
-			roles["document"] = append([]string{columns[1]}, roles["document"]...)
-		}
-		if len(columns) > 2 {
-			roles["negative"] = columns[2:]
-		}
-		for role, names := range roles {
-			for _, n := range names {
-				if s, ok := m[n].(string); ok {
-					prompts = append(prompts, role+": "+quote(s))
-					break
-				}
+	default:
+		r.wrong("prompts", "a text or a mapping of columns to texts", v)
+	}
+	return "{" + strings.Join(prompts, ", ") + "}"
+}
+
+// byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none.
+func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, positive, negative string) {
+	found := map[string]bool{}
+	find := func(columns ...string) string {
+		for _, c := range columns {
+			if s, ok := prompts[c].(string); ok {
+				found[c] = true
+				return s
 			}
 		}
-		slices.Sort(prompts)
+		return ""
 	}
-	if len(prompts) > 0 {
-		text += ", prompts: {" + strings.Join(prompts, ", ") + "}"
+	document := []string{"document", "passage", "corpus"}
+	query = find(columns[0], "query")
+	if len(columns) > 1 {
+		document = append([]string{columns[1]}, document...)
 	}
-	return text + "}"
+	positive = find(document...)
+	negative = positive
+	for i, c := range columns[min(2, len(columns)):] {
+		switch s := find(append([]string{c}, document[1:]...)...); {
+		case i == 0:
+			negative = s
+		case s != negative:
+			r.without("prompts", "%s has %q and %s %q: negatives have one prompt here, and all have that of %s", columns[2], negative, c, s, columns[2])
+		}
+	}
+	var others []string
+	for c, prompt := range prompts {
+		if !found[c] && prompt != nil {
+			others = append(others, c)
+		}
+	}
+	if slices.Sort(others); len(others) > 0 {
+		r.without("prompts", "%s: no columns are called so, but %s; a dataset's own prompts are data.train[].prompts", strings.Join(others, ", "), strings.Join(columns, ", "))
+	}
+	return query, positive, negative
 }
 
 func (r *recipe) batch() {
@@ -250,12 +307,19 @@ func (r *recipe) batch() {
 	if n, ok := r.whole("gradient_accumulation_steps"); ok {
 		r.set("batch.accumulate", fmt.Sprint(n), "1")
 	}
-	drop, ok := r.yes("dataloader_drop_last")
-	r.set("batch.drop_last", fmt.Sprint(drop && ok), "true")
+	drop, _ := r.yes("dataloader_drop_last")
+	same, said := r.yes("same_dataset_within_batch")
+	r.set("batch.drop_last", fmt.Sprint(drop || same), "true") // which same_dataset_within_batch always does
+	switch {
+	case r.from == FlagEmbedding && !same && r.datasets > 1:
+		r.assume("batches have rows of one dataset; there they are mixed (a list of files as one dataset's path would mix them)")
+	case said:
+		r.set("batch.one_dataset", fmt.Sprint(same), "true")
+	}
 	sampler, ok := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
-	case sampler == "no_duplicates" || r.reranks(): // groups don't see each other
+	case sampler == "no_duplicates" || sampler == "no_duplicates_hashed" || r.reranks(): // groups don't see each other
 	case sampler == "group_by_label":
 		r.without("batch_sampler", "group_by_label puts rows of equal labels side by side; batches here are in random order")
 	default:
@@ -264,11 +328,15 @@ func (r *recipe) batch() {
 			r.assume("batches may hold a text twice, as with batch_sampler's default; batch.no_duplicates: true is better and costs nothing")
 		}
 	}
-	if v, ok := r.yes("same_dataset_within_batch"); ok {
-		r.set("batch.one_dataset", fmt.Sprint(v), "true")
-	}
 	if v, ok := r.yes("group_by_length"); ok && v {
 		r.keys["batch.by_length"] = "true"
+	}
+	switch s, _ := r.word("train_sampling_strategy"); strings.ToLower(s) {
+	case "", "random":
+	case "group_by_length":
+		r.keys["batch.by_length"] = "true"
+	default:
+		r.without("train_sampling_strategy", "%s; rows are in random order, or with data.shuffle: false in that of the files", s)
 	}
 	for _, name := range []string{"sub_batch_size", "mini_batch_size"} {
 		if n, ok := r.whole(name); ok && n > 0 {
@@ -308,7 +376,7 @@ func (r *recipe) decoder() bool {
 // distills tells whether it learns from a teacher's scores.
 func (r *recipe) distills() bool {
 	v, _ := r.yes("knowledge_distillation")
-	return v && r.from == FlagEmbedding
+	return v && r.from == FlagEmbedding && r.group > 1
 }
 
 // unified tells whether dense, sparse and multi-vector embeddings are trained together.
@@ -363,10 +431,12 @@ func (r *recipe) optimizer() {
 	if v, ok := r.number("max_grad_norm"); ok {
 		r.set("optimizer.max_grad_norm", num(v), "1")
 	}
+	constant := false
 	if s, ok := r.word("lr_scheduler_type"); ok {
 		switch s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]); s {
 		case "linear", "cosine", "constant":
 			r.set("optimizer.schedule", s, "linear")
+			constant = s == "constant"
 		case "constant_with_warmup":
 			r.keys["optimizer.schedule"] = "constant"
 		default:
@@ -375,7 +445,12 @@ func (r *recipe) optimizer() {
 	}
 	steps, hasSteps := r.number("warmup_steps")
 	ratio, _ := r.number("warmup_ratio")
+	if constant && (steps > 0 || ratio > 0) {
+		r.assume("there is no warm-up, whatever warmup_ratio and warmup_steps say: lr_scheduler_type constant has none, and constant_with_warmup has")
+	}
 	switch {
+	case constant:
+		r.keys["optimizer.warmup_ratio"] = "0"
 	case hasSteps && steps >= 1:
 		r.keys["optimizer.warmup_steps"] = num(steps)
 	case hasSteps && steps > 0: // transformers 5: a share
@@ -395,14 +470,14 @@ func (r *recipe) rest() {
 	if !ok {
 		epochs = 3
 	}
-	if epochs != float64(int(epochs)) {
-		r.assume("num_train_epochs is %s: epochs are whole here, and it is rounded up", num(epochs))
-		epochs = float64(int(epochs) + 1)
-	}
-	r.set("train.epochs", num(epochs), "1")
 	if n, ok := r.whole("max_steps"); ok && n > 0 {
 		r.keys["train.max_steps"] = fmt.Sprint(n)
+		epochs = float64(n) // it ends the run, whatever num_train_epochs is: an epoch has a step at least
+	} else if epochs != math.Trunc(epochs) {
+		r.assume("num_train_epochs is %s: epochs are whole here, and it is rounded up", num(epochs))
+		epochs = math.Ceil(epochs)
 	}
+	r.set("train.epochs", strconv.FormatFloat(epochs, 'f', -1, 64), "1")
 	bf, _ := r.yes("bf16")
 	if half, _ := r.yes("fp16"); half && !bf {
 		bf = true
@@ -435,8 +510,16 @@ func (r *recipe) rest() {
 	if v, ok := r.yes("load_best_model_at_end"); ok && v {
 		r.keys["save.best"] = "true"
 	}
-	if n, ok := r.whole("early_stopping_patience"); ok {
-		r.keys["eval.early_stopping"] = fmt.Sprintf("{patience: %d}", n)
+	patience, stops := r.whole("early_stopping_patience")
+	delta, hasDelta := r.number("early_stopping_threshold")
+	if !stops {
+		patience = 1 // transformers' default
+	}
+	switch {
+	case hasDelta:
+		r.keys["eval.early_stopping"] = fmt.Sprintf("{patience: %d, min_delta: %s}", patience, num(delta))
+	case stops:
+		r.keys["eval.early_stopping"] = fmt.Sprintf("{patience: %d}", patience)
 	}
 	r.every("log.every", "logging", "10")
 	for _, where := range r.list("report_to") {
@@ -470,37 +553,42 @@ var nothing = []string{
 	"overwrite_output_dir", "do_train", "do_eval", "run_name", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataloader_persistent_workers", "ddp_find_unused_parameters",
 	"ddp_backend", "ddp_timeout", "disable_tqdm", "log_level", "logging_dir", "logging_strategy", "logging_first_step", "local_rank", "remove_unused_columns", "push_to_hub", "per_device_eval_batch_size", "eval_strategy",
 	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors",
-	"greater_is_better", "pad_to_multiple_of", "small_threshold", "drop_threshold", "train_group_size", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
-	"passage_instruction_for_retrieval", "resume_from_checkpoint", "similarity_fct", "use_lora", "include_num_input_tokens_seen",
+	"greater_is_better", "pad_to_multiple_of", "small_threshold", "drop_threshold", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
+	"passage_instruction_for_retrieval", "resume_from_checkpoint", "use_lora", "include_num_input_tokens_seen",
 }
 
 // counterparts are settings that change what is computed and have no key.
 var counterparts = map[string]string{
-	"deepspeed":               "parameters and optimizer state are sharded with mesh.shard; there is no configuration file for it",
-	"fsdp":                    "parameters and optimizer state are sharded with mesh.shard",
-	"fsdp_config":             "parameters and optimizer state are sharded with mesh.shard",
-	"unified_finetuning":      "dense, sparse and multi-vector training together is model.kind: m3",
-	"use_self_distill":        "belongs to model.kind: m3",
-	"fix_encoder":             "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
-	"self_distill_start_step": "belongs to model.kind: m3",
-	"kd_loss_type":            "the kind of distillation is loss.name's",
-	"knowledge_distillation":  "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
-	"eval_on_start":           "contraflow eval measures a model before it is trained",
-	"metric_for_best_model":   "save.best goes by eval.metric",
-	"tokenizer_name":          "the tokenizer is the one in the model's folder",
-	"config_name":             "the configuration is the one in the model's folder",
-	"label_smoothing_factor":  "there is none",
-	"neftune_noise_alpha":     "there is none",
-	"fix_position_embedding":  "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
-	"learning_rate_mapping":   "optimizer.groups: [{params: [...], lr: ...}]",
-	"router_mapping":          "one encoder embeds queries and documents",
-	"data_seed":               "train.seed is the seed of everything",
-	"full_determinism":        "runs are bit-equal for one mesh always",
-	"auto_find_batch_size":    "batch.sub_batch bounds memory, and no batch size needs to be found",
-	"torch_empty_cache_steps": "memory is planned before the first step",
-	"ignore_data_skip":        "resuming costs no skipping: contraflow train --resume",
-	"eval_accumulation_steps": "evaluation embeds in sub-batches",
-	"torch_dtype":             "train.precision",
+	"deepspeed":                   "parameters and optimizer state are sharded with mesh.shard; there is no configuration file for it",
+	"fsdp":                        "parameters and optimizer state are sharded with mesh.shard",
+	"fsdp_config":                 "parameters and optimizer state are sharded with mesh.shard",
+	"unified_finetuning":          "dense, sparse and multi-vector training together is model.kind: m3",
+	"use_self_distill":            "belongs to model.kind: m3",
+	"fix_encoder":                 "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
+	"self_distill_start_step":     "belongs to model.kind: m3",
+	"kd_loss_type":                "the kind of distillation is loss.name's",
+	"knowledge_distillation":      "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
+	"eval_on_start":               "contraflow eval measures a model before it is trained",
+	"metric_for_best_model":       "save.best goes by eval.metric",
+	"tokenizer_name":              "the tokenizer is the one in the model's folder",
+	"config_name":                 "the configuration is the one in the model's folder",
+	"label_smoothing_factor":      "there is none",
+	"neftune_noise_alpha":         "there is none",
+	"fix_position_embedding":      "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
+	"learning_rate_mapping":       "optimizer.groups: [{params: [...], lr: ...}]",
+	"router_mapping":              "one encoder embeds queries and documents",
+	"data_seed":                   "train.seed is the seed of everything",
+	"full_determinism":            "runs are bit-equal for one mesh always",
+	"auto_find_batch_size":        "batch.sub_batch bounds memory, and no batch size needs to be found",
+	"torch_empty_cache_steps":     "memory is planned before the first step",
+	"ignore_data_skip":            "resuming costs no skipping: contraflow train --resume",
+	"eval_accumulation_steps":     "evaluation embeds in sub-batches",
+	"torch_dtype":                 "train.precision",
+	"lr_scheduler_kwargs":         "schedules have no options: linear and cosine go from optimizer.lr to 0",
+	"max_example_num_per_dataset": "all rows of a dataset train: a file with so many of them would be one of that size",
+	"shuffle_ratio":               "texts stay as they are: parts of long positives are not put in another order",
+	"sep_token":                   "what stands between query and document is the model's, or model.template's",
+	"model_type":                  "the program (encoder_only, decoder_only) and the model's own config.json say what is trained",
 }
 
 // remaining sorts what no rule has used.
@@ -510,6 +598,9 @@ func (r *recipe) remaining() {
 		switch r.settings[n] {
 		case nil, false, "", "false", "False", "None":
 			continue // what is off needs no counterpart
+		}
+		if m, ok := r.settings[n].(map[string]any); ok && len(m) == 0 {
+			continue
 		}
 		if !r.used[n] && !slices.Contains(nothing, n) {
 			names = append(names, n)
