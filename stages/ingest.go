@@ -25,10 +25,9 @@ type Plan struct {
 func (p Plan) Steps() int {
 	n := 0
 	for e := range p.Config.Epochs {
-		n += int(p.Sampler.Len(e)+int64(p.Accumulate)-1) / p.Accumulate
-	}
-	if p.MaxSteps > 0 {
-		n = min(n, p.MaxSteps)
+		if n += int(p.Sampler.Len(e)+int64(p.Accumulate)-1) / p.Accumulate; p.MaxSteps > 0 && n >= p.MaxSteps {
+			return p.MaxSteps // how long other epochs are may take a pass over their rows each
+		}
 	}
 	return n
 }
