@@ -524,6 +524,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"recipe", "lora"}, 0, "targets:"},
 		{[]string{"train", "-c", "nothing.yaml"}, 1, "contraflow recipe embedder > recipe.yaml"},
 		{[]string{"embed", "--model", "./nowhere", "--text", "a"}, 1, "Next: contraflow init"},
+		{[]string{"rerank", "--model", "m", "--input", "a.parquet", "--output", "b.parquet", "--first", "e"}, 2, "--first goes with --queries"},
+		{[]string{"rerank", "--model", "m", "--queries", "beir", "--sigmoid"}, 2, "--sigmoid goes with --input"},
 		{[]string{"report"}, 2, "which run?"},
 		{[]string{"report", "/nowhere"}, 1, "Next: contraflow train -c recipe.yaml makes one"},
 		{[]string{"report", binary}, 1, "not a run's folder"},

@@ -19,7 +19,8 @@ func newMerge() *cobra.Command {
 		Short: "Merge a LoRA adapter into its base model",
 		Long: `merge writes a model folder whose weights have a LoRA adapter added to them. It loads wherever its base model does, without PEFT.
 
-The adapter is a folder that a run with model.lora, PEFT or sentence-transformers has saved.`,
+The adapter is a folder that a run with model.lora, PEFT or sentence-transformers has saved, and its base an embedding model: rerankers that
+contraflow trains with LoRA are merged as they are saved, and others PEFT's merge_and_unload merges.`,
 		Example: `  contraflow merge --adapter runs/x/model --out runs/x/merged
   contraflow merge --model intfloat/e5-small-v2 --adapter adapter --out merged`,
 		Args: noArgs,

@@ -45,6 +45,15 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
 				return usageError{errors.New("give --input and --output, or --queries, --corpus and --qrels")}
 			}
+			of, what := []string{"first", "top", "corpus", "qrels", "json"}, "--queries, which measures a reranker; --input is scored"
+			if measures {
+				of, what = []string{"sigmoid", "query-column", "document-column", "output-column"}, "--input, whose rows are scored; --queries measures a reranker"
+			}
+			for _, flag := range of {
+				if cmd.Flags().Changed(flag) {
+					return usageError{fmt.Errorf("--%s goes with %s", flag, what)}
+				}
+			}
 			if err := atLeastOne(cmd, "top", "cutoff-layer"); err != nil {
 				return err
 			}
