@@ -21,6 +21,7 @@ type Update struct {
 	TotalSteps  int
 	MaxGradNorm float64 // 0: no clipping
 	OnNaN       OnNaN
+	Missed      int // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
 	Groups      []Group
 }
 
@@ -130,6 +131,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 
 	e.onNaN = u.OnNaN
 	skipped := 0 // in a row
+	missed := u.Missed
 	s.Do(func(t *pipeline.Task) error {
 		stream := Stream(t)
 		r := StepResult{Step: t.Index.Step}
@@ -156,8 +158,8 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		if skipped++; !r.Skipped {
 			skipped = 0
 			scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
-			u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1)
-		} else if u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
+			u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1-missed)
+		} else if missed++; u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
 			return e.gradientNotFinite(stream, r.Step+1)
 		}
 		stream.Fill(e.grads, 0)

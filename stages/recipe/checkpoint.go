@@ -61,6 +61,7 @@ type progress struct {
 	Worse     int      `json:"worse,omitempty"`      // evaluations since
 	Enough    bool     `json:"enough,omitempty"`     // the run is to stop early
 	Over      bool     `json:"over,omitempty"`       // the run has, and its model is saved
+	Missed    int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
 	Counts
 }
 
@@ -108,6 +109,9 @@ func (x *Run) asked() stages.Asked {
 // first checkpoint leave none.
 func (x *Run) due(r stages.StepResult) (note any, save bool) {
 	x.saves.progress.add(r)
+	if r.Skipped {
+		x.saves.progress.Missed++
+	}
 	p := x.saves.progress
 	p.Over = x.over(r)
 	every, done := x.Recipe.Save.Every, r.Step+1

@@ -194,9 +194,11 @@ func (x *Run) rollBack(ctx context.Context) (*checkpoint.Checkpoint, error) {
 		return nil, fmt.Errorf("step %d is not finite, and there is nothing to roll back to: %w", r.Step+1, err)
 	}
 	x.obs.note("step %d is not finite: going on with the state of step %d and the data after step %d", r.Step+1, c.Step, r.Step+1)
-	if err := x.sampler.Restore(*r.Next); err != nil {
+	var then progress
+	if err := errors.Join(json.Unmarshal(c.Progress, &then), x.sampler.Restore(*r.Next)); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
+	x.saves.progress.Missed = then.Missed + r.Step + 1 - c.Step
 	x.plan.FirstStep, x.saves.first = r.Step+1, r.Step+1
 	return c, nil
 }

@@ -412,6 +412,9 @@ func TestNotFinite(t *testing.T) {
 	if err != nil || two.summary.Counts != skip.summary.Counts {
 		t.Errorf("stopped and gone on, it counts %+v (%v), in one go %+v", two.summary, err, skip.summary)
 	}
+	if !bytes.Equal(j.model(t, "skip in two"), j.model(t, "skip")) {
+		t.Error("stopped and gone on, the weights differ from those in one go")
+	}
 	skipped := 0
 	for _, m := range j.lines(t, "skip") {
 		if m["skipped"] == true {
@@ -438,6 +441,39 @@ func TestNotFinite(t *testing.T) {
 	}
 	if _, err := j.run(t, "nowhere", nil, 0, false, append(sets, "train.on_nan=rollback", "save.every=0")...); err == nil || !strings.Contains(err.Error(), "nothing to roll back to") {
 		t.Errorf("no checkpoint to roll back to: %v", err)
+	}
+
+	// A step that has changed nothing is none to AdamW, as it is none to PyTorch's: what is left are the bits of a run without its data, and
+	// without that of steps that were undone.
+	const size = 10
+	sets = append(sets, "data.shuffle=false", "model.dropout=0", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "batch.accumulate=1", "batch.no_duplicates=false",
+		fmt.Sprint("batch.global_size=", size), "train.epochs=1")
+	for i, l := range lines {
+		lines[i] = strings.Replace(l, "3e38", "1", 1)
+	}
+	batches := func(out string, bad int, sets []string, which ...int) []byte {
+		t.Helper()
+		var some []string
+		for _, b := range which {
+			some = append(some, lines[b*size:(b+1)*size]...)
+			if b == bad {
+				some[len(some)-size] = strings.Replace(some[len(some)-size], `"w":1`, `"w":3e38`, 1)
+			}
+		}
+		file := filepath.Join(j.dir, out+".jsonl")
+		if err := os.WriteFile(file, []byte(strings.Join(some, "\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := j.run(t, out, nil, 0, false, append(sets, "data.train.0.path="+file)...); err != nil {
+			t.Fatal(err)
+		}
+		return j.model(t, out)
+	}
+	if !bytes.Equal(batches("with", 0, append(sets, "train.on_nan=skip"), 0, 1, 2, 3, 4), batches("without", -1, sets, 1, 2, 3, 4)) {
+		t.Error("skip: the weights differ from those of a run without the step")
+	}
+	if !bytes.Equal(batches("undone", 3, append(sets, "train.on_nan=rollback", "save.every=2"), 0, 1, 2, 3, 4, 5), batches("left", -1, sets, 0, 1, 4, 5)) {
+		t.Error("rollback: the weights differ from those of a run without the steps that were undone")
 	}
 }
 

@@ -187,7 +187,11 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
 	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.objective(driving{}), x.guided(g, batches, embedded, enc)...), enc)
 	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
-	results, err := stages.Apply(g, contributions, grads, enc, r.update(x.Steps))
+	update := r.update(x.Steps)
+	if x.saves != nil {
+		update.Missed = x.saves.progress.Missed
+	}
+	results, err := stages.Apply(g, contributions, grads, enc, update)
 	if err != nil {
 		return nil, nil, none, err
 	}
