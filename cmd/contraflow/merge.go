@@ -12,10 +12,10 @@ import (
 )
 
 func newMerge() *cobra.Command {
-	var model, adapter, out string
+	var model, adapter, out, precision string
 	var force bool
 	cmd := &cobra.Command{
-		Use:   "merge --adapter DIR --out DIR [--model DIR]",
+		Use:   "merge --adapter DIR --out DIR [--model DIR] [--precision bf16]",
 		Short: "Merge a LoRA adapter into its base model",
 		Long: `merge writes a model folder whose weights have a LoRA adapter added to them. It loads wherever its base model does, without PEFT.
 
@@ -41,7 +41,7 @@ contraflow trains with LoRA are merged as they are saved, and others PEFT's merg
 				return err
 			}
 			defer func() { err = errors.Join(err, d.Close()) }()
-			if err := embedder.Merge(model, adapter, out, d); err != nil {
+			if err := embedder.Merge(model, adapter, out, precision, d); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "merged model saved in %s\n", out)
@@ -51,6 +51,7 @@ contraflow trains with LoRA are merged as they are saved, and others PEFT's merg
 	cmd.Flags().StringVar(&model, "model", "", "the base model, a folder or hub id (default: what the adapter says)")
 	cmd.Flags().StringVar(&adapter, "adapter", "", "the adapter's folder")
 	cmd.Flags().StringVar(&out, "out", "", "the folder to write")
+	cmd.Flags().StringVar(&precision, "precision", "f32", "what the weights are written in: f32, bf16 or f16")
 	cmd.Flags().BoolVar(&force, "force", false, "replace another model in --out")
 	require(cmd, "adapter", "out")
 	return cmd

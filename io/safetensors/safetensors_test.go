@@ -341,3 +341,84 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestAs rounds to every half, to the middle between it and the next, and to what lies just beside that, against a search for the
+// nearest one in float64.
+func TestAs(t *testing.T) {
+	for _, d := range []DType{F16, BF16} {
+		var vs []float32 // all finite values that are not negative, in their order
+		for h := range 0x8000 {
+			v := make([]float32, 1)
+			if err := (Tensor{DType: d, Data: []byte{byte(h), byte(h >> 8)}}).Float32s(v); err != nil {
+				t.Fatal(err)
+			}
+			if v[0]-v[0] == 0 {
+				vs = append(vs, v[0])
+			}
+		}
+		var in []float32
+		var want []int // indexes in vs
+		for i := range vs[:len(vs)-1] {
+			low, high := float64(vs[i]), float64(vs[i+1])
+			middle := float32((low + high) / 2) // exact: halves have fewer digits
+			even := i + i&1
+			for _, x := range []struct {
+				v    float32
+				want int
+			}{{vs[i], i}, {middle, even}, {math.Nextafter32(middle, -1), i}, {math.Nextafter32(middle, math.MaxFloat32), i + 1}} {
+				if float64(x.v) < low || float64(x.v) > high { // the smallest ones of BF16 have nothing between them
+					continue
+				}
+				in, want = append(in, x.v, -x.v), append(want, x.want, x.want)
+			}
+		}
+		src, err := FromFloat32s("w", []int{len(in)}, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := src.As(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back := make([]float32, len(in))
+		if err := got.Float32s(back); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range in {
+			w := vs[want[i]]
+			if v < 0 || 1/v < 0 {
+				w = -w
+			}
+			if math.Float32bits(back[i]) != math.Float32bits(w) {
+				t.Fatalf("%v in %s is %v, want %v", v, d, back[i], w)
+			}
+		}
+		if again, err := got.As(F32); err != nil || !slices.Equal(again.Data, bytesOf(back)) {
+			t.Errorf("%s as F32: %v", d, err)
+		}
+		for _, v := range []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())} {
+			one, _ := FromFloat32s("w", []int{1}, []float32{v})
+			h, err := one.As(d)
+			if err == nil {
+				err = h.Float32s(back[:1])
+			}
+			if err != nil || math.IsNaN(float64(back[0])) != math.IsNaN(float64(v)) || back[0] != v && v == v {
+				t.Errorf("%v in %s is %v: %v", v, d, back[0], err)
+			}
+		}
+	}
+	for d, v := range map[DType]float32{F16: -65520, BF16: math.MaxFloat32} {
+		large, _ := FromFloat32s("encoder.weight", []int{1, 3}, []float32{1, 2, v})
+		_, err := large.As(d)
+		if err == nil || !strings.Contains(err.Error(), `"encoder.weight": number 2 of 3 is`) {
+			t.Errorf("%v in %s: %v", v, d, err)
+		}
+	}
+	large, _ := FromFloat32s("w", []int{1}, []float32{math.Nextafter32(65520, 0)})
+	if h, err := large.As(F16); err != nil || h.Data[0] != 0xff || h.Data[1] != 0x7b {
+		t.Errorf("what is just below 65520 is not 65504: %v, %v", h.Data, err)
+	}
+	if _, err := large.As(I8); err == nil {
+		t.Error("I8 was written")
+	}
+}

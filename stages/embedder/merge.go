@@ -17,8 +17,12 @@ import (
 
 // Merge writes the base model with an adapter added to its weights to a folder that needs neither: sentence-transformers and transformers
 // load it without PEFT. base is the base model's folder; "": what the adapter says. A model in out is replaced, unless it is one of these two.
+// The sums are made in f32, and written in a precision: see [Precisions].
 // A reranker is an error: what is written has no head that scores.
-func Merge(base, adapter, out string, d gpustage.Device) (err error) {
+func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) {
+	if _, ok := Precisions[precision]; !ok {
+		return Round(nil, precision)
+	}
 	var f *hfmodel.Folder
 	switch {
 	case base != "":
@@ -69,6 +73,9 @@ func Merge(base, adapter, out string, d gpustage.Device) (err error) {
 	}
 	length, err := MaxLengthOf(f, m.Config, 0)
 	if err != nil {
+		return err
+	}
+	if err := Round(tensors, precision); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(filepath.Clean(out)), 0o777); err != nil {
@@ -175,13 +182,10 @@ func appendTensor(to []safetensors.Tensor, f *hfmodel.Folder, name, as string) (
 	if err != nil {
 		return nil, err
 	}
-	vs := make([]float32, t.Len())
-	if err := t.Float32s(vs); err != nil {
-		return nil, fmt.Errorf("tensor %q: %w", name, err)
-	}
-	if t, err = safetensors.FromFloat32s(as, t.Shape, vs); err != nil {
+	if t, err = t.As(safetensors.F32); err != nil {
 		return nil, err
 	}
+	t.Name = as
 	return append(to, t), nil
 }
 
@@ -200,6 +204,27 @@ func Read(m *transformer.Model, s gpustage.Stream, ps []transformer.Param) ([]sa
 		out = append(out, t)
 	}
 	return out, nil
+}
+
+// Precisions are the types that a saved model's numbers can have, by the names that recipes and options use. "": f32.
+var Precisions = map[string]safetensors.DType{"": safetensors.F32, "f32": safetensors.F32, "bf16": safetensors.BF16, "f16": safetensors.F16}
+
+// Round makes tensors ones of a precision, one after another in their place: there is not room for all of them in both. A number that
+// it can't hold is an error that names the tensor.
+func Round(tensors []safetensors.Tensor, precision string) (err error) {
+	to, ok := Precisions[precision]
+	if !ok {
+		return fmt.Errorf("precision %q is not one of f32, bf16, f16", precision)
+	}
+	for i, t := range tensors {
+		if tensors[i], err = t.As(to); err != nil {
+			if to == safetensors.F16 {
+				return fmt.Errorf("%w: bf16 has a wider range, with fewer digits", err)
+			}
+			return err
+		}
+	}
+	return nil
 }
 
 // Tensor is a parameter as a file holds it. One that is not finite is an error.

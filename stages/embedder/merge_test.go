@@ -1,6 +1,7 @@
 package embedder
 
 import (
+	"bytes"
 	"errors"
 	"math"
 	"os"
@@ -71,7 +72,7 @@ func TestMergeGolden(t *testing.T) {
 			continue
 		}
 		out := filepath.Join(t.TempDir(), "merged", "model")
-		if err := Merge(base, adapter, out, d); err != nil {
+		if err := Merge(base, adapter, out, "", d); err != nil {
 			t.Fatal(err)
 		}
 		check(hfmodel.Open(out))
@@ -84,7 +85,7 @@ func TestMergeGolden(t *testing.T) {
 		t.Skip(err) // Windows without the right to
 	}
 	for _, out := range []string{adapter, base, filepath.Join(link, filepath.Base(adapter)), filepath.Join(base, "new", "folder"), filepath.Dir(base)} {
-		if err := Merge(base, adapter, out, d); err == nil || !strings.Contains(err.Error(), "would replace the ") {
+		if err := Merge(base, adapter, out, "", d); err == nil || !strings.Contains(err.Error(), "would replace the ") {
 			t.Errorf("merged into %s: error %v", out, err)
 		}
 	}
@@ -93,7 +94,7 @@ func TestMergeGolden(t *testing.T) {
 	} else {
 		f.Close()
 	}
-	if err := Merge("", goldens.Path(t, "bert/minilm-tiny"), t.TempDir(), d); err == nil || !strings.Contains(err.Error(), "is not the folder of a LoRA adapter") {
+	if err := Merge("", goldens.Path(t, "bert/minilm-tiny"), t.TempDir(), "", d); err == nil || !strings.Contains(err.Error(), "is not the folder of a LoRA adapter") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -147,7 +148,7 @@ func testMergedPooler(t *testing.T, base, adapter, merged string) {
 func TestMergeHeads(t *testing.T) {
 	d := ref.New()
 	classifier := copyFolder(t, goldens.Path(t, "rerank/cross"))
-	if err := Merge(classifier, goldens.Path(t, "lora/bert-qv"), filepath.Join(t.TempDir(), "x"), d); err == nil || !strings.Contains(err.Error(), "is a reranker (its class is BertForSequenceClassification)") {
+	if err := Merge(classifier, goldens.Path(t, "lora/bert-qv"), filepath.Join(t.TempDir(), "x"), "", d); err == nil || !strings.Contains(err.Error(), "is a reranker (its class is BertForSequenceClassification)") {
 		t.Errorf("error %v", err)
 	}
 	base := copyFolder(t, goldens.Path(t, "lora/qwen3-tiny"))
@@ -182,7 +183,7 @@ func TestMergeHeads(t *testing.T) {
 		}
 	}
 	out := filepath.Join(t.TempDir(), "merged")
-	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), out, d); err != nil {
+	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), out, "", d); err != nil {
 		t.Fatal(err)
 	}
 	merged, err := safetensors.Open(filepath.Join(out, "model.safetensors"))
@@ -193,6 +194,39 @@ func TestMergeHeads(t *testing.T) {
 	got := make([]float32, 4)
 	if tensor, err := merged.Tensor("lm_head.weight"); err != nil || tensor.Float32s(got) != nil || !slices.Equal(got, []float32{1, 2, 3, 4}) {
 		t.Errorf("the language model's head is %v, error %v", got, err)
+	}
+
+	// In another precision it has the same numbers, rounded.
+	halves := filepath.Join(t.TempDir(), "halves")
+	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), halves, "f16", d); err != nil {
+		t.Fatal(err)
+	}
+	rounded, err := safetensors.Open(filepath.Join(halves, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rounded.Close()
+	if !slices.Equal(rounded.Names(), merged.Names()) {
+		t.Fatalf("%q, want %q", rounded.Names(), merged.Names())
+	}
+	for _, name := range merged.Names() {
+		want, err := merged.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, err = want.As(safetensors.F16); err != nil {
+			t.Fatal(err)
+		}
+		if tensor, err := rounded.Tensor(name); err != nil || tensor.DType != safetensors.F16 || !bytes.Equal(tensor.Data, want.Data) {
+			t.Errorf("%v is not %v: %v", tensor, want, err)
+		}
+	}
+	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), halves, "half", d); err == nil || !strings.Contains(err.Error(), `precision "half" is not one of f32, bf16, f16`) {
+		t.Errorf("error %v", err)
+	}
+	copy(head.Data[3*4:], []byte{0, 0, 0x80, 0x47}) // 65536
+	if err := Round([]safetensors.Tensor{head}, "f16"); err == nil || !strings.Contains(err.Error(), `tensor "lm_head.weight": number 3 of 4 is 65536, more than F16 holds (65504): bf16 has a wider range`) {
+		t.Errorf("error %v", err)
 	}
 }
 
@@ -273,7 +307,7 @@ func TestMergeOfAnother(t *testing.T) {
 			b, _ := safetensors.FromFloat32s(hfmodel.AdapterPrefix+"encoder.layer.0.attention.self.query.lora_B.weight", []int{32, 2}, make([]float32, 64))
 			safetensors.Write(filepath.Join(dir, "adapter_model.safetensors"), []safetensors.Tensor{a, b}, nil)
 		}
-		if err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), ref.New()); err == nil || !strings.Contains(err.Error(), want) {
+		if err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), "", ref.New()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}

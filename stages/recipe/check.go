@@ -231,5 +231,6 @@ func (c *checker) checkRest(r *Recipe) {
 		c.require(measured && e.Every > 0, "eval.early_stopping", "needs eval.every, and eval.retrieval or eval.sts")
 	}
 	c.positive("save.keep", r.Save.Keep)
+	c.words("save.precision", "f32", "bf16", "f16")
 	c.positive("log.every", r.Log.Every)
 }

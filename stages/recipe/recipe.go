@@ -223,10 +223,11 @@ type STS struct {
 }
 
 type Save struct {
-	Dir   string `yaml:"dir"`
-	Every Period `yaml:"every"` // between checkpoints; 0: none but those that are asked for
-	Keep  int    `yaml:"keep"`  // checkpoints that stay
-	Best  bool   `yaml:"best"`  // the model is that of the best evaluation, not of the last step
+	Dir       string `yaml:"dir"`
+	Every     Period `yaml:"every"`     // between checkpoints; 0: none but those that are asked for
+	Keep      int    `yaml:"keep"`      // checkpoints that stay
+	Best      bool   `yaml:"best"`      // the model is that of the best evaluation, not of the last step
+	Precision string `yaml:"precision"` // of the model's files: f32, bf16 or f16. Checkpoints are in f32
 }
 
 type Log struct {
@@ -245,7 +246,7 @@ func Default() Recipe {
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last", OnNaN: "stop"},
 		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto", Deadline: Wait(collective.DefaultDeadline)},
 		Eval:      Eval{Every: 500, Metric: "ndcg@10"},
-		Save:      Save{Every: Period{Steps: 500}, Keep: 2},
+		Save:      Save{Every: Period{Steps: 500}, Keep: 2, Precision: "f32"},
 		Log:       Log{Every: 10},
 	}
 }

@@ -193,6 +193,9 @@ func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
 	if err != nil || !x.Main() {
 		return err
 	}
+	if err := embedder.Round(tensors, x.Recipe.Save.Precision); err != nil {
+		return fmt.Errorf("save.precision: %w", err)
+	}
 	text, err := x.Recipe.YAML()
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,6 +41,9 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 			return err
 		}
 		tensors = append(tensors, rest...)
+	}
+	if err := embedder.Round(tensors, x.Recipe.Save.Precision); err != nil {
+		return fmt.Errorf("save.precision: %w", err)
 	}
 	text, err := x.Recipe.YAML()
 	if err != nil {

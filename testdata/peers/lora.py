@@ -92,6 +92,13 @@ def smallest(name, a, b):
     return cos
 
 
+def same_rounded(name, folder, want, dtype):
+    """Loads as it is, in the type that it was written in, and has the bits of what torch rounds."""
+    rounded, got = want.to(dtype).state_dict(), SentenceTransformer(str(folder), device="cpu").state_dict()
+    if rounded.keys() != got.keys() or not all(got[k].dtype == v.dtype and torch.equal(got[k], v) for k, v in rounded.items()):
+        sys.exit(f"{name}: not what torch rounds to {dtype}")
+
+
 def moved(name, a, b):
     if np.abs(a - b).max() < 1e-3:
         sys.exit(f"{name}: the adapter does nothing: a comparison would say nothing")
@@ -165,5 +172,9 @@ for name, base, config in CASES:
     merged = fresh("merged")
     run(contraflow, "merge", "--adapter", trained / "model", "--out", merged)
     figures.append(smallest(f"{name}, ours merged", encode(open_st(merged)), got))
+    for precision, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
+        halves = fresh("halves")
+        run(contraflow, "merge", "--adapter", trained / "model", "--out", halves, "--precision", precision)
+        same_rounded(f"{name}, merged in {precision}", halves, open_st(merged), dtype)
     print(f"{name} | " + " | ".join(f"{f:.8f}" for f in figures), flush=True)
 shutil.rmtree(work)

@@ -1,0 +1,102 @@
+package recipe
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
+)
+
+// A model that is saved in a smaller type has the numbers of one that is not, rounded, in all of its files, and says so. What is
+// trained does not change by it, and it can be trained on.
+func TestSavePrecision(t *testing.T) {
+	j := newJob(t, 40)
+	pairs := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", j.dir+"/data.jsonl")
+	tensors := func(path string) (all []safetensors.Tensor) {
+		t.Helper()
+		f, err := safetensors.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for _, name := range f.Names() {
+			x, err := f.Tensor(name) // of a file that will be closed
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, safetensors.Tensor{Name: x.Name, DType: x.DType, Shape: x.Shape, Data: slices.Clone(x.Data)})
+		}
+		return all
+	}
+	for kind, sets := range map[string][]string{
+		"embedder": {"train.max_steps=3"},
+		"best":     append(j.measured(t), "train.seed=49", "train.max_steps=7"),
+		"adapter":  {"train.max_steps=3", "model.lora={rank: 2}"},
+		"reranker": {"train.max_steps=3", "model.kind=reranker", "model.lora={rank: 2}", pairs},
+		"m3":       {"train.max_steps=3", "model.kind=m3"},
+	} {
+		runs := map[string]outcome{}
+		for _, precision := range []string{"f32", "bf16", "f16"} {
+			o, err := j.run(t, kind+" "+precision, nil, 0, false, append(sets, "save.precision="+precision)...)
+			if err != nil {
+				t.Fatalf("%s in %s: %v", kind, precision, err)
+			}
+			runs[precision] = o
+			for step, l := range runs["f32"].losses {
+				if o.losses[step] != l {
+					t.Errorf("%s in %s: step %d has loss %v, in f32 %v", kind, precision, step, o.losses[step], l)
+				}
+			}
+			dir := filepath.Join(j.dir, kind+" "+precision, "model")
+			files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
+			if err != nil || len(files) == 0 {
+				t.Fatal(files, err)
+			}
+			for _, file := range files {
+				want := tensors(strings.Replace(file, kind+" "+precision, kind+" f32", 1))
+				if err := embedder.Round(want, precision); err != nil {
+					t.Fatal(err)
+				}
+				got := tensors(file)
+				if !slices.EqualFunc(got, want, func(a, b safetensors.Tensor) bool {
+					return a.String() == b.String() && bytes.Equal(a.Data, b.Data)
+				}) {
+					t.Errorf("%s in %s: %s has other numbers", kind, precision, filepath.Base(file))
+				}
+				for _, x := range got {
+					if x.DType != embedder.Precisions[precision] {
+						t.Errorf("%s in %s: %v", kind, precision, x)
+					}
+				}
+			}
+			if kind == "adapter" {
+				continue
+			}
+			config, err := os.ReadFile(filepath.Join(dir, "config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name := map[string]string{"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[precision]; !strings.Contains(string(config), `type": "`+name+`"`) {
+				t.Errorf("%s in %s: config.json says %s", kind, precision, config)
+			}
+			f, err := hfmodel.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+			if _, err := j.run(t, "more", nil, 0, false, append(sets, "train.max_steps=1", "eval.every=0", "model.path="+dir)...); err != nil {
+				t.Errorf("%s in %s, trained on: %v", kind, precision, err)
+			}
+		}
+	}
+	if _, err := Parse("job", []byte(j.text), []string{"save.dir=x", "save.precision=fp16"}); err == nil || !strings.Contains(err.Error(), `save.precision: is "fp16", want one of bf16, f16, f32`) {
+		t.Error(err)
+	}
+}
