@@ -269,7 +269,7 @@ func inputFlags(cmd *cobra.Command, in *bench.Input, model bool) {
 	if model {
 		cmd.Flags().StringVar(&in.Model, "model", "", "a model folder or hub id (default: random weights of MiniLM-L6's shape, with a vocabulary of the data)")
 	}
-	cmd.Flags().StringVar(&in.Data, "data", "", "parquet or JSON lines, rows in the order of the files (default: doc comments and functions of the installed Go sources)")
+	cmd.Flags().StringVar(&in.Data, "data", "", "parquet, JSON lines or CSV, rows in the order of the files (default: doc comments and functions of the installed Go sources)")
 	cmd.Flags().StringVar(&in.Query, "query", "query", "the column with the queries, of --data")
 	cmd.Flags().StringVar(&in.Positive, "positive", "positive", "the column with the documents, of --data")
 }

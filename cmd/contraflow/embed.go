@@ -138,7 +138,7 @@ func newEmbed() *cobra.Command {
 			return embedTable(cmd, e, f.prompt, input, column, output, outputColumn, parts)
 		},
 	}
-	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet or JSON lines, files or globs (may be repeated)")
+	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
 	cmd.Flags().StringVar(&column, "column", "text", "the column with the texts")
 	cmd.Flags().StringVar(&output, "output", "", "the parquet file to write")
 	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")

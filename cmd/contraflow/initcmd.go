@@ -52,7 +52,7 @@ func newInit() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&out, "out", "", "folder for the model")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a model that is there")
-	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet or JSON lines with texts (may be repeated)")
+	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet, JSON lines or CSV with texts (may be repeated)")
 	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, "a column with texts (may be repeated)")
 	cmd.Flags().StringVar(&config, "config", "", "a config.json of Hugging Face's, of any family, for the model's shape")
 	cmd.Flags().IntVar(&spec.Hidden, "hidden", 384, "hidden size")

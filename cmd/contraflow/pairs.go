@@ -24,7 +24,7 @@ type pairFlags struct {
 
 func (f *pairFlags) add(cmd *cobra.Command, positive string) {
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, "rows: parquet or JSON lines, files or globs (may be repeated)")
+	fl.StringArrayVar(&f.input, "input", nil, "rows: parquet, JSON lines or CSV, files or globs (may be repeated)")
 	fl.StringVar(&f.query, "query", "query", "the column with the queries, or a template such as \"{title} {text}\"")
 	fl.StringVar(&f.positive, "positive", "positive", "the column with the positives, or a template; "+positive)
 	fl.StringVar(&f.output, "output", "", "the parquet file to write")

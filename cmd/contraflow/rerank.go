@@ -69,7 +69,7 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, "parquet or JSON lines, files or globs (may be repeated)")
+	fl.StringArrayVar(&f.input, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
 	fl.StringVar(&f.query, "query-column", "query", "the column with the queries")
 	fl.StringVar(&f.document, "document-column", "document", "the column with the documents")
 	fl.StringVar(&f.output, "output", "", "the parquet file to write")

@@ -317,6 +317,7 @@ func (r *blockReader) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
 		return asCorrupt(fmt.Errorf("%s: %w", j.path, err))
 	}
 	b.raw = raw
+	r.parser.strings = j.text
 	row := 0
 	lines(raw, func(from, to int) error {
 		column, reason := r.parser.parse(raw, from, to, b.texts[:r.d.firstNumber], b.numbers)

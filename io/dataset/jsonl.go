@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -39,8 +40,29 @@ type jsonlFile struct {
 	hash   Hash128
 	rows   int64
 	blocks []jsonlBlock
-	blanks []int64  // for every blank line, how many rows stand before it
-	spool  *os.File // the unpacked content of a compressed file
+	gaps   gaps
+	spool  *os.File // the unpacked content of a compressed file, or the rows of one of separated values
+	text   bool     // of separated values: all values are strings or null
+}
+
+// gaps are the lines that begin no row: blank ones, a header, and what a row in quotes goes on with.
+type gaps []struct{ rows, lines int64 } // so many lines before the first row that so many rows stand before
+
+// until says how many such lines there are before a row; none is fewer than before the one before.
+func (g *gaps) until(row, lines int64) {
+	if n := len(*g); n > 0 && (*g)[n-1].lines == lines || lines == 0 {
+		return
+	}
+	*g = append(*g, struct{ rows, lines int64 }{row, lines})
+}
+
+// before is how many such lines there are before a row.
+func (g gaps) before(row int64) int64 {
+	i := sort.Search(len(g), func(i int) bool { return g[i].rows > row })
+	if i == 0 {
+		return 0
+	}
+	return g[i-1].lines
 }
 
 type jsonlBlock struct {
@@ -78,6 +100,12 @@ func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile
 		defer z.Close()
 		in = z
 	}
+	if separated(path) != "" {
+		if in, err = newCSVReader(path, in, &j.gaps); err != nil {
+			return nil, err
+		}
+		j.text = true
+	}
 	var spool *bufio.Writer
 	if in != io.Reader(f) {
 		if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
@@ -110,6 +138,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 	in := bufio.NewReaderSize(content, 1<<20)
 	hash := xxh3.New128()
 	var at, lineAt int64 // offsets in the content
+	var blank int64      // lines
 	var begun bool       // the line has something in it
 	var cur jsonlBlock
 	if head, _ := in.Peek(3); bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark
@@ -123,7 +152,8 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 			cur.rows++
 			j.rows++
 		} else {
-			j.blanks = append(j.blanks, j.rows)
+			blank++
+			j.gaps.until(j.rows, blank)
 		}
 		begun, lineAt = false, at
 		if cur.bytes = at - cur.at; int64(cur.rows) >= limit.rows || cur.rows > 0 && cur.bytes >= limit.bytes {
@@ -179,8 +209,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 
 // line returns the number, from 1, of the line that holds a row.
 func (j *jsonlFile) line(row int64) int64 {
-	blanks := sort.Search(len(j.blanks), func(i int) bool { return j.blanks[i] > row })
-	return row + 1 + int64(blanks)
+	return row + 1 + j.gaps.before(row)
 }
 
 // read returns the bytes of a block in buf's memory.
@@ -226,6 +255,7 @@ type wanted struct {
 // jsonlParser fills the columns of a block.
 type jsonlParser struct {
 	want    []wanted
+	strings bool           // numbers are said by strings
 	texts   []textColumn   // of those that are no numbers, in order
 	numbers []numberColumn // of those that are
 	r       jsonReader
@@ -379,10 +409,24 @@ func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want stri
 		return float32(v), err
 	}
 	isNumber := func(c byte) bool { return c == '-' || c >= '0' && c <= '9' }
-	k := p.slot[i]
+	k, w := p.slot[i], p.want[i]
 	c := p.r.peek()
 	if !list {
 		p.single[k] = float32(math.NaN())
+		if c == '"' && p.strings {
+			s, err := p.text()
+			if err != nil {
+				return err
+			}
+			said := strings.TrimSpace(string(p.r.b[int(s.off)-p.from:][:s.n]))
+			v, bad := strconv.ParseFloat(said, 64)
+			if bad != nil && !errors.Is(bad, strconv.ErrRange) {
+				p.column, p.reason = w.name, fmt.Sprintf("it is %q, want a number", said)
+				return nil
+			}
+			p.single[k] = float32(v)
+			return nil
+		}
 		if !isNumber(c) {
 			return wrong(c, "a number")
 		}

@@ -29,14 +29,14 @@ func RegisterScheme(scheme string, fetch func(ctx context.Context, pattern strin
 }
 
 // Pick tells which of a store's files a pattern means, in their order: those that it matches as a glob, in which * crosses no slash; or else what
-// is inside the folder of that name ("": all there is), the parquet files, or where there are none, the files of JSON lines.
+// is inside the folder of that name ("": all there is), the parquet files, or where there are none, the files of JSON lines, or the .csv files.
 func Pick(names []string, pattern string) (found []string) {
 	for _, n := range names {
 		if ok, _ := path.Match(pattern, n); ok {
 			found = append(found, n)
 		}
 	}
-	for _, kinds := range [][]string{{".parquet"}, {".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"}} {
+	for _, kinds := range [][]string{{".parquet"}, {".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"}, {".csv", ".csv.gz", ".csv.zst"}} {
 		if len(found) > 0 {
 			return found
 		}

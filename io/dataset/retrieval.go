@@ -280,7 +280,7 @@ type Pairs struct {
 	Scores []float64
 }
 
-// LoadPairs reads the named columns of parquet or JSONL files. Null or empty texts and scores that are no numbers are errors.
+// LoadPairs reads the named columns of files as [OpenTable] does. Null or empty texts and scores that are no numbers are errors.
 func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 	t, err := OpenTable(ctx, []string{path})
 	if err != nil {

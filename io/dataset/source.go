@@ -23,7 +23,9 @@ import (
 // Scores: []string{"pos_scores", "neg_scores"}. Each of the three may be a template of several columns of strings:
 // "{title} {text}".
 type Source struct {
-	Paths     []string // .parquet files and .jsonl, .ndjson or .json files (of JSON lines; also .gz, .zst), and globs of those
+	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines), .csv and .tsv files whose first line names the columns (the last five also
+	// .gz and .zst), and globs of those.
+	Paths     []string
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
 	Negatives []string
@@ -279,7 +281,7 @@ func (d *Dataset) rowError(row int64, column, reason string) *RowError {
 	return &RowError{Row: row, Location: d.Locate(row), Column: column, Reason: reason}
 }
 
-var extensions = []string{".parquet", ".jsonl", ".ndjson", ".json"}
+var extensions = []string{".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv"}
 
 func isParquet(path string) bool { return filepath.Ext(path) == ".parquet" }
 
@@ -319,7 +321,7 @@ func expand(ctx context.Context, patterns []string) ([]string, error) {
 			if _, _, err := openFile(p, -1); err != nil {
 				return nil, err
 			}
-			return nil, fail(ErrNoFiles, "%s: not known as data by its name; known are %s, the last three also with .gz or .zst", p, strings.Join(extensions, ", "))
+			return nil, fail(ErrNoFiles, "%s: not known as data by its name; known are %s, all but the first also with .gz or .zst", p, strings.Join(extensions, ", "))
 		}
 	}
 	return paths, nil
@@ -488,7 +490,7 @@ func (d *Dataset) settleColumns() error {
 			if f.jsonl.rows == 0 {
 				continue
 			}
-			find = func(name string) (shape, error) { return jsonShape(f.jsonl.path, name, names, kinds) }
+			find = func(name string) (shape, error) { return f.jsonl.shape(name, names, kinds) }
 			size, content = f.jsonl.size, f.jsonl.hash
 		}
 		fmt.Fprintf(h, "%q %d %v\n", filepath.Base(f.path()), size, content)
@@ -590,15 +592,15 @@ func (p *parquetFile) shape(name string) (shape, error) {
 	return s, nil
 }
 
-func jsonShape(path, name string, names []string, kinds map[string]byte) (shape, error) {
+func (j *jsonlFile) shape(name string, names []string, kinds map[string]byte) (shape, error) {
 	kind, ok := kinds[name]
 	if !ok {
-		return shape{}, missingColumn(path, name, names)
+		return shape{}, missingColumn(j.path, name, names)
 	}
 	s := shape{name: jsonKind(kind)}
 	switch kind {
 	case '"', 'n': // null so far: rows are checked one by one
-		s.text, s.number = true, kind == 'n'
+		s.text, s.number = true, kind == 'n' || j.text
 	case '[':
 		s.text, s.number, s.list = true, true, true // what the list holds is checked row by row
 	case '{', 't', 'f':

@@ -36,8 +36,8 @@ type tableLeaf struct {
 	name string // of the top-level column
 }
 
-// OpenTable opens parquet or JSONL files, named or globbed as in [Source], which must all have the same columns. JSON
-// lines are read once to find out their types. Close releases temporary files.
+// OpenTable opens parquet, JSONL, CSV or TSV files, named or globbed as in [Source], which must all have the same columns. JSON
+// lines are read once to find out their types; columns of CSV and TSV are text. Close releases temporary files.
 func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
 	paths, err := expand(ctx, patterns)
 	if err != nil {

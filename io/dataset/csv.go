@@ -1,0 +1,184 @@
+package dataset
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+)
+
+// Files of separated values become JSON lines as they are opened: an object of strings for each row, in the same temporary file that
+// compressed JSON lines are unpacked into. From there on they are read as such. They have no types: where numbers are wanted, those that
+// strings say are taken, and an empty cell is null.
+//
+// .csv is RFC 4180's: commas, and quotes around what has some, or lines, in it. .tsv is IANA's text/tab-separated-values: no quotes at all, a
+// quote is a character as any other. MS MARCO's and BEIR's are such files, and reading them with quotes joins rows without a word.
+
+// separated is what a path of separated values ends with, compressed or not, .csv or .tsv; "" of others.
+func separated(path string) string {
+	ext := filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst"))
+	if ext != ".csv" && ext != ".tsv" {
+		return ""
+	}
+	return ext
+}
+
+// csvReader reads a file of separated values as JSON lines.
+type csvReader struct {
+	path string
+	next func() (fields []string, line int64, err error) // io.EOF at the end
+	in   *rowLimit
+
+	keys [][]byte // `"name":` of each column
+	rows int64
+	gaps *gaps
+	buf  []byte // lines not read yet
+	rest []byte // of buf
+}
+
+// rowLimit bounds what is read for one row: a quote that nothing closes would have the rest of the file.
+type rowLimit struct {
+	r    io.Reader
+	max  int64
+	read int64 // since the last row was complete
+}
+
+var errLongRow = errors.New("a row is too long")
+
+func (l *rowLimit) Read(b []byte) (int, error) {
+	if l.read > l.max {
+		return 0, errLongRow
+	}
+	n, err := l.r.Read(b)
+	l.read += int64(n)
+	return n, err
+}
+
+// newCSVReader reads the header. Lines that begin no row are told gaps.
+func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error) {
+	c := &csvReader{path: path, gaps: gaps, in: &rowLimit{r: content, max: maxLine}}
+	in := bufio.NewReaderSize(c.in, 1<<20)
+	switch head, _ := in.Peek(3); {
+	case bytes.Equal(head, []byte("\xef\xbb\xbf")):
+		in.Discard(3)
+	case bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")):
+		return nil, fail(ErrCorrupt, "%s is UTF-16, as its byte order mark says: it has to be UTF-8 (iconv -f UTF-16 -t UTF-8)", path)
+	}
+	if separated(path) == ".csv" {
+		r := csv.NewReader(in)
+		r.ReuseRecord = true
+		c.next = func() ([]string, int64, error) {
+			fields, err := r.Read()
+			if err != nil {
+				return nil, 0, err
+			}
+			line, _ := r.FieldPos(0)
+			return fields, int64(line), nil
+		}
+	} else {
+		c.next = tabbed(in)
+	}
+	header, line, err := c.next()
+	if err == io.EOF {
+		return nil, fail(ErrNoFiles, "%s is empty: its first line has to name the columns", path)
+	}
+	if err != nil {
+		return nil, c.wrong(err)
+	}
+	named := map[string]bool{}
+	for _, name := range header {
+		if named[name] {
+			return nil, fail(ErrCorrupt, "%s:%d: the first line names a column %q twice; it has to name the columns", path, line, name)
+		}
+		named[name] = true
+		c.keys = append(c.keys, append(appendJSONString(nil, name), ':'))
+	}
+	return c, nil
+}
+
+// Read is an io.Reader's.
+func (c *csvReader) Read(b []byte) (int, error) {
+	for len(c.rest) == 0 {
+		c.in.read = 0
+		fields, line, err := c.next()
+		if err == io.EOF {
+			return 0, io.EOF
+		}
+		if err == nil && len(fields) != len(c.keys) {
+			err = fail(ErrCorrupt, "%s:%d: %d fields, and the first line names %d columns", c.path, line, len(fields), len(c.keys))
+		}
+		if err != nil {
+			return 0, c.wrong(err)
+		}
+		c.gaps.until(c.rows, line-1-c.rows)
+		c.rows++
+		c.buf = c.buf[:0]
+		for i, f := range fields {
+			c.buf = append(append(c.buf, "{,"[min(i, 1)]), c.keys[i]...)
+			if f == "" {
+				c.buf = append(c.buf, "null"...)
+			} else {
+				c.buf = appendJSONString(c.buf, f)
+			}
+		}
+		c.buf = append(c.buf, "}\n"...)
+		c.rest = c.buf
+	}
+	n := copy(b, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// wrong names the file and the line of an error.
+func (c *csvReader) wrong(err error) error {
+	var parse *csv.ParseError
+	switch {
+	case errors.Is(err, errLongRow):
+		return fail(ErrCorrupt, "%s: after %d rows: %w, above %d MiB: is a quote not closed?", c.path, c.rows, errLongRow, c.in.max>>20)
+	case !errors.As(err, &parse):
+		return fmt.Errorf("%s: after %d rows: %w", c.path, c.rows, err)
+	case errors.Is(err, csv.ErrFieldCount):
+		return fail(ErrCorrupt, "%s:%d: the row has not as many fields as the first line names columns, %d: one with a comma in it needs quotes", c.path, parse.StartLine, len(c.keys))
+	}
+	return fail(ErrCorrupt, "%s:%d: the row that begins here has a quote out of place (in line %d, byte %d): a field with quotes in it is in quotes itself, and has them twice",
+		c.path, parse.StartLine, parse.Line, parse.Column)
+}
+
+// tabbed splits lines at tabs. Blank ones are no rows.
+func tabbed(in *bufio.Reader) func() ([]string, int64, error) {
+	line := int64(0)
+	return func() ([]string, int64, error) {
+		for {
+			text, err := in.ReadString('\n')
+			if text == "" && err != nil || err != nil && err != io.EOF {
+				return nil, 0, err
+			}
+			line++
+			if text = strings.TrimRight(text, "\r\n"); strings.TrimSpace(text) != "" {
+				return strings.Split(text, "\t"), line, nil
+			}
+		}
+	}
+}
+
+// appendJSONString appends a string as JSON has it. What is not UTF-8 stays as it is: who reads the row refuses it.
+func appendJSONString(b []byte, s string) []byte {
+	b = append(b, '"')
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c == '\n':
+			b = append(b, '\\', 'n')
+		case c < 0x20:
+			b = fmt.Appendf(b, `\u%04x`, c)
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
+}

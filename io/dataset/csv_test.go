@@ -1,0 +1,230 @@
+package dataset
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// csvRows reads a file's content as rows of strings, nil for null.
+func csvRows(path, content string) (rows []map[string]*string, lines []int64, err error) {
+	j := &jsonlFile{path: path}
+	c, err := newCSVReader(path, strings.NewReader(content), &j.gaps)
+	if err != nil {
+		return nil, nil, err
+	}
+	raw, err := io.ReadAll(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	for l := range bytes.Lines(raw) {
+		var row map[string]*string
+		if err := json.Unmarshal(l, &row); err != nil {
+			return nil, nil, fmt.Errorf("%q: %w", l, err)
+		}
+		lines = append(lines, j.line(int64(len(rows))))
+		rows = append(rows, row)
+	}
+	return rows, lines, nil
+}
+
+func TestCSVRows(t *testing.T) {
+	for _, c := range []struct{ name, content, want, lines string }{
+		{"a.csv", "q,p\na,b\n", `[{"p":"b","q":"a"}]`, "[2]"},
+		{"a.csv", "\ufeffq,p\r\na,b\r\n\r\n,\"x, \"\"y\"\"\"", `[{"p":"b","q":"a"},{"p":"x, \"y\"","q":null}]`, "[2 4]"},
+		{"a.csv", "\"q\ns\",p\n\"1\n\n2\",b\nc,d\n\"\\\t\x01<é\",\n", `[{"p":"b","q\ns":"1\n\n2"},{"p":"d","q\ns":"c"},{"p":null,"q\ns":"\\\t\u0001\u003cé"}]`, "[3 6 7]"},
+		{"a.csv.gz", ",q\n0,a\n1,b\n", `[{"":"0","q":"a"},{"":"1","q":"b"}]`, "[2 3]"}, // as pandas writes an index
+		{"a.tsv", "q\tp\r\nsay \"x\t\"y\r\n\r\n\r\na,b\t\n", `[{"p":"\"y","q":"say \"x"},{"p":null,"q":"a,b"}]`, "[2 5]"},
+		{"a.tsv.zst", "\ufeffq\na", `[{"q":"a"}]`, "[2]"},
+		{"a.csv", "q,p\n", `null`, "[]"},
+	} {
+		rows, lines, err := csvRows(c.name, c.content)
+		got, _ := json.Marshal(rows)
+		if err != nil || string(got) != c.want || fmt.Sprint(lines) != c.lines {
+			t.Errorf("%s %q: %s in lines %d, %v; want %s in %s", c.name, c.content, got, lines, err, c.want, c.lines)
+		}
+	}
+	for _, c := range []struct{ name, content, want string }{
+		{"a.csv", "", "a.csv is empty: its first line has to name the columns"},
+		{"a.tsv", "\n \n", "a.tsv is empty"},
+		{"a.csv", "q,p,q\n", `a.csv:1: the first line names a column "q" twice`},
+		{"a.csv", "q,p\na,b\n\nc,d,e\n", "a.csv:4: the row has not as many fields as the first line names columns, 2: one with a comma in it needs quotes"},
+		{"a.csv", "q,p\na,b\nc,\"d\n\n", "a.csv:3: the row that begins here has a quote out of place (in line 4, byte 2)"},
+		{"a.csv", "q,p\na \"b\",c\n", "a.csv:2: the row that begins here has a quote out of place (in line 2, byte 3): a field with quotes in it is in quotes itself, and has them twice"},
+		{"a.tsv", "q\tp\na\tb\nc\n", "a.tsv:3: 1 fields, and the first line names 2 columns"},
+		{"a.csv", "\xff\xfeq\x00", "a.csv is UTF-16"},
+	} {
+		if _, _, err := csvRows(c.name, c.content); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s %q: error %v, want %s", c.name, c.content, err, c.want)
+		}
+	}
+	c, err := newCSVReader("a.csv", io.MultiReader(strings.NewReader("q,p\na,b\n\"c"), forever{}), &gaps{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.in.max = 4 << 20
+	if _, err := io.ReadAll(c); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.csv: after 1 rows: a row is too long, above 4 MiB: is a quote not closed?") {
+		t.Errorf("a quote that nothing closes: %v", err)
+	}
+}
+
+type forever struct{}
+
+func (forever) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = 'x'
+	}
+	return len(b), nil
+}
+
+// Random rows come back from .csv as encoding/csv writes them, which quotes, and from .tsv; also where reads are short.
+func TestCSVRandom(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 1))
+	for range 300 {
+		columns := 1 + rng.IntN(4)
+		var want [][]string
+		tsv := rng.IntN(2) == 0
+		for range rng.IntN(30) {
+			var row []string
+			for range columns {
+				var f []byte
+				for range rng.IntN(12) {
+					f = append(f, `ab",;\é	`[rng.IntN(9)])
+					if !tsv && rng.IntN(6) == 0 {
+						f = append(f, '\n')
+					}
+				}
+				cell := strings.ToValidUTF8(string(f), "?")
+				if tsv {
+					cell = strings.ReplaceAll(cell, "\t", " ")
+				}
+				row = append(row, cell)
+			}
+			if strings.TrimSpace(strings.Join(row, "")) != "" { // a blank line is no row
+				want = append(want, row)
+			}
+		}
+		header := []string{"a", "b", "c", "d"}[:columns]
+		var file bytes.Buffer
+		var at []int64 // the line of each row
+		name := map[bool]string{false: "x.csv", true: "x.tsv"}[tsv]
+		for _, row := range append([][]string{header}, want...) {
+			at = append(at, 1+int64(bytes.Count(file.Bytes(), []byte("\n"))))
+			if tsv {
+				file.WriteString(strings.Join(row, "\t") + "\n")
+			} else if err := csv.NewWriter(&file).WriteAll([][]string{row}); err != nil {
+				t.Fatal(err)
+			}
+			if rng.IntN(5) == 0 {
+				file.WriteString("\n")
+			}
+		}
+		rows, lines, err := csvRows(name, file.String())
+		if err != nil || len(rows) != len(want) {
+			t.Fatalf("%d rows, want %d: %v\n%s", len(rows), len(want), err, &file)
+		}
+		for i, row := range rows {
+			for k, cell := range want[i] {
+				if got := row[header[k]]; got == nil && cell != "" || got != nil && *got != cell {
+					t.Fatalf("row %d has %v, want %q", i, row, want[i])
+				}
+			}
+			if lines[i] != at[i+1] {
+				t.Fatalf("row %d in line %d, want %d:\n%s", i, lines[i], at[i+1], &file)
+			}
+		}
+	}
+}
+
+// Training data of separated values are those of JSON lines with the same strings and numbers, and what is wrong with a row is told
+// with its line.
+func TestCSVSource(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		t.Helper()
+		var file bytes.Buffer
+		file.WriteString(content)
+		if strings.HasSuffix(name, ".gz") {
+			file.Reset()
+			z := gzip.NewWriter(&file)
+			io.WriteString(z, content)
+			z.Close()
+		}
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, file.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	src := Source{Query: "q", Positive: "{t} {p}", Label: "label", Weight: "w"}
+	read := func(path string) (got []string, bad []string, err error) {
+		src.Paths = []string{path}
+		d, err := Open(t.Context(), src)
+		if err != nil {
+			return nil, nil, err
+		}
+		defer d.Close()
+		r := d.NewReader(ReaderConfig{})
+		defer r.Close()
+		for i := range d.Rows() {
+			rows, err := r.Read(t.Context(), 0, []int64{i})
+			if err != nil {
+				bad = append(bad, err.Error())
+				continue
+			}
+			got = append(got, fmt.Sprintf("%q %v %v", rows[0].Texts, rows[0].Label, rows[0].Weight))
+		}
+		return got, bad, nil
+	}
+	want, _, err := read(write("a.jsonl", `{"q":"one","t":"The","p":"first, \"1\"","label":1,"w":0.5}
+{"q":"two\nlines","t":"","p":"second","label":-2e-3,"w":2}
+`))
+	if err != nil || len(want) != 2 {
+		t.Fatal(want, err)
+	}
+	for name, content := range map[string]string{
+		"a.csv":    "q,t,p,label,w\none,The,\"first, \"\"1\"\"\",1,.5\n\"two\nlines\",,second,-0.002, 2\n",
+		"b.csv.gz": "w,q,p,t,label\n0.50,one,\"first, \"\"1\"\"\",The,1.0\n2,\"two\nlines\",second,,-2e-3\n",
+	} {
+		if got, bad, err := read(write(name, content)); err != nil || len(bad) > 0 || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, %q, %v; want %q", name, got, bad, err, want)
+		}
+	}
+	_, bad, err := read(write("bad.csv", "q,t,p,label,w\n\"o\nk\",t,p,1,1\na,t,p,much,1\n,t,p,1,1\nb,t,p,,1\nok,t,p,1,1\n"))
+	text := strings.Join(bad, "\n")
+	for _, want := range []string{`bad.csv:4, column "label": it is "much", want a number`, `bad.csv:5, column "q": the text is null`, `bad.csv:6, column "label": it is null, want a number`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("want %q in\n%s", want, text)
+		}
+	}
+	if err != nil || len(bad) != 3 {
+		t.Errorf("%v, bad rows:\n%s", err, text)
+	}
+	if _, _, err := read(write("semicolons.csv", "q;t;p;label;w\na;b;c;1;1\n")); err == nil || !strings.Contains(err.Error(), "q;t;p;label;w") {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzCSV(f *testing.F) {
+	f.Add("a,b\n1,\"x\ny\"\n", true)
+	f.Add("a\tb\n\"1\t\"\n", false)
+	f.Fuzz(func(t *testing.T, content string, comma bool) {
+		name := "a.tsv"
+		if comma {
+			name = "a.csv"
+		}
+		if _, _, err := csvRows(name, content); err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrNoFiles) {
+			t.Errorf("%q: %v", content, err)
+		}
+	})
+}
