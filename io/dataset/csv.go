@@ -38,6 +38,7 @@ type csvReader struct {
 	gaps *gaps
 	buf  []byte // lines not read yet
 	rest []byte // of buf
+	err  error  // what reading ended with
 }
 
 // rowLimit bounds what is read for one row: a quote that nothing closes would have the rest of the file.
@@ -103,16 +104,21 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 // Read is an io.Reader's.
 func (c *csvReader) Read(b []byte) (int, error) {
 	for len(c.rest) == 0 {
+		if c.err != nil {
+			return 0, c.err // again: a bufio.Reader's Peek takes the first one without a word
+		}
 		c.in.read = 0
 		fields, line, err := c.next()
 		if err == io.EOF {
-			return 0, io.EOF
+			c.err = err
+			continue
 		}
 		if err == nil && len(fields) != len(c.keys) {
 			err = fail(ErrCorrupt, "%s:%d: %d fields, and the first line names %d columns", c.path, line, len(fields), len(c.keys))
 		}
 		if err != nil {
-			return 0, c.wrong(err)
+			c.err = c.wrong(err)
+			continue
 		}
 		c.gaps.until(c.rows, line-1-c.rows)
 		c.rows++

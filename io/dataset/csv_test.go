@@ -210,7 +210,11 @@ func TestCSVSource(t *testing.T) {
 	if err != nil || len(bad) != 3 {
 		t.Errorf("%v, bad rows:\n%s", err, text)
 	}
-	if _, _, err := read(write("semicolons.csv", "q;t;p;label;w\na;b;c;1;1\n")); err == nil || !strings.Contains(err.Error(), "q;t;p;label;w") {
+	if _, _, err := read(write("semicolons.csv", "q;t;p;label;w\na;b;c;1;1\n")); !errors.Is(err, ErrMissingColumn) ||
+		!strings.Contains(err.Error(), `its columns are "q;t;p;label;w" (the first line has to name the columns)`) {
+		t.Errorf("%v", err)
+	}
+	if _, _, err := read(write("quote.csv", "q,t,p,label,w\n\"a,b,c,1,1\n")); !errors.Is(err, ErrCorrupt) || strings.Count(err.Error(), "quote.csv:2: the row") != 1 || strings.Count(err.Error(), "quote.csv") != 1 {
 		t.Errorf("%v", err)
 	}
 }

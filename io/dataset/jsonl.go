@@ -171,6 +171,9 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 			if err == io.EOF {
 				break
 			}
+			if j.text {
+				return err // says where
+			}
 			return fmt.Errorf("%s: after %d bytes: %w", j.path, at, err)
 		}
 		hash.Write(piece)

@@ -595,7 +595,11 @@ func (p *parquetFile) shape(name string) (shape, error) {
 func (j *jsonlFile) shape(name string, names []string, kinds map[string]byte) (shape, error) {
 	kind, ok := kinds[name]
 	if !ok {
-		return shape{}, missingColumn(j.path, name, names)
+		err := missingColumn(j.path, name, names)
+		if j.text {
+			err = fmt.Errorf("%w (the first line has to name the columns)", err)
+		}
+		return shape{}, err
 	}
 	s := shape{name: jsonKind(kind)}
 	switch kind {
