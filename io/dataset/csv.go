@@ -109,15 +109,15 @@ func (c *csvReader) Read(b []byte) (int, error) {
 		}
 		c.in.read = 0
 		fields, line, err := c.next()
-		if err == io.EOF {
+		switch {
+		case err == io.EOF:
 			c.err = err
 			continue
-		}
-		if err == nil && len(fields) != len(c.keys) {
-			err = fail(ErrCorrupt, "%s:%d: %d fields, and the first line names %d columns", c.path, line, len(fields), len(c.keys))
-		}
-		if err != nil {
+		case err != nil:
 			c.err = c.wrong(err)
+			continue
+		case len(fields) != len(c.keys):
+			c.err = fail(ErrCorrupt, "%s:%d: %d fields, and the first line names %d columns", c.path, line, len(fields), len(c.keys))
 			continue
 		}
 		c.gaps.until(c.rows, line-1-c.rows)

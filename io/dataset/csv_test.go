@@ -214,6 +214,9 @@ func TestCSVSource(t *testing.T) {
 		!strings.Contains(err.Error(), `its columns are "q;t;p;label;w" (the first line has to name the columns)`) {
 		t.Errorf("%v", err)
 	}
+	if _, _, err := read(write("fields.tsv", "q\tt\tp\tlabel\tw\na\tb\n")); !errors.Is(err, ErrCorrupt) || strings.Count(err.Error(), "fields.tsv") != 1 {
+		t.Errorf("%v", err)
+	}
 	if _, _, err := read(write("quote.csv", "q,t,p,label,w\n\"a,b,c,1,1\n")); !errors.Is(err, ErrCorrupt) || strings.Count(err.Error(), "quote.csv:2: the row") != 1 || strings.Count(err.Error(), "quote.csv") != 1 {
 		t.Errorf("%v", err)
 	}
