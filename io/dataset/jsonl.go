@@ -424,7 +424,9 @@ func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want stri
 			said := strings.TrimSpace(string(p.r.b[int(s.off)-p.from:][:s.n]))
 			v, bad := strconv.ParseFloat(said, 64)
 			if bad != nil && !errors.Is(bad, strconv.ErrRange) {
-				p.column, p.reason = w.name, fmt.Sprintf("it is %q, want a number", said)
+				if p.reason == "" {
+					p.column, p.reason = w.name, fmt.Sprintf("it is %q, want a number", said)
+				}
 				return nil
 			}
 			p.single[k] = float32(v)

@@ -135,7 +135,7 @@ in_folder . "$dir/contraflow" doctor --seconds 0
 for part in $only; do
 	case $part in
 	tests)
-		row "conformance suite, f32 and bf16" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance
+		row "conformance suite, f32 and bf16" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance ${processor:+-test.short}
 		export CONTRAFLOW_TEST_DEVICE=cuda
 		row "goldens of every family, f32 and bf16" in_folder stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error'
 		row "golden training steps" in_folder stages "$dir/stages.test" -test.run "GoldenSteps${processor:+/^mnrl\$}"
