@@ -48,6 +48,9 @@ type rowLimit struct {
 	read int64 // since the last row was complete
 }
 
+// maxRow takes encoding/csv some five times the memory.
+const maxRow = 64 << 20
+
 var errLongRow = errors.New("a row is too long")
 
 func (l *rowLimit) Read(b []byte) (int, error) {
@@ -61,7 +64,7 @@ func (l *rowLimit) Read(b []byte) (int, error) {
 
 // newCSVReader reads the header. Lines that begin no row are told gaps.
 func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error) {
-	c := &csvReader{path: path, gaps: gaps, in: &rowLimit{r: content, max: maxLine}}
+	c := &csvReader{path: path, gaps: gaps, in: &rowLimit{r: content, max: maxRow}}
 	in := bufio.NewReaderSize(c.in, 1<<20)
 	switch head, _ := in.Peek(3); {
 	case bytes.Equal(head, []byte("\xef\xbb\xbf")):
