@@ -157,7 +157,7 @@ func (c *csvReader) wrong(err error) error {
 		c.path, parse.StartLine, parse.Line, parse.Column)
 }
 
-// tabbed splits lines at tabs. Blank ones are no rows.
+// tabbed splits lines at tabs. Those of nothing, or of spaces, are no rows; one of tabs is a row of empty cells.
 func tabbed(in *bufio.Reader) func() ([]string, int64, error) {
 	line := int64(0)
 	return func() ([]string, int64, error) {
@@ -167,7 +167,7 @@ func tabbed(in *bufio.Reader) func() ([]string, int64, error) {
 				return nil, 0, err
 			}
 			line++
-			if text = strings.TrimRight(text, "\r\n"); strings.TrimSpace(text) != "" {
+			if text = strings.TrimRight(text, "\r\n"); strings.Trim(text, " ") != "" {
 				return strings.Split(text, "\t"), line, nil
 			}
 		}
