@@ -90,7 +90,11 @@ func (u *ui) observer(every int) recipe.Observer {
 				u.log.Info("evaluation", zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value))
 				return
 			}
-			u.line("step %d: %s %.4f\n", e.Step, e.Metric, e.Value)
+			when := fmt.Sprintf("step %d", e.Step)
+			if e.Step == 0 {
+				when = "before the first step"
+			}
+			u.line("%s: %s %.4f\n", when, e.Metric, e.Value)
 		},
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 )
 
 // measured are settings under which evaluations soon get worse.
@@ -198,7 +200,7 @@ func TestModelFolderChanged(t *testing.T) {
 // A log that can't be rewritten is left as it was.
 func TestTrimLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "metrics.jsonl")
-	const text = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st"
+	const text = "{\"step\":0}\n{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +220,7 @@ func TestTrimLog(t *testing.T) {
 	if err := trimLog(path, 2); err != nil {
 		t.Error(err)
 	}
-	if got, err := os.ReadFile(path); string(got) != "{\"step\":1}\n{\"step\":2}\n" {
+	if got, err := os.ReadFile(path); string(got) != "{\"step\":0}\n{\"step\":1}\n{\"step\":2}\n" {
 		t.Errorf("the log is %q now (%v)", got, err)
 	}
 }
@@ -296,4 +298,68 @@ func TestDroppedSoFar(t *testing.T) {
 	if o.summary.Dropped != 60-3*16 {
 		t.Errorf("after %d steps of 16 of 60 rows %d are said to be left out, want those of one epoch, %d", o.summary.Steps, o.summary.Dropped, 60-3*16)
 	}
+}
+
+// What is measured before the first step is the model that the recipe names, on every mesh; the steps have the bits that they have without it,
+// and a run that goes on keeps its line.
+func TestEvalAtStart(t *testing.T) {
+	j := newJob(t, 60)
+	sets := append(j.measured(t), "save.best=false", "train.max_steps=4", "eval.every=0")
+	without, err := j.run(t, "without", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := embedder.Load(filepath.Join(j.dir, "model"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var a, b []string
+	var scores, sims []float64
+	for i := range 12 { // as j.sts has them
+		a, b, scores = append(a, j.words[i]+" "+j.words[2*i]), append(b, j.words[3*i+1]), append(scores, float64(i%5))
+	}
+	av, err := e.Embed(t.Context(), a)
+	bv, err2 := e.Embed(t.Context(), b)
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	for i := range av {
+		var dot, aa, bb float64
+		for k, v := range av[i] {
+			w := bv[i][k]
+			dot, aa, bb = dot+float64(v*w), aa+float64(v*v), bb+float64(w*w)
+		}
+		sims = append(sims, dot/math.Sqrt(aa*bb))
+	}
+	want, err := evaluate.EvaluateSTS(sims, scores)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, mesh := range map[string][]string{"alone": nil, "replicas": {"mesh.replicate=2"}, "streamed": {"mesh.shard=2", "mesh.parameters=streamed"}} {
+		t.Run(name, func(t *testing.T) {
+			o, err := j.run(t, name, nil, 3, false, append(append(sets, "eval.at_start=true"), mesh...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f := o.summary.First; f == nil || f.Step != 0 || math.Abs(f.Value-want.Spearman) > 1e-9 {
+				t.Fatalf("measured %+v before the first step, want %v", f, want.Spearman)
+			}
+			for step, loss := range o.losses {
+				if mesh == nil && loss != without.losses[step] {
+					t.Errorf("step %d has loss %v, without the first evaluation %v", step, loss, without.losses[step])
+				}
+			}
+			again, err := j.run(t, name, nil, 0, true, append(append(sets, "eval.at_start=true"), mesh...)...)
+			if err != nil || again.summary.First != nil {
+				t.Fatalf("%v: a run that went on measured %+v before the first step", err, again.summary)
+			}
+			log, err := os.ReadFile(filepath.Join(j.dir, name, "metrics.jsonl"))
+			if n := strings.Count(string(log), `{"step":0,"metric":"spearman"`); err != nil || n != 1 || !strings.HasPrefix(string(log), `{"step":0,`) {
+				t.Errorf("%v: %d lines of what was before the first step in\n%s", err, n, log)
+			}
+		})
+	}
+	o, err := j.run(t, "none better", nil, 0, false, append(sets, "eval.at_start=true", "optimizer.lr=1e-30")...)
+	said(t, o, err, "the model is no better than before its training: spearman")
 }

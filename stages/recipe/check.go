@@ -225,6 +225,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
 	measured := e.Retrieval != nil || e.STS != nil || e.Rerank != nil
 	c.require(!r.Save.Best || measured, "save.best", "needs eval.retrieval or eval.sts: it is by their metric")
+	c.require(!e.AtStart || measured, "eval.at_start", "needs eval.retrieval or eval.sts")
 	if s := e.EarlyStopping; s != nil {
 		c.positive("eval.early_stopping.patience", s.Patience)
 		c.require(s.MinDelta >= 0, "eval.early_stopping.min_delta", "is negative")

@@ -73,6 +73,7 @@ type Run struct {
 	judged   *dataset.Retrieval                  // what eval.retrieval or eval.rerank measure on
 	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
 	closers  []func() error                      // of what the graph at hand holds
+	engine   *embedder.Engine                    // with which that graph evaluates
 	saves    *checkpoints                        // while training
 	fs       checkpoint.FS                       // where checkpoints go; nil: the disk
 	ledger   func(*pipeline.Task, *stages.Batch) // sees every batch; for tests

@@ -176,6 +176,7 @@ type Mesh struct {
 
 type Eval struct {
 	Every     int        `yaml:"every"`
+	AtStart   bool       `yaml:"at_start"` // before the first step too
 	Retrieval *Retrieval `yaml:"retrieval,omitempty"`
 	STS       *STS       `yaml:"sts,omitempty"`
 	Rerank    *Rerank    `yaml:"rerank,omitempty"`
@@ -295,6 +296,7 @@ var foreign = map[string]string{
 	"use_rslora":                      "model.lora.rslora",
 	"logging_steps":                   "log.every",
 	"eval_steps":                      "eval.every",
+	"eval_on_start":                   "eval.at_start",
 	"warmup_proportion":               "optimizer.warmup_ratio",
 	"bf16":                            "train.precision: bf16",
 	"fp16":                            "train.precision: f32 or bf16",

@@ -291,9 +291,9 @@ func trimLog(path string, step int) error {
 			break // what is not a whole line was cut off by a kill
 		}
 		var at struct {
-			Step int `json:"step"`
+			Step *int `json:"step"`
 		}
-		if json.Unmarshal(line, &at) == nil && at.Step >= 1 && at.Step <= step {
+		if json.Unmarshal(line, &at) == nil && at.Step != nil && *at.Step <= step && step > 0 {
 			kept.Write(line)
 		}
 	}

@@ -70,7 +70,7 @@ func known(v float64) *float64 {
 	return &v
 }
 
-// Evaluation is another kind of line: a measurement after a step.
+// Evaluation is another kind of line: a measurement after a step, 0 before the first one.
 type Evaluation struct {
 	Step   int            `json:"step"`
 	Metric string         `json:"metric"`
@@ -91,6 +91,7 @@ type Summary struct {
 	Skipped   int    // rows that can't be used: skipped.jsonl
 	Seconds   float64
 	PeakBytes int64       // of the process, or on a GPU of its memory
+	First     *Evaluation // before the first step (eval.at_start)
 	Eval      *Evaluation // the last
 	Best      float64     // the model's value, and step, where it is that of an earlier evaluation (save.best)
 	BestStep  int
@@ -132,7 +133,13 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	evaluated := x.evaluateStage(g, enc, results)
+	x.engine = &embedder.Engine{Model: x.model}
+	together := enc.NewTogether()
+	if together != nil {
+		x.engine.Model, x.engine.Ranks = together.Model(), together
+	}
+	x.closers = append(x.closers, x.engine.Close, together.Close)
+	evaluated := x.evaluateStage(g, results)
 	states := stages.Snapshot(g, results, enc, x.due)
 	saved := x.saveStage(g, results, states)
 	record := g.Stage("record")
@@ -202,7 +209,7 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 func (x *Run) last(step int) bool { return step == x.Steps-1 }
 
 // evaluateStage measures the model every so often, and at the end.
-func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
+func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
@@ -210,15 +217,10 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 	}))
 	in := pipeline.In(s, "result", results)
 	out := pipeline.Out[*Evaluation](s, "evaluation")
-	engine, together := &embedder.Engine{Model: x.model}, enc.NewTogether()
-	if together != nil {
-		engine.Model, engine.Ranks = together.Model(), together
-	}
-	x.closers = append(x.closers, engine.Close, together.Close)
 	s.Do(func(t *pipeline.Task) error {
-		engine.Stream = stages.Stream(t)
+		x.engine.Stream = stages.Stream(t)
 		began := time.Now()
-		ev, err := x.evaluate(t.Context(), engine)
+		ev, err := x.evaluate(t.Context(), x.engine)
 		if err != nil {
 			return err
 		}
@@ -243,6 +245,23 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 		return nil
 	})
 	return out.Port
+}
+
+// evaluateFirst measures the model as it is before the first step.
+func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
+	x.engine.Stream = x.stream
+	ev, err := x.evaluate(ctx, x.engine)
+	if err != nil {
+		return fmt.Errorf("eval.at_start: %w", err)
+	}
+	if ev != nil {
+		log.summary.First = ev
+		if err := log.evaluation(*ev); err != nil {
+			return err
+		}
+	}
+	log.last = time.Now() // the first step's time begins here
+	return nil
 }
 
 // evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil.
@@ -406,7 +425,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	if err := j.enc.Encode(m); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)
 	}
-	if err := j.event(now, m, ev); err != nil {
+	if err := j.event(now, m); err != nil {
 		return fmt.Errorf("log.tensorboard: %w", err)
 	}
 	if err := j.record.step(s); err != nil {
@@ -419,17 +438,27 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		return nil
 	}
 	s.Eval = ev
+	return j.evaluation(*ev)
+}
+
+// evaluation writes an evaluation's line.
+func (j *journal) evaluation(ev Evaluation) error {
 	if err := j.enc.Encode(ev); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)
 	}
+	if j.events != nil {
+		if err := j.events.Write(ev.Step, time.Now(), tensorboard.Scalar{Tag: "eval/" + ev.Metric, Value: ev.Value}); err != nil {
+			return fmt.Errorf("log.tensorboard: %w", err)
+		}
+	}
 	if j.obs.Eval != nil {
-		j.obs.Eval(*ev)
+		j.obs.Eval(ev)
 	}
 	return nil
 }
 
 // event writes a step for TensorBoard.
-func (j *journal) event(at time.Time, m Metrics, ev *Evaluation) error {
+func (j *journal) event(at time.Time, m Metrics) error {
 	if j.events == nil {
 		return nil
 	}
@@ -439,9 +468,6 @@ func (j *journal) event(at time.Time, m Metrics, ev *Evaluation) error {
 	}
 	if m.CommHidden != nil {
 		s = append(s, tensorboard.Scalar{Tag: "communication/seconds", Value: m.CommS}, tensorboard.Scalar{Tag: "communication/hidden", Value: *m.CommHidden})
-	}
-	if ev != nil {
-		s = append(s, tensorboard.Scalar{Tag: "eval/" + ev.Metric, Value: ev.Value})
 	}
 	return j.events.Write(m.Step, at, s...)
 }
@@ -561,6 +587,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if p := x.saves.progress; x.saves.kept {
 		s.Best, s.BestStep = *p.Best, p.BestStep
 	}
+	if f, e := s.First, s.Eval; f != nil && e != nil && s.BestStep == 0 && e.Value <= f.Value {
+		x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, e.Value, f.Value)
+	}
 	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
 	s.Seconds = time.Since(log.began).Seconds()
 	s.Communication = log.comm
@@ -660,6 +689,11 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if from != nil {
 		if err := enc.Restore(x.stream, from); err != nil {
 			return fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
+		}
+	}
+	if from == nil && x.Recipe.Eval.AtStart {
+		if err := x.evaluateFirst(ctx, log); err != nil {
+			return err
 		}
 	}
 	p, err := g.Build(x.devices(x.device), pipeline.Workers(max(hostWorkers, runtime.GOMAXPROCS(0))))
