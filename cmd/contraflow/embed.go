@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -101,9 +102,11 @@ func newEmbed() *cobra.Command {
 	var texts []string
 	cmd := &cobra.Command{
 		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
-		Short: "Embed a column of texts into a parquet file",
-		Long:  "embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.",
+		Short: "Embed a column of texts into a parquet or NumPy file",
+		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.
+To an --output that ends with .npy it writes the embeddings alone, in the input's order, as numpy.load reads them: float32, [rows, dimensions].`,
 		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --output docs.emb.parquet
+  contraflow embed --model q/model --input docs.csv --output docs.npy
   contraflow embed --model q/model --text "reads a file"`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -117,6 +120,10 @@ func newEmbed() *cobra.Command {
 				if !utf8.ValidString(text) {
 					return usageError{fmt.Errorf("--text %q is not valid UTF-8", text)}
 				}
+			}
+			npy := filepath.Ext(output) == ".npy"
+			if npy && (parts || cmd.Flags().Changed("output-column")) {
+				return usageError{fmt.Errorf("--output %s has the embeddings alone: --parts and --output-column are for parquet", output)}
 			}
 			e, err := f.load(cmd)
 			if err != nil {
@@ -135,12 +142,15 @@ func newEmbed() *cobra.Command {
 			if len(texts) > 0 {
 				return printEmbeddings(cmd, e, f.prompt, texts)
 			}
+			if npy {
+				return embedNPY(cmd, e, f.prompt, input, column, output)
+			}
 			return embedTable(cmd, e, f.prompt, input, column, output, outputColumn, parts)
 		},
 	}
 	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
 	cmd.Flags().StringVar(&column, "column", "text", "the column with the texts")
-	cmd.Flags().StringVar(&output, "output", "", "the parquet file to write")
+	cmd.Flags().StringVar(&output, "output", "", "the file to write: .parquet, or .npy")
 	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")
 	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
 	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt)")
@@ -202,8 +212,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 		return err
 	}
 	defer end()
-	u := newUI(cmd.ErrOrStderr(), false)
-	done, cut := 0, 0
+	progress := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
 	vecs := make([]float32, embedRows*e.Size())
 	rows := embedRows
 	if parts {
@@ -223,24 +232,82 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 			values = []any{dataset.Vectors{Dim: e.Size(), Data: out}}
 		}
 		if err != nil {
-			return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
+			return inRows(c, err)
 		}
 		if err := w.Write(c, values...); err != nil {
 			return err
 		}
-		done, cut = done+c.Rows, cut+n
-		if u.due(false) {
-			u.printf("%d of %d texts\n", done, t.Rows())
-		}
+		progress.add(c.Rows, n)
 	}
 	if err := w.Close(); err != nil {
 		return err
 	}
-	u.printf("%d embeddings of %d dimensions written to %s\n", done, e.Size(), output)
-	if cut > 0 {
-		u.printf("%d texts were longer than %d tokens and cut\n", cut, e.MaxLength())
-	}
+	progress.end(e, output)
 	return nil
+}
+
+// embedNPY writes the embeddings alone.
+func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string) error {
+	ctx := cmd.Context()
+	if err := errors.Join(separate(output, input...), noFolder(output, "out.npy")); err != nil {
+		return err
+	}
+	t, err := dataset.OpenTable(ctx, input)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	w, err := dataset.NewNPYWriter(output, t.Rows(), e.Size())
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	p := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
+	vecs := make([]float32, embedRows*e.Size())
+	for c, err := range t.Chunks(ctx, column, embedRows) {
+		if err != nil {
+			return err
+		}
+		out := vecs[:c.Rows*e.Size()]
+		n, err := e.EmbedInto(ctx, prompt, c.Texts, out)
+		if err != nil {
+			return inRows(c, err)
+		}
+		if err := w.Write(out); err != nil {
+			return err
+		}
+		p.add(c.Rows, n)
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	p.end(e, output)
+	return nil
+}
+
+// embedding counts texts, and says so.
+type embedding struct {
+	*ui
+	done, cut int
+	of        int64
+}
+
+func (p *embedding) add(rows, cut int) {
+	p.done, p.cut = p.done+rows, p.cut+cut
+	if p.due(false) {
+		p.printf("%d of %d texts\n", p.done, p.of)
+	}
+}
+
+func (p *embedding) end(e *embedder.Embedder, output string) {
+	p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), output)
+	if p.cut > 0 {
+		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, e.MaxLength())
+	}
+}
+
+func inRows(c *dataset.Chunk, err error) error {
+	return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
 }
 
 // partValues are the values of --parts' columns.

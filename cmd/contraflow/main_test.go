@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	endian "encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -273,13 +274,40 @@ func TestTrainEmbedEval(t *testing.T) {
 		t.Errorf("exit code %d: %s", r.code, r.stderr)
 	}
 	for output, want := range map[string]string{
-		at("emb.npy"): "what is written is parquet, and nothing reads it as that by this name: give " + at("emb.parquet"),
+		at("emb.npz"): "what is written is parquet, and nothing reads it as that by this name: give " + at("emb.parquet"),
 		at("emb"):     "give " + at("emb.parquet"),
 		at("out"):     "is a folder: give a file in it, such as " + at("out/out.parquet"),
 	} {
 		r := contraflow(t, "", "embed", "--model", model, "--input", at("train.parquet"), "--column", "query", "--output", output)
 		if r.code != 2 || !strings.Contains(r.stderr, want) || strings.Contains(r.stderr, "of 160 texts") {
 			t.Errorf("exit code %d, want %q in\n%s", r.code, want, r.stderr)
+		}
+	}
+	succeed(t, "embed", "--model", model, "--input", at("train.parquet"), "--column", "query", "--output", at("emb.npy"))
+	npy, err := os.ReadFile(at("emb.npy"))
+	if err != nil || len(npy) != 128+160*32*4 || !bytes.Contains(npy[:128], []byte("(160, 32)")) {
+		t.Fatalf("%v: %d bytes, %q", err, len(npy), npy[:min(128, len(npy))])
+	}
+	for c, err := range tab.Chunks(t.Context(), "query", 160) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, row := range []int{0, 77, 159} {
+			var want []float32
+			if err := json.Unmarshal([]byte(succeed(t, "embed", "--model", model, "--text", c.Texts[row]).stdout), &want); err != nil {
+				t.Fatal(err)
+			}
+			for i, w := range want {
+				if got := math.Float32frombits(endian.LittleEndian.Uint32(npy[128+4*(row*32+i):])); math.Abs(float64(got-w)) > 1e-6 {
+					t.Fatalf("row %d of emb.npy has %v in place %d, its text %v", row, got, i, w)
+				}
+			}
+		}
+	}
+	for _, more := range [][]string{{"--parts"}, {"--output-column", "x"}} {
+		r := contraflow(t, "", append([]string{"embed", "--model", model, "--input", at("train.parquet"), "--column", "query", "--output", at("emb.npy")}, more...)...)
+		if r.code != 2 || !strings.Contains(r.stderr, "has the embeddings alone") {
+			t.Errorf("exit code %d: %s", r.code, r.stderr)
 		}
 	}
 	succeed(t, "embed", "--model", model, "--input", at("emb.parquet"), "--column", "query", "--output", at("emb.parquet"), "--output-column", "again")

@@ -79,11 +79,18 @@ func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
 
 // asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.
 func asParquet(output string) error {
-	if info, err := os.Stat(output); err == nil && info.IsDir() {
-		return usageError{fmt.Errorf("--output %s is a folder: give a file in it, such as %s", output, filepath.Join(output, "out.parquet"))}
+	if err := noFolder(output, "out.parquet"); err != nil {
+		return err
 	}
 	if filepath.Ext(output) != ".parquet" {
 		return usageError{fmt.Errorf("--output %s: what is written is parquet, and nothing reads it as that by this name: give %s.parquet", output, strings.TrimSuffix(output, filepath.Ext(output)))}
+	}
+	return nil
+}
+
+func noFolder(output, name string) error {
+	if info, err := os.Stat(output); err == nil && info.IsDir() {
+		return usageError{fmt.Errorf("--output %s is a folder: give a file in it, such as %s", output, filepath.Join(output, name))}
 	}
 	return nil
 }

@@ -45,7 +45,12 @@ def ours(folder, texts):
 
     pq.write_table(pa.table({"text": texts}), source)
     subprocess.run([contraflow, "embed", "--model", folder, "--input", source, "--output", out], check=True, capture_output=True)
-    return np.array(pq.read_table(out)["embedding"].to_pylist())
+    embeddings = np.array(pq.read_table(out)["embedding"].to_pylist())
+    alone = out.with_suffix(".npy")
+    subprocess.run([contraflow, "embed", "--model", folder, "--input", source, "--output", alone], check=True, capture_output=True)
+    if not np.array_equal(np.load(alone), embeddings.astype(np.float32)):
+        sys.exit(f"{alone} has other embeddings than {out}")
+    return embeddings
 
 
 def compare(name, folder, texts):
