@@ -93,6 +93,9 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 	if err != nil {
 		return nil, c.wrong(err)
 	}
+	if err := c.known(header); err != nil {
+		return nil, err
+	}
 	named := map[string]bool{}
 	for _, name := range header {
 		if named[name] {
@@ -102,6 +105,22 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 		c.keys = append(c.keys, append(appendJSONString(nil, name), ':'))
 	}
 	return c, nil
+}
+
+// known refuses what other programs call CSV: its header would be read as one column, or with the rows as its columns.
+func (c *csvReader) known(header []string) error {
+	all := strings.Join(header, "")
+	switch {
+	case strings.Contains(all, "\r"):
+		return fail(ErrCorrupt, "%s: lines end with a carriage return alone, as on a Mac of old: they have to end with a line feed (tr '\\r' '\\n')", c.path)
+	case len(header) > 1 || separated(c.path) == ".tsv":
+		return nil
+	case strings.Contains(all, ";"):
+		return fail(ErrCorrupt, "%s:1: the first line has semicolons between its columns, as Excel writes them in some countries: it has to be written with commas, or with tabs as .tsv", c.path)
+	case strings.Contains(all, "\t"):
+		return fail(ErrCorrupt, "%s:1: the first line has tabs between its columns: they make it .tsv, by its name too", c.path)
+	}
+	return nil
 }
 
 // Read is an io.Reader's.

@@ -58,6 +58,10 @@ func TestCSVRows(t *testing.T) {
 	for _, c := range []struct{ name, content, want string }{
 		{"a.csv", "", "a.csv is empty: its first line has to name the columns"},
 		{"a.tsv", "\n \n", "a.tsv is empty"},
+		{"a.csv", "q;p\na;b\n", "a.csv:1: the first line has semicolons between its columns"},
+		{"a.csv", "q\tp\na\tb\n", "a.csv:1: the first line has tabs between its columns: they make it .tsv, by its name too"},
+		{"a.csv", "q,p\ra,b\r", "a.csv: lines end with a carriage return alone"},
+		{"a.tsv", "q\ra\rb\r\n", "a.tsv: lines end with a carriage return alone"},
 		{"a.csv", "q,p,q\n", `a.csv:1: the first line names a column "q" twice`},
 		{"a.csv", "q,p\na,b\n\nc,d,e\n", "a.csv:4: the row has not as many fields as the first line names columns, 2: one with a comma in it needs quotes"},
 		{"a.csv", "q,p\na,b\nc,\"d\n\n", "a.csv:3: the row that begins here has a quote out of place (in line 4, byte 2)"},
@@ -211,8 +215,8 @@ func TestCSVSource(t *testing.T) {
 	if err != nil || len(bad) != 3 {
 		t.Errorf("%v, bad rows:\n%s", err, text)
 	}
-	if _, _, err := read(write("semicolons.csv", "q;t;p;label;w\na;b;c;1;1\n")); !errors.Is(err, ErrMissingColumn) ||
-		!strings.Contains(err.Error(), `its columns are "q;t;p;label;w" (the first line has to name the columns)`) {
+	if _, _, err := read(write("other.csv", "q,t,p,l,w\na,b,c,1,1\n")); !errors.Is(err, ErrMissingColumn) ||
+		!strings.Contains(err.Error(), `its columns are "q", "t", "p", "l", "w" (the first line has to name the columns)`) {
 		t.Errorf("%v", err)
 	}
 	if _, _, err := read(write("fields.tsv", "q\tt\tp\tlabel\tw\na\tb\n")); !errors.Is(err, ErrCorrupt) || strings.Count(err.Error(), "fields.tsv") != 1 {
