@@ -254,6 +254,28 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// A dataset's losses are compared with its own.
+func TestWatchDatasets(t *testing.T) {
+	var notes []string
+	j := &journal{obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
+	for step := 1; step <= 3000; step++ {
+		m := Metrics{Step: step, Loss: 2 + 0.1*math.Sin(float64(step)), Datasets: []int{0, 0}}
+		switch {
+		case step%60 == 0:
+			m.Loss, m.Datasets = 9+0.1*math.Sin(float64(step)), []int{1, 1}
+		case step%60 == 1:
+			m.Loss, m.Datasets = 5+0.1*math.Sin(float64(step)), []int{1, 0}
+		}
+		if step == 1860 {
+			m.Loss = 12
+		}
+		j.watch(m)
+	}
+	if len(notes) != 1 || !strings.Contains(notes[0], "the loss of step 1860 is 12, after a mean of 9") {
+		t.Errorf("notes: %q", notes)
+	}
+}
+
 // Rows that a batch can't have, and datasets that an epoch can't have, are told of before the run.
 func TestNotesOnData(t *testing.T) {
 	j := newJob(t, 60)

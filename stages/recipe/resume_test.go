@@ -361,6 +361,29 @@ func TestSeveralDatasets(t *testing.T) {
 	if want := fmt.Sprintf(`{"file":%q,"row":1,"line":2,"column":"b","reason":"the text is null"}`+"\n", other); err != nil || string(raw) != want {
 		t.Errorf("skipped.jsonl has %s (%v), want %s", raw, err, want)
 	}
+	log, err := os.ReadFile(filepath.Join(j.dir, "whole", "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := map[string]int{}
+	for line := range bytes.Lines(log) {
+		var m Metrics
+		if err := json.Unmarshal(line, &m); err != nil {
+			t.Fatal(err)
+		}
+		var want []int // the first dataset's rows are 0 to 59
+		for _, row := range whole.rows[m.Step-1][0] {
+			want = append(want, int(min(1, row/60)))
+		}
+		want = slices.Compact(want)
+		if !slices.Equal(slices.Compact(m.Datasets), want) {
+			t.Errorf("step %d has batches of datasets %v, and rows of %v", m.Step, m.Datasets, want)
+		}
+		both[fmt.Sprint(want)]++
+	}
+	if len(both) < 3 {
+		t.Errorf("steps have batches of %v alone", both)
+	}
 	if _, err := j.run(t, "run", nil, 7, false, sets...); err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,7 @@ type Metrics struct {
 	PairsPerS    float64 `json:"pairs_per_s"`
 	TokensPerS   float64 `json:"tokens_per_s"`
 	PeakMemBytes int64   `json:"peak_mem_bytes"`
+	Datasets     []int   `json:"datasets,omitempty"` // where there are several, of each of the step's batches: its place in data.train, from 0
 
 	// With several ranks, of this one: what it sent, how long it communicated, and the share of that time in which it computed
 	// as well.
@@ -355,10 +356,11 @@ type journal struct {
 	record  *recorder           // nil but on rank 0
 
 	watched struct {
-		steps          int
-		mean, variance float64 // of the loss, exponentially weighted
-		memory         int64
+		steps  int
+		memory int64
+		losses map[int]*watchedLoss // by dataset
 	}
+	several bool // datasets
 
 	totals *pipeline.Totals // of the pass at hand
 	comm   pipeline.Communication
@@ -371,6 +373,24 @@ func (j *journal) communicated() pipeline.Communication {
 	return c
 }
 
+// watchedLoss is what a dataset's losses have been: those of others may be of another size.
+type watchedLoss struct {
+	steps          int
+	mean, variance float64 // exponentially weighted
+}
+
+// dataset is that of all of the step's batches, -1 if they are of several.
+func (m Metrics) dataset() int {
+	k := 0
+	for i, of := range m.Datasets {
+		if i > 0 && of != k {
+			return -1
+		}
+		k = of
+	}
+	return k
+}
+
 // watch tells of losses and of memory that are not what they were.
 func (j *journal) watch(m Metrics) {
 	w := &j.watched
@@ -378,14 +398,23 @@ func (j *journal) watch(m Metrics) {
 		j.obs.note("step %d is not finite and changes nothing", m.Step)
 		return
 	}
-	w.steps++
-	if d := m.Loss - w.mean; w.steps > watchFrom && d > spike*math.Sqrt(w.variance) && m.Loss > 1.2*w.mean {
-		j.obs.note("the loss of step %d is %.4g, after a mean of %.4g: its gradient's norm is %.3g", m.Step, m.Loss, w.mean, m.GradNorm)
-	} else { // a spike is not what later losses are measured by
-		keep := min(0.98, 1-1/float64(w.steps))
-		w.mean += (1 - keep) * d
-		w.variance = keep * (w.variance + (1-keep)*d*d)
+	l := w.losses[m.dataset()]
+	if l == nil {
+		l = &watchedLoss{}
+		if w.losses == nil {
+			w.losses = map[int]*watchedLoss{}
+		}
+		w.losses[m.dataset()] = l
 	}
+	l.steps++
+	if d := m.Loss - l.mean; l.steps > watchFrom && d > spike*math.Sqrt(l.variance) && m.Loss > 1.2*l.mean {
+		j.obs.note("the loss of step %d is %.4g, after a mean of %.4g: its gradient's norm is %.3g", m.Step, m.Loss, l.mean, m.GradNorm)
+	} else { // a spike is not what later losses are measured by
+		keep := min(0.98, 1-1/float64(l.steps))
+		l.mean += (1 - keep) * d
+		l.variance = keep * (l.variance + (1-keep)*d*d)
+	}
+	w.steps++
 	if w.steps == watchFrom {
 		w.memory = m.PeakMemBytes
 	} else if w.steps > watchFrom && m.PeakMemBytes > 2*w.memory {
@@ -413,6 +442,9 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,
 	}
 	m.Skipped = r.Skipped
+	if j.several {
+		m.Datasets = r.Sources
+	}
 	j.watch(m)
 	if c := j.communicated(); c.Total > 0 {
 		share := c.HiddenShare()
@@ -531,7 +563,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		}
 	}
 	now := time.Now()
-	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now}
+	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now, several: len(x.data) > 1}
 	log.summary.Counts, log.summary.before = x.saves.progress.Counts, x.saves.progress.Counts
 	log.summary.from = x.saves.first
 	if x.Main() {

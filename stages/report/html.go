@@ -290,6 +290,11 @@ func charts(runs []*Run) []chart {
 	out := []chart{
 		{title: "Loss", lines: of(func(s Step) float64 { return value(s.Loss) }, true), gaps: true},
 	}
+	if len(runs) == 1 {
+		if lines := byDataset(runs[0]); len(lines) > 1 {
+			out = append(out, chart{title: "Loss of each dataset", lines: lines})
+		}
+	}
 	var metrics []string
 	for _, r := range runs {
 		for _, e := range r.Evals {
@@ -320,6 +325,26 @@ func charts(runs []*Run) []chart {
 		chart{title: "Throughput", unit: "pairs per second", lines: of(func(s Step) float64 { return s.Rate }, true), zero: true},
 		chart{title: "Memory", unit: "most that the process has held", lines: of(func(s Step) float64 { return float64(s.Peak) / (1 << 20) }, false), zero: true, format: func(v float64) string { return short(v) + " MiB" }},
 	)
+}
+
+// byDataset are a run's losses apart: steps of one dataset each may have losses of different kinds.
+func byDataset(r *Run) (lines []line) {
+	at := map[int]int{}
+	for _, s := range r.Steps {
+		k := s.dataset()
+		if k < 0 || s.Loss == nil {
+			continue
+		}
+		i, ok := at[k]
+		if !ok {
+			i = len(lines)
+			at[k] = i
+			lines = append(lines, line{name: fmt.Sprintf("data.train[%d]", k), color: k, smooth: true})
+		}
+		lines[i].x, lines[i].y = append(lines[i].x, float64(s.Step)), append(lines[i].y, *s.Loss)
+	}
+	slices.SortFunc(lines, func(a, b line) int { return a.color - b.color })
+	return lines
 }
 
 // where the time went: the graph, its stages, one step.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 
 	"contraflow/stages/recipe"
@@ -36,6 +37,15 @@ type Step struct {
 	Rate     float64  `json:"pairs_per_s"`
 	Peak     int64    `json:"peak_mem_bytes"`
 	Skipped  bool     `json:"skipped"`
+	Datasets []int    `json:"datasets"` // of its batches, where the run has several
+}
+
+// dataset is that of all of the step's batches, -1 if they are of several.
+func (s Step) dataset() int {
+	if len(s.Datasets) == 0 || slices.Max(s.Datasets) != slices.Min(s.Datasets) {
+		return -1
+	}
+	return s.Datasets[0]
 }
 
 // Eval is an evaluation's line.
