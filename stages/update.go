@@ -2,6 +2,7 @@ package stages
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -23,6 +24,10 @@ type Update struct {
 	OnNaN       OnNaN
 	Missed      int // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
 	Groups      []Group
+
+	// LayerDecay is how many times the learning rate of the layer above a layer has; what is before the first layer is a layer too. The
+	// last layer and what comes after it have LR, parameters of a group theirs. 0 is 1.
+	LayerDecay float64
 }
 
 // Group is parameters with a learning rate of their own, which the schedule multiplies as it does the others'. A parameter is in the
@@ -32,12 +37,20 @@ type Group struct {
 	LR     float64
 }
 
-// rates are the multiples of LR with which parameters train, 1 outside of groups.
-func (u Update) rates(ps []transformer.Param) ([]float64, error) {
+// rates are the multiples of LR with which parameters train.
+func (u Update) rates(l *transformer.Layout) ([]float64, error) {
+	last := -1
+	for _, p := range l.Params {
+		last = max(last, p.Layer)
+	}
+	ps := l.Training()
 	out := make([]float64, len(ps))
 	used := make([]bool, len(u.Groups))
 	for i, p := range ps {
 		out[i] = 1
+		if u.LayerDecay > 0 && (p.Layer >= 0 || p.Below) {
+			out[i] = math.Pow(u.LayerDecay, float64(last-p.Layer)) // Layer is -1 below
+		}
 		g := slices.IndexFunc(u.Groups, func(g Group) bool {
 			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(p.Name, part) })
 		})
@@ -54,7 +67,7 @@ func (u Update) rates(ps []transformer.Param) ([]float64, error) {
 
 // Check finds groups in which nothing of the layout is that trains.
 func (u Update) Check(l *transformer.Layout) error {
-	_, err := u.rates(l.Training())
+	_, err := u.rates(l)
 	return err
 }
 
@@ -110,7 +123,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 
 	m := e.Model
 	states := make([]gpustage.Tensor, u.Optimizer.States())
-	rates, err := u.rates(m.Layout.Training())
+	rates, err := u.rates(m.Layout)
 	if err != nil {
 		return out.Port, err
 	}

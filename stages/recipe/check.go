@@ -177,6 +177,7 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 	c.require(o.Momentum >= 0 && o.Momentum < 1, "optimizer.momentum", "is %v, want at least 0 and less than 1", o.Momentum)
 	c.require(o.Momentum == 0 || o.Name == "sgd", "optimizer.momentum", "is for sgd")
 	c.require(o.MaxGradNorm >= 0, "optimizer.max_grad_norm", "is negative; 0 turns clipping off")
+	c.require(o.LayerDecay >= 0 && o.LayerDecay <= 1, "optimizer.layer_decay", "is %v, want at most 1, which is none, such as 0.9", o.LayerDecay)
 	for i, g := range o.Groups {
 		key := fmt.Sprintf("optimizer.groups[%d]", i)
 		c.require(len(g.Params) > 0, key+".params", "are missing: parts of parameters' names such as lora_B or embeddings.")

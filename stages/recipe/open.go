@@ -540,7 +540,7 @@ func (r Recipe) update(steps int) stages.Update {
 	for _, g := range o.Groups {
 		groups = append(groups, stages.Group(g))
 	}
-	u := stages.Update{Groups: groups, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm, OnNaN: stages.OnNaN(r.Train.OnNaN)}
+	u := stages.Update{Groups: groups, LayerDecay: o.LayerDecay, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm, OnNaN: stages.OnNaN(r.Train.OnNaN)}
 	if o.WarmupSteps != nil {
 		u.WarmupSteps = *o.WarmupSteps
 	} else {

@@ -318,6 +318,7 @@ func TestErrors(t *testing.T) {
 		{"model: {freeze: {layers: -1}}", "model.freeze.layers: is negative"},
 		{"model: {activation_checkpointing: {every: 0}}", "every is 0, want at least 1"},
 		{"optimizer: {groups: [{params: lora_B}]}", "optimizer.groups[0].lr: is 0, want a positive number"},
+		{"optimizer: {layer_decay: 1.1}", "optimizer.layer_decay: is 1.1, want at most 1, which is none, such as 0.9"},
 		{"optimizer: {groups: [{lr: 1}]}", "optimizer.groups[0].params: are missing"},
 		{"model: {max_length: -4}", "model.max_length: is negative"},
 		{"model: [1, 2]", "model: want a mapping with the keys path, kind"},

@@ -3,6 +3,7 @@ package recipe
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,5 +99,63 @@ func TestSavePrecision(t *testing.T) {
 	}
 	if _, err := Parse("job", []byte(j.text), []string{"save.dir=x", "save.precision=fp16"}); err == nil || !strings.Contains(err.Error(), `save.precision: is "fp16", want one of bf16, f16, f32`) {
 		t.Error(err)
+	}
+}
+
+// With SGD a parameter's change is its learning rate times its gradient: with layer_decay, that without it times the decay to the power of the
+// layers above, on ranks that hold parts too; a group's parameters have the group's rate.
+func TestLayerDecay(t *testing.T) {
+	j := newJob(t, 60)
+	base := []string{"optimizer={name: sgd, lr: 1, weight_decay: 0, max_grad_norm: 0, schedule: constant, warmup_ratio: 0}", "train.max_steps=1", "model.dropout=0"}
+	decay := append(base, "optimizer.layer_decay=0.25", "optimizer.groups=[{params: [position_embeddings], lr: 0.5}]")
+	for name, sets := range map[string][]string{"without": base, "with": decay, "shards": append(decay, "mesh.shard=2"), "streamed": append(decay, "mesh.shard=2", "mesh.parameters=streamed")} {
+		if _, err := j.run(t, name, nil, 0, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	weights := func(dir string) map[string][]float32 {
+		f, err := safetensors.Open(filepath.Join(dir, "model.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		all := map[string][]float32{}
+		for _, name := range f.Names() {
+			x, err := f.Tensor(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[name] = make([]float32, x.Len())
+			if err := x.Float32s(all[name]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	before, without := weights(filepath.Join(j.dir, "model")), weights(filepath.Join(j.dir, "without/model"))
+	for _, name := range []string{"with", "shards", "streamed"} {
+		seen := map[float64]int{}
+		for tensor, now := range weights(filepath.Join(j.dir, name, "model")) {
+			want := 1.0
+			switch {
+			case strings.Contains(tensor, "position_embeddings"):
+				want = 0.5
+			case strings.Contains(tensor, "embeddings"):
+				want = 0.25 * 0.25
+			case strings.Contains(tensor, "layer.0."):
+				want = 0.25
+			}
+			seen[want]++
+			for i, v := range now {
+				was := float64(before[tensor][i])
+				moved, expect := float64(v)-was, want*(float64(without[tensor][i])-was)
+				if eps := 1e-6 * (1 + math.Abs(was)); math.Abs(moved-expect) > eps+1e-4*math.Abs(expect) {
+					t.Fatalf("%s: %s[%d] moved by %v, want %v", name, tensor, i, moved, expect)
+				}
+			}
+		}
+		if len(seen) != 4 {
+			t.Errorf("%s: tensors by their rate: %v", name, seen)
+		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // Tuning says what of a model trains. The zero value: everything.
 type Tuning struct {
-	FreezeEmbeddings bool // what comes before the first layer: the embeddings, their norm, the relative attention bias
+	FreezeEmbeddings bool // Param.Below
 	FreezeLayers     int  // the lowest so many
 	LoRA             *LoRA
 }
@@ -86,11 +86,11 @@ func (c Config) layout(t Tuning) (*Layout, error) {
 		return nil, wrong("freeze.layers", "%d layers are to be frozen, the model has %d", t.FreezeLayers, c.Layers)
 	}
 	n := families[c.Family].names
+	for i, p := range ps {
+		ps[i].Below = p.Layer < 0 && p.Module() != n.finalNorm && !c.dense(p) && (!p.Head || p.kind == embedding)
+	}
 	frozen := func(p Param) bool {
-		if p.Layer >= 0 {
-			return p.Layer < t.FreezeLayers
-		}
-		return t.FreezeEmbeddings && p.Module() != n.finalNorm && !c.dense(p) && (!p.Head || p.kind == embedding)
+		return p.Layer >= 0 && p.Layer < t.FreezeLayers || p.Below && t.FreezeEmbeddings
 	}
 	if t.LoRA != nil {
 		var err error
