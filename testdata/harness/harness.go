@@ -6,6 +6,8 @@
 package harness
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"runtime/metrics"
@@ -48,15 +50,20 @@ func Missing(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// FreePort is a port of this machine that nobody listens to.
+// FreePort is a port of this machine that nobody listens to, of those that no system gives to who asks for any: what the test starts may do
+// so before it listens to this one.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var err error
+	for range 100 {
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 15000+rand.IntN(15000))); err == nil {
+			defer l.Close()
+			return l.Addr().(*net.TCPAddr).Port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal(err)
+	return 0
 }
 
 // allocated is the bytes that the heap has given out so far.
