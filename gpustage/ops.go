@@ -83,7 +83,7 @@ type Ops interface {
 	// devices that can't sum a row's products before they subtract the sum; see ref.
 	AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v Tensor, o Attention)
 
-	// Pool reduces each sequence of x[T, C] to a row of y[B, C].
+	// Pool reduces each sequence of x[T, C] to a row of y[B, C]. The mean of a sequence of no tokens is zero; the other modes want one.
 	Pool(y, x Tensor, s Sequences, mode Pooling)
 	// PoolBackward writes dx[T, C].
 	PoolBackward(dx, dy Tensor, s Sequences, mode Pooling)

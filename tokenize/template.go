@@ -35,6 +35,15 @@ func robertaTemplate(cls, sep int32) template {
 	return template{single: []templatePiece{c, {}, s}, pair: []templatePiece{c, {}, s, s, {sequence: 1}, s}}
 }
 
+// Bare is a tokenizer without special tokens around texts and pairs, as models of static embeddings read them. It saves the files of
+// the one that it is made of.
+func (t *Tokenizer) Bare() *Tokenizer {
+	bare := *t
+	bare.setTemplate(bareTemplate())
+	bare.hash = hashFiles([]byte(t.hash), []byte("bare"))
+	return &bare
+}
+
 // bareTemplate adds nothing.
 func bareTemplate() template {
 	return template{single: []templatePiece{{}}, pair: []templatePiece{{}, {sequence: 1, typeID: 1}}}

@@ -211,6 +211,33 @@ func TestSaveLoaded(t *testing.T) {
 	}
 }
 
+// Bare has the ids between the special tokens, whatever is cut, and saves the same files under another hash.
+func TestBare(t *testing.T) {
+	tok := load(t, "uncased")
+	bare := tok.Bare()
+	if bare.Specials(false) != 0 || bare.Specials(true) != 0 || bare.Hash() == tok.Hash() || tok.Specials(false) != 2 {
+		t.Errorf("%d and %d special tokens", bare.Specials(false), bare.Specials(true))
+	}
+	for _, text := range []string{"", "reads a file", "[MASK] of [CLS] tokens"} {
+		for _, cut := range []int{0, 2} {
+			with := cut
+			if cut > 0 {
+				with += 2
+			}
+			if want := tok.Encode(text, with); !slices.Equal(bare.Encode(text, cut), want[1:len(want)-1]) {
+				t.Errorf("%q: %v, want %v without the first and last", text, bare.Encode(text, cut), want)
+			}
+		}
+	}
+	dir := t.TempDir()
+	if err := bare.Save(dir); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := Load(dir); err != nil || again.Hash() != tok.Hash() {
+		t.Errorf("saved and loaded again: %v", err)
+	}
+}
+
 // TestSaveFails: what was there stays.
 func TestSaveFails(t *testing.T) {
 	tok := load(t, "uncased")

@@ -126,7 +126,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 				if err != nil {
 					return fmt.Errorf("tokenize.model: %w", err)
 				}
-				j.config.Tokenize.Dir = f.TokenizerDir
+				j.config.Tokenize.Dir, j.config.Tokenize.Bare = f.TokenizerDir, f.Static()
 				if err := f.Close(); err != nil {
 					return err
 				}

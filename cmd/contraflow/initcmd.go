@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"os"
@@ -11,10 +12,11 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/newmodel"
+	"contraflow/tokenize"
 )
 
 func newInit() *cobra.Command {
-	var out, pooling, config string
+	var out, pooling, config, tokenizer string
 	var input, columns []string
 	var force bool
 	spec := newmodel.Spec{Lowercase: true, Seed: 42}
@@ -23,7 +25,9 @@ func newInit() *cobra.Command {
 		Short: "Make a new model: random weights, and a vocabulary of your texts",
 		Example: `  contraflow init --out start --input 'data/*.parquet' --column query --column positive
   contraflow init --out start --input texts.jsonl --column text --hidden 768 --layers 12 --vocab 50000
-  contraflow init --out start --input texts.jsonl --column text --config modernbert/config.json`,
+  contraflow init --out start --input texts.jsonl --column text --config modernbert/config.json
+  contraflow init --out start --input texts.jsonl --column text --static
+  contraflow init --out start --static --hidden 1024 --tokenizer google-bert/bert-base-uncased`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := atLeastOne(cmd, "hidden", "layers", "heads", "vocab", "max-length"); err != nil {
@@ -34,8 +38,35 @@ func newInit() *cobra.Command {
 					return err
 				}
 			}
+			if spec.Static {
+				for _, f := range []string{"config", "layers", "heads", "dropout", "pooling", "max-length"} {
+					if cmd.Flags().Changed(f) {
+						return usageError{fmt.Errorf("--%s and --static: static embeddings have a vector for each token, and nothing else", f)}
+					}
+				}
+			}
+			switch given := cmd.Flags().Changed; {
+			case tokenizer == "" && len(input) == 0:
+				return usageError{errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer instead")}
+			case tokenizer == "":
+			case !spec.Static:
+				return usageError{errors.New("--tokenizer is for --static; an encoder gets a vocabulary of --input")}
+			case given("input") || given("column") || given("vocab") || given("lowercase"):
+				return usageError{errors.New("--tokenizer has its vocabulary: leave out --input, --column, --vocab and --lowercase")}
+			}
 			if hfmodel.IsModel(out) && !force {
 				return fmt.Errorf("%s holds a model already: --force replaces it", out)
+			}
+			if tokenizer != "" {
+				tok, err := tokenizerOf(cmd.Context(), tokenizer)
+				if err != nil {
+					return fmt.Errorf("--tokenizer: %w", err)
+				}
+				if err := newmodel.CreateWith(cmd.Context(), out, spec, tok); err != nil {
+					return err
+				}
+				created(cmd, out)
+				return nil
 			}
 			t, err := dataset.OpenTable(cmd.Context(), input)
 			if err != nil {
@@ -46,7 +77,7 @@ func newInit() *cobra.Command {
 			if err := newmodel.Create(cmd.Context(), out, spec, textsOf(cmd.Context(), t, columns)); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "a new model is in %s; train it with model.path: %s\n", out, out)
+			created(cmd, out)
 			return nil
 		},
 	}
@@ -54,6 +85,8 @@ func newInit() *cobra.Command {
 	cmd.Flags().BoolVar(&force, "force", false, "replace a model that is there")
 	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet, JSON lines or CSV with texts (may be repeated)")
 	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, "a column with texts (may be repeated)")
+	cmd.Flags().BoolVar(&spec.Static, "static", false, "static embeddings: a text is the mean of its tokens' vectors, and training takes seconds")
+	cmd.Flags().StringVar(&tokenizer, "tokenizer", "", "with --static, a model folder or hub id whose tokenizer it gets, instead of a new vocabulary")
 	cmd.Flags().StringVar(&config, "config", "", "a config.json of Hugging Face's, of any family, for the model's shape")
 	cmd.Flags().IntVar(&spec.Hidden, "hidden", 384, "hidden size")
 	cmd.Flags().IntVar(&spec.Layers, "layers", 6, "layers")
@@ -64,8 +97,26 @@ func newInit() *cobra.Command {
 	cmd.Flags().BoolVar(&spec.Lowercase, "lowercase", true, "lower-case texts")
 	cmd.Flags().StringVar(&pooling, "pooling", "mean", "mean, cls or last")
 	cmd.Flags().Uint64Var(&spec.Seed, "seed", 42, "of the weights")
-	require(cmd, "out", "input")
+	require(cmd, "out")
 	return cmd
+}
+
+func created(cmd *cobra.Command, out string) {
+	fmt.Fprintf(cmd.ErrOrStderr(), "a new model is in %s; train it with model.path: %s\n", out, out)
+}
+
+// tokenizerOf is the tokenizer of a model.
+func tokenizerOf(ctx context.Context, model string) (*tokenize.Tokenizer, error) {
+	dir, err := hfmodel.Resolve(ctx, model, hfmodel.Options{})
+	if err != nil {
+		return nil, err
+	}
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return tokenize.Load(f.TokenizerDir)
 }
 
 // withConfig takes the model's shape from a file.

@@ -526,6 +526,60 @@ func TestInit(t *testing.T) {
 	succeed(t, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "train.max_steps=2", "--quiet")
 }
 
+// Static embeddings, made of texts and with another model's tokenizer, trained on one rank and on meshes to the same losses, saved,
+// embedded with, and evaluated; a text without tokens is zero.
+func TestStatic(t *testing.T) {
+	dir := workspace(t)
+	train, first, start := filepath.Join(dir, "train.parquet"), filepath.Join(dir, "first"), filepath.Join(dir, "start")
+	succeed(t, "init", "--out", first, "--static", "--hidden", "24", "--vocab", "300", "--input", train, "--column", "query", "--column", "positive")
+	succeed(t, "init", "--out", start, "--static", "--hidden", "40", "--tokenizer", first)
+	run := func(out string, set ...string) []any {
+		t.Helper()
+		args := []string{"train", "-c", filepath.Join(dir, "recipe.yaml"), "--quiet", "--set", "model.path=" + start, "--set", "model.max_length={}", "--set", "model.dropout=0",
+			"--set", "optimizer.lr=0.05", "--set", "train.max_steps=6", "--set", "save.dir=" + filepath.Join(dir, out)}
+		for _, s := range set {
+			args = append(args, "--set", s)
+		}
+		succeed(t, args...)
+		return losses(t, filepath.Join(dir, out, "metrics.jsonl"))
+	}
+	one := run("one")
+	if len(one) != 6 || !(one[5].(float64) < one[0].(float64)) {
+		t.Errorf("losses %v", one)
+	}
+	for i, mesh := range []string{"{replicate: 2}", "{replicate: 1, shard: 2}", "{replicate: 1, shard: 2, gradients: early}", "{replicate: 2, shard: 2, parameters: streamed}"} {
+		out := fmt.Sprint("mesh", i)
+		sameLosses(t, mesh, one, run(out, "mesh="+mesh, "batch.sub_batch={rows: 3}"))
+	}
+	model := filepath.Join(dir, "one", "model")
+	r := succeed(t, "embed", "--model", model, "--text", "", "--text", "a fox")
+	var rows [2][]float64
+	for i, line := range strings.Split(strings.TrimSpace(r.stdout), "\n") {
+		if err := json.Unmarshal([]byte(line), &rows[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sum := func(vs []float64) (n float64) {
+		for _, v := range vs {
+			n += v * v
+		}
+		return n
+	}; len(rows[0]) != 40 || sum(rows[0]) != 0 || !(math.Abs(sum(rows[1])-1) < 1e-5) {
+		t.Errorf("embeddings %v", rows)
+	}
+	succeed(t, "verify-grads", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "model.dropout=0", "--accumulate", "1", "--sub-batch", "3", "--replicas", "2", "--shards", "1,2")
+	for want, args := range map[string][]string{
+		"--layers and --static":                 {"--static", "--layers", "2", "--input", train},
+		"--input is missing":                    {"--static"},
+		"--tokenizer is for --static":           {"--tokenizer", first},
+		"--tokenizer has its vocabulary: leave": {"--static", "--tokenizer", first, "--vocab", "300"},
+	} {
+		if r := contraflow(t, "", append([]string{"init", "--out", filepath.Join(dir, "none")}, args...)...); r.code != 2 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%v: exit code %d, want %q in\n%s", args, r.code, want, r.stderr)
+		}
+	}
+}
+
 func TestUsage(t *testing.T) {
 	for _, c := range []struct {
 		args []string

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
 	"contraflow/tokenize"
 )
 
@@ -40,7 +41,7 @@ func newTokenize() *cobra.Command {
 				return err
 			}
 			defer f.Close()
-			tok, err := tokenize.Load(f.TokenizerDir)
+			tok, err := embedder.LoadTokenizer(f)
 			if err != nil {
 				return err
 			}

@@ -316,7 +316,7 @@ func (s *Stream) Pool(y, x gpustage.Tensor, q gpustage.Sequences, mode gpustage.
 		lo, hi, out := int(cu[b]), int(cu[b+1]), row(y, b)
 		clear(out)
 		s.v.AddRows(out, s.layout(x, lo, hi), hi-lo)
-		s.v.Scale(out, out, 1/float32(hi-lo))
+		s.v.Scale(out, out, 1/float32(max(1, hi-lo)))
 	})
 }
 

@@ -489,7 +489,11 @@ func testPool(t *testing.T, dev gpustage.Device) {
 	for _, mode := range []gpustage.Pooling{gpustage.MeanPooling, gpustage.CLSPooling, gpustage.LastPooling} {
 		for _, c := range []int{1, 16, 33, 384} {
 			f := newFixture(t, dev, 7, 0)
-			q := f.sequences([]int{1, 40, 2, 17, 150})
+			lengths := []int{1, 40, 2, 17, 150}
+			if mode == gpustage.MeanPooling {
+				lengths = []int{0, 1, 40, 0, 2, 17, 150, 0}
+			}
+			q := f.sequences(lengths)
 			x, y := f.floats("x", q.tokens, c, nil), f.floats("y", q.rows, c, nil)
 			dy, dx := f.floats("dy", q.rows, c, nil), f.floats("dx", q.tokens, c, nil)
 			f.run(func(s gpustage.Stream, g picker) {

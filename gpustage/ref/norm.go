@@ -174,7 +174,7 @@ func pool[T float](y, x tensor, q gpustage.Sequences, mode gpustage.Pooling) {
 				for t := lo; t < hi; t++ {
 					sum += float64(row[T](x, t)[j])
 				}
-				y[j] = T(sum / float64(hi-lo))
+				y[j] = T(sum / float64(max(1, hi-lo)))
 			}
 		}
 	}

@@ -69,8 +69,13 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	if c.BaseModel != "" {
 		line("- Trained from: %s", code(c.BaseModel))
 	}
-	line("- Pooling: %s%s", p.Mode, map[bool]string{true: ", normalized to length 1"}[s.Normalize])
-	line("- Maximum length: %d tokens", s.MaxSeqLength)
+	length := map[bool]string{true: ", normalized to length 1"}[s.Normalize]
+	if s.static() {
+		line("- Static embeddings: a text is the mean of its tokens' vectors%s, however long it is", length)
+	} else {
+		line("- Pooling: %s%s", p.Mode, length)
+		line("- Maximum length: %d tokens", s.MaxSeqLength)
+	}
 	line("- Similarity: %s", s.similarity())
 	for _, key := range sortedKeys(s.Prompts) {
 		if s.Prompts[key] != "" {

@@ -18,6 +18,8 @@
 // What it does not understand (a Router, a combination of pooling modes) is an error that names it: a model that
 // silently embeds differently is worse than one that doesn't load.
 //
+// Folders of static embeddings (static.go) have modules.json, the weights, the tokenizer, and little else.
+//
 // Save writes the folder as a whole: a temporary sibling, synced, then exchanged with the previous one, so that a full
 // disk or a kill leaves the previous model. Keys of JSON files that nobody here knows are carried over from the model
 // that training began with. It writes the older forms where there are several, which every version can load.
@@ -45,6 +47,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"contraflow/io/safetensors"
 )
 
 // Folder is an open model folder. Its fields are for reading. Close it when the weights are loaded.
@@ -78,6 +82,8 @@ type Folder struct {
 	DefaultPromptName string            // the prompt to use when none is named; "": none
 	Similarity        string            // "cosine", "dot", "euclidean", "manhattan"; "": not given
 	TruncateDim       int               // embeddings are cut to so many dimensions; 0: not at all
+
+	table *safetensors.Tensor // static embeddings; nil for other models
 
 	Reranker *Reranker // how pairs of texts are scored; nil if the folder does not say
 	M3       *M3       // heads of tokens; nil if there are none
@@ -120,6 +126,15 @@ func openOn(dir, base string) (_ *Folder, err error) {
 		return nil, err
 	}
 	f.TokenizerDir = f.TransformerDir
+	if f.Static() {
+		if err := f.readStatic(); err != nil {
+			return nil, err
+		}
+		if err := f.readDense(); err != nil {
+			return nil, err
+		}
+		return f, f.readModelJSON()
+	}
 	if IsAdapter(f.TransformerDir) {
 		bare := f.Modules == nil
 		if err := f.adapt(base); err != nil {
@@ -203,6 +218,13 @@ func (f *Folder) readModules() error {
 				return bad("a transformer that is not the first module is not supported")
 			}
 			f.TransformerDir = filepath.Join(f.Dir, filepath.FromSlash(m.Path))
+		case "StaticEmbedding": // a transformer and its pooling
+			if i != 0 {
+				return bad("static embeddings that are not the first module are not supported")
+			}
+			f.TransformerDir, f.ModelType = filepath.Join(f.Dir, filepath.FromSlash(m.Path)), StaticType
+			counts["Transformer"]++
+			counts["Pooling"]++
 		case "Pooling":
 			if counts["Normalize"] > 0 {
 				return bad("normalization before pooling is not supported")
@@ -224,7 +246,7 @@ func (f *Folder) readModules() error {
 				return err
 			}
 		default:
-			return bad("%s modules are not supported yet; Transformer, Pooling, Dense, Normalize and LogitScore are", kind)
+			return bad("%s modules are not supported yet; Transformer, StaticEmbedding, Pooling, Dense, Normalize and LogitScore are", kind)
 		}
 		if counts[kind]++; counts[kind] > 1 && kind != "Normalize" && kind != "Dense" {
 			return bad("a second %s is not supported", kind)

@@ -294,7 +294,7 @@ func complete(snapshot string) error {
 		_, err := os.Stat(filepath.Join(f.TransformerDir, AdapterWeights))
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(f.TransformerDir, "config.json")); err != nil {
+	if _, err := os.Stat(filepath.Join(f.TransformerDir, "config.json")); err != nil && !f.Static() {
 		return err
 	}
 	if !hasTokenizer(f.TransformerDir) {

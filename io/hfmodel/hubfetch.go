@@ -120,11 +120,11 @@ func neededFiles(listed []string, modules []Module) (files []string, err error) 
 		}
 		return n
 	}
-	transformer := ""
+	transformer, static := "", false
 	add("", "modules.json", "config_sentence_transformers.json")
 	for _, m := range modules {
-		if m.Kind() == "Transformer" {
-			transformer = m.Path
+		if kind := m.Kind(); kind == "Transformer" || kind == "StaticEmbedding" {
+			transformer, static = m.Path, kind == "StaticEmbedding"
 			continue
 		}
 		add(m.Path, "config.json")
@@ -136,7 +136,7 @@ func neededFiles(listed []string, modules []Module) (files []string, err error) 
 	if adapter && add(transformer, adapterConfigFile, AdapterWeights) < 2 {
 		return nil, fmt.Errorf("the repository has no %s beside its %s", AdapterWeights, adapterConfigFile)
 	}
-	if add(transformer, "config.json") == 0 && !adapter {
+	if add(transformer, "config.json") == 0 && !adapter && !static {
 		return nil, fmt.Errorf("the repository has no %s: it is not a model for transformers", path.Join(transformer, "config.json"))
 	}
 	add(transformer, transformerFiles...)

@@ -197,7 +197,7 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		return nil, fmt.Errorf("pooling %q is not one of cls, mean, last", pooling.Mode)
 	case pooling.Dimension <= 0:
 		return nil, errors.New("the pooling's dimension is not given, and config.json has no hidden_size")
-	case s.MaxSeqLength <= 0:
+	case s.MaxSeqLength <= 0 && !s.static():
 		return nil, fmt.Errorf("max_seq_length %d is not above 0", s.MaxSeqLength)
 	case s.DefaultPromptName != "" && !defaultKnown:
 		return nil, fmt.Errorf("default prompt %q is not among the prompts %q", s.DefaultPromptName, sortedKeys(s.Prompts))
@@ -210,6 +210,9 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	modules := []module{
 		{0, "0", "", "sentence_transformers.models.Transformer"},
 		{1, "1", "1_Pooling", "sentence_transformers.models.Pooling"},
+	}
+	if s.static() {
+		modules = []module{{0, "0", "", "sentence_transformers.models.StaticEmbedding"}}
 	}
 	base := s.Base
 	if base == nil {
@@ -225,8 +228,12 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		delete(files, "config.json")
 		files[adapterConfigFile] = s.Adapter.config()
 	}
+	if s.static() {
+		staticFiles(files)
+	}
 	for i, d := range s.Dense {
-		modules = append(modules, module{2 + i, fmt.Sprint(2 + i), denseFolder(i), "sentence_transformers.models.Dense"})
+		n := len(modules)
+		modules = append(modules, module{n, fmt.Sprint(n), denseFolder(i), "sentence_transformers.models.Dense"})
 		files[denseFolder(i)+"/config.json"] = d.config()
 	}
 	if s.Normalize {

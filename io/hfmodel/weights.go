@@ -191,6 +191,9 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 			return t, nil
 		}
 	}
+	if f.table != nil && name == f.table.Name {
+		return *f.table, nil
+	}
 	candidates := []string{name}
 	for _, p := range prefixes {
 		candidates = append(candidates, p+name)

@@ -123,6 +123,7 @@ type Mix struct {
 type Tokenize struct {
 	Model     string  `yaml:"model,omitempty"`     // a folder, or a hub id that Dir says the place of
 	Dir       string  `yaml:"-" json:",omitempty"` // where the model is on this machine; "": Model
+	Bare      bool    `yaml:"-" json:",omitempty"` // texts get no special tokens: the model is static embeddings
 	MaxLength Lengths `yaml:"max_length"`
 	Prompts   Prompts `yaml:"prompts"`
 }
@@ -313,6 +314,9 @@ func (c *Config) tokenizer() (*tokenize.Tokenizer, error) {
 	t, err := tokenize.Load(cmp.Or(c.Tokenize.Dir, c.Tokenize.Model))
 	if err != nil {
 		return nil, fmt.Errorf("tokenize.model: %w", err)
+	}
+	if c.Tokenize.Bare {
+		t = t.Bare()
 	}
 	return t, nil
 }

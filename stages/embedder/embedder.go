@@ -99,7 +99,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	}
 	var tokErr error
 	var loading sync.WaitGroup
-	loading.Go(func() { e.tok, tokErr = tokenize.Load(f.TokenizerDir) }) // 50 of 150 ms, on the other core
+	loading.Go(func() { e.tok, tokErr = LoadTokenizer(f) }) // 50 of 150 ms, on the other core
 	err = e.load(f, o)
 	loading.Wait()
 	if err = cmp.Or(tokErr, err); err == nil && e.HasParts() {
@@ -145,6 +145,15 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 		e.engine.Cut = cut
 	}
 	return nil
+}
+
+// LoadTokenizer loads a folder's tokenizer. Static embeddings read texts without special tokens.
+func LoadTokenizer(f *hfmodel.Folder) (*tokenize.Tokenizer, error) {
+	tok, err := tokenize.Load(f.TokenizerDir)
+	if err == nil && f.Static() {
+		tok = tok.Bare()
+	}
+	return tok, err
 }
 
 // CheckVocabulary finds a tokenizer that belongs to another model: its vocabulary has ids which this one has no embedding for. Added tokens
@@ -388,7 +397,7 @@ func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
 		return nil, err
 	}
 	defer f.Close()
-	tok, err := tokenize.Load(f.TokenizerDir)
+	tok, err := LoadTokenizer(f)
 	if err != nil {
 		return nil, err
 	}

@@ -1,11 +1,12 @@
-// Package newmodel makes model folders to start from: an encoder with random weights and a tokenizer with a vocabulary of
-// the user's own texts.
+// Package newmodel makes model folders to start from: an encoder with random weights, or static embeddings, and a tokenizer with a vocabulary
+// of the user's own texts.
 package newmodel
 
 import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -22,6 +23,10 @@ type Spec struct {
 	// Config is a config.json of any family, in place of Hidden, Layers, Heads and Dropout (BERT). Its vocabulary and the ids of
 	// its special tokens become the new tokenizer's.
 	Config []byte
+
+	// Static makes static embeddings, which have a vector for each token and no layers: of Config's keys and those below only Hidden, Vocab,
+	// Lowercase and Seed count.
+	Static bool
 
 	Hidden    int                 // (384)
 	Layers    int                 // (6)
@@ -44,6 +49,9 @@ func (s *Spec) defaults() error {
 	}
 	if s.Pooling == "" {
 		s.Pooling = hfmodel.Mean
+	}
+	if s.Static && s.Config != nil {
+		return errors.New("static embeddings have no config.json")
 	}
 	if s.Config != nil {
 		c, err := transformer.ParseConfig(s.Config)
@@ -69,6 +77,9 @@ func (s *Spec) defaults() error {
 // config is config.json for the trained tokenizer.
 func (s *Spec) config(tok *tokenize.Tokenizer) ([]byte, error) {
 	pad, _ := tok.PadID()
+	if s.Static {
+		return hfmodel.StaticConfig(tok.VocabSize(), s.Hidden), nil
+	}
 	if s.Config == nil {
 		return transformer.NewBERT(transformer.Config{
 			Vocab: tok.VocabSize(), Hidden: s.Hidden, Layers: s.Layers, Heads: s.Heads, FeedForward: 4 * s.Hidden,
@@ -115,6 +126,22 @@ func Create(ctx context.Context, dir string, s Spec, texts iter.Seq2[string, err
 	if err != nil {
 		return err
 	}
+	return s.create(ctx, dir, tok)
+}
+
+// CreateWith is Create with a tokenizer that there is, for static embeddings.
+func CreateWith(ctx context.Context, dir string, s Spec, tok *tokenize.Tokenizer) error {
+	if err := s.defaults(); err != nil {
+		return err
+	}
+	if !s.Static {
+		return errors.New("only static embeddings take any tokenizer: an encoder has special tokens of its own")
+	}
+	return s.create(ctx, dir, tok)
+}
+
+// create draws the weights and writes the folder.
+func (s *Spec) create(ctx context.Context, dir string, tok *tokenize.Tokenizer) error {
 	config, err := s.config(tok)
 	if err != nil {
 		return err

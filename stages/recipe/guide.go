@@ -15,7 +15,6 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
-	"contraflow/tokenize"
 )
 
 // Guide is the model that loss.name: gist compares a batch's texts with: its folder or hub id, alone or with options.
@@ -90,7 +89,7 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	if g.folder, err = hfmodel.Open(dir); err != nil {
 		return err
 	}
-	tok, err := tokenize.Load(g.folder.TokenizerDir)
+	tok, err := embedder.LoadTokenizer(g.folder)
 	if err != nil {
 		return err
 	}

@@ -150,7 +150,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.folder.Adapter != nil && m.LoRA != nil {
 		return fmt.Errorf("model.lora: model.path is a LoRA adapter already, which can't be trained on; merge it into its model, and train a new one on that: contraflow merge --model %s --adapter %s --out DIR", x.folder.Base.Dir, dir)
 	}
-	if x.tok, err = tokenize.Load(x.folder.TokenizerDir); err != nil {
+	if x.tok, err = embedder.LoadTokenizer(x.folder); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	if x.device, err = gpustage.OpenShare(x.Recipe.Train.Device, x.share); err != nil {

@@ -288,7 +288,7 @@ func (w way) dropping() string {
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 	prefix := v.String()
 	dropouts := []float64{v.x.dropoutRate()}
-	if dropouts[0] == 0 {
+	if dropouts[0] == 0 && v.x.model.Config.Layers > 0 {
 		dropouts = append(dropouts, verifyDropout)
 	}
 	for _, p := range dropouts {
@@ -392,11 +392,13 @@ func (v *verifier) ways(dropout float64) []way {
 		base := way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, dropout: dropout, plant: v.o.Plant}
 		kept, replayed, some, checkpointed := base, base, base, base
 		kept.budget = -1
-		some.budget = int64(v.x.model.Memory([]int{v.x.text.DocumentLength}).Kept) * int64(rows)
+		some.budget = int64(v.x.model.Memory([]int{min(v.x.text.DocumentLength, 64)}).Kept) * int64(rows) // less than longer texts take
 		some.tile = [2]int{3, 5}
-		checkpointed.every = 1
+		checkpointed.every = min(1, v.x.model.Config.Layers)
 		if !v.meshOnly() {
-			out = append(out, kept, replayed, some, checkpointed)
+			if out = append(out, kept, replayed, some); checkpointed.every > 0 {
+				out = append(out, checkpointed)
+			}
 		}
 		if own := v.x.model.Options.CheckpointEvery; own > 1 { // segments of several layers, as the recipe has them
 			checkpointed.every = own

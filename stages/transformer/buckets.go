@@ -92,9 +92,15 @@ func (p *Pass) repeat(ops func()) {
 	gpustage.Repeat(p.s, ops)
 }
 
-// pad adds rows of padding.
+// pad adds rows of padding. Texts without tokens alone get one too: there is no tensor of no rows.
 func (m *Model) pad(r Rows) Rows {
-	if !m.Buckets() || len(r.IDs) == 0 {
+	if len(r.IDs) == 0 {
+		r = Rows{IDs: []int32{0}, Cu: append(slices.Clone(r.Cu), 1), Keys: r.Keys}
+		if r.Keys != nil {
+			r.Keys = append(slices.Clone(r.Keys), 0)
+		}
+	}
+	if !m.Buckets() {
 		return r
 	}
 	to := r.shape().bucket(m.Config.MaxPositions)

@@ -175,6 +175,9 @@ func (c Config) check() error {
 		}
 		return fmt.Errorf("config.json: %s is %s", key, fmt.Sprintf(format, args...))
 	}
+	if c.static() {
+		return c.checkStatic()
+	}
 	for _, x := range []struct {
 		key string
 		v   int
@@ -213,10 +216,8 @@ func (c Config) check() error {
 			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", key, v)
 		}
 	}
-	for _, d := range c.Dense {
-		if d.Name == "" || d.Out < 1 {
-			return fmt.Errorf("a dense layer %q of %d features", d.Name, d.Out)
-		}
+	if err := c.checkDense(); err != nil {
+		return err
 	}
 	for _, r := range []*Rotary{c.Rotary, c.LocalRotary} {
 		if r != nil && 2*len(r.Frequencies) > c.HeadDim() {
@@ -227,6 +228,15 @@ func (c Config) check() error {
 		return fmt.Errorf("heads of tokens %+v: want a weight and vectors of at least one feature, in a model that embeds", h)
 	}
 	return c.checkScorer()
+}
+
+func (c Config) checkDense() error {
+	for _, d := range c.Dense {
+		if d.Name == "" || d.Out < 1 {
+			return fmt.Errorf("a dense layer %q of %d features", d.Name, d.Out)
+		}
+	}
+	return nil
 }
 
 // HeadDim is D.

@@ -60,11 +60,17 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
+	if o.CheckpointEvery != 0 && c.Layers == 0 {
+		return nil, wrong("activation_checkpointing", "static embeddings have no layers, whose activations could be computed again")
+	}
 	if o.CheckpointEvery < AutoCheckpoint || o.CheckpointEvery > c.Layers {
 		return nil, wrong("activation_checkpointing", "every is %d, the model has %d layers; true is about their square root", o.CheckpointEvery, c.Layers)
 	}
 	if !c.Scorer.None() {
 		h = Head{Pooling: c.Scorer.Pooling}
+	}
+	if err := c.checkHead(h); err != nil {
+		return nil, err
 	}
 	layout, err := c.layout(o.Tuning)
 	if err != nil {
@@ -152,7 +158,7 @@ func (r Rows) MaxLen() int {
 func (m *Model) Check(r Rows) error {
 	for b := range r.Len() {
 		switch n := int(r.Cu[b+1] - r.Cu[b]); {
-		case n < 1:
+		case n < 1 && !m.Config.static():
 			return fmt.Errorf("row %d of the sub-batch has %d tokens, want 1 to %d", b, n, m.Config.MaxPositions)
 		case n > m.Config.MaxPositions:
 			return fmt.Errorf("row %d of the sub-batch has %d tokens, the model was trained with %d positions: cut texts to a max_length of at most that",

@@ -324,7 +324,7 @@ KERNEL pool(float *y, int sy, const float *x, int sx, const int *cu, int mode, i
 	float sum = 0.f;
 #pragma unroll 8
 	for (int row = lo; row < hi; row++) sum += *AT(x, sx);
-	y[(size_t)b * sy + col] = sum / (hi - lo);
+	y[(size_t)b * sy + col] = sum / (hi > lo ? hi - lo : 1);
 }
 
 KERNEL pool_backward(float *dx, int sdx, const float *dy, int sdy, const int *cu, int mode, int cols) {

@@ -65,7 +65,7 @@ func NewEmbedding(ctx context.Context, o EmbeddingOptions) (_ *Embedding, err er
 	if e.work, err = NewWork(e.config); err != nil {
 		return nil, err
 	}
-	if e.tok, err = tokenize.Load(f.TokenizerDir); err != nil {
+	if e.tok, err = embedder.LoadTokenizer(f); err != nil {
 		return nil, err
 	}
 	all, err := o.Input.texts(ctx)

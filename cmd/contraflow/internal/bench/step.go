@@ -127,7 +127,7 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 		return text, err
 	}
 	defer f.Close()
-	if t.tok, err = tokenize.Load(f.TokenizerDir); err != nil {
+	if t.tok, err = embedder.LoadTokenizer(f); err != nil {
 		return text, err
 	}
 	head, err := embedder.HeadOf(f, "", nil)

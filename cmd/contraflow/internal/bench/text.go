@@ -12,7 +12,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
-	"contraflow/tokenize"
+	"contraflow/stages/embedder"
 )
 
 // TextReport is what `bench tokenize` and `bench read` print. A megabyte is a million bytes of text.
@@ -72,7 +72,7 @@ func Tokenization(ctx context.Context, in *Input, maxLength int, d time.Duration
 		return nil, err
 	}
 	defer f.Close()
-	tok, err := tokenize.Load(f.TokenizerDir)
+	tok, err := embedder.LoadTokenizer(f)
 	if err != nil {
 		return nil, err
 	}

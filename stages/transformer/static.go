@@ -1,0 +1,59 @@
+package transformer
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"contraflow/gpustage"
+)
+
+// Static is the family of sentence-transformers' StaticEmbedding and of model2vec: an embedding per token and nothing else, so that a text
+// is the mean of its tokens' embeddings. There are no layers, no special tokens and no bound on a text's length; a text without tokens
+// is zero. Its folders have no config.json: package
+// hfmodel makes one of the weights' shape.
+const Static = "static_embedding"
+
+// staticLength stands for no bound on the tokens of a text.
+const staticLength = 1 << 20
+
+func init() {
+	register(family{
+		parse: parseStatic,
+		names: names{word: "embedding"},
+		drops: drops{embeddings: noRate},
+	}, Static)
+}
+
+func parseStatic(raw []byte) (Config, error) {
+	var c struct {
+		VocabSize  int `json:"vocab_size"`
+		HiddenSize int `json:"hidden_size"`
+	}
+	err := json.Unmarshal(raw, &c)
+	// New embeddings are torch's: of a standard deviation of 1.
+	return Config{Vocab: c.VocabSize, Hidden: c.HiddenSize, Heads: 1, MaxPositions: staticLength, PadID: -1, InitRange: 1}, err
+}
+
+// static tells whether there are no layers.
+func (c Config) static() bool { return c.Family == Static }
+
+// checkStatic is check where there are no layers.
+func (c Config) checkStatic() error {
+	switch {
+	case c.Vocab < 1 || c.Hidden < 1 || c.Vocab > 1<<30 || c.Hidden > 1<<30:
+		return fmt.Errorf("static embeddings of %d tokens, %d features each: want positive numbers", c.Vocab, c.Hidden)
+	case c.HiddenDropout != 0 || c.AttentionDropout != 0:
+		return wrong("dropout", "static embeddings drop nothing: leave it out")
+	case !c.Tokens.None() || !c.Scorer.None():
+		return fmt.Errorf("static embeddings have heads of nothing but embeddings: a reranker, or a model of kind m3, is %w", ErrUnsupported)
+	}
+	return c.checkDense()
+}
+
+// checkHead finds a pooling that a model without layers does not have.
+func (c Config) checkHead(h Head) error {
+	if c.static() && h.Pooling != gpustage.MeanPooling {
+		return fmt.Errorf("static embeddings are pooled by their mean; %v is %w", h.Pooling, ErrUnsupported)
+	}
+	return nil
+}
