@@ -295,6 +295,16 @@ func CheckPool(op string, y, x Tensor, s Sequences) error {
 	return c.err
 }
 
+// CheckBag checks y[B, C], a table [V, C] and tokens' rows of it.
+func CheckBag(op string, y, table, index Tensor, s Sequences) error {
+	c := checker{op: op}
+	c.float("the table", table)
+	c.shape("y", y, table.DType, s.Rows, table.Cols)
+	c.shape("index", index, I32, 1, min(index.Cols, s.Tokens))
+	c.sequences(s, s.Tokens)
+	return c.err
+}
+
 // CheckMask checks a score tile's identities.
 func CheckMask(s Tensor, m Mask) error {
 	c := checker{op: "mask"}

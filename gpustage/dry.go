@@ -32,6 +32,9 @@ func (d Dry) KeepsBF16() bool { return !d.GPU && KeepsBF16(d.Like) }
 // TakesBF16 is the answer of the device that it is like, or a GPU's.
 func (d Dry) TakesBF16() bool { return d.GPU || TakesBF16(d.Like) }
 
+// Bags is the answer of the device that it is like.
+func (d Dry) Bags() bool { return Bags(d.Like) }
+
 // Repeats is the answer of the device that it is like.
 func (d Dry) Repeats() bool { return Repeats(d.Like) }
 
@@ -105,6 +108,8 @@ func (*dryStream) Attention(Tensor, Tensor, Tensor, Tensor, Tensor, Attention)  
 func (*dryStream) AttentionBackward(_, _, _, _, _, _, _, _, _ Tensor, _ Attention)                  {}
 func (*dryStream) Pool(Tensor, Tensor, Sequences, Pooling)                                          {}
 func (*dryStream) PoolBackward(Tensor, Tensor, Sequences, Pooling)                                  {}
+func (*dryStream) Bag(_, _, _ Tensor, _ Sequences)                                                  {}
+func (*dryStream) BagBackward(_, _, _ Tensor, _ Sequences)                                          {}
 func (*dryStream) Normalize(Tensor, Tensor, Tensor)                                                 {}
 func (*dryStream) NormalizeBackward(Tensor, Tensor, Tensor, Tensor)                                 {}
 func (*dryStream) RowDot(Tensor, Tensor, Tensor, float64)                                           {}

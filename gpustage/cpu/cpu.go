@@ -95,6 +95,9 @@ func (d *Device) PackedBytes(k, n int, bf16 bool) int {
 	return 4 * gemm.NewWorkspace[float32](d.kernels).PackedSize(k, n, bf16)
 }
 
+// Bags is true.
+func (d *Device) Bags() bool { return true }
+
 // KeepsBF16 is true.
 func (d *Device) KeepsBF16() bool { return true }
 

@@ -207,6 +207,49 @@ func poolBackward[T float](dx, dy tensor, q gpustage.Sequences, mode gpustage.Po
 	}
 }
 
+// Bag is Pool of the table's rows.
+func (s *Stream) Bag(y, table, index tensor, q gpustage.Sequences) {
+	if s.Refuse(gpustage.CheckBag("bag", y, table, index, q)) || s.Refuse(gpustage.CheckIndex("bag", table, index)) {
+		return
+	}
+	s.run("bag", y, func() { bag[float32](y, table, index, q) }, func() { bag[float64](y, table, index, q) })
+}
+
+func bag[T float](y, table, index tensor, q gpustage.Sequences) {
+	cu, ids := vec[int32](q.Cu), vec[int32](index)
+	for b := range q.Rows {
+		ids, y := ids[cu[b]:cu[b+1]], row[T](y, b)
+		for j := range y {
+			sum := 0.0
+			for _, id := range ids {
+				sum += float64(row[T](table, int(id))[j])
+			}
+			y[j] = T(sum / float64(max(1, len(ids))))
+		}
+	}
+}
+
+// BagBackward adds each row's gradient to the table's rows of its tokens.
+func (s *Stream) BagBackward(dTable, dy, index tensor, q gpustage.Sequences) {
+	if s.Refuse(gpustage.CheckBag("bag backward", dy, dTable, index, q)) || s.Refuse(gpustage.CheckIndex("bag backward", dTable, index)) {
+		return
+	}
+	s.run("bag backward", dy, func() { bagBackward[float32](dTable, dy, index, q) }, func() { bagBackward[float64](dTable, dy, index, q) })
+}
+
+func bagBackward[T float](dTable, dy, index tensor, q gpustage.Sequences) {
+	cu, ids := vec[int32](q.Cu), vec[int32](index)
+	for b := range q.Rows {
+		lo, hi := int(cu[b]), int(cu[b+1])
+		for t := lo; t < min(hi, len(ids)); t++ {
+			d := row[T](dTable, int(ids[t]))
+			for j, v := range row[T](dy, b) {
+				d[j] += T(float64(v) / float64(hi-lo))
+			}
+		}
+	}
+}
+
 // normFloor is the smallest norm that Normalize divides by, as torch.nn.functional.normalize has it.
 const normFloor = 1e-12
 

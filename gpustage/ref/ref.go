@@ -37,6 +37,9 @@ func (*Device) Info() gpustage.Info {
 // Alloc gives host memory.
 func (*Device) Alloc(bytes int) (gpustage.Memory, error) { return gpustage.AllocHost(bytes) }
 
+// Bags is true.
+func (*Device) Bags() bool { return true }
+
 // KeepsBF16 is true: where it computes in bf16, it is what the CPU device is compared with.
 func (*Device) KeepsBF16() bool { return true }
 

@@ -250,6 +250,12 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 // compute is a forward pass's ops.
 func (p *Pass) compute(keep bool) {
 	s, m, a := p.s, p.m, p.a
+	if b := p.bagger(); b != nil {
+		table, ids := p.words()
+		b.Bag(p.pooled, table, ids, p.in.seqs)
+		p.project()
+		return
+	}
 	t, c := p.in.seqs.Tokens, m.Config.Hidden
 	x := a.Keep(s, m.DType, t, c)
 	layers := a.Mark()
@@ -281,9 +287,14 @@ func (p *Pass) compute(keep bool) {
 		p.score()
 		return
 	}
+	p.project()
+}
+
+// project is what follows pooling.
+func (p *Pass) project() {
 	p.forwardDense()
-	if m.Head.Normalize {
-		s.Normalize(p.embeddings, p.length, p.projected)
+	if p.m.Head.Normalize {
+		p.s.Normalize(p.embeddings, p.length, p.projected)
 	}
 }
 
@@ -478,7 +489,16 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		dNormal = p.dNormal
 		s.NormalizeBackward(dNormal, dEmbeddings, p.embeddings, p.length)
 	}
-	s.PoolBackward(d, p.denseBackward(dNormal, g.dense), p.in.seqs, m.Head.Pooling)
+	dPooled := p.denseBackward(dNormal, g.dense)
+	if b := p.bagger(); b != nil {
+		if m.bottom < 0 {
+			word, index := p.wordGradient(g, to)
+			b.BagBackward(word, dPooled, index, p.in.seqs)
+		}
+		p.doneOutside(to)
+		return
+	}
+	s.PoolBackward(d, dPooled, p.in.seqs, m.Head.Pooling)
 	if len(dParts) > 1 {
 		p.tokensBackward(d, dParts[1], dParts[2], g.tokens)
 	}
@@ -513,13 +533,24 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 	}
 	p.relativeBackward(g.relative)
 	if m.bottom < 0 {
-		index := p.in.ids
-		if !to.WordRows.IsZero() { // it has no rows for padding
-			g.word, index = to.WordRows, to.WordIndex.Columns(0, p.own.tokens)
-		}
+		var index gpustage.Tensor
+		g.word, index = p.wordGradient(g, to)
 		p.embedTokensBackward(d, g, index)
 	}
-	if from, end := m.Layout.Span(-1); from < end && to.Done != nil {
+	p.doneOutside(to)
+}
+
+// wordGradient is where the word embeddings' gradient goes, and each token's row in it, but for padding's, whose gradient is zero.
+func (p *Pass) wordGradient(g weights, to Gradients) (word, index gpustage.Tensor) {
+	if !to.WordRows.IsZero() { // it has no rows for padding
+		return to.WordRows, to.WordIndex.Columns(0, p.own.tokens)
+	}
+	return g.word, p.in.ids
+}
+
+// doneOutside tells that the gradients outside of layers are complete.
+func (p *Pass) doneOutside(to Gradients) {
+	if from, end := p.m.Layout.Span(-1); from < end && to.Done != nil {
 		to.Done(from)
 	}
 }
@@ -527,7 +558,9 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 // carry takes room for what a backward pass has throughout.
 func (p *Pass) carry() {
 	c := p.m.Config.Hidden
-	p.d = p.keep(p.in.seqs.Tokens, c)
+	if p.bagger() == nil {
+		p.d = p.keep(p.in.seqs.Tokens, c)
+	}
 	if !p.m.Config.Scorer.None() {
 		p.dNormal = p.keep(p.in.seqs.Rows, c)
 	} else if p.m.Head.Normalize {

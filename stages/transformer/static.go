@@ -50,6 +50,15 @@ func (c Config) checkStatic() error {
 	return c.checkDense()
 }
 
+// bagger pools the rows of the table where they lie, if that is all there is to do and the device can; nil otherwise.
+func (p *Pass) bagger() gpustage.Bagger {
+	if !p.m.Config.static() || !gpustage.Bags(p.m.Device) {
+		return nil
+	}
+	b, _ := p.s.(gpustage.Bagger)
+	return b
+}
+
 // checkHead finds a pooling that a model without layers does not have.
 func (c Config) checkHead(h Head) error {
 	if c.static() && h.Pooling != gpustage.MeanPooling {

@@ -149,7 +149,7 @@ def speed(source, dims=1024, batch=2048, rounds=3):
     ours, theirs = [], []
     for k in range(rounds):
         metrics = train(source, start, work / f"speed{k}", {}, batch={"global_size": batch}, train={"max_steps": steps, "precision": "f32"})
-        ours.append(statistics.median(x["rows_per_s"] if "rows_per_s" in x else batch / x["step_s"] for x in metrics[1:]))
+        ours.append(statistics.median(x["pairs_per_s"] for x in metrics[1:]))
         model = SentenceTransformer(str(start), device="cpu")
         loss = L.MultipleNegativesRankingLoss(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
