@@ -507,6 +507,33 @@ func testPool(t *testing.T, dev gpustage.Device) {
 	}
 }
 
+func testBag(t *testing.T, dev gpustage.Device) {
+	if !gpustage.Bags(dev) {
+		t.Skip("the device pools rows of a table where Gather has put them")
+	}
+	for _, c := range []int{1, 16, 33, 384, 1024} {
+		f := newFixture(t, dev, 23, 0)
+		q := f.sequences([]int{0, 1, 40, 0, 2, 170, 250, 0})
+		ids := make([]int32, q.tokens)
+		for i := range ids {
+			ids[i] = int32(i * i % 47)
+		}
+		index, fewer := f.ints("index", ids), f.ints("index of fewer tokens", ids[:q.tokens-9])
+		table, y, dy := f.floats("table", 50, c, nil), f.floats("y", q.rows, c, nil), f.floats("dy", q.rows, c, nil)
+		dTable, dFewer := f.floats("dTable", 50, c, nil), f.floats("dTable of fewer tokens", 50, c, nil)
+		f.run(func(s gpustage.Stream, g picker) {
+			b := s.(gpustage.Bagger)
+			b.Bag(g(y), g(table), g(index), q.on(g))
+			b.BagBackward(g(dTable), g(dy), g(index), q.on(g))
+			b.BagBackward(g(dFewer), g(dy), g(fewer), q.on(g))
+		})
+		f.check(y, 20)
+		f.check(dTable, 20)
+		f.check(dFewer, 20)
+		f.untouched(table, dy)
+	}
+}
+
 func testNormalize(t *testing.T, dev gpustage.Device) {
 	for _, sz := range sizes {
 		f := newFixture(t, dev, 8, 0)
