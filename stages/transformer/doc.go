@@ -18,6 +18,9 @@
 // of their own. An embedding then has as many features as the last one gives. LoRA leaves them as they are: an adapter's file has no
 // place for them.
 //
+// Static embeddings ([Static]) are the table and the pooling, without layers: where the device can (gpustage.Bagger) the table's rows are summed
+// where they lie, and a pass keeps nothing.
+//
 // [TokenHeads] give parts of tokens besides, from the same hidden states: BGE-M3's lexical weights and vectors.
 //
 // # What trains

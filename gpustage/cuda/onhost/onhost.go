@@ -66,6 +66,9 @@ func (d *Device) Traffic(f func()) map[string]Traffic { return d.library.counted
 // Name is that of no other device.
 func (*Device) Name() string { return "kernels on the host" }
 
+// Bags is false, as a GPU's is; ref's is true.
+func (*Device) Bags() bool { return false }
+
 // Repeats tells whether models round their shapes up.
 func (d *Device) Repeats() bool { return d.mode != Plain }
 
