@@ -48,7 +48,7 @@ func (u Update) rates(l *transformer.Layout) ([]float64, error) {
 	used := make([]bool, len(u.Groups))
 	for i, p := range ps {
 		out[i] = 1
-		if u.LayerDecay > 0 && (p.Layer >= 0 || p.Below) {
+		if u.LayerDecay > 0 && (p.Layer >= 0 || p.Below && !p.Head) { // a head of its own is behind the last layer
 			out[i] = math.Pow(u.LayerDecay, float64(last-p.Layer)) // Layer is -1 below
 		}
 		g := slices.IndexFunc(u.Groups, func(g Group) bool {

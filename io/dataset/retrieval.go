@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -226,8 +227,7 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 		return err
 	}
 	defer t.Close()
-	columns := [][]string{{"query_id", "query-id"}, {"doc_id", "corpus-id", "corpus_id"}, {"relevance", "score"}}
-	return t.cells(ctx, columns, func(row int64, c []cell) error {
+	return t.cells(ctx, judgementColumns, func(row int64, c []cell) error {
 		relevance, err := grade(c[2].text)
 		if err != nil || c[0].null || c[1].null {
 			reason := fmt.Sprintf("query %q, document %q, relevance %q: not a judgement", c[0].text, c[1].text, c[2].text)
@@ -241,7 +241,22 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 	})
 }
 
-// loadTSV reads BEIR's qrels: query-id, corpus-id and score between tabs, a header in the first line.
+// judgementColumns are the names that a judgement's query, document and relevance may have.
+var judgementColumns = [][]string{{"query_id", "query-id"}, {"doc_id", "corpus-id", "corpus_id"}, {"relevance", "score"}}
+
+// judgementsAt finds them among a first line's fields.
+func judgementsAt(fields []string) (at [3]int, ok bool) {
+	for i, names := range judgementColumns {
+		at[i] = slices.IndexFunc(fields, func(f string) bool { return slices.Contains(names, strings.TrimSpace(f)) })
+		if at[i] < 0 {
+			return [3]int{0, 1, 2}, false
+		}
+	}
+	return at, true
+}
+
+// loadTSV reads BEIR's qrels: query-id, corpus-id and score between tabs, a header in the first line. A header that names them says where they are;
+// there may be none, and they are in this order then.
 func loadTSV(path string, add func(query, doc string, relevance float64)) error {
 	f, _, err := openFile(path, -1)
 	if err != nil {
@@ -250,23 +265,33 @@ func loadTSV(path string, add func(query, doc string, relevance float64)) error 
 	defer f.Close()
 	in := bufio.NewScanner(f)
 	in.Buffer(nil, 1<<20)
+	at, width := [3]int{0, 1, 2}, 3
 	for line := 1; in.Scan(); line++ {
 		text := strings.TrimRight(in.Text(), "\r")
+		if line == 1 {
+			text = strings.TrimPrefix(text, "\ufeff")
+		}
 		if strings.TrimSpace(text) == "" {
 			continue
 		}
 		fields := strings.Split(text, "\t")
-		if len(fields) != 3 {
+		if line == 1 {
+			if named, ok := judgementsAt(fields); ok {
+				at, width = named, len(fields)
+				continue
+			}
+		}
+		if len(fields) != width {
 			return fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score", path, line, len(fields))
 		}
-		score, err := grade(strings.TrimSpace(fields[2]))
+		score, err := grade(strings.TrimSpace(fields[at[2]]))
 		if line == 1 && errors.Is(err, strconv.ErrSyntax) {
 			continue // the header
 		}
 		if err != nil {
-			return fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, fields[2])
+			return fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, fields[at[2]])
 		}
-		add(fields[0], fields[1], score)
+		add(fields[at[0]], fields[at[1]], score)
 	}
 	if err := in.Err(); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
