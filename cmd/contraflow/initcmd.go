@@ -12,7 +12,6 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/newmodel"
-	"contraflow/tokenize"
 )
 
 func newInit() *cobra.Command {
@@ -103,20 +102,6 @@ func newInit() *cobra.Command {
 
 func created(cmd *cobra.Command, out string) {
 	fmt.Fprintf(cmd.ErrOrStderr(), "a new model is in %s; train it with model.path: %s\n", out, out)
-}
-
-// tokenizerOf is the tokenizer of a model.
-func tokenizerOf(ctx context.Context, model string) (*tokenize.Tokenizer, error) {
-	dir, err := hfmodel.Resolve(ctx, model, hfmodel.Options{})
-	if err != nil {
-		return nil, err
-	}
-	f, err := hfmodel.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return tokenize.Load(f.TokenizerDir)
 }
 
 // withConfig takes the model's shape from a file.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,20 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/tokenize"
 )
+
+// tokenizerOf is the tokenizer of a model, a folder or a hub id.
+func tokenizerOf(ctx context.Context, model string) (*tokenize.Tokenizer, error) {
+	dir, err := hfmodel.Resolve(ctx, model, hfmodel.Options{})
+	if err != nil {
+		return nil, err
+	}
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return embedder.LoadTokenizer(f)
+}
 
 func newTokenize() *cobra.Command {
 	var model string
@@ -32,16 +47,7 @@ func newTokenize() *cobra.Command {
 			if err := atLeastOne(cmd, "max-length"); err != nil {
 				return err
 			}
-			dir, err := hfmodel.Resolve(cmd.Context(), model, hfmodel.Options{})
-			if err != nil {
-				return err
-			}
-			f, err := hfmodel.Open(dir)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			tok, err := embedder.LoadTokenizer(f)
+			tok, err := tokenizerOf(cmd.Context(), model)
 			if err != nil {
 				return err
 			}

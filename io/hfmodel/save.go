@@ -191,13 +191,14 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	if pooling.Dimension == 0 {
 		pooling.Dimension = hidden
 	}
+	static := modelType == StaticType
 	_, defaultKnown := s.Prompts[s.DefaultPromptName]
 	switch {
 	case pooling.Mode != CLS && pooling.Mode != Mean && pooling.Mode != Last:
 		return nil, fmt.Errorf("pooling %q is not one of cls, mean, last", pooling.Mode)
 	case pooling.Dimension <= 0:
 		return nil, errors.New("the pooling's dimension is not given, and config.json has no hidden_size")
-	case s.MaxSeqLength <= 0 && !s.static():
+	case s.MaxSeqLength <= 0 && !static:
 		return nil, fmt.Errorf("max_seq_length %d is not above 0", s.MaxSeqLength)
 	case s.DefaultPromptName != "" && !defaultKnown:
 		return nil, fmt.Errorf("default prompt %q is not among the prompts %q", s.DefaultPromptName, sortedKeys(s.Prompts))
@@ -211,7 +212,7 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		{0, "0", "", "sentence_transformers.models.Transformer"},
 		{1, "1", "1_Pooling", "sentence_transformers.models.Pooling"},
 	}
-	if s.static() {
+	if static {
 		modules = []module{{0, "0", "", "sentence_transformers.models.StaticEmbedding"}}
 	}
 	base := s.Base
@@ -228,7 +229,7 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		delete(files, "config.json")
 		files[adapterConfigFile] = s.Adapter.config()
 	}
-	if s.static() {
+	if static {
 		staticFiles(files)
 	}
 	for i, d := range s.Dense {

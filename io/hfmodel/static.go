@@ -37,7 +37,7 @@ func (f *Folder) readStatic() (err error) {
 		return fmt.Errorf("%s: %w", f.TransformerDir, err)
 	}
 	f.table = &table
-	f.Config, f.ModelType = StaticConfig(table.Shape[0], table.Shape[1]), StaticType
+	f.Config = StaticConfig(table.Shape[0], table.Shape[1])
 	f.Pooling = &Pooling{Mode: Mean, Dimension: table.Shape[1], IncludePrompt: true}
 	f.MaxSeqLength, err = truncation(filepath.Join(f.TransformerDir, "tokenizer.json"))
 	f.LengthGiven = f.MaxSeqLength > 0
