@@ -287,6 +287,13 @@ func isParquet(path string) bool { return filepath.Ext(path) == ".parquet" }
 
 // expand turns files, globs and URLs into sorted, distinct paths.
 func expand(ctx context.Context, patterns []string) ([]string, error) {
+	paths, err := expandInOrder(ctx, patterns)
+	slices.Sort(paths)
+	return slices.Compact(paths), err
+}
+
+// expandInOrder keeps the order of the patterns, and files that are named twice. The files of one pattern are in the order of their paths.
+func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 	if len(patterns) == 0 {
 		return nil, fail(ErrNoFiles, "no path of data files is given")
 	}
@@ -308,10 +315,9 @@ func expand(ctx context.Context, patterns []string) ([]string, error) {
 			}
 			found = matches
 		}
+		slices.Sort(found)
 		paths = append(paths, found...)
 	}
-	slices.Sort(paths)
-	paths = slices.Compact(paths)
 	if err := complete(paths); err != nil {
 		return nil, err
 	}

@@ -36,10 +36,11 @@ type tableLeaf struct {
 	name string // of the top-level column
 }
 
-// OpenTable opens parquet, JSONL, CSV or TSV files, named or globbed as in [Source], which must all have the same columns. JSON
-// lines are read once to find out their types; columns of CSV and TSV are text. Close releases temporary files.
+// OpenTable opens parquet, JSONL, CSV or TSV files, named or globbed as in [Source], which must all have the same columns. Their rows
+// come in the order in which the files are named, those of a glob in the order of their paths; a file named twice has its rows twice.
+// JSON lines are read once to find out their types; columns of CSV and TSV are text. Close releases temporary files.
 func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
-	paths, err := expand(ctx, patterns)
+	paths, err := expandInOrder(ctx, patterns)
 	if err != nil {
 		return nil, err
 	}

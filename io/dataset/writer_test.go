@@ -365,6 +365,29 @@ func TestTableJSONL(t *testing.T) {
 	}
 }
 
+// TestTableOrder: rows come as the files are named, those of a glob by their paths: an .npy of embeddings has nothing else to be joined on.
+func TestTableOrder(t *testing.T) {
+	folder := write(t, map[string]string{
+		"a.csv": "text\na\n", "b.csv": "text\nb\n", "c1.csv": "text\nc1\n", "c2.csv": "text\nc2\n",
+	})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	table, err := OpenTable(t.Context(), []string{at("b.csv"), at("c*.csv"), at("a.csv"), at("b.csv")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	var texts []string
+	for c, err := range table.Chunks(t.Context(), "text", 10) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, c.Texts...)
+	}
+	if want := []string{"b", "c1", "c2", "a", "b"}; !slices.Equal(texts, want) || table.Rows() != int64(len(want)) {
+		t.Errorf("%d rows: %q, want %q", table.Rows(), texts, want)
+	}
+}
+
 func TestTableErrors(t *testing.T) {
 	ctx := context.Background()
 	folder := write(t, map[string]string{
