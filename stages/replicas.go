@@ -710,9 +710,13 @@ func (g *Global) lastRows() (rows []int, total int) {
 // Totals are sums over all ranks' rows of a step.
 type Totals struct {
 	Loss, Weight                      float64
+	Losses                            []float64 // [batches] the weighted mean over each batch's rows
 	Pairs, Tokens, Truncated, Padding int
 	Asked                             Asked
 }
+
+// counted is a batch's loss, and by how much it counts in its mean, on one rank.
+type counted struct{ Loss, Weight float64 }
 
 // totals adds the host stage that sums a step's losses over ranks, in their order, while the step goes backward.
 func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipeline.Port[Totals] {
@@ -721,41 +725,53 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 	out := pipeline.Out[Totals](s, "totals")
 	s.Do(func(t *pipeline.Task) error {
 		var sum Totals
-		weight := 0.0 // as the loss counts
+		type mine struct {
+			Batches []counted
+			Asked   Asked
+		}
+		var m mine
+		var weights []float64 // of each batch's rows, on all ranks
 		for _, x := range in.All(t) {
-			sum.Loss += x.Sum
-			weight += x.Weight
+			c := counted{x.Sum, x.Weight}
 			if x.whole && e.ranks.Rank() > 0 {
-				sum.Loss -= x.Sum // every rank has computed all of it
+				c.Loss = 0 // every rank has computed all of it
 			}
-			sum.add(x)
+			m.Batches = append(m.Batches, c)
+			weights = append(weights, sum.add(x))
 		}
 		if e.Ask != nil {
-			sum.Asked = e.Ask()
+			m.Asked = e.Ask()
 		}
+		all := []mine{m}
 		if e.ranks != nil {
-			type mine struct {
-				Loss, Weight float64
-				Asked        Asked
-			}
-			all, err := exchange(t.Context(), e.ranks.totals, mine{sum.Loss, weight, sum.Asked})
-			if err != nil {
+			var err error
+			if all, err = exchange(t.Context(), e.ranks.totals, m); err != nil {
 				return err
 			}
-			sum.Loss, weight = 0, 0
-			for _, m := range all {
-				sum.Loss += m.Loss
-				weight += m.Weight
-				sum.Asked = sum.Asked.or(m.Asked)
-			}
 		}
-		if p, ok := e.loss.(interface{ Pairs() bool }); ok && p.Pairs() {
-			if sum.Weight = weight; weight == 0 {
-				sum.Weight = 1 // no document is better than another: there is nothing to learn
+		for _, m := range all {
+			sum.Asked = sum.Asked.or(m.Asked)
+		}
+		p, ok := e.loss.(interface{ Pairs() bool })
+		pairs := ok && p.Pairs()
+		for i, weight := range weights {
+			var c counted
+			for _, m := range all {
+				c.Loss += m.Batches[i].Loss
+				c.Weight += m.Batches[i].Weight
 			}
+			if !pairs {
+				c.Weight = weight
+			}
+			sum.Loss += c.Loss
+			sum.Weight += c.Weight
+			sum.Losses = append(sum.Losses, c.Loss/c.Weight)
 		}
 		if sum.Weight == 0 {
-			return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step+1)
+			if !pairs {
+				return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step+1)
+			}
+			sum.Weight = 1 // no document is better than another: there is nothing to learn
 		}
 		out.Put(t, sum)
 		return nil
@@ -763,25 +779,24 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 	return out.Port
 }
 
-// add counts a batch.
-func (s *Totals) add(x Gradient) {
+// add counts a batch, and returns its rows' weight.
+func (s *Totals) add(x Gradient) (weight float64) {
 	b := x.Batch
 	if b.Global == nil {
-		s.Weight += x.Weight
 		s.Pairs += len(b.Rows)
 		s.Tokens += len(b.IDs)
 		s.Truncated += b.Truncated
 		for _, sub := range b.Subs {
 			s.Padding += sub.padding()
 		}
-		return
+		return x.Weight
 	}
 	for i := range b.Global.Rows {
 		w := 1.0
 		if b.Global.Weights != nil {
 			w = b.Global.Weights[i]
 		}
-		s.Weight += w
+		weight += w
 	}
 	s.Pairs += b.Global.Rows
 	for _, p := range b.Global.Peers {
@@ -789,4 +804,5 @@ func (s *Totals) add(x Gradient) {
 		s.Truncated += p.Truncated
 		s.Padding += p.Padding
 	}
+	return weight
 }

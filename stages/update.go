@@ -89,12 +89,13 @@ type StepResult struct {
 	Loss      float64 // weighted mean over the step's rows
 	GradNorm  float64 // before clipping
 	LR        float64
-	Pairs     int   // rows of all ranks
-	Tokens    int   // real tokens of all columns
-	Batches   int   // contrastive batches
-	Sources   []int // [Batches] the dataset of each
-	Truncated int   // sequences that lost tokens
-	Padding   int   // tokens that padding each sub-batch to its longest sequence would have added
+	Pairs     int       // rows of all ranks
+	Tokens    int       // real tokens of all columns
+	Batches   int       // contrastive batches
+	Sources   []int     // [Batches] the dataset of each
+	Losses    []float64 // [Batches] weighted mean over each one's rows; NaN without any that count
+	Truncated int       // sequences that lost tokens
+	Padding   int       // tokens that padding each sub-batch to its longest sequence would have added
 
 	Skipped bool // the gradient was not finite, and nothing was changed
 
@@ -157,7 +158,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			r.Batches++
 			r.Sources = append(r.Sources, l.Batch.Source)
 		}
-		r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
+		r.Losses, r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Losses, sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
 		r.Loss = sum.Loss / weight
 		var err error
 		if e.ranks.sharded() {

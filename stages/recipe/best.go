@@ -118,7 +118,7 @@ func (x *Run) loadBest(s gpustage.Stream) error {
 // evaluation names what evaluations measure, so that their values can be compared: the metric and the content of the data.
 func (x *Run) evaluation() (string, error) {
 	e := x.Recipe.Eval
-	if !x.Recipe.Save.Best && e.EarlyStopping == nil {
+	if !x.Recipe.Save.Best && e.EarlyStopping == nil && !e.AtStart {
 		return "", nil
 	}
 	name, content := e.Metric, any(x.judged)
@@ -164,6 +164,9 @@ func (x *Run) checkBest(changed []string) error {
 	if anew != "" {
 		x.obs.note("%s: the best evaluation, %.4g at step %d, is forgotten; best and patience begin anew", anew, *p.Best, p.BestStep)
 		p.Best, p.BestStep, p.BestModel, p.Mark, p.Worse = nil, 0, "", nil, 0
+	}
+	if p.BestBy != judge {
+		p.First = nil
 	}
 	p.BestBy = judge
 	p.Enough = e.EarlyStopping != nil && p.Worse >= e.EarlyStopping.Patience

@@ -259,19 +259,23 @@ func TestWatchDatasets(t *testing.T) {
 	var notes []string
 	j := &journal{obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
 	for step := 1; step <= 3000; step++ {
-		m := Metrics{Step: step, Loss: 2 + 0.1*math.Sin(float64(step)), Datasets: []int{0, 0}}
+		noise := 0.1 * math.Sin(float64(step))
+		m := Metrics{Step: step, Losses: map[int]float64{0: 2 + noise}}
 		switch {
 		case step%60 == 0:
-			m.Loss, m.Datasets = 9+0.1*math.Sin(float64(step)), []int{1, 1}
+			m.Losses = map[int]float64{1: 9 + noise}
 		case step%60 == 1:
-			m.Loss, m.Datasets = 5+0.1*math.Sin(float64(step)), []int{1, 0}
+			m.Losses[1] = 9 + noise
 		}
-		if step == 1860 {
-			m.Loss = 12
+		switch step {
+		case 1860:
+			m.Losses[1] = 12
+		case 2521:
+			m.Losses[0] = 4
 		}
 		j.watch(m)
 	}
-	if len(notes) != 1 || !strings.Contains(notes[0], "the loss of step 1860 is 12, after a mean of 9") {
+	if len(notes) != 2 || !strings.Contains(notes[0], "the loss of step 1860, on data.train[1], is 12, after a mean of 9") || !strings.Contains(notes[1], "the loss of step 2521, on data.train[0], is 4, after a mean of 1.998") {
 		t.Errorf("notes: %q", notes)
 	}
 }
@@ -382,6 +386,16 @@ func TestEvalAtStart(t *testing.T) {
 			}
 		})
 	}
-	o, err := j.run(t, "none better", nil, 0, false, append(sets, "eval.at_start=true", "optimizer.lr=1e-30")...)
-	said(t, o, err, "the model is no better than before its training: spearman")
+	const noBetter = "the model is no better than before its training: spearman"
+	still := append(sets[:len(sets):len(sets)], "eval.at_start=true", "optimizer.lr=1e-30")
+	o, err := j.run(t, "none better", nil, 0, false, still...)
+	said(t, o, err, noBetter)
+	if o, err = j.run(t, "resumed", nil, 2, false, append(still, "train.max_steps=8")...); err != nil || !o.summary.Stopped {
+		t.Fatalf("%+v, %v", o.summary, err)
+	}
+	o, err = j.run(t, "resumed", nil, 0, true, append(still, "train.max_steps=8")...)
+	said(t, o, err, noBetter)
+	o, err = j.run(t, "best", nil, 0, false, append(still, "eval.every=1", "save.best=true")...) // the first of four, all as good
+	said(t, o, err, "the model is that of step 1")
+	said(t, o, err, noBetter)
 }

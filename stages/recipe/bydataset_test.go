@@ -96,6 +96,19 @@ func TestDatasetLossesTrain(t *testing.T) {
 			t.Errorf("step %d has loss %v, alone %v", step, got, want)
 		}
 	}
+	// A step of several batches says the loss of each dataset, on several ranks too.
+	for out, mesh := range map[string]string{"accumulated": "mesh.replicate=1", "replicas": "mesh.replicate=3"} {
+		still = append(still[:len(still)-1:len(still)-1], mesh, "batch.accumulate=2")
+		losses(out, first, second)
+		for step, line := range j.lines(t, out) {
+			got, _ := line["losses"].(map[string]any)
+			for k := range alone {
+				if v, _ := got[fmt.Sprint(k)].(float64); math.Abs(v-alone[k][step]) > 1e-6*alone[k][step] {
+					t.Errorf("%s, step %d: losses %v, alone %v and %v", mesh, step, got, alone[0][step], alone[1][step])
+				}
+			}
+		}
+	}
 
 	r, err := Parse("job", []byte(j.text), append(still, "data.train=["+first+", "+second+"]", "save.dir="+j.dir+"/verified"))
 	if err != nil {

@@ -224,13 +224,16 @@ func (c *checker) checkRest(r *Recipe) {
 		}
 	}
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured := e.Retrieval != nil || e.STS != nil || e.Rerank != nil
-	c.require(!r.Save.Best || measured, "save.best", "needs eval.retrieval or eval.sts: it is by their metric")
-	c.require(!e.AtStart || measured, "eval.at_start", "needs eval.retrieval or eval.sts")
+	measured, task := e.Retrieval != nil || e.STS != nil, "eval.retrieval or eval.sts"
+	if r.Model.Kind == "reranker" {
+		measured, task = e.Rerank != nil, "eval.rerank"
+	}
+	c.require(!r.Save.Best || measured, "save.best", "needs %s: it is by that metric", task)
+	c.require(!e.AtStart || measured, "eval.at_start", "needs %s", task)
 	if s := e.EarlyStopping; s != nil {
 		c.positive("eval.early_stopping.patience", s.Patience)
 		c.require(s.MinDelta >= 0, "eval.early_stopping.min_delta", "is negative")
-		c.require(measured && e.Every > 0, "eval.early_stopping", "needs eval.every, and eval.retrieval or eval.sts")
+		c.require(measured && e.Every > 0, "eval.early_stopping", "needs eval.every, and %s", task)
 	}
 	c.positive("save.keep", r.Save.Keep)
 	c.words("save.precision", "f32", "bf16", "f16")

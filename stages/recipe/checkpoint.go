@@ -53,7 +53,8 @@ type checkpoints struct {
 
 // progress is what a run remembers besides its state: part of a checkpoint.
 type progress struct {
-	Best      *float64 `json:"best,omitempty"` // the best evaluation's value
+	First     *float64 `json:"first,omitempty"` // the value before the first step (eval.at_start)
+	Best      *float64 `json:"best,omitempty"`  // the best evaluation's value
 	BestStep  int      `json:"best_step,omitempty"`
 	BestBy    string   `json:"best_by,omitempty"`    // what has measured it
 	BestModel string   `json:"best_model,omitempty"` // with save.best: the hash of its weights

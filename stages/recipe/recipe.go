@@ -143,7 +143,7 @@ type Optimizer struct {
 	Schedule    optim.Schedule `yaml:"schedule"`
 	WarmupRatio float64        `yaml:"warmup_ratio"`
 	WarmupSteps *int           `yaml:"warmup_steps,omitempty"`
-	LayerDecay  float64        `yaml:"layer_decay,omitempty"` // how many times the learning rate of the layer above a layer has; 0: 1
+	LayerDecay  float64        `yaml:"layer_decay,omitempty"` // how many times the learning rate of the layer above a layer has (heads all of it, groups their own); 0: 1
 	Groups      []Group        `yaml:"groups,omitempty"`
 }
 

@@ -2,23 +2,19 @@ package recipe
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
 
-	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
-	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
@@ -27,49 +23,6 @@ import (
 	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 )
-
-// Metrics is a line of metrics.jsonl: one optimizer step.
-type Metrics struct {
-	Step         int     `json:"step"` // from 1
-	Epoch        int     `json:"epoch"`
-	Loss         float64 `json:"loss"`
-	GradNorm     float64 `json:"grad_norm"`
-	LR           float64 `json:"lr"`
-	Pairs        int     `json:"pairs"`
-	Tokens       int     `json:"tokens"`
-	PairsPerS    float64 `json:"pairs_per_s"`
-	TokensPerS   float64 `json:"tokens_per_s"`
-	PeakMemBytes int64   `json:"peak_mem_bytes"`
-	Datasets     []int   `json:"datasets,omitempty"` // where there are several, of each of the step's batches: its place in data.train, from 0
-
-	// With several ranks, of this one: what it sent, how long it communicated, and the share of that time in which it computed
-	// as well.
-	CommBytes  int64    `json:"comm_bytes,omitempty"`
-	CommS      float64  `json:"comm_s,omitempty"`
-	CommHidden *float64 `json:"comm_hidden,omitempty"`
-
-	Skipped bool `json:"skipped,omitempty"` // the gradient was not finite, and the step has changed nothing
-}
-
-// MarshalJSON writes numbers that are not finite as null: JSON has none.
-func (m Metrics) MarshalJSON() ([]byte, error) {
-	type plain Metrics
-	w := struct {
-		Step     int      `json:"step"`
-		Epoch    int      `json:"epoch"`
-		Loss     *float64 `json:"loss"`
-		GradNorm *float64 `json:"grad_norm"`
-		plain
-	}{m.Step, m.Epoch, known(m.Loss), known(m.GradNorm), plain(m)}
-	return json.Marshal(w)
-}
-
-func known(v float64) *float64 {
-	if v-v != 0 {
-		return nil
-	}
-	return &v
-}
 
 // Evaluation is another kind of line: a measurement after a step, 0 before the first one.
 type Evaluation struct {
@@ -256,7 +209,7 @@ func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
 		return fmt.Errorf("eval.at_start: %w", err)
 	}
 	if ev != nil {
-		log.summary.First = ev
+		log.summary.First, x.saves.progress.First = ev, &ev.Value
 		if err := log.evaluation(*ev); err != nil {
 			return err
 		}
@@ -342,166 +295,6 @@ func (x *Run) saveStage(g *pipeline.Graph, results pipeline.Port[stages.StepResu
 		return nil
 	})
 	return out.Port
-}
-
-// journal writes metrics.jsonl and tells the observer.
-type journal struct {
-	enc     *json.Encoder
-	obs     Observer
-	last    time.Time
-	began   time.Time
-	summary Summary
-	next    *dataset.Cursor     // after the last step
-	events  *tensorboard.Writer // nil unless log.tensorboard
-	record  *recorder           // nil but on rank 0
-
-	watched struct {
-		steps  int
-		memory int64
-		losses map[int]*watchedLoss // by dataset
-	}
-	several bool // datasets
-
-	totals *pipeline.Totals // of the pass at hand
-	comm   pipeline.Communication
-}
-
-// communicated is what the step communicated.
-func (j *journal) communicated() pipeline.Communication {
-	c := j.totals.Lap()
-	j.comm.Total, j.comm.Hidden, j.comm.Bytes = j.comm.Total+c.Total, j.comm.Hidden+c.Hidden, j.comm.Bytes+c.Bytes
-	return c
-}
-
-// watchedLoss is what a dataset's losses have been: those of others may be of another size.
-type watchedLoss struct {
-	steps          int
-	mean, variance float64 // exponentially weighted
-}
-
-// dataset is that of all of the step's batches, -1 if they are of several.
-func (m Metrics) dataset() int {
-	k := 0
-	for i, of := range m.Datasets {
-		if i > 0 && of != k {
-			return -1
-		}
-		k = of
-	}
-	return k
-}
-
-// watch tells of losses and of memory that are not what they were.
-func (j *journal) watch(m Metrics) {
-	w := &j.watched
-	if m.Skipped {
-		j.obs.note("step %d is not finite and changes nothing", m.Step)
-		return
-	}
-	l := w.losses[m.dataset()]
-	if l == nil {
-		l = &watchedLoss{}
-		if w.losses == nil {
-			w.losses = map[int]*watchedLoss{}
-		}
-		w.losses[m.dataset()] = l
-	}
-	l.steps++
-	if d := m.Loss - l.mean; l.steps > watchFrom && d > spike*math.Sqrt(l.variance) && m.Loss > 1.2*l.mean {
-		j.obs.note("the loss of step %d is %.4g, after a mean of %.4g: its gradient's norm is %.3g", m.Step, m.Loss, l.mean, m.GradNorm)
-	} else { // a spike is not what later losses are measured by
-		keep := min(0.98, 1-1/float64(l.steps))
-		l.mean += (1 - keep) * d
-		l.variance = keep * (l.variance + (1-keep)*d*d)
-	}
-	w.steps++
-	if w.steps == watchFrom {
-		w.memory = m.PeakMemBytes
-	} else if w.steps > watchFrom && m.PeakMemBytes > 2*w.memory {
-		j.obs.note("the process has taken %s at step %d, %s at first: a longer text, a larger batch, or a leak", Size(m.PeakMemBytes), m.Step, Size(w.memory))
-		w.memory = m.PeakMemBytes
-	}
-}
-
-// What is watched is compared with the steps before, once there are enough of them.
-const (
-	watchFrom = 20
-	spike     = 6 // standard deviations
-)
-
-func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder) error {
-	now := time.Now()
-	took := now.Sub(j.last)
-	if ev != nil {
-		took = max(took-ev.took, time.Microsecond)
-	}
-	j.last = now
-	peak := cmp.Or(enc.Model.Device.Info().PeakAllocated, gpustage.HostPeakMemory(), enc.PeakBytes()) // a GPU's memory, not the process's
-	m := Metrics{
-		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
-		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,
-	}
-	m.Skipped = r.Skipped
-	if j.several {
-		m.Datasets = r.Sources
-	}
-	j.watch(m)
-	if c := j.communicated(); c.Total > 0 {
-		share := c.HiddenShare()
-		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
-	}
-	s := &j.summary
-	j.next = r.Next
-	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
-	s.add(r)
-	if err := j.enc.Encode(m); err != nil {
-		return fmt.Errorf("writing metrics: %w", err)
-	}
-	if err := j.event(now, m); err != nil {
-		return fmt.Errorf("log.tensorboard: %w", err)
-	}
-	if err := j.record.step(s); err != nil {
-		return fmt.Errorf("save.dir: %w", err)
-	}
-	if j.obs.Step != nil {
-		j.obs.Step(m)
-	}
-	if ev == nil {
-		return nil
-	}
-	s.Eval = ev
-	return j.evaluation(*ev)
-}
-
-// evaluation writes an evaluation's line.
-func (j *journal) evaluation(ev Evaluation) error {
-	if err := j.enc.Encode(ev); err != nil {
-		return fmt.Errorf("writing metrics: %w", err)
-	}
-	if j.events != nil {
-		if err := j.events.Write(ev.Step, time.Now(), tensorboard.Scalar{Tag: "eval/" + ev.Metric, Value: ev.Value}); err != nil {
-			return fmt.Errorf("log.tensorboard: %w", err)
-		}
-	}
-	if j.obs.Eval != nil {
-		j.obs.Eval(ev)
-	}
-	return nil
-}
-
-// event writes a step for TensorBoard.
-func (j *journal) event(at time.Time, m Metrics) error {
-	if j.events == nil {
-		return nil
-	}
-	s := []tensorboard.Scalar{
-		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/grad_norm", Value: m.GradNorm}, {Tag: "train/lr", Value: m.LR}, {Tag: "train/epoch", Value: float64(m.Epoch)},
-		{Tag: "speed/pairs_per_s", Value: m.PairsPerS}, {Tag: "speed/tokens_per_s", Value: m.TokensPerS}, {Tag: "memory/peak_bytes", Value: float64(m.PeakMemBytes)},
-	}
-	if m.CommHidden != nil {
-		s = append(s, tensorboard.Scalar{Tag: "communication/seconds", Value: m.CommS}, tensorboard.Scalar{Tag: "communication/hidden", Value: *m.CommHidden})
-	}
-	return j.events.Write(m.Step, at, s...)
 }
 
 // TrainOption configures Train.
@@ -616,11 +409,18 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		}
 	}
 	s := &log.summary
-	if p := x.saves.progress; x.saves.kept {
+	p := x.saves.progress
+	if x.saves.kept {
 		s.Best, s.BestStep = *p.Best, p.BestStep
 	}
-	if f, e := s.First, s.Eval; f != nil && e != nil && s.BestStep == 0 && e.Value <= f.Value {
-		x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, e.Value, f.Value)
+	if first, e := p.First, s.Eval; first != nil && e != nil {
+		value := e.Value
+		if x.saves.kept {
+			value = s.Best
+		}
+		if value <= *first {
+			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, value, *first)
+		}
 	}
 	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
 	s.Seconds = time.Since(log.began).Seconds()

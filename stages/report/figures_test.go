@@ -219,18 +219,17 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Losses of several datasets have a figure of their own: of steps that are of one of them.
+// Losses of several datasets have a figure of their own.
 func TestLossOfEachDataset(t *testing.T) {
-	v := func(f float64) *float64 { return &f }
-	r := &Run{Steps: []Step{{Step: 1, Loss: v(1), Datasets: []int{1}}, {Step: 2, Loss: v(2), Datasets: []int{0, 0}}, {Step: 3, Loss: v(3), Datasets: []int{0, 1}}, {Step: 4, Datasets: []int{1}}, {Step: 5, Loss: v(5), Datasets: []int{1}}}}
+	r := &Run{Steps: []Step{{Step: 1, Losses: map[int]float64{1: 1}}, {Step: 2, Losses: map[int]float64{0: 2}}, {Step: 3, Losses: map[int]float64{0: 4, 1: 6}}, {Step: 4}, {Step: 5, Losses: map[int]float64{1: 5}}}}
 	lines := byDataset(r)
-	if len(lines) != 2 || fmt.Sprint(lines[0].name, " ", lines[0].x, lines[0].y, " ", lines[1].name, " ", lines[1].x, lines[1].y) != "data.train[0] [2] [2] data.train[1] [1 5] [1 5]" {
+	if len(lines) != 2 || fmt.Sprint(lines[0].name, " ", lines[0].x, lines[0].y, " ", lines[1].name, " ", lines[1].x, lines[1].y) != "data.train[0] [2 3] [2 4] data.train[1] [1 3 5] [1 6 5]" {
 		t.Errorf("%+v", lines)
 	}
 	if c := charts([]*Run{r}); c[1].title != "Loss of each dataset" {
 		t.Errorf("the second figure is %q", c[1].title)
 	}
-	r.Steps = r.Steps[1:3]
+	r.Steps = r.Steps[1:2]
 	if c := charts([]*Run{r}); c[1].title == "Loss of each dataset" {
 		t.Error("one dataset has a figure of its own beside the first")
 	}

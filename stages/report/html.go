@@ -327,21 +327,19 @@ func charts(runs []*Run) []chart {
 	)
 }
 
-// byDataset are a run's losses apart: steps of one dataset each may have losses of different kinds.
+// byDataset are a run's losses apart: those of datasets may be of different kinds.
 func byDataset(r *Run) (lines []line) {
 	at := map[int]int{}
 	for _, s := range r.Steps {
-		k := s.dataset()
-		if k < 0 || s.Loss == nil {
-			continue
+		for k, loss := range s.Losses {
+			i, ok := at[k]
+			if !ok {
+				i = len(lines)
+				at[k] = i
+				lines = append(lines, line{name: fmt.Sprintf("data.train[%d]", k), color: k, smooth: true})
+			}
+			lines[i].x, lines[i].y = append(lines[i].x, float64(s.Step)), append(lines[i].y, loss)
 		}
-		i, ok := at[k]
-		if !ok {
-			i = len(lines)
-			at[k] = i
-			lines = append(lines, line{name: fmt.Sprintf("data.train[%d]", k), color: k, smooth: true})
-		}
-		lines[i].x, lines[i].y = append(lines[i].x, float64(s.Step)), append(lines[i].y, *s.Loss)
 	}
 	slices.SortFunc(lines, func(a, b line) int { return a.color - b.color })
 	return lines

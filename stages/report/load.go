@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sort"
 
 	"contraflow/stages/recipe"
@@ -37,15 +36,8 @@ type Step struct {
 	Rate     float64  `json:"pairs_per_s"`
 	Peak     int64    `json:"peak_mem_bytes"`
 	Skipped  bool     `json:"skipped"`
-	Datasets []int    `json:"datasets"` // of its batches, where the run has several
-}
 
-// dataset is that of all of the step's batches, -1 if they are of several.
-func (s Step) dataset() int {
-	if len(s.Datasets) == 0 || slices.Max(s.Datasets) != slices.Min(s.Datasets) {
-		return -1
-	}
-	return s.Datasets[0]
+	Losses map[int]float64 `json:"losses"` // of each dataset that the step has batches of, where the run has several
 }
 
 // Eval is an evaluation's line.

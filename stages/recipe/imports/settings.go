@@ -568,7 +568,7 @@ var counterparts = map[string]string{
 	"self_distill_start_step":     "belongs to model.kind: m3",
 	"kd_loss_type":                "the kind of distillation is loss.name's",
 	"knowledge_distillation":      "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
-	"eval_on_start":               "eval.at_start: true measures the model before its first step, once eval.retrieval or eval.sts has data",
+	"eval_on_start":               "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts or a reranker's eval.rerank has data",
 	"metric_for_best_model":       "save.best goes by eval.metric",
 	"tokenizer_name":              "the tokenizer is the one in the model's folder",
 	"config_name":                 "the configuration is the one in the model's folder",

@@ -1,0 +1,235 @@
+package recipe
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/io/tensorboard"
+	"contraflow/pipeline"
+	"contraflow/stages"
+)
+
+// Metrics is a line of metrics.jsonl: one optimizer step.
+type Metrics struct {
+	Step         int     `json:"step"` // from 1
+	Epoch        int     `json:"epoch"`
+	Loss         float64 `json:"loss"`
+	GradNorm     float64 `json:"grad_norm"`
+	LR           float64 `json:"lr"`
+	Pairs        int     `json:"pairs"`
+	Tokens       int     `json:"tokens"`
+	PairsPerS    float64 `json:"pairs_per_s"`
+	TokensPerS   float64 `json:"tokens_per_s"`
+	PeakMemBytes int64   `json:"peak_mem_bytes"`
+
+	// Where there are several datasets, by their places in data.train, from 0: that of each of the step's batches, and the mean loss of each one's.
+	Datasets []int           `json:"datasets,omitempty"`
+	Losses   map[int]float64 `json:"losses,omitempty"`
+
+	// With several ranks, of this one: what it sent, how long it communicated, and the share of that time in which it computed
+	// as well.
+	CommBytes  int64    `json:"comm_bytes,omitempty"`
+	CommS      float64  `json:"comm_s,omitempty"`
+	CommHidden *float64 `json:"comm_hidden,omitempty"`
+
+	Skipped bool `json:"skipped,omitempty"` // the gradient was not finite, and the step has changed nothing
+}
+
+// MarshalJSON writes numbers that are not finite as null: JSON has none.
+func (m Metrics) MarshalJSON() ([]byte, error) {
+	type plain Metrics
+	w := struct {
+		Step     int      `json:"step"`
+		Epoch    int      `json:"epoch"`
+		Loss     *float64 `json:"loss"`
+		GradNorm *float64 `json:"grad_norm"`
+		plain
+	}{m.Step, m.Epoch, known(m.Loss), known(m.GradNorm), plain(m)}
+	return json.Marshal(w)
+}
+
+func known(v float64) *float64 {
+	if v-v != 0 {
+		return nil
+	}
+	return &v
+}
+
+// journal writes metrics.jsonl and tells the observer.
+type journal struct {
+	enc     *json.Encoder
+	obs     Observer
+	last    time.Time
+	began   time.Time
+	summary Summary
+	next    *dataset.Cursor     // after the last step
+	events  *tensorboard.Writer // nil unless log.tensorboard
+	record  *recorder           // nil but on rank 0
+
+	watched struct {
+		steps  int
+		memory int64
+		losses map[int]*watchedLoss // by dataset
+	}
+	several bool // datasets
+
+	totals *pipeline.Totals // of the pass at hand
+	comm   pipeline.Communication
+}
+
+// communicated is what the step communicated.
+func (j *journal) communicated() pipeline.Communication {
+	c := j.totals.Lap()
+	j.comm.Total, j.comm.Hidden, j.comm.Bytes = j.comm.Total+c.Total, j.comm.Hidden+c.Hidden, j.comm.Bytes+c.Bytes
+	return c
+}
+
+// byDataset are the mean losses of a step's batches of each dataset. A batch without any row that counts has none.
+func byDataset(r stages.StepResult) map[int]float64 {
+	sums, batches := map[int]float64{}, map[int]float64{}
+	for i, k := range r.Sources {
+		if v := known(r.Losses[i]); v != nil {
+			sums[k], batches[k] = sums[k]+*v, batches[k]+1
+		}
+	}
+	for k := range sums {
+		sums[k] /= batches[k]
+	}
+	return sums
+}
+
+// watchedLoss is what a dataset's losses have been: those of others may be of another size.
+type watchedLoss struct {
+	steps          int
+	mean, variance float64 // exponentially weighted
+}
+
+// watch tells of losses and of memory that are not what they were.
+func (j *journal) watch(m Metrics) {
+	w := &j.watched
+	if m.Skipped {
+		j.obs.note("step %d is not finite and changes nothing", m.Step)
+		return
+	}
+	if w.losses == nil {
+		w.losses = map[int]*watchedLoss{}
+	}
+	losses := m.Losses
+	if losses == nil {
+		losses = map[int]float64{0: m.Loss}
+	}
+	for _, k := range slices.Sorted(maps.Keys(losses)) {
+		l, loss := w.losses[k], losses[k]
+		if l == nil {
+			l = &watchedLoss{}
+			w.losses[k] = l
+		}
+		l.steps++
+		if d := loss - l.mean; l.steps > watchFrom && d > spike*math.Sqrt(l.variance) && loss > 1.2*l.mean {
+			of := ""
+			if m.Losses != nil {
+				of = fmt.Sprintf(", on data.train[%d],", k)
+			}
+			j.obs.note("the loss of step %d%s is %.4g, after a mean of %.4g: its gradient's norm is %.3g", m.Step, of, loss, l.mean, m.GradNorm)
+		} else { // a spike is not what later losses are measured by
+			keep := min(0.98, 1-1/float64(l.steps))
+			l.mean += (1 - keep) * d
+			l.variance = keep * (l.variance + (1-keep)*d*d)
+		}
+	}
+	w.steps++
+	if w.steps == watchFrom {
+		w.memory = m.PeakMemBytes
+	} else if w.steps > watchFrom && m.PeakMemBytes > 2*w.memory {
+		j.obs.note("the process has taken %s at step %d, %s at first: a longer text, a larger batch, or a leak", Size(m.PeakMemBytes), m.Step, Size(w.memory))
+		w.memory = m.PeakMemBytes
+	}
+}
+
+// What is watched is compared with the steps before, once there are enough of them.
+const (
+	watchFrom = 20
+	spike     = 6 // standard deviations
+)
+
+func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder) error {
+	now := time.Now()
+	took := now.Sub(j.last)
+	if ev != nil {
+		took = max(took-ev.took, time.Microsecond)
+	}
+	j.last = now
+	peak := cmp.Or(enc.Model.Device.Info().PeakAllocated, gpustage.HostPeakMemory(), enc.PeakBytes()) // a GPU's memory, not the process's
+	m := Metrics{
+		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
+		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,
+	}
+	m.Skipped = r.Skipped
+	if j.several {
+		m.Datasets, m.Losses = r.Sources, byDataset(r)
+	}
+	j.watch(m)
+	if c := j.communicated(); c.Total > 0 {
+		share := c.HiddenShare()
+		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
+	}
+	s := &j.summary
+	j.next = r.Next
+	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
+	s.add(r)
+	if err := j.enc.Encode(m); err != nil {
+		return fmt.Errorf("writing metrics: %w", err)
+	}
+	if err := j.event(now, m); err != nil {
+		return fmt.Errorf("log.tensorboard: %w", err)
+	}
+	if err := j.record.step(s); err != nil {
+		return fmt.Errorf("save.dir: %w", err)
+	}
+	if j.obs.Step != nil {
+		j.obs.Step(m)
+	}
+	if ev == nil {
+		return nil
+	}
+	s.Eval = ev
+	return j.evaluation(*ev)
+}
+
+// evaluation writes an evaluation's line.
+func (j *journal) evaluation(ev Evaluation) error {
+	if err := j.enc.Encode(ev); err != nil {
+		return fmt.Errorf("writing metrics: %w", err)
+	}
+	if j.events != nil {
+		if err := j.events.Write(ev.Step, time.Now(), tensorboard.Scalar{Tag: "eval/" + ev.Metric, Value: ev.Value}); err != nil {
+			return fmt.Errorf("log.tensorboard: %w", err)
+		}
+	}
+	if j.obs.Eval != nil {
+		j.obs.Eval(ev)
+	}
+	return nil
+}
+
+// event writes a step for TensorBoard.
+func (j *journal) event(at time.Time, m Metrics) error {
+	if j.events == nil {
+		return nil
+	}
+	s := []tensorboard.Scalar{
+		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/grad_norm", Value: m.GradNorm}, {Tag: "train/lr", Value: m.LR}, {Tag: "train/epoch", Value: float64(m.Epoch)},
+		{Tag: "speed/pairs_per_s", Value: m.PairsPerS}, {Tag: "speed/tokens_per_s", Value: m.TokensPerS}, {Tag: "memory/peak_bytes", Value: float64(m.PeakMemBytes)},
+	}
+	if m.CommHidden != nil {
+		s = append(s, tensorboard.Scalar{Tag: "communication/seconds", Value: m.CommS}, tensorboard.Scalar{Tag: "communication/hidden", Value: *m.CommHidden})
+	}
+	return j.events.Write(m.Step, at, s...)
+}
