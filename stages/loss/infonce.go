@@ -193,9 +193,11 @@ type pass struct {
 	gpu    bool
 	lo, hi int // rows that are asked for
 	strips []strip
-	hard   *groups         // rows with their own negatives, where tiles leave them out; nil otherwise
-	masked []bool          // of hard's pairs: duplicates
-	limit  gpustage.Tensor // [1, B]: t_i of Guide
+	keeps  bool              // whether the second walk has the first one's tiles
+	tiles  []gpustage.Tensor // these
+	hard   *groups           // rows with their own negatives, where tiles leave them out; nil otherwise
+	masked []bool            // of hard's pairs: duplicates
+	limit  gpustage.Tensor   // [1, B]: t_i of Guide
 }
 
 // SplitsRows tells that InfoNCE is a RowSplitter.
@@ -234,6 +236,7 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 		}
 	}
 
+	p.keeps = l.keeps(b.Size())
 	g := l.groups()
 	top, sum, lse := a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows)
 	positive, share, others := a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows)
@@ -318,27 +321,40 @@ func (p *pass) own(k int) float64 {
 // walk visits every tile of scores, masked: by anchors, then directions, then candidates.
 func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor)) {
 	tileRows, tileCols := p.l.tile(p.gpu)
-	mark := p.a.Mark()
-	defer p.a.Release(mark)
+	mark, kept := p.a.Mark(), p.tiles
+	p.tiles = nil
 	for lo := p.lo; lo < p.hi; lo += tileRows {
 		hi := min(p.hi, lo+tileRows)
 		for _, st := range p.strips {
 			n := st.candidates.Rows
 			for from := 0; from < n; from += tileCols {
 				to := min(n, from+tileCols)
-				tile := p.a.Scratch(p.s, p.t, hi-lo, to-from)
 				anchors, candidates := st.anchors.Span(lo, hi), st.candidates.Span(from, to)
-				p.s.MatMul(tile, anchors, candidates, gpustage.MatMul{TransB: true, Alpha: st.alpha})
-				p.s.Mask(tile, st.mask.Tile(lo, hi, from, to))
-				if p.l.Guide != nil { // multiplied in each walk: what was masked would take rows x candidates bits
-					cosines := p.a.Scratch(p.s, p.t, hi-lo, to-from)
-					p.s.MatMul(cosines, st.guideAnchors.Span(lo, hi), st.guideCandidates.Span(from, to), gpustage.MatMul{TransB: true})
-					p.s.MaskAbove(tile, cosines, p.limit.Columns(lo, hi))
+				var tile gpustage.Tensor
+				if len(kept) > 0 {
+					tile, kept = kept[0], kept[1:]
+				} else {
+					tile = p.a.Scratch(p.s, p.t, hi-lo, to-from)
+					if p.keeps {
+						p.tiles, mark = append(p.tiles, tile), p.a.Mark()
+					}
+					p.score(st, tile, lo, hi, from, to)
 				}
 				visit(st, lo, hi, tile, anchors, candidates, st.dAnchors.Span(lo, hi), st.dCandidates.Span(from, to))
 				p.a.ReleaseScratch(mark)
 			}
 		}
+	}
+}
+
+// score computes a tile of scores: of anchors lo to hi and candidates from to to.
+func (p *pass) score(st strip, tile gpustage.Tensor, lo, hi, from, to int) {
+	p.s.MatMul(tile, st.anchors.Span(lo, hi), st.candidates.Span(from, to), gpustage.MatMul{TransB: true, Alpha: st.alpha})
+	p.s.Mask(tile, st.mask.Tile(lo, hi, from, to))
+	if p.l.Guide != nil { // multiplied in each walk that has no tiles of the other: what was masked would take rows x candidates bits
+		cosines := p.a.Scratch(p.s, p.t, hi-lo, to-from)
+		p.s.MatMul(cosines, st.guideAnchors.Span(lo, hi), st.guideCandidates.Span(from, to), gpustage.MatMul{TransB: true})
+		p.s.MaskAbove(tile, cosines, p.limit.Columns(lo, hi))
 	}
 }
 
@@ -433,12 +449,36 @@ func download(s gpustage.Stream, t gpustage.Tensor) ([]float64, error) {
 	return out, s.Sync()
 }
 
-// Memory is the scratch of Compute: identities, log-sum-exps, one tile, and copies of embeddings and gradient if it
+// keptTiles is how many bytes of scores wait for the second walk, which then has three products instead of four. That is for models whose loss
+// is much of a step: static embeddings. Where an encoder has layers, so few scores take next to none of its time.
+var keptTiles = 64 << 20 // a variable for tests
+
+func (l InfoNCE) keeps(z Size) bool { return l.scores(z) <= keptTiles }
+
+// scores is how many bytes all scores are.
+func (l InfoNCE) scores(z Size) int {
+	n := 0
+	for _, d := range l.directions() {
+		switch d {
+		case QueryToDoc, DocToDoc:
+			n += z.Sequences - z.Rows
+		default:
+			n += z.Rows
+		}
+	}
+	return z.Rows * n * z.DType.Size()
+}
+
+// Memory is the scratch of Compute: identities, log-sum-exps, one tile or all of them, and copies of embeddings and gradient if it
 // normalizes.
 func (l InfoNCE) Memory(z Size) int {
 	t := z.DType
 	tr, tc := l.tile(z.GPU)
 	tile := min(tr, z.Rows) * min(tc, z.Sequences) * t.Size()
+	tiles := tile
+	if l.keeps(z) {
+		tiles = l.scores(z) + len(l.directions())*(z.Rows/tr+1)*(z.Sequences/tc+1)*64 // alignment
+	}
 	perRow := z.Rows * (3*l.groups() + 3) * t.Size()
 	ids := (3*z.Rows + 3*z.Sequences) * 4 * 2
 	own := 0
@@ -448,5 +488,5 @@ func (l InfoNCE) Memory(z Size) int {
 	if l.Guide != nil {
 		own += tile + z.Rows*t.Size()
 	}
-	return tile + perRow + ids + viewMemory(z, !l.Dot) + own + 64*64 // alignment
+	return tiles + perRow + ids + viewMemory(z, !l.Dot) + own + 64*64 // alignment
 }

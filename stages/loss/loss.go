@@ -13,10 +13,8 @@
 // score tiles in an order fixed by the sizes alone, twice: the first walk folds each tile into a running log-sum-exp per row
 // (the online softmax of Milakov and Gimelshein, used this way by Inf-CL, arXiv 2410.17243), the second computes each
 // tile again, turns it into probabilities and multiplies it with both sides into the gradient. Memory is O(rows x E) and
-// one tile; the price is a fourth product for every three.
-//
-// Rejected: keeping tiles between the walks when they fit. It saves that product for small batches, where the encoder takes
-// nearly all the time anyway, and would be a second path with bits of its own.
+// one tile; the price is a fourth product for every three. Where all scores take no more than 64 MiB, the second walk has the first one's
+// tiles: the same bits without that product.
 //
 // # A guide
 //

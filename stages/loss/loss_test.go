@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,8 +57,27 @@ func newArena(t testing.TB, s gpustage.Stream, bytes int) *gpustage.Arena {
 	return a
 }
 
-// compute runs a loss and returns its mean and the mean's gradient.
+// compute runs a loss and returns its mean and the mean's gradient: the same bits whether InfoNCE keeps its tiles or not.
 func compute(t testing.TB, s gpustage.Stream, l Loss, b *Batch) (float64, []float64) {
+	t.Helper()
+	before := keptTiles
+	defer func() { keptTiles = before }()
+	found, err := download(s, b.Gradient) // what it adds to
+	if err != nil {
+		t.Fatal(err)
+	}
+	keptTiles = 0
+	loss, gradient := computeOnce(t, s, l, b)
+	gpustage.Upload(s, b.Gradient, found)
+	keptTiles = before
+	again, same := computeOnce(t, s, l, b)
+	if math.Float64bits(again) != math.Float64bits(loss) || !slices.EqualFunc(gradient, same, func(a, b float64) bool { return math.Float64bits(a) == math.Float64bits(b) }) {
+		t.Errorf("the loss is %v, with kept tiles %v; gradients differ by %v", loss, again, worst(same, gradient))
+	}
+	return loss, gradient
+}
+
+func computeOnce(t testing.TB, s gpustage.Stream, l Loss, b *Batch) (float64, []float64) {
 	t.Helper()
 	a := newArena(t, s, l.Memory(b.Size()))
 	r, err := l.Compute(s, a, b)
@@ -298,6 +318,26 @@ func TestMemory(t *testing.T) {
 	}
 	if (InfoNCE{Dot: true}).Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: false, DType: gpustage.F32}) > 16<<20 || l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: true, DType: gpustage.F32}) > 16<<20 {
 		t.Error("normalized embeddings should need little more than a tile")
+	}
+}
+
+// Kept tiles save one of four products, and take the memory of all scores.
+func TestKeptTiles(t *testing.T) {
+	dry, _ := gpustage.Dry{}.OpenStream()
+	for rows, want := range map[int]int{4096: 3 * 16, 4097: 4 * 25} { // 64 MiB of scores, and more
+		s := &products{Stream: dry}
+		l := InfoNCE{TileRows: 1024, TileCols: 1024}
+		b := &Batch{Rows: rows, Embeddings: tensor(t, s, gpustage.F32, 2*rows, 8, nil), Gradient: tensor(t, s, gpustage.F32, 2*rows, 8, nil), Normalized: true, Texts: uniqueTexts(2 * rows)}
+		a, err := gpustage.NewArena(gpustage.Dry{}, l.Memory(b.Size()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Compute(s, a, b); err != nil {
+			t.Fatal(err)
+		}
+		if s.n != want || (a.Peak() > 64<<20) != (want == 3*16) {
+			t.Errorf("%d rows: %d products, want %d, in %d bytes", rows, s.n, want, a.Peak())
+		}
 	}
 }
 
