@@ -126,7 +126,7 @@ func (b *Block) check(row int) (column, reason string) {
 			return s.name, "the list is null or empty"
 		}
 		if s.exact > 0 && len(list) != s.exact {
-			return s.name, fmt.Sprintf("the list has %d texts, in the first row it has %d: negatives_per_query takes so many of each", len(list), s.exact)
+			return s.name, fmt.Sprintf("the list has %d texts, the first one has %d: negatives_per_query takes so many of each", len(list), s.exact)
 		}
 		if b.d.tokens != nil {
 			continue // prep has looked at the texts

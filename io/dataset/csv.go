@@ -13,7 +13,8 @@ import (
 
 // Files of separated values become JSON lines as they are opened: an object of strings for each row, in the same temporary file that
 // compressed JSON lines are unpacked into. From there on they are read as such. They have no types: where numbers are wanted, those that
-// strings say are taken, and an empty cell is null.
+// strings say are taken, and an empty cell is null. A row of which no object can be made keeps its place: it becomes a string, which says why,
+// and is a bad row as others are. A quote out of place is no such row: nobody can say where its row ends.
 //
 // .csv is RFC 4180's: commas, and quotes around what has some, or lines, in it. .tsv is IANA's text/tab-separated-values: no quotes at all, a
 // quote is a character as any other. MS MARCO's and BEIR's are such files, and reading them with quotes joins rows without a word.
@@ -74,7 +75,7 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 	}
 	if separated(path) == ".csv" {
 		r := csv.NewReader(in)
-		r.ReuseRecord = true
+		r.ReuseRecord, r.FieldsPerRecord = true, -1 // rows of other lengths are ours to tell
 		c.next = func() ([]string, int64, error) {
 			fields, err := r.Read()
 			if err != nil {
@@ -138,27 +139,35 @@ func (c *csvReader) Read(b []byte) (int, error) {
 		case err != nil:
 			c.err = c.wrong(err)
 			continue
-		case len(fields) != len(c.keys):
-			c.err = fail(ErrCorrupt, "%s:%d: %d fields, and the first line names %d columns", c.path, line, len(fields), len(c.keys))
-			continue
 		}
 		c.gaps.until(c.rows, line-1-c.rows)
 		c.rows++
-		c.buf = c.buf[:0]
-		for i, f := range fields {
-			c.buf = append(append(c.buf, "{,"[min(i, 1)]), c.keys[i]...)
-			if f == "" {
-				c.buf = append(c.buf, "null"...)
-			} else {
-				c.buf = appendJSONString(c.buf, f)
-			}
-		}
-		c.buf = append(c.buf, "}\n"...)
+		c.buf = append(c.appendRow(c.buf[:0], fields), '\n')
 		c.rest = c.buf
 	}
 	n := copy(b, c.rest)
 	c.rest = c.rest[n:]
 	return n, nil
+}
+
+// appendRow appends a row as JSON: an object, or as a string why it is none.
+func (c *csvReader) appendRow(b []byte, fields []string) []byte {
+	if len(fields) != len(c.keys) {
+		hint := ""
+		if separated(c.path) == ".csv" {
+			hint = ": one with a comma in it needs quotes"
+		}
+		return appendJSONString(b, fmt.Sprintf("the row has %d fields where the first line names %d columns%s", len(fields), len(c.keys), hint))
+	}
+	for i, f := range fields {
+		b = append(append(b, "{,"[min(i, 1)]), c.keys[i]...)
+		if f == "" {
+			b = append(b, "null"...)
+		} else {
+			b = appendJSONString(b, f)
+		}
+	}
+	return append(b, '}')
 }
 
 // wrong names the file and the line of an error.
@@ -169,8 +178,6 @@ func (c *csvReader) wrong(err error) error {
 		return fail(ErrCorrupt, "%s: after %d rows: %w, above %d MiB: is a quote not closed?", c.path, c.rows, errLongRow, c.in.max>>20)
 	case !errors.As(err, &parse):
 		return fmt.Errorf("%s: after %d rows: %w", c.path, c.rows, err)
-	case errors.Is(err, csv.ErrFieldCount):
-		return fail(ErrCorrupt, "%s:%d: the row has not as many fields as the first line names columns, %d: one with a comma in it needs quotes", c.path, parse.StartLine, len(c.keys))
 	}
 	return fail(ErrCorrupt, "%s:%d: the row that begins here has a quote out of place (in line %d, byte %d): a field with quotes in it is in quotes itself, and has them twice",
 		c.path, parse.StartLine, parse.Line, parse.Column)

@@ -16,7 +16,7 @@ import (
 	"testing"
 )
 
-// csvRows reads a file's content as rows of strings, nil for null.
+// csvRows reads a file's content as rows of strings, nil for null. Of a row that is none there is what is wrong with it.
 func csvRows(path, content string) (rows []map[string]*string, lines []int64, err error) {
 	j := &jsonlFile{path: path}
 	c, err := newCSVReader(path, strings.NewReader(content), &j.gaps)
@@ -29,7 +29,10 @@ func csvRows(path, content string) (rows []map[string]*string, lines []int64, er
 	}
 	for l := range bytes.Lines(raw) {
 		var row map[string]*string
-		if err := json.Unmarshal(l, &row); err != nil {
+		var wrong string
+		if json.Unmarshal(l, &wrong) == nil {
+			row = map[string]*string{"wrong": &wrong}
+		} else if err := json.Unmarshal(l, &row); err != nil {
 			return nil, nil, fmt.Errorf("%q: %w", l, err)
 		}
 		lines = append(lines, j.line(int64(len(rows))))
@@ -48,6 +51,9 @@ func TestCSVRows(t *testing.T) {
 		{"a.tsv", "q\tp\n\t\n  \n\r\n \t\n", `[{"p":null,"q":null},{"p":null,"q":" "}]`, "[2 5]"},
 		{"a.tsv.zst", "\ufeffq\na", `[{"q":"a"}]`, "[2]"},
 		{"a.csv", "q,p\n", `null`, "[]"},
+		{"a.csv", "q,p\na,b\n\n\"c\nc\",d,e\nf\ng,h\n", `[{"p":"b","q":"a"},{"wrong":"the row has 3 fields where the first line names 2 columns: one with a comma in it needs quotes"},` +
+			`{"wrong":"the row has 1 fields where the first line names 2 columns: one with a comma in it needs quotes"},{"p":"h","q":"g"}]`, "[2 4 6 7]"},
+		{"a.tsv", "q\tp\nc\na\tb\n", `[{"wrong":"the row has 1 fields where the first line names 2 columns"},{"p":"b","q":"a"}]`, "[2 3]"},
 	} {
 		rows, lines, err := csvRows(c.name, c.content)
 		got, _ := json.Marshal(rows)
@@ -63,10 +69,8 @@ func TestCSVRows(t *testing.T) {
 		{"a.csv", "q,p\ra,b\r", "a.csv: lines end with a carriage return alone"},
 		{"a.tsv", "q\ra\rb\r\n", "a.tsv: lines end with a carriage return alone"},
 		{"a.csv", "q,p,q\n", `a.csv:1: the first line names a column "q" twice`},
-		{"a.csv", "q,p\na,b\n\nc,d,e\n", "a.csv:4: the row has not as many fields as the first line names columns, 2: one with a comma in it needs quotes"},
 		{"a.csv", "q,p\na,b\nc,\"d\n\n", "a.csv:3: the row that begins here has a quote out of place (in line 4, byte 2)"},
 		{"a.csv", "q,p\na \"b\",c\n", "a.csv:2: the row that begins here has a quote out of place (in line 2, byte 3): a field with quotes in it is in quotes itself, and has them twice"},
-		{"a.tsv", "q\tp\na\tb\nc\n", "a.tsv:3: 1 fields, and the first line names 2 columns"},
 		{"a.csv", "\xff\xfeq\x00", "a.csv is UTF-16"},
 	} {
 		if _, _, err := csvRows(c.name, c.content); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -219,7 +223,16 @@ func TestCSVSource(t *testing.T) {
 		!strings.Contains(err.Error(), `its columns are "q", "t", "p", "l", "w" (the first line has to name the columns)`) {
 		t.Errorf("%v", err)
 	}
-	if _, _, err := read(write("fields.tsv", "q\tt\tp\tlabel\tw\na\tb\n")); !errors.Is(err, ErrCorrupt) || strings.Count(err.Error(), "fields.tsv") != 1 {
+	// A row of another length is a bad row, whose neighbours keep their places; a table has no use for it.
+	ragged := write("ragged.csv", "q,t,p,label,w\na,b\nok,t,p,1,1\nb,t,one, two,1,1\nok,t,p,1,1\n")
+	got, bad, err := read(ragged)
+	if tail := " where the first line names 5 columns: one with a comma in it needs quotes"; err != nil || len(got) != 2 || len(bad) != 2 || bad[0] != ragged+":2: the row has 2 fields"+tail || bad[1] != ragged+":4: the row has 6 fields"+tail {
+		t.Errorf("%q, bad rows %q, %v", got, bad, err)
+	}
+	if _, err := OpenTable(t.Context(), []string{ragged}); !errors.Is(err, ErrBadRow) || err.Error() != bad[0] {
+		t.Errorf("%v, want %s", err, bad[0])
+	}
+	if _, _, err := read(write("fields.tsv", "q\tt\tp\tlabel\tw\na\tb\n")); !errors.Is(err, ErrCorrupt) || !strings.HasSuffix(err.Error(), "fields.tsv:2: the row has 2 fields where the first line names 5 columns") {
 		t.Errorf("%v", err)
 	}
 	if _, _, err := read(write("quote.csv", "q,t,p,label,w\n\"a,b,c,1,1\n")); !errors.Is(err, ErrCorrupt) || strings.Count(err.Error(), "quote.csv:2: the row") != 1 || strings.Count(err.Error(), "quote.csv") != 1 {

@@ -20,13 +20,18 @@ type jsonReader struct {
 // maxJSONDepth bounds the nesting, as encoding/json does at 10,000.
 const maxJSONDepth = 1000
 
-// jsonError is a syntax error at a byte of the line.
+// jsonError is a syntax error at a byte of the line, or, at 0, what is wrong with a row of separated values.
 type jsonError struct {
 	at   int
 	want string
 }
 
-func (e *jsonError) Error() string { return fmt.Sprintf("not JSON at byte %d: %s", e.at, e.want) }
+func (e *jsonError) Error() string {
+	if e.at == 0 {
+		return e.want
+	}
+	return fmt.Sprintf("not JSON at byte %d: %s", e.at, e.want)
+}
 
 func (r *jsonReader) fail(format string, args ...any) error {
 	return &jsonError{at: r.i + 1, want: fmt.Sprintf(format, args...)}
@@ -57,6 +62,22 @@ func (r *jsonReader) peek() byte {
 		return r.b[r.i]
 	}
 	return 0
+}
+
+// row reads a line: an object, by read, and nothing else. Of separated values it may be a string instead, what is wrong with the row (csv.go).
+func (r *jsonReader) row(separated bool, read func() error) error {
+	if separated && r.peek() == '"' {
+		from, to, err := r.text()
+		if err == nil {
+			err = &jsonError{want: string(r.b[from:to])}
+		}
+		return err
+	}
+	err := read()
+	if err == nil && (r.peek() != 0 || r.i < len(r.b)) {
+		err = r.fail("something after the object")
+	}
+	return err
 }
 
 // object reads an object and calls field at each value, which has to read it. The key is valid until field returns.

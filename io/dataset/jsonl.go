@@ -42,7 +42,7 @@ type jsonlFile struct {
 	blocks []jsonlBlock
 	gaps   gaps
 	spool  *os.File // the unpacked content of a compressed file, or the rows of one of separated values
-	text   bool     // of separated values: all values are strings or null
+	text   bool     // of separated values: all values are strings or null, and a row that is none is a string
 }
 
 // gaps are the lines that begin no row: blank ones, a header, and what a row in quotes goes on with.
@@ -258,7 +258,7 @@ type wanted struct {
 // jsonlParser fills the columns of a block.
 type jsonlParser struct {
 	want    []wanted
-	strings bool           // numbers are said by strings
+	strings bool           // as jsonlFile.text: numbers are said by strings
 	texts   []textColumn   // of those that are no numbers, in order
 	numbers []numberColumn // of those that are
 	r       jsonReader
@@ -301,10 +301,7 @@ func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, number
 			numbers[i].starts = append(numbers[i].starts, uint32(len(numbers[i].values)))
 		}
 	}
-	err := p.object("")
-	if err == nil && p.r.peek() != 0 || err == nil && p.r.i < len(p.r.b) {
-		err = p.r.fail("something after the object")
-	}
+	err := p.r.row(p.strings, func() error { return p.object("") })
 	for i := range texts {
 		t := &texts[i]
 		switch {
@@ -513,7 +510,7 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
 				return r.skip()
 			})
 		}
-		if err := object(""); err != nil && bad == nil {
+		if err := r.row(j.text, func() error { return object("") }); err != nil && bad == nil {
 			bad = fail(ErrCorrupt, "%s:%d: %w", j.path, j.line(row), err)
 		}
 		row++

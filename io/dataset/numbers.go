@@ -127,7 +127,7 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 			return name(k), "the list is null or empty"
 		}
 		if len(list) != d.dim {
-			return name(k), fmt.Sprintf("the list has %d numbers, in the first row it has %d: a teacher's embeddings all have one length", len(list), d.dim)
+			return name(k), fmt.Sprintf("the list has %d numbers, the first one has %d: a teacher's embeddings all have one length", len(list), d.dim)
 		}
 		for i, v := range list {
 			if !finite(v) {

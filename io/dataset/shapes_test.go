@@ -188,7 +188,7 @@ func TestShapeErrors(t *testing.T) {
 		"4 s: it is a string, want a list of numbers",
 		"5 s: score 1 of the list is +Inf: it must be a number",
 		"6 l: it is null, want a number",
-		"7 e: the list has 1 numbers, in the first row it has 2: a teacher's embeddings all have one length",
+		"7 e: the list has 1 numbers, the first one has 2: a teacher's embeddings all have one length",
 		"8 e: the list is null or empty",
 		"9 n: text 1 of the list is blank",
 		"11 q: the text is null",

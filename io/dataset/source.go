@@ -575,6 +575,16 @@ func (d *Dataset) settleColumns() error {
 	return nil
 }
 
+// firstLength is that of the first list that has something in it. Rows before it can't be used, which a run may go on without.
+func (b *Block) firstLength(length func(row int) int) int {
+	for row := range b.Rows {
+		if _, bad := b.bad[row]; !bad && length(row) > 0 {
+			return length(row)
+		}
+	}
+	return 0
+}
+
 // wantNumber says what column k of the sources, a column of numbers, may be.
 func (d *Dataset) wantNumber(k int) string {
 	switch k -= d.firstNumber; {
@@ -678,7 +688,7 @@ func (d *Dataset) makeBlocks(limit blockLimit) {
 	}
 }
 
-// countTexts settles what the source doesn't say and the first rows do: how many negatives a list gives, as many as the first row has,
+// countTexts settles what the source doesn't say and the first rows do: how many negatives a list gives, as many as the first one has,
 // to which every row is then held; the length of a teacher's embeddings likewise; and about how many texts a ragged row has.
 func (d *Dataset) countTexts(ctx context.Context) error {
 	var first *Block
@@ -699,8 +709,8 @@ func (d *Dataset) countTexts(ctx context.Context) error {
 				return err
 			}
 			s := &d.sources[r.source]
-			if r.picks = len(first.texts[r.source].row(0)); r.picks == 0 {
-				return d.rowError(0, s.name, "the list is null or empty")
+			if r.picks = first.firstLength(func(row int) int { return len(first.texts[r.source].row(row)) }); r.picks == 0 {
+				return first.Check(0)
 			}
 			s.exact = r.picks
 		}
@@ -713,8 +723,8 @@ func (d *Dataset) countTexts(ctx context.Context) error {
 		return err
 	}
 	if k := d.number.teacher; k >= 0 {
-		if d.dim = len(first.teacher(0)); d.dim == 0 {
-			return d.rowError(0, d.src.Teacher, "the list is null or empty")
+		if d.dim = first.firstLength(func(row int) int { return len(first.teacher(row)) }); d.dim == 0 {
+			return first.Check(0)
 		}
 	}
 	sum := 0

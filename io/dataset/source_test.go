@@ -266,4 +266,22 @@ func TestNegativesPerQuery(t *testing.T) {
 	if _, err := d.Index(ctx, IndexConfig{}); !errors.As(err, &bad) || !strings.Contains(err.Error(), "negatives_per_query takes so many of each") || bad.Column != "neg" || bad.Location.File != src.Paths[0] {
 		t.Errorf("lists of several lengths: %v", err)
 	}
+	// The first list that can be used says how long all are; a row before it is one bad row more.
+	folder := write(t, map[string]string{
+		"a.jsonl":   "no row\n" + `{"q": "a", "p": "b", "n": [], "e": []}` + "\n" + `{"q": "a", "p": "b", "n": ["c", "d", 5], "e": [1, 2, "3"]}` + "\n" + `{"q": "a", "p": "b", "n": ["c"], "e": [1]}`,
+		"bad.jsonl": `{"q": "a", "p": "b", "n": [5], "e": [1]}` + "\n" + `{"q": "a", "p": "b", "n": [], "e": [1]}`,
+	})
+	for _, src := range []Source{{Query: "q", Positive: "p", Negatives: []string{"n"}}, {Query: "q", Teacher: "e"}} {
+		src.Paths = []string{filepath.Join(folder, "a.jsonl")}
+		if d, err = Open(ctx, src); err != nil {
+			t.Fatal(err)
+		}
+		if x, err := d.Index(ctx, IndexConfig{SkipBad: true}); err != nil || !slices.Equal(x.Skip(), []int64{0, 1, 2}) {
+			t.Errorf("%v: bad rows %v (%v), want all but the last", src, x.Skip(), err)
+		}
+	}
+	src = Source{Paths: []string{filepath.Join(folder, "bad.jsonl")}, Query: "q", Positive: "p", Negatives: []string{"n"}}
+	if _, err := Open(ctx, src); !errors.As(err, &bad) || !strings.Contains(err.Error(), `bad.jsonl:1, column "n": it is a number, want a list of strings`) {
+		t.Errorf("no list that can be used: %v", err)
+	}
 }

@@ -111,10 +111,7 @@ func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) er
 		}
 		err = lines(buf, func(from, to int) error {
 			r := jsonReader{b: buf[from:to]}
-			err := line(&r)
-			if err == nil && (r.peek() != 0 || r.i < len(r.b)) {
-				err = r.fail("something after the object")
-			}
+			err := r.row(j.text, func() error { return line(&r) })
 			if _, ok := err.(*jsonError); ok {
 				l := Location{File: j.path, RowGroup: -1, Row: row, Line: j.line(row)}
 				return &RowError{Row: row, Location: l, Reason: err.Error()}

@@ -334,31 +334,28 @@ func (j *job) lines(t *testing.T, out string) (all []map[string]any) {
 // Several datasets, bad rows among them, train and go on; what was skipped is listed.
 func TestSeveralDatasets(t *testing.T) {
 	j := newJob(t, 60)
-	other := filepath.Join(j.dir, "other.jsonl")
-	if err := os.WriteFile(other, []byte(`{"a": "x", "b": "y"}
-{"a": "one", "b": null}
-{"a": "two", "b": "z z"}
-{"a": "three", "b": "zz"}
-{"a": "four", "b": "zzz"}
-`+strings.Repeat(`{"a": "five", "b": "zzzz"}`+"\n", 30)), 0o600); err != nil {
+	other := filepath.Join(j.dir, "other.csv")
+	if err := os.WriteFile(other, []byte("a,b\nx,y\none,\ntwo,z z\nthree,z,z\nfour,zzz\n"+strings.Repeat("five,zzzz\n", 30)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	sets := []string{
 		"data.mixing=weighted", "data.on_error=skip", "batch.by_length=true", "batch.global_size=4",
 		fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: a, positive: b, negatives: [b], sampling_weight: 2, prompts: {query: 'ask '}}]", filepath.Join(j.dir, "data.jsonl"), other),
 	}
-	if _, err := j.run(t, "stop", nil, 0, false, append(sets, "data.on_error=stop")...); err == nil || !strings.Contains(err.Error(), `other.jsonl:2, column "b": the text is null; data.on_error: skip lists`) {
+	if _, err := j.run(t, "stop", nil, 0, false, append(sets, "data.on_error=stop")...); err == nil || !strings.Contains(err.Error(), `other.csv:3, column "b": the text is null; data.on_error: skip lists`) {
 		t.Errorf("data.on_error: stop: %v", err)
 	}
 	whole, err := j.run(t, "whole", nil, 0, false, sets...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if whole.summary.Skipped != 1 {
-		t.Errorf("%d rows were skipped, want 1", whole.summary.Skipped)
+	if whole.summary.Skipped != 2 {
+		t.Errorf("%d rows were skipped, want 2", whole.summary.Skipped)
 	}
 	raw, err := os.ReadFile(filepath.Join(j.dir, "whole", "skipped.jsonl"))
-	if want := fmt.Sprintf(`{"file":%q,"row":1,"line":2,"column":"b","reason":"the text is null"}`+"\n", other); err != nil || string(raw) != want {
+	want := fmt.Sprintf(`{"file":%q,"row":1,"line":3,"column":"b","reason":"the text is null"}`+"\n", other) +
+		fmt.Sprintf(`{"file":%q,"row":3,"line":5,"reason":"the row has 3 fields where the first line names 2 columns: one with a comma in it needs quotes"}`+"\n", other)
+	if err != nil || string(raw) != want {
 		t.Errorf("skipped.jsonl has %s (%v), want %s", raw, err, want)
 	}
 	log, err := os.ReadFile(filepath.Join(j.dir, "whole", "metrics.jsonl"))
