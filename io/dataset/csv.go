@@ -9,6 +9,7 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 )
 
 // Files of separated values become JSON lines as they are opened: an object of strings for each row, in the same temporary file that
@@ -51,6 +52,9 @@ type rowLimit struct {
 
 // maxRow takes encoding/csv some five times the memory.
 const maxRow = 64 << 20
+
+// notUTF8 goes on from what it is said of.
+const notUTF8 = "is not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8, if a program for Windows has written it)"
 
 var errLongRow = errors.New("a row is too long")
 
@@ -98,7 +102,10 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 		return nil, err
 	}
 	named := map[string]bool{}
-	for _, name := range header {
+	for i, name := range header {
+		if !utf8.ValidString(name) {
+			return nil, fail(ErrCorrupt, "%s:%d: the name of column %d %s", path, line, i+1, notUTF8)
+		}
 		if named[name] {
 			return nil, fail(ErrCorrupt, "%s:%d: the first line names a column %q twice; it has to name the columns", path, line, name)
 		}
@@ -152,12 +159,8 @@ func (c *csvReader) Read(b []byte) (int, error) {
 
 // appendRow appends a row as JSON: an object, or as a string why it is none.
 func (c *csvReader) appendRow(b []byte, fields []string) []byte {
-	if len(fields) != len(c.keys) {
-		hint := ""
-		if separated(c.path) == ".csv" {
-			hint = ": one with a comma in it needs quotes"
-		}
-		return appendJSONString(b, fmt.Sprintf("the row has %d fields where the first line names %d columns%s", len(fields), len(c.keys), hint))
+	if why := c.unfit(fields); why != "" {
+		return appendJSONString(b, why)
 	}
 	for i, f := range fields {
 		b = append(append(b, "{,"[min(i, 1)]), c.keys[i]...)
@@ -168,6 +171,24 @@ func (c *csvReader) appendRow(b []byte, fields []string) []byte {
 		}
 	}
 	return append(b, '}')
+}
+
+// unfit says why fields are no row, "" if they are one. A cell that is not UTF-8 is a fault whether or not its column is in use: a table of
+// it would be parquet that other programs refuse, and the rest of the file is hardly better.
+func (c *csvReader) unfit(fields []string) string {
+	if len(fields) != len(c.keys) {
+		hint := ""
+		if separated(c.path) == ".csv" {
+			hint = ": one with a comma in it needs quotes"
+		}
+		return fmt.Sprintf("the row has %d fields where the first line names %d columns%s", len(fields), len(c.keys), hint)
+	}
+	for i, f := range fields {
+		if !utf8.ValidString(f) {
+			return fmt.Sprintf("column %d, %s, %s", i+1, bytes.TrimSuffix(c.keys[i], []byte(":")), notUTF8)
+		}
+	}
+	return ""
 }
 
 // wrong names the file and the line of an error.
@@ -200,7 +221,7 @@ func tabbed(in *bufio.Reader) func() ([]string, int64, error) {
 	}
 }
 
-// appendJSONString appends a string as JSON has it. What is not UTF-8 stays as it is: who reads the row refuses it.
+// appendJSONString appends a string as JSON has it.
 func appendJSONString(b []byte, s string) []byte {
 	b = append(b, '"')
 	for i := range len(s) {

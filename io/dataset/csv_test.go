@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // csvRows reads a file's content as rows of strings, nil for null. Of a row that is none there is what is wrong with it.
@@ -26,6 +27,9 @@ func csvRows(path, content string) (rows []map[string]*string, lines []int64, er
 	raw, err := io.ReadAll(c)
 	if err != nil {
 		return nil, nil, err
+	}
+	if !utf8.Valid(raw) {
+		return nil, nil, fmt.Errorf("%q is not UTF-8", raw)
 	}
 	for l := range bytes.Lines(raw) {
 		var row map[string]*string
@@ -53,6 +57,7 @@ func TestCSVRows(t *testing.T) {
 		{"a.csv", "q,p\n", `null`, "[]"},
 		{"a.csv", "q,p\na,b\n\n\"c\nc\",d,e\nf\ng,h\n", `[{"p":"b","q":"a"},{"wrong":"the row has 3 fields where the first line names 2 columns: one with a comma in it needs quotes"},` +
 			`{"wrong":"the row has 1 fields where the first line names 2 columns: one with a comma in it needs quotes"},{"p":"h","q":"g"}]`, "[2 4 6 7]"},
+		{"a.csv", "q,\"é \"\"x\"\"\"\né,\"caf\xe9\nx\"\na,é\n", `[{"wrong":"column 2, \"é \\\"x\\\"\", is not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8, if a program for Windows has written it)"},{"q":"a","é \"x\"":"é"}]`, "[2 4]"},
 		{"a.tsv", "q\tp\nc\na\tb\n", `[{"wrong":"the row has 1 fields where the first line names 2 columns"},{"p":"b","q":"a"}]`, "[2 3]"},
 	} {
 		rows, lines, err := csvRows(c.name, c.content)
@@ -72,6 +77,8 @@ func TestCSVRows(t *testing.T) {
 		{"a.csv", "q,p\na,b\nc,\"d\n\n", "a.csv:3: the row that begins here has a quote out of place (in line 4, byte 2)"},
 		{"a.csv", "q,p\na \"b\",c\n", "a.csv:2: the row that begins here has a quote out of place (in line 2, byte 3): a field with quotes in it is in quotes itself, and has them twice"},
 		{"a.csv", "\xff\xfeq\x00", "a.csv is UTF-16"},
+		{"a.csv", "q,r\xe9ponse\na,b\n", "a.csv:1: the name of column 2 is not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8,"},
+		{"a.tsv", "\n\xe9\tp\n", "a.tsv:2: the name of column 1 is not UTF-8"},
 	} {
 		if _, _, err := csvRows(c.name, c.content); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s %q: error %v, want %s", c.name, c.content, err, c.want)
@@ -242,6 +249,7 @@ func TestCSVSource(t *testing.T) {
 
 func FuzzCSV(f *testing.F) {
 	f.Add("a,b\n1,\"x\ny\"\n", true)
+	f.Add("a,b\n\xe9,b,c\n\xe9,é\n", true)
 	f.Add("a\tb\n\"1\t\"\n", false)
 	f.Fuzz(func(t *testing.T, content string, comma bool) {
 		name := "a.tsv"
