@@ -20,7 +20,7 @@ type jsonReader struct {
 // maxJSONDepth bounds the nesting, as encoding/json does at 10,000.
 const maxJSONDepth = 1000
 
-// jsonError is a syntax error at a byte of the line, or, at 0, what is wrong with a row of separated values.
+// jsonError is a syntax error at a byte of the line, or, at 0, what else is wrong with it.
 type jsonError struct {
 	at   int
 	want string

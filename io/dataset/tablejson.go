@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/parquet-go/parquet-go"
 )
@@ -111,7 +112,10 @@ func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) er
 		}
 		err = lines(buf, func(from, to int) error {
 			r := jsonReader{b: buf[from:to]}
-			err := r.row(j.text, func() error { return line(&r) })
+			err := error(&jsonError{want: "the line " + notUTF8})
+			if utf8.Valid(r.b) {
+				err = r.row(j.text, func() error { return line(&r) })
+			}
 			if _, ok := err.(*jsonError); ok {
 				l := Location{File: j.path, RowGroup: -1, Row: row, Line: j.line(row)}
 				return &RowError{Row: row, Location: l, Reason: err.Error()}

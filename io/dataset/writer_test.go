@@ -394,6 +394,7 @@ func TestTableErrors(t *testing.T) {
 		"broken.jsonl": "{\"a\": \"x\"}\n{\"a\": \n",
 		"nulls.jsonl":  "{\"a\": \"x\"}\n\n{\"a\": \" \"}\n",
 		"one.jsonl":    "{\"a\": \"x\"}\n",
+		"latin.jsonl":  "{\"a\": \"x\"}\n\n{\"a\": \"x\", \"b\": \"caf\xe9\"}\n",
 	})
 	open := func(paths ...string) error {
 		table, err := OpenTable(ctx, paths)
@@ -403,11 +404,12 @@ func TestTableErrors(t *testing.T) {
 		return err
 	}
 	for want, err := range map[string]error{
-		"broken.jsonl:2: not JSON":         open(filepath.Join(folder, "broken.jsonl")),
-		"is not parquet, but":              open(golden("default.parquet"), filepath.Join(folder, "one.jsonl")),
-		"all files of a table must agree":  open(golden("default.parquet"), golden("types.parquet")),
-		`"pos" list<string> not null`:      open(golden("default.parquet"), golden("required.parquet")),
-		"checksums.parquet has columns \"": open(golden("checksums.parquet"), golden("checksums_dictionary.parquet")),
+		"broken.jsonl:2: not JSON":                                        open(filepath.Join(folder, "broken.jsonl")),
+		"latin.jsonl:3: the line is not UTF-8, which it has to be (iconv": open(filepath.Join(folder, "latin.jsonl")),
+		"is not parquet, but":                                             open(golden("default.parquet"), filepath.Join(folder, "one.jsonl")),
+		"all files of a table must agree":                                 open(golden("default.parquet"), golden("types.parquet")),
+		`"pos" list<string> not null`:                                     open(golden("default.parquet"), golden("required.parquet")),
+		"checksums.parquet has columns \"":                                open(golden("checksums.parquet"), golden("checksums_dictionary.parquet")),
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
