@@ -418,8 +418,8 @@ func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want stri
 			if err != nil {
 				return err
 			}
-			said := strings.TrimSpace(string(p.r.b[int(s.off)-p.from:][:s.n]))
-			v, bad := strconv.ParseFloat(said, 64)
+			said := string(p.r.b[int(s.off)-p.from:][:s.n])
+			v, bad := parseNumber(said)
 			if bad != nil && !errors.Is(bad, strconv.ErrRange) {
 				if p.reason == "" {
 					p.column, p.reason = w.name, fmt.Sprintf("it is %q, want a number", said)

@@ -3,6 +3,8 @@ package dataset
 import (
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 )
 
 // Columns of numbers: weights, labels, teachers' scores and embeddings.
@@ -136,6 +138,11 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 		}
 	}
 	return "", ""
+}
+
+// parseNumber reads a number that a text says, with spaces around it or not.
+func parseNumber(text string) (float64, error) {
+	return strconv.ParseFloat(strings.TrimSpace(text), 64)
 }
 
 func finite(v float32) bool { return v-v == 0 }

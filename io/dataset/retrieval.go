@@ -35,7 +35,7 @@ type Judgement struct {
 
 // grade reads a relevance.
 func grade(text string) (float64, error) {
-	x, err := strconv.ParseFloat(text, 64)
+	x, err := parseNumber(text)
 	if err == nil && (x != math.Trunc(x) || math.Abs(x) > math.MaxInt32) {
 		err = fmt.Errorf("the relevance is %v, want a whole number, such as 0, 1 or 2", x)
 	}
@@ -284,7 +284,7 @@ func loadTSV(path string, add func(query, doc string, relevance float64)) error 
 		if len(fields) != width {
 			return fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score", path, line, len(fields))
 		}
-		score, err := grade(strings.TrimSpace(fields[at[2]]))
+		score, err := grade(fields[at[2]])
 		if line == 1 && errors.Is(err, strconv.ErrSyntax) {
 			continue // the header
 		}
@@ -319,7 +319,7 @@ func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 				return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: "the text is null or " + reason}
 			}
 		}
-		s, err := strconv.ParseFloat(c[2].text, 64)
+		s, err := parseNumber(c[2].text)
 		if err != nil || s != s {
 			return &RowError{Row: row, Location: t.Locate(row), Column: score, Reason: fmt.Sprintf("a score of %q: want a number", c[2].text)}
 		}

@@ -89,7 +89,7 @@ func TestPairs(t *testing.T) {
 	if _, err = LoadPairs(ctx, filepath.Join(folder, "null.jsonl"), "sentence1", "sentence2", "score"); err == nil || !strings.Contains(err.Error(), `null.jsonl:2, column "score"`) {
 		t.Error(err)
 	}
-	separated := write(t, map[string]string{"sts.csv": "sentence1,score,sentence2\n\"a, b\",4.5,b\nc,0,d\n", "null.tsv": "sentence1\tsentence2\tscore\na\tb\t\n"})
+	separated := write(t, map[string]string{"sts.csv": "sentence1,score,sentence2\n\"a, b\", 4.5,b\nc,0 ,d\n", "null.tsv": "sentence1\tsentence2\tscore\na\tb\t\n"})
 	got, err = LoadPairs(ctx, filepath.Join(separated, "sts.csv"), "sentence1", "sentence2", "score")
 	if want := (&Pairs{A: []string{"a, b", "c"}, B: []string{"b", "d"}, Scores: []float64{4.5, 0}}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
