@@ -70,12 +70,9 @@ func (l *rowLimit) Read(b []byte) (int, error) {
 // newCSVReader reads the header. Lines that begin no row are told gaps.
 func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error) {
 	c := &csvReader{path: path, gaps: gaps, in: &rowLimit{r: content, max: maxRow}}
-	in := bufio.NewReaderSize(c.in, 1<<20)
-	switch head, _ := in.Peek(3); {
-	case bytes.Equal(head, []byte("\xef\xbb\xbf")):
-		in.Discard(3)
-	case bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")):
-		return nil, fail(ErrCorrupt, "%s is UTF-16, as its byte order mark says: it has to be UTF-8 (iconv -f UTF-16 -t UTF-8)", path)
+	in, err := afterMark(path, c.in)
+	if err != nil {
+		return nil, err
 	}
 	if separated(path) == ".csv" {
 		r := csv.NewReader(in)
@@ -113,6 +110,18 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 		c.keys = append(c.keys, append(appendJSONString(nil, name), ':'))
 	}
 	return c, nil
+}
+
+// afterMark reads content after its byte order mark, if it has one.
+func afterMark(path string, content io.Reader) (*bufio.Reader, error) {
+	in := bufio.NewReaderSize(content, 1<<20)
+	switch head, _ := in.Peek(3); {
+	case bytes.Equal(head, []byte("\xef\xbb\xbf")):
+		in.Discard(3)
+	case bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")):
+		return nil, fail(ErrCorrupt, "%s is UTF-16, as its byte order mark says: it has to be UTF-8 (iconv -f UTF-16 -t UTF-8)", path)
+	}
+	return in, nil
 }
 
 // known refuses what other programs call CSV: its header would be read as one column, or with the rows as its columns.

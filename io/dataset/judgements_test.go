@@ -14,6 +14,7 @@ func TestJudgementsHeader(t *testing.T) {
 		"BEIR's.tsv":        "query-id\tcorpus-id\tscore\n1\t2\t 3\n",
 		"another order.tsv": "corpus-id\tscore\tquery-id\n2\t3 \t1\n",
 		"one more.tsv":      "query_id\tsplit\tdoc_id\trelevance\n1\ttest\t2\t3\n",
+		"blank.tsv":         "\ufeff\n\ncorpus-id\tscore\tquery-id\n\n2\t3\t1\n",
 		"none.tsv":          "1\t2\t3 \n",
 		"a mark.tsv":        "\ufeff1\t2\t3\r\n",
 		"other names.tsv":   "qid\tdid\trel\n1\t2\t3\n",

@@ -1,10 +1,10 @@
 package dataset
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -46,7 +46,7 @@ func grade(text string) (float64, error) {
 //
 //	queries    columns id (or _id) and text
 //	corpus     columns id (or _id), text, and title if there is one
-//	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score), or a .tsv file of these
+//	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score), or a .tsv file of these without a header
 //
 // Ids are strings or integers. Each argument is a file or a glob; queries may be a folder in BEIR's layout (queries.jsonl,
 // corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of parquet files), then empty arguments are found there. Of several qrels
@@ -118,7 +118,7 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 			return "", "", "", err
 		}
 	}
-	if remote(qrels) { // it may be a .tsv file, which is no table
+	if remote(qrels) { // it may be a .tsv file that is no table
 		found, err := fetchURL(ctx, qrels)
 		if err != nil {
 			return "", "", "", err
@@ -217,10 +217,12 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 	return at, err
 }
 
-// loadJudgements reads qrels of either form.
+// loadJudgements reads qrels, of tables or of .tsv files without a header.
 func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
 	if strings.HasSuffix(path, ".tsv") {
-		return loadTSV(path, add)
+		if table, err := loadTSV(path, add); !table || err != nil {
+			return err
+		}
 	}
 	t, err := OpenTable(ctx, []string{path})
 	if err != nil {
@@ -230,7 +232,7 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 	return t.cells(ctx, judgementColumns, func(row int64, c []cell) error {
 		relevance, err := grade(c[2].text)
 		if err != nil || c[0].null || c[1].null {
-			reason := fmt.Sprintf("query %q, document %q, relevance %q: not a judgement", c[0].text, c[1].text, c[2].text)
+			reason := fmt.Sprintf("query %q, document %q, relevance %q: want two ids and a whole number", c[0].text, c[1].text, c[2].text)
 			if err != nil && !errors.Is(err, strconv.ErrSyntax) {
 				reason = fmt.Sprintf("query %q, document %q: %v", c[0].text, c[1].text, err)
 			}
@@ -244,59 +246,50 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 // judgementColumns are the names that a judgement's query, document and relevance may have.
 var judgementColumns = [][]string{{"query_id", "query-id"}, {"doc_id", "corpus-id", "corpus_id"}, {"relevance", "score"}}
 
-// judgementsAt finds them among a first line's fields.
-func judgementsAt(fields []string) (at [3]int, ok bool) {
-	for i, names := range judgementColumns {
-		at[i] = slices.IndexFunc(fields, func(f string) bool { return slices.Contains(names, strings.TrimSpace(f)) })
-		if at[i] < 0 {
-			return [3]int{0, 1, 2}, false
+// namesJudgements tells whether a first line's fields are such names.
+func namesJudgements(fields []string) bool {
+	for _, names := range judgementColumns {
+		if !slices.ContainsFunc(fields, func(f string) bool { return slices.Contains(names, strings.TrimSpace(f)) }) {
+			return false
 		}
 	}
-	return at, true
+	return true
 }
 
-// loadTSV reads BEIR's qrels: query-id, corpus-id and score between tabs, a header in the first line. A header that names them says where they are;
-// there may be none, and they are in this order then.
-func loadTSV(path string, add func(query, doc string, relevance float64)) error {
+// loadTSV reads qrels whose first line does not name the columns: they are BEIR's, query-id, corpus-id and score. It may be a header all the
+// same, of other names, if its score is no number. Of a file whose first line names them it reads no more than that: it is a table.
+func loadTSV(path string, add func(query, doc string, relevance float64)) (table bool, err error) {
 	f, _, err := openFile(path, -1)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer f.Close()
-	in := bufio.NewScanner(f)
-	in.Buffer(nil, 1<<20)
-	at, width := [3]int{0, 1, 2}, 3
-	for line := 1; in.Scan(); line++ {
-		text := strings.TrimRight(in.Text(), "\r")
-		if line == 1 {
-			text = strings.TrimPrefix(text, "\ufeff")
+	in, err := afterMark(path, f)
+	if err != nil {
+		return false, err
+	}
+	next := tabbed(in)
+	for first := true; ; first = false {
+		fields, line, err := next()
+		switch {
+		case err == io.EOF:
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("%s: %w", path, err)
+		case first && namesJudgements(fields):
+			return true, nil
+		case len(fields) != 3:
+			return false, fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score, or a first line that names these", path, line, len(fields))
 		}
-		if strings.TrimSpace(text) == "" {
+		score, err := grade(fields[2])
+		if first && errors.Is(err, strconv.ErrSyntax) {
 			continue
 		}
-		fields := strings.Split(text, "\t")
-		if line == 1 {
-			if named, ok := judgementsAt(fields); ok {
-				at, width = named, len(fields)
-				continue
-			}
-		}
-		if len(fields) != width {
-			return fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score", path, line, len(fields))
-		}
-		score, err := grade(fields[at[2]])
-		if line == 1 && errors.Is(err, strconv.ErrSyntax) {
-			continue // the header
-		}
 		if err != nil {
-			return fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, fields[at[2]])
+			return false, fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, fields[2])
 		}
-		add(fields[at[0]], fields[at[1]], score)
+		add(fields[0], fields[1], score)
 	}
-	if err := in.Err(); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
 }
 
 // Pairs are two columns of texts and a column of scores, as semantic textual similarity has them.
