@@ -230,6 +230,20 @@ func TestCSVSource(t *testing.T) {
 		!strings.Contains(err.Error(), `its columns are "q", "t", "p", "l", "w" (the first line has to name the columns)`) {
 		t.Errorf("%v", err)
 	}
+	noHeader := filepath.Join(dir, "other.csv")
+	table, err := OpenTable(t.Context(), []string{noHeader})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	for _, err := range table.Chunks(t.Context(), "text", 10) {
+		if err == nil || !strings.HasSuffix(err.Error(), ` has no column "text"; its columns are "q", "t", "p", "l", "w" (the first line has to name the columns)`) {
+			t.Errorf("a table: %v", err)
+		}
+	}
+	if _, err := LoadRetrieval(t.Context(), noHeader, noHeader, noHeader); !errors.Is(err, ErrMissingColumn) || !strings.HasSuffix(err.Error(), "(the first line has to name the columns)") {
+		t.Errorf("an evaluation set: %v", err)
+	}
 	// A row of another length is a bad row, whose neighbours keep their places; a table has no use for it.
 	ragged := write("ragged.csv", "q,t,p,label,w\na,b\nok,t,p,1,1\nb,t,one, two,1,1\nok,t,p,1,1\n")
 	got, bad, err := read(ragged)

@@ -215,6 +215,15 @@ func (j *jsonlFile) line(row int64) int64 {
 	return row + 1 + j.gaps.before(row)
 }
 
+// missing is missingColumn's error. Of a file without a header the columns it lists are a row's cells.
+func (j *jsonlFile) missing(name string, have []string) error {
+	err := missingColumn(j.path, name, have)
+	if j.text {
+		err = fmt.Errorf("%w (the first line has to name the columns)", err)
+	}
+	return err
+}
+
 // read returns the bytes of a block in buf's memory.
 func (j *jsonlFile) read(b jsonlBlock, buf []byte) ([]byte, error) {
 	buf = slices.Grow(buf[:0], int(b.bytes))[:b.bytes]

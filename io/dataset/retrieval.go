@@ -353,7 +353,8 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 			}
 		}
 		if leaves[i] < 0 && names[len(names)-1] != "" {
-			return missingColumn(t.path(0), names[0], t.names)
+			_, _, _, err := t.find(names[0]) // says what there is instead
+			return err
 		}
 	}
 	cells := make([]cell, len(columns))

@@ -611,11 +611,7 @@ func (p *parquetFile) shape(name string) (shape, error) {
 func (j *jsonlFile) shape(name string, names []string, kinds map[string]byte) (shape, error) {
 	kind, ok := kinds[name]
 	if !ok {
-		err := missingColumn(j.path, name, names)
-		if j.text {
-			err = fmt.Errorf("%w (the first line has to name the columns)", err)
-		}
-		return shape{}, err
+		return shape{}, j.missing(name, names)
 	}
 	s := shape{name: jsonKind(kind)}
 	switch kind {

@@ -309,7 +309,7 @@ func (t *Table) find(name string) (leaf int, list bool, typ string, err error) {
 			return i, c.list, c.kind.String(), nil
 		}
 	}
-	return 0, false, "", missingColumn(t.path(0), name, t.names)
+	return 0, false, "", t.files[0].jsonl.missing(name, t.names)
 }
 
 func (t *Table) showTexts(c *Chunk, leaf int, name string) error {
