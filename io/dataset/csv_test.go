@@ -92,6 +92,14 @@ func TestCSVRows(t *testing.T) {
 	if _, err := io.ReadAll(c); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.csv: after 1 rows: a row is too long, above 4 MiB: is a quote not closed?") {
 		t.Errorf("a quote that nothing closes: %v", err)
 	}
+	// The limit is a row's: many rows may have more.
+	if c, err = newCSVReader("a.csv", strings.NewReader("q,p\n"+strings.Repeat("a,"+strings.Repeat("b", 1<<20)+"\n", 12)), &gaps{}); err != nil {
+		t.Fatal(err)
+	}
+	c.in.max = 4 << 20
+	if n, err := io.Copy(io.Discard, c); err != nil || n < 12<<20 {
+		t.Errorf("rows of 1 MiB: %d bytes, %v", n, err)
+	}
 }
 
 type forever struct{}
