@@ -17,6 +17,9 @@ import (
 // strings say are taken, and an empty cell is null. A row of which no object can be made keeps its place: it becomes a string, which says why,
 // and is a bad row as others are. A quote out of place is no such row: nobody can say where its row ends.
 //
+// A cell of JSON, ["a", "b"] or [0.5, 2], is a list where most cells of its column are, in the file's first block. Most: a text that happens
+// to be one leaves the column one of texts, and a list that is spoilt is a bad row of a column of lists.
+//
 // .csv is RFC 4180's: commas, and quotes around what has some, or lines, in it. .tsv is IANA's text/tab-separated-values: no quotes at all, a
 // quote is a character as any other. MS MARCO's and BEIR's are such files, and reading them with quotes joins rows without a word.
 
@@ -211,6 +214,49 @@ func (c *csvReader) wrong(err error) error {
 	}
 	return fail(ErrCorrupt, "%s:%d: the row that begins here has a quote out of place (in line %d, byte %d): a field with quotes in it is in quotes itself, and has them twice",
 		c.path, parse.StartLine, parse.Line, parse.Column)
+}
+
+// cellKinds counts the cells of a column that are not empty.
+type cellKinds struct{ all, lists, python int }
+
+// listOfPython is a list as Python prints it, which pandas' to_csv does.
+const listOfPython = '\''
+
+// add counts a cell, whose text it may unescape.
+func (k *cellKinds) add(text []byte) {
+	k.all++
+	text = bytes.TrimSpace(text)
+	n := len(text)
+	if n == 0 || text[0] != '[' || text[n-1] != ']' {
+		return
+	}
+	quote := func(c byte) bool { return c == '"' || c == '\'' }
+	python := n > 3 && quote(text[1]) && quote(text[n-2])
+	r := jsonReader{b: text}
+	simple := true // strings, numbers and nulls, of which there are columns
+	err := r.array(func() error {
+		simple = simple && !strings.ContainsRune("[{tf", rune(r.peek()))
+		return r.skip()
+	})
+	switch {
+	case err == nil && r.end("it") == nil:
+		if simple {
+			k.lists++
+		}
+	case python:
+		k.python++
+	}
+}
+
+// most is the kind of more than half of them: jsonKind's, or listOfPython.
+func (k *cellKinds) most() byte {
+	switch {
+	case 2*k.lists > k.all:
+		return '['
+	case 2*(k.lists+k.python) > k.all:
+		return listOfPython
+	}
+	return '"'
 }
 
 // tabbed splits lines at tabs. Those of nothing, or of spaces, are no rows; one of tabs is a row of empty cells.

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -269,6 +270,151 @@ func TestCSVSource(t *testing.T) {
 	}
 }
 
+// Lists in cells are the lists of JSON lines, in every way of using them.
+func TestCSVLists(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 8))
+	var lines, comma, tabs bytes.Buffer
+	enc, w := json.NewEncoder(&lines), csv.NewWriter(&comma)
+	w.Write([]string{"q", "n", "s", "e"})
+	tabs.WriteString("q\tn\ts\te\n")
+	for i := range 60 {
+		q := fmt.Sprintf(`["query" %d`, i) // begins as a list, and is none
+		n, s := []string{}, []float32{rng.Float32()}
+		for range 3 {
+			var text []byte
+			for range 1 + rng.IntN(9) {
+				text = append(text, `a",\/[]`[rng.IntN(7)])
+			}
+			n, s = append(n, string(text)+[]string{"", "é", "\n", "\t", "<"}[rng.IntN(5)]), append(s, -rng.Float32())
+		}
+		e := []float32{float32(i), 2e-9}
+		enc.Encode(map[string]any{"q": q, "n": n, "s": s, "e": e})
+		var cells []string
+		for _, v := range []any{n, s, e} {
+			cell, _ := json.Marshal(v)
+			cells = append(cells, string(cell))
+		}
+		w.Write([]string{q, cells[0], " " + cells[1], cells[2]})
+		tabs.WriteString(strings.Join(append([]string{q}, cells...), "\t") + "\n")
+	}
+	w.Flush()
+	folder := write(t, map[string]string{"a.jsonl": lines.String(), "a.csv": comma.String(), "a.tsv": tabs.String()})
+	for _, src := range []Source{
+		{Positive: "n"}, {Positive: "q", Negatives: []string{"n"}, Scores: []string{"s"}}, {Positive: "q", Negatives: []string{"n"}, NegativesPerQuery: 2},
+		{Positive: "q", Negatives: []string{"n"}, NegativesPerQuery: AllNegatives, Teacher: "e"}, {Teacher: "e"},
+	} {
+		src.Query = "q"
+		var want []Example
+		for _, name := range []string{"a.jsonl", "a.csv", "a.tsv"} {
+			src.Paths = []string{filepath.Join(folder, name)}
+			d, err := Open(t.Context(), src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var rows []int64
+			for i := range d.Rows() {
+				rows = append(rows, i)
+			}
+			got, err := d.NewReader(ReaderConfig{Seed: 1}).Read(t.Context(), 1, rows)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Close(); want == nil {
+				want = got
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%+v: rows are not those of JSON lines", src)
+			}
+		}
+	}
+}
+
+// What most cells of a column are is what it is; the others are bad rows of it, or texts like any. Where one text is wanted, lists are refused.
+func TestCSVListErrors(t *testing.T) {
+	folder := write(t, map[string]string{
+		"a.csv": `q,n,s,few,python,chat,broken` + "\n" +
+			`a,"[""x"", ""y""]","[1, 2]","[""x""]","['x', 'y']","[{""role"": ""user""}]","[""x]"` + "\n" +
+			`a,"[""x"", 5]",nothing,[1] is cited,"[""it's""]","[[1]]","[""x"", ]"` + "\n" +
+			`a,"[""x"" ""y""]","[1, 2]",[x],"['x' 'y']","[true]","[""x"",y""]"` + "\n" +
+			`a,"[""x""] or y","[1, 2]",[],"['x', ""y""]",[],[]` + "\n" +
+			`a,,"[1, 2]",,,,` + "\n" +
+			`a,"[""x"", ""y""]",nothing,,,,` + "\n" +
+			`a,"[""x"", ""y""]","[1, ""2""]",,,,` + "\n" +
+			`a,['x'],"[1, 2]",,,,` + "\n" +
+			`a,"[ null , ""y"" ]","[1,2]","[""x""]",['x'],[],[]` + "\n" +
+			strings.Repeat(`a,"[""x"", ""y""]","[1, 2]",[1] [2],['x'],[[1]],"[""x"" ""y""]"`+"\n", 6),
+	})
+	path := filepath.Join(folder, "a.csv")
+	d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "n", Scores: []string{"s"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	x, err := d.Index(t.Context(), IndexConfig{SkipBad: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, b := range x.Bad() {
+		got = append(got, strings.TrimPrefix(b.Error(), path))
+	}
+	want := []string{
+		`:3, column "n": it is a number, want a list of strings`,
+		`:4, column "n": want a list of strings, such as ["a", "b"]: not JSON at byte 6: '"' where a comma or ] should be`,
+		`:5, column "n": want a list of strings, such as ["a", "b"]: not JSON at byte 7: something after the list`,
+		`:6, column "n": the list is null or empty`,
+		`:7, column "s": want a list of numbers, such as [0.5, 2]: not JSON at byte 1: 'n' where a list [ ] should be`,
+		`:8, column "s": it is a string, want a list of numbers`,
+		`:9, column "n": want a list of strings, such as ["a", "b"]: not JSON at byte 2: '\'' where a value should be`,
+		`:10, column "n": text 0 of the list is null`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("bad rows\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	texts, err := Open(t.Context(), Source{Paths: []string{path}, Query: "few", Positive: "chat", Raw: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer texts.Close()
+	if b, err := texts.ReadBlock(t.Context(), 0); err != nil || !slices.Equal(b.Texts(b.Texts(nil, 0, 0), 0, 1), []string{`["x"]`, `[{"role": "user"}]`}) {
+		t.Errorf("texts that may begin as lists: %q, %v", b.Texts(nil, 0, 0), err)
+	}
+	const cells = ` (in .csv and .tsv lists are cells of JSON: ["a", "b"])`
+	for _, c := range []struct {
+		src  Source
+		want string
+	}{
+		{Source{Query: "n", Positive: "q"}, `column "n" is list<string>: a query is one string` + cells},
+		{Source{Query: "q", Positive: "{q} {n}"}, `column "n" of the template "{q} {n}" is list<string>: a template takes strings` + cells},
+		{Source{Query: "q", Positive: "q", Negatives: []string{"few"}, NegativesPerQuery: 2}, "negatives_per_query is 2, but no column of negatives is a list" + cells},
+		{Source{Query: "q", Positive: "q", Negatives: []string{"few"}, NegativesPerQuery: AllNegatives}, "negatives_per_query is all, but no column of negatives is a list" + cells},
+		{Source{Query: "q", Teacher: "few"}, `column "few" is no list, want a list of numbers: a teacher's embedding` + cells},
+		{Source{Query: "q", Label: "s"}, `column "s" is a list, want a number`},
+		{Source{Query: "q", Positive: "python"}, `a.csv: the cells of column "python" are lists, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`},
+		{Source{Query: "q", Positive: "broken"}, `a.csv: the cells of column "broken" are lists, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`},
+	} {
+		c.src.Paths = []string{path}
+		if _, err := Open(t.Context(), c.src); !errors.Is(err, ErrColumnType) || !strings.HasSuffix(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %s", c.src, err, c.want)
+		}
+	}
+	table, err := OpenTable(t.Context(), []string{path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	for column, want := range map[string]string{"n": `a.csv: the cells of column "n" are lists, such as ["a", "b"]: want one value in each`, "python": "not of JSON", "few": "null"} {
+		for _, err := range table.Chunks(t.Context(), column, 100) {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("a table's %s: %v, want %s", column, err, want)
+			}
+		}
+	}
+	if _, err := LoadPairs(t.Context(), path, "q", "q", "s"); !errors.Is(err, ErrColumnType) {
+		t.Errorf("pairs: %v", err)
+	}
+}
+
 func FuzzCSV(f *testing.F) {
 	f.Add("a,b\n1,\"x\ny\"\n", true)
 	f.Add("a,b\n\xe9,b,c\n\xe9,é\n", true)
@@ -280,6 +426,40 @@ func FuzzCSV(f *testing.F) {
 		}
 		if _, _, err := csvRows(name, content); err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrNoFiles) {
 			t.Errorf("%q: %v", content, err)
+		}
+	})
+}
+
+// The list that a cell holds is the one that encoding/json finds in it.
+func FuzzCSVList(f *testing.F) {
+	f.Add(`["a", null, "\"\u00e9\ud83d\ude00\\"]`)
+	f.Add(` [ ] `)
+	f.Add(`["a"] b`)
+	f.Fuzz(func(t *testing.T, cell string) {
+		if !utf8.ValidString(cell) || !strings.HasPrefix(strings.TrimLeft(cell, " \t\r\n"), "[") {
+			return
+		}
+		line := append(appendJSONString([]byte(`{"a":`), cell), '}')
+		p := jsonlParser{strings: true}
+		p.init([]wanted{{name: "a", list: true}})
+		texts := []textColumn{{list: true, arena: line}}
+		_, reason := p.parse(line, 0, len(line), texts, nil)
+		texts[0].starts = append(texts[0].starts, uint32(len(texts[0].spans)))
+		var want []*string
+		if err := json.Unmarshal([]byte(cell), &want); err != nil || reason != "" {
+			if err == nil || reason == "" {
+				t.Errorf("%q: %q, want %v", cell, reason, err)
+			}
+			return
+		}
+		got := texts[0].row(0)
+		if len(got) != len(want) {
+			t.Fatalf("%q: %d texts, want %d", cell, len(got), len(want))
+		}
+		for i, s := range got {
+			if (s.n == null) != (want[i] == nil) || s.n != null && string(texts[0].bytes(s)) != *want[i] {
+				t.Errorf("%q: text %d differs", cell, i)
+			}
 		}
 	})
 }

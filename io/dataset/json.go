@@ -73,11 +73,18 @@ func (r *jsonReader) row(separated bool, read func() error) error {
 		}
 		return err
 	}
-	err := read()
-	if err == nil && (r.peek() != 0 || r.i < len(r.b)) {
-		err = r.fail("something after the object")
+	if err := read(); err != nil {
+		return err
 	}
-	return err
+	return r.end("the object")
+}
+
+// end makes sure that nothing follows.
+func (r *jsonReader) end(of string) error {
+	if r.peek() != 0 || r.i < len(r.b) {
+		return r.fail("something after %s", of)
+	}
+	return nil
 }
 
 // object reads an object and calls field at each value, which has to read it. The key is valid until field returns.

@@ -267,7 +267,7 @@ type wanted struct {
 // jsonlParser fills the columns of a block.
 type jsonlParser struct {
 	want    []wanted
-	strings bool           // as jsonlFile.text: numbers are said by strings
+	strings bool           // as jsonlFile.text: numbers and lists are said by strings
 	texts   []textColumn   // of those that are no numbers, in order
 	numbers []numberColumn // of those that are
 	r       jsonReader
@@ -367,6 +367,9 @@ func (p *jsonlParser) take(i int) error {
 	if p.column == w.name {
 		p.column, p.reason = "", ""
 	}
+	if w.list && c == '"' && p.strings {
+		return p.takeCell(i)
+	}
 	wrong := func(c byte, want string) error {
 		if p.reason == "" {
 			p.column, p.reason = w.name, fmt.Sprintf("it is %s, want %s", jsonKind(c), want)
@@ -408,6 +411,30 @@ func (p *jsonlParser) take(i int) error {
 		})
 	}
 	return wrong(c, "a list of strings")
+}
+
+// takeCell reads the value of column i, a list, from the cell that says it: JSON in a string of JSON.
+func (p *jsonlParser) takeCell(i int) error {
+	from, to, err := p.r.text()
+	if err != nil {
+		return err
+	}
+	line, at := p.r, p.from
+	p.r, p.from, p.strings = jsonReader{b: line.b[from:to]}, at+from, false
+	if p.r.peek() != '[' {
+		err = p.r.expected("a list [ ]")
+	} else if err = p.take(i); err == nil {
+		err = p.r.end("the list")
+	}
+	p.r, p.from, p.strings = line, at, true
+	if name := p.want[i].name; err != nil && (p.reason == "" || p.column == name) { // what is no JSON is no value of the wrong kind either
+		want := `strings, such as ["a", "b"]`
+		if p.want[i].num {
+			want = "numbers, such as [0.5, 2]"
+		}
+		p.column, p.reason = name, fmt.Sprintf("want a list of %s: %v", want, err)
+	}
+	return nil
 }
 
 // takeNumbers reads the value of column i, a column of numbers.
@@ -487,7 +514,8 @@ func jsonKind(first byte) string {
 	return "a number"
 }
 
-// kinds looks at the first block: the columns there are, and for each the first byte of its first value that isn't null.
+// kinds looks at the first block: the columns there are, and for each the first byte of its first value that isn't null. Of separated
+// values it is what most cells are: a string, a list, or what listOfPython is.
 // Lines that are no JSON are bad rows, told when they are read, unless there is nothing else.
 func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
 	kind = map[string]byte{}
@@ -500,6 +528,7 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
 	}
 	row := int64(0)
 	var bad error
+	cells := map[string]*cellKinds{}
 	lines(buf, func(from, to int) error {
 		r := jsonReader{b: buf[from:to]}
 		var object func(prefix string) error
@@ -516,6 +545,14 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
 				} else if k == 'n' {
 					kind[name] = c
 				}
+				if c == '"' && j.text {
+					from, to, err := r.text()
+					if cells[name] == nil {
+						cells[name] = &cellKinds{}
+					}
+					cells[name].add(r.b[from:to])
+					return err
+				}
 				return r.skip()
 			})
 		}
@@ -527,6 +564,9 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
 	})
 	if len(names) == 0 && bad != nil {
 		return nil, nil, bad
+	}
+	for name, c := range cells {
+		kind[name] = c.most()
 	}
 	return names, kind, nil
 }

@@ -132,7 +132,7 @@ func TestShapeErrors(t *testing.T) {
 		{Source{Query: "query", Positive: "positive", Label: "text"}, ErrColumnType, `column "text" is string, want a number`},
 		{Source{Query: "query", Positive: "positive", Label: "teacher"}, ErrColumnType, `column "teacher" is a list, want a number`},
 		{Source{Query: "query", Positive: "positive", Weight: "teacher"}, ErrColumnType, `column "teacher" is a list, want a number`},
-		{Source{Query: "query", Positive: "positive", Teacher: "label"}, ErrColumnType, `column "label" is a number, want a list of numbers`},
+		{Source{Query: "query", Positive: "positive", Teacher: "label"}, ErrColumnType, `column "label" is no list, want a list of numbers`},
 		{Source{Query: "query", Positive: "positive", Scores: []string{"pos"}}, ErrColumnType, `column "pos" is list<string>, want a number or a list of numbers`},
 		{Source{Query: "query", Positive: "positive", NegativesPerQuery: AllNegatives}, ErrColumnType, "negatives_per_query is all, but no column of negatives is a list"},
 		{Source{Query: "query", Positive: "{pos} {text}"}, ErrColumnType, `column "pos" of the template "{pos} {text}" is list<string>`},

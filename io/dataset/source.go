@@ -24,7 +24,7 @@ import (
 // "{title} {text}".
 type Source struct {
 	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines), .csv and .tsv files whose first line names the columns (the last five also
-	// .gz and .zst), and globs of those.
+	// .gz and .zst), and globs of those. In separated values lists are cells of JSON: ["a", "b"].
 	Paths     []string
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
@@ -522,7 +522,7 @@ func (d *Dataset) settleColumns() error {
 		r := &d.roles[i]
 		s := d.listed(r.source)
 		if r.role == Query && s.list {
-			return fail(ErrColumnType, "column %q is list<string>: a query is one string", s.name)
+			return fail(ErrColumnType, "column %q is list<string>: a query is one string%s", s.name, d.cellsOfLists())
 		}
 		if d.src.Raw && s.list {
 			r.picks, s.ragged = AllNegatives, r.role == Negative
@@ -542,7 +542,7 @@ func (d *Dataset) settleColumns() error {
 	for _, j := range d.joins {
 		for _, p := range j.parts {
 			if p.source >= 0 && d.sources[p.source].list {
-				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings", d.sources[p.source].name, j.name)
+				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings%s", d.sources[p.source].name, j.name, d.cellsOfLists())
 			}
 		}
 	}
@@ -552,14 +552,14 @@ func (d *Dataset) settleColumns() error {
 			return fail(ErrColumnType, "column %q is a list, want a number", s.name)
 		}
 		if !s.list && k == d.number.teacher {
-			return fail(ErrColumnType, "column %q is a number, want a list of numbers: a teacher's embedding", s.name)
+			return fail(ErrColumnType, "column %q is no list, want a list of numbers: a teacher's embedding%s", s.name, d.cellsOfLists())
 		}
 	}
 	if n := d.src.NegativesPerQuery; n < AllNegatives || n > 0 && !lists || n == AllNegatives && !lists {
 		if n == AllNegatives {
-			return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list")
+			return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists())
 		}
-		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list", n)
+		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists())
 	}
 	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
 	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
@@ -573,6 +573,14 @@ func (d *Dataset) settleColumns() error {
 		}
 	}
 	return nil
+}
+
+// cellsOfLists goes on from an error about lists: what they are in separated values, if there are such files.
+func (d *Dataset) cellsOfLists() string {
+	if slices.ContainsFunc(d.files, func(f dataFile) bool { return f.jsonl != nil && f.jsonl.text }) {
+		return ` (in .csv and .tsv lists are cells of JSON: ["a", "b"])`
+	}
+	return ""
 }
 
 // firstLength is that of the first list that has something in it. Rows before it can't be used, which a run may go on without.
@@ -619,6 +627,8 @@ func (j *jsonlFile) shape(name string, names []string, kinds map[string]byte) (s
 		s.text, s.number = true, kind == 'n' || j.text
 	case '[':
 		s.text, s.number, s.list = true, true, true // what the list holds is checked row by row
+	case listOfPython:
+		return shape{}, fail(ErrColumnType, `%s: the cells of column %q are lists, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`, j.path, name)
 	case '{', 't', 'f':
 	default:
 		s.number = true

@@ -25,6 +25,7 @@ type Table struct {
 type tableFile struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
+	cells   map[string]byte // of separated values: its columns' kinds
 	first   int64
 	rows    int64
 }
@@ -38,7 +39,8 @@ type tableLeaf struct {
 
 // OpenTable opens parquet, JSONL, CSV or TSV files, named or globbed as in [Source], which must all have the same columns. Their rows
 // come in the order in which the files are named, those of a glob in the order of their paths; a file named twice has its rows twice.
-// JSON lines are read once to find out their types; columns of CSV and TSV are text. Close releases temporary files.
+// JSON lines are read once to find out their types; columns of CSV and TSV are text, lists of JSON in their cells too. Close releases
+// temporary files.
 func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
 	paths, err := expandInOrder(ctx, patterns)
 	if err != nil {
@@ -306,10 +308,28 @@ func (t *Table) find(name string) (leaf int, list bool, typ string, err error) {
 	}
 	for i, c := range t.json {
 		if c.name == name {
-			return i, c.list, c.kind.String(), nil
+			return i, c.list, c.kind.String(), t.cellsOfLists(name)
 		}
 	}
 	return 0, false, "", t.files[0].jsonl.missing(name, t.names)
+}
+
+// cellsOfLists refuses a column of separated values that is one of lists. The table passes it on as the text that it is, but it is no text to
+// embed and no value to look up.
+func (t *Table) cellsOfLists(name string) error {
+	for _, f := range t.files {
+		if _, ok := f.cells[name]; !ok {
+			continue
+		}
+		s, err := f.jsonl.shape(name, t.names, f.cells)
+		if err != nil {
+			return err
+		}
+		if s.list {
+			return fail(ErrColumnType, `%s: the cells of column %q are lists, such as ["a", "b"]: want one value in each`, f.jsonl.path, name)
+		}
+	}
+	return nil
 }
 
 func (t *Table) showTexts(c *Chunk, leaf int, name string) error {

@@ -60,11 +60,16 @@ func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 		if err != nil {
 			return err
 		}
-		f := tableFile{jsonl: j, rows: j.rows}
+		t.files = append(t.files, tableFile{jsonl: j, rows: j.rows})
+		f := &t.files[i]
 		if i > 0 {
 			f.first = t.files[i-1].first + t.files[i-1].rows
 		}
-		t.files = append(t.files, f)
+		if j.text {
+			if _, f.cells, err = j.kinds(); err != nil {
+				return err
+			}
+		}
 		err = eachJSONLine(ctx, j, func(r *jsonReader) error {
 			return r.object(func(key []byte) error {
 				k, ok := index[string(key)]
