@@ -17,8 +17,9 @@
 // embed computes each one's embeddings, the loss sees all of them and gives their gradient, and backward sends each sub-batch's
 // part of it through the model (GradCache, Gao et al., arXiv 2101.06983). GradCache forwards every sub-batch twice, because
 // it keeps no activations of the first pass. Here embed keeps those of the last sub-batches, as many as fit the replay budget;
-// backward goes from the last to the first, starts with the kept ones and replays the others. So a small batch costs
-// what plain training costs, a huge one what GradCache costs, and gradients are the same bits whatever the budget.
+// backward goes from the last to the first, starts with the kept ones and replays the others. Where not all fit, what is kept is the
+// part that costs most to compute again for its memory (a lean pass; see keeping). So a small batch costs what plain training costs,
+// a huge one what GradCache costs, and gradients are the same bits whatever the budget.
 //
 // # Rerankers
 //

@@ -11,7 +11,7 @@ import (
 // Notes of tasks, for traces and for calibration.
 const (
 	Tokens   = "tokens"   // that go through the model
-	Replayed = "replayed" // of them, those that go through it again
+	Replayed = "replayed" // of them, those that go through it again; those of a lean pass as far as they do
 	Padded   = "padded"   // beside them, on devices that sub-batches are padded for
 	Scores   = "scores"   // rows times candidates
 )
@@ -44,13 +44,18 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		}
 		t.Note(Tokens, float64(sub.Tokens()))
 		stream := Stream(t)
-		keep := t.Index.Sub >= e.keepFrom
+		keep := t.Index.Sub >= e.keeps.from
 		rows := sub.rows(e.Seed, t.Index.Step)
 		if err := e.Model.Check(rows); err != nil {
 			return err
 		}
 		start := e.arena.Mark()
-		p := e.Model.Forward(stream, e.arena, rows, true, keep)
+		var p *transformer.Pass
+		if keep && t.Index.Sub >= e.keeps.lean {
+			p = e.Model.Lean(stream, e.arena, rows)
+		} else {
+			p = e.Model.Forward(stream, e.arena, rows, true, keep)
+		}
 		if n := p.Padding(); n > 0 {
 			t.Note(Padded, float64(n))
 		}
@@ -59,7 +64,8 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		}
 		if keep {
 			if e.Model.Buckets() {
-				e.arena.Reserve(start, sub.Batch.memory[t.Index.Sub].Kept)
+				kept, _ := e.keeps.of(sub.Batch.memory, t.Index.Sub)
+				e.arena.Reserve(start, kept)
 			}
 			e.kept = append(e.kept, p)
 		} else {
@@ -102,8 +108,8 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 		e.seen++
 		if sub.Len() > 0 {
 			t.Note(Tokens, float64(sub.Tokens()))
-			if len(e.kept) == 0 {
-				t.Note(Replayed, float64(sub.Tokens()))
+			if again := e.again(t.Index.Sub); again > 0 {
+				t.Note(Replayed, again*float64(sub.Tokens()))
 			}
 			p := e.pass(stream, sub, t.Index.Step)
 			var d []gpustage.Tensor
@@ -155,6 +161,17 @@ func (e *Encoder) without(t *pipeline.Task, sub SubBatch, backward bool, to tran
 			to.Done(mark)
 		}
 	}
+}
+
+// again is how much of a sub-batch's forward pass its backward pass computes again.
+func (e *Encoder) again(sub int) float64 {
+	switch {
+	case sub < e.keeps.from:
+		return 1
+	case sub < e.keeps.lean:
+		return 0
+	}
+	return e.Model.LeanShare()
 }
 
 // pass is the kept pass of a sub-batch, or a replay of it.

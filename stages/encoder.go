@@ -79,8 +79,8 @@ type Encoder struct {
 	streamedParameters
 	optimizerState
 
-	keepFrom int                 // the first sub-batch whose pass is kept
-	kept     []*transformer.Pass // of sub-batches keepFrom, keepFrom+1, ...
+	keeps keeping             // of the batch at hand
+	kept  []*transformer.Pass // of sub-batches from keeps.from on
 
 	mu      sync.Mutex // several lanes allocate
 	buffers []*slot
@@ -187,7 +187,7 @@ func (e *Encoder) begin(b *Batch) error {
 	if b.Global != nil {
 		agreed = b.Global.keepFrom
 	}
-	e.keepFrom, need = planReplay(b.memory, e.Budget, lossBytes, agreed)
+	e.keeps, need = planReplay(b.memory, e.Budget, lossBytes, agreed)
 	return e.reserve(need)
 }
 
@@ -206,16 +206,16 @@ func (e *Encoder) memory(b *Batch) (subs []transformer.Memory) {
 	return subs
 }
 
-// equalPlaces gives kept passes places of one size: where each lies does then not depend on the sizes of those before it, and passes of a
-// shape have the same few places in every step.
+// equalPlaces gives kept passes places of one size, and lean ones: where each lies does then not depend on the sizes of those before it, and passes
+// of a shape have the same few places in every step.
 func equalPlaces(subs []transformer.Memory) {
-	kept := 0
+	kept, lean := 0, 0
 	for _, m := range subs {
-		kept = max(kept, m.Kept)
+		kept, lean = max(kept, m.Kept), max(lean, m.Lean)
 	}
 	for i, m := range subs {
 		if m.Kept > 0 { // other ranks have it otherwise
-			subs[i] = m.Keeping(kept)
+			subs[i] = m.Keeping(kept, lean)
 		}
 	}
 }
@@ -275,33 +275,56 @@ func (e *Encoder) reserve(bytes int) error {
 	return nil
 }
 
-// planReplay chooses the sub-batches whose activations are kept, the last ones that fit the budget, and returns the first of
-// them and the arena that the whole batch needs. The first atLeast are replayed in any case.
-func planReplay(subs []transformer.Memory, budget int64, lossBytes, atLeast int) (first, arena int) {
-	first = max(atLeast, keepFrom(subs, budget))
-	for _, m := range subs[first:] {
-		arena += m.Kept
-	}
-	arena += lossBytes
-	below := 0 // kept under sub-batch i
-	for i, m := range subs {
-		if i < first {
-			arena = max(arena, m.Forward, m.Backward)
-			continue
+// keeping is what stays of a batch's passes for the way back: nothing of sub-batches before from, all of those from there to lean, and of those from
+// lean on what a lean pass keeps.
+//
+// Within a budget a batch is to be computed again as little as possible. A lean pass computes half again and takes two fifths of the memory, or
+// less, so two of them save more than one that keeps all: first as many are lean as fit, then, if that is the whole batch, as many as fit are made
+// whole. What is kept is the end of the batch, where the way back begins.
+type keeping struct{ from, lean int }
+
+func keepWithin(subs []transformer.Memory, budget int64, atLeast int) keeping {
+	total := int64(0)
+	fits := func(bytes int) bool {
+		if budget >= 0 && total+int64(bytes) > budget {
+			return false
 		}
-		arena = max(arena, below+m.Backward)
-		below += m.Kept
+		total += int64(bytes)
+		return true
 	}
-	return first, arena
+	k := keeping{from: len(subs)}
+	for k.from > atLeast && fits(subs[k.from-1].Lean) {
+		k.from--
+	}
+	for k.lean = k.from; k.lean < len(subs) && fits(subs[k.lean].Kept-subs[k.lean].Lean); {
+		k.lean++
+	}
+	return k
 }
 
-func keepFrom(subs []transformer.Memory, budget int64) (first int) {
-	first = len(subs)
-	for total := int64(0); first > 0 && (budget < 0 || total+int64(subs[first-1].Kept) <= budget); {
-		first--
-		total += int64(subs[first].Kept)
+// of is what stays of sub-batch i, and the peak of its passes.
+func (k keeping) of(subs []transformer.Memory, i int) (kept, peak int) {
+	m := subs[i]
+	switch {
+	case i < k.from:
+		return 0, max(m.Forward, m.Backward)
+	case i < k.lean:
+		return m.Kept, m.Backward
 	}
-	return first
+	return m.Lean, m.LeanBackward
+}
+
+// planReplay chooses what is kept within the budget, and returns with it the arena that the whole batch needs. The first atLeast sub-batches are
+// replayed in any case.
+func planReplay(subs []transformer.Memory, budget int64, lossBytes, atLeast int) (k keeping, arena int) {
+	k = keepWithin(subs, budget, atLeast)
+	below := 0 // kept under sub-batch i
+	for i := range subs {
+		kept, peak := k.of(subs, i)
+		arena = max(arena, below+peak)
+		below += kept
+	}
+	return k, max(arena, below+lossBytes)
 }
 
 // Close gives the encoder's memory back, but for the model's parameters.

@@ -94,7 +94,8 @@ func TestBitEqual(t *testing.T) {
 	for _, change := range []func(*goldenRun){
 		func(r *goldenRun) {},
 		func(r *goldenRun) { r.budget = -1 },
-		func(r *goldenRun) { r.budget = 1 << 18 },
+		func(r *goldenRun) { r.budget = 1 << 18 }, // two of four sub-batches lean, the others replayed
+		func(r *goldenRun) { r.budget = 1 << 20 }, // whole and lean ones
 		func(r *goldenRun) { r.every = 1; r.budget = 1 << 17 },
 		func(r *goldenRun) { r.every = 2 },
 		func(r *goldenRun) { r.workers, r.tokenizers = 6, 4 },

@@ -46,9 +46,9 @@ func Preview(ctx context.Context, p Plan, x Text, size Size, ranks int) ([]*Batc
 	return mine, nil
 }
 
-// Plan makes room for a batch, on a device that computes nothing as on any other, and says which of its sub-batches will be
-// replayed.
-func (e *Encoder) Plan(b *Batch) (replayed []bool, err error) {
+// Plan makes room for a batch, on a device that computes nothing as on any other, and says how much of each sub-batch's forward pass
+// will be computed again: 1 for a replay.
+func (e *Encoder) Plan(b *Batch) (again []float64, err error) {
 	if err := e.begin(b); err != nil {
 		return nil, err
 	}
@@ -58,15 +58,15 @@ func (e *Encoder) Plan(b *Batch) (replayed []bool, err error) {
 		}
 	}
 	for u := range b.Subs {
-		replayed = append(replayed, u < e.keepFrom)
+		again = append(again, e.again(u))
 	}
-	return replayed, nil
+	return again, nil
 }
 
 // planWords makes the room for rows of word embeddings that a batch's passes would make as they come to them, and has every rank
 // replay what this one would.
 func (e *Encoder) planWords(b *Batch) error {
-	b.Global.keepFrom = e.keepFrom
+	b.Global.keepFrom = e.keeps.from
 	var errs []error
 	room := func(x *slot, u int, all bool) {
 		w := e.wordRows(b.Global, u, all)

@@ -65,6 +65,7 @@ func TestRecordedSteps(t *testing.T) {
 	for name, c := range map[string]goldenRun{
 		"replayed": {size: stages.Size{Rows: 4}, globalSize: 4, accumulate: 2, maxSteps: 2},
 		"kept":     {size: stages.Size{Rows: 4}, budget: -1, every: 2, globalSize: 4, accumulate: 1, maxSteps: 3},
+		"lean":     {size: stages.Size{Rows: 4}, budget: 1 << 17, globalSize: 4, accumulate: 1, maxSteps: 3},
 		"bf16":     {size: stages.Size{Rows: 4}, bf16: true, globalSize: 4, accumulate: 1, maxSteps: 3},
 	} {
 		t.Run(name, func(t *testing.T) {

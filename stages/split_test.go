@@ -130,26 +130,41 @@ func TestSameTextTwice(t *testing.T) {
 }
 
 func TestPlanReplay(t *testing.T) {
-	m := func(forward, kept, backward int) transformer.Memory {
-		return transformer.Memory{Forward: forward, Kept: kept, Backward: backward}
+	m := func(forward, kept, backward, lean, leanBackward int) transformer.Memory {
+		return transformer.Memory{Forward: forward, Kept: kept, Backward: backward, Lean: lean, LeanBackward: leanBackward}
 	}
-	subs := []transformer.Memory{m(10, 30, 50), m(10, 40, 60), m(10, 20, 35)}
+	fat := []transformer.Memory{m(10, 30, 50, 30, 50), m(10, 40, 60, 40, 60), m(10, 20, 35, 20, 35)} // nothing leans
+	subs := []transformer.Memory{m(10, 30, 50, 12, 40), m(10, 40, 60, 15, 45), m(10, 20, 35, 8, 25)}
 	for _, c := range []struct {
-		budget          int64
-		loss            int
-		keepFrom, arena int
+		subs       []transformer.Memory
+		budget     int64
+		loss       int
+		from, lean int
+		arena      int
 	}{
-		{0, 5, 3, 60},        // everything replayed: the largest pass
-		{20, 5, 2, 60},       // the last one kept
-		{59, 5, 2, 60},       // one byte short of the last two
-		{60, 5, 1, 75},       // 40 kept below a pass of 35
-		{60, 100, 1, 160},    // the loss on top of what is kept
-		{-1, 5, 0, 105},      // all: 30 + 40 below a pass of 35
-		{1 << 40, 5, 0, 105}, // as much
+		{fat, 0, 5, 3, 3, 60},        // everything replayed: the largest pass
+		{fat, 20, 5, 2, 3, 60},       // the last one kept
+		{fat, 59, 5, 2, 3, 60},       // one byte short of the last two
+		{fat, 60, 5, 1, 3, 75},       // 40 kept below a pass of 35
+		{fat, 60, 100, 1, 3, 160},    // the loss on top of what is kept
+		{fat, -1, 5, 0, 3, 105},      // all: 30 + 40 below a pass of 35
+		{fat, 1 << 40, 5, 0, 3, 105}, // as much
+		{subs, 7, 5, 3, 3, 60},
+		{subs, 8, 5, 2, 2, 60},  // the last one lean
+		{subs, 34, 5, 1, 1, 50}, // and the one before it; 11 bytes more do not make it whole
+		{subs, 35, 5, 0, 0, 57}, // all: 12 below a pass of 45
+		{subs, 52, 5, 0, 0, 57}, // one byte short of the first one whole
+		{subs, 53, 5, 0, 1, 75}, // 30 below a pass of 45
+		{subs, 78, 90, 0, 2, 30 + 40 + 8 + 90},
+		{subs, -1, 5, 0, 3, 105},
 	} {
-		keepFrom, arena := planReplay(subs, c.budget, c.loss, 0)
-		if keepFrom != c.keepFrom || arena != c.arena {
-			t.Errorf("budget %d, loss %d: kept from %d in %d bytes, want %d in %d", c.budget, c.loss, keepFrom, arena, c.keepFrom, c.arena)
+		k, arena := planReplay(c.subs, c.budget, c.loss, 0)
+		if k.from != c.from || k.lean != c.lean || arena != c.arena {
+			t.Errorf("budget %d, loss %d: kept from %d, lean from %d in %d bytes, want %d and %d in %d", c.budget, c.loss, k.from, k.lean, arena, c.from, c.lean, c.arena)
 		}
+	}
+	// Where ranks have agreed that one of them can't keep the first, what that leaves makes others whole.
+	if k, _ := planReplay(subs, 53, 5, 1); k != (keeping{1, 2}) {
+		t.Errorf("%+v", k)
 	}
 }

@@ -136,7 +136,7 @@ func (x *Run) predict(z sharding) Memory {
 		snapshot = &mem.HostSnapshot
 	}
 	*snapshot = stages.SnapshotBytes(trained, r.update(1).Optimizer, x.ranks.Size())
-	mem.Working = int64(max(sub.Backward, r.objective(driving{}).Memory(size)))
+	mem.Working = int64(max(sub.Backward, sub.LeanBackward, r.objective(driving{}).Memory(size)))
 	mem.Activations = (subs - 1) * int64(sub.Kept)
 	if b := x.budget(mem); b >= 0 {
 		mem.Activations = min(mem.Activations, b)

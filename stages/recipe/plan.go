@@ -172,10 +172,10 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	}
 	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Sharding: y.describeSharding()}
 	var globals []*stages.Global
-	replay := make([][]bool, len(step))
+	again := make([][]float64, len(step))
 	for b, batch := range step {
 		globals = append(globals, batch.Global)
-		if replay[b], err = enc.Plan(batch); err != nil {
+		if again[b], err = enc.Plan(batch); err != nil {
 			return nil, err
 		}
 		f.Rows += batch.Global.Rows
@@ -226,7 +226,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			return beside(durationOf(r.Forward*float64(globals[b].SubTokens(item.Sub))), each(stages.FetchForEmbed))
 		}
 		backward := func() time.Duration {
-			return each("backward") + beside(durationOf(r.backward(globals[b].SubTokens(item.Sub), replay[b][item.Sub])), each(stages.FetchForBackward), each(stages.ReduceEarly))
+			return each("backward") + beside(durationOf(float64(globals[b].SubTokens(item.Sub))*(again[b][item.Sub]*r.Forward+r.Backward)), each(stages.FetchForBackward), each(stages.ReduceEarly))
 		}
 		switch {
 		case stage == stages.ReduceEarly: // it ends a layer later
@@ -251,11 +251,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		Time:    taskTime,
 		Final: func(_, output string, item pipeline.Index) time.Duration {
 			tokens := globals[item.Batch].SubTokens(item.Sub)
-			replayed := 0.0
-			if replay[item.Batch][item.Sub] {
-				replayed = r.Forward * float64(tokens)
-			}
-			return durationOf(replayed + enc.Done(output)*r.Backward*float64(tokens))
+			return durationOf(float64(tokens) * (again[item.Batch][item.Sub]*r.Forward + enc.Done(output)*r.Backward))
 		},
 	}
 	s := pipeline.Summary(p.Predict(work))
@@ -275,14 +271,6 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work)).StepTime))
 	}
 	return f, nil
-}
-
-func (r Rates) backward(tokens int, replayed bool) float64 {
-	t := r.Backward
-	if replayed {
-		t += r.Forward
-	}
-	return t * float64(tokens)
 }
 
 // String is the forecast for people.

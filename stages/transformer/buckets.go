@@ -77,7 +77,8 @@ func (b *bucketing) memory(s shape, predict func() Memory) Memory {
 	mem, ok := b.memories[s]
 	if !ok {
 		mem = predict()
-		mem = mem.Keeping(roundUp(mem.Kept, grain(mem.Kept, tokenSteps, 64)))
+		up := func(bytes int) int { return roundUp(bytes, grain(bytes, tokenSteps, 64)) }
+		mem = mem.Keeping(up(mem.Kept), up(mem.Lean))
 		b.memories[s] = mem
 	}
 	return mem

@@ -238,20 +238,35 @@ func TestFamiliesBitEqual(t *testing.T) {
 					t.Errorf("every %d: backward took %d bytes, predicted %d", every, a.Peak(), want.Backward)
 				}
 				again.Release()
-				soon := m.Replay(s, a, rows)
-				others, err := m.NewGradients()
-				if err != nil {
-					t.Fatal(err)
+				grad = gpustage.Bytes(floats(t, s, grads))
+				for _, way := range []struct {
+					name       string
+					pass       func(gpustage.Stream, *gpustage.Arena, Rows) *Pass
+					kept, peak int
+				}{{"at once", m.Replay, 0, want.Backward}, {"lean", m.Lean, want.Lean, want.LeanBackward}} {
+					a := newArena(t, d)
+					p := way.pass(s, a, rows)
+					kept := a.Used()
+					others, err := m.NewGradients()
+					if err != nil {
+						t.Fatal(err)
+					}
+					p.Backward(upload64(t, s, gpustage.F32, rows.Len(), m.Config.Hidden, g.F64(t, "r")), others)
+					if !bytes.Equal(emb, gpustage.Bytes(floats(t, s, p.Embeddings()))) || !bytes.Equal(grad, gpustage.Bytes(floats(t, s, others))) {
+						t.Errorf("every %d: a pass that goes backward %s has other bits", every, way.name)
+					}
+					if a.Peak() > way.peak || way.kept > 0 && (kept != way.kept || a.Peak() < way.peak) {
+						t.Errorf("every %d: a pass that goes backward %s kept %d bytes of %d, and took %d of %d", every, way.name, kept, way.kept, a.Peak(), way.peak)
+					}
+					p.Release()
+					if a.Used() != 0 {
+						t.Errorf("%d bytes of the arena were not given back", a.Used())
+					}
 				}
-				soon.Backward(upload64(t, s, gpustage.F32, rows.Len(), m.Config.Hidden, g.F64(t, "r")), others)
-				soon.Release()
-				if !bytes.Equal(gpustage.Bytes(floats(t, s, grads)), gpustage.Bytes(floats(t, s, others))) || a.Peak() > want.Backward {
-					t.Errorf("every %d: a pass that goes backward at once has other bits, or took %d bytes of %d", every, a.Peak(), want.Backward)
+				if less := want.Lean < want.Kept; less != (every == 0) {
+					t.Errorf("every %d: a lean pass keeps %d bytes, another one %d", every, want.Lean, want.Kept)
 				}
-				if a.Used() != 0 {
-					t.Errorf("%d bytes of the arena were not given back", a.Used())
-				}
-				return emb, gpustage.Bytes(floats(t, s, grads))
+				return emb, grad
 			}
 			for _, bf16 := range []bool{false, true} {
 				plain, _ := run(0, 0, bf16)

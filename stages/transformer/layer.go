@@ -8,7 +8,7 @@ import (
 
 // layerActs is what a layer's backward needs. What is a norm of something kept is not kept: it is computed again, a pass over
 // [T, C] for a twelfth of the memory each. qkv, ctx and pre, eight of the ten C that BERT keeps of a token, may be of bf16, or wait so: see
-// operand and store.
+// operand and store. A lean pass has neither qkv nor pre.
 type layerActs struct {
 	x          gpustage.Tensor // [T, C]: its input; absent if it is the norm of the layer below
 	attn       halfActs
@@ -112,15 +112,15 @@ func (p *Pass) leaveBackward(h, g half, a halfActs, d gpustage.Tensor, drop gpus
 	return out
 }
 
-// enterBackward adds to d what comes through the branch: dy W, where y = in(x) Wᵀ.
-func (p *Pass) enterBackward(h, g half, a halfActs, l linear, d, dy, x gpustage.Tensor) {
+// enterBackward adds to d what comes through the branch: dy W, where y = in(x) Wᵀ. x is asked for where there is a norm in.
+func (p *Pass) enterBackward(h, g half, a halfActs, l linear, d, dy gpustage.Tensor, x func() gpustage.Tensor) {
 	if h.in.absent() {
 		p.backward(l, d, dy, gpustage.MatMul{Add: true})
 		return
 	}
 	dn := p.scratch(d.Rows, d.Cols)
 	p.backward(l, dn, dy, gpustage.MatMul{})
-	p.normBackward(h.in, g.in, dn, dn, a.in, x)
+	p.normBackward(h.in, g.in, dn, dn, a.in, x())
 	p.s.Add(d, d, dn)
 }
 
@@ -139,33 +139,60 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 		x1 = p.scratch(t, c.Hidden)
 	}
 	opened := p.a.Mark()
-	a.ctx, a.qkv = p.open(keep, t, c.queries()), p.open(keep, t, c.queries()+2*c.keys())
+	a.ctx, a.qkv = p.open(keep, t, c.queries()), p.openFat(keep, t, c.queries()+2*c.keys())
 	mark := p.a.Mark()
 	p.forward(w.qkv, a.qkv, p.enter(w.attn, &a.attn, x), gpustage.MatMul{})
 	p.a.ReleaseScratch(mark)
 	q, k := p.place(l, w, &a, true)
 	s.Attention(a.ctx, a.lse, q, k, a.qkv.Columns(c.queries()+c.keys(), a.qkv.Cols), p.attention(l))
 	p.a.ReleaseScratch(mark)
-	a.qkv = p.store(keep, a.qkv)
+	a.qkv = p.storeFat(keep, a.qkv)
 	p.leave(keep, w.attn, &a.attn, w.out, x1, x, a.ctx, p.dropout(l, gpustage.SiteAttentionOut))
 	a.ctx = p.store(keep, a.ctx)
 	p.a.ReleaseScratch(opened)
 
 	if c.Gated || p.writesPre {
-		a.pre = p.open(keep, t, w.up.w.Rows)
+		a.pre = p.openFat(keep, t, w.up.w.Rows)
 	}
 	act := p.operand(t, c.FeedForward)
-	n := p.enter(w.ffn, &a.ffn, x1)
-	if c.Gated {
-		p.forward(w.up, a.pre, n, gpustage.MatMul{})
-	} else {
-		p.forward(w.up, act, n, gpustage.MatMul{PreAct: a.pre, Act: c.Activation})
-	}
+	p.up(w, act, a.pre, p.enter(w.ffn, &a.ffn, x1))
 	p.activate(l, act, a.pre, c.Gated)
-	a.pre = p.store(keep, a.pre)
+	a.pre = p.storeFat(keep, a.pre)
 	p.leave(keep, w.ffn, &a.ffn, w.down, y, x1, act, p.dropout(l, gpustage.SiteFeedForward))
 	p.a.ReleaseScratch(start)
 	return a
+}
+
+// up is the feed-forward layer's first product, pre, and without a gate the activation.
+func (p *Pass) up(w layerWeights, act, pre, n gpustage.Tensor) {
+	if p.m.Config.Gated {
+		p.forward(w.up, pre, n, gpustage.MatMul{})
+	} else {
+		p.forward(w.up, act, n, gpustage.MatMul{PreAct: pre, Act: p.m.Config.Activation})
+	}
+}
+
+// preAgain is pre of a lean pass, of what the product takes: the same op, and so the same bits, with or without an activation that nobody reads.
+func (p *Pass) preAgain(w layerWeights, n gpustage.Tensor) gpustage.Tensor {
+	pre := p.open(true, n.Rows, w.up.w.Rows)
+	mark := p.a.Mark()
+	var act gpustage.Tensor
+	if !p.m.Config.Gated {
+		act = p.operand(n.Rows, p.m.Config.FeedForward)
+	}
+	p.up(w, act, pre, n)
+	p.a.ReleaseScratch(mark)
+	return p.store(true, pre)
+}
+
+// qkvAgain is qkv of a lean pass.
+func (p *Pass) qkvAgain(l int, w layerWeights, n gpustage.Tensor) gpustage.Tensor {
+	qkv := p.open(true, n.Rows, w.qkv.w.Rows)
+	p.forward(w.qkv, qkv, n, gpustage.MatMul{})
+	if w.queryNorm.absent() {
+		p.turn(l, qkv.Columns(0, p.m.Config.queries()+p.m.Config.keys()), false)
+	}
+	return p.store(true, qkv)
 }
 
 // layerBackward turns d from dy into dx and adds the layer's gradients to g. It tells to what is done but for
@@ -174,8 +201,19 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	s, c, w := p.s, p.m.Config, p.weights(l)
 	t, e, ek := d.Rows, c.queries(), c.keys()
 	mark := p.a.Mark()
-	defer p.a.ReleaseScratch(mark)
+	defer p.a.Release(mark)
 
+	x1 := func() gpustage.Tensor { // what the feed-forward layer takes
+		if a.x1.IsZero() {
+			a.x1 = p.again(w.attn, a.attn)
+		}
+		return a.x1
+	}
+	var n gpustage.Tensor // what a half's first product takes
+	if a.pre.IsZero() {
+		n = p.enter(w.ffn, &a.ffn, x1())
+		a.pre = p.preAgain(w, n)
+	}
 	dz := p.leaveBackward(w.ffn, g.ffn, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
 	down := p.narrow(w.down, dz)
 	dpre := p.downBackward(l, down, g.down, dz, p.load(a.pre))
@@ -184,19 +222,18 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	}
 	p.done(to, l, partDown)
 	up := p.narrow(w.up, dpre)
-	x1 := a.x1
-	if x1.IsZero() && (g.up.trains() || !w.ffn.in.absent()) {
-		x1 = p.again(w.attn, a.attn)
-	}
 	if g.up.trains() {
-		p.gradients(up, g.up, dpre, p.enter(w.ffn, &a.ffn, x1))
+		if n.IsZero() {
+			n = p.enter(w.ffn, &a.ffn, x1())
+		}
+		p.gradients(up, g.up, dpre, n)
 	}
 	if p.ends(l, upPlace) {
 		return
 	}
 	p.enterBackward(w.ffn, g.ffn, a.ffn, up, d, dpre, x1) // d is dX1
 	p.done(to, l, partUp)
-	p.a.ReleaseScratch(mark)
+	p.a.Release(mark)
 	if p.ends(l, ffnPlace) {
 		return
 	}
@@ -211,18 +248,28 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	p.done(to, l, partOut)
 	dctx, dqkv := p.operand(t, e), p.operand(t, e+2*ek)
 	p.backward(out, dctx, dz, gpustage.MatMul{})
+	x := func() gpustage.Tensor {
+		if a.x.IsZero() {
+			a.x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn)
+		}
+		return a.x
+	}
+	n = gpustage.Tensor{}
+	if a.qkv.IsZero() {
+		n = p.enter(w.attn, &a.attn, x())
+		a.qkv = p.qkvAgain(l, w, n)
+	}
 	a.qkv = p.load(a.qkv)
 	q, k := p.place(l, w, &a, false)
 	s.AttentionBackward(dqkv.Columns(0, e), dqkv.Columns(e, e+ek), dqkv.Columns(e+ek, e+2*ek), dctx, a.ctx, a.lse,
 		q, k, a.qkv.Columns(e+ek, e+2*ek), p.attention(l))
 	p.placeBackward(l, w, g, a, dqkv)
 	qkv := p.narrow(w.qkv, dqkv)
-	x := a.x
-	if x.IsZero() && (g.qkv.trains() || !w.attn.in.absent()) {
-		x = p.again(half{sum: p.sumNorm(l - 1)}, p.layers[l-1].ffn)
-	}
 	if g.qkv.trains() {
-		p.gradients(qkv, g.qkv, dqkv, p.enter(w.attn, &a.attn, x))
+		if n.IsZero() {
+			n = p.enter(w.attn, &a.attn, x())
+		}
+		p.gradients(qkv, g.qkv, dqkv, n)
 		if c.deadKeyBias() && !g.qkv.b.IsZero() {
 			s.Fill(g.qkv.b.Columns(e, e+ek), 0) // exactly zero in theory (doc.go): what is left is rounding
 		}
@@ -265,6 +312,21 @@ func (p *Pass) open(keep bool, rows, cols int) gpustage.Tensor {
 		return p.scratch(rows, cols)
 	}
 	return p.a.Keep(p.s, p.m.operands, rows, cols)
+}
+
+// openFat and storeFat are open and store for what a lean pass does not keep: a product each makes it again.
+func (p *Pass) openFat(keep bool, rows, cols int) gpustage.Tensor {
+	if keep && p.lean {
+		return p.operand(rows, cols)
+	}
+	return p.open(keep, rows, cols)
+}
+
+func (p *Pass) storeFat(keep bool, x gpustage.Tensor) gpustage.Tensor {
+	if keep && p.lean {
+		return gpustage.Tensor{}
+	}
+	return p.store(keep, x)
 }
 
 // store gives what is kept of it: where products are of bf16 and the device would rather have the memory, a copy in bf16. Products and attention

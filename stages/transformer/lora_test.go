@@ -196,10 +196,18 @@ func TestLoRADropout(t *testing.T) {
 			grads, _ := m.NewGradients()
 			p.Backward(upload64(t, s, gpustage.F32, rows.Len(), m.Config.Hidden, r), grads)
 			p.Release()
+			grad = gpustage.Bytes(floats(t, s, grads))
+			s.Fill(grads, 0)
+			p = m.Lean(s, a, rows)
+			p.Backward(upload64(t, s, gpustage.F32, rows.Len(), m.Config.Hidden, r), grads)
+			p.Release()
+			if !bytes.Equal(grad, gpustage.Bytes(floats(t, s, grads))) {
+				t.Errorf("%s: a lean pass gave other bits", name)
+			}
 			if a.Used() != 0 {
 				t.Errorf("%s: %d bytes of the arena were not given back", name, a.Used())
 			}
-			return emb, gpustage.Bytes(floats(t, s, grads))
+			return emb, grad
 		}
 		plain, _ := run(0, 0)
 		m, s, rows, _ = setup(Options{}, 0.3)
@@ -322,12 +330,16 @@ func TestLoRAMemory(t *testing.T) {
 			a := newArena(t, s.Device())
 			m.Forward(s, a, rows, true, false).Release()
 			got := Memory{Forward: a.Peak()}
-			a = newArena(t, s.Device())
-			p := m.Forward(s, a, rows, true, true)
-			got.Kept = a.Used()
 			grads, _ := m.NewGradients()
-			p.Backward(p.Embeddings(), grads)
-			got.Backward = a.Peak()
+			there := func(pass func(a *gpustage.Arena) *Pass) (kept, peak int) {
+				a := newArena(t, s.Device())
+				p := pass(a)
+				kept = a.Used()
+				p.Backward(p.Embeddings(), grads)
+				return kept, a.Peak()
+			}
+			got.Kept, got.Backward = there(func(a *gpustage.Arena) *Pass { return m.Forward(s, a, rows, true, true) })
+			got.Lean, got.LeanBackward = there(func(a *gpustage.Arena) *Pass { return m.Lean(s, a, rows) })
 			if err := s.Sync(); err != nil || got != want {
 				t.Errorf("%s every %d, bf16 %t: took %+v, predicted %+v, %v", name, every, bf16, got, want, err)
 			}

@@ -4,16 +4,32 @@ import "contraflow/gpustage"
 
 // Memory is what a sub-batch takes of an arena, in bytes.
 type Memory struct {
-	Forward  int // peak of a forward pass of training that keeps nothing; one that only embeds takes less
-	Kept     int // what stays of a kept forward pass
-	Backward int // peak of a kept or replayed forward pass and its backward, what it kept included
+	Forward      int // peak of a forward pass of training that keeps nothing; one that only embeds takes less
+	Kept         int // what stays of a kept forward pass
+	Lean         int // what stays of a lean one; no less than Kept where models do not lean
+	Backward     int // peak of a kept or replayed forward pass and its backward, what it kept included
+	LeanBackward int // that of a lean one
 }
 
-// Keeping is m with more for what stays of a kept pass: places of equal size, say.
-func (m Memory) Keeping(bytes int) Memory {
-	m.Backward += bytes - m.Kept
-	m.Kept = bytes
+// Keeping is m with more for what stays of passes: places of equal size, say.
+func (m Memory) Keeping(kept, lean int) Memory {
+	m.Backward += kept - m.Kept
+	m.LeanBackward += lean - m.Lean
+	m.Kept, m.Lean = kept, lean
 	return m
+}
+
+// LeanShare is how much of a forward pass's products a lean pass's way back computes again; 0 if it keeps all.
+func (m *Model) LeanShare() float64 {
+	if !m.Leans() {
+		return 0
+	}
+	c, up := m.Config, 1
+	if c.Gated {
+		up = 2
+	}
+	fat, rest := c.queries()+2*c.keys()+up*c.FeedForward, c.queries()+c.FeedForward // features that products of Hidden make, and that they make it of
+	return float64(fat*(c.Layers-m.Lowest())) / float64((fat+rest)*c.Layers)
 }
 
 // Memory predicts what a sub-batch of the given rows takes. It runs the passes themselves on a device that computes
@@ -40,14 +56,19 @@ func (m *Model) predict(rows Rows) Memory {
 	a := gpustage.DryArena()
 	dry.Forward(s, a, rows, true, false)
 	mem.Forward = a.Peak()
-	a = gpustage.DryArena()
-	p := dry.Forward(s, a, rows, true, true)
-	mem.Kept = a.Used()
-	p.BackwardTo(p.Parts(), Gradients{Flat: grads})
-	mem.Backward = a.Peak()
-	a = gpustage.DryArena()
-	p = dry.Replay(s, a, rows)
-	p.BackwardTo(p.Parts(), Gradients{Flat: grads})
-	mem.Backward = max(mem.Backward, a.Peak())
+	there := func(how manner) (kept, peak int) {
+		a := gpustage.DryArena()
+		p := dry.forward(s, a, rows, true, true, how)
+		kept = a.Used()
+		p.BackwardTo(p.Parts(), Gradients{Flat: grads})
+		return kept, a.Peak()
+	}
+	mem.Kept, mem.Backward = there(usual)
+	mem.Lean, mem.LeanBackward = mem.Kept, mem.Backward
+	if m.Leans() {
+		mem.Lean, mem.LeanBackward = there(lean)
+	}
+	_, replayed := there(soon)
+	mem.Backward = max(mem.Backward, replayed)
 	return mem
 }

@@ -194,6 +194,7 @@ type Pass struct {
 	beforeCopy gpustage.Mark     // the arena without copy
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment
+	lean       bool              // of the layers' activations the two largest are computed again
 	soon       bool              // it goes backward at once: with activation checkpointing the last segment is not computed again
 	ahead      []layerActs       // of the last segment, if soon
 	behind     gpustage.Mark     // the arena without it
@@ -212,17 +213,37 @@ type Pass struct {
 // Forward computes the embeddings [B, E] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
 // and everything it needs stays in the arena until Release; without, only the embeddings do.
 func (m *Model) Forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep bool) *Pass {
-	return m.forward(s, a, r, train, keep, false)
+	return m.forward(s, a, r, train, keep, usual)
+}
+
+// Lean is Forward in training for a pass that can go backward, and keeps less for it: of each layer neither queries, keys and values nor the
+// feed-forward layer's inner features, which its backward pass computes again (see the package's comment). It has the bits of any other. With
+// activation checkpointing it keeps what any kept pass does.
+func (m *Model) Lean(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
+	return m.forward(s, a, r, true, true, lean)
 }
 
 // Replay is Forward in training for a pass that goes backward at once. It has the bits of any other. With activation checkpointing it leaves
 // the last segment's activations, where the backward pass begins, in the arena: one segment less to compute again, in no more memory.
 func (m *Model) Replay(s gpustage.Stream, a *gpustage.Arena, r Rows) *Pass {
-	return m.forward(s, a, r, true, true, true)
+	return m.forward(s, a, r, true, true, soon)
 }
 
-func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep, soon bool) *Pass {
-	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), writesPre: train || keep, soon: soon}
+// manner is what a kept forward pass keeps.
+type manner int
+
+const (
+	usual manner = iota
+	lean
+	soon
+)
+
+// Leans tells whether a lean pass keeps less than others.
+func (m *Model) Leans() bool { return m.Options.CheckpointEvery == 0 && m.Config.Layers > m.Lowest() }
+
+func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep bool, how manner) *Pass {
+	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), writesPre: train || keep, soon: how == soon,
+		lean: how == lean && m.Leans()}
 	r = m.pad(r)
 	b, c := r.Len(), m.Config.Hidden
 	scores := !m.Config.Scorer.None()

@@ -113,6 +113,7 @@ func TestTokenHeadsMemory(t *testing.T) {
 			{mem.Forward, func(a *gpustage.Arena) *Pass { return m.Forward(s, a, rows, true, false) }},
 			{mem.Backward, func(a *gpustage.Arena) *Pass { return m.Forward(s, a, rows, true, true) }},
 			{mem.Backward, func(a *gpustage.Arena) *Pass { return m.Replay(s, a, rows) }},
+			{mem.LeanBackward, func(a *gpustage.Arena) *Pass { return m.Lean(s, a, rows) }},
 		} {
 			a, err := gpustage.NewArena(d, way.bytes)
 			if err != nil {
