@@ -144,6 +144,7 @@ func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
 	ck.optional("Again", o.Again, a.DType, m, n)
 	ck.optional("Residual", o.Residual, a.DType, m, n)
 	ck.optional("ColumnSum", o.ColumnSum, a.DType, 1, a.Cols)
+	ck.optional("ResultSum", o.ResultSum, a.DType, 1, n)
 	if o := o.Norm; !o.Y.IsZero() {
 		ck.shape("Norm.Y", o.Y, a.DType, m, n)
 		ck.shape("Norm.Mean", o.Mean, a.DType, 1, m)

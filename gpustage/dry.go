@@ -83,43 +83,43 @@ func (s *dryStream) Fail(err error) {
 }
 func (*dryStream) Close() error { return nil }
 
-func (*dryStream) CopyIn(Tensor, []byte)                                                            {}
-func (*dryStream) CopyOut([]byte, Tensor)                                                           {}
-func (*dryStream) Copy(Tensor, Tensor)                                                              {}
-func (*dryStream) Fill(Tensor, float64)                                                             {}
-func (*dryStream) Add(Tensor, Tensor, Tensor)                                                       {}
-func (*dryStream) Scale(Tensor, Tensor, float64)                                                    {}
-func (*dryStream) MatMul(Tensor, Tensor, Tensor, MatMul)                                            {}
-func (*dryStream) ColumnSum(Tensor, Tensor)                                                         {}
-func (*dryStream) Gather(Tensor, Tensor, Tensor, bool)                                              {}
-func (*dryStream) ScatterAdd(Tensor, Tensor, Tensor)                                                {}
-func (*dryStream) Embed(_, _, _, _ Tensor, _ Embed)                                                 {}
-func (*dryStream) LayerNorm(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float64)                {}
-func (*dryStream) LayerNormBackward(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor) {}
-func (*dryStream) RMSNorm(_, _, _, _ Tensor, _, _ float64)                                          {}
-func (*dryStream) RMSNormBackward(_, _, _, _, _, _ Tensor, _ float64)                               {}
-func (*dryStream) Activate(Tensor, Tensor, Activation)                                              {}
-func (*dryStream) ActivateBackward(Tensor, Tensor, Tensor, Activation)                              {}
-func (*dryStream) Gate(_, _, _ Tensor, _ Activation)                                                {}
-func (*dryStream) GateBackward(_, _, _, _, _, _ Tensor, _ Activation)                               {}
-func (*dryStream) Rotary(_, _ Tensor, _ Rotary)                                                     {}
-func (*dryStream) Dropout(Tensor, Tensor, Tensor, Dropout)                                          {}
-func (*dryStream) Attention(Tensor, Tensor, Tensor, Tensor, Tensor, Attention)                      {}
-func (*dryStream) AttentionBackward(_, _, _, _, _, _, _, _, _ Tensor, _ Attention)                  {}
-func (*dryStream) Pool(Tensor, Tensor, Sequences, Pooling)                                          {}
-func (*dryStream) PoolBackward(Tensor, Tensor, Sequences, Pooling)                                  {}
-func (*dryStream) Bag(_, _, _ Tensor, _ Sequences)                                                  {}
-func (*dryStream) BagBackward(_, _, _ Tensor, _ Sequences)                                          {}
-func (*dryStream) Normalize(Tensor, Tensor, Tensor)                                                 {}
-func (*dryStream) NormalizeBackward(Tensor, Tensor, Tensor, Tensor)                                 {}
-func (*dryStream) RowDot(Tensor, Tensor, Tensor, float64)                                           {}
-func (*dryStream) RowAxpy(Tensor, Tensor, Tensor, float64)                                          {}
-func (*dryStream) Mask(Tensor, Mask)                                                                {}
-func (*dryStream) MaskAbove(Tensor, Tensor, Tensor)                                                 {}
-func (*dryStream) OnlineLSE(Tensor, Tensor, Tensor)                                                 {}
-func (*dryStream) SoftmaxTile(_, _, _, _ Tensor)                                                    {}
-func (*dryStream) SegmentMax(_, _, _, _ Tensor)                                                     {}
-func (*dryStream) MaxSimBackward(_, _, _, _, _, _ Tensor)                                           {}
-func (*dryStream) SumSquares(Tensor, Tensor)                                                        {}
-func (*dryStream) AdamW(Tensor, Tensor, Tensor, Tensor, AdamW)                                      {}
-func (*dryStream) SGD(Tensor, Tensor, Tensor, SGD)                                                  {}
+func (*dryStream) CopyIn(Tensor, []byte)                                             {}
+func (*dryStream) CopyOut([]byte, Tensor)                                            {}
+func (*dryStream) Copy(Tensor, Tensor)                                               {}
+func (*dryStream) Fill(Tensor, float64)                                              {}
+func (*dryStream) Add(Tensor, Tensor, Tensor)                                        {}
+func (*dryStream) Scale(Tensor, Tensor, float64)                                     {}
+func (*dryStream) MatMul(Tensor, Tensor, Tensor, MatMul)                             {}
+func (*dryStream) ColumnSum(Tensor, Tensor)                                          {}
+func (*dryStream) Gather(Tensor, Tensor, Tensor, bool)                               {}
+func (*dryStream) ScatterAdd(Tensor, Tensor, Tensor)                                 {}
+func (*dryStream) Embed(_, _, _, _ Tensor, _ Embed)                                  {}
+func (*dryStream) LayerNorm(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float64) {}
+func (*dryStream) LayerNormBackward(_, _, _, _, _, _, _, _ Tensor, _ Dropped)        {}
+func (*dryStream) RMSNorm(_, _, _, _ Tensor, _, _ float64)                           {}
+func (*dryStream) RMSNormBackward(_, _, _, _, _, _ Tensor, _ float64)                {}
+func (*dryStream) Activate(Tensor, Tensor, Activation)                               {}
+func (*dryStream) ActivateBackward(Tensor, Tensor, Tensor, Activation)               {}
+func (*dryStream) Gate(_, _, _ Tensor, _ Activation)                                 {}
+func (*dryStream) GateBackward(_, _, _, _, _, _ Tensor, _ Activation)                {}
+func (*dryStream) Rotary(_, _ Tensor, _ Rotary)                                      {}
+func (*dryStream) Dropout(Tensor, Tensor, Tensor, Dropout)                           {}
+func (*dryStream) Attention(Tensor, Tensor, Tensor, Tensor, Tensor, Attention)       {}
+func (*dryStream) AttentionBackward(_, _, _, _, _, _, _, _, _ Tensor, _ Attention)   {}
+func (*dryStream) Pool(Tensor, Tensor, Sequences, Pooling)                           {}
+func (*dryStream) PoolBackward(Tensor, Tensor, Sequences, Pooling)                   {}
+func (*dryStream) Bag(_, _, _ Tensor, _ Sequences)                                   {}
+func (*dryStream) BagBackward(_, _, _ Tensor, _ Sequences)                           {}
+func (*dryStream) Normalize(Tensor, Tensor, Tensor)                                  {}
+func (*dryStream) NormalizeBackward(Tensor, Tensor, Tensor, Tensor)                  {}
+func (*dryStream) RowDot(Tensor, Tensor, Tensor, float64)                            {}
+func (*dryStream) RowAxpy(Tensor, Tensor, Tensor, float64)                           {}
+func (*dryStream) Mask(Tensor, Mask)                                                 {}
+func (*dryStream) MaskAbove(Tensor, Tensor, Tensor)                                  {}
+func (*dryStream) OnlineLSE(Tensor, Tensor, Tensor)                                  {}
+func (*dryStream) SoftmaxTile(_, _, _, _ Tensor)                                     {}
+func (*dryStream) SegmentMax(_, _, _, _ Tensor)                                      {}
+func (*dryStream) MaxSimBackward(_, _, _, _, _, _ Tensor)                            {}
+func (*dryStream) SumSquares(Tensor, Tensor)                                         {}
+func (*dryStream) AdamW(Tensor, Tensor, Tensor, Tensor, AdamW)                       {}
+func (*dryStream) SGD(Tensor, Tensor, Tensor, SGD)                                   {}

@@ -10,16 +10,17 @@ package gpustage
 // What is rounded to bf16 whenever a product or attention reads it may as well lie in memory so. On a device that TakesBF16 these arguments
 // may be BF16 where the op's others are F32, each by itself:
 //
-//	MatMul with BF16                    a, b, c, PreAct, GradOf, Again; c not with Norm
+//	MatMul with BF16                    a, b, c, PreAct, GradOf, Again
 //	Attention and its backward, BF16    q, k, v, ctx, dq, dk, dv, dctx: all of a call's, or none
 //	Activate, Gate and their backward   all
 //	Dropout, Rotary                     y, x
 //	LayerNorm                           y
+//	LayerNormBackward                   x, Dropped.Y
 //	RMSNorm and its backward            y, x, dx, dy
 //	ColumnSum                           x
 //
 // The op is the same, of the values that they have, and rounds what it writes. Where c or PreAct is BF16 a product may be rounded, and its bias,
-// before the rest of its epilogue. What is an operand besides being f32 (a hidden state, which is a residual too) has a copy: Norm.Operand,
+// before the rest of its epilogue; but a Norm is of c before it is rounded, and unless the product Rounds c is rounded once. What is an operand besides being f32 (a hidden state, which is a residual too) has a copy: Norm.Operand,
 // Embed.Operand.
 type Ops interface {
 	// Copy copies src to dst of the same shape, converting between floating-point types.
@@ -50,8 +51,8 @@ type Ops interface {
 	// LayerNorm normalizes each row of x[T, C]: y = (x-mean)*rstd*gamma + beta. It keeps mean[1, T] and rstd[1, T].
 	// y may be x; beta may be absent.
 	LayerNorm(y, mean, rstd, x, gamma, beta Tensor, eps float64)
-	// LayerNormBackward gives dx, which may be dy, and dGamma, dBeta (+=; both may be absent).
-	LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma Tensor)
+	// LayerNormBackward gives dx, which may be dy, and dGamma, dBeta (+=; both may be absent), and what then says of dx.
+	LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma Tensor, then Dropped)
 	// RMSNorm normalizes x[T, G*D] in groups of D features, the length of gamma[1, D]: y = x*rstd*(gamma + offset). G is 1 for
 	// hidden states, and the number of heads where each head is normalized. It keeps rstd[1, T*G], group g of token t at
 	// t*G + g. y may be x.
@@ -129,6 +130,7 @@ type Ops interface {
 //	x = Dropout(x) + Residual
 //	c = x, or c += x with Add
 //	ColumnSum += the sum of a's rows
+//	ResultSum += the sum of c's rows
 //	Norm.Y = LayerNorm(c)
 //
 // Fast devices fuse what they can of it into passes that the product makes anyway.
@@ -137,6 +139,7 @@ type MatMul struct {
 	Alpha          float64  // 0 means 1
 	Add            bool     // accumulate into c
 	BF16           bool     // round a and b to bf16 first; accumulate in f32
+	Rounds         bool     // with BF16: the product itself may be rounded to bf16 before what follows it, as torch's autocast does
 	TF32           bool     // f32 may be rounded to TF32 first, on devices whose Info has it; others compute in f32. BF16 goes before it
 	Forms          *Forms   // b is all of one parameter, and these are its forms; may be nil
 	Rounded        *Rounded // room for a in bf16, where several products take it; may be nil
@@ -148,6 +151,8 @@ type MatMul struct {
 	Dropout        Dropout
 	Residual       Tensor // [M, N]
 	Norm           Norm   // of c
+	// ResultSum [1, N] += the sum of c's rows, taken before or after c is rounded: where c is the gradient of a layer's output, its bias's.
+	ResultSum Tensor
 	// ColumnSum [1, columns of a] += the sum of a's rows as op ColumnSum has it, of what a holds before it is rounded: where the product
 	// is a weight's gradient, dyᵀ x, this is its bias's. The bits are that op's, but for the transpose of a BF16 a, which a library may sum in
 	// an order of its own.
@@ -176,6 +181,25 @@ func (n Norm) Of(s Ops, c Tensor) {
 	s.LayerNorm(n.Y, n.Mean, n.Rstd, c, n.Gamma, n.Beta, n.Eps)
 	if !n.Operand.IsZero() {
 		s.Copy(n.Operand, n.Y)
+	}
+}
+
+// Dropped is the way back through a dropout, of a gradient d that a norm's backward has made: Y = Dropout(d), Sum += the sum of Y's rows, taken
+// before or after Y is rounded. Where nothing drops, Y is a copy of d.
+type Dropped struct {
+	Y       Tensor // [T, C]; absent without any of it
+	Dropout Dropout
+	Sum     Tensor // [1, C]: the gradient of the bias before the dropout; may be absent
+}
+
+// Of is the definition, and what devices do that can't do it with the pass that makes d.
+func (o Dropped) Of(s Ops, d Tensor) {
+	if o.Y.IsZero() {
+		return
+	}
+	s.Dropout(o.Y, d, Tensor{}, o.Dropout)
+	if !o.Sum.IsZero() {
+		s.ColumnSum(o.Sum, o.Y)
 	}
 }
 

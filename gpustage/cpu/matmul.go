@@ -16,6 +16,10 @@ func (s *Stream) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
 		s.ColumnSum(o.ColumnSum, a)
 		o.ColumnSum = gpustage.Tensor{}
 	}
+	if sum := o.ResultSum; !sum.IsZero() {
+		defer s.ColumnSum(sum, c)
+		o.ResultSum = gpustage.Tensor{}
+	}
 	if n := o.Norm; !n.Y.IsZero() {
 		defer n.Of(s, c)
 		o.Norm = gpustage.Norm{}

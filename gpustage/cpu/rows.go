@@ -253,9 +253,9 @@ func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta gpustage.Tensor, eps fl
 }
 
 // LayerNormBackward gives dx and adds to dGamma and dBeta.
-func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma gpustage.Tensor) {
+func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma gpustage.Tensor, then gpustage.Dropped) {
 	if !isF32(x) {
-		s.Stream.LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma)
+		s.Stream.LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma, then)
 		return
 	}
 	if s.Refuse(gpustage.CheckLayerNorm("layer norm backward", dx, x, gamma, dGamma, mean, rstd)) ||
@@ -282,6 +282,7 @@ func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma g
 	if !dBeta.IsZero() {
 		s.addParts(f32(dBeta), sums[parts*c:])
 	}
+	then.Of(s, dx)
 }
 
 // Dropout is y = residual + dropout(x).

@@ -123,7 +123,7 @@ func (h *sheet) ops() map[string]func() {
 		"column sum":  func() { h.s.ColumnSum(h.out(1, cols), x()) },
 		"scatter add": func() { h.s.ScatterAdd(h.out(table, cols), x(), index()) },
 		"layer norm backward": func() {
-			h.s.LayerNormBackward(h.out(rows, cols), h.out(1, cols), h.out(1, cols), x(), x(), perRow(), perRow(), perColumn())
+			h.s.LayerNormBackward(h.out(rows, cols), h.out(1, cols), h.out(1, cols), x(), x(), perRow(), perRow(), perColumn(), gpustage.Dropped{})
 		},
 		"rms norm backward": func() {
 			h.s.RMSNormBackward(h.out(rows, 2*cols), h.out(1, cols), h.in(f32, rows, 2*cols), h.in(f32, rows, 2*cols), h.in(f32, 1, 2*rows), perColumn(), 1)

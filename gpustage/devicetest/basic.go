@@ -279,7 +279,7 @@ func testEmbed(t *testing.T, dev gpustage.Device) {
 }
 
 func testLayerNorm(t *testing.T, dev gpustage.Device) {
-	for _, sz := range append(sizes, [2]int{5, 1024}, [2]int{3, 1030}) { // a device may keep short rows in registers
+	for _, sz := range append(sizes, [2]int{5, 1024}, [2]int{3, 1030}, [2]int{70, 772}, [2]int{3, 2052}) { // a device may keep short rows in registers
 		for _, eps := range []float64{1e-12, 1e-5} {
 			f := newFixture(t, dev, 4, 0)
 			rows, c := sz[0], sz[1]
@@ -294,7 +294,7 @@ func testLayerNorm(t *testing.T, dev gpustage.Device) {
 			}
 			f.run(func(s gpustage.Stream, p picker) {
 				s.LayerNorm(p(y), p(mean), p(rstd), p(x), p(gamma), p(beta), eps)
-				s.LayerNormBackward(p(dx), p(dGamma), p(dBeta), p(dy), p(x), p(mean), p(rstd), p(gamma))
+				s.LayerNormBackward(p(dx), p(dGamma), p(dBeta), p(dy), p(x), p(mean), p(rstd), p(gamma), gpustage.Dropped{})
 			})
 			// A mean of 3 against a deviation of 2 loses a few bits; rows of few columns can have a small deviation.
 			f.check(y, 200)
@@ -309,9 +309,20 @@ func testLayerNorm(t *testing.T, dev gpustage.Device) {
 				s.LayerNorm(p(plain), p(mean), p(rstd), p(x), p(gamma), gpustage.Tensor{}, eps)
 			})
 			f.check(plain, 200)
+			q := f.sequences([]int{rows - rows/2, rows / 2}[:1+min(1, rows/2)])
+			dropped, copied, sum := f.floats("dropped", rows, c, nil), f.floats("a copy of dx", rows, c, nil), f.vector("the sum of dropped", c, nil)
+			f.run(func(s gpustage.Stream, p picker) {
+				d := gpustage.Dropout{P: 0.3, Seqs: q.on(p), Layer: 3, Site: gpustage.SiteFeedForward}
+				s.LayerNormBackward(p(dx), gpustage.Tensor{}, p(dBeta), p(dy), p(x), p(mean), p(rstd), p(gamma), gpustage.Dropped{Y: p(dropped), Dropout: d, Sum: p(sum)})
+				s.LayerNormBackward(p(dx), gpustage.Tensor{}, gpustage.Tensor{}, p(dy), p(x), p(mean), p(rstd), p(gamma), gpustage.Dropped{Y: p(copied)})
+			})
+			f.check(dropped, 2*800)
+			f.check(copied, 800)
+			f.check(sum, 2*800*math.Sqrt(float64(rows)))
+			f.check(dBeta, 8*float64(rows))
 			inGamma, inBeta := f.vector("dGamma in place", c, nil), f.vector("dBeta in place", c, nil)
 			f.run(func(s gpustage.Stream, p picker) { // in place: the parameters' gradients are of dy as it was
-				s.LayerNormBackward(p(dy), p(inGamma), p(inBeta), p(dy), p(x), p(mean), p(rstd), p(gamma))
+				s.LayerNormBackward(p(dy), p(inGamma), p(inBeta), p(dy), p(x), p(mean), p(rstd), p(gamma), gpustage.Dropped{})
 				s.LayerNorm(p(x), p(mean), p(rstd), p(x), p(gamma), p(beta), eps)
 			})
 			f.check(dy, 800)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"contraflow/gpustage"
@@ -91,7 +92,7 @@ func testOperandsBF16(t *testing.T, dev gpustage.Device) {
 		test func(*testing.T, gpustage.Device)
 	}{
 		{"Copy", testCopyHalves}, {"ColumnSum", testColumnSumHalves}, {"Activation", testActivationHalves}, {"Gate", testGateHalves}, {"Dropout", testDropoutHalves},
-		{"Rotary", testRotaryHalves}, {"LayerNorm", testLayerNormHalves}, {"RMSNorm", testRMSNormHalves}, {"Refused", testHalvesRefused},
+		{"Rotary", testRotaryHalves}, {"LayerNorm", testLayerNormHalves}, {"LayerNormBackward", testLayerNormBackwardHalves}, {"RMSNorm", testRMSNormHalves}, {"Refused", testHalvesRefused},
 	} {
 		t.Run(g.name, func(t *testing.T) { g.test(t, dev) })
 	}
@@ -280,6 +281,45 @@ func testLayerNormHalves(t *testing.T, dev gpustage.Device) {
 	})
 }
 
+func testLayerNormBackwardHalves(t *testing.T, dev gpustage.Device) {
+	sweep(t, dev, 2, 40, func(m *mix, i int) {
+		if m.cols == 1 { // the variance is zero
+			m.cols = 2
+		}
+		q, prob := m.tokens(m.rows), []float64{0, 0.3}[i%2]
+		x := m.arg(0, "x", m.rows, m.cols, func(i, j int) float64 { return 3 + 2*m.rng.NormFloat64() })
+		z := m.arg(1, "dropped", m.rows, m.cols, nil)
+		dx, dy, gamma := m.arg(2, "dx", m.rows, m.cols, nil), m.arg(2, "dy", m.rows, m.cols, nil), m.vector("gamma", m.cols, nil)
+		mean, rstd := m.vector("mean", m.rows, nil), m.vector("rstd", m.rows, func(int, int) float64 { return 0.5 + m.rng.Float64() })
+		dGamma, dBeta, sum := m.vector("dGamma", m.cols, nil), m.vector("dBeta", m.cols, nil), m.vector("the sum of dropped", m.cols, nil)
+		scale := 1.0
+		m.run(func(s gpustage.Stream, p picker) {
+			o := gpustage.Dropped{Y: p(z), Sum: p(sum)}
+			if prob > 0 {
+				o.Dropout = gpustage.Dropout{P: prob, Seqs: q.on(p), Layer: 1, Site: gpustage.SiteAttentionOut}
+				scale = o.Dropout.KeepScale()
+			}
+			s.LayerNormBackward(p(dx), p(dGamma), p(dBeta), p(dy), p(x), p(mean), p(rstd), p(gamma), o)
+		})
+		m.check(dx, 200)
+		m.check(z, 200*scale)
+		m.check(dGamma, 20+20*float64(m.rows))
+		m.check(dBeta, 4*float64(m.rows))
+		if sum.slack = make([]float64, m.cols); m.half(1) { // it may be of what z rounds
+			for i, v := range download(m.t, m.ref, z.ref) {
+				sum.slack[i%m.cols] += bf16Half * math.Abs(v)
+			}
+		}
+		m.check(sum, 200*scale*math.Sqrt(float64(m.rows)))
+		m.untouched(x, dy, gamma, mean, rstd)
+		m.run(func(s gpustage.Stream, p picker) {
+			s.LayerNormBackward(p(dy), gpustage.Tensor{}, gpustage.Tensor{}, p(dy), p(x), p(mean), p(rstd), p(gamma), gpustage.Dropped{Y: p(z)})
+		})
+		m.check(dy, 200)
+		m.check(z, 200)
+	})
+}
+
 func testRMSNormHalves(t *testing.T, dev gpustage.Device) {
 	sweep(t, dev, 4, 10, func(m *mix, i int) {
 		d, groups, offset := m.cols, 1+2*(i/2%2), float64(i/4%2)
@@ -362,7 +402,7 @@ func testHalvesRefused(t *testing.T, dev gpustage.Device) {
 		{"a product, Residual and c", rounding(h, w, w2, gpustage.MatMul{Residual: h3})},
 		{"a product, c over its residual", rounding(h, w, w2, gpustage.MatMul{Residual: h})},
 		{"a product, ColumnSum", rounding(w, h, h2, gpustage.MatMul{ColumnSum: hv})},
-		{"a product, c with a norm", rounding(h, w, w2, gpustage.MatMul{Norm: norm})},
+		{"a product in f32, c with a norm", product(h, w, w2, gpustage.MatMul{Norm: norm})},
 		{"a product, Norm.Y", rounding(w, h, h2, normOf(func(o *gpustage.Norm) { o.Y = h3 }))},
 		{"a product, Norm.Mean", rounding(w, h, h2, normOf(func(o *gpustage.Norm) { o.Mean = hv }))},
 		{"a product, Norm.Rstd", rounding(w, h, h2, normOf(func(o *gpustage.Norm) { o.Rstd = hv }))},
@@ -389,8 +429,12 @@ func testHalvesRefused(t *testing.T, dev gpustage.Device) {
 		{"layer norm, rstd", func(s stream) { s.LayerNorm(h, v, hv, w, v3, none, 1) }},
 		{"layer norm, gamma", func(s stream) { s.LayerNorm(h, v, v2, w, hv, none, 1) }},
 		{"layer norm, beta", func(s stream) { s.LayerNorm(h, v, v2, w, v3, hv, 1) }},
-		{"layer norm's backward, dx", func(s stream) { s.LayerNormBackward(h, none, none, w, w2, v, v2, v3) }},
-		{"layer norm's backward, all", func(s stream) { s.LayerNormBackward(h, none, none, h2, h3, v, v2, v3) }},
+		{"layer norm's backward, dx", func(s stream) { s.LayerNormBackward(h, none, none, w, w2, v, v2, v3, gpustage.Dropped{}) }},
+		{"layer norm's backward, dy", func(s stream) { s.LayerNormBackward(w, none, none, h, w2, v, v2, v3, gpustage.Dropped{}) }},
+		{"layer norm's backward, all", func(s stream) { s.LayerNormBackward(h, none, none, h2, h3, v, v2, v3, gpustage.Dropped{}) }},
+		{"layer norm's backward, the sum of what is dropped", func(s stream) {
+			s.LayerNormBackward(w, none, none, w, w2, v, v2, v3, gpustage.Dropped{Y: w3, Sum: hv})
+		}},
 		{"RMS norm, rstd", func(s stream) { s.RMSNorm(h, hv, h2, v, 1, 0) }},
 		{"RMS norm, gamma", func(s stream) { s.RMSNorm(h, v, h2, hv, 1, 0) }},
 		{"RMS norm's backward, dGamma", func(s stream) { s.RMSNormBackward(h, hv, h2, h3, v, v2, 0) }},
@@ -413,6 +457,10 @@ func testHalvesRefused(t *testing.T, dev gpustage.Device) {
 		{"beyond memory: dropout", func(s stream) { s.Dropout(short, h, none, gpustage.Dropout{}) }},
 		{"beyond memory: rotary", func(s stream) { s.Rotary(h, short, table(w)) }},
 		{"beyond memory: layer norm", func(s stream) { s.LayerNorm(short, v, v2, w, v3, none, 1) }},
+		{"beyond memory: layer norm's backward", func(s stream) { s.LayerNormBackward(w, none, none, w, short, v, v2, v3, gpustage.Dropped{}) }},
+		{"beyond memory: what is dropped", func(s stream) {
+			s.LayerNormBackward(w, none, none, w, w2, v, v2, v3, gpustage.Dropped{Y: short})
+		}},
 		{"beyond memory: RMS norm", func(s stream) { s.RMSNorm(h, v, short, v2, 1, 0) }},
 		{"beyond memory: RMS norm's backward", func(s stream) { s.RMSNormBackward(h, v, short, h2, v2, v3, 0) }},
 		{"beyond memory: column sum", func(s stream) { s.ColumnSum(v, short) }},
@@ -461,6 +509,7 @@ type epilogue struct {
 	bias, act, keep, grad, drop, residual, add, norm bool // keep is PreAct
 	over                                             bool // c is GradOf, or else the residual
 	again, inPlace                                   bool // in place it is GradOf
+	sum, rounds                                      bool // ResultSum; the product may be rounded
 	alpha                                            float64
 }
 
@@ -486,10 +535,18 @@ var epilogues = []epilogue{
 	{bias: true, act: true, keep: true, drop: true, residual: true, add: true},
 	{bias: true, drop: true, residual: true, norm: true},
 	{residual: true, norm: true},
+	{act: true, grad: true, sum: true},
+	{act: true, grad: true, again: true, inPlace: true, sum: true},
+	{bias: true, sum: true},
+	{bias: true, drop: true, residual: true, norm: true, rounds: true},
+	{residual: true, norm: true, rounds: true},
+	{bias: true, norm: true},
+	{bias: true, act: true, norm: true},
+	{add: true, norm: true},
 }
 
-// mayBeHalf tells whether a product with the epilogue may have a BF16 c: its residual and what a norm is of are F32.
-func (e epilogue) mayBeHalf() bool { return !e.norm && !(e.residual && e.over) }
+// mayBeHalf tells whether a product with the epilogue may have a BF16 c: its residual is F32.
+func (e epilogue) mayBeHalf() bool { return !(e.residual && e.over) }
 
 // slack is what an entry of PreAct and one of c may be off, beyond sums and what is stored, for the product acc and its bias. Where c or
 // PreAct is BF16 the product may be rounded before the rest: either itself, or with its bias, which then is rounded as well. The activations
@@ -537,6 +594,10 @@ func testHalfEpilogues(t *testing.T, dev gpustage.Device) {
 			return
 		}
 	}
+	for _, rounds := range []bool{false, true} { // a device may keep short rows of a norm in registers
+		x := &mix{fixture: newFixture(t, dev, 32, 0), halves: 1 << kindC, places: placings[0]}
+		testHalfEpilogue(x, epilogue{bias: true, drop: true, residual: true, norm: true, rounds: rounds}, gpustage.Identity, [3]int{3, 1030, 8}, false, true)
+	}
 }
 
 func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, transA, transB bool) {
@@ -549,7 +610,7 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 	a, b, c := x.arg(kindA, "a", ar, ac, nil), x.arg(kindB, "b", br, bc, nil), x.arg(kindC, "c", m, n, nil)
 	pre, grad, residual, y := x.arg(kindAux, "PreAct", m, n, nil), x.arg(kindAux, "GradOf", m, n, nil), x.floats("residual", m, n, nil), x.floats("norm", m, n, nil)
 	bias, gamma, beta, mean, rstd := x.vector("bias", n, nil), x.vector("gamma", n, nil), x.vector("beta", n, nil), x.vector("mean", m, nil), x.vector("rstd", m, nil)
-	again := x.arg(kindAux, "Again", m, n, nil)
+	again, sum := x.arg(kindAux, "Again", m, n, nil), x.vector("ResultSum", n, nil)
 	if e.inPlace {
 		again = grad
 	}
@@ -566,7 +627,7 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 	scale := 1.0
 	x.run(func(s gpustage.Stream, at picker) {
 		o := base
-		o.Add, o.Act = e.add, act
+		o.Add, o.Act, o.Rounds = e.add, act, e.rounds
 		if e.bias {
 			o.Bias = at(bias)
 		}
@@ -586,12 +647,18 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 		if e.residual {
 			o.Residual = at(readResidual)
 		}
+		if e.sum {
+			o.ResultSum = at(sum)
+		}
 		if e.norm { // of few columns the variance is small: not with this eps
 			o.Norm = gpustage.Norm{Y: at(y), Mean: at(mean), Rstd: at(rstd), Gamma: at(gamma), Beta: at(beta), Eps: 0.5}
 		}
 		s.MatMul(at(c), at(a), at(b), o)
 	})
 	half := x.half(kindC) || e.keep && x.half(kindAux)
+	if e.norm { // what that is of is not rounded before, unless it may be
+		half = e.rounds
+	}
 	c.slack, pre.slack = make([]float64, m*n), make([]float64, m*n)
 	biases := download(x.t, x.ref, bias.ref)
 	for i, v := range download(x.t, x.ref, acc) {
@@ -606,6 +673,29 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 		x.check(pre, 4*productTolerance(k))
 	} else {
 		x.untouched(pre)
+	}
+	if e.sum {
+		sum.slack = make([]float64, n)
+		for i, v := range download(x.t, x.ref, c.ref) {
+			sum.slack[i%n] += c.slack[i]
+			if x.half(kindC) {
+				sum.slack[i%n] += bf16Half * math.Abs(v)
+			}
+		}
+		x.check(sum, 4*float64(m)*productTolerance(k))
+	} else {
+		x.untouched(sum)
+	}
+	if e.norm && e.rounds { // rstd is at most 1.42; a row's mean and deviation move by no more than the most that its elements do
+		ys, gammas, betas := download(x.t, x.ref, y.ref), download(x.t, x.ref, gamma.ref), download(x.t, x.ref, beta.ref)
+		mean.slack, rstd.slack, y.slack = make([]float64, m), make([]float64, m), make([]float64, m*n)
+		for i := range m {
+			most := slices.Max(c.slack[i*n : (i+1)*n])
+			mean.slack[i], rstd.slack[i] = most, 2.1*most
+			for j := range n {
+				y.slack[i*n+j] = 1.5 * most * (2*math.Abs(gammas[j]) + math.Abs(ys[i*n+j]-betas[j]))
+			}
+		}
 	}
 	if e.norm { // as testEpilogue's
 		x.check(mean, 2*productTolerance(k))

@@ -142,6 +142,12 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				copies[i] = f.copyFor(name("operand ", i), m, n)
 			}
 			gradToo, again, droppedToo, overPre := matrix("grad beside again"), matrix("again"), matrix("dropped beside again"), matrix("again in place")
+			var results [5]*arg // sums of results
+			for i := range results {
+				results[i] = f.vector(name("the sum of result ", i), n, nil)
+			}
+			summed := []*arg{matrix("summed"), matrix("summed, with a bias"), matrix("summed beside again"), matrix("summed over its pre-activation"), matrix("summed before a norm")}
+			againToo, normToo := matrix("again beside a sum"), matrix("norm beside a sum")
 			inPlace, mean, rstd := []*arg{matrix("norm in place"), matrix("norm in place, without dropout")}, f.vector("mean", m, nil), f.vector("rstd", m, nil)
 			f.run(func(s gpustage.Stream, x picker) {
 				d := gpustage.Dropout{P: 0.2, Seqs: q.on(x), Layer: 2, Site: gpustage.SiteAttentionOut}
@@ -168,6 +174,12 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				product(sums[2], gpustage.MatMul{Dropout: d, Residual: x(sums[2]), Norm: last})
 				product(gradToo, gpustage.MatMul{GradOf: x(residual), Again: x(again), Act: gpustage.GELU})
 				product(droppedToo, gpustage.MatMul{GradOf: x(overPre), Again: x(overPre), Act: gpustage.Tanh, Dropout: d})
+				product(summed[0], gpustage.MatMul{ResultSum: x(results[0])})
+				product(summed[1], gpustage.MatMul{Bias: x(bias), GradOf: x(residual), Act: gpustage.Tanh, ResultSum: x(results[1])})
+				product(summed[2], gpustage.MatMul{GradOf: x(residual), Again: x(againToo), Act: gpustage.GELU, ResultSum: x(results[2])})
+				product(summed[3], gpustage.MatMul{GradOf: x(summed[3]), Act: gpustage.GELU, ResultSum: x(results[3])})
+				n := gpustage.Norm{Y: x(normToo), Mean: x(mean), Rstd: x(rstd), Gamma: x(gamma), Eps: 0.5}
+				product(summed[4], gpustage.MatMul{Dropout: d, Residual: x(residual), ResultSum: x(results[4]), Norm: n})
 				for i, p := range []gpustage.Dropout{d, {}} { // in place
 					n := gpustage.Norm{Y: x(inPlace[i]), Mean: x(mean), Rstd: x(rstd), Gamma: x(gamma), Beta: x(beta), Eps: 0.5}
 					product(inPlace[i], gpustage.MatMul{Bias: x(bias), Dropout: p, Residual: x(residual), Norm: n})
@@ -181,6 +193,11 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 			for _, o := range []*arg{gelu, all, grad, dropped, overGrad, gradToo, droppedToo} {
 				f.check(o, 4*productTolerance(k))
 			}
+			for i, o := range summed {
+				f.check(o, 4*productTolerance(k))
+				f.check(results[i], 4*float64(m)*productTolerance(k))
+			}
+			f.check(againToo, 4*productTolerance(1))
 			for i := range sums {
 				f.check(sums[i], 2*productTolerance(k))
 				f.check(means[i], 2*productTolerance(k))

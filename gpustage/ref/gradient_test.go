@@ -110,7 +110,7 @@ func TestGradientLayerNorm(t *testing.T) {
 	checkGradient(t, f, ts{x, gamma, beta}, ts{y}, func() { f.s.LayerNorm(y, mean, rstd, x, gamma, beta, 1e-5) },
 		func(dy []gpustage.Tensor) []gpustage.Tensor {
 			dx, dg, db := f.zeros(3, 5), f.zeros(1, 5), f.zeros(1, 5)
-			f.s.LayerNormBackward(dx, dg, db, dy[0], x, mean, rstd, gamma)
+			f.s.LayerNormBackward(dx, dg, db, dy[0], x, mean, rstd, gamma, gpustage.Dropped{})
 			return ts{dx, dg, db}
 		})
 }
@@ -122,7 +122,7 @@ func TestGradientLayerNormWithoutBeta(t *testing.T) {
 	checkGradient(t, f, ts{x, gamma}, ts{y}, func() { f.s.LayerNorm(y, mean, rstd, x, gamma, gpustage.Tensor{}, 1e-5) },
 		func(dy []gpustage.Tensor) []gpustage.Tensor {
 			dx, dg := f.zeros(3, 5), f.zeros(1, 5)
-			f.s.LayerNormBackward(dx, dg, gpustage.Tensor{}, dy[0], x, mean, rstd, gamma)
+			f.s.LayerNormBackward(dx, dg, gpustage.Tensor{}, dy[0], x, mean, rstd, gamma, gpustage.Dropped{})
 			return ts{dx, dg}
 		})
 }

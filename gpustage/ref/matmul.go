@@ -14,6 +14,9 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if !o.ColumnSum.IsZero() {
 		s.ColumnSum(o.ColumnSum, a)
 	}
+	if !o.ResultSum.IsZero() {
+		s.ColumnSum(o.ResultSum, c)
+	}
 	o.Norm.Of(s, c)
 }
 

@@ -51,13 +51,14 @@ func layerNorm[T float](y, mean, rstd, x, gamma, beta tensor, eps float64) {
 // LayerNormBackward: with n = (x - mean) * rstd and e = dy * gamma, averages over the row,
 //
 //	dx = rstd * (e - avg(e) - n * avg(e * n));  dGamma += sum over rows of dy * n;  dBeta += sum over rows of dy
-func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor) {
+func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor, then gpustage.Dropped) {
 	if s.Refuse(gpustage.CheckLayerNorm("layer norm backward", dx, x, gamma, dGamma, mean, rstd)) ||
 		s.Refuse(gpustage.CheckColumns("layer norm backward", dy, dBeta)) || s.Refuse(gpustage.CheckPair("layer norm backward", x, dy)) {
 		return
 	}
 	s.run("layer norm backward", x, func() { layerNormBackward[float32](dx, dGamma, dBeta, dy, x, mean, rstd, gamma) },
 		func() { layerNormBackward[float64](dx, dGamma, dBeta, dy, x, mean, rstd, gamma) })
+	then.Of(s, dx)
 }
 
 func layerNormBackward[T float](dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor) {

@@ -28,6 +28,7 @@ type halfActs struct {
 	out    stats
 	total  gpustage.Tensor // [T, C]: the sum's norm's input
 	sum    stats
+	copy   gpustage.Tensor // [T, C]: an operand, the sum's norm's output; absent on most devices
 }
 
 // enter is what half a layer's branch begins with: in(x), in scratch memory, or x. Only products read it.
@@ -51,20 +52,28 @@ func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
 	p.copyOf = gpustage.Tensor{} // y may have the memory of what it is a copy of
 	total := y
+	scale := p.m.Config.BranchScale
+	joins := h.out.absent() && scale == 0 && !h.sum.absent() && p.m.Config.Norm == LayerNorm // the sum's norm is the product's
 	if !h.sum.absent() {
-		if keep {
+		switch {
+		case keep && joins && !p.copy.IsZero() && len(l.factors) == 0:
+			// The norm is of the sum in f32. What its backward has of it is rounded, as what products have of its output.
+			total, a.copy = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols), p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
+		case keep:
 			total = p.keep(x.Rows, x.Cols)
 		}
 		a.total, a.sum = total, p.keepStats(h.sum, total)
 	}
-	scale := p.m.Config.BranchScale
 	if h.out.absent() && scale == 0 {
-		o := gpustage.MatMul{Dropout: drop, Residual: x}
-		if !h.sum.absent() && p.m.Config.Norm == LayerNorm {
+		o := gpustage.MatMul{Dropout: drop, Residual: x, Rounds: true}
+		if joins {
+			if !a.copy.IsZero() {
+				p.copy = a.copy
+			}
 			o.Norm = gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps, Operand: p.copy}
 		}
 		p.forward(l, total, branch, o)
-		if !o.Norm.Y.IsZero() {
+		if joins {
 			p.copies(y)
 			return
 		}
@@ -90,14 +99,22 @@ func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpus
 }
 
 // leaveBackward turns d from dy into the gradient of the sum, which is x's part of dx, and returns that of the projection's
-// output, which may be d.
-func (p *Pass) leaveBackward(h, g half, a halfActs, d gpustage.Tensor, drop gpustage.Dropout) gpustage.Tensor {
+// output, which may be d. That of the projection's bias may have been added then, and is absent from what is returned of l.
+func (p *Pass) leaveBackward(h, g half, l linear, a halfActs, d gpustage.Tensor, drop gpustage.Dropout) (gpustage.Tensor, linear) {
+	scale, rounds := p.m.Config.BranchScale, p.m.operands != p.m.DType
+	if !h.sum.absent() && h.out.absent() && scale == 0 && (drop.Active() || rounds) { // one pass makes both
+		then := gpustage.Dropped{Y: p.operand(d.Rows, d.Cols), Dropout: drop}
+		if rounds {
+			then.Sum, l.b = l.b, gpustage.Tensor{}
+		}
+		p.normBackwardThen(h.sum, g.sum, d, d, a.sum, a.total, then)
+		return then.Y, l
+	}
 	if !h.sum.absent() {
 		p.normBackward(h.sum, g.sum, d, d, a.sum, a.total)
 	}
-	scale := p.m.Config.BranchScale
 	if h.out.absent() && scale == 0 {
-		return p.dropped(d, drop, p.m.operands)
+		return p.dropped(d, drop, p.m.operands), l
 	}
 	dz := p.dropped(d, drop, p.m.DType)
 	out := dz
@@ -109,7 +126,7 @@ func (p *Pass) leaveBackward(h, g half, a halfActs, d gpustage.Tensor, drop gpus
 	} else {
 		p.normBackward(h.out, g.out, out, dz, a.out, a.branch)
 	}
-	return out
+	return out, l
 }
 
 // enterBackward adds to d what comes through the branch: dy W, where y = in(x) Wᵀ. x is asked for where there is a norm in.
@@ -214,9 +231,10 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 		n = p.enter(w.ffn, &a.ffn, x1())
 		a.pre = p.preAgain(w, n)
 	}
-	dz := p.leaveBackward(w.ffn, g.ffn, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
+	dz, gDown := p.leaveBackward(w.ffn, g.ffn, g.down, a.ffn, d, p.dropout(l, gpustage.SiteFeedForward))
 	down := p.narrow(w.down, dz)
-	dpre := p.downBackward(l, down, g.down, dz, p.load(a.pre))
+	gUp := g.up
+	dpre := p.downBackward(l, down, gDown, dz, p.load(a.pre), &gUp.b)
 	if p.ends(l, downPlace) {
 		return
 	}
@@ -226,7 +244,7 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 		if n.IsZero() {
 			n = p.enter(w.ffn, &a.ffn, x1())
 		}
-		p.gradients(up, g.up, dpre, n)
+		p.gradients(up, gUp, dpre, n)
 	}
 	if p.ends(l, upPlace) {
 		return
@@ -238,10 +256,10 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 		return
 	}
 
-	dz = p.leaveBackward(w.attn, g.attn, a.attn, d, p.dropout(l, gpustage.SiteAttentionOut))
+	dz, gOut := p.leaveBackward(w.attn, g.attn, g.out, a.attn, d, p.dropout(l, gpustage.SiteAttentionOut))
 	out := p.narrow(w.out, dz)
 	a.ctx = p.load(a.ctx)
-	p.gradients(out, g.out, dz, a.ctx)
+	p.gradients(out, gOut, dz, a.ctx)
 	if p.ends(l, outPlace) {
 		return
 	}
@@ -356,6 +374,9 @@ func (p *Pass) load(kept gpustage.Tensor) gpustage.Tensor {
 
 // again is the output of half a layer that ends with a norm, in scratch memory, for the next half's products: no family has a norm there as well.
 func (p *Pass) again(h half, a halfActs) gpustage.Tensor {
+	if !a.copy.IsZero() {
+		return a.copy
+	}
 	y := p.operand(a.total.Rows, a.total.Cols)
 	p.norm(h.sum, y, a.sum, a.total)
 	return y
@@ -387,8 +408,8 @@ func (p *Pass) activate(l int, act, pre gpustage.Tensor, all bool) {
 }
 
 // downBackward gives the gradient of pre from dz, that of the second product, whose gradients it adds to g. It is in scratch memory or in pre's,
-// which is lost. Where nothing below trains it is absent.
-func (p *Pass) downBackward(l int, down, g linear, dz, pre gpustage.Tensor) gpustage.Tensor {
+// which is lost. Where nothing below trains it is absent. It may have been summed for the bias before pre, which is absent then.
+func (p *Pass) downBackward(l int, down, g linear, dz, pre gpustage.Tensor, bias *gpustage.Tensor) gpustage.Tensor {
 	c, drop := p.m.Config, p.dropout(l, gpustage.SiteActivation)
 	d := p.operand(pre.Rows, c.FeedForward)
 	if last := p.ends(l, downPlace); last || drop.Active() {
@@ -428,7 +449,11 @@ func (p *Pass) downBackward(l int, down, g linear, dz, pre gpustage.Tensor) gpus
 		p.gradients(down, g, dz, d)
 		return pre
 	}
-	p.backward(down, d, dz, gpustage.MatMul{GradOf: pre, Again: again(pre), Act: c.Activation, ColumnSum: sum})
+	o := gpustage.MatMul{GradOf: pre, Again: again(pre), Act: c.Activation, ColumnSum: sum}
+	if p.m.operands != p.m.DType { // elsewhere it is summed while it is rounded
+		o.ResultSum, *bias = *bias, gpustage.Tensor{}
+	}
+	p.backward(down, d, dz, o)
 	p.gradients(down, g, dz, pre)
 	return d
 }

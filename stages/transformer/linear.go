@@ -194,9 +194,9 @@ func (p *Pass) narrow(l linear, dy gpustage.Tensor) linear {
 
 // backward is dx = dy W, and with factors what comes through them, followed by what else o says. l comes from narrow.
 func (p *Pass) backward(l linear, dx, dy gpustage.Tensor, o gpustage.MatMul) {
-	pre, again, act := o.GradOf, o.Again, o.Act
+	pre, again, act, sum := o.GradOf, o.Again, o.Act, o.ResultSum
 	if len(l.factors) > 0 {
-		o.GradOf, o.Again, o.Act = gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Identity
+		o.GradOf, o.Again, o.Act, o.ResultSum = gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Identity, gpustage.Tensor{}
 	}
 	o.Forms, o.Rounded = l.forms, l.rounded
 	p.multiply(dx, dy, l.w, o)
@@ -208,6 +208,9 @@ func (p *Pass) backward(l linear, dx, dy gpustage.Tensor, o gpustage.MatMul) {
 		if !again.IsZero() {
 			p.s.Activate(again, pre, act)
 		}
+	}
+	if len(l.factors) > 0 && !sum.IsZero() {
+		p.s.ColumnSum(sum, dx)
 	}
 }
 

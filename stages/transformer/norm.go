@@ -37,11 +37,17 @@ func (p *Pass) norm(n norm, y gpustage.Tensor, st stats, x gpustage.Tensor) {
 
 // normBackward gives dx, which may be dy, and adds to g.
 func (p *Pass) normBackward(n, g norm, dx, dy gpustage.Tensor, st stats, x gpustage.Tensor) {
+	p.normBackwardThen(n, g, dx, dy, st, x, gpustage.Dropped{})
+}
+
+// normBackwardThen is normBackward with what follows it.
+func (p *Pass) normBackwardThen(n, g norm, dx, dy gpustage.Tensor, st stats, x gpustage.Tensor, then gpustage.Dropped) {
 	switch c := p.m.Config; c.Norm {
 	case LayerNorm:
-		p.s.LayerNormBackward(dx, g.gamma, g.beta, dy, x, st.mean, st.rstd, n.gamma)
+		p.s.LayerNormBackward(dx, g.gamma, g.beta, dy, x, st.mean, st.rstd, n.gamma, then)
 	default:
 		p.s.RMSNormBackward(dx, g.gamma, dy, x, st.rstd, n.gamma, c.normOffset())
+		then.Of(p.s, dx)
 	}
 }
 

@@ -25,9 +25,12 @@
 //   - A residual is added by the product before it. With dropout, which takes a pass of its own, the layer norm behind is in that pass
 //     (epilogue_norm, rows.cu): 0.6 ms of 30, 0.2 of 4.
 //   - In bf16, what products and attention read has been written so by what made it; hidden states, which are residuals too, have a copy that
-//     the norm before writes (rows.cu): no pass rounds but for gradients that come down a residual.
-//   - A norm's backward pass makes dx and the sums over rows of what it reads once (norm_backward, reduce.cu), up to 1,024 columns.
-//   - The pass that multiplies with the activation's derivative makes the activation again as well (epilogue and gate_backward, pointwise.cu).
+//     the norm before writes (rows.cu): no pass rounds. What a norm's backward pass reads waits in bf16 as well, and so does the copy.
+//   - A norm's backward pass makes dx, what comes through the dropout behind it, as products read it, and the sums over rows of all of these
+//     (norm_backward, reduce.cu), up to 2,048 columns. By bytes, with bf16 in its place, 0.1 ms of a layer's 1.8 (forward and backward).
+//   - The pass that multiplies with the activation's derivative makes the activation again as well, and the bias's gradient (gradient_sums,
+//     reduce.cu; epilogue and gate_backward, pointwise.cu): 0.03 ms of 1.8.
+//   - A product that dropout, a residual and a norm follow is rounded on its way there, as torch's autocast does: 0.05 ms of 1.8.
 //   - Pooling and normalizing are two kernels, the second on a row a text: one launch.
 //   - The loss computes tiles of scores with the products' library: loss.InfoNCE says why there is no kernel for it.
 package kernels

@@ -33,7 +33,7 @@ KERNEL column_parts(float *dot, float *sum, const void *dy, int sdy, const void 
 // column_sums makes the sums that column_parts makes of dy alone, the same additions in the same order, and what it reads is rounded into dst
 // on the way, if there is one. 128 columns to a block of 256 threads; a warp has every eighth row, a lane four columns.
 KERNEL column_sums(float *sum, u16 *dst, int dstride, const void *src, int sstride, int half, int vec, int rows, int cols) {
-	__shared__ float parts[8][4 * WARP];
+	alignas(16) __shared__ float parts[8][4 * WARP];
 	int first = blockIdx.x * 4 * WARP, col = first + 4 * lane_id(), lo = blockIdx.y * CHUNK, hi = min(rows, lo + CHUNK);
 	int n = min(4, cols - col);
 	Quad s = {{0.f, 0.f, 0.f, 0.f}};
@@ -45,7 +45,7 @@ KERNEL column_sums(float *sum, u16 *dst, int dstride, const void *src, int sstri
 			for (int i = 0; i < 4; i++) s.v[i] += q.v[i];
 		}
 	}
-	for (int i = 0; i < 4; i++) parts[warp_id()][4 * lane_id() + i] = s.v[i];
+	store_quad(parts[warp_id()] + 4 * lane_id(), s, 4, true);
 	__syncthreads();
 	int me = threadIdx.x;
 	if (me >= 4 * WARP || first + me >= cols) return;
@@ -54,81 +54,148 @@ KERNEL column_sums(float *sum, u16 *dst, int dstride, const void *src, int sstri
 	sum[(size_t)blockIdx.y * cols + first + me] = total;
 }
 
-// norm_backward is layer_norm_backward or rms_norm_backward (without a mean) with column_parts: chunk blockIdx.x of dy and x is read once instead of
-// twice, 8 bytes of 20 that a norm's way back moves of an element, and BERT has 25 norms. A warp has every eighth row, as there, and a lane 4*NQ
-// columns, whose sums stay in registers. Rows are moved four elements at a time. dot and sum may be 0.
-template <int NQ>
-DEVICE void norm_backward(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, const float *mean, const float *rstd,
-                          const float *gamma, float offset, float *dot, float *sum, int rows, int cols) {
-	DYNAMIC_SHARED(float, parts); // [8, cols]
-	Quad dots[NQ] = {}, sums[NQ] = {};
-	int hi = min(rows, (int)(blockIdx.x + 1) * CHUNK);
-	for (int row = blockIdx.x * CHUNK + warp_id(); row < hi; row += 8) {
-		float m = mean ? mean[row] : 0.f, r = rstd[row], avgE = 0.f, avgEN = 0.f;
-		Quad d[NQ], p[NQ];
+// gradient_sums is epilogue's c = acc * activation'(gradOf), and again = activation(gradOf) if there is room for it, with the sums of c's columns
+// before it is rounded, in column_sums' order: the gradient of the bias before the activation. acc may be c, and again gradOf.
+KERNEL gradient_sums(void *c, int sc, const void *acc, int sacc, const void *gradOf, int sgrad, void *again, int sagain, int f, float *sum, int half,
+                     int vec, int rows, int cols) {
+	const int N = 4; // rows of a warp that are under way at once
+	alignas(16) __shared__ float parts[8][4 * WARP];
+	int first = blockIdx.x * 4 * WARP, col = first + 4 * lane_id(), lo = blockIdx.y * CHUNK, hi = min(rows, lo + CHUNK);
+	int n = min(4, cols - col);
+	Quad s = {{0.f, 0.f, 0.f, 0.f}};
+	for (int from = lo + warp_id(); from < hi && n > 0; from += 8 * N) {
+		Quad x[N], g[N];
 #pragma unroll
-		for (int q = 0; q < NQ; q++) {
-			int col = (q * WARP + lane_id()) * 4, n = col < cols ? 4 : 0;
-			d[q] = load_quad(AT(dy, sdy), n, true), p[q] = load_quad(AT(x, sx), n, true);
+		for (int i = 0; i < N; i++) {
+			int row = from + 8 * i, there = row < hi ? n : 0;
+			x[i] = load_half(acc, PLACE(sacc), there, vec, half & 2), g[i] = load_half(gradOf, PLACE(sgrad), there, vec, half & 4);
 		}
 #pragma unroll
-		for (int q = 0; q < NQ; q++) {
-			int col = (q * WARP + lane_id()) * 4;
-			if (col >= cols) continue;
-			Quad g = load_quad(gamma + col, 4, true);
-			for (int i = 0; i < 4; i++) {
-				float e = d[q].v[i] * (g.v[i] + offset);
-				avgE += e;
-				avgEN += e * (p[q].v[i] - m) * r;
-				dots[q].v[i] += d[q].v[i] * (p[q].v[i] - m) * r;
-				sums[q].v[i] += d[q].v[i];
-			}
-		}
-		avgE = mean ? warp_sum(avgE) / cols : 0.f, avgEN = warp_sum(avgEN) / cols;
-#pragma unroll
-		for (int q = 0; q < NQ; q++) {
-			int col = (q * WARP + lane_id()) * 4;
-			if (col >= cols) continue;
-			Quad g = load_quad(gamma + col, 4, true);
-			for (int i = 0; i < 4; i++) d[q].v[i] = r * (d[q].v[i] * (g.v[i] + offset) - avgE - (p[q].v[i] - m) * r * avgEN);
-			store_quad(AT(dx, sdx), d[q], 4, true);
+		for (int i = 0; i < N; i++) {
+			int row = from + 8 * i;
+			if (row >= hi) break;
+			Quad on, slope;
+			activate(g[i], f, on, slope);
+			for (int k = 0; k < 4; k++) x[i].v[k] *= slope.v[k], s.v[k] += x[i].v[k];
+			store_half(c, PLACE(sc), x[i], n, vec, half & 1);
+			if (again) store_half(again, PLACE(sagain), on, n, vec, half & 8);
 		}
 	}
-#pragma unroll
-	for (int which = 0; which < 2; which++) {
-		float *to = which ? sum : dot;
-		if (!to) continue;
-		__syncthreads();
-#pragma unroll
-		for (int q = 0; q < NQ; q++) {
-			int col = (q * WARP + lane_id()) * 4;
-			if (col < cols) store_quad(parts + warp_id() * cols + col, which ? sums[q] : dots[q], 4, true);
-		}
-		__syncthreads();
-		for (int col = threadIdx.x; col < cols; col += 8 * WARP) {
-			float total = 0.f;
-			for (int i = 0; i < 8; i++) total += parts[i * cols + col];
-			to[(size_t)blockIdx.x * cols + col] = total;
-		}
-	}
+	store_quad(parts[warp_id()] + 4 * lane_id(), s, 4, true);
+	__syncthreads();
+	int me = threadIdx.x;
+	if (me >= 4 * WARP || first + me >= cols) return;
+	float total = 0.f;
+	for (int i = 0; i < 8; i++) total += parts[i][me];
+	sum[(size_t)blockIdx.y * cols + first + me] = total;
 }
 
-// For up to 128*NQ columns.
-#define NORM_BACKWARD(NQ)                                                                                                               \
-	(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, const float *mean, const float *rstd, const float *gamma,     \
-	 float offset, float *dot, float *sum, int rows, int cols) {                                                                          \
-		norm_backward<NQ>(dx, sdx, dy, sdy, x, sx, mean, rstd, gamma, offset, dot, sum, rows, cols);                                      \
-	}
-KERNEL __launch_bounds__(256) norm_backward_384 NORM_BACKWARD(3)
-KERNEL __launch_bounds__(256) norm_backward_768 NORM_BACKWARD(6)
-KERNEL __launch_bounds__(256) norm_backward_1024 NORM_BACKWARD(8)
+// all_sums makes, of eight values of each lane, one of all lanes: value lane / 4, in a fixed order. Each step halves how many a lane still has to add
+// up, so that it takes 9 exchanges, and eight butterflies 40.
+DEVICE float all_sums(const float v[8]) {
+	float four[4], two[2], one;
+	bool upper = lane_id() & 16;
+#pragma unroll
+	for (int i = 0; i < 4; i++) four[i] = (upper ? v[4 + i] : v[i]) + __shfl_xor_sync(EVERY, upper ? v[i] : v[4 + i], 16);
+	upper = lane_id() & 8;
+#pragma unroll
+	for (int i = 0; i < 2; i++) two[i] = (upper ? four[2 + i] : four[i]) + __shfl_xor_sync(EVERY, upper ? four[i] : four[2 + i], 8);
+	upper = lane_id() & 4;
+	one = (upper ? two[1] : two[0]) + __shfl_xor_sync(EVERY, upper ? two[0] : two[1], 4);
+	one += __shfl_xor_sync(EVERY, one, 2);
+	return one + __shfl_xor_sync(EVERY, one, 1);
+}
 
-// column_finish is out[1, dim] += the rows of parts[n, dim]. 32 columns to a block, whose eight warps take every eighth row: one thread a
-// column, as it was, waits for memory 128 times for 16,384 tokens, some 20 us where this takes 3 (estimates), and a step of BERT-base has
-// 110 such sums for each sub-batch that goes backward.
-KERNEL column_finish(float *out, const float *parts, int n, int dim) {
+// norm_backward is a norm's whole way back, of a layer norm or of an RMS norm (without a mean), in one pass over its rows:
+//
+//	dx                    = layer_norm_backward or rms_norm_backward
+//	z                     = dropout(dx), or dx without keys: in bf16, what the products behind it read
+//	dots, sums, dropped   = the sums over a chunk of rows of dy * x normalized, of dy, and of z before it is rounded: dGamma, dBeta and the bias's
+//
+// Each of z and the sums, [chunks, cols], may be 0. In passes of their own they would read what this one has in registers: 4 + 4 bytes of an
+// element for column_parts, 4 for dropout, 2 for column_sums, where this reads 6 and writes 6 (x and z in bf16).
+//
+// A block has a chunk of rows, a thread four columns of all of them: sums need no other thread. A row's own two sums go through the block, of four
+// rows at once; a barrier for each four tells that all warps have left theirs, into two places in turns. Of 768 columns three blocks of six warps
+// fit into a multiprocessor, each thread with 4 x 20 bytes under way; with a warp to a row, as it was, 16,384 tokens were one block of eight warps.
+// Rows are moved four elements at a time, and up to 2,048 columns fit. (By arithmetic; no GPU has timed it.)
+KERNEL __launch_bounds__(512) norm_backward(float *dx, int sdx, void *z, int sz, const float *dy, int sdy, const void *x, int sx, const float *mean,
+                                            const float *rstd, const float *gamma, float offset, float *dots, float *sums, float *dropped,
+                                            const u64 *keys, const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int half,
+                                            int chunk, int rows, int cols) {
+	const int N = 4; // rows at once
+	alignas(16) __shared__ float across[2][16][2 * N]; // of each warp: N rows' sums of dy * gamma, and of that times x normalized
+	int col = threadIdx.x * 4, n = col < cols ? 4 : 0, lo = blockIdx.x * chunk, hi = min(rows, lo + chunk);
+	Quad g = load_quad(gamma + col, n, true), dot = {}, sum = {}, drop = {};
+	for (int i = 0; i < n; i++) g.v[i] += offset;
+	for (int first = lo, turn = 0; first < hi; first += N, turn ^= 1) {
+		Quad d[N], p[N];
+		float r[N], e[2 * N] = {};
+#pragma unroll
+		for (int i = 0; i < N; i++) {
+			int row = first + i, there = row < hi ? n : 0;
+			d[i] = load_quad(AT(dy, sdy), there, true), p[i] = load_half(x, PLACE(sx), there, true, half & 1);
+		}
+#pragma unroll
+		for (int i = 0; i < N; i++) {
+			int row = min(first + i, hi - 1);
+			float m = mean ? mean[row] : 0.f;
+			r[i] = rstd[row];
+			for (int k = 0; k < 4; k++) {
+				float w = d[i].v[k] * g.v[k], &u = p[i].v[k];
+				u = (u - m) * r[i];
+				e[i] += w, e[N + i] += w * u;
+				dot.v[k] += d[i].v[k] * u, sum.v[k] += d[i].v[k];
+			}
+		}
+		float one = all_sums(e);
+		if (lane_id() % 4 == 0) across[turn][warp_id()][lane_id() / 4] = one;
+		__syncthreads();
+		float avg[2 * N] = {};
+		for (int w = 0; w < blockDim.x / WARP; w++)
+#pragma unroll
+			for (int i = 0; i < 2 * N; i += 4) {
+				Quad q = load_quad(across[turn][w] + i, 4, true);
+				for (int k = 0; k < 4; k++) avg[i + k] += q.v[k];
+			}
+		for (int i = 0; i < 2 * N; i++) avg[i] = mean || i >= N ? avg[i] / cols : 0.f;
+		u32 kept[N] = {};
+		if (keys) { // eight columns are two lanes': each makes the bits of every other row for both
+#pragma unroll
+			for (int i = 0; i < N; i += 2) {
+				int row = min(first + i + lane_id() % 2, hi - 1);
+				u32 mine = keep8(keys[rowOf[row]], col / 8, pos[row], 0, site, threshold), theirs = __shfl_xor_sync(EVERY, mine, 1);
+				kept[i] = (lane_id() % 2 ? theirs : mine) >> col % 8, kept[i + 1] = (lane_id() % 2 ? mine : theirs) >> col % 8;
+			}
+		}
+#pragma unroll
+		for (int i = 0; i < N; i++) {
+			int row = first + i;
+			if (row >= hi || n == 0) continue;
+			for (int k = 0; k < 4; k++) d[i].v[k] = r[i] * (d[i].v[k] * g.v[k] - avg[i] - p[i].v[k] * avg[N + i]);
+			store_quad(AT(dx, sdx), d[i], 4, true);
+			if (!z) continue;
+			for (int k = 0; k < 4; k++) {
+				if (keys) d[i].v[k] = kept[i] >> k & 1 ? d[i].v[k] * keep : 0.f;
+				drop.v[k] += d[i].v[k];
+			}
+			store_half(z, PLACE(sz), d[i], 4, true, half & 2);
+		}
+	}
+	size_t at = (size_t)blockIdx.x * cols + col;
+	if (dots) store_quad(dots + at, dot, n, true);
+	if (sums) store_quad(sums + at, sum, n, true);
+	if (dropped) store_quad(dropped + at, drop, n, true);
+}
+
+// column_finish adds the rows of parts[n, dim] to out[1, dim], of up to three such sums whose parts lie behind each other. 32 columns to a block, whose
+// eight warps take every eighth row: one thread a column, as it was, waits for memory 128 times for 16,384 tokens, some 20 us where this takes 3
+// (estimates), and a step of BERT-base has 50 such launches for each sub-batch that goes backward.
+KERNEL column_finish(float *out, float *second, float *third, const float *parts, int n, int dim) {
 	__shared__ float sums[8][WARP];
 	int d = blockIdx.x * WARP + lane_id();
+	parts += (size_t)blockIdx.y * n * dim;
+	if (blockIdx.y > 0) out = blockIdx.y == 1 ? second : third;
 	float total = 0.f;
 	if (d < dim) {
 #pragma unroll 8

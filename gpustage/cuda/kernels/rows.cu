@@ -75,38 +75,41 @@ DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
 }
 
 // epilogue_norm is what is around a product that ends in a layer norm: sum = residual + dropout(acc + bias), y = norm(sum), and operand y
-// in bf16. bias, res and operand may be 0; acc may be sum. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns,
+// in bf16. keys, bias, res and operand may be 0; acc may be sum. Where sum is of bf16, y is of what it was before, and acc may be y. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns,
 // twice a layer and forward pass, 0.5 ms of the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached
 // batch's second forward pass).
-KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float *rstd, float *sum, int ssum, const float *acc, int sacc,
+KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float *rstd, void *sum, int ssum, const void *acc, int sacc,
                      const float *bias, const float *res, int sres, const float *gamma, const float *beta, float eps, const u64 *keys,
-                     const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int vec, int rows, int cols) {
+                     const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int half, int vec, int rows, int cols) {
 	ROW_OF_WARP;
-	sum += (size_t)row * ssum, y += (size_t)row * sy;
+	float *again = half & 1 ? y + (size_t)row * sy : (float *)sum + (size_t)row * ssum; // what is read again in f32
 	float total = 0.f;
 	Quad kept[KEPT];
 	auto make = [&](Quad p, int col, int n) {
 		Quad other = {};
 		add_row(other, res ? res + (size_t)row * sres : 0, col, n, vec);
 		add_row(p, bias, col, n, vec);
-		drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
+		if (keys) drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
 		for (int i = 0; i < 4; i++) p.v[i] += other.v[i];
 		total += all_of(p);
-		store_quad(sum + col, p, n, vec);
+		store_half(sum, PLACE(ssum), p, n, vec, half & 1);
 		return p;
 	};
-	EACH_KEPT(cols) kept[q] = load_quad(AT(acc, sacc), n, vec); // all are under way at once
+	EACH_KEPT(cols) kept[q] = load_half(acc, PLACE(sacc), n, vec, half & 2); // all are under way at once
 	EACH_KEPT(cols) kept[q] = make(kept[q], col, n);
-	EACH_OTHER(cols) make(load_quad(AT(acc, sacc), n, vec), col, n);
-	float m = warp_sum(total) / cols, r = deviation(kept, sum, m, eps, vec, cols);
+	EACH_OTHER(cols) {
+		Quad p = make(load_half(acc, PLACE(sacc), n, vec, half & 2), col, n);
+		if (half & 1) store_quad(again + col, p, n, vec);
+	}
+	float m = warp_sum(total) / cols, r = deviation(kept, again, m, eps, vec, cols);
 	if (lane_id() == 0) mean[row] = m, rstd[row] = r;
 	auto finish = [&](Quad p, int col, int n) {
 		normalized(p, m, r, gamma, beta, col, n, vec);
-		store_quad(y + col, p, n, vec);
+		store_quad(AT(y, sy), p, n, vec);
 		copy_quad(operand, PLACE(so), p, n, vec);
 	};
 	EACH_KEPT(cols) finish(kept[q], col, n);
-	EACH_OTHER(cols) finish(load_quad(sum + col, n, vec), col, n);
+	EACH_OTHER(cols) finish(load_quad(again + col, n, vec), col, n);
 }
 
 // embed is y = dropout(norm(sum)) for sum[T, C] = scale * a row of words[V, C] + rows of two other tables, which may be 0; and operand y in
@@ -152,12 +155,12 @@ KERNEL embed(float *y, int sy, u16 *operand, int so, float *sum, int ssum, float
 	EACH_OTHER(cols) finish(load_quad(sum + col, n, vec), col, n);
 }
 
-KERNEL layer_norm_backward(float *dx, int sdx, const float *dy, int sdy, const float *x, int sx, const float *mean, const float *rstd,
-                           const float *gamma, int vec, int rows, int cols) {
+KERNEL layer_norm_backward(float *dx, int sdx, const float *dy, int sdy, const void *x, int sx, const float *mean, const float *rstd,
+                           const float *gamma, int half, int vec, int rows, int cols) {
 	ROW_OF_WARP;
 	float m = mean[row], r = rstd[row], avgE = 0.f, avgEN = 0.f;
 	EACH_OWN(cols) {
-		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_quad(AT(x, sx), n, vec), g = load_quad(gamma + col, n, vec);
+		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_half(x, PLACE(sx), n, vec, half), g = load_quad(gamma + col, n, vec);
 		for (int i = 0; i < n; i++) {
 			float e = d.v[i] * g.v[i];
 			avgE += e;
@@ -166,7 +169,7 @@ KERNEL layer_norm_backward(float *dx, int sdx, const float *dy, int sdy, const f
 	}
 	avgE = warp_sum(avgE) / cols, avgEN = warp_sum(avgEN) / cols;
 	EACH_OWN(cols) {
-		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_quad(AT(x, sx), n, vec), g = load_quad(gamma + col, n, vec);
+		Quad d = load_quad(AT(dy, sdy), n, vec), p = load_half(x, PLACE(sx), n, vec, half), g = load_quad(gamma + col, n, vec);
 		for (int i = 0; i < 4; i++) d.v[i] = r * (d.v[i] * g.v[i] - avgE - (p.v[i] - m) * r * avgEN);
 		store_quad(AT(dx, sdx), d, n, vec);
 	}

@@ -8,7 +8,7 @@
 // # What a stream costs
 //
 // An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), also beside products (one, if the library makes
-// the parts), norms' backward passes (three: the pass over the rows, and two such sums), attention's backward pass (three, five with biases of
+// the parts), norms' backward passes (two: the pass over the rows, with the dropout behind them, and one that adds up to three such sums), attention's backward pass (three, five with biases of
 // positions), and products whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or an accumulation, and where inputs
 // are rounded with the tanh approximation of GELU or its derivative; another activation or dropout is one more pass over the result. In bf16 mode
 // inputs that are of f32 are rounded into scratch memory first; parameters are rounded once per update (gpustage.Forms), and the dy of a linear

@@ -12,8 +12,7 @@ import (
 	"contraflow/gpustage/cuda/onhost"
 )
 
-// A norm's way back in one kernel is that in two: of a layer norm the same bits, of an RMS norm the same numbers but for rounding. Which it is,
-// its columns say, and where they lie.
+// A norm's way back in one kernel, with what follows it, is that in several, but for rounding. Which it is, its columns say, and where they lie.
 func TestNormBackward(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	s, err := d.OpenStream()
@@ -31,13 +30,23 @@ func TestNormBackward(t *testing.T) {
 	}
 	for _, c := range []struct {
 		rows, cols, gap int
-		kernel          string
+		one             bool
 	}{
-		{300, 4, 0, "norm_backward_384"}, {129, 384, 0, "norm_backward_384"}, {3, 388, 4, "norm_backward_768"}, {257, 768, 8, "norm_backward_768"},
-		{128, 772, 0, "norm_backward_1024"}, {130, 1024, 0, "norm_backward_1024"}, {130, 1028, 0, ""}, {130, 766, 0, ""}, {130, 768, 3, ""},
+		{300, 4, 0, true}, {129, 384, 0, true}, {3, 388, 4, true}, {257, 768, 8, true}, {128, 772, 0, true}, {130, 1024, 0, true}, {33, 2048, 0, true},
+		{33, 2052, 0, false}, {130, 766, 0, false}, {130, 768, 3, false},
 	} {
 		x, gamma := made(c.rows, c.cols, c.gap), made(1, c.cols, 0)
 		y, mean, rstd := made(c.rows, c.cols, c.gap), made(1, c.rows, 0), made(1, c.rows, 0)
+		q := gpustage.Sequences{Rows: c.rows, Tokens: c.rows, MaxLen: 1}
+		for x, kind := range map[*gpustage.Tensor]gpustage.DType{&q.Row: gpustage.I32, &q.Pos: gpustage.I32, &q.Keys: gpustage.U64} {
+			if *x, err = gpustage.NewTensor(d, kind, 1, c.rows); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range c.rows {
+			gpustage.Slice[int32](q.Row)[i], gpustage.Slice[int32](q.Pos)[i], gpustage.Slice[uint64](q.Keys)[i] = int32(i), int32(i%7), r.Uint64()
+		}
+		drop := gpustage.Dropout{P: 0.2, Seqs: q, Layer: 1, Site: gpustage.SiteFeedForward}
 		for _, layer := range []bool{true, false} {
 			if layer {
 				s.LayerNorm(y, mean, rstd, x, gamma, gpustage.Tensor{}, 1e-5)
@@ -45,36 +54,38 @@ func TestNormBackward(t *testing.T) {
 				s.RMSNorm(y, rstd, x, gamma, 1e-5, 1)
 			}
 			dy, start := made(c.rows, c.cols, c.gap), made(1, c.cols, 0)
-			var got [2][3][]float32
+			var got [2][5][]float32
 			for i := range got {
 				s.(*onhost.Stream).Separate = i == 0
 				d.Launched = map[string]int{}
 				dx, dGamma, dBeta := made(c.rows, c.cols, c.gap), made(1, c.cols, 0), made(1, c.cols, 0)
+				z, sum := made(c.rows, c.cols, c.gap), made(1, c.cols, 0)
 				s.Copy(dx, dy)
+				s.Copy(sum, start)
 				s.Copy(dGamma, start)
 				s.Copy(dBeta, start)
 				if layer {
-					s.LayerNormBackward(dx, dGamma, dBeta, dx, x, mean, rstd, gamma) // in place
+					s.LayerNormBackward(dx, dGamma, dBeta, dx, x, mean, rstd, gamma, gpustage.Dropped{Y: z, Dropout: drop, Sum: sum}) // in place
 				} else {
 					s.RMSNormBackward(dx, dGamma, dx, x, rstd, gamma, 1)
 				}
 				if err := s.Sync(); err != nil {
 					t.Fatal(err)
 				}
-				got[i] = [3][]float32{values(dx), values(dGamma), values(dBeta)}
-				if ran := d.Launched[c.kernel]; i == 1 && c.kernel != "" && ran != 1 || i == 0 && ran != 0 {
-					t.Errorf("%+v: separate %v: %s has run %d times", c, i == 0, c.kernel, ran)
+				got[i] = [5][]float32{values(dx), values(dGamma), values(dBeta), values(z), values(sum)}
+				if ran := d.Launched["norm_backward"]; ran != int(map[bool]int{true: 1}[c.one && i == 1]) {
+					t.Errorf("%+v: separate %v: norm_backward has run %d times", c, i == 0, ran)
 				}
-				if i == 1 && (d.Launched["column_parts"] > 0) != (c.kernel == "") {
-					t.Errorf("%+v: sums in a pass of their own: %v", c, c.kernel != "")
+				if i == 1 && (d.Launched["column_parts"]+d.Launched["column_sums"]+d.Launched["dropout"] > 0) == c.one {
+					t.Errorf("%+v: in passes of their own: %v", c, d.Launched)
+				}
+				if i == 1 && c.one && d.Launched["column_finish"] != 1 {
+					t.Errorf("%+v: %v", c, d.Launched)
 				}
 			}
-			for k, what := range []string{"dx", "dGamma", "dBeta"} {
+			for k, what := range []string{"dx", "dGamma", "dBeta", "what is dropped", "its sum"}[:map[bool]int{true: 5, false: 2}[layer]] {
 				for j, want := range got[0][k] {
-					limit := 0.0
-					if !layer {
-						limit = 8 * eps * math.Sqrt(float64(c.rows+c.cols)) * (1 + math.Abs(float64(want)))
-					}
+					limit := 8 * eps * math.Sqrt(float64(c.rows+c.cols)) * (1 + math.Abs(float64(want)))
 					if g := got[1][k][j]; !(math.Abs(float64(g-want)) <= limit) {
 						t.Fatalf("%s: %s[%d] is %v in one kernel, %v in two", fmt.Sprintf("%+v, layer norm %v", c, layer), what, j, g, want)
 					}

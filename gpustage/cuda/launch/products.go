@@ -8,17 +8,24 @@ import (
 
 // MatMul is a product and what surrounds it: in one call of the library where that can do all of it, else with a kernel after.
 func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
-	as, to := o, c
+	as := o
 	as.PreAct, as.GradOf, as.Again = as32(o.PreAct), as32(o.GradOf), as32(o.Again)
-	if o.Norm.Y.IsZero() {
-		to = as32(c)
-	}
-	m, n, k, err := gpustage.CheckMatMul(to, as32(a), as32(b), as)
+	m, n, k, err := gpustage.CheckMatMul(as32(c), as32(a), as32(b), as)
 	if err == nil && !o.BF16 && halves(c, a, b, o.PreAct, o.GradOf, o.Again) != 0 {
 		err = fmt.Errorf("matmul: tensors of bf16, where it is not to round a and b")
 	}
 	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
 		return
+	}
+	// Unless the last pass makes these sums as well, which is found out on the way.
+	sum, summed := o.ResultSum, false
+	if to := c; !sum.IsZero() {
+		o.ResultSum = tensor{}
+		defer func() {
+			if !summed {
+				s.columnSums(sum, tensor{}, to)
+			}
+		}()
 	}
 	var beside tensor
 	if m > 0 && n > 0 && k > 0 && s.canSumBeside(a, c, o) {
@@ -28,8 +35,18 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.err != nil || m == 0 || n == 0 {
 		return
 	}
-	if n := o.Norm; !n.Y.IsZero() && !s.joinsNorm(o) {
-		defer s.layerNorm(c, n)
+	if n := o.Norm; !n.Y.IsZero() && !s.joinsNorm(c, o) {
+		if sum := c; half(sum) { // the norm is of what is rounded into c
+			if c = n.Y; o.Add {
+				s.convert(c, sum)
+			}
+			defer func() {
+				s.convert(sum, n.Y)
+				s.layerNorm(n.Y, n)
+			}()
+		} else {
+			defer s.layerNorm(c, n)
+		}
 		o.Norm = gpustage.Norm{}
 	}
 	p := Product{A: s.matrix(a), B: s.matrix(b), TransA: o.TransA, TransB: o.TransB, BF16: o.BF16, TF32: o.TF32 && !o.BF16, Alpha: float32(o.Alpha)}
@@ -49,7 +66,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 			return
 		}
 	}
-	plain := o.Linear() && (o.Residual.IsZero() || !half(c)) && !(o.Add && !o.Residual.IsZero())
+	plain := o.Linear() && o.Norm.Y.IsZero() && (o.Residual.IsZero() || !half(c)) && !(o.Add && !o.Residual.IsZero())
 	refused := (plain || !o.PreAct.IsZero()) && k > 0 && !s.takesBias(p, c, o)
 	if plain && !refused {
 		p = s.into(p, c, o.Bias)
@@ -66,7 +83,11 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	switch {
 	case !o.PreAct.IsZero() && !refused:
 		acc, bias, added = o.PreAct, tensor{}, o.Bias
-	case refused || o.Add || same(c, o.Residual) || same(c, o.GradOf):
+	case !o.Norm.Y.IsZero() && !refused && o.Rounds && o.BF16:
+		acc = s.scratchBF16(c)
+	case half(c) && !o.Norm.Y.IsZero() && !refused && !same(o.Norm.Y, o.Residual):
+		acc = o.Norm.Y
+	case refused || o.Add || same(c, o.Residual) || same(c, o.GradOf) || half(c) && !o.Norm.Y.IsZero():
 		acc = s.scratch(gpustage.F32, m, n)
 	}
 	if s.err != nil {
@@ -80,7 +101,15 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	}
 	if n := o.Norm; !n.Y.IsZero() {
 		args := append([]any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
-		s.eachRow("epilogue_norm", m, append(args, s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
+		s.eachRow("epilogue_norm", m, append(args, halves(c, acc), s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
+		return
+	}
+	if !sum.IsZero() && !s.Separate && !o.GradOf.IsZero() && bias.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
+		parts := s.parts(sum, c)
+		s.launch("gradient_sums", [3]int{ceil(n, 128), ceil(m, chunkRows), 1}, [3]int{block, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts),
+			halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, o.GradOf, o.Again), m, n)
+		s.finishColumn(sum, parts, n)
+		summed = true
 		return
 	}
 	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
@@ -125,9 +154,10 @@ func (s *Stream) into(p Product, c, bias tensor) Product {
 	return p
 }
 
-// joinsNorm tells whether a product's last pass is one of ours, and one that can end in a norm: dropout, with a residual or without.
-func (s *Stream) joinsNorm(o gpustage.MatMul) bool {
-	return !s.Separate && o.Dropout.Active() && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Add
+// joinsNorm tells whether a product's last pass is one of ours, and one that can end in a norm: dropout, with a residual or without, or the rounding
+// of a sum.
+func (s *Stream) joinsNorm(c tensor, o gpustage.MatMul) bool {
+	return !s.Separate && (o.Dropout.Active() || half(c)) && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Add
 }
 
 func same(a, b tensor) bool { return !b.IsZero() && a.Mem == b.Mem && a.Off == b.Off }
@@ -196,7 +226,7 @@ func (s *Stream) productAndSums(p Product, c, a, sum tensor, add bool) {
 	sums := s.scratch(gpustage.F32, 1, a.Cols)
 	both.Bias = s.address(sums)
 	s.multiply(both)
-	s.finishColumns(sum, sums, a.Cols)
+	s.finishColumn(sum, sums, a.Cols)
 }
 
 // multiply is one call of the library.

@@ -1,10 +1,6 @@
 package launch
 
-import (
-	"fmt"
-
-	"contraflow/gpustage"
-)
+import "contraflow/gpustage"
 
 // LayerNorm normalizes rows.
 func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta tensor, eps float64) {
@@ -42,18 +38,22 @@ func (s *Stream) Embed(y, sum, mean, rstd tensor, o gpustage.Embed) {
 	s.eachRow("embed", y.Rows, append(args, s.wide(y, o.Operand, sum, w.Table, p.Table, k.Table, o.Gamma, o.Beta), y.Rows, y.Cols)...)
 }
 
-// LayerNormBackward gives dx, dGamma and dBeta.
-func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor) {
+// LayerNormBackward gives dx, dGamma and dBeta, and what then says.
+func (s *Stream) LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor, then gpustage.Dropped) {
 	const op = "layer norm backward"
-	if s.Refuse(gpustage.CheckLayerNorm(op, dx, x, gamma, dGamma, mean, rstd)) || s.Refuse(gpustage.CheckColumns(op, dy, dBeta)) ||
-		s.Refuse(gpustage.CheckPair(op, x, dy)) || !s.f32(op, x) {
+	if s.Refuse(gpustage.CheckLayerNorm(op, dx, as32(x), gamma, dGamma, mean, rstd)) || s.Refuse(gpustage.CheckColumns(op, dy, dBeta)) ||
+		s.Refuse(gpustage.CheckPair(op, dx, dy)) || !s.f32(op, dx) {
 		return
 	}
-	if s.normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma, 0) {
+	if !then.Y.IsZero() && (s.Refuse(gpustage.CheckDropout(as32(then.Y), dx, tensor{}, then.Dropout)) || s.Refuse(gpustage.CheckColumns(op, dx, then.Sum))) {
+		return
+	}
+	if s.normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma, 0, then) {
 		return
 	}
 	s.columns(dGamma, dBeta, dy, x, mean, rstd, x.Cols) // before dx, which may be dy
-	s.eachRow("layer_norm_backward", x.Rows, dx, dy, x, flat(mean), flat(rstd), flat(gamma), s.wide(dx, dy, x, gamma), x.Rows, x.Cols)
+	s.eachRow("layer_norm_backward", x.Rows, dx, dy, x, flat(mean), flat(rstd), flat(gamma), halves(x), s.wide(dx, dy, x, gamma), x.Rows, x.Cols)
+	then.Of(s, dx)
 }
 
 // RMSNorm normalizes groups of features.
@@ -70,7 +70,7 @@ func (s *Stream) RMSNormBackward(dx, dGamma, dy, x, rstd, gamma tensor, offset f
 	if s.Refuse(gpustage.CheckRMSNorm(op, as32(dx), as32(x), rstd, gamma, dGamma)) || s.Refuse(gpustage.CheckPair(op, as32(x), as32(dy))) || !s.f32(op, as32(x)) {
 		return
 	}
-	if halves(dx, dy, x) == 0 && gamma.Cols == x.Cols && s.normBackward(dx, dGamma, tensor{}, dy, x, tensor{}, rstd, gamma, offset) {
+	if halves(dx, dy, x) == 0 && gamma.Cols == x.Cols && s.normBackward(dx, dGamma, tensor{}, dy, x, tensor{}, rstd, gamma, offset, gpustage.Dropped{}) {
 		return
 	}
 	s.columns(dGamma, tensor{}, dy, x, tensor{}, rstd, gamma.Cols)
@@ -81,23 +81,40 @@ func (s *Stream) RMSNormBackward(dx, dGamma, dy, x, rstd, gamma tensor, offset f
 // chunkRows is CHUNK of reduce.cu.
 const chunkRows = 128
 
-// normBackward is a norm's whole way back in one pass over its rows, where reduce.cu has a kernel for it and there is something to sum.
-func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor, offset float64) bool {
-	if s.Separate || dGamma.IsZero() && dBeta.IsZero() || x.Cols%4 != 0 || !s.wide(dx, dy, x, gamma) {
+const normColumns = 2048 // the most that a block of norm_backward has, four to a thread
+
+// normChunk is how many rows a block of norm_backward has: blocks are at most 384, as 132 multiprocessors have room for three each of 768 columns.
+func normChunk(rows int) int { return max(16, 4*ceil(rows, 4*384)) }
+
+// normBackward is a norm's whole way back in one pass over its rows, where reduce.cu has a kernel for it and it is more than dx.
+func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor, offset float64, then gpustage.Dropped) bool {
+	sums := []tensor{dGamma, dBeta, then.Sum}
+	if s.Separate || dGamma.IsZero() && dBeta.IsZero() && then.Y.IsZero() || x.Rows == 0 || x.Cols%4 != 0 || x.Cols > normColumns || !s.wide(dx, dy, x, gamma, then.Y) {
 		return false
 	}
-	for _, most := range [...]int{384, 768, 1024} {
-		if x.Cols > most {
-			continue
-		}
-		dot, sum := s.parts(dGamma, x), s.parts(dBeta, x)
-		s.launch(fmt.Sprintf("norm_backward_%d", most), [3]int{ceil(x.Rows, chunkRows), 1, 1}, [3]int{block, 1, 1}, 8*4*x.Cols, dx, dy, x, flat(mean), flat(rstd),
-			flat(gamma), float32(offset), flat(dot), flat(sum), x.Rows, x.Cols)
-		s.finishColumns(dGamma, dot, x.Cols)
-		s.finishColumns(dBeta, sum, x.Cols)
+	chunk := normChunk(x.Rows)
+	chunks, n := ceil(x.Rows, chunk), 0
+	for _, sum := range sums {
+		n += int(flag(!sum.IsZero()))
+	}
+	all := s.scratch(gpustage.F32, n*chunks, x.Cols)
+	if s.err != nil {
 		return true
 	}
-	return false
+	var out, parts []tensor // of the sums that there are
+	for _, sum := range sums {
+		part := tensor{}
+		if !sum.IsZero() {
+			part = all.Span(len(out)*chunks, (len(out)+1)*chunks)
+			out = append(out, sum)
+		}
+		parts = append(parts, part)
+	}
+	args := []any{dx, then.Y, dy, x, flat(mean), flat(rstd), flat(gamma), float32(offset), flat(parts[0]), flat(parts[1]), flat(parts[2])}
+	args = append(append(args, drops(then.Dropout)...), halves(x, then.Y), chunk, x.Rows, x.Cols)
+	s.launch("norm_backward", [3]int{chunks, 1, 1}, [3]int{32 * ceil(x.Cols, 128), 1, 1}, 0, args...)
+	s.finishColumns(out, all, chunks, x.Cols)
+	return true
 }
 
 // columns adds the sums of dy*n to dot, n being x normalized, and those of dy to sum; either may be absent. dim is their length, of which x
@@ -114,8 +131,8 @@ func (s *Stream) columnsOf(index tensor, id int, dot, sum, dy, x, mean, rstd ten
 	}
 	s.launch("column_parts", [3]int{ceil(dy.Cols, 32), ceil(dy.Rows, chunkRows), 1}, [3]int{block, 1, 1}, 0, flat(dots), flat(sums), dy, x, flat(mean), flat(rstd),
 		dim, flat(index), id, halves(dy, x), dy.Rows, dy.Cols)
-	s.finishColumns(dot, dots, dim)
-	s.finishColumns(sum, sums, dim)
+	s.finishColumn(dot, dots, dim)
+	s.finishColumn(sum, sums, dim)
 }
 
 // parts is room for the parts of sum that are the sums of chunks of x's rows; absent as sum is.
@@ -126,12 +143,18 @@ func (s *Stream) parts(sum, x tensor) tensor {
 	return s.scratch(gpustage.F32, ceil(x.Rows, chunkRows), x.Cols)
 }
 
-// finishColumns adds the chunks' parts [chunks, columns] to sum [1, dim], if there is one.
-func (s *Stream) finishColumns(sum, parts tensor, dim int) {
-	if sum.IsZero() {
-		return
+// finishColumns adds to each of at most three sums [1, dim] n rows of parts, which lie behind each other.
+func (s *Stream) finishColumns(sums []tensor, parts tensor, n, dim int) {
+	var out [3]tensor
+	copy(out[:], sums)
+	s.launch("column_finish", [3]int{ceil(dim, 32), len(sums), 1}, [3]int{block, 1, 1}, 0, flat(out[0]), flat(out[1]), flat(out[2]), flat(parts), n, dim)
+}
+
+// finishColumn adds the chunks' parts [chunks, columns] to sum [1, dim], if there is one; columns may be several times dim.
+func (s *Stream) finishColumn(sum, parts tensor, dim int) {
+	if !sum.IsZero() {
+		s.finishColumns([]tensor{sum}, parts, parts.Rows*(parts.Cols/max(1, dim)), dim)
 	}
-	s.launch("column_finish", [3]int{ceil(dim, 32), 1, 1}, [3]int{block, 1, 1}, 0, flat(sum), flat(parts), parts.Rows*(parts.Cols/max(1, dim)), dim)
 }
 
 // ColumnSum adds the sum of x's rows to sum.
@@ -145,7 +168,7 @@ func (s *Stream) ColumnSum(sum, x tensor) {
 func (s *Stream) columnSums(sum, to, x tensor) {
 	parts := s.parts(sum, x)
 	s.launch("column_sums", [3]int{ceil(x.Cols, 128), ceil(x.Rows, chunkRows), 1}, [3]int{block, 1, 1}, 0, flat(parts), to, x, halves(x), s.wide(to, x), x.Rows, x.Cols)
-	s.finishColumns(sum, parts, x.Cols)
+	s.finishColumn(sum, parts, x.Cols)
 }
 
 // fewRows is up to how many rows of a table are summed by columns, one after the other. BERT has two token types, of which texts have one:

@@ -193,7 +193,7 @@ var opTable = []op{
 		dx, dy, x, c := o.zero(o.tokens(), opHidden), o.random(o.tokens(), opHidden), o.random(o.tokens(), opHidden), o.random(4, opHidden)
 		m, r := o.zero(1, o.tokens()), o.random(1, o.tokens())
 		return work{shape: dims(x), bytes: moved(dx, dy, x), run: func(s gpustage.Stream) {
-			s.LayerNormBackward(dx, c.Span(0, 1), c.Span(1, 2), dy, x, m, r, c.Span(2, 3))
+			s.LayerNormBackward(dx, c.Span(0, 1), c.Span(1, 2), dy, x, m, r, c.Span(2, 3), gpustage.Dropped{})
 		}}
 	}},
 	{"gelu backward", func(o *ops) work {
