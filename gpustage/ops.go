@@ -20,7 +20,7 @@ package gpustage
 //	ColumnSum                           x
 //
 // The op is the same, of the values that they have, and rounds what it writes. Where c or PreAct is BF16 a product may be rounded, and its bias,
-// before the rest of its epilogue; but a Norm is of c before it is rounded, and unless the product Rounds c is rounded once. What is an operand besides being f32 (a hidden state, which is a residual too) has a copy: Norm.Operand,
+// before the rest of its epilogue; but a Norm is of c before it is rounded, and c then rounded once. What is an operand besides being f32 (a hidden state, which is a residual too) has a copy: Norm.Operand,
 // Embed.Operand.
 type Ops interface {
 	// Copy copies src to dst of the same shape, converting between floating-point types.
@@ -139,10 +139,10 @@ type MatMul struct {
 	Alpha          float64  // 0 means 1
 	Add            bool     // accumulate into c
 	BF16           bool     // round a and b to bf16 first; accumulate in f32
-	Rounds         bool     // with BF16: the product itself may be rounded to bf16 before what follows it, as torch's autocast does
 	TF32           bool     // f32 may be rounded to TF32 first, on devices whose Info has it; others compute in f32. BF16 goes before it
 	Forms          *Forms   // b is all of one parameter, and these are its forms; may be nil
 	Rounded        *Rounded // room for a in bf16, where several products take it; may be nil
+	BiasForms      *Forms   // likewise of Bias; may be nil
 	Bias           Tensor
 	PreAct         Tensor // [M, N], written
 	GradOf         Tensor // [M, N]: the pre-activation whose derivative multiplies the result

@@ -65,7 +65,7 @@ func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpus
 		a.total, a.sum = total, p.keepStats(h.sum, total)
 	}
 	if h.out.absent() && scale == 0 {
-		o := gpustage.MatMul{Dropout: drop, Residual: x, Rounds: true}
+		o := gpustage.MatMul{Dropout: drop, Residual: x}
 		if joins {
 			if !a.copy.IsZero() {
 				p.copy = a.copy

@@ -13,6 +13,7 @@ type linear struct {
 	b       gpustage.Tensor // [1, out]; absent without a bias
 	factors []factors       // at most one pair for each projection that is computed here
 	forms   *gpustage.Forms // of w; nil for gradients
+	ofBias  *gpustage.Forms // of b
 
 	narrow  []gpustage.Tensor // in a backward pass, of each pair: s dy B [T, r]
 	rounded *gpustage.Rounded // there, dy's; nil where the device wants none
@@ -58,13 +59,17 @@ func (m *Model) keepForms() {
 	for i := range m.w.layers {
 		gs := g.layers[i].linears()
 		for k, x := range m.w.layers[i].linears() {
-			if gs[k].w.IsZero() {
-				x.forms = m.constant.Forms()
-			} else {
-				x.forms = m.version.Forms()
-			}
+			x.forms, x.ofBias = m.versionOf(gs[k].w).Forms(), m.versionOf(gs[k].b).Forms()
 		}
 	}
+}
+
+// versionOf is that of a parameter whose gradient is g.
+func (m *Model) versionOf(g gpustage.Tensor) *gpustage.Version {
+	if g.IsZero() {
+		return m.constant
+	}
+	return m.version
 }
 
 // Changed must follow, on the same stream, whatever writes parameters that train.
@@ -125,7 +130,7 @@ func (p *Pass) forward(l linear, y, x gpustage.Tensor, o gpustage.MatMul) {
 		}
 		o.Norm = gpustage.Norm{}
 	}
-	o.TransB, o.Bias, o.Forms = true, l.b, l.forms
+	o.TransB, o.Bias, o.Forms, o.BiasForms = true, l.b, l.forms, l.ofBias
 	if len(l.factors) == 0 {
 		p.multiply(sum, x, l.w, o)
 		return

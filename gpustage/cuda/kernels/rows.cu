@@ -78,11 +78,11 @@ DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
 // in bf16. keys, bias, res and operand may be 0; acc may be sum. Where sum is of bf16, y is of what it was before, and acc may be y. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns,
 // twice a layer and forward pass, 0.5 ms of the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached
 // batch's second forward pass).
-KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float *rstd, void *sum, int ssum, const void *acc, int sacc,
+KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float *rstd, void *sum, int ssum, const float *acc, int sacc,
                      const float *bias, const float *res, int sres, const float *gamma, const float *beta, float eps, const u64 *keys,
                      const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int half, int vec, int rows, int cols) {
 	ROW_OF_WARP;
-	float *again = half & 1 ? y + (size_t)row * sy : (float *)sum + (size_t)row * ssum; // what is read again in f32
+	float *again = half ? y + (size_t)row * sy : (float *)sum + (size_t)row * ssum; // what is read again in f32
 	float total = 0.f;
 	Quad kept[KEPT];
 	auto make = [&](Quad p, int col, int n) {
@@ -92,14 +92,14 @@ KERNEL epilogue_norm(float *y, int sy, u16 *operand, int so, float *mean, float 
 		if (keys) drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
 		for (int i = 0; i < 4; i++) p.v[i] += other.v[i];
 		total += all_of(p);
-		store_half(sum, PLACE(ssum), p, n, vec, half & 1);
+		store_half(sum, PLACE(ssum), p, n, vec, half);
 		return p;
 	};
-	EACH_KEPT(cols) kept[q] = load_half(acc, PLACE(sacc), n, vec, half & 2); // all are under way at once
+	EACH_KEPT(cols) kept[q] = load_quad(AT(acc, sacc), n, vec); // all are under way at once
 	EACH_KEPT(cols) kept[q] = make(kept[q], col, n);
 	EACH_OTHER(cols) {
-		Quad p = make(load_half(acc, PLACE(sacc), n, vec, half & 2), col, n);
-		if (half & 1) store_quad(again + col, p, n, vec);
+		Quad p = make(load_quad(AT(acc, sacc), n, vec), col, n);
+		if (half) store_quad(again + col, p, n, vec);
 	}
 	float m = warp_sum(total) / cols, r = deviation(kept, again, m, eps, vec, cols);
 	if (lane_id() == 0) mean[row] = m, rstd[row] = r;

@@ -13,7 +13,7 @@
 // are rounded with the tanh approximation of GELU or its derivative; another activation or dropout is one more pass over the result. In bf16 mode
 // inputs that are of f32 are rounded into scratch memory first; parameters are rounded once per update (gpustage.Forms), and the dy of a linear
 // layer once for both of its products (gpustage.Rounded), where the gradient of a bias of f32's dy costs no pass: its sums are made while dy is
-// rounded. A bias is rounded for each product whose result is of bf16.
+// rounded. So is a bias of a product whose result is of bf16.
 //
 // # Types
 //

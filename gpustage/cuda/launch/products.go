@@ -69,7 +69,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	plain := o.Linear() && o.Norm.Y.IsZero() && (o.Residual.IsZero() || !half(c)) && !(o.Add && !o.Residual.IsZero())
 	refused := (plain || !o.PreAct.IsZero()) && k > 0 && !s.takesBias(p, c, o)
 	if plain && !refused {
-		p = s.into(p, c, o.Bias)
+		p = s.into(p, c, o.Bias, o.BiasForms)
 		if !o.Residual.IsZero() {
 			p.D = s.matrix(o.Residual)
 		}
@@ -83,8 +83,6 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	switch {
 	case !o.PreAct.IsZero() && !refused:
 		acc, bias, added = o.PreAct, tensor{}, o.Bias
-	case !o.Norm.Y.IsZero() && !refused && o.Rounds && o.BF16:
-		acc = s.scratchBF16(c)
 	case half(c) && !o.Norm.Y.IsZero() && !refused && !same(o.Norm.Y, o.Residual):
 		acc = o.Norm.Y
 	case refused || o.Add || same(c, o.Residual) || same(c, o.GradOf) || half(c) && !o.Norm.Y.IsZero():
@@ -93,7 +91,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.err != nil {
 		return
 	}
-	s.sum(acc, s.into(p, acc, added), k)
+	s.sum(acc, s.into(p, acc, added, o.BiasForms), k)
 	if refused && !o.PreAct.IsZero() {
 		args := append([]any{o.PreAct, acc, flat(bias), tensor{}, tensor{}, int(gpustage.Identity)}, drops(gpustage.Dropout{})...)
 		s.eachQuad("epilogue", m, n, append(args, tensor{}, false, halves(o.PreAct, acc), s.wide(o.PreAct, acc, bias), m, n)...)
@@ -101,7 +99,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	}
 	if n := o.Norm; !n.Y.IsZero() {
 		args := append([]any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
-		s.eachRow("epilogue_norm", m, append(args, halves(c, acc), s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
+		s.eachRow("epilogue_norm", m, append(args, halves(c), s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
 		return
 	}
 	if !sum.IsZero() && !s.Separate && !o.GradOf.IsZero() && bias.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
@@ -141,14 +139,10 @@ func (s *Stream) takesBias(p Product, c tensor, o gpustage.MatMul) bool {
 }
 
 // into is a product that goes to c, with a bias in c's type: the library has no other one for bf16.
-func (s *Stream) into(p Product, c, bias tensor) Product {
+func (s *Stream) into(p Product, c, bias tensor, forms *gpustage.Forms) Product {
 	p.C, p.D, p.Half = s.matrix(c), s.matrix(c), half(c)
 	if p.Half && !bias.IsZero() {
-		rounded := s.scratchBF16(bias)
-		if s.err == nil {
-			s.toBF16(rounded, bias)
-		}
-		bias = rounded
+		bias = s.parameter(bias, forms)
 	}
 	p.Bias = s.address(bias)
 	return p
@@ -195,7 +189,7 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 		s.Fail(fmt.Errorf("matmul: %w", err))
 	}
 	if ok {
-		p = s.into(p, c, o.Bias)
+		p = s.into(p, c, o.Bias, o.BiasForms)
 	}
 	return p, ok
 }
@@ -209,7 +203,7 @@ func (s *Stream) canSumBeside(a, c tensor, o gpustage.MatMul) bool {
 // productAndSums is a product, and the sums of a's columns added to sum: a weight's gradient and its bias's. The library may make them of what it
 // reads anyway; a pass over a before reads 2 bytes an element, 18 C of a token for a layer of BERT's shape.
 func (s *Stream) productAndSums(p Product, c, a, sum tensor, add bool) {
-	p = s.into(p, c, tensor{})
+	p = s.into(p, c, tensor{}, nil)
 	p.Beta = float32(flag(add))
 	both := p
 	both.Epilogue, both.Bias = ColumnSums, 16 // sums will go into scratch memory: no worse aligned
@@ -317,7 +311,7 @@ func (s *Stream) room(a tensor, r *gpustage.Rounded) (to tensor, full bool) {
 	return to, full
 }
 
-// parameter is b in bf16, a form of it that is kept if there is room.
+// parameter is b, a matrix or a bias, in bf16: a form of it that is kept if there is room.
 func (s *Stream) parameter(b tensor, forms *gpustage.Forms) tensor {
 	if forms != nil {
 		view := func(m gpustage.Memory) any {
