@@ -187,7 +187,7 @@ DEVICE void drop_quad(Quad &q, u32 row, u32 col, const u64 *keys, const int *row
 
 // ---- activations
 
-// One instruction each; results below the least normal number are 0.
+// One instruction each: 2 and 1 units in the last place off, also where the result is 1. Results below the least normal number are 0.
 DEVICE float power_of_two(float x) {
 #ifdef HOST_CUDA
 	return exp2f(x);
@@ -209,7 +209,13 @@ DEVICE float reciprocal(float x) {
 
 #define LOG2E 1.4426950408889634f
 
-DEVICE float sigmoid(float x) { return reciprocal(1.f + power_of_two(-LOG2E * x)); }
+// sigmoid is 1/(1 + 2^-x), and rest is 1 less that. Subtracted, rest would be off by what reciprocal is off, also where it is nearly 0 and a slope
+// multiplies it by x or x^3. Where the power is infinite, the product is a NaN, which saturates to 0.
+DEVICE float sigmoid(float x, float &rest) {
+	float e = power_of_two(-x), s = reciprocal(1.f + e);
+	rest = __saturatef(e * s);
+	return s;
+}
 
 // normal_below is the share of a standard normal distribution below x, and its density there. Beyond |x| both fall as exp(-x^2/2); what is left of
 // the share is a polynomial of t = 1/(1 + 0.3|x|), fitted for the least relative error up to |x| = 13: 1.2e-7. With the exponent's it is 1e-6 up to
@@ -229,8 +235,8 @@ DEVICE float normal_below(float x, float &density) {
 	return x < 0.f ? tail : 1.f - tail;
 }
 
-#define GELU_A 0.7978845608028654f // sqrt(2/pi)
-#define GELU_B 0.044715f
+#define GELU_A 1.5957691216057308f  // 2 sqrt(2/pi)
+#define GELU_B 0.07135481627260025f // 0.044715 times that
 
 // activate makes y, the activation of x, and its derivative; what nobody reads costs nothing.
 DEVICE void activate(const Quad &x, int f, Quad &y, Quad &slope) {
@@ -243,11 +249,11 @@ DEVICE void activate(const Quad &x, int f, Quad &y, Quad &slope) {
 	break
 	switch (f) {
 	case GELU: OF(float density; float below = normal_below(v, density); on = v * below; by = below + v * density);
-	case GELU_TANH: // x (1 + tanh(u)) / 2 = x sigmoid(2u)
-		OF(float s = sigmoid(2.f * GELU_A * (v + GELU_B * v * v * v)); on = v * s; v = fminf(fmaxf(v, -20.f), 20.f); // v*v stays finite
-		   by = s + v * s * (1.f - s) * 2.f * GELU_A * (1.f + 3.f * GELU_B * v * v));
+	case GELU_TANH: // x (1 + tanh(u)) / 2 = x / (1 + exp(-2u)) for 2u = x (A + B x^2); where x^2 may be infinite, the sigmoid or its rest is 0
+		OF(float w = v * v; float rest; float s = sigmoid(v * (LOG2E * GELU_A + LOG2E * GELU_B * w), rest); on = v * s;
+		   by = s + on * rest * (GELU_A + 3.f * GELU_B * fminf(w, 400.f)));
 	case RELU: OF(on = fmaxf(v, 0.f); by = v > 0.f ? 1.f : 0.f);
-	case SILU: OF(float s = sigmoid(v); on = v * s; by = s * (1.f + v * (1.f - s)));
+	case SILU: OF(float rest; float s = sigmoid(LOG2E * v, rest); on = v * s; by = s + on * rest);
 	case TANH: OF(on = tanhf(v); by = 1.f - on * on);
 	default: OF(on = v; by = 1.f);
 	}
