@@ -64,7 +64,18 @@ func build(object string, modules []module) error {
 	if err != nil {
 		return err
 	}
-	return run(append(compiled, "-shared", "-Wl,-Bsymbolic", "-o", object)) // and not the sanitizer's library
+	// Two may be in one process, and would share what C++ calls inline, variables too.
+	exports, err := exporting(object, "host_launch", "host_memory", "host_count", "host_traffic")
+	if err != nil {
+		return err
+	}
+	return run(append(compiled, "-shared", exports, "-o", object)) // and not the sanitizer's library
+}
+
+// exporting is an option for the linker, of a file beside another: nothing but these names is seen from outside.
+func exporting(beside string, names ...string) (string, error) {
+	file := beside + ".exports"
+	return "-Wl,-Bsymbolic,--version-script=" + file, os.WriteFile(file, []byte("{ global: "+strings.Join(names, "; ")+"; local: *; };\n"), 0o644)
 }
 
 // Driver makes libcuda.so.1 and libcublasLt.so.13 in a folder: a driver that runs the kernels on the processor, and a library that multiplies
@@ -85,14 +96,14 @@ func Driver(dir string) error {
 		return err
 	}
 	// Everybody in the process sees the driver's names, NVRTC's C++ too.
-	exports := filepath.Join(work, "exports")
-	if err := os.WriteFile(exports, []byte("{ global: cu*; contraflow_enqueue; local: *; };\n"), 0o644); err != nil {
+	exports, err := exporting(filepath.Join(work, "libcuda"), "cu*", "contraflow_enqueue")
+	if err != nil {
 		return err
 	}
-	options := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-O2", "-w", "-fPIC", "-shared", "-Wl,-Bsymbolic")
+	options := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-O2", "-w", "-fPIC", "-shared")
 	return run(
-		append(append(slices.Clone(options), "-std=c++17", "-static-libstdc++", "-static-libgcc", "-Wl,--version-script="+exports, "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(folder, "..", "testdata", "driver.cpp")), compiled...),
-		append(options, "-march=native", "-o", filepath.Join(dir, "libcublasLt.so.13"), "-x", "c", filepath.Join(folder, "..", "testdata", "cublaslt.c"), "-lm"),
+		append(append(slices.Clone(options), "-std=c++17", "-static-libstdc++", "-static-libgcc", exports, "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(folder, "..", "testdata", "driver.cpp")), compiled...),
+		append(options, "-Wl,-Bsymbolic", "-march=native", "-o", filepath.Join(dir, "libcublasLt.so.13"), "-x", "c", filepath.Join(folder, "..", "testdata", "cublaslt.c"), "-lm"),
 	)
 }
 
