@@ -54,8 +54,8 @@
 //
 // # Not yet run
 //
-// The kernels pass the conformance suite on the processor, where each access to memory is checked (package onhost), and compile for three
-// generations of GPUs. This package passes it, and the tests of training, with a driver that runs the kernels on the processor
+// The kernels pass the conformance suite on the processor, where each access to memory is checked and numbers are as far off as a GPU's may be
+// (package onhost), and compile for three generations of GPUs. This package passes it, and the tests of training, with a driver that runs the kernels on the processor
 // (testdata/driver.cpp): it does a stream's work as late as it may, so that what is not ordered comes wrong, and is as strict about contexts,
 // handles, captures and memory as the driver's documentation. Neither has met a GPU. Until they have, opening the device is an error
 // that says so, and CONTRAFLOW_CUDA=try opens it nevertheless: testdata/peers/gpu.sh does, and runs the conformance suite first.

@@ -190,7 +190,7 @@ DEVICE void drop_quad(Quad &q, u32 row, u32 col, const u64 *keys, const int *row
 // One instruction each: 2 and 1 units in the last place off, also where the result is 1. Results below the least normal number are 0.
 DEVICE float power_of_two(float x) {
 #ifdef HOST_CUDA
-	return exp2f(x);
+	return host_power_of_two(x);
 #else
 	float y;
 	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -199,7 +199,7 @@ DEVICE float power_of_two(float x) {
 }
 DEVICE float reciprocal(float x) {
 #ifdef HOST_CUDA
-	return 1.f / x;
+	return host_reciprocal(x);
 #else
 	float y;
 	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -4,7 +4,8 @@
 // or mma for its warp; and a warp until all of its threads wait for other warps. What real threads may do in any order, odd launches do
 // forwards and even ones backwards; shared memory begins as NaNs. It is an error, with the kernel's name, when threads of a warp meet at
 // different operations, when some wait for ever, when ldmatrix, a copy or a vector gets an odd address, when a launch is larger than the
-// least of the GPUs from sm_80 on allows, and when what threads touch is not theirs or in no order: host_main.h checks each access.
+// least of the GPUs from sm_80 on allows, and when what threads touch is not theirs or in no order: host_main.h checks each access. Numbers are
+// what a processor makes of them, or with HOST_ROUNDING as far off as a GPU's may be: host_rounding.h.
 #pragma once
 
 #include <cmath>
@@ -185,6 +186,8 @@ inline float __int_as_float(int v) { return host_value(v); }
 inline float __uint_as_float(unsigned v) { return host_value(v); }
 inline float __saturatef(float v) { return v > 0.f ? min(v, 1.f) : 0.f; } // of a NaN too
 
+#include "host_rounding.h"
+
 inline unsigned host_to_bf16(float v) {
 	unsigned b = host_bits(v);
 	if ((b & 0x7fffffff) > 0x7f800000) return 0x7fff;
@@ -199,10 +202,12 @@ HOST_OWN inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsi
 	auto half = [](unsigned w, int i) { return host_value(i ? w & 0xffff0000u : w << 16); };
 	for (int i = 0; i < 4; i++) {
 		int row = g + i / 2 * 8, col = 2 * t + i % 2;
-		float sum = 0.f;
-		for (int k = 0; k < 16; k++)
-			sum += half(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) * half(all[col * 4 + k % 8 / 2][4 + k / 8], k % 2);
-		c[i] += sum;
+		float x[16], y[16];
+		for (int k = 0; k < 16; k++) {
+			x[k] = half(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
+			y[k] = half(all[col * 4 + k % 8 / 2][4 + k / 8], k % 2);
+		}
+		c[i] = host_products(c[i], x, y, 16);
 	}
 }
 

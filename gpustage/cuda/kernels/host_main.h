@@ -8,6 +8,8 @@
 //
 // What it cannot see: one tensor's end that runs into another within one allocation (models have an arena), memory that has been given back,
 // global memory that nobody wrote, and with clang++ a read of what the same thread writes next. Lanes that meet at two operations of one kind pass.
+// Of numbers, with HOST_ROUNDING (host_rounding.h): which products the GPU's compiler adds without rounding them, as compilers choose for themselves;
+// errors that all have one sign; in what order and with what approximations the library multiplies.
 //
 // With HOST_UNCHECKED nothing of this is checked, and kernels may be compiled as they are.
 #include "host_cuda.h"

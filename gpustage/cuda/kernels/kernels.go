@@ -7,7 +7,8 @@
 // against resources.txt.
 //
 // No header of the CUDA toolkit is needed. With host_cuda.h instead of the GPU's own, the same files compile for the
-// processor, a block's threads as fibers: package launch's tests run the whole conformance suite on them that way, without a GPU.
+// processor, a block's threads as fibers: package launch's tests run the whole conformance suite on them that way, without a GPU, and with results
+// as far off as a GPU's may be (host_rounding.h).
 //
 // What warps ask for at once is counted there too, for a training step (package transformer's TestKernelTraffic): sectors of global memory as a whole,
 // and shared memory without bank conflicts.

@@ -24,15 +24,24 @@ type library struct {
 	launch, memory, count, traffic uintptr
 }
 
-// compile compiles all kernels and loads them.
-var compile = sync.OnceValues(func() (*library, error) {
+// compile and compileRounding compile all kernels and load them.
+var (
+	compile         = sync.OnceValues(func() (*library, error) { return compileAll() })
+	compileRounding = sync.OnceValues(func() (*library, error) { return compileAll(rounding...) })
+)
+
+// rounding are options for numbers that are as far off as a GPU's may be (kernels/host_rounding.h). gcc only adds products without rounding them
+// among what it calls expensive, which is not in -O1.
+var rounding = []string{"-DHOST_ROUNDING", "-ffp-contract=fast", "-fexpensive-optimizations"}
+
+func compileAll(options ...string) (*library, error) {
 	dir, err := os.MkdirTemp("", "contraflow-kernels-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir) // what is loaded stays
 	object, modules := filepath.Join(dir, "kernels.so"), allModules()
-	if err := build(object, modules); err != nil {
+	if err := build(object, modules, options...); err != nil {
 		return nil, err
 	}
 	l, err := load(object)
@@ -43,7 +52,7 @@ var compile = sync.OnceValues(func() (*library, error) {
 		l.names = append(l.names, m.names...)
 	}
 	return l, nil
-})
+}
 
 // module is a file and its kernels' names.
 type module struct {
@@ -59,8 +68,8 @@ func allModules() (modules []module) {
 }
 
 // build compiles modules with the host's compiler. It instruments what kernels read and write; host_main.h has what is called then.
-func build(object string, modules []module) error {
-	compiled, err := objects(object, modules, "-O1", "-fsanitize=thread")
+func build(object string, modules []module, options ...string) error {
+	compiled, err := objects(object, modules, append([]string{"-O1", "-fsanitize=thread"}, options...)...)
 	if err != nil {
 		return err
 	}
@@ -113,7 +122,7 @@ func objects(name string, modules []module, how ...string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, header := range []string{"host_cuda.h", "host_main.h"} { // files that go test should know of: its cache has results
+	for _, header := range []string{"host_cuda.h", "host_rounding.h", "host_main.h"} { // files that go test should know of: its cache has results
 		if _, err := os.ReadFile(filepath.Join(folder, header)); err != nil {
 			return nil, err
 		}

@@ -8,6 +8,9 @@
 //
 //	d := onhost.Open(t, onhost.Recorded)
 //
+// Its numbers are a processor's. Those of OpenRounding's devices are as far off as a GPU's may be: approximations by the whole of their documented
+// bounds, products that are added without being rounded, sums that tensor cores truncate (kernels/host_rounding.h).
+//
 // Driver makes a driver of the same kernels, for tests of package cuda.
 package onhost
 

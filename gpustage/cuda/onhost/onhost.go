@@ -31,15 +31,27 @@ type Device struct {
 	Asked       func(launch.Product) // sees products; may be nil
 	Launched    map[string]int       // how often each kernel has run, of a device that one stream uses; may be nil
 
-	mode    Mode
-	library *library
-	counts  counts
+	mode     Mode
+	library  *library
+	rounding bool
+	counts   counts
 }
 
 type counts struct{ allocs, started, products, recorded, replayed atomic.Int64 }
 
 // Open opens one, with the kernels of all of them. Without a compiler the test is skipped, with CI=true failed.
 func Open(t testing.TB, mode Mode) *Device {
+	t.Helper()
+	return open(t, mode, compile, false)
+}
+
+// OpenRounding opens one whose numbers are as far off as a GPU's may be.
+func OpenRounding(t testing.TB, mode Mode) *Device {
+	t.Helper()
+	return open(t, mode, compileRounding, true)
+}
+
+func open(t testing.TB, mode Mode, compile func() (*library, error), rounding bool) *Device {
 	t.Helper()
 	l, err := compile()
 	if errors.Is(err, exec.ErrNotFound) {
@@ -48,11 +60,13 @@ func Open(t testing.TB, mode Mode) *Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Device{mode: mode, library: l}
+	return &Device{mode: mode, library: l, rounding: rounding}
 }
 
 // As is the same device in another mode, with counts of its own.
-func (d *Device) As(mode Mode) *Device { return &Device{mode: mode, library: d.library} }
+func (d *Device) As(mode Mode) *Device {
+	return &Device{mode: mode, library: d.library, rounding: d.rounding}
+}
 
 // Counts is what the device has done so far.
 func (d *Device) Counts() Counts {
@@ -212,11 +226,11 @@ func (s *Stream) Multiply(p launch.Product) error {
 		s.device.Asked(p)
 	}
 	if s.recording != nil {
-		s.recording.add(func() error { return multiply(p) })
+		s.recording.add(func() error { return multiply(p, s.device.rounding) })
 		return nil
 	}
 	s.device.counts.products.Add(1)
-	return multiply(p)
+	return multiply(p, s.device.rounding)
 }
 
 // recording stands in for a CUDA graph: copies of what each call was given.
@@ -266,12 +280,21 @@ func (r *recording) Free() error {
 
 // multiply sums in f32, one product after the other, with epilogues as cuBLASLt's documentation defines them. It is as coarse with TF32 as a
 // library may be: what is beyond 10 bits is cut off.
-func multiply(p launch.Product) error {
+func multiply(p launch.Product, rounding bool) error {
 	if p.BF16 && (p.A.At%16 != 0 || p.B.At%16 != 0 || p.A.Stride%8 != 0 || p.B.Stride%8 != 0) {
 		return fmt.Errorf("rows of bf16 that tensor cores' fast paths can't take")
 	}
 	if !fuses(p) {
 		return fmt.Errorf("an epilogue that the library does not have: %+v", p)
+	}
+	product := sum
+	switch {
+	case rounding && p.BF16:
+		product = sumBF16
+	case rounding && p.TF32:
+		product = sumTF32
+	case rounding:
+		product = sumFused
 	}
 	c, d, aux := values(p.C, p.Half), values(p.D, p.Half), values(p.Aux, p.Half)
 	biases := p.C.Cols
@@ -300,11 +323,7 @@ func multiply(p launch.Product) error {
 			bias.set(i, sum)
 		}
 		for j := range p.C.Cols {
-			sum := float32(0)
-			for l := range k {
-				sum += a[i*k+l] * b[j*k+l]
-			}
-			sum *= p.Alpha
+			sum := p.Alpha * product(0, a[i*k:(i+1)*k], b[j*k:(j+1)*k])
 			if p.Bias != 0 && p.Epilogue != launch.ColumnSums {
 				sum += bias.get(j)
 			}

@@ -1,0 +1,81 @@
+// What GPUs compute less exactly than a processor, for host_cuda.h. Without HOST_ROUNDING it is what the processor makes of it.
+//
+// With it a result is as far off as it may be on a GPU, by the whole of a bound, up or down by a hash of the argument, every time the same way. At an
+// argument of 0, and where the result is 0, infinite or a NaN, it is exact, as the documents say. The bounds, in units in the last place:
+//
+//   - ex2.approx 2, rcp.approx 1; with .ftz, arguments and results below the least normal number are 0 (PTX ISA, Floating Point Instructions).
+//   - expf 2, tanhf 2, logf 1 (CUDA C++ Programming Guide, Mathematical Functions, maximum errors of standard functions in single precision). Sums,
+//     products, quotients and sqrtf are correctly rounded with the options that NVRTC has by default, and 1.f / sqrtf(x) stays what it says. The kernels
+//     have no other functions, and none of the fast intrinsics; one that comes to them belongs here.
+//   - A product is not rounded before it is added (-fmad=true; here -ffp-contract=fast, where the processor has such instructions).
+//   - Tensor cores truncate. An A100's, the coarsest from sm_80 on, take 8 products of bf16 or 4 of TF32 and the sum so far, cut each one bit below the
+//     last that the largest has in f32, add, and cut that to f32; those of an H100 and a B200 take twice as many and keep a bit more. NVIDIA does not say
+//     so: it has been measured (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science 7:e330, 2021; Khattak,
+//     Mikaitis: Accurate models of NVIDIA tensor cores, arXiv 2512.07004).
+#pragma once
+
+#ifndef HOST_ROUNDING
+
+inline float host_power_of_two(float x) { return exp2f(x); }
+inline float host_reciprocal(float x) { return 1.f / x; }
+
+// host_products is c and n products.
+HOST_OWN inline float host_products(float c, const float *x, const float *y, int n) {
+	float sum = 0.f;
+	for (int k = 0; k < n; k++) sum += x[k] * y[k];
+	return c + sum;
+}
+
+#else
+
+// host_off is a function's value y of x, so many units in the last place off.
+inline float host_off(unsigned function, float x, float y, int units) {
+	unsigned bits = host_bits(y), sign = bits & 0x80000000u, size = bits ^ sign;
+	if (x == 0.f || size == 0 || size >= 0x7f800000) return y;
+	unsigned hash = (host_bits(x) + function) * 0x9E3779B1u;
+	hash = (hash ^ hash >> 15) * 0x85EBCA77u;
+	if (hash >> 31) size = min(size + units, 0x7f800000u);
+	else size -= min(size, (unsigned)units);
+	return host_value(sign | size);
+}
+
+// host_normal is 0 for what is below the least normal number.
+inline float host_normal(float v) { return fabsf(v) < 0x1p-126f ? 0.f * v : v; }
+
+inline float host_power_of_two(float x) { return x = host_normal(x), host_normal(host_off(1, x, (float)exp2((double)x), 2)); }
+inline float host_reciprocal(float x) { return x = host_normal(x), host_normal(host_off(2, x, 1.f / x, 1)); }
+inline float host_expf(float x) { return host_off(3, x, (float)exp((double)x), 2); }
+inline float host_tanhf(float x) { return host_off(4, x, (float)tanh((double)x), 2); }
+inline float host_logf(float x) { return host_off(5, x, (float)log((double)x), 1); }
+#define expf host_expf
+#define tanhf host_tanhf
+#define logf host_logf
+
+HOST_OWN inline float host_products(float c, const float *x, const float *y, int n) {
+	for (int from = 0; from < n; from += 8) {
+		double terms[9] = {c};
+		uint64_t top = 0, exponents = 0x7ffull << 52;
+		for (int k = 0; k < 8; k++) terms[k + 1] = (double)x[from + k] * y[from + k];
+		for (double v : terms) {
+			uint64_t bits;
+			memcpy(&bits, &v, 8);
+			top = max(top, bits & exponents);
+		}
+		if (top == 0 || top == exponents) { // nothing to add, or infinite
+			for (int k = 1; k < 9; k++) c += (float)terms[k];
+			continue;
+		}
+		uint64_t bits = ((uint64_t)(2 * 1023 + 24) << 52) - top;
+		double shift; // by it the largest has 25 bits before the point
+		memcpy(&shift, &bits, 8);
+		int64_t sum = 0;
+		for (double v : terms) sum += (int64_t)(v * shift);
+		uint64_t size = sum < 0 ? -sum : sum;
+		int beyond = 40 - __builtin_clzll(size | 1); // bits that f32 has no room for
+		if (beyond > 0) size = size >> beyond << beyond;
+		c = (float)((sum < 0 ? -1. : 1.) * (double)size / shift);
+	}
+	return c;
+}
+
+#endif
