@@ -33,7 +33,8 @@ type Ops interface {
 	Scale(y, x Tensor, alpha float64)
 
 	// MatMul is c[M, N] = alpha * op(a) x op(b), followed by the epilogue in o. c must not alias a or
-	// b; it may be o.Residual or o.GradOf.
+	// b; it may be o.Residual or o.GradOf. On a device that TakesBF16 it may be absent where o.PreAct is wanted alone, which has the bits
+	// that it has with a c of PreAct's type.
 	MatMul(c, a, b Tensor, o MatMul)
 	// ColumnSum is sum[1, C] += the sum of x's rows.
 	ColumnSum(sum, x Tensor)

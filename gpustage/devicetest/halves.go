@@ -591,6 +591,22 @@ func testHalfEpilogues(t *testing.T, dev gpustage.Device) {
 			return
 		}
 	}
+	for i, act := range acts { // PreAct alone, with the bits that it has beside c
+		for _, kind := range []int{kindAux, kindC} { // c of its type
+			x := &mix{fixture: newFixture(t, dev, 32, 0), halves: 1<<kindA | 1<<kind, places: placings[0]}
+			a, b, bias := x.arg(kindA, "a", 33, 40, nil), x.arg(kindB, "b", 72, 40, nil), x.vector("bias", 72, nil)
+			c, beside, alone := x.arg(kind, "c", 33, 72, nil), x.arg(kind, "PreAct", 33, 72, nil), x.arg(kind, "PreAct alone", 33, 72, nil)
+			o := gpustage.MatMul{TransB: true, BF16: true, Act: act}
+			if i%2 == 0 {
+				o.Bias = bias.dev
+			}
+			o.PreAct = beside.dev
+			x.s.MatMul(c.dev, a.dev, b.dev, o)
+			o.PreAct = alone.dev
+			x.s.MatMul(gpustage.Tensor{}, a.dev, b.dev, o)
+			same(t, x.fixture, beside, alone, fmt.Sprintf("%v: PreAct beside a result and alone", act))
+		}
+	}
 	// A device may keep short rows of a norm in registers.
 	x := &mix{fixture: newFixture(t, dev, 32, 0), halves: 1 << kindC, places: placings[0]}
 	testHalfEpilogue(x, epilogue{bias: true, drop: true, residual: true, norm: true}, gpustage.Identity, [3]int{3, 1030, 8}, false, true)

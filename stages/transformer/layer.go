@@ -189,12 +189,13 @@ func (p *Pass) up(w layerWeights, act, pre, n gpustage.Tensor) {
 	}
 }
 
-// preAgain is pre of a lean pass, of what the product takes: the same op, and so the same bits, with or without an activation that nobody reads.
+// preAgain is pre of a lean pass, of what the product takes: the same op, and so the same bits. Nobody reads the activation, which only a device
+// that takes operands in bf16 can leave away.
 func (p *Pass) preAgain(w layerWeights, n gpustage.Tensor) gpustage.Tensor {
 	pre := p.open(true, n.Rows, w.up.w.Rows)
 	mark := p.a.Mark()
 	var act gpustage.Tensor
-	if !p.m.Config.Gated {
+	if !p.m.Config.Gated && (p.m.operands == p.m.DType || len(w.up.factors) > 0) {
 		act = p.operand(n.Rows, p.m.Config.FeedForward)
 	}
 	p.up(w, act, pre, n)

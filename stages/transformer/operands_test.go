@@ -1,6 +1,7 @@
 package transformer
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -125,6 +126,79 @@ func TestOperandsInBF16(t *testing.T) {
 					t.Errorf("error %.3g, with copies %.3g: want at most %.1f times as much", here, there, limit)
 				}
 			})
+		}
+	}
+}
+
+// Where operands are of bf16, kept, lean and replayed passes give the same bits, in the memory that is predicted.
+func TestLeanOperands(t *testing.T) {
+	if !onhost.Here {
+		t.Skip("no device here takes operands in bf16")
+	}
+	d := onhost.Open(t, onhost.Plain)
+	for name, load := range map[string]func(Options) (*Model, gpustage.Stream){
+		"bert": func(o Options) (*Model, gpustage.Stream) {
+			return loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, o)
+		},
+		"gelu_new": func(o Options) (*Model, gpustage.Stream) {
+			return loadGolden(t, "gelu-new", d, Head{Normalize: true}, o)
+		},
+		"modernbert": func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "modernbert", nil, d, o) },
+		"qwen3":      func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "qwen3", nil, d, o) },
+		"LoRA": func(o Options) (*Model, gpustage.Stream) {
+			o.Tuning = Tuning{LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: 0.2, Targets: []string{AllLinear}}}
+			return loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, o)
+		},
+	} {
+		m, s := load(Options{BF16: true})
+		m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1
+		rows, random := Rows{IDs: make([]int32, 37), Cu: []int32{0, 3, 4, 37}, Keys: []uint64{1, 2, 3}}, rand.New(rand.NewPCG(8, 8))
+		for i := range rows.IDs {
+			rows.IDs[i] = int32(random.IntN(m.Config.Vocab))
+		}
+		r := make([]float64, 3*m.EmbeddingSize())
+		for i := range r {
+			r[i] = random.NormFloat64()
+		}
+		grads, err := m.NewGradients()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mem := m.Memory([]int{3, 1, 33})
+		var want []byte
+		for i, way := range []struct {
+			pass       func(a *gpustage.Arena) *Pass
+			kept, peak int
+		}{
+			{func(a *gpustage.Arena) *Pass { return m.Forward(s, a, rows, true, true) }, mem.Kept, mem.Backward},
+			{func(a *gpustage.Arena) *Pass { return m.Lean(s, a, rows) }, mem.Lean, mem.LeanBackward},
+			{func(a *gpustage.Arena) *Pass { return m.Replay(s, a, rows) }, mem.Kept, mem.Backward},
+		} {
+			a, err := gpustage.NewArena(d, way.peak)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := a.Mark()
+			s.Fill(a.Keep(s, gpustage.F32, 1, way.peak/4), math.NaN())
+			a.Release(before)
+			s.Fill(grads, 0)
+			p := way.pass(a)
+			if i < 2 && a.Used() != way.kept {
+				t.Errorf("%s, way %d: %d bytes are kept, predicted %d", name, i, a.Used(), way.kept)
+			}
+			p.Backward(upload64(t, s, gpustage.F32, 3, m.EmbeddingSize(), r), grads)
+			got := gpustage.Bytes(floats(t, s, grads))
+			if i == 0 {
+				want = got
+			} else if !bytes.Equal(got, want) {
+				t.Errorf("%s: way %d gives other bits", name, i)
+			}
+			if err := a.Free(); err != nil {
+				t.Error(err)
+			}
+		}
+		if mem.Lean > mem.Kept*2/3 {
+			t.Errorf("%s: a lean pass keeps %d bytes, another one %d", name, mem.Lean, mem.Kept)
 		}
 	}
 }

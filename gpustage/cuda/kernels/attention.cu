@@ -94,8 +94,6 @@ template <int NV> DEVICE void forward(const Attention &a) {
 	}
 }
 
-DEVICE float dot_pairs(u32 a, u32 b) { return from_bf16(a & 0xffff) * from_bf16(b & 0xffff) + from_bf16(a >> 16) * from_bf16(b >> 16); }
-
 // attention_delta is delta[h, t] = <dctx, ctx>, so many lanes to each, a power of two. Heads of bf16 that may be moved 16 bytes at a time
 // have a lane for each 8 features: the kernel waits for memory, and a warp then has twice 512 bytes under way.
 KERNEL attention_delta(Attention a, int lanes) {

@@ -22,6 +22,9 @@ struct Attention {
 	float scale, cap, keep;
 };
 
+// dot_pairs is the product of two pairs of bf16.
+DEVICE float dot_pairs(u32 a, u32 b) { return from_bf16(a & 0xffff) * from_bf16(b & 0xffff) + from_bf16(a >> 16) * from_bf16(b >> 16); }
+
 // Range is half-open.
 struct Range {
 	int from, to;

@@ -421,12 +421,30 @@ template <int D, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 }
 
 // row_numbers reads what belongs to queries i, i+8 and so on: log-sum-exps, as powers of two, and <dctx, ctx>.
-template <int R> DEVICE void row_numbers(const Attention &a, float lse[2 * R], float delta[2 * R], int lo, int h, int i, int n) {
+template <int R> DEVICE void row_lse(const Attention &a, float lse[2 * R], int lo, int h, int i, int n) {
 #pragma unroll
-	for (int half = 0; half < 2 * R; half++) {
-		int row = i + 8 * half;
-		lse[half] = row < n ? a.lse[(size_t)h * a.slse + lo + row] * LOG2E : 0.f;
-		delta[half] = row < n ? a.delta[(size_t)h * a.sdelta + lo + row] : 0.f;
+	for (int half = 0; half < 2 * R; half++) lse[half] = i + 8 * half < n ? a.lse[(size_t)h * a.slse + lo + i + 8 * half] * LOG2E : 0.f;
+}
+template <int R> DEVICE void row_numbers(const Attention &a, float lse[2 * R], float delta[2 * R], int lo, int h, int i, int n) {
+	row_lse<R>(a, lse, lo, h, i, n);
+#pragma unroll
+	for (int half = 0; half < 2 * R; half++) delta[half] = i + 8 * half < n ? a.delta[(size_t)h * a.sdelta + lo + i + 8 * half] : 0.f;
+}
+
+// make_delta makes <dctx, ctx> of queries i and i+8, of dctx in registers, and leaves it for the kernels that come after. In a pass of its own it
+// would read dctx once more, and is one launch more.
+template <int D> DEVICE void make_delta(const Attention &a, float delta[2], const u32 o[D / 16][4], int lo, int h, int w0, int n) {
+	u32 ctx[D / 16][4];
+	left_rows<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0, n);
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		float sum = 0.f;
+#pragma unroll
+		for (int k = 0; k < D / 16; k++) sum += dot_pairs(o[k][half], ctx[k][half]) + dot_pairs(o[k][half + 2], ctx[k][half + 2]);
+		sum += __shfl_xor_sync(EVERY, sum, 1);
+		delta[half] = sum + __shfl_xor_sync(EVERY, sum, 2);
+		int row = w0 + lane_id() / 4 + 8 * half;
+		if (row < n && lane_id() % 4 == 0) a.delta[(size_t)h * a.sdelta + lo + row] = delta[half];
 	}
 }
 
@@ -472,7 +490,13 @@ template <int D, bool BIAS> DEVICE void flash_backward_q(const Attention &a) {
 	float *bias = (float *)(shared + BUFFERS * BUFFER);
 	if (BIAS) stage_bias(a, bias, h);
 	float lse[2 * R], delta[2 * R], dq[R][D / 8][4] = {};
-	row_numbers<R>(a, lse, delta, lo, h, i, n);
+	if constexpr (BUFFERS == 2) {
+		row_lse<R>(a, lse, lo, h, i, n);
+#pragma unroll
+		for (int r = 0; r < R; r++) make_delta<D>(a, delta + 2 * r, o[r], lo, h, w0 + 16 * r, n);
+	} else {
+		row_numbers<R>(a, lse, delta, lo, h, i, n);
+	}
 	for (int turn = 0; k0 < see.to; k0 += 8 * N, turn ^= BUFFERS - 1) {
 		u16 *ks = shared + turn * BUFFER, *vs = ks + BUFFER / 2;
 		wait_copies();

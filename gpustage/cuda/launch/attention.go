@@ -150,7 +150,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 // flashBytes is what rows take in flash.cu's shared memory.
 func flashBytes(rows, dim int) int { return 2 * rows * (dim + 8) }
 
-// AttentionBackward is <dctx, ctx> for each query, then the gradients by query and by key, and the bias's.
+// AttentionBackward is <dctx, ctx> for each query, the gradients by query and by key, and the bias's.
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	const op = "attention backward"
 	if s.Refuse(gpustage.CheckAttention(op, as32(dctx), lse, as32(dq), as32(dk), as32(dv), o)) ||
@@ -165,12 +165,14 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	a.dctx, a.delta, a.dq, a.dk, a.dv, a.dbias = s.address(dctx), s.address(delta), s.address(dq), s.address(dk), s.address(dv), s.address(o.DBias)
 	a.sdctx, a.sdelta, a.sdq, a.sdk, a.sdv, a.sdbias = int32(dctx.Stride), int32(delta.Stride), int32(dq.Stride), int32(dk.Stride), int32(dv.Stride), int32(o.DBias.Stride)
 	a.vec = s.wideHeads(o, q, k, v, ctx, dctx, dq, dk, dv)
-	lanes := 32 // of a warp, for each head and token; fewer where each takes 8 features
-	for half(q) && a.vec != 0 && lanes > 1 && lanes/2*8 >= o.HeadDim {
-		lanes /= 2
-	}
-	s.eachRow("attention_delta", ceil(o.Heads*o.Seqs.Tokens*lanes, 32), a, lanes)
 	d, kv := o.HeadDim, o.Heads/int(a.group)
+	if !flash || d == 256 { // the others' kernel by query makes delta of what it has in registers
+		lanes := 32 // of a warp, for each head and token; fewer where each takes 8 features
+		for half(q) && a.vec != 0 && lanes > 1 && lanes/2*8 >= d {
+			lanes /= 2
+		}
+		s.eachRow("attention_delta", ceil(o.Heads*o.Seqs.Tokens*lanes, 32), a, lanes)
+	}
 	if flash && d == 256 {
 		// One buffer, and the block's own rows beside it; by key a block has half of their features. Rows are what fits into 99 KB.
 		const tile, queries, keys = 32, 64, 48

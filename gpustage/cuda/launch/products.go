@@ -53,6 +53,17 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if o.Alpha == 0 {
 		p.Alpha = 1
 	}
+	if c.IsZero() { // PreAct alone
+		if k > 0 && o.Act != gpustage.GELUTanh && s.takesBias(p, o.PreAct, o) {
+			s.multiply(s.into(p, o.PreAct, o.Bias, o.BiasForms))
+			return
+		}
+		// The library may make both, and PreAct by itself have other bits.
+		c = s.scratch(o.PreAct.DType, m, BF16Cols(n)).Columns(0, n)
+		if s.err != nil {
+			return
+		}
+	}
 	if !beside.IsZero() {
 		s.productAndSums(p, c, a, beside, o.Add)
 		return
