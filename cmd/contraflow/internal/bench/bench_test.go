@@ -191,7 +191,11 @@ func TestTraining(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, s := range steps {
-				if s.Pairs != 10 || s.Texts != 20 || !(s.Loss > 0) || !(s.Seconds > 0) || !(s.PeakGFLOPS > 0) {
+				replayed := 0 // tokens, of what was not kept
+				if s.Kept == 0 {
+					replayed = s.Tokens
+				}
+				if s.SubBatches < 1 || s.Kept != 0 && s.Kept != s.SubBatches || s.Replayed != replayed || s.Pairs != 10 || s.Texts != 20 || !(s.Loss > 0) || !(s.Seconds > 0) || !(s.PeakGFLOPS > 0) {
 					t.Errorf("step %d: %+v", i, s)
 				}
 			}
@@ -222,8 +226,8 @@ func TestTraining(t *testing.T) {
 			if tasks["update"] != 1 || tasks["loss"] != 1 || tasks["embed"] < 1 || tasks["embed"] != tasks["backward"] || tasks["tokenize"] == 0 {
 				t.Errorf("tasks %v", tasks)
 			}
-			if cached := name == "cached"; cached != (tasks["embed"] > 1) {
-				t.Errorf("%v sub-batches", tasks["embed"])
+			if cached := name == "cached"; cached != (tasks["embed"] > 1) || cached != (r.KeptPercent == 0) || !cached && r.KeptPercent != 100 {
+				t.Errorf("%v sub-batches, %v %% kept", tasks["embed"], r.KeptPercent)
 			}
 			if all := 1e3 * 3 * r.Seconds.Max; sum <= 0 || sum > all {
 				t.Errorf("the compute lane was busy for %v ms a step of %v", sum, r.Seconds)

@@ -41,6 +41,8 @@ type Step struct {
 	Texts         int     `json:"texts"`
 	Tokens        int     `json:"tokens"`                    // real ones
 	Replayed      int     `json:"replayed_tokens,omitempty"` // of them, those that went forward again
+	SubBatches    int     `json:"sub_batches,omitempty"`     // of a training step
+	Kept          int     `json:"kept_sub_batches,omitempty"`
 	Loss          float64 `json:"loss,omitempty"`
 	GFLOP         float64 `json:"gflop"` // by Work
 	PeakGFLOPS    float64 `json:"peak_gflop_per_s"`
@@ -72,7 +74,7 @@ type Training struct {
 	cancel  context.CancelCauseFunc
 	mu      sync.Mutex // of what follows
 	spans   []pipeline.Span
-	again   float64 // tokens replayed since the last step
+	since   Step // since the last step: what was replayed, what was kept
 }
 
 // errDone stops the graph.
@@ -116,7 +118,14 @@ func (t *Training) ran(s pipeline.Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.spans = append(t.spans, s)
-	t.again += s.Notes[stages.Replayed]
+	if s.Stage == "backward" {
+		t.since.SubBatches++
+		if again := int(s.Notes[stages.Replayed]); again > 0 {
+			t.since.Replayed += again
+		} else {
+			t.since.Kept++
+		}
+	}
 }
 
 // load loads the model and its tokenizer.
@@ -263,7 +272,8 @@ func (t *Training) Step(ctx context.Context) (Step, error) {
 	}
 	s.Seconds = time.Since(start).Seconds()
 	t.mu.Lock()
-	s.Replayed, t.again = int(t.again), 0 // the graph waits: all of them are the step's
+	s.Replayed, s.SubBatches, s.Kept = t.since.Replayed, t.since.SubBatches, t.since.Kept // the graph waits: all of them are the step's
+	t.since = Step{}
 	t.mu.Unlock()
 	s.PeakGFLOPS = (before + t.probe.gflops(t.bf16, probeFor)) / 2
 	s.ResidentBytes, s.DeviceBytes = gpustage.HostPeakMemory(), t.device.Info().PeakAllocated
@@ -381,7 +391,9 @@ type StepReport struct {
 	Batch       int    `json:"batch"` // rows; of embed, texts
 	Cache       string `json:"cache,omitempty"`
 	BudgetBytes int64  `json:"replay_budget_bytes,omitempty"` // -1: none
-	Steps       int    `json:"steps"`
+	// KeptPercent is of sub-batches whose activations were kept; the others went forward again.
+	KeptPercent float64 `json:"kept_percent,omitempty"`
+	Steps       int     `json:"steps"`
 
 	Seconds       Spread  `json:"seconds_per_step"`
 	PairsPerS     Spread  `json:"pairs_per_s,omitzero"`
@@ -403,7 +415,7 @@ func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Devi
 	if in.made(in.Model) {
 		r.Model = fmt.Sprintf("random weights, %d layers of %d, %d tokens", c.Layers, c.Hidden, c.Vocab)
 	}
-	tokens, texts := 0, 0
+	tokens, texts, subs, kept := 0, 0, 0, 0
 	var percent []float64
 	rate := func(of func(Step) float64) Spread {
 		var vs []float64
@@ -413,7 +425,7 @@ func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Devi
 		return SpreadOf(vs)
 	}
 	for _, s := range steps {
-		tokens, texts = tokens+s.Tokens, texts+s.Texts
+		tokens, texts, subs, kept = tokens+s.Tokens, texts+s.Texts, subs+s.SubBatches, kept+s.Kept
 		if s.PeakGFLOPS > 0 {
 			percent = append(percent, 100*s.GFLOP/s.Seconds/s.PeakGFLOPS)
 		}
@@ -427,6 +439,7 @@ func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Devi
 	r.PeakGFLOPS = rate(func(s Step) float64 { return s.PeakGFLOPS })
 	r.PercentOfPeak = SpreadOf(percent).Median
 	r.TokensPerText = float64(tokens) / float64(max(1, texts))
+	r.KeptPercent = 100 * float64(kept) / float64(max(1, subs))
 	return r
 }
 
@@ -441,7 +454,7 @@ func (r *StepReport) Print(w io.Writer) error {
 	if r.What == "train" {
 		budget := "everything kept"
 		if r.BudgetBytes >= 0 {
-			budget = recipe.Size(r.BudgetBytes) + " kept at most"
+			budget = fmt.Sprintf("%s kept at most: %.0f %% of sub-batches", recipe.Size(r.BudgetBytes), r.KeptPercent)
 		}
 		p("step", "%d pairs, %s, cache %s (%s), %d threads", r.Batch, r.Precision, r.Cache, budget, r.Threads)
 	} else {
