@@ -28,6 +28,7 @@ class Paced:
         self.name = name
         env = dict(os.environ, TOKENIZERS_PARALLELISM="true", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")
         self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        atexit.register(self.process.kill)  # if it has not ended by then
         self.answer()
 
     def answer(self):
