@@ -1,39 +1,62 @@
 #!/usr/bin/env bash
-# gpu.sh [--build] [--processor] [--dir DIR] [--limit SECONDS] [--results FILE] [tests|variants|sanitizer|speed-minilm|speed-bert|graphs|products|choices|overlap|profile ...]: what can only be shown on a
-# machine with an NVIDIA GPU (sm_80 or later), in one command. Each result is printed when it is there, all of them in a table at the end and
-# in DIR/table.txt; whatever has not run stands there as such. Nothing here changes the GPU's settings.
+# gpu.sh [--build | --table] [--processor] [--dir DIR] [--results FILE.tar.gz] [--limit SECONDS] [PART ...]: what can only be shown on a
+# machine with an NVIDIA GPU (sm_80 or later), in one command. Nothing here changes the GPU's settings. Each part is a row of README's
+# table, and what matters most comes first. PART|SECONDS that it may take, by a guess|ROW:
+PARTS='tests|120|conformance suite, goldens of every family and training steps, f32 and bf16
+ranks|60|metamorphic test, gradients and trainings, two ranks and more on one GPU
+speed-minilm|150|cached step of 16,384 pairs against sentence-transformers, MiniLM-L6: speed, memory
+speed-bert|300|cached step of 16,384 pairs against sentence-transformers, BERT-base: speed, memory
+gemm|90|BERT-base step against a large bf16 product
+kernels|240|attention in a step and at 2,048 tokens; each kernel above 3 % of the step
+overlap|60|hidden communication, two ranks on one GPU
+graphs|150|steps with CUDA graphs against without, MiniLM-L6 and BERT-base
+fusions|200|parts of a step fused with products, and `train.precision: tf32`, each beside a step without
+choices|60|tiles of the loss, and embeddings as one kernel or several, beside each other
+variants|120|conformance suite with sums by cuBLASLt, training steps without CUDA graphs, equal bits
+nccl|60|several GPUs over NCCL
+sanitizer|120|compute-sanitizer, memcheck and racecheck'
 #
-# DIR (.cache/gpu, with --processor .cache/gpu-processor) gets programs.tar.gz, what is in it (the programs, the rows to train on), and a log of each line in DIR/logs. --results puts
-# the table, logs and figures into an archive, FILE.tar.gz, anew after each line: what was measured is there when somebody ends the script. What is there already is used: for
-# a machine with a GPU but without Go or a network, gpu.sh --build makes programs.tar.gz elsewhere, and the repository with it is all that has to
-# be carried over. Python (CONTRAFLOW_PYTHON, or python3) needs sentence-transformers and pyarrow for speed; NVRTC and cuBLASLt are taken from
-# CONTRAFLOW_NVRTC and CONTRAFLOW_CUBLASLT, and NCCL from CONTRAFLOW_NCCL, or from beside Python's PyTorch. --limit ends a program that takes longer (3,600 s).
+# DIR (.cache/gpu, with --processor .cache/gpu-processor) gets programs.tar.gz, what is in it (the programs, the rows to train on), and
+# results: for each part its lines, their logs and its figures. A part that runs again begins anew, the others stay. --table runs nothing
+# and prints what is there, README's rows as well, which every call does at its end.
+#
+# A machine with a GPU may have neither Go nor a network: gpu.sh --build makes programs.tar.gz elsewhere, and the repository with it is all
+# that has to be carried over. Python (CONTRAFLOW_PYTHON, or python3) needs PyTorch, sentence-transformers and pyarrow for what is measured; NVRTC
+# and cuBLASLt are taken from CONTRAFLOW_NVRTC and CONTRAFLOW_CUBLASLT, and NCCL from CONTRAFLOW_NCCL, or from beside Python's PyTorch.
+#
+# A machine may also end a call after some time, and keep nothing of it but a few files: --results puts DIR/results into an archive, when a
+# line begins and ends and every 20 s. --limit (with --results 540 s, else none) is the call's: parts that may take longer than what is left
+# are not begun, and a program that does is ended. Archives of several calls, all unpacked in DIR, are one table.
 #
 # --processor runs the tests without a GPU, with a driver that runs the kernels on the processor (gpustage/cuda/testdata/driver.cpp): what the
 # device asks of CUDA and in what order is tested so, and nothing that is measured.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-root=$PWD dir= kit=$PWD/.cache/cuda-kit limit=3600 only= results=
+root=$PWD kit=$PWD/.cache/cuda-kit dir='' limit='' only='' archive='' build='' processor='' print=''
 die() { echo "gpu.sh: $*" >&2; exit 2; }
-build= processor=
+names=$(cut -d '|' -f 1 <<<"$PARTS" | xargs)
 while [ $# -gt 0 ]; do
 	case $1 in
 	--build) build=yes ;;
-	--dir) dir=${2:?--dir wants a folder}; shift ;;
-	--limit) limit=${2:?--limit wants seconds}; shift ;;
-	--results) results=$(realpath "${2:?--results wants a file}"); shift ;;
-	tests | variants | sanitizer | speed-minilm | speed-bert | graphs | products | choices | overlap | profile) only="$only $1" ;;
+	--table) print=yes ;;
 	--processor) processor=yes ;;
-	-h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
-	*) die "$1 is none of --build, --processor, --dir DIR, --limit SECONDS, --results FILE, tests, variants, sanitizer, speed-minilm, speed-bert, graphs, products, choices, overlap, profile" ;;
+	--dir) dir=${2:?--dir wants a folder}; shift ;;
+	--results) archive=${2:?--results wants a file}; shift ;;
+	--limit) limit=${2:?--limit wants seconds}; shift ;;
+	-h | --help) sed -n '2,/^set/{/^set/d; s/^# \{0,1\}//; p}' "$0"; exit 0 ;;
+	*) [[ " $names " == *" $1 "* ]] || die "$1 is none of --build, --table, --processor, --dir DIR, --results FILE.tar.gz, --limit SECONDS, ${names// /, }"; only="$only $1" ;;
 	esac
 	shift
 done
-[ -z "$processor" ] || only=${only:-tests}
-only=${only:-tests variants sanitizer speed-minilm speed-bert graphs products choices overlap profile}
+if [ -n "$archive" ]; then
+	mkdir -p "$(dirname "$archive")" && archive=$(realpath "$archive") || exit 2
+	limit=${limit:-540}
+fi
+[ -z "$processor" ] || only=${only:-tests ranks nccl}
 dir=${dir:-.cache/gpu${processor:+-processor}}
-mkdir -p "$dir" || exit 2
+mkdir -p "$dir/results" || exit 2
 dir=$(cd "$dir" && pwd)
+results=$dir/results
 
 # make_programs makes programs.tar.gz.
 make_programs() {
@@ -56,28 +79,52 @@ make_programs() {
 		mv "$work/quickstart/train.parquet" "$work/rows.parquet"
 		mv "$work/quickstart/start" "$work/start"
 		rm -r "$work/quickstart"
+		{ git describe --always --dirty || echo "of no commit"; } >"$work/commit"
 		tar -C "$work" -czf "$dir/programs.tar.gz" .
 	)
 	[ $? = 0 ] || die "building failed; see above, and $dir/log"
 	rm -r "$work"
 }
+
+# A part's folder in results has NN-NAME.line for each of its lines, NN-NAME.log with what its program printed, and figures.
+table() { # what is known, for people and for README
+	local part row
+	while IFS='|' read -r part _; do cat "$results/$part"/*.line 2>/dev/null; done <<<"$PARTS" | awk -F '\t' '{printf "%-50s %s\n", $1, $2}'
+	printf '\n'
+	cat "$results"/*/machine 2>/dev/null | sort -u
+	printf '\n| on a GPU | |\n|---|---|\n'
+	while IFS='|' read -r part _ row; do printf '| %s | %s |\n' "$row" "$(cell "$part")"; done <<<"$PARTS"
+}
+cell() { # PART: README's words for it: figures, then what did not pass; with the GPU
+	if ! ls "$results/$1"/*.line >/dev/null 2>&1; then
+		echo "not yet run"
+		return
+	fi
+	local words
+	words=$({ cat "$results/$1/figures" 2>/dev/null; awk -F '\t' '$2 !~ /^passed/ {print $1 ": " $2}' "$results/$1"/*.line; } | awk '{printf "%s%s", (NR > 1 ? "; " : ""), $0}' | tr '|' '/')
+	echo "${words:-passed} ($(cut -d , -f 1 "$results/$1/machine"))"
+}
+if [ -n "$print" ]; then
+	table
+	exit
+fi
 if [ -n "$build" ]; then
 	make_programs
 	echo "$dir/programs.tar.gz: $(($(stat -c %s "$dir/programs.tar.gz") >> 20)) MiB"
-	exit 0
+	exit
 fi
+
 if [ -z "$processor" ] && [ ! -e /proc/driver/nvidia/version ] && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
 	die "this machine has no NVIDIA driver, so nothing here can run; contraflow doctor says what is missing"
 fi
-[ -z "$processor" ] || make_programs # of the files as they are
-if [ ! -e "$dir/contraflow" ] || [ "$dir/programs.tar.gz" -nt "$dir/contraflow" ]; then # the archive is a little younger than what is in it
-	[ -e "$dir/programs.tar.gz" ] || make_programs
-	rm -rf "$dir"/{contraflow,*.test,*.so*,start,rows.parquet}
-	tar -C "$dir" -xzf "$dir/programs.tar.gz" || exit 2
+if [ -n "$processor" ] || [ ! -e "$dir/programs.tar.gz" ]; then # --processor is of the files as they are
+	make_programs
 fi
+rm -rf "$dir"/{contraflow,*.test,*.so*,start,rows.parquet}
+tar -C "$dir" -xzf "$dir/programs.tar.gz" || exit 2
 [ ! -e "$kit/env" ] || [ ! -d "$kit/venv" ] || source "$kit/env"
 python=${CONTRAFLOW_PYTHON:-python3}
-command -v "$python" >/dev/null || die "no $python; CONTRAFLOW_PYTHON names one with sentence-transformers"
+command -v "$python" >/dev/null || die "no $python; CONTRAFLOW_PYTHON names one with PyTorch"
 library() { # VARIABLE FILE: finds a library beside Python's PyTorch
 	[ -n "${!1:-}" ] || export "$1=$("$python" -c "import glob, sys; print(next((f for p in sys.path for f in sorted(glob.glob(p + '/nvidia/**/$2', recursive=True), reverse=True)), ''))")"
 	[ -n "${!1}" ] || unset "$1" # the system's loader may know it
@@ -85,39 +132,94 @@ library() { # VARIABLE FILE: finds a library beside Python's PyTorch
 library CONTRAFLOW_NVRTC 'libnvrtc.so.1[23]'
 library CONTRAFLOW_CUBLASLT 'libcublasLt.so.1[23]'
 library CONTRAFLOW_NCCL libnccl.so.2
-export CI=true CONTRAFLOW_CUDA=try PYTHONUNBUFFERED=1
+export CI=true CONTRAFLOW_CUDA=try PYTHONUNBUFFERED=1 HOME="${HOME:-$dir}"
+for d in /usr/local/cuda/bin /opt/nvidia/nsight-compute/*/; do PATH=$PATH:$d; done # ncu and compute-sanitizer, where they are not in PATH
 gpus=$(ls /proc/driver/nvidia/gpus 2>/dev/null | wc -l)
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1)
 if [ -n "$processor" ]; then
 	export LD_LIBRARY_PATH=$dir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CONTRAFLOW_CUBLASLT=$dir/libcublasLt.so.13 CONTRAFLOW_NCCL=$dir/libtestnccl.so CONTRAFLOW_DRIVER_GPUS=2
-	gpus=2
+	gpus=2 gpu="the processor as a GPU"
+fi
+versions=$("$python" -c 'from importlib.metadata import version; print(", ".join(f"{p} {version(p)}" for p in ("torch", "sentence-transformers")))' 2>/dev/null)
+machine="${gpu:-a GPU}, contraflow $(cat "$dir/commit")${versions:+, $versions}"
+
+save() { # the archive, whole or as it was
+	[ -n "$archive" ] || return 0
+	(
+		flock 9
+		table >"$results/table.txt"
+		tar -C "$dir" -czf "$archive.new" results 2>/dev/null
+		[ $? -gt 1 ] || mv "$archive.new" "$archive" # 1: a log has grown meanwhile
+	) 9>"$dir/lock"
+}
+if [ -n "$archive" ]; then
+	while sleep 20 && kill -0 $$; do save; done >/dev/null 2>&1 &
+	saving=$!
+	trap 'kill $saving 2>/dev/null; save' EXIT
 fi
 
-: >"$dir/table.txt"
-rm -rf "$dir/logs"
-mkdir "$dir/logs" || exit 2
-lines=0 log=
-next_log() { # FOR: the log of what comes
-	lines=$((lines + 1))
-	log=$dir/logs/$(printf '%02d-%s' $lines "${1//[^a-zA-Z0-9]/-}")
-}
-result() { # NAME WORDS
-	printf '%-50s %s\n' "$1" "$2" | tee -a "$dir/table.txt"
-	[ -z "$results" ] || (cd "$dir" && shopt -s nullglob && tar -czf "$results.new" table.txt logs *.json && mv "$results.new" "$results")
-}
-row() { # NAME COMMAND...
-	local name=$1 start=$SECONDS
-	shift
+name='' log='' lines=0 # of the line under way
+begin() { # NAME
+	name=$1 lines=$((lines + 1))
+	log=$results/$part/$(printf %02d $lines)-${name//[^a-zA-Z0-9]/-}.log
+	printf '%s\tbegan at %s; no end is known\n' "$name" "$(date +%T)" >"${log%.log}.line"
 	echo "== $name"
-	next_log "$name"
-	if "$@" >"$log" 2>&1; then
-		result "$name" "passed, $((SECONDS - start)) s"
-	else
-		tail -40 "$log"
-		result "$name" "FAILED after $((SECONDS - start)) s: $log"
+	save
+}
+end() { # WORDS
+	printf '%s\t%s\n' "$name" "$1" >"${log%.log}.line"
+	printf '%-50s %s\n' "$name" "$1"
+	save
+}
+not_run() { # NAME WHY
+	begin "$1"
+	end "not run: $2"
+}
+left() { echo $((limit ? limit - SECONDS : 1000000)); } # seconds
+row() { # NAME COMMAND...: a line of the table. What the command prints goes to the log; with show=yes here, too
+	local start=$SECONDS code took
+	begin "$1"
+	shift
+	if [ "$(left)" -lt 10 ]; then
+		end "not run: the call's $limit s are over"
+		return
 	fi
+	if [ -n "${show:-}" ]; then
+		"$@" 2>&1 | tee "$log"
+		code=${PIPESTATUS[0]}
+	else
+		"$@" >"$log" 2>&1
+		code=$?
+		[ $code = 0 ] || tail -40 "$log"
+	fi
+	took="$((SECONDS - start)) s"
+	if [ "$code" = 0 ]; then
+		end "passed, $took"
+	elif [ "$code" = 124 ] || [ "$code" = 137 ]; then
+		end "ENDED after $took, as the call's $limit s are over"
+	elif [ "$code" = 3 ] && [ -n "${show:-}" ]; then
+		end "BROKEN, $took: a bar does not hold"
+	elif [ -n "${refusal:-}" ] && grep -qE "$refusal" "$log"; then
+		end "not run: $(grep -oE "$refusal" "$log" | head -1)"
+	else
+		end "FAILED after $took, exit code $code"
+	fi
+}
+measure() { # NAME SCRIPT OPTION...: a row of figures
+	show=yes refusal='ModuleNotFoundError.*|ERR_NVGPUCTRPERM|Failed to initialize the profiler.*' row "$1" in_folder . "$python" "testdata/peers/$2" \
+		"$dir/contraflow" --data "$dir/rows.parquet" --figures "$results/$part/figures" "${@:3}"
+}
+in_folder() { # in the foreground: who ends this script ends it too
+	(cd "$root/$1" && shift && exec timeout --foreground -k 10 "$(left)" "$@")
 }
 contraflow() { # the program has given back what it had on its GPU, as far as there is a driver that tells
 	in_folder . "$dir/contraflow" "$@" && ! grep -q 'a context is given back that has' "$log"
+}
+resumed() {
+	contraflow "$@" && ! grep -q 'no checkpoint yet' "$log"
+}
+on_gpu() { # FOLDER PROGRAM OPTION...: tests, or benchmarks, that have a processor otherwise
+	CONTRAFLOW_TEST_DEVICE=cuda in_folder "$@"
 }
 ranks() { # N COMMAND...: that many processes, as torchrun would start them
 	local n=$1 port=$((20000 + RANDOM % 12000)) all=() failed=0
@@ -126,102 +228,87 @@ ranks() { # N COMMAND...: that many processes, as torchrun would start them
 		RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$@" &
 		all+=($!)
 	done
-	for r in "${all[@]}"; do wait "$r" || failed=1; done
+	for r in "${all[@]}"; do wait "$r" || failed=$?; done
 	return $failed
 }
-in_folder() { (cd "$root/$1" && shift && exec timeout --foreground -k 10 "$limit" "$@"); } # in the foreground: who ends this script ends it too
 
-in_folder . "$dir/contraflow" doctor --seconds 0
-for part in $only; do
-	case $part in
-	tests)
-		row "conformance suite, f32 and bf16" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance ${processor:+-test.short}
-		export CONTRAFLOW_TEST_DEVICE=cuda
-		row "goldens of every family, f32 and bf16" in_folder stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error|TestStatic$'
-		row "golden training steps" in_folder stages "$dir/stages.test" -test.run "GoldenSteps${processor:+/^mnrl\$}"
-		row "metamorphic, several ranks on one GPU" in_folder stages "$dir/stages.test" -test.run TestReplicasMetamorphic
-		unset CONTRAFLOW_TEST_DEVICE
-		rm -rf "$dir"/run*
-		cat >"$dir/recipe.yaml" <<END
+verify=(verify-grads -c "$dir/recipe.yaml" --rows 6 --sub-batch 5) train=(train -c "$dir/recipe.yaml" --log human)
+streamed=(--set mesh.replicate=1 --set mesh.shard=2 --set mesh.parameters=streamed)
+cat >"$dir/recipe.yaml" <<END
 model: {path: "$dir/start", max_length: {query: 16, document: 32}}
 data: {train: [{path: "$dir/rows.parquet", query: comment, positive: body}]}
 batch: {global_size: 16, sub_batch: {tokens: 256}}
 train: {device: cuda, max_steps: 3}
 save: {dir: "$dir/run", every: 2}
 END
-		verify=(verify-grads -c "$dir/recipe.yaml" --rows 6 --sub-batch 5) train=(train -c "$dir/recipe.yaml" --log human)
-		row "gradients verified, alone and on 4 ranks" contraflow "${verify[@]}" --accumulate 1 --replicas 2 --shards 2
+echo "$machine"
+in_folder . "$dir/contraflow" doctor --seconds 0 2>&1 | tee "$results/doctor.txt"
+later=''
+for part in ${only:-$names}; do
+	if [ "$(left)" -lt "$(grep "^$part|" <<<"$PARTS" | cut -d '|' -f 2)" ]; then
+		later="$later $part"
+		continue
+	fi
+	lines=0
+	rm -rf "${results:?}/$part" "$dir"/run*
+	mkdir "$results/$part" || exit 2
+	echo "$machine" >"$results/$part/machine"
+	case $part in
+	tests)
+		row "conformance suite, f32 and bf16" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance ${processor:+-test.short}
+		row "goldens of every family, f32 and bf16" on_gpu stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error|TestStatic$'
+		row "golden training steps" on_gpu stages "$dir/stages.test" -test.run "GoldenSteps${processor:+/^mnrl\$}"
 		row "training in bf16" contraflow "${train[@]}" --set train.precision=bf16
-		row "its last step again, resumed" contraflow "${train[@]}" --set train.precision=bf16 --set train.max_steps=5 --resume
-		! grep -q 'no checkpoint yet' "$log" || result "its last step again, resumed" "FAILED: it began anew"
-		row "training of LoRA, cached, 2 x 2 ranks" contraflow "${train[@]}" --out "$dir/run2" --set model.lora.rank=8 \
-			--set model.activation_checkpointing=true --set batch.cache=always --set mesh.replicate=2 --set mesh.shard=2
-		streamed=(--set mesh.replicate=1 --set mesh.shard=2 --set mesh.parameters=streamed)
-		row "training with streamed parameters, 2 ranks" contraflow "${train[@]}" --out "$dir/run3" "${streamed[@]}"
-		if [ "$gpus" -gt 1 ]; then
-			row "gradients verified, 2 GPUs over NCCL" ranks 2 contraflow "${verify[@]}" --accumulate 1 --replicas 2
-			row "training on 2 GPUs over NCCL" ranks 2 contraflow "${train[@]}" --out "$dir/run4" "${streamed[@]}"
+		row "its last step again, resumed" resumed "${train[@]}" --set train.precision=bf16 --set train.max_steps=5 --resume
+		;;
+	ranks)
+		row "metamorphic, several ranks on one GPU" on_gpu stages "$dir/stages.test" -test.run TestReplicasMetamorphic
+		row "gradients verified, alone and on 4 ranks" contraflow "${verify[@]}" --accumulate 1 --replicas 2 --shards 2
+		row "training of LoRA, cached, 2 x 2 ranks" contraflow "${train[@]}" --set model.lora.rank=8 --set model.activation_checkpointing=true \
+			--set batch.cache=always --set mesh.replicate=2 --set mesh.shard=2
+		row "training with streamed parameters, 2 ranks" contraflow "${train[@]}" --out "$dir/run2" "${streamed[@]}"
+		;;
+	speed-*) measure "gpu.py, $part" gpu.py --parts peer --only "${part#speed-}" ;;
+	gemm | overlap | graphs | fusions) measure "gpu.py, $part" gpu.py --parts "$part" ;;
+	kernels)
+		if command -v ncu >/dev/null; then
+			measure "kernels by ncu" gpu_kernels.py --keep "$results/$part"
 		else
-			result "gradients and training, 2 GPUs over NCCL" "not run: this machine has one GPU"
+			not_run "kernels by ncu" "ncu is not in PATH"
 		fi
 		;;
+	choices) # what is one way or the other
+		row "tiles of the loss" on_gpu stages "$dir/stages.test" -test.run '^$' -test.bench 'LossTiles$'
+		row "embeddings as one kernel or several" on_gpu stages/transformer "$dir/transformer.test" -test.run '^$' -test.bench 'Embed$'
+		cat "$results/$part"/*.log | grep '^Benchmark' | tr -s '[:blank:]' ' ' | tee "$results/$part/figures"
+		;;
 	variants)
-		row "conformance suite, with the library's sums" in_folder gpustage/cuda env CONTRAFLOW_CUDA_SUMS=on "$dir/cuda.test" -test.run Conformance
-		export CONTRAFLOW_TEST_DEVICE=cuda
-		row "golden training steps, without CUDA graphs" in_folder stages env CONTRAFLOW_CUDA_GRAPHS=off "$dir/stages.test" -test.run GoldenSteps
-		row "metamorphic, one rank; equal bits" in_folder stages "$dir/stages.test" -test.run 'TestMetamorphic|TestBitEqual$'
-		unset CONTRAFLOW_TEST_DEVICE
+		CONTRAFLOW_CUDA_SUMS=on row "conformance suite, with the library's sums" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance
+		CONTRAFLOW_CUDA_GRAPHS=off row "golden training steps, without CUDA graphs" on_gpu stages "$dir/stages.test" -test.run GoldenSteps
+		row "metamorphic, one rank; equal bits" on_gpu stages "$dir/stages.test" -test.run 'TestMetamorphic|TestBitEqual$'
+		;;
+	nccl)
+		if [ "$gpus" -gt 1 ]; then
+			row "gradients verified, 2 GPUs over NCCL" ranks 2 contraflow "${verify[@]}" --accumulate 1 --replicas 2
+			row "training on 2 GPUs over NCCL" ranks 2 contraflow "${train[@]}" "${streamed[@]}"
+		else
+			not_run "gradients and training, 2 GPUs over NCCL" "this machine has one GPU"
+		fi
 		;;
 	sanitizer)
 		for tool in memcheck racecheck; do
-			options=(--tool $tool)
-			[ $tool != memcheck ] || options+=(--report-api-errors no) # the suite asks for more memory than there is
+			options=(--tool "$tool")
+			[ "$tool" != memcheck ] || options+=(--report-api-errors no) # the suite asks for more memory than there is
 			if command -v compute-sanitizer >/dev/null; then
-				row "compute-sanitizer $tool" in_folder gpustage/cuda compute-sanitizer "${options[@]}" --error-exitcode 1 "$dir/cuda.test" -test.short -test.run Conformance
+				refusal='Device not supported.*' row "compute-sanitizer $tool" in_folder gpustage/cuda compute-sanitizer "${options[@]}" --error-exitcode 1 "$dir/cuda.test" -test.short -test.run Conformance
 			else
-				result "compute-sanitizer $tool" "not run: compute-sanitizer is not in PATH"
+				not_run "compute-sanitizer $tool" "it is not in PATH"
 			fi
 		done
-		;;
-	speed-* | graphs | products | overlap)
-		name="gpu.py, $part" options=(--only "${part#speed-}" --parts peer)
-		[[ $part == speed-* ]] || options=(--only bert --parts "$part")
-		[ "$part" != graphs ] || options=(--parts graphs)
-		if "$python" -c 'import sentence_transformers, pyarrow' 2>/dev/null; then
-			echo "== $name"
-			next_log "$name"
-			in_folder . "$python" testdata/peers/gpu.py "$dir/contraflow" --data "$dir/rows.parquet" "${options[@]}" --json "$dir/$part.json" 2>&1 | tee "$log"
-			case ${PIPESTATUS[0]} in
-			0) result "$name" "every bar holds: $dir/$part.json" ;;
-			*) result "$name" "FAILED, or a bar is broken: see above" ;;
-			esac
-		else
-			result "$name" "not run: $python has no sentence_transformers or no pyarrow"
-		fi
-		;;
-	choices) # what is one way or the other, printed beside each other
-		export CONTRAFLOW_TEST_DEVICE=cuda
-		row "tiles of the loss" in_folder stages "$dir/stages.test" -test.run '^$' -test.bench 'LossTiles$'
-		grep '^Benchmark' "$log"
-		row "embeddings as one kernel or several" in_folder stages/transformer "$dir/transformer.test" -test.run '^$' -test.bench 'Embed$'
-		grep '^Benchmark' "$log"
-		unset CONTRAFLOW_TEST_DEVICE
-		;;
-	profile)
-		if command -v ncu >/dev/null; then
-			echo "== ncu"
-			next_log ncu
-			in_folder . "$python" testdata/peers/gpu_kernels.py "$dir/contraflow" --data "$dir/rows.parquet" 2>&1 | tee "$log"
-			case ${PIPESTATUS[0]} in
-			0) result "kernels by ncu" "see above" ;;
-			*) result "kernels by ncu" "FAILED, or a bar is broken: see above" ;;
-			esac
-		else
-			result "kernels by ncu" "not run: ncu is not in PATH"
-		fi
 		;;
 	esac
 done
 echo
-cat "$dir/table.txt"
-! grep -q FAILED "$dir/table.txt"
+table
+[ -z "$later" ] || printf '\nnot in this call, whose %s s did not suffice:%s\n' "$limit" "$later"
+! grep -qE $'\t(FAILED|BROKEN|ENDED)' "$results"/*/*.line 2>/dev/null
