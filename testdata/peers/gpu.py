@@ -475,8 +475,9 @@ def main():
 
 
 if __name__ == "__main__":
-    turns = {"--peer": peer, "--product": product}
-    if sys.argv[1] in turns:
-        turns[sys.argv[1]](sys.argv[2:])
+    if sys.argv[1:2] == ["--peer"]:
+        peer(sys.argv[2:])
+    elif sys.argv[1:2] == ["--product"]:
+        product(sys.argv[2:])
     else:
         main()
