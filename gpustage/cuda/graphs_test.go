@@ -46,7 +46,7 @@ func TestGraphCalls(t *testing.T) {
 	}
 	var launches string
 	for i := range 4 {
-		launches += fmt.Sprintf("launch 1 blocks of 32, argument 1 is %d\n", 8+i)
+		launches += fmt.Sprintf("launch 1 blocks of 32, argument 5 is %d\n", 8+i)
 	}
 	want := "first\n" + launches + "second\nbegin in mode 2\n" + launches + "end\ninstantiate 0x10\ndestroy 0x10\nstart 0x11\nthird\nstart 0x11\n<nil>\nfree 0x11\n"
 	if got := run(); got != want {

@@ -23,8 +23,11 @@
 package launch
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
 	"math"
+	"slices"
 	"unsafe"
 
 	"contraflow/gpustage"
@@ -97,6 +100,9 @@ type Stream struct {
 
 	// Apart gives each tensor of scratch memory an allocation of its own, which a device that checks accesses sees a kernel leave.
 	Apart bool
+
+	// Piece is how many elements of a vector a kernel takes, a multiple of squares; 0: as many as it counts.
+	Piece int
 
 	device gpustage.Device
 	driver Driver
@@ -209,19 +215,30 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 		used += copy(s.words[used:], vs)
 		n++
 	}
+	number := func(v int) bool {
+		if int64(int32(v)) != int64(v) {
+			s.Fail(fmt.Errorf("%s: a size of %d is beyond this device's kernels", kernel, v))
+			return false
+		}
+		box(uint64(uint32(v)))
+		return true
+	}
 	for _, a := range args {
 		switch v := a.(type) {
 		case tensor:
+			if v.Rows <= 1 {
+				v.Stride = 0 // nobody asks for it, and a long vector's does not fit
+			}
 			box(uint64(s.address(v)))
-			box(uint64(uint32(v.Stride)))
+			if !number(v.Stride) {
+				return
+			}
 		case flat:
 			box(uint64(s.address(tensor(v))))
 		case int:
-			if int64(int32(v)) != int64(v) {
-				s.Fail(fmt.Errorf("%s: a size of %d is beyond this device's kernels", kernel, v))
+			if !number(v) {
 				return
 			}
-			box(uint64(uint32(v)))
 		case uint32:
 			box(uint64(v))
 		case uint64:
@@ -267,25 +284,44 @@ const (
 	mostBlocks = 1<<16 - 1 // the most in y; threads then take several elements
 )
 
+// longest is how many elements of a vector a kernel takes: all parameters of a model are one, and kernels count in 32 bits.
+func (s *Stream) longest() int { return cmp.Or(s.Piece, 1<<30) }
+
+// pieces are tensors of one shape as pointwise kernels take them: without gaps they are vectors, and of long ones so many elements at a time.
+func (s *Stream) pieces(ts ...tensor) iter.Seq[[]tensor] {
+	return func(yield func([]tensor) bool) {
+		for _, t := range ts {
+			if !t.IsZero() && !t.Contiguous() {
+				yield(ts)
+				return
+			}
+		}
+		n, most := ts[0].Len(), s.longest()
+		for lo := 0; lo < n; lo += most {
+			part := slices.Clone(ts)
+			for i, t := range part {
+				if !t.IsZero() {
+					part[i] = t.Vector().Columns(lo, min(n, lo+most))
+				}
+			}
+			if !yield(part) {
+				return
+			}
+		}
+	}
+}
+
 // quads runs a pointwise kernel over tensors of one shape. extra come after the tensors.
 func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
-	rows, cols, whole := ts[0].Rows, ts[0].Cols, true
-	for _, t := range ts {
-		whole = whole && (t.IsZero() || t.Contiguous())
+	for part := range s.pieces(ts...) {
+		s.shaped(kernel, part[0].Rows, part[0].Cols, part, extra...)
 	}
-	if whole && rows*cols <= math.MaxInt32 {
-		rows, cols = 1, rows*cols
-	}
-	s.shaped(kernel, rows, cols, ts, extra...)
 }
 
 // shaped is quads for kernels that need to know rows and columns.
 func (s *Stream) shaped(kernel string, rows, cols int, ts []tensor, extra ...any) {
 	var args []any
 	for _, t := range ts {
-		if rows == 1 {
-			t.Stride = 0
-		}
 		args = append(args, t)
 	}
 	args = append(args, extra...)

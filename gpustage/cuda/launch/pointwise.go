@@ -19,11 +19,14 @@ func (s *Stream) Copy(dst, src tensor) {
 }
 
 func (s *Stream) convert(dst, src tensor) {
-	s.eachColumn("convert", src.Rows, src.Cols, dst, int(dst.DType), src, int(src.DType), src.Rows, src.Cols)
+	for ts := range s.pieces(dst, src) {
+		to, from := ts[0], ts[1]
+		s.eachColumn("convert", to.Rows, to.Cols, to, int(to.DType), from, int(from.DType), to.Rows, to.Cols)
+	}
 }
 
 func (s *Stream) toBF16(dst, src tensor) {
-	s.eachQuad("to_bf16", src.Rows, src.Cols, dst, src, s.wide(dst, src), src.Rows, src.Cols)
+	s.quads("to_bf16", []tensor{dst, src})
 }
 
 // Fill sets every element.
@@ -45,7 +48,9 @@ func (s *Stream) Fill(dst tensor, value float64) {
 		bits = uint64(gpustage.ToBF16(float32(value)))
 	}
 	shift := map[int]int{2: 1, 4: 2, 8: 3}[dst.DType.Size()]
-	s.eachColumn("fill", dst.Rows, dst.Cols, dst, bits, shift, dst.Rows, dst.Cols)
+	for ts := range s.pieces(dst) {
+		s.eachColumn("fill", ts[0].Rows, ts[0].Cols, ts[0], bits, shift, ts[0].Rows, ts[0].Cols)
+	}
 }
 
 // Add is y = a + b.
@@ -54,7 +59,9 @@ func (s *Stream) Add(y, a, b tensor) {
 		return
 	}
 	if y.DType == gpustage.F64 {
-		s.eachColumn("add_f64", y.Rows, y.Cols, y, a, b, y.Rows, y.Cols)
+		for ts := range s.pieces(y, a, b) {
+			s.eachColumn("add_f64", ts[0].Rows, ts[0].Cols, ts[0], ts[1], ts[2], ts[0].Rows, ts[0].Cols)
+		}
 	} else if s.f32("add", y) {
 		s.quads("add", []tensor{y, a, b})
 	}

@@ -198,17 +198,17 @@ func (s *Stream) SumSquares(out, x tensor) {
 	if s.Refuse(gpustage.CheckSum(out, x)) || !s.f32("sum of squares", x) || x.Len() == 0 {
 		return
 	}
-	rows, cols := x.Rows, x.Cols
-	if x.Contiguous() {
-		rows, cols = 1, x.Len()
-	}
-	n := ceil(x.Len(), squares)
-	parts := s.scratch(gpustage.F64, 1, n)
+	parts := s.scratch(gpustage.F64, 1, ceil(x.Len(), squares))
 	if s.err != nil {
 		return
 	}
-	s.launch("square_parts", [3]int{n, 1, 1}, [3]int{block, 1, 1}, 0, flat(parts), x, rows, cols)
-	s.launch("square_finish", [3]int{1, 1, 1}, [3]int{block, 1, 1}, 0, flat(out), flat(parts), n)
+	rest := parts
+	for ts := range s.pieces(x) {
+		n := ceil(ts[0].Len(), squares)
+		s.launch("square_parts", [3]int{n, 1, 1}, [3]int{block, 1, 1}, 0, flat(rest), ts[0], ts[0].Rows, ts[0].Cols)
+		rest = rest.Columns(n, rest.Cols)
+	}
+	s.launch("square_finish", [3]int{1, 1, 1}, [3]int{block, 1, 1}, 0, flat(out), flat(parts), parts.Cols)
 }
 
 // Pool reduces each sequence to a vector.

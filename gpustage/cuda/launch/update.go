@@ -25,6 +25,20 @@ type updateArgs struct {
 	run                                              [mostRuns]updateRun
 }
 
+// shortRuns are runs as they are, or in parts that kernels can count.
+func (s *Stream) shortRuns(runs []gpustage.Run) (short []gpustage.Run) {
+	most := s.longest()
+	for _, r := range runs {
+		for ; r.Len > most; r.P, r.State, r.G, r.Len = r.P+most, r.State+most, r.G+most, r.Len-most {
+			part := r
+			part.Len = most
+			short = append(short, part)
+		}
+		short = append(short, r)
+	}
+	return short
+}
+
 // AdamW updates all runs of parameters in one launch, or in several if they are more than mostRuns.
 func (s *Stream) AdamW(p, m, v, g tensor, h gpustage.AdamW) {
 	if s.Refuse(gpustage.CheckAdamW(p, m, v, g, h)) || !s.f32("adamw", p) {
@@ -46,15 +60,11 @@ func (s *Stream) AdamW(p, m, v, g tensor, h gpustage.AdamW) {
 		a.runs, blocks = 0, 0
 	}
 	var first gpustage.Run
-	for _, r := range all {
+	for _, r := range s.shortRuns(all) {
 		// Places are 32 bits wide, counted from the launch's first run.
 		near := func(at, first int) bool { return at >= first && at-first < math.MaxUint32 }
 		if a.runs == mostRuns || a.runs > 0 && !(near(r.P, first.P) && near(r.State, first.State) && near(r.G, first.G)) {
 			issue()
-		}
-		if r.Len >= math.MaxUint32-runBlock {
-			s.Fail(fmt.Errorf("adamw: %d parameters that are updated alike are more than a kernel of this device can count", r.Len))
-			return
 		}
 		if a.runs == 0 {
 			first = r

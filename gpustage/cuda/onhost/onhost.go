@@ -28,6 +28,7 @@ type Device struct {
 	NoEpilogues bool                 // products have none
 	Separate    bool                 // of streams that are opened: what could be fused with products is not
 	Apart       bool                 // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
+	Piece       int                  // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
 	Asked       func(launch.Product) // sees products; may be nil
 	Launched    map[string]int       // how often each kernel has run, of a device that one stream uses; may be nil
 
@@ -104,7 +105,7 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 	if d.mode != Recorded {
 		s.Stream = launch.NewStream(d, struct{ launch.Driver }{s})
 	}
-	s.Stream.Separate, s.Stream.Apart = d.Separate, d.Apart
+	s.Stream.Separate, s.Stream.Apart, s.Stream.Piece = d.Separate, d.Apart, d.Piece
 	return s, nil
 }
 

@@ -16,6 +16,7 @@ type Device struct {
 	ref.Device
 	Separate bool
 	Apart    bool
+	Piece    int
 	Launched map[string]int
 }
 

@@ -9,7 +9,7 @@ int cuCtxSetCurrent(void *context) { return 0; }
 int cuGetErrorName(int error, const char **name) { return *name = "FAKE", 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
                    void **args, void **extra) {
-	return SAY("launch %u blocks of %u, argument 1 is %u", gx, bx, *(unsigned *)args[1]);
+	return SAY("launch %u blocks of %u, argument 5 is %u", gx, bx, *(unsigned *)args[5]);
 }
 int cuStreamBeginCapture_v2(void *stream, int mode) { return SAY("begin in mode %d", mode); }
 int cuStreamEndCapture(void *stream, void **graph) {
