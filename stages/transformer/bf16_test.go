@@ -54,13 +54,22 @@ func TestLoRABF16Error(t *testing.T) {
 }
 
 // bf16Devices compute in bf16 in three ways: plainly, with copies that wait for the backward pass (KeepsBF16), and with operands that are of bf16 in
-// memory (TakesBF16), as the GPU's kernels have them.
+// memory (TakesBF16), as the GPU's kernels have them. Who names a device wants that one, and may have no compiler.
 func bf16Devices(t *testing.T) []gpustage.Device {
 	devices := []gpustage.Device{ref.New(), fastDevice(t)}
-	if onhost.Here {
+	if onhost.Here && os.Getenv("CONTRAFLOW_TEST_DEVICE") == "" {
 		devices = append(devices, onhost.Open(t, onhost.Plain))
 	}
 	return devices
+}
+
+func TestBF16Devices(t *testing.T) {
+	t.Setenv("CONTRAFLOW_TEST_DEVICE", "cpu")
+	for _, d := range bf16Devices(t) {
+		if _, ok := d.(*onhost.Device); ok {
+			t.Error("the kernels are compiled for the processor where a device is named")
+		}
+	}
 }
 
 // In TF32 so is every one of TF32, forward and backward.
