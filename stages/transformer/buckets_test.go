@@ -151,51 +151,87 @@ func TestPadding(t *testing.T) {
 	}
 }
 
-// What the host does for a sub-batch of MiniLM-L6's shape, forward and backward, beside the driver's own work, which starting a launch is
-// most of: on a device whose launches do nothing.
-func BenchmarkIssue(b *testing.B) {
-	c := Config{
-		Family: "bert", Vocab: 30522, Hidden: 384, Layers: 6, Heads: 12, FeedForward: 1536, MaxPositions: 512, TypeVocab: 2, NormEps: 1e-12,
-		HiddenDropout: 0.1, AttentionDropout: 0.1, Activation: gpustage.GELU,
-	}
+// countingDevice counts what it is given.
+type countingDevice interface {
+	gpustage.Device
+	Counts() onhost.Counts
+}
+
+// passes is n rows' forward and backward pass on a model whose parameters do not change, and what the second such pass gives the device.
+func passes(t testing.TB, d countingDevice, c Config, n int) (pass func(), launches int64) {
 	rows := Rows{Cu: []int32{0}}
-	for i := range 32 {
+	for i := range n {
 		for range 40 + i {
 			rows.IDs = append(rows.IDs, 7)
 		}
 		rows.Cu, rows.Keys = append(rows.Cu, int32(len(rows.IDs))), append(rows.Keys, uint64(i))
 	}
-	for name, mode := range map[string]onhost.Mode{"each": onhost.Padded, "recorded": onhost.Recorded} {
-		b.Run(name, func(b *testing.B) {
-			d := onhost.Idle(mode)
-			m, err := New(d, c, Head{Normalize: true}, Options{BF16: true})
-			if err != nil {
-				b.Fatal(err)
-			}
-			s, err := d.OpenStream()
-			if err != nil {
-				b.Fatal(err)
-			}
-			flat, _ := m.NewGradients()
-			a, _ := gpustage.NewArena(d, 1<<40)
-			pass := func() {
-				p := m.Forward(s, a, rows, true, true)
-				p.Backward(p.Embeddings(), flat)
-				p.Release()
-			}
-			pass()
-			before := d.Counts()
-			pass()
-			n := d.Counts()
-			pass()
-			b.ReportAllocs()
-			for b.Loop() {
+	m, err := New(d, c, Head{Normalize: true}, Options{BF16: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat, err := m.NewGradients()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := gpustage.NewArena(d, n<<25)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass = func() {
+		p := m.Forward(s, a, rows, true, true)
+		p.Backward(p.Embeddings(), flat)
+		p.Release()
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass() // rounds parameters besides
+	before := d.Counts()
+	pass()
+	after := d.Counts()
+	return pass, after.Started + after.Products - before.Started - before.Products
+}
+
+// bertShape is BERT with dropout, of a size.
+func bertShape(hidden, layers int) Config {
+	return Config{
+		Family: "bert", Vocab: 30522, Hidden: hidden, Layers: layers, Heads: 12, FeedForward: 4 * hidden, MaxPositions: 512, TypeVocab: 2, NormEps: 1e-12,
+		HiddenDropout: 0.1, AttentionDropout: 0.1, Activation: gpustage.GELU,
+	}
+}
+
+// The device whose launches do nothing is given what the kernels' device is given: what BenchmarkIssue counts and times is a GPU's.
+func TestIdle(t *testing.T) {
+	kernels, c := onhost.Open(t, onhost.Padded), bertShape(96, 2)
+	kernels.NoSums, c.Vocab = true, 11
+	_, want := passes(t, kernels, c, 2)
+	if _, got := passes(t, onhost.Idle(onhost.Padded), c, 2); got != want {
+		t.Errorf("%d launches, want %d", got, want)
+	}
+}
+
+// What the host does for a sub-batch of a model's shape, forward and backward, beside the driver's own work, which starting a launch is
+// most of: on a device whose launches do nothing.
+func BenchmarkIssue(b *testing.B) {
+	for _, model := range []struct {
+		name           string
+		hidden, layers int
+	}{{"MiniLM-L6", 384, 6}, {"BERT-base", 768, 12}} {
+		for name, mode := range map[string]onhost.Mode{"each": onhost.Padded, "recorded": onhost.Recorded} {
+			b.Run(model.name+"/"+name, func(b *testing.B) {
+				pass, launches := passes(b, onhost.Idle(mode), bertShape(model.hidden, model.layers), 32)
 				pass()
-			}
-			if err := s.Sync(); err != nil {
-				b.Fatal(err)
-			}
-			b.ReportMetric(float64(n.Started+n.Products-before.Started-before.Products), "launches")
-		})
+				b.ReportAllocs()
+				for b.Loop() {
+					pass()
+				}
+				b.ReportMetric(float64(launches), "launches")
+			})
+		}
 	}
 }

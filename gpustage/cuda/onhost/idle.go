@@ -5,7 +5,8 @@ import (
 	"contraflow/gpustage/cuda/launch"
 )
 
-// IdleDevice is one whose launches do nothing and whose memory can't be touched: what it takes is what issuing them takes.
+// IdleDevice is one whose launches do nothing and whose memory can't be touched: what it takes is what issuing them takes. It is given what a
+// GPU is given.
 type IdleDevice struct {
 	gpustage.Dry
 	mode   Mode
@@ -17,6 +18,22 @@ func Idle(m Mode) *IdleDevice { return &IdleDevice{mode: m} }
 
 // Repeats tells whether models round their shapes up.
 func (d *IdleDevice) Repeats() bool { return d.mode != Plain }
+
+// PackedBytes is the real device's.
+func (*IdleDevice) PackedBytes(k, n int, bf16 bool) int { return packedBytes(k, n, bf16) }
+
+// RoundedCols is the real device's.
+func (*IdleDevice) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
+
+// TakesBF16 is the real device's.
+func (*IdleDevice) TakesBF16() bool { return true }
+
+func packedBytes(k, n int, bf16 bool) int {
+	if !bf16 {
+		return 0
+	}
+	return launch.BF16Bytes(k, n)
+}
 
 // Counts is what the device has been asked for.
 func (d *IdleDevice) Counts() Counts { return d.counts }
@@ -65,7 +82,28 @@ func (i idle) Multiply(launch.Product) error {
 	return nil
 }
 
-func (idle) Fuses(p launch.Product) (bool, error) { return p.Epilogue == launch.NoEpilogue, nil }
+// Fuses is the real device's answer while CONTRAFLOW_CUDA_SUMS is not on.
+func (idle) Fuses(p launch.Product) (bool, error) {
+	return p.Epilogue != launch.ColumnSums && fuses(p), nil
+}
+
+// fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux and of sums.
+func fuses(p launch.Product) bool {
+	inner := p.A.Cols
+	if p.TransA {
+		inner = p.A.Rows
+	}
+	thin := p.C.Rows == 1 || p.C.Cols == 1 || inner == 1
+	switch {
+	case p.Bias != 0 && thin: // see launch's takesBias
+		return false
+	case p.Epilogue == launch.NoEpilogue:
+		return true
+	case p.Epilogue == launch.ColumnSums:
+		return p.Bias != 0 && p.Bias%16 == 0
+	}
+	return p.Aux.Stride >= p.Aux.Cols && p.Aux.Stride%8 == 0 && p.Aux.At%16 == 0 && (p.Epilogue == launch.GELU || p.Bias == 0)
+}
 
 func (idle) Address(gpustage.Memory) uintptr { return 1 << 20 }
 

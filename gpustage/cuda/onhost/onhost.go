@@ -26,6 +26,7 @@ type Device struct {
 	ref.Device
 
 	NoEpilogues bool                 // products have none
+	NoSums      bool                 // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
 	Separate    bool                 // of streams that are opened: what could be fused with products is not
 	Apart       bool                 // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
 	Piece       int                  // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
@@ -110,12 +111,7 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 }
 
 // PackedBytes is the real device's.
-func (*Device) PackedBytes(k, n int, bf16 bool) int {
-	if !bf16 {
-		return 0
-	}
-	return launch.BF16Bytes(k, n)
-}
+func (*Device) PackedBytes(k, n int, bf16 bool) int { return packedBytes(k, n, bf16) }
 
 // RoundedCols is the real device's.
 func (*Device) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
@@ -200,25 +196,9 @@ func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint
 	return s.device.library.start(kernel, grid, block, shared, words, at)
 }
 
-// Fuses is what cuBLASLt's heuristic answers, from what its documentation demands of aux and of sums, which the real device asks for only where
-// CONTRAFLOW_CUDA_SUMS does.
-func (s *Stream) Fuses(p launch.Product) (bool, error) { return !s.device.NoEpilogues && fuses(p), nil }
-
-func fuses(p launch.Product) bool {
-	inner := p.A.Cols
-	if p.TransA {
-		inner = p.A.Rows
-	}
-	thin := p.C.Rows == 1 || p.C.Cols == 1 || inner == 1
-	switch {
-	case p.Bias != 0 && thin: // see launch's takesBias
-		return false
-	case p.Epilogue == launch.NoEpilogue:
-		return true
-	case p.Epilogue == launch.ColumnSums:
-		return p.Bias != 0 && p.Bias%16 == 0
-	}
-	return p.Aux.Stride >= p.Aux.Cols && p.Aux.Stride%8 == 0 && p.Aux.At%16 == 0 && (p.Epilogue == launch.GELU || p.Bias == 0)
+// Fuses is cuBLASLt's answer.
+func (s *Stream) Fuses(p launch.Product) (bool, error) {
+	return !s.device.NoEpilogues && !(s.device.NoSums && p.Epilogue == launch.ColumnSums) && fuses(p), nil
 }
 
 // Multiply stands in for cuBLASLt, or notes what is to be multiplied.

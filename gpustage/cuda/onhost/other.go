@@ -17,6 +17,7 @@ type Device struct {
 	Separate bool
 	Apart    bool
 	Piece    int
+	NoSums   bool
 	Launched map[string]int
 }
 
