@@ -2,13 +2,10 @@
 
 #include "driver.h"
 
-#define MAX_ARGS 48
-
 CUresult start(CUcontext c, CUfunction f, const unsigned *sizes, unsigned shared, CUstream s, uint64_t *words, const int32_t *at, int n) {
-	void *args[MAX_ARGS];
+	void *args[n]; // few: launch.Stream has room for them
 	CUresult r = cuCtxSetCurrent(c);
 	if (r) return r;
-	if (n > MAX_ARGS) return CUDA_ERROR_INVALID_VALUE;
 	for (int i = 0; i < n; i++) args[i] = words + at[i];
 	return cuLaunchKernel(f, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], shared, s, args, NULL);
 }

@@ -111,7 +111,7 @@ type Stream struct {
 	chunk  int               // the one in use
 	used   int               // bytes of it
 	words  [512]uint64       // of a launch's arguments: 4 KB is the most that every driver takes
-	at     [48]int32
+	at     [48]int32         // where they begin
 
 	repeats repeats
 }
@@ -211,17 +211,19 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 	}
 	n, used := 0, 0
 	box := func(vs ...uint64) {
+		if n == len(s.at) || used+len(vs) > len(s.words) {
+			s.Fail(fmt.Errorf("%s: more than %d arguments, or more than %d bytes of them", kernel, len(s.at), 8*len(s.words)))
+			return
+		}
 		s.at[n] = int32(used)
 		used += copy(s.words[used:], vs)
 		n++
 	}
-	number := func(v int) bool {
+	number := func(v int) {
 		if int64(int32(v)) != int64(v) {
 			s.Fail(fmt.Errorf("%s: a size of %d is beyond this device's kernels", kernel, v))
-			return false
 		}
 		box(uint64(uint32(v)))
-		return true
 	}
 	for _, a := range args {
 		switch v := a.(type) {
@@ -230,15 +232,11 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 				v.Stride = 0 // nobody asks for it, and a long vector's does not fit
 			}
 			box(uint64(s.address(v)))
-			if !number(v.Stride) {
-				return
-			}
+			number(v.Stride)
 		case flat:
 			box(uint64(s.address(tensor(v))))
 		case int:
-			if !number(v) {
-				return
-			}
+			number(v)
 		case uint32:
 			box(uint64(v))
 		case uint64:
@@ -254,6 +252,9 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 		default:
 			panic(fmt.Sprintf("launch: an argument of type %T", a))
 		}
+	}
+	if s.err != nil {
+		return
 	}
 	if err := s.start(kernel, grid, block, shared, s.words[:used], s.at[:n]); err != nil {
 		s.Fail(fmt.Errorf("%s: %w", kernel, err))
