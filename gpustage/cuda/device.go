@@ -324,22 +324,31 @@ func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
 }
 
 // module loads compiled kernels. The context is current.
-func (d *Device) module(file string) (m cu.Module, err error) {
+func (d *Device) module(file string) (cu.Module, error) {
 	if m, ok := d.modules[file]; ok {
 		return m, nil
 	}
-	for range 2 {
-		var code []byte
-		if code, err = d.compiled.Code(file); err != nil {
+	for again := false; ; again = true {
+		code, err := d.compiled.Code(file)
+		if err != nil {
 			return cu.Module{}, err
 		}
-		if m, err = cu.LoadData(string(code)); err == nil {
+		m, err := cu.LoadData(string(code))
+		if err == nil {
 			d.modules[file] = m
 			return m, nil
 		}
-		d.compiled.Forget(file) // its file may be damaged
+		switch err {
+		case cu.InvalidImage, cu.InvalidSource, cu.InvalidPtx, cu.NoBinaryForGpu: // its file may be damaged
+			if !again {
+				d.compiled.Forget(file)
+				continue
+			}
+		case cu.OutOfMemory:
+			err = gpustage.ErrOutOfMemory
+		}
+		return cu.Module{}, fmt.Errorf("loading %s: %w", file, err)
 	}
-	return cu.Module{}, fmt.Errorf("loading %s: %w", file, err)
 }
 
 func init() {

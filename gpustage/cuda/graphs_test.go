@@ -5,8 +5,6 @@ package cuda
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,24 +24,7 @@ func TestGraphCalls(t *testing.T) {
 	if driver() {
 		t.Skip("this machine has an NVIDIA driver: the conformance suite captures graphs with it")
 	}
-	dir := t.TempDir()
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join("testdata", "fake_driver.c")).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	run := func(env ...string) (calls string) {
-		c := exec.Command(os.Args[0], "-test.run=^TestGraphCalls$")
-		c.Env = append(os.Environ(), append(env, "CONTRAFLOW_FAKE_DRIVER=1", "LD_LIBRARY_PATH="+dir)...)
-		out, err := c.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		for line := range strings.Lines(string(out)) {
-			if line, ok := strings.CutPrefix(line, "driver: "); ok {
-				calls += line
-			}
-		}
-		return calls
-	}
+	run := func(env ...string) string { return fakeCalls(t, "TestGraphCalls", env...) }
 	var launches string
 	for i := range 4 {
 		launches += fmt.Sprintf("launch 1 blocks of 32, argument 5 is %d\n", 8+i)
@@ -61,7 +42,6 @@ func TestGraphCalls(t *testing.T) {
 
 // threeTimes issues the same work three times.
 func threeTimes() {
-	say := func(what any) { fmt.Println("driver:", what) }
 	d := &Device{repeats: true, wide: map[string]int{}}
 	only(&d.functions, "fill")
 	s := &Stream{d: d}

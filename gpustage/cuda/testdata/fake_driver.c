@@ -1,4 +1,4 @@
-// What graphs need of CUDA's driver, writing down each call. FAKE_END is what ending a capture answers.
+// What tests need of CUDA's driver, writing down each call. FAKE_END is what ending a capture answers, FAKE_LOAD what loading a module does.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,6 +10,11 @@ int cuGetErrorName(int error, const char **name) { return *name = "FAKE", 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
                    void **args, void **extra) {
 	return SAY("launch %u blocks of %u, argument 5 is %u", gx, bx, *(unsigned *)args[5]);
+}
+int cuModuleLoadData(void **module, const void *image) {
+	const char *answer = getenv("FAKE_LOAD");
+	SAY("load");
+	return answer ? atoi(answer) : 0;
 }
 int cuStreamBeginCapture_v2(void *stream, int mode) { return SAY("begin in mode %d", mode); }
 int cuStreamEndCapture(void *stream, void **graph) {

@@ -1,0 +1,42 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"gorgonia.org/cu"
+)
+
+// Compiled code that a GPU can't take is compiled again, as its file may be damaged; what else keeps it from being loaded is an error.
+func TestModule(t *testing.T) {
+	if dir := os.Getenv("FAKE_KERNELS"); dir != "" {
+		d := &Device{modules: map[string]cu.Module{}}
+		d.compiled.Dir, d.compiled.Arch, d.compiled.Sources = dir, "sm_90", map[string]string{"x.cu": "wrong"}
+		_, err := d.module("x.cu")
+		say(err)
+		return
+	}
+	if driver() {
+		t.Skip("this machine has an NVIDIA driver")
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "x.cu-sm_90.cubin"), []byte("code"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for answer, want := range map[int]string{
+		0:   "load\n<nil>\n",
+		2:   "load\nloading x.cu: out of device memory\n",
+		200: "load\nNVRTC: ",
+		201: "load\nloading x.cu: InvalidContext\n",
+		209: "load\nNVRTC: ",
+	} {
+		got := fakeCalls(t, "TestModule", "FAKE_KERNELS="+dir, fmt.Sprint("FAKE_LOAD=", answer), "CONTRAFLOW_NVRTC=/nowhere/libnvrtc.so.12")
+		if len(got) < len(want) || got[:len(want)] != want {
+			t.Errorf("loading answers %d: calls\n%swant\n%s", answer, got, want)
+		}
+	}
+}
