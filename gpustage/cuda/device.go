@@ -36,15 +36,22 @@ type Device struct {
 	shared  bool // its memory is the host's
 	zeroes  cu.Stream
 
+	loading  sync.Mutex // while kernels are compiled and loaded, which takes seconds; before mu
+	compiled nvrtc.Cache
+	modules  map[string]cu.Module
+
 	mu        sync.Mutex
 	given     int64 // bytes that Alloc has given out
 	most      int64 // at a time
-	compiled  nvrtc.Cache
-	modules   map[string]cu.Module
-	functions map[string]C.CUfunction
-	wide      map[string]int // bytes of shared memory that a kernel may have, where they are more than 48 KB
-	events    []cu.Event     // all there are
-	unused    []cu.Event     // of them, to be used again
+	functions map[string]function
+	events    []cu.Event // all there are
+	unused    []cu.Event // of them, to be used again
+}
+
+// function is a kernel that is loaded.
+type function struct {
+	handle C.CUfunction
+	shared int // bytes of shared memory that it may have
 }
 
 // oldest is the first generation with bf16 on tensor cores.
@@ -71,7 +78,7 @@ func New(share gpustage.Share) (*Device, error) {
 	if os.Getenv("CONTRAFLOW_CUDA") != "try" {
 		return nil, errors.New("the CUDA device has not been run on a GPU yet, and nothing is known of its results; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor")
 	}
-	d := &Device{modules: map[string]cu.Module{}, functions: map[string]C.CUfunction{}, wide: map[string]int{}}
+	d := &Device{modules: map[string]cu.Module{}, functions: map[string]function{}}
 	d.index, d.ranks = share.On(n)
 	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("GPU %d: %w", d.index, err) }
 	if d.device, err = cu.GetDevice(d.index); err != nil {
@@ -271,6 +278,8 @@ func (d *Device) allocZeroed(bytes int64) (cu.DevicePtr, error) {
 
 // Close gives the context back. Memory and streams must not be used any more.
 func (d *Device) Close() error {
+	d.loading.Lock()
+	defer d.loading.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	unbind, err := d.bind()
@@ -292,12 +301,24 @@ func (d *Device) Close() error {
 	return errors.Join(append(errs, driverError(C.release_context(C.CUdevice(d.device))))...)
 }
 
-// function is a kernel; modules are compiled or read on first use.
+// function is a kernel that may have so much shared memory. Modules are compiled or read on first use; only who needs one waits for that.
 func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f, ok := d.functions[kernel]
-	if !ok {
+	known := func() (f function, ok bool) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		f, ok = d.functions[kernel]
+		return f, ok && shared <= f.shared
+	}
+	if f, ok := known(); ok {
+		return f.handle, nil
+	}
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	f, ok := known() // another stream may have been ahead
+	if ok {
+		return f.handle, nil
+	}
+	if f.handle == nil {
 		unbind, err := d.bind()
 		if err != nil {
 			return nil, err
@@ -311,16 +332,18 @@ func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
 		if err != nil {
 			return nil, err
 		}
-		f = *(*C.CUfunction)(unsafe.Pointer(&fn))
-		d.functions[kernel] = f
+		f = function{*(*C.CUfunction)(unsafe.Pointer(&fn)), 48 << 10}
 	}
-	if shared > max(48<<10, d.wide[kernel]) {
-		if err := driverError(C.allow_shared(d.raw(), f, C.int(shared))); err != nil {
+	if shared > f.shared {
+		if err := driverError(C.allow_shared(d.raw(), f.handle, C.int(shared))); err != nil {
 			return nil, fmt.Errorf("%d bytes of shared memory on %s: %w", shared, d.about, err)
 		}
-		d.wide[kernel] = shared
+		f.shared = shared
 	}
-	return f, nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.functions[kernel] = f
+	return f.handle, nil
 }
 
 // module loads compiled kernels. The context is current.

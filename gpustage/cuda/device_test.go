@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"gorgonia.org/cu"
 )
@@ -38,5 +39,42 @@ func TestModule(t *testing.T) {
 		if len(got) < len(want) || got[:len(want)] != want {
 			t.Errorf("loading answers %d: calls\n%swant\n%s", answer, got, want)
 		}
+	}
+}
+
+// While a kernel is compiled and loaded, streams that don't need it go on.
+func TestLoading(t *testing.T) {
+	if dir := os.Getenv("FAKE_KERNELS"); dir != "" {
+		d := &Device{modules: map[string]cu.Module{}, functions: map[string]function{"scale": {}}}
+		d.compiled.Dir, d.compiled.Arch, d.compiled.Sources = dir, "sm_90", map[string]string{"pointwise.cu": "wrong"}
+		loaded := make(chan error)
+		go func() {
+			_, err := d.function("fill", 0)
+			loaded <- err
+		}()
+		for d.loading.TryLock() {
+			d.loading.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+		d.count(1)
+		if _, err := d.function("scale", 0); err != nil {
+			say(err)
+		}
+		if _, err := d.takeEvent(); err != nil {
+			say(err)
+		}
+		say(<-loaded)
+		return
+	}
+	if driver() {
+		t.Skip("this machine has an NVIDIA driver")
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "pointwise.cu-sm_90.cubin"), []byte("code"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	got := fakeCalls(t, "TestLoading", "FAKE_KERNELS="+dir, "FAKE_SLOW=1")
+	if before, after := "event 1\nload\nloaded\nfunction fill\n<nil>\n", "load\nevent 1\nloaded\nfunction fill\n<nil>\n"; got != before && got != after {
+		t.Errorf("calls\n%swant\n%s", got, after)
 	}
 }

@@ -42,8 +42,7 @@ func TestGraphCalls(t *testing.T) {
 
 // threeTimes issues the same work three times.
 func threeTimes() {
-	d := &Device{repeats: true, wide: map[string]int{}}
-	only(&d.functions, "fill")
+	d := &Device{repeats: true, functions: map[string]function{"fill": {}}}
 	s := &Stream{d: d}
 	s.Stream = launch.NewStream(d, s)
 	mem := &memory{d: d, at: cu.DevicePtr(4096), bytes: 1 << 10}
@@ -63,6 +62,3 @@ func threeTimes() {
 		say(err)
 	}
 }
-
-// only makes a map of one zero value, whose type only cgo can name.
-func only[V any](m *map[string]V, key string) { *m = map[string]V{key: *new(V)} }

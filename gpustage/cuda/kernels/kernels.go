@@ -43,6 +43,7 @@ import (
 	"encoding/hex"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 //go:embed *.cu *.cuh
@@ -86,16 +87,17 @@ func Names(module string) []string {
 }
 
 // ModuleOf is the module that has a kernel.
-func ModuleOf(kernel string) string {
+func ModuleOf(kernel string) string { return moduleOf()[kernel] }
+
+var moduleOf = sync.OnceValue(func() map[string]string {
+	of := map[string]string{}
 	for _, m := range Modules() {
 		for _, n := range Names(m) {
-			if n == kernel {
-				return m
-			}
+			of[n] = m
 		}
 	}
-	return ""
-}
+	return of
+})
 
 // Fingerprint changes whenever any file does.
 func Fingerprint() string {

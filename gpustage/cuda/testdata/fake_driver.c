@@ -1,6 +1,8 @@
-// What tests need of CUDA's driver, writing down each call. FAKE_END is what ending a capture answers, FAKE_LOAD what loading a module does.
+// What tests need of CUDA's driver, writing down each call. FAKE_END is what ending a capture answers, FAKE_LOAD what loading a module does, which with
+// FAKE_SLOW takes until an event has been made, or 20 s.
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define SAY(...) (fprintf(stdout, "driver: " __VA_ARGS__), fputc('\n', stdout), fflush(stdout), 0)
 
@@ -11,11 +13,18 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
                    void **args, void **extra) {
 	return SAY("launch %u blocks of %u, argument 5 is %u", gx, bx, *(unsigned *)args[5]);
 }
+static volatile int events;
+int cuEventCreate(void **event, unsigned flags) { return *event = (void *)0x20, SAY("event %d", ++events); }
 int cuModuleLoadData(void **module, const void *image) {
 	const char *answer = getenv("FAKE_LOAD");
 	SAY("load");
+	if (getenv("FAKE_SLOW")) {
+		for (int i = 0; !events && i < 2000; i++) usleep(10000);
+		SAY("loaded");
+	}
 	return answer ? atoi(answer) : 0;
 }
+int cuModuleGetFunction(void **f, void *module, const char *name) { return *f = (void *)0x30, SAY("function %s", name); }
 int cuStreamBeginCapture_v2(void *stream, int mode) { return SAY("begin in mode %d", mode); }
 int cuStreamEndCapture(void *stream, void **graph) {
 	const char *answer = getenv("FAKE_END");
