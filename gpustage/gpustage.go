@@ -67,11 +67,12 @@ type Info struct {
 	Description string // "AMD EPYC, AVX-512, 2 threads"
 	Threads     int    // worker threads of a processor; 0 on a GPU
 	TotalMemory int64  // bytes
-	FreeMemory  int64  // bytes available now
+	FreeMemory  int64  // bytes available now; 0: the device does not say
 	Ranks       int    // of this machine that share the memory; 0: all, as a processor's do
 	TF32        bool   // products of f32 can be TF32's: inputs of 10 bits after the point
 	F64         bool   // models can be of f64
 	HostMemory  bool   // a GPU whose memory is the host's
+	Err         error  // why it is not known what memory there is
 	// PeakAllocated is the most bytes that Alloc had given out at a time, 0 where the device does not count them.
 	PeakAllocated int64
 }

@@ -121,7 +121,12 @@ func (d doctor) devices() (problems error) {
 			}
 			continue
 		}
-		d.say(kind, "%s", dev.Info().Description)
+		info := dev.Info()
+		d.say(kind, "%s", info.Description)
+		if info.Err != nil {
+			d.say("", "%v", info.Err)
+			problems = errors.Join(problems, info.Err)
+		}
 		dev.Close()
 	}
 	return problems

@@ -184,9 +184,13 @@ func (d *Device) Info() gpustage.Info {
 	d.mu.Lock()
 	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, HostMemory: d.shared, PeakAllocated: d.most}
 	d.mu.Unlock()
-	if unbind, err := d.bind(); err == nil {
-		i.FreeMemory, _, _ = cu.MemInfo()
+	unbind, err := d.bind()
+	if err == nil {
+		i.FreeMemory, _, err = cu.MemInfo()
 		unbind()
+	}
+	if i.FreeMemory = max(i.FreeMemory, 1); err != nil {
+		i.FreeMemory, i.Err = 0, fmt.Errorf("%s: %w", d.Name(), err)
 	}
 	return i
 }

@@ -179,7 +179,7 @@ func (x *Run) freeMemory() int64 {
 	if ranks == 0 {
 		ranks = x.share.Ranks
 	}
-	return i.FreeMemory / int64(max(1, ranks))
+	return max(min(1, i.FreeMemory), i.FreeMemory/int64(max(1, ranks)))
 }
 
 // fits refuses a run that does not fit so many bytes, and says what would: without kept activations, with smaller sub-batches, which cost

@@ -2,6 +2,7 @@ package recipe_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -53,6 +54,33 @@ func init() {
 		countedDevices[share.Rank] = c
 		return c, nil
 	})
+}
+
+// silent is a device whose driver does not answer.
+type silent struct{ gpustage.Device }
+
+func (d silent) Info() gpustage.Info {
+	i := d.Device.Info()
+	i.FreeMemory, i.Err = 0, errors.New("no answer")
+	return i
+}
+
+func init() {
+	gpustage.Register("silent", 0, func(gpustage.Share) (gpustage.Device, error) {
+		d, err := cpu.New(cpu.Threads(1))
+		return silent{d}, err
+	})
+}
+
+// A run does not begin without knowing what memory there is.
+func TestMemoryUnknown(t *testing.T) {
+	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, t.TempDir(), 2)), []string{"train.device=silent", "train.max_steps=1", "batch.global_size=8", "save.dir=" + t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := recipe.Open(t.Context(), r, recipe.Observer{}); err == nil || !strings.Contains(err.Error(), "train.device: what memory it has left: no answer") {
+		t.Errorf("error %v", err)
+	}
 }
 
 // What the plan says a device will hold is what it holds, within a tenth, whatever ranks hold of the model; and the more of it is

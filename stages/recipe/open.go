@@ -135,6 +135,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 		x.noteOddities()
 	}
 	x.Memory = x.predict(x.sharding)
+	if err := x.device.Info().Err; err != nil {
+		return fmt.Errorf("train.device: what memory it has left: %w", err)
+	}
 	return x.fits(x.freeMemory())
 }
 

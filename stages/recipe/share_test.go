@@ -54,6 +54,18 @@ func TestFreeMemoryOfARank(t *testing.T) {
 	}
 }
 
+// A full device is none that does not say what it has left.
+func TestFreeMemoryOfFullDevice(t *testing.T) {
+	x := &Run{share: gpustage.Share{Ranks: 4}, device: fullDevice{ref.New()}}
+	if got := x.freeMemory(); got != 1 {
+		t.Errorf("plans with %d bytes", got)
+	}
+}
+
+type fullDevice struct{ gpustage.Device }
+
+func (fullDevice) Info() gpustage.Info { return gpustage.Info{FreeMemory: 1} }
+
 // What is left goes to activations by half on a processor and by three quarters on a GPU, unless the recipe says how much.
 func TestReplayBudget(t *testing.T) {
 	given := Bytes(5 << 30)

@@ -1,5 +1,5 @@
 // What tests need of CUDA's driver, writing down each call. FAKE_END is what ending a capture answers, FAKE_LOAD what loading a module does, which with
-// FAKE_SLOW takes until an event has been made, or 20 s.
+// FAKE_SLOW takes until an event has been made, or 20 s, and FAKE_MEMORY what asking for the memory does, of which nothing is left.
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,6 +12,10 @@ int cuGetErrorName(int error, const char **name) { return *name = "FAKE", 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
                    void **args, void **extra) {
 	return SAY("launch %u blocks of %u, argument 5 is %u", gx, bx, *(unsigned *)args[5]);
+}
+int cuMemGetInfo_v2(size_t *available, size_t *all) {
+	const char *answer = getenv("FAKE_MEMORY");
+	return *available = 0, *all = 1 << 30, answer ? atoi(answer) : 0;
 }
 static volatile int events;
 int cuEventCreate(void **event, unsigned flags) { return *event = (void *)0x20, SAY("event %d", ++events); }
