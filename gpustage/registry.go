@@ -70,6 +70,9 @@ func (s Share) On(n int) (device, ranks int) {
 // means that something is wrong with what is there.
 var ErrAbsent = errors.New("this machine has none")
 
+// ErrUntried is wrapped by errors about devices that nobody has run yet on hardware as it is here: the error says how to try.
+var ErrUntried = errors.New("has not been run on such hardware yet, and nothing is known of its results")
+
 // Open opens a device of a kind, or with "auto" or "" the best one that this machine has.
 func Open(kind string) (Device, error) { return OpenShare(kind, Share{}) }
 

@@ -4,4 +4,4 @@ package main
 
 import "contraflow/gpustage/cuda"
 
-func init() { onDevice = cuda.MakeCurrent }
+func init() { onDevice, driverVersion = cuda.MakeCurrent, cuda.DriverVersion }

@@ -31,7 +31,8 @@ func newDoctor() *cobra.Command {
 		Use:   "doctor",
 		Short: "Look at this machine: processor, memory, GPU, MPI, hub cache, disk, and a self-test",
 		Long: `doctor says what contraflow finds on this machine, and after each problem the command that mends it. Its self-test multiplies matrices: are the
-results right, and how near is their speed to what the processor can do? Only wrong results are a failure (exit code 1).`,
+results right, and how near is their speed to what the processor can do? Wrong results are a failure (exit code 1), and so is a device that is there and does
+not open.`,
 		Example: "  contraflow doctor",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,13 +47,11 @@ results right, and how near is their speed to what the processor can do? Only wr
 			d.gpu()
 			d.mpi(cmd.Context())
 			d.cache()
-			if problems != nil {
-				return problems
+			err := d.multiplies()
+			if err == nil {
+				err = d.speed(cmd.Context(), time.Duration(seconds*1e9))
 			}
-			if err := d.multiplies(); err != nil {
-				return err
-			}
-			return d.speed(cmd.Context(), time.Duration(seconds*1e9))
+			return errors.Join(problems, err)
 		},
 	}
 	cmd.Flags().Float64Var(&seconds, "seconds", seconds, "how long the self-test measures")
@@ -114,22 +113,32 @@ func (d doctor) memory() {
 func (d doctor) devices() (problems error) {
 	for _, kind := range gpustage.Kinds() {
 		dev, err := gpustage.Open(kind)
-		if err != nil {
-			d.say(kind, "%v", err)
-			if !errors.Is(err, gpustage.ErrAbsent) {
-				problems = errors.Join(problems, err)
-			}
-			continue
-		}
-		info := dev.Info()
-		d.say(kind, "%s", info.Description)
-		if info.Err != nil {
-			d.say("", "%v", info.Err)
-			problems = errors.Join(problems, info.Err)
-		}
-		dev.Close()
+		problems = errors.Join(problems, d.device(kind, dev, err))
 	}
 	return problems
+}
+
+// device tells what opening one has given.
+func (d doctor) device(kind string, dev gpustage.Device, err error) (problem error) {
+	switch {
+	case errors.Is(err, gpustage.ErrUntried):
+		d.say(kind, "%v", err)
+		d.help("on this machine, before anything is trained: testdata/peers/gpu.sh runs its tests")
+		return nil
+	case errors.Is(err, gpustage.ErrAbsent):
+		d.say(kind, "%v", err)
+		return nil
+	case err != nil:
+		d.say(kind, "%v", err)
+		return err
+	}
+	defer dev.Close()
+	info := dev.Info()
+	d.say(kind, "%s", info.Description)
+	if info.Err != nil {
+		d.say("", "%v", info.Err)
+	}
+	return info.Err
 }
 
 // nvidia is where NVIDIA's driver describes itself and its GPUs, nvidiaDevices what shows that there is one where it does not.
@@ -137,6 +146,9 @@ var (
 	nvidia        = "/proc/driver/nvidia"
 	nvidiaDevices = []string{"/dev/nvidiactl", "/dev/dxg"}
 )
+
+// driverVersion is the version of CUDA that NVIDIA's driver has, as package nvrtc counts, in a program that has asked it.
+var driverVersion = func() int { return 0 }
 
 // gpu looks for NVIDIA's driver, its GPUs, and the libraries that training on them needs. It loads none of them.
 func (d doctor) gpu() {
@@ -159,10 +171,13 @@ func (d doctor) gpu() {
 	}
 	withCUDA := slices.Contains(gpustage.Kinds(), "cuda")
 	const driverMend = "install the driver's user libraries; in a container: docker run --gpus all, with nvidia-container-toolkit on the host"
-	type library struct{ name, env, use, mend string }
-	libraries := []library{{"libnccl.so.2", "CONTRAFLOW_NCCL", "several GPUs talk through it", "apt-get install libnccl2, or " + nvrtc.FromPyPI("nvidia-nccl-cu12", "nvidia/nccl/lib/libnccl.so.2", "CONTRAFLOW_NCCL")}}
+	type library struct {
+		names          []string // the best first
+		env, use, mend string
+	}
+	libraries := []library{{[]string{"libnccl.so.2"}, "CONTRAFLOW_NCCL", "several GPUs talk through it", "apt-get install libnccl2, or " + nvrtc.FromPyPI("nvidia-nccl-cu12", "nvidia/nccl/lib/libnccl.so.2", "CONTRAFLOW_NCCL")}}
 	if driver {
-		libraries = append([]library{{"libcuda.so.1", "", "the driver is there without it", driverMend}}, libraries...)
+		libraries = append([]library{{[]string{"libcuda.so.1"}, "", "the driver is there without it", driverMend}}, libraries...)
 	}
 	switch {
 	case withCUDA:
@@ -170,8 +185,8 @@ func (d doctor) gpu() {
 			d.help("install NVIDIA's driver (Debian: apt-get install nvidia-driver); in a container: docker run --gpus all, with nvidia-container-toolkit on the host")
 		}
 		libraries = append(libraries,
-			library{"libnvrtc.so.12", "CONTRAFLOW_NVRTC", "it compiles the kernels", nvrtc.Mend},
-			library{"libcublasLt.so.12", "CONTRAFLOW_CUBLASLT", "it multiplies matrices", nvrtc.FromPyPI("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT")})
+			library{nvrtc.Versions(driverVersion(), "libnvrtc"), "CONTRAFLOW_NVRTC", "it compiles the kernels", nvrtc.Mend},
+			library{nvrtc.Versions(driverVersion(), "libcublasLt"), "CONTRAFLOW_CUBLASLT", "it multiplies matrices", nvrtc.FromPyPI("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT")})
 	case driver:
 		d.help("this program was built without CUDA and computes on the processor; README's chapter on GPUs has the build")
 	}
@@ -179,21 +194,23 @@ func (d doctor) gpu() {
 		if named := os.Getenv(lib.env); lib.env != "" && named != "" {
 			if _, err := os.Stat(named); err != nil && filepath.IsAbs(named) {
 				d.say("", "%s: %v", lib.env, err)
-				d.help("export %s=the file of %s", lib.env, lib.name)
+				d.help("export %s=the file of %s", lib.env, lib.names[0])
 			} else {
-				d.say("", "%s: %s, by %s", lib.name, named, lib.env)
+				d.say("", "%s: %s, by %s", filepath.Base(named), named, lib.env)
 			}
 			continue
 		}
-		at := findLibrary(strings.Replace(lib.name, ".so.12", ".so.13", 1)) // the newer one first, as the device does
-		if at == "" {
-			at = findLibrary(lib.name)
+		at := ""
+		for _, name := range lib.names {
+			if at = findLibrary(name); at != "" {
+				break
+			}
 		}
 		switch {
 		case at != "":
-			d.say("", "%s: %s", lib.name, at)
+			d.say("", "%s: %s", filepath.Base(at), at)
 		case driver || withCUDA:
-			d.say("", "%s: not found; %s", lib.name, lib.use)
+			d.say("", "%s: not found; %s", strings.Join(slices.DeleteFunc(lib.names, filepath.IsAbs), " or "), lib.use)
 			d.help("%s", lib.mend)
 		}
 	}
@@ -201,6 +218,12 @@ func (d doctor) gpu() {
 
 // findLibrary looks where the system's loader would.
 func findLibrary(name string) string {
+	if filepath.IsAbs(name) {
+		if exists(name) {
+			return name
+		}
+		return ""
+	}
 	dirs := filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))
 	dirs = append(dirs, "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/cuda/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib")
 	for _, dir := range dirs {

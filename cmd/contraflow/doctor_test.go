@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,7 +72,7 @@ func TestDoctorGPU(t *testing.T) {
 	doctor{w: &out}.gpu()
 	want := []string{"NVIDIA UNIX x86_64 Kernel Module  580.1", "NVIDIA H200 at 0000:41:00.0", "libcuda.so.1: " + libraries, "libnccl.so.2: " + libraries}
 	if slices.Contains(gpustage.Kinds(), "cuda") {
-		want = append(want, "libnvrtc.so.12: "+libraries+"/libnvrtc.so.13", "CONTRAFLOW_CUBLASLT: stat /nowhere", "-> export CONTRAFLOW_CUBLASLT=")
+		want = append(want, "libnvrtc.so.13: "+libraries+"/libnvrtc.so.13", "CONTRAFLOW_CUBLASLT: stat /nowhere", "-> export CONTRAFLOW_CUBLASLT=")
 	} else {
 		want = append(want, "built without CUDA")
 	}
@@ -79,11 +81,38 @@ func TestDoctorGPU(t *testing.T) {
 			t.Errorf("no %q in\n%s", w, out.String())
 		}
 	}
+	// A driver of CUDA 12 can't do with what a library of 13 makes.
+	was12 := driverVersion
+	t.Cleanup(func() { driverVersion = was12 })
+	driverVersion = func() int { return 12090 }
+	out.Reset()
+	doctor{w: &out}.gpu()
+	if old := "libnvrtc.so.12: not found"; slices.Contains(gpustage.Kinds(), "cuda") != strings.Contains(out.String(), old) {
+		t.Errorf("%q in\n%s", old, out.String())
+	}
 	nvidia = "/nowhere"
 	out.Reset()
 	doctor{w: &out}.gpu()
 	if !strings.Contains(out.String(), "no NVIDIA driver is loaded") {
 		t.Error(out.String())
+	}
+}
+
+// A device that is absent, or that nobody has tried, is none that is broken.
+func TestDoctorDevice(t *testing.T) {
+	for _, c := range []struct {
+		err     error
+		problem bool
+		want    string
+	}{
+		{fmt.Errorf("an x: %w", gpustage.ErrAbsent), false, "x          an x: this machine has none\n"},
+		{errors.New("broken"), true, "x          broken\n"},
+		{fmt.Errorf("x %w; TRY=1 opens it", gpustage.ErrUntried), false, "nothing is known of its results; TRY=1 opens it\n           -> "},
+	} {
+		var out strings.Builder
+		if err := (doctor{w: &out}).device("x", nil, c.err); (err != nil) != c.problem || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%v: %s, error %v", c.err, out.String(), err)
+		}
 	}
 }
 
@@ -96,7 +125,12 @@ func TestFindLibrary(t *testing.T) {
 	if got := findLibrary("libx.so.1"); got != filepath.Join(dir, "libx.so.1") {
 		t.Error(got)
 	}
-	if got := findLibrary("libx.so.2"); got != "" {
-		t.Error(got)
+	for _, none := range []string{"libx.so.2", filepath.Join(dir, "libx.so.2")} {
+		if got := findLibrary(none); got != "" {
+			t.Error(got)
+		}
+	}
+	if file := filepath.Join(dir, "libx.so.1"); findLibrary(file) != file {
+		t.Errorf("%s was not found", file)
 	}
 }

@@ -57,6 +57,9 @@ type function struct {
 // oldest is the first generation with bf16 on tensor cores.
 const oldest = 8
 
+// DriverVersion is the driver's version of CUDA, 12090 for 12.9, and not above 0 where there is no driver.
+func DriverVersion() int { return cu.Version() }
+
 // gpus is how many there are.
 func gpus() (int, error) {
 	n, err := cu.NumDevices()
@@ -76,7 +79,7 @@ func New(share gpustage.Share) (*Device, error) {
 		return nil, err
 	}
 	if os.Getenv("CONTRAFLOW_CUDA") != "try" {
-		return nil, errors.New("the CUDA device has not been run on a GPU yet, and nothing is known of its results; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor")
+		return nil, fmt.Errorf("the CUDA device %w; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor", gpustage.ErrUntried)
 	}
 	d := &Device{modules: map[string]cu.Module{}, functions: map[string]function{}}
 	d.index, d.ranks = share.On(n)
@@ -97,7 +100,7 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	d.arch = fmt.Sprintf("sm_%d%d", major, minor)
 	d.about = fmt.Sprintf("%s, %s", name, d.arch)
-	d.compiled.Driver = cu.Version()
+	d.compiled.Driver = DriverVersion()
 	d.compiled.Arch, d.compiled.Sources = d.arch, map[string]string{}
 	for _, m := range kernels.Modules() {
 		d.compiled.Sources[m] = kernels.Source(m)

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"gorgonia.org/cu"
+
+	"contraflow/gpustage"
 )
 
 // Compiled code that a GPU can't take is compiled again, as its file may be damaged; what else keeps it from being loaded is an error.
@@ -93,5 +96,20 @@ func TestInfo(t *testing.T) {
 		if got := fakeCalls(t, "TestInfo", fmt.Sprint("FAKE_MEMORY=", answer)); got != want {
 			t.Errorf("the driver answers %d: %swant %s", answer, got, want)
 		}
+	}
+}
+
+// A GPU on which nobody has run the device is not opened unless asked for.
+func TestUntried(t *testing.T) {
+	if os.Getenv("CONTRAFLOW_FAKE_DRIVER") != "" {
+		_, err := New(gpustage.Share{})
+		say(errors.Is(err, gpustage.ErrUntried))
+		return
+	}
+	if driver() {
+		t.Skip("this machine has an NVIDIA driver")
+	}
+	if got := fakeCalls(t, "TestUntried", "CONTRAFLOW_CUDA="); got != "true\n" {
+		t.Error(got)
 	}
 }

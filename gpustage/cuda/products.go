@@ -14,8 +14,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"gorgonia.org/cu"
-
 	"contraflow/gpustage"
 	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/cuda/nvrtc"
@@ -39,7 +37,7 @@ const workspaceBytes = 32 << 20
 
 // openProducts loads the library, once for the process.
 var openProducts = sync.OnceValue(func() error {
-	files := nvrtc.Versions(cu.Version(), "libcublasLt")
+	files := nvrtc.Versions(DriverVersion(), "libcublasLt")
 	if named := os.Getenv("CONTRAFLOW_CUBLASLT"); named != "" {
 		files = []string{named}
 	}

@@ -28,16 +28,6 @@ var names = []string{
 	"nvrtcGetCUBINSize", "nvrtcGetCUBIN", "nvrtcGetErrorString",
 }
 
-// Versions are a library's names by its major version, the newest first, as far as a driver of some CUDA version (12090 is 12.9; 0: there is
-// none) can do with what it makes. A driver runs code of its own major version and of older ones.
-func Versions(driver int, name string) []string {
-	files := []string{name + ".so.13", name + ".so.12", "/usr/local/cuda/lib64/" + name + ".so"}
-	if driver > 0 && driver < 13000 {
-		files = files[1:]
-	}
-	return files
-}
-
 // Open loads the library that CONTRAFLOW_NVRTC names, or the newest one that the system's loader finds and the driver can do with.
 func Open(driver int) (*Compiler, error) {
 	files := Versions(driver, "libnvrtc")

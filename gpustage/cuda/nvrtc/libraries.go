@@ -2,6 +2,16 @@ package nvrtc
 
 import "fmt"
 
+// Versions are a library's names by its major version, the newest first, as far as a driver of some CUDA version (12090 is 12.9; 0: there is
+// none) can do with what it makes. A driver runs code of its own major version and of older ones.
+func Versions(driver int, name string) []string {
+	files := []string{name + ".so.13", name + ".so.12", "/usr/local/cuda/lib64/" + name + ".so"}
+	if driver > 0 && driver < 13000 {
+		files = files[1:]
+	}
+	return files
+}
+
 // FromPyPI is the command that gets one of NVIDIA's libraries from PyPI into a folder of its own, and names it in a variable: file is its place
 // within.
 func FromPyPI(module, file, env string) string {
