@@ -6,6 +6,9 @@
 # forwards instead: it opens libcuda.so.1 when the program starts, and where there is none, or a function is missing in it, calls answer
 # an error (100, no device; 801, not supported). cuInit always answers 0, because gorgonia.org/cu ends the process otherwise; where the driver's
 # does not, all other calls answer what it did.
+#
+# The headers are CUDA 12.9's whatever is installed: with 13's gorgonia.org/cu v0.9.6 does not compile (cuCtxCreate, cuMemAdvise, cuMemPrefetchAsync,
+# cuGraphAddDependencies and cuGraphGetEdges have other arguments there).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
