@@ -2,7 +2,8 @@
 //
 // Every op runs on the device in f32 and on package ref in f64, from the same inputs, over sizes with odd tails, tensors
 // with gaps between their rows, aliased arguments where the op allows them, and extreme values. What lies in the gaps and
-// around every tensor must come back untouched. Tolerances are stated beside each op, in units of f32's epsilon.
+// around every tensor must come back untouched. Tolerances are stated beside each op, in units of f32's epsilon. On a GPU a last group has the sizes
+// of training (large.go).
 //
 //	func TestConformance(t *testing.T) {
 //		devicetest.Run(t, func() (gpustage.Device, error) { return mine.New() })
@@ -38,7 +39,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error), except ...string) {
 		{"Gather", testGather}, {"Embed", testEmbed}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
 		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"AttentionBF16", testHalvesAttention}, {"Pool", testPool}, {"Bag", testBag}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim},
 		{"Update", testUpdate}, {"Runs", testRuns}, {"Deterministic", testDeterministic}, {"Repeat", testRepeat},
-		{"OperandsBF16", testOperandsBF16}, {"ProductsBF16", testProductsBF16},
+		{"OperandsBF16", testOperandsBF16}, {"ProductsBF16", testProductsBF16}, {"Large", testLarge},
 	} {
 		if i := slices.Index(except, g.name); i >= 0 {
 			except = slices.Delete(except, i, i+1)

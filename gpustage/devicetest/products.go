@@ -2,6 +2,7 @@ package devicetest
 
 import (
 	"bytes"
+	"cmp"
 	"math"
 	"testing"
 
@@ -412,6 +413,7 @@ func testRounded(t *testing.T, dev gpustage.Device) {
 
 // attentionCase is attention, forward and backward, of one shape.
 type attentionCase struct {
+	what                   string // the subtest's name; "": all of it
 	heads, kv, dim, window int
 	causal                 bool
 	p                      float64
@@ -421,9 +423,10 @@ type attentionCase struct {
 	around                 float64 // the biases' mean: float32 has no exponential of 95
 	negative               bool    // the scale
 	bf16                   bool
-	halves                 bool // tensors are BF16 on the device
-	gap                    int  // elements between rows
-	lead                   int  // columns before q
+	halves                 bool    // tensors are BF16 on the device
+	gap                    int     // elements between rows
+	lead                   int     // columns before q
+	sharp                  float64 // times as long are queries; 0: once
 }
 
 func testAttention(t *testing.T, dev gpustage.Device) {
@@ -470,10 +473,10 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 	for _, n := range c.lengths {
 		work += n * n * c.heads * c.dim
 	}
-	if testing.Short() && work > 1e6 { // ref takes most of the suite's time for these, which an emulator has not
+	if testing.Short() && work > 1e6 && c.sharp == 0 { // ref takes most of the suite's time for these, which an emulator has not
 		return
 	}
-	t.Run(name(c), func(t *testing.T) {
+	t.Run(cmp.Or(c.what, name(c)), func(t *testing.T) {
 		f := newFixture(t, dev, seed, c.gap)
 		q := f.sequences(c.lengths)
 		kv := c.kv
@@ -483,7 +486,14 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 		e, ek := c.heads*c.dim, kv*c.dim
 		// q, k and v are columns of one tensor, as the fused projection leaves them.
 		columns := c.lead + e + 2*ek
-		qkv, dqkv := f.tensor("qkv", c.halves, q.tokens, columns, nil), f.tensor("dqkv", c.halves, q.tokens, columns, nil)
+		qkv := f.tensor("qkv", c.halves, q.tokens, columns, func(_, j int) float64 {
+			v := f.rng.NormFloat64()
+			if c.sharp > 0 && j >= c.lead && j < c.lead+e {
+				v *= c.sharp
+			}
+			return v
+		})
+		dqkv := f.tensor("dqkv", c.halves, q.tokens, columns, nil)
 		ctx, dctx, lse := f.tensor("ctx", c.halves, q.tokens, e, nil), f.tensor("dctx", c.halves, q.tokens, e, nil), f.floats("lse", c.heads, q.tokens, nil)
 		var bias, dBias *arg
 		if c.bias > 0 {
@@ -518,7 +528,7 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 		limit := map[bool][3]float64{false: {64, 512, 512}, true: {bf16Spacing, 3 * bf16Spacing, 6 * bf16Spacing}}[c.bf16]
 		f.check(ctx, limit[0])
 		f.check(lse, 32)
-		f.check(dqkv, limit[1])
+		f.check(dqkv, limit[1]*max(1, c.sharp)) // queries are factors of keys' gradients
 		f.untouched(qkv, dctx)
 		if c.bias > 0 { // a sum over up to 140 queries
 			f.check(dBias, limit[2])

@@ -23,5 +23,5 @@ func TestConformance(t *testing.T) {
 func TestConformanceSeparate(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	d.Separate, d.Piece = true, 8192
-	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Attention", "AttentionNaN", "AttentionBF16")
+	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Attention", "AttentionNaN", "AttentionBF16", "Large")
 }
