@@ -146,7 +146,8 @@ func (s *Stream) Free() (err error) {
 	return err
 }
 
-// Refuse reports whether an op must not run: its check has failed, or an earlier op's has.
+// Refuse is what every op begins with: it reports whether the op must not run, because its check has failed or an earlier op's has. What
+// scratch memory the op before had is free again. An op with several checks calls it for each, before it takes any.
 func (s *Stream) Refuse(check error) bool {
 	s.Fail(check)
 	s.chunk, s.used = 0, 0 // scratch memory is an op's own: in a stream's order the next may use it again
@@ -204,7 +205,8 @@ func (s *Stream) address(t tensor) uintptr {
 // flat is a tensor whose stride a kernel doesn't ask for.
 type flat tensor
 
-// launch starts a kernel. A tensor is a pointer and a stride.
+// launch starts a kernel. A tensor is a pointer and a stride. An empty grid is an op's of an empty tensor: there is nothing to do, and CUDA would
+// call it an invalid value.
 func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...any) {
 	if s.err != nil || grid[0] == 0 || grid[1] == 0 || grid[2] == 0 {
 		return
@@ -282,7 +284,7 @@ func (s *Stream) wide(ts ...tensor) bool {
 
 const (
 	block      = 256
-	mostBlocks = 1<<16 - 1 // the most in y; threads then take several elements
+	mostBlocks = 1<<16 - 1 // a grid has no more in y, and needs no more in x: threads take several elements then
 )
 
 // longest is how many elements of a vector a kernel takes: all parameters of a model are one, and kernels count in 32 bits.
@@ -315,35 +317,25 @@ func (s *Stream) pieces(ts ...tensor) iter.Seq[[]tensor] {
 // quads runs a pointwise kernel over tensors of one shape. extra come after the tensors.
 func (s *Stream) quads(kernel string, ts []tensor, extra ...any) {
 	for part := range s.pieces(ts...) {
-		s.shaped(kernel, part[0].Rows, part[0].Cols, part, extra...)
+		var args []any
+		for _, t := range part {
+			args = append(args, t)
+		}
+		args = append(args, extra...)
+		s.pointwise(kernel, 4, part[0].Rows, part[0].Cols, append(args, s.wide(part...))...)
 	}
 }
 
-// shaped is quads for kernels that need to know rows and columns.
-func (s *Stream) shaped(kernel string, rows, cols int, ts []tensor, extra ...any) {
-	var args []any
-	for _, t := range ts {
-		args = append(args, t)
-	}
-	args = append(args, extra...)
-	args = append(args, s.wide(ts...), rows, cols)
-	s.eachQuad(kernel, rows, cols, args...)
-}
-
-// eachQuad runs a kernel over the quads of [rows, cols]. Blocks have a row's quads, or an even part of them, in x, rounded up to whole warps, and as
-// many rows in y as 256 threads have room for.
-func (s *Stream) eachQuad(kernel string, rows, cols int, args ...any) {
-	s.eachColumn(kernel, rows, ceil(cols, 4), args...)
-}
-
-// eachColumn is eachQuad for kernels that take one column a thread.
-func (s *Stream) eachColumn(kernel string, rows, cols int, args ...any) {
+// pointwise runs a kernel over [rows, cols], its last two arguments, whose threads take step neighbors of a row at a time (EACH and EACH_QUAD of
+// common.cuh). Blocks have a row's steps, or an even part of them, in x, rounded up to whole warps, and as many rows in y as 256 threads have room for.
+func (s *Stream) pointwise(kernel string, step, rows, cols int, args ...any) {
 	if rows == 0 || cols == 0 {
 		return
 	}
-	x := 32 * ceil(ceil(cols, ceil(cols, block)), 32)
+	steps := ceil(cols, step)
+	x := 32 * ceil(ceil(steps, ceil(steps, block)), 32)
 	y := min(rows, block/x)
-	s.launch(kernel, [3]int{min(ceil(cols, x), mostBlocks), min(ceil(rows, y), mostBlocks), 1}, [3]int{x, y, 1}, 0, args...)
+	s.launch(kernel, [3]int{min(ceil(steps, x), mostBlocks), min(ceil(rows, y), mostBlocks), 1}, [3]int{x, y, 1}, 0, append(args, rows, cols)...)
 }
 
 const rowBlock = 128 // four warps

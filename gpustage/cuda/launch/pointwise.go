@@ -21,7 +21,7 @@ func (s *Stream) Copy(dst, src tensor) {
 func (s *Stream) convert(dst, src tensor) {
 	for ts := range s.pieces(dst, src) {
 		to, from := ts[0], ts[1]
-		s.eachColumn("convert", to.Rows, to.Cols, to, int(to.DType), from, int(from.DType), to.Rows, to.Cols)
+		s.pointwise("convert", 1, to.Rows, to.Cols, to, int(to.DType), from, int(from.DType))
 	}
 }
 
@@ -49,7 +49,7 @@ func (s *Stream) Fill(dst tensor, value float64) {
 	}
 	shift := map[int]int{2: 1, 4: 2, 8: 3}[dst.DType.Size()]
 	for ts := range s.pieces(dst) {
-		s.eachColumn("fill", ts[0].Rows, ts[0].Cols, ts[0], bits, shift, ts[0].Rows, ts[0].Cols)
+		s.pointwise("fill", 1, ts[0].Rows, ts[0].Cols, ts[0], bits, shift)
 	}
 }
 
@@ -60,7 +60,7 @@ func (s *Stream) Add(y, a, b tensor) {
 	}
 	if y.DType == gpustage.F64 {
 		for ts := range s.pieces(y, a, b) {
-			s.eachColumn("add_f64", ts[0].Rows, ts[0].Cols, ts[0], ts[1], ts[2], ts[0].Rows, ts[0].Cols)
+			s.pointwise("add_f64", 1, ts[0].Rows, ts[0].Cols, ts[0], ts[1], ts[2])
 		}
 	} else if s.f32("add", y) {
 		s.quads("add", []tensor{y, a, b})
@@ -120,7 +120,7 @@ func (s *Stream) Rotary(y, x tensor, o gpustage.Rotary) {
 // Gather is y[t] = table[index[t]], or += with add. The host has checked the index.
 func (s *Stream) Gather(y, table, index tensor, add bool) {
 	if !s.Refuse(gpustage.CheckGather("gather", y, table, index)) && s.f32("gather", y) {
-		s.eachQuad("gather", y.Rows, y.Cols, y, table, flat(index), add, s.wide(y, table), y.Rows, y.Cols)
+		s.pointwise("gather", 4, y.Rows, y.Cols, y, table, flat(index), add, s.wide(y, table))
 	}
 }
 
@@ -138,13 +138,18 @@ func site(d gpustage.Dropout) uint32 { return uint32(d.Layer)<<8 | uint32(d.Site
 // Dropout is y = residual + dropout(x).
 func (s *Stream) Dropout(y, x, residual tensor, d gpustage.Dropout) {
 	if !s.Refuse(gpustage.CheckDropout(as32(y), as32(x), residual, d)) && s.f32("dropout", as32(x)) {
-		s.shaped("dropout", x.Rows, x.Cols, []tensor{y, x, residual}, append(drops(d), halves(y, x))...)
+		args := append([]any{y, x, residual}, drops(d)...)
+		s.pointwise("dropout", 4, x.Rows, x.Cols, append(args, halves(y, x), s.wide(y, x, residual))...)
 	}
 }
 
 // SGD updates parameters and, with momentum, its buffer.
 func (s *Stream) SGD(p, v, g tensor, h gpustage.SGD) {
-	if s.Refuse(gpustage.CheckPair("sgd", p, g)) || !v.IsZero() && s.Refuse(gpustage.CheckPair("sgd", p, v)) || !s.f32("sgd", p) {
+	ts := []tensor{p, g, v}
+	if v.IsZero() {
+		ts = ts[:2]
+	}
+	if s.Refuse(gpustage.CheckPair("sgd", ts...)) || !s.f32("sgd", p) {
 		return
 	}
 	s.quads("sgd", []tensor{p, v, g}, float32(h.GradScale), float32(h.LR), float32(h.WeightDecay), float32(h.Momentum))

@@ -105,7 +105,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	s.sum(acc, s.into(p, acc, added, o.BiasForms), k)
 	if refused && !o.PreAct.IsZero() {
 		args := append([]any{o.PreAct, acc, flat(bias), tensor{}, tensor{}, int(gpustage.Identity)}, drops(gpustage.Dropout{})...)
-		s.eachQuad("epilogue", m, n, append(args, tensor{}, false, halves(o.PreAct, acc), s.wide(o.PreAct, acc, bias), m, n)...)
+		s.pointwise("epilogue", 4, m, n, append(args, tensor{}, false, halves(o.PreAct, acc), s.wide(o.PreAct, acc, bias))...)
 		acc, bias = o.PreAct, tensor{}
 	}
 	if n := o.Norm; !n.Y.IsZero() {
@@ -122,8 +122,8 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		return
 	}
 	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
-	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, bias, o.GradOf, o.Again, o.Residual), m, n)
-	s.eachQuad("epilogue", m, n, args...)
+	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, bias, o.GradOf, o.Again, o.Residual))
+	s.pointwise("epilogue", 4, m, n, args...)
 }
 
 // takesBias tells whether the library adds o's bias to a product of this shape, if there is a bias. PyTorch keeps from asking where a side is 1,
@@ -252,7 +252,7 @@ func (s *Stream) sum(c tensor, p Product, k int) {
 	}
 	// Libraries differ about sums of nothing.
 	if p.Beta == 0 {
-		s.eachColumn("fill", c.Rows, c.Cols, c, uint64(0), 2-int(flag(p.Half)), c.Rows, c.Cols)
+		s.pointwise("fill", 1, c.Rows, c.Cols, c, uint64(0), 2-int(flag(p.Half)))
 	}
 	if p.Bias != 0 || p.Beta != 0 && p.D != p.C {
 		s.Fail(fmt.Errorf("matmul: an inner size of 0 with a bias or a residual is not supported on this device"))
