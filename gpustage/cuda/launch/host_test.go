@@ -18,8 +18,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// So they do with a processor's numbers and nothing fused with products, and vectors of more than 8,192 elements as long ones. Attention, which never is, takes the most time: once is enough here, and its
-// numbers are a processor's in testdata/peers/gpu.sh --processor.
+// So they do with a processor's numbers, nothing fused with products, and vectors of more than 8,192 elements as long ones. Attention, which is
+// never fused, takes the most time: once is enough here, and its numbers are a processor's in testdata/peers/gpu.sh --processor.
 func TestConformanceSeparate(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	d.Separate, d.Piece = true, 8192
