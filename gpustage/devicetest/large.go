@@ -334,9 +334,9 @@ func (l *largeTest) norms(rows, cols int) {
 		return float64(number(2, i*cols+j)) * (float64(number(1, i*cols+j)) - m[i]) * r[i]
 	}
 	sums := func(i, j int) float64 { return float64(number(2, i*cols+j)) }
-	l.rowwise("layer norm backward", rows, []shaped{tensor}, func(o []gpustage.Tensor, lo, hi int) {
+	l.rowwise("layer norm backward", rows, []shaped{tensor, tensor}, func(o []gpustage.Tensor, lo, hi int) {
 		dGamma, dBeta := l.make(gpustage.F32, 1, cols, none, 8), l.make(gpustage.F32, 1, cols, none, 9)
-		l.s.LayerNormBackward(o[0], dGamma, dBeta, cut(dy, lo, hi), cut(x, lo, hi), cut(mean, lo, hi), cut(rstd, lo, hi), gamma)
+		l.s.LayerNormBackward(o[0], dGamma, dBeta, cut(dy, lo, hi), cut(x, lo, hi), cut(mean, lo, hi), cut(rstd, lo, hi), gamma, gpustage.Dropped{Y: o[1]})
 		if hi-lo == rows {
 			l.columns("dGamma", l.get(dGamma, 0, cols), 8, rows, cols, dots, func(i, j int) float64 { return 2 * r[i] })
 			l.columns("dBeta", l.get(dBeta, 0, cols), 9, rows, cols, sums, nil)
