@@ -259,7 +259,7 @@ def our_turn(args, model, rows):
     """Steps at the default budget, and that budget's bytes."""
     steps, report = turn(ours(args, model, rows))
     budget = report.get("replay_budget_bytes", 0)
-    print(f"  contraflow: {seconds(steps)}, a budget of {common.gib(budget)}, {kept(steps):.0f} % of sub-batches kept, losses {losses_of(steps)}", flush=True)
+    print(f"  contraflow: {seconds(steps)}, a budget of {common.gib(budget)}, {kept(steps):.0f} % of sub-batches kept, {kept(steps, "lean_sub_batches"):.0f} % lean, losses {losses_of(steps)}", flush=True)
     return steps, budget
 
 
@@ -271,9 +271,9 @@ def losses_of(steps):
     return ", ".join(f"{x['loss']:.5f}" for x in steps)
 
 
-def kept(steps):
-    """Percent of sub-batches whose activations were kept."""
-    return 100 * sum(x.get("kept_sub_batches", 0) for x in steps) / sum(x["sub_batches"] for x in steps)
+def kept(steps, which="kept_sub_batches"):
+    """Percent of sub-batches whose activations were kept, or the smaller part of them."""
+    return 100 * sum(x.get(which, 0) for x in steps) / sum(x["sub_batches"] for x in steps)
 
 
 def memory(answer):
@@ -319,7 +319,7 @@ def measure(args, figures, name, model, rows):
     add("times the peer", r, "times", f"{low:.2f} to {high:.2f}", want={"minilm": 4, "bert": 2.5}[name])
     add("a step", statistics.median(x["seconds"] for x in a), "s", want=4 if name == "bert" else None, least=False)
     add("replay budget", min(budgets) / 2**30, "GiB", "the default")
-    add("sub-batches kept", kept(a), "%")
+    add("sub-batches kept", kept(a), "%", f"{kept(a, 'lean_sub_batches'):.0f} % lean")
     add("memory", max(memory(x) for x in a) / 2**30, "GiB")
     add("the peer's memory", theirs / 2**30, "GiB")
     # The smallest budget at which ours is no slower than the peer.

@@ -39,10 +39,11 @@ type Step struct {
 	Seconds       float64 `json:"seconds"`
 	Pairs         int     `json:"pairs,omitempty"`
 	Texts         int     `json:"texts"`
-	Tokens        int     `json:"tokens"`                    // real ones
-	Replayed      int     `json:"replayed_tokens,omitempty"` // of them, those that went forward again
-	SubBatches    int     `json:"sub_batches,omitempty"`     // of a training step
-	Kept          int     `json:"kept_sub_batches,omitempty"`
+	Tokens        int     `json:"tokens"`                     // real ones
+	Replayed      int     `json:"replayed_tokens,omitempty"`  // of them, those that went forward again
+	SubBatches    int     `json:"sub_batches,omitempty"`      // of a training step
+	Kept          int     `json:"kept_sub_batches,omitempty"` // of these, those that were not replayed
+	Lean          int     `json:"lean_sub_batches,omitempty"` // and of these, those that computed a part again
 	Loss          float64 `json:"loss,omitempty"`
 	GFLOP         float64 `json:"gflop"` // by Work
 	PeakGFLOPS    float64 `json:"peak_gflop_per_s"`
@@ -120,10 +121,13 @@ func (t *Training) ran(s pipeline.Span) {
 	t.spans = append(t.spans, s)
 	if s.Stage == "backward" {
 		t.since.SubBatches++
-		if again := int(s.Notes[stages.Replayed]); again > 0 {
-			t.since.Replayed += again
-		} else {
+		again := s.Notes[stages.Replayed]
+		t.since.Replayed += int(again)
+		if again < s.Notes[stages.Tokens] {
 			t.since.Kept++
+			if again > 0 {
+				t.since.Lean++
+			}
 		}
 	}
 }
@@ -272,7 +276,7 @@ func (t *Training) Step(ctx context.Context) (Step, error) {
 	}
 	s.Seconds = time.Since(start).Seconds()
 	t.mu.Lock()
-	s.Replayed, s.SubBatches, s.Kept = t.since.Replayed, t.since.SubBatches, t.since.Kept // the graph waits: all of them are the step's
+	s.Replayed, s.SubBatches, s.Kept, s.Lean = t.since.Replayed, t.since.SubBatches, t.since.Kept, t.since.Lean // the graph waits: all of them are the step's
 	t.since = Step{}
 	t.mu.Unlock()
 	s.PeakGFLOPS = (before + t.probe.gflops(t.bf16, probeFor)) / 2
@@ -391,8 +395,10 @@ type StepReport struct {
 	Batch       int    `json:"batch"` // rows; of embed, texts
 	Cache       string `json:"cache,omitempty"`
 	BudgetBytes int64  `json:"replay_budget_bytes,omitempty"` // -1: none
-	// KeptPercent is of sub-batches whose activations were kept; the others went forward again.
+	// KeptPercent is of sub-batches whose activations were kept; the others went forward again. LeanPercent is of those that kept the smaller
+	// part of them.
 	KeptPercent float64 `json:"kept_percent,omitempty"`
+	LeanPercent float64 `json:"lean_percent,omitempty"`
 	Steps       int     `json:"steps"`
 
 	Seconds       Spread  `json:"seconds_per_step"`
@@ -415,7 +421,7 @@ func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Devi
 	if in.made(in.Model) {
 		r.Model = fmt.Sprintf("random weights, %d layers of %d, %d tokens", c.Layers, c.Hidden, c.Vocab)
 	}
-	tokens, texts, subs, kept := 0, 0, 0, 0
+	tokens, texts, subs, kept, lean := 0, 0, 0, 0, 0
 	var percent []float64
 	rate := func(of func(Step) float64) Spread {
 		var vs []float64
@@ -425,7 +431,7 @@ func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Devi
 		return SpreadOf(vs)
 	}
 	for _, s := range steps {
-		tokens, texts, subs, kept = tokens+s.Tokens, texts+s.Texts, subs+s.SubBatches, kept+s.Kept
+		tokens, texts, subs, kept, lean = tokens+s.Tokens, texts+s.Texts, subs+s.SubBatches, kept+s.Kept, lean+s.Lean
 		if s.PeakGFLOPS > 0 {
 			percent = append(percent, 100*s.GFLOP/s.Seconds/s.PeakGFLOPS)
 		}
@@ -439,7 +445,7 @@ func newStepReport(what string, c transformer.Config, in *Input, d gpustage.Devi
 	r.PeakGFLOPS = rate(func(s Step) float64 { return s.PeakGFLOPS })
 	r.PercentOfPeak = SpreadOf(percent).Median
 	r.TokensPerText = float64(tokens) / float64(max(1, texts))
-	r.KeptPercent = 100 * float64(kept) / float64(max(1, subs))
+	r.KeptPercent, r.LeanPercent = 100*float64(kept)/float64(max(1, subs)), 100*float64(lean)/float64(max(1, subs))
 	return r
 }
 
@@ -455,6 +461,9 @@ func (r *StepReport) Print(w io.Writer) error {
 		budget := "everything kept"
 		if r.BudgetBytes >= 0 {
 			budget = fmt.Sprintf("%s kept at most: %.0f %% of sub-batches", recipe.Size(r.BudgetBytes), r.KeptPercent)
+			if r.LeanPercent > 0 {
+				budget += fmt.Sprintf(", %.0f %% lean", r.LeanPercent)
+			}
 		}
 		p("step", "%d pairs, %s, cache %s (%s), %d threads", r.Batch, r.Precision, r.Cache, budget, r.Threads)
 	} else {
