@@ -5,8 +5,8 @@ package gpustage
 type Bagger interface {
 	// Bag is y[b] = the mean of table[index[t]] over the tokens t of sequence b, zero without any; y[B, C], table[V, C], index i32 [1, T].
 	Bag(y, table, index Tensor, s Sequences)
-	// BagBackward is dTable[index[t]] += dy[b] / the tokens of b, in the order of t. index may have fewer tokens than s: of the others nothing
-	// is added.
+	// BagBackward is dTable[index[t]] += dy[b] / the tokens of b, in the order of t. index may be of the first tokens alone: of the others
+	// nothing is added.
 	BagBackward(dTable, dy, index Tensor, s Sequences)
 }
 

@@ -298,12 +298,20 @@ func CheckPool(op string, y, x Tensor, s Sequences) error {
 	return c.err
 }
 
-// CheckBag checks y[B, C], a table [V, C] and tokens' rows of it.
-func CheckBag(op string, y, table, index Tensor, s Sequences) error {
-	c := checker{op: op}
+// CheckBag checks y[B, C], a table [V, C] and all tokens' rows of it.
+func CheckBag(y, table, index Tensor, s Sequences) error {
+	return checkBag(checker{op: "bag"}, y, table, index, s, s.Tokens)
+}
+
+// CheckBagBackward checks the same, of all tokens or the first ones.
+func CheckBagBackward(dTable, dy, index Tensor, s Sequences) error {
+	return checkBag(checker{op: "bag backward"}, dy, dTable, index, s, min(index.Cols, s.Tokens))
+}
+
+func checkBag(c checker, y, table, index Tensor, s Sequences, tokens int) error {
 	c.float("the table", table)
 	c.shape("y", y, table.DType, s.Rows, table.Cols)
-	c.shape("index", index, I32, 1, min(index.Cols, s.Tokens))
+	c.shape("index", index, I32, 1, tokens)
 	c.sequences(s, s.Tokens)
 	return c.err
 }

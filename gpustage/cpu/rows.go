@@ -357,7 +357,7 @@ func (s *Stream) Bag(y, table, index gpustage.Tensor, q gpustage.Sequences) {
 		s.Stream.Bag(y, table, index, q)
 		return
 	}
-	if s.Refuse(gpustage.CheckBag("bag", y, table, index, q)) || s.Refuse(gpustage.CheckIndex("bag", table, index)) {
+	if s.Refuse(gpustage.CheckBag(y, table, index, q)) || s.Refuse(gpustage.CheckIndex("bag", table, index)) {
 		return
 	}
 	cu, ids, rows, c := ints(q.Cu), ints(index), f32(table), table.Cols
@@ -378,7 +378,7 @@ func (s *Stream) BagBackward(dTable, dy, index gpustage.Tensor, q gpustage.Seque
 		s.Stream.BagBackward(dTable, dy, index, q)
 		return
 	}
-	if s.Refuse(gpustage.CheckBag("bag backward", dy, dTable, index, q)) || s.Refuse(gpustage.CheckIndex("bag backward", dTable, index)) {
+	if s.Refuse(gpustage.CheckBagBackward(dTable, dy, index, q)) || s.Refuse(gpustage.CheckIndex("bag backward", dTable, index)) {
 		return
 	}
 	cu, ids, rows := ints(q.Cu), ints(index), f32(dTable)

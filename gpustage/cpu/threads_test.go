@@ -209,19 +209,26 @@ func TestNothing(t *testing.T) {
 
 // An index beyond the table is an error that names it: ids come from users' files.
 func TestIndexBeyondTable(t *testing.T) {
-	d := open(t, Threads(1))
 	for name, run := range map[string]func(h *sheet, index gpustage.Tensor){
+		"bag": func(h *sheet, index gpustage.Tensor) {
+			h.s.(gpustage.Bagger).Bag(h.out(2, 3), h.out(5, 3), index, h.sequences([]int{1, 1}))
+		},
+		"bag backward": func(h *sheet, index gpustage.Tensor) {
+			h.s.(gpustage.Bagger).BagBackward(h.out(5, 3), h.out(2, 3), index, h.sequences([]int{1, 1}))
+		},
 		"gather":      func(h *sheet, index gpustage.Tensor) { h.s.Gather(h.out(2, 3), h.out(5, 3), index, false) },
 		"scatter add": func(h *sheet, index gpustage.Tensor) { h.s.ScatterAdd(h.out(5, 3), h.out(2, 3), index) },
 		"rotary": func(h *sheet, index gpustage.Tensor) {
 			h.s.Rotary(h.out(2, 4), h.out(2, 4), gpustage.Rotary{Table: h.out(5, 2), Index: index, HeadDim: 4})
 		},
 	} {
-		for _, bad := range []int32{-1, 5} {
-			h := newSheet(t, d)
-			run(h, h.ints([]int32{0, bad}))
-			if err, want := h.s.Sync(), fmt.Sprintf("%s: index %d of token 1 is outside the table's 5 rows", name, bad); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want %q", err, want)
+		for _, d := range []gpustage.Device{open(t, Threads(1)), ref.New()} {
+			for _, bad := range []int32{-1, 5} {
+				h := newSheet(t, d)
+				run(h, h.ints([]int32{0, bad}))
+				if err, want := h.s.Sync(), fmt.Sprintf("%s: index %d of token 1 is outside the table's 5 rows", name, bad); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s: %v, want %q", d.Name(), err, want)
+				}
 			}
 		}
 	}

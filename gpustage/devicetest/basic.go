@@ -522,8 +522,8 @@ func testBag(t *testing.T, dev gpustage.Device) {
 	if !gpustage.Bags(dev) {
 		t.Skip("the device pools rows of a table where Gather has put them")
 	}
-	for _, c := range []int{1, 16, 33, 384, 1024} {
-		f := newFixture(t, dev, 23, 0)
+	for i, c := range []int{1, 16, 33, 384, 391, 1001, 1024} { // of the odd ones a later thread's part has a tail
+		f := newFixture(t, dev, 23, 3*(i%2)) // the table's rows lie apart, or behind one another
 		q := f.sequences([]int{0, 1, 40, 0, 2, 170, 250, 0})
 		ids := make([]int32, q.tokens)
 		for i := range ids {
@@ -542,6 +542,32 @@ func testBag(t *testing.T, dev gpustage.Device) {
 		f.check(dTable, 20)
 		f.check(dFewer, 20)
 		f.untouched(table, dy)
+	}
+	for want, op := range map[string]func(s gpustage.Bagger, y, table, index, few, floats gpustage.Tensor, q gpustage.Sequences){
+		"bag: index is i32[1 3], want i32[1 5]": func(s gpustage.Bagger, y, table, _, few, _ gpustage.Tensor, q gpustage.Sequences) {
+			s.Bag(y, table, few, q)
+		},
+		"bag: index is f32[1 5], want i32[1 5]": func(s gpustage.Bagger, y, table, _, _, floats gpustage.Tensor, q gpustage.Sequences) {
+			s.Bag(y, table, floats, q)
+		},
+		"bag: y is f32[2 3]/4, want f32[2 4]": func(s gpustage.Bagger, y, table, index, _, _ gpustage.Tensor, q gpustage.Sequences) {
+			s.Bag(y.Columns(0, 3), table, index, q)
+		},
+		"bag backward: index is f32[1 5], want i32[1 5]": func(s gpustage.Bagger, y, table, _, _, floats gpustage.Tensor, q gpustage.Sequences) {
+			s.BagBackward(table, y, floats, q)
+		},
+		"bag backward: y is f32[1 4], want f32[2 4]": func(s gpustage.Bagger, y, table, index, _, _ gpustage.Tensor, q gpustage.Sequences) {
+			s.BagBackward(table, y.Span(0, 1), index, q)
+		},
+	} {
+		f := newFixture(t, dev, 1, 0)
+		q := f.sequences([]int{2, 3})
+		index, few, floats := f.ints("index", []int32{0, 1, 2, 3, 4}), f.ints("few", []int32{0, 1, 2}), f.floats("floats", 1, 5, nil)
+		op(f.s.(gpustage.Bagger), f.floats("y", 2, 4, nil).dev, f.floats("table", 5, 4, nil).dev, index.dev, few.dev, floats.dev,
+			q.on(func(a *arg) gpustage.Tensor { return a.dev }))
+		if err := f.s.Sync(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
 	}
 }
 

@@ -210,7 +210,7 @@ func poolBackward[T float](dx, dy tensor, q gpustage.Sequences, mode gpustage.Po
 
 // Bag is Pool of the table's rows.
 func (s *Stream) Bag(y, table, index tensor, q gpustage.Sequences) {
-	if s.Refuse(gpustage.CheckBag("bag", y, table, index, q)) || s.Refuse(gpustage.CheckIndex("bag", table, index)) {
+	if s.Refuse(gpustage.CheckBag(y, table, index, q)) || s.Refuse(gpustage.CheckIndex("bag", table, index)) {
 		return
 	}
 	s.run("bag", y, func() { bag[float32](y, table, index, q) }, func() { bag[float64](y, table, index, q) })
@@ -232,7 +232,7 @@ func bag[T float](y, table, index tensor, q gpustage.Sequences) {
 
 // BagBackward adds each row's gradient to the table's rows of its tokens.
 func (s *Stream) BagBackward(dTable, dy, index tensor, q gpustage.Sequences) {
-	if s.Refuse(gpustage.CheckBag("bag backward", dy, dTable, index, q)) || s.Refuse(gpustage.CheckIndex("bag backward", dTable, index)) {
+	if s.Refuse(gpustage.CheckBagBackward(dTable, dy, index, q)) || s.Refuse(gpustage.CheckIndex("bag backward", dTable, index)) {
 		return
 	}
 	s.run("bag backward", dy, func() { bagBackward[float32](dTable, dy, index, q) }, func() { bagBackward[float64](dTable, dy, index, q) })
