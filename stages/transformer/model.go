@@ -184,7 +184,8 @@ type Pass struct {
 	s          gpustage.Stream
 	a          *gpustage.Arena
 	in         input
-	own        shape // without padding; in has it
+	own        shape           // without padding; in has it
+	bags       gpustage.Bagger // nil: texts are pooled as hidden states are
 	start      gpustage.Mark
 	train      bool
 	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
@@ -242,7 +243,7 @@ const (
 func (m *Model) Leans() bool { return m.Options.CheckpointEvery == 0 && m.Config.Layers > m.Lowest() }
 
 func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep bool, how manner) *Pass {
-	p := &Pass{m: m, s: s, a: a, own: r.shape(), start: a.Mark(), train: train && m.drops(), writesPre: train || keep, soon: how == soon,
+	p := &Pass{m: m, s: s, a: a, own: r.shape(), bags: m.bagger(s), start: a.Mark(), train: train && m.drops(), writesPre: train || keep, soon: how == soon,
 		lean: how == lean && m.Leans()}
 	r = m.pad(r)
 	b, c := r.Len(), m.Config.Hidden
@@ -271,9 +272,12 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 // compute is a forward pass's ops.
 func (p *Pass) compute(keep bool) {
 	s, m, a := p.s, p.m, p.a
-	if b := p.bagger(); b != nil {
-		table, ids := p.words()
-		b.Bag(p.pooled, table, ids, p.in.seqs)
+	if p.bags != nil || p.own.tokens == 0 {
+		if table, ids := p.words(); p.own.tokens == 0 { // whoever feeds them knows of no padding
+			s.Fill(p.pooled, 0)
+		} else {
+			p.bags.Bag(p.pooled, table, ids, p.in.seqs)
+		}
 		p.project()
 		return
 	}
@@ -511,10 +515,10 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		s.NormalizeBackward(dNormal, dEmbeddings, p.embeddings, p.length)
 	}
 	dPooled := p.denseBackward(dNormal, g.dense)
-	if b := p.bagger(); b != nil {
-		if m.bottom < 0 {
+	if p.bags != nil || p.own.tokens == 0 {
+		if m.bottom < 0 && p.own.tokens > 0 {
 			word, index := p.wordGradient(g, to)
-			b.BagBackward(word, dPooled, index, p.in.seqs)
+			p.bags.BagBackward(word, dPooled, index, p.in.seqs)
 		}
 		p.doneOutside(to)
 		return
@@ -579,7 +583,7 @@ func (p *Pass) doneOutside(to Gradients) {
 // carry takes room for what a backward pass has throughout.
 func (p *Pass) carry() {
 	c := p.m.Config.Hidden
-	if p.bagger() == nil {
+	if p.bags == nil {
 		p.d = p.keep(p.in.seqs.Tokens, c)
 	}
 	if !p.m.Config.Scorer.None() {

@@ -51,12 +51,11 @@ func (c Config) checkStatic() error {
 }
 
 // bagger pools the rows of the table where they lie, if that is all there is to do and the device can; nil otherwise.
-func (p *Pass) bagger() gpustage.Bagger {
-	if !p.m.Config.static() || !gpustage.Bags(p.m.Device) {
+func (m *Model) bagger(s gpustage.Stream) gpustage.Bagger {
+	if !m.Config.static() || !gpustage.Bags(m.Device) {
 		return nil
 	}
-	b, _ := p.s.(gpustage.Bagger)
-	return b
+	return s.(gpustage.Bagger)
 }
 
 // checkHead finds a pooling that a model without layers does not have.

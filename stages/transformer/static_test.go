@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,56 +48,92 @@ func loadStatic(t testing.TB, d gpustage.Device, h Head, o Options, more func(*C
 }
 
 // Against the definition, worked out here in double precision: an embedding is the mean of rows of the table, zero without any, and a
-// token's gradient is what each text that has it gives, by the text's length. With and without normalization, texts without tokens among
-// others and alone, on ref in double and on the processor in single precision.
+// token's gradient is what each text that has it gives, by the text's length. With and without normalization and a dense layer, texts without
+// tokens among others and alone, on ref in double and on the processor in single precision.
 func TestStatic(t *testing.T) {
 	for _, d := range []struct {
 		device gpustage.Device
 		kind   gpustage.DType
 		limit  float64
 	}{{ref.New(), gpustage.F64, 1e-13}, {fastDevice(t), gpustage.F32, 2e-6}} {
-		for _, normalize := range []bool{false, true} {
-			for _, lengths := range [][]int{{3, 0, 1, 40, 0}, {0}, {0, 0}, {0, 2}, {5}} {
+		for i, lengths := range [][]int{{3, 0, 1, 40, 0}, {0}, {0, 0}, {0, 2}, {5}, {3, 0, 1, 40, 0}, {0}, {0, 0}, {0, 2}, {5}, {7, 0, 1}} {
+			for _, normalize := range []bool{false, true} {
 				name := fmt.Sprint(d.device.Name(), normalize, lengths)
-				m, s := loadStatic(t, d.device, Head{Normalize: normalize}, Options{DType: d.kind}, nil)
+				const c = 6
+				e := c
+				dense := func(*Config) {}
+				if i >= 5 {
+					e, dense = 4, func(c *Config) { c.Dense = []Dense{{Name: "1_Dense", Out: 4, Bias: true}} }
+				}
+				m, s := loadStatic(t, d.device, Head{Normalize: normalize}, Options{DType: d.kind}, dense)
 				if err := m.Init(s, 5); err != nil {
 					t.Fatal(err)
 				}
-				table := floats(t, s, m.Params)
-				const c = 6
+				params := floats(t, s, m.Params)
+				if i >= 5 { // its bias begins as zero
+					for j := range 4 {
+						params[50*c+4*c+j] = float64(j + 1)
+					}
+					s.Copy(m.Params, upload64(t, s, d.kind, 1, len(params), params))
+					m.Changed()
+				}
 				rows := staticRows(lengths...)
 				if err := m.Check(rows); err != nil {
 					t.Fatal(err)
 				}
-				dy := make([]float64, len(lengths)*c)
+				dy := make([]float64, len(lengths)*e)
 				for i := range dy {
 					dy[i] = math.Sin(float64(i + 1))
 				}
-				want, grad := make([]float64, len(dy)), make([]float64, len(table))
+				want, grad := make([]float64, len(dy)), make([]float64, len(params))
+				weight, bias := params[50*c:], params[len(params)-4:]
+				dWeight, dBias := grad[50*c:], grad[len(grad)-4:]
 				for b := range lengths {
 					ids := rows.IDs[rows.Cu[b]:rows.Cu[b+1]]
-					mean, in := want[b*c:(b+1)*c], dy[b*c:(b+1)*c]
+					mean, dMean := make([]float64, c), make([]float64, c)
+					y, in := want[b*e:(b+1)*e], dy[b*e:(b+1)*e]
 					for _, id := range ids {
 						for j := range mean {
-							mean[j] += table[int(id)*c+j] / float64(len(ids))
+							mean[j] += params[int(id)*c+j] / float64(len(ids))
+						}
+					}
+					copy(y, mean)
+					if e < c {
+						for k := range y {
+							y[k] = bias[k]
+							for j := range mean {
+								y[k] += weight[k*c+j] * mean[j]
+							}
 						}
 					}
 					norm, dot := 0.0, 0.0
-					for _, v := range mean {
+					for _, v := range y {
 						norm += v * v
 					}
 					if norm = math.Sqrt(norm); !normalize {
 						norm = 1
 					}
-					if normalize && len(ids) > 0 {
+					if normalize && norm > 0 {
+						for j := range y {
+							y[j] /= norm
+							dot += y[j] * in[j]
+						}
+					}
+					for k := range y {
+						d := (in[k] - y[k]*dot) / norm
+						if e == c {
+							dMean[k] = d
+							continue
+						}
+						dBias[k] += d
 						for j := range mean {
-							mean[j] /= norm
-							dot += mean[j] * in[j]
+							dWeight[k*c+j] += d * mean[j]
+							dMean[j] += d * weight[k*c+j]
 						}
 					}
 					for _, id := range ids {
 						for j := range mean {
-							grad[int(id)*c+j] += (in[j] - mean[j]*dot) / norm / float64(len(ids))
+							grad[int(id)*c+j] += dMean[j] / float64(len(ids))
 						}
 					}
 				}
@@ -107,14 +144,20 @@ func TestStatic(t *testing.T) {
 				}
 				pass := m.Forward(s, a, rows, true, true)
 				got := floats(t, s, pass.Embeddings())
-				pass.Backward(upload64(t, s, d.kind, len(lengths), c, dy), grads)
+				pass.Backward(upload64(t, s, d.kind, len(lengths), e, dy), grads)
 				if e := relative(got, want, d.limit); !(e <= d.limit) {
 					t.Errorf("%s: embeddings are off by %.3g", name, e)
 				}
-				if e := relative(floats(t, s, grads), grad, d.limit); !(e <= d.limit) {
-					t.Errorf("%s: gradients are off by %.3g", name, e)
+				for _, p := range m.Layout.Params {
+					at, to := p.Off, p.Off+p.Len()
+					if e := relative(floats(t, s, grads.Columns(at, to)), grad[at:to], 1); !(e <= d.limit) {
+						t.Errorf("%s: gradients of %s are off by %.3g", name, p.Name, e)
+					}
 				}
 				pass.Release()
+				if mem, peak := m.Memory(lengths), a.Peak(); peak != mem.Backward {
+					t.Errorf("%s: took %d bytes, predicted %+v", name, peak, mem)
+				}
 				plain := m.Forward(s, a, rows, false, false)
 				if !bytes.Equal(gpustage.Bytes(floats(t, s, plain.Embeddings())), gpustage.Bytes(got)) {
 					t.Errorf("%s: a pass that keeps nothing has other bits", name)
@@ -123,23 +166,119 @@ func TestStatic(t *testing.T) {
 				if a.Used() != 0 {
 					t.Errorf("%s: %d bytes of the arena were not given back", name, a.Used())
 				}
-				if mem, peak := m.Memory(lengths), int(a.Peak()); peak > max(int(mem.Forward), int(mem.Backward)) {
-					t.Errorf("%s: took %d bytes, predicted %+v", name, peak, mem)
-				}
 			}
 		}
 	}
 }
 
-// With the table frozen a dense layer behind it learns.
+// Where the table's rows are pooled where they lie, a token takes three numbers that say which and where it is, and no row of its own.
+func TestStaticMemory(t *testing.T) {
+	for _, d := range []gpustage.Device{ref.New(), fastDevice(t), gathers{ref.New()}} {
+		m, _ := loadStatic(t, d, Head{}, Options{}, nil)
+		few, many := m.Memory([]int{1000}), m.Memory([]int{9000})
+		got := [3]int{(many.Forward - few.Forward) / 8000, (many.Kept - few.Kept) / 8000, (many.Backward - few.Backward) / 8000}
+		want := [3]int{3 * 4, 3 * 4, 3 * 4}
+		if !gpustage.Bags(d) {
+			want = [3]int{(3 + 6) * 4, (3 + 6) * 4, (3 + 2*6) * 4}
+		}
+		if got != want {
+			t.Errorf("%s: passes take, and keep, %d bytes a token, want %d", d.Name(), got, want)
+		}
+	}
+}
+
+// gathers is a device that pools what Gather has put together, as GPUs do.
+type gathers struct{ *ref.Device }
+
+func (gathers) Bags() bool { return false }
+
+// A model that is fed the rows of its table computes what the whole one does, to the bit, of sub-batches without any token too: whoever feeds it
+// has no row for padding.
+func TestStaticPartial(t *testing.T) {
+	for _, d := range []gpustage.Device{ref.New(), fastDevice(t), gathers{ref.New()}} {
+		for _, lengths := range [][]int{{3, 0, 1}, {0}, {0, 0}} {
+			name := fmt.Sprint(d.Name(), gpustage.Bags(d), lengths)
+			dense := func(c *Config) { c.Dense = []Dense{{Name: "1_Dense", Out: 4, Bias: true}} }
+			whole, s := loadStatic(t, d, Head{Normalize: true}, Options{}, dense)
+			part, _ := loadStatic(t, d, Head{Normalize: true}, Options{Own: func(l *Layout) [][2]int { return [][2]int{{0, 100}} }}, dense)
+			for _, m := range []*Model{whole, part} {
+				if err := m.Init(s, 5); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rows := staticRows(lengths...)
+			f := &feed{from: whole, ids: rows.IDs}
+			part.Feed = f
+			dy := make([]float64, 4*len(lengths))
+			for i := range dy {
+				dy[i] = math.Sin(float64(i + 1))
+			}
+			flat, _ := whole.NewGradients()
+			apart, _ := whole.NewGradients()
+			index, _ := gpustage.NewTensor(d, gpustage.I32, 1, len(rows.IDs))
+			s.CopyIn(index, gpustage.Bytes(rows.IDs))
+			from, to := whole.Layout.Span(-1)
+			run := func(m *Model, to Gradients) []float64 {
+				a := newArena(t, d)
+				pass := m.Forward(s, a, rows, true, true)
+				got := floats(t, s, pass.Embeddings())
+				pass.BackwardTo([]gpustage.Tensor{upload64(t, s, gpustage.F32, len(lengths), 4, dy)}, to)
+				pass.Release()
+				if err := s.Sync(); err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				return got
+			}
+			var marks []int
+			want := run(whole, Gradients{Flat: flat})
+			got := run(part, Gradients{
+				Layer: func(int) gpustage.Tensor { t.Error("there are no layers"); return gpustage.Tensor{} }, Rest: apart.Columns(from, to),
+				WordRows: whole.Layout.View(apart, whole.Layout.Word()), WordIndex: index, Done: func(mark int) { marks = append(marks, mark) },
+			})
+			if !slices.Equal(got, want) || !slices.Equal(floats(t, s, apart), floats(t, s, flat)) {
+				t.Errorf("%s: other bits", name)
+			}
+			if want := part.Visits(true, false); !slices.Equal(f.asked, want) {
+				t.Errorf("%s: asks for %v, Visits says %v", name, f.asked, want)
+			}
+			if want := part.Layout.Marks(); len(want) != 1 || !slices.Equal(marks, want) {
+				t.Errorf("%s: tells that gradients are complete from %v on, want %v", name, marks, want)
+			}
+		}
+	}
+}
+
+// With the table frozen a dense layer behind it learns as it does otherwise.
 func TestStaticTuning(t *testing.T) {
 	dense := func(c *Config) { c.Dense = []Dense{{Name: "1_Dense", Out: 4, Bias: true}} }
-	m, _ := loadStatic(t, ref.New(), Head{}, Options{Tuning: Tuning{FreezeEmbeddings: true}}, dense)
-	if n := m.Layout.Trained(); n != 4*6+4 {
-		t.Errorf("%d parameters train", n)
-	}
-	if m, _ = loadStatic(t, ref.New(), Head{}, Options{}, dense); m.Layout.Trained() != 50*6+4*6+4 || m.EmbeddingSize() != 4 {
-		t.Errorf("%d parameters train, for embeddings of %d", m.Layout.Trained(), m.EmbeddingSize())
+	for _, d := range []gpustage.Device{ref.New(), fastDevice(t), gathers{ref.New()}} {
+		var all []float64
+		for _, freeze := range []bool{false, true} {
+			m, s := loadStatic(t, d, Head{}, Options{Tuning: Tuning{FreezeEmbeddings: freeze}}, dense)
+			if err := m.Init(s, 5); err != nil {
+				t.Fatal(err)
+			}
+			want := 4*6 + 4
+			if !freeze {
+				want += 50 * 6
+			}
+			if n := m.Layout.Trained(); n != want || m.EmbeddingSize() != 4 {
+				t.Fatalf("%d parameters train, for embeddings of %d", n, m.EmbeddingSize())
+			}
+			grads, err := m.NewGradients()
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := newArena(t, d)
+			pass := m.Forward(s, a, staticRows(3, 0, 2), true, true)
+			pass.Backward(upload64(t, s, gpustage.F32, 3, 4, []float64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}), grads)
+			got := floats(t, s, grads)
+			if !freeze {
+				all = got[50*6:]
+			} else if !slices.Equal(got, all) {
+				t.Errorf("%s: with the table frozen, the dense layer's gradient is %v, otherwise %v", d.Name(), got, all)
+			}
+		}
 	}
 }
 
