@@ -9,6 +9,7 @@ import (
 type Captured struct {
 	Loss     float64
 	Gradient []float64 // in the layout of the model's parameters, divided as Apply divides it
+	Passes   Passes    // of this rank's sub-batches
 }
 
 // Capture adds a stage in Apply's place that copies the step's gradient to the host and leaves the parameters alone.
@@ -29,7 +30,8 @@ func Capture(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads
 			return err
 		}
 		n := wide.Len()
-		c := Captured{Loss: sum.Loss / weight, Gradient: make([]float64, n)}
+		c := Captured{Loss: sum.Loss / weight, Gradient: make([]float64, n), Passes: e.passes}
+		e.passes = Passes{}
 		if wide.DType != gpustage.F64 {
 			narrow := wide
 			if wide, err = gpustage.NewTensor(e.Model.Device, gpustage.F64, 1, n); err != nil {

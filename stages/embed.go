@@ -44,6 +44,7 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		}
 		t.Note(Tokens, float64(sub.Tokens()))
 		stream := Stream(t)
+		e.passes.count(e.keeps, t.Index.Sub)
 		keep := t.Index.Sub >= e.keeps.from
 		rows := sub.rows(e.Seed, t.Index.Step)
 		if err := e.Model.Check(rows); err != nil {

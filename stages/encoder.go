@@ -57,6 +57,9 @@ type Encoder struct {
 	Budget int64 // bytes of activations that may be kept between embed and backward; negative: all of them
 	Seed   uint64
 
+	// BudgetOf, if it is set, says the budget of each batch by what its sub-batches take: for who wants some of them kept in each way.
+	BudgetOf func(subs []transformer.Memory) int64
+
 	device  int
 	replay  uint64 // the dropout seed of replayed passes: Seed, unless a fault is planted
 	loss    loss.Loss
@@ -79,8 +82,9 @@ type Encoder struct {
 	streamedParameters
 	optimizerState
 
-	keeps keeping             // of the batch at hand
-	kept  []*transformer.Pass // of sub-batches from keeps.from on
+	keeps  keeping             // of the batch at hand
+	kept   []*transformer.Pass // of sub-batches from keeps.from on
+	passes Passes              // since the last Capture
 
 	mu      sync.Mutex // several lanes allocate
 	buffers []*slot
@@ -187,8 +191,15 @@ func (e *Encoder) begin(b *Batch) error {
 	if b.Global != nil {
 		agreed = b.Global.keepFrom
 	}
-	e.keeps, need = planReplay(b.memory, e.Budget, lossBytes, agreed)
+	e.keeps, need = planReplay(b.memory, e.budget(b.memory), lossBytes, agreed)
 	return e.reserve(need)
+}
+
+func (e *Encoder) budget(subs []transformer.Memory) int64 {
+	if e.BudgetOf != nil {
+		return e.BudgetOf(subs)
+	}
+	return e.Budget
 }
 
 // memory is what each sub-batch takes.
@@ -302,6 +313,21 @@ func keepWithin(subs []transformer.Memory, budget int64, atLeast int) keeping {
 		k.lean++
 	}
 	return k
+}
+
+// Passes counts sub-batches by what stays of their passes for the way back.
+type Passes struct{ Replayed, Lean, Whole int }
+
+// count counts sub-batch i.
+func (p *Passes) count(k keeping, i int) {
+	switch {
+	case i < k.from:
+		p.Replayed++
+	case i < k.lean:
+		p.Whole++
+	default:
+		p.Lean++
+	}
 }
 
 // of is what stays of sub-batch i, and the peak of its passes.

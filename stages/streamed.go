@@ -50,7 +50,7 @@ func (e *Encoder) openStreamed() error {
 	e.Model.Feed = e.feed
 	e.ranks.keepFrom = func(b *Batch) int {
 		b.memory = e.memory(b)
-		return keepWithin(b.memory, e.Budget, 0).from
+		return keepWithin(b.memory, e.budget(b.memory), 0).from
 	}
 	return nil
 }

@@ -116,6 +116,9 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if o.Plant == FaultRemote && x.reranker != nil {
 		return false, fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", o.Plant)
 	}
+	if o.Plant == FaultDropout && x.model.Config.Layers == 0 {
+		return false, fmt.Errorf("static embeddings drop nothing: the fault %q can't be planted", o.Plant)
+	}
 	meshes, err := x.checkMeshes(o)
 	if err != nil {
 		return false, err
@@ -228,6 +231,8 @@ type way struct {
 	dtype   gpustage.DType
 	size    stages.Size
 	budget  int64
+	keep    func(subs []transformer.Memory) int64 // the budget of each batch, in budget's place
+	passes  stages.Passes                         // what came of it
 	every   int
 	tile    [2]int
 	dropout float64
@@ -252,14 +257,20 @@ func (w way) String() string {
 		return s + w.dropping()
 	}
 	s := fmt.Sprintf("sub-batches of %d", w.size.Rows)
-	switch {
-	case w.budget < 0:
-		s += ", all kept"
-	case w.budget == 0:
-		s += ", all replayed"
-	default:
-		s += ", some replayed"
+	some := ""
+	for _, part := range []struct {
+		name string
+		n    int
+	}{{"replayed", w.passes.Replayed}, {"lean", w.passes.Lean}, {"kept", w.passes.Whole}} {
+		switch part.n {
+		case 0:
+		case w.passes.Replayed + w.passes.Lean + w.passes.Whole:
+			some = ", all " + part.name
+		default:
+			some += ", some " + part.name
+		}
 	}
+	s += some
 	if w.every > 0 {
 		s += fmt.Sprintf(", activation checkpointing every %d", w.every)
 	}
@@ -297,6 +308,12 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 		if err != nil {
 			return err
 		}
+		nothing := ""
+		if largest(truth.Gradient) <= noGradient {
+			if nothing = ", whose gradient is zero"; v.o.Plant != "" {
+				return fmt.Errorf("the gradient of these rows is zero: the fault %q can't be planted", v.o.Plant)
+			}
+		}
 		if !v.meshOnly() {
 			smooth, gradient := truthWay, truth.Gradient
 			if smooth.without = v.stopped(); smooth.without != "" {
@@ -310,7 +327,7 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			if err != nil {
 				return err
 			}
-			report(VerifyRow{Config: prefix + smooth.String(), Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
+			report(VerifyRow{Config: prefix + smooth.String() + nothing, Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
 		}
 		compare := func(w way, limit float64) (VerifyRow, error) {
 			compute := v.gradient
@@ -325,6 +342,7 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			if err != nil {
 				return VerifyRow{}, err
 			}
+			w.passes = got.Passes
 			row := VerifyRow{Config: prefix + w.String(), Against: "plain, f64", Limit: limit}
 			row.Parameter, row.Error = worst(v.x.model.Layout, got.Gradient, want.Gradient)
 			if w.wire == gpustage.BF16 {
@@ -390,14 +408,14 @@ func (v *verifier) ways(dropout float64) []way {
 	}
 	for _, rows := range v.o.SubBatches {
 		base := way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, dropout: dropout, plant: v.o.Plant}
-		kept, replayed, some, checkpointed := base, base, base, base
+		kept, replayed, some, lean, checkpointed := base, base, base, base, base
 		kept.budget = -1
-		some.budget = int64(v.x.model.Memory([]int{min(v.x.text.DocumentLength, 64)}).Kept) * int64(rows) // less than longer texts take
-		some.tile = [2]int{3, 5}
+		some.keep, some.tile = replaysHalf, [2]int{3, 5}
+		lean.keep = leansHalf
 		checkpointed.every = min(1, v.x.model.Config.Layers)
 		if !v.meshOnly() {
-			if out = append(out, kept, replayed, some); checkpointed.every > 0 {
-				out = append(out, checkpointed)
+			if out = append(out, kept, replayed, some); v.x.model.Config.Layers > 0 {
+				out = append(out, lean, checkpointed)
 			}
 		}
 		if own := v.x.model.Options.CheckpointEvery; own > 1 { // segments of several layers, as the recipe has them
@@ -410,7 +428,7 @@ func (v *verifier) ways(dropout float64) []way {
 			m := v.x.Recipe.Mesh
 			m.Shard, m.Parameters, m.Gradients = mesh.Shard, "auto", "auto"
 			all := m.shardings()
-			for i, w := range []way{kept, some, checkpointed} {
+			for i, w := range []way{lean, some, checkpointed} {
 				w.mesh, w.sharding = mesh, all[i%len(all)]
 				out = append(out, w)
 			}
@@ -422,6 +440,24 @@ func (v *verifier) ways(dropout float64) []way {
 		}
 	}
 	return out
+}
+
+// replaysHalf is a budget in which the last half of a batch's sub-batches fits if their passes are lean.
+func replaysHalf(subs []transformer.Memory) (budget int64) {
+	for _, m := range subs[(len(subs)+1)/2:] {
+		budget += int64(m.Lean)
+	}
+	return budget
+}
+
+// leansHalf is one in which all of them do, and the first half besides if they are not.
+func leansHalf(subs []transformer.Memory) (budget int64) {
+	for i, m := range subs {
+		if budget += int64(m.Lean); i < len(subs)/2 {
+			budget += int64(m.Kept - m.Lean)
+		}
+	}
+	return budget
 }
 
 // model loads the recipe's model for one way of computing.
@@ -486,6 +522,7 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	if err != nil {
 		return out, err
 	}
+	enc.BudgetOf = w.keep
 	r := x.Recipe
 	r.Loss.SelfDistillFrom = 0 // verified whenever it begins
 	l := r.objective(driving{tile: w.tile, mask: w.plant == FaultMask, differentiable: w.without != ""})
@@ -546,7 +583,8 @@ func contributions(g *pipeline.Graph, subs pipeline.Port[stages.SubBatch], grads
 	return out.Port
 }
 
-// derivative compares the gradient's product with a random direction with a central difference of the loss, relatively.
+// derivative compares the gradient's product with a random direction with a central difference of the loss, relatively; if the gradient is zero, the
+// difference has to be.
 func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (float64, error) {
 	m, err := v.model(w, nil)
 	if err != nil {
@@ -592,9 +630,12 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 	}
 	// Steps that change the loss by about so much. A wrong gradient agrees with none, a right one with some: larger steps
 	// curve, smaller ones drown in rounding.
-	best := math.Inf(1)
+	best, of := math.Inf(1), math.Abs(want)
+	if largest(gradient) <= noGradient {
+		want, of = 0, 1
+	}
 	for _, change := range []float64{1e-5, 1e-4, 1e-6} {
-		h := change / math.Abs(want)
+		h := change / of
 		up, err := at(h)
 		if err != nil {
 			return 0, err
@@ -603,7 +644,7 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 		if err != nil {
 			return 0, err
 		}
-		best = min(best, math.Abs((up-down)/(2*h)-want)/math.Abs(want))
+		best = min(best, math.Abs((up-down)/(2*h)-want)/of)
 		if best < derivativeLimit/10 {
 			break
 		}
@@ -614,6 +655,17 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 // derivativeLimit is how much a difference quotient in f64 may differ from the gradient.
 const derivativeLimit = 1e-6
 
+// noGradient is what all of a gradient is below that is zero but for rounding, as that of texts without tokens, or of normalized embeddings of one
+// number. Nothing can be in proportion to it: errors are then what they are.
+const noGradient = 1e-9
+
+func largest(x []float64) (most float64) {
+	for _, v := range x {
+		most = max(most, math.Abs(v))
+	}
+	return most
+}
+
 func rms(x []float64) float64 {
 	sum := 0.0
 	for _, v := range x {
@@ -623,13 +675,13 @@ func rms(x []float64) float64 {
 }
 
 // worst is DESIGN's measure: per tensor the largest difference, over the larger of the tensor's largest value and 1e-4 of
-// the model's; and the tensor where it is largest. A bias of one number has no other values to be measured by, and its gradient is a sum over all
+// the model's, or 1 if the gradient is zero; and the tensor where it is largest. A bias of one number has no other values to be measured by, and its gradient is a sum over all
 // rows or tokens that may cancel by chance, or always, as a reranker's last one does: it moves all scores of a group alike. So it is taken for one
 // more element of its weight.
 func worst(l *transformer.Layout, got, want []float64) (string, float64) {
-	largest := 0.0
-	for _, v := range want {
-		largest = max(largest, math.Abs(v))
+	floor := 1e-4 * largest(want)
+	if floor <= 1e-4*noGradient {
+		floor = 1
 	}
 	weights := map[string]transformer.Param{} // by the name of the bias beside them
 	for _, p := range l.Training() {
@@ -639,7 +691,7 @@ func worst(l *transformer.Layout, got, want []float64) (string, float64) {
 	}
 	name, most := "", 0.0
 	for _, p := range l.Training() {
-		diff, top := 0.0, 1e-4*largest
+		diff, top := 0.0, floor
 		if w, ok := weights[p.Name]; ok && p.Len() == 1 {
 			for _, v := range want[l.At(w):][:w.Len()] {
 				top = max(top, math.Abs(v))

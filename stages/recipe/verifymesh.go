@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"contraflow/collective"
@@ -90,6 +91,8 @@ func (x *Run) exchanging() stages.Exchanging {
 
 // onMesh runs one step as local ranks, or as the rank that this process is, and captures the gradient.
 func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err error) {
+	var mu sync.Mutex
+	var passes stages.Passes // of all ranks in this process
 	rank := func(world collective.World) error {
 		c, err := collective.Connect(ctx, world, w.mesh)
 		if err != nil {
@@ -112,6 +115,9 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 		}
 		defer m.Free()
 		got, err := v.step(ctx, w, m, ranks, false)
+		mu.Lock()
+		defer mu.Unlock()
+		passes.Replayed, passes.Lean, passes.Whole = passes.Replayed+got.Passes.Replayed, passes.Lean+got.Passes.Lean, passes.Whole+got.Passes.Whole
 		if err == nil && (world.Rank() == 0 || v.x.ranks != nil) {
 			out = got
 		}
@@ -122,6 +128,7 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 	} else {
 		err = local.Run(w.mesh.Size(), rank, local.Deadline(time.Duration(v.x.Recipe.Mesh.Deadline)))
 	}
+	out.Passes = passes
 	return out, err
 }
 
