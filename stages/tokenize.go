@@ -13,7 +13,7 @@ import (
 // Text says how the texts of each role become tokens.
 type Text struct {
 	Tokenizer      *tokenize.Tokenizer
-	QueryLength    int // tokens, special ones included; what is longer is cut and counted
+	QueryLength    int // tokens, special ones included; what is longer is cut and counted; 0: nothing is
 	DocumentLength int
 	QueryPrompt    string    // put before every query
 	DocumentPrompt string    // put before every positive and negative

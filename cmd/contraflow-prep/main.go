@@ -127,6 +127,9 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 					return fmt.Errorf("tokenize.model: %w", err)
 				}
 				j.config.Tokenize.Dir, j.config.Tokenize.Bare = f.TokenizerDir, f.Static()
+				if n := j.config.Tokenize.MaxLength; !f.Static() && min(n.Query, n.Document) < 1 {
+					return errors.Join(fmt.Errorf("tokenize.max_length: is {query: %d, document: %d}, want at least 1: only static embeddings read texts of any length", n.Query, n.Document), f.Close())
+				}
 				if err := f.Close(); err != nil {
 					return err
 				}

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 	"contraflow/io/prep"
+	"contraflow/stages/embedder"
+	"contraflow/stages/newmodel"
 	"contraflow/stages/recipe"
 )
 
@@ -92,6 +97,58 @@ func TestRun(t *testing.T) {
 	}
 	if _, err := os.Stat(path("out/" + prep.Success)); err != nil {
 		t.Error(err)
+	}
+}
+
+// With static embeddings ids have no special tokens, and texts may be left whole; with other models they can't.
+func TestStatic(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	if err := os.WriteFile(path("a.jsonl"), []byte("{\"q\": \"a river\", \"p\": \"the stone\"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, static := range []bool{true, false} {
+		model := path(map[bool]string{true: "static", false: "bert"}[static])
+		spec := newmodel.Spec{Static: static, Hidden: 8, Layers: 1, Heads: 1}
+		if err := newmodel.Create(t.Context(), model, spec, newmodel.Texts([]string{"a river", "the stone"})); err != nil {
+			t.Fatal(err)
+		}
+		for _, length := range []int{0, 7} {
+			config := fmt.Sprintf("input: [{path: %s, query: q, positive: p}]\noutput: {dir: %s}\ntokenize: {model: %s, max_length: {query: %d, document: 5}}\n",
+				path("a.jsonl"), path("out"), model, length)
+			if err := os.WriteFile(path("PREP.yaml"), []byte(config), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			want := 0
+			if !static && length == 0 {
+				want = 1
+			}
+			if got := run([]string{"-c", path("PREP.yaml"), "-q", "--overwrite"}); got != want {
+				t.Errorf("static %t, %d tokens: exit code %d, want %d", static, length, got, want)
+			}
+			if want > 0 {
+				continue
+			}
+			f, err := hfmodel.Open(model)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tok, err := embedder.LoadTokenizer(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+			info, err := dataset.PreparedTokens(t.Context(), dataset.Source{Paths: []string{path("out/train-*.parquet")}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := (dataset.TokenInfo{Tokenizer: tok.Hash(), Query: dataset.TokenRole{MaxLength: length}, Document: dataset.TokenRole{MaxLength: 5}}); info == nil || *info != want {
+				t.Errorf("%+v, want %+v", info, want)
+			}
+			if n := len(tok.Encode("", 0)); static != (n == 0) {
+				t.Errorf("static %t: %d special tokens", static, n)
+			}
+		}
 	}
 }
 

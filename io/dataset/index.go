@@ -149,6 +149,18 @@ func (x *Index) Lengths(dst []uint32, seed uint64, epoch int, row int64) []uint3
 	return dst
 }
 
+// Longest is the length in bytes of the longest text of all rows.
+func (x *Index) Longest() (most int) {
+	for _, cols := range x.blocks {
+		for _, c := range cols {
+			for _, n := range c.lengths {
+				most = max(most, int(n))
+			}
+		}
+	}
+	return most
+}
+
 func (x *Index) each(seed uint64, epoch int, row int64, use func(c *indexColumn, i int)) {
 	b := x.d.blockOf(row)
 	at := int(row - x.d.blocks[b].first)

@@ -128,7 +128,7 @@ type Tokenize struct {
 	Prompts   Prompts `yaml:"prompts"`
 }
 
-// Lengths are in tokens, special ones included.
+// Lengths are in tokens, special ones included. 0, for static embeddings, leaves texts whole.
 type Lengths struct {
 	Query    int `yaml:"query"`
 	Document int `yaml:"document"`
@@ -270,7 +270,7 @@ func (c *Config) Check() (found []Problem) {
 	if !(c.Mix.Repeat >= 1 && c.Mix.Repeat <= 1000) {
 		bad("mix.repeat", "is %v, want 1 to 1000", c.Mix.Repeat)
 	}
-	if m := c.Tokenize.MaxLength; c.Tokenize.Model != "" && (m.Query < 1 || m.Document < 1) {
+	if m := c.Tokenize.MaxLength; c.Tokenize.Model != "" && (m.Query < 0 || m.Document < 0) {
 		bad("tokenize.max_length", "is {query: %d, document: %d}, want at least 1", m.Query, m.Document)
 	}
 	if c.Samples < 0 {

@@ -167,31 +167,36 @@ func CheckVocabulary(tok *tokenize.Tokenizer, c transformer.Config) error {
 
 // LengthNote says that a folder's max_seq_length is not kept, because the model was trained with fewer positions; "": it is.
 func LengthNote(f *hfmodel.Folder, c transformer.Config, asked int) string {
-	if asked > 0 || !f.LengthGiven || f.MaxSeqLength <= c.MaxPositions {
+	if asked > 0 || !f.LengthGiven || c.MaxPositions == 0 || f.MaxSeqLength <= c.MaxPositions {
 		return ""
 	}
 	return fmt.Sprintf("%s: max_seq_length is %d, but the model was trained with %d positions: texts are cut to these", f.Dir, f.MaxSeqLength, c.MaxPositions)
 }
 
 // MaxLengthOf is the number of tokens at which texts are cut: what is asked for, or what the folder says, or what the
-// model's positions allow.
+// model's positions allow; 0: they are not cut.
 func MaxLengthOf(f *hfmodel.Folder, c transformer.Config, asked int) (int, error) {
-	if asked > c.MaxPositions {
+	if asked > c.MaxPositions && c.MaxPositions > 0 {
 		return 0, fmt.Errorf("a maximum length of %d tokens is beyond the model's %d positions", asked, c.MaxPositions)
 	}
 	switch {
 	case asked > 0:
 		return asked, nil
+	case c.MaxPositions == 0:
+		return f.MaxSeqLength, nil
 	case f.MaxSeqLength > 0:
 		return min(f.MaxSeqLength, c.MaxPositions), nil
 	}
 	return c.MaxPositions, nil
 }
 
-// CheckLength refuses a maximum length that leaves no room for a text beside the special tokens.
-func CheckLength(tok *tokenize.Tokenizer, length int) error {
-	if n := len(tok.Encode("", 0)); length <= n {
-		return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside %d special tokens", length, n)
+// CheckLength refuses maximum lengths that leave no room for a text beside the special tokens.
+func CheckLength(tok *tokenize.Tokenizer, lengths ...int) error {
+	n := len(tok.Encode("", 0))
+	for _, length := range lengths {
+		if length > 0 && length <= n {
+			return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside %d special tokens", length, n)
+		}
 	}
 	return nil
 }
@@ -310,7 +315,7 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		if err := t.Float32s(dst); err != nil {
 			return err
 		}
-		if err := transformer.CheckFinite(p, dst); err != nil {
+		if err := transformer.CheckFinite(t.Name, dst); err != nil {
 			return fmt.Errorf("%s: %w", f.Dir, err)
 		}
 		if x, ok := factors[p.Name]; ok {
@@ -378,7 +383,7 @@ func merge(m *transformer.Model, s gpustage.Stream, p transformer.Param, w []flo
 	if err := errors.Join(x.A.Float32s(a), x.B.Float32s(b)); err != nil {
 		return err
 	}
-	if err := errors.Join(transformer.CheckFinite(p, a), transformer.CheckFinite(p, b)); err != nil {
+	if err := errors.Join(transformer.CheckFinite(p.Name, a), transformer.CheckFinite(p.Name, b)); err != nil {
 		return fmt.Errorf("the adapter of %w", err)
 	}
 	return m.AddProduct(s, p, w, a, b, x.A.Shape[0], x.Scale)
@@ -422,7 +427,7 @@ func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
 // Size is the number of dimensions of an embedding.
 func (e *Embedder) Size() int { return e.engine.Size() }
 
-// MaxLength is the number of tokens at which texts are cut.
+// MaxLength is the number of tokens at which texts are cut; 0: they are not.
 func (e *Embedder) MaxLength() int { return e.maxLength }
 
 // RolePrompts are the texts that belong before queries and before documents, as hfmodel.Folder.RolePrompts has them.
@@ -482,6 +487,10 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 			}
 			texts = prompted
 		}
+	}
+	if e.maxLength == 0 {
+		ids, err = e.tok.EncodeAll(ctx, texts, 0, 0)
+		return ids, 0, err
 	}
 	// One token more than fits tells a text that is cut from one that fits exactly.
 	ids, err = e.tok.EncodeAll(ctx, texts, e.maxLength+1, 0)

@@ -230,5 +230,5 @@ func Round(tensors []safetensors.Tensor, precision string) (err error) {
 // Tensor is a parameter as a file holds it. One that is not finite is an error.
 func Tensor(p transformer.Param, vs []float32) (safetensors.Tensor, error) {
 	t, err := safetensors.FromFloat32s(p.Name, p.Shape(), vs)
-	return t, errors.Join(transformer.CheckFinite(p, vs), err)
+	return t, errors.Join(transformer.CheckFinite(p.Name, vs), err)
 }

@@ -14,7 +14,7 @@ import (
 // Text says how the texts of an evaluation become tokens.
 type Text struct {
 	Tokenizer      *tokenize.Tokenizer
-	QueryLength    int // tokens
+	QueryLength    int // tokens; 0: not cut
 	DocumentLength int
 	QueryPrompt    string
 	DocumentPrompt string

@@ -21,7 +21,7 @@ func (x *Run) Describe() string {
 	if n := len(x.skipped); n > 0 {
 		several += fmt.Sprintf(", %d of them skipped", n)
 	}
-	fmt.Fprintf(&b, "data    %d rows%s, %d texts each, cut at %d (queries) and %d tokens\n", x.rows(), several, x.columns(), x.text.QueryLength, x.text.DocumentLength)
+	fmt.Fprintf(&b, "data    %d rows%s, %d texts each, %s\n", x.rows(), several, x.columns(), x.cuts())
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
 	if flops, held := x.maxSim(); flops > 0 {
 		fmt.Fprintf(&b, "maxsim  at most %.3g TFLOP and %s of tokens' vectors for all pairs of a batch\n", flops/1e12, Size(held))
@@ -52,6 +52,18 @@ func (x *Run) Describe() string {
 		}
 	}
 	return b.String()
+}
+
+// cuts says where texts end.
+func (x *Run) cuts() string {
+	q, d := x.text.QueryLength, x.text.DocumentLength
+	switch {
+	case q == 0 && d == 0:
+		return "read as a whole"
+	case q == 0 || d == 0:
+		return fmt.Sprintf("read to %s tokens (queries) and %s", limit(q), limit(d))
+	}
+	return fmt.Sprintf("cut at %d (queries) and %d tokens", q, d)
 }
 
 // trained says how many parameters train, if not all do.

@@ -121,11 +121,20 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	if text.QueryPrompt, text.DocumentPrompt = g.folder.RolePrompts(); spec.Prompts != nil {
 		text.Prompts = slices.Repeat([]stages.Prompts{stages.Prompts(*spec.Prompts)}, len(x.Recipe.Data.Train))
 	}
-	if q, d := text.QueryLength, text.DocumentLength; q < x.text.QueryLength || d < x.text.DocumentLength {
-		x.obs.note("loss.guide: the guide reads at most %d tokens of a query and %d of a document, the model %d and %d", q, d, x.text.QueryLength, x.text.DocumentLength)
+	shorter := func(guide, model int) bool { return guide > 0 && (model == 0 || guide < model) }
+	if q, d := text.QueryLength, text.DocumentLength; shorter(q, x.text.QueryLength) || shorter(d, x.text.DocumentLength) {
+		x.obs.note("loss.guide: the guide reads at most %s tokens of a query and %s of a document, the model %s and %s", limit(q), limit(d), limit(x.text.QueryLength), limit(x.text.DocumentLength))
 	}
 	x.text.Guide = text
-	return errors.Join(embedder.CheckVocabulary(tok, c), embedder.CheckLength(tok, min(text.QueryLength, text.DocumentLength)))
+	return errors.Join(embedder.CheckVocabulary(tok, c), embedder.CheckLength(tok, text.QueryLength, text.DocumentLength))
+}
+
+// limit prints a number of tokens at which texts are cut.
+func limit(n int) string {
+	if n == 0 {
+		return "all"
+	}
+	return fmt.Sprint(n)
 }
 
 // loadGuide makes the guide's model.
@@ -194,8 +203,7 @@ func (x *Run) guideMemory() int64 {
 	if g == nil || g.device != x.device && (g.device.Info().Threads == 0 || x.device.Info().Threads == 0) {
 		return 0
 	}
-	text := x.text.Guide
-	longest := max(text.QueryLength, text.DocumentLength)
+	longest := max(x.expected(x.text.Guide))
 	pass := make([]int, min(max(1, g.device.Info().PassTokens()/longest), int(x.sequences())))
 	for i := range pass {
 		pass[i] = longest

@@ -1,7 +1,9 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"contraflow/stages"
@@ -38,10 +40,26 @@ func (m Memory) State() int64 {
 // minimum is the total without what may be computed again.
 func (m Memory) minimum() int64 { return m.Total() - m.Activations }
 
+// expected is how many tokens a query and a document may have, for predictions. Where texts are not cut, those of the longest: fewer than its
+// bytes, or if nobody has counted these, usualLength.
+func (x *Run) expected(t *stages.Text) (query, document int) {
+	most := usualLength
+	if x.longest > 0 {
+		prompt := 0
+		for _, p := range slices.Concat(t.Prompts, []stages.Prompts{{Query: t.QueryPrompt, Document: t.DocumentPrompt}}) {
+			prompt = max(prompt, len(p.Query), len(p.Document), len(p.Positive), len(p.Negative))
+		}
+		most = x.longest + prompt
+	}
+	return cmp.Or(t.QueryLength, most), cmp.Or(t.DocumentLength, most)
+}
+
+const usualLength = 1024
+
 // longestSub is the lengths of a sub-batch of the longest rows that its size allows, and how many such a rank has.
 func (x *Run) longestSub() (lengths []int, subs int64) {
 	n := x.sequences()
-	longest := max(x.text.QueryLength, x.text.DocumentLength)
+	longest := max(x.expected(&x.text))
 	size := x.size()
 	rows := size.Rows
 	if size.Tokens > 0 {
@@ -72,7 +90,7 @@ func (x *Run) subTokens() int {
 	return len(lengths) * lengths[0]
 }
 
-// predict bounds a run's memory from above: it takes every text to be as long as it may be.
+// predict bounds a run's memory from above: it takes every text to be as long as it may be, or, where nothing cuts them, as the longest.
 func (x *Run) predict(z sharding) Memory {
 	r, m := x.Recipe, x.model
 	elem := int64(m.DType.Size())
@@ -195,7 +213,7 @@ func (x *Run) fits(free int64) error {
 		b.Cache, b.ReplayBudget = "always", nil
 	}
 	subs := []SubBatch{given.SubBatch}
-	longest := max(x.text.QueryLength, x.text.DocumentLength)
+	longest := max(x.expected(&x.text))
 	for n := x.subTokens(); n > longest; {
 		n = max(n/2, longest)
 		subs = append(subs, SubBatch{Tokens: n})

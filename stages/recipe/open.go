@@ -55,6 +55,7 @@ type Run struct {
 	sharding sharding
 	data     []*dataset.Dataset
 	sampler  *dataset.Mixer
+	longest  int                 // bytes of the longest text; 0: nobody has looked
 	skipped  []*dataset.RowError // rows that can't be used
 	skips    [][]int64           // their ids, by dataset
 	plan     stages.Plan
@@ -194,7 +195,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.text.DocumentLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Document); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
-	if err := embedder.CheckLength(x.tok, min(x.text.QueryLength, x.text.DocumentLength)); err != nil {
+	if err := embedder.CheckLength(x.tok, x.text.QueryLength, x.text.DocumentLength); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	// The recipe's prompts, or else the model's. The first dataset's are those of evaluation, and of the saved model.
@@ -360,6 +361,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	}
 	p.Skip = index.Skip()
 	x.skipped = append(x.skipped, index.Bad()...)
+	x.longest = max(x.longest, index.Longest())
 	return p, nil
 }
 

@@ -38,9 +38,12 @@ func grain(n, parts, least int) int { return max(least, 1<<(bits.Len(uint(max(1,
 
 func roundUp(n, step int) int { return (n + step - 1) / step * step }
 
-// bucket is the shape that s is rounded up to, for rows of at most so many tokens. It always has a row of padding.
+// bucket is the shape that s is rounded up to, for rows of at most so many tokens, or of any number if that is 0. It always has a row of padding.
 func (s shape) bucket(most int) shape {
 	longest := roundUp(max(1, s.longest), grain(s.longest, longSteps, leastLongest))
+	if most == 0 {
+		most = longest
+	}
 	for rows := s.rows; ; {
 		rows = roundUp(rows+1, grain(rows+1, rowSteps, leastRows))
 		extra := rows - s.rows
@@ -60,7 +63,7 @@ type bucketing struct {
 
 // newBucketing is nil for a model that doesn't.
 func newBucketing(d gpustage.Device, c Config, o Options) *bucketing {
-	if !gpustage.Repeats(d) || o.Own != nil || c.MaxPositions < 2 { // a row of one token has no room for padding
+	if !gpustage.Repeats(d) || o.Own != nil || c.MaxPositions == 1 { // a row of one token has no room for padding
 		return nil
 	}
 	return &bucketing{memories: map[shape]Memory{}}

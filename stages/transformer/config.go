@@ -22,7 +22,7 @@ type Config struct {
 	Layers       int
 	Heads        int // H
 	FeedForward  int // F
-	MaxPositions int // the longest input, special tokens included
+	MaxPositions int // the longest input, special tokens included; 0: there is no bound
 	TypeVocab    int // 0: no token types
 	PadID        int // -1: there is none
 	NormEps      float64

@@ -60,8 +60,11 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	if o.CheckpointEvery != 0 && c.Layers == 0 {
+	switch {
+	case o.CheckpointEvery != 0 && c.static():
 		return nil, wrong("activation_checkpointing", "static embeddings have no layers, whose activations could be computed again")
+	case o.Tuning.LoRA != nil && c.static():
+		return nil, wrong("lora", "static embeddings have no layers for LoRA: leave it out")
 	}
 	if o.CheckpointEvery < AutoCheckpoint || o.CheckpointEvery > c.Layers {
 		return nil, wrong("activation_checkpointing", "every is %d, the model has %d layers; true is about their square root", o.CheckpointEvery, c.Layers)
@@ -160,7 +163,7 @@ func (m *Model) Check(r Rows) error {
 		switch n := int(r.Cu[b+1] - r.Cu[b]); {
 		case n < 1 && !m.Config.static():
 			return fmt.Errorf("row %d of the sub-batch has %d tokens, want 1 to %d", b, n, m.Config.MaxPositions)
-		case n > m.Config.MaxPositions:
+		case n > m.Config.MaxPositions && m.Config.MaxPositions > 0:
 			return fmt.Errorf("row %d of the sub-batch has %d tokens, the model was trained with %d positions: cut texts to a max_length of at most that",
 				b, n, m.Config.MaxPositions)
 		}

@@ -506,11 +506,11 @@ func (m *Model) draw(p Param, dst []float32, rng *rand.Rand) {
 	}
 }
 
-// CheckFinite names a parameter that holds NaN or an infinity.
-func CheckFinite(p Param, vs []float32) error {
+// CheckFinite names a tensor that holds NaN or an infinity.
+func CheckFinite(name string, vs []float32) error {
 	for i, v := range vs {
 		if v-v != 0 {
-			return fmt.Errorf("tensor %q: element %d is %v", p.Name, i, v)
+			return fmt.Errorf("tensor %q: element %d is %v", name, i, v)
 		}
 	}
 	return nil

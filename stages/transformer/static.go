@@ -13,9 +13,6 @@ import (
 // hfmodel makes one of the weights' shape.
 const Static = "static_embedding"
 
-// staticLength stands for no bound on the tokens of a text.
-const staticLength = 1 << 20
-
 func init() {
 	register(family{
 		parse: parseStatic,
@@ -31,7 +28,7 @@ func parseStatic(raw []byte) (Config, error) {
 	}
 	err := json.Unmarshal(raw, &c)
 	// New embeddings are torch's: of a standard deviation of 1.
-	return Config{Vocab: c.VocabSize, Hidden: c.HiddenSize, Heads: 1, MaxPositions: staticLength, PadID: -1, InitRange: 1}, err
+	return Config{Vocab: c.VocabSize, Hidden: c.HiddenSize, Heads: 1, PadID: -1, InitRange: 1}, err
 }
 
 // static tells whether there are no layers.

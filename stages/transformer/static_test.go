@@ -293,7 +293,8 @@ func TestStaticErrors(t *testing.T) {
 		"have no layers":                    {o: Options{CheckpointEvery: AutoCheckpoint}},
 		"1 layers are to be frozen":         {o: Options{Tuning: Tuning{FreezeLayers: 1}}},
 		"everything is frozen":              {o: Options{Tuning: Tuning{FreezeEmbeddings: true}}},
-		"leaves no linear layer":            {o: Options{Tuning: Tuning{LoRA: &LoRA{Rank: 1, Alpha: 1, Targets: []string{AllLinear}}}}},
+		"no layers for LoRA":                {o: Options{Tuning: Tuning{LoRA: &LoRA{Rank: 1, Alpha: 1, Targets: []string{AllLinear}}}}},
+		"last is not supported":             {head: Head{Pooling: gpustage.LastPooling}},
 		"drop nothing":                      {change: func(c *Config) { c.HiddenDropout = 0.1 }},
 		"of 0 tokens":                       {change: func(c *Config) { c.Vocab = 0 }},
 		"a reranker, or a model of kind m3": {change: func(c *Config) { c.Tokens = TokenHeads{Sparse: "s", Vectors: "v", Dim: 2} }},
@@ -310,6 +311,9 @@ func TestStaticErrors(t *testing.T) {
 		}
 	}
 	m, _ := loadStatic(t, ref.New(), Head{}, Options{}, nil)
+	if err := m.Check(staticRows(1<<20 + 1)); err != nil { // of any length
+		t.Error(err)
+	}
 	if err := m.Check(Rows{IDs: []int32{50}, Cu: []int32{0, 1}}); err == nil || errors.Is(err, ErrUnsupported) {
 		t.Errorf("error %v", err)
 	}

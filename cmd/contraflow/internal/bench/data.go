@@ -76,6 +76,9 @@ func (in *Input) Shorter(length int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	if c.MaxPositions == 0 {
+		return length, nil
+	}
 	return min(length, c.MaxPositions), nil
 }
 

@@ -186,7 +186,7 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 		return fmt.Errorf("%w: --batch takes fewer rows than the data has", err)
 	}
 	g := pipeline.New("bench")
-	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch, max(text.QueryLength, text.DocumentLength)), r.Train.Seed); err != nil {
+	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch, cmp.Or(max(text.QueryLength, text.DocumentLength), 512)), r.Train.Seed); err != nil {
 		return err
 	}
 	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{t.data}, Sampler: sampler, Accumulate: 1, Config: order})
