@@ -38,7 +38,7 @@ func newInit() *cobra.Command {
 				}
 			}
 			if spec.Static {
-				for _, f := range []string{"config", "layers", "heads", "dropout", "pooling", "max-length"} {
+				for _, f := range []string{"config", "layers", "heads", "dropout", "pooling"} {
 					if cmd.Flags().Changed(f) {
 						return usageError{fmt.Errorf("--%s and --static: static embeddings have a vector for each token, and nothing else", f)}
 					}
@@ -91,7 +91,7 @@ func newInit() *cobra.Command {
 	cmd.Flags().IntVar(&spec.Layers, "layers", 6, "layers")
 	cmd.Flags().IntVar(&spec.Heads, "heads", 0, "attention heads (default: hidden/32)")
 	cmd.Flags().IntVar(&spec.Vocab, "vocab", 30000, "tokens of the vocabulary")
-	cmd.Flags().IntVar(&spec.MaxLength, "max-length", 0, "longest text in tokens (default 512, or what --config says)")
+	cmd.Flags().IntVar(&spec.MaxLength, "max-length", 0, "longest text in tokens (default 512, or what --config says; with --static any)")
 	cmd.Flags().Float64Var(&spec.Dropout, "dropout", 0.1, "dropout while training")
 	cmd.Flags().BoolVar(&spec.Lowercase, "lowercase", true, "lower-case texts")
 	cmd.Flags().StringVar(&pooling, "pooling", "mean", "mean, cls or last")

@@ -71,9 +71,11 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	}
 	length := map[bool]string{true: ", normalized to length 1"}[s.Normalize]
 	if s.static() {
-		line("- Static embeddings: a text is the mean of its tokens' vectors%s, however long it is", length)
+		line("- Static embeddings: a text is the mean of its tokens' vectors%s", length)
 	} else {
 		line("- Pooling: %s%s", p.Mode, length)
+	}
+	if s.MaxSeqLength > 0 {
 		line("- Maximum length: %d tokens", s.MaxSeqLength)
 	}
 	line("- Similarity: %s", s.similarity())

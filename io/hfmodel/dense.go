@@ -176,8 +176,14 @@ func (s Spec) splitDense() (rest []safetensors.Tensor, dense [][]safetensors.Ten
 	return rest, dense, nil
 }
 
-// denseFolder is where Save puts the i-th.
-func denseFolder(i int) string { return fmt.Sprintf("%d_Dense", 2+i) }
+// denseFolder is where Save puts the i-th: behind a transformer and its pooling, or static embeddings.
+func (s Spec) denseFolder(i int) string {
+	first := 2
+	if s.static() {
+		first = 1
+	}
+	return fmt.Sprintf("%d_Dense", first+i)
+}
 
 // dimension is an embedding's number of dimensions.
 func (s Spec) dimension(p Pooling) int {

@@ -13,12 +13,12 @@
 //	2_Dense/                           perhaps, with weights of its own: a linear layer and an activation behind it
 //	config_sentence_transformers.json  prompts, similarity function
 //
+// Folders of static embeddings (static.go) have modules.json, the weights, tokenizer.json, and little else.
+//
 // Open reads every form of this that sentence-transformers has written, from 2.0 (the transformer in its own
 // subfolder, pooling as one boolean per mode) to 6.2, and plain transformers folders, which say nothing about pooling.
 // What it does not understand (a Router, a combination of pooling modes) is an error that names it: a model that
 // silently embeds differently is worse than one that doesn't load.
-//
-// Folders of static embeddings (static.go) have modules.json, the weights, the tokenizer, and little else.
 //
 // Save writes the folder as a whole: a temporary sibling, synced, then exchanged with the previous one, so that a full
 // disk or a kill leaves the previous model. Keys of JSON files that nobody here knows are carried over from the model
@@ -62,19 +62,19 @@ type Folder struct {
 	Adapter *Adapter // what is to be added to the weights; nil if the folder holds a model of its own
 	Base    *Folder  // the adapter's base model
 
-	Config    []byte // config.json as it is on disk
+	Config    []byte // config.json as it is on disk; of static embeddings StaticConfig
 	ModelType string // its model_type: "bert", "roberta", ...
 
 	Modules   []Module // modules.json; nil for a plain transformers folder
-	Pooling   *Pooling // nil if the folder doesn't say: the caller decides
+	Pooling   *Pooling // nil if the folder doesn't say: the caller decides; of static embeddings the mean
 	Dense     []Dense  // modules between pooling and normalization, in their order
 	Normalize bool     // whether embeddings are scaled to length 1
 
 	// MaxSeqLength is the number of tokens, special ones included, at which sentence-transformers cuts texts: what
 	// sentence_bert_config.json says, otherwise the tokenizer's model_max_length, at most as many as there are
-	// positions. 0: no limit is given anywhere.
+	// positions. Of static embeddings it is what tokenizer.json says. 0: no limit is given anywhere.
 	MaxSeqLength int
-	LengthGiven  bool // it is what sentence_bert_config.json says
+	LengthGiven  bool // it is what sentence_bert_config.json says, or of static embeddings tokenizer.json
 	// LowerCase asks for lower-casing before the tokenizer's own normalizer (do_lower_case of sentence_bert_config.json).
 	LowerCase bool
 
@@ -195,7 +195,7 @@ func (f *Folder) readModules() error {
 	file := filepath.Join(f.Dir, "modules.json")
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return f.readModel2vec()
 	}
 	if err != nil {
 		return err
@@ -226,6 +226,9 @@ func (f *Folder) readModules() error {
 			counts["Transformer"]++
 			counts["Pooling"]++
 		case "Pooling":
+			if f.Static() {
+				return bad("static embeddings are pooled already")
+			}
 			if counts["Normalize"] > 0 {
 				return bad("normalization before pooling is not supported")
 			}
@@ -234,6 +237,9 @@ func (f *Folder) readModules() error {
 				return bad("a Dense module that is not between pooling and normalization is not supported")
 			}
 		case "Normalize":
+			if i == 0 {
+				return bad("there is nothing before it that it could normalize")
+			}
 			if counts["Pooling"] == 0 {
 				return bad("normalization before pooling is not supported")
 			}

@@ -63,7 +63,7 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 	if err := f.readModules(); err != nil {
 		return "", wrap(err)
 	}
-	files, err := neededFiles(repo.files, f.Modules)
+	files, err := f.neededFiles(repo.files)
 	if err != nil {
 		return "", wrap(err)
 	}
@@ -106,7 +106,7 @@ func checkListed(name string) error {
 }
 
 // neededFiles picks what Open and a tokenizer read. Every name it returns has passed checkPath.
-func neededFiles(listed []string, modules []Module) (files []string, err error) {
+func (f *Folder) neededFiles(listed []string) (files []string, err error) {
 	has := map[string]bool{}
 	for _, name := range listed {
 		has[name] = true
@@ -120,11 +120,11 @@ func neededFiles(listed []string, modules []Module) (files []string, err error) 
 		}
 		return n
 	}
-	transformer, static := "", false
+	transformer := ""
 	add("", "modules.json", "config_sentence_transformers.json")
-	for _, m := range modules {
-		if kind := m.Kind(); kind == "Transformer" || kind == "StaticEmbedding" {
-			transformer, static = m.Path, kind == "StaticEmbedding"
+	for i, m := range f.Modules {
+		if i == 0 { // readModules wants it to be a transformer, or static embeddings
+			transformer = m.Path
 			continue
 		}
 		add(m.Path, "config.json")
@@ -136,7 +136,7 @@ func neededFiles(listed []string, modules []Module) (files []string, err error) 
 	if adapter && add(transformer, adapterConfigFile, AdapterWeights) < 2 {
 		return nil, fmt.Errorf("the repository has no %s beside its %s", AdapterWeights, adapterConfigFile)
 	}
-	if add(transformer, "config.json") == 0 && !adapter && !static {
+	if add(transformer, "config.json") == 0 && !adapter && !f.Static() {
 		return nil, fmt.Errorf("the repository has no %s: it is not a model for transformers", path.Join(transformer, "config.json"))
 	}
 	add(transformer, transformerFiles...)

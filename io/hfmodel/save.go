@@ -25,7 +25,7 @@ type Spec struct {
 	M3           bool    // tensors of M3's heads are among Tensors, and get files of their own
 	Dense        []Dense // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
 	Normalize    bool
-	MaxSeqLength int
+	MaxSeqLength int // static embeddings may have 0: texts are read as a whole
 	LowerCase    bool
 
 	Prompts           map[string]string
@@ -68,7 +68,10 @@ func Save(dir string, s Spec) error {
 		weights = map[string][]safetensors.Tensor{AdapterWeights: s.Adapter.named(tensors)}
 	}
 	for i := range s.Dense {
-		weights[path.Join(denseFolder(i), weightsFile)] = dense[i]
+		weights[path.Join(s.denseFolder(i), weightsFile)] = dense[i]
+	}
+	if s.static() {
+		return writeModel(dir, s.cuttingTokenizer, files, weights)
 	}
 	return writeModel(dir, s.Tokenizer, files, weights)
 }
@@ -191,7 +194,7 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	if pooling.Dimension == 0 {
 		pooling.Dimension = hidden
 	}
-	static := modelType == StaticType
+	static := s.static()
 	_, defaultKnown := s.Prompts[s.DefaultPromptName]
 	switch {
 	case pooling.Mode != CLS && pooling.Mode != Mean && pooling.Mode != Last:
@@ -208,34 +211,29 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		return nil, errors.New("no tokenizer")
 	}
 
-	modules := []module{
-		{0, "0", "", "sentence_transformers.models.Transformer"},
-		{1, "1", "1_Pooling", "sentence_transformers.models.Pooling"},
-	}
-	if static {
-		modules = []module{{0, "0", "", "sentence_transformers.models.StaticEmbedding"}}
-	}
 	base := s.Base
 	if base == nil {
 		base = &Folder{}
 	}
-	files := map[string][]byte{
-		"config.json":                       s.configBytes(config),
-		"1_Pooling/config.json":             encodePooling(pooling, base.poolingJSON),
-		"sentence_bert_config.json":         s.transformerBytes(base.transformerJSON),
-		"config_sentence_transformers.json": s.modelBytes(base.modelJSON),
+	modules := []module{{0, "0", "", "sentence_transformers.models.StaticEmbedding"}}
+	files := map[string][]byte{"config_sentence_transformers.json": s.modelBytes(base.modelJSON)}
+	if !static {
+		modules = []module{
+			{0, "0", "", "sentence_transformers.models.Transformer"},
+			{1, "1", "1_Pooling", "sentence_transformers.models.Pooling"},
+		}
+		files["config.json"] = s.configBytes(config)
+		files["1_Pooling/config.json"] = encodePooling(pooling, base.poolingJSON)
+		files["sentence_bert_config.json"] = s.transformerBytes(base.transformerJSON)
 	}
 	if s.Adapter != nil {
 		delete(files, "config.json")
 		files[adapterConfigFile] = s.Adapter.config()
 	}
-	if static {
-		staticFiles(files)
-	}
 	for i, d := range s.Dense {
 		n := len(modules)
-		modules = append(modules, module{n, fmt.Sprint(n), denseFolder(i), "sentence_transformers.models.Dense"})
-		files[denseFolder(i)+"/config.json"] = d.config()
+		modules = append(modules, module{n, fmt.Sprint(n), s.denseFolder(i), "sentence_transformers.models.Dense"})
+		files[s.denseFolder(i)+"/config.json"] = d.config()
 	}
 	if s.Normalize {
 		n := len(modules)

@@ -7,16 +7,23 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
+	"slices"
 
 	"contraflow/io/safetensors"
 )
 
 // StaticType is the model_type of static embeddings: sentence-transformers' StaticEmbedding, and model2vec's models. Their folders have
-// no config.json and no pooling, and texts get no special tokens. Open makes up the config.json; Save leaves it out.
+// no config.json that says so and no pooling, and texts get no special tokens; where texts are cut is in tokenizer.json, for StaticEmbedding alone
+// heeds that. Open makes up the config.json; Save leaves it out.
 const StaticType = "static_embedding"
 
-const staticTensor = "embedding.weight"
+const (
+	staticTensor   = "embedding.weight"
+	model2vecTable = "embeddings" // the same in a folder of model2vec
+	tokenizerJSON  = "tokenizer.json"
+)
 
 // StaticConfig is the config.json of static embeddings.
 func StaticConfig(vocab, hidden int) []byte {
@@ -39,34 +46,106 @@ func (f *Folder) readStatic() (err error) {
 	f.table = &table
 	f.Config = StaticConfig(table.Shape[0], table.Shape[1])
 	f.Pooling = &Pooling{Mode: Mean, Dimension: table.Shape[1], IncludePrompt: true}
-	f.MaxSeqLength, err = truncation(filepath.Join(f.TransformerDir, "tokenizer.json"))
-	f.LengthGiven = f.MaxSeqLength > 0
-	return err
-}
-
-// truncation is where a tokenizer.json cuts texts, which nothing but StaticEmbedding heeds; 0: it does not.
-func truncation(file string) (int, error) {
+	file := filepath.Join(f.TransformerDir, tokenizerJSON)
 	o, err := readObject(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil // who needs the tokenizer will say so
+		return noTokenizerJSON(f.TransformerDir)
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
+	if f.MaxSeqLength, err = truncation(o); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	f.LengthGiven = f.MaxSeqLength > 0
+	return nil
+}
+
+// truncation is where a tokenizer.json cuts texts; 0: nowhere.
+func truncation(tokenizer *object) (int, error) {
 	var cut *struct {
 		MaxLength int `json:"max_length"`
 	}
-	if _, err := o.get("truncation", &cut); err != nil {
-		return 0, fmt.Errorf("%s: %w", file, err)
+	if _, err := tokenizer.get("truncation", &cut); err != nil || cut == nil {
+		return 0, err
 	}
-	if cut == nil {
-		return 0, nil
+	if cut.MaxLength < 1 {
+		return 0, fmt.Errorf("truncation: max_length is %d, want at least 1", cut.MaxLength)
 	}
-	return max(0, cut.MaxLength), nil
+	return cut.MaxLength, nil
 }
 
-// static is the table of static embeddings, under sentence-transformers' name: [vocabulary, features]. In a file of model2vec it is called
-// otherwise, and may have fewer rows: then mapping says which of them each token has, and weights what that is multiplied with.
+func noTokenizerJSON(dir string) error {
+	return fmt.Errorf(`%s has no %s, from which alone sentence-transformers takes the tokenizer of static embeddings; transformers makes one of a vocab.txt: `+
+		`python -c "from transformers import BertTokenizerFast as T; T.from_pretrained(r'%s').save_pretrained('converted')"`, dir, tokenizerJSON, dir)
+}
+
+// cuttingTokenizer writes the tokenizer's files, and into tokenizer.json where texts are cut and that they are not padded, which sentence-transformers
+// sees to by itself.
+func (s Spec) cuttingTokenizer(dir string) error {
+	if err := s.Tokenizer(dir); err != nil {
+		return err
+	}
+	file := filepath.Join(dir, tokenizerJSON)
+	o, err := readObject(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return noTokenizerJSON("its folder")
+	}
+	if err != nil {
+		return err
+	}
+	var padding any
+	padded, err := o.get("padding", &padding)
+	if err != nil {
+		return fmt.Errorf("%s: %w", tokenizerJSON, err)
+	}
+	if n, err := truncation(o); err == nil && n == s.MaxSeqLength && !padded {
+		return nil
+	}
+	o.set("padding", nil)
+	o.set("truncation", nil)
+	if s.MaxSeqLength > 0 {
+		o.set("truncation", map[string]any{"direction": "Right", "max_length": s.MaxSeqLength, "strategy": "LongestFirst", "stride": 0})
+	}
+	return os.WriteFile(file, o.bytes(), 0o666)
+}
+
+// readModel2vec recognizes a folder that model2vec wrote before it wrote a modules.json: by its config.json's model_type, or if that has none by
+// the table's name.
+func (f *Folder) readModel2vec() error {
+	file := filepath.Join(f.Dir, "config.json")
+	o, err := readObject(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		o, err = newObject(), nil
+	}
+	var kind string
+	var normalize bool
+	if err == nil {
+		_, err = o.get("model_type", &kind)
+	}
+	if err != nil || kind != "" && kind != "model2vec" {
+		return nil // readConfig will say so
+	}
+	if kind == "" {
+		w, err := safetensors.Open(filepath.Join(f.Dir, weightsFile))
+		if err != nil {
+			return nil
+		}
+		defer w.Close()
+		if !slices.Contains(w.Names(), model2vecTable) {
+			return nil
+		}
+	}
+	if _, err := o.get("normalize", &normalize); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	f.ModelType, f.Normalize = StaticType, normalize
+	f.Modules = []Module{{Name: "0", Type: "sentence_transformers.models.StaticEmbedding"}}
+	return nil
+}
+
+// static is the table of static embeddings: [vocabulary, features]. In a file of model2vec it may have fewer rows: then mapping says which of them
+// each token has, and weights what that is multiplied with.
 func (w *weights) static() (t safetensors.Tensor, err error) {
 	find := func(name string) (safetensors.Tensor, bool, error) {
 		file := w.index[name]
@@ -77,11 +156,13 @@ func (w *weights) static() (t safetensors.Tensor, err error) {
 		return t, true, err
 	}
 	t, ok, err := find(staticTensor)
-	if err != nil || ok {
-		return t, errors.Join(err, wantDims(t, 2))
-	}
-	t, ok, err = find("embeddings")
 	if err != nil {
+		return t, err
+	}
+	if ok {
+		return t, wantDims(t, 2)
+	}
+	if t, ok, err = find(model2vecTable); err != nil {
 		return t, err
 	}
 	if !ok {
@@ -99,7 +180,6 @@ func (w *weights) static() (t safetensors.Tensor, err error) {
 		return t, err
 	}
 	if !mapped && !weighted {
-		t.Name = staticTensor
 		return t, nil
 	}
 	return fold(t, mapping, factors, mapped, weighted)
@@ -139,6 +219,11 @@ func fold(rows, mapping, factors safetensors.Tensor, mapped, weighted bool) (saf
 		if len(by) != len(index) {
 			return rows, fmt.Errorf("tensor %v: want a number for each of %d tokens", factors, len(index))
 		}
+		for i, v := range by {
+			if v-v != 0 {
+				return rows, fmt.Errorf("tensor %q: element %d is %v", factors.Name, i, v)
+			}
+		}
 	}
 	out := make([]float32, len(index)*cols)
 	for id, from := range index {
@@ -149,10 +234,10 @@ func fold(rows, mapping, factors safetensors.Tensor, mapped, weighted bool) (saf
 			out[id*cols+j] = v
 		}
 	}
-	return safetensors.FromFloat32s(staticTensor, []int{len(index), cols}, out)
+	return safetensors.FromFloat32s(rows.Name, []int{len(index), cols}, out)
 }
 
-// wholes are a vector's numbers, each of which is a row of n.
+// wholes reads a vector of whole numbers from 0 to n-1.
 func wholes(t safetensors.Tensor, n int) ([]int, error) {
 	if err := wantDims(t, 1); err != nil {
 		return nil, err
@@ -174,7 +259,7 @@ func wholes(t safetensors.Tensor, n int) ([]int, error) {
 	return out, nil
 }
 
-// float64s are a vector's numbers.
+// float64s reads a vector of numbers.
 func float64s(t safetensors.Tensor) ([]float64, error) {
 	if err := wantDims(t, 1); err != nil {
 		return nil, err
@@ -196,16 +281,10 @@ func float64s(t safetensors.Tensor) ([]float64, error) {
 	return out, nil
 }
 
+// static tells whether the model is static embeddings.
 func (s Spec) static() bool {
 	var c struct {
 		ModelType string `json:"model_type"`
 	}
 	return json.Unmarshal(s.Config, &c) == nil && c.ModelType == StaticType
-}
-
-// staticFiles is what of files a folder of static embeddings has.
-func staticFiles(files map[string][]byte) {
-	for _, name := range []string{"config.json", "1_Pooling/config.json", "sentence_bert_config.json"} {
-		delete(files, name)
-	}
 }

@@ -191,7 +191,7 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 			return t, nil
 		}
 	}
-	if f.table != nil && name == f.table.Name {
+	if f.table != nil && name == staticTensor {
 		return *f.table, nil
 	}
 	candidates := []string{name}

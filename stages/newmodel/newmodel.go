@@ -24,14 +24,14 @@ type Spec struct {
 	// its special tokens become the new tokenizer's.
 	Config []byte
 
-	// Static makes static embeddings, which have a vector for each token and no layers: of Config's keys and those below only Hidden, Vocab,
-	// Lowercase and Seed count.
+	// Static makes static embeddings, which have a vector for each token and no layers: of what is below only Hidden, MaxLength, Vocab, Lowercase
+	// and Seed count.
 	Static bool
 
 	Hidden    int                 // (384)
 	Layers    int                 // (6)
 	Heads     int                 // (Hidden/32)
-	MaxLength int                 // longest text in tokens (512, or Config's positions)
+	MaxLength int                 // longest text in tokens (512, or Config's positions, or of static embeddings any)
 	Vocab     int                 // (30,000) fewer if the texts give no more
 	Dropout   float64             // (0)
 	Pooling   hfmodel.PoolingMode // (mean)
@@ -65,10 +65,10 @@ func (s *Spec) defaults() error {
 		if s.MaxLength > c.MaxPositions {
 			return fmt.Errorf("a maximum length of %d tokens is beyond config.json's %d positions", s.MaxLength, c.MaxPositions)
 		}
-	} else if s.MaxLength == 0 {
+	} else if s.MaxLength == 0 && !s.Static {
 		s.MaxLength = 512
 	}
-	if s.MaxLength < 3 {
+	if s.MaxLength < 3 && !s.Static {
 		return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside [CLS] and [SEP]", s.MaxLength)
 	}
 	return nil

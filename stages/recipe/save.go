@@ -60,6 +60,10 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	if !slices.ContainsFunc(x.Recipe.losses(), func(l Loss) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
 		similarity = "dot"
 	}
+	length := max(x.text.QueryLength, x.text.DocumentLength)
+	if min(x.text.QueryLength, x.text.DocumentLength) == 0 { // some are not cut
+		length = 0
+	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return err
 	}
@@ -68,7 +72,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		Pooling:   hfmodel.Pooling{Mode: poolingModes[x.model.Head.Pooling], IncludePrompt: true},
 		Dense:     x.folder.Dense,
 		M3:        !x.model.Config.Tokens.None(),
-		Normalize: x.model.Head.Normalize, MaxSeqLength: max(x.text.QueryLength, x.text.DocumentLength),
+		Normalize: x.model.Head.Normalize, MaxSeqLength: length,
 		Prompts: prompts, DefaultPromptName: x.folder.DefaultPromptName, Similarity: similarity,
 		Base: x.folder, Tokenizer: x.folder.CopyTokenizer, Adapter: adapter,
 		Card: x.card(string(text)),

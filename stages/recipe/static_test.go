@@ -2,6 +2,7 @@ package recipe_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/prep"
+	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/recipe"
 )
@@ -151,5 +154,128 @@ func TestVerifyKept(t *testing.T) {
 				t.Errorf("no %q in %+v", want, rows)
 			}
 		}
+	}
+}
+
+// Texts are cut where the recipe says, or the folder, or nowhere; what is saved cuts them where training did.
+func TestStaticLength(t *testing.T) {
+	start := staticRecipe(t, 16, nil, "eval.every=0", "train.max_steps=1")
+	cut := filepath.Join(t.TempDir(), "cut")
+	if err := newmodel.Create(t.Context(), cut, newmodel.Spec{Static: true, Hidden: 16, MaxLength: 9, Seed: 3}, newmodel.Texts([]string{"red green blue"})); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		model     string
+		length    recipe.Lengths
+		describes string
+		saved     int
+	}{
+		{start.Model.Path, recipe.Lengths{}, "3 texts each, read as a whole\n", 0},
+		{start.Model.Path, recipe.Lengths{Query: 5, Document: 5}, "cut at 5 (queries) and 5 tokens\n", 5},
+		{start.Model.Path, recipe.Lengths{Query: 5, Document: 12}, "cut at 5 (queries) and 12 tokens\n", 12},
+		{start.Model.Path, recipe.Lengths{Query: 5}, "read to 5 tokens (queries) and all\n", 0},
+		{cut, recipe.Lengths{}, "cut at 9 (queries) and 9 tokens\n", 9},
+		{cut, recipe.Lengths{Query: 600, Document: 600}, "cut at 600 (queries) and 600 tokens\n", 600},
+	} {
+		r := start
+		r.Model.Path, r.Model.MaxLength = x.model, x.length
+		run, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := run.Describe(); !strings.Contains(text, x.describes) {
+			t.Errorf("%+v: no %q in %s", x.length, x.describes, text)
+		}
+		s, err := run.Train(t.Context())
+		if err = errors.Join(err, run.Close()); err != nil {
+			t.Fatal(err)
+		}
+		e, err := embedder.Load(s.Model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := e.MaxLength(); n != x.saved {
+			t.Errorf("%+v: the saved model cuts at %d tokens, want %d", x.length, n, x.saved)
+		}
+		if cut, err := e.EmbedInto(t.Context(), "", []string{strings.Repeat("red ", 700)}, make([]float32, 16)); err != nil || (cut > 0) != (x.saved > 0) {
+			t.Errorf("%+v: %d texts cut, %v", x.length, cut, err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Where nothing cuts texts, memory is predicted of the longest, or if nobody has counted it of a usual length, and not of texts that nobody has.
+func TestStaticMemory(t *testing.T) {
+	for set, most := range map[string]int64{"batch.no_duplicates=true": 200 << 10, "batch.no_duplicates=false": 800 << 10} {
+		x, err := recipe.Open(t.Context(), staticRecipe(t, 16, nil, set), recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kept := x.Memory.Activations + x.Memory.Working; kept < most/4 || kept > most {
+			t.Errorf("%s: %s of passes are predicted, want at most %s", set, recipe.Size(kept), recipe.Size(most))
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Ids that prep has written of whole texts, without special tokens, are those that training makes of them.
+func TestStaticPrepared(t *testing.T) {
+	r := staticRecipe(t, 16, nil, "eval.every=0", "train.max_steps=2")
+	c := prep.Default()
+	c.Normalize, c.Dedupe.Exact = prep.Normalize{}, "none"
+	c.Input = []prep.Input{{Path: r.Data.Train[0].Path, Query: "q", Positive: "p", Negatives: []string{"n"}}}
+	c.Output.Dir = filepath.Join(t.TempDir(), "prepared")
+	c.Tokenize = prep.Tokenize{Model: r.Model.Path, Bare: true}
+	if problems := c.Check(); len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	if _, err := prep.Run(t.Context(), c, prep.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	r.Data.Train[0].Path = []string{filepath.Join(c.Output.Dir, "train-*.parquet")}
+	var losses [2]float64
+	for i, ids := range []bool{true, false} {
+		r.Data.Train[0].IDs = &ids
+		r.Save.Dir = t.TempDir()
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := x.Train(t.Context())
+		if err = errors.Join(err, x.Close()); err != nil {
+			t.Fatal(err)
+		}
+		losses[i] = s.Loss
+	}
+	if losses[0] != losses[1] {
+		t.Errorf("the loss is %v with ids, %v with texts", losses[0], losses[1])
+	}
+	c.Tokenize.MaxLength.Query = -1
+	if problems := c.Check(); len(problems) != 1 {
+		t.Errorf("%v", problems)
+	}
+}
+
+// A guide of static embeddings reads texts without special tokens: one token of a text is one of its own.
+func TestStaticGuide(t *testing.T) {
+	guide := staticRecipe(t, 16, nil).Model.Path
+	notes := ""
+	x, err := recipe.Open(t.Context(), freshRecipe(t, 1, "loss.name=gist", fmt.Sprintf("loss.guide={path: %q, max_length: {query: 1}}", guide)),
+		recipe.Observer{Note: func(n string) { notes += n }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "the guide reads at most 1 tokens of a query and all of a document, the model 16 and 32"; !strings.Contains(notes, want) {
+		t.Errorf("no note that %q in %q", want, notes)
+	}
+	if x.Memory.Guide == 0 || x.Memory.Guide > 1<<20 {
+		t.Errorf("%s for the guide", recipe.Size(x.Memory.Guide))
+	}
+	if err := x.Close(); err != nil {
+		t.Error(err)
 	}
 }
