@@ -510,6 +510,17 @@ func (x *Run) noteOddities() {
 	if x.heads.New {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
 	}
+	if word := x.model.Layout.Word(); x.model.Config.Layers == 0 && x.model.Layout.Trains(word) && o.Name == "adamw" {
+		lr := o.LR
+		if i := slices.IndexFunc(o.Groups, func(g Group) bool {
+			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(word.Name, part) })
+		}); i >= 0 {
+			lr = o.Groups[i].LR
+		}
+		if lr < leastStaticRate {
+			x.obs.note("with optimizer.lr: %.3g static embeddings end about where they begin: they want a large one, such as 0.2 with batches of 512 rows", lr)
+		}
+	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Schedule.Factor(x.Steps-1, u.WarmupSteps, x.Steps)
 		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
@@ -536,6 +547,10 @@ func (x *Run) noteOddities() {
 		}
 	}
 }
+
+// leastStaticRate is below what moves static embeddings: an update of AdamW moves a number by the learning rate at most, theirs are about 1, and most
+// tokens are in few batches.
+const leastStaticRate = 1e-3
 
 func (x *Run) size() stages.Size { return x.Recipe.Batch.SubBatch.Size(x.device) }
 

@@ -279,3 +279,34 @@ func TestStaticGuide(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A learning rate that static embeddings would not move with is noted, with one that they would; an encoder's is none.
+func TestStaticRate(t *testing.T) {
+	static := staticRecipe(t, 16, nil).Model.Path
+	for _, x := range []struct {
+		model string
+		sets  []string
+		want  bool
+	}{
+		{static, nil, true}, {static, []string{"optimizer.lr=1e-4"}, true}, {static, []string{"optimizer.lr=0.2"}, false},
+		{static, []string{"optimizer.lr=0.2", "optimizer.groups=[{params: [embedding.], lr: 1e-5}]"}, true},
+		{static, []string{"optimizer.groups=[{params: [embedding.], lr: 0.1}]"}, false},
+		{static, []string{"optimizer.name=sgd"}, false}, {"", nil, false},
+	} {
+		r := freshRecipe(t, 1, x.sets...)
+		if x.model != "" {
+			r.Model.Path = x.model
+		}
+		notes := ""
+		run, err := recipe.Open(t.Context(), r, recipe.Observer{Note: func(n string) { notes += n }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(notes, "such as 0.2 with batches of 512 rows") != x.want {
+			t.Errorf("%q, %v: notes %q", x.model, x.sets, notes)
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
