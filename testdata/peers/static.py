@@ -2,7 +2,8 @@
 
 1. Folders that sentence-transformers saved (as they are, normalized, with a Dense module, with a tokenizer that truncates), and one as
    model2vec writes it, whose tokens share rows, embed texts in contraflow as in sentence-transformers; so do texts without tokens.
-2. A folder that `contraflow init --static` made, and what was trained from it, load in sentence-transformers, and embed as here.
+2. A folder that `contraflow init --static` made, and what was trained from it, load in sentence-transformers, and embed as here: with a
+   tokenizer that cut texts, which the new model does not; trained with max_length, which the saved model keeps; behind it a Dense module.
 3. Ten steps of AdamW with MultipleNegativesRankingLoss give the same losses and the same table, alone and on 2 x 2 ranks.
 
     python testdata/peers/static.py CONTRAFLOW [--speed TABLE]
@@ -79,8 +80,10 @@ def compare(name, folder):
     run("embed", "--model", folder, "--input", table, "--output", out)
     model = SentenceTransformer(str(folder), device="cpu").double()
     sums = np.array([len(ids) + 8 for ids in (model[0].tokenizer.encode(t, add_special_tokens=False).ids for t in TEXTS)])
-    off = np.abs(np.load(out) - model.encode(TEXTS, batch_size=8)).max(1) / sums
+    ours = np.load(out)
+    off = np.abs(ours - model.encode(TEXTS, batch_size=8)).max(1) / sums
     say(f"{name}, per token", float(off.max()), 2**-24)
+    return ours
 
 
 def folders():
@@ -98,9 +101,19 @@ def folders():
     n = static.num_embeddings
     save_file({"embeddings": torch.randn(100, 48).half(), "mapping": torch.randint(0, 100, (n,)), "weights": torch.rand(n, dtype=torch.float64)}, vec / "model.safetensors")
     (vec / "config.json").write_text('{"model_type": "model2vec", "architectures": ["StaticModel"]}')
-    compare("model2vec, of fewer rows than tokens", vec)
+    model2vec = compare("model2vec, of fewer rows than tokens", vec)
     run("init", "--out", work / "start", "--static", "--hidden", 48, "--tokenizer", tiny)
     compare("new, of contraflow", work / "start")
+    run("init", "--out", work / "whole", "--static", "--hidden", 48, "--tokenizer", work / "cut")
+    compare("new, with a tokenizer that cut", work / "whole")
+    global failed
+    failed |= SentenceTransformer(str(work / "whole"))[0].tokenizer.truncation is not None
+    (vec / "modules.json").unlink()
+    (vec / "config.json").write_text('{"model_type": "model2vec", "normalize": true}')
+    ours = work / "own.npy"
+    pq.write_table(pa.table({"text": TEXTS}), work / "texts.parquet")
+    run("embed", "--model", vec, "--input", work / "texts.parquet", "--output", ours)
+    say("model2vec without modules.json", float(np.abs(np.load(ours) - model2vec).max()), 0)
 
 
 def train(source, start, out, mesh, **more):
@@ -139,6 +152,12 @@ def steps():
         table = load_file(out / "model" / "model.safetensors")["embedding.weight"]
         say(f"{STEPS} steps {name}, the table", float((table - after).norm() / (after - before).norm()), 1e-4)
         compare(f"trained {name}", out / "model")
+    for name, options in {"with max_length": {"path": str(work / "start"), "max_length": 7}, "with a Dense module": {"path": str(work / "dense")}}.items():
+        out = work / f"run {name}"
+        train(source, None, out, {}, model=options)
+        compare(f"trained {name}", out / "model")
+    global failed
+    failed |= SentenceTransformer(str(work / "run with max_length" / "model"))[0].tokenizer.truncation["max_length"] != 7
 
 
 def speed(source, dims=1024, batch=2048, rounds=3):
