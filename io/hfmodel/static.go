@@ -75,9 +75,14 @@ func truncation(tokenizer *object) (int, error) {
 	return cut.MaxLength, nil
 }
 
+// noTokenizerJSON is an error about a folder; "": of which nobody knows.
 func noTokenizerJSON(dir string) error {
-	return fmt.Errorf(`%s has no %s, from which alone sentence-transformers takes the tokenizer of static embeddings; transformers makes one of a vocab.txt: `+
-		`python -c "from transformers import BertTokenizerFast as T; T.from_pretrained(r'%s').save_pretrained('converted')"`, dir, tokenizerJSON, dir)
+	of, at := dir, dir
+	if dir == "" {
+		of, at = "the tokenizer", "FOLDER"
+	}
+	return fmt.Errorf(`%s has no %s, from which alone sentence-transformers takes the tokenizer of static embeddings; transformers writes one beside a vocab.txt: `+
+		`python -c "from transformers import BertTokenizerFast as T; T.from_pretrained(r'%s').save_pretrained(r'%[3]s')"`, of, tokenizerJSON, at)
 }
 
 // cuttingTokenizer writes the tokenizer's files, and into tokenizer.json where texts are cut and that they are not padded, which sentence-transformers
@@ -89,7 +94,7 @@ func (s Spec) cuttingTokenizer(dir string) error {
 	file := filepath.Join(dir, tokenizerJSON)
 	o, err := readObject(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return noTokenizerJSON("its folder")
+		return noTokenizerJSON("")
 	}
 	if err != nil {
 		return err

@@ -71,7 +71,7 @@ func TestStatic(t *testing.T) {
 	if tok, err = tokenize.Load(first); err != nil { // of vocab.txt
 		t.Fatal(err)
 	}
-	if err := newmodel.CreateWith(t.Context(), second, newmodel.Spec{Static: true}, tok); err == nil || !strings.Contains(err.Error(), "transformers makes one of a vocab.txt") {
+	if err := newmodel.CreateWith(t.Context(), second, newmodel.Spec{Static: true}, tok); err == nil || !strings.Contains(err.Error(), "transformers writes one beside a vocab.txt") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -510,7 +510,7 @@ func (x *Run) noteOddities() {
 	if x.heads.New {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
 	}
-	if word := x.model.Layout.Word(); x.model.Config.Layers == 0 && x.model.Layout.Trains(word) && o.Name == "adamw" {
+	if word := x.model.Layout.Word(); x.folder.Static() && x.model.Layout.Trains(word) && o.Name == "adamw" {
 		lr := o.LR
 		if i := slices.IndexFunc(o.Groups, func(g Group) bool {
 			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(word.Name, part) })

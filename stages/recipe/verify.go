@@ -116,7 +116,7 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if o.Plant == FaultRemote && x.reranker != nil {
 		return false, fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", o.Plant)
 	}
-	if o.Plant == FaultDropout && x.model.Config.Layers == 0 {
+	if o.Plant == FaultDropout && x.folder.Static() {
 		return false, fmt.Errorf("static embeddings drop nothing: the fault %q can't be planted", o.Plant)
 	}
 	meshes, err := x.checkMeshes(o)
@@ -299,7 +299,7 @@ func (w way) dropping() string {
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 	prefix := v.String()
 	dropouts := []float64{v.x.dropoutRate()}
-	if dropouts[0] == 0 && v.x.model.Config.Layers > 0 {
+	if dropouts[0] == 0 && !v.x.folder.Static() {
 		dropouts = append(dropouts, verifyDropout)
 	}
 	for _, p := range dropouts {

@@ -9,8 +9,7 @@ import (
 
 // Static is the family of sentence-transformers' StaticEmbedding and of model2vec: an embedding per token and nothing else, so that a text
 // is the mean of its tokens' embeddings. There are no layers, no special tokens and no bound on a text's length; a text without tokens
-// is zero. Its folders have no config.json: package
-// hfmodel makes one of the weights' shape.
+// is zero. Its folders have no config.json: package hfmodel makes one of the weights' shape.
 const Static = "static_embedding"
 
 func init() {
