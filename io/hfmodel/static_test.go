@@ -82,8 +82,8 @@ func TestStatic(t *testing.T) {
 			t.Fatal(name, err)
 		}
 		vs := make([]float32, got.Len())
-		if err := got.Float32s(vs); err != nil || !slices.Equal(vs, x.want) {
-			t.Errorf("%s: %v, %v, want %v", name, vs, err, x.want)
+		if err := got.Float32s(vs); err != nil || !slices.Equal(vs, x.want) || got.Name != x.tensors[0].Name {
+			t.Errorf("%s: %q, %v, %v, want %v", name, got.Name, vs, err, x.want)
 		}
 		var config map[string]any
 		json.Unmarshal(f.Config, &config)
