@@ -1,4 +1,4 @@
-package embedder
+package recipe
 
 import (
 	"math"
@@ -6,7 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/gpustage/ref"
 	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 )
 
@@ -16,14 +18,11 @@ func TestModel2vecErrors(t *testing.T) {
 	if err := newmodel.Create(t.Context(), dir, newmodel.Spec{Static: true, Hidden: 2}, newmodel.Texts([]string{"a river"})); err != nil {
 		t.Fatal(err)
 	}
-	e, err := Load(dir)
+	made, err := embedder.LoadTrainable(dir, ref.New())
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := e.model.Config.Vocab
-	if err := e.Close(); err != nil {
-		t.Fatal(err)
-	}
+	n := made.Model.Config.Vocab
 	vs := make([]float32, 2*n)
 	vs[3] = float32(math.NaN())
 	table, err := safetensors.FromFloat32s("embeddings", []int{n, 2}, vs)
@@ -38,7 +37,7 @@ func TestModel2vecErrors(t *testing.T) {
 		if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), []safetensors.Tensor{table}, nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := embedder.Load(dir); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
