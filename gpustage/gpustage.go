@@ -73,6 +73,7 @@ type Info struct {
 	F64         bool   // models can be of f64
 	HostMemory  bool   // a GPU whose memory is the host's
 	Err         error  // why it is not known what memory there is
+	Besides     int64  // bytes that it takes beside tensors while a model trains: its streams' workspaces, recordings; a bound, or a guess above
 	// PeakAllocated is the most bytes that Alloc had given out at a time, 0 where the device does not count them.
 	PeakAllocated int64
 }
@@ -87,13 +88,13 @@ func (i Info) PassTokens() int {
 }
 
 // ReplayBudget is how many of so many bytes that are left go to activations where nobody has said so: half of the host's, which others want as
-// well, and data that is read; three quarters of a GPU's own. The rest, a GiB if that is no more than half, is for what no prediction has:
-// recordings, scratch memory, workspaces of libraries, kernels, the driver's own.
+// well, and data that is read; seven eighths of a GPU's own. The rest, a GiB if that is no more than half, is for what no prediction has: kernels,
+// the driver's own, what other programs begin to take.
 func (i Info) ReplayBudget(left int64) int64 {
 	if i.Threads > 0 || i.HostMemory {
 		return left / 2
 	}
-	return left - max(left/4, min(left-left/2, 1<<30))
+	return left - max(left/8, min(left-left/2, 1<<30))
 }
 
 // Device owns memory and opens streams. Its methods are safe for concurrent use.

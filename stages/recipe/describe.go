@@ -45,6 +45,7 @@ func (x *Run) Describe() string {
 	}{
 		{"model", mem.Parameters}, {"packed weights", mem.Packed}, {"gradients", mem.Gradients}, {"optimizer", mem.Optimizer}, {"embeddings", mem.Embeddings}, {"kept activations", mem.Activations},
 		{"working", mem.Working}, {"guide", mem.Guide}, {"under way between ranks", mem.Traveling}, {"snapshots", mem.Snapshot + mem.HostSnapshot},
+		{"the device's own", mem.Device},
 	} {
 		if part.bytes > 0 {
 			fmt.Fprintf(&b, "%s%s %s", before, part.name, Size(part.bytes))

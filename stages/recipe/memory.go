@@ -23,13 +23,14 @@ type Memory struct {
 	Guide       int64 // a guide's model, what a pass takes, and its embeddings
 	Traveling   int64 // layers and rows of word embeddings under way between ranks
 	Snapshot    int64 // of the state on its way to disk, where the device's memory is the host's
+	Device      int64 // the device's own
 
 	HostSnapshot int64 // the same in host memory, where the device has its own: not part of the total
 }
 
 // Total is the sum.
 func (m Memory) Total() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Guide + m.Traveling + m.Snapshot
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Guide + m.Traveling + m.Snapshot + m.Device
 }
 
 // State is what a model and its optimizer take, without what a batch does.
@@ -154,6 +155,7 @@ func (x *Run) predict(z sharding) Memory {
 		snapshot = &mem.HostSnapshot
 	}
 	*snapshot = stages.SnapshotBytes(trained, r.update(1).Optimizer, x.ranks.Size())
+	mem.Device = x.device.Info().Besides
 	mem.Working = int64(max(sub.Backward, sub.LeanBackward, r.objective(driving{}).Memory(size)))
 	mem.Activations = (subs - 1) * int64(sub.Kept)
 	if b := x.budget(mem); b >= 0 {
