@@ -77,8 +77,28 @@ func (s *Stream) Scale(y, x tensor, alpha float64) {
 // Activate is y = f(x).
 func (s *Stream) Activate(y, x tensor, f gpustage.Activation) {
 	if !s.Refuse(gpustage.CheckPair("activate", all32(y, x)...)) && s.f32("activate", as32(y)) {
-		s.quads("activation", []tensor{y, x}, int(f), halves(y, x))
+		s.activate(y, x, f)
 	}
+}
+
+func (s *Stream) activate(y, x tensor, f gpustage.Activation) {
+	if !half(y) || !half(x) {
+		s.quads("activation", []tensor{y, x}, int(f), halves(y, x))
+		return
+	}
+	for part := range s.pieces(y, x) {
+		y, x := part[0], part[1]
+		if y.Cols%8 == 0 && s.eights(y) && s.eights(x) {
+			s.pointwise("activation_wide", 8, y.Rows, y.Cols, y, x, int(f))
+		} else {
+			s.pointwise("activation", 4, y.Rows, y.Cols, y, x, int(f), halves(y, x), s.wide(y, x))
+		}
+	}
+}
+
+// eights tells whether the rows of a tensor of bf16 may be moved eight elements at a time.
+func (s *Stream) eights(t tensor) bool {
+	return s.address(t)%16 == 0 && (t.Rows == 1 || t.Stride%8 == 0)
 }
 
 // ActivateBackward is dx = dy * f'(x).

@@ -72,7 +72,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		if fused, ok := s.fused(p, c, o); ok {
 			s.multiply(fused)
 			if !o.Again.IsZero() {
-				s.quads("activation", []tensor{o.Again, o.GradOf}, int(o.Act), halves(o.Again, o.GradOf))
+				s.activate(o.Again, o.GradOf, o.Act)
 			}
 			return
 		}
@@ -119,6 +119,10 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 			halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, o.GradOf, o.Again), m, n)
 		s.finishColumn(sum, parts, n)
 		summed = true
+		return
+	}
+	if half(c) && half(acc) && bias.IsZero() && o.GradOf.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
+		s.activate(c, acc, o.Act)
 		return
 	}
 	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
