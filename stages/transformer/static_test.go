@@ -143,6 +143,7 @@ func TestStatic(t *testing.T) {
 					t.Fatal(err)
 				}
 				pass := m.Forward(s, a, rows, true, true)
+				kept := a.Used()
 				got := floats(t, s, pass.Embeddings())
 				pass.Backward(upload64(t, s, d.kind, len(lengths), e, dy), grads)
 				if e := relative(got, want, d.limit); !(e <= d.limit) {
@@ -155,8 +156,10 @@ func TestStatic(t *testing.T) {
 					}
 				}
 				pass.Release()
-				if mem, peak := m.Memory(lengths), a.Peak(); peak != mem.Backward {
-					t.Errorf("%s: took %d bytes, predicted %+v", name, peak, mem)
+				// Places of kept passes are a bit larger where they are to be of equal size.
+				mem := m.Memory(lengths)
+				if took := mem.Keeping(kept, kept); a.Peak() != took.Backward || kept > mem.Kept || kept < mem.Kept && !m.Buckets() {
+					t.Errorf("%s: took %d bytes and kept %d of them, predicted %+v", name, a.Peak(), kept, mem)
 				}
 				plain := m.Forward(s, a, rows, false, false)
 				if !bytes.Equal(gpustage.Bytes(floats(t, s, plain.Embeddings())), gpustage.Bytes(got)) {
