@@ -43,6 +43,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -255,12 +256,25 @@ func (t *transport) lay(parts []gpustage.Tensor, skip int, counts, offsets *C.in
 		if base == nil {
 			base, first = p, x.Off
 		}
-		n[k], at[k] = C.int(x.Cols), C.int(x.Off-first)
+		if n[k], err = count(x.Cols); err != nil {
+			return nil, err
+		}
+		if at[k], err = count(x.Off - first); err != nil {
+			return nil, err
+		}
 	}
 	if base != nil {
 		t.pins.Pin(base)
 	}
 	return base, nil
+}
+
+// count is a number of elements, or of those before them, as MPI takes it.
+func count(n int) (C.int, error) {
+	if n < math.MinInt32 || n > math.MaxInt32 {
+		return 0, fmt.Errorf("MPI counts up to 2^31-1 elements in a message, and here are %d: mesh.parameters: streamed makes one of each layer", n)
+	}
+	return C.int(n), nil
 }
 
 // address is where a tensor lies.
@@ -359,9 +373,13 @@ func (t *transport) Broadcast(c *engine.Call, x gpustage.Tensor, root int) (gpus
 	if err != nil {
 		return x, err
 	}
+	n, err := count(x.Cols)
+	if err != nil {
+		return x, err
+	}
 	t.pins.Pin(p)
 	return x, t.run(c, "MPI_Ibcast", func(q *C.MPI_Request) C.int {
-		return C.broadcast(p, C.int(x.Cols), C.int(x.DType.Size()), C.int(root), t.comm, q)
+		return C.broadcast(p, n, C.int(x.DType.Size()), C.int(root), t.comm, q)
 	})
 }
 

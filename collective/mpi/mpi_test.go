@@ -64,6 +64,9 @@ func rank(w string) error {
 	if w == "finalize" {
 		return world.Close()
 	}
+	if w == "large" {
+		return large(world)
+	}
 	if n, err := strconv.Atoi(w); err == nil {
 		return bench(world, n)
 	}
@@ -109,6 +112,21 @@ func untilKilled(w collective.World) error {
 			return err
 		}
 	}
+}
+
+// large sends more elements than MPI counts, in memory that nobody touches.
+func large(w collective.World) error {
+	d := ref.New()
+	s, err := d.OpenStream()
+	if err != nil {
+		return err
+	}
+	x, err := gpustage.NewTensor(d, gpustage.F32, 1, 1<<31)
+	if err != nil {
+		return err
+	}
+	w.Broadcast(s, x, 0)
+	return s.Sync()
 }
 
 // bench prints how long an all-reduce of n elements takes.
@@ -271,6 +289,16 @@ func TestKill(t *testing.T) {
 		if err == nil || took > 10*time.Second || !named {
 			t.Errorf("rank %d killed: %v after %v\n%s", victim, err, took, out.String())
 		}
+	}
+}
+
+// MPI's counts have 31 bits: what has more is an error with a way out.
+func TestLarge(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out, err := mpirun(ctx, program(t), "large", 2).CombinedOutput()
+	if err == nil || !bytes.Contains(out, []byte("FOUND")) || !bytes.Contains(out, []byte("here are 2147483648: mesh.parameters: streamed")) {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
