@@ -232,17 +232,22 @@ func (f *Folder) adapt(base string) (err error) {
 	return nil
 }
 
+// BaseID is the base model as Resolve takes it: a folder, a hub id or id@revision.
+func (a *Adapter) BaseID() string {
+	if _, err := os.Stat(a.Base); err != nil && a.Base != "" && a.Revision != "" {
+		return a.Base + "@" + a.Revision
+	}
+	return a.Base
+}
+
 // resolve finds the base model's folder.
 func (a *Adapter) resolve(ctx context.Context, o Options) (string, error) {
-	if a.Base == "" {
+	id := a.BaseID()
+	if id == "" {
 		return "", errors.New("adapter_config.json does not name the base model; give it: contraflow merge --model DIR --adapter DIR --out DIR")
 	}
 	if IsAdapter(a.Base) {
 		return "", errBase(a.Base)
-	}
-	id := a.Base
-	if _, err := os.Stat(id); err != nil && a.Revision != "" {
-		id += "@" + a.Revision
 	}
 	dir, err := Resolve(ctx, id, o)
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 
 	"contraflow/gpustage"
@@ -282,7 +281,7 @@ var denseActivations = map[string]gpustage.Activation{
 }
 
 // LoadModel makes the model of a folder on a device. An adapter is merged into its base model's weights: embedding then costs what it
-// costs without. change, if not nil, may alter the configuration first (dropout).
+// costs without. With o.Tuning.LoRA its factors are those that train, if they are as many and as large (CheckAdapter). change, if not nil, may alter the configuration first (dropout).
 func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	if f.LowerCase {
 		return nil, fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is not supported; a tokenizer that lower-cases is", f.Dir)
@@ -295,7 +294,11 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 	if err != nil {
 		return nil, err
 	}
-	factors, err := adapted(f, m)
+	adapter, err := adapted(f, m)
+	goesOn := f.Adapter != nil && o.Tuning.LoRA != nil
+	if err == nil && goesOn {
+		err = adapter.trains(m)
+	}
 	if err != nil {
 		m.Free()
 		return nil, err
@@ -318,75 +321,22 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		if err := transformer.CheckFinite(t.Name, dst); err != nil {
 			return fmt.Errorf("%s: %w", f.Dir, err)
 		}
-		if x, ok := factors[p.Name]; ok {
+		if x, ok := adapter.factors[p.Name]; ok && !goesOn {
 			if err := merge(m, s, p, dst, x); err != nil {
 				return fmt.Errorf("%s: with the base model %s: %w", f.Dir, f.Base.Dir, err)
 			}
 		}
 		return nil
 	})
+	if err == nil && goesOn {
+		err = m.LoadFactors(s, adapter.read)
+	}
 	f.Forget()
 	if err != nil {
 		m.Free()
 		return nil, err
 	}
 	return m, nil
-}
-
-// adapted finds the weights that an adapter's factors are added to, by name, and what of it does not fit the model.
-func adapted(f *hfmodel.Folder, m *transformer.Model) (map[string]hfmodel.Factor, error) {
-	if f.Adapter == nil {
-		return nil, nil
-	}
-	out := map[string]hfmodel.Factor{}
-	own := func(name string) (transformer.Param, bool) {
-		for _, prefix := range append([]string{""}, m.Config.Prefixes()...) {
-			if p, ok := m.Layout.Find(strings.TrimPrefix(name, prefix)); ok {
-				return p, true
-			}
-		}
-		return transformer.Param{}, false
-	}
-	for _, x := range f.Adapter.Factors {
-		p, ok := own(x.Module + ".weight")
-		if !ok && strings.HasPrefix(x.Module, "pooler.") { // embeddings don't use it
-			continue
-		}
-		if !ok {
-			return nil, fmt.Errorf("%s: the adapter is for a layer %q, which the base model does not have", f.Dir, x.Module)
-		}
-		if _, twice := out[p.Name]; twice {
-			return nil, fmt.Errorf("%s: the adapter has factors of %s twice", f.Dir, p.Name)
-		}
-		out[p.Name] = x
-	}
-	for _, t := range f.Adapter.Whole {
-		name := strings.TrimPrefix(t.Name, hfmodel.AdapterPrefix)
-		p, ok := own(name)
-		if !ok && strings.HasPrefix(name, "pooler.") {
-			continue
-		}
-		if !ok {
-			return nil, fmt.Errorf("%s: the adapter has a tensor %q, which the base model does not have; a head's, which embeddings don't use, "+
-				"can be left out of adapter_model.safetensors", f.Dir, t.Name)
-		}
-		if used, err := f.Tensor(p.Name, m.Config.Prefixes()...); err != nil || used.Name != t.Name {
-			return nil, errors.Join(fmt.Errorf("%s: the adapter's tensor %q would not be used: %s is read from %q", f.Dir, t.Name, p.Name, used.Name), err)
-		}
-	}
-	return out, nil
-}
-
-// merge adds an adapter's factors to a weight's elements.
-func merge(m *transformer.Model, s gpustage.Stream, p transformer.Param, w []float32, x hfmodel.Factor) error {
-	a, b := make([]float32, x.A.Len()), make([]float32, x.B.Len())
-	if err := errors.Join(x.A.Float32s(a), x.B.Float32s(b)); err != nil {
-		return err
-	}
-	if err := errors.Join(transformer.CheckFinite(p.Name, a), transformer.CheckFinite(p.Name, b)); err != nil {
-		return fmt.Errorf("the adapter of %w", err)
-	}
-	return m.AddProduct(s, p, w, a, b, x.A.Shape[0], x.Scale)
 }
 
 // Trainable is a folder's model and tokenizer on a device, for pipelines that train it.

@@ -151,9 +151,6 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.folder, err = hfmodel.Open(dir); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
-	if x.folder.Adapter != nil && m.LoRA != nil {
-		return fmt.Errorf("model.lora: model.path is a LoRA adapter already, which can't be trained on; merge it into its model, and train a new one on that: contraflow merge --model %s --adapter %s --out DIR", x.folder.Base.Dir, dir)
-	}
 	if x.tok, err = embedder.LoadTokenizer(x.folder); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
@@ -178,6 +175,9 @@ func (x *Run) openModel(ctx context.Context) error {
 			return fmt.Errorf("model.%w", err)
 		}
 		return fmt.Errorf("model: %w", err)
+	}
+	if err := x.goesOn(); err != nil {
+		return err
 	}
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
@@ -209,6 +209,59 @@ func (x *Run) openModel(ctx context.Context) error {
 	}
 	x.text.QueryPrompt, x.text.DocumentPrompt = x.text.Prompts[0].Query, x.text.Prompts[0].Document
 	return nil
+}
+
+// goesOn finds a model.lora that is not of what the adapter in model.path has, with which training would go on.
+func (x *Run) goesOn() error {
+	a, r := x.folder.Adapter, x.Recipe
+	if a == nil || r.Model.LoRA == nil {
+		return nil
+	}
+	err := embedder.CheckAdapter(x.folder, x.model)
+	if err == nil {
+		return nil
+	}
+	way := fmt.Sprintf("to train a new one on what the adapter makes of its base: contraflow merge --model %s --adapter %s --out DIR", x.folder.Base.Dir, x.folder.Dir)
+	for _, like := range adapterKeys(a) {
+		tried := *x
+		tried.Recipe.Model.LoRA = &like
+		m, wrong := tried.paperModel()
+		if wrong == nil && embedder.CheckAdapter(x.folder, m) == nil {
+			text := fmt.Sprintf("rank: %d, alpha: %v, dropout: %v, targets: [%s]", like.Rank, like.Alpha, r.Model.LoRA.Dropout, strings.Join(like.Targets, ", "))
+			if like.RSLoRA {
+				text += ", rslora: true"
+			}
+			if len(like.ModulesToSave) > 0 {
+				text += fmt.Sprintf(", modules_to_save: [%s]", strings.Join(like.ModulesToSave, ", "))
+			}
+			way = fmt.Sprintf("to go on with it: model.lora: {%s}; %s", text, way)
+			break
+		}
+	}
+	return fmt.Errorf("model.lora: model.path is an adapter of something else: %w; %s", err, way)
+}
+
+// adapterKeys are what model.lora may be to have what an adapter has: the shortest first.
+func adapterKeys(a *hfmodel.Adapter) (all []LoRA) {
+	l := LoRA{Rank: a.Rank, Alpha: a.Alpha, RSLoRA: a.RSLoRA}
+	var modules, whole []string
+	for _, f := range a.Factors {
+		l.Rank = f.A.Shape[0]
+		modules = append(modules, f.Module)
+	}
+	for _, t := range a.Whole {
+		name := strings.TrimPrefix(t.Name, hfmodel.AdapterPrefix)
+		name = strings.TrimSuffix(strings.TrimSuffix(name, ".weight"), ".bias")
+		if !slices.Contains(whole, name) {
+			whole = append(whole, name)
+		}
+	}
+	for _, l.ModulesToSave = range [][]string{a.Save, whole} {
+		for _, l.Targets = range [][]string{{transformer.AllLinear}, a.Targets, modules} {
+			all = append(all, l)
+		}
+	}
+	return all
 }
 
 // tuning is what trains.

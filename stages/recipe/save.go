@@ -79,6 +79,14 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	})
 }
 
+// base is what training began with: model.path, or of an adapter that training went on with the base.
+func (x *Run) base() string {
+	if a := x.folder.Adapter; a != nil && x.Recipe.Model.LoRA != nil {
+		return a.BaseID()
+	}
+	return x.Recipe.Model.Path
+}
+
 // card is what a model card says of the run.
 func (x *Run) card(text string) hfmodel.Card {
 	var sources []hfmodel.Dataset
@@ -89,7 +97,7 @@ func (x *Run) card(text string) hfmodel.Card {
 		}
 		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
 	}
-	c := hfmodel.Card{BaseModel: x.Recipe.Model.Path, Recipe: text, TrainingData: sources}
+	c := hfmodel.Card{BaseModel: x.base(), Recipe: text, TrainingData: sources}
 	if x.measured != nil {
 		c.Metrics = x.measured.results
 	}
@@ -156,7 +164,7 @@ func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.Adapter
 		return out, nil, err
 	}
 	a := &hfmodel.AdapterSpec{
-		Base: x.Recipe.Model.Path, Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save,
+		Base: x.base(), Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save,
 	}
 	if slices.Equal(l.Targets, []string{transformer.AllLinear}) || x.Recipe.Model.Freeze.Layers > 0 {
 		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here.
