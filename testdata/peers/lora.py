@@ -3,11 +3,13 @@
 1. an adapter that PEFT saved, alone or by sentence-transformers, embeds texts in contraflow as it does there, and so does what
    `contraflow merge` makes of it, in sentence-transformers without PEFT;
 2. an adapter that contraflow trained loads in sentence-transformers, and in PEFT over the base model, and embeds as in contraflow; merged
-   as well.
+   as well;
+3. training that goes on with PEFT's adapter has the losses that it has in PEFT, and ends with an adapter that embeds as PEFT's.
 
     python testdata/peers/lora.py CONTRAFLOW [MINILM]
 
-MINILM is the folder of all-MiniLM-L6-v2. Prints a table. Exits with 1 if a cosine is 0.99999 or less, or an adapter does nothing.
+MINILM is the folder of all-MiniLM-L6-v2. Prints a table. Exits with 1 if a cosine is 0.99999 or less, a loss is off by more than 1e-5 of it, or an adapter does
+nothing.
 Needs sentence-transformers (6.2 was used), transformers 5.23, peft 0.21, pyarrow.
 """
 
@@ -29,6 +31,7 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import AutoModel
 
@@ -78,11 +81,47 @@ def encode(st):
     return st.encode(texts, prompt="", batch_size=64, convert_to_numpy=True)
 
 
-def over_base(base, adapter):
+def over_base(base, adapter, **more):
     """PEFT's model in sentence-transformers' pooling."""
     st = open_st(base)
-    st[0].model = PeftModel.from_pretrained(AutoModel.from_pretrained(base, dtype=torch.float32), str(adapter)).base_model.model
-    return encode(st)
+    st[0].model = PeftModel.from_pretrained(AutoModel.from_pretrained(base, dtype=torch.float32), str(adapter), **more).base_model.model
+    return st
+
+
+def train(model, out, **more):
+    recipe = {
+        "model": model, "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive", "prompts": {}}]},
+        "batch": {"global_size": 32, "no_duplicates": False}, "optimizer": {"lr": 3e-2, "schedule": "constant", "warmup_ratio": 0},
+        "train": {"max_steps": 5}, "save": {"dir": str(out)},
+    } | more  # fmt: skip
+    (work / "recipe.yaml").write_text(json.dumps(recipe))
+    run(contraflow, "train", "-c", work / "recipe.yaml", "--quiet")
+    return [x["loss"] for x in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()) if "loss" in x]
+
+
+def goes_on(name, base, adapter, lora):
+    """AdamW on all rows at once, without dropout, here and in PEFT."""
+    st = over_base(base, adapter, is_trainable=True).eval()
+    before = encode(st)
+    loss, theirs = losses.MultipleNegativesRankingLoss(st), []
+    optimizer = torch.optim.AdamW([p for p in st.parameters() if p.requires_grad], lr=1e-3, weight_decay=0)
+    for _ in range(4):
+        value = loss([st.preprocess([r[k] for r in rows]) for k in (0, 1)], None)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        theirs.append(value.item())
+    out = fresh("on")
+    values = train(
+        {"path": str(adapter), "lora": lora, "dropout": 0}, out, batch={"global_size": len(rows), "no_duplicates": False, "sub_batch": {"rows": 50}},
+        loss={"name": "mnrl", "mask_duplicates": False}, train={"max_steps": 4, "epochs": 4, "precision": "f32"},
+        optimizer={"lr": 1e-3, "weight_decay": 0, "schedule": "constant", "warmup_ratio": 0, "max_grad_norm": 0},
+    )  # fmt: skip
+    off = max(abs(a / b - 1) for a, b in zip(values, theirs, strict=True))
+    if not off < 1e-5:
+        sys.exit(f"{name}, going on: losses {values}, PEFT's {theirs}")
+    moved(f"{name}, going on", encode(st), before)
+    return off, smallest(f"{name}, going on", ours(out / "model"), encode(st))
 
 
 def smallest(name, a, b):
@@ -129,7 +168,7 @@ if minilm:
     CASES.append(("all-MiniLM-L6-v2, all-linear", minilm, dict(r=8, lora_alpha=16, target_modules="all-linear")))
 
 pq.write_table(pa.table({"query": [r[0] for r in rows], "positive": [r[1] for r in rows]}), work / "train.parquet")
-print("model, targets | PEFT's folder | sentence-transformers' | theirs merged here | ours in sentence-transformers | in PEFT | merged")
+print("model, targets | PEFT's folder | sentence-transformers' | theirs merged here | ours in sentence-transformers | in PEFT | merged | going on: losses, embeddings")
 for name, base, config in CASES:
     base = work / base if base == "qwen3-st" else base
     bare = ours(base)
@@ -138,7 +177,7 @@ for name, base, config in CASES:
     randomize(peft_model)
     theirs = fresh("peft")
     peft_model.save_pretrained(theirs)
-    want = over_base(base, theirs)
+    want = encode(over_base(base, theirs))
     got = ours(theirs)
     moved(name, got, bare)
     figures = [smallest(f"{name}, PEFT's adapter here", got, want)]
@@ -158,17 +197,11 @@ for name, base, config in CASES:
     if "modules_to_save" in config:
         lora["modules_to_save"] = config["modules_to_save"]
     trained = fresh("trained")
-    recipe = {
-        "model": {"path": str(base), "lora": lora}, "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive"}]},
-        "batch": {"global_size": 32, "no_duplicates": False}, "optimizer": {"lr": 3e-2, "schedule": "constant", "warmup_ratio": 0},
-        "train": {"max_steps": 5}, "save": {"dir": str(trained)},
-    }  # fmt: skip
-    (work / "recipe.yaml").write_text(json.dumps(recipe))
-    run(contraflow, "train", "-c", work / "recipe.yaml", "--quiet")
+    train({"path": str(base), "lora": lora}, trained)
     got = ours(trained / "model")
     moved(f"{name}, trained here", got, bare)
     figures.append(smallest(f"{name}, ours in sentence-transformers", encode(open_st(trained / "model")), got))
-    figures.append(smallest(f"{name}, ours in PEFT", over_base(base, trained / "model"), got))
+    figures.append(smallest(f"{name}, ours in PEFT", encode(over_base(base, trained / "model")), got))
     merged = fresh("merged")
     run(contraflow, "merge", "--adapter", trained / "model", "--out", merged)
     figures.append(smallest(f"{name}, ours merged", encode(open_st(merged)), got))
@@ -176,5 +209,6 @@ for name, base, config in CASES:
         halves = fresh("halves")
         run(contraflow, "merge", "--adapter", trained / "model", "--out", halves, "--precision", precision)
         same_rounded(f"{name}, merged in {precision}", halves, open_st(merged), dtype)
-    print(f"{name} | " + " | ".join(f"{f:.8f}" for f in figures), flush=True)
+    off, cosine = goes_on(name, base, theirs, lora)
+    print(f"{name} | " + " | ".join(f"{f:.8f}" for f in figures) + f" | {off:.0e} {cosine:.8f}", flush=True)
 shutil.rmtree(work)
