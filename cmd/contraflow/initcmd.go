@@ -9,24 +9,31 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/newmodel"
 )
 
 func newInit() *cobra.Command {
-	var out, pooling, config, tokenizer string
+	var out, pooling, config, tokenizer, distilled string
 	var input, columns []string
 	var force bool
 	spec := newmodel.Spec{Lowercase: true, Seed: 42}
 	cmd := &cobra.Command{
 		Use:   "init --out DIR --input FILES --column NAME",
 		Short: "Make a new model: random weights, and a vocabulary of your texts",
+		Long: `init writes a model folder to begin training with. Its vocabulary is of your texts, and its weights are random.
+
+Static embeddings (--static) may have another model's tokenizer instead. With --distill they have what that model knows, too: a token's vector is
+the model's embedding of that token alone, less what all share, turned to as many principal components as --hidden says, and weighed by how
+rare it is. That takes no texts and some seconds, and embeds well before any training.`,
 		Example: `  contraflow init --out start --input 'data/*.parquet' --column query --column positive
   contraflow init --out start --input texts.jsonl --column text --hidden 768 --layers 12 --vocab 50000
   contraflow init --out start --input texts.jsonl --column text --config modernbert/config.json
   contraflow init --out start --input texts.jsonl --column text --static
-  contraflow init --out start --static --hidden 1024 --tokenizer google-bert/bert-base-uncased`,
+  contraflow init --out start --static --hidden 1024 --tokenizer google-bert/bert-base-uncased
+  contraflow init --out start --static --hidden 256 --distill sentence-transformers/all-MiniLM-L6-v2`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := atLeastOne(cmd, "hidden", "layers", "heads", "vocab", "max-length"); err != nil {
@@ -45,16 +52,26 @@ func newInit() *cobra.Command {
 				}
 			}
 			switch given := cmd.Flags().Changed; {
-			case tokenizer == "" && len(input) == 0:
-				return usageError{errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer instead")}
-			case tokenizer == "":
+			case tokenizer == "" && distilled == "" && len(input) == 0:
+				return usageError{errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer or --distill instead")}
+			case tokenizer == "" && distilled == "":
 			case !spec.Static:
-				return usageError{errors.New("--tokenizer is for --static; an encoder gets a vocabulary of --input")}
+				return usageError{errors.New("--tokenizer and --distill are for --static; an encoder gets a vocabulary of --input")}
 			case given("input") || given("column") || given("vocab") || given("lowercase"):
-				return usageError{errors.New("--tokenizer has its vocabulary: leave out --input, --column, --vocab and --lowercase")}
+				return usageError{errors.New("--tokenizer and --distill have their vocabulary: leave out --input, --column, --vocab and --lowercase")}
+			case tokenizer != "" && distilled != "":
+				return usageError{errors.New("--tokenizer and --distill: a distilled model has the tokenizer of the other")}
+			case distilled != "" && given("seed"):
+				return usageError{errors.New("--seed and --distill: nothing is random")}
 			}
 			if hfmodel.IsModel(out) && !force {
 				return fmt.Errorf("%s holds a model already: --force replaces it", out)
+			}
+			if distilled != "" {
+				if !cmd.Flags().Changed("hidden") {
+					spec.Hidden = 0
+				}
+				return distill(cmd, out, spec, distilled)
 			}
 			if tokenizer != "" {
 				tok, err := tokenizerOf(cmd.Context(), tokenizer)
@@ -86,8 +103,9 @@ func newInit() *cobra.Command {
 	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, "a column with texts (may be repeated)")
 	cmd.Flags().BoolVar(&spec.Static, "static", false, "static embeddings: a text is the mean of its tokens' vectors, and training takes seconds")
 	cmd.Flags().StringVar(&tokenizer, "tokenizer", "", "with --static, a model folder or hub id whose tokenizer it gets, instead of a new vocabulary")
+	cmd.Flags().StringVar(&distilled, "distill", "", "with --static, a model folder or hub id whose tokenizer it gets, and what it knows of each token")
 	cmd.Flags().StringVar(&config, "config", "", "a config.json of Hugging Face's, of any family, for the model's shape")
-	cmd.Flags().IntVar(&spec.Hidden, "hidden", 384, "hidden size")
+	cmd.Flags().IntVar(&spec.Hidden, "hidden", 384, "hidden size (with --distill at most that of its embeddings, which is the default)")
 	cmd.Flags().IntVar(&spec.Layers, "layers", 6, "layers")
 	cmd.Flags().IntVar(&spec.Heads, "heads", 0, "attention heads (default: hidden/32)")
 	cmd.Flags().IntVar(&spec.Vocab, "vocab", 30000, "tokens of the vocabulary")
@@ -98,6 +116,30 @@ func newInit() *cobra.Command {
 	cmd.Flags().Uint64Var(&spec.Seed, "seed", 42, "of the weights")
 	require(cmd, "out")
 	return cmd
+}
+
+// distill makes static embeddings of what a model knows.
+func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (err error) {
+	u := newUI(cmd.ErrOrStderr(), false)
+	dir, err := hfmodel.Resolve(cmd.Context(), model, hfmodel.Options{Progress: u.download})
+	if err != nil {
+		return fmt.Errorf("--distill: %w", err)
+	}
+	d, err := gpustage.Open("auto")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	err = newmodel.Distill(cmd.Context(), out, spec, dir, model, d, func(done, total int) {
+		if u.due(false) {
+			u.printf("%d of %d tokens\n", done, total)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("--distill: %w", err)
+	}
+	created(cmd, out)
+	return nil
 }
 
 func created(cmd *cobra.Command, out string) {

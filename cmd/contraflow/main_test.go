@@ -568,11 +568,28 @@ func TestStatic(t *testing.T) {
 		t.Errorf("embeddings %v", rows)
 	}
 	succeed(t, "verify-grads", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "model.dropout=0", "--accumulate", "1", "--sub-batch", "3", "--replicas", "2", "--shards", "1,2")
+	// Of what a model knows of its tokens, of the workspace's encoder and of static embeddings.
+	for hidden, model := range map[string]string{"8": goldens.Path(t, "bert/minilm-tiny"), "12": model} {
+		out := filepath.Join(dir, "distilled"+hidden)
+		if r := succeed(t, "init", "--out", out, "--static", "--distill", model, "--hidden", hidden); !strings.Contains(r.stderr, "train it with model.path: "+out) {
+			t.Errorf("%s", r.stderr)
+		}
+		r := succeed(t, "embed", "--model", out, "--text", "a fox")
+		var row []float64
+		if err := json.Unmarshal([]byte(r.stdout), &row); err != nil || fmt.Sprint(len(row)) != hidden {
+			t.Errorf("%v, %v", row, err)
+		}
+		if r := contraflow(t, "", "init", "--out", filepath.Join(dir, "none"), "--static", "--distill", model, "--hidden", "50"); r.code != 1 || !strings.Contains(r.stderr, "and the new ones can't have 50") {
+			t.Errorf("%+v", r)
+		}
+	}
 	for want, args := range map[string][]string{
-		"--layers and --static":                 {"--static", "--layers", "2", "--input", train},
-		"--input is missing":                    {"--static"},
-		"--tokenizer is for --static":           {"--tokenizer", first},
-		"--tokenizer has its vocabulary: leave": {"--static", "--tokenizer", first, "--vocab", "300"},
+		"--layers and --static":                                  {"--static", "--layers", "2", "--input", train},
+		"--input is missing":                                     {"--static"},
+		"--tokenizer and --distill are for --static":             {"--tokenizer", first},
+		"--tokenizer and --distill have their vocabulary: leave": {"--static", "--distill", first, "--vocab", "300"},
+		"--tokenizer and --distill: a distilled model":           {"--static", "--distill", first, "--tokenizer", first},
+		"--seed and --distill":                                   {"--static", "--distill", first, "--seed", "3"},
 	} {
 		if r := contraflow(t, "", append([]string{"init", "--out", filepath.Join(dir, "none")}, args...)...); r.code != 2 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: exit code %d, want %q in\n%s", args, r.code, want, r.stderr)

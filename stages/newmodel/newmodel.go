@@ -1,5 +1,5 @@
-// Package newmodel makes model folders to start from: an encoder with random weights, or static embeddings, and a tokenizer with a vocabulary
-// of the user's own texts.
+// Package newmodel makes model folders to start from: an encoder or static embeddings with random weights, and a tokenizer with a vocabulary of
+// the user's own texts; or static embeddings of what an encoder knows of its tokens.
 package newmodel
 
 import (
@@ -185,10 +185,13 @@ func (s *Spec) create(ctx context.Context, dir string, tok *tokenize.Tokenizer) 
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	return s.save(dir, config, tensors, tok, hfmodel.Card{Summary: "Random weights: a model to train."})
+}
+
+func (s *Spec) save(dir string, config []byte, tensors []safetensors.Tensor, tok *tokenize.Tokenizer, card hfmodel.Card) error {
 	return hfmodel.Save(dir, hfmodel.Spec{
 		Config: config, Tensors: tensors, Pooling: hfmodel.Pooling{Mode: s.Pooling, IncludePrompt: true}, Normalize: true,
-		MaxSeqLength: s.MaxLength, Tokenizer: tok.Save,
-		Card: hfmodel.Card{Summary: "Random weights: a model to train."},
+		MaxSeqLength: s.MaxLength, Tokenizer: tok.Save, Card: card,
 	})
 }
 

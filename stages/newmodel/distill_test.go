@@ -1,0 +1,133 @@
+package newmodel_test
+
+import (
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage/cpu"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/newmodel"
+	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
+)
+
+func rowsOf(t *testing.T, dir string) (rows [][]float64) {
+	t.Helper()
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	table, err := f.Tensor("embedding.weight")
+	if err != nil {
+		t.Fatal(err)
+	}
+	vs := make([]float32, table.Len())
+	if err := table.Float32s(vs); err != nil {
+		t.Fatal(err)
+	}
+	for i := range table.Shape[0] {
+		rows = append(rows, nil)
+		for _, v := range vs[i*table.Shape[1]:][:table.Shape[1]] {
+			rows[i] = append(rows[i], float64(v))
+		}
+	}
+	return rows
+}
+
+// What a distilled table has to be, whoever makes it: without their weights the rows of ordinary tokens have a mean of zero and components that are
+// not correlated, the first of which vary most; and fewer components are the first of more. Markers are zero. testdata/peers/static.py compares it
+// with torch.
+func TestDistill(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	folder := goldens.Path(t, "bert/minilm-tiny")
+	tok, err := tokenize.Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables := map[int][][]float64{}
+	for _, hidden := range []int{0, 9} {
+		dir, last := filepath.Join(t.TempDir(), "static"), 0
+		err := newmodel.Distill(t.Context(), dir, newmodel.Spec{Hidden: hidden}, folder, "tiny", d, func(done, total int) { last = total - done })
+		if err != nil || last != 0 {
+			t.Fatal(err, last)
+		}
+		tables[hidden] = rowsOf(t, dir)
+	}
+	var ordinary [][]float64
+	for id, row := range tables[0] {
+		if len(row) != 32 || len(tables[9][id]) != 9 {
+			t.Fatalf("rows of %d and %d numbers", len(row), len(tables[9][id]))
+		}
+		zero := true
+		for j, v := range row {
+			zero = zero && v == 0
+			if j < 9 && math.Abs(v-tables[9][id][j]) > 1e-6 {
+				t.Errorf("token %d, component %d: %v, of nine %v", id, j, v, tables[9][id][j])
+			}
+		}
+		name := tok.Token(int32(id))
+		if marker := strings.HasPrefix(name, "[") && len(name) > 1; marker != zero {
+			t.Errorf("%s: zero %t", name, zero)
+		} else if !marker {
+			ordinary = append(ordinary, row)
+		}
+	}
+	n, zipf := float64(len(ordinary)), 0.0
+	for i := range ordinary {
+		zipf += 1 / float64(i+2)
+	}
+	var mean [32]float64
+	var square [32][32]float64
+	for i, row := range ordinary {
+		weight := 1e-4 / (1e-4 + 1/float64(i+2)/zipf)
+		for j := range row {
+			row[j] /= weight
+			mean[j] += row[j] / n
+		}
+		for j := range row {
+			for k := range row {
+				square[j][k] += row[j] * row[k] / n
+			}
+		}
+	}
+	for j := range mean {
+		for k := range mean {
+			if c := math.Abs(square[j][k]); j != k && c > 1e-5*square[0][0] {
+				t.Errorf("components %d and %d have a covariance of %v, of %v at most", j, k, c, square[0][0])
+			}
+		}
+		if math.Abs(mean[j]) > 1e-5*math.Sqrt(square[0][0]) {
+			t.Errorf("component %d has a mean of %v", j, mean[j])
+		}
+		if j > 0 && square[j][j] > square[j-1][j-1]*(1+1e-5) {
+			t.Errorf("component %d varies by %v, the one before by %v", j, square[j][j], square[j-1][j-1])
+		}
+	}
+}
+
+func TestDistillErrors(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	folder := goldens.Path(t, "bert/minilm-tiny")
+	for want, spec := range map[string]newmodel.Spec{
+		"its embeddings have 32 dimensions, and the new ones can't have 33": {Hidden: 33},
+		"embeddings of -1 dimensions":                                       {Hidden: -1},
+	} {
+		if err := newmodel.Distill(t.Context(), filepath.Join(t.TempDir(), "x"), spec, folder, "tiny", d, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if err := newmodel.Distill(t.Context(), filepath.Join(t.TempDir(), "x"), newmodel.Spec{}, filepath.Join(folder, "nowhere"), "tiny", d, nil); err == nil {
+		t.Error("a folder that is not there")
+	}
+}
