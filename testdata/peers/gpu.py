@@ -259,7 +259,7 @@ def our_turn(args, model, rows):
     """Steps at the default budget, and that budget's bytes."""
     steps, report = turn(ours(args, model, rows))
     budget = report.get("replay_budget_bytes", 0)
-    print(f"  contraflow: {seconds(steps)}, a budget of {common.gib(budget)}, {kept(steps):.0f} % of sub-batches kept, {kept(steps, "lean_sub_batches"):.0f} % lean, losses {losses_of(steps)}", flush=True)
+    print(f"  contraflow: {seconds(steps)}, a budget of {common.gib(budget)}, {kept(steps):.0f} % of sub-batches kept, {kept(steps, 'lean_sub_batches'):.0f} % lean, losses {losses_of(steps)}", flush=True)
     return steps, budget
 
 
