@@ -67,7 +67,7 @@ func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpus
 	if h.out.absent() && scale == 0 {
 		o := gpustage.MatMul{Dropout: drop, Residual: x}
 		if joins {
-			if !a.copy.IsZero() {
+			if p.copy = p.room; !a.copy.IsZero() {
 				p.copy = a.copy
 			}
 			o.Norm = gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps, Operand: p.copy}
@@ -308,15 +308,18 @@ func (p *Pass) operand(rows, cols int) gpustage.Tensor {
 }
 
 // openCopy takes room for a copy of hidden states, in which what makes them leaves them as an operand too, where products take them without a norm
-// between; each takes the place of the one before. closeCopy forgets it.
+// between; each takes the place of the one before, unless that one is kept. closeCopy forgets it.
 func (p *Pass) openCopy(x gpustage.Tensor) {
 	p.beforeCopy = p.a.Mark()
 	if p.m.operands != p.m.DType && p.m.w.layers[0].ffn.in.absent() {
-		p.copy = p.operand(x.Rows, x.Cols)
+		p.room = p.operand(x.Rows, x.Cols)
+		p.copy = p.room
 	}
 }
 
-func (p *Pass) closeCopy() { p.copy, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{} }
+func (p *Pass) closeCopy() {
+	p.room, p.copy, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Tensor{}
+}
 
 // copies tells that x has been made, and a copy of it if there is room for one.
 func (p *Pass) copies(x gpustage.Tensor) {

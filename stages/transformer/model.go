@@ -194,6 +194,7 @@ type Pass struct {
 	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
 	embed      embedActs
 	copy       gpustage.Tensor   // [T, C]: an operand; absent on most devices
+	room       gpustage.Tensor   // [T, C]: for a copy that is not kept
 	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one
 	beforeCopy gpustage.Mark     // the arena without copy
 	layers     []layerActs       // those kept; with activation checkpointing empty

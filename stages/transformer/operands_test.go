@@ -130,6 +130,42 @@ func TestOperandsInBF16(t *testing.T) {
 	}
 }
 
+// Where one of a layer's projections has LoRA's factors and another has none, only some halves of layers keep a copy of their output; what the others
+// write is not in its place.
+func TestSomeFactors(t *testing.T) {
+	if !onhost.Here {
+		t.Skip("no device here takes operands in bf16")
+	}
+	kernels, copies := onhost.Open(t, onhost.Plain), fastDevice(t)
+	rows, random := Rows{IDs: make([]int32, 37), Cu: []int32{0, 3, 4, 37}, Keys: []uint64{1, 2, 3}}, rand.New(rand.NewPCG(8, 8))
+	for i := range rows.IDs {
+		rows.IDs[i] = 5 + random.Int32N(30)
+	}
+	r := make([]float64, 3*128)
+	for i := range r {
+		r[i] = random.NormFloat64()
+	}
+	for _, targets := range [][]string{{"query", "attention.output.dense"}, {"query", "intermediate.dense", "0.output.dense"}} {
+		for _, every := range []int{0, 2} {
+			run := func(d gpustage.Device, dtype gpustage.DType) []float64 {
+				o := Options{DType: dtype, BF16: dtype == gpustage.F32, CheckpointEvery: every, Tuning: Tuning{LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: targets}}}
+				m, s := headsOf(t, "bert", 2, 64, d, o)
+				anyFactors(t, m, s)
+				grads, err := m.NewGradients()
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Forward(s, newArena(t, d), rows, true, true).Backward(upload64(t, s, dtype, 3, 128, r), grads)
+				return floats(t, s, grads)
+			}
+			want := run(ref.New(), gpustage.F64)
+			if here, there := distance(run(kernels, gpustage.F32), want), distance(run(copies, gpustage.F32), want); !(here <= 3*there) {
+				t.Errorf("%v, every %d: error %.3g, with products that round what they read %.3g", targets, every, here, there)
+			}
+		}
+	}
+}
+
 // Where operands are of bf16, kept, lean and replayed passes give the same bits, in the memory that is predicted.
 func TestLeanOperands(t *testing.T) {
 	if !onhost.Here {
