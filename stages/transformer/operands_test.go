@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/harness"
@@ -235,6 +237,49 @@ func TestLeanOperands(t *testing.T) {
 		}
 		if mem.Lean > mem.Kept*2/3 {
 			t.Errorf("%s: a lean pass keeps %d bytes, another one %d", name, mem.Lean, mem.Kept)
+		}
+	}
+}
+
+// A pass that keeps nothing asks the library for the products of one that goes backward: where they were others, as those that add a residual are, a
+// GPU may round them otherwise, which the products here do not.
+func TestSameProducts(t *testing.T) {
+	if !onhost.Here {
+		t.Skip("no device here counts products")
+	}
+	d := onhost.Open(t, onhost.Plain)
+	for name, load := range map[string]func(Options) (*Model, gpustage.Stream){
+		"bert": func(o Options) (*Model, gpustage.Stream) {
+			return loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, o)
+		},
+		"gelu_new": func(o Options) (*Model, gpustage.Stream) {
+			return loadGolden(t, "gelu-new", d, Head{Normalize: true}, o)
+		},
+		"modernbert": func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "modernbert", nil, d, o) },
+		"qwen3":      func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "qwen3", nil, d, o) },
+	} {
+		for _, bf16 := range []bool{false, true} {
+			m, s := load(Options{BF16: bf16})
+			for _, dropout := range []float64{0, 0.1} {
+				m.Config.HiddenDropout, m.Config.AttentionDropout = dropout, dropout
+				asked := func(keep bool) (products []launch.Product) {
+					d.Asked = func(p launch.Product) { // wherever it is
+						for _, at := range []*uintptr{&p.A.At, &p.B.At, &p.C.At, &p.D.At, &p.Aux.At, &p.Bias} {
+							*at = min(*at, 1)
+						}
+						products = append(products, p)
+					}
+					m.Forward(s, newArena(t, d), Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}, Keys: []uint64{1, 2}}, true, keep)
+					d.Asked = nil
+					if err := s.Sync(); err != nil {
+						t.Fatal(err)
+					}
+					return products
+				}
+				if got, want := asked(false), asked(true); !slices.Equal(got, want) {
+					t.Errorf("%s, bf16 %v, dropout %v: products %+v, of a kept pass %+v", name, bf16, dropout, got, want)
+				}
+			}
 		}
 	}
 }

@@ -164,9 +164,9 @@ func (s *Stream) into(p Product, c, bias tensor, forms *gpustage.Forms) Product 
 }
 
 // joinsNorm tells whether a product's last pass is one of ours, and one that can end in a norm: dropout, with a residual or without, or the rounding
-// of a sum.
+// of a sum. A norm that leaves an operand, too, is of a sum that is rounded where it is kept: both are made of the same product, and so of the same bits.
 func (s *Stream) joinsNorm(c tensor, o gpustage.MatMul) bool {
-	return !s.Separate && (o.Dropout.Active() || half(c)) && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Add
+	return !s.Separate && (o.Dropout.Active() || half(c) || !o.Norm.Operand.IsZero()) && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Add
 }
 
 func same(a, b tensor) bool { return !b.IsZero() && a.Mem == b.Mem && a.Off == b.Off }

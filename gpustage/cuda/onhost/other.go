@@ -5,6 +5,7 @@ package onhost
 import (
 	"testing"
 
+	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/ref"
 )
 
@@ -18,6 +19,7 @@ type Device struct {
 	Apart    bool
 	Piece    int
 	NoSums   bool
+	Asked    func(launch.Product)
 	Launched map[string]int
 }
 
