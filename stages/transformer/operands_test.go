@@ -147,10 +147,14 @@ func TestSomeFactors(t *testing.T) {
 	for i := range r {
 		r[i] = random.NormFloat64()
 	}
-	for _, targets := range [][]string{{"query", "attention.output.dense"}, {"query", "intermediate.dense", "0.output.dense"}} {
+	for _, lora := range []LoRA{
+		{Targets: []string{"query", "attention.output.dense"}}, {Targets: []string{"query", "intermediate.dense", "0.output.dense"}},
+		{Targets: []string{"output.dense"}, Save: []string{"intermediate.dense"}}, // its bias's gradient is a sum of what comes through factors
+	} {
+		lora.Rank, lora.Alpha = 2, 3
 		for _, every := range []int{0, 2} {
 			run := func(d gpustage.Device, dtype gpustage.DType) []float64 {
-				o := Options{DType: dtype, BF16: dtype == gpustage.F32, CheckpointEvery: every, Tuning: Tuning{LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: targets}}}
+				o := Options{DType: dtype, BF16: dtype == gpustage.F32, CheckpointEvery: every, Tuning: Tuning{LoRA: &lora}}
 				m, s := headsOf(t, "bert", 2, 64, d, o)
 				anyFactors(t, m, s)
 				grads, err := m.NewGradients()
@@ -162,7 +166,7 @@ func TestSomeFactors(t *testing.T) {
 			}
 			want := run(ref.New(), gpustage.F64)
 			if here, there := distance(run(kernels, gpustage.F32), want), distance(run(copies, gpustage.F32), want); !(here <= 3*there) {
-				t.Errorf("%v, every %d: error %.3g, with products that round what they read %.3g", targets, every, here, there)
+				t.Errorf("%v, every %d: error %.3g, with products that round what they read %.3g", lora, every, here, there)
 			}
 		}
 	}
@@ -280,6 +284,32 @@ func TestSameProducts(t *testing.T) {
 					t.Errorf("%s, bf16 %v, dropout %v: products %+v, of a kept pass %+v", name, bf16, dropout, got, want)
 				}
 			}
+		}
+	}
+}
+
+// What a device keeps of parameters in bf16, weights and biases, is made anew after an update.
+func TestFormsAfterUpdate(t *testing.T) {
+	if !onhost.Here {
+		t.Skip("no device here takes operands in bf16")
+	}
+	d := onhost.Open(t, onhost.Plain)
+	for name, tuning := range map[string]Tuning{"all": {}, "biases beside LoRA": {LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: []string{"output.dense"}, Save: []string{"intermediate.dense"}}}} {
+		embed := func(before bool) []float64 { // by parameters that change after a pass, or before any
+			m, s := headsOf(t, "bert", 1, 32, d, Options{BF16: true, Tuning: tuning})
+			pass := func() []float64 {
+				p := m.Forward(s, newArena(t, d), Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}}, false, false)
+				return floats(t, s, p.Embeddings())
+			}
+			if !before {
+				pass()
+			}
+			s.Scale(m.Trained(), m.Trained(), -1.25)
+			m.Changed()
+			return pass()
+		}
+		if got, want := embed(false), embed(true); !slices.Equal(got, want) {
+			t.Errorf("%s: embeddings %v after an update, want %v", name, got, want)
 		}
 	}
 }
