@@ -723,3 +723,43 @@ func FuzzParseConfig(f *testing.F) {
 		}
 	})
 }
+
+// work counts multiply-adds of products.
+type work struct {
+	gpustage.Stream
+	n int
+}
+
+func (w *work) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	_, _, k, _ := gpustage.CheckMatMul(c, a, b, o)
+	w.n += c.Rows * c.Cols * k
+	w.Stream.MatMul(c, a, b, o)
+}
+
+// LeanShare is how many of a forward pass's multiply-adds a lean pass has more on its way back.
+func TestLeanShare(t *testing.T) {
+	for _, name := range []string{"modernbert", "qwen3", "mpnet"} {
+		for _, o := range []Options{{}, {Tuning: Tuning{FreezeEmbeddings: true, FreezeLayers: 1}}, {CheckpointEvery: 1}} {
+			m, s := loadFamily(t, name, nil, ref.New(), o)
+			grads, err := m.NewGradients()
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows := Rows{IDs: []int32{5, 6, 7}, Cu: []int32{0, 3}, Keys: []uint64{1}}
+			w := &work{Stream: s}
+			var forward, back [2]int // of a kept pass, and of a lean one
+			for i, how := range []manner{usual, lean} {
+				p := m.forward(w, newArena(t, s.Device()), rows, true, true, how)
+				forward[i], w.n = w.n, 0
+				p.Backward(p.Embeddings(), grads)
+				back[i], w.n = w.n, 0
+			}
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := m.LeanShare(), float64(forward[1]+back[1]-forward[0]-back[0])/float64(forward[1]); math.Abs(got-want) > 1e-9 {
+				t.Errorf("%s, %+v: a lean pass's share is %v, want %v", name, o, got, want)
+			}
+		}
+	}
+}
