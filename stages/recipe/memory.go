@@ -156,11 +156,14 @@ func (x *Run) predict(z sharding) Memory {
 	}
 	*snapshot = stages.SnapshotBytes(trained, r.update(1).Optimizer, x.ranks.Size())
 	mem.Device = x.device.Info().Besides
-	mem.Working = int64(max(sub.Backward, sub.LeanBackward, r.objective(driving{}).Memory(size)))
-	mem.Activations = (subs - 1) * int64(sub.Kept)
+	lossBytes := int64(r.objective(driving{}).Memory(size))
+	mem.Working = max(int64(max(sub.Backward, sub.LeanBackward)), lossBytes)
+	below, all := (subs-1)*int64(sub.Kept), subs*int64(sub.Kept) // what is kept below the last sub-batch's pass, and below the loss
 	if b := x.budget(mem); b >= 0 {
-		mem.Activations = min(mem.Activations, b)
+		below, all = min(below, b), min(all, b)
 	}
+	mem.Activations = below
+	mem.Working = max(mem.Working, lossBytes+all-below)
 	return mem
 }
 

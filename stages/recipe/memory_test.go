@@ -83,6 +83,31 @@ func TestMemoryUnknown(t *testing.T) {
 	}
 }
 
+// Where the loss takes more than a sub-batch's way back, it comes on top of all activations that are kept.
+func TestMemoryOfLoss(t *testing.T) {
+	dir := t.TempDir()
+	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), []string{
+		"mesh.replicate=1", "train.max_steps=1", "train.device=counted", "batch.global_size=768", "batch.sub_batch={rows: 64}", "batch.no_duplicates=false",
+		"model.max_length=4", "batch.cache=never",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Train(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if held, planned := int64(countedDevices[0].peak), x.Memory.Total()-x.Memory.Snapshot; held > planned+4096 { // the norm, and what else is a number
+		t.Errorf("%d bytes are held, %d planned: %+v", held, planned, x.Memory)
+	}
+	if err := x.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // What the plan says a device will hold is what it holds, within a tenth, whatever ranks hold of the model; and the more of it is
 // cut, the less that is.
 func TestPlannedMemory(t *testing.T) {
