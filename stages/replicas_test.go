@@ -184,7 +184,7 @@ func TestShardsBitEqual(t *testing.T) {
 				"again":         func(r *goldenRun) {},
 				"serial":        func(r *goldenRun) { r.exchange.Serial = true },
 				"kept":          func(r *goldenRun) { r.budget = -1 },
-				"some kept":     func(r *goldenRun) { r.budget = 1 << 19 },
+				"some kept":     func(r *goldenRun) { r.budget = 1 << 17 }, // one of four ranks can't keep its sub-batch: with streamed parameters nobody does
 				"checkpointing": func(r *goldenRun) { r.every = 1; r.budget = 1 << 18 },
 			} {
 				c := base

@@ -335,8 +335,8 @@ func TestKeptTiles(t *testing.T) {
 		if _, err := l.Compute(s, a, b); err != nil {
 			t.Fatal(err)
 		}
-		if s.n != want || (a.Peak() > 64<<20) != (want == 3*16) {
-			t.Errorf("%d rows: %d products, want %d, in %d bytes", rows, s.n, want, a.Peak())
+		if tiles := (rows + 1023) / 1024 * ((rows + 1023) / 1024); s.n != want || l.Products(b.Size())*tiles != want || (a.Peak() > 64<<20) != (want == 3*16) {
+			t.Errorf("%d rows: %d products, want %d, said to be %d of each tile, in %d bytes", rows, s.n, want, l.Products(b.Size()), a.Peak())
 		}
 	}
 }
