@@ -152,7 +152,8 @@ type MatMul struct {
 	Dropout        Dropout
 	Residual       Tensor // [M, N]
 	Norm           Norm   // of c
-	// ResultSum [1, N] += the sum of c's rows, taken before or after c is rounded: where c is the gradient of a layer's output, its bias's.
+	// ResultSum [1, N] += the sum of c's rows, taken before or after c is rounded: where c is the gradient of a layer's output, its bias's. Norm.Y
+	// must not be c then.
 	ResultSum Tensor
 	// ColumnSum [1, columns of a] += the sum of a's rows as op ColumnSum has it, of what a holds before it is rounded: where the product
 	// is a weight's gradient, dyᵀ x, this is its bias's. The bits are that op's, but for the transpose of a BF16 a, which a library may sum in

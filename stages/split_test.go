@@ -3,6 +3,7 @@ package stages
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"contraflow/gpustage"
@@ -166,5 +167,15 @@ func TestPlanReplay(t *testing.T) {
 	// Where ranks have agreed that one of them can't keep the first, what that leaves makes others whole.
 	if k, _ := planReplay(subs, 53, 5, 1); k != (keeping{1, 2}) {
 		t.Errorf("%+v", k)
+	}
+}
+
+// Kept passes have places of one size, and so have lean ones; a sub-batch that only other ranks have takes none.
+func TestEqualPlaces(t *testing.T) {
+	subs := []transformer.Memory{{Forward: 10, Kept: 30, Backward: 50, Lean: 12, LeanBackward: 40}, {}, {Forward: 20, Kept: 20, Backward: 35, Lean: 14, LeanBackward: 25}}
+	equalPlaces(subs)
+	want := []transformer.Memory{{Forward: 10, Kept: 30, Backward: 50, Lean: 14, LeanBackward: 42}, {}, {Forward: 20, Kept: 30, Backward: 45, Lean: 14, LeanBackward: 25}}
+	if !slices.Equal(subs, want) {
+		t.Errorf("%+v, want %+v", subs, want)
 	}
 }

@@ -89,6 +89,12 @@ func testErrors(t *testing.T, dev gpustage.Device) {
 	if g.s.Sync() == nil {
 		t.Error("an op without its input was accepted")
 	}
+	n := newFixture(t, dev, 1, 0)
+	square, v := n.floats("square", 4, 4, nil), n.vector("a vector", 4, nil).dev
+	n.s.MatMul(square.dev, a.dev, a.dev, gpustage.MatMul{TransA: true, ResultSum: v, Norm: gpustage.Norm{Y: square.dev, Mean: v, Rstd: v, Gamma: v, Eps: 1}})
+	if err := n.s.Sync(); err == nil || !strings.Contains(err.Error(), "Norm.Y has its place") {
+		t.Errorf("a norm in the place of what is to be summed: %v", err)
+	}
 	h := newFixture(t, dev, 1, 0)
 	wide := x.dev
 	wide.Cols, wide.Stride = 1<<20, 1<<20
