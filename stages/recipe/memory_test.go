@@ -72,6 +72,45 @@ func init() {
 	})
 }
 
+// besides is a device that takes memory of its own.
+type besides struct{ gpustage.Device }
+
+func (d besides) Info() gpustage.Info {
+	i := d.Device.Info()
+	i.Besides = 100 << 20
+	return i
+}
+
+func init() {
+	gpustage.Register("besides", 0, func(gpustage.Share) (gpustage.Device, error) {
+		d, err := cpu.New(cpu.Threads(1))
+		return besides{d}, err
+	})
+}
+
+// What a device takes beside tensors is planned.
+func TestMemoryBesides(t *testing.T) {
+	var planned []int64 // but for activations, whose budget is of what is left
+	text := overlapRecipe(t, t.TempDir(), 2)
+	for _, device := range []string{"counted", "besides"} {
+		r, err := recipe.Parse("memory", []byte(text), []string{"mesh.replicate=1", "train.device=" + device})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		planned = append(planned, x.Memory.Total()-x.Memory.Activations)
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if more := planned[1] - planned[0]; more != 100<<20 {
+		t.Errorf("%d bytes are planned for a device that takes 100 MiB beside tensors, for another %d", planned[1], planned[0])
+	}
+}
+
 // A run does not begin without knowing what memory there is.
 func TestMemoryUnknown(t *testing.T) {
 	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, t.TempDir(), 2)), []string{"train.device=silent", "train.max_steps=1", "batch.global_size=8", "save.dir=" + t.TempDir()})
