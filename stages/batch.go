@@ -49,6 +49,7 @@ type Batch struct {
 	distinct  []lastRows       // of each sub-batch; set by Header, where word embeddings travel with every sub-batch
 
 	memory []transformer.Memory // of each sub-batch
+	budget int64                // of what of it is kept, as Encoder has it
 }
 
 // N is the number of sequences.

@@ -178,7 +178,7 @@ func (e *Encoder) begin(b *Batch) error {
 		}
 	}
 	if b.memory == nil {
-		b.memory = e.memory(b)
+		e.measure(b)
 	}
 	lossBytes := 0
 	if lb, _ := e.lossBatch(b); e.loss != nil && lb.N() > 0 {
@@ -191,30 +191,25 @@ func (e *Encoder) begin(b *Batch) error {
 	if b.Global != nil {
 		agreed = b.Global.keepFrom
 	}
-	e.keeps, need = planReplay(b.memory, e.budget(b.memory), lossBytes, agreed)
+	e.keeps, need = planReplay(b.memory, b.budget, lossBytes, agreed)
 	return e.reserve(need)
 }
 
-func (e *Encoder) budget(subs []transformer.Memory) int64 {
-	if e.BudgetOf != nil {
-		return e.BudgetOf(subs)
-	}
-	return e.Budget
-}
-
-// memory is what each sub-batch takes.
-func (e *Encoder) memory(b *Batch) (subs []transformer.Memory) {
+// measure says what each of a batch's sub-batches takes, and what of it may be kept.
+func (e *Encoder) measure(b *Batch) {
 	for _, s := range b.Subs {
-		if s.Len() == 0 {
-			subs = append(subs, transformer.Memory{})
-			continue
+		m := transformer.Memory{}
+		if s.Len() > 0 {
+			m = e.Model.Memory(s.lengths())
 		}
-		subs = append(subs, e.Model.Memory(s.lengths()))
+		b.memory = append(b.memory, m)
 	}
 	if e.Model.Buckets() {
-		equalPlaces(subs)
+		equalPlaces(b.memory)
 	}
-	return subs
+	if b.budget = e.Budget; e.BudgetOf != nil {
+		b.budget = e.BudgetOf(b.memory)
+	}
 }
 
 // equalPlaces gives kept passes places of one size, and lean ones: where each lies does then not depend on the sizes of those before it, and passes
@@ -290,9 +285,8 @@ func (e *Encoder) reserve(bytes int) error {
 // lean on what a lean pass keeps.
 //
 // Within a budget a batch is to be computed again as little as possible. A lean pass computes half again and takes two fifths of the memory, or
-// less, so two of them save more than one that keeps all: first as many are lean as fit, then, if that is the whole batch, as many as fit are made
-// whole. What is kept is the end of the batch, where the way back begins. On a processor, where most of a pass is products, that is 1.5 to 2 %
-// of a step's time (MiniLM-L6 in f32, 256 pairs, a budget of a third of their activations, three runs in turns); on a GPU, by arithmetic, some 8 %
+// less, so two of them save more than one that keeps all: first as many are lean as fit, then, of what is left, as many as fit are made whole.
+// What is kept is the end of the batch, where the way back begins. On a processor, where most of a pass is products, that is 1.5 to 2 % of a step's time (MiniLM-L6 in f32, 256 pairs, a budget of a third of their activations, three runs in turns); on a GPU, by arithmetic, some 8 %
 // of BERT-base's step of 16,384 pairs.
 type keeping struct{ from, lean int }
 

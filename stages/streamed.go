@@ -49,8 +49,8 @@ func (e *Encoder) openStreamed() error {
 	e.feed = &feed{e: e}
 	e.Model.Feed = e.feed
 	e.ranks.keepFrom = func(b *Batch) int {
-		b.memory = e.memory(b)
-		return keepWithin(b.memory, e.budget(b.memory), 0).from
+		e.measure(b)
+		return keepWithin(b.memory, b.budget, 0).from
 	}
 	return nil
 }
