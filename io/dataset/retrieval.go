@@ -338,10 +338,11 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 	var wanted []int
 	for i, names := range columns {
 		leaves[i] = -1
+		optional := names[len(names)-1] == ""
 		for _, name := range names {
 			if t.has(name) {
 				leaf, list, typ, err := t.find(name)
-				if err != nil {
+				if err != nil && !(optional && errors.Is(err, ErrMissingColumn)) { // a file may lack it where others have it
 					return err
 				}
 				if list {
@@ -352,7 +353,7 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 				break
 			}
 		}
-		if leaves[i] < 0 && names[len(names)-1] != "" {
+		if leaves[i] < 0 && !optional {
 			_, _, _, err := t.find(names[0]) // says what there is instead
 			return err
 		}

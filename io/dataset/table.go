@@ -25,7 +25,8 @@ type Table struct {
 type tableFile struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
-	cells   map[string]byte // of separated values: its columns' kinds
+	names   []string        // of separated values: its columns
+	cells   map[string]byte // and their kinds
 	first   int64
 	rows    int64
 }
@@ -308,20 +309,20 @@ func (t *Table) find(name string) (leaf int, list bool, typ string, err error) {
 	}
 	for i, c := range t.json {
 		if c.name == name {
-			return i, c.list, c.kind.String(), t.cellsOfLists(name)
+			return i, c.list, c.kind.String(), t.checkCells(name)
 		}
 	}
 	return 0, false, "", t.files[0].jsonl.missing(name, t.names)
 }
 
-// cellsOfLists refuses a column of separated values that is one of lists. The table passes it on as the text that it is, but it is no text to
-// embed and no value to look up.
-func (t *Table) cellsOfLists(name string) error {
+// checkCells refuses a column that a file of separated values does not have, which is no column of nulls as it may be with JSON lines, and one
+// of lists. The table passes these on as the text that they are, but they are no text to embed and no value to look up.
+func (t *Table) checkCells(name string) error {
 	for _, f := range t.files {
-		if _, ok := f.cells[name]; !ok {
+		if f.cells == nil || f.rows == 0 {
 			continue
 		}
-		s, err := f.jsonl.shape(name, t.names, f.cells)
+		s, err := f.jsonl.shape(name, f.names, f.cells)
 		if err != nil {
 			return err
 		}

@@ -66,7 +66,7 @@ func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 			f.first = t.files[i-1].first + t.files[i-1].rows
 		}
 		if j.text {
-			if _, f.cells, err = j.kinds(); err != nil {
+			if f.names, f.cells, err = j.kinds(); err != nil {
 				return err
 			}
 		}

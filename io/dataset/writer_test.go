@@ -388,6 +388,40 @@ func TestTableOrder(t *testing.T) {
 	}
 }
 
+// A file of separated values without the column is no file of nulls, wherever it is named; one without rows does no harm.
+func TestTableColumns(t *testing.T) {
+	folder := write(t, map[string]string{"a.csv": "text\na\n", "none.csv": "text\n", "other.csv": "query,title\nb,c\n", "b.jsonl": "{\"text\": \"b\"}\n"})
+	for names, want := range map[string]string{
+		"a.csv none.csv b.jsonl": "",
+		"a.csv other.csv":        `other.csv has no column "text"; its columns are "query", "title" (the first line has to name the columns)`,
+		"other.csv a.csv":        `other.csv has no column "text"; its columns are "query", "title" (the first line has to name the columns)`,
+	} {
+		var paths, texts []string
+		for name := range strings.FieldsSeq(names) {
+			paths = append(paths, filepath.Join(folder, name))
+		}
+		table, err := OpenTable(t.Context(), paths)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.Close()
+		for c, e := range table.Chunks(t.Context(), "text", 10) {
+			if err = e; err == nil {
+				texts = append(texts, c.Texts...)
+			}
+		}
+		if want == "" && (err != nil || !slices.Equal(texts, []string{"a", "b"})) || want != "" && (!errors.Is(err, ErrMissingColumn) || !strings.HasSuffix(err.Error(), want)) {
+			t.Errorf("%s: %q, %v, want %s", names, texts, err, want)
+		}
+	}
+	// What a corpus may have, a file of it may lack.
+	titles := write(t, map[string]string{"1.csv": "id,text,title\na,b,c\n", "2.csv": "id,text\nd,e\n", "r.csv": "query_id,doc_id,relevance\na,d,1\n"})
+	x, err := LoadRetrieval(t.Context(), filepath.Join(titles, "1.csv"), filepath.Join(titles, "[12].csv"), filepath.Join(titles, "r.csv"))
+	if err != nil || !slices.Equal(x.Docs, []string{"c b", "e"}) {
+		t.Errorf("a title in one of two files: %v, %v", x, err)
+	}
+}
+
 func TestTableErrors(t *testing.T) {
 	ctx := context.Background()
 	folder := write(t, map[string]string{
