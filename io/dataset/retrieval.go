@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/parquet-go/parquet-go"
 )
@@ -278,6 +279,8 @@ func loadTSV(path string, add func(query, doc string, relevance float64)) (table
 			return false, fmt.Errorf("%s: %w", path, err)
 		case first && namesJudgements(fields):
 			return true, nil
+		case slices.ContainsFunc(fields, func(f string) bool { return !utf8.ValidString(f) }):
+			return false, fail(ErrCorrupt, "%s:%d: the line %s", path, line, notUTF8)
 		case len(fields) != 3:
 			return false, fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score, or a first line that names these", path, line, len(fields))
 		}

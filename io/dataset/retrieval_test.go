@@ -55,6 +55,7 @@ func TestRetrievalErrors(t *testing.T) {
 		"word2.tsv":   "1\t2\t1\n1\t2\tyes\n",
 		"half2.tsv":   "1\t2\t0.5\n",
 		"utf16.tsv":   "\xff\xfe1\x00",
+		"latin.tsv":   "1\t2\t1\n\xe9\t2\t1\n",
 		"half.jsonl":  `{"query_id": 1, "doc_id": 2, "relevance": 1.0}` + "\n" + `{"query_id": 2, "doc_id": 2, "relevance": 0.5}`,
 	})
 	at := func(name string) string { return filepath.Join(folder, name) }
@@ -70,6 +71,7 @@ func TestRetrievalErrors(t *testing.T) {
 		{"q.jsonl", "q.jsonl", "word2.tsv", `word2.tsv:2: the score is "yes", want a whole number`},
 		{"q.jsonl", "q.jsonl", "half2.tsv", `half2.tsv:1: the score is "0.5", want a whole number`},
 		{"q.jsonl", "q.jsonl", "utf16.tsv", "utf16.tsv is UTF-16"},
+		{"q.jsonl", "q.jsonl", "latin.tsv", "latin.tsv:2: the line is not UTF-8, which it has to be (iconv"},
 		{"q.jsonl", "q.jsonl", "half.jsonl", `half.jsonl:2: query "2", document "2": the relevance is 0.5, want a whole number`},
 		{"twice.jsonl", "q.jsonl", "r.tsv", `twice.jsonl:3, column "id": "1" comes a second time`},
 		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the query is null or empty`},
