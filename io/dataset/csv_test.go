@@ -379,13 +379,14 @@ func TestCSVListErrors(t *testing.T) {
 	if b, err := texts.ReadBlock(t.Context(), 0); err != nil || !slices.Equal(b.Texts(b.Texts(nil, 0, 0), 0, 1), []string{`["x"]`, `[{"role": "user"}]`}) {
 		t.Errorf("texts that may begin as lists: %q, %v", b.Texts(nil, 0, 0), err)
 	}
-	const cells = ` (in .csv and .tsv lists are cells of JSON: ["a", "b"])`
+	const more = "; texts that look like that have to come as JSON lines or parquet"
+	const cells, lists = ` (in .csv and .tsv lists are cells of JSON, ["a", "b"])`, ` (in .csv and .tsv lists are cells of JSON, ["a", "b"]` + more + ")"
 	for _, c := range []struct {
 		src  Source
 		want string
 	}{
-		{Source{Query: "n", Positive: "q"}, `column "n" is list<string>: a query is one string` + cells},
-		{Source{Query: "q", Positive: "{q} {n}"}, `column "n" of the template "{q} {n}" is list<string>: a template takes strings` + cells},
+		{Source{Query: "n", Positive: "q"}, `column "n" is list<string>: a query is one string` + lists},
+		{Source{Query: "q", Positive: "{q} {n}"}, `column "n" of the template "{q} {n}" is list<string>: a template takes strings` + lists},
 		{Source{Query: "q", Positive: "q", Negatives: []string{"few"}, NegativesPerQuery: 2}, "negatives_per_query is 2, but no column of negatives is a list" + cells},
 		{Source{Query: "q", Positive: "q", Negatives: []string{"few"}, NegativesPerQuery: AllNegatives}, "negatives_per_query is all, but no column of negatives is a list" + cells},
 		{Source{Query: "q", Teacher: "few"}, `column "few" is no list, want a list of numbers: a teacher's embedding` + cells},
@@ -403,7 +404,7 @@ func TestCSVListErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.Close()
-	for column, want := range map[string]string{"n": `a.csv: the cells of column "n" are lists, such as ["a", "b"]: want one value in each`, "python": "not of JSON", "few": "null"} {
+	for column, want := range map[string]string{"n": `a.csv: the cells of column "n" are lists, such as ["a", "b"]: want one value in each` + more, "python": "not of JSON", "few": "null"} {
 		for _, err := range table.Chunks(t.Context(), column, 100) {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("a table's %s: %v, want %s", column, err, want)

@@ -522,7 +522,7 @@ func (d *Dataset) settleColumns() error {
 		r := &d.roles[i]
 		s := d.listed(r.source)
 		if r.role == Query && s.list {
-			return fail(ErrColumnType, "column %q is list<string>: a query is one string%s", s.name, d.cellsOfLists())
+			return fail(ErrColumnType, "column %q is list<string>: a query is one string%s", s.name, d.cellsOfLists(textsAsLists))
 		}
 		if d.src.Raw && s.list {
 			r.picks, s.ragged = AllNegatives, r.role == Negative
@@ -542,7 +542,7 @@ func (d *Dataset) settleColumns() error {
 	for _, j := range d.joins {
 		for _, p := range j.parts {
 			if p.source >= 0 && d.sources[p.source].list {
-				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings%s", d.sources[p.source].name, j.name, d.cellsOfLists())
+				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings%s", d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
 			}
 		}
 	}
@@ -552,14 +552,14 @@ func (d *Dataset) settleColumns() error {
 			return fail(ErrColumnType, "column %q is a list, want a number", s.name)
 		}
 		if !s.list && k == d.number.teacher {
-			return fail(ErrColumnType, "column %q is no list, want a list of numbers: a teacher's embedding%s", s.name, d.cellsOfLists())
+			return fail(ErrColumnType, "column %q is no list, want a list of numbers: a teacher's embedding%s", s.name, d.cellsOfLists(""))
 		}
 	}
 	if n := d.src.NegativesPerQuery; n < AllNegatives || n > 0 && !lists || n == AllNegatives && !lists {
 		if n == AllNegatives {
-			return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists())
+			return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists(""))
 		}
-		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists())
+		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists(""))
 	}
 	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
 	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
@@ -575,10 +575,13 @@ func (d *Dataset) settleColumns() error {
 	return nil
 }
 
-// cellsOfLists goes on from an error about lists: what they are in separated values, if there are such files.
-func (d *Dataset) cellsOfLists() string {
+// textsAsLists goes on from an error about a list in a cell.
+const textsAsLists = "; texts that look like that have to come as JSON lines or parquet"
+
+// cellsOfLists goes on from an error about lists: what they are in separated values, and what more there is to say of them, if there are such files.
+func (d *Dataset) cellsOfLists(more string) string {
 	if slices.ContainsFunc(d.files, func(f dataFile) bool { return f.jsonl != nil && f.jsonl.text }) {
-		return ` (in .csv and .tsv lists are cells of JSON: ["a", "b"])`
+		return ` (in .csv and .tsv lists are cells of JSON, ["a", "b"]` + more + ")"
 	}
 	return ""
 }

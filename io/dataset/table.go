@@ -327,7 +327,7 @@ func (t *Table) checkCells(name string) error {
 			return err
 		}
 		if s.list {
-			return fail(ErrColumnType, `%s: the cells of column %q are lists, such as ["a", "b"]: want one value in each`, f.jsonl.path, name)
+			return fail(ErrColumnType, `%s: the cells of column %q are lists, such as ["a", "b"]: want one value in each%s`, f.jsonl.path, name, textsAsLists)
 		}
 	}
 	return nil
