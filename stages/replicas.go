@@ -710,7 +710,7 @@ func (g *Global) lastRows() (rows []int, total int) {
 // Totals are sums over all ranks' rows of a step.
 type Totals struct {
 	Loss, Weight                      float64
-	Losses                            []float64 // [batches] the weighted mean over each batch's rows
+	Losses, Weights                   []float64 // [batches] of each one's rows the weighted mean, and by how much they count
 	Pairs, Tokens, Truncated, Padding int
 	Asked                             Asked
 }
@@ -765,7 +765,7 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 			}
 			sum.Loss += c.Loss
 			sum.Weight += c.Weight
-			sum.Losses = append(sum.Losses, c.Loss/c.Weight)
+			sum.Losses, sum.Weights = append(sum.Losses, c.Loss/c.Weight), append(sum.Weights, c.Weight)
 		}
 		if sum.Weight == 0 {
 			if !pairs {

@@ -94,6 +94,7 @@ type StepResult struct {
 	Batches   int       // contrastive batches
 	Sources   []int     // [Batches] the dataset of each
 	Losses    []float64 // [Batches] weighted mean over each one's rows; NaN without any that count
+	Weights   []float64 // [Batches] by how much each one's rows count
 	Truncated int       // sequences that lost tokens
 	Padding   int       // tokens that padding each sub-batch to its longest sequence would have added
 
@@ -158,7 +159,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			r.Batches++
 			r.Sources = append(r.Sources, l.Batch.Source)
 		}
-		r.Losses, r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Losses, sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
+		r.Losses, r.Weights, r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Losses, sum.Weights, sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
 		r.Loss = sum.Loss / weight
 		var err error
 		if e.ranks.sharded() {

@@ -97,8 +97,9 @@ func TestDatasetLossesTrain(t *testing.T) {
 		}
 	}
 	// A step of several batches says the loss of each dataset, on several ranks too.
+	alike := still[: len(still)-1 : len(still)-1]
 	for out, mesh := range map[string]string{"accumulated": "mesh.replicate=1", "replicas": "mesh.replicate=3"} {
-		still = append(still[:len(still)-1:len(still)-1], mesh, "batch.accumulate=2")
+		still = append(alike, mesh, "batch.accumulate=2")
 		losses(out, first, second)
 		for step, line := range j.lines(t, out) {
 			got, _ := line["losses"].(map[string]any)
@@ -110,7 +111,23 @@ func TestDatasetLossesTrain(t *testing.T) {
 		}
 	}
 
-	r, err := Parse("job", []byte(j.text), append(still, "data.train=["+first+", "+second+"]", "save.dir="+j.dir+"/verified"))
+	// Several batches of one dataset, the last of which is small, count by their rows, as they do where the dataset is alone.
+	still = append(alike, "data.mixing=proportional", "batch.global_size=12", "batch.drop_last=false", "batch.accumulate=4")
+	alone = []map[int]float64{losses("one step of the first", first), losses("one step of the second", second)}
+	still = append(still, "batch.accumulate=8")
+	losses("one step", first, second)
+	lines := j.lines(t, "one step")
+	if len(lines) != 1 || len(alone[0]) != 1 {
+		t.Fatalf("%d steps alone, %d together", len(alone[0]), len(lines))
+	}
+	got, _ := lines[0]["losses"].(map[string]any)
+	for k := range alone {
+		if v, _ := got[fmt.Sprint(k)].(float64); math.Abs(v-alone[k][0]) > 1e-6*alone[k][0] {
+			t.Errorf("losses %v, alone %v and %v", got, alone[0][0], alone[1][0])
+		}
+	}
+
+	r, err := Parse("job", []byte(j.text), append(alike, "data.train=["+first+", "+second+"]", "save.dir="+j.dir+"/verified"))
 	if err != nil {
 		t.Fatal(err)
 	}

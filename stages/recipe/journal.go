@@ -29,7 +29,7 @@ type Metrics struct {
 	TokensPerS   float64 `json:"tokens_per_s"`
 	PeakMemBytes int64   `json:"peak_mem_bytes"`
 
-	// Where there are several datasets, by their places in data.train, from 0: that of each of the step's batches, and the mean loss of each one's.
+	// Where there are several datasets, by their places in data.train, from 0: that of each of the step's batches, and the loss of each one's batches.
 	Datasets []int           `json:"datasets,omitempty"`
 	Losses   map[int]float64 `json:"losses,omitempty"`
 
@@ -91,16 +91,17 @@ func (j *journal) communicated() pipeline.Communication {
 	return c
 }
 
-// byDataset are the mean losses of a step's batches of each dataset. A batch without any row that counts has none.
+// byDataset are the losses of a step's batches of each dataset, whose rows count as they do in the step's loss. A batch without any row that
+// counts has none.
 func byDataset(r stages.StepResult) map[int]float64 {
-	sums, batches := map[int]float64{}, map[int]float64{}
+	sums, weights := map[int]float64{}, map[int]float64{}
 	for i, k := range r.Sources {
 		if v := known(r.Losses[i]); v != nil {
-			sums[k], batches[k] = sums[k]+*v, batches[k]+1
+			sums[k], weights[k] = sums[k]+r.Weights[i]**v, weights[k]+r.Weights[i]
 		}
 	}
 	for k := range sums {
-		sums[k] /= batches[k]
+		sums[k] /= weights[k]
 	}
 	return sums
 }
