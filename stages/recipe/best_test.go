@@ -398,4 +398,24 @@ func TestEvalAtStart(t *testing.T) {
 	o, err = j.run(t, "best", nil, 0, false, append(still, "eval.every=1", "save.best=true")...) // the first of four, all as good
 	said(t, o, err, "the model is that of step 1")
 	said(t, o, err, noBetter)
+	// After another evaluation, here of the opposite, there is nothing to compare with.
+	more := append(still, "train.max_steps=8")
+	if o, err = j.run(t, "opposite", nil, 2, false, more...); err != nil || !o.summary.Stopped {
+		t.Fatalf("%+v, %v", o.summary, err)
+	}
+	file := filepath.Join(j.dir, "sts.jsonl")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw = bytes.ReplaceAll(raw, []byte(`"s":`), []byte(`"s":-`))
+	if want.Spearman <= 0 {
+		t.Fatalf("%v: the opposite is not worse", want.Spearman)
+	}
+	if err := os.WriteFile(file, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if o, err = j.run(t, "opposite", nil, 0, true, more...); err != nil || o.summary.Eval == nil || strings.Contains(fmt.Sprint(o.notes), noBetter) {
+		t.Errorf("after another evaluation: %+v, %q, %v", o.summary, o.notes, err)
+	}
 }
