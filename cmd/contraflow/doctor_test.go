@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
 )
 
 // TestDoctor: each problem is followed by the command that mends it.
@@ -114,6 +115,21 @@ func TestDoctorDevice(t *testing.T) {
 			t.Errorf("%v: %s, error %v", c.err, out.String(), err)
 		}
 	}
+	var out strings.Builder
+	if err := (doctor{w: &out}).device("x", mute{ref.New()}, nil); !errors.Is(err, errMute) || !strings.Contains(out.String(), errMute.Error()) {
+		t.Errorf("a device that opens and does not answer: %s, error %v", out.String(), err)
+	}
+}
+
+// mute is a device whose driver does not answer.
+type mute struct{ gpustage.Device }
+
+var errMute = errors.New("no answer")
+
+func (d mute) Info() gpustage.Info {
+	i := d.Device.Info()
+	i.Err = errMute
+	return i
 }
 
 func TestFindLibrary(t *testing.T) {

@@ -222,6 +222,33 @@ func TestStaticMemory(t *testing.T) {
 	}
 }
 
+// The longest text of all is what counts, wherever it is, and its prompt with it.
+func TestStaticLongest(t *testing.T) {
+	var kept []int64
+	r := staticRecipe(t, 16, nil)
+	rows, err := os.ReadFile(r.Data.Train[0].Path[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct{ row, prompt int }{{0, 0}, {2000, 0}, {0, 2000}} {
+		if err := os.WriteFile(r.Data.Train[0].Path[0], append(fmt.Appendf(nil, `{"q": "%s", "p": "a b", "n": "c"}`+"\n", strings.Repeat("red ", 1+x.row)), rows...), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		r.Data.Train[0].Prompts = &recipe.Prompts{Query: strings.Repeat("red ", x.prompt)}
+		run, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept = append(kept, run.Memory.Activations+run.Memory.Working)
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if kept[1] < 4*kept[0] || kept[2] < 4*kept[0] {
+		t.Errorf("bytes of passes: %d, with a long text %d, with a long prompt %d", kept[0], kept[1], kept[2])
+	}
+}
+
 // Ids that prep has written of whole texts, without special tokens, are those that training makes of them.
 func TestStaticPrepared(t *testing.T) {
 	r := staticRecipe(t, 16, nil, "eval.every=0", "train.max_steps=2")
@@ -274,6 +301,18 @@ func TestStaticGuide(t *testing.T) {
 	}
 	if x.Memory.Guide == 0 || x.Memory.Guide > 1<<20 {
 		t.Errorf("%s for the guide", recipe.Size(x.Memory.Guide))
+	}
+	if err := x.Close(); err != nil {
+		t.Error(err)
+	}
+	// A guide that cuts texts reads less than a model that reads all of them.
+	notes = ""
+	if x, err = recipe.Open(t.Context(), staticRecipe(t, 16, nil, "loss.name=gist", fmt.Sprintf("loss.guide={path: %q, max_length: 9}", guide)),
+		recipe.Observer{Note: func(n string) { notes += n }}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "the guide reads at most 9 tokens of a query and 9 of a document, the model all and all"; !strings.Contains(notes, want) {
+		t.Errorf("no note that %q in %q", want, notes)
 	}
 	if err := x.Close(); err != nil {
 		t.Error(err)

@@ -175,6 +175,28 @@ func training(t *testing.T, in *Input, batch int, change func(*recipe.Recipe)) *
 	return x
 }
 
+// Where the budget holds every pass lean and none whole, all sub-batches are kept, all of them lean, and a part of their tokens' way is gone again.
+func TestTrainingLean(t *testing.T) {
+	tiny(t)
+	x := training(t, prepared(t, pairs(t, 25, "")), 10, func(r *recipe.Recipe) { r.Batch.SubBatch = recipe.SubBatch{Tokens: 40} })
+	x.enc.BudgetOf = func(subs []transformer.Memory) (budget int64) {
+		for _, m := range subs {
+			budget += int64(m.Lean)
+		}
+		return budget
+	}
+	steps, err := Measure(t.Context(), 0, 1, x.Step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := steps[0]; s.SubBatches < 2 || s.Kept != s.SubBatches || s.Lean != s.SubBatches || s.Replayed == 0 || s.Replayed >= s.Tokens {
+		t.Errorf("%+v", s)
+	}
+	if r, err := x.Report(steps); err != nil || r.KeptPercent != 100 || r.LeanPercent != 100 {
+		t.Errorf("%v %% kept, %v %% lean, %v", r.KeptPercent, r.LeanPercent, err)
+	}
+}
+
 // Steps take the rows in the files' order, begin again at the end, learn, and are counted right, cached or not.
 func TestTraining(t *testing.T) {
 	tiny(t)
