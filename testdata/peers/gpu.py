@@ -455,7 +455,7 @@ def main():
     rows = work / "rows.parquet"
     pq.write_table(table.take(pa.array([order[i % len(order)] for i in range(need)])), rows)
 
-    figures = Figures(args)
+    figures, ran = Figures(args), set()
     for name, (hidden, layers, heads) in (TINY if args.tiny else SHAPES).items():
         if args.only not in (None, name):
             continue
@@ -468,7 +468,10 @@ def main():
             if part in args.parts and (part in ("peer", "graphs") or name == "bert"):
                 print(f"{part}, {NAMES[name]}", flush=True)
                 run(args, figures, name, model, rows)
-    missing = {what for part in args.parts for what in PARTS[part]} - figures.seen - ({"tf32, by f32"} if args.device == "cpu" else set())
+                ran.add(part)
+    if not ran:
+        sys.exit(f"gpu.py: {', '.join(args.parts)} is of BERT-base alone")
+    missing = {what for part in ran for what in PARTS[part]} - figures.seen - ({"tf32, by f32"} if args.device == "cpu" else set())
     if missing:
         sys.exit(f"gpu.py: no figure: {', '.join(sorted(missing))}")
     sys.exit(3 if figures.broken else 0)
