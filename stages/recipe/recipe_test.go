@@ -273,6 +273,17 @@ func TestLosses(t *testing.T) {
 	}
 }
 
+// A reranker's evaluation is one to begin with and to save the best model by.
+func TestRerankerMeasured(t *testing.T) {
+	text := strings.Replace(minimal, "positive: p", "positive: p, negatives: [n]", 1)
+	for _, task := range []string{"rerank", "retrieval"} {
+		_, err := Parse("r.yaml", []byte(text), []string{"model.kind=reranker", "loss.name=cross_entropy", "eval={every: 5, at_start: true, early_stopping: {patience: 3}, " + task + ": {queries: q, corpus: c, qrels: r}}", "save.best=true"})
+		if (err == nil) != (task == "rerank") {
+			t.Errorf("eval.%s: %v", task, err)
+		}
+	}
+}
+
 // A slip in each section gets the line, the full key, and what was meant.
 func TestErrors(t *testing.T) {
 	for _, c := range []struct{ text, want string }{

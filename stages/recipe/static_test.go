@@ -206,6 +206,19 @@ func TestStaticLength(t *testing.T) {
 	}
 }
 
+// A length that leaves no room for a text beside the special tokens is refused, whichever of the two it is.
+func TestLengthWithoutRoom(t *testing.T) {
+	for _, lengths := range []string{"{query: 2, document: 9}", "{query: 9, document: 2}"} {
+		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, "model.max_length="+lengths), recipe.Observer{})
+		if want := "model.max_length: a maximum length of 2 tokens leaves no room for text beside 2 special tokens"; err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", lengths, err, want)
+		}
+		if err == nil {
+			x.Close()
+		}
+	}
+}
+
 // Where nothing cuts texts, memory is predicted of the longest, or if nobody has counted it of a usual length, and not of texts that nobody has.
 func TestStaticMemory(t *testing.T) {
 	for set, most := range map[string]int64{"batch.no_duplicates=true": 200 << 10, "batch.no_duplicates=false": 800 << 10} {
