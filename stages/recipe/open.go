@@ -564,14 +564,14 @@ func (x *Run) noteOddities() {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
 	}
 	if word := x.model.Layout.Word(); x.folder.Static() && x.model.Layout.Trains(word) && o.Name == "adamw" {
-		lr := o.LR
+		key, lr := "optimizer.lr", o.LR
 		if i := slices.IndexFunc(o.Groups, func(g Group) bool {
 			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(word.Name, part) })
 		}); i >= 0 {
-			lr = o.Groups[i].LR
+			key, lr = fmt.Sprintf("optimizer.groups[%d].lr", i), o.Groups[i].LR
 		}
 		if lr < leastStaticRate {
-			x.obs.note("with optimizer.lr: %.3g static embeddings end about where they begin: they want a large one, such as 0.2 with batches of 512 rows", lr)
+			x.obs.note("with %s: %.3g static embeddings end about where they begin: they want a large one, such as 0.2 with batches of 512 rows", key, lr)
 		}
 	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {

@@ -338,12 +338,12 @@ func TestStaticRate(t *testing.T) {
 	for _, x := range []struct {
 		model string
 		sets  []string
-		want  bool
+		want  string
 	}{
-		{static, nil, true}, {static, []string{"optimizer.lr=1e-4"}, true}, {static, []string{"optimizer.lr=0.2"}, false},
-		{static, []string{"optimizer.lr=0.2", "optimizer.groups=[{params: [embedding.], lr: 1e-5}]"}, true},
-		{static, []string{"optimizer.groups=[{params: [embedding.], lr: 0.1}]"}, false},
-		{static, []string{"optimizer.name=sgd"}, false}, {"", nil, false},
+		{static, nil, "optimizer.lr: 2e-05"}, {static, []string{"optimizer.lr=1e-4"}, "optimizer.lr: 0.0001"}, {static, []string{"optimizer.lr=0.2"}, ""},
+		{static, []string{"optimizer.lr=0.2", "optimizer.groups=[{params: [embedding.], lr: 1e-5}]"}, "optimizer.groups[0].lr: 1e-05"},
+		{static, []string{"optimizer.groups=[{params: [embedding.], lr: 0.1}]"}, ""},
+		{static, []string{"optimizer.name=sgd"}, ""}, {"", nil, ""},
 	} {
 		r := freshRecipe(t, 1, x.sets...)
 		if x.model != "" {
@@ -354,7 +354,7 @@ func TestStaticRate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(notes, "such as 0.2 with batches of 512 rows") != x.want {
+		if want := "with " + x.want + " static embeddings end"; strings.Contains(notes, "such as 0.2 with batches of 512 rows") != (x.want != "") || x.want != "" && !strings.Contains(notes, want) {
 			t.Errorf("%q, %v: notes %q", x.model, x.sets, notes)
 		}
 		if err := run.Close(); err != nil {
