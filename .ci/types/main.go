@@ -52,7 +52,6 @@ func main() {
 type listed struct {
 	ImportPath, Dir, Name, ForTest string
 	GoFiles, CgoFiles              []string
-	Standard                       bool
 	ImportMap                      map[string]string
 	Module                         *struct {
 		Main      bool
@@ -67,7 +66,7 @@ func check(platform string, patterns []string) (own int, err error) {
 	if !ok || sizes == nil {
 		return 0, fmt.Errorf("%s is no platform; linux/arm64 is one", platform)
 	}
-	list := exec.Command("go", append([]string{"list", "-deps", "-test", "-json=ImportPath,Dir,Name,ForTest,GoFiles,CgoFiles,Standard,ImportMap,Module", "--"}, patterns...)...)
+	list := exec.Command("go", append([]string{"list", "-deps", "-test", "-json=ImportPath,Dir,Name,ForTest,GoFiles,CgoFiles,ImportMap,Module", "--"}, patterns...)...)
 	list.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+arch, "CGO_ENABLED=0")
 	var out bytes.Buffer
 	list.Stdout, list.Stderr = &out, os.Stderr

@@ -157,7 +157,7 @@ func checkText(b []byte) string {
 	for i, c := range b {
 		if c > ' ' {
 			if !utf8.Valid(b[i:]) {
-				return "not valid UTF-8"
+				return textNotUTF8
 			}
 			return ""
 		}

@@ -57,7 +57,10 @@ type rowLimit struct {
 const maxRow = 64 << 20
 
 // notUTF8 goes on from what it is said of.
-const notUTF8 = "is not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8, if a program for Windows has written it)"
+const notUTF8 = "is " + textNotUTF8
+
+// textNotUTF8 is why a text can't be trained on.
+const textNotUTF8 = "not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8, if a program for Windows has written it)"
 
 var errLongRow = errors.New("a row is too long")
 

@@ -210,7 +210,7 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 			full = strings.TrimSpace(title.text + " " + text.text)
 		}
 		reason := checkText([]byte(full))
-		if reason == "not valid UTF-8" {
+		if reason == textNotUTF8 {
 			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: "the text is " + reason}
 		}
 		return add(id.text, full, reason != "", t.Locate(row))

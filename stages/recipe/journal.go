@@ -229,6 +229,9 @@ func (j *journal) event(at time.Time, m Metrics) error {
 		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/grad_norm", Value: m.GradNorm}, {Tag: "train/lr", Value: m.LR}, {Tag: "train/epoch", Value: float64(m.Epoch)},
 		{Tag: "speed/pairs_per_s", Value: m.PairsPerS}, {Tag: "speed/tokens_per_s", Value: m.TokensPerS}, {Tag: "memory/peak_bytes", Value: float64(m.PeakMemBytes)},
 	}
+	for _, k := range slices.Sorted(maps.Keys(m.Losses)) {
+		s = append(s, tensorboard.Scalar{Tag: fmt.Sprintf("train/loss/data.train[%d]", k), Value: m.Losses[k]})
+	}
 	if m.CommHidden != nil {
 		s = append(s, tensorboard.Scalar{Tag: "communication/seconds", Value: m.CommS}, tensorboard.Scalar{Tag: "communication/hidden", Value: *m.CommHidden})
 	}

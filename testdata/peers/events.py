@@ -36,4 +36,19 @@ for m in lines:
         have = [e.value for e in events.Scalars("eval/" + m["metric"]) if e.step == m["step"]]
         assert have and math.isclose(have[-1], m["value"], rel_tol=1e-6), (m, have)
         compared += 1
+
+# The losses of several datasets.
+both = os.path.join(os.path.dirname(out), "both")
+source = "{path: '%s', query: comment, positive: body}" % os.path.join(run, "train.parquet")
+subprocess.run([binary, "train", "-c", os.path.join(run, "recipe.yaml"), "--out", both, "--quiet", "--set", "log.tensorboard=true", "--set", f"data.train=[{source}, {source}]",
+                "--set", "data.mixing=round_robin", "--set", "batch.global_size=32", "--set", "batch.accumulate=2", "--set", "eval={}", "--set", "train.max_steps=2"], check=True)
+events = EventAccumulator(os.path.join(both, "tensorboard"))
+events.Reload()
+for m in map(json.loads, open(os.path.join(both, "metrics.jsonl"))):
+    if "loss" in m:
+        assert sorted(m["losses"]) == ["0", "1"], m
+        for k, want in m["losses"].items():
+            have = [e.value for e in events.Scalars(f"train/loss/data.train[{k}]") if e.step == m["step"]]
+            assert len(have) == 1 and math.isclose(have[0], want, rel_tol=1e-6), (m, have)
+            compared += 1
 print(f"ok: {compared} values of {len(files)} event files")

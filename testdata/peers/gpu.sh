@@ -195,7 +195,7 @@ row() { # NAME COMMAND...: a line of the table. What the command prints goes to 
 	took="$((SECONDS - start)) s"
 	if [ "$code" = 0 ]; then
 		end "passed, $took"
-	elif [ "$code" = 124 ] || [ "$code" = 137 ]; then
+	elif [ -n "$limit" ] && { [ "$code" = 124 ] || [ "$code" = 137 ]; }; then
 		end "ENDED after $took, as the call's $limit s are over"
 	elif [ "$code" = 3 ] && [ -n "${show:-}" ]; then
 		end "BROKEN, $took: a bar does not hold"
