@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
-	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/harness"
@@ -266,8 +265,8 @@ func TestSameProducts(t *testing.T) {
 			m, s := load(Options{BF16: bf16})
 			for _, dropout := range []float64{0, 0.1} {
 				m.Config.HiddenDropout, m.Config.AttentionDropout = dropout, dropout
-				asked := func(keep bool) (products []launch.Product) {
-					d.Asked = func(p launch.Product) { // wherever it is
+				asked := func(keep bool) (products []onhost.Product) {
+					d.Asked = func(p onhost.Product) { // wherever it is
 						for _, at := range []*uintptr{&p.A.At, &p.B.At, &p.C.At, &p.D.At, &p.Aux.At, &p.Bias} {
 							*at = min(*at, 1)
 						}

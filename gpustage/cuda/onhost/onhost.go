@@ -21,17 +21,20 @@ import (
 // Here tells whether the system can have one.
 const Here = true
 
+// Product is what a library is asked for.
+type Product = launch.Product
+
 // Device runs the kernels on the processor. Its memory is the host's, and products are plain loops.
 type Device struct {
 	ref.Device
 
-	NoEpilogues bool                 // products have none
-	NoSums      bool                 // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
-	Separate    bool                 // of streams that are opened: what could be fused with products is not
-	Apart       bool                 // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
-	Piece       int                  // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
-	Asked       func(launch.Product) // sees products; may be nil
-	Launched    map[string]int       // how often each kernel has run, of a device that one stream uses; may be nil
+	NoEpilogues bool           // products have none
+	NoSums      bool           // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
+	Separate    bool           // of streams that are opened: what could be fused with products is not
+	Apart       bool           // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
+	Piece       int            // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
+	Asked       func(Product)  // sees products; may be nil
+	Launched    map[string]int // how often each kernel has run, of a device that one stream uses; may be nil
 
 	mode     Mode
 	library  *library

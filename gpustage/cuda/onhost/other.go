@@ -12,6 +12,9 @@ import (
 // Here tells whether the system can have one.
 const Here = false
 
+// Product is what a library would be asked for.
+type Product = launch.Product
+
 // Device is not to be had on this system.
 type Device struct {
 	ref.Device
@@ -19,7 +22,7 @@ type Device struct {
 	Apart    bool
 	Piece    int
 	NoSums   bool
-	Asked    func(launch.Product)
+	Asked    func(Product)
 	Launched map[string]int
 }
 
