@@ -86,7 +86,7 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 	word, ids := p.words()
 	o := gpustage.Embed{
 		Words: gpustage.Lookup{Table: word, Index: ids}, Positions: gpustage.Lookup{Table: m.w.position, Index: in.places},
-		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: p.copy,
+		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: p.room,
 	}
 	if n := m.w.embedNorm; !n.absent() {
 		sum := x
@@ -97,7 +97,7 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 		o.Gamma, o.Beta, o.Eps = n.gamma, n.beta, m.Config.NormEps
 	}
 	p.s.Embed(x, p.embed.sum, p.embed.stats.mean, p.embed.stats.rstd, o)
-	p.copies(x)
+	p.copies(x, p.room)
 	if !keep {
 		p.a.Release(mark)
 	}

@@ -50,33 +50,22 @@ func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 // leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place. Without keep the norm sum is made
 // in place: a GPU then writes a row to its second-level cache twice and to memory once.
 func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
-	p.copyOf = gpustage.Tensor{} // y may have the memory of what it is a copy of
-	total := y
+	p.copy, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{} // y may have the memory of what it is a copy of
 	scale := p.m.Config.BranchScale
-	joins := h.out.absent() && scale == 0 && !h.sum.absent() && p.m.Config.Norm == LayerNorm // the sum's norm is the product's
+	plain := h.out.absent() && scale == 0
+	if plain && !h.sum.absent() && p.m.Config.Norm == LayerNorm {
+		p.leaveNormed(keep, h, a, l, y, x, branch, drop)
+		return
+	}
+	total := y
 	if !h.sum.absent() {
-		switch {
-		case keep && joins && !p.copy.IsZero() && len(l.factors) == 0:
-			// The norm is of the sum in f32. What its backward has of it is rounded, as what products have of its output.
-			total, a.copy = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols), p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
-		case keep:
+		if keep {
 			total = p.keep(x.Rows, x.Cols)
 		}
 		a.total, a.sum = total, p.keepStats(h.sum, total)
 	}
-	if h.out.absent() && scale == 0 {
-		o := gpustage.MatMul{Dropout: drop, Residual: x}
-		if joins {
-			if p.copy = p.room; !a.copy.IsZero() {
-				p.copy = a.copy
-			}
-			o.Norm = gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps, Operand: p.copy}
-		}
-		p.forward(l, total, branch, o)
-		if joins {
-			p.copies(y)
-			return
-		}
+	if plain {
+		p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x})
 	} else {
 		if h.out.absent() {
 			p.forward(l, total, branch, gpustage.MatMul{})
@@ -96,6 +85,25 @@ func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpus
 	if !h.sum.absent() {
 		p.norm(h.sum, y, a.sum, total)
 	}
+}
+
+// leaveNormed is leave where the norm sum is the product's, and nothing comes between: BERT's. What products take of y is left as an operand, too,
+// where there is room for one; what is kept then is that, and of the sum what the norm's backward pass has of it, both rounded. Where factors are
+// added to the product they add to the sum, which they find in f32.
+func (p *Pass) leaveNormed(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
+	total, operand := y, p.room
+	switch {
+	case keep && !p.room.IsZero() && len(l.factors) == 0:
+		total, operand = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols), p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
+		a.copy = operand
+	case keep:
+		total = p.keep(x.Rows, x.Cols)
+	}
+	a.total, a.sum = total, p.keepStats(h.sum, total)
+	p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x, Norm: gpustage.Norm{
+		Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps, Operand: operand,
+	}})
+	p.copies(y, operand)
 }
 
 // leaveBackward turns d from dy into the gradient of the sum, which is x's part of dx, and returns that of the projection's
@@ -313,7 +321,6 @@ func (p *Pass) openCopy(x gpustage.Tensor) {
 	p.beforeCopy = p.a.Mark()
 	if p.m.operands != p.m.DType && p.m.w.layers[0].ffn.in.absent() {
 		p.room = p.operand(x.Rows, x.Cols)
-		p.copy = p.room
 	}
 }
 
@@ -322,8 +329,8 @@ func (p *Pass) closeCopy() {
 }
 
 // copies tells that x has been made, and a copy of it if there is room for one.
-func (p *Pass) copies(x gpustage.Tensor) {
-	if !p.copy.IsZero() {
+func (p *Pass) copies(x, operand gpustage.Tensor) {
+	if p.copy = operand; !operand.IsZero() {
 		p.copyOf = x
 	}
 }

@@ -193,8 +193,8 @@ type Pass struct {
 	train      bool
 	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
 	embed      embedActs
-	copy       gpustage.Tensor   // [T, C]: an operand; absent on most devices
-	room       gpustage.Tensor   // [T, C]: for a copy that is not kept
+	room       gpustage.Tensor   // [T, C]: an operand, for a copy of hidden states that is not kept; absent on most devices
+	copy       gpustage.Tensor   // [T, C]: room, or one that is kept
 	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one
 	beforeCopy gpustage.Mark     // the arena without copy
 	layers     []layerActs       // those kept; with activation checkpointing empty
@@ -603,7 +603,7 @@ func (p *Pass) carry() {
 
 // recompute runs layers from to to-1 and keeps what their backward needs; it returns the last one's output as well.
 func (p *Pass) recompute(from, to int, x gpustage.Tensor) ([]layerActs, gpustage.Tensor) {
-	if p.copy.IsZero() { // not within a forward pass
+	if p.room.IsZero() { // not within a forward pass
 		p.openCopy(x)
 		defer func() {
 			p.closeCopy()
