@@ -17,13 +17,13 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
 		return
 	}
-	// Unless the last pass makes these sums as well, which is found out on the way.
-	sum, summed := o.ResultSum, false
-	if to := c; !sum.IsZero() {
+	// Sums of c's rows, unless the last pass makes them as well, which is found out on the way.
+	rowSum, summed := o.ResultSum, false
+	if of := c; !rowSum.IsZero() {
 		o.ResultSum = tensor{}
 		defer func() {
 			if !summed {
-				s.columnSums(sum, tensor{}, to)
+				s.columnSums(rowSum, tensor{}, of)
 			}
 		}()
 	}
@@ -35,17 +35,17 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.err != nil || m == 0 || n == 0 {
 		return
 	}
-	if n := o.Norm; !n.Y.IsZero() && !s.joinsNorm(c, o) {
-		if sum := c; half(sum) { // the norm is of what is rounded into c
-			if c = n.Y; o.Add {
-				s.convert(c, sum)
+	if then := o.Norm; !then.Y.IsZero() && !s.joinsNorm(c, o) {
+		if rounded := c; half(rounded) { // the norm is of what is rounded into c
+			if c = then.Y; o.Add {
+				s.convert(c, rounded)
 			}
 			defer func() {
-				s.convert(sum, n.Y)
-				s.layerNorm(n.Y, n)
+				s.convert(rounded, then.Y)
+				s.layerNorm(then.Y, then)
 			}()
 		} else {
-			defer s.layerNorm(c, n)
+			defer s.layerNorm(c, then)
 		}
 		o.Norm = gpustage.Norm{}
 	}
@@ -88,8 +88,12 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		s.sum(c, p, k)
 		return
 	}
-	// The product goes where its surroundings read it: to PreAct, which is to have it (with the bias), to c, or where c still has to say
-	// something, to scratch memory.
+	summed = s.surrounded(p, c, m, n, k, refused, rowSum, o)
+}
+
+// surrounded is a product, and one kernel for what surrounds it. It goes where that kernel reads it: to PreAct, which is to have it (with the bias,
+// unless the library has refused it), to c, or where c still has to say something, to scratch memory. It tells whether rowSum has been added to.
+func (s *Stream) surrounded(p Product, c tensor, m, n, k int, refused bool, rowSum tensor, o gpustage.MatMul) (summed bool) {
 	acc, bias, added := c, o.Bias, tensor{}
 	switch {
 	case !o.PreAct.IsZero() && !refused:
@@ -100,7 +104,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		acc = s.scratch(gpustage.F32, m, n)
 	}
 	if s.err != nil {
-		return
+		return false
 	}
 	s.sum(acc, s.into(p, acc, added, o.BiasForms), k)
 	if refused && !o.PreAct.IsZero() {
@@ -108,26 +112,26 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		s.pointwise("epilogue", 4, m, n, append(args, tensor{}, false, halves(o.PreAct, acc), s.wide(o.PreAct, acc, bias))...)
 		acc, bias = o.PreAct, tensor{}
 	}
-	if n := o.Norm; !n.Y.IsZero() {
-		args := append([]any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}, drops(o.Dropout)...)
-		s.eachRow("epilogue_norm", m, append(args, halves(c), s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), m, c.Cols)...)
-		return
+	if then := o.Norm; !then.Y.IsZero() {
+		args := append([]any{then.Y, then.Operand, flat(then.Mean), flat(then.Rstd), c, acc, flat(bias), o.Residual, flat(then.Gamma), flat(then.Beta), float32(then.Eps)}, drops(o.Dropout)...)
+		s.eachRow("epilogue_norm", m, append(args, halves(c), s.wide(then.Y, then.Operand, c, acc, bias, o.Residual, then.Gamma, then.Beta), m, c.Cols)...)
+		return false
 	}
-	if !sum.IsZero() && !s.Separate && !o.GradOf.IsZero() && bias.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
-		parts := s.parts(sum, c)
+	if !rowSum.IsZero() && !s.Separate && !o.GradOf.IsZero() && bias.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
+		parts := s.parts(rowSum, c)
 		s.launch("gradient_sums", [3]int{ceil(n, 128), ceil(m, chunkRows), 1}, [3]int{block, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts),
 			halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, o.GradOf, o.Again), m, n)
-		s.finishColumn(sum, parts, n)
-		summed = true
-		return
+		s.finishColumn(rowSum, parts, n)
+		return true
 	}
 	if half(c) && half(acc) && bias.IsZero() && o.GradOf.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
 		s.activate(c, acc, o.Act)
-		return
+		return false
 	}
 	args := append([]any{c, acc, flat(bias), o.GradOf, o.Again, int(o.Act)}, drops(o.Dropout)...)
 	args = append(args, o.Residual, o.Add, halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, bias, o.GradOf, o.Again, o.Residual))
 	s.pointwise("epilogue", 4, m, n, args...)
+	return false
 }
 
 // takesBias tells whether the library adds o's bias to a product of this shape, if there is a bias. PyTorch keeps from asking where a side is 1,
