@@ -283,7 +283,7 @@ func (m *mineFlags) byEmbeddings(ctx context.Context, e *embedder.Embedder, d gp
 
 // pairs reads the queries with their positives.
 func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err error) {
-	d, err := dataset.Open(ctx, dataset.Source{Paths: m.input, Query: m.query, Positive: m.positive})
+	d, err := dataset.Open(ctx, dataset.Source{Paths: m.input, Query: m.query, Positive: m.positive, InOrder: true})
 	if err != nil {
 		return nil, nil, fmt.Errorf("--input: %w", err)
 	}
@@ -302,7 +302,7 @@ func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err
 
 // texts reads a column, or what a template makes of several.
 func texts(ctx context.Context, files []string, column string) (out []string, err error) {
-	d, err := dataset.Open(ctx, dataset.Source{Paths: files, Query: column, Raw: true})
+	d, err := dataset.Open(ctx, dataset.Source{Paths: files, Query: column, Raw: true, InOrder: true})
 	if err != nil {
 		return nil, err
 	}

@@ -45,6 +45,9 @@ type Source struct {
 	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, all lists give all their texts, and
 	// parquet files' pages are not read to open them.
 	Raw bool
+	// InOrder has rows come in the order in which Paths name the files, those of a glob in the order of their paths, and those of a file named
+	// twice twice, as [OpenTable] does. Without it the same files are the same dataset, however they are named.
+	InOrder bool
 	// Tokens reads the ids that contraflow prep has written beside the texts, in place of the texts ([Dataset.Tokens]). All files must be
 	// parquet and have them.
 	Tokens bool
@@ -71,7 +74,7 @@ type Column struct {
 	Ragged bool   // an example has any number of its texts, not one
 }
 
-// Dataset is a set of files seen as rows 0..Rows()-1, in the order of the sorted paths. It holds the files' structure,
+// Dataset is a set of files seen as rows 0..Rows()-1, in the order of the sorted paths (but see Source.InOrder). It holds the files' structure,
 // never their content, and is safe for concurrent use.
 type Dataset struct {
 	src     Source
@@ -156,7 +159,11 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 	if src.Positive == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
 	}
-	paths, err := expand(ctx, src.Paths)
+	named := expand
+	if src.InOrder {
+		named = expandInOrder
+	}
+	paths, err := named(ctx, src.Paths)
 	if err != nil {
 		return nil, err
 	}

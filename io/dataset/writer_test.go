@@ -386,6 +386,26 @@ func TestTableOrder(t *testing.T) {
 	if want := []string{"b", "c1", "c2", "a", "b"}; !slices.Equal(texts, want) || table.Rows() != int64(len(want)) {
 		t.Errorf("%d rows: %q, want %q", table.Rows(), texts, want)
 	}
+	for inOrder, want := range map[bool][]string{true: {"b", "c1", "c2", "a", "b"}, false: {"a", "b", "c1", "c2"}} {
+		d, err := Open(t.Context(), Source{Paths: []string{at("b.csv"), at("c*.csv"), at("a.csv"), at("b.csv")}, Query: "text", Raw: true, InOrder: inOrder})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		r := d.NewReader(ReaderConfig{})
+		defer r.Close()
+		texts = nil
+		for row := range d.Rows() {
+			examples, err := r.Read(t.Context(), 0, []int64{row})
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts = append(texts, examples[0].Texts...)
+		}
+		if !slices.Equal(texts, want) {
+			t.Errorf("a dataset, in order %t: %q, want %q", inOrder, texts, want)
+		}
+	}
 }
 
 // A file of separated values without the column is no file of nulls, wherever it is named; one without rows does no harm.
