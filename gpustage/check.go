@@ -165,7 +165,7 @@ func CheckMatMul(c, a, b Tensor, o MatMul) (m, n, k int, err error) {
 	if o.GradOf.IsZero() && !o.Again.IsZero() {
 		ck.fail("Again without GradOf")
 	}
-	if y := o.Norm.Y; !o.ResultSum.IsZero() && !y.IsZero() && y.Mem == c.Mem && y.Off == c.Off {
+	if !o.ResultSum.IsZero() && c.SamePlace(o.Norm.Y) {
 		ck.fail("ResultSum is c's, and Norm.Y has its place")
 	}
 	return m, n, k, ck.err

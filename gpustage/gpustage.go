@@ -164,6 +164,9 @@ func (t Tensor) Len() int { return t.Rows * t.Cols }
 // Contiguous tells that no bytes lie between the rows.
 func (t Tensor) Contiguous() bool { return t.Stride == t.Cols || t.Rows <= 1 }
 
+// SamePlace tells whether o begins where t does. One that is absent has no place.
+func (t Tensor) SamePlace(o Tensor) bool { return !o.IsZero() && t.Mem == o.Mem && t.Off == o.Off }
+
 // Span is rows lo to hi.
 func (t Tensor) Span(lo, hi int) Tensor {
 	t.Off += lo * t.Stride

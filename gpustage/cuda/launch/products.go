@@ -98,9 +98,9 @@ func (s *Stream) surrounded(p Product, c tensor, m, n, k int, refused bool, rowS
 	switch {
 	case !o.PreAct.IsZero() && !refused:
 		acc, bias, added = o.PreAct, tensor{}, o.Bias
-	case half(c) && !o.Norm.Y.IsZero() && !refused && !same(o.Norm.Y, o.Residual):
+	case half(c) && !o.Norm.Y.IsZero() && !refused && !o.Norm.Y.SamePlace(o.Residual):
 		acc = o.Norm.Y
-	case refused || o.Add || same(c, o.Residual) || same(c, o.GradOf) || half(c) && !o.Norm.Y.IsZero():
+	case refused || o.Add || c.SamePlace(o.Residual) || c.SamePlace(o.GradOf) || half(c) && !o.Norm.Y.IsZero():
 		acc = s.scratch(gpustage.F32, m, n)
 	}
 	if s.err != nil {
@@ -173,8 +173,6 @@ func (s *Stream) joinsNorm(c tensor, o gpustage.MatMul) bool {
 	return !s.Separate && (o.Dropout.Active() || half(c) || !o.Norm.Operand.IsZero()) && o.PreAct.IsZero() && o.GradOf.IsZero() && o.Act == gpustage.Identity && !o.Add
 }
 
-func same(a, b tensor) bool { return !b.IsZero() && a.Mem == b.Mem && a.Off == b.Off }
-
 func (s *Stream) matrix(t tensor) Matrix { return Matrix{s.address(t), t.Rows, t.Cols, t.Stride} }
 
 // fused is p with GELU, or its derivative, in the library's epilogue: if o asks for what that computes, the memory suits it and the library has
@@ -192,7 +190,7 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 	if !o.GradOf.IsZero() {
 		p.Epilogue, aux = DGELU, o.GradOf
 	}
-	if aux.IsZero() || same(c, aux) || half(c) != half(aux) || p.Epilogue == DGELU && !o.Bias.IsZero() {
+	if aux.IsZero() || c.SamePlace(aux) || half(c) != half(aux) || p.Epilogue == DGELU && !o.Bias.IsZero() {
 		return p, false
 	}
 	p.C, p.D, p.Aux, p.Half = s.matrix(c), s.matrix(c), s.matrix(aux), half(c)
