@@ -28,17 +28,18 @@ func Distill(ctx context.Context, dir string, s Spec, folder, name string, d gpu
 	if s.Hidden < 0 {
 		return fmt.Errorf("embeddings of %d dimensions", s.Hidden)
 	}
-	f, err := hfmodel.Open(folder)
+	t, err := embedder.LoadTrainable(folder, d)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	t, err := openTeacher(f, d)
+	defer t.Model.Free()
+	t.Model.Head.Normalize = false
+	stream, err := d.OpenStream()
 	if err != nil {
 		return err
 	}
-	defer t.close()
-	switch size := t.model.EmbeddingSize(); {
+	defer stream.Close()
+	switch size := t.Model.EmbeddingSize(); {
 	case s.Hidden == 0:
 		s.Hidden = size
 	case s.Hidden > size:
@@ -47,95 +48,43 @@ func Distill(ctx context.Context, dir string, s Spec, folder, name string, d gpu
 	if err := s.defaults(); err != nil {
 		return err
 	}
-	tokens := ordinary(t.tok)
+	tokens := ordinary(t.Tokenizer)
 	if len(tokens) < 2 {
 		return fmt.Errorf("%s: its vocabulary has nothing but markers", folder)
 	}
-	x, err := t.embed(ctx, tokens, progress)
+	x, err := embed(ctx, stream, t, tokens, progress)
 	if err != nil {
 		return err
 	}
-	y, err := principal(t.stream, x, len(tokens), s.Hidden)
+	y, err := principal(stream, x, len(tokens), s.Hidden)
 	if err != nil {
 		return fmt.Errorf("%s: %w", folder, err)
 	}
-	table := make([]float32, t.tok.VocabSize()*s.Hidden)
+	table := make([]float32, t.Tokenizer.VocabSize()*s.Hidden)
 	for i, w := range rarities(len(tokens)) {
 		row := table[int(tokens[i])*s.Hidden:][:s.Hidden]
 		for j, v := range y[i*s.Hidden:][:s.Hidden] {
 			row[j] = float32(w * float64(v))
 		}
 	}
-	config, err := s.config(t.tok)
+	config, m, err := s.model(t.Tokenizer, gpustage.Dry{Like: d})
 	if err != nil {
 		return err
 	}
-	c, err := transformer.ParseConfig(config)
+	out, err := embedder.Tensor(m.Layout.Params[0], table)
 	if err != nil {
 		return err
 	}
-	m, err := transformer.New(gpustage.Dry{Like: d}, c, transformer.Head{}, transformer.Options{})
-	if err != nil {
-		return err
-	}
-	p := m.Layout.Params[0]
-	out, err := safetensors.FromFloat32s(p.Name, p.Shape(), table)
-	if err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return s.save(dir, config, []safetensors.Tensor{out}, t.tok, hfmodel.Card{BaseModel: name, Summary: "Static embeddings of what the base model says of each token alone."})
-}
-
-// teacher is an encoder whose embeddings are not normalized.
-type teacher struct {
-	tok    *tokenize.Tokenizer
-	model  *transformer.Model
-	stream gpustage.Stream
-}
-
-func openTeacher(f *hfmodel.Folder, d gpustage.Device) (*teacher, error) {
-	tok, err := embedder.LoadTokenizer(f)
-	if err != nil {
-		return nil, err
-	}
-	no := false
-	head, err := embedder.TrainableHead(f, "", &no)
-	if err != nil {
-		return nil, err
-	}
-	stream, err := d.OpenStream()
-	if err != nil {
-		return nil, err
-	}
-	t := &teacher{tok: tok, stream: stream}
-	if t.model, err = embedder.LoadModel(f, d, stream, head, transformer.Options{}, nil); err == nil {
-		err = embedder.CheckVocabulary(tok, t.model.Config)
-	}
-	if err != nil {
-		t.close()
-		return nil, err
-	}
-	return t, nil
-}
-
-func (t *teacher) close() error {
-	errs := []error{t.stream.Close()}
-	if t.model != nil {
-		errs = append(errs, t.model.Free())
-	}
-	return errors.Join(errs...)
+	return s.save(ctx, dir, config, []safetensors.Tensor{out}, t.Tokenizer, hfmodel.Card{BaseModel: name, Summary: "Static embeddings of what the base model says of each token alone."})
 }
 
 // embed gives the embeddings [len(tokens), E] of texts of one token each, with the special tokens around it that any text has.
-func (t *teacher) embed(ctx context.Context, tokens []int32, progress func(done, total int)) (_ []float32, err error) {
-	before, after, err := surroundings(t.tok)
+func embed(ctx context.Context, s gpustage.Stream, t *embedder.Trainable, tokens []int32, progress func(done, total int)) (_ []float32, err error) {
+	before, after, err := surroundings(t.Tokenizer)
 	if err != nil {
 		return nil, err
 	}
-	engine := embedder.Engine{Model: t.model, Stream: t.stream}
+	engine := embedder.Engine{Model: t.Model, Stream: s}
 	defer func() { err = errors.Join(err, engine.Close()) }()
 	e := engine.Size()
 	out := make([]float32, len(tokens)*e)
@@ -183,44 +132,22 @@ func ordinary(tok *tokenize.Tokenizer) (ids []int32) {
 // principal turns rows [n, C], whose mean it takes away, to their first so many principal components, [n, hidden].
 func principal(s gpustage.Stream, x []float32, n, hidden int) ([]float32, error) {
 	c := len(x) / n
-	for j := range c {
-		sum := 0.0
-		for i := range n {
-			sum += float64(x[i*c+j])
+	sums := make([]float64, c)
+	for i, v := range x {
+		sums[i%c] += float64(v)
+	}
+	for i, v := range x {
+		x[i] = float32(float64(v) - sums[i%c]/float64(n))
+	}
+	var rooms [4]gpustage.Tensor
+	for i, shape := range [][2]int{{n, c}, {c, c}, {c, hidden}, {n, hidden}} {
+		var err error
+		if rooms[i], err = gpustage.NewTensor(s.Device(), gpustage.F32, shape[0], shape[1]); err != nil {
+			return nil, err
 		}
-		for i := range n {
-			x[i*c+j] = float32(float64(x[i*c+j]) - sum/float64(n))
-		}
+		defer rooms[i].Mem.Free()
 	}
-	var rooms []gpustage.Tensor
-	defer func() {
-		for _, r := range rooms {
-			r.Mem.Free()
-		}
-	}()
-	room := func(rows, cols int) (gpustage.Tensor, error) {
-		t, err := gpustage.NewTensor(s.Device(), gpustage.F32, rows, cols)
-		if err == nil {
-			rooms = append(rooms, t)
-		}
-		return t, err
-	}
-	rows, err := room(n, c)
-	if err != nil {
-		return nil, err
-	}
-	square, err := room(c, c)
-	if err != nil {
-		return nil, err
-	}
-	turn, err := room(c, hidden)
-	if err != nil {
-		return nil, err
-	}
-	out, err := room(n, hidden)
-	if err != nil {
-		return nil, err
-	}
+	rows, square, turn, out := rooms[0], rooms[1], rooms[2], rooms[3]
 	gpustage.Upload(s, rows, x)
 	s.MatMul(square, rows, rows, gpustage.MatMul{TransA: true, Alpha: 1 / float64(n)})
 	covariance := make([]float32, c*c)

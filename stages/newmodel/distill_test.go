@@ -13,6 +13,7 @@ import (
 	"contraflow/tokenize"
 )
 
+// rowsOf is the table of a folder of static embeddings.
 func rowsOf(t *testing.T, dir string) (rows [][]float64) {
 	t.Helper()
 	f, err := hfmodel.Open(dir)

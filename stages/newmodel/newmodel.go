@@ -11,9 +11,11 @@ import (
 	"iter"
 	"math/rand/v2"
 
+	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
@@ -142,16 +144,8 @@ func CreateWith(ctx context.Context, dir string, s Spec, tok *tokenize.Tokenizer
 
 // create draws the weights and writes the folder.
 func (s *Spec) create(ctx context.Context, dir string, tok *tokenize.Tokenizer) error {
-	config, err := s.config(tok)
-	if err != nil {
-		return err
-	}
-	c, err := transformer.ParseConfig(config)
-	if err != nil {
-		return err
-	}
 	d := ref.New()
-	m, err := transformer.New(d, c, transformer.Head{}, transformer.Options{})
+	config, m, err := s.model(tok, d)
 	if err != nil {
 		return err
 	}
@@ -163,32 +157,38 @@ func (s *Spec) create(ctx context.Context, dir string, tok *tokenize.Tokenizer) 
 	if err := m.Init(stream, s.Seed); err != nil {
 		return err
 	}
-	var tensors []safetensors.Tensor
-	for _, p := range m.Layout.Params {
-		vs, err := m.Read(stream, m.Params, p)
-		if err != nil {
-			return err
-		}
-		t, err := safetensors.FromFloat32s(p.Name, p.Shape(), vs)
-		if err != nil {
-			return err
-		}
-		tensors = append(tensors, t)
+	tensors, err := embedder.Read(m, stream, m.Layout.Params)
+	if err != nil {
+		return err
 	}
-	if c.Family == "bert" {
-		pooler, err := pooler(c, s.Seed)
+	if m.Config.Family == "bert" {
+		pooler, err := pooler(m.Config, s.Seed)
 		if err != nil {
 			return err
 		}
 		tensors = append(tensors, pooler...)
 	}
+	return s.save(ctx, dir, config, tensors, tok, hfmodel.Card{Summary: "Random weights: a model to train."})
+}
+
+// model is a model of the spec's shape, with its config.json.
+func (s *Spec) model(tok *tokenize.Tokenizer, d gpustage.Device) ([]byte, *transformer.Model, error) {
+	config, err := s.config(tok)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := transformer.ParseConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := transformer.New(d, c, transformer.Head{}, transformer.Options{})
+	return config, m, err
+}
+
+func (s *Spec) save(ctx context.Context, dir string, config []byte, tensors []safetensors.Tensor, tok *tokenize.Tokenizer, card hfmodel.Card) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return s.save(dir, config, tensors, tok, hfmodel.Card{Summary: "Random weights: a model to train."})
-}
-
-func (s *Spec) save(dir string, config []byte, tensors []safetensors.Tensor, tok *tokenize.Tokenizer, card hfmodel.Card) error {
 	return hfmodel.Save(dir, hfmodel.Spec{
 		Config: config, Tensors: tensors, Pooling: hfmodel.Pooling{Mode: s.Pooling, IncludePrompt: true}, Normalize: true,
 		MaxSeqLength: s.MaxLength, Tokenizer: tok.Save, Card: card,
