@@ -50,7 +50,7 @@ func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 // leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place. Without keep the norm sum is made
 // in place: a GPU then writes a row to its second-level cache twice and to memory once.
 func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
-	p.copy, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{} // y may have the memory of what it is a copy of
+	p.copyOf = gpustage.Tensor{} // y may have the memory of what it is a copy of
 	scale := p.m.Config.BranchScale
 	plain := h.out.absent() && scale == 0
 	if plain && !h.sum.absent() && p.m.Config.Norm == LayerNorm {
@@ -324,14 +324,12 @@ func (p *Pass) openCopy(x gpustage.Tensor) {
 	}
 }
 
-func (p *Pass) closeCopy() {
-	p.room, p.copy, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{}, gpustage.Tensor{}
-}
+func (p *Pass) closeCopy() { p.room, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{} }
 
 // copies tells that x has been made, and a copy of it if there is room for one.
 func (p *Pass) copies(x, operand gpustage.Tensor) {
-	if p.copy = operand; !operand.IsZero() {
-		p.copyOf = x
+	if !operand.IsZero() {
+		p.copy, p.copyOf = operand, x
 	}
 }
 

@@ -194,8 +194,8 @@ type Pass struct {
 	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
 	embed      embedActs
 	room       gpustage.Tensor   // [T, C]: an operand, for a copy of hidden states that is not kept; absent on most devices
-	copy       gpustage.Tensor   // [T, C]: room, or one that is kept
-	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one
+	copy       gpustage.Tensor   // [T, C]: of copyOf: room, or one that is kept
+	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one; absent without
 	beforeCopy gpustage.Mark     // the arena without copy
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment

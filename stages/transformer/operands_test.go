@@ -38,9 +38,6 @@ func headsOf(t *testing.T, family string, heads, dim int, d gpustage.Device, o O
 // of whole vectors, and the geometric means of several sub-batches' are compared: some lie where rounding is magnified. Memory begins as NaNs.
 func TestOperandsInBF16(t *testing.T) {
 	harness.Thorough(t)
-	if !onhost.Here {
-		t.Skip("no device here takes operands in bf16")
-	}
 	type loader func(d gpustage.Device, o Options) (*Model, gpustage.Stream)
 	models := map[string]loader{}
 	for _, name := range familyGoldens(t) {
@@ -134,9 +131,6 @@ func TestOperandsInBF16(t *testing.T) {
 // Where one of a layer's projections has LoRA's factors and another has none, only some halves of layers keep a copy of their output; what the others
 // write is not in its place.
 func TestSomeFactors(t *testing.T) {
-	if !onhost.Here {
-		t.Skip("no device here takes operands in bf16")
-	}
 	kernels, copies := onhost.Open(t, onhost.Plain), fastDevice(t)
 	rows, random := Rows{IDs: make([]int32, 37), Cu: []int32{0, 3, 4, 37}, Keys: []uint64{1, 2, 3}}, rand.New(rand.NewPCG(8, 8))
 	for i := range rows.IDs {
@@ -171,26 +165,28 @@ func TestSomeFactors(t *testing.T) {
 	}
 }
 
+// withOperands loads models that differ in what their kernels leave as operands.
+func withOperands(t *testing.T, d gpustage.Device) map[string]func(Options) (*Model, gpustage.Stream) {
+	golden := func(name string) func(Options) (*Model, gpustage.Stream) {
+		return func(o Options) (*Model, gpustage.Stream) { return loadGolden(t, name, d, Head{Normalize: true}, o) }
+	}
+	family := func(name string) func(Options) (*Model, gpustage.Stream) {
+		return func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
+	}
+	return map[string]func(Options) (*Model, gpustage.Stream){
+		"bert": golden("minilm-tiny"), "gelu_new": golden("gelu-new"), "modernbert": family("modernbert"), "qwen3": family("qwen3"),
+	}
+}
+
 // Where operands are of bf16, kept, lean and replayed passes give the same bits, in the memory that is predicted.
 func TestLeanOperands(t *testing.T) {
-	if !onhost.Here {
-		t.Skip("no device here takes operands in bf16")
-	}
 	d := onhost.Open(t, onhost.Plain)
-	for name, load := range map[string]func(Options) (*Model, gpustage.Stream){
-		"bert": func(o Options) (*Model, gpustage.Stream) {
-			return loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, o)
-		},
-		"gelu_new": func(o Options) (*Model, gpustage.Stream) {
-			return loadGolden(t, "gelu-new", d, Head{Normalize: true}, o)
-		},
-		"modernbert": func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "modernbert", nil, d, o) },
-		"qwen3":      func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "qwen3", nil, d, o) },
-		"LoRA": func(o Options) (*Model, gpustage.Stream) {
-			o.Tuning = Tuning{LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: 0.2, Targets: []string{AllLinear}}}
-			return loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, o)
-		},
-	} {
+	models := withOperands(t, d)
+	models["LoRA"] = func(o Options) (*Model, gpustage.Stream) {
+		o.Tuning = Tuning{LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: 0.2, Targets: []string{AllLinear}}}
+		return models["bert"](o)
+	}
+	for name, load := range models {
 		m, s := load(Options{BF16: true})
 		m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1
 		rows, random := Rows{IDs: make([]int32, 37), Cu: []int32{0, 3, 4, 37}, Keys: []uint64{1, 2, 3}}, rand.New(rand.NewPCG(8, 8))
@@ -247,20 +243,8 @@ func TestLeanOperands(t *testing.T) {
 // A pass that keeps nothing asks the library for the products of one that goes backward: where they were others, as those that add a residual are, a
 // GPU may round them otherwise, which the products here do not.
 func TestSameProducts(t *testing.T) {
-	if !onhost.Here {
-		t.Skip("no device here counts products")
-	}
 	d := onhost.Open(t, onhost.Plain)
-	for name, load := range map[string]func(Options) (*Model, gpustage.Stream){
-		"bert": func(o Options) (*Model, gpustage.Stream) {
-			return loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, o)
-		},
-		"gelu_new": func(o Options) (*Model, gpustage.Stream) {
-			return loadGolden(t, "gelu-new", d, Head{Normalize: true}, o)
-		},
-		"modernbert": func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "modernbert", nil, d, o) },
-		"qwen3":      func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, "qwen3", nil, d, o) },
-	} {
+	for name, load := range withOperands(t, d) {
 		for _, bf16 := range []bool{false, true} {
 			m, s := load(Options{BF16: bf16})
 			for _, dropout := range []float64{0, 0.1} {
@@ -289,9 +273,6 @@ func TestSameProducts(t *testing.T) {
 
 // What a device keeps of parameters in bf16, weights and biases, is made anew after an update.
 func TestFormsAfterUpdate(t *testing.T) {
-	if !onhost.Here {
-		t.Skip("no device here takes operands in bf16")
-	}
 	d := onhost.Open(t, onhost.Plain)
 	for name, tuning := range map[string]Tuning{"all": {}, "biases beside LoRA": {LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: []string{"output.dense"}, Save: []string{"intermediate.dense"}}}} {
 		embed := func(before bool) []float64 { // by parameters that change after a pass, or before any
@@ -326,9 +307,6 @@ func distance(got, want []float64) float64 {
 // back; biases of products whose result is an operand are rounded once after each update. Norms' backward passes leave what products read, and its sums, with dropout or
 // without. Other gradients are summed beside products, by a library that may.
 func TestPassesThatRound(t *testing.T) {
-	if !onhost.Here {
-		t.Skip("no device here takes operands in bf16")
-	}
 	d := onhost.Open(t, onhost.Plain)
 	m, s := loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, Options{BF16: true})
 	grads, err := m.NewGradients()
