@@ -109,6 +109,21 @@ type Device interface {
 	Close() error
 }
 
+// Hurrier is a device that lets some streams' work start ahead of others': not what others have begun, but what they wait to begin.
+type Hurrier interface {
+	// OpenUrgent is OpenStream of such a stream.
+	OpenUrgent() (Stream, error)
+}
+
+// OpenUrgent opens a stream whose work is short and waited for, beside one that computes: what communicates. Behind large products a
+// sum of gradients would otherwise start when they are over. On most devices it is a stream like any other.
+func OpenUrgent(d Device) (Stream, error) {
+	if h, ok := d.(Hurrier); ok {
+		return h.OpenUrgent()
+	}
+	return d.OpenStream()
+}
+
 // Event is a point in a stream's order.
 type Event interface {
 	// Sync makes the host wait for it.

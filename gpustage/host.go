@@ -23,6 +23,24 @@ func AllocHost(bytes int) (*HostMemory, error) {
 	return heapHost(bytes), nil
 }
 
+// Pinner is a device to and from which some memory of the host goes faster than the rest: on a GPU what is pinned, which it reads and
+// writes itself while a stream goes on.
+type Pinner interface {
+	// Pin gives such memory, zeroed or not. It is for copies of any stream, of other devices too.
+	Pin(bytes int) (*HostMemory, error)
+}
+
+// Staging gives memory of the host for what comes from a device, or goes there.
+func Staging(d Device, bytes int) (*HostMemory, error) {
+	if p, ok := d.(Pinner); ok {
+		return p.Pin(bytes)
+	}
+	return AllocHost(bytes)
+}
+
+// HostMemoryAt is memory that somebody else has allocated; free gives it back.
+func HostMemoryAt(data []byte, free func() error) *HostMemory { return &HostMemory{data, free} }
+
 // heapHost serves small tensors: a mapping costs a system call and at least a page.
 func heapHost(bytes int) *HostMemory {
 	raw := make([]byte, bytes+64)

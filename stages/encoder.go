@@ -17,8 +17,12 @@ type lanes struct{ gpustage.Device }
 // OnDevice adapts a device to what pipeline.Devices takes.
 func OnDevice(d gpustage.Device) pipeline.Device { return lanes{d} }
 
-func (l lanes) OpenLane(pipeline.LaneKind) (pipeline.Lane, error) {
-	s, err := l.OpenStream()
+func (l lanes) OpenLane(kind pipeline.LaneKind) (pipeline.Lane, error) {
+	open := gpustage.OpenUrgent
+	if kind == pipeline.Compute {
+		open = gpustage.Device.OpenStream
+	}
+	s, err := open(l.Device)
 	if err != nil {
 		return nil, err
 	}

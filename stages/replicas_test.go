@@ -11,6 +11,7 @@ import (
 	"contraflow/collective"
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
+	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
@@ -281,6 +282,34 @@ func TestShardsTraffic(t *testing.T) {
 					t.Errorf("mesh %v, %+v: %d early reductions, want %d", mesh, x, n, subs*(layers+2)+beyond)
 				}
 			}
+		}
+	}
+}
+
+// hurrier counts the streams whose work is ahead of others'.
+type hurrier struct {
+	gpustage.Device
+	urgent int
+}
+
+func (h *hurrier) OpenUrgent() (gpustage.Stream, error) {
+	h.urgent++
+	return h.OpenStream()
+}
+
+// What communicates is ahead of what computes.
+func TestUrgentLanes(t *testing.T) {
+	for kind, want := range map[pipeline.LaneKind]int{pipeline.Compute: 0, pipeline.Comm: 1, pipeline.Fetch: 1} {
+		h := &hurrier{Device: ref.New()}
+		lane, err := stages.OnDevice(h).OpenLane(kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.urgent != want {
+			t.Errorf("%v: %d streams ahead of others, want %d", kind, h.urgent, want)
+		}
+		if err := lane.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -4,7 +4,7 @@
 // it needs where it lies: nothing is copied that the operation itself does not copy, and each rank sums its own part, so
 // the work is spread. The next meeting of the group ends the loan. Who waits at a meeting sleeps; computing goes on.
 //
-// Devices whose memory the processor can't address take part through host memory: a copy out, the meeting, a copy in.
+// Devices whose memory the processor can't address take part through host memory, pinned on a GPU: a copy out, the meeting, a copy in.
 // So two ranks may share one GPU.
 package local
 
@@ -119,13 +119,14 @@ type group struct {
 	*engine.Group
 	hub       *hub
 	rank      int
+	data      *transport
 	wait      *waiter // of exchanges
 	exchanges int64
 }
 
 func newGroup(h *hub, rank int) *group {
 	t := &transport{hub: h, rank: rank, wait: newWaiter()}
-	return &group{Group: engine.New(t), hub: h, rank: rank, wait: newWaiter()}
+	return &group{Group: engine.New(t), hub: h, rank: rank, data: t, wait: newWaiter()}
 }
 
 // Exchange gives every rank the messages of all.
@@ -202,10 +203,9 @@ func (w *world) Close() error {
 			h.host.leave(r)
 		}
 	}
+	var errs []error
 	for _, g := range append(w.made, w.group) {
-		if err := g.Group.Close(); err != nil {
-			return err
-		}
+		errs = append(errs, g.Group.Close(), g.data.close())
 	}
-	return nil
+	return errors.Join(errs...)
 }

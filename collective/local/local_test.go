@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"contraflow/collective"
 	"contraflow/collective/collectivetest"
@@ -126,6 +127,86 @@ func TestMemoryAfterAbort(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// pinning is a device that has memory of the host for its copies, and counts what comes out.
+type pinning struct {
+	gpustage.Device
+	pinned map[*gpustage.HostMemory]bool
+	out    int
+}
+
+func (d *pinning) Pin(bytes int) (*gpustage.HostMemory, error) {
+	var m *gpustage.HostMemory
+	m = gpustage.HostMemoryAt(make([]byte, bytes), func() error {
+		delete(d.pinned, m)
+		return nil
+	})
+	d.pinned[m] = true
+	return m, nil
+}
+
+func (d *pinning) OpenStream() (gpustage.Stream, error) {
+	s, err := d.Device.OpenStream()
+	return pinningStream{s, d}, err
+}
+
+type pinningStream struct {
+	gpustage.Stream
+	d *pinning
+}
+
+func (s pinningStream) Device() gpustage.Device { return s.d }
+
+func (s pinningStream) CopyOut(dst []byte, src gpustage.Tensor) {
+	found := false
+	for m := range s.d.pinned {
+		lo, at := uintptr(unsafe.Pointer(&m.Data()[0])), uintptr(unsafe.Pointer(&dst[0]))
+		found = found || lo <= at && at+uintptr(len(dst)) <= lo+uintptr(m.Bytes())
+	}
+	if !found {
+		s.Fail(errors.New("a copy to other memory than its device's"))
+	}
+	s.d.out += len(dst)
+	s.Stream.CopyOut(dst, src)
+}
+
+// What others are to read goes through memory that the device has for it, each number once: not the part that a rank sums itself. The
+// memory is given back.
+func TestStaging(t *testing.T) {
+	const n = 3000
+	var ds [3]*pinning
+	err := local.Run(len(ds), func(w collective.World) error {
+		d := &pinning{Device: collectivetest.Apart(ref.New()), pinned: map[*gpustage.HostMemory]bool{}}
+		ds[w.Rank()] = d
+		s, err := d.OpenStream()
+		if err != nil {
+			return err
+		}
+		for _, n := range []int{n / 10, n} { // the memory grows
+			x, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
+			if err != nil {
+				return err
+			}
+			d.out = 0
+			w.AllReduce(s, x, gpustage.F32)
+		}
+		if len(d.pinned) == 0 {
+			return errors.New("no memory is left to be given back")
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, d := range ds {
+		if want := 4 * n; d.out != want { // two parts of three to be summed elsewhere, and one sum
+			t.Errorf("rank %d copies out %d bytes, want %d", rank, d.out, want)
+		}
+		if len(d.pinned) > 0 {
+			t.Errorf("rank %d keeps %d pieces of memory", rank, len(d.pinned))
 		}
 	}
 }

@@ -2,6 +2,8 @@ package local
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"contraflow/collective"
@@ -18,8 +20,39 @@ type transport struct {
 	start time.Time // when all had come to it
 	// Tensors that the processor can't address, on their way, in buffers that take turns: peers may read one until the
 	// next meeting.
-	staged [2][][]byte
+	staged [2]staged
 }
+
+type staged struct {
+	device gpustage.Device
+	mem    *gpustage.HostMemory
+}
+
+// of gives n bytes, with which a device's copies are fast.
+func (b *staged) of(d gpustage.Device, n int) ([]byte, error) {
+	if b.mem == nil || b.device != d || b.mem.Bytes() < n {
+		if err := b.free(); err != nil {
+			return nil, err
+		}
+		m, err := gpustage.Staging(d, n)
+		if err != nil {
+			return nil, fmt.Errorf("memory for what others read: %w", err)
+		}
+		*b = staged{d, m}
+	}
+	return b.mem.Data()[:n], nil
+}
+
+func (b *staged) free() error {
+	m := b.mem
+	if b.mem = nil; m == nil {
+		return nil
+	}
+	return m.Free()
+}
+
+// close frees what nobody reads any more.
+func (t *transport) close() error { return errors.Join(t.staged[0].free(), t.staged[1].free()) }
 
 // Rank and Size are of the group.
 func (t *transport) Rank() int { return t.rank }
@@ -27,12 +60,12 @@ func (t *transport) Size() int { return len(t.hub.ranks) }
 
 // AllToAll lends parts[k] to rank k.
 func (t *transport) AllToAll(c *engine.Call, parts []gpustage.Tensor, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
-	return t.meet(c, parts, t.rank, into)
+	return t.meet(c, parts, t.rank, t.rank, into)
 }
 
 // Gather lends own to every rank.
 func (t *transport) Gather(c *engine.Call, own gpustage.Tensor, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
-	return t.meet(c, []gpustage.Tensor{own}, 0, into)
+	return t.meet(c, []gpustage.Tensor{own}, 0, nobody, into)
 }
 
 // Broadcast lends root's x.
@@ -41,16 +74,19 @@ func (t *transport) Broadcast(c *engine.Call, x gpustage.Tensor, root int) (gpus
 	if t.rank == root {
 		mine = []gpustage.Tensor{x}
 	}
-	posts, err := t.lend(c, mine)
+	posts, err := t.lend(c, mine, nobody)
 	if err != nil || t.rank == root {
 		return x, err
 	}
 	return t.view(c, posts[root], 0, x), c.Stream.Sync()
 }
 
-// meet lends tensors and returns what each rank lends at an index.
-func (t *transport) meet(c *engine.Call, mine []gpustage.Tensor, index int, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
-	posts, err := t.lend(c, mine)
+// nobody wants none of what is lent: all of it is for others.
+const nobody = -1
+
+// meet lends tensors and returns what each rank lends at an index. The one at own is this rank's alone.
+func (t *transport) meet(c *engine.Call, mine []gpustage.Tensor, index, own int, into func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	posts, err := t.lend(c, mine, own)
 	if err != nil {
 		return nil, err
 	}
@@ -71,21 +107,24 @@ func (t *transport) meet(c *engine.Call, mine []gpustage.Tensor, index int, into
 	return views, c.Stream.Sync()
 }
 
-func (t *transport) lend(c *engine.Call, mine []gpustage.Tensor) ([]post, error) {
+// lend shows the others tensors, but for the one at own, if there is one, which stays here.
+func (t *transport) lend(c *engine.Call, mine []gpustage.Tensor, own int) ([]post, error) {
 	p := post{call: c, tensors: mine}
 	if !c.Host {
-		p.tensors = nil
-		staged := &t.staged[c.Phase%2]
+		p.tensors, p.bytes = nil, make([][]byte, len(mine))
+		total := 0
 		for k, x := range mine {
-			n := x.Len() * x.DType.Size()
-			if k == len(*staged) {
-				*staged = append(*staged, nil)
+			if k != own {
+				total += x.Len() * x.DType.Size()
 			}
-			if cap((*staged)[k]) < n {
-				(*staged)[k] = make([]byte, n)
-			}
-			p.bytes = append(p.bytes, (*staged)[k][:n])
-			if n > 0 {
+		}
+		room, err := t.staged[c.Phase%2].of(c.Stream.Device(), total)
+		if err != nil {
+			return nil, err
+		}
+		for k, x := range mine {
+			if n := x.Len() * x.DType.Size(); n > 0 && k != own {
+				p.bytes[k], room = room[:n], room[n:]
 				c.Stream.CopyOut(p.bytes[k], x)
 			}
 		}

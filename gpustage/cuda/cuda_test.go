@@ -6,6 +6,9 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"unsafe"
+
+	"gorgonia.org/cu"
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/devicetest"
@@ -48,6 +51,81 @@ func TestAbsent(t *testing.T) {
 	}
 	if _, err := New(gpustage.Share{}); !errors.Is(err, gpustage.ErrAbsent) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Pinned memory takes part in copies itself. What came in may be written over at once, what comes out is there after Sync; and a part of the
+// memory will do, where more than there is of it goes as other memory does.
+func TestConformancePinned(t *testing.T) {
+	d := gpu(t)
+	defer d.Close()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	const n = 3 << 18
+	pinned, err := gpustage.Staging(d, 4*n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Mem.Free()
+	if !isPinned(pinned.Data()[4:8]) || isPinned(make([]byte, 8)) || isPinned(unsafe.Slice(&pinned.Data()[4*n-4], 8)) {
+		t.Error("what is pinned is not known, or what is not is taken for it")
+	}
+	for _, span := range [][2]int{{0, n}, {7, n - 9}} {
+		part, host := x.Columns(span[0], span[1]), pinned.Data()[4*span[0]:4*span[1]]
+		values := unsafe.Slice((*float32)(unsafe.Pointer(&host[0])), len(host)/4)
+		for i := range values {
+			values[i] = float32(i)
+		}
+		s.CopyIn(part, host)
+		clear(host)
+		s.Add(part, part, part)
+		s.CopyOut(host, part)
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range values {
+			if v != float32(2*i) {
+				t.Fatalf("number %d is %v, want %v", i, v, 2*i)
+			}
+		}
+	}
+	at := pinned.Data()[:8]
+	if err := errors.Join(pinned.Free(), pinned.Free()); err != nil || isPinned(at) {
+		t.Error("memory that was given back is pinned", err)
+	}
+}
+
+// A stream that communicates is ahead of one that computes.
+func TestConformanceUrgent(t *testing.T) {
+	d := gpu(t)
+	defer d.Close()
+	unbind, err := d.bind()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unbind()
+	_, greatest, err := cu.StreamPriorityRange()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, open := range map[int]func() (gpustage.Stream, error){0: d.OpenStream, greatest: func() (gpustage.Stream, error) { return gpustage.OpenUrgent(d) }} {
+		s, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.(*Stream).stream.Priority(); err != nil || got != want {
+			t.Errorf("priority %d, %v; want %d", got, err, want)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

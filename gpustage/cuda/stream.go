@@ -44,19 +44,30 @@ type Stream struct {
 	stream   cu.Stream
 	products *products
 	sums     bool // the library may sum columns beside products
-	pinned   unsafe.Pointer
+	pinned   *gpustage.HostMemory
 	ring     launch.Ring[cu.Event] // of pinned
 }
 
 // OpenStream opens one.
-func (d *Device) OpenStream() (gpustage.Stream, error) {
+func (d *Device) OpenStream() (gpustage.Stream, error) { return d.open(false) }
+
+// OpenUrgent opens one whose kernels' blocks are ahead of others' that wait for room.
+func (d *Device) OpenUrgent() (gpustage.Stream, error) { return d.open(true) }
+
+func (d *Device) open(urgent bool) (gpustage.Stream, error) {
 	unbind, err := d.bind()
 	if err != nil {
 		return nil, err
 	}
 	defer unbind()
 	s := &Stream{d: d, ring: launch.Ring[cu.Event]{Size: ringBytes}}
-	if s.stream, err = cu.MakeStream(nonBlocking); err != nil {
+	priority := 0 // the default is the least there is
+	if urgent {
+		if _, priority, err = cu.StreamPriorityRange(); err != nil {
+			return nil, fmt.Errorf("%s: priorities of streams: %w", d.Name(), err)
+		}
+	}
+	if s.stream, err = cu.MakeStreamWithPriority(priority, nonBlocking); err != nil {
 		return nil, fmt.Errorf("%s: a stream: %w", d.Name(), err)
 	}
 	s.Stream = launch.NewStream(d, s)
@@ -68,11 +79,8 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 	if s.sums, err = enabled("CONTRAFLOW_CUDA_SUMS", "cuBLASLt sums a bias's gradient beside its weight's", false); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	whole.Lock() // see graphs.go
-	err = driverError(C.pinned(d.raw(), ringBytes, &s.pinned))
-	whole.Unlock()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %d bytes of pinned memory: %w", d.Name(), ringBytes, err), s.Close())
+	if s.pinned, err = d.Pin(ringBytes); err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	if s.products, err = newProducts(d); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -121,15 +129,21 @@ func (s *Stream) CopyIn(dst gpustage.Tensor, src []byte) {
 	}
 	to := cu.DevicePtr(s.Address(dst.Mem) + uintptr(dst.Off*dst.DType.Size()))
 	s.bound(func() error {
+		if isPinned(src) {
+			if err := cu.MemcpyHtoDAsync(to, unsafe.Pointer(&src[0]), int64(len(src)), s.stream); err != nil {
+				return err
+			}
+			return s.stream.Synchronize()
+		}
 		for len(src) > 0 {
 			n := min(len(src), pieceBytes)
 			at, err := s.ring.Take(n, cu.Event.Synchronize, s.d.giveEvent)
 			if err != nil {
 				return err
 			}
-			from := unsafe.Add(s.pinned, at)
-			copy(unsafe.Slice((*byte)(from), n), src)
-			if err := cu.MemcpyHtoDAsync(to, from, int64(n), s.stream); err != nil {
+			from := s.pinned.Data()[at : at+n]
+			copy(from, src)
+			if err := cu.MemcpyHtoDAsync(to, unsafe.Pointer(&from[0]), int64(n), s.stream); err != nil {
 				return err
 			}
 			read, err := s.d.takeEvent()
@@ -155,6 +169,9 @@ func (s *Stream) CopyOut(dst []byte, src gpustage.Tensor) {
 	s.bound(func() error {
 		if err := cu.MemcpyDtoHAsync(unsafe.Pointer(&dst[0]), from, int64(len(dst)), s.stream); err != nil {
 			return err
+		}
+		if isPinned(dst) {
+			return nil
 		}
 		return s.stream.Synchronize() // dst is the garbage collector's: the GPU must not write to it later
 	})
@@ -250,9 +267,7 @@ func (s *Stream) Close() error {
 	}
 	s.ring.Drop(s.d.giveEvent)
 	if s.pinned != nil {
-		whole.Lock()
-		errs = append(errs, cu.MemFreeHost(s.pinned))
-		whole.Unlock()
+		errs = append(errs, s.pinned.Free())
 	}
 	return errors.Join(append(errs, s.stream.Destroy())...)
 }

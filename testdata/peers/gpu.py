@@ -386,16 +386,16 @@ def fusions(args, figures, name, model, rows):
 def overlap(args, figures, name, model, rows):
     """Two ranks on one device: how much of their communication is hidden. Spans of a GPU's tasks are of issuing them, so it is what
     overlap saves of a step, by what communication takes where nothing is beside it. Gradients travel while a step's last sub-batch goes
-    backward: it is a large one, as it would be where communication counts."""
+    backward: it is a large one, as it would be where communication counts. A step has few of them, so that communication is much of it."""
 
     def train(overlapped):
         """Median seconds of a step, and of its communication."""
         out = model.with_name(f"overlap-{overlapped}")
         recipe = {
             "model": {"path": str(model), "max_length": common.MAX_LENGTH}, "data": {"train": [{"path": str(rows), "query": "comment", "positive": "body"}]},
-            "batch": {"global_size": args.pairs // 4, "no_duplicates": False, "sub_batch": {"tokens": 65536}, "cache": "always"},
+            "batch": {"global_size": args.pairs // 8, "no_duplicates": False, "sub_batch": {"tokens": 65536}, "cache": "always"},
             "mesh": {"replicate": 2, "wire": "bf16", "overlap": overlapped},
-            "train": {"device": args.device, "precision": precision(args), "max_steps": 6}, "save": {"dir": str(out)},
+            "train": {"device": args.device, "precision": precision(args), "max_steps": 14}, "save": {"dir": str(out)},
         }  # fmt: skip
         path = model.with_name("overlap.yaml")
         path.write_text(json.dumps(recipe))

@@ -84,6 +84,7 @@ struct Stream {
 	uint64_t issued, done;
 	std::unique_ptr<std::vector<Command>> capture;
 	bool spoiled; // its capture
+	int priority;
 };
 
 struct Event {
@@ -510,12 +511,26 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 
 // ---- streams and events
 
-CUresult cuStreamCreate(CUstream *s, unsigned flags) {
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+	CURRENT;
+	return *least = 0, *greatest = -5, CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority) {
 	CURRENT;
 	if (flags != CU_STREAM_NON_BLOCKING) fail("a stream that waits for the default stream");
+	if (priority > 0 || priority < -5) fail("a stream of priority %d", priority); // NVIDIA's clamps it
 	*s = handle<CUstream>();
 	streams[*s] = std::make_shared<Stream>(Stream{current});
+	streams[*s]->priority = priority;
 	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *s, unsigned flags) { return cuStreamCreateWithPriority(s, flags, 0); }
+
+CUresult cuStreamGetPriority(CUstream stream, int *priority) {
+	STREAM(s, stream);
+	return *priority = s->priority, CUDA_SUCCESS;
 }
 
 CUresult cuStreamDestroy(CUstream stream) {
