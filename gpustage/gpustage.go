@@ -109,8 +109,8 @@ type Device interface {
 	Close() error
 }
 
-// Hurrier is a device that lets some streams' work start ahead of others': not what others have begun, but what they wait to begin.
-type Hurrier interface {
+// UrgentOpener is a device some of whose streams are ahead of others: of work that those have issued and the device has not begun.
+type UrgentOpener interface {
 	// OpenUrgent is OpenStream of such a stream.
 	OpenUrgent() (Stream, error)
 }
@@ -118,7 +118,7 @@ type Hurrier interface {
 // OpenUrgent opens a stream whose work is short and waited for, beside one that computes: what communicates. Behind large products a
 // sum of gradients would otherwise start when they are over. On most devices it is a stream like any other.
 func OpenUrgent(d Device) (Stream, error) {
-	if h, ok := d.(Hurrier); ok {
+	if h, ok := d.(UrgentOpener); ok {
 		return h.OpenUrgent()
 	}
 	return d.OpenStream()

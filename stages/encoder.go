@@ -17,10 +17,11 @@ type lanes struct{ gpustage.Device }
 // OnDevice adapts a device to what pipeline.Devices takes.
 func OnDevice(d gpustage.Device) pipeline.Device { return lanes{d} }
 
+// OpenLane opens a stream, an urgent one for what other ranks wait for.
 func (l lanes) OpenLane(kind pipeline.LaneKind) (pipeline.Lane, error) {
-	open := gpustage.OpenUrgent
-	if kind == pipeline.Compute {
-		open = gpustage.Device.OpenStream
+	open := gpustage.Device.OpenStream
+	if kind == pipeline.Comm || kind == pipeline.Fetch {
+		open = gpustage.OpenUrgent
 	}
 	s, err := open(l.Device)
 	if err != nil {

@@ -286,27 +286,27 @@ func TestShardsTraffic(t *testing.T) {
 	}
 }
 
-// hurrier counts the streams whose work is ahead of others'.
-type hurrier struct {
+// urgentDevice counts the streams whose work is ahead of others'.
+type urgentDevice struct {
 	gpustage.Device
 	urgent int
 }
 
-func (h *hurrier) OpenUrgent() (gpustage.Stream, error) {
-	h.urgent++
-	return h.OpenStream()
+func (d *urgentDevice) OpenUrgent() (gpustage.Stream, error) {
+	d.urgent++
+	return d.OpenStream()
 }
 
 // What communicates is ahead of what computes.
 func TestUrgentLanes(t *testing.T) {
-	for kind, want := range map[pipeline.LaneKind]int{pipeline.Compute: 0, pipeline.Comm: 1, pipeline.Fetch: 1} {
-		h := &hurrier{Device: ref.New()}
-		lane, err := stages.OnDevice(h).OpenLane(kind)
+	for kind, want := range map[pipeline.LaneKind]int{pipeline.Compute: 0, pipeline.Copy: 0, pipeline.Comm: 1, pipeline.Fetch: 1} {
+		d := &urgentDevice{Device: ref.New()}
+		lane, err := stages.OnDevice(d).OpenLane(kind)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h.urgent != want {
-			t.Errorf("%v: %d streams ahead of others, want %d", kind, h.urgent, want)
+		if d.urgent != want {
+			t.Errorf("%v: %d streams ahead of others, want %d", kind, d.urgent, want)
 		}
 		if err := lane.Close(); err != nil {
 			t.Error(err)

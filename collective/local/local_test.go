@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -135,10 +136,21 @@ func TestMemoryAfterAbort(t *testing.T) {
 type pinning struct {
 	gpustage.Device
 	pinned map[*gpustage.HostMemory]bool
+	pins   int
 	out    int
+	in     func() // comes before a copy in
+	err    error
+}
+
+func newPinning() *pinning {
+	return &pinning{Device: collectivetest.Apart(ref.New()), pinned: map[*gpustage.HostMemory]bool{}, in: func() {}}
 }
 
 func (d *pinning) Pin(bytes int) (*gpustage.HostMemory, error) {
+	d.pins++
+	if d.err != nil {
+		return nil, d.err
+	}
 	var m *gpustage.HostMemory
 	m = gpustage.HostMemoryAt(make([]byte, bytes), func() error {
 		delete(d.pinned, m)
@@ -173,19 +185,28 @@ func (s pinningStream) CopyOut(dst []byte, src gpustage.Tensor) {
 	s.Stream.CopyOut(dst, src)
 }
 
+func (s pinningStream) CopyIn(dst gpustage.Tensor, src []byte) {
+	s.d.in()
+	s.Stream.CopyIn(dst, src)
+}
+
 // What others are to read goes through memory that the device has for it, each number once: not the part that a rank sums itself. The
-// memory is given back.
+// memory is given back, the groups' too.
 func TestStaging(t *testing.T) {
 	const n = 3000
 	var ds [3]*pinning
 	err := local.Run(len(ds), func(w collective.World) error {
-		d := &pinning{Device: collectivetest.Apart(ref.New()), pinned: map[*gpustage.HostMemory]bool{}}
+		d := newPinning()
 		ds[w.Rank()] = d
 		s, err := d.OpenStream()
 		if err != nil {
 			return err
 		}
-		for _, n := range []int{n / 10, n} { // the memory grows
+		half, err := w.Split(t.Context(), w.Rank()/2)
+		if err != nil {
+			return err
+		}
+		for _, n := range []int{n / 10, n, n, n - 1, n} { // the memory grows, and stays
 			x, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
 			if err != nil {
 				return err
@@ -193,9 +214,19 @@ func TestStaging(t *testing.T) {
 			d.out = 0
 			w.AllReduce(s, x, gpustage.F32)
 		}
+		sent := d.out
+		x, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
+		if err != nil {
+			return err
+		}
+		half.AllReduce(s, x, gpustage.BF16)
+		if alone, out := half.Size() == 1, d.out-sent; out != 2*n && !alone || out != 0 && alone {
+			return fmt.Errorf("%d bytes are copied out in a group of %d", out, half.Size())
+		}
 		if len(d.pinned) == 0 {
 			return errors.New("no memory is left to be given back")
 		}
+		d.out = sent
 		return s.Sync()
 	})
 	if err != nil {
@@ -205,10 +236,96 @@ func TestStaging(t *testing.T) {
 		if want := 4 * n; d.out != want { // two parts of three to be summed elsewhere, and one sum
 			t.Errorf("rank %d copies out %d bytes, want %d", rank, d.out, want)
 		}
+		if want := []int{6, 6, 4}[rank]; d.pins != want { // two that take turns, of two sizes, and the pair's
+			t.Errorf("rank %d asks %d times for memory, want %d", rank, d.pins, want)
+		}
 		if len(d.pinned) > 0 {
 			t.Errorf("rank %d keeps %d pieces of memory", rank, len(d.pinned))
 		}
 	}
+}
+
+// Where there is no such memory the job ends with why.
+func TestNoStaging(t *testing.T) {
+	full := errors.New("no pinned memory")
+	err := within(t, func() error {
+		return local.Run(2, func(w collective.World) error {
+			d := newPinning()
+			if w.Rank() == 1 {
+				d.err = full
+			}
+			s, err := d.OpenStream()
+			if err != nil {
+				return err
+			}
+			x, err := gpustage.NewTensor(d, gpustage.F32, 1, 10)
+			if err != nil {
+				return err
+			}
+			w.AllReduce(s, x, gpustage.F32)
+			return s.Sync()
+		})
+	})
+	var re *collective.RankError
+	if !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, full.Error()) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A rank that has waited for a reader as long as it waits for anything leaves, and the reader reads on: nothing is freed or written over.
+func TestStagingOfReader(t *testing.T) {
+	ws := local.New(2, local.Deadline(100*time.Millisecond))
+	gather := func(r int, d *pinning, n int, v float64) error {
+		s, err := d.OpenStream()
+		if err != nil {
+			return err
+		}
+		own, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
+		if err != nil {
+			return err
+		}
+		all, err := gpustage.NewTensor(d, gpustage.F32, 2, n)
+		if err != nil {
+			return err
+		}
+		s.(pinningStream).Stream.CopyIn(own, gpustage.Bytes(slices.Repeat([]float32{float32(v)}, n)))
+		ws[r].AllGather(s, all, own, []int{1, 1}, gpustage.F32)
+		return s.Sync()
+	}
+	lender, reader := newPinning(), newPinning()
+	reads, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	reader.in = func() {
+		close(reads)
+		<-goOn
+	}
+	go func() {
+		defer close(ended)
+		if err := gather(1, reader, 64, 1); err == nil {
+			t.Error("a reader that was too late has no error")
+		}
+	}()
+	if err := gather(0, lender, 64, 1); err == nil || !strings.Contains(err.Error(), "still reads") {
+		t.Errorf("the lender: %v", err)
+	}
+	<-reads
+	for _, n := range []int{64, 128} {
+		if err := gather(0, lender, n, 9); err == nil {
+			t.Error("a job goes on that has failed")
+		}
+	}
+	if err := ws[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if len(lender.pinned) == 0 {
+		t.Error("the memory that is read was given back")
+	}
+	for m := range lender.pinned {
+		if v := *(*float32)(unsafe.Pointer(&m.Data()[0])); v != 1 {
+			t.Errorf("what is read has become %v", v)
+		}
+	}
+	close(goOn)
+	<-ended
 }
 
 // hooked is a stream whose copies something else surrounds.

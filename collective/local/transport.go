@@ -20,30 +20,38 @@ type transport struct {
 	start time.Time // when all had come to it
 	// Tensors that the processor can't address, on their way, in buffers that take turns: peers may read one until the
 	// next meeting.
-	staged [2]staged
+	staged [2]staging
 }
 
-type staged struct {
+// staging is memory of the host for a device's copies.
+type staging struct {
 	device gpustage.Device
 	mem    *gpustage.HostMemory
 }
 
-// of gives n bytes, with which a device's copies are fast.
-func (b *staged) of(d gpustage.Device, n int) ([]byte, error) {
+// of gives n bytes.
+func (b *staging) of(d gpustage.Device, n int) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
 	if b.mem == nil || b.device != d || b.mem.Bytes() < n {
+		more := n
+		if b.mem != nil {
+			more = max(n, b.mem.Bytes()*3/2) // so that it does not grow often
+		}
 		if err := b.free(); err != nil {
 			return nil, err
 		}
-		m, err := gpustage.Staging(d, n)
+		m, err := gpustage.Staging(d, more)
 		if err != nil {
 			return nil, fmt.Errorf("memory for what others read: %w", err)
 		}
-		*b = staged{d, m}
+		*b = staging{d, m}
 	}
 	return b.mem.Data()[:n], nil
 }
 
-func (b *staged) free() error {
+func (b *staging) free() error {
 	m := b.mem
 	if b.mem = nil; m == nil {
 		return nil
@@ -51,8 +59,14 @@ func (b *staged) free() error {
 	return m.Free()
 }
 
-// close frees what nobody reads any more.
-func (t *transport) close() error { return errors.Join(t.staged[0].free(), t.staged[1].free()) }
+// close frees what others have read. Of a job that has failed somebody may read yet, when the wait for it is over: that memory ends with its
+// device.
+func (t *transport) close() error {
+	if t.hub.job.fate.Err() != nil {
+		return nil
+	}
+	return errors.Join(t.staged[0].free(), t.staged[1].free())
+}
 
 // Rank and Size are of the group.
 func (t *transport) Rank() int { return t.rank }
@@ -81,7 +95,7 @@ func (t *transport) Broadcast(c *engine.Call, x gpustage.Tensor, root int) (gpus
 	return t.view(c, posts[root], 0, x), c.Stream.Sync()
 }
 
-// nobody wants none of what is lent: all of it is for others.
+// nobody, as own, is that no part stays here: all of it is for others.
 const nobody = -1
 
 // meet lends tensors and returns what each rank lends at an index. The one at own is this rank's alone.
@@ -110,7 +124,10 @@ func (t *transport) meet(c *engine.Call, mine []gpustage.Tensor, index, own int,
 // lend shows the others tensors, but for the one at own, if there is one, which stays here.
 func (t *transport) lend(c *engine.Call, mine []gpustage.Tensor, own int) ([]post, error) {
 	p := post{call: c, tensors: mine}
-	if !c.Host {
+	if !c.Host && t.Size() > 1 {
+		if err := t.hub.job.fate.Err(); err != nil {
+			return nil, t.hub.data.giveBack(t.rank, t.wait, err) // others may still read what would be written over
+		}
 		p.tensors, p.bytes = nil, make([][]byte, len(mine))
 		total := 0
 		for k, x := range mine {

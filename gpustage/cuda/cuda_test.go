@@ -5,7 +5,9 @@ package cuda
 import (
 	"errors"
 	"os"
+	"reflect"
 	"testing"
+	"time"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -83,7 +85,11 @@ func TestConformancePinned(t *testing.T) {
 		for i := range values {
 			values[i] = float32(i)
 		}
+		ring := s.(*Stream).ring
 		s.CopyIn(part, host)
+		if !reflect.DeepEqual(ring, s.(*Stream).ring) {
+			t.Error("pinned memory goes through the stream's ring")
+		}
 		clear(host)
 		s.Add(part, part, part)
 		s.CopyOut(host, part)
@@ -99,6 +105,61 @@ func TestConformancePinned(t *testing.T) {
 	at := pinned.Data()[:8]
 	if err := errors.Join(pinned.Free(), pinned.Free()); err != nil || isPinned(at) {
 		t.Error("memory that was given back is pinned", err)
+	}
+}
+
+// Memory that was not given back ends with its device, and giving it back then does no harm.
+func TestConformancePinnedLeft(t *testing.T) {
+	d := gpu(t)
+	left, err := d.Pin(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := left.Data()
+	if _, err := d.Pin(-1); err == nil {
+		t.Error("less than nothing is pinned")
+	}
+	if err := errors.Join(d.Close(), left.Free()); err != nil || isPinned(at) {
+		t.Error("memory of a device that is closed is pinned", err)
+	}
+}
+
+// While a stream captures, memory is neither pinned nor given back, which may synchronize the context.
+func TestConformancePinnedCapture(t *testing.T) {
+	d := gpu(t)
+	defer d.Close()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	before, err := d.Pin(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.(*Stream).Begin(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 2)
+	go func() {
+		m, err := d.Pin(1)
+		if err == nil {
+			err = m.Free()
+		}
+		ended <- err
+	}()
+	go func() { ended <- before.Free() }()
+	select {
+	case <-ended:
+		t.Error("a capture is not waited for")
+		ended <- nil
+	case <-time.After(20 * time.Millisecond):
+	}
+	if _, err := s.(*Stream).End(); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -306,6 +306,7 @@ func (d *Device) Close() error {
 	for i := range d.events {
 		errs = append(errs, cu.DestroyEvent(&d.events[i]))
 	}
+	errs = append(errs, d.unpinAll()...)
 	clear(d.functions)
 	clear(d.modules)
 	d.events, d.unused = nil, nil

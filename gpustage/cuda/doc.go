@@ -18,9 +18,9 @@
 // Alloc is cuMemAlloc, and zeroes. It is for arenas and parameters, not for steps: ops take scratch memory from their stream, which keeps
 // it. Host data goes through pinned memory of a stream, in turns, so CopyIn returns when src has been read and the host stays ahead of the
 // GPU; CopyOut has finished when it returns. What ranks of one process lend each other is pinned memory itself (Pin), and goes without a
-// copy between: by arithmetic BERT-base's gradients of two ranks take 20 ms through it, and through the driver's buffers longer than the 130 ms
-// of the sub-batch that they travel beside. Streams that communicate are ahead of those that compute (OpenUrgent): a bucket's sums are small
-// kernels, and products' blocks fill the GPU.
+// copy between: CopyIn then waits for the GPU, and CopyOut does not. By arithmetic BERT-base's gradients of two ranks take 20 ms so, and otherwise
+// longer than the 130 ms of the sub-batch that they travel beside. Streams that communicate are ahead of those that compute (OpenUrgent): a
+// bucket's sums are small kernels, and products' blocks fill the GPU.
 //
 // # Graphs
 //

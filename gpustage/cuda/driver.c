@@ -17,7 +17,7 @@ CUresult allow_shared(CUcontext c, CUfunction f, int bytes) {
 
 CUresult pinned(CUcontext c, size_t bytes, void **at) {
 	CUresult r = cuCtxSetCurrent(c);
-	return r ? r : cuMemHostAlloc(at, bytes, 0);
+	return r ? r : cuMemHostAlloc(at, bytes, CU_MEMHOSTALLOC_PORTABLE);
 }
 
 CUresult begin_capture(CUcontext c, CUstream s) {

@@ -17,7 +17,7 @@ import (
 // relaxed, so it neither belongs to a thread nor forbids anything to others, but a context must not be synchronized while one of its streams
 // captures, and all ranks on a GPU have the same.
 
-// whole is held while a stream captures, and by what may synchronize the context: Alloc, Free, and the opening and closing of streams.
+// whole is held while a stream captures, and by what may synchronize the context: Alloc, Pin, their Free, and the opening and closing of streams.
 var whole sync.Mutex
 
 // enabled is what the environment says of something; otherwise where it says nothing.

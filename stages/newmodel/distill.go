@@ -33,7 +33,7 @@ func Distill(ctx context.Context, dir string, s Spec, folder, name string, d gpu
 		return err
 	}
 	defer t.Model.Free()
-	t.Model.Head.Normalize = false
+	t.Model.Head.Normalize = false // how long an embedding is says how much its token counts
 	stream, err := d.OpenStream()
 	if err != nil {
 		return err

@@ -195,7 +195,7 @@ type Pass struct {
 	embed      embedActs
 	room       gpustage.Tensor   // [T, C]: an operand, for a copy of hidden states that is not kept; absent on most devices
 	copy       gpustage.Tensor   // [T, C]: of copyOf: room, or one that is kept
-	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one; absent without
+	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one; absent where there is none
 	beforeCopy gpustage.Mark     // the arena without copy
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment

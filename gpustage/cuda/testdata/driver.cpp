@@ -113,7 +113,9 @@ struct Memory {
 	Context *context; // null for the host's
 	size_t bytes;
 	char *pages;
-	size_t length; // of pages
+	size_t length;            // of pages
+	Context *pinned = nullptr; // which has pinned it, of the host's
+	bool portable = false;     // for other contexts as well
 };
 
 static Context contexts[16];
@@ -261,12 +263,15 @@ static void destroy(Context *c) {
 	drop(functions, [](auto &x) { return x->context; });
 	const size_t left[] = {drop(streams, [](auto &x) { return x.second->context; }), drop(events, [](auto &x) { return x.second.context; }),
 	                       drop(modules, [](auto &x) { return x.second->context; })};
-	if (left[0] || left[1] || left[2] || c->used)
-		fprintf(stderr, "the driver on the processor: a context is given back that has %zu streams, %zu events, %zu modules and %zu bytes of memory\n", left[0], left[1], left[2], c->used);
+	size_t pinned = 0;
 	std::vector<uintptr_t> its;
-	for (auto &m : memory)
-		if (m.second.context == c) its.push_back(m.first);
-	for (uintptr_t at : its) release(c, at);
+	for (auto &m : memory) {
+		if (m.second.context == c || m.second.pinned == c) its.push_back(m.first);
+		if (m.second.pinned == c) pinned += m.second.bytes;
+	}
+	if (left[0] || left[1] || left[2] || c->used || pinned)
+		fprintf(stderr, "the driver on the processor: a context is given back that has %zu streams, %zu events, %zu modules, %zu bytes of memory and %zu of the host's\n", left[0], left[1], left[2], c->used, pinned);
+	for (uintptr_t at : its) release(memory[at].context, at);
 }
 
 extern "C" {
@@ -421,7 +426,9 @@ CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char v, size_t bytes, CUstream
 
 CUresult cuMemHostAlloc(void **at, size_t bytes, unsigned flags) {
 	WHOLE;
-	return *at = (void *)allocate(nullptr, bytes), CUDA_SUCCESS;
+	uintptr_t begin = allocate(nullptr, bytes);
+	memory[begin].pinned = current, memory[begin].portable = flags & CU_MEMHOSTALLOC_PORTABLE;
+	return *at = (void *)begin, CUDA_SUCCESS;
 }
 
 CUresult cuMemFreeHost(void *at) {
@@ -434,6 +441,8 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstr
 	UNCAPTURED(s, stream);
 	if (!within(current, to, bytes)) return CUDA_ERROR_INVALID_VALUE;
 	if (!within(nullptr, (uintptr_t)from, bytes)) fail("an asynchronous copy of %zu bytes from memory that is not pinned", bytes);
+	auto &host = holding((uintptr_t)from)->second;
+	if (host.pinned != current && !host.portable) fail("a copy from what another context has pinned for itself");
 	return once(*s, [=] { memcpy((void *)to, from, bytes); });
 }
 
