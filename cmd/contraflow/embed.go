@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -212,6 +213,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 		return err
 	}
 	defer end()
+	t.KeepEmpty()
 	progress := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
 	vecs := make([]float32, embedRows*e.Size())
 	rows := embedRows
@@ -237,7 +239,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 		if err := w.Write(c, values...); err != nil {
 			return err
 		}
-		progress.add(c.Rows, n)
+		progress.add(c, n)
 	}
 	if err := w.Close(); err != nil {
 		return err
@@ -257,6 +259,7 @@ func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []s
 		return err
 	}
 	defer t.Close()
+	t.KeepEmpty()
 	w, err := dataset.NewNPYWriter(output, t.Rows(), e.Size())
 	if err != nil {
 		return err
@@ -276,7 +279,7 @@ func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []s
 		if err := w.Write(out); err != nil {
 			return err
 		}
-		p.add(c.Rows, n)
+		p.add(c, n)
 	}
 	if err := w.Close(); err != nil {
 		return err
@@ -288,12 +291,17 @@ func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []s
 // embedding counts texts, and says so.
 type embedding struct {
 	*ui
-	done, cut int
-	of        int64
+	done, cut, empty int
+	of               int64
 }
 
-func (p *embedding) add(rows, cut int) {
-	p.done, p.cut = p.done+rows, p.cut+cut
+func (p *embedding) add(c *dataset.Chunk, cut int) {
+	p.done, p.cut = p.done+c.Rows, p.cut+cut
+	for _, text := range c.Texts {
+		if strings.TrimSpace(text) == "" {
+			p.empty++
+		}
+	}
 	if p.due(false) {
 		p.printf("%d of %d texts\n", p.done, p.of)
 	}
@@ -303,6 +311,9 @@ func (p *embedding) end(e *embedder.Embedder, output string) {
 	p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), output)
 	if p.cut > 0 {
 		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, e.MaxLength())
+	}
+	if p.empty > 0 {
+		p.printf("%d texts are empty, and were embedded as such\n", p.empty)
 	}
 }
 

@@ -89,6 +89,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 				return err
 			}
 			defer t.Close()
+			t.KeepEmpty()
 			spec.Pooling = hfmodel.PoolingMode(pooling)
 			if err := newmodel.Create(cmd.Context(), out, spec, textsOf(cmd.Context(), t, columns)); err != nil {
 				return err

@@ -852,3 +852,37 @@ func TestExamples(t *testing.T) {
 	}
 	walk(newRoot())
 }
+
+// Corpora have empty texts: they are embedded, their rows keep their places, and none is mined.
+func TestEmptyTexts(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	var corpus, pairs strings.Builder
+	for i := range 40 {
+		text := fmt.Sprintf("stone %d of the house by river %d", i, i%7)
+		if i%20 == 3 {
+			text = " "
+		}
+		fmt.Fprintf(&corpus, "{\"text\": %q}\n", text)
+		fmt.Fprintf(&pairs, "{\"query\": \"which stone is %d\", \"positive\": \"it is stone %d of the house\"}\n", i, i)
+	}
+	for name, data := range map[string]string{"corpus.jsonl": corpus.String(), "pairs.jsonl": pairs.String()} {
+		if err := os.WriteFile(at(name), []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	succeed(t, "init", "--out", at("model"), "--static", "--hidden", "16", "--input", at("corpus.jsonl"))
+	for _, out := range []string{"out.npy", "out.parquet"} {
+		if r := succeed(t, "embed", "--model", at("model"), "--input", at("corpus.jsonl"), "--output", at(out)); !strings.Contains(r.stderr, "40 embeddings") || !strings.Contains(r.stderr, "2 texts are empty") {
+			t.Errorf("%s: %s", out, r.stderr)
+		}
+	}
+	r := succeed(t, "mine", "--model", at("model"), "--input", at("pairs.jsonl"), "--corpus", at("corpus.jsonl"), "--output", at("mined.parquet"), "--query", "query", "--positive", "positive", "--num-negatives", "30", "--range-max", "70")
+	if !strings.Contains(r.stderr, "2 documents of --corpus are empty") {
+		t.Errorf("%s", r.stderr)
+	}
+	succeed(t, "embed", "--model", at("model"), "--input", at("mined.parquet"), "--column", "positive", "--output", at("again.npy"))
+	if r := contraflow(t, "", "mine", "--model", at("model"), "--input", at("corpus.jsonl"), "--query", "text", "--positive", "text", "--output", at("none.parquet")); r.code != 1 || !strings.Contains(r.stderr, "corpus.jsonl:4") {
+		t.Errorf("queries of nothing: %d: %s", r.code, r.stderr)
+	}
+}

@@ -146,8 +146,12 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	}
 	var corpus []string
 	if len(m.corpus) > 0 {
-		if corpus, err = texts(ctx, m.corpus, m.corpusColumn); err != nil {
+		empty := 0
+		if corpus, empty, err = documents(ctx, m.corpus, m.corpusColumn); err != nil {
 			return fmt.Errorf("--corpus: %w", err)
+		}
+		if empty > 0 {
+			u.printf("%d documents of --corpus are empty, and negatives of no query\n", empty)
 		}
 	}
 	p := mine.Pair(queries, positives, corpus)
@@ -300,20 +304,32 @@ func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err
 	return queries, positives, nil
 }
 
-// texts reads a column, or what a template makes of several.
-func texts(ctx context.Context, files []string, column string) (out []string, err error) {
+// documents reads a corpus, but for its empty texts, of which corpora have some.
+func documents(ctx context.Context, files []string, column string) (out []string, empty int, err error) {
 	d, err := dataset.Open(ctx, dataset.Source{Paths: files, Query: column, Raw: true, InOrder: true})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer d.Close()
-	for row, err := range rows(ctx, d) {
+	for n := range d.Blocks() {
+		b, err := d.ReadBlock(ctx, n)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		out = row.texts(out, 0)
+		for i := range b.Rows {
+			err := b.Check(i)
+			var bad *dataset.RowError
+			switch {
+			case err == nil:
+				out = b.Texts(out, i, 0)
+			case errors.As(err, &bad) && bad.Empty():
+				empty++
+			default:
+				return nil, 0, err
+			}
+		}
 	}
-	return out, nil
+	return out, empty, nil
 }
 
 func (m *mineFlags) write(p mine.Pairs, rows []mine.Row) error {

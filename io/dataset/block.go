@@ -142,17 +142,19 @@ func (b *Block) check(row int) (column, reason string) {
 				return s.name, fmt.Sprintf("text %d of the list is %s", k, reason)
 			}
 			if reason != "" {
-				return b.d.textName(i), "the text is " + reason
+				return b.d.textName(i), theText + reason
 			}
 		}
 	}
 	return b.checkNumbers(row)
 }
 
+const theText, textEmpty, textBlank = "the text is ", "empty", "blank"
+
 // checkText tells why a text can't be trained on; "" if it can.
 func checkText(b []byte) string {
 	if len(b) == 0 {
-		return "empty"
+		return textEmpty
 	}
 	for i, c := range b {
 		if c > ' ' {
@@ -162,7 +164,7 @@ func checkText(b []byte) string {
 			return ""
 		}
 	}
-	return "blank"
+	return textBlank
 }
 
 // blockReader reads blocks for one goroutine. Blocks read in their order share the work at their borders.

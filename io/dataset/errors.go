@@ -52,6 +52,11 @@ func (e *RowError) Error() string {
 
 func (e *RowError) Unwrap() error { return ErrBadRow }
 
+// Empty tells that the row's fault is a text without anything in it, not one that is null.
+func (e *RowError) Empty() bool {
+	return e.Reason == theText+textEmpty || e.Reason == theText+textBlank
+}
+
 // Location says where a row is at rest.
 type Location struct {
 	File     string

@@ -211,7 +211,7 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 		}
 		reason := checkText([]byte(full))
 		if reason == textNotUTF8 {
-			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: "the text is " + reason}
+			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: theText + reason}
 		}
 		return add(id.text, full, reason != "", t.Locate(row))
 	})

@@ -20,7 +20,12 @@ type Table struct {
 	names  []string // top-level columns
 	schema func(*orderedGroup) error
 	json   []jsonColumn // of JSON lines
+	empty  bool         // texts of nothing are texts
 }
+
+// KeepEmpty has texts without anything in them taken, as corpora have some and their rows are to keep their places. Otherwise they are errors.
+// One that is null is an error still.
+func (t *Table) KeepEmpty() { t.empty = true }
 
 type tableFile struct {
 	parquet *parquetFile
@@ -340,9 +345,9 @@ func (t *Table) showTexts(c *Chunk, leaf int, name string) error {
 		if !v.IsNull() {
 			reason = checkText(v.ByteArray())
 		}
-		if reason != "" {
+		if reason != "" && !(t.empty && (reason == textEmpty || reason == textBlank)) {
 			row := c.First + int64(i)
-			return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: "the text is " + reason}
+			return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: theText + reason}
 		}
 		c.Texts = append(c.Texts, string(v.ByteArray()))
 	}

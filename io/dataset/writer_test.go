@@ -610,3 +610,36 @@ func TestTableFieldNames(t *testing.T) {
 		}
 	}
 }
+
+// A table's empty texts are errors, unless they are to keep their places; what is null is one always.
+func TestTableEmpty(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "in.jsonl")
+	if err := os.WriteFile(path, []byte("{\"a\": \"x\", \"b\": \"x\"}\n{\"a\": \"\", \"b\": null}\n{\"a\": \" \\n\", \"b\": \"y\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := func(column string, keep bool) (texts []string, err error) {
+		table, err := OpenTable(t.Context(), []string{path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.Close()
+		if keep {
+			table.KeepEmpty()
+		}
+		for c, err := range table.Chunks(t.Context(), column, 10) {
+			if err != nil {
+				return nil, err
+			}
+			texts = append(texts, c.Texts...)
+		}
+		return texts, nil
+	}
+	if got, err := read("a", true); err != nil || !slices.Equal(got, []string{"x", "", " \n"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	for column, keep := range map[string]bool{"a": false, "b": true} {
+		if _, err := read(column, keep); err == nil || !strings.Contains(err.Error(), `in.jsonl:2, column "`+column+`": the text is `) {
+			t.Errorf("column %s: %v", column, err)
+		}
+	}
+}
