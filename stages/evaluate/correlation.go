@@ -25,6 +25,18 @@ func EvaluateSTS(similarities, gold []float64) (STS, error) {
 	return s, err
 }
 
+// CheckGold tells whether EvaluateSTS can say anything with such gold scores, whatever the similarities: for who will have those much later.
+func CheckGold(gold []float64) error {
+	switch {
+	case len(gold) < 2:
+		return fmt.Errorf("a correlation is of two pairs at least, and there are %d", len(gold))
+	case slices.Min(gold) == slices.Max(gold):
+		return fmt.Errorf("all %d scores are %v: nothing correlates with that", len(gold), gold[0])
+	}
+	_, err := Spearman(gold, gold)
+	return err
+}
+
 // Pearson is the linear correlation of x and y, in [-1, 1]. Fewer than two pairs, a list in which all values are equal
 // (where scipy gives NaN and a warning) and values that are not finite are errors.
 func Pearson(x, y []float64) (float64, error) {

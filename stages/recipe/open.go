@@ -18,6 +18,7 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/reranker"
@@ -542,6 +543,9 @@ func (x *Run) openEval(ctx context.Context) error {
 		var err error
 		if x.sts, err = dataset.LoadPairs(ctx, e.STS.Path, e.STS.A, e.STS.B, e.STS.Score); err != nil {
 			return fmt.Errorf("eval.sts: %w", err)
+		}
+		if err := evaluate.CheckGold(x.sts.Scores); err != nil {
+			return fmt.Errorf("eval.sts: %s, column %q: %w; it takes another file (eval.sts.path) or column (eval.sts.score), or no eval.sts", e.STS.Path, e.STS.Score, err)
 		}
 	}
 	return nil

@@ -625,6 +625,34 @@ func TestKnownBefore(t *testing.T) {
 	}
 }
 
+// Pairs that no similarities correlate with are known before the first step, not when the model is trained.
+func TestScoresThatSayNothing(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "same.jsonl")
+	pair := `{"a":"x","b":"y","s":1}` + "\n"
+	for text, want := range map[string]string{
+		strings.Repeat(pair, 3): "all 3 scores are 1: nothing correlates with that",
+		pair:                    "two pairs at least, and there are 1",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", file)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := Open(t.Context(), r, Observer{})
+		if err == nil {
+			x.Close()
+		}
+		for _, want := range []string{fmt.Sprintf("eval.sts: %s, column %q: ", file, "s"), want, "another file (eval.sts.path)"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+	}
+}
+
 // A reranker or an m3 with LoRA, whose factors are merged when it is saved, ends as its best evaluation's too.
 func TestBestMerged(t *testing.T) {
 	j := newJob(t, 60)
