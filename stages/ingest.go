@@ -2,6 +2,8 @@ package stages
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 
 	"contraflow/io/dataset"
@@ -16,6 +18,8 @@ type Plan struct {
 	Accumulate int                   // batches per step; a step never crosses an epoch's end, so an epoch's last may have fewer
 	MaxSteps   int                   // 0: all epochs
 	Config     dataset.SamplerConfig // the sampler's
+
+	WithoutBad string // what goes on without a row that can't be used, said with the error of one; may be ""
 
 	// Of several ranks, which all have the same plan, each reads its slice of every batch.
 	Rank, Ranks int // Ranks 0 means 1
@@ -117,6 +121,9 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Config.Window})
 		}
 		examples, err := readers[k].Read(ctx, batch.Pass, rows)
+		if p.WithoutBad != "" && errors.Is(err, dataset.ErrBadRow) {
+			return nil, fmt.Errorf("%w; %s", err, p.WithoutBad)
+		}
 		if err != nil {
 			return nil, err
 		}

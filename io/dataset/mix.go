@@ -292,3 +292,36 @@ func (m *Mixer) Restore(c Cursor) error {
 	m.index = c.Batch
 	return nil
 }
+
+// RestoreSkipping is Restore to a place that was come to while a row that can't be used was an error: before it there was none, so that a mixer
+// that skips such rows has come to it by the same batches. Where it has not, since an epoch has other numbers of batches of its datasets without
+// those rows, or since the data has changed, that is an error.
+func (m *Mixer) RestoreSkipping(c Cursor) error {
+	all := &Mixer{cfg: m.cfg, mix: m.mix}
+	for _, p := range m.parts {
+		f := p.Restart()
+		f.cfg.Skip, f.lengths = nil, map[int]int64{}
+		all.parts = append(all.parts, f)
+	}
+	if err := all.Restore(c); err != nil {
+		return err
+	}
+	if was, here := all.shares(c.Epoch), m.shares(c.Epoch); len(m.parts) > 1 && !slices.Equal(was, here) {
+		return fail(ErrCursor, "the order of the data can't be continued: the batches of an epoch, by dataset, were %v and are %v without the rows that can't be used", was, here)
+	}
+	c.Parts = slices.Clone(c.Parts)
+	for i, p := range m.parts {
+		if row, ok := all.parts[i].taken(p.cfg.Skip); ok {
+			return fail(ErrCursor, "the order of the data can't be continued: row %d can't be used, and has been: the data has changed", row)
+		}
+		if p.texts != nil || p.cfg.Lengths != nil {
+			continue // all rows were looked at before the first batch
+		}
+		if len(c.Parts) > 0 {
+			c.Parts[i].Skipped = len(p.cfg.Skip)
+		} else {
+			c.Skipped = len(p.cfg.Skip)
+		}
+	}
+	return m.Restore(c)
+}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -322,6 +323,63 @@ func TestSkipBad(t *testing.T) {
 	}
 	if all := drainMixer(m); fmt.Sprint(all[0].Rows, all[1].Rows) != "[0 2] [5]" || len(all) != 2 {
 		t.Errorf("batches %v", all)
+	}
+}
+
+// Rows that a mixer skips after a place change nothing before it: from the place on its batches are those of one that has skipped them from the
+// beginning. Where that isn't so, it is an error.
+func TestRestoreSkipping(t *testing.T) {
+	for _, drop := range []bool{false, true} {
+		cfg := SamplerConfig{Seed: 3, GlobalSize: 10, Epochs: 3, Shuffle: true, DropLast: drop}
+		for _, mix := range []Mixing{{}, {Kind: RoundRobin}, {Kind: Weighted, Weights: []float64{1, 2}}, {Kind: Tempered, Temperature: 2}} {
+			for sources := 1; sources <= 2; sources++ {
+				if mix.Kind == Weighted {
+					mix.Weights = []float64{1, 2}[:sources]
+				}
+				mixer := func(skip []int64) *Mixer {
+					m, err := NewMixer([]Part{{Layout: fixed(105), Skip: skip}, {Layout: fixed(43)}}[:sources], cfg, mix)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return m
+				}
+				m, place := mixer(nil), 3
+				var later []int64 // the first dataset's rows, as they come
+				for range place {
+					if batch, _ := m.Next(); batch.Source == 0 {
+						later = append(later, batch.Rows...)
+					}
+				}
+				cursor, used := m.Cursor(), len(later)
+				for row := range int64(105) {
+					if !slices.Contains(later[:used], row) {
+						later = append(later, row)
+					}
+				}
+				name := fmt.Sprintf("%v of %d, drop last %t", mix, sources, drop)
+				few, many := later[60:63], later[50:80]
+				for _, skip := range [][]int64{few, many} {
+					whole, got := mixer(skip), mixer(skip)
+					err := got.RestoreSkipping(cursor)
+					if sources > 1 && !slices.Equal(mixer(nil).Shares(0), whole.Shares(0)) {
+						if !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), "by dataset") {
+							t.Errorf("%s: other shares: %v", name, err)
+						}
+						continue
+					}
+					if err != nil {
+						t.Errorf("%s: %v", name, err)
+						continue
+					}
+					if a, b := drainMixer(whole)[place:], drainMixer(got); !reflect.DeepEqual(a, b) {
+						t.Errorf("%s, %d skipped: batches %v, want %v", name, len(skip), b, a)
+					}
+				}
+				if err := mixer(later[:1]).RestoreSkipping(cursor); !errors.Is(err, ErrCursor) {
+					t.Errorf("%s: a row that has been used is skipped: %v", name, err)
+				}
+			}
+		}
 	}
 }
 

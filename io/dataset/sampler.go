@@ -171,6 +171,17 @@ func (s *Sampler) take() (row int64, ok bool) {
 	return row, !bad
 }
 
+// taken finds one of some rows, ascending, that the epoch's batches have had.
+func (s *Sampler) taken(rows []int64) (row int64, ok bool) {
+	for pos := int64(0); pos < s.pos && len(rows) > 0; pos++ {
+		row = s.order.At(pos)
+		if _, ok := slices.BinarySearch(rows, row); ok {
+			return row, true
+		}
+	}
+	return 0, false
+}
+
 // Next returns the next batch, and false after the last epoch's last.
 func (s *Sampler) Next() (Batch, bool) {
 	for s.epoch < s.cfg.Epochs {

@@ -374,8 +374,14 @@ func (x *Run) openData(ctx context.Context) error {
 		return err
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Config: order, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
+	if r.Data.OnError == "stop" {
+		x.plan.WithoutBad = skipRows + ", with --resume from the last checkpoint"
+	}
 	return nil
 }
+
+// skipRows is the way out where a row can't be used.
+const skipRows = "data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them"
 
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
@@ -402,7 +408,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	}
 	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
 	if errors.Is(err, dataset.ErrBadRow) {
-		return p, fmt.Errorf("%w; data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them", err)
+		return p, fmt.Errorf("%w; %s", err, skipRows)
 	}
 	if err != nil {
 		return p, err

@@ -31,6 +31,10 @@ var mayChange = []string{
 	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.activation_checkpointing", "data.train[].path", "loss.guide.path", "loss.guide.device",
 }
 
+// beginsToSkip is how compareRecipes says that rows that can't be used no longer end the run. Before a checkpoint there were none of those, and what
+// follows goes by their place in the data, them included. The other way round rows that were left out would be in the way.
+const beginsToSkip = "data.on_error was stop and is skip"
+
 // compareRecipes lists what differs between a checkpoint's recipe and this run's; what may not differ is an error.
 func compareRecipes(was string, now Recipe) (changed []string, err error) {
 	text, err := now.YAML()
@@ -59,7 +63,7 @@ func compareRecipes(was string, now Recipe) (changed []string, err error) {
 		}
 		line := fmt.Sprintf("%s was %s and is %s", k, orUnset(a[k]), orUnset(b[k]))
 		generic := indices.ReplaceAllString(k, "[]")
-		if slices.ContainsFunc(mayChange, func(m string) bool {
+		if line == beginsToSkip || slices.ContainsFunc(mayChange, func(m string) bool {
 			rest, ok := strings.CutPrefix(generic, m)
 			return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 		}) {
@@ -246,7 +250,11 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	if err := json.Unmarshal(c.Data, &cursor); err != nil {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
 	}
-	if err := x.sampler.Restore(cursor); err != nil {
+	restore := x.sampler.Restore
+	if slices.Contains(changed, beginsToSkip) {
+		restore = x.sampler.RestoreSkipping
+	}
+	if err := restore(cursor); err != nil {
 		var data []string
 		for _, line := range changed {
 			if strings.HasPrefix(line, "data.") {

@@ -298,6 +298,7 @@ func TestCompareRecipes(t *testing.T) {
 		{"model.max_length=17", "", "model.max_length.document was not set and is 17; model.max_length.query was not set and is 17"},
 		{"data.train=[{path: d.parquet, query: other, positive: p}]", "", "data.train[0].query was q and is other"},
 		{"batch.no_duplicates=false", "", "batch.no_duplicates was true and is false"},
+		{"data.on_error=skip", "data.on_error was stop and is skip", ""},
 		{"train.seed=1", "", "train.seed was 42 and is 1"},
 	} {
 		now, err := Parse("r", []byte(minimal), []string{c.set})
@@ -622,6 +623,47 @@ func TestKnownBefore(t *testing.T) {
 		if left, err := filepath.Glob(filepath.Join(j.dir, "run", "*"+previous)); err != nil || len(left) > 0 {
 			t.Errorf("%v: the run before was set aside: %v %v", sets, left, err)
 		}
+	}
+}
+
+// A bad row that ends a run says what goes on without it; the run then ends as if it had skipped the row from its beginning.
+func TestResumeSkipping(t *testing.T) {
+	j := newJob(t, 390)
+	sets := []string{
+		"batch.accumulate=1", "batch.no_duplicates=false", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "train.epochs=2", "save.every=1", "mesh.replicate=2",
+	}
+	good, err := j.run(t, "good", nil, 0, false, append(sets, "train.max_steps=26")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.Split(raw, []byte("\n"))
+	bad := good.rows[24][1][2]
+	lines[bad] = []byte(`{"q":null,"p":"x"}`)
+	if err := os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	skip := append(sets, "data.on_error=skip")
+	if _, err := j.run(t, "whole", nil, 0, false, skip...); err != nil {
+		t.Fatal(err)
+	}
+	_, err = j.run(t, "run", nil, 0, false, sets...)
+	if want := fmt.Sprintf("data.jsonl:%d, column %q: the text is null; data.on_error: skip lists", bad+1, "q"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Fatalf("%v, want %q", err, want)
+	}
+	o, err := j.run(t, "run", nil, 0, true, skip...)
+	if err != nil || o.summary.from == 0 || o.summary.from >= 25 || o.summary.Skipped != 1 || !strings.Contains(fmt.Sprint(o.notes), "changed since then: "+beginsToSkip) {
+		t.Fatalf("%+v, %q, %v", o.summary, o.notes, err)
+	}
+	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Error("the weights differ from those of a run that skipped the row from its beginning")
+	}
+	if _, err = j.run(t, "whole", nil, 0, true, append(sets, "train.epochs=3")...); err == nil || !strings.Contains(err.Error(), "data.on_error was skip and is stop") {
+		t.Errorf("the other way round: %v", err)
 	}
 }
 
