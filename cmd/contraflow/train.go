@@ -51,8 +51,8 @@ func newTrain() *cobra.Command {
 		Long: `train runs a recipe. It writes a checkpoint into save.dir every save.every steps (or minutes: 10m), and --resume goes on from the newest
 complete one as if nothing had happened: on the same mesh to the bit.
 
-SIGTERM or an interrupt make it write one after the step at hand and end with exit code 0, a second one ends it at once; SIGUSR1 makes it
-write one and go on.`,
+SIGTERM or an interrupt make it write one after the step at hand or the next one and end with exit code 0, a second one ends it at once; an
+evaluation that is due then is made by --resume, unless save.best or eval.early_stopping need it. SIGUSR1 makes it write one and go on.`,
 		Example: `  contraflow train -c recipe.yaml
   contraflow train -c recipe.yaml --resume
   contraflow train -c recipe.yaml --set train.max_steps=8 --out runs/try`,

@@ -208,7 +208,7 @@ func TestTrimLog(t *testing.T) {
 	if err := os.Mkdir(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := trimLog(path, 2); err == nil {
+	if err := trimLog(path, 2, false); err == nil {
 		t.Error("the log was rewritten in place")
 	}
 	if got, err := os.ReadFile(path); string(got) != text {
@@ -217,7 +217,7 @@ func TestTrimLog(t *testing.T) {
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
 	}
-	if err := trimLog(path, 2); err != nil {
+	if err := trimLog(path, 2, false); err != nil {
 		t.Error(err)
 	}
 	if got, err := os.ReadFile(path); string(got) != "{\"step\":0}\n{\"step\":1}\n{\"step\":2}\n" {

@@ -21,13 +21,14 @@ type Control struct {
 	running    atomic.Bool
 }
 
-// Save asks for a checkpoint after the step at hand.
+// Save asks for a checkpoint after the step at hand, or, as Stop does, after the next one.
 func (c *Control) Save() bool {
 	c.save.Store(true)
 	return c.running.Load()
 }
 
-// Stop asks for a checkpoint after the step at hand, and for the run to end with it. It returns false if no run has begun:
+// Stop asks for a checkpoint, and for the run to end with it: after the step at hand, or, since ranks agree on it in a step's backward pass, after
+// the next one. It returns false if no run has begun:
 // then there is nothing to save.
 func (c *Control) Stop() bool {
 	if !c.running.Load() {
@@ -53,16 +54,17 @@ type checkpoints struct {
 
 // progress is what a run remembers besides its state: part of a checkpoint.
 type progress struct {
-	First     *float64 `json:"first,omitempty"` // the value before the first step (eval.at_start)
-	Best      *float64 `json:"best,omitempty"`  // the best evaluation's value
-	BestStep  int      `json:"best_step,omitempty"`
-	BestBy    string   `json:"best_by,omitempty"`    // what has measured it
-	BestModel string   `json:"best_model,omitempty"` // with save.best: the hash of its weights
-	Mark      *float64 `json:"mark,omitempty"`       // the last value that was better by min_delta: nil in old checkpoints, where it is Best
-	Worse     int      `json:"worse,omitempty"`      // evaluations since
-	Enough    bool     `json:"enough,omitempty"`     // the run is to stop early
-	Over      bool     `json:"over,omitempty"`       // the run has, and its model is saved
-	Missed    int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
+	First      *float64 `json:"first,omitempty"` // the value before the first step (eval.at_start)
+	Best       *float64 `json:"best,omitempty"`  // the best evaluation's value
+	BestStep   int      `json:"best_step,omitempty"`
+	BestBy     string   `json:"best_by,omitempty"`    // what has measured it
+	BestModel  string   `json:"best_model,omitempty"` // with save.best: the hash of its weights
+	Mark       *float64 `json:"mark,omitempty"`       // the last value that was better by min_delta: nil in old checkpoints, where it is Best
+	Worse      int      `json:"worse,omitempty"`      // evaluations since
+	Enough     bool     `json:"enough,omitempty"`     // the run is to stop early
+	Over       bool     `json:"over,omitempty"`       // the run has, and its model is saved
+	Unmeasured bool     `json:"unmeasured,omitempty"` // the run was stopped instead of making the evaluation after the step: who goes on makes it
+	Missed     int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
 	Counts
 }
 

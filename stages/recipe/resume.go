@@ -281,9 +281,10 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	return x.checkBest(changed)
 }
 
-// trimLog keeps the lines of a .jsonl file of steps up to the given one: later ones will be written again. A kill on the way leaves the file as
+// trimLog keeps the lines of a .jsonl file of steps up to the given one: later ones will be written again, and so will its evaluation, if that is
+// yet to be made. A kill on the way leaves the file as
 // it was.
-func trimLog(path string, step int) error {
+func trimLog(path string, step int, unmeasured bool) error {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -299,9 +300,10 @@ func trimLog(path string, step int) error {
 			break // what is not a whole line was cut off by a kill
 		}
 		var at struct {
-			Step *int `json:"step"`
+			Step   *int    `json:"step"`
+			Metric *string `json:"metric"`
 		}
-		if json.Unmarshal(line, &at) == nil && at.Step != nil && *at.Step <= step && step > 0 {
+		if json.Unmarshal(line, &at) == nil && at.Step != nil && *at.Step <= step && step > 0 && !(unmeasured && *at.Step == step && at.Metric != nil) {
 			kept.Write(line)
 		}
 	}

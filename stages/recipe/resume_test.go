@@ -667,6 +667,57 @@ func TestResumeSkipping(t *testing.T) {
 	}
 }
 
+// A run that is stopped doesn't make the evaluation after its last step; the one that goes on from there does, once, and both together end with the
+// bits and the evaluations of one that was not stopped.
+func TestStopBeforeEvaluation(t *testing.T) {
+	j := newJob(t, 100)
+	values := func(out string) (all []string) {
+		for _, m := range j.lines(t, out) {
+			if m["metric"] != nil {
+				all = append(all, fmt.Sprint(m["step"], m["value"]))
+			}
+		}
+		return all
+	}
+	for name, mesh := range map[string]string{"alone": "mesh.replicate=1", "replicas": "mesh.replicate=2", "streamed": "mesh={shard: 2, parameters: streamed}"} {
+		sets := []string{j.sts(t), "eval.every=1", mesh}
+		if _, err := j.run(t, name+" whole", nil, 0, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+		o, err := j.run(t, name, nil, 3, false, sets...)
+		if err != nil || !o.summary.Stopped {
+			t.Fatalf("%s: %+v, %v", name, o.summary, err)
+		}
+		want, at := values(name+" whole"), o.summary.Steps
+		if got := values(name); !slices.Equal(got, want[:at-1]) {
+			t.Errorf("%s: stopped after step %d it has evaluations %v, want %v", name, at, got, want[:at-1])
+		}
+		metrics := filepath.Join(j.dir, name, "metrics.jsonl")
+		file, err := os.OpenFile(metrics, os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(file, `{"step":%d,"metric":"spearman","value":0}`+"\n", at) // of a run that has gone on from here, and was killed
+		file.Close()
+		if _, err := j.run(t, name, nil, 0, true, sets...); err != nil {
+			t.Fatal(err)
+		}
+		if got := values(name); !slices.Equal(got, want) {
+			t.Errorf("%s: evaluations %v, want %v", name, got, want)
+		}
+		if !bytes.Equal(j.saved(t, name, "*.safetensors"), j.saved(t, name+" whole", "*.safetensors")) {
+			t.Errorf("%s: the weights differ from those of a run that was not stopped", name)
+		}
+		if name == "streamed" {
+			continue // not yet with save.best
+		}
+		best := append(sets, "save.best=true")
+		if o, err = j.run(t, name+" best", nil, 3, false, best...); err != nil || len(values(name+" best")) != o.summary.Steps {
+			t.Errorf("%s: with save.best a stopped run has evaluations %v of %d steps: %v", name, values(name+" best"), o.summary.Steps, err)
+		}
+	}
+}
+
 // Pairs that no similarities correlate with are known before the first step, not when the model is trained.
 func TestScoresThatSayNothing(t *testing.T) {
 	j := newJob(t, 40)

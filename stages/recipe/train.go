@@ -167,11 +167,16 @@ func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.Step
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
-		return due && (x.task != nil || x.sts != nil || x.candidates != nil)
+		return due && x.evaluates()
 	}))
 	in := pipeline.In(s, "result", results)
 	out := pipeline.Out[*Evaluation](s, "evaluation")
 	s.Do(func(t *pipeline.Task) error {
+		if x.putsOff(in.Get(t)) {
+			x.saves.progress.Unmeasured = true
+			out.Put(t, nil)
+			return nil
+		}
 		x.engine.Stream = stages.Stream(t)
 		began := time.Now()
 		ev, err := x.evaluate(t.Context(), x.engine)
@@ -199,6 +204,46 @@ func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.Step
 		return nil
 	})
 	return out.Port
+}
+
+// evaluates tells whether there is something to measure the model on.
+func (x *Run) evaluates() bool { return x.task != nil || x.sts != nil || x.candidates != nil }
+
+// putsOff tells whether the evaluation after a step is left to the run that goes on from it, so that who has asked for the end need not wait for it.
+// One that the best model or an early end depend on is not: the run may go on with fewer steps, and so end with this one.
+func (x *Run) putsOff(r stages.StepResult) bool {
+	return r.Asked.Stop && !x.over(r) && !x.rollsBack(r) && !x.Recipe.Save.Best && x.Recipe.Eval.EarlyStopping == nil
+}
+
+// evaluateUnmeasured makes the evaluation that was put off when the run was stopped.
+func (x *Run) evaluateUnmeasured(ctx context.Context, log *journal) error {
+	x.saves.progress.Unmeasured = false
+	if !x.evaluates() {
+		return nil
+	}
+	x.engine.Stream = x.stream
+	ev, err := x.evaluate(ctx, x.engine)
+	if err != nil {
+		return err
+	}
+	if ev != nil {
+		ev.Step = x.saves.first
+		x.measured, log.summary.Eval = ev, ev
+		better := x.saves.progress.measured(ev, x.Recipe.Eval.EarlyStopping)
+		if better {
+			x.saves.best = ev
+		}
+		if better && x.Recipe.Save.Best { // which it was not when the run was stopped
+			if err := x.keepBest(x.stream); err != nil {
+				return fmt.Errorf("saving the best model: %w", err)
+			}
+		}
+		if err := log.evaluation(*ev); err != nil {
+			return err
+		}
+	}
+	log.last = time.Now()
+	return nil
 }
 
 // evaluateFirst measures the model as it is before the first step.
@@ -523,6 +568,11 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 			return fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
 		}
 	}
+	if from != nil && x.saves.progress.Unmeasured {
+		if err := x.evaluateUnmeasured(ctx, log); err != nil {
+			return fmt.Errorf("the evaluation after step %d: %w", x.saves.first, err)
+		}
+	}
 	if from == nil && x.Recipe.Eval.AtStart {
 		if err := x.evaluateFirst(ctx, log); err != nil {
 			return err
@@ -578,7 +628,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, "metrics.jsonl")
-	if err := trimLog(path, x.saves.first); err != nil {
+	if err := trimLog(path, x.saves.first, x.saves.progress.Unmeasured); err != nil {
 		return nil, err
 	}
 	return os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
