@@ -233,14 +233,18 @@ func openDir(tmp string) (*os.File, error) {
 }
 
 // openLocked opens, locks and then empties what open opens. A former owner may rename it away or remove it between
-// open and lock: then the lock is on something that no longer has this name, and we try again.
+// open and lock: then the lock is on something that no longer has this name, and we try again. In a folder that was
+// deleted while it is somebody's working folder, and in /proc, nothing can be made however often we try.
 func openLocked(tmp string, open func() (*os.File, error), empty func(*os.File) error) (*os.File, error) {
-	for {
+	for missing := 0; ; {
 		f, err := open()
 		if errors.Is(err, fs.ErrNotExist) {
 			if _, err := os.Stat(filepath.Dir(tmp)); err == nil {
-				continue
+				if missing++; missing < 100 {
+					continue
+				}
 			}
+			return nil, fmt.Errorf("%w: its folder does not exist, was deleted, or takes no files: make it, or choose another", err)
 		}
 		if err != nil {
 			return nil, err

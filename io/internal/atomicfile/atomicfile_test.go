@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -184,6 +185,35 @@ func TestRecoverPrevious(t *testing.T) {
 	}
 	if got := read(t, filepath.Join(dir, "x")); got != "old" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// A folder that is there and takes no files is an error, not tried for ever.
+func TestFolderTakesNothing(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("a working folder can't be deleted")
+	}
+	dir := filepath.Join(t.TempDir(), "z")
+	os.Mkdir(dir, 0o777)
+	t.Chdir(dir)
+	if err := os.Remove(dir); err != nil {
+		t.Skip(err)
+	}
+	for name, f := range map[string]func() error{
+		"f":       func() error { return Write("f", put("x")) },
+		"/proc/x": func() error { return Write("/proc/x", put("x")) },
+		"/proc/d": func() error { return WriteDir("/proc/d", func(string) error { return nil }) },
+	} {
+		end := make(chan error, 1)
+		go func() { end <- f() }()
+		select {
+		case err := <-end:
+			if err == nil || name == "f" && (!errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "was deleted, or takes no files")) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s: still trying", name)
+		}
 	}
 }
 
