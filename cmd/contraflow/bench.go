@@ -1,11 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"runtime/pprof"
 	"slices"
@@ -16,6 +16,7 @@ import (
 
 	"contraflow/cmd/contraflow/internal/bench"
 	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
 	"contraflow/stages/recipe"
 )
 
@@ -71,20 +72,24 @@ registers on as many threads, measured right before and after: what no program c
 }
 
 // profiled runs a benchmark, under the profiler if asked for.
-func (f *benchFlags) profiled(run func() error) (err error) {
+func (f *benchFlags) profiled(run func() error) error {
 	if f.profile == "" {
 		return run()
 	}
-	out, err := os.Create(f.profile)
+	out, err := checkpoint.Disk{}.Replace(f.profile)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	if err := pprof.StartCPUProfile(out); err != nil {
-		return err
+	var profile bytes.Buffer // pprof drops errors of writing
+	if err := pprof.StartCPUProfile(&profile); err != nil {
+		return out.Abort(err)
 	}
-	defer pprof.StopCPUProfile()
-	return run()
+	err = run()
+	pprof.StopCPUProfile()
+	if _, failed := out.Write(profile.Bytes()); failed != nil {
+		return errors.Join(err, out.Abort(failed))
+	}
+	return errors.Join(err, out.Commit())
 }
 
 // timed adds --seconds to a benchmark.

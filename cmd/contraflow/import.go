@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"contraflow/io/checkpoint"
 	"contraflow/stages/recipe"
 	"contraflow/stages/recipe/imports"
 )
@@ -60,15 +62,21 @@ stands in comments above the recipe, and on standard error.`,
 				fmt.Fprint(cmd.OutOrStdout(), res.Recipe)
 				return nil
 			}
-			f, err := os.OpenFile(out, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+			if _, err := os.Lstat(out); err == nil {
+				return &fs.PathError{Op: "write", Path: out, Err: fs.ErrExist}
+			}
+			f, err := checkpoint.Disk{}.Replace(out)
 			if err != nil {
 				return err
 			}
-			_, err = f.WriteString(res.Recipe)
-			if err = errors.Join(err, f.Close()); err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s; next: contraflow train -c %s\n", out, out)
+			if _, err := f.WriteString(res.Recipe); err != nil {
+				return f.Abort(err)
 			}
-			return err
+			if err := f.Commit(); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s; next: contraflow train -c %s\n", out, out)
+			return nil
 		},
 	}
 	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together; default: what torchrun is told, or 1")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -108,5 +109,47 @@ func TestBarStatus(t *testing.T) {
 	}
 	if s := u.status(); s != " loss 1.5000  7 pairs/s  8 tokens/s  20s" {
 		t.Errorf("10 steps took 20 s and 10 are left: %q", s)
+	}
+}
+
+// Files that a user asks for are put in the place of what was there: another name of that keeps what it has.
+func TestWholeFiles(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	succeed(t, "train", "-c", at("recipe.yaml"), "--quiet", "--set", "train.max_steps=1", "--set", "eval.every=0")
+	for name, command := range map[string][]string{
+		at("out.html"):        {"report", at("run"), "--out", at("out.html")},
+		at("run/report.html"): {"report", at("run")},
+		at("cpu.prof"):        {"bench", "gemm", "--shape", "8,8,8", "--seconds", "0", "--cpu-profile", at("cpu.prof")},
+	} {
+		if err := os.WriteFile(name, []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Link(name, name+".was"); err != nil {
+			t.Skip(err)
+		}
+		succeed(t, command...)
+		was, err := os.ReadFile(name + ".was")
+		if is, err := os.ReadFile(name); err != nil || len(is) < 100 {
+			t.Errorf("%v: wrote %d bytes, %v", command, len(is), err)
+		}
+		if err != nil || string(was) != "old" {
+			t.Errorf("%v: what was there is not replaced, but written over: %d bytes, %v", command, len(was), err)
+		}
+	}
+	settings := []string{"import", at("args.json"), "--out", at("imported.yaml")}
+	if err := os.WriteFile(at("args.json"), []byte(`{"model": "m", "train_dataset": "x.parquet", "loss": "MultipleNegativesRankingLoss"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	succeed(t, settings...)
+	first, err := os.ReadFile(at("imported.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := contraflow(t, "", settings...); r.code == 0 || !strings.Contains(r.stderr, "imported.yaml: file already exists") {
+		t.Errorf("import over a file: exit code %d\n%s", r.code, r.stderr)
+	}
+	if again, err := os.ReadFile(at("imported.yaml")); err != nil || string(again) != string(first) {
+		t.Errorf("import changed what was there: %v", err)
 	}
 }

@@ -3,13 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"contraflow/io/checkpoint"
 	"contraflow/stages/recipe"
 	"contraflow/stages/report"
 )
@@ -45,11 +44,14 @@ Several runs are drawn over each other, with where their recipes differ.`,
 					out = filepath.Join(args[0], report.File)
 				}
 			}
-			var b strings.Builder
-			if err := report.Write(&b, runs...); err != nil {
+			f, err := checkpoint.Disk{}.Replace(out)
+			if err != nil {
 				return err
 			}
-			if err := os.WriteFile(out, []byte(b.String()), 0o666); err != nil {
+			if err := report.Write(f, runs...); err != nil {
+				return f.Abort(err)
+			}
+			if err := f.Commit(); err != nil {
 				return err
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), out)

@@ -34,6 +34,12 @@ func (Disk) Rename(from, to string) error       { return os.Rename(from, to) }
 func (Disk) RemoveAll(path string) error        { return os.RemoveAll(path) }
 func (Disk) SyncDir(dir string) error           { return atomicfile.SyncDir(dir) }
 func (Disk) FreeSpace(dir string) (int64, bool) { return atomicfile.FreeSpace(dir) }
+
+// Replace begins to write a file, not only of checkpoints, that Commit puts whole in the place of what is there, and Abort removes. Of a link,
+// what it leads to is replaced, and a pipe or a device (/dev/stdout) is written into.
+func (Disk) Replace(path string) (*atomicfile.File, error) { return atomicfile.Replace(path) }
+
+// Names are those of what is in a folder.
 func (Disk) Names(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {

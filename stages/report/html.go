@@ -6,12 +6,12 @@ import (
 	"html"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"contraflow/io/checkpoint"
 	"contraflow/pipeline"
 	"contraflow/stages/recipe"
 )
@@ -79,12 +79,15 @@ func WriteFile(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var b strings.Builder
-	if err := Write(&b, r); err != nil {
+	path := filepath.Join(dir, File)
+	f, err := checkpoint.Disk{}.Replace(path)
+	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, File)
-	return path, os.WriteFile(path, []byte(b.String()), 0o666)
+	if err := Write(f, r); err != nil {
+		return "", f.Abort(err)
+	}
+	return path, f.Commit()
 }
 
 // last is the last value that is finite, NaN if there is none.

@@ -239,6 +239,26 @@ func TestGrouped(t *testing.T) {
 	}
 }
 
+// WriteFile replaces the report as a whole: another name of the former one keeps it.
+func TestWriteFileReplaces(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"metrics.jsonl": `{"step":1,"loss":2.3}` + "\n", File: "old"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was := filepath.Join(dir, "was.html")
+	if err := os.Link(filepath.Join(dir, File), was); err != nil {
+		t.Skip(err)
+	}
+	if _, err := WriteFile(dir); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(was); err != nil || string(text) != "old" {
+		t.Errorf("the former report has %d bytes, %v", len(text), err)
+	}
+}
+
 func Example() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {

@@ -52,6 +52,7 @@ func Write(path string, write func(io.Writer) error) error {
 type File struct {
 	*os.File
 	path string
+	asIs bool // path itself is open: it is no plain file
 	done bool
 }
 
@@ -64,8 +65,28 @@ func Create(path string) (*File, error) {
 	return &File{File: f, path: path}, nil
 }
 
+// Replace is Create for a path that a user gives: of a link, what it leads to is replaced, and a pipe or a device (/dev/stdout) stays what it
+// is, and is written into.
+func Replace(path string) (*File, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return nil, fmt.Errorf("write %s: %w", path, err)
+		}
+		return &File{File: f, path: path, asIs: true}, nil
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	return Create(path)
+}
+
 // Commit brings the file to disk and gives it its name. After an error, which is as Write's, the previous one is still there.
 func (f *File) Commit() error {
+	if f.asIs {
+		f.done = true
+		return f.Close()
+	}
 	if err := f.Sync(); err != nil {
 		return f.Abort(err)
 	}
@@ -89,6 +110,13 @@ func (f *File) Abort(cause error) error {
 		return cause
 	}
 	f.done = true
+	if f.asIs {
+		f.Close()
+		if cause != nil {
+			cause = fmt.Errorf("write %s: %w", f.path, cause)
+		}
+		return cause
+	}
 	written, _ := f.Seek(0, io.SeekEnd)
 	// Removed before it is closed, where that can be: once the lock is gone, the name may be another writer's.
 	if closeBeforeRename {

@@ -3,6 +3,7 @@ package atomicfile
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -185,6 +186,60 @@ func TestRecoverPrevious(t *testing.T) {
 	}
 	if got := read(t, filepath.Join(dir, "x")); got != "old" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// Replace leaves links and devices what they are.
+func TestReplace(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "f"), filepath.Join(dir, "link")
+	write(t, file, "old")
+	if err := os.Symlink("f", link); err != nil {
+		t.Skip(err)
+	}
+	put := func(path, text string) error {
+		f, err := Replace(path)
+		if err != nil {
+			return err
+		}
+		if _, err := f.WriteString(text); err != nil {
+			return f.Abort(err)
+		}
+		return f.Commit()
+	}
+	if err := put(link, "new"); err != nil || read(t, file) != "new" || names(t, dir) != "f link" {
+		t.Errorf("through a link: %v, %q, %s", err, read(t, file), names(t, dir))
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
+		t.Errorf("the link is replaced: %v", err)
+	}
+	if err := put(dir, ""); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a folder: %v", err)
+	}
+	if runtime.GOOS == "windows" {
+		return
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := put(fmt.Sprint("/dev/fd/", w.Fd()), "piped"); err != nil {
+		t.Errorf("a pipe: %v", err)
+	}
+	w.Close()
+	if text, err := io.ReadAll(r); err != nil || string(text) != "piped" {
+		t.Errorf("a pipe has %q, %v", text, err)
+	}
+	f, err := Replace(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if boom := errors.New("boom"); !errors.Is(f.Abort(boom), boom) {
+		t.Error("the cause is lost")
+	}
+	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
+		t.Fatalf("%s is gone: %v", os.DevNull, err)
 	}
 }
 
