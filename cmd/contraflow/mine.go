@@ -140,6 +140,12 @@ func (m *mineFlags) settle(cmd *cobra.Command) error {
 
 func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
+	w, err := dataset.NewParquetWriter(m.output, dataset.OutColumn{Name: "query", Type: dataset.TextOut}, dataset.OutColumn{Name: "positive", Type: dataset.TextOut},
+		dataset.OutColumn{Name: "negatives", Type: dataset.TextListOut}, dataset.OutColumn{Name: "scores", Type: dataset.NumbersOut})
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
 	queries, positives, err := m.pairs(ctx)
 	if err != nil {
 		return err
@@ -183,7 +189,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if len(rows) == 0 {
 		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: a larger --range-max, a smaller margin or fewer --num-negatives helps", len(p.Rows), cmp.Or(m.options.Fewest, m.options.Negatives))
 	}
-	if err := m.write(p, rows); err != nil {
+	if err := writeMined(w, p, rows); err != nil {
 		return err
 	}
 	sum, negatives := 0.0, 0
@@ -332,13 +338,8 @@ func documents(ctx context.Context, files []string, column string) (out []string
 	return out, empty, nil
 }
 
-func (m *mineFlags) write(p mine.Pairs, rows []mine.Row) error {
-	w, err := dataset.NewParquetWriter(m.output, dataset.OutColumn{Name: "query", Type: dataset.TextOut}, dataset.OutColumn{Name: "positive", Type: dataset.TextOut},
-		dataset.OutColumn{Name: "negatives", Type: dataset.TextListOut}, dataset.OutColumn{Name: "scores", Type: dataset.NumbersOut})
-	if err != nil {
-		return err
-	}
-	defer w.Abort()
+// writeMined writes what was mined.
+func writeMined(w *dataset.ParquetWriter, p mine.Pairs, rows []mine.Row) error {
 	for ; len(rows) > 0; rows = rows[min(len(rows), embedRows):] {
 		var query, positive []string
 		var negatives [][]string

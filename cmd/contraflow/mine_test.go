@@ -140,6 +140,23 @@ func TestMine(t *testing.T) {
 	}
 }
 
+// mine hears that it can't write before it embeds, and leaves nothing where it fails later.
+func TestMineOutput(t *testing.T) {
+	dir := workspace(t)
+	out := filepath.Join(dir, "mined.parquet")
+	args := []string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", filepath.Join(dir, "train.parquet")}
+	if r := contraflow(t, "", append(args, "--output", out, "--max-score", "-1")...); r.code != 1 || !strings.Contains(r.stderr, "queries embedded") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, ".mined*")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	nowhere := filepath.Join(dir, "nodir/m.parquet")
+	if r := contraflow(t, "", append(args, "--output", nowhere)...); r.code != 1 || !strings.Contains(r.stderr, "write "+nowhere) || strings.Contains(r.stderr, "embedded") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+}
+
 // checkDistilled compares a teacher's scores with those that its Go package gives each row alone.
 func checkDistilled(t *testing.T, path, model string, reranks bool) {
 	t.Helper()
