@@ -647,6 +647,14 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%v: exit code %d, want %d and %q in\n%s", c.args, r.code, c.code, c.want, out)
 		}
 	}
+	// A run's folder has a model: no advice to make one.
+	run := t.TempDir()
+	if err := os.CopyFS(filepath.Join(run, "model"), os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	if r := contraflow(t, "", "embed", "--model", run, "--text", "a"); r.code != 1 || r.stderr != fmt.Sprintf("contraflow: %s has no config.json: the model is in %s, give that\n", run, filepath.Join(run, "model")) {
+		t.Errorf("a run's folder: exit code %d\n%s", r.code, r.stderr)
+	}
 }
 
 // Bad input is an error that says where, with exit code 1, and nothing that was there is lost.

@@ -317,6 +317,12 @@ func (f *Folder) readConfig() error {
 	file := filepath.Join(f.TransformerDir, "config.json")
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
+		// A run's folder has the model beside its metrics. Static models have no config.json, adapters their own.
+		for _, name := range []string{"config.json", "modules.json", adapterConfigFile} {
+			if _, err := os.Stat(filepath.Join(f.TransformerDir, "model", name)); err == nil {
+				return fmt.Errorf("%s has no config.json: the model is in %s, give that", f.TransformerDir, filepath.Join(f.TransformerDir, "model"))
+			}
+		}
 		return fmt.Errorf("%s is %w: it has no config.json", f.TransformerDir, ErrNoModel)
 	}
 	if err != nil {

@@ -261,6 +261,8 @@ func TestBadFolders(t *testing.T) {
 		want  []string
 	}{
 		"no config":    {remove("config.json"), []string{"not a model folder", "no config.json"}},
+		"a run":        {all(remove("config.json"), write("model/config.json", "{}")), []string{"no config.json: the model is in", "model, give that"}},
+		"a static run": {all(remove("config.json"), write("model/modules.json", "[]")), []string{"no config.json: the model is in", "model, give that"}},
 		"adapter only": {all(remove("config.json"), remove("model.safetensors"), write("adapter_config.json", "{}")), []string{"adapter_config.json: peft_type \"\" is not supported; LORA is"}},
 		"broken config": {write("config.json", "{\n\"model_type\":\n oops}"),
 			[]string{"config.json: line 3: not valid JSON"}},
