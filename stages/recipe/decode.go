@@ -57,6 +57,14 @@ func (d *decoder) value(path string, n *node, v reflect.Value) {
 }
 
 func (d *decoder) scalar(path string, n *node, v reflect.Value) {
+	if n.kind == mapping && v.Kind() == reflect.String {
+		quoted := path + `: "query: "`
+		if strings.HasPrefix(n.at, "--set ") {
+			quoted = `--set '` + path + `="query: "'` // the shell takes the outer ones
+		}
+		d.fail(n.at, path, "want a text, got a mapping: one with a colon before a space, or at its end, wants quotes, as in %s", quoted)
+		return
+	}
 	if n.kind != scalar {
 		d.fail(n.at, path, "want %s, got %v%s", typeName(v.Kind()), n.kind, d.asIn("; as in", path))
 		return

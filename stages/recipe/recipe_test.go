@@ -337,6 +337,7 @@ func TestErrors(t *testing.T) {
 		{"model: {max_length: -4}", "model.max_length: is negative"},
 		{"model: [1, 2]", "model: want a mapping with the keys path, kind"},
 		{"model: {path: [a, b]}", "model.path: want a text, got a list"},
+		{"model: {path: {a: b}}", `model.path: want a text, got a mapping: one with a colon before a space, or at its end, wants quotes, as in model.path: "query: "`},
 		{"mesh: {shard: 2}\ntrain: {sync: every}", "train.sync: every needs mesh.shard: 1"},
 		{"mesh: {link: fast}", "mesh.link: "},
 		{"eval: {metric: accuracy}", "eval.metric"},
@@ -359,6 +360,7 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	for set, want := range map[string]string{
+		"model.path=q: ":      `--set model.path=q: : model.path: want a text, got a mapping: one with a colon before a space, or at its end, wants quotes, as in --set 'model.path="query: "'`,
 		"train.max_stps=8":    "--set train.max_stps=8: train.max_stps: unknown key; did you mean train.max_steps?",
 		"train.max_steps":     "want KEY=VALUE",
 		"train.max_steps=x":   `--set train.max_steps=x: train.max_steps: want a whole number, got "x"`,
