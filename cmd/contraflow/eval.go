@@ -21,7 +21,7 @@ func newEval() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "eval --model DIR --queries FILE --corpus FILE --qrels FILE",
 		Short: "Measure a model on a retrieval task",
-		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them.
+		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them, of each query's first 100 documents.
 
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
 query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://.`,

@@ -36,7 +36,8 @@ func newRerank() *cobra.Command {
 document. Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
---first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized.`,
+--first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
+of the documents that are reranked (--top).`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet`,
 		Args: noArgs,
