@@ -96,10 +96,13 @@ func loadRetrieval(cmd *cobra.Command, queries, corpus, qrels string) (*dataset.
 		return nil, usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", queries)}
 	}
 	r, err := dataset.LoadRetrieval(cmd.Context(), queries, corpus, qrels)
-	if err == nil && r.Unknown > 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "note: %d judgements name queries or documents that are not there\n", r.Unknown)
+	if err != nil {
+		return nil, err
 	}
-	return r, err
+	if note := r.Note(); note != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "note: %s\n", note)
+	}
+	return r, nil
 }
 
 func printJSON(cmd *cobra.Command, v any) error {

@@ -24,14 +24,35 @@ type Retrieval struct {
 	DocIDs, Docs      []string // a document with a title is "title text"
 	Judgements        []Judgement
 
-	Unknown   int // judgements left out because their query or document is not there
-	EmptyDocs int // documents without any text; they keep their place
+	Missed    []MissedJudgement // of documents that are not in the corpus
+	Unknown   int               // judgements left out because their query is not there
+	EmptyDocs int               // documents without any text; they keep their place
 }
 
 // Judgement says how relevant a document is to a query: indices into Queries and Docs, and a grade (0: not).
 type Judgement struct {
 	Query, Doc int
 	Relevance  float64 // a whole number, as gains are in trec_eval
+}
+
+// MissedJudgement is a Judgement of a document that is not there. It belongs to the measures' definition, as trec_eval has it: recall and the
+// ideal ranking count such a document, which no ranking has.
+type MissedJudgement struct {
+	Query     int
+	Doc       string // its id
+	Relevance float64
+}
+
+// Note says which judgements are not as they should be; "" if all are.
+func (r *Retrieval) Note() string {
+	var notes []string
+	if r.Unknown > 0 {
+		notes = append(notes, fmt.Sprintf("%d judgements name queries that are not there, and are left out", r.Unknown))
+	}
+	if n := len(r.Missed); n > 0 {
+		notes = append(notes, fmt.Sprintf("%d judgements name documents that are not in the corpus, such as %q: those count as not found", n, r.Missed[0].Doc))
+	}
+	return strings.Join(notes, "; ")
 }
 
 // grade reads a relevance.
@@ -53,8 +74,8 @@ func grade(text string) (float64, error) {
 // corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of parquet files), then empty arguments are found there. Of several qrels
 // files test's are taken.
 //
-// Judgements of unknown queries or documents are left out and counted; it is an error when none remains, when an id comes
-// twice, or when a query is empty.
+// Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
+// an id comes twice, or when a query is empty.
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
 	queries, corpus, qrels, err := layoutBEIR(ctx, queries, corpus, qrels)
 	if err != nil {
@@ -91,15 +112,16 @@ func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 			return
 		case !okQuery:
 			strangerQuery = query
+			r.Unknown++
 		default:
 			strangerDoc = doc
+			r.Missed = append(r.Missed, MissedJudgement{q, doc, relevance})
 		}
-		r.Unknown++
 	})
 	if err != nil {
 		return nil, err
 	}
-	if len(r.Judgements) == 0 && r.Unknown == 0 {
+	if len(r.Judgements)+len(r.Missed)+r.Unknown == 0 {
 		return nil, fail(ErrNoFiles, "%s: no judgements", qrels)
 	}
 	if len(r.Judgements) == 0 {
@@ -107,7 +129,7 @@ func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 		if strangerDoc != "" {
 			what = fmt.Sprintf("document %q is not in %s", strangerDoc, corpus)
 		}
-		return nil, fail(ErrMissingColumn, "%s: none of its %d judgements is about a query and a document that exist; for one, %s", qrels, r.Unknown, what)
+		return nil, fail(ErrMissingColumn, "%s: none of its %d judgements is about a query and a document that exist; for one, %s", qrels, r.Unknown+len(r.Missed), what)
 	}
 	return r, nil
 }

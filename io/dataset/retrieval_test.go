@@ -28,11 +28,23 @@ func TestRetrieval(t *testing.T) {
 	}
 	want = &Retrieval{
 		QueryIDs: []string{"0", "1", "2"}, Queries: []string{"query 0", "query 1", "query 2"}, DocIDs: []string{"10", "11"}, Docs: []string{"document 0", "document 1"},
-		Judgements: []Judgement{{0, 1, 1}, {2, 0, 3}}, Unknown: 1,
+		Judgements: []Judgement{{0, 1, 1}, {2, 0, 3}}, Missed: []MissedJudgement{{2, "99", 1}},
 	}
 	got, err = LoadRetrieval(ctx, filepath.Join(beir, "q.parquet"), filepath.Join(beir, "c.parquet"), filepath.Join(beir, "r.parquet"))
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+}
+
+func TestRetrievalNote(t *testing.T) {
+	for want, r := range map[string]Retrieval{
+		"": {},
+		"2 judgements name queries that are not there, and are left out": {Unknown: 2},
+		`1 judgements name queries that are not there, and are left out; 1 judgements name documents that are not in the corpus, such as "d": those count as not found`: {Unknown: 1, Missed: []MissedJudgement{{0, "d", 1}}},
+	} {
+		if got := r.Note(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

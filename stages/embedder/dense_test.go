@@ -107,6 +107,19 @@ func TestDense(t *testing.T) {
 	if m, _ := result.Mean(mrr); m != 1 {
 		t.Errorf("texts are found by themselves in %v of all cases", m)
 	}
+	// What is judged and not in the corpus is not found: of a query that has nothing else, too.
+	r.Judgements = r.Judgements[:3]
+	r.Missed = []dataset.MissedJudgement{{Query: 0, Doc: "away", Relevance: 1}, {Query: 3, Doc: "away", Relevance: 1}}
+	if task, err = e.NewTask(ctx, r, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	recall := evaluate.Recall(1)
+	if result, err = e.Evaluate(ctx, task, recall); err != nil {
+		t.Fatal(err)
+	}
+	if m, _ := result.Mean(recall); m != (0.5+1+1+0)/4 {
+		t.Errorf("recall of %v where documents are missing", m)
+	}
 	cos, err := Text{Tokenizer: e.tok, QueryLength: 64, DocumentLength: 64}.Similarity(ctx, &e.engine, texts[:3], texts[1:])
 	if err != nil {
 		t.Fatal(err)

@@ -51,6 +51,11 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 			return nil, err
 		}
 	}
+	for _, j := range r.Missed {
+		if err := t.qrels.Add(r.QueryIDs[j.Query], j.Doc, int(j.Relevance)); err != nil {
+			return nil, err
+		}
+	}
 	if x.Tokenizer == nil {
 		return t, nil
 	}

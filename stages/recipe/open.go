@@ -535,8 +535,8 @@ func (x *Run) openEval(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("eval.retrieval: %w", err)
 		}
-		if data.Unknown > 0 {
-			x.obs.note("eval.retrieval: %d judgements name queries or documents that are not there", data.Unknown)
+		if note := data.Note(); note != "" {
+			x.obs.note("eval.retrieval: %s", note)
 		}
 		x.judged = data
 		if x.task, err = embedder.NewTask(ctx, data, x.evalText()); err == nil {

@@ -160,8 +160,8 @@ func (x *Run) openRerankEval(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("eval.rerank: %w", err)
 	}
-	if data.Unknown > 0 {
-		x.obs.note("eval.rerank: %d judgements name queries or documents that are not there", data.Unknown)
+	if note := data.Note(); note != "" {
+		x.obs.note("eval.rerank: %s", note)
 	}
 	x.judged, x.candidates = data, &candidates{data: data}
 	if x.candidates.task, err = embedder.NewTask(ctx, data, embedder.Text{}); err != nil {
