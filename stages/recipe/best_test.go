@@ -290,10 +290,11 @@ func TestNotesOnData(t *testing.T) {
 	both := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p, sampling_weight: 0.0001}]", filepath.Join(j.dir, "data.jsonl"), filepath.Join(j.dir, "data.jsonl"))
 	one := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", same)
 	for want, sets := range map[string][]string{
-		"data.train[1] is never seen":           {both, "data.mixing=weighted"},
-		"a batch of one row has none":           {one, "batch.drop_last=false"},
-		"27 of 33 can't come into full batches": {one, "batch.drop_last=true", "batch.global_size=2"},
-		"(data.mixing: round_robin)":            {strings.Replace(both, ", sampling_weight: 0.0001", "", 1), "data.mixing=round_robin", "batch.global_size=7"},
+		"data.train[1] is never seen":                    {both, "data.mixing=weighted"},
+		"a batch of one row has none":                    {one, "batch.drop_last=false"},
+		"27 of 33 can't come into full batches":          {one, "batch.drop_last=true", "batch.global_size=2"},
+		`those of data.train[0] (query "", document "")`: {strings.Replace(both, "sampling_weight: 0.0001", `prompts: {query: "q: "}`, 1)},
+		"(data.mixing: round_robin)":                     {strings.Replace(both, ", sampling_weight: 0.0001", "", 1), "data.mixing=round_robin", "batch.global_size=7"},
 	} {
 		o, err := j.run(t, strings.ReplaceAll(want, " ", ""), nil, 0, false, append(sets, "train.max_steps=1")...)
 		if want == "(data.mixing: round_robin)" {

@@ -601,6 +601,12 @@ func (x *Run) noteOddities() {
 			x.obs.note("data.train[%d] is never seen: its share of the %d batches of an epoch is less than half of one (data.mixing: %v)", i, n, x.Recipe.mixing().Kind)
 		}
 	}
+	for i, p := range x.text.Prompts {
+		if first := x.text.Prompts[0]; p.Query != first.Query || p.Document != first.Document {
+			x.obs.note("data.train[%d] has other prompts than data.train[0]: evaluation and the saved model have those of data.train[0] (query %q, document %q)", i, first.Query, first.Document)
+			break
+		}
+	}
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}
