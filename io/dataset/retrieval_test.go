@@ -39,7 +39,7 @@ func TestRetrieval(t *testing.T) {
 func TestRetrievalNote(t *testing.T) {
 	for want, r := range map[string]Retrieval{
 		"": {},
-		"2 judgements name queries that are not there, and are left out": {Unknown: 2},
+		"2 judgements name queries that are not there, and are left out":                                                                                                {Unknown: 2},
 		`1 judgements name queries that are not there, and are left out; 1 judgements name documents that are not in the corpus, such as "d": those count as not found`: {Unknown: 1, Missed: []MissedJudgement{{0, "d", 1}}},
 	} {
 		if got := r.Note(); got != want {
