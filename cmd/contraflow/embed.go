@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -296,12 +295,7 @@ type embedding struct {
 }
 
 func (p *embedding) add(c *dataset.Chunk, cut int) {
-	p.done, p.cut = p.done+c.Rows, p.cut+cut
-	for _, text := range c.Texts {
-		if strings.TrimSpace(text) == "" {
-			p.empty++
-		}
-	}
+	p.done, p.cut, p.empty = p.done+c.Rows, p.cut+cut, p.empty+c.Empty
 	if p.due(false) {
 		p.printf("%d of %d texts\n", p.done, p.of)
 	}

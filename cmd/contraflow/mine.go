@@ -317,22 +317,15 @@ func documents(ctx context.Context, files []string, column string) (out []string
 		return nil, 0, err
 	}
 	defer d.Close()
-	for n := range d.Blocks() {
-		b, err := d.ReadBlock(ctx, n)
-		if err != nil {
+	for row, err := range rows(ctx, d) {
+		var bad *dataset.RowError
+		switch {
+		case err == nil:
+			out = row.texts(out, 0)
+		case errors.As(err, &bad) && bad.Empty():
+			empty++
+		default:
 			return nil, 0, err
-		}
-		for i := range b.Rows {
-			err := b.Check(i)
-			var bad *dataset.RowError
-			switch {
-			case err == nil:
-				out = b.Texts(out, i, 0)
-			case errors.As(err, &bad) && bad.Empty():
-				empty++
-			default:
-				return nil, 0, err
-			}
 		}
 	}
 	return out, empty, nil

@@ -55,7 +55,7 @@ type row struct {
 // texts appends the row's texts of a column.
 func (r row) texts(to []string, column int) []string { return r.Texts(to, r.place, column) }
 
-// rows yields a dataset's rows in order; an error is the last that it yields.
+// rows yields a dataset's rows in order, and the errors of those that can't be used; any other error is the last that it yields.
 func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
 	return func(yield func(row, error) bool) {
 		for n := range d.Blocks() {
@@ -65,11 +65,7 @@ func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
 				return
 			}
 			for i := range b.Rows {
-				if err := b.Check(i); err != nil {
-					yield(row{}, err)
-					return
-				}
-				if !yield(row{b, i}, nil) {
+				if !yield(row{b, i}, b.Check(i)) {
 					return
 				}
 			}

@@ -41,6 +41,18 @@ func gpu(t *testing.T) *Device {
 	return d
 }
 
+// gpuStream opens one, and a stream of it.
+func gpuStream(t *testing.T) (*Device, *Stream) {
+	t.Helper()
+	d := gpu(t)
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close(); d.Close() })
+	return d, s.(*Stream)
+}
+
 func TestConformance(t *testing.T) {
 	d := gpu(t)
 	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil })
@@ -59,13 +71,7 @@ func TestAbsent(t *testing.T) {
 // Pinned memory takes part in copies itself. What came in may be written over at once, what comes out is there after Sync; and a part of the
 // memory will do, where more than there is of it goes as other memory does.
 func TestConformancePinned(t *testing.T) {
-	d := gpu(t)
-	defer d.Close()
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	d, s := gpuStream(t)
 	const n = 3 << 18
 	pinned, err := gpustage.Staging(d, 4*n)
 	if err != nil {
@@ -85,9 +91,9 @@ func TestConformancePinned(t *testing.T) {
 		for i := range values {
 			values[i] = float32(i)
 		}
-		ring := s.(*Stream).ring
+		ring := s.ring
 		s.CopyIn(part, host)
-		if !reflect.DeepEqual(ring, s.(*Stream).ring) {
+		if !reflect.DeepEqual(ring, s.ring) {
 			t.Error("pinned memory goes through the stream's ring")
 		}
 		clear(host)
@@ -126,18 +132,12 @@ func TestConformancePinnedLeft(t *testing.T) {
 
 // While a stream captures, memory is neither pinned nor given back, which may synchronize the context.
 func TestConformancePinnedCapture(t *testing.T) {
-	d := gpu(t)
-	defer d.Close()
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	d, s := gpuStream(t)
 	before, err := d.Pin(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.(*Stream).Begin(); err != nil {
+	if err := s.Begin(); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 2)
@@ -155,7 +155,7 @@ func TestConformancePinnedCapture(t *testing.T) {
 		ended <- nil
 	case <-time.After(20 * time.Millisecond):
 	}
-	if _, err := s.(*Stream).End(); err != nil {
+	if _, err := s.End(); err != nil {
 		t.Error(err)
 	}
 	if err := errors.Join(<-ended, <-ended); err != nil {

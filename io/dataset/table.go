@@ -234,6 +234,7 @@ type Chunk struct {
 	First int64    // row id of its first row
 	Rows  int      //
 	Texts []string // of the text column that Chunks was asked for
+	Empty int      // of those, after KeepEmpty, how many have nothing in them
 
 	leaves []values // of the table's leaves
 }
@@ -339,13 +340,17 @@ func (t *Table) checkCells(name string) error {
 }
 
 func (t *Table) showTexts(c *Chunk, leaf int, name string) error {
-	c.Texts = c.Texts[:0]
+	c.Texts, c.Empty = c.Texts[:0], 0
 	for i, v := range c.leaves[leaf].list {
 		reason := "null"
 		if !v.IsNull() {
 			reason = checkText(v.ByteArray())
 		}
-		if reason != "" && !(t.empty && (reason == textEmpty || reason == textBlank)) {
+		if t.empty && (reason == textEmpty || reason == textBlank) {
+			reason = ""
+			c.Empty++
+		}
+		if reason != "" {
 			row := c.First + int64(i)
 			return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: theText + reason}
 		}
