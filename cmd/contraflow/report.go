@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"contraflow/io/checkpoint"
 	"contraflow/stages/recipe"
 	"contraflow/stages/report"
 )
@@ -44,14 +43,7 @@ Several runs are drawn over each other, with where their recipes differ.`,
 					out = filepath.Join(args[0], report.File)
 				}
 			}
-			f, err := checkpoint.Disk{}.Replace(out)
-			if err != nil {
-				return err
-			}
-			if err := report.Write(f, runs...); err != nil {
-				return f.Abort(err)
-			}
-			if err := f.Commit(); err != nil {
+			if err := report.Save(out, runs...); err != nil {
 				return err
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), out)

@@ -80,14 +80,19 @@ func WriteFile(dir string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, File)
+	return path, Save(path, r)
+}
+
+// Save writes what Write writes into a file, in the place of what is there.
+func Save(path string, runs ...*Run) error {
 	f, err := checkpoint.Disk{}.Replace(path)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if err := Write(f, r); err != nil {
-		return "", f.Abort(err)
+	if err := Write(f, runs...); err != nil {
+		return f.Abort(err)
 	}
-	return path, f.Commit()
+	return f.Commit()
 }
 
 // last is the last value that is finite, NaN if there is none.
