@@ -785,7 +785,7 @@ func copyModel(t *testing.T, dir string) string {
 	return dir
 }
 
-// A module of somebody else's trains with a stage and a loss of its own, in under 60 lines of its own code.
+// A module of somebody else's trains with a stage and a loss of its own, and saves the model, in under 60 lines of its own code.
 func TestThirdParty(t *testing.T) {
 	root, err := filepath.Abs(filepath.Join("..", ".."))
 	if err != nil {
@@ -819,7 +819,7 @@ func TestThirdParty(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command("go", "run", "-mod=mod", ".", goldens.Path(t, "bert/minilm-tiny"), filepath.Join(data, "train.parquet"))
+	cmd := exec.Command("go", "run", "-mod=mod", ".", goldens.Path(t, "bert/minilm-tiny"), filepath.Join(dir, "model"), filepath.Join(data, "train.parquet"))
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOFLAGS=")
 	out, err := cmd.CombinedOutput()
@@ -832,6 +832,14 @@ func TestThirdParty(t *testing.T) {
 	fmt.Sscanf(lines[len(lines)-1], "step 9 loss %g", &last)
 	if len(lines) != 10 || !(last < first) {
 		t.Errorf("loss %v, then %v:\n%s", first, last, out)
+	}
+	embed := func(model string) string {
+		out := filepath.Join(t.TempDir(), "out.npy")
+		succeed(t, "embed", "--model", model, "--input", filepath.Join(data, "train.parquet"), "--column", "query", "--output", out)
+		return mustRead(t, out)
+	}
+	if embed(filepath.Join(dir, "model")) == embed(goldens.Path(t, "bert/minilm-tiny")) {
+		t.Error("the saved model is the one that training began with")
 	}
 }
 

@@ -233,6 +233,11 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	return h, nil
 }
 
+// PoolingModes are the names that folders have for ways of pooling.
+var PoolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
+	gpustage.MeanPooling: hfmodel.Mean, gpustage.CLSPooling: hfmodel.CLS, gpustage.LastPooling: hfmodel.Last,
+}
+
 // TrainableHead is HeadOf where a model is made of the folder's. It refuses one whose embeddings are cut after the model (truncate_dim): that
 // would be lost.
 func TrainableHead(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
@@ -337,41 +342,6 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		return nil, err
 	}
 	return m, nil
-}
-
-// Trainable is a folder's model and tokenizer on a device, for pipelines that train it.
-type Trainable struct {
-	Model     *transformer.Model
-	Tokenizer *tokenize.Tokenizer
-}
-
-// LoadTrainable loads a model folder for training in f32, with the folder's dropout, pooling and normalization.
-func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
-	f, err := hfmodel.Open(folder)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	tok, err := LoadTokenizer(f)
-	if err != nil {
-		return nil, err
-	}
-	head, err := TrainableHead(f, "", nil)
-	if err != nil {
-		return nil, err
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		return nil, err
-	}
-	m, err := LoadModel(f, d, s, head, transformer.Options{}, nil)
-	if err = errors.Join(err, s.Close()); err != nil {
-		return nil, err
-	}
-	if err := CheckVocabulary(tok, m.Config); err != nil {
-		return nil, errors.Join(err, m.Free())
-	}
-	return &Trainable{m, tok}, nil
 }
 
 // Size is the number of dimensions of an embedding.

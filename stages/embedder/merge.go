@@ -68,9 +68,6 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 			return err
 		}
 	}
-	if err := mergePooler(f, m, s, tensors); err != nil {
-		return err
-	}
 	length, err := MaxLengthOf(f, m.Config, 0)
 	if err != nil {
 		return err
@@ -78,42 +75,26 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 	if err := Round(tensors, precision); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(filepath.Clean(out)), 0o777); err != nil {
-		return err
-	}
-	pooling := hfmodel.Pooling{Mode: hfmodel.Mean, IncludePrompt: true}
-	if f.Pooling != nil {
-		pooling = *f.Pooling
-	}
-	return hfmodel.Save(out, hfmodel.Spec{
-		Config: f.Config, Tensors: tensors, Pooling: pooling, Dense: f.Dense, M3: f.M3 != nil, Normalize: f.Normalize, MaxSeqLength: length, LowerCase: f.LowerCase,
-		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
-		Card: hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."},
-	})
+	spec := specOf(f, m, tensors)
+	spec.MaxSeqLength = length
+	spec.Card = hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."}
+	return write(out, spec)
 }
 
-// mergePooler adds an adapter's factors to BERT's pooler, which embeddings don't use and the model does not have.
-func mergePooler(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream, tensors []safetensors.Tensor) error {
-	for _, x := range f.Adapter.Factors {
-		i := slices.IndexFunc(tensors, func(t safetensors.Tensor) bool { return t.Name == x.Module+".weight" })
-		if i < 0 || !strings.HasPrefix(x.Module, "pooler.") {
-			continue
-		}
-		t := tensors[i]
-		w := make([]float32, t.Len())
-		if err := t.Float32s(w); err != nil {
-			return err
-		}
-		if err := merge(m, s, transformer.Param{Name: t.Name, Rows: t.Shape[0], Cols: t.Shape[1]}, w, x); err != nil {
-			return err
-		}
-		merged, err := safetensors.FromFloat32s(t.Name, t.Shape, w)
-		if err != nil {
-			return err
-		}
-		tensors[i] = merged
+// specOf is what is written of a model that a folder holds and whose parameters may have changed. The length and the card are the caller's.
+func specOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor) hfmodel.Spec {
+	return hfmodel.Spec{
+		Config: f.Config, Tensors: tensors, Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !m.Config.Tokens.None(), Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
+		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 	}
-	return nil
+}
+
+// write saves a model in a folder, and makes the folders above it.
+func write(dir string, spec hfmodel.Spec) error {
+	if err := os.MkdirAll(filepath.Dir(filepath.Clean(dir)), 0o777); err != nil {
+		return err
+	}
+	return hfmodel.Save(dir, spec)
 }
 
 // overlap tells whether two paths, of which the first need not exist, lead to one folder, or one into the other.
@@ -152,12 +133,12 @@ func Tensors(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) ([]safe
 	if err != nil {
 		return nil, err
 	}
-	rest, err := Untrained(f, m)
+	rest, err := Untrained(f, m, s)
 	return append(out, rest...), err
 }
 
-// Untrained is what a folder has beside its model's parameters: BERT's pooler.
-func Untrained(f *hfmodel.Folder, m *transformer.Model) (out []safetensors.Tensor, err error) {
+// Untrained is what a folder has beside its model's parameters: BERT's pooler, which embeddings don't use, with an adapter's factors added.
+func Untrained(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) (out []safetensors.Tensor, err error) {
 	for _, n := range f.Names() {
 		name := n
 		for _, prefix := range m.Config.Prefixes() {
@@ -167,6 +148,26 @@ func Untrained(f *hfmodel.Folder, m *transformer.Model) (out []safetensors.Tenso
 			continue
 		}
 		if out, err = appendTensor(out, f, n, name); err != nil {
+			return nil, err
+		}
+	}
+	if f.Adapter == nil {
+		return out, nil
+	}
+	for _, x := range f.Adapter.Factors {
+		i := slices.IndexFunc(out, func(t safetensors.Tensor) bool { return t.Name == x.Module+".weight" })
+		if i < 0 {
+			continue
+		}
+		t := out[i]
+		w := make([]float32, t.Len())
+		if err := t.Float32s(w); err != nil {
+			return nil, err
+		}
+		if err := merge(m, s, transformer.Param{Name: t.Name, Rows: t.Shape[0], Cols: t.Shape[1]}, w, x); err != nil {
+			return nil, err
+		}
+		if out[i], err = safetensors.FromFloat32s(t.Name, t.Shape, w); err != nil {
 			return nil, err
 		}
 	}

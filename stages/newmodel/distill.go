@@ -32,7 +32,7 @@ func Distill(ctx context.Context, dir string, s Spec, folder, name string, d gpu
 	if err != nil {
 		return err
 	}
-	defer t.Model.Free()
+	defer t.Close()
 	t.Model.Head.Normalize = false // how long an embedding is says how much its token counts
 	stream, err := d.OpenStream()
 	if err != nil {

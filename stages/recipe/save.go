@@ -14,10 +14,6 @@ import (
 	"contraflow/stages/transformer"
 )
 
-var poolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
-	gpustage.MeanPooling: hfmodel.Mean, gpustage.CLSPooling: hfmodel.CLS, gpustage.LastPooling: hfmodel.Last,
-}
-
 // Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter, or merged. Where
 // ranks hold a part of it, all call it and rank 0 writes.
 func (x *Run) Save(s gpustage.Stream, dir string) error {
@@ -36,7 +32,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		return err
 	}
 	if adapter == nil {
-		rest, err := embedder.Untrained(x.folder, x.model)
+		rest, err := embedder.Untrained(x.folder, x.model, s)
 		if err != nil {
 			return err
 		}
@@ -69,7 +65,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	}
 	return hfmodel.Save(dir, hfmodel.Spec{
 		Config: x.folder.Config, Tensors: tensors,
-		Pooling:   hfmodel.Pooling{Mode: poolingModes[x.model.Head.Pooling], IncludePrompt: true},
+		Pooling:   hfmodel.Pooling{Mode: embedder.PoolingModes[x.model.Head.Pooling], IncludePrompt: true},
 		Dense:     x.folder.Dense,
 		M3:        !x.model.Config.Tokens.None(),
 		Normalize: x.model.Head.Normalize, MaxSeqLength: length,

@@ -1,4 +1,4 @@
-// A program of somebody else's: the public packages, a stage and a loss of its own. main_test.go beside the command builds and
+// A program of somebody else's: the public packages, a stage and a loss of its own, and a model at the end. main_test.go beside the command builds and
 // runs it as a module of its own.
 package main
 
@@ -34,10 +34,9 @@ func hinge(b *loss.Batch, emb, grad [][]float32) (r loss.Result, err error) {
 }
 
 func main() {
-	ctx := context.Background()
-	dev := must(cpu.New())
+	ctx, dev := context.Background(), must(cpu.New())
 	model := must(embedder.LoadTrainable(os.Args[1], dev))
-	data := must(dataset.Open(ctx, dataset.Source{Paths: os.Args[2:], Query: "query", Positive: "positive"}))
+	data := must(dataset.Open(ctx, dataset.Source{Paths: os.Args[3:], Query: "query", Positive: "positive"}))
 	order := dataset.SamplerConfig{GlobalSize: 32, Epochs: 2, Shuffle: true, Seed: 1}
 	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: must(dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})), Accumulate: 1, Config: order}
 
@@ -58,6 +57,7 @@ func main() {
 		return err
 	})
 	must(0, must(g.Build(pipeline.Devices(stages.OnDevice(dev)))).Run(ctx))
+	must(0, model.Save(os.Args[2], embedder.Saving{MaxLength: 32}))
 }
 
 func must[T any](v T, err error) T {
