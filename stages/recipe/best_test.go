@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 )
@@ -418,5 +419,26 @@ func TestEvalAtStart(t *testing.T) {
 	}
 	if o, err = j.run(t, "opposite", nil, 0, true, more...); err != nil || o.summary.Eval == nil || strings.Contains(fmt.Sprint(o.notes), noBetter) {
 		t.Errorf("after another evaluation: %+v, %q, %v", o.summary, o.notes, err)
+	}
+}
+
+// A model whose embeddings have become all alike has no correlation: the run says so, goes on, and ends with its model.
+func TestNoFigure(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "same.jsonl")
+	if err := os.WriteFile(file, []byte(`{"a":"x","b":"y","s":1}`+"\n"+`{"a":"x","b":"y","s":2}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, mesh := range []string{"mesh.replicate=1", "mesh.replicate=2"} {
+		o, err := j.run(t, mesh, nil, 0, false, fmt.Sprintf("eval={sts: {path: %q, a: a, b: b, score: s}, every: 1, at_start: true, early_stopping: {patience: 2}}", file), "save.best=true", mesh)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(fmt.Sprint(o.notes), "eval.sts has no figure this time: correlation: all 2 values of the first list are "); n != 1+len(o.losses) {
+			t.Errorf("%s: %d notes in %d steps: %s", mesh, n, len(o.losses), o.notes)
+		}
+		if o.summary.Eval != nil || o.summary.First != nil || !hfmodel.IsModel(filepath.Join(j.dir, mesh, "model")) {
+			t.Errorf("%s: %+v", mesh, o.summary)
+		}
 	}
 }

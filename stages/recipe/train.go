@@ -183,9 +183,9 @@ func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.Step
 		if err != nil {
 			return err
 		}
+		x.measured = ev // of the model as it is now: what an earlier evaluation found is not its card's
 		if ev != nil {
 			ev.Step, ev.took = in.Get(t).Step+1, time.Since(began)
-			x.measured = ev
 			p, better := x.saves, x.saves.progress.measured(ev, x.Recipe.Eval.EarlyStopping)
 			if better {
 				p.best = ev
@@ -263,7 +263,8 @@ func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
 	return nil
 }
 
-// evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil.
+// evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where the similarities are such that
+// nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.
 func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluation, error) {
 	ev := &Evaluation{Metric: x.Recipe.Eval.Metric}
 	if x.sts != nil {
@@ -273,7 +274,8 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 		}
 		res, err := evaluate.EvaluateSTS(sims, x.sts.Scores)
 		if err != nil {
-			return nil, fmt.Errorf("eval.sts: %w", err)
+			x.obs.note("eval.sts has no figure this time: %v (the first list is the pairs' similarities)", err)
+			return nil, nil
 		}
 		ev.Metric, ev.Value = "spearman", res.Spearman
 		ev.results = []hfmodel.Metric{{Dataset: x.Recipe.Eval.STS.Path, Name: "spearman", Value: res.Spearman}}
