@@ -24,7 +24,8 @@ func newEval() *cobra.Command {
 		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them, of each query's first 100 documents.
 
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
-query_id, doc_id and relevance. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://.`,
+query_id, doc_id and relevance. MS MARCO's .tsv files (an id, a tab, a text) and TREC's qrels (query, iteration, document, relevance) are read
+as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json
   contraflow eval --model q/model --queries hf://datasets/mteb/scifact`,

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"sort"
 	"strconv"
@@ -70,6 +71,25 @@ type jsonlBlock struct {
 	rows      int
 }
 
+// unpacked is a file's content without the compression that its name says it has. end belongs to the caller, before the file is closed.
+func unpacked(path string, f *os.File) (in io.Reader, end func(), err error) {
+	switch filepath.Ext(path) {
+	case ".gz":
+		gz, err := gzip.NewReader(bufio.NewReaderSize(f, 1<<20))
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", path, err)
+		}
+		return gz, func() {}, nil
+	case ".zst":
+		z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(1<<30))
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", path, err)
+		}
+		return z, z.Close, nil
+	}
+	return f, func() {}, nil
+}
+
 // openJSONL counts the rows of a file.
 func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile, err error) {
 	f, size, err := openFile(path, -1)
@@ -84,22 +104,11 @@ func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile
 			err = asCorrupt(err)
 		}
 	}()
-	in := io.Reader(f)
-	switch {
-	case strings.HasSuffix(path, ".gz"):
-		gz, err := gzip.NewReader(bufio.NewReaderSize(f, 1<<20))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		in = gz
-	case strings.HasSuffix(path, ".zst"):
-		z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(1<<30))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		defer z.Close()
-		in = z
+	in, end, err := unpacked(path, f)
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	if separated(path) != "" {
 		if in, err = newCSVReader(path, in, &j.gaps); err != nil {
 			return nil, err

@@ -1,25 +1,36 @@
 package dataset
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
 )
 
 // A header of qrels says where their columns are, also in a file of tabs; without one they are in BEIR's order. Spaces around a number are
 // nothing.
 func TestJudgementsHeader(t *testing.T) {
 	for name, text := range map[string]string{
-		"BEIR's.tsv":        "query-id\tcorpus-id\tscore\n1\t2\t 3\n",
-		"another order.tsv": "corpus-id\tscore\tquery-id\n2\t3 \t1\n",
-		"one more.tsv":      "query_id\tsplit\tdoc_id\trelevance\n1\ttest\t2\t3\n",
-		"blank.tsv":         "\ufeff\n\ncorpus-id\tscore\tquery-id\n\n2\t3\t1\n",
-		"none.tsv":          "1\t2\t3 \n",
-		"a mark.tsv":        "\ufeff1\t2\t3\r\n",
-		"other names.tsv":   "qid\tdid\trel\n1\t2\t3\n",
-		"commas.csv":        "query_id,relevance,doc_id\n1, 3,2\n",
-		"lines.jsonl":       `{"query_id": "1", "doc_id": 2, "relevance": "3 "}`,
+		"BEIR's.tsv":         "query-id\tcorpus-id\tscore\n1\t2\t 3\n",
+		"another order.tsv":  "corpus-id\tscore\tquery-id\n2\t3 \t1\n",
+		"one more.tsv":       "query_id\tsplit\tdoc_id\trelevance\n1\ttest\t2\t3\n",
+		"blank.tsv":          "\ufeff\n\ncorpus-id\tscore\tquery-id\n\n2\t3\t1\n",
+		"none.tsv":           "1\t2\t3 \n",
+		"a mark.tsv":         "\ufeff1\t2\t3\r\n",
+		"other names.tsv":    "qid\tdid\trel\n1\t2\t3\n",
+		"TREC's.qrels":       "1 0 2 3\n",
+		"TREC's.txt":         "\n1\t Q0  2 3 \r\n",
+		"qrels.dl19-passage": "1 0 2 3",
+		"MS MARCO's.tsv":     "1\t0\t2\t3\n",
+		"spaces.tsv":         "1 0 2 3\n",
+		"header.tsv":         "qid\titer\tdid\trel\n1\t0\t2\t3\n",
+		"commas.csv":         "query_id,relevance,doc_id\n1, 3,2\n",
+		"lines.jsonl":        `{"query_id": "1", "doc_id": 2, "relevance": "3 "}`,
 	} {
 		path := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -30,5 +41,46 @@ func TestJudgementsHeader(t *testing.T) {
 		if err != nil || got != "1 2 3;" {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
+	}
+}
+
+// Lines may be compressed, as tables may.
+func TestJudgementsCompressed(t *testing.T) {
+	var gz, z bytes.Buffer
+	text := []byte("1 0 2 3\n")
+	g := gzip.NewWriter(&gz)
+	g.Write(text)
+	g.Close()
+	w, err := zstd.NewWriter(&z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Write(text)
+	w.Close()
+	for name, content := range map[string][]byte{"qrels.tsv.gz": gz.Bytes(), "qrels.gz": gz.Bytes(), "qrels.trec.zst": z.Bytes()} {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		err := loadJudgements(t.Context(), path, func(query, doc string, relevance float64) { got += fmt.Sprint(query, " ", doc, " ", relevance, ";") })
+		if err != nil || got != "1 2 3;" {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+// Queries and a collection as MS MARCO has them: an id, a tab, a text, and no header. A quote is a character as any other.
+func TestBareTexts(t *testing.T) {
+	dir := write(t, map[string]string{
+		"queries.tsv": "12\twhat is \"a\n\n7\twho\n", "collection.tsv": "0\tthis \"is\r\n1\t \n2\tlast", "qrels.tsv": "12\t0\t2\t1\n7\t0\t9\t1\n",
+	})
+	got, err := LoadRetrieval(t.Context(), filepath.Join(dir, "queries.tsv"), filepath.Join(dir, "collection.tsv"), filepath.Join(dir, "qrels.tsv"))
+	want := &Retrieval{
+		QueryIDs: []string{"12", "7"}, Queries: []string{`what is "a`, "who"}, DocIDs: []string{"0", "1", "2"}, Docs: []string{`this "is`, " ", "last"},
+		Judgements: []Judgement{{0, 2, 1}}, Missed: []MissedJudgement{{1, "9", 1}}, EmptyDocs: 1,
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
 	}
 }

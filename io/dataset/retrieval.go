@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/parquet-go/parquet-go"
 )
@@ -66,9 +63,10 @@ func grade(text string) (float64, error) {
 
 // LoadRetrieval reads a task from parquet or JSONL files, or in the layout of BEIR:
 //
-//	queries    columns id (or _id) and text
-//	corpus     columns id (or _id), text, and title if there is one
-//	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score), or a .tsv file of these without a header
+//	queries    columns id (or _id) and text, or a .tsv file of these without a header whose ids are numbers, as MS MARCO's
+//	corpus     columns id (or _id), text, and title if there is one, or such a file
+//	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score); or a .tsv file of these without a header; or lines of
+//	           TREC: query, iteration, document and relevance between spaces or tabs, in a file of any other name or a .tsv file
 //
 // Ids are strings or integers. Each argument is a file or a glob; queries may be a folder in BEIR's layout (queries.jsonl,
 // corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of parquet files), then empty arguments are found there. Of several qrels
@@ -212,109 +210,42 @@ func exists(path string) bool {
 
 // loadTexts reads ids and texts, and returns where each id is.
 func loadTexts(ctx context.Context, path string, add func(id, text string, empty bool, where Location) error) (map[string]int, error) {
+	at := map[string]int{}
+	if separated(path) == ".tsv" && !isGlob(path) {
+		if table, err := loadBareTexts(path, at, add); !table || err != nil {
+			return at, err
+		}
+	}
 	t, err := OpenTable(ctx, []string{path})
 	if err != nil {
 		return nil, err
 	}
 	defer t.Close()
-	at := map[string]int{}
 	err = t.cells(ctx, [][]string{{"id", "_id"}, {"text"}, {"title", ""}}, func(row int64, c []cell) error {
 		id, text, title := c[0], c[1], c[2]
 		if id.null {
 			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: "null"}
 		}
-		if _, twice := at[id.text]; twice {
-			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: fmt.Sprintf("%q comes a second time", id.text)}
-		}
-		at[id.text] = len(at)
 		full := text.text
 		if title.text != "" {
 			full = strings.TrimSpace(title.text + " " + text.text)
 		}
-		reason := checkText([]byte(full))
-		if reason == textNotUTF8 {
-			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: theText + reason}
-		}
-		return add(id.text, full, reason != "", t.Locate(row))
+		return addText(at, id.text, full, row, t.Locate(row), add)
 	})
 	return at, err
 }
 
-// loadJudgements reads qrels, of tables or of .tsv files without a header.
-func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
-	if strings.HasSuffix(path, ".tsv") {
-		if table, err := loadTSV(path, add); !table || err != nil {
-			return err
-		}
+// addText adds a text to those of other ids.
+func addText(at map[string]int, id, text string, row int64, where Location, add func(id, text string, empty bool, where Location) error) error {
+	if _, twice := at[id]; twice {
+		return &RowError{Row: row, Location: where, Column: "id", Reason: fmt.Sprintf("%q comes a second time", id)}
 	}
-	t, err := OpenTable(ctx, []string{path})
-	if err != nil {
-		return err
+	at[id] = len(at)
+	reason := checkText([]byte(text))
+	if reason == textNotUTF8 {
+		return &RowError{Row: row, Location: where, Column: "text", Reason: theText + reason}
 	}
-	defer t.Close()
-	return t.cells(ctx, judgementColumns, func(row int64, c []cell) error {
-		relevance, err := grade(c[2].text)
-		if err != nil || c[0].null || c[1].null {
-			reason := fmt.Sprintf("query %q, document %q, relevance %q: want two ids and a whole number", c[0].text, c[1].text, c[2].text)
-			if err != nil && !errors.Is(err, strconv.ErrSyntax) {
-				reason = fmt.Sprintf("query %q, document %q: %v", c[0].text, c[1].text, err)
-			}
-			return &RowError{Row: row, Location: t.Locate(row), Reason: reason}
-		}
-		add(c[0].text, c[1].text, relevance)
-		return nil
-	})
-}
-
-// judgementColumns are the names that a judgement's query, document and relevance may have.
-var judgementColumns = [][]string{{"query_id", "query-id"}, {"doc_id", "corpus-id", "corpus_id"}, {"relevance", "score"}}
-
-// namesJudgements tells whether a first line's fields are such names.
-func namesJudgements(fields []string) bool {
-	for _, names := range judgementColumns {
-		if !slices.ContainsFunc(fields, func(f string) bool { return slices.Contains(names, strings.TrimSpace(f)) }) {
-			return false
-		}
-	}
-	return true
-}
-
-// loadTSV reads qrels whose first line does not name the columns: they are BEIR's, query-id, corpus-id and score. It may be a header all the
-// same, of other names, if its score is no number. Of a file whose first line names them it reads no more than that: it is a table.
-func loadTSV(path string, add func(query, doc string, relevance float64)) (table bool, err error) {
-	f, _, err := openFile(path, -1)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	in, err := afterMark(path, f)
-	if err != nil {
-		return false, err
-	}
-	next := tabbed(in)
-	for first := true; ; first = false {
-		fields, line, err := next()
-		switch {
-		case err == io.EOF:
-			return false, nil
-		case err != nil:
-			return false, fmt.Errorf("%s: %w", path, err)
-		case first && namesJudgements(fields):
-			return true, nil
-		case slices.ContainsFunc(fields, func(f string) bool { return !utf8.ValidString(f) }):
-			return false, fail(ErrCorrupt, "%s:%d: the line %s", path, line, notUTF8)
-		case len(fields) != 3:
-			return false, fail(ErrCorrupt, "%s:%d: %d fields between tabs, want query-id, corpus-id and score, or a first line that names these", path, line, len(fields))
-		}
-		score, err := grade(fields[2])
-		if first && errors.Is(err, strconv.ErrSyntax) {
-			continue
-		}
-		if err != nil {
-			return false, fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, fields[2])
-		}
-		add(fields[0], fields[1], score)
-	}
+	return add(id, text, reason != "", where)
 }
 
 // Pairs are two columns of texts and a column of scores, as semantic textual similarity has them.

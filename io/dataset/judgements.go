@@ -1,0 +1,159 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// isGlob tells whether a path stands for several files, or for some that are elsewhere.
+func isGlob(path string) bool { return remote(path) || strings.ContainsAny(path, "*?[") }
+
+// loadJudgements reads qrels, of tables or of lines without a header.
+func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
+	plain := strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst")
+	if ext := filepath.Ext(plain); !isGlob(path) && (ext == ".tsv" || !slices.Contains(extensions, ext)) {
+		if table, err := loadLines(path, add); !table || err != nil {
+			return err
+		}
+	}
+	t, err := OpenTable(ctx, []string{path})
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	return t.cells(ctx, judgementColumns, func(row int64, c []cell) error {
+		relevance, err := grade(c[2].text)
+		if err != nil || c[0].null || c[1].null {
+			reason := fmt.Sprintf("query %q, document %q, relevance %q: want two ids and a whole number", c[0].text, c[1].text, c[2].text)
+			if err != nil && !errors.Is(err, strconv.ErrSyntax) {
+				reason = fmt.Sprintf("query %q, document %q: %v", c[0].text, c[1].text, err)
+			}
+			return &RowError{Row: row, Location: t.Locate(row), Reason: reason}
+		}
+		add(c[0].text, c[1].text, relevance)
+		return nil
+	})
+}
+
+// judgementColumns are the names that a judgement's query, document and relevance may have.
+var judgementColumns = [][]string{{"query_id", "query-id"}, {"doc_id", "corpus-id", "corpus_id"}, {"relevance", "score"}}
+
+// namesJudgements tells whether a first line's fields are such names.
+func namesJudgements(fields []string) bool {
+	for _, names := range judgementColumns {
+		if !slices.ContainsFunc(fields, func(f string) bool { return slices.Contains(names, strings.TrimSpace(f)) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// loadLines reads qrels whose first line does not name the columns: they are BEIR's, query-id, corpus-id and score, or TREC's, with an iteration
+// behind the query. It may be a header all the same, of other names, if its score is no number. Of a file whose first line names them it reads
+// no more than that: it is a table. Fields are between tabs in .tsv files, and between any spaces elsewhere.
+func loadLines(path string, add func(query, doc string, relevance float64)) (table bool, err error) {
+	next, close, err := openTabbed(path)
+	if err != nil {
+		return false, err
+	}
+	defer close()
+	width := 0
+	for first := true; ; first = false {
+		fields, line, err := next()
+		if separated(path) == "" || len(fields) == 1 {
+			fields = strings.Fields(strings.Join(fields, " "))
+		}
+		switch {
+		case err == io.EOF:
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("%s: %w", path, err)
+		case first && separated(path) != "" && namesJudgements(fields):
+			return true, nil
+		case slices.ContainsFunc(fields, func(f string) bool { return !utf8.ValidString(f) }):
+			return false, fail(ErrCorrupt, "%s:%d: the line %s", path, line, notUTF8)
+		case len(fields) != 3 && len(fields) != 4:
+			return false, fail(ErrCorrupt, "%s:%d: %d fields, want query-id, corpus-id and score, or TREC's query, iteration, document and relevance, or in a table a first line that names its columns", path, line, len(fields))
+		case width > 0 && len(fields) != width:
+			return false, fail(ErrCorrupt, "%s:%d: %d fields, the lines before it have %d", path, line, len(fields), width)
+		}
+		width = len(fields)
+		doc, text := fields[width-2], fields[width-1]
+		score, err := grade(text)
+		if first && errors.Is(err, strconv.ErrSyntax) {
+			continue
+		}
+		if err != nil {
+			return false, fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, text)
+		}
+		add(fields[0], doc, score)
+	}
+}
+
+// loadBareTexts reads a .tsv file of ids and texts whose first line does not name the columns, as MS MARCO's queries and collection: it begins with a
+// number. Of another file it reads no more than that line: it is a table.
+func loadBareTexts(path string, at map[string]int, add func(id, text string, empty bool, where Location) error) (table bool, err error) {
+	next, close, err := openTabbed(path)
+	if err != nil {
+		return false, err
+	}
+	defer close()
+	for row := int64(0); ; row++ {
+		fields, line, err := next()
+		switch {
+		case row == 0 && (err != nil || len(fields) != 2 || !isNumber(fields[0])):
+			return true, nil // which says what is wrong with it, if anything is
+		case err == io.EOF:
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("%s: %w", path, err)
+		case len(fields) != 2:
+			return false, fail(ErrCorrupt, "%s:%d: %d fields between tabs, want an id and a text, as the first line has them", path, line, len(fields))
+		}
+		where := Location{File: path, RowGroup: -1, Row: row, Line: line}
+		if !utf8.ValidString(fields[0]) {
+			return false, &RowError{Row: row, Location: where, Column: "id", Reason: "the id " + notUTF8}
+		}
+		if err := addText(at, fields[0], fields[1], row, where, add); err != nil {
+			return false, err
+		}
+	}
+}
+
+func isNumber(text string) bool {
+	_, err := strconv.ParseUint(text, 10, 64)
+	return err == nil
+}
+
+// openTabbed opens a file of lines, compressed or not, whose fields are between tabs. close belongs to the caller.
+func openTabbed(path string) (next func() (fields []string, line int64, err error), close func(), err error) {
+	f, _, err := openFile(path, -1)
+	if err != nil {
+		return nil, nil, err
+	}
+	content, end, err := unpacked(path, f)
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	limit := &rowLimit{r: content, max: maxRow}
+	in, err := afterMark(path, limit)
+	if err != nil {
+		end()
+		f.Close()
+		return nil, nil, err
+	}
+	split := tabbed(in)
+	next = func() ([]string, int64, error) {
+		limit.read = 0
+		return split()
+	}
+	return next, func() { end(); f.Close() }, nil
+}
