@@ -26,6 +26,7 @@ type State struct {
 	Mesh     string            `json:"mesh"`     // of the ranks that wrote it
 	Recipe   string            `json:"recipe"`   // as resolved, YAML
 	Data     json.RawMessage   `json:"data"`     // the place in the data
+	Files    json.RawMessage   `json:"files"`    // the data's files, to say which of them have changed
 	Progress json.RawMessage   `json:"progress"` // what else the run remembers
 	Contents map[string]string `json:"contents"` // hashes of what the run relies on beside: the tokenizer's files
 

@@ -220,6 +220,7 @@ func bytesPerRow(chunks []*chunk) int64 {
 // on each thread from the page cache on a busy machine (BenchmarkFingerprint: 0.2 s a GB on two threads), else what the disk gives.
 func (d *Dataset) hashPages(ctx context.Context) error {
 	type stored struct {
+		of    *dataFile
 		file  *parquetFile
 		chunk *chunk
 		sum   Hash128
@@ -236,7 +237,7 @@ func (d *Dataset) hashPages(ctx context.Context) error {
 			}
 			for _, c := range chunks {
 				if c != nil && c.rows > 0 {
-					all = append(all, stored{file: f.parquet, chunk: c})
+					all = append(all, stored{of: f, file: f.parquet, chunk: c})
 				}
 			}
 		}
@@ -255,6 +256,7 @@ func (d *Dataset) hashPages(ctx context.Context) error {
 			return errs[i]
 		}
 		fmt.Fprintln(h, s.sum)
+		s.of.content = hashBytes(fmt.Append(nil, s.of.content, s.sum))
 	}
 	if len(all) > 0 {
 		sum := h.Sum128()

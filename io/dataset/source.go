@@ -120,6 +120,7 @@ type dataFile struct {
 	tokens  [][]tokenChunks // likewise, of the text columns' ids
 	info    string          // what the file says of them
 	first   int64           // global id of its first row
+	content Hash128         // of what the dataset's fingerprint has of it
 }
 
 func (f *dataFile) path() string {
@@ -262,6 +263,23 @@ func (d *Dataset) listed(source int) *sourceColumn {
 // sizes, parquet footers and the stored bytes of the columns in use, the content of JSON lines, and the columns. Moving a dataset elsewhere
 // keeps it. Of Raw sources the stored bytes are left out: who goes through terabytes twice should not read them a third time, on each worker.
 func (d *Dataset) Fingerprint() Hash128 { return d.hash }
+
+// File is a file of a dataset, as its fingerprint knows it.
+type File struct {
+	Name    string `json:"name"` // without its folders
+	Rows    int64  `json:"rows"`
+	Content string `json:"content"` // a hash
+}
+
+// Files are a dataset's files, in their order.
+func (d *Dataset) Files() []File {
+	out := make([]File, len(d.files))
+	for i := range d.files {
+		f := &d.files[i]
+		out[i] = File{filepath.Base(f.path()), f.rows(), f.content.String()}
+	}
+	return out
+}
 
 // Locate says where a row is at rest.
 func (d *Dataset) Locate(row int64) Location {
@@ -506,6 +524,7 @@ func (d *Dataset) settleColumns() error {
 			find = func(name string) (shape, error) { return f.jsonl.shape(name, names, kinds) }
 			size, content = f.jsonl.size, f.jsonl.hash
 		}
+		f.content = content
 		fmt.Fprintf(h, "%q %d %v\n", filepath.Base(f.path()), size, content)
 		for k := range d.sources {
 			s := &d.sources[k]

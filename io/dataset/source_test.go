@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -159,6 +160,22 @@ func TestFingerprint(t *testing.T) {
 	}
 	if print(lines) == one {
 		t.Error("another text in JSON lines has the same fingerprint")
+	}
+}
+
+// TestFiles: each file is known by its name, rows and content.
+func TestFiles(t *testing.T) {
+	b, _ := os.ReadFile(golden("default.parquet"))
+	page := bytes.Clone(b)
+	page[len("PAR1")+40] ^= 1 // of the first column's data; nothing in the footer changes
+	folder := write(t, map[string]string{"a.parquet": string(b), "b.parquet": string(b), "c.parquet": string(page)})
+	d, err := Open(t.Context(), Source{Paths: []string{filepath.Join(folder, "*.parquet")}, Query: "query", Positive: "positive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := d.Files()
+	if len(f) != 3 || f[0].Name != "a.parquet" || f[2].Name != "c.parquet" || f[0].Rows*3 != d.Rows() || f[0].Content != f[1].Content || f[0].Content == f[2].Content {
+		t.Errorf("%+v", f)
 	}
 }
 

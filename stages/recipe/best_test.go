@@ -2,10 +2,12 @@ package recipe
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -439,6 +441,236 @@ func TestNoFigure(t *testing.T) {
 		}
 		if o.summary.Eval != nil || o.summary.First != nil || !hfmodel.IsModel(filepath.Join(j.dir, mesh, "model")) {
 			t.Errorf("%s: %+v", mesh, o.summary)
+		}
+	}
+}
+
+// sts writes scored pairs and is the setting that evaluates on them.
+func (j *job) sts(t *testing.T) string {
+	t.Helper()
+	var pairs bytes.Buffer
+	enc := json.NewEncoder(&pairs)
+	for i := range 12 {
+		enc.Encode(map[string]any{"a": j.words[i] + " " + j.words[2*i], "b": j.words[3*i+1], "s": i % 5})
+	}
+	sts := filepath.Join(j.dir, "sts.jsonl")
+	if err := os.WriteFile(sts, pairs.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", sts)
+}
+
+// A run that gets no better ends early, with the model of its best evaluation; so does one that was stopped and went on.
+func TestEarlyStopping(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{
+		j.sts(t), "eval.every=1", "eval.early_stopping={patience: 3, min_delta: 0.001}", "save.best=true",
+		"train.epochs=40", "save.every=2", "mesh.replicate=2",
+	}
+	whole, err := j.run(t, "whole", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	best, bestStep, mark, worse := math.Inf(-1), 0, math.Inf(-1), 0
+	for _, m := range j.lines(t, "whole") {
+		v, ok := m["value"].(float64)
+		if !ok {
+			continue
+		}
+		if worse == 3 && int(m["step"].(float64)) < whole.summary.Steps {
+			t.Fatalf("the run went on after 3 evaluations that were no better")
+		}
+		if worse++; v > mark+0.001 {
+			mark, worse = v, 0
+		}
+		if v > best {
+			best, bestStep = v, int(m["step"].(float64))
+		}
+	}
+	if n := whole.summary.Steps; n > 100 || bestStep >= n || whole.summary.Stopped {
+		t.Fatalf("%d steps, best at %d: %+v", n, bestStep, whole.summary)
+	}
+	if !strings.Contains(strings.Join(whole.notes, "\n"), fmt.Sprintf("the model is that of step %d", bestStep)) {
+		t.Errorf("best at step %d, notes: %v", bestStep, whole.notes)
+	}
+	if !strings.Contains(strings.Join(whole.notes, "\n"), "the run ends early: 3 evaluations in a row were no better than spearman") {
+		t.Errorf("why it ended is not said: %v", whole.notes)
+	}
+	if want := fmt.Sprintf("spearman %.4f at step %d, whose model is saved; %.4f at last", best, bestStep, whole.summary.Eval.Value); !strings.Contains(whole.summary.String(), want) {
+		t.Errorf("%s\nwant %s", whole.summary, want)
+	}
+	kept, err := os.ReadFile(filepath.Join(j.dir, "whole", "best", "model.safetensors"))
+	if err != nil || !bytes.Equal(kept, j.model(t, "whole")) {
+		t.Errorf("the model is not the best one (%v)", err)
+	}
+	first, err := j.run(t, "run", nil, bestStep, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, first.summary.Steps+1, true, sets...); err != nil { // patience has begun to run out
+		t.Fatal(err)
+	}
+	again, err := j.run(t, "run", nil, 0, true, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.summary.Steps != whole.summary.Steps || !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Errorf("stopped and gone on: %d steps, in one go %d", again.summary.Steps, whole.summary.Steps)
+	}
+	if o, err := j.run(t, "run", nil, 0, true, sets...); err != nil || !o.summary.Over {
+		t.Errorf("resumed when it was over: %+v, %v", o.summary, err)
+	}
+}
+
+// The best evaluation's model is kept of a run that trains a part of it, too.
+func TestBestTuned(t *testing.T) {
+	for tuning, file := range map[string]string{
+		"model.lora={rank: 2, targets: query, modules_to_save: [LayerNorm]}": "adapter_model.safetensors",
+		"model.freeze={layers: 1, embeddings: true}":                         "model.safetensors",
+	} {
+		j := newJob(t, 60)
+		run, err := j.run(t, "run", nil, 0, false, tuning, j.sts(t), "eval.every=1", "save.best=true",
+			"train.epochs=9", "train.max_steps=12", "optimizer.lr=2e-2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		best, bestStep := math.Inf(-1), 0
+		for _, m := range j.lines(t, "run") {
+			if v, ok := m["value"].(float64); ok && v > best {
+				best, bestStep = v, int(m["step"].(float64))
+			}
+		}
+		if bestStep >= run.summary.Steps || !strings.Contains(strings.Join(run.notes, "\n"), fmt.Sprintf("the model is that of step %d", bestStep)) {
+			t.Errorf("%s: best at step %d of %d, notes: %v", tuning, bestStep, run.summary.Steps, run.notes)
+		}
+		kept, err := os.ReadFile(filepath.Join(j.dir, "run", "best", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		model, err := os.ReadFile(filepath.Join(j.dir, "run", "model", file))
+		if err != nil || !bytes.Equal(kept, model) {
+			t.Errorf("%s: the model is not the best one (%v)", tuning, err)
+		}
+	}
+}
+
+// A run that is stopped doesn't make the evaluation after its last step; the one that goes on from there does, once, and both together end with the
+// bits and the evaluations of one that was not stopped.
+func TestStopBeforeEvaluation(t *testing.T) {
+	j := newJob(t, 100)
+	values := func(out string) (all []string) {
+		for _, m := range j.lines(t, out) {
+			if m["metric"] != nil {
+				all = append(all, fmt.Sprint(m["step"], m["value"]))
+			}
+		}
+		return all
+	}
+	for name, mesh := range map[string]string{"alone": "mesh.replicate=1", "replicas": "mesh.replicate=2", "streamed": "mesh={shard: 2, parameters: streamed}"} {
+		sets := []string{j.sts(t), "eval.every=1", mesh}
+		if _, err := j.run(t, name+" whole", nil, 0, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+		o, err := j.run(t, name, nil, 3, false, sets...)
+		if err != nil || !o.summary.Stopped {
+			t.Fatalf("%s: %+v, %v", name, o.summary, err)
+		}
+		want, at := values(name+" whole"), o.summary.Steps
+		if got := values(name); !slices.Equal(got, want[:at-1]) {
+			t.Errorf("%s: stopped after step %d it has evaluations %v, want %v", name, at, got, want[:at-1])
+		}
+		metrics := filepath.Join(j.dir, name, "metrics.jsonl")
+		file, err := os.OpenFile(metrics, os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(file, `{"step":%d,"metric":"spearman","value":0}`+"\n", at) // of a run that has gone on from here, and was killed
+		file.Close()
+		if _, err := j.run(t, name, nil, 0, true, sets...); err != nil {
+			t.Fatal(err)
+		}
+		if got := values(name); !slices.Equal(got, want) {
+			t.Errorf("%s: evaluations %v, want %v", name, got, want)
+		}
+		if !bytes.Equal(j.saved(t, name, "*.safetensors"), j.saved(t, name+" whole", "*.safetensors")) {
+			t.Errorf("%s: the weights differ from those of a run that was not stopped", name)
+		}
+		if name == "streamed" {
+			continue // not yet with save.best
+		}
+		best := append(sets, "save.best=true")
+		if o, err = j.run(t, name+" best", nil, 3, false, best...); err != nil || len(values(name+" best")) != o.summary.Steps {
+			t.Errorf("%s: with save.best a stopped run has evaluations %v of %d steps: %v", name, values(name+" best"), o.summary.Steps, err)
+		}
+	}
+}
+
+// Pairs that no similarities correlate with are known before the first step, not when the model is trained.
+func TestScoresThatSayNothing(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "same.jsonl")
+	pair := `{"a":"x","b":"y","s":1}` + "\n"
+	for text, want := range map[string]string{
+		strings.Repeat(pair, 3): "all 3 scores are 1: nothing correlates with that",
+		pair:                    "two pairs at least, and there are 1",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", file)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := Open(t.Context(), r, Observer{})
+		if err == nil {
+			x.Close()
+		}
+		for _, want := range []string{fmt.Sprintf("eval.sts: %s, column %q: ", file, "s"), want, "another file (eval.sts.path)"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+	}
+}
+
+// A reranker or an m3 with LoRA, whose factors are merged when it is saved, ends as its best evaluation's too.
+func TestBestMerged(t *testing.T) {
+	j := newJob(t, 60)
+	write := func(name string, rows []map[string]any) string {
+		var data bytes.Buffer
+		enc := json.NewEncoder(&data)
+		for _, r := range rows {
+			enc.Encode(r)
+		}
+		path := filepath.Join(j.dir, name)
+		if err := os.WriteFile(path, data.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	var queries, docs, qrels []map[string]any
+	for i := range 20 {
+		id := fmt.Sprint(i)
+		queries = append(queries, map[string]any{"id": id, "text": j.words[0] + " " + j.words[i+1]})
+		docs = append(docs, map[string]any{"id": id, "text": j.words[0] + " " + j.words[60-i]})
+		qrels = append(qrels, map[string]any{"query_id": id, "doc_id": id, "relevance": 1})
+	}
+	data := fmt.Sprintf("{queries: %q, corpus: %q, qrels: %q}", write("q.jsonl", queries), write("c.jsonl", docs), write("r.jsonl", qrels))
+	for kind, sets := range map[string][]string{
+		"reranker": {fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")), "eval.rerank=" + data},
+		"m3":       {"eval.retrieval=" + data, "optimizer.lr=0.3"},
+	} {
+		run, err := j.run(t, kind, nil, 0, false, append([]string{"model.kind=" + kind, "model.lora={rank: 2, targets: all-linear}", "eval.every=1", "save.best=true", "train.epochs=9",
+			"train.max_steps=12", "optimizer.lr=2e-2"}, sets...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notes := strings.Join(run.notes, "\n"); !strings.Contains(notes, "the best evaluation's") {
+			t.Errorf("%s: the last evaluation is the best: nothing was tested; notes: %s", kind, notes)
+		}
+		kept, err := os.ReadFile(filepath.Join(j.dir, kind, "best", "model.safetensors"))
+		if err != nil || !bytes.Equal(kept, j.model(t, kind)) {
+			t.Errorf("%s: the model is not the best one (%v)", kind, err)
 		}
 	}
 }

@@ -223,6 +223,10 @@ func (x *Run) state(enc *stages.Encoder, st *stages.State) (checkpoint.State, er
 	if err != nil {
 		return checkpoint.State{}, err
 	}
+	files, err := json.Marshal(x.files())
+	if err != nil {
+		return checkpoint.State{}, err
+	}
 	remembered, err := json.Marshal(st.Note)
 	if err != nil {
 		return checkpoint.State{}, err
@@ -234,6 +238,6 @@ func (x *Run) state(enc *stages.Encoder, st *stages.State) (checkpoint.State, er
 	return checkpoint.State{
 		Step: st.Result.Step + 1, Written: time.Now().UTC().Truncate(time.Second),
 		Vectors: enc.Vectors(), DType: string(enc.DTypeName()), Parameters: enc.Parameters(),
-		Seed: x.Recipe.Train.Seed, Mesh: mesh, Recipe: string(text), Data: data, Progress: remembered, Contents: x.content,
+		Seed: x.Recipe.Train.Seed, Mesh: mesh, Recipe: string(text), Data: data, Files: files, Progress: remembered, Contents: x.content,
 	}, nil
 }

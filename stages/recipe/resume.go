@@ -255,13 +255,13 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 		restore = x.sampler.RestoreSkipping
 	}
 	if err := restore(cursor); err != nil {
-		var data []string
+		why := x.filesChanged(c.Files)
 		for _, line := range changed {
 			if strings.HasPrefix(line, "data.") {
-				data = append(data, "; "+line)
+				why = append(why, line)
 			}
 		}
-		return fmt.Errorf("%w%s; put that back, or start anew in another save.dir", err, strings.Join(data, ""))
+		return fmt.Errorf("%w; %s", err, strings.Join(append(why, "put that back, or start anew in another save.dir"), "; "))
 	}
 	if err := json.Unmarshal(c.Progress, &x.saves.progress); err != nil {
 		return fmt.Errorf("what the checkpoint remembers: %w", err)
@@ -279,6 +279,57 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 		x.obs.note("changed since then: %s", line)
 	}
 	return x.checkBest(changed)
+}
+
+// files are each dataset's files.
+func (x *Run) files() (out [][]dataset.File) {
+	for _, d := range x.data {
+		out = append(out, d.Files())
+	}
+	return out
+}
+
+// filesChanged says which of the data's files are not as a checkpoint has them, or new, or gone; nothing if it does not know.
+func (x *Run) filesChanged(then json.RawMessage) (changed []string) {
+	var was [][]dataset.File
+	if json.Unmarshal(then, &was) != nil {
+		return nil // of a version that did not write them
+	}
+	for i, here := range x.files() {
+		if i >= len(was) {
+			break // other datasets are another change
+		}
+		of := fmt.Sprintf("data.train[%d]: ", i)
+		before, now := byName(was[i]), byName(here)
+		for _, name := range slices.Sorted(maps.Keys(before)) {
+			b, n := before[name], now[name]
+			switch {
+			case len(n) == 0:
+				changed = append(changed, fmt.Sprintf("%s%s is gone", of, name))
+			case len(b) == 1 && len(n) == 1 && b[0].Rows != n[0].Rows:
+				changed = append(changed, fmt.Sprintf("%s%s had %d rows and has %d", of, name, b[0].Rows, n[0].Rows))
+			case !slices.Equal(b, n):
+				changed = append(changed, fmt.Sprintf("%s%s has other rows", of, name))
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(now)) {
+			if len(before[name]) == 0 {
+				changed = append(changed, fmt.Sprintf("%s%s is new", of, name))
+			}
+		}
+	}
+	if most := 5; len(changed) > most {
+		changed = append(changed[:most-1], fmt.Sprintf("and %d other files", len(changed)-most+1))
+	}
+	return changed
+}
+
+func byName(files []dataset.File) map[string][]dataset.File {
+	out := map[string][]dataset.File{}
+	for _, f := range files {
+		out[f.Name] = append(out[f.Name], f)
+	}
+	return out
 }
 
 // trimLog keeps the lines of a .jsonl file of steps up to the given one: later ones will be written again, and so will its evaluation, if that is
