@@ -62,6 +62,31 @@ func TestLog(t *testing.T) {
 	}
 }
 
+// Of several datasets a line says whose loss it has.
+func TestLogOfDatasets(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	files := fmt.Sprintf("data.train=[{path: %q, query: query, positive: positive}, {path: %q, query: positive, positive: query}]", at("train.parquet"), at("train.parquet"))
+	args := []string{"train", "-c", at("recipe.yaml"), "--set", files, "--set", "data.mixing=round_robin", "--set", "log.every=1", "--set", "batch.global_size=8", "--set", "train.max_steps=2"}
+	for _, c := range []struct {
+		name, accumulate string
+		want             []string
+	}{
+		{"one", "1", []string{" of data.train[0]  grad", " of data.train[1]  grad"}},
+		{"both", "2", []string{" (data.train[0] ", ", data.train[1] "}},
+	} {
+		r := succeed(t, append(args, "--log", "human", "--set", "batch.accumulate="+c.accumulate, "--out", at(c.name))...)
+		for _, want := range c.want {
+			if !strings.Contains(r.stderr, want) {
+				t.Errorf("no %q in %s", want, r.stderr)
+			}
+		}
+	}
+	if r := succeed(t, append(args, "--out", at("json"))...); !strings.Contains(r.stderr, `"datasets":[1]`) {
+		t.Errorf("%s", r.stderr)
+	}
+}
+
 // TestMetricsAddr: Prometheus reads what the last step was; afterwards nobody listens.
 func TestMetricsAddr(t *testing.T) {
 	w, err := serveMetrics("127.0.0.1:0")

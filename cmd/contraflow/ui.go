@@ -164,7 +164,7 @@ func (u *ui) status() string {
 	}
 	took := time.Duration(float64(u.at.Sub(u.began)) / float64(u.made) * float64(u.steps-u.last.Step))
 	left := max(0, took-time.Since(u.at)).Round(time.Second)
-	return fmt.Sprintf(" loss %.4f  %.0f pairs/s  %.0f tokens/s  %v", u.last.Loss, u.last.PairsPerS, u.last.TokensPerS, left)
+	return fmt.Sprintf(" loss %.4f%s  %.0f pairs/s  %.0f tokens/s  %v", u.last.Loss, u.last.Of(), u.last.PairsPerS, u.last.TokensPerS, left)
 }
 
 func (u *ui) step(m recipe.Metrics, every int) {
@@ -177,10 +177,14 @@ func (u *ui) step(m recipe.Metrics, every int) {
 		return
 	}
 	if u.log != nil {
-		u.log.Info("step", zap.Int("step", m.Step), zap.Int("of", u.steps), zap.Int("epoch", m.Epoch), zap.Float64("loss", m.Loss), zap.Float64("grad_norm", m.GradNorm), zap.Float64("lr", m.LR),
-			zap.Float64("pairs_per_s", m.PairsPerS), zap.Float64("tokens_per_s", m.TokensPerS), zap.Int64("peak_mem_bytes", m.PeakMemBytes))
+		fields := []zap.Field{zap.Int("step", m.Step), zap.Int("of", u.steps), zap.Int("epoch", m.Epoch), zap.Float64("loss", m.Loss), zap.Float64("grad_norm", m.GradNorm), zap.Float64("lr", m.LR),
+			zap.Float64("pairs_per_s", m.PairsPerS), zap.Float64("tokens_per_s", m.TokensPerS), zap.Int64("peak_mem_bytes", m.PeakMemBytes)}
+		if m.Datasets != nil {
+			fields = append(fields, zap.Ints("datasets", m.Datasets))
+		}
+		u.log.Info("step", fields...)
 	} else {
-		u.printf("step %d/%d  loss %.4f  grad %.3g  lr %.3g  %.0f pairs/s  %.0f tokens/s\n", m.Step, u.steps, m.Loss, m.GradNorm, m.LR, m.PairsPerS, m.TokensPerS)
+		u.printf("step %d/%d  loss %.4f%s  grad %.3g  lr %.3g  %.0f pairs/s  %.0f tokens/s\n", m.Step, u.steps, m.Loss, m.Of(), m.GradNorm, m.LR, m.PairsPerS, m.TokensPerS)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"contraflow/gpustage"
@@ -40,6 +41,22 @@ type Metrics struct {
 	CommHidden *float64 `json:"comm_hidden,omitempty"`
 
 	Skipped bool `json:"skipped,omitempty"` // the gradient was not finite, and the step has changed nothing
+}
+
+// Of says which of several datasets a step's loss is of: " of data.train[1]", or of more than one each one's loss. Without several it is empty.
+func (m Metrics) Of() string {
+	keys := slices.Sorted(maps.Keys(m.Losses))
+	if len(keys) == 1 {
+		return fmt.Sprintf(" of data.train[%d]", keys[0])
+	}
+	var parts []string
+	for _, k := range keys {
+		parts = append(parts, fmt.Sprintf("data.train[%d] %.4f", k, m.Losses[k]))
+	}
+	if parts == nil {
+		return ""
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
 }
 
 // MarshalJSON writes numbers that are not finite as null: JSON has none.
