@@ -10,13 +10,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 )
 
 func newEval() *cobra.Command {
 	var f modelFlags
 	var parts partFlags
-	var queries, corpus, qrels, queryPrompt, docPrompt string
+	var queries []string
+	var corpus, qrels, queryPrompt, docPrompt string
 	var asJSON, bm25 bool
 	cmd := &cobra.Command{
 		Use:   "eval --model DIR --queries FILE --corpus FILE --qrels FILE",
@@ -25,16 +27,21 @@ func newEval() *cobra.Command {
 
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
 query_id, doc_id and relevance. MS MARCO's .tsv files (an id, a tab, a text) and TREC's qrels (query, iteration, document, relevance) are read
-as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://.`,
+as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://, and
+more than one of them: then the mean over tasks stands below.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json
-  contraflow eval --model q/model --queries hf://datasets/mteb/scifact`,
+  contraflow eval --model q/model --queries hf://datasets/mteb/scifact
+  contraflow eval --model q/model --queries beir/scifact --queries beir/nfcorpus --queries beir/arguana`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			ctx := cmd.Context()
-			r, err := loadRetrieval(cmd, queries, corpus, qrels)
-			if err != nil {
-				return err
+			if len(queries) > 1 && corpus+qrels != "" {
+				return usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
+			}
+			for _, q := range queries { // known before a model is loaded
+				if err := isTask(q, corpus, qrels); err != nil {
+					return err
+				}
 			}
 			e, err := f.load(cmd)
 			if err != nil {
@@ -48,41 +55,41 @@ as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone
 			if !cmd.Flags().Changed("document-prompt") {
 				docPrompt = document
 			}
-			task, err := e.NewTask(ctx, r, queryPrompt, docPrompt)
-			if err != nil {
-				return err
-			}
-			if task.Fusion, err = parts.fusion(e); err != nil {
-				return err
-			}
-			res, err := e.Evaluate(ctx, task, evaluate.Standard()...)
-			if err != nil {
-				return err
-			}
-			rows := []evaluate.Row{{Name: f.path, Result: res}}
-			if bm25 {
-				b, err := task.BM25(ctx, evaluate.Standard()...)
+			var tasks []taskResult
+			for _, q := range queries {
+				m, err := measureTask(cmd, e, parts, q, corpus, qrels, queryPrompt, docPrompt, bm25)
 				if err != nil {
 					return err
 				}
-				rows = append(rows, evaluate.Row{Name: "BM25", Result: b})
+				tasks = append(tasks, m)
 			}
-			if asJSON && bm25 {
-				return printJSON(cmd, map[string]*evaluate.Result{"model": res, "bm25": rows[1].Result})
+			if len(tasks) == 1 {
+				tasks[0].name = f.path
+			} else if tasks, err = withMean(tasks); err != nil {
+				return err
 			}
 			if asJSON {
-				return printJSON(cmd, res)
+				return printJSON(cmd, jsonOf(tasks))
+			}
+			var rows []evaluate.Row
+			for _, m := range tasks {
+				rows = append(rows, evaluate.Row{Name: m.name, Result: m.model})
+				if bm25 && len(tasks) == 1 {
+					rows = append(rows, evaluate.Row{Name: "BM25", Result: m.bm25})
+				} else if bm25 {
+					rows = append(rows, evaluate.Row{Name: m.name + ", BM25", Result: m.bm25})
+				}
 			}
 			fmt.Fprint(cmd.OutOrStdout(), evaluate.Table(rows...))
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&queries, "queries", "", "queries, or a folder in BEIR's layout")
+	cmd.Flags().StringArrayVar(&queries, "queries", nil, "queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
 	cmd.Flags().StringVar(&corpus, "corpus", "", "documents")
 	cmd.Flags().StringVar(&qrels, "qrels", "", "judgements")
 	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", "text before each query (default: the model's query prompt)")
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", "text before each document (default: the model's document prompt)")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
 	parts.add(cmd)
 	f.add(cmd)
@@ -91,10 +98,94 @@ as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone
 	return cmd
 }
 
+// taskResult is what eval has found of a task.
+type taskResult struct {
+	name        string
+	model, bm25 *evaluate.Result // bm25: nil if nobody asked
+}
+
+func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, queries, corpus, qrels, queryPrompt, docPrompt string, bm25 bool) (m taskResult, err error) {
+	ctx := cmd.Context()
+	r, err := loadRetrieval(cmd, queries, corpus, qrels)
+	if err != nil {
+		return m, err
+	}
+	task, err := e.NewTask(ctx, r, queryPrompt, docPrompt)
+	if err != nil {
+		return m, err
+	}
+	if task.Fusion, err = parts.fusion(e); err != nil {
+		return m, err
+	}
+	m.name = queries
+	if m.model, err = e.Evaluate(ctx, task, evaluate.Standard()...); err != nil {
+		return m, fmt.Errorf("%s: %w", queries, err)
+	}
+	if bm25 {
+		m.bm25, err = task.BM25(ctx, evaluate.Standard()...)
+	}
+	return m, err
+}
+
+// withMean adds the mean of several tasks, and calls them by the last part of their paths where that tells them apart.
+func withMean(tasks []taskResult) ([]taskResult, error) {
+	called := map[string]int{"mean": 1}
+	for _, m := range tasks {
+		called[dataset.TaskName(m.name)]++
+	}
+	for i, m := range tasks {
+		if name := dataset.TaskName(m.name); called[name] == 1 {
+			tasks[i].name = name
+		}
+	}
+	var model, bm25 []*evaluate.Result
+	for _, m := range tasks {
+		model = append(model, m.model)
+		if m.bm25 != nil {
+			bm25 = append(bm25, m.bm25)
+		}
+	}
+	mean := taskResult{name: "mean"}
+	var err error
+	if mean.model, err = evaluate.Average(model...); err == nil && bm25 != nil {
+		mean.bm25, err = evaluate.Average(bm25...)
+	}
+	return append(tasks, mean), err
+}
+
+// jsonOf is the result of one task, or those of several by their names.
+func jsonOf(tasks []taskResult) any {
+	of := func(m taskResult) any {
+		if m.bm25 == nil {
+			return m.model
+		}
+		return map[string]*evaluate.Result{"model": m.model, "bm25": m.bm25}
+	}
+	if len(tasks) == 1 {
+		return of(tasks[0])
+	}
+	all := map[string]any{}
+	for _, m := range tasks {
+		all[m.name] = of(m)
+	}
+	return all
+}
+
+// isTask refuses queries that are no folder where corpus and judgements are left out.
+func isTask(queries, corpus, qrels string) error {
+	if corpus != "" && qrels != "" || strings.Contains(queries, "://") {
+		return nil
+	}
+	if info, err := os.Stat(queries); err != nil || !info.IsDir() {
+		return usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", queries)}
+	}
+	return nil
+}
+
 // loadRetrieval loads a retrieval task, of which corpus and judgements may be left out where queries is a folder.
 func loadRetrieval(cmd *cobra.Command, queries, corpus, qrels string) (*dataset.Retrieval, error) {
-	if info, err := os.Stat(queries); (corpus == "" || qrels == "") && !strings.Contains(queries, "://") && (err != nil || !info.IsDir()) {
-		return nil, usageError{fmt.Errorf("%s is not a folder in BEIR's layout: give --queries, --corpus and --qrels", queries)}
+	if err := isTask(queries, corpus, qrels); err != nil {
+		return nil, err
 	}
 	r, err := dataset.LoadRetrieval(cmd.Context(), queries, corpus, qrels)
 	if err != nil {

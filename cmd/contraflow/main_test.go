@@ -785,64 +785,6 @@ func copyModel(t *testing.T, dir string) string {
 	return dir
 }
 
-// A module of somebody else's trains with a stage and a loss of its own, and saves the model, in under 60 lines of its own code.
-func TestThirdParty(t *testing.T) {
-	root, err := filepath.Abs(filepath.Join("..", ".."))
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.ReadFile(filepath.Join(root, "testdata", "thirdparty", "main.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	code := 0
-	for l := range strings.Lines(string(program)) {
-		if l = strings.TrimSpace(l); l != "" && !strings.HasPrefix(l, "//") {
-			code++
-		}
-	}
-	if code >= 60 {
-		t.Errorf("%d lines", code)
-	}
-	data, dir := workspace(t), t.TempDir()
-	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := strings.Replace(string(mod), "module contraflow", "module example.com/mine", 1) + fmt.Sprintf("\nrequire contraflow v0.0.0\nreplace contraflow => %s\n", root)
-	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{"main.go": program, "go.mod": []byte(text), "go.sum": sum} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cmd := exec.Command("go", "run", "-mod=mod", ".", goldens.Path(t, "bert/minilm-tiny"), filepath.Join(dir, "model"), filepath.Join(data, "train.parquet"))
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOFLAGS=")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	var first, last float64
-	fmt.Sscanf(lines[0], "step 0 loss %g", &first)
-	fmt.Sscanf(lines[len(lines)-1], "step 9 loss %g", &last)
-	if len(lines) != 10 || !(last < first) {
-		t.Errorf("loss %v, then %v:\n%s", first, last, out)
-	}
-	embed := func(model string) string {
-		out := filepath.Join(t.TempDir(), "out.npy")
-		succeed(t, "embed", "--model", model, "--input", filepath.Join(data, "train.parquet"), "--column", "query", "--output", out)
-		return mustRead(t, out)
-	}
-	if embed(filepath.Join(dir, "model")) == embed(goldens.Path(t, "bert/minilm-tiny")) {
-		t.Error("the saved model is the one that training began with")
-	}
-}
-
 func mustRead(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -867,38 +809,4 @@ func TestExamples(t *testing.T) {
 		}
 	}
 	walk(newRoot())
-}
-
-// Corpora have empty texts: they are embedded, their rows keep their places, and none is mined.
-func TestEmptyTexts(t *testing.T) {
-	dir := t.TempDir()
-	at := func(name string) string { return filepath.Join(dir, name) }
-	var corpus, pairs strings.Builder
-	for i := range 40 {
-		text := fmt.Sprintf("stone %d of the house by river %d", i, i%7)
-		if i%20 == 3 {
-			text = " "
-		}
-		fmt.Fprintf(&corpus, "{\"text\": %q}\n", text)
-		fmt.Fprintf(&pairs, "{\"query\": \"which stone is %d\", \"positive\": \"it is stone %d of the house\"}\n", i, i)
-	}
-	for name, data := range map[string]string{"corpus.jsonl": corpus.String(), "pairs.jsonl": pairs.String()} {
-		if err := os.WriteFile(at(name), []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	succeed(t, "init", "--out", at("model"), "--static", "--hidden", "16", "--input", at("corpus.jsonl"))
-	for _, out := range []string{"out.npy", "out.parquet"} {
-		if r := succeed(t, "embed", "--model", at("model"), "--input", at("corpus.jsonl"), "--output", at(out)); !strings.Contains(r.stderr, "40 embeddings") || !strings.Contains(r.stderr, "2 texts are empty") {
-			t.Errorf("%s: %s", out, r.stderr)
-		}
-	}
-	r := succeed(t, "mine", "--model", at("model"), "--input", at("pairs.jsonl"), "--corpus", at("corpus.jsonl"), "--output", at("mined.parquet"), "--query", "query", "--positive", "positive", "--num-negatives", "30", "--range-max", "70")
-	if !strings.Contains(r.stderr, "2 documents of --corpus are empty") {
-		t.Errorf("%s", r.stderr)
-	}
-	succeed(t, "embed", "--model", at("model"), "--input", at("mined.parquet"), "--column", "positive", "--output", at("again.npy"))
-	if r := contraflow(t, "", "mine", "--model", at("model"), "--input", at("corpus.jsonl"), "--query", "text", "--positive", "text", "--output", at("none.parquet")); r.code != 1 || !strings.Contains(r.stderr, "corpus.jsonl:4") {
-		t.Errorf("queries of nothing: %d: %s", r.code, r.stderr)
-	}
 }

@@ -87,14 +87,18 @@ func (u *ui) observer(every int) recipe.Observer {
 		Step:     func(m recipe.Metrics) { u.step(m, every) },
 		Eval: func(e recipe.Evaluation) {
 			if u.log != nil {
-				u.log.Info("evaluation", zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value))
+				fields := []zap.Field{zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value)}
+				for _, t := range e.Tasks {
+					fields = append(fields, zap.Float64(t.Name+"/"+t.Metric, t.Value))
+				}
+				u.log.Info("evaluation", fields...)
 				return
 			}
 			when := fmt.Sprintf("step %d", e.Step)
 			if e.Step == 0 {
 				when = "before the first step"
 			}
-			u.line("%s: %s %.4f\n", when, e.Metric, e.Value)
+			u.line("%s: %v\n", when, e)
 		},
 	}
 }

@@ -52,6 +52,12 @@ func (r *Retrieval) Note() string {
 	return strings.Join(notes, "; ")
 }
 
+// TaskName is what a task is called by its queries' path: the name of the folder, or of the file without its ending.
+func TaskName(path string) string {
+	base := filepath.Base(strings.TrimRight(path, "/"))
+	return strings.TrimSuffix(base, filepath.Ext(base))
+}
+
 // grade reads a relevance.
 func grade(text string) (float64, error) {
 	x, err := parseNumber(text)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -303,5 +304,22 @@ func TestEvaluateLeavesTheRunAlone(t *testing.T) {
 	}
 	if run[0][0] != (Hit{0, 1}) {
 		t.Errorf("the run was sorted in place: %v", run)
+	}
+}
+
+// Each task counts the same, whatever its size.
+func TestAverage(t *testing.T) {
+	a := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.5, 1}, Queries: []int{0, 2}, Values: [][]float64{{0, 1}, {1, 1}}, Unjudged: 1, Irrelevant: 1}
+	b := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.1, 0.2}, Queries: []int{4}, Values: [][]float64{{0.1}, {0.2}}, Unjudged: 2, Unanswered: 1}
+	got, err := Average(a, b)
+	want := &Result{Measures: a.Measures, Means: []float64{0.3, 0.6}, Queries: []int{0, 1, 2}, Values: [][]float64{{0, 1, 0.1}, {1, 1, 0.2}}, Unjudged: 3, Irrelevant: 1, Unanswered: 1}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	if _, err := Average(a, &Result{Measures: []Measure{NDCG(10)}}); err == nil || !strings.Contains(err.Error(), "same measures") {
+		t.Error(err)
+	}
+	if _, err := Average(); err == nil {
+		t.Error("an average of nothing")
 	}
 }

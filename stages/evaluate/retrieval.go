@@ -1,6 +1,7 @@
 package evaluate
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -152,4 +153,28 @@ func (r *Result) PerQuery(m Measure) []float64 {
 		return r.Values[i]
 	}
 	return nil
+}
+
+// Average is the mean of several results' means, each of which counts the same however many queries it has, as in BEIR's and MTEB's averages. Its
+// queries are those of all results, numbered through. The results must have the same measures.
+func Average(results ...*Result) (*Result, error) {
+	if len(results) == 0 {
+		return nil, errors.New("the average of no results")
+	}
+	first := results[0]
+	all := &Result{Measures: first.Measures, Means: make([]float64, len(first.Measures)), Values: make([][]float64, len(first.Measures))}
+	for _, r := range results {
+		if !slices.Equal(r.Measures, first.Measures) {
+			return nil, fmt.Errorf("the average of %v and %v: results must have the same measures", first.Measures, r.Measures)
+		}
+		for range r.Queries {
+			all.Queries = append(all.Queries, len(all.Queries))
+		}
+		for m := range r.Measures {
+			all.Means[m] += r.Means[m] / float64(len(results))
+			all.Values[m] = append(all.Values[m], r.Values[m]...)
+		}
+		all.Unjudged, all.Irrelevant, all.Unanswered = all.Unjudged+r.Unjudged, all.Irrelevant+r.Irrelevant, all.Unanswered+r.Unanswered
+	}
+	return all, nil
 }

@@ -121,21 +121,17 @@ func (x *Run) evaluation() (string, error) {
 	if !x.Recipe.Save.Best && e.EarlyStopping == nil && !e.AtStart {
 		return "", nil
 	}
-	name, content := e.Metric, any(x.judged)
-	switch {
-	case x.sts != nil:
-		name, content = "spearman", x.sts
-	case e.Rerank != nil:
-		name = fmt.Sprintf("%s of %d", name, e.Rerank.Top)
-	case x.Recipe.fusion() != nil:
-		name = fmt.Sprint(name, x.Recipe.fusion())
-	}
+	var names []string
 	h := xxh3.New()
-	if err := json.NewEncoder(h).Encode(content); err != nil {
-		return "", fmt.Errorf("eval: %w", err)
+	for i := range x.exams {
+		name, content := x.exams[i].identity(e.Metric)
+		names = append(names, name)
+		if err := json.NewEncoder(h).Encode(content); err != nil {
+			return "", fmt.Errorf("eval: %w", err)
+		}
 	}
 	sum := h.Sum128().Bytes()
-	return name + " on " + hex.EncodeToString(sum[:8]), nil
+	return strings.Join(names, ", ") + " on " + hex.EncodeToString(sum[:8]), nil
 }
 
 // checkBest compares what a checkpoint remembers of evaluations with this run's, and begins anew with them where they can't be compared,

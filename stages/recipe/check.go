@@ -9,7 +9,6 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/stages"
-	"contraflow/stages/evaluate"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 )
@@ -211,18 +210,7 @@ func (c *checker) checkRest(r *Recipe) {
 	e := r.Eval
 	c.checkFusion(r)
 	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")
-	if e.Retrieval != nil {
-		c.require(e.Retrieval.Queries != "" && e.Retrieval.Corpus != "" && e.Retrieval.Qrels != "", "eval.retrieval", "needs queries, corpus and qrels")
-	}
-	if e.STS != nil {
-		c.require(e.STS.Path != "" && e.STS.A != "" && e.STS.B != "" && e.STS.Score != "", "eval.sts", "needs path and the columns a, b and score")
-		c.require(e.Retrieval == nil, "eval.sts", "and eval.retrieval: give one of them")
-	}
-	if e.STS == nil {
-		if _, err := evaluate.ParseMeasure(e.Metric); err != nil {
-			c.fail("eval.metric", "%v", err)
-		}
-	}
+	c.checkExams(e)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
 	measured, task := e.Retrieval != nil || e.STS != nil, "eval.retrieval or eval.sts"
 	if r.Model.Kind == "reranker" {

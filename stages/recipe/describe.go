@@ -112,7 +112,7 @@ func (s *Summary) String() string {
 	if s.Eval != nil && s.BestStep > 0 {
 		fmt.Fprintf(&b, "%s %.4f at step %d, whose model is saved; %.4f at last\n", s.Eval.Metric, s.Best, s.BestStep, s.Eval.Value)
 	} else if s.Eval != nil {
-		fmt.Fprintf(&b, "%s %.4f\n", s.Eval.Metric, s.Eval.Value)
+		fmt.Fprintln(&b, s.Eval)
 	}
 	if s.Stopped {
 		fmt.Fprintf(&b, "stopped after step %d, as asked: train --resume goes on from there", s.Steps)

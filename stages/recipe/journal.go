@@ -227,7 +227,11 @@ func (j *journal) evaluation(ev Evaluation) error {
 		return fmt.Errorf("writing metrics: %w", err)
 	}
 	if j.events != nil {
-		if err := j.events.Write(ev.Step, time.Now(), tensorboard.Scalar{Tag: "eval/" + ev.Metric, Value: ev.Value}); err != nil {
+		values := []tensorboard.Scalar{{Tag: "eval/" + ev.Metric, Value: ev.Value}}
+		for _, t := range ev.Tasks {
+			values = append(values, tensorboard.Scalar{Tag: "eval/" + t.Name + "/" + t.Metric, Value: t.Value})
+		}
+		if err := j.events.Write(ev.Step, time.Now(), values...); err != nil {
 			return fmt.Errorf("log.tensorboard: %w", err)
 		}
 	}

@@ -18,7 +18,6 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
-	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/reranker"
@@ -61,18 +60,15 @@ type Run struct {
 	skips    [][]int64           // their ids, by dataset
 	plan     stages.Plan
 	text     stages.Text
-	task     *embedder.Task
-	sts      *dataset.Pairs
+	exams    []exam // what the model is measured on
 
 	guide *guide // nil without
 
-	reranker   *reranker.Spec // nil for an embedder
-	heads      transformer.TokenHeads
-	pairs      []*tokenize.Pairs // by dataset
-	candidates *candidates
+	reranker *reranker.Spec // nil for an embedder
+	heads    transformer.TokenHeads
+	pairs    []*tokenize.Pairs // by dataset
 
 	content  map[string]string                   // hashes of what checkpoints rely on and lack
-	judged   *dataset.Retrieval                  // what eval.retrieval or eval.rerank measure on
 	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
 	closers  []func() error                      // of what the graph at hand holds
 	engine   *embedder.Engine                    // with which that graph evaluates
@@ -525,43 +521,6 @@ func (x *Run) columns() (n int) {
 		n = max(n, d.MostTexts())
 	}
 	return n
-}
-
-func (x *Run) openEval(ctx context.Context) error {
-	e := x.Recipe.Eval
-	switch {
-	case e.Retrieval != nil:
-		data, err := dataset.LoadRetrieval(ctx, e.Retrieval.Queries, e.Retrieval.Corpus, e.Retrieval.Qrels)
-		if err != nil {
-			return fmt.Errorf("eval.retrieval: %w", err)
-		}
-		if note := data.Note(); note != "" {
-			x.obs.note("eval.retrieval: %s", note)
-		}
-		x.judged = data
-		if x.task, err = embedder.NewTask(ctx, data, x.evalText()); err == nil {
-			x.task.Fusion = x.Recipe.fusion()
-		}
-		return err
-	case e.Rerank != nil:
-		return x.openRerankEval(ctx)
-	case e.STS != nil:
-		var err error
-		if x.sts, err = dataset.LoadPairs(ctx, e.STS.Path, e.STS.A, e.STS.B, e.STS.Score); err != nil {
-			return fmt.Errorf("eval.sts: %w", err)
-		}
-		if err := evaluate.CheckGold(x.sts.Scores); err != nil {
-			return fmt.Errorf("eval.sts: %s, column %q: %w; it takes another file (eval.sts.path) or column (eval.sts.score), or no eval.sts", e.STS.Path, e.STS.Score, err)
-		}
-	}
-	return nil
-}
-
-func (x *Run) evalText() embedder.Text {
-	return embedder.Text{
-		Tokenizer: x.tok, QueryLength: x.text.QueryLength, DocumentLength: x.text.DocumentLength,
-		QueryPrompt: x.text.QueryPrompt, DocumentPrompt: x.text.DocumentPrompt,
-	}
 }
 
 // noteOddities tells of settings that do what they say, but hardly what was meant.

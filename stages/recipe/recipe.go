@@ -176,12 +176,14 @@ type Mesh struct {
 }
 
 type Eval struct {
-	Every     int        `yaml:"every"`
-	AtStart   bool       `yaml:"at_start"` // before the first step too
-	Retrieval *Retrieval `yaml:"retrieval,omitempty"`
-	STS       *STS       `yaml:"sts,omitempty"`
-	Rerank    *Rerank    `yaml:"rerank,omitempty"`
-	Metric    string     `yaml:"metric"`
+	Every   int    `yaml:"every"`
+	AtStart bool   `yaml:"at_start"` // before the first step too
+	Metric  string `yaml:"metric"`   // of retrieval and rerank
+
+	// One each, or several: an evaluation's value is then the mean of theirs.
+	Retrieval []Retrieval `yaml:"retrieval,omitempty"`
+	STS       []STS       `yaml:"sts,omitempty"`
+	Rerank    []Rerank    `yaml:"rerank,omitempty"`
 
 	// Of m3: what documents are ranked by.
 	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector, or fused (also empty)
@@ -203,21 +205,26 @@ func (e *EarlyStopping) delta() float64 {
 	return e.MinDelta
 }
 
+// Retrieval is a task of texts to find, as [dataset.LoadRetrieval] reads it.
 type Retrieval struct {
+	Name    string `yaml:"name,omitempty"` // "": by its queries' path
 	Queries string `yaml:"queries"`
-	Corpus  string `yaml:"corpus"`
-	Qrels   string `yaml:"qrels"`
+	Corpus  string `yaml:"corpus,omitempty"`
+	Qrels   string `yaml:"qrels,omitempty"`
 }
 
 // Rerank is a retrieval task of which BM25's first documents are reranked.
 type Rerank struct {
+	Name    string `yaml:"name,omitempty"` // "": by its queries' path
 	Queries string `yaml:"queries"`
-	Corpus  string `yaml:"corpus"`
-	Qrels   string `yaml:"qrels"`
+	Corpus  string `yaml:"corpus,omitempty"`
+	Qrels   string `yaml:"qrels,omitempty"`
 	Top     int    `yaml:"top,omitempty"` // documents of each query; 0: 100
 }
 
+// STS are pairs of texts with scores that their similarities are to correlate with.
 type STS struct {
+	Name  string `yaml:"name,omitempty"` // "": by its path
 	Path  string `yaml:"path"`
 	A     string `yaml:"a"`
 	B     string `yaml:"b"`

@@ -2,14 +2,11 @@ package recipe
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 
 	"contraflow/gpustage"
-	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
-	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
@@ -61,10 +58,6 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.require(c.find("model."+key) == nil, "model."+key, "is for embedders: a reranker's head says how it pools")
 	}
 	c.require(r.Eval.Retrieval == nil && r.Eval.STS == nil, "eval", "a reranker is measured by eval.rerank")
-	if e := r.Eval.Rerank; e != nil {
-		c.require(e.Queries != "" && e.Corpus != "" && e.Qrels != "", "eval.rerank", "needs queries, corpus and qrels")
-		c.require(e.Top >= 0, "eval.rerank.top", "is negative")
-	}
 }
 
 // checkGroups checks a reranker's loss at a key.
@@ -142,49 +135,6 @@ func (x *Run) head() (transformer.Head, error) {
 		pooling, normalize = cmp.Or(pooling, "cls"), cmp.Or(normalize, &yes)
 	}
 	return embedder.TrainableHead(x.folder, pooling, normalize)
-}
-
-// candidates are what a reranker is measured on.
-type candidates struct {
-	data *dataset.Retrieval
-	task *embedder.Task
-	run  evaluate.Run
-}
-
-// defaultTop is how many of BM25's documents are reranked.
-const defaultTop = 100
-
-func (x *Run) openRerankEval(ctx context.Context) error {
-	e := x.Recipe.Eval.Rerank
-	data, err := dataset.LoadRetrieval(ctx, e.Queries, e.Corpus, e.Qrels)
-	if err != nil {
-		return fmt.Errorf("eval.rerank: %w", err)
-	}
-	if note := data.Note(); note != "" {
-		x.obs.note("eval.rerank: %s", note)
-	}
-	x.judged, x.candidates = data, &candidates{data: data}
-	if x.candidates.task, err = embedder.NewTask(ctx, data, embedder.Text{}); err != nil {
-		return err
-	}
-	top := e.Top
-	if top == 0 {
-		top = defaultTop
-	}
-	x.candidates.run, err = x.candidates.task.RankBM25(ctx, top)
-	return err
-}
-
-// measure measures the model on the recipe's task; on ranks but the first it returns nil.
-func (x *Run) measure(ctx context.Context, engine *embedder.Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	if x.candidates == nil {
-		return x.task.Evaluate(ctx, engine, measures...)
-	}
-	run, _, err := reranker.Rerank(ctx, engine, x.pairs[0], x.candidates.data, x.candidates.run)
-	if err != nil || run == nil {
-		return nil, err
-	}
-	return x.candidates.task.Measure(run, measures...)
 }
 
 // saveReranker writes the model's folder.

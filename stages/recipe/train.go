@@ -20,20 +20,8 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
-	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 )
-
-// Evaluation is another kind of line: a measurement after a step, 0 before the first one.
-type Evaluation struct {
-	Step   int            `json:"step"`
-	Metric string         `json:"metric"`
-	Value  float64        `json:"value"`
-	Eval   json.Marshaler `json:"eval"`
-
-	took    time.Duration
-	results []hfmodel.Metric // all measures
-}
 
 // Summary is what a run came to.
 type Summary struct {
@@ -206,9 +194,6 @@ func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.Step
 	return out.Port
 }
 
-// evaluates tells whether there is something to measure the model on.
-func (x *Run) evaluates() bool { return x.task != nil || x.sts != nil || x.candidates != nil }
-
 // putsOff tells whether the evaluation after a step is left to the run that goes on from it, so that who has asked for the end need not wait for it.
 // One that the best model or an early end depend on is not: the run may go on with fewer steps, and so end with this one.
 func (x *Run) putsOff(r stages.StepResult) bool {
@@ -262,57 +247,6 @@ func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
 	log.last = time.Now() // the first step's time begins here
 	return nil
 }
-
-// evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where the similarities are such that
-// nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.
-func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluation, error) {
-	ev := &Evaluation{Metric: x.Recipe.Eval.Metric}
-	if x.sts != nil {
-		sims, err := x.evalText().Similarity(ctx, engine, x.sts.A, x.sts.B)
-		if err != nil || !x.Main() {
-			return nil, err
-		}
-		res, err := evaluate.EvaluateSTS(sims, x.sts.Scores)
-		if err != nil {
-			x.obs.note("eval.sts has no figure this time: %v (the first list is the pairs' similarities)", err)
-			return nil, nil
-		}
-		ev.Metric, ev.Value = "spearman", res.Spearman
-		ev.results = []hfmodel.Metric{{Dataset: x.Recipe.Eval.STS.Path, Name: "spearman", Value: res.Spearman}}
-		ev.Eval, err = raw(res)
-		return ev, err
-	}
-	measure, err := evaluate.ParseMeasure(ev.Metric)
-	if err != nil {
-		return nil, err
-	}
-	measures := evaluate.Standard()
-	known := false
-	for _, m := range measures {
-		known = known || m == measure
-	}
-	if !known {
-		measures = append(measures, measure)
-	}
-	res, err := x.measure(ctx, engine, measures...)
-	if err != nil || !x.Main() {
-		return nil, err
-	}
-	ev.Value, _ = res.Mean(measure)
-	ev.Eval = res
-	name := ""
-	if r := x.Recipe.Eval.Retrieval; r != nil {
-		name = r.Queries
-	} else if r := x.Recipe.Eval.Rerank; r != nil {
-		name = r.Queries + ", BM25's candidates"
-	}
-	for i, m := range res.Measures {
-		ev.results = append(ev.results, hfmodel.Metric{Dataset: name, Name: m.String(), Value: res.Means[i]})
-	}
-	return ev, nil
-}
-
-func raw(v any) (json.RawMessage, error) { return json.Marshal(v) }
 
 // saveStage writes the model folder after the last step. The state is copied before it: the best model then takes the place of the last
 // step's, which the run may be given more steps after.
@@ -666,28 +600,4 @@ func (x *Run) writeSkipped(path string) error {
 		}
 	}
 	return replaceFile(path, b.Bytes())
-}
-
-// Evaluate measures the model as it is on the recipe's retrieval task.
-func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
-	if x.task == nil && x.candidates == nil {
-		return nil, errors.New("the recipe has no eval.retrieval or eval.rerank")
-	}
-	if x.model.Partial() {
-		return nil, errors.New("this rank holds a part of the model: with mesh.parameters: streamed it is evaluated while it is trained")
-	}
-	engine := &embedder.Engine{Model: x.model, Stream: x.stream}
-	res, err := x.measure(ctx, engine, evaluate.Standard()...)
-	return res, errors.Join(err, engine.Close())
-}
-
-// BM25 measures BM25 on the recipe's retrieval task.
-func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
-	if x.candidates != nil {
-		return x.candidates.task.Measure(x.candidates.run, evaluate.Standard()...)
-	}
-	if x.task == nil {
-		return nil, errors.New("the recipe has no eval.retrieval")
-	}
-	return x.task.BM25(ctx, evaluate.Standard()...)
 }

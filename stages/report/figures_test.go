@@ -32,7 +32,7 @@ func TestFigures(t *testing.T) {
 		{Step: 4, Loss: v(5), GradNorm: v(6), LR: 2e-5, Pairs: 10, Tokens: 12, Rate: 100, Peak: 2 << 20},
 		{Step: 5, Loss: v(4), GradNorm: v(5), LR: 3e-5, Pairs: 30, Tokens: 13, Rate: 50, Peak: 3 << 20},
 		{Step: 6, Loss: nil, GradNorm: v(3), LR: 4e-5, Pairs: 10, Tokens: 14, Rate: 100, Peak: 4 << 20},
-	}, Evals: []Eval{{4, "map", 0.9}, {4, "ndcg@10", 0.25}, {5, "ndcg@10", 0.75}, {6, "ndcg@10", 0.5}}}
+	}, Evals: []Eval{{Step: 4, Metric: "map", Value: 0.9}, {Step: 4, Metric: "ndcg@10", Value: 0.25}, {Step: 5, Metric: "ndcg@10", Value: 0.75}, {Step: 6, Metric: "ndcg@10", Value: 0.5}}}
 	var b strings.Builder
 	if err := Write(&b, r); err != nil {
 		t.Fatal(err)
@@ -232,5 +232,34 @@ func TestLossOfEachDataset(t *testing.T) {
 	r.Steps = r.Steps[1:2]
 	if c := charts([]*Run{r}); c[1].title == "Loss of each dataset" {
 		t.Error("one dataset has a figure of its own beside the first")
+	}
+}
+
+// Tasks whose mean an evaluation is have a figure of their own.
+func TestEvaluationOfEachTask(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "metrics.jsonl", `{"step":1,"loss":2,"grad_norm":1,"pairs":2}
+{"step":1,"metric":"mean ndcg@10","value":0.3,"tasks":[{"name":"a","metric":"ndcg@10","value":0.2,"eval":{"map":1}},{"name":"b","metric":"ndcg@10","value":0.4,"eval":{}}]}
+{"step":2,"metric":"mean ndcg@10","value":0.5,"tasks":[{"name":"a","metric":"ndcg@10","value":0.3,"eval":{}},{"name":"b","metric":"ndcg@10","value":0.7,"eval":{}}]}
+`)
+	r, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := ""
+	for _, c := range charts([]*Run{r}) {
+		if strings.HasPrefix(c.title, "Evaluation") {
+			got += c.title + " " + c.unit
+			for _, l := range c.lines {
+				got += fmt.Sprint(": ", l.name, " ", l.x, l.y)
+			}
+			got += "; "
+		}
+	}
+	if want := fmt.Sprintf("Evaluation mean ndcg@10: %s [1 2][0.3 0.5]; Evaluation of each task : a ndcg@10 [1 2][0.2 0.3]: b ndcg@10 [1 2][0.4 0.7]; ", r.Name); strings.ReplaceAll(got, "] [", "][") != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if c := charts([]*Run{r, r}); slices.ContainsFunc(c, func(c chart) bool { return c.title == "Evaluation of each task" }) {
+		t.Error("several runs side by side have a figure of one's tasks")
 	}
 }

@@ -324,6 +324,11 @@ func charts(runs []*Run) []chart {
 		}
 		out = append(out, c)
 	}
+	if len(runs) == 1 {
+		if lines := byTask(runs[0]); len(lines) > 0 {
+			out = append(out, chart{title: "Evaluation of each task", lines: lines})
+		}
+	}
 	if len(metrics) == 0 {
 		out = append(out, chart{title: "Evaluation", none: "The recipe has no eval section: eval.retrieval or eval.sts measures the model while it trains."})
 	}
@@ -333,6 +338,24 @@ func charts(runs []*Run) []chart {
 		chart{title: "Throughput", unit: "pairs per second", lines: of(func(s Step) float64 { return s.Rate }, true), zero: true},
 		chart{title: "Memory", unit: "most that the process has held", lines: of(func(s Step) float64 { return float64(s.Peak) / (1 << 20) }, false), zero: true, format: func(v float64) string { return short(v) + " MiB" }},
 	)
+}
+
+// byTask are the values of tasks whose mean a run's evaluations have.
+func byTask(r *Run) (lines []line) {
+	at := map[string]int{}
+	for _, e := range r.Evals {
+		for _, t := range e.Tasks {
+			name := t.Name + " " + t.Metric
+			i, ok := at[name]
+			if !ok {
+				i = len(lines)
+				at[name] = i
+				lines = append(lines, line{name: name, color: i, dots: true})
+			}
+			lines[i].x, lines[i].y = append(lines[i].x, float64(e.Step)), append(lines[i].y, t.Value)
+		}
+	}
+	return lines
 }
 
 // byDataset are a run's losses apart: those of datasets may be of different kinds.

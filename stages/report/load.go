@@ -45,6 +45,9 @@ type Eval struct {
 	Step   int     `json:"step"`
 	Metric string  `json:"metric"`
 	Value  float64 `json:"value"`
+
+	Tasks []Eval `json:"tasks"` // whose mean the value is, if it is one
+	Name  string `json:"name"`  // of a task
 }
 
 // Reason is why so many rows were skipped.

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/testdata/goldens"
+)
+
+// A module of somebody else's trains with a stage and a loss of its own, and saves the model, in under 60 lines of its own code.
+func TestThirdParty(t *testing.T) {
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join(root, "testdata", "thirdparty", "main.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := 0
+	for l := range strings.Lines(string(program)) {
+		if l = strings.TrimSpace(l); l != "" && !strings.HasPrefix(l, "//") {
+			code++
+		}
+	}
+	if code >= 60 {
+		t.Errorf("%d lines", code)
+	}
+	data, dir := workspace(t), t.TempDir()
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(string(mod), "module contraflow", "module example.com/mine", 1) + fmt.Sprintf("\nrequire contraflow v0.0.0\nreplace contraflow => %s\n", root)
+	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"main.go": program, "go.mod": []byte(text), "go.sum": sum} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "run", "-mod=mod", ".", goldens.Path(t, "bert/minilm-tiny"), filepath.Join(dir, "model"), filepath.Join(data, "train.parquet"))
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	var first, last float64
+	fmt.Sscanf(lines[0], "step 0 loss %g", &first)
+	fmt.Sscanf(lines[len(lines)-1], "step 9 loss %g", &last)
+	if len(lines) != 10 || !(last < first) {
+		t.Errorf("loss %v, then %v:\n%s", first, last, out)
+	}
+	embed := func(model string) string {
+		out := filepath.Join(t.TempDir(), "out.npy")
+		succeed(t, "embed", "--model", model, "--input", filepath.Join(data, "train.parquet"), "--column", "query", "--output", out)
+		return mustRead(t, out)
+	}
+	if embed(filepath.Join(dir, "model")) == embed(goldens.Path(t, "bert/minilm-tiny")) {
+		t.Error("the saved model is the one that training began with")
+	}
+}

@@ -1,0 +1,154 @@
+package recipe
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// exams writes two retrieval tasks, the first as a folder in BEIR's layout, and returns their settings.
+func (j *job) exams(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for k, name := range []string{"easy", "hard"} {
+		dir := filepath.Join(j.dir, name)
+		if err := os.MkdirAll(filepath.Join(dir, "qrels"), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		var queries, corpus, qrels strings.Builder
+		qrels.WriteString("query-id\tcorpus-id\tscore\n")
+		for i := range 12 {
+			fmt.Fprintf(&corpus, "{\"_id\": \"d%d\", \"text\": \"stone number %d by the river and the house %d\"}\n", i, i, i*i%7)
+			if i%(k+2) == 0 {
+				fmt.Fprintf(&queries, "{\"_id\": \"q%d\", \"text\": \"which stone is %d near %d\"}\n", i, i, i*i%7)
+				fmt.Fprintf(&qrels, "q%d\td%d\t1\n", i, (i+k)%12)
+			}
+		}
+		for file, text := range map[string]string{"queries.jsonl": queries.String(), "corpus.jsonl": corpus.String(), "qrels/test.tsv": qrels.String()} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all = append(all, fmt.Sprintf("{queries: %q}", dir))
+	}
+	all[1] = fmt.Sprintf("{name: the other, queries: %q, corpus: %q, qrels: %q}", filepath.Join(j.dir, "hard/queries.jsonl"), filepath.Join(j.dir, "hard/corpus.jsonl"), filepath.Join(j.dir, "hard/qrels/test.tsv"))
+	return all
+}
+
+// evaluated is a line of an evaluation.
+type evaluated struct {
+	Step   int
+	Metric string
+	Value  float64
+	Eval   json.RawMessage
+	Tasks  []struct {
+		Name, Metric string
+		Value        float64
+		Eval         json.RawMessage
+	}
+}
+
+// evaluations are a run's lines of evaluations.
+func (j *job) evaluations(t *testing.T, out string) (all []evaluated) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(j.dir, out, "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		var e evaluated
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		if e.Metric != "" {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// Several tasks have each the figures that it has alone, on one rank and on two, and their mean is what counts.
+func TestSeveralExams(t *testing.T) {
+	j := newJob(t, 40)
+	tasks, sts := j.exams(t), j.sts(t)
+	common := []string{"eval.every=1", "eval.metric=recall@3", "eval.at_start=true", "optimizer.lr=1e-2", "save.best=true", "save.every=1"}
+	alone := map[string][]evaluated{}
+	for name, set := range map[string]string{"easy": "eval.retrieval=" + tasks[0], "the other": "eval.retrieval=" + tasks[1], "sts": sts} {
+		if _, err := j.run(t, "alone "+name, nil, 0, false, append(common, set)...); err != nil {
+			t.Fatal(err)
+		}
+		alone[name] = j.evaluations(t, "alone "+name)
+	}
+	retrieval := "eval.retrieval=[" + strings.Join(tasks, ", ") + "]"
+	for _, c := range []struct {
+		out, metric string
+		names       []string
+		sets        []string
+	}{
+		{"two", "mean recall@3", []string{"easy", "the other"}, []string{retrieval}},
+		{"three", "mean", []string{"easy", "the other", "sts"}, []string{retrieval, sts}},
+		{"three on two ranks", "mean", []string{"easy", "the other", "sts"}, []string{retrieval, sts, "mesh.replicate=2"}},
+	} {
+		o, err := j.run(t, c.out, nil, 0, false, append(common, c.sets...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := j.evaluations(t, c.out)
+		if len(got) != 1+len(o.losses) || len(got) < 3 {
+			t.Fatalf("%s: %d evaluations of %d steps", c.out, len(got), len(o.losses))
+		}
+		best, at := math.Inf(-1), 0
+		for i, e := range got {
+			mean := 0.0
+			for k, name := range c.names {
+				if v := e.Tasks[k]; v.Name != name || v.Metric != alone[name][i].Metric || math.Abs(v.Value-alone[name][i].Value) > 1e-6 || len(v.Eval) < 20 {
+					t.Errorf("%s, step %d, %s: %+v, alone %+v", c.out, e.Step, name, v, alone[name][i])
+				}
+				mean += e.Tasks[k].Value / float64(len(c.names))
+			}
+			if e.Step != i || e.Metric != c.metric || math.Abs(e.Value-mean) > 1e-12 || e.Eval != nil || len(e.Tasks) != len(c.names) {
+				t.Errorf("%s: %+v, want a mean of %v", c.out, e, mean)
+			}
+			if i > 0 && e.Value > best {
+				best, at = e.Value, i
+			}
+		}
+		if s := o.summary; s.Eval.Value != got[len(got)-1].Value || at < s.Steps && (s.BestStep != at || s.Best != best) {
+			t.Errorf("%s: %+v; the best is %v at step %d", c.out, s, best, at)
+		}
+		card, err := os.ReadFile(filepath.Join(j.dir, c.out, "model", "README.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{filepath.Join(j.dir, "easy"), filepath.Join(j.dir, "hard/queries.jsonl")} {
+			if !strings.Contains(string(card), want) {
+				t.Errorf("%s: the card has nothing of %s", c.out, want)
+			}
+		}
+	}
+	if a, b := alone["easy"], alone["the other"]; slices.EqualFunc(a, b, func(a, b evaluated) bool { return a.Value == b.Value }) {
+		t.Error("both tasks have the same figures: which is whose would not show")
+	}
+	// Another task is another measure: the best evaluation so far says nothing of it.
+	o, err := j.run(t, "two", nil, 0, true, append(common, "eval.retrieval="+tasks[0], "train.epochs=5")...)
+	if err != nil || !strings.Contains(fmt.Sprint(o.notes), "what eval measures has changed") {
+		t.Errorf("%v: %v", err, o.notes)
+	}
+}
+
+func TestEvaluationString(t *testing.T) {
+	for want, e := range map[string]Evaluation{
+		"ndcg@10 0.5000": {Metric: "ndcg@10", Value: 0.5},
+		"mean ndcg@10 0.5000 (a 0.4000, b 0.6000)":          {Metric: "mean ndcg@10", Value: 0.5, Tasks: []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4}, {Name: "b", Metric: "ndcg@10", Value: 0.6}}},
+		"mean 0.5000 (a ndcg@10 0.4000, b spearman 0.6000)": {Metric: "mean", Value: 0.5, Tasks: []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4}, {Name: "b", Metric: "spearman", Value: 0.6}}},
+	} {
+		if got := e.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
