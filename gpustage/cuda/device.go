@@ -106,7 +106,7 @@ func New(share gpustage.Share) (*Device, error) {
 		d.compiled.Sources[m] = kernels.Source(m)
 	}
 	if dir, err := os.UserCacheDir(); err == nil {
-		d.compiled.Dir = filepath.Join(dir, "contraflow", "kernels", kernels.Fingerprint())
+		d.compiled.Dir = filepath.Join(dir, "contraflow", "kernels", kernels.Fingerprint()+"-"+nvrtc.Variant(d.compiled.Driver))
 	}
 	if major < oldest {
 		return fail(fmt.Errorf("%s: its tensor cores have no bf16; GPUs from sm_%d0 on have", d.about, oldest))
@@ -300,9 +300,11 @@ func (d *Device) Close() error {
 	defer unbind()
 	// The context may outlive the device: others in the process use it as well.
 	errs := []error{d.zeroes.Destroy()}
+	whole.Lock() // unloading may wait for the context, in which others may capture
 	for _, m := range d.modules {
 		errs = append(errs, m.Unload())
 	}
+	whole.Unlock()
 	for i := range d.events {
 		errs = append(errs, cu.DestroyEvent(&d.events[i]))
 	}

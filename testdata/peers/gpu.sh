@@ -2,7 +2,7 @@
 # gpu.sh [--build | --table] [--processor] [--dir DIR] [--results FILE.tar.gz] [--limit SECONDS] [PART ...]: what can only be shown on a
 # machine with an NVIDIA GPU (sm_80 or later), in one command. Nothing here changes the GPU's settings. Each part is a row of README's
 # table, and what matters most comes first. PART|SECONDS that it may take, by a guess|ROW:
-PARTS='tests|120|conformance suite, goldens of every family and training steps, f32 and bf16
+PARTS='tests|240|conformance suite, goldens of every family and training steps, f32 and bf16
 ranks|60|metamorphic test, gradients and trainings, two ranks and more on one GPU
 speed-minilm|150|cached step of 16,384 pairs against sentence-transformers, MiniLM-L6: speed, memory
 speed-bert|300|cached step of 16,384 pairs against sentence-transformers, BERT-base: speed, memory
@@ -12,9 +12,9 @@ overlap|60|hidden communication, two ranks on one GPU
 graphs|150|steps with CUDA graphs against without, MiniLM-L6 and BERT-base
 fusions|200|parts of a step fused with products, and `train.precision: tf32`, each beside a step without
 choices|60|tiles of the loss, and embeddings as one kernel or several, beside each other
-variants|120|conformance suite with sums by cuBLASLt, training steps without CUDA graphs, equal bits
+variants|60|products with sums by cuBLASLt, training steps without CUDA graphs, equal bits
 nccl|60|several GPUs over NCCL
-sanitizer|120|compute-sanitizer, memcheck and racecheck'
+sanitizer|240|compute-sanitizer, memcheck and racecheck'
 #
 # DIR (.cache/gpu, with --processor .cache/gpu-processor) gets programs.tar.gz, what is in it (the programs, the rows to train on), and
 # results: for each part its lines, their logs and its figures. A part that runs again begins anew, the others stay. --table runs nothing
@@ -26,7 +26,8 @@ sanitizer|120|compute-sanitizer, memcheck and racecheck'
 #
 # A machine may also end a call after some time, and keep nothing of it but a few files: --results puts DIR/results into an archive, when a
 # line begins and ends and every 20 s. --limit (with --results 540 s, else none) is the call's: parts that may take longer than what is left
-# are not begun, and a program that does is ended. Archives of several calls, all unpacked in DIR, are one table.
+# are not begun, and a program that does, or takes twice as long as its part may, is ended; one in Go says then where it was. Archives of several
+# calls, all unpacked in DIR, are one table.
 #
 # --processor runs the tests without a GPU, with a driver that runs the kernels on the processor (gpustage/cuda/testdata/driver.cpp): what the
 # device asks of CUDA and in what order is tested so, and nothing that is measured.
@@ -176,6 +177,12 @@ not_run() { # NAME WHY
 	end "not run: $2"
 }
 left() { echo $((limit ? limit - SECONDS : 1000000)); } # seconds
+planned() { grep "^$part|" <<<"$PARTS" | cut -d '|' -f 2; } # seconds
+allowed() { # seconds, for one program: what hangs must not take the call with it
+	local most=$(left)
+	[ -z "$limit" ] || [ -z "${part:-}" ] || [ "$most" -le $((2 * $(planned))) ] || most=$((2 * $(planned)))
+	echo "$most"
+}
 row() { # NAME COMMAND...: a line of the table. What the command prints goes to the log; with show=yes here, too
 	local start=$SECONDS code took
 	begin "$1"
@@ -190,13 +197,17 @@ row() { # NAME COMMAND...: a line of the table. What the command prints goes to 
 	else
 		"$@" >"$log" 2>&1
 		code=$?
-		[ $code = 0 ] || tail -40 "$log"
+		[ $code = 0 ] || grep -vE '^=== |^ *--- PASS' "$log" | tail -60
 	fi
 	took="$((SECONDS - start)) s"
 	if [ "$code" = 0 ]; then
 		end "passed, $took"
 	elif [ -n "$limit" ] && { [ "$code" = 124 ] || [ "$code" = 137 ]; }; then
-		end "ENDED after $took, as the call's $limit s are over"
+		if [ "$(left)" -gt 5 ]; then
+			end "ENDED after $took, twice what its part may take"
+		else
+			end "ENDED after $took, as the call's $limit s are over"
+		fi
 	elif [ "$code" = 3 ] && [ -n "${show:-}" ]; then
 		end "BROKEN, $took: a bar does not hold"
 	elif [ -n "${refusal:-}" ] && grep -qE "$refusal" "$log"; then
@@ -206,11 +217,14 @@ row() { # NAME COMMAND...: a line of the table. What the command prints goes to 
 	fi
 }
 measure() { # NAME SCRIPT OPTION...: a row of figures
-	show=yes refusal='ModuleNotFoundError.*|ERR_NVGPUCTRPERM|Failed to initialize the profiler.*' row "$1" in_folder . "$python" "testdata/peers/$2" \
+	show=yes signal=TERM refusal='ModuleNotFoundError.*|ERR_NVGPUCTRPERM|Failed to initialize the profiler.*' row "$1" in_folder . "$python" "testdata/peers/$2" \
 		"$dir/contraflow" --data "$dir/rows.parquet" --figures "$results/$part/figures" "${@:3}"
 }
-in_folder() { # in the foreground: who ends this script ends it too
-	(cd "$root/$1" && shift && exec timeout --foreground -k 10 "$(left)" "$@")
+in_folder() { # in the foreground: who ends this script ends it too. At QUIT a program in Go prints what each goroutine is at
+	(cd "$root/$1" && shift && exec timeout --foreground -s "${signal:-QUIT}" -k 10 "$(allowed)" "$@")
+}
+suite() { # FOLDER PROGRAM OPTION...: tests; each one's failures are printed when it ends, not when all have
+	in_folder "$@" -test.v
 }
 contraflow() { # the program has given back what it had on its GPU, as far as there is a driver that tells
 	in_folder . "$dir/contraflow" "$@" && ! grep -q 'a context is given back that has' "$log"
@@ -218,8 +232,11 @@ contraflow() { # the program has given back what it had on its GPU, as far as th
 resumed() {
 	contraflow "$@" && ! grep -q 'no checkpoint yet' "$log"
 }
-on_gpu() { # FOLDER PROGRAM OPTION...: tests, or benchmarks, that have a processor otherwise
-	CONTRAFLOW_TEST_DEVICE=cuda in_folder "$@"
+on_gpu() { # FOLDER PROGRAM OPTION...: tests that have a processor otherwise
+	CONTRAFLOW_TEST_DEVICE=cuda suite "$@"
+}
+benchmarks() { # FOLDER PROGRAM NAMES, likewise
+	CONTRAFLOW_TEST_DEVICE=cuda in_folder "$1" "$2" -test.run '^$' -test.bench "$3"
 }
 ranks() { # N COMMAND...: that many processes, as torchrun would start them
 	local n=$1 port=$((20000 + RANDOM % 12000)) all=() failed=0
@@ -245,7 +262,7 @@ echo "$machine"
 in_folder . "$dir/contraflow" doctor --seconds 0 2>&1 | tee "$results/doctor.txt"
 later=''
 for part in ${only:-$names}; do
-	if [ "$(left)" -lt "$(grep "^$part|" <<<"$PARTS" | cut -d '|' -f 2)" ]; then
+	if [ "$(left)" -lt "$(planned)" ]; then
 		later="$later $part"
 		continue
 	fi
@@ -255,7 +272,7 @@ for part in ${only:-$names}; do
 	echo "$machine" >"$results/$part/machine"
 	case $part in
 	tests)
-		row "conformance suite, f32 and bf16" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance ${processor:+-test.short}
+		row "conformance suite, f32 and bf16" suite gpustage/cuda "$dir/cuda.test" -test.run Conformance ${processor:+-test.short}
 		row "goldens of every family, f32 and bf16" on_gpu stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error|TestStatic$'
 		row "golden training steps" on_gpu stages "$dir/stages.test" -test.run "GoldenSteps${processor:+/^mnrl\$}"
 		row "training in bf16" contraflow "${train[@]}" --set train.precision=bf16
@@ -278,12 +295,13 @@ for part in ${only:-$names}; do
 		fi
 		;;
 	choices) # what is one way or the other
-		row "tiles of the loss" on_gpu stages "$dir/stages.test" -test.run '^$' -test.bench 'LossTiles$'
-		row "embeddings as one kernel or several" on_gpu stages/transformer "$dir/transformer.test" -test.run '^$' -test.bench 'Embed$'
+		row "tiles of the loss" benchmarks stages "$dir/stages.test" 'LossTiles$'
+		row "embeddings as one kernel or several" benchmarks stages/transformer "$dir/transformer.test" 'Embed$'
 		cat "$results/$part"/*.log | grep '^Benchmark' | tr -s '[:blank:]' ' ' | tee "$results/$part/figures"
 		;;
 	variants)
-		CONTRAFLOW_CUDA_SUMS=on row "conformance suite, with the library's sums" in_folder gpustage/cuda "$dir/cuda.test" -test.run Conformance
+		CONTRAFLOW_CUDA_SUMS=on row "products with the library's sums" suite gpustage/cuda "$dir/cuda.test" \
+			-test.run 'Conformance/^(ProductColumnSum|ProductsBF16|OperandsBF16|Large)$' -test.skip 'Conformance/Large/^[^p]|Conformance/Large/pointwise' # they take minutes
 		CONTRAFLOW_CUDA_GRAPHS=off row "golden training steps, without CUDA graphs" on_gpu stages "$dir/stages.test" -test.run GoldenSteps
 		row "metamorphic, one rank; equal bits" on_gpu stages "$dir/stages.test" -test.run 'TestMetamorphic|TestBitEqual$'
 		;;
@@ -299,8 +317,11 @@ for part in ${only:-$names}; do
 		for tool in memcheck racecheck; do
 			options=(--tool "$tool")
 			[ "$tool" != memcheck ] || options+=(--report-api-errors no) # the suite asks for more memory than there is
+			if [ "$tool" = racecheck ] && compute-sanitizer --help 2>/dev/null | grep -q -- --kernel-name-exclude; then
+				for theirs in nvjet cutlass gemm splitK; do options+=(--kernel-name-exclude "kns=$theirs"); done # cuBLASLt's kernels are not ours to check
+			fi
 			if command -v compute-sanitizer >/dev/null; then
-				refusal='Device not supported.*' row "compute-sanitizer $tool" in_folder gpustage/cuda compute-sanitizer "${options[@]}" --error-exitcode 1 "$dir/cuda.test" -test.short -test.run Conformance
+				signal=TERM refusal='Device not supported.*' row "compute-sanitizer $tool" suite gpustage/cuda compute-sanitizer "${options[@]}" --error-exitcode 1 "$dir/cuda.test" -test.short -test.run Conformance
 			else
 				not_run "compute-sanitizer $tool" "it is not in PATH"
 			fi

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -66,5 +67,18 @@ func TestCache(t *testing.T) {
 	sources["b.cu"] = "wrong"
 	if _, err := open("").Code("a.cu"); err == nil || !strings.Contains(err.Error(), "b.cu(1)") {
 		t.Errorf("a mistake in another source: error %v", err)
+	}
+}
+
+// Code of one CUDA, or of other options, is not that of another.
+func TestVariant(t *testing.T) {
+	a := Variant(12090)
+	if a != Variant(12080) || a == Variant(13000) || !strings.HasPrefix(a, "cuda12-") {
+		t.Errorf("%s, %s, %s", a, Variant(12080), Variant(13000))
+	}
+	defer func(was []string) { always = was }(always)
+	always = append(slices.Clone(always), "-G")
+	if Variant(12090) == a {
+		t.Errorf("other options are %s too", a)
 	}
 }

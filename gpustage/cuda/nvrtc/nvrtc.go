@@ -6,6 +6,8 @@ package nvrtc
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -95,6 +97,16 @@ func goString(at uintptr) string {
 
 func cString(s string) *byte { return &append([]byte(s), 0)[0] }
 
+// always are options of every compilation. 177 is about functions of a header that a file does not use.
+var always = []string{"--std=c++17", "-diag-suppress=177"}
+
+// Variant names, for folders of compiled code, what but the sources and the architecture decides what Compile makes: the version of CUDA whose
+// libraries a driver takes, and the options.
+func Variant(driver int) string {
+	sum := sha256.Sum256([]byte(strings.Join(always, " ")))
+	return fmt.Sprintf("cuda%d-%s", driver/1000, hex.EncodeToString(sum[:2]))
+}
+
 // Compile makes machine code for one architecture, "sm_90", of a source that includes nothing. The log has the
 // compiler's words; with verbose these include each kernel's registers, spills and shared memory.
 func (c *Compiler) Compile(name, source, arch string, verbose bool) (cubin []byte, log string, err error) {
@@ -105,8 +117,10 @@ func (c *Compiler) Compile(name, source, arch string, verbose bool) (cubin []byt
 		pin.Pin(p)
 		return uintptr(unsafe.Pointer(p))
 	}
-	// 177 is about functions of a header that a file does not use.
-	options := []uintptr{keep("-arch=" + arch), keep("--std=c++17"), keep("-diag-suppress=177")}
+	options := []uintptr{keep("-arch=" + arch)}
+	for _, o := range always {
+		options = append(options, keep(o))
+	}
 	if verbose {
 		options = append(options, keep("--ptxas-options=-v"))
 	}
