@@ -30,7 +30,7 @@ type Config struct {
 // Input is a set of files with the same columns. All inputs have the same roles; the columns that are written have the first one's names.
 type Input struct {
 	Name      string   `yaml:"name,omitempty"` // in the column source and in the card; "": input, input-2, ...
-	Path      []string `yaml:"path"`           // parquet or JSON lines: files and globs
+	Path      []string `yaml:"path" path:"~"`  // parquet or JSON lines: files and globs
 	Query     string   `yaml:"query"`
 	Positive  string   `yaml:"positive,omitempty"` // "": rows are single texts
 	Negatives []string `yaml:"negatives,omitempty"`
@@ -42,7 +42,7 @@ type Input struct {
 
 // Output is a folder of shards.
 type Output struct {
-	Dir    string `yaml:"dir"`
+	Dir    string `yaml:"dir" path:"~"`
 	Shards int    `yaml:"shards"` // of the training part, and as many of the dev part; 0: one for every 131,072 rows of input
 
 	Run string `yaml:"-" json:",omitempty"` // names the run's folder in Temporary; Begin sets it
@@ -103,7 +103,7 @@ type Decontaminate struct {
 
 // Against is a table of an evaluation set, and its columns of texts.
 type Against struct {
-	Path    []string `yaml:"path"`
+	Path    []string `yaml:"path" path:"~"`
 	Columns []string `yaml:"columns"`
 }
 
@@ -121,9 +121,9 @@ type Mix struct {
 
 // Tokenize adds ids, so that training needs no tokenizer's time.
 type Tokenize struct {
-	Model     string  `yaml:"model,omitempty"`     // a folder, or a hub id that Dir says the place of
-	Dir       string  `yaml:"-" json:",omitempty"` // where the model is on this machine; "": Model
-	Bare      bool    `yaml:"-" json:",omitempty"` // texts get no special tokens: the model is static embeddings
+	Model     string  `yaml:"model,omitempty" path:"~"` // a folder, or a hub id that Dir says the place of
+	Dir       string  `yaml:"-" json:",omitempty"`      // where the model is on this machine; "": Model
+	Bare      bool    `yaml:"-" json:",omitempty"`      // texts get no special tokens: the model is static embeddings
 	MaxLength Lengths `yaml:"max_length"`
 	Prompts   Prompts `yaml:"prompts"`
 }

@@ -2,6 +2,8 @@ package recipe
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"sort"
@@ -142,8 +144,11 @@ func (d *decoder) structure(path string, n *node, v reflect.Value) {
 			d.fail(e.at, full, "not yet: %s", why)
 			continue
 		}
-		if f, ok := field(v, e.key); ok {
+		if f, tag, ok := field(v, e.key); ok {
 			d.value(full, e.value, f)
+			if tag.Get("path") != "" {
+				d.home(e.value.at, full, f)
+			}
 			continue
 		}
 		d.unknown(e.at, path, e.key, v.Type())
@@ -164,13 +169,32 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-func field(v reflect.Value, key string) (reflect.Value, bool) {
+func field(v reflect.Value, key string) (reflect.Value, reflect.StructTag, bool) {
 	for i := range v.NumField() {
-		if key != "" && name(v.Type().Field(i)) == key {
-			return v.Field(i), true
+		if f := v.Type().Field(i); key != "" && name(f) == key {
+			return v.Field(i), f.Tag, true
 		}
 	}
-	return reflect.Value{}, false
+	return reflect.Value{}, "", false
+}
+
+// home puts the user's folder for a leading ~ in a path, or in each of several. A shell does so on a command line; in a file nobody else does.
+func (d *decoder) home(at, path string, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Slice:
+		for i := range v.Len() {
+			d.home(at, fmt.Sprintf("%s[%d]", path, i), v.Index(i))
+		}
+	case reflect.String:
+		if s := v.String(); s == "~" || strings.HasPrefix(s, "~/") {
+			dir, err := os.UserHomeDir()
+			if err != nil {
+				d.fail(at, path, "%s: %v", s, err)
+				return
+			}
+			v.SetString(filepath.Join(dir, s[1:]))
+		}
+	}
 }
 
 // name is a field's key; "": it has none.

@@ -19,7 +19,7 @@ import (
 
 // Guide is the model that loss.name: gist compares a batch's texts with: its folder or hub id, alone or with options.
 type Guide struct {
-	Path      string   `yaml:"path"`
+	Path      string   `yaml:"path" path:"~"`
 	MaxLength Lengths  `yaml:"max_length,omitempty"` // default: what the folder says
 	Prompts   *Prompts `yaml:"prompts,omitempty"`    // nil: the folder's
 	Device    string   `yaml:"device,omitempty"`     // default: the model's
@@ -28,6 +28,7 @@ type Guide struct {
 func (g *Guide) decode(d *decoder, path string, n *node) {
 	if *g = (Guide{}); n.kind == scalar {
 		g.Path = n.text
+		d.home(n.at, path, reflect.ValueOf(&g.Path).Elem())
 		return
 	}
 	d.structure(path, n, reflect.ValueOf(g).Elem())

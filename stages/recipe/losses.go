@@ -266,7 +266,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 	for _, option := range []string{"margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
 		if n := c.find(at + "." + option); n != nil && k.has(option) {
 			v := reflect.ValueOf(l).Elem()
-			f, _ := field(v, option)
+			f, _, _ := field(v, option)
 			if k.names[0] == "gist" && option == "margin" {
 				continue // may be 0
 			}

@@ -47,7 +47,7 @@ type Recipe struct {
 }
 
 type Model struct {
-	Path                    string        `yaml:"path"`
+	Path                    string        `yaml:"path" path:"~"`
 	Kind                    string        `yaml:"kind"`
 	Pooling                 string        `yaml:"pooling,omitempty"`   // empty: what the folder says
 	Normalize               *bool         `yaml:"normalize,omitempty"` // nil: what the folder says
@@ -90,7 +90,7 @@ type Data struct {
 }
 
 type Source struct {
-	Path              []string `yaml:"path"`
+	Path              []string `yaml:"path" path:"~"`
 	Query             string   `yaml:"query"`
 	Positive          string   `yaml:"positive"`
 	Negatives         []string `yaml:"negatives,omitempty"`
@@ -208,31 +208,31 @@ func (e *EarlyStopping) delta() float64 {
 // Retrieval is a task of texts to find, as [dataset.LoadRetrieval] reads it.
 type Retrieval struct {
 	Name    string `yaml:"name,omitempty"` // "": by its queries' path
-	Queries string `yaml:"queries"`
-	Corpus  string `yaml:"corpus,omitempty"`
-	Qrels   string `yaml:"qrels,omitempty"`
+	Queries string `yaml:"queries" path:"~"`
+	Corpus  string `yaml:"corpus,omitempty" path:"~"`
+	Qrels   string `yaml:"qrels,omitempty" path:"~"`
 }
 
 // Rerank is a retrieval task of which BM25's first documents are reranked.
 type Rerank struct {
 	Name    string `yaml:"name,omitempty"` // "": by its queries' path
-	Queries string `yaml:"queries"`
-	Corpus  string `yaml:"corpus,omitempty"`
-	Qrels   string `yaml:"qrels,omitempty"`
+	Queries string `yaml:"queries" path:"~"`
+	Corpus  string `yaml:"corpus,omitempty" path:"~"`
+	Qrels   string `yaml:"qrels,omitempty" path:"~"`
 	Top     int    `yaml:"top,omitempty"` // documents of each query; 0: 100
 }
 
 // STS are pairs of texts with scores that their similarities are to correlate with.
 type STS struct {
 	Name  string `yaml:"name,omitempty"` // "": by its path
-	Path  string `yaml:"path"`
+	Path  string `yaml:"path" path:"~"`
 	A     string `yaml:"a"`
 	B     string `yaml:"b"`
 	Score string `yaml:"score"`
 }
 
 type Save struct {
-	Dir       string `yaml:"dir"`
+	Dir       string `yaml:"dir" path:"~"`
 	Every     Period `yaml:"every"`     // between checkpoints; 0: none but those that are asked for
 	Keep      int    `yaml:"keep"`      // checkpoints that stay
 	Best      bool   `yaml:"best"`      // the model is that of the best evaluation, not of the last step

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -412,4 +413,26 @@ func FuzzParse(f *testing.F) {
 			}
 		})
 	})
+}
+
+// A leading ~ of a path is the user's folder, which no shell has put in its place in a file; elsewhere, and in a glob, it is a character.
+func TestHome(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	t.Setenv("USERPROFILE", home)
+	r, err := Parse("r.yaml", []byte(`
+model: {path: ~/models/start}
+data: {train: [{path: ["~/a/*.parquet", "b~/~"], query: "~/q", positive: p}]}
+loss: {name: gist, guide: ~/guide}
+eval: {retrieval: [{queries: ~/beir/a}, {name: b, queries: ~/q, corpus: ~/c, qrels: ~/r}], sts: {path: ~/s, a: a, b: b, score: s}}
+save: {dir: ~/runs/mine}
+`), []string{"save.dir=~/runs/other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(r.Model.Path, r.Data.Train[0].Path, r.Data.Train[0].Query, r.Loss.Guide.Path, r.Eval.Retrieval, r.Eval.STS, r.Save.Dir)
+	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a  } {b H/q H/c H/r}] [{ H/s a b s}] H/runs/other", "H", home)
+	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(want, " ", "") {
+		t.Errorf("%s, want %s", got, want)
+	}
 }
