@@ -27,18 +27,21 @@ import (
 // The tests below run the program as a user does: built, with exit codes.
 var binary string
 
+// built is the folder of it, and of what else is built for tests.
+var built string
+
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "contraflow")
-	if err != nil {
+	var err error
+	if built, err = os.MkdirTemp("", "contraflow"); err != nil {
 		panic(err)
 	}
-	binary = filepath.Join(dir, "contraflow.exe")
+	binary = filepath.Join(built, "contraflow.exe")
 	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
 		os.Exit(1)
 	}
 	code := m.Run()
-	os.RemoveAll(dir)
+	os.RemoveAll(built)
 	os.Exit(code)
 }
 

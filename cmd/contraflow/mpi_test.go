@@ -28,11 +28,7 @@ var withMPI = sync.OnceValues(func() (string, error) {
 			return "", fmt.Errorf("%w: apt-get install libopenmpi-dev openmpi-bin", err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "contraflow-mpi")
-	if err != nil {
-		return "", err
-	}
-	bin := filepath.Join(dir, "contraflow")
+	bin := filepath.Join(built, "contraflow-mpi")
 	if out, err := exec.Command("go", "build", "-tags", "mpi", "-o", bin, ".").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build -tags mpi: %w\n%s", err, out)
 	}
