@@ -18,23 +18,36 @@ func newEval() *cobra.Command {
 	var f modelFlags
 	var parts partFlags
 	var queries []string
-	var corpus, qrels, queryPrompt, docPrompt string
+	var corpus, qrels, queryPrompt, docPrompt, sts string
+	var columns []string
 	var asJSON, bm25 bool
 	cmd := &cobra.Command{
-		Use:   "eval --model DIR --queries FILE --corpus FILE --qrels FILE",
-		Short: "Measure a model on a retrieval task",
+		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE)",
+		Short: "Measure a model on a retrieval task, or on scored pairs",
 		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them, of each query's first 100 documents.
 
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
 query_id, doc_id and relevance. MS MARCO's .tsv files (an id, a tab, a text) and TREC's qrels (query, iteration, document, relevance) are read
 as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://, and
-more than one of them: then the mean over tasks stands below.`,
+more than one of them: then the mean over tasks stands below.
+
+With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
+rank correlation, and Pearson's.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json
   contraflow eval --model q/model --queries hf://datasets/mteb/scifact
-  contraflow eval --model q/model --queries beir/scifact --queries beir/nfcorpus --queries beir/arguana`,
+  contraflow eval --model q/model --queries beir/scifact --queries beir/nfcorpus --queries beir/arguana
+  contraflow eval --model q/model --sts sts.parquet --columns sentence1,sentence2,score`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			switch retrieval := queries != nil; {
+			case retrieval == (sts != ""):
+				return usageError{errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts")}
+			case !retrieval && (corpus+qrels+docPrompt+parts.part != "" || parts.weights != nil || bm25):
+				return usageError{errors.New("--corpus, --qrels, --document-prompt, --part, --weights and --bm25 are for --queries")}
+			case retrieval && cmd.Flags().Changed("columns"):
+				return usageError{errors.New("--columns is for --sts")}
+			}
 			if len(queries) > 1 && corpus+qrels != "" {
 				return usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
 			}
@@ -54,6 +67,9 @@ more than one of them: then the mean over tasks stands below.`,
 			}
 			if !cmd.Flags().Changed("document-prompt") {
 				docPrompt = document
+			}
+			if sts != "" {
+				return measurePairs(cmd, e, sts, columns, queryPrompt, asJSON)
 			}
 			var tasks []taskResult
 			for _, q := range queries {
@@ -87,14 +103,15 @@ more than one of them: then the mean over tasks stands below.`,
 	cmd.Flags().StringArrayVar(&queries, "queries", nil, "queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
 	cmd.Flags().StringVar(&corpus, "corpus", "", "documents")
 	cmd.Flags().StringVar(&qrels, "qrels", "", "judgements")
-	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", "text before each query (default: the model's query prompt)")
+	cmd.Flags().StringVar(&sts, "sts", "", "pairs of texts with scores, instead of queries")
+	cmd.Flags().StringSliceVar(&columns, "columns", []string{"sentence1", "sentence2", "score"}, "of --sts: the columns of both texts, and of the score")
+	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", "text before each query, and before both texts of a pair (default: the model's query prompt)")
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", "text before each document (default: the model's document prompt)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
 	parts.add(cmd)
 	f.add(cmd)
 	f.addCut(cmd)
-	require(cmd, "queries")
 	return cmd
 }
 
@@ -125,6 +142,33 @@ func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, quer
 		m.bm25, err = task.BM25(ctx, evaluate.Standard()...)
 	}
 	return m, err
+}
+
+// measurePairs prints how the cosines of scored pairs correlate with their scores.
+func measurePairs(cmd *cobra.Command, e *embedder.Embedder, file string, columns []string, prompt string, asJSON bool) error {
+	if len(columns) != 3 {
+		return usageError{fmt.Errorf("--columns has %d names, want those of both texts and of the score, as in --columns sentence1,sentence2,score", len(columns))}
+	}
+	p, err := dataset.LoadPairs(cmd.Context(), file, columns[0], columns[1], columns[2])
+	if err != nil {
+		return err
+	}
+	if err := evaluate.CheckGold(p.Scores); err != nil {
+		return fmt.Errorf("%s, column %q: %w", file, columns[2], err)
+	}
+	sims, err := e.Similarity(cmd.Context(), prompt, p.A, p.B)
+	if err != nil {
+		return err
+	}
+	res, err := evaluate.EvaluateSTS(sims, p.Scores)
+	if err != nil {
+		return fmt.Errorf("%s: %w (the first list is the pairs' similarities)", file, err)
+	}
+	if asJSON {
+		return printJSON(cmd, res)
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "spearman %.4f, pearson %.4f, %d pairs\n", res.Spearman, res.Pearson, res.Pairs)
+	return nil
 }
 
 // withMean adds the mean of several tasks, and calls them by the last part of their paths where that tells them apart.

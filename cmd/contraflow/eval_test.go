@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/testdata/goldens"
 )
 
@@ -110,5 +112,80 @@ func TestEmptyTexts(t *testing.T) {
 	succeed(t, "embed", "--model", at("model"), "--input", at("mined.parquet"), "--column", "positive", "--output", at("again.npy"))
 	if r := contraflow(t, "", "mine", "--model", at("model"), "--input", at("corpus.jsonl"), "--query", "text", "--positive", "text", "--output", at("none.parquet")); r.code != 1 || !strings.Contains(r.stderr, "corpus.jsonl:4") {
 		t.Errorf("queries of nothing: %d: %s", r.code, r.stderr)
+	}
+}
+
+// Scored pairs are measured by the cosines of their embeddings, in what columns they are, with the model's prompt for queries or another.
+func TestEvalSTS(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	model := goldens.Path(t, "bert/minilm-tiny")
+	texts := []string{"the river", "stone of the house", "a cat on a mat", "who is there", "two stones by the river", "nothing"}
+	var rows, same strings.Builder
+	var scores []float64
+	for i := range texts {
+		scores = append(scores, float64(i*i%5))
+		fmt.Fprintf(&rows, "{\"a\": %q, \"sentence1\": %[1]q, \"b\": %[2]q, \"sentence2\": %[2]q, \"s\": %[3]v, \"score\": %[3]v}\n", texts[i], texts[(i+2)%len(texts)], scores[i])
+		fmt.Fprintf(&same, "{\"sentence1\": \"x\", \"sentence2\": \"y\", \"score\": %d}\n", i)
+	}
+	for name, text := range map[string]string{"sts.jsonl": rows.String(), "same.jsonl": same.String(), "equal.jsonl": strings.Repeat(`{"sentence1": "x", "sentence2": "y", "score": 1}`+"\n", 2)} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, err := embedder.Load(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for _, prompt := range []string{"find : ", ""} { // the model's for queries, and none
+		args := []string{"eval", "--model", model, "--sts", at("sts.jsonl"), "--json"}
+		var prompted []string
+		for _, text := range texts {
+			prompted = append(prompted, prompt+text)
+		}
+		if prompt == "" {
+			args = append(args, "--query-prompt", "", "--columns", "a,b,s")
+		}
+		vecs, err := e.EmbedPrompt(t.Context(), "", prompted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var cosines []float64
+		for i := range vecs { // of length 1
+			dot := 0.0
+			for k, v := range vecs[(i+2)%len(vecs)] {
+				dot += float64(v) * float64(vecs[i][k])
+			}
+			cosines = append(cosines, dot)
+		}
+		want, err := evaluate.EvaluateSTS(cosines, scores)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got evaluate.STS
+		if err := json.Unmarshal([]byte(succeed(t, args...).stdout), &got); err != nil || got.Spearman != want.Spearman || math.Abs(got.Pearson-want.Pearson) > 1e-5 || got.Pairs != len(texts) {
+			t.Errorf("%+v (%v), want %+v", got, err, want)
+		}
+	}
+	if out := succeed(t, "eval", "--model", model, "--sts", at("sts.jsonl")).stdout; !strings.HasPrefix(out, "spearman ") || !strings.HasSuffix(out, ", 6 pairs\n") {
+		t.Errorf("%q", out)
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--sts", at("same.jsonl")}, 1, "the first list is the pairs' similarities"},
+		{[]string{"--sts", at("equal.jsonl")}, 1, `equal.jsonl, column "score": all 2 scores are 1`},
+		{[]string{"--sts", at("sts.jsonl"), "--columns", "a,b"}, 2, "--columns has 2 names"},
+		{[]string{"--sts", at("sts.jsonl"), "--columns", "a,b,c"}, 1, `has no column "c"`},
+		{[]string{"--sts", at("sts.jsonl"), "--bm25"}, 2, "--bm25 are for --queries"},
+		{[]string{"--queries", dir, "--columns", "a,b,c"}, 2, "--columns is for --sts"},
+		{[]string{"--queries", dir, "--sts", at("sts.jsonl")}, 2, "or --sts"},
+	} {
+		if r := contraflow(t, "", append([]string{"eval", "--model", model}, c.args...)...); r.code != c.code || !strings.Contains(r.stderr, c.want) {
+			t.Errorf("%v: %d, %s", c.args, r.code, r.stderr)
+		}
 	}
 }

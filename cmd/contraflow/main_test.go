@@ -638,7 +638,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"embed", "--model", "m"}, 2, "give --input, --column and --output, or --text"},
 		{[]string{"graph", "-c", "nowhere.yaml"}, 1, "nowhere.yaml: no such file or directory; contraflow recipe embedder"},
 		{[]string{"tokenize", "--model", "./nowhere"}, 1, "nowhere"},
-		{[]string{"eval", "--model", "m"}, 2, "--queries is missing"},
+		{[]string{"eval", "--model", "m"}, 2, "give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts"},
 		{[]string{"eval", "--model", "m", "--queries", "nofile"}, 2, "give --queries, --corpus and --qrels"},
 		{[]string{"eval", "--model", "m", "--queries", "q", "--corpus", "c"}, 2, "give --queries, --corpus and --qrels"},
 		{[]string{"embed", "--model", "m", "--text", "x", "--input", "y"}, 2, "give one or the other"},

@@ -221,6 +221,16 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 	return t.Evaluate(ctx, &e.engine, measures...)
 }
 
+// Similarity is the cosine of each pair of texts, with a prompt's text before all of them.
+func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
+	if len(a) != len(b) {
+		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return Text{Tokenizer: e.tok, QueryLength: e.maxLength, QueryPrompt: prompt}.Similarity(ctx, &e.engine, a, b)
+}
+
 // first tells whether this rank is the one that gets embeddings.
 func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
 
