@@ -207,6 +207,9 @@ func require(cmd *cobra.Command, flags ...string) {
 			if !cmd.Flags().Changed(f) {
 				return usageError{fmt.Errorf("--%s is missing", f)}
 			}
+			if cmd.Flags().Lookup(f).Value.String() == "" { // as of "$OUT" that nobody has set
+				return usageError{fmt.Errorf("--%s is empty", f)}
+			}
 		}
 		return run(cmd, args)
 	}

@@ -137,6 +137,9 @@ func folderName(dir string) string {
 
 // replaceable refuses a dir that is there and is neither empty nor a model.
 func replaceable(dir string) error {
+	if dir == "" { // which reads as a folder that is not there, and is written as the one at hand
+		return errors.New("the folder's name is empty")
+	}
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

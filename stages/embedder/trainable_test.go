@@ -139,6 +139,10 @@ func TestTrainableSaveErrors(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
 		}
 	}
+	t.Chdir(dir)
+	if err := m.Save("", Saving{}); err == nil || !strings.Contains(err.Error(), "name is empty") {
+		t.Error(err)
+	}
 	if _, err := os.Stat(note); err != nil {
 		t.Error(err)
 	}

@@ -32,6 +32,9 @@ var swap = exchange
 // ErrBusy is wrapped by the error of a writer that finds another one at work on the same path.
 var ErrBusy = errors.New("another process is writing it")
 
+// errNoName: a path that nobody has filled in would be the folder at hand.
+var errNoName = errors.New("the path is empty: it has to name what is written")
+
 // Windows can't rename what is open. Elsewhere the file stays open, and so locked, until the rename is done.
 const closeBeforeRename = runtime.GOOS == "windows"
 
@@ -58,6 +61,9 @@ type File struct {
 
 // Create begins to write the file that will be at path.
 func Create(path string) (*File, error) {
+	if path == "" {
+		return nil, errNoName
+	}
 	f, err := openFile(sibling(path, "partial"))
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, err)
@@ -68,6 +74,9 @@ func Create(path string) (*File, error) {
 // Replace is Create for a path that a user gives: of a link, what it leads to is replaced, and a pipe or a device (/dev/stdout) stays what it
 // is, and is written into.
 func Replace(path string) (*File, error) {
+	if path == "" {
+		return nil, errNoName
+	}
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {
@@ -134,6 +143,9 @@ func (f *File) Abort(cause error) error {
 // fails, the previous folder is still there and unchanged. What the previous folder held is removed at the end: it is
 // replaced, not merged. If dir is a symbolic link to a folder, that folder is replaced.
 func WriteDir(dir string, fill func(tmp string) error) (err error) {
+	if dir == "" {
+		return errNoName
+	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}

@@ -334,3 +334,26 @@ func TestFullDiskMessage(t *testing.T) {
 		}
 	}
 }
+
+// A path that is empty is an error, not the folder at hand.
+func TestNoName(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.WriteFile("thesis.txt", []byte("all of it"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"Write":    Write("", func(io.Writer) error { return nil }),
+		"WriteDir": WriteDir("", func(string) error { return nil }),
+	} {
+		if !errors.Is(err, errNoName) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Replace(""); !errors.Is(err, errNoName) {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "thesis.txt")); err != nil || string(b) != "all of it" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
