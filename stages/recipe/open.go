@@ -87,7 +87,10 @@ type Run struct {
 // It opens the recipe for one rank on its own, whatever its mesh: OnRanks opens all.
 func Open(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
 	x := &Run{Recipe: r, obs: obs}
-	return x, x.open(ctx)
+	if err := x.open(ctx); err != nil {
+		return nil, err
+	}
+	return x, nil
 }
 
 func (x *Run) open(ctx context.Context) (err error) {
@@ -97,6 +100,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 			x.Close()
 		}
 	}()
+	if err := r.Check(); err != nil {
+		return err
+	}
 	if err := x.openModel(ctx); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -603,3 +604,22 @@ func (a Auto) MarshalYAML() (any, error) {
 
 // YAML writes the recipe as resolved: it can be run again.
 func (r Recipe) YAML() ([]byte, error) { return yaml.Marshal(r) }
+
+// Check finds what [Parse] would, in a recipe that a program has made or changed.
+func (r Recipe) Check() error {
+	text, err := r.YAML()
+	if err != nil {
+		return err
+	}
+	_, err = Parse("", text, nil)
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var errs []error
+		for _, e := range all.Unwrap() { // nobody has written these lines
+			errs = append(errs, errors.New(writtenLine.ReplaceAllString(e.Error(), "")))
+		}
+		return errors.Join(errs...)
+	}
+	return err
+}
+
+var writtenLine = regexp.MustCompile(`^:\d+: `)

@@ -436,3 +436,31 @@ save: {dir: ~/runs/mine}
 		t.Errorf("%s, want %s", got, want)
 	}
 }
+
+// A recipe that a program has made or changed is checked as one that is read.
+func TestCheck(t *testing.T) {
+	good, err := Parse("r.yaml", []byte(minimal), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := good.Check(); err != nil {
+		t.Error(err)
+	}
+	for want, change := range map[string]func(*Recipe){
+		`loss.name: is "nope"`:       func(r *Recipe) { r.Loss.Name = "nope" },
+		`save.precision: is "nope"`:  func(r *Recipe) { r.Save.Precision = "nope" },
+		`train.precision: is "nope"`: func(r *Recipe) { r.Train.Precision = "nope" },
+		"optimizer.lr: ":             func(r *Recipe) { r.Optimizer.LR = -1 },
+		"batch.accumulate: ":         func(r *Recipe) { r.Batch.Accumulate = 0 },
+		"data.train: is missing":     func(r *Recipe) { r.Data.Train = nil },
+		"save.dir: is missing":       func(r *Recipe) { r.Save.Dir = "" },
+		"model.path: is missing":     func(r *Recipe) { *r = Recipe{} },
+	} {
+		r := good
+		change(&r)
+		x, err := Open(t.Context(), r, Observer{})
+		if err == nil || x != nil || !strings.Contains("\n"+err.Error(), "\n"+want) {
+			t.Errorf("%v (%v), want %q", err, x != nil, want)
+		}
+	}
+}
