@@ -730,14 +730,14 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 			Asked   Asked
 		}
 		var m mine
-		var weights []float64 // of each batch's rows, on all ranks
-		for _, x := range in.All(t) {
+		batches := in.All(t)
+		for _, x := range batches {
 			c := counted{x.Sum, x.Weight}
 			if x.whole && e.ranks.Rank() > 0 {
-				c.Loss = 0 // every rank has computed all of it
+				c = counted{} // every rank has computed all of it
 			}
 			m.Batches = append(m.Batches, c)
-			weights = append(weights, sum.add(x))
+			sum.add(x.Batch)
 		}
 		if e.Ask != nil {
 			m.Asked = e.Ask()
@@ -752,23 +752,18 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 		for _, m := range all {
 			sum.Asked = sum.Asked.or(m.Asked)
 		}
-		p, ok := e.loss.(interface{ Pairs() bool })
-		pairs := ok && p.Pairs()
-		for i, weight := range weights {
+		for i := range batches {
 			var c counted
 			for _, m := range all {
 				c.Loss += m.Batches[i].Loss
 				c.Weight += m.Batches[i].Weight
-			}
-			if !pairs {
-				c.Weight = weight
 			}
 			sum.Loss += c.Loss
 			sum.Weight += c.Weight
 			sum.Losses, sum.Weights = append(sum.Losses, c.Loss/c.Weight), append(sum.Weights, c.Weight)
 		}
 		if sum.Weight == 0 {
-			if !pairs {
+			if p, ok := e.loss.(interface{ Pairs() bool }); !ok || !p.Pairs() {
 				return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step+1)
 			}
 			sum.Weight = 1 // no document is better than another: there is nothing to learn
@@ -779,9 +774,8 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 	return out.Port
 }
 
-// add counts a batch, and returns its rows' weight.
-func (s *Totals) add(x Gradient) (weight float64) {
-	b := x.Batch
+// add counts a batch.
+func (s *Totals) add(b *Batch) {
 	if b.Global == nil {
 		s.Pairs += len(b.Rows)
 		s.Tokens += len(b.IDs)
@@ -789,14 +783,7 @@ func (s *Totals) add(x Gradient) (weight float64) {
 		for _, sub := range b.Subs {
 			s.Padding += sub.padding()
 		}
-		return x.Weight
-	}
-	for i := range b.Global.Rows {
-		w := 1.0
-		if b.Global.Weights != nil {
-			w = b.Global.Weights[i]
-		}
-		weight += w
+		return
 	}
 	s.Pairs += b.Global.Rows
 	for _, p := range b.Global.Peers {
@@ -804,5 +791,4 @@ func (s *Totals) add(x Gradient) (weight float64) {
 		s.Truncated += p.Truncated
 		s.Padding += p.Padding
 	}
-	return weight
 }

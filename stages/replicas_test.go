@@ -67,6 +67,44 @@ func TestReplicasMetamorphic(t *testing.T) {
 	}
 }
 
+// splitting is a loss that computes its own rows alone.
+type splitting struct{ loss.Host }
+
+func (splitting) SplitsRows() {}
+
+// What a loss is the mean over is its own business: on several ranks it counts as on one.
+func TestReplicasWeight(t *testing.T) {
+	terms := loss.Host(func(b *loss.Batch, emb, grad [][]float32) (r loss.Result, err error) {
+		lo, hi := b.Own()
+		for i := lo; i < hi; i++ {
+			q, p, dot := emb[i], emb[b.Rows+i], 0.0
+			for k := range q {
+				dot += float64(q[k]) * float64(p[k])
+			}
+			n := float64(1 + b.Texts[i][0]%4) // of each row another number of terms
+			for k := range q {
+				grad[i][k], grad[b.Rows+i][k] = float32(-n*float64(p[k])), float32(-n*float64(q[k]))
+			}
+			r.Sum, r.Weight = r.Sum+n*(1-dot), r.Weight+n
+		}
+		return r, nil
+	})
+	base := goldenRun{loss: terms, globalSize: 5, accumulate: 2, optimizer: optim.SGD{}, maxSteps: 3, dropout: 0.1}
+	want := base.run(t)
+	for name, l := range map[string]loss.Loss{"as a whole": terms, "row by row": splitting{terms}} {
+		for _, ranks := range []int{1, 2, 3, 4} {
+			c := base
+			c.loss, c.ranks = l, ranks
+			got := c.run(t)
+			for i, s := range got.steps {
+				if w := want.steps[i]; math.Abs(s.Loss-w.Loss) > 1e-6*w.Loss || math.Abs(s.GradNorm-w.GradNorm) > 1e-5*w.GradNorm {
+					t.Errorf("%s, %d ranks, step %d: loss %v and gradient's norm %v, want %v and %v", name, ranks, i, s.Loss, s.GradNorm, w.Loss, w.GradNorm)
+				}
+			}
+		}
+	}
+}
+
 // Overlap changes no bit; nor does the size of buckets, as sums have the order of ranks.
 func TestReplicasBitEqual(t *testing.T) {
 	base := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3}

@@ -180,10 +180,11 @@ func (b *Batch) checkPairs() error {
 	return nil
 }
 
-// Result is a loss before normalization, of the rows that were asked for.
+// Result is a loss before normalization, of the rows that were asked for. A step's loss, and gradient, is that of the sums of Sum, over its
+// batches and all replicas, divided by the sums of Weight.
 type Result struct {
 	Sum    float64 // sum of w_i l_i
-	Weight float64 // sum of w_i
+	Weight float64 // sum of w_i, or of whatever else the loss is the mean over; 0 for a whole step is an error
 }
 
 // add counts a row's loss. Of a row without weight it may be anything.

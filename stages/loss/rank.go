@@ -59,7 +59,7 @@ func (g Groups) Check() error {
 	return nil
 }
 
-// Pairs tells that a loss is a mean over pairs of documents: what it divides by is known only when it is computed.
+// Pairs tells that a loss is a mean over pairs of documents: of a step without any, there is nothing to learn, which is no error.
 func (g Groups) Pairs() bool { return g.Name == "rank_net" || g.Name == "lambda" }
 
 // SplitsRows tells that Groups is a RowSplitter: groups don't see each other.
