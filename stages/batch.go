@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"fmt"
 	"sort"
 
 	"contraflow/io/dataset"
@@ -87,8 +88,15 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 	out := pipeline.Batches[*Batch](s, "batches")
 	var open []*TokenChunk
 	s.Do(func(t *pipeline.Task) error {
+		if t.Ended() && len(open) > 0 {
+			rows := 0
+			for _, c := range open {
+				rows += len(c.Rows)
+			}
+			return fmt.Errorf("the rows end within a batch: the last %d are of none, as no chunk with EndsBatch follows them", rows)
+		}
 		if t.Ended() {
-			return nil // Ingest ends with a batch's last chunk
+			return nil
 		}
 		c := in.Get(t)
 		open = append(open, c)

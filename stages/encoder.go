@@ -79,6 +79,7 @@ type Encoder struct {
 	Ask func() Asked
 
 	ranks *Replicas
+	wired wired
 	replication
 	guided guided
 	shares []share // of this rank, where there is a shard axis
@@ -103,6 +104,9 @@ type Weights struct{}
 
 // NewEncoder prepares a model for training in graph g, on the device at the given place of Build's list.
 func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int64, seed uint64, opts ...EncoderOption) (*Encoder, error) {
+	if m == nil {
+		return nil, errors.New("stages: there is no model to train: it is nil, or has been closed")
+	}
 	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, device: device, weights: pipeline.Later[Weights](g, "weights")}
 	for _, o := range opts {
 		o(e)

@@ -103,7 +103,7 @@ func rowsOfFile(ctx context.Context, g *pipeline.Graph, p parts) (pipeline.Port[
 	if err != nil {
 		return pipeline.Port[*stages.Chunk]{}, nil, errors.Join(err, data.Close())
 	}
-	return stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: 1, Config: order}), data.Close, nil
+	return stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: 1}), data.Close, nil
 }
 
 // trainWith runs the graph that Example writes out, with rows from elsewhere, another loss, and stages that add adds.

@@ -47,7 +47,7 @@ func Example() {
 		return
 	}
 	defer enc.Close()
-	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: 1, Config: order})
+	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: 1})
 	batches := stages.Assemble(g, stages.Tokenize(g, chunks, parts.text))
 	subs := stages.Split(g, batches, stages.Size{Rows: 4})
 	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.InfoNCE{Scale: 20, MaskDuplicates: true})

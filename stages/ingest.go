@@ -13,11 +13,10 @@ import (
 // Plan is the order of a run's data: the one global sequence of batches, and how many of them make a step.
 type Plan struct {
 	Data       []*dataset.Dataset
-	Sampler    *dataset.Mixer        // of the same datasets
-	FirstStep  int                   // steps that were made before: the sampler is where they have left it
-	Accumulate int                   // batches per step; a step never crosses an epoch's end, so an epoch's last may have fewer
-	MaxSteps   int                   // 0: all epochs
-	Config     dataset.SamplerConfig // the sampler's
+	Sampler    *dataset.Mixer // of the same datasets
+	FirstStep  int            // steps that were made before: the sampler is where they have left it
+	Accumulate int            // batches per step, 0 is 1; a step never crosses an epoch's end, so an epoch's last may have fewer
+	MaxSteps   int            // 0: all epochs
 
 	WithoutBad string // what goes on without a row that can't be used, said with the error of one; may be ""
 
@@ -27,9 +26,9 @@ type Plan struct {
 
 // Steps is the number of optimizer steps that the plan makes.
 func (p Plan) Steps() int {
-	n := 0
-	for e := range p.Config.Epochs {
-		if n += int(p.Sampler.Len(e)+int64(p.Accumulate)-1) / p.Accumulate; p.MaxSteps > 0 && n >= p.MaxSteps {
+	n, of := 0, max(1, p.Accumulate)
+	for e := range p.Sampler.Epochs() {
+		if n += int(p.Sampler.Len(e)+int64(of)-1) / of; p.MaxSteps > 0 && n >= p.MaxSteps {
 			return p.MaxSteps // how long other epochs are may take a pass over their rows each
 		}
 	}
@@ -118,7 +117,7 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		rows := own[next:min(len(own), next+chunkRows)]
 		k := batch.Source
 		if readers[k] == nil {
-			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Config.Window})
+			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Sampler.Window()})
 		}
 		examples, err := readers[k].Read(ctx, batch.Pass, rows)
 		if p.WithoutBad != "" && errors.Is(err, dataset.ErrBadRow) {
@@ -136,7 +135,7 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++
-			c.EndsStep = batches == p.Accumulate || int64(batch.Index)+1 == p.Sampler.Len(batch.Epoch)
+			c.EndsStep = batches == max(1, p.Accumulate) || int64(batch.Index)+1 == p.Sampler.Len(batch.Epoch)
 		}
 		if c.EndsStep {
 			batches = 0

@@ -56,7 +56,7 @@ func TestOneGlobalOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		g := pipeline.New("order")
-		chunks := stages.Ingest(g, stages.Plan{Data: data, Sampler: m, Config: cfg, Accumulate: 2, Rank: rank, Ranks: ranks})
+		chunks := stages.Ingest(g, stages.Plan{Data: data, Sampler: m, Accumulate: 2, Rank: rank, Ranks: ranks})
 		tokens := stages.Tokenize(g, chunks, stages.Text{Tokenizer: tok, QueryLength: 16, DocumentLength: 16, Threads: workers})
 		pipeline.Sink(g, "collect", stages.Assemble(g, tokens), func(t *pipeline.Task, b *stages.Batch) error {
 			rows := []string{fmt.Sprintf("%v: %d rows of epoch %d, %d columns, ends step: %v", t.Index, b.Total, b.Epoch, len(b.Columns), b.EndsStep)}

@@ -415,6 +415,26 @@ func (e *Encoder) OnComm() pipeline.Option {
 	return pipeline.On(e.device, pipeline.Comm)
 }
 
+// wired tells which stages that several ranks need a graph has.
+type wired struct{ gather, scatter, sync bool }
+
+// checkWired tells whether a graph has all stages that its ranks need: without them each would train something else, or nothing.
+func (e *Encoder) checkWired() error {
+	var missing []string
+	for _, x := range []struct {
+		stage string
+		there bool
+	}{{"Gather (of Embed's port)", e.wired.gather}, {"Scatter (of Loss's)", e.wired.scatter}, {"Sync (of Backward's)", e.wired.sync}} {
+		if e.ranks != nil && !x.there {
+			missing = append(missing, "stages."+x.stage)
+		}
+	}
+	if missing != nil {
+		return fmt.Errorf("the encoder is one of several ranks, and the graph has no %s: see Example_ranks", strings.Join(missing, ", no "))
+	}
+	return nil
+}
+
 // gathers tells whether ranks see each other's negatives.
 func (e *Encoder) gathers() bool { return e.ranks != nil && !e.ranks.LocalNegatives }
 
@@ -428,6 +448,7 @@ func (e *Encoder) wire() gpustage.DType {
 
 // Gather adds the stage that gives each sub-batch's embeddings to all ranks. Without replicas it passes them on.
 func Gather(g *pipeline.Graph, embedded pipeline.Port[Embedded], e *Encoder) pipeline.Port[Embedded] {
+	e.wired.gather = true
 	if !e.gathers() {
 		return embedded
 	}
@@ -472,6 +493,7 @@ func (g *Global) runs(rank, from, n int, f func(place, n int)) {
 // Scatter adds the stage that sums the gradient of the embeddings over ranks and leaves each rank that of its own rows.
 // Without replicas it passes the gradient on.
 func Scatter(g *pipeline.Graph, grads pipeline.Port[Gradient], e *Encoder) pipeline.Port[Gradient] {
+	e.wired.scatter = true
 	if !e.gathers() {
 		return grads
 	}
@@ -583,6 +605,7 @@ func topLayer(l *transformer.Layout) (top int) {
 
 // Sync adds the stages that sum the parameters' gradients over ranks. Without replicas there are none.
 func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encoder) pipeline.Port[Contribution] {
+	e.wired.sync = true
 	if e.ranks == nil || e.ranks.Every || e.ranks.early() {
 		return contributions
 	}

@@ -252,7 +252,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: r.accumulate, Config: order, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
+	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: r.accumulate, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
 	text := stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers}
 	devices := []pipeline.Device{stages.OnDevice(r.device)}
 	var guide stages.Guide

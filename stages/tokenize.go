@@ -69,10 +69,27 @@ type TokenChunk struct {
 
 // Tokenize adds the stage that turns texts into token ids.
 func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.Port[*TokenChunk] {
-	threads := max(1, x.Threads)
+	threads, wrong := max(1, x.Threads), x.check()
 	return pipeline.Map(g, "tokenize", chunks, func(_ *pipeline.Task, c *Chunk) (*TokenChunk, error) {
+		if wrong != nil {
+			return nil, wrong
+		}
 		return x.tokenize(c)
 	}, pipeline.Parallel(threads))
+}
+
+// check refuses lengths at which nothing of a text is left.
+func (x Text) check() error {
+	if x.Tokenizer == nil || x.Pairs != nil {
+		return nil
+	}
+	markers := len(x.Tokenizer.Encode("", 0))
+	for _, limit := range []int{x.QueryLength, x.DocumentLength} {
+		if limit < 0 || limit > 0 && limit <= markers {
+			return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside %d special tokens; 0 is none", limit, markers)
+		}
+	}
+	return nil
 }
 
 // reading is what is put before a dataset's texts of a role, and how many tokens they may have.

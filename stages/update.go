@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -17,9 +18,9 @@ import (
 type Update struct {
 	Optimizer   optim.Optimizer
 	LR          float64
-	Schedule    optim.Schedule
+	Schedule    optim.Schedule // "": constant
 	WarmupSteps int
-	TotalSteps  int
+	TotalSteps  int     // of the run, such as Plan.Steps: where a schedule falls to 0
 	MaxGradNorm float64 // 0: no clipping
 	OnNaN       OnNaN
 	Missed      int // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
@@ -71,6 +72,24 @@ func (u Update) Check(l *transformer.Layout) error {
 	return err
 }
 
+// check finds what would train nothing, or something else than was meant.
+func (u Update) check() error {
+	falls := u.Schedule != "" && u.Schedule != optim.Constant
+	switch {
+	case u.Optimizer == nil:
+		return errors.New("the update has no optimizer")
+	case !(u.LR > 0) || math.IsInf(u.LR, 0):
+		return fmt.Errorf("the update's learning rate is %v, want a positive number", u.LR)
+	case falls && !slices.Contains(optim.Schedules, u.Schedule):
+		return fmt.Errorf("the update's schedule is %q, want one of %q", u.Schedule, optim.Schedules)
+	case falls && u.TotalSteps <= 0:
+		return fmt.Errorf("the update's schedule is %s, and TotalSteps %d: the learning rate would be 0 from the first step on (Plan.Steps says how many there are)", u.Schedule, u.TotalSteps)
+	case u.WarmupSteps < 0 || u.MaxGradNorm < 0 || u.LayerDecay < 0:
+		return fmt.Errorf("the update has %d warm-up steps, a largest norm of %v and a layer decay of %v: none can be negative", u.WarmupSteps, u.MaxGradNorm, u.LayerDecay)
+	}
+	return nil
+}
+
 // OnNaN says what to do with a step whose loss or gradient is NaN or infinite.
 type OnNaN string
 
@@ -106,6 +125,9 @@ type StepResult struct {
 
 // Apply adds the stage that divides the step's gradient by the rows' weight, clips it, and updates the parameters.
 func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads pipeline.Port[Gradient], e *Encoder, u Update) (pipeline.Port[StepResult], error) {
+	if err := errors.Join(u.check(), e.checkWired()); err != nil {
+		return pipeline.Port[StepResult]{}, fmt.Errorf("stages: %w", err)
+	}
 	s := g.Stage("update", e.on(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)
 	losses := pipeline.Collect(s, "losses", grads)

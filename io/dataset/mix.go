@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -67,6 +68,9 @@ type Part struct {
 
 // NewMixer starts at the first batch of the first epoch. The configuration's own Lengths and Skip are not used: each part has its.
 func NewMixer(parts []Part, cfg SamplerConfig, mix Mixing) (*Mixer, error) {
+	if len(parts) == 0 {
+		return nil, errors.New("a mixer of no datasets")
+	}
 	m := &Mixer{cfg: cfg, mix: mix}
 	for i, p := range parts {
 		c := cfg
@@ -94,6 +98,12 @@ func NewMixer(parts []Part, cfg SamplerConfig, mix Mixing) (*Mixer, error) {
 	m.startEpoch(0)
 	return m, nil
 }
+
+// Epochs is how many there are.
+func (m *Mixer) Epochs() int { return m.cfg.Epochs }
+
+// Window is that of the shuffle, by which readers know how much to keep.
+func (m *Mixer) Window() Window { return m.cfg.Window }
 
 // Seed is what a dataset's order and the choices from its lists are keyed by.
 func (m *Mixer) Seed(source int) uint64 {

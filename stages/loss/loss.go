@@ -252,7 +252,8 @@ func (b *Batch) Size() Size {
 func (b *Batch) onGPU() bool { return !gpustage.InHost(b.Embeddings) }
 
 // Host makes a loss of a function over embeddings in the host's memory, for objectives of one's own: simple, and as slow
-// as moving the embeddings to the host and back.
+// as moving the embeddings to the host and back. The function writes into gradient's rows, which come zeroed, or puts others of the same length
+// in their places; a nil row is zeros. On several replicas each calls it for the whole batch, and it has to give the same on all.
 type Host func(b *Batch, embeddings, gradient [][]float32) (Result, error)
 
 // Compute copies the embeddings to the host, calls the function with a zeroed gradient and copies that back.
@@ -277,9 +278,19 @@ func (f Host) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, e
 		}
 		return out
 	}
-	r, err := f(b, rows(flat), rows(grad))
+	given := rows(grad)
+	r, err := f(b, rows(flat), given)
 	if err != nil {
 		return Result{}, err
+	}
+	for i, row := range given {
+		if own := grad[i*e : (i+1)*e]; len(row) == 0 {
+			clear(own)
+		} else if len(row) != e {
+			return Result{}, fmt.Errorf("the gradient of sequence %d has %d numbers, its embedding has %d", i, len(row), e)
+		} else if &row[0] != &own[0] {
+			copy(own, row)
+		}
 	}
 	s.CopyIn(copied, gpustage.Bytes(grad))
 	add := copied

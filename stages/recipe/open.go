@@ -375,7 +375,7 @@ func (x *Run) openData(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Config: order, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
+	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	if r.Data.OnError == "stop" {
 		x.plan.WithoutBad = skipRows + ", with --resume from the last checkpoint"
 	}

@@ -38,7 +38,7 @@ func main() {
 	model := must(embedder.LoadTrainable(os.Args[1], dev))
 	data := must(dataset.Open(ctx, dataset.Source{Paths: os.Args[3:], Query: "query", Positive: "positive"}))
 	order := dataset.SamplerConfig{GlobalSize: 32, Epochs: 2, Shuffle: true, Seed: 1}
-	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: must(dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})), Accumulate: 1, Config: order}
+	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: must(dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})), Accumulate: 1}
 
 	g := pipeline.New("mine")
 	enc := must(stages.NewEncoder(g, model.Model, 0, 1<<30, 1))

@@ -189,7 +189,7 @@ func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch, cmp.Or(max(text.QueryLength, text.DocumentLength), 512)), r.Train.Seed); err != nil {
 		return err
 	}
-	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{t.data}, Sampler: sampler, Accumulate: 1, Config: order})
+	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{t.data}, Sampler: sampler, Accumulate: 1})
 	inStep := false
 	gate := func(task *pipeline.Task, endsStep bool) error {
 		if !inStep {

@@ -1,0 +1,253 @@
+package stages_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/collective"
+	"contraflow/collective/local"
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+)
+
+// plain is an update that trains.
+var plain = stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}
+
+// wiring is what a graph is to lack.
+type wiring struct{ header, gather, scatter, sync bool }
+
+// wire makes a training graph of what there is, and runs it.
+func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, text stages.Text, u stages.Update, l loss.Loss) (norms []float64, err error) {
+	g := pipeline.New("wired")
+	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1, stages.With(ranks))
+	if err != nil {
+		return nil, err
+	}
+	defer enc.Close()
+	data, err := dataset.Open(ctx, dataset.Source{Paths: []string{p.file}, Query: "q", Positive: "p"})
+	if err != nil {
+		return nil, err
+	}
+	defer data.Close()
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, dataset.Mixing{})
+	if err != nil {
+		return nil, err
+	}
+	size := stages.Size{Rows: 2}
+	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size()}), text))
+	if !lacks.header {
+		batches = stages.Header(g, batches, size, ranks)
+	}
+	subs := stages.Split(g, batches, size)
+	embedded := stages.Embed(g, subs, enc)
+	if !lacks.gather {
+		embedded = stages.Gather(g, embedded, enc)
+	}
+	grads := stages.Loss(g, batches, embedded, enc, l)
+	if !lacks.scatter {
+		grads = stages.Scatter(g, grads, enc)
+	}
+	sums := stages.Backward(g, subs, grads, enc)
+	if !lacks.sync {
+		sums = stages.Sync(g, sums, enc)
+	}
+	steps, err := stages.Apply(g, sums, grads, enc, u)
+	if err != nil {
+		return nil, err
+	}
+	pipeline.Sink(g, "norms", steps, func(_ *pipeline.Task, s stages.StepResult) error {
+		norms = append(norms, s.GradNorm)
+		return nil
+	})
+	plan, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
+	if err != nil {
+		return nil, err
+	}
+	err = plan.Run(ctx)
+	return norms, err
+}
+
+// A graph of one of several ranks that lacks what ranks need would train something else, or nothing: it is refused. Alone it lacks nothing.
+func TestWiredForRanks(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := wire(t.Context(), p, nil, wiring{true, true, true, true}, p.text, plain, loss.InfoNCE{}); err != nil {
+		t.Errorf("alone: %v", err)
+	}
+	for want, lacks := range map[string]wiring{
+		"":                                   {},
+		"stages.Header belongs between":      {header: true},
+		"no stages.Gather (of Embed's port)": {gather: true},
+		"no stages.Scatter (of Loss's)":      {scatter: true},
+		"no stages.Sync (of Backward's)":     {sync: true},
+		"no stages.Gather (of Embed's port), no stages.Scatter (of Loss's), no stages.Sync": {gather: true, scatter: true, sync: true},
+	} {
+		err := local.Run(2, func(w collective.World) error {
+			comm, err := collective.Connect(t.Context(), w, collective.Mesh{Replicate: 2, Shard: 1})
+			if err != nil {
+				return err
+			}
+			ranks, err := stages.Join(t.Context(), comm, stages.Exchanging{})
+			if err != nil {
+				return err
+			}
+			p, err := openParts(t.Context())
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			_, err = wire(t.Context(), p, ranks, lacks, p.text, plain, loss.InfoNCE{})
+			return err
+		})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%+v: %v, want %q", lacks, err, want)
+		}
+	}
+}
+
+// What would train nothing, or something else than was meant, is an error.
+func TestUpdateChecked(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for want, change := range map[string]func(*stages.Update, *stages.Text){
+		"":                         func(*stages.Update, *stages.Text) {},
+		"no optimizer":             func(u *stages.Update, _ *stages.Text) { u.Optimizer = nil },
+		"learning rate is 0":       func(u *stages.Update, _ *stages.Text) { u.LR = 0 },
+		"learning rate is -1":      func(u *stages.Update, _ *stages.Text) { u.LR = -1 },
+		`schedule is "cosin"`:      func(u *stages.Update, _ *stages.Text) { u.Schedule = "cosin" },
+		"linear, and TotalSteps 0": func(u *stages.Update, _ *stages.Text) { u.Schedule = optim.Linear },
+		"none can be negative":     func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = -1 },
+		"a maximum length of 2 tokens leaves no room": func(_ *stages.Update, x *stages.Text) { x.QueryLength = 2 },
+		"a maximum length of -1 tokens":               func(_ *stages.Update, x *stages.Text) { x.DocumentLength = -1 },
+	} {
+		u, text := plain, p.text
+		change(&u, &text)
+		_, err := wire(t.Context(), p, nil, wiring{}, text, u, loss.InfoNCE{})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := stages.NewEncoder(pipeline.New("none"), nil, 0, 0, 0); err == nil || !strings.Contains(err.Error(), "no model") {
+		t.Error(err)
+	}
+}
+
+// Rows that no batch ends after are an error, not rows that are left out.
+func TestRowsWithoutEnd(t *testing.T) {
+	for every, want := range map[int]string{2: "", 4: "the last 2 are of none", 100: "the last 10 are of none"} {
+		var steps int
+		err := trainWith(func(_ context.Context, g *pipeline.Graph, _ parts) (pipeline.Port[*stages.Chunk], func() error, error) {
+			described := stages.Described{Name: "mine", Texts: []dataset.Column{{Role: dataset.Query}, {Role: dataset.Positive}}}
+			next := 0
+			return pipeline.Source(g, "mine", func(context.Context) (*stages.Chunk, error) {
+				if next == 10 {
+					return nil, io.EOF
+				}
+				next++
+				q, d := fmt.Sprint("what ", next), fmt.Sprint("a dog ", next)
+				end := next%every == 0
+				return &stages.Chunk{Data: described, EndsBatch: end, EndsStep: end, Total: every, Examples: []dataset.Example{
+					{Row: int64(next), Texts: []string{q, d}, Hashes: []dataset.Hash128{dataset.HashText(q), dataset.HashText(d)}, Weight: 1},
+				}}, nil
+			}), func() error { return nil }, nil
+		}, loss.InfoNCE{Scale: 20}, func(g *pipeline.Graph, _ pipeline.Port[*stages.Batch], results pipeline.Port[stages.StepResult]) {
+			pipeline.Sink(g, "count", results, func(*pipeline.Task, stages.StepResult) error {
+				steps++
+				return nil
+			})
+		})
+		if want == "" && (err != nil || steps != 5) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("a batch ends every %d rows: %v after %d steps, want %q", every, err, steps, want)
+		}
+	}
+}
+
+// A loss of one's own may put its gradient in the place of the rows that it is given; one of another length is an error.
+func TestHostGradientReplaced(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	distance := func(write func(grad [][]float32, i int, v []float32)) loss.Loss {
+		return loss.Host(func(b *loss.Batch, emb, grad [][]float32) (r loss.Result, err error) {
+			for i := range b.Rows {
+				q, d := make([]float32, len(emb[i])), make([]float32, len(emb[i]))
+				for k := range q {
+					x := emb[i][k] - emb[b.Rows+i][k]
+					r.Sum += float64(x * x)
+					q[k], d[k] = 2*x, -2*x
+				}
+				write(grad, i, q)
+				write(grad, b.Rows+i, d)
+				r.Weight++
+			}
+			return r, nil
+		})
+	}
+	start := snapshot(t, p)
+	var want []float64
+	for name, l := range map[string]loss.Loss{
+		"written":  distance(func(grad [][]float32, i int, v []float32) { copy(grad[i], v) }),
+		"replaced": distance(func(grad [][]float32, i int, v []float32) { grad[i] = v }),
+	} {
+		start()
+		norms, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, l)
+		if err != nil || len(norms) != 2 || norms[0] == 0 {
+			t.Fatalf("%s: %v, %v", name, norms, err)
+		}
+		if want == nil {
+			want = norms
+		}
+		if !slices.Equal(norms, want) {
+			t.Errorf("%s: %v, want %v", name, norms, want)
+		}
+	}
+	start()
+	none := distance(func(grad [][]float32, i int, _ []float32) { grad[i][0] = 1; grad[i] = nil })
+	if norms, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, none); err != nil || norms[0] != 0 {
+		t.Errorf("rows that are nil: %v, %v", norms, err)
+	}
+	short := distance(func(grad [][]float32, i int, v []float32) { grad[i] = v[1:] })
+	if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, short); err == nil || !strings.Contains(err.Error(), "the gradient of sequence 0 has 31 numbers, its embedding has 32") {
+		t.Error(err)
+	}
+	if _, err := dataset.NewMixer(nil, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, dataset.Mixing{}); err == nil {
+		t.Error("a mixer of no datasets")
+	}
+}
+
+// snapshot returns what takes a model's parameters back.
+func snapshot(t *testing.T, p parts) func() {
+	t.Helper()
+	s, err := p.device.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	was, err := p.model.ReadVector(s, p.model.Params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		s.CopyIn(p.model.Params, gpustage.Bytes(was))
+		p.model.Changed()
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
