@@ -25,8 +25,8 @@ import (
 	"contraflow/tokenize"
 )
 
-// Embedder is a loaded model. It is safe for concurrent use: texts of several calls are tokenized at once and computed in
-// turn.
+// Embedder is a loaded model. It is safe for concurrent use: texts of several calls are tokenized at once, and computed in turns, a pass of each
+// at a time. After Close calls are [ErrClosed].
 type Embedder struct {
 	tok                         *tokenize.Tokenizer
 	model                       *transformer.Model
@@ -37,8 +37,7 @@ type Embedder struct {
 	device                      gpustage.Device
 	owned                       bool // the device is closed with the embedder
 
-	mu     sync.Mutex
-	engine Engine
+	engine Engine // with Turns
 }
 
 // Option configures Load.
@@ -88,7 +87,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 		return nil, err
 	}
 	defer f.Close()
-	e := &Embedder{prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device}
+	e := &Embedder{prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device, engine: Engine{Turns: NewTurns()}}
 	e.queryPrompt, e.documentPrompt = f.RolePrompts()
 	if e.device == nil {
 		if e.device, err = gpustage.Open("auto"); err != nil {
@@ -133,7 +132,7 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
 		o.warn(note)
 	}
-	e.engine = Engine{Model: e.model, Stream: stream, Tokens: o.tokens}
+	e.engine.Model, e.engine.Tokens = e.model, o.tokens
 	cut, all := cmp.Or(o.cut, f.TruncateDim), e.model.EmbeddingSize()
 	switch {
 	case o.cut < 0 || o.cut > all:
@@ -384,12 +383,13 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
 	}
+	if err := e.engine.Turns.Err(); err != nil {
+		return 0, err
+	}
 	ids, cut, err := e.tokenize(ctx, prompt, texts)
 	if err != nil {
 		return 0, err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	return cut, e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) })
 }
 
@@ -426,19 +426,16 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 	return ids, cut, nil
 }
 
-// Close gives the model's memory back.
+// Close gives the model's memory back, after the pass at hand.
 func (e *Embedder) Close() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var errs []error
-	errs = append(errs, e.engine.Close(), e.engine.CloseStream())
-	if e.model != nil {
-		errs = append(errs, e.model.Free())
-		e.model = nil
-	}
-	if e.owned {
-		errs = append(errs, e.device.Close())
-		e.owned = false
-	}
-	return errors.Join(errs...)
+	return e.engine.Turns.Close(func() error {
+		errs := []error{e.engine.Close(), e.engine.CloseStream()}
+		if e.model != nil {
+			errs = append(errs, e.model.Free())
+		}
+		if e.owned {
+			errs = append(errs, e.device.Close())
+		}
+		return errors.Join(errs...)
+	})
 }

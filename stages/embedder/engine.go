@@ -20,6 +20,8 @@ type Engine struct {
 	Tokens int
 	// Cut is how many of an embedding's dimensions are yielded, the first ones; 0: all.
 	Cut int
+	// Turns, if not nil, are what each pass waits for: calls at the same time then share the engine.
+	Turns *Turns
 	// Ranks, if not nil, are others that embed the same texts at the same time: each takes some of the passes.
 	Ranks Sharing
 
@@ -62,7 +64,7 @@ func (e *Engine) embed(ctx context.Context, texts, kinds [][]int32, parts int, y
 	sort.SliceStable(order, func(a, b int) bool { return len(texts[order[a]]) > len(texts[order[b]]) })
 	limit := e.Tokens
 	if limit == 0 {
-		limit = e.Stream.Device().Info().PassTokens()
+		limit = e.Model.Device.Info().PassTokens()
 	}
 	var passes [][]int // places among texts
 	tokens := 0
@@ -81,8 +83,14 @@ func (e *Engine) embed(ctx context.Context, texts, kinds [][]int32, parts int, y
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
+		_, give, err := e.Turns.Take(ctx)
+		if err != nil {
+			return err
+		}
 		n := min(ranks, len(passes))
-		if err := e.round(passes[:n], texts, kinds, parts, yield); err != nil {
+		err = e.round(passes[:n], texts, kinds, parts, yield)
+		give()
+		if err != nil {
 			return err
 		}
 		passes = passes[n:]

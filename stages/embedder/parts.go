@@ -84,18 +84,19 @@ func (e *Engine) Parts(ctx context.Context, texts [][]int32, weights map[string]
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
 // were cut.
 func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
+	if err := e.engine.Turns.Err(); err != nil {
+		return nil, 0, err
+	}
 	ids, cut, err := e.tokenize(ctx, prompt, texts)
 	if err != nil {
 		return nil, 0, err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	p, err = e.engine.Parts(ctx, ids, weights)
 	return p, cut, err
 }
 
 // HasParts tells whether the model gives lexical weights and tokens' vectors besides embeddings.
-func (e *Embedder) HasParts() bool { return !e.model.Config.Tokens.None() }
+func (e *Embedder) HasParts() bool { return !e.engine.Model.Config.Tokens.None() }
 
 // Weights makes weights of parts, of which PartSearch makes one score, of numbers for dense, sparse and multi-vector.
 func Weights(ws []float64) (map[string]float64, error) {

@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -37,6 +38,19 @@ const depth = 100
 
 // NewTask tokenizes a retrieval task. Without a tokenizer it is for runs of others to be measured.
 func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
+	if len(r.Queries) != len(r.QueryIDs) || len(r.Docs) != len(r.DocIDs) {
+		return nil, fmt.Errorf("%d queries have %d ids, and %d documents %d: want one each", len(r.Queries), len(r.QueryIDs), len(r.Docs), len(r.DocIDs))
+	}
+	for i, j := range r.Judgements {
+		if j.Query < 0 || j.Query >= len(r.QueryIDs) || j.Doc < 0 || j.Doc >= len(r.DocIDs) {
+			return nil, fmt.Errorf("judgement %d is of query %d and document %d, and there are %d and %d", i, j.Query, j.Doc, len(r.QueryIDs), len(r.DocIDs))
+		}
+	}
+	for i, j := range r.Missed {
+		if j.Query < 0 || j.Query >= len(r.QueryIDs) {
+			return nil, fmt.Errorf("missed judgement %d is of query %d, and there are %d", i, j.Query, len(r.QueryIDs))
+		}
+	}
 	queries, err := evaluate.NewIDs(r.QueryIDs)
 	if err != nil {
 		return nil, fmt.Errorf("queries: %w", err)
@@ -89,6 +103,9 @@ func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Mea
 
 // Rank is the first k documents of each query; on ranks but the first it is nil.
 func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
+	if t.queries == nil {
+		return nil, errors.New("the task was made without a tokenizer: it has no texts to embed, and measures runs of others")
+	}
 	if t.Fusion != nil {
 		return t.rankByParts(ctx, e, k)
 	}
@@ -209,15 +226,21 @@ func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPromp
 
 // Rank is the first k documents of each query of a task that NewTask made.
 func (e *Embedder) Rank(ctx context.Context, t *Task, k int) (evaluate.Run, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	ctx, give, err := e.engine.Turns.Take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer give()
 	return t.Rank(ctx, &e.engine, k)
 }
 
 // Evaluate measures the model on a task that NewTask made.
 func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	ctx, give, err := e.engine.Turns.Take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer give()
 	return t.Evaluate(ctx, &e.engine, measures...)
 }
 
@@ -226,8 +249,6 @@ func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string)
 	if len(a) != len(b) {
 		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	return Text{Tokenizer: e.tok, QueryLength: e.maxLength, QueryPrompt: prompt}.Similarity(ctx, &e.engine, a, b)
 }
 

@@ -63,6 +63,9 @@ type Saving struct {
 // several calls it. No pipeline may be running. A model in dir is replaced when all of the new one is written, a folder that holds none never;
 // the folder that the model came from may be dir.
 func (t *Trainable) Save(dir string, o Saving) error {
+	if t.Model == nil {
+		return fmt.Errorf("save model to %s: %w", dir, ErrClosed)
+	}
 	length, err := MaxLengthOf(t.folder, t.Model.Config, o.MaxLength)
 	if err == nil {
 		err = CheckLength(t.Tokenizer, length)
@@ -94,7 +97,11 @@ func (t *Trainable) Save(dir string, o Saving) error {
 
 // Close gives the model's memory back, and its folder's files.
 func (t *Trainable) Close() error {
+	if t.folder == nil {
+		return nil
+	}
 	err := t.folder.Close()
+	t.folder = nil
 	if t.Model != nil {
 		err = errors.Join(err, t.Model.Free())
 		t.Model = nil

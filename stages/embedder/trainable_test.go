@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,6 +141,16 @@ func TestTrainableSaveErrors(t *testing.T) {
 		}
 	}
 	t.Chdir(dir)
+	closed, err := LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(closed.Close(), closed.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := closed.Save("new", Saving{}); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
 	if err := m.Save("", Saving{}); err == nil || !strings.Contains(err.Error(), "name is empty") {
 		t.Error(err)
 	}

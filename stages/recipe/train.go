@@ -37,7 +37,7 @@ type Summary struct {
 	Eval      *Evaluation // the last
 	Best      float64     // the model's value, and step, where it is that of an earlier evaluation (save.best)
 	BestStep  int
-	Model     string // folder
+	Model     string // folder; "" of a run that was stopped
 	Over      bool   // when it was resumed: nothing was done
 	Stopped   bool   // before the last step, because it was asked to: a checkpoint has the rest
 
@@ -414,7 +414,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if log.next != nil && s.Steps < x.Steps { // reading was ahead of the steps, maybe by an epoch's end
 		s.Dropped = log.next.Stats.Dropped
 	}
-	s.Model = filepath.Join(dir, "model")
+	if !s.Stopped {
+		s.Model = filepath.Join(dir, "model")
+	}
 	return s, log.record.end(s)
 }
 

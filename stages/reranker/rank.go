@@ -11,10 +11,8 @@ import (
 
 // Rerank scores the documents that a first stage found for each query: the same run with other scores. It tells how many pairs were cut.
 func (r *Reranker) Rerank(ctx context.Context, data *dataset.Retrieval, run evaluate.Run) (out evaluate.Run, cut int, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.model == nil {
-		return nil, 0, errClosed
+	if err := r.engine.Turns.Err(); err != nil {
+		return nil, 0, err
 	}
 	return Rerank(ctx, &r.engine, r.pairs, data, run)
 }

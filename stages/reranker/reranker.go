@@ -22,7 +22,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 
 	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
@@ -31,15 +30,15 @@ import (
 	"contraflow/tokenize"
 )
 
-// Reranker is a loaded model. It is safe for concurrent use: pairs of several calls are tokenized at once and computed in turn.
+// Reranker is a loaded model. It is safe for concurrent use: pairs of several calls are tokenized at once, and computed in turns, a pass of each at
+// a time. After Close calls are [embedder.ErrClosed].
 type Reranker struct {
 	pairs  *tokenize.Pairs
 	model  *transformer.Model
 	device gpustage.Device
 	owned  bool // the device is closed with the reranker
 
-	mu     sync.Mutex
-	engine embedder.Engine
+	engine embedder.Engine // with Turns
 }
 
 // Option configures Load.
@@ -85,7 +84,7 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 		return nil, err
 	}
 	defer f.Close()
-	r := &Reranker{device: o.device}
+	r := &Reranker{device: o.device, engine: embedder.Engine{Turns: embedder.NewTurns()}}
 	defer func() {
 		if err != nil {
 			r.Close()
@@ -125,7 +124,7 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 		return nil, err
 	}
 	r.pairs = spec.Pairs
-	r.engine = embedder.Engine{Model: r.model, Stream: stream, Tokens: o.tokens}
+	r.engine.Model, r.engine.Tokens = r.model, o.tokens
 	return r, nil
 }
 
@@ -285,21 +284,17 @@ func (r *Reranker) Score(ctx context.Context, query string, documents []string) 
 
 // ScorePairs scores queries[i] with documents[i], and tells how many pairs were cut.
 func (r *Reranker) ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error) {
+	if err := r.engine.Turns.Err(); err != nil {
+		return nil, 0, err
+	}
 	ids, kinds, cut, err := r.pairs.EncodeAll(ctx, queries, documents)
 	if err != nil {
 		return nil, 0, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.model == nil {
-		return nil, 0, errClosed
 	}
 	scores = make([]float32, len(ids))
 	err = r.engine.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { scores[i] = score[0] })
 	return scores, cut, err
 }
-
-var errClosed = errors.New("the reranker is closed")
 
 // Sigmoid maps scores to between 0 and 1, in their order.
 func Sigmoid(scores []float32) {
@@ -308,18 +303,16 @@ func Sigmoid(scores []float32) {
 	}
 }
 
-// Close gives the model's memory back.
+// Close gives the model's memory back, after the pass at hand.
 func (r *Reranker) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	errs := []error{r.engine.Close(), r.engine.CloseStream()}
-	if r.model != nil {
-		errs = append(errs, r.model.Free())
-		r.model = nil
-	}
-	if r.owned {
-		errs = append(errs, r.device.Close())
-		r.owned = false
-	}
-	return errors.Join(errs...)
+	return r.engine.Turns.Close(func() error {
+		errs := []error{r.engine.Close(), r.engine.CloseStream()}
+		if r.model != nil {
+			errs = append(errs, r.model.Free())
+		}
+		if r.owned {
+			errs = append(errs, r.device.Close())
+		}
+		return errors.Join(errs...)
+	})
 }
