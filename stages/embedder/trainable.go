@@ -1,11 +1,16 @@
 package embedder
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"contraflow/gpustage"
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
@@ -15,24 +20,49 @@ type Trainable struct {
 	Model     *transformer.Model
 	Tokenizer *tokenize.Tokenizer
 
-	folder *hfmodel.Folder
+	folder    *hfmodel.Folder
+	maxLength int
 }
 
-// LoadTrainable loads a model folder for training in f32, with the folder's dropout, pooling and normalization. An adapter is merged into its
-// base model's weights, and all of them train.
-func LoadTrainable(folder string, d gpustage.Device) (*Trainable, error) {
+// TrainableOption configures LoadTrainable.
+type TrainableOption func(*trainableOptions)
+
+type trainableOptions struct {
+	model   transformer.Options
+	dropout *float64
+}
+
+// ModelOptions are how a model computes and what of it trains: bf16, activation checkpointing, LoRA, frozen layers.
+func ModelOptions(o transformer.Options) TrainableOption {
+	return func(t *trainableOptions) { t.model = o }
+}
+
+// Dropout is that of hidden states and of attention, in place of what config.json says.
+func Dropout(p float64) TrainableOption { return func(t *trainableOptions) { t.dropout = &p } }
+
+// LoadTrainable loads a model folder for training, with the folder's dropout, pooling and normalization, in f32 where no option says
+// otherwise. An adapter is merged into its base model's weights, and all of them train; with LoRA among the options its factors train, which must be
+// as many and as large as the options say.
+func LoadTrainable(folder string, d gpustage.Device, opts ...TrainableOption) (*Trainable, error) {
+	var o trainableOptions
+	for _, f := range opts {
+		f(&o)
+	}
+	if o.dropout != nil && !(*o.dropout >= 0 && *o.dropout < 1) {
+		return nil, fmt.Errorf("a dropout of %v, want at least 0 and less than 1", *o.dropout)
+	}
 	f, err := hfmodel.Open(folder)
 	if err != nil {
 		return nil, err
 	}
 	t := &Trainable{folder: f}
-	if err := t.load(d); err != nil {
+	if err := t.load(d, o); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	return t, nil
 }
 
-func (t *Trainable) load(d gpustage.Device) (err error) {
+func (t *Trainable) load(d gpustage.Device, o trainableOptions) (err error) {
 	if t.Tokenizer, err = LoadTokenizer(t.folder); err != nil {
 		return err
 	}
@@ -44,11 +74,44 @@ func (t *Trainable) load(d gpustage.Device) (err error) {
 	if err != nil {
 		return err
 	}
-	t.Model, err = LoadModel(t.folder, d, s, head, transformer.Options{}, nil)
+	t.Model, err = LoadModel(t.folder, d, s, head, o.model, func(c *transformer.Config) {
+		if o.dropout != nil {
+			c.HiddenDropout, c.AttentionDropout = *o.dropout, *o.dropout
+		}
+	})
 	if err = errors.Join(err, s.Close()); err != nil {
 		return err
 	}
+	if t.maxLength, err = MaxLengthOf(t.folder, t.Model.Config, 0); err != nil {
+		return err
+	}
 	return CheckVocabulary(t.Tokenizer, t.Model.Config)
+}
+
+// MaxLength is the number of tokens at which the folder cuts texts; 0: it does not.
+func (t *Trainable) MaxLength() int { return t.maxLength }
+
+// RolePrompts are the texts that belong before queries and before documents, as [hfmodel.Folder.RolePrompts] has them.
+func (t *Trainable) RolePrompts() (query, document string) { return t.folder.RolePrompts() }
+
+// NewTask tokenizes a retrieval task for the model, with its prompts and its length.
+func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, error) {
+	query, document := t.RolePrompts()
+	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.maxLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document})
+}
+
+// Evaluate measures the model as it is. No pipeline may be running: within one, stages.Evaluate does.
+func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	if t.Model == nil {
+		return nil, ErrClosed
+	}
+	s, err := t.Model.Device.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{Model: t.Model, Stream: s}
+	res, err := task.Evaluate(ctx, e, measures...)
+	return res, errors.Join(err, e.Close(), e.CloseStream())
 }
 
 // Saving is what a trained model's folder says that the model does not know. Its zero value is what the folder that it came from says.
@@ -59,9 +122,11 @@ type Saving struct {
 	Summary   string            // a paragraph of the model card, in Markdown
 }
 
-// Save writes the model with its present parameters to a folder, which [Load], sentence-transformers and transformers read; only the main rank of
-// several calls it. No pipeline may be running. A model in dir is replaced when all of the new one is written, a folder that holds none never;
-// the folder that the model came from may be dir.
+// Save writes the model with its present parameters to a folder, which [Load], sentence-transformers and transformers read: with LoRA, that of an
+// adapter in PEFT's format, with the base model's path as it was given; of a model with heads of tokens the factors are merged, since no program
+// loads adapters of those. Only the main rank of several calls it. No pipeline may be running, but the stage that calls it on the model's compute
+// lane. A model in dir is replaced when all of the new one is written, a folder that holds none never; the folder that the model came from may be
+// dir, where it is not an adapter's base.
 func (t *Trainable) Save(dir string, o Saving) error {
 	if t.Model == nil {
 		return fmt.Errorf("save model to %s: %w", dir, ErrClosed)
@@ -77,15 +142,20 @@ func (t *Trainable) Save(dir string, o Saving) error {
 	if err != nil {
 		return err
 	}
-	tensors, err := Tensors(t.folder, t.Model, s)
+	tensors, adapter, err := t.saved(s)
 	if err = errors.Join(err, s.Close()); err != nil {
 		return err
+	}
+	if adapter != nil {
+		if same, err := overlap(dir, adapter.Base); err == nil && same {
+			return fmt.Errorf("save model to %s: it would replace the base model that the adapter needs, in %s: choose another folder", dir, adapter.Base)
+		}
 	}
 	if err := Round(tensors, o.Precision); err != nil {
 		return err
 	}
 	spec := specOf(t.folder, t.Model, tensors)
-	spec.MaxSeqLength, spec.Card = length, hfmodel.Card{BaseModel: t.folder.Dir, Summary: o.Summary}
+	spec.MaxSeqLength, spec.Adapter, spec.Card = length, adapter, hfmodel.Card{BaseModel: t.base(), Summary: o.Summary}
 	if o.Prompts != nil {
 		spec.Prompts = o.Prompts
 		if _, ok := o.Prompts[spec.DefaultPromptName]; !ok {
@@ -93,6 +163,101 @@ func (t *Trainable) Save(dir string, o Saving) error {
 		}
 	}
 	return write(dir, spec)
+}
+
+// base is what training began with, of an adapter that training went on with the base.
+func (t *Trainable) base() string {
+	if a := t.folder.Adapter; a != nil && t.Model.Options.Tuning.LoRA != nil {
+		return a.BaseID()
+	}
+	return t.folder.Dir
+}
+
+// saved are the tensors of the folder that Save writes, and what an adapter says of itself.
+func (t *Trainable) saved(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.AdapterSpec, error) {
+	m := t.Model
+	switch lora := m.Options.Tuning.LoRA; {
+	case lora == nil:
+		tensors, err := Tensors(t.folder, m, s)
+		return tensors, nil, err
+	case m.Config.Tokens.None():
+		tensors, err := Read(m, s, m.Layout.Training())
+		return tensors, AdapterOf(t.base(), m), err
+	}
+	tensors, err := Merged(m, s, func(each func(p transformer.Param, vs []float32) error) error {
+		for _, p := range m.Layout.Params {
+			vs, err := m.Read(s, m.Params, p)
+			if err == nil {
+				err = each(p, vs)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	rest, err := Untrained(t.folder, m, s)
+	return append(tensors, rest...), nil, err
+}
+
+// AdapterOf is what the folder of a model's LoRA factors says of them.
+func AdapterOf(base string, m *transformer.Model) *hfmodel.AdapterSpec {
+	t := m.Options.Tuning
+	l := t.LoRA
+	a := &hfmodel.AdapterSpec{Base: base, Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save}
+	if slices.Equal(l.Targets, []string{transformer.AllLinear}) || t.FreezeLayers > 0 {
+		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here.
+		a.Targets, a.Save = nil, nil
+		for _, p := range m.Layout.Training() {
+			list := &a.Save
+			if p.Factor() {
+				list = &a.Targets
+			}
+			if !slices.Contains(*list, p.Module()) {
+				*list = append(*list, p.Module())
+			}
+		}
+	}
+	return a
+}
+
+// Merged are a model's parameters, which visit gives to each one by one, with LoRA's factors merged into them.
+func Merged(m *transformer.Model, s gpustage.Stream, visit func(each func(p transformer.Param, vs []float32) error) error) (tensors []safetensors.Tensor, err error) {
+	factors := map[string][]float32{}
+	err = visit(func(p transformer.Param, vs []float32) error {
+		if p.Factor() {
+			factors[p.Name] = slices.Clone(vs)
+			return nil
+		}
+		t, err := Tensor(p, slices.Clone(vs))
+		tensors = append(tensors, t)
+		return err
+	})
+	lora := m.Options.Tuning.LoRA
+	if err != nil || lora == nil {
+		return tensors, err
+	}
+	for i, t := range tensors {
+		p, _ := m.Layout.Find(t.Name)
+		a, b := factors[p.Module()+".lora_A.weight"], factors[p.Module()+".lora_B.weight"]
+		if a == nil || p.Name != p.Module()+".weight" { // a bias has its weight's module
+			continue
+		}
+		vs := make([]float32, t.Len())
+		if err := t.Float32s(vs); err != nil {
+			return nil, err
+		}
+		if err := m.AddProduct(s, p, vs, a, b, lora.Rank, lora.Scale()); err != nil {
+			return nil, err
+		}
+		if tensors[i], err = Tensor(p, vs); err != nil {
+			return nil, err
+		}
+	}
+	return tensors, nil
 }
 
 // Close gives the model's memory back, and its folder's files.

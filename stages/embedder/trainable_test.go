@@ -3,6 +3,8 @@ package embedder
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,9 +13,12 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
 )
 
 // What Save writes has the parameters as they are now, whatever else the folder had, and what the caller says of it.
@@ -155,6 +160,158 @@ func TestTrainableSaveErrors(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(note); err != nil {
+		t.Error(err)
+	}
+}
+
+// A model with LoRA is saved as an adapter, which embeds as the model with its factors does, and goes on from there; never over its base.
+func TestTrainableLoRA(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	base := copyFolder(t, goldens.Path(t, "bert/minilm-tiny"))
+	texts := []string{"a cat on a mat", "the dog"}
+	embed := func(m *transformer.Model, tok *tokenize.Tokenizer) (vecs [][]float32) {
+		t.Helper()
+		s, err := d.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &Engine{Model: m, Stream: s}
+		ids, err := tok.EncodeAll(t.Context(), texts, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		vecs = make([][]float32, len(texts))
+		if err := e.Embed(t.Context(), ids, func(i int, v []float32) { vecs[i] = slices.Clone(v) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(e.Close(), e.CloseStream()); err != nil {
+			t.Fatal(err)
+		}
+		return vecs
+	}
+	near := func(what string, got, want [][]float32) {
+		t.Helper()
+		for i := range want {
+			for k, v := range want[i] {
+				if math.Abs(float64(got[i][k]-v)) > 2e-6 {
+					t.Fatalf("%s: number %d of text %d is %v, want %v", what, k, i, got[i][k], v)
+				}
+			}
+		}
+	}
+	for name, tuning := range map[string]transformer.Tuning{
+		"by names":   {LoRA: &transformer.LoRA{Rank: 3, Alpha: 8, Targets: []string{"query", "value"}, Seed: 1}},
+		"all linear": {LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, RSLoRA: true, Targets: []string{transformer.AllLinear}, Seed: 1}},
+		"upper":      {FreezeLayers: 1, LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, Targets: []string{"query"}, Seed: 1}},
+	} {
+		options := ModelOptions(transformer.Options{Tuning: tuning})
+		m, err := LoadTrainable(base, d, options, Dropout(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		s, err := d.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := embed(m.Model, m.Tokenizer)
+		for _, p := range m.Model.Layout.Training() {
+			vs := make([]float32, p.Len())
+			for i := range vs {
+				vs[i] = float32(i%11-5) / 40
+			}
+			s.CopyIn(m.Model.Layout.View(m.Model.Params, p), gpustage.Bytes(vs))
+		}
+		if err := errors.Join(s.Sync(), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		m.Model.Changed()
+		want := embed(m.Model, m.Tokenizer)
+		if slices.Equal(want[0], start[0]) {
+			t.Fatalf("%s: the factors change nothing", name)
+		}
+		out := filepath.Join(t.TempDir(), "adapter")
+		if err := m.Save(out, Saving{}); err != nil {
+			t.Fatal(err)
+		}
+		e, err := Load(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		got, err := e.EmbedPrompt(t.Context(), "", texts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		near(name, got, want)
+		config, err := os.ReadFile(filepath.Join(out, "adapter_config.json"))
+		if err != nil || bytes.Contains(config, []byte(transformer.AllLinear)) {
+			t.Errorf("%s: %v, %s", name, err, config)
+		}
+		on, err := LoadTrainable(out, d, options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer on.Close()
+		near(name+", going on", embed(on.Model, on.Tokenizer), want)
+		if err := m.Save(base, Saving{}); err == nil || !strings.Contains(err.Error(), "it would replace the base model") {
+			t.Errorf("%s: over its base: %v", name, err)
+		}
+	}
+	if _, err := LoadTrainable(base, d, Dropout(1)); err == nil || !strings.Contains(err.Error(), "a dropout of 1") {
+		t.Error(err)
+	}
+}
+
+// What a trainable model says of texts is what its folder says, and it is measured as the folder is.
+func TestTrainableEvaluates(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	folder := goldens.Path(t, "bert/minilm-tiny")
+	m, err := LoadTrainable(folder, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	query, document := m.RolePrompts()
+	if q, d := e.RolePrompts(); q != query || d != document || query == "" || m.MaxLength() != e.MaxLength() {
+		t.Errorf("prompts %q and %q, %d tokens; want %q and %q, %d", query, document, m.MaxLength(), q, d, e.MaxLength())
+	}
+	r := &dataset.Retrieval{}
+	for i := range 20 {
+		r.QueryIDs, r.Queries = append(r.QueryIDs, fmt.Sprint("q", i)), append(r.Queries, fmt.Sprint("which stone is ", i))
+		r.DocIDs, r.Docs = append(r.DocIDs, fmt.Sprint("d", i)), append(r.Docs, fmt.Sprint("stone ", i, " of house ", i*i%7))
+		r.Judgements = append(r.Judgements, dataset.Judgement{Query: i, Doc: (i + i/7) % 20, Relevance: 1})
+	}
+	task, err := m.NewTask(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := e.NewTask(t.Context(), r, query, document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := m.Evaluate(t.Context(), task)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := e.Evaluate(t.Context(), other)
+	if err != nil || !slices.Equal(got.Means, want.Means) || got.Means[0] == 0 {
+		t.Errorf("%v (%v), want %v", got, err, want)
+	}
+	m.Close()
+	if _, err := m.Evaluate(t.Context(), task); !errors.Is(err, ErrClosed) {
 		t.Error(err)
 	}
 }

@@ -105,42 +105,19 @@ func (x *Run) card(text string) hfmodel.Card {
 func (x *Run) merges() bool { return x.reranker != nil || x.Recipe.Model.Kind == "m3" }
 
 // merged are all parameters, with LoRA's factors merged into them; on ranks but the main one, nil.
-func (x *Run) merged(s gpustage.Stream) (tensors []safetensors.Tensor, err error) {
-	factors := map[string][]float32{}
-	err = x.ranks.Parameters(s, x.model, func(transformer.Param) bool { return true }, func(p transformer.Param, vs []float32) error {
-		if !x.Main() {
-			return nil
-		}
-		if p.Factor() {
-			factors[p.Name] = slices.Clone(vs)
-			return nil
-		}
-		t, err := embedder.Tensor(p, slices.Clone(vs))
-		tensors = append(tensors, t)
-		return err
-	})
-	lora := x.model.Options.Tuning.LoRA
-	if err != nil || !x.Main() || lora == nil {
-		return tensors, err
+func (x *Run) merged(s gpustage.Stream) ([]safetensors.Tensor, error) {
+	all := func(each func(transformer.Param, []float32) error) error {
+		return x.ranks.Parameters(s, x.model, func(transformer.Param) bool { return true }, func(p transformer.Param, vs []float32) error {
+			if !x.Main() {
+				return nil
+			}
+			return each(p, vs)
+		})
 	}
-	for i, t := range tensors {
-		p, _ := x.model.Layout.Find(t.Name)
-		a, b := factors[p.Module()+".lora_A.weight"], factors[p.Module()+".lora_B.weight"]
-		if a == nil || p.Name != p.Module()+".weight" { // a bias has its weight's module
-			continue
-		}
-		vs := make([]float32, t.Len())
-		if err := t.Float32s(vs); err != nil {
-			return nil, err
-		}
-		if err := x.model.AddProduct(s, p, vs, a, b, lora.Rank, lora.Scale()); err != nil {
-			return nil, err
-		}
-		if tensors[i], err = embedder.Tensor(p, vs); err != nil {
-			return nil, err
-		}
+	if !x.Main() {
+		return nil, all(nil)
 	}
-	return tensors, nil
+	return embedder.Merged(x.model, s, all)
 }
 
 // trained are all parameters, or with LoRA those that train, and what an adapter says of itself; on ranks but the main one, nil.
@@ -159,21 +136,5 @@ func (x *Run) trained(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.Adapter
 	if err != nil || !x.Main() || l == nil {
 		return out, nil, err
 	}
-	a := &hfmodel.AdapterSpec{
-		Base: x.base(), Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save,
-	}
-	if slices.Equal(l.Targets, []string{transformer.AllLinear}) || x.Recipe.Model.Freeze.Layers > 0 {
-		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here.
-		a.Targets, a.Save = nil, nil
-		for _, p := range x.model.Layout.Training() {
-			list := &a.Save
-			if p.Factor() {
-				list = &a.Targets
-			}
-			if !slices.Contains(*list, p.Module()) {
-				*list = append(*list, p.Module())
-			}
-		}
-	}
-	return out, a, nil
+	return out, embedder.AdapterOf(x.base(), x.model), nil
 }
