@@ -97,6 +97,8 @@ type Encoder struct {
 	held    int64 // bytes of everything but the arena
 	scratch int64 // bytes of the arena
 	peak    int64 // bytes held at once, at most
+
+	closers []func() error // of what stages added to it
 }
 
 // Weights stands for a model's parameters as a step's update has left them: who reads the parameters depends on it.
@@ -362,6 +364,10 @@ func planReplay(subs []transformer.Memory, budget int64, lossBytes, atLeast int)
 // Close gives the encoder's memory back, but for the model's parameters.
 func (e *Encoder) Close() error {
 	errs := []error{e.optimizerState.close(), e.closeGuided()}
+	for _, f := range e.closers {
+		errs = append(errs, f())
+	}
+	e.closers = nil
 	tensors := append(e.tensors(), &e.complete)
 	for _, p := range e.parts {
 		if e.ranks == nil || e.ranks.LocalNegatives {

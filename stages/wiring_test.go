@@ -2,6 +2,7 @@ package stages_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -14,6 +15,8 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 )
@@ -25,7 +28,7 @@ var plain = stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}
 type wiring struct{ header, gather, scatter, sync bool }
 
 // wire makes a training graph of what there is, and runs it.
-func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, text stages.Text, u stages.Update, l loss.Loss) (norms []float64, err error) {
+func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, text stages.Text, u stages.Update, l loss.Loss, more ...func(*pipeline.Graph, pipeline.Port[stages.StepResult], *stages.Encoder)) (norms []float64, err error) {
 	g := pipeline.New("wired")
 	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1, stages.With(ranks))
 	if err != nil {
@@ -67,12 +70,76 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 		norms = append(norms, s.GradNorm)
 		return nil
 	})
+	for _, add := range more {
+		add(g, steps, enc)
+	}
 	plan, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
 	if err != nil {
 		return nil, err
 	}
 	err = plan.Run(ctx)
 	return norms, err
+}
+
+// A stage measures the model after the steps that it is asked to, on one rank as on two, where the first one knows, and as the model is then.
+func TestEvaluateStage(t *testing.T) {
+	judged := &dataset.Retrieval{QueryIDs: []string{"1", "2"}, Queries: []string{"what barks", "what swims"}, DocIDs: []string{"a", "b", "c", "d"}, Docs: []string{"fish swim", "a frog hops", "a dog barks", "a cat"},
+		Judgements: []dataset.Judgement{{Query: 0, Doc: 2, Relevance: 1}, {Query: 1, Doc: 0, Relevance: 1}}}
+	u := plain
+	u.LR = 0.1
+	measured := func(ranks *stages.Replicas) (all []*evaluate.Result, end *evaluate.Result) {
+		p, err := openParts(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		task, err := embedder.NewTask(t.Context(), judged, embedder.Text{Tokenizer: p.text.Tokenizer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := wire(t.Context(), p, ranks, wiring{}, p.text, u, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+			pipeline.Sink(g, "look", stages.Evaluate(g, steps, enc, task, func(step int) bool { return step == 1 }), func(_ *pipeline.Task, r *evaluate.Result) error {
+				all = append(all, r)
+				return nil
+			})
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := p.device.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &embedder.Engine{Model: p.model, Stream: s}
+		if end, err = task.Evaluate(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(e.Close(), e.CloseStream()); err != nil {
+			t.Fatal(err)
+		}
+		return all, end
+	}
+	one, end := measured(nil)
+	if len(one) != 2 || one[0] != nil || one[1] == nil || !slices.Equal(one[1].Means, end.Means) {
+		t.Fatalf("%+v, and the model has %+v in the end", one, end)
+	}
+	err := local.Run(2, func(w collective.World) error {
+		comm, err := collective.Connect(t.Context(), w, collective.Mesh{Replicate: 1, Shard: 2})
+		if err != nil {
+			return err
+		}
+		ranks, err := stages.Join(t.Context(), comm, stages.Exchanging{})
+		if err != nil {
+			return err
+		}
+		two, _ := measured(ranks)
+		if len(two) != 2 || two[0] != nil || (two[1] != nil) != (ranks.Rank() == 0) || two[1] != nil && !slices.Equal(two[1].Means, end.Means) {
+			return fmt.Errorf("%+v, want %+v", two, end)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // A graph of one of several ranks that lacks what ranks need would train something else, or nothing: it is refused. Alone it lacks nothing.

@@ -1,0 +1,30 @@
+package stages
+
+import (
+	"contraflow/pipeline"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+)
+
+// TextOf says that texts become tokens as a model's folder says, by its prompts and its length.
+func TextOf(m *embedder.Trainable) Text {
+	x := Text{Tokenizer: m.Tokenizer, QueryLength: m.MaxLength(), DocumentLength: m.MaxLength()}
+	x.QueryPrompt, x.DocumentPrompt = m.RolePrompts()
+	return x
+}
+
+// Evaluate adds the stage that measures an encoder's model on a retrieval task after each step that due says, counted from 0, before the next
+// one changes it. Its results are nil after other steps. Several ranks, which all add it, embed together, and rank 0 has the results. The encoder's
+// Close gives back what it takes.
+func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, task *embedder.Task, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
+	engine := &embedder.Engine{Model: e.Model}
+	e.closers = append(e.closers, engine.Close)
+	if x := e.NewTogether(); x != nil {
+		engine.Model, engine.Ranks = x.Model(), x
+		e.closers = append(e.closers, x.Close)
+	}
+	return pipeline.Map(g, "evaluate", steps, func(t *pipeline.Task, s StepResult) (*evaluate.Result, error) {
+		engine.Stream = Stream(t)
+		return task.Evaluate(t.Context(), engine, measures...)
+	}, e.on(), pipeline.When(due))
+}

@@ -1,0 +1,113 @@
+package stages_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+)
+
+// A whole program: a model is measured, trained while it is measured every few steps, saved, and loaded again.
+func ExampleEvaluate() {
+	if err := trainAndMeasure(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// after steps 4, 8 and 12, better than before: true
+	// the saved model is as good: true
+}
+
+func trainAndMeasure(ctx context.Context) (err error) {
+	p, err := openParts(ctx) // a file of pairs, a device and a new model
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	model, err := embedder.LoadTrainable(filepath.Join(p.dir, "model"), p.device)
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	data, err := dataset.Open(ctx, dataset.Source{Paths: []string{p.file}, Query: "q", Positive: "p"})
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	judged := &dataset.Retrieval{
+		QueryIDs: []string{"1", "2"}, Queries: []string{"what barks", "what swims"}, DocIDs: []string{"a", "b", "c"}, Docs: []string{"fish swim", "a frog hops", "a dog barks"},
+		Judgements: []dataset.Judgement{{Query: 0, Doc: 2, Relevance: 1}, {Query: 1, Doc: 0, Relevance: 1}},
+	}
+	task, err := model.NewTask(ctx, judged)
+	if err != nil {
+		return err
+	}
+	before, err := model.Evaluate(ctx, task, evaluate.MRR(10))
+	if err != nil {
+		return err
+	}
+
+	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 6, Shuffle: true, Seed: 1}
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
+	if err != nil {
+		return err
+	}
+	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}
+	g := pipeline.New("measured")
+	enc, err := stages.NewEncoder(g, model.Model, 0, -1, 1)
+	if err != nil {
+		return err
+	}
+	defer enc.Close()
+	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, plan), stages.TextOf(model)))
+	subs := stages.Split(g, batches, stages.Size{Rows: 4})
+	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.InfoNCE{Scale: 20})
+	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
+	if err != nil {
+		return err
+	}
+	every := func(step int) bool { return (step+1)%4 == 0 }
+	better := true
+	var last float64
+	pipeline.Sink(g, "print", stages.Evaluate(g, steps, enc, task, every, evaluate.MRR(10)), func(_ *pipeline.Task, r *evaluate.Result) error {
+		if r != nil {
+			last = r.Means[0]
+			better = better && last > before.Means[0]
+		}
+		return nil
+	})
+	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
+	if err != nil {
+		return err
+	}
+	if err := run.Run(ctx); err != nil {
+		return err
+	}
+	fmt.Println("after steps 4, 8 and 12, better than before:", better)
+
+	out := filepath.Join(p.dir, "trained")
+	if err := model.Save(out, embedder.Saving{}); err != nil {
+		return err
+	}
+	saved, err := embedder.Load(out)
+	if err != nil {
+		return err
+	}
+	defer saved.Close()
+	again, err := saved.NewTask(ctx, judged, "", "")
+	if err != nil {
+		return err
+	}
+	after, err := saved.Evaluate(ctx, again, evaluate.MRR(10))
+	if err != nil {
+		return err
+	}
+	fmt.Println("the saved model is as good:", after.Means[0] == last)
+	return nil
+}
