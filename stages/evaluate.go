@@ -4,6 +4,8 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/reranker"
+	"contraflow/tokenize"
 )
 
 // TextOf says that texts become tokens as a model's folder says, by its prompts and its length.
@@ -11,6 +13,11 @@ func TextOf(m *embedder.Trainable) Text {
 	x := Text{Tokenizer: m.Tokenizer, QueryLength: m.MaxLength(), DocumentLength: m.MaxLength()}
 	x.QueryPrompt, x.DocumentPrompt = m.RolePrompts()
 	return x
+}
+
+// TextOfPairs says that each document becomes tokens with its query in front, as a reranker's folder says.
+func TextOfPairs(m *reranker.Trainable) Text {
+	return Text{Pairs: []*tokenize.Pairs{m.Pairs}, Head: m.Head()}
 }
 
 // Evaluate adds the stage that measures an encoder's model on a retrieval task after each step that due says, counted from 0, before the next

@@ -184,18 +184,7 @@ func (t *Trainable) saved(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.Ada
 		tensors, err := Read(m, s, m.Layout.Training())
 		return tensors, AdapterOf(t.base(), m), err
 	}
-	tensors, err := Merged(m, s, func(each func(p transformer.Param, vs []float32) error) error {
-		for _, p := range m.Layout.Params {
-			vs, err := m.Read(s, m.Params, p)
-			if err == nil {
-				err = each(p, vs)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	tensors, err := Merged(m, s, All(m, s))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -222,6 +211,22 @@ func AdapterOf(base string, m *transformer.Model) *hfmodel.AdapterSpec {
 		}
 	}
 	return a
+}
+
+// All visits each parameter of a model that this rank holds whole.
+func All(m *transformer.Model, s gpustage.Stream) func(each func(p transformer.Param, vs []float32) error) error {
+	return func(each func(p transformer.Param, vs []float32) error) error {
+		for _, p := range m.Layout.Params {
+			vs, err := m.Read(s, m.Params, p)
+			if err == nil {
+				err = each(p, vs)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 // Merged are a model's parameters, which visit gives to each one by one, with LoRA's factors merged into them.

@@ -29,6 +29,13 @@ type Place struct {
 // and returns when all have returned. A process on its own makes as many local ranks as the mesh asks for, which for a mesh of
 // one is none. The first error ends the job on every rank.
 func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
+	r, err := r.Resolve()
+	if err != nil {
+		if p.World != nil {
+			abort(ctx, p.World, err)
+		}
+		return err
+	}
 	// Devices are closed after the worlds, which have memory on them. Where a job of several processes fails, they end.
 	if p.World != nil {
 		device, err := asRank(ctx, r, p, obs, f)
@@ -54,7 +61,7 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
 	devices := make([]gpustage.Device, m.Size())
-	err := local.Run(m.Size(), func(w collective.World) (err error) {
+	err = local.Run(m.Size(), func(w collective.World) (err error) {
 		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, f)
 		return err
 	}, opts...)

@@ -86,6 +86,10 @@ type Run struct {
 //
 // It opens the recipe for one rank on its own, whatever its mesh: OnRanks opens all.
 func Open(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
+	r, err := r.Resolve()
+	if err != nil {
+		return nil, err
+	}
 	x := &Run{Recipe: r, obs: obs}
 	if err := x.open(ctx); err != nil {
 		return nil, err
@@ -100,9 +104,6 @@ func (x *Run) open(ctx context.Context) (err error) {
 			x.Close()
 		}
 	}()
-	if err := r.Check(); err != nil {
-		return err
-	}
 	if err := x.openModel(ctx); err != nil {
 		return err
 	}

@@ -605,21 +605,22 @@ func (a Auto) MarshalYAML() (any, error) {
 // YAML writes the recipe as resolved: it can be run again.
 func (r Recipe) YAML() ([]byte, error) { return yaml.Marshal(r) }
 
-// Check finds what [Parse] would, in a recipe that a program has made or changed.
-func (r Recipe) Check() error {
+// Resolve is what [Parse] does to a recipe that it reads, for one that a program has made or changed: it finds mistakes, and fills in what other keys
+// decide. A resolved recipe stays as it is. Open and OnRanks do so themselves.
+func (r Recipe) Resolve() (Recipe, error) {
 	text, err := r.YAML()
 	if err != nil {
-		return err
+		return r, err
 	}
-	_, err = Parse("", text, nil)
+	resolved, err := Parse("", text, nil)
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var errs []error
 		for _, e := range all.Unwrap() { // nobody has written these lines
 			errs = append(errs, errors.New(writtenLine.ReplaceAllString(e.Error(), "")))
 		}
-		return errors.Join(errs...)
+		return r, errors.Join(errs...)
 	}
-	return err
+	return resolved, err
 }
 
 var writtenLine = regexp.MustCompile(`^:\d+: `)

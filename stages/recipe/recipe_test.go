@@ -437,14 +437,26 @@ save: {dir: ~/runs/mine}
 	}
 }
 
-// A recipe that a program has made or changed is checked as one that is read.
-func TestCheck(t *testing.T) {
+// A recipe that a program has made or changed is checked, and filled in, as one that is read; one that was read stays as it is.
+func TestResolve(t *testing.T) {
 	good, err := Parse("r.yaml", []byte(minimal), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := good.Check(); err != nil {
-		t.Error(err)
+	recipes := []Recipe{good}
+	for _, name := range Templates() {
+		text, _ := Template(name)
+		r, err := Parse(name, []byte(text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		recipes = append(recipes, r)
+	}
+	for _, r := range recipes {
+		again, err := r.Resolve()
+		if err != nil || !reflect.DeepEqual(again, r) {
+			t.Errorf("%v: %+v\nresolved anew %+v", err, r, again)
+		}
 	}
 	for want, change := range map[string]func(*Recipe){
 		`loss.name: is "nope"`:       func(r *Recipe) { r.Loss.Name = "nope" },

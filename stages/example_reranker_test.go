@@ -1,0 +1,97 @@
+package stages_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+	"contraflow/stages/reranker"
+	"contraflow/stages/transformer"
+)
+
+// A reranker reads each document with its row's query, and learns which of a row's documents is the positive. Ranks keep their groups to
+// themselves: with several, stages.Exchanging has LocalNegatives.
+func Example_reranker() {
+	if err := trainReranker(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output: the loss has halved: true; the dog is ahead: true
+}
+
+func trainReranker(ctx context.Context) error {
+	p, err := openParts(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	file := filepath.Join(p.dir, "groups.jsonl")
+	groups := `{"q": "what barks", "pos": "a dog barks", "neg": ["a cat purrs loudly", "fish swim"]}
+{"q": "what purrs", "pos": "a cat purrs loudly", "neg": ["a dog barks", "a bird flies"]}
+{"q": "what swims", "pos": "fish swim", "neg": ["a dog barks", "a frog hops"]}
+{"q": "what hops", "pos": "a frog hops", "neg": ["fish swim", "a bird flies"]}
+`
+	if err := os.WriteFile(file, []byte(groups), 0o600); err != nil {
+		return err
+	}
+	model, err := reranker.LoadTrainable(filepath.Join(p.dir, "model"), p.device, reranker.TextOptions{Seed: 1}, transformer.Options{})
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	data, err := dataset.Open(ctx, dataset.Source{Paths: []string{file}, Query: "q", Positive: "pos", Negatives: []string{"neg"}, NegativesPerQuery: dataset.AllNegatives})
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 30}, dataset.Mixing{})
+	if err != nil {
+		return err
+	}
+	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}
+	g := pipeline.New("reranker")
+	enc, err := stages.NewEncoder(g, model.Model, 0, -1, 1)
+	if err != nil {
+		return err
+	}
+	defer enc.Close()
+	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, plan), stages.TextOfPairs(model)))
+	subs := stages.Split(g, batches, stages.Size{Rows: 12})
+	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.Groups{Name: "cross_entropy"})
+	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 1e-2})
+	if err != nil {
+		return err
+	}
+	var losses []float64
+	pipeline.Sink(g, "losses", steps, func(_ *pipeline.Task, r stages.StepResult) error {
+		losses = append(losses, r.Loss)
+		return nil
+	})
+	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
+	if err != nil {
+		return err
+	}
+	if err := run.Run(ctx); err != nil {
+		return err
+	}
+	out := filepath.Join(p.dir, "reranker")
+	if err := model.Save(out, "", ""); err != nil {
+		return err
+	}
+	r, err := reranker.Load(out)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	scores, err := r.Score(ctx, "what barks", []string{"fish swim", "a dog barks"})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("the loss has halved: %t; the dog is ahead: %t\n", losses[len(losses)-1] < losses[0]/2, scores[1] > scores[0])
+	return nil
+}

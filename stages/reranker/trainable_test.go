@@ -1,0 +1,117 @@
+package reranker
+
+import (
+	"errors"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
+	"contraflow/stages/embedder"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+)
+
+// What Save writes scores as the model that was loaded, and as the one whose parameters have changed, LoRA's factors among them.
+func TestTrainable(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	folder := goldens.Path(t, "rerank/cross")
+	query, documents := "a small bird", []string{"The cat sees a bird.", "open the file"}
+	score := func(folder string) []float32 {
+		t.Helper()
+		r, err := Load(folder, OnDevice(d))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		scores, err := r.Score(t.Context(), query, documents)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return scores
+	}
+	want := score(folder)
+	for name, o := range map[string]transformer.Options{
+		"whole": {},
+		"LoRA":  {Tuning: transformer.Tuning{LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, Targets: []string{transformer.AllLinear}, Seed: 1}}},
+	} {
+		m, err := LoadTrainable(folder, d, TextOptions{}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		out := filepath.Join(t.TempDir(), "runs", "out")
+		if err := m.Save(out, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range score(out) {
+			if math.Abs(float64(v-want[i])) > 1e-5 {
+				t.Errorf("%s: saved as it was, score %d is %v, want %v", name, i, v, want[i])
+			}
+		}
+		s, err := d.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range m.Model.Layout.Training() {
+			if o.Tuning.LoRA != nil && !p.Factor() || o.Tuning.LoRA == nil && !strings.HasSuffix(p.Name, "dense.weight") {
+				continue
+			}
+			vs := make([]float32, p.Len())
+			for i := range vs {
+				vs[i] = float32(i%11-5) / 40
+			}
+			s.CopyIn(m.Model.Layout.View(m.Model.Params, p), gpustage.Bytes(vs))
+		}
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		m.Model.Changed()
+		ids, kinds, _, err := m.Pairs.EncodeAll(t.Context(), []string{query, query}, documents)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, changed := &embedder.Engine{Model: m.Model, Stream: s}, make([]float32, 2)
+		if err := e.EmbedTyped(t.Context(), ids, kinds, func(i int, v []float32) { changed[i] = v[0] }); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(e.Close(), e.CloseStream()); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Save(out, "", "Changed."); err != nil {
+			t.Fatal(err)
+		}
+		got := score(out)
+		for i, v := range got {
+			if math.Abs(float64(v-changed[i])) > 1e-5*(1+math.Abs(float64(v))) {
+				t.Errorf("%s: saved, score %d is %v, the model's is %v", name, i, v, changed[i])
+			}
+		}
+		if slices.Equal(got, want) {
+			t.Errorf("%s: nothing has changed", name)
+		}
+	}
+
+	closed, err := LoadTrainable(folder, d, TextOptions{}, transformer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(closed.Close(), closed.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := closed.Save(filepath.Join(t.TempDir(), "x"), "", ""); !errors.Is(err, embedder.ErrClosed) {
+		t.Error(err)
+	}
+	for want, dir := range map[string]string{"is a layer-wise reranker": goldens.Path(t, "rerank/minicpm-layers"), "no such file": filepath.Join(t.TempDir(), "nowhere")} {
+		if _, err := LoadTrainable(dir, d, TextOptions{}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", dir, err, want)
+		}
+	}
+}
