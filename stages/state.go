@@ -194,7 +194,8 @@ func (e *Encoder) Parameters() []checkpoint.Parameter {
 	return out
 }
 
-// Restore makes the state what a checkpoint says, whatever mesh has written it. It runs before the graph does.
+// Restore makes the state what a checkpoint says, whatever mesh has written it. It comes after Apply, which knows the
+// optimizer's state, and before the graph runs.
 func (e *Encoder) Restore(s gpustage.Stream, c *checkpoint.Checkpoint) error {
 	if err := e.fits(c); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
+	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 )
@@ -199,6 +200,9 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
 			u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1-missed)
 		} else if missed++; u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
+			if finite(r.GradNorm) { // of a loss of one's own
+				return fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss)
+			}
 			return e.gradientNotFinite(stream, r.Step+1)
 		}
 		stream.Fill(e.grads, 0)

@@ -14,7 +14,7 @@ type Example struct {
 	Row    int64     // row id; [Dataset.Locate] says where it is at rest
 	Texts  []string  // in the order of [Dataset.Columns]; nil with Source.Tokens
 	IDs    [][]int32 // likewise, with Source.Tokens
-	Hashes []Hash128 // of Texts
+	Hashes []Hash128 // of Texts, by which duplicates are known: who changes a text makes its hash anew (HashText)
 	Starts []int32   // column c's texts are Starts[c] to Starts[c+1]-1; nil: no column is ragged, each has one
 
 	Weight  float32

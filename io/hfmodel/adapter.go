@@ -269,7 +269,7 @@ type AdapterSpec struct {
 	Alpha   float64
 	Dropout float64
 	RSLoRA  bool
-	Targets []string
+	Targets []string // modules by name, as PEFT finds them: it has no word for all linear layers
 	Save    []string
 }
 

@@ -110,6 +110,9 @@ func Open(dir string) (*Folder, error) { return openOn(dir, "") }
 
 func openOn(dir, base string) (_ *Folder, err error) {
 	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) && !looksLikePath(dir) && repoID.MatchString(dir) {
+		return nil, fmt.Errorf("open model: %w (if it is a model of the hub, Resolve finds its folder)", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open model: %w", err)
 	}

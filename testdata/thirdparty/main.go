@@ -37,14 +37,14 @@ func main() {
 	ctx, dev := context.Background(), must(cpu.New())
 	model := must(embedder.LoadTrainable(os.Args[1], dev))
 	data := must(dataset.Open(ctx, dataset.Source{Paths: os.Args[3:], Query: "query", Positive: "positive"}))
-	order := dataset.SamplerConfig{GlobalSize: 32, Epochs: 2, Shuffle: true, Seed: 1}
-	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: must(dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})), Accumulate: 1}
+	sampler := must(dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 32, Epochs: 2, Shuffle: true, Seed: 1}, dataset.Mixing{}))
 
 	g := pipeline.New("mine")
 	enc := must(stages.NewEncoder(g, model.Model, 0, 1<<30, 1))
-	shout := pipeline.Map(g, "shout", stages.Ingest(g, plan), func(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+	shout := pipeline.Map(g, "shout", stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}), func(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
 		for _, e := range c.Examples {
 			e.Texts[0] = strings.ToUpper(e.Texts[0])
+			e.Hashes[0] = dataset.HashText(e.Texts[0]) // by which duplicates are known
 		}
 		return c, nil
 	})
