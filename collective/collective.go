@@ -24,6 +24,7 @@ package collective
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -72,7 +73,8 @@ type World interface {
 	// Split gives the group of the ranks that pass the same color, in the order of their ranks. All ranks call it.
 	Split(ctx context.Context, color int) (Group, error)
 	// Abort ends the job: every wait of every rank returns a RankError with this rank and reason, within a second or two. A
-	// reason that is itself a RankError keeps its rank. Only the first reason counts.
+	// reason that is itself a RankError keeps its rank. Only the first reason counts. Ranks of the same process get the reason itself
+	// (errors.Is and errors.As find it), others its text.
 	Abort(reason error)
 	// Err is the RankError that ended the job, or nil. What data collectives have left in device memory is worth something
 	// only if it is nil after the stream's Sync: on a GPU an aborted collective ends like one that is done.
@@ -87,10 +89,31 @@ type World interface {
 // slowest sub-batch of the slowest rank, saving and evaluation included.
 const DefaultDeadline = 10 * time.Minute
 
-// RankError says which rank ended a job and why.
+// RankError says which rank ended a job and why. If this process has found that out, as it has of its own ranks' errors, errors.Is and
+// errors.As find the error itself; from another process comes only its text.
 type RankError struct {
 	Rank   int
 	Reason string
+
+	err *error // behind a pointer, as errors need not be comparable and RankErrors are
+}
+
+// NewRankError is the end of a job by an error that is known in this process. If that error holds a RankError, it is that one: a rank that
+// fails because another one has is not the reason.
+func NewRankError(rank int, reason error) *RankError {
+	var re *RankError
+	if errors.As(reason, &re) {
+		return re
+	}
+	return &RankError{Rank: rank, Reason: reason.Error(), err: &reason}
 }
 
 func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Reason) }
+
+// Unwrap returns the error itself, or nil if only its text is known.
+func (e *RankError) Unwrap() error {
+	if e.err == nil {
+		return nil
+	}
+	return *e.err
+}

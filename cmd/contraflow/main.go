@@ -57,11 +57,12 @@ func run(args []string) int {
 	if errors.As(err, &said) {
 		return int(said)
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+	var end *collective.RankError
+	failed := errors.As(err, &end)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) && !failed { // a rank that was stopped is named
 		err = errors.New("interrupted")
 	}
-	var end *collective.RankError
-	if errors.As(err, &end) {
+	if failed {
 		sayWhy(err)
 	} else {
 		fmt.Fprintf(os.Stderr, "contraflow: %v%s\n", err, nearFlag(cmd, err))

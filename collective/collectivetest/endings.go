@@ -105,6 +105,9 @@ func testAbortData(r *rank) {
 		time.Sleep(50 * time.Millisecond)
 		r.Abort(errOnPurpose)
 		r.after(r.culprit(), errOnPurpose.Error())
+		if !errors.Is(r.Err(), errOnPurpose) { // of its own process it has more than the text
+			r.fail("the error is %v, but not the one that the rank has given", r.Err())
+		}
 		return
 	}
 	x := r.room(gpustage.F32, 1, 1000)

@@ -77,7 +77,7 @@ func TestRun(t *testing.T) {
 		return err
 	})
 	var re *collective.RankError
-	if !errors.As(err, &re) || re.Rank != 1 || re.Reason != "boom" {
+	if !errors.As(err, &re) || re.Rank != 1 || re.Reason != "boom" || err.Error() != "rank 1: boom" || !errors.Is(err, boom) {
 		t.Errorf("%v", err)
 	}
 	// A goroutine that ends without returning takes the job down as well.

@@ -89,4 +89,8 @@ func TestFailsWhileItWaits(t *testing.T) {
 	if took := time.Since(start); !errors.As(err, &re) || re.Rank != 0 || !strings.Contains(re.Reason, "on purpose") || took > 8*time.Second {
 		t.Errorf("after %v: %v; want rank 0's panic", took, err)
 	}
+	var bug *pipeline.PanicError
+	if !errors.As(err, &bug) || bug.Value != "on purpose" {
+		t.Errorf("%v holds %v; want the panic", err, bug)
+	}
 }

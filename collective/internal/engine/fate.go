@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"sync"
 
 	"contraflow/collective"
@@ -19,10 +18,7 @@ func NewFate() *Fate { return &Fate{done: make(chan struct{})} }
 
 // Fail ends the job, unless it has ended, and returns what has ended it. The rank is that of reason, if it is a RankError.
 func (f *Fate) Fail(rank int, reason error) error {
-	re := &collective.RankError{Rank: rank, Reason: reason.Error()}
-	if inner := (*collective.RankError)(nil); errors.As(reason, &inner) {
-		re = inner
-	}
+	re := collective.NewRankError(rank, reason)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err == nil {

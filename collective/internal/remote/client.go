@@ -53,7 +53,8 @@ type Client struct {
 	mu      sync.Mutex
 	waiting map[place]chan []string
 	closed  bool
-	said    bool // good-bye
+	said    bool                  // good-bye
+	mine    *collective.RankError // the first that this rank has ended the job with
 }
 
 // place is an exchange of a group.
@@ -187,7 +188,7 @@ func (c *Client) read() {
 		case abort:
 			culprit, reason := f.getInt(), f.getString()
 			_ = c.wire.write(newFrame(heard))
-			c.fate.Fail(culprit, errors.New(reason))
+			c.fate.Fail(culprit, c.ending(culprit, reason))
 		case allGone:
 			close(c.gone)
 		case result:
@@ -208,6 +209,16 @@ func (c *Client) read() {
 			return
 		}
 	}
+}
+
+// ending is how rank 0 says that the job has ended. If this rank has said it first, that comes back as text; here there is the error.
+func (c *Client) ending(culprit int, reason string) *collective.RankError {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mine != nil && c.mine.Rank == culprit && c.mine.Reason == reason {
+		return c.mine
+	}
+	return &collective.RankError{Rank: culprit, Reason: reason}
 }
 
 // Register names a group to rank 0. Every member does, before anything else in its name.
@@ -302,10 +313,12 @@ func (c *Client) exchange(ctx context.Context, group string, n int, message []by
 
 // Abort ends the job and returns what has ended it. When it returns the others have been told.
 func (c *Client) Abort(reason error) error {
-	re := &collective.RankError{Rank: c.Rank, Reason: reason.Error()}
-	if inner := (*collective.RankError)(nil); errors.As(reason, &inner) {
-		re = inner
+	re := collective.NewRankError(c.Rank, reason)
+	c.mu.Lock()
+	if c.mine == nil {
+		c.mine = re
 	}
+	c.mu.Unlock()
 	if c.fate.Err() == nil {
 		if c.wire.write(newFrame(abort).int(re.Rank).string(re.Reason)) == nil {
 			select {
