@@ -52,6 +52,7 @@ func Cases() []Case {
 		{Name: "DeadlineData", Ends: true, Min: 2, run: testDeadlineData},
 		{Name: "DeadlineExchange", Ends: true, Min: 2, run: testDeadlineExchange},
 		{Name: "Cancel", Ends: true, Min: 2, run: testCancel},
+		{Name: "CancelCause", Ends: true, Min: 2, run: testCancelCause},
 		{Name: "AbortData", Ends: true, Min: 2, run: testAbortData},
 		{Name: "AbortExchange", Ends: true, Min: 2, run: testAbortExchange},
 		{Name: "MismatchRows", Ends: true, Min: 2, run: testMismatchRows},

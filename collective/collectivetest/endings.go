@@ -81,20 +81,27 @@ func testDeadlineExchange(r *rank) {
 	r.after(r.culprit(), "exchange")
 }
 
-// testCancel: a context with a deadline blames the rank that is missing, a cancelled one the rank that gave up.
-func testCancel(r *rank) {
+// testCancel and testCancelCause: a context with a deadline blames the rank that is missing, a cancelled one the rank that gave up, whatever
+// the cause.
+func testCancel(r *rank)      { r.cancels(nil) }
+func testCancelCause(r *rank) { r.cancels(errOnPurpose) }
+
+func (r *rank) cancels(cause error) {
 	r.meet()
 	if r.guilty() {
 		r.ended(r.wait(Patience+Slack), -1, "exchange")
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	if r.Rank() == 0 {
-		time.AfterFunc(50*time.Millisecond, cancel)
+		time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
 	}
-	defer cancel()
+	defer cancel(nil)
 	_, err := r.Exchange(ctx, nil)
 	r.ended(err, 0, "exchange", "canceled")
+	if r.Rank() == 0 && (!errors.Is(err, context.Canceled) || cause != nil && !errors.Is(err, cause)) {
+		r.fail("the error is %v; want context.Canceled and %v behind it", err, cause)
+	}
 }
 
 var errOnPurpose = errors.New("data/part-3.parquet: row 17 has no text")

@@ -149,7 +149,7 @@ func (p *point) sleep(ctx context.Context, rank int, w *waiter) error {
 	case <-fate.Done():
 		return fate.Err()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return engine.Stopped(ctx)
 	case <-w.timer.C:
 		return fmt.Errorf("within %v", p.hub.job.deadline)
 	}

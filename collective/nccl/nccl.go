@@ -201,7 +201,7 @@ func (t *transport) open(ctx context.Context, share func([]byte) ([]byte, error)
 	select {
 	case err = <-done:
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		err = engine.Stopped(ctx)
 	case <-t.Client.Fate().Done():
 		err = t.Client.Fate().Err()
 	}
@@ -216,7 +216,7 @@ func (t *transport) open(ctx context.Context, share func([]byte) ([]byte, error)
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return engine.Stopped(ctx)
 		case <-time.After(100 * time.Microsecond):
 		}
 	}

@@ -27,7 +27,8 @@ type Place struct {
 
 // OnRanks runs f as every rank of the recipe's mesh that belongs to this process, with what the recipe names opened for each,
 // and returns when all have returned. A process on its own makes as many local ranks as the mesh asks for, which for a mesh of
-// one is none. The first error ends the job on every rank.
+// one is none. The first error ends the job on every rank. It is returned, behind a [collective.RankError] if there are several ranks:
+// errors.Is and errors.As find it, unless it comes from another process.
 func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
 	r, err := r.Resolve()
 	if err != nil {
@@ -82,7 +83,11 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 		obs = Observer{}
 	}
 	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
-		abort(ctx, w, fmt.Errorf("stopped: %w", context.Cause(ctx)))
+		reason := context.Cause(ctx)
+		if !errors.Is(reason, ctx.Err()) {
+			reason = fmt.Errorf("%w (%w)", reason, ctx.Err())
+		}
+		abort(ctx, w, fmt.Errorf("stopped: %w", reason))
 	})()
 	opening, opened := context.WithCancelCause(ctx) // what has no other rank to wait for ends with the job, too
 	defer opened(nil)

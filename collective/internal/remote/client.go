@@ -100,7 +100,7 @@ func dial(ctx context.Context, c Config) (*wire, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("rank %d can't reach rank 0 at %v: %w", c.Rank, c.Addresses, errors.Join(context.Cause(ctx), last))
+			return nil, fmt.Errorf("rank %d can't reach rank 0 at %v: %w", c.Rank, c.Addresses, errors.Join(engine.Stopped(ctx), last))
 		case <-time.After(retry):
 		}
 	}
@@ -304,10 +304,11 @@ func (c *Client) exchange(ctx context.Context, group string, n int, message []by
 	case <-timer.C:
 		return nil, c.late(group, n, 0, what, fmt.Sprintf("within %v", c.Deadline))
 	case <-ctx.Done():
-		if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
-			return nil, c.Abort(fmt.Errorf("%s: %w", what, cause))
+		reason := engine.Stopped(ctx)
+		if errors.Is(reason, context.Canceled) {
+			return nil, c.Abort(fmt.Errorf("%s: %w", what, reason))
 		}
-		return nil, c.late(group, n, 0, what, context.Cause(ctx).Error())
+		return nil, c.late(group, n, 0, what, reason.Error())
 	}
 }
 
