@@ -55,7 +55,7 @@ type hub struct {
 	data, host *point
 }
 
-// New makes the worlds of n ranks, one for each.
+// New makes the worlds of n ranks, one for each. A negative n panics.
 func New(n int, opts ...Option) []collective.World {
 	j := &job{deadline: collective.DefaultDeadline, fate: engine.NewFate(), groups: map[string]*hub{}, left: make([]bool, n)}
 	for _, o := range opts {
@@ -74,8 +74,11 @@ func New(n int, opts ...Option) []collective.World {
 }
 
 // Run runs f as each of n ranks, each on a goroutine, and returns when all have returned. The first error ends the job, and is
-// returned with its rank.
+// returned with its rank, as a [collective.RankError] behind which errors.Is and errors.As find it. No rank at all, n below 1, is an error.
 func Run(n int, f func(w collective.World) error, opts ...Option) error {
+	if n < 1 {
+		return fmt.Errorf("local.Run: %d ranks; want at least 1", n)
+	}
 	ws := New(n, opts...)
 	errs := make([]error, n)
 	var wait sync.WaitGroup

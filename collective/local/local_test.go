@@ -91,6 +91,12 @@ func TestRun(t *testing.T) {
 	if !errors.As(err, &re) || re.Rank != 1 {
 		t.Errorf("%v", err)
 	}
+	for _, n := range []int{0, -3} {
+		err := local.Run(n, func(collective.World) error { return nil })
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%d ranks; want at least 1", n)) {
+			t.Errorf("%d ranks: %v", n, err)
+		}
+	}
 }
 
 func TestConnect(t *testing.T) {
