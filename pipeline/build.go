@@ -10,7 +10,8 @@ import (
 // Device is what stages can be placed on.
 type Device interface {
 	Name() string
-	// OpenLane is called on the locked thread that will run the lane's tasks.
+	// OpenLane is called on the locked thread that will run the lane's tasks. A nil Lane without an error ends the run, as an error or a
+	// panic does.
 	OpenLane(kind LaneKind) (Lane, error)
 }
 
@@ -46,10 +47,10 @@ type Plan struct {
 // BuildOption configures Build.
 type BuildOption func(*Plan)
 
-// Devices gives the devices that On refers to by position.
+// Devices gives the devices that On refers to by position. None of them may be nil.
 func Devices(ds ...Device) BuildOption { return func(p *Plan) { p.devices = ds } }
 
-// Workers sets the number of host tasks that may run at once; the default is GOMAXPROCS, but at least 2.
+// Workers sets the number of host tasks that may run at once, at least 1. The default is GOMAXPROCS, but at least 2.
 func Workers(n int) BuildOption { return func(p *Plan) { p.workers = n } }
 
 // Build checks the graph and fixes its order. It returns every mistake it finds, joined.
@@ -59,6 +60,7 @@ func (g *Graph) Build(opts ...BuildOption) (*Plan, error) {
 		o(p)
 	}
 	b := &builder{g: g, p: p, errs: append([]error(nil), g.errs...)}
+	b.options()
 	b.resolve()
 	if len(b.errs) == 0 {
 		b.order()
@@ -86,6 +88,18 @@ func (b *builder) fail(s *Stage, format string, args ...any) {
 	b.errs = append(b.errs, fmt.Errorf("graph %q: stage %q: %s", b.g.name, s.name, fmt.Sprintf(format, args...)))
 }
 
+// options checks what Build was given.
+func (b *builder) options() {
+	if b.p.workers < 1 {
+		b.errs = append(b.errs, fmt.Errorf("graph %q: Workers(%d): want at least 1", b.g.name, b.p.workers))
+	}
+	for i, d := range b.p.devices {
+		if d == nil {
+			b.errs = append(b.errs, fmt.Errorf("graph %q: Devices: device %d is nil", b.g.name, i))
+		}
+	}
+}
+
 // resolve replaces ports that were declared first by what was bound to them, and finds unconnected inputs.
 func (b *builder) resolve() {
 	names := map[string]bool{}
@@ -96,6 +110,9 @@ func (b *builder) resolve() {
 		names[s.name] = true
 		if s.do == nil {
 			b.fail(s, "has no function: call Do")
+		}
+		if s.parallel < 1 {
+			b.fail(s, "Parallel(%d): want at least 1", s.parallel)
 		}
 		for _, e := range s.in {
 			switch {
@@ -374,6 +391,10 @@ func (b *builder) place() {
 func deviceNames(ds []Device) string {
 	var names []string
 	for _, d := range ds {
+		if d == nil {
+			names = append(names, "nil")
+			continue
+		}
 		names = append(names, d.Name())
 	}
 	if len(names) == 0 {

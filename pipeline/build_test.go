@@ -112,6 +112,9 @@ func TestBuildErrors(t *testing.T) {
 		{"parallel lane", func(g *Graph) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, On(0, Compute), Parallel(2))
 		}, []string{"a lane runs one task at a time"}},
+		{"no task at a time", func(g *Graph) {
+			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, Parallel(-1))
+		}, []string{`stage "embed": Parallel(-1): want at least 1`}},
 		{"when on a batch", func(g *Graph) {
 			s := g.Stage("eval", When(func(int) bool { return true }))
 			In(s, "batch", batches(g))
@@ -135,5 +138,24 @@ func TestBuildErrors(t *testing.T) {
 			g.Mermaid()
 			g.SVG()
 		})
+	}
+}
+
+func TestBuildOptions(t *testing.T) {
+	for _, tt := range []struct {
+		option BuildOption
+		want   string
+	}{
+		{Workers(-1), `graph "g": Workers(-1): want at least 1`},
+		{Workers(0), `graph "g": Workers(0): want at least 1`},
+		{Devices(nil), `graph "g": Devices: device 0 is nil`},
+		{Devices(fakeDevice("gpu"), nil), `graph "g": Devices: device 1 is nil`},
+	} {
+		g := New("g")
+		Sink(g, "work", Source(g, "rows", count(1)), func(*Task, int) error { return nil }, On(0, Compute))
+		_, err := g.Build(tt.option)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v; want %q", err, tt.want)
+		}
 	}
 }

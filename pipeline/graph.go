@@ -130,8 +130,8 @@ func On(device int, lane LaneKind) Option {
 // works one level above what it collects.
 func At(l Level) Option { return func(s *Stage) { s.level = l } }
 
-// Parallel lets up to n tasks of a host stage run at once. Its outputs are still passed on in order. The stage's function
-// must be safe for concurrent calls.
+// Parallel lets up to n tasks of a host stage run at once, at least 1, which is the default. Its outputs are still passed on in order. The
+// stage's function must be safe for concurrent calls.
 func Parallel(n int) Option { return func(s *Stage) { s.parallel = n } }
 
 // Descending makes a stage work through the sub-batches of a batch from the last to the first.

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// PanicError is what a run returns when a stage's function panicked: a mistake in the stage, not in its input.
+// PanicError is what a run returns when a stage's function panicked, or a device that was to open a lane: a mistake in the stage or the
+// device, not in its input.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -313,7 +314,7 @@ func (r *running) runLane(pl Placement, calls <-chan call, opened chan<- error) 
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	name := r.plan.laneName(pl)
-	lane, err := r.plan.devices[pl.Device].OpenLane(pl.Lane)
+	lane, err := openLane(r.plan.devices[pl.Device], pl.Lane)
 	if err != nil {
 		err = fmt.Errorf("opening lane %s: %w", name, err)
 	}
@@ -335,6 +336,19 @@ func (r *running) runLane(pl Placement, calls <-chan call, opened chan<- error) 
 		}
 		r.execute(c, lane, name, err)
 	}
+}
+
+// openLane opens a lane, whatever the device does.
+func openLane(d Device, kind LaneKind) (l Lane, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Value: p, Stack: debug.Stack()}
+		}
+	}()
+	if l, err = d.OpenLane(kind); err == nil && l == nil {
+		err = errors.New("the device has given none, and no error")
+	}
+	return l, err
 }
 
 func (r *running) runWorker(n int) {

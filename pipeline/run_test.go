@@ -349,6 +349,36 @@ func TestLaneThatDoesNotOpen(t *testing.T) {
 	}
 }
 
+// A device that gives no lane, or panics, ends the run and not the process.
+func TestLaneThatIsNone(t *testing.T) {
+	checkGoroutines(t)
+	for want, open := range map[string]func() (Lane, error){
+		"the device has given none, and no error": func() (Lane, error) { return nil, nil },
+		"panic: no driver":                        func() (Lane, error) { panic("no driver") },
+	} {
+		g := New("g")
+		Sink(g, "work", Source(g, "rows", count(3)), func(*Task, int) error { return nil }, On(0, Compute))
+		p, err := g.Build(Devices(opener{"gpu", open}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = p.Run(context.Background()); err == nil || err.Error() != `graph "g": opening lane gpu compute: `+want {
+			t.Error(err)
+		}
+		var bug *PanicError
+		if strings.HasPrefix(want, "panic") && (!errors.As(err, &bug) || !strings.Contains(string(bug.Stack), "TestLaneThatIsNone")) {
+			t.Error("no PanicError with a stack")
+		}
+	}
+}
+
+type opener struct {
+	fakeDevice
+	open func() (Lane, error)
+}
+
+func (d opener) OpenLane(LaneKind) (Lane, error) { return d.open() }
+
 type brokenDevice struct{ fakeDevice }
 
 func (brokenDevice) Name() string                    { return "gpu" }

@@ -14,8 +14,13 @@ import (
 // lanes makes pipeline lanes of a device's streams.
 type lanes struct{ gpustage.Device }
 
-// OnDevice adapts a device to what pipeline.Devices takes.
-func OnDevice(d gpustage.Device) pipeline.Device { return lanes{d} }
+// OnDevice adapts a device to what pipeline.Devices takes. No device, nil, stays nil, which Build refuses.
+func OnDevice(d gpustage.Device) pipeline.Device {
+	if d == nil {
+		return nil
+	}
+	return lanes{d}
+}
 
 // OpenLane opens a stream, an urgent one for what other ranks wait for.
 func (l lanes) OpenLane(kind pipeline.LaneKind) (pipeline.Lane, error) {
