@@ -102,7 +102,7 @@ type event struct {
 }
 
 // Run runs the plan until its sources have ended and everything they gave has been worked through, an error occurs, or
-// ctx is cancelled. The error names stage and item. A plan can run more than once, but not twice at a time if its stages keep
+// ctx is cancelled. The error names stage and item; where it was ctx that ended the run, errors.Is finds ctx.Err() and its cause. A plan can run more than once, but not twice at a time if its stages keep
 // state.
 func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}, busy: map[taskID]time.Time{}, depth: map[int]int{}}
@@ -212,7 +212,11 @@ func (r *running) report(quiet time.Duration) string {
 // stopped ends the run with the reason for which its context was cancelled from outside.
 func (r *running) stopped() {
 	if r.err == nil {
-		r.fail(fmt.Errorf("graph %q: stopped: %w", r.plan.name, context.Cause(r.ctx)))
+		reason := context.Cause(r.ctx)
+		if err := r.ctx.Err(); !errors.Is(reason, err) {
+			reason = fmt.Errorf("%w (%w)", reason, err)
+		}
+		r.fail(fmt.Errorf("graph %q: stopped: %w", r.plan.name, reason))
 	}
 }
 
@@ -227,7 +231,7 @@ func (r *running) handle(e event) {
 		r.act(rep)
 		return
 	}
-	if stop := r.ctx.Err(); stop != nil && errors.Is(e.err, stop) {
+	if stop := r.ctx.Err(); stop != nil && (errors.Is(e.err, stop) || errors.Is(e.err, context.Cause(r.ctx))) {
 		r.stopped() // the stage was told before this goroutine was; it only knows that it was told
 	} else if e.err != nil && r.err == nil {
 		r.fail(fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err))

@@ -157,26 +157,32 @@ func TestErrorsNameStageAndItem(t *testing.T) {
 	}
 }
 
+// A run that is stopped says why, and that it was, whichever of the two the stage that hears of it first returns.
 func TestCancel(t *testing.T) {
 	checkGoroutines(t)
-	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("interrupted by the user")
-	g := New("sums")
-	summing(g, 1000, 2, func(t *Task, v int) error {
-		if v == 100 {
-			cancel(why)
-			<-t.Context().Done() // a stage that waits is told
-			return t.Context().Err()
+	for _, cause := range []error{nil, why, fmt.Errorf("%w: %w", why, context.Canceled)} {
+		for name, stops := range map[string]func(context.Context) error{"Err": context.Context.Err, "Cause": context.Cause} {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			g := New("sums")
+			summing(g, 1000, 2, func(t *Task, v int) error {
+				if v == 100 {
+					cancel(cause)
+					<-t.Context().Done() // a stage that waits is told
+					return stops(t.Context())
+				}
+				return nil
+			})
+			p, err := g.Build(Devices(fakeDevice("cpu")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.Run(ctx)
+			if !errors.Is(err, context.Canceled) || cause != nil && !errors.Is(err, cause) ||
+				!strings.HasPrefix(err.Error(), `graph "sums": stopped: `) || strings.Count(err.Error(), "context canceled") != 1 {
+				t.Errorf("cause %v, the stage returns its context's %s: %v", cause, name, err)
+			}
 		}
-		return nil
-	})
-	p, err := g.Build(Devices(fakeDevice("cpu")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = p.Run(ctx)
-	if !errors.Is(err, why) {
-		t.Errorf("error %v, want %v", err, why)
 	}
 }
 

@@ -3,6 +3,7 @@ package recipe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -92,5 +93,49 @@ func TestFailsWhileItWaits(t *testing.T) {
 	var bug *pipeline.PanicError
 	if !errors.As(err, &bug) || bug.Value != "on purpose" {
 		t.Errorf("%v holds %v; want the panic", err, bug)
+	}
+}
+
+// What ends a job is the same error on one rank and on several, which also say whose it is.
+func TestErrorsOfRanks(t *testing.T) {
+	j := newJob(t, 100)
+	boom := errors.New("boom")
+	for _, mesh := range []string{"mesh.replicate=1", "mesh.replicate=2"} {
+		for name, tt := range map[string]struct {
+			cause error // of the context, where it is cancelled
+			fails error // of the last rank, where it fails
+			want  []error
+		}{
+			"fails":                  {fails: boom, want: []error{boom}},
+			"cancelled":              {want: []error{context.Canceled}},
+			"cancelled with a cause": {cause: boom, want: []error{context.Canceled, boom}},
+		} {
+			r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(t.TempDir(), "out"), mesh})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			err = OnRanks(ctx, r, Place{}, Observer{Step: func(m Metrics) {
+				if m.Step == 2 && tt.fails == nil {
+					cancel(tt.cause)
+				}
+			}}, func(x *Run) error {
+				if x.ranks.Rank() == x.ranks.Size()-1 && tt.fails != nil {
+					return fmt.Errorf("in f: %w", tt.fails)
+				}
+				_, err := x.Train(ctx)
+				return err
+			})
+			cancel(nil)
+			for _, want := range tt.want {
+				if !errors.Is(err, want) {
+					t.Errorf("%s, %s: %v is not %v", mesh, name, err, want)
+				}
+			}
+			var re *collective.RankError
+			if several := mesh == "mesh.replicate=2"; errors.As(err, &re) != several || several && (tt.fails != nil && re.Rank != 1 || !strings.HasPrefix(err.Error(), fmt.Sprintf("rank %d: ", re.Rank))) {
+				t.Errorf("%s, %s: %v does not say which rank", mesh, name, err)
+			}
+		}
 	}
 }
