@@ -58,8 +58,18 @@ func (l *lane) Err() error {
 	return nil
 }
 
-// Stream is the stream of the lane that a task runs on. A stage of one's own that is placed on a device computes with it.
-func Stream(t *pipeline.Task) gpustage.Stream { return t.Lane().(*lane).Stream }
+// Stream is the stream of the lane that a task runs on. A stage of one's own that is placed on a device computes with it. It panics in a
+// stage that is not placed on a device from [OnDevice]: the run then ends with an error that names the stage.
+func Stream(t *pipeline.Task) gpustage.Stream {
+	switch l := t.Lane().(type) {
+	case *lane:
+		return l.Stream
+	case nil:
+		panic("stages.Stream: the stage runs in the host pool, which has no stream: place it with pipeline.On(device, lane)")
+	default:
+		panic(fmt.Sprintf("stages.Stream: the stage's lane is a %T: pass Build the device from stages.OnDevice", l))
+	}
+}
 
 // Encoder is a model in training on one device: what its stages share. All of it belongs to the device's compute lane.
 type Encoder struct {

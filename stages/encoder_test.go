@@ -1,8 +1,12 @@
 package stages_test
 
 import (
+	"context"
+	"io"
+	"strings"
 	"testing"
 
+	"contraflow/gpustage/ref"
 	"contraflow/pipeline"
 	"contraflow/stages"
 )
@@ -14,3 +18,48 @@ func TestOnNoDevice(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A stage that asks for the stream of a lane it does not have is told where to get one.
+func TestNoStream(t *testing.T) {
+	d := ref.New()
+	defer d.Close()
+	ours, another := stages.OnDevice(d), foreign{}
+	compute := pipeline.On(0, pipeline.Compute)
+	for _, tt := range []struct {
+		device pipeline.Device
+		opts   []pipeline.Option
+		want   string
+	}{
+		{ours, nil, "the stage runs in the host pool, which has no stream: place it with pipeline.On(device, lane)"},
+		{another, []pipeline.Option{compute}, "the stage's lane is a stages_test.foreign: pass Build the device from stages.OnDevice"},
+		{ours, []pipeline.Option{compute}, ""},
+	} {
+		g := pipeline.New("g")
+		given := false
+		rows := pipeline.Source(g, "rows", func(context.Context) (int, error) {
+			if given {
+				return 0, io.EOF
+			}
+			given = true
+			return 1, nil
+		})
+		pipeline.Sink(g, "work", rows, func(t *pipeline.Task, _ int) error { return stages.Stream(t).Sync() }, tt.opts...)
+		plan, err := g.Build(pipeline.Devices(tt.device))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = plan.Run(t.Context())
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), `graph "g": stage "work", item #0: panic: stages.Stream: `) || !strings.HasSuffix(err.Error(), tt.want)) {
+			t.Errorf("%v; want %q", err, tt.want)
+		}
+	}
+}
+
+// foreign is a device, and its lanes, of somebody else's.
+type foreign struct{ pipeline.Lane }
+
+func (foreign) Name() string                                        { return "foreign" }
+func (f foreign) OpenLane(pipeline.LaneKind) (pipeline.Lane, error) { return f, nil }
+func (foreign) Mark() pipeline.Mark                                 { return nil }
+func (foreign) Err() error                                          { return nil }
+func (foreign) Close() error                                        { return nil }
