@@ -332,6 +332,7 @@ func (b *builder) roles() {
 			b.fail(s, "a lane runs one task at a time: drop Parallel")
 		}
 	}
+	b.lanesOfStreams()
 	for _, e := range p.edges {
 		e.unit = min(e.from.level, e.to.level, Batch)
 		if e.kind == loop {
@@ -339,6 +340,23 @@ func (b *builder) roles() {
 		}
 		if e.cap <= 0 {
 			e.cap = defaultCapacity(e.unit)
+		}
+	}
+}
+
+// lanesOfStreams keeps stages of a stream off lanes whose order is fixed: their items come in between as they arrive, so that what a step
+// computes, and on two ranks' communication lanes who waits for whom, would be a matter of timing.
+func (b *builder) lanesOfStreams() {
+	fixed := map[Placement]*Stage{} // a stage of each lane that works on steps, batches or sub-batches
+	for _, s := range b.p.stages {
+		if !s.place.Host && s.level != Stream && fixed[s.place] == nil {
+			fixed[s.place] = s
+		}
+	}
+	for _, s := range b.p.stages {
+		if other := fixed[s.place]; other != nil && s.level == Stream {
+			b.fail(s, "works on a stream, whose items would come in between the tasks of stage %q on %v as they arrive, in another order on every run: "+
+				"let it work on batches, with an input from what Batches gives, or run in the host pool or on a lane without such a stage", other.name, s.place)
 		}
 	}
 }

@@ -159,3 +159,25 @@ func TestBuildOptions(t *testing.T) {
 		}
 	}
 }
+
+// A stage of a stream may have a lane, but not one whose order its items would change as they arrive.
+func TestStreamOnALane(t *testing.T) {
+	build := func(lane LaneKind) error {
+		g := New("g")
+		rows := Source(g, "rows", count(1))
+		Sink(g, "score", rows, func(*Task, int) error { return nil }, On(0, lane))
+		s := g.Stage("batch")
+		In(s, "rows", rows)
+		s.Do(func(*Task) error { return nil })
+		Sink(g, "embed", Batches[int](s, "batches").Port, func(*Task, int) error { return nil }, On(0, Compute))
+		_, err := g.Build(Devices(fakeDevice("gpu")))
+		return err
+	}
+	want := `graph "g": stage "score": works on a stream, whose items would come in between the tasks of stage "embed" on device 0 compute as they arrive`
+	if err := build(Compute); err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "in the host pool") {
+		t.Errorf("%v; want %q", err, want)
+	}
+	if err := build(Copy); err != nil {
+		t.Error(err)
+	}
+}

@@ -35,6 +35,11 @@
 // that order, it never changes it. This is what makes reruns bit-equal. Host stages run when their inputs are there,
 // in index order, up to [Parallel] of them at once.
 //
+// A stage of a stream runs as its items arrive, ahead of the steps by what its edges hold, each item after the one before. So
+// [Graph.Build] refuses one on a lane of stages that work on steps, batches or sub-batches. A lane may have several that work on streams,
+// and no others; which of them comes next then depends on what has arrived. Wherever it runs, a stage of a stream must not read
+// what a step writes, as a model in training: no edge orders the two. What is to see the model works on batches.
+//
 // Edges are bounded in batches (in items for streams): a producer that is ahead by an edge's capacity waits. An edge from
 // a step to the next one is [Loop]-carried.
 //

@@ -121,7 +121,8 @@ func (s *Stage) Name() string { return s.name }
 // Option configures a stage.
 type Option func(*Stage)
 
-// On places a stage on a lane of a device. Without it, a stage runs in the host pool.
+// On places a stage on a lane of a device. Without it, a stage runs in the host pool. A stage at stream level can't share a lane with
+// stages at other levels.
 func On(device int, lane LaneKind) Option {
 	return func(s *Stage) { s.place = Placement{Device: device, Lane: lane} }
 }

@@ -13,7 +13,7 @@ import (
 //
 //   - When a batch has been split, derive appends its tasks to the lanes it uses: for each stage in the graph's order,
 //     each sub-batch in the stage's direction. A lane starts its head when the head's inputs are there and never
-//     looks past it (but for stream stages, which fill gaps).
+//     looks past it. Stages of streams are on lanes of their own, which have no such order: Build sees to it.
 //   - The tasks of a step stage follow those of the step's last batch; a step stage that depends on none of the step's
 //     batches precedes its first batch.
 //   - Host stages have a queue each, and start in order when inputs, room and a worker are there; later stages first, so
