@@ -112,6 +112,20 @@ func TestBuildErrors(t *testing.T) {
 		{"parallel lane", func(g *Graph) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, On(0, Compute), Parallel(2))
 		}, []string{"a lane runs one task at a time"}},
+		{"loop into a stream", func(g *Graph) {
+			later := Later[int](g, "weights")
+			s := g.Stage("score")
+			In(s, "row", source(g))
+			Loop(s, "weights", later, 0)
+			s.Do(do)
+			b := g.Stage("batch")
+			In(b, "scores", Out[int](s, "scores").Port)
+			b.Do(do)
+			up := g.Stage("update", At(Step))
+			Collect(up, "batches", Batches[int](b, "batches").Port)
+			up.Do(do)
+			Bind(later, Out[int](up, "weights"))
+		}, []string{`graph "g": stage "score": input "weights": Loop carries a value from step to step, and the stage is at stream level`}},
 		{"no task at a time", func(g *Graph) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, Parallel(-1))
 		}, []string{`stage "embed": Parallel(-1): want at least 1`}},

@@ -269,7 +269,8 @@ func Collect[T any](s *Stage, name string, p Port[T], opts ...EdgeOption) Group[
 	return Group[T]{slot: len(s.in) - 1}
 }
 
-// Loop connects an input to what the previous step wrote: p must be at step level. The first step of a run reads initial.
+// Loop connects an input to what the previous step wrote: p must be at step level, and the stage not at stream level. The first step of a
+// run reads initial.
 func Loop[T any](s *Stage, name string, p Port[T], initial T) Input[T] {
 	connect(s, name, p, loop, nil).initial = initial
 	return Input[T]{slot: len(s.in) - 1}
