@@ -102,8 +102,12 @@ type event struct {
 }
 
 // Run runs the plan until its sources have ended and everything they gave has been worked through, an error occurs, or
-// ctx is cancelled. The error names stage and item; where it was ctx that ended the run, errors.Is finds ctx.Err() and its cause. A plan can run more than once, but not twice at a time if its stages keep
-// state.
+// ctx is cancelled. The error names stage and item; where it was ctx that ended the run, errors.Is finds ctx.Err() and its cause.
+//
+// A plan can run more than once, but not twice at a time if its stages keep state. What they keep they have in the next run, too: a source
+// whose function is at its end gives nothing, and a run of which all are is one without a step and without an error. What a run that ended
+// early had taken from its sources and not worked through is lost to the next. A source that is for one run alone returns an error in another,
+// as that of package stages does: each run has a context of its own, the same for all its tasks.
 func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}, busy: map[taskID]time.Time{}, depth: map[int]int{}}
 	for _, o := range opts {

@@ -108,6 +108,30 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// A plan that runs again has from its sources what they then give: nothing, of one that stays at its end.
+func TestRunAgain(t *testing.T) {
+	for anew, want := range map[bool][]int{false: {3, 3}, true: {3, 6}} {
+		g := New("again")
+		next, rows := count(3), 0
+		Sink(g, "work", Source(g, "source", func(ctx context.Context) (int, error) {
+			v, err := next(ctx)
+			if err == io.EOF && anew {
+				next = count(3)
+			}
+			return v, err
+		}), func(*Task, int) error { rows++; return nil })
+		p, err := g.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for run := range want {
+			if err := p.Run(context.Background()); err != nil || rows != want[run] {
+				t.Errorf("a source that begins anew: %v, run %d: %v after %d rows, want %d", anew, run, err, rows, want[run])
+			}
+		}
+	}
+}
+
 func TestFirstStep(t *testing.T) {
 	g := New("sums")
 	var steps []int

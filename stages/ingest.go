@@ -86,15 +86,23 @@ type Chunk struct {
 // several workers share a batch.
 const chunkRows = 128
 
-// Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full.
+// Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full. Its rows are for one run of
+// the graph: in a second one it is an error, for that one would be without what the first has read, be it all or a few batches ahead.
 func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	readers := make([]*dataset.Reader, len(p.Data))
 	var batch dataset.Batch
 	var own []int64 // this rank's rows of batch
 	first := 0
+	var run context.Context                   // of the run that reads
 	open := false                             // there is more of batch to give out
 	next, batches, steps := 0, 0, p.FirstStep // rows of own that were given out; batches of the step; steps
 	return pipeline.Source(g, "ingest", func(ctx context.Context) (*Chunk, error) {
+		if run == nil {
+			run = ctx
+		}
+		if run != ctx {
+			return nil, errors.New("another run of this graph has read the plan's rows: build a new graph for each run, with a sampler that is where the run is to begin")
+		}
 		if !open {
 			ok := p.MaxSteps == 0 || steps < p.MaxSteps
 			if ok {
