@@ -123,8 +123,8 @@ func (x *Run) evaluation() (string, error) {
 	}
 	var names []string
 	h := xxh3.New()
-	for i := range x.exams {
-		name, content := x.exams[i].identity(e.Metric)
+	for i := range x.tasks {
+		name, content := x.tasks[i].identity(e.Metric)
 		names = append(names, name)
 		if err := json.NewEncoder(h).Encode(content); err != nil {
 			return "", fmt.Errorf("eval: %w", err)

@@ -210,7 +210,7 @@ func (c *checker) checkRest(r *Recipe) {
 	e := r.Eval
 	c.checkFusion(r)
 	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")
-	c.checkExams(e)
+	c.checkTasks(e)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
 	measured, task := e.Retrieval != nil || e.STS != nil, "eval.retrieval or eval.sts"
 	if r.Model.Kind == "reranker" {

@@ -56,37 +56,37 @@ func (e Evaluation) String() string {
 // mixedMean is the metric of tasks that have different ones.
 const mixedMean = "mean"
 
-// exam is a task that a run's model is measured on: retrieval, reranking BM25's first documents, or scored pairs.
-type exam struct {
+// task is something that a run's model is measured on: retrieval, reranking BM25's first documents, or scored pairs.
+type task struct {
 	key  string // eval.retrieval, or of several eval.retrieval[1]
 	name string
 	from string // the file, for the model card
 
-	data   *dataset.Retrieval
-	task   *embedder.Task
-	first  evaluate.Run // what is reranked; nil: all documents are ranked by their embeddings
-	top    int          // of them
-	pairs  *dataset.Pairs
-	fusion map[string]float64
+	data      *dataset.Retrieval
+	retrieval *embedder.Task // of data
+	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
+	top       int            // of them
+	pairs     *dataset.Pairs
+	fusion    map[string]float64
 }
 
 // defaultTop is how many of BM25's documents are reranked.
 const defaultTop = 100
 
-// examName is what a task is called if its recipe gives no name: its folder, or its file without the ending.
-func examName(name, path string) string {
+// taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending.
+func taskName(name, path string) string {
 	if name != "" || path == "" {
 		return name
 	}
 	return dataset.TaskName(path)
 }
 
-// checkExams checks what a model is measured on.
-func (c *checker) checkExams(e Eval) {
+// checkTasks checks what a model is measured on.
+func (c *checker) checkTasks(e Eval) {
 	names := map[string]string{}
 	key := func(kind string, i, n int, name, path string) string {
-		key := examKey(kind, i, n)
-		if name = examName(name, path); name == "" {
+		key := taskKey(kind, i, n)
+		if name = taskName(name, path); name == "" {
 			return key
 		}
 		if other, ok := names[name]; ok {
@@ -117,7 +117,7 @@ func (c *checker) checkExams(e Eval) {
 	}
 }
 
-func examKey(kind string, i, n int) string {
+func taskKey(kind string, i, n int) string {
 	if n == 1 {
 		return "eval." + kind
 	}
@@ -127,16 +127,16 @@ func examKey(kind string, i, n int) string {
 func (x *Run) openEval(ctx context.Context) error {
 	e := x.Recipe.Eval
 	for i, r := range e.Retrieval {
-		ex := exam{key: examKey("retrieval", i, len(e.Retrieval)), name: examName(r.Name, r.Queries), from: r.Queries, fusion: x.Recipe.fusion()}
-		if err := x.loadTask(ctx, &ex, r.Queries, r.Corpus, r.Qrels, x.evalText()); err != nil {
+		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: r.Queries, fusion: x.Recipe.fusion()}
+		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, x.evalText()); err != nil {
 			return err
 		}
-		ex.task.Fusion = ex.fusion
-		x.exams = append(x.exams, ex)
+		t.retrieval.Fusion = t.fusion
+		x.tasks = append(x.tasks, t)
 	}
 	for i, r := range e.Rerank {
-		ex := exam{key: examKey("rerank", i, len(e.Rerank)), name: examName(r.Name, r.Queries), from: r.Queries + ", BM25's candidates", top: r.Top}
-		if err := x.loadTask(ctx, &ex, r.Queries, r.Corpus, r.Qrels, embedder.Text{}); err != nil {
+		t := task{key: taskKey("rerank", i, len(e.Rerank)), name: taskName(r.Name, r.Queries), from: r.Queries + ", BM25's candidates", top: r.Top}
+		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, embedder.Text{}); err != nil {
 			return err
 		}
 		top := r.Top
@@ -144,33 +144,33 @@ func (x *Run) openEval(ctx context.Context) error {
 			top = defaultTop
 		}
 		var err error
-		if ex.first, err = ex.task.RankBM25(ctx, top); err != nil {
-			return fmt.Errorf("%s: %w", ex.key, err)
+		if t.first, err = t.retrieval.RankBM25(ctx, top); err != nil {
+			return fmt.Errorf("%s: %w", t.key, err)
 		}
-		x.exams = append(x.exams, ex)
+		x.tasks = append(x.tasks, t)
 	}
 	for i, s := range e.STS {
-		ex := exam{key: examKey("sts", i, len(e.STS)), name: examName(s.Name, s.Path), from: s.Path}
+		t := task{key: taskKey("sts", i, len(e.STS)), name: taskName(s.Name, s.Path), from: s.Path}
 		var err error
-		if ex.pairs, err = dataset.LoadPairs(ctx, s.Path, s.A, s.B, s.Score); err != nil {
-			return fmt.Errorf("%s: %w", ex.key, err)
+		if t.pairs, err = dataset.LoadPairs(ctx, s.Path, s.A, s.B, s.Score); err != nil {
+			return fmt.Errorf("%s: %w", t.key, err)
 		}
-		if err := evaluate.CheckGold(ex.pairs.Scores); err != nil {
-			return fmt.Errorf("%s: %s, column %q: %w; it takes another file (%[1]s.path) or column (%[1]s.score), or no eval.sts", ex.key, s.Path, s.Score, err)
+		if err := evaluate.CheckGold(t.pairs.Scores); err != nil {
+			return fmt.Errorf("%s: %s, column %q: %w; it takes another file (%[1]s.path) or column (%[1]s.score), or no eval.sts", t.key, s.Path, s.Score, err)
 		}
-		x.exams = append(x.exams, ex)
+		x.tasks = append(x.tasks, t)
 	}
 	return nil
 }
 
-func (x *Run) loadTask(ctx context.Context, ex *exam, queries, corpus, qrels string, text embedder.Text) (err error) {
-	if ex.data, err = dataset.LoadRetrieval(ctx, queries, corpus, qrels); err != nil {
-		return fmt.Errorf("%s: %w", ex.key, err)
+func (x *Run) loadTask(ctx context.Context, t *task, queries, corpus, qrels string, text embedder.Text) (err error) {
+	if t.data, err = dataset.LoadRetrieval(ctx, queries, corpus, qrels); err != nil {
+		return fmt.Errorf("%s: %w", t.key, err)
 	}
-	if note := ex.data.Note(); note != "" {
-		x.obs.note("%s: %s", ex.key, note)
+	if note := t.data.Note(); note != "" {
+		x.obs.note("%s: %s", t.key, note)
 	}
-	ex.task, err = embedder.NewTask(ctx, ex.data, text)
+	t.retrieval, err = embedder.NewTask(ctx, t.data, text)
 	return err
 }
 
@@ -182,14 +182,14 @@ func (x *Run) evalText() embedder.Text {
 }
 
 // evaluates tells whether there is something to measure the model on.
-func (x *Run) evaluates() bool { return len(x.exams) > 0 }
+func (x *Run) evaluates() bool { return len(x.tasks) > 0 }
 
 // evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where the similarities are such that
 // nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.
 func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluation, error) {
 	ev := &Evaluation{}
-	for i := range x.exams {
-		v, metrics, err := x.measureExam(ctx, engine, &x.exams[i])
+	for i := range x.tasks {
+		v, metrics, err := x.measureTask(ctx, engine, &x.tasks[i])
 		if err != nil {
 			return nil, err
 		}
@@ -218,20 +218,20 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 	return ev, nil
 }
 
-// measureExam measures the model on one task; the value is nil on ranks but the first, and where there is none.
-func (x *Run) measureExam(ctx context.Context, engine *embedder.Engine, ex *exam) (*TaskValue, []hfmodel.Metric, error) {
-	if ex.pairs != nil {
-		sims, err := x.evalText().Similarity(ctx, engine, ex.pairs.A, ex.pairs.B)
+// measureTask measures the model on one task; the value is nil on ranks but the first, and where there is none.
+func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []hfmodel.Metric, error) {
+	if t.pairs != nil {
+		sims, err := x.evalText().Similarity(ctx, engine, t.pairs.A, t.pairs.B)
 		if err != nil || !x.Main() {
 			return nil, nil, err
 		}
-		res, err := evaluate.EvaluateSTS(sims, ex.pairs.Scores)
+		res, err := evaluate.EvaluateSTS(sims, t.pairs.Scores)
 		if err != nil {
-			x.obs.note("%s has no figure this time: %v (the first list is the pairs' similarities)", ex.key, err)
+			x.obs.note("%s has no figure this time: %v (the first list is the pairs' similarities)", t.key, err)
 			return nil, nil, nil
 		}
 		js, err := json.Marshal(res)
-		return &TaskValue{ex.name, "spearman", res.Spearman, json.RawMessage(js)}, []hfmodel.Metric{{Dataset: ex.from, Name: "spearman", Value: res.Spearman}}, err
+		return &TaskValue{t.name, "spearman", res.Spearman, json.RawMessage(js)}, []hfmodel.Metric{{Dataset: t.from, Name: "spearman", Value: res.Spearman}}, err
 	}
 	measure, err := evaluate.ParseMeasure(x.Recipe.Eval.Metric)
 	if err != nil {
@@ -241,35 +241,35 @@ func (x *Run) measureExam(ctx context.Context, engine *embedder.Engine, ex *exam
 	if !slices.Contains(measures, measure) {
 		measures = append(measures, measure)
 	}
-	res, err := x.measure(ctx, engine, ex, measures...)
+	res, err := x.measure(ctx, engine, t, measures...)
 	if err != nil || !x.Main() {
 		return nil, nil, err
 	}
 	var all []hfmodel.Metric
 	for i, m := range res.Measures {
-		all = append(all, hfmodel.Metric{Dataset: ex.from, Name: m.String(), Value: res.Means[i]})
+		all = append(all, hfmodel.Metric{Dataset: t.from, Name: m.String(), Value: res.Means[i]})
 	}
 	value, _ := res.Mean(measure)
-	return &TaskValue{ex.name, x.Recipe.Eval.Metric, value, res}, all, nil
+	return &TaskValue{t.name, x.Recipe.Eval.Metric, value, res}, all, nil
 }
 
 // measure ranks a task's documents; on ranks but the first it returns nil.
-func (x *Run) measure(ctx context.Context, engine *embedder.Engine, ex *exam, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	if ex.first == nil {
-		return ex.task.Evaluate(ctx, engine, measures...)
+func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	if t.first == nil {
+		return t.retrieval.Evaluate(ctx, engine, measures...)
 	}
-	run, _, err := reranker.Rerank(ctx, engine, x.pairs[0], ex.data, ex.first)
+	run, _, err := reranker.Rerank(ctx, engine, x.pairs[0], t.data, t.first)
 	if err != nil || run == nil {
 		return nil, err
 	}
-	return ex.task.Measure(run, measures...)
+	return t.retrieval.Measure(run, measures...)
 }
 
 // ranking is the recipe's first task of ranking documents.
-func (x *Run) ranking() (*exam, error) {
-	for i := range x.exams {
-		if x.exams[i].task != nil {
-			return &x.exams[i], nil
+func (x *Run) ranking() (*task, error) {
+	for i := range x.tasks {
+		if x.tasks[i].retrieval != nil {
+			return &x.tasks[i], nil
 		}
 	}
 	return nil, errors.New("the recipe has no eval.retrieval or eval.rerank")
@@ -277,7 +277,7 @@ func (x *Run) ranking() (*exam, error) {
 
 // Evaluate measures the model as it is on the recipe's retrieval task, the first of several.
 func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
-	ex, err := x.ranking()
+	t, err := x.ranking()
 	if err != nil {
 		return nil, err
 	}
@@ -285,31 +285,31 @@ func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
 		return nil, errors.New("this rank holds a part of the model: with mesh.parameters: streamed it is evaluated while it is trained")
 	}
 	engine := &embedder.Engine{Model: x.model, Stream: x.stream}
-	res, err := x.measure(ctx, engine, ex, evaluate.Standard()...)
+	res, err := x.measure(ctx, engine, t, evaluate.Standard()...)
 	return res, errors.Join(err, engine.Close())
 }
 
 // BM25 measures BM25 on the recipe's retrieval task, the first of several.
 func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
-	ex, err := x.ranking()
+	t, err := x.ranking()
 	if err != nil {
 		return nil, err
 	}
-	if ex.first != nil {
-		return ex.task.Measure(ex.first, evaluate.Standard()...)
+	if t.first != nil {
+		return t.retrieval.Measure(t.first, evaluate.Standard()...)
 	}
-	return ex.task.BM25(ctx, evaluate.Standard()...)
+	return t.retrieval.BM25(ctx, evaluate.Standard()...)
 }
 
 // identity names what a task measures, and its content.
-func (ex *exam) identity(metric string) (name string, content any) {
+func (t *task) identity(metric string) (name string, content any) {
 	switch {
-	case ex.pairs != nil:
-		return "spearman", ex.pairs
-	case ex.first != nil:
-		return fmt.Sprintf("%s of %d", metric, ex.top), ex.data
-	case ex.fusion != nil:
-		return fmt.Sprint(metric, ex.fusion), ex.data
+	case t.pairs != nil:
+		return "spearman", t.pairs
+	case t.first != nil:
+		return fmt.Sprintf("%s of %d", metric, t.top), t.data
+	case t.fusion != nil:
+		return fmt.Sprint(metric, t.fusion), t.data
 	}
-	return metric, ex.data
+	return metric, t.data
 }

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// exams writes two retrieval tasks, the first as a folder in BEIR's layout, and returns their settings.
-func (j *job) exams(t *testing.T) []string {
+// tasks writes two retrieval tasks, the first as a folder in BEIR's layout, and returns their settings.
+func (j *job) tasks(t *testing.T) []string {
 	t.Helper()
 	var all []string
 	for k, name := range []string{"easy", "hard"} {
@@ -73,9 +73,9 @@ func (j *job) evaluations(t *testing.T, out string) (all []evaluated) {
 }
 
 // Several tasks have each the figures that it has alone, on one rank and on two, and their mean is what counts.
-func TestSeveralExams(t *testing.T) {
+func TestSeveralTasks(t *testing.T) {
 	j := newJob(t, 40)
-	tasks, sts := j.exams(t), j.sts(t)
+	tasks, sts := j.tasks(t), j.sts(t)
 	common := []string{"eval.every=1", "eval.metric=recall@3", "eval.at_start=true", "optimizer.lr=1e-2", "save.best=true", "save.every=1"}
 	alone := map[string][]evaluated{}
 	for name, set := range map[string]string{"easy": "eval.retrieval=" + tasks[0], "the other": "eval.retrieval=" + tasks[1], "sts": sts} {

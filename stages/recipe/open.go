@@ -60,7 +60,7 @@ type Run struct {
 	skips    [][]int64           // their ids, by dataset
 	plan     stages.Plan
 	text     stages.Text
-	exams    []exam // what the model is measured on
+	tasks    []task // what the model is measured on
 
 	guide *guide // nil without
 
