@@ -85,6 +85,11 @@ func (t *Trainable) load(d gpustage.Device, o trainableOptions) (err error) {
 	if t.maxLength, err = MaxLengthOf(t.folder, t.Model.Config, 0); err != nil {
 		return err
 	}
+	if !t.Model.Config.Tokens.None() {
+		if t.Model.Config.Tokens.Special, err = SpecialIDs(t.folder, t.Tokenizer); err != nil {
+			return err
+		}
+	}
 	return CheckVocabulary(t.Tokenizer, t.Model.Config)
 }
 
@@ -102,8 +107,11 @@ func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, e
 
 // Evaluate measures the model as it is. No pipeline may be running: within one, stages.Evaluate does.
 func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	if t.Model == nil {
+	switch {
+	case t.Model == nil:
 		return nil, ErrClosed
+	case t.Model.Partial():
+		return nil, ErrPart
 	}
 	s, err := t.Model.Device.OpenStream()
 	if err != nil {
@@ -113,6 +121,9 @@ func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evalua
 	res, err := task.Evaluate(ctx, e, measures...)
 	return res, errors.Join(err, e.Close(), e.CloseStream())
 }
+
+// ErrPart is what a rank that holds a part of the model's parameters alone gets where all are needed.
+var ErrPart = errors.New("this rank holds a part of the model (transformer.Options.Own): a recipe's run with mesh.parameters: streamed saves and measures such a one")
 
 // Saving is what a trained model's folder says that the model does not know. Its zero value is what the folder that it came from says.
 type Saving struct {
@@ -130,6 +141,9 @@ type Saving struct {
 func (t *Trainable) Save(dir string, o Saving) error {
 	if t.Model == nil {
 		return fmt.Errorf("save model to %s: %w", dir, ErrClosed)
+	}
+	if t.Model.Partial() {
+		return fmt.Errorf("save model to %s: %w", dir, ErrPart)
 	}
 	length, err := MaxLengthOf(t.folder, t.Model.Config, o.MaxLength)
 	if err == nil {

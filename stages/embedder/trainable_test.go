@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -312,6 +313,88 @@ func TestTrainableEvaluates(t *testing.T) {
 	}
 	m.Close()
 	if _, err := m.Evaluate(t.Context(), task); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// Of a model with heads of tokens, training needs the tokens that have no weight. One of which this rank holds a part is saved by nobody alone.
+func TestTrainableHeads(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	base, err := hfmodel.Open(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	spec := hfmodel.Spec{Config: base.Config, Pooling: *base.Pooling, M3: true, Normalize: true, MaxSeqLength: 40, Base: base, Tokenizer: base.CopyTokenizer}
+	for _, name := range base.Names() {
+		x, err := base.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Tensors = append(spec.Tensors, x)
+	}
+	for name, shape := range map[string][]int{"colbert_linear.weight": {32, 32}, "colbert_linear.bias": {32}, "sparse_linear.weight": {1, 32}, "sparse_linear.bias": {1}} {
+		n := shape[0]
+		if len(shape) > 1 {
+			n *= shape[1]
+		}
+		vs := make([]float32, n)
+		for i := range vs {
+			vs[i] = float32(i%7-3) / 8
+		}
+		x, err := safetensors.FromFloat32s(name, shape, vs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Tensors = append(spec.Tensors, x)
+	}
+	folder := filepath.Join(t.TempDir(), "m3")
+	if err := hfmodel.Save(folder, spec); err != nil {
+		t.Fatal(err)
+	}
+	m, err := LoadTrainable(folder, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	e, err := Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if got, want := m.Model.Config.Tokens.Special, e.model.Config.Tokens.Special; len(got) == 0 || !slices.Equal(got, want) {
+		t.Errorf("special tokens %v, want %v", got, want)
+	}
+	out := filepath.Join(t.TempDir(), "saved")
+	if err := m.Save(out, Saving{}); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Load(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	parts := func(e *Embedder) *Parts {
+		p, _, err := e.EmbedParts(t.Context(), "", []string{"a cat on a mat", "the dog"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if a, b := parts(e), parts(again); !reflect.DeepEqual(a, b) {
+		t.Errorf("saved as it was, the parts are %+v, want %+v", b, a)
+	}
+
+	part, err := LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), d, ModelOptions(transformer.Options{Own: func(l *transformer.Layout) [][2]int { return [][2]int{{0, l.Len / 2}} }}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer part.Close()
+	if err := part.Save(filepath.Join(t.TempDir(), "part"), Saving{}); !errors.Is(err, ErrPart) {
 		t.Error(err)
 	}
 }

@@ -80,6 +80,9 @@ func (t *Trainable) Save(dir, precision, summary string) error {
 	if t.Model == nil {
 		return fmt.Errorf("save model to %s: %w", dir, embedder.ErrClosed)
 	}
+	if t.Model.Partial() {
+		return fmt.Errorf("save model to %s: %w", dir, embedder.ErrPart)
+	}
 	m := t.Model
 	s, err := m.Device.OpenStream()
 	if err != nil {
