@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
@@ -18,7 +19,7 @@ func newEval() *cobra.Command {
 	var f modelFlags
 	var parts partFlags
 	var queries []string
-	var corpus, qrels, queryPrompt, docPrompt, sts string
+	var corpus, qrels, queryPrompt, docPrompt, sts, runFile string
 	var columns []string
 	var asJSON, bm25 bool
 	cmd := &cobra.Command{
@@ -32,7 +33,9 @@ as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone
 more than one of them: then the mean over tasks stands below.
 
 With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
-rank correlation, and Pearson's.`,
+rank correlation, and Pearson's.
+
+--run keeps each query's first 100 documents in a file, as trec_eval reads it.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json
   contraflow eval --model q/model --queries hf://datasets/mteb/scifact
@@ -43,10 +46,13 @@ rank correlation, and Pearson's.`,
 			switch retrieval := queries != nil; {
 			case retrieval == (sts != ""):
 				return usageError{errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts")}
-			case !retrieval && (corpus+qrels+docPrompt+parts.part != "" || parts.weights != nil || bm25):
-				return usageError{errors.New("--corpus, --qrels, --document-prompt, --part, --weights and --bm25 are for --queries")}
+			case !retrieval && (corpus+qrels+docPrompt+parts.part+runFile != "" || parts.weights != nil || bm25):
+				return usageError{errors.New("--corpus, --qrels, --document-prompt, --part, --weights, --run and --bm25 are for --queries")}
 			case retrieval && cmd.Flags().Changed("columns"):
 				return usageError{errors.New("--columns is for --sts")}
+			}
+			if len(queries) > 1 && runFile != "" {
+				return usageError{errors.New("--run is of one task: give one --queries")}
 			}
 			if len(queries) > 1 && corpus+qrels != "" {
 				return usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
@@ -73,7 +79,7 @@ rank correlation, and Pearson's.`,
 			}
 			var tasks []taskResult
 			for _, q := range queries {
-				m, err := measureTask(cmd, e, parts, q, corpus, qrels, queryPrompt, docPrompt, bm25)
+				m, err := measureTask(cmd, e, parts, q, corpus, qrels, queryPrompt, docPrompt, runFile, bm25)
 				if err != nil {
 					return err
 				}
@@ -108,6 +114,7 @@ rank correlation, and Pearson's.`,
 	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", "text before each query, and before both texts of a pair (default: the model's query prompt)")
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", "text before each document (default: the model's document prompt)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
+	cmd.Flags().StringVar(&runFile, "run", "", "write the ranking to this file, in TREC's format")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
 	parts.add(cmd)
 	f.add(cmd)
@@ -121,7 +128,7 @@ type taskResult struct {
 	model, bm25 *evaluate.Result // bm25: nil if nobody asked
 }
 
-func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, queries, corpus, qrels, queryPrompt, docPrompt string, bm25 bool) (m taskResult, err error) {
+func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, queries, corpus, qrels, queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
 	ctx := cmd.Context()
 	r, err := loadRetrieval(cmd, queries, corpus, qrels)
 	if err != nil {
@@ -135,13 +142,45 @@ func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, quer
 		return m, err
 	}
 	m.name = queries
-	if m.model, err = e.Evaluate(ctx, task, evaluate.Standard()...); err != nil {
-		return m, fmt.Errorf("%s: %w", queries, err)
+	keep, err := beginRun(task, runFile)
+	if err != nil {
+		return m, fmt.Errorf("--run: %w", err)
+	}
+	run, err := e.Rank(ctx, task, embedder.Depth)
+	if err == nil {
+		m.model, err = task.Measure(run, evaluate.Standard()...)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", queries, err)
+	}
+	if err := keep(run, err); err != nil {
+		return m, err
 	}
 	if bm25 {
 		m.bm25, err = task.BM25(ctx, evaluate.Standard()...)
 	}
 	return m, err
+}
+
+// beginRun opens the file of a ranking: what can't be written is known before anything is embedded. keep writes the ranking, or after an error
+// nothing, and returns the error. Without a file it does nothing.
+func beginRun(task *embedder.Task, file string) (keep func(run evaluate.Run, err error) error, err error) {
+	if file == "" {
+		return func(_ evaluate.Run, err error) error { return err }, nil
+	}
+	f, err := checkpoint.Disk{}.Replace(file)
+	if err != nil {
+		return nil, err
+	}
+	return func(run evaluate.Run, err error) error {
+		if err == nil {
+			err = task.WriteRun(f, run, "contraflow")
+		}
+		if err != nil {
+			return f.Abort(err)
+		}
+		return f.Commit()
+	}, nil
 }
 
 // measurePairs prints how the cosines of scored pairs correlate with their scores.

@@ -76,6 +76,55 @@ func TestEvalTasks(t *testing.T) {
 	if lines := strings.Split(table, "\n"); len(lines) < 7 || !strings.HasPrefix(lines[1], "a ") || !strings.HasPrefix(lines[2], "a, BM25 ") || !strings.HasPrefix(lines[5], "mean ") || !strings.HasPrefix(lines[6], "mean, BM25 ") {
 		t.Errorf("%s", table)
 	}
+	// A ranking in TREC's format has the figures that are printed.
+	succeed(t, "eval", "--model", goldens.Path(t, "bert/minilm-tiny"), "--queries", at("b"), "--run", at("b.run"))
+	ids := func(prefix string) (all []string) {
+		for i := range 9 {
+			all = append(all, fmt.Sprint(prefix, i))
+		}
+		return all
+	}
+	q, err := evaluate.NewIDs(ids("q"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := evaluate.NewIDs(ids("d"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	qrels := evaluate.NewQrels(q, d)
+	for i := 4; i < 9; i++ {
+		if err := qrels.Add(fmt.Sprint("q", i), fmt.Sprint("d", (i+1)%9), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run, last := make(evaluate.Run, 9), float32(0)
+	for line := range strings.Lines(mustRead(t, at("b.run"))) {
+		var query, doc, rank int
+		var score float32
+		if n, err := fmt.Sscanf(line, "q%d Q0 d%d %d %g contraflow\n", &query, &doc, &rank, &score); n != 4 || err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if rank != len(run[query])+1 || rank > 1 && score > last {
+			t.Errorf("%q after a score of %v", line, last)
+		}
+		run[query], last = append(run[query], evaluate.Hit{Doc: int32(doc), Score: score}), score
+	}
+	res, err := evaluate.Evaluate(run, qrels)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range res.Measures {
+		if math.Abs(res.Means[i]-b["model"][m.String()]) > 1e-12 {
+			t.Errorf("%v of the file is %v, printed was %v", m, res.Means[i], b["model"][m.String()])
+		}
+	}
+	if r := contraflow(t, "", "eval", "--model", goldens.Path(t, "bert/minilm-tiny"), "--queries", at("b"), "--run", at("nowhere/b.run")); r.code != 1 || !strings.Contains(r.stderr, "--run: ") {
+		t.Errorf("%d: %s", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", "eval", "--model", "m", "--queries", at("a"), "--queries", at("b"), "--run", "x"); r.code != 2 || !strings.Contains(r.stderr, "--run is of one task") {
+		t.Errorf("%d: %s", r.code, r.stderr)
+	}
 	if r := contraflow(t, "", "eval", "--model", "m", "--queries", at("a"), "--queries", at("b"), "--corpus", "c"); r.code != 2 || !strings.Contains(r.stderr, "--corpus and --qrels are for one") {
 		t.Errorf("%d: %s", r.code, r.stderr)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
+	"contraflow/stages/evaluate"
 	"contraflow/testdata/goldens"
 )
 
@@ -98,5 +99,25 @@ func TestCut(t *testing.T) {
 	defer d.Close()
 	if _, err := LoadTrainable(cut, d); err == nil || !strings.Contains(err.Error(), "remove truncate_dim") {
 		t.Errorf("training what is cut: %v", err)
+	}
+}
+
+// A run in TREC's format has the best first, equal scores in trec_eval's order, and scores that are read back as they were.
+func TestWriteRun(t *testing.T) {
+	r := &dataset.Retrieval{QueryIDs: []string{"q", "p"}, Queries: []string{"a", "b"}, DocIDs: []string{"x", "z", "y"}, Docs: []string{"a", "b", "c"}, Judgements: []dataset.Judgement{{Relevance: 1}}}
+	task, err := NewTask(t.Context(), r, Text{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := evaluate.Run{{{Doc: 0, Score: 0.25}, {Doc: 1, Score: 0.25}, {Doc: 2, Score: 1. / 3}}, {{Doc: 1, Score: -1e-9}}}
+	var b strings.Builder
+	if err := task.WriteRun(&b, run, "mine"); err != nil || b.String() != "q Q0 y 1 0.33333334 mine\nq Q0 z 2 0.25 mine\nq Q0 x 3 0.25 mine\np Q0 z 1 -1e-09 mine\n" {
+		t.Errorf("%v: %s", err, b.String())
+	}
+	for _, bad := range []string{"a b", "", "a\tb", "a\n"} {
+		r.DocIDs[2] = bad
+		if err := task.WriteRun(&b, run, "mine"); err == nil || !strings.Contains(err.Error(), "can't stand in a run of TREC") {
+			t.Errorf("%q: %v", bad, err)
+		}
 	}
 }

@@ -1,10 +1,15 @@
 package embedder
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"slices"
+	"strings"
 
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
@@ -33,8 +38,8 @@ type Task struct {
 	docs    [][]int32
 }
 
-// depth is how many documents per query are ranked: the deepest cut-off of the usual measures.
-const depth = 100
+// Depth is how many documents of each query are ranked to be measured: the deepest cut-off of evaluate.Standard.
+const Depth = 100
 
 // NewTask tokenizes a retrieval task. Without a tokenizer it is for runs of others to be measured.
 func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
@@ -94,7 +99,7 @@ func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts [
 // Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures. Ranks that embed
 // together all call it; it returns nil on all but rank 0.
 func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	run, err := t.Rank(ctx, e, depth)
+	run, err := t.Rank(ctx, e, Depth)
 	if err != nil || !e.first() {
 		return nil, err
 	}
@@ -166,6 +171,27 @@ func (t *Task) Measure(run evaluate.Run, measures ...evaluate.Measure) (*evaluat
 	return evaluate.Evaluate(run, t.qrels, measures...)
 }
 
+// WriteRun writes a run as trec_eval and others read it: a line for each document, best first, with the query's id, Q0, the document's id, its rank
+// from 1, its score and a tag, which names the run. An id with a space in it has no place there, and is an error.
+func (t *Task) WriteRun(w io.Writer, run evaluate.Run, tag string) error {
+	out := bufio.NewWriter(w)
+	for _, what := range append([]string{tag}, append(slices.Clone(t.data.QueryIDs), t.data.DocIDs...)...) {
+		if f := strings.Fields(what); len(f) != 1 || f[0] != what {
+			return fmt.Errorf("%q can't stand in a run of TREC, whose fields are between spaces: it has some, or nothing", what)
+		}
+	}
+	for q, hits := range run {
+		hits = slices.Clone(hits)
+		slices.SortFunc(hits, func(a, b evaluate.Hit) int { // equal scores as trec_eval has them
+			return cmp.Or(cmp.Compare(b.Score, a.Score), cmp.Compare(t.data.DocIDs[b.Doc], t.data.DocIDs[a.Doc]))
+		})
+		for rank, h := range hits {
+			fmt.Fprintf(out, "%s Q0 %s %d %v %s\n", t.data.QueryIDs[q], t.data.DocIDs[h.Doc], rank+1, h.Score, tag)
+		}
+	}
+	return out.Flush()
+}
+
 // Fuse is [evaluate.Fuse] of the task's runs.
 func (t *Task) Fuse(k int, runs ...evaluate.Run) evaluate.Run {
 	return evaluate.Fuse(t.tie, k, runs...)
@@ -173,7 +199,7 @@ func (t *Task) Fuse(k int, runs ...evaluate.Run) evaluate.Run {
 
 // BM25 is the yardstick: the same task by words alone.
 func (t *Task) BM25(ctx context.Context, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	run, err := t.RankBM25(ctx, depth)
+	run, err := t.RankBM25(ctx, Depth)
 	if err != nil {
 		return nil, err
 	}
