@@ -60,6 +60,7 @@ type Run struct {
 	skips    [][]int64           // their ids, by dataset
 	plan     stages.Plan
 	text     stages.Text
+	own      own    // what a program has put in the place of the recipe's
 	tasks    []task // what the model is measured on
 
 	guide *guide // nil without

@@ -29,6 +29,7 @@ type job struct {
 	dir, text string
 	words     []string
 	rows      int
+	opts      []TrainOption // more of them
 }
 
 // newJob makes rows of random words, many of which share a text, and a model for them.
@@ -124,7 +125,7 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 			o.rows[step][x.ranks.Rank()] = append(o.rows[step][x.ranks.Rank()], b.Rows...)
 			o.epochs[step] = b.Epoch
 		}
-		opts := []TrainOption{Controlled(control)}
+		opts := append([]TrainOption{Controlled(control)}, j.opts...)
 		if resume {
 			opts = append(opts, Resuming())
 		}

@@ -94,6 +94,12 @@ func (x *Run) card(text string) hfmodel.Card {
 		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
 	}
 	c := hfmodel.Card{BaseModel: x.base(), Recipe: text, TrainingData: sources}
+	if x.own.loss != nil {
+		c.Summary = fmt.Sprintf("Its loss was a program's own, `%T`, in the place of the recipe's.", x.own.loss)
+	}
+	if x.own.row != nil {
+		c.Summary = strings.TrimSpace(c.Summary + " A program changed its rows before they were read.")
+	}
 	if x.measured != nil {
 		c.Metrics = x.measured.results
 	}

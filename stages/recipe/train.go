@@ -15,11 +15,13 @@ import (
 	"time"
 
 	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 )
 
@@ -124,6 +126,9 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 		return nil, nil, none, err
 	}
 	chunks := stages.Ingest(g, x.plan)
+	if x.own.row != nil {
+		chunks = pipeline.Map(g, "own", chunks, x.ownRows)
+	}
 	tokens := stages.Tokenize(g, chunks, x.text)
 	batches := stages.Header(g, stages.Assemble(g, tokens), x.size(), x.ranks)
 	if x.ledger != nil {
@@ -134,7 +139,11 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	}
 	subs := stages.Split(g, batches, x.size())
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.objective(driving{}), x.guided(g, batches, embedded, enc)...), enc)
+	var objective loss.Loss = r.objective(driving{})
+	if x.own.loss != nil {
+		objective = x.own.loss
+	}
+	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, objective, x.guided(g, batches, embedded, enc)...), enc)
 	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	update := r.update(x.Steps)
 	if x.saves != nil {
@@ -285,6 +294,7 @@ type trainOptions struct {
 	trace   bool
 	resume  bool
 	control *Control
+	own     own
 }
 
 // WithTrace writes trace.json into the run's folder.
@@ -296,6 +306,45 @@ func Resuming() TrainOption { return func(o *trainOptions) { o.resume = true } }
 // Controlled lets a control ask the run for checkpoints and for its end.
 func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.control = c } }
 
+// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have. All ranks are given the same, and a run
+// that goes on from a checkpoint the one that it had: nobody else knows what it is.
+func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
+
+// WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
+// called by one goroutine of each rank at a time. So that a run goes on as if nothing had happened, what it does must follow from the row alone.
+func WithRow(f func(*dataset.Example) error) TrainOption {
+	return func(o *trainOptions) { o.own.row = f }
+}
+
+// own is what a program puts in the place of a recipe's.
+type own struct {
+	loss loss.Loss
+	row  func(*dataset.Example) error
+}
+
+// ownRows changes a chunk's rows, and what their texts are known by.
+func (x *Run) ownRows(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+	for i := range c.Examples {
+		e := &c.Examples[i]
+		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err) }
+		if e.IDs != nil {
+			return nil, where(fmt.Errorf("the row comes as token ids, whose texts can't be changed: data.train[%d].ids: false takes its texts", c.Source))
+		}
+		row, n := e.Row, len(e.Texts)
+		if err := x.own.row(e); err != nil {
+			return nil, where(err)
+		}
+		if e.Row != row || len(e.Texts) != n {
+			return nil, where(fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts)))
+		}
+		e.Hashes = make([]dataset.Hash128, n)
+		for k, text := range e.Texts {
+			e.Hashes[k] = dataset.HashText(text)
+		}
+	}
+	return c, nil
+}
+
 // Train runs the recipe. The run's folder then holds metrics.jsonl, recipe.yaml, run.json, model/ and, if
 // asked for, trace.json.
 func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err error) {
@@ -303,6 +352,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	for _, f := range opts {
 		f(&o)
 	}
+	x.own = o.own
 	dir := x.Recipe.Save.Dir
 	x.saves = x.openCheckpoints(o.control)
 	if l := x.model.Layout; l.Frozen > 0 {

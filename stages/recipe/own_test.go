@@ -1,0 +1,90 @@
+package recipe
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/loss"
+)
+
+// A loss of a program's own and what it does to rows take part in a run as the recipe's do: on several ranks, and when it goes on.
+func TestOwn(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{"optimizer.lr=1e-2", "save.every=1", "model.dropout=0"}
+	run := func(out string, stopAt int, resume bool, more ...string) outcome {
+		t.Helper()
+		o, err := j.run(t, out, nil, stopAt, resume, append(append([]string{}, sets...), more...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	same := func(what string, got, want outcome, tolerance float64) bool {
+		t.Helper()
+		if len(got.losses) != len(want.losses) || len(got.losses) < 3 {
+			t.Fatalf("%s: %d steps, want %d", what, len(got.losses), len(want.losses))
+		}
+		for i, l := range want.losses {
+			if !(math.Abs(got.losses[i]-l) <= tolerance*l) {
+				return false
+			}
+		}
+		return true
+	}
+	plain := run("plain", 0, false)
+	colder, err := j.run(t, "colder", nil, 0, false, append(sets, "loss.scale=5")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reversed := func(e *dataset.Example) error {
+		for i, text := range e.Texts {
+			words := strings.Fields(text)
+			for a, b := 0, len(words)-1; a < b; a, b = a+1, b-1 {
+				words[a], words[b] = words[b], words[a]
+			}
+			e.Texts[i] = strings.Join(words, " ")
+		}
+		return nil
+	}
+	masked := loss.InfoNCE{Scale: 5, MaskDuplicates: true}
+
+	j.opts = []TrainOption{WithLoss(masked), WithRow(func(*dataset.Example) error { return nil })}
+	if !same("as the recipe's", run("own loss", 0, false), colder, 0) {
+		t.Error("the loss of the recipe, as one's own, has other values")
+	}
+	card, err := os.ReadFile(filepath.Join(j.dir, "own loss", "model", "README.md"))
+	if err != nil || !strings.Contains(string(card), "Its loss was a program's own, `loss.InfoNCE`") {
+		t.Errorf("%v: the card does not say whose the loss was: %s", err, card)
+	}
+	j.opts = []TrainOption{WithRow(reversed)}
+	want := run("reversed", 0, false)
+	if same("reversed", want, plain, 1e-3) {
+		t.Error("what is done to rows changes nothing")
+	}
+	if !same("two ranks", run("two", 0, false, "mesh.replicate=2"), want, 1e-4) {
+		t.Error("two ranks have other losses")
+	}
+	run("stopped", 2, false)
+	again := run("stopped", 0, true)
+	for i, l := range again.losses {
+		if l != want.losses[i] {
+			t.Errorf("going on, step %d has a loss of %v, want %v", i, l, want.losses[i])
+		}
+	}
+
+	for want, f := range map[string]func(*dataset.Example) error{
+		"data.jsonl:1: boom":             func(*dataset.Example) error { return errors.New("boom") },
+		"data.jsonl:1: of row 0 with 2 ": func(e *dataset.Example) error { e.Texts = e.Texts[:1]; return nil },
+		"has been made row 7 with 2":     func(e *dataset.Example) error { e.Row = 7; return nil },
+	} {
+		j.opts = []TrainOption{WithRow(f)}
+		if _, err := j.run(t, "fails", nil, 0, false, append(sets, "data.shuffle=false")...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
