@@ -54,7 +54,7 @@ func (r *Retrieval) Note() string {
 
 // TaskName is what a task is called by its queries' path: the name of the folder, or of the file without its ending.
 func TaskName(path string) string {
-	base := filepath.Base(strings.TrimRight(path, "/"))
+	base := filepath.Base(path)
 	return strings.TrimSuffix(base, filepath.Ext(base))
 }
 

@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -205,7 +206,7 @@ func TestTrainableLoRA(t *testing.T) {
 		}
 	}
 	for name, tuning := range map[string]transformer.Tuning{
-		"by names":   {LoRA: &transformer.LoRA{Rank: 3, Alpha: 8, Targets: []string{"query", "value"}, Seed: 1}},
+		"by names":   {LoRA: &transformer.LoRA{Rank: 3, Alpha: 8, Dropout: 0.25, Targets: []string{"query", "value"}, Seed: 1}},
 		"all linear": {LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, RSLoRA: true, Targets: []string{transformer.AllLinear}, Seed: 1}},
 		"upper":      {FreezeLayers: 1, LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, Targets: []string{"query"}, Seed: 1}},
 	} {
@@ -249,9 +250,24 @@ func TestTrainableLoRA(t *testing.T) {
 			t.Fatal(err)
 		}
 		near(name, got, want)
-		config, err := os.ReadFile(filepath.Join(out, "adapter_config.json"))
-		if err != nil || bytes.Contains(config, []byte(transformer.AllLinear)) {
-			t.Errorf("%s: %v, %s", name, err, config)
+		var config struct {
+			Base    string   `json:"base_model_name_or_path"`
+			Targets []string `json:"target_modules"`
+			Dropout float64  `json:"lora_dropout"`
+		}
+		says := func(dir string) {
+			t.Helper()
+			raw, err := os.ReadFile(filepath.Join(dir, "adapter_config.json"))
+			if err == nil {
+				err = json.Unmarshal(raw, &config)
+			}
+			if err != nil || config.Base != base || config.Dropout != tuning.LoRA.Dropout {
+				t.Errorf("%s: %v, %s", name, err, raw)
+			}
+		}
+		says(out)
+		if whole := len(config.Targets) == len(tuning.LoRA.Targets); whole != (name == "by names") || slices.Contains(config.Targets, transformer.AllLinear) {
+			t.Errorf("%s: targets %q", name, config.Targets)
 		}
 		on, err := LoadTrainable(out, d, options)
 		if err != nil {
@@ -259,9 +275,19 @@ func TestTrainableLoRA(t *testing.T) {
 		}
 		defer on.Close()
 		near(name+", going on", embed(on.Model, on.Tokenizer), want)
+		further := filepath.Join(t.TempDir(), "further")
+		if err := on.Save(further, Saving{}); err != nil {
+			t.Fatal(err)
+		}
+		says(further) // the base, not the adapter that it went on from
 		if err := m.Save(base, Saving{}); err == nil || !strings.Contains(err.Error(), "it would replace the base model") {
 			t.Errorf("%s: over its base: %v", name, err)
 		}
+	}
+	if m, err := LoadTrainable(base, d, Dropout(0.2)); err != nil || m.Model.Config.HiddenDropout != 0.2 || m.Model.Config.AttentionDropout != 0.2 {
+		t.Errorf("%v: dropout %v and %v", err, m.Model.Config.HiddenDropout, m.Model.Config.AttentionDropout)
+	} else {
+		m.Close()
 	}
 	if _, err := LoadTrainable(base, d, Dropout(1)); err == nil || !strings.Contains(err.Error(), "a dropout of 1") {
 		t.Error(err)
@@ -302,6 +328,9 @@ func TestTrainableEvaluates(t *testing.T) {
 	other, err := e.NewTask(t.Context(), r, query, document)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(task.queries, other.queries) || !reflect.DeepEqual(task.docs, other.docs) || reflect.DeepEqual(task.queries[0], task.docs[0]) {
+		t.Errorf("the texts become other tokens: %v, want %v", task.queries[0], other.queries[0])
 	}
 	got, err := m.Evaluate(t.Context(), task)
 	if err != nil {
@@ -389,6 +418,22 @@ func TestTrainableHeads(t *testing.T) {
 		t.Errorf("saved as it was, the parts are %+v, want %+v", b, a)
 	}
 
+	lora := ModelOptions(transformer.Options{Tuning: transformer.Tuning{LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, Targets: []string{"query"}, Seed: 1}}})
+	factors, err := LoadTrainable(folder, d, lora)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer factors.Close()
+	out = filepath.Join(t.TempDir(), "merged")
+	if err := factors.Save(out, Saving{}); err != nil {
+		t.Fatal(err)
+	}
+	merged, err := Load(out)
+	if err != nil || hfmodel.IsAdapter(out) || !merged.HasParts() {
+		t.Fatalf("LoRA with heads of tokens: %v, an adapter: %t", err, hfmodel.IsAdapter(out))
+	}
+	defer merged.Close()
+
 	part, err := LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), d, ModelOptions(transformer.Options{Own: func(l *transformer.Layout) [][2]int { return [][2]int{{0, l.Len / 2}} }}))
 	if err != nil {
 		t.Fatal(err)
@@ -396,5 +441,76 @@ func TestTrainableHeads(t *testing.T) {
 	defer part.Close()
 	if err := part.Save(filepath.Join(t.TempDir(), "part"), Saving{}); !errors.Is(err, ErrPart) {
 		t.Error(err)
+	}
+}
+
+// Whatever the folder says of pooling, lengths of vectors, modules behind them and prompts, what is saved says too.
+func TestTrainableKeeps(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	base, err := hfmodel.Open(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	spec := hfmodel.Spec{
+		Config: base.Config, Pooling: hfmodel.Pooling{Mode: hfmodel.CLS, IncludePrompt: true}, Similarity: "dot", MaxSeqLength: 20, Base: base, Tokenizer: base.CopyTokenizer,
+		Prompts: map[string]string{"query": "ask: ", "other": "say: "}, DefaultPromptName: "other",
+	}
+	for _, name := range base.Names() {
+		x, err := base.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Tensors = append(spec.Tensors, x)
+	}
+	start := filepath.Join(t.TempDir(), "start")
+	if err := hfmodel.Save(start, spec); err != nil {
+		t.Fatal(err)
+	}
+	m, err := LoadTrainable(start, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	saved := func(o Saving) (*hfmodel.Folder, *Embedder) {
+		t.Helper()
+		out := filepath.Join(t.TempDir(), "out")
+		if err := m.Save(out, o); err != nil {
+			t.Fatal(err)
+		}
+		f, err := hfmodel.Open(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		e, err := Load(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { e.Close() })
+		return f, e
+	}
+	f, e := saved(Saving{})
+	if f.Pooling.Mode != hfmodel.CLS || f.Normalize || f.Similarity != "dot" || f.MaxSeqLength != 20 || f.DefaultPromptName != "other" || !reflect.DeepEqual(f.Prompts, spec.Prompts) {
+		t.Errorf("%+v", f)
+	}
+	was, err := Load(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer was.Close()
+	want, err := was.Embed(t.Context(), []string{"the river"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := e.Embed(t.Context(), []string{"the river"}); err != nil || !slices.Equal(got[0], want[0]) {
+		t.Errorf("%v: %v, want %v", err, got, want)
+	}
+	if f, _ := saved(Saving{Prompts: map[string]string{"query": "find: "}}); f.DefaultPromptName != "" || f.Prompts["query"] != "find: " || len(f.Prompts) != 1 {
+		t.Errorf("a default prompt %q of %v", f.DefaultPromptName, f.Prompts)
 	}
 }

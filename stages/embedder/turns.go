@@ -30,9 +30,6 @@ func (t *Turns) Take(ctx context.Context) (_ context.Context, give func(), err e
 	if err := t.Err(); err != nil {
 		return ctx, nil, err
 	}
-	if ctx.Err() != nil {
-		return ctx, nil, context.Cause(ctx)
-	}
 	select {
 	case t.c <- struct{}{}:
 	case <-ctx.Done():

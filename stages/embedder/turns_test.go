@@ -125,6 +125,51 @@ func TestClosed(t *testing.T) {
 	}
 }
 
+// A call that waited while the model was closed finds it closed, and leaves the turn to others; one whose pass failed has given it back.
+func TestTurnsGivenBack(t *testing.T) {
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	within := func(what string, f func() error) error {
+		t.Helper()
+		done := make(chan error, 1)
+		go func() { done <- f() }()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s waits for a turn that nobody has", what)
+			return nil
+		}
+	}
+	if err := e.engine.Embed(t.Context(), [][]int32{{1 << 20}}, func(int, []float32) {}); err == nil {
+		t.Fatal("a token that the model does not have was embedded")
+	}
+	if err := within("a call after one that failed", func() error { return second(e.Embed(t.Context(), []string{"a"})) }); err != nil {
+		t.Error(err)
+	}
+	_, give, err := e.engine.Turns.Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed, embedded := make(chan error, 1), make(chan error, 1)
+	go func() { closed <- e.Close() }()
+	time.Sleep(50 * time.Millisecond) // until it waits; turns have the order of asking
+	go func() { embedded <- second(e.Embed(t.Context(), []string{"a"})) }()
+	time.Sleep(50 * time.Millisecond)
+	give()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := <-embedded; !errors.Is(err, ErrClosed) {
+		t.Errorf("a call that waited while the model was closed: %v", err)
+	}
+	if err := within("Close after Close", e.Close); err != nil {
+		t.Error(err)
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // Tasks that can't be measured, or whose numbers are of nothing, are errors.
