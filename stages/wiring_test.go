@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
+	"contraflow/testdata/goldens"
 )
 
 // plain is an update that trains.
@@ -197,7 +199,10 @@ func TestUpdateChecked(t *testing.T) {
 		"learning rate is -1":      func(u *stages.Update, _ *stages.Text) { u.LR = -1 },
 		`schedule is "cosin"`:      func(u *stages.Update, _ *stages.Text) { u.Schedule = "cosin" },
 		"linear, and TotalSteps 0": func(u *stages.Update, _ *stages.Text) { u.Schedule = optim.Linear },
-		"none can be negative":     func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = -1 },
+		"learning rate is +Inf":    func(u *stages.Update, _ *stages.Text) { u.LR = math.Inf(1) },
+		"a largest norm of -1":     func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = -1 },
+		"-2 warm-up steps":         func(u *stages.Update, _ *stages.Text) { u.WarmupSteps = -2 },
+		"a layer decay of -0.5":    func(u *stages.Update, _ *stages.Text) { u.LayerDecay = -0.5 },
 		"a maximum length of 2 tokens leaves no room": func(_ *stages.Update, x *stages.Text) { x.QueryLength = 2 },
 		"a maximum length of -1 tokens":               func(_ *stages.Update, x *stages.Text) { x.DocumentLength = -1 },
 	} {
@@ -316,5 +321,19 @@ func snapshot(t *testing.T, p parts) func() {
 		if err := s.Sync(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A model's folder says what is put before its texts, and where they are cut.
+func TestTextOf(t *testing.T) {
+	d := processor(t)
+	m, err := embedder.LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	x := stages.TextOf(m)
+	if x.Tokenizer != m.Tokenizer || x.QueryPrompt != "find : " || x.DocumentPrompt != "" || x.QueryLength != m.MaxLength() || x.DocumentLength != m.MaxLength() || m.MaxLength() == 0 {
+		t.Errorf("%+v of %d tokens", x, m.MaxLength())
 	}
 }

@@ -98,7 +98,7 @@ func TestMetricsAddr(t *testing.T) {
 	for i := range 3 {
 		o.Step(recipe.Metrics{Step: i + 1, Loss: 2.5 - float64(i), Pairs: 64, Tokens: 1000, Skipped: i == 1})
 	}
-	o.Eval(recipe.Evaluation{Metric: "ndcg@10", Value: 0.25})
+	o.Eval(recipe.Evaluation{Metric: "ndcg@10", Value: 0.25, Tasks: []recipe.TaskValue{{Name: "a", Metric: "mrr@10", Value: 0.125}}})
 	get := func() (string, error) {
 		resp, err := http.Get("http://" + w.addr + "/metrics")
 		if err != nil {
@@ -112,7 +112,7 @@ func TestMetricsAddr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"contraflow_step 3\n", "contraflow_loss 0.5\n", "contraflow_pairs_total 192\n", "contraflow_tokens_total 3000\n", "contraflow_skipped_steps_total 1\n", `contraflow_evaluation{metric="ndcg@10"} 0.25`, "go_goroutines "} {
+	for _, want := range []string{"contraflow_step 3\n", "contraflow_loss 0.5\n", "contraflow_pairs_total 192\n", "contraflow_tokens_total 3000\n", "contraflow_skipped_steps_total 1\n", `contraflow_evaluation{metric="ndcg@10"} 0.25`, `contraflow_evaluation{metric="a/mrr@10"} 0.125`, "go_goroutines "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -120,6 +120,22 @@ func TestMetricsAddr(t *testing.T) {
 	w.close()
 	if _, err := get(); err == nil || told != 3 {
 		t.Errorf("still served; the other observer was told of %d steps", told)
+	}
+}
+
+// An evaluation of several tasks is told with each one's value, to people and to machines.
+func TestLogOfTasks(t *testing.T) {
+	e := recipe.Evaluation{Step: 4, Metric: "mean mrr@10", Value: 0.25, Tasks: []recipe.TaskValue{{Name: "a", Metric: "mrr@10", Value: 0.125}, {Name: "b", Metric: "mrr@10", Value: 0.375}}}
+	for format, want := range map[string]string{"human": "step 4: mean mrr@10 0.2500 (a 0.1250, b 0.3750)\n", "json": `"step":4,"metric":"mean mrr@10","value":0.25,"a/mrr@10":0.125,"b/mrr@10":0.375}`} {
+		var b strings.Builder
+		u, err := newUI(&b, false).withLog(format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.observer(1).Eval(e)
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%s: %q", format, b.String())
+		}
 	}
 }
 

@@ -84,3 +84,36 @@ func TestBareTexts(t *testing.T) {
 		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
 	}
 }
+
+// A glob of tables is read as tables; a name is the last part of a path; a file may be longer than a row may.
+func TestTaskFiles(t *testing.T) {
+	dir := write(t, map[string]string{
+		"q1.tsv": "id\ttext\n1\ta\n", "q2.tsv": "id\ttext\n2\tb\n", "c.jsonl": `{"id": 1, "text": "a"}`,
+		"r1.tsv": "query-id\tcorpus-id\tscore\n1\t1\t1\n", "r2.tsv": "query-id\tcorpus-id\tscore\n2\t1\t2\n",
+	})
+	r, err := LoadRetrieval(t.Context(), filepath.Join(dir, "q*.tsv"), filepath.Join(dir, "c.jsonl"), filepath.Join(dir, "r*.tsv"))
+	if err != nil || len(r.Queries) != 2 || len(r.Judgements) != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for path, want := range map[string]string{"beir/scifact": "scifact", "beir/scifact/": "scifact", "hf://datasets/mteb/nfcorpus": "nfcorpus", "dev/queries.jsonl": "queries", "q.v2.tsv": "q.v2"} {
+		if got := TaskName(path); got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+	long := filepath.Join(dir, "long.tsv")
+	f, err := os.Create(long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := bytes.Repeat([]byte("x"), 1<<20)
+	for i := range maxRow>>20 + 2 {
+		fmt.Fprintf(f, "%d\t%s\n", i, text)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	if _, err := loadTexts(t.Context(), long, func(string, string, bool, Location) error { n++; return nil }); err != nil || n != maxRow>>20+2 {
+		t.Errorf("%d texts, %v", n, err)
+	}
+}

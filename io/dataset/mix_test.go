@@ -406,3 +406,15 @@ func TestShares(t *testing.T) {
 		}
 	}
 }
+
+// A mixer says what its configuration is, for who reads in its order.
+func TestMixerSays(t *testing.T) {
+	cfg := SamplerConfig{GlobalSize: 2, Epochs: 3, Window: Window{Rows: 100, Bytes: 1 << 20}}
+	m, err := NewMixer([]Part{{Layout: Layout{Rows: []int{10}, Bytes: []int64{100}}}}, cfg, Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Epochs() != 3 || m.Window() != cfg.Window {
+		t.Errorf("%d epochs, window %+v", m.Epochs(), m.Window())
+	}
+}

@@ -322,7 +322,7 @@ func TestSummaryOfResumed(t *testing.T) {
 func TestDroppedSoFar(t *testing.T) {
 	j := newJob(t, 62) // 15 steps of 4 rows
 	o, err := j.run(t, "run", nil, 16, false, "batch.global_size=4", "batch.accumulate=1", "batch.drop_last=true", "batch.no_duplicates=false", "train.epochs=40")
-	if err != nil || !o.summary.Stopped || o.summary.Steps < 16 || o.summary.Steps > 29 {
+	if err != nil || !o.summary.Stopped || o.summary.Steps < 16 || o.summary.Steps > 29 || o.summary.Model != "" {
 		t.Fatalf("%+v, %v", o.summary, err)
 	}
 	if o.summary.Dropped != 62-15*4 {
@@ -448,6 +448,11 @@ func TestNoFigure(t *testing.T) {
 // sts writes scored pairs and is the setting that evaluates on them.
 func (j *job) sts(t *testing.T) string {
 	t.Helper()
+	return fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", j.stsFile(t))
+}
+
+func (j *job) stsFile(t *testing.T) string {
+	t.Helper()
 	var pairs bytes.Buffer
 	enc := json.NewEncoder(&pairs)
 	for i := range 12 {
@@ -457,7 +462,7 @@ func (j *job) sts(t *testing.T) string {
 	if err := os.WriteFile(sts, pairs.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", sts)
+	return sts
 }
 
 // A run that gets no better ends early, with the model of its best evaluation; so does one that was stopped and went on.

@@ -134,10 +134,79 @@ func TestSeveralTasks(t *testing.T) {
 	if a, b := alone["easy"], alone["the other"]; slices.EqualFunc(a, b, func(a, b evaluated) bool { return a.Value == b.Value }) {
 		t.Error("both tasks have the same figures: which is whose would not show")
 	}
-	// Another task is another measure: the best evaluation so far says nothing of it.
-	o, err := j.run(t, "two", nil, 0, true, append(common, "eval.retrieval="+tasks[0], "train.epochs=5")...)
-	if err != nil || !strings.Contains(fmt.Sprint(o.notes), "what eval measures has changed") {
-		t.Errorf("%v: %v", err, o.notes)
+	// Other tasks, or other content in one of them, are another measure: the best evaluation so far says nothing of it. The same ones are the same.
+	const forgotten = "what eval measures has changed"
+	went := func(out string, epochs int, sets ...string) string {
+		t.Helper()
+		o, err := j.run(t, out, nil, 0, true, append(append(append([]string{}, common...), fmt.Sprint("train.epochs=", epochs)), sets...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(o.notes)
+	}
+	if notes := went("two", 4, retrieval); strings.Contains(notes, forgotten) {
+		t.Errorf("the same tasks: %s", notes)
+	}
+	if notes := went("two", 5, "eval.retrieval="+tasks[0]); !strings.Contains(notes, forgotten) {
+		t.Errorf("one task of two: %s", notes)
+	}
+	if notes := went("three", 4, retrieval, sts, "eval.metric=mrr@10"); !strings.Contains(notes, forgotten) {
+		t.Errorf("another metric: %s", notes)
+	}
+	qrels := filepath.Join(j.dir, "hard/qrels/test.tsv")
+	raw, err := os.ReadFile(qrels)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(qrels, append(raw, "q0\td5\t1\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if notes := went("three", 5, retrieval, sts, "eval.metric=mrr@10"); !strings.Contains(notes, forgotten) {
+		t.Errorf("one more judgement of the second task: %s", notes)
+	}
+}
+
+// Where one of several tasks has no figure, there is no mean of the others, which would be another measure.
+func TestNoMean(t *testing.T) {
+	j := newJob(t, 40)
+	same := filepath.Join(j.dir, "same.jsonl")
+	if err := os.WriteFile(same, []byte(`{"a":"x","b":"y","s":1}`+"\n"+`{"a":"x","b":"y","s":2}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, mesh := range []string{"mesh.replicate=1", "mesh.replicate=2"} {
+		o, err := j.run(t, mesh, nil, 0, false, "eval.every=1", "eval.retrieval="+j.tasks(t)[0], fmt.Sprintf("eval.sts=[{name: good, path: %q, a: a, b: b, score: s}, {path: %q, a: a, b: b, score: s}]", j.stsFile(t), same), mesh)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := j.evaluations(t, mesh); len(got) != 0 || o.summary.Eval != nil || !strings.Contains(fmt.Sprint(o.notes), "eval.sts[1] has no figure this time") {
+			t.Errorf("%s: %+v, %s", mesh, got, o.notes)
+		}
+	}
+}
+
+// What BM25 has found is reranked for each task by itself.
+func TestRerankTasks(t *testing.T) {
+	j := newJob(t, 40)
+	tasks := j.tasks(t)
+	sets := []string{"model.kind=reranker", "model.max_length=32", "data.train.0.negatives=[p]", "eval.every=0", "train.max_steps=2", "optimizer.lr=1e-2"}
+	values := func(out, tasks string) (all []float64) {
+		t.Helper()
+		if _, err := j.run(t, out, nil, 0, false, append(append([]string{}, sets...), "eval.rerank="+tasks)...); err != nil {
+			t.Fatal(err)
+		}
+		e := j.evaluations(t, out)
+		for _, x := range e[len(e)-1].Tasks {
+			all = append(all, x.Value)
+		}
+		if all == nil {
+			all = []float64{e[len(e)-1].Value}
+		}
+		return all
+	}
+	top := func(i int) string { return strings.TrimSuffix(tasks[i], "}") + ", top: 4}" }
+	both, first, second := values("both", "["+top(0)+", "+top(1)+"]"), values("first", top(0)), values("second", top(1))
+	if len(both) != 2 || both[0] != first[0] || both[1] != second[0] || first[0] == second[0] {
+		t.Errorf("%v, alone %v and %v", both, first, second)
 	}
 }
 

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -434,6 +435,12 @@ save: {dir: ~/runs/mine}
 	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a  } {b H/q H/c H/r}] [{ H/s a b s}] H/runs/other", "H", home)
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("%s, want %s", got, want)
+	}
+	if r, err = Parse("r.yaml", []byte(minimal), []string{"model.kind=reranker", "data.train.0.negatives=[n]", "eval.rerank={queries: ~/q, corpus: ~/c, qrels: ~/r}"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Eval.Rerank[0]; got.Queries != filepath.Join(home, "q") || got.Corpus != filepath.Join(home, "c") || got.Qrels != filepath.Join(home, "r") {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -3,6 +3,7 @@ package reranker
 import (
 	"errors"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
@@ -99,6 +101,30 @@ func TestTrainable(t *testing.T) {
 		}
 	}
 
+	small, err := LoadTrainable(folder, d, TextOptions{}, transformer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer small.Close()
+	out := filepath.Join(t.TempDir(), "half")
+	if err := small.Save(out, "bf16", "By hand."); err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.Open(filepath.Join(out, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if x, err := f.Tensor("classifier.weight"); err != nil || x.DType != safetensors.BF16 {
+		t.Errorf("%v: %v", err, x.DType)
+	}
+	if card, err := os.ReadFile(filepath.Join(out, "README.md")); err != nil || !strings.Contains(string(card), "By hand.") {
+		t.Errorf("%v: the card is %s", err, card)
+	}
+	if err := small.Save(out, "f8", ""); err == nil || !strings.Contains(err.Error(), `precision "f8"`) {
+		t.Error(err)
+	}
+
 	closed, err := LoadTrainable(folder, d, TextOptions{}, transformer.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -112,6 +138,28 @@ func TestTrainable(t *testing.T) {
 	for want, dir := range map[string]string{"is a layer-wise reranker": goldens.Path(t, "rerank/minicpm-layers"), "no such file": filepath.Join(t.TempDir(), "nowhere")} {
 		if _, err := LoadTrainable(dir, d, TextOptions{}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", dir, err, want)
+		}
+	}
+}
+
+// A model whose score is a token's logit says which, and calls after Close say that it is closed, of no documents too.
+func TestHeadAndClosed(t *testing.T) {
+	r, err := Load(goldens.Path(t, "rerank/cross"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(r.Close(), r.Close()); err != nil {
+		t.Error(err)
+	}
+	for _, documents := range [][]string{nil, {"a"}} {
+		if _, err := r.Score(t.Context(), "q", documents); !errors.Is(err, embedder.ErrClosed) {
+			t.Errorf("%d documents: %v", len(documents), err)
+		}
+	}
+	for _, head := range []transformer.Scorer{{Tokens: []int32{3, 4}, LMHead: "lm_head"}, {}} {
+		m := &Trainable{spec: &Spec{Scorer: head}}
+		if !slices.Equal(m.Head(), head.Tied()) {
+			t.Errorf("%v, want %v", m.Head(), head.Tied())
 		}
 	}
 }
