@@ -114,7 +114,7 @@ func (c *checker) check(r *Recipe) {
 			c.defaultM3(r)
 		}
 		c.checkLosses(r)
-		c.require(r.Eval.Rerank == nil, "eval.rerank", "is for model.kind: reranker")
+		c.require(len(r.Eval.Rerank) == 0, "eval.rerank", "is for model.kind: reranker")
 	}
 	c.checkOptimizer(&r.Optimizer)
 	c.checkRest(r)
@@ -212,9 +212,9 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")
 	c.checkTasks(e)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := e.Retrieval != nil || e.STS != nil, "eval.retrieval or eval.sts"
+	measured, task := len(e.Retrieval)+len(e.STS) > 0, "eval.retrieval or eval.sts"
 	if r.Model.Kind == "reranker" {
-		measured, task = e.Rerank != nil, "eval.rerank"
+		measured, task = len(e.Rerank) > 0, "eval.rerank"
 	}
 	c.require(!r.Save.Best || measured, "save.best", "needs %s: it is by that metric", task)
 	c.require(!e.AtStart || measured, "eval.at_start", "needs %s", task)

@@ -110,7 +110,7 @@ func (c *checker) checkTasks(e Eval) {
 		key := key("sts", i, len(e.STS), s.Name, s.Path)
 		c.require(s.Path != "" && s.A != "" && s.B != "" && s.Score != "", key, "needs path and the columns a, b and score")
 	}
-	if e.STS == nil || e.Retrieval != nil {
+	if len(e.STS) == 0 || len(e.Retrieval) > 0 {
 		if _, err := evaluate.ParseMeasure(e.Metric); err != nil {
 			c.fail("eval.metric", "%v", err)
 		}
@@ -184,8 +184,9 @@ func (x *Run) evalText() embedder.Text {
 // evaluates tells whether there is something to measure the model on.
 func (x *Run) evaluates() bool { return len(x.tasks) > 0 }
 
-// evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where the similarities are such that
-// nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.
+// evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where there is one task, and the
+// similarities are such that nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.
+// Among several tasks such a one counts as 0.
 func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluation, error) {
 	ev := &Evaluation{}
 	for i := range x.tasks {
@@ -227,8 +228,12 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 		}
 		res, err := evaluate.EvaluateSTS(sims, t.pairs.Scores)
 		if err != nil {
-			x.obs.note("%s has no figure this time: %v (the first list is the pairs' similarities)", t.key, err)
-			return nil, nil, nil
+			if len(x.tasks) == 1 {
+				x.obs.note("%s has no figure this time: %v (the first list is the pairs' similarities)", t.key, err)
+				return nil, nil, nil
+			}
+			x.obs.note("%s has no figure this time, and counts as 0: %v (the first list is the pairs' similarities)", t.key, err)
+			res = evaluate.STS{Pairs: len(sims)}
 		}
 		js, err := json.Marshal(res)
 		return &TaskValue{t.name, "spearman", res.Spearman, json.RawMessage(js)}, []hfmodel.Metric{{Dataset: t.from, Name: "spearman", Value: res.Spearman}}, err

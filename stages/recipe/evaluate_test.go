@@ -166,8 +166,8 @@ func TestSeveralTasks(t *testing.T) {
 	}
 }
 
-// Where one of several tasks has no figure, there is no mean of the others, which would be another measure.
-func TestNoMean(t *testing.T) {
+// Where one of several tasks has no figure it counts as 0: the others' are kept, and the mean stays the same measure.
+func TestNoFigureOfOne(t *testing.T) {
 	j := newJob(t, 40)
 	same := filepath.Join(j.dir, "same.jsonl")
 	if err := os.WriteFile(same, []byte(`{"a":"x","b":"y","s":1}`+"\n"+`{"a":"x","b":"y","s":2}`+"\n"), 0o600); err != nil {
@@ -178,8 +178,14 @@ func TestNoMean(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := j.evaluations(t, mesh); len(got) != 0 || o.summary.Eval != nil || !strings.Contains(fmt.Sprint(o.notes), "eval.sts[1] has no figure this time") {
-			t.Errorf("%s: %+v, %s", mesh, got, o.notes)
+		got := j.evaluations(t, mesh)
+		for _, e := range got {
+			if len(e.Tasks) != 3 || e.Tasks[2].Value != 0 || math.Abs(e.Value-(e.Tasks[0].Value+e.Tasks[1].Value)/3) > 1e-12 || e.Tasks[0].Value == 0 {
+				t.Errorf("%s: %+v", mesh, e)
+			}
+		}
+		if len(got) != len(o.losses) || !strings.Contains(fmt.Sprint(o.notes), "eval.sts[1] has no figure this time, and counts as 0: ") {
+			t.Errorf("%s: %d evaluations, %s", mesh, len(got), o.notes)
 		}
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -182,15 +181,26 @@ type Eval struct {
 	Metric  string `yaml:"metric"`   // of retrieval and rerank
 
 	// One each, or several: an evaluation's value is then the mean of theirs.
-	Retrieval []Retrieval `yaml:"retrieval,omitempty"`
-	STS       []STS       `yaml:"sts,omitempty"`
-	Rerank    []Rerank    `yaml:"rerank,omitempty"`
+	Retrieval OneOrMore[Retrieval] `yaml:"retrieval,omitempty"`
+	STS       OneOrMore[STS]       `yaml:"sts,omitempty"`
+	Rerank    OneOrMore[Rerank]    `yaml:"rerank,omitempty"`
 
 	// Of m3: what documents are ranked by.
 	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector, or fused (also empty)
 	Weights []float64 `yaml:"weights,omitempty"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
 
 	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`
+}
+
+// OneOrMore is a list that is written without brackets if it has one element.
+type OneOrMore[T any] []T
+
+// MarshalYAML writes what decode reads.
+func (l OneOrMore[T]) MarshalYAML() (any, error) {
+	if len(l) == 1 {
+		return l[0], nil
+	}
+	return []T(l), nil
 }
 
 // EarlyStopping ends a run when so many evaluations in a row were no better by more than MinDelta than the last one that was.
@@ -604,23 +614,3 @@ func (a Auto) MarshalYAML() (any, error) {
 
 // YAML writes the recipe as resolved: it can be run again.
 func (r Recipe) YAML() ([]byte, error) { return yaml.Marshal(r) }
-
-// Resolve is what [Parse] does to a recipe that it reads, for one that a program has made or changed: it finds mistakes, and fills in what other keys
-// decide. A resolved recipe stays as it is. Open and OnRanks do so themselves.
-func (r Recipe) Resolve() (Recipe, error) {
-	text, err := r.YAML()
-	if err != nil {
-		return r, err
-	}
-	resolved, err := Parse("", text, nil)
-	if all, ok := err.(interface{ Unwrap() []error }); ok {
-		var errs []error
-		for _, e := range all.Unwrap() { // nobody has written these lines
-			errs = append(errs, errors.New(writtenLine.ReplaceAllString(e.Error(), "")))
-		}
-		return r, errors.Join(errs...)
-	}
-	return resolved, err
-}
-
-var writtenLine = regexp.MustCompile(`^:\d+: `)

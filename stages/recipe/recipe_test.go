@@ -483,3 +483,56 @@ func TestResolve(t *testing.T) {
 		}
 	}
 }
+
+// Resolving keeps every text as it is, whatever YAML would make of it, and takes what a program makes of another kind than the default.
+func TestResolveTexts(t *testing.T) {
+	r, err := Parse("r.yaml", []byte(minimal), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"a\tb", "\n", "x\r\ny", "query:\t", "? a", "- b", " c ", "#", "null", "~", "true", "1.0", "'", "\"", "ä\u00a0"} {
+		r.Data.Train[0].Prompts = &Prompts{Query: text}
+		r.Data.Train[0].Query = "q" + text
+		got, err := r.Resolve()
+		if err != nil || got.Data.Train[0].Prompts.Query != text || got.Data.Train[0].Query != "q"+text {
+			t.Errorf("%q has become %q: %v", text, got.Data.Train[0].Prompts.Query, err)
+		}
+	}
+	r = Default()
+	r.Model = Model{Path: "m", Kind: "reranker", MaxLength: Lengths{32, 32}}
+	r.Loss = Loss{Name: "cross_entropy"}
+	r.Data.Train = []Source{{Path: []string{"d"}, Query: "q", Positive: "p", Negatives: []string{"n"}}}
+	r.Save.Dir = "x"
+	if got, err := r.Resolve(); err != nil || got.Loss.Name != "cross_entropy" || got.Batch.NoDuplicates != r.Batch.NoDuplicates {
+		t.Errorf("%v: %+v", err, got.Loss)
+	}
+}
+
+// A list of one, which is written without brackets, is addressed with its number and without, and so is one that has them.
+func TestSetOnlyElement(t *testing.T) {
+	for _, written := range []string{"{queries: q, corpus: c, qrels: r}", "[{queries: q, corpus: c, qrels: r}]"} {
+		for _, set := range []string{"eval.retrieval.queries=x", "eval.retrieval[0].queries=x", "eval.retrieval.0.queries=x", "eval.retrieval.0={queries: x, corpus: c, qrels: r}"} {
+			r, err := Parse("r.yaml", []byte(minimal+"\neval: {retrieval: "+written+"}\n"), []string{set})
+			if err != nil || len(r.Eval.Retrieval) != 1 || r.Eval.Retrieval[0] != (Retrieval{Queries: "x", Corpus: "c", Qrels: "r"}) {
+				t.Errorf("%s, %s: %+v, %v", written, set, r.Eval.Retrieval, err)
+			}
+			text, err := r.YAML()
+			if err != nil || !strings.Contains(string(text), "retrieval:\n    queries: x\n") {
+				t.Errorf("%v: %s", err, text)
+			}
+		}
+	}
+	r, err := Parse("r.yaml", []byte(minimal), []string{"eval.retrieval=[]", "eval.sts=[]"})
+	if err != nil {
+		t.Error(err)
+	}
+	if _, err := r.Resolve(); err != nil {
+		t.Error(err)
+	}
+	if _, err := Parse("r.yaml", []byte(minimal), []string{"eval.retrieval=[]", "save.best=true"}); err == nil || !strings.Contains(err.Error(), "save.best: needs eval.retrieval") {
+		t.Error(err)
+	}
+	if _, err := Parse("r.yaml", []byte(minimal), []string{"model.kind=reranker", "data.train.0.negatives=[n]", "eval.sts=[]"}); err != nil {
+		t.Error(err)
+	}
+}

@@ -57,7 +57,7 @@ func (c *checker) checkReranker(r *Recipe) {
 	for _, key := range []string{"pooling", "normalize"} {
 		c.require(c.find("model."+key) == nil, "model."+key, "is for embedders: a reranker's head says how it pools")
 	}
-	c.require(r.Eval.Retrieval == nil && r.Eval.STS == nil, "eval", "a reranker is measured by eval.rerank")
+	c.require(len(r.Eval.Retrieval)+len(r.Eval.STS) == 0, "eval", "a reranker is measured by eval.rerank")
 }
 
 // checkGroups checks a reranker's loss at a key.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -140,7 +141,7 @@ func (n *node) addEntry(at func(int) string, v *ast.MappingValueNode) error {
 }
 
 // set applies one --set argument, "a.b=c": c is YAML. Elements of lists are addressed by number, "data.train.0.path=x" or, as
-// errors have it, "data.train[0].path=x".
+// errors have it, "data.train[0].path=x"; the number of an only one may be left out, as its brackets may.
 func (n *node) set(arg string) error {
 	path, text, ok := strings.Cut(arg, "=")
 	at := "--set " + arg
@@ -161,9 +162,15 @@ func (n *node) set(arg string) error {
 	path = indices.ReplaceAllStringFunc(path, func(i string) string { return "." + i[1:len(i)-1] })
 	for {
 		key, rest, more := strings.Cut(path, ".")
+		if _, err := strconv.Atoi(key); err != nil && n.kind == list && len(n.list) == 1 {
+			n = n.list[0]
+		}
 		slot, err := n.slot(key, at)
 		if err != nil {
 			return err
+		}
+		if more && *slot != nil && (*slot).kind == mapping && (rest == "0" || strings.HasPrefix(rest, "0.")) { // an element without brackets
+			_, rest, more = strings.Cut(rest, ".")
 		}
 		if !more {
 			*slot = value
