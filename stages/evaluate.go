@@ -1,6 +1,8 @@
 package stages
 
 import (
+	"fmt"
+
 	"contraflow/pipeline"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
@@ -22,7 +24,7 @@ func TextOfPairs(m *reranker.Trainable) Text {
 
 // Evaluate adds the stage that measures an encoder's model on a retrieval task after each step that due says, counted from 0, before the next
 // one changes it. Its results are nil after other steps. Several ranks, which all add it, embed together, and rank 0 has the results. The encoder's
-// Close gives back what it takes.
+// Close gives back what it takes. There may be several such stages, for several tasks.
 func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, task *embedder.Task, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
 	engine := &embedder.Engine{Model: e.Model}
 	e.closers = append(e.closers, engine.Close)
@@ -30,7 +32,11 @@ func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, ta
 		engine.Model, engine.Ranks = x.Model(), x
 		e.closers = append(e.closers, x.Close)
 	}
-	return pipeline.Map(g, "evaluate", steps, func(t *pipeline.Task, s StepResult) (*evaluate.Result, error) {
+	stage := "evaluate"
+	if e.evaluations++; e.evaluations > 1 {
+		stage = fmt.Sprint("evaluate ", e.evaluations)
+	}
+	return pipeline.Map(g, stage, steps, func(t *pipeline.Task, s StepResult) (*evaluate.Result, error) {
 		engine.Stream = Stream(t)
 		return task.Evaluate(t.Context(), engine, measures...)
 	}, e.on(), pipeline.When(due))

@@ -100,6 +100,7 @@ func TestEvaluateStage(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := wire(t.Context(), p, ranks, wiring{}, p.text, u, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+			pipeline.Sink(g, "look twice", stages.Evaluate(g, steps, enc, task, func(step int) bool { return step == 1 }), func(*pipeline.Task, *evaluate.Result) error { return nil })
 			pipeline.Sink(g, "look", stages.Evaluate(g, steps, enc, task, func(step int) bool { return step == 1 }), func(_ *pipeline.Task, r *evaluate.Result) error {
 				all = append(all, r)
 				return nil

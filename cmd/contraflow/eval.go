@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -57,7 +58,10 @@ rank correlation, and Pearson's.
 			if len(queries) > 1 && corpus+qrels != "" {
 				return usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
 			}
-			for _, q := range queries { // known before a model is loaded
+			for i, q := range queries { // known before a model is loaded
+				if slices.Contains(queries[:i], q) {
+					return usageError{fmt.Errorf("--queries %s is given twice: it would count twice in the mean", q)}
+				}
 				if err := isTask(q, corpus, qrels); err != nil {
 					return err
 				}
@@ -212,13 +216,16 @@ func measurePairs(cmd *cobra.Command, e *embedder.Embedder, file string, columns
 
 // withMean adds the mean of several tasks, and calls them by the last part of their paths where that tells them apart.
 func withMean(tasks []taskResult) ([]taskResult, error) {
-	called := map[string]int{"mean": 1}
+	const meanName = "mean"
+	called := map[string]int{meanName: 1}
 	for _, m := range tasks {
 		called[dataset.TaskName(m.name)]++
 	}
 	for i, m := range tasks {
 		if name := dataset.TaskName(m.name); called[name] == 1 {
 			tasks[i].name = name
+		} else if m.name == meanName {
+			tasks[i].name = "./" + meanName
 		}
 	}
 	var model, bm25 []*evaluate.Result
@@ -228,7 +235,7 @@ func withMean(tasks []taskResult) ([]taskResult, error) {
 			bm25 = append(bm25, m.bm25)
 		}
 	}
-	mean := taskResult{name: "mean"}
+	mean := taskResult{name: meanName}
 	var err error
 	if mean.model, err = evaluate.Average(model...); err == nil && bm25 != nil {
 		mean.bm25, err = evaluate.Average(bm25...)

@@ -81,6 +81,7 @@ stands in comments above the recipe, and on standard error.`,
 	}
 	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together; default: what torchrun is told, or 1")
 	cmd.Flags().StringVar(&out, "out", "", "the file to write, which must not be there; default: standard output")
+	notEmpty(cmd, "out")
 	return cmd
 }
 

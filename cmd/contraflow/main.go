@@ -202,13 +202,24 @@ func atLeastOne(cmd *cobra.Command, flags ...string) error {
 
 // require marks flags as required and makes their absence a usage error.
 func require(cmd *cobra.Command, flags ...string) {
+	notEmpty(cmd, flags...)
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for _, f := range flags {
 			if !cmd.Flags().Changed(f) {
 				return usageError{fmt.Errorf("--%s is missing", f)}
 			}
-			if cmd.Flags().Lookup(f).Value.String() == "" { // as of "$OUT" that nobody has set
+		}
+		return run(cmd, args)
+	}
+}
+
+// notEmpty refuses flags that are given as nothing, as by "$OUT" that nobody has set.
+func notEmpty(cmd *cobra.Command, flags ...string) {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, f := range flags {
+			if cmd.Flags().Changed(f) && cmd.Flags().Lookup(f).Value.String() == "" {
 				return usageError{fmt.Errorf("--%s is empty", f)}
 			}
 		}

@@ -51,6 +51,7 @@ Several runs are drawn over each other, with where their recipes differ.`,
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "the file to write; default: report.html in the run's folder, or here for several runs")
+	notEmpty(cmd, "out")
 	return cmd
 }
 

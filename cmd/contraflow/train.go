@@ -24,6 +24,7 @@ func (f *recipeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&f.sets, "set", nil, "override a key: --set train.max_steps=8 (may be repeated)")
 	cmd.Flags().StringVar(&f.out, "out", "", "folder for the run: sets save.dir")
 	require(cmd, "config")
+	notEmpty(cmd, "out")
 }
 
 func (f *recipeFlags) load() (recipe.Recipe, error) {

@@ -12,13 +12,41 @@ import (
 	"unicode/utf8"
 )
 
-// isGlob tells whether a path stands for several files, or for some that are elsewhere.
-func isGlob(path string) bool { return remote(path) || strings.ContainsAny(path, "*?[") }
+// filesOf are the files of a path whose files may be lines without a header: .tsv files, and of judgements those of a name that says nothing. Of
+// other paths, and where nothing is there, it is the path itself: OpenTable says what is wrong.
+func filesOf(ctx context.Context, path string, anyName bool) ([]string, error) {
+	plain := strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst")
+	if ext := filepath.Ext(plain); ext != ".tsv" && (!anyName || slices.Contains(extensions, ext)) {
+		return []string{path}, nil
+	}
+	if remote(path) {
+		found, err := fetchURL(ctx, path)
+		slices.Sort(found)
+		return found, err
+	}
+	if found, _ := filepath.Glob(path); strings.ContainsAny(path, "*?[") && len(found) > 0 { // sorted
+		return found, nil
+	}
+	return []string{path}, nil
+}
 
 // loadJudgements reads qrels, of tables or of lines without a header.
 func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
+	files, err := filesOf(ctx, path, true)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := loadFile(ctx, f, add); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func loadFile(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
 	plain := strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst")
-	if ext := filepath.Ext(plain); !isGlob(path) && (ext == ".tsv" || !slices.Contains(extensions, ext)) {
+	if ext := filepath.Ext(plain); !strings.ContainsAny(path, "*?[") && (ext == ".tsv" || !slices.Contains(extensions, ext)) {
 		if table, err := loadLines(path, add); !table || err != nil {
 			return err
 		}
@@ -75,8 +103,10 @@ func loadLines(path string, add func(query, doc string, relevance float64)) (tab
 			return false, nil
 		case err != nil:
 			return false, fmt.Errorf("%s: %w", path, err)
-		case first && separated(path) != "" && namesJudgements(fields):
+		case first && namesJudgements(fields) && separated(path) != "":
 			return true, nil
+		case first && namesJudgements(fields):
+			return false, fail(ErrCorrupt, "%s:%d: the first line names columns, as that of a table: its file has to be called .tsv (with tabs) or .csv", path, line)
 		case slices.ContainsFunc(fields, func(f string) bool { return !utf8.ValidString(f) }):
 			return false, fail(ErrCorrupt, "%s:%d: the line %s", path, line, notUTF8)
 		case len(fields) != 3 && len(fields) != 4:
@@ -87,7 +117,7 @@ func loadLines(path string, add func(query, doc string, relevance float64)) (tab
 		width = len(fields)
 		doc, text := fields[width-2], fields[width-1]
 		score, err := grade(text)
-		if first && errors.Is(err, strconv.ErrSyntax) {
+		if first && errors.Is(err, strconv.ErrSyntax) && separated(path) != "" {
 			continue
 		}
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/gzip"
@@ -40,6 +41,31 @@ func TestJudgementsHeader(t *testing.T) {
 		err := loadJudgements(t.Context(), path, func(query, doc string, relevance float64) { got += fmt.Sprint(query, " ", doc, " ", relevance, ";") })
 		if err != nil || got != "1 2 3;" {
 			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+// Several files without a header are read as one, and a file of lines has none.
+func TestBareFiles(t *testing.T) {
+	dir := write(t, map[string]string{
+		"q1.tsv": "1\ta\n", "q2.tsv": "2\tb\n", "c1.tsv": "1\tx\n", "c2.tsv": "id\ttext\n2\ty\n", "r1.trec": "1 0 2 1\n", "r2.trec": "2 0 1 1\n", "twice1.tsv": "1\ta\n", "twice2.tsv": "1\tb\n",
+		"named.txt": "corpus-id query-id score\n1 2 1\n", "bad.txt": "1 0 2 yes\n",
+	})
+	at := func(name string) string { return filepath.Join(dir, name) }
+	got, err := LoadRetrieval(t.Context(), at("q*.tsv"), at("c?.tsv"), at("r[12].trec"))
+	want := &Retrieval{QueryIDs: []string{"1", "2"}, Queries: []string{"a", "b"}, DocIDs: []string{"1", "2"}, Docs: []string{"x", "y"}, Judgements: []Judgement{{0, 1, 1}, {1, 0, 1}}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	for _, c := range [][4]string{
+		{"twice*.tsv", "c1.tsv", "r1.trec", `twice2.tsv:1, column "id": "1" comes a second time`},
+		{"q*.tsv", "c*.tsv", "named.txt", "named.txt:1: the first line names columns"},
+		{"q*.tsv", "c*.tsv", "bad.txt", `bad.txt:1: the score is "yes"`},
+		{"z*.tsv", "c*.tsv", "r1.trec", "z*.tsv matches no file"},
+		{"q*.tsv", "c*.tsv", "z*.trec", "z*.trec matches no file"},
+	} {
+		if _, err := LoadRetrieval(t.Context(), at(c[0]), at(c[1]), at(c[2])); err == nil || !strings.Contains(err.Error(), c[3]) {
+			t.Errorf("%v: %v", c, err)
 		}
 	}
 }
@@ -95,7 +121,7 @@ func TestTaskFiles(t *testing.T) {
 	if err != nil || len(r.Queries) != 2 || len(r.Judgements) != 2 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	for path, want := range map[string]string{"beir/scifact": "scifact", "beir/scifact/": "scifact", "hf://datasets/mteb/nfcorpus": "nfcorpus", "dev/queries.jsonl": "queries", "q.v2.tsv": "q.v2"} {
+	for path, want := range map[string]string{"beir/scifact": "scifact", "beir/scifact/": "scifact", "hf://datasets/mteb/nfcorpus": "nfcorpus", "dev/queries.jsonl": "queries", "q.v2.tsv": "q.v2", "q.jsonl.gz": "q", "beir/v1.1": "v1.1", dir + "/.": filepath.Base(dir), dir + "/x/..": filepath.Base(dir)} {
 		if got := TaskName(path); got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
 		}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -55,7 +56,16 @@ func (r *Retrieval) Note() string {
 // TaskName is what a task is called by its queries' path: the name of the folder, or of the file without its ending.
 func TaskName(path string) string {
 	base := filepath.Base(path)
-	return strings.TrimSuffix(base, filepath.Ext(base))
+	if base == "." || base == ".." {
+		if abs, err := filepath.Abs(path); err == nil {
+			base = filepath.Base(abs)
+		}
+	}
+	plain := strings.TrimSuffix(strings.TrimSuffix(base, ".gz"), ".zst")
+	if ext := filepath.Ext(plain); slices.Contains(extensions, ext) {
+		return strings.TrimSuffix(plain, ext)
+	}
+	return base
 }
 
 // grade reads a relevance.
@@ -217,17 +227,30 @@ func exists(path string) bool {
 // loadTexts reads ids and texts, and returns where each id is.
 func loadTexts(ctx context.Context, path string, add func(id, text string, empty bool, where Location) error) (map[string]int, error) {
 	at := map[string]int{}
-	if separated(path) == ".tsv" && !isGlob(path) {
+	files, err := filesOf(ctx, path, false)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if err := loadTextsOf(ctx, f, at, add); err != nil {
+			return nil, err
+		}
+	}
+	return at, nil
+}
+
+func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) error {
+	if separated(path) == ".tsv" && !strings.ContainsAny(path, "*?[") {
 		if table, err := loadBareTexts(path, at, add); !table || err != nil {
-			return at, err
+			return err
 		}
 	}
 	t, err := OpenTable(ctx, []string{path})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer t.Close()
-	err = t.cells(ctx, [][]string{{"id", "_id"}, {"text"}, {"title", ""}}, func(row int64, c []cell) error {
+	return t.cells(ctx, [][]string{{"id", "_id"}, {"text"}, {"title", ""}}, func(row int64, c []cell) error {
 		id, text, title := c[0], c[1], c[2]
 		if id.null {
 			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: "null"}
@@ -238,7 +261,6 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 		}
 		return addText(at, id.text, full, row, t.Locate(row), add)
 	})
-	return at, err
 }
 
 // addText adds a text to those of other ids.

@@ -26,7 +26,7 @@ import (
 )
 
 // Embedder is a loaded model. It is safe for concurrent use: texts of several calls are tokenized at once, and computed in turns, a pass of each
-// at a time. After Close calls are [ErrClosed].
+// at a time; Rank and Evaluate take as long a turn as they need. After Close calls are [ErrClosed].
 type Embedder struct {
 	tok                         *tokenize.Tokenizer
 	model                       *transformer.Model
@@ -426,7 +426,7 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 	return ids, cut, nil
 }
 
-// Close gives the model's memory back, after the pass at hand.
+// Close gives the model's memory back, after the turn at hand.
 func (e *Embedder) Close() error {
 	return e.engine.Turns.Close(func() error {
 		errs := []error{e.engine.Close(), e.engine.CloseStream()}

@@ -113,6 +113,22 @@ func overlap(a, b string) (bool, error) {
 	return in(a, b) || in(b, a), nil
 }
 
+// replaced tells whether what is written to a folder takes the place of another, or of one that it lies in. "": there is no other.
+func replaced(dir, other string) (bool, error) {
+	if other == "" {
+		return false, nil
+	}
+	dir, err := realPath(dir)
+	if err != nil {
+		return false, err
+	}
+	if other, err = realPath(other); err != nil {
+		return false, err
+	}
+	rel, err := filepath.Rel(dir, other)
+	return err == nil && filepath.IsLocal(rel), nil
+}
+
 // realPath follows the links of as much of a path as there is.
 func realPath(path string) (string, error) {
 	path, err := filepath.Abs(path)

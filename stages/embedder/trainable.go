@@ -134,16 +134,19 @@ type Saving struct {
 }
 
 // Save writes the model with its present parameters to a folder, which [Load], sentence-transformers and transformers read: with LoRA, that of an
-// adapter in PEFT's format, with the base model's path as it was given; of a model with heads of tokens the factors are merged, since no program
+// adapter in PEFT's format, with the base model's path in full; of a model with heads of tokens the factors are merged, since no program
 // loads adapters of those. Only the main rank of several calls it. No pipeline may be running, but the stage that calls it on the model's compute
-// lane. A model in dir is replaced when all of the new one is written, a folder that holds none never; the folder that the model came from may be
-// dir, where it is not an adapter's base.
+// lane. A model in dir is replaced when all of the new one is written, a folder that holds none never. It may be the
+// folder that the model came from, but not an adapter's base.
 func (t *Trainable) Save(dir string, o Saving) error {
 	if t.Model == nil {
 		return fmt.Errorf("save model to %s: %w", dir, ErrClosed)
 	}
 	if t.Model.Partial() {
 		return fmt.Errorf("save model to %s: %w", dir, ErrPart)
+	}
+	if o.MaxLength < 0 {
+		return fmt.Errorf("save model to %s: a maximum length of %d tokens", dir, o.MaxLength)
 	}
 	length, err := MaxLengthOf(t.folder, t.Model.Config, o.MaxLength)
 	if err == nil {
@@ -160,10 +163,14 @@ func (t *Trainable) Save(dir string, o Saving) error {
 	if err = errors.Join(err, s.Close()); err != nil {
 		return err
 	}
+	needed := ""
 	if adapter != nil {
-		if same, err := overlap(dir, adapter.Base); err == nil && same {
-			return fmt.Errorf("save model to %s: it would replace the base model that the adapter needs, in %s: choose another folder", dir, adapter.Base)
-		}
+		needed = adapter.Base
+	} else if t.folder.Base != nil { // of the adapter that is merged into what is saved
+		needed = t.folder.Base.Dir
+	}
+	if replaces, err := replaced(dir, needed); err == nil && replaces {
+		return fmt.Errorf("save model to %s: it would replace the base model that an adapter needs, in %s: choose another folder", dir, needed)
 	}
 	if err := Round(tensors, o.Precision); err != nil {
 		return err

@@ -141,7 +141,7 @@ func TestTrainableSaveErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, o := range map[string]Saving{
-		"holds no model": {}, `precision "f8"`: {Precision: "f8"}, "leaves no room for text": {MaxLength: 2}, "beyond the model's": {MaxLength: 1 << 20},
+		"a maximum length of -1": {MaxLength: -1}, "holds no model": {}, `precision "f8"`: {Precision: "f8"}, "leaves no room for text": {MaxLength: 2}, "beyond the model's": {MaxLength: 1 << 20},
 	} {
 		if err := m.Save(dir, o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
@@ -280,8 +280,20 @@ func TestTrainableLoRA(t *testing.T) {
 			t.Fatal(err)
 		}
 		says(further) // the base, not the adapter that it went on from
-		if err := m.Save(base, Saving{}); err == nil || !strings.Contains(err.Error(), "it would replace the base model") {
-			t.Errorf("%s: over its base: %v", name, err)
+		merged, err := LoadTrainable(out, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer merged.Close()
+		for _, over := range []string{base, filepath.Dir(base)} {
+			for _, x := range []*Trainable{m, merged} {
+				if err := x.Save(over, Saving{}); err == nil || over == base && !strings.Contains(err.Error(), "it would replace the base model") {
+					t.Errorf("%s: over its base: %v", name, err)
+				}
+			}
+		}
+		if err := merged.Save(filepath.Join(base, "below"), Saving{}); err != nil {
+			t.Errorf("%s: below its base: %v", name, err)
 		}
 	}
 	if m, err := LoadTrainable(base, d, Dropout(0.2)); err != nil || m.Model.Config.HiddenDropout != 0.2 || m.Model.Config.AttentionDropout != 0.2 {

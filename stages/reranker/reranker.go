@@ -303,7 +303,7 @@ func Sigmoid(scores []float32) {
 	}
 }
 
-// Close gives the model's memory back, after the pass at hand.
+// Close gives the model's memory back, after the turn at hand.
 func (r *Reranker) Close() error {
 	return r.engine.Turns.Close(func() error {
 		errs := []error{r.engine.Close(), r.engine.CloseStream()}

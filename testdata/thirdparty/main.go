@@ -1,4 +1,4 @@
-// A program of somebody else's: the public packages, a stage and a loss of its own, and a model at the end. main_test.go beside the command builds and
+// A program of somebody else's: the public packages, a stage and a loss of its own, and a model at the end. thirdparty_test.go beside the command builds and
 // runs it as a module of its own.
 package main
 
