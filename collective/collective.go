@@ -117,3 +117,12 @@ func (e *RankError) Unwrap() error {
 	}
 	return *e.err
 }
+
+// Stopped is why ctx has ended: its cause, behind which errors.Is finds ctx.Err() as well. ctx must have ended.
+func Stopped(ctx context.Context) error {
+	cause, err := context.Cause(ctx), ctx.Err()
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w (%w)", cause, err)
+}

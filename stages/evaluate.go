@@ -22,16 +22,23 @@ func TextOfPairs(m *reranker.Trainable) Text {
 	return Text{Pairs: []*tokenize.Pairs{m.Pairs}, Head: m.Head()}
 }
 
+// Engine embeds with the encoder's model between two steps, together with other ranks if there are any. Its stream is the caller's, its memory
+// is given back by the encoder's Close.
+func (e *Encoder) Engine() *embedder.Engine {
+	engine := &embedder.Engine{Model: e.Model}
+	e.closers = append(e.closers, engine.Close)
+	if x := e.newTogether(); x != nil {
+		engine.Model, engine.Ranks = x.Model(), x
+		e.closers = append(e.closers, x.Close)
+	}
+	return engine
+}
+
 // Evaluate adds the stage that measures an encoder's model on a retrieval task after each step that due says, counted from 0, before the next
 // one changes it. Its results are nil after other steps. Several ranks, which all add it, embed together, and rank 0 has the results. The encoder's
 // Close gives back what it takes. There may be several such stages, for several tasks.
 func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, task *embedder.Task, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
-	engine := &embedder.Engine{Model: e.Model}
-	e.closers = append(e.closers, engine.Close)
-	if x := e.NewTogether(); x != nil {
-		engine.Model, engine.Ranks = x.Model(), x
-		e.closers = append(e.closers, x.Close)
-	}
+	engine := e.Engine()
 	stage := "evaluate"
 	if e.evaluations++; e.evaluations > 1 {
 		stage = fmt.Sprint("evaluate ", e.evaluations)

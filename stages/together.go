@@ -16,8 +16,8 @@ type Together struct {
 	tokens      int // of this rank's pass
 }
 
-// NewTogether is for evaluation of the encoder's model, nil on a rank alone. Close it.
-func (e *Encoder) NewTogether() *Together {
+// newTogether is for evaluation of the encoder's model, nil on a rank alone. Close it.
+func (e *Encoder) newTogether() *Together {
 	if e.ranks == nil {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
+	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/tokenize"
 )
@@ -83,13 +84,7 @@ func (x Text) check() error {
 	if x.Tokenizer == nil || x.Pairs != nil {
 		return nil
 	}
-	markers := len(x.Tokenizer.Encode("", 0))
-	for _, limit := range []int{x.QueryLength, x.DocumentLength} {
-		if limit < 0 || limit > 0 && limit <= markers {
-			return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside %d special tokens; 0 is none", limit, markers)
-		}
-	}
-	return nil
+	return embedder.CheckLength(x.Tokenizer, x.QueryLength, x.DocumentLength)
 }
 
 // reading is what is put before a dataset's texts of a role, and how many tokens they may have.

@@ -89,7 +89,7 @@ func (w *watcher) observer(o recipe.Observer) recipe.Observer {
 	o.Eval = func(e recipe.Evaluation) {
 		w.eval.WithLabelValues(e.Metric).Set(e.Value)
 		for _, t := range e.Tasks {
-			w.eval.WithLabelValues(t.Name + "/" + t.Metric).Set(t.Value)
+			w.eval.WithLabelValues(t.Key()).Set(t.Value)
 		}
 		if eval != nil {
 			eval(e)

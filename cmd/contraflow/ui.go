@@ -89,7 +89,7 @@ func (u *ui) observer(every int) recipe.Observer {
 			if u.log != nil {
 				fields := []zap.Field{zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value)}
 				for _, t := range e.Tasks {
-					fields = append(fields, zap.Float64(t.Name+"/"+t.Metric, t.Value))
+					fields = append(fields, zap.Float64(t.Key(), t.Value))
 				}
 				u.log.Info("evaluation", fields...)
 				return

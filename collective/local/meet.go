@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"contraflow/collective"
 	"contraflow/collective/internal/engine"
 	"contraflow/gpustage"
 )
@@ -149,7 +150,7 @@ func (p *point) sleep(ctx context.Context, rank int, w *waiter) error {
 	case <-fate.Done():
 		return fate.Err()
 	case <-ctx.Done():
-		return engine.Stopped(ctx)
+		return collective.Stopped(ctx)
 	case <-w.timer.C:
 		return fmt.Errorf("within %v", p.hub.job.deadline)
 	}

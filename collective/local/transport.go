@@ -199,7 +199,7 @@ func (h *hub) pace(ctx context.Context, start time.Time, c collective.Call) erro
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return engine.Stopped(ctx)
+		return collective.Stopped(ctx)
 	case <-h.job.fate.Done():
 		return h.job.fate.Err()
 	}

@@ -145,7 +145,7 @@ func patiently(ctx context.Context, c *remote.Client, f func() error) error {
 	case <-failed:
 		return c.Fate().Err()
 	case <-ctx.Done():
-		return engine.Stopped(ctx)
+		return collective.Stopped(ctx)
 	}
 }
 

@@ -201,7 +201,7 @@ func (t *transport) open(ctx context.Context, share func([]byte) ([]byte, error)
 	select {
 	case err = <-done:
 	case <-ctx.Done():
-		err = engine.Stopped(ctx)
+		err = collective.Stopped(ctx)
 	case <-t.Client.Fate().Done():
 		err = t.Client.Fate().Err()
 	}
@@ -216,7 +216,7 @@ func (t *transport) open(ctx context.Context, share func([]byte) ([]byte, error)
 		}
 		select {
 		case <-ctx.Done():
-			return engine.Stopped(ctx)
+			return collective.Stopped(ctx)
 		case <-time.After(100 * time.Microsecond):
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"unicode/utf8"
 )
@@ -25,7 +24,7 @@ import (
 
 // separated is what a path of separated values ends with, compressed or not, .csv or .tsv; "" of others.
 func separated(path string) string {
-	ext := filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst"))
+	ext := ending(path)
 	if ext != ".csv" && ext != ".tsv" {
 		return ""
 	}

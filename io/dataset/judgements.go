@@ -12,11 +12,17 @@ import (
 	"unicode/utf8"
 )
 
-// filesOf are the files of a path whose files may be lines without a header: .tsv files, and of judgements those of a name that says nothing. Of
-// other paths, and where nothing is there, it is the path itself: OpenTable says what is wrong.
-func filesOf(ctx context.Context, path string, anyName bool) ([]string, error) {
-	plain := strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst")
-	if ext := filepath.Ext(plain); ext != ".tsv" && (!anyName || slices.Contains(extensions, ext)) {
+// bareTexts and bareJudgements tell whether a path's files may be lines without a header: .tsv files, and of judgements those of a name that says
+// nothing.
+func bareTexts(path string) bool { return ending(path) == ".tsv" }
+func bareJudgements(path string) bool {
+	return bareTexts(path) || !slices.Contains(extensions, ending(path))
+}
+
+// filesOf are the files of a path that may be lines without a header. Of other paths, and where nothing is there, it is the path itself: OpenTable
+// says what is wrong.
+func filesOf(ctx context.Context, path string, bare func(path string) bool) ([]string, error) {
+	if !bare(path) {
 		return []string{path}, nil
 	}
 	if remote(path) {
@@ -32,7 +38,7 @@ func filesOf(ctx context.Context, path string, anyName bool) ([]string, error) {
 
 // loadJudgements reads qrels, of tables or of lines without a header.
 func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
-	files, err := filesOf(ctx, path, true)
+	files, err := filesOf(ctx, path, bareJudgements)
 	if err != nil {
 		return err
 	}
@@ -45,8 +51,7 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 }
 
 func loadFile(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
-	plain := strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst")
-	if ext := filepath.Ext(plain); !strings.ContainsAny(path, "*?[") && (ext == ".tsv" || !slices.Contains(extensions, ext)) {
+	if bareJudgements(path) && !strings.ContainsAny(path, "*?[") {
 		if table, err := loadLines(path, add); !table || err != nil {
 			return err
 		}

@@ -61,9 +61,8 @@ func TaskName(path string) string {
 			base = filepath.Base(abs)
 		}
 	}
-	plain := strings.TrimSuffix(strings.TrimSuffix(base, ".gz"), ".zst")
-	if ext := filepath.Ext(plain); slices.Contains(extensions, ext) {
-		return strings.TrimSuffix(plain, ext)
+	if ext := ending(base); slices.Contains(extensions, ext) {
+		return base[:strings.LastIndex(base, ext)]
 	}
 	return base
 }
@@ -227,7 +226,7 @@ func exists(path string) bool {
 // loadTexts reads ids and texts, and returns where each id is.
 func loadTexts(ctx context.Context, path string, add func(id, text string, empty bool, where Location) error) (map[string]int, error) {
 	at := map[string]int{}
-	files, err := filesOf(ctx, path, false)
+	files, err := filesOf(ctx, path, bareTexts)
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +239,7 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 }
 
 func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) error {
-	if separated(path) == ".tsv" && !strings.ContainsAny(path, "*?[") {
+	if bareTexts(path) && !strings.ContainsAny(path, "*?[") {
 		if table, err := loadBareTexts(path, at, add); !table || err != nil {
 			return err
 		}

@@ -308,6 +308,11 @@ func (d *Dataset) rowError(row int64, column, reason string) *RowError {
 
 var extensions = []string{".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv"}
 
+// ending is how a path's name ends, without what says that it is compressed.
+func ending(path string) string {
+	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst"))
+}
+
 func isParquet(path string) bool { return filepath.Ext(path) == ".parquet" }
 
 // expand turns files, globs and URLs into sorted, distinct paths.
@@ -347,8 +352,7 @@ func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 		return nil, err
 	}
 	for _, p := range paths {
-		plain := strings.TrimSuffix(strings.TrimSuffix(p, ".gz"), ".zst")
-		if ext := filepath.Ext(plain); !slices.Contains(extensions, ext) || ext == ".parquet" && plain != p {
+		if ext := ending(p); !slices.Contains(extensions, ext) || ext == ".parquet" && !isParquet(p) {
 			if _, _, err := openFile(p, -1); err != nil {
 				return nil, err
 			}

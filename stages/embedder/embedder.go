@@ -188,11 +188,11 @@ func MaxLengthOf(f *hfmodel.Folder, c transformer.Config, asked int) (int, error
 	return c.MaxPositions, nil
 }
 
-// CheckLength refuses maximum lengths that leave no room for a text beside the special tokens.
+// CheckLength refuses maximum lengths that leave no room for a text beside the special tokens. 0 is none.
 func CheckLength(tok *tokenize.Tokenizer, lengths ...int) error {
 	n := len(tok.Encode("", 0))
 	for _, length := range lengths {
-		if length > 0 && length <= n {
+		if length != 0 && length <= n {
 			return fmt.Errorf("a maximum length of %d tokens leaves no room for text beside %d special tokens", length, n)
 		}
 	}
@@ -383,9 +383,6 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
 	}
-	if err := e.engine.Turns.Err(); err != nil {
-		return 0, err
-	}
 	ids, cut, err := e.tokenize(ctx, prompt, texts)
 	if err != nil {
 		return 0, err
@@ -393,8 +390,11 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	return cut, e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) })
 }
 
-// tokenize puts a prompt before texts and says how many had to be cut.
+// tokenize puts a prompt before texts and says how many had to be cut. After Close it is an error.
 func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) (ids [][]int32, cut int, err error) {
+	if err := e.engine.Turns.Err(); err != nil {
+		return nil, 0, err
+	}
 	if prompt != "" {
 		p, ok := e.prompts[prompt]
 		if !ok {

@@ -97,35 +97,24 @@ func write(dir string, spec hfmodel.Spec) error {
 	return hfmodel.Save(dir, spec)
 }
 
-// overlap tells whether two paths, of which the first need not exist, lead to one folder, or one into the other.
+// overlap tells whether two paths lead to one folder, or one into the other.
 func overlap(a, b string) (bool, error) {
-	a, err := realPath(a)
-	if err != nil {
-		return false, err
+	if in, err := within(a, b); in || err != nil {
+		return in, err
 	}
-	if b, err = realPath(b); err != nil {
-		return false, err
-	}
-	in := func(a, b string) bool {
-		rel, err := filepath.Rel(b, a)
-		return err == nil && filepath.IsLocal(rel)
-	}
-	return in(a, b) || in(b, a), nil
+	return within(b, a)
 }
 
-// replaced tells whether what is written to a folder takes the place of another, or of one that it lies in. "": there is no other.
-func replaced(dir, other string) (bool, error) {
-	if other == "" {
-		return false, nil
-	}
-	dir, err := realPath(dir)
+// within tells whether a path leads to a folder, or into it. Neither need exist.
+func within(path, folder string) (bool, error) {
+	path, err := realPath(path)
 	if err != nil {
 		return false, err
 	}
-	if other, err = realPath(other); err != nil {
+	if folder, err = realPath(folder); err != nil {
 		return false, err
 	}
-	rel, err := filepath.Rel(dir, other)
+	rel, err := filepath.Rel(folder, path)
 	return err == nil && filepath.IsLocal(rel), nil
 }
 

@@ -84,9 +84,6 @@ func (e *Engine) Parts(ctx context.Context, texts [][]int32, weights map[string]
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
 // were cut.
 func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
-	if err := e.engine.Turns.Err(); err != nil {
-		return nil, 0, err
-	}
 	ids, cut, err := e.tokenize(ctx, prompt, texts)
 	if err != nil {
 		return nil, 0, err

@@ -107,11 +107,8 @@ func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, e
 
 // Evaluate measures the model as it is. No pipeline may be running: within one, stages.Evaluate does.
 func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	switch {
-	case t.Model == nil:
-		return nil, ErrClosed
-	case t.Model.Partial():
-		return nil, ErrPart
+	if err := Whole(t.Model); err != nil {
+		return nil, err
 	}
 	s, err := t.Model.Device.OpenStream()
 	if err != nil {
@@ -124,6 +121,17 @@ func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evalua
 
 // ErrPart is what a rank that holds a part of the model's parameters alone gets where all are needed.
 var ErrPart = errors.New("this rank holds a part of the model (transformer.Options.Own): a recipe's run with mesh.parameters: streamed saves and measures such a one")
+
+// Whole tells why a model can't be saved or measured as it is: it has been closed (nil), or this rank holds a part of it.
+func Whole(m *transformer.Model) error {
+	switch {
+	case m == nil:
+		return ErrClosed
+	case m.Partial():
+		return ErrPart
+	}
+	return nil
+}
 
 // Saving is what a trained model's folder says that the model does not know. Its zero value is what the folder that it came from says.
 type Saving struct {
@@ -139,18 +147,12 @@ type Saving struct {
 // lane. A model in dir is replaced when all of the new one is written, a folder that holds none never. It may be the
 // folder that the model came from, but not an adapter's base.
 func (t *Trainable) Save(dir string, o Saving) error {
-	if t.Model == nil {
-		return fmt.Errorf("save model to %s: %w", dir, ErrClosed)
-	}
-	if t.Model.Partial() {
-		return fmt.Errorf("save model to %s: %w", dir, ErrPart)
-	}
-	if o.MaxLength < 0 {
-		return fmt.Errorf("save model to %s: a maximum length of %d tokens", dir, o.MaxLength)
+	if err := Whole(t.Model); err != nil {
+		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
 	length, err := MaxLengthOf(t.folder, t.Model.Config, o.MaxLength)
 	if err == nil {
-		err = CheckLength(t.Tokenizer, length)
+		err = CheckLength(t.Tokenizer, o.MaxLength, length)
 	}
 	if err != nil {
 		return fmt.Errorf("save model to %s: %w", dir, err)
@@ -169,7 +171,7 @@ func (t *Trainable) Save(dir string, o Saving) error {
 	} else if t.folder.Base != nil { // of the adapter that is merged into what is saved
 		needed = t.folder.Base.Dir
 	}
-	if replaces, err := replaced(dir, needed); err == nil && replaces {
+	if replaces, err := within(needed, dir); needed != "" && err == nil && replaces {
 		return fmt.Errorf("save model to %s: it would replace the base model that an adapter needs, in %s: choose another folder", dir, needed)
 	}
 	if err := Round(tensors, o.Precision); err != nil {

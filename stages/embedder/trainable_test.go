@@ -358,6 +358,19 @@ func TestTrainableEvaluates(t *testing.T) {
 	}
 }
 
+// tensorsOf are all of a folder's.
+func tensorsOf(t *testing.T, f *hfmodel.Folder) (all []safetensors.Tensor) {
+	t.Helper()
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, x)
+	}
+	return all
+}
+
 // Of a model with heads of tokens, training needs the tokens that have no weight. One of which this rank holds a part is saved by nobody alone.
 func TestTrainableHeads(t *testing.T) {
 	d, err := cpu.New()
@@ -371,13 +384,7 @@ func TestTrainableHeads(t *testing.T) {
 	}
 	defer base.Close()
 	spec := hfmodel.Spec{Config: base.Config, Pooling: *base.Pooling, M3: true, Normalize: true, MaxSeqLength: 40, Base: base, Tokenizer: base.CopyTokenizer}
-	for _, name := range base.Names() {
-		x, err := base.Tensor(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		spec.Tensors = append(spec.Tensors, x)
-	}
+	spec.Tensors = tensorsOf(t, base)
 	for name, shape := range map[string][]int{"colbert_linear.weight": {32, 32}, "colbert_linear.bias": {32}, "sparse_linear.weight": {1, 32}, "sparse_linear.bias": {1}} {
 		n := shape[0]
 		if len(shape) > 1 {
@@ -472,13 +479,7 @@ func TestTrainableKeeps(t *testing.T) {
 		Config: base.Config, Pooling: hfmodel.Pooling{Mode: hfmodel.CLS, IncludePrompt: true}, Similarity: "dot", MaxSeqLength: 20, Base: base, Tokenizer: base.CopyTokenizer,
 		Prompts: map[string]string{"query": "ask: ", "other": "say: "}, DefaultPromptName: "other",
 	}
-	for _, name := range base.Names() {
-		x, err := base.Tensor(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		spec.Tensors = append(spec.Tensors, x)
-	}
+	spec.Tensors = tensorsOf(t, base)
 	start := filepath.Join(t.TempDir(), "start")
 	if err := hfmodel.Save(start, spec); err != nil {
 		t.Fatal(err)

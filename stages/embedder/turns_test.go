@@ -153,21 +153,35 @@ func TestTurnsGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	closed, embedded := make(chan error, 1), make(chan error, 1)
-	go func() { closed <- e.Close() }()
-	time.Sleep(50 * time.Millisecond) // until it waits; turns have the order of asking
-	go func() { embedded <- second(e.Embed(t.Context(), []string{"a"})) }()
-	time.Sleep(50 * time.Millisecond)
+	waits, embedded := waiting{t.Context(), make(chan struct{}, 1)}, make(chan error, 1)
+	go func() { embedded <- e.engine.Embed(waits, [][]int32{{1}}, func(int, []float32) {}) }()
+	<-waits.said
+	e.engine.Turns.closed.Store(true) // as Close does, between two turns
 	give()
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
 	if err := <-embedded; !errors.Is(err, ErrClosed) {
 		t.Errorf("a call that waited while the model was closed: %v", err)
+	}
+	e.engine.Turns.closed.Store(false)
+	if err := within("Close", e.Close); err != nil {
+		t.Error(err)
 	}
 	if err := within("Close after Close", e.Close); err != nil {
 		t.Error(err)
 	}
+}
+
+// waiting is a context that says when somebody begins to wait for its end.
+type waiting struct {
+	context.Context
+	said chan struct{}
+}
+
+func (w waiting) Done() <-chan struct{} {
+	select {
+	case w.said <- struct{}{}:
+	default:
+	}
+	return w.Context.Done()
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -36,6 +36,9 @@ type TaskValue struct {
 	Eval   json.Marshaler `json:"eval"`
 }
 
+// Key tells the value from those of other tasks, where one name is wanted.
+func (t TaskValue) Key() string { return t.Name + "/" + t.Metric }
+
 // String is the value by its metric, and of several tasks each one's.
 func (e Evaluation) String() string {
 	var tasks []string
@@ -67,7 +70,6 @@ type task struct {
 	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
 	top       int            // of them
 	pairs     *dataset.Pairs
-	fusion    map[string]float64
 }
 
 // defaultTop is how many of BM25's documents are reranked.
@@ -127,11 +129,11 @@ func taskKey(kind string, i, n int) string {
 func (x *Run) openEval(ctx context.Context) error {
 	e := x.Recipe.Eval
 	for i, r := range e.Retrieval {
-		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: r.Queries, fusion: x.Recipe.fusion()}
+		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: r.Queries}
 		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, x.evalText()); err != nil {
 			return err
 		}
-		t.retrieval.Fusion = t.fusion
+		t.retrieval.Fusion = x.Recipe.fusion()
 		x.tasks = append(x.tasks, t)
 	}
 	for i, r := range e.Rerank {
@@ -194,14 +196,11 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 		if err != nil {
 			return nil, err
 		}
-		if v == nil { // and yet all ranks go through all tasks
-			ev = nil
-		}
-		if ev != nil {
+		if v != nil {
 			ev.Tasks, ev.results = append(ev.Tasks, *v), append(ev.results, metrics...)
 		}
 	}
-	if ev == nil {
+	if ev.Tasks == nil {
 		return nil, nil
 	}
 	first := ev.Tasks[0]
@@ -313,8 +312,8 @@ func (t *task) identity(metric string) (name string, content any) {
 		return "spearman", t.pairs
 	case t.first != nil:
 		return fmt.Sprintf("%s of %d", metric, t.top), t.data
-	case t.fusion != nil:
-		return fmt.Sprint(metric, t.fusion), t.data
+	case t.retrieval.Fusion != nil:
+		return fmt.Sprint(metric, t.retrieval.Fusion), t.data
 	}
 	return metric, t.data
 }

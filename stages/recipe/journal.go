@@ -229,7 +229,7 @@ func (j *journal) evaluation(ev Evaluation) error {
 	if j.events != nil {
 		values := []tensorboard.Scalar{{Tag: "eval/" + ev.Metric, Value: ev.Value}}
 		for _, t := range ev.Tasks {
-			values = append(values, tensorboard.Scalar{Tag: "eval/" + t.Name + "/" + t.Metric, Value: t.Value})
+			values = append(values, tensorboard.Scalar{Tag: "eval/" + t.Key(), Value: t.Value})
 		}
 		if err := j.events.Write(ev.Step, time.Now(), values...); err != nil {
 			return fmt.Errorf("log.tensorboard: %w", err)

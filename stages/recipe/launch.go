@@ -83,11 +83,7 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 		obs = Observer{}
 	}
 	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
-		reason := context.Cause(ctx)
-		if !errors.Is(reason, ctx.Err()) {
-			reason = fmt.Errorf("%w (%w)", reason, ctx.Err())
-		}
-		abort(ctx, w, fmt.Errorf("stopped: %w", reason))
+		abort(ctx, w, fmt.Errorf("stopped: %w", collective.Stopped(ctx)))
 	})()
 	opening, opened := context.WithCancelCause(ctx) // what has no other rank to wait for ends with the job, too
 	defer opened(nil)

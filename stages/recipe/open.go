@@ -71,7 +71,6 @@ type Run struct {
 
 	content  map[string]string                   // hashes of what checkpoints rely on and lack
 	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
-	closers  []func() error                      // of what the graph at hand holds
 	engine   *embedder.Engine                    // with which that graph evaluates
 	saves    *checkpoints                        // while training
 	fs       checkpoint.FS                       // where checkpoints go; nil: the disk

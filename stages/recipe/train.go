@@ -20,7 +20,6 @@ import (
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
 	"contraflow/stages"
-	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 )
@@ -77,12 +76,7 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	x.engine = &embedder.Engine{Model: x.model}
-	together := enc.NewTogether()
-	if together != nil {
-		x.engine.Model, x.engine.Ranks = together.Model(), together
-	}
-	x.closers = append(x.closers, x.engine.Close, together.Close)
+	x.engine = enc.Engine()
 	evaluated := x.evaluateStage(g, results)
 	states := stages.Snapshot(g, results, enc, x.due)
 	saved := x.saveStage(g, results, states)
@@ -543,13 +537,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if err != nil {
 		return err
 	}
-	x.closers = append(x.closers, enc.Close)
-	defer func() {
-		for _, f := range x.closers {
-			err = errors.Join(err, f())
-		}
-		x.closers = nil
-	}()
+	defer func() { err = errors.Join(err, enc.Close()) }()
 	enc.Ask = x.asked
 	if from != nil {
 		if err := enc.Restore(x.stream, from); err != nil {

@@ -340,40 +340,47 @@ func charts(runs []*Run) []chart {
 	)
 }
 
+// curves are lines by their names, in the order in which they begin.
+type curves struct {
+	at    map[string]int
+	lines []line
+}
+
+// add goes on with the line of l's name, or begins it as l is.
+func (c *curves) add(l line, x, y float64) {
+	i, ok := c.at[l.name]
+	if !ok {
+		if c.at == nil {
+			c.at = map[string]int{}
+		}
+		i = len(c.lines)
+		c.at[l.name] = i
+		c.lines = append(c.lines, l)
+	}
+	c.lines[i].x, c.lines[i].y = append(c.lines[i].x, x), append(c.lines[i].y, y)
+}
+
 // byTask are the values of tasks whose mean a run's evaluations have.
-func byTask(r *Run) (lines []line) {
-	at := map[string]int{}
+func byTask(r *Run) []line {
+	var c curves
 	for _, e := range r.Evals {
 		for _, t := range e.Tasks {
-			name := t.Name + " " + t.Metric
-			i, ok := at[name]
-			if !ok {
-				i = len(lines)
-				at[name] = i
-				lines = append(lines, line{name: name, color: i, dots: true})
-			}
-			lines[i].x, lines[i].y = append(lines[i].x, float64(e.Step)), append(lines[i].y, t.Value)
+			c.add(line{name: t.Name + " " + t.Metric, color: len(c.lines), dots: true}, float64(e.Step), t.Value)
 		}
 	}
-	return lines
+	return c.lines
 }
 
 // byDataset are a run's losses apart: those of datasets may be of different kinds.
-func byDataset(r *Run) (lines []line) {
-	at := map[int]int{}
+func byDataset(r *Run) []line {
+	var c curves
 	for _, s := range r.Steps {
 		for k, loss := range s.Losses {
-			i, ok := at[k]
-			if !ok {
-				i = len(lines)
-				at[k] = i
-				lines = append(lines, line{name: fmt.Sprintf("data.train[%d]", k), color: k, smooth: true})
-			}
-			lines[i].x, lines[i].y = append(lines[i].x, float64(s.Step)), append(lines[i].y, loss)
+			c.add(line{name: fmt.Sprintf("data.train[%d]", k), color: k, smooth: true}, float64(s.Step), loss)
 		}
 	}
-	slices.SortFunc(lines, func(a, b line) int { return a.color - b.color })
-	return lines
+	slices.SortFunc(c.lines, func(a, b line) int { return a.color - b.color })
+	return c.lines
 }
 
 // where the time went: the graph, its stages, one step.

@@ -77,11 +77,8 @@ func (t *Trainable) Head() []int32 { return t.spec.Scorer.Tied() }
 // [embedder.Trainable.Save] says of its folder, and of when it may be called, holds here too. precision is of the weights in the file: see
 // [embedder.Precisions]. summary is a paragraph of the model card, in Markdown.
 func (t *Trainable) Save(dir, precision, summary string) error {
-	if t.Model == nil {
-		return fmt.Errorf("save model to %s: %w", dir, embedder.ErrClosed)
-	}
-	if t.Model.Partial() {
-		return fmt.Errorf("save model to %s: %w", dir, embedder.ErrPart)
+	if err := embedder.Whole(t.Model); err != nil {
+		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
 	m := t.Model
 	s, err := m.Device.OpenStream()

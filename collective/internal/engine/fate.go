@@ -1,9 +1,6 @@
 package engine
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"sync"
 
 	"contraflow/collective"
@@ -42,13 +39,4 @@ func (f *Fate) Err() error {
 		return nil
 	}
 	return f.err
-}
-
-// Stopped is why ctx has ended: its cause, behind which errors.Is finds ctx.Err() as well. ctx must have ended.
-func Stopped(ctx context.Context) error {
-	cause, err := context.Cause(ctx), ctx.Err()
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w (%w)", cause, err)
 }

@@ -100,7 +100,7 @@ func dial(ctx context.Context, c Config) (*wire, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("rank %d can't reach rank 0 at %v: %w", c.Rank, c.Addresses, errors.Join(engine.Stopped(ctx), last))
+			return nil, fmt.Errorf("rank %d can't reach rank 0 at %v: %w", c.Rank, c.Addresses, errors.Join(collective.Stopped(ctx), last))
 		case <-time.After(retry):
 		}
 	}
@@ -304,7 +304,7 @@ func (c *Client) exchange(ctx context.Context, group string, n int, message []by
 	case <-timer.C:
 		return nil, c.late(group, n, 0, what, fmt.Sprintf("within %v", c.Deadline))
 	case <-ctx.Done():
-		reason := engine.Stopped(ctx)
+		reason := collective.Stopped(ctx)
 		if errors.Is(reason, context.Canceled) {
 			return nil, c.Abort(fmt.Errorf("%s: %w", what, reason))
 		}
