@@ -101,9 +101,11 @@ func New(share gpustage.Share) (*Device, error) {
 	d.arch = fmt.Sprintf("sm_%d%d", major, minor)
 	d.about = fmt.Sprintf("%s, %s", name, d.arch)
 	d.compiled.Driver = DriverVersion()
-	d.compiled.Arch, d.compiled.Sources = d.arch, map[string]string{}
+	d.compiled.Sources = map[string]nvrtc.Source{}
 	for _, m := range kernels.Modules() {
-		d.compiled.Sources[m] = kernels.Source(m)
+		if arch := kernels.Target(m, d.arch); arch != "" {
+			d.compiled.Sources[m] = nvrtc.Source{Text: kernels.Source(m), Arch: arch}
+		}
 	}
 	if dir, err := os.UserCacheDir(); err == nil {
 		d.compiled.Dir = filepath.Join(dir, "contraflow", "kernels", kernels.Fingerprint()+"-"+nvrtc.Variant(d.compiled.Driver))

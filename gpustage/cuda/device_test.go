@@ -13,13 +13,14 @@ import (
 	"gorgonia.org/cu"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/nvrtc"
 )
 
 // Compiled code that a GPU can't take is compiled again, as its file may be damaged; what else keeps it from being loaded is an error.
 func TestModule(t *testing.T) {
 	if dir := os.Getenv("FAKE_KERNELS"); dir != "" {
 		d := &Device{modules: map[string]cu.Module{}}
-		d.compiled.Dir, d.compiled.Arch, d.compiled.Sources = dir, "sm_90", map[string]string{"x.cu": "wrong"}
+		d.compiled.Dir, d.compiled.Sources = dir, map[string]nvrtc.Source{"x.cu": {Text: "wrong", Arch: "sm_90"}}
 		_, err := d.module("x.cu")
 		say(err)
 		return
@@ -49,7 +50,7 @@ func TestModule(t *testing.T) {
 func TestLoading(t *testing.T) {
 	if dir := os.Getenv("FAKE_KERNELS"); dir != "" {
 		d := &Device{modules: map[string]cu.Module{}, functions: map[string]function{"scale": {}}}
-		d.compiled.Dir, d.compiled.Arch, d.compiled.Sources = dir, "sm_90", map[string]string{"pointwise.cu": "wrong"}
+		d.compiled.Dir, d.compiled.Sources = dir, map[string]nvrtc.Source{"pointwise.cu": {Text: "wrong", Arch: "sm_90"}}
 		loaded := make(chan error)
 		go func() {
 			_, err := d.function("fill", 0)

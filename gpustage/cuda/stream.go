@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/cu"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/launch"
 )
 
@@ -76,6 +77,11 @@ func (d *Device) open(urgent bool) (gpustage.Stream, error) {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.Stream.Separate = !fuses
+	groups, err := enabled("CONTRAFLOW_CUDA_WARPGROUPS", "the default: on Hopper warpgroups multiply in attention", true)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.Stream.Warpgroups = groups && kernels.Warpgroups(d.arch)
 	if s.sums, err = enabled("CONTRAFLOW_CUDA_SUMS", "cuBLASLt sums a bias's gradient beside its weight's", false); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

@@ -18,15 +18,23 @@ func TestKernelTraffic(t *testing.T) {
 		"scatter_add":     1.1, // reads the ids that some lanes have to look at
 		"flash_dbias_sum": 1.6, // adds to a column, a head's biases
 	}
-	for _, kernel := range []string{"flash_64_bias", "flash_backward_q_64_bias", "flash_backward_kv_64_bias", "flash_dbias_64"} {
+	for _, kernel := range []string{
+		"flash_64_bias", "flash_backward_q_64_bias", "flash_backward_kv_64_bias", "flash_dbias_64",
+		"flash_group_64_bias", "flash_group_backward_q_64_bias", "flash_group_backward_kv_64_bias",
+	} {
 		limits[kernel] = 1.05 // reads such a column
 	}
 	d := onhost.Open(t, onhost.Plain)
 	for _, c := range []struct {
-		family string
-		dim    int
-	}{{"bert", 32}, {"bert", 64}, {"bert", 128}, {"bert", 256}, {"mpnet", 64}} {
-		t.Run(fmt.Sprintf("%s, heads of %d", c.family, c.dim), func(t *testing.T) {
+		family     string
+		dim        int
+		warpgroups bool
+	}{
+		{"bert", 32, false}, {"bert", 64, false}, {"bert", 128, false}, {"bert", 256, false}, {"mpnet", 64, false},
+		{"bert", 64, true}, {"bert", 128, true}, {"mpnet", 64, true},
+	} {
+		t.Run(fmt.Sprintf("%s, heads of %d, warpgroups %v", c.family, c.dim, c.warpgroups), func(t *testing.T) {
+			d.Warpgroups = c.warpgroups
 			traffic := d.Traffic(func() {
 				m, s := headsOf(t, c.family, max(1, 128/c.dim), c.dim, d, Options{DType: gpustage.F32, BF16: true})
 				m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1

@@ -11,8 +11,8 @@ kernels|240|attention in a step and at 2,048 tokens; each kernel above 3 % of th
 overlap|60|hidden communication, two ranks on one GPU
 graphs|150|steps with CUDA graphs against without, MiniLM-L6 and BERT-base
 fusions|200|parts of a step fused with products, and `train.precision: tf32`, each beside a step without
-choices|60|tiles of the loss, and embeddings as one kernel or several, beside each other
-variants|60|products with sums by cuBLASLt, training steps without CUDA graphs, equal bits
+choices|90|tiles of the loss, attention by warpgroups or by warps, and embeddings as one kernel or several, beside each other
+variants|75|products with sums by cuBLASLt, attention without warpgroups, training steps without CUDA graphs, equal bits
 nccl|60|several GPUs over NCCL
 sanitizer|240|compute-sanitizer, memcheck and racecheck'
 #
@@ -272,6 +272,11 @@ for part in ${only:-$names}; do
 	echo "$machine" >"$results/$part/machine"
 	case $part in
 	tests)
+		row "attention by warpgroups, on Hopper" suite gpustage/cuda "$dir/cuda.test" -test.run 'Conformance/^AttentionBF16$' ${processor:+-test.short}
+		if ! grep -q passed "${log%.log}.line"; then
+			export CONTRAFLOW_CUDA_WARPGROUPS=off
+			echo "what comes next is without them; before another call, export CONTRAFLOW_CUDA_WARPGROUPS=off"
+		fi
 		row "conformance suite, f32 and bf16" suite gpustage/cuda "$dir/cuda.test" -test.run Conformance ${processor:+-test.short}
 		row "goldens of every family, f32 and bf16" on_gpu stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error|TestStatic$'
 		row "golden training steps" on_gpu stages "$dir/stages.test" -test.run "GoldenSteps${processor:+/^mnrl\$}"
@@ -296,12 +301,14 @@ for part in ${only:-$names}; do
 		;;
 	choices) # what is one way or the other
 		row "tiles of the loss" benchmarks stages "$dir/stages.test" 'LossTiles$'
+		row "attention by warpgroups or by warps" benchmarks stages/transformer "$dir/transformer.test" 'Attention$'
 		row "embeddings as one kernel or several" benchmarks stages/transformer "$dir/transformer.test" 'Embed$'
 		cat "$results/$part"/*.log | grep '^Benchmark' | tr -s '[:blank:]' ' ' | tee "$results/$part/figures"
 		;;
 	variants)
 		CONTRAFLOW_CUDA_SUMS=on row "products with the library's sums" suite gpustage/cuda "$dir/cuda.test" \
 			-test.run 'Conformance/^(ProductColumnSum|ProductsBF16|OperandsBF16|Large)$' -test.skip 'Conformance/Large/^[^p]|Conformance/Large/pointwise' # they take minutes
+		CONTRAFLOW_CUDA_WARPGROUPS=off row "attention without warpgroups" suite gpustage/cuda "$dir/cuda.test" -test.run 'Conformance/^AttentionBF16$'
 		CONTRAFLOW_CUDA_GRAPHS=off row "golden training steps, without CUDA graphs" on_gpu stages "$dir/stages.test" -test.run GoldenSteps
 		row "metamorphic, one rank; equal bits" on_gpu stages "$dir/stages.test" -test.run 'TestMetamorphic|TestBitEqual$'
 		;;

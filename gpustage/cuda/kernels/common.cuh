@@ -9,8 +9,11 @@
 #ifdef HOST_CUDA
 #include "host_cuda.h"
 #else
+#ifndef SHARED_ALIGNMENT
+#define SHARED_ALIGNMENT 16
+#endif
 #define DYNAMIC_SHARED(type, name)                         \
-	extern __shared__ __align__(16) unsigned char shared_bytes[]; \
+	extern __shared__ __align__(SHARED_ALIGNMENT) unsigned char shared_bytes[]; \
 	type *name = (type *)shared_bytes
 #endif
 

@@ -3,7 +3,7 @@
 // A block's threads are fibers of one thread of the host. Each runs until it must wait: at __syncthreads for its block, at a shuffle, vote
 // or mma for its warp; and a warp until all of its threads wait for other warps. What real threads may do in any order, odd launches do
 // forwards and even ones backwards; shared memory begins as NaNs. It is an error, with the kernel's name, when threads of a warp meet at
-// different operations, when some wait for ever, when ldmatrix, a copy or a vector gets an odd address, when a launch is larger than the
+// different operations, when some wait for ever, when ldmatrix, wgmma, a copy or a vector gets an odd address, when a launch is larger than the
 // least of the GPUs from sm_80 on allows, and when what threads touch is not theirs or in no order: host_main.h checks each access. Numbers are
 // what a processor makes of them, or with HOST_ROUNDING as far off as a GPU's may be: host_rounding.h.
 #pragma once
@@ -55,6 +55,14 @@ struct Dim {
 	unsigned x, y, z;
 };
 
+// HostProduct is what wgmma is making of accumulators of one lane.
+struct HostProduct {
+	float *c;
+	std::vector<float> values;
+	std::vector<const void *> reads; // 16 bytes each
+	bool committed;
+};
+
 // HostCopy is a copy that is under way.
 struct HostCopy {
 	unsigned char *to;
@@ -70,6 +78,9 @@ struct Fiber {
 	bool done;
 	uint64_t *gate, seen; // it waits while *gate == seen
 	std::vector<HostCopy> copies;
+	std::vector<HostProduct> products;
+	uint64_t unfenced; // 1 more than the barriers before the first write to shared memory that no fence of the tensor cores followed
+	bool fenced;       // registers, for wgmma
 };
 
 struct Warp {
@@ -77,6 +88,7 @@ struct Warp {
 	int live, arrived, what; // what: the operation that its lanes have come to
 	unsigned syncs;          // __syncwarp, so far
 	unsigned slot[2][32][6]; // of this operation and of the one before it
+	uint64_t products;       // a hash of those of its group that it has begun
 };
 
 struct Block {
@@ -132,7 +144,7 @@ HOST_OWN inline int __syncthreads_or(int v) {
 	return host_block.any[turn];
 }
 
-enum { HOST_SYNC = 1, HOST_SHUFFLE, HOST_BALLOT, HOST_MMA, HOST_MATRICES };
+enum { HOST_SYNC = 1, HOST_SHUFFLE, HOST_BALLOT, HOST_MMA, HOST_MATRICES, HOST_GROUP };
 
 // host_meet posts words for the other lanes and returns everybody's.
 HOST_OWN inline unsigned (*host_meet(int what, unsigned mask, std::initializer_list<unsigned> words))[6] {
@@ -213,6 +225,17 @@ HOST_OWN inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsi
 
 void host_copy_async(void *to, const void *from, unsigned bytes, bool there); // cp.async
 void host_wait_copies();
+
+// wgmma in bf16, its left operand and accumulators with the fragments that the PTX manual's section on it draws, its right operand where a matrix
+// descriptor says: fence.proxy.async, wgmma.fence, mma_async of n columns of 8, commit_group and wait_group 0.
+void host_fence_async();
+void host_group_fence();
+void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turned, bool add);
+void host_group_commit();
+void host_group_wait();
+
+// host_shared is what an address in dynamic shared memory is there: a GPU has 1,024 bytes before it.
+inline unsigned host_shared(const void *at) { return (const unsigned char *)at - host_shared_bytes + 1024; }
 
 // host_ldmatrix is ldmatrix.x4, optionally .trans.
 HOST_OWN inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {

@@ -226,6 +226,7 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instructi
 		if (c.written_before) fail(write, "what another block writes", nullptr, at);
 		if (c.write.coming && kind != COPY_ENDS) fail(write, "what has not come yet of a copy by", &c.write, at);
 		if (clash(c.write)) fail(write, "without a barrier what has been written by", &c.write, at);
+		if (write && is_shared && !host_me->unfenced) host_me->unfenced = barriers + 1;
 		if (write) {
 			if (c.read_before) fail(write, "what another block reads", nullptr, at);
 			for (const Access &r : c.reads)
@@ -273,6 +274,75 @@ void host_wait_copies() {
 		else memset(c.to, 0, c.bytes);
 	}
 	host_me->copies.clear();
+}
+
+void host_fence_async() { host_me->unfenced = 0; }
+void host_group_fence() { host_me->fenced = true; }
+
+// host_group_mma takes effect when it is waited for: until then accumulators are NaNs.
+void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turned, bool add) {
+	const int warp = host_me->warp, lane = host_me->lane, g = lane / 4, t = lane % 4;
+	auto all = host_meet(HOST_GROUP + n * 4 + turned * 2 + add, 0xffffffffu, {a[0], a[1], a[2], a[3], (unsigned)b, (unsigned)(b >> 32)});
+	for (int i = 0; i < 32; i++)
+		if (all[i][4] != (unsigned)b || all[i][5] != (unsigned)(b >> 32)) host_fail("the lanes of a warp have different matrix descriptors");
+	if (lane == 0) {
+		host_warps[warp].products = (host_warps[warp].products + b + n * 4 + turned * 2 + add + 1) * 0x9E3779B97F4A7C15u;
+		for (const Fiber &f : fibers)
+			if (f.unfenced && f.unfenced <= host_block.gate) host_fail("wgmma without fence.proxy.async between a thread's writes to shared memory and the barrier");
+	}
+	if (!host_me->fenced) host_fail("wgmma without wgmma.fence");
+	if (b & ~0xC0003fff3fff3fffu || b >> 62 != 1) host_fail("a matrix descriptor that is not one of 128-byte swizzle with a base offset of 0");
+	const unsigned start = (b & 0x3fff) << 4, next = (b >> 16 & 0x3fff) << 4, rows = (b >> 32 & 0x3fff) << 4;
+	if (start % 1024 >= (turned ? 1 : 128) || start % 32) host_fail("a matrix descriptor whose atoms do not begin at a multiple of 1,024");
+	// Element k of column j. Bits 4 to 6 of an address are those of the matrix xor bits 7 to 9.
+	auto place = [&](int j, int k) {
+		unsigned at = turned ? start + j / 64 * next + k / 8 * rows + k % 8 * 128 + j % 64 * 2 : start + j / 8 * rows + j % 8 * 128 + k * 2;
+		return host_shared_bytes + ((at ^ (at >> 7 & 7) << 4) - 1024);
+	};
+	HostProduct *p = nullptr;
+	for (HostProduct &q : host_me->products)
+		if (q.c == c) p = &q;
+	if (!p) {
+		host_me->products.push_back({c, std::vector<float>(c, c + 4 * n)});
+		p = &host_me->products.back();
+	}
+	p->committed = false;
+	for (int i = lane; i < 16 * n; i += 32) { // 16 bytes each, which one of the lanes has to answer for
+		const void *at = turned ? place(i % n * 8, i / n) : place(i / 2, i % 2 * 8);
+		touch((uintptr_t)at, 16, READ, nullptr);
+		p->reads.push_back(at);
+	}
+	auto half = [](unsigned w, int i) { return host_value(i ? w & 0xffff0000u : w << 16); };
+	float x[2][16], y[16];
+	for (int k = 0; k < 16; k++)
+		for (int r = 0; r < 2; r++) x[r][k] = half(all[g * 4 + k % 8 / 2][r + k / 8 * 2], k % 2);
+	for (int j = 0; j < n; j++)
+		for (int e = 0; e < 2; e++) {
+			for (int k = 0; k < 16; k++) y[k] = half(*(const uint16_t *)place(8 * j + 2 * t + e, k), 0);
+			for (int r = 0; r < 2; r++) {
+				float &v = p->values[4 * j + 2 * r + e];
+				v = host_products(add ? v : 0.f, x[r], y, 16);
+			}
+		}
+	for (int i = 0; i < 4 * n; i++) c[i] = NAN;
+}
+
+void host_group_commit() {
+	for (HostProduct &p : host_me->products) p.committed = true;
+}
+
+void host_group_wait() {
+	std::vector<HostProduct> left;
+	for (HostProduct &p : host_me->products) {
+		if (!p.committed) {
+			left.push_back(p);
+			continue;
+		}
+		for (const void *at : p.reads) touch((uintptr_t)at, 16, READ, nullptr); // nobody may have written it since
+		memcpy(p.c, p.values.data(), p.values.size() * sizeof(float));
+	}
+	host_me->products.swap(left);
+	host_me->fenced = false;
 }
 
 #define HOOKS(n)                                                                       \
@@ -334,6 +404,7 @@ static void host_begin() {
 	Warp &w = host_warps[host_me->warp];
 	host_me->done = true;
 	if (!host_me->copies.empty()) host_fail("a thread has ended and not waited for its copies");
+	if (!host_me->products.empty()) host_fail("a thread has ended and not waited for its products");
 	if (w.live == 1) host_met(host_me->warp);
 	w.live--, host_block.live--;
 	if (w.live && w.arrived == w.live) host_fail("a lane has ended while its warp waits");
@@ -376,6 +447,9 @@ static void host_run(bool backwards) {
 		}
 		if (!moved) host_me = nullptr, host_fail("its threads wait for ever");
 	}
+	for (int k = 0; k < warps; k++)
+		if (host_warps[k].products != host_warps[k / 4 * 4].products || host_warps[k].products && (k / 4 * 4 + 4) * 32 > n)
+			host_me = nullptr, host_fail("the warps of a group have multiplied different things");
 }
 
 // host_launch is cuLaunchKernel: 0, or 1 for a kernel that isn't there.
@@ -391,8 +465,8 @@ extern "C" int host_launch(const char *name, const unsigned *grid, const unsigne
 	gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads[0], threads[1], threads[2]};
 	fibers.resize(threads[0] * threads[1] * threads[2]);
 	if (stacks.size() < fibers.size() * host_stack) stacks.resize(fibers.size() * host_stack);
-	bytes.resize(shared + 16);
-	host_shared_bytes = (unsigned char *)(((uintptr_t)bytes.data() + 15) / 16 * 16);
+	bytes.resize(shared + 1024);
+	host_shared_bytes = (unsigned char *)(((uintptr_t)bytes.data() + 1023) / 1024 * 1024);
 	shared_bytes = shared, launch = block;
 	if (!image) find_image();
 	if (pages.size() > 20000) pages.clear(), memset(recent, 0, sizeof recent); // each is 16 KiB

@@ -20,7 +20,7 @@
 // and the other 4, so that a launch saved, 3 us, or a [T, C] not read, 10 us, is worth something where every layer has it, or MiniLM's 4 ms
 // show it. None has been measured.
 //
-//   - Attention keeps no scores, and its backward pass neither: flash.cu.
+//   - Attention keeps no scores, and its backward pass neither: flash.cuh, by warps (flash.cu) or on Hopper by warpgroups (hopper.cu).
 //   - Embeddings, their layer norm and dropout are one kernel (embed, rows.cu): 0.15 ms of 30, 0.09 of 4.
 //   - AdamW updates all parameters in one launch (pointwise.cu).
 //   - A residual is added by the product before it. With dropout, which takes a pass of its own, the layer norm behind is in that pass
@@ -49,10 +49,25 @@ import (
 //go:embed *.cu *.cuh
 var files embed.FS
 
-// Modules are the files that are compiled, each into a module of its own.
+// Modules are all files that are compiled, each into a module of its own.
 func Modules() []string {
-	return []string{"pointwise.cu", "rows.cu", "reduce.cu", "maxsim.cu", "attention.cu", "flash.cu"}
+	return []string{"pointwise.cu", "rows.cu", "reduce.cu", "maxsim.cu", "attention.cu", "flash.cu", "hopper.cu"}
 }
+
+// Target is what a module is compiled for, of a GPU of this architecture, "sm_90": the same, but for hopper.cu, whose instructions only one
+// architecture has, in a form of its own. It is "" if the GPU has no use for the module.
+func Target(module, arch string) string {
+	switch {
+	case module != "hopper.cu":
+		return arch
+	case Warpgroups(arch):
+		return "sm_90a"
+	}
+	return ""
+}
+
+// Warpgroups tells whether GPUs of this architecture have hopper.cu's instructions. Blackwell's have others.
+func Warpgroups(arch string) bool { return arch == "sm_90" }
 
 var include = regexp.MustCompile(`(?m)^#include "(\w+\.cuh)"\n`)
 

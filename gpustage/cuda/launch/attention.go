@@ -127,6 +127,11 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
 	d := o.HeadDim
+	if flash && s.grouped(o) {
+		block, rows := flashBlock(o, 16, 128)
+		s.launch(flashName("flash_group", o), grid(o, o.Heads, rows), block, 2*2*groupBytes(64, d)+biasBytes(o), a)
+		return
+	}
 	if flash {
 		tile, warp, most := 64, 32, 128 // partners that a block reads at a time, and rows of a warp and, at most, of a block
 		switch d {                      // registers, as below
@@ -146,6 +151,14 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
 	s.launch(fmt.Sprintf("attention_%d", family(d)), grid(o, o.Heads, ownRows), attentionBlock, shared, a)
 }
+
+// grouped tells whether hopper.cu has the kernels for what flash.cu takes.
+func (s *Stream) grouped(o gpustage.Attention) bool {
+	return s.Warpgroups && (o.HeadDim == 64 || o.HeadDim == 128)
+}
+
+// groupBytes is what rows take in hopper.cu's shared memory.
+func groupBytes(rows, dim int) int { return 2 * rows * dim }
 
 // flashBytes is what rows take in flash.cu's shared memory.
 func flashBytes(rows, dim int) int { return 2 * rows * (dim + 8) }
@@ -182,7 +195,16 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		s.launch("flash_backward_kv_256", halves, [3]int{2 * keys, 1, 1}, flashBytes(2*tile+2*keys, d)+8*tile, a)
 		return
 	}
-	if flash {
+	if flash && s.grouped(o) {
+		const keys, queries = 64, 32 // that a block reads at a time
+		most := 192
+		if d == 128 {
+			most = 128
+		}
+		block, rows := flashBlock(o, 16, most)
+		s.launch(flashName("flash_group_backward_q", o), grid(o, o.Heads, rows), block, 2*2*groupBytes(keys, d)+biasBytes(o), a)
+		s.launch(flashName("flash_group_backward_kv", o), grid(o, kv, rows), block, 2*2*groupBytes(queries, d)+2*8*queries+biasBytes(o), a)
+	} else if flash {
 		const tile = 32
 		warp, most := 32, 128
 		if d == 128 {
@@ -195,6 +217,8 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		}
 		block, rows = flashBlock(o, warp, most)
 		s.launch(flashName("flash_backward_kv", o), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*8*tile+biasBytes(o), a)
+	}
+	if flash {
 		if !o.DBias.IsZero() {
 			s.flashBias(a, o)
 		}

@@ -50,6 +50,8 @@ func TestLaunchBounds(t *testing.T) {
 	d := ref.New()
 	used := recorder{}
 	s := NewStream(d, used)
+	grouped := NewStream(d, used)
+	grouped.Warpgroups = true
 	for _, dim := range []int{32, 64, 128, 256} {
 		for _, n := range []int{50, 129, 400} {
 			for _, bf16 := range []bool{false, true} {
@@ -68,16 +70,18 @@ func TestLaunchBounds(t *testing.T) {
 				o := gpustage.Attention{Seqs: gpustage.Sequences{Rows: 1, Tokens: n, MaxLen: n, Cu: tensor(gpustage.I32, 1, 2)}, Heads: 1, HeadDim: dim, Scale: 1, BF16: bf16}
 				for _, bias := range []gpustage.Tensor{{}, tensor(gpustage.F32, 9, 1)} {
 					o.Bias, o.DBias = bias, bias
-					s.Attention(x, lse, x, x, x, o)
-					s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)
-					if s.Err() != nil {
-						t.Fatal(s.Err())
+					for _, s := range []*Stream{s, grouped} {
+						s.Attention(x, lse, x, x, x, o)
+						s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)
+						if s.Err() != nil {
+							t.Fatal(s.Err())
+						}
 					}
 				}
 			}
 		}
 	}
-	for _, module := range []string{"flash.cu", "attention.cu"} {
+	for _, module := range []string{"flash.cu", "hopper.cu", "attention.cu"} {
 		for kernel, most := range bounds(t, module) {
 			switch n := used[kernel]; {
 			case n == 0:

@@ -98,6 +98,9 @@ type Stream struct {
 	// that saves.
 	Separate bool
 
+	// Warpgroups says that the device has hopper.cu's kernels, which do what those of flash.cu do.
+	Warpgroups bool
+
 	// Apart gives each tensor of scratch memory an allocation of its own, which a device that checks accesses sees a kernel leave.
 	Apart bool
 

@@ -10,14 +10,16 @@ import (
 	"sync"
 )
 
-// Cache has the machine code of sources for one architecture, in a folder from which other processes and later ones read it. What is
+// Source is a text and the architecture that it is compiled for, "sm_90".
+type Source struct{ Text, Arch string }
+
+// Cache has the machine code of sources, in a folder from which other processes and later ones read it. What is
 // missing there is compiled when the first of it is asked for, all of it at once: a program's first start on a machine waits for the source
 // that takes longest (flash.cu, some 10 s), not for one after the other (30 s). Its methods may be called concurrently.
 type Cache struct {
 	Dir     string            // may be empty, or may not be written: then each process compiles
-	Arch    string            // "sm_90"
 	Driver  int               // its CUDA version, 12090 for 12.9; 0: there is none
-	Sources map[string]string // texts by name; a text that changes wants another name, or another folder
+	Sources map[string]Source // by name; a text that changes wants another name, or another folder
 
 	mu       sync.Mutex
 	compiler *Compiler
@@ -53,7 +55,9 @@ func (c *Cache) Forget(name string) {
 	delete(c.code, name)
 }
 
-func (c *Cache) file(name string) string { return filepath.Join(c.Dir, name+"-"+c.Arch+".cubin") }
+func (c *Cache) file(name string) string {
+	return filepath.Join(c.Dir, name+"-"+c.Sources[name].Arch+".cubin")
+}
 
 // compile makes all code that is missing.
 func (c *Cache) compile() (err error) {
@@ -71,7 +75,7 @@ func (c *Cache) compile() (err error) {
 	var errs []error
 	for n, source := range missing {
 		wait.Go(func() {
-			code, _, err := c.compiler.Compile(n, source, c.Arch, false)
+			code, _, err := c.compiler.Compile(n, source.Text, source.Arch, false)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

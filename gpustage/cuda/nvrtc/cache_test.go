@@ -15,10 +15,12 @@ import (
 // written is only slower.
 func TestCache(t *testing.T) {
 	compiler(t)
-	kernel := func(name string) string { return `extern "C" __global__ void ` + name + `(int *x) { *x = 1; }` }
-	sources := map[string]string{"a.cu": kernel("a"), "b.cu": kernel("b")}
+	kernel := func(name string) Source {
+		return Source{`extern "C" __global__ void ` + name + `(int *x) { *x = 1; }`, "sm_90"}
+	}
+	sources := map[string]Source{"a.cu": kernel("a"), "b.cu": kernel("b")}
 	dir := filepath.Join(t.TempDir(), "kernels")
-	open := func(dir string) *Cache { return &Cache{Dir: dir, Arch: "sm_90", Sources: sources} }
+	open := func(dir string) *Cache { return &Cache{Dir: dir, Sources: sources} }
 	code := func(c *Cache, name string) []byte {
 		t.Helper()
 		b, err := c.Code(name)
@@ -64,7 +66,7 @@ func TestCache(t *testing.T) {
 		}
 	}
 
-	sources["b.cu"] = "wrong"
+	sources["b.cu"] = Source{"wrong", "sm_90"}
 	if _, err := open("").Code("a.cu"); err == nil || !strings.Contains(err.Error(), "b.cu(1)") {
 		t.Errorf("a mistake in another source: error %v", err)
 	}

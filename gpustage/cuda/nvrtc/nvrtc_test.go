@@ -41,8 +41,11 @@ var (
 // architectures are those that kernels are compiled for here: the first with bf16 on tensor cores, Hopper, Blackwell.
 var architectures = []string{"sm_80", "sm_90", "sm_100"}
 
-// resources is the table's lines of a module's kernels on an architecture.
+// resources is the table's lines of a module's kernels on an architecture; none if that has no use for it.
 func resources(c *Compiler, module, arch string) (string, error) {
+	if arch = kernels.Target(module, arch); arch == "" {
+		return "", nil
+	}
 	_, log, err := c.Compile(module, kernels.Source(module), arch, true)
 	if err != nil {
 		return "", err
@@ -59,7 +62,7 @@ func resources(c *Compiler, module, arch string) (string, error) {
 			return "0"
 		}
 		name := number(entry, 1)
-		lines[name] = fmt.Sprintf("%-28s %-7s %9s %6s %13s %13s\n", name, arch, number(used, 1), number(stack, 1), number(stack, 2), number(shared, 1))
+		lines[name] = fmt.Sprintf("%-32s %-7s %9s %6s %13s %13s\n", name, arch, number(used, 1), number(stack, 1), number(stack, 2), number(shared, 1))
 	}
 	table := ""
 	for _, k := range kernels.Names(module) {
@@ -103,7 +106,7 @@ func TestResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	const renew = "CONTRAFLOW_NVRTC=.../libnvrtc.so.12 go test ./gpustage/cuda/nvrtc -rewrite"
-	table := fmt.Sprintf("# What NVRTC 12.9 makes of the kernels. %s writes it.\n# %-26s %-7s %9s %6s %13s %13s\n", renew,
+	table := fmt.Sprintf("# What NVRTC 12.9 makes of the kernels. %s writes it.\n# %-30s %-7s %9s %6s %13s %13s\n", renew,
 		"kernel", "arch", "registers", "stack", "spilled bytes", "shared bytes") + strings.Join(tables, "")
 	if c.Major != 12 || c.Minor != 9 {
 		t.Logf("NVRTC %d.%d compiles everything; the table is 12.9's", c.Major, c.Minor)

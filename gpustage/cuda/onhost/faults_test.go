@@ -35,8 +35,21 @@ func TestFaults(t *testing.T) {
 		"writes_before":            "thread 0: writes what is not allocated",
 		"writes_behind_shared":     "thread 63: writes what is not allocated",
 		"reads_unwritten":          "thread 58: reads what nobody wrote: byte 20 of dynamic shared memory",
-		"copies_without_barrier":   "without a barrier what has been written by thread .* dynamic shared memory",
-		"waits_too_late":           "reads what has not come yet",
+		"group":                    "", "group_turned": "",
+		"group_without_proxy_fence":  "wgmma without fence.proxy.async",
+		"group_fences_after_barrier": "wgmma without fence.proxy.async",
+		"group_without_fence":        "wgmma without wgmma.fence",
+		"group_without_commit":       "ended and not waited for its products",
+		"group_without_wait":         "ended and not waited for its products",
+		"group_written_before_wait":  "without a barrier what has been read by thread",
+		"group_of_three":             "the warps of a group have multiplied different things",
+		"group_of_two_matrices":      "the lanes of a warp have different matrix descriptors",
+		"group_between_atoms":        "whose atoms do not begin at a multiple of 1,024",
+		"group_of_no_swizzle":        "not one of 128-byte swizzle",
+		"group_reads_early":          "accumulators are wrong",
+
+		"copies_without_barrier": "without a barrier what has been written by thread .* dynamic shared memory",
+		"waits_too_late":         "reads what has not come yet",
 	}
 	if object := os.Getenv("CONTRAFLOW_FAULTS"); object != "" { // the process that may end
 		l, err := load(object)
@@ -54,12 +67,15 @@ func TestFaults(t *testing.T) {
 		}
 		s := Stream{device: &Device{library: l}}
 		kernel := os.Getenv("CONTRAFLOW_FAULT")
-		blocks := 1
+		blocks, threads, shared := 1, 64, 64*4
+		if strings.HasPrefix(kernel, "group") {
+			threads, shared = 128, 2048
+		}
 		if strings.HasPrefix(kernel, "blocks_") {
 			blocks = 2
 		}
 		words := []uint64{uint64(s.Address(x))}
-		if err := l.start(kernel, [3]int{blocks, 1, 1}, [3]int{64, 1, 1}, 64*4, words, []int32{0}); err != nil {
+		if err := l.start(kernel, [3]int{blocks, 1, 1}, [3]int{threads, 1, 1}, shared, words, []int32{0}); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -70,7 +86,7 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|GROUP|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
 		names = append(names, m[1])
 	}
 	if len(names) != len(want) {

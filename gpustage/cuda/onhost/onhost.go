@@ -32,6 +32,7 @@ type Device struct {
 	NoSums      bool           // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
 	Separate    bool           // of streams that are opened: what could be fused with products is not
 	Apart       bool           // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
+	Warpgroups  bool           // of streams that are opened: attention is hopper.cu's, where that has it
 	Piece       int            // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
 	Asked       func(Product)  // sees products; may be nil
 	Launched    map[string]int // how often each kernel has run, of a device that one stream uses; may be nil
@@ -109,7 +110,7 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 	if d.mode != Recorded {
 		s.Stream = launch.NewStream(d, struct{ launch.Driver }{s})
 	}
-	s.Stream.Separate, s.Stream.Apart, s.Stream.Piece = d.Separate, d.Apart, d.Piece
+	s.Stream.Separate, s.Stream.Warpgroups, s.Stream.Apart, s.Stream.Piece = d.Separate, d.Warpgroups, d.Apart, d.Piece
 	return s, nil
 }
 

@@ -1,4 +1,4 @@
-// Kernels of 64 threads for x[64]: some are right, and others lack or do what their names say.
+// Kernels of 64 threads for x[64], or of a group of 128: some are right, and others lack or do what their names say.
 #include "common.cuh"
 
 // turn gives each thread the value of the one opposite, by shared memory.
@@ -77,3 +77,51 @@ KERNEL reads_unwritten(float *x) {
 COPIES(copies, host_wait_copies(); __syncthreads(), 63 - threadIdx.x, )
 COPIES(copies_without_barrier, host_wait_copies(), 0, )
 COPIES(waits_too_late, , threadIdx.x, host_wait_copies())
+
+// numbers are 16 rows of 64 features in shared memory, in atoms as wgmma reads them: row r has r+1 sixteen times, then twice that.
+DEVICE void numbers(u16 *s) {
+	for (int i = threadIdx.x; i < 1024; i += blockDim.x) {
+		int r = i / 64, d = i % 64;
+		s[r / 8 * 512 + r % 8 * 64 + (d / 8 ^ r % 8) * 8 + d % 8] = pack_bf16((r + 1) * (d < 16 ? 1.f : 2.f), 0.f);
+	}
+}
+
+// ones_times checks n columns of 8 of ones times the numbers' first 16 features, turned, or times all of them.
+DEVICE void ones_times(const float (*c)[4], int n, bool turned) {
+	for (int j = 0; j < n; j++)
+		for (int e = 0; e < 4; e++) {
+			int column = 8 * j + lane_id() % 4 * 2 + e % 2;
+			if (c[j][e] != (turned ? column < 16 ? 136.f : 272.f : 16.f * (column + 1))) host_fail("accumulators are wrong");
+		}
+}
+
+#define ATOMS(at, swizzle) (host_shared(at) >> 4 | 64ull << 16 | 64ull << 32 | (u64)(swizzle) << 62)
+#define GROUP(name, before, behind, who, n, turned, matrix, wait)        \
+	KERNEL name(float *) {                                               \
+		DYNAMIC_SHARED(u16, s);                                          \
+		const u32 one = 0x3f803f80, a[4] = {one, one, one, one};         \
+		float c[8][4];                                                   \
+		numbers(s);                                                      \
+		before;                                                          \
+		__syncthreads();                                                 \
+		behind;                                                          \
+		if (who) host_group_mma(c[0], n, a, matrix, turned, false);      \
+		wait;                                                            \
+		if (who) ones_times(c, n, turned);                               \
+	}
+#define PUBLISHED host_fence_async()
+#define FENCED host_group_fence()
+#define WAITED host_group_commit(), host_group_wait()
+GROUP(group, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), WAITED)
+GROUP(group_turned, PUBLISHED, FENCED, true, 8, true, ATOMS(s, 1), WAITED)
+GROUP(group_without_proxy_fence, , FENCED, true, 2, false, ATOMS(s, 1), WAITED)
+GROUP(group_fences_after_barrier, , FENCED; if (warp_id() == 0) PUBLISHED, true, 2, false, ATOMS(s, 1), WAITED)
+GROUP(group_without_fence, PUBLISHED, , true, 2, false, ATOMS(s, 1), WAITED)
+GROUP(group_without_commit, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_wait(); return)
+GROUP(group_without_wait, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), return)
+GROUP(group_reads_early, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); ones_times(c, 2, false); host_group_wait())
+GROUP(group_written_before_wait, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); __syncthreads(); numbers(s); host_group_wait())
+GROUP(group_of_three, PUBLISHED, FENCED, warp_id() < 3, 2, false, ATOMS(s, 1), WAITED)
+GROUP(group_of_two_matrices, PUBLISHED, FENCED, true, 2, false, ATOMS(s + lane_id() / 16 * 16, 1), WAITED)
+GROUP(group_between_atoms, PUBLISHED, FENCED, true, 1, false, ATOMS(s + 64, 1), WAITED)
+GROUP(group_of_no_swizzle, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 0), WAITED)
