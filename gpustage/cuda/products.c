@@ -37,10 +37,13 @@ const char *lt_destroy(CUcontext c, void *handle) {
 	return e ? e : text(p_cublasLtDestroy((cublasLtHandle_t)handle));
 }
 
+enum { ALGORITHMS = 4 };
+
 struct Plan {
 	cublasLtMatmulDesc_t op;
 	cublasLtMatrixLayout_t a, b, c, d;
-	cublasLtMatmulAlgo_t algo;
+	cublasLtMatmulAlgo_t algos[ALGORITHMS]; // the best first
+	int algorithms, at;                     // how many there are; the one that is used
 	int bias, aux;
 };
 
@@ -70,7 +73,7 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	if (e) return e;
 	cublasStatus_t s;
 	cublasLtMatmulPreference_t pref = NULL;
-	cublasLtMatmulHeuristicResult_t found;
+	cublasLtMatmulHeuristicResult_t found[ALGORITHMS];
 	int n = 0;
 	Plan *p = calloc(1, sizeof *p);
 	if (!p) return "out of host memory";
@@ -107,11 +110,12 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	cublasLtMatmulPreferenceAttributes_t which[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
 	                                                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
 	for (int i = 0; i < 4; i++) TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, which[i], &align[i], sizeof align[i]));
-	s = p_cublasLtMatmulAlgoGetHeuristic(handle, p->op, p->a, p->b, p->c, p->d, pref, 1, &found, &n);
-	if (s == CUBLAS_STATUS_SUCCESS) s = n ? found.state : CUBLAS_STATUS_NOT_SUPPORTED;
-	if (s == CUBLAS_STATUS_SUCCESS) p->algo = found.algo;
+	s = p_cublasLtMatmulAlgoGetHeuristic(handle, p->op, p->a, p->b, p->c, p->d, pref, ALGORITHMS, found, &n);
+	for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n; i++)
+		if (found[i].state == CUBLAS_STATUS_SUCCESS) p->algos[p->algorithms++] = found[i].algo;
+	if (s == CUBLAS_STATUS_SUCCESS && !p->algorithms) s = n ? found[0].state : CUBLAS_STATUS_NOT_SUPPORTED;
 	// What it can't do with an epilogue it calls not supported, or an invalid value.
-	else if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)) {
+	if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)) {
 		lt_free(p);
 		p = NULL;
 		s = CUBLAS_STATUS_SUCCESS;
@@ -132,6 +136,11 @@ const char *lt_multiply(CUcontext ctx, void *handle, Plan *p, float alpha, uint6
 	if (e) return e;
 	if (p->bias && (e = text(point(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)))) return e;
 	if (p->aux && (e = text(point(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux)))) return e;
-	return text(p_cublasLtMatmul(handle, p->op, &alpha, (void *)b, p->a, (void *)a, p->b, &beta, (void *)d, p->c, (void *)c, p->d, &p->algo,
-	                             (void *)workspace, bytes, (cudaStream_t)stream));
+	// What the heuristic takes to be possible the library may refuse when it is asked for it, before it has begun; the next algorithm then is the shape's.
+	for (;;) {
+		cublasStatus_t s = p_cublasLtMatmul(handle, p->op, &alpha, (void *)b, p->a, (void *)a, p->b, &beta, (void *)d, p->c, (void *)c, p->d,
+		                                    &p->algos[p->at], (void *)workspace, bytes, (cudaStream_t)stream);
+		if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE || p->at + 1 == p->algorithms) return text(s);
+		p->at++;
+	}
 }

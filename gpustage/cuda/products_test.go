@@ -290,6 +290,24 @@ func TestProducts(t *testing.T) {
 	} else {
 		h.free(plan)
 	}
+	// An algorithm that is refused when it is to multiply gives way to the next one, once.
+	multiply := func(plan uintptr) string {
+		return h.multiply(0, h.handle, plan, p.Alpha, uint64(p.A.At), uint64(p.B.At), p.Beta, uint64(p.D.At), uint64(p.C.At), 0, 0, 0, 0, 0)
+	}
+	for *h.refuse = 3; *h.refuse <= 4; *h.refuse++ {
+		plan, e := h.planFor(p)
+		if plan == 0 || e != "" {
+			t.Fatalf("two algorithms: plan %#x, error %q", plan, e)
+		}
+		for range 2 {
+			c.set(0, float32(math.NaN()))
+			e := multiply(plan)
+			if *h.refuse == 3 && (e != "" || math.IsNaN(c.get(0, 0))) || *h.refuse == 4 && e != "not supported" {
+				t.Errorf("algorithms are refused (%d): error %q, c[0 0] is %v", *h.refuse, e, c.get(0, 0))
+			}
+		}
+		h.free(plan)
+	}
 	p.B.Rows = 9
 	if plan, e := h.planFor(p); plan != 0 || e == "" {
 		t.Errorf("inner sizes that differ: plan %#x, error %q", plan, e)

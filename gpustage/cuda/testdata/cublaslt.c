@@ -25,7 +25,8 @@ typedef struct {
 	uint32_t align[4];
 } Preference;
 
-int lt_refuse; // 1: the heuristic has no algorithm for epilogues with aux or sums; 2: it gives one, and says that it is none
+int lt_refuse; // 1: the heuristic has no algorithm for epilogues with aux or sums; 2: it gives one, and says that it is none;
+               // 3: the first of two is refused when it is to multiply; 4: both are
 int lt_alive;  // what was made and not destroyed
 
 CUresult __attribute__((weak)) CUDAAPI cuCtxSetCurrent(CUcontext c) { return CUDA_SUCCESS; } // where there is no driver
@@ -118,7 +119,7 @@ static int has_aux(const Desc *d) {
 static int has_bias(const Desc *d) { return d->epilogue == CUBLASLT_EPILOGUE_BIAS || d->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
 static int has_sums(const Desc *d) { return d->epilogue == CUBLASLT_EPILOGUE_BGRADB; }
 
-// An algorithm here is what the heuristic was told of alignments.
+// An algorithm here is what the heuristic was told of alignments, and whether it is refused.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t la, cublasLtMatrixLayout_t lb,
                                               cublasLtMatrixLayout_t lc, cublasLtMatrixLayout_t ld, cublasLtMatmulPreference_t pref, int most,
                                               cublasLtMatmulHeuristicResult_t out[], int *n) {
@@ -133,12 +134,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 	if ((has_bias(d) || has_sums(d)) && (m == 1 || nn == 1 || k == 1)) return CUBLAS_STATUS_INVALID_VALUE; // as PyTorch has seen it
 	if (has_aux(d) && (d->auxStride < (int64_t)m || d->auxStride % 8)) return CUBLAS_STATUS_INVALID_VALUE;
 	if ((has_aux(d) || has_sums(d)) && lt_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (lt_refuse >= 3 && most < 2) return CUBLAS_STATUS_INVALID_VALUE;
 	memset(&out[0], 0, sizeof out[0]);
 	if ((has_aux(d) || has_sums(d)) && lt_refuse == 2) out[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
 	for (int i = 0; i < 4; i++) out[0].algo.data[i] = ((Preference *)pref)->align[i];
 	out[0].algo.data[4] = alignment(d->bias);
 	out[0].algo.data[5] = alignment(d->aux);
 	*n = 1;
+	if (lt_refuse >= 3) {
+		out[1] = out[0];
+		out[0].algo.data[6] = 1, out[1].algo.data[6] = lt_refuse == 4;
+		*n = 2;
+	}
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -184,6 +191,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
                               cublasLtMatrixLayout_t lb, const void *beta, const void *C, cublasLtMatrixLayout_t lc, void *D, cublasLtMatrixLayout_t ld,
                               const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream) {
 	Desc *d = (Desc *)desc;
+	if (algo->data[6]) return CUBLAS_STATUS_NOT_SUPPORTED;
 	const void *all[] = {A, B, C, D};
 	for (int i = 0; i < 4; i++)
 		if (alignment(all[i]) < algo->data[i]) return CUBLAS_STATUS_INVALID_VALUE;
