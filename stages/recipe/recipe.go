@@ -13,6 +13,7 @@
 package recipe
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -613,4 +614,16 @@ func (a Auto) MarshalYAML() (any, error) {
 }
 
 // YAML writes the recipe as resolved: it can be run again.
-func (r Recipe) YAML() ([]byte, error) { return yaml.Marshal(r) }
+func (r Recipe) YAML() ([]byte, error) {
+	return yaml.MarshalWithOptions(r, yaml.CustomMarshaler[string](quoted))
+}
+
+// quoted writes a text on one line: as the library does, where it reads that as the same text (tabs it would lose), and otherwise as JSON, which is YAML.
+func quoted(text string) ([]byte, error) {
+	plain, err := yaml.Marshal(text)
+	var again any
+	if err == nil && !strings.Contains(text, "\n") && yaml.Unmarshal(plain, &again) == nil && again == any(text) {
+		return plain, nil
+	}
+	return json.Marshal(text)
+}

@@ -484,18 +484,26 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// Resolving keeps every text as it is, whatever YAML would make of it, and takes what a program makes of another kind than the default.
+// Resolving keeps every text as it is, and so does what is written, whatever YAML would make of it; and it takes what a program makes of another kind than the default.
 func TestResolveTexts(t *testing.T) {
 	r, err := Parse("r.yaml", []byte(minimal), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"a\tb", "\n", "x\r\ny", "query:\t", "? a", "- b", " c ", "#", "null", "~", "true", "1.0", "'", "\"", "ä\u00a0"} {
+	for _, text := range []string{"a\tb", "\n", "x\r\ny", "query:\t", "\t", "a\r", "a\n\tb\n\n", "? a", "- b", " c ", "#", "null", "~", "true", "1.0", "'", "\"", "ä\u00a0"} {
 		r.Data.Train[0].Prompts = &Prompts{Query: text}
 		r.Data.Train[0].Query = "q" + text
 		got, err := r.Resolve()
 		if err != nil || got.Data.Train[0].Prompts.Query != text || got.Data.Train[0].Query != "q"+text {
-			t.Errorf("%q has become %q: %v", text, got.Data.Train[0].Prompts.Query, err)
+			t.Errorf("%q has become %+v: %v", text, got.Data.Train, err)
+		}
+		written, err := got.YAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse("r.yaml", written, nil)
+		if err != nil || !reflect.DeepEqual(again.Data, got.Data) {
+			t.Errorf("%q: %v\n%s is another recipe: %+v", text, err, written, again.Data.Train)
 		}
 	}
 	r = Default()
