@@ -50,6 +50,9 @@ func (s *Store) Lock() (unlock func() error, err error) {
 	return f.Close, nil
 }
 
+// Room is how many bytes the disk has left, where the system tells.
+func (s *Store) Room() (bytes int64, known bool) { return s.fs.FreeSpace(s.dir) }
+
 // Steps lists the checkpoints, complete or not, in order.
 func (s *Store) Steps() ([]int, error) {
 	names, err := s.fs.Names(s.dir)

@@ -97,6 +97,27 @@ func (x *Run) openCheckpoints(c *Control) *checkpoints {
 	return &checkpoints{store: checkpoint.Open(filepath.Join(x.Recipe.Save.Dir, "checkpoints"), fs), control: c, last: time.Now()}
 }
 
+// noteRoom tells of a disk that has no room for the checkpoints of a run, of which one more than save.keep are there while one is written, before
+// the hours that come before them.
+func (x *Run) noteRoom() {
+	save, most := x.Recipe.Save, x.Recipe.Save.Keep+1
+	switch every := save.Every; {
+	case every.Steps > 0:
+		most = min(most, x.Steps/every.Steps)
+	case every.Time == 0:
+		return
+	}
+	free, known := x.saves.store.Room()
+	have, err := x.saves.store.Steps()
+	if !x.Main() || !known || err != nil { // an error comes again when the first is written
+		return
+	}
+	one := int64(x.model.Layout.Trained()*x.model.DType.Size()) * int64(1+x.Recipe.update(1).Optimizer.States())
+	if need := one * int64(most-len(have)); free < need {
+		x.obs.note("%s has room for %s, and checkpoints take %s each, up to %d at a time: free %s, or lower save.keep", x.saves.store.Dir(), Size(free), Size(one), most, Size(need-free))
+	}
+}
+
 // asked is what this rank wants done after the step at hand. The clock is rank 0's.
 func (x *Run) asked() stages.Asked {
 	c := x.saves

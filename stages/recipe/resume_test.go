@@ -625,3 +625,26 @@ func TestCheckpointAfterItsLine(t *testing.T) {
 		t.Errorf("only %d steps", steps)
 	}
 }
+
+// little is a disk with so many bytes left.
+type little struct {
+	checkpoint.Disk
+	left int64
+}
+
+func (l little) FreeSpace(string) (int64, bool) { return l.left, true }
+
+// A disk without room for the run's checkpoints is told of before it trains; one with room is not.
+func TestNoRoom(t *testing.T) {
+	j := newJob(t, 60)
+	for left, want := range map[int64]bool{2 << 20: true, 1 << 40: false} {
+		o, err := j.run(t, fmt.Sprint(left), little{left: left}, 0, false, "save.every=1", "train.max_steps=40", "save.keep=1000", "eval.every=0")
+		if err != nil {
+			t.Error(err)
+		}
+		said := slices.ContainsFunc(o.notes, func(n string) bool { return strings.Contains(n, "has room for 2 MiB") && strings.Contains(n, "lower save.keep") })
+		if said != want {
+			t.Errorf("%d bytes left: notes %q", left, o.notes)
+		}
+	}
+}

@@ -371,6 +371,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if err != nil {
 		return nil, err
 	}
+	x.noteRoom()
 	if from != nil {
 		switch p := x.saves.progress; {
 		case from.Step > x.Steps:
