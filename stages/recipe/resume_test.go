@@ -642,7 +642,9 @@ func TestNoRoom(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		said := slices.ContainsFunc(o.notes, func(n string) bool { return strings.Contains(n, "has room for 2 MiB") && strings.Contains(n, "lower save.keep") })
+		said := slices.ContainsFunc(o.notes, func(n string) bool {
+			return strings.Contains(n, "has room for 2 MiB") && strings.Contains(n, "lower save.keep")
+		})
 		if said != want {
 			t.Errorf("%d bytes left: notes %q", left, o.notes)
 		}
