@@ -1,7 +1,7 @@
 // The attention of flash.cuh by warpgroups (wgmma, sm_90a), for heads of 64 and 128 features.
 //
 // Four warps multiply their 64 rows by a tile of partners, which the tensor cores read from shared memory themselves: once for 64 rows, not once
-// for 32, and without a register in between. By datasheet mma.sync has some 60 % of Hopper's rate. At 64 features a tile's exponentials take as long as
+// for 32, and without a register in between. By others' measurements mma.sync has some 60 % of Hopper's rate. At 64 features a tile's exponentials take as long as
 // its products forward (16 powers of two a clock and multiprocessor, 2,048 multiply-adds), and half as long backward: several warpgroups to a
 // multiprocessor do one while the others do the other. None of it has been measured.
 //

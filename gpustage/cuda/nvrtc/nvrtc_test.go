@@ -53,6 +53,9 @@ func resources(c *Compiler, module, arch string) (string, error) {
 	if i := strings.Index(log, "warning"); i >= 0 {
 		return "", fmt.Errorf("%s for %s: %.300s", module, arch, log[i:])
 	}
+	if i := strings.Index(log, "(C75"); i >= 0 { // of wgmma, such as that products wait for each other
+		return "", fmt.Errorf("%s for %s: %.300s", module, arch, log[i:])
+	}
 	lines := map[string]string{}
 	for _, part := range parts.FindAllString(log, -1) {
 		number := func(r *regexp.Regexp, i int) string {
