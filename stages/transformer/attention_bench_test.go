@@ -44,14 +44,7 @@ func benchmarkAttention(b *testing.B, d gpustage.Device, heads, dim, rows, lengt
 	for i := range f32s {
 		f32s[i] = float32(uint32(i)*2654435761>>8)/(1<<24) - 0.5
 	}
-	tensor := func(t gpustage.DType, rows, cols int) gpustage.Tensor {
-		x, err := gpustage.NewTensor(d, t, rows, cols)
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { x.Mem.Free() })
-		return x
-	}
+	tensor := func(t gpustage.DType, rows, cols int) gpustage.Tensor { return benchTensor(b, d, t, rows, cols) }
 	numbers := tensor(gpustage.F32, tokens, heads*dim)
 	s.CopyIn(numbers, gpustage.Bytes(f32s))
 	operand := func() gpustage.Tensor {

@@ -21,14 +21,7 @@ func BenchmarkEmbed(b *testing.B) {
 	}
 	defer s.Close()
 	tokens := rows * length
-	tensor := func(t gpustage.DType, rows, cols int) gpustage.Tensor {
-		x, err := gpustage.NewTensor(d, t, rows, cols)
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { x.Mem.Free() })
-		return x
-	}
+	tensor := func(t gpustage.DType, rows, cols int) gpustage.Tensor { return benchTensor(b, d, t, rows, cols) }
 	ints := func(n int, value func(i int) int) gpustage.Tensor {
 		vs := make([]int32, n)
 		for i := range vs {
@@ -69,4 +62,15 @@ func BenchmarkEmbed(b *testing.B) {
 	kinds := tensor(f32, 2, c)
 	run("gradient of the token types", func() { s.ScatterAdd(kinds, y, o.Kinds.Index) })
 	run("gradient of the words", func() { s.ScatterAdd(o.Words.Table, y, o.Words.Index) })
+}
+
+// benchTensor is a tensor until the benchmark ends.
+func benchTensor(b *testing.B, d gpustage.Device, t gpustage.DType, rows, cols int) gpustage.Tensor {
+	b.Helper()
+	x, err := gpustage.NewTensor(d, t, rows, cols)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { x.Mem.Free() })
+	return x
 }

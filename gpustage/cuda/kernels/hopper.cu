@@ -51,7 +51,10 @@ template <int N, bool TURNED, bool ADD> DEVICE void product(float c[N][4], const
 	else if constexpr (N == 4) WGMMA(32, P16, 16, 17, 18, 19, 20, 21, 0, F16("=f", 0));
 	else if constexpr (N == 8 && ADD) WGMMA(64, P32, 32, 33, 34, 35, 36, 37, 1, F16("+f", 0), F16("+f", 4));
 	else if constexpr (N == 8) WGMMA(64, P32, 32, 33, 34, 35, 36, 37, 0, F16("=f", 0), F16("=f", 4));
-	else if constexpr (ADD) WGMMA(128, P64, 64, 65, 66, 67, 68, 69, 1, F16("+f", 0), F16("+f", 4), F16("+f", 8), F16("+f", 12));
+	else {
+		static_assert(N == 16 && ADD, "no product of so many columns");
+		WGMMA(128, P64, 64, 65, 66, 67, 68, 69, 1, F16("+f", 0), F16("+f", 4), F16("+f", 8), F16("+f", 12));
+	}
 #endif
 }
 
