@@ -6,12 +6,12 @@
 #ifndef CONTRAFLOW_COMMON
 #define CONTRAFLOW_COMMON
 
+#ifndef SHARED_ALIGNMENT
+#define SHARED_ALIGNMENT 16 // of dynamic shared memory
+#endif
 #ifdef HOST_CUDA
 #include "host_cuda.h"
 #else
-#ifndef SHARED_ALIGNMENT
-#define SHARED_ALIGNMENT 16
-#endif
 #define DYNAMIC_SHARED(type, name)                         \
 	extern __shared__ __align__(SHARED_ALIGNMENT) unsigned char shared_bytes[]; \
 	type *name = (type *)shared_bytes

@@ -77,7 +77,7 @@ DEVICE void commit() {
 
 DEVICE void wait_products() {
 #ifdef HOST_CUDA
-	host_group_wait();
+	host_group_wait(0);
 #else
 	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
@@ -85,7 +85,9 @@ DEVICE void wait_products() {
 
 // hold keeps the compiler from reading what products write before it, and from writing what they read or write after it.
 template <int N> DEVICE void hold(float (&c)[1][N][4]) {
-#ifndef HOST_CUDA
+#ifdef HOST_CUDA
+	host_group_hold(c[0][0]);
+#else
 #pragma unroll
 	for (int j = 0; j < N; j++)
 #pragma unroll

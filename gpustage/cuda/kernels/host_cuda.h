@@ -60,7 +60,8 @@ struct HostProduct {
 	float *c;
 	std::vector<float> values;
 	std::vector<const void *> reads; // 16 bytes each
-	bool committed;
+	unsigned group;                  // the last that it was committed in, from 1 on; 0 is none
+	bool done;                       // waited for; accumulators have their values when they are held
 };
 
 // HostCopy is a copy that is under way.
@@ -79,6 +80,7 @@ struct Fiber {
 	uint64_t *gate, seen; // it waits while *gate == seen
 	std::vector<HostCopy> copies;
 	std::vector<HostProduct> products;
+	unsigned groups;   // of products that it has committed
 	uint64_t unfenced; // 1 more than the barriers before the first write to shared memory that no fence of the tensor cores followed
 	bool fenced;       // registers, for wgmma
 };
@@ -106,9 +108,14 @@ inline Warp host_warps[32];
 inline Block host_block;
 inline Dim blockIdx, blockDim, gridDim;
 inline unsigned char *host_shared_bytes; // dynamic
+inline unsigned host_alignment;          // that its kernel asked for
 inline const char *host_kernel;
 #define threadIdx (host_me->id)
-#define DYNAMIC_SHARED(type, name) type *name = (type *)host_shared_bytes
+#define DYNAMIC_SHARED(type, name) type *name = (type *)host_dynamic(SHARED_ALIGNMENT)
+inline unsigned char *host_dynamic(unsigned alignment) {
+	host_alignment = alignment;
+	return host_shared_bytes;
+}
 
 [[noreturn]] HOST_OWN inline void host_fail(const char *what) {
 	fprintf(stderr, "kernel %s, block %u %u %u, thread %d: %s\n", host_kernel, blockIdx.x, blockIdx.y, blockIdx.z,
@@ -227,15 +234,17 @@ void host_copy_async(void *to, const void *from, unsigned bytes, bool there); //
 void host_wait_copies();
 
 // wgmma in bf16, its left operand and accumulators with the fragments that the PTX manual's section on it draws, its right operand where a matrix
-// descriptor says: fence.proxy.async, wgmma.fence, mma_async of n columns of 8, commit_group and wait_group 0.
+// descriptor says: fence.proxy.async, wgmma.fence, mma_async of n columns of 8, commit_group and wait_group,
+// and what keeps the compiler from reading accumulators before.
 void host_fence_async();
 void host_group_fence();
 void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turned, bool add);
 void host_group_commit();
-void host_group_wait();
+void host_group_wait(unsigned left);
+void host_group_hold(const float *c);
 
-// host_shared is what an address in dynamic shared memory is there: a GPU has 1,024 bytes before it.
-inline unsigned host_shared(const void *at) { return (const unsigned char *)at - host_shared_bytes + 1024; }
+// host_shared is what an address in dynamic shared memory is there, which begins at the least place of its alignment that is not 0.
+inline unsigned host_shared(const void *at) { return (const unsigned char *)at - host_shared_bytes + host_alignment; }
 
 // host_ldmatrix is ldmatrix.x4, optionally .trans.
 HOST_OWN inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {

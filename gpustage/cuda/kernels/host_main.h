@@ -279,7 +279,7 @@ void host_wait_copies() {
 void host_fence_async() { host_me->unfenced = 0; }
 void host_group_fence() { host_me->fenced = true; }
 
-// host_group_mma takes effect when it is waited for: until then accumulators are NaNs.
+// host_group_mma takes effect when it has been waited for and its accumulators are held: until then they are NaNs.
 void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turned, bool add) {
 	const int warp = host_me->warp, lane = host_me->lane, g = lane / 4, t = lane % 4;
 	auto all = host_meet(HOST_GROUP + n * 4 + turned * 2 + add, 0xffffffffu, {a[0], a[1], a[2], a[3], (unsigned)b, (unsigned)(b >> 32)});
@@ -297,7 +297,7 @@ void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turne
 	// Element k of column j. Bits 4 to 6 of an address are those of the matrix xor bits 7 to 9.
 	auto place = [&](int j, int k) {
 		unsigned at = turned ? start + j / 64 * next + k / 8 * rows + k % 8 * 128 + j % 64 * 2 : start + j / 8 * rows + j % 8 * 128 + k * 2;
-		return host_shared_bytes + ((at ^ (at >> 7 & 7) << 4) - 1024);
+		return host_shared_bytes + ((at ^ (at >> 7 & 7) << 4) - host_alignment);
 	};
 	HostProduct *p = nullptr;
 	for (HostProduct &q : host_me->products)
@@ -306,7 +306,7 @@ void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turne
 		host_me->products.push_back({c, std::vector<float>(c, c + 4 * n)});
 		p = &host_me->products.back();
 	}
-	p->committed = false;
+	p->group = 0, p->done = false;
 	for (int i = lane; i < 16 * n; i += 32) { // 16 bytes each, which one of the lanes has to answer for
 		const void *at = turned ? place(i % n * 8, i / n) : place(i / 2, i % 2 * 8);
 		touch((uintptr_t)at, 16, READ, nullptr);
@@ -327,22 +327,30 @@ void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turne
 	for (int i = 0; i < 4 * n; i++) c[i] = NAN;
 }
 
+// host_group_commit asks for a fence before the products after it: most have operands or accumulators that have been written since.
 void host_group_commit() {
-	for (HostProduct &p : host_me->products) p.committed = true;
+	host_me->fenced = false, host_me->groups++;
+	for (HostProduct &p : host_me->products)
+		if (!p.group) p.group = host_me->groups;
 }
 
-void host_group_wait() {
-	std::vector<HostProduct> left;
+// host_group_wait waits for all groups but the last ones.
+void host_group_wait(unsigned left) {
 	for (HostProduct &p : host_me->products) {
-		if (!p.committed) {
-			left.push_back(p);
-			continue;
-		}
+		if (p.done || !p.group || p.group + left > host_me->groups) continue;
 		for (const void *at : p.reads) touch((uintptr_t)at, 16, READ, nullptr); // nobody may have written it since
-		memcpy(p.c, p.values.data(), p.values.size() * sizeof(float));
+		p.done = true;
 	}
-	host_me->products.swap(left);
-	host_me->fenced = false;
+}
+
+void host_group_hold(const float *c) {
+	auto &products = host_me->products;
+	for (size_t i = 0; i < products.size(); i++) {
+		if (products[i].c != c || !products[i].done) continue;
+		memcpy(products[i].c, products[i].values.data(), products[i].values.size() * sizeof(float));
+		products.erase(products.begin() + i);
+		return;
+	}
 }
 
 #define HOOKS(n)                                                                       \

@@ -36,17 +36,24 @@ func TestFaults(t *testing.T) {
 		"writes_behind_shared":     "thread 63: writes what is not allocated",
 		"reads_unwritten":          "thread 58: reads what nobody wrote: byte 20 of dynamic shared memory",
 		"group":                    "", "group_turned": "",
-		"group_without_proxy_fence":  "wgmma without fence.proxy.async",
-		"group_fences_after_barrier": "wgmma without fence.proxy.async",
-		"group_without_fence":        "wgmma without wgmma.fence",
-		"group_without_commit":       "ended and not waited for its products",
-		"group_without_wait":         "ended and not waited for its products",
-		"group_written_before_wait":  "without a barrier what has been read by thread",
-		"group_of_three":             "the warps of a group have multiplied different things",
-		"group_of_two_matrices":      "the lanes of a warp have different matrix descriptors",
-		"group_between_atoms":        "whose atoms do not begin at a multiple of 1,024",
-		"group_of_no_swizzle":        "not one of 128-byte swizzle",
-		"group_reads_early":          "accumulators are wrong",
+		"group_without_proxy_fence":       "wgmma without fence.proxy.async",
+		"group_fences_after_barrier":      "wgmma without fence.proxy.async",
+		"group_without_fence":             "wgmma without wgmma.fence",
+		"group_without_commit":            "ended and not waited for its products",
+		"group_without_wait":              "ended and not waited for its products",
+		"group_written_before_wait":       "without a barrier what has been read by thread",
+		"group_of_three":                  "the warps of a group have multiplied different things",
+		"group_of_two_matrices":           "the lanes of a warp have different matrix descriptors",
+		"group_between_atoms":             "whose atoms do not begin at a multiple of 1,024",
+		"group_unaligned":                 "whose atoms do not begin at a multiple of 1,024",
+		"group_of_no_swizzle":             "not one of 128-byte swizzle",
+		"group_reads_early":               "accumulators are wrong",
+		"group_without_hold":              "accumulators are wrong",
+		"group_left_over":                 "accumulators are wrong",
+		"group_after_group":               "",
+		"group_after_group_without_fence": "wgmma without wgmma.fence",
+		"group_taken_for_the_first":       "accumulators are wrong",
+		"group_read_with_the_first":       "accumulators are wrong",
 
 		"copies_without_barrier": "without a barrier what has been written by thread .* dynamic shared memory",
 		"waits_too_late":         "reads what has not come yet",
@@ -86,7 +93,7 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|GROUP|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|GROUP|TWO|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
 		names = append(names, m[1])
 	}
 	if len(names) != len(want) {

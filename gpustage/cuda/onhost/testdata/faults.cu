@@ -1,4 +1,5 @@
 // Kernels of 64 threads for x[64], or of a group of 128: some are right, and others lack or do what their names say.
+#define SHARED_ALIGNMENT 1024
 #include "common.cuh"
 
 // turn gives each thread the value of the one opposite, by shared memory.
@@ -111,17 +112,51 @@ DEVICE void ones_times(const float (*c)[4], int n, bool turned) {
 	}
 #define PUBLISHED host_fence_async()
 #define FENCED host_group_fence()
-#define WAITED host_group_commit(), host_group_wait()
+#define WAITED host_group_commit(), host_group_wait(0), host_group_hold(c[0])
 GROUP(group, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), WAITED)
 GROUP(group_turned, PUBLISHED, FENCED, true, 8, true, ATOMS(s, 1), WAITED)
 GROUP(group_without_proxy_fence, , FENCED, true, 2, false, ATOMS(s, 1), WAITED)
 GROUP(group_fences_after_barrier, , FENCED; if (warp_id() == 0) PUBLISHED, true, 2, false, ATOMS(s, 1), WAITED)
 GROUP(group_without_fence, PUBLISHED, , true, 2, false, ATOMS(s, 1), WAITED)
-GROUP(group_without_commit, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_wait(); return)
+GROUP(group_without_commit, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_wait(0); host_group_hold(c[0]); return)
 GROUP(group_without_wait, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), return)
-GROUP(group_reads_early, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); ones_times(c, 2, false); host_group_wait())
-GROUP(group_written_before_wait, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); __syncthreads(); numbers(s); host_group_wait())
+GROUP(group_reads_early, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); ones_times(c, 2, false); host_group_wait(0); host_group_hold(c[0]))
+GROUP(group_written_before_wait, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); __syncthreads(); numbers(s); host_group_wait(0); host_group_hold(c[0]))
 GROUP(group_of_three, PUBLISHED, FENCED, warp_id() < 3, 2, false, ATOMS(s, 1), WAITED)
 GROUP(group_of_two_matrices, PUBLISHED, FENCED, true, 2, false, ATOMS(s + lane_id() / 16 * 16, 1), WAITED)
 GROUP(group_between_atoms, PUBLISHED, FENCED, true, 1, false, ATOMS(s + 64, 1), WAITED)
 GROUP(group_of_no_swizzle, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 0), WAITED)
+GROUP(group_without_hold, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); host_group_wait(0))
+GROUP(group_left_over, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); host_group_wait(1); host_group_hold(c[0]))
+
+// Two products, of which the first is waited for before the second.
+#define TWO(name, between, first, behind)                                                \
+	KERNEL name(float *) {                                                               \
+		DYNAMIC_SHARED(u16, s);                                                          \
+		const u32 one = 0x3f803f80, a[4] = {one, one, one, one};                         \
+		float c[2][4], d[2][4];                                                          \
+		numbers(s);                                                                      \
+		PUBLISHED;                                                                       \
+		__syncthreads();                                                                 \
+		FENCED;                                                                          \
+		host_group_mma(c[0], 2, a, ATOMS(s, 1), false, false);                           \
+		host_group_commit();                                                             \
+		between;                                                                         \
+		host_group_mma(d[0], 2, a, ATOMS(s, 1), false, false);                           \
+		host_group_commit();                                                             \
+		host_group_wait(1);                                                              \
+		host_group_hold(first[0]);                                                       \
+		ones_times(first, 2, false);                                                     \
+		behind;                                                                          \
+		host_group_wait(0);                                                              \
+		host_group_hold(first == c ? d[0] : c[0]);                                       \
+		ones_times(first == c ? d : c, 2, false);                                        \
+	}
+TWO(group_after_group, FENCED, c, )
+TWO(group_after_group_without_fence, , c, )
+TWO(group_taken_for_the_first, FENCED, d, )
+TWO(group_read_with_the_first, FENCED, c, ones_times(d, 2, false))
+
+#undef SHARED_ALIGNMENT
+#define SHARED_ALIGNMENT 16
+GROUP(group_unaligned, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), WAITED)
