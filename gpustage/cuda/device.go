@@ -101,9 +101,13 @@ func New(share gpustage.Share) (*Device, error) {
 	d.arch = fmt.Sprintf("sm_%d%d", major, minor)
 	d.about = fmt.Sprintf("%s, %s", name, d.arch)
 	d.compiled.Driver = DriverVersion()
+	groups, err := warpgroups()
+	if err != nil {
+		return fail(err)
+	}
 	d.compiled.Sources = map[string]nvrtc.Source{}
 	for _, m := range kernels.Modules() {
-		if arch := kernels.Target(m, d.arch); arch != "" {
+		if arch := kernels.Target(m, d.arch); arch != "" && (groups || m != "hopper.cu") {
 			d.compiled.Sources[m] = nvrtc.Source{Text: kernels.Source(m), Arch: arch}
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"gorgonia.org/cu"
 
 	"contraflow/gpustage"
-	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/launch"
 )
 
@@ -55,6 +54,11 @@ func (d *Device) OpenStream() (gpustage.Stream, error) { return d.open(false) }
 // OpenUrgent opens one whose kernels' blocks are ahead of others' that wait for room.
 func (d *Device) OpenUrgent() (gpustage.Stream, error) { return d.open(true) }
 
+// warpgroups asks for hopper.cu's kernels, of a device when it is opened, and of each of its streams.
+func warpgroups() (bool, error) {
+	return enabled("CONTRAFLOW_CUDA_WARPGROUPS", "the default: on Hopper warpgroups multiply in attention", true)
+}
+
 func (d *Device) open(urgent bool) (gpustage.Stream, error) {
 	unbind, err := d.bind()
 	if err != nil {
@@ -77,11 +81,10 @@ func (d *Device) open(urgent bool) (gpustage.Stream, error) {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.Stream.Separate = !fuses
-	groups, err := enabled("CONTRAFLOW_CUDA_WARPGROUPS", "the default: on Hopper warpgroups multiply in attention", true)
-	if err != nil {
+	if s.Stream.Warpgroups, err = warpgroups(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	s.Stream.Warpgroups = groups && kernels.Warpgroups(d.arch)
+	s.Stream.Warpgroups = s.Stream.Warpgroups && d.compiled.Sources["hopper.cu"].Text != ""
 	if s.sums, err = enabled("CONTRAFLOW_CUDA_SUMS", "cuBLASLt sums a bias's gradient beside its weight's", false); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage"
@@ -14,6 +15,9 @@ import (
 func BenchmarkAttention(b *testing.B) {
 	d := fastDevice(b)
 	tokens, ways := 16384, map[string]string{"warpgroups": "on", "warps": "off"}
+	if !strings.Contains(d.Info().Description, "sm_90") {
+		delete(ways, "warpgroups")
+	}
 	if d.Info().Threads > 0 {
 		tokens, ways = 2048, map[string]string{"processor": ""}
 	}

@@ -83,7 +83,7 @@ template <int D, int R> DEVICE void left_tiles(u32 l[R][4], const u16 *a, int k)
 // Warps is this way, for tiles of 8*N partners.
 template <int DIM, int TILES, int PARTNERS> struct Warps {
 	static const int D = DIM, R = TILES, N = PARTNERS, PITCH = PITCH(DIM);
-	static const bool SHARED_QUERIES = DIM == 128, SHARED_KEYS = true; // registers don't suffice
+	static const bool SHARED_QUERIES = DIM == 128, SHARED_KEYS = true, ASYNC = false; // registers don't suffice
 
 	DEVICE int place(int row, int d) { return row * PITCH(DIM) + d; }
 	DEVICE int first_row(int w0) { return w0; }

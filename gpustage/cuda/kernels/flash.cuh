@@ -14,8 +14,9 @@
 // A Way has
 //
 //	D, R, N                        features, tiles of 16 rows of a warp, 8*N partners of a tile
-//	PITCH, place(row, d)           elements of shared memory that a row of a tile takes, and where one is in its tile
+//	PITCH, place(row, d)           elements of shared memory that a row of a tile takes, and where one is in its tile: 8*PITCH before that of row+8
 //	SHARED_QUERIES, SHARED_KEYS    whether the block's own are in shared memory, for want of registers (forward; by key)
+//	ASYNC                          whether products are under way until settle; meanwhile the next tile's copies are begun, and otherwise before them
 //	first_row(w0)                  of the rows that multiply together with the warp's from w0
 //	publish()                      comes between writing to shared memory and the barrier
 //	times_rows<N>(c, a, x)         c = a x^T for 8*N rows of x, where c is 0
@@ -54,28 +55,37 @@ DEVICE void wait_copies() {
 // head_of is where a head begins in a sequence's first row.
 DEVICE const u16 *head_of(const void *x, int stride, int lo, int column) { return (const u16 *)x + (size_t)lo * stride + column; }
 
-// tile copies rows first to first+count of a head into shared memory, 16 bytes to a thread; rows from n on are zero. It is there after
-// wait_copies and a barrier.
-template <class Way> DEVICE void tile(const Attention &a, u16 *to, const u16 *from, int stride, int first, int count, int n) {
+// row_of is where a row of a tensor begins whose rows are stride elements apart. It is one instruction.
+DEVICE const u16 *row_of(const u16 *x, int row, int stride) { return (const u16 *)((const char *)x + (u64)(u32)row * (2u * stride)); }
+
+// tile copies rows first to first+count of a head of x into shared memory, 16 bytes to a thread, and behind them those of y, if there is a y; rows
+// from n on are zero. They are there after wait_copies and a barrier.
+template <class Way, bool BOTH> DEVICE void tile(const Attention &a, u16 *to, const u16 *x, int sx, const u16 *y, int sy, int first, int count, int n) {
 	const int D = Way::D;
-	int d = threadIdx.x % (D / 8) * 8, own = threadIdx.x / (D / 8), step = blockDim.x / (D / 8), rows = n - first;
+	int d = threadIdx.x % (D / 8) * 8, own = threadIdx.x / (D / 8), step = blockDim.x / (D / 8);
 	if (D == 32) own = own / 8 * 8 + own % 2 * 4 + own % 8 / 2; // eight threads have two rows, whose banks differ when they are four apart
-	const u16 *p = from + (size_t)(first + own) * stride + d;
-	u16 *x = to + Way::place(own, d);
-	size_t next = (size_t)step * stride; // a copy takes two additions for its places
-	if (a.vec) {
-#pragma unroll 4
-		for (int r = own; r < count; r += step, p += next, x += step * Way::PITCH) copy16(x, p, r < rows);
-		return;
+	x += d, y += d;
+#pragma unroll 1
+	for (int r = own, e = Way::place(own, d); r < count; r += step, e += step * Way::PITCH) {
+		u16 *at = to + e;
+		const u16 *px = row_of(x, first + r, sx), *py = row_of(y, first + r, sy);
+		bool there = first + r < n;
+		if (a.vec) {
+			copy16(at, px, there);
+			if (BOTH) copy16(at + count * Way::PITCH, py, there);
+		} else {
+			for (int i = 0; i < 8; i++) at[i] = there ? px[i] : 0;
+			for (int i = 0; BOTH && i < 8; i++) at[count * Way::PITCH + i] = there ? py[i] : 0;
+		}
 	}
-	for (int r = own; r < count; r += step, p += next, x += step * Way::PITCH)
-		for (int i = 0; i < 8; i++) x[i] = r < rows ? p[i] : 0;
 }
+
+// works tells whether a warp has rows below n to multiply, or only helps to copy.
+template <class Way> DEVICE bool works(int w0, int n) { return Way::first_row(w0) < n; }
 
 // partners copies a tile of 8*N rows of x, and behind it one of y.
 template <class Way, int N> DEVICE void partners(const Attention &a, u16 *to, const u16 *x, int sx, const u16 *y, int sy, int first, int n) {
-	tile<Way>(a, to, x, sx, first, 8 * N, n);
-	tile<Way>(a, to + 8 * N * Way::PITCH, y, sy, first, 8 * N, n);
+	tile<Way, true>(a, to, x, sx, y, sy, first, 8 * N, n);
 }
 
 // exchange transposes what four neighbours have: lane i's v[t] becomes what lane t had as v[i].
@@ -234,14 +244,15 @@ template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 
 // forward_tile is what a warp's queries from w0 get of 8*N keys from k0: top is the largest product of each so far, z the sum of powers, o that of
 // values. Queries are in registers or in shared memory.
-template <class Way, bool BIAS, int N, class Queries>
+template <class Way, bool BIAS, int N, class Queries, class Copy>
 DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], float top[2 * Way::R], float z[2 * Way::R], const Queries &q, const u16 *ks, const u16 *vs,
-                         const float *bias, int b, int h, int w0, int k0, int n) {
+                         const float *bias, int b, int h, int w0, int k0, int n, Copy next) {
 	const int D = Way::D, R = Way::R;
 	int i = w0 + lane_id() / 4;
 	bool hidden = k0 + 8 * N > n || !inside(a, w0, 16 * R, k0, 8 * N);
 	float s[R][N][4] = {}, c = unit<D>(a);
 	Way::template times_rows<N>(s, q, ks);
+	if (Way::ASYNC) next();
 	Way::settle(s);
 #pragma unroll
 	for (int r = 0; r < R; r++) {
@@ -289,7 +300,7 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 	u32 q[R][D / 16][4];
 	if (Way::SHARED_QUERIES) {
 		u16 *own = shared + 2 * BUFFER;
-		tile<Way>(a, own, ownQ, a.sq, q0, rows, n);
+		tile<Way, false>(a, own, ownQ, a.sq, ownQ, 0, q0, rows, n);
 		ownQ = own + warp_id() * 16 * R * Way::PITCH;
 	} else {
 #pragma unroll
@@ -305,11 +316,14 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 		wait_copies();
 		Way::publish();
 		__syncthreads();
-		if (k0 + 8 * N < see.to) partners<Way, N>(a, shared + BUFFER - here, k, a.sk, v, a.sv, k0 + 8 * N, n);
-		if (Way::first_row(w0) >= n) continue; // it only helps to copy
-		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, b, h, w0, k0, n);
-		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n);
-		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n);
+		auto next = [&] {
+			if (k0 + 8 * N < see.to) partners<Way, N>(a, shared + BUFFER - here, k, a.sk, v, a.sv, k0 + 8 * N, n);
+		};
+		if (!Way::ASYNC || !works<Way>(w0, n)) next();
+		if (!works<Way>(w0, n)) continue;
+		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, b, h, w0, k0, n, next);
+		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, next);
+		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, next);
 	}
 	float c = unit<D>(a);
 #pragma unroll
@@ -328,7 +342,7 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 	}
 }
 
-// row_numbers reads what belongs to queries i, i+8 and so on: log-sum-exps, as powers of two, and <dctx, ctx>.
+// row_lse reads the log-sum-exps of queries i, i+8 and so on, as powers of two, and row_numbers <dctx, ctx> too.
 template <int R> DEVICE void row_lse(const Attention &a, float lse[2 * R], int lo, int h, int i, int n) {
 #pragma unroll
 	for (int half = 0; half < 2 * R; half++) lse[half] = i + 8 * half < n ? a.lse[(size_t)h * a.slse + lo + i + 8 * half] * LOG2E : 0.f;
@@ -355,7 +369,6 @@ template <int D> DEVICE void make_delta(const Attention &a, float delta[2], cons
 		if (row < n && lane_id() % 4 == 0) a.delta[(size_t)h * a.sdelta + lo + row] = delta[half];
 	}
 }
-
 
 // score_gradients makes gradients of the scores of queries i and i+8, divided by the scale, of products s of queries and keys and dp of dctx and
 // values.
@@ -392,8 +405,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 		}
 	} else {
 		u16 *own = shared + BUFFER;
-		tile<Way>(a, own, ownQ, a.sq, q0, rows, n);
-		tile<Way>(a, own + rows * Way::PITCH, ownO, a.sdctx, q0, rows, n);
+		tile<Way, true>(a, own, ownQ, a.sq, ownO, a.sdctx, q0, rows, n);
 		ownQ = own + warp_id() * 16 * R * Way::PITCH, ownO = ownQ + rows * Way::PITCH;
 	}
 	float *bias = (float *)(shared + BUFFERS * BUFFER);
@@ -411,8 +423,11 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 		wait_copies();
 		Way::publish();
 		__syncthreads();
-		if (BUFFERS == 2 && k0 + 8 * N < see.to) partners<Way, N>(a, shared + (turn ^ 1) * BUFFER, k, a.sk, v, a.sv, k0 + 8 * N, n);
-		if (Way::first_row(w0) < n) {
+		auto next = [&] {
+			if (k0 + 8 * N < see.to) partners<Way, N>(a, shared + (turn ^ BUFFERS - 1) * BUFFER, k, a.sk, v, a.sv, k0 + 8 * N, n);
+		};
+		if (BUFFERS == 2 && (!Way::ASYNC || !works<Way>(w0, n))) next();
+		if (works<Way>(w0, n)) {
 			bool hidden = k0 + 8 * N > n || !inside(a, w0, 16 * R, k0, 8 * N);
 			float s[R][N][4] = {}, dp[R][N][4] = {};
 			if constexpr (BUFFERS == 2) {
@@ -422,6 +437,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 				Way::template times_rows<N>(s, ownQ, ks);
 				Way::template times_rows<N>(dp, ownO, vs);
 			}
+			if (Way::ASYNC) next();
 			Way::settle(s, dp);
 #pragma unroll
 			for (int r = 0; r < R; r++) {
@@ -433,7 +449,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 		}
 		if (BUFFERS == 1) {
 			__syncthreads();
-			if (k0 + 8 * N < see.to) partners<Way, N>(a, shared, k, a.sk, v, a.sv, k0 + 8 * N, n);
+			next();
 		}
 	}
 #pragma unroll
@@ -443,14 +459,59 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 	}
 }
 
-// queries copies a tile of 8*N queries and what belongs to them.
-template <class Way, int N> DEVICE void queries(const Attention &a, u16 *to, float *lse, float *delta, int lo, int h, int first, int n) {
-	const int D = Way::D;
-	partners<Way, N>(a, to, head_of(a.q, a.sq, lo, h * D), a.sq, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, first, n);
-	int i = threadIdx.x, r = first + i;
-	if (i >= 8 * N) return;
-	copy4(lse + i, a.lse + (size_t)h * a.slse + lo + r, r < n);
-	copy4(delta + i, a.delta + (size_t)h * a.sdelta + lo + r, r < n);
+// number is which of a tile's queries a thread has numbers of, below 0 for none.
+template <int N> DEVICE int number() { return (int)threadIdx.x - (int)(blockDim.x - 8 * N); }
+
+// queries copies a tile of 8*N queries and what belongs to them, by other threads where there are more than copy the queries. Rows are those of the
+// sequence's first token.
+template <class Way, int N>
+DEVICE void queries(const Attention &a, u16 *to, float *numbers, const u16 *q, const u16 *dctx, const float *lse, const float *delta, int h, int first, int n) {
+	partners<Way, N>(a, to, q + h * Way::D, a.sq, dctx + h * Way::D, a.sdctx, first, n);
+	int i = number<N>(), r = first + i;
+	if (i < 0) return;
+	copy4(numbers + i, lse + (size_t)h * a.slse + r, r < n);
+	copy4(numbers + 8 * N + i, delta + (size_t)h * a.sdelta + r, r < n);
+}
+
+// kept_by_key is what dropout keeps of a warp's keys from w0, for 8*N queries from q0: bit 8*(r*N/2 + j/2) + j%2*4 + e is that of element e of tile
+// j of the warp's tile r. Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
+template <int R, int N> DEVICE u32 kept_by_key(const Attention &a, int b, int h, int w0, int q0) {
+	int lane = lane_id(), g = lane / 4, t = lane % 4;
+	u32 all = 0, kept = 0;
+#pragma unroll
+	for (int r = 0; r < R; r++)
+#pragma unroll
+		for (int j = 0; j < N; j += 2) {
+			int group = w0 / 8 + 2 * r + lane / 8 % 2, query = q0 + 8 * j + lane / 16 * 8 + lane % 8;
+			all |= keep8(a.keys[b], group, query, h, a.site, a.threshold) << 8 * (r * N / 2 + j / 2);
+		}
+#pragma unroll
+	for (int e = 0; e < 8; e++) kept |= (__shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g & 0x01010101) << e;
+	return kept;
+}
+
+// keep_elements zeroes what has no bit.
+template <int N> DEVICE void keep_elements(float c[N][4], u32 kept) {
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			if (!(kept >> (4 * j + e) & 1)) c[j][e] = 0.f;
+}
+
+// key_gradients makes probabilities of scores s of keys g and g+8 and 8*N queries, and gradients of the scores, divided by the scale, of products dp
+// of values and dctx.
+template <int D, int N> DEVICE void key_gradients(const Attention &a, float s[N][4], float dp[N][4], const float *lse, const float *delta) {
+	float c = unit<D>(a), byCap = by_cap<D>(a);
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) {
+			int at = 8 * j + lane_id() % 4 * 2 + e % 2;
+			float x = s[j][e];
+			s[j][e] = power_of_two(x * c - lse[at]);
+			dp[j][e] = s[j][e] * (dp[j][e] * a.keep - delta[at]) * bend<D>(x, byCap);
+		}
 }
 
 // The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another.
@@ -470,8 +531,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 	u32 k[R][D / 16][4], v[R][D / 16][4];
 	float *bias = (float *)ks;
 	if constexpr (Way::SHARED_KEYS) {
-		tile<Way>(a, ks, ownK, a.sk, k0, rows, n);
-		tile<Way>(a, vs, ownV, a.sv, k0, rows, n);
+		tile<Way, true>(a, ks, ownK, a.sk, ownV, a.sv, k0, rows, n);
 		ownK = ks + warp_id() * 16 * R * Way::PITCH, ownV = vs + warp_id() * 16 * R * Way::PITCH;
 		bias = (float *)(vs + rows * Way::PITCH);
 	} else {
@@ -481,23 +541,25 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 			left_rows<D>(a, v[r], ownV, a.sv, w0 + 16 * r, n);
 		}
 	}
-	queries<Way, N>(a, buffers, numbers, numbers + 8 * N, lo, h, q0, n);
+	const u16 *q = head_of(a.q, a.sq, lo, 0), *dctx = head_of(a.dctx, a.sdctx, lo, 0);
+	queries<Way, N>(a, buffers, numbers, q, dctx, a.lse + lo, a.delta + lo, h, q0, n);
 	if (BIAS) stage_bias(a, bias, h); // no heads share keys then
-	float dk[R][W / 8][4] = {}, dv[R][W / 8][4] = {}, c = unit<D>(a), byCap = by_cap<D>(a);
+	float dk[R][W / 8][4] = {}, dv[R][W / 8][4] = {};
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
 		nextH = h, nextQ = q0 + 8 * N;
 		if (nextQ >= see.to) nextH++, nextQ = see.from;
 		wait_copies();
-		if (threadIdx.x < 8 * N) lse[threadIdx.x] *= LOG2E; // its own copy
+		if (number<N>() >= 0) lse[number<N>()] *= LOG2E; // its own copy
 		Way::publish();
 		__syncthreads();
-		if (BUFFERS == 2 && nextH < last) {
-			float *to = numbers + (turn ^ 1) * 16 * N;
-			queries<Way, N>(a, buffers + (turn ^ 1) * BUFFER, to, to + 8 * N, lo, nextH, nextQ, n);
-		}
-		if (Way::first_row(w0) < n) {
+		auto next = [&] {
+			int other = turn ^ BUFFERS - 1;
+			if (nextH < last) queries<Way, N>(a, buffers + other * BUFFER, numbers + other * 16 * N, q, dctx, a.lse + lo, a.delta + lo, nextH, nextQ, n);
+		};
+		if (BUFFERS == 2 && (!Way::ASYNC || !works<Way>(w0, n))) next();
+		if (works<Way>(w0, n)) {
 			float s[R][N][4] = {}, dp[R][N][4] = {};
 			if constexpr (Way::SHARED_KEYS) {
 				Way::template times_rows<N>(s, ownK, qs);
@@ -506,38 +568,18 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 				Way::template times_rows<N>(s, k, qs);
 				Way::template times_rows<N>(dp, v, os);
 			}
+			if (Way::ASYNC) next();
 			Way::settle(s, dp);
-			u32 all = EVERY;
-			if (a.keys) {
-				// Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
-				all = 0;
-#pragma unroll
-				for (int r = 0; r < R; r++)
-#pragma unroll
-					for (int j = 0; j < N; j += 2) {
-						int group = w0 / 8 + 2 * r + lane_id() / 8 % 2, query = q0 + 8 * j + lane_id() / 16 * 8 + lane_id() % 8;
-						all |= keep8(a.keys[b], group, query, h, a.site, a.threshold) << 8 * (r * N / 2 + j / 2);
-					}
-			}
-			u32 kept[8];
-#pragma unroll
-			for (int e = 0; e < 8; e++) kept[e] = a.keys ? __shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g : EVERY;
 			// Queries from n on are zeros, and their gradients too, but for biases that exp makes infinite; keys from n on have no result.
 			bool hidden = BIAS && q0 + 8 * N > n || !inside(a, q0, 8 * N, w0, 16 * R);
+			u32 kept = a.keys ? kept_by_key<R, N>(a, b, h, w0, q0) : EVERY;
 #pragma unroll
 			for (int r = 0; r < R; r++) {
 				capped<D, N>(a, s[r]);
 				if (BIAS) add_bias<N>(a, s[r], bias, w0 + 16 * r + g - q0 - 2 * t, -1);
-#pragma unroll
-				for (int j = 0; j < N; j++)
-#pragma unroll
-					for (int e = 0; e < 4; e++) {
-						int at = 8 * j + 2 * t + e % 2; // the query; keys are g and g+8
-						bool stays = kept[j % 2 * 4 + e] >> 8 * (r * N / 2 + j / 2) & 1;
-						float &x = s[r][j][e], &w = dp[r][j][e], less = delta[at], p = power_of_two(x * c - lse[at]), d = stays ? w : 0.f;
-						w = p * (d * a.keep - less) * bend<D>(x, byCap);
-						x = stays ? p : 0.f;
-					}
+				if (a.keys) keep_elements<N>(dp[r], kept >> 4 * N * r);
+				key_gradients<D, N>(a, s[r], dp[r], lse, delta);
+				if (a.keys) keep_elements<N>(s[r], kept >> 4 * N * r);
 				if (!hidden) continue;
 #pragma unroll
 				for (int j = 0; j < N; j++)
@@ -551,7 +593,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 		}
 		if (BUFFERS == 1) {
 			__syncthreads();
-			if (nextH < last) queries<Way, N>(a, buffers, numbers, numbers + 8 * N, lo, nextH, nextQ, n);
+			next();
 		}
 	}
 	int column = kv * D + first;

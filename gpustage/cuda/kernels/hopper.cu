@@ -1,16 +1,19 @@
 // The attention of flash.cuh by warpgroups (wgmma, sm_90a), for heads of 64 and 128 features.
 //
-// Four warps multiply their 64 rows by a tile of partners, which the tensor cores read from shared memory themselves: once for 64 rows, not once
-// for 32, and without a register in between. By others' measurements mma.sync has some 60 % of Hopper's rate. At 64 features a tile's exponentials take as long as
-// its products forward (16 powers of two a clock and multiprocessor, 2,048 multiply-adds), and half as long backward: several warpgroups to a
-// multiprocessor do one while the others do the other. None of it has been measured.
+// Four warps multiply their 64 rows by a tile of partners, which the tensor cores read from shared memory themselves: once for 64 rows, where flash.cu
+// reads it for 32, through registers. By others' measurements mma.sync comes to some 60 % of Hopper's rate.
+//
+// While one warpgroup of a multiprocessor has exponentials and sums, others multiply. For 64 rows and 64 partners of 64 features products take 256
+// clocks forward (2,048 multiply-adds a clock), 384 by query and 512 by key, and exponentials 256 (16 a clock). A scheduler issues, for its warp of
+// the four, 272 instructions forward, 234 by query and 336 by key, by the machine code's text; with dropout some 300 more, half of them philox. None
+// of it has been measured.
 //
 // A row of a tile is 128 bytes of shared memory, 64 features; eight rows are an atom of 1,024 bytes, which begins at a multiple of that. Within it
 // row r has its 16 bytes c at c ^ r (128-byte swizzle): what is read along rows or along columns comes from all banks. With more features an atom
 // of the next 64 follows it. So lies what wgmma takes as x^T, rows of x being columns of the product (K-major), and as x (MN-major).
 //
-// Products are under way until they are waited for (settle). The compiler must not touch accumulators meanwhile (hold), nor the tensor cores
-// read what a thread has written and not published.
+// Products are under way until they are waited for (settle). Meanwhile the compiler must not touch accumulators (hold). The tensor cores must not read
+// what a thread has written and not published.
 #define SHARED_ALIGNMENT 1024
 #include "flash.cuh"
 
@@ -20,7 +23,7 @@ DEVICE u64 matrix(const u16 *at, int next, int rows) {
 #ifdef HOST_CUDA
 	u32 place = host_shared(at);
 #else
-	u32 place = (u32)__cvta_generic_to_shared(at);
+	u32 place = __shfl_sync(EVERY, (u32)__cvta_generic_to_shared(at), 0); // one for all, says that to the compiler
 #endif
 	return place >> 4 | (u64)(next >> 4) << 16 | (u64)(rows >> 4) << 32 | 1ull << 62;
 }
@@ -106,7 +109,7 @@ template <int K> DEVICE void hold(u32 (&a)[K][4]) {
 // Groups is this way, for tiles of 8*N partners.
 template <int DIM, int PARTNERS> struct Groups {
 	static const int D = DIM, R = 1, N = PARTNERS, PITCH = DIM;
-	static const bool SHARED_QUERIES = false, SHARED_KEYS = false;
+	static const bool SHARED_QUERIES = false, SHARED_KEYS = false, ASYNC = true;
 	static const int ATOM = 1024, ATOMS = DIM / 64 * ATOM; // of all features
 
 	DEVICE int place(int row, int d) { return row / 8 * 8 * D + d / 64 * (ATOM / 2) + row % 8 * 64 + (d / 8 % 8 ^ row % 8) * 8 + d % 8; }
@@ -147,13 +150,14 @@ template <int DIM, int PARTNERS> struct Groups {
 	}
 };
 
-// Launch bounds are what registers allow: at 64 features four warpgroups to a multiprocessor on the way forward, in blocks of two, and three on the way
-// back; at 128 features two.
-#define FOR_DIM(D, BIAS, forward_blocks, backward, NAME)                                                                          \
+// Launch bounds are what registers allow: at 64 features four warpgroups to a multiprocessor on the way forward, in blocks of two; by query three; by
+// key, and at 128 features, two. By key at 64 features three would have registers for tiles of 32 queries, and issue 482 instructions for 64 where two
+// issue 336 (with dropout 946 and 675).
+#define FOR_DIM(D, BIAS, forward_blocks, backward, QUERIES, NAME)                                                                 \
 	KERNEL __launch_bounds__(256, forward_blocks) flash_group_##NAME(Attention a) { flash_forward<Groups<D, 8>, BIAS>(a); }       \
 	KERNEL __launch_bounds__(backward, 1) flash_group_backward_q_##NAME(Attention a) { flash_backward_q<Groups<D, 8>, BIAS>(a); } \
-	KERNEL __launch_bounds__(backward, 1) flash_group_backward_kv_##NAME(Attention a) { flash_backward_kv<Groups<D, 4>, BIAS>(a); }
+	KERNEL __launch_bounds__(256, 1) flash_group_backward_kv_##NAME(Attention a) { flash_backward_kv<Groups<D, QUERIES>, BIAS>(a); }
 
-FOR_DIM(64, false, 2, 384, 64)
-FOR_DIM(64, true, 2, 384, 64_bias)
-FOR_DIM(128, false, 1, 256, 128)
+FOR_DIM(64, false, 2, 384, 8, 64)
+FOR_DIM(64, true, 2, 384, 8, 64_bias)
+FOR_DIM(128, false, 1, 256, 4, 128)

@@ -42,7 +42,7 @@ func (s *Stream) wideHeads(o gpustage.Attention, ts ...tensor) int32 {
 	return 1
 }
 
-// attention fills what both directions need. flash tells whether flash.cu takes the call.
+// attention fills what both directions need. flash tells whether the kernels of flash.cuh take the call.
 func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *attentionArgs, flash bool) {
 	kv := o.KVHeads
 	if kv == 0 {
@@ -75,14 +75,14 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	return a, flash && half(q) && a.scale > 0 // the largest score is the largest product
 }
 
-// mostBias is how many biases flash.cu's kernels take of a head: flash_dbias_64 has five times as many beside 19 KB in shared memory, and two blocks
+// mostBias is how many biases the kernels of flash.cuh take of a head: flash_dbias_64 has five times as many beside 19 KB in shared memory, and two blocks
 // of it fit where there are 99 KB.
 const mostBias = 1025
 
 // biasBytes is what a head's biases take in shared memory.
 func biasBytes(o gpustage.Attention) int { return 4 * o.Bias.Rows }
 
-// flashName is a kernel of flash.cu.
+// flashName is a kernel of flash.cuh.
 func flashName(kernel string, o gpustage.Attention) string {
 	if !o.Bias.IsZero() {
 		return fmt.Sprintf("%s_%d_bias", kernel, o.HeadDim)
@@ -107,7 +107,7 @@ func grid(o gpustage.Attention, heads, rows int) [3]int {
 // The tiles of attention.cu (OWN, OTHER).
 const ownRows, otherRows = 16, 32
 
-// flashBlock is a block of flash.cu, whose warps have 16 rows or 32, and how many rows that is: 64 while one or two such blocks have a
+// flashBlock is a block of flash.cu or hopper.cu, whose warps have 16 rows or 32, and how many rows that is: 64 while one or two such blocks have a
 // sequence, and otherwise the most that the kernel's launch bounds allow.
 func flashBlock(o gpustage.Attention, warp, most int) (block [3]int, rows int) {
 	rows = 64
@@ -128,8 +128,9 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	a, flash := s.attention(ctx, lse, q, k, v, o)
 	d := o.HeadDim
 	if flash && s.grouped(o) {
+		const keys = 64 // that a block reads at a time
 		block, rows := flashBlock(o, 16, 128)
-		s.launch(flashName("flash_group", o), grid(o, o.Heads, rows), block, 2*2*groupBytes(64, d)+biasBytes(o), a)
+		s.launch(flashName("flash_group", o), grid(o, o.Heads, rows), block, 2*2*groupBytes(keys, d)+biasBytes(o), a)
 		return
 	}
 	if flash {
@@ -196,13 +197,13 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		return
 	}
 	if flash && s.grouped(o) {
-		const keys, queries = 64, 32 // that a block reads at a time
-		most := 192
+		keys, queries, most := 64, 64, 192 // that a block reads at a time; its rows at most, by query
 		if d == 128 {
-			most = 128
+			queries, most = 32, 128
 		}
 		block, rows := flashBlock(o, 16, most)
 		s.launch(flashName("flash_group_backward_q", o), grid(o, o.Heads, rows), block, 2*2*groupBytes(keys, d)+biasBytes(o), a)
+		block, rows = flashBlock(o, 16, 128)
 		s.launch(flashName("flash_group_backward_kv", o), grid(o, kv, rows), block, 2*2*groupBytes(queries, d)+2*8*queries+biasBytes(o), a)
 	} else if flash {
 		const tile = 32
