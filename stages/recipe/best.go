@@ -186,21 +186,27 @@ func (x *Run) finish(from *checkpoint.Checkpoint) (*Summary, error) {
 	}); err != nil {
 		return nil, err
 	}
+	return s, x.saveOver(step)
+}
+
+// saveOver saves the model of a run that is over after a step, whose state it has: the best one, if that is kept.
+func (x *Run) saveOver(step int) error {
+	dir := filepath.Join(x.Recipe.Save.Dir, "model")
 	if p := x.saves.progress; x.Main() && x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != step {
 		if err := x.loadBest(x.stream); err != nil {
-			return nil, fmt.Errorf("loading the best model: %w", err)
+			return fmt.Errorf("loading the best model: %w", err)
 		}
 	}
 	if x.Main() || x.model.Partial() {
 		if err := x.Save(x.stream, dir); err != nil {
-			return nil, fmt.Errorf("saving the model: %w", err)
+			return fmt.Errorf("saving the model: %w", err)
 		}
 	}
-	if x.Main() {
-		x.obs.note("%s had no model of step %d: it is saved anew from the checkpoint", dir, step)
-		return s, forget(x.Recipe.Save.Dir)
+	if !x.Main() {
+		return nil
 	}
-	return s, nil
+	x.obs.note("%s had no model of step %d: it is saved anew from the checkpoint", dir, step)
+	return forget(x.Recipe.Save.Dir)
 }
 
 func hashFile(path string) (string, error) {

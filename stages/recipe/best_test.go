@@ -600,6 +600,20 @@ func TestStopBeforeEvaluation(t *testing.T) {
 		if !bytes.Equal(j.saved(t, name, "*.safetensors"), j.saved(t, name+" whole", "*.safetensors")) {
 			t.Errorf("%s: the weights differ from those of a run that was not stopped", name)
 		}
+		short := name + " short" // stopped, and given no more steps
+		if o, err = j.run(t, short, nil, 3, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+		at = o.summary.Steps
+		for range 2 { // the second finds nothing to do but that
+			o, err = j.run(t, short, nil, 0, true, append(sets, fmt.Sprint("train.max_steps=", at))...)
+			if err != nil || !o.summary.Over || o.summary.Eval == nil || o.summary.Steps != at || !slices.Equal(values(short), want[:at]) {
+				t.Errorf("%s: stopped after step %d and ended there: %+v with evaluations %v, want %v: %v", name, at, o.summary, values(short), want[:at], err)
+			}
+			if card, err := os.ReadFile(filepath.Join(o.summary.Model, "README.md")); err != nil || !strings.Contains(string(card), fmt.Sprintf("%.4f", o.summary.Eval.Value)) {
+				t.Errorf("%s: the model's card lacks its evaluation (%v)", name, err)
+			}
+		}
 		if name == "streamed" {
 			continue // not yet with save.best
 		}

@@ -87,7 +87,11 @@ func count(n int) string {
 func (s *Summary) String() string {
 	var b strings.Builder
 	if s.Over {
-		return fmt.Sprintf("the run was over already, after step %d: its model is in %s", s.Steps, s.Model)
+		if s.Eval != nil {
+			fmt.Fprintln(&b, s.Eval)
+		}
+		fmt.Fprintf(&b, "the run was over already, after step %d: its model is in %s", s.Steps, s.Model)
+		return b.String()
 	}
 	made := fmt.Sprintf("%d steps", s.Steps)
 	if s.from > 0 {

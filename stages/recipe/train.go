@@ -39,7 +39,7 @@ type Summary struct {
 	Best      float64     // the model's value, and step, where it is that of an earlier evaluation (save.best)
 	BestStep  int
 	Model     string // folder; "" of a run that was stopped
-	Over      bool   // when it was resumed: nothing was done
+	Over      bool   // when it was resumed: no step was made
 	Stopped   bool   // before the last step, because it was asked to: a checkpoint has the rest
 
 	Communication pipeline.Communication // of this rank
@@ -376,7 +376,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		switch p := x.saves.progress; {
 		case from.Step > x.Steps:
 			return nil, errors.Join(fmt.Errorf("the run is to make %d steps, and has made %d: train.max_steps or train.epochs must allow for those, or begin anew in another save.dir", x.Steps, from.Step), from.Close())
-		case from.Step == x.Steps || p.Over && p.Enough: // what has made its last step may be given more of them
+		case (from.Step == x.Steps || p.Over && p.Enough) && !p.Unmeasured: // what has made its last step may be given more of them
 			s, err := x.finish(from)
 			return s, errors.Join(err, from.Close())
 		}
@@ -567,6 +567,10 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if x.ranks != nil { // a lane of a rank that has failed may wait for one that waits for this rank
 		w := x.ranks.Comm.World
 		opts = append(opts, pipeline.WhenFailed(failedTakes, func(err error) { abort(ctx, w, err) }))
+	}
+	if x.saves.first == x.Steps { // stopped there, with an evaluation to make, and given no more steps
+		log.summary.Steps, log.summary.Over = x.Steps, true
+		return x.saveOver(x.Steps)
 	}
 	x.saves.control.running.Store(true)
 	defer x.saves.control.running.Store(false)
