@@ -72,6 +72,17 @@ func gpus() (int, error) {
 	return n, nil
 }
 
+// sources are the modules for GPUs of an architecture, with warpgroups or without.
+func sources(arch string, groups bool) map[string]nvrtc.Source {
+	all := map[string]nvrtc.Source{}
+	for _, m := range kernels.Modules() {
+		if target := kernels.Target(m, arch); target != "" && (groups || m != "hopper.cu") {
+			all[m] = nvrtc.Source{Text: kernels.Source(m), Arch: target}
+		}
+	}
+	return all
+}
+
 // New opens the GPU of a share: they are given out in turn.
 func New(share gpustage.Share) (*Device, error) {
 	n, err := gpus()
@@ -105,12 +116,7 @@ func New(share gpustage.Share) (*Device, error) {
 	if err != nil {
 		return fail(err)
 	}
-	d.compiled.Sources = map[string]nvrtc.Source{}
-	for _, m := range kernels.Modules() {
-		if arch := kernels.Target(m, d.arch); arch != "" && (groups || m != "hopper.cu") {
-			d.compiled.Sources[m] = nvrtc.Source{Text: kernels.Source(m), Arch: arch}
-		}
-	}
+	d.compiled.Sources = sources(d.arch, groups)
 	if dir, err := os.UserCacheDir(); err == nil {
 		d.compiled.Dir = filepath.Join(dir, "contraflow", "kernels", kernels.Fingerprint()+"-"+nvrtc.Variant(d.compiled.Driver))
 	}

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/cu"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/nvrtc"
 )
 
@@ -42,6 +43,23 @@ func TestModule(t *testing.T) {
 		got := fakeCalls(t, "TestModule", "FAKE_KERNELS="+dir, fmt.Sprint("FAKE_LOAD=", answer), "CONTRAFLOW_NVRTC=/nowhere/libnvrtc.so.12")
 		if len(got) < len(want) || got[:len(want)] != want {
 			t.Errorf("loading answers %d: calls\n%swant\n%s", answer, got, want)
+		}
+	}
+}
+
+// A GPU gets the modules that it has instructions for; warpgroups' only if they are wanted.
+func TestSources(t *testing.T) {
+	for _, c := range []struct {
+		arch   string
+		groups bool
+		want   string // hopper.cu's target
+	}{{"sm_80", true, ""}, {"sm_90", true, "sm_90a"}, {"sm_90", false, ""}, {"sm_100", true, ""}} {
+		got := sources(c.arch, c.groups)
+		if got["hopper.cu"].Arch != c.want || got["flash.cu"].Arch != c.arch || got["flash.cu"].Text != kernels.Source("flash.cu") {
+			t.Errorf("%s, warpgroups %v: hopper.cu for %q, flash.cu for %q", c.arch, c.groups, got["hopper.cu"].Arch, got["flash.cu"].Arch)
+		}
+		if _, has := got["hopper.cu"]; has != (c.want != "") {
+			t.Errorf("%s, warpgroups %v: has hopper.cu: %v", c.arch, c.groups, has)
 		}
 	}
 }

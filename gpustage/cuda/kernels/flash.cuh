@@ -14,7 +14,8 @@
 // A Way has
 //
 //	D, R, N                        features, tiles of 16 rows of a warp, 8*N partners of a tile
-//	PITCH, place(row, d)           elements of shared memory that a row of a tile takes, and where one is in its tile: 8*PITCH before that of row+8
+//	PITCH, place(row, d)           elements of shared memory that a row of a tile takes, and where one is in its tile: so many rows of a block's
+//	                               threads further (blockDim/(D/8)) it is as many PITCH further
 //	SHARED_QUERIES, SHARED_KEYS    whether the block's own are in shared memory, for want of registers (forward; by key)
 //	ASYNC                          whether products are under way until settle; meanwhile the next tile's copies are begun, and otherwise before them
 //	first_row(w0)                  of the rows that multiply together with the warp's from w0
@@ -55,8 +56,16 @@ DEVICE void wait_copies() {
 // head_of is where a head begins in a sequence's first row.
 DEVICE const u16 *head_of(const void *x, int stride, int lo, int column) { return (const u16 *)x + (size_t)lo * stride + column; }
 
-// row_of is where a row of a tensor begins whose rows are stride elements apart. It is one instruction.
-DEVICE const u16 *row_of(const u16 *x, int row, int stride) { return (const u16 *)((const char *)x + (u64)(u32)row * (2u * stride)); }
+// row_of is where a row of a tensor begins whose rows are stride elements apart. Of C++ the compiler makes up to five instructions.
+DEVICE const u16 *row_of(const u16 *x, int row, int stride) {
+#ifdef HOST_CUDA
+	return x + (size_t)row * stride;
+#else
+	const u16 *at;
+	asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(at) : "r"(row), "r"(2 * stride), "l"(x));
+	return at;
+#endif
+}
 
 // tile copies rows first to first+count of a head of x into shared memory, 16 bytes to a thread, and behind them those of y, if there is a y; rows
 // from n on are zero. They are there after wait_copies and a barrier.
@@ -80,7 +89,7 @@ template <class Way, bool BOTH> DEVICE void tile(const Attention &a, u16 *to, co
 	}
 }
 
-// works tells whether a warp has rows below n to multiply, or only helps to copy.
+// works tells whether a warp, or its group, has rows below n to multiply, or only helps to copy.
 template <class Way> DEVICE bool works(int w0, int n) { return Way::first_row(w0) < n; }
 
 // partners copies a tile of 8*N rows of x, and behind it one of y.
@@ -165,10 +174,18 @@ DEVICE void left_of(u32 f[4], const float (*c)[4], int k) {
 	f[3] = pack_bf16(c[2 * k + 1][2], c[2 * k + 1][3]);
 }
 
-// inside tells that neither causality nor a window hides any of count keys from j from any of the queries from i.
-DEVICE bool inside(const Attention &a, int i, int queries, int j, int count) {
-	return !(a.causal && j + count - 1 > i) && !(a.window && (j < i + queries - 1 - a.window || j + count - 1 > i + a.window));
+// Range of a warp's partners that all of its rows see: only tiles that are not within it need hide.
+DEVICE Range keys_of_all(const Attention &a, int first, int last, int n) {
+	Range r = {a.window ? last - a.window : 0, n};
+	if (a.causal) r.to = min(r.to, first + 1);
+	if (a.window) r.to = min(r.to, first + a.window + 1);
+	return r;
 }
+DEVICE Range queries_of_all(const Attention &a, int first, int last, int n) {
+	Range r = {a.causal ? last : a.window ? last - a.window : 0, a.window ? min(n, first + a.window + 1) : n};
+	return r;
+}
+DEVICE bool outside(const Range &r, int first, int count) { return first < r.from || first + count > r.to; }
 
 // drop zeroes what dropout drops of 8*N keys from j, for queries i and i+8. Eight keys of a query are one call of philox: each lane of
 // four makes it for one tile of four, and gets its own columns of the others' (see keep8).
@@ -246,10 +263,9 @@ template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 // values. Queries are in registers or in shared memory.
 template <class Way, bool BIAS, int N, class Queries, class Copy>
 DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], float top[2 * Way::R], float z[2 * Way::R], const Queries &q, const u16 *ks, const u16 *vs,
-                         const float *bias, int b, int h, int w0, int k0, int n, Copy next) {
+                         const float *bias, int b, int h, int w0, int k0, int n, bool hidden, Copy next) {
 	const int D = Way::D, R = Way::R;
 	int i = w0 + lane_id() / 4;
-	bool hidden = k0 + 8 * N > n || !inside(a, w0, 16 * R, k0, 8 * N);
 	float s[R][N][4] = {}, c = unit<D>(a);
 	Way::template times_rows<N>(s, q, ks);
 	if (Way::ASYNC) next();
@@ -311,6 +327,7 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 	float o[R][D / 8][4] = {}, top[2 * R], z[2 * R] = {};
 #pragma unroll
 	for (int half = 0; half < 2 * R; half++) top[half] = MINUS_INF;
+	Range all = keys_of_all(a, w0, w0 + 16 * R - 1, n);
 	for (int here = 0; k0 < see.to; k0 += 8 * N, here = BUFFER - here) {
 		u16 *ks = shared + here, *vs = ks + BUFFER / 2;
 		wait_copies();
@@ -321,9 +338,10 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 		};
 		if (!Way::ASYNC || !works<Way>(w0, n)) next();
 		if (!works<Way>(w0, n)) continue;
-		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, b, h, w0, k0, n, next);
-		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, next);
-		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, next);
+		bool hidden = outside(all, k0, 8 * N);
+		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, b, h, w0, k0, n, hidden, next);
+		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, hidden, [] {}); // the last
+		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, hidden, next);
 	}
 	float c = unit<D>(a);
 #pragma unroll
@@ -387,6 +405,7 @@ DEVICE void score_gradients(const Attention &a, float s[N][4], float dp[N][4], c
 
 template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a) {
 	const int D = Way::D, R = Way::R, N = Way::N, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * Way::PITCH; // tiles of 8 keys
+	static_assert(!Way::ASYNC || BUFFERS == 2, "copies come before the products' end");
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2 * R, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
@@ -418,6 +437,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 	} else {
 		row_numbers<R>(a, lse, delta, lo, h, i, n);
 	}
+	Range all = keys_of_all(a, w0, w0 + 16 * R - 1, n);
 	for (int turn = 0; k0 < see.to; k0 += 8 * N, turn ^= BUFFERS - 1) {
 		u16 *ks = shared + turn * BUFFER, *vs = ks + BUFFER / 2;
 		wait_copies();
@@ -428,7 +448,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 		};
 		if (BUFFERS == 2 && (!Way::ASYNC || !works<Way>(w0, n))) next();
 		if (works<Way>(w0, n)) {
-			bool hidden = k0 + 8 * N > n || !inside(a, w0, 16 * R, k0, 8 * N);
+			bool hidden = outside(all, k0, 8 * N);
 			float s[R][N][4] = {}, dp[R][N][4] = {};
 			if constexpr (BUFFERS == 2) {
 				Way::template times_rows<N>(s, q, ks);
@@ -459,23 +479,24 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 	}
 }
 
-// number is which of a tile's queries a thread has numbers of, below 0 for none.
-template <int N> DEVICE int number() { return (int)threadIdx.x - (int)(blockDim.x - 8 * N); }
+// own_query is which of a tile's queries a thread copies the numbers of, below 0 for none: a block has at least as many threads.
+template <int N> DEVICE int own_query() { return (int)threadIdx.x - (int)(blockDim.x - 8 * N); }
 
-// queries copies a tile of 8*N queries and what belongs to them, by other threads where there are more than copy the queries. Rows are those of the
-// sequence's first token.
+// queries copies a tile of 8*N queries and their numbers, by the block's last threads, which copy no more rows than others. q, dctx, lse and delta
+// are those of the sequence's first token.
 template <class Way, int N>
 DEVICE void queries(const Attention &a, u16 *to, float *numbers, const u16 *q, const u16 *dctx, const float *lse, const float *delta, int h, int first, int n) {
 	partners<Way, N>(a, to, q + h * Way::D, a.sq, dctx + h * Way::D, a.sdctx, first, n);
-	int i = number<N>(), r = first + i;
+	int i = own_query<N>(), r = first + i;
 	if (i < 0) return;
 	copy4(numbers + i, lse + (size_t)h * a.slse + r, r < n);
 	copy4(numbers + 8 * N + i, delta + (size_t)h * a.sdelta + r, r < n);
 }
 
-// kept_by_key is what dropout keeps of a warp's keys from w0, for 8*N queries from q0: bit 8*(r*N/2 + j/2) + j%2*4 + e is that of element e of tile
-// j of the warp's tile r. Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
+// kept_by_key is what dropout keeps of a warp's keys from w0, for 8*N queries from q0: bit 4*(N*r + j) + e is that of element e of tile j of the
+// warp's tile r. Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
 template <int R, int N> DEVICE u32 kept_by_key(const Attention &a, int b, int h, int w0, int q0) {
+	static_assert(R * N <= 8, "a bit each");
 	int lane = lane_id(), g = lane / 4, t = lane % 4;
 	u32 all = 0, kept = 0;
 #pragma unroll
@@ -551,7 +572,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 		nextH = h, nextQ = q0 + 8 * N;
 		if (nextQ >= see.to) nextH++, nextQ = see.from;
 		wait_copies();
-		if (number<N>() >= 0) lse[number<N>()] *= LOG2E; // its own copy
+		if (own_query<N>() >= 0) lse[own_query<N>()] *= LOG2E; // its own copy
 		Way::publish();
 		__syncthreads();
 		auto next = [&] {
@@ -571,7 +592,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 			if (Way::ASYNC) next();
 			Way::settle(s, dp);
 			// Queries from n on are zeros, and their gradients too, but for biases that exp makes infinite; keys from n on have no result.
-			bool hidden = BIAS && q0 + 8 * N > n || !inside(a, q0, 8 * N, w0, 16 * R);
+			bool hidden = outside(queries_of_all(a, w0, w0 + 16 * R - 1, BIAS ? n : n + 8 * N), q0, 8 * N);
 			u32 kept = a.keys ? kept_by_key<R, N>(a, b, h, w0, q0) : EVERY;
 #pragma unroll
 			for (int r = 0; r < R; r++) {

@@ -3,10 +3,10 @@
 // Four warps multiply their 64 rows by a tile of partners, which the tensor cores read from shared memory themselves: once for 64 rows, where flash.cu
 // reads it for 32, through registers. By others' measurements mma.sync comes to some 60 % of Hopper's rate.
 //
-// While one warpgroup of a multiprocessor has exponentials and sums, others multiply. For 64 rows and 64 partners of 64 features products take 256
-// clocks forward (2,048 multiply-adds a clock), 384 by query and 512 by key, and exponentials 256 (16 a clock). A scheduler issues, for its warp of
-// the four, 272 instructions forward, 234 by query and 336 by key, by the machine code's text; with dropout some 300 more, half of them philox. None
-// of it has been measured.
+// While one warpgroup of a multiprocessor has exponentials and sums, others can multiply; nothing makes them take turns (FlashAttention-3 has barriers
+// for that). For 64 rows and 64 partners of 64 features products take 256 clocks forward (2,048 multiply-adds a clock), 384 by query and 512 by key,
+// and exponentials 256 (16 a clock). A scheduler issues, for its warp of the four, some 350 instructions forward, 310 by query and 410 by key, counted
+// along the machine code's path where nothing is hidden; with dropout some 300 more, half of them philox. None of it has been measured.
 //
 // A row of a tile is 128 bytes of shared memory, 64 features; eight rows are an atom of 1,024 bytes, which begins at a multiple of that. Within it
 // row r has its 16 bytes c at c ^ r (128-byte swizzle): what is read along rows or along columns comes from all banks. With more features an atom
@@ -23,7 +23,7 @@ DEVICE u64 matrix(const u16 *at, int next, int rows) {
 #ifdef HOST_CUDA
 	u32 place = host_shared(at);
 #else
-	u32 place = __shfl_sync(EVERY, (u32)__cvta_generic_to_shared(at), 0); // one for all, says that to the compiler
+	u32 place = __shfl_sync(EVERY, (u32)__cvta_generic_to_shared(at), 0); // all lanes have the same: this tells the compiler
 #endif
 	return place >> 4 | (u64)(next >> 4) << 16 | (u64)(rows >> 4) << 32 | 1ull << 62;
 }
@@ -151,8 +151,7 @@ template <int DIM, int PARTNERS> struct Groups {
 };
 
 // Launch bounds are what registers allow: at 64 features four warpgroups to a multiprocessor on the way forward, in blocks of two; by query three; by
-// key, and at 128 features, two. By key at 64 features three would have registers for tiles of 32 queries, and issue 482 instructions for 64 where two
-// issue 336 (with dropout 946 and 675).
+// key, and at 128 features, two. By key at 64 features three would have registers for tiles of 32 queries, which take 1.4 times as many instructions.
 #define FOR_DIM(D, BIAS, forward_blocks, backward, QUERIES, NAME)                                                                 \
 	KERNEL __launch_bounds__(256, forward_blocks) flash_group_##NAME(Attention a) { flash_forward<Groups<D, 8>, BIAS>(a); }       \
 	KERNEL __launch_bounds__(backward, 1) flash_group_backward_q_##NAME(Attention a) { flash_backward_q<Groups<D, 8>, BIAS>(a); } \

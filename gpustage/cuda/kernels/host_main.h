@@ -279,6 +279,8 @@ void host_wait_copies() {
 void host_fence_async() { host_me->unfenced = 0; }
 void host_group_fence() { host_me->fenced = true; }
 
+static const unsigned under_way = 0x7fedcba9; // a NaN, and no other
+
 // host_group_mma takes effect when it has been waited for and its accumulators are held: until then they are NaNs.
 void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turned, bool add) {
 	const int warp = host_me->warp, lane = host_me->lane, g = lane / 4, t = lane % 4;
@@ -324,7 +326,7 @@ void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turne
 				v = host_products(add ? v : 0.f, x[r], y, 16);
 			}
 		}
-	for (int i = 0; i < 4 * n; i++) c[i] = NAN;
+	for (int i = 0; i < 4 * n; i++) memcpy(c + i, &under_way, 4);
 }
 
 // host_group_commit asks for a fence before the products after it: most have operands or accumulators that have been written since.
@@ -347,6 +349,8 @@ void host_group_hold(const float *c) {
 	auto &products = host_me->products;
 	for (size_t i = 0; i < products.size(); i++) {
 		if (products[i].c != c || !products[i].done) continue;
+		for (size_t e = 0; e < products[i].values.size(); e++)
+			if (memcmp(c + e, &under_way, 4)) host_fail("accumulators have been written while products were under way");
 		memcpy(products[i].c, products[i].values.data(), products[i].values.size() * sizeof(float));
 		products.erase(products.begin() + i);
 		return;

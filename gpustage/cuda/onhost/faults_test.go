@@ -49,6 +49,8 @@ func TestFaults(t *testing.T) {
 		"group_of_no_swizzle":             "not one of 128-byte swizzle",
 		"group_reads_early":               "accumulators are wrong",
 		"group_without_hold":              "accumulators are wrong",
+		"group_written_early":             "accumulators have been written while products were under way",
+		"group_read_without_its_hold":     "accumulators are wrong",
 		"group_left_over":                 "accumulators are wrong",
 		"group_after_group":               "",
 		"group_after_group_without_fence": "wgmma without wgmma.fence",

@@ -127,6 +127,7 @@ GROUP(group_of_two_matrices, PUBLISHED, FENCED, true, 2, false, ATOMS(s + lane_i
 GROUP(group_between_atoms, PUBLISHED, FENCED, true, 1, false, ATOMS(s + 64, 1), WAITED)
 GROUP(group_of_no_swizzle, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 0), WAITED)
 GROUP(group_without_hold, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); host_group_wait(0))
+GROUP(group_written_early, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); c[1][2] = 1.f; host_group_wait(0); host_group_hold(c[0]))
 GROUP(group_left_over, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), host_group_commit(); host_group_wait(1); host_group_hold(c[0]))
 
 // Two products, of which the first is waited for before the second.
@@ -156,6 +157,7 @@ TWO(group_after_group, FENCED, c, )
 TWO(group_after_group_without_fence, , c, )
 TWO(group_taken_for_the_first, FENCED, d, )
 TWO(group_read_with_the_first, FENCED, c, ones_times(d, 2, false))
+TWO(group_read_without_its_hold, FENCED, c, host_group_wait(0); ones_times(d, 2, false))
 
 #undef SHARED_ALIGNMENT
 #define SHARED_ALIGNMENT 16
