@@ -121,7 +121,7 @@ func (b *builder) resolve() {
 			case e.from.graph != b.g:
 				b.fail(s, "input %q: connected to port %q of another graph, %q", e.input, e.from.name, e.from.graph.name)
 			case e.from.source() == nil:
-				b.fail(s, "input %q: no stage writes port %q, want %v: call Bind", e.input, e.from.name, e.typ)
+				b.fail(s, "input %q: no stage writes port %q, want %v: %s", e.input, e.from.name, e.typ, e.from.missing)
 			default:
 				e.id = len(b.p.edges)
 				e.from = e.from.source()

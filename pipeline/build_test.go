@@ -29,10 +29,10 @@ func TestBuildErrors(t *testing.T) {
 			s.Do(do)
 		}, []string{`graph "g": stage "loss": input "embeddings": not connected, want []float32`}},
 		{"later, never bound", func(g *Graph) {
-			Sink(g, "embed", Later[int](g, "weights"), func(*Task, int) error { return nil })
-		}, []string{`stage "embed": input "embed": no stage writes port "weights", want int`}},
+			Sink(g, "embed", Later[int](g, "weights", "call Bind"), func(*Task, int) error { return nil })
+		}, []string{`stage "embed": input "embed": no stage writes port "weights", want int: call Bind`}},
 		{"two writers", func(g *Graph) {
-			later := Later[int](g, "weights")
+			later := Later[int](g, "weights", "call Bind")
 			a, b := g.Stage("a", At(Stream)), g.Stage("b", At(Stream))
 			a.Do(do)
 			b.Do(do)
@@ -40,7 +40,7 @@ func TestBuildErrors(t *testing.T) {
 			Bind(later, Out[int](b, "x"))
 		}, []string{`port "weights": two stages write it: "a" and "b"`}},
 		{"cycle", func(g *Graph) {
-			later := Later[int](g, "back")
+			later := Later[int](g, "back", "call Bind")
 			x := Map(g, "a", later, func(_ *Task, v int) (int, error) { return v, nil })
 			s := g.Stage("b")
 			In(s, "x", x)
@@ -113,7 +113,7 @@ func TestBuildErrors(t *testing.T) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, On(0, Compute), Parallel(2))
 		}, []string{"a lane runs one task at a time"}},
 		{"loop into a stream", func(g *Graph) {
-			later := Later[int](g, "weights")
+			later := Later[int](g, "weights", "call Bind")
 			s := g.Stage("score")
 			In(s, "row", source(g))
 			Loop(s, "weights", later, 0)

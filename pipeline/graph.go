@@ -33,6 +33,7 @@ type port struct {
 	stage   *Stage // the writer; nil while a Later port is unbound
 	binding *port  // for a Later port: the output it stands for
 	later   bool
+	missing string // of one that nobody binds: what the graph lacks
 	fan     bool // a Fan output: one level below its stage
 	final   bool // a Final output: at step level, whatever its stage's
 	edges   []*edge
@@ -276,10 +277,11 @@ func Loop[T any](s *Stage, name string, p Port[T], initial T) Input[T] {
 	return Input[T]{slot: len(s.in) - 1}
 }
 
-// Later declares a port before the stage that will write it, as a loop-carried edge needs. Bind completes it.
-func Later[T any](g *Graph, name string) Port[T] {
+// Later declares a port before the stage that will write it, as a loop-carried edge needs. Bind completes it; missing says, where nobody has called
+// that, what a graph lacks.
+func Later[T any](g *Graph, name, missing string) Port[T] {
 	p := newPort[T](g, name)
-	p.later = true
+	p.later, p.missing = true, missing
 	return Port[T]{p}
 }
 

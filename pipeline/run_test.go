@@ -66,7 +66,7 @@ func summing(g *Graph, items, perStep int, embed func(*Task, int) error) *[]stri
 		}
 		return nil
 	})
-	weights := Later[int](g, "weights")
+	weights := Later[int](g, "weights", "call Bind")
 	emb := g.Stage("embed", On(0, Compute))
 	sub, w := In(emb, "sub", subs.Port), Loop(emb, "weights", weights, 1000)
 	embs := Out[int](emb, "embeddings")
@@ -501,7 +501,7 @@ func TestEndRun(t *testing.T) {
 		In(split, "batch", header, Capacity(1))
 		subs := Fan[int](split, "subs")
 		split.Do(func(t *Task) error { subs.Put(t, 0); subs.Put(t, 1); return nil })
-		weights := Later[int](g, "weights")
+		weights := Later[int](g, "weights", "call Bind")
 		var embedded atomic.Int64
 		emb := g.Stage("embed", On(0, Compute))
 		In(emb, "sub", subs.Port)

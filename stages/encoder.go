@@ -125,7 +125,7 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if m == nil {
 		return nil, errors.New("stages: there is no model to train: it is nil, or has been closed")
 	}
-	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, device: device, weights: pipeline.Later[Weights](g, "weights")}
+	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, device: device, weights: pipeline.Later[Weights](g, "weights", "the graph trains nothing: stages.Loss, Backward and Apply do")}
 	for _, o := range opts {
 		o(e)
 	}

@@ -83,6 +83,26 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	return norms, err
 }
 
+// Who has forgotten what trains hears of that, not of a port.
+func TestTrainsNothing(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	g := pipeline.New("embeds")
+	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer enc.Close()
+	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, stages.Plan{}), p.text))
+	pipeline.Sink(g, "look", stages.Embed(g, stages.Split(g, batches, stages.Size{Rows: 2}), enc), func(*pipeline.Task, stages.Embedded) error { return nil })
+	if _, err = g.Build(pipeline.Devices(stages.OnDevice(p.device))); err == nil || !strings.Contains(err.Error(), "the graph trains nothing: stages.Loss, Backward and Apply do") {
+		t.Error(err)
+	}
+}
+
 // A stage measures the model after the steps that it is asked to, on one rank as on two, where the first one knows, and as the model is then.
 func TestEvaluateStage(t *testing.T) {
 	judged := &dataset.Retrieval{QueryIDs: []string{"1", "2"}, Queries: []string{"what barks", "what swims"}, DocIDs: []string{"a", "b", "c", "d"}, Docs: []string{"fish swim", "a frog hops", "a dog barks", "a cat"},
