@@ -11,7 +11,7 @@ import (
 )
 
 // Plan is the order of a run's data: the one global sequence of batches, and how many of them make a step.
-// Rows are left out by the sampler (dataset.Part.Skip), not by a stage behind Ingest: all ranks must have the same batches.
+// Rows are left out by the sampler (dataset.Dataset.Filter, dataset.Part.Skip), not by a stage behind Ingest: all ranks must have the same batches.
 type Plan struct {
 	Data       []*dataset.Dataset
 	Sampler    *dataset.Mixer // of the same datasets
