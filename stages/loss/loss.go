@@ -28,7 +28,7 @@
 // functions from these pairs' values to a number and to a coefficient for each pair, computed on the host, where it is one number a
 // document; pairs.go turns embeddings into values and coefficients into the gradient, a chunk of pairs at a time. [CoSENT], whose sum
 // runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, a strip of anchors at a time.
-// [Matryoshka] wraps any loss.
+// [Matryoshka] wraps any loss, [Sum] adds several.
 //
 // # Parts
 //
