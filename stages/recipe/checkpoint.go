@@ -1,10 +1,7 @@
 package recipe
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"math"
 	"path/filepath"
 	"sync/atomic"
@@ -156,109 +153,19 @@ func (x *Run) rollsBack(r stages.StepResult) bool {
 // says that it is over has nothing left to do.
 func (x *Run) checkpointStage(g *pipeline.Graph, enc *stages.Encoder, states pipeline.Port[*stages.State], recorded pipeline.Port[int]) {
 	s := g.Stage("checkpoint", pipeline.At(pipeline.Step))
-	// What bounds this edge is the memory for one state: steps without one put nil, and must not wait for a checkpoint of steps ago.
-	in := pipeline.In(s, "state", states, pipeline.Capacity(math.MaxInt))
+	in := stages.Snapshots(s, states)
 	pipeline.In(s, "recorded", recorded, pipeline.Capacity(math.MaxInt))
-	s.Do(func(t *pipeline.Task) error {
-		st := in.Get(t)
-		if st == nil {
-			return nil
-		}
-		defer st.Release()
-		return x.writeCheckpoint(t.Context(), enc, st)
-	})
+	to := stages.Checkpoints{Store: x.saves.store, Keep: x.Recipe.Save.Keep, State: x.remember}
+	s.Do(func(t *pipeline.Task) error { return enc.Checkpoint(t.Context(), in.Get(t), to) })
 }
 
-// writeCheckpoint is one rank's part in writing a checkpoint. A rank that fails tells the others; all return when the
-// checkpoint is complete, or is known not to be.
-func (x *Run) writeCheckpoint(ctx context.Context, enc *stages.Encoder, st *stages.State) error {
-	store, done := x.saves.store, st.Result.Step+1
-	bytes := int64(0)
-	for _, p := range st.Pieces {
-		bytes += int64(len(p.Data))
-	}
-	_, err := x.inTurn(ctx, func() (checkpoint.Part, error) {
-		if !x.Main() {
-			return checkpoint.Part{}, nil
-		}
-		return checkpoint.Part{}, store.Begin(done, bytes*int64(x.ranks.Size())+1<<20)
-	})
-	if err != nil {
-		return err
-	}
-	parts, err := x.inTurn(ctx, func() (checkpoint.Part, error) {
-		return store.WritePart(done, x.ranks.Rank(), enc.DTypeName(), st.Pieces)
-	})
-	if err != nil {
-		if x.Main() {
-			err = errors.Join(err, store.Abandon(done))
-		}
-		return err
-	}
-	_, err = x.inTurn(ctx, func() (checkpoint.Part, error) {
-		if !x.Main() {
-			return checkpoint.Part{}, nil
-		}
-		state, err := x.state(enc, st)
-		if err != nil {
-			return checkpoint.Part{}, err
-		}
-		state.Parts = parts
-		return checkpoint.Part{}, store.Commit(state, x.Recipe.Save.Keep)
-	})
-	return err
-}
-
-// inTurn makes every rank do something, and gives all of them what came of it on each, or the first rank's error.
-func (x *Run) inTurn(ctx context.Context, do func() (checkpoint.Part, error)) ([]checkpoint.Part, error) {
-	type outcome struct {
-		Part   checkpoint.Part
-		Failed string
-	}
-	part, err := do()
-	mine := outcome{Part: part}
-	if err != nil {
-		mine.Failed = err.Error()
-	}
-	all, exchanged := stages.Consult(ctx, x.ranks, mine)
-	if err != nil || exchanged != nil {
-		return nil, errors.Join(err, exchanged)
-	}
-	var parts []checkpoint.Part
-	for rank, o := range all {
-		if o.Failed != "" {
-			return nil, fmt.Errorf("rank %d: %s", rank, o.Failed)
-		}
-		parts = append(parts, o.Part)
-	}
-	return parts, nil
-}
-
-// state is what a checkpoint knows besides its tensors.
-func (x *Run) state(enc *stages.Encoder, st *stages.State) (checkpoint.State, error) {
+// remember adds the recipe, and what the run relies on, to a checkpoint.
+func (x *Run) remember(state *checkpoint.State) error {
 	text, err := x.Recipe.YAML()
 	if err != nil {
-		return checkpoint.State{}, err
+		return err
 	}
-	data, err := json.Marshal(st.Result.Next)
-	if err != nil {
-		return checkpoint.State{}, err
-	}
-	files, err := json.Marshal(x.files())
-	if err != nil {
-		return checkpoint.State{}, err
-	}
-	remembered, err := json.Marshal(st.Note)
-	if err != nil {
-		return checkpoint.State{}, err
-	}
-	mesh := "1 rank"
-	if x.ranks != nil {
-		mesh = x.ranks.Comm.Mesh.String()
-	}
-	return checkpoint.State{
-		Step: st.Result.Step + 1, Written: time.Now().UTC().Truncate(time.Second),
-		Vectors: enc.Vectors(), DType: string(enc.DTypeName()), Parameters: enc.Parameters(),
-		Seed: x.Recipe.Train.Seed, Mesh: mesh, Recipe: string(text), Data: data, Files: files, Progress: remembered, Contents: x.content,
-	}, nil
+	state.Recipe, state.Contents = string(text), x.content
+	state.Files, err = json.Marshal(x.files())
+	return err
 }

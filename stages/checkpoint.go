@@ -1,0 +1,141 @@
+package stages
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+)
+
+// Checkpoints says where states become checkpoints, and how many stay.
+type Checkpoints struct {
+	Store *checkpoint.Store
+	Keep  int // complete ones, at least 1
+	// State adds what the program knows besides to the first rank's: a recipe, files, contents. May be nil.
+	State func(*checkpoint.State) error
+}
+
+// Checkpoint adds the stage that writes snapshots into a store, while later steps compute. What Snapshot's due has said of a step is the checkpoint's
+// Progress, as JSON. A run goes on from it with [Plan.Resume] and [Encoder.Restore].
+func Checkpoint(g *pipeline.Graph, states pipeline.Port[*State], e *Encoder, to Checkpoints) {
+	s := g.Stage("checkpoint", pipeline.At(pipeline.Step))
+	in := Snapshots(s, states)
+	s.Do(func(t *pipeline.Task) error { return e.Checkpoint(t.Context(), in.Get(t), to) })
+}
+
+// Snapshots connects a stage of one's own that writes them. What bounds this edge is the memory for one state: steps without one put nil, and must
+// not wait for a checkpoint of steps ago.
+func Snapshots(s *pipeline.Stage, states pipeline.Port[*State]) pipeline.Input[*State] {
+	return pipeline.In(s, "state", states, pipeline.Capacity(math.MaxInt))
+}
+
+// Checkpoint is one rank's part in writing a state, which it releases; of nil there is nothing to write. A rank that fails tells the others: all
+// return when the checkpoint is complete, or is known not to be.
+func (e *Encoder) Checkpoint(ctx context.Context, st *State, to Checkpoints) error {
+	if st == nil {
+		return nil
+	}
+	defer st.Release()
+	done, bytes := st.Result.Step+1, int64(0)
+	for _, p := range st.Pieces {
+		bytes += int64(len(p.Data))
+	}
+	first := func(do func() error) func() (checkpoint.Part, error) { // rank 0's part
+		return func() (none checkpoint.Part, err error) {
+			if e.ranks.Rank() == 0 {
+				err = do()
+			}
+			return none, err
+		}
+	}
+	if _, err := e.inTurn(ctx, first(func() error { return to.Store.Begin(done, bytes*int64(e.ranks.Size())+1<<20) })); err != nil {
+		return err
+	}
+	parts, err := e.inTurn(ctx, func() (checkpoint.Part, error) {
+		return to.Store.WritePart(done, e.ranks.Rank(), e.DTypeName(), st.Pieces)
+	})
+	if err != nil {
+		if e.ranks.Rank() == 0 {
+			err = errors.Join(err, to.Store.Abandon(done))
+		}
+		return err
+	}
+	_, err = e.inTurn(ctx, first(func() error {
+		state, err := e.manifest(st)
+		if err == nil && to.State != nil {
+			err = to.State(&state)
+		}
+		if err != nil {
+			return err
+		}
+		state.Parts = parts
+		return to.Store.Commit(state, max(1, to.Keep))
+	}))
+	return err
+}
+
+// inTurn makes every rank do something, and gives all of them what came of it on each, or the first rank's error.
+func (e *Encoder) inTurn(ctx context.Context, do func() (checkpoint.Part, error)) ([]checkpoint.Part, error) {
+	type outcome struct {
+		Part   checkpoint.Part
+		Failed string
+	}
+	part, err := do()
+	mine := outcome{Part: part}
+	if err != nil {
+		mine.Failed = err.Error()
+	}
+	all, exchanged := Consult(ctx, e.ranks, mine)
+	if err != nil || exchanged != nil {
+		return nil, errors.Join(err, exchanged)
+	}
+	var parts []checkpoint.Part
+	for rank, o := range all {
+		if o.Failed != "" {
+			return nil, fmt.Errorf("rank %d: %s", rank, o.Failed)
+		}
+		parts = append(parts, o.Part)
+	}
+	return parts, nil
+}
+
+// manifest is what a checkpoint knows of a state besides its tensors.
+func (e *Encoder) manifest(st *State) (checkpoint.State, error) {
+	data, err := json.Marshal(st.Result.Next)
+	if err != nil {
+		return checkpoint.State{}, err
+	}
+	remembered, err := json.Marshal(st.Note)
+	if err != nil {
+		return checkpoint.State{}, err
+	}
+	mesh := "1 rank"
+	if e.ranks != nil {
+		mesh = e.ranks.Comm.Mesh.String()
+	}
+	return checkpoint.State{
+		Step: st.Result.Step + 1, Written: time.Now().UTC().Truncate(time.Second),
+		Vectors: e.Vectors(), DType: string(e.DTypeName()), Parameters: e.Parameters(),
+		Seed: e.Seed, Mesh: mesh, Data: data, Progress: remembered,
+	}, nil
+}
+
+// Resume puts the plan where a checkpoint's run has left it. The run begins with that step ([pipeline.FirstStep]); its state comes with
+// [Encoder.Restore], and what its program remembers is c.Progress.
+func (p *Plan) Resume(c *checkpoint.Checkpoint) error {
+	var at dataset.Cursor
+	if err := json.Unmarshal(c.Data, &at); err != nil {
+		return fmt.Errorf("the checkpoint's place in the data: %w", err)
+	}
+	if err := p.Sampler.Restore(at); err != nil {
+		return fmt.Errorf("the checkpoint's place in the data: %w", err)
+	}
+	p.FirstStep = c.Step
+	return nil
+}
