@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
@@ -121,7 +122,7 @@ type State struct {
 	free func()
 }
 
-// Release lets the next snapshot have the memory.
+// Release lets the next snapshot have the memory. Further calls do nothing.
 func (s *State) Release() { s.free() }
 
 // SnapshotBytes is the host memory that snapshots take on each of so many ranks, for a model with so many bytes of
@@ -158,7 +159,7 @@ func Snapshot(g *pipeline.Graph, results pipeline.Port[StepResult], e *Encoder, 
 				return fmt.Errorf("memory for a snapshot: %w", err)
 			}
 		}
-		st := &State{Result: r, Note: note, free: func() { free <- struct{}{} }}
+		st := &State{Result: r, Note: note, free: sync.OnceFunc(func() { free <- struct{}{} })}
 		stream, rest := Stream(t), e.snapshot.Data()
 		for i, vector := range e.Vectors() {
 			for _, x := range e.stretches(lo, hi) {

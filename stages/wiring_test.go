@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/collective"
 	"contraflow/collective/local"
@@ -356,5 +357,35 @@ func TestTextOf(t *testing.T) {
 	x := stages.TextOf(m)
 	if x.Tokenizer != m.Tokenizer || x.QueryPrompt != "find : " || x.DocumentPrompt != "" || x.QueryLength != m.MaxLength() || x.DocumentLength != m.MaxLength() || m.MaxLength() == 0 {
 		t.Errorf("%+v of %d tokens", x, m.MaxLength())
+	}
+}
+
+// Whoever writes a state may release it from several places, on the way out and after an error.
+func TestReleaseTwice(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	states := 0
+	if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+		due := func(stages.StepResult) (any, bool) { return nil, true }
+		pipeline.Sink(g, "write", stages.Snapshot(g, steps, enc, due), func(_ *pipeline.Task, s *stages.State) error {
+			states++
+			released := make(chan struct{})
+			go func() {
+				s.Release()
+				s.Release()
+				close(released)
+			}()
+			select {
+			case <-released:
+				return nil
+			case <-time.After(10 * time.Second):
+				return errors.New("the second release waits")
+			}
+		})
+	}); err != nil || states != 2 {
+		t.Errorf("%d states: %v", states, err)
 	}
 }
