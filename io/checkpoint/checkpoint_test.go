@@ -181,6 +181,47 @@ func TestKeepComplete(t *testing.T) {
 	}
 }
 
+// What Load would refuse is not committed: the error says what is missing, and the checkpoints before stay.
+func TestCommitIncomplete(t *testing.T) {
+	s, dir := saved(t, 3, 4)
+	for want, change := range map[string]func(*State){
+		"the state has 2 vectors of 0 parameters":                 func(st *State) { st.Parameters = nil },
+		"the state has 0 vectors of 2 parameters":                 func(st *State) { st.Vectors = nil },
+		`the state's dtype "" is unknown`:                         func(st *State) { st.DType = "" },
+		"is not a piece of a parameter in BF16":                   func(st *State) { st.DType = "BF16" },
+		"weights of word.weight: elements from 0 on are missing":  func(st *State) { st.Parts = nil },
+		"weights of word.weight: elements from 7 on are missing":  func(st *State) { st.Parts = st.Parts[:1] },
+		"moment 2 of word.weight: elements from 0 on are missing": func(st *State) { st.Vectors = append(st.Vectors, "moment 2") },
+		"belongs to no parameter":                                 func(st *State) { st.Vectors = st.Vectors[:1] },
+		"rank-00001.safetensors has":                              func(st *State) { st.Parts[1].Bytes++ },
+		"rank-00002.safetensors":                                  func(st *State) { st.Parts[1].File = partName(2) },
+	} {
+		if err := s.Begin(5, 0); err != nil {
+			t.Fatal(err)
+		}
+		st := small(5)
+		for rank := range 2 {
+			p, err := s.WritePart(5, rank, "F32", piecesOf(5, rank))
+			if err != nil {
+				t.Fatal(err)
+			}
+			st.Parts = append(st.Parts, p)
+		}
+		change(&st)
+		if err := s.Commit(st, 1); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "the one of step 4 is unchanged") {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if got, err := s.Steps(); fmt.Sprint(got) != "[3 4]" || err != nil {
+			t.Fatalf("%s: steps %v are left (%v), want 3 and 4", want, got, err)
+		}
+		c, err := Open(dir, Disk{}).Latest(nil)
+		if err != nil || c.Step != 4 {
+			t.Fatalf("%s: step 4 is not found: %v", want, err)
+		}
+		c.Close()
+	}
+}
+
 func TestNoSpace(t *testing.T) {
 	s, _ := saved(t, 1)
 	err := s.Begin(2, 1<<60)
@@ -372,7 +413,7 @@ func FuzzLoad(f *testing.F) {
 			}
 		}
 		harness.Bounded(t, func() {
-			c, err := load(folder, 1, true)
+			c, err := Open("", Disk{}).load(folder, 1, true)
 			if err != nil {
 				return
 			}

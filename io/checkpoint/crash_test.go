@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"contraflow/io/safetensors"
 )
 
 // memory is a file system that knows what of it would survive a power cut: of files what was there at their last sync, of folders
@@ -165,6 +167,31 @@ func (m *memory) Names(dir string) ([]string, error) {
 		return nil, os.ErrNotExist
 	}
 	return slices.Collect(maps.Keys(n.kids)), nil
+}
+
+func (m *memory) Size(path string) (int64, error) {
+	_, _, n := m.find(path)
+	if n == nil {
+		return 0, os.ErrNotExist
+	}
+	return int64(len(n.data)), nil
+}
+
+func (m *memory) Tensors(path string) (*safetensors.File, error) {
+	_, _, n := m.find(path)
+	if n == nil {
+		return nil, os.ErrNotExist
+	}
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	copied := filepath.Join(dir, filepath.Base(path))
+	if err := os.WriteFile(copied, n.data, 0o600); err != nil {
+		return nil, err
+	}
+	return safetensors.Open(copied)
 }
 
 func (m *memory) FreeSpace(string) (int64, bool) { return 0, false }

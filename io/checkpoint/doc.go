@@ -18,8 +18,8 @@
 //
 //  1. [Store.Begin] makes ".step-00001500.partial" and looks whether the disk has room.
 //  2. Each rank writes and fsyncs its part into it ([Store.WritePart]) and learns its hash on the way.
-//  3. [Store.Commit] writes and fsyncs checkpoint.json with everyone's hashes, fsyncs the folder, renames it to
-//     "step-00001500", and fsyncs "checkpoints".
+//  3. [Store.Commit] checks that the parts are there and cover every parameter, writes and fsyncs checkpoint.json with everyone's
+//     hashes, fsyncs the folder, renames it to "step-00001500", and fsyncs "checkpoints".
 //  4. Only then LATEST is replaced, in the same manner, and what is older than the last save.keep complete checkpoints is
 //     removed: first renamed to a hidden name, so that half of one is never taken for one. Damaged ones do not count, so a
 //     complete one always stays.

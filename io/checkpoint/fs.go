@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"contraflow/io/internal/atomicfile"
+	"contraflow/io/safetensors"
 )
 
 // FS is the file system as writing a checkpoint needs it: tests put one in its place that fails.
@@ -15,6 +16,8 @@ type FS interface {
 	RemoveAll(path string) error
 	SyncDir(dir string) error // makes the names in dir durable
 	Names(dir string) ([]string, error)
+	Size(path string) (bytes int64, err error)
+	Tensors(path string) (*safetensors.File, error) // what is in a part
 	FreeSpace(dir string) (bytes int64, known bool)
 }
 
@@ -38,6 +41,18 @@ func (Disk) FreeSpace(dir string) (int64, bool) { return atomicfile.FreeSpace(di
 // Replace begins to write a file, not only of checkpoints, that Commit puts whole in the place of what is there, and Abort removes. Of a link,
 // what it leads to is replaced, and a pipe or a device (/dev/stdout) is written into.
 func (Disk) Replace(path string) (*atomicfile.File, error) { return atomicfile.Replace(path) }
+
+// Tensors opens a part. It reads the header alone.
+func (Disk) Tensors(path string) (*safetensors.File, error) { return safetensors.Open(path) }
+
+// Size is a file's.
+func (Disk) Size(path string) (bytes int64, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
 
 // Names are those of what is in a folder.
 func (Disk) Names(dir string) (names []string, err error) {

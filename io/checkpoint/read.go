@@ -57,7 +57,7 @@ func (s *Store) Latest(damaged func(folder string, err error)) (*Checkpoint, err
 // Load opens the checkpoint of a step and checks all of it: sizes, hashes, and that every element of every parameter is there.
 func (s *Store) Load(step int) (*Checkpoint, error) {
 	dir := s.path(folderName(step))
-	c, err := load(dir, step, true)
+	c, err := s.load(dir, step, true)
 	s.checked[step] = err
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
@@ -68,14 +68,14 @@ func (s *Store) Load(step int) (*Checkpoint, error) {
 // LoadChecked opens a checkpoint whose hashes another rank has checked.
 func (s *Store) LoadChecked(step int) (*Checkpoint, error) {
 	dir := s.path(folderName(step))
-	c, err := load(dir, step, false)
+	c, err := s.load(dir, step, false)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	return c, nil
 }
 
-func load(dir string, step int, hashes bool) (_ *Checkpoint, err error) {
+func (s *Store) load(dir string, step int, hashes bool) (*Checkpoint, error) {
 	raw, err := readBounded(filepath.Join(dir, manifestName))
 	if err != nil {
 		return nil, err
@@ -87,17 +87,25 @@ func load(dir string, step int, hashes bool) (_ *Checkpoint, err error) {
 	if st.Step != step {
 		return nil, fmt.Errorf("%s is of step %d", manifestName, st.Step)
 	}
+	return s.open(dir, st, hashes)
+}
+
+// open checks what a folder has against what its state says.
+func (s *Store) open(dir string, st State, hashes bool) (_ *Checkpoint, err error) {
 	c := &Checkpoint{State: st, dir: dir, size: safetensors.DType(st.DType).Bits() / 8, index: map[string][]piece{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	if c.size == 0 {
-		return nil, fmt.Errorf("%s: dtype %q is unknown", manifestName, st.DType)
+	switch {
+	case c.size == 0:
+		return nil, fmt.Errorf("the state's dtype %q is unknown: want that of its parts' tensors, such as F32", st.DType)
+	case len(st.Vectors) == 0 || len(st.Parameters) == 0:
+		return nil, fmt.Errorf("the state has %d vectors of %d parameters: want one of each at least", len(st.Vectors), len(st.Parameters))
 	}
 	for _, p := range st.Parts {
-		if err := c.open(p, hashes); err != nil {
+		if err := c.open(s.fs, p, hashes); err != nil {
 			return nil, err
 		}
 	}
@@ -121,17 +129,17 @@ func readBounded(path string) ([]byte, error) {
 }
 
 // open checks a part and adds its pieces.
-func (c *Checkpoint) open(p Part, hashes bool) error {
+func (c *Checkpoint) open(fs FS, p Part, hashes bool) error {
 	if p.File != filepath.Base(p.File) {
 		return fmt.Errorf("part %q is not in the folder", p.File)
 	}
 	path := filepath.Join(c.dir, p.File)
-	info, err := os.Stat(path)
+	size, err := fs.Size(path)
 	if err != nil {
 		return err
 	}
-	if info.Size() != p.Bytes {
-		return fmt.Errorf("%s has %d bytes, want %d", p.File, info.Size(), p.Bytes)
+	if size != p.Bytes {
+		return fmt.Errorf("%s has %d bytes, want %d", p.File, size, p.Bytes)
 	}
 	if hashes {
 		got, err := hashFile(path)
@@ -142,7 +150,7 @@ func (c *Checkpoint) open(p Part, hashes bool) error {
 			return fmt.Errorf("%s is damaged: its hash is %s, want %s", p.File, got, p.Hash)
 		}
 	}
-	f, err := safetensors.Open(path)
+	f, err := fs.Tensors(path)
 	if err != nil {
 		return err
 	}

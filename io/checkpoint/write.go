@@ -170,7 +170,8 @@ func (s *Store) writeBytes(name string, b []byte) error {
 }
 
 // Commit completes the checkpoint whose parts have been written, and then removes what is older than the last keep complete ones: this one
-// and those before it. One rank calls it. If it fails, the checkpoints before are there as they were.
+// and those before it. One rank calls it. If it fails, the checkpoints before are there as they were: so it does where Load would refuse what
+// is written, all but for the parts' hashes.
 func (s *Store) Commit(st State, keep int) error {
 	if err := s.commit(st); err != nil {
 		return s.explain(st.Step, err)
@@ -189,6 +190,13 @@ func (s *Store) commit(st State) error {
 		return err
 	}
 	tmp, final := partial(st.Step), folderName(st.Step)
+	written, err := s.open(s.path(tmp), st, false)
+	if err != nil {
+		return err
+	}
+	if err := written.Close(); err != nil {
+		return err
+	}
 	if err := s.writeBytes(filepath.Join(tmp, manifestName), raw); err != nil {
 		return err
 	}
