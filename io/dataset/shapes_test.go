@@ -135,6 +135,7 @@ func TestShapeErrors(t *testing.T) {
 		{Source{Query: "query", Positive: "positive", Teacher: "label"}, ErrColumnType, `column "label" is no list, want a list of numbers`},
 		{Source{Query: "query", Positive: "positive", Scores: []string{"pos"}}, ErrColumnType, `column "pos" is list<string>, want a number or a list of numbers`},
 		{Source{Query: "query", Positive: "positive", NegativesPerQuery: AllNegatives}, ErrColumnType, "negatives_per_query is all, but no column of negatives is a list"},
+		{Source{Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: -2}, ErrColumnType, "negatives_per_query is -2: want how many texts"},
 		{Source{Query: "query", Positive: "{pos} {text}"}, ErrColumnType, `column "pos" of the template "{pos} {text}" is list<string>`},
 		{Source{Query: "query", Positive: "{titel} {text}"}, ErrMissingColumn, `has no column "titel"`},
 		{Source{Query: "query", Positive: "{title {text}"}, ErrMissingColumn, "a { without a column"},

@@ -585,10 +585,12 @@ func (d *Dataset) settleColumns() error {
 			return fail(ErrColumnType, "column %q is no list, want a list of numbers: a teacher's embedding%s", s.name, d.cellsOfLists(""))
 		}
 	}
-	if n := d.src.NegativesPerQuery; n < AllNegatives || n > 0 && !lists || n == AllNegatives && !lists {
-		if n == AllNegatives {
-			return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists(""))
-		}
+	switch n := d.src.NegativesPerQuery; {
+	case n < AllNegatives:
+		return fail(ErrColumnType, "negatives_per_query is %d: want how many texts a list of negatives gives, 0 for as many as the lists hold, or %d for all of each row's", n, AllNegatives)
+	case n == AllNegatives && !lists:
+		return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists(""))
+	case n > 0 && !lists:
 		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists(""))
 	}
 	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
