@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -25,8 +26,32 @@ type Plan struct {
 	Rank, Ranks int // Ranks 0 means 1
 }
 
-// Steps is the number of optimizer steps that the plan makes.
+// check finds what would train nothing, or something else than was meant.
+func (p Plan) check() error {
+	switch none := slices.Index(p.Data, nil); {
+	case p.Sampler == nil:
+		return errors.New("Plan.Sampler is nil: dataset.NewMixer makes one of the datasets' layouts")
+	case len(p.Data) == 0:
+		return errors.New("Plan.Data has no dataset: want those that Plan.Sampler was made of, in their order")
+	case none >= 0:
+		return fmt.Errorf("Plan.Data[%d] is nil", none)
+	case p.MaxSteps < 0:
+		return fmt.Errorf("Plan.MaxSteps is %d: want a number of steps, or 0 for all epochs", p.MaxSteps)
+	case p.Accumulate < 0:
+		return fmt.Errorf("Plan.Accumulate is %d: want a number of batches, or 0 for 1", p.Accumulate)
+	case p.FirstStep < 0:
+		return fmt.Errorf("Plan.FirstStep is %d: want how many steps were made before", p.FirstStep)
+	case p.Ranks < 0 || p.Rank < 0 || p.Rank >= max(1, p.Ranks):
+		return fmt.Errorf("Plan.Rank is %d and Plan.Ranks %d: want a rank from 0 to Ranks-1, or 0 of 0 for one that is alone", p.Rank, p.Ranks)
+	}
+	return nil
+}
+
+// Steps is the number of optimizer steps that the plan makes; 0 of one that Ingest refuses.
 func (p Plan) Steps() int {
+	if p.check() != nil {
+		return 0
+	}
 	n, of := 0, max(1, p.Accumulate)
 	for e := range p.Sampler.Epochs() {
 		if n += int(p.Sampler.Len(e)+int64(of)-1) / of; p.MaxSteps > 0 && n >= p.MaxSteps {
@@ -90,6 +115,7 @@ const chunkRows = 128
 // Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full. Its rows are for one run of
 // the graph: in a second one it is an error, for that one would be without what the first has read, be it all or a few batches ahead.
 func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
+	wrong := p.check()
 	readers := make([]*dataset.Reader, len(p.Data))
 	var batch dataset.Batch
 	var own []int64 // this rank's rows of batch
@@ -98,6 +124,9 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	open := false                             // there is more of batch to give out
 	next, batches, steps := 0, 0, p.FirstStep // rows of own that were given out; batches of the step; steps
 	return pipeline.Source(g, "ingest", func(ctx context.Context) (*Chunk, error) {
+		if wrong != nil {
+			return nil, wrong
+		}
 		if run == nil {
 			run = ctx
 		}
@@ -125,6 +154,9 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		}
 		rows := own[next:min(len(own), next+chunkRows)]
 		k := batch.Source
+		if k >= len(p.Data) {
+			return nil, fmt.Errorf("Plan.Data has %d datasets, and Plan.Sampler gives a batch of dataset %d: want those that it was made of, in their order", len(p.Data), k)
+		}
 		if readers[k] == nil {
 			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Sampler.Window()})
 		}

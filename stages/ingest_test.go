@@ -53,3 +53,55 @@ func TestIngestOnce(t *testing.T) {
 		}
 	}
 }
+
+// What would train nothing, or something else than was meant, is an error before the first row is read.
+func TestPlanChecked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data.jsonl")
+	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a question", "p": "an answer"}`+"\n", 4)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	part := dataset.Part{Layout: d.Layout()}
+	for want, change := range map[string]func(*stages.Plan){
+		"":                                 func(*stages.Plan) {},
+		"Plan.Sampler is nil":              func(p *stages.Plan) { p.Sampler = nil },
+		"Plan.Data has no dataset":         func(p *stages.Plan) { p.Data = nil },
+		"Plan.Data[1] is nil":              func(p *stages.Plan) { p.Data = append(p.Data, nil) },
+		"Plan.MaxSteps is -1":              func(p *stages.Plan) { p.MaxSteps = -1 },
+		"Plan.Accumulate is -1":            func(p *stages.Plan) { p.Accumulate = -1 },
+		"Plan.FirstStep is -1":             func(p *stages.Plan) { p.FirstStep = -1 },
+		"Plan.Rank is 2 and Plan.Ranks 2":  func(p *stages.Plan) { p.Rank, p.Ranks = 2, 2 },
+		"Plan.Rank is 1 and Plan.Ranks 0":  func(p *stages.Plan) { p.Rank = 1 },
+		"Plan.Rank is -1 and Plan.Ranks 2": func(p *stages.Plan) { p.Rank, p.Ranks = -1, 2 },
+		"Plan.Rank is 0 and Plan.Ranks -2": func(p *stages.Plan) { p.Ranks = -2 },
+		"Plan.Data has 1 datasets, and Plan.Sampler gives a batch of dataset 1": func(p *stages.Plan) {
+			p.Sampler, err = dataset.NewMixer([]dataset.Part{part, part}, dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, dataset.Mixing{Kind: dataset.RoundRobin})
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		m, err := dataset.NewMixer([]dataset.Part{part}, dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, dataset.Mixing{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan := stages.Plan{Data: []*dataset.Dataset{d}, Sampler: m}
+		change(&plan)
+		if n := plan.Steps(); (n == 0) != (strings.HasPrefix(want, "Plan.") && !strings.Contains(want, "gives a batch")) {
+			t.Errorf("%d steps of a plan with %q", n, want)
+		}
+		g := pipeline.New("g")
+		pipeline.Sink(g, "look", stages.Ingest(g, plan), func(*pipeline.Task, *stages.Chunk) error { return nil })
+		p, err := g.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), `stage "ingest"`) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

@@ -225,7 +225,11 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 	if r == nil {
 		return batches
 	}
+	wrong := size.check()
 	return pipeline.Map(g, "header", batches, func(t *pipeline.Task, b *Batch) (*Batch, error) {
+		if wrong != nil {
+			return nil, wrong
+		}
 		p := b.peer(t.Index, size, r.byLayer(), r.tokens)
 		if r.keepFrom != nil {
 			p.KeepFrom = r.keepFrom(b)

@@ -1,6 +1,8 @@
 package stages
 
 import (
+	"fmt"
+
 	"contraflow/gpustage"
 	"contraflow/pipeline"
 	"contraflow/stages/transformer"
@@ -58,6 +60,14 @@ type Size struct {
 	Rows   int // 0: no bound
 }
 
+// check finds a bound that would be taken for none.
+func (z Size) check() error {
+	if z.Tokens < 0 || z.Rows < 0 {
+		return fmt.Errorf("the sub-batches' Size has Tokens %d and Rows %d: none can be negative, and 0 is no bound", z.Tokens, z.Rows)
+	}
+	return nil
+}
+
 // Cut divides a batch. It is a function of the sequences' lengths and the size alone.
 func (z Size) Cut(b *Batch) []SubBatch {
 	var subs []SubBatch
@@ -77,7 +87,11 @@ func Split(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size) pipeline
 	s := g.Stage("split")
 	in := pipeline.In(s, "batches", batches, pipeline.Capacity(1))
 	out := pipeline.Fan[SubBatch](s, "sub-batches")
+	wrong := size.check()
 	s.Do(func(t *pipeline.Task) error {
+		if wrong != nil {
+			return wrong
+		}
 		b := in.Get(t)
 		if b.Subs == nil {
 			b.Subs = size.Cut(b)

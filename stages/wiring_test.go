@@ -27,8 +27,11 @@ import (
 // plain is an update that trains.
 var plain = stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}
 
-// wiring is what a graph is to lack.
-type wiring struct{ header, gather, scatter, sync bool }
+// wiring is what a graph is to lack, or has instead.
+type wiring struct {
+	header, gather, scatter, sync bool
+	size                          stages.Size
+}
 
 // wire makes a training graph of what there is, and runs it.
 func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, text stages.Text, u stages.Update, l loss.Loss, more ...func(*pipeline.Graph, pipeline.Port[stages.StepResult], *stages.Encoder)) (norms []float64, err error) {
@@ -47,7 +50,10 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	if err != nil {
 		return nil, err
 	}
-	size := stages.Size{Rows: 2}
+	size := lacks.size
+	if size == (stages.Size{}) {
+		size.Rows = 2
+	}
 	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size()}), text))
 	if !lacks.header {
 		batches = stages.Header(g, batches, size, ranks)
@@ -173,7 +179,7 @@ func TestWiredForRanks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := wire(t.Context(), p, nil, wiring{true, true, true, true}, p.text, plain, loss.InfoNCE{}); err != nil {
+	if _, err := wire(t.Context(), p, nil, wiring{header: true, gather: true, scatter: true, sync: true}, p.text, plain, loss.InfoNCE{}); err != nil {
 		t.Errorf("alone: %v", err)
 	}
 	for want, lacks := range map[string]wiring{
@@ -184,15 +190,7 @@ func TestWiredForRanks(t *testing.T) {
 		"no stages.Sync (of Backward's)":     {sync: true},
 		"no stages.Gather (of Embed's port), no stages.Scatter (of Loss's), no stages.Sync": {gather: true, scatter: true, sync: true},
 	} {
-		err := local.Run(2, func(w collective.World) error {
-			comm, err := collective.Connect(t.Context(), w, collective.Mesh{Replicate: 2, Shard: 1})
-			if err != nil {
-				return err
-			}
-			ranks, err := stages.Join(t.Context(), comm, stages.Exchanging{})
-			if err != nil {
-				return err
-			}
+		err := asRanks(t.Context(), 2, func(ranks *stages.Replicas) error {
 			p, err := openParts(t.Context())
 			if err != nil {
 				return err
@@ -238,6 +236,47 @@ func TestUpdateChecked(t *testing.T) {
 	if _, err := stages.NewEncoder(pipeline.New("none"), nil, 0, 0, 0); err == nil || !strings.Contains(err.Error(), "no model") {
 		t.Error(err)
 	}
+}
+
+// A negative bound of sub-batches is an error, and not no bound, in Split as in Header.
+func TestSizeChecked(t *testing.T) {
+	for _, c := range []struct {
+		stage string
+		ranks int
+		size  stages.Size
+	}{{"split", 1, stages.Size{Rows: -1}}, {"split", 1, stages.Size{Tokens: -5}}, {"header", 2, stages.Size{Rows: 2, Tokens: -5}}} {
+		err := asRanks(t.Context(), c.ranks, func(ranks *stages.Replicas) error {
+			p, err := openParts(t.Context())
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			_, err = wire(t.Context(), p, ranks, wiring{size: c.size}, p.text, plain, loss.InfoNCE{})
+			return err
+		})
+		want := fmt.Sprintf("the sub-batches' Size has Tokens %d and Rows %d: none can be negative", c.size.Tokens, c.size.Rows)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("stage %q", c.stage)) {
+			t.Errorf("%+v on %d ranks: %v, want %q of %s", c.size, c.ranks, err, want, c.stage)
+		}
+	}
+}
+
+// asRanks does something as each of several replicas; a single one is alone, with nil.
+func asRanks(ctx context.Context, n int, do func(*stages.Replicas) error) error {
+	if n == 1 {
+		return do(nil)
+	}
+	return local.Run(n, func(w collective.World) error {
+		comm, err := collective.Connect(ctx, w, collective.Mesh{Replicate: n, Shard: 1})
+		if err != nil {
+			return err
+		}
+		ranks, err := stages.Join(ctx, comm, stages.Exchanging{})
+		if err != nil {
+			return err
+		}
+		return do(ranks)
+	})
 }
 
 // Rows that no batch ends after are an error, not rows that are left out.
