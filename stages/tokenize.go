@@ -2,7 +2,9 @@ package stages
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"slices"
 
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -75,8 +77,71 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 		if wrong != nil {
 			return nil, wrong
 		}
+		if err := x.takes(c); err != nil {
+			return nil, err
+		}
 		return x.tokenize(c)
 	}, pipeline.Parallel(threads))
+}
+
+// takes refuses a dataset that x says nothing of, and one whose token ids are not x's.
+func (x Text) takes(c *Chunk) error {
+	if n := len(x.Pairs); x.Pairs != nil && c.Source >= n {
+		return fmt.Errorf("rows of dataset %d: Text.Pairs are of %d datasets", c.Source, n)
+	}
+	for _, t := range []*Text{&x, x.Guide} {
+		if t != nil && x.Pairs == nil && t.Prompts != nil && c.Source >= len(t.Prompts) {
+			return fmt.Errorf("rows of dataset %d: Text.Prompts are of %d datasets", c.Source, len(t.Prompts))
+		}
+	}
+	d, ok := c.Data.(interface{ Tokens() *dataset.TokenInfo })
+	if !ok || d.Tokens() == nil {
+		return nil
+	}
+	negatives := slices.ContainsFunc(c.Data.Columns(), func(c dataset.Column) bool { return c.Role == dataset.Negative })
+	want, err := x.Prepared(c.Source, negatives)
+	if err == nil {
+		err = CheckTokens(*d.Tokens(), want, "Text")
+	}
+	if err != nil {
+		return fmt.Errorf("dataset %d (dataset.Source.Tokens): %w", c.Source, err)
+	}
+	return nil
+}
+
+// Prepared is what must have made a dataset's token ids (dataset.Source.Tokens) for them to be those that x makes of its texts: an error, if no ids
+// could be. negatives tells whether the dataset has any.
+func (x Text) Prepared(source int, negatives bool) (info dataset.TokenInfo, err error) {
+	if x.Pairs != nil {
+		return info, errors.New("a reranker's sequences are pairs of texts, which prep has no ids of")
+	}
+	query, n := x.reading(source, dataset.Query)
+	document, m := x.reading(source, dataset.Positive)
+	switch other, _ := x.reading(source, dataset.Negative); {
+	case x.Guide != nil:
+		return info, errors.New("loss.guide reads the texts")
+	case negatives && other != document:
+		return info, errors.New("positives and negatives have prompts of their own, and prep gives documents one")
+	}
+	return dataset.TokenInfo{
+		Tokenizer: x.Tokenizer.Hash(), Query: dataset.TokenRole{MaxLength: n, Prompt: query}, Document: dataset.TokenRole{MaxLength: m, Prompt: document},
+	}, nil
+}
+
+// CheckTokens refuses token ids that something else has made than who wants: other ids of the same texts train without a word.
+func CheckTokens(made, want dataset.TokenInfo, who string) error {
+	if made == want {
+		return nil
+	}
+	return fmt.Errorf("its token ids were made with %s; %s has %s", describeTokens(made), who, describeTokens(want))
+}
+
+func describeTokens(t dataset.TokenInfo) string {
+	s := fmt.Sprintf("tokenizer %.12s, max_length {query: %d, document: %d}", t.Tokenizer, t.Query.MaxLength, t.Document.MaxLength)
+	if t.Query.Prompt != "" || t.Document.Prompt != "" {
+		s += fmt.Sprintf(", prompts {query: %q, document: %q}", t.Query.Prompt, t.Document.Prompt)
+	}
+	return s
 }
 
 // check refuses lengths at which nothing of a text is left.

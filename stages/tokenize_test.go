@@ -1,12 +1,17 @@
 package stages
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"contraflow/io/dataset"
+	"contraflow/pipeline"
 	"contraflow/tokenize"
 )
 
@@ -68,5 +73,75 @@ func TestTokenizeRoles(t *testing.T) {
 	}
 	if want := "[[[2 6 5 1 3]] [[2 5 6 3]] [[2 7 5 3]]]"; fmt.Sprint(got.Guide) != want {
 		t.Errorf("the guide reads %v, want %s", got.Guide, want)
+	}
+}
+
+// words is a tokenizer of words.
+func words(t *testing.T, more ...string) *tokenize.Tokenizer {
+	t.Helper()
+	tok, err := tokenize.FromVocab(append([]string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"}, more...), tokenize.VocabOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// refusal is what a graph that tokenizes a chunk ends with; "" if it takes it.
+func refusal(t *testing.T, x Text, c *Chunk) string {
+	t.Helper()
+	g, given := pipeline.New("refusal"), false
+	tokens := Tokenize(g, pipeline.Source(g, "mine", func(context.Context) (*Chunk, error) {
+		if given {
+			return nil, io.EOF
+		}
+		given = true
+		return c, nil
+	}), x)
+	pipeline.Sink(g, "end", tokens, func(*pipeline.Task, *TokenChunk) error { return nil })
+	p, err := g.Build()
+	if err == nil {
+		err = p.Run(t.Context())
+	}
+	var bug *pipeline.PanicError
+	if errors.As(err, &bug) {
+		t.Errorf("a panic: %v", err)
+	}
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// prepared are rows that come as token ids.
+type prepared struct {
+	Described
+	made dataset.TokenInfo
+}
+
+func (p prepared) Tokens() *dataset.TokenInfo { return &p.made }
+
+// Token ids that something else has made than Text are refused with the first chunk, in any graph.
+func TestTokenizeForeignIDs(t *testing.T) {
+	tok := words(t)
+	x := Text{Tokenizer: tok, QueryLength: 8, DocumentLength: 16, QueryPrompt: "a "}
+	ours := dataset.TokenInfo{Tokenizer: tok.Hash(), Query: dataset.TokenRole{MaxLength: 8, Prompt: "a "}, Document: dataset.TokenRole{MaxLength: 16}}
+	columns := []dataset.Column{{Role: dataset.Query}, {Role: dataset.Positive}}
+	for want, change := range map[string]func(made *dataset.TokenInfo, x *Text){
+		"":                                    func(*dataset.TokenInfo, *Text) {},
+		"made with tokenizer other":           func(made *dataset.TokenInfo, _ *Text) { made.Tokenizer = "other" },
+		"max_length {query: 9, document: 16}": func(made *dataset.TokenInfo, _ *Text) { made.Query.MaxLength = 9 },
+		`Text has tokenizer`:                  func(made *dataset.TokenInfo, _ *Text) { made.Document.Prompt = "b " },
+		`prompts {query: "b ", document: ""}`: func(_ *dataset.TokenInfo, x *Text) { x.Prompts = []Prompts{{Query: "b "}} },
+		"dataset 0 (dataset.Source.Tokens): loss.guide":   func(_ *dataset.TokenInfo, x *Text) { x.Guide = &Text{Tokenizer: tok} },
+		"pairs of texts, which prep has no ids of":        func(_ *dataset.TokenInfo, x *Text) { x.Pairs = make([]*tokenize.Pairs, 1) },
+		"rows of dataset 0: Text.Prompts are of 0":        func(_ *dataset.TokenInfo, x *Text) { x.Prompts = []Prompts{} },
+		"rows of dataset 0: Text.Pairs are of 0 datasets": func(_ *dataset.TokenInfo, x *Text) { x.Pairs = []*tokenize.Pairs{} },
+	} {
+		made, text := ours, x
+		change(&made, &text)
+		c := &Chunk{Data: prepared{Described{Name: "mine", Texts: columns}, made}, Examples: []dataset.Example{{IDs: [][]int32{{2, 3}, {2, 3}}, Hashes: make([]dataset.Hash128, 2)}}}
+		if got := refusal(t, text, c); want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }

@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -453,22 +452,10 @@ func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 	if src.IDs != nil && !wanted {
 		return false, nil
 	}
-	var prompts stages.Prompts
-	if x.pairs == nil {
-		prompts = x.text.Prompts[i]
-	}
-	document, missing := cmp.Or(prompts.Positive, prompts.Document), ""
-	switch {
-	case x.pairs != nil:
-		missing = "a reranker's sequences are pairs of texts, which prep has no ids of"
-	case x.guide != nil:
-		missing = "loss.guide reads the texts"
-	case len(src.Negatives) > 0 && document != cmp.Or(prompts.Negative, prompts.Document):
-		missing = "positives and negatives have prompts of their own, and prep gives documents one"
-	}
-	if missing != "" {
+	ours, missing := x.text.Prepared(i, len(src.Negatives) > 0)
+	if missing != nil {
 		if wanted {
-			return false, errors.New("ids: " + missing)
+			return false, fmt.Errorf("ids: %w", missing)
 		}
 		return false, nil
 	}
@@ -484,24 +471,10 @@ func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 		}
 		return false, err
 	}
-	ours := dataset.TokenInfo{
-		Tokenizer: x.tok.Hash(),
-		Query:     dataset.TokenRole{MaxLength: x.text.QueryLength, Prompt: prompts.Query},
-		Document:  dataset.TokenRole{MaxLength: x.text.DocumentLength, Prompt: document},
+	if err := stages.CheckTokens(*info, ours, "this recipe"); err != nil {
+		return false, fmt.Errorf("%w. Run contraflow prep again with tokenize.model, max_length and prompts of this recipe, or set data.train[%d].ids: false to tokenize the texts here", err, i)
 	}
-	if *info == ours {
-		return true, nil
-	}
-	return false, fmt.Errorf("its token ids were made with %s; this recipe has %s. Run contraflow prep again with tokenize.model, max_length and prompts of this recipe, or set data.train[%d].ids: false to tokenize the texts here",
-		describeTokens(*info), describeTokens(ours), i)
-}
-
-func describeTokens(t dataset.TokenInfo) string {
-	s := fmt.Sprintf("tokenizer %.12s, max_length {query: %d, document: %d}", t.Tokenizer, t.Query.MaxLength, t.Document.MaxLength)
-	if t.Query.Prompt != "" || t.Document.Prompt != "" {
-		s += fmt.Sprintf(", prompts {query: %q, document: %q}", t.Query.Prompt, t.Document.Prompt)
-	}
-	return s
+	return true, nil
 }
 
 // mixing is how datasets take turns.
