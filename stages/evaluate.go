@@ -10,9 +10,9 @@ import (
 	"contraflow/tokenize"
 )
 
-// TextOf says that texts become tokens as a model's folder says, by its prompts and its length.
+// TextOf says that texts become tokens as a model's folder says, by its prompts and its length; no more than the model has positions.
 func TextOf(m *embedder.Trainable) Text {
-	x := Text{Tokenizer: m.Tokenizer, QueryLength: m.MaxLength(), DocumentLength: m.MaxLength()}
+	x := Text{Tokenizer: m.Tokenizer, QueryLength: m.MaxLength(), DocumentLength: m.MaxLength(), Positions: m.Model.Config.MaxPositions}
 	x.QueryPrompt, x.DocumentPrompt = m.RolePrompts()
 	return x
 }

@@ -18,6 +18,7 @@ type Text struct {
 	Tokenizer      *tokenize.Tokenizer
 	QueryLength    int // tokens, special ones included; what is longer is cut and counted; 0: nothing is
 	DocumentLength int
+	Positions      int       //  that the model was trained with, beyond which no length may be; 0: there is no such bound
 	QueryPrompt    string    // put before every query
 	DocumentPrompt string    // put before every positive and negative
 	Prompts        []Prompts // of each dataset, instead; may be nil
@@ -144,10 +145,19 @@ func describeTokens(t dataset.TokenInfo) string {
 	return s
 }
 
-// check refuses lengths at which nothing of a text is left.
+// check refuses lengths at which nothing of a text is left, and those that the model has no positions for: else the first long text would be
+// an error, hours after the first step maybe.
 func (x Text) check() error {
 	if x.Tokenizer == nil || x.Pairs != nil {
 		return nil
+	}
+	for _, l := range []struct {
+		name  string
+		limit int
+	}{{"QueryLength", x.QueryLength}, {"DocumentLength", x.DocumentLength}} {
+		if x.Positions > 0 && l.limit > x.Positions {
+			return fmt.Errorf("Text.%s is %d tokens, and the model was trained with %d positions: at most that many can be read", l.name, l.limit, x.Positions)
+		}
 	}
 	return embedder.CheckLength(x.Tokenizer, x.QueryLength, x.DocumentLength)
 }

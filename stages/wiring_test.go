@@ -223,8 +223,10 @@ func TestUpdateChecked(t *testing.T) {
 		"a largest norm of -1":     func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = -1 },
 		"-2 warm-up steps":         func(u *stages.Update, _ *stages.Text) { u.WarmupSteps = -2 },
 		"a layer decay of -0.5":    func(u *stages.Update, _ *stages.Text) { u.LayerDecay = -0.5 },
-		"a maximum length of 2 tokens leaves no room": func(_ *stages.Update, x *stages.Text) { x.QueryLength = 2 },
-		"a maximum length of -1 tokens":               func(_ *stages.Update, x *stages.Text) { x.DocumentLength = -1 },
+		"a maximum length of 2 tokens leaves no room":                                   func(_ *stages.Update, x *stages.Text) { x.QueryLength = 2 },
+		"Text.DocumentLength is 17 tokens, and the model was trained with 16 positions": func(_ *stages.Update, x *stages.Text) { x.Positions, x.DocumentLength = 16, 17 },
+		"Text.QueryLength is 64 tokens":                                                 func(_ *stages.Update, x *stages.Text) { x.Positions, x.QueryLength = 16, 64 },
+		"a maximum length of -1 tokens":                                                 func(_ *stages.Update, x *stages.Text) { x.DocumentLength = -1 },
 	} {
 		u, text := plain, p.text
 		change(&u, &text)
@@ -394,7 +396,8 @@ func TestTextOf(t *testing.T) {
 	}
 	defer m.Close()
 	x := stages.TextOf(m)
-	if x.Tokenizer != m.Tokenizer || x.QueryPrompt != "find : " || x.DocumentPrompt != "" || x.QueryLength != m.MaxLength() || x.DocumentLength != m.MaxLength() || m.MaxLength() == 0 {
+	if x.Tokenizer != m.Tokenizer || x.QueryPrompt != "find : " || x.DocumentPrompt != "" || x.QueryLength != m.MaxLength() || x.DocumentLength != m.MaxLength() || m.MaxLength() == 0 ||
+		x.Positions != m.Model.Config.MaxPositions || x.Positions == 0 {
 		t.Errorf("%+v of %d tokens", x, m.MaxLength())
 	}
 }
