@@ -29,6 +29,9 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 	}
 	out := pipeline.Out[Gradient](s, "gradient")
 	s.Do(func(t *pipeline.Task) error {
+		if l == nil {
+			return errors.New("stages.Loss has been given no loss: it is nil")
+		}
 		b, stream := in.Get(t), Stream(t)
 		lb, whole := e.lossBatch(b)
 		if lb.N() == 0 { // negatives stay on their ranks, and this one has no rows

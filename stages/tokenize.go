@@ -148,8 +148,15 @@ func describeTokens(t dataset.TokenInfo) string {
 // check refuses lengths at which nothing of a text is left, and those that the model has no positions for: else the first long text would be
 // an error, hours after the first step maybe.
 func (x Text) check() error {
-	if x.Tokenizer == nil || x.Pairs != nil {
+	switch {
+	case x.Pairs != nil && slices.Contains(x.Pairs, nil):
+		return errors.New("one of Text.Pairs is nil")
+	case x.Guide != nil && x.Guide.Tokenizer == nil:
+		return errors.New("Text.Guide has no Tokenizer")
+	case x.Pairs != nil:
 		return nil
+	case x.Tokenizer == nil:
+		return errors.New("Text has no Tokenizer (nor Pairs): stages.TextOf has a model's")
 	}
 	for _, l := range []struct {
 		name  string

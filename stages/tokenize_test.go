@@ -133,7 +133,7 @@ func TestTokenizeForeignIDs(t *testing.T) {
 		`Text has tokenizer`:                  func(made *dataset.TokenInfo, _ *Text) { made.Document.Prompt = "b " },
 		`prompts {query: "b ", document: ""}`: func(_ *dataset.TokenInfo, x *Text) { x.Prompts = []Prompts{{Query: "b "}} },
 		"dataset 0 (dataset.Source.Tokens): loss.guide":   func(_ *dataset.TokenInfo, x *Text) { x.Guide = &Text{Tokenizer: tok} },
-		"pairs of texts, which prep has no ids of":        func(_ *dataset.TokenInfo, x *Text) { x.Pairs = make([]*tokenize.Pairs, 1) },
+		"pairs of texts, which prep has no ids of":        func(_ *dataset.TokenInfo, x *Text) { x.Pairs = []*tokenize.Pairs{{}} },
 		"rows of dataset 0: Text.Prompts are of 0":        func(_ *dataset.TokenInfo, x *Text) { x.Prompts = []Prompts{} },
 		"rows of dataset 0: Text.Pairs are of 0 datasets": func(_ *dataset.TokenInfo, x *Text) { x.Pairs = []*tokenize.Pairs{} },
 	} {

@@ -73,9 +73,12 @@ func (u Update) Check(l *transformer.Layout) error {
 	return err
 }
 
+// falls tells that the learning rate comes to 0 in the end.
+func (u Update) falls() bool { return u.Schedule != "" && u.Schedule != optim.Constant }
+
 // check finds what would train nothing, or something else than was meant.
 func (u Update) check() error {
-	falls := u.Schedule != "" && u.Schedule != optim.Constant
+	falls := u.falls()
 	switch {
 	case u.Optimizer == nil:
 		return errors.New("the update has no optimizer")
@@ -85,8 +88,15 @@ func (u Update) check() error {
 		return fmt.Errorf("the update's schedule is %q, want one of %q", u.Schedule, optim.Schedules)
 	case falls && u.TotalSteps <= 0:
 		return fmt.Errorf("the update's schedule is %s, and TotalSteps %d: the learning rate would be 0 from the first step on (Plan.Steps says how many there are)", u.Schedule, u.TotalSteps)
-	case u.WarmupSteps < 0 || u.MaxGradNorm < 0 || u.LayerDecay < 0:
-		return fmt.Errorf("the update has %d warm-up steps, a largest norm of %v and a layer decay of %v: none can be negative", u.WarmupSteps, u.MaxGradNorm, u.LayerDecay)
+	case u.OnNaN != "" && !slices.Contains(onNaN, u.OnNaN):
+		return fmt.Errorf("the update's OnNaN is %q, want one of %q", u.OnNaN, onNaN)
+	case u.WarmupSteps < 0 || !(u.MaxGradNorm >= 0) || !(u.LayerDecay >= 0):
+		return fmt.Errorf("the update has %d warm-up steps, a largest norm of %v and a layer decay of %v: none can be negative or NaN", u.WarmupSteps, u.MaxGradNorm, u.LayerDecay)
+	}
+	if o, ok := u.Optimizer.(interface{ Check() error }); ok { // one of one's own need not have it
+		if err := o.Check(); err != nil {
+			return fmt.Errorf("the update's optimizer: %w", err)
+		}
 	}
 	return nil
 }
@@ -99,6 +109,8 @@ const (
 	SkipOnNaN     OnNaN = "skip"     // the step changes nothing; after maxSkipped of them in a row the run ends
 	RollbackOnNaN OnNaN = "rollback" // the run ends with the step, for the last checkpoint's state to go on with the data after it
 )
+
+var onNaN = []OnNaN{StopOnNaN, SkipOnNaN, RollbackOnNaN}
 
 const maxSkipped = 10
 
@@ -174,6 +186,9 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	s.Do(func(t *pipeline.Task) error {
 		stream := Stream(t)
 		r := StepResult{Step: t.Index.Step}
+		if u.falls() && r.Step >= u.TotalSteps {
+			return fmt.Errorf("step %d is beyond the update's TotalSteps, %d, at which its schedule (%s) has come to a learning rate of 0: Plan.Steps says how many there are", r.Step+1, u.TotalSteps, u.Schedule)
+		}
 		sum := totals.Get(t)
 		weight := sum.Weight
 		for _, l := range losses.All(t) {

@@ -22,6 +22,7 @@ import (
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
 )
 
 // plain is an update that trains.
@@ -221,12 +222,20 @@ func TestUpdateChecked(t *testing.T) {
 		"linear, and TotalSteps 0": func(u *stages.Update, _ *stages.Text) { u.Schedule = optim.Linear },
 		"learning rate is +Inf":    func(u *stages.Update, _ *stages.Text) { u.LR = math.Inf(1) },
 		"a largest norm of -1":     func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = -1 },
-		"-2 warm-up steps":         func(u *stages.Update, _ *stages.Text) { u.WarmupSteps = -2 },
-		"a layer decay of -0.5":    func(u *stages.Update, _ *stages.Text) { u.LayerDecay = -0.5 },
-		"a maximum length of 2 tokens leaves no room":                                   func(_ *stages.Update, x *stages.Text) { x.QueryLength = 2 },
+		"a largest norm of NaN":    func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = math.NaN() },
+		"a layer decay of NaN":     func(u *stages.Update, _ *stages.Text) { u.LayerDecay = math.NaN() },
+		`OnNaN is "ignore"`:        func(u *stages.Update, _ *stages.Text) { u.OnNaN = "ignore" },
+		"step 2 is beyond the update's TotalSteps, 1,": func(u *stages.Update, _ *stages.Text) { u.Schedule, u.TotalSteps = optim.Cosine, 1 },
+		"AdamW.Betas are [0.9]":                        func(u *stages.Update, _ *stages.Text) { u.Optimizer = optim.AdamW{Betas: []float64{0.9}} },
+		"Text has no Tokenizer":                        func(_ *stages.Update, x *stages.Text) { x.Tokenizer = nil },
+		"Text.Guide has no Tokenizer":                  func(_ *stages.Update, x *stages.Text) { x.Guide = &stages.Text{} },
+		"one of Text.Pairs is nil":                     func(_ *stages.Update, x *stages.Text) { x.Pairs = make([]*tokenize.Pairs, 1) },
+		"-2 warm-up steps":                             func(u *stages.Update, _ *stages.Text) { u.WarmupSteps = -2 },
+		"a layer decay of -0.5":                        func(u *stages.Update, _ *stages.Text) { u.LayerDecay = -0.5 },
+		"a maximum length of 2 tokens leaves no room":  func(_ *stages.Update, x *stages.Text) { x.QueryLength = 2 },
 		"Text.DocumentLength is 17 tokens, and the model was trained with 16 positions": func(_ *stages.Update, x *stages.Text) { x.Positions, x.DocumentLength = 16, 17 },
-		"Text.QueryLength is 64 tokens":                                                 func(_ *stages.Update, x *stages.Text) { x.Positions, x.QueryLength = 16, 64 },
-		"a maximum length of -1 tokens":                                                 func(_ *stages.Update, x *stages.Text) { x.DocumentLength = -1 },
+		"Text.QueryLength is 64 tokens": func(_ *stages.Update, x *stages.Text) { x.Positions, x.QueryLength = 16, 64 },
+		"a maximum length of -1 tokens": func(_ *stages.Update, x *stages.Text) { x.DocumentLength = -1 },
 	} {
 		u, text := plain, p.text
 		change(&u, &text)
@@ -234,6 +243,9 @@ func TestUpdateChecked(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+	if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, nil); err == nil || !strings.Contains(err.Error(), "no loss: it is nil") {
+		t.Error(err)
 	}
 	if _, err := stages.NewEncoder(pipeline.New("none"), nil, 0, 0, 0); err == nil || !strings.Contains(err.Error(), "no model") {
 		t.Error(err)

@@ -91,7 +91,8 @@ func (s Segment) of(t gpustage.Tensor) gpustage.Tensor    { return t.Columns(s.O
 func (s Segment) grad(t gpustage.Tensor) gpustage.Tensor  { return t.Columns(s.Grad, s.Grad+s.Len) }
 func (s Segment) state(t gpustage.Tensor) gpustage.Tensor { return t.Columns(s.State, s.State+s.Len) }
 
-// Optimizer updates parameters from gradients. All vectors are flat.
+// Optimizer updates parameters from gradients. All vectors are flat. One that has a method Check() error is asked before the first step whether its
+// settings can be used.
 type Optimizer interface {
 	// States is how many vectors like the parameters it keeps.
 	States() int
@@ -109,6 +110,22 @@ type AdamW struct {
 
 // States is 2: the moments.
 func (AdamW) States() int { return 2 }
+
+// Check refuses settings with which it would not be AdamW.
+func (o AdamW) Check() error {
+	in := func(b float64) bool { return b >= 0 && b < 1 }
+	switch {
+	case o.Betas != nil && (len(o.Betas) != 2 || !in(o.Betas[0]) || !in(o.Betas[1])):
+		return fmt.Errorf("AdamW.Betas are %v, want two numbers of at least 0 and less than 1, or nil", o.Betas)
+	case !atLeastZero(o.Eps):
+		return fmt.Errorf("AdamW.Eps is %v, want a number of at least 0", o.Eps)
+	case !atLeastZero(o.WeightDecay):
+		return fmt.Errorf("AdamW.WeightDecay is %v, want a number of at least 0", o.WeightDecay)
+	}
+	return nil
+}
+
+func atLeastZero(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
 
 // Update applies gpustage's AdamW to all segments at once.
 func (o AdamW) Update(s gpustage.Stream, p, g gpustage.Tensor, states []gpustage.Tensor, segments []Segment, lr, gradScale float64, step int) {
@@ -135,6 +152,17 @@ func (o SGD) States() int {
 		return 0
 	}
 	return 1
+}
+
+// Check refuses settings with which it would not come to rest.
+func (o SGD) Check() error {
+	switch {
+	case !(o.Momentum >= 0 && o.Momentum < 1):
+		return fmt.Errorf("SGD.Momentum is %v, want at least 0 and less than 1", o.Momentum)
+	case !atLeastZero(o.WeightDecay):
+		return fmt.Errorf("SGD.WeightDecay is %v, want a number of at least 0", o.WeightDecay)
+	}
+	return nil
 }
 
 // Update applies gpustage's SGD to each segment.

@@ -3,6 +3,7 @@ package optim
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage"
@@ -146,5 +147,28 @@ func TestOwned(t *testing.T) {
 	owned, n := Owned(all, [][2]int{{1, 3}, {6, 9}})
 	if got := fmt.Sprint(owned, n); got != "[{1 2 1 0 true 0} {6 1 6 2 false 2} {7 2 7 3 true 0}] 5" {
 		t.Error(got)
+	}
+}
+
+// Settings that would not be the optimizer's are errors that name the field; the zero values are none.
+func TestCheck(t *testing.T) {
+	type checked interface{ Check() error }
+	for _, o := range []checked{AdamW{}, SGD{}, AdamW{Betas: []float64{0, 0.999}, Eps: 1e-6, WeightDecay: 0.1}, SGD{Momentum: 0.9, WeightDecay: 0.1}} {
+		if err := o.Check(); err != nil {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	for want, os := range map[string][]checked{
+		"AdamW.Betas":       {AdamW{Betas: []float64{}}, AdamW{Betas: []float64{0.9}}, AdamW{Betas: []float64{0.9, 1}}, AdamW{Betas: []float64{-0.1, 0.9}}, AdamW{Betas: []float64{0.9, math.NaN()}}},
+		"AdamW.Eps":         {AdamW{Eps: -1e-8}, AdamW{Eps: math.NaN()}},
+		"AdamW.WeightDecay": {AdamW{WeightDecay: -1}, AdamW{WeightDecay: math.Inf(1)}},
+		"SGD.Momentum":      {SGD{Momentum: 1}, SGD{Momentum: -0.1}, SGD{Momentum: math.NaN()}},
+		"SGD.WeightDecay":   {SGD{WeightDecay: -1}},
+	} {
+		for _, o := range os {
+			if err := o.Check(); err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%+v: %v, want %q", o, err, want)
+			}
+		}
 	}
 }
