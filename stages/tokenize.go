@@ -18,7 +18,7 @@ type Text struct {
 	Tokenizer      *tokenize.Tokenizer
 	QueryLength    int // tokens, special ones included; what is longer is cut and counted; 0: nothing is
 	DocumentLength int
-	Positions      int       //  that the model was trained with, beyond which no length may be; 0: there is no such bound
+	Positions      int       // that the model was trained with, beyond which no length may be; 0: there is no such bound
 	QueryPrompt    string    // put before every query
 	DocumentPrompt string    // put before every positive and negative
 	Prompts        []Prompts // of each dataset, instead; may be nil

@@ -155,8 +155,9 @@ func (x *Run) checkpointStage(g *pipeline.Graph, enc *stages.Encoder, states pip
 	s := g.Stage("checkpoint", pipeline.At(pipeline.Step))
 	in := stages.Snapshots(s, states)
 	pipeline.In(s, "recorded", recorded, pipeline.Capacity(math.MaxInt))
-	to := stages.Checkpoints{Store: x.saves.store, Keep: x.Recipe.Save.Keep, State: x.remember}
-	s.Do(func(t *pipeline.Task) error { return enc.Checkpoint(t.Context(), in.Get(t), to) })
+	s.Do(func(t *pipeline.Task) error {
+		return enc.Checkpoint(t.Context(), in.Get(t), stages.Checkpoints{Store: x.saves.store, Keep: x.Recipe.Save.Keep, State: x.remember})
+	})
 }
 
 // remember adds the recipe, and what the run relies on, to a checkpoint.
