@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"path/filepath"
 	"sync/atomic"
@@ -94,15 +95,15 @@ func (x *Run) openCheckpoints(c *Control) *checkpoints {
 	return &checkpoints{store: checkpoint.Open(filepath.Join(x.Recipe.Save.Dir, "checkpoints"), fs), control: c, last: time.Now()}
 }
 
-// noteRoom tells of a disk that has no room for the checkpoints of a run, of which one more than save.keep are there while one is written, before
-// the hours that come before them.
+// noteRoom tells of a disk that has no room for what a run leaves, before the hours that come before it: the model, with save.best the best one too,
+// and checkpoints, of which one more than save.keep are there while one is written.
 func (x *Run) noteRoom() {
-	save, most := x.Recipe.Save, x.Recipe.Save.Keep+1
+	save, most := x.Recipe.Save, 0
 	switch every := save.Every; {
 	case every.Steps > 0:
-		most = min(most, x.Steps/every.Steps)
-	case every.Time == 0:
-		return
+		most = min(save.Keep+1, x.Steps/every.Steps)
+	case every.Time > 0:
+		most = save.Keep + 1
 	}
 	free, known := x.saves.store.Room()
 	have, err := x.saves.store.Steps()
@@ -110,9 +111,25 @@ func (x *Run) noteRoom() {
 		return
 	}
 	one := int64(x.model.Layout.Trained()*x.model.DType.Size()) * int64(1+x.Recipe.update(1).Optimizer.States())
-	if need := one * int64(most-len(have)); free < need {
-		x.obs.note("%s has room for %s, and checkpoints take %s each, up to %d at a time: free %s, or lower save.keep", x.saves.store.Dir(), Size(free), Size(one), most, Size(need-free))
+	model, models, size := x.model.Layout.Len, int64(1), int64(4)
+	if x.Recipe.Model.LoRA != nil && !x.merges() {
+		model = x.model.Layout.Trained()
 	}
+	if save.Best {
+		models = 2
+	}
+	if save.Precision != "f32" {
+		size = 2
+	}
+	need := models*int64(model)*size + one*int64(max(0, most-len(have)))
+	if free >= need {
+		return
+	}
+	checkpoints, lower := "", ""
+	if most > 0 {
+		checkpoints, lower = fmt.Sprintf(", and checkpoints %s each, up to %d at a time", Size(one), most), ", or lower save.keep"
+	}
+	x.obs.note("%s has room for %s; the model takes %s%s: free %s%s", x.Recipe.Save.Dir, Size(free), Size(int64(model)*size), checkpoints, Size(need-free), lower)
 }
 
 // asked is what this rank wants done after the step at hand. The clock is rank 0's.

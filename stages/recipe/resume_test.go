@@ -634,19 +634,26 @@ type little struct {
 
 func (l little) FreeSpace(string) (int64, bool) { return l.left, true }
 
-// A disk without room for the run's checkpoints is told of before it trains; one with room is not.
+// A disk without room for the run's checkpoints, or for its model, is told of before it trains; one with room is not.
 func TestNoRoom(t *testing.T) {
 	j := newJob(t, 60)
-	for left, want := range map[int64]bool{2 << 20: true, 1 << 40: false} {
-		o, err := j.run(t, fmt.Sprint(left), little{left: left}, 0, false, "save.every=1", "train.max_steps=40", "save.keep=1000", "eval.every=0")
+	for _, c := range []struct {
+		left int64
+		sets []string
+		want string
+	}{
+		{2 << 20, []string{"save.every=1", "save.keep=1000"}, "has room for 2 MiB; the model takes 121 KiB, and checkpoints 363 KiB each, up to 12 at a time: free 2 MiB, or lower save.keep"},
+		{1 << 40, []string{"save.every=1", "save.keep=1000"}, ""},
+		{100 << 10, []string{"save.every=0"}, "has room for 100 KiB; the model takes 121 KiB: free 21 KiB"},
+		{100 << 10, []string{"save.every=0", "save.precision=bf16"}, ""},
+	} {
+		o, err := j.run(t, fmt.Sprint(c.left), little{left: c.left}, 0, false, append(c.sets, "train.max_steps=40", "eval.every=0")...)
 		if err != nil {
 			t.Error(err)
 		}
-		said := slices.ContainsFunc(o.notes, func(n string) bool {
-			return strings.Contains(n, "has room for 2 MiB") && strings.Contains(n, "lower save.keep")
-		})
-		if said != want {
-			t.Errorf("%d bytes left: notes %q", left, o.notes)
+		said := slices.ContainsFunc(o.notes, func(n string) bool { return strings.Contains(n, "has room for") })
+		if said != (c.want != "") || said && !strings.Contains(strings.Join(o.notes, "\n"), c.want) {
+			t.Errorf("%d bytes left: notes %q, want %q", c.left, o.notes, c.want)
 		}
 	}
 }
