@@ -16,7 +16,7 @@ import (
 type Plan struct {
 	Data       []*dataset.Dataset
 	Sampler    *dataset.Mixer // of the same datasets
-	FirstStep  int            // steps that were made before: the sampler is where they have left it
+	FirstStep  int            // steps that were made before, as in pipeline.FirstStep: the sampler is where they have left it
 	Accumulate int            // batches per step, 0 is 1; a step never crosses an epoch's end, so an epoch's last may have fewer
 	MaxSteps   int            // 0: all epochs
 
@@ -108,6 +108,27 @@ type Chunk struct {
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 }
 
+// planned is what Ingest notes of a step's end, at its cursor, for stages that know better which step it is and how many ranks there are.
+type planned struct{ before, ranks int } // steps before it
+
+// planned is what was noted of the step that the batch ends, if it ends one of a plan's.
+func (b *Batch) planned() (p planned, ok bool) {
+	if b.Next == nil {
+		return p, false
+	}
+	p, ok = b.Next.Note.(planned)
+	return p, ok
+}
+
+// checkStep compares the plan's count of steps with the run's, before the first update.
+func (b *Batch) checkStep(before int) error {
+	if p, ok := b.planned(); ok && p.before != before {
+		return fmt.Errorf("the plan has %d steps before this one, and the run has %d: set Plan.FirstStep and pipeline.FirstStep both to how many were made before, "+
+			"and leave the steps' ends where Ingest puts them", p.before, before)
+	}
+	return nil
+}
+
 // chunkRows is how many rows travel together: enough that scheduling costs nothing beside tokenizing them, few enough that
 // several workers share a batch.
 const chunkRows = 128
@@ -180,8 +201,9 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		}
 		if c.EndsStep {
 			batches = 0
-			steps++
 			cursor := p.Sampler.Cursor()
+			cursor.Note = planned{steps, p.Ranks}
+			steps++
 			c.Next = &cursor
 		}
 		return c, nil

@@ -93,6 +93,9 @@ func Split(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size) pipeline
 			return wrong
 		}
 		b := in.Get(t)
+		if err := b.checkStep(t.Index.Step); err != nil {
+			return err
+		}
 		if b.Subs == nil {
 			b.Subs = size.Cut(b)
 		}

@@ -32,6 +32,8 @@ var plain = stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}
 type wiring struct {
 	header, gather, scatter, sync bool
 	size                          stages.Size
+	first                         int // Plan.FirstStep
+	run                           []pipeline.RunOption
 }
 
 // wire makes a training graph of what there is, and runs it.
@@ -55,7 +57,7 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	if size == (stages.Size{}) {
 		size.Rows = 2
 	}
-	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size()}), text))
+	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size(), FirstStep: lacks.first}), text))
 	if !lacks.header {
 		batches = stages.Header(g, batches, size, ranks)
 	}
@@ -87,7 +89,7 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	if err != nil {
 		return nil, err
 	}
-	err = plan.Run(ctx)
+	err = plan.Run(ctx, lacks.run...)
 	return norms, err
 }
 
@@ -271,6 +273,27 @@ func TestSizeChecked(t *testing.T) {
 		want := fmt.Sprintf("the sub-batches' Size has Tokens %d and Rows %d: none can be negative", c.size.Tokens, c.size.Rows)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("stage %q", c.stage)) {
 			t.Errorf("%+v on %d ranks: %v, want %q of %s", c.size, c.ranks, err, want, c.stage)
+		}
+	}
+}
+
+// A run that goes on counts steps as its plan does, or its schedule would start over or be at its end.
+func TestFirstSteps(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for _, c := range []struct {
+		plan, run int
+		want      string
+	}{
+		{5, 5, ""}, {5, 0, "the plan has 5 steps before this one, and the run has 0: set Plan.FirstStep and pipeline.FirstStep both"},
+		{0, 5, "the plan has 0 steps before this one, and the run has 5"},
+	} {
+		norms, err := wire(t.Context(), p, nil, wiring{first: c.plan, run: []pipeline.RunOption{pipeline.FirstStep(c.run)}}, p.text, plain, loss.InfoNCE{})
+		if c.want == "" && (err != nil || len(norms) != 2) || c.want != "" && (err == nil || len(norms) > 0 || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%+v: %v after %d steps", c, err, len(norms))
 		}
 	}
 }
