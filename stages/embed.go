@@ -1,7 +1,6 @@
 package stages
 
 import (
-	"errors"
 	"slices"
 
 	"contraflow/gpustage"
@@ -29,8 +28,8 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 	out := pipeline.Out[Embedded](s, "embeddings")
 	s.Do(func(t *pipeline.Task) error {
 		sub := in.Get(t)
-		if e.ranks != nil && sub.Batch.Global == nil {
-			return errors.New("the encoder is one of several ranks, and its batches do not know of the others': stages.Header belongs between Assemble and Split")
+		if err := e.checkAlone(sub.Batch); err != nil {
+			return err
 		}
 		if t.Index.Sub == 0 {
 			if err := e.begin(sub.Batch); err != nil {

@@ -31,6 +31,7 @@ var plain = stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}
 // wiring is what a graph is to lack, or has instead.
 type wiring struct {
 	header, gather, scatter, sync bool
+	with                          bool // stages.With
 	size                          stages.Size
 	first                         int // Plan.FirstStep
 	run                           []pipeline.RunOption
@@ -39,7 +40,11 @@ type wiring struct {
 // wire makes a training graph of what there is, and runs it.
 func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, text stages.Text, u stages.Update, l loss.Loss, more ...func(*pipeline.Graph, pipeline.Port[stages.StepResult], *stages.Encoder)) (norms []float64, err error) {
 	g := pipeline.New("wired")
-	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1, stages.With(ranks))
+	var opts []stages.EncoderOption
+	if !lacks.with {
+		opts = append(opts, stages.With(ranks))
+	}
+	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -191,6 +196,8 @@ func TestWiredForRanks(t *testing.T) {
 		"no stages.Gather (of Embed's port)": {gather: true},
 		"no stages.Scatter (of Loss's)":      {scatter: true},
 		"no stages.Sync (of Backward's)":     {sync: true},
+		"the batch has rows of 2 ranks, and the encoder is alone":                           {with: true},
+		"Plan.Ranks is 2, and the encoder is alone":                                         {with: true, header: true},
 		"no stages.Gather (of Embed's port), no stages.Scatter (of Loss's), no stages.Sync": {gather: true, scatter: true, sync: true},
 	} {
 		err := asRanks(t.Context(), 2, func(ranks *stages.Replicas) error {
