@@ -289,6 +289,10 @@ func (b *Batch) join(peers []Peer) (err error) {
 	return nil
 }
 
+// rowsApart goes on from an error about ranks' rows that do not make one batch.
+const rowsApart = "; each rank's are to be those that its plan gives it: rows are left out with dataset.Part.Skip, not by a stage behind Ingest, " +
+	"and Plan.Rank and Plan.Ranks are those of Replicas"
+
 // joinPeers checks that the ranks' parts make one batch and puts what they say of rows and texts into its order.
 func joinPeers(peers []Peer, columns int) (*Global, error) {
 	g := &Global{Peers: peers, Rows: peers[0].Total, Starts: make([]int, columns+1)}
@@ -303,9 +307,12 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 		for _, n := range p.Counts {
 			texts += n
 		}
-		if p.First != at || len(p.Counts) != columns || len(p.Texts) != texts || len(p.Owner) != max(0, texts-2*p.Rows) {
-			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch with %d texts in %d columns, want rows from %d with %d columns",
-				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), len(p.Counts), at, columns)
+		if p.First != at {
+			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch, want rows from %d%s", ErrDisagree, rank, p.First, p.First+p.Rows, at, rowsApart)
+		}
+		if len(p.Counts) != columns || len(p.Texts) != texts || len(p.Owner) != max(0, texts-2*p.Rows) {
+			return nil, fmt.Errorf("%w: rank %d has rows %d to %d of the batch with %d texts in %d columns, want %d columns",
+				ErrDisagree, rank, p.First, p.First+p.Rows, len(p.Texts), len(p.Counts), columns)
 		}
 		if first := peers[0].PartRows == nil; (first != (p.PartRows == nil) && texts > 0 && len(peers[0].Texts) > 0) || (p.PartRows != nil && len(p.PartRows) != texts) {
 			return nil, fmt.Errorf("%w: rank %d says %d lengths of %d texts, rank 0 %d", ErrDisagree, rank, len(p.PartRows), texts, len(peers[0].PartRows))
@@ -318,7 +325,7 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 		}
 	}
 	if at != g.Rows {
-		return nil, fmt.Errorf("%w: the ranks have %d of the batch's %d rows", ErrDisagree, at, g.Rows)
+		return nil, fmt.Errorf("%w: the ranks have %d of the batch's %d rows%s", ErrDisagree, at, g.Rows, rowsApart)
 	}
 	for rank, p := range peers { // a rank without rows has none of either
 		if p.Rows > 0 && labelled != (p.Labels != nil) || scored != (p.Scores != nil) && len(p.Texts) > p.Rows {

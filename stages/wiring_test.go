@@ -35,6 +35,19 @@ type wiring struct {
 	size                          stages.Size
 	first                         int // Plan.FirstStep
 	run                           []pipeline.RunOption
+
+	// Stages of one's own behind Ingest, Tokenize and Assemble; nil: none.
+	rows   func(*stages.Chunk) *stages.Chunk
+	tokens func(*stages.TokenChunk) *stages.TokenChunk
+	batch  func(*stages.Batch) *stages.Batch
+}
+
+// own adds a stage of one's own, if there is one.
+func own[T any](g *pipeline.Graph, name string, in pipeline.Port[T], f func(T) T) pipeline.Port[T] {
+	if f == nil {
+		return in
+	}
+	return pipeline.Map(g, name, in, func(_ *pipeline.Task, x T) (T, error) { return f(x), nil })
 }
 
 // wire makes a training graph of what there is, and runs it.
@@ -62,7 +75,8 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	if size == (stages.Size{}) {
 		size.Rows = 2
 	}
-	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size(), FirstStep: lacks.first}), text))
+	chunks := own(g, "own rows", stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size(), FirstStep: lacks.first}), lacks.rows)
+	batches := own(g, "own batches", stages.Assemble(g, own(g, "own tokens", stages.Tokenize(g, chunks, text), lacks.tokens)), lacks.batch)
 	if !lacks.header {
 		batches = stages.Header(g, batches, size, ranks)
 	}
@@ -301,6 +315,36 @@ func TestFirstSteps(t *testing.T) {
 		norms, err := wire(t.Context(), p, nil, wiring{first: c.plan, run: []pipeline.RunOption{pipeline.FirstStep(c.run)}}, p.text, plain, loss.InfoNCE{})
 		if c.want == "" && (err != nil || len(norms) != 2) || c.want != "" && (err == nil || len(norms) > 0 || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%+v: %v after %d steps", c, err, len(norms))
+		}
+	}
+}
+
+// A stage of one's own that leaves rows out works alone; ranks whose rows do not make one batch any more are told why.
+func TestRowsApart(t *testing.T) {
+	for _, c := range []struct {
+		leave, ranks int // the row of each chunk of rank 0 or 1 that is left out
+		want         string
+	}{
+		{0, 1, ""},
+		{0, 2, "rank 1 has rows 2 to 4 of the batch, want rows from 1; each rank's are to be those that its plan gives it: rows are left out with dataset.Part.Skip, not by a stage behind Ingest"},
+		{1, 2, "the ranks have 3 of the batch's 4 rows; each rank's are to be"},
+	} {
+		err := asRanks(t.Context(), c.ranks, func(ranks *stages.Replicas) error {
+			p, err := openParts(t.Context())
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			_, err = wire(t.Context(), p, ranks, wiring{rows: func(x *stages.Chunk) *stages.Chunk {
+				if ranks.Rank() == c.leave {
+					x.Examples = x.Examples[1:]
+				}
+				return x
+			}}, p.text, plain, loss.InfoNCE{})
+			return err
+		})
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }
