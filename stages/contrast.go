@@ -78,12 +78,14 @@ func fillGradient(s gpustage.Stream, b *loss.Batch, value float64) {
 }
 
 // weightOf is the weight of a batch's rows on this rank.
-func weightOf(b *Batch) float64 {
-	if b.Weights == nil {
-		return float64(len(b.Rows))
+func weightOf(b *Batch) float64 { return weigh(len(b.Rows), b.Weights) }
+
+func weigh(rows int, weights []float64) float64 {
+	if weights == nil {
+		return float64(rows)
 	}
 	sum := 0.0
-	for _, w := range b.Weights {
+	for _, w := range weights {
 		sum += w
 	}
 	return sum

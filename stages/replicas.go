@@ -739,6 +739,7 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 	out := pipeline.Out[Totals](s, "totals")
 	s.Do(func(t *pipeline.Task) error {
 		var sum Totals
+		rows := 0.0 // the weight of the step's
 		type mine struct {
 			Batches []counted
 			Asked   Asked
@@ -752,6 +753,7 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 			}
 			m.Batches = append(m.Batches, c)
 			sum.add(x.Batch)
+			rows += weightOfAll(x.Batch)
 		}
 		if e.Ask != nil {
 			m.Asked = e.Ask()
@@ -778,7 +780,7 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 		}
 		if sum.Weight == 0 {
 			if p, ok := e.loss.(interface{ Pairs() bool }); !ok || !p.Pairs() {
-				return fmt.Errorf("all rows of step %d have weight 0", t.Index.Step+1)
+				return weightless(t.Index.Step+1, sum.Pairs, rows)
 			}
 			sum.Weight = 1 // no document is better than another: there is nothing to learn
 		}
@@ -786,6 +788,25 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 		return nil
 	})
 	return out.Port
+}
+
+// weightless says why a step, counted from 1, has no mean: of how many rows, and of which weight, the loss has counted none.
+func weightless(step, rows int, weight float64) error {
+	switch {
+	case rows == 0:
+		return fmt.Errorf("step %d has no rows: where a stage behind Ingest leaves rows out, leave them out with dataset.Part.Skip instead", step)
+	case weight == 0:
+		return fmt.Errorf("all rows of step %d have weight 0", step)
+	}
+	return fmt.Errorf("the loss has counted none of step %d's rows, which weigh %v: its Result.Weight, by which its Sum is divided, is 0 for all of them", step, weight)
+}
+
+// weightOfAll is the weight of a batch's rows on all ranks.
+func weightOfAll(b *Batch) float64 {
+	if b.Global == nil {
+		return weightOf(b)
+	}
+	return weigh(b.Global.Rows, b.Global.Weights)
 }
 
 // add counts a batch.

@@ -349,6 +349,43 @@ func TestRowsApart(t *testing.T) {
 	}
 }
 
+// A step without a mean is an error that says why it has none: no rows, rows of no weight, or a loss that counts none.
+func TestWithoutWeight(t *testing.T) {
+	nothing := loss.Host(func(*loss.Batch, [][]float32, [][]float32) (loss.Result, error) { return loss.Result{}, nil })
+	for _, c := range []struct {
+		ranks int
+		rows  func(*stages.Chunk) *stages.Chunk
+		loss  loss.Loss
+		want  string
+	}{
+		{1, func(x *stages.Chunk) *stages.Chunk { x.Examples = nil; return x }, loss.InfoNCE{}, "step 1 has no rows"},
+		{1, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0"},
+		{2, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0"},
+		{1, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
+		{2, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
+	} {
+		err := asRanks(t.Context(), c.ranks, func(ranks *stages.Replicas) error {
+			p, err := openParts(t.Context())
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			_, err = wire(t.Context(), p, ranks, wiring{rows: c.rows}, p.text, plain, c.loss)
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("on %d ranks: %v, want %q", c.ranks, err, c.want)
+		}
+	}
+}
+
+func unweighted(x *stages.Chunk) *stages.Chunk {
+	for i := range x.Examples {
+		x.Examples[i].Weight = 0
+	}
+	return x
+}
+
 // asRanks does something as each of several replicas; a single one is alone, with nil.
 func asRanks(ctx context.Context, n int, do func(*stages.Replicas) error) error {
 	if n == 1 {
