@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"errors"
 	"fmt"
 	"sort"
 
@@ -99,6 +100,9 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 			return nil
 		}
 		c := in.Get(t)
+		if err := c.check(); err != nil {
+			return err
+		}
 		open = append(open, c)
 		if c.EndsBatch {
 			out.Put(t, assemble(open), c.EndsStep)
@@ -107,6 +111,42 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 		return nil
 	})
 	return out.Port
+}
+
+// errNil is for who means to leave rows out.
+var errNil = errors.New("a stage before has put nil in the place of rows: rows are left out with dataset.Part.Skip")
+
+// check finds what Tokenize would not have made.
+func (c *TokenChunk) check() error {
+	if c == nil {
+		return errNil
+	}
+	if c.Data == nil {
+		return errors.New("a stage before has put a TokenChunk without Data, which says what its columns are")
+	}
+	columns := c.Data.Columns()
+	for col, column := range columns {
+		texts := len(c.Rows)
+		if column.Ragged && col < len(c.Counts) {
+			texts = 0
+			for _, n := range c.Counts[col] {
+				texts += int(n)
+			}
+		}
+		if len(c.IDs) != len(columns) || len(c.Texts) != len(columns) || len(c.IDs[col]) != texts || len(c.Texts[col]) != texts ||
+			column.Ragged && (col >= len(c.Counts) || len(c.Counts[col]) != len(c.Rows)) {
+			return fmt.Errorf("a stage before has put a TokenChunk of %d rows whose IDs, Texts or Counts of column %d are not those of its rows: rows are left out with dataset.Part.Skip", len(c.Rows), col)
+		}
+	}
+	return nil
+}
+
+// check tells whether there is a batch.
+func (b *Batch) check() error {
+	if b == nil {
+		return errNil
+	}
+	return nil
 }
 
 func assemble(chunks []*TokenChunk) *Batch {

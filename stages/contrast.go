@@ -33,6 +33,9 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 			return errors.New("stages.Loss has been given no loss: it is nil")
 		}
 		b, stream := in.Get(t), Stream(t)
+		if err := b.check(); err != nil {
+			return err
+		}
 		lb, whole := e.lossBatch(b)
 		if lb.N() == 0 { // negatives stay on their ranks, and this one has no rows
 			out.Put(t, Gradient{Batch: b})

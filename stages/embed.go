@@ -28,6 +28,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 	out := pipeline.Out[Embedded](s, "embeddings")
 	s.Do(func(t *pipeline.Task) error {
 		sub := in.Get(t)
+		if err := sub.Batch.check(); err != nil {
+			return err
+		}
 		if err := e.checkAlone(sub.Batch); err != nil {
 			return err
 		}

@@ -52,6 +52,9 @@ func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.
 		e.hold(int64(guide.Model.Params.Mem.Bytes()) + guide.Model.PackedBytes(false))
 	}
 	own := pipeline.Map(g, "guide", batches, func(t *pipeline.Task, b *Batch) (looks, error) {
+		if err := b.check(); err != nil {
+			return looks{}, err
+		}
 		if len(b.Guide) != b.N() {
 			return looks{}, fmt.Errorf("%d of a batch's %d sequences have tokens for the guide: Text.Guide says how it reads them", len(b.Guide), b.N())
 		}

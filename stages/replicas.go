@@ -230,6 +230,9 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		if wrong != nil {
 			return nil, wrong
 		}
+		if err := b.check(); err != nil {
+			return nil, err
+		}
 		p := b.peer(t.Index, size, r.byLayer(), r.tokens)
 		if r.keepFrom != nil {
 			p.KeepFrom = r.keepFrom(b)

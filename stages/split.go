@@ -93,6 +93,9 @@ func Split(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size) pipeline
 			return wrong
 		}
 		b := in.Get(t)
+		if err := b.check(); err != nil {
+			return err
+		}
 		if err := b.checkStep(t.Index.Step); err != nil {
 			return err
 		}

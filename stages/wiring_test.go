@@ -386,6 +386,39 @@ func unweighted(x *stages.Chunk) *stages.Chunk {
 	return x
 }
 
+// What a stage of one's own has broken between Tokenize and Embed is an error of the stage that gets it, not a panic.
+func TestBroken(t *testing.T) {
+	noTokens := func(*stages.TokenChunk) *stages.TokenChunk { return nil }
+	noBatch := func(*stages.Batch) *stages.Batch { return nil }
+	for _, c := range []struct {
+		ranks       int
+		stage, want string
+		wiring
+	}{
+		{1, "batch", "a stage before has put nil in the place of rows: rows are left out with dataset.Part.Skip", wiring{tokens: noTokens}},
+		{1, "batch", "a TokenChunk without Data", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Data = nil; return c }}},
+		{1, "batch", "a TokenChunk of 3 rows whose IDs, Texts or Counts of column 0", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Rows = c.Rows[1:]; return c }}},
+		{1, "batch", "Counts of column 0", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.IDs = c.IDs[:1]; return c }}},
+		{1, "batch", "Counts of column 1", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.IDs[1] = c.IDs[1][1:]; return c }}},
+		{1, "batch", "Counts of column 1", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Texts[1] = nil; return c }}},
+		{1, "split", "a stage before has put nil", wiring{batch: noBatch}},
+		{2, "header", "a stage before has put nil", wiring{batch: noBatch}},
+	} {
+		err := asRanks(t.Context(), c.ranks, func(ranks *stages.Replicas) error {
+			p, err := openParts(t.Context())
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			_, err = wire(t.Context(), p, ranks, c.wiring, p.text, plain, loss.InfoNCE{})
+			return err
+		})
+		if err == nil || strings.Contains(err.Error(), "panic") || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), fmt.Sprintf("stage %q", c.stage)) {
+			t.Errorf("%v, want %q of %s", err, c.want, c.stage)
+		}
+	}
+}
+
 // asRanks does something as each of several replicas; a single one is alone, with nil.
 func asRanks(ctx context.Context, n int, do func(*stages.Replicas) error) error {
 	if n == 1 {
