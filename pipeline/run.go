@@ -20,7 +20,31 @@ type PanicError struct {
 	Stack []byte
 }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
+func (e *PanicError) Error() string {
+	if at := e.place(); at != "" {
+		return fmt.Sprintf("panic: %v, at %s", e.Value, at)
+	}
+	return fmt.Sprintf("panic: %v", e.Value)
+}
+
+// place is the file and the line that panicked: the first frame outside of the runtime below the call of panic. "" if the stack has none.
+func (e *PanicError) place() string {
+	lines, below := strings.Split(string(e.Stack), "\n"), false
+	for i, line := range lines {
+		if strings.HasPrefix(line, "panic(") {
+			below = true
+			continue
+		}
+		if !below || strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "runtime.") || i+1 == len(lines) {
+			continue
+		}
+		if at, ok := strings.CutPrefix(lines[i+1], "\t"); ok {
+			at, _, _ = strings.Cut(at, " +0x")
+			return at
+		}
+	}
+	return ""
+}
 
 // RunOption configures a run.
 type RunOption func(*running)

@@ -181,6 +181,35 @@ func TestErrorsNameStageAndItem(t *testing.T) {
 	}
 }
 
+// A panic's error says where it was: in the stage's function, not in the runtime, which finds some of them.
+func TestPanicSaysWhere(t *testing.T) {
+	var at string
+	here := func() {
+		_, file, line, _ := runtime.Caller(1)
+		at = fmt.Sprintf(", at %s:%d", file, line)
+	}
+	var none []int
+	var nowhere *Task
+	for want, f := range map[string]func(*Task, int) error{
+		"panic: by hand": func(*Task, int) error { here(); panic("by hand") },
+		"panic: runtime error: index out of range [3] with length 0": func(_ *Task, v int) error { here(); none[3] = v; return nil },
+		"invalid memory address or nil pointer dereference":          func(*Task, int) error { here(); nowhere.stage = nil; return nil },
+	} {
+		g := New("sums")
+		summing(g, 1, 1, f)
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); err == nil || !strings.HasSuffix(err.Error(), want+at) {
+			t.Errorf("%v, want %s%s", err, want, at)
+		}
+	}
+	if got := (&PanicError{Value: "no stack"}).Error(); got != "panic: no stack" {
+		t.Error(got)
+	}
+}
+
 // A run that is stopped says why, and that it was, whichever of the two the stage that hears of it first returns.
 func TestCancel(t *testing.T) {
 	checkGoroutines(t)
@@ -392,7 +421,7 @@ func TestLaneThatIsNone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err = p.Run(context.Background()); err == nil || err.Error() != `graph "g": opening lane gpu compute: `+want {
+		if err = p.Run(context.Background()); err == nil || !strings.HasPrefix(err.Error(), `graph "g": opening lane gpu compute: `+want) {
 			t.Error(err)
 		}
 		var bug *PanicError
