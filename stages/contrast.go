@@ -32,6 +32,9 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		if l == nil {
 			return errors.New("stages.Loss has been given no loss: it is nil")
 		}
+		if err := e.claim(t); err != nil {
+			return err
+		}
 		b, stream := in.Get(t), Stream(t)
 		if err := b.check(); err != nil {
 			return err

@@ -80,6 +80,7 @@ type Encoder struct {
 	// BudgetOf, if it is set, says the budget of each batch by what its sub-batches take: for who wants some of them kept in each way.
 	BudgetOf func(subs []transformer.Memory) int64
 
+	graph   string
 	device  int
 	replay  uint64 // the dropout seed of replayed passes: Seed, unless a fault is planted
 	loss    loss.Loss
@@ -125,7 +126,7 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if m == nil {
 		return nil, errors.New("stages: there is no model to train: it is nil, or has been closed")
 	}
-	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, device: device, weights: pipeline.Later[Weights](g, "weights", "the graph trains nothing: stages.Loss, Backward and Apply do")}
+	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, graph: g.Name(), device: device, weights: pipeline.Later[Weights](g, "weights", "the graph trains nothing: stages.Loss, Backward and Apply do")}
 	for _, o := range opts {
 		o(e)
 	}
@@ -162,6 +163,14 @@ type EncoderOption func(*Encoder)
 
 // With makes the encoder train with other ranks; nil changes nothing.
 func With(r *Replicas) EncoderOption { return func(e *Encoder) { e.ranks = r } }
+
+// claim takes the model for the run of a task: another graph that trains it at the same time is an error in one of the two.
+func (e *Encoder) claim(t *pipeline.Task) error {
+	if err := e.Model.Claim(t.Context(), fmt.Sprintf("graph %q", e.graph)); err != nil {
+		return fmt.Errorf("%w, which has not ended: run one after the other, or load the folder once for each", err)
+	}
+	return nil
+}
 
 // on places a stage on the encoder's compute lane.
 func (e *Encoder) on() pipeline.Option { return pipeline.On(e.device, pipeline.Compute) }

@@ -184,6 +184,9 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	skipped := 0 // in a row
 	missed := u.Missed
 	s.Do(func(t *pipeline.Task) error {
+		if err := e.claim(t); err != nil { // the loss may be a stage of one's own
+			return err
+		}
 		stream := Stream(t)
 		r := StepResult{Step: t.Index.Step}
 		if u.falls() && r.Step >= u.TotalSteps {

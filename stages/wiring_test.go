@@ -587,3 +587,38 @@ func TestReleaseTwice(t *testing.T) {
 		t.Errorf("%d states: %v", states, err)
 	}
 }
+
+// A model that a graph trains is not another's to train, nor to be measured from outside, until the run has ended, however it did.
+func TestModelInTraining(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	m := embedder.Trainable{Model: p.model}
+	inside := 0
+	broken := errors.New("broken")
+	during := func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], _ *stages.Encoder) {
+		pipeline.Sink(g, "meanwhile", steps, func(*pipeline.Task, stages.StepResult) error {
+			inside++
+			if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}); err == nil || !strings.Contains(err.Error(), `the model is in training by graph "wired"`) {
+				t.Errorf("a second graph: %v", err)
+			}
+			if _, err := m.Evaluate(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `in training by graph "wired": within a graph stages.Evaluate`) {
+				t.Errorf("evaluated meanwhile: %v", err)
+			}
+			return broken
+		})
+	}
+	for range 2 {
+		if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, during); !errors.Is(err, broken) {
+			t.Fatal(err)
+		}
+	}
+	if inside != 2 {
+		t.Errorf("looked %d times", inside)
+	}
+	if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}); err != nil {
+		t.Errorf("when it has ended: %v", err)
+	}
+}

@@ -110,6 +110,9 @@ func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evalua
 	if err := Whole(t.Model); err != nil {
 		return nil, err
 	}
+	if err := t.Model.Busy(); err != nil {
+		return nil, fmt.Errorf("%w: within a graph stages.Evaluate measures it, between two steps", err)
+	}
 	s, err := t.Model.Device.OpenStream()
 	if err != nil {
 		return nil, err

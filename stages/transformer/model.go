@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 
 	"contraflow/gpustage"
 )
@@ -53,6 +54,8 @@ type Model struct {
 	keepsBF16  bool           // copies of it wait for the backward pass in bf16
 	angles     *angles
 	buckets    *bucketing // nil where sub-batches are as they are
+
+	claim *atomic.Pointer[claim] // of who trains it, which its copies share
 }
 
 // New allocates a model's parameters, all zero.
@@ -79,7 +82,7 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, buckets: newBucketing(d, c, o), operands: o.DType}
+	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, claim: new(atomic.Pointer[claim]), buckets: newBucketing(d, c, o), operands: o.DType}
 	switch bf16 := o.BF16 && o.DType == gpustage.F32; {
 	case bf16 && gpustage.TakesBF16(d):
 		m.operands = gpustage.BF16
