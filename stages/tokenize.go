@@ -85,8 +85,11 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 	}, pipeline.Parallel(threads))
 }
 
-// takes refuses a dataset that x says nothing of, and one whose token ids are not x's.
+// takes refuses a chunk that a stage of one's own has broken, a dataset that x says nothing of, and one whose token ids are not x's.
 func (x Text) takes(c *Chunk) error {
+	if c == nil || c.Data == nil {
+		return errors.New("a chunk is nil, or its Data are: a stage before stages.Tokenize has given it so")
+	}
 	if n := len(x.Pairs); x.Pairs != nil && c.Source >= n {
 		return fmt.Errorf("rows of dataset %d: Text.Pairs are of %d datasets", c.Source, n)
 	}
@@ -95,17 +98,47 @@ func (x Text) takes(c *Chunk) error {
 			return fmt.Errorf("rows of dataset %d: Text.Prompts are of %d datasets", c.Source, len(t.Prompts))
 		}
 	}
-	d, ok := c.Data.(interface{ Tokens() *dataset.TokenInfo })
-	if !ok || d.Tokens() == nil {
-		return nil
+	columns := c.Data.Columns()
+	if d, ok := c.Data.(interface{ Tokens() *dataset.TokenInfo }); ok && d.Tokens() != nil {
+		negatives := slices.ContainsFunc(columns, func(c dataset.Column) bool { return c.Role == dataset.Negative })
+		want, err := x.Prepared(c.Source, negatives)
+		if err == nil {
+			err = CheckTokens(*d.Tokens(), want, "Text")
+		}
+		if err != nil {
+			return fmt.Errorf("dataset %d (dataset.Source.Tokens): %w", c.Source, err)
+		}
 	}
-	negatives := slices.ContainsFunc(c.Data.Columns(), func(c dataset.Column) bool { return c.Role == dataset.Negative })
-	want, err := x.Prepared(c.Source, negatives)
-	if err == nil {
-		err = CheckTokens(*d.Tokens(), want, "Text")
+	for i := range c.Examples {
+		if err := x.takesRow(&c.Examples[i], columns); err != nil {
+			return fmt.Errorf("%v: %w", c.Data.Locate(c.Examples[i].Row-c.Offset), err)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("dataset %d (dataset.Source.Tokens): %w", c.Source, err)
+	return nil
+}
+
+// takesRow refuses a row whose texts are not those of its columns, or have no hashes.
+func (x Text) takesRow(e *dataset.Example, columns []dataset.Column) error {
+	if e.Starts != nil && len(e.Starts) != len(columns)+1 {
+		return fmt.Errorf("the row has %d Starts, and %d columns: want one more than these", len(e.Starts), len(columns))
+	}
+	n := 0
+	for i, c := range columns {
+		lo, hi := e.Column(i)
+		if lo != n || hi < lo || !c.Ragged && hi != lo+1 {
+			return fmt.Errorf("the row's texts %d to %d are those of column %d (%s) by its Starts, %v", lo, hi, i, c.Role, e.Starts)
+		}
+		n = hi
+	}
+	what, have := "Texts", len(e.Texts)
+	if e.IDs != nil && x.Pairs == nil && x.Guide == nil { // made beforehand
+		what, have = "IDs", len(e.IDs)
+	}
+	if have != n {
+		return fmt.Errorf("the row has %d %s, and its columns are of %d: a stage before stages.Tokenize may change texts, not their number", have, what, n)
+	}
+	if len(e.Hashes) != n {
+		return fmt.Errorf("the row has %d Hashes, and %d %s: dataset.HashText makes that of a text", len(e.Hashes), n, what)
 	}
 	return nil
 }

@@ -145,3 +145,31 @@ func TestTokenizeForeignIDs(t *testing.T) {
 		}
 	}
 }
+
+// Rows that a stage of one's own has broken are errors with their place, not panics or texts that are left out.
+func TestTokenizeBrokenRows(t *testing.T) {
+	text := Text{Tokenizer: words(t)}
+	columns := []dataset.Column{{Role: dataset.Query}, {Role: dataset.Positive}, {Role: dataset.Negative, Ragged: true}}
+	for want, change := range map[string]func(c *Chunk, e *dataset.Example){
+		"": func(*Chunk, *dataset.Example) {},
+		"mine: row 7: the row has 3 Texts, and its columns are of 4": func(_ *Chunk, e *dataset.Example) { e.Texts = e.Texts[:3] },
+		"the row has 5 Texts, and its columns are of 4":              func(_ *Chunk, e *dataset.Example) { e.Texts = append(e.Texts, "b") },
+		"the row has 0 Hashes, and 4 Texts":                          func(_ *Chunk, e *dataset.Example) { e.Hashes = nil },
+		"the row has 1 IDs, and its columns are of 4":                func(_ *Chunk, e *dataset.Example) { e.IDs = [][]int32{{2, 3}} },
+		"the row has 3 Starts, and 3 columns":                        func(_ *Chunk, e *dataset.Example) { e.Starts = e.Starts[:3] },
+		"are those of column 1 (positive)":                           func(_ *Chunk, e *dataset.Example) { e.Starts = []int32{0, 1, 3, 4} },
+		"are those of column 0 (query)":                              func(_ *Chunk, e *dataset.Example) { e.Starts = []int32{1, 2, 3, 4} },
+		"a chunk is nil, or its Data are":                            func(c *Chunk, _ *dataset.Example) { c.Data = nil },
+	} {
+		c := &Chunk{Data: Described{Name: "mine", Texts: columns}, Examples: []dataset.Example{
+			{Row: 7, Texts: []string{"a", "b", "a", "a"}, Hashes: make([]dataset.Hash128, 4), Starts: []int32{0, 1, 2, 4}},
+		}}
+		change(c, &c.Examples[0])
+		if got := refusal(t, text, c); want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := refusal(t, text, nil); !strings.Contains(got, "a chunk is nil") {
+		t.Error(got)
+	}
+}
