@@ -281,6 +281,9 @@ func (x *Run) ranking() (*task, error) {
 
 // Evaluate measures the model as it is on the recipe's retrieval task, the first of several.
 func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
+	if x.closed {
+		return nil, errClosed
+	}
 	t, err := x.ranking()
 	if err != nil {
 		return nil, err

@@ -77,7 +77,9 @@ type Run struct {
 	ranks    *stages.Replicas                    // nil alone
 	measured *Evaluation                         // of the parameters as they are, or were a few steps ago
 	share    gpustage.Share                      // of this machine, if other ranks are in this process
-	loaded   string                              // hash of the parameters that this rank has read, if it holds a part of them
+	began    bool                                // Train has begun: weights and the data's order are not those of the beginning
+	closed   bool
+	loaded   string // hash of the parameters that this rank has read, if it holds a part of them
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -582,8 +584,14 @@ func (r Recipe) update(steps int) stages.Update {
 	return u
 }
 
-// Close gives everything back.
+// errClosed is what a closed Run says.
+var errClosed = errors.New("this Run is closed: open the recipe anew")
+
+// Close gives everything back. A second Close does nothing.
 func (x *Run) Close() error {
+	if x.closed {
+		return nil
+	}
 	err := x.giveBack()
 	if x.device != nil {
 		err = errors.Join(err, x.device.Close())
@@ -593,6 +601,10 @@ func (x *Run) Close() error {
 
 // giveBack gives everything back but the device.
 func (x *Run) giveBack() error {
+	if x.closed {
+		return nil
+	}
+	x.closed = true
 	var errs []error
 	if x.stream != nil {
 		errs = append(errs, x.stream.Close())

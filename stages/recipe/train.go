@@ -64,15 +64,26 @@ func (c *Counts) add(r stages.StepResult) {
 	}
 }
 
-// Graph builds the run's training graph. Train runs it; others may draw it.
+// Graph builds the run's training graph. Train runs it; others may draw it: run by them it is an error.
 func (x *Run) Graph() (*pipeline.Graph, error) {
+	if x.closed {
+		return nil, errClosed
+	}
 	g, _, err := x.graph(nil)
 	return g, err
 }
 
-// graph builds the training graph; log may be nil if it will not run.
+// graph builds the training graph; without a log it does not run.
 func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
-	g, enc, results, err := x.steps()
+	ingest := stages.Ingest
+	if log == nil {
+		ingest = func(g *pipeline.Graph, _ stages.Plan) pipeline.Port[*stages.Chunk] {
+			return pipeline.Source(g, "ingest", func(context.Context) (*stages.Chunk, error) {
+				return nil, errors.New("the graph of recipe.Run.Graph is to be drawn, with neither checkpoints nor a journal: Train runs it")
+			})
+		}
+	}
+	g, enc, results, err := x.steps(ingest)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -102,7 +113,7 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 
 // trainingGraph is the graph without evaluation, saving and reports.
 func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
-	g, enc, results, err := x.steps()
+	g, enc, results, err := x.steps(stages.Ingest)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -110,8 +121,8 @@ func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
 	return g, enc, nil
 }
 
-// steps is the graph up to each step's result.
-func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.StepResult], error) {
+// steps is the graph up to each step's result, of the rows that ingest's stage reads.
+func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.StepResult], error) {
 	r := x.Recipe
 	g := pipeline.New("train")
 	var none pipeline.Port[stages.StepResult]
@@ -119,7 +130,7 @@ func (x *Run) steps() (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.St
 	if err != nil {
 		return nil, nil, none, err
 	}
-	chunks := stages.Ingest(g, x.plan)
+	chunks := ingest(g, x.plan)
 	if x.own.row != nil {
 		chunks = pipeline.Map(g, "own", chunks, x.ownRows)
 	}
@@ -340,11 +351,17 @@ func (x *Run) ownRows(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) 
 }
 
 // Train runs the recipe. The run's folder then holds metrics.jsonl, recipe.yaml, run.json, model/ and, if
-// asked for, trace.json.
+// asked for, trace.json. A Run trains once: what it holds then is the trained model.
 func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err error) {
 	var o trainOptions
 	for _, f := range opts {
 		f(&o)
+	}
+	switch {
+	case x.closed:
+		return nil, errClosed
+	case x.began:
+		return nil, errors.New("this Run has trained already, and would go on from the weights that it has now: open the recipe anew")
 	}
 	x.own = o.own
 	dir := x.Recipe.Save.Dir
@@ -367,6 +384,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		}
 		defer func() { err = errors.Join(err, unlock()) }()
 	}
+	x.began = true
 	from, err := x.resume(ctx, o.resume)
 	if err != nil {
 		return nil, err

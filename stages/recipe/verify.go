@@ -107,6 +107,9 @@ const verifyDropout = 0.1
 // Hardness and self-distillation take similarities and scores for numbers that have no gradient, of which a finite difference knows nothing:
 // it is taken of the loss without them. Rows that can't be used are left out, as in training.
 func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
+	if x.closed {
+		return false, errClosed
+	}
 	if err := o.Check(); err != nil {
 		return false, err
 	}

@@ -1,0 +1,67 @@
+package recipe
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/pipeline"
+)
+
+// A Run trains once, until it is closed, and its graph is run by Train alone: all else says so, and leaves the model that was trained.
+func TestRunUsedAgain(t *testing.T) {
+	j := newJob(t, 12)
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "once"), "train.max_steps=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	refuses := func(what string, err error, want string) {
+		t.Helper()
+		var bug *pipeline.PanicError
+		if err == nil || !strings.Contains(err.Error(), want) || errors.As(err, &bug) {
+			t.Errorf("%s: %v, want %q", what, err, want)
+		}
+	}
+	g, err := x.Graph()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := g.Build(x.devices(x.device))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuses("its graph", p.Run(t.Context()), "Train runs it")
+	s, err := x.Train(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	was, err := os.ReadFile(filepath.Join(s.Model, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = x.Train(t.Context(), Resuming())
+	refuses("again", err, "this Run has trained already")
+	if is, err := os.ReadFile(filepath.Join(s.Model, "model.safetensors")); err != nil || string(is) != string(was) {
+		t.Errorf("the model is another: %v", err)
+	}
+	for range 2 {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	_, err = x.Train(t.Context())
+	refuses("closed", err, "is closed")
+	_, err = x.Graph()
+	refuses("closed", err, "is closed")
+	_, err = x.Evaluate(t.Context())
+	refuses("closed", err, "is closed")
+	_, err = x.Verify(t.Context(), VerifyOptions{})
+	refuses("closed", err, "is closed")
+}
