@@ -63,7 +63,44 @@ type progress struct {
 	Over       bool     `json:"over,omitempty"`       // the run has, and its model is saved
 	Unmeasured bool     `json:"unmeasured,omitempty"` // the run was stopped instead of making the evaluation after the step: who goes on makes it
 	Missed     int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
+	Own        *ownMark `json:"own,omitempty"`        // of Train's options; what an old checkpoint does not say of it is what they are now
 	Counts
+}
+
+// ownMark is what is known of what a program has put in the place of a recipe's: which kind of loss, not its settings, and that rows are changed,
+// not how.
+type ownMark struct {
+	Loss string `json:"loss"` // its type; "": the recipe's
+	Row  bool   `json:"row"`
+}
+
+func (o own) mark() *ownMark {
+	m := &ownMark{Row: o.row != nil}
+	if o.loss != nil {
+		m.Loss = fmt.Sprintf("%T", o.loss)
+	}
+	return m
+}
+
+// check refuses to go on with another loss, or other rows, than a run began with.
+func (now *ownMark) check(began *ownMark) error {
+	if *now == *began {
+		return nil
+	}
+	loss := func(m *ownMark) string {
+		if m.Loss == "" {
+			return "the recipe's loss"
+		}
+		return "recipe.WithLoss of a " + m.Loss
+	}
+	row := func(m *ownMark) string {
+		if m.Row {
+			return "with recipe.WithRow"
+		}
+		return "without recipe.WithRow"
+	}
+	return fmt.Errorf("%w in what a program puts in its place: the run began with %s, %s, and is to go on with %s, %s; give Train the options that it began with, or start anew in another save.dir",
+		ErrRecipeChanged, loss(began), row(began), loss(now), row(now))
 }
 
 // measured takes note of an evaluation and tells whether it is the best so far. That is so however little better it is; min_delta is patience's.
@@ -92,7 +129,9 @@ func (x *Run) openCheckpoints(c *Control) *checkpoints {
 	if c == nil {
 		c = new(Control)
 	}
-	return &checkpoints{store: checkpoint.Open(filepath.Join(x.Recipe.Save.Dir, "checkpoints"), fs), control: c, last: time.Now()}
+	return &checkpoints{
+		store: checkpoint.Open(filepath.Join(x.Recipe.Save.Dir, "checkpoints"), fs), control: c, last: time.Now(), progress: progress{Own: x.own.mark()},
+	}
 }
 
 // noteRoom tells of a disk that has no room for what a run leaves, before the hours that come before it: the model, with save.best the best one too,

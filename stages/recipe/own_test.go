@@ -77,6 +77,24 @@ func TestOwn(t *testing.T) {
 		}
 	}
 
+	run("rows", 1, false)
+	j.opts = []TrainOption{WithRow(reversed), WithLoss(masked)}
+	run("loss", 1, false)
+	for _, c := range []struct {
+		out, want string
+		opts      []TrainOption
+	}{
+		{"rows", "began with the recipe's loss, with recipe.WithRow, and is to go on with the recipe's loss, without recipe.WithRow", nil},
+		{"rows", "is to go on with recipe.WithLoss of a loss.InfoNCE, with", j.opts},
+		{"loss", "began with recipe.WithLoss of a loss.InfoNCE, with recipe.WithRow, and is to go on with the recipe's loss, with recipe.WithRow", j.opts[:1]},
+		{"loss", "to go on with recipe.WithLoss of a loss.CoSENT", []TrainOption{WithRow(reversed), WithLoss(loss.CoSENT{})}},
+	} {
+		j.opts = c.opts
+		if _, err := j.run(t, c.out, nil, 0, true, sets...); !errors.Is(err, ErrRecipeChanged) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("going on otherwise: %v, want %q", err, c.want)
+		}
+	}
+
 	for want, f := range map[string]func(*dataset.Example) error{
 		"data.jsonl:1: boom":             func(*dataset.Example) error { return errors.New("boom") },
 		"data.jsonl:1: of row 0 with 2 ": func(e *dataset.Example) error { e.Texts = e.Texts[:1]; return nil },

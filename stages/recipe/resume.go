@@ -246,6 +246,12 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 			return fmt.Errorf("%w: %s: changed: %s; put that back, or start anew in another save.dir", ErrRecipeChanged, key, name)
 		}
 	}
+	if err := json.Unmarshal(c.Progress, &x.saves.progress); err != nil {
+		return fmt.Errorf("what the checkpoint remembers: %w", err)
+	}
+	if err := x.own.mark().check(x.saves.progress.Own); err != nil {
+		return err
+	}
 	var cursor dataset.Cursor
 	if err := json.Unmarshal(c.Data, &cursor); err != nil {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
@@ -262,9 +268,6 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 			}
 		}
 		return fmt.Errorf("%w; %s", err, strings.Join(append(why, "put that back, or start anew in another save.dir"), "; "))
-	}
-	if err := json.Unmarshal(c.Progress, &x.saves.progress); err != nil {
-		return fmt.Errorf("what the checkpoint remembers: %w", err)
 	}
 	x.plan.FirstStep, x.saves.first = c.Step, c.Step
 	mesh := "1 rank"

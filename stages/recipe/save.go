@@ -94,10 +94,11 @@ func (x *Run) card(text string) hfmodel.Card {
 		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
 	}
 	c := hfmodel.Card{BaseModel: x.base(), Recipe: text, TrainingData: sources}
-	if x.own.loss != nil {
-		c.Summary = fmt.Sprintf("Its loss was a program's own, `%T`, in the place of the recipe's.", x.own.loss)
+	own := x.own.mark()
+	if own.Loss != "" {
+		c.Summary = fmt.Sprintf("Its loss was a program's own, `%s`, in the place of the recipe's.", own.Loss)
 	}
-	if x.own.row != nil {
+	if own.Row {
 		c.Summary = strings.TrimSpace(c.Summary + " A program changed its rows before they were read.")
 	}
 	if x.measured != nil {
