@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"contraflow/gpustage"
@@ -132,6 +133,9 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
 		o.warn(note)
 	}
+	if note := HeadNote(f, o.pooling, nil); note != "" && o.warn != nil {
+		o.warn(note)
+	}
 	e.engine.Model, e.engine.Tokens = e.model, o.tokens
 	cut, all := cmp.Or(o.cut, f.TruncateDim), e.model.EmbeddingSize()
 	switch {
@@ -230,6 +234,25 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 		return h, fmt.Errorf("pooling %q is not supported: want mean, cls or last", mode)
 	}
 	return h, nil
+}
+
+// HeadNote says what is assumed of embeddings where a folder says nothing, as transformers saves them, and the arguments, which are [HeadOf]'s, do
+// not either; "": nothing is.
+func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
+	if f.Modules != nil || f.Pooling != nil || f.Static() {
+		return ""
+	}
+	var assumed []string
+	if pooling == "" {
+		assumed = append(assumed, "mean pooling")
+	}
+	if normalize == nil {
+		assumed = append(assumed, "not normalized")
+	}
+	if assumed == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s has no modules.json, which would say how embeddings are made: %s", f.Dir, strings.Join(assumed, ", "))
 }
 
 // PoolingModes are the names that folders have for ways of pooling.

@@ -13,6 +13,7 @@ import (
 
 	_ "contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
+	"contraflow/io/hfmodel"
 	"contraflow/testdata/goldens"
 )
 
@@ -189,5 +190,37 @@ func TestBrokenWeights(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+}
+
+// Of a folder that does not say how embeddings are made, what is assumed is said; of others nothing.
+func TestHeadNote(t *testing.T) {
+	for _, c := range []struct {
+		folder string
+		opts   []Option
+		want   string
+	}{
+		{"bert/minilm-tiny", nil, ""},
+		{"bert/gelu-new", nil, "has no modules.json, which would say how embeddings are made: mean pooling, not normalized"},
+		{"bert/gelu-new", []Option{Pooling("cls")}, "how embeddings are made: not normalized"},
+	} {
+		var said []string
+		e, err := Load(goldens.Path(t, c.folder), append(c.opts, OnDevice(ref.New()), Warn(func(m string) { said = append(said, m) }))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Close()
+		if c.want == "" && said != nil || c.want != "" && (len(said) != 1 || !strings.HasSuffix(said[0], c.want)) {
+			t.Errorf("%s: %q, want %q", c.folder, said, c.want)
+		}
+	}
+	yes := true
+	f, err := hfmodel.Open(goldens.Path(t, "bert/gelu-new"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if note := HeadNote(f, "mean", &yes); note != "" {
+		t.Error(note)
 	}
 }

@@ -105,7 +105,7 @@ func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, e
 	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.maxLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document})
 }
 
-// Evaluate measures the model as it is. No pipeline may be running: within one, stages.Evaluate does.
+// Evaluate measures the model as it is. While a pipeline trains it that is an error: within one, stages.Evaluate measures.
 func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evaluate.Measure) (*evaluate.Result, error) {
 	if err := Whole(t.Model); err != nil {
 		return nil, err

@@ -511,6 +511,11 @@ func (x *Run) noteOddities() {
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
 	}
+	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" {
+		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {
+			x.obs.note("%s (model.pooling, model.normalize)", note)
+		}
+	}
 	if x.heads.New {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
 	}

@@ -13,6 +13,7 @@ import (
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
+	"contraflow/testdata/goldens"
 )
 
 // A model that is saved in a smaller type has the numbers of one that is not, rounded, in all of its files, and says so. What is
@@ -156,6 +157,18 @@ func TestLayerDecay(t *testing.T) {
 		}
 		if len(seen) != 4 {
 			t.Errorf("%s: tensors by their rate: %v", name, seen)
+		}
+	}
+}
+
+// A folder that does not say how embeddings are made is a note, once for all ranks; a recipe that says it has none.
+func TestHeadNoted(t *testing.T) {
+	j := newJob(t, 13)
+	sets := []string{"model.path=" + goldens.Path(t, "bert/gelu-new"), "train.max_steps=1", "mesh.replicate=2"}
+	for want, more := range map[int][]string{1: nil, 0: {"model.pooling=cls", "model.normalize=true"}} {
+		o, err := j.run(t, fmt.Sprint("noted", want), nil, 0, false, append(more, sets...)...)
+		if n := strings.Count(fmt.Sprint(o.notes), "has no modules.json, which would say how embeddings are made: mean pooling, not normalized (model.pooling, model.normalize)"); err != nil || n != want {
+			t.Errorf("%v: %d times in %q, %v", more, n, o.notes, err)
 		}
 	}
 }
