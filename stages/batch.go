@@ -48,6 +48,7 @@ type Batch struct {
 	Subs      []SubBatch       // set by Split, or by Header
 	Global    *Global          // set by Header: what all ranks have; nil without replicas
 	last      lastRows         // set by Header, if the batch ends its step
+	plan      *planned         // of a Plan's rows
 	distinct  []lastRows       // of each sub-batch; set by Header, where word embeddings travel with every sub-batch
 
 	memory []transformer.Memory // of each sub-batch
@@ -151,7 +152,7 @@ func (b *Batch) check() error {
 
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
-	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Source: end.Source, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
+	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, plan: end.plan, Source: end.Source, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
 	b.Pairs, b.Head = end.Pairs, end.Head
 	weighted := false
 	for _, c := range chunks {

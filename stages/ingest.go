@@ -106,23 +106,16 @@ type Chunk struct {
 	Total     int // rows of the global batch
 
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
+
+	plan *planned // of a Plan's rows
 }
 
-// planned is what Ingest notes of a step's end, at its cursor, for stages that know better which step it is and how many ranks there are.
-type planned struct{ before, ranks int } // steps before it
+// planned is what Ingest says of a chunk's rows, for stages that know better which step it is and how many ranks there are.
+type planned struct{ before, ranks int } // steps before this one
 
-// planned is what was noted of the step that the batch ends, if it ends one of a plan's.
-func (b *Batch) planned() (p planned, ok bool) {
-	if b.Next == nil {
-		return p, false
-	}
-	p, ok = b.Next.Note.(planned)
-	return p, ok
-}
-
-// checkStep compares the plan's count of steps with the run's, before the first update.
+// checkStep compares the plan's count of steps with the run's.
 func (b *Batch) checkStep(before int) error {
-	if p, ok := b.planned(); ok && p.before != before {
+	if p := b.plan; p != nil && p.before != before {
 		return fmt.Errorf("the plan has %d steps before this one, and the run has %d: set Plan.FirstStep and pipeline.FirstStep both to how many were made before, "+
 			"and leave the steps' ends where Ingest puts them", p.before, before)
 	}
@@ -193,7 +186,7 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			examples[i].Row += offset
 		}
 		next += len(rows)
-		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows)}
+		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows), plan: &planned{steps, p.Ranks}}
 		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++
@@ -202,7 +195,6 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		if c.EndsStep {
 			batches = 0
 			cursor := p.Sampler.Cursor()
-			cursor.Note = planned{steps, p.Ranks}
 			steps++
 			c.Next = &cursor
 		}

@@ -132,7 +132,7 @@ func SnapshotBytes(parameters int64, o optim.Optimizer, ranks int) int64 {
 }
 
 // Snapshot adds the stage that copies this rank's part of the state to host memory after the steps that are due, and puts nil after
-// others. due runs on the compute lane, between two steps. There is memory for one state: who is slower in writing than the steps between two snapshots makes the next one wait.
+// others. [Checkpoint] writes them. due runs on the compute lane, between two steps. There is memory for one state: who is slower in writing than the steps between two snapshots makes the next one wait.
 func Snapshot(g *pipeline.Graph, results pipeline.Port[StepResult], e *Encoder, due func(StepResult) (note any, save bool)) pipeline.Port[*State] {
 	s := g.Stage("snapshot", e.on())
 	in := pipeline.In(s, "result", results)

@@ -69,6 +69,8 @@ type TokenChunk struct {
 	First     int
 	Total     int
 	Next      *dataset.Cursor
+
+	plan *planned
 }
 
 // Tokenize adds the stage that turns texts into token ids.
@@ -215,7 +217,7 @@ func (x Text) reading(source int, role dataset.Role) (prompt string, limit int) 
 }
 
 func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
-	out := &TokenChunk{Epoch: c.Epoch, Source: c.Source, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, Pairs: x.Pairs != nil, Head: x.Head}
+	out := &TokenChunk{Epoch: c.Epoch, Source: c.Source, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, plan: c.plan, Pairs: x.Pairs != nil, Head: x.Head}
 	columns := c.Data.Columns()
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {

@@ -27,16 +27,15 @@ func (e *Encoder) checkWired() error {
 }
 
 // checkAlone tells whether a batch is one of several ranks' if and only if the encoder is one of them. Without a header what shows it is the
-// plan's slice, which the batch that ends a step knows, before anything is updated.
+// plan.
 func (e *Encoder) checkAlone(b *Batch) error {
-	p, _ := b.planned()
 	switch {
 	case e.ranks != nil && b.Global == nil:
 		return errors.New("the encoder is one of several ranks, and its batches do not know of the others': stages.Header belongs between Assemble and Split")
 	case e.ranks == nil && b.Global != nil:
 		return fmt.Errorf("the batch has rows of %d ranks, and the encoder is alone, so that each rank would train a model of its own: NewEncoder wants stages.With(ranks)", len(b.Global.Peers))
-	case e.ranks == nil && p.ranks > 1:
-		return fmt.Errorf("Plan.Ranks is %d, and the encoder is alone, so that it would never see the other ranks' rows: NewEncoder wants stages.With(ranks), or Plan.Ranks is to be 0", p.ranks)
+	case e.ranks == nil && b.plan != nil && b.plan.ranks > 1:
+		return fmt.Errorf("Plan.Ranks is %d, and the encoder is alone, so that it would never see the other ranks' rows: NewEncoder wants stages.With(ranks), or Plan.Ranks is to be 0", b.plan.ranks)
 	}
 	return nil
 }

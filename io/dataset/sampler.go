@@ -343,8 +343,6 @@ type Cursor struct {
 	// Of several datasets: Epoch and Batch are the mixture's, all else is the parts'.
 	Mixing string   `json:"mixing,omitempty"`
 	Parts  []Cursor `json:"parts,omitempty"`
-
-	Note any `json:"-"` // what a program notes of the place for itself: it is not written, and nothing is restored from it
 }
 
 // Cursor returns the place before the batch that Next would return. A program that reads ahead takes it along with
