@@ -34,8 +34,8 @@ type port struct {
 	binding *port  // for a Later port: the output it stands for
 	later   bool
 	missing string // of one that nobody binds: what the graph lacks
-	fan     bool // a Fan output: one level below its stage
-	final   bool // a Final output: at step level, whatever its stage's
+	fan     bool   // a Fan output: one level below its stage
+	final   bool   // a Final output: at step level, whatever its stage's
 	edges   []*edge
 }
 
