@@ -115,14 +115,10 @@ func (e *Encoder) manifest(st *State) (checkpoint.State, error) {
 	if err != nil {
 		return checkpoint.State{}, err
 	}
-	mesh := "1 rank"
-	if e.ranks != nil {
-		mesh = e.ranks.Comm.Mesh.String()
-	}
 	return checkpoint.State{
 		Step: st.Result.Step + 1, Written: time.Now().UTC().Truncate(time.Second),
 		Vectors: e.Vectors(), DType: string(e.DTypeName()), Parameters: e.Parameters(),
-		Seed: e.Seed, Mesh: mesh, Data: data, Progress: remembered,
+		Seed: e.Seed, Mesh: e.ranks.MeshName(), Data: data, Progress: remembered,
 	}, nil
 }
 

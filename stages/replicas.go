@@ -106,6 +106,14 @@ func (r *Replicas) Size() int {
 	return r.Comm.World.Size()
 }
 
+// MeshName is the mesh as checkpoints spell it; "1 rank" for nil.
+func (r *Replicas) MeshName() string {
+	if r == nil {
+		return "1 rank"
+	}
+	return r.Comm.Mesh.String()
+}
+
 // ErrDisagree is wrapped when ranks were started with different things.
 var ErrDisagree = errors.New("ranks disagree")
 

@@ -270,11 +270,7 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 		return fmt.Errorf("%w; %s", err, strings.Join(append(why, "put that back, or start anew in another save.dir"), "; "))
 	}
 	x.plan.FirstStep, x.saves.first = c.Step, c.Step
-	mesh := "1 rank"
-	if x.ranks != nil {
-		mesh = x.ranks.Comm.Mesh.String()
-	}
-	if mesh != c.Mesh {
+	if mesh := x.ranks.MeshName(); mesh != c.Mesh {
 		changed = append(changed, fmt.Sprintf("the mesh was %s and is %s", c.Mesh, mesh))
 	}
 	x.obs.note("going on after step %d of %d", c.Step, x.Steps)
