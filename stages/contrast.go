@@ -21,6 +21,7 @@ type Gradient struct {
 // Loss adds the stage that computes the loss of a whole batch and the gradient of its embeddings.
 func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, l loss.Loss, more ...LossInput) pipeline.Port[Gradient] {
 	e.loss = l
+	e.ranks.tell("the loss", Settings(l))
 	s := g.Stage("loss", e.on())
 	in := pipeline.In(s, "batch", batches)
 	pipeline.Collect(s, "embeddings", embedded)

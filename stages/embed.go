@@ -38,6 +38,12 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 			if err := e.begin(sub.Batch); err != nil {
 				return err
 			}
+			if e.ranks != nil && e.began == "" {
+				var err error
+				if e.began, err = e.weightsTerm(Stream(t)); err != nil {
+					return err
+				}
+			}
 			if n := sub.Batch.first(); n > 0 { // queries that are read with their documents have no score of their own
 				Stream(t).Fill(e.parts[0].emb.Span(0, n), 0)
 			}

@@ -3,6 +3,7 @@ package stages
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 
 	"contraflow/gpustage"
@@ -95,6 +96,7 @@ type Encoder struct {
 	Ask func() Asked
 
 	ranks *Replicas
+	began string // a hash of the weights before the first step, among ranks
 	wired wired
 	replication
 	guided guided
@@ -130,6 +132,8 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	for _, o := range opts {
 		o(e)
 	}
+	e.ranks.tell("the model", layoutTerm(m))
+	e.ranks.tell("the encoder's seed", strconv.FormatUint(seed, 10))
 	e.held = int64(m.Params.Mem.Bytes()) + m.PartialBytes() + m.PackedBytes(true)
 	for _, p := range m.Parts() {
 		e.parts = append(e.parts, &part{Part: p})

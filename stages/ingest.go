@@ -111,7 +111,10 @@ type Chunk struct {
 }
 
 // planned is what Ingest says of a chunk's rows, for stages that know better which step it is and how many ranks there are.
-type planned struct{ before, ranks int } // steps before this one
+type planned struct {
+	before, ranks int    // steps before this one
+	order         string // see orderTerm
+}
 
 // checkStep compares the plan's count of steps with the run's.
 func (b *Batch) checkStep(before int) error {
@@ -133,7 +136,7 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	readers := make([]*dataset.Reader, len(p.Data))
 	var batch dataset.Batch
 	var own []int64 // this rank's rows of batch
-	first := 0
+	first, order := 0, ""
 	var run context.Context                   // of the run that reads
 	open := false                             // there is more of batch to give out
 	next, batches, steps := 0, 0, p.FirstStep // rows of own that were given out; batches of the step; steps
@@ -171,6 +174,9 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		if k >= len(p.Data) {
 			return nil, fmt.Errorf("Plan.Data has %d datasets, and Plan.Sampler gives a batch of dataset %d: want those that it was made of, in their order", len(p.Data), k)
 		}
+		if next == 0 && p.Ranks > 1 {
+			order = orderTerm(p.Data[k], batch)
+		}
 		if readers[k] == nil {
 			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Sampler.Window()})
 		}
@@ -186,7 +192,7 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			examples[i].Row += offset
 		}
 		next += len(rows)
-		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows), plan: &planned{steps, p.Ranks}}
+		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows), plan: &planned{steps, p.Ranks, order}}
 		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++

@@ -7,10 +7,8 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sort"
-	"strings"
 
 	"contraflow/collective"
 	"contraflow/gpustage"
@@ -60,6 +58,7 @@ type Replicas struct {
 	header, totals, saves collective.Group
 	keepFrom              func(b *Batch) int // the first sub-batch that this rank has memory to keep, where ranks must agree
 	tokens                bool               // the model gives parts of tokens
+	terms                 map[string]string  // see tell
 }
 
 // Exchanging says how replicas exchange embeddings and gradients.
@@ -76,6 +75,7 @@ type Exchanging struct {
 // Join prepares a rank for training with the others. All ranks call it.
 func Join(ctx context.Context, c *collective.Comm, x Exchanging) (*Replicas, error) {
 	r := &Replicas{Comm: c, Exchanging: x}
+	r.tell("what ranks exchange", Settings(x))
 	var err error
 	for _, g := range []*collective.Group{&r.header, &r.totals, &r.saves} { // host stages that exchange at the same time
 		if *g, err = c.World.Split(ctx, 0); err != nil {
@@ -126,37 +126,6 @@ func (r *Replicas) Most(ctx context.Context, n int) (int, error) {
 	return slices.Max(all), nil
 }
 
-// Agree compares facts, by name, with those of the other ranks. All ranks call it before they train; a difference is an
-// error naming both sides.
-func (r *Replicas) Agree(ctx context.Context, facts map[string]string) error {
-	return agree(ctx, r.header, facts)
-}
-
-func agree(ctx context.Context, g collective.Group, facts map[string]string) error {
-	all, err := exchange(ctx, g, facts)
-	if err != nil {
-		return err
-	}
-	var differ []string
-	said := map[string]bool{} // of many ranks, one that differs is enough
-	for rank, other := range all {
-		names := maps.Clone(all[0])
-		maps.Copy(names, other)
-		for name := range names {
-			first, v := cmp.Or(all[0][name], "not set"), cmp.Or(other[name], "not set")
-			if v != first && !said[name] {
-				said[name] = true
-				differ = append(differ, fmt.Sprintf("%s is %s on rank 0, %s on rank %d", name, first, v, rank))
-			}
-		}
-	}
-	if len(differ) > 0 {
-		sort.Strings(differ)
-		return fmt.Errorf("%w: %s", ErrDisagree, strings.Join(differ, "; "))
-	}
-	return nil
-}
-
 // exchange gives every rank everyone's value.
 func exchange[T any](ctx context.Context, g collective.Group, v T) ([]T, error) {
 	var buf bytes.Buffer
@@ -184,16 +153,18 @@ type Peer struct {
 	Total       int   // rows of all ranks, as the rank knows it
 	Cuts        []int // [subs+1]: its sub-batch u is its sequences Cuts[u] to Cuts[u+1]
 	Tokens      int
-	SubTokens   []int         // of each sub-batch
-	Counts      []int         // its sequences of each column
-	Texts       []loss.TextID // of its sequences, column by column
-	Owner       []int32       // which of its rows each negative belongs to
-	Weights     []float64     // of its rows; nil if all are 1
-	Labels      []float64     // of its rows; nil without labels
-	Scores      []float64     // a teacher's, of its documents; nil without scores
-	SubIDs      [][]int32     // the distinct token ids of each sub-batch, ascending, where word embeddings travel with each
-	KeepFrom    int           // the first sub-batch that the rank can keep, where all must keep the same
-	LastIDs     []int32       // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
+	SubTokens   []int             // of each sub-batch
+	Counts      []int             // its sequences of each column
+	Texts       []loss.TextID     // of its sequences, column by column
+	Owner       []int32           // which of its rows each negative belongs to
+	Weights     []float64         // of its rows; nil if all are 1
+	Labels      []float64         // of its rows; nil without labels
+	Scores      []float64         // a teacher's, of its documents; nil without scores
+	SubIDs      [][]int32         // the distinct token ids of each sub-batch, ascending, where word embeddings travel with each
+	KeepFrom    int               // the first sub-batch that the rank can keep, where all must keep the same
+	LastIDs     []int32           // the distinct token ids of its sub-batch 0, ascending, if the batch ends a step
+	Terms       map[string]string // what its graph was given: see Replicas.tell
+	Order       string            // which rows the whole batch has; "" of a source of one's own
 	Truncated   int
 	Padding     int // tokens that padding each sub-batch to its longest sequence would add
 
@@ -242,11 +213,15 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 			return nil, err
 		}
 		p := b.peer(t.Index, size, r.byLayer(), r.tokens)
+		p.Terms = r.terms
 		if r.keepFrom != nil {
 			p.KeepFrom = r.keepFrom(b)
 		}
 		peers, err := exchange(t.Context(), r.header, p)
 		if err != nil {
+			return nil, err
+		}
+		if err := termsAlike(peers); err != nil {
 			return nil, err
 		}
 		return b, b.join(peers)
@@ -278,6 +253,9 @@ func (b *Batch) peer(at pipeline.Index, size Size, words, tokens bool) Peer {
 		for n := range b.N() {
 			p.PartRows = append(p.PartRows, int32(b.at(n+1)-b.at(n)))
 		}
+	}
+	if b.plan != nil {
+		p.Order = b.plan.order
 	}
 	if b.EndsStep {
 		b.last = distinct(b.Subs[0])
@@ -313,6 +291,10 @@ func joinPeers(peers []Peer, columns int) (*Global, error) {
 		if p.Step != first.Step || p.Batch != first.Batch || p.Total != first.Total {
 			return nil, fmt.Errorf("%w: rank 0 is at batch %d.%d of %d rows, rank %d at batch %d.%d of %d rows",
 				ErrDisagree, first.Step, first.Batch, first.Total, rank, p.Step, p.Batch, p.Total)
+		}
+		if p.Order != first.Order {
+			return nil, fmt.Errorf("%w: the rows of batch %d.%d are %s on rank 0, %s on rank %d: give all ranks the same datasets, and samplers of the same settings and seed that are at the same place",
+				ErrDisagree, p.Step, p.Batch, cmp.Or(first.Order, "of no plan"), cmp.Or(p.Order, "of no plan"), rank)
 		}
 		texts := 0
 		for _, n := range p.Counts {
@@ -754,8 +736,9 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 		type mine struct {
 			Batches []counted
 			Asked   Asked
+			Began   string
 		}
-		var m mine
+		m := mine{Began: e.began}
 		batches := in.All(t)
 		for _, x := range batches {
 			c := counted{x.Sum, x.Weight}
@@ -776,8 +759,13 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 				return err
 			}
 		}
-		for _, m := range all {
+		began := make([]string, len(all))
+		for rank, m := range all {
+			began[rank] = m.Began
 			sum.Asked = sum.Asked.or(m.Asked)
+		}
+		if err := e.weightsAlike(began); err != nil {
+			return err
 		}
 		for i := range batches {
 			var c counted

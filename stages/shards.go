@@ -303,17 +303,18 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 	pipeline.Bind(e.weights, weights)
 	s.Do(func(t *pipeline.Task) error {
 		m, counted := e.Model, e.count(t)
-		for _, x := range e.spreads() {
-			params, own := m.Trained(), column(m.Trained(), x.lo, x.hi)
-			all := column(params, x.from, x.to)
-			if e.ranks.streams() {
-				rest := m.Layout.Part(-1)
-				all, own = column(m.Rest, rest.Frozen, rest.Len), column(params, x.at, x.at+x.len())
+		m.Change(Stream(t), func() {
+			for _, x := range e.spreads() {
+				params, own := m.Trained(), column(m.Trained(), x.lo, x.hi)
+				all := column(params, x.from, x.to)
+				if e.ranks.streams() {
+					rest := m.Layout.Part(-1)
+					all, own = column(m.Rest, rest.Frozen, rest.Len), column(params, x.at, x.at+x.len())
+				}
+				e.ranks.Comm.Shard.AllGather(Stream(t), all, own, x.parts, m.DType)
 			}
-			e.ranks.Comm.Shard.AllGather(Stream(t), all, own, x.parts, m.DType)
-		}
+		})
 		counted() // before the step's result is known: who gets it may communicate through the same groups, to save for one
-		m.Changed()
 		weights.Put(t, Weights{})
 		out.Put(t, in.Get(t))
 		return nil

@@ -141,6 +141,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	if err := errors.Join(u.check(), e.checkWired()); err != nil {
 		return pipeline.Port[StepResult]{}, fmt.Errorf("stages: %w", err)
 	}
+	e.ranks.tell("the update", Settings(u))
 	s := g.Stage("update", e.on(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)
 	losses := pipeline.Collect(s, "losses", grads)
@@ -216,7 +217,9 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		if skipped++; !r.Skipped {
 			skipped = 0
 			scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
-			u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1-missed)
+			m.Change(stream, func() {
+				u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1-missed)
+			})
 		} else if missed++; u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
 			if finite(r.GradNorm) { // of a loss of one's own
 				return fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss)
@@ -228,7 +231,6 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			t.EndRun()
 		}
 		if !e.ranks.sharded() {
-			m.Changed()
 			weights.Put(t, Weights{})
 		}
 		out.Put(t, r)

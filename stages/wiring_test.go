@@ -34,6 +34,8 @@ type wiring struct {
 	with                          bool // stages.With
 	size                          stages.Size
 	first                         int // Plan.FirstStep
+	seed                          uint64
+	order                         dataset.SamplerConfig
 	run                           []pipeline.RunOption
 
 	// Stages of one's own behind Ingest, Tokenize and Assemble; nil: none.
@@ -57,7 +59,7 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	if !lacks.with {
 		opts = append(opts, stages.With(ranks))
 	}
-	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1, opts...)
+	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1+lacks.seed, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +69,9 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 		return nil, err
 	}
 	defer data.Close()
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, dataset.Mixing{})
+	order := lacks.order
+	order.GlobalSize, order.Epochs = 4, 1
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
 	if err != nil {
 		return nil, err
 	}
@@ -535,8 +539,7 @@ func snapshot(t *testing.T, p parts) func() {
 		t.Fatal(err)
 	}
 	return func() {
-		s.CopyIn(p.model.Params, gpustage.Bytes(was))
-		p.model.Changed()
+		p.model.Change(s, func() { s.CopyIn(p.model.Params, gpustage.Bytes(was)) })
 		if err := s.Sync(); err != nil {
 			t.Fatal(err)
 		}

@@ -99,7 +99,7 @@ func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error)
 	case cfg.Epochs < 1:
 		return nil, fmt.Errorf("train.epochs is %d: it must be at least 1", cfg.Epochs)
 	case cfg.NoDuplicates && texts == nil:
-		return nil, fmt.Errorf("batch.no_duplicates needs an index of the texts")
+		return nil, fmt.Errorf("batch.no_duplicates needs an index of the texts: Dataset.Index makes one")
 	case rows == 0:
 		return nil, fail(ErrNoFiles, "the data has no rows")
 	case rows <= int64(len(cfg.Skip)):

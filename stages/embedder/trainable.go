@@ -146,8 +146,8 @@ type Saving struct {
 
 // Save writes the model with its present parameters to a folder, which [Load], sentence-transformers and transformers read: with LoRA, that of an
 // adapter in PEFT's format, with the base model's path in full; of a model with heads of tokens the factors are merged, since no program
-// loads adapters of those. Only the main rank of several calls it. No pipeline may be running, but the stage that calls it on the model's compute
-// lane. A model in dir is replaced when all of the new one is written, a folder that holds none never. It may be the
+// loads adapters of those. Only the main rank of several calls it. While a pipeline trains the model, a stage on its compute lane may, behind Apply;
+// elsewhere an update that comes in between is [transformer.ErrChanged]. A model in dir is replaced when all of the new one is written, a folder that holds none never. It may be the
 // folder that the model came from, but not an adapter's base.
 func (t *Trainable) Save(dir string, o Saving) error {
 	if err := Whole(t.Model); err != nil {
@@ -164,9 +164,14 @@ func (t *Trainable) Save(dir string, o Saving) error {
 	if err != nil {
 		return err
 	}
-	tensors, adapter, err := t.saved(s)
-	if err = errors.Join(err, s.Close()); err != nil {
+	var tensors []safetensors.Tensor
+	var adapter *hfmodel.AdapterSpec
+	err = t.Model.Unchanged(s, func() (err error) {
+		tensors, adapter, err = t.saved(s)
 		return err
+	})
+	if err = errors.Join(err, s.Close()); err != nil {
+		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
 	needed := ""
 	if adapter != nil {

@@ -226,12 +226,11 @@ func TestTrainableLoRA(t *testing.T) {
 			for i := range vs {
 				vs[i] = float32(i%11-5) / 40
 			}
-			s.CopyIn(m.Model.Layout.View(m.Model.Params, p), gpustage.Bytes(vs))
+			m.Model.Change(s, func() { s.CopyIn(m.Model.Layout.View(m.Model.Params, p), gpustage.Bytes(vs)) })
 		}
 		if err := errors.Join(s.Sync(), s.Close()); err != nil {
 			t.Fatal(err)
 		}
-		m.Model.Changed()
 		want := embed(m.Model, m.Tokenizer)
 		if slices.Equal(want[0], start[0]) {
 			t.Fatalf("%s: the factors change nothing", name)

@@ -84,14 +84,14 @@ func (l BatchTriplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (R
 	}
 	switch {
 	case b.N() != b.Rows:
-		return Result{}, errors.New("the loss takes single texts with labels: leave out data.train[].positive")
+		return Result{}, errors.New("the loss takes single texts with labels: leave out data.train[].positive (in Go dataset.Source.Positive)")
 	case b.Labels == nil:
-		return Result{}, errors.New("the loss needs labels: data.train[].label names their column")
+		return Result{}, errors.New("the loss needs labels: data.train[].label (in Go dataset.Source.Label) names their column")
 	}
 	whole := l.Mode == SemiHard || l.Mode == All
 	for i, w := range b.Weights {
 		if whole && w != 1 {
-			return Result{}, fmt.Errorf("row %d has weight %v, but the loss is of the batch as a whole and knows none: leave out data.train[].weight", i, w)
+			return Result{}, fmt.Errorf("row %d has weight %v, but the loss is of the batch as a whole and knows none: leave out data.train[].weight (in Go dataset.Source.Weight)", i, w)
 		}
 	}
 	mark := a.Mark()

@@ -175,7 +175,7 @@ func (b *Batch) checkPairs() error {
 		return err
 	}
 	if b.N() < 2*b.Rows {
-		return errors.New("the batch has single texts, and this loss is for pairs: data.train[].positive names the other text's column")
+		return errors.New("the batch has single texts, and this loss is for pairs: data.train[].positive (in Go dataset.Source.Positive) names the other text's column")
 	}
 	return nil
 }

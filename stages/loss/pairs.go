@@ -356,18 +356,18 @@ func (b *Batch) need(n needs) error {
 	}
 	switch {
 	case n.labels && b.Labels == nil:
-		return fmt.Errorf("the loss needs labels: data.train[].label names their column")
+		return fmt.Errorf("the loss needs labels: data.train[].label (in Go dataset.Source.Label) names their column")
 	case n.scores && b.Scores == nil:
-		return fmt.Errorf("the loss needs a teacher's scores: data.train[].scores names their columns")
+		return fmt.Errorf("the loss needs a teacher's scores: data.train[].scores (in Go dataset.Source.Scores) names their columns")
 	case n.pairs && len(b.Owner) > 0:
-		return fmt.Errorf("the loss takes pairs with labels, and the batch has negatives: leave out data.train[].negatives")
+		return fmt.Errorf("the loss takes pairs with labels, and the batch has negatives: leave out data.train[].negatives (in Go dataset.Source.Negatives)")
 	case n.negatives && len(b.Owner) == 0:
-		return fmt.Errorf("the loss needs negatives: data.train[].negatives names their columns")
+		return fmt.Errorf("the loss needs negatives: data.train[].negatives (in Go dataset.Source.Negatives) names their columns")
 	}
 	if n.unweighted {
 		for i, w := range b.Weights {
 			if w != 1 {
-				return fmt.Errorf("row %d has weight %v, but the loss is of the batch as a whole and knows none: leave out data.train[].weight", i, w)
+				return fmt.Errorf("row %d has weight %v, but the loss is of the batch as a whole and knows none: leave out data.train[].weight (in Go dataset.Source.Weight)", i, w)
 			}
 		}
 	}

@@ -42,7 +42,7 @@ func (l TeacherEmbedding) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch
 		return Result{}, nil
 	}
 	if b.Teacher == nil {
-		return Result{}, fmt.Errorf("the loss needs a teacher's embeddings: data.train[].teacher names their column")
+		return Result{}, fmt.Errorf("the loss needs a teacher's embeddings: data.train[].teacher (in Go dataset.Source.Teacher) names their column")
 	}
 	if size := len(b.Teacher) / (hi - lo); size != e {
 		return Result{}, fmt.Errorf("a teacher's embeddings have %d dimensions, the model's have %d", size, e)

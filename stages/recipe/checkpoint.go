@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -67,31 +68,35 @@ type progress struct {
 	Counts
 }
 
-// ownMark is what is known of what a program has put in the place of a recipe's: which kind of loss, not its settings, and that rows are changed,
-// not how.
+// ownMark is what is known of what a program has put in the place of a recipe's: the loss, and that rows are changed, not how.
 type ownMark struct {
-	Loss string `json:"loss"` // its type; "": the recipe's
-	Row  bool   `json:"row"`
+	Loss     string `json:"loss"`               // its type; "": the recipe's
+	Settings string `json:"settings,omitempty"` // stages.Settings of it; "" in old checkpoints
+	Row      bool   `json:"row"`
 }
 
 func (o own) mark() *ownMark {
 	m := &ownMark{Row: o.row != nil}
 	if o.loss != nil {
-		m.Loss = fmt.Sprintf("%T", o.loss)
+		m.Loss, m.Settings = fmt.Sprintf("%T", o.loss), stages.Settings(o.loss)
 	}
 	return m
 }
 
 // check refuses to go on with another loss, or other rows, than a run began with.
 func (now *ownMark) check(began *ownMark) error {
-	if *now == *began {
+	was := *began
+	if was.Settings == "" && was.Loss == now.Loss {
+		was.Settings = now.Settings
+	}
+	if *now == was {
 		return nil
 	}
 	loss := func(m *ownMark) string {
 		if m.Loss == "" {
 			return "the recipe's loss"
 		}
-		return "recipe.WithLoss of a " + m.Loss
+		return "recipe.WithLoss of a " + cmp.Or(m.Settings, m.Loss)
 	}
 	row := func(m *ownMark) string {
 		if m.Row {

@@ -85,9 +85,11 @@ func TestOwn(t *testing.T) {
 		opts      []TrainOption
 	}{
 		{"rows", "began with the recipe's loss, with recipe.WithRow, and is to go on with the recipe's loss, without recipe.WithRow", nil},
-		{"rows", "is to go on with recipe.WithLoss of a loss.InfoNCE, with", j.opts},
-		{"loss", "began with recipe.WithLoss of a loss.InfoNCE, with recipe.WithRow, and is to go on with the recipe's loss, with recipe.WithRow", j.opts[:1]},
+		{"rows", "is to go on with recipe.WithLoss of a loss.InfoNCE{Scale: 5, MaskDuplicates: true}, with", j.opts},
+		{"loss", "began with recipe.WithLoss of a loss.InfoNCE{Scale: 5, MaskDuplicates: true}, with recipe.WithRow, and is to go on with the recipe's loss, with recipe.WithRow", j.opts[:1]},
 		{"loss", "to go on with recipe.WithLoss of a loss.CoSENT", []TrainOption{WithRow(reversed), WithLoss(loss.CoSENT{})}},
+		{"loss", "of a loss.InfoNCE{Scale: 5, MaskDuplicates: true}, with recipe.WithRow, and is to go on with recipe.WithLoss of a loss.InfoNCE{Scale: 6,",
+			[]TrainOption{WithRow(reversed), WithLoss(loss.InfoNCE{Scale: 6, MaskDuplicates: true})}},
 	} {
 		j.opts = c.opts
 		if _, err := j.run(t, c.out, nil, 0, true, sets...); !errors.Is(err, ErrRecipeChanged) || !strings.Contains(err.Error(), c.want) {
@@ -103,6 +105,19 @@ func TestOwn(t *testing.T) {
 		j.opts = []TrainOption{WithRow(f)}
 		if _, err := j.run(t, "fails", nil, 0, false, append(sets, "data.shuffle=false")...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// A checkpoint from before settings were written says which loss it was alone.
+func TestOwnMarkWithoutSettings(t *testing.T) {
+	now := own{loss: loss.InfoNCE{Scale: 5}}.mark()
+	for _, c := range []struct {
+		began ownMark
+		same  bool
+	}{{*now, true}, {ownMark{Loss: "loss.InfoNCE"}, true}, {ownMark{Loss: "loss.CoSENT"}, false}, {ownMark{}, false}, {ownMark{Loss: "loss.InfoNCE", Settings: "loss.InfoNCE{}"}, false}} {
+		if err := now.check(&c.began); (err == nil) != c.same {
+			t.Errorf("after %+v: %v", c.began, err)
 		}
 	}
 }

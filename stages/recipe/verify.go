@@ -626,8 +626,7 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64) (f
 		for i := range moved {
 			moved[i] = host[i] + by*dir[i]
 		}
-		s.CopyIn(m.Trained(), gpustage.Bytes(moved))
-		m.Changed()
+		m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(moved)) })
 		c, err := v.step(ctx, w, m, nil, true)
 		return c.Loss, err
 	}

@@ -6,6 +6,7 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
@@ -85,9 +86,13 @@ func (t *Trainable) Save(dir, precision, summary string) error {
 	if err != nil {
 		return err
 	}
-	tensors, err := embedder.Merged(m, s, embedder.All(m, s))
-	if err = errors.Join(err, s.Close()); err != nil {
+	var tensors []safetensors.Tensor
+	err = m.Unchanged(s, func() (err error) {
+		tensors, err = embedder.Merged(m, s, embedder.All(m, s))
 		return err
+	})
+	if err = errors.Join(err, s.Close()); err != nil {
+		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
 	if err := embedder.Round(tensors, precision); err != nil {
 		return err

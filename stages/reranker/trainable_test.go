@@ -70,12 +70,11 @@ func TestTrainable(t *testing.T) {
 			for i := range vs {
 				vs[i] = float32(i%11-5) / 40
 			}
-			s.CopyIn(m.Model.Layout.View(m.Model.Params, p), gpustage.Bytes(vs))
+			m.Model.Change(s, func() { s.CopyIn(m.Model.Layout.View(m.Model.Params, p), gpustage.Bytes(vs)) })
 		}
 		if err := s.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		m.Model.Changed()
 		ids, kinds, _, err := m.Pairs.EncodeAll(t.Context(), []string{query, query}, documents)
 		if err != nil {
 			t.Fatal(err)

@@ -72,10 +72,7 @@ func (m *Model) versionOf(g gpustage.Tensor) *gpustage.Version {
 	return m.version
 }
 
-// Changed must follow, on the same stream, whatever writes parameters that train.
-func (m *Model) Changed() { m.version.Changed() }
-
-// changedAll must follow what writes others as well.
+// changedAll must follow, on the same stream, what writes any parameters: see Change.
 func (m *Model) changedAll() {
 	m.version.Changed()
 	m.constant.Changed()

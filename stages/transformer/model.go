@@ -55,7 +55,9 @@ type Model struct {
 	angles     *angles
 	buckets    *bucketing // nil where sub-batches are as they are
 
-	claim *atomic.Pointer[claim] // of who trains it, which its copies share
+	// Its copies share who trains it, and when.
+	claim   *atomic.Pointer[claim]
+	changes *changes
 }
 
 // New allocates a model's parameters, all zero.
@@ -82,7 +84,7 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, claim: new(atomic.Pointer[claim]), buckets: newBucketing(d, c, o), operands: o.DType}
+	m := &Model{Config: c, Head: h, Options: o, Layout: layout, DType: o.DType, Device: d, angles: &angles{}, claim: new(atomic.Pointer[claim]), changes: new(changes), buckets: newBucketing(d, c, o), operands: o.DType}
 	switch bf16 := o.BF16 && o.DType == gpustage.F32; {
 	case bf16 && gpustage.TakesBF16(d):
 		m.operands = gpustage.BF16

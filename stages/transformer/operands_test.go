@@ -284,8 +284,7 @@ func TestFormsAfterUpdate(t *testing.T) {
 			if !before {
 				pass()
 			}
-			s.Scale(m.Trained(), m.Trained(), -1.25)
-			m.Changed()
+			m.Change(s, func() { s.Scale(m.Trained(), m.Trained(), -1.25) })
 			return pass()
 		}
 		if got, want := embed(false), embed(true); !slices.Equal(got, want) {

@@ -74,8 +74,7 @@ func TestStatic(t *testing.T) {
 					for j := range 4 {
 						params[50*c+4*c+j] = float64(j + 1)
 					}
-					s.Copy(m.Params, upload64(t, s, d.kind, 1, len(params), params))
-					m.Changed()
+					m.Change(s, func() { s.Copy(m.Params, upload64(t, s, d.kind, 1, len(params), params)) })
 				}
 				rows := staticRows(lengths...)
 				if err := m.Check(rows); err != nil {

@@ -325,10 +325,11 @@ func testDerivative(t *testing.T, m *Model, s gpustage.Stream, rows Rows, r []fl
 	}
 	const h = 2e-7
 	move := func(by float64) {
-		defer m.Changed()
-		for i := range w {
-			w[i] += by * dir[i]
-		}
+		m.Change(s, func() {
+			for i := range w {
+				w[i] += by * dir[i]
+			}
+		})
 	}
 	move(h)
 	up := loss()
