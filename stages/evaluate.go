@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"context"
 	"fmt"
 
 	"contraflow/pipeline"
@@ -38,6 +39,22 @@ func (e *Encoder) Engine() *embedder.Engine {
 // one changes it. Its results are nil after other steps. Several ranks, which all add it, embed together, and rank 0 has the results. The encoder's
 // Close gives back what it takes. There may be several such stages, for several tasks.
 func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, task *embedder.Task, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
+	return e.evaluate(g, steps, due, func(ctx context.Context, engine *embedder.Engine) (*evaluate.Result, error) {
+		return task.Evaluate(ctx, engine, measures...)
+	})
+}
+
+// EvaluateReranker is [Evaluate] of a reranker, which scores what something else has found for each of the task's queries: first, of
+// [embedder.Task.RankBM25] or an embedder's [embedder.Task.Rank]. A relevant document that is not in it counts as not found. The task needs no
+// tokenizer.
+func EvaluateReranker(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, m *reranker.Trainable, task *embedder.Task, first evaluate.Run, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
+	return e.evaluate(g, steps, due, func(ctx context.Context, engine *embedder.Engine) (*evaluate.Result, error) {
+		return reranker.Evaluate(ctx, engine, m.Pairs, task, first, measures...)
+	})
+}
+
+// evaluate adds a stage that measures between two steps.
+func (e *Encoder) evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], due func(step int) bool, measure func(context.Context, *embedder.Engine) (*evaluate.Result, error)) pipeline.Port[*evaluate.Result] {
 	engine := e.Engine()
 	stage := "evaluate"
 	if e.evaluations++; e.evaluations > 1 {
@@ -45,6 +62,6 @@ func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, ta
 	}
 	return pipeline.Map(g, stage, steps, func(t *pipeline.Task, s StepResult) (*evaluate.Result, error) {
 		engine.Stream = Stream(t)
-		return task.Evaluate(t.Context(), engine, measures...)
+		return measure(t.Context(), engine)
 	}, e.on(), pipeline.When(due))
 }

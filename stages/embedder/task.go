@@ -166,6 +166,9 @@ func (t *Task) rankByParts(ctx context.Context, e *Engine, k int) (evaluate.Run,
 	return x.Run(), nil
 }
 
+// Data are the task's texts and judgements.
+func (t *Task) Data() *dataset.Retrieval { return t.data }
+
 // Measure measures a run of the task.
 func (t *Task) Measure(run evaluate.Run, measures ...evaluate.Measure) (*evaluate.Result, error) {
 	return evaluate.Evaluate(run, t.qrels, measures...)

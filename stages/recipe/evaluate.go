@@ -262,11 +262,7 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, mea
 	if t.first == nil {
 		return t.retrieval.Evaluate(ctx, engine, measures...)
 	}
-	run, _, err := reranker.Rerank(ctx, engine, x.pairs[0], t.data, t.first)
-	if err != nil || run == nil {
-		return nil, err
-	}
-	return t.retrieval.Measure(run, measures...)
+	return reranker.Evaluate(ctx, engine, x.pairs[0], t.retrieval, t.first, measures...)
 }
 
 // ranking is the recipe's first task of ranking documents.

@@ -2,6 +2,7 @@ package reranker
 
 import (
 	"context"
+	"fmt"
 
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
@@ -17,11 +18,25 @@ func (r *Reranker) Rerank(ctx context.Context, data *dataset.Retrieval, run eval
 	return Rerank(ctx, &r.engine, r.pairs, data, run)
 }
 
+// Evaluate measures a model in training by the order into which it puts first, what something else has found for each of the task's queries:
+// [embedder.Task.RankBM25], or an embedder's [embedder.Task.Rank]. A relevant document that is not in it is not found. Ranks that score together
+// all call it; it returns nil on all but rank 0.
+func Evaluate(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, task *embedder.Task, first evaluate.Run, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	run, _, err := Rerank(ctx, e, p, task.Data(), first)
+	if err != nil || run == nil {
+		return nil, err
+	}
+	return task.Measure(run, measures...)
+}
+
 // rerankPairs is how many pairs are tokenized at a time.
 const rerankPairs = 16384
 
 // Rerank is [Reranker.Rerank] with a model in training. Ranks that score together all call it; it returns nil on all but rank 0.
 func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *dataset.Retrieval, run evaluate.Run) (out evaluate.Run, cut int, err error) {
+	if len(run) != len(data.Queries) {
+		return nil, 0, fmt.Errorf("there are documents to rerank for %d queries, and the task has %d", len(run), len(data.Queries))
+	}
 	out = make(evaluate.Run, len(run))
 	type place struct{ query, hit int }
 	var places []place

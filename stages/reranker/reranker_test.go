@@ -353,6 +353,9 @@ func TestRerank(t *testing.T) {
 	if got[1][0].Doc != run[1][0].Doc || run[1][0].Score != 0 {
 		t.Errorf("%v of %v", got, run)
 	}
+	if _, _, err := r.Rerank(context.Background(), data, run[:2]); err == nil || !strings.Contains(err.Error(), "for 2 queries, and the task has 3") {
+		t.Error(err)
+	}
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}

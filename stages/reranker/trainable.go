@@ -1,6 +1,7 @@
 package reranker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -8,6 +9,7 @@ import (
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
@@ -73,6 +75,24 @@ func (t *Trainable) load(d gpustage.Device, text TextOptions, o transformer.Opti
 
 // Head are the tokens whose logits are the score, where the head is one of a language model: what stages.Text.Head wants.
 func (t *Trainable) Head() []int32 { return t.spec.Scorer.Tied() }
+
+// Evaluate measures the model as it is, by the order into which it puts first: see the function [Evaluate]. While a pipeline trains it that is an
+// error: within one, stages.EvaluateReranker measures.
+func (t *Trainable) Evaluate(ctx context.Context, task *embedder.Task, first evaluate.Run, measures ...evaluate.Measure) (*evaluate.Result, error) {
+	if err := embedder.Whole(t.Model); err != nil {
+		return nil, err
+	}
+	if err := t.Model.Busy(); err != nil {
+		return nil, fmt.Errorf("%w: within a graph stages.EvaluateReranker measures it, between two steps", err)
+	}
+	s, err := t.Model.Device.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	e := &embedder.Engine{Model: t.Model, Stream: s}
+	res, err := Evaluate(ctx, e, t.Pairs, task, first, measures...)
+	return res, errors.Join(err, e.Close(), e.CloseStream())
+}
 
 // Save writes the model with its present parameters to a folder, which [Load], transformers and CrossEncoder read, with LoRA's factors merged. What
 // [embedder.Trainable.Save] says of its folder, and of when it may be called, holds here too. precision is of the weights in the file: see

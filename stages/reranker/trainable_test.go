@@ -11,8 +11,10 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/io/dataset"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
 )
@@ -132,6 +134,40 @@ func TestTrainable(t *testing.T) {
 		t.Error(err)
 	}
 	if err := closed.Save(filepath.Join(t.TempDir(), "x"), "", ""); !errors.Is(err, embedder.ErrClosed) {
+		t.Error(err)
+	}
+	judged := &dataset.Retrieval{QueryIDs: []string{"1"}, Queries: []string{"a query"}, DocIDs: []string{"a", "b"}, Docs: []string{"one document", "another"}, Judgements: []dataset.Judgement{{Query: 0, Doc: 1, Relevance: 1}}}
+	task, err := embedder.NewTask(t.Context(), judged, embedder.Text{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := evaluate.Run{{{Doc: 0, Score: 3}, {Doc: 1, Score: 2}}}
+	if _, err := closed.Evaluate(t.Context(), task, first); !errors.Is(err, embedder.ErrClosed) {
+		t.Error(err)
+	}
+	r, err := Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	scores, err := r.Score(t.Context(), "a query", judged.Docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rank := 0.5
+	if scores[1] > scores[0] {
+		rank = 1
+	}
+	if got, err := small.Evaluate(t.Context(), task, first, evaluate.MRR(10)); err != nil || got.Means[0] != rank {
+		t.Errorf("%v, %v, want %v by scores %v", got, err, rank, scores)
+	}
+	if _, err := small.Evaluate(t.Context(), task, nil); err == nil || !strings.Contains(err.Error(), "for 0 queries") {
+		t.Error(err)
+	}
+	if err := small.Model.Claim(t.Context(), `graph "x"`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := small.Evaluate(t.Context(), task, first); err == nil || !strings.Contains(err.Error(), `in training by graph "x": within a graph stages.EvaluateReranker measures it`) {
 		t.Error(err)
 	}
 	for want, dir := range map[string]string{"is a layer-wise reranker": goldens.Path(t, "rerank/minicpm-layers"), "no such file": filepath.Join(t.TempDir(), "nowhere")} {
