@@ -36,7 +36,7 @@ type Device struct {
 	shared  bool // its memory is the host's
 	zeroes  cu.Stream
 
-	loading  sync.Mutex // while kernels are compiled and loaded, which takes seconds; before mu
+	loading  sync.Mutex // while kernels are loaded; behind whole, before mu
 	compiled nvrtc.Cache
 	modules  map[string]cu.Module
 
@@ -131,7 +131,7 @@ func New(share gpustage.Share) (*Device, error) {
 		return fail(err)
 	}
 	d.shared = integrated != 0
-	if err := openProducts(); err != nil {
+	if err := loadProducts(); err != nil {
 		return fail(err)
 	}
 	if d.context, err = d.device.RetainPrimaryCtx(); err != nil {
@@ -301,34 +301,42 @@ func (d *Device) allocZeroed(bytes int64) (cu.DevicePtr, error) {
 
 // Close gives the context back. Memory and streams must not be used any more.
 func (d *Device) Close() error {
-	d.loading.Lock()
-	defer d.loading.Unlock()
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	unbind, err := d.bind()
 	if err != nil {
 		return err
 	}
 	defer unbind()
 	// The context may outlive the device: others in the process use it as well.
-	errs := []error{d.zeroes.Destroy()}
-	whole.Lock() // unloading may wait for the context, in which others may capture
-	for _, m := range d.modules {
-		errs = append(errs, m.Unload())
-	}
-	whole.Unlock()
+	errs := []error{d.zeroes.Destroy(), d.unload()}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for i := range d.events {
 		errs = append(errs, cu.DestroyEvent(&d.events[i]))
 	}
 	errs = append(errs, d.unpinAll()...)
 	clear(d.functions)
-	clear(d.modules)
 	d.events, d.unused = nil, nil
 	return errors.Join(append(errs, driverError(C.release_context(C.CUdevice(d.device))))...)
 }
 
-// function is a kernel that may have so much shared memory. Modules are compiled or read on first use; only who needs one waits for that.
-func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
+// unload gives all modules back, for which the context may be synchronized. It is current.
+func (d *Device) unload() error {
+	whole.Lock()
+	defer whole.Unlock()
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	var errs []error
+	for _, m := range d.modules {
+		errs = append(errs, m.Unload())
+	}
+	clear(d.modules)
+	return errors.Join(errs...)
+}
+
+// function is a kernel that may have so much shared memory. Modules are compiled or read on first use; only who needs one waits for that. Loading
+// one may synchronize the context (what a kernel needs of the device is loaded with it), so it comes before or behind others' captures: see whole,
+// which a stream that captures holds already.
+func (d *Device) function(kernel string, shared int, captures bool) (C.CUfunction, error) {
 	known := func() (f function, ok bool) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -338,7 +346,14 @@ func (d *Device) function(kernel string, shared int) (C.CUfunction, error) {
 	if f, ok := known(); ok {
 		return f.handle, nil
 	}
-	d.loading.Lock()
+	if _, err := d.compiled.Code(kernels.ModuleOf(kernel)); err != nil { // compiling, which takes seconds, synchronizes nothing
+		return nil, err
+	}
+	if !captures {
+		whole.Lock()
+		defer whole.Unlock()
+	}
+	d.loading.Lock() // behind whole
 	defer d.loading.Unlock()
 	f, ok := known() // another stream may have been ahead
 	if ok {

@@ -71,7 +71,7 @@ func TestLoading(t *testing.T) {
 		d.compiled.Dir, d.compiled.Sources = dir, map[string]nvrtc.Source{"pointwise.cu": {Text: "wrong", Arch: "sm_90"}}
 		loaded := make(chan error)
 		go func() {
-			_, err := d.function("fill", 0)
+			_, err := d.function("fill", 0, false)
 			loaded <- err
 		}()
 		for d.loading.TryLock() {
@@ -79,7 +79,7 @@ func TestLoading(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		d.count(1)
-		if _, err := d.function("scale", 0); err != nil {
+		if _, err := d.function("scale", 0, false); err != nil {
 			say(err)
 		}
 		if _, err := d.takeEvent(); err != nil {

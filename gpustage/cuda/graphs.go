@@ -17,7 +17,8 @@ import (
 // relaxed, so it neither belongs to a thread nor forbids anything to others, but a context must not be synchronized while one of its streams
 // captures, and all ranks on a GPU have the same.
 
-// whole is held while a stream captures, and by what may synchronize the context: Alloc, Pin, their Free, and the opening and closing of streams.
+// whole is held while a stream captures, and by what may synchronize the context: Alloc, Pin, their Free, the opening and closing of streams, and
+// the first use of a kernel, ours or cuBLASLt's, which is loaded then. (What a stream captures it has launched before.)
 var whole sync.Mutex
 
 // enabled is what the environment says of something; otherwise where it says nothing.
@@ -41,7 +42,7 @@ func (d *Device) Repeats() bool { return d.repeats }
 func (s *Stream) Begin() error {
 	whole.Lock()
 	err := driverError(C.begin_capture(s.d.raw(), s.raw()))
-	if err != nil {
+	if s.captures = err == nil; err != nil {
 		whole.Unlock()
 	}
 	return err
@@ -49,6 +50,7 @@ func (s *Stream) Begin() error {
 
 // End makes a graph of what was captured.
 func (s *Stream) End() (launch.Recording, error) {
+	s.captures = false
 	defer whole.Unlock()
 	g := &graph{s: s}
 	if err := driverError(C.end_capture(s.d.raw(), s.raw(), &g.exec)); err != nil {

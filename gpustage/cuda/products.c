@@ -37,7 +37,7 @@ const char *lt_destroy(CUcontext c, void *handle) {
 	return e ? e : text(p_cublasLtDestroy((cublasLtHandle_t)handle));
 }
 
-enum { ALGORITHMS = 4 };
+enum { ALGORITHMS = 8 };
 
 struct Plan {
 	cublasLtMatmulDesc_t op;

@@ -25,7 +25,7 @@ type products struct {
 	d         *Device
 	handle    unsafe.Pointer
 	workspace gpustage.Memory
-	plans     *launch.Recent[C.Shape, *C.Plan] // nil where the library can't have the epilogue
+	plans     *launch.Recent[C.Shape, *plan]
 }
 
 // mostPlans bounds plans: sub-batches have any number of tokens, and each number about 20 shapes. What a step embeds it computes again on the
@@ -35,8 +35,8 @@ const mostPlans = 4096
 // workspaceBytes is what the library's documentation recommends for Hopper.
 const workspaceBytes = 32 << 20
 
-// openProducts loads the library, once for the process.
-var openProducts = sync.OnceValue(func() error {
+// loadProducts loads the library, once for the process.
+var loadProducts = sync.OnceValue(func() error {
 	files := nvrtc.Versions(DriverVersion(), "libcublasLt")
 	if named := os.Getenv("CONTRAFLOW_CUBLASLT"); named != "" {
 		files = []string{named}
@@ -54,8 +54,18 @@ var openProducts = sync.OnceValue(func() error {
 	return fmt.Errorf("cuBLASLt: %w (%s)", errors.Join(errs...), nvrtc.FromPyPI("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT"))
 })
 
+// openProducts is the library for the stream, whose handle and workspace come with its first product: most streams communicate, copy or read.
+func (s *Stream) openProducts() error {
+	if s.products != nil {
+		return nil
+	}
+	var err error
+	s.products, err = newProducts(s.d)
+	return err
+}
+
 func newProducts(d *Device) (*products, error) {
-	p := &products{d: d, plans: launch.NewRecent[C.Shape](mostPlans, func(x *C.Plan) { C.lt_free(x) })}
+	p := &products{d: d, plans: launch.NewRecent[C.Shape](mostPlans, func(x *plan) { C.lt_free(x.made) })}
 	whole.Lock() // see graphs.go
 	err := productError(C.lt_create(d.raw(), &p.handle))
 	whole.Unlock()
@@ -115,13 +125,21 @@ func shapeOf(x launch.Product) C.Shape {
 	return s
 }
 
-// plan is the algorithm for a product, nil where the library has none with its epilogue.
-func (s *Stream) plan(x launch.Product) (*C.Plan, error) {
+// plan is the algorithm for a product.
+type plan struct {
+	made *C.Plan // nil where the library has none with its epilogue
+	used bool
+}
+
+func (s *Stream) plan(x launch.Product) (*plan, error) {
+	if err := s.openProducts(); err != nil {
+		return nil, err
+	}
 	p, shape := s.products, shapeOf(x)
-	return p.plans.Get(shape, func() (plan *C.Plan, err error) {
-		mine := shape
-		err = productError(C.lt_plan(s.d.raw(), p.handle, &mine, workspaceBytes, &plan))
-		return plan, err
+	return p.plans.Get(shape, func() (*plan, error) {
+		mine, out := shape, &plan{}
+		err := productError(C.lt_plan(s.d.raw(), p.handle, &mine, workspaceBytes, &out.made))
+		return out, err
 	})
 }
 
@@ -131,7 +149,7 @@ func (s *Stream) Fuses(x launch.Product) (bool, error) {
 		return false, nil
 	}
 	plan, err := s.plan(x)
-	return plan != nil, err
+	return err == nil && plan.made != nil, err
 }
 
 // Multiply is one call of the library.
@@ -140,10 +158,15 @@ func (s *Stream) Multiply(x launch.Product) error {
 	if err != nil {
 		return err
 	}
-	if plan == nil {
+	if plan.made == nil {
 		return fmt.Errorf("cuBLASLt has no product with such an epilogue: %+v", x)
 	}
+	if !plan.used && !s.captures { // the library loads its kernel now
+		whole.Lock()
+		defer whole.Unlock()
+	}
+	plan.used = true
 	p := s.products
-	return productError(C.lt_multiply(s.d.raw(), p.handle, plan, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
+	return productError(C.lt_multiply(s.d.raw(), p.handle, plan.made, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
 		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(x.Aux.At), C.uint64_t(s.Address(p.workspace)), workspaceBytes, s.raw()))
 }

@@ -42,8 +42,9 @@ type Stream struct {
 	*launch.Stream
 	d        *Device
 	stream   cu.Stream
-	products *products
+	products *products // nil until the first one
 	sums     bool // the library may sum columns beside products
+	captures bool
 	pinned   *gpustage.HostMemory
 	ring     launch.Ring[cu.Event] // of pinned
 }
@@ -91,9 +92,6 @@ func (d *Device) open(urgent bool) (gpustage.Stream, error) {
 	if s.pinned, err = d.Pin(ringBytes); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	if s.products, err = newProducts(d); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
 	return s, nil
 }
 
@@ -110,7 +108,7 @@ func (s *Stream) Address(m gpustage.Memory) uintptr { return uintptr(m.(*memory)
 
 // Launch starts a kernel.
 func (s *Stream) Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error {
-	f, err := s.d.function(kernel, shared)
+	f, err := s.d.function(kernel, shared, s.captures)
 	if err != nil {
 		return err
 	}

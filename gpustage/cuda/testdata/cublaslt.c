@@ -13,6 +13,7 @@ typedef struct {
 	uint32_t epilogue;
 	void *bias, *aux;
 	int64_t auxStride;
+	int used;
 } Desc;
 
 typedef struct {
@@ -33,6 +34,7 @@ CUresult __attribute__((weak)) CUDAAPI cuCtxSetCurrent(CUcontext c) { return CUD
 
 // The driver on the processor (driver.cpp) has work of a stream done in its turn. Without it all is done at once.
 CUresult __attribute__((weak)) contraflow_enqueue(CUstream stream, int (*run)(void *), const void *from, size_t bytes);
+CUresult __attribute__((weak)) contraflow_load(CUstream stream);
 
 const char *cublasLtGetStatusString(cublasStatus_t s) { return s == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported" : "invalid value"; }
 
@@ -197,6 +199,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
 		if (alignment(all[i]) < algo->data[i]) return CUBLAS_STATUS_INVALID_VALUE;
 	if ((has_bias(d) || has_sums(d)) && (!d->bias || alignment(d->bias) < algo->data[4])) return CUBLAS_STATUS_INVALID_VALUE;
 	if (has_aux(d) && (!d->aux || alignment(d->aux) < algo->data[5])) return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (!d->used++ && contraflow_load && contraflow_load((CUstream)stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
 	Call call = {*d, *(Layout *)la, *(Layout *)lb, *(Layout *)lc, *(Layout *)ld, *(const float *)alpha, *(const float *)beta, A, B, C, D, workspace, bytes};
 	if (contraflow_enqueue) return contraflow_enqueue((CUstream)stream, multiply, &call, sizeof call) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 	multiply(&call);

@@ -215,10 +215,10 @@ static Stream *find(CUstream s) {
 // WHOLE is for what may synchronize the context, UNCAPTURED for what is no launch.
 
 // capturing tells whether a stream of the context captures, and spoils what does: the context is to be synchronized.
-static bool capturing(Context *c) {
+static bool capturing(Context *c, Stream *but = nullptr) {
 	bool any = false;
 	for (auto &s : streams)
-		if (s.second->context == c && s.second->capture) any = s.second->spoiled = true;
+		if (s.second->context == c && s.second->capture && s.second.get() != but) any = s.second->spoiled = true;
 	return any;
 }
 
@@ -285,6 +285,15 @@ CUresult contraflow_enqueue(CUstream stream, int (*run)(void *), const void *fro
 	if (!s) return CUDA_ERROR_INVALID_HANDLE;
 	std::string copy((const char *)from, bytes);
 	return issue(*s, [=]() mutable { return run(copy.data()) != 0; });
+}
+
+// contraflow_load is for libraries too: what they use on a stream for the first time is loaded, and so are modules and their functions. For that the
+// context may be synchronized.
+CUresult contraflow_load(CUstream stream) {
+	ENTER;
+	Stream *s = find(stream);
+	if (!s) return CUDA_ERROR_INVALID_HANDLE;
+	return capturing(s->context, s) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 // ---- devices and contexts
@@ -455,7 +464,7 @@ CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream st
 // ---- modules and launches
 
 CUresult cuModuleLoadData(CUmodule *m, const void *image) {
-	CURRENT;
+	WHOLE;
 	auto elf = (const Elf64_Ehdr *)image;
 	if (memcmp(elf->e_ident, ELFMAG, SELFMAG)) return CUDA_ERROR_INVALID_IMAGE;
 	size_t bytes = elf->e_shoff + elf->e_shnum * sizeof(Elf64_Shdr);
@@ -465,7 +474,7 @@ CUresult cuModuleLoadData(CUmodule *m, const void *image) {
 }
 
 CUresult cuModuleUnload(CUmodule m) {
-	CURRENT;
+	WHOLE;
 	if (!modules.count(m) || modules[m]->context != current) return CUDA_ERROR_INVALID_HANDLE;
 	for (auto &f : modules[m]->functions) functions.erase(f.second.get());
 	modules.erase(m);
@@ -473,7 +482,7 @@ CUresult cuModuleUnload(CUmodule m) {
 }
 
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
-	CURRENT;
+	WHOLE;
 	if (!modules.count(m) || modules[m]->context != current) return CUDA_ERROR_INVALID_HANDLE;
 	if (modules[m]->code.find(std::string(".text.") + name + '\0') == std::string::npos) return CUDA_ERROR_NOT_FOUND;
 	auto &function = modules[m]->functions[name];
