@@ -59,6 +59,9 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 					if !row.OK {
 						verdict = "WRONG"
 					}
+					if row.Noise {
+						verdict = "noise"
+					}
 					fmt.Fprintf(w, "%-5s  %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
 				}
 				if ok, err = x.Verify(cmd.Context(), o); ok {
