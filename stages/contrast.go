@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -62,7 +63,7 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		}
 		var label *loss.LabelError
 		if errors.As(err, &label) {
-			return fmt.Errorf("step %d: %s: %s", t.Index.Step+1, e.located(b, label.Row), label.Why)
+			return fmt.Errorf("step %d: %s: %s", t.Index.Step+1, cmp.Or(e.located(b, label.Row), "a row of another rank"), label.Why)
 		}
 		if err != nil {
 			return err

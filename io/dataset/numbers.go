@@ -108,6 +108,11 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 	if k := d.number.label; k >= 0 && !finite(b.Label(row)) {
 		return name(k), fmt.Sprintf("the label is %s: it must be a number", numberName(b.Label(row)))
 	}
+	if k := d.number.label; k >= 0 && d.src.CheckLabel != nil {
+		if err := d.src.CheckLabel(float64(b.Label(row))); err != nil {
+			return name(k), fmt.Sprintf("the label is %v: %v", b.Label(row), err)
+		}
+	}
 	n := 0
 	for _, k := range d.number.scores {
 		list := b.numbers[k].row(row)

@@ -34,6 +34,8 @@ type Source struct {
 	NegativesPerQuery int
 	Weight            string // a column of numbers >= 0; "": every row weighs 1
 	Label             string // a column of numbers; "": none
+	// CheckLabel says what is wrong with a label for what it is to be used for, such as loss.Contrastive's; its row can't be used then. nil: any number is one.
+	CheckLabel func(label float64) error
 
 	// Scores are columns of numbers or of lists of numbers: a teacher's scores of each row's documents. The numbers of all of
 	// them, one after the other, are one for each text of the document columns, one after the other: a single list, or a column for each column of

@@ -87,6 +87,18 @@ func (l Contrastive) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Re
 	})
 }
 
+// CheckLabel finds a label that is no degree of likeness: by others a term would have no least value, or be one to get away from. Compute takes
+// them nevertheless, as the peer does, unless Online; dataset.Source.CheckLabel refuses them.
+func (l Contrastive) CheckLabel(y float64) error {
+	switch {
+	case l.Online && y != 0 && y != 1: // the peer warns, and leaves such pairs out
+		return fmt.Errorf("online contrastive takes 1 (alike) and 0 (not alike); contrastive takes what is between")
+	case !(y >= 0 && y <= 1):
+		return fmt.Errorf("contrastive takes 1 (alike), 0 (not alike) and what is between; cosent and cosine_similarity are for scores")
+	}
+	return nil
+}
+
 // distance makes a distance of a metric's value, with its derivative.
 func distance(m Metric, v float64) (d, sign float64) {
 	if m == Cosine {
@@ -108,8 +120,8 @@ func (l Contrastive) online(s gpustage.Stream, a *gpustage.Arena, b *Batch, eps 
 	// Of labels 0 and 1: the nearest, the farthest, the mean.
 	nearest, farthest, sum, count := [2]float64{math.Inf(1), math.Inf(1)}, [2]float64{math.Inf(-1), math.Inf(-1)}, [2]float64{}, [2]float64{}
 	for i, y := range b.Labels {
-		if y != 0 && y != 1 { // the peer warns, and leaves such pairs out
-			return Result{}, fmt.Errorf("row %d of the batch has label %v: online contrastive takes 1 (alike) and 0 (not alike); contrastive takes what is between", i, y)
+		if err := l.CheckLabel(y); err != nil {
+			return Result{}, &LabelError{i, fmt.Sprintf("the label is %v: %v", y, err)}
 		}
 		d, _ := distance(m, g.values[i])
 		c := int(y)

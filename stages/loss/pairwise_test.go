@@ -322,6 +322,12 @@ func TestHardnessFormula(t *testing.T) {
 func TestPairwiseErrors(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	rng := rand.New(rand.NewPCG(9, 9))
+	labelled := func(labels ...float64) func(*Batch) {
+		return func(b *Batch) {
+			b.Embeddings, b.Gradient, b.Texts, b.Owner, b.Scores = b.Embeddings.Span(0, 10), b.Gradient.Span(0, 10), b.Texts[:10], nil, nil
+			b.Labels = labels
+		}
+	}
 	for _, c := range []struct {
 		l      Loss
 		change func(*Batch)
@@ -330,10 +336,7 @@ func TestPairwiseErrors(t *testing.T) {
 		{CosineSimilarity{}, nil, "takes pairs with labels, and the batch has negatives"},
 		{Contrastive{Metric: "angle"}, nil, `distance "angle" is unknown: want cosine, euclidean, manhattan`},
 		{Contrastive{Margin: -1}, nil, "margin is -1"},
-		{Contrastive{Online: true}, func(b *Batch) {
-			b.Embeddings, b.Gradient, b.Texts, b.Owner, b.Scores = b.Embeddings.Span(0, 10), b.Gradient.Span(0, 10), b.Texts[:10], nil, nil
-			b.Labels = []float64{1, 0, 1, 0.5, 0}
-		}, "row 3 of the batch has label 0.5: online contrastive takes 1"},
+		{Contrastive{Online: true}, labelled(1, 0, 1, 0.5, 0), "row 3 of the batch: the label is 0.5: online contrastive takes 1"},
 		{CoSENT{}, func(b *Batch) { b.Weights = []float64{1, 1, 2, 1, 1} }, "row 2 has weight 2, but the loss is of the batch as a whole"},
 		{CoSENT{Scale: math.NaN()}, nil, "scale is NaN"},
 		{DistillKL{}, func(b *Batch) { b.Scores = nil }, "needs a teacher's scores: data.train[].scores"},
@@ -440,4 +443,30 @@ func ExampleMatryoshka() {
 	r, err := l.Compute(s, a, &Batch{Rows: 2, Embeddings: emb, Gradient: grad, Texts: uniqueTexts(4)})
 	fmt.Printf("%.4f %v\n", r.Sum/r.Weight, err)
 	// Output: 0.6120 <nil>
+}
+
+// Labels that are no degree of likeness are known as such before they are trained on.
+func TestCheckLabel(t *testing.T) {
+	for _, c := range []struct {
+		l     interface{ CheckLabel(float64) error }
+		good  []float64
+		bad   []float64
+		wrong string
+	}{
+		{Contrastive{}, []float64{0, 0.25, 1}, []float64{-0.5, 1.5, math.NaN()}, "contrastive takes 1 (alike), 0 (not alike) and what is between"},
+		{Contrastive{Online: true}, []float64{0, 1}, []float64{0.5, 2, -1}, "online contrastive takes 1"},
+		{Groups{Name: "bce"}, []float64{0, 0.25, 1}, []float64{-0.5, 7}, "bce takes labels from 0 to 1"},
+		{Groups{Name: "mse"}, []float64{-3, 7}, nil, ""},
+	} {
+		for _, y := range c.good {
+			if err := c.l.CheckLabel(y); err != nil {
+				t.Errorf("%+v: %v: %v", c.l, y, err)
+			}
+		}
+		for _, y := range c.bad {
+			if err := c.l.CheckLabel(y); err == nil || !strings.Contains(err.Error(), c.wrong) {
+				t.Errorf("%+v: %v: %v, want %q", c.l, y, err, c.wrong)
+			}
+		}
+	}
 }

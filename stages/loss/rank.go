@@ -2,6 +2,7 @@ package loss
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -67,6 +68,14 @@ func (Groups) SplitsRows() {}
 
 // Memory is the copy of the scores that Compute makes, and of their gradient.
 func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size()+64) + 128 }
+
+// CheckLabel finds a label that the objective has no meaning for.
+func (g Groups) CheckLabel(y float64) error {
+	if g.Name == "bce" && !(y >= 0 && y <= 1) {
+		return errors.New("bce takes labels from 0 to 1")
+	}
+	return nil
+}
 
 // LabelError is about a row whose labels a loss can't take.
 type LabelError struct {
@@ -140,8 +149,8 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 		}
 		if g.Name == "bce" {
 			for _, v := range l {
-				if !(v >= 0 && v <= 1) {
-					return r, &LabelError{i, fmt.Sprintf("bce has labels from 0 to 1, and this row one of %v", v)}
+				if err := g.CheckLabel(v); err != nil {
+					return r, &LabelError{i, fmt.Sprintf("the label is %v: %v", v, err)}
 				}
 			}
 		}

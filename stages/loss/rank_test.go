@@ -157,7 +157,7 @@ func TestGroupsRows(t *testing.T) {
 	}
 	for _, label := range []float64{-1, 7} {
 		var bad *LabelError
-		if _, _, err := run(Groups{Name: "bce"}, func(b *Batch) { b.Scores[1] = label }); !errors.As(err, &bad) || bad.Row != 1 || !strings.Contains(err.Error(), "bce has labels from 0 to 1") {
+		if _, _, err := run(Groups{Name: "bce"}, func(b *Batch) { b.Scores[1] = label }); !errors.As(err, &bad) || bad.Row != 1 || !strings.Contains(err.Error(), "the label is "+fmt.Sprint(label)+": bce takes labels from 0 to 1") {
 			t.Errorf("label %v: %v", label, err)
 		}
 	}

@@ -125,6 +125,11 @@ func (c *checker) checkModel(m *Model) {
 	c.words("model.kind", "embedder", "reranker", "m3")
 	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have")
 	c.require(m.VectorDim == 0 || m.Kind == "m3", "model.vector_dim", "is for model.kind: m3")
+	if m.Kind != "reranker" {
+		for _, key := range []string{"head", "template", "instruction", "truncation"} {
+			c.require(c.find("model."+key) == nil, "model."+key, "is for model.kind: reranker%s", map[string]string{"instruction": "; an embedder's goes in front of its texts: data.train[].prompts"}[key])
+		}
+	}
 	if m.Pooling != "" {
 		c.words("model.pooling", "mean", "cls", "last")
 	}
@@ -171,8 +176,15 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 	c.words("optimizer.name", "adamw", "sgd")
 	c.require(o.LR > 0 && !math.IsInf(o.LR, 0), "optimizer.lr", "is %v, want a positive number", o.LR)
 	c.require(o.WeightDecay >= 0, "optimizer.weight_decay", "is negative")
-	c.require(len(o.Betas) == 2 && o.Betas[0] >= 0 && o.Betas[0] < 1 && o.Betas[1] >= 0 && o.Betas[1] < 1, "optimizer.betas", "are %v, want two numbers of at least 0 and less than 1", o.Betas)
-	c.require(o.Eps > 0, "optimizer.eps", "is %v, want a positive number", o.Eps)
+	if o.Name == "sgd" {
+		for _, key := range []string{"optimizer.betas", "optimizer.eps"} {
+			c.require(c.find(key) == nil, key, "is for adamw")
+		}
+		o.Betas, o.Eps = nil, 0
+	} else {
+		c.require(o.Eps > 0, "optimizer.eps", "is %v, want a positive number", o.Eps)
+	}
+	c.require(o.Name == "sgd" || len(o.Betas) == 2 && o.Betas[0] >= 0 && o.Betas[0] < 1 && o.Betas[1] >= 0 && o.Betas[1] < 1, "optimizer.betas", "are %v, want two numbers of at least 0 and less than 1", o.Betas)
 	c.require(o.Momentum >= 0 && o.Momentum < 1, "optimizer.momentum", "is %v, want at least 0 and less than 1", o.Momentum)
 	c.require(o.Momentum == 0 || o.Name == "sgd", "optimizer.momentum", "is for sgd")
 	c.require(o.MaxGradNorm >= 0, "optimizer.max_grad_norm", "is negative; 0 turns clipping off")

@@ -334,6 +334,48 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	c.require(!k.whole || s.Weight == "", key+"weight", "%s is of the batch as a whole: rows have no weights in it", named)
 }
 
+// checkLabel is what a dataset's labels must be for the loss; nil: numbers.
+func (l Loss) checkLabel() func(float64) error {
+	k := l.kind()
+	switch name := k.names[0]; {
+	case k.reranker:
+		return l.groups().CheckLabel
+	case name == "contrastive" || name == "online_contrastive":
+		return loss.Contrastive{Online: name == "online_contrastive"}.CheckLabel
+	}
+	return nil
+}
+
+// reads tells which columns beside the texts the loss reads, where it does not need them.
+func (l Loss) reads() (label, scores, teacher bool) {
+	k := l.kind()
+	if k.reranker {
+		return l.Name == "bce" || l.Name == "mse", l.Name != "cross_entropy", false
+	}
+	angle, margin := k.names[0] == "angle", k.names[0] == "margin_mse"
+	return k.label || angle || margin, k.scores || margin || k.m3 && l.Distillation != "", k.teacher
+}
+
+// noteUnread tells of columns that a recipe names and the loss does not read: it may be that another one was meant.
+func (x *Run) noteUnread() {
+	if x.own.loss != nil {
+		return
+	}
+	for i, s := range x.Recipe.Data.Train {
+		l, key := x.Recipe.lossOf(i), fmt.Sprintf("data.train[%d].", i)
+		label, scores, teacher := l.reads()
+		for _, c := range []struct {
+			key   string
+			there bool
+			read  bool
+		}{{"label", s.Label != "", label}, {"scores", len(s.Scores) > 0, scores}, {"teacher", s.Teacher != "", teacher}} {
+			if c.there && !c.read {
+				x.obs.note("%s%s is not read: %s.name: %s has no use for it", key, c.key, x.Recipe.lossKey(i), l.Name)
+			}
+		}
+	}
+}
+
 // driving is how a loss is computed, beside what the recipe says.
 type driving struct {
 	tile [2]int // 0: the defaults

@@ -396,7 +396,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	}
 	d, err := dataset.Open(ctx, dataset.Source{
 		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: int(src.NegativesPerQuery),
-		Weight: src.Weight, Label: src.Label, Scores: src.Scores, Teacher: src.Teacher, Tokens: tokens,
+		Weight: src.Weight, Label: src.Label, CheckLabel: r.lossOf(i).checkLabel(), Scores: src.Scores, Teacher: src.Teacher, Tokens: tokens,
 	})
 	if err != nil {
 		return p, err
@@ -529,6 +529,9 @@ func (x *Run) noteOddities() {
 		if lr < leastStaticRate {
 			x.obs.note("with %s: %.3g static embeddings end about where they begin: they want a large one, such as 0.2 with batches of 512 rows", key, lr)
 		}
+	}
+	if d := o.LayerDecay; x.folder.Static() && d > 0 && d < 1 {
+		x.obs.note("optimizer.layer_decay: %v changes nothing: static embeddings have no layers", d)
 	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Schedule.Factor(x.Steps-1, u.WarmupSteps, x.Steps)

@@ -121,3 +121,64 @@ func TestOwnMarkWithoutSettings(t *testing.T) {
 		}
 	}
 }
+
+// Columns that a recipe names and its loss does not read are told of; those that it reads are not, nor what a program's own loss may.
+func TestNoteUnread(t *testing.T) {
+	for _, c := range []struct {
+		kind, loss, columns, want string
+		own                       bool
+	}{
+		{"embedder", "mnrl", "label", "data.train[0].label is not read: loss.name: mnrl has no use for it", false},
+		{"embedder", "mnrl", "label", "", true},
+		{"embedder", "triplet", "scores teacher", "data.train[0].scores is not read: loss.name: triplet has no use for it data.train[0].teacher is not read: loss.name: triplet has no use for it", false},
+		{"embedder", "cosent", "label", "", false},
+		{"embedder", "angle", "label", "", false},
+		{"embedder", "margin_mse", "label scores", "", false},
+		{"embedder", "distill_kl", "scores", "", false},
+		{"embedder", "mse", "teacher", "", false},
+		{"m3", "m3", "scores", "data.train[0].scores is not read: loss.name: m3 has no use for it", false},
+		{"reranker", "cross_entropy", "scores", "data.train[0].scores is not read: loss.name: cross_entropy has no use for it", false},
+		{"reranker", "bce", "label", "", false},
+		{"reranker", "kl", "scores", "", false},
+	} {
+		var notes []string
+		x := &Run{obs: Observer{Note: func(n string) { notes = append(notes, n) }}}
+		if c.own {
+			x.own.loss = loss.InfoNCE{}
+		}
+		x.Recipe.Loss = Loss{Name: c.loss, reranker: c.kind == "reranker"}
+		s := Source{}
+		for _, name := range strings.Fields(c.columns) {
+			switch name {
+			case "label":
+				s.Label = "l"
+			case "scores":
+				s.Scores = []string{"s"}
+			case "teacher":
+				s.Teacher = "t"
+			}
+		}
+		x.Recipe.Data.Train = []Source{s}
+		x.noteUnread()
+		if got := strings.Join(notes, " "); got != c.want {
+			t.Errorf("%s with %s: %q, want %q", c.loss, c.columns, got, c.want)
+		}
+	}
+}
+
+// Labels that the loss has no meaning for make rows that can't be used: an error with the row, or left out with data.on_error: skip.
+func TestLabelsOutOfRange(t *testing.T) {
+	j := newJob(t, 60)
+	if err := os.WriteFile(filepath.Join(j.dir, "data.jsonl"), []byte(strings.Repeat(`{"q": "one two", "p": "two three", "label": 1}`+"\n"+`{"q": "three", "p": "four", "label": 0}`+"\n", 15)+`{"q": "five", "p": "six", "label": 3}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{"loss=contrastive", "data.train.0.label=label", "train.epochs=1", "batch.no_duplicates=false", "data.shuffle=false", "batch.drop_last=false"}
+	want := "the label is 3: contrastive takes 1 (alike), 0 (not alike)"
+	if _, err := j.run(t, "stops", nil, 0, false, sets...); !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), ":31") {
+		t.Error(err)
+	}
+	o, err := j.run(t, "skips", nil, 0, false, append(sets, "data.on_error=skip")...)
+	if err != nil || o.summary.Skipped != 1 {
+		t.Errorf("%v: %+v", err, o.summary)
+	}
+}

@@ -137,8 +137,8 @@ type Optimizer struct {
 	Name        string         `yaml:"name"`
 	LR          float64        `yaml:"lr"`
 	WeightDecay float64        `yaml:"weight_decay"`
-	Betas       []float64      `yaml:"betas"`
-	Eps         float64        `yaml:"eps"`
+	Betas       []float64      `yaml:"betas,omitempty"` // of adamw, as Eps
+	Eps         float64        `yaml:"eps,omitempty"`
 	Momentum    float64        `yaml:"momentum,omitempty"`
 	MaxGradNorm float64        `yaml:"max_grad_norm"`
 	Schedule    optim.Schedule `yaml:"schedule"`

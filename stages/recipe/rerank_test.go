@@ -79,7 +79,7 @@ func TestRerankerFamilies(t *testing.T) {
 	}
 }
 
-// A row whose label a loss can't take is named where it stands, in whichever dataset.
+// A row whose score as a label a loss can't take is named where it stands, in whichever dataset.
 func TestLabelLocated(t *testing.T) {
 	j := newJob(t, 20)
 	other := filepath.Join(j.dir, "other.jsonl")
@@ -88,8 +88,8 @@ func TestLabelLocated(t *testing.T) {
 	}
 	for _, replicate := range []int{1, 2} {
 		_, err := j.run(t, "run", nil, 0, false, "model.kind=reranker", "loss.name=bce", "batch.global_size=7", "data.mixing=round_robin", fmt.Sprint("mesh.replicate=", replicate),
-			fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}, {path: %q, query: q, positive: p, label: l}]", filepath.Join(j.dir, "data.jsonl"), other))
-		if err == nil || !strings.Contains(err.Error(), "other.jsonl:7: bce has labels from 0 to 1") {
+			fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}, {path: %q, query: q, positive: p, scores: [l]}]", filepath.Join(j.dir, "data.jsonl"), other))
+		if err == nil || !strings.Contains(err.Error(), "other.jsonl:7: the label is 2: bce takes labels from 0 to 1") {
 			t.Errorf("%d ranks: %v", replicate, err)
 		}
 	}

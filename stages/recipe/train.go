@@ -390,6 +390,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, err
 	}
 	x.noteRoom()
+	x.noteUnread()
 	if from != nil {
 		switch p := x.saves.progress; {
 		case from.Step > x.Steps:
