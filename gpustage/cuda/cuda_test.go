@@ -163,6 +163,58 @@ func TestConformancePinnedCapture(t *testing.T) {
 	}
 }
 
+// While a stream captures, no kernel is loaded, neither ours nor the library's. The stream that captures may use one for the first time.
+func TestConformanceLoadingCapture(t *testing.T) {
+	d, s := gpuStream(t)
+	opened, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := opened.(*Stream)
+	defer other.Close()
+	x, err := gpustage.NewTensor(d, gpustage.F32, 64, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Mem.Free()
+	y, err := gpustage.NewTensor(d, gpustage.F32, 64, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer y.Mem.Free()
+	other.MatMul(y.Span(0, 32), x.Span(0, 32), x, gpustage.MatMul{}) // the library's handle and workspace
+	s.Fill(x, 1)
+	if err := errors.Join(other.Sync(), s.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	for name, use := range map[string]func(){
+		"a kernel":  func() { other.Scale(y, x, 2) },
+		"a product": func() { other.MatMul(y, x, x, gpustage.MatMul{}) },
+	} {
+		if err := s.Begin(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() {
+			use()
+			ended <- other.Sync()
+		}()
+		select {
+		case err := <-ended:
+			t.Error(name, "is loaded while another stream captures:", err)
+			ended <- err
+		case <-time.After(20 * time.Millisecond):
+		}
+		s.Fill(x, 1)
+		if _, err := s.End(); err != nil {
+			t.Error(name, err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(name, err)
+		}
+	}
+}
+
 // A stream that communicates is ahead of one that computes.
 func TestConformanceUrgent(t *testing.T) {
 	d := gpu(t)

@@ -43,7 +43,7 @@ type Stream struct {
 	d        *Device
 	stream   cu.Stream
 	products *products // nil until the first one
-	sums     bool // the library may sum columns beside products
+	sums     bool      // the library may sum columns beside products
 	captures bool
 	pinned   *gpustage.HostMemory
 	ring     launch.Ring[cu.Event] // of pinned
