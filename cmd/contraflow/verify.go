@@ -21,7 +21,7 @@ func newVerify() *cobra.Command {
 replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
 double precision, which in turn is compared with a finite difference of the loss. It prints a row for each and exits with 1 if
 any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, a plain computation in single
-precision on the reference device tells, in a row of its own, and the limit follows it.
+precision on the reference device tells, in a row of its own (noise), and the limit of each tensor follows what it has there.
 
 Meshes are of ranks in this process, which exchange as the recipe says (mesh.wire, mesh.overlap, train.sync, loss.gather_across_devices). Started by
 mpirun, srun or torchrun it verifies the job's own mesh: each rank what it computes alone, and then all of them together.`,

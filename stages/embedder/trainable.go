@@ -107,18 +107,24 @@ func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, e
 
 // Evaluate measures the model as it is. While a pipeline trains it that is an error: within one, stages.Evaluate measures.
 func (t *Trainable) Evaluate(ctx context.Context, task *Task, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	if err := Whole(t.Model); err != nil {
+	return Measured(t.Model, "stages.Evaluate", func(e *Engine) (*evaluate.Result, error) { return task.Evaluate(ctx, e, measures...) })
+}
+
+// Measured measures a trainable model as it is, with an engine that is made for it. While a pipeline trains the model that is an error, which names the
+// stage that does it within one.
+func Measured(m *transformer.Model, stage string, measure func(*Engine) (*evaluate.Result, error)) (*evaluate.Result, error) {
+	if err := Whole(m); err != nil {
 		return nil, err
 	}
-	if err := t.Model.Busy(); err != nil {
-		return nil, fmt.Errorf("%w: within a graph stages.Evaluate measures it, between two steps", err)
+	if err := m.Busy(); err != nil {
+		return nil, fmt.Errorf("%w: within a graph %s measures it, between two steps", err, stage)
 	}
-	s, err := t.Model.Device.OpenStream()
+	s, err := m.Device.OpenStream()
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Model: t.Model, Stream: s}
-	res, err := task.Evaluate(ctx, e, measures...)
+	e := &Engine{Model: m, Stream: s}
+	res, err := measure(e)
 	return res, errors.Join(err, e.Close(), e.CloseStream())
 }
 

@@ -79,19 +79,9 @@ func (t *Trainable) Head() []int32 { return t.spec.Scorer.Tied() }
 // Evaluate measures the model as it is, by the order into which it puts first: see the function [Evaluate]. While a pipeline trains it that is an
 // error: within one, stages.EvaluateReranker measures.
 func (t *Trainable) Evaluate(ctx context.Context, task *embedder.Task, first evaluate.Run, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	if err := embedder.Whole(t.Model); err != nil {
-		return nil, err
-	}
-	if err := t.Model.Busy(); err != nil {
-		return nil, fmt.Errorf("%w: within a graph stages.EvaluateReranker measures it, between two steps", err)
-	}
-	s, err := t.Model.Device.OpenStream()
-	if err != nil {
-		return nil, err
-	}
-	e := &embedder.Engine{Model: t.Model, Stream: s}
-	res, err := Evaluate(ctx, e, t.Pairs, task, first, measures...)
-	return res, errors.Join(err, e.Close(), e.CloseStream())
+	return embedder.Measured(t.Model, "stages.EvaluateReranker", func(e *embedder.Engine) (*evaluate.Result, error) {
+		return Evaluate(ctx, e, t.Pairs, task, first, measures...)
+	})
 }
 
 // Save writes the model with its present parameters to a folder, which [Load], transformers and CrossEncoder read, with LoRA's factors merged. What
