@@ -116,8 +116,8 @@ type Encoder struct {
 	scratch int64 // bytes of the arena
 	peak    int64 // bytes held at once, at most
 
-	closers     []func() error // of what stages added to it
-	evaluations int            // of those, Evaluate's
+	closers []func() error // of what stages added to it
+	engines int            // of those
 }
 
 // Weights stands for a model's parameters as a step's update has left them: who reads the parameters depends on it.

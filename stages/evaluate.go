@@ -26,6 +26,7 @@ func TextOfPairs(m *reranker.Trainable) Text {
 // Engine embeds with the encoder's model between two steps, together with other ranks if there are any. Its stream is the caller's, its memory
 // is given back by the encoder's Close.
 func (e *Encoder) Engine() *embedder.Engine {
+	e.engines++
 	engine := &embedder.Engine{Model: e.Model}
 	e.closers = append(e.closers, engine.Close)
 	if x := e.newTogether(); x != nil {
@@ -55,10 +56,9 @@ func EvaluateReranker(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Enc
 
 // evaluate adds a stage that measures between two steps.
 func (e *Encoder) evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], due func(step int) bool, measure func(context.Context, *embedder.Engine) (*evaluate.Result, error)) pipeline.Port[*evaluate.Result] {
-	engine := e.Engine()
-	stage := "evaluate"
-	if e.evaluations++; e.evaluations > 1 {
-		stage = fmt.Sprint("evaluate ", e.evaluations)
+	engine, stage := e.Engine(), "evaluate"
+	if e.engines > 1 {
+		stage = fmt.Sprint("evaluate ", e.engines)
 	}
 	return pipeline.Map(g, stage, steps, func(t *pipeline.Task, s StepResult) (*evaluate.Result, error) {
 		engine.Stream = Stream(t)

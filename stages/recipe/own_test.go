@@ -2,14 +2,21 @@ package recipe
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
+	"contraflow/tokenize"
 )
 
 // A loss of a program's own and what it does to rows take part in a run as the recipe's do: on several ranks, and when it goes on.
@@ -180,5 +187,79 @@ func TestLabelsOutOfRange(t *testing.T) {
 	o, err := j.run(t, "skips", nil, 0, false, append(sets, "data.on_error=skip")...)
 	if err != nil || o.summary.Skipped != 1 {
 		t.Errorf("%v: %+v", err, o.summary)
+	}
+}
+
+// A program's own stages see what the recipe's do, on each rank, and change nothing of it; what they measure is the model between two steps.
+func TestWithStages(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{"optimizer.lr=1e-2", "train.max_steps=3", "batch.accumulate=1", "batch.drop_last=true", j.sts(t), "eval.every=2"}
+	plain, err := j.run(t, "plain", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	judged := &dataset.Retrieval{QueryIDs: []string{"1"}, Queries: j.words[:1], DocIDs: []string{"a", "b"}, Docs: j.words[:2], Judgements: []dataset.Judgement{{Query: 0, Doc: 0, Relevance: 1}}}
+	tok, err := tokenize.Load(filepath.Join(j.dir, "model"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, replicate := range []int{1, 2} {
+		var mu sync.Mutex
+		var rows, steps, evaluations, measured int
+		var losses []float64
+		add := func(g *pipeline.Graph, p Ports) error {
+			count := func(n *int, by int) error {
+				mu.Lock()
+				defer mu.Unlock()
+				*n += by
+				return nil
+			}
+			task, err := embedder.NewTask(t.Context(), judged, embedder.Text{Tokenizer: tok})
+			if err != nil {
+				return err
+			}
+			pipeline.Sink(g, "rows", p.Batches, func(_ *pipeline.Task, b *stages.Batch) error { return count(&rows, len(b.Rows)) })
+			pipeline.Sink(g, "chunks", p.Chunks, func(*pipeline.Task, *stages.Chunk) error { return nil })
+			pipeline.Sink(g, "losses", p.Results, func(_ *pipeline.Task, r stages.StepResult) error {
+				mu.Lock()
+				losses = append(losses, r.Loss)
+				mu.Unlock()
+				return count(&steps, 1)
+			})
+			pipeline.Sink(g, "evaluations", p.Evaluations, func(_ *pipeline.Task, e *Evaluation) error {
+				if e == nil {
+					return nil
+				}
+				return count(&evaluations, 1)
+			})
+			mine := stages.Evaluate(g, p.Results, p.Encoder, task, func(step int) bool { return step == 1 }, evaluate.MRR(10))
+			pipeline.Sink(g, "measured", mine, func(_ *pipeline.Task, r *evaluate.Result) error {
+				if r == nil {
+					return nil
+				}
+				if r.Means[0] != 1 {
+					t.Errorf("the model does not find a text by itself: %v", r.Means)
+				}
+				return count(&measured, 1)
+			})
+			return nil
+		}
+		j.opts = []TrainOption{WithStages(add)}
+		o, err := j.run(t, fmt.Sprint("with stages", replicate), nil, 0, false, append(sets, fmt.Sprint("mesh.replicate=", replicate))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rows != 3*13 || steps != 3*replicate || evaluations != 2 || measured != 1 || len(o.losses) != 3 {
+			t.Errorf("%d ranks: %d rows, %d steps, %d evaluations, %d of one's own", replicate, rows, steps, evaluations, measured)
+		}
+		for i, l := range o.losses {
+			if d := math.Abs(l - plain.losses[i]); d > 1e-4*l || replicate == 1 && (d != 0 || losses[i] != l) {
+				t.Errorf("%d ranks, step %d: loss %v, without stages %v, seen %v", replicate, i, l, plain.losses[i], losses)
+			}
+		}
+	}
+	j.opts = []TrainOption{WithStages(func(*pipeline.Graph, Ports) error { return errors.New("boom") })}
+	if _, err := j.run(t, "fails", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), "recipe.WithStages: boom") {
+		t.Error(err)
 	}
 }

@@ -83,12 +83,14 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 			})
 		}
 	}
-	g, enc, results, err := x.steps(ingest)
+	g, ports, err := x.steps(ingest)
 	if err != nil {
 		return nil, nil, err
 	}
+	enc, results := ports.Encoder, ports.Results
 	x.engine = enc.Engine()
 	evaluated := x.evaluateStage(g, results)
+	ports.Evaluations = evaluated
 	states := stages.Snapshot(g, results, enc, x.due)
 	saved := x.saveStage(g, results, states)
 	record := g.Stage("record")
@@ -108,27 +110,40 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 		return nil
 	})
 	x.checkpointStage(g, enc, states, recorded.Port)
+	if x.own.stages != nil {
+		if err := x.own.stages(g, ports); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("recipe.WithStages: %w", err), enc.Close())
+		}
+	}
 	return g, enc, nil
+}
+
+// Ports are where stages of one's own may begin in a recipe's graph, whose parameters belong to the compute lane of device 0.
+type Ports struct {
+	Encoder     *stages.Encoder
+	Chunks      pipeline.Port[*stages.Chunk] // rows, as WithRow has left them
+	Batches     pipeline.Port[*stages.Batch] // what of each is this rank's
+	Results     pipeline.Port[stages.StepResult]
+	Evaluations pipeline.Port[*Evaluation] // nil after steps without one, and on ranks but the main one
 }
 
 // trainingGraph is the graph without evaluation, saving and reports.
 func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
-	g, enc, results, err := x.steps(stages.Ingest)
+	g, ports, err := x.steps(stages.Ingest)
 	if err != nil {
 		return nil, nil, err
 	}
-	pipeline.Sink(g, "record", results, func(*pipeline.Task, stages.StepResult) error { return nil })
-	return g, enc, nil
+	pipeline.Sink(g, "record", ports.Results, func(*pipeline.Task, stages.StepResult) error { return nil })
+	return g, ports.Encoder, nil
 }
 
 // steps is the graph up to each step's result, of the rows that ingest's stage reads.
-func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (*pipeline.Graph, *stages.Encoder, pipeline.Port[stages.StepResult], error) {
+func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (*pipeline.Graph, Ports, error) {
 	r := x.Recipe
 	g := pipeline.New("train")
-	var none pipeline.Port[stages.StepResult]
 	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed, stages.With(x.ranks))
 	if err != nil {
-		return nil, nil, none, err
+		return nil, Ports{}, err
 	}
 	chunks := ingest(g, x.plan)
 	if x.own.row != nil {
@@ -156,9 +171,9 @@ func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*sta
 	}
 	results, err := stages.Apply(g, contributions, grads, enc, update)
 	if err != nil {
-		return nil, nil, none, err
+		return nil, Ports{}, err
 	}
-	return g, enc, results, nil
+	return g, Ports{Encoder: enc, Chunks: chunks, Batches: batches, Results: results}, nil
 }
 
 // last tells whether a step is the run's last one.
@@ -321,10 +336,18 @@ func WithRow(f func(*dataset.Example) error) TrainOption {
 	return func(o *trainOptions) { o.own.row = f }
 }
 
-// own is what a program puts in the place of a recipe's.
+// WithStages has add put stages of one's own into the graph that trains: what looks at batches, results or gradients, or measures something else, of
+// this rank. A graph is built anew after a step that is rolled back (train.on_nan), and add called again. Stages that change what is trained are
+// WithRow's and WithLoss's matter, of which checkpoints know.
+func WithStages(add func(g *pipeline.Graph, p Ports) error) TrainOption {
+	return func(o *trainOptions) { o.own.stages = add }
+}
+
+// own is what a program puts in the place of a recipe's, or adds to it.
 type own struct {
-	loss loss.Loss
-	row  func(*dataset.Example) error
+	loss   loss.Loss
+	row    func(*dataset.Example) error
+	stages func(*pipeline.Graph, Ports) error
 }
 
 // ownRows changes a chunk's rows, and what their texts are known by.
