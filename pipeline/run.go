@@ -445,7 +445,7 @@ func (r *running) ran(t *Task, part string, start time.Time) {
 	}
 	if r.spans != nil {
 		r.spans(Span{
-			Stage: t.stage.name, Item: t.Index.String(), Part: part, Device: deviceOf(t.where), Lane: lane,
+			Stage: t.stage.name, Item: t.Index.String(), Step: t.Index.Step, Part: part, Device: deviceOf(t.where), Lane: lane,
 			Start: start.Sub(r.began), End: end.Sub(r.began), Notes: t.notes,
 		})
 	}

@@ -15,6 +15,7 @@ import (
 type Span struct {
 	Stage  string
 	Item   string // its index, as Index prints it
+	Step   int    `json:"-"` // that it belongs to; 0 before there are steps
 	Part   string // which part of the task; empty for all of it
 	Device string // "host" in the host pool
 	Lane   string // as LaneKind prints it; "host"
@@ -163,12 +164,16 @@ func (c Communication) HiddenShare() float64 {
 	return float64(c.Hidden) / float64(c.Total)
 }
 
+func (s Span) communicates() bool {
+	return s.Lane == Comm.String() || s.Lane == Fetch.String() || s.Part == communicating
+}
+
 // Communicated sums spans up, over all devices.
 func Communicated(spans []Span) Communication {
 	comm := map[string][]interval{}
 	var c Communication
 	for _, s := range spans {
-		if s.Lane == Comm.String() || s.Lane == Fetch.String() || s.Part == communicating {
+		if s.communicates() {
 			comm[s.Device] = append(comm[s.Device], interval{s.Start, s.End})
 			c.Bytes += s.Notes[BytesSent]
 		}

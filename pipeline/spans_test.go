@@ -305,13 +305,16 @@ func TestLap(t *testing.T) {
 	at := time.Duration(0)
 	for i, took := range []time.Duration{50, 10, 10, 10, 90, 10, 10, 70} {
 		totals.Span(Span{Stage: fmt.Sprint(i), Device: "d", Lane: "compute", Start: at, End: at + took})
-		totals.Span(Span{Stage: "send", Device: "d", Lane: "comm", Start: at + took/2, End: at + took, Notes: map[string]float64{BytesSent: 3}})
+		totals.Span(Span{Stage: "send", Step: i, Device: "d", Lane: "comm", Start: at + took/2, End: at + took, Notes: map[string]float64{BytesSent: float64(i)}})
 		at += took
-		if c := totals.Lap(); c.Total != took/2 || c.Hidden != took/2 || c.Bytes != 3 {
+		if i%2 == 0 { // the next step's lane is ahead
+			totals.Span(Span{Stage: "send", Step: i + 1, Device: "d", Lane: "comm", Start: at - 1, End: at, Notes: map[string]float64{BytesSent: 100}})
+		}
+		if c := totals.Lap(i); c.Total != took/2 || c.Hidden != took/2 || c.Bytes != float64(i+i%2*100) {
 			t.Errorf("lap %d: %+v", i, c)
 		}
 	}
-	if s := totals.Step(); len(s) != 2 || s[0].Stage != "6" {
+	if s := totals.Step(); len(s) != 3 || s[0].Stage != "6" {
 		t.Errorf("%+v", s)
 	}
 }

@@ -23,7 +23,8 @@ type Totals struct {
 	held  []Depth // of each edge, the last
 	now   time.Duration
 
-	recent, step []Span // since the last Lap; of a step that took about as long as most
+	recent, step []Span          // since the last Lap; of a step that took about as long as most
+	sent         map[int]float64 // bytes by the step that sends them: lanes are steps ahead of its record
 	began        time.Duration
 	laps         []time.Duration // the last ones
 }
@@ -63,6 +64,12 @@ func (t *Totals) Span(s Span) {
 	}
 	st.Bytes += s.Notes[BytesSent]
 	st.Collectives += s.Notes[Collectives]
+	if s.communicates() {
+		if t.sent == nil {
+			t.sent = map[int]float64{}
+		}
+		t.sent[s.Step] += s.Notes[BytesSent]
+	}
 	if s.Part == communicating { // the task that it is a part of is still to come
 		st.Comm += s.End - s.Start
 		return
@@ -116,11 +123,19 @@ func (e *EdgeSummary) hold(d Depth, until time.Duration) {
 	}
 }
 
-// Lap ends what is looked at as one step, and returns what was communicated in it.
-func (t *Totals) Lap() Communication {
+// Lap ends what is looked at as one step, and returns what was communicated: how long since the last Lap, and the bytes of tasks up to this
+// step, so that equal runs have equal ones however far their lanes are ahead.
+func (t *Totals) Lap(step int) Communication {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := Communicated(t.recent)
+	c.Bytes = 0
+	for s, bytes := range t.sent {
+		if s <= step {
+			c.Bytes += bytes
+			delete(t.sent, s)
+		}
+	}
 	took := t.now - t.began
 	t.began = t.now
 	t.laps = append(t.laps[max(0, len(t.laps)-31):], took)

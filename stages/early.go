@@ -274,7 +274,8 @@ func (e *Encoder) reduceEarly(g *pipeline.Graph, subs pipeline.Port[SubBatch], g
 	})
 }
 
-// part is a part of a task on a communication lane, with what it sends; a computing task has none.
+// part is a part of a task on a communication lane, with what it sends; a computing task has none. A task that is one part, without a name, is
+// counted when that ends, before it gives anything: the step may be over, and its bytes summed up, before the task itself ends.
 func (e *Encoder) part(t *pipeline.Task, name string) (end func()) {
 	sent := e.count(t)
 	if e.ranks.Serial {

@@ -599,8 +599,9 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 		out := pipeline.Out[struct{}](s, "reduced")
 		e.reduced = append(e.reduced, out.Port)
 		s.Do(func(t *pipeline.Task) error {
-			defer e.count(t)()
+			end := e.part(t, "")
 			err := do(t)
+			end()
 			out.Put(t, struct{}{})
 			return err
 		})

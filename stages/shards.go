@@ -281,13 +281,13 @@ func (e *Encoder) squares(g *pipeline.Graph, contributions pipeline.Port[Contrib
 	out := pipeline.Out[struct{}](s, "norm")
 	pipeline.In(update, "norm", out.Port)
 	s.Do(func(t *pipeline.Task) error {
-		defer e.count(t)()
-		stream := Stream(t)
+		end, stream := e.part(t, ""), Stream(t)
 		stream.Fill(sum, 0)
 		for _, x := range e.ownGradients() {
 			stream.SumSquares(sum, x)
 		}
 		e.ranks.Comm.Shard.AllReduce(stream, sum, gpustage.F64)
+		end()
 		out.Put(t, struct{}{})
 		return nil
 	})
@@ -302,7 +302,7 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 	out := pipeline.Out[StepResult](s, "result")
 	pipeline.Bind(e.weights, weights)
 	s.Do(func(t *pipeline.Task) error {
-		m, counted := e.Model, e.count(t)
+		m, end := e.Model, e.part(t, "")
 		m.Change(Stream(t), func() {
 			for _, x := range e.spreads() {
 				params, own := m.Trained(), column(m.Trained(), x.lo, x.hi)
@@ -314,7 +314,7 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 				e.ranks.Comm.Shard.AllGather(Stream(t), all, own, x.parts, m.DType)
 			}
 		})
-		counted() // before the step's result is known: who gets it may communicate through the same groups, to save for one
+		end() // before the step's result is known: who gets it may communicate through the same groups, to save for one
 		weights.Put(t, Weights{})
 		out.Put(t, in.Get(t))
 		return nil

@@ -101,9 +101,9 @@ type journal struct {
 	comm   pipeline.Communication
 }
 
-// communicated is what the step communicated.
-func (j *journal) communicated() pipeline.Communication {
-	c := j.totals.Lap()
+// communicated is what the step communicated: its bytes, and how long anything was since the step before.
+func (j *journal) communicated(step int) pipeline.Communication {
+	c := j.totals.Lap(step)
 	j.comm.Total, j.comm.Hidden, j.comm.Bytes = j.comm.Total+c.Total, j.comm.Hidden+c.Hidden, j.comm.Bytes+c.Bytes
 	return c
 }
@@ -194,7 +194,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		m.Datasets, m.Losses = r.Sources, byDataset(r)
 	}
 	j.watch(m)
-	if c := j.communicated(); c.Total > 0 {
+	if c := j.communicated(r.Step); c.Total > 0 {
 		share := c.HiddenShare()
 		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
 	}

@@ -657,3 +657,33 @@ func TestNoRoom(t *testing.T) {
 		}
 	}
 }
+
+// Equal runs have sent equally much in each step, wherever the next one's communication was when the step was recorded.
+func TestBytesOfSteps(t *testing.T) {
+	j := newJob(t, 120)
+	sent := func(out string, sets ...string) string {
+		t.Helper()
+		if _, err := j.run(t, out, nil, 0, false, append(sets, "train.max_steps=9")...); err != nil {
+			t.Fatal(err)
+		}
+		var all []any
+		for _, m := range j.lines(t, out) {
+			all = append(all, m["comm_bytes"])
+		}
+		return fmt.Sprint(all)
+	}
+	for _, sets := range [][]string{{"mesh.replicate=2"}, {"mesh.shard=2"}, {"mesh.shard=2", "mesh.parameters=streamed", "mesh.gradients=early"}} {
+		want := sent("first", sets...)
+		for range 4 {
+			if got := sent("again", sets...); got != want {
+				t.Errorf("%v: the steps of an equal run have sent %s and %s", sets, got, want)
+			}
+			if err := os.RemoveAll(filepath.Join(j.dir, "again")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.RemoveAll(filepath.Join(j.dir, "first")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
