@@ -36,9 +36,9 @@ func (e usageError) Unwrap() error { return e.error }
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	go watchSignals(stop)
+	ctx, stop := context.WithCancelCause(context.Background())
+	defer stop(nil)
+	go watchSignals(ctx, stop)
 	root := newRoot()
 	root.SetArgs(args)
 	cmd := root

@@ -4,6 +4,8 @@ package main
 
 import (
 	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,5 +88,40 @@ func TestSignalsAndDamage(t *testing.T) {
 	}
 	if r := contraflow(t, "", append(resumable(t, dir, "run", none...), "--resume")...); r.code != 1 || !strings.Contains(r.stderr, "no complete checkpoint") {
 		t.Errorf("no usable checkpoint: exit code %d\n%s", r.code, r.stderr)
+	}
+}
+
+// A run that is asked to end before its first step has nothing to save and has failed in nothing, whatever it is at: here, on each rank, at a model
+// whose hub does not answer. What is no run is interrupted.
+func TestSignalBeforeTheFirstStep(t *testing.T) {
+	dir := workspace(t)
+	asked := make(chan struct{}, 16)
+	hub := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done()
+	}))
+	defer hub.Close()
+	for _, c := range []struct {
+		name, says string
+		code       int
+		args       []string
+	}{
+		{"one rank", "ended before its first step: nothing was trained", 0, resumable(t, dir, "run")},
+		{"three ranks", "ended before its first step: nothing was trained", 0, resumable(t, dir, "run", "mesh.replicate=3")},
+		{"resumed", "nothing was trained, and checkpoints are as they were", 0, append(resumable(t, dir, "run"), "--resume")},
+		{"graph", "contraflow: interrupted", 1, []string{"graph", "-c", filepath.Join(dir, "recipe.yaml")}},
+	} {
+		cmd := exec.Command(binary, append(c.args, "--set", "model.path=nobody/model")...)
+		cmd.Env = append(os.Environ(), "HF_ENDPOINT="+hub.URL, "HF_HUB_OFFLINE=", "TRANSFORMERS_OFFLINE=", "HF_HUB_DISABLE_IMPLICIT_TOKEN=1", "HF_HOME="+t.TempDir())
+		run := harness.Start(t, cmd)
+		run.Until(t, c.name+": a request", func() bool { return len(asked) > 0 })
+		run.Process.Signal(syscall.SIGTERM)
+		err := <-run.Ended
+		if said := run.Said.String(); run.ProcessState.ExitCode() != c.code || !strings.Contains(said, c.says) || strings.Contains(said, "canceled") {
+			t.Errorf("%s: %v\n%s", c.name, err, said)
+		}
+		for len(asked) > 0 {
+			<-asked
+		}
 	}
 }

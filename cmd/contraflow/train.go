@@ -1,14 +1,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"contraflow/collective"
 	"contraflow/stages/recipe"
 )
 
@@ -53,12 +56,13 @@ func newTrain() *cobra.Command {
 complete one as if nothing had happened: on the same mesh to the bit.
 
 SIGTERM or an interrupt make it write one after the step at hand or the next one and end with exit code 0, a second one ends it at once; an
-evaluation that is due then is made by --resume, unless save.best or eval.early_stopping need it. SIGUSR1 makes it write one and go on.`,
+evaluation that is due then is made by --resume, unless save.best or eval.early_stopping need it. Before the first step there is nothing to write:
+it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 		Example: `  contraflow train -c recipe.yaml
   contraflow train -c recipe.yaml --resume
   contraflow train -c recipe.yaml --set train.max_steps=8 --out runs/try`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			r, err := f.load()
 			if err != nil {
 				return err
@@ -68,6 +72,21 @@ evaluation that is due then is made by --resume, unless save.best or eval.early_
 				return err
 			}
 			defer ui.close()
+			first, trained := true, atomic.Bool{} // of this process's ranks
+			defer func() {
+				if trained.Load() || !endedAsAsked(cmd.Context(), err) {
+					return
+				}
+				if err = nil; !first {
+					return
+				}
+				ui.close()
+				if resume {
+					ui.say("done", "ended before a step: nothing was trained, and checkpoints are as they were; the same command goes on from them")
+				} else {
+					ui.say("done", "ended before its first step: nothing was trained; the same command begins anew")
+				}
+			}()
 			opts := []recipe.TrainOption{recipe.Controlled(control)}
 			if resume {
 				opts = append(opts, recipe.Resuming())
@@ -80,7 +99,7 @@ evaluation that is due then is made by --resume, unless save.best or eval.early_
 				return err
 			}
 			if place.World != nil && place.World.Rank() > 0 { // steps and evaluations are the job's: rank 0 tells of them
-				metricsAddr = ""
+				first, metricsAddr = false, ""
 			}
 			watcher, err := serveMetrics(metricsAddr)
 			if err != nil {
@@ -93,6 +112,9 @@ evaluation that is due then is made by --resume, unless save.best or eval.early_
 			err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer(r.Log.Every)), func(x *recipe.Run) error {
 				if !x.Main() {
 					_, err := x.Train(cmd.Context(), opts...)
+					if err == nil {
+						trained.Store(true)
+					}
 					return err
 				}
 				ui.say("run", x.Describe())
@@ -104,6 +126,7 @@ evaluation that is due then is made by --resume, unless save.best or eval.early_
 					reportFailure(ui, r.Save.Dir, began)
 					return err
 				}
+				trained.Store(true)
 				ui.say("done", s.String())
 				return writeReport(ui, r.Save.Dir)
 			})
@@ -120,6 +143,13 @@ evaluation that is due then is made by --resume, unless save.best or eval.early_
 	cmd.Flags().StringVar(&metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this address, such as :9090, under /metrics; of several ranks, rank 0 does")
 	f.add(cmd)
 	return cmd
+}
+
+// endedAsAsked tells that a run has ended because it was asked to before its first step: by a signal to this process, or in a job whose other
+// process, which says itself what is wrong if anything is, has ended meanwhile.
+func endedAsAsked(ctx context.Context, err error) bool {
+	var rank *collective.RankError
+	return context.Cause(ctx) == errAsked && (errors.Is(err, context.Canceled) || errors.As(err, &rank) && rank.Unwrap() == nil)
 }
 
 func newGraph() *cobra.Command {

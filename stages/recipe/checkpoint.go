@@ -17,30 +17,45 @@ import (
 // Control asks a run in progress for something from another goroutine: a signal handler's.
 type Control struct {
 	save, stop atomic.Bool
-	running    atomic.Bool
+	running    atomic.Int32 // ranks that train
 }
 
 // Save asks for a checkpoint after the step at hand, or, as Stop does, after the next one.
 func (c *Control) Save() bool {
 	c.save.Store(true)
-	return c.running.Load()
+	return c.running.Load() > 0
 }
 
 // Stop asks for a checkpoint, and for the run to end with it: after the step at hand, or, since ranks agree on it in a step's backward pass, after
-// the next one. It returns false if no run has begun:
-// then there is nothing to save.
+// the next one. It returns false while no run is at its steps: then there is nothing to save.
 func (c *Control) Stop() bool {
-	if !c.running.Load() {
+	if c.running.Load() == 0 {
 		return false
 	}
 	c.stop.Store(true)
 	return true
 }
 
+// begin has the control know that the run is at its steps, until end: between its passes as well.
+func (c *checkpoints) begin() {
+	if !c.running {
+		c.running = true
+		c.control.running.Add(1)
+	}
+}
+
+func (c *checkpoints) end() {
+	if c.running {
+		c.running = false
+		c.control.running.Add(-1)
+	}
+}
+
 // checkpoints is a run's saving.
 type checkpoints struct {
 	store   *checkpoint.Store
 	control *Control
+	running bool      // as control knows it
 	first   int       // the step that the run begins with
 	last    time.Time // of the last checkpoint, or the beginning
 

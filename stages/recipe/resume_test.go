@@ -30,6 +30,7 @@ type job struct {
 	words     []string
 	rows      int
 	opts      []TrainOption // more of them
+	stopOn    string        // a note on which the run is asked to end
 }
 
 // newJob makes rows of random words, many of which share a text, and a model for them.
@@ -105,7 +106,12 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 	var mu sync.Mutex
 	control := new(Control)
 	obs := Observer{
-		Note: func(m string) { o.notes = append(o.notes, m) },
+		Note: func(m string) {
+			o.notes = append(o.notes, m)
+			if j.stopOn != "" && strings.Contains(m, j.stopOn) && !control.Stop() {
+				t.Errorf("a run that is asked to end on %q is not at its steps", m)
+			}
+		},
 		Step: func(m Metrics) {
 			o.losses[m.Step-1] = m.Loss
 			if m.Step == stopAt {
@@ -400,6 +406,11 @@ func TestNotFinite(t *testing.T) {
 	if back.summary.Steps != skip.summary.Steps || !strings.Contains(notes, "going on with the state of step") {
 		t.Errorf("rollback: %+v\n%s", back.summary, notes)
 	}
+	j.stopOn = "going on with the state of step"
+	if o, err := j.run(t, "asked", nil, 0, false, append(sets, "train.on_nan=rollback", "mesh.replicate=1")...); err != nil || !o.summary.Stopped || o.summary.Steps >= back.summary.Steps {
+		t.Errorf("asked to end while it rolls back: %+v, %v", o.summary, err)
+	}
+	j.stopOn = ""
 	if _, err := j.run(t, "nowhere", nil, 0, false, append(sets, "train.on_nan=rollback", "save.every=0")...); err == nil || !strings.Contains(err.Error(), "nothing to roll back to") {
 		t.Errorf("no checkpoint to roll back to: %v", err)
 	}

@@ -465,6 +465,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		defer func() { err = errors.Join(err, tracer.Close(), f.Close()) }()
 		runOpts = append(runOpts, pipeline.WithTrace(tracer))
 	}
+	defer x.saves.end()
 	for {
 		if err := x.pass(ctx, from, log, runOpts); err != nil {
 			return nil, errors.Join(err, log.record.fail(&log.summary, err))
@@ -614,8 +615,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 		log.summary.Steps, log.summary.Over = x.Steps, true
 		return x.saveOver(x.Steps)
 	}
-	x.saves.control.running.Store(true)
-	defer x.saves.control.running.Store(false)
+	x.saves.begin()
 	return p.Run(ctx, opts...)
 }
 
