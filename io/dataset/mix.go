@@ -66,7 +66,17 @@ type Part struct {
 	Skip    []int64     // rows that are left out, ascending
 }
 
-// NewMixer starts at the first batch of the first epoch. The configuration's own Lengths and Skip are not used: each part has its.
+// A PartError says which of a mixer's parts an error is of.
+type PartError struct {
+	Part int // from 0, as NewMixer has them
+	Err  error
+}
+
+func (e *PartError) Error() string { return fmt.Sprintf("dataset %d: %v", e.Part, e.Err) }
+func (e *PartError) Unwrap() error { return e.Err }
+
+// NewMixer starts at the first batch of the first epoch. The configuration's own Lengths and Skip are not used: each part has its. Of several parts,
+// errors that are one's are a PartError.
 func NewMixer(parts []Part, cfg SamplerConfig, mix Mixing) (*Mixer, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("a mixer of no datasets")
@@ -80,7 +90,7 @@ func NewMixer(parts []Part, cfg SamplerConfig, mix Mixing) (*Mixer, error) {
 		}
 		s, err := NewSampler(p.Layout, p.Texts, c)
 		if err != nil && len(parts) > 1 {
-			err = fmt.Errorf("dataset %d: %w", i, err)
+			err = &PartError{i, err}
 		}
 		if err != nil {
 			return nil, err
@@ -292,7 +302,7 @@ func (m *Mixer) Restore(c Cursor) error {
 	}
 	for i, p := range m.parts {
 		if err := p.Restore(c.Parts[i]); err != nil {
-			return fmt.Errorf("dataset %d: %w", i, err)
+			return &PartError{i, err}
 		}
 	}
 	m.startEpoch(c.Epoch)

@@ -371,11 +371,8 @@ func (x *Run) openData(ctx context.Context) error {
 	}
 	var err error
 	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())
-	if errors.Is(err, dataset.ErrBatchTooLarge) {
-		return err // it names the key
-	}
 	if err != nil {
-		return err
+		return byKey(err) // it names other keys
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	if r.Data.OnError == "stop" {
@@ -386,6 +383,15 @@ func (x *Run) openData(ctx context.Context) error {
 
 // skipRows is the way out where a row can't be used.
 const skipRows = "data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them"
+
+// byKey is a mixer's error, of one of several datasets, by the key of that.
+func byKey(err error) error {
+	var of *dataset.PartError
+	if errors.As(err, &of) {
+		return fmt.Errorf("data.train[%d]: %w", of.Part, of.Err)
+	}
+	return err
+}
 
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {

@@ -267,7 +267,7 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 				why = append(why, line)
 			}
 		}
-		return fmt.Errorf("%w; %s", err, strings.Join(append(why, "put that back, or start anew in another save.dir"), "; "))
+		return fmt.Errorf("%w; %s", byKey(err), strings.Join(append(why, "put that back, or start anew in another save.dir"), "; "))
 	}
 	x.plan.FirstStep, x.saves.first = c.Step, c.Step
 	if mesh := x.ranks.MeshName(); mesh != c.Mesh {

@@ -198,3 +198,36 @@ func TestResumeOtherFiles(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What is wrong with the order of one of several datasets is said by the key of that dataset.
+func TestOrderByKey(t *testing.T) {
+	j := newJob(t, 40)
+	other := filepath.Join(j.dir, "other.jsonl")
+	write := func(rows int) {
+		t.Helper()
+		var b strings.Builder
+		for i := range rows {
+			fmt.Fprintf(&b, `{"q": "one %d", "p": "two %d"}`+"\n", i, i)
+		}
+		if err := os.WriteFile(other, []byte(b.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(resume bool, stopAt int) error {
+		_, err := j.run(t, "run", nil, stopAt, resume, "batch.drop_last=true",
+			fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}]", filepath.Join(j.dir, "data.jsonl"), other))
+		return err
+	}
+	write(5)
+	if err := run(false, 0); err == nil || !strings.Contains(err.Error(), "data.train[1]: batch.global_size is 13, but the data has only 5 rows") || strings.Contains(err.Error(), "dataset 1") {
+		t.Errorf("a batch larger than the data: %v", err)
+	}
+	write(40)
+	if err := run(false, 1); err != nil {
+		t.Fatal(err)
+	}
+	write(41)
+	if err := run(true, 0); err == nil || !strings.Contains(err.Error(), "data.train[1]: the order of the data can't be continued") {
+		t.Errorf("other data: %v", err)
+	}
+}
