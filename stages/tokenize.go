@@ -27,8 +27,9 @@ type Text struct {
 
 	// Pairs, if not nil, are how each dataset's documents become tokens with their rows' queries in front, for models that score. The
 	// queries themselves have none then, and the rest of the settings does not count.
-	Pairs []*tokenize.Pairs
-	Head  []int32 // what such a model's Scorer.Tied says
+	Pairs   []*tokenize.Pairs
+	Head    []int32 // what such a model's Scorer.Tied says
+	TooLong string  // what to do about a pair that can't be cut to fit, said with the error of one; may be ""
 }
 
 // Prompts are put before a dataset's texts. Positive and Negative, where they are not empty, take the place of Document.
@@ -266,6 +267,9 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				case column.Role != dataset.Query:
 					var err error
 					if flat, kinds, cut, err = x.Pairs[c.Source].Append(flat, kinds, e.Texts[0], e.Texts[k]); err != nil {
+						if x.TooLong != "" && errors.Is(err, tokenize.ErrTooShort) {
+							err = fmt.Errorf("%w; %s", err, x.TooLong)
+						}
 						return nil, fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err)
 					}
 				}

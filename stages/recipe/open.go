@@ -190,7 +190,10 @@ func (x *Run) openModel(ctx context.Context) error {
 	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
-		x.text.Head = x.reranker.Scorer.Tied()
+		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
+		if x.reranker.Folder.Template == nil { // it would say what is cut
+			x.text.TooLong = "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length in another save.dir"
+		}
 		return nil
 	}
 	c := x.model.Config

@@ -94,3 +94,33 @@ func TestLabelLocated(t *testing.T) {
 		}
 	}
 }
+
+// A pair whose query leaves nothing of the document is named where it stands, with the ways out; a run that it has ended goes on by one of them.
+func TestPairTooLong(t *testing.T) {
+	j := newJob(t, 20)
+	path := filepath.Join(j.dir, "pairs.jsonl")
+	row := `{"q": "` + j.words[0] + `", "p": "` + j.words[1] + `", "n": "` + j.words[2] + `"}` + "\n"
+	long := `{"q": "` + strings.Repeat(j.words[0]+" ", 40) + `", "p": "` + j.words[1] + `", "n": "` + j.words[2] + `"}` + "\n"
+	if err := os.WriteFile(path, []byte(strings.Repeat(row, 40)+long), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, replicate := range []int{1, 2} {
+		out := fmt.Sprint("run ", replicate)
+		run := func(resume bool, sets ...string) error {
+			_, err := j.run(t, out, nil, 0, resume, append([]string{
+				"model.kind=reranker", "model.truncation=only_second", "data.shuffle=false", "batch.global_size=4", "batch.accumulate=1", "save.every=1", "train.epochs=1",
+				fmt.Sprint("mesh.replicate=", replicate), fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n]}]", path),
+			}, sets...)...)
+			return err
+		}
+		err := run(false)
+		for _, want := range []string{"pairs.jsonl:41: ", "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%d ranks: %v, want %q", replicate, err, want)
+			}
+		}
+		if err := run(true, "model.truncation=longest_first"); err != nil {
+			t.Errorf("%d ranks, resumed: %v", replicate, err)
+		}
+	}
+}

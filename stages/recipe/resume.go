@@ -25,10 +25,11 @@ var ErrRecipeChanged = errors.New("the recipe has changed since the checkpoint")
 
 // mayChange are the keys (and sections) that a run may go on with after they have changed: how fast, where and how often, not what is
 // computed. Where the data lies may change as well; that it is the same data is checked by its fingerprint. What eval measures may change, but
-// not in mid-comparison: see checkBest.
+// not in mid-comparison: see checkBest. How a reranker's pairs are cut changes no batch, and what it changes of long pairs is asked for where one has
+// ended the run.
 var mayChange = []string{
 	"optimizer.lr", "optimizer.groups[].lr", "save", "log", "eval", "mesh", "train.device", "train.epochs", "train.max_steps", "train.sync",
-	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.activation_checkpointing", "data.train[].path", "loss.guide.path", "loss.guide.device",
+	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.truncation", "model.activation_checkpointing", "data.train[].path", "loss.guide.path", "loss.guide.device",
 }
 
 // beginsToSkip is how compareRecipes says that rows that can't be used no longer end the run. Before a checkpoint there were none of those, and what
