@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"contraflow/gpustage"
@@ -61,8 +62,12 @@ func (u Update) rates(l *transformer.Layout) ([]float64, error) {
 		}
 	}
 	if g := slices.Index(used, false); g >= 0 {
-		return nil, fmt.Errorf("optimizer.groups[%d]: of what trains, no name that is not in a group before has %s in it; names are like %s and %s",
-			g, strings.Join(u.Groups[g].Params, " or "), ps[0].Name, ps[len(ps)-1].Name)
+		var parts []string
+		for _, part := range u.Groups[g].Params {
+			parts = append(parts, strconv.Quote(part))
+		}
+		return nil, fmt.Errorf("optimizer.groups[%d]: of what trains, no name that is not in a group before has %s in it; names are like %q and %q",
+			g, strings.Join(parts, " or "), ps[0].Name, ps[len(ps)-1].Name)
 	}
 	return out, nil
 }

@@ -86,7 +86,7 @@ func TestLoRA(t *testing.T) {
 		"model.lora={targets: q_proj}":                                     `model.lora.targets: "q_proj" is no linear layer of this model above its 1 frozen layers; there are attention.self.query`,
 		"model={path: " + model + ", lora: {rank: 2}}":                     "model.lora: model.path is an adapter of something else: rank is 2, and the adapter's factors of encoder.layer.1.attention.self.query have rank 4; to go on with it: model.lora: {rank: 4, alpha: 8, ",
 		"model.path=" + model:                                              "", // training goes on
-		"optimizer.groups=[{params: [classifier, pooler], lr: 1}]":         "optimizer.groups[0]: of what trains, no name that is not in a group before has classifier or pooler in it",
+		"optimizer.groups=[{params: [classifier, pooler], lr: 1}]":         "optimizer.groups[0]: of what trains, no name that is not in a group before has \"classifier\" or \"pooler\" in it",
 		"model.freeze={layers: 9}":                                         "model.freeze.layers: 9 layers are to be frozen, the model has 3",
 		"model.activation_checkpointing={every: 99}":                       "model.activation_checkpointing: every is 99, the model has 3 layers",
 		"optimizer.groups=[{params: [\"\"], lr: 1}]":                       "optimizer.groups[0].params: have an empty name",
