@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/io/dataset"
 	"contraflow/stages/recipe"
 )
 
@@ -66,6 +67,9 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 				}
 				if ok, err = x.Verify(cmd.Context(), o); ok {
 					fmt.Fprintln(w, "all gradients agree")
+				}
+				if errors.Is(err, dataset.ErrBadRow) {
+					err = fmt.Errorf("%w; data.on_error: skip verifies, and trains, without rows that can't be used", err)
 				}
 				return err
 			}
