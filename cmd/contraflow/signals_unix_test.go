@@ -35,7 +35,9 @@ func TestSignalsAndDamage(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	run.Process.Signal(syscall.SIGTERM)
-	if err := <-run.Ended; err != nil || !strings.Contains(run.Said.String(), "stopped after step") {
+	time.Sleep(time.Millisecond)
+	run.Process.Signal(syscall.SIGTERM) // as timeout does, and a terminal whose user is quick: the same request
+	if err := <-run.Ended; err != nil || !strings.Contains(run.Said.String(), "stopped after step") || !strings.Contains(run.Said.String(), "asked to end: a checkpoint comes") {
 		t.Fatalf("after SIGTERM: %v\n%s", err, run.Said)
 	}
 	folders, _ := filepath.Glob(at("run", "checkpoints", "step-*"))
@@ -122,6 +124,20 @@ func TestSignalBeforeTheFirstStep(t *testing.T) {
 		}
 		for len(asked) > 0 {
 			<-asked
+		}
+	}
+}
+
+// Requests within a second are one, and the next one is another, also where it comes within a second of what was no new one.
+func TestRequests(t *testing.T) {
+	var r requests
+	at := time.Now()
+	for _, c := range []struct {
+		after time.Duration
+		new   bool
+	}{{0, true}, {time.Millisecond, false}, {900 * time.Millisecond, false}, {1100 * time.Millisecond, true}, {1200 * time.Millisecond, false}, {5 * time.Second, true}} {
+		if got := r.another(at.Add(c.after)); got != c.new {
+			t.Errorf("after %v: %v", c.after, got)
 		}
 	}
 }

@@ -87,6 +87,11 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 					ui.say("done", "ended before its first step: nothing was trained; the same command begins anew")
 				}
 			}()
+			say := func() {
+				ui.note("asked to end: a checkpoint comes after the step at hand or the next one; asked again it ends at once, without one")
+			}
+			stopping.Store(&say)
+			defer stopping.Store(nil)
 			opts := []recipe.TrainOption{recipe.Controlled(control)}
 			if resume {
 				opts = append(opts, recipe.Resuming())

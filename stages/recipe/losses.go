@@ -158,6 +158,11 @@ func (l *Loss) kind() lossKind {
 	return k
 }
 
+// rowwise tells that each row's term is of the row alone: pairs with a label, triplets, a teacher's embeddings.
+func (k lossKind) rowwise() bool {
+	return k.label && k.pairs && !k.whole || k.negatives || k.teacher
+}
+
 // all are the loss's options.
 func (k lossKind) all() []string {
 	switch {

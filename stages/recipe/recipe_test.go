@@ -121,6 +121,16 @@ func TestLoRADefaults(t *testing.T) {
 	}
 }
 
+// Losses of each row by itself take batches of one row.
+func TestRowAlone(t *testing.T) {
+	for name, columns := range map[string]string{"cosine_similarity": "label: l", "contrastive": "label: l", "mse": "teacher: e", "triplet": "negatives: n", "margin_mse": "negatives: n, scores: s"} {
+		text := strings.Replace(minimal, "positive: p", "positive: p, "+columns, 1) + "loss: " + name
+		if _, err := Parse("r.yaml", []byte(text), []string{"batch.global_size=1"}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // negatives_per_query is a number or all.
 func TestNegativesPerQuery(t *testing.T) {
 	for value, want := range map[string]Count{"3": 3, "all": dataset.AllNegatives, "0": 0} {
@@ -323,6 +333,8 @@ func TestErrors(t *testing.T) {
 		{"batch: {sub_batch: 32}", "want {tokens: N} or {rows: N}"},
 		{"batch: {sub_batch: {rows: 3, tokens: 4}}", "want a positive number for one of tokens and rows"},
 		{"batch: {global_size: 1}", "a row alone has no negatives"},
+		{"batch: {global_size: 1}\nloss: cosent", "a row alone has no negatives"},
+		{"batch: {global_size: 1}\nloss: batch_all_triplet", "a row alone has no negatives"},
 		{"batch: {cache: never, replay_budget: 1GiB}", "makes no sense with batch.cache: never"},
 		{"loss: {scale: 20, temperature: 0.05}", "loss.temperature: and loss.scale are one thing"},
 		{"loss: {directions: [query_to_dog]}", `direction "query_to_dog" is unknown`},
