@@ -115,6 +115,23 @@ func (x *Run) loadBest(s gpustage.Stream) error {
 	return nil
 }
 
+// tellBest tells an evaluation of the best one up to it, if that one's model is kept.
+func (x *Run) tellBest(ev *Evaluation) {
+	if p := x.saves.progress; x.Recipe.Save.Best {
+		ev.best, ev.bestStep = p.Best, p.BestStep
+	}
+}
+
+// bestOf is the value and the step of the model that a run with save.best has come to: the saved one, or of a run that was stopped the one in best/.
+// It is nil where the model is another one: without save.best, or if best/ has lost it.
+func (x *Run) bestOf(s *Summary) (*float64, int) {
+	p := x.saves.progress
+	if !x.Recipe.Save.Best || p.Best == nil || !s.Stopped && !x.saves.kept && p.BestStep != s.Steps {
+		return nil, 0
+	}
+	return p.Best, p.BestStep
+}
+
 // evaluation names what evaluations measure, so that their values can be compared: the metric and the content of the data.
 func (x *Run) evaluation() (string, error) {
 	e := x.Recipe.Eval

@@ -504,6 +504,9 @@ func TestEarlyStopping(t *testing.T) {
 	if want := fmt.Sprintf("spearman %.4f at step %d, whose model is saved; %.4f at last", best, bestStep, whole.summary.Eval.Value); !strings.Contains(whole.summary.String(), want) {
 		t.Errorf("%s\nwant %s", whole.summary, want)
 	}
+	if r, err := ReadRecord(filepath.Join(j.dir, "whole")); err != nil || r.Best == nil || *r.Best != best || r.BestStep != bestStep || !r.Early || !r.Done {
+		t.Errorf("%v: run.json has %+v, best %v at step %d", err, r, best, bestStep)
+	}
 	kept, err := os.ReadFile(filepath.Join(j.dir, "whole", "best", "model.safetensors"))
 	if err != nil || !bytes.Equal(kept, j.model(t, "whole")) {
 		t.Errorf("the model is not the best one (%v)", err)
@@ -511,6 +514,9 @@ func TestEarlyStopping(t *testing.T) {
 	first, err := j.run(t, "run", nil, bestStep, false, sets...)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if r, err := ReadRecord(filepath.Join(j.dir, "run")); err != nil || r.Best == nil || r.Early || !r.Stopped {
+		t.Errorf("%v: stopped, run.json has %+v", err, r)
 	}
 	if _, err := j.run(t, "run", nil, first.summary.Steps+1, true, sets...); err != nil { // patience has begun to run out
 		t.Fatal(err)

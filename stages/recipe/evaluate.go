@@ -26,6 +26,9 @@ type Evaluation struct {
 
 	took    time.Duration
 	results []hfmodel.Metric // all measures
+
+	best     *float64 // with save.best: the best value up to here, whose model is in best/
+	bestStep int
 }
 
 // TaskValue is what an evaluation has of one of several tasks.

@@ -226,6 +226,9 @@ func (j *journal) evaluation(ev Evaluation) error {
 	if err := j.enc.Encode(ev); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)
 	}
+	if ev.best != nil && j.record != nil {
+		j.record.Best, j.record.BestStep = ev.best, ev.bestStep
+	}
 	if j.events != nil {
 		values := []tensorboard.Scalar{{Tag: "eval/" + ev.Metric, Value: ev.Value}}
 		for _, t := range ev.Tasks {

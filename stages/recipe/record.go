@@ -17,8 +17,9 @@ type Record struct {
 	Began   time.Time `json:"began"`
 	Seconds float64   `json:"seconds,omitempty"` // since then
 	From    int       `json:"from,omitempty"`    // the step after which it went on then, if it was resumed
-	Done    bool      `json:"done"`              // it has made its last step
+	Done    bool      `json:"done"`              // it has made its last step, or ended early
 	Stopped bool      `json:"stopped,omitempty"` // it was told to end before that
+	Early   bool      `json:"early,omitempty"`   // it is done before that: its evaluations got no better (eval.early_stopping)
 	Error   string    `json:"error,omitempty"`   // it ended with this
 
 	System      string `json:"system"` // operating system and architecture
@@ -48,6 +49,10 @@ type Record struct {
 	Skipped   int    `json:"skipped"`
 	NotFinite int    `json:"not_finite"`
 	PeakBytes int64  `json:"peak_bytes"`
+
+	// With save.best: the best evaluation's value, and the step whose model is saved, or kept in best/ until the run is done.
+	Best     *float64 `json:"best,omitempty"`
+	BestStep int      `json:"best_step,omitempty"`
 
 	// Of rank 0, since the run began or was rolled back.
 	Graph    string                  `json:"graph"` // SVG
@@ -93,6 +98,9 @@ func (x *Run) newRecord() *recorder {
 		Model: x.Recipe.Model.Path, Family: c.Family, Layers: c.Layers, Hidden: c.Hidden, Parameters: l.Len, Trained: l.Trained(),
 		Rows: x.rows(), From: x.saves.first, Steps: x.Steps, Predicted: x.Memory.Total(), Skipped: len(x.skipped),
 	}}
+	if p := x.saves.progress; x.Recipe.Save.Best && p.Best != nil { // of before the run was resumed
+		r.Best, r.BestStep = p.Best, p.BestStep
+	}
 	r.Began = r.began.UTC().Truncate(time.Second)
 	if x.ranks != nil {
 		r.Mesh = fmt.Sprint(x.ranks.Comm.Mesh)

@@ -216,6 +216,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.Step
 					return fmt.Errorf("saving the best model: %w", err)
 				}
 			}
+			x.tellBest(ev)
 		}
 		out.Put(t, ev)
 		return nil
@@ -252,6 +253,7 @@ func (x *Run) evaluateUnmeasured(ctx context.Context, log *journal) error {
 				return fmt.Errorf("saving the best model: %w", err)
 			}
 		}
+		x.tellBest(ev)
 		if err := log.evaluation(*ev); err != nil {
 			return err
 		}
@@ -482,6 +484,8 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if x.saves.kept {
 		s.Best, s.BestStep = *p.Best, p.BestStep
 	}
+	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
+	best, bestStep := x.bestOf(s)
 	if first, e := p.First, s.Eval; first != nil && e != nil {
 		value := e.Value
 		if x.saves.kept {
@@ -491,7 +495,6 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, value, *first)
 		}
 	}
-	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
 	s.Seconds = time.Since(log.began).Seconds()
 	s.Communication = log.comm
 	if exposed := (log.comm.Total - log.comm.Hidden).Seconds(); exposed > 0.05*s.Seconds {
@@ -504,6 +507,10 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	if !s.Stopped {
 		s.Model = filepath.Join(dir, "model")
+	}
+	if log.record != nil {
+		log.record.Best, log.record.BestStep = best, bestStep
+		log.record.Early = p.Enough && !s.Stopped && s.Steps < x.Steps
 	}
 	return s, log.record.end(s)
 }

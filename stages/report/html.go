@@ -126,18 +126,48 @@ func (r *Run) peak() (peak int64) {
 	return peak
 }
 
-// metric is the first and the last evaluation by the last one's metric.
-func (r *Run) metric() (name string, first, last float64, n int) {
+// measure is what a run has come to by the metric of its last evaluation.
+type measure struct {
+	name        string
+	value       float64 // the model's: with save.best that of the best evaluation, and otherwise the last one's
+	at          int     // the step that it is of, where it is the best; 0: it is the last
+	first, last float64
+	n           int // evaluations
+}
+
+func (r *Run) metric() (m measure) {
 	for _, e := range slices.Backward(r.Evals) {
-		if name == "" {
-			name, last = e.Metric, e.Value
+		if m.name == "" {
+			m.name, m.value, m.last = e.Metric, e.Value, e.Value
 		}
-		if e.Metric == name {
-			first = e.Value
-			n++
+		if e.Metric == m.name {
+			m.first = e.Value
+			m.n++
 		}
 	}
-	return
+	if c := r.Record; m.n > 0 && c != nil && c.Best != nil {
+		m.value, m.at = *c.Best, c.BestStep
+	}
+	return m
+}
+
+// note says what else there is to know of a measure.
+func (m measure) note(r *Run) string {
+	var parts []string
+	if m.at > 0 {
+		kept := "kept in best/"
+		if r.Record.Done {
+			kept = "saved"
+		}
+		parts = append(parts, fmt.Sprintf("at step %s (%s)", grouped(int64(m.at)), kept))
+		if m.at != r.Evals[len(r.Evals)-1].Step {
+			parts = append(parts, "last "+short(m.last))
+		}
+	}
+	if m.n > 1 {
+		parts = append(parts, "first "+short(m.first))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // state says whether a run has ended, and how.
@@ -155,6 +185,8 @@ func (r *Run) state() (text string, bad bool) {
 		return steps, false
 	case r.Record.Error != "":
 		return "ended after " + steps + " with an error: " + r.Record.Error, true
+	case r.Record.Done && r.Record.Early:
+		return "done: " + steps + "; evaluations got no better, which ended it (eval.early_stopping)", false
 	case r.Record.Done:
 		return "done: " + steps, false
 	case r.Record.Stopped:
@@ -195,12 +227,8 @@ func facts(b *strings.Builder, r *Run) {
 		}
 		fact(b, "loss", short(v), note)
 	}
-	if name, first, last, n := r.metric(); n > 0 {
-		note := ""
-		if n > 1 {
-			note = "first " + short(first)
-		}
-		fact(b, name, short(last), note)
+	if m := r.metric(); m.n > 0 {
+		fact(b, m.name, short(m.value), m.note(r))
 	}
 	if v := r.rate(); finite(v) {
 		fact(b, "pairs per second", short(v), "")
@@ -254,8 +282,10 @@ func comparison(b *strings.Builder, runs []*Run) {
 	b.WriteString("<div class=\"wide\"><table><thead><tr><th>run</th><th>steps</th><th>loss</th><th>metric</th><th>pairs/s</th><th>time</th><th>peak memory</th></tr></thead><tbody>\n")
 	for i, r := range runs {
 		metric, seconds := "", ""
-		if name, _, last, n := r.metric(); n > 0 {
-			metric = name + " " + short(last)
+		if m := r.metric(); m.n > 0 {
+			if metric = m.name + " " + short(m.value); m.at > 0 {
+				metric += fmt.Sprintf(" at step %s", grouped(int64(m.at)))
+			}
 		}
 		if r.Record != nil && r.Record.Made > 0 {
 			seconds = duration(r.Record.Seconds)

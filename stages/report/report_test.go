@@ -222,6 +222,40 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// With save.best a run is the model that it saved, not its last evaluation; and who ended it early is said.
+func TestBest(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	metrics := `{"step":2,"metric":"ndcg@10","value":0.5632}
+{"step":4,"metric":"ndcg@10","value":0.5666}
+{"step":17,"loss":1.5,"pairs":2}
+{"step":17,"metric":"ndcg@10","value":0.5618}
+`
+	write(t, dir, "metrics.jsonl", metrics)
+	write(t, other, "metrics.jsonl", metrics)
+	for record, want := range map[string][]string{
+		`{"done":true,"early":true,"steps":22,"best":0.5666,"best_step":4}`: {"<dd>0.5666 <small>at step 4 (saved); last 0.5618; first 0.5632</small>", "done: 17 of 22 steps; evaluations got no better, which ended it (eval.early_stopping)<"},
+		`{"stopped":true,"steps":22,"best":0.5666,"best_step":4}`:           {"<dd>0.5666 <small>at step 4 (kept in best/); last 0.5618; first 0.5632</small>"},
+		`{"done":true,"steps":17,"best":0.5618,"best_step":17}`:             {"<dd>0.5618 <small>at step 17 (saved); first 0.5632</small>", "done: 17 of 17 steps<"},
+		`{"done":true,"steps":17}`:                                          {"<dd>0.5618 <small>first 0.5632</small>"},
+	} {
+		write(t, dir, "run.json", record)
+		p := page(t, dir)
+		wellFormed(t, p)
+		for _, want := range want {
+			if !strings.Contains(p, want) {
+				t.Errorf("%s: the page lacks %q", record, want)
+			}
+		}
+	}
+	write(t, dir, "run.json", `{"done":true,"steps":17,"best":0.5666,"best_step":4}`)
+	p := page(t, dir, other)
+	for _, want := range []string{"<td>ndcg@10 0.5666 at step 4</td>", "<td>ndcg@10 0.5618</td>"} {
+		if !strings.Contains(p, want) {
+			t.Errorf("the comparison lacks %q", want)
+		}
+	}
+}
+
 func TestTicks(t *testing.T) {
 	for _, c := range []struct{ lo, hi float64 }{{0, 1}, {-3, 7}, {0.0478, 0.0481}, {5, 5}, {0, 0}, {1e-9, 1e9}, {-2, -1}} {
 		ts := niceTicks(c.lo, c.hi, 5)
