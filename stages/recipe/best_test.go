@@ -424,6 +424,22 @@ func TestEvalAtStart(t *testing.T) {
 	}
 }
 
+// A stopped run with save.best keeps the best evaluation's model: that one, not the last, is compared with the model before training.
+func TestStoppedIsItsBest(t *testing.T) {
+	j := newJob(t, 60)
+	o, err := j.run(t, "run", nil, 4, false, append(j.measured(t), "eval.at_start=true", "train.seed=43", "train.max_steps=10")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := ReadRecord(filepath.Join(j.dir, "run"))
+	if s := o.summary; err != nil || !s.Stopped || r.Best == nil || *r.Best <= s.First.Value || s.Eval.Value > s.First.Value {
+		t.Fatalf("%v: nothing was tested: %+v, %+v", err, s, r)
+	}
+	if notes := fmt.Sprint(o.notes); strings.Contains(notes, "no better than before its training") {
+		t.Errorf("best %v at step %d, before the first step %v: %s", *r.Best, r.BestStep, o.summary.First.Value, notes)
+	}
+}
+
 // A model whose embeddings have become all alike has no correlation: the run says so, goes on, and ends with its model.
 func TestNoFigure(t *testing.T) {
 	j := newJob(t, 40)

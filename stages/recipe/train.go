@@ -488,8 +488,8 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	best, bestStep := x.bestOf(s)
 	if first, e := p.First, s.Eval; first != nil && e != nil {
 		value := e.Value
-		if x.saves.kept {
-			value = s.Best
+		if best != nil {
+			value = *best
 		}
 		if value <= *first {
 			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, value, *first)
