@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -293,6 +294,21 @@ func TestRerankerMeasured(t *testing.T) {
 		if (err == nil) != (task == "rerank") {
 			t.Errorf("eval.%s: %v", task, err)
 		}
+	}
+}
+
+// What Windows editors put before a text is no part of the first key.
+func TestByteOrderMark(t *testing.T) {
+	r, err := Parse("r.yaml", []byte("\ufeff"+minimal), nil)
+	if err != nil || r.Model.Path == "" {
+		t.Errorf("%+v, %v", r.Model, err)
+	}
+	path := filepath.Join(t.TempDir(), "r.yaml")
+	if err := os.WriteFile(path, []byte("\ufeffmodle: {path: m}\r\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(path, nil); err == nil || !strings.Contains(err.Error(), "r.yaml:1: modle: unknown key; did you mean model?") {
+		t.Error(err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -49,6 +50,7 @@ func readTree(path string) (*node, error) {
 }
 
 func parseTree(name string, data []byte) (*node, error) {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // that editors of Windows put before a text
 	f, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		line, what := syntax(err)
