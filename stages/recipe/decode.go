@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -37,10 +38,6 @@ func (d *decoder) fail(at, path, format string, args ...any) {
 }
 
 func (d *decoder) value(path string, n *node, v reflect.Value) {
-	if n.kind == null {
-		d.fail(n.at, path, "has no value")
-		return
-	}
 	if c, ok := v.Addr().Interface().(custom); ok {
 		c.decode(d, path, n)
 		return
@@ -122,17 +119,26 @@ func (d *decoder) slice(path string, n *node, v reflect.Value) {
 	}
 	out := reflect.MakeSlice(v.Type(), len(n.list), len(n.list))
 	for i, e := range n.list {
+		if e.kind == null {
+			d.fail(e.at, fmt.Sprintf("%s[%d]", path, i), "has no value")
+			continue
+		}
 		d.value(fmt.Sprintf("%s[%d]", path, i), e, out.Index(i))
 	}
 	v.Set(out)
 }
 
+// structure fills a struct. A key without a value (null, or nothing, as where all that it had is commented out) is as if it were not there: the
+// struct keeps its default, and the tree loses the key, so that checks of what the recipe says don't find it.
 func (d *decoder) structure(path string, n *node, v reflect.Value) {
 	if n.kind != mapping {
 		d.fail(n.at, path, "want a mapping with the keys %s, got %s", strings.Join(fieldNames(v.Type()), ", "), describe(n))
 		return
 	}
 	seen := map[string]string{}
+	defer func() {
+		n.keys = slices.DeleteFunc(n.keys, func(e entry) bool { return e.value.kind == null })
+	}()
 	for _, e := range n.keys {
 		full := join(path, e.key)
 		if at, ok := seen[e.key]; ok {
@@ -144,7 +150,9 @@ func (d *decoder) structure(path string, n *node, v reflect.Value) {
 			d.fail(e.at, full, "not yet: %s", why)
 			continue
 		}
-		if f, tag, ok := field(v, e.key); ok {
+		if f, tag, ok := field(v, e.key); ok && e.value.kind == null {
+			continue
+		} else if ok {
 			d.value(full, e.value, f)
 			if tag.Get("path") != "" {
 				d.home(e.value.at, full, f)

@@ -297,6 +297,54 @@ func TestRerankerMeasured(t *testing.T) {
 	}
 }
 
+// A key without a value is as if it were not there, in a file and by --set, which so takes back what the file says.
+func TestNothing(t *testing.T) {
+	const said = minimal + `
+eval: {retrieval: {queries: q, corpus: c, qrels: r}, early_stopping: {patience: 3}}
+loss: {name: mnrl, scale: 30, matryoshka: {dims: [8, 4]}}
+optimizer: {warmup_ratio: 0.3, betas: [0.5, 0.6]}
+`
+	var sets []string
+	for _, key := range []string{"eval.early_stopping", "eval.retrieval", "loss.matryoshka", "loss.scale", "optimizer.warmup_ratio", "optimizer.betas", "model.lora"} {
+		sets = append(sets, key+"=null")
+	}
+	text := strings.Replace(said, "{path: m}", "{path: m, lora: {rank: 4}}", 1)
+	with, err := Parse("r.yaml", []byte(text), nil)
+	if err != nil || with.Eval.EarlyStopping == nil || with.Model.LoRA == nil || with.Loss.Scale != 30 {
+		t.Fatalf("%+v, %v", with, err)
+	}
+	want, err := Parse("r.yaml", []byte(minimal), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		text string
+		sets []string
+	}{
+		"null":      {text, sets},
+		"nothing":   {text, strings.Split(strings.ReplaceAll(strings.Join(sets, " "), "null", ""), " ")},
+		"whole":     {text, []string{"eval=", "loss=~", "optimizer=null", "model.lora="}},
+		"commented": {minimal + "loss:\n  # name: gist\n  # scale: 30\neval:\n  every:\n  # early_stopping: {patience: 3}\noptimizer:\n", nil},
+		"last":      {minimal + "loss:\n  # name: gist\n", nil},
+		"both":      {text, append(sets, "loss.scale=", "optimizer.warmup_ratio=null")},
+	} {
+		got, err := Parse("r.yaml", []byte(c.text), c.sets)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v\ngot  %+v\nwant %+v", name, err, got, want)
+		}
+	}
+	// What is checked by who says it: warmup_steps stands against a ratio that is said, and gist has no options of mnrl.
+	got, err := Parse("r.yaml", []byte(text), []string{"optimizer.warmup_ratio=", "optimizer.warmup_steps=7", "loss.name=gist", "loss.guide=g", "loss.scale=null", "loss.directions="})
+	if err != nil || *got.Optimizer.WarmupSteps != 7 || got.Loss.Name != "gist" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	// Set again after it was taken back.
+	got, err = Parse("r.yaml", []byte(text), []string{"eval.early_stopping=", "eval.early_stopping.patience=5"})
+	if err != nil || got.Eval.EarlyStopping.Patience != 5 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 // What Windows editors put before a text is no part of the first key.
 func TestByteOrderMark(t *testing.T) {
 	r, err := Parse("r.yaml", []byte("\ufeff"+minimal), nil)
@@ -344,7 +392,9 @@ func TestErrors(t *testing.T) {
 		{"train: {seed: -1}", "train.seed: want a whole number of at least 0"},
 		{"train: {precision: fp8}", "train.precision: is \"fp8\", want one of auto, bf16, f32, tf32"},
 		{"data: {shuffle: maybe}", `data.shuffle: want true or false, got "maybe"`},
-		{"data: {shuffle: }", "data.shuffle: has no value"},
+		{"optimizer: {betas: [0.9, null]}", "r.yaml:1: optimizer.betas[1]: has no value"},
+		{"data: {shufle: }", "r.yaml:1: data.shufle: unknown key; did you mean data.shuffle?"},
+		{"data: {train: }", "data.train: is missing"},
 		{"batch: {replay_budget: lots}", "want an amount of memory such as 8GiB"},
 		{"batch: {sub_batch: 32}", "want {tokens: N} or {rows: N}"},
 		{"batch: {sub_batch: {rows: 3, tokens: 4}}", "want a positive number for one of tokens and rows"},
