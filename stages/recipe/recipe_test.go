@@ -345,6 +345,24 @@ optimizer: {warmup_ratio: 0.3, betas: [0.5, 0.6]}
 	}
 }
 
+// A glob that begins with * is a text after --set; elsewhere in YAML it would be an alias, and wants quotes.
+func TestGlob(t *testing.T) {
+	for text, want := range map[string]string{"*.parquet": "*.parquet", "**/a b.jsonl ": "**/a b.jsonl", `"*.csv"`: "*.csv"} {
+		r, err := Parse("r.yaml", []byte(minimal), []string{"data.train.0.path=" + text})
+		if err != nil || len(r.Data.Train[0].Path) != 1 || r.Data.Train[0].Path[0] != want {
+			t.Errorf("%s: %v, %v", text, r.Data.Train, err)
+		}
+	}
+	if _, err := Parse("r.yaml", []byte(minimal), []string{"log.every=*"}); err == nil || !strings.Contains(err.Error(), `log.every: want a whole number, got "*"`) {
+		t.Error(err)
+	}
+	for text, sets := range map[string][]string{strings.Replace(minimal, "d.parquet", "*.parquet", 1): nil, minimal: {"data.train.0.path=[a.parquet, *.parquet]"}} {
+		if _, err := Parse("r.yaml", []byte(text), sets); err == nil || !strings.Contains(err.Error(), `a text that begins with * wants quotes, as in path: "*.parquet"`) {
+			t.Errorf("%s %v: %v", text, sets, err)
+		}
+	}
+}
+
 // What Windows editors put before a text is no part of the first key.
 func TestByteOrderMark(t *testing.T) {
 	r, err := Parse("r.yaml", []byte("\ufeff"+minimal), nil)

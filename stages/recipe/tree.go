@@ -119,11 +119,10 @@ func convert(at func(line int) string, n ast.Node) (*node, error) {
 		if err := out.addEntry(at, v); err != nil {
 			return nil, err
 		}
+	case *ast.AliasNode:
+		return nil, fmt.Errorf("%s: aliases are not used in recipes: a text that begins with * wants quotes, as in path: \"*.parquet\"", out.at)
 	default:
 		what := strings.ToLower(n.Type().String())
-		if n.Type() == ast.AliasType {
-			what = "aliase"
-		}
 		return nil, fmt.Errorf("%s: %ss are not used in recipes", out.at, what)
 	}
 	return out, nil
@@ -142,7 +141,7 @@ func (n *node) addEntry(at func(int) string, v *ast.MappingValueNode) error {
 	return nil
 }
 
-// set applies one --set argument, "a.b=c": c is YAML. Elements of lists are addressed by number, "data.train.0.path=x" or, as
+// set applies one --set argument, "a.b=c": c is YAML, but for a text that begins with *, which would be an alias and is a glob. Elements of lists are addressed by number, "data.train.0.path=x" or, as
 // errors have it, "data.train[0].path=x"; the number of an only one may be left out, as its brackets may.
 func (n *node) set(arg string) error {
 	path, text, ok := strings.Cut(arg, "=")
@@ -150,16 +149,9 @@ func (n *node) set(arg string) error {
 	if !ok || path == "" {
 		return fmt.Errorf("%s: want KEY=VALUE, as in --set train.max_steps=8", at)
 	}
-	f, err := parser.ParseBytes([]byte(text), 0)
+	value, err := setValue(at, text)
 	if err != nil {
-		_, what := syntax(err)
-		return fmt.Errorf("%s: %s", at, what)
-	}
-	value := &node{at: at, kind: null}
-	if len(f.Docs) > 0 && f.Docs[0].Body != nil {
-		if value, err = convert(func(int) string { return at }, f.Docs[0].Body); err != nil {
-			return err
-		}
+		return err
 	}
 	path = indices.ReplaceAllStringFunc(path, func(i string) string { return "." + i[1:len(i)-1] })
 	for {
@@ -183,6 +175,22 @@ func (n *node) set(arg string) error {
 		}
 		n, path = *slot, rest
 	}
+}
+
+// setValue is what stands after the = of a --set argument.
+func setValue(at, text string) (*node, error) {
+	if glob := strings.TrimSpace(text); strings.HasPrefix(glob, "*") {
+		return &node{at: at, kind: scalar, text: glob}, nil
+	}
+	f, err := parser.ParseBytes([]byte(text), 0)
+	if err != nil {
+		_, what := syntax(err)
+		return nil, fmt.Errorf("%s: %s", at, what)
+	}
+	if len(f.Docs) == 0 || f.Docs[0].Body == nil {
+		return &node{at: at, kind: null}, nil
+	}
+	return convert(func(int) string { return at }, f.Docs[0].Body)
 }
 
 // slot finds or makes the place of a key.
