@@ -59,8 +59,8 @@ stands in comments above the recipe, and on standard error.`,
 				fmt.Fprintf(cmd.ErrOrStderr(), "to be mended before it can be trained with: %v\n", err)
 			}
 			if out == "" {
-				fmt.Fprint(cmd.OutOrStdout(), res.Recipe)
-				return nil
+				_, err := fmt.Fprint(cmd.OutOrStdout(), res.Recipe)
+				return err
 			}
 			if _, err := os.Lstat(out); err == nil {
 				return &fs.PathError{Op: "write", Path: out, Err: fs.ErrExist}
@@ -75,8 +75,8 @@ stands in comments above the recipe, and on standard error.`,
 			if err := f.Commit(); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s; next: contraflow train -c %s\n", out, out)
-			return nil
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s; next: contraflow train -c %s\n", out, out)
+			return err
 		},
 	}
 	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together; default: what torchrun is told, or 1")

@@ -2,10 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -192,5 +194,33 @@ func TestWholeFiles(t *testing.T) {
 	}
 	if again, err := os.ReadFile(at("imported.yaml")); err != nil || string(again) != string(first) {
 		t.Errorf("import changed what was there: %v", err)
+	}
+}
+
+// What can't be printed is an error, not half a file and exit code 0.
+func TestPrintsOrFails(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, text := range map[string]string{"args.json": `{"model": "m", "train_dataset": "x.parquet", "loss": "MultipleNegativesRankingLoss"}`, "metrics.jsonl": ""} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{
+		{"version"}, {"recipe", "embedder"}, {"graph", "-c", at("recipe.yaml")}, {"import", at("args.json")}, {"import", at("args.json"), "--out", at("imported.yaml")},
+		{"report", dir}, {"plan", "-c", at("recipe.yaml"), "--steps", "1"},
+	} {
+		var errs strings.Builder
+		cmd := exec.Command(binary, args...)
+		cmd.Stdout, cmd.Stderr = full, &errs
+		var exit *exec.ExitError
+		if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(errs.String(), "no space left on device") {
+			t.Errorf("%v: %v\n%s", args, err, errs.String())
+		}
 	}
 }

@@ -44,8 +44,8 @@ contraflow trains with LoRA are merged as they are saved, and others PEFT's merg
 			if err := embedder.Merge(model, adapter, out, precision, d); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "merged model saved in %s\n", out)
-			return nil
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "merged model saved in %s\n", out)
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&model, "model", "", "the base model, a folder or hub id (default: what the adapter says)")

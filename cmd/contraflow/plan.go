@@ -68,8 +68,8 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 			if err != nil {
 				return err
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), forecast)
-			return nil
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), forecast)
+			return err
 		},
 	}
 	cmd.Flags().IntVar(&gpus, "gpus", 1, "devices of each machine")

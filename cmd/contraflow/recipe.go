@@ -30,8 +30,8 @@ func newRecipe() *cobra.Command {
 				}
 				return usageError{fmt.Errorf("there is no recipe called %q: contraflow recipe %s%s", args[0], names, hint)}
 			}
-			fmt.Fprint(cmd.OutOrStdout(), text)
-			return nil
+			_, err := fmt.Fprint(cmd.OutOrStdout(), text)
+			return err
 		},
 	}
 }

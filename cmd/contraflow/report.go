@@ -46,8 +46,8 @@ Several runs are drawn over each other, with where their recipes differ.`,
 			if err := report.Save(out, runs...); err != nil {
 				return err
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), out)
-			return nil
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), out)
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "the file to write; default: report.html in the run's folder, or here for several runs")

@@ -221,6 +221,6 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 		}
 		return printJSON(cmd, out)
 	}
-	fmt.Fprint(cmd.OutOrStdout(), evaluate.Table(rows...))
-	return nil
+	_, err = fmt.Fprint(cmd.OutOrStdout(), evaluate.Table(rows...))
+	return err
 }

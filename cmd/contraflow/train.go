@@ -180,7 +180,10 @@ func newGraph() *cobra.Command {
 			}
 			defer x.Close()
 			text, err := draw(x)
-			fmt.Fprint(cmd.OutOrStdout(), text)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
 			return err
 		},
 	}

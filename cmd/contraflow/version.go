@@ -15,8 +15,8 @@ func newVersion() *cobra.Command {
 		Example: "  contraflow version",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			fmt.Fprintln(cmd.OutOrStdout(), version())
-			return nil
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version())
+			return err
 		},
 	}
 }
