@@ -435,6 +435,9 @@ func TestStoppedIsItsBest(t *testing.T) {
 	if s := o.summary; err != nil || !s.Stopped || r.Best == nil || *r.Best <= s.First.Value || s.Eval.Value > s.First.Value {
 		t.Fatalf("%v: nothing was tested: %+v, %+v", err, s, r)
 	}
+	if want := fmt.Sprintf("spearman %.4f at step %d, whose model is kept in best/; %.4f at last", *r.Best, r.BestStep, o.summary.Eval.Value); !strings.Contains(o.summary.String(), want) {
+		t.Errorf("%s\nwant %s", o.summary, want)
+	}
 	if notes := fmt.Sprint(o.notes); strings.Contains(notes, "no better than before its training") {
 		t.Errorf("best %v at step %d, before the first step %v: %s", *r.Best, r.BestStep, o.summary.First.Value, notes)
 	}

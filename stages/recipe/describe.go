@@ -83,6 +83,44 @@ func count(n int) string {
 	return fmt.Sprintf("%.0f k", float64(n)/1e3)
 }
 
+// Facts are the figures of what Describe says, by the names that run.json has for them.
+type Facts struct {
+	Model          string
+	Family         string
+	Layers, Hidden int
+	Parameters     int
+	Trained        int
+	Rows           int64
+	Datasets       int
+	Steps          int
+	GlobalSize     int // rows of a batch
+	Accumulate     int // batches of a step
+	Device         string
+	Mesh           string // "": one rank
+	Predicted      int64  // bytes of memory
+}
+
+// Facts are what a run is about to do.
+func (x *Run) Facts() Facts {
+	c, l := x.model.Config, x.model.Layout
+	f := Facts{
+		Model: x.Recipe.Model.Path, Family: c.Family, Layers: c.Layers, Hidden: c.Hidden, Parameters: l.Len, Trained: l.Trained(), Rows: x.rows(), Datasets: len(x.data),
+		Steps: x.Steps, GlobalSize: x.Recipe.Batch.GlobalSize, Accumulate: x.Recipe.Batch.Accumulate, Device: x.device.Name(), Predicted: x.Memory.Total(),
+	}
+	if x.ranks != nil {
+		f.Mesh = fmt.Sprint(x.ranks.Comm.Mesh)
+	}
+	return f
+}
+
+// Rates are pairs and tokens per second of the steps that were made since the run began, or was resumed; 0 of a run that made none.
+func (s *Summary) Rates() (pairs, tokens float64) {
+	if s.Seconds == 0 {
+		return 0, 0
+	}
+	return float64(s.Pairs-s.before.Pairs) / s.Seconds, float64(s.Tokens-s.before.Tokens) / s.Seconds
+}
+
 // String sums a run up.
 func (s *Summary) String() string {
 	var b strings.Builder
@@ -97,7 +135,8 @@ func (s *Summary) String() string {
 	if s.from > 0 {
 		made += fmt.Sprintf(", the last %d of them", s.Steps-s.from)
 	}
-	fmt.Fprintf(&b, "%s in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", made, s.Seconds, s.Loss, float64(s.Pairs-s.before.Pairs)/s.Seconds, float64(s.Tokens-s.before.Tokens)/s.Seconds, Size(s.PeakBytes))
+	pairs, tokens := s.Rates()
+	fmt.Fprintf(&b, "%s in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", made, s.Seconds, s.Loss, pairs, tokens, Size(s.PeakBytes))
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
 	}
@@ -113,8 +152,12 @@ func (s *Summary) String() string {
 	if s.Skipped > 0 {
 		fmt.Fprintf(&b, "%d rows can't be used and were skipped (data.on_error): skipped.jsonl says which and why\n", s.Skipped)
 	}
-	if s.Eval != nil && s.BestStep > 0 {
-		fmt.Fprintf(&b, "%s %.4f at step %d, whose model is saved; %.4f at last\n", s.Eval.Metric, s.Best, s.BestStep, s.Eval.Value)
+	if s.Eval != nil && s.BestStep > 0 && s.BestStep != s.Eval.Step {
+		kept := "saved"
+		if s.Stopped {
+			kept = "kept in best/"
+		}
+		fmt.Fprintf(&b, "%s %.4f at step %d, whose model is %s; %.4f at last\n", s.Eval.Metric, s.Best, s.BestStep, kept, s.Eval.Value)
 	} else if s.Eval != nil {
 		fmt.Fprintln(&b, s.Eval)
 	}

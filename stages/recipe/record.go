@@ -134,6 +134,7 @@ func (r *recorder) end(s *Summary) error {
 		return nil
 	}
 	r.count(s)
+	r.Early = s.Early
 	r.Done, r.Stopped, r.Dropped, r.DroppedBy = !s.Stopped, s.Stopped, s.Dropped, s.DroppedBy
 	return r.write()
 }

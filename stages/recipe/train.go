@@ -36,10 +36,11 @@ type Summary struct {
 	PeakBytes int64       // of the process, or on a GPU of its memory
 	First     *Evaluation // before the first step (eval.at_start)
 	Eval      *Evaluation // the last
-	Best      float64     // the model's value, and step, where it is that of an earlier evaluation (save.best)
+	Best      float64     // with save.best: the value, and step, of the model that is saved, or of a stopped run kept in best/
 	BestStep  int
 	Model     string // folder; "" of a run that was stopped
 	Over      bool   // when it was resumed: no step was made
+	Early     bool   // it ended before its last step: evaluations got no better (eval.early_stopping)
 	Stopped   bool   // before the last step, because it was asked to: a checkpoint has the rest
 
 	Communication pipeline.Communication // of this rank
@@ -481,11 +482,12 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	s := &log.summary
 	p := x.saves.progress
-	if x.saves.kept {
-		s.Best, s.BestStep = *p.Best, p.BestStep
-	}
 	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
+	s.Early = p.Enough && !s.Stopped && s.Steps < x.Steps
 	best, bestStep := x.bestOf(s)
+	if best != nil {
+		s.Best, s.BestStep = *best, bestStep
+	}
 	if first, e := p.First, s.Eval; first != nil && e != nil {
 		value := e.Value
 		if best != nil {
@@ -510,7 +512,6 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	if log.record != nil {
 		log.record.Best, log.record.BestStep = best, bestStep
-		log.record.Early = p.Enough && !s.Stopped && s.Steps < x.Steps
 	}
 	return s, log.record.end(s)
 }
