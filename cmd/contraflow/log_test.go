@@ -64,6 +64,56 @@ func TestLog(t *testing.T) {
 	}
 }
 
+// What a run is about to do, and what it came to, are figures in a log: a machine need not read the text.
+func TestLogOfRun(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	args := []string{"train", "-c", at("recipe.yaml"), "--set", "train.max_steps=4", "--set", "eval.every=1", "--set", "save.best=true", "--set", "save.every=2", "--out", at("run")}
+	messages := func(r result) map[string]map[string]any {
+		all := map[string]map[string]any{}
+		for _, line := range strings.Split(strings.TrimSpace(r.stderr), "\n") {
+			var m map[string]any
+			if err := json.Unmarshal([]byte(line), &m); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			all[fmt.Sprint(m["msg"])] = m
+		}
+		return all
+	}
+	m := messages(succeed(t, args...))
+	record, err := recipe.ReadRecord(at("run"))
+	if err != nil || record.Best == nil {
+		t.Fatalf("%+v, %v", record, err)
+	}
+	want := losses(t, at("run/metrics.jsonl"))
+	for _, c := range []struct {
+		msg, key string
+		want     any
+	}{
+		{"run", "model", record.Model}, {"run", "family", "bert"}, {"run", "parameters", float64(record.Parameters)}, {"run", "rows", float64(record.Rows)}, {"run", "datasets", 1.0},
+		{"run", "steps", 4.0}, {"run", "device", record.Device}, {"run", "predicted_memory", float64(record.Predicted)},
+		{"done", "steps", 4.0}, {"done", "loss", want[3]}, {"done", "pairs", float64(record.Pairs)}, {"done", "tokens", float64(record.Tokens)}, {"done", "model", at("run/model")},
+		{"done", "best", *record.Best}, {"done", "best_step", float64(record.BestStep)}, {"done", "metric", m["evaluation"]["metric"]}, {"done", "value", m["evaluation"]["value"]},
+		{"done", "stopped", false}, {"done", "early", false}, {"report", "file", at("run/report.html")},
+	} {
+		if got := m[c.msg][c.key]; got != c.want {
+			t.Errorf("%s has %s %v, want %v", c.msg, c.key, got, c.want)
+		}
+	}
+	for _, key := range []string{"seconds", "pairs_per_s", "tokens_per_s", "peak_mem_bytes"} {
+		if v, _ := m["done"][key].(float64); !(v > 0) {
+			t.Errorf("done has %s %v", key, m["done"][key])
+		}
+	}
+	if text, _ := m["done"]["text"].(string); !strings.Contains(text, "model saved in ") {
+		t.Errorf("done says %q", text)
+	}
+	m = messages(succeed(t, append(args, "--resume")...))
+	if done := m["done"]; done["over"] != true || done["steps"] != 4.0 || done["loss"] != nil || done["model"] != at("run/model") {
+		t.Errorf("over when it was resumed: %v", done)
+	}
+}
+
 // Of several datasets a line says whose loss it has.
 func TestLogOfDatasets(t *testing.T) {
 	dir := workspace(t)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
 	"contraflow/stages/recipe"
 	"contraflow/stages/report"
@@ -62,7 +63,7 @@ func reportFailure(u *ui, dir string, since time.Time) {
 		return
 	}
 	if file, err := report.WriteFile(dir); err == nil {
-		u.say("report", "report "+file)
+		u.say("report", "report "+file, zap.String("file", file))
 	}
 }
 
@@ -72,6 +73,6 @@ func writeReport(u *ui, dir string) error {
 	if err != nil {
 		return fmt.Errorf("the run is done, but not its report: %w", err)
 	}
-	u.say("report", "report "+file)
+	u.say("report", "report "+file, zap.String("file", file))
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
 	"contraflow/collective"
 	"contraflow/stages/recipe"
@@ -112,7 +113,7 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 			}
 			defer watcher.close()
 			if watcher != nil {
-				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics")
+				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics", zap.String("addr", watcher.addr))
 			}
 			err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer(r.Log.Every)), func(x *recipe.Run) error {
 				if !x.Main() {
@@ -122,7 +123,7 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 					}
 					return err
 				}
-				ui.say("run", x.Describe())
+				ui.say("run", x.Describe(), figuresOf(x.Facts())...)
 				ui.begin(x.Steps)
 				began := time.Now()
 				s, err := x.Train(cmd.Context(), opts...)
@@ -132,7 +133,7 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 					return err
 				}
 				trained.Store(true)
-				ui.say("done", s.String())
+				ui.say("done", s.String(), outcome(s)...)
 				return writeReport(ui, r.Save.Dir)
 			})
 			if err != nil && cmd.Context().Err() != nil {

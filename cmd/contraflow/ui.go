@@ -60,13 +60,54 @@ func (u *ui) withLog(format string) (*ui, error) {
 	return u, nil
 }
 
-// say prints something to read, in a log as a message of that name.
-func (u *ui) say(name, text string) {
+// say prints something to read, in a log as a message of that name, with the figures in the text as fields.
+func (u *ui) say(name, text string, figures ...zap.Field) {
 	if u.log != nil {
-		u.log.Info(name, zap.String("text", text))
+		u.log.Info(name, append(figures, zap.String("text", text))...)
 		return
 	}
 	u.printf("%s\n", text)
+}
+
+// figuresOf are those of a run that begins.
+func figuresOf(f recipe.Facts) []zap.Field {
+	fields := []zap.Field{zap.String("model", f.Model), zap.String("family", f.Family), zap.Int("layers", f.Layers), zap.Int("hidden", f.Hidden), zap.Int("parameters", f.Parameters), zap.Int("trained", f.Trained),
+		zap.Int64("rows", f.Rows), zap.Int("datasets", f.Datasets), zap.Int("steps", f.Steps), zap.Int("global_size", f.GlobalSize), zap.Int("accumulate", f.Accumulate),
+		zap.String("device", f.Device), zap.Int64("predicted_memory", f.Predicted)}
+	if f.Mesh != "" {
+		fields = append(fields, zap.String("mesh", f.Mesh))
+	}
+	return fields
+}
+
+// outcome are the figures of a run that has ended. Of one that was over when it was resumed, and has made no step, there are few.
+func outcome(s *recipe.Summary) []zap.Field {
+	fields := []zap.Field{zap.Int("steps", s.Steps)}
+	if s.Model != "" {
+		fields = append(fields, zap.String("model", s.Model))
+	}
+	fields = append(fields, zap.Int("pairs", s.Pairs), zap.Int("tokens", s.Tokens))
+	if s.Over {
+		fields = append(fields, zap.Bool("over", true))
+	} else {
+		loss := zap.Float64("loss", s.Loss)
+		if s.Loss-s.Loss != 0 { // as metrics.jsonl has it
+			loss = zap.Reflect("loss", nil)
+		}
+		pairs, tokens := s.Rates()
+		fields = append(fields, loss, zap.Float64("seconds", s.Seconds), zap.Float64("pairs_per_s", pairs), zap.Float64("tokens_per_s", tokens), zap.Int64("peak_mem_bytes", s.PeakBytes),
+			zap.Int("truncated", s.Truncated), zap.Int64("dropped", s.Dropped), zap.Int("skipped", s.Skipped), zap.Int("not_finite", s.NotFinite), zap.Bool("stopped", s.Stopped), zap.Bool("early", s.Early))
+	}
+	if c := s.Communication; c.Total > 0 {
+		fields = append(fields, zap.Float64("comm_s", c.Total.Seconds()), zap.Float64("comm_hidden", c.HiddenShare()), zap.Int64("comm_bytes", int64(c.Bytes)))
+	}
+	if e := s.Eval; e != nil {
+		fields = append(fields, zap.String("metric", e.Metric), zap.Float64("value", e.Value))
+	}
+	if s.BestStep > 0 {
+		fields = append(fields, zap.Float64("best", s.Best), zap.Int("best_step", s.BestStep))
+	}
+	return fields
 }
 
 func (u *ui) printf(format string, args ...any) {
