@@ -23,8 +23,8 @@ func newImport() *cobra.Command {
 		Use:   "import FILE | import -- COMMAND...",
 		Short: "Make a recipe of a sentence-transformers trainer's arguments or a FlagEmbedding command line",
 		Long: `import turns another program's settings into a recipe. FILE is a JSON or YAML mapping of a sentence-transformers trainer's arguments (with model,
-train_dataset, columns and loss beside them), or a shell script with a FlagEmbedding command line; - is standard input. Or put the command
-line after --.
+train_dataset, columns and loss beside them), or a shell script with a FlagEmbedding command line, in which variables that the script itself
+sets are expanded, and eval $cmd is followed; - is standard input. Or put the command line after --.
 
 What the settings don't say has the other program's default. What was assumed, what has no counterpart and which names neither program knows
 stands in comments above the recipe, and on standard error.`,

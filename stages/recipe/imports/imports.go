@@ -66,6 +66,7 @@ func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r.optimizer()
 	r.rest()
 	r.remaining()
+	r.variables()
 	if len(r.errs) > 0 {
 		return nil, fmt.Errorf("%s", strings.Join(r.errs, "\n"))
 	}

@@ -350,6 +350,97 @@ func TestReadScript(t *testing.T) {
 	}
 }
 
+// A script in the shape of FlagEmbedding's examples: options in variables, of several lines, and the command in one more.
+const evalScript = `export WANDB_MODE=disabled
+files="\
+    ./pairs \
+    ./sts/a.jsonl "
+# a few
+epochs=3
+gpus=4
+lr=1e-4
+if [ -z "$MODELS" ]; then
+    export MODELS="$HOME/models"
+fi
+if [ -z "$gpus" ]; then gpus=1; else lr=3e-5; fi
+[ -n "$WIDE" ] && gpus=16
+small=${SMALL:-2}
+model_args="\
+    --model_name_or_path my/model \
+    --cache_dir $MODELS \
+"
+data_args="\
+    --train_data $files \
+    --query_instruction_for_retrieval 'Find what answers this: ' \
+    --query_instruction_format '{}{}' \
+"
+training_args="--output_dir ./out_${epochs}x --learning_rate $lr --num_train_epochs $epochs
+    --fp16 --per_device_train_batch_size $small \
+"
+training_args+=" --seed 7"
+cmd="torchrun --nproc_per_node $gpus \
+    -m FlagEmbedding.finetune.embedder.encoder_only.base \
+    $model_args \
+    $data_args \
+    $training_args \
+"
+echo $cmd
+eval $cmd
+`
+
+func TestEvalScript(t *testing.T) {
+	want := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "my/model", "cache_dir": "$HOME/models", "train_data": []any{"./pairs", "./sts/a.jsonl"},
+		"query_instruction_for_retrieval": "Find what answers this: ", "query_instruction_format": "{}{}", "output_dir": "./out_3x", "learning_rate": "3e-5", "num_train_epochs": "3", "fp16": true,
+		"per_device_train_batch_size": "2", "seed": "7"}
+	for name, script := range map[string]string{
+		"as it is": evalScript, "with carriage returns": strings.ReplaceAll(evalScript, "\n", "\r\n"), "bash -c": strings.Replace(evalScript, "eval $cmd", `bash -c "$cmd"`, 1),
+		"in a function": strings.Replace(evalScript, "eval $cmd", "go() { eval $cmd; }\ngo", 1), "with a log": strings.Replace(evalScript, "eval $cmd", "eval $cmd 2>&1 | tee $LOG", 1),
+	} {
+		s, devices, err := imports.ReadCommand(strings.Replace(script, "--fp16 --per", "--fp16 \\\n --per", 1))
+		if err == nil && name == "bash -c" { // where lines end as they stand
+			delete(s, "fp16")
+			s["fp16"] = true
+		}
+		if err != nil || devices != 4 || !reflect.DeepEqual(s, want) {
+			t.Errorf("%s: %v, %d of %v", name, err, devices, s)
+			continue
+		}
+		if r, res := convert(t, imports.FlagEmbedding, s, devices); r.Batch.GlobalSize != 8 || strings.Contains(res.Recipe, "HOME") {
+			t.Errorf("%s", res.Recipe)
+		}
+	}
+}
+
+// What a script's text doesn't tell is named.
+func TestVariablesLeft(t *testing.T) {
+	const echo = `import the line that echo "$cmd" in place of eval $cmd prints`
+	for change, want := range map[string]string{ // of which line, to what
+		"epochs=3\n->":                                   "",
+		"gpus=4->gpus=$(nvidia-smi -L | wc -l)":          "$gpus can't be expanded (it is an array, or what a command prints is part of it)",
+		"gpus=4->":                                       "",
+		"gpus=4->for gpus in 1 2; do :; done":            "$gpus can't be expanded (a loop sets it)",
+		`model_args="->other_args="`:                     `"$model_args" stands where a --name should, and $model_args can't be expanded (nothing in the script sets it)`,
+		`cmd="torch->com="torch`:                         `no command line of FlagEmbedding: "$cmd" stands where one should, and $cmd can't be expanded (nothing in the script sets it)`,
+		"eval $cmd->eval $(cat command.txt)":             `no command line of FlagEmbedding: "$(cat command.txt)" stands where one should, and $(cat command.txt) is known only when the script runs`,
+		`lr=1e-4->lr=1e-4; if [ -f x ]; then gpus=8; fi`: "$gpus can't be expanded (it is set under a condition that the script's text does not decide)",
+		`eval $cmd->cmd='eval $cmd'; eval $cmd`:          "eval within eval has no end",
+		"epochs=3->epochs=33;" + strings.Repeat("epochs=$epochs$epochs;", 40): "more than 4 MB",
+	} {
+		was, is, _ := strings.Cut(change, "->")
+		_, _, err := imports.ReadCommand(strings.Replace(evalScript, was, is, 1))
+		if err == nil != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(want, "expand") && !strings.Contains(err.Error(), echo)) {
+			t.Errorf("%.90q: %v", change, err)
+		}
+	}
+	s, _, err := imports.ReadCommand(strings.Replace(evalScript, "./pairs", "$DATA/pairs", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
 // max_steps ends a run, however many epochs are said.
 func TestMaxSteps(t *testing.T) {
 	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"num_train_epochs": 1.5, "max_steps": 2e6}, 1)

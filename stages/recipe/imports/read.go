@@ -45,15 +45,21 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 
 var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
 
-// ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments. Of a script's
-// commands it is the one that trains. It returns the settings after the program's name, and how many processes torchrun is told to start.
+// ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments, and variables that
+// the script itself sets. Of a script's commands it is the one that trains. It returns the settings after the program's name, and how many
+// processes torchrun is told to start.
 func ReadCommand(text string) (Settings, int, error) {
-	commands, err := shellCommands(text)
-	if err != nil {
+	sh := newShell()
+	if err := sh.run(text, 0); err != nil {
 		return nil, 0, err
 	}
-	words := trains(commands)
+	words := trains(sh.commands)
 	if words == nil {
+		for _, c := range sh.commands {
+			if name := variable(c[0]); name != "" {
+				return nil, 0, fmt.Errorf("no command line of FlagEmbedding: %q stands where one should, and %s", c[0], sh.whyNot(name))
+			}
+		}
 		return nil, 0, errors.New("no command line of FlagEmbedding: want ... -m FlagEmbedding.finetune... --model_name_or_path ...")
 	}
 	start, devices, program := 0, 1, "" // its arguments alone, unless there is a program
@@ -70,9 +76,14 @@ func ReadCommand(text string) (Settings, int, error) {
 			if !joined && i+1 < len(words) {
 				value = words[i+1]
 			}
-			if devices, err = strconv.Atoi(value); err != nil || devices < 1 {
-				return nil, 0, fmt.Errorf("%s %s: want the number of processes; --devices N says it here", w, value)
+			if n, err := strconv.Atoi(value); err == nil && n > 0 {
+				devices = n
+				continue
 			}
+			if v := variable(value); v != "" {
+				return nil, 0, fmt.Errorf("%s %s: want the number of processes, and %s", w, value, sh.whyNot(v))
+			}
+			return nil, 0, fmt.Errorf("%s %s: want the number of processes; --devices N says it here", w, value)
 		}
 	}
 	s := Settings{}
@@ -82,6 +93,9 @@ func ReadCommand(text string) (Settings, int, error) {
 	for i := start; i < len(words); {
 		name, value, joined := strings.Cut(words[i], "=")
 		if !strings.HasPrefix(name, "--") {
+			if v := variable(words[i]); v != "" {
+				return nil, 0, fmt.Errorf("%q stands where a --name should, and %s", words[i], sh.whyNot(v))
+			}
 			return nil, 0, fmt.Errorf("%q stands where a --name should", words[i])
 		}
 		name = strings.ReplaceAll(strings.TrimPrefix(name, "--"), "-", "_")
@@ -120,6 +134,9 @@ func trains(commands [][]string) []string {
 		func(words []string, i int) bool { return i == 0 && isOption(words[i]) },
 	} {
 		for k, words := range commands {
+			if words[0] == "echo" || words[0] == "printf" { // which only show it
+				continue
+			}
 			for i := range words {
 				if !is(words, i) {
 					continue
@@ -139,77 +156,3 @@ func trains(commands [][]string) []string {
 
 // isOption tells --name from a negative number and from a text that begins with a dash.
 func isOption(w string) bool { return strings.HasPrefix(w, "--") && len(w) > 2 }
-
-// shellCommands splits into simple commands and their words as a POSIX shell does, without expanding anything. Redirections are left out.
-func shellCommands(text string) (commands [][]string, err error) {
-	var words []string
-	var word strings.Builder
-	in, quoted, target := false, false, false // within a word; a part of it is quoted; it is where a redirection goes
-	end := func() {
-		if in && !target {
-			words = append(words, word.String())
-		}
-		target = target && !in
-		word.Reset()
-		in, quoted = false, false
-	}
-	endCommand := func() {
-		if end(); len(words) > 0 {
-			commands = append(commands, words)
-		}
-		words, target = nil, false
-	}
-	rs := []rune(text)
-	for i := 0; i < len(rs); i++ {
-		switch c := rs[i]; {
-		case c == '\\' && i+1 < len(rs):
-			i++
-			if rs[i] == '\r' && i+1 < len(rs) && rs[i+1] == '\n' {
-				i++
-			}
-			if rs[i] != '\n' {
-				word.WriteRune(rs[i])
-				in, quoted = true, true
-			}
-		case c == '\'' || c == '"':
-			in, quoted = true, true
-			at := i
-			for i++; i < len(rs) && rs[i] != c; i++ {
-				if c == '"' && rs[i] == '\\' && i+1 < len(rs) && strings.ContainsRune("\"\\$`\n", rs[i+1]) {
-					if i++; rs[i] == '\n' {
-						continue
-					}
-				}
-				word.WriteRune(rs[i])
-			}
-			if i == len(rs) {
-				return nil, fmt.Errorf("the quote at character %d has no end", at+1)
-			}
-		case c == '#' && !in:
-			for i+1 < len(rs) && rs[i+1] != '\n' {
-				i++
-			}
-		case c == '<' || c == '>' || c == '&' && i+1 < len(rs) && rs[i+1] == '>':
-			if c != '&' && !quoted && strings.Trim(word.String(), "0123456789") == "" { // which file: 2>
-				in = false
-			}
-			end()
-			for i+1 < len(rs) && strings.ContainsRune("<>&|", rs[i+1]) {
-				i++
-			}
-			target = true
-		case c == '(' && target && !in: // of a process: > >(tee log)
-			for in = true; i+1 < len(rs) && rs[i] != ')'; i++ {
-			}
-		case c == '\n' || c == ';' || c == '&' || c == '|':
-			endCommand()
-		case c == ' ' || c == '\t' || c == '\r':
-			end()
-		default:
-			word.WriteRune(c)
-			in = true
-		}
-	}
-	endCommand()
-	return commands, nil
-}

@@ -3,6 +3,7 @@ package imports
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"path"
 	"slices"
@@ -612,6 +613,20 @@ func (r *recipe) remaining() {
 			r.without(n, "%s", why)
 		} else {
 			r.result.Unknown = append(r.result.Unknown, n)
+		}
+	}
+}
+
+// variables names the settings whose text has a shell's variable in it, which no script has set.
+func (r *recipe) variables() {
+	if r.from != FlagEmbedding {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.used)) {
+		for _, text := range r.list(name) {
+			if v := left.FindString(text); v != "" && !slices.Contains(nothing, name) {
+				r.assume("%s has %s in it, as it stands: nothing sets it that can be read here, and its value belongs in its place", name, v)
+			}
 		}
 	}
 }
