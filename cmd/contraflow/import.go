@@ -27,7 +27,9 @@ train_dataset, columns and loss beside them), or a shell script with a FlagEmbed
 sets are expanded, and eval $cmd is followed; - is standard input. Or put the command line after --.
 
 What the settings don't say has the other program's default. What was assumed, what has no counterpart and which names neither program knows
-stands in comments above the recipe, and on standard error.`,
+stands in comments above the recipe, and on standard error.
+
+Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 		Example: `  contraflow import args.json > recipe.yaml
   contraflow import finetune.sh --out recipe.yaml
   contraflow import -- torchrun --nproc_per_node 8 -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path BAAI/bge-m3 ...`,
@@ -106,7 +108,7 @@ func readSettings(cmd *cobra.Command, args []string) (from imports.Source, s imp
 	if err != nil {
 		return 0, nil, 0, err
 	}
-	if ext := filepath.Ext(args[0]); ext == ".sh" || ext == ".txt" || strings.Contains(string(text), "--model_name_or_path") {
+	if ext := filepath.Ext(args[0]); !imports.IsPython(args[0], text) && (ext == ".sh" || ext == ".txt" || strings.Contains(string(text), "--model_name_or_path")) {
 		if s, devices, err = imports.ReadCommand(string(text)); err != nil {
 			err = fmt.Errorf("%s: %w", args[0], err)
 		}

@@ -214,6 +214,23 @@ func TestSentenceTransformers(t *testing.T) {
 	}
 }
 
+// A script is not a mapping: what makes one of it is said, in place of a parser's error.
+func TestPython(t *testing.T) {
+	for text, name := range map[string]string{
+		"x = 1\n": "train.py", "{\"cells\": []}": "train.ipynb", "import torch\n": "train", "# a\n\nfrom sentence_transformers import SentenceTransformer\nx = {": "-",
+		"#!/usr/bin/env python\n\"\"\"\nTrains: all\n\"\"\"\nfrom a.b import (\n c)": "-",
+	} {
+		if _, err := imports.ReadMapping(name, []byte(text)); err == nil || !strings.HasPrefix(err.Error(), name+" is a Python script") || !strings.Contains(err.Error(), `json.dump(args.to_dict(), open("args.json", "w"))`) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range []string{"from: x\nimport: y", "# import x\nmodel: m"} {
+		if s, err := imports.ReadMapping("args.yaml", []byte(text)); err != nil {
+			t.Errorf("%q: %v %v", text, s, err)
+		}
+	}
+}
+
 // Each of sentence-transformers' losses that there is becomes a recipe, with its options and its inputs.
 func TestLosses(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -11,9 +11,28 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
+// FromPython says how a script's settings become a file that can be imported.
+const FromPython = `put this into the script, after the arguments are made, and run it that far:
+
+  import json; json.dump(args.to_dict(), open("args.json", "w"))
+
+Then add to args.json what the arguments don't have, "model" (a folder or hub id), "train_dataset" (parquet or JSONL
+files), "columns" (their names, in the order of the loss's inputs) and "loss" (the name of its class, with its options, such as "scale", as
+further settings).`
+
+var python = regexp.MustCompile(`(?s)^\s*(#[^\n]*\n\s*|""".*?"""\s*|'''.*?'''\s*)*(import\s+\w|from\s+[\w.]+\s+import\s)`)
+
+// IsPython tells a script (or a notebook), which is to be run and not read, from settings.
+func IsPython(name string, text []byte) bool {
+	return strings.HasSuffix(name, ".py") || strings.HasSuffix(name, ".ipynb") || python.Match(text)
+}
+
 // ReadMapping reads settings from a JSON or YAML mapping. Mappings inside of it, such as one called "args" or "training_arguments", count as
 // part of it; so do JSON's own types.
 func ReadMapping(name string, text []byte) (Settings, error) {
+	if IsPython(name, text) {
+		return nil, fmt.Errorf("%s is a Python script, and settings are read here, not scripts: %s", name, FromPython)
+	}
 	var m map[string]any
 	if err := json.Unmarshal(text, &m); err != nil {
 		m = nil
