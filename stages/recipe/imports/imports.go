@@ -28,7 +28,7 @@ type Result struct {
 	Recipe  string   // YAML, with all of the following in comments
 	Assumed []string // what the settings don't say
 	Without []string // settings that have no counterpart, each with what that means
-	Unknown []string // names that neither program has
+	Unknown []string // names that neither program has, each with the nearest that one has, if one is near
 }
 
 // Source is whose settings they are.
@@ -52,13 +52,14 @@ type recipe struct {
 	group    int               // of FlagEmbedding's: a positive and its negatives
 	keys     map[string]string // full key: YAML
 	used     map[string]bool
+	asked    map[string]bool // names that a rule has looked for
 	result   Result
 	errs     []string
 }
 
 // Convert makes a recipe. devices is how many processes trained together there; 0 means 1. A setting of the wrong type is an error.
 func Convert(from Source, s Settings, devices int) (*Result, error) {
-	r := &recipe{from: from, settings: s, devices: max(1, devices), keys: map[string]string{}, used: map[string]bool{}}
+	r := &recipe{from: from, settings: s, devices: max(1, devices), keys: map[string]string{}, used: map[string]bool{}, asked: map[string]bool{}}
 	r.model()
 	r.data()
 	r.batch()
@@ -81,6 +82,7 @@ func Convert(from Source, s Settings, devices int) (*Result, error) {
 
 // has gives a setting that is there and not null, and marks it as understood.
 func (r *recipe) has(name string) (any, bool) {
+	r.asked[name] = true
 	v, ok := r.settings[name]
 	if ok {
 		r.used[name] = true

@@ -615,6 +615,35 @@ func TestSaid(t *testing.T) {
 	}
 }
 
+// All of a trainer's arguments, as args.to_dict() has them, are known; those that are off are not spoken of.
+func TestDefaults(t *testing.T) {
+	s, err := imports.ReadMapping("args.json", []byte(`{"model": "m", "train_dataset": "d.parquet", "columns": ["a", "b"], "loss": "MultipleNegativesRankingLoss", "output_dir": "out", "do_train": false,
+		"eval_strategy": "no", "prediction_loss_only": true, "past_index": -1, "half_precision_backend": "auto", "fp16_opt_level": "O1", "include_for_metrics": [], "eval_delay": 0, "data_seed": null,
+		"fsdp": [], "fsdp_config": {"min_num_params": 0, "xla": false, "xla_fsdp_v2": false, "xla_fsdp_grad_ckpt": false}, "tp_size": 0, "label_smoothing_factor": 0.0, "neftune_noise_alpha": null,
+		"accelerator_config": {"split_batches": false, "dispatch_batches": null, "even_batches": true, "use_seedable_sampler": true, "non_blocking": false}, "include_num_input_tokens_seen": "no",
+		"optim": "adamw_torch_fused", "deepspeed": null, "learning_rate_mapping": {}, "router_mapping": {}, "report_to": ["none"], "project": "huggingface", "adafactor": false, "lr_scheduler_kwargs": {},
+		"optim_args": "none", "batch_sampler": "batch_sampler", "per_gpu_train_batch_size": null, "per_device_train_batch_size": 16, "activation_checkpointing": null, "gradient_checkpointing": null}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, res := convert(t, imports.SentenceTransformers, s, 1); len(res.Without)+len(res.Unknown) > 0 || r.Batch.GlobalSize != 16 {
+		t.Errorf("without %q, unknown %q", res.Without, res.Unknown)
+	}
+	s["deepspeed"] = map[string]any{"zero_optimization": map[string]any{"stage": 2.0}}
+	s["fsdp_config"] = map[string]any{"min_num_params": 1e8}
+	if _, res := convert(t, imports.SentenceTransformers, s, 1); len(res.Without) != 2 || len(res.Unknown) > 0 {
+		t.Errorf("without %q, unknown %q", res.Without, res.Unknown)
+	}
+}
+
+// A slip is told from a name that nobody has.
+func TestUnknown(t *testing.T) {
+	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"leaning_rate": 0.0, "eval_datset": "x", "frobnicate": 1.0}, 1)
+	if fmt.Sprintf("%q", res.Unknown) != `["eval_datset; did you mean eval_dataset?" "frobnicate" "leaning_rate; did you mean learning_rate?"]` {
+		t.Errorf("%q", res.Unknown)
+	}
+}
+
 func ExampleConvert() {
 	s, err := imports.ReadMapping("args.yaml", []byte("{model: my/model, train_dataset: pairs.parquet, columns: [question, answer], learning_rate: 1e-4, batch_sampler: no_duplicates}"))
 	if err != nil {

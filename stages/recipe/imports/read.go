@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,6 +28,9 @@ func IsPython(name string, text []byte) bool {
 	return strings.HasSuffix(name, ".py") || strings.HasSuffix(name, ".ipynb") || python.Match(text)
 }
 
+// whole are settings that are mappings themselves, beside those that end in _kwargs or _mapping.
+var whole = []string{"prompts", "accelerator_config", "fsdp_config", "parallelism_config", "liger_kernel_config", "deepspeed"}
+
 // ReadMapping reads settings from a JSON or YAML mapping. Mappings inside of it, such as one called "args" or "training_arguments", count as
 // part of it; so do JSON's own types.
 func ReadMapping(name string, text []byte) (Settings, error) {
@@ -46,7 +50,7 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 	s := Settings{}
 	for k, v := range m {
 		inner, ok := v.(map[string]any)
-		if !ok || k == "prompts" || strings.HasSuffix(k, "_kwargs") || strings.HasSuffix(k, "_mapping") {
+		if !ok || slices.Contains(whole, k) || strings.HasSuffix(k, "_kwargs") || strings.HasSuffix(k, "_mapping") {
 			s[k] = v
 			continue
 		}

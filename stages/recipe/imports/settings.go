@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	schema "contraflow/stages/recipe"
 )
 
 func (r *recipe) model() {
@@ -67,8 +69,10 @@ func (r *recipe) model() {
 			r.keys["model.max_length"] = fmt.Sprint(n)
 		}
 	}
-	if v, _ := r.yes("gradient_checkpointing"); v {
-		r.keys["model.activation_checkpointing"] = "true"
+	for _, name := range []string{"gradient_checkpointing", "activation_checkpointing"} { // its newer name
+		if v, _ := r.yes(name); v {
+			r.keys["model.activation_checkpointing"] = "true"
+		}
 	}
 	lora := map[string]string{}
 	for _, s := range [][2]string{{"lora_rank", "rank"}, {"r", "rank"}, {"lora_r", "rank"}, {"lora_alpha", "alpha"}, {"lora_dropout", "dropout"}} {
@@ -280,10 +284,10 @@ func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, posi
 }
 
 func (r *recipe) batch() {
-	size, ok := r.whole("per_device_train_batch_size")
-	if !ok {
-		if size, ok = r.whole("train_batch_size"); !ok {
-			size = 8 // transformers' default
+	size := 8 // transformers' default
+	for _, name := range []string{"per_gpu_train_batch_size", "train_batch_size", "per_device_train_batch_size"} {
+		if n, ok := r.whole(name); ok {
+			size = n
 		}
 	}
 	gathered, said := r.gathers()
@@ -317,7 +321,7 @@ func (r *recipe) batch() {
 	case said:
 		r.set("batch.one_dataset", fmt.Sprint(same), "true")
 	}
-	sampler, ok := r.word("batch_sampler")
+	sampler, _ := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
 	case sampler == "no_duplicates" || sampler == "no_duplicates_hashed" || r.reranks(): // groups don't see each other
@@ -511,6 +515,13 @@ func (r *recipe) rest() {
 	if v, ok := r.yes("load_best_model_at_end"); ok && v {
 		r.keys["save.best"] = "true"
 	}
+	if m, ok := r.word("metric_for_best_model"); ok && m != "" {
+		if strings.TrimPrefix(m, "eval_") == "loss" {
+			r.without("metric_for_best_model", "%s: there is no loss on held-out pairs here; save.best goes by eval.metric, which eval.retrieval or eval.sts measures", m)
+		} else {
+			r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", m)
+		}
+	}
 	patience, stops := r.whole("early_stopping_patience")
 	delta, hasDelta := r.number("early_stopping_threshold")
 	if !stops {
@@ -550,70 +561,139 @@ func (r *recipe) every(key, what, fallback string) {
 }
 
 // nothing are settings that change nothing that is computed, or that have no meaning here, or that others' rules read.
-var nothing = []string{
-	"overwrite_output_dir", "do_train", "do_eval", "run_name", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataloader_persistent_workers", "ddp_find_unused_parameters",
-	"ddp_backend", "ddp_timeout", "disable_tqdm", "log_level", "logging_dir", "logging_strategy", "logging_first_step", "local_rank", "remove_unused_columns", "push_to_hub", "per_device_eval_batch_size", "eval_strategy",
-	"evaluation_strategy", "cache_path", "cache_dir", "token", "trust_remote_code", "use_cpu", "no_cuda", "torch_compile", "gradient_checkpointing_kwargs", "save_strategy", "save_safetensors",
-	"greater_is_better", "pad_to_multiple_of", "small_threshold", "drop_threshold", "query_instruction_format", "passage_instruction_format", "query_instruction_for_retrieval",
-	"passage_instruction_for_retrieval", "resume_from_checkpoint", "use_lora", "include_num_input_tokens_seen",
-}
+var nothing = strings.Fields(`
+	overwrite_output_dir do_train do_eval do_predict run_name project trackio_space_id trackio_bucket_id trackio_static_space_id disable_tqdm debug skip_memory_metrics
+	log_level log_level_replica log_on_each_node logging_dir logging_strategy logging_first_step logging_nan_inf_filter include_num_input_tokens_seen include_tokens_per_second
+	dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context dataloader_in_order
+	remove_unused_columns label_names length_column_name past_index use_cache average_tokens_across_devices
+	ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout local_rank _n_gpu ray_scope mp_parameters accelerator_config
+	push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+	eval_strategy evaluation_strategy per_device_eval_batch_size per_gpu_eval_batch_size prediction_loss_only eval_do_concat_batches eval_use_gather_object batch_eval_metrics
+	include_for_metrics include_inputs_for_metrics use_legacy_prediction_loop greater_is_better
+	save_strategy save_safetensors save_on_each_node enable_jit_checkpoint resume_from_checkpoint
+	use_cpu no_cuda use_mps_device use_ipex jit_mode_eval tpu_num_cores tpu_metrics_debug torch_compile torch_compile_backend torch_compile_mode torchdynamo
+	use_liger_kernel liger_kernel_config gradient_checkpointing_kwargs activation_checkpointing_kwargs half_precision_backend fp16_backend fp16_opt_level
+	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of small_threshold drop_threshold
+	query_instruction_format passage_instruction_format query_instruction_for_retrieval passage_instruction_for_retrieval use_lora`)
 
 // counterparts are settings that change what is computed and have no key.
 var counterparts = map[string]string{
-	"deepspeed":                   "parameters and optimizer state are sharded with mesh.shard; there is no configuration file for it",
-	"fsdp":                        "parameters and optimizer state are sharded with mesh.shard",
-	"fsdp_config":                 "parameters and optimizer state are sharded with mesh.shard",
-	"unified_finetuning":          "dense, sparse and multi-vector training together is model.kind: m3",
-	"use_self_distill":            "belongs to model.kind: m3",
-	"fix_encoder":                 "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
-	"self_distill_start_step":     "belongs to model.kind: m3",
-	"kd_loss_type":                "the kind of distillation is loss.name's",
-	"knowledge_distillation":      "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
-	"eval_on_start":               "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts or a reranker's eval.rerank has data",
-	"metric_for_best_model":       "save.best goes by eval.metric",
-	"tokenizer_name":              "the tokenizer is the one in the model's folder",
-	"config_name":                 "the configuration is the one in the model's folder",
-	"label_smoothing_factor":      "there is none",
-	"neftune_noise_alpha":         "there is none",
-	"fix_position_embedding":      "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
-	"learning_rate_mapping":       "optimizer.groups: [{params: [...], lr: ...}]",
-	"router_mapping":              "one encoder embeds queries and documents",
-	"data_seed":                   "train.seed is the seed of everything",
-	"full_determinism":            "runs are bit-equal for one mesh always",
-	"auto_find_batch_size":        "batch.sub_batch bounds memory, and no batch size needs to be found",
-	"torch_empty_cache_steps":     "memory is planned before the first step",
-	"ignore_data_skip":            "resuming costs no skipping: contraflow train --resume",
-	"eval_accumulation_steps":     "evaluation embeds in sub-batches",
-	"torch_dtype":                 "train.precision",
-	"lr_scheduler_kwargs":         "schedules have no options: linear and cosine go from optimizer.lr to 0",
-	"max_example_num_per_dataset": "all rows of a dataset train: a file with so many of them would be one of that size",
-	"shuffle_ratio":               "texts stay as they are: parts of long positives are not put in another order",
-	"sep_token":                   "what stands between query and document is the model's, or model.template's",
-	"model_type":                  "the program (encoder_only, decoder_only) and the model's own config.json say what is trained",
+	"deepspeed":                 "parameters and optimizer state are sharded with mesh.shard; there is no configuration file for it",
+	"fsdp":                      "parameters and optimizer state are sharded with mesh.shard",
+	"fsdp_config":               "parameters and optimizer state are sharded with mesh.shard",
+	"use_self_distill":          "belongs to model.kind: m3",
+	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
+	"self_distill_start_step":   "belongs to model.kind: m3",
+	"kd_loss_type":              "the kind of distillation is loss.name's",
+	"knowledge_distillation":    "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
+	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts or a reranker's eval.rerank has data",
+	"eval_dataset":              "there is no loss on held-out pairs here: eval.retrieval (queries, corpus, qrels) or eval.sts measures the model while it trains",
+	"evaluator":                 "eval.retrieval, eval.sts or a reranker's eval.rerank measures the model while it trains, each with files of its own",
+	"eval_delay":                "evaluations begin after eval.every steps, or with eval.at_start: true before the first",
+	"bf16_full_eval":            "evaluation has no precision of its own",
+	"fp16_full_eval":            "evaluation has no precision of its own",
+	"optim_args":                "AdamW's options are optimizer.betas, optimizer.eps and optimizer.weight_decay",
+	"optim_target_modules":      "GaLore and APOLLO are not here; AdamW is taken",
+	"adafactor":                 "AdamW is taken",
+	"save_only_model":           "checkpoints have the optimizer's state too; the model alone is in save.dir's model/",
+	"parallelism_config":        "mesh says how many replicas and shards there are",
+	"tp_size":                   "no layer is split over devices; parameters and optimizer state are sharded with mesh.shard",
+	"fsdp_min_num_params":       "parameters and optimizer state are sharded with mesh.shard",
+	"model_init":                "model.path names the model",
+	"data_collator":             "data.train says what is read, and batches are made of it",
+	"processing_class":          "the tokenizer is the one in the model's folder",
+	"tokenizer":                 "the tokenizer is the one in the model's folder",
+	"callbacks":                 "Python's are not called; eval.early_stopping is there (settings early_stopping_patience and early_stopping_threshold say it)",
+	"compute_metrics":           "eval.retrieval, eval.sts and a reranker's eval.rerank have metrics of their own",
+	"optimizers":                "the optimizer is AdamW, with the settings of the arguments",
+	"optimizer_cls_and_kwargs":  "the optimizer is AdamW, with the settings of the arguments",
+	"save_merged_lora_model":    "an embedder's adapter is saved as it is, and contraflow merge makes a model of it; a reranker's is merged when it is saved",
+	"only_merge_lora_model":     "contraflow merge does it, and trains nothing",
+	"peft_model_path":           "training goes on with an adapter where model.path names its folder",
+	"from_peft":                 "training goes on with an adapter where model.path names its folder",
+	"raw_peft":                  "contraflow merge puts an adapter into its model, which model.path can name then",
+	"additional_special_tokens": "the vocabulary is the one in the model's folder, and grows by nothing",
+	"example_query_max_len":     "no examples are put before a query",
+	"example_passage_max_len":   "no examples are put before a query",
+	"retrieval_use_examples":    "no examples are put before a query",
+	"icl_suffix_str":            "no text is put behind a query",
+	"start_layer":               "a reranker's score comes from its last layer alone",
+	"head_multi":                "a reranker has one head, on its last layer",
+	"head_type":                 "a reranker has one head, on its last layer",
+
+	"restore_callback_states_from_checkpoint": "Python's callbacks are not called",
+	"preprocess_logits_for_metrics":           "eval.retrieval, eval.sts and a reranker's eval.rerank have metrics of their own",
+	"fsdp_transformer_layer_cls_to_wrap":      "parameters and optimizer state are sharded with mesh.shard",
+	"tokenizer_name":                          "the tokenizer is the one in the model's folder",
+	"config_name":                             "the configuration is the one in the model's folder",
+	"label_smoothing_factor":                  "there is none",
+	"neftune_noise_alpha":                     "there is none",
+	"fix_position_embedding":                  "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
+	"learning_rate_mapping":                   "optimizer.groups: [{params: [...], lr: ...}]",
+	"router_mapping":                          "one encoder embeds queries and documents",
+	"data_seed":                               "train.seed is the seed of everything",
+	"full_determinism":                        "runs are bit-equal for one mesh always",
+	"auto_find_batch_size":                    "batch.sub_batch bounds memory, and no batch size needs to be found",
+	"torch_empty_cache_steps":                 "memory is planned before the first step",
+	"ignore_data_skip":                        "resuming costs no skipping: contraflow train --resume",
+	"eval_accumulation_steps":                 "evaluation embeds in sub-batches",
+	"torch_dtype":                             "train.precision",
+	"lr_scheduler_kwargs":                     "schedules have no options: linear and cosine go from optimizer.lr to 0",
+	"max_example_num_per_dataset":             "all rows of a dataset train: a file with so many of them would be one of that size",
+	"shuffle_ratio":                           "texts stay as they are: parts of long positives are not put in another order",
+	"sep_token":                               "what stands between query and document is the model's, or model.template's",
+	"model_type":                              "the program (encoder_only, decoder_only) and the model's own config.json say what is trained",
+}
+
+// off tells a setting that asks for nothing, as a list of all arguments has many of.
+func off(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case bool:
+		return !v
+	case string:
+		switch strings.ToLower(v) {
+		case "", "false", "no", "none", "null":
+			return true
+		}
+		f, err := strconv.ParseFloat(v, 64)
+		return err == nil && f == 0
+	case float64:
+		return v == 0
+	case []any:
+		return len(v) == 0
+	case map[string]any: // FSDP's is never empty
+		for _, inner := range v {
+			if !off(inner) {
+				return false
+			}
+		}
+		return true
+	}
+	return fmt.Sprint(v) == "0" // YAML's whole numbers
 }
 
 // remaining sorts what no rule has used.
 func (r *recipe) remaining() {
-	var names []string
-	for n := range r.settings {
-		switch r.settings[n] {
-		case nil, false, "", "false", "False", "None":
-			continue // what is off needs no counterpart
-		}
-		if m, ok := r.settings[n].(map[string]any); ok && len(m) == 0 {
+	known := slices.Concat(slices.Collect(maps.Keys(counterparts)), slices.Collect(maps.Keys(r.asked)), nothing)
+	slices.Sort(known)
+	for _, n := range slices.Sorted(maps.Keys(r.settings)) {
+		_, zero := r.settings[n].(float64)
+		why, has := counterparts[n]
+		switch {
+		case r.used[n] || slices.Contains(nothing, n):
+			continue
+		case off(r.settings[n]) && (has || !zero): // of a name that nobody knows 0 may be meant
+			continue
+		case has:
+			r.without(n, "%s", why)
 			continue
 		}
-		if !r.used[n] && !slices.Contains(nothing, n) {
-			names = append(names, n)
+		if near := schema.Nearest(n[:min(len(n), 64)], known); near != "" && !slices.Contains(known, n) {
+			n += "; did you mean " + near + "?"
 		}
-	}
-	slices.Sort(names)
-	for _, n := range names {
-		if why, ok := counterparts[n]; ok {
-			r.without(n, "%s", why)
-		} else {
-			r.result.Unknown = append(r.result.Unknown, n)
-		}
+		r.result.Unknown = append(r.result.Unknown, n)
 	}
 }
 
