@@ -70,7 +70,7 @@ func TestArguments(t *testing.T) {
 		}
 		code = append(code, text...)
 	}
-	for _, m := range regexp.MustCompile("`(\\w+): ").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("`(\\w+): ").FindAllStringSubmatch(string(text), -1) { // without counterpart
 		told[m[1]] = true
 	}
 	notInTable := " model_name train_file dataset data_files optim use_rslora knowledge_distillation query_instruction_format passage_instruction_format negatives_cross_device "

@@ -184,6 +184,38 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// An evaluation with each epoch: of one epoch it is at the end, which eval.every: 0 means; else its steps are to be said.
+func TestEvalEpochs(t *testing.T) {
+	const more = "eval.every counts steps, and stays at its default, 500: a run of fewer steps is evaluated at its end alone"
+	for _, c := range []struct {
+		settings imports.Settings
+		every    int
+		said     string
+	}{
+		{imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0}, 0, "of which there is one: eval.every is 0"},
+		{imports.Settings{"evaluation_strategy": "IntervalStrategy.EPOCH", "num_train_epochs": 1.0, "eval_steps": 50.0}, 0, "of which there is one: eval.every is 0"},
+		{imports.Settings{"eval_strategy": "epoch"}, 500, more}, {imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0, "max_steps": 900.0}, 500, more},
+		{imports.Settings{"eval_strategy": "steps", "num_train_epochs": 1.0, "eval_steps": 50.0}, 50, ""},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, c.settings, 1)
+		if r.Eval.Every != c.every || !strings.Contains(res.Recipe, c.said) || c.said == "" && strings.Contains(res.Recipe, "eval_strategy") || len(res.Unknown) > 0 {
+			t.Errorf("%v:\n%s", c.settings, res.Recipe)
+		}
+	}
+	// Early stopping needs evaluations before the end.
+	res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0, "early_stopping_patience": 2.0}, 1)
+	if err != nil || strings.Contains(res.Recipe, "every: 0") || !strings.Contains(res.Recipe, more) {
+		t.Errorf("%v %+v", err, res)
+	}
+}
+
+func TestRestarts(t *testing.T) {
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"lr_scheduler_type": "SchedulerType.COSINE_WITH_RESTARTS"}, 1)
+	if r.Optimizer.Schedule != "cosine" || len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], "lr_scheduler_type: cosine_with_restarts; cosine is taken") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
 func TestSentenceTransformers(t *testing.T) {
 	s, err := imports.ReadMapping("args.json", []byte(`{
 		"model": "microsoft/mpnet-base", "train_dataset": "data/nli/*.parquet", "columns": ["anchor", "positive", "negative"],

@@ -444,6 +444,9 @@ func (r *recipe) optimizer() {
 			constant = s == "constant"
 		case "constant_with_warmup":
 			r.keys["optimizer.schedule"] = "constant"
+		case "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr":
+			r.keys["optimizer.schedule"] = "cosine"
+			r.without("lr_scheduler_type", "%s; cosine is taken, which goes from optimizer.lr to 0 once", s)
 		default:
 			r.without("lr_scheduler_type", "%s; there are linear, cosine and constant, each with a warm-up. linear is taken", s)
 		}
@@ -499,14 +502,26 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("seed"); ok {
 		r.set("train.seed", fmt.Sprint(n), "42")
 	}
-	r.every("eval.every", "eval", "500")
+	if _, old := r.has("evaluation_strategy"); old { // its older name
+		if _, ok := r.has("eval_strategy"); !ok {
+			r.settings = maps.Clone(r.settings)
+			r.settings["eval_strategy"] = r.settings["evaluation_strategy"]
+		}
+	}
+	if s, _ := r.interval("eval_strategy"); s == "epoch" && epochs == 1 && r.settings["early_stopping_patience"] == nil && r.settings["early_stopping_threshold"] == nil {
+		r.assume("eval_strategy is epoch, of which there is one: eval.every is 0, and the model is evaluated at the end")
+		r.keys["eval.every"] = "0"
+		r.has("eval_steps")
+	} else {
+		r.every("eval.every", "eval", "500")
+	}
 	dir, ok := r.word("output_dir")
 	if !ok {
 		dir = "runs/imported"
 	}
 	r.keys["save.dir"] = quote(dir)
 	r.every("save.every", "save", "500")
-	if s, ok := r.word("save_strategy"); ok && s == "no" {
+	if s, ok := r.interval("save_strategy"); ok && s == "no" {
 		r.keys["save.every"] = "0"
 	}
 	if n, ok := r.whole("save_total_limit"); ok && n > 0 {
@@ -545,14 +560,24 @@ func (r *recipe) rest() {
 	}
 }
 
+// interval is no, steps or epoch.
+func (r *recipe) interval(name string) (string, bool) {
+	s, ok := r.word(name)
+	return strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]), ok
+}
+
 // every reads how often something is done, which transformers has by steps, as a share of the run, or by epochs.
 func (r *recipe) every(key, what, fallback string) {
+	stays := fmt.Sprintf("%s counts steps, and stays at its default, %s", key, fallback)
+	if what == "eval" {
+		stays += ": a run of fewer steps is evaluated at its end alone, unless the steps of an epoch stand there"
+	}
 	n, ok := r.number(what + "_steps")
-	switch s, _ := r.word(what + "_strategy"); {
+	switch s, _ := r.interval(what + "_strategy"); {
 	case s == "epoch":
-		r.assume("%s_strategy is epoch: %s counts steps, and stays at its default", what, key)
+		r.assume("%s_strategy is epoch: %s", what, stays)
 	case ok && n > 0 && n < 1:
-		r.assume("%s_steps is a share of the run: %s counts steps, and stays at its default", what, key)
+		r.assume("%s_steps is a share of the run: %s", what, stays)
 	case ok && n != math.Trunc(n):
 		r.wrong(what+"_steps", "a whole number, or a share of the run", n)
 	case ok:
@@ -563,14 +588,14 @@ func (r *recipe) every(key, what, fallback string) {
 // nothing are settings that change nothing that is computed, or that have no meaning here, or that others' rules read.
 var nothing = strings.Fields(`
 	overwrite_output_dir do_train do_eval do_predict run_name project trackio_space_id trackio_bucket_id trackio_static_space_id disable_tqdm debug skip_memory_metrics
-	log_level log_level_replica log_on_each_node logging_dir logging_strategy logging_first_step logging_nan_inf_filter include_num_input_tokens_seen include_tokens_per_second
+	log_level log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter include_num_input_tokens_seen include_tokens_per_second
 	dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context dataloader_in_order
 	remove_unused_columns label_names length_column_name past_index use_cache average_tokens_across_devices
 	ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout local_rank _n_gpu ray_scope mp_parameters accelerator_config
 	push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
-	eval_strategy evaluation_strategy per_device_eval_batch_size per_gpu_eval_batch_size prediction_loss_only eval_do_concat_batches eval_use_gather_object batch_eval_metrics
+	per_device_eval_batch_size per_gpu_eval_batch_size prediction_loss_only eval_do_concat_batches eval_use_gather_object batch_eval_metrics
 	include_for_metrics include_inputs_for_metrics use_legacy_prediction_loop greater_is_better
-	save_strategy save_safetensors save_on_each_node enable_jit_checkpoint resume_from_checkpoint
+	save_safetensors save_on_each_node enable_jit_checkpoint resume_from_checkpoint
 	use_cpu no_cuda use_mps_device use_ipex jit_mode_eval tpu_num_cores tpu_metrics_debug torch_compile torch_compile_backend torch_compile_mode torchdynamo
 	use_liger_kernel liger_kernel_config gradient_checkpointing_kwargs activation_checkpointing_kwargs half_precision_backend fp16_backend fp16_opt_level
 	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of small_threshold drop_threshold
