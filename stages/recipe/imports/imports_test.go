@@ -573,6 +573,32 @@ func TestPrompts(t *testing.T) {
 	}
 }
 
+// FlagEmbedding's rows may have prompts of their own, in place of an instruction: that they are not read is said where there is one.
+func TestRowsPrompts(t *testing.T) {
+	const query, passage, question = "rows' own query_prompt, ", "rows' own passage_prompt, ", "rows' own prompt, the question"
+	for _, c := range []struct {
+		settings imports.Settings
+		said     []string
+	}{
+		{imports.Settings{"query_instruction_for_retrieval": "Q: "}, []string{"rows' own prompt, which stands in place of query_instruction_for_retrieval"}},
+		{imports.Settings{"passage_instruction_for_retrieval": "P: "}, nil}, {imports.Settings{}, nil},
+		{imports.Settings{"query_instruction_for_retrieval": ""}, []string{"rows' own prompt, which stands"}},
+		{imports.Settings{"module": "FlagEmbedding.finetune.reranker.encoder_only.base"}, nil},
+		{imports.Settings{"module": "FlagEmbedding.finetune.reranker.encoder_only.base", "query_instruction_for_rerank": "A: "}, []string{query}},
+		{imports.Settings{"module": "FlagEmbedding.finetune.reranker.decoder_only.base", "query_instruction_for_rerank": "A: ", "passage_instruction_for_rerank": "B: "}, []string{query, passage, question}},
+	} {
+		_, res := convert(t, imports.FlagEmbedding, c.settings, 1)
+		for _, s := range c.said {
+			if !strings.Contains(res.Recipe, "# assumed: "+s) {
+				t.Errorf("%v: want %q in\n%s", c.settings, s, res.Recipe)
+			}
+		}
+		if n := strings.Count(res.Recipe, "rows' own"); n != len(c.said) {
+			t.Errorf("%v: %d remarks\n%s", c.settings, n, res.Recipe)
+		}
+	}
+}
+
 // A group of one has no hard negatives.
 func TestGroupOfOne(t *testing.T) {
 	s := imports.Settings{"train_data": "a.jsonl", "train_group_size": "1"}

@@ -208,9 +208,21 @@ func (r *recipe) prompts(columns []string) string {
 	if r.reranks() {
 		task = "rerank"
 	}
+	fields := map[string]string{} // of rows, which FlagEmbedding takes in place of an instruction
+	if r.reranks() {
+		fields = map[string]string{"query": "query_prompt", "document": "passage_prompt"}
+		if r.decoder() {
+			r.assume("rows' own prompt, the question that is put to the model, is not read here: all rows have that of model.template")
+		}
+	} else if r.from == FlagEmbedding {
+		fields["query"] = "prompt"
+	}
 	for _, p := range [][3]string{{"query_instruction_for_" + task, "query_instruction_format", "query"}, {"passage_instruction_for_" + task, "passage_instruction_format", "document"}} {
 		instruction, ok := r.word(p[0])
 		format, formatted := r.word(p[1])
+		if field := fields[p[2]]; ok && field != "" { // of an empty one too
+			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s", field, p[0], p[2])
+		}
 		if !ok || instruction == "" {
 			continue
 		}
