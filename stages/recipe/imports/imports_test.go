@@ -464,15 +464,16 @@ func TestEvalScript(t *testing.T) {
 func TestVariablesLeft(t *testing.T) {
 	const echo = `import the line that echo "$cmd" in place of eval $cmd prints`
 	for change, want := range map[string]string{ // of which line, to what
-		"epochs=3\n->":                                   "",
-		"gpus=4->gpus=$(nvidia-smi -L | wc -l)":          "$gpus can't be expanded (it is an array, or what a command prints is part of it)",
-		"gpus=4->":                                       "",
-		"gpus=4->for gpus in 1 2; do :; done":            "$gpus can't be expanded (a loop sets it)",
-		`model_args="->other_args="`:                     `"$model_args" stands where a --name should, and $model_args can't be expanded (nothing in the script sets it)`,
-		`cmd="torch->com="torch`:                         `no command line of FlagEmbedding: "$cmd" stands where one should, and $cmd can't be expanded (nothing in the script sets it)`,
-		"eval $cmd->eval $(cat command.txt)":             `no command line of FlagEmbedding: "$(cat command.txt)" stands where one should, and $(cat command.txt) is known only when the script runs`,
-		`lr=1e-4->lr=1e-4; if [ -f x ]; then gpus=8; fi`: "$gpus can't be expanded (it is set under a condition that the script's text does not decide)",
-		`eval $cmd->cmd='eval $cmd'; eval $cmd`:          "eval within eval has no end",
+		"epochs=3\n->":                                                        "",
+		"gpus=4->gpus=$(nvidia-smi -L | wc -l)":                               "$gpus can't be expanded (it is an array, or what a command prints is part of it)",
+		"gpus=4->":                                                            "",
+		"gpus=4->for gpus in 1 2; do :; done":                                 "$gpus can't be expanded (a loop sets it)",
+		`model_args="->other_args="`:                                          `"$model_args" stands where a --name should, and $model_args can't be expanded (nothing in the script sets it)`,
+		`cmd="torch->com="torch`:                                              `no command line of FlagEmbedding: "$cmd" stands where one should, and $cmd can't be expanded (nothing in the script sets it)`,
+		"eval $cmd->eval $(cat command.txt)":                                  `no command line of FlagEmbedding: "$(cat command.txt)" stands where one should, and $(cat command.txt) is known only when the script runs`,
+		`lr=1e-4->lr=1e-4; if [ -f x ]; then gpus=8; fi`:                      "$gpus can't be expanded (it is set under a condition that the script's text does not decide)",
+		`eval $cmd->cmd='eval $cmd'; eval $cmd`:                               "eval within eval has no end",
+		"epochs=3->epochs=" + strings.Repeat("${a:-", 2e4):                    "more than 4 MB",
 		"epochs=3->epochs=33;" + strings.Repeat("epochs=$epochs$epochs;", 40): "more than 4 MB",
 	} {
 		was, is, _ := strings.Cut(change, "->")

@@ -239,6 +239,9 @@ func (sh *shell) expand(rs []rune, i int) (value string, next int, foreign bool,
 			return v, i, false, sh.count(v)
 		}
 		set = set && (v != "" || !strings.HasPrefix(m[2], ":"))
+		if err := sh.count(m[3]); err != nil { // a default may be within a default
+			return "", i, false, err
+		}
 		other, err := sh.text(m[3])
 		switch {
 		case err != nil:
