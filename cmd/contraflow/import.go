@@ -35,7 +35,7 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
   contraflow import -- torchrun --nproc_per_node 8 -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path BAAI/bge-m3 ...`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from, settings, n, err := readSettings(cmd, args)
-			if err != nil {
+			if err != nil && (devices == 0 || !errors.Is(err, imports.ErrProcesses)) {
 				return err
 			}
 			if devices > 0 {

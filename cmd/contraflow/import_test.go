@@ -21,3 +21,14 @@ func TestImportPython(t *testing.T) {
 		t.Errorf("%s", r.stdout)
 	}
 }
+
+// --devices says how many processes there were where the command line doesn't.
+func TestImportDevices(t *testing.T) {
+	command := []string{"--", "torchrun", "--nproc_per_node", "gpu", "-m", "FlagEmbedding.x", "--model_name_or_path", "m"}
+	if r := contraflow(t, "", append([]string{"import"}, command...)...); r.code != 1 || !strings.Contains(r.stderr, "--nproc_per_node gpu: want the number of processes; --devices N says it here") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := succeed(t, append([]string{"import", "--devices", "4"}, command...)...); !strings.Contains(r.stdout, "global_size: 32") {
+		t.Errorf("%s", r.stdout)
+	}
+}

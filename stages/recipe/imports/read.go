@@ -68,9 +68,12 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 
 var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
 
+// ErrProcesses is that of a command whose number of processes can't be told, such as --nproc_per_node gpu.
+var ErrProcesses = errors.New("want the number of processes")
+
 // ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments, and variables that
 // the script itself sets. Of a script's commands it is the one that trains. It returns the settings after the program's name, and how many
-// processes torchrun is told to start.
+// processes torchrun is told to start: where that is no number, an ErrProcesses comes with the settings.
 func ReadCommand(text string) (Settings, int, error) {
 	sh := newShell()
 	if err := sh.run(text, 0); err != nil {
@@ -85,6 +88,7 @@ func ReadCommand(text string) (Settings, int, error) {
 		}
 		return nil, 0, errors.New("no command line of FlagEmbedding: want ... -m FlagEmbedding.finetune... --model_name_or_path ...")
 	}
+	var notTold error
 	start, devices, program := 0, 1, "" // its arguments alone, unless there is a program
 	for i, w := range words {
 		if isProgram(words, i) {
@@ -104,9 +108,10 @@ func ReadCommand(text string) (Settings, int, error) {
 				continue
 			}
 			if v := variable(value); v != "" {
-				return nil, 0, fmt.Errorf("%s %s: want the number of processes, and %s", w, value, sh.whyNot(v))
+				notTold = fmt.Errorf("%s: %w (--devices N says it here), and %s", w+" "+value, ErrProcesses, sh.whyNot(v))
+				continue
 			}
-			return nil, 0, fmt.Errorf("%s %s: want the number of processes; --devices N says it here", w, value)
+			notTold = fmt.Errorf("%s %s: %w; --devices N says it here", w, value, ErrProcesses)
 		}
 	}
 	s := Settings{}
@@ -140,7 +145,10 @@ func ReadCommand(text string) (Settings, int, error) {
 			s[name] = values
 		}
 	}
-	return s, devices, nil
+	if notTold != nil {
+		devices = 0
+	}
+	return s, devices, notTold
 }
 
 // isProgram tells whether a command's word is the program that trains.
