@@ -36,10 +36,14 @@ the positive's first, then its negatives'. data.train takes it for losses that l
   {path: scored.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
 
 The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are cosines; its folder says which.
+Rows that --on-error skip leaves out are not in the output.
 For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := f.rows.bad.check(); err != nil {
+				return err
+			}
 			t, err := f.teacher(cmd)
 			if err != nil {
 				return err
@@ -141,7 +145,7 @@ func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (
 
 func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
-	d, err := dataset.Open(ctx, dataset.Source{Paths: f.rows.input, Query: f.rows.query, Positive: f.rows.positive, Negatives: f.negatives, Raw: true})
+	d, err := dataset.Open(ctx, dataset.Source{Paths: f.rows.input, Query: f.rows.query, Positive: f.rows.positive, Negatives: f.negatives, Raw: true, InOrder: true})
 	if err != nil {
 		return err
 	}
@@ -153,20 +157,26 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	defer done()
 	next, stop := iter.Pull2(rows(ctx, d))
 	defer stop()
-	total, long := 0, 0
+	total, long, written := 0, 0, 0
 	for c, err := range table.Chunks(ctx, "", distillRows) {
 		if err != nil {
 			return err
 		}
 		var queries, documents []string
-		counts := make([]int, c.Rows)
+		var counts, out []int // the documents of each row that is scored, and the rows of the chunk that are not
+		var ids []int64       // of the former
 		for i := range c.Rows {
+			id := c.First + int64(i)
 			row, err, ok := next()
-			if err != nil {
-				return err
-			}
 			if !ok {
-				return fmt.Errorf("row %d: the file has changed while it was read", c.First+int64(i))
+				return fmt.Errorf("row %d: the file has changed while it was read", id)
+			}
+			if err != nil {
+				if err := f.rows.bad.leave(err); err != nil {
+					return err
+				}
+				out = append(out, i)
+				continue
 			}
 			var texts []string // the query, then its documents
 			for column := range 2 + len(f.negatives) {
@@ -175,22 +185,26 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 			for _, text := range texts[1:] {
 				queries, documents = append(queries, texts[0]), append(documents, text)
 			}
-			counts[i] = len(texts) - 1
+			counts, ids = append(counts, len(texts)-1), append(ids, id)
+		}
+		last := c.First + int64(c.Rows) - 1
+		if c.Drop(out); c.Rows == 0 {
+			continue
 		}
 		scores, cut, err := t.ScorePairs(ctx, queries, documents)
 		if err != nil {
-			return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
+			return fmt.Errorf("rows %d to %d: %w", c.First, last, err)
 		}
 		if f.sigmoid {
 			reranker.Sigmoid(scores)
 		}
-		total, long = total+len(scores), long+cut
+		total, long, written = total+len(scores), long+cut, written+c.Rows
 		lists := make([][]float32, c.Rows)
 		for i, n := range counts {
 			lists[i], scores = scores[:n], scores[n:]
 			for k, s := range lists[i] {
 				if s-s != 0 {
-					return fmt.Errorf("row %d: the teacher's score of document %d is %v: its weights, or what it computes of them in --precision %s, are not finite", c.First+int64(i), k, s, f.model.precision)
+					return fmt.Errorf("row %d: the teacher's score of document %d is %v: its weights, or what it computes of them in --precision %s, are not finite", ids[i], k, s, f.model.precision)
 				}
 			}
 		}
@@ -198,13 +212,17 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 			return err
 		}
 		if u.due(false) {
-			u.printf("%d of %d rows\n", c.First+int64(c.Rows), table.Rows())
+			u.printf("%d of %d rows\n", last+1, table.Rows())
 		}
+	}
+	if written == 0 {
+		return f.rows.bad.none()
 	}
 	if err := w.Close(); err != nil {
 		return err
 	}
-	u.printf("%d scores of %d rows written to %s\n", total, table.Rows(), f.rows.output)
+	u.printf("%d scores of %d rows written to %s\n", total, written, f.rows.output)
+	f.rows.bad.say(u)
 	if long > 0 {
 		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", long)
 	}

@@ -48,7 +48,7 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if err := m.settle(cmd); err != nil {
+			if err := errors.Join(m.settle(cmd), m.bad.check()); err != nil {
 				return err
 			}
 			for flag, of := range map[string]string{"sigmoid": "cross-encoder", "corpus-column": "corpus"} {
@@ -150,6 +150,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if err != nil {
 		return err
 	}
+	m.bad.say(u)
 	var corpus []string
 	if len(m.corpus) > 0 {
 		empty := 0
@@ -300,12 +301,18 @@ func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err
 	defer d.Close()
 	for row, err := range rows(ctx, d) {
 		if err != nil {
-			return nil, nil, err
+			if err := m.bad.leave(err); err != nil {
+				return nil, nil, err
+			}
+			continue
 		}
 		query := row.texts(nil, 0)[0]
 		for _, text := range row.texts(nil, 1) {
 			queries, positives = append(queries, query), append(positives, text)
 		}
+	}
+	if len(queries) == 0 {
+		return nil, nil, fmt.Errorf("--input: %w", m.bad.none())
 	}
 	return queries, positives, nil
 }

@@ -157,6 +157,102 @@ func TestMineOutput(t *testing.T) {
 	}
 }
 
+// Rows that can't be used end mine and distill, which name the flag that leaves them out: then the others are scored as they are without them.
+func TestSkipRows(t *testing.T) {
+	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	q := []string{"the cat", "the dog", "the bird", "the fish", "the tree"}
+	p := []string{"a river", "", "a road", " ", "a house"}
+	n := []string{"a stone", "some fire", "some rain", "some snow", "the sun"}
+	pick := func(of []string) []string { return []string{of[0], of[2], of[4]} }
+	write(t, at("all.parquet"), []string{"query", "positive", "negative"}, q, p, n)
+	write(t, at("good.parquet"), []string{"query", "positive", "negative"}, pick(q), pick(p), pick(n))
+	write(t, at("none.parquet"), []string{"query", "positive", "negative"}, q[1:2], p[1:2], n[1:2])
+	read := func(path, negatives string) (out []string) {
+		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "query", Positive: "positive", Negatives: []string{negatives}, Scores: []string{"scores"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		ids := make([]int64, d.Rows())
+		for i := range ids {
+			ids[i] = int64(i)
+		}
+		examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range examples {
+			out = append(out, fmt.Sprintf("%q %.4f", e.Texts, e.Scores))
+		}
+		return out
+	}
+	for _, c := range []struct {
+		args      []string
+		negatives string
+	}{
+		{[]string{"mine", "--model", model, "--num-negatives", "1"}, "negatives"},
+		{[]string{"distill", "--model", model, "--negatives", "negative"}, "negative"},
+	} {
+		run := func(in, out string, more ...string) result {
+			return contraflow(t, "", append(append(slices.Clone(c.args), "--input", at(in), "--output", at(out)), more...)...)
+		}
+		name := c.args[0]
+		if r := run("all.parquet", name+"1.parquet"); r.code == 0 || !strings.Contains(r.stderr, `row 1, column "positive": the text is empty; --on-error skip leaves out`) {
+			t.Errorf("%s: exit code %d\n%s", name, r.code, r.stderr)
+		}
+		if r := run("none.parquet", name+"2.parquet", "--on-error", "skip"); r.code == 0 || !strings.Contains(r.stderr, "none of 1 rows can be used; the first: ") {
+			t.Errorf("%s: exit code %d\n%s", name, r.code, r.stderr)
+		}
+		if r := run("all.parquet", name+"3.parquet", "--on-error", "go"); r.code != 2 || !strings.Contains(r.stderr, `--on-error is "go", want stop or skip`) {
+			t.Errorf("%s: exit code %d\n%s", name, r.code, r.stderr)
+		}
+		r := run("all.parquet", name+"4.parquet", "--on-error", "skip")
+		if want := "2 rows of --input can't be used and are left out (--on-error skip); the first: " + at("all.parquet") + ": row group 0, row 1, "; r.code != 0 || !strings.Contains(r.stderr, want) {
+			t.Fatalf("%s: exit code %d, want %q in\n%s", name, r.code, want, r.stderr)
+		}
+		if r := run("good.parquet", name+"5.parquet"); r.code != 0 {
+			t.Fatal(r.stderr)
+		}
+		got, want := read(at(name+"4.parquet"), c.negatives), read(at(name+"5.parquet"), c.negatives)
+		if len(got) != 3 || !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want as without the rows that are left out %v", name, got, want)
+		}
+	}
+}
+
+// distill's scores are of their rows where files come in another order than their paths', or twice.
+func TestDistillOrder(t *testing.T) {
+	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, at("a.parquet"), []string{"query", "positive"}, []string{"the cat", "the dog"}, []string{"the cat", "the dog"})
+	write(t, at("b.parquet"), []string{"query", "positive"}, []string{"the bird"}, []string{"some stone"})
+	scores := map[string][]float32{}
+	for _, files := range [][]string{{"a", "b"}, {"b", "a", "b"}} {
+		args := []string{"distill", "--model", model, "--output", at("out.parquet")}
+		for _, f := range files {
+			args = append(args, "--input", at(f+".parquet"))
+		}
+		succeed(t, args...)
+		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{at("out.parquet")}, Query: "query", Positive: "positive", Scores: []string{"scores"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := []int64{0, 1, 2, 3}[:d.Rows()]
+		examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range examples {
+			if had, ok := scores[e.Texts[0]]; ok && !slices.Equal(had, e.Scores) {
+				t.Errorf("files %v: %q has score %v, and had %v", files, e.Texts, e.Scores, had)
+			}
+			scores[e.Texts[0]] = slices.Clone(e.Scores)
+		}
+		d.Close()
+	}
+}
+
 // checkDistilled compares a teacher's scores with those that its Go package gives each row alone.
 func checkDistilled(t *testing.T, path, model string, reranks bool) {
 	t.Helper()

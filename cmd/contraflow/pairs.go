@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"os"
@@ -20,6 +21,7 @@ type pairFlags struct {
 	query, positive             string
 	output                      string
 	queryPrompt, documentPrompt string
+	bad                         badRows
 }
 
 func (f *pairFlags) add(cmd *cobra.Command, positive string) {
@@ -30,8 +32,49 @@ func (f *pairFlags) add(cmd *cobra.Command, positive string) {
 	fl.StringVar(&f.output, "output", "", "the parquet file to write")
 	fl.StringVar(&f.queryPrompt, "query-prompt", "", "of an embedding model: a text to put before each query (default: the model's)")
 	fl.StringVar(&f.documentPrompt, "document-prompt", "", "of an embedding model: a text to put before each document (default: the model's)")
+	fl.StringVar(&f.bad.onError, "on-error", "stop", "at rows that can't be used: stop, or skip, which leaves them out")
 	require(cmd, "input")
 	require(cmd, "output")
+}
+
+// badRows are the rows that can't be used, and what is done about them.
+type badRows struct {
+	onError string // stop or skip
+	rows    int
+	first   error
+}
+
+func (b *badRows) check() error {
+	if b.onError != "stop" && b.onError != "skip" {
+		return usageError{fmt.Errorf("--on-error is %q, want stop or skip", b.onError)}
+	}
+	return nil
+}
+
+// leave returns nil for a row that is left out, and counts it; else the error.
+func (b *badRows) leave(err error) error {
+	switch {
+	case !errors.Is(err, dataset.ErrBadRow):
+		return err
+	case b.onError != "skip":
+		return fmt.Errorf("%w; --on-error skip leaves out rows that can't be used", err)
+	}
+	if b.rows == 0 {
+		b.first = err
+	}
+	b.rows++
+	return nil
+}
+
+// none is the error where no row is left.
+func (b *badRows) none() error {
+	return fmt.Errorf("none of %d rows can be used; the first: %w", b.rows, b.first)
+}
+
+func (b *badRows) say(u *ui) {
+	if b.rows > 0 {
+		u.printf("%d rows of --input can't be used and are left out (--on-error skip); the first: %v\n", b.rows, b.first)
+	}
 }
 
 // prompts are the flags', or else the model's.

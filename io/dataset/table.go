@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 
 	"github.com/parquet-go/parquet-go"
@@ -280,6 +281,35 @@ func (t *Table) Texts(c *Chunk, column string) ([]string, error) {
 	view.Texts = nil
 	err = t.showTexts(&view, leaf, column)
 	return view.Texts, err
+}
+
+// Drop takes rows (0..Rows-1, ascending) out of a chunk, and their texts: of those that follow a row's id is no longer First and its place.
+func (c *Chunk) Drop(rows []int) {
+	if len(rows) == 0 {
+		return
+	}
+	for l := range c.leaves {
+		list, left := c.leaves[l].list[:0], rows
+		row, out := -1, false
+		for _, v := range c.leaves[l].list {
+			if v.RepetitionLevel() == 0 { // begins a row
+				row++
+				if out = len(left) > 0 && left[0] == row; out {
+					left = left[1:]
+				}
+			}
+			if !out {
+				list = append(list, v)
+			}
+		}
+		c.leaves[l].list = list
+	}
+	if c.Texts != nil {
+		for i, row := range rows {
+			c.Texts = slices.Delete(c.Texts, row-i, row-i+1)
+		}
+	}
+	c.Rows -= len(rows)
 }
 
 // textLeaf returns the leaf of a column of strings.

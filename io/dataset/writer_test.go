@@ -643,3 +643,79 @@ func TestTableEmpty(t *testing.T) {
 		}
 	}
 }
+
+// Rows that are dropped from chunks are missing in all columns, lists and nested ones too, and nothing else is.
+func TestDrop(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	var content strings.Builder
+	for i := range 20 {
+		fmt.Fprintf(&content, `{"id": %d, "text": "t%d", "list": %s}`+"\n", i, i, []string{`["a", null, "c"]`, "[]", "null"}[i%3])
+	}
+	if err := os.WriteFile(in, []byte(content.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	asParquet := filepath.Join(t.TempDir(), "in.parquet")
+	for _, path := range []string{in, asParquet} {
+		table, err := OpenTable(t.Context(), []string{path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := filepath.Join(t.TempDir(), "out.parquet")
+		w, err := table.NewWriter(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, err := table.NewWriter(asParquet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.Close()
+		for c, err := range table.Chunks(t.Context(), "text", 7) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if path == in {
+				if err := whole.Write(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rows := c.Rows
+			c.Drop([]int{0, 3, rows - 1})
+			if c.Rows != rows-3 || len(c.Texts) != c.Rows || c.Texts[0] != fmt.Sprint("t", c.First+1) {
+				t.Errorf("%d rows of %d, texts %q", c.Rows, rows, c.Texts)
+			}
+			if err := w.Write(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if path == in {
+			if err := whole.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		whole.Abort()
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d, err := Open(t.Context(), Source{Paths: []string{out}, Query: "text", Negatives: []string{"list"}, Positive: "text", Weight: "id", NegativesPerQuery: AllNegatives})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		b, err := d.ReadBlock(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for i := range b.Rows {
+			id := int(b.Weight(i))
+			got = append(got, fmt.Sprint(id))
+			if want := len([][]int{{0, 0, 0}, {}, {}}[id%3]); len(b.Texts(nil, i, 2)) != want || b.Texts(nil, i, 0)[0] != fmt.Sprint("t", id) {
+				t.Errorf("%s: row %d has %q and %q", path, id, b.Texts(nil, i, 0), b.Texts(nil, i, 2))
+			}
+		}
+		if want := "1 2 4 5 8 9 11 12 15 16 18"; strings.Join(got, " ") != want {
+			t.Errorf("%s: rows %v, want %s", path, got, want)
+		}
+	}
+}
