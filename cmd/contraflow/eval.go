@@ -81,9 +81,14 @@ rank correlation, and Pearson's.
 			if sts != "" {
 				return measurePairs(cmd, e, sts, columns, queryPrompt, asJSON)
 			}
+			u := newUI(cmd.ErrOrStderr(), false)
 			var tasks []taskResult
 			for _, q := range queries {
-				m, err := measureTask(cmd, e, parts, q, corpus, qrels, queryPrompt, docPrompt, runFile, bm25)
+				of := ""
+				if len(queries) > 1 {
+					of = dataset.TaskName(q) + ": "
+				}
+				m, err := measureTask(cmd, e, parts, u.embedded(of), q, corpus, qrels, queryPrompt, docPrompt, runFile, bm25)
 				if err != nil {
 					return err
 				}
@@ -132,7 +137,7 @@ type taskResult struct {
 	model, bm25 *evaluate.Result // bm25: nil if nobody asked
 }
 
-func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, queries, corpus, qrels, queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
+func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, progress func(what string, done, total int), queries, corpus, qrels, queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
 	ctx := cmd.Context()
 	r, err := loadRetrieval(cmd, queries, corpus, qrels)
 	if err != nil {
@@ -145,7 +150,7 @@ func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, quer
 	if task.Fusion, err = parts.fusion(e); err != nil {
 		return m, err
 	}
-	m.name = queries
+	m.name, task.Progress = queries, progress
 	keep, err := beginRun(task, runFile)
 	if err != nil {
 		return m, fmt.Errorf("--run: %w", err)

@@ -72,7 +72,11 @@ func TestEvalTasks(t *testing.T) {
 	if same := read("--queries", at("a"), "--queries", at("c/a")); len(same) != 3 || len(same[at("a")]) != 2 || len(same[at("c/a")]) != 2 {
 		t.Errorf("%v", same)
 	}
-	table := succeed(t, "eval", "--model", goldens.Path(t, "bert/minilm-tiny"), "--queries", at("a"), "--queries", at("b"), "--bm25").stdout
+	r := succeed(t, "eval", "--model", goldens.Path(t, "bert/minilm-tiny"), "--queries", at("a"), "--queries", at("b"), "--bm25")
+	if !strings.Contains(r.stderr, "a: ") || !strings.Contains(r.stderr, "queries embedded\n") {
+		t.Errorf("eval shows no progress: %q", r.stderr)
+	}
+	table := r.stdout
 	if lines := strings.Split(table, "\n"); len(lines) < 7 || !strings.HasPrefix(lines[1], "a ") || !strings.HasPrefix(lines[2], "a, BM25 ") || !strings.HasPrefix(lines[5], "mean ") || !strings.HasPrefix(lines[6], "mean, BM25 ") {
 		t.Errorf("%s", table)
 	}

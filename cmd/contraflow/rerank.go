@@ -94,7 +94,13 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := []reranker.Option{reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
+	u := newUI(cmd.ErrOrStderr(), false)
+	told := reranker.Progress(func(done, total int) {
+		if u.due(false) {
+			u.printf("%d of %d pairs reranked\n", done, total)
+		}
+	})
+	opts := []reranker.Option{told, reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
 	if bf16 {
 		opts = append(opts, reranker.BF16())
 	}
@@ -178,6 +184,7 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 		if task, err = e.NewTask(ctx, data, query, document); err != nil {
 			return err
 		}
+		task.Progress = newUI(cmd.ErrOrStderr(), false).embedded("")
 		if first, err = e.Rank(ctx, task, f.top); err != nil {
 			return err
 		}

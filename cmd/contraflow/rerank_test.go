@@ -61,7 +61,7 @@ func TestReranker(t *testing.T) {
 			t.Errorf("%s: nDCG@10 was %v in training, now %s, %v", run, want, r.stdout, err)
 		}
 	}
-	if r := succeed(t, append([]string{"rerank", "--model", at("run/model"), "--first", goldens.Path(t, "bert/minilm-tiny")}, task...)...); strings.Count(r.stdout, "\n") < 5 || !strings.Contains(r.stdout, "fused with BM25") {
+	if r := succeed(t, append([]string{"rerank", "--model", at("run/model"), "--first", goldens.Path(t, "bert/minilm-tiny")}, task...)...); strings.Count(r.stdout, "\n") < 5 || !strings.Contains(r.stdout, "fused with BM25") || !strings.Contains(r.stderr, "queries embedded\n") || !strings.Contains(r.stderr, " pairs reranked\n") {
 		t.Errorf("the table:\n%s", r.stdout)
 	}
 	succeed(t, "rerank", "--model", at("run/model"), "--input", at("train.parquet"), "--document-column", "negative", "--output", at("scores.parquet"), "--sigmoid")

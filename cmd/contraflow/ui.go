@@ -186,6 +186,15 @@ func (u *ui) index(done, total int64) {
 	}
 }
 
+// embedded says how many of a task's queries or documents are embedded.
+func (u *ui) embedded(of string) func(what string, done, total int) {
+	return func(what string, done, total int) {
+		if u.due(false) {
+			u.printf("%s%d of %d %s embedded\n", of, done, total, what)
+		}
+	}
+}
+
 // begin starts the bar.
 func (u *ui) begin(steps int) {
 	u.steps, u.last, u.made, u.began = steps, recipe.Metrics{}, 0, time.Now()

@@ -2,9 +2,11 @@ package embedder
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"contraflow/io/dataset"
@@ -99,6 +101,8 @@ func TestDense(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var told []string
+	task.Progress = func(what string, done, total int) { told = append(told, fmt.Sprint(what, done, total)) }
 	mrr := evaluate.MRR(1)
 	result, err := e.Evaluate(ctx, task, mrr)
 	if err != nil {
@@ -106,6 +110,9 @@ func TestDense(t *testing.T) {
 	}
 	if m, _ := result.Mean(mrr); m != 1 {
 		t.Errorf("texts are found by themselves in %v of all cases", m)
+	}
+	if want := []string{"queries4 4", "documents4 4"}; !slices.Equal(told, want) {
+		t.Errorf("progress %q, want %q", told, want)
 	}
 	// What is judged and not in the corpus is not found: of a query that has nothing else, too.
 	r.Judgements = r.Judgements[:3]

@@ -30,6 +30,8 @@ type Text struct {
 type Task struct {
 	// Fusion, if not nil, is what each part counts where a model gives more than embeddings: see PartSearch.
 	Fusion map[string]float64
+	// Progress, if not nil, is told while queries, and then documents, are embedded how many of them are: on rank 0.
+	Progress func(what string, done, total int)
 
 	data    *dataset.Retrieval
 	qrels   *evaluate.Qrels
@@ -114,11 +116,11 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if t.Fusion != nil {
 		return t.rankByParts(ctx, e, k)
 	}
-	q, err := t.embed(ctx, e, t.queries)
+	q, err := t.embed(ctx, e, "queries", t.queries)
 	if err != nil {
 		return nil, err
 	}
-	d, err := t.embed(ctx, e, t.docs)
+	d, err := t.embed(ctx, e, "documents", t.docs)
 	if err != nil {
 		return nil, err
 	}
@@ -137,6 +139,7 @@ func (t *Task) rankByParts(ctx context.Context, e *Engine, k int) (evaluate.Run,
 	if err != nil {
 		return nil, err
 	}
+	t.tell(e, "queries", len(t.queries), len(t.queries))
 	var x *PartSearch
 	if e.first() {
 		if x, err = NewPartSearch(e.Stream, q, len(t.docs), t.Fusion, k, t.tie, nil); err != nil {
@@ -159,6 +162,9 @@ func (t *Task) rankByParts(ctx context.Context, e *Engine, k int) (evaluate.Run,
 			}
 		}
 		from = to
+		if t.Progress != nil && e.first() {
+			t.Progress("documents", from, len(t.docs))
+		}
 	}
 	if !e.first() {
 		return nil, nil
@@ -218,11 +224,24 @@ func (t *Task) RankBM25(ctx context.Context, k int) (evaluate.Run, error) {
 	return b.Search(ctx, t.data.Queries, k)
 }
 
+// tellEvery is after how many texts progress is told.
+const tellEvery = 16
+
+func (t *Task) tell(e *Engine, what string, done, total int) {
+	if t.Progress != nil && e.first() && (done%tellEvery == 0 || done == total) {
+		t.Progress(what, done, total)
+	}
+}
+
 // embed computes unit vectors [n, E].
-func (t *Task) embed(ctx context.Context, e *Engine, texts [][]int32) ([]float32, error) {
-	size := e.Size()
+func (t *Task) embed(ctx context.Context, e *Engine, what string, texts [][]int32) ([]float32, error) {
+	size, done := e.Size(), 0
 	out := make([]float32, len(texts)*size)
-	if err := e.Embed(ctx, texts, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
+	if err := e.Embed(ctx, texts, func(i int, vec []float32) {
+		copy(out[i*size:], vec)
+		done++
+		t.tell(e, what, done, len(texts))
+	}); err != nil {
 		return nil, err
 	}
 	if !e.first() || e.Model.Head.Normalize && e.Cut == 0 {

@@ -15,7 +15,7 @@ func (r *Reranker) Rerank(ctx context.Context, data *dataset.Retrieval, run eval
 	if err := r.engine.Turns.Err(); err != nil {
 		return nil, 0, err
 	}
-	return Rerank(ctx, &r.engine, r.pairs, data, run)
+	return rerank(ctx, &r.engine, r.pairs, data, run, r.progress)
 }
 
 // Evaluate measures a model in training by the order into which it puts first, what something else has found for each of the task's queries:
@@ -34,6 +34,13 @@ const rerankPairs = 16384
 
 // Rerank is [Reranker.Rerank] with a model in training. Ranks that score together all call it; it returns nil on all but rank 0.
 func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *dataset.Retrieval, run evaluate.Run) (out evaluate.Run, cut int, err error) {
+	return rerank(ctx, e, p, data, run, nil)
+}
+
+// tellEvery is after how many pairs progress is told.
+const tellEvery = 16
+
+func rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *dataset.Retrieval, run evaluate.Run, progress func(done, total int)) (out evaluate.Run, cut int, err error) {
 	if len(run) != len(data.Queries) {
 		return nil, 0, fmt.Errorf("there are documents to rerank for %d queries, and the task has %d", len(run), len(data.Queries))
 	}
@@ -41,13 +48,22 @@ func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *da
 	type place struct{ query, hit int }
 	var places []place
 	var queries, docs []string
+	done, total := 0, 0
+	for _, hits := range run {
+		total += len(hits)
+	}
 	flush := func() error {
 		ids, kinds, n, err := p.EncodeAll(ctx, queries, docs)
 		if err != nil {
 			return err
 		}
 		cut += n
-		err = e.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { out[places[i].query][places[i].hit].Score = score[0] })
+		err = e.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) {
+			out[places[i].query][places[i].hit].Score = score[0]
+			if done++; progress != nil && (done%tellEvery == 0 || done == total) {
+				progress(done, total)
+			}
+		})
 		places, queries, docs = places[:0], queries[:0], docs[:0]
 		return err
 	}

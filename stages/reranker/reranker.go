@@ -38,6 +38,8 @@ type Reranker struct {
 	device gpustage.Device
 	owned  bool // the device is closed with the reranker
 
+	progress func(done, total int)
+
 	engine embedder.Engine // with Turns
 }
 
@@ -49,6 +51,7 @@ type options struct {
 	tokens int
 	bf16   bool
 	text   TextOptions
+	tell   func(done, total int)
 }
 
 // OnDevice computes on the given device, which stays the caller's to close.
@@ -73,6 +76,9 @@ func Instruction(text string) Option { return func(o *options) { o.text.Instruct
 // it are neither loaded nor computed. 0: the last.
 func CutoffLayer(n int) Option { return func(o *options) { o.text.CutoffLayer = n } }
 
+// Progress is told how many of the pairs of a [Reranker.Rerank] are scored, while they are.
+func Progress(tell func(done, total int)) Option { return func(o *options) { o.tell = tell } }
+
 // Load loads a model folder.
 func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	var o options
@@ -84,7 +90,7 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 		return nil, err
 	}
 	defer f.Close()
-	r := &Reranker{device: o.device, engine: embedder.Engine{Turns: embedder.NewTurns()}}
+	r := &Reranker{device: o.device, progress: o.tell, engine: embedder.Engine{Turns: embedder.NewTurns()}}
 	defer func() {
 		if err != nil {
 			r.Close()

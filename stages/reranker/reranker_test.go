@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -337,7 +338,8 @@ func TestCutoffLayer(t *testing.T) {
 
 // Candidates are scored in their places, pairs that are cut are counted, and a closed reranker says so.
 func TestRerank(t *testing.T) {
-	r, err := Load(goldens.Path(t, "rerank/cross"))
+	var told []string
+	r, err := Load(goldens.Path(t, "rerank/cross"), Progress(func(done, total int) { told = append(told, fmt.Sprint(done, "/", total)) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,6 +352,12 @@ func TestRerank(t *testing.T) {
 		t.Fatalf("%v, %d cut, %v", got, cut, err)
 	}
 	compare(t, []float32{got[0][0].Score, got[1][0].Score}, []float64{want[0], want[len(docs)-2]})
+	for range 30 {
+		run[2] = append(run[2], evaluate.Hit{})
+	}
+	if _, _, err := r.Rerank(context.Background(), data, run); err != nil || !slices.Equal(told, []string{"3/3", "16/33", "32/33", "33/33"}) {
+		t.Errorf("progress %v, %v", told, err)
+	}
 	if got[1][0].Doc != run[1][0].Doc || run[1][0].Score != 0 {
 		t.Errorf("%v of %v", got, run)
 	}
