@@ -1,7 +1,9 @@
 package dataset
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,7 +47,7 @@ type Source struct {
 	Teacher string
 
 	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, all lists give all their texts, and
-	// parquet files' pages are not read to open them.
+	// parquet files' pages are not read to open them, but for those of the first rows.
 	Raw bool
 	// InOrder has rows come in the order in which Paths name the files, those of a glob in the order of their paths, and those of a file named
 	// twice twice, as [OpenTable] does. Without it the same files are the same dataset, however they are named.
@@ -196,6 +198,10 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 	if d.Rows() == 0 {
 		d.Close()
 		return nil, fail(ErrNoFiles, "%s: no rows", strings.Join(src.Paths, ", "))
+	}
+	if err := d.checkNegatives(ctx); err != nil {
+		d.Close()
+		return nil, err
 	}
 	if err := d.countTexts(ctx); err != nil {
 		d.Close()
@@ -729,6 +735,83 @@ func (d *Dataset) makeBlocks(limit blockLimit) {
 			}
 		}
 	}
+}
+
+// checkNegatives refuses a column of strings named as negatives of which most are lists, by the first rows of each file (of Raw sources, of the
+// first file): pandas writes lists so after a round trip through CSV, and each would be one negative, with brackets and quotes. A template of the
+// column takes them as they are.
+func (d *Dataset) checkNegatives(ctx context.Context) error {
+	var columns []int
+	for i, r := range d.roles {
+		if r.role == Negative && r.source < d.firstNumber && !d.sources[r.source].list {
+			columns = append(columns, i)
+		}
+	}
+	if len(columns) == 0 || d.tokens != nil { // prep has looked at the texts
+		return nil
+	}
+	file := int32(-1)
+	for n, ref := range d.blocks {
+		f := &d.files[ref.file]
+		if ref.file == file || f.jsonl != nil && f.jsonl.text {
+			continue // separated values have said what their cells are
+		}
+		if file >= 0 && d.src.Raw {
+			break
+		}
+		file = ref.file
+		b, err := d.ReadBlock(ctx, n)
+		if errors.Is(err, ErrCorrupt) {
+			continue // told where its rows are asked for, or left out
+		}
+		if err != nil {
+			return err
+		}
+		for _, c := range columns {
+			if list := b.mostLists(d.roles[c].source); list != "" {
+				return fail(ErrColumnType, `%s: column %q is of strings, and most of the first are lists, such as %s, as pandas prints them: each would be one negative. `+
+					`Write lists (ast.literal_eval or json.loads makes them of such strings); if texts really look like that, name the column as a template, "{%s}"`, f.path(), d.ColumnName(c), list, d.ColumnName(c))
+			}
+		}
+	}
+	return nil
+}
+
+// mostLists is the beginning of the first text of a column that is a list of strings, "" unless more than half of the texts are lists.
+func (b *Block) mostLists(source int) (first string) {
+	t := &b.texts[source]
+	all, lists := 0, 0
+	for _, s := range t.spans {
+		if s.n == null || s.n == 0 {
+			continue
+		}
+		all++
+		text := bytes.TrimSpace(t.bytes(s))
+		if !listOfStrings(text) && string(text) != "[]" {
+			continue
+		}
+		if lists++; first == "" && len(text) > 2 {
+			const most = 40
+			if first = strings.ToValidUTF8(string(text[:min(len(text), most)]), ""); len(text) > most {
+				first += "..."
+			}
+		}
+	}
+	if 2*lists <= all {
+		return ""
+	}
+	return first
+}
+
+// listOfStrings tells whether a text looks like one, of JSON, Python or NumPy: brackets with quotes next to them.
+func listOfStrings(text []byte) bool {
+	n := len(text)
+	if n < 4 || text[0] != '[' || text[n-1] != ']' {
+		return false
+	}
+	inside := bytes.TrimSpace(text[1 : n-1])
+	quote := func(c byte) bool { return c == '"' || c == '\'' }
+	return len(inside) > 1 && quote(inside[0]) && quote(inside[len(inside)-1])
 }
 
 // countTexts settles what the source doesn't say and the first rows do: how many negatives a list gives, as many as the first one has,

@@ -302,3 +302,64 @@ func TestNegativesPerQuery(t *testing.T) {
 		t.Errorf("no list that can be used: %v", err)
 	}
 }
+
+// A column of negatives whose texts are lists, as pandas prints them, is an error in parquet and JSON lines too, in any file: each would be one negative.
+// Texts that begin with a bracket are texts, and a template takes what looks like a list.
+func TestListsAsStrings(t *testing.T) {
+	dir := t.TempDir()
+	save := func(name string, negatives ...string) string {
+		path := filepath.Join(dir, name)
+		if isParquet(path) {
+			w, err := NewParquetWriter(path, OutColumn{"q", TextOut}, OutColumn{"p", TextOut}, OutColumn{"n", TextOut})
+			if err != nil {
+				t.Fatal(err)
+			}
+			same := make([]string, len(negatives))
+			for i := range same {
+				same[i] = "text"
+			}
+			if err := errors.Join(w.Write(same, same, negatives), w.Close()); err != nil {
+				t.Fatal(err)
+			}
+			return path
+		}
+		var lines []byte
+		for _, n := range negatives {
+			lines = append(append(append(lines, `{"q": "a", "p": "b", "n": `...), appendJSONString(nil, n)...), "}\n"...)
+		}
+		if err := os.WriteFile(path, lines, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	try := func(s Source) error {
+		s.Query, s.Positive = "q", "p"
+		d, err := Open(t.Context(), s)
+		if err == nil {
+			d.Close()
+		}
+		return err
+	}
+	for _, ext := range []string{".parquet", ".jsonl"} {
+		for name, negatives := range map[string][]string{
+			"python": {"['n1', 'n2']", "plain", `["it's", 'n2']`}, "json": {`["n1", "n2"]`, `[]`, "plain"}, "numpy": {"['n1' 'n2'\n 'n3']"},
+		} {
+			path := save(name+ext, negatives...)
+			for _, s := range []Source{{Paths: []string{path}, Negatives: []string{"n"}}, {Paths: []string{path}, Negatives: []string{"n"}, Raw: true}, {Paths: []string{save("a"+ext, "plain"), path}, Negatives: []string{"n"}}} {
+				if err := try(s); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), path+`: column "n" is of strings, and most of the first are lists, such as [`) || !strings.Contains(err.Error(), `as a template, "{n}"`) {
+					t.Errorf("%s: %v", path, err)
+				}
+			}
+			if err := try(Source{Paths: []string{path}, Negatives: []string{"{n}"}}); err != nil {
+				t.Errorf("a template of %s: %v", path, err)
+			}
+		}
+		for name, negatives := range map[string][]string{
+			"cited": {"[1] a text", "[2] another"}, "numbers": {"[1, 2]", "[3]"}, "few": {"['a']", "b", "", "c"}, "empty": {"[]", "[]"}, "half": {"['a']", "b"},
+		} {
+			if err := try(Source{Paths: []string{save(name+ext, negatives...)}, Negatives: []string{"n"}}); err != nil {
+				t.Errorf("%s%s: %v", name, ext, err)
+			}
+		}
+	}
+}
