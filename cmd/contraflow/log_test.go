@@ -274,3 +274,31 @@ func TestPrintsOrFails(t *testing.T) {
 		}
 	}
 }
+
+// A report does not take the place of a run's own files, whatever they are called, or their folder is.
+func TestReportOut(t *testing.T) {
+	dir := t.TempDir()
+	run := filepath.Join(dir, "run")
+	for name, content := range map[string]string{"run/metrics.jsonl": "", "run/model/config.json": "{}", "run/run.json": "{}"} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(run, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"run/metrics.jsonl", "run/../run/run.json", "link/metrics.jsonl", "run/skipped.jsonl", "run/model/config.json"} {
+		if r := contraflow(t, "", "report", run, "--out", filepath.Join(dir)+"/"+name); r.code != 2 || !strings.Contains(r.stderr, "would be one of the own files of the run in "+run) {
+			t.Errorf("%s: exit code %d\n%s", name, r.code, r.stderr)
+		}
+	}
+	for _, name := range []string{"run/metrics.jsonl", "run/run.json", "run/model/config.json"} {
+		if content := mustRead(t, filepath.Join(dir, name)); strings.Contains(content, "<") {
+			t.Errorf("%s is %.40q", name, content)
+		}
+	}
+	for _, name := range []string{"run/report.html", "run/model/more", "out", "out.html"} {
+		succeed(t, "report", run, "--out", filepath.Join(dir, name))
+	}
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -44,6 +45,9 @@ Several runs are drawn over each other, with where their recipes differ.`,
 					out = filepath.Join(args[0], report.File)
 				}
 			}
+			if err := notOfRun(out); err != nil {
+				return err
+			}
 			if err := report.Save(out, runs...); err != nil {
 				return err
 			}
@@ -54,6 +58,30 @@ Several runs are drawn over each other, with where their recipes differ.`,
 	cmd.Flags().StringVar(&out, "out", "", "the file to write; default: report.html in the run's folder, or here for several runs")
 	notEmpty(cmd, "out")
 	return cmd
+}
+
+// notOfRun refuses a report's file that is one of a run's own, or may become one: whatever in its folder does not end with .html, and what is
+// there already below it. A run's folder is one with a metrics.jsonl.
+func notOfRun(out string) error {
+	if filepath.Ext(out) == ".html" {
+		return nil
+	}
+	dir, err := filepath.Abs(filepath.Dir(out))
+	if err != nil {
+		return err
+	}
+	if to, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = to
+	}
+	_, absent := os.Stat(out)
+	for d := dir; ; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(d, "metrics.jsonl")); err == nil && (d == dir || absent == nil) {
+			return usageError{fmt.Errorf("--out %s would be one of the own files of the run in %s: give a name that ends with .html", out, d)}
+		}
+		if d == filepath.Dir(d) {
+			return nil
+		}
+	}
 }
 
 // reportFailure writes the report of a run that has begun since, and failed: it shows when things went wrong. The run's own error is what
