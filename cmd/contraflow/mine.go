@@ -188,7 +188,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		return err
 	}
 	if len(rows) == 0 {
-		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: a larger --range-max, a smaller margin or fewer --num-negatives helps", len(p.Rows), cmp.Or(m.options.Fewest, m.options.Negatives))
+		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: %s", len(p.Rows), cmp.Or(m.options.Fewest, m.options.Negatives), moreNegatives)
 	}
 	if err := writeMined(w, p, rows); err != nil {
 		return err
@@ -206,10 +206,17 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	}
 	u.printf("%d pairs with %s written to %s; a positive's score is %.3f above a negative's on average\n", len(rows), each, m.output, sum/math.Max(1, float64(negatives)))
 	if short > 0 {
-		u.printf("%d pairs have fewer negatives within these bounds and are left out\n", short)
+		helps := ""
+		if 10*short > len(p.Rows) {
+			helps = ": " + moreNegatives + ", and --min-negatives keeps pairs with fewer"
+		}
+		u.printf("%d of %d pairs have fewer negatives within these bounds and are left out%s\n", short, len(p.Rows), helps)
 	}
 	return nil
 }
+
+// moreNegatives is what to do where few pairs have enough negatives.
+const moreNegatives = "a larger --range-max, a smaller margin or fewer --num-negatives helps"
 
 // partRows is how many documents' parts are in memory at once: at 256 tokens of 1,024 features, 512 MiB.
 const partRows = 512

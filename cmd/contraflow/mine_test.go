@@ -157,6 +157,26 @@ func TestMineOutput(t *testing.T) {
 	}
 }
 
+// mine says what helps where more than a tenth of the pairs are left out, and not where fewer are.
+func TestMineShort(t *testing.T) {
+	dir := t.TempDir()
+	var queries, positives []string
+	for _, w := range strings.Fields("cat dog bird fish tree road house city fire wind") {
+		queries, positives = append(queries, "the "+w), append(positives, "the "+w) // nearest to itself
+	}
+	in := filepath.Join(dir, "pairs.parquet")
+	for _, w := range []string{"cat", "dog"} { // other documents are nearer to these than their positives
+		queries, positives = append(queries, "a "+w), append(positives, "water and stone under the rain "+w)
+		write(t, in, []string{"query", "positive"}, queries, positives)
+		r := succeed(t, "mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", in, "--output", filepath.Join(dir, "mined.parquet"), "--num-negatives", fmt.Sprint(len(queries)-1), "--absolute-margin", "0.00001", "--query-prompt", "", "--document-prompt", "")
+		short := len(queries) - 10
+		want := fmt.Sprintf("%d of %d pairs have fewer negatives within these bounds and are left out", short, len(queries))
+		if want += map[bool]string{true: ": a larger --range-max, a smaller margin or fewer --num-negatives helps, and --min-negatives keeps pairs with fewer\n", false: "\n"}[short == 2]; !strings.Contains(r.stderr, want) {
+			t.Errorf("want %q in\n%s", want, r.stderr)
+		}
+	}
+}
+
 // Rows that can't be used end mine and distill, which name the flag that leaves them out: then the others are scored as they are without them.
 func TestSkipRows(t *testing.T) {
 	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()
