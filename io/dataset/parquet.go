@@ -159,6 +159,9 @@ func (p *parquetFile) column(name string) (column, *node, error) {
 	if n == nil {
 		return column{}, nil, missingColumn(p.path, name, p.root.names())
 	}
+	if k := p.root.count(name); k > 1 {
+		return column{}, nil, fail(ErrCorrupt, "%s has %d columns %q, and which one is meant can't be told: all but one need other names", p.path, k, name)
+	}
 	c, ok := n.asColumn()
 	if !ok {
 		return column{}, n, nil

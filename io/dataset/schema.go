@@ -109,6 +109,25 @@ func (n *node) find(name string) *node {
 	return nil
 }
 
+// count is how many nodes name may mean, as find reads it: parquet lets columns have one name.
+func (n *node) count(name string) (k int) {
+	for _, c := range n.children {
+		if c.elem.Name == name {
+			k++
+		}
+	}
+	if k > 0 {
+		return k
+	}
+	for _, c := range n.children {
+		rest, ok := strings.CutPrefix(name, c.elem.Name+".")
+		if ok && c.leaf < 0 && !c.isList() && c.repetition() != format.Repeated {
+			k += c.count(rest)
+		}
+	}
+	return k
+}
+
 // names lists the columns that find can find, groups by their members.
 func (n *node) names() []string {
 	var names []string

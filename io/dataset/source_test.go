@@ -363,3 +363,49 @@ func TestListsAsStrings(t *testing.T) {
 		}
 	}
 }
+
+// A name that two columns of a parquet file have is an error where it is named, with the file and the name: no one can tell which is meant. Other
+// columns of the file can be used.
+func TestColumnsOfOneName(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "twice.parquet")
+	w, err := NewParquetWriter(path, OutColumn{"q", TextOut}, OutColumn{"pos 1", TextOut}, OutColumn{"pos 2", TextOut}, OutColumn{"num 1", FloatOut}, OutColumn{"num 2", FloatOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Write([]string{"a"}, []string{"b"}, []string{"c"}, []float64{1}, []float64{2}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(path) // the writer refuses such names
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"pos", "num"} {
+		content = bytes.ReplaceAll(content, []byte(name+" 2"), []byte(name+" 1"))
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]Source{
+		"pos 1": {Query: "q", Positive: "pos 1"}, "num 1": {Query: "q", Positive: "q", Weight: "num 1"},
+	} {
+		s.Paths = []string{path}
+		if _, err := Open(t.Context(), s); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path+` has 2 columns "`+name+`", and which one is meant`) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "q"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	table, err := OpenTable(t.Context(), []string{path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	for _, err := range table.Chunks(t.Context(), "pos 1", 10) {
+		if err == nil || !strings.Contains(err.Error(), `2 columns "pos 1"`) {
+			t.Error(err)
+		}
+	}
+}
