@@ -36,7 +36,7 @@ the positive's first, then its negatives'. data.train takes it for losses that l
   {path: scored.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
 
 The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are cosines; its folder says which.
-Rows that --on-error skip leaves out are not in the output.
+Rows that --on-error skip leaves out are not in the output; a line that is no JSON is an error still.
 For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
