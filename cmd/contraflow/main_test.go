@@ -311,12 +311,7 @@ func TestTrainEmbedEval(t *testing.T) {
 			t.Errorf("exit code %d: %s", r.code, r.stderr)
 		}
 	}
-	for _, output := range []string{at("emb.parquet"), dir + "/../" + filepath.Base(dir) + "/emb.parquet"} {
-		r := contraflow(t, "", "embed", "--model", model, "--input", at("emb.parquet"), "--column", "query", "--output", output, "--output-column", "again")
-		if r.code != 2 || !strings.Contains(r.stderr, "--output "+output+" is a file that is read") {
-			t.Errorf("exit code %d: %s", r.code, r.stderr)
-		}
-	}
+	succeed(t, "embed", "--model", model, "--input", at("emb.parquet"), "--column", "query", "--output", at("emb.parquet"), "--output-column", "again")
 	r = succeed(t, "embed", "--model", model, "--text", "the river", "--text", "a stone")
 	var vec []float64
 	if err := json.NewDecoder(strings.NewReader(r.stdout)).Decode(&vec); err != nil || len(vec) != 32 {

@@ -114,7 +114,6 @@ func TestMine(t *testing.T) {
 	}
 	for want, more := range map[string][]string{
 		"is a file that is read":        {"--output", at("mined.parquet"), "--input", at("min*.parquet")},
-		"mined.parquet is a file that ": {"--output", dir + "/./mined.parquet", "--output-column", "more"},
 		"--sigmoid is for a reranker":   {"--sigmoid"},
 		`already has a column "scores"`: {"--output-column", "scores"},
 	} {

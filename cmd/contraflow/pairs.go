@@ -152,9 +152,12 @@ func separate(output string, inputs ...string) error {
 }
 
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
+// One parquet file may be both: it gets the columns when all is written, and loses nothing.
 func besides(ctx context.Context, input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if err := separate(output, input...); err != nil {
-		return nil, nil, nil, err
+	if len(input) != 1 || filepath.Ext(input[0]) != ".parquet" || strings.ContainsAny(input[0], "*?[") {
+		if err := separate(output, input...); err != nil {
+			return nil, nil, nil, err
+		}
 	}
 	if err := asParquet(output); err != nil {
 		return nil, nil, nil, err
