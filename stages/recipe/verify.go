@@ -756,18 +756,6 @@ func worst(errors, limits []float64) (at int) {
 	return at
 }
 
-// scaled is a loss whose gradient is too large.
-type scaled struct {
-	loss.RowSplitter
-	factor float64
-}
-
-func (l scaled) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
-	r, err := l.RowSplitter.Compute(s, a, b)
-	s.Scale(b.Gradient, b.Gradient, l.factor)
-	return r, err
-}
-
 // redrawn is a loss that draws as in another batch.
 type redrawn struct {
 	loss.RowSplitter
@@ -778,54 +766,4 @@ func (l redrawn) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (l
 	own := *b
 	own.Draw = l.draws[b.Draw]
 	return l.RowSplitter.Compute(s, a, &own)
-}
-
-// detached is what two ranks compute that gather each other's embeddings without gradients: each row's gradient comes from
-// the losses of its own half of the batch alone.
-type detached struct{ loss.RowSplitter }
-
-func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
-	total := loss.Result{}
-	all := b.Gradient
-	mark := a.Mark()
-	defer a.Release(mark)
-	own := a.Keep(s, all.DType, all.Rows, all.Cols)
-	for half := range 2 {
-		part := *b
-		part.Gradient = own
-		mine := func(row int) bool { return (row >= b.Rows/2) == (half == 1) }
-		first, last := b.Own()
-		part.Only = &loss.Rows{Lo: max(first, half*(b.Rows/2)), Hi: last}
-		if half == 0 {
-			part.Only.Hi = min(last, b.Rows/2)
-		}
-		if part.Only.Lo >= part.Only.Hi {
-			continue
-		}
-		if len(b.Teacher) > 0 {
-			d := len(b.Teacher) / (last - first)
-			part.Teacher = b.Teacher[(part.Only.Lo-first)*d : (part.Only.Hi-first)*d]
-		}
-		s.Fill(own, 0)
-		r, err := l.RowSplitter.Compute(s, a, &part)
-		if err != nil {
-			return r, err
-		}
-		total.Sum, total.Weight = total.Sum+r.Sum, total.Weight+r.Weight
-		for n := range all.Rows {
-			row := n % b.Rows
-			if n >= 2*b.Rows {
-				row = int(b.Owner[n-2*b.Rows])
-			}
-			if mine(row) {
-				s.Copy(all.Span(n, n+1), own.Span(n, n+1))
-			}
-		}
-	}
-	return total, nil
-}
-
-// Memory has room for one more gradient.
-func (l detached) Memory(z loss.Size) int {
-	return l.RowSplitter.Memory(z) + z.Sequences*z.Dim*z.DType.Size() + 64
 }

@@ -1,0 +1,316 @@
+package dataset
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+)
+
+// What the columns of a dataset are in its files, found when it is opened.
+
+// shape is what a column turned out to be in one file.
+type shape struct {
+	text, list, number bool
+	name               string // for messages
+}
+
+// settleColumns finds the columns in every file and makes sure that all files agree.
+func (d *Dataset) settleColumns() error {
+	first := make([]string, len(d.sources)) // the file that settled a column
+	h := xxh3.New128()
+	for i := range d.files {
+		f := &d.files[i]
+		if i > 0 {
+			f.first = d.files[i-1].first + d.files[i-1].rows()
+		}
+		var size int64
+		var content Hash128
+		var find func(name string) (shape, error)
+		if p := f.parquet; p != nil {
+			find, size, content = p.shape, p.size, p.footer
+		} else {
+			names, kinds, err := f.jsonl.kinds()
+			if err != nil {
+				return err
+			}
+			if f.jsonl.rows == 0 {
+				continue
+			}
+			find = func(name string) (shape, error) { return f.jsonl.shape(name, names, kinds) }
+			size, content = f.jsonl.size, f.jsonl.hash
+		}
+		f.content = content
+		fmt.Fprintf(h, "%q %d %v\n", filepath.Base(f.path()), size, content)
+		for k := range d.sources {
+			s := &d.sources[k]
+			got, err := find(s.name)
+			switch {
+			case err != nil:
+				return err
+			case s.number && !got.number:
+				return fail(ErrColumnType, "%s: column %q is %s, want %s", f.path(), s.name, got.name, d.wantNumber(k))
+			case !s.number && !got.text:
+				return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", f.path(), s.name, got.name)
+			case first[k] == "":
+				s.list, first[k] = got.list, f.path()
+			case s.list != got.list:
+				return fail(ErrColumnType, "%s: column %q is %s, which it is not in %s: all files of a dataset must agree", f.path(), s.name, got.name, first[k])
+			}
+		}
+	}
+	lists := false
+	for i := range d.roles {
+		r := &d.roles[i]
+		s := d.listed(r.source)
+		if r.role == Query && s.list {
+			return fail(ErrColumnType, "column %q is list<string>: a query is one string%s", s.name, d.cellsOfLists(textsAsLists))
+		}
+		if d.src.Raw && s.list {
+			r.picks, s.ragged = AllNegatives, r.role == Negative
+			continue
+		}
+		if r.role == Negative && s.list {
+			lists = true
+			r.picks = d.src.NegativesPerQuery
+			s.ragged = r.picks == AllNegatives
+		}
+	}
+	for i := range d.roles { // of a list that is a positive as well every row needs a text
+		if r := &d.roles[i]; r.role != Negative {
+			d.listed(r.source).ragged = false
+		}
+	}
+	for _, j := range d.joins {
+		for _, p := range j.parts {
+			if p.source >= 0 && d.sources[p.source].list {
+				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings%s", d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
+			}
+		}
+	}
+	for k := range d.sources[d.firstNumber:] {
+		s := &d.sources[d.firstNumber+k]
+		if s.list && (k == d.number.weight || k == d.number.label) {
+			return fail(ErrColumnType, "column %q is a list, want a number", s.name)
+		}
+		if !s.list && k == d.number.teacher {
+			return fail(ErrColumnType, "column %q is no list, want a list of numbers: a teacher's embedding%s", s.name, d.cellsOfLists(""))
+		}
+	}
+	switch n := d.src.NegativesPerQuery; {
+	case n < AllNegatives:
+		return fail(ErrColumnType, "negatives_per_query is %d: want how many texts a list of negatives gives, 0 for as many as the lists hold, or %d for all of each row's", n, AllNegatives)
+	case n == AllNegatives && !lists:
+		return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists(""))
+	case n > 0 && !lists:
+		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists(""))
+	}
+	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
+	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
+		fmt.Fprintf(h, "%q %q %q\n", d.src.Label, d.src.Scores, d.src.Teacher)
+	}
+	sum := h.Sum128()
+	d.hash = Hash128{sum.Hi, sum.Lo}
+	for i := range d.files {
+		if err := d.files[i].makeChunks(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cellsOfLists goes on from an error about lists: what they are in separated values, and what more there is to say of them, if there are such files.
+func (d *Dataset) cellsOfLists(more string) string {
+	if slices.ContainsFunc(d.files, func(f dataFile) bool { return f.jsonl != nil && f.jsonl.text }) {
+		return ` (in .csv and .tsv lists are cells of JSON, ["a", "b"]` + more + ")"
+	}
+	return ""
+}
+
+// firstLength is that of the first list that has something in it. Rows before it can't be used, which a run may go on without.
+func (b *Block) firstLength(length func(row int) int) int {
+	for row := range b.Rows {
+		if _, bad := b.bad[row]; !bad && length(row) > 0 {
+			return length(row)
+		}
+	}
+	return 0
+}
+
+// wantNumber says what column k of the sources, a column of numbers, may be.
+func (d *Dataset) wantNumber(k int) string {
+	switch k -= d.firstNumber; {
+	case k == d.number.weight || k == d.number.label:
+		return "a number"
+	case k == d.number.teacher:
+		return "a list of numbers"
+	}
+	return "a number or a list of numbers"
+}
+
+func (p *parquetFile) shape(name string) (shape, error) {
+	c, n, err := p.column(name)
+	if err != nil {
+		return shape{}, err
+	}
+	s := shape{name: n.typeName(), list: c.list}
+	if c.leaf != nil {
+		s.text, s.number = c.leaf.isText(), c.leaf.isNumber()
+	}
+	return s, nil
+}
+
+func (j *jsonlFile) shape(name string, names []string, kinds map[string]byte) (shape, error) {
+	kind, ok := kinds[name]
+	if !ok {
+		return shape{}, j.missing(name, names)
+	}
+	s := shape{name: jsonKind(kind)}
+	switch kind {
+	case '"', 'n': // null so far: rows are checked one by one
+		s.text, s.number = true, kind == 'n' || j.text
+	case '[':
+		s.text, s.number, s.list = true, true, true // what the list holds is checked row by row
+	case listOfPython:
+		return shape{}, fail(ErrColumnType, `%s: the cells of column %q are lists, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`, j.path, name)
+	case '{', 't', 'f':
+	default:
+		s.number = true
+	}
+	return s, nil
+}
+
+// checkNegatives refuses a column of strings named as negatives of which most are lists, by the first rows of each file (of Raw sources, of the
+// first file): pandas writes lists so after a round trip through CSV, and each would be one negative, with brackets and quotes. A template of the
+// column takes them as they are.
+func (d *Dataset) checkNegatives(ctx context.Context) error {
+	var columns []int
+	for i, r := range d.roles {
+		if r.role == Negative && r.source < d.firstNumber && !d.sources[r.source].list {
+			columns = append(columns, i)
+		}
+	}
+	if len(columns) == 0 || d.tokens != nil { // prep has looked at the texts
+		return nil
+	}
+	file := int32(-1)
+	for n, ref := range d.blocks {
+		f := &d.files[ref.file]
+		if ref.file == file || f.jsonl != nil && f.jsonl.text {
+			continue // separated values have said what their cells are
+		}
+		if file >= 0 && d.src.Raw {
+			break
+		}
+		file = ref.file
+		b, err := d.ReadBlock(ctx, n)
+		if errors.Is(err, ErrCorrupt) {
+			continue // told where its rows are asked for, or left out
+		}
+		if err != nil {
+			return err
+		}
+		for _, c := range columns {
+			if list := b.mostLists(d.roles[c].source); list != "" {
+				return fail(ErrColumnType, `%s: column %q is of strings, and most of the first are lists, such as %s, as pandas prints them: each would be one negative. `+
+					`Write lists (ast.literal_eval or json.loads makes them of such strings); if texts really look like that, name the column as a template, "{%s}"`, f.path(), d.ColumnName(c), list, d.ColumnName(c))
+			}
+		}
+	}
+	return nil
+}
+
+// mostLists is the beginning of the first text of a column that is a list of strings, "" unless more than half of the texts are lists.
+func (b *Block) mostLists(source int) (first string) {
+	t := &b.texts[source]
+	all, lists := 0, 0
+	for _, s := range t.spans {
+		if s.n == null || s.n == 0 {
+			continue
+		}
+		all++
+		text := bytes.TrimSpace(t.bytes(s))
+		if !listOfStrings(text) && string(text) != "[]" {
+			continue
+		}
+		if lists++; first == "" && len(text) > 2 {
+			const most = 40
+			if first = strings.ToValidUTF8(string(text[:min(len(text), most)]), ""); len(text) > most {
+				first += "..."
+			}
+		}
+	}
+	if 2*lists <= all {
+		return ""
+	}
+	return first
+}
+
+// listOfStrings tells whether a text looks like one, of JSON, Python or NumPy: brackets with quotes next to them.
+func listOfStrings(text []byte) bool {
+	n := len(text)
+	if n < 4 || text[0] != '[' || text[n-1] != ']' {
+		return false
+	}
+	inside := bytes.TrimSpace(text[1 : n-1])
+	quote := func(c byte) bool { return c == '"' || c == '\'' }
+	return len(inside) > 1 && quote(inside[0]) && quote(inside[len(inside)-1])
+}
+
+// countTexts settles what the source doesn't say and the first rows do: how many negatives a list gives, as many as the first one has,
+// to which every row is then held; the length of a teacher's embeddings likewise; and about how many texts a ragged row has.
+func (d *Dataset) countTexts(ctx context.Context) error {
+	var first *Block
+	read := func() (err error) {
+		if first == nil {
+			first, err = d.ReadBlock(ctx, 0)
+		}
+		return err
+	}
+	for i := range d.roles {
+		r := &d.roles[i]
+		if r.picks == AllNegatives {
+			d.ragged = true
+			continue
+		}
+		if r.picks == 0 {
+			if err := read(); err != nil {
+				return err
+			}
+			s := &d.sources[r.source]
+			if r.picks = first.firstLength(func(row int) int { return len(first.texts[r.source].row(row)) }); r.picks == 0 {
+				return first.Check(0)
+			}
+			s.exact = r.picks
+		}
+		d.perRow += r.picks
+	}
+	if !d.ragged && d.number.teacher < 0 {
+		return nil
+	}
+	if err := read(); err != nil {
+		return err
+	}
+	if k := d.number.teacher; k >= 0 {
+		if d.dim = first.firstLength(func(row int) int { return len(first.teacher(row)) }); d.dim == 0 {
+			return first.Check(0)
+		}
+	}
+	sum := 0
+	for row := range first.Rows {
+		n := 0
+		for _, r := range d.roles {
+			if r.picks == AllNegatives {
+				n += len(first.texts[r.source].row(row))
+			}
+		}
+		sum, d.most = sum+n, max(d.most, d.perRow+n)
+	}
+	d.perRow += (sum + first.Rows - 1) / first.Rows
+	return nil
+}
