@@ -69,7 +69,7 @@ func bf16Devices(t *testing.T) []gpustage.Device {
 
 func TestBF16Devices(t *testing.T) {
 	t.Setenv("CONTRAFLOW_TEST_DEVICE", "cpu")
-	if ds := bf16Devices(t); len(ds) != 1 || ds[0].Name() != "cpu:0" {
+	if ds := bf16Devices(t); len(ds) != 1 || !strings.HasPrefix(ds[0].Name(), "cpu:") {
 		t.Errorf("%d devices where one is named, %v first", len(ds), ds[0].Name())
 	}
 }
