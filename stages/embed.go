@@ -38,7 +38,7 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 			if err := e.begin(sub.Batch); err != nil {
 				return err
 			}
-			if e.ranks != nil && e.began == "" {
+			if e.ranks != nil && !e.ranks.compared && e.began == "" {
 				var err error
 				if e.began, err = e.weightsTerm(Stream(t)); err != nil {
 					return err

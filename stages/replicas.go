@@ -59,6 +59,7 @@ type Replicas struct {
 	keepFrom              func(b *Batch) int // the first sub-batch that this rank has memory to keep, where ranks must agree
 	tokens                bool               // the model gives parts of tokens
 	terms                 map[string]string  // see tell
+	compared              bool               // see ComparedWeights
 }
 
 // Exchanging says how replicas exchange embeddings and gradients.

@@ -50,7 +50,7 @@ func layoutTerm(m *transformer.Model) string {
 	for _, p := range m.Layout.Params {
 		fmt.Fprintln(h, p.Name, p.Rows, p.Cols)
 	}
-	return fmt.Sprintf("%d parameters in %s, of which %d train (%s)", m.Layout.Len, m.DType, m.Layout.Trained(), digest(h))
+	return fmt.Sprintf("%d parameters in %s, of which %d train (%s)", m.Layout.Len, m.DType, m.Layout.Trained(), Digest(h))
 }
 
 // orderTerm is which rows a batch has on all ranks, in their order, and of which dataset.
@@ -61,13 +61,17 @@ func orderTerm(d *dataset.Dataset, b dataset.Batch) string {
 		binary.LittleEndian.PutUint64(row[:], uint64(r))
 		h.Write(row[:])
 	}
-	return fmt.Sprintf("%s of pass %d over dataset %v", digest(h), b.Pass, d.Fingerprint())
+	return fmt.Sprintf("%s of pass %d over dataset %v", Digest(h), b.Pass, d.Fingerprint())
 }
 
-func digest(h *xxh3.Hasher) string {
+// Digest prints a hash, as ranks and checkpoints compare them.
+func Digest(h *xxh3.Hasher) string {
 	sum := h.Sum128().Bytes()
 	return hex.EncodeToString(sum[:8])
 }
+
+// ComparedWeights takes note that a program has compared the ranks' weights itself: the first step then does not read all of them once more.
+func (r *Replicas) ComparedWeights() { r.compared = true }
 
 // weightsTerm is a hash of the parameters that this rank holds.
 func (e *Encoder) weightsTerm(s gpustage.Stream) (string, error) {
@@ -80,7 +84,7 @@ func (e *Encoder) weightsTerm(s gpustage.Stream) (string, error) {
 		}
 		h.Write(gpustage.Bytes(vs))
 	}
-	return digest(h), nil
+	return Digest(h), nil
 }
 
 // weightsAlike compares the ranks' weights, each rank's with those of the first one that holds the same ones.

@@ -147,11 +147,9 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 		if b.Scores == nil && b.Labels != nil && n > 1 {
 			return r, &LabelError{i, fmt.Sprintf("it has a label and %d documents: labels are for rows of one; scores are one for each document", n)}
 		}
-		if g.Name == "bce" {
-			for _, v := range l {
-				if err := g.CheckLabel(v); err != nil {
-					return r, &LabelError{i, fmt.Sprintf("the label is %v: %v", v, err)}
-				}
+		for _, v := range l {
+			if err := g.CheckLabel(v); err != nil {
+				return r, &LabelError{i, fmt.Sprintf("the label is %v: %v", v, err)}
 			}
 		}
 		sum, weight := g.ofGroup(s, l, d)

@@ -188,8 +188,8 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 		o.Betas, o.Eps = nil, 0
 	} else {
 		c.require(o.Eps > 0, "optimizer.eps", "is %v, want a positive number", o.Eps)
+		c.require(len(o.Betas) == 2 && o.Betas[0] >= 0 && o.Betas[0] < 1 && o.Betas[1] >= 0 && o.Betas[1] < 1, "optimizer.betas", "are %v, want two numbers of at least 0 and less than 1", o.Betas)
 	}
-	c.require(o.Name == "sgd" || len(o.Betas) == 2 && o.Betas[0] >= 0 && o.Betas[0] < 1 && o.Betas[1] >= 0 && o.Betas[1] < 1, "optimizer.betas", "are %v, want two numbers of at least 0 and less than 1", o.Betas)
 	c.require(o.Momentum >= 0 && o.Momentum < 1, "optimizer.momentum", "is %v, want at least 0 and less than 1", o.Momentum)
 	c.require(o.Momentum == 0 || o.Name == "sgd", "optimizer.momentum", "is for sgd")
 	c.require(o.MaxGradNorm >= 0, "optimizer.max_grad_norm", "is negative; 0 turns clipping off")

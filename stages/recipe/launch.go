@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -194,7 +193,11 @@ func (x *Run) agree(ctx context.Context) error {
 		theGuide:      guide,
 		"its type":    x.model.DType.String(),
 	})
-	return x.ranks.Agree(ctx, facts)
+	if err := x.ranks.Agree(ctx, facts); err != nil {
+		return err
+	}
+	x.ranks.ComparedWeights()
+	return nil
 }
 
 // values is what the recipe says, as resolved, by full keys.
@@ -237,12 +240,7 @@ func hashParams(ranks *stages.Replicas, s gpustage.Stream, m *transformer.Model,
 	}); err != nil {
 		return "", err
 	}
-	return digest(h), nil
-}
-
-func digest(h *xxh3.Hasher) string {
-	sum := h.Sum128().Bytes()
-	return hex.EncodeToString(sum[:8])
+	return stages.Digest(h), nil
 }
 
 // Main tells whether this rank is the one that evaluates, saves and reports.

@@ -329,7 +329,7 @@ func (x *Run) loadModel() (err error) {
 		return err
 	}
 	x.model, err = x.newModelOn(x.device, x.stream, o, nil)
-	x.loaded = digest(h)
+	x.loaded = stages.Digest(h)
 	return err
 }
 
