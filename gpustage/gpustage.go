@@ -88,13 +88,13 @@ func (i Info) PassTokens() int {
 }
 
 // ReplayBudget is how many of so many bytes that are left go to activations where nobody has said so: half of the host's, which others want as
-// well, and data that is read; seven eighths of a GPU's own. The rest, a GiB if that is no more than half, is for what no prediction has: kernels,
+// well, and data that is read; fifteen sixteenths of a GPU's own. The rest, a GiB if that is no more than half, is for what no prediction has: kernels,
 // the driver's own, what other programs begin to take.
 func (i Info) ReplayBudget(left int64) int64 {
 	if i.Threads > 0 || i.HostMemory {
 		return left / 2
 	}
-	return left - max(left/8, min(left-left/2, 1<<30))
+	return left - max(left/16, min(left-left/2, 1<<30))
 }
 
 // Device owns memory and opens streams. Its methods are safe for concurrent use.

@@ -365,7 +365,7 @@ func (o *stepFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.precision, "precision", "f32", "f32, bf16, or of steps on NVIDIA GPUs tf32")
 	cmd.Flags().StringVar(&o.device, "device", "cpu", "what computes: "+strings.Join(gpustage.Kinds(), ", "))
 	cmd.Flags().StringVar(&o.cache, "cache", "auto", "auto, always or never: keep activations up to the replay budget, none, or all")
-	cmd.Flags().StringVar(&o.replayBudget, "replay-budget", "", "activations to keep, such as 4GiB (default: half of the memory that is left, seven eighths on a GPU)")
+	cmd.Flags().StringVar(&o.replayBudget, "replay-budget", "", "activations to keep, such as 4GiB (default: half of the memory that is left, fifteen sixteenths on a GPU)")
 	cmd.Flags().StringVar(&o.subBatch, "sub-batch", "", "tokens of a sub-batch (default: what the device likes)")
 	cmd.Flags().IntVar(&o.steps, "steps", 10, "steps to measure")
 	cmd.Flags().IntVar(&o.warmup, "warmup", 2, "steps to run before")

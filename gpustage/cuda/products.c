@@ -104,8 +104,9 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	TRY(p_cublasLtMatrixLayoutCreate(&p->d, result, x->c.cols, x->c.rows, x->c.stride));
 	TRY(p_cublasLtMatmulPreferenceCreate(&pref));
 	TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-	// Parts of a sum that are added to the result in place come in any order.
-	uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align[] = {x->b.align, x->a.align, x->d.align, x->c.align};
+	// Parts of a sum that are added to the result in place come in any order. What adds parts and then a bias to a result in bf16 rounds twice (cuBLASLt
+	// 13.0 on an H200).
+	uint32_t reductions = x->half && x->bias ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align[] = {x->b.align, x->a.align, x->d.align, x->c.align};
 	TRY(p_cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions));
 	cublasLtMatmulPreferenceAttributes_t which[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
 	                                                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};

@@ -65,6 +65,13 @@ func testHalvesAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 2, kv: 1, dim: 64, lengths: []int{33}, bias: 1},
 		{heads: 2, dim: 64, lengths: []int{33}, bias: 1},
 		{heads: 2, kv: 1, dim: 128, lengths: []int{65}, bias: 9, causal: true, gap: 8},
+		{heads: 2, dim: 64, lengths: []int{128, 5, 64, 100}, gap: 8, p: 0.2}, // sequences that one block may have
+		{heads: 3, dim: 32, lengths: []int{96, 128, 17}, gap: 8, p: 0.2},
+		{heads: 2, dim: 64, lengths: []int{40, 64, 3}, p: 0.3},
+		{heads: 1, dim: 32, lengths: []int{33, 1, 64}, gap: 3, p: 0.1},
+		{heads: 1, dim: 64, lengths: []int{0, 33, 0, 128}, causal: true, window: 20, p: 0.1},
+		{heads: 1, dim: 32, lengths: []int{0, 127}, causal: true, gap: 8},
+		{heads: 2, dim: 64, lengths: []int{33, 17}, negative: true, gap: 8},
 	} {
 		c.bf16, c.halves = true, true
 		c.test(t, dev, 31)

@@ -66,7 +66,7 @@ type fullDevice struct{ gpustage.Device }
 
 func (fullDevice) Info() gpustage.Info { return gpustage.Info{FreeMemory: 1} }
 
-// What is left goes to activations by half on a processor and by seven eighths on a GPU, unless the recipe says how much.
+// What is left goes to activations by half on a processor and by fifteen sixteenths on a GPU, unless the recipe says how much.
 func TestReplayBudget(t *testing.T) {
 	given := Bytes(5 << 30)
 	for _, c := range []struct {
@@ -79,7 +79,7 @@ func TestReplayBudget(t *testing.T) {
 		{Batch{}, 4 << 30, true, 7 << 30}, // of 8 GiB
 		{Batch{}, 13 << 30, true, 0},
 		{Batch{}, 9 << 30, true, 2 << 30},   // of 3 GiB
-		{Batch{}, -4 << 30, true, 14 << 30}, // of 16 GiB
+		{Batch{}, -36 << 30, true, 45 << 30}, // of 48 GiB
 		{Batch{}, 11 << 30, true, 1 << 29},
 		{Batch{ReplayBudget: &given}, 4 << 30, true, 5 << 30},
 		{Batch{Cache: "always"}, 4 << 30, true, 0},

@@ -7,7 +7,7 @@ ranks|60|metamorphic test, gradients and trainings, two ranks and more on one GP
 speed-minilm|150|cached step of 16,384 pairs against sentence-transformers, MiniLM-L6: speed, memory
 speed-bert|300|cached step of 16,384 pairs against sentence-transformers, BERT-base: speed, memory
 gemm|90|BERT-base step against a large bf16 product
-kernels|240|attention in a step and at 2,048 tokens; each kernel above 3 % of the step
+kernels|110|attention in a step and at 2,048 tokens; each kernel above 3 % of the step
 overlap|60|hidden communication, two ranks on one GPU
 graphs|150|steps with CUDA graphs against without, MiniLM-L6 and BERT-base
 fusions|200|parts of a step fused with products, and `train.precision: tf32`, each beside a step without

@@ -52,6 +52,24 @@ DEVICE double warp_sum64(double v) {
 	return v;
 }
 
+// all_sums makes, of N values of each lane, one of all lanes: value lane / (32 / N), with the additions of warp_sum. Each step halves how many a lane
+// still has to add up, so that eight take 9 exchanges, and eight butterflies 40.
+template <int N> DEVICE float all_sums(const float (&v)[N]) {
+	float left[N];
+	int d = 16;
+#pragma unroll
+	for (int i = 0; i < N; i++) left[i] = v[i];
+#pragma unroll
+	for (int n = N / 2; n > 0; n /= 2, d /= 2) {
+		bool upper = lane_id() & d;
+#pragma unroll
+		for (int i = 0; i < n; i++) left[i] = (upper ? left[n + i] : left[i]) + __shfl_xor_sync(EVERY, upper ? left[i] : left[n + i], d);
+	}
+#pragma unroll
+	for (; d > 0; d /= 2) left[0] += __shfl_xor_sync(EVERY, left[0], d);
+	return left[0];
+}
+
 // ---- bfloat16
 
 DEVICE float from_bf16(u32 v) { return __uint_as_float(v << 16); }
@@ -112,17 +130,18 @@ DEVICE void store_bf16(u16 *p, const Quad &q, int n, int vec) {
 	for (int i = 0; i < n; i++) p[i] = (u16)((i < 2 ? lo : hi) >> (i % 2 * 16));
 }
 
+// unpack is the quad of two words of bf16.
+DEVICE Quad unpack(u32 lo, u32 hi) { return {{from_bf16(lo & 0xffff), from_bf16(lo >> 16), from_bf16(hi & 0xffff), from_bf16(hi >> 16)}}; }
+
 // A tensor whose kernel has a mask may be of bf16 (package launch: halves.go): half is not 0 then. at counts elements.
 DEVICE Quad load_half(const void *p, size_t at, int n, int vec, int half) {
 	if (!half) return load_quad((const float *)p + at, n, vec);
 	const u16 *from = (const u16 *)p + at;
-	Quad q;
 	if (vec && n == 4) {
 		uint2 both = *(const uint2 *)from;
-		q.v[0] = from_bf16(both.x & 0xffff), q.v[1] = from_bf16(both.x >> 16);
-		q.v[2] = from_bf16(both.y & 0xffff), q.v[3] = from_bf16(both.y >> 16);
-		return q;
+		return unpack(both.x, both.y);
 	}
+	Quad q;
 #pragma unroll
 	for (int i = 0; i < 4; i++) q.v[i] = i < n ? from_bf16(from[i]) : 0.f;
 	return q;
@@ -138,6 +157,32 @@ DEVICE float load_one(const void *p, size_t at, int half) { return half ? from_b
 DEVICE void store_one(void *p, size_t at, float v, int half) {
 	if (half) ((u16 *)p)[at] = (u16)pack_bf16(v, 0.f);
 	else ((float *)p)[at] = v;
+}
+
+// ---- copies that no thread waits for until it needs them
+
+// copy16, copy8 and copy4 copy so many bytes from memory to shared memory, or zeros where nothing is there. They have come after wait_copies, for
+// this thread.
+#ifdef HOST_CUDA
+#define COPY(bytes, caches) \
+	DEVICE void copy##bytes(void *to, const void *from, bool there) { host_copy_async(to, from, bytes, there); }
+#else
+#define COPY(bytes, caches)                                                                                                                      \
+	DEVICE void copy##bytes(void *to, const void *from, bool there) {                                                                            \
+		u32 at = (u32)__cvta_generic_to_shared(to);                                                                                              \
+		asm volatile("cp.async." #caches ".shared.global [%0], [%1], " #bytes ", %2;" ::"r"(at), "l"(from), "r"(there ? bytes : 0) : "memory"); \
+	}
+#endif
+COPY(16, cg)
+COPY(8, ca)
+COPY(4, ca)
+
+DEVICE void wait_copies() {
+#ifdef HOST_CUDA
+	host_wait_copies();
+#else
+	asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
 }
 
 // EACH visits row and col of every step-th element of a [rows, cols] tensor, a thread each. Blocks have columns in x and rows in y, so that no
@@ -170,22 +215,42 @@ DEVICE void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {
 }
 
 // keep8 is a bit for each of the elements 8*group to 8*group+7 of a vector: 1 where it stays. See gpustage.Dropout.Bits. threshold is below 65,536.
-DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
+// Pairs of bits begin APART bits from each other.
+template <int APART = 2> DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
 	u32 w[4], bits = 0;
 	philox(key, group, pos, head, site, w);
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		bits |= (w[i] << 16 >= threshold << 16) << (2 * i);
-		bits |= (w[i] >= threshold << 16) << (2 * i + 1);
+		bits |= (w[i] << 16 >= threshold << 16) << (APART * i);
+		bits |= (w[i] >= threshold << 16) << (APART * i + 1);
 	}
 	return bits;
 }
 
-// drop_quad multiplies a quad of token row's features from col by what dropout makes of them.
-DEVICE void drop_quad(Quad &q, u32 row, u32 col, const u64 *keys, const int *rows, const int *pos, u32 site, u32 threshold, float scale) {
-	u32 bits = keep8(keys[rows[row]], col / 8, pos[row], 0, site, threshold) >> (col % 8);
+// drop_bits multiplies what stays of a quad, as its last four bits say.
+DEVICE void drop_bits(Quad &q, u32 bits, float scale) {
 #pragma unroll
 	for (int i = 0; i < 4; i++) q.v[i] = bits >> i & 1 ? q.v[i] * scale : 0.f;
+}
+
+// drop_quad multiplies a quad of a token's features from col by what dropout makes of them.
+DEVICE void drop_quad(Quad &q, u32 col, u64 key, u32 pos, u32 site, u32 threshold, float scale) {
+	drop_bits(q, keep8(key, col / 8, pos, 0, site, threshold) >> (col % 8), scale);
+}
+
+// keep_rows is four bits of each of N rows, of a lane's quad from col on: row i's from bit 4 * i on. Lane i has row i's key and place. Eight columns
+// are two neighboring lanes': each makes the bits of every other row for both.
+template <int N> DEVICE u32 keep_rows(u64 key, u32 col, u32 pos, u32 site, u32 threshold) {
+	u32 kept = 0;
+	int odd = lane_id() % 2;
+#pragma unroll
+	for (int i = 0; i < N; i += 2) {
+		int from = i + odd;
+		u32 mine = keep8(__shfl_sync(EVERY, key, from), col / 8, __shfl_sync(EVERY, pos, from), 0, site, threshold);
+		u32 theirs = __shfl_xor_sync(EVERY, mine, 1);
+		kept |= ((odd ? theirs : mine) >> col % 8 & 15) << 4 * i | ((odd ? mine : theirs) >> col % 8 & 15) << 4 * (i + 1);
+	}
+	return kept;
 }
 
 // ---- activations

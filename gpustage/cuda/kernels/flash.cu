@@ -20,26 +20,6 @@ DEVICE void mma(float c[4], const u32 a[4], u32 b0, u32 b1) {
 #endif
 }
 
-// load_matrices reads four 8x8 matrices: lane 8*m + r has the address of row r of matrix m.
-DEVICE void load_matrices(u32 r[4], const u16 *row) {
-#ifdef HOST_CUDA
-	host_ldmatrix(r, row, false);
-#else
-	u32 at = (u32)__cvta_generic_to_shared(row);
-	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-#endif
-}
-
-// load_transposed is load_matrices with each matrix transposed.
-DEVICE void load_transposed(u32 r[4], const u16 *row) {
-#ifdef HOST_CUDA
-	host_ldmatrix(r, row, true);
-#else
-	u32 at = (u32)__cvta_generic_to_shared(row);
-	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-#endif
-}
-
 // Rows in shared memory are 16 bytes longer than D elements: the eight rows of a matrix then lie in different banks.
 #define PITCH(D) ((D) + 8)
 
@@ -83,12 +63,13 @@ template <int D, int R> DEVICE void left_tiles(u32 l[R][4], const u16 *a, int k)
 // Warps is this way, for tiles of 8*N partners.
 template <int DIM, int TILES, int PARTNERS> struct Warps {
 	static const int D = DIM, R = TILES, N = PARTNERS, PITCH = PITCH(DIM);
-	static const bool SHARED_QUERIES = DIM == 128, SHARED_KEYS = true, ASYNC = false; // registers don't suffice
+	static const bool SHARED_QUERIES = DIM == 128, ASYNC = false; // registers don't suffice
 
 	DEVICE int place(int row, int d) { return row * PITCH(DIM) + d; }
 	DEVICE int first_row(int w0) { return w0; }
 	DEVICE void publish() {}
 	template <class... C> DEVICE void settle(C &...) {}
+	template <class C> DEVICE void settle_first(C &) {}
 
 	template <int N, class Left> DEVICE void times_rows(float c[R][N][4], const Left &a, const u16 *x) {
 #pragma unroll
@@ -106,14 +87,24 @@ template <int DIM, int TILES, int PARTNERS> struct Warps {
 	template <int N, int W> DEVICE void times(float c[R][W / 8][4], const float p[R][N][4], const u16 *x) {
 #pragma unroll
 		for (int k = 0; k < N / 2; k++) {
-			u32 l[R][4], b[4];
+			u32 l[R][4];
 #pragma unroll
 			for (int r = 0; r < R; r++) left_of(l[r], p[r], k);
+			times_columns<W>(c, l, x + k * 16 * PITCH(D));
+		}
+	}
+
+	template <int K, int W> DEVICE void times_left(float c[1][W / 8][4], const u32 (&l)[1][K][4], const u16 *x) {
 #pragma unroll
-			for (int j = 0; j < W / 8; j += 2) {
-				right_columns<D>(b, x + k * 16 * PITCH(D) + j * 8);
-				times_two<W / 8, R>(c, j, l, b);
-			}
+		for (int k = 0; k < K; k++) times_columns<W>(c, &l[0][k], x + k * 16 * PITCH(D));
+	}
+
+	template <int W> DEVICE void times_columns(float c[R][W / 8][4], const u32 (*l)[4], const u16 *x) { // of 16 rows
+#pragma unroll
+		for (int j = 0; j < W / 8; j += 2) {
+			u32 b[4];
+			right_columns<D>(b, x + j * 8);
+			times_two<W / 8, R>(c, j, l, b);
 		}
 	}
 };
@@ -132,6 +123,7 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 	for (int r = lane_id(); r < size; r += WARP) sums[r] = 0.f;
 	for (int b = blockIdx.x; b < a.rows; b += gridDim.x) {
 		int lo = a.cu[b], n = a.cu[b + 1] - lo;
+		u64 key = key_of(a, b);
 		const u16 *k = head_of(a.k, a.sk, lo, h * D), *v = head_of(a.v, a.sv, lo, h * D);
 		for (int q0 = 0; q0 < n; q0 += 64) {
 			int w0 = q0 + warp_id() * 16, i = w0 + g;
@@ -150,14 +142,18 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 				float s[1][N][4] = {}, dp[1][N][4] = {};
 				Way::template times_rows<N>(s, q, shared);
 				Way::template times_rows<N>(dp, o, shared + BUFFER / 2);
-				score_gradients<D, true, N>(a, s[0], dp[0], bias, lse, delta, b, h, i, k0);
-				hide<N>(a, s[0], i, k0, n, 0.f);
+				u32 kept[1];
+				keys_kept<1, N>(a, kept, key, h, i, k0);
+				float bends[N][4];
+				powers_by_query<D, true, N>(a, s[0], bends, bias, lse, i, k0);
+				gradients_by_query<N, false>(a, dp[0], s[0], bends, delta, kept[0]);
+				hide<N>(a, dp[0], i, k0, n, 0.f);
 #pragma unroll
 				for (int j = 0; j < N; j++)
 #pragma unroll
 					for (int half = 0; half < 2; half++) {
 						float2 pair;
-						pair.x = i + 8 * half < n ? s[0][j][2 * half] : 0.f, pair.y = i + 8 * half < n ? s[0][j][2 * half + 1] : 0.f;
+						pair.x = i + 8 * half < n ? dp[0][j][2 * half] : 0.f, pair.y = i + 8 * half < n ? dp[0][j][2 * half + 1] : 0.f;
 						*(float2 *)(grads + (g + 8 * half) * P + 8 * j + 2 * t) = pair;
 					}
 				__syncwarp();
@@ -190,7 +186,10 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 #define FOR_DIM(D, BIAS, forward_blocks, by_query, query_blocks, by_key, NAME)                                                                       \
 	KERNEL __launch_bounds__(128, forward_blocks) flash_##NAME(Attention a) { flash_forward<Warps<D, D <= 128 ? 2 : 1, D >= 128 ? 4 : 8>, BIAS>(a); } \
 	KERNEL __launch_bounds__(by_query, query_blocks) flash_backward_q_##NAME(Attention a) { flash_backward_q<Warps<D, D <= 64 ? 2 : 1, 4>, BIAS>(a); } \
-	KERNEL __launch_bounds__(by_key) flash_backward_kv_##NAME(Attention a) { flash_backward_kv<Warps<D, D <= 64 ? 2 : 1, 4>, BIAS>(a); }
+	KERNEL __launch_bounds__(by_key) flash_backward_kv_##NAME(Attention a) { flash_backward_kv<Warps<D, D <= 64 ? 2 : 1, 4>, BIAS, 4>(a); }
+
+KERNEL __launch_bounds__(128, 4) flash_short_32(Attention a) { short_forward<Warps<32, 1, 8>>(a); }
+KERNEL __launch_bounds__(256, 2) flash_short_backward_32(Attention a) { short_backward<Warps<32, 1, 4>>(a); }
 
 FOR_DIM(32, false, 3, 128, 3, 128, 32)
 FOR_DIM(64, false, 2, 128, 2, 128, 64)

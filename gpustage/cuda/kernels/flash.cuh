@@ -16,40 +16,33 @@
 //	D, R, N                        features, tiles of 16 rows of a warp, 8*N partners of a tile
 //	PITCH, place(row, d)           elements of shared memory that a row of a tile takes, and where one is in its tile: so many rows of a block's
 //	                               threads further (blockDim/(D/8)) it is as many PITCH further
-//	SHARED_QUERIES, SHARED_KEYS    whether the block's own are in shared memory, for want of registers (forward; by key)
+//	SHARED_QUERIES                 whether the block's own are in shared memory on the way forward, for want of registers; by key its keys are
 //	ASYNC                          whether products are under way until settle; meanwhile the next tile's copies are begun, and otherwise before them
 //	first_row(w0)                  of the rows that multiply together with the warp's from w0
 //	publish()                      comes between writing to shared memory and the barrier
 //	times_rows<N>(c, a, x)         c = a x^T for 8*N rows of x, where c is 0
 //	times<N, W>(c, p, x)           c += p x for W columns of the 8*N rows of x, p accumulators
-//	settle(c...)                   waits for such products
+//	times_left<K, W>(c, l, x)      c += l x for W columns of the 16*K rows of x, l left operands, where R is 1
+//	settle(c...)                   waits for such products; settle_first(c) for all but the last ones
 #include "attention.cuh"
 
-// copy16 copies 16 bytes from memory to shared memory, or zeros where nothing is there. They have come after wait_copies, for this thread.
-DEVICE void copy16(u16 *to, const u16 *from, bool there) {
+// load_matrices reads four 8x8 matrices: lane 8*m + r has the address of row r of matrix m.
+DEVICE void load_matrices(u32 r[4], const u16 *row) {
 #ifdef HOST_CUDA
-	host_copy_async(to, from, 16, there);
+	host_ldmatrix(r, row, false);
 #else
-	u32 at = (u32)__cvta_generic_to_shared(to);
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+	u32 at = (u32)__cvta_generic_to_shared(row);
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 #endif
 }
 
-// copy4 is copy16 of a float.
-DEVICE void copy4(float *to, const float *from, bool there) {
+// load_transposed is load_matrices with each matrix transposed.
+DEVICE void load_transposed(u32 r[4], const u16 *row) {
 #ifdef HOST_CUDA
-	host_copy_async(to, from, 4, there);
+	host_ldmatrix(r, row, true);
 #else
-	u32 at = (u32)__cvta_generic_to_shared(to);
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(there ? 4 : 0) : "memory");
-#endif
-}
-
-DEVICE void wait_copies() {
-#ifdef HOST_CUDA
-	host_wait_copies();
-#else
-	asm volatile("cp.async.wait_all;" ::: "memory");
+	u32 at = (u32)__cvta_generic_to_shared(row);
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 #endif
 }
 
@@ -67,11 +60,12 @@ DEVICE const u16 *row_of(const u16 *x, int row, int stride) {
 #endif
 }
 
-// tile copies rows first to first+count of a head of x into shared memory, 16 bytes to a thread, and behind them those of y, if there is a y; rows
-// from n on are zero. They are there after wait_copies and a barrier.
-template <class Way, bool BOTH> DEVICE void tile(const Attention &a, u16 *to, const u16 *x, int sx, const u16 *y, int sy, int first, int count, int n) {
+// tile copies rows first to first+count of a head of x into shared memory, 16 bytes to each of so many threads, and behind them those of y, if there is
+// a y; rows from n on are zero. They are there after wait_copies and a barrier.
+template <class Way, bool BOTH>
+DEVICE void tile(const Attention &a, u16 *to, const u16 *x, int sx, const u16 *y, int sy, int first, int count, int n, int thread, int threads) {
 	const int D = Way::D;
-	int d = threadIdx.x % (D / 8) * 8, own = threadIdx.x / (D / 8), step = blockDim.x / (D / 8);
+	int d = thread % (D / 8) * 8, own = thread / (D / 8), step = threads / (D / 8);
 	if (D == 32) own = own / 8 * 8 + own % 2 * 4 + own % 8 / 2; // eight threads have two rows, whose banks differ when they are four apart
 	x += d, y += d;
 #pragma unroll 1
@@ -94,7 +88,7 @@ template <class Way> DEVICE bool works(int w0, int n) { return Way::first_row(w0
 
 // partners copies a tile of 8*N rows of x, and behind it one of y.
 template <class Way, int N> DEVICE void partners(const Attention &a, u16 *to, const u16 *x, int sx, const u16 *y, int sy, int first, int n) {
-	tile<Way, true>(a, to, x, sx, y, sy, first, 8 * N, n);
+	tile<Way, true>(a, to, x, sx, y, sy, first, 8 * N, n, threadIdx.x, blockDim.x);
 }
 
 // exchange transposes what four neighbours have: lane i's v[t] becomes what lane t had as v[i].
@@ -187,22 +181,42 @@ DEVICE Range queries_of_all(const Attention &a, int first, int last, int n) {
 }
 DEVICE bool outside(const Range &r, int first, int count) { return first < r.from || first + count > r.to; }
 
-// drop zeroes what dropout drops of 8*N keys from j, for queries i and i+8. Eight keys of a query are one call of philox: each lane of
-// four makes it for one tile of four, and gets its own columns of the others' (see keep8).
-template <int N> DEVICE void drop(const Attention &a, float p[N][4], u64 key, int h, int i, int j) {
+// kept_by_query is what dropout keeps of 8*N keys from j, for queries i and i+8: bit 4*k + e is that of element e of tile k. Eight keys of a query
+// are one call of philox (see keep8): each lane of four makes it for one tile of four, and four bits of each pair of columns, which four neighbours
+// then exchange: lane t gets the t-th of each.
+template <int N> DEVICE u32 kept_by_query(const Attention &a, u64 key, int h, int i, int j) {
+	static_assert(N == 4 || N == 8, "a bit each");
 	int t = lane_id() % 4;
+	u32 all = 0;
 #pragma unroll
 	for (int first = 0; first < N; first += 4) {
 		u32 group = j / 8 + first + t;
-		u32 bits = keep8(key, group, i, h, a.site, a.threshold) | keep8(key, group, i + 8, h, a.site, a.threshold) << 8;
-#pragma unroll
-		for (int k = 0; k < 4; k++) {
-			u32 x = __shfl_sync(EVERY, bits, (lane_id() & ~3) + k) >> (2 * t);
-#pragma unroll
-			for (int e = 0; e < 4; e++)
-				if (!(x & (e / 2 ? 256 : 1) << e % 2)) p[first + k][e] = 0.f;
-		}
+		all |= (keep8<4>(key, group, i, h, a.site, a.threshold) | keep8<4>(key, group, i + 8, h, a.site, a.threshold) << 2) << 4 * first;
 	}
+	u32 mine = t & 1 ? 0xf0f0f0f0 : 0x0f0f0f0f, theirs = __shfl_xor_sync(EVERY, all, 1) & mine;
+	all = all & mine | (t & 1 ? theirs >> 4 : theirs << 4);
+	mine = t & 2 ? 0xff00ff00 : 0x00ff00ff, theirs = __shfl_xor_sync(EVERY, all, 2) & mine;
+	return all & mine | (t & 2 ? theirs >> 8 : theirs << 8);
+}
+
+// keep_elements zeroes what has no bit.
+template <int N> DEVICE void keep_elements(float c[N][4], u32 kept) {
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			if (!(kept >> (4 * j + e) & 1)) c[j][e] = 0.f;
+}
+
+// key_of is the key of a block's sequence.
+DEVICE u64 key_of(const Attention &a, int b) {
+	return a.keys ? a.keys[b] : 0;
+}
+
+// keys_kept is kept_by_query of R tiles of queries, if anything is dropped. It is made while products are under way.
+template <int R, int N> DEVICE void keys_kept(const Attention &a, u32 kept[R], u64 key, int h, int i, int j) {
+#pragma unroll
+	for (int r = 0; r < R; r++) kept[r] = a.keys ? kept_by_query<N>(a, key, h, i + 16 * r, j) : EVERY;
 }
 
 // Softmax sees scores times a factor, of which it takes powers of two: unit is the factor times log2 e. With a soft cap, capped makes scores of
@@ -263,12 +277,14 @@ template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 // values. Queries are in registers or in shared memory.
 template <class Way, bool BIAS, int N, class Queries, class Copy>
 DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], float top[2 * Way::R], float z[2 * Way::R], const Queries &q, const u16 *ks, const u16 *vs,
-                         const float *bias, int b, int h, int w0, int k0, int n, bool hidden, Copy next) {
+                         const float *bias, u64 key, int h, int w0, int k0, int n, bool hidden, Copy next) {
 	const int D = Way::D, R = Way::R;
 	int i = w0 + lane_id() / 4;
 	float s[R][N][4] = {}, c = unit<D>(a);
+	u32 kept[R];
 	Way::template times_rows<N>(s, q, ks);
 	if (Way::ASYNC) next();
+	keys_kept<R, N>(a, kept, key, h, i, k0);
 	Way::settle(s);
 #pragma unroll
 	for (int r = 0; r < R; r++) {
@@ -296,10 +312,31 @@ DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], 
 #pragma unroll
 			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= shrink, o[r][d][2 * half + 1] *= shrink;
 		}
-		if (a.keys) drop<N>(a, s[r], a.keys[b], h, i + 16 * r, k0);
+		if (a.keys) keep_elements<N>(s[r], kept[r]);
 	}
 	Way::template times<N, D>(o, s, vs);
 	Way::settle(o);
+}
+
+// finish_forward writes what a warp's queries from w0 got.
+template <class Way>
+DEVICE void finish_forward(const Attention &a, float (&o)[Way::R][Way::D / 8][4], const float top[2 * Way::R], const float z[2 * Way::R], int lo, int h, int w0, int n) {
+	const int D = Way::D;
+	float c = unit<D>(a);
+#pragma unroll
+	for (int r = 0; r < Way::R; r++) {
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			int row = w0 + lane_id() / 4 + 16 * r + 8 * half;
+			float sum = z[2 * r + half] + __shfl_xor_sync(EVERY, z[2 * r + half], 1);
+			sum += __shfl_xor_sync(EVERY, sum, 2);
+			float f = a.keep * reciprocal(sum);
+#pragma unroll
+			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= f, o[r][d][2 * half + 1] *= f;
+			if (row < n && lane_id() % 4 == 0) a.lse[(size_t)h * a.slse + lo + row] = top[2 * r + half] * c / LOG2E + logf(sum);
+		}
+		store_rows<D>(a, (u16 *)a.ctx + (size_t)lo * a.sctx + h * D, a.sctx, w0 + 16 * r, n, o[r]);
+	}
 }
 
 template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
@@ -307,7 +344,8 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2 * R, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
-	int t = lane_id() % 4, w0 = q0 + warp_id() * 16 * R, i = w0 + lane_id() / 4;
+	u64 key = key_of(a, b);
+	int w0 = q0 + warp_id() * 16 * R;
 	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
 	Range see = keys_of(a, q0, q0 + rows - 1, n);
 	int k0 = see.from / 8 * 8;
@@ -316,7 +354,7 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 	u32 q[R][D / 16][4];
 	if (Way::SHARED_QUERIES) {
 		u16 *own = shared + 2 * BUFFER;
-		tile<Way, false>(a, own, ownQ, a.sq, ownQ, 0, q0, rows, n);
+		tile<Way, false>(a, own, ownQ, a.sq, ownQ, 0, q0, rows, n, threadIdx.x, blockDim.x);
 		ownQ = own + warp_id() * 16 * R * Way::PITCH;
 	} else {
 #pragma unroll
@@ -339,25 +377,11 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 		if (!Way::ASYNC || !works<Way>(w0, n)) next();
 		if (!works<Way>(w0, n)) continue;
 		bool hidden = outside(all, k0, 8 * N);
-		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, b, h, w0, k0, n, hidden, next);
-		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, hidden, [] {}); // the last
-		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, b, h, w0, k0, n, hidden, next);
+		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, key, h, w0, k0, n, hidden, next);
+		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, key, h, w0, k0, n, hidden, [] {}); // the last
+		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, key, h, w0, k0, n, hidden, next);
 	}
-	float c = unit<D>(a);
-#pragma unroll
-	for (int r = 0; r < R; r++) {
-#pragma unroll
-		for (int half = 0; half < 2; half++) {
-			int row = i + 16 * r + 8 * half;
-			float sum = z[2 * r + half] + __shfl_xor_sync(EVERY, z[2 * r + half], 1);
-			sum += __shfl_xor_sync(EVERY, sum, 2);
-			float f = a.keep * reciprocal(sum);
-#pragma unroll
-			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= f, o[r][d][2 * half + 1] *= f;
-			if (row < n && t == 0) a.lse[(size_t)h * a.slse + lo + row] = top[2 * r + half] * c / LOG2E + logf(sum);
-		}
-		store_rows<D>(a, (u16 *)a.ctx + (size_t)lo * a.sctx + h * D, a.sctx, w0 + 16 * r, n, o[r]);
-	}
+	finish_forward<Way>(a, o, top, z, lo, h, w0, n);
 }
 
 // row_lse reads the log-sum-exps of queries i, i+8 and so on, as powers of two, and row_numbers <dctx, ctx> too.
@@ -371,11 +395,8 @@ template <int R> DEVICE void row_numbers(const Attention &a, float lse[2 * R], f
 	for (int half = 0; half < 2 * R; half++) delta[half] = i + 8 * half < n ? a.delta[(size_t)h * a.sdelta + lo + i + 8 * half] : 0.f;
 }
 
-// make_delta makes <dctx, ctx> of queries i and i+8, of dctx in registers, and leaves it for the kernels that come after. In a pass of its own it
-// would read dctx once more, and is one launch more.
-template <int D> DEVICE void make_delta(const Attention &a, float delta[2], const u32 o[D / 16][4], int lo, int h, int w0, int n) {
-	u32 ctx[D / 16][4];
-	left_rows<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0, n);
+// products_of_rows makes <dctx, ctx> of queries i and i+8, both left operands.
+template <int D> DEVICE void products_of_rows(float delta[2], const u32 o[D / 16][4], const u32 ctx[D / 16][4]) {
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		float sum = 0.f;
@@ -383,24 +404,46 @@ template <int D> DEVICE void make_delta(const Attention &a, float delta[2], cons
 		for (int k = 0; k < D / 16; k++) sum += dot_pairs(o[k][half], ctx[k][half]) + dot_pairs(o[k][half + 2], ctx[k][half + 2]);
 		sum += __shfl_xor_sync(EVERY, sum, 1);
 		delta[half] = sum + __shfl_xor_sync(EVERY, sum, 2);
+	}
+}
+
+// make_delta makes <dctx, ctx> of queries i and i+8, of dctx in registers, and leaves it for the kernels that come after. In a pass of its own it
+// would read dctx once more, and is one launch more.
+template <int D> DEVICE void make_delta(const Attention &a, float delta[2], const u32 o[D / 16][4], int lo, int h, int w0, int n) {
+	u32 ctx[D / 16][4];
+	left_rows<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0, n);
+	products_of_rows<D>(delta, o, ctx);
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
 		int row = w0 + lane_id() / 4 + 8 * half;
 		if (row < n && lane_id() % 4 == 0) a.delta[(size_t)h * a.sdelta + lo + row] = delta[half];
 	}
 }
 
-// score_gradients makes gradients of the scores of queries i and i+8, divided by the scale, of products s of queries and keys and dp of dctx and
-// values.
+// powers_by_query makes probabilities of products of queries i and i+8 and 8*N keys from k0, and where there is a cap its derivatives.
 template <int D, bool BIAS, int N>
-DEVICE void score_gradients(const Attention &a, float s[N][4], float dp[N][4], const float *bias, const float lse[2], const float delta[2], int b, int h,
-                            int i, int k0) {
+DEVICE void powers_by_query(const Attention &a, float s[N][4], float bends[N][4], const float *bias, const float lse[2], int i, int k0) {
 	float c = unit<D>(a), byCap = by_cap<D>(a);
-	if (a.keys) drop<N>(a, dp, a.keys[b], h, i, k0);
 	capped<D, N>(a, s);
 	if (BIAS) add_bias<N>(a, s, bias, k0 + lane_id() % 4 * 2 - i, 1);
 #pragma unroll
 	for (int j = 0; j < N; j++)
 #pragma unroll
-		for (int e = 0; e < 4; e++) s[j][e] = power_of_two(s[j][e] * c - lse[e / 2]) * (dp[j][e] * a.keep - delta[e / 2]) * bend<D>(s[j][e], byCap);
+		for (int e = 0; e < 4; e++) bends[j][e] = bend<D>(s[j][e], byCap), s[j][e] = power_of_two(s[j][e] * c - lse[e / 2]);
+}
+
+// gradients_by_query makes gradients of the scores, divided by the scale, of products of dctx and values. A bit tells whether an element stays in dropout:
+// with DROP probabilities, too, are dropped then.
+template <int N, bool DROP>
+DEVICE void gradients_by_query(const Attention &a, float ds[N][4], float p[N][4], const float bends[N][4], const float delta[2], u32 kept) {
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) {
+			bool stays = kept >> (4 * j + e) & 1;
+			ds[j][e] = p[j][e] * ((stays ? ds[j][e] * a.keep : 0.f) - delta[e / 2]) * bends[j][e];
+			if (DROP) p[j][e] = stays ? p[j][e] : 0.f;
+		}
 }
 
 template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a) {
@@ -409,6 +452,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, rows = blockDim.x / 2 * R, q0 = blockIdx.z * rows, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (q0 >= n) return;
+	u64 key = key_of(a, b);
 	int w0 = q0 + warp_id() * 16 * R, i = w0 + lane_id() / 4;
 	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
 	Range see = keys_of(a, q0, q0 + rows - 1, n);
@@ -424,7 +468,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 		}
 	} else {
 		u16 *own = shared + BUFFER;
-		tile<Way, true>(a, own, ownQ, a.sq, ownO, a.sdctx, q0, rows, n);
+		tile<Way, true>(a, own, ownQ, a.sq, ownO, a.sdctx, q0, rows, n, threadIdx.x, blockDim.x);
 		ownQ = own + warp_id() * 16 * R * Way::PITCH, ownO = ownQ + rows * Way::PITCH;
 	}
 	float *bias = (float *)(shared + BUFFERS * BUFFER);
@@ -458,13 +502,19 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 				Way::template times_rows<N>(dp, ownO, vs);
 			}
 			if (Way::ASYNC) next();
-			Way::settle(s, dp);
+			u32 kept[R];
+			keys_kept<R, N>(a, kept, key, h, i, k0);
+			Way::settle_first(s);
+			float bends[R][N][4];
+#pragma unroll
+			for (int r = 0; r < R; r++) powers_by_query<D, BIAS, N>(a, s[r], bends[r], bias, lse + 2 * r, i + 16 * r, k0);
+			Way::settle(dp);
 #pragma unroll
 			for (int r = 0; r < R; r++) {
-				score_gradients<D, BIAS, N>(a, s[r], dp[r], bias, lse + 2 * r, delta + 2 * r, b, h, i + 16 * r, k0);
-				if (hidden) hide<N>(a, s[r], i + 16 * r, k0, n, 0.f);
+				gradients_by_query<N, false>(a, dp[r], s[r], bends[r], delta + 2 * r, kept[r]);
+				if (hidden) hide<N>(a, dp[r], i + 16 * r, k0, n, 0.f);
 			}
-			Way::template times<N, D>(dq, s, ks);
+			Way::template times<N, D>(dq, dp, ks);
 			Way::settle(dq);
 		}
 		if (BUFFERS == 1) {
@@ -495,7 +545,7 @@ DEVICE void queries(const Attention &a, u16 *to, float *numbers, const u16 *q, c
 
 // kept_by_key is what dropout keeps of a warp's keys from w0, for 8*N queries from q0: bit 4*(N*r + j) + e is that of element e of tile j of the
 // warp's tile r. Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
-template <int R, int N> DEVICE u32 kept_by_key(const Attention &a, int b, int h, int w0, int q0) {
+template <int R, int N> DEVICE u32 kept_by_key(const Attention &a, u64 key, int h, int w0, int q0) {
 	static_assert(R * N <= 8, "a bit each");
 	int lane = lane_id(), g = lane / 4, t = lane % 4;
 	u32 all = 0, kept = 0;
@@ -504,39 +554,36 @@ template <int R, int N> DEVICE u32 kept_by_key(const Attention &a, int b, int h,
 #pragma unroll
 		for (int j = 0; j < N; j += 2) {
 			int group = w0 / 8 + 2 * r + lane / 8 % 2, query = q0 + 8 * j + lane / 16 * 8 + lane % 8;
-			all |= keep8(a.keys[b], group, query, h, a.site, a.threshold) << 8 * (r * N / 2 + j / 2);
+			all |= keep8(key, group, query, h, a.site, a.threshold) << 8 * (r * N / 2 + j / 2);
 		}
 #pragma unroll
 	for (int e = 0; e < 8; e++) kept |= (__shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g & 0x01010101) << e;
 	return kept;
 }
 
-// keep_elements zeroes what has no bit.
-template <int N> DEVICE void keep_elements(float c[N][4], u32 kept) {
+// powers_by_key and gradients_by_key are powers_by_query and gradients_by_query, with DROP, of scores of keys g and g+8 and 8*N queries.
+template <int D, int N> DEVICE void powers_by_key(const Attention &a, float s[N][4], float bends[N][4], const float *lse) {
+	float c = unit<D>(a), byCap = by_cap<D>(a);
+	capped<D, N>(a, s);
 #pragma unroll
 	for (int j = 0; j < N; j++)
 #pragma unroll
-		for (int e = 0; e < 4; e++)
-			if (!(kept >> (4 * j + e) & 1)) c[j][e] = 0.f;
+		for (int e = 0; e < 4; e++) bends[j][e] = bend<D>(s[j][e], byCap), s[j][e] = power_of_two(s[j][e] * c - lse[8 * j + lane_id() % 4 * 2 + e % 2]);
 }
-
-// key_gradients makes probabilities of scores s of keys g and g+8 and 8*N queries, and gradients of the scores, divided by the scale, of products dp
-// of values and dctx.
-template <int D, int N> DEVICE void key_gradients(const Attention &a, float s[N][4], float dp[N][4], const float *lse, const float *delta) {
-	float c = unit<D>(a), byCap = by_cap<D>(a);
+template <int N> DEVICE void gradients_by_key(const Attention &a, float ds[N][4], float p[N][4], const float bends[N][4], const float *delta, u32 kept) {
 #pragma unroll
 	for (int j = 0; j < N; j++)
 #pragma unroll
 		for (int e = 0; e < 4; e++) {
-			int at = 8 * j + lane_id() % 4 * 2 + e % 2;
-			float x = s[j][e];
-			s[j][e] = power_of_two(x * c - lse[at]);
-			dp[j][e] = s[j][e] * (dp[j][e] * a.keep - delta[at]) * bend<D>(x, byCap);
+			bool stays = kept >> (4 * j + e) & 1;
+			ds[j][e] = p[j][e] * ((stays ? ds[j][e] * a.keep : 0.f) - delta[8 * j + lane_id() % 4 * 2 + e % 2]) * bends[j][e];
+			p[j][e] = stays ? p[j][e] : 0.f;
 		}
 }
 
-// The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another.
-template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a) {
+// The gradients of a block's keys: scores are transposed, a row to a key. Query heads that share a key-value head come one after another. A tile's
+// queries are multiplied 8*P at a time.
+template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Attention &a) {
 	const int D = Way::D, R = Way::R, N = Way::N, BUFFERS = D == 256 ? 1 : 2, BUFFER = 2 * 8 * N * Way::PITCH; // tiles of 8 queries
 	const int W = D == 256 ? D / 2 : D; // features of the gradients
 	DYNAMIC_SHARED(u16, buffers);
@@ -545,23 +592,13 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 	u16 *ks = (u16 *)(numbers + BUFFERS * 16 * N), *vs = ks + rows * Way::PITCH;
 	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z / (D / W) * rows, first = blockIdx.z % (D / W) * W, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (k0 >= n) return;
+	u64 key = key_of(a, b);
 	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16 * R;
 	Range see = queries_of(a, k0, k0 + rows - 1, n);
 	int h = kv * a.group, q0 = see.from;
-	const u16 *ownK = head_of(a.k, a.sk, lo, kv * D), *ownV = head_of(a.v, a.sv, lo, kv * D);
-	u32 k[R][D / 16][4], v[R][D / 16][4];
-	float *bias = (float *)ks;
-	if constexpr (Way::SHARED_KEYS) {
-		tile<Way, true>(a, ks, ownK, a.sk, ownV, a.sv, k0, rows, n);
-		ownK = ks + warp_id() * 16 * R * Way::PITCH, ownV = vs + warp_id() * 16 * R * Way::PITCH;
-		bias = (float *)(vs + rows * Way::PITCH);
-	} else {
-#pragma unroll
-		for (int r = 0; r < R; r++) {
-			left_rows<D>(a, k[r], ownK, a.sk, w0 + 16 * r, n);
-			left_rows<D>(a, v[r], ownV, a.sv, w0 + 16 * r, n);
-		}
-	}
+	tile<Way, true>(a, ks, head_of(a.k, a.sk, lo, kv * D), a.sk, head_of(a.v, a.sv, lo, kv * D), a.sv, k0, rows, n, threadIdx.x, blockDim.x);
+	const u16 *ownK = ks + warp_id() * 16 * R * Way::PITCH, *ownV = vs + warp_id() * 16 * R * Way::PITCH;
+	float *bias = (float *)(vs + rows * Way::PITCH);
 	const u16 *q = head_of(a.q, a.sq, lo, 0), *dctx = head_of(a.dctx, a.sdctx, lo, 0);
 	queries<Way, N>(a, buffers, numbers, q, dctx, a.lse + lo, a.delta + lo, h, q0, n);
 	if (BIAS) stage_bias(a, bias, h); // no heads share keys then
@@ -581,36 +618,38 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 		};
 		if (BUFFERS == 2 && (!Way::ASYNC || !works<Way>(w0, n))) next();
 		if (works<Way>(w0, n)) {
-			float s[R][N][4] = {}, dp[R][N][4] = {};
-			if constexpr (Way::SHARED_KEYS) {
-				Way::template times_rows<N>(s, ownK, qs);
-				Way::template times_rows<N>(dp, ownV, os);
-			} else {
-				Way::template times_rows<N>(s, k, qs);
-				Way::template times_rows<N>(dp, v, os);
+#pragma unroll 1
+			for (int part = 0; part < 8 * N && q0 + part < see.to; part += 8 * P) {
+				int qp = q0 + part;
+				const u16 *qt = qs + part * Way::PITCH, *ot = os + part * Way::PITCH;
+				float s[R][P][4] = {}, dp[R][P][4] = {}, bends[R][P][4];
+				Way::template times_rows<P>(s, ownK, qt);
+				if (Way::ASYNC && part == 0) next();
+				u32 kept = a.keys ? kept_by_key<R, P>(a, key, h, w0, qp) : EVERY;
+				Way::settle(s);
+				Way::template times_rows<P>(dp, ownV, ot);
+#pragma unroll
+				for (int r = 0; r < R; r++) {
+					if (BIAS) add_bias<P>(a, s[r], bias, w0 + 16 * r + g - qp - 2 * t, -1);
+					powers_by_key<D, P>(a, s[r], bends[r], lse + part);
+				}
+				Way::settle(dp);
+				// Queries from n on are zeros, and their gradients too, but for biases that exp makes infinite; keys from n on have no result.
+				bool hidden = outside(queries_of_all(a, w0, w0 + 16 * R - 1, BIAS ? n : n + 8 * N), qp, 8 * P);
+#pragma unroll
+				for (int r = 0; r < R; r++) {
+					gradients_by_key<P>(a, dp[r], s[r], bends[r], delta + part, kept >> 4 * P * r);
+					if (!hidden) continue;
+#pragma unroll
+					for (int j = 0; j < P; j++)
+#pragma unroll
+						for (int e = 0; e < 4; e++)
+							if (!visible(a, qp + 8 * j + 2 * t + e % 2, w0 + 16 * r + g + e / 2 * 8, n)) s[r][j][e] = dp[r][j][e] = 0.f;
+				}
+				Way::template times<P, W>(dv, s, ot + first);
+				Way::template times<P, W>(dk, dp, qt + first);
+				Way::settle(dv, dk);
 			}
-			if (Way::ASYNC) next();
-			Way::settle(s, dp);
-			// Queries from n on are zeros, and their gradients too, but for biases that exp makes infinite; keys from n on have no result.
-			bool hidden = outside(queries_of_all(a, w0, w0 + 16 * R - 1, BIAS ? n : n + 8 * N), q0, 8 * N);
-			u32 kept = a.keys ? kept_by_key<R, N>(a, b, h, w0, q0) : EVERY;
-#pragma unroll
-			for (int r = 0; r < R; r++) {
-				capped<D, N>(a, s[r]);
-				if (BIAS) add_bias<N>(a, s[r], bias, w0 + 16 * r + g - q0 - 2 * t, -1);
-				if (a.keys) keep_elements<N>(dp[r], kept >> 4 * N * r);
-				key_gradients<D, N>(a, s[r], dp[r], lse, delta);
-				if (a.keys) keep_elements<N>(s[r], kept >> 4 * N * r);
-				if (!hidden) continue;
-#pragma unroll
-				for (int j = 0; j < N; j++)
-#pragma unroll
-					for (int e = 0; e < 4; e++)
-						if (!visible(a, q0 + 8 * j + 2 * t + e % 2, w0 + 16 * r + g + e / 2 * 8, n)) s[r][j][e] = dp[r][j][e] = 0.f;
-			}
-			Way::template times<N, W>(dv, s, os + first);
-			Way::template times<N, W>(dk, dp, qs + first);
-			Way::settle(dv, dk);
 		}
 		if (BUFFERS == 1) {
 			__syncthreads();
@@ -624,5 +663,156 @@ template <class Way, bool BIAS> DEVICE void flash_backward_kv(const Attention &a
 		multiply<W>(dv[r], a.keep);
 		store_rows<W>(a, (u16 *)a.dk + (size_t)lo * a.sdk + column, a.sdk, w0 + 16 * r, n, dk[r]);
 		store_rows<W>(a, (u16 *)a.dv + (size_t)lo * a.sdv + column, a.sdv, w0 + 16 * r, n, dv[r]);
+	}
+}
+
+// Sequences of up to 128 tokens: a block has one of a head, and all of it in shared memory.
+
+// left_tile reads 16 rows of a tile from row on as left operands.
+template <class Way> DEVICE void left_tile(u32 (&l)[1][Way::D / 16][4], const u16 *from, int row) {
+	int m = lane_id() / 8, r = lane_id() % 8;
+#pragma unroll
+	for (int k = 0; k < Way::D / 16; k++) load_matrices(l[0][k], from + Way::place(row + m % 2 * 8 + r, 16 * k + m / 2 * 8));
+}
+
+// block_rows is how many rows of tiles such a sequence takes.
+DEVICE int block_rows(int n) { return (n + 63) / 64 * 64; }
+
+// The four warps of a block have 64 queries, and then those that are left.
+template <class Way> DEVICE void short_forward(const Attention &a) {
+	const int D = Way::D, N = Way::N;
+	static_assert(Way::R == 1 && N == 8, "64 queries to four warps, by 64 keys");
+	DYNAMIC_SHARED(u16, ks);
+	int b = blockIdx.x, h = blockIdx.y, lo = a.cu[b], n = a.cu[b + 1] - lo, rows = block_rows(n);
+	u64 key = key_of(a, b);
+	u16 *vs = ks + rows * Way::PITCH, *qs = vs + rows * Way::PITCH;
+	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D);
+	tile<Way, true>(a, ks, head_of(a.k, a.sk, lo, h * D), a.sk, head_of(a.v, a.sv, lo, h * D), a.sv, 0, rows, n, threadIdx.x, blockDim.x);
+	tile<Way, false>(a, qs, ownQ, a.sq, ownQ, 0, 0, rows, n, threadIdx.x, blockDim.x);
+	wait_copies();
+	Way::publish();
+	__syncthreads();
+#pragma unroll 1
+	for (int w0 = warp_id() * 16; works<Way>(w0, n); w0 += 64) {
+		Range all = keys_of_all(a, w0, w0 + 15, n);
+		u32 q[1][D / 16][4];
+		float o[1][D / 8][4] = {}, top[2] = {MINUS_INF, MINUS_INF}, z[2] = {};
+		left_tile<Way>(q, qs, w0);
+#pragma unroll 1
+		for (int k0 = 0; k0 < n; k0 += 8 * N) {
+			const u16 *k = ks + k0 * Way::PITCH, *v = vs + k0 * Way::PITCH;
+			if (n - k0 <= 4 * N) forward_tile<Way, false, 4>(a, o, top, z, q, k, v, 0, key, h, w0, k0, n, outside(all, k0, 4 * N), [] {});
+			else forward_tile<Way, false, N>(a, o, top, z, q, k, v, 0, key, h, w0, k0, n, outside(all, k0, 8 * N), [] {});
+		}
+		finish_forward<Way>(a, o, top, z, lo, h, w0, n);
+	}
+}
+
+// The way back in one kernel, whose scores, powers and random numbers are made once: 5 products. A warp has 16 queries. For each 64 keys warps leave
+// probabilities and gradients of the scores in shared memory, and after a barrier read them as columns: the first four warps for the gradient of the
+// values, the next four, if there are, for that of the keys. A block has one head or two: of sequences of up to 64 tokens side by side, with four warps
+// each, of others one after the other. By query and then by key 12,232 tokens of 192 sequences and 12 heads of 64 features took
+// 243 us on an H200, with 12 to 18 % of a multiprocessor's warps.
+
+const int SCORES = 64; // keys
+
+// score_place is where a score is: 16 bytes c of row r are at c ^ r, so that neither writing nor reading meets in a bank.
+DEVICE int score_place(int row, int key) { return row * SCORES + (key / 8 ^ row % 8) * 8 + key % 8; }
+
+// leave_scores writes left operands, the warp's rows from row on, to columns from key on.
+template <int K> DEVICE void leave_scores(u16 *to, const u32 (&l)[1][K][4], int row, int key) {
+	int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+	for (int k = 0; k < K; k++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) *(u32 *)(to + score_place(row + g + e % 2 * 8, key + 16 * k + e / 2 * 8 + 2 * t)) = l[0][k][e];
+}
+
+// left_scores reads columns key to key+15 of 16*K rows as left operands, of the matrix transposed. Rows of warps without queries are zeros.
+template <int K> DEVICE void left_scores(u32 (&l)[1][K][4], const u16 *from, int row, int key, int n) {
+	int m = lane_id() / 8, r = lane_id() % 8;
+#pragma unroll
+	for (int k = 0; k < K; k++)
+		if (row + 16 * k < n) load_transposed(l[0][k], from + score_place(row + 16 * k + m / 2 * 8 + r, key + m % 2 * 8));
+}
+
+// short_backward_head is that of a head, by so many threads, whose first has number 0.
+template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs, int thread, int threads, int b, int h, int lo, int n, u64 key) {
+	const int D = Way::D, N = Way::N, K = N / 2; // tiles of 8 keys, half of SCORES
+	static_assert(Way::R == 1 && 2 * 8 * N == SCORES && D < 256, "16 queries to a warp, and no soft cap");
+	int rows = block_rows(n), warp = thread / WARP, w0 = warp * 16, i = w0 + lane_id() / 4;
+	u16 *os = qs + rows * Way::PITCH, *ks = os + rows * Way::PITCH, *vs = ks + rows * Way::PITCH, *ps = vs + rows * Way::PITCH, *gs = ps + rows * SCORES;
+	tile<Way, true>(a, ks, head_of(a.k, a.sk, lo, h * D), a.sk, head_of(a.v, a.sv, lo, h * D), a.sv, 0, rows, n, thread, threads);
+	tile<Way, true>(a, qs, head_of(a.q, a.sq, lo, h * D), a.sq, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, 0, rows, n, thread, threads);
+	float lse[2], delta[2], dq[1][D / 8][4] = {};
+	row_lse<1>(a, lse, lo, h, i, n);
+	u32 own[1][D / 16][4], ctx[D / 16][4];
+	left_rows<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0, n);
+	bool mine = works<Way>(w0, n);
+	Range all = keys_of_all(a, w0, w0 + 15, n);
+	wait_copies();
+	Way::publish();
+	__syncthreads();
+	if (mine) {
+		left_tile<Way>(own, os, w0);
+		products_of_rows<D>(delta, own[0], ctx);
+	}
+	for (int k0 = 0; k0 < n; k0 += SCORES) {
+		for (int j = k0; mine && j < min(n, k0 + SCORES); j += 8 * N) {
+			float p[1][N][4] = {}, ds[1][N][4] = {}, bends[N][4];
+			left_tile<Way>(own, qs, w0);
+			Way::template times_rows<N>(p, own, ks + j * Way::PITCH);
+			u32 kept[1];
+			keys_kept<1, N>(a, kept, key, h, i, j);
+			Way::settle(p);
+			left_tile<Way>(own, os, w0);
+			Way::template times_rows<N>(ds, own, vs + j * Way::PITCH);
+			powers_by_query<D, false, N>(a, p[0], bends, 0, lse, i, j);
+			Way::settle(ds);
+			gradients_by_query<N, true>(a, ds[0], p[0], bends, delta, kept[0]);
+			if (outside(all, j, 8 * N)) hide<N>(a, p[0], i, j, n, 0.f), hide<N>(a, ds[0], i, j, n, 0.f);
+			u32 l[1][K][4];
+#pragma unroll
+			for (int k = 0; k < K; k++) left_of(l[0][k], p[0], k);
+			leave_scores<K>(ps, l, w0, j - k0);
+#pragma unroll
+			for (int k = 0; k < K; k++) left_of(l[0][k], ds[0], k);
+			leave_scores<K>(gs, l, w0, j - k0);
+			Way::template times_left<K, D>(dq, l, ks + j * Way::PITCH);
+			Way::settle(dq);
+		}
+		Way::publish();
+		__syncthreads();
+		int key0 = warp % 4 * 16;
+#pragma unroll 1
+		for (int what = warp / 4; what < 2; what += threads / 128) { // the gradient of the values, of the keys
+			float d[1][D / 8][4] = {};
+#pragma unroll 1
+			for (int q0 = 0; q0 < n; q0 += 64) {
+				u32 l[1][4][4] = {};
+				if (k0 + key0 < n) left_scores<4>(l, what ? gs : ps, q0, key0, n);
+				Way::template times_left<4, D>(d, l, (what ? qs : os) + q0 * Way::PITCH);
+				Way::settle(d);
+			}
+			multiply<D>(d[0], what ? a.scale : a.keep);
+			u16 *to = (u16 *)(what ? a.dk : a.dv);
+			int stride = what ? a.sdk : a.sdv;
+			store_rows<D>(a, to + (size_t)lo * stride + h * D, stride, k0 + key0, n, d[0]);
+		}
+		if (k0 + SCORES < n) __syncthreads(); // its scores have been read
+	}
+	if (!mine) return;
+	multiply<D>(dq[0], a.scale);
+	store_rows<D>(a, (u16 *)a.dq + (size_t)lo * a.sdq + h * D, a.sdq, w0, n, dq[0]);
+}
+
+template <class Way> DEVICE void short_backward(const Attention &a) {
+	DYNAMIC_SHARED(u16, shared);
+	int b = blockIdx.x, lo = a.cu[b], n = a.cu[b + 1] - lo, heads = a.heads / gridDim.y, threads = heads > 1 && n <= 64 ? blockDim.x / heads : blockDim.x;
+	u64 key = key_of(a, b);
+	int team = threadIdx.x / threads, thread = threadIdx.x % threads, room = 64 * (4 * Way::PITCH + 2 * SCORES); // of a head whose sequence is so short
+	for (int h = team; h < heads; h += blockDim.x / threads) {
+		if (h > team) __syncthreads(); // the head before has been read
+		short_backward_head<Way>(a, shared + team * room, thread, threads, b, blockIdx.y * heads + h, lo, n, key);
 	}
 }

@@ -78,11 +78,12 @@ DEVICE void commit() {
 #endif
 }
 
-DEVICE void wait_products() {
+// wait_products waits for all but the last groups.
+template <int LEFT> DEVICE void wait_products() {
 #ifdef HOST_CUDA
-	host_group_wait(0);
+	host_group_wait(LEFT);
 #else
-	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #endif
 }
 
@@ -109,7 +110,7 @@ template <int K> DEVICE void hold(u32 (&a)[K][4]) {
 // Groups is this way, for tiles of 8*N partners.
 template <int DIM, int PARTNERS> struct Groups {
 	static const int D = DIM, R = 1, N = PARTNERS, PITCH = DIM;
-	static const bool SHARED_QUERIES = false, SHARED_KEYS = false, ASYNC = true;
+	static const bool SHARED_QUERIES = false, ASYNC = true;
 	static const int ATOM = 1024, ATOMS = DIM / 64 * ATOM; // of all features
 
 	DEVICE int place(int row, int d) { return row / 8 * 8 * D + d / 64 * (ATOM / 2) + row % 8 * 64 + (d / 8 % 8 ^ row % 8) * 8 + d % 8; }
@@ -123,8 +124,18 @@ template <int DIM, int PARTNERS> struct Groups {
 	}
 
 	template <class... C> DEVICE void settle(C &...c) {
-		wait_products();
+		wait_products<0>();
 		(hold(c), ...);
+	}
+	template <class C> DEVICE void settle_first(C &c) {
+		wait_products<1>();
+		hold(c);
+	}
+
+	template <int N> DEVICE void times_rows(float (&c)[1][N][4], const u16 *a, const u16 *x) {
+		u32 l[1][D / 16][4];
+		left_tile<Groups>(l, a, 0);
+		times_rows<N>(c, l, x);
 	}
 
 	template <int N> DEVICE void times_rows(float (&c)[1][N][4], const u32 (&a)[1][D / 16][4], const u16 *x) {
@@ -137,15 +148,19 @@ template <int DIM, int PARTNERS> struct Groups {
 	}
 
 	template <int N, int W> DEVICE void times(float (&c)[1][W / 8][4], const float (&p)[1][N][4], const u16 *x) {
-		u32 l[N / 2][4];
+		u32 l[1][N / 2][4];
 #pragma unroll
-		for (int k = 0; k < N / 2; k++) left_of(l[k], p[0], k);
+		for (int k = 0; k < N / 2; k++) left_of(l[0][k], p[0], k);
+		times_left<N / 2, W>(c, l, x);
+	}
+
+	template <int K, int W> DEVICE void times_left(float (&c)[1][W / 8][4], u32 (&l)[1][K][4], const u16 *x) {
 		u64 b = matrix(x, ATOM, ATOMS);
-		hold(l);
+		hold(l[0]);
 		hold(c);
 		fence();
 #pragma unroll
-		for (int k = 0; k < N / 2; k++) product<W / 8, true, true>(c[0], l[k], b + further(k * 2 * ATOMS));
+		for (int k = 0; k < K; k++) product<W / 8, true, true>(c[0], l[0][k], b + further(k * 2 * ATOMS));
 		commit();
 	}
 };
@@ -155,7 +170,10 @@ template <int DIM, int PARTNERS> struct Groups {
 #define FOR_DIM(D, BIAS, forward_blocks, backward, QUERIES, NAME)                                                                 \
 	KERNEL __launch_bounds__(256, forward_blocks) flash_group_##NAME(Attention a) { flash_forward<Groups<D, 8>, BIAS>(a); }       \
 	KERNEL __launch_bounds__(backward, 1) flash_group_backward_q_##NAME(Attention a) { flash_backward_q<Groups<D, 8>, BIAS>(a); } \
-	KERNEL __launch_bounds__(256, 1) flash_group_backward_kv_##NAME(Attention a) { flash_backward_kv<Groups<D, QUERIES>, BIAS>(a); }
+	KERNEL __launch_bounds__(backward, 1) flash_group_backward_kv_##NAME(Attention a) { flash_backward_kv<Groups<D, QUERIES>, BIAS, 4>(a); }
+
+KERNEL __launch_bounds__(128, 4) flash_group_short_64(Attention a) { short_forward<Groups<64, 8>>(a); }
+KERNEL __launch_bounds__(256, 2) flash_group_short_backward_64(Attention a) { short_backward<Groups<64, 4>>(a); }
 
 FOR_DIM(64, false, 2, 384, 8, 64)
 FOR_DIM(64, true, 2, 384, 8, 64_bias)

@@ -203,6 +203,7 @@ inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
 inline float __int_as_float(int v) { return host_value(v); }
 inline float __uint_as_float(unsigned v) { return host_value(v); }
+inline float __fadd_rn(float a, float b) { return a + b; } // and no part of a multiplication's instruction
 inline float __saturatef(float v) { return v > 0.f ? min(v, 1.f) : 0.f; } // of a NaN too
 
 #include "host_rounding.h"

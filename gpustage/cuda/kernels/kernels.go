@@ -81,7 +81,7 @@ func Source(file string) string {
 }
 
 var (
-	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+\) )?(\w+)(?:\(| NORM_BACKWARD)`)
+	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+(?:, \d+)?\) )?(\w+)(?:\(| NORM_BACKWARD)`)
 	family = regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\([^)]*\) (\w+)##\w+\(`)
 	member = regexp.MustCompile(`(?m)^FOR_DIM\((?:\w+, )*(\w+)\)`)
 )

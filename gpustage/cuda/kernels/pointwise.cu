@@ -85,10 +85,8 @@ KERNEL activation_wide(u16 *y, int sy, const u16 *x, int sx, int f, u32 rows, u3
 		u32 two[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
 		for (int i = 0; i < 4; i += 2) {
-			Quad p, on, slope;
-			p.v[0] = from_bf16(two[i] & 0xffff), p.v[1] = from_bf16(two[i] >> 16);
-			p.v[2] = from_bf16(two[i + 1] & 0xffff), p.v[3] = from_bf16(two[i + 1] >> 16);
-			activate(p, f, on, slope);
+			Quad on, slope;
+			activate(unpack(two[i], two[i + 1]), f, on, slope);
 			two[i] = pack_bf16(on.v[0], on.v[1]), two[i + 1] = pack_bf16(on.v[2], on.v[3]);
 		}
 		v.x = two[0], v.y = two[1], v.z = two[2], v.w = two[3];
@@ -137,7 +135,7 @@ KERNEL dropout(void *y, int sy, const void *x, int sx, const float *res, int sre
                u32 site, u32 threshold, float keep, int half, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
 		Quad p = load_half(x, PLACE(sx), n, vec, half & 2);
-		if (keys) drop_quad(p, row, col, keys, rowOf, pos, site, threshold, keep);
+		if (keys) drop_quad(p, col, keys[rowOf[row]], pos[row], site, threshold, keep);
 		if (res) {
 			Quad r = load_quad(AT(res, sres), n, vec);
 			for (int i = 0; i < 4; i++) p.v[i] += r.v[i];
@@ -165,7 +163,7 @@ KERNEL epilogue(void *c, int sc, const void *acc, int sacc, const float *bias, c
 			Quad slope;
 			activate(x, f, x, slope);
 		}
-		if (keys) drop_quad(x, row, col, keys, rowOf, pos, site, threshold, keep);
+		if (keys) drop_quad(x, col, keys[rowOf[row]], pos[row], site, threshold, keep);
 		if (res) {
 			Quad r = load_quad(AT(res, sres), n, vec);
 			for (int i = 0; i < 4; i++) x.v[i] += r.v[i];

@@ -127,6 +127,10 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
 	d := o.HeadDim
+	if rows := s.short(a, o); flash && rows > 0 {
+		s.launch(s.shortName("", o), [3]int{o.Seqs.Rows, o.Heads, 1}, [3]int{128, 1, 1}, 3*s.shortBytes(rows, o), a)
+		return
+	}
 	if flash && s.grouped(o) {
 		const keys = 64 // that a block reads at a time
 		block, rows := flashBlock(o, 16, 128)
@@ -158,6 +162,33 @@ func (s *Stream) grouped(o gpustage.Attention) bool {
 	return s.Warpgroups && (o.HeadDim == 64 || o.HeadDim == 128)
 }
 
+// short is how many rows a block has whose sequence is all its own, if there are kernels for that and the sequences are short enough: else 0.
+func (s *Stream) short(a *attentionArgs, o gpustage.Attention) int {
+	switch there := o.HeadDim == 32 || o.HeadDim == 64 && s.grouped(o); {
+	case !there || a.group != 1 || !o.Bias.IsZero() || o.Seqs.MaxLen > 128:
+		return 0
+	case o.Seqs.MaxLen > 64:
+		return 128
+	}
+	return 64
+}
+
+// shortName is such a kernel.
+func (s *Stream) shortName(kernel string, o gpustage.Attention) string {
+	if s.grouped(o) {
+		return fmt.Sprintf("flash_group_short_%s%d", kernel, o.HeadDim)
+	}
+	return fmt.Sprintf("flash_short_%s%d", kernel, o.HeadDim)
+}
+
+// shortBytes is what rows take in its shared memory.
+func (s *Stream) shortBytes(rows int, o gpustage.Attention) int {
+	if s.grouped(o) {
+		return groupBytes(rows, o.HeadDim)
+	}
+	return flashBytes(rows, o.HeadDim)
+}
+
 // groupBytes is what rows take in hopper.cu's shared memory.
 func groupBytes(rows, dim int) int { return 2 * rows * dim }
 
@@ -172,14 +203,24 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		return
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
+	d, kv := o.HeadDim, o.Heads/int(a.group)
+	a.dctx, a.dq, a.dk, a.dv, a.dbias = s.address(dctx), s.address(dq), s.address(dk), s.address(dv), s.address(o.DBias)
+	a.sdctx, a.sdq, a.sdk, a.sdv, a.sdbias = int32(dctx.Stride), int32(dq.Stride), int32(dk.Stride), int32(dv.Stride), int32(o.DBias.Stride)
+	a.vec = s.wideHeads(o, q, k, v, ctx, dctx, dq, dk, dv)
+	if rows := s.short(a, o); flash && rows > 0 {
+		const scores = 64 // keys, of a query
+		each := 1         // heads of a block
+		if rows > 64 && o.Heads%2 == 0 {
+			each = 2
+		}
+		s.launch(s.shortName("backward_", o), [3]int{o.Seqs.Rows, o.Heads / each, 1}, [3]int{2 * rows, 1, 1}, 4*s.shortBytes(rows, o)+2*groupBytes(rows, scores), a)
+		return
+	}
 	delta := s.scratch(gpustage.F32, o.Heads, o.Seqs.Tokens)
 	if s.err != nil {
 		return
 	}
-	a.dctx, a.delta, a.dq, a.dk, a.dv, a.dbias = s.address(dctx), s.address(delta), s.address(dq), s.address(dk), s.address(dv), s.address(o.DBias)
-	a.sdctx, a.sdelta, a.sdq, a.sdk, a.sdv, a.sdbias = int32(dctx.Stride), int32(delta.Stride), int32(dq.Stride), int32(dk.Stride), int32(dv.Stride), int32(o.DBias.Stride)
-	a.vec = s.wideHeads(o, q, k, v, ctx, dctx, dq, dk, dv)
-	d, kv := o.HeadDim, o.Heads/int(a.group)
+	a.delta, a.sdelta = s.address(delta), int32(delta.Stride)
 	if !flash || d == 256 { // the others' kernel by query makes delta of what it has in registers
 		lanes := 32 // of a warp, for each head and token; fewer where each takes 8 features
 		for half(q) && a.vec != 0 && lanes > 1 && lanes/2*8 >= d {
@@ -197,14 +238,13 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		return
 	}
 	if flash && s.grouped(o) {
-		keys, queries, most := 64, 64, 192 // that a block reads at a time; its rows at most, by query
+		keys, queries, most := 64, 64, 192 // that a block reads at a time; its rows at most
 		if d == 128 {
 			queries, most = 32, 128
 		}
 		block, rows := flashBlock(o, 16, most)
 		s.launch(flashName("flash_group_backward_q", o), grid(o, o.Heads, rows), block, 2*2*groupBytes(keys, d)+biasBytes(o), a)
-		block, rows = flashBlock(o, 16, 128)
-		s.launch(flashName("flash_group_backward_kv", o), grid(o, kv, rows), block, 2*2*groupBytes(queries, d)+2*8*queries+biasBytes(o), a)
+		s.launch(flashName("flash_group_backward_kv", o), grid(o, kv, rows), block, groupBytes(2*2*queries+2*rows, d)+2*8*queries+biasBytes(o), a)
 	} else if flash {
 		const tile = 32
 		warp, most := 32, 128

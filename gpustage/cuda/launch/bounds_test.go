@@ -23,11 +23,18 @@ func (recorder) Multiply(Product) error          { return nil }
 func (recorder) Fuses(p Product) (bool, error)   { return p.Epilogue == NoEpilogue, nil }
 func (recorder) Address(gpustage.Memory) uintptr { return 256 }
 
-// bounds are the threads that __launch_bounds__ allows the kernels of a module's families.
+// bounds are the threads that __launch_bounds__ allows a module's kernels.
 func bounds(t *testing.T, module string) map[string]int {
 	text := kernels.Source(module)
 	params := strings.Split(regexp.MustCompile(`#define FOR_DIM\((.*?)\)`).FindStringSubmatch(text)[1], ", ")
 	out := map[string]int{}
+	for _, k := range regexp.MustCompile(`(?m)^KERNEL __launch_bounds__\((\d+)[^)]*\) (\w+)\(`).FindAllStringSubmatch(text, -1) {
+		n, err := strconv.Atoi(k[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[k[2]] = n
+	}
 	for _, values := range regexp.MustCompile(`(?m)^FOR_DIM\((.*)\)`).FindAllStringSubmatch(text, -1) {
 		args := strings.Split(values[1], ", ")
 		for _, k := range regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\((\w+)[^)]*\) (\w+)##`).FindAllStringSubmatch(text, -1) {

@@ -37,16 +37,7 @@ func TestNormBackward(t *testing.T) {
 	} {
 		x, gamma := made(c.rows, c.cols, c.gap), made(1, c.cols, 0)
 		y, mean, rstd := made(c.rows, c.cols, c.gap), made(1, c.rows, 0), made(1, c.rows, 0)
-		q := gpustage.Sequences{Rows: c.rows, Tokens: c.rows, MaxLen: 1}
-		for x, kind := range map[*gpustage.Tensor]gpustage.DType{&q.Row: gpustage.I32, &q.Pos: gpustage.I32, &q.Keys: gpustage.U64} {
-			if *x, err = gpustage.NewTensor(d, kind, 1, c.rows); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for i := range c.rows {
-			gpustage.Slice[int32](q.Row)[i], gpustage.Slice[int32](q.Pos)[i], gpustage.Slice[uint64](q.Keys)[i] = int32(i), int32(i%7), r.Uint64()
-		}
-		drop := gpustage.Dropout{P: 0.2, Seqs: q, Layer: 1, Site: gpustage.SiteFeedForward}
+		drop := gpustage.Dropout{P: 0.2, Seqs: lines(t, d, r, c.rows), Layer: 1, Site: gpustage.SiteFeedForward}
 		for _, layer := range []bool{true, false} {
 			if layer {
 				s.LayerNorm(y, mean, rstd, x, gamma, gpustage.Tensor{}, 1e-5)

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"slices"
 
 	"contraflow/gpustage"
 )
@@ -112,15 +113,18 @@ func (s *Stream) surrounded(p Product, c tensor, m, n, k int, refused bool, rowS
 		s.pointwise("epilogue", 4, m, n, append(args, tensor{}, false, halves(o.PreAct, acc), s.wide(o.PreAct, acc, bias))...)
 		acc, bias = o.PreAct, tensor{}
 	}
-	if then := o.Norm; !then.Y.IsZero() {
-		args := append([]any{then.Y, then.Operand, flat(then.Mean), flat(then.Rstd), c, acc, flat(bias), o.Residual, flat(then.Gamma), flat(then.Beta), float32(then.Eps)}, drops(o.Dropout)...)
-		s.eachRow("epilogue_norm", m, append(args, halves(c), s.wide(then.Y, then.Operand, c, acc, bias, o.Residual, then.Gamma, then.Beta), m, c.Cols)...)
+	if !o.Norm.Y.IsZero() {
+		s.epilogueNorm(c, acc, bias, o)
 		return false
 	}
 	if !rowSum.IsZero() && !s.Separate && !o.GradOf.IsZero() && bias.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
 		parts := s.parts(rowSum, c)
-		s.launch("gradient_sums", [3]int{ceil(n, 128), ceil(m, chunkRows), 1}, [3]int{block, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts),
-			halves(c, acc, o.GradOf, o.Again), s.wide(c, acc, o.GradOf, o.Again), m, n)
+		grid, ts := [3]int{ceil(n, 128), ceil(m, chunkRows), 1}, []tensor{c, acc, o.GradOf, o.Again}
+		if narrow := func(t tensor) bool { return !t.IsZero() && !(half(t) && s.eights(t)) }; n%8 != 0 || slices.ContainsFunc(ts, narrow) {
+			s.launch("gradient_sums", grid, [3]int{block, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts), halves(ts...), s.wide(ts...), m, n)
+		} else {
+			s.launch("gradient_sums_wide", grid, [3]int{128, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts), m, n)
+		}
 		s.finishColumn(rowSum, parts, n)
 		return true
 	}
@@ -145,6 +149,9 @@ func (s *Stream) takesBias(p Product, c tensor, o gpustage.MatMul) bool {
 	}
 	p.C, p.D, p.Half, p.Bias = s.matrix(c), s.matrix(c), half(c), s.address(o.Bias)
 	if p.Half {
+		if p.C.At%16 != 0 || p.C.Rows > 1 && p.C.Stride%8 != 0 { // cuBLASLt 13.0 on an H200 rounds such a product before it adds the bias, and again
+			return false
+		}
 		p.Bias = 16 // it will be rounded, into scratch memory: no worse aligned
 	}
 	if !o.Residual.IsZero() {

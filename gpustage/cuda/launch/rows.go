@@ -15,6 +15,26 @@ func (s *Stream) layerNorm(x tensor, n gpustage.Norm) {
 		s.wide(n.Y, n.Operand, x, n.Gamma, n.Beta), x.Rows, x.Cols)
 }
 
+// epilogueNorm is what is around a product that ends in o's norm: c is the sum, acc the product.
+func (s *Stream) epilogueNorm(c, acc, bias tensor, o gpustage.MatMul) {
+	n := o.Norm
+	args := []any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}
+	args = append(append(args, drops(o.Dropout)...), halves(c))
+	s.normRows("epilogue_norm", s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), c.Rows, c.Cols, args...)
+}
+
+// normRows runs a kernel that ends in a norm of so many rows: the one that has a block for a chunk of them, where they are wide and not too long, or
+// the one that has a warp for each.
+func (s *Stream) normRows(kernel string, wide bool, rows, cols int, args ...any) {
+	if !wide || !normFits(cols) {
+		s.eachRow(kernel, rows, append(args, wide, rows, cols)...)
+		return
+	}
+	chunk, threads := max(8, normChunk(rows, cols, 32)), 32*ceil(cols, 128)
+	shared := threads * 16 * (4*2 + 2) // four rows of two tensors that are on their way, and what a thread leaves of their sums, twice
+	s.launch(kernel+"_wide", [3]int{ceil(rows, chunk), 1, 1}, [3]int{threads, 1, 1}, shared, append(args, chunk, rows, cols)...)
+}
+
 // Embed is one launch.
 func (s *Stream) Embed(y, sum, mean, rstd tensor, o gpustage.Embed) {
 	if s.Refuse(gpustage.CheckEmbed(y, sum, mean, rstd, o)) || !s.f32("embed", y) {
@@ -35,7 +55,12 @@ func (s *Stream) Embed(y, sum, mean, rstd tensor, o gpustage.Embed) {
 	args := []any{y, o.Operand, sum, flat(mean), flat(rstd), w.Table, flat(w.Index), p.Table, flat(p.Index), k.Table, flat(k.Index), scale,
 		flat(o.Gamma), flat(o.Beta), float32(o.Eps)}
 	args = append(args, drops(o.Dropout)...)
-	s.eachRow("embed", y.Rows, append(args, s.wide(y, o.Operand, sum, w.Table, p.Table, k.Table, o.Gamma, o.Beta), y.Rows, y.Cols)...)
+	wide := s.wide(y, o.Operand, sum, w.Table, p.Table, k.Table, o.Gamma, o.Beta)
+	if o.Gamma.IsZero() {
+		s.eachRow("embed", y.Rows, append(args, wide, y.Rows, y.Cols)...)
+	} else {
+		s.normRows("embed", wide, y.Rows, y.Cols, args...)
+	}
 }
 
 // LayerNormBackward gives dx, dGamma and dBeta, and what then says.
@@ -81,18 +106,20 @@ func (s *Stream) RMSNormBackward(dx, dGamma, dy, x, rstd, gamma tensor, offset f
 // chunkRows is CHUNK of reduce.cu.
 const chunkRows = 128
 
-const normColumns = 2048 // the most that a block of norm_backward has, four to a thread
+// normFits tells whether a block of norm_backward, or of norms' wide kernels, has so many columns, four to a thread.
+func normFits(cols int) bool { return cols > 0 && cols%4 == 0 && cols <= 2048 }
 
-// normChunk is how many rows a block of norm_backward has: blocks are at most 384, as 132 multiprocessors have room for three each of 768 columns.
-func normChunk(rows int) int { return max(16, 4*ceil(rows, 4*384)) }
+// normChunk is how many rows such a block has, a multiple of four: at most so many blocks are launched as 132 multiprocessors have room for, so many
+// warps each.
+func normChunk(rows, cols, warps int) int { return 4 * ceil(rows, 4*132*(warps/ceil(cols, 128))) }
 
 // normBackward is a norm's whole way back in one pass over its rows, where reduce.cu has a kernel for it and it is more than dx.
 func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor, offset float64, then gpustage.Dropped) bool {
 	sums := []tensor{dGamma, dBeta, then.Sum}
-	if s.Separate || dGamma.IsZero() && dBeta.IsZero() && then.Y.IsZero() || x.Rows == 0 || x.Cols%4 != 0 || x.Cols > normColumns || !s.wide(dx, dy, x, gamma, then.Y) {
+	if s.Separate || dGamma.IsZero() && dBeta.IsZero() && then.Y.IsZero() || x.Rows == 0 || !normFits(x.Cols) || !s.wide(dx, dy, x, gamma, then.Y) {
 		return false
 	}
-	chunk := normChunk(x.Rows)
+	chunk := max(16, normChunk(x.Rows, x.Cols, 24))
 	chunks, n := ceil(x.Rows, chunk), 0
 	for _, sum := range sums {
 		n += int(flag(!sum.IsZero()))
@@ -112,7 +139,9 @@ func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor
 	}
 	args := []any{dx, then.Y, dy, x, flat(mean), flat(rstd), flat(gamma), float32(offset), flat(parts[0]), flat(parts[1]), flat(parts[2])}
 	args = append(append(args, drops(then.Dropout)...), halves(x, then.Y), chunk, x.Rows, x.Cols)
-	s.launch("norm_backward", [3]int{chunks, 1, 1}, [3]int{32 * ceil(x.Cols, 128), 1, 1}, 0, args...)
+	threads := 32 * ceil(x.Cols, 128)
+	shared := threads * 4 * (16 + 4*x.DType.Size()) // four rows that are on their way
+	s.launch("norm_backward", [3]int{chunks, 1, 1}, [3]int{threads, 1, 1}, shared, args...)
 	s.finishColumns(out, all, chunks, x.Cols)
 	return true
 }
@@ -145,9 +174,12 @@ func (s *Stream) parts(sum, x tensor) tensor {
 
 // finishColumns adds to each of at most three sums [1, dim] n rows of parts, which lie behind each other.
 func (s *Stream) finishColumns(sums []tensor, parts tensor, n, dim int) {
+	if n == 0 {
+		return // a block has a warp a row, up to 32
+	}
 	var out [3]tensor
 	copy(out[:], sums)
-	s.launch("column_finish", [3]int{ceil(dim, 32), len(sums), 1}, [3]int{block, 1, 1}, 0, flat(out[0]), flat(out[1]), flat(out[2]), flat(parts), n, dim)
+	s.launch("column_finish", [3]int{ceil(dim, 32), len(sums), 1}, [3]int{32 * min(n, 32), 1, 1}, 0, flat(out[0]), flat(out[1]), flat(out[2]), flat(parts), n, dim)
 }
 
 // finishColumn adds the chunks' parts [chunks, columns] to sum [1, dim], if there is one; columns may be several times dim.
@@ -166,13 +198,17 @@ func (s *Stream) ColumnSum(sum, x tensor) {
 
 // columnSums adds the sum of x's rows to sum, and rounds x into to, if that is there.
 func (s *Stream) columnSums(sum, to, x tensor) {
-	parts := s.parts(sum, x)
-	s.launch("column_sums", [3]int{ceil(x.Cols, 128), ceil(x.Rows, chunkRows), 1}, [3]int{block, 1, 1}, 0, flat(parts), to, x, halves(x), s.wide(to, x), x.Rows, x.Cols)
+	parts, grid := s.parts(sum, x), [3]int{ceil(x.Cols, 128), ceil(x.Rows, chunkRows), 1}
+	if to.IsZero() && half(x) && x.Cols%8 == 0 && s.eights(x) {
+		s.launch("column_sums_wide", grid, [3]int{128, 1, 1}, 0, flat(parts), x, x.Rows, x.Cols)
+	} else {
+		s.launch("column_sums", grid, [3]int{block, 1, 1}, 0, flat(parts), to, x, halves(x), s.wide(to, x), x.Rows, x.Cols)
+	}
 	s.finishColumn(sum, parts, x.Cols)
 }
 
 // fewRows is up to how many rows of a table are summed by columns, one after the other. BERT has two token types, of which texts have one:
-// scatter_add would leave 16,384 tokens to two blocks, more than a millisecond, where this reads the gradient once a row, 10 us each
+// scatter_add would leave 16,384 tokens to a block for each 256 columns, half a millisecond, where this reads the gradient once a row, 10 us each
 // (estimates for an H200 and 768 columns).
 const fewRows = 4
 
@@ -187,7 +223,7 @@ func (s *Stream) ScatterAdd(dTable, dy, index tensor) {
 		}
 		return
 	}
-	s.launch("scatter_add", [3]int{dy.Rows, ceil(dy.Cols, 512), 1}, [3]int{128, 1, 1}, 0, dTable, dy, flat(index), s.wide(dTable, dy), dy.Rows, dy.Cols)
+	s.launch("scatter_add", [3]int{ceil(dy.Rows, 8), ceil(dy.Cols, block), 1}, [3]int{block, 1, 1}, 0, dTable, dy, flat(index), s.wide(index), dy.Rows, dy.Cols)
 }
 
 // squares is SQUARES of reduce.cu.
@@ -205,10 +241,10 @@ func (s *Stream) SumSquares(out, x tensor) {
 	rest := parts
 	for ts := range s.pieces(x) {
 		n := ceil(ts[0].Len(), squares)
-		s.launch("square_parts", [3]int{n, 1, 1}, [3]int{block, 1, 1}, 0, flat(rest), ts[0], ts[0].Rows, ts[0].Cols)
+		s.launch("square_parts", [3]int{n, 1, 1}, [3]int{block, 1, 1}, 0, flat(rest), ts[0], s.wide(ts[0]), ts[0].Rows, ts[0].Cols)
 		rest = rest.Columns(n, rest.Cols)
 	}
-	s.launch("square_finish", [3]int{1, 1, 1}, [3]int{block, 1, 1}, 0, flat(out), flat(parts), parts.Cols)
+	s.launch("square_finish", [3]int{1, 1, 1}, [3]int{1024, 1, 1}, 0, flat(out), flat(parts), parts.Cols)
 }
 
 // Pool reduces each sequence to a vector.
