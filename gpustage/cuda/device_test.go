@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,17 +119,23 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// A GPU on which nobody has run the device is not opened unless asked for.
+// A GPU of a kind on which nobody has run the device is not opened unless asked for.
 func TestUntried(t *testing.T) {
 	if os.Getenv("CONTRAFLOW_FAKE_DRIVER") != "" {
 		_, err := New(gpustage.Share{})
-		say(errors.Is(err, gpustage.ErrUntried))
+		say(fmt.Sprint(errors.Is(err, gpustage.ErrUntried), strings.Contains(fmt.Sprint(err), "a fake, sm_"+os.Getenv("FAKE_ARCH")+": the CUDA device ")))
 		return
 	}
 	if driver() {
 		t.Skip("this machine has an NVIDIA driver")
 	}
-	if got := fakeCalls(t, "TestUntried", "CONTRAFLOW_CUDA="); got != "true\n" {
-		t.Error(got)
+	for _, c := range []struct {
+		arch, variable string
+		want           bool
+	}{{"80", "", true}, {"100", "", true}, {"90", "", false}, {"80", "try", false}, {"75", "", false}} {
+		want := fmt.Sprintln(c.want, c.want)
+		if got := fakeCalls(t, "TestUntried", "CONTRAFLOW_CUDA="+c.variable, "FAKE_ARCH="+c.arch); got != want {
+			t.Errorf("sm_%s, %q: %s, want %s", c.arch, c.variable, got, want)
+		}
 	}
 }

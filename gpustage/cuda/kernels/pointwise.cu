@@ -232,8 +232,8 @@ struct Updates {
 };
 
 // adamw updates all parameters in one launch, up to RUNS runs. Weights decay and biases don't, so that a BERT-base has 98 runs: as
-// launches of their own they would add some 0.3 ms to the 0.65 ms that its 3.1 GB take at 4.8 TB/s (estimates). That is nothing
-// in a step of 16,384 pairs, and a fiftieth of one of 256 short ones through MiniLM.
+// launches of their own they would add some 0.3 ms (an estimate) to the 0.74 ms that its 3.1 GB take on an H200, 84 % of what its memory does. That is
+// nothing in a step of 16,384 pairs, and a fiftieth of one of 256 short ones through MiniLM.
 KERNEL adamw(Updates a) {
 	int lo = 0, hi = a.runs - 1; // the last run that begins at this block or before
 	while (lo < hi) {

@@ -96,7 +96,7 @@ DEVICE void finish_eights(float *sum, const Quad s[2], int first, int own, int c
 }
 
 // column_sums_wide is column_sums of such columns: the same additions in the same order. With four columns to a lane, four rows of a warp under way
-// and 40 warps on a multiprocessor, 12,232 rows of 2,304 columns took 29 us, measured on an H200, where memory is busy for 13 us.
+// and 40 warps on a multiprocessor, 12,232 rows of 2,304 columns took 29 us, measured on an H200, and now 20; memory is busy for 13 us.
 KERNEL __launch_bounds__(128, 8) column_sums_wide(float *sum, const u16 *src, int sstride, int rows, int cols) {
 	const int N = 8; // rows of a thread that are under way at once, packed
 	OWN_EIGHTS;
@@ -153,7 +153,7 @@ KERNEL gradient_sums(void *c, int sc, const void *acc, int sacc, const void *gra
 // the next two are on their way to shared memory, where it reads nothing but what it has copied itself.
 //
 // Four columns to a thread, 24 warps of 72 registers on a multiprocessor, took 150 us for 12,232 rows of 3,072 columns, measured on an H200, where
-// memory is busy for 71 us; eight, packed, with two rows that were waited for before two were asked for, and 36 warps, 110 us.
+// memory is busy for 71 us; eight, packed, with two rows that were waited for before two were asked for, and 36 warps, 110 us. It is 100 us now.
 KERNEL __launch_bounds__(128, 10) gradient_sums_wide(u16 *c, int sc, const u16 *acc, int sacc, const u16 *gradOf, int sgrad, u16 *again, int sagain,
                                                     int f, float *sum, int rows, int cols) {
 	const int N = 2; // rows of a thread at once
@@ -213,7 +213,7 @@ KERNEL __launch_bounds__(128, 10) gradient_sums_wide(u16 *c, int sc, const u16 *
 // 2,048 columns fit, a warp for each 128.
 //
 // The bounds are not those of a block: they keep 24 warps on a multiprocessor, by 80 registers to a thread, which the launching side counts on. With
-// 98 registers, 12 warps of 768 columns and loads that nothing hid, 12,232 rows took 75 us, measured on an H200, where memory is busy for 27 us.
+// 98 registers, 12 warps of 768 columns and loads that nothing hid, 12,232 rows took 75 us, measured on an H200, and now 32; memory is busy for 27 us.
 KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz, const float *dy, int sdy, const void *x, int sx, const float *mean,
                                             const float *rstd, const float *gamma, float offset, float *dots, float *sums, float *dropped,
                                             const u64 *keys, const int *rowOf, const int *pos, u32 site, u32 threshold, float keep, int half,
@@ -301,7 +301,7 @@ KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz,
 
 // column_finish adds the rows of parts[n, dim] to out[1, dim], of up to three such sums whose parts lie behind each other. 32 columns to a block of
 // W warps, min(n, 32) of them: warp w adds rows w, w + W, w + 2W and so on, and the sums of the warps are added in their order. With eight warps it
-// took 6 to 8 us, measured on an H200, and a step of BERT-base has 51 such launches for each sub-batch that goes backward.
+// took 6 to 8 us, measured on an H200, and now 5; a step of BERT-base has 51 such launches for each sub-batch that goes backward.
 KERNEL column_finish(float *out, float *second, float *third, const float *parts, int n, int dim) {
 	__shared__ float sums[WARP][WARP];
 	int d = blockIdx.x * WARP + lane_id(), warps = blockDim.x / WARP;
@@ -336,8 +336,8 @@ DEVICE double block_sum64(double v) { // thread 0 has it
 
 #define SQUARES 8192 // elements of a part
 
-// square_parts has a part to a block of 256 threads, a thread every 256th quad of it. An element at a time, 109 million took 180 us, measured on an
-// H200, where memory is busy for 104 us.
+// square_parts has a part to a block of 256 threads, a thread every 256th quad of it. An element at a time, 109 million took 181 us, measured on an
+// H200, and now 98.
 KERNEL square_parts(double *parts, const float *x, int sx, int vec, u32 rows, u32 cols) {
 	u64 all = (u64)rows * cols, lo = (u64)blockIdx.x * SQUARES;
 	double sum = 0.;
@@ -363,7 +363,7 @@ KERNEL square_parts(double *parts, const float *x, int sx, int vec, u32 rows, u3
 	if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-// square_finish is out[0] += all parts; one block. Of 256 threads it took 21 us for 13,293 parts, measured on an H200.
+// square_finish is out[0] += all parts; one block. Of 256 threads it took 21 us for 13,293 parts, measured on an H200, and now 4.
 KERNEL square_finish(double *out, const double *parts, int n) {
 	double sum = 0.;
 	for (int first = threadIdx.x; first < n; first += 16 * blockDim.x) {
@@ -410,7 +410,8 @@ DEVICE u32 which_are(int id, const int *index, int from, int end, int thread, in
 // under way. An index that most tokens have is one block's work: tables of few rows have column_parts instead.
 //
 // With blocks that compared 512 indices at a time and waited for one row after the other where a step had few, 12,229 tokens of 768 columns took
-// 402 us for a table of words and 107 for one of positions, measured on an H200.
+// 402 us for a table of words and 107 for one of positions, measured on an H200, and now 160 together. What grows with the square of the
+// tokens is looking at those before: of 32,768 the positions take 422 us, of 12,229 they take 38.
 KERNEL __launch_bounds__(256, 4) scatter_add(float *dTable, int st, const float *dy, int sdy, const int *index, int vec, int tokens, int cols) {
 	const int N = 24; // rows under way at once
 	__shared__ int firsts[8], counts[STEP / (4 * WARP)];

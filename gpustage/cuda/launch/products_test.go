@@ -240,7 +240,7 @@ func TestSumsBesideProducts(t *testing.T) {
 		if err := s.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		if beside := len(asked) == 1 && asked[0].Epilogue == launch.ColumnSums; beside != c.beside || beside != (d.Launched["column_sums"] == 0) {
+		if beside := len(asked) == 1 && asked[0].Epilogue == launch.ColumnSums; beside != c.beside || beside != (d.Launched["column_sums"]+d.Launched["column_sums_wide"] == 0) {
 			t.Errorf("%s: products %+v, kernels %v", c.name, asked, d.Launched)
 		}
 		limit := 2 * rows * math.Pow(2, -24) * math.Sqrt(rows)

@@ -1,5 +1,5 @@
 // What tests need of CUDA's driver, writing down each call. FAKE_END is what ending a capture answers, FAKE_LOAD what loading a module does, which with
-// FAKE_SLOW takes until an event has been made, or 20 s, and FAKE_MEMORY what asking for the memory does, of which nothing is left.
+// FAKE_SLOW takes until an event has been made, or 20 s, and FAKE_MEMORY what asking for the memory does, of which nothing is left. FAKE_ARCH is the GPU's.
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -8,6 +8,13 @@
 
 int cuInit(unsigned flags) { return 0; }
 int cuDeviceGetCount(int *n) { return *n = 1, 0; }
+int cuDeviceGet(int *device, int i) { return *device = i, 0; }
+int cuDeviceGetName(char *name, int bytes, int device) { return snprintf(name, bytes, "a fake"), 0; }
+int cuDeviceGetAttribute(int *v, int what, int device) {
+	const char *answer = getenv("FAKE_ARCH");
+	int arch = answer ? atoi(answer) : 0;
+	return *v = what == 75 ? arch / 10 : what == 76 ? arch % 10 : 0, 0;
+}
 int cuCtxSetCurrent(void *context) { return 0; }
 int cuGetErrorName(int error, const char **name) { return *name = "FAKE", 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
