@@ -78,7 +78,7 @@ func TestReplayBudget(t *testing.T) {
 		{Batch{}, 4 << 30, false, 4 << 30},
 		{Batch{}, 4 << 30, true, 7 << 30}, // of 8 GiB
 		{Batch{}, 13 << 30, true, 0},
-		{Batch{}, 9 << 30, true, 2 << 30},   // of 3 GiB
+		{Batch{}, 9 << 30, true, 2 << 30},    // of 3 GiB
 		{Batch{}, -36 << 30, true, 45 << 30}, // of 48 GiB
 		{Batch{}, 11 << 30, true, 1 << 29},
 		{Batch{ReplayBudget: &given}, 4 << 30, true, 5 << 30},
