@@ -22,9 +22,10 @@ gemm     Turns of PyTorch, which multiplies large bf16 matrices, and of ours at 
          real tokens and no replay, and with what is replayed.
 graphs   CUDA graphs on and off.
 fusions  What is fused with products on and off, and f32 rounded to TF32 or not.
+sizes    Larger sub-batches beside the default ones.
 overlap  Two ranks on one device: how much of their communication is hidden.
 
-Of graphs and fusions both sides are there at once and take steps in turn, of a quarter of a batch at a budget that leaves room for both.
+Of graphs, fusions and sizes both sides are there at once and take steps in turn, of a quarter of a batch at a budget that leaves room for both.
 
 --tiny is for trying this script: small models without dropout, few pairs, no bars, and the losses of both sides have to be the same but for
 rounding; with --device cpu in f32. Exits with 3 if a bar is broken. For sentence-transformers 6.0 to 6.2 and torch 2.9 to 2.11; needs pyarrow.
@@ -62,6 +63,7 @@ PARTS = {
         "embeddings and norms in one pass, by separate passes", "gradients of biases by the library beside those of weights, by passes",
         "that and the approximated GELU in products, by separate passes", "tf32, by f32",
     ],
+    "sizes": ["sub-batches of 32768 tokens by the default ones", "sub-batches of 65536 tokens by the default ones"],
     "overlap": ["a step without overlap", "of it communication", "communication hidden"],
 }  # fmt: skip
 
@@ -365,6 +367,13 @@ def graphs(args, figures, name, model, rows):
         compare(args, figures, "graphs", name, what, on, off)
 
 
+def sizes(args, figures, name, model, rows):
+    """Larger sub-batches and the default ones, in turn. Both keep as much: of BERT-base's activations about what a whole batch keeps of its own at the
+    default budget, of MiniLM's all."""
+    for what, tokens in zip(PARTS["sizes"], (32768, 65536)):
+        compare(args, figures, "sizes", name, what, *(ours(args, model, rows, args.pairs // 4, budget="30GiB", tokens=t) for t in (tokens, None)))
+
+
 def fusions(args, figures, name, model, rows):
     """What is saved by fusing parts of a step with products, and by rounding f32 to TF32: each on and off, in turn. Both keep as much."""
 
@@ -425,7 +434,7 @@ def main():
     p.add_argument("--data", required=True, help="parquet with columns comment and body")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--tiny", action="store_true", help="small models and few pairs, without bars: to try the script")
-    p.add_argument("--only", choices=list(SHAPES), help="one model (all parts but peer and graphs are of BERT-base alone)")
+    p.add_argument("--only", choices=list(SHAPES), help="one model (all parts but peer, graphs and sizes are of BERT-base alone)")
     p.add_argument("--parts", default=",".join(PARTS), help="what to measure, of %(default)s")
     p.add_argument("--pairs", type=int, help="of a batch (16,384; with --tiny 32)")
     p.add_argument("--figures", help="a file to which the figures are added, one a line")
@@ -464,8 +473,8 @@ def main():
                         "--heads", str(heads), "--vocab", "2000" if args.tiny else "30522"], check=True, stderr=subprocess.DEVNULL)  # fmt: skip
         if args.tiny:
             configure(model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-        for part, run in (("peer", measure), ("gemm", gemm), ("graphs", graphs), ("fusions", fusions), ("overlap", overlap)):
-            if part in args.parts and (part in ("peer", "graphs") or name == "bert"):
+        for part, run in (("peer", measure), ("gemm", gemm), ("graphs", graphs), ("fusions", fusions), ("sizes", sizes), ("overlap", overlap)):
+            if part in args.parts and (part in ("peer", "graphs", "sizes") or name == "bert"):
                 print(f"{part}, {NAMES[name]}", flush=True)
                 run(args, figures, name, model, rows)
                 ran.add(part)

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # gpu.sh [--build | --table] [--processor] [--dir DIR] [--results FILE.tar.gz] [--limit SECONDS] [PART ...]: what can only be shown on a
 # machine with an NVIDIA GPU (sm_80 or later), in one command. Nothing here changes the GPU's settings. Each part is a row of README's
-# table, and what matters most comes first. PART|SECONDS that it may take, by a guess|ROW:
-PARTS='tests|150|conformance suite, goldens of every family and training steps, f32 and bf16
-ranks|60|metamorphic test, gradients and trainings, two ranks and more on one GPU
-speed-minilm|150|cached step of 16,384 pairs against sentence-transformers, MiniLM-L6: speed, memory
+# table, and what matters most comes first. PART|SECONDS that it may take, of an H200 or by a guess|ROW:
+PARTS='tests|110|conformance suite, goldens of every family and training steps, f32 and bf16
+ranks|30|metamorphic test, gradients and trainings, two ranks and more on one GPU
+speed-minilm|165|cached step of 16,384 pairs against sentence-transformers, MiniLM-L6: speed, memory
 speed-bert|300|cached step of 16,384 pairs against sentence-transformers, BERT-base: speed, memory
-gemm|90|BERT-base step against a large bf16 product
-kernels|110|attention in a step and at 2,048 tokens; each kernel above 3 % of the step
+gemm|60|BERT-base step against a large bf16 product
+kernels|75|attention in a step and at 2,048 tokens; each kernel above 3 % of the step
 overlap|60|hidden communication, two ranks on one GPU
+sizes|90|sub-batches of 32,768 and 65,536 tokens beside the default ones, MiniLM-L6 and BERT-base
 graphs|150|steps with CUDA graphs against without, MiniLM-L6 and BERT-base
 fusions|200|parts of a step fused with products, and `train.precision: tf32`, each beside a step without
 choices|90|tiles of the loss, attention by warpgroups or by warps, and embeddings as one kernel or several, beside each other
@@ -306,7 +307,7 @@ for part in ${only:-$names}; do
 		row "training with streamed parameters, 2 ranks" contraflow "${train[@]}" --out "$dir/run2" "${streamed[@]}"
 		;;
 	speed-*) measure "gpu.py, $part" gpu.py --parts peer --only "${part#speed-}" ;;
-	gemm | overlap | graphs | fusions) measure "gpu.py, $part" gpu.py --parts "$part" ;;
+	gemm | overlap | sizes | graphs | fusions) measure "gpu.py, $part" gpu.py --parts "$part" ;;
 	kernels)
 		if command -v ncu >/dev/null; then
 			measure "kernels by ncu" gpu_kernels.py --keep "$results/$part"

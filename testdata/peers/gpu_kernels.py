@@ -26,7 +26,12 @@ METRICS = {
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute",
     "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": "memory",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
+    "smsp__issue_active.avg.per_cycle_active": "issue",
 }
+# Why a warp issues nothing, in clocks for each instruction that its scheduler issues.
+WAITS = "smsp__average_warps_issue_stalled_%s_per_issue_active.ratio"
+REASONS = ["barrier", "branch_resolving", "dispatch_stall", "gmma", "lg_throttle", "long_scoreboard", "math_pipe_throttle", "mio_throttle", "no_instruction", "short_scoreboard", "wait"]
+METRICS |= {WAITS % reason: reason for reason in REASONS}
 SECONDS = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3, "second": 1, "s": 1}
 PAIRS, LONG, LAYERS, HIDDEN = 96, 2048, 2, 768
 
@@ -40,7 +45,7 @@ def number(text):
 
 
 def parse(text):
-    """ncu's CSV as {kernel: [launches, seconds, {column: time-weighted percent}]}. Before its header there are ncu's other lines."""
+    """ncu's CSV as {kernel: [launches, seconds, {column: time-weighted mean}]}. Before its header there are ncu's other lines."""
     lines = text.splitlines()
     at = next((i for i, line in enumerate(lines) if '"Kernel Name"' in line), None)
     if at is None:
@@ -77,11 +82,14 @@ def attention(kernels):
 def table(kernels):
     """Lines of the kernels above 3 %."""
     total = sum(k[1] for k in kernels.values())
-    yield f"{'kernel':44} {'share':>7} {'launches':>8} {'mean':>10} {'compute':>8} {'memory':>8} {'occupancy':>9}"
+    yield f"{'kernel':44} {'share':>7} {'launches':>8} {'mean':>10} {'compute':>8} {'memory':>8} {'occupancy':>9} {'issue':>6} waits for"
     for name, (n, seconds, percent) in sorted(kernels.items(), key=lambda k: -k[1][1]):
         if seconds >= 0.03 * total:
-            columns = [f"{percent[c]:.0f} %" if c in percent else "" for c in ("compute", "memory", "occupancy")]
-            yield f"{name[:44]:44} {100 * seconds / total:5.1f} % {n:8} {1e6 * seconds / n:7.1f} us {columns[0]:>8} {columns[1]:>8} {columns[2]:>9}"
+            percent.update({"issue": 100 * percent["issue"]} if "issue" in percent else {})
+            columns = [f"{percent[c]:.0f} %" if c in percent else "" for c in ("compute", "memory", "occupancy", "issue")]
+            waits = ", ".join(f"{reason} {percent[reason]:.1f}" for reason in sorted(REASONS, key=lambda r: -percent.get(r, 0))[:3] if reason in percent)
+            line = f"{name[:44]:44} {100 * seconds / total:5.1f} % {n:8} {1e6 * seconds / n:7.1f} us {columns[0]:>8} {columns[1]:>8} {columns[2]:>9} {columns[3]:>6} {waits}"
+            yield line.rstrip()
 
 
 def share(kernels):
