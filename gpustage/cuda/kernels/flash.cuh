@@ -6,7 +6,7 @@
 // warpgroups, on Hopper (hopper.cu). In both a warp has R tiles of 16 rows, and fragments are the same, for lane = 4*g + t: rows g and g+8 of the
 // left operand and the accumulator, columns 2t and 2t+1 (and 8 more) of it. Accumulators of a product have the layout of the next one's left operand, so
 // probabilities stay in registers. The backward pass is two kernels, by query and by key, which costs 7 products instead of 5 and gives the same
-// bits every time: FlashAttention's one kernel adds dq atomically.
+// bits every time: FlashAttention's one kernel adds dq atomically. Of sequences of up to 128 tokens a block has all, and it is one kernel with 5.
 //
 // Tiles come to shared memory by copies that no thread waits for until it needs them (cp.async), into two buffers in turns: while one
 // is multiplied the next tile is on its way, and one barrier a tile says both that it is there and that the other buffer is free.
@@ -668,7 +668,7 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 	}
 }
 
-// Sequences of up to 128 tokens: a block has one of a head, and all of it in shared memory.
+// Sequences of up to 128 tokens: a block has a head's, and all of it in shared memory (short_backward: of short ones two heads').
 
 // left_tile reads 16 rows of a tile from row on as left operands.
 template <class Way> DEVICE void left_tile(u32 (&l)[1][Way::D / 16][4], const u16 *from, int row) {
@@ -713,9 +713,11 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 
 // The way back in one kernel, whose scores, powers and random numbers are made once: 5 products. A warp has 16 queries. For each 64 keys warps leave
 // probabilities and gradients of the scores in shared memory, and after a barrier read them as columns: the first four warps for the gradient of the
-// values, the next four, if there are, for that of the keys. A block has one head or two: of sequences of up to 64 tokens side by side, with four warps
-// each, of others one after the other. On an H200 12,232 tokens of 192 sequences and 12 heads of 64 features take 115 us, where 42 would issue all
-// instructions; by query and then by key they took 243. Two heads to a block are no faster than one (112 us).
+// values, the next four, if there are, for that of the keys. Of sequences of up to 64 tokens a block of eight warps has two heads side by side, as four
+// warps would have nothing to multiply.
+//
+// With a block for each head 12,232 tokens of 192 sequences and 12 heads of 64 features took 112 us on an H200, where 42 would issue all instructions;
+// by query and then by key they took 243. Pairs of heads have not been timed.
 
 const int SCORES = 64; // keys
 
@@ -739,8 +741,31 @@ template <int K> DEVICE void left_scores(u32 (&l)[1][K][4], const u16 *from, int
 		if (row + 16 * k < n) load_transposed(l[0][k], from + score_place(row + 16 * k + m / 2 * 8 + r, key + m % 2 * 8));
 }
 
-// short_backward_head is that of a head, by so many threads, whose first has number 0.
-template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs, int thread, int threads, int b, int h, int lo, int n, u64 key) {
+// gradients_by_column makes the gradients of the values and keys from k0 on, of scores that are all there: groups of four warps take turns.
+template <class Way>
+DEVICE void gradients_by_column(const Attention &a, const u16 *ps, const u16 *gs, const u16 *qs, const u16 *os, int warp, int groups, int h, int lo, int k0,
+                                int n) {
+	const int D = Way::D;
+	int key0 = warp % 4 * 16;
+#pragma unroll 1
+	for (int what = warp / 4; what < 2; what += groups) { // the gradient of the values, of the keys
+		float d[1][D / 8][4] = {};
+#pragma unroll 1
+		for (int q0 = 0; q0 < n; q0 += 64) {
+			u32 l[1][4][4] = {};
+			if (k0 + key0 < n) left_scores<4>(l, what ? gs : ps, q0, key0, n);
+			Way::template times_left<4, D>(d, l, (what ? qs : os) + q0 * Way::PITCH);
+			Way::settle(d);
+		}
+		multiply<D>(d[0], what ? a.scale : a.keep);
+		u16 *to = (u16 *)(what ? a.dk : a.dv);
+		int stride = what ? a.sdk : a.sdv;
+		store_rows<D>(a, to + (size_t)lo * stride + h * D, stride, k0 + key0, n, d[0]);
+	}
+}
+
+// short_backward_head is that of a head, by so many threads, a multiple of 128, whose first has number 0.
+template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs, int thread, int threads, int b, int h, int lo, int n) {
 	const int D = Way::D, N = Way::N, K = N / 2; // tiles of 8 keys, half of SCORES
 	static_assert(Way::R == 1 && 2 * 8 * N == SCORES && D < 256, "16 queries to a warp, and no soft cap");
 	int rows = block_rows(n), warp = thread / WARP, w0 = warp * 16, i = w0 + lane_id() / 4;
@@ -766,7 +791,7 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 			left_tile<Way>(own, qs, w0);
 			Way::template times_rows<N>(p, own, ks + j * Way::PITCH);
 			u32 kept[1];
-			keys_kept<1, N>(a, kept, key, h, i, j);
+			keys_kept<1, N>(a, kept, key_of(a, b), h, i, j); // of registers there is none left for the key
 			Way::settle(p);
 			left_tile<Way>(own, os, w0);
 			Way::template times_rows<N>(ds, own, vs + j * Way::PITCH);
@@ -784,24 +809,9 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 			Way::template times_left<K, D>(dq, l, ks + j * Way::PITCH);
 			Way::settle(dq);
 		}
-		Way::publish();
+		Way::publish(); // not that wgmma reads scores: what is written is published, everywhere
 		__syncthreads();
-		int key0 = warp % 4 * 16;
-#pragma unroll 1
-		for (int what = warp / 4; what < 2; what += threads / 128) { // the gradient of the values, of the keys
-			float d[1][D / 8][4] = {};
-#pragma unroll 1
-			for (int q0 = 0; q0 < n; q0 += 64) {
-				u32 l[1][4][4] = {};
-				if (k0 + key0 < n) left_scores<4>(l, what ? gs : ps, q0, key0, n);
-				Way::template times_left<4, D>(d, l, (what ? qs : os) + q0 * Way::PITCH);
-				Way::settle(d);
-			}
-			multiply<D>(d[0], what ? a.scale : a.keep);
-			u16 *to = (u16 *)(what ? a.dk : a.dv);
-			int stride = what ? a.sdk : a.sdv;
-			store_rows<D>(a, to + (size_t)lo * stride + h * D, stride, k0 + key0, n, d[0]);
-		}
+		gradients_by_column<Way>(a, ps, gs, qs, os, warp, threads / 128, h, lo, k0, n);
 		if (k0 + SCORES < n) __syncthreads(); // its scores have been read
 	}
 	if (!mine) return;
@@ -811,11 +821,10 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 
 template <class Way> DEVICE void short_backward(const Attention &a) {
 	DYNAMIC_SHARED(u16, shared);
-	int b = blockIdx.x, lo = a.cu[b], n = a.cu[b + 1] - lo, heads = a.heads / gridDim.y, threads = heads > 1 && n <= 64 ? blockDim.x / heads : blockDim.x;
-	u64 key = key_of(a, b);
-	int team = threadIdx.x / threads, thread = threadIdx.x % threads, room = 64 * (4 * Way::PITCH + 2 * SCORES); // of a head whose sequence is so short
-	for (int h = team; h < heads; h += blockDim.x / threads) {
-		if (h > team) __syncthreads(); // the head before has been read
-		short_backward_head<Way>(a, shared + team * room, thread, threads, b, blockIdx.y * heads + h, lo, n, key);
-	}
+	int b = blockIdx.x, h = blockIdx.y, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	bool pair = blockDim.x > 128 && n <= 64 && a.heads % 2 == 0;
+	int threads = pair ? 128 : blockDim.x, team = pair ? warp_id() / 4 : 0;
+	if (pair && h % 2) return; // all of the block: the one of the head before has this head as well
+	int room = 64 * (4 * Way::PITCH + 2 * SCORES); // of a head whose sequence is so short
+	short_backward_head<Way>(a, shared + team * room, threadIdx.x - team * threads, threads, b, h + team, lo, n);
 }

@@ -41,7 +41,11 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"fmt"
+	"maps"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -81,7 +85,7 @@ func Source(file string) string {
 }
 
 var (
-	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+(?:, \d+)?\) )?(\w+)(?:\(| NORM_BACKWARD)`)
+	plain  = regexp.MustCompile(`(?m)^KERNEL (?:__launch_bounds__\(\d+(?:, \d+)?\) )?(\w+)\(`)
 	family = regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\([^)]*\) (\w+)##\w+\(`)
 	member = regexp.MustCompile(`(?m)^FOR_DIM\((?:\w+, )*(\w+)\)`)
 )
@@ -100,6 +104,51 @@ func Names(module string) []string {
 	}
 	return names
 }
+
+var (
+	parameters = regexp.MustCompile(`#define FOR_DIM\((.*?)\)`)
+	arguments  = regexp.MustCompile(`(?m)^FOR_DIM\((.*)\)`)
+	bound      = regexp.MustCompile(`(?m)^\s*KERNEL __launch_bounds__\((\w+)[^)]*\) (\w+)(##)?`)
+)
+
+// Bounds are the threads that __launch_bounds__ allows the blocks of a module's kernels, of those that have them: a GPU refuses more, which a processor
+// does not know of.
+func Bounds(module string) map[string]int {
+	text, out := Source(module), map[string]int{}
+	of := func(kernel, threads string) {
+		n, err := strconv.Atoi(threads)
+		if err != nil {
+			panic(fmt.Sprintf("%s: the launch bounds of %s are %q", module, kernel, threads)) // these are this package's files
+		}
+		out[kernel] = n
+	}
+	for _, k := range bound.FindAllStringSubmatch(text, -1) {
+		if k[3] == "" {
+			of(k[2], k[1])
+			continue
+		}
+		names := strings.Split(parameters.FindStringSubmatch(text)[1], ", ")
+		for _, values := range arguments.FindAllStringSubmatch(text, -1) {
+			args, most := strings.Split(values[1], ", "), k[1]
+			if i := slices.Index(names, most); i >= 0 {
+				most = args[i]
+			}
+			of(k[2]+args[len(args)-1], most)
+		}
+	}
+	return out
+}
+
+// Bound is that of a kernel; 0 if it has none.
+func Bound(kernel string) int { return bounds()[kernel] }
+
+var bounds = sync.OnceValue(func() map[string]int {
+	all := map[string]int{}
+	for _, m := range Modules() {
+		maps.Copy(all, Bounds(m))
+	}
+	return all
+})
 
 // ModuleOf is the module that has a kernel.
 func ModuleOf(kernel string) string { return moduleOf()[kernel] }

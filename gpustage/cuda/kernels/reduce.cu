@@ -302,7 +302,7 @@ KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz,
 // column_finish adds the rows of parts[n, dim] to out[1, dim], of up to three such sums whose parts lie behind each other. 32 columns to a block of
 // W warps, min(n, 32) of them: warp w adds rows w, w + W, w + 2W and so on, and the sums of the warps are added in their order. With eight warps it
 // took 6 to 8 us, measured on an H200, and now 5; a step of BERT-base has 51 such launches for each sub-batch that goes backward.
-KERNEL column_finish(float *out, float *second, float *third, const float *parts, int n, int dim) {
+KERNEL __launch_bounds__(1024) column_finish(float *out, float *second, float *third, const float *parts, int n, int dim) {
 	__shared__ float sums[WARP][WARP];
 	int d = blockIdx.x * WARP + lane_id(), warps = blockDim.x / WARP;
 	parts += (size_t)blockIdx.y * n * dim;
@@ -364,10 +364,10 @@ KERNEL square_parts(double *parts, const float *x, int sx, int vec, u32 rows, u3
 }
 
 // square_finish is out[0] += all parts; one block. Of 256 threads it took 21 us for 13,293 parts, measured on an H200, and now 4.
-KERNEL square_finish(double *out, const double *parts, int n) {
+KERNEL __launch_bounds__(1024) square_finish(double *out, const double *parts, int n) {
 	double sum = 0.;
 	for (int first = threadIdx.x; first < n; first += 16 * blockDim.x) {
-		double v[16]; // under way at once
+		double v[16]; // as many under way as registers allow
 #pragma unroll
 		for (int k = 0; k < 16; k++) v[k] = first + k * blockDim.x < n ? parts[first + k * blockDim.x] : 0.;
 #pragma unroll

@@ -209,11 +209,7 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	a.vec = s.wideHeads(o, q, k, v, ctx, dctx, dq, dk, dv)
 	if rows := s.short(a, o); flash && rows > 0 {
 		const scores = 64 // keys, of a query
-		each := 1         // heads of a block
-		if rows > 64 && o.Heads%2 == 0 {
-			each = 2
-		}
-		s.launch(s.shortName("backward_", o), [3]int{o.Seqs.Rows, o.Heads / each, 1}, [3]int{2 * rows, 1, 1}, 4*s.shortBytes(rows, o)+2*groupBytes(rows, scores), a)
+		s.launch(s.shortName("backward_", o), [3]int{o.Seqs.Rows, o.Heads, 1}, [3]int{2 * rows, 1, 1}, 4*s.shortBytes(rows, o)+2*groupBytes(rows, scores), a)
 		return
 	}
 	delta := s.scratch(gpustage.F32, o.Heads, o.Seqs.Tokens)

@@ -1,10 +1,6 @@
 package launch
 
 import (
-	"regexp"
-	"slices"
-	"strconv"
-	"strings"
 	"testing"
 
 	"contraflow/gpustage"
@@ -23,35 +19,6 @@ func (recorder) Multiply(Product) error          { return nil }
 func (recorder) Fuses(p Product) (bool, error)   { return p.Epilogue == NoEpilogue, nil }
 func (recorder) Address(gpustage.Memory) uintptr { return 256 }
 
-// bounds are the threads that __launch_bounds__ allows a module's kernels.
-func bounds(t *testing.T, module string) map[string]int {
-	text := kernels.Source(module)
-	params := strings.Split(regexp.MustCompile(`#define FOR_DIM\((.*?)\)`).FindStringSubmatch(text)[1], ", ")
-	out := map[string]int{}
-	for _, k := range regexp.MustCompile(`(?m)^KERNEL __launch_bounds__\((\d+)[^)]*\) (\w+)\(`).FindAllStringSubmatch(text, -1) {
-		n, err := strconv.Atoi(k[1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[k[2]] = n
-	}
-	for _, values := range regexp.MustCompile(`(?m)^FOR_DIM\((.*)\)`).FindAllStringSubmatch(text, -1) {
-		args := strings.Split(values[1], ", ")
-		for _, k := range regexp.MustCompile(`(?m)^\s+KERNEL __launch_bounds__\((\w+)[^)]*\) (\w+)##`).FindAllStringSubmatch(text, -1) {
-			most := k[1]
-			if i := slices.Index(params, most); i >= 0 {
-				most = args[i]
-			}
-			n, err := strconv.Atoi(most)
-			if err != nil {
-				t.Fatalf("%s: launch bounds %s", module, k[0])
-			}
-			out[k[2]+args[len(args)-1]] = n
-		}
-	}
-	return out
-}
-
 // A GPU refuses blocks of more threads than a kernel's launch bounds say, which a processor does not know of.
 func TestLaunchBounds(t *testing.T) {
 	d := ref.New()
@@ -60,7 +27,7 @@ func TestLaunchBounds(t *testing.T) {
 	grouped := NewStream(d, used)
 	grouped.Warpgroups = true
 	for _, dim := range []int{32, 64, 128, 256} {
-		for _, n := range []int{50, 129, 400} {
+		for _, n := range []int{50, 100, 129, 400} {
 			for _, bf16 := range []bool{false, true} {
 				tensor := func(dtype gpustage.DType, rows, cols int) gpustage.Tensor {
 					x, err := gpustage.NewTensor(d, dtype, rows, cols)
@@ -89,7 +56,7 @@ func TestLaunchBounds(t *testing.T) {
 		}
 	}
 	for _, module := range []string{"flash.cu", "hopper.cu", "attention.cu"} {
-		for kernel, most := range bounds(t, module) {
+		for kernel, most := range kernels.Bounds(module) {
 			switch n := used[kernel]; {
 			case n == 0:
 				t.Errorf("%s was not launched", kernel)

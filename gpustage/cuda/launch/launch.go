@@ -9,7 +9,8 @@
 //
 // An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), also beside products (one, if the library makes
 // the parts), norms' backward passes (two: the pass over the rows, with the dropout behind them, and one that adds up to three such sums),
-// attention's backward pass (two on tensor cores, three elsewhere and at 256 features; with biases of positions two or one more), and products
+// attention's backward pass (of sequences of up to 128 tokens one, of others two on tensor cores, three elsewhere and at 256 features; with biases of
+// positions two or one more), and products
 // whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or an accumulation, and where inputs
 // are rounded with the tanh approximation of GELU or its derivative; another activation or dropout is one more pass over the result. In bf16 mode
 // inputs that are of f32 are rounded into scratch memory first; parameters are rounded once per update (gpustage.Forms), and the dy of a linear
@@ -106,6 +107,9 @@ type Stream struct {
 
 	// Piece is how many elements of a vector a kernel takes, a multiple of squares; 0: as many as it counts.
 	Piece int
+
+	// Multiprocessors is for how many norms cut their rows; 0: 132, a Hopper's, on every GPU, as sums of parts then have the same bits.
+	Multiprocessors int
 
 	device gpustage.Device
 	driver Driver

@@ -120,10 +120,11 @@ func (s *Stream) surrounded(p Product, c tensor, m, n, k int, refused bool, rowS
 	if !rowSum.IsZero() && !s.Separate && !o.GradOf.IsZero() && bias.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
 		parts := s.parts(rowSum, c)
 		grid, ts := [3]int{ceil(n, 128), ceil(m, chunkRows), 1}, []tensor{c, acc, o.GradOf, o.Again}
-		if narrow := func(t tensor) bool { return !t.IsZero() && !(half(t) && s.eights(t)) }; n%8 != 0 || slices.ContainsFunc(ts, narrow) {
-			s.launch("gradient_sums", grid, [3]int{block, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts), halves(ts...), s.wide(ts...), m, n)
-		} else {
+		narrow := func(t tensor) bool { return !t.IsZero() && !(half(t) && s.eights(t)) }
+		if n%8 == 0 && !slices.ContainsFunc(ts, narrow) {
 			s.launch("gradient_sums_wide", grid, [3]int{128, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts), m, n)
+		} else {
+			s.launch("gradient_sums", grid, [3]int{block, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts), halves(ts...), s.wide(ts...), m, n)
 		}
 		s.finishColumn(rowSum, parts, n)
 		return true
@@ -138,6 +139,12 @@ func (s *Stream) surrounded(p Product, c tensor, m, n, k int, refused bool, rowS
 	return false
 }
 
+// roundsTwice tells whether the library would round a product in bf16 before it adds a bias, and again: cuBLASLt 13.0 on an H200 does where rows don't
+// begin at multiples of 16 bytes.
+func roundsTwice(p Product) bool {
+	return p.Half && (p.C.At%16 != 0 || p.C.Rows > 1 && p.C.Stride%8 != 0)
+}
+
 // takesBias tells whether the library adds o's bias to a product of this shape, if there is a bias. PyTorch keeps from asking where a side is 1,
 // which some of the library's versions call an invalid value (aten/src/ATen/native/cuda/Blas.cpp).
 func (s *Stream) takesBias(p Product, c tensor, o gpustage.MatMul) bool {
@@ -148,10 +155,10 @@ func (s *Stream) takesBias(p Product, c tensor, o gpustage.MatMul) bool {
 		c = o.PreAct
 	}
 	p.C, p.D, p.Half, p.Bias = s.matrix(c), s.matrix(c), half(c), s.address(o.Bias)
+	if roundsTwice(p) {
+		return false
+	}
 	if p.Half {
-		if p.C.At%16 != 0 || p.C.Rows > 1 && p.C.Stride%8 != 0 { // cuBLASLt 13.0 on an H200 rounds such a product before it adds the bias, and again
-			return false
-		}
 		p.Bias = 16 // it will be rounded, into scratch memory: no worse aligned
 	}
 	if !o.Residual.IsZero() {
@@ -202,6 +209,9 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 	}
 	p.C, p.D, p.Aux, p.Half = s.matrix(c), s.matrix(c), s.matrix(aux), half(c)
 	if p.Bias = s.address(o.Bias); p.Half && p.Bias != 0 {
+		if roundsTwice(p) {
+			return p, false
+		}
 		p.Bias = 16 // it will be rounded, into scratch memory: no worse aligned
 	}
 	// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: a row at least, and divisible by 8.

@@ -295,3 +295,44 @@ func TestRoundedOnce(t *testing.T) {
 		t.Error("room for fewer rows than a has was accepted")
 	}
 }
+
+// The library is not asked to add a bias to a product in bf16 whose rows begin at odd places: it would round twice.
+func TestBiasOfOddRows(t *testing.T) {
+	d := onhost.Open(t, onhost.Plain)
+	var asked []launch.Product
+	d.Asked = func(p launch.Product) { asked = append(asked, p) }
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := func(rows, cols, gap, lead int) gpustage.Tensor {
+		x, err := gpustage.NewTensor(d, gpustage.BF16, rows, lead+cols+gap)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.Columns(lead, lead+cols)
+	}
+	r := rand.New(rand.NewPCG(8, 8))
+	a, b, bias := half(20, 16, 0, 0), half(16, 24, 0, 0), random(t, d, r, 1, 24, 0)
+	for _, c := range []struct {
+		gap, lead int
+		even      bool
+	}{{0, 0, true}, {8, 0, true}, {8, 8, true}, {4, 0, false}, {7, 1, false}, {4, 4, false}} {
+		for name, o := range map[string]gpustage.MatMul{
+			"a bias": {}, "GELU": {Act: gpustage.GELUTanh, PreAct: half(20, 24, 0, 0)},
+		} {
+			asked, o.BF16, o.Bias = nil, true, bias
+			s.MatMul(half(20, 24, c.gap, c.lead), a, b, o)
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			if len(asked) != 1 || asked[0].C.Cols != 24 {
+				t.Fatalf("%s: asked for %+v", name, asked)
+			}
+			p := asked[0]
+			if own := p.C.Stride == 24+c.gap+c.lead; own && p.Half && (p.Bias != 0) != c.even || c.even && !(own && p.Bias != 0) {
+				t.Errorf("%s, %d elements between rows from element %d: asked for %+v", name, c.gap, c.lead, p)
+			}
+		}
+	}
+}

@@ -3,9 +3,11 @@
 package launch_test
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cuda/onhost"
@@ -110,7 +112,7 @@ func TestGradientSumsWide(t *testing.T) {
 		s.Copy(y, x)
 		return y
 	}
-	for _, c := range []struct{ rows, cols int }{{2, 8}, {129, 136}, {203, 384}} {
+	for _, c := range []struct{ rows, cols int }{{2, 8}, {129, 136}, {145, 8}, {203, 384}} {
 		a, b := made(gpustage.BF16, c.rows, 16, 16), made(gpustage.BF16, 16, c.cols, c.cols)
 		pre, start := made(gpustage.BF16, c.rows, c.cols, c.cols), random(t, d, r, 1, c.cols, 0)
 		for _, inPlace := range []bool{false, true} {
@@ -186,6 +188,7 @@ func TestSumSquaresOfRows(t *testing.T) {
 // A norm behind a product has the same bits by a block for some rows as by a warp a row, in place too, and those of the norm on its own.
 func TestEpilogueNormWide(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
+	d.Multiprocessors = 1 // a block then has up to five turns
 	s, err := d.OpenStream()
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +214,7 @@ func TestEpilogueNormWide(t *testing.T) {
 		drop, add  bool           // dropout; a bias, a residual and a beta
 		wide       bool
 	}{
-		{3, 4, gpustage.BF16, true, true, true}, {17, 384, gpustage.BF16, true, true, true}, {41, 388, gpustage.F32, true, true, true},
+		{3, 4, gpustage.BF16, true, true, true}, {90, 384, gpustage.BF16, true, true, true}, {150, 388, gpustage.F32, true, true, true},
 		{9, 768, gpustage.BF16, false, false, true}, {6, 1028, gpustage.F32, true, false, true}, {5, 2048, gpustage.BF16, true, true, true},
 		{5, 2052, gpustage.F32, true, true, false}, {5, 766, gpustage.BF16, true, true, false},
 	} {
@@ -275,6 +278,7 @@ func TestEpilogueNormWide(t *testing.T) {
 // Embeddings have the same bits by a block for some rows as by a warp a row, in place too.
 func TestEmbedWide(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
+	d.Multiprocessors = 1 // a block then has up to five turns
 	s, err := d.OpenStream()
 	if err != nil {
 		t.Fatal(err)
@@ -283,7 +287,7 @@ func TestEmbedWide(t *testing.T) {
 	for _, c := range []struct {
 		rows, cols int
 		all, wide  bool // dropout, a scale, a beta and three tables, or words alone
-	}{{3, 4, true, true}, {37, 388, true, true}, {9, 768, false, true}, {5, 2048, true, true}, {5, 2052, true, false}, {5, 766, false, false}} {
+	}{{3, 4, true, true}, {150, 388, true, true}, {9, 768, false, true}, {5, 2048, true, true}, {5, 2052, true, false}, {5, 766, false, false}} {
 		lookup := func(rows int) gpustage.Lookup {
 			index, err := gpustage.NewTensor(d, gpustage.I32, 1, c.rows)
 			if err != nil {
@@ -347,4 +351,46 @@ func lines(t *testing.T, d gpustage.Device, r *rand.Rand, rows int) gpustage.Seq
 		gpustage.Slice[int32](q.Row)[i], gpustage.Slice[int32](q.Pos)[i], gpustage.Slice[uint64](q.Keys)[i] = int32(i), int32(i%7), r.Uint64()
 	}
 	return q
+}
+
+// More parts than a block adds up at once: of columns' sums, and of a square's.
+func TestManyParts(t *testing.T) {
+	d := onhost.Open(t, onhost.Plain)
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(12, 12))
+	const rows = 1100*128 - 5 // 1,100 parts
+	x, sum := random(t, d, r, rows, 2, 0), random(t, d, r, 1, 2, 0)
+	want := []float64{float64(gpustage.Slice[float32](sum)[0]), float64(gpustage.Slice[float32](sum)[1])}
+	for i, v := range gpustage.Slice[float32](x) {
+		want[i%2] += float64(v)
+	}
+	s.ColumnSum(sum, x)
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range gpustage.Slice[float32](sum) {
+		if !(math.Abs(float64(got)-want[i]) <= 0.01) {
+			t.Errorf("column %d sums to %v, want %v", i, got, want[i])
+		}
+	}
+	const squares = 20000
+	mem, err := gpustage.NewTensor(d, gpustage.F64, 1, 1+squares) // the sum, and the parts
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, square := gpustage.Slice[float64](mem), 0.0
+	for i := range all {
+		all[i] = r.Float64()
+		square += all[i]
+	}
+	at := uint64(uintptr(unsafe.Pointer(&all[0])))
+	if err := s.(*onhost.Stream).Launch("square_finish", [3]int{1, 1, 1}, [3]int{1024, 1, 1}, 0, []uint64{at, at + 8, squares}, []int32{0, 1, 2}); err != nil {
+		t.Fatal(err)
+	}
+	if got := gpustage.Slice[float64](mem)[0]; !(math.Abs(got-square) <= 1e-8) {
+		t.Errorf("the parts add up to %v, want %v", got, square)
+	}
 }

@@ -1,6 +1,10 @@
 package launch
 
-import "contraflow/gpustage"
+import (
+	"cmp"
+
+	"contraflow/gpustage"
+)
 
 // LayerNorm normalizes rows.
 func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta tensor, eps float64) {
@@ -30,7 +34,7 @@ func (s *Stream) normRows(kernel string, wide bool, rows, cols int, args ...any)
 		s.eachRow(kernel, rows, append(args, wide, rows, cols)...)
 		return
 	}
-	chunk, threads := max(8, normChunk(rows, cols, 32)), 32*ceil(cols, 128)
+	chunk, threads := max(8, s.normChunk(rows, cols, 32)), 32*ceil(cols, 128)
 	shared := threads * 16 * (4*2 + 2) // four rows of two tensors that are on their way, and what a thread leaves of their sums, twice
 	s.launch(kernel+"_wide", [3]int{ceil(rows, chunk), 1, 1}, [3]int{threads, 1, 1}, shared, append(args, chunk, rows, cols)...)
 }
@@ -109,9 +113,11 @@ const chunkRows = 128
 // normFits tells whether a block of norm_backward, or of norms' wide kernels, has so many columns, four to a thread.
 func normFits(cols int) bool { return cols > 0 && cols%4 == 0 && cols <= 2048 }
 
-// normChunk is how many rows such a block has, a multiple of four: at most so many blocks are launched as 132 multiprocessors have room for, so many
+// normChunk is how many rows such a block has, a multiple of four: at most so many blocks are launched as the multiprocessors have room for, so many
 // warps each.
-func normChunk(rows, cols, warps int) int { return 4 * ceil(rows, 4*132*(warps/ceil(cols, 128))) }
+func (s *Stream) normChunk(rows, cols, warps int) int {
+	return 4 * ceil(rows, 4*cmp.Or(s.Multiprocessors, 132)*(warps/ceil(cols, 128)))
+}
 
 // normBackward is a norm's whole way back in one pass over its rows, where reduce.cu has a kernel for it and it is more than dx.
 func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor, offset float64, then gpustage.Dropped) bool {
@@ -119,7 +125,7 @@ func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor
 	if s.Separate || dGamma.IsZero() && dBeta.IsZero() && then.Y.IsZero() || x.Rows == 0 || !normFits(x.Cols) || !s.wide(dx, dy, x, gamma, then.Y) {
 		return false
 	}
-	chunk := max(16, normChunk(x.Rows, x.Cols, 24))
+	chunk := max(16, s.normChunk(x.Rows, x.Cols, 24))
 	chunks, n := ceil(x.Rows, chunk), 0
 	for _, sum := range sums {
 		n += int(flag(!sum.IsZero()))
@@ -175,7 +181,7 @@ func (s *Stream) parts(sum, x tensor) tensor {
 // finishColumns adds to each of at most three sums [1, dim] n rows of parts, which lie behind each other.
 func (s *Stream) finishColumns(sums []tensor, parts tensor, n, dim int) {
 	if n == 0 {
-		return // a block has a warp a row, up to 32
+		return // no block without warps
 	}
 	var out [3]tensor
 	copy(out[:], sums)

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/harness"
@@ -28,14 +29,15 @@ type Product = launch.Product
 type Device struct {
 	ref.Device
 
-	NoEpilogues bool           // products have none
-	NoSums      bool           // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
-	Separate    bool           // of streams that are opened: what could be fused with products is not
-	Apart       bool           // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
-	Warpgroups  bool           // of streams that are opened: attention is hopper.cu's, where that has it
-	Piece       int            // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
-	Asked       func(Product)  // sees products; may be nil
-	Launched    map[string]int // how often each kernel has run, of a device that one stream uses; may be nil
+	NoEpilogues     bool           // products have none
+	NoSums          bool           // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
+	Separate        bool           // of streams that are opened: what could be fused with products is not
+	Apart           bool           // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
+	Warpgroups      bool           // of streams that are opened: attention is hopper.cu's, where that has it
+	Piece           int            // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
+	Multiprocessors int            // of streams that are opened: launch.Stream's
+	Asked           func(Product)  // sees products; may be nil
+	Launched        map[string]int // how often each kernel has run, of a device that one stream uses; may be nil
 
 	mode     Mode
 	library  *library
@@ -111,6 +113,7 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 		s.Stream = launch.NewStream(d, struct{ launch.Driver }{s})
 	}
 	s.Stream.Separate, s.Stream.Warpgroups, s.Stream.Apart, s.Stream.Piece = d.Separate, d.Warpgroups, d.Apart, d.Piece
+	s.Stream.Multiprocessors = d.Multiprocessors
 	return s, nil
 }
 
@@ -196,6 +199,9 @@ func (s *Stream) Launch(kernel string, grid, block [3]int, shared int, words []u
 func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error {
 	if s.device.Launched != nil {
 		s.device.Launched[kernel]++
+	}
+	if n, most := block[0]*block[1]*block[2], kernels.Bound(kernel); most > 0 && n > most {
+		return fmt.Errorf("a block has %d threads, and %s's launch bounds allow %d", n, kernel, most)
 	}
 	return s.device.library.start(kernel, grid, block, shared, words, at)
 }

@@ -18,13 +18,14 @@ type Product = launch.Product
 // Device is not to be had on this system.
 type Device struct {
 	ref.Device
-	Separate   bool
-	Warpgroups bool
-	Apart      bool
-	Piece      int
-	NoSums     bool
-	Asked      func(Product)
-	Launched   map[string]int
+	Separate        bool
+	Warpgroups      bool
+	Apart           bool
+	Piece           int
+	Multiprocessors int
+	NoSums          bool
+	Asked           func(Product)
+	Launched        map[string]int
 }
 
 // Open skips the test.
