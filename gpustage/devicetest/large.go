@@ -42,6 +42,9 @@ func large(t *testing.T, dev gpustage.Device, shrink int) {
 		l.run(name("column sums ", size), func(l *largeTest) { l.columnSum(size[0], size[1]) })
 	}
 	l.run("norms", func(l *largeTest) { l.norms(tokens, l.cols(1024)) })
+	if gpustage.TakesBF16(dev) {
+		l.run("a norm behind a product", func(l *largeTest) { l.productNorm(tokens, l.cols(1024)) })
+	}
 	l.run("scores", func(l *largeTest) { l.scores(l.rows(66000), l.cols(1024)) })
 	l.run("table", func(l *largeTest) { l.table(tokens, l.rows(250002), l.cols(1024)) })
 	l.run("vectors", func(l *largeTest) { l.vectors(l.rows(l.rows(200_000_003))) })
@@ -361,6 +364,28 @@ func (l *largeTest) norms(rows, cols int) {
 			}
 		})
 	}
+}
+
+// productNorm is a norm behind a product, which has the bits of the norm on its own.
+func (l *largeTest) productNorm(rows, cols int) {
+	const none, inner, eps = 0, 16, 1e-5
+	a, b := l.make(gpustage.BF16, rows, inner, none, 1), l.make(gpustage.BF16, inner, cols, none, 2)
+	x, bias := l.make(gpustage.F32, rows, cols, none, 3), l.make(gpustage.F32, 1, cols, none, 4)
+	gamma, beta := l.make(gpustage.F32, 1, cols, none, 5), l.make(gpustage.F32, 1, cols, none, 6)
+	sum, operand := l.make(gpustage.F32, rows, cols, none, 7), l.make(gpustage.BF16, rows, cols, none, 8)
+	var y, mean, rstd [2]gpustage.Tensor // behind the product, and on its own
+	for i := range 2 {
+		y[i], mean[i], rstd[i] = l.make(gpustage.F32, rows, cols, none, 9+i), l.make(gpustage.F32, 1, rows, none, 11+i), l.make(gpustage.F32, 1, rows, none, 13+i)
+	}
+	norm := gpustage.Norm{Y: y[0], Mean: mean[0], Rstd: rstd[0], Gamma: gamma, Beta: beta, Eps: eps, Operand: operand}
+	l.s.MatMul(sum, a, b, gpustage.MatMul{BF16: true, Bias: bias, Residual: x, Norm: norm})
+	l.s.LayerNorm(y[1], mean[1], rstd[1], sum, gamma, beta, eps)
+	l.same("the norm", y[0], y[1])
+	l.same("the mean", mean[0], mean[1])
+	l.same("the deviation", rstd[0], rstd[1])
+	rounded := l.make(gpustage.BF16, rows, cols, none, 15)
+	l.s.Copy(rounded, y[1])
+	l.same("the operand", operand, rounded)
 }
 
 // rstdOf is room for what a norm keeps.
