@@ -227,7 +227,7 @@ KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz,
 	Quad g = load_quad(gamma + col, n, true), dot = {}, sum = {}, drop = {};
 	for (int i = 0; i < n; i++) g.v[i] += offset;
 	float number = 0.f; // a row's mean, or of the next four lanes 1 / deviation; lane i has row i % N, here and below
-	int text = 0, place = 0;
+	int text = 0, position = 0; // of that row, where the keys of dropout are asked for
 	auto begin = [&](int first) {
 #pragma unroll
 		for (int i = 0; i < N; i++) {
@@ -240,14 +240,14 @@ KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz,
 		int row = min(first + lane_id() % N, hi - 1);
 		if (lane_id() & N) number = rstd[row];
 		else if (mean) number = mean[row];
-		if (keys) text = rowOf[row], place = pos[row];
+		if (keys) text = rowOf[row], position = pos[row];
 	};
 	begin(lo);
 	for (int first = lo, turn = 0; first < hi; first += N, turn ^= 1) {
 		Quad d[N], p[N];
 		float r[N], e[2 * N] = {}, numbers = number;
 		u64 key = keys ? keys[text] : 0;
-		u32 at = place, kept = 0;
+		u32 here = position, kept = 0;
 		wait_copies();
 #pragma unroll
 		for (int i = 0; i < N; i++) {
@@ -267,7 +267,7 @@ KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz,
 				e[i] += w, e[N + i] += w * u;
 			}
 		}
-		if (keys) kept = keep_rows<N>(key, col, at, site, threshold);
+		if (keys) kept = keep_rows<N>(key, col, here, site, threshold);
 		float one = all_sums(e);
 		if (lane_id() % 4 == 0) across[turn][warp_id()][lane_id() / 4] = one;
 		__syncthreads();
