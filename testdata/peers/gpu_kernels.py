@@ -31,6 +31,7 @@ METRICS = {
 # Why a warp issues nothing, in clocks for each instruction that its scheduler issues.
 WAITS = "smsp__average_warps_issue_stalled_%s_per_issue_active.ratio"
 REASONS = ["barrier", "branch_resolving", "dispatch_stall", "gmma", "lg_throttle", "long_scoreboard", "math_pipe_throttle", "mio_throttle", "no_instruction", "short_scoreboard", "wait"]
+SCALE = {"smsp__issue_active.avg.per_cycle_active": 100}  # to percent
 METRICS |= {WAITS % reason: reason for reason in REASONS}
 SECONDS = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3, "second": 1, "s": 1}
 PAIRS, LONG, LAYERS, HIDDEN = 96, 2048, 2, 768
@@ -64,7 +65,7 @@ def parse(text):
         for metric, name in METRICS.items():
             if (percent := number(row.get(metric))) is not None:
                 total, weight = k[2].get(name, (0.0, 0.0))
-                k[2][name] = total + seconds * percent, weight + seconds
+                k[2][name] = total + seconds * percent * SCALE.get(metric, 1), weight + seconds
     for k in kernels.values():
         k[2] = {name: total / weight for name, (total, weight) in k[2].items()}
     return kernels
@@ -85,7 +86,6 @@ def table(kernels):
     yield f"{'kernel':44} {'share':>7} {'launches':>8} {'mean':>10} {'compute':>8} {'memory':>8} {'occupancy':>9} {'issue':>6} waits for"
     for name, (n, seconds, percent) in sorted(kernels.items(), key=lambda k: -k[1][1]):
         if seconds >= 0.03 * total:
-            percent.update({"issue": 100 * percent["issue"]} if "issue" in percent else {})
             columns = [f"{percent[c]:.0f} %" if c in percent else "" for c in ("compute", "memory", "occupancy", "issue")]
             waits = ", ".join(f"{reason} {percent[reason]:.1f}" for reason in sorted(REASONS, key=lambda r: -percent.get(r, 0))[:3] if reason in percent)
             line = f"{name[:44]:44} {100 * seconds / total:5.1f} % {n:8} {1e6 * seconds / n:7.1f} us {columns[0]:>8} {columns[1]:>8} {columns[2]:>9} {columns[3]:>6} {waits}"

@@ -111,9 +111,8 @@ var (
 	bound      = regexp.MustCompile(`(?m)^\s*KERNEL __launch_bounds__\((\w+)[^)]*\) (\w+)(##)?`)
 )
 
-// Bounds are the threads that __launch_bounds__ allows the blocks of a module's kernels, of those that have them: a GPU refuses more, which a processor
-// does not know of.
-func Bounds(module string) map[string]int {
+// boundsOf are those of a module's kernels that have some.
+func boundsOf(module string) map[string]int {
 	text, out := Source(module), map[string]int{}
 	of := func(kernel, threads string) {
 		n, err := strconv.Atoi(threads)
@@ -139,13 +138,13 @@ func Bounds(module string) map[string]int {
 	return out
 }
 
-// Bound is that of a kernel; 0 if it has none.
+// Bound is how many threads __launch_bounds__ allows a kernel's blocks; 0 if it has none. A GPU refuses more, which a processor does not know of.
 func Bound(kernel string) int { return bounds()[kernel] }
 
 var bounds = sync.OnceValue(func() map[string]int {
 	all := map[string]int{}
 	for _, m := range Modules() {
-		maps.Copy(all, Bounds(m))
+		maps.Copy(all, boundsOf(m))
 	}
 	return all
 })

@@ -139,11 +139,9 @@ func (s *Stream) surrounded(p Product, c tensor, m, n, k int, refused bool, rowS
 	return false
 }
 
-// roundsTwice tells whether the library would round a product in bf16 before it adds a bias, and again: cuBLASLt 13.0 on an H200 does where rows don't
+// roundsTwice tells whether the library would round a product c in bf16 before it adds a bias, and again: cuBLASLt 13.0 on an H200 does where rows don't
 // begin at multiples of 16 bytes.
-func roundsTwice(p Product) bool {
-	return p.Half && (p.C.At%16 != 0 || p.C.Rows > 1 && p.C.Stride%8 != 0)
-}
+func (s *Stream) roundsTwice(c tensor) bool { return half(c) && !s.eights(c) }
 
 // takesBias tells whether the library adds o's bias to a product of this shape, if there is a bias. PyTorch keeps from asking where a side is 1,
 // which some of the library's versions call an invalid value (aten/src/ATen/native/cuda/Blas.cpp).
@@ -155,7 +153,7 @@ func (s *Stream) takesBias(p Product, c tensor, o gpustage.MatMul) bool {
 		c = o.PreAct
 	}
 	p.C, p.D, p.Half, p.Bias = s.matrix(c), s.matrix(c), half(c), s.address(o.Bias)
-	if roundsTwice(p) {
+	if s.roundsTwice(c) {
 		return false
 	}
 	if p.Half {
@@ -209,7 +207,7 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 	}
 	p.C, p.D, p.Aux, p.Half = s.matrix(c), s.matrix(c), s.matrix(aux), half(c)
 	if p.Bias = s.address(o.Bias); p.Half && p.Bias != 0 {
-		if roundsTwice(p) {
+		if s.roundsTwice(c) {
 			return p, false
 		}
 		p.Bias = 16 // it will be rounded, into scratch memory: no worse aligned

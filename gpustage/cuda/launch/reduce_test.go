@@ -91,6 +91,27 @@ func TestColumnSumsWide(t *testing.T) {
 	}
 }
 
+// makers are functions for tensors of random numbers whose rows have a gap behind them, and for copies of others.
+func makers(t *testing.T, d *onhost.Device, s gpustage.Stream, r *rand.Rand) (made func(kind gpustage.DType, rows, cols, gap int) gpustage.Tensor,
+	copied func(kind gpustage.DType, x gpustage.Tensor, gap int) gpustage.Tensor) {
+	made = func(kind gpustage.DType, rows, cols, gap int) gpustage.Tensor {
+		t.Helper()
+		x, err := gpustage.NewTensor(d, kind, rows, cols+gap)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Copy(x, random(t, d, r, rows, cols+gap, 0))
+		return x.Columns(0, cols)
+	}
+	copied = func(kind gpustage.DType, x gpustage.Tensor, gap int) gpustage.Tensor {
+		t.Helper()
+		y := made(kind, x.Rows, x.Cols, gap)
+		s.Copy(y, x)
+		return y
+	}
+	return made, copied
+}
+
 // The gradient behind an activation has the same bits eight columns at a time as four, and so have its columns' sums; in place too.
 func TestGradientSumsWide(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
@@ -99,33 +120,21 @@ func TestGradientSumsWide(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := rand.New(rand.NewPCG(7, 7))
-	made := func(kind gpustage.DType, rows, cols, stride int) gpustage.Tensor {
-		x, err := gpustage.NewTensor(d, kind, rows, stride)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Copy(x, random(t, d, r, rows, stride, 0))
-		return x.Columns(0, cols)
-	}
-	copied := func(kind gpustage.DType, x gpustage.Tensor, stride int) gpustage.Tensor {
-		y := made(kind, x.Rows, x.Cols, stride)
-		s.Copy(y, x)
-		return y
-	}
+	made, copied := makers(t, d, s, r)
 	for _, c := range []struct{ rows, cols int }{{2, 8}, {129, 136}, {145, 8}, {203, 384}} {
-		a, b := made(gpustage.BF16, c.rows, 16, 16), made(gpustage.BF16, 16, c.cols, c.cols)
-		pre, start := made(gpustage.BF16, c.rows, c.cols, c.cols), random(t, d, r, 1, c.cols, 0)
+		a, b := made(gpustage.BF16, c.rows, 16, 0), made(gpustage.BF16, 16, c.cols, 0)
+		pre, start := made(gpustage.BF16, c.rows, c.cols, 0), random(t, d, r, 1, c.cols, 0)
 		for _, inPlace := range []bool{false, true} {
 			var bits [2][3][]float32
 			for i, gap := range []int{8, 4} {
-				y, g, sum := made(gpustage.BF16, c.rows, c.cols, c.cols+gap), copied(gpustage.BF16, pre, c.cols+gap), copied(gpustage.F32, start, c.cols)
+				y, g, sum := made(gpustage.BF16, c.rows, c.cols, gap), copied(gpustage.BF16, pre, gap), copied(gpustage.F32, start, 0)
 				again := g
 				if !inPlace {
-					again = made(gpustage.BF16, c.rows, c.cols, c.cols+gap)
+					again = made(gpustage.BF16, c.rows, c.cols, gap)
 				}
 				d.Launched = map[string]int{}
 				s.MatMul(y, a, b, gpustage.MatMul{BF16: true, GradOf: g, Again: again, Act: gpustage.GELU, ResultSum: sum})
-				out := [3]gpustage.Tensor{copied(gpustage.F32, y, c.cols), copied(gpustage.F32, again, c.cols), sum}
+				out := [3]gpustage.Tensor{copied(gpustage.F32, y, 0), copied(gpustage.F32, again, 0), sum}
 				if err := s.Sync(); err != nil {
 					t.Fatal(err)
 				}
@@ -194,19 +203,7 @@ func TestEpilogueNormWide(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := rand.New(rand.NewPCG(9, 9))
-	made := func(kind gpustage.DType, rows, cols, gap int) gpustage.Tensor {
-		x, err := gpustage.NewTensor(d, kind, rows, cols+gap)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Copy(x, random(t, d, r, rows, cols+gap, 0))
-		return x.Columns(0, cols)
-	}
-	copied := func(kind gpustage.DType, x gpustage.Tensor, gap int) gpustage.Tensor {
-		y := made(kind, x.Rows, x.Cols, gap)
-		s.Copy(y, x)
-		return y
-	}
+	made, copied := makers(t, d, s, r)
 	names := [5]string{"norm", "operand", "mean", "deviation", "sum"}
 	for _, c := range []struct {
 		rows, cols int
