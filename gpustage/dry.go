@@ -95,6 +95,7 @@ func (*dryStream) Gather(Tensor, Tensor, Tensor, bool)                          
 func (*dryStream) ScatterAdd(Tensor, Tensor, Tensor)                                 {}
 func (*dryStream) Embed(_, _, _, _ Tensor, _ Embed)                                  {}
 func (*dryStream) LayerNorm(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float64) {}
+func (*dryStream) LayerNormWith(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)      {}
 func (*dryStream) LayerNormBackward(_, _, _, _, _, _, _, _ Tensor, _ Dropped)        {}
 func (*dryStream) RMSNorm(_, _, _, _ Tensor, _, _ float64)                           {}
 func (*dryStream) RMSNormBackward(_, _, _, _, _, _ Tensor, _ float64)                {}

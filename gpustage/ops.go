@@ -15,6 +15,7 @@ package gpustage
 //	Activate, Gate and their backward   all
 //	Dropout, Rotary                     y, x
 //	LayerNorm                           y
+//	LayerNormWith                       y, x
 //	LayerNormBackward                   x, Dropped.Y
 //	RMSNorm and its backward            y, x, dx, dy
 //	ColumnSum                           x
@@ -52,6 +53,9 @@ type Ops interface {
 	// LayerNorm normalizes each row of x[T, C]: y = (x-mean)*rstd*gamma + beta. It keeps mean[1, T] and rstd[1, T].
 	// y may be x; beta may be absent.
 	LayerNorm(y, mean, rstd, x, gamma, beta Tensor, eps float64)
+	// LayerNormWith is y = (x-mean)*rstd*gamma + beta with a mean[1, T] and a rstd[1, T] that are there: LayerNorm's of x, or of what x was before
+	// it was rounded. On a device that TakesBF16 it has LayerNorm's bits where x is what that was given. y may be x; beta may be absent.
+	LayerNormWith(y, x, mean, rstd, gamma, beta Tensor)
 	// LayerNormBackward gives dx, which may be dy, and dGamma, dBeta (+=; both may be absent), and what then says of dx.
 	LayerNormBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma Tensor, then Dropped)
 	// RMSNorm normalizes x[T, G*D] in groups of D features, the length of gamma[1, D]: y = x*rstd*(gamma + offset). G is 1 for
@@ -167,12 +171,15 @@ func (o MatMul) Linear() bool {
 }
 
 // Norm is a layer norm behind a product: Y = LayerNorm(c), with the bits of that op.
+//
+// Operand is what products take of Y. It is of c rounded to bf16, with the mean and the deviation of c as it was, so that who keeps c in bf16 needs no
+// Operand besides: LayerNormWith makes it again, with the same bits. What it is off by is then two roundings, c's relative to c and its own.
 type Norm struct {
 	Y           Tensor // [M, N], which may be c; absent without a norm
 	Mean, Rstd  Tensor // [1, M]
 	Gamma, Beta Tensor // [1, N]; Beta may be absent
 	Eps         float64
-	Operand     Tensor // [M, N], BF16: a copy of Y, on a device that TakesBF16; may be absent
+	Operand     Tensor // [M, N], BF16, on a device that TakesBF16; may be absent
 }
 
 // Of is the definition, and what devices do that can't do it with the product's last pass.
@@ -180,9 +187,12 @@ func (n Norm) Of(s Ops, c Tensor) {
 	if n.Y.IsZero() {
 		return
 	}
+	if !n.Operand.IsZero() {
+		s.Copy(n.Operand, c) // Y may be c
+	}
 	s.LayerNorm(n.Y, n.Mean, n.Rstd, c, n.Gamma, n.Beta, n.Eps)
 	if !n.Operand.IsZero() {
-		s.Copy(n.Operand, n.Y)
+		s.LayerNormWith(n.Operand, n.Operand, n.Mean, n.Rstd, n.Gamma, n.Beta)
 	}
 }
 

@@ -302,8 +302,20 @@ func testLayerNorm(t *testing.T, dev gpustage.Device) {
 				s.LayerNorm(p(y), p(mean), p(rstd), p(x), p(gamma), p(beta), eps)
 				s.LayerNormBackward(p(dx), p(dGamma), p(dBeta), p(dy), p(x), p(mean), p(rstd), p(gamma), gpustage.Dropped{})
 			})
+			with, over := f.floats("with statistics", rows, c, nil), f.floats("with statistics, in place", rows, c, nil)
+			f.s.Copy(over.dev, x.dev)
+			f.ref.Copy(over.ref, x.ref)
+			f.run(func(s gpustage.Stream, p picker) {
+				s.LayerNormWith(p(with), p(x), p(mean), p(rstd), p(gamma), p(beta))
+				s.LayerNormWith(p(over), p(over), p(mean), p(rstd), p(gamma), p(beta))
+			})
 			// A mean of 3 against a deviation of 2 loses a few bits; rows of few columns can have a small deviation.
 			f.check(y, 200)
+			f.check(with, 200)
+			f.check(over, 200)
+			if gpustage.TakesBF16(dev) {
+				same(t, f, with, y, "a layer norm with statistics and one that makes them")
+			}
 			f.check(mean, 8)
 			f.check(rstd, 200)
 			f.check(dx, 800)
@@ -313,8 +325,10 @@ func testLayerNorm(t *testing.T, dev gpustage.Device) {
 			plain := f.floats("without beta", rows, c, nil)
 			f.run(func(s gpustage.Stream, p picker) {
 				s.LayerNorm(p(plain), p(mean), p(rstd), p(x), p(gamma), gpustage.Tensor{}, eps)
+				s.LayerNormWith(p(with), p(x), p(mean), p(rstd), p(gamma), gpustage.Tensor{})
 			})
 			f.check(plain, 200)
+			f.check(with, 200)
 			q := f.sequences([]int{rows - rows/2, rows / 2}[:1+min(1, rows/2)])
 			dropped, copied, sum := f.floats("dropped", rows, c, nil), f.floats("a copy of dx", rows, c, nil), f.vector("the sum of dropped", c, nil)
 			f.run(func(s gpustage.Stream, p picker) {

@@ -344,6 +344,20 @@ func (f *fixture) untouched(as ...*arg) {
 	}
 }
 
+// checkOperand checks that a norm's operand has the bits that LayerNormWith makes of the sum rounded to bf16, with the statistics of the sum as it
+// was; where no operands are made, that it is untouched.
+func (f *fixture) checkOperand(operand, sum, mean, rstd *arg, gamma, beta gpustage.Tensor) {
+	f.t.Helper()
+	if operand.dev.DType != gpustage.BF16 {
+		f.untouched(operand)
+		return
+	}
+	again := f.copyFor(operand.name+" again", sum.dev.Rows, sum.dev.Cols)
+	f.s.Copy(again.dev, sum.dev)
+	f.s.LayerNormWith(again.dev, again.dev, mean.dev, rstd.dev, gamma, beta)
+	same(f.t, f, operand, again, operand.name+" and what is made again of the rounded sum")
+}
+
 // sequences makes rows of the given lengths on both devices, with dropout keys.
 type sequences struct {
 	rows, tokens, maxLen int

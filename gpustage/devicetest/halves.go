@@ -91,7 +91,7 @@ func testOperandsBF16(t *testing.T, dev gpustage.Device) {
 		test func(*testing.T, gpustage.Device)
 	}{
 		{"Copy", testCopyHalves}, {"ColumnSum", testColumnSumHalves}, {"Activation", testActivationHalves}, {"Gate", testGateHalves}, {"Dropout", testDropoutHalves},
-		{"Rotary", testRotaryHalves}, {"LayerNorm", testLayerNormHalves}, {"LayerNormBackward", testLayerNormBackwardHalves}, {"RMSNorm", testRMSNormHalves}, {"Refused", testHalvesRefused},
+		{"Rotary", testRotaryHalves}, {"LayerNorm", testLayerNormHalves}, {"LayerNormWith", testLayerNormWithHalves}, {"LayerNormBackward", testLayerNormBackwardHalves}, {"RMSNorm", testRMSNormHalves}, {"Refused", testHalvesRefused},
 	} {
 		t.Run(g.name, func(t *testing.T) { g.test(t, dev) })
 	}
@@ -280,6 +280,24 @@ func testLayerNormHalves(t *testing.T, dev gpustage.Device) {
 	})
 }
 
+func testLayerNormWithHalves(t *testing.T, dev gpustage.Device) {
+	sweep(t, dev, 2, 40, func(m *mix, i int) {
+		x := m.arg(0, "x", m.rows, m.cols, func(i, j int) float64 { return 3 + 2*m.rng.NormFloat64() })
+		y, plain := m.arg(1, "y", m.rows, m.cols, nil), m.arg(1, "without beta", m.rows, m.cols, nil)
+		gamma, beta := m.vector("gamma", m.cols, nil), m.vector("beta", m.cols, nil)
+		mean, rstd := m.vector("mean", m.rows, nil), m.vector("rstd", m.rows, func(int, int) float64 { return 0.5 + m.rng.Float64() })
+		m.run(func(s gpustage.Stream, p picker) {
+			s.LayerNormWith(p(plain), p(x), p(mean), p(rstd), p(gamma), gpustage.Tensor{})
+			s.LayerNormWith(p(y), p(x), p(mean), p(rstd), p(gamma), p(beta))
+		})
+		m.check(y, 32) // four operations on values of up to 10
+		m.check(plain, 32)
+		m.untouched(x, gamma, beta, mean, rstd)
+		m.run(func(s gpustage.Stream, p picker) { s.LayerNormWith(p(x), p(x), p(mean), p(rstd), p(gamma), p(beta)) })
+		m.check(x, 32)
+	})
+}
+
 func testLayerNormBackwardHalves(t *testing.T, dev gpustage.Device) {
 	sweep(t, dev, 2, 40, func(m *mix, i int) {
 		if m.cols == 1 { // the variance is zero
@@ -428,6 +446,10 @@ func testHalvesRefused(t *testing.T, dev gpustage.Device) {
 		{"layer norm, rstd", func(s stream) { s.LayerNorm(h, v, hv, w, v3, none, 1) }},
 		{"layer norm, gamma", func(s stream) { s.LayerNorm(h, v, v2, w, hv, none, 1) }},
 		{"layer norm, beta", func(s stream) { s.LayerNorm(h, v, v2, w, v3, hv, 1) }},
+		{"layer norm with statistics, mean", func(s stream) { s.LayerNormWith(h, h2, hv, v2, v3, none) }},
+		{"layer norm with statistics, rstd", func(s stream) { s.LayerNormWith(h, h2, v, hv, v3, none) }},
+		{"layer norm with statistics, gamma", func(s stream) { s.LayerNormWith(h, h2, v, v2, hv, none) }},
+		{"layer norm with statistics, beta", func(s stream) { s.LayerNormWith(h, h2, v, v2, v3, hv) }},
 		{"layer norm's backward, dx", func(s stream) { s.LayerNormBackward(h, none, none, w, w2, v, v2, v3, gpustage.Dropped{}) }},
 		{"layer norm's backward, dy", func(s stream) { s.LayerNormBackward(w, none, none, h, w2, v, v2, v3, gpustage.Dropped{}) }},
 		{"layer norm's backward, all", func(s stream) { s.LayerNormBackward(h, none, none, h2, h3, v, v2, v3, gpustage.Dropped{}) }},
@@ -456,6 +478,8 @@ func testHalvesRefused(t *testing.T, dev gpustage.Device) {
 		{"beyond memory: dropout", func(s stream) { s.Dropout(short, h, none, gpustage.Dropout{}) }},
 		{"beyond memory: rotary", func(s stream) { s.Rotary(h, short, table(w)) }},
 		{"beyond memory: layer norm", func(s stream) { s.LayerNorm(short, v, v2, w, v3, none, 1) }},
+		{"beyond memory: layer norm with statistics, y", func(s stream) { s.LayerNormWith(short, h, v, v2, v3, none) }},
+		{"beyond memory: layer norm with statistics, x", func(s stream) { s.LayerNormWith(h, short, v, v2, v3, none) }},
 		{"beyond memory: layer norm's backward", func(s stream) { s.LayerNormBackward(w, none, none, w, short, v, v2, v3, gpustage.Dropped{}) }},
 		{"beyond memory: what is dropped", func(s stream) {
 			s.LayerNormBackward(w, none, none, w, w2, v, v2, v3, gpustage.Dropped{Y: short})
@@ -622,7 +646,7 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 	a, b, c := x.arg(kindA, "a", ar, ac, nil), x.arg(kindB, "b", br, bc, nil), x.arg(kindC, "c", m, n, nil)
 	pre, grad, residual, y := x.arg(kindAux, "PreAct", m, n, nil), x.arg(kindAux, "GradOf", m, n, nil), x.floats("residual", m, n, nil), x.floats("norm", m, n, nil)
 	bias, gamma, beta, mean, rstd := x.vector("bias", n, nil), x.vector("gamma", n, nil), x.vector("beta", n, nil), x.vector("mean", m, nil), x.vector("rstd", m, nil)
-	again, sum := x.arg(kindAux, "Again", m, n, nil), x.vector("ResultSum", n, nil)
+	again, sum, operand := x.arg(kindAux, "Again", m, n, nil), x.vector("ResultSum", n, nil), x.copyFor("operand", m, n)
 	if e.inPlace {
 		again = grad
 	}
@@ -663,7 +687,7 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 			o.ResultSum = at(sum)
 		}
 		if e.norm { // of few columns the variance is small: not with this eps
-			o.Norm = gpustage.Norm{Y: at(y), Mean: at(mean), Rstd: at(rstd), Gamma: at(gamma), Beta: at(beta), Eps: 0.5}
+			o.Norm = gpustage.Norm{Y: at(y), Mean: at(mean), Rstd: at(rstd), Gamma: at(gamma), Beta: at(beta), Eps: 0.5, Operand: x.in(s, operand)}
 		}
 		s.MatMul(at(c), at(a), at(b), o)
 	})
@@ -699,8 +723,9 @@ func testHalfEpilogue(x *mix, e epilogue, act gpustage.Activation, sh [3]int, tr
 		x.check(mean, 2*productTolerance(k))
 		x.check(rstd, 4*productTolerance(k))
 		x.check(y, 16*productTolerance(k))
+		x.checkOperand(operand, c, mean, rstd, gamma.dev, beta.dev)
 	} else {
-		x.untouched(y, mean, rstd)
+		x.untouched(y, mean, rstd, operand)
 	}
 	if e.again {
 		x.check(again, 4*productTolerance(1))

@@ -366,7 +366,7 @@ func (l *largeTest) norms(rows, cols int) {
 	}
 }
 
-// productNorm is a norm behind a product, which has the bits of the norm on its own.
+// productNorm is a norm behind a product, which has the bits of the norm on its own, and its operand those of the rounded sum's.
 func (l *largeTest) productNorm(rows, cols int) {
 	const none, inner, eps = 0, 16, 1e-5
 	a, b := l.make(gpustage.BF16, rows, inner, none, 1), l.make(gpustage.BF16, inner, cols, none, 2)
@@ -383,9 +383,10 @@ func (l *largeTest) productNorm(rows, cols int) {
 	l.same("the norm", y[0], y[1])
 	l.same("the mean", mean[0], mean[1])
 	l.same("the deviation", rstd[0], rstd[1])
-	rounded := l.make(gpustage.BF16, rows, cols, none, 15)
-	l.s.Copy(rounded, y[1])
-	l.same("the operand", operand, rounded)
+	again := l.make(gpustage.BF16, rows, cols, none, 15)
+	l.s.Copy(again, sum)
+	l.s.LayerNormWith(again, again, mean[1], rstd[1], gamma, beta)
+	l.same("the operand", operand, again)
 }
 
 // rstdOf is room for what a norm keeps.

@@ -142,6 +142,7 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				means[i], rstds[i] = f.vector(name("mean ", i), m, nil), f.vector(name("rstd ", i), m, nil)
 				copies[i] = f.copyFor(name("operand ", i), m, n)
 			}
+			copyInPlace := f.copyFor("operand of a norm in place", m, n)
 			gradToo, again, droppedToo, overPre := matrix("grad beside again"), matrix("again"), matrix("dropped beside again"), matrix("again in place")
 			var results [5]*arg // sums of results
 			for i := range results {
@@ -183,6 +184,9 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				product(summed[4], gpustage.MatMul{Dropout: d, Residual: x(residual), ResultSum: x(results[4]), Norm: n})
 				for i, p := range []gpustage.Dropout{d, {}} { // in place
 					n := gpustage.Norm{Y: x(inPlace[i]), Mean: x(mean), Rstd: x(rstd), Gamma: x(gamma), Beta: x(beta), Eps: 0.5}
+					if i == 0 {
+						n.Operand = f.in(s, copyInPlace)
+					}
 					product(inPlace[i], gpustage.MatMul{Bias: x(bias), Dropout: p, Residual: x(residual), Norm: n})
 				}
 			})
@@ -204,10 +208,19 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				f.check(means[i], 2*productTolerance(k))
 				f.check(rstds[i], 4*productTolerance(k))
 				f.check(norms[i], 16*productTolerance(k))
-				f.checkCopy(copies[i], norms[i])
+				of := beta.dev
+				if i == 2 {
+					of = gpustage.Tensor{}
+				}
+				f.checkOperand(copies[i], sums[i], means[i], rstds[i], gamma.dev, of)
 			}
 			for _, o := range inPlace {
 				f.check(o, 16*productTolerance(k))
+			}
+			if gpustage.TakesBF16(dev) {
+				same(t, f, copyInPlace, copies[0], "the operands of a norm in place and of one beside its sum")
+			} else {
+				f.untouched(copyInPlace)
 			}
 			fused := download(t, f.s, norms[0].back)
 			f.s.LayerNorm(norms[0].dev, means[0].dev, rstds[0].dev, sums[0].dev, gamma.dev, beta.dev, 0.5)

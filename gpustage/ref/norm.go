@@ -38,13 +38,33 @@ func layerNorm[T float](y, mean, rstd, x, gamma, beta tensor, eps float64) {
 		}
 		r := 1 / math.Sqrt(v/n+eps)
 		vec[T](mean)[t], vec[T](rstd)[t] = T(m), T(r)
-		for j, e := range x {
-			v := (float64(e) - m) * r * float64(g[j])
-			if b != nil {
-				v += float64(b[j])
-			}
-			y[j] = T(v)
+		normalized(y, x, m, r, g, b)
+	}
+}
+
+// normalized is y = (x - m) * r * gamma + beta of a row.
+func normalized[T float](y, x []T, m, r float64, gamma, beta []T) {
+	for j, e := range x {
+		v := (float64(e) - m) * r * float64(gamma[j])
+		if beta != nil {
+			v += float64(beta[j])
 		}
+		y[j] = T(v)
+	}
+}
+
+// LayerNormWith is a layer norm whose statistics are there.
+func (s *Stream) LayerNormWith(y, x, mean, rstd, gamma, beta tensor) {
+	if s.Refuse(gpustage.CheckLayerNorm("layer norm with", y, x, gamma, beta, mean, rstd)) {
+		return
+	}
+	s.run("layer norm with", y, func() { layerNormWith[float32](y, x, mean, rstd, gamma, beta) },
+		func() { layerNormWith[float64](y, x, mean, rstd, gamma, beta) })
+}
+
+func layerNormWith[T float](y, x, mean, rstd, gamma, beta tensor) {
+	for t := range x.Rows {
+		normalized(row[T](y, t), row[T](x, t), float64(vec[T](mean)[t]), float64(vec[T](rstd)[t]), vec[T](gamma), vec[T](beta))
 	}
 }
 

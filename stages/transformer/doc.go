@@ -63,9 +63,11 @@
 // the activation's are computed again instead of kept: three passes over [T, C] and [T, F] for 6 of 16 C. In bf16 the projection, the
 // attention's output and the pre-activation, 8 of the 10 C, may wait in bf16 (gpustage.KeepsBF16), or are of bf16 from the start (gpustage.TakesBF16).
 //
-// A lean pass ([Model.Lean]) does without the projection and the pre-activation, 7 of the 10 C, 28 of 40 bytes a feature in f32 and 14 of 24 in
-// bf16. Its way back makes each with the product that made it, of what the weight's gradient needs made again anyway: 7 of a forward pass's 12 C²
-// multiply-adds, but neither attention nor the passes that move hidden states.
+// A lean pass ([Model.Lean]) does without the projection and the pre-activation, 7 of the 10 C, 28 of 40 bytes a feature in f32. Its way back makes
+// each with the product that made it, of what the weight's gradient needs made again anyway: 7 of a forward pass's 12 C² multiply-adds, but neither
+// attention nor the passes that move hidden states. Where operands are of bf16 other passes keep the norms' outputs too, as products take them, and
+// a lean one does not: 6 bytes a feature instead of 24. It makes them again of the norms' inputs, which wait in bf16, and so they are of those
+// in any pass (gpustage.Norm).
 //
 // # An exact zero
 //

@@ -28,7 +28,7 @@ type halfActs struct {
 	out    stats
 	total  gpustage.Tensor // [T, C]: the sum's norm's input
 	sum    stats
-	copy   gpustage.Tensor // [T, C]: an operand, the sum's norm's output; absent on most devices
+	copy   gpustage.Tensor // [T, C]: an operand, the sum's norm's output; absent in lean passes, and on most devices
 }
 
 // enter is what half a layer's branch begins with: in(x), in scratch memory, or x. Only products read it.
@@ -88,21 +88,29 @@ func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpus
 }
 
 // leaveNormed is leave where the norm sum is the product's, and nothing comes between: BERT's. What products take of y is left as an operand, too,
-// where there is room for one; what is kept then is that, and of the sum what the norm's backward pass has of it, both rounded. Where factors are
-// added to the product they add to the sum, which they find in f32.
+// where there is room for one. Then the sum is kept in bf16, which is what the norm's backward pass has of it, and the operand beside it; a lean
+// pass makes that again of the sum. Where factors are added to the product they add to the sum, which they find in f32, and the operand is y's copy.
 func (p *Pass) leaveNormed(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
-	total, operand := y, p.room
+	total, operand, factors := y, p.room, len(l.factors) > 0
 	switch {
-	case keep && !p.room.IsZero() && len(l.factors) == 0:
-		total, operand = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols), p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
-		a.copy = operand
+	case keep && !operand.IsZero() && !factors:
+		total = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
+		if !p.lean {
+			operand = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
+			a.copy = operand
+		}
 	case keep:
 		total = p.keep(x.Rows, x.Cols)
 	}
 	a.total, a.sum = total, p.keepStats(h.sum, total)
-	p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x, Norm: gpustage.Norm{
-		Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps, Operand: operand,
-	}})
+	norm := gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps}
+	if !factors {
+		norm.Operand = operand
+	}
+	p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x, Norm: norm})
+	if factors && !operand.IsZero() {
+		p.s.Copy(operand, y)
+	}
 	p.copies(y, operand)
 }
 
@@ -387,7 +395,11 @@ func (p *Pass) again(h half, a halfActs) gpustage.Tensor {
 		return a.copy
 	}
 	y := p.operand(a.total.Rows, a.total.Cols)
-	p.norm(h.sum, y, a.sum, a.total)
+	if a.total.DType == gpustage.BF16 { // rounded after the norm, and before the operand
+		p.s.LayerNormWith(y, a.total, a.sum.mean, a.sum.rstd, h.sum.gamma, h.sum.beta)
+	} else {
+		p.norm(h.sum, y, a.sum, a.total)
+	}
 	return y
 }
 

@@ -43,10 +43,10 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 			}
 			defer func() {
 				s.convert(rounded, then.Y)
-				s.layerNorm(then.Y, then)
+				then.Of(s, then.Y)
 			}()
 		} else {
-			defer s.layerNorm(c, then)
+			defer then.Of(s, c)
 		}
 		o.Norm = gpustage.Norm{}
 	}

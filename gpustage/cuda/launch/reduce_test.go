@@ -243,6 +243,9 @@ func TestEpilogueNormWide(t *testing.T) {
 				norm := gpustage.Norm{Y: y, Mean: mean, Rstd: rstd, Gamma: gamma, Beta: beta, Eps: 0.5, Operand: operand}
 				s.MatMul(sum, a, b, gpustage.MatMul{BF16: true, Bias: bias, Dropout: drop, Residual: from, Norm: norm})
 				again := [3]gpustage.Tensor{made(gpustage.F32, c.rows, c.cols, 0), made(gpustage.F32, 1, c.rows, 0), made(gpustage.F32, 1, c.rows, 0)}
+				rounded := copied(gpustage.BF16, sum, gap)
+				s.LayerNormWith(rounded, rounded, mean, rstd, gamma, beta)
+				remade := copied(gpustage.F32, rounded, 0)
 				if c.kind == gpustage.F32 {
 					s.LayerNorm(again[0], again[1], again[2], sum, gamma, beta, 0.5)
 				}
@@ -256,6 +259,9 @@ func TestEpilogueNormWide(t *testing.T) {
 				}
 				for k, x := range out {
 					bits[i][k] = slices.Clone(gpustage.Slice[float32](x))
+				}
+				if !slices.Equal(bits[i][1], gpustage.Slice[float32](remade)) {
+					t.Errorf("%+v, in place %v, rows %d elements further than their columns: made again of the rounded sum the operand has other bits", c, inPlace, gap)
 				}
 				for k, x := range []int{0, 2, 3} {
 					if c.kind == gpustage.F32 && !slices.Equal(bits[i][x], gpustage.Slice[float32](again[k])) {

@@ -9,14 +9,16 @@ import (
 // LayerNorm normalizes rows.
 func (s *Stream) LayerNorm(y, mean, rstd, x, gamma, beta tensor, eps float64) {
 	if !s.Refuse(gpustage.CheckLayerNorm("layer norm", as32(y), x, gamma, beta, mean, rstd)) && s.f32("layer norm", x) {
-		s.layerNorm(x, gpustage.Norm{Y: y, Mean: mean, Rstd: rstd, Gamma: gamma, Beta: beta, Eps: eps})
+		s.eachRow("layer_norm", x.Rows, y, flat(mean), flat(rstd), x, flat(gamma), flat(beta), float32(eps), halves(y), s.wide(y, x, gamma, beta), x.Rows, x.Cols)
 	}
 }
 
-// layerNorm is n of x.
-func (s *Stream) layerNorm(x tensor, n gpustage.Norm) {
-	s.eachRow("layer_norm", x.Rows, n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), x, flat(n.Gamma), flat(n.Beta), float32(n.Eps), halves(n.Y),
-		s.wide(n.Y, n.Operand, x, n.Gamma, n.Beta), x.Rows, x.Cols)
+// LayerNormWith is a layer norm whose statistics are there.
+func (s *Stream) LayerNormWith(y, x, mean, rstd, gamma, beta tensor) {
+	const op = "layer norm with"
+	if !s.Refuse(gpustage.CheckLayerNorm(op, as32(y), as32(x), gamma, beta, mean, rstd)) && s.f32(op, as32(x)) {
+		s.eachRow("layer_norm_with", x.Rows, y, x, flat(mean), flat(rstd), flat(gamma), flat(beta), halves(y, x), s.wide(y, x, gamma, beta), x.Rows, x.Cols)
+	}
 }
 
 // epilogueNorm is what is around a product that ends in o's norm: c is the sum, acc the product.
