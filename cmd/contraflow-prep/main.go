@@ -136,6 +136,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			}
 			if !quiet {
 				j.options.Progress = progress()
+				j.options.Note = func(message string) { fmt.Fprintln(os.Stderr, message) }
 			}
 			begun := time.Now()
 			s, err := start(cmd.Context(), j)

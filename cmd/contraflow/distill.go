@@ -150,6 +150,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		return err
 	}
 	defer d.Close()
+	u.notes(d)
 	open := dataset.OpenTable // which finds lines that are no JSON before anything is scored
 	if f.rows.bad.onError == "skip" {
 		open = dataset.OpenTableWithBad

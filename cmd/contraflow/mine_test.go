@@ -275,6 +275,28 @@ func TestSkipLines(t *testing.T) {
 	}
 }
 
+// mine and distill say where a text is a list.
+func TestListNotes(t *testing.T) {
+	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()
+	in := filepath.Join(dir, "a.csv")
+	if err := os.WriteFile(in, []byte("query,positive\nthe cat,a river\nthe dog,\"['a road', 'a house']\"\nthe tree,some rain\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	note := in + `:3, column "positive": the text is a list, ['a road', 'a house'], as pandas prints them (1 of the first 3 texts are), and is one text`
+	for _, c := range []struct {
+		args  []string
+		notes int
+	}{
+		{[]string{"mine", "--num-negatives", "1"}, 1},
+		{[]string{"mine", "--num-negatives", "1", "--corpus", in, "--corpus-column", "positive"}, 2},
+		{[]string{"distill"}, 1}, {[]string{"distill", "--positive", "{positive}"}, 0},
+	} {
+		if r := succeed(t, append(c.args, "--model", model, "--input", in, "--output", filepath.Join(dir, "out.parquet"))...); strings.Count(r.stderr, note) != c.notes {
+			t.Errorf("%v: want %d times %s in\n%s", c.args, c.notes, note, r.stderr)
+		}
+	}
+}
+
 // distill's scores are of their rows where files come in another order than their paths', or twice.
 func TestDistillOrder(t *testing.T) {
 	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()

@@ -32,8 +32,8 @@ func (t *Table) KeepEmpty() { t.empty = true }
 type tableFile struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
-	names   []string        // of separated values: its columns
-	cells   map[string]byte // and their kinds
+	names   []string             // of separated values: its columns
+	cells   map[string]valueKind // and their kinds
 	first   int64
 	rows    int64
 }

@@ -27,6 +27,7 @@ type Options struct {
 	TempDir   string // of spilled keys; "": the system's
 
 	Progress func(stage string, done, total int) // in blocks and shards; called from several goroutines, one at a time; may be nil
+	Note     func(message string)                // what a user should know; may be nil
 }
 
 // Run prepares a dataset in this process.
@@ -44,6 +45,11 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 		return nil, err
 	}
 	defer x.Close()
+	if o.Note != nil {
+		for _, n := range x.Notes() {
+			o.Note(n)
+		}
+	}
 	claim, err := Begin(&rules.Config, o.Overwrite)
 	if err != nil {
 		return nil, err

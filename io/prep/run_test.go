@@ -141,6 +141,29 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// What the inputs' texts look like is told, and a template that takes them as they are is taken at its word, in what is written too.
+func TestListNotes(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	writeJSONL(t, in, pair{Query: "a", Positive: "['b', 'c']"}, pair{Query: "d", Positive: "e"})
+	c := bare(t, in)
+	var notes []string
+	if _, err := Run(t.Context(), c, Options{Note: func(n string) { notes = append(notes, n) }}); err != nil || len(notes) != 1 || !strings.HasPrefix(notes[0], `input "input": `+in+`:1, column "positive": the text is a list`) {
+		t.Errorf("%q, %v", notes, err)
+	}
+	writeJSONL(t, in, pair{Query: "a", Positive: "['b', 'c']"})
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); err == nil || !strings.Contains(err.Error(), `as a template, "{positive}"`) {
+		t.Error(err)
+	}
+	c.Input[0].Positive = "{positive}"
+	c.Split = Split{Dev: 0.999, BEIR: true}
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := readPairs(t, c.Output.Dir, "dev"); len(got) != 1 || got[0].Positive != "['b', 'c']" {
+		t.Errorf("%q", got)
+	}
+}
+
 // corpus is n rows with exact and near duplicates, in a parquet and a JSONL file, and what should stay by the definitions.
 func corpus(t testing.TB, n int) (c Config, want []pair) {
 	dir := t.TempDir()
