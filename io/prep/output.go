@@ -41,6 +41,9 @@ var ErrNotEmpty = errors.New("the output folder is not empty")
 // ErrBusy is wrapped when another run is writing the output folder.
 var ErrBusy = errors.New("another run of prep is writing it")
 
+// ErrNothingLeft is wrapped when every row has been dropped.
+var ErrNothingLeft = errors.New("no row is left")
+
 // Claim is a run's hold on the output folder, from [Begin] to Finish.
 type Claim struct {
 	out  Output
@@ -113,9 +116,13 @@ func isOurs(name string) bool {
 	return name == Temporary || name == Success || name == cardFile || name == readme || name == beirFolder || part && strings.HasSuffix(name, ".parquet")
 }
 
-// Finish completes the output after all shards are written: the cards, the names, the marker.
+// Finish completes the output after all shards are written: the cards, the names, the marker. Where no row is left it takes back what is written
+// instead, and an earlier output stays.
 func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	dir, tmp := x.out.Dir, x.out.temporary()
+	if err := s.nothingLeft(); err != nil {
+		return errors.Join(err, x.clean())
+	}
 	card := newCard(r, s)
 	js, err := json.MarshalIndent(card, "", "  ")
 	if err != nil {
@@ -159,11 +166,16 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	if err := os.WriteFile(filepath.Join(dir, Success), nil, 0o666); err != nil {
 		return err
 	}
+	return x.clean()
+}
+
+// clean removes what is not complete.
+func (x *Claim) clean() error {
 	x.Release() // Windows removes no open file
-	if err := os.RemoveAll(filepath.Join(dir, Temporary)); err != nil {
+	if err := os.RemoveAll(filepath.Join(x.out.Dir, Temporary)); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(dir)
+	return atomicfile.SyncDir(x.out.Dir)
 }
 
 // Card is the dataset card.

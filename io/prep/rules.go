@@ -30,6 +30,12 @@ const (
 // RuleNames lists them.
 var RuleNames = []string{Unusable, Empty, LengthRule, ScriptRule, Require, Reject, Contaminated, Duplicate, NearDuplicate, Mixing}
 
+// ruleKeys are the keys of a configuration that the rules are of. Rows that are unusable are so whatever it says.
+var ruleKeys = map[string]string{
+	Empty: "normalize", LengthRule: "filter.query, filter.document", ScriptRule: "filter.script", Require: "filter.require", Reject: "filter.reject",
+	Contaminated: "decontaminate", Duplicate: "dedupe.exact", NearDuplicate: "dedupe.near", Mixing: "mix",
+}
+
 // Row is a row on its way through the rules.
 type Row struct {
 	ID    int64 // its place among all rows of all inputs

@@ -141,6 +141,32 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// Where every row is dropped that is an error, with each rule's count and first row, and an earlier output stays as it is.
+func TestNothingLeft(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	writeJSONL(t, in, pair{Query: "a query", Positive: "a document"}, pair{Query: "another", Positive: ""}, pair{Query: "one more", Positive: "its document"})
+	c := bare(t, in)
+	for _, before := range []bool{false, true} {
+		if before {
+			mustRun(t, c)
+		}
+		want, had := "no row is left of 3 rows, and nothing is written: unusable has dropped 1, first in.jsonl:2: the text is empty; "+
+			"length has dropped 2 (filter.query, filter.document), first in.jsonl:1: column 1: 2 words. ", []pair(nil)
+		if before {
+			had = readPairs(t, c.Output.Dir, "train")
+		}
+		strict := c
+		strict.Filter.Document.Min = 3
+		if _, err := Run(t.Context(), strict, Options{Overwrite: true}); !errors.Is(err, ErrNothingLeft) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		left, err := os.ReadDir(c.Output.Dir)
+		if err != nil || before != (len(left) > 0) || !slices.EqualFunc(readPairs(t, c.Output.Dir, "train"), had, func(a, b pair) bool { return a.Query == b.Query && a.Positive == b.Positive }) {
+			t.Errorf("left in the folder: %v, %v", left, err)
+		}
+	}
+}
+
 // What the inputs' texts look like is told, and a template that takes them as they are is taken at its word, in what is written too.
 func TestListNotes(t *testing.T) {
 	in := filepath.Join(t.TempDir(), "in.jsonl")

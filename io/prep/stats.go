@@ -2,8 +2,10 @@ package prep
 
 import (
 	"cmp"
+	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 )
 
 // Stats are the counts of a part of the work. Those of several parts merge in any order to the same whole.
@@ -90,6 +92,37 @@ func (s *Stats) Merge(o *Stats, most int) {
 	}
 	s.Files = append(s.Files, o.Files...)
 	slices.SortFunc(s.Files, func(a, b FileStats) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// nothingLeft is the error of a run that has dropped every row; nil if it has not.
+func (s *Stats) nothingLeft() error {
+	read := int64(0)
+	for _, in := range s.Inputs {
+		if in.Train+in.Dev > 0 {
+			return nil
+		}
+		read += in.Read
+	}
+	var rules []string
+	for _, name := range RuleNames {
+		r := s.Rules[name]
+		if r == nil {
+			continue
+		}
+		text := fmt.Sprintf("%s has dropped %d", name, r.Dropped)
+		if key := ruleKeys[name]; key != "" {
+			text += " (" + key + ")"
+		}
+		if len(r.Samples) > 0 {
+			first := r.Samples[0]
+			text += ", first " + first.Where
+			if first.Why != "" {
+				text += ": " + first.Why
+			}
+		}
+		rules = append(rules, text)
+	}
+	return fmt.Errorf("%w of %d rows, and nothing is written: %s. Change what drops rows that should stay", ErrNothingLeft, read, strings.Join(rules, "; "))
 }
 
 // Histogram counts lengths: each up to 15 in a bin of its own, then eight bins for every doubling.
