@@ -511,13 +511,12 @@ func (s *sketchFile) flush() error {
 
 // read reads a sketch into the memory of hashes.
 func (s *sketchFile) read(at int64, hashes []uint32) (Sketch, error) {
-	var buf [4 + 4*sketchSize]byte
+	var buf [sketchHead + 4*sketchSize]byte
 	n, err := s.file.ReadAt(buf[:], at)
-	if n < 4 {
+	if n < sketchHead {
 		return Sketch{}, err
 	}
-	k := Sketch{Size: int(binary.LittleEndian.Uint32(buf[:]))}
-	want := 4 + 4*min(k.Size, sketchSize)
+	want := sketchHead + 4*min(ParseSketch(buf[:sketchHead], nil).Size, sketchSize)
 	if n < want {
 		return Sketch{}, err
 	}

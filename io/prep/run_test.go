@@ -128,7 +128,7 @@ func TestRules(t *testing.T) {
 	if d.Where != "in.jsonl:2" || d.Why != "repeats in.jsonl:1" || !strings.Contains(d.Text, "call the sort") {
 		t.Errorf("sample %+v", d)
 	}
-	if why := s.Rules[LengthRule].Samples[0].Why; why != "column 1: 2 words" {
+	if why := s.Rules[LengthRule].Samples[0].Why; why != `column "positive": 2 words` {
 		t.Errorf("length: %q", why)
 	}
 	for _, name := range []string{Success, "README.md", "card.json", "train-00000-of-00001.parquet"} {
@@ -151,7 +151,7 @@ func TestNothingLeft(t *testing.T) {
 			mustRun(t, c)
 		}
 		want, had := "no row is left of 3 rows, and nothing is written: unusable has dropped 1, first in.jsonl:2: the text is empty; "+
-			"length has dropped 2 (filter.query, filter.document), first in.jsonl:1: column 1: 2 words. ", []pair(nil)
+			"length has dropped 2 (filter.query, filter.document), first in.jsonl:1: column \"positive\": 2 words. ", []pair(nil)
 		if before {
 			had = readPairs(t, c.Output.Dir, "train")
 		}
@@ -244,22 +244,21 @@ func corpus(t testing.TB, n int) (c Config, want []pair) {
 	c.Dedupe.Exact, c.Dedupe.Near.Column = "row", "positive"
 	c.Output.Shards = 2
 	seen := map[[2]string]bool{}
-	var sketches []Sketch
-rows:
+	sketches, stays := []Sketch{}, map[string]bool{} // of each document
 	for _, r := range rows {
 		if key := [2]string{r.Query, r.Positive}; seen[key] {
 			continue
 		} else {
 			seen[key] = true
 		}
-		k := NewSketch(Shingles(nil, r.Positive, c.Dedupe.Near.Shingle))
-		sketches = append(sketches, k)
-		for _, other := range sketches[:len(sketches)-1] {
-			if Jaccard(other, k) >= c.Dedupe.Near.Threshold {
-				continue rows
-			}
+		if _, known := stays[r.Positive]; !known {
+			k := NewSketch(r.Positive, Shingles(nil, r.Positive, c.Dedupe.Near.Shingle))
+			stays[r.Positive] = !slices.ContainsFunc(sketches, func(other Sketch) bool { return Jaccard(other, k) >= c.Dedupe.Near.Threshold })
+			sketches = append(sketches, k)
 		}
-		want = append(want, pair{Query: r.Query, Positive: r.Positive})
+		if stays[r.Positive] {
+			want = append(want, pair{Query: r.Query, Positive: r.Positive})
+		}
 	}
 	return c, want
 }
@@ -282,8 +281,43 @@ func TestDedupe(t *testing.T) {
 	if len(got)-missing != len(want) || missing > 3 {
 		t.Errorf("%d rows stay, %d of them are duplicates; the definition keeps %d", len(got), missing, len(want))
 	}
-	if n := s.Rules[Duplicate].Dropped; n < 80 || s.Rules[NearDuplicate].Dropped < 80 {
+	if n := s.Rules[Duplicate].Dropped; n < 80 || s.Rules[NearDuplicate].Dropped < 60 {
 		t.Errorf("too few duplicates to test with: %v", counts(s))
+	}
+}
+
+// A document that is the positive of several queries stays with all of them, and of documents that are nearly the same the first does. What is dropped
+// says why.
+func TestNearKeepsQueries(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	doc := "a goroutine is a lightweight thread managed by the runtime of Go and it begins with the keyword go before a call of some function"
+	rows := []pair{{Query: "what is a goroutine", Positive: doc}, {Query: "how does a goroutine begin", Positive: doc}, {Query: "what manages goroutines", Positive: doc + "."},
+		{Query: "threads in Go", Positive: doc}, {Query: "threads in Go", Positive: "another document of which there is one alone"}}
+	writeJSONL(t, in, rows...)
+	c := bare(t, in)
+	for i, want := range []struct {
+		exact, near, stay, why string
+	}{
+		{"row", "positive", "0 1 3 4 ", "its positive is nearly that of in.jsonl:1"},
+		{"positive", "positive", "0 4 ", "its positive is that of in.jsonl:1"},
+		{"query", "query", "0 1 2 3 ", "its query is that of in.jsonl:4"},
+		{"none", "query", "0 1 2 3 4 ", ""},
+	} {
+		c.Dedupe.Exact, c.Dedupe.Near.Column = want.exact, want.near
+		c.Output.Dir = filepath.Join(filepath.Dir(in), fmt.Sprint(i))
+		s := mustRun(t, c)
+		stay, why := "", ""
+		for _, p := range readPairs(t, c.Output.Dir, "train") {
+			stay += fmt.Sprint(slices.IndexFunc(rows, func(r pair) bool { return r.Query == p.Query && r.Positive == p.Positive }), " ")
+		}
+		for _, rule := range []string{Duplicate, NearDuplicate} {
+			if r := s.Rules[rule]; r != nil && why == "" {
+				why = r.Samples[0].Why
+			}
+		}
+		if stay != want.stay || why != want.why {
+			t.Errorf("%s, near %s: %q stay, dropped as %q; want %q, %q", want.exact, want.near, stay, why, want.stay, want.why)
+		}
 	}
 }
 
@@ -659,7 +693,7 @@ func TestFilters(t *testing.T) {
 		{func(*Config) {}, 0, "", Empty},
 	} {
 		conf := bare(t, "x")
-		conf.Tokenize.Model = tok
+		conf.Tokenize.Model, conf.Input[0].Negatives = tok, []string{"negs"}
 		c.change(&conf)
 		rules, err := NewRules(t.Context(), conf)
 		if err != nil {
