@@ -198,5 +198,8 @@ func report(s *prep.Stats, dir string, took time.Duration) {
 			fmt.Fprintf(os.Stderr, "%12d %s\n", r.Dropped, name)
 		}
 	}
+	if s.BEIR != nil {
+		fmt.Fprintf(os.Stderr, "%s/beir: %v\n", dir, s.BEIR)
+	}
 	fmt.Fprintf(os.Stderr, "%s/README.md says more.\n", dir)
 }

@@ -111,7 +111,7 @@ type Against struct {
 // Split puts a share of the queries aside: equal queries go together.
 type Split struct {
 	Dev  float64 `yaml:"dev"`
-	BEIR bool    `yaml:"beir"` // write that share also as a retrieval task in BEIR's layout, in the folder beir
+	BEIR bool    `yaml:"beir"` // write that share also as a retrieval task in BEIR's layout, in the folder beir, with all rows' documents
 }
 
 // Mix balances inputs by dropping rows (and repeating them, up to Repeat times, if that is above 1), after everything else.

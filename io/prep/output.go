@@ -123,12 +123,23 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	if err := s.nothingLeft(); err != nil {
 		return errors.Join(err, x.clean())
 	}
+	names := []string{cardFile, readme}
+	if split := r.Config.Split; split.BEIR {
+		_, train, dev := s.rows()
+		if dev == 0 {
+			return errors.Join(fmt.Errorf("split.beir: none of the queries of %d rows is in the development part, which split.dev: %v is the share of: a larger one helps, or another seed", train, split.Dev), x.clean())
+		}
+		var err error
+		if s.BEIR, err = writeBEIR(ctx, r, tmp, dev); err != nil {
+			return fmt.Errorf("split.beir: %w", err)
+		}
+		names = append(names, beirFolder)
+	}
 	card := newCard(r, s)
 	js, err := json.MarshalIndent(card, "", "  ")
 	if err != nil {
 		return err
 	}
-	names := []string{cardFile, readme}
 	if err := os.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n'), 0o666); err != nil {
 		return err
 	}
@@ -137,12 +148,6 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	}
 	for _, f := range s.Files {
 		names = append(names, f.Name)
-	}
-	if r.Config.Split.BEIR {
-		if err := writeBEIR(ctx, r, tmp); err != nil {
-			return fmt.Errorf("split.beir: %w", err)
-		}
-		names = append(names, beirFolder)
 	}
 	old, err := os.ReadDir(dir)
 	if err != nil {
@@ -207,9 +212,7 @@ func newCard(r *Rules, s *Stats) *Card {
 	if r.Tokenizer != nil {
 		c.Tokenizer, unit = r.Tokenizer.Hash(), "tokens"
 	}
-	for _, in := range s.Inputs {
-		c.Rows, c.Train, c.Dev = c.Rows+in.Read, c.Train+in.Train, c.Dev+in.Dev
-	}
+	c.Rows, c.Train, c.Dev = s.rows()
 	for name, h := range s.Lengths {
 		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max}
 	}
@@ -227,6 +230,9 @@ func (c *Card) Markdown() string {
 	b.WriteString("| input | read | train | dev |\n|---|---|---|---|\n")
 	for _, in := range c.Inputs {
 		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", in.Name, in.Read, in.Train, in.Dev)
+	}
+	if c.BEIR != nil {
+		fmt.Fprintf(&b, "\nThe folder `%s` is a retrieval task: %v.\n", beirFolder, c.BEIR)
 	}
 	b.WriteString("\n| rule | rows dropped |\n|---|---|\n")
 	for _, name := range RuleNames {

@@ -398,12 +398,13 @@ func TestSplitKeepsQueriesTogether(t *testing.T) {
 	in := filepath.Join(t.TempDir(), "in.jsonl")
 	var rows []pair
 	for i := range 400 {
-		rows = append(rows, pair{Query: fmt.Sprint("query ", i%100), Positive: fmt.Sprint("document ", i)})
+		rows = append(rows, pair{Query: fmt.Sprint("query ", i%100), Positive: fmt.Sprint("document ", i), Negs: []string{fmt.Sprint("document ", (i+1)%400), fmt.Sprint("other ", i%7)}})
 	}
 	writeJSONL(t, in, rows...)
 	c := bare(t, in)
+	c.Input[0].Negatives = []string{"negs"}
 	c.Split = Split{Dev: 0.3, BEIR: true}
-	mustRun(t, c)
+	s := mustRun(t, c)
 	train, dev := readPairs(t, c.Output.Dir, "train"), readPairs(t, c.Output.Dir, "dev")
 	if len(train)+len(dev) != 400 || len(dev) < 60 || len(dev) > 180 {
 		t.Fatalf("%d and %d rows", len(train), len(dev))
@@ -412,8 +413,34 @@ func TestSplitKeepsQueriesTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(task.Judgements) != len(dev) || len(task.Docs) != len(dev) || len(task.Queries) != len(dev)/4 || task.Unknown > 0 {
+	// All rows' documents are there, those of dev's rows first.
+	if len(task.Judgements) != len(dev) || len(task.Docs) != 400+7 || len(task.Queries) != len(dev)/4 || task.Unknown > 0 {
 		t.Errorf("the task has %d queries, %d documents, %d judgements for %d rows", len(task.Queries), len(task.Docs), len(task.Judgements), len(dev))
+	}
+	card, err := os.ReadFile(filepath.Join(c.Output.Dir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	devs := map[string]bool{}
+	for _, p := range rows {
+		if slices.ContainsFunc(dev, func(d pair) bool { return d.Query == p.Query }) {
+			for _, text := range append(p.Negs, p.Positive) {
+				devs[text] = true
+			}
+		}
+	}
+	if want := (BEIRStats{len(dev) / 4, 407, len(devs), len(dev)}); s.BEIR == nil || *s.BEIR != want || !strings.Contains(string(card), "`beir` is a retrieval task: "+want.String()) {
+		t.Errorf("the task is said to have %v, want %v", s.BEIR, &want)
+	}
+	for i, doc := range task.Docs {
+		if devs[doc] != (i < len(devs)) {
+			t.Fatalf("document %d, %q, is of dev's %d: %v", i, doc, len(devs), devs[doc])
+		}
+	}
+	for _, j := range task.Judgements {
+		if !slices.ContainsFunc(dev, func(d pair) bool { return d.Query == task.Queries[j.Query] && d.Positive == task.Docs[j.Doc] }) {
+			t.Errorf("%q is judged of %q", task.Docs[j.Doc], task.Queries[j.Query])
+		}
 	}
 	for _, d := range dev {
 		for _, r := range train {
@@ -421,6 +448,10 @@ func TestSplitKeepsQueriesTogether(t *testing.T) {
 				t.Fatalf("%q is in both parts", d.Query)
 			}
 		}
+	}
+	c.Output.Dir, c.Split.Dev = filepath.Join(filepath.Dir(in), "out"), 1e-9
+	if _, err := Run(t.Context(), c, Options{}); err == nil || !strings.Contains(err.Error(), "split.beir: none of the queries of 400 rows is in the development part, which split.dev: 1e-09 is the share of") {
+		t.Error(err)
 	}
 }
 

@@ -14,6 +14,7 @@ type Stats struct {
 	Rules   map[string]*RuleStats `json:"rules"`
 	Lengths map[string]*Histogram `json:"lengths"` // by written column
 	Files   []FileStats           `json:"files"`
+	BEIR    *BEIRStats            `json:"beir,omitempty"` // once all parts are there
 }
 
 // InputStats are the rows of an input, in and out.
@@ -94,14 +95,19 @@ func (s *Stats) Merge(o *Stats, most int) {
 	slices.SortFunc(s.Files, func(a, b FileStats) int { return cmp.Compare(a.Name, b.Name) })
 }
 
+// rows are those of all inputs.
+func (s *Stats) rows() (read, train, dev int64) {
+	for _, in := range s.Inputs {
+		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
+	}
+	return read, train, dev
+}
+
 // nothingLeft is the error of a run that has dropped every row; nil if it has not.
 func (s *Stats) nothingLeft() error {
-	read := int64(0)
-	for _, in := range s.Inputs {
-		if in.Train+in.Dev > 0 {
-			return nil
-		}
-		read += in.Read
+	read, train, dev := s.rows()
+	if train+dev > 0 {
+		return nil
 	}
 	var rules []string
 	for _, name := range RuleNames {
