@@ -136,6 +136,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			}
 			if !quiet {
 				j.options.Progress = progress()
+				j.options.Note = func(message string) { fmt.Fprintln(os.Stderr, message) }
 			}
 			begun := time.Now()
 			s, err := start(cmd.Context(), j)
@@ -187,10 +188,18 @@ func report(s *prep.Stats, dir string, took time.Duration) {
 		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
 	}
 	fmt.Fprintf(os.Stderr, "%d rows in %.1f s (%.0f rows/s): %d for training, %d for development\n", read, took.Seconds(), float64(read)/took.Seconds(), train, dev)
+	for _, in := range s.Inputs {
+		if in.Train+in.Dev == 0 {
+			fmt.Fprintf(os.Stderr, "no row of input %q is left of %d\n", in.Name, in.Read)
+		}
+	}
 	for _, name := range prep.RuleNames {
 		if r := s.Rules[name]; r != nil {
 			fmt.Fprintf(os.Stderr, "%12d %s\n", r.Dropped, name)
 		}
+	}
+	if s.BEIR != nil {
+		fmt.Fprintf(os.Stderr, "%s/beir: %v\n", dir, s.BEIR)
 	}
 	fmt.Fprintf(os.Stderr, "%s/README.md says more.\n", dir)
 }

@@ -158,3 +158,30 @@ func TestUsageLine(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// An input of which nothing is left is named beside the counts, and a run that has dropped every row fails.
+func TestInputLost(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for name, content := range map[string]string{
+		"a.jsonl": "{\"q\": \"one\", \"p\": \"two\"}\n", "b.jsonl": "{\"q\": \"a short one\", \"p\": \"a longer document\"}\n",
+		"PREP.yaml": fmt.Sprintf("input: [{name: a, path: %s, query: q, positive: p}, {name: b, path: %s, query: q, positive: p}]\noutput: {dir: %s}\nfilter: {document: {min: 2}}\n", path("a.jsonl"), path("b.jsonl"), path("out")),
+	} {
+		if err := os.WriteFile(path(name), []byte(content), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said, err := os.Create(path("stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	stderr := os.Stderr
+	os.Stderr = said
+	codes := []int{run([]string{"-c", path("PREP.yaml")}), run([]string{"-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"})}
+	os.Stderr = stderr
+	text, err := os.ReadFile(path("stderr"))
+	if err != nil || codes[0] != 0 || codes[1] != 1 || !strings.Contains(string(text), "no row of input \"a\" is left of 1\n") || !strings.Contains(string(text), "contraflow prep: no row is left of 2 rows, and nothing is written: length has dropped 2 ") {
+		t.Errorf("%v, exit codes %d,\n%s", err, codes, text)
+	}
+}

@@ -36,7 +36,7 @@ the positive's first, then its negatives'. data.train takes it for losses that l
   {path: scored.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
 
 The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are cosines; its folder says which.
-Rows that --on-error skip leaves out are not in the output; a line that is no JSON is an error still.
+Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON.
 For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
@@ -150,9 +150,14 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		return err
 	}
 	defer d.Close()
-	table, w, done, err := besides(ctx, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
+	u.notes(d)
+	open := dataset.OpenTable // which finds lines that are no JSON before anything is scored
+	if f.rows.bad.onError == "skip" {
+		open = dataset.OpenTableWithBad
+	}
+	table, w, done, err := besides(ctx, open, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
 	if err != nil {
-		return err
+		return stopped(err)
 	}
 	defer done()
 	next, stop := iter.Pull2(rows(ctx, d))
@@ -170,6 +175,9 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 			row, err, ok := next()
 			if !ok {
 				return fmt.Errorf("row %d: the file has changed while it was read", id)
+			}
+			if bad := c.Bad[i]; err == nil && bad != nil {
+				err = bad
 			}
 			if err != nil {
 				if err := f.rows.bad.leave(err); err != nil {

@@ -207,7 +207,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 		columns = append(columns, dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut},
 			dataset.OutColumn{Name: "token_vectors", Type: dataset.VectorListOut})
 	}
-	t, w, end, err := besides(ctx, input, output, columns...)
+	t, w, end, err := besides(ctx, dataset.OpenTable, input, output, columns...)
 	if err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		return err
 	}
 	defer w.Abort()
-	queries, positives, err := m.pairs(ctx)
+	queries, positives, err := m.pairs(ctx, u)
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	var corpus []string
 	if len(m.corpus) > 0 {
 		empty := 0
-		if corpus, empty, err = documents(ctx, m.corpus, m.corpusColumn); err != nil {
+		if corpus, empty, err = documents(ctx, u, m.corpus, m.corpusColumn); err != nil {
 			return fmt.Errorf("--corpus: %w", err)
 		}
 		if empty > 0 {
@@ -300,12 +300,13 @@ func (m *mineFlags) byEmbeddings(ctx context.Context, e *embedder.Embedder, d gp
 }
 
 // pairs reads the queries with their positives.
-func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err error) {
+func (m *mineFlags) pairs(ctx context.Context, u *ui) (queries, positives []string, err error) {
 	d, err := dataset.Open(ctx, dataset.Source{Paths: m.input, Query: m.query, Positive: m.positive, InOrder: true})
 	if err != nil {
 		return nil, nil, fmt.Errorf("--input: %w", err)
 	}
 	defer d.Close()
+	u.notes(d)
 	for row, err := range rows(ctx, d) {
 		if err != nil {
 			if err := m.bad.leave(err); err != nil {
@@ -325,12 +326,13 @@ func (m *mineFlags) pairs(ctx context.Context) (queries, positives []string, err
 }
 
 // documents reads a corpus, but for its empty texts, of which corpora have some.
-func documents(ctx context.Context, files []string, column string) (out []string, empty int, err error) {
+func documents(ctx context.Context, u *ui, files []string, column string) (out []string, empty int, err error) {
 	d, err := dataset.Open(ctx, dataset.Source{Paths: files, Query: column, Raw: true, InOrder: true})
 	if err != nil {
 		return nil, 0, err
 	}
 	defer d.Close()
+	u.notes(d)
 	for row, err := range rows(ctx, d) {
 		var bad *dataset.RowError
 		switch {

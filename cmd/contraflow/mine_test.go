@@ -241,6 +241,62 @@ func TestSkipRows(t *testing.T) {
 	}
 }
 
+// Lines that are no JSON, and rows of separated values with too few fields, are among the rows that --on-error skip leaves out: they are counted, and
+// the first is named by its line. Without it they end the command before anything is scored.
+func TestSkipLines(t *testing.T) {
+	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, content := range map[string]string{
+		"a.jsonl": `{"query": "the cat", "positive": "a river"}` + "\nno json\n" + `{"query": "the dog", "positive": ""}` + "\n" + `{"query": "x", "positive"` + "\n" + `{"query": "the tree", "positive": "a house"}` + "\n",
+		"a.csv":   "query,positive\nthe cat,a river\nthe bird\nthe dog,\na,b,c\nthe tree,a house\n",
+	} {
+		if err := os.WriteFile(at(name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		line := map[string]string{"a.jsonl": ":2: not JSON at byte 1", "a.csv": ":3: the row has 1 fields where the first line names 2 columns"}[name]
+		for _, args := range [][]string{{"mine", "--model", model, "--num-negatives", "1"}, {"distill", "--model", model}} {
+			args = append(args, "--input", at(name), "--output", at(args[0]+".parquet"))
+			if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, at(name)+line) || !strings.Contains(r.stderr, "; --on-error skip leaves out") {
+				t.Errorf("%s of %s: exit code %d\n%s", args[0], name, r.code, r.stderr)
+			}
+			r := contraflow(t, "", append(args, "--on-error", "skip")...)
+			if want := "3 rows of --input can't be used and are left out (--on-error skip); the first: " + at(name) + line; r.code != 0 || !strings.Contains(r.stderr, want) {
+				t.Fatalf("%s of %s: exit code %d, want %q in\n%s", args[0], name, r.code, want, r.stderr)
+			}
+		}
+		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{at("distill.parquet")}, Query: "query", Positive: "positive", Scores: []string{"scores"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		if b, err := d.ReadBlock(t.Context(), 0); err != nil || b.Rows != 2 || b.Texts(nil, 1, 1)[0] != "a house" || b.Check(1) != nil {
+			t.Errorf("%s: %d rows, %v", name, b.Rows, err)
+		}
+	}
+}
+
+// mine and distill say where a text is a list.
+func TestListNotes(t *testing.T) {
+	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()
+	in := filepath.Join(dir, "a.csv")
+	if err := os.WriteFile(in, []byte("query,positive\nthe cat,a river\nthe dog,\"['a road', 'a house']\"\nthe tree,some rain\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	note := in + `:3, column "positive": the text is a list, ['a road', 'a house'], as pandas prints them (1 of the first 3 texts are), and is one text`
+	for _, c := range []struct {
+		args  []string
+		notes int
+	}{
+		{[]string{"mine", "--num-negatives", "1"}, 1},
+		{[]string{"mine", "--num-negatives", "1", "--corpus", in, "--corpus-column", "positive"}, 2},
+		{[]string{"distill"}, 1}, {[]string{"distill", "--positive", "{positive}"}, 0},
+	} {
+		if r := succeed(t, append(c.args, "--model", model, "--input", in, "--output", filepath.Join(dir, "out.parquet"))...); strings.Count(r.stderr, note) != c.notes {
+			t.Errorf("%v: want %d times %s in\n%s", c.args, c.notes, note, r.stderr)
+		}
+	}
+}
+
 // distill's scores are of their rows where files come in another order than their paths', or twice.
 func TestDistillOrder(t *testing.T) {
 	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()

@@ -53,17 +53,22 @@ func (b *badRows) check() error {
 
 // leave returns nil for a row that is left out, and counts it; else the error.
 func (b *badRows) leave(err error) error {
-	switch {
-	case !errors.Is(err, dataset.ErrBadRow):
-		return err
-	case b.onError != "skip":
-		return fmt.Errorf("%w; --on-error skip leaves out rows that can't be used", err)
+	if b.onError != "skip" || !errors.Is(err, dataset.ErrBadRow) {
+		return stopped(err)
 	}
 	if b.rows == 0 {
 		b.first = err
 	}
 	b.rows++
 	return nil
+}
+
+// stopped is the error that ends a command: of a row that can't be used it says that it could be left out.
+func stopped(err error) error {
+	if errors.Is(err, dataset.ErrBadRow) {
+		return fmt.Errorf("%w; --on-error skip leaves out rows that can't be used", err)
+	}
+	return err
 }
 
 // none is the error where no row is left.
@@ -152,8 +157,8 @@ func separate(output string, inputs ...string) error {
 }
 
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
-// One parquet file may be both: it gets the columns when all is written, and loses nothing.
-func besides(ctx context.Context, input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
+// One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
+func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
 	if len(input) != 1 || filepath.Ext(input[0]) != ".parquet" || strings.ContainsAny(input[0], "*?[") {
 		if err := separate(output, input...); err != nil {
 			return nil, nil, nil, err
@@ -162,7 +167,7 @@ func besides(ctx context.Context, input []string, output string, more ...dataset
 	if err := asParquet(output); err != nil {
 		return nil, nil, nil, err
 	}
-	if t, err = dataset.OpenTable(ctx, input); err != nil {
+	if t, err = open(ctx, input); err != nil {
 		return nil, nil, nil, err
 	}
 	if w, err = t.NewWriter(output, more...); err != nil {

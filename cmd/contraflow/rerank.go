@@ -110,7 +110,7 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 // table scores the rows of a table.
 func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	ctx := cmd.Context()
-	t, w, end, err := besides(ctx, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
+	t, w, end, err := besides(ctx, dataset.OpenTable, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
 
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/recipe"
 )
@@ -113,6 +114,13 @@ func outcome(s *recipe.Summary) []zap.Field {
 func (u *ui) printf(format string, args ...any) {
 	if !u.quiet {
 		fmt.Fprintf(u.w, format, args...)
+	}
+}
+
+// notes prints what a user should know of data.
+func (u *ui) notes(d *dataset.Dataset) {
+	for _, n := range d.Notes() {
+		u.printf("%s\n", n)
 	}
 }
 

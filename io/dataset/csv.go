@@ -17,7 +17,7 @@ import (
 // and is a bad row as others are. A quote out of place is no such row: nobody can say where its row ends.
 //
 // A cell of JSON, ["a", "b"] or [0.5, 2], is a list where most cells of its column are, in the file's first block. Most: a text that happens
-// to be one leaves the column one of texts, and a list that is spoilt is a bad row of a column of lists.
+// to be one leaves the column one of texts (and is told: liststrings.go), and a list that is spoilt is a bad row of a column of lists.
 //
 // .csv is RFC 4180's: commas, and quotes around what has some, or lines, in it. .tsv is IANA's text/tab-separated-values: no quotes at all, a
 // quote is a character as any other. MS MARCO's and BEIR's are such files, and reading them with quotes joins rows without a word.
@@ -219,13 +219,16 @@ func (c *csvReader) wrong(err error) error {
 }
 
 // cellKinds counts the cells of a column that are not empty.
-type cellKinds struct{ all, lists, python int }
+type cellKinds struct {
+	all, lists, python int
+	row                int64 // of the first of python
+}
 
 // listOfPython is a list as Python prints it, which pandas' to_csv does.
 const listOfPython = '\''
 
-// add counts a cell, whose text it may unescape.
-func (k *cellKinds) add(text []byte) {
+// add counts a row's cell, whose text it may unescape.
+func (k *cellKinds) add(text []byte, row int64) {
 	k.all++
 	text = bytes.TrimSpace(text)
 	n := len(text)
@@ -246,7 +249,9 @@ func (k *cellKinds) add(text []byte) {
 			k.lists++
 		}
 	case python:
-		k.python++
+		if k.python++; k.python == 1 {
+			k.row = row
+		}
 	}
 }
 

@@ -391,8 +391,8 @@ func TestCSVListErrors(t *testing.T) {
 		{Source{Query: "q", Positive: "q", Negatives: []string{"few"}, NegativesPerQuery: AllNegatives}, "negatives_per_query is all, but no column of negatives is a list" + cells},
 		{Source{Query: "q", Teacher: "few"}, `column "few" is no list, want a list of numbers: a teacher's embedding` + cells},
 		{Source{Query: "q", Label: "s"}, `column "s" is a list, want a number`},
-		{Source{Query: "q", Positive: "python"}, `a.csv: the cells of column "python" are lists, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`},
-		{Source{Query: "q", Positive: "broken"}, `a.csv: the cells of column "broken" are lists, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`},
+		{Source{Query: "q", Positive: "python"}, `a.csv:2: most cells of column "python" are lists, as this one is, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`},
+		{Source{Query: "q", Positive: "broken"}, `a.csv:4: most cells of column "broken" are lists, as this one is, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`},
 	} {
 		c.src.Paths = []string{path}
 		if _, err := Open(t.Context(), c.src); !errors.Is(err, ErrColumnType) || !strings.HasSuffix(err.Error(), c.want) {

@@ -507,6 +507,12 @@ func (p *jsonlParser) text() (span, error) {
 	return span{uint32(p.from + from), uint32(to - from)}, err
 }
 
+// valueKind is what the values of a column are, by the first byte of one.
+type valueKind struct {
+	first byte
+	row   int64 // with listOfPython
+}
+
 func jsonKind(first byte) string {
 	switch first {
 	case '"':
@@ -524,10 +530,10 @@ func jsonKind(first byte) string {
 }
 
 // kinds looks at the first block: the columns there are, and for each the first byte of its first value that isn't null. Of separated
-// values it is what most cells are: a string, a list, or what listOfPython is.
+// values it is what most cells are: a string, a list, or what listOfPython is, with the row of the first of those.
 // Lines that are no JSON are bad rows, told when they are read, unless there is nothing else.
-func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
-	kind = map[string]byte{}
+func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err error) {
+	kind = map[string]valueKind{}
 	if len(j.blocks) == 0 {
 		return nil, kind, nil
 	}
@@ -550,16 +556,16 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
 				}
 				if k, ok := kind[name]; !ok {
 					names = append(names, name)
-					kind[name] = c
-				} else if k == 'n' {
-					kind[name] = c
+					kind[name] = valueKind{first: c}
+				} else if k.first == 'n' {
+					kind[name] = valueKind{first: c}
 				}
 				if c == '"' && j.text {
 					from, to, err := r.text()
 					if cells[name] == nil {
 						cells[name] = &cellKinds{}
 					}
-					cells[name].add(r.b[from:to])
+					cells[name].add(r.b[from:to], row)
 					return err
 				}
 				return r.skip()
@@ -575,7 +581,7 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]byte, err error) {
 		return nil, nil, bad
 	}
 	for name, c := range cells {
-		kind[name] = c.most()
+		kind[name] = valueKind{c.most(), c.row}
 	}
 	return names, kind, nil
 }

@@ -1,13 +1,10 @@
 package dataset
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/zeebo/xxh3"
 )
@@ -165,101 +162,24 @@ func (p *parquetFile) shape(name string) (shape, error) {
 	return s, nil
 }
 
-func (j *jsonlFile) shape(name string, names []string, kinds map[string]byte) (shape, error) {
+func (j *jsonlFile) shape(name string, names []string, kinds map[string]valueKind) (shape, error) {
 	kind, ok := kinds[name]
 	if !ok {
 		return shape{}, j.missing(name, names)
 	}
-	s := shape{name: jsonKind(kind)}
-	switch kind {
+	s := shape{name: jsonKind(kind.first)}
+	switch kind.first {
 	case '"', 'n': // null so far: rows are checked one by one
-		s.text, s.number = true, kind == 'n' || j.text
+		s.text, s.number = true, kind.first == 'n' || j.text
 	case '[':
 		s.text, s.number, s.list = true, true, true // what the list holds is checked row by row
 	case listOfPython:
-		return shape{}, fail(ErrColumnType, `%s: the cells of column %q are lists, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`, j.path, name)
+		return shape{}, fail(ErrColumnType, `%s:%d: most cells of column %q are lists, as this one is, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`, j.path, j.line(kind.row), name)
 	case '{', 't', 'f':
 	default:
 		s.number = true
 	}
 	return s, nil
-}
-
-// checkNegatives refuses a column of strings named as negatives of which most are lists, by the first rows of each file (of Raw sources, of the
-// first file): pandas writes lists so after a round trip through CSV, and each would be one negative, with brackets and quotes. A template of the
-// column takes them as they are.
-func (d *Dataset) checkNegatives(ctx context.Context) error {
-	var columns []int
-	for i, r := range d.roles {
-		if r.role == Negative && r.source < d.firstNumber && !d.sources[r.source].list {
-			columns = append(columns, i)
-		}
-	}
-	if len(columns) == 0 || d.tokens != nil { // prep has looked at the texts
-		return nil
-	}
-	file := int32(-1)
-	for n, ref := range d.blocks {
-		f := &d.files[ref.file]
-		if ref.file == file || f.jsonl != nil && f.jsonl.text {
-			continue // separated values have said what their cells are
-		}
-		if file >= 0 && d.src.Raw {
-			break
-		}
-		file = ref.file
-		b, err := d.ReadBlock(ctx, n)
-		if errors.Is(err, ErrCorrupt) {
-			continue // told where its rows are asked for, or left out
-		}
-		if err != nil {
-			return err
-		}
-		for _, c := range columns {
-			if list := b.mostLists(d.roles[c].source); list != "" {
-				return fail(ErrColumnType, `%s: column %q is of strings, and most of the first are lists, such as %s, as pandas prints them: each would be one negative. `+
-					`Write lists (ast.literal_eval or json.loads makes them of such strings); if texts really look like that, name the column as a template, "{%s}"`, f.path(), d.ColumnName(c), list, d.ColumnName(c))
-			}
-		}
-	}
-	return nil
-}
-
-// mostLists is the beginning of the first text of a column that is a list of strings, "" unless more than half of the texts are lists.
-func (b *Block) mostLists(source int) (first string) {
-	t := &b.texts[source]
-	all, lists := 0, 0
-	for _, s := range t.spans {
-		if s.n == null || s.n == 0 {
-			continue
-		}
-		all++
-		text := bytes.TrimSpace(t.bytes(s))
-		if !listOfStrings(text) && string(text) != "[]" {
-			continue
-		}
-		if lists++; first == "" && len(text) > 2 {
-			const most = 40
-			if first = strings.ToValidUTF8(string(text[:min(len(text), most)]), ""); len(text) > most {
-				first += "..."
-			}
-		}
-	}
-	if 2*lists <= all {
-		return ""
-	}
-	return first
-}
-
-// listOfStrings tells whether a text looks like one, of JSON, Python or NumPy: brackets with quotes next to them.
-func listOfStrings(text []byte) bool {
-	n := len(text)
-	if n < 4 || text[0] != '[' || text[n-1] != ']' {
-		return false
-	}
-	inside := bytes.TrimSpace(text[1 : n-1])
-	quote := func(c byte) bool { return c == '"' || c == '\'' }
-	return len(inside) > 1 && quote(inside[0]) && quote(inside[len(inside)-1])
 }
 
 // countTexts settles what the source doesn't say and the first rows do: how many negatives a list gives, as many as the first one has,

@@ -43,7 +43,7 @@ type Source struct {
 	Teacher string
 
 	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, all lists give all their texts, and
-	// parquet files' pages are not read to open them, but for those of the first rows.
+	// parquet files' pages are not read to open them, but for those of each file's first rows.
 	Raw bool
 	// InOrder has rows come in the order in which Paths name the files, those of a glob in the order of their paths, and those of a file named
 	// twice twice, as [OpenTable] does. Without it the same files are the same dataset, however they are named.
@@ -93,6 +93,7 @@ type Dataset struct {
 	firstNumber int // sources before are texts
 
 	tokens *TokenInfo // set: texts are ids
+	notes  []string
 }
 
 // sourceColumn is a column of the files.
@@ -195,7 +196,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 		d.Close()
 		return nil, fail(ErrNoFiles, "%s: no rows", strings.Join(src.Paths, ", "))
 	}
-	if err := d.checkNegatives(ctx); err != nil {
+	if err := d.checkLists(ctx); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -246,6 +247,9 @@ func (d *Dataset) TeacherSize() int { return d.dim }
 // HasLabels and HasScores tell what the source names.
 func (d *Dataset) HasLabels() bool { return d.number.label >= 0 }
 func (d *Dataset) HasScores() bool { return len(d.number.scores) > 0 }
+
+// Notes are what a user should know of texts that can be used but may not be what was meant, each with file, row and column.
+func (d *Dataset) Notes() []string { return d.notes }
 
 // textName is the name of a source of texts.
 func (d *Dataset) textName(source int) string {

@@ -303,64 +303,120 @@ func TestNegativesPerQuery(t *testing.T) {
 	}
 }
 
-// A column of negatives whose texts are lists, as pandas prints them, is an error in parquet and JSON lines too, in any file: each would be one negative.
-// Texts that begin with a bracket are texts, and a template takes what looks like a list.
+// A column whose texts are lists, as pandas prints them, is an error in parquet and JSON lines too, in any file and whatever it is used as: each would
+// be one text. Where half of the texts or fewer are, of CSV too, that is a note. Texts that begin with a bracket are texts, and a template takes what
+// looks like a list, as does a file that prep has made.
 func TestListsAsStrings(t *testing.T) {
 	dir := t.TempDir()
-	save := func(name string, negatives ...string) string {
+	save := func(name string, texts ...string) string {
 		path := filepath.Join(dir, name)
 		if isParquet(path) {
 			w, err := NewParquetWriter(path, OutColumn{"q", TextOut}, OutColumn{"p", TextOut}, OutColumn{"n", TextOut})
 			if err != nil {
 				t.Fatal(err)
 			}
-			same := make([]string, len(negatives))
+			same := make([]string, len(texts))
 			for i := range same {
 				same[i] = "text"
 			}
-			if err := errors.Join(w.Write(same, same, negatives), w.Close()); err != nil {
+			if err := errors.Join(w.Write(same, same, texts), w.Close()); err != nil {
 				t.Fatal(err)
 			}
 			return path
 		}
 		var lines []byte
-		for _, n := range negatives {
-			lines = append(append(append(lines, `{"q": "a", "p": "b", "n": `...), appendJSONString(nil, n)...), "}\n"...)
+		if separated(path) != "" {
+			lines = []byte("q,p,n\n")
+		}
+		for _, text := range texts {
+			if separated(path) != "" {
+				lines = append(lines, `a,b,"`+strings.ReplaceAll(text, `"`, `""`)+"\"\n"...)
+			} else {
+				lines = append(append(append(lines, `{"q": "a", "p": "b", "n": `...), appendJSONString(nil, text)...), "}\n"...)
+			}
 		}
 		if err := os.WriteFile(path, lines, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
-	try := func(s Source) error {
-		s.Query, s.Positive = "q", "p"
+	try := func(s Source) ([]string, error) {
 		d, err := Open(t.Context(), s)
-		if err == nil {
-			d.Close()
+		if err != nil {
+			return nil, err
 		}
-		return err
+		defer d.Close()
+		return d.Notes(), nil
+	}
+	where := func(path string, row int) string {
+		switch filepath.Ext(path) {
+		case ".parquet":
+			return fmt.Sprintf("%s: row group 0, row %d", path, row)
+		case ".csv":
+			row++
+		}
+		return fmt.Sprintf("%s:%d", path, row+1)
 	}
 	for _, ext := range []string{".parquet", ".jsonl"} {
-		for name, negatives := range map[string][]string{
-			"python": {"['n1', 'n2']", "plain", `["it's", 'n2']`}, "json": {`["n1", "n2"]`, `[]`, "plain"}, "numpy": {"['n1' 'n2'\n 'n3']"},
+		for name, texts := range map[string][]string{
+			"python": {"['n1', 'n2']", "plain", `["it's", 'n2', None, ]`}, "json": {`["n1", "n2"]`, `[]`, "plain"}, "numpy": {"['n1' 'n2'\n 'n3']"},
 		} {
-			path := save(name+ext, negatives...)
-			for _, s := range []Source{{Paths: []string{path}, Negatives: []string{"n"}}, {Paths: []string{path}, Negatives: []string{"n"}, Raw: true}, {Paths: []string{save("a"+ext, "plain"), path}, Negatives: []string{"n"}}} {
-				if err := try(s); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), path+`: column "n" is of strings, and most of the first are lists, such as [`) || !strings.Contains(err.Error(), `as a template, "{n}"`) {
-					t.Errorf("%s: %v", path, err)
+			path := save(name+ext, texts...)
+			for as, s := range map[string]Source{
+				"negatives": {Query: "q", Positive: "p", Negatives: []string{"n"}}, "raw": {Query: "q", Positive: "p", Negatives: []string{"n"}, Raw: true},
+				"positive": {Query: "q", Positive: "n"}, "query": {Query: "n", Positive: "p"}, "second": {Query: "q", Positive: "n"}, "second raw": {Query: "q", Positive: "n", Raw: true},
+			} {
+				s.Paths = []string{path}
+				if strings.HasPrefix(as, "second") {
+					s.Paths = []string{save("a"+ext, "plain"), path}
+				}
+				want := where(path, 0) + `, column "n": the text is a list, [`
+				if _, err := try(s); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `as a template, "{n}"`) || strings.Contains(err.Error(), "\n") ||
+					strings.Contains(err.Error(), "write a row for each") != (as == "query") {
+					t.Errorf("%s as %s: %v", path, as, err)
 				}
 			}
-			if err := try(Source{Paths: []string{path}, Negatives: []string{"{n}"}}); err != nil {
-				t.Errorf("a template of %s: %v", path, err)
+			if notes, err := try(Source{Paths: []string{path}, Query: "q", Positive: "{n}"}); err != nil || len(notes) > 0 {
+				t.Errorf("a template of %s: %v, %q", path, err, notes)
 			}
 		}
-		for name, negatives := range map[string][]string{
-			"cited": {"[1] a text", "[2] another"}, "numbers": {"[1, 2]", "[3]"}, "few": {"['a']", "b", "", "c"}, "empty": {"[]", "[]"}, "half": {"['a']", "b"},
+	}
+	for _, ext := range []string{".parquet", ".jsonl", ".csv"} {
+		for name, texts := range map[string][]string{
+			"cited": {"[1] a text", "[2] another"}, "empty": {"[]", "[]", "text", "text"}, "two": {"['a'] and ['b']", `["a"b"]`, "['a' or 'b']", `["a", "b"`, `["a\"]`, "[a, 'b']", "['a']."},
 		} {
-			if err := try(Source{Paths: []string{save(name+ext, negatives...)}, Negatives: []string{"n"}}); err != nil {
-				t.Errorf("%s%s: %v", name, ext, err)
+			if ext == ".csv" {
+				texts = append(texts, slices.Repeat([]string{"text"}, len(texts))...) // most are spoilt lists otherwise
+			}
+			if notes, err := try(Source{Paths: []string{save(name+ext, texts...)}, Query: "q", Positive: "n"}); err != nil || len(notes) > 0 {
+				t.Errorf("%s%s: %v, %q", name, ext, err, notes)
 			}
 		}
+		few, half := save("few"+ext, "a", "['a']", "", "b"), save("half"+ext, "['a', 'b']", "c", `["d", "e"]`, "f")
+		s := Source{Paths: []string{few, half}, Query: "q", Positive: "n", Negatives: []string{"n"}}
+		want := where(few, 1) + `, column "n": the text is a list, ['a'], as pandas prints them (3 of the first 7 texts are), and is one text, with brackets and quotes. ` +
+			"Write lists in every row (ast.literal_eval or json.loads makes them of such texts)"
+		if ext == ".csv" {
+			want += ` (in .csv and .tsv lists are cells of JSON, ["a", "b"])`
+		}
+		if notes, err := try(s); err != nil || len(notes) != 1 || notes[0] != want+`; if texts really look like that, name the column as a template, "{n}"` {
+			t.Errorf("%s: %v, %q, want %s", ext, err, notes, want)
+		}
+		s.Positive, s.Negatives = "{n}", nil
+		if notes, err := try(s); err != nil || len(notes) > 0 {
+			t.Errorf("a template of %s: %v, %q", ext, err, notes)
+		}
+	}
+	path := filepath.Join(dir, "prepared.parquet")
+	w, err := NewParquetWriter(path, OutColumn{"q", TextOut}, OutColumn{"p", TextOut}, OutColumn{"p" + HashSuffix, LongsOut})
+	if err == nil {
+		err = errors.Join(w.Write([]string{"a"}, []string{"['a']"}, [][]int64{{1, 2}}), w.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if notes, err := try(Source{Paths: []string{path}, Query: "q", Positive: "p"}); err != nil || len(notes) > 0 {
+		t.Errorf("a file that prep has made: %v, %q", err, notes)
 	}
 }
 

@@ -22,6 +22,7 @@ type Table struct {
 	schema func(*orderedGroup) error
 	json   []jsonColumn // of JSON lines
 	empty  bool         // texts of nothing are texts
+	bad    bool         // rows that can't be read are rows of nulls
 }
 
 // KeepEmpty has texts without anything in them taken, as corpora have some and their rows are to keep their places. Otherwise they are errors.
@@ -31,8 +32,8 @@ func (t *Table) KeepEmpty() { t.empty = true }
 type tableFile struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
-	names   []string        // of separated values: its columns
-	cells   map[string]byte // and their kinds
+	names   []string             // of separated values: its columns
+	cells   map[string]valueKind // and their kinds
 	first   int64
 	rows    int64
 }
@@ -49,11 +50,21 @@ type tableLeaf struct {
 // JSON lines are read once to find out their types; columns of CSV and TSV are text, lists of JSON in their cells too. Close releases
 // temporary files.
 func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
+	return openTable(ctx, patterns, &Table{})
+}
+
+// OpenTableWithBad is [OpenTable] for programs that leave out rows that can't be used. A line that is no JSON, or a row with more or fewer fields
+// than its file has columns, is no error: it has no part in the columns' types and keeps its place as a row of nulls, and [Chunk].Bad says what
+// is wrong with it.
+func OpenTableWithBad(ctx context.Context, patterns []string) (*Table, error) {
+	return openTable(ctx, patterns, &Table{bad: true})
+}
+
+func openTable(ctx context.Context, patterns []string, t *Table) (*Table, error) {
 	paths, err := expandInOrder(ctx, patterns)
 	if err != nil {
 		return nil, err
 	}
-	t := &Table{}
 	if isParquet(paths[0]) {
 		err = t.openParquet(paths)
 	} else {
@@ -237,6 +248,8 @@ type Chunk struct {
 	Texts []string // of the text column that Chunks was asked for
 	Empty int      // of those, after KeepEmpty, how many have nothing in them
 
+	Bad map[int]*RowError // of OpenTableWithBad: rows (0..Rows-1) that are none
+
 	leaves []values // of the table's leaves
 }
 
@@ -283,7 +296,8 @@ func (t *Table) Texts(c *Chunk, column string) ([]string, error) {
 	return view.Texts, err
 }
 
-// Drop takes rows (0..Rows-1, ascending) out of a chunk, and their texts: of those that follow a row's id is no longer First and its place.
+// Drop takes rows (0..Rows-1, ascending) out of a chunk, and their texts: of those that follow a row's id is no longer First and its place, and
+// what Bad says is no longer of theirs.
 func (c *Chunk) Drop(rows []int) {
 	if len(rows) == 0 {
 		return
@@ -423,7 +437,9 @@ func (t *Table) chunks(ctx context.Context, leaves []int, rows int) iter.Seq2[*C
 		c := &Chunk{leaves: make([]values, len(t.leaves)+len(t.json))}
 		send := func(first int64, n int) bool {
 			c.First, c.Rows = first, n
-			return yield(c, nil)
+			more := yield(c, nil)
+			c.Bad = nil
+			return more
 		}
 		for i := range t.files {
 			f := &t.files[i]

@@ -81,7 +81,7 @@ func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 				}
 				return t.json[k].observe(r)
 			})
-		})
+		}, t.leave(func(*RowError) error { return nil }))
 		if err != nil {
 			return err
 		}
@@ -103,9 +103,18 @@ func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 	return nil
 }
 
-// eachJSONLine calls line for every row of a file, and checks that it reads the whole line.
-func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) error) error {
-	var buf []byte
+// leave is do where rows that can't be read are left to the caller, else nil.
+func (t *Table) leave(do func(*RowError) error) func(*RowError) error {
+	if !t.bad {
+		return nil
+	}
+	return do
+}
+
+// eachJSONLine calls line for every row of a file, and checks that it reads the whole line. A row that can't be read is an error, unless there is
+// bad: that is then called in place of line, which gets nothing of the row.
+func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) error, bad func(*RowError) error) error {
+	var buf, probe []byte
 	row := int64(0)
 	for _, b := range j.blocks {
 		if err := ctx.Err(); err != nil {
@@ -119,11 +128,23 @@ func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) er
 			r := jsonReader{b: buf[from:to]}
 			err := error(&jsonError{want: "the line " + notUTF8})
 			if utf8.Valid(r.b) {
-				err = r.row(j.text, func() error { return line(&r) })
+				err = nil
+				if bad != nil {
+					probe = append(probe[:0], r.b...)
+					whole := jsonReader{b: probe}
+					err = whole.row(j.text, func() error { return whole.object(func([]byte) error { return whole.skip() }) })
+				}
+				if err == nil {
+					err = r.row(j.text, func() error { return line(&r) })
+				}
 			}
 			if _, ok := err.(*jsonError); ok {
 				l := Location{File: j.path, RowGroup: -1, Row: row, Line: j.line(row)}
-				return &RowError{Row: row, Location: l, Reason: err.Error()}
+				wrong := &RowError{Row: row, Location: l, Reason: err.Error()}
+				if bad == nil {
+					return wrong
+				}
+				err = bad(wrong)
 			}
 			row++
 			return err
@@ -216,22 +237,7 @@ func (t *Table) jsonChunks(ctx context.Context, f *tableFile, rows int, c *Chunk
 	begin := make([]int, len(t.json)) // where the row's values begin, for keys that come twice
 	var original []byte
 	errStop := errors.New("no more")
-	err = eachJSONLine(ctx, f.jsonl, func(r *jsonReader) error {
-		original = append(original[:0], r.b...)
-		for i := range begin {
-			begin[i] = len(c.leaves[i].list)
-		}
-		err := r.object(func(key []byte) error {
-			i, ok := index[string(key)]
-			if !ok {
-				return fail(ErrCorrupt, "%s has changed while it was in use: a new key %q", f.jsonl.path, key)
-			}
-			c.leaves[i].list = c.leaves[i].list[:begin[i]]
-			return t.json[i].read(r, original, &c.leaves[i], i)
-		})
-		if err != nil {
-			return err
-		}
+	end := func() error { // of a row
 		for i := range begin {
 			if len(c.leaves[i].list) == begin[i] {
 				c.leaves[i].list = append(c.leaves[i].list, parquet.NullValue().Level(0, 0, i))
@@ -244,8 +250,32 @@ func (t *Table) jsonChunks(ctx context.Context, f *tableFile, rows int, c *Chunk
 			first, n = first+int64(n), 0
 			reset()
 		}
+		for i := range begin {
+			begin[i] = len(c.leaves[i].list)
+		}
 		return nil
-	})
+	}
+	err = eachJSONLine(ctx, f.jsonl, func(r *jsonReader) error {
+		original = append(original[:0], r.b...)
+		err := r.object(func(key []byte) error {
+			i, ok := index[string(key)]
+			if !ok {
+				return fail(ErrCorrupt, "%s has changed while it was in use: a new key %q", f.jsonl.path, key)
+			}
+			c.leaves[i].list = c.leaves[i].list[:begin[i]]
+			return t.json[i].read(r, original, &c.leaves[i], i)
+		})
+		if err != nil {
+			return err
+		}
+		return end()
+	}, t.leave(func(bad *RowError) error {
+		if c.Bad == nil {
+			c.Bad = map[int]*RowError{}
+		}
+		c.Bad[n] = bad
+		return end()
+	}))
 	if err == errStop {
 		return false, nil
 	}

@@ -314,6 +314,54 @@ func sameValue(a, b parquet.Value) bool {
 	return a.Kind() == b.Kind() && a.RepetitionLevel() == b.RepetitionLevel() && a.DefinitionLevel() == b.DefinitionLevel() && a.Column() == b.Column() && parquet.Equal(a, b)
 }
 
+// Rows that can't be read keep their places in a table that takes them, as nulls, and have no part in its columns and their types.
+func TestTableWithBad(t *testing.T) {
+	folder := write(t, map[string]string{
+		"a.jsonl": "{\"n\": 1, \"s\": \"a\"}\n{\"n\": \"x\", \"new\": [\n\nno json\n{\"n\": 2, \"s\": \"b\"}\n{\"n\": 3, \"s\": \"caf\xe9\"}\n{\"n\": 4, \"s\": \"\\u0063\"}\n",
+		"b.csv":   "n,s\n1,a\n2\n3,b\n",
+	})
+	for name, want := range map[string][2]string{
+		"a.jsonl": {`1 "a"|- -|- -|2 "b"|- -|4 "c"|`, "1 a.jsonl:2|2 a.jsonl:4|4 a.jsonl:6|"},
+		"b.csv":   {`"1" "a"|- -|"3" "b"|`, "1 b.csv:3|"},
+	} {
+		path := filepath.Join(folder, name)
+		if _, err := OpenTable(t.Context(), []string{path}); !errors.Is(err, ErrBadRow) {
+			t.Errorf("%s: %v", name, err)
+		}
+		table, err := OpenTableWithBad(t.Context(), []string{path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.Close()
+		for _, rows := range []int{1, 2, 100} {
+			var got, bad string
+			for c, err := range table.Chunks(t.Context(), "", rows) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range c.Rows {
+					for leaf, end := range []string{" ", "|"} {
+						switch v := c.leaves[leaf].list[i]; {
+						case v.IsNull():
+							got += "-" + end
+						case v.Kind() == parquet.ByteArray:
+							got += fmt.Sprintf("%q", v.String()) + end
+						default:
+							got += v.String() + end
+						}
+					}
+					if b := c.Bad[i]; b != nil {
+						bad += fmt.Sprintf("%d %s:%d|", c.First+int64(i), filepath.Base(b.Location.File), b.Location.Line)
+					}
+				}
+			}
+			if got != want[0] || bad != want[1] || !slices.Equal(table.Columns(), []string{"n", "s"}) {
+				t.Errorf("%s, %d rows at a time: %s bad %s, want %s bad %s", name, rows, got, bad, want[0], want[1])
+			}
+		}
+	}
+}
+
 // TestTableJSONL turns JSON lines into typed columns.
 func TestTableJSONL(t *testing.T) {
 	ctx := context.Background()

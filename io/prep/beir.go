@@ -13,18 +13,32 @@ import (
 
 const beirFolder = "beir"
 
-// writeBEIR writes the dev part as a retrieval task: each distinct query, each distinct document, and that a query's positives are relevant
-// to it. Ids are the first half of the texts' hashes.
-func writeBEIR(ctx context.Context, r *Rules, tmp string) (err error) {
+// BEIRStats are what a retrieval task holds.
+type BEIRStats struct {
+	Queries      int `json:"queries"`
+	Documents    int `json:"documents"`
+	DevDocuments int `json:"dev_documents"` // of these, the first ones
+	Judgements   int `json:"judgements"`
+}
+
+func (s *BEIRStats) String() string {
+	return fmt.Sprintf("%d queries of the development part, %d documents of all rows (the first %d are that part's), %d judgements", s.Queries, s.Documents, s.DevDocuments, s.Judgements)
+}
+
+// writeBEIR writes the dev part, the first dev of the written rows, as a retrieval task: each distinct query, and that its positives are relevant to
+// it. The corpus is each distinct document of all rows: among dev's alone, which are few, any model finds the right one. Dev's documents come first,
+// so that the corpus may be cut behind them. Ids are the first half of the texts' hashes.
+func writeBEIR(ctx context.Context, r *Rules, tmp string, dev int64) (*BEIRStats, error) {
 	names := r.Config.columnNames()
-	d, err := dataset.Open(ctx, dataset.Source{Paths: []string{filepath.Join(tmp, "dev-*.parquet")}, Query: names[0], Positive: names[1], Negatives: names[2:], Raw: true})
+	d, err := dataset.Open(ctx, dataset.Source{Paths: []string{filepath.Join(tmp, "dev-*.parquet"), filepath.Join(tmp, "train-*.parquet")}, InOrder: true,
+		Query: names[0], Positive: names[1], Negatives: names[2:], Raw: true})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer d.Close()
 	dir := filepath.Join(tmp, beirFolder)
 	if err := os.MkdirAll(filepath.Join(dir, "qrels"), 0o777); err != nil {
-		return err
+		return nil, err
 	}
 	var files []*os.File
 	defer func() {
@@ -39,46 +53,53 @@ func writeBEIR(ctx context.Context, r *Rules, tmp string) (err error) {
 	}
 	queries, err := open("queries.jsonl")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	corpus, err := open("corpus.jsonl")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	qrels, err := open("qrels/test.tsv")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	fmt.Fprintln(qrels, "query-id\tcorpus-id\tscore")
-	seen := map[string]bool{}
-	add := func(w *bufio.Writer, kind, text string) (id string) {
-		id = dataset.HashText(text).String()[:16]
-		if seen[kind+id] {
+	const idFormat = "%016x"
+	add := func(w *bufio.Writer, seen map[uint64]bool, text string) (id uint64) {
+		if id = dataset.HashText(text).Hi; seen[id] {
 			return id
 		}
-		seen[kind+id] = true
+		seen[id] = true
 		js, _ := json.Marshal(struct { // strings always can be
 			ID   string `json:"_id"`
 			Text string `json:"text"`
-		}{id, text})
+		}{fmt.Sprintf(idFormat, id), text})
 		w.Write(append(js, '\n'))
 		return id
 	}
+	s := &BEIRStats{}
+	seenQueries, seenDocuments, judged := map[uint64]bool{}, map[uint64]bool{}, map[[2]uint64]bool{}
 	scan := d.NewScanner()
 	defer scan.Close()
 	var b dataset.Block
 	for k := range d.Blocks() {
 		if err := scan.Read(ctx, k, &b); err != nil {
-			return err
+			return nil, err
 		}
 		for row := range b.Rows {
-			query := add(queries, "q", b.Texts(nil, row, 0)[0])
+			ofDev, query := b.First+int64(row) < dev, uint64(0)
+			if ofDev {
+				query = add(queries, seenQueries, b.Texts(nil, row, 0)[0])
+			}
 			for column := 1; column < len(names); column++ {
 				for _, text := range b.Texts(nil, row, column) {
-					id := add(corpus, "d", text)
-					if pair := query + " " + id; column == 1 && !seen[pair] {
-						seen[pair] = true
-						fmt.Fprintf(qrels, "%s\t%s\t1\n", query, id)
+					pair := [2]uint64{query, add(corpus, seenDocuments, text)}
+					if ofDev {
+						s.DevDocuments = len(seenDocuments)
+					}
+					if ofDev && column == 1 && !judged[pair] {
+						judged[pair] = true
+						fmt.Fprintf(qrels, idFormat+"\t"+idFormat+"\t1\n", pair[0], pair[1])
 					}
 				}
 			}
@@ -86,11 +107,12 @@ func writeBEIR(ctx context.Context, r *Rules, tmp string) (err error) {
 	}
 	for i, w := range []*bufio.Writer{queries, corpus, qrels} {
 		if err := w.Flush(); err != nil {
-			return err
+			return nil, err
 		}
 		if err := files[i].Sync(); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	s.Queries, s.Documents, s.Judgements = len(seenQueries), len(seenDocuments), len(judged)
+	return s, nil
 }

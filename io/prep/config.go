@@ -79,7 +79,8 @@ type Script struct {
 	Share float64 `yaml:"share"`
 }
 
-// Dedupe keeps the first of rows that are the same or nearly.
+// Dedupe keeps the first of rows that are the same, by Exact, or nearly, by Near. Texts that are equal are no near-duplicates: with Near of positives the
+// first of similar documents stays, with all its queries, and Exact of positives leaves it one.
 type Dedupe struct {
 	Exact string `yaml:"exact,omitempty"` // what must not repeat: row, query or positive
 	Near  Near   `yaml:"near"`
@@ -110,7 +111,7 @@ type Against struct {
 // Split puts a share of the queries aside: equal queries go together.
 type Split struct {
 	Dev  float64 `yaml:"dev"`
-	BEIR bool    `yaml:"beir"` // write that share also as a retrieval task in BEIR's layout, in the folder beir
+	BEIR bool    `yaml:"beir"` // write that share also as a retrieval task in BEIR's layout, in the folder beir, with all rows' documents
 }
 
 // Mix balances inputs by dropping rows (and repeating them, up to Repeat times, if that is above 1), after everything else.
@@ -285,6 +286,15 @@ func (c *Config) valid() error {
 		return p
 	}
 	return nil
+}
+
+// columns are an input's columns of texts.
+func (in *Input) columns() []string {
+	names := []string{in.Query}
+	if in.Positive != "" {
+		names = append(names, in.Positive)
+	}
+	return append(names, in.Negatives...)
 }
 
 // source is how dataset sees an input.

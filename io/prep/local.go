@@ -27,6 +27,7 @@ type Options struct {
 	TempDir   string // of spilled keys; "": the system's
 
 	Progress func(stage string, done, total int) // in blocks and shards; called from several goroutines, one at a time; may be nil
+	Note     func(message string)                // what a user should know; may be nil
 }
 
 // Run prepares a dataset in this process.
@@ -44,6 +45,11 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 		return nil, err
 	}
 	defer x.Close()
+	if o.Note != nil {
+		for _, n := range x.Notes() {
+			o.Note(n)
+		}
+	}
 	claim, err := Begin(&rules.Config, o.Overwrite)
 	if err != nil {
 		return nil, err
@@ -505,13 +511,12 @@ func (s *sketchFile) flush() error {
 
 // read reads a sketch into the memory of hashes.
 func (s *sketchFile) read(at int64, hashes []uint32) (Sketch, error) {
-	var buf [4 + 4*sketchSize]byte
+	var buf [sketchHead + 4*sketchSize]byte
 	n, err := s.file.ReadAt(buf[:], at)
-	if n < 4 {
+	if n < sketchHead {
 		return Sketch{}, err
 	}
-	k := Sketch{Size: int(binary.LittleEndian.Uint32(buf[:]))}
-	want := 4 + 4*min(k.Size, sketchSize)
+	want := sketchHead + 4*min(ParseSketch(buf[:sketchHead], nil).Size, sketchSize)
 	if n < want {
 		return Sketch{}, err
 	}

@@ -20,12 +20,18 @@ import (
 //     bucket decides who is compared, never who is dropped.
 //  3. A row is dropped if a bucket drops it. What it is similar to has a smaller id, so of a cluster the smallest id stays.
 //
+// Equal texts are no near-duplicates. A document is often the positive of several queries, and each of these rows is worth training on: what may not
+// repeat exactly is for Dedupe.Exact to say. Rows of equal texts meet in the same buckets, and share the fate of the first of them.
+//
 // A bucket's decision depends on its members alone, and a row's on its buckets: any engine that groups by key gives the same rows.
 //
 // A sketch holds the sketchSize smallest shingle hashes. Sets up to that size are complete and compare exactly; of larger ones the smallest
 // hashes of the union are a random sample of it, and the estimate has a standard deviation of at most 0.03.
 
-const sketchSize = 256
+const (
+	sketchSize = 256
+	sketchHead = 12 // bytes of a sketch before its hashes
+)
 
 // mostRepresentatives bounds a bucket's comparisons. Beyond it, rows are compared with the first ones alone.
 const mostRepresentatives = 64
@@ -77,13 +83,14 @@ func mix64(z uint64) uint64 {
 
 // Sketch is a set of shingles as it is compared: its size and its smallest hashes.
 type Sketch struct {
+	Text   uint64 // its hash: equal texts have the same
 	Size   int
 	Hashes []uint32 // ascending, all of them if Size is at most sketchSize
 }
 
-// NewSketch makes the sketch of sorted, distinct shingles, which it keeps.
-func NewSketch(shingles []uint32) Sketch {
-	return Sketch{len(shingles), shingles[:min(len(shingles), sketchSize)]}
+// NewSketch makes the sketch of a text of its sorted, distinct shingles, which it keeps.
+func NewSketch(text string, shingles []uint32) Sketch {
+	return Sketch{xxh3.HashString(text), len(shingles), shingles[:min(len(shingles), sketchSize)]}
 }
 
 // Jaccard is the similarity of two sets of shingles: exact if both sketches are complete.
@@ -114,6 +121,7 @@ func Jaccard(a, b Sketch) float64 {
 
 // Append appends a sketch as ParseSketch reads it.
 func (s Sketch) Append(dst []byte) []byte {
+	dst = binary.LittleEndian.AppendUint64(dst, s.Text)
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(s.Size))
 	for _, h := range s.Hashes {
 		dst = binary.LittleEndian.AppendUint32(dst, h)
@@ -123,8 +131,8 @@ func (s Sketch) Append(dst []byte) []byte {
 
 // ParseSketch reads what Append has written, into the memory of hashes.
 func ParseSketch(b []byte, hashes []uint32) Sketch {
-	s := Sketch{Size: int(binary.LittleEndian.Uint32(b)), Hashes: hashes[:0]}
-	for b = b[4:]; len(b) >= 4; b = b[4:] {
+	s := Sketch{Text: binary.LittleEndian.Uint64(b), Size: int(binary.LittleEndian.Uint32(b[8:])), Hashes: hashes[:0]}
+	for b = b[sketchHead:]; len(b) >= 4; b = b[4:] {
 		s.Hashes = append(s.Hashes, binary.LittleEndian.Uint32(b))
 	}
 	return s
@@ -179,10 +187,13 @@ type Bucket struct {
 	kept      []Member
 }
 
-// Add takes the next row, in ascending order of ids, and tells the first representative that it is similar to. What the sketch's memory holds
+// Add takes the next row, in ascending order of ids, and tells the first representative that it is similar, and not equal, to. What the sketch's memory holds
 // may change afterwards.
 func (b *Bucket) Add(id int64, s Sketch) (of int64, similar bool) {
 	for _, k := range b.kept {
+		if k.Sketch.Text == s.Text {
+			return -1, false
+		}
 		if float64(min(k.Sketch.Size, s.Size)) < b.Threshold*float64(max(k.Sketch.Size, s.Size)) {
 			continue // sizes alone rule it out
 		}
@@ -191,7 +202,7 @@ func (b *Bucket) Add(id int64, s Sketch) (of int64, similar bool) {
 		}
 	}
 	if len(b.kept) < mostRepresentatives {
-		b.kept = append(b.kept, Member{id, Sketch{s.Size, slices.Clone(s.Hashes)}})
+		b.kept = append(b.kept, Member{id, Sketch{s.Text, s.Size, slices.Clone(s.Hashes)}})
 	}
 	return -1, false
 }

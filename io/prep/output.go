@@ -41,6 +41,9 @@ var ErrNotEmpty = errors.New("the output folder is not empty")
 // ErrBusy is wrapped when another run is writing the output folder.
 var ErrBusy = errors.New("another run of prep is writing it")
 
+// ErrNothingLeft is wrapped when every row has been dropped.
+var ErrNothingLeft = errors.New("no row is left")
+
 // Claim is a run's hold on the output folder, from [Begin] to Finish.
 type Claim struct {
 	out  Output
@@ -113,15 +116,30 @@ func isOurs(name string) bool {
 	return name == Temporary || name == Success || name == cardFile || name == readme || name == beirFolder || part && strings.HasSuffix(name, ".parquet")
 }
 
-// Finish completes the output after all shards are written: the cards, the names, the marker.
+// Finish completes the output after all shards are written: the cards, the names, the marker. Where no row is left it takes back what is written
+// instead, and an earlier output stays.
 func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	dir, tmp := x.out.Dir, x.out.temporary()
+	if err := s.nothingLeft(); err != nil {
+		return errors.Join(err, x.clean())
+	}
+	names := []string{cardFile, readme}
+	if split := r.Config.Split; split.BEIR {
+		_, train, dev := s.rows()
+		if dev == 0 {
+			return errors.Join(fmt.Errorf("split.beir: none of the queries of %d rows is in the development part, which split.dev: %v is the share of: a larger one helps, or another seed", train, split.Dev), x.clean())
+		}
+		var err error
+		if s.BEIR, err = writeBEIR(ctx, r, tmp, dev); err != nil {
+			return fmt.Errorf("split.beir: %w", err)
+		}
+		names = append(names, beirFolder)
+	}
 	card := newCard(r, s)
 	js, err := json.MarshalIndent(card, "", "  ")
 	if err != nil {
 		return err
 	}
-	names := []string{cardFile, readme}
 	if err := os.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n'), 0o666); err != nil {
 		return err
 	}
@@ -130,12 +148,6 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	}
 	for _, f := range s.Files {
 		names = append(names, f.Name)
-	}
-	if r.Config.Split.BEIR {
-		if err := writeBEIR(ctx, r, tmp); err != nil {
-			return fmt.Errorf("split.beir: %w", err)
-		}
-		names = append(names, beirFolder)
 	}
 	old, err := os.ReadDir(dir)
 	if err != nil {
@@ -159,11 +171,16 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	if err := os.WriteFile(filepath.Join(dir, Success), nil, 0o666); err != nil {
 		return err
 	}
+	return x.clean()
+}
+
+// clean removes what is not complete.
+func (x *Claim) clean() error {
 	x.Release() // Windows removes no open file
-	if err := os.RemoveAll(filepath.Join(dir, Temporary)); err != nil {
+	if err := os.RemoveAll(filepath.Join(x.out.Dir, Temporary)); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(dir)
+	return atomicfile.SyncDir(x.out.Dir)
 }
 
 // Card is the dataset card.
@@ -195,9 +212,7 @@ func newCard(r *Rules, s *Stats) *Card {
 	if r.Tokenizer != nil {
 		c.Tokenizer, unit = r.Tokenizer.Hash(), "tokens"
 	}
-	for _, in := range s.Inputs {
-		c.Rows, c.Train, c.Dev = c.Rows+in.Read, c.Train+in.Train, c.Dev+in.Dev
-	}
+	c.Rows, c.Train, c.Dev = s.rows()
 	for name, h := range s.Lengths {
 		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max}
 	}
@@ -215,6 +230,9 @@ func (c *Card) Markdown() string {
 	b.WriteString("| input | read | train | dev |\n|---|---|---|---|\n")
 	for _, in := range c.Inputs {
 		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", in.Name, in.Read, in.Train, in.Dev)
+	}
+	if c.BEIR != nil {
+		fmt.Fprintf(&b, "\nThe folder `%s` is a retrieval task: %v.\n", beirFolder, c.BEIR)
 	}
 	b.WriteString("\n| rule | rows dropped |\n|---|---|\n")
 	for _, name := range RuleNames {

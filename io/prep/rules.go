@@ -30,6 +30,12 @@ const (
 // RuleNames lists them.
 var RuleNames = []string{Unusable, Empty, LengthRule, ScriptRule, Require, Reject, Contaminated, Duplicate, NearDuplicate, Mixing}
 
+// ruleKeys are the keys of a configuration that the rules are of. Rows that are unusable are so whatever it says.
+var ruleKeys = map[string]string{
+	Empty: "normalize", LengthRule: "filter.query, filter.document", ScriptRule: "filter.script", Require: "filter.require", Reject: "filter.reject",
+	Contaminated: "decontaminate", Duplicate: "dedupe.exact", NearDuplicate: "dedupe.near", Mixing: "mix",
+}
+
 // Row is a row on its way through the rules.
 type Row struct {
 	ID    int64 // its place among all rows of all inputs
@@ -151,7 +157,7 @@ func (w *Worker) Filter(row *Row) {
 	for column, list := range row.Texts {
 		for _, text := range list {
 			if row.Rule, row.Why = w.filter(column, text); row.Rule != "" {
-				row.Why = fmt.Sprintf("column %d: %s", column, row.Why)
+				row.Why = fmt.Sprintf("column %q: %s", w.Config.Input[row.Input].columns()[column], row.Why)
 				return
 			}
 		}
@@ -266,7 +272,7 @@ func (w *Worker) NearKeys(row *Row) (s Sketch, bands []uint64, ok bool) {
 	}
 	w.shingles = Shingles(w.shingles, text, n.Shingle)
 	w.bands, w.minima = w.family.bands(w.bands[:0], w.shingles, w.minima)
-	return NewSketch(w.shingles), w.bands, true
+	return NewSketch(text, w.shingles), w.bands, true
 }
 
 // IsDev says whether a row with this query is put aside.

@@ -128,7 +128,7 @@ func TestRules(t *testing.T) {
 	if d.Where != "in.jsonl:2" || d.Why != "repeats in.jsonl:1" || !strings.Contains(d.Text, "call the sort") {
 		t.Errorf("sample %+v", d)
 	}
-	if why := s.Rules[LengthRule].Samples[0].Why; why != "column 1: 2 words" {
+	if why := s.Rules[LengthRule].Samples[0].Why; why != `column "positive": 2 words` {
 		t.Errorf("length: %q", why)
 	}
 	for _, name := range []string{Success, "README.md", "card.json", "train-00000-of-00001.parquet"} {
@@ -138,6 +138,55 @@ func TestRules(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(c.Output.Dir, Temporary)); !errors.Is(err, os.ErrNotExist) {
 		t.Error("the temporary folder is still there")
+	}
+}
+
+// Where every row is dropped that is an error, with each rule's count and first row, and an earlier output stays as it is.
+func TestNothingLeft(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	writeJSONL(t, in, pair{Query: "a query", Positive: "a document"}, pair{Query: "another", Positive: ""}, pair{Query: "one more", Positive: "its document"})
+	c := bare(t, in)
+	for _, before := range []bool{false, true} {
+		if before {
+			mustRun(t, c)
+		}
+		want, had := "no row is left of 3 rows, and nothing is written: unusable has dropped 1, first in.jsonl:2: the text is empty; "+
+			"length has dropped 2 (filter.query, filter.document), first in.jsonl:1: column \"positive\": 2 words. ", []pair(nil)
+		if before {
+			had = readPairs(t, c.Output.Dir, "train")
+		}
+		strict := c
+		strict.Filter.Document.Min = 3
+		if _, err := Run(t.Context(), strict, Options{Overwrite: true}); !errors.Is(err, ErrNothingLeft) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		left, err := os.ReadDir(c.Output.Dir)
+		if err != nil || before != (len(left) > 0) || !slices.EqualFunc(readPairs(t, c.Output.Dir, "train"), had, func(a, b pair) bool { return a.Query == b.Query && a.Positive == b.Positive }) {
+			t.Errorf("left in the folder: %v, %v", left, err)
+		}
+	}
+}
+
+// What the inputs' texts look like is told, and a template that takes them as they are is taken at its word, in what is written too.
+func TestListNotes(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	writeJSONL(t, in, pair{Query: "a", Positive: "['b', 'c']"}, pair{Query: "d", Positive: "e"})
+	c := bare(t, in)
+	var notes []string
+	if _, err := Run(t.Context(), c, Options{Note: func(n string) { notes = append(notes, n) }}); err != nil || len(notes) != 1 || !strings.HasPrefix(notes[0], `input "input": `+in+`:1, column "positive": the text is a list`) {
+		t.Errorf("%q, %v", notes, err)
+	}
+	writeJSONL(t, in, pair{Query: "a", Positive: "['b', 'c']"})
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); err == nil || !strings.Contains(err.Error(), `as a template, "{positive}"`) {
+		t.Error(err)
+	}
+	c.Input[0].Positive = "{positive}"
+	c.Split = Split{Dev: 0.999, BEIR: true}
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := readPairs(t, c.Output.Dir, "dev"); len(got) != 1 || got[0].Positive != "['b', 'c']" {
+		t.Errorf("%q", got)
 	}
 }
 
@@ -195,22 +244,21 @@ func corpus(t testing.TB, n int) (c Config, want []pair) {
 	c.Dedupe.Exact, c.Dedupe.Near.Column = "row", "positive"
 	c.Output.Shards = 2
 	seen := map[[2]string]bool{}
-	var sketches []Sketch
-rows:
+	sketches, stays := []Sketch{}, map[string]bool{} // of each document
 	for _, r := range rows {
 		if key := [2]string{r.Query, r.Positive}; seen[key] {
 			continue
 		} else {
 			seen[key] = true
 		}
-		k := NewSketch(Shingles(nil, r.Positive, c.Dedupe.Near.Shingle))
-		sketches = append(sketches, k)
-		for _, other := range sketches[:len(sketches)-1] {
-			if Jaccard(other, k) >= c.Dedupe.Near.Threshold {
-				continue rows
-			}
+		if _, known := stays[r.Positive]; !known {
+			k := NewSketch(r.Positive, Shingles(nil, r.Positive, c.Dedupe.Near.Shingle))
+			stays[r.Positive] = !slices.ContainsFunc(sketches, func(other Sketch) bool { return Jaccard(other, k) >= c.Dedupe.Near.Threshold })
+			sketches = append(sketches, k)
 		}
-		want = append(want, pair{Query: r.Query, Positive: r.Positive})
+		if stays[r.Positive] {
+			want = append(want, pair{Query: r.Query, Positive: r.Positive})
+		}
 	}
 	return c, want
 }
@@ -233,8 +281,43 @@ func TestDedupe(t *testing.T) {
 	if len(got)-missing != len(want) || missing > 3 {
 		t.Errorf("%d rows stay, %d of them are duplicates; the definition keeps %d", len(got), missing, len(want))
 	}
-	if n := s.Rules[Duplicate].Dropped; n < 80 || s.Rules[NearDuplicate].Dropped < 80 {
+	if n := s.Rules[Duplicate].Dropped; n < 80 || s.Rules[NearDuplicate].Dropped < 60 {
 		t.Errorf("too few duplicates to test with: %v", counts(s))
+	}
+}
+
+// A document that is the positive of several queries stays with all of them, and of documents that are nearly the same the first does. What is dropped
+// says why.
+func TestNearKeepsQueries(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	doc := "a goroutine is a lightweight thread managed by the runtime of Go and it begins with the keyword go before a call of some function"
+	rows := []pair{{Query: "what is a goroutine", Positive: doc}, {Query: "how does a goroutine begin", Positive: doc}, {Query: "what manages goroutines", Positive: doc + "."},
+		{Query: "threads in Go", Positive: doc}, {Query: "threads in Go", Positive: "another document of which there is one alone"}}
+	writeJSONL(t, in, rows...)
+	c := bare(t, in)
+	for i, want := range []struct {
+		exact, near, stay, why string
+	}{
+		{"row", "positive", "0 1 3 4 ", "its positive is nearly that of in.jsonl:1"},
+		{"positive", "positive", "0 4 ", "its positive is that of in.jsonl:1"},
+		{"query", "query", "0 1 2 3 ", "its query is that of in.jsonl:4"},
+		{"none", "query", "0 1 2 3 4 ", ""},
+	} {
+		c.Dedupe.Exact, c.Dedupe.Near.Column = want.exact, want.near
+		c.Output.Dir = filepath.Join(filepath.Dir(in), fmt.Sprint(i))
+		s := mustRun(t, c)
+		stay, why := "", ""
+		for _, p := range readPairs(t, c.Output.Dir, "train") {
+			stay += fmt.Sprint(slices.IndexFunc(rows, func(r pair) bool { return r.Query == p.Query && r.Positive == p.Positive }), " ")
+		}
+		for _, rule := range []string{Duplicate, NearDuplicate} {
+			if r := s.Rules[rule]; r != nil && why == "" {
+				why = r.Samples[0].Why
+			}
+		}
+		if stay != want.stay || why != want.why {
+			t.Errorf("%s, near %s: %q stay, dropped as %q; want %q, %q", want.exact, want.near, stay, why, want.stay, want.why)
+		}
 	}
 }
 
@@ -315,12 +398,13 @@ func TestSplitKeepsQueriesTogether(t *testing.T) {
 	in := filepath.Join(t.TempDir(), "in.jsonl")
 	var rows []pair
 	for i := range 400 {
-		rows = append(rows, pair{Query: fmt.Sprint("query ", i%100), Positive: fmt.Sprint("document ", i)})
+		rows = append(rows, pair{Query: fmt.Sprint("query ", i%100), Positive: fmt.Sprint("document ", i), Negs: []string{fmt.Sprint("document ", (i+1)%400), fmt.Sprint("other ", i%7)}})
 	}
 	writeJSONL(t, in, rows...)
 	c := bare(t, in)
+	c.Input[0].Negatives = []string{"negs"}
 	c.Split = Split{Dev: 0.3, BEIR: true}
-	mustRun(t, c)
+	s := mustRun(t, c)
 	train, dev := readPairs(t, c.Output.Dir, "train"), readPairs(t, c.Output.Dir, "dev")
 	if len(train)+len(dev) != 400 || len(dev) < 60 || len(dev) > 180 {
 		t.Fatalf("%d and %d rows", len(train), len(dev))
@@ -329,8 +413,34 @@ func TestSplitKeepsQueriesTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(task.Judgements) != len(dev) || len(task.Docs) != len(dev) || len(task.Queries) != len(dev)/4 || task.Unknown > 0 {
+	// All rows' documents are there, those of dev's rows first.
+	if len(task.Judgements) != len(dev) || len(task.Docs) != 400+7 || len(task.Queries) != len(dev)/4 || task.Unknown > 0 {
 		t.Errorf("the task has %d queries, %d documents, %d judgements for %d rows", len(task.Queries), len(task.Docs), len(task.Judgements), len(dev))
+	}
+	card, err := os.ReadFile(filepath.Join(c.Output.Dir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	devs := map[string]bool{}
+	for _, p := range rows {
+		if slices.ContainsFunc(dev, func(d pair) bool { return d.Query == p.Query }) {
+			for _, text := range append(p.Negs, p.Positive) {
+				devs[text] = true
+			}
+		}
+	}
+	if want := (BEIRStats{len(dev) / 4, 407, len(devs), len(dev)}); s.BEIR == nil || *s.BEIR != want || !strings.Contains(string(card), "`beir` is a retrieval task: "+want.String()) {
+		t.Errorf("the task is said to have %v, want %v", s.BEIR, &want)
+	}
+	for i, doc := range task.Docs {
+		if devs[doc] != (i < len(devs)) {
+			t.Fatalf("document %d, %q, is of dev's %d: %v", i, doc, len(devs), devs[doc])
+		}
+	}
+	for _, j := range task.Judgements {
+		if !slices.ContainsFunc(dev, func(d pair) bool { return d.Query == task.Queries[j.Query] && d.Positive == task.Docs[j.Doc] }) {
+			t.Errorf("%q is judged of %q", task.Docs[j.Doc], task.Queries[j.Query])
+		}
 	}
 	for _, d := range dev {
 		for _, r := range train {
@@ -338,6 +448,10 @@ func TestSplitKeepsQueriesTogether(t *testing.T) {
 				t.Fatalf("%q is in both parts", d.Query)
 			}
 		}
+	}
+	c.Output.Dir, c.Split.Dev = filepath.Join(filepath.Dir(in), "out"), 1e-9
+	if _, err := Run(t.Context(), c, Options{}); err == nil || !strings.Contains(err.Error(), "split.beir: none of the queries of 400 rows is in the development part, which split.dev: 1e-09 is the share of") {
+		t.Error(err)
 	}
 }
 
@@ -610,7 +724,7 @@ func TestFilters(t *testing.T) {
 		{func(*Config) {}, 0, "", Empty},
 	} {
 		conf := bare(t, "x")
-		conf.Tokenize.Model = tok
+		conf.Tokenize.Model, conf.Input[0].Negatives = tok, []string{"negs"}
 		c.change(&conf)
 		rules, err := NewRules(t.Context(), conf)
 		if err != nil {

@@ -97,7 +97,7 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 		if row.Rule == "" && v.Rule != "" {
 			row.Rule = v.Rule
 			if v.Of >= 0 {
-				row.Why = "repeats " + x.cite(v.Of)
+				row.Why = x.repeats(v)
 			}
 		}
 		copies := 1
@@ -134,6 +134,20 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 	return s, nil
 }
 
+// repeats says what a row has in common with an earlier one.
+func (x *Inputs) repeats(v Verdict) string {
+	d, of := &x.Rules.Config.Dedupe, x.cite(v.Of)
+	switch near := v.Rule == NearDuplicate; {
+	case near && d.Near.Column == "row":
+		return "repeats " + of + ", nearly"
+	case near:
+		return "its " + d.Near.Column + " is nearly that of " + of
+	case d.Exact == "row":
+		return "repeats " + of
+	}
+	return "its " + d.Exact + " is that of " + of
+}
+
 // sample shows a dropped row.
 func (x *Inputs) sample(row *Row) Sample {
 	text := ""
@@ -166,12 +180,7 @@ const outRows = 1024
 
 // columnNames are those of the first input; of templates, the roles.
 func (c *Config) columnNames() []string {
-	in := &c.Input[0]
-	names := []string{in.Query}
-	if in.Positive != "" {
-		names = append(names, in.Positive)
-	}
-	names = append(names, in.Negatives...)
+	names := c.Input[0].columns()
 	for i, n := range names {
 		if strings.ContainsAny(n, "{}") {
 			names[i] = "query"

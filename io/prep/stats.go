@@ -2,8 +2,10 @@ package prep
 
 import (
 	"cmp"
+	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 )
 
 // Stats are the counts of a part of the work. Those of several parts merge in any order to the same whole.
@@ -12,6 +14,7 @@ type Stats struct {
 	Rules   map[string]*RuleStats `json:"rules"`
 	Lengths map[string]*Histogram `json:"lengths"` // by written column
 	Files   []FileStats           `json:"files"`
+	BEIR    *BEIRStats            `json:"beir,omitempty"` // once all parts are there
 }
 
 // InputStats are the rows of an input, in and out.
@@ -90,6 +93,42 @@ func (s *Stats) Merge(o *Stats, most int) {
 	}
 	s.Files = append(s.Files, o.Files...)
 	slices.SortFunc(s.Files, func(a, b FileStats) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// rows are those of all inputs.
+func (s *Stats) rows() (read, train, dev int64) {
+	for _, in := range s.Inputs {
+		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
+	}
+	return read, train, dev
+}
+
+// nothingLeft is the error of a run that has dropped every row; nil if it has not.
+func (s *Stats) nothingLeft() error {
+	read, train, dev := s.rows()
+	if train+dev > 0 {
+		return nil
+	}
+	var rules []string
+	for _, name := range RuleNames {
+		r := s.Rules[name]
+		if r == nil {
+			continue
+		}
+		text := fmt.Sprintf("%s has dropped %d", name, r.Dropped)
+		if key := ruleKeys[name]; key != "" {
+			text += " (" + key + ")"
+		}
+		if len(r.Samples) > 0 {
+			first := r.Samples[0]
+			text += ", first " + first.Where
+			if first.Why != "" {
+				text += ": " + first.Why
+			}
+		}
+		rules = append(rules, text)
+	}
+	return fmt.Errorf("%w of %d rows, and nothing is written: %s. Change what drops rows that should stay", ErrNothingLeft, read, strings.Join(rules, "; "))
 }
 
 // Histogram counts lengths: each up to 15 in a bin of its own, then eight bins for every doubling.

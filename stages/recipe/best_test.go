@@ -290,16 +290,22 @@ func TestNotesOnData(t *testing.T) {
 	if err := os.WriteFile(same, []byte(strings.Repeat(`{"q": "one", "p": "two"}`+"\n", 30)+strings.Repeat(`{"q": "three", "p": "four"}`+"\n", 3)), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	lists := filepath.Join(j.dir, "lists.jsonl")
+	if err := os.WriteFile(lists, []byte(`{"q": "one", "p": "two"}`+"\n"+`{"q": "three", "p": "['four', 'five']"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	both := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p, sampling_weight: 0.0001}]", filepath.Join(j.dir, "data.jsonl"), filepath.Join(j.dir, "data.jsonl"))
 	one := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", same)
 	for want, sets := range map[string][]string{
+		"data.train[0]: " + lists + `:2, column "p": the text is a list, ['four', 'five']`: {strings.Replace(one, same, lists, 1), "batch.drop_last=false"},
+
 		"data.train[1] is never seen":                    {both, "data.mixing=weighted"},
 		"a batch of one row has none":                    {one, "batch.drop_last=false"},
 		"27 of 33 can't come into full batches":          {one, "batch.drop_last=true", "batch.global_size=2"},
 		`those of data.train[0] (query "", document "")`: {strings.Replace(both, "sampling_weight: 0.0001", `prompts: {query: "q: "}`, 1)},
 		"(data.mixing: round_robin)":                     {strings.Replace(both, ", sampling_weight: 0.0001", "", 1), "data.mixing=round_robin", "batch.global_size=7"},
 	} {
-		o, err := j.run(t, strings.ReplaceAll(want, " ", ""), nil, 0, false, append(sets, "train.max_steps=1")...)
+		o, err := j.run(t, strings.NewReplacer(" ", "", "/", "").Replace(want), nil, 0, false, append(sets, "train.max_steps=1")...)
 		if want == "(data.mixing: round_robin)" {
 			if err != nil || !strings.Contains(o.summary.DroppedBy, want) {
 				t.Errorf("%v, %+v", err, o.summary)

@@ -411,6 +411,11 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	x.data = append(x.data, d)
+	if x.Main() {
+		for _, n := range d.Notes() {
+			x.obs.note("data.train[%d]: %s", i, n)
+		}
+	}
 	if err := x.checkTeacher(i, d.TeacherSize()); err != nil {
 		return p, err
 	}

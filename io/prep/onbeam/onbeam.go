@@ -52,6 +52,7 @@ type Options struct {
 	Runner    string
 	Flags     []string // Beam's: --endpoint, --environment_type, --parallelism, --project, ...
 	Overwrite bool
+	Note      func(message string) // what a user should know; may be nil
 
 	counters map[string]int64 // for tests: what the runner counted, by rule
 }
@@ -99,6 +100,11 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	x, err := prep.OpenInputs(ctx, rules) // here, so that a wrong column is told before anything is sent away
 	if err != nil {
 		return nil, err
+	}
+	if o.Note != nil {
+		for _, n := range x.Notes() {
+			o.Note(n)
+		}
 	}
 	first := x.ShardStarts()
 	if err := x.Close(); err != nil {
