@@ -32,7 +32,7 @@ func newDoctor() *cobra.Command {
 		Short: "Look at this machine: processor, memory, GPU, MPI, hub cache, disk, and a self-test",
 		Long: `doctor says what contraflow finds on this machine, and after each problem the command that mends it. Its self-test multiplies matrices: are the
 results right, and how near is their speed to what the processor can do? Wrong results are a failure (exit code 1), and so is a device that is there and does
-not open.`,
+not open. On a GPU it compiles the kernels, unless they have been: 10 to 20 seconds that the first training need not wait.`,
 		Example: "  contraflow doctor",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -137,8 +137,22 @@ func (d doctor) device(kind string, dev gpustage.Device, err error) (problem err
 	d.say(kind, "%s", info.Description)
 	if info.Err != nil {
 		d.say("", "%v", info.Err)
+		return info.Err
 	}
-	return info.Err
+	if c, ok := dev.(compiles); ok {
+		said, err := c.Compile()
+		if err != nil {
+			d.say("", "its kernels do not compile: %v", err)
+			return err
+		}
+		d.say("kernels", "%s", said)
+	}
+	return nil
+}
+
+// compiles is a device whose kernels are compiled where it is, which the first program waits for.
+type compiles interface {
+	Compile() (said string, err error)
 }
 
 // nvidia is where NVIDIA's driver describes itself and its GPUs, nvidiaDevices what shows that there is one where it does not.

@@ -119,7 +119,25 @@ func TestDoctorDevice(t *testing.T) {
 	if err := (doctor{w: &out}).device("x", mute{ref.New()}, nil); !errors.Is(err, errMute) || !strings.Contains(out.String(), errMute.Error()) {
 		t.Errorf("a device that opens and does not answer: %s, error %v", out.String(), err)
 	}
+	for _, fails := range []error{nil, errors.New("expected a ;")} {
+		out.Reset()
+		want := "kernels    compiled\n"
+		if fails != nil {
+			want = "its kernels do not compile: expected a ;\n"
+		}
+		if err := (doctor{w: &out}).device("x", compiling{ref.New(), fails}, nil); err != fails || !strings.HasSuffix(out.String(), want) {
+			t.Errorf("a device that compiles, error %v: %s, error %v", fails, out.String(), err)
+		}
+	}
 }
+
+// compiling is a device with kernels to compile.
+type compiling struct {
+	gpustage.Device
+	err error
+}
+
+func (d compiling) Compile() (string, error) { return "compiled", d.err }
 
 // mute is a device whose driver does not answer.
 type mute struct{ gpustage.Device }

@@ -22,6 +22,7 @@ var walls = map[string][]string{
 	"gpustage/devicetest":  {"gpustage", "gpustage/ref"},
 	"gpustage/cpu":         {"gpustage", "gpustage/ref", "gpustage/cpu/"},
 	"gpustage/cuda":        {"gpustage", "gpustage/cuda/"},
+	"gpustage/cuda/ahead":  {"gpustage/cuda"},
 	"gpustage/cuda/onhost": {"gpustage", "gpustage/ref", "gpustage/cuda/", "testdata/harness"},
 	"collective":           {"gpustage", "collective", "collective/"},
 	"io/internal":          {"io/internal/"},

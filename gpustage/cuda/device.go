@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -72,17 +71,6 @@ func gpus() (int, error) {
 	return n, nil
 }
 
-// sources are the modules for GPUs of an architecture, with warpgroups or without.
-func sources(arch string, groups bool) map[string]nvrtc.Source {
-	all := map[string]nvrtc.Source{}
-	for _, m := range kernels.Modules() {
-		if target := kernels.Target(m, arch); target != "" && (groups || m != "hopper.cu") {
-			all[m] = nvrtc.Source{Text: kernels.Source(m), Arch: target}
-		}
-	}
-	return all
-}
-
 // tried are the GPUs on which the conformance suite, goldens and trainings have run: Hopper, by an H200.
 const tried = "sm_90"
 
@@ -111,15 +99,11 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	d.arch = fmt.Sprintf("sm_%d%d", major, minor)
 	d.about = fmt.Sprintf("%s, %s", name, d.arch)
-	d.compiled.Driver = DriverVersion()
 	groups, err := warpgroups()
 	if err != nil {
 		return fail(err)
 	}
-	d.compiled.Sources = sources(d.arch, groups)
-	if dir, err := os.UserCacheDir(); err == nil {
-		d.compiled.Dir = filepath.Join(dir, "contraflow", "kernels", kernels.Fingerprint()+"-"+nvrtc.Variant(d.compiled.Driver))
-	}
+	setCompiled(&d.compiled, d.arch, groups, DriverVersion())
 	if major < oldest {
 		return fail(fmt.Errorf("%s: its tensor cores have no bf16; GPUs from sm_%d0 on have", d.about, oldest))
 	}
@@ -406,7 +390,7 @@ func (d *Device) module(file string) (cu.Module, error) {
 			return m, nil
 		}
 		switch err {
-		case cu.InvalidImage, cu.InvalidSource, cu.InvalidPtx, cu.NoBinaryForGpu: // its file may be damaged
+		case cu.InvalidImage, cu.InvalidSource, cu.InvalidPtx, cu.NoBinaryForGpu: // it may have come from elsewhere
 			if !again {
 				d.compiled.Forget(file)
 				continue

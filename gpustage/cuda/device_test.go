@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -31,7 +30,8 @@ func TestModule(t *testing.T) {
 		t.Skip("this machine has an NVIDIA driver")
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "x.cu-sm_90.cubin"), []byte("code"), 0o666); err != nil {
+	c := nvrtc.Cache{Dir: dir, Sources: map[string]nvrtc.Source{"x.cu": {Text: "wrong", Arch: "sm_90"}}}
+	if err := c.Keep("x.cu", "12.9", []byte("code")); err != nil {
 		t.Fatal(err)
 	}
 	for answer, want := range map[int]string{
@@ -65,6 +65,29 @@ func TestSources(t *testing.T) {
 	}
 }
 
+// Compiled kernels lie where they are told to, else in the user's cache, and apart by what they are of.
+func TestKernelsFolder(t *testing.T) {
+	dir := func(driver int) string {
+		var c nvrtc.Cache
+		setCompiled(&c, "sm_90", true, driver)
+		return c.Dir
+	}
+	t.Setenv("XDG_CACHE_HOME", "/cache")
+	of := kernels.Fingerprint() + "-" + nvrtc.Variant(13000)
+	for named, want := range map[string]string{"": "/cache/contraflow/kernels/" + of, "/image/kernels": "/image/kernels/" + of} {
+		t.Setenv("CONTRAFLOW_KERNELS", named)
+		if got := dir(13000); got != want || got == dir(12090) {
+			t.Errorf("CONTRAFLOW_KERNELS=%s: %s and %s, want %s and another", named, got, dir(12090), want)
+		}
+	}
+	t.Setenv("XDG_CACHE_HOME", "")
+	t.Setenv("HOME", "")
+	t.Setenv("CONTRAFLOW_KERNELS", "")
+	if got := dir(13000); got != "" {
+		t.Errorf("without a home: %s", got)
+	}
+}
+
 // While a kernel is compiled and loaded, streams that don't need it go on.
 func TestLoading(t *testing.T) {
 	if dir := os.Getenv("FAKE_KERNELS"); dir != "" {
@@ -93,10 +116,11 @@ func TestLoading(t *testing.T) {
 		t.Skip("this machine has an NVIDIA driver")
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "pointwise.cu-sm_90.cubin"), []byte("code"), 0o666); err != nil {
+	c := nvrtc.Cache{Dir: dir, Sources: map[string]nvrtc.Source{"pointwise.cu": {Text: "wrong", Arch: "sm_90"}}}
+	if err := c.Keep("pointwise.cu", "12.9", []byte("code")); err != nil {
 		t.Fatal(err)
 	}
-	got := fakeCalls(t, "TestLoading", "FAKE_KERNELS="+dir, "FAKE_SLOW=1")
+	got := fakeCalls(t, "TestLoading", "FAKE_KERNELS="+dir, "FAKE_SLOW=1", "CONTRAFLOW_NVRTC=/nowhere/libnvrtc.so.12")
 	if before, after := "event 1\nload\nloaded\nfunction fill\n<nil>\n", "load\nevent 1\nloaded\nfunction fill\n<nil>\n"; got != before && got != after {
 		t.Errorf("calls\n%swant\n%s", got, after)
 	}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh [--build | --table] [--processor] [--dir DIR] [--results FILE.tar.gz] [--limit SECONDS] [PART ...]: what can only be shown on a
 # machine with an NVIDIA GPU (sm_80 or later), in one command. Nothing here changes the GPU's settings. Each part is a row of README's
-# table, and what matters most comes first. PART|SECONDS that it may take, of an H200 or by a guess|ROW:
-PARTS='tests|110|conformance suite, goldens of every family and training steps, f32 and bf16
+# table, and what matters most comes first. PART|SECONDS that it may take, kernels compiled, of an H200 or by a guess|ROW:
+PARTS='tests|100|conformance suite, goldens of every family and training steps, f32 and bf16
 ranks|30|metamorphic test, gradients and trainings, two ranks and more on one GPU
 speed-minilm|165|cached step of 16,384 pairs against sentence-transformers, MiniLM-L6: speed, memory
 speed-bert|300|cached step of 16,384 pairs against sentence-transformers, BERT-base: speed, memory
@@ -23,7 +23,9 @@ sanitizer|240|compute-sanitizer, memcheck and racecheck'
 # and prints what is there, README's rows as well, which every call does at its end.
 #
 # A machine with a GPU may have neither Go nor a network: gpu.sh --build makes programs.tar.gz elsewhere, and the repository with it is all
-# that has to be carried over. Python (CONTRAFLOW_PYTHON, or python3) needs PyTorch, sentence-transformers and pyarrow for what is measured; NVRTC
+# that has to be carried over. The file has kernels compiled for Hopper (sm_90) by NVRTC 13.0, which a machine with PyTorch for CUDA 13.0 has as well.
+# Where the GPU or NVRTC is another one, they are compiled before the first part, in 10 to 20 s, and stay in DIR; the line that begins with "kernels"
+# says which it was. Python (CONTRAFLOW_PYTHON, or python3) needs PyTorch, sentence-transformers and pyarrow for what is measured; NVRTC
 # and cuBLASLt are taken from CONTRAFLOW_NVRTC and CONTRAFLOW_CUBLASLT, and NCCL from CONTRAFLOW_NCCL, or from beside Python's PyTorch.
 #
 # A machine may also end a call after some time, and keep nothing of it but a few files: --results puts DIR/results into an archive, when a
@@ -35,7 +37,7 @@ sanitizer|240|compute-sanitizer, memcheck and racecheck'
 # device asks of CUDA and in what order is tested so, and nothing that is measured.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-root=$PWD kit=$PWD/.cache/cuda-kit dir='' limit='' only='' archive='' build='' processor='' print=''
+root=$PWD kit=$PWD/.cache/cuda-kit nvrtc=13.0.88 dir='' limit='' only='' archive='' build='' processor='' print=''
 die() { echo "gpu.sh: $*" >&2; exit 2; }
 names=$(cut -d '|' -f 1 <<<"$PARTS" | xargs)
 while [ $# -gt 0 ]; do
@@ -83,7 +85,17 @@ make_programs() {
 		mv "$work/quickstart/start" "$work/start"
 		rm -r "$work/quickstart"
 		{ git describe --always --dirty || echo "of no commit"; } >"$work/commit"
+		if [ -n "$build" ]; then # the compiler of that machine, not of this one's headers
+			CONTRAFLOW_NVRTC=$kit/nvrtc-$nvrtc/nvidia/cu13/lib/libnvrtc.so.13
+			[ -e "$CONTRAFLOW_NVRTC" ] || "$kit/venv/bin/pip" install --quiet --no-deps --target "$kit/nvrtc-$nvrtc" "nvidia-cuda-nvrtc==$nvrtc"
+		fi
+		if [ -n "$build$processor" ]; then # else this machine compiles for itself
+			kernels=$(go run "${small[@]}" -tags cuda ./gpustage/cuda/ahead sm_90)
+			mkdir "$work/kernels"
+			cp -r "$kernels" "$work/kernels"
+		fi
 		tar -C "$work" -czf "$dir/programs.tar.gz" .
+		rm -rf "$dir/kernels" # of other sources
 	)
 	[ $? = 0 ] || die "building failed; see above, and $dir/log"
 	rm -r "$work"
@@ -126,6 +138,7 @@ if [ -n "$processor" ] || [ ! -e "$dir/programs.tar.gz" ]; then # --processor is
 fi
 rm -rf "$dir"/{contraflow,*.test,*.so*,start,rows.parquet}
 tar -C "$dir" -xzf "$dir/programs.tar.gz" || exit 2
+[ ! -d "$dir/kernels" ] || export CONTRAFLOW_KERNELS=$dir/kernels # what does not fit is not used, and what is compiled instead is kept there
 [ ! -e "$kit/env" ] || [ ! -d "$kit/venv" ] || source "$kit/env"
 python=${CONTRAFLOW_PYTHON:-python3}
 command -v "$python" >/dev/null || die "no $python; CONTRAFLOW_PYTHON names one with PyTorch"
@@ -182,11 +195,8 @@ not_run() { # NAME WHY
 left() { echo $((limit ? limit - SECONDS : 1000000)); } # seconds
 planned() { grep "^$part|" <<<"$PARTS" | cut -d '|' -f 2; } # seconds
 allowed() { # seconds, for one program, of its row $most: what hangs must not take the call with it
-	local seconds=$(left) bound
-	if [ -n "$limit" ] && [ -n "${part:-}" ]; then
-		bound=${most:-$((2 * $(planned)))}
-		[ "$seconds" -le "$bound" ] || seconds=$bound
-	fi
+	local seconds=$(left) bound=${most:-$((2 * $(planned)))}
+	[ -z "$limit" ] || [ "$seconds" -le "$bound" ] || seconds=$bound
 	echo "$seconds"
 }
 row() { # NAME COMMAND...: a line of the table. What the command prints goes to the log; with show=yes here, too
@@ -273,7 +283,7 @@ train: {device: cuda, max_steps: 3}
 save: {dir: "$dir/run", every: 2}
 END
 echo "$machine"
-in_folder . "$dir/contraflow" doctor --seconds 0 2>&1 | tee "$results/doctor.txt"
+most=90 in_folder . "$dir/contraflow" doctor --seconds 0 2>&1 | tee "$results/doctor.txt" # compiles kernels, so that no part has to
 later=''
 for part in ${only:-$names}; do
 	if [ "$(left)" -lt "$(planned)" ]; then

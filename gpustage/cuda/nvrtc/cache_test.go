@@ -49,11 +49,8 @@ func TestCache(t *testing.T) {
 		t.Errorf("forgotten code without a compiler: error %v", err)
 	}
 	t.Setenv("CONTRAFLOW_NVRTC", lib)
-	if err := os.WriteFile(c.file("b.cu"), []byte("damaged"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if code(c, "b.cu"); !bytes.Equal(code(open(dir), "b.cu"), code(c, "b.cu")) {
-		t.Error("the folder still has the damaged code")
+	if !bytes.Contains(code(c, "b.cu"), []byte(".text.b")) {
+		t.Error("what is compiled again has no kernel b")
 	}
 
 	file := filepath.Join(t.TempDir(), "file")
@@ -69,6 +66,99 @@ func TestCache(t *testing.T) {
 	sources["b.cu"] = Source{"wrong", "sm_90"}
 	if _, err := open("").Code("a.cu"); err == nil || !strings.Contains(err.Error(), "b.cu(1)") {
 		t.Errorf("a mistake in another source: error %v", err)
+	}
+}
+
+// A folder that comes from elsewhere is used as far as it is what NVRTC here would make of these sources: whole, of their text and architecture, and of this
+// version. Without NVRTC any version's serves. What there was to do is told.
+func TestCarried(t *testing.T) {
+	here := compiler(t).version()
+	made := func(text, arch string) map[string]Source { return map[string]Source{"a.cu": {text, arch}} }
+	const text = `extern "C" __global__ void a(int *x) { *x = 1; }`
+	elsewhere := []byte("made elsewhere") // no compiler makes this
+	carried := func(t *testing.T, version string) (dir, file string) {
+		from := &Cache{Dir: t.TempDir(), Sources: made(text, "sm_90")}
+		if err := from.Keep("a.cu", version, elsewhere); err != nil {
+			t.Fatal(err)
+		}
+		return from.Dir, from.file("a.cu", version)
+	}
+	change := func(t *testing.T, file string, f func([]byte) []byte) {
+		b, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, f(b), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, x := range []struct {
+		name, version string
+		sources       map[string]Source
+		change        func([]byte) []byte
+		used, usedBy0 bool // with NVRTC, and without
+	}{
+		{"as it was made", here, made(text, "sm_90"), nil, true, true},
+		{"by another NVRTC", "99.0", made(text, "sm_90"), nil, false, true},
+		{"of another text", here, made(text+"\n", "sm_90"), nil, false, false},
+		{"for another architecture", here, made(text, "sm_80"), nil, false, false},
+		{"cut off", here, made(text, "sm_90"), func(b []byte) []byte { return b[:len(b)-1] }, false, false},
+		{"empty", here, made(text, "sm_90"), func([]byte) []byte { return nil }, false, false},
+		{"without a seal", here, made(text, "sm_90"), func(b []byte) []byte { return b[:len(elsewhere)] }, false, false},
+		{"with another byte", here, made(text, "sm_90"), func(b []byte) []byte { b[3]++; return b }, false, false},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			dir, file := carried(t, x.version)
+			if x.change != nil {
+				change(t, file, x.change)
+			}
+			t.Run("without NVRTC", func(t *testing.T) {
+				t.Setenv("CONTRAFLOW_NVRTC", "/nowhere/libnvrtc.so.12")
+				code, err := (&Cache{Dir: dir, Sources: x.sources}).Code("a.cu")
+				if x.usedBy0 != (err == nil) || x.usedBy0 && !bytes.Equal(code, elsewhere) {
+					t.Errorf("used: %q, error %v; want it used: %v", code, err, x.usedBy0)
+				}
+			})
+			to := &Cache{Dir: dir, Sources: x.sources}
+			said, unkept, err := to.Ready()
+			if err != nil || unkept != nil {
+				t.Fatal(err, unkept)
+			}
+			want := "compiled by NVRTC " + here + " in "
+			if x.used {
+				want = "compiled before, by NVRTC " + here + ", in " + dir
+			}
+			if !strings.HasPrefix(said, want) {
+				t.Errorf("said %q, want %q", said, want)
+			}
+			if code, err := to.Code("a.cu"); err != nil || x.used != bytes.Equal(code, elsewhere) || !x.used && !bytes.Contains(code, []byte(".text.a")) {
+				t.Errorf("%d bytes of code, error %v; want it used: %v", len(code), err, x.used)
+			}
+			if said, _, err := (&Cache{Dir: dir, Sources: x.sources}).Ready(); err != nil || !strings.HasPrefix(said, "compiled before, by NVRTC "+here) {
+				t.Errorf("the next program: %q, error %v", said, err)
+			}
+		})
+	}
+
+	// Under another's name: code is of the file that it was made as.
+	dir, file := carried(t, "99.0")
+	if err := os.Rename(file, (&Cache{Dir: dir, Sources: made(text, "sm_90")}).file("a.cu", here)); err != nil {
+		t.Fatal(err)
+	}
+	if said, _, err := (&Cache{Dir: dir, Sources: made(text, "sm_90")}).Ready(); err != nil || strings.HasPrefix(said, "compiled before") {
+		t.Errorf("a renamed file: %q, error %v", said, err)
+	}
+
+	// Where nothing can be kept that is said, and no error.
+	file = filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"", file} {
+		said, unkept, err := (&Cache{Dir: dir, Sources: made(text, "sm_90")}).Ready()
+		if err != nil || unkept == nil || !strings.HasSuffix(said, ", and again in each program: "+unkept.Error()) {
+			t.Errorf("folder %q: %q, unkept %v, error %v", dir, said, unkept, err)
+		}
 	}
 }
 

@@ -75,6 +75,8 @@ func open(file string) (*Compiler, error) {
 	return c, nil
 }
 
+func (c *Compiler) version() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
 // call calls a function. Pointers converted to uintptr in its arguments stay valid until it returns.
 //
 //go:uintptrescapes
