@@ -139,12 +139,17 @@ type Ops interface {
 //	Norm.Y = LayerNorm(c)
 //
 // Fast devices fuse what they can of it into passes that the product makes anyway.
+//
+// With Pairs a device may take each x of a and b as hi = bf16(x) and lo = bf16(x - hi), 16 bits together, and leave out the products of two lo: three
+// products in bf16 for one in f32, on GPUs a third of its time (Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype
+// for higher-precision computations", ARITH 2019: BF16x2). A term is off by at most 3 * 2^-16 of its size. Devices without tensor cores compute in f32.
 type MatMul struct {
 	TransA, TransB bool     // op(a) = aᵀ: a is stored [K, M]; op(b) = bᵀ: b is stored [N, K], as Linear weights are
 	Alpha          float64  // 0 means 1
 	Add            bool     // accumulate into c
 	BF16           bool     // round a and b to bf16 first; accumulate in f32
 	TF32           bool     // f32 may be rounded to TF32 first, on devices whose Info has it; others compute in f32. BF16 goes before it
+	Pairs          bool     // f32 may be taken as the sum of two numbers of bf16: see below. BF16 goes before it
 	Forms          *Forms   // b is all of one parameter, and these are its forms; may be nil
 	Rounded        *Rounded // room for a in bf16, where several products take it; may be nil
 	BiasForms      *Forms   // likewise of Bias; may be nil

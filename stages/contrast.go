@@ -109,7 +109,7 @@ func (e *Encoder) splits() (loss.RowSplitter, bool) {
 // loss must be computed for all rows though some are other ranks'.
 func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 	lb = &loss.Batch{
-		Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
+		Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Rounded: e.Model.Options.BF16, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
 		Dataset: b.Source,
 	}
 	n, at := b.N(), b.at

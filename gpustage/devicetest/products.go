@@ -246,6 +246,46 @@ const tf32Spacing = 1 << 13
 // 4 are allowed.
 func tf32Tolerance(k int) float64 { return productTolerance(k) + 4*math.Sqrt(float64(k))*tf32Spacing }
 
+// pairsTolerance is for products of pairs. Of a term a*b the product of what both are rounded by is left out, and each of the two is off by what is
+// rounded again: three times a product of two roundings, which are at most 2^-8 and 0.4 times that in the quadratic mean, 0.28 * 2^-16 together. Of
+// ten thousand sums of k terms the worst is 4 standard deviations off, 1.1 sqrt(k) * 2^-16, and 1.5 are allowed.
+func pairsTolerance(k int) float64 {
+	return productTolerance(k) + 1.5*math.Sqrt(float64(k))*float64(bf16Spacing)/(1<<9)
+}
+
+// A device may multiply pairs of bf16 where it is asked to, but not less: an error of bf16 alone is some 250 times what is allowed, and one of TF32
+// 30 times. What is around a product is as in f32.
+func testPairs(t *testing.T, dev gpustage.Device) {
+	for _, sh := range append(shapes, [3]int{40, 24, 700}) {
+		for mode := range 4 {
+			ta, tb, gap := mode&1 != 0, mode&2 != 0, 3*(mode%2)
+			f := newFixture(t, dev, 19, gap)
+			m, n, k := sh[0], sh[1], sh[2]
+			ar, ac, br, bc := operands(m, n, k, ta, tb)
+			wide := func(int, int) float64 { return f.rng.NormFloat64() * math.Exp2(float64(f.rng.IntN(9)-4)) }
+			a, b, huge := f.floats("a", ar, ac, nil), f.floats("b", br, bc, nil), f.floats("a of many sizes", ar, ac, wide)
+			c, d, e, bias, sum := f.floats("c", m, n, nil), f.floats("d", m, n, nil), f.floats("e", m, n, nil), f.vector("bias", n, nil), f.vector("sum", n, nil)
+			f.run(func(s gpustage.Stream, x picker) {
+				o := gpustage.MatMul{TransA: ta, TransB: tb, Pairs: true}
+				s.MatMul(x(c), x(a), x(b), o)
+				o.Add, o.Alpha = true, -0.5
+				s.MatMul(x(d), x(a), x(b), o)
+				s.MatMul(x(d), x(huge), x(b), o)
+				o.Add, o.Bias, o.Act, o.ResultSum = false, x(bias), gpustage.GELU, x(sum)
+				s.MatMul(x(e), x(a), x(b), o)
+			})
+			f.check(c, pairsTolerance(k))
+			f.check(d, 16*pairsTolerance(k))
+			f.check(e, pairsTolerance(k))
+			f.check(sum, float64(m)*pairsTolerance(k))
+			f.untouched(a, b, huge, bias)
+			if t.Failed() {
+				t.Fatalf("at M N K %v, transposed %v %v, gap %d", sh, ta, tb, gap)
+			}
+		}
+	}
+}
+
 // A device may multiply in TF32 where it is asked to, but not in less: inputs that TF32 can hold, which have 11 bits and are more than bf16's
 // 8, give f32's product.
 func testTF32(t *testing.T, dev gpustage.Device) {

@@ -89,7 +89,8 @@ const guideSlack = 4e-6
 // A GPU would spend a loss of 16,384 pairs on starting kernels that don't fill it: 1,024 such tiles are 8,000 launches (14,000 with masks of
 // duplicates), and most of their products have 12 to 16 blocks of 128 x 128 for an H200's 132 multiprocessors; some 0.2 s. At 4096 x 4096
 // they are 130 to 220 launches of 96 blocks and more, and what remains is the arithmetic: 1.6 TFLOP in f32 for 768 features, 25 ms
-// at 67 TFLOP/s, of a step that takes BERT-base some 3 s and MiniLM half a second.
+// at 67 TFLOP/s, of a step that takes BERT-base some 3 s and MiniLM half a second. Of a model that trains in bf16 it is of pairs (takesPairs), by
+// arithmetic in a third of that.
 //
 // A kernel that computes scores and gradient without any tile in memory would save its way there and back, eight times, 9 GB or 2 ms at
 // 4.8 TB/s, if its products were as fast as cuBLASLt's; folding Mask into OnlineLSE and SoftmaxTile, half a millisecond. Neither is
@@ -191,7 +192,8 @@ type pass struct {
 	a      *gpustage.Arena
 	t      gpustage.DType
 	gpu    bool
-	lo, hi int // rows that are asked for
+	pairs  bool // embeddings have been rounded: products of pairs do
+	lo, hi int  // rows that are asked for
 	strips []strip
 	keeps  bool              // whether the second walk has the first one's tiles
 	tiles  []gpustage.Tensor // these
@@ -219,7 +221,7 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	mark := a.Mark()
 	defer a.Release(mark)
 	rows := b.Rows
-	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType, gpu: b.onGPU()}
+	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType, gpu: b.onGPU(), pairs: b.Rounded}
 	p.lo, p.hi = b.Own()
 
 	v := viewOf(s, a, b, !l.Dot)
@@ -255,8 +257,9 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 
 	p.walk(func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor) {
 		s.SoftmaxTile(tile, others.Columns(lo, hi), lse.Span(st.group, st.group+1).Columns(lo, hi), share.Columns(lo, hi))
-		s.MatMul(dAnchors, tile, candidates, gpustage.MatMul{Alpha: l.scale(), Add: true})
-		s.MatMul(dCandidates, tile, anchors, gpustage.MatMul{TransA: true, Alpha: l.scale(), Add: true})
+		pairs := p.takesPairs(tile, anchors)
+		s.MatMul(dAnchors, tile, candidates, gpustage.MatMul{Alpha: l.scale(), Add: true, Pairs: pairs})
+		s.MatMul(dCandidates, tile, anchors, gpustage.MatMul{TransA: true, Alpha: l.scale(), Add: true, Pairs: pairs})
 	})
 	mine := others.Columns(p.lo, p.hi)
 	s.RowAxpy(dx.Span(p.lo, p.hi), d.Span(p.lo, p.hi), mine, -l.scale())
@@ -349,7 +352,8 @@ func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, 
 
 // score computes a tile of scores: of anchors lo to hi and candidates from to to.
 func (p *pass) score(st strip, tile gpustage.Tensor, lo, hi, from, to int) {
-	p.s.MatMul(tile, st.anchors.Span(lo, hi), st.candidates.Span(from, to), gpustage.MatMul{TransB: true, Alpha: st.alpha})
+	anchors, candidates := st.anchors.Span(lo, hi), st.candidates.Span(from, to)
+	p.s.MatMul(tile, anchors, candidates, gpustage.MatMul{TransB: true, Alpha: st.alpha, Pairs: p.takesPairs(tile, anchors)})
 	p.s.Mask(tile, st.mask.Tile(lo, hi, from, to))
 	if p.l.Guide != nil { // multiplied in each walk that has no tiles of the other: what was masked would take rows x candidates bits
 		cosines := p.a.Scratch(p.s, p.t, hi-lo, to-from)
@@ -357,6 +361,15 @@ func (p *pass) score(st strip, tile gpustage.Tensor, lo, hi, from, to int) {
 		p.s.MaskAbove(tile, cosines, p.limit.Columns(lo, hi))
 	}
 }
+
+// takesPairs tells whether a tile's products may be of pairs: where embeddings have 8 bits anyway, and where 40 us that a product of f32 takes are
+// more than the five kernels of one of pairs (an estimate for an H200). A guide's cosines, which are compared with each other, are of f32.
+func (p *pass) takesPairs(tile, anchors gpustage.Tensor) bool {
+	return p.pairs && tile.Rows*tile.Cols*anchors.Cols >= pairsFrom
+}
+
+// pairsFrom is how many multiplications such a product has at least; a variable for tests.
+var pairsFrom = 1 << 30
 
 // losses brings the log-sum-exps to the host, sums the losses, and sends back what the second walk needs: each softmax's
 // log-sum-exp, the positive pair included, and each row's share in it.

@@ -66,6 +66,8 @@ type Batch struct {
 	Gradient gpustage.Tensor
 	// Normalized tells that Embeddings have unit length.
 	Normalized bool
+	// Rounded tells that Embeddings come of products in bf16: of scores 16 bits then do (gpustage.MatMul's Pairs).
+	Rounded bool
 
 	// Guide is [N, G], of Embeddings' type: a guide model's embeddings, of unit length. Absent unless the loss has a guide.
 	Guide gpustage.Tensor

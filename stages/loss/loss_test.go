@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
 )
@@ -379,6 +380,68 @@ func TestTilesOnGPU(t *testing.T) {
 		}
 		if err := s.Sync(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// pairSpy counts the products that may be of pairs, and all.
+type pairSpy struct {
+	gpustage.Stream
+	pairs, all int
+}
+
+func (s *pairSpy) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	s.all++
+	if o.Pairs {
+		s.pairs++
+	}
+	s.Stream.MatMul(c, a, b, o)
+}
+
+// Where embeddings have been rounded the scores of large tiles and their gradients are of pairs, on a device that has such products: as near the
+// truth as 16 bits are, 2^-16 of scores that are multiplied by 20. A guide's cosines are not.
+func TestPairs(t *testing.T) {
+	before := pairsFrom
+	defer func() { pairsFrom = before }()
+	exact, _ := ref.New().OpenStream()
+	kernels, err := onhost.Open(t, onhost.Plain).OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows, negatives, size = 37, 20, 48
+	for _, l := range []InfoNCE{{Directions: Directions, MaskDuplicates: true}, {TileRows: 16, TileCols: 40, Guide: &Guide{}}} {
+		run := func(s gpustage.Stream, dtype gpustage.DType, rounded bool) []float64 {
+			b := randomBatch(t, s, dtype, rand.New(rand.NewPCG(3, 4)), rows, negatives, size)
+			b.Rounded = rounded
+			if l.Guide != nil {
+				b.Guide = tensor(t, s, dtype, b.N(), 2, unitRows(slices.Repeat([]float64{1, 0}, b.N()), 2)) // every other text is as near as the positive
+			}
+			_, g := computeOnce(t, s, l, b)
+			return g
+		}
+		want := run(exact, gpustage.F64, false)
+		pairsFrom = 0
+		spy := &pairSpy{Stream: kernels}
+		plain := run(spy, gpustage.F32, false)
+		if spy.pairs > 0 {
+			t.Errorf("%+v: %d products are of pairs, where nothing is rounded", l, spy.pairs)
+		}
+		spy = &pairSpy{Stream: kernels}
+		got, top := run(spy, gpustage.F32, true), 0.0
+		for _, w := range want {
+			top = max(top, math.Abs(w))
+		}
+		if of := map[bool]int{true: spy.all, false: spy.all * 3 / 4}[l.Guide == nil]; spy.pairs != of {
+			t.Errorf("%+v: %d of %d products are of pairs, want %d", l, spy.pairs, spy.all, of)
+		}
+		if d, less := worst(got, want)/top, worst(plain, want)/top; !(d <= 3e-5 && less <= 2e-6) || slices.Equal(got, plain) {
+			t.Errorf("%+v: the gradient is %.3g of its largest off, of products in f32 %.3g", l, d, less)
+		}
+		pairsFrom = 16*40*size + 1
+		spy = &pairSpy{Stream: kernels}
+		run(spy, gpustage.F32, true)
+		if l.Guide != nil && spy.pairs > 0 {
+			t.Errorf("%+v: %d products of small tiles are of pairs", l, spy.pairs)
 		}
 	}
 }

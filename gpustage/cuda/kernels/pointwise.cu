@@ -48,6 +48,19 @@ KERNEL to_bf16(u16 *dst, int dstride, const float *src, int sstride, int vec, u3
 	}
 }
 
+// to_pairs makes of x what products of pairs take: hi is x rounded, and lo what that left, rounded. Where hi is infinite, or no number, lo is 0.
+KERNEL to_pairs(u16 *hi, int shi, u16 *lo, int slo, const float *x, int sx, int vec, u32 rows, u32 cols) {
+	EACH_QUAD(rows, cols) {
+		Quad q = load_quad(AT(x, sx), n, vec), rest;
+		for (int i = 0; i < 4; i++) {
+			float r = q.v[i] - round_bf16(q.v[i]);
+			rest.v[i] = fabsf(r) <= 3e38f ? r : 0.f;
+		}
+		store_bf16(AT(hi, shi), q, n, vec);
+		store_bf16(AT(lo, slo), rest, n, vec);
+	}
+}
+
 KERNEL add(float *y, int sy, const float *a, int sa, const float *b, int sb, int vec, u32 rows, u32 cols) {
 	EACH_QUAD(rows, cols) {
 		Quad p = load_quad(AT(a, sa), n, vec), q = load_quad(AT(b, sb), n, vec);

@@ -29,6 +29,15 @@ func (s *Stream) toBF16(dst, src tensor) {
 	s.quads("to_bf16", []tensor{dst, src})
 }
 
+// toPairs is x as the sum of two numbers of bf16.
+func (s *Stream) toPairs(x tensor) (hi, lo tensor) {
+	hi, lo = s.scratchBF16(x), s.scratchBF16(x)
+	if s.err == nil {
+		s.quads("to_pairs", []tensor{hi, lo, x})
+	}
+	return hi, lo
+}
+
 // Fill sets every element.
 func (s *Stream) Fill(dst tensor, value float64) {
 	if s.Refuse(gpustage.CheckHost("fill", dst.Span(0, min(1, dst.Rows)), min(1, dst.Rows)*dst.Cols*dst.DType.Size())) {

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -16,6 +17,11 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		err = fmt.Errorf("matmul: tensors of bf16, where it is not to round a and b")
 	}
 	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
+		return
+	}
+	if o.Pairs && !o.BF16 && !s.Separate && m > 0 && n > 0 && k > 0 && o.Linear() && o.Bias.IsZero() && o.Residual.IsZero() && o.Norm.Y.IsZero() &&
+		o.ColumnSum.IsZero() && o.ResultSum.IsZero() {
+		s.ofPairs(c, a, b, o)
 		return
 	}
 	// Sums of c's rows, unless the last pass makes them as well, which is found out on the way.
@@ -90,6 +96,22 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 		return
 	}
 	summed = s.surrounded(p, c, m, n, k, refused, rowSum, o)
+}
+
+// ofPairs is a product of f32 as three of bf16, the small ones first. By arithmetic, for an H200 and 4,096 x 4,096 scores of 384 features: 95 us and
+// 30 to take a tile apart, where a product of f32 takes 250.
+func (s *Stream) ofPairs(c, a, b tensor, o gpustage.MatMul) {
+	p := Product{TransA: o.TransA, TransB: o.TransB, BF16: true, Alpha: float32(cmp.Or(o.Alpha, 1))}
+	aHi, aLo := s.toPairs(a)
+	bHi, bLo := s.toPairs(b)
+	if s.err != nil {
+		return
+	}
+	for i, x := range [][2]tensor{{aLo, bHi}, {aHi, bLo}, {aHi, bHi}} {
+		p.A, p.B = s.matrix(x[0]), s.matrix(x[1])
+		p.Beta = float32(flag(o.Add || i > 0))
+		s.multiply(s.into(p, c, tensor{}, nil))
+	}
 }
 
 // surrounded is a product, and one kernel for what surrounds it. It goes where that kernel reads it: to PreAct, which is to have it (with the bias,
