@@ -8,7 +8,8 @@ import (
 	"contraflow/stages/loss"
 )
 
-// BenchmarkLossTiles is InfoNCE's loss and gradient, with a processor's tiles and with a GPU's. testdata/peers/gpu.sh runs it on a GPU.
+// BenchmarkLossTiles is InfoNCE's loss and gradient, with a processor's tiles and with a GPU's, whose products are of f32 or of pairs of bf16.
+// testdata/peers/gpu.sh runs it on a GPU.
 func BenchmarkLossTiles(b *testing.B) {
 	d := processor(b)
 	rows, dim := 16384, 768
@@ -39,9 +40,13 @@ func BenchmarkLossTiles(b *testing.B) {
 	for i := range batch.Texts {
 		batch.Texts[i] = loss.TextID{uint64(i), 0}
 	}
-	for _, tile := range [][2]int{{256, 1024}, {2048, 4096}, {4096, 4096}, {4096, 8192}} {
-		b.Run(fmt.Sprintf("%dx%d", tile[0], tile[1]), func(b *testing.B) {
-			l := loss.InfoNCE{MaskDuplicates: true, TileRows: tile[0], TileCols: tile[1]}
+	for _, c := range []struct {
+		rows, cols int
+		pairs      bool
+	}{{256, 1024, false}, {2048, 4096, false}, {4096, 4096, false}, {4096, 8192, false}, {2048, 4096, true}, {4096, 4096, true}, {4096, 8192, true}} {
+		b.Run(fmt.Sprintf("%dx%d,%s", c.rows, c.cols, map[bool]string{false: "f32", true: "pairs"}[c.pairs]), func(b *testing.B) {
+			l := loss.InfoNCE{MaskDuplicates: true, TileRows: c.rows, TileCols: c.cols}
+			batch.Rounded = c.pairs
 			a, err := gpustage.NewArena(d, l.Memory(batch.Size()))
 			if err != nil {
 				b.Fatal(err)
