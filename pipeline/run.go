@@ -86,8 +86,9 @@ type running struct {
 	lanes  map[Placement]chan call
 	wg     sync.WaitGroup
 
-	values map[item]value
-	err    error
+	values  map[item]value
+	err     error
+	because error // for which a step was made the last one
 
 	mu     sync.Mutex
 	closed error // what closing lanes said
@@ -122,7 +123,7 @@ type event struct {
 	end  bool
 	err  error
 
-	endRun bool // nothing else is set but id
+	endRun bool // err is why, and nothing else is set but id
 }
 
 // Run runs the plan until its sources have ended and everything they gave has been worked through, an error occurs, or
@@ -169,6 +170,9 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	}
 	if r.err == nil && r.closed != nil {
 		r.err = fmt.Errorf("graph %q: %w", p.name, r.closed)
+	}
+	if r.err == nil {
+		r.err = r.because
 	}
 	return r.err
 }
@@ -251,6 +255,9 @@ func (r *running) stopped() {
 func (r *running) handle(e event) {
 	if e.endRun {
 		r.core.endWith(e.id.index.Step)
+		if e.err != nil && r.because == nil {
+			r.because = r.failed(e)
+		}
 		return
 	}
 	if e.port != nil {
@@ -262,10 +269,15 @@ func (r *running) handle(e event) {
 	if stop := r.ctx.Err(); stop != nil && (errors.Is(e.err, stop) || errors.Is(e.err, context.Cause(r.ctx))) {
 		r.stopped() // the stage was told before this goroutine was; it only knows that it was told
 	} else if e.err != nil && r.err == nil {
-		r.fail(fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err))
+		r.fail(r.failed(e))
 	}
 	delete(r.busy, e.id)
 	r.act(r.core.done(e.id, e.end))
+}
+
+// failed is a task's error with where it was.
+func (r *running) failed(e event) error {
+	return fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err)
 }
 
 // act sends tasks off and drops values. A channel has room for every task that the core may start.

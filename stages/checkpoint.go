@@ -129,9 +129,26 @@ func (p *Plan) Resume(c *checkpoint.Checkpoint) error {
 	if err := json.Unmarshal(c.Data, &at); err != nil {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
 	}
-	if err := p.Sampler.Restore(at); err != nil {
+	if err := p.resume(&at, c.Step); err != nil {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
 	}
-	p.FirstStep = c.Step
+	return nil
+}
+
+// ResumeAfter puts the plan behind a step, whatever becomes of what it and steps before it have changed: the data goes on there with a
+// checkpoint's state ([RollbackError]). Those steps since the checkpoint's are missed then: the update is to know how many ([Update].Missed).
+func (p *Plan) ResumeAfter(r StepResult) error {
+	if r.Next == nil {
+		return fmt.Errorf("step %d does not know where the data goes on: its rows are not Ingest's", r.Step+1)
+	}
+	return p.resume(r.Next, r.Step+1)
+}
+
+// resume puts the plan behind so many steps.
+func (p *Plan) resume(at *dataset.Cursor, steps int) error {
+	if err := p.Sampler.Restore(*at); err != nil {
+		return err
+	}
+	p.FirstStep = steps
 	return nil
 }

@@ -112,12 +112,22 @@ type OnNaN string
 const (
 	StopOnNaN     OnNaN = "stop"     // the run ends with an error that names what is not finite
 	SkipOnNaN     OnNaN = "skip"     // the step changes nothing; after maxSkipped of them in a row the run ends
-	RollbackOnNaN OnNaN = "rollback" // the run ends with the step, for the last checkpoint's state to go on with the data after it
+	RollbackOnNaN OnNaN = "rollback" // the run ends with the step and a *RollbackError, for the last checkpoint's state to go on with the data after it
 )
 
 var onNaN = []OnNaN{StopOnNaN, SkipOnNaN, RollbackOnNaN}
 
 const maxSkipped = 10
+
+// RollbackError ends a run at a step that is not finite, as RollbackOnNaN asks for: the step has changed nothing, and all that comes after its update
+// is done. [Encoder.Restore] and [Plan.ResumeAfter] are what a new graph goes on with.
+type RollbackError struct{ Result StepResult }
+
+func (e *RollbackError) Error() string {
+	return fmt.Sprintf("step %d is not finite (its loss is %v, its gradient's norm %v): it has changed nothing, and the run ends with it (Update.OnNaN: %s); "+
+		"to go on, build a new graph with the last checkpoint's state (Encoder.Restore) and the data after this step (Plan.ResumeAfter)",
+		e.Result.Step+1, e.Result.Loss, e.Result.GradNorm, RollbackOnNaN)
+}
 
 // StepResult is what a step did.
 type StepResult struct {
@@ -232,8 +242,11 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			return e.gradientNotFinite(stream, r.Step+1)
 		}
 		stream.Fill(e.grads, 0)
-		if r.Asked.Stop || r.Asked.Finish || r.Skipped && u.OnNaN == RollbackOnNaN {
-			t.EndRun()
+		switch {
+		case r.Skipped && u.OnNaN == RollbackOnNaN:
+			t.EndRun(&RollbackError{r})
+		case r.Asked.Stop || r.Asked.Finish:
+			t.EndRun(nil)
 		}
 		if !e.ranks.sharded() {
 			weights.Put(t, Weights{})

@@ -279,6 +279,45 @@ func TestUpdateChecked(t *testing.T) {
 	}
 }
 
+// A run that rolls back ends with an error that says at which step, whose result is enough to go on behind it.
+func TestRollback(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	u := plain
+	u.OnNaN = stages.RollbackOnNaN
+	heavy := func(b *stages.Batch) *stages.Batch {
+		b.Weights = slices.Repeat([]float64{math.Inf(1)}, len(b.Rows))
+		return b
+	}
+	norms, err := wire(t.Context(), p, nil, wiring{batch: heavy}, p.text, u, loss.InfoNCE{})
+	var back *stages.RollbackError
+	if !errors.As(err, &back) || back.Result.Step != 0 || !back.Result.Skipped || len(norms) != 1 || !strings.Contains(err.Error(), `stage "update", item 0: step 1 is not finite`) {
+		t.Fatalf("%v after %d steps", err, len(norms))
+	}
+	data, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{p.file}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, dataset.Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}
+	if err := plan.ResumeAfter(stages.StepResult{Step: 1}); err == nil || !strings.Contains(err.Error(), "step 2 does not know where the data goes on") {
+		t.Error(err)
+	}
+	if err := plan.ResumeAfter(back.Result); err != nil || plan.FirstStep != 1 {
+		t.Fatalf("%v, going on after %d steps", err, plan.FirstStep)
+	}
+	if next, ok := sampler.Next(); !ok || next.Index != 1 {
+		t.Errorf("the data goes on with batch %d (%v)", next.Index, ok)
+	}
+}
+
 // A negative bound of sub-batches is an error, and not no bound, in Split as in Header.
 func TestSizeChecked(t *testing.T) {
 	for _, c := range []struct {

@@ -186,9 +186,7 @@ func (x *Run) agreeOn(ctx context.Context, find func() (*checkpoint.Checkpoint, 
 }
 
 // rollBack takes the run to the last checkpoint's state, and the data to what follows the step that can't be used.
-func (x *Run) rollBack(ctx context.Context) (*checkpoint.Checkpoint, error) {
-	r := x.saves.rolled
-	x.saves.rolled = nil
+func (x *Run) rollBack(ctx context.Context, r stages.StepResult) (*checkpoint.Checkpoint, error) {
 	if x.saves.rollbacks++; x.saves.rollbacks > maxRollbacks {
 		return nil, fmt.Errorf("step %d is not finite, after %d rollbacks", r.Step+1, maxRollbacks)
 	}
@@ -200,11 +198,11 @@ func (x *Run) rollBack(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	}
 	x.obs.note("step %d is not finite: going on with the state of step %d and the data after step %d", r.Step+1, c.Step, r.Step+1)
 	var then progress
-	if err := errors.Join(json.Unmarshal(c.Progress, &then), x.sampler.Restore(*r.Next)); err != nil {
+	if err := errors.Join(json.Unmarshal(c.Progress, &then), x.plan.ResumeAfter(r)); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	x.saves.progress.Missed = then.Missed + r.Step + 1 - c.Step
-	x.plan.FirstStep, x.saves.first = r.Step+1, r.Step+1
+	x.saves.first = r.Step + 1
 	return c, nil
 }
 

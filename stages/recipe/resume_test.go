@@ -447,6 +447,9 @@ func TestNotFinite(t *testing.T) {
 	if !bytes.Equal(batches("undone", 3, append(sets, "train.on_nan=rollback", "save.every=2"), 0, 1, 2, 3, 4, 5), batches("left", -1, sets, 0, 1, 4, 5)) {
 		t.Error("rollback: the weights differ from those of a run without the steps that were undone")
 	}
+	if !bytes.Equal(batches("at the end", 2, append(sets, "train.on_nan=rollback", "save.every=0"), 0, 1, 2), batches("before it", -1, sets, 0, 1)) {
+		t.Error("rollback: the weights differ from those of a run without its last step, which needs no checkpoint")
+	}
 }
 
 // What a run can't do is known before it has touched the folder of the run before.
