@@ -106,6 +106,14 @@ type value struct {
 	v    any
 	mark Mark      // what must have happened before v can be used; nil if it has
 	lane Placement // where it was made
+	back func()    // called when nobody needs it any more; nil: nothing is done
+}
+
+// drop is the end of a value.
+func (v value) drop() {
+	if v.back != nil {
+		v.back()
+	}
 }
 
 // call is a task on its way to a worker.
@@ -173,6 +181,9 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	}
 	if r.err == nil {
 		r.err = r.because
+	}
+	for _, v := range r.values { // of a run that has failed
+		v.drop()
 	}
 	return r.err
 }
@@ -283,6 +294,7 @@ func (r *running) failed(e event) error {
 // act sends tasks off and drops values. A channel has room for every task that the core may start.
 func (r *running) act(rep reply) {
 	for _, it := range rep.release {
+		r.values[it].drop()
 		delete(r.values, it)
 	}
 	for _, id := range rep.start {
@@ -424,7 +436,7 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 	case err != nil:
 	case skip:
 		for slot := range id.stage.out {
-			t.put(slot, nil, false)
+			t.put(slot, value{}, false)
 		}
 	default:
 		err = id.stage.do(t)
@@ -478,15 +490,16 @@ func (t *Task) check() error {
 	return nil
 }
 
-func (t *Task) put(slot int, v any, last bool) {
+func (t *Task) put(slot int, v value, last bool) {
 	t.puts[slot]++
 	o := t.stage.out[slot]
 	if !o.fan && o != t.stage.batches && t.puts[slot] > 1 {
+		v.drop()
 		return // check reports it
 	}
-	val := value{v: v, lane: t.stage.place}
+	v.lane = t.stage.place
 	if t.lane != nil {
-		val.mark = t.lane.Mark()
+		v.mark = t.lane.Mark()
 	}
-	t.run.events <- event{id: t.id, port: o, v: val, last: last}
+	t.run.events <- event{id: t.id, port: o, v: v, last: last}
 }

@@ -571,6 +571,54 @@ func TestEndRun(t *testing.T) {
 	}
 }
 
+// What a stage lends comes back once: when all who read it have returned, and when the run has failed as well.
+func TestLent(t *testing.T) {
+	checkGoroutines(t)
+	for _, fails := range []int{-1, 2} {
+		g := New("lends")
+		lend := g.Stage("lend", At(Stream))
+		row := In(lend, "row", Source(g, "source", count(5)))
+		out := Lent[int](lend, "value")
+		var lent, reading atomic.Int64
+		free := make(chan struct{}, 1)
+		free <- struct{}{}
+		lend.Do(func(t *Task) error {
+			select {
+			case <-free:
+			case <-t.Context().Done():
+				return context.Cause(t.Context())
+			}
+			lent.Add(1)
+			out.Put(t, row.Get(t), func() {
+				if reading.Load() > 0 {
+					panic("it is read")
+				}
+				lent.Add(-1)
+				free <- struct{}{}
+			})
+			return nil
+		})
+		for _, nap := range []time.Duration{0, time.Millisecond} {
+			Sink(g, fmt.Sprint("reads for ", nap), out.Port, func(_ *Task, v int) error {
+				reading.Add(1)
+				defer reading.Add(-1)
+				time.Sleep(nap)
+				if v == fails {
+					return errors.New("boom")
+				}
+				return nil
+			})
+		}
+		p, err := g.Build(Workers(4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); (err != nil) != (fails >= 0) || lent.Load() != 0 {
+			t.Errorf("of a run that ended with %v, %d did not come back", err, lent.Load())
+		}
+	}
+}
+
 // A run that hears of nothing says what runs and who waits.
 func TestWhenStalled(t *testing.T) {
 	checkGoroutines(t)

@@ -35,13 +35,12 @@ func Snapshots(s *pipeline.Stage, states pipeline.Port[*State]) pipeline.Input[*
 	return pipeline.In(s, "state", states, pipeline.Capacity(math.MaxInt))
 }
 
-// Checkpoint is one rank's part in writing a state, which it releases; of nil there is nothing to write. A rank that fails tells the others: all
-// return when the checkpoint is complete, or is known not to be.
+// Checkpoint is one rank's part in writing a state; of nil there is nothing to write. A rank that fails tells the others: all return when the
+// checkpoint is complete, or is known not to be.
 func (e *Encoder) Checkpoint(ctx context.Context, st *State, to Checkpoints) error {
 	if st == nil {
 		return nil
 	}
-	defer st.Release()
 	done, bytes := st.Result.Step+1, int64(0)
 	for _, p := range st.Pieces {
 		bytes += int64(len(p.Data))
@@ -58,7 +57,11 @@ func (e *Encoder) Checkpoint(ctx context.Context, st *State, to Checkpoints) err
 		return err
 	}
 	parts, err := e.inTurn(ctx, func() (checkpoint.Part, error) {
-		return to.Store.WritePart(done, e.ranks.Rank(), e.DTypeName(), st.Pieces)
+		part, err := to.Store.WritePart(done, e.ranks.Rank(), e.DTypeName(), st.Pieces)
+		if err == nil && st.gone.Load() {
+			err = fmt.Errorf("the state of step %d has been given back while it was written: it is there until the stages that read Snapshot's port return, and no longer for a stage behind them", done)
+		}
+		return part, err
 	})
 	if err != nil {
 		if e.ranks.Rank() == 0 {

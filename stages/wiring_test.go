@@ -14,6 +14,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages"
@@ -600,33 +601,41 @@ func TestTextOf(t *testing.T) {
 	}
 }
 
-// Whoever writes a state may release it from several places, on the way out and after an error.
-func TestReleaseTwice(t *testing.T) {
+// A state stays as it is while a stage that reads it runs, and nobody needs to give it back: the next one then has its memory.
+func TestSnapshotsComeBack(t *testing.T) {
 	p, err := openParts(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
 	states := 0
-	if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
-		due := func(stages.StepResult) (any, bool) { return nil, true }
-		pipeline.Sink(g, "write", stages.Snapshot(g, steps, enc, due), func(_ *pipeline.Task, s *stages.State) error {
-			states++
-			released := make(chan struct{})
-			go func() {
-				s.Release()
-				s.Release()
-				close(released)
-			}()
-			select {
-			case <-released:
-				return nil
-			case <-time.After(10 * time.Second):
-				return errors.New("the second release waits")
+	if _, err := wire(ctx, p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+		port := stages.Snapshot(g, steps, enc, func(stages.StepResult) (any, bool) { return nil, true })
+		pipeline.Sink(g, "glance", port, func(*pipeline.Task, *stages.State) error { return nil })
+		pipeline.Sink(g, "look", port, func(_ *pipeline.Task, s *stages.State) error {
+			was := slices.Clone(s.Pieces[0].Data)
+			time.Sleep(100 * time.Millisecond)
+			if states++; !slices.Equal(was, s.Pieces[0].Data) {
+				return errors.New("it has changed meanwhile")
 			}
+			return nil
 		})
 	}); err != nil || states != 2 {
 		t.Errorf("%d states: %v", states, err)
+	}
+	// Behind those stages it is somebody else's: that must not become a checkpoint.
+	_, err = wire(ctx, p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+		once := stages.Snapshot(g, steps, enc, func(r stages.StepResult) (any, bool) { return nil, r.Step == 0 })
+		passed := pipeline.Map(g, "pass on", once, func(_ *pipeline.Task, s *stages.State) (*stages.State, error) { return s, nil })
+		pipeline.Sink(g, "write", passed, func(t *pipeline.Task, s *stages.State) error {
+			time.Sleep(100 * time.Millisecond)
+			return enc.Checkpoint(t.Context(), s, stages.Checkpoints{Store: checkpoint.Open(p.dir+"/late", checkpoint.Disk{})})
+		})
+	})
+	if err == nil || !strings.Contains(err.Error(), `stage "write", item 0: the state of step 1 has been given back while it was written`) {
+		t.Error(err)
 	}
 }
 
