@@ -370,6 +370,9 @@ type Task struct {
 // Context is cancelled when the run stops.
 func (t *Task) Context() context.Context { return t.ctx }
 
+// Stage is the name of the task's stage.
+func (t *Task) Stage() string { return t.stage.name }
+
 // Lane is the lane that the task runs on, as the device opened it; nil in the host pool.
 func (t *Task) Lane() Lane { return t.lane }
 

@@ -8,6 +8,7 @@ import (
 	"math"
 	"time"
 
+	"contraflow/collective"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -41,6 +42,7 @@ func (e *Encoder) Checkpoint(ctx context.Context, st *State, to Checkpoints) err
 	if st == nil {
 		return nil
 	}
+	ctx = collective.For(ctx, fmt.Sprintf("the checkpoint of step %d", st.Result.Step+1))
 	done, bytes := st.Result.Step+1, int64(0)
 	for _, p := range st.Pieces {
 		bytes += int64(len(p.Data))

@@ -3,6 +3,7 @@ package stages
 import (
 	"fmt"
 
+	"contraflow/collective"
 	"contraflow/pipeline"
 )
 
@@ -47,7 +48,7 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 		all := []mine{m}
 		if e.ranks != nil {
 			var err error
-			if all, err = exchange(t.Context(), e.ranks.totals, m); err != nil {
+			if all, err = exchange(collective.For(t.Context(), purpose(t)), e.ranks.totals, m); err != nil {
 				return err
 			}
 		}

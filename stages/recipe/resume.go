@@ -15,6 +15,7 @@ import (
 	"sort"
 	"strings"
 
+	"contraflow/collective"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages"
@@ -170,7 +171,7 @@ func (x *Run) agreeOn(ctx context.Context, find func() (*checkpoint.Checkpoint, 
 			mine.Step = c.Step
 		}
 	}
-	all, err := stages.Consult(ctx, x.ranks, mine)
+	all, err := stages.Consult(collective.For(ctx, "opening a checkpoint"), x.ranks, mine)
 	switch {
 	case err != nil:
 		return nil, err

@@ -90,10 +90,10 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	}
 	enc, results := ports.Encoder, ports.Results
 	x.engine = enc.Engine()
-	evaluated := x.evaluateStage(g, results)
+	evaluated := x.evaluateStage(g, enc, results)
 	ports.Evaluations = evaluated
 	states := stages.Snapshot(g, results, enc, x.due)
-	saved := x.saveStage(g, results, states)
+	saved := x.saveStage(g, enc, results, states)
 	record := g.Stage("record")
 	result := pipeline.In(record, "result", results)
 	evaluation := pipeline.In(record, "evaluation", evaluated)
@@ -178,7 +178,7 @@ func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*sta
 func (x *Run) last(step int) bool { return step == x.Steps-1 }
 
 // evaluateStage measures the model every so often, and at the end.
-func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
+func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
@@ -192,6 +192,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.Step
 			out.Put(t, nil)
 			return nil
 		}
+		defer enc.For(t)()
 		x.engine.Stream = stages.Stream(t)
 		began := time.Now()
 		ev, err := x.evaluate(t.Context(), x.engine)
@@ -279,7 +280,7 @@ func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
 
 // saveStage writes the model folder after the last step. The state is copied before it: the best model then takes the place of the last
 // step's, which the run may be given more steps after.
-func (x *Run) saveStage(g *pipeline.Graph, results pipeline.Port[stages.StepResult], states pipeline.Port[*stages.State]) pipeline.Port[string] {
+func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult], states pipeline.Port[*stages.State]) pipeline.Port[string] {
 	s := g.Stage("save", pipeline.On(0, pipeline.Compute))
 	in := pipeline.In(s, "result", results)
 	pipeline.In(s, "state", states)
@@ -290,6 +291,7 @@ func (x *Run) saveStage(g *pipeline.Graph, results pipeline.Port[stages.StepResu
 			out.Put(t, "")
 			return nil
 		}
+		defer enc.For(t)()
 		if p := x.saves.progress; x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != r.Step+1 {
 			if err := x.loadBest(stages.Stream(t)); err != nil {
 				return fmt.Errorf("loading the best model: %w", err)
