@@ -25,7 +25,8 @@ type Update struct {
 	TotalSteps  int     // of the run, such as Plan.Steps: where a schedule falls to 0
 	MaxGradNorm float64 // 0: no clipping
 	OnNaN       OnNaN
-	Missed      int // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
+	Help        string // what helps where a step is not finite, said with the error of one; may be ""
+	Missed      int    // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
 	Groups      []Group
 
 	// LayerDecay is how many times the learning rate of the layer above a layer has; what is before the first layer is a layer too. The
@@ -196,7 +197,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	e.norm = norm
 	e.squares(g, contributions, norm, s)
 
-	e.onNaN = u.OnNaN
+	e.update = u
 	skipped := 0 // in a row
 	missed := u.Missed
 	s.Do(func(t *pipeline.Task) error {
@@ -236,10 +237,14 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 				u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1-missed)
 			})
 		} else if missed++; u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
-			if finite(r.GradNorm) { // of a loss of one's own
-				return fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss)
+			err := fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss) // of a loss of one's own
+			if !finite(r.GradNorm) {
+				err = e.gradientNotFinite(stream, r.Step+1)
 			}
-			return e.gradientNotFinite(stream, r.Step+1)
+			if skipped > maxSkipped {
+				err = fmt.Errorf("%w; the %d steps before were skipped, as they were not finite either", err, maxSkipped)
+			}
+			return u.helped(err)
 		}
 		stream.Fill(e.grads, 0)
 		switch {
@@ -258,6 +263,14 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 }
 
 func finite(v float64) bool { return v-v == 0 }
+
+// helped is the error of a step that is not finite, with what helps.
+func (u Update) helped(err error) error {
+	if u.Help == "" {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, u.Help)
+}
 
 // gradientNotFinite names the first parameter whose gradient is NaN or infinite, as far as this rank holds its sum, in a step counted
 // from 1.
@@ -283,9 +296,9 @@ func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
 		}
 		for k, v := range vs {
 			if !finite(float64(v)) {
-				return fmt.Errorf("the gradient of step %d is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
+				return fmt.Errorf("step %d: the gradient is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
 			}
 		}
 	}
-	return fmt.Errorf("the gradient's norm of step %d is not finite: its entries are too large to be squared, or another rank's are not finite", step)
+	return fmt.Errorf("step %d: the gradient's norm is not finite: its entries are too large to be squared, or another rank's are not finite", step)
 }

@@ -403,7 +403,7 @@ func TestWithoutWeight(t *testing.T) {
 		want  string
 	}{
 		{1, func(x *stages.Chunk) *stages.Chunk { x.Examples = nil; return x }, loss.InfoNCE{}, "step 1 has no rows"},
-		{1, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0: some row of each step needs a weight above 0"},
+		{1, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0 (data.train[].weight): some row of each step needs a weight above 0"},
 		{2, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0"},
 		{1, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
 		{2, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
