@@ -56,6 +56,10 @@ type Group interface {
 	// Exchange gives every rank the messages of all, in the order of ranks. Messages may differ in length.
 	Exchange(ctx context.Context, message []byte) ([][]byte, error)
 
+	// For says what the data collectives that follow are for, such as a stage of a step: what errors say of who waits where. "" says nothing. Ranks
+	// need not say the same. Of an exchange the context says it: see the function For.
+	For(purpose string)
+
 	// Traffic is what this rank has sent so far through this group.
 	Traffic() Traffic
 }
@@ -65,6 +69,27 @@ type Traffic struct {
 	Calls     map[Op]int64
 	Bytes     map[Op]int64 // payload that left this rank: see [Call.Sent]
 	Exchanges int64
+}
+
+type purpose struct{}
+
+// For gives exchanges with a context what Group.For gives data collectives.
+func For(ctx context.Context, what string) context.Context {
+	return context.WithValue(ctx, purpose{}, what)
+}
+
+// ExchangeFor is what errors call an exchange with a context.
+func ExchangeFor(ctx context.Context) string {
+	what, _ := ctx.Value(purpose{}).(string)
+	return In("an exchange", what)
+}
+
+// In says of an operation what it is for, if that is known.
+func In(op, purpose string) string {
+	if purpose == "" {
+		return op
+	}
+	return op + " in " + purpose
 }
 
 // World is the communicator of all ranks of a job.

@@ -262,6 +262,8 @@ func (b *builder) checkLevel(s *Stage, e *edge) {
 	switch {
 	case e.kind == loop && s.level == Stream: // every item would read what the first step does
 		b.fail(s, "input %q: Loop carries a value from step to step, and the stage is at stream level, which knows no steps: let it work on batches", e.input)
+	case e.kind == loop && e.from.lent: // it would come back after the next one, which waits for it
+		b.fail(s, "input %q: Loop would keep what port %q lends for as long as its step takes", e.input, e.from.name)
 	case e.kind == loop: // its producer may come later in the order: see roles
 	case (from == Stream) != (s.level == Stream):
 		b.fail(s, "input %q: port %q is at %v level, the stage at %v level: only Batches turns a stream into batches", e.input, e.from.name, from, s.level)

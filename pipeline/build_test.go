@@ -126,6 +126,14 @@ func TestBuildErrors(t *testing.T) {
 			up.Do(do)
 			Bind(later, Out[int](up, "weights"))
 		}, []string{`graph "g": stage "score": input "weights": Loop carries a value from step to step, and the stage is at stream level`}},
+		{"loop of what is lent", func(g *Graph) {
+			s := g.Stage("snapshot", At(Step))
+			Collect(s, "batches", batches(g))
+			s.Do(do)
+			write := g.Stage("write", At(Step))
+			Loop(write, "state", Lent[int](s, "state").Port, 0)
+			write.Do(do)
+		}, []string{`graph "g": stage "write": input "state": Loop would keep what port "state" lends`}},
 		{"no task at a time", func(g *Graph) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, Parallel(-1))
 		}, []string{`stage "embed": Parallel(-1): want at least 1`}},

@@ -36,6 +36,7 @@ type port struct {
 	missing string // of one that nobody binds: what the graph lacks
 	fan     bool   // a Fan output: one level below its stage
 	final   bool   // a Final output: at step level, whatever its stage's
+	lent    bool   // a Lent output
 	edges   []*edge
 }
 
@@ -199,6 +200,16 @@ func Final[T any](s *Stage, name string) Output[T] {
 	return o
 }
 
+// LentOutput is the writing end of what comes back.
+type LentOutput[T any] struct{ Output[T] }
+
+// Lent adds an output of values that belong to the stage and come back to it: memory that the next one is to have. No edge from it may be a Loop.
+func Lent[T any](s *Stage, name string) LentOutput[T] {
+	o := newOutput[T](s, name)
+	o.Port.p.lent = true
+	return LentOutput[T]{o}
+}
+
 // BatchOutput is the writing end of the stage that makes batches.
 type BatchOutput[T any] struct{ Output[T] }
 
@@ -216,10 +227,14 @@ func Batches[T any](s *Stage, name string) BatchOutput[T] {
 }
 
 // Put passes v on. It may be called before the stage's function ends; consumers can then start at once.
-func (o Output[T]) Put(t *Task, v T) { t.put(o.slot, v, false) }
+func (o Output[T]) Put(t *Task, v T) { t.put(o.slot, value{v: v}, false) }
+
+// Put lends v to the stages that read it. back, which may be nil and must not wait, is called once, when all of them have returned, or the run has
+// ended. Who passes v on to further stages passes on what is theirs no more.
+func (o LentOutput[T]) Put(t *Task, v T, back func()) { t.put(o.slot, value{v: v, back: back}, false) }
 
 // Put passes on a batch. last tells that it is its step's last one.
-func (o BatchOutput[T]) Put(t *Task, v T, last bool) { t.put(o.slot, v, last) }
+func (o BatchOutput[T]) Put(t *Task, v T, last bool) { t.put(o.slot, value{v: v}, last) }
 
 // Input is a stage's reading end.
 type Input[T any] struct{ slot int }
@@ -355,14 +370,18 @@ type Task struct {
 // Context is cancelled when the run stops.
 func (t *Task) Context() context.Context { return t.ctx }
 
+// Stage is the name of the task's stage.
+func (t *Task) Stage() string { return t.stage.name }
+
 // Lane is the lane that the task runs on, as the device opened it; nil in the host pool.
 func (t *Task) Lane() Lane { return t.lane }
 
 // EndRun makes the step that the task belongs to the run's last one. All of that step is still done; of later steps, which are not
 // begun, only what comes before their batches are split (up to the edges' capacities, as ever). The task must be one that the
 // stages behind the split wait for in the next step, by a Loop, and call this before it puts what they wait for: then ranks that
-// run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's.
-func (t *Task) EndRun() { t.run.events <- event{id: t.id, endRun: true} }
+// run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's. A run that
+// nothing else has failed ends with because, which may be nil.
+func (t *Task) EndRun(because error) { t.run.events <- event{id: t.id, endRun: true, err: because} }
 
 // Ended tells a batching stage that its stream has ended and that this is its last call.
 func (t *Task) Ended() bool { return t.ended }

@@ -86,8 +86,9 @@ type running struct {
 	lanes  map[Placement]chan call
 	wg     sync.WaitGroup
 
-	values map[item]value
-	err    error
+	values  map[item]value
+	err     error
+	because error // for which a step was made the last one
 
 	mu     sync.Mutex
 	closed error // what closing lanes said
@@ -105,6 +106,14 @@ type value struct {
 	v    any
 	mark Mark      // what must have happened before v can be used; nil if it has
 	lane Placement // where it was made
+	back func()    // called when nobody needs it any more; nil: nothing is done
+}
+
+// drop is the end of a value.
+func (v value) drop() {
+	if v.back != nil {
+		v.back()
+	}
 }
 
 // call is a task on its way to a worker.
@@ -122,7 +131,7 @@ type event struct {
 	end  bool
 	err  error
 
-	endRun bool // nothing else is set but id
+	endRun bool // err is why, and nothing else is set but id
 }
 
 // Run runs the plan until its sources have ended and everything they gave has been worked through, an error occurs, or
@@ -169,6 +178,12 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	}
 	if r.err == nil && r.closed != nil {
 		r.err = fmt.Errorf("graph %q: %w", p.name, r.closed)
+	}
+	if r.err == nil {
+		r.err = r.because
+	}
+	for _, v := range r.values { // of a run that has failed
+		v.drop()
 	}
 	return r.err
 }
@@ -251,6 +266,9 @@ func (r *running) stopped() {
 func (r *running) handle(e event) {
 	if e.endRun {
 		r.core.endWith(e.id.index.Step)
+		if e.err != nil && r.because == nil {
+			r.because = r.failed(e)
+		}
 		return
 	}
 	if e.port != nil {
@@ -262,15 +280,21 @@ func (r *running) handle(e event) {
 	if stop := r.ctx.Err(); stop != nil && (errors.Is(e.err, stop) || errors.Is(e.err, context.Cause(r.ctx))) {
 		r.stopped() // the stage was told before this goroutine was; it only knows that it was told
 	} else if e.err != nil && r.err == nil {
-		r.fail(fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err))
+		r.fail(r.failed(e))
 	}
 	delete(r.busy, e.id)
 	r.act(r.core.done(e.id, e.end))
 }
 
+// failed is a task's error with where it was.
+func (r *running) failed(e event) error {
+	return fmt.Errorf("graph %q: stage %q, item %v: %w", r.plan.name, e.id.stage.name, e.id.index, e.err)
+}
+
 // act sends tasks off and drops values. A channel has room for every task that the core may start.
 func (r *running) act(rep reply) {
 	for _, it := range rep.release {
+		r.values[it].drop()
 		delete(r.values, it)
 	}
 	for _, id := range rep.start {
@@ -412,7 +436,7 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 	case err != nil:
 	case skip:
 		for slot := range id.stage.out {
-			t.put(slot, nil, false)
+			t.put(slot, value{}, false)
 		}
 	default:
 		err = id.stage.do(t)
@@ -466,15 +490,16 @@ func (t *Task) check() error {
 	return nil
 }
 
-func (t *Task) put(slot int, v any, last bool) {
+func (t *Task) put(slot int, v value, last bool) {
 	t.puts[slot]++
 	o := t.stage.out[slot]
 	if !o.fan && o != t.stage.batches && t.puts[slot] > 1 {
+		v.drop()
 		return // check reports it
 	}
-	val := value{v: v, lane: t.stage.place}
+	v.lane = t.stage.place
 	if t.lane != nil {
-		val.mark = t.lane.Mark()
+		v.mark = t.lane.Mark()
 	}
-	t.run.events <- event{id: t.id, port: o, v: val, last: last}
+	t.run.events <- event{id: t.id, port: o, v: v, last: last}
 }

@@ -508,11 +508,15 @@ func BenchmarkTask(b *testing.B) {
 }
 
 // A step that ends the run is completed, later ones are not begun, and how far what precedes them has come does not depend on
-// timing: ranks exchange headers there.
+// timing: ranks exchange headers there. If there was a reason, that is how the run ends, with the stage and the step.
 func TestEndRun(t *testing.T) {
 	checkGoroutines(t)
 	for try := range 20 {
 		g := New("ends")
+		var because error
+		if try%2 > 0 {
+			because = errors.New("enough")
+		}
 		nap := func() { time.Sleep(rand.N(time.Millisecond)) }
 		rows := Map(g, "tokenize", Source(g, "source", count(100)), func(_ *Task, v int) (int, error) { nap(); return v, nil }, Parallel(2))
 		bat := g.Stage("batch")
@@ -542,7 +546,7 @@ func TestEndRun(t *testing.T) {
 		out := Out[int](update, "weights")
 		update.Do(func(t *Task) error {
 			if t.Index.Step == 3 {
-				t.EndRun()
+				t.EndRun(because)
 			}
 			out.Put(t, 0)
 			return nil
@@ -554,14 +558,63 @@ func TestEndRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Run(context.Background()); err != nil {
-			t.Fatal(err)
+		err = p.Run(context.Background())
+		if because == nil && err != nil || !errors.Is(err, because) || err != nil && err.Error() != `graph "ends": stage "update", item 3: enough` {
+			t.Fatalf("%v, want %v", err, because)
 		}
 		if got := fmt.Sprint(saved, embedded.Load()); got != "[0 1 2 3] 8" {
 			t.Errorf("try %d: saved steps and embedded sub-batches %s, want 0 to 3 and 8", try, got)
 		}
 		if want := 4 + 3; headers != want { // two on the edge to embed, one on that to split
 			t.Errorf("try %d: %d headers, want %d", try, headers, want)
+		}
+	}
+}
+
+// What a stage lends comes back once: when all who read it have returned, and when the run has failed as well.
+func TestLent(t *testing.T) {
+	checkGoroutines(t)
+	for _, fails := range []int{-1, 2} {
+		g := New("lends")
+		lend := g.Stage("lend", At(Stream))
+		row := In(lend, "row", Source(g, "source", count(5)))
+		out := Lent[int](lend, "value")
+		var lent, reading atomic.Int64
+		free := make(chan struct{}, 1)
+		free <- struct{}{}
+		lend.Do(func(t *Task) error {
+			select {
+			case <-free:
+			case <-t.Context().Done():
+				return context.Cause(t.Context())
+			}
+			lent.Add(1)
+			out.Put(t, row.Get(t), func() {
+				if reading.Load() > 0 {
+					panic("it is read")
+				}
+				lent.Add(-1)
+				free <- struct{}{}
+			})
+			return nil
+		})
+		for _, nap := range []time.Duration{0, time.Millisecond} {
+			Sink(g, fmt.Sprint("reads for ", nap), out.Port, func(_ *Task, v int) error {
+				reading.Add(1)
+				defer reading.Add(-1)
+				time.Sleep(nap)
+				if v == fails {
+					return errors.New("boom")
+				}
+				return nil
+			})
+		}
+		p, err := g.Build(Workers(4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); (err != nil) != (fails >= 0) || lent.Load() != 0 {
+			t.Errorf("of a run that ended with %v, %d did not come back", err, lent.Load())
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"time"
 
+	"contraflow/collective"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -35,13 +36,13 @@ func Snapshots(s *pipeline.Stage, states pipeline.Port[*State]) pipeline.Input[*
 	return pipeline.In(s, "state", states, pipeline.Capacity(math.MaxInt))
 }
 
-// Checkpoint is one rank's part in writing a state, which it releases; of nil there is nothing to write. A rank that fails tells the others: all
-// return when the checkpoint is complete, or is known not to be.
+// Checkpoint is one rank's part in writing a state; of nil there is nothing to write. A rank that fails tells the others: all return when the
+// checkpoint is complete, or is known not to be.
 func (e *Encoder) Checkpoint(ctx context.Context, st *State, to Checkpoints) error {
 	if st == nil {
 		return nil
 	}
-	defer st.Release()
+	ctx = collective.For(ctx, fmt.Sprintf("the checkpoint of step %d", st.Result.Step+1))
 	done, bytes := st.Result.Step+1, int64(0)
 	for _, p := range st.Pieces {
 		bytes += int64(len(p.Data))
@@ -58,7 +59,11 @@ func (e *Encoder) Checkpoint(ctx context.Context, st *State, to Checkpoints) err
 		return err
 	}
 	parts, err := e.inTurn(ctx, func() (checkpoint.Part, error) {
-		return to.Store.WritePart(done, e.ranks.Rank(), e.DTypeName(), st.Pieces)
+		part, err := to.Store.WritePart(done, e.ranks.Rank(), e.DTypeName(), st.Pieces)
+		if err == nil && st.gone.Load() {
+			err = fmt.Errorf("the state of step %d has been given back while it was written: it is there until the stages that read Snapshot's port return, and no longer for a stage behind them", done)
+		}
+		return part, err
 	})
 	if err != nil {
 		if e.ranks.Rank() == 0 {
@@ -129,9 +134,26 @@ func (p *Plan) Resume(c *checkpoint.Checkpoint) error {
 	if err := json.Unmarshal(c.Data, &at); err != nil {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
 	}
-	if err := p.Sampler.Restore(at); err != nil {
+	if err := p.resume(&at, c.Step); err != nil {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
 	}
-	p.FirstStep = c.Step
+	return nil
+}
+
+// ResumeAfter puts the plan behind a step, whatever becomes of what it and steps before it have changed: the data goes on there with a
+// checkpoint's state ([RollbackError]). Those steps since the checkpoint's are missed then: the update is to know how many ([Update].Missed).
+func (p *Plan) ResumeAfter(r StepResult) error {
+	if r.Next == nil {
+		return fmt.Errorf("step %d does not know where the data goes on: its rows are not Ingest's", r.Step+1)
+	}
+	return p.resume(r.Next, r.Step+1)
+}
+
+// resume puts the plan behind so many steps.
+func (p *Plan) resume(at *dataset.Cursor, steps int) error {
+	if err := p.Sampler.Restore(*at); err != nil {
+		return err
+	}
+	p.FirstStep = steps
 	return nil
 }

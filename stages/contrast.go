@@ -52,14 +52,14 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		lb.Step = t.Index.Step
 		fillGradient(stream, lb, 0)
 		r, err := l.Compute(stream, e.arena, lb)
-		if errors.Is(err, loss.ErrNotFinite) && (e.onNaN == SkipOnNaN || e.onNaN == RollbackOnNaN) {
+		if errors.Is(err, loss.ErrNotFinite) && (e.update.OnNaN == SkipOnNaN || e.update.OnNaN == RollbackOnNaN) {
 			// The step goes on, with a gradient that no update will take for one: other ranks wait for this one.
 			fillGradient(stream, lb, math.NaN())
 			out.Put(t, Gradient{b, loss.Result{Sum: math.NaN(), Weight: weightOf(b)}, whole})
 			return nil
 		}
 		if errors.Is(err, loss.ErrNotFinite) {
-			return fmt.Errorf("step %d: %w", t.Index.Step+1, e.notFinite(stream, b, err))
+			return e.update.helped(fmt.Errorf("step %d: %w", t.Index.Step+1, e.notFinite(stream, b, err)))
 		}
 		var label *loss.LabelError
 		if errors.As(err, &label) {
@@ -209,5 +209,5 @@ type NotFiniteError struct {
 }
 
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("sub-batch %d has embeddings that are not finite: %s; a lower learning rate or gradient clipping (optimizer.max_grad_norm) may help", e.Sub, e.Rows)
+	return fmt.Sprintf("sub-batch %d has embeddings that are not finite: %s; a lower learning rate or gradient clipping may help", e.Sub, e.Rows)
 }

@@ -85,7 +85,7 @@ type Encoder struct {
 	device  int
 	replay  uint64 // the dropout seed of replayed passes: Seed, unless a fault is planted
 	loss    loss.Loss
-	onNaN   OnNaN
+	update  Update
 	weights pipeline.Port[Weights]
 
 	grads gpustage.Tensor // flat, the sum over the step so far

@@ -61,6 +61,7 @@ func (e *Encoder) evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], d
 		stage = fmt.Sprint("evaluate ", e.engines)
 	}
 	return pipeline.Map(g, stage, steps, func(t *pipeline.Task, s StepResult) (*evaluate.Result, error) {
+		defer e.For(t)()
 		engine.Stream = Stream(t)
 		return measure(t.Context(), engine)
 	}, e.on(), pipeline.When(due))

@@ -153,6 +153,7 @@ func (paper) AllReduce(s gpustage.Stream, _ gpustage.Tensor, _ gpustage.DType) {
 func (paper) Broadcast(s gpustage.Stream, _ gpustage.Tensor, _ int)            { s.Fail(errPaper) }
 func (paper) Exchange(context.Context, []byte) ([][]byte, error)               { return nil, errPaper }
 func (paper) Split(context.Context, int) (collective.Group, error)             { return nil, errPaper }
+func (paper) For(string)                                                       {}
 func (paper) Traffic() collective.Traffic                                      { return collective.Traffic{} }
 func (paper) Abort(error)                                                      {}
 func (paper) Err() error                                                       { return nil }

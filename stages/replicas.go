@@ -77,6 +77,7 @@ type Exchanging struct {
 func Join(ctx context.Context, c *collective.Comm, x Exchanging) (*Replicas, error) {
 	r := &Replicas{Comm: c, Exchanging: x}
 	r.tell("what ranks exchange", Settings(x))
+	ctx = collective.For(ctx, "joining the ranks that train")
 	var err error
 	for _, g := range []*collective.Group{&r.header, &r.totals, &r.saves} { // host stages that exchange at the same time
 		if *g, err = c.World.Split(ctx, 0); err != nil {
@@ -120,11 +121,16 @@ var ErrDisagree = errors.New("ranks disagree")
 
 // Most is the largest of all ranks' numbers.
 func (r *Replicas) Most(ctx context.Context, n int) (int, error) {
-	all, err := exchange(ctx, r.header, n)
+	all, err := exchange(collective.For(ctx, "choosing what all ranks can do"), r.header, n)
 	if err != nil {
 		return 0, err
 	}
 	return slices.Max(all), nil
+}
+
+// purpose is what errors of ranks say of a task's collectives.
+func purpose(t *pipeline.Task) string {
+	return fmt.Sprintf("stage %q of step %d", t.Stage(), t.Index.Step+1)
 }
 
 // exchange gives every rank everyone's value.
@@ -218,7 +224,7 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		if r.keepFrom != nil {
 			p.KeepFrom = r.keepFrom(b)
 		}
-		peers, err := exchange(t.Context(), r.header, p)
+		peers, err := exchange(collective.For(t.Context(), purpose(t)), r.header, p)
 		if err != nil {
 			return nil, err
 		}
@@ -640,11 +646,11 @@ func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encod
 	return contributions
 }
 
-// count notes what a task sends through some groups, or those of the communication lane: its beginning, and by the function it
-// returns its end.
+// count notes what a task sends through some groups, or those of the communication lane, and tells them for what: its beginning, and by the
+// function it returns its end.
 func (e *Encoder) count(t *pipeline.Task, groups ...collective.Group) func() {
 	if len(groups) == 0 {
-		groups = []collective.Group{e.ranks.Comm.World, e.ranks.Comm.Replicate, e.ranks.Comm.Shard}
+		groups = e.groups()
 	}
 	await := func() {
 		if e.ranks.Serial { // on a GPU: communication's time is all of its own, and nothing issued before. The stream keeps its error
@@ -652,6 +658,7 @@ func (e *Encoder) count(t *pipeline.Task, groups ...collective.Group) func() {
 		}
 	}
 	await()
+	told := e.For(t, groups...)
 	end := t.Communicating()
 	calls, bytes := sent(groups)
 	return func() {
@@ -659,8 +666,32 @@ func (e *Encoder) count(t *pipeline.Task, groups ...collective.Group) func() {
 		c, b := sent(groups)
 		t.Note(pipeline.Collectives, float64(c-calls))
 		t.Note(pipeline.BytesSent, float64(b-bytes))
+		told()
 		end()
 	}
+}
+
+// groups are those of the communication lane.
+func (e *Encoder) groups() []collective.Group {
+	return []collective.Group{e.ranks.Comm.World, e.ranks.Comm.Replicate, e.ranks.Comm.Shard}
+}
+
+// For has errors of ranks say that a task is what they communicate for, through some groups or those of the communication lane, until the function
+// is called that it returns.
+func (e *Encoder) For(t *pipeline.Task, groups ...collective.Group) (end func()) {
+	if e.ranks == nil {
+		return func() {}
+	}
+	if len(groups) == 0 {
+		groups = e.groups()
+	}
+	say := func(what string) {
+		for _, g := range groups {
+			g.For(what)
+		}
+	}
+	say(purpose(t))
+	return func() { say("") }
 }
 
 // sent is how many data collectives this rank has issued and what it has sent through them.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
@@ -113,17 +113,14 @@ func (e *Encoder) vector(i int, s stretch) gpustage.Tensor {
 	}
 }
 
-// State is a rank's part of a run's state after a step, in host memory.
+// State is a rank's part of a run's state after a step, in host memory, which it has until the stages that read Snapshot's port have returned.
 type State struct {
 	Result StepResult
 	Note   any // what due has said of the step
 	Pieces []checkpoint.Piece
 
-	free func()
+	gone atomic.Bool // the next snapshot may have the memory
 }
-
-// Release lets the next snapshot have the memory. Further calls do nothing.
-func (s *State) Release() { s.free() }
 
 // SnapshotBytes is the host memory that snapshots take on each of so many ranks, for a model with so many bytes of
 // parameters that train.
@@ -132,18 +129,19 @@ func SnapshotBytes(parameters int64, o optim.Optimizer, ranks int) int64 {
 }
 
 // Snapshot adds the stage that copies this rank's part of the state to host memory after the steps that are due, and puts nil after
-// others. [Checkpoint] writes them. due runs on the compute lane, between two steps. There is memory for one state: who is slower in writing than the steps between two snapshots makes the next one wait.
+// others. [Checkpoint] writes them. due runs on the compute lane, between two steps. There is memory for one state: a stage that reads it and returns
+// later than the step of the next snapshot makes that one wait. Who needs it for longer copies it.
 func Snapshot(g *pipeline.Graph, results pipeline.Port[StepResult], e *Encoder, due func(StepResult) (note any, save bool)) pipeline.Port[*State] {
 	s := g.Stage("snapshot", e.on())
 	in := pipeline.In(s, "result", results)
-	out := pipeline.Out[*State](s, "state")
+	out := pipeline.Lent[*State](s, "state")
 	free := make(chan struct{}, 1)
 	free <- struct{}{}
 	s.Do(func(t *pipeline.Task) error {
 		r := in.Get(t)
 		note, save := due(r)
 		if !save {
-			out.Put(t, nil)
+			out.Put(t, nil, nil)
 			return nil
 		}
 		select {
@@ -151,31 +149,41 @@ func Snapshot(g *pipeline.Graph, results pipeline.Port[StepResult], e *Encoder, 
 		case <-t.Context().Done():
 			return context.Cause(t.Context())
 		}
-		lo, hi := e.writes()
-		size := e.Model.DType.Size()
-		if e.snapshot == nil {
-			var err error
-			if e.snapshot, err = gpustage.AllocHost((hi - lo) * size * (1 + len(e.states))); err != nil {
-				return fmt.Errorf("memory for a snapshot: %w", err)
-			}
+		st := &State{Result: r, Note: note}
+		back := func() {
+			st.gone.Store(true)
+			free <- struct{}{}
 		}
-		st := &State{Result: r, Note: note, free: sync.OnceFunc(func() { free <- struct{}{} })}
-		stream, rest := Stream(t), e.snapshot.Data()
-		for i, vector := range e.Vectors() {
-			for _, x := range e.stretches(lo, hi) {
-				p := checkpoint.Piece{Vector: vector, Name: x.param.Name, From: x.from, Data: rest[:x.n*size]}
-				rest = rest[x.n*size:]
-				stream.CopyOut(p.Data, e.vector(i, x))
-				st.Pieces = append(st.Pieces, p)
-			}
-		}
-		if err := stream.Sync(); err != nil {
+		if err := e.copyState(Stream(t), st); err != nil {
+			back()
 			return err
 		}
-		out.Put(t, st)
+		out.Put(t, st, back)
 		return nil
 	})
 	return out.Port
+}
+
+// copyState copies this rank's part of the state.
+func (e *Encoder) copyState(s gpustage.Stream, st *State) error {
+	lo, hi := e.writes()
+	size := e.Model.DType.Size()
+	if e.snapshot == nil {
+		var err error
+		if e.snapshot, err = gpustage.AllocHost((hi - lo) * size * (1 + len(e.states))); err != nil {
+			return fmt.Errorf("memory for a snapshot: %w", err)
+		}
+	}
+	rest := e.snapshot.Data()
+	for i, vector := range e.Vectors() {
+		for _, x := range e.stretches(lo, hi) {
+			p := checkpoint.Piece{Vector: vector, Name: x.param.Name, From: x.from, Data: rest[:x.n*size]}
+			rest = rest[x.n*size:]
+			s.CopyOut(p.Data, e.vector(i, x))
+			st.Pieces = append(st.Pieces, p)
+		}
+	}
+	return s.Sync()
 }
 
 // DTypeName is the type of the state's elements, as checkpoints spell it.

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"contraflow/collective"
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/transformer"
@@ -185,7 +186,7 @@ func alike(all []map[string]string) error {
 // Agree compares facts, by name, with those of the other ranks. All ranks call it before they train; a difference is an
 // error naming both sides. Of a graph's model, seed, loss, update and order of rows the ranks find it themselves, before their first update.
 func (r *Replicas) Agree(ctx context.Context, facts map[string]string) error {
-	all, err := exchange(ctx, r.header, facts)
+	all, err := exchange(collective.For(ctx, "comparing what ranks were given"), r.header, facts)
 	if err != nil {
 		return err
 	}

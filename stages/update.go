@@ -25,7 +25,8 @@ type Update struct {
 	TotalSteps  int     // of the run, such as Plan.Steps: where a schedule falls to 0
 	MaxGradNorm float64 // 0: no clipping
 	OnNaN       OnNaN
-	Missed      int // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
+	Help        string // what helps where a step is not finite, said with the error of one; may be ""
+	Missed      int    // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
 	Groups      []Group
 
 	// LayerDecay is how many times the learning rate of the layer above a layer has; what is before the first layer is a layer too. The
@@ -112,12 +113,22 @@ type OnNaN string
 const (
 	StopOnNaN     OnNaN = "stop"     // the run ends with an error that names what is not finite
 	SkipOnNaN     OnNaN = "skip"     // the step changes nothing; after maxSkipped of them in a row the run ends
-	RollbackOnNaN OnNaN = "rollback" // the run ends with the step, for the last checkpoint's state to go on with the data after it
+	RollbackOnNaN OnNaN = "rollback" // the run ends with the step and a *RollbackError, for the last checkpoint's state to go on with the data after it
 )
 
 var onNaN = []OnNaN{StopOnNaN, SkipOnNaN, RollbackOnNaN}
 
 const maxSkipped = 10
+
+// RollbackError ends a run at a step that is not finite, as RollbackOnNaN asks for: the step has changed nothing, and all that comes after its update
+// is done. [Encoder.Restore] and [Plan.ResumeAfter] are what a new graph goes on with.
+type RollbackError struct{ Result StepResult }
+
+func (e *RollbackError) Error() string {
+	return fmt.Sprintf("step %d is not finite (its loss is %v, its gradient's norm %v): it has changed nothing, and the run ends with it (Update.OnNaN: %s); "+
+		"to go on, build a new graph with the last checkpoint's state (Encoder.Restore) and the data after this step (Plan.ResumeAfter)",
+		e.Result.Step+1, e.Result.Loss, e.Result.GradNorm, RollbackOnNaN)
+}
 
 // StepResult is what a step did.
 type StepResult struct {
@@ -186,7 +197,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	e.norm = norm
 	e.squares(g, contributions, norm, s)
 
-	e.onNaN = u.OnNaN
+	e.update = u
 	skipped := 0 // in a row
 	missed := u.Missed
 	s.Do(func(t *pipeline.Task) error {
@@ -226,14 +237,21 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 				u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1-missed)
 			})
 		} else if missed++; u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
-			if finite(r.GradNorm) { // of a loss of one's own
-				return fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss)
+			err := fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss) // of a loss of one's own
+			if !finite(r.GradNorm) {
+				err = e.gradientNotFinite(stream, r.Step+1)
 			}
-			return e.gradientNotFinite(stream, r.Step+1)
+			if skipped > maxSkipped {
+				err = fmt.Errorf("%w; the %d steps before were skipped, as they were not finite either", err, maxSkipped)
+			}
+			return u.helped(err)
 		}
 		stream.Fill(e.grads, 0)
-		if r.Asked.Stop || r.Asked.Finish || r.Skipped && u.OnNaN == RollbackOnNaN {
-			t.EndRun()
+		switch {
+		case r.Skipped && u.OnNaN == RollbackOnNaN:
+			t.EndRun(&RollbackError{r})
+		case r.Asked.Stop || r.Asked.Finish:
+			t.EndRun(nil)
 		}
 		if !e.ranks.sharded() {
 			weights.Put(t, Weights{})
@@ -245,6 +263,14 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 }
 
 func finite(v float64) bool { return v-v == 0 }
+
+// helped is the error of a step that is not finite, with what helps.
+func (u Update) helped(err error) error {
+	if u.Help == "" {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, u.Help)
+}
 
 // gradientNotFinite names the first parameter whose gradient is NaN or infinite, as far as this rank holds its sum, in a step counted
 // from 1.
@@ -270,9 +296,9 @@ func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
 		}
 		for k, v := range vs {
 			if !finite(float64(v)) {
-				return fmt.Errorf("the gradient of step %d is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
+				return fmt.Errorf("step %d: the gradient is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
 			}
 		}
 	}
-	return fmt.Errorf("the gradient's norm of step %d is not finite: its entries are too large to be squared, or another rank's are not finite", step)
+	return fmt.Errorf("step %d: the gradient's norm is not finite: its entries are too large to be squared, or another rank's are not finite", step)
 }

@@ -14,6 +14,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages"
@@ -279,6 +280,45 @@ func TestUpdateChecked(t *testing.T) {
 	}
 }
 
+// A run that rolls back ends with an error that says at which step, whose result is enough to go on behind it.
+func TestRollback(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	u := plain
+	u.OnNaN = stages.RollbackOnNaN
+	heavy := func(b *stages.Batch) *stages.Batch {
+		b.Weights = slices.Repeat([]float64{math.Inf(1)}, len(b.Rows))
+		return b
+	}
+	norms, err := wire(t.Context(), p, nil, wiring{batch: heavy}, p.text, u, loss.InfoNCE{})
+	var back *stages.RollbackError
+	if !errors.As(err, &back) || back.Result.Step != 0 || !back.Result.Skipped || len(norms) != 1 || !strings.Contains(err.Error(), `stage "update", item 0: step 1 is not finite`) {
+		t.Fatalf("%v after %d steps", err, len(norms))
+	}
+	data, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{p.file}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, dataset.Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}
+	if err := plan.ResumeAfter(stages.StepResult{Step: 1}); err == nil || !strings.Contains(err.Error(), "step 2 does not know where the data goes on") {
+		t.Error(err)
+	}
+	if err := plan.ResumeAfter(back.Result); err != nil || plan.FirstStep != 1 {
+		t.Fatalf("%v, going on after %d steps", err, plan.FirstStep)
+	}
+	if next, ok := sampler.Next(); !ok || next.Index != 1 {
+		t.Errorf("the data goes on with batch %d (%v)", next.Index, ok)
+	}
+}
+
 // A negative bound of sub-batches is an error, and not no bound, in Split as in Header.
 func TestSizeChecked(t *testing.T) {
 	for _, c := range []struct {
@@ -363,7 +403,7 @@ func TestWithoutWeight(t *testing.T) {
 		want  string
 	}{
 		{1, func(x *stages.Chunk) *stages.Chunk { x.Examples = nil; return x }, loss.InfoNCE{}, "step 1 has no rows"},
-		{1, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0: some row of each step needs a weight above 0"},
+		{1, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0 (data.train[].weight): some row of each step needs a weight above 0"},
 		{2, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0"},
 		{1, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
 		{2, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
@@ -561,33 +601,41 @@ func TestTextOf(t *testing.T) {
 	}
 }
 
-// Whoever writes a state may release it from several places, on the way out and after an error.
-func TestReleaseTwice(t *testing.T) {
+// A state stays as it is while a stage that reads it runs, and nobody needs to give it back: the next one then has its memory.
+func TestSnapshotsComeBack(t *testing.T) {
 	p, err := openParts(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
 	states := 0
-	if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
-		due := func(stages.StepResult) (any, bool) { return nil, true }
-		pipeline.Sink(g, "write", stages.Snapshot(g, steps, enc, due), func(_ *pipeline.Task, s *stages.State) error {
-			states++
-			released := make(chan struct{})
-			go func() {
-				s.Release()
-				s.Release()
-				close(released)
-			}()
-			select {
-			case <-released:
-				return nil
-			case <-time.After(10 * time.Second):
-				return errors.New("the second release waits")
+	if _, err := wire(ctx, p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+		port := stages.Snapshot(g, steps, enc, func(stages.StepResult) (any, bool) { return nil, true })
+		pipeline.Sink(g, "glance", port, func(*pipeline.Task, *stages.State) error { return nil })
+		pipeline.Sink(g, "look", port, func(_ *pipeline.Task, s *stages.State) error {
+			was := slices.Clone(s.Pieces[0].Data)
+			time.Sleep(100 * time.Millisecond)
+			if states++; !slices.Equal(was, s.Pieces[0].Data) {
+				return errors.New("it has changed meanwhile")
 			}
+			return nil
 		})
 	}); err != nil || states != 2 {
 		t.Errorf("%d states: %v", states, err)
+	}
+	// Behind those stages it is somebody else's: that must not become a checkpoint.
+	_, err = wire(ctx, p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+		once := stages.Snapshot(g, steps, enc, func(r stages.StepResult) (any, bool) { return nil, r.Step == 0 })
+		passed := pipeline.Map(g, "pass on", once, func(_ *pipeline.Task, s *stages.State) (*stages.State, error) { return s, nil })
+		pipeline.Sink(g, "write", passed, func(t *pipeline.Task, s *stages.State) error {
+			time.Sleep(100 * time.Millisecond)
+			return enc.Checkpoint(t.Context(), s, stages.Checkpoints{Store: checkpoint.Open(p.dir+"/late", checkpoint.Disk{})})
+		})
+	})
+	if err == nil || !strings.Contains(err.Error(), `stage "write", item 0: the state of step 1 has been given back while it was written`) {
+		t.Error(err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"contraflow/collective"
 	"contraflow/gpustage"
 )
 
@@ -65,7 +66,8 @@ func testDeadlineData(r *rank) {
 		r.ended(r.wait(Patience+Slack), r.culprit(), "all-reduce")
 		return
 	}
-	r.fails(r.culprit(), "all-reduce", "did not come")
+	r.For("the norm of step 4")
+	r.fails(r.culprit(), "did not come to all-reduce of f32[1000] in the norm of step 4, where rank ", "; the last that it came to is ")
 }
 
 func testDeadlineExchange(r *rank) {
@@ -75,8 +77,8 @@ func testDeadlineExchange(r *rank) {
 		return
 	}
 	start := time.Now()
-	_, err := r.Exchange(context.Background(), []byte("hello"))
-	r.ended(err, r.culprit(), "exchange", "did not come")
+	_, err := r.Exchange(collective.For(context.Background(), "the header of step 4"), []byte("hello"))
+	r.ended(err, r.culprit(), "did not come to an exchange in the header of step 4, where rank ", "; the last that it came to is ")
 	r.within(start, Patience+Slack)
 	r.after(r.culprit(), "exchange")
 }

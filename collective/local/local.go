@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"contraflow/collective"
@@ -45,19 +46,20 @@ type job struct {
 	mu     sync.Mutex
 	groups map[string]*hub
 	left   []bool // by rank
+
+	last []atomic.Pointer[func() string] // by rank: the last operation that it came to
 }
 
 // hub is what the members of a group share.
 type hub struct {
 	job        *job
-	name       string
 	ranks      []int // of the world, by rank of the group
 	data, host *point
 }
 
 // New makes the worlds of n ranks, one for each. A negative n panics.
 func New(n int, opts ...Option) []collective.World {
-	j := &job{deadline: collective.DefaultDeadline, fate: engine.NewFate(), groups: map[string]*hub{}, left: make([]bool, n)}
+	j := &job{deadline: collective.DefaultDeadline, fate: engine.NewFate(), groups: map[string]*hub{}, left: make([]bool, n), last: make([]atomic.Pointer[func() string], n)}
 	for _, o := range opts {
 		o(j)
 	}
@@ -110,7 +112,7 @@ func (j *job) hub(name string, ranks []int) *hub {
 	defer j.mu.Unlock()
 	h := j.groups[name]
 	if h == nil {
-		h = &hub{job: j, name: name, ranks: ranks}
+		h = &hub{job: j, ranks: ranks}
 		h.data, h.host = newPoint(h), newPoint(h)
 		j.groups[name] = h
 	}
@@ -120,11 +122,10 @@ func (j *job) hub(name string, ranks []int) *hub {
 // group is a rank's membership.
 type group struct {
 	*engine.Group
-	hub       *hub
-	rank      int
-	data      *transport
-	wait      *waiter // of exchanges
-	exchanges int64
+	hub  *hub
+	rank int
+	data *transport
+	wait *waiter // of exchanges
 }
 
 func newGroup(h *hub, rank int) *group {
@@ -135,9 +136,7 @@ func newGroup(h *hub, rank int) *group {
 // Exchange gives every rank the messages of all.
 func (g *group) Exchange(ctx context.Context, message []byte) ([][]byte, error) {
 	h := g.hub
-	g.exchanges++
-	n := g.exchanges
-	what := func() string { return fmt.Sprintf("exchange %d of %s", n, h.name) }
+	what := func() string { return collective.ExchangeFor(ctx) }
 	posts, start, err := h.host.meet(ctx, g.rank, post{message: slices.Clone(message)}, false, g.wait, what)
 	if err != nil {
 		return nil, err

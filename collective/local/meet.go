@@ -104,6 +104,7 @@ func (p *point) arrive(rank int, mine post, lend bool, what func() string) error
 	posts[rank] = mine
 	p.here[rank] = true
 	p.what = what
+	p.hub.job.last[p.hub.ranks[rank]].Store(&what)
 	if p.arrived++; p.arrived < len(posts) {
 		return nil
 	}
@@ -133,7 +134,7 @@ func (p *point) compare(posts []post) error {
 	a := posts[0].call
 	for k, o := range posts {
 		if b := o.call; a != nil && (!a.Equal(b.Call) || a.Phase != b.Phase) {
-			return p.hub.job.fate.Fail(p.hub.ranks[k], fmt.Errorf("ranks of %s disagree: rank %d calls %s, rank %d calls %s", p.hub.name, p.hub.ranks[0], a, p.hub.ranks[k], b))
+			return p.hub.job.fate.Fail(p.hub.ranks[k], fmt.Errorf("ranks disagree: rank %d calls %s, rank %d calls %s", p.hub.ranks[0], a, p.hub.ranks[k], b))
 		}
 	}
 	return nil
@@ -172,8 +173,11 @@ func (p *point) explain(cause error, rank int, what func() string) error {
 		}
 	}
 	also := ""
+	if last := p.hub.job.last[missing[0]].Load(); last != nil {
+		also = "; the last that it came to is " + (*last)()
+	}
 	if len(missing) > 1 {
-		also = fmt.Sprintf(" (missing: %v)", missing)
+		also += fmt.Sprintf(" (missing: %v)", missing)
 	}
 	return fate.Fail(missing[0], fmt.Errorf("it did not come to %s, where rank %d waits: %w%s", what(), p.hub.ranks[rank], cause, also))
 }
@@ -192,7 +196,7 @@ func (p *point) abandon(w *waiter, err error) error {
 	case <-idle:
 		return err
 	case <-w.timer.C:
-		return errors.Join(err, fmt.Errorf("within %v %s has not ended what ranks lend each other: rank %v still reads", p.hub.job.deadline, p.hub.name, p.readers()))
+		return errors.Join(err, fmt.Errorf("within %v it has not ended what ranks lend each other: rank %v still reads", p.hub.job.deadline, p.readers()))
 	}
 }
 

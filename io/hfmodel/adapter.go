@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -23,9 +24,13 @@ import (
 //
 // and as sentence-transformers saves it, tokenizer, pooling and prompts beside them. Open reads both forms as the base model with the
 // adapter: what a folder of an adapter does not say, the base's does.
+//
+// PEFT takes the base for a hub id, or for a folder from where a program runs. So a folder is named in full, or, if it is of the hub's cache, by the
+// hub's name; and for adapters that move together with their base, base_model.json, which PEFT does not read, has the way to it from theirs.
 const (
 	adapterConfigFile = "adapter_config.json"
 	AdapterWeights    = "adapter_model.safetensors" // the file's name
+	adapterBaseFile   = "base_model.json"
 )
 
 // AdapterPrefix is what PEFT puts before the base model's names.
@@ -33,7 +38,7 @@ const AdapterPrefix = "base_model.model."
 
 // Adapter is what a LoRA run has trained: what its folder says of it.
 type Adapter struct {
-	Base        string   // base_model_name_or_path: a hub id or a folder
+	Base        string   // base_model_name_or_path: a hub id or a folder; where there is no such folder, one that lies as it did from the adapter's
 	Revision    string   // of the base; "": the usual one
 	Rank        int      // r
 	Alpha       float64  // lora_alpha
@@ -45,6 +50,7 @@ type Adapter struct {
 	Whole       []safetensors.Tensor // what replaces the base's tensors, under their names
 	file        *safetensors.File
 	wholeByName map[string]safetensors.Tensor
+	tried       []string // where else the base was looked for
 }
 
 // Factor is what is added to a linear layer's weight [out, in]: Scale * B A.
@@ -88,6 +94,9 @@ func readAdapter(dir string) (*Adapter, error) {
 	a := &Adapter{wholeByName: map[string]safetensors.Tensor{}}
 	if err := a.readConfig(o); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := a.findBase(dir); err != nil {
+		return nil, err
 	}
 	path = filepath.Join(dir, AdapterWeights)
 	if a.file, err = safetensors.Open(path); err != nil {
@@ -134,6 +143,41 @@ func (a *Adapter) readConfig(o *object) error {
 		a.Targets = []string{one}
 	}
 	return nil
+}
+
+// findBase looks for a base that is not where the configuration says: from the adapter's folder.
+func (a *Adapter) findBase(dir string) error {
+	if isDir(a.Base) {
+		return nil
+	}
+	var ways []string
+	if !filepath.IsAbs(a.Base) && looksLikePath(a.Base) {
+		ways = append(ways, a.Base)
+	}
+	o, err := readObject(filepath.Join(dir, adapterBaseFile))
+	if err == nil {
+		var way string
+		if _, err = o.get("path", &way); err == nil && way != "" {
+			ways = append(ways, way)
+		}
+	}
+	for _, way := range ways {
+		place := filepath.Join(dir, filepath.FromSlash(way))
+		if isDir(place) {
+			a.Base, a.Revision = place, ""
+			return nil
+		}
+		a.tried = append(a.tried, place)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // readTensors sorts the tensors into factors and what replaces the base's. Ranks are the tensors': PEFT may have given layers
@@ -251,8 +295,12 @@ func (a *Adapter) resolve(ctx context.Context, o Options) (string, error) {
 	}
 	dir, err := Resolve(ctx, id, o)
 	if err != nil {
-		return "", fmt.Errorf("the adapter's base model: %w; base_model_name_or_path in %s names it: edit that, or give the model: "+
-			"contraflow merge --model MODEL --adapter DIR --out DIR", err, adapterConfigFile)
+		nor := ""
+		if len(a.tried) > 0 {
+			nor = ", nor is it at " + strings.Join(a.tried, " or ")
+		}
+		return "", fmt.Errorf("the adapter's base model: %w%s; base_model_name_or_path in %s names it: put it there, edit that, or give the model: "+
+			"contraflow merge --model MODEL --adapter DIR --out DIR", err, nor, adapterConfigFile)
 	}
 	return dir, nil
 }
@@ -273,12 +321,21 @@ type AdapterSpec struct {
 	Save    []string
 }
 
-// config is adapter_config.json.
-func (a AdapterSpec) config() []byte {
+// files are those of an adapter, but for its weights, in a folder.
+func (a AdapterSpec) files(dir string) map[string][]byte {
 	base, revision := a.Base, any(nil)
-	if info, err := os.Stat(base); err == nil && info.IsDir() {
+	out := map[string][]byte{}
+	if isDir(base) {
 		if abs, err := filepath.Abs(base); err == nil { // wherever it is loaded from
 			base = abs
+		}
+		if way, err := wayTo(base, dir); err == nil {
+			o := newObject()
+			o.set("path", way)
+			out[adapterBaseFile] = o.bytes()
+		}
+		if id, commit, ok := cached(base); ok {
+			base, revision = id, commit
 		}
 	} else if id, rev, ok := strings.Cut(base, "@"); ok {
 		base, revision = id, rev
@@ -294,8 +351,32 @@ func (a AdapterSpec) config() []byte {
 	} {
 		o.set(e.key, e.value)
 	}
-	return o.bytes()
+	out[adapterConfigFile] = o.bytes()
+	return out
 }
+
+// wayTo is a folder's path from another one, with slashes.
+func wayTo(folder, from string) (string, error) {
+	from, err := filepath.Abs(from)
+	if err != nil {
+		return "", err
+	}
+	way, err := filepath.Rel(from, folder)
+	return filepath.ToSlash(way), err
+}
+
+// cached is what the hub calls a folder of its cache.
+func cached(folder string) (id, commit string, ok bool) {
+	m := snapshot.FindStringSubmatch(filepath.ToSlash(folder))
+	if m == nil {
+		return "", "", false
+	}
+	id = strings.ReplaceAll(m[1], "--", "/")
+	_, _, err := parseID(id)
+	return id, m[2], err == nil
+}
+
+var snapshot = regexp.MustCompile(`/models--([^/]+)/snapshots/([0-9a-f]{40})$`)
 
 // named gives tensors the names that they have in an adapter's file.
 func (a AdapterSpec) named(tensors []safetensors.Tensor) []safetensors.Tensor {

@@ -1,11 +1,13 @@
 package hfmodel
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -95,19 +97,19 @@ func TestAdapterErrors(t *testing.T) {
 		return func(c map[string]any) { c[key] = value }
 	}
 	for want, change := range map[string]func(map[string]any){
-		`peft_type "IA3" is not supported`:                                   set("peft_type", "IA3"),
-		"use_dora true is not supported; merge":                              set("use_dora", true),
-		`alpha_pattern {"query":3} is not supported`:                         set("alpha_pattern", map[string]int{"query": 3}),
-		`init_lora_weights "pissa_niter_4" is not supported; merge`:          set("init_lora_weights", "pissa_niter_4"),
-		`init_lora_weights "olora" is not supported; merge`:                  set("init_lora_weights", "olora"),
-		`bias "all" is not supported; merge`:                                 set("bias", "all"),
-		`of_a_later_peft 1 is not supported; merge`:                          set("of_a_later_peft", 1),
-		"base_model_name_or_path in adapter_config.json names it: edit that": set("base_model_name_or_path", "/nowhere/model"),
-		"adapter_config.json: r: got":                                        set("r", "four"),
-		"does not name the base model":                                       set("base_model_name_or_path", nil),
-		"the adapter's base model: model folder /nowher":                     set("base_model_name_or_path", "/nowhere/model"),
-		"is an adapter itself":                                               set("base_model_name_or_path", goldens.Path(t, "lora/bert-qv")),
-		"target_modules: got 3, want names":                                  set("target_modules", 3),
+		`peft_type "IA3" is not supported`:                                                 set("peft_type", "IA3"),
+		"use_dora true is not supported; merge":                                            set("use_dora", true),
+		`alpha_pattern {"query":3} is not supported`:                                       set("alpha_pattern", map[string]int{"query": 3}),
+		`init_lora_weights "pissa_niter_4" is not supported; merge`:                        set("init_lora_weights", "pissa_niter_4"),
+		`init_lora_weights "olora" is not supported; merge`:                                set("init_lora_weights", "olora"),
+		`bias "all" is not supported; merge`:                                               set("bias", "all"),
+		`of_a_later_peft 1 is not supported; merge`:                                        set("of_a_later_peft", 1),
+		"base_model_name_or_path in adapter_config.json names it: put it there, edit that": set("base_model_name_or_path", "/nowhere/model"),
+		"adapter_config.json: r: got":                                                      set("r", "four"),
+		"does not name the base model":                                                     set("base_model_name_or_path", nil),
+		"the adapter's base model: model folder /nowher":                                   set("base_model_name_or_path", "/nowhere/model"),
+		"is an adapter itself":                                                             set("base_model_name_or_path", goldens.Path(t, "lora/bert-qv")),
+		"target_modules: got 3, want names":                                                set("target_modules", 3),
 	} {
 		if _, err := Open(copyAdapter(t, "bert-qv", change)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -195,10 +197,80 @@ func TestSaveAdapter(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "config.json")); err == nil {
 		t.Error("an adapter's folder has a config.json: transformers would look for a model in it")
 	}
-	for base, want := range map[string][2]any{"org/name": {"org/name", nil}, "org/name@v1": {"org/name", "v1"}} {
+	commit := strings.Repeat("0a", 20)
+	cache := filepath.Join(t.TempDir(), "models--org--name", "snapshots", commit)
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for base, want := range map[string][3]any{"org/name": {"org/name", nil, 1}, "org/name@v1": {"org/name", "v1", 1}, cache: {"org/name", commit, 2}} {
 		var c map[string]any
-		if err := json.Unmarshal((AdapterSpec{Base: base}).config(), &c); err != nil || c["base_model_name_or_path"] != want[0] || c["revision"] != want[1] {
-			t.Errorf("%s: %v, %v", base, c, err)
+		files := (AdapterSpec{Base: base}).files(dir)
+		if err := json.Unmarshal(files[adapterConfigFile], &c); err != nil || c["base_model_name_or_path"] != want[0] || c["revision"] != want[1] || len(files) != want[2] {
+			t.Errorf("%s: %v, %v", base, files, err)
 		}
+	}
+}
+
+// An adapter that moves together with its base finds it. Where it does not, it says what to do. PEFT finds a folder that is named in full.
+func TestAdapterMoves(t *testing.T) {
+	dir := t.TempDir()
+	at := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
+	if err := os.CopyFS(at("here", "base"), os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	base, err := Open(at("here", "base"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	a, _ := safetensors.FromFloat32s("encoder.layer.0.attention.self.query.lora_A.weight", []int{1, 32}, make([]float32, 32))
+	b, _ := safetensors.FromFloat32s("encoder.layer.0.attention.self.query.lora_B.weight", []int{32, 1}, make([]float32, 32))
+	if err := Save(at("here", "run", "model"), Spec{
+		Config: base.Config, Tensors: []safetensors.Tensor{a, b}, Pooling: Pooling{Mode: Mean, IncludePrompt: true}, MaxSeqLength: 20, Base: base, Tokenizer: base.CopyTokenizer,
+		Adapter: &AdapterSpec{Base: base.Dir, Rank: 1, Alpha: 3, Targets: []string{"query"}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	opens := func(where string, want string) {
+		t.Helper()
+		f, err := Open(where)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if f.Base.Dir != want || f.Adapter.BaseID() != want {
+			t.Errorf("the base of %s is %s, %s; want %s", where, f.Base.Dir, f.Adapter.BaseID(), want)
+		}
+	}
+	opens(at("here", "run", "model"), at("here", "base"))
+	if err := os.CopyFS(at("there"), os.DirFS(at("here"))); err != nil {
+		t.Fatal(err)
+	}
+	opens(at("there", "run", "model"), at("here", "base")) // as in PEFT
+	if err := os.RemoveAll(at("here")); err != nil {
+		t.Fatal(err)
+	}
+	opens(at("there", "run", "model"), at("there", "base"))
+	if got, err := Resolve(t.Context(), at("there", "run", "model"), Options{Offline: true}); err != nil || got != at("there", "run", "model") {
+		t.Errorf("%s, %v", got, err)
+	}
+	config := at("there", "run", "model", adapterConfigFile)
+	raw, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(at("there", "run", "model", adapterBaseFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, bytes.Replace(raw, []byte(strconv.Quote(at("here", "base"))), []byte(`"../../base"`), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opens(at("there", "run", "model"), at("there", "base"))
+	if err := os.Rename(at("there", "base"), at("elsewhere")); err != nil {
+		t.Fatal(err)
+	}
+	want := "model folder ../../base: not found, nor is it at " + at("there", "base") + "; base_model_name_or_path in adapter_config.json names it: put it there, edit that, or give the model"
+	if _, err := Open(at("there", "run", "model")); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -231,7 +232,7 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	}
 	if s.Adapter != nil {
 		delete(files, "config.json")
-		files[adapterConfigFile] = s.Adapter.config()
+		maps.Copy(files, s.Adapter.files(dir))
 	}
 	for i, d := range s.Dense {
 		n := len(modules)

@@ -151,7 +151,7 @@ type Saving struct {
 }
 
 // Save writes the model with its present parameters to a folder, which [Load], sentence-transformers and transformers read: with LoRA, that of an
-// adapter in PEFT's format, with the base model's path in full; of a model with heads of tokens the factors are merged, since no program
+// adapter in PEFT's format, with the base model's path in full, or its hub id if it lies in the hub's cache; of a model with heads of tokens the factors are merged, since no program
 // loads adapters of those. Only the main rank of several calls it. While a pipeline trains the model, a stage on its compute lane may, behind Apply;
 // elsewhere an update that comes in between is [transformer.ErrChanged]. A model in dir is replaced when all of the new one is written, a folder that holds none never. It may be the
 // folder that the model came from, but not an adapter's base.

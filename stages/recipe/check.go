@@ -156,13 +156,14 @@ func (c *checker) checkData(d *Data) {
 		c.fail("data.train", "is missing: a list with a path and the names of the query and positive columns, such as\n"+
 			"    train:\n      - {path: \"data/*.parquet\", query: query, positive: positive}")
 	}
-	weights := false
+	weights, sum := false, 0.0
 	for i, s := range d.Train {
 		key := fmt.Sprintf("data.train[%d]", i)
 		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet or JSON lines")
 		c.require(s.Query != "", key+".query", "is missing: the column with the queries")
 		c.require(s.SamplingWeight >= 0 && !math.IsInf(s.SamplingWeight, 0), key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
-		weights = weights || s.SamplingWeight > 0
+		weights, sum = weights || s.SamplingWeight > 0, sum+s.SamplingWeight
+		c.require(math.IsInf(s.SamplingWeight, 0) || !math.IsInf(sum, 0), key+".sampling_weight", "is %v, and with those before it infinite: smaller numbers say the same", s.SamplingWeight)
 		c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")
 	}
 	c.words("data.on_error", "stop", "skip")
@@ -180,14 +181,14 @@ func (c *checker) checkBatch(b *Batch, datasets int) {
 func (c *checker) checkOptimizer(o *Optimizer) {
 	c.words("optimizer.name", "adamw", "sgd")
 	c.require(o.LR > 0 && !math.IsInf(o.LR, 0), "optimizer.lr", "is %v, want a positive number", o.LR)
-	c.require(o.WeightDecay >= 0, "optimizer.weight_decay", "is negative")
+	c.require(o.WeightDecay >= 0 && !math.IsInf(o.WeightDecay, 0), "optimizer.weight_decay", "is %v, want a number of at least 0", o.WeightDecay)
 	if o.Name == "sgd" {
 		for _, key := range []string{"optimizer.betas", "optimizer.eps"} {
 			c.require(c.find(key) == nil, key, "is for adamw")
 		}
 		o.Betas, o.Eps = nil, 0
 	} else {
-		c.require(o.Eps > 0, "optimizer.eps", "is %v, want a positive number", o.Eps)
+		c.require(o.Eps > 0 && !math.IsInf(o.Eps, 0), "optimizer.eps", "is %v, want a positive number", o.Eps)
 		c.require(len(o.Betas) == 2 && o.Betas[0] >= 0 && o.Betas[0] < 1 && o.Betas[1] >= 0 && o.Betas[1] < 1, "optimizer.betas", "are %v, want two numbers of at least 0 and less than 1", o.Betas)
 	}
 	c.require(o.Momentum >= 0 && o.Momentum < 1, "optimizer.momentum", "is %v, want at least 0 and less than 1", o.Momentum)

@@ -59,10 +59,9 @@ type checkpoints struct {
 	first   int       // the step that the run begins with
 	last    time.Time // of the last checkpoint, or the beginning
 
-	progress  progress           // changes on the compute lane
-	best      *Evaluation        // of this process, if any was the best
-	kept      bool               // the model is the best evaluation's, which was not the last
-	rolled    *stages.StepResult // the step that is to be rolled back from
+	progress  progress    // changes on the compute lane
+	best      *Evaluation // of this process, if any was the best
+	kept      bool        // the model is the best evaluation's, which was not the last
 	rollbacks int
 }
 

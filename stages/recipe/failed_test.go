@@ -12,6 +12,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/gpustage"
+	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages"
 )
@@ -33,6 +34,8 @@ func (s slow) Size() int { return s.Group.Size() }
 func (s slow) Exchange(ctx context.Context, message []byte) ([][]byte, error) {
 	return s.Group.Exchange(ctx, message)
 }
+
+func (s slow) For(purpose string) { s.Group.For(purpose) }
 
 func (s slow) Traffic() collective.Traffic { return s.Group.Traffic() }
 
@@ -93,6 +96,42 @@ func TestFailsWhileItWaits(t *testing.T) {
 	var bug *pipeline.PanicError
 	if !errors.As(err, &bug) || bug.Value != "on purpose" {
 		t.Errorf("%v holds %v; want the panic", err, bug)
+	}
+}
+
+// Who does not come is told with what the others wait in, by stage and step, and with what it has come to.
+func TestNamesWhatWaits(t *testing.T) {
+	j := newJob(t, 100)
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "mesh.replicate=2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, late := range map[string]bool{
+		`all-gather of f32 rows [5 5] x 32 in stage "gather" of step 1, where rank 0 waits: within 3s; the last that it came to is `:              false,
+		`an exchange in stage "header" of step 1, where rank 0 waits: within 3s; the last that it came to is an exchange in opening a checkpoint`: true,
+	} {
+		err := local.Run(2, func(w collective.World) error {
+			var opts []TrainOption
+			if w.Rank() == 1 && late {
+				opts = append(opts, WithRow(func(*dataset.Example) error {
+					<-w.Done()
+					return w.Err()
+				}))
+			} else if w.Rank() == 1 {
+				w = slow{w, w}
+			}
+			d, err := asRank(t.Context(), r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: 2}}, Observer{}, func(x *Run) error {
+				_, err := x.Train(t.Context(), opts...)
+				return err
+			})
+			if d != nil {
+				err = errors.Join(err, d.Close())
+			}
+			return err
+		}, local.Deadline(3*time.Second))
+		if err == nil || !strings.Contains(err.Error(), "rank 1: it did not come to "+want) {
+			t.Errorf("%v; want %q", err, want)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -372,8 +373,14 @@ func (x *Run) openData(ctx context.Context) error {
 		}
 		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
 	}
-	var err error
+	err := x.checkTemperature()
+	if err != nil {
+		return err
+	}
 	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())
+	if len(parts) == 1 && (errors.Is(err, dataset.ErrNoFiles) || errors.Is(err, dataset.ErrBadRow)) {
+		err = &dataset.PartError{Err: err} // of the only one it is the error itself
+	}
 	if err != nil {
 		return byKey(err) // it names other keys
 	}
@@ -386,6 +393,20 @@ func (x *Run) openData(ctx context.Context) error {
 
 // skipRows is the way out where a row can't be used.
 const skipRows = "data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them"
+
+// checkTemperature finds a temperature by which the weights of datasets are no numbers any more.
+func (x *Run) checkTemperature() error {
+	m, sum := x.Recipe.mixing(), 0.0
+	if m.Kind != dataset.Tempered {
+		return nil
+	}
+	for i, d := range x.data {
+		if sum += math.Pow(float64(d.Rows()), 1/m.Temperature); math.IsInf(sum, 0) {
+			return fmt.Errorf("data.mixing.temperature: is %v, which is too small: data.train[%d] has %d rows, and rows^(1/temperature) is its weight", m.Temperature, i, d.Rows())
+		}
+	}
+	return nil
+}
 
 // byKey is a mixer's error, of one of several datasets, by the key of that.
 func byKey(err error) error {
@@ -592,7 +613,7 @@ func (r Recipe) update(steps int) stages.Update {
 	for _, g := range o.Groups {
 		groups = append(groups, stages.Group(g))
 	}
-	u := stages.Update{Groups: groups, LayerDecay: o.LayerDecay, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm, OnNaN: stages.OnNaN(r.Train.OnNaN)}
+	u := stages.Update{Groups: groups, LayerDecay: o.LayerDecay, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm, OnNaN: stages.OnNaN(r.Train.OnNaN), Help: r.lowerRate()}
 	if o.WarmupSteps != nil {
 		u.WarmupSteps = *o.WarmupSteps
 	} else {
@@ -604,6 +625,15 @@ func (r Recipe) update(steps int) stages.Update {
 		u.Optimizer = optim.AdamW{Betas: o.Betas, Eps: o.Eps, WeightDecay: o.WeightDecay}
 	}
 	return u
+}
+
+// lowerRate says which keys may help where steps are not finite.
+func (r Recipe) lowerRate() string {
+	help := "train.on_nan: skip (the step) or rollback (to the last checkpoint) goes on without its rows"
+	if r.Train.OnNaN != string(stages.StopOnNaN) {
+		help = fmt.Sprintf("train.on_nan: %s has not been enough", r.Train.OnNaN)
+	}
+	return fmt.Sprintf("a lower optimizer.lr (it is %v) or optimizer.max_grad_norm (%v; 0 is none) may help, and %s", r.Optimizer.LR, r.Optimizer.MaxGradNorm, help)
 }
 
 // errClosed is what a closed Run says.

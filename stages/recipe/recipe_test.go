@@ -203,7 +203,7 @@ func TestWiring(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := told{
-			stages.Update{Optimizer: optim.AdamW{Betas: []float64{0.9, 0.999}, Eps: 1e-8, WeightDecay: 0.01}, LR: 2e-5, Schedule: optim.Linear, WarmupSteps: 3, TotalSteps: c.steps, MaxGradNorm: 1, OnNaN: stages.StopOnNaN},
+			stages.Update{Optimizer: optim.AdamW{Betas: []float64{0.9, 0.999}, Eps: 1e-8, WeightDecay: 0.01}, LR: 2e-5, Schedule: optim.Linear, WarmupSteps: 3, TotalSteps: c.steps, MaxGradNorm: 1, OnNaN: stages.StopOnNaN, Help: r.lowerRate()},
 			loss.InfoNCE{Scale: 20, Directions: []loss.Direction{loss.QueryToDoc}, MaskDuplicates: true},
 		}
 		c.change(&want)

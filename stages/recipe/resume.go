@@ -15,6 +15,7 @@ import (
 	"sort"
 	"strings"
 
+	"contraflow/collective"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages"
@@ -170,7 +171,7 @@ func (x *Run) agreeOn(ctx context.Context, find func() (*checkpoint.Checkpoint, 
 			mine.Step = c.Step
 		}
 	}
-	all, err := stages.Consult(ctx, x.ranks, mine)
+	all, err := stages.Consult(collective.For(ctx, "opening a checkpoint"), x.ranks, mine)
 	switch {
 	case err != nil:
 		return nil, err
@@ -186,25 +187,23 @@ func (x *Run) agreeOn(ctx context.Context, find func() (*checkpoint.Checkpoint, 
 }
 
 // rollBack takes the run to the last checkpoint's state, and the data to what follows the step that can't be used.
-func (x *Run) rollBack(ctx context.Context) (*checkpoint.Checkpoint, error) {
-	r := x.saves.rolled
-	x.saves.rolled = nil
+func (x *Run) rollBack(ctx context.Context, r stages.StepResult) (*checkpoint.Checkpoint, error) {
 	if x.saves.rollbacks++; x.saves.rollbacks > maxRollbacks {
-		return nil, fmt.Errorf("step %d is not finite, after %d rollbacks", r.Step+1, maxRollbacks)
+		return nil, fmt.Errorf("step %d is not finite, after %d rollbacks; %s", r.Step+1, maxRollbacks, x.Recipe.lowerRate())
 	}
 	c, err := x.agreeOn(ctx, func() (*checkpoint.Checkpoint, error) {
 		return x.saves.store.Latest(func(folder string, err error) { x.obs.note("%s can't be used, trying the one before: %v", folder, err) })
 	})
 	if err != nil {
-		return nil, fmt.Errorf("step %d is not finite, and there is nothing to roll back to: %w", r.Step+1, err)
+		return nil, fmt.Errorf("step %d is not finite, and there is nothing to roll back to: %w; save.every makes checkpoints, and train.on_nan: skip needs none", r.Step+1, err)
 	}
 	x.obs.note("step %d is not finite: going on with the state of step %d and the data after step %d", r.Step+1, c.Step, r.Step+1)
 	var then progress
-	if err := errors.Join(json.Unmarshal(c.Progress, &then), x.sampler.Restore(*r.Next)); err != nil {
+	if err := errors.Join(json.Unmarshal(c.Progress, &then), x.plan.ResumeAfter(r)); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	x.saves.progress.Missed = then.Missed + r.Step + 1 - c.Step
-	x.plan.FirstStep, x.saves.first = r.Step+1, r.Step+1
+	x.saves.first = r.Step + 1
 	return c, nil
 }
 

@@ -359,7 +359,7 @@ func TestNotFinite(t *testing.T) {
 	}
 	sets := []string{"data.train.0.weight=w", "save.every=1", "loss.scale=100", "mesh.replicate=2"}
 	_, err = j.run(t, "stop", nil, 0, false, sets...)
-	if err == nil || !strings.Contains(err.Error(), "not finite") {
+	if err == nil || strings.Count(err.Error(), "not finite") != 1 || strings.Count(err.Error(), "a lower optimizer.lr (it is 0.001) or optimizer.max_grad_norm (1; 0 is none) may help, and train.on_nan: skip (the step) or rollback") != 1 {
 		t.Errorf("stop: %v", err)
 	}
 	if r, wrong := ReadRecord(filepath.Join(j.dir, "stop")); wrong != nil || r.Error == "" || r.Done || r.Stopped || r.Made != len(j.lines(t, "stop")) {
@@ -411,7 +411,7 @@ func TestNotFinite(t *testing.T) {
 		t.Errorf("asked to end while it rolls back: %+v, %v", o.summary, err)
 	}
 	j.stopOn = ""
-	if _, err := j.run(t, "nowhere", nil, 0, false, append(sets, "train.on_nan=rollback", "save.every=0")...); err == nil || !strings.Contains(err.Error(), "nothing to roll back to") {
+	if _, err := j.run(t, "nowhere", nil, 0, false, append(sets, "train.on_nan=rollback", "save.every=0")...); err == nil || !strings.Contains(err.Error(), "nothing to roll back to") || !strings.Contains(err.Error(), "save.every makes checkpoints") {
 		t.Errorf("no checkpoint to roll back to: %v", err)
 	}
 
@@ -446,6 +446,51 @@ func TestNotFinite(t *testing.T) {
 	}
 	if !bytes.Equal(batches("undone", 3, append(sets, "train.on_nan=rollback", "save.every=2"), 0, 1, 2, 3, 4, 5), batches("left", -1, sets, 0, 1, 4, 5)) {
 		t.Error("rollback: the weights differ from those of a run without the steps that were undone")
+	}
+	if !bytes.Equal(batches("at the end", 2, append(sets, "train.on_nan=rollback", "save.every=0"), 0, 1, 2), batches("before it", -1, sets, 0, 1)) {
+		t.Error("rollback: the weights differ from those of a run without its last step, which needs no checkpoint")
+	}
+}
+
+// Errors of the data's order and of weights name the recipe's keys.
+func TestKeysOfData(t *testing.T) {
+	j := newJob(t, 40)
+	raw, err := os.ReadFile(filepath.Join(j.dir, "data.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(j.dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	two := func(one, other string) string {
+		return fmt.Sprintf("data.train=[{path: %q, query: q, positive: p%s}, {path: %[1]q, query: q, positive: p%[3]s}]", filepath.Join(j.dir, "data.jsonl"), one, other)
+	}
+	_, err = Parse("job", []byte(j.text), []string{two(", sampling_weight: 1e308", ", sampling_weight: 1e308"), "data.mixing=weighted", "save.dir=out"})
+	if want := "data.train[1].sampling_weight: is 1e+308, and with those before it infinite"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=out"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Optimizer.Eps, r.Optimizer.WeightDecay = math.Inf(1), math.Inf(1) // as a program may
+	if _, err = r.Resolve(); err == nil || !strings.Contains(err.Error(), "optimizer.eps: is +Inf, want") || !strings.Contains(err.Error(), "optimizer.weight_decay: is +Inf, want") {
+		t.Error(err)
+	}
+	weightless := file("weightless.jsonl", strings.ReplaceAll(string(raw), "}", `,"w":0}`))
+	for want, sets := range map[string][]string{
+		"data.mixing.temperature: is 0.001, which is too small: data.train[0] has 40 rows": {two("", ""), "data.mixing={temperature: 0.001}"},
+		"data.train[0]: none of the 2 rows can be used":                                    {"data.train.0.path=" + file("bad.jsonl", `{"q": "a"}`+"\n"+`{"p": "b"}`+"\n"), "data.on_error=skip"},
+		"have weight 0 (data.train[].weight)":                                              {"data.train.0.path=" + weightless, "data.train.0.weight=w"},
+	} {
+		if _, err := j.run(t, "run", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", sets, err, want)
+		}
 	}
 }
 

@@ -90,10 +90,10 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	}
 	enc, results := ports.Encoder, ports.Results
 	x.engine = enc.Engine()
-	evaluated := x.evaluateStage(g, results)
+	evaluated := x.evaluateStage(g, enc, results)
 	ports.Evaluations = evaluated
 	states := stages.Snapshot(g, results, enc, x.due)
-	saved := x.saveStage(g, results, states)
+	saved := x.saveStage(g, enc, results, states)
 	record := g.Stage("record")
 	result := pipeline.In(record, "result", results)
 	evaluation := pipeline.In(record, "evaluation", evaluated)
@@ -101,9 +101,6 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	recorded := pipeline.Out[int](record, "recorded")
 	record.Do(func(t *pipeline.Task) error {
 		r := result.Get(t)
-		if x.rollsBack(r) {
-			x.saves.rolled = &r
-		}
 		if err := log.step(r, evaluation.Get(t), enc); err != nil {
 			return err
 		}
@@ -181,7 +178,7 @@ func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*sta
 func (x *Run) last(step int) bool { return step == x.Steps-1 }
 
 // evaluateStage measures the model every so often, and at the end.
-func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
+func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
@@ -195,6 +192,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, results pipeline.Port[stages.Step
 			out.Put(t, nil)
 			return nil
 		}
+		defer enc.For(t)()
 		x.engine.Stream = stages.Stream(t)
 		began := time.Now()
 		ev, err := x.evaluate(t.Context(), x.engine)
@@ -282,7 +280,7 @@ func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
 
 // saveStage writes the model folder after the last step. The state is copied before it: the best model then takes the place of the last
 // step's, which the run may be given more steps after.
-func (x *Run) saveStage(g *pipeline.Graph, results pipeline.Port[stages.StepResult], states pipeline.Port[*stages.State]) pipeline.Port[string] {
+func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult], states pipeline.Port[*stages.State]) pipeline.Port[string] {
 	s := g.Stage("save", pipeline.On(0, pipeline.Compute))
 	in := pipeline.In(s, "result", results)
 	pipeline.In(s, "state", states)
@@ -293,6 +291,7 @@ func (x *Run) saveStage(g *pipeline.Graph, results pipeline.Port[stages.StepResu
 			out.Put(t, "")
 			return nil
 		}
+		defer enc.For(t)()
 		if p := x.saves.progress; x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != r.Step+1 {
 			if err := x.loadBest(stages.Stream(t)); err != nil {
 				return fmt.Errorf("loading the best model: %w", err)
@@ -470,13 +469,14 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	defer x.saves.end()
 	for {
-		if err := x.pass(ctx, from, log, runOpts); err != nil {
-			return nil, errors.Join(err, log.record.fail(&log.summary, err))
-		}
-		if x.saves.rolled == nil {
+		back, err := x.pass(ctx, from, log, runOpts)
+		if err == nil && back == nil {
 			break
 		}
-		if from, err = x.rollBack(ctx); err != nil {
+		if err == nil {
+			from, err = x.rollBack(ctx, back.Result)
+		}
+		if err != nil {
 			return nil, errors.Join(err, log.record.fail(&log.summary, err))
 		}
 	}
@@ -580,39 +580,39 @@ func leftBehind(dir string) error {
 	return fmt.Errorf("%s is still that of the run before: recipe.yaml%s and metrics.jsonl%s belong to it", filepath.Join(dir, "model"), previous, previous)
 }
 
-// pass builds the graph and runs it, from a checkpoint's state if there is one, which it closes.
-func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journal, opts []pipeline.RunOption) (err error) {
+// pass builds the graph and runs it, from a checkpoint's state if there is one, which it closes. back is where the run is to roll back from.
+func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journal, opts []pipeline.RunOption) (back *stages.RollbackError, err error) {
 	if from != nil {
 		defer func() { err = errors.Join(err, from.Close()) }()
 	}
 	g, enc, err := x.graph(log)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, enc.Close()) }()
 	enc.Ask = x.asked
 	if from != nil {
 		if err := enc.Restore(x.stream, from); err != nil {
-			return fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
+			return nil, fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
 		}
 	}
 	if from != nil && x.saves.progress.Unmeasured {
 		if err := x.evaluateUnmeasured(ctx, log); err != nil {
-			return fmt.Errorf("the evaluation after step %d: %w", x.saves.first, err)
+			return nil, fmt.Errorf("the evaluation after step %d: %w", x.saves.first, err)
 		}
 	}
 	if from == nil && x.Recipe.Eval.AtStart {
 		if err := x.evaluateFirst(ctx, log); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	p, err := g.Build(x.devices(x.device), pipeline.Workers(max(hostWorkers, runtime.GOMAXPROCS(0))))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	log.totals = new(pipeline.Totals)
 	if err := log.record.begin(g, log.totals); err != nil {
-		return fmt.Errorf("save.dir: %w", err)
+		return nil, fmt.Errorf("save.dir: %w", err)
 	}
 	opts = append(opts[:len(opts):len(opts)], pipeline.WithSpans(log.totals.Span), pipeline.WithDepths(log.totals.Depth), pipeline.FirstStep(x.saves.first))
 	if x.ranks != nil { // a lane of a rank that has failed may wait for one that waits for this rank
@@ -621,10 +621,17 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	}
 	if x.saves.first == x.Steps { // stopped there, with an evaluation to make, and given no more steps
 		log.summary.Steps, log.summary.Over = x.Steps, true
-		return x.saveOver(x.Steps)
+		return nil, x.saveOver(x.Steps)
 	}
 	x.saves.begin()
-	return p.Run(ctx, opts...)
+	err = p.Run(ctx, opts...)
+	switch {
+	case !errors.As(err, &back):
+		return nil, err
+	case x.over(back.Result): // the last step changes nothing, then
+		return nil, nil
+	}
+	return back, nil
 }
 
 // failedTakes is how long a rank that has failed may take to end before the others hear of it: no longer than some of a step, or they would

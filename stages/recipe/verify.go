@@ -31,7 +31,10 @@ const (
 )
 
 // Faults lists them; those of ranks are MeshFaults.
-var Faults = []Fault{FaultFactor, FaultMask, FaultRemote, FaultDropout}
+var Faults = slices.Concat(lossFaults, []Fault{FaultDropout})
+
+// lossFaults are in the loss, so that they change the truth as well.
+var lossFaults = []Fault{FaultFactor, FaultMask, FaultRemote}
 
 // VerifyOptions choose what is compared. DefaultVerify is a start.
 type VerifyOptions struct {
@@ -118,14 +121,8 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 	if err := o.Check(); err != nil {
 		return false, err
 	}
-	if o.Plant == FaultMask && !slices.ContainsFunc(x.Recipe.losses(), func(l Loss) bool { return l.kind().has("mask_duplicates") }) {
-		return false, fmt.Errorf("%s.name: %s masks no duplicates: the fault %q can't be planted", x.Recipe.lossKey(0), x.Recipe.lossOf(0).Name, o.Plant)
-	}
-	if o.Plant == FaultRemote && x.reranker != nil {
-		return false, fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", o.Plant)
-	}
-	if o.Plant == FaultDropout && x.folder.Static() {
-		return false, fmt.Errorf("static embeddings drop nothing: the fault %q can't be planted", o.Plant)
+	if err := x.checkPlant(o.Plant); err != nil {
+		return false, err
 	}
 	meshes, err := x.checkMeshes(o)
 	if err != nil {
@@ -147,6 +144,7 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 		}
 		defer precise.Close()
 	}
+	acts := !slices.Contains(lossFaults, o.Plant)
 	for _, accumulate := range o.Accumulate {
 		for first := 0; first < len(x.data); first += accumulate {
 			v, err := x.newVerifier(ctx, o, accumulate, first)
@@ -157,9 +155,30 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 			if err := v.run(ctx, report); err != nil {
 				return false, err
 			}
+			acts = acts || v.acts
 		}
 	}
+	if !acts {
+		return false, fmt.Errorf("the gradient of these rows is the same with the fault %q, as where a guide leaves out the candidates that a mask does: it can't be planted", o.Plant)
+	}
 	return x.together(ctx, wrong, report)
+}
+
+// checkPlant refuses a fault that would change nothing, where that is known before anything is computed.
+func (x *Run) checkPlant(f Fault) error {
+	losses := x.Recipe.losses()
+	none := func(is func(Loss) bool) bool { return !slices.ContainsFunc(losses, is) }
+	switch {
+	case f == FaultMask && none(func(l Loss) bool { return l.kind().has("mask_duplicates") }):
+		return fmt.Errorf("%s.name: %s masks no duplicates: the fault %q can't be planted", x.Recipe.lossKey(0), losses[0].Name, f)
+	case f == FaultRemote && x.reranker != nil:
+		return fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", f)
+	case (f == FaultRemote || f == FaultGather || f == FaultScatter) && x.reranker == nil && none(func(l Loss) bool { return !l.kind().rowwise() }):
+		return fmt.Errorf("%s.name: %s takes of a row its own texts alone, and nothing of other rows: the fault %q can't be planted", x.Recipe.lossKey(0), losses[0].Name, f)
+	case f == FaultDropout && x.folder.Static():
+		return fmt.Errorf("static embeddings drop nothing: the fault %q can't be planted", f)
+	}
+	return nil
 }
 
 // verifier compares one step's gradients.
@@ -173,6 +192,7 @@ type verifier struct {
 	precise    gpustage.Device         // computes in f64
 	sliced     map[int]stages.Captured // see truthFor
 	draws      map[uint64]uint64       // likewise: what a batch's loss draws from, by what it would be; nil: that
+	acts       bool                    // a fault that is planted in the loss changes the gradient
 }
 
 // newVerifier takes the first rows of the datasets, which take turns from one of them on.
@@ -322,6 +342,20 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 				return fmt.Errorf("the gradient of these rows is zero: the fault %q can't be planted", v.o.Plant)
 			}
 		}
+		base := 0.0
+		for _, k := range v.sources {
+			base = max(base, verifyLimit(v.x.Recipe.lossOf(k).Scale))
+		}
+		if slices.Contains(lossFaults, v.o.Plant) {
+			spoiled := truthWay
+			spoiled.plant = v.o.Plant
+			got, err := v.gradient(ctx, spoiled)
+			if err != nil {
+				return err
+			}
+			off := deviations(v.x.model.Layout, got.Gradient, truth.Gradient)
+			v.acts = v.acts || !(off[worst(off, nil)] <= base)
+		}
 		if !v.meshOnly() {
 			smooth, gradient, lossValue := truthWay, truth.Gradient, truth.Loss
 			if smooth.without = v.stopped(); smooth.without != "" {
@@ -365,10 +399,6 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 				errors = deviations(layout, got.Gradient, want.Gradient)
 			}
 			return row, errors, nil
-		}
-		base := 0.0
-		for _, k := range v.sources {
-			base = max(base, verifyLimit(v.x.Recipe.lossOf(k).Scale))
 		}
 		var limits []float64 // of tensors; nil: base
 		in := func(row VerifyRow, errors []float64) VerifyRow {

@@ -100,6 +100,39 @@ func TestVerifyFresh(t *testing.T) {
 	}
 }
 
+// A fault that changes nothing is refused, with what keeps it from that: one that was planted and not found would say that verifying finds nothing.
+func TestPlantsNothing(t *testing.T) {
+	triplet := []string{"loss.name=triplet"}
+	other := freshRecipe(t, 3)
+	for _, c := range []struct {
+		sets  []string
+		fault recipe.Fault
+		want  string
+	}{
+		{triplet, recipe.FaultMask, "loss.name: triplet masks no duplicates"},
+		{triplet, recipe.FaultRemote, "loss.name: triplet takes of a row its own texts alone, and nothing of other rows"},
+		{triplet, recipe.FaultGather, "loss.name: triplet takes of a row its own texts alone"},
+		{triplet, recipe.FaultScatter, "loss.name: triplet takes of a row its own texts alone"},
+		{
+			[]string{"loss.name=gist", fmt.Sprintf("loss.guide={path: %q}", other.Model.Path), "loss.margin=0.05", "loss.margin_strategy=relative"},
+			recipe.FaultMask, "the gradient of these rows is the same with the fault",
+		},
+	} {
+		x, err := recipe.Open(t.Context(), freshRecipe(t, 2, c.sets...), recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := recipe.DefaultVerify()
+		o.Accumulate, o.SubBatches, o.Replicas, o.Rows, o.Plant = []int{1}, []int{5}, []int{2}, 4, c.fault
+		if ok, err := x.Verify(t.Context(), o); ok || err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "can't be planted") {
+			t.Errorf("%s, fault %q: ok is %t, %v; want %q", c.sets, c.fault, ok, err, c.want)
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A reranker's gradients are those of an embedder's graph: verified on a mesh too, and the faults that it can have are found.
 func TestVerifyReranker(t *testing.T) {
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 2, "model.kind=reranker", "model.max_length=32"), recipe.Observer{})

@@ -166,7 +166,7 @@ func (v *verifier) truthFor(ctx context.Context, w, plain way, truth stages.Capt
 
 // together tells rank 0 what other processes have found wrong, and all of them whether anything is.
 func (x *Run) together(ctx context.Context, wrong []VerifyRow, report func(VerifyRow)) (ok bool, err error) {
-	all, err := stages.Consult(ctx, x.ranks, wrong)
+	all, err := stages.Consult(collective.For(ctx, "comparing gradients"), x.ranks, wrong)
 	if err != nil {
 		return false, err
 	}

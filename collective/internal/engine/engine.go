@@ -62,9 +62,10 @@ type Call struct {
 	Phase  int   // of the transport calls within the collective
 	Host   bool  // the tensors are in host memory
 	Stream stream
+	For    string // what it is for; may be ""
 }
 
-func (c *Call) String() string { return fmt.Sprintf("%s (the group's number %d)", c.Call, c.Seq) }
+func (c *Call) String() string { return collective.In(c.Call.String(), c.For) }
 
 // Group implements the data collectives of collective.Group.
 type Group struct {
@@ -72,6 +73,7 @@ type Group struct {
 	seq     int64
 	chunk   int   // bytes
 	moved   int64 // bytes that the transport was given for other ranks in the call under way
+	purpose string
 	scratch [5]scratch
 
 	mu      sync.Mutex
@@ -106,6 +108,9 @@ func (g *Group) Rank() int { return g.t.Rank() }
 
 // Size is the number of ranks of the group.
 func (g *Group) Size() int { return g.t.Size() }
+
+// For says what the data collectives that follow are for.
+func (g *Group) For(purpose string) { g.purpose = purpose }
 
 // Traffic is what this rank has sent.
 func (g *Group) Traffic() collective.Traffic {
@@ -162,7 +167,7 @@ func (g *Group) room(c *Call, kind int, t gpustage.DType, n int) (tensor, error)
 func (g *Group) do(s stream, call collective.Call, host bool, check error, run func(c *Call) error) {
 	g.seq++
 	g.moved = 0
-	c := &Call{Call: call, Seq: g.seq, Host: host, Stream: s}
+	c := &Call{Call: call, Seq: g.seq, Host: host, Stream: s, For: g.purpose}
 	if check == nil && len(call.Rows) != g.Size() {
 		check = fmt.Errorf("rows %v of a group of %d ranks", call.Rows, g.Size())
 	}
@@ -176,7 +181,7 @@ func (g *Group) do(s stream, call collective.Call, host bool, check error, run f
 		check = s.Sync() // free, and the others learn of a failure here and now
 	}
 	if check != nil {
-		s.Fail(g.t.Refuse(c, fmt.Errorf("%s: %w", call.Op, check)))
+		s.Fail(g.t.Refuse(c, fmt.Errorf("%s: %w", collective.In(string(call.Op), c.For), check)))
 		return
 	}
 	returned := false

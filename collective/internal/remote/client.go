@@ -248,24 +248,24 @@ func (c *Client) settle(otherwise func() error) error {
 	}
 }
 
-// Issued announces a data collective.
-func (c *Client) Issued(group string, n int, op string) error {
-	return c.send(newFrame(issued).string(group).int(n).string(op))
+// Issued announces a data collective. op is what others compare, what is how errors call it.
+func (c *Client) Issued(group string, n int, op, what string) error {
+	return c.send(newFrame(issued).string(group).int(n).string(op).string(what))
 }
 
 // Late ends the job because a data collective has taken too long; rank 0 knows who is to blame.
-func (c *Client) Late(group string, n int, op string) error {
-	return c.late(group, n, 1, op, fmt.Sprintf("within %v", c.Deadline))
+func (c *Client) Late(group string, n int, what string) error {
+	return c.late(group, n, 1, what, fmt.Sprintf("within %v", c.Deadline))
 }
 
-func (c *Client) late(group string, n, data int, op, waited string) error {
-	if err := c.send(newFrame(late).string(group).int(n).int(data).string(op).string(waited)); err != nil {
+func (c *Client) late(group string, n, data int, what, waited string) error {
+	if err := c.send(newFrame(late).string(group).int(n).int(data).string(what).string(waited)); err != nil {
 		return err
 	}
 	select {
 	case <-c.fate.Done():
 	case <-time.After(2 * lastWords):
-		c.fate.Fail(0, fmt.Errorf("it does not answer; rank %d waits in %s: %s", c.Rank, op, waited))
+		c.fate.Fail(0, fmt.Errorf("it does not answer; rank %d waits in %s: %s", c.Rank, what, waited))
 	}
 	return c.fate.Err()
 }
@@ -286,10 +286,10 @@ func (c *Client) exchange(ctx context.Context, group string, n int, message []by
 		delete(c.waiting, p)
 		c.mu.Unlock()
 	}()
-	if err := c.send(newFrame(exchange).string(group).int(n).string(string(message))); err != nil {
+	what := collective.ExchangeFor(ctx)
+	if err := c.send(newFrame(exchange).string(group).int(n).string(what).string(string(message))); err != nil {
 		return nil, err
 	}
-	what := fmt.Sprintf("exchange %d of %s", n, group)
 	timer := time.NewTimer(deadline)
 	defer timer.Stop()
 	select {

@@ -314,7 +314,7 @@ func TestMissing(t *testing.T) {
 	wait.Wait()
 	for r := range 2 {
 		var re *collective.RankError
-		if !errors.As(errs[r], &re) || re.Rank != 2 || !strings.Contains(re.Reason, "did not come to exchange 1 of all ranks") {
+		if !errors.As(errs[r], &re) || re.Rank != 2 || !strings.Contains(re.Reason, "did not come to an exchange in meeting as ranks [0 1 2]") {
 			t.Errorf("rank %d: %v", r, errs[r])
 		}
 	}
@@ -324,7 +324,7 @@ func TestMissing(t *testing.T) {
 }
 
 func FuzzFrame(f *testing.F) {
-	f.Add(newFrame(exchange).string("all ranks").int(3).string("hello").data[5:])
+	f.Add(newFrame(exchange).string("all ranks").int(3).string("an exchange").string("hello").data[5:])
 	f.Add(newFrame(register).string("g").ints([]int{0, 2, 5}).data[5:])
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := &server{groups: map[string]*gathering{}, peers: []*peer{{left: true, heard: make(chan struct{})}}}

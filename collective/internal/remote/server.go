@@ -30,6 +30,7 @@ type server struct {
 type peer struct {
 	*wire
 	left, lost bool
+	last       string        // the operation that it came to last
 	heard      chan struct{} // closed when it has heard of the job's end, or can't
 	once       sync.Once
 }
@@ -48,6 +49,7 @@ type gathering struct {
 type round struct {
 	here  []bool
 	said  []string // by member: message, or operation
+	what  []string // by member: what errors call it
 	count int
 }
 
@@ -166,19 +168,19 @@ func (s *server) handle(rank int, f *frame) error {
 			s.register(name, ranks)
 		}
 	case exchange:
-		name, n, message := f.getString(), f.getInt(), f.getString()
+		name, n, what, message := f.getString(), f.getInt(), f.getString(), f.getString()
 		if f.err == nil {
-			s.exchange(name, rank, n, message)
+			s.exchange(name, rank, n, what, message)
 		}
 	case issued:
-		name, n, op := f.getString(), f.getInt(), f.getString()
+		name, n, op, what := f.getString(), f.getInt(), f.getString(), f.getString()
 		if f.err == nil {
-			s.issued(name, rank, n, op)
+			s.issued(name, rank, n, op, what)
 		}
 	case late:
-		name, n, data, op, waited := f.getString(), f.getInt(), f.getInt(), f.getString(), f.getString()
+		name, n, data, what, waited := f.getString(), f.getInt(), f.getInt(), f.getString(), f.getString()
 		if f.err == nil {
-			s.late(name, rank, n, data == 1, op, waited)
+			s.late(name, rank, n, data == 1, what, waited)
 		}
 	case abort:
 		culprit, reason := f.getInt(), f.getString()
@@ -207,16 +209,17 @@ func (s *server) register(name string, ranks []int) {
 }
 
 // join notes that a rank has come to a group's operation n. The lock is held.
-func (g *gathering) join(rounds map[int]*round, rank, n int, said string) *round {
+func (s *server) join(g *gathering, rounds map[int]*round, rank, n int, said, what string) *round {
 	r := rounds[n]
 	if r == nil {
-		r = &round{here: make([]bool, len(g.ranks)), said: make([]string, len(g.ranks))}
+		r = &round{here: make([]bool, len(g.ranks)), said: make([]string, len(g.ranks)), what: make([]string, len(g.ranks))}
 		rounds[n] = r
 	}
 	k := slices.Index(g.ranks, rank)
 	if k >= 0 && !r.here[k] {
-		r.here[k], r.said[k] = true, said
+		r.here[k], r.said[k], r.what[k] = true, said, what
 		r.count++
+		s.peers[rank].last = what
 	}
 	if r.count == len(g.ranks) {
 		delete(rounds, n)
@@ -234,14 +237,14 @@ func (s *server) waitsInVain(g *gathering, r *round) (int, bool) {
 	return 0, false
 }
 
-func (s *server) exchange(name string, rank, n int, message string) {
+func (s *server) exchange(name string, rank, n int, what, message string) {
 	s.mu.Lock()
 	g := s.groups[name]
 	if g == nil {
 		s.mu.Unlock()
 		return
 	}
-	r := g.join(g.exchanges, rank, n, message)
+	r := s.join(g, g.exchanges, rank, n, message, what)
 	goner, vain := s.waitsInVain(g, r)
 	var to []*peer
 	if r.count == len(g.ranks) {
@@ -251,7 +254,7 @@ func (s *server) exchange(name string, rank, n int, message string) {
 	}
 	s.mu.Unlock()
 	if vain {
-		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in exchange %d of %s", rank, n, name))
+		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in %s", rank, what))
 	}
 	if to == nil {
 		return
@@ -266,14 +269,14 @@ func (s *server) exchange(name string, rank, n int, message string) {
 }
 
 // issued compares what ranks call.
-func (s *server) issued(name string, rank, n int, op string) {
+func (s *server) issued(name string, rank, n int, op, what string) {
 	s.mu.Lock()
 	g := s.groups[name]
 	if g == nil {
 		s.mu.Unlock()
 		return
 	}
-	r := g.join(g.calls, rank, n, op)
+	r := s.join(g, g.calls, rank, n, op, what)
 	if k := slices.Index(g.ranks, rank); k >= 0 {
 		g.last[k] = n
 	}
@@ -283,7 +286,7 @@ func (s *server) issued(name string, rank, n int, op string) {
 		first := slices.Index(r.here, true)
 		if r.here[k] && r.said[k] != r.said[first] {
 			culprit = g.ranks[k]
-			reason = fmt.Sprintf("ranks of %s disagree: rank %d calls %s, rank %d calls %s", name, g.ranks[first], r.said[first], culprit, r.said[k])
+			reason = fmt.Sprintf("ranks disagree: rank %d calls %s, rank %d calls %s", g.ranks[first], r.what[first], culprit, r.what[k])
 			break
 		}
 	}
@@ -292,12 +295,12 @@ func (s *server) issued(name string, rank, n int, op string) {
 		s.fail(culprit, reason)
 	}
 	if vain {
-		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in %s", rank, op))
+		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in %s", rank, what))
 	}
 }
 
 // late finds out whom a rank has waited for too long.
-func (s *server) late(name string, rank, n int, data bool, op, waited string) {
+func (s *server) late(name string, rank, n int, data bool, what, waited string) {
 	s.mu.Lock()
 	g := s.groups[name]
 	if g == nil {
@@ -320,14 +323,18 @@ func (s *server) late(name string, rank, n int, data bool, op, waited string) {
 			missing = append(missing, fmt.Sprint(g.ranks[k]))
 		}
 	}
+	also := ""
+	if p := s.peers[culprit]; p != nil && p.last != "" {
+		also = "; the last that it came to is " + p.last
+	}
 	s.mu.Unlock()
-	switch {
-	case missing == nil:
-		s.fail(rank, fmt.Sprintf("%s has not ended %s, though all ranks have come to it", op, waited))
-	case len(missing) == 1:
-		s.fail(culprit, fmt.Sprintf("it did not come to %s, where rank %d waits: %s", op, rank, waited))
-	default:
-		s.fail(culprit, fmt.Sprintf("it did not come to %s, where rank %d waits: %s (missing: ranks %s)", op, rank, waited, strings.Join(missing, ", ")))
+	if len(missing) > 1 {
+		also += fmt.Sprintf(" (missing: ranks %s)", strings.Join(missing, ", "))
+	}
+	if missing == nil {
+		s.fail(rank, fmt.Sprintf("%s has not ended %s, though all ranks have come to it", what, waited))
+	} else {
+		s.fail(culprit, fmt.Sprintf("it did not come to %s, where rank %d waits: %s%s", what, rank, waited, also))
 	}
 }
 
@@ -341,19 +348,19 @@ func (s *server) leave(rank int) {
 	}
 	all := s.left == len(s.peers)
 	what := ""
-	for name, g := range s.groups {
+	for _, g := range s.groups {
 		k := slices.Index(g.ranks, rank)
 		if k < 0 {
 			continue
 		}
 		for _, r := range g.exchanges {
 			if !r.here[k] {
-				what = "an exchange of " + name
+				what = r.what[slices.Index(r.here, true)]
 			}
 		}
 		for _, r := range g.calls {
 			if !r.here[k] {
-				what = r.said[slices.Index(r.here, true)]
+				what = r.what[slices.Index(r.here, true)]
 			}
 		}
 	}

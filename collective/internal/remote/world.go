@@ -44,7 +44,7 @@ func (m *Member) Begin(c *engine.Call) error {
 	if c.Phase > 1 || m.Size() == 1 {
 		return nil
 	}
-	return m.Client.Issued(m.Name, int(c.Seq), c.String())
+	return m.Client.Issued(m.Name, int(c.Seq), c.Call.String(), c.String())
 }
 
 // Refuse ends the job because this rank can't go on with c.
@@ -133,7 +133,7 @@ func NewWorld(ctx context.Context, c *Client, open Opener, ended func(failed boo
 }
 
 func (w *World) newGroup(ctx context.Context, c *Client, name string, ranks []int, rank int, patience time.Duration) (*group, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(collective.For(ctx, fmt.Sprintf("meeting as ranks %v", ranks)), patience)
 	defer cancel()
 	if err := c.Register(name, ranks); err != nil {
 		return nil, err
@@ -155,7 +155,7 @@ func (w *World) newGroup(ctx context.Context, c *Client, name string, ranks []in
 	}
 	t, err := w.open(ctx, g.member, share)
 	if err != nil {
-		return nil, c.Abort(fmt.Errorf("a communicator of %s: %w", name, err))
+		return nil, c.Abort(fmt.Errorf("a communicator of ranks %v: %w", ranks, err))
 	}
 	g.transport = t
 	g.Group = engine.New(t)
