@@ -1,0 +1,142 @@
+package prep
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+)
+
+// corpus is n rows with exact and near duplicates, in a parquet and a JSONL file, and what should stay by the definitions.
+func corpus(t testing.TB, n int) (c Config, want []pair) {
+	dir := t.TempDir()
+	words := strings.Fields("sort list map of keys and values read write file open close error return when the a that each index graph node edge walk find path")
+	rng := uint64(7)
+	next := func(n int) int { rng = mix64(rng); return int(rng % uint64(n)) }
+	text := func(n int) []string {
+		w := make([]string, n)
+		for i := range w {
+			w[i] = words[next(len(words))] + fmt.Sprint(next(40))
+		}
+		return w
+	}
+	var rows []pair
+	var docs [][]string
+	for i := range n {
+		doc := text(30 + next(60))
+		query := strings.Join(text(4), " ")
+		switch {
+		case i > 10 && next(10) == 0: // exact
+			rows = append(rows, rows[next(i)])
+			docs = append(docs, nil)
+			continue
+		case i > 10 && next(5) == 0: // near
+			if of := docs[next(i)]; of != nil {
+				doc = slices.Clone(of)
+				for range next(7) {
+					doc[next(len(doc))] = "edit"
+				}
+			}
+		}
+		docs = append(docs, doc)
+		rows = append(rows, pair{Query: query, Positive: strings.Join(doc, " ")})
+	}
+	split := n / 3
+	writeJSONL(t, filepath.Join(dir, "b.jsonl"), rows[split:]...)
+	w, err := dataset.NewParquetWriter(filepath.Join(dir, "a.parquet"), dataset.OutColumn{Name: "query"}, dataset.OutColumn{Name: "positive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var q, p []string
+	for _, r := range rows[:split] {
+		q, p = append(q, r.Query), append(p, r.Positive)
+	}
+	if err := w.Write(q, p); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = bare(t, filepath.Join(dir, "*.*"))
+	c.Dedupe.Exact, c.Dedupe.Near.Column = "row", "positive"
+	c.Output.Shards = 2
+	seen := map[[2]string]bool{}
+	sketches, stays := []Sketch{}, map[string]bool{} // of each document
+	for _, r := range rows {
+		if key := [2]string{r.Query, r.Positive}; seen[key] {
+			continue
+		} else {
+			seen[key] = true
+		}
+		if _, known := stays[r.Positive]; !known {
+			k := NewSketch(r.Positive, Shingles(nil, r.Positive, c.Dedupe.Near.Shingle))
+			stays[r.Positive] = !slices.ContainsFunc(sketches, func(other Sketch) bool { return Jaccard(other, k) >= c.Dedupe.Near.Threshold })
+			sketches = append(sketches, k)
+		}
+		if stays[r.Positive] {
+			want = append(want, pair{Query: r.Query, Positive: r.Positive})
+		}
+	}
+	return c, want
+}
+
+func TestDedupe(t *testing.T) {
+	c, want := corpus(t, 1500)
+	s := mustRun(t, c)
+	got := readPairs(t, c.Output.Dir, "train")
+	// All pairs are compared for want; bands may miss one in 500 at the threshold.
+	missing := 0
+	inWant := map[[2]string]bool{}
+	for _, p := range want {
+		inWant[[2]string{p.Query, p.Positive}] = true
+	}
+	for _, p := range got {
+		if !inWant[[2]string{p.Query, p.Positive}] {
+			missing++
+		}
+	}
+	if len(got)-missing != len(want) || missing > 3 {
+		t.Errorf("%d rows stay, %d of them are duplicates; the definition keeps %d", len(got), missing, len(want))
+	}
+	if n := s.Rules[Duplicate].Dropped; n < 80 || s.Rules[NearDuplicate].Dropped < 60 {
+		t.Errorf("too few duplicates to test with: %v", counts(s))
+	}
+}
+
+// A document that is the positive of several queries stays with all of them, and of documents that are nearly the same the first does. What is dropped
+// says why.
+func TestNearKeepsQueries(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	doc := "a goroutine is a lightweight thread managed by the runtime of Go and it begins with the keyword go before a call of some function"
+	rows := []pair{{Query: "what is a goroutine", Positive: doc}, {Query: "how does a goroutine begin", Positive: doc}, {Query: "what manages goroutines", Positive: doc + "."},
+		{Query: "threads in Go", Positive: doc}, {Query: "threads in Go", Positive: "another document of which there is one alone"}}
+	writeJSONL(t, in, rows...)
+	c := bare(t, in)
+	for i, want := range []struct {
+		exact, near, stay, why string
+	}{
+		{"row", "positive", "0 1 3 4 ", "its positive is nearly that of in.jsonl:1"},
+		{"positive", "positive", "0 4 ", "its positive is that of in.jsonl:1"},
+		{"query", "query", "0 1 2 3 ", "its query is that of in.jsonl:4"},
+		{"none", "query", "0 1 2 3 4 ", ""},
+	} {
+		c.Dedupe.Exact, c.Dedupe.Near.Column = want.exact, want.near
+		c.Output.Dir = filepath.Join(filepath.Dir(in), fmt.Sprint(i))
+		s := mustRun(t, c)
+		stay, why := "", ""
+		for _, p := range readPairs(t, c.Output.Dir, "train") {
+			stay += fmt.Sprint(slices.IndexFunc(rows, func(r pair) bool { return r.Query == p.Query && r.Positive == p.Positive }), " ")
+		}
+		for _, rule := range []string{Duplicate, NearDuplicate} {
+			if r := s.Rules[rule]; r != nil && why == "" {
+				why = r.Samples[0].Why
+			}
+		}
+		if stay != want.stay || why != want.why {
+			t.Errorf("%s, near %s: %q stay, dropped as %q; want %q, %q", want.exact, want.near, stay, why, want.stay, want.why)
+		}
+	}
+}
