@@ -115,6 +115,18 @@ func TestGradientLayerNorm(t *testing.T) {
 		})
 }
 
+// With the statistics that a layer norm has made, another one gives the same.
+func TestLayerNormWith(t *testing.T) {
+	f := newFixture(t)
+	x, gamma := f.random(3, 5, 1), f.random(1, 5, 2)
+	y, again, mean, rstd := f.zeros(3, 5), f.zeros(3, 5), f.zeros(1, 3), f.zeros(1, 3)
+	for name, beta := range map[string]gpustage.Tensor{"beta": f.random(1, 5, 3), "no beta": {}} {
+		f.s.LayerNorm(y, mean, rstd, x, gamma, beta, 1e-5)
+		f.s.LayerNormWith(again, x, mean, rstd, gamma, beta)
+		f.equal("with statistics, and "+name, again, gpustage.Slice[float64](y), 0)
+	}
+}
+
 func TestGradientLayerNormWithoutBeta(t *testing.T) {
 	f := newFixture(t)
 	x, gamma := f.random(3, 5, 1), f.random(1, 5, 2)

@@ -97,7 +97,7 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 		o.Gamma, o.Beta, o.Eps = n.gamma, n.beta, m.Config.NormEps
 	}
 	p.s.Embed(x, p.embed.sum, p.embed.stats.mean, p.embed.stats.rstd, o)
-	p.copies(x, p.room)
+	p.takes(x, p.room)
 	if !keep {
 		p.a.Release(mark)
 	}

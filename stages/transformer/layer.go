@@ -23,21 +23,26 @@ type layerActs struct {
 
 // halfActs is what the backward of half a layer's norms needs.
 type halfActs struct {
-	in     stats
-	branch gpustage.Tensor // [T, C]: the output norm's input
-	out    stats
-	total  gpustage.Tensor // [T, C]: the sum's norm's input
-	sum    stats
-	copy   gpustage.Tensor // [T, C]: an operand, the sum's norm's output; absent in lean passes, and on most devices
+	in      stats
+	branch  gpustage.Tensor // [T, C]: the output norm's input
+	out     stats
+	total   gpustage.Tensor // [T, C]: the sum's norm's input
+	sum     stats
+	operand gpustage.Tensor // [T, C]: what products take of the sum's norm; absent in lean passes, and on most devices
 }
 
-// enter is what half a layer's branch begins with: in(x), in scratch memory, or x. Only products read it.
+// enter is what half a layer's branch begins with: in(x), in scratch memory, or x as an operand. Only products read it, and LoRA's dropout.
 func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 	if h.in.absent() {
-		if p.copyOf == x {
-			return p.copy
+		switch {
+		case p.takenOf == x:
+			return p.taken
+		case x.DType == p.m.operands:
+			return x
 		}
-		return x
+		n := p.operand(x.Rows, x.Cols)
+		p.s.Copy(n, x)
+		return n
 	}
 	if a.in.rstd.IsZero() {
 		a.in = p.keepStats(h.in, x)
@@ -50,7 +55,7 @@ func (p *Pass) enter(h half, a *halfActs, x gpustage.Tensor) gpustage.Tensor {
 // leave is y = sum(x + out(branch Wᵀ + b)), with dropout; without a norm out, BranchScale is in its place. Without keep the norm sum is made
 // in place: a GPU then writes a row to its second-level cache twice and to memory once.
 func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
-	p.copyOf = gpustage.Tensor{} // y may have the memory of what it is a copy of
+	p.takenOf = gpustage.Tensor{} // y may have its memory
 	scale := p.m.Config.BranchScale
 	plain := h.out.absent() && scale == 0
 	if plain && !h.sum.absent() && p.m.Config.Norm == LayerNorm {
@@ -89,15 +94,16 @@ func (p *Pass) leave(keep bool, h half, a *halfActs, l linear, y, x, branch gpus
 
 // leaveNormed is leave where the norm sum is the product's, and nothing comes between: BERT's. What products take of y is left as an operand, too,
 // where there is room for one. Then the sum is kept in bf16, which is what the norm's backward pass has of it, and the operand beside it; a lean
-// pass makes that again of the sum. Where factors are added to the product they add to the sum, which they find in f32, and the operand is y's copy.
+// pass makes that again of the sum. Where factors are added to the product they add to the sum, which they find in f32, and the operand is y rounded,
+// as it is where the way back has y alone.
 func (p *Pass) leaveNormed(keep bool, h half, a *halfActs, l linear, y, x, branch gpustage.Tensor, drop gpustage.Dropout) {
 	total, operand, factors := y, p.room, len(l.factors) > 0
 	switch {
 	case keep && !operand.IsZero() && !factors:
 		total = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
-		if !p.lean {
+		if !p.lean && !h.alone {
 			operand = p.a.Keep(p.s, p.m.operands, x.Rows, x.Cols)
-			a.copy = operand
+			a.operand = operand
 		}
 	case keep:
 		total = p.keep(x.Rows, x.Cols)
@@ -108,10 +114,10 @@ func (p *Pass) leaveNormed(keep bool, h half, a *halfActs, l linear, y, x, branc
 		norm.Operand = operand
 	}
 	p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x, Norm: norm})
-	if factors && !operand.IsZero() {
+	if (factors || h.alone) && !operand.IsZero() {
 		p.s.Copy(operand, y)
 	}
-	p.copies(y, operand)
+	p.takes(y, operand)
 }
 
 // leaveBackward turns d from dy into the gradient of the sum, which is x's part of dx, and returns that of the projection's
@@ -161,6 +167,7 @@ func (p *Pass) enterBackward(h, g half, a halfActs, l linear, d, dy gpustage.Ten
 func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	s, c, w := p.s, p.m.Config, p.weights(l)
 	p.keepSum(l, w)
+	w.ffn.alone = p.m.begins(l + 1)
 	t := x.Rows
 	a := layerActs{x: x, lse: p.keep(c.Heads, t)}
 	start := p.a.Mark()
@@ -323,22 +330,33 @@ func (p *Pass) operand(rows, cols int) gpustage.Tensor {
 	return p.a.Scratch(p.s, p.m.operands, rows, cols)
 }
 
-// openCopy takes room for a copy of hidden states, in which what makes them leaves them as an operand too, where products take them without a norm
-// between; each takes the place of the one before, unless that one is kept. closeCopy forgets it.
-func (p *Pass) openCopy(x gpustage.Tensor) {
-	p.beforeCopy = p.a.Mark()
+// openRoom takes room for what products take of hidden states where there is no norm between: what makes hidden states leaves that, too. Each takes
+// the place of the one before, unless that one is kept. closeRoom forgets it.
+//
+// Of embeddings it is those rounded. Of a norm behind a product it is the norm of the rounded sum (gpustage.Norm), where the way back has that sum,
+// and else the norm's output rounded: behind LoRA's factors, and where a layer's input is all that there is (begins). Which of them it is
+// depends on the layer, and not on what a pass keeps: all have the same bits.
+func (p *Pass) openRoom(x gpustage.Tensor) {
+	p.beforeRoom = p.a.Mark()
 	if p.m.operands != p.m.DType && p.m.w.layers[0].ffn.in.absent() {
 		p.room = p.operand(x.Rows, x.Cols)
 	}
 }
 
-func (p *Pass) closeCopy() { p.room, p.copyOf = gpustage.Tensor{}, gpustage.Tensor{} }
+func (p *Pass) closeRoom() { p.room, p.takenOf = gpustage.Tensor{}, gpustage.Tensor{} }
 
-// copies tells that x has been made, and a copy of it if there is room for one.
-func (p *Pass) copies(x, operand gpustage.Tensor) {
+// takes tells that x has been made, and what products take of it if there is room for that.
+func (p *Pass) takes(x, operand gpustage.Tensor) {
 	if !operand.IsZero() {
-		p.copy, p.copyOf = operand, x
+		p.taken, p.takenOf = operand, x
 	}
+}
+
+// begins tells whether a layer's way back has the layer's input alone, and not the sum that it is a norm of: the lowest that a backward pass enters,
+// and the first of a checkpoint's segment.
+func (m *Model) begins(l int) bool {
+	low, every := m.Lowest(), m.Options.CheckpointEvery
+	return l == low || every > 0 && l > low && (l-low)%every == 0
 }
 
 // open takes room for an operand that a layer computes and its backward reads, to be stored when the layer is through with it.
@@ -391,8 +409,8 @@ func (p *Pass) load(kept gpustage.Tensor) gpustage.Tensor {
 
 // again is the output of half a layer that ends with a norm, in scratch memory, for the next half's products: no family has a norm there as well.
 func (p *Pass) again(h half, a halfActs) gpustage.Tensor {
-	if !a.copy.IsZero() {
-		return a.copy
+	if !a.operand.IsZero() {
+		return a.operand
 	}
 	y := p.operand(a.total.Rows, a.total.Cols)
 	if a.total.DType == gpustage.BF16 { // rounded after the norm, and before the operand

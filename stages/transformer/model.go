@@ -198,10 +198,10 @@ type Pass struct {
 	train      bool
 	writesPre  bool // feed-forward layers write their activations' inputs: what goes backward reads them, and one without (embed) may on some devices have other bits
 	embed      embedActs
-	room       gpustage.Tensor   // [T, C]: an operand, for a copy of hidden states that is not kept; absent on most devices
-	copy       gpustage.Tensor   // [T, C]: of copyOf: room, or one that is kept
-	copyOf     gpustage.Tensor   // [T, C]: the hidden states of which copy is one; absent where there is none
-	beforeCopy gpustage.Mark     // the arena without copy
+	room       gpustage.Tensor   // [T, C]: for what products take of hidden states, where that is not kept; absent on most devices
+	taken      gpustage.Tensor   // [T, C]: what they take of takenOf: room, or one that is kept
+	takenOf    gpustage.Tensor   // [T, C]: hidden states; absent where there is none
+	beforeRoom gpustage.Mark     // the arena without room
 	layers     []layerActs       // those kept; with activation checkpointing empty
 	inputs     []gpustage.Tensor // [T, C]: the input of each segment
 	lean       bool              // of the layers' activations the two largest are computed again
@@ -293,14 +293,14 @@ func (p *Pass) compute(keep bool) {
 	t, c := p.in.seqs.Tokens, m.Config.Hidden
 	x := a.Keep(s, m.DType, t, c)
 	layers := a.Mark()
-	p.openCopy(x)
+	p.openRoom(x)
 	p.embedTokens(x, keep && m.bottom < 0)
 	if keep {
 		x = p.forwardLayers(x)
 	} else {
 		p.forwardThrough(x, m.Config.Layers)
 	}
-	p.closeCopy()
+	p.closeRoom()
 	mark := a.Mark()
 	if n := m.w.finalNorm; !n.absent() {
 		p.last = x
@@ -391,8 +391,8 @@ func (p *Pass) forwardLayers(x gpustage.Tensor) gpustage.Tensor {
 		p.inputs = append(p.inputs, x)
 		if p.soon && l+every >= p.m.Config.Layers {
 			p.carry()
-			p.closeCopy()
-			p.a.ReleaseScratch(p.beforeCopy)
+			p.closeRoom()
+			p.a.ReleaseScratch(p.beforeRoom)
 			p.behind = p.a.Mark()
 			p.ahead, x = p.recompute(l, p.m.Config.Layers, x)
 			break
@@ -609,16 +609,22 @@ func (p *Pass) carry() {
 // recompute runs layers from to to-1 and keeps what their backward needs; it returns the last one's output as well.
 func (p *Pass) recompute(from, to int, x gpustage.Tensor) ([]layerActs, gpustage.Tensor) {
 	if p.room.IsZero() { // not within a forward pass
-		p.openCopy(x)
+		p.openRoom(x)
 		defer func() {
-			p.closeCopy()
-			p.a.ReleaseScratch(p.beforeCopy)
+			p.closeRoom()
+			p.a.ReleaseScratch(p.beforeRoom)
 		}()
 	}
 	var acts []layerActs
 	for l := from; l < to; l++ {
 		y := p.keep(x.Rows, x.Cols)
-		acts = append(acts, p.layer(l, x, y, true))
+		a := p.layer(l, x, y, true)
+		if l > from {
+			if taken := acts[l-1-from].ffn.operand; !taken.IsZero() {
+				a.x = taken
+			}
+		}
+		acts = append(acts, a)
 		x = y
 	}
 	return acts, x

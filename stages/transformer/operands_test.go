@@ -178,72 +178,116 @@ func withOperands(t *testing.T, d gpustage.Device) map[string]func(Options) (*Mo
 	}
 }
 
-// Where operands are of bf16, kept, lean and replayed passes give the same bits, in the memory that is predicted.
+// Where operands are of bf16, kept, lean and replayed passes and those that keep nothing give the same bits, embeddings and gradients, in the memory
+// that is predicted: of all families, with layers frozen, checkpointed or with LoRA. In these, what a layer takes is made in several ways.
 func TestLeanOperands(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	models := withOperands(t, d)
-	models["LoRA"] = func(o Options) (*Model, gpustage.Stream) {
-		o.Tuning = Tuning{LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: 0.2, Targets: []string{AllLinear}}}
-		return models["bert"](o)
+	if !testing.Short() {
+		models["bert, heads of 64"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "bert", 2, 64, d, o) }
+		models["mpnet, 3 heads of 7"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "mpnet", 3, 7, d, o) }
+		for _, name := range []string{"nomic-bert", "roberta", "gemma2"} {
+			models[name] = func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
+		}
+	}
+	lora := func(frozen int, dropout float64, targets ...string) Tuning {
+		return Tuning{FreezeLayers: frozen, LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: dropout, Targets: targets}}
 	}
 	for name, load := range models {
-		m, s := load(Options{BF16: true})
-		m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1
-		rows, random := Rows{IDs: make([]int32, 37), Cu: []int32{0, 3, 4, 37}, Keys: []uint64{1, 2, 3}}, rand.New(rand.NewPCG(8, 8))
-		for i := range rows.IDs {
-			rows.IDs[i] = int32(random.IntN(m.Config.Vocab))
+		for what, o := range map[string]Options{
+			"all":                      {},
+			"checkpoints":              {CheckpointEvery: 1},
+			"checkpoints of 2":         {CheckpointEvery: 2},
+			"a frozen layer":           {Tuning: Tuning{FreezeEmbeddings: true, FreezeLayers: 1}},
+			"frozen embeddings":        {Tuning: Tuning{FreezeEmbeddings: true}},
+			"frozen, checkpoints":      {CheckpointEvery: 1, Tuning: Tuning{FreezeLayers: 1}},
+			"LoRA":                     {Tuning: lora(0, 0.2, AllLinear)},
+			"LoRA, checkpoints":        {CheckpointEvery: 1, Tuning: lora(0, 0.2, AllLinear)},
+			"LoRA above a frozen one":  {Tuning: lora(1, 0.2, AllLinear)},
+			"LoRA of the first inputs": {Tuning: lora(0, 0.2, "query")},
+			"LoRA of some":             {Tuning: lora(0, 0, "query", "attention.output.dense")},
+		} {
+			if strings.HasPrefix(what, "LoRA of") && name != "bert" && name != "bert, heads of 64" {
+				continue // names of BERT's
+			}
+			t.Run(name+"/"+what, func(t *testing.T) {
+				o.BF16 = true
+				m, s := load(o)
+				testLean(t, d, m, s)
+			})
 		}
-		r := make([]float64, 3*m.EmbeddingSize())
-		for i := range r {
-			r[i] = random.NormFloat64()
+	}
+}
+
+func testLean(t *testing.T, d *onhost.Device, m *Model, s gpustage.Stream) {
+	m.Config.HiddenDropout, m.Config.AttentionDropout = 0.1, 0.1
+	anyFactors(t, m, s)
+	lengths := []int{3, 1, min(33, m.Config.MaxPositions-4)}
+	rows, random := Rows{Cu: []int32{0}, Keys: []uint64{1, 2, 3}}, rand.New(rand.NewPCG(8, 8))
+	for _, n := range lengths {
+		for range n {
+			rows.IDs = append(rows.IDs, int32(random.IntN(m.Config.Vocab)))
 		}
-		grads, err := m.NewGradients()
+		rows.Cu = append(rows.Cu, int32(len(rows.IDs)))
+	}
+	r := make([]float64, 3*m.EmbeddingSize())
+	for i := range r {
+		r[i] = random.NormFloat64()
+	}
+	grads, err := m.NewGradients()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem := m.Memory(lengths)
+	var embeddings, gradients []byte
+	for i, way := range []struct {
+		name       string
+		pass       func(a *gpustage.Arena) *Pass
+		kept, peak int
+	}{
+		{"kept", func(a *gpustage.Arena) *Pass { return m.Forward(s, a, rows, true, true) }, mem.Kept, mem.Backward},
+		{"lean", func(a *gpustage.Arena) *Pass { return m.Lean(s, a, rows) }, mem.Lean, mem.LeanBackward},
+		{"replayed", func(a *gpustage.Arena) *Pass { return m.Replay(s, a, rows) }, -1, mem.Backward},
+		{"embedding", func(a *gpustage.Arena) *Pass { return m.Forward(s, a, rows, true, false) }, -1, mem.Forward},
+	} {
+		a, err := gpustage.NewArena(d, way.peak)
 		if err != nil {
 			t.Fatal(err)
 		}
-		mem := m.Memory([]int{3, 1, 33})
-		var want []byte
-		for i, way := range []struct {
-			pass       func(a *gpustage.Arena) *Pass
-			kept, peak int
-		}{
-			{func(a *gpustage.Arena) *Pass { return m.Forward(s, a, rows, true, true) }, mem.Kept, mem.Backward},
-			{func(a *gpustage.Arena) *Pass { return m.Lean(s, a, rows) }, mem.Lean, mem.LeanBackward},
-			{func(a *gpustage.Arena) *Pass { return m.Replay(s, a, rows) }, mem.Kept, mem.Backward},
-		} {
-			a, err := gpustage.NewArena(d, way.peak)
-			if err != nil {
-				t.Fatal(err)
-			}
-			before := a.Mark()
-			s.Fill(a.Keep(s, gpustage.F32, 1, way.peak/4), math.NaN())
-			a.Release(before)
-			s.Fill(grads, 0)
-			p := way.pass(a)
-			if i < 2 && a.Used() != way.kept {
-				t.Errorf("%s, way %d: %d bytes are kept, predicted %d", name, i, a.Used(), way.kept)
-			}
+		before := a.Mark()
+		s.Fill(a.Keep(s, gpustage.F32, 1, way.peak/4), math.NaN())
+		a.Release(before)
+		s.Fill(grads, 0)
+		p := way.pass(a)
+		if way.kept >= 0 && a.Used() != way.kept {
+			t.Errorf("a %s pass: %d bytes are kept, predicted %d", way.name, a.Used(), way.kept)
+		}
+		if got := gpustage.Bytes(floats(t, s, p.Embeddings())); i == 0 {
+			embeddings = got
+		} else if !bytes.Equal(got, embeddings) {
+			t.Errorf("the embeddings of a %s pass have other bits", way.name)
+		}
+		if way.name != "embedding" {
 			p.Backward(upload64(t, s, gpustage.F32, 3, m.EmbeddingSize(), r), grads)
-			got := gpustage.Bytes(floats(t, s, grads))
-			if i == 0 {
-				want = got
-			} else if !bytes.Equal(got, want) {
-				t.Errorf("%s: way %d gives other bits", name, i)
-			}
-			if err := a.Free(); err != nil {
-				t.Error(err)
+			if got := gpustage.Bytes(floats(t, s, grads)); i == 0 {
+				gradients = got
+			} else if !bytes.Equal(got, gradients) {
+				t.Errorf("the gradients of a %s pass have other bits", way.name)
 			}
 		}
-		c, left := m.Config, 0 // features of a layer and token that a lean pass leaves, 2 bytes each
-		if left = c.queries() + 2*c.keys() + c.FeedForward; c.Gated {
-			left += c.FeedForward
+		if err := a.Free(); err != nil {
+			t.Error(err)
 		}
-		if c.Norm == LayerNorm && !m.w.layers[0].ffn.sum.absent() && m.lora() == nil { // what products take of both norms
-			left += 2 * c.Hidden
-		}
-		if least := 2 * left * len(rows.IDs) * c.Layers; mem.Kept-mem.Lean < least {
-			t.Errorf("%s: a lean pass keeps %d bytes, another one %d: want at least %d less", name, mem.Lean, mem.Kept, least)
-		}
+	}
+	c, left := m.Config, 0 // features of a layer and token that a lean pass leaves, 2 bytes each
+	if left = c.queries() + 2*c.keys() + c.FeedForward; c.Gated {
+		left += c.FeedForward
+	}
+	if c.Norm == LayerNorm && !m.w.layers[0].ffn.sum.absent() && m.lora() == nil { // what products take of both norms
+		left += 2 * c.Hidden
+	}
+	if least := 2 * left * len(rows.IDs) * (c.Layers - m.Lowest()); m.Leans() && mem.Kept-mem.Lean < least {
+		t.Errorf("a lean pass keeps %d bytes, another one %d: want at least %d less", mem.Lean, mem.Kept, least)
 	}
 }
 
@@ -343,12 +387,11 @@ func TestPassesThatRound(t *testing.T) {
 		backward bool
 		rounded  int // and nothing else
 		summed   int // by a pass, rounded or not
-		f32      int // products that read what is of f32, but for parameters
-	}{{0.1, false, 0, 0, 0}, {0, false, 0, 0, 0}, {0.1, true, 1, 0, 1}, {0, true, 1, 0, 1}} {
+	}{{0.1, false, 0, 0}, {0, false, 0, 0}, {0.1, true, 1, 0}, {0, true, 1, 0}} {
 		ran := pass(c.dropout, c.backward)
-		if ran["to_bf16"] != c.rounded || ran["convert"] != 0 || ran["column_sums"] != c.summed || spy.f32 != c.f32 {
-			t.Errorf("dropout %v, backward %v: %d passes round, %d convert, %d sum, %d products read f32; want %d, 0, %d, %d", c.dropout, c.backward, ran["to_bf16"],
-				ran["convert"], ran["column_sums"], spy.f32, c.rounded, c.summed, c.f32)
+		if ran["to_bf16"] != c.rounded || ran["convert"] != 0 || ran["column_sums"] != c.summed || spy.f32 != 0 {
+			t.Errorf("dropout %v, backward %v: %d passes round, %d convert, %d sum, %d products read f32; want %d, 0, %d, 0", c.dropout, c.backward, ran["to_bf16"],
+				ran["convert"], ran["column_sums"], spy.f32, c.rounded, c.summed)
 		}
 	}
 }

@@ -286,7 +286,10 @@ type layerWeights struct {
 }
 
 // half is the norms of half a layer: y = sum(x + out(branch(in(x)))).
-type half struct{ in, out, sum norm }
+type half struct {
+	in, out, sum norm
+	alone        bool // the way back has its output, and not the sum that it is a norm of
+}
 
 // weights views a flat vector.
 func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
@@ -316,9 +319,9 @@ func (c Config) layer(l *Layout, flat gpustage.Tensor, i int) layerWeights {
 	n, v := families[c.Family].names, viewer{l, flat}
 	p := fmt.Sprintf(n.layer, i)
 	return layerWeights{
-		attn: half{v.norm(p + n.attnIn), v.norm(p + n.attnOut), v.norm(p + n.attnSum)},
+		attn: half{in: v.norm(p + n.attnIn), out: v.norm(p + n.attnOut), sum: v.norm(p + n.attnSum)},
 		qkv:  v.linear(p, n.qkv...), queryNorm: v.norm(p + n.queryNorm), keyNorm: v.norm(p + n.keyNorm), out: v.linear(p, n.out),
-		ffn: half{v.norm(p + n.ffnIn), v.norm(p + n.ffnOut), v.norm(p + n.ffnSum)},
+		ffn: half{in: v.norm(p + n.ffnIn), out: v.norm(p + n.ffnOut), sum: v.norm(p + n.ffnSum)},
 		up:  v.linear(p, n.up...), down: v.linear(p, n.down),
 	}
 }

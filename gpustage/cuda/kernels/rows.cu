@@ -126,9 +126,9 @@ DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
 }
 
 // epilogue_norm is what is around a product that ends in a layer norm: sum = residual + dropout(acc + bias), y = norm(sum), and operand what
-// layer_norm_with makes of sum in bf16. keys, bias, res and operand may be 0; acc and res may be sum. Where sum is of bf16, y is of what it was before, and acc may be y. In two
-// passes sum would be read once more: 10 us for 16,384 tokens and 768 columns, twice a layer and forward pass, 0.5 ms of the 30 of a BERT-base's
-// forward and backward passes (an estimate for an H200, with a cached batch's second forward pass).
+// layer_norm_with makes of sum in bf16. keys, bias, res and operand may be 0; acc and res may be sum. Where sum is of bf16, y is of what it was before,
+// and acc may be y. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns, twice a layer and forward pass, 0.5 ms of
+// the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached batch's second forward pass).
 //
 // Nothing is written before a lane has all that it keeps: the compiler moves no load above a store that may be to the same place. When one quad's
 // residual waited for the store of the one before, six times for 768 columns, 12,232 rows took 62 us, measured on an H200, where memory is busy for
