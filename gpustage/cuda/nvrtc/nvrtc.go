@@ -52,8 +52,7 @@ func Open(driver int) (*Compiler, error) {
 func open(file string) (*Compiler, error) {
 	// NVRTC opens its built-in functions by name when it compiles: where the loader does not look, they must be there already.
 	if dir := filepath.Dir(file); dir != "." {
-		builtins, _ := filepath.Glob(filepath.Join(dir, "libnvrtc-builtins.so*"))
-		for _, b := range builtins {
+		for _, b := range within(dir, "libnvrtc-builtins.so", "") {
 			_, _ = purego.Dlopen(b, purego.RTLD_NOW|purego.RTLD_GLOBAL) // if it fails, compiling says so
 		}
 	}
