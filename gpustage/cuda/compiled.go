@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 
 	"contraflow/gpustage/cuda/kernels"
 	"contraflow/gpustage/cuda/nvrtc"
@@ -44,9 +48,20 @@ func (d *Device) Compile() (said string, err error) {
 // CompileAhead compiles the kernels for GPUs of an architecture ("sm_90") that are not here, and returns the folder that has them. It is for drivers of the
 // CUDA version of the NVRTC that is found.
 func CompileAhead(arch string) (dir, said string, err error) {
+	if err := nameable(arch); err != nil {
+		return "", "", err
+	}
 	compiler, err := nvrtc.Open(0)
 	if err != nil {
 		return "", "", err
+	}
+	known, err := compiler.Architectures()
+	if err != nil {
+		return "", "", err
+	}
+	if !slices.Contains(known, arch) {
+		known = slices.DeleteFunc(known, func(a string) bool { return nameable(a) != nil })
+		return "", "", fmt.Errorf("architecture %s: NVRTC %d.%d compiles for %s", arch, compiler.Major, compiler.Minor, strings.Join(known, ", "))
 	}
 	var c nvrtc.Cache
 	setCompiled(&c, arch, true, 1000*compiler.Major)
@@ -58,4 +73,16 @@ func CompileAhead(arch string) (dir, said string, err error) {
 		return "", "", fmt.Errorf("kernels for %s: %w", arch, err)
 	}
 	return c.Dir, said, nil
+}
+
+var architecture = regexp.MustCompile(`^sm_([1-9]\d?)\d$`)
+
+// nameable refuses what no GPU that New opens is called: code for it would be looked for by none.
+func nameable(arch string) error {
+	if m := architecture.FindStringSubmatch(arch); m != nil {
+		if major, _ := strconv.Atoi(m[1]); major >= oldest {
+			return nil
+		}
+	}
+	return fmt.Errorf("architecture %q: want one in the form of sm_90, from sm_%d0 on", arch, oldest)
 }

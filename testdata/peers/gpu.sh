@@ -24,9 +24,10 @@ sanitizer|240|compute-sanitizer, memcheck and racecheck'
 #
 # A machine with a GPU may have neither Go nor a network: gpu.sh --build makes programs.tar.gz elsewhere, and the repository with it is all
 # that has to be carried over. The file has kernels compiled for Hopper (sm_90) by NVRTC 13.0, which a machine with PyTorch for CUDA 13.0 has as well.
-# Where the GPU or NVRTC is another one, they are compiled before the first part, in 10 to 20 s, and stay in DIR; the line that begins with "kernels"
-# says which it was. Python (CONTRAFLOW_PYTHON, or python3) needs PyTorch, sentence-transformers and pyarrow for what is measured; NVRTC
-# and cuBLASLt are taken from CONTRAFLOW_NVRTC and CONTRAFLOW_CUBLASLT, and NCCL from CONTRAFLOW_NCCL, or from beside Python's PyTorch.
+# Where the GPU or NVRTC is another one, they are compiled before the first part, in 10 to 20 s, and stay in DIR (in the user's cache, if the
+# file is not of --build and so has none); the line that begins with "kernels" says which it was. Python (CONTRAFLOW_PYTHON, or python3) needs
+# PyTorch, sentence-transformers and pyarrow for what is measured; NVRTC and cuBLASLt are taken from CONTRAFLOW_NVRTC and CONTRAFLOW_CUBLASLT, and
+# NCCL from CONTRAFLOW_NCCL, or from beside Python's PyTorch.
 #
 # A machine may also end a call after some time, and keep nothing of it but a few files: --results puts DIR/results into an archive, when a
 # line begins and ends and every 20 s. --limit (with --results 540 s, else none) is the call's: parts that may take longer than what is left
@@ -86,10 +87,10 @@ make_programs() {
 		rm -r "$work/quickstart"
 		{ git describe --always --dirty || echo "of no commit"; } >"$work/commit"
 		if [ -n "$build" ]; then # the compiler of that machine, not of this one's headers
-			CONTRAFLOW_NVRTC=$kit/nvrtc-$nvrtc/nvidia/cu13/lib/libnvrtc.so.13
+			export CONTRAFLOW_NVRTC=$kit/nvrtc-$nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 			[ -e "$CONTRAFLOW_NVRTC" ] || "$kit/venv/bin/pip" install --quiet --no-deps --target "$kit/nvrtc-$nvrtc" "nvidia-cuda-nvrtc==$nvrtc"
-		fi
-		if [ -n "$build$processor" ]; then # else this machine compiles for itself
+			CONTRAFLOW_KERNELS=$work/kernels go run "${small[@]}" -tags cuda ./gpustage/cuda/ahead sm_90 >/dev/null # and nothing of this machine's cache
+		elif [ -n "$processor" ]; then # what has been compiled will do; else this machine compiles for itself
 			kernels=$(go run "${small[@]}" -tags cuda ./gpustage/cuda/ahead sm_90)
 			mkdir "$work/kernels"
 			cp -r "$kernels" "$work/kernels"

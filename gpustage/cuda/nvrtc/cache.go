@@ -24,7 +24,7 @@ type Source struct{ Text, Arch string }
 // that takes longest (flash.cu, some 10 s), not for one after the other (30 s). Its methods may be called concurrently.
 //
 // A file's name says which NVRTC made it, and it ends with a seal. So a folder may come from elsewhere (command ahead): code is used if it is
-// whole, of this very text, and of the NVRTC that would make it here; what is not is compiled as if it were not there. Where there is no NVRTC, that
+// whole, of this very text, and of an NVRTC of the version (13.0) that is here; what is not is compiled as if it were not there. Where there is no NVRTC, that
 // of any version does.
 type Cache struct {
 	Dir     string            // may be empty, or may not be written: then each process compiles
@@ -106,7 +106,8 @@ func (c *Cache) kept(name string) []byte {
 	if c.compiler != nil {
 		files = []string{c.file(name, c.compiler.version())}
 	} else {
-		files, _ = filepath.Glob(c.file(name, "*"))
+		before, after, _ := strings.Cut(filepath.Base(c.file(name, "*")), "*")
+		files = within(c.Dir, before, after)
 	}
 	for _, f := range files {
 		all, err := os.ReadFile(f)
@@ -115,6 +116,17 @@ func (c *Cache) kept(name string) []byte {
 		}
 	}
 	return nil
+}
+
+// within are the files of a folder whose names begin and end so. The folder's own name may have any letters, which filepath.Glob would read as a pattern.
+func within(dir, before, after string) (files []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if n := e.Name(); len(n) >= len(before)+len(after) && strings.HasPrefix(n, before) && strings.HasSuffix(n, after) {
+			files = append(files, filepath.Join(dir, n))
+		}
+	}
+	return files
 }
 
 func (c *Cache) file(name, version string) string {

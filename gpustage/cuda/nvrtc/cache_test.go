@@ -162,6 +162,26 @@ func TestCarried(t *testing.T) {
 	}
 }
 
+// A folder's name is no pattern, and beside a file there may be what only resembles it.
+func TestFolderNames(t *testing.T) {
+	t.Setenv("CONTRAFLOW_NVRTC", "/nowhere/libnvrtc.so.12")
+	for _, name := range []string{"plain", "a[b", "a[b]", "a*", "a?"} {
+		from := &Cache{Dir: filepath.Join(t.TempDir(), name), Sources: map[string]Source{"a.cu": {"text", "sm_90"}}}
+		to := &Cache{Dir: from.Dir, Sources: from.Sources}
+		if err := from.Keep("a.cu", "13.0", []byte("made elsewhere")); err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range []string{from.file("a.cu", "12.9"), from.file("a.cu", "13.0") + ".123"} {
+			if err := os.WriteFile(other, []byte("cut off"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if code, err := to.Code("a.cu"); err != nil || string(code) != "made elsewhere" {
+			t.Errorf("folder %s: %q, error %v", name, code, err)
+		}
+	}
+}
+
 // Code of one CUDA, or of other options, is not that of another.
 func TestVariant(t *testing.T) {
 	a := Variant(12090)

@@ -28,6 +28,7 @@ type Compiler struct {
 var names = []string{
 	"nvrtcVersion", "nvrtcCreateProgram", "nvrtcDestroyProgram", "nvrtcCompileProgram", "nvrtcGetProgramLogSize", "nvrtcGetProgramLog",
 	"nvrtcGetCUBINSize", "nvrtcGetCUBIN", "nvrtcGetErrorString",
+	"nvrtcGetNumSupportedArchs", "nvrtcGetSupportedArchs",
 }
 
 // Open loads the library that CONTRAFLOW_NVRTC names, or the newest one that the system's loader finds and the driver can do with.
@@ -52,8 +53,7 @@ func Open(driver int) (*Compiler, error) {
 func open(file string) (*Compiler, error) {
 	// NVRTC opens its built-in functions by name when it compiles: where the loader does not look, they must be there already.
 	if dir := filepath.Dir(file); dir != "." {
-		builtins, _ := filepath.Glob(filepath.Join(dir, "libnvrtc-builtins.so*"))
-		for _, b := range builtins {
+		for _, b := range within(dir, "libnvrtc-builtins.so", "") {
 			_, _ = purego.Dlopen(b, purego.RTLD_NOW|purego.RTLD_GLOBAL) // if it fails, compiling says so
 		}
 	}
@@ -76,6 +76,22 @@ func open(file string) (*Compiler, error) {
 }
 
 func (c *Compiler) version() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
+// Architectures are those that Compile makes code for, "sm_90".
+func (c *Compiler) Architectures() (all []string, err error) {
+	n := new(int32)
+	if err := c.call("nvrtcGetNumSupportedArchs", uintptr(unsafe.Pointer(n))); err != nil {
+		return nil, err
+	}
+	numbers := make([]int32, max(*n, 1))
+	if err := c.call("nvrtcGetSupportedArchs", uintptr(unsafe.Pointer(&numbers[0]))); err != nil {
+		return nil, err
+	}
+	for _, a := range numbers[:*n] {
+		all = append(all, fmt.Sprintf("sm_%d", a))
+	}
+	return all, nil
+}
 
 // call calls a function. Pointers converted to uintptr in its arguments stay valid until it returns.
 //

@@ -151,6 +151,16 @@ func TestMistake(t *testing.T) {
 	}
 }
 
+// The compiler tells what it compiles for: what the kernels are tested on is among it.
+func TestArchitectures(t *testing.T) {
+	all, err := compiler(t).Architectures()
+	for _, a := range architectures {
+		if !slices.Contains(all, a) || slices.Contains(all, "sm_999") {
+			t.Errorf("%s, error %v; want %s among them", all, err, a)
+		}
+	}
+}
+
 func TestMissing(t *testing.T) {
 	t.Setenv("CONTRAFLOW_NVRTC", "/nowhere/libnvrtc.so.12")
 	_, err := Open(0)
