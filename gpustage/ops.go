@@ -177,14 +177,16 @@ func (o MatMul) Linear() bool {
 
 // Norm is a layer norm behind a product: Y = LayerNorm(c), with the bits of that op.
 //
-// Operand is what products take of Y. It is of c rounded to bf16, with the mean and the deviation of c as it was, so that who keeps c in bf16 needs no
-// Operand besides: LayerNormWith makes it again, with the same bits. What it is off by is then two roundings, c's relative to c and its own.
+// Operand is what products take of Y: Y rounded. OfRounded makes it of c rounded to bf16, with the mean and the deviation of c as it was, so that who
+// keeps c in bf16 needs no Operand besides: LayerNormWith makes it again, with the same bits. What it is off by is then two roundings, c's
+// relative to c and its own.
 type Norm struct {
 	Y           Tensor // [M, N], which may be c; absent without a norm
 	Mean, Rstd  Tensor // [1, M]
 	Gamma, Beta Tensor // [1, N]; Beta may be absent
 	Eps         float64
 	Operand     Tensor // [M, N], BF16, on a device that TakesBF16; may be absent
+	OfRounded   bool
 }
 
 // Of is the definition, and what devices do that can't do it with the product's last pass.
@@ -192,12 +194,16 @@ func (n Norm) Of(s Ops, c Tensor) {
 	if n.Y.IsZero() {
 		return
 	}
-	if !n.Operand.IsZero() {
+	there := !n.Operand.IsZero()
+	if there && n.OfRounded {
 		s.Copy(n.Operand, c) // Y may be c
 	}
 	s.LayerNorm(n.Y, n.Mean, n.Rstd, c, n.Gamma, n.Beta, n.Eps)
-	if !n.Operand.IsZero() {
+	switch {
+	case there && n.OfRounded:
 		s.LayerNormWith(n.Operand, n.Operand, n.Mean, n.Rstd, n.Gamma, n.Beta)
+	case there:
+		s.Copy(n.Operand, n.Y)
 	}
 }
 

@@ -377,7 +377,7 @@ func (l *largeTest) productNorm(rows, cols int) {
 	for i := range 2 {
 		y[i], mean[i], rstd[i] = l.make(gpustage.F32, rows, cols, none, 9+i), l.make(gpustage.F32, 1, rows, none, 11+i), l.make(gpustage.F32, 1, rows, none, 13+i)
 	}
-	norm := gpustage.Norm{Y: y[0], Mean: mean[0], Rstd: rstd[0], Gamma: gamma, Beta: beta, Eps: eps, Operand: operand}
+	norm := gpustage.Norm{Y: y[0], Mean: mean[0], Rstd: rstd[0], Gamma: gamma, Beta: beta, Eps: eps, Operand: operand, OfRounded: true}
 	l.s.MatMul(sum, a, b, gpustage.MatMul{BF16: true, Bias: bias, Residual: x, Norm: norm})
 	l.s.LayerNorm(y[1], mean[1], rstd[1], sum, gamma, beta, eps)
 	l.same("the norm", y[0], y[1])

@@ -167,7 +167,7 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				product(overResidual, gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(overResidual)})
 				product(overGrad, gpustage.MatMul{GradOf: x(overGrad), Act: gpustage.GELU})
 				norm := func(i int) gpustage.Norm { // of one column, or of few, the variance is small: not with this eps
-					return gpustage.Norm{Y: x(norms[i]), Mean: x(means[i]), Rstd: x(rstds[i]), Gamma: x(gamma), Beta: x(beta), Eps: 0.5, Operand: f.in(s, copies[i])}
+					return gpustage.Norm{Y: x(norms[i]), Mean: x(means[i]), Rstd: x(rstds[i]), Gamma: x(gamma), Beta: x(beta), Eps: 0.5, Operand: f.in(s, copies[i]), OfRounded: i != 1}
 				}
 				product(sums[0], gpustage.MatMul{Bias: x(bias), Dropout: d, Residual: x(residual), Norm: norm(0)})
 				product(sums[1], gpustage.MatMul{Residual: x(residual), Norm: norm(1)})
@@ -185,7 +185,7 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				for i, p := range []gpustage.Dropout{d, {}} { // in place
 					n := gpustage.Norm{Y: x(inPlace[i]), Mean: x(mean), Rstd: x(rstd), Gamma: x(gamma), Beta: x(beta), Eps: 0.5}
 					if i == 0 {
-						n.Operand = f.in(s, copyInPlace)
+						n.Operand, n.OfRounded = f.in(s, copyInPlace), true
 					}
 					product(inPlace[i], gpustage.MatMul{Bias: x(bias), Dropout: p, Residual: x(residual), Norm: n})
 				}
@@ -208,11 +208,14 @@ func testEpilogue(t *testing.T, dev gpustage.Device) {
 				f.check(means[i], 2*productTolerance(k))
 				f.check(rstds[i], 4*productTolerance(k))
 				f.check(norms[i], 16*productTolerance(k))
-				of := beta.dev
-				if i == 2 {
-					of = gpustage.Tensor{}
+				switch i {
+				case 0:
+					f.checkOperand(copies[i], sums[i], means[i], rstds[i], gamma.dev, beta.dev)
+				case 1:
+					f.checkCopy(copies[i], norms[i])
+				case 2:
+					f.checkOperand(copies[i], sums[i], means[i], rstds[i], gamma.dev, gpustage.Tensor{})
 				}
-				f.checkOperand(copies[i], sums[i], means[i], rstds[i], gamma.dev, of)
 			}
 			for _, o := range inPlace {
 				f.check(o, 16*productTolerance(k))

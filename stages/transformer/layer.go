@@ -109,14 +109,10 @@ func (p *Pass) leaveNormed(keep bool, h half, a *halfActs, l linear, y, x, branc
 		total = p.keep(x.Rows, x.Cols)
 	}
 	a.total, a.sum = total, p.keepStats(h.sum, total)
-	norm := gpustage.Norm{Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps}
-	if !factors {
-		norm.Operand = operand
-	}
-	p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x, Norm: norm})
-	if (factors || h.alone) && !operand.IsZero() {
-		p.s.Copy(operand, y)
-	}
+	p.forward(l, total, branch, gpustage.MatMul{Dropout: drop, Residual: x, Norm: gpustage.Norm{
+		Y: y, Mean: a.sum.mean, Rstd: a.sum.rstd, Gamma: h.sum.gamma, Beta: h.sum.beta, Eps: p.m.Config.NormEps, Operand: operand,
+		OfRounded: !factors && !h.alone,
+	}})
 	p.takes(y, operand)
 }
 

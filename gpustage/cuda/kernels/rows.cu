@@ -113,20 +113,28 @@ KERNEL layer_norm_with(void *y, int sy, const void *x, int sx, const float *mean
 	}
 }
 
-// operand_quad is what of a sum's quad p its norm's operand has, if there is one: layer_norm_with's y of p in bf16.
-template <class Normalize> DEVICE void operand_quad(u16 *operand, size_t at, const Quad &p, int n, int vec, Normalize normalize) {
-	if (!operand) return;
-	Quad q = unpack(pack_bf16(p.v[0], p.v[1]), pack_bf16(p.v[2], p.v[3]));
-	normalize(q);
-	store_bf16(operand + at, q, n, vec);
+// How epilogue_norm says what of its tensors is of bf16, and what operand is of.
+enum { HALF_SUM = 1, OF_ROUNDED = 2 };
+
+// finish_quad makes a quad of y and of operand, if there is one, of the sum's.
+template <class Normalize>
+DEVICE void finish_quad(float *y, size_t at, u16 *operand, size_t there, Quad p, int n, int vec, int half, Normalize normalize) {
+	if (operand && half & OF_ROUNDED) { // before p is normalized: no register has both
+		Quad q = unpack(pack_bf16(p.v[0], p.v[1]), pack_bf16(p.v[2], p.v[3]));
+		normalize(q);
+		store_bf16(operand + there, q, n, vec);
+	}
+	normalize(p);
+	store_quad(y + at, p, n, vec);
+	if (operand && !(half & OF_ROUNDED)) store_bf16(operand + there, p, n, vec);
 }
 
 DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
 	if (from) add(p, load_quad(from + col, n, vec));
 }
 
-// epilogue_norm is what is around a product that ends in a layer norm: sum = residual + dropout(acc + bias), y = norm(sum), and operand what
-// layer_norm_with makes of sum in bf16. keys, bias, res and operand may be 0; acc and res may be sum. Where sum is of bf16, y is of what it was before,
+// epilogue_norm is what is around a product that ends in a layer norm: sum = residual + dropout(acc + bias), y = norm(sum), and operand y in
+// bf16, or with OF_ROUNDED what layer_norm_with makes of sum in bf16. keys, bias, res and operand may be 0; acc and res may be sum. Where sum is of bf16, y is of what it was before,
 // and acc may be y. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns, twice a layer and forward pass, 0.5 ms of
 // the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached batch's second forward pass).
 //
@@ -139,7 +147,7 @@ KERNEL __launch_bounds__(128, 5) epilogue_norm(float *y, int sy, u16 *operand, i
                                                const u64 *__restrict__ keys, const int *__restrict__ rowOf, const int *__restrict__ pos, u32 site,
                                                u32 threshold, float keep, int half, int vec, int rows, int cols) {
 	ROW_OF_WARP;
-	float *again = half ? y + (size_t)row * sy : (float *)sum + (size_t)row * ssum; // what is read again in f32
+	float *again = half & HALF_SUM ? y + (size_t)row * sy : (float *)sum + (size_t)row * ssum; // what is read again in f32
 	float total = 0.f;
 	Quad kept[KEPT];
 	EACH_KEPT(cols) kept[q] = load_quad(AT(acc, sacc), n, vec); // all are under way at once
@@ -154,19 +162,16 @@ KERNEL __launch_bounds__(128, 5) epilogue_norm(float *y, int sy, u16 *operand, i
 		return p;
 	};
 	with_other(kept, cols, residual, make);
-	EACH_KEPT(cols) store_half(sum, PLACE(ssum), kept[q], n, vec, half);
+	EACH_KEPT(cols) store_half(sum, PLACE(ssum), kept[q], n, vec, half & HALF_SUM);
 	EACH_OTHER(cols) {
 		Quad p = make(load_quad(AT(acc, sacc), n, vec), residual(col, n), col, n);
-		store_half(sum, PLACE(ssum), p, n, vec, half);
-		if (half) store_quad(again + col, p, n, vec);
+		store_half(sum, PLACE(ssum), p, n, vec, half & HALF_SUM);
+		if (half & HALF_SUM) store_quad(again + col, p, n, vec);
 	}
 	float m = warp_sum(total) / cols, r = deviation_of(kept, again, m, eps, vec, cols);
 	if (lane_id() == 0) mean[row] = m, rstd[row] = r;
 	auto finish = [&](Quad p, int col, int n) {
-		auto normalize = [&](Quad &p) { normalized(p, m, r, gamma, beta, col, n, vec); };
-		operand_quad(operand, PLACE(so), p, n, vec, normalize);
-		normalize(p);
-		store_quad(AT(y, sy), p, n, vec);
+		finish_quad(y, PLACE(sy), operand, PLACE(so), p, n, vec, half, [&](Quad &p) { normalized(p, m, r, gamma, beta, col, n, vec); });
 	};
 	EACH_KEPT(cols) finish(kept[q], col, n);
 	EACH_OTHER(cols) finish(load_quad(again + col, n, vec), col, n);
@@ -263,12 +268,9 @@ KERNEL __launch_bounds__(1024) epilogue_norm_wide(float *y, int sy, u16 *operand
 			add(p[i], load_quad(coming + (N + i) * quads + own, 4, true));
 		}
 	};
-	auto came = [&](int row, const Quad &p) { store_half(sum, PLACE(ssum), p, 4, true, half); };
+	auto came = [&](int row, const Quad &p) { store_half(sum, PLACE(ssum), p, 4, true, half & HALF_SUM); };
 	auto finish = [&](int row, int, Quad &p, float m, float r) {
-		auto normalize = [&](Quad &p) { normalized(p, m, r, g, beta, shift); };
-		operand_quad(operand, PLACE(so), p, 4, true, normalize);
-		normalize(p);
-		store_quad(AT(y, sy), p, 4, true);
+		finish_quad(y, PLACE(sy), operand, PLACE(so), p, 4, true, half, [&](Quad &p) { normalized(p, m, r, g, beta, shift); });
 	};
 	norm_rows(lo, hi, n, cols, eps, mean, rstd, coming + 2 * N * quads, begin, take, came, next, finish);
 }

@@ -25,7 +25,7 @@ func (s *Stream) LayerNormWith(y, x, mean, rstd, gamma, beta tensor) {
 func (s *Stream) epilogueNorm(c, acc, bias tensor, o gpustage.MatMul) {
 	n := o.Norm
 	args := []any{n.Y, n.Operand, flat(n.Mean), flat(n.Rstd), c, acc, flat(bias), o.Residual, flat(n.Gamma), flat(n.Beta), float32(n.Eps)}
-	args = append(append(args, drops(o.Dropout)...), halves(c))
+	args = append(append(args, drops(o.Dropout)...), halves(c)|2*int(flag(n.OfRounded)))
 	s.normRows("epilogue_norm", s.wide(n.Y, n.Operand, c, acc, bias, o.Residual, n.Gamma, n.Beta), c.Rows, c.Cols, args...)
 }
 
