@@ -149,7 +149,7 @@ type MatMul struct {
 	Add            bool     // accumulate into c
 	BF16           bool     // round a and b to bf16 first; accumulate in f32
 	TF32           bool     // f32 may be rounded to TF32 first, on devices whose Info has it; others compute in f32. BF16 goes before it
-	Pairs          bool     // f32 may be taken as the sum of two numbers of bf16: see below. BF16 goes before it
+	Pairs          bool     // f32 may be taken as the sum of two numbers of bf16, as said above. BF16 goes before it
 	Forms          *Forms   // b is all of one parameter, and these are its forms; may be nil
 	Rounded        *Rounded // room for a in bf16, where several products take it; may be nil
 	BiasForms      *Forms   // likewise of Bias; may be nil

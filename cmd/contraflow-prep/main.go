@@ -183,10 +183,7 @@ func progress() func(stage string, done, total int) {
 }
 
 func report(s *prep.Stats, dir string, took time.Duration) {
-	var read, train, dev int64
-	for _, in := range s.Inputs {
-		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
-	}
+	read, train, dev := s.Rows()
 	fmt.Fprintf(os.Stderr, "%d rows in %.1f s (%.0f rows/s): %d for training, %d for development\n", read, took.Seconds(), float64(read)/took.Seconds(), train, dev)
 	for _, in := range s.Inputs {
 		if in.Train+in.Dev == 0 {

@@ -75,6 +75,21 @@ type PartError struct {
 func (e *PartError) Error() string { return fmt.Sprintf("dataset %d: %v", e.Part, e.Err) }
 func (e *PartError) Unwrap() error { return e.Err }
 
+// A WeightError says with which of a mixer's parts its weights are none to divide batches by.
+type WeightError struct {
+	Part    int // from 0, as NewMixer has them
+	Weights []float64
+	Parts   int
+}
+
+func (e *WeightError) Error() string {
+	want := "want a positive number for each"
+	if w := e.Weights[e.Part]; len(e.Weights) == e.Parts && w > 0 && !math.IsInf(w, 0) {
+		want = "want a sum that is finite"
+	}
+	return fmt.Sprintf("the weights of %d datasets are %v: %s (number %d)", e.Parts, e.Weights, want, e.Part)
+}
+
 // NewMixer starts at the first batch of the first epoch. The configuration's own Lengths and Skip are not used: each part has its. Of several parts,
 // errors that are one's are a PartError.
 func NewMixer(parts []Part, cfg SamplerConfig, mix Mixing) (*Mixer, error) {
@@ -98,10 +113,10 @@ func NewMixer(parts []Part, cfg SamplerConfig, mix Mixing) (*Mixer, error) {
 		m.parts = append(m.parts, s)
 	}
 	if m.continues() {
-		w := m.weights()
+		w, sum := m.weights(), 0.0
 		for i, x := range w {
-			if len(w) != len(m.parts) || !(x > 0) || math.IsInf(x, 0) {
-				return nil, fmt.Errorf("the weights of %d datasets are %v: want a positive number for each (number %d)", len(m.parts), w, i)
+			if sum += x; len(w) != len(m.parts) || !(x > 0) || math.IsInf(sum, 0) {
+				return nil, &WeightError{i, w, len(m.parts)}
 			}
 		}
 	}

@@ -211,9 +211,10 @@ func TestMixerRefuses(t *testing.T) {
 	cfg := SamplerConfig{GlobalSize: 16, Epochs: 1, Shuffle: true}
 	two := []Part{{Layout: fixed(437)}, {Layout: fixed(121)}}
 	for want, mix := range map[string]Mixing{
-		"want a positive number for each": {Kind: Weighted, Weights: []float64{1}},
-		"the weights of 2 datasets":       {Kind: Weighted, Weights: []float64{1, 0}},
-		"are [+Inf +Inf]":                 {Kind: Tempered},
+		"want a positive number for each":      {Kind: Weighted, Weights: []float64{1}},
+		"the weights of 2 datasets":            {Kind: Weighted, Weights: []float64{1, 0}},
+		"are [+Inf +Inf]":                      {Kind: Tempered},
+		"want a sum that is finite (number 1)": {Kind: Weighted, Weights: []float64{1e308, 1e308}},
 	} {
 		if _, err := NewMixer(two, cfg, mix); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", mix, err, want)

@@ -81,14 +81,15 @@ func (x *Inputs) Close() error {
 	return errors.Join(errs...)
 }
 
-// Notes are what a user should know of the inputs ([dataset.Dataset.Notes]).
-func (x *Inputs) Notes() (notes []string) {
+// Tell tells what a user should know of the inputs ([dataset.Dataset.Notes]). note may be nil.
+func (x *Inputs) Tell(note func(message string)) {
 	for i, d := range x.sets {
 		for _, n := range d.Notes() {
-			notes = append(notes, fmt.Sprintf("input %q: %s", x.Rules.Config.Input[i].Name, n))
+			if note != nil {
+				note(fmt.Sprintf("input %q: %s", x.Rules.Config.Input[i].Name, n))
+			}
 		}
 	}
-	return notes
 }
 
 // Rows is the number of rows of all inputs.

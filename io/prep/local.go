@@ -45,11 +45,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 		return nil, err
 	}
 	defer x.Close()
-	if o.Note != nil {
-		for _, n := range x.Notes() {
-			o.Note(n)
-		}
-	}
+	x.Tell(o.Note)
 	claim, err := Begin(&rules.Config, o.Overwrite)
 	if err != nil {
 		return nil, err

@@ -125,7 +125,7 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	}
 	names := []string{cardFile, readme}
 	if split := r.Config.Split; split.BEIR {
-		_, train, dev := s.rows()
+		_, train, dev := s.Rows()
 		if dev == 0 {
 			return errors.Join(fmt.Errorf("split.beir: none of the queries of %d rows is in the development part, which split.dev: %v is the share of: a larger one helps, or another seed", train, split.Dev), x.clean())
 		}
@@ -212,7 +212,7 @@ func newCard(r *Rules, s *Stats) *Card {
 	if r.Tokenizer != nil {
 		c.Tokenizer, unit = r.Tokenizer.Hash(), "tokens"
 	}
-	c.Rows, c.Train, c.Dev = s.rows()
+	c.Rows, c.Train, c.Dev = s.Rows()
 	for name, h := range s.Lengths {
 		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max}
 	}

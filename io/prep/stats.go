@@ -95,8 +95,8 @@ func (s *Stats) Merge(o *Stats, most int) {
 	slices.SortFunc(s.Files, func(a, b FileStats) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// rows are those of all inputs.
-func (s *Stats) rows() (read, train, dev int64) {
+// Rows are those of all inputs: read, and written to either part.
+func (s *Stats) Rows() (read, train, dev int64) {
 	for _, in := range s.Inputs {
 		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
 	}
@@ -105,7 +105,7 @@ func (s *Stats) rows() (read, train, dev int64) {
 
 // nothingLeft is the error of a run that has dropped every row; nil if it has not.
 func (s *Stats) nothingLeft() error {
-	read, train, dev := s.rows()
+	read, train, dev := s.Rows()
 	if train+dev > 0 {
 		return nil
 	}

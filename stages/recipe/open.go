@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -373,11 +372,11 @@ func (x *Run) openData(ctx context.Context) error {
 		}
 		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
 	}
-	err := x.checkTemperature()
-	if err != nil {
-		return err
-	}
+	var err error
 	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())
+	if m, of := r.mixing(), (*dataset.WeightError)(nil); m.Kind == dataset.Tempered && errors.As(err, &of) {
+		return fmt.Errorf("data.mixing.temperature: is %v, which is too small: data.train[%d] has %d rows, and rows^(1/temperature) is its weight", m.Temperature, of.Part, x.data[of.Part].Rows())
+	}
 	if len(parts) == 1 && (errors.Is(err, dataset.ErrNoFiles) || errors.Is(err, dataset.ErrBadRow)) {
 		err = &dataset.PartError{Err: err} // of the only one it is the error itself
 	}
@@ -393,20 +392,6 @@ func (x *Run) openData(ctx context.Context) error {
 
 // skipRows is the way out where a row can't be used.
 const skipRows = "data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them"
-
-// checkTemperature finds a temperature by which the weights of datasets are no numbers any more.
-func (x *Run) checkTemperature() error {
-	m, sum := x.Recipe.mixing(), 0.0
-	if m.Kind != dataset.Tempered {
-		return nil
-	}
-	for i, d := range x.data {
-		if sum += math.Pow(float64(d.Rows()), 1/m.Temperature); math.IsInf(sum, 0) {
-			return fmt.Errorf("data.mixing.temperature: is %v, which is too small: data.train[%d] has %d rows, and rows^(1/temperature) is its weight", m.Temperature, i, d.Rows())
-		}
-	}
-	return nil
-}
 
 // byKey is a mixer's error, of one of several datasets, by the key of that.
 func byKey(err error) error {

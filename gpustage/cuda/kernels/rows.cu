@@ -70,6 +70,7 @@ DEVICE void copy_quad(u16 *operand, size_t at, const Quad &p, int n, int vec) {
 	if (operand) store_bf16(operand + at, p, n, vec);
 }
 
+// layer_norm is y = norm(x).
 KERNEL layer_norm(void *y, int sy, float *mean, float *rstd, const float *x, int sx, const float *__restrict__ gamma, const float *__restrict__ beta,
                   float eps, int half, int vec, int rows, int cols) {
 	ROW_OF_WARP;
@@ -126,7 +127,7 @@ DEVICE void finish_quad(float *y, size_t at, u16 *operand, size_t there, Quad p,
 	}
 	normalize(p);
 	store_quad(y + at, p, n, vec);
-	if (operand && !(half & OF_ROUNDED)) store_bf16(operand + there, p, n, vec);
+	if (!(half & OF_ROUNDED)) copy_quad(operand, there, p, n, vec);
 }
 
 DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
@@ -134,9 +135,10 @@ DEVICE void add_row(Quad &p, const float *from, int col, int n, int vec) {
 }
 
 // epilogue_norm is what is around a product that ends in a layer norm: sum = residual + dropout(acc + bias), y = norm(sum), and operand y in
-// bf16, or with OF_ROUNDED what layer_norm_with makes of sum in bf16. keys, bias, res and operand may be 0; acc and res may be sum. Where sum is of bf16, y is of what it was before,
-// and acc may be y. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns, twice a layer and forward pass, 0.5 ms of
-// the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached batch's second forward pass).
+// bf16, or with OF_ROUNDED what layer_norm_with makes of sum in bf16. keys, bias, res and operand may be 0; acc and res may be sum. Where sum is of
+// bf16, y is of what it was before, and acc may be y. In two passes sum would be read once more: 10 us for 16,384 tokens and 768 columns, twice a
+// layer and forward pass, 0.5 ms of the 30 of a BERT-base's forward and backward passes (an estimate for an H200, with a cached batch's second
+// forward pass).
 //
 // Nothing is written before a lane has all that it keeps: the compiler moves no load above a store that may be to the same place. When one quad's
 // residual waited for the store of the one before, six times for 768 columns, 12,232 rows took 62 us, measured on an H200, where memory is busy for

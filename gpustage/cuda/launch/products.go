@@ -19,8 +19,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.Refuse(err) || !s.f32("matmul", as32(a)) {
 		return
 	}
-	if o.Pairs && !o.BF16 && !s.Separate && m > 0 && n > 0 && k > 0 && o.Linear() && o.Bias.IsZero() && o.Residual.IsZero() && o.Norm.Y.IsZero() &&
-		o.ColumnSum.IsZero() && o.ResultSum.IsZero() {
+	if o.Pairs && !o.BF16 && !s.Separate && m > 0 && n > 0 && k > 0 && bare(o) && o.ColumnSum.IsZero() && o.ResultSum.IsZero() {
 		s.ofPairs(c, a, b, o)
 		return
 	}
@@ -250,8 +249,12 @@ func (s *Stream) fused(p Product, c tensor, o gpustage.MatMul) (Product, bool) {
 
 // canSumBeside tells whether the library could sum a's columns while it multiplies: a is in bf16 as it is, and nothing else is asked for.
 func (s *Stream) canSumBeside(a, c tensor, o gpustage.MatMul) bool {
-	return !s.Separate && !o.ColumnSum.IsZero() && o.TransA && half(a) && !half(c) && (o.Alpha == 0 || o.Alpha == 1) &&
-		o.Linear() && o.Bias.IsZero() && o.Residual.IsZero() && o.Norm.Y.IsZero()
+	return !s.Separate && !o.ColumnSum.IsZero() && o.TransA && half(a) && !half(c) && (o.Alpha == 0 || o.Alpha == 1) && bare(o)
+}
+
+// bare tells whether c is the product, or has it added, and nothing follows but sums.
+func bare(o gpustage.MatMul) bool {
+	return o.Linear() && o.Bias.IsZero() && o.Residual.IsZero() && o.Norm.Y.IsZero()
 }
 
 // productAndSums is a product, and the sums of a's columns added to sum: a weight's gradient and its bias's. The library may make them of what it

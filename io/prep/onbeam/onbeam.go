@@ -101,11 +101,7 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	if err != nil {
 		return nil, err
 	}
-	if o.Note != nil {
-		for _, n := range x.Notes() {
-			o.Note(n)
-		}
-	}
+	x.Tell(o.Note)
 	first := x.ShardStarts()
 	if err := x.Close(); err != nil {
 		return nil, err
