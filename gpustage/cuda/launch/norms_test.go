@@ -15,10 +15,7 @@ import (
 // A norm's way back in one kernel, with what follows it, is that in several, but for rounding. Which it is, its columns say, and where they lie.
 func TestNormBackward(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	const eps = 1.0 / (1 << 23)
 	r := rand.New(rand.NewPCG(5, 5))
 	made := func(rows, cols, gap int) gpustage.Tensor { return random(t, d, r, rows, cols, gap) }

@@ -21,10 +21,7 @@ func TestFusedProducts(t *testing.T) {
 	d.Asked = func(p launch.Product) { asked = append(asked, p) }
 	const m, n, k = 20, 24, 33
 	r := rand.New(rand.NewPCG(3, 3))
-	host, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := streamOf(t, d)
 	truth := ref.NewStream(d)
 	// tensor has a stride, and values from a standard normal distribution.
 	tensorOf := func(rows, cols, stride, off int) gpustage.Tensor {
@@ -143,10 +140,7 @@ func random(t *testing.T, d gpustage.Device, r *rand.Rand, rows, cols, gap int) 
 // A bias's gradient is summed while bf16 is made of what it is the sum of: one pass instead of two, and the bits of the op on its own.
 func TestColumnSumOfRounded(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(4, 4))
 	for _, separate := range []bool{false, true} {
 		d.Launched = map[string]int{}
@@ -183,10 +177,7 @@ func TestSumsBesideProducts(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	var asked []launch.Product
 	d.Asked = func(p launch.Product) { asked = append(asked, p) }
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(4, 5))
 	const rows, cols, other = 300, 48, 40
 	for _, c := range []struct {
@@ -260,10 +251,7 @@ func TestSumsBesideProducts(t *testing.T) {
 // Products that share what they round round it once.
 func TestRoundedOnce(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	made := func(rows, cols int, kind gpustage.DType) gpustage.Tensor {
 		x, err := gpustage.NewTensor(d, kind, rows, cols)
 		if err != nil {
@@ -301,10 +289,7 @@ func TestBiasOfOddRows(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	var asked []launch.Product
 	d.Asked = func(p launch.Product) { asked = append(asked, p) }
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	half := func(rows, cols, gap, lead int) gpustage.Tensor {
 		x, err := gpustage.NewTensor(d, gpustage.BF16, rows, lead+cols+gap)
 		if err != nil {

@@ -16,10 +16,7 @@ import (
 // A table's gradient has each index's tokens added in their order, however many they are and wherever the indices lie.
 func TestScatterAddOrder(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(6, 6))
 	for _, c := range []struct{ tokens, rows, cols, shift int }{
 		{5, 9, 3, 0}, {777, 40, 260, 1}, {4100, 9, 12, 4}, {4608, 4500, 4, 0}, {8200, 700, 4, 2},
@@ -58,10 +55,7 @@ func TestScatterAddOrder(t *testing.T) {
 // Sums of columns of bf16 have the same bits eight columns at a time as four.
 func TestColumnSumsWide(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(10, 10))
 	for _, c := range []struct{ rows, cols int }{{2, 8}, {63, 128}, {129, 136}, {300, 264}} {
 		of, start := random(t, d, r, c.rows, c.cols, 0), random(t, d, r, 1, c.cols, 0)
@@ -91,6 +85,16 @@ func TestColumnSumsWide(t *testing.T) {
 	}
 }
 
+// streamOf opens a stream.
+func streamOf(t *testing.T, d *onhost.Device) gpustage.Stream {
+	t.Helper()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // makers are functions for tensors of random numbers whose rows have a gap behind them, and for copies of others.
 func makers(t *testing.T, d *onhost.Device, s gpustage.Stream, r *rand.Rand) (made func(kind gpustage.DType, rows, cols, gap int) gpustage.Tensor,
 	copied func(kind gpustage.DType, x gpustage.Tensor, gap int) gpustage.Tensor) {
@@ -115,10 +119,7 @@ func makers(t *testing.T, d *onhost.Device, s gpustage.Stream, r *rand.Rand) (ma
 // The gradient behind an activation has the same bits eight columns at a time as four, and so have its columns' sums; in place too.
 func TestGradientSumsWide(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(7, 7))
 	made, copied := makers(t, d, s, r)
 	for _, c := range []struct{ rows, cols int }{{2, 8}, {129, 136}, {145, 8}, {203, 384}} {
@@ -157,10 +158,7 @@ func TestGradientSumsWide(t *testing.T) {
 // Rows with gaps have the sum of squares of a vector without, to its bits.
 func TestSumSquaresOfRows(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(8, 8))
 	x := random(t, d, r, 70, 301, 2)
 	sums, err := gpustage.NewTensor(d, gpustage.F64, 1, 3)
@@ -198,10 +196,7 @@ func TestSumSquaresOfRows(t *testing.T) {
 func TestEpilogueNormWide(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	d.Multiprocessors = 1 // a block then has up to five turns
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(9, 9))
 	made, copied := makers(t, d, s, r)
 	names := [5]string{"norm", "operand", "mean", "deviation", "sum"}
@@ -286,10 +281,7 @@ func TestEpilogueNormWide(t *testing.T) {
 func TestEmbedWide(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	d.Multiprocessors = 1 // a block then has up to five turns
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(11, 11))
 	for _, c := range []struct {
 		rows, cols int
@@ -318,6 +310,7 @@ func TestEmbedWide(t *testing.T) {
 				if !inPlace {
 					sum = random(t, d, r, c.rows, c.cols, gap)
 				}
+				var err error
 				if o.Operand, err = gpustage.NewTensor(d, gpustage.BF16, c.rows, c.cols); err != nil {
 					t.Fatal(err)
 				}
@@ -363,10 +356,7 @@ func lines(t *testing.T, d gpustage.Device, r *rand.Rand, rows int) gpustage.Seq
 // More parts than a block adds up at once: of columns' sums, and of a square's.
 func TestManyParts(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(12, 12))
 	const rows = 1100*128 - 5 // 1,100 parts
 	x, sum := random(t, d, r, rows, 2, 0), random(t, d, r, 1, 2, 0)
