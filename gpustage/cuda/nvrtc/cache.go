@@ -143,8 +143,8 @@ func (c *Cache) seal(name, file string, code []byte) []byte {
 	return h.Sum(nil)
 }
 
-// keep puts a source's code, which NVRTC of some version ("13.0") has made, into the folder, where other processes may be reading or writing it.
-func (c *Cache) keep(name, version string, code []byte) error {
+// Keep puts a source's code, which NVRTC of some version ("13.0") has made, into the folder, where other processes may be reading or writing it.
+func (c *Cache) Keep(name, version string, code []byte) error {
 	if c.Dir == "" {
 		return errors.New("there is no folder to keep it in")
 	}
@@ -188,7 +188,7 @@ func (c *Cache) compile() (err error) {
 				return
 			}
 			c.code[n] = code
-			if err := c.keep(n, c.compiler.version(), code); err != nil { // it costs only time, at the next start
+			if err := c.Keep(n, c.compiler.version(), code); err != nil { // it costs only time, at the next start
 				c.unkept = err
 			}
 		})

@@ -78,7 +78,7 @@ func TestCarried(t *testing.T) {
 	elsewhere := []byte("made elsewhere") // no compiler makes this
 	carried := func(t *testing.T, version string) (dir, file string) {
 		from := &Cache{Dir: t.TempDir(), Sources: made(text, "sm_90")}
-		if err := from.keep("a.cu", version, elsewhere); err != nil {
+		if err := from.Keep("a.cu", version, elsewhere); err != nil {
 			t.Fatal(err)
 		}
 		return from.Dir, from.file("a.cu", version)
@@ -168,7 +168,7 @@ func TestFolderNames(t *testing.T) {
 	for _, name := range []string{"plain", "a[b", "a[b]", "a*", "a?"} {
 		from := &Cache{Dir: filepath.Join(t.TempDir(), name), Sources: map[string]Source{"a.cu": {"text", "sm_90"}}}
 		to := &Cache{Dir: from.Dir, Sources: from.Sources}
-		if err := from.keep("a.cu", "13.0", []byte("made elsewhere")); err != nil {
+		if err := from.Keep("a.cu", "13.0", []byte("made elsewhere")); err != nil {
 			t.Fatal(err)
 		}
 		for _, other := range []string{from.file("a.cu", "12.9"), from.file("a.cu", "13.0") + ".123"} {
