@@ -215,14 +215,13 @@ DEVICE void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {
 }
 
 // keep8 is a bit for each of the elements 8*group to 8*group+7 of a vector: 1 where it stays. See gpustage.Dropout.Bits. threshold is below 65,536.
-// Pairs of bits begin APART bits from each other.
-template <int APART = 2> DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
+DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
 	u32 w[4], bits = 0;
 	philox(key, group, pos, head, site, w);
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		bits |= (w[i] << 16 >= threshold << 16) << (APART * i);
-		bits |= (w[i] >= threshold << 16) << (APART * i + 1);
+		bits |= (w[i] << 16 >= threshold << 16) << (2 * i);
+		bits |= (w[i] >= threshold << 16) << (2 * i + 1);
 	}
 	return bits;
 }

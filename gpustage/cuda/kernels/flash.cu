@@ -65,7 +65,7 @@ template <int DIM, int TILES, int PARTNERS> struct Warps {
 	static const int D = DIM, R = TILES, N = PARTNERS, PITCH = PITCH(DIM);
 	static const bool SHARED_QUERIES = DIM == 128, ASYNC = false; // registers don't suffice
 
-	DEVICE int place(int row, int d) { return row * PITCH(DIM) + d; }
+	DEVICE u32 place(u32 row, u32 d) { return row * PITCH(DIM) + d; }
 	DEVICE int first_row(int w0) { return w0; }
 	DEVICE void publish() {}
 	template <class... C> DEVICE void settle(C &...) {}
@@ -142,11 +142,10 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 				float s[1][N][4] = {}, dp[1][N][4] = {};
 				Way::template times_rows<N>(s, q, shared);
 				Way::template times_rows<N>(dp, o, shared + BUFFER / 2);
-				u32 kept[1];
-				keys_kept<1, N>(a, kept, key, h, i, k0);
+				u32 kept = keys_kept<N>(a, key, h, i, k0);
 				float bends[N][4];
 				powers_by_query<D, true, N>(a, s[0], bends, bias, lse, i, k0);
-				gradients_by_query<N, false>(a, dp[0], s[0], bends, delta, kept[0]);
+				gradients_by_query<N, false>(a, dp[0], s[0], bends, delta, kept);
 				hide<N>(a, dp[0], i, k0, n, 0.f);
 #pragma unroll
 				for (int j = 0; j < N; j++)

@@ -109,30 +109,47 @@ DEVICE void exchange(u32 v[4]) {
 // Operands and accumulators have two features of a row in a register, and four lanes eight: memory would be moved by half a sector. So lanes move 16
 // bytes, features 8t to 8t+7 of 32, and exchange them.
 
-// left_rows reads the warp's 16 rows of a head as left operands, from memory.
-template <int D> DEVICE void left_rows(const Attention &a, u32 f[D / 16][4], const u16 *from, int stride, int row, int n) {
+// row_chunks reads of the warp's rows g and g+8 of a head what a lane moves. All is under way before anything is needed.
+template <int D> DEVICE void row_chunks(const Attention &a, u32 v[2][D / 32][4], const u16 *from, int stride, int row, int n) {
 	int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int r = row + g + half * 8;
-		const u16 *p = from + (size_t)r * stride;
+		const u16 *p = from + (size_t)r * stride + 8 * t;
 #pragma unroll
-		for (int k = 0; k < D / 8; k += 4) {
-			u32 v[4] = {};
-			if (a.vec) {
-				if (r < n) {
-					uint4 all = *(const uint4 *)(p + (k + t) * 8);
-					v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
-				}
-				exchange(v);
-			} else if (r < n) {
-#pragma unroll
-				for (int i = 0; i < 4; i++) v[i] = p[(k + i) * 8 + 2 * t] | (u32)p[(k + i) * 8 + 2 * t + 1] << 16;
-			}
-#pragma unroll
-			for (int i = 0; i < 4; i++) f[(k + i) / 2][i % 2 * 2 + half] = v[i];
+		for (int k = 0; k < D / 32; k++) {
+			u32 *to = v[half][k];
+			to[0] = to[1] = to[2] = to[3] = 0;
+			if (r >= n || !a.vec) continue;
+			uint4 all = *(const uint4 *)(p + 32 * k);
+			to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
 		}
 	}
+	if (a.vec) return;
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int r = row + g + half * 8;
+		const u16 *p = from + (size_t)r * stride + 8 * t;
+#pragma unroll
+		for (int k = 0; k < D / 32; k++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				if (r < n) v[half][k][i] = p[32 * k + 2 * i] | (u32)p[32 * k + 2 * i + 1] << 16;
+	}
+}
+
+// left_rows reads the warp's 16 rows of a head as left operands, from memory.
+template <int D> DEVICE void left_rows(const Attention &a, u32 f[D / 16][4], const u16 *from, int stride, int row, int n) {
+	u32 v[2][D / 32][4];
+	row_chunks<D>(a, v, from, stride, row, n);
+#pragma unroll
+	for (int half = 0; half < 2; half++)
+#pragma unroll
+		for (int k = 0; k < D / 32; k++) {
+			exchange(v[half][k]);
+#pragma unroll
+			for (int i = 0; i < 4; i++) f[2 * k + i / 2][i % 2 * 2 + half] = v[half][k][i];
+		}
 }
 
 // store_rows writes accumulators, the warp's 16 rows of W columns, to memory.
@@ -181,9 +198,12 @@ DEVICE Range queries_of_all(const Attention &a, int first, int last, int n) {
 }
 DEVICE bool outside(const Range &r, int first, int count) { return first < r.from || first + count > r.to; }
 
-// kept_by_query is what dropout keeps of 8*N keys from j, for queries i and i+8: bit 4*k + e is that of element e of tile k. Eight keys of a query
-// are one call of philox (see keep8): each lane of four makes it for one tile of four, and four bits of each pair of columns, which four neighbours
-// then exchange: lane t gets the t-th of each.
+// A lane's 4*N elements of a warp's 16 queries and 8*N partners, or keys and partners, have a bit each that says what dropout keeps. kept_bit is that of
+// element e of tile j by query: eight keys of a query are one call of philox (see keep8), which is a byte.
+DEVICE constexpr u32 kept_bit(int j, int e) { return 1u << (8 * (j / 4 * 2 + e / 2) + j % 4 * 2 + e % 2); }
+
+// kept_by_query is what dropout keeps of 8*N keys from j, for queries i and i+8. Each of four lanes calls philox for one tile of four, and has two bits
+// of each pair of columns, which the four then exchange: lane t gets the t-th of each.
 template <int N> DEVICE u32 kept_by_query(const Attention &a, u64 key, int h, int i, int j) {
 	static_assert(N == 4 || N == 8, "a bit each");
 	int t = lane_id() % 4;
@@ -191,12 +211,23 @@ template <int N> DEVICE u32 kept_by_query(const Attention &a, u64 key, int h, in
 #pragma unroll
 	for (int first = 0; first < N; first += 4) {
 		u32 group = j / 8 + first + t;
-		all |= (keep8<4>(key, group, i, h, a.site, a.threshold) | keep8<4>(key, group, i + 8, h, a.site, a.threshold) << 2) << 4 * first;
+		all |= (keep8(key, group, i, h, a.site, a.threshold) | keep8(key, group, i + 8, h, a.site, a.threshold) << 8) << 4 * first;
 	}
-	u32 mine = t & 1 ? 0xf0f0f0f0 : 0x0f0f0f0f, theirs = __shfl_xor_sync(EVERY, all, 1) & mine;
-	all = all & mine | (t & 1 ? theirs >> 4 : theirs << 4);
-	mine = t & 2 ? 0xff00ff00 : 0x00ff00ff, theirs = __shfl_xor_sync(EVERY, all, 2) & mine;
-	return all & mine | (t & 2 ? theirs >> 8 : theirs << 8);
+	u32 mine = t & 1 ? 0xcccccccc : 0x33333333, theirs = __shfl_xor_sync(EVERY, all, 1) & mine;
+	all = all & mine | (t & 1 ? theirs >> 2 : theirs << 2);
+	mine = t & 2 ? 0xf0f0f0f0 : 0x0f0f0f0f, theirs = __shfl_xor_sync(EVERY, all, 2) & mine;
+	return all & mine | (t & 2 ? theirs >> 4 : theirs << 4);
+}
+
+// choose is x where a bit is set, and else y. Of C++ the compiler makes three instructions of asking for the bit.
+DEVICE float choose(u32 bits, u32 bit, float x, float y) {
+#ifdef HOST_CUDA
+	return bits & bit ? x : y;
+#else
+	float z;
+	asm("{.reg .pred p; .reg .b32 t; and.b32 t, %3, %4; setp.ne.u32 p, t, 0; selp.f32 %0, %1, %2, p;}" : "=f"(z) : "f"(x), "f"(y), "r"(bits), "r"(bit));
+	return z;
+#endif
 }
 
 // keep_elements zeroes what has no bit.
@@ -205,7 +236,7 @@ template <int N> DEVICE void keep_elements(float c[N][4], u32 kept) {
 	for (int j = 0; j < N; j++)
 #pragma unroll
 		for (int e = 0; e < 4; e++)
-			if (!(kept >> (4 * j + e) & 1)) c[j][e] = 0.f;
+			c[j][e] = choose(kept, kept_bit(j, e), c[j][e], 0.f);
 }
 
 // key_of is the key of a block's sequence.
@@ -213,11 +244,8 @@ DEVICE u64 key_of(const Attention &a, int b) {
 	return a.keys ? a.keys[b] : 0;
 }
 
-// keys_kept is kept_by_query of R tiles of queries, if anything is dropped. It is made while products are under way.
-template <int R, int N> DEVICE void keys_kept(const Attention &a, u32 kept[R], u64 key, int h, int i, int j) {
-#pragma unroll
-	for (int r = 0; r < R; r++) kept[r] = a.keys ? kept_by_query<N>(a, key, h, i + 16 * r, j) : EVERY;
-}
+// keys_kept is kept_by_query, if anything is dropped. It is made while nothing else could be done: while products or copies are under way.
+template <int N> DEVICE u32 keys_kept(const Attention &a, u64 key, int h, int i, int j) { return a.keys ? kept_by_query<N>(a, key, h, i, j) : EVERY; }
 
 // Softmax sees scores times a factor, of which it takes powers of two: unit is the factor times log2 e. With a soft cap, capped makes scores of
 // products, and bend is the cap's derivative, 1 - (score/cap)^2, where by_cap is 1/cap^2; it is 0 without one.
@@ -274,17 +302,16 @@ template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 }
 
 // forward_tile is what a warp's queries from w0 get of 8*N keys from k0: top is the largest product of each so far, z the sum of powers, o that of
-// values. Queries are in registers or in shared memory.
-template <class Way, bool BIAS, int N, class Queries, class Copy>
+// values. Queries are in registers or in shared memory; kept(r) is what dropout keeps of the warp's tile r.
+template <class Way, bool BIAS, int N, class Queries, class Kept, class Copy>
 DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], float top[2 * Way::R], float z[2 * Way::R], const Queries &q, const u16 *ks, const u16 *vs,
-                         const float *bias, u64 key, int h, int w0, int k0, int n, bool hidden, Copy next) {
+                         const float *bias, int w0, int k0, int n, bool hidden, Kept kept, Copy next) {
 	const int D = Way::D, R = Way::R;
 	int i = w0 + lane_id() / 4;
 	float s[R][N][4] = {}, c = unit<D>(a);
-	u32 kept[R];
 	Way::template times_rows<N>(s, q, ks);
 	if (Way::ASYNC) next();
-	if (R == 1) keys_kept<R, N>(a, kept, key, h, i, k0); // of more tiles registers don't suffice for it as early
+	u32 bits = R == 1 ? kept(0) : 0; // while products are under way; of more tiles registers don't suffice for it as early
 	Way::settle(s);
 #pragma unroll
 	for (int r = 0; r < R; r++) {
@@ -312,7 +339,7 @@ DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], 
 #pragma unroll
 			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= shrink, o[r][d][2 * half + 1] *= shrink;
 		}
-		if (a.keys) keep_elements<N>(s[r], R == 1 ? kept[r] : kept_by_query<N>(a, key, h, i + 16 * r, k0));
+		if (a.keys) keep_elements<N>(s[r], R == 1 ? bits : kept(r));
 	}
 	Way::template times<N, D>(o, s, vs);
 	Way::settle(o);
@@ -378,9 +405,11 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 		if (!Way::ASYNC || !works<Way>(w0, n)) next();
 		if (!works<Way>(w0, n)) continue;
 		bool hidden = outside(all, k0, 8 * N);
-		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, key, h, w0, k0, n, hidden, next);
-		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, key, h, w0, k0, n, hidden, [] {}); // the last
-		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, key, h, w0, k0, n, hidden, next);
+		auto kept = [&](int r) { return keys_kept<N>(a, key, h, w0 + lane_id() / 4 + 16 * r, k0); };
+		auto half = [&](int r) { return keys_kept<4>(a, key, h, w0 + lane_id() / 4 + 16 * r, k0); };
+		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, w0, k0, n, hidden, kept, next);
+		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, w0, k0, n, hidden, half, [] {}); // the last
+		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, w0, k0, n, hidden, kept, next);
 	}
 	finish_forward<Way>(a, o, top, z, lo, h, w0, n);
 }
@@ -441,9 +470,9 @@ DEVICE void gradients_by_query(const Attention &a, float ds[N][4], float p[N][4]
 	for (int j = 0; j < N; j++)
 #pragma unroll
 		for (int e = 0; e < 4; e++) {
-			bool stays = kept >> (4 * j + e) & 1;
-			ds[j][e] = p[j][e] * ((stays ? ds[j][e] * a.keep : 0.f) - delta[e / 2]) * bends[j][e];
-			if (DROP) p[j][e] = stays ? p[j][e] : 0.f;
+			float above = fmaf(ds[j][e], a.keep, -delta[e / 2]);
+			ds[j][e] = p[j][e] * choose(kept, kept_bit(j, e), above, -delta[e / 2]) * bends[j][e];
+			if (DROP) p[j][e] = choose(kept, kept_bit(j, e), p[j][e], 0.f);
 		}
 }
 
@@ -504,7 +533,8 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 			}
 			if (Way::ASYNC) next();
 			u32 kept[R];
-			keys_kept<R, N>(a, kept, key, h, i, k0);
+#pragma unroll
+			for (int r = 0; r < R; r++) kept[r] = keys_kept<N>(a, key, h, i + 16 * r, k0);
 			Way::settle_first(s);
 			float bends[R][N][4];
 #pragma unroll
@@ -577,9 +607,9 @@ DEVICE void gradients_by_key(const Attention &a, float ds[N][4], float p[N][4], 
 	for (int j = 0; j < N; j++)
 #pragma unroll
 		for (int e = 0; e < 4; e++) {
-			bool stays = kept >> (4 * j + e) & 1;
-			ds[j][e] = p[j][e] * ((stays ? ds[j][e] * a.keep : 0.f) - delta[8 * j + lane_id() % 4 * 2 + e % 2]) * bends[j][e];
-			p[j][e] = stays ? p[j][e] : 0.f;
+			float mean = delta[8 * j + lane_id() % 4 * 2 + e % 2], above = fmaf(ds[j][e], a.keep, -mean);
+			ds[j][e] = p[j][e] * choose(kept, 1u << (4 * j + e), above, -mean) * bends[j][e];
+			p[j][e] = choose(kept, 1u << (4 * j + e), p[j][e], 0.f);
 		}
 }
 
@@ -692,6 +722,13 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D);
 	tile<Way, true>(a, ks, head_of(a.k, a.sk, lo, h * D), a.sk, head_of(a.v, a.sv, lo, h * D), a.sv, 0, rows, n, threadIdx.x, blockDim.x);
 	tile<Way, false>(a, qs, ownQ, a.sq, ownQ, 0, 0, rows, n, threadIdx.x, blockDim.x);
+	u32 kept[4] = {}; // of a warp's first queries and first keys, and of second ones: there are two of each at most
+#pragma unroll 1
+	for (int part = 0; part < 4; part++) {
+		int w0 = warp_id() * 16 + part / 2 * 64, k0 = part % 2 * 8 * N;
+		kept[0] = kept[1], kept[1] = kept[2], kept[2] = kept[3];
+		if (works<Way>(w0, n) && k0 < n) kept[3] = keys_kept<N>(a, key, h, w0 + lane_id() / 4, k0);
+	}
 	wait_copies();
 	Way::publish();
 	__syncthreads();
@@ -704,9 +741,11 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 #pragma unroll 1
 		for (int k0 = 0; k0 < n; k0 += 8 * N) {
 			const u16 *k = ks + k0 * Way::PITCH, *v = vs + k0 * Way::PITCH;
-			if (n - k0 <= 4 * N) forward_tile<Way, false, 4>(a, o, top, z, q, k, v, 0, key, h, w0, k0, n, outside(all, k0, 4 * N), [] {});
-			else forward_tile<Way, false, N>(a, o, top, z, q, k, v, 0, key, h, w0, k0, n, outside(all, k0, 8 * N), [] {});
+			auto bits = [&](int) { return k0 ? kept[1] : kept[0]; };
+			if (n - k0 <= 4 * N) forward_tile<Way, false, 4>(a, o, top, z, q, k, v, 0, w0, k0, n, outside(all, k0, 4 * N), bits, [] {});
+			else forward_tile<Way, false, N>(a, o, top, z, q, k, v, 0, w0, k0, n, outside(all, k0, 8 * N), bits, [] {});
 		}
+		kept[0] = kept[2], kept[1] = kept[3];
 		finish_forward<Way>(a, o, top, z, lo, h, w0, n);
 	}
 }
@@ -722,23 +761,27 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 const int SCORES = 64; // keys
 
 // score_place is where a score is: 16 bytes c of row r are at c ^ r, so that neither writing nor reading meets in a bank.
-DEVICE int score_place(int row, int key) { return row * SCORES + (key / 8 ^ row % 8) * 8 + key % 8; }
+DEVICE u32 score_place(u32 row, u32 key) { return row * SCORES + (key / 8 ^ row % 8) * 8 + key % 8; }
 
-// leave_scores writes left operands, the warp's rows from row on, to columns from key on.
-template <int K> DEVICE void leave_scores(u16 *to, const u32 (&l)[1][K][4], int row, int key) {
-	int g = lane_id() / 4, t = lane_id() % 4;
+// leave_scores writes left operands, the warp's rows from row on, to 32 columns from key on, a multiple of 32. Of its score_places the compiler makes
+// 70 instructions; eight rows further, at e % 2, only the row is another one.
+DEVICE void leave_scores(u16 *to, const u32 (&l)[1][2][4], u32 row, u32 key) {
+	u32 g = lane_id() / 4, t = lane_id() % 4;
+	to += (row + g) * SCORES + (key / 8 ^ g & 4) * 8 + 2 * t;
 #pragma unroll
-	for (int k = 0; k < K; k++)
-#pragma unroll
-		for (int e = 0; e < 4; e++) *(u32 *)(to + score_place(row + g + e % 2 * 8, key + 16 * k + e / 2 * 8 + 2 * t)) = l[0][k][e];
+	for (int c = 0; c < 4; c++) {
+		u16 *at = to + (c ^ g & 3) * 8;
+		*(u32 *)at = l[0][c / 2][c % 2 * 2], *(u32 *)(at + 8 * SCORES) = l[0][c / 2][c % 2 * 2 + 1];
+	}
 }
 
 // left_scores reads columns key to key+15 of 16*K rows as left operands, of the matrix transposed. Rows of warps without queries are zeros.
 template <int K> DEVICE void left_scores(u32 (&l)[1][K][4], const u16 *from, int row, int key, int n) {
-	int m = lane_id() / 8, r = lane_id() % 8;
+	u32 m = lane_id() / 8, r = lane_id() % 8;
+	from += score_place(row + m / 2 * 8 + r, key + m % 2 * 8);
 #pragma unroll
 	for (int k = 0; k < K; k++)
-		if (row + 16 * k < n) load_transposed(l[0][k], from + score_place(row + 16 * k + m / 2 * 8 + r, key + m % 2 * 8));
+		if (row + 16 * k < n) load_transposed(l[0][k], from + 16 * k * SCORES);
 }
 
 // gradients_by_column makes the gradients of the values and keys from k0 on, of scores that are all there: groups of four warps take turns.
@@ -764,48 +807,67 @@ DEVICE void gradients_by_column(const Attention &a, const u16 *ps, const u16 *gs
 	}
 }
 
+// chunk_products makes <dctx, ctx> of queries i and i+8, of a tile and of what row_chunks has read.
+template <class Way> DEVICE void chunk_products(float delta[2], const u16 *from, const u32 (&ctx)[2][Way::D / 32][4], int row) {
+	int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		float sum = 0.f;
+#pragma unroll
+		for (int k = 0; k < Way::D / 32; k++) {
+			uint4 o = *(const uint4 *)(from + Way::place(row + g + 8 * half, 32 * k + 8 * t));
+			const u32 *c = ctx[half][k];
+			sum += dot_pairs(o.x, c[0]) + dot_pairs(o.y, c[1]) + dot_pairs(o.z, c[2]) + dot_pairs(o.w, c[3]);
+		}
+		sum += __shfl_xor_sync(EVERY, sum, 1);
+		delta[half] = sum + __shfl_xor_sync(EVERY, sum, 2);
+	}
+}
+
 // short_backward_head is that of a head, by so many threads, a multiple of 128, whose first has number 0.
-template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs, int thread, int threads, int b, int h, int lo, int n) {
+template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs, int thread, int threads, u64 key, int h, int lo, int n) {
 	const int D = Way::D, N = Way::N, K = N / 2; // tiles of 8 keys, half of SCORES
 	static_assert(Way::R == 1 && 2 * 8 * N == SCORES && D < 256, "16 queries to a warp, and no soft cap");
 	int rows = block_rows(n), warp = thread / WARP, w0 = warp * 16, i = w0 + lane_id() / 4;
 	u16 *os = qs + rows * Way::PITCH, *ks = os + rows * Way::PITCH, *vs = ks + rows * Way::PITCH, *ps = vs + rows * Way::PITCH, *gs = ps + rows * SCORES;
 	tile<Way, true>(a, ks, head_of(a.k, a.sk, lo, h * D), a.sk, head_of(a.v, a.sv, lo, h * D), a.sv, 0, rows, n, thread, threads);
 	tile<Way, true>(a, qs, head_of(a.q, a.sq, lo, h * D), a.sq, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, 0, rows, n, thread, threads);
+	u32 own[1][D / 16][4], ctx[2][D / 32][4];
+	row_chunks<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0, n);
 	float lse[2], delta[2], dq[1][D / 8][4] = {};
 	row_lse<1>(a, lse, lo, h, i, n);
-	u32 own[1][D / 16][4], ctx[D / 16][4];
-	left_rows<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0, n);
 	bool mine = works<Way>(w0, n);
 	Range all = keys_of_all(a, w0, w0 + 15, n);
+	u32 first = 0, second = 0; // what dropout keeps of SCORES keys each
+#pragma unroll 1
+	for (int k0 = 0; mine && k0 < 2 * SCORES; k0 += SCORES) {
+		first = second;
+		if (k0 < n) second = keys_kept<2 * N>(a, key, h, i, k0);
+	}
 	wait_copies();
 	Way::publish();
 	__syncthreads();
-	if (mine) {
-		left_tile<Way>(own, os, w0);
-		products_of_rows<D>(delta, own[0], ctx);
-	}
+	if (mine) chunk_products<Way>(delta, os, ctx, w0);
 	for (int k0 = 0; k0 < n; k0 += SCORES) {
-		for (int j = k0; mine && j < min(n, k0 + SCORES); j += 8 * N) {
+		u32 kept = k0 ? second : first;
+		for (int j = k0; mine && j < min(n, k0 + SCORES); j += 8 * N, kept >>= 4 * N) {
 			float p[1][N][4] = {}, ds[1][N][4] = {}, bends[N][4];
 			left_tile<Way>(own, qs, w0);
 			Way::template times_rows<N>(p, own, ks + j * Way::PITCH);
-			u32 kept[1];
-			keys_kept<1, N>(a, kept, key_of(a, b), h, i, j); // of registers there is none left for the key
 			Way::settle(p);
 			left_tile<Way>(own, os, w0);
 			Way::template times_rows<N>(ds, own, vs + j * Way::PITCH);
 			powers_by_query<D, false, N>(a, p[0], bends, 0, lse, i, j);
 			Way::settle(ds);
-			gradients_by_query<N, true>(a, ds[0], p[0], bends, delta, kept[0]);
+			gradients_by_query<N, true>(a, ds[0], p[0], bends, delta, kept);
 			if (outside(all, j, 8 * N)) hide<N>(a, p[0], i, j, n, 0.f), hide<N>(a, ds[0], i, j, n, 0.f);
-			u32 l[1][K][4];
+			u32 l[1][2][4];
 #pragma unroll
 			for (int k = 0; k < K; k++) left_of(l[0][k], p[0], k);
-			leave_scores<K>(ps, l, w0, j - k0);
+			leave_scores(ps, l, w0, j - k0);
 #pragma unroll
 			for (int k = 0; k < K; k++) left_of(l[0][k], ds[0], k);
-			leave_scores<K>(gs, l, w0, j - k0);
+			leave_scores(gs, l, w0, j - k0);
 			Way::template times_left<K, D>(dq, l, ks + j * Way::PITCH);
 			Way::settle(dq);
 		}
@@ -822,9 +884,10 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 template <class Way> DEVICE void short_backward(const Attention &a) {
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	u64 key = key_of(a, b);
 	bool pair = blockDim.x > 128 && n <= 64 && a.heads % 2 == 0;
 	int threads = pair ? 128 : blockDim.x, team = pair ? warp_id() / 4 : 0;
 	if (pair && h % 2) return; // all of the block: the one of the head before has this head as well
 	int room = 64 * (4 * Way::PITCH + 2 * SCORES); // of a head whose sequence is so short
-	short_backward_head<Way>(a, shared + team * room, threadIdx.x - team * threads, threads, b, h + team, lo, n);
+	short_backward_head<Way>(a, shared + team * room, threadIdx.x - team * threads, threads, key, h + team, lo, n);
 }

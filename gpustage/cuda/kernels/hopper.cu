@@ -114,7 +114,7 @@ template <int DIM, int PARTNERS> struct Groups {
 	static const bool SHARED_QUERIES = false, ASYNC = true;
 	static const int ATOM = 1024, ATOMS = DIM / 64 * ATOM; // of all features
 
-	DEVICE int place(int row, int d) { return row / 8 * 8 * D + d / 64 * (ATOM / 2) + row % 8 * 64 + (d / 8 % 8 ^ row % 8) * 8 + d % 8; }
+	DEVICE u32 place(u32 row, u32 d) { return row / 8 * 8 * D + d / 64 * (ATOM / 2) + row % 8 * 64 + (d / 8 % 8 ^ row % 8) * 8 + d % 8; }
 	DEVICE int first_row(int w0) { return w0 - warp_id() % 4 * 16; } // of the group
 	DEVICE void publish() {
 #ifdef HOST_CUDA
