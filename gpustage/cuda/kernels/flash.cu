@@ -179,22 +179,22 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 		parts[((size_t)blockIdx.x * a.heads + h) * size + r] = (sums[r] + sums[size + r]) + (sums[2 * size + r] + sums[3 * size + r]);
 }
 
-// Launch bounds are what registers allow: 8 warps to a multiprocessor, at 32 features 12 but by key, at 256 features 6 by key, in blocks of 3.
+// Launch bounds are what registers allow: 8 warps to a multiprocessor, at 32 features 12, at 256 features 6 by key, in blocks of 3.
 // Shared memory has room for as many on sm_90, with 10 to 99 KB a block. It has not on sm_80 at 256 features, which takes one block by query and by
 // key, and of 64 rows at 128 features, of which the forward pass has three. GPUs with 99 KB take half as many warps, or fewer, but at 32 features.
-#define FOR_DIM(D, BIAS, forward_blocks, by_query, query_blocks, by_key, NAME)                                                                       \
+#define FOR_DIM(D, BIAS, forward_blocks, by_query, query_blocks, by_key, key_blocks, NAME)                                                           \
 	KERNEL __launch_bounds__(128, forward_blocks) flash_##NAME(Attention a) { flash_forward<Warps<D, D <= 128 ? 2 : 1, D >= 128 ? 4 : 8>, BIAS>(a); } \
 	KERNEL __launch_bounds__(by_query, query_blocks) flash_backward_q_##NAME(Attention a) { flash_backward_q<Warps<D, D <= 64 ? 2 : 1, 4>, BIAS>(a); } \
-	KERNEL __launch_bounds__(by_key) flash_backward_kv_##NAME(Attention a) { flash_backward_kv<Warps<D, D <= 64 ? 2 : 1, 4>, BIAS, 4>(a); }
+	KERNEL __launch_bounds__(by_key, key_blocks) flash_backward_kv_##NAME(Attention a) { flash_backward_kv<Warps<D, D <= 64 ? 2 : 1, 4>, BIAS, 4>(a); }
 
 KERNEL __launch_bounds__(128, 4) flash_short_32(Attention a) { short_forward<Warps<32, 1, 8>>(a); }
 KERNEL __launch_bounds__(256, 2) flash_short_backward_32(Attention a) { short_backward<Warps<32, 1, 4>>(a); }
 
-FOR_DIM(32, false, 3, 128, 3, 128, 32)
-FOR_DIM(64, false, 2, 128, 2, 128, 64)
-FOR_DIM(64, true, 2, 128, 2, 128, 64_bias)
-FOR_DIM(128, false, 2, 256, 1, 128, 128)
-FOR_DIM(256, false, 2, 128, 2, 96, 256)
+FOR_DIM(32, false, 3, 128, 3, 128, 3, 32)
+FOR_DIM(64, false, 2, 128, 2, 128, 2, 64)
+FOR_DIM(64, true, 2, 128, 2, 128, 2, 64_bias)
+FOR_DIM(128, false, 2, 256, 1, 128, 2, 128)
+FOR_DIM(256, false, 2, 128, 2, 96, 2, 256)
 
 KERNEL __launch_bounds__(128) flash_dbias_64(Attention a, float *parts) { flash_dbias<64>(a, parts); }
 

@@ -92,19 +92,23 @@ KERNEL activation(void *y, int sy, const void *x, int sx, int f, int half, int v
 
 // activation_wide is activation from bf16 to bf16, eight elements to a thread, 16 bytes: with 8 a multiprocessor has 16 KB of reads under way, for
 // which an H200's memory wants some 25 (its bandwidth times 700 ns). Rows begin at multiples of 16 bytes and have a multiple of eight columns.
-KERNEL activation_wide(u16 *y, int sy, const u16 *x, int sx, int f, u32 rows, u32 cols) {
+template <int F> DEVICE void activate_eights(u16 *y, int sy, const u16 *x, int sx, u32 rows, u32 cols) {
 	EACH(rows, cols, 8) {
 		uint4 v = *(const uint4 *)AT(x, sx);
 		u32 two[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
 		for (int i = 0; i < 4; i += 2) {
 			Quad on, slope;
-			activate(unpack(two[i], two[i + 1]), f, on, slope);
+			activate(unpack(two[i], two[i + 1]), F, on, slope);
 			two[i] = pack_bf16(on.v[0], on.v[1]), two[i + 1] = pack_bf16(on.v[2], on.v[3]);
 		}
 		v.x = two[0], v.y = two[1], v.z = two[2], v.w = two[3];
 		*(uint4 *)AT(y, sy) = v;
 	}
+}
+
+KERNEL activation_wide(u16 *y, int sy, const u16 *x, int sx, int f, u32 rows, u32 cols) {
+	FOR_ACTIVATION(f, activate_eights, y, sy, x, sx, rows, cols);
 }
 
 KERNEL activation_backward(void *dx, int sdx, const void *dy, int sdy, const void *x, int sx, int f, int half, int vec, u32 rows, u32 cols) {

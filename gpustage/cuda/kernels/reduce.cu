@@ -153,14 +153,13 @@ KERNEL gradient_sums(void *c, int sc, const void *acc, int sacc, const void *gra
 // the next two are on their way to shared memory, where it reads nothing but what it has copied itself.
 //
 // Four columns to a thread, 24 warps of 72 registers on a multiprocessor, took 150 us for 12,232 rows of 3,072 columns, measured on an H200, where
-// memory is busy for 71 us; eight, packed, with two rows that were waited for before two were asked for, and 36 warps, 110 us. It is 100 us now.
-KERNEL __launch_bounds__(128, 10) gradient_sums_wide(u16 *c, int sc, const u16 *acc, int sacc, const u16 *gradOf, int sgrad, u16 *again, int sagain,
-                                                    int f, float *sum, int rows, int cols) {
+// memory is busy for 71 us; eight, packed, with two rows that were waited for before two were asked for, and 36 warps, 110 us. With copies it took
+// 100 us while each quad asked which activation it is.
+template <int F>
+DEVICE void gradient_eights(Quad s[2], u16 (*coming)[2][128][8], u16 *c, int sc, const u16 *acc, int sacc, const u16 *gradOf, int sgrad, u16 *again,
+                            int sagain, int from, int hi, int col) {
 	const int N = 2; // rows of a thread at once
-	alignas(16) __shared__ u16 coming[N][2][128][8]; // of acc and gradOf
-	OWN_EIGHTS;
 	int me = threadIdx.x;
-	Quad s[2] = {};
 	auto begin = [&](int from) {
 #pragma unroll
 		for (int i = 0; i < N; i++) {
@@ -168,8 +167,8 @@ KERNEL __launch_bounds__(128, 10) gradient_sums_wide(u16 *c, int sc, const u16 *
 			copy16(coming[i][0][me], AT(acc, sacc), row < hi), copy16(coming[i][1][me], AT(gradOf, sgrad), row < hi);
 		}
 	};
-	if (lo + own < hi && col < cols) begin(lo + own);
-	for (int from = lo + own; from < hi && col < cols; from += 8 * N) {
+	if (from < hi) begin(from);
+	for (; from < hi; from += 8 * N) {
 		uint4 x[N], g[N];
 		wait_copies();
 #pragma unroll
@@ -183,7 +182,7 @@ KERNEL __launch_bounds__(128, 10) gradient_sums_wide(u16 *c, int sc, const u16 *
 #pragma unroll
 			for (int k = 0; k < 4; k += 2) {
 				Quad p = unpack(two[k], two[k + 1]), on, slope;
-				activate(unpack(of[k], of[k + 1]), f, on, slope);
+				activate(unpack(of[k], of[k + 1]), F, on, slope);
 				for (int e = 0; e < 4; e++) p.v[e] *= slope.v[e], s[k / 2].v[e] += p.v[e];
 				two[k] = pack_bf16(p.v[0], p.v[1]), two[k + 1] = pack_bf16(p.v[2], p.v[3]);
 				of[k] = pack_bf16(on.v[0], on.v[1]), of[k + 1] = pack_bf16(on.v[2], on.v[3]);
@@ -195,6 +194,14 @@ KERNEL __launch_bounds__(128, 10) gradient_sums_wide(u16 *c, int sc, const u16 *
 			*(uint4 *)AT(again, sagain) = g[i];
 		}
 	}
+}
+
+KERNEL __launch_bounds__(128, 10) gradient_sums_wide(u16 *c, int sc, const u16 *acc, int sacc, const u16 *gradOf, int sgrad, u16 *again, int sagain,
+                                                    int f, float *sum, int rows, int cols) {
+	alignas(16) __shared__ u16 coming[2][2][128][8]; // rows of acc and gradOf
+	OWN_EIGHTS;
+	Quad s[2] = {};
+	if (col < cols) FOR_ACTIVATION(f, gradient_eights, s, coming, c, sc, acc, sacc, gradOf, sgrad, again, sagain, lo + own, hi, col);
 	finish_eights(sum, s, first, own, col, cols);
 }
 
