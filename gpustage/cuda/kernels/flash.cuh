@@ -109,12 +109,12 @@ DEVICE void exchange(u32 v[4]) {
 // Operands and accumulators have two features of a row in a register, and four lanes eight: memory would be moved by half a sector. So lanes move 16
 // bytes, features 8t to 8t+7 of 32, and exchange them.
 
-// row_chunks reads of the warp's rows g and g+8 of a head what a lane moves. All is under way before anything is needed.
+// row_chunks reads of two rows of a head, row and row+8, what a lane moves. All is under way before anything is needed.
 template <int D> DEVICE void row_chunks(const Attention &a, u32 v[2][D / 32][4], const u16 *from, int stride, int row, int n) {
-	int g = lane_id() / 4, t = lane_id() % 4;
+	int t = lane_id() % 4;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
-		int r = row + g + half * 8;
+		int r = row + half * 8;
 		const u16 *p = from + (size_t)r * stride + 8 * t;
 #pragma unroll
 		for (int k = 0; k < D / 32; k++) {
@@ -128,7 +128,7 @@ template <int D> DEVICE void row_chunks(const Attention &a, u32 v[2][D / 32][4],
 	if (a.vec) return;
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
-		int r = row + g + half * 8;
+		int r = row + half * 8;
 		const u16 *p = from + (size_t)r * stride + 8 * t;
 #pragma unroll
 		for (int k = 0; k < D / 32; k++)
@@ -141,7 +141,7 @@ template <int D> DEVICE void row_chunks(const Attention &a, u32 v[2][D / 32][4],
 // left_rows reads the warp's 16 rows of a head as left operands, from memory.
 template <int D> DEVICE void left_rows(const Attention &a, u32 f[D / 16][4], const u16 *from, int stride, int row, int n) {
 	u32 v[2][D / 32][4];
-	row_chunks<D>(a, v, from, stride, row, n);
+	row_chunks<D>(a, v, from, stride, row + lane_id() / 4, n);
 #pragma unroll
 	for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -810,7 +810,9 @@ DEVICE void gradients_by_column(const Attention &a, const u16 *ps, const u16 *gs
 	}
 }
 
-// chunk_products makes <dctx, ctx> of queries i and i+8, of a tile and of what row_chunks has read.
+// chunk_row is a lane's row, of eight, where tiles in shared memory are read by chunks: eight lanes have two rows, whose banks differ when they are four
+// apart. chunk_products makes <dctx, ctx> of queries i and i+8, of a tile and of what row_chunks has read of ctx, rows as chunk_row says.
+DEVICE int chunk_row() { return lane_id() / 4 % 2 * 4 + lane_id() / 8; }
 template <class Way> DEVICE void chunk_products(float delta[2], const u16 *from, const u32 (&ctx)[2][Way::D / 32][4], int row) {
 	int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
@@ -818,12 +820,13 @@ template <class Way> DEVICE void chunk_products(float delta[2], const u16 *from,
 		float sum = 0.f;
 #pragma unroll
 		for (int k = 0; k < Way::D / 32; k++) {
-			uint4 o = *(const uint4 *)(from + Way::place(row + g + 8 * half, 32 * k + 8 * t));
+			uint4 o = *(const uint4 *)(from + Way::place(row + chunk_row() + 8 * half, 32 * k + 8 * t));
 			const u32 *c = ctx[half][k];
 			sum += dot_pairs(o.x, c[0]) + dot_pairs(o.y, c[1]) + dot_pairs(o.z, c[2]) + dot_pairs(o.w, c[3]);
 		}
 		sum += __shfl_xor_sync(EVERY, sum, 1);
-		delta[half] = sum + __shfl_xor_sync(EVERY, sum, 2);
+		sum += __shfl_xor_sync(EVERY, sum, 2);
+		delta[half] = __shfl_sync(EVERY, sum, g % 4 * 8 + g / 4 * 4); // of the lanes with row g
 	}
 }
 
@@ -836,7 +839,7 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 	tile<Way, true>(a, ks, head_of(a.k, a.sk, lo, h * D), a.sk, head_of(a.v, a.sv, lo, h * D), a.sv, 0, rows, n, thread, threads);
 	tile<Way, true>(a, qs, head_of(a.q, a.sq, lo, h * D), a.sq, head_of(a.dctx, a.sdctx, lo, h * D), a.sdctx, 0, rows, n, thread, threads);
 	u32 own[1][D / 16][4], ctx[2][D / 32][4];
-	row_chunks<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0, n);
+	row_chunks<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0 + chunk_row(), n);
 	float lse[2], delta[2], dq[1][D / 8][4] = {};
 	row_lse<1>(a, lse, lo, h, i, n);
 	bool mine = works<Way>(w0, n);
