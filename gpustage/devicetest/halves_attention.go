@@ -23,6 +23,7 @@ func testHalvesAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 2, dim: 128, lengths: []int{65, 17}, gap: 8},
 		{heads: 2, dim: 32, lengths: []int{17, 65, 5}, gap: 3},
 		{heads: 2, dim: 64, lengths: []int{130, 1}, gap: 3, p: 0.2},
+		{heads: 2, kv: 1, dim: 64, lengths: []int{257, 140}, gap: 8, p: 0.2}, // more keys than a block has
 		{heads: 1, dim: 128, lengths: []int{65, 64}, gap: 3, causal: true},
 		{heads: 1, dim: 64, lengths: []int{70}, gap: 7, lead: 1}, // even strides, odd addresses
 		{heads: 2, dim: 32, lengths: []int{40}, lead: 8},

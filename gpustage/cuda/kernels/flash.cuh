@@ -6,7 +6,8 @@
 // warpgroups, on Hopper (hopper.cu). In both a warp has R tiles of 16 rows, and fragments are the same, for lane = 4*g + t: rows g and g+8 of the
 // left operand and the accumulator, columns 2t and 2t+1 (and 8 more) of it. Accumulators of a product have the layout of the next one's left operand, so
 // probabilities stay in registers. The backward pass is two kernels, by query and by key, which costs 7 products instead of 5 and gives the same
-// bits every time: FlashAttention's one kernel adds dq atomically. Of sequences of up to 128 tokens a block has all, and it is one kernel with 5.
+// bits every time: FlashAttention's one kernel adds dq atomically. What dropout keeps the first draws and the second reads, n^2/8 bytes of a sequence and head.
+// Of sequences of up to 128 tokens a block has all, and it is one kernel with 5.
 //
 // Tiles come to shared memory by copies that no thread waits for until it needs them (cp.async), into two buffers in turns: while one
 // is multiplied the next tile is on its way, and one barrier a tile says both that it is there and that the other buffer is free.
@@ -202,22 +203,38 @@ DEVICE bool outside(const Range &r, int first, int count) { return first < r.fro
 // element e of tile j by query: eight keys of a query are one call of philox (see keep8), which is a byte.
 DEVICE constexpr u32 kept_bit(int j, int e) { return 1u << (8 * (j / 4 * 2 + e / 2) + j % 4 * 2 + e % 2); }
 
-// kept_by_query is what dropout keeps of 8*N keys from j, for queries i and i+8. Each of four lanes calls philox for one tile of four, and has two bits
-// of each pair of columns, which the four then exchange: lane t gets the t-th of each.
-template <int N> DEVICE u32 kept_by_query(const Attention &a, u64 key, int h, int i, int j) {
+// Of 8*N keys from j and queries i and i+8 each of four lanes calls philox for one tile of four, and has two bits of each pair of columns: draw. They
+// exchange these, and lane t gets the t-th of each: share.
+template <int N> DEVICE u32 draw(const Attention &a, u64 key, int h, int i, int j) {
 	static_assert(N == 4 || N == 8, "a bit each");
-	int t = lane_id() % 4;
 	u32 all = 0;
 #pragma unroll
 	for (int first = 0; first < N; first += 4) {
-		u32 group = j / 8 + first + t;
+		u32 group = j / 8 + first + lane_id() % 4;
 		all |= (keep8(key, group, i, h, a.site, a.threshold) | keep8(key, group, i + 8, h, a.site, a.threshold) << 8) << 4 * first;
 	}
+	return all;
+}
+DEVICE u32 share(u32 all) {
+	int t = lane_id() % 4;
 	u32 mine = t & 1 ? 0xcccccccc : 0x33333333, theirs = __shfl_xor_sync(EVERY, all, 1) & mine;
 	all = all & mine | (t & 1 ? theirs >> 2 : theirs << 2);
 	mine = t & 2 ? 0xf0f0f0f0 : 0x0f0f0f0f, theirs = __shfl_xor_sync(EVERY, all, 2) & mine;
 	return all & mine | (t & 2 ? theirs >> 4 : theirs << 4);
 }
+
+// The way back draws by query, and leaves for what comes by key what it has drawn: a bit for each pair, rows of a.skept bytes for each head and token.
+// leave_drawn writes those of queries i and i+8 and of 8*N keys from j, a multiple of 32. Four lanes have a byte each of four words; lane t gets the t-th
+// word and writes it.
+template <int N> DEVICE void leave_drawn(const Attention &a, u32 all, unsigned char *row, int i, int j, int n) {
+	int t = lane_id() % 4, half = t % 2, first = t / 2 * 4;
+	u32 theirs = __shfl_xor_sync(EVERY, all, 2);
+	all = __byte_perm(all, theirs, t < 2 ? 0x5410 : 0x3276);
+	theirs = __shfl_xor_sync(EVERY, all, 1);
+	all = __byte_perm(all, theirs, half ? 0x3715 : 0x6240);
+	if (first < N && i + 8 * half < n) *(u32 *)(row + 8 * half * a.skept + j / 8 + first) = all;
+}
+DEVICE unsigned char *drawn_of(const Attention &a, int h, int token) { return (unsigned char *)a.kept + ((size_t)h * a.tokens + token) * a.skept; }
 
 // choose is x where a bit is set, and else y. Of C++ the compiler makes three instructions of asking for the bit.
 DEVICE float choose(u32 bits, u32 bit, float x, float y) {
@@ -244,8 +261,8 @@ DEVICE u64 key_of(const Attention &a, int b) {
 	return a.keys ? a.keys[b] : 0;
 }
 
-// keys_kept is kept_by_query, if anything is dropped. It is made while nothing else could be done: while products or copies are under way.
-template <int N> DEVICE u32 keys_kept(const Attention &a, u64 key, int h, int i, int j) { return a.keys ? kept_by_query<N>(a, key, h, i, j) : EVERY; }
+// keys_kept is what dropout keeps, if anything is dropped. It is made while nothing else could be done: while products or copies are under way.
+template <int N> DEVICE u32 keys_kept(const Attention &a, u64 key, int h, int i, int j) { return a.keys ? share(draw<N>(a, key, h, i, j)) : EVERY; }
 
 // Softmax sees scores times a factor, of which it takes powers of two: unit is the factor times log2 e. With a soft cap, capped makes scores of
 // products, and bend is the cap's derivative, 1 - (score/cap)^2, where by_cap is 1/cap^2; it is 0 without one.
@@ -486,7 +503,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 	int w0 = q0 + warp_id() * 16 * R, i = w0 + lane_id() / 4;
 	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
 	Range see = keys_of(a, q0, q0 + rows - 1, n);
-	int k0 = see.from / 8 * 8;
+	int k0 = see.from / 32 * 32;
 	partners<Way, N>(a, shared, k, a.sk, v, a.sv, k0, n);
 	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D), *ownO = head_of(a.dctx, a.sdctx, lo, h * D);
 	u32 q[R][D / 16][4], o[R][D / 16][4];
@@ -512,6 +529,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 		row_numbers<R>(a, lse, delta, lo, h, i, n);
 	}
 	Range all = keys_of_all(a, w0, w0 + 16 * R - 1, n);
+	unsigned char *drawn = drawn_of(a, h, lo + i);
 	for (int turn = 0; k0 < see.to; k0 += 8 * N, turn ^= BUFFERS - 1) {
 		u16 *ks = shared + turn * BUFFER, *vs = ks + BUFFER / 2;
 		wait_copies();
@@ -534,7 +552,13 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 			if (Way::ASYNC) next();
 			u32 kept[R];
 #pragma unroll
-			for (int r = 0; r < R; r++) kept[r] = keys_kept<N>(a, key, h, i + 16 * r, k0);
+			for (int r = 0; r < R; r++) {
+				kept[r] = EVERY;
+				if (!a.keys) continue;
+				u32 all = draw<N>(a, key, h, i + 16 * r, k0);
+				leave_drawn<N>(a, all, drawn + 16 * r * a.skept, i + 16 * r, k0, n);
+				kept[r] = share(all);
+			}
 			Way::settle_first(s);
 			float bends[R][N][4];
 #pragma unroll
@@ -563,32 +587,43 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 // own_query is which of a tile's queries a thread copies the numbers of, below 0 for none: a block has at least as many threads.
 template <int N> DEVICE int own_query() { return (int)threadIdx.x - (int)(blockDim.x - 8 * N); }
 
-// queries copies a tile of 8*N queries and their numbers, by the block's last threads, which copy no more rows than others. q, dctx, lse and delta
-// are those of the sequence's first token.
+// Numbers of 8*N queries are their log-sum-exps, <dctx, ctx>, and DRAWN bytes each of what has been drawn for a block's keys.
+const int DRAWN = 24; // of 192 keys
+DEVICE constexpr int number_floats(int N) { return 8 * N * (2 + DRAWN / 4); }
+
+// queries copies a tile of 8*N queries and their numbers for keys from k0 on, log-sum-exps by the block's last threads, which copy no more rows than others.
+// q, dctx, lse and delta are those of the sequence's first token, which is lo.
 template <class Way, int N>
-DEVICE void queries(const Attention &a, u16 *to, float *numbers, const u16 *q, const u16 *dctx, const float *lse, const float *delta, int h, int first, int n) {
+DEVICE void queries(const Attention &a, u16 *to, float *numbers, const u16 *q, const u16 *dctx, const float *lse, const float *delta, int h, int first, int n,
+                    int lo, int k0) {
 	partners<Way, N>(a, to, q + h * Way::D, a.sq, dctx + h * Way::D, a.sdctx, first, n);
+	if (a.keys) {
+		const unsigned char *from = drawn_of(a, h, lo + first);
+		for (int w = threadIdx.x; w < 8 * N * (DRAWN / 4); w += blockDim.x) {
+			int r = w / (DRAWN / 4), at = k0 / 32 * 4 + w % (DRAWN / 4) * 4;
+			copy4(numbers + 16 * N + w, from + (size_t)r * a.skept + at, first + r < n && at < a.skept);
+		}
+	}
 	int i = own_query<N>(), r = first + i;
 	if (i < 0) return;
 	copy4(numbers + i, lse + (size_t)h * a.slse + r, r < n);
 	copy4(numbers + 8 * N + i, delta + (size_t)h * a.sdelta + r, r < n);
 }
 
-// kept_by_key is what dropout keeps of a warp's keys from w0, for 8*N queries from q0: bit 4*(N*r + j) + e is that of element e of tile j of the
-// warp's tile r. Two tiles of 8 queries by two groups of 8 keys are 32 calls of philox, one to a lane, and a byte of what the lanes ask for.
-template <int R, int N> DEVICE u32 kept_by_key(const Attention &a, u64 key, int h, int w0, int q0) {
-	static_assert(R * N <= 8, "a bit each");
-	int lane = lane_id(), g = lane / 4, t = lane % 4;
-	u32 all = 0, kept = 0;
+// kept_by_key is what dropout keeps of a warp's keys, for 8*N queries whose rows of DRAWN bytes are there, from the warp's first key on. key_bit is the bit
+// of element e of tile j, of the warp's first tile; those of a second one are 16 bits further.
+DEVICE constexpr u32 key_bit(int j, int e) { return 1u << (8 * (e / 2) + 2 * j + e % 2); }
+template <int R, int N> DEVICE u32 kept_by_key(const unsigned char *from) {
+	static_assert(N <= 4 && R <= 2, "a bit each");
+	u32 kept = 0;
 #pragma unroll
-	for (int r = 0; r < R; r++)
+	for (int j = 0; j < N; j++)
 #pragma unroll
-		for (int j = 0; j < N; j += 2) {
-			int group = w0 / 8 + 2 * r + lane / 8 % 2, query = q0 + 8 * j + lane / 16 * 8 + lane % 8;
-			all |= keep8(key, group, query, h, a.site, a.threshold) << 8 * (r * N / 2 + j / 2);
+		for (int e = 0; e < 2; e++) { // 16 keys of a query: g and g+8 are a byte apart
+			const u16 *at = (const u16 *)(from + (8 * j + lane_id() % 4 * 2 + e) * DRAWN);
+#pragma unroll
+			for (int r = 0; r < R; r++) kept |= (at[r] >> lane_id() / 4 & 0x0101) << (16 * r + 2 * j + e);
 		}
-#pragma unroll
-	for (int e = 0; e < 8; e++) kept |= (__shfl_sync(EVERY, all, e / 4 * 16 + e / 2 % 2 * 8 + 2 * t + e % 2) >> g & 0x01010101) << e;
 	return kept;
 }
 
@@ -608,8 +643,8 @@ DEVICE void gradients_by_key(const Attention &a, float ds[N][4], float p[N][4], 
 #pragma unroll
 		for (int e = 0; e < 4; e++) {
 			float mean = delta[8 * j + lane_id() % 4 * 2 + e % 2], above = fmaf(ds[j][e], a.keep, -mean);
-			ds[j][e] = p[j][e] * choose(kept, 1u << (4 * j + e), above, -mean) * bends[j][e];
-			p[j][e] = choose(kept, 1u << (4 * j + e), p[j][e], 0.f);
+			ds[j][e] = p[j][e] * choose(kept, key_bit(j, e), above, -mean) * bends[j][e];
+			p[j][e] = choose(kept, key_bit(j, e), p[j][e], 0.f);
 		}
 }
 
@@ -621,10 +656,9 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 	DYNAMIC_SHARED(u16, buffers);
 	float *numbers = (float *)(buffers + BUFFERS * BUFFER);
 	int rows = blockDim.x / 2 * R;
-	u16 *ks = (u16 *)(numbers + BUFFERS * 16 * N), *vs = ks + rows * Way::PITCH;
+	u16 *ks = (u16 *)(numbers + BUFFERS * number_floats(N)), *vs = ks + rows * Way::PITCH;
 	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z / (D / W) * rows, first = blockIdx.z % (D / W) * W, lo = a.cu[b], n = a.cu[b + 1] - lo;
 	if (k0 >= n) return;
-	u64 key = key_of(a, b);
 	int g = lane_id() / 4, t = lane_id() % 4, w0 = k0 + warp_id() * 16 * R;
 	Range see = queries_of(a, k0, k0 + rows - 1, n);
 	int h = kv * a.group, q0 = see.from;
@@ -632,12 +666,13 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 	const u16 *ownK = ks + warp_id() * 16 * R * Way::PITCH, *ownV = vs + warp_id() * 16 * R * Way::PITCH;
 	float *bias = (float *)(vs + rows * Way::PITCH);
 	const u16 *q = head_of(a.q, a.sq, lo, 0), *dctx = head_of(a.dctx, a.sdctx, lo, 0);
-	queries<Way, N>(a, buffers, numbers, q, dctx, a.lse + lo, a.delta + lo, h, q0, n);
+	queries<Way, N>(a, buffers, numbers, q, dctx, a.lse + lo, a.delta + lo, h, q0, n, lo, k0);
 	if (BIAS) stage_bias(a, bias, h); // no heads share keys then
 	float dk[R][W / 8][4] = {}, dv[R][W / 8][4] = {};
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
-		float *lse = numbers + turn * 16 * N, *delta = lse + 8 * N;
+		float *lse = numbers + turn * number_floats(N), *delta = lse + 8 * N;
+		const unsigned char *drawn = (unsigned char *)(delta + 8 * N) + w0 / 8 - k0 / 32 * 4;
 		nextH = h, nextQ = q0 + 8 * N;
 		if (nextQ >= see.to) nextH++, nextQ = see.from;
 		wait_copies();
@@ -646,7 +681,8 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 		__syncthreads();
 		auto next = [&] {
 			int other = turn ^ BUFFERS - 1;
-			if (nextH < last) queries<Way, N>(a, buffers + other * BUFFER, numbers + other * 16 * N, q, dctx, a.lse + lo, a.delta + lo, nextH, nextQ, n);
+			if (nextH >= last) return;
+			queries<Way, N>(a, buffers + other * BUFFER, numbers + other * number_floats(N), q, dctx, a.lse + lo, a.delta + lo, nextH, nextQ, n, lo, k0);
 		};
 		if (BUFFERS == 2 && (!Way::ASYNC || !works<Way>(w0, n))) next();
 		if (works<Way>(w0, n)) {
@@ -657,7 +693,7 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 				float s[R][P][4] = {}, dp[R][P][4] = {}, bends[R][P][4];
 				Way::template times_rows<P>(s, ownK, qt);
 				if (Way::ASYNC && part == 0) next();
-				u32 kept = a.keys ? kept_by_key<R, P>(a, key, h, w0, qp) : EVERY;
+				u32 kept = a.keys ? kept_by_key<R, P>(drawn + part * DRAWN) : EVERY;
 				Way::settle(s);
 				Way::template times_rows<P>(dp, ownV, ot);
 #pragma unroll
@@ -670,7 +706,7 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 				bool hidden = outside(queries_of_all(a, w0, w0 + 16 * R - 1, BIAS ? n : n + 8 * N), qp, 8 * P);
 #pragma unroll
 				for (int r = 0; r < R; r++) {
-					gradients_by_key<P>(a, dp[r], s[r], bends[r], delta + part, kept >> 4 * P * r);
+					gradients_by_key<P>(a, dp[r], s[r], bends[r], delta + part, kept >> 16 * r);
 					if (!hidden) continue;
 #pragma unroll
 					for (int j = 0; j < P; j++)

@@ -200,6 +200,11 @@ HOST_OWN inline unsigned __ballot_sync(unsigned mask, bool v) {
 }
 
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+	unsigned out = 0;
+	for (int i = 0; i < 4; i++) out |= (unsigned)(unsigned char)(((uint64_t)y << 32 | x) >> 8 * (which >> 4 * i & 7)) << 8 * i;
+	return out;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
 inline float __int_as_float(int v) { return host_value(v); }
 inline float __uint_as_float(unsigned v) { return host_value(v); }

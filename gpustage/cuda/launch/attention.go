@@ -8,12 +8,12 @@ import (
 
 // attentionArgs has the layout of attention.cuh's Attention.
 type attentionArgs struct {
-	ctx, lse, q, k, v, dctx, delta, dq, dk, dv, bias, dbias, cu, keys   uintptr
-	sctx, slse, sq, sk, sv, sdctx, sdelta, sdq, sdk, sdv, sbias, sdbias int32
-	heads, group, dim, causal, window, reach                            int32
-	bf16, half, tokens, rows, vec                                       int32
-	site, threshold                                                     uint32
-	scale, cap, keep                                                    float32
+	ctx, lse, q, k, v, dctx, delta, dq, dk, dv, bias, dbias, cu, keys, kept    uintptr
+	sctx, slse, sq, sk, sv, sdctx, sdelta, sdq, sdk, sdv, sbias, sdbias, skept int32
+	heads, group, dim, causal, window, reach                                   int32
+	bf16, half, tokens, rows, vec                                              int32
+	site, threshold                                                            uint32
+	scale, cap, keep                                                           float32
 }
 
 const maxHeadDim = 256 // of attention.cu
@@ -192,6 +192,9 @@ func (s *Stream) shortBytes(rows int, o gpustage.Attention) int {
 // groupBytes is what rows take in hopper.cu's shared memory.
 func groupBytes(rows, dim int) int { return 2 * rows * dim }
 
+// numberBytes is what the numbers of so many queries take there by key (number_floats).
+func numberBytes(queries int) int { return queries * (8 + 24) }
+
 // flashBytes is what rows take in flash.cu's shared memory.
 func flashBytes(rows, dim int) int { return 2 * rows * (dim + 8) }
 
@@ -217,6 +220,13 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		return
 	}
 	a.delta, a.sdelta = s.address(delta), int32(delta.Stride)
+	if flash && a.keys != 0 { // a bit a key, of tiles of 64 that begin at a multiple of 32
+		kept := s.scratch(gpustage.I32, o.Heads*o.Seqs.Tokens, ceil(o.Seqs.MaxLen+32, 32))
+		if s.err != nil {
+			return
+		}
+		a.kept, a.skept = s.address(kept), int32(4*kept.Stride)
+	}
 	if !flash || d == 256 { // the others' kernel by query makes delta of what it has in registers
 		lanes := 32 // of a warp, for each head and token; fewer where each takes 8 features
 		for half(q) && a.vec != 0 && lanes > 1 && lanes/2*8 >= d {
@@ -230,7 +240,7 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		s.launch("flash_backward_q_256", grid(o, o.Heads, queries), [3]int{2 * queries, 1, 1}, flashBytes(2*tile+2*queries, d), a)
 		halves := grid(o, kv, keys)
 		halves[2] *= 2
-		s.launch("flash_backward_kv_256", halves, [3]int{2 * keys, 1, 1}, flashBytes(2*tile+2*keys, d)+8*tile, a)
+		s.launch("flash_backward_kv_256", halves, [3]int{2 * keys, 1, 1}, flashBytes(2*tile+2*keys, d)+numberBytes(tile), a)
 		return
 	}
 	if flash && s.grouped(o) {
@@ -240,7 +250,7 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		}
 		block, rows := flashBlock(o, 16, most)
 		s.launch(flashName("flash_group_backward_q", o), grid(o, o.Heads, rows), block, 2*2*groupBytes(keys, d)+biasBytes(o), a)
-		s.launch(flashName("flash_group_backward_kv", o), grid(o, kv, rows), block, groupBytes(2*2*queries+2*rows, d)+2*8*queries+biasBytes(o), a)
+		s.launch(flashName("flash_group_backward_kv", o), grid(o, kv, rows), block, groupBytes(2*2*queries+2*rows, d)+2*numberBytes(queries)+biasBytes(o), a)
 	} else if flash {
 		const tile = 32
 		warp, most := 32, 128
@@ -253,7 +263,7 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 			most = 64 // two such blocks are as many warps as one of 128 rows, and it fits into 99 KB, which sm_86, sm_89 and sm_120 have
 		}
 		block, rows = flashBlock(o, warp, most)
-		s.launch(flashName("flash_backward_kv", o), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*8*tile+biasBytes(o), a)
+		s.launch(flashName("flash_backward_kv", o), grid(o, kv, rows), block, flashBytes(2*rows+2*2*tile, d)+2*numberBytes(tile)+biasBytes(o), a)
 	}
 	if flash {
 		if !o.DBias.IsZero() {
