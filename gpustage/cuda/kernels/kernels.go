@@ -20,7 +20,8 @@
 // and the other 4, so that a launch saved, 3 us, or a [T, C] not read, 10 us, is worth something where every layer has it, or MiniLM's 4 ms
 // show it. None has been measured.
 //
-//   - Attention keeps no scores, and its backward pass neither: flash.cuh, by warps (flash.cu) or on Hopper by warpgroups (hopper.cu).
+//   - Attention keeps no scores, and its backward pass neither: flash.cuh, by warps (flash.cu) or on Hopper by warpgroups (hopper.cu). What dropout keeps
+//     waits as bits between that pass's two kernels.
 //   - Embeddings, their layer norm and dropout are one kernel (embed, rows.cu): 0.15 ms of 30, 0.09 of 4.
 //   - AdamW updates all parameters in one launch (pointwise.cu).
 //   - A residual is added by the product before it. With dropout, which takes a pass of its own, the layer norm behind is in that pass
