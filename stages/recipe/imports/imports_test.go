@@ -1,6 +1,7 @@
 package imports_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -374,6 +375,27 @@ func TestReadCommand(t *testing.T) {
 	want := imports.Settings{"a": `x "y" $z`, "b": "q", "c": []any{"-1", "2"}, "d": true, "e_f": ""}
 	if err != nil || n != 3 || !maps.EqualFunc(s, want, func(a, b any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
 		t.Errorf("%v %d %v", s, n, err)
+	}
+}
+
+// Processes are those of all machines.
+func TestProcesses(t *testing.T) {
+	const program = " -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --train_data d.jsonl --per_device_train_batch_size 4"
+	for launcher, want := range map[string]int{ // 0: can't be told
+		"torchrun --nnodes 2 --nproc_per_node 8": 16, "torchrun --nproc-per-node=8 --nnodes=3": 24, "torchrun --nnodes=2": 2, "python -m torch.distributed.run --nnodes 2 --nproc_per_node 4": 8,
+		"deepspeed --num_gpus 4 --num_nodes 2": 8, "deepspeed --num_gpus=4": 4, "accelerate launch --num_machines 2 --num_processes 16": 16, "python": 1, "torchrun": 1,
+		"torchrun --nnodes 1:4 --nproc_per_node 8": 0, "torchrun --nproc_per_node gpu --nnodes 2": 0, "deepspeed": 0, "deepspeed --num_nodes 2": 0, "accelerate launch --mixed_precision bf16": 0,
+	} {
+		s, n, err := imports.ReadCommand(launcher + program)
+		if n != want || errors.Is(err, imports.ErrProcesses) != (want == 0) || s["per_device_train_batch_size"] != "4" {
+			t.Errorf("%s: %d, %v, want %d", launcher, n, err, want)
+		}
+		if want == 0 {
+			continue
+		}
+		if r, res := convert(t, imports.FlagEmbedding, s, n); r.Batch.GlobalSize != 4*want {
+			t.Errorf("%s:\n%s", launcher, res.Recipe)
+		}
 	}
 }
 

@@ -71,9 +71,13 @@ var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
 // ErrProcesses is that of a command whose number of processes can't be told, such as --nproc_per_node gpu.
 var ErrProcesses = errors.New("want the number of processes")
 
+// launched are options of torchrun, deepspeed and accelerate, whose product is the number of processes: those on each machine and the machines, or
+// all of them (accelerate's num_machines are among its num_processes).
+var launched = []string{"nproc_per_node", "num_gpus", "num_processes", "nnodes", "num_nodes"}
+
 // ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments, and variables that
 // the script itself sets. Of a script's commands it is the one that trains. It returns the settings after the program's name, and how many
-// processes torchrun is told to start: where that is no number, an ErrProcesses comes with the settings.
+// processes it is told to start, on all machines: where that is no number, an ErrProcesses comes with the settings.
 func ReadCommand(text string) (Settings, int, error) {
 	sh := newShell()
 	if err := sh.run(text, 0); err != nil {
@@ -89,7 +93,8 @@ func ReadCommand(text string) (Settings, int, error) {
 		return nil, 0, errors.New("no command line of FlagEmbedding: want ... -m FlagEmbedding.finetune... --model_name_or_path ...")
 	}
 	var notTold error
-	start, devices, program := 0, 1, "" // its arguments alone, unless there is a program
+	start, program, launcher := 0, "", "" // its arguments alone, unless there is a program
+	counts := map[string]int{}
 	for i, w := range words {
 		if isProgram(words, i) {
 			start = i + 1
@@ -98,21 +103,33 @@ func ReadCommand(text string) (Settings, int, error) {
 			}
 			break
 		}
-		name, value, joined := strings.Cut(w, "=")
-		if name = strings.ReplaceAll(name, "-", "_"); name == "__nproc_per_node" || name == "__num_processes" || name == "__num_gpus" {
-			if !joined && i+1 < len(words) {
-				value = words[i+1]
-			}
-			if n, err := strconv.Atoi(value); err == nil && n > 0 {
-				devices = n
-				continue
-			}
-			if v := variable(value); v != "" {
-				notTold = fmt.Errorf("%s: %w (--devices N says it here), and %s", w+" "+value, ErrProcesses, sh.whyNot(v))
-				continue
-			}
-			notTold = fmt.Errorf("%s %s: %w; --devices N says it here", w, value, ErrProcesses)
+		if w == "deepspeed" || w == "accelerate" {
+			launcher = w
 		}
+		name, value, joined := strings.Cut(w, "=")
+		if name = strings.TrimPrefix(strings.ReplaceAll(name, "-", "_"), "__"); !slices.Contains(launched, name) {
+			continue
+		}
+		if !joined && i+1 < len(words) {
+			value = words[i+1]
+		}
+		if n, err := strconv.Atoi(value); err == nil && n > 0 {
+			counts[name] = n
+			continue
+		}
+		counts[name] = 1
+		if v := variable(value); v != "" {
+			notTold = fmt.Errorf("%s: %w (--devices N says it here), and %s", w+" "+value, ErrProcesses, sh.whyNot(v))
+			continue
+		}
+		notTold = fmt.Errorf("%s %s: %w; --devices N says it here", w, value, ErrProcesses)
+	}
+	devices := 1
+	for _, n := range counts {
+		devices *= n
+	}
+	if said := counts["num_gpus"] + counts["num_processes"]; launcher != "" && said == 0 && notTold == nil {
+		notTold = fmt.Errorf("%s: %w: what it starts depends on the machine, and --devices N says it here", launcher, ErrProcesses)
 	}
 	s := Settings{}
 	if program != "" {
