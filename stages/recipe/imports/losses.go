@@ -66,6 +66,9 @@ func (r *recipe) margin(setting, loss string, v float64) {
 }
 
 func (r *recipe) loss() {
+	if r.apart {
+		return
+	}
 	if r.reranks() {
 		r.keys["loss.name"] = "cross_entropy"
 		if r.distills() {
@@ -107,7 +110,7 @@ func (r *recipe) loss() {
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
 	case crossEncoders[name]:
-		r.errs = append(r.errs, fmt.Sprintf("loss: %s trains a CrossEncoder, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like", name))
+		r.fail("loss: %s trains a CrossEncoder, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like", name)
 	case ours == "":
 		r.without("loss", "%s is not converted; contraflow recipe lists the losses there are", name)
 	default:

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -18,8 +20,9 @@ const FromPython = `put this into the script, after the arguments are made, and 
   import json; json.dump(args.to_dict(), open("args.json", "w"))
 
 Then add to args.json what the arguments don't have, "model" (a folder or hub id), "train_dataset" (parquet or JSONL
-files), "columns" (their names, in the order of the loss's inputs) and "loss" (the name of its class, with its options, such as "scale", as
-further settings).`
+files), "columns" (their names, in the order of the loss's inputs) and "loss" (the name of its class, or {"name": ..., "scale": ...}
+with its options). Several datasets have names, by which the others may be said: {"train_dataset": {"nli": "nli.parquet",
+"sts": "sts.parquet"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "columns": {"nli": [...], "sts": [...]}}.`
 
 var python = regexp.MustCompile(`(?s)^\s*(#[^\n]*\n\s*|""".*?"""\s*|'''.*?'''\s*)*(import\s+\w|from\s+[\w.]+\s+import\s)`)
 
@@ -28,11 +31,14 @@ func IsPython(name string, text []byte) bool {
 	return strings.HasSuffix(name, ".py") || strings.HasSuffix(name, ".ipynb") || python.Match(text)
 }
 
-// whole are settings that are mappings themselves, beside those that end in _kwargs or _mapping.
-var whole = []string{"prompts", "accelerator_config", "fsdp_config", "parallelism_config", "liger_kernel_config", "deepspeed"}
+// whole tells settings that are mappings themselves.
+func whole(name string) bool {
+	return name == "prompts" || name == "columns" || name == "loss" || name == "inner_loss" || slices.Contains(dataSettings, name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
+}
 
 // ReadMapping reads settings from a JSON or YAML mapping. Mappings inside of it, such as one called "args" or "training_arguments", count as
-// part of it; so do JSON's own types.
+// part of it: a name that two of them have with different values is an error.
 func ReadMapping(name string, text []byte) (Settings, error) {
 	if IsPython(name, text) {
 		return nil, fmt.Errorf("%s is a Python script, and settings are read here, not scripts: %s", name, FromPython)
@@ -47,23 +53,39 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 			return nil, fmt.Errorf("%s: %w", name, errors.Join(yamlErr, errors.New("want a mapping of settings to values")))
 		}
 	}
-	s := Settings{}
-	for k, v := range m {
-		inner, ok := v.(map[string]any)
-		if !ok || slices.Contains(whole, k) || strings.HasSuffix(k, "_kwargs") || strings.HasSuffix(k, "_mapping") {
-			s[k] = v
-			continue
+	s, from := Settings{}, map[string]string{}
+	var add func(at string, m map[string]any) error
+	put := func(at, k string, v any) error {
+		if was, ok := s[k]; ok && !reflect.DeepEqual(was, v) {
+			return fmt.Errorf("%s: %s is %s%s and %s%s: leave one of them", name, k, show(was), from[k], show(v), at)
 		}
-		if kind, ok := inner["name"]; ok { // {loss: {name: ..., scale: ...}}
-			s[k] = kind
-		}
-		for k2, v2 := range inner {
-			if k2 != "name" {
-				s[k2] = v2
+		s[k], from[k] = v, at
+		return nil
+	}
+	add = func(at string, m map[string]any) error {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			inner, ok := m[k].(map[string]any)
+			var err error
+			switch kind, named := inner["name"]; {
+			case !ok || whole(k):
+				err = put(at, k, m[k])
+			case named: // {model: {name: ..., max_seq_length: ...}}
+				inner = maps.Clone(inner)
+				delete(inner, "name")
+				if err = put(at, k, kind); err != nil {
+					break
+				}
+				fallthrough
+			default:
+				err = add(" in "+k, inner)
+			}
+			if err != nil {
+				return err
 			}
 		}
+		return nil
 	}
-	return s, nil
+	return s, add("", m)
 }
 
 var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
