@@ -757,3 +757,32 @@ func ExampleConvert() {
 	// save:
 	//   dir: "runs/imported"
 }
+
+// What kept negatives on their devices does so however the recipe is run: on a mesh of as many ranks.
+func TestNegativesApart(t *testing.T) {
+	for _, c := range []struct {
+		from     imports.Source
+		settings imports.Settings
+		devices  int
+		mesh     int
+		gather   bool
+	}{
+		{imports.FlagEmbedding, imports.Settings{}, 8, 8, false},
+		{imports.FlagEmbedding, imports.Settings{"negatives_cross_device": true}, 8, 0, true},
+		{imports.FlagEmbedding, imports.Settings{}, 1, 0, true},
+		{imports.FlagEmbedding, imports.Settings{"unified_finetuning": true}, 8, 8, false},
+		{imports.FlagEmbedding, imports.Settings{"module": "FlagEmbedding.finetune.reranker.encoder_only.base"}, 8, 0, false}, // of groups
+		{imports.SentenceTransformers, imports.Settings{}, 4, 4, false},
+		{imports.SentenceTransformers, imports.Settings{"gather_across_devices": true}, 4, 0, true},
+		{imports.SentenceTransformers, imports.Settings{"gather_across_devices": false}, 1, 0, false},
+		{imports.SentenceTransformers, imports.Settings{"loss": "CoSENTLoss"}, 4, 4, false},
+		{imports.SentenceTransformers, imports.Settings{"loss": "CosineSimilarityLoss"}, 4, 0, true}, // which sees no other rows
+		{imports.SentenceTransformers, imports.Settings{"loss": map[string]any{"a": "CosineSimilarityLoss", "b": "MSELoss"}, "train_dataset": map[string]any{"a": "a", "b": "b"}}, 4, 0, true},
+		{imports.SentenceTransformers, imports.Settings{"loss": map[string]any{"a": "CosineSimilarityLoss", "b": "AnglELoss"}, "train_dataset": map[string]any{"a": "a", "b": "b"}}, 4, 4, false},
+	} {
+		r, res := convert(t, c.from, c.settings, c.devices)
+		if int(r.Mesh.Replicate) != c.mesh || r.Loss.GatherAcrossDevices != c.gather || r.Batch.GlobalSize != 8*c.devices || strings.Contains(res.Recipe, "and so mesh.replicate is") != (c.mesh > 0) {
+			t.Errorf("%v on %d:\n%s", c.settings, c.devices, res.Recipe)
+		}
+	}
+}

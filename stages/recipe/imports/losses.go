@@ -11,6 +11,7 @@ type peer struct {
 	// inputs are the columns that it takes, where they are not texts alone. The last one, whatever it is called, is the column of that key of
 	// data.train.
 	inputs string
+	rows   bool // a row's term is of that row alone
 }
 
 // losses are those that contraflow has.
@@ -18,14 +19,14 @@ var losses = map[string]peer{
 	"MultipleNegativesRankingLoss": {name: "mnrl"}, "CachedMultipleNegativesRankingLoss": {name: "mnrl"},
 	"MultipleNegativesSymmetricRankingLoss": {name: "mnrl"}, "CachedMultipleNegativesSymmetricRankingLoss": {name: "mnrl"},
 	"GISTEmbedLoss": {name: "gist"}, "CachedGISTEmbedLoss": {name: "gist"},
-	"CoSENTLoss": {"cosent", "sentence1 sentence2 label"}, "AnglELoss": {"angle", "sentence1 sentence2 label"},
-	"CosineSimilarityLoss": {"cosine_similarity", "sentence1 sentence2 label"},
-	"ContrastiveLoss":      {"contrastive", "sentence1 sentence2 label"}, "OnlineContrastiveLoss": {"online_contrastive", "sentence1 sentence2 label"},
-	"TripletLoss":          {name: "triplet"},
-	"BatchHardTripletLoss": {"batch_hard_triplet", "sentence label"}, "BatchHardSoftMarginTripletLoss": {"batch_hard_soft_margin_triplet", "sentence label"},
-	"BatchSemiHardTripletLoss": {"batch_semi_hard_triplet", "sentence label"}, "BatchAllTripletLoss": {"batch_all_triplet", "sentence label"},
-	"MarginMSELoss": {"margin_mse", "query positive negative label"}, "DistillKLDivLoss": {"distill_kl", "query positive negative scores"},
-	"MSELoss": {"teacher_embedding", "sentence teacher"}, "EmbedDistillLoss": {"teacher_embedding", "sentence teacher"},
+	"CoSENTLoss": {name: "cosent", inputs: "sentence1 sentence2 label"}, "AnglELoss": {name: "angle", inputs: "sentence1 sentence2 label"},
+	"CosineSimilarityLoss": {name: "cosine_similarity", inputs: "sentence1 sentence2 label", rows: true},
+	"ContrastiveLoss":      {name: "contrastive", inputs: "sentence1 sentence2 label", rows: true}, "OnlineContrastiveLoss": {name: "online_contrastive", inputs: "sentence1 sentence2 label"},
+	"TripletLoss":          {name: "triplet", rows: true},
+	"BatchHardTripletLoss": {name: "batch_hard_triplet", inputs: "sentence label"}, "BatchHardSoftMarginTripletLoss": {name: "batch_hard_soft_margin_triplet", inputs: "sentence label"},
+	"BatchSemiHardTripletLoss": {name: "batch_semi_hard_triplet", inputs: "sentence label"}, "BatchAllTripletLoss": {name: "batch_all_triplet", inputs: "sentence label"},
+	"MarginMSELoss": {name: "margin_mse", inputs: "query positive negative label", rows: true}, "DistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true},
+	"MSELoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
 }
 
 // crossEncoders are losses that sentence-transformers has for CrossEncoders alone. Others' names are those of losses for embedders as well.

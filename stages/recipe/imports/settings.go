@@ -120,23 +120,23 @@ func (r *recipe) batch() {
 			size = n
 		}
 	}
+	r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
 	gathered, said := r.gathers()
+	apart := r.devices > 1 && !gathered && r.inBatch()
+	of := fmt.Sprintf("batch.global_size is %d rows on each of %d devices", size, r.devices)
 	switch {
-	case r.reranks():
-		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
-		if r.devices > 1 {
-			r.assume("batch.global_size is %d groups on each of %d devices", size, r.devices)
-		}
 	case r.devices == 1:
-		r.keys["batch.global_size"] = fmt.Sprint(size)
+	case r.reranks():
+		r.assume("batch.global_size is %d groups on each of %d devices", size, r.devices)
 	case gathered:
-		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
-		r.assume("batch.global_size is %d rows on each of %d devices; negatives come from all of them", size, r.devices)
+		r.assume("%s; negatives come from all of them", of)
+	case apart:
+		r.keys["mesh.replicate"] = fmt.Sprint(r.devices)
+		r.assume("%s; negatives stay on their device, as they did, and so mesh.replicate is %d: a launcher has to start as many processes, and without one, train makes as many ranks in one process, on the device that is there. With mesh.replicate: auto and loss.gather_across_devices: true, negatives come from all rows on any number of devices", of, r.devices)
 	default:
-		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
-		r.assume("batch.global_size is %d rows on each of %d devices; negatives stay on their device, as they did (loss.gather_across_devices: true would use all)", size, r.devices)
+		r.assume("%s", of)
 	}
-	if (said || r.devices > 1) && !r.reranks() {
+	if (said || apart) && !r.reranks() {
 		r.set("loss.gather_across_devices", fmt.Sprint(gathered), "true")
 	}
 	if n, ok := r.whole("gradient_accumulation_steps"); ok {
@@ -188,7 +188,24 @@ func (r *recipe) gathers() (yes, said bool) {
 	if v, ok := r.yes("gather_across_devices"); ok {
 		return v, true
 	}
-	return false, r.from == FlagEmbedding && r.devices > 1
+	return false, false
+}
+
+// inBatch tells whether a row's loss depends on what other rows are on its device.
+func (r *recipe) inBatch() bool {
+	if r.reranks() {
+		return false
+	}
+	for _, p := range r.parts {
+		loss := r
+		if p.loss != nil {
+			loss = p.loss
+		}
+		if !loss.peer().rows {
+			return true
+		}
+	}
+	return false
 }
 
 // program is the module of FlagEmbedding that the command line runs.
@@ -236,7 +253,7 @@ func (r *recipe) m3() {
 	if r.distills() {
 		r.keys["loss.distillation"] = plain(kind)
 	}
-	if r.devices > 1 {
+	if gathered, _ := r.gathers(); gathered && r.devices > 1 {
 		r.assume("negatives of all devices count for all three parts; FlagEmbedding's sparse and multi-vector losses stay on their device")
 	}
 }
