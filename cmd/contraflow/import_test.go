@@ -18,7 +18,7 @@ func TestImportPython(t *testing.T) {
 	if err := os.WriteFile(script, []byte("import argparse\np.add_argument('--model_name_or_path')\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const dump = `json.dump(args.to_dict(), open("args.json", "w"))`
+	const dump = `json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))`
 	if r := contraflow(t, "", "import", script); r.code != 1 || !strings.Contains(r.stderr, dump) || strings.Contains(r.stderr, "argparse") {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}

@@ -328,6 +328,7 @@ func (r *recipe) ownLosses() {
 		}
 		r.apart = true
 		own := p.loss
+		own.surely = r.surely
 		own.loss()
 		own.remaining()
 		for _, e := range own.errs {

@@ -53,6 +53,7 @@ type recipe struct {
 	parts    []part            // of data.train
 	datasets int               // their number
 	apart    bool              // they have losses of their own
+	surely   bool              // the arguments say that they are an embedder's
 	group    int               // of FlagEmbedding's: a positive and its negatives
 	keys     map[string]string // full key: YAML
 	used     map[string]bool
@@ -65,6 +66,7 @@ type recipe struct {
 func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r := &recipe{from: from, settings: s, devices: max(1, devices), keys: map[string]string{}, used: map[string]bool{}, asked: map[string]bool{}}
 	r.separate()
+	r.embeds()
 	if len(r.errs) > 0 {
 		return nil, errors.New(strings.Join(r.errs, "\n"))
 	}

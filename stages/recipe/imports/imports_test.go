@@ -171,10 +171,39 @@ func TestOddWords(t *testing.T) {
 	}
 }
 
-// A CrossEncoder's loss must not become an embedder's recipe.
+// A CrossEncoder's settings must not become an embedder's recipe; where nothing tells, that is said.
 func TestCrossEncoder(t *testing.T) {
-	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"model": "m", "loss": "cross_encoder.losses.LambdaLoss"}, 1); err == nil || !strings.Contains(err.Error(), "contraflow recipe reranker") {
+	for _, s := range []imports.Settings{
+		{"loss": "cross_encoder.losses.LambdaLoss"}, {"loss": "BinaryCrossEntropyLoss"}, {"loss": "sentence_transformers.cross_encoder.losses.MSELoss()"}, {"arguments": "CrossEncoderTrainingArguments"},
+		{"loss": "MSELoss", "num_labels": 1.0}, {"loss": map[string]any{"name": "MarginMSELoss"}, "num_labels": 1.0},
+	} {
+		if res, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), "contraflow recipe reranker") {
+			t.Errorf("%v: %v %+v", s, err, res)
+		}
+	}
+	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"arguments": "SparseEncoderTrainingArguments"}, 1); err == nil || !strings.Contains(err.Error(), "SparseEncoder") {
 		t.Error(err)
+	}
+	for loss, both := range map[string]bool{"MSELoss": true, "CachedMultipleNegativesRankingLoss": true, "MarginMSELoss": true, "CoSENTLoss": false, "losses.TripletLoss": false} {
+		for _, class := range []any{nil, "SentenceTransformerTrainingArguments"} {
+			res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"loss": loss, "arguments": class}, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(res.Recipe, "contraflow recipe reranker") != (both && class == nil) || len(res.Unknown)+len(res.Without) > 0 {
+				t.Errorf("%s of %v:\n%s", loss, class, res.Recipe)
+			}
+		}
+	}
+}
+
+// A loss that there isn't here is named, with what stands in its place and with a command that lists those there are.
+func TestOtherLoss(t *testing.T) {
+	for _, s := range []imports.Settings{{"loss": "SoftmaxLoss", "num_labels": 3.0}, {"loss": "losses.ContrastiveTensionLoss()"}} {
+		r, res := convert(t, imports.SentenceTransformers, s, 1)
+		if r.Loss.Name != "mnrl" || len(res.Without) != 1 || len(res.Unknown) > 0 || !strings.Contains(res.Without[0], "the recipe has mnrl in its place") || !strings.Contains(res.Without[0], "contraflow recipe embedder lists") {
+			t.Errorf("%v: %q, %q", s, res.Without, res.Unknown)
+		}
 	}
 }
 
@@ -253,7 +282,7 @@ func TestPython(t *testing.T) {
 		"x = 1\n": "train.py", "{\"cells\": []}": "train.ipynb", "import torch\n": "train", "# a\n\nfrom sentence_transformers import SentenceTransformer\nx = {": "-",
 		"#!/usr/bin/env python\n\"\"\"\nTrains: all\n\"\"\"\nfrom a.b import (\n c)": "-",
 	} {
-		if _, err := imports.ReadMapping(name, []byte(text)); err == nil || !strings.HasPrefix(err.Error(), name+" is a Python script") || !strings.Contains(err.Error(), `json.dump(args.to_dict(), open("args.json", "w"))`) {
+		if _, err := imports.ReadMapping(name, []byte(text)); err == nil || !strings.HasPrefix(err.Error(), name+" is a Python script") || !strings.Contains(err.Error(), `json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))`) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -34,6 +34,31 @@ var crossEncoders = map[string]bool{
 	"BinaryCrossEntropyLoss": true, "CrossEntropyLoss": true, "LambdaLoss": true, "ListMLELoss": true, "ListNetLoss": true, "PListMLELoss": true, "RankNetLoss": true, "ADRMSELoss": true,
 }
 
+// ofBoth are losses of CrossEncoders whose names embedders' have as well.
+var ofBoth = map[string]bool{"MultipleNegativesRankingLoss": true, "CachedMultipleNegativesRankingLoss": true, "MSELoss": true, "MarginMSELoss": true}
+
+// embeds finds what tells that the arguments are a CrossEncoder's, or of another model that is none of an embedder.
+func (r *recipe) embeds() {
+	if r.from != SentenceTransformers {
+		return
+	}
+	class, _ := r.word("arguments") // FromPython's
+	switch class = class[strings.LastIndexByte(class, '.')+1:]; {
+	case strings.HasPrefix(class, "CrossEncoder"):
+		r.fail("arguments: %s are %s", class, crossEncoder)
+	case strings.HasPrefix(class, "SparseEncoder"):
+		r.fail("arguments: %s are a SparseEncoder's, which is not trained here: model.kind: m3 has lexical weights beside embeddings (contraflow recipe m3)", class)
+	}
+	r.surely = strings.HasPrefix(class, "SentenceTransformer")
+	if v, ok := r.has("num_labels"); ok {
+		if name, _ := r.settings["loss"].(string); !strings.HasSuffix(strings.TrimSuffix(name, "()"), "SoftmaxLoss") { // which has them as well
+			r.fail("num_labels: %s are %s", show(v), crossEncoder)
+		}
+	}
+}
+
+const crossEncoder = "a CrossEncoder's, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like"
+
 // lossName is the name of the loss's class: of the one inside, where it is wrapped.
 func (r *recipe) lossName() (name string, given bool) {
 	name, given = r.word("loss")
@@ -105,16 +130,20 @@ func (r *recipe) loss() {
 		}
 		return
 	}
+	module, _ := r.word("loss")
 	name, ok := r.lossName()
 	ours := losses[name].name
 	switch {
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
-	case crossEncoders[name]:
-		r.fail("loss: %s trains a CrossEncoder, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like", name)
+	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
+		r.fail("loss: %s is %s", name, crossEncoder)
 	case ours == "":
-		r.without("loss", "%s is not converted; contraflow recipe lists the losses there are", name)
+		r.without("loss", "%s is not converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe embedder lists the losses that there are", name)
 	default:
+		if ofBoth[name] && !r.surely {
+			r.assume("%s is an embedder's (a SentenceTransformer's): a CrossEncoder's, which is called so too, is not converted, and contraflow recipe reranker shows what its recipe looks like", name)
+		}
 		r.set("loss.name", ours, "mnrl")
 	}
 	if strings.Contains(name, "Symmetric") {

@@ -17,12 +17,15 @@ import (
 // FromPython says how a script's settings become a file that can be imported.
 const FromPython = `put this into the script, after the arguments are made, and run it that far:
 
-  import json; json.dump(args.to_dict(), open("args.json", "w"))
+  import json; json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))
 
 Then add to args.json what the arguments don't have, "model" (a folder or hub id), "train_dataset" (parquet or JSONL
 files), "columns" (their names, in the order of the loss's inputs) and "loss" (the name of its class, or {"name": ..., "scale": ...}
 with its options). Several datasets have names, by which the others may be said: {"train_dataset": {"nli": "nli.parquet",
-"sts": "sts.parquet"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "columns": {"nli": [...], "sts": [...]}}.`
+"sts": "sts.parquet"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "columns": {"nli": [...], "sts": [...]}}.
+
+Arguments of a CrossEncoder or a SparseEncoder are not converted: contraflow recipe reranker and contraflow recipe m3 show what recipes of
+such models look like.`
 
 var python = regexp.MustCompile(`(?s)^\s*(#[^\n]*\n\s*|""".*?"""\s*|'''.*?'''\s*)*(import\s+\w|from\s+[\w.]+\s+import\s)`)
 
