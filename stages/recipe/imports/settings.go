@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"contraflow/stages/evaluate"
 	schema "contraflow/stages/recipe"
 )
 
@@ -367,9 +368,16 @@ func (r *recipe) rest() {
 		dir = "runs/imported"
 	}
 	r.keys["save.dir"] = quote(dir)
-	r.every("save.every", "save", "500")
-	if s, ok := r.interval("save_strategy"); ok && s == "no" {
+	switch s, _ := r.interval("save_strategy"); s {
+	case "no":
 		r.keys["save.every"] = "0"
+		r.has("save_steps")
+	case "best":
+		r.keys["save.best"] = "true"
+		r.assume("save_strategy is best: the model that is saved is the best evaluation's (save.best), and checkpoints to resume from are written besides: save.every stays at its default, 500")
+		r.has("save_steps")
+	default:
+		r.every("save.every", "save", "500")
 	}
 	if n, ok := r.whole("save_total_limit"); ok && n > 0 {
 		r.set("save.keep", fmt.Sprint(n), "2")
@@ -378,11 +386,7 @@ func (r *recipe) rest() {
 		r.keys["save.best"] = "true"
 	}
 	if m, ok := r.word("metric_for_best_model"); ok && m != "" {
-		if strings.TrimPrefix(m, "eval_") == "loss" {
-			r.without("metric_for_best_model", "%s: there is no loss on held-out pairs here; save.best goes by eval.metric, which eval.retrieval or eval.sts measures", m)
-		} else {
-			r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", m)
-		}
+		r.metric(m)
 	}
 	patience, stops := r.whole("early_stopping_patience")
 	delta, hasDelta := r.number("early_stopping_threshold")
@@ -407,7 +411,24 @@ func (r *recipe) rest() {
 	}
 }
 
-// interval is no, steps or epoch.
+// metric is that of the best model: eval_NAME_cosine_mrr@10 as well, of an evaluator called NAME.
+func (r *recipe) metric(name string) {
+	bare := strings.TrimPrefix(name, "eval_")
+	measure := bare[strings.LastIndexByte(bare, '_')+1:]
+	switch _, err := evaluate.ParseMeasure(measure); {
+	case err == nil:
+		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")
+		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
+			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.retrieval names, whose mean counts", name, measure)
+		}
+	case bare == "loss":
+		r.without("metric_for_best_model", "%s: there is no loss on held-out pairs here; save.best goes by eval.metric, which eval.retrieval or eval.sts measures", name)
+	default:
+		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", name)
+	}
+}
+
+// interval is no, steps, epoch or best.
 func (r *recipe) interval(name string) (string, bool) {
 	s, ok := r.word(name)
 	return strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]), ok
