@@ -398,7 +398,7 @@ func TestWrongSettings(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		`torchrun -m FlagEmbedding.x 'a`: "the quote at character 29 has no end", "ls -l": "no command line of FlagEmbedding", "python a.py x": `"x" stands where`, "": "no command line",
-		"torchrun --nproc_per_node gpu x.py": "want the number of processes",
+		"torchrun --nproc_per_node gpu x.py --train_data d": "want the number of processes",
 	} {
 		if _, _, err := imports.ReadCommand(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
@@ -575,6 +575,8 @@ func TestSaid(t *testing.T) {
 		"lr_scheduler_kwargs":         {imports.SentenceTransformers, map[string]any{"num_cycles": 2.0}, "schedules have no options"},
 		"max_example_num_per_dataset": {imports.FlagEmbedding, "1000", "all rows"},
 		"shuffle_ratio":               {imports.FlagEmbedding, "0.1", "texts stay"},
+		"small_threshold":             {imports.FlagEmbedding, "100", "small files train as they are"},
+		"drop_threshold":              {imports.FlagEmbedding, "50", "no rows are dropped"},
 		"sep_token":                   {imports.FlagEmbedding, "\n", "what stands between"},
 		"model_type":                  {imports.FlagEmbedding, "decoder", "the program"},
 	} {
@@ -583,7 +585,7 @@ func TestSaid(t *testing.T) {
 			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
 		}
 	}
-	for name, value := range map[string]any{"lr_scheduler_kwargs": map[string]any{}, "train_sampling_strategy": "random", "similarity_fct": "cos_sim", "batch_sampler": "no_duplicates_hashed"} {
+	for name, value := range map[string]any{"lr_scheduler_kwargs": map[string]any{}, "train_sampling_strategy": "random", "similarity_fct": "cos_sim", "batch_sampler": "no_duplicates_hashed", "small_threshold": "0", "drop_threshold": 0.0} {
 		if _, res := convert(t, imports.SentenceTransformers, imports.Settings{name: value}, 1); len(res.Unknown)+len(res.Without) > 0 {
 			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
 		}
@@ -617,8 +619,8 @@ func TestDefaults(t *testing.T) {
 
 // A slip is told from a name that nobody has.
 func TestUnknown(t *testing.T) {
-	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"leaning_rate": 0.0, "eval_datset": "x", "frobnicate": 1.0}, 1)
-	if fmt.Sprintf("%q", res.Unknown) != `["eval_datset; did you mean eval_dataset?" "frobnicate" "leaning_rate; did you mean learning_rate?"]` {
+	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"leaning_rate": 0.0, "eval_datset": "x", "frobnicate": 1.0, "lr": 3.0, "q": 1.0}, 1)
+	if fmt.Sprintf("%q", res.Unknown) != `["eval_datset; did you mean eval_dataset?" "frobnicate" "leaning_rate; did you mean learning_rate?" "lr; did you mean learning_rate?" "q"]` {
 		t.Errorf("%q", res.Unknown)
 	}
 }

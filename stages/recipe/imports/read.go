@@ -187,6 +187,14 @@ func ReadCommand(text string) (Settings, int, error) {
 			s[name] = values
 		}
 	}
+	_, model := s["model_name_or_path"]
+	_, data := s["train_data"]
+	if program == "" && !model && !data {
+		if start > 0 {
+			return nil, 0, fmt.Errorf("%s is no program of FlagEmbedding, and has neither --model_name_or_path nor --train_data, by which a copy of one would be told. Of a sentence-transformers script, %s", words[start-1], FromPython)
+		}
+		return nil, 0, errors.New("no command line of FlagEmbedding: it has neither --model_name_or_path nor --train_data")
+	}
 	if notTold != nil {
 		devices = 0
 	}

@@ -29,10 +29,26 @@ func TestPython(t *testing.T) {
 }
 
 func TestReadCommand(t *testing.T) {
-	s, n, err := imports.ReadCommand(`accelerate launch --num-processes=3 run.py --a "x \"y\" $z" --b='q' --c -1 2 --d --e-f ''`)
-	want := imports.Settings{"a": `x "y" $z`, "b": "q", "c": []any{"-1", "2"}, "d": true, "e_f": ""}
+	s, n, err := imports.ReadCommand(`accelerate launch --num-processes=3 run.py --train_data d --a "x \"y\" $z" --b='q' --c -1 2 --d --e-f ''`)
+	want := imports.Settings{"train_data": "d", "a": `x "y" $z`, "b": "q", "c": []any{"-1", "2"}, "d": true, "e_f": ""}
 	if err != nil || n != 3 || !maps.EqualFunc(s, want, func(a, b any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
 		t.Errorf("%v %d %v", s, n, err)
+	}
+}
+
+// A script of somebody's own is no program of FlagEmbedding, unless it has its options: what is imported of it is said.
+func TestOwnProgram(t *testing.T) {
+	for command, want := range map[string]string{
+		"python train.py --lr 3": "train.py is no program of FlagEmbedding", "torchrun --nproc_per_node gpu a/b.py --epochs 3": "a/b.py is no program of FlagEmbedding", "--lr 3": "no command line of FlagEmbedding: it has neither",
+		"python train.py --model_name_or_path m": "", "python train.py --train_data d": "", "--model_name_or_path m": "", "python FlagEmbedding/finetune/embedder/run.py --lr 3": "", "python -m FlagEmbedding.x --lr 3": "",
+	} {
+		s, _, err := imports.ReadCommand(command)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v", command, s, err)
+		}
+		if strings.HasPrefix(command, "python") && err != nil && !strings.Contains(err.Error(), "args.to_dict()") {
+			t.Errorf("%s: %v", command, err)
+		}
 	}
 }
 

@@ -466,7 +466,7 @@ var nothing = strings.Fields(`
 	save_safetensors save_on_each_node enable_jit_checkpoint resume_from_checkpoint
 	use_cpu no_cuda use_mps_device use_ipex jit_mode_eval tpu_num_cores tpu_metrics_debug torch_compile torch_compile_backend torch_compile_mode torchdynamo
 	use_liger_kernel liger_kernel_config gradient_checkpointing_kwargs activation_checkpointing_kwargs half_precision_backend fp16_backend fp16_opt_level
-	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of small_threshold drop_threshold
+	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of
 	query_instruction_format passage_instruction_format query_instruction_for_retrieval passage_instruction_for_retrieval use_lora`)
 
 // counterparts are settings that change what is computed and have no key.
@@ -533,6 +533,8 @@ var counterparts = map[string]string{
 	"torch_dtype":                             "train.precision",
 	"lr_scheduler_kwargs":                     "schedules have no options: linear and cosine go from optimizer.lr to 0",
 	"max_example_num_per_dataset":             "all rows of a dataset train: a file with so many of them would be one of that size",
+	"small_threshold":                         "small files train as they are: with same_dataset_within_batch those of a folder are merged there, and a single one is left out",
+	"drop_threshold":                          "no rows are dropped: with same_dataset_within_batch small files of a folder that are too few rows together are left out there",
 	"shuffle_ratio":                           "texts stay as they are: parts of long positives are not put in another order",
 	"sep_token":                               "what stands between query and document is the model's, or model.template's",
 	"model_type":                              "the program (encoder_only, decoder_only) and the model's own config.json say what is trained",
@@ -567,6 +569,9 @@ func off(v any) bool {
 	return fmt.Sprint(v) == "0" // YAML's whole numbers
 }
 
+// usual are names that scripts give settings of their own, for those that are known.
+var usual = map[string]string{"lr": "learning_rate", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size", "max_length": "max_seq_length"}
+
 // remaining sorts what no rule has used.
 func (r *recipe) remaining() {
 	known := slices.Concat(slices.Collect(maps.Keys(counterparts)), slices.Collect(maps.Keys(r.asked)), nothing)
@@ -583,7 +588,11 @@ func (r *recipe) remaining() {
 			r.without(n, "%s", why)
 			continue
 		}
-		if near := schema.Nearest(n[:min(len(n), 64)], known); near != "" && !slices.Contains(known, n) {
+		near, meant := usual[n]
+		if !meant && len(n) > 2 {
+			near = schema.Nearest(n[:min(len(n), 64)], known)
+		}
+		if near != "" && !slices.Contains(known, n) {
 			n += "; did you mean " + near + "?"
 		}
 		r.result.Unknown = append(r.result.Unknown, n)
