@@ -1,10 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/goldens"
 )
 
 // A Python script is answered with what to put into it, whatever options of its own it names; so is a question for help.
@@ -13,7 +18,7 @@ func TestImportPython(t *testing.T) {
 	if err := os.WriteFile(script, []byte("import argparse\np.add_argument('--model_name_or_path')\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const dump = `json.dump(args.to_dict(), open("args.json", "w"))`
+	const dump = `json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))`
 	if r := contraflow(t, "", "import", script); r.code != 1 || !strings.Contains(r.stderr, dump) || strings.Contains(r.stderr, "argparse") {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
@@ -30,5 +35,35 @@ func TestImportDevices(t *testing.T) {
 	}
 	if r := succeed(t, append([]string{"import", "--devices", "4"}, command...)...); !strings.Contains(r.stdout, "global_size: 32") {
 		t.Errorf("%s", r.stdout)
+	}
+}
+
+// Where devices kept their negatives apart, the recipe does so as it stands: with a scale of nearly 0 the loss is the log of how many documents
+// a query meets.
+func TestImportNegativesApart(t *testing.T) {
+	dir := workspace(t)
+	recipe := filepath.Join(dir, "imported.yaml")
+	settings := `{"model": "` + goldens.Path(t, "bert/minilm-tiny") + `", "train_dataset": "` + filepath.Join(dir, "train.parquet") + `", "columns": ["query", "positive"], "per_device_train_batch_size": 4,
+		"loss": {"name": "MultipleNegativesRankingLoss", "scale": 0.001}, "batch_sampler": "no_duplicates", "output_dir": "` + filepath.Join(dir, "imported") + `"}`
+	for _, c := range []struct {
+		settings string
+		want     float64
+	}{{settings, 4}, {strings.Replace(settings, `0.001`, `0.001, "gather_across_devices": true`, 1), 16}} {
+		r := contraflow(t, c.settings, "import", "--devices", "4", "-")
+		if r.code != 0 {
+			t.Fatal(r.stderr)
+		}
+		if err := os.WriteFile(recipe, []byte(r.stdout), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		succeed(t, "train", "-c", recipe, "--set", "train.max_steps=1", "--set", "train.epochs=1", "--set", "train.device=cpu", "--set", "log.every=1")
+		text, err := os.ReadFile(filepath.Join(dir, "imported", "metrics.jsonl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var step struct{ Loss float64 }
+		if err := json.NewDecoder(bytes.NewReader(text)).Decode(&step); err != nil || math.Abs(step.Loss-math.Log(c.want)) > 0.01 {
+			t.Errorf("loss %v (%v), want log(%v) = %v of\n%s", step.Loss, err, c.want, math.Log(c.want), r.stdout)
+		}
 	}
 }

@@ -10,6 +10,8 @@
 package imports
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
@@ -48,7 +50,10 @@ type recipe struct {
 	from     Source
 	settings Settings
 	devices  int
-	datasets int               // of data.train
+	parts    []part            // of data.train
+	datasets int               // their number
+	apart    bool              // they have losses of their own
+	surely   bool              // the arguments say that they are an embedder's
 	group    int               // of FlagEmbedding's: a positive and its negatives
 	keys     map[string]string // full key: YAML
 	used     map[string]bool
@@ -60,6 +65,11 @@ type recipe struct {
 // Convert makes a recipe. devices is how many processes trained together there; 0 means 1. A setting of the wrong type is an error.
 func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r := &recipe{from: from, settings: s, devices: max(1, devices), keys: map[string]string{}, used: map[string]bool{}, asked: map[string]bool{}}
+	r.separate()
+	r.embeds()
+	if len(r.errs) > 0 {
+		return nil, errors.New(strings.Join(r.errs, "\n"))
+	}
 	r.model()
 	r.data()
 	r.batch()
@@ -69,7 +79,7 @@ func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r.remaining()
 	r.variables()
 	if len(r.errs) > 0 {
-		return nil, fmt.Errorf("%s", strings.Join(r.errs, "\n"))
+		return nil, errors.New(strings.Join(r.errs, "\n"))
 	}
 	for _, said := range [][]string{r.result.Assumed, r.result.Without, r.result.Unknown} {
 		for i, s := range said { // each is a comment of one line
@@ -91,7 +101,31 @@ func (r *recipe) has(name string) (any, bool) {
 }
 
 func (r *recipe) wrong(name, want string, v any) {
-	r.errs = append(r.errs, fmt.Sprintf("%s: want %s, got %v", name, want, v))
+	r.fail("%s: want %s, got %s", name, want, show(v))
+}
+
+// show writes a setting as its file may have it.
+func show(v any) string {
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if e.Encode(v) != nil { // YAML has what JSON hasn't
+		return fmt.Sprint(v)
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// fail adds an error, once.
+func (r *recipe) fail(format string, args ...any) {
+	r.errs = once(r.errs, fmt.Sprintf(format, args...))
+}
+
+// once adds what isn't there yet: what is said of each dataset may be the same.
+func once(all []string, s string) []string {
+	if slices.Contains(all, s) {
+		return all
+	}
+	return append(all, s)
 }
 
 // number reads a number, which a command line has as text.
@@ -132,8 +166,12 @@ func (r *recipe) word(name string) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	if s, ok := v.(string); ok {
-		return s, true
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case map[string]any, []any:
+		r.wrong(name, "a text", v)
+		return "", false
 	}
 	return fmt.Sprint(v), true
 }
@@ -182,12 +220,12 @@ func (r *recipe) set(key, value, fallback string) {
 }
 
 func (r *recipe) assume(format string, args ...any) {
-	r.result.Assumed = append(r.result.Assumed, fmt.Sprintf(format, args...))
+	r.result.Assumed = once(r.result.Assumed, fmt.Sprintf(format, args...))
 }
 
 func (r *recipe) without(name, format string, args ...any) {
 	r.used[name] = true
-	r.result.Without = append(r.result.Without, name+": "+fmt.Sprintf(format, args...))
+	r.result.Without = once(r.result.Without, name+": "+fmt.Sprintf(format, args...))
 }
 
 func num(f float64) string  { return strconv.FormatFloat(f, 'g', -1, 64) }

@@ -170,10 +170,39 @@ func TestOddWords(t *testing.T) {
 	}
 }
 
-// A CrossEncoder's loss must not become an embedder's recipe.
+// A CrossEncoder's settings must not become an embedder's recipe; where nothing tells, that is said.
 func TestCrossEncoder(t *testing.T) {
-	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"model": "m", "loss": "cross_encoder.losses.LambdaLoss"}, 1); err == nil || !strings.Contains(err.Error(), "contraflow recipe reranker") {
+	for _, s := range []imports.Settings{
+		{"loss": "cross_encoder.losses.LambdaLoss"}, {"loss": "BinaryCrossEntropyLoss"}, {"loss": "sentence_transformers.cross_encoder.losses.MSELoss()"}, {"arguments": "CrossEncoderTrainingArguments"},
+		{"loss": "MSELoss", "num_labels": 1.0}, {"loss": map[string]any{"name": "MarginMSELoss"}, "num_labels": 1.0},
+	} {
+		if res, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), "contraflow recipe reranker") {
+			t.Errorf("%v: %v %+v", s, err, res)
+		}
+	}
+	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"arguments": "SparseEncoderTrainingArguments"}, 1); err == nil || !strings.Contains(err.Error(), "SparseEncoder") {
 		t.Error(err)
+	}
+	for loss, both := range map[string]bool{"MSELoss": true, "CachedMultipleNegativesRankingLoss": true, "MarginMSELoss": true, "CoSENTLoss": false, "losses.TripletLoss": false} {
+		for _, class := range []any{nil, "SentenceTransformerTrainingArguments"} {
+			res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"loss": loss, "arguments": class}, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(res.Recipe, "contraflow recipe reranker") != (both && class == nil) || len(res.Unknown)+len(res.Without) > 0 {
+				t.Errorf("%s of %v:\n%s", loss, class, res.Recipe)
+			}
+		}
+	}
+}
+
+// A loss that there isn't here is named, with what stands in its place and with a command that lists those there are.
+func TestOtherLoss(t *testing.T) {
+	for _, s := range []imports.Settings{{"loss": "SoftmaxLoss", "num_labels": 3.0}, {"loss": "losses.ContrastiveTensionLoss()"}} {
+		r, res := convert(t, imports.SentenceTransformers, s, 1)
+		if r.Loss.Name != "mnrl" || len(res.Without) != 1 || len(res.Unknown) > 0 || !strings.Contains(res.Without[0], "the recipe has mnrl in its place") || !strings.Contains(res.Without[0], "contraflow recipe embedder lists") {
+			t.Errorf("%v: %q, %q", s, res.Without, res.Unknown)
+		}
 	}
 }
 
@@ -206,6 +235,36 @@ func TestEvalEpochs(t *testing.T) {
 	res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0, "early_stopping_patience": 2.0}, 1)
 	if err != nil || strings.Contains(res.Recipe, "every: 0") || !strings.Contains(res.Recipe, more) {
 		t.Errorf("%v %+v", err, res)
+	}
+}
+
+// The best model is what another program calls so, and what differs is said.
+func TestBest(t *testing.T) {
+	for _, c := range []struct {
+		settings imports.Settings
+		metric   string
+		said     string
+	}{
+		{imports.Settings{"save_strategy": "best", "load_best_model_at_end": true}, "ndcg@10", "save_strategy is best: "},
+		{imports.Settings{"save_strategy": "SaveStrategy.BEST", "save_steps": 100.0}, "ndcg@10", "save_strategy is best: "},
+		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "eval_cranfield_cosine_mrr@10"}, "mrr@10", "metric_for_best_model is one evaluator's, eval_cranfield_cosine_mrr@10: eval.metric is mrr@10"},
+		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "eval_cosine_ndcg@10"}, "ndcg@10", ""},
+		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "dot_recall@100"}, "recall@100", ""},
+		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "cosine_accuracy@1"}, "ndcg@10", "# without counterpart: metric_for_best_model: cosine_accuracy@1"},
+		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "precision"}, "ndcg@10", "# without counterpart: metric_for_best_model: precision"}, // of how many
+	} {
+		res, err := imports.Convert(imports.SentenceTransformers, c.settings, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := recipe.Parse("imported", []byte(res.Recipe), []string{"eval.retrieval={queries: q}"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := strings.Contains(res.Recipe, "save_strategy") || strings.Contains(res.Recipe, "metric_for_best_model")
+		if !r.Save.Best || r.Eval.Metric != c.metric || r.Save.Every.Steps != 500 || said != (c.said != "") || !strings.Contains(res.Recipe, c.said) {
+			t.Errorf("%v:\n%s", c.settings, res.Recipe)
+		}
 	}
 }
 
@@ -243,23 +302,6 @@ func TestSentenceTransformers(t *testing.T) {
 	all := fmt.Sprint(res.Without)
 	if !strings.Contains(all, "lr_scheduler_type: polynomial") || !strings.Contains(all, "report_to: wandb") || !strings.Contains(all, "eval_on_start: eval.at_start: true measures") || strings.Contains(all, "deepspeed") || len(res.Unknown) > 0 {
 		t.Errorf("%q, unknown %v", res.Without, res.Unknown)
-	}
-}
-
-// A script is not a mapping: what makes one of it is said, in place of a parser's error.
-func TestPython(t *testing.T) {
-	for text, name := range map[string]string{
-		"x = 1\n": "train.py", "{\"cells\": []}": "train.ipynb", "import torch\n": "train", "# a\n\nfrom sentence_transformers import SentenceTransformer\nx = {": "-",
-		"#!/usr/bin/env python\n\"\"\"\nTrains: all\n\"\"\"\nfrom a.b import (\n c)": "-",
-	} {
-		if _, err := imports.ReadMapping(name, []byte(text)); err == nil || !strings.HasPrefix(err.Error(), name+" is a Python script") || !strings.Contains(err.Error(), `json.dump(args.to_dict(), open("args.json", "w"))`) {
-			t.Errorf("%q: %v", text, err)
-		}
-	}
-	for _, text := range []string{"from: x\nimport: y", "# import x\nmodel: m"} {
-		if s, err := imports.ReadMapping("args.yaml", []byte(text)); err != nil {
-			t.Errorf("%q: %v %v", text, s, err)
-		}
 	}
 }
 
@@ -356,7 +398,7 @@ func TestWrongSettings(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		`torchrun -m FlagEmbedding.x 'a`: "the quote at character 29 has no end", "ls -l": "no command line of FlagEmbedding", "python a.py x": `"x" stands where`, "": "no command line",
-		"torchrun --nproc_per_node gpu x.py": "want the number of processes",
+		"torchrun --nproc_per_node gpu x.py --train_data d": "want the number of processes",
 	} {
 		if _, _, err := imports.ReadCommand(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
@@ -366,128 +408,6 @@ func TestWrongSettings(t *testing.T) {
 		if s, err := imports.ReadMapping("x.yaml", []byte(text)); err == nil {
 			t.Errorf("%q: %v", text, s)
 		}
-	}
-}
-
-func TestReadCommand(t *testing.T) {
-	s, n, err := imports.ReadCommand(`accelerate launch --num-processes=3 run.py --a "x \"y\" $z" --b='q' --c -1 2 --d --e-f ''`)
-	want := imports.Settings{"a": `x "y" $z`, "b": "q", "c": []any{"-1", "2"}, "d": true, "e_f": ""}
-	if err != nil || n != 3 || !maps.EqualFunc(s, want, func(a, b any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
-		t.Errorf("%v %d %v", s, n, err)
-	}
-}
-
-// What a script has beside its command is none of its options' values.
-func TestReadScript(t *testing.T) {
-	const command = "-m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --train_data a.jsonl"
-	for script, want := range map[string]imports.Settings{
-		"python " + command + " \\\n --output_dir out\necho done\n":                               {"output_dir": "out"},
-		"python " + command + " b.jsonl > train.log 2>&1\nwait":                                   {"train_data": []any{"a.jsonl", "b.jsonl"}},
-		"cd x && torchrun " + command + " --output_dir out 2>&1 | tee log":                        {"output_dir": "out"},
-		"cd FlagEmbedding; python make.py --size 3\r\n\ntorchrun " + command + " b &>>log & wait": {"train_data": []any{"a.jsonl", "b"}},
-		"torchrun " + command + " --seed 7>log":                                                   {"seed": true}, // 7 is a file there
-		"torchrun " + command + " '>' 2\\>a '&' \"|\" x#y < in >| out 2> >(tee -a log) || exit 1": {"train_data": []any{"a.jsonl", ">", "2>a", "&", "|", "x#y"}},
-		"torchrun " + command + " # the end of a line \\\n --seed 3\n--output_dir out\nwait":      {"seed": "3", "output_dir": "out"}, // no command begins with --
-		"echo a\n--train_data a.jsonl --seed 3; wait":                                             {"module": nil, "model_name_or_path": nil, "seed": "3"},
-	} {
-		all := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "m", "train_data": "a.jsonl"}
-		maps.Copy(all, want)
-		maps.DeleteFunc(all, func(_ string, v any) bool { return v == nil })
-		if s, _, err := imports.ReadCommand(script); err != nil || !reflect.DeepEqual(s, all) {
-			t.Errorf("%q: %v %v", script, s, err)
-		}
-	}
-}
-
-// A script in the shape of FlagEmbedding's examples: options in variables, of several lines, and the command in one more.
-const evalScript = `export WANDB_MODE=disabled
-files="\
-    ./pairs \
-    ./sts/a.jsonl "
-# a few
-epochs=3
-gpus=4
-lr=1e-4
-if [ -z "$MODELS" ]; then
-    export MODELS="$HOME/models"
-fi
-if [ -z "$gpus" ]; then gpus=1; else lr=3e-5; fi
-[ -n "$WIDE" ] && gpus=16
-small=${SMALL:-2}
-model_args="\
-    --model_name_or_path my/model \
-    --cache_dir $MODELS \
-"
-data_args="\
-    --train_data $files \
-    --query_instruction_for_retrieval 'Find what answers this: ' \
-    --query_instruction_format '{}{}' \
-"
-training_args="--output_dir ./out_${epochs}x --learning_rate $lr --num_train_epochs $epochs
-    --fp16 --per_device_train_batch_size $small \
-"
-training_args+=" --seed 7"
-cmd="torchrun --nproc_per_node $gpus \
-    -m FlagEmbedding.finetune.embedder.encoder_only.base \
-    $model_args \
-    $data_args \
-    $training_args \
-"
-echo $cmd
-eval $cmd
-`
-
-func TestEvalScript(t *testing.T) {
-	want := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "my/model", "cache_dir": "$HOME/models", "train_data": []any{"./pairs", "./sts/a.jsonl"},
-		"query_instruction_for_retrieval": "Find what answers this: ", "query_instruction_format": "{}{}", "output_dir": "./out_3x", "learning_rate": "3e-5", "num_train_epochs": "3", "fp16": true,
-		"per_device_train_batch_size": "2", "seed": "7"}
-	for name, script := range map[string]string{
-		"as it is": evalScript, "with carriage returns": strings.ReplaceAll(evalScript, "\n", "\r\n"), "bash -c": strings.Replace(evalScript, "eval $cmd", `bash -c "$cmd"`, 1),
-		"in a function": strings.Replace(evalScript, "eval $cmd", "go() { eval $cmd; }\ngo", 1), "with a log": strings.Replace(evalScript, "eval $cmd", "eval $cmd 2>&1 | tee $LOG", 1),
-	} {
-		s, devices, err := imports.ReadCommand(strings.Replace(script, "--fp16 --per", "--fp16 \\\n --per", 1))
-		if err == nil && name == "bash -c" { // where lines end as they stand
-			delete(s, "fp16")
-			s["fp16"] = true
-		}
-		if err != nil || devices != 4 || !reflect.DeepEqual(s, want) {
-			t.Errorf("%s: %v, %d of %v", name, err, devices, s)
-			continue
-		}
-		if r, res := convert(t, imports.FlagEmbedding, s, devices); r.Batch.GlobalSize != 8 || strings.Contains(res.Recipe, "HOME") {
-			t.Errorf("%s", res.Recipe)
-		}
-	}
-}
-
-// What a script's text doesn't tell is named.
-func TestVariablesLeft(t *testing.T) {
-	const echo = `import the line that echo "$cmd" in place of eval $cmd prints`
-	for change, want := range map[string]string{ // of which line, to what
-		"epochs=3\n->":                                                        "",
-		"gpus=4->gpus=$(nvidia-smi -L | wc -l)":                               "$gpus can't be expanded (it is an array, or what a command prints is part of it)",
-		"gpus=4->":                                                            "",
-		"gpus=4->for gpus in 1 2; do :; done":                                 "$gpus can't be expanded (a loop sets it)",
-		`model_args="->other_args="`:                                          `"$model_args" stands where a --name should, and $model_args can't be expanded (nothing in the script sets it)`,
-		`cmd="torch->com="torch`:                                              `no command line of FlagEmbedding: "$cmd" stands where one should, and $cmd can't be expanded (nothing in the script sets it)`,
-		"eval $cmd->eval $(cat command.txt)":                                  `no command line of FlagEmbedding: "$(cat command.txt)" stands where one should, and $(cat command.txt) is known only when the script runs`,
-		`lr=1e-4->lr=1e-4; if [ -f x ]; then gpus=8; fi`:                      "$gpus can't be expanded (it is set under a condition that the script's text does not decide)",
-		`eval $cmd->cmd='eval $cmd'; eval $cmd`:                               "eval within eval has no end",
-		"epochs=3->epochs=" + strings.Repeat("${a:-", 2e4):                    "more than 4 MB",
-		"epochs=3->epochs=33;" + strings.Repeat("epochs=$epochs$epochs;", 40): "more than 4 MB",
-	} {
-		was, is, _ := strings.Cut(change, "->")
-		_, _, err := imports.ReadCommand(strings.Replace(evalScript, was, is, 1))
-		if err == nil != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(want, "expand") && !strings.Contains(err.Error(), echo)) {
-			t.Errorf("%.90q: %v", change, err)
-		}
-	}
-	s, _, err := imports.ReadCommand(strings.Replace(evalScript, "./pairs", "$DATA/pairs", 1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") {
-		t.Errorf("%s", res.Recipe)
 	}
 }
 
@@ -655,6 +575,8 @@ func TestSaid(t *testing.T) {
 		"lr_scheduler_kwargs":         {imports.SentenceTransformers, map[string]any{"num_cycles": 2.0}, "schedules have no options"},
 		"max_example_num_per_dataset": {imports.FlagEmbedding, "1000", "all rows"},
 		"shuffle_ratio":               {imports.FlagEmbedding, "0.1", "texts stay"},
+		"small_threshold":             {imports.FlagEmbedding, "100", "small files train as they are"},
+		"drop_threshold":              {imports.FlagEmbedding, "50", "no rows are dropped"},
 		"sep_token":                   {imports.FlagEmbedding, "\n", "what stands between"},
 		"model_type":                  {imports.FlagEmbedding, "decoder", "the program"},
 	} {
@@ -663,7 +585,7 @@ func TestSaid(t *testing.T) {
 			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
 		}
 	}
-	for name, value := range map[string]any{"lr_scheduler_kwargs": map[string]any{}, "train_sampling_strategy": "random", "similarity_fct": "cos_sim", "batch_sampler": "no_duplicates_hashed"} {
+	for name, value := range map[string]any{"lr_scheduler_kwargs": map[string]any{}, "train_sampling_strategy": "random", "similarity_fct": "cos_sim", "batch_sampler": "no_duplicates_hashed", "small_threshold": "0", "drop_threshold": 0.0} {
 		if _, res := convert(t, imports.SentenceTransformers, imports.Settings{name: value}, 1); len(res.Unknown)+len(res.Without) > 0 {
 			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
 		}
@@ -697,8 +619,8 @@ func TestDefaults(t *testing.T) {
 
 // A slip is told from a name that nobody has.
 func TestUnknown(t *testing.T) {
-	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"leaning_rate": 0.0, "eval_datset": "x", "frobnicate": 1.0}, 1)
-	if fmt.Sprintf("%q", res.Unknown) != `["eval_datset; did you mean eval_dataset?" "frobnicate" "leaning_rate; did you mean learning_rate?"]` {
+	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"leaning_rate": 0.0, "eval_datset": "x", "frobnicate": 1.0, "lr": 3.0, "q": 1.0}, 1)
+	if fmt.Sprintf("%q", res.Unknown) != `["eval_datset; did you mean eval_dataset?" "frobnicate" "leaning_rate; did you mean learning_rate?" "lr; did you mean learning_rate?" "q"]` {
 		t.Errorf("%q", res.Unknown)
 	}
 }
@@ -734,4 +656,33 @@ func ExampleConvert() {
 	//   precision: f32
 	// save:
 	//   dir: "runs/imported"
+}
+
+// What kept negatives on their devices does so however the recipe is run: on a mesh of as many ranks.
+func TestNegativesApart(t *testing.T) {
+	for _, c := range []struct {
+		from     imports.Source
+		settings imports.Settings
+		devices  int
+		mesh     int
+		gather   bool
+	}{
+		{imports.FlagEmbedding, imports.Settings{}, 8, 8, false},
+		{imports.FlagEmbedding, imports.Settings{"negatives_cross_device": true}, 8, 0, true},
+		{imports.FlagEmbedding, imports.Settings{}, 1, 0, true},
+		{imports.FlagEmbedding, imports.Settings{"unified_finetuning": true}, 8, 8, false},
+		{imports.FlagEmbedding, imports.Settings{"module": "FlagEmbedding.finetune.reranker.encoder_only.base"}, 8, 0, false}, // of groups
+		{imports.SentenceTransformers, imports.Settings{}, 4, 4, false},
+		{imports.SentenceTransformers, imports.Settings{"gather_across_devices": true}, 4, 0, true},
+		{imports.SentenceTransformers, imports.Settings{"gather_across_devices": false}, 1, 0, false},
+		{imports.SentenceTransformers, imports.Settings{"loss": "CoSENTLoss"}, 4, 4, false},
+		{imports.SentenceTransformers, imports.Settings{"loss": "CosineSimilarityLoss"}, 4, 0, true}, // which sees no other rows
+		{imports.SentenceTransformers, imports.Settings{"loss": map[string]any{"a": "CosineSimilarityLoss", "b": "MSELoss"}, "train_dataset": map[string]any{"a": "a", "b": "b"}}, 4, 0, true},
+		{imports.SentenceTransformers, imports.Settings{"loss": map[string]any{"a": "CosineSimilarityLoss", "b": "AnglELoss"}, "train_dataset": map[string]any{"a": "a", "b": "b"}}, 4, 4, false},
+	} {
+		r, res := convert(t, c.from, c.settings, c.devices)
+		if int(r.Mesh.Replicate) != c.mesh || r.Loss.GatherAcrossDevices != c.gather || r.Batch.GlobalSize != 8*c.devices || strings.Contains(res.Recipe, "and so mesh.replicate is") != (c.mesh > 0) {
+			t.Errorf("%v on %d:\n%s", c.settings, c.devices, res.Recipe)
+		}
+	}
 }

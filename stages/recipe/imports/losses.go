@@ -11,6 +11,7 @@ type peer struct {
 	// inputs are the columns that it takes, where they are not texts alone. The last one, whatever it is called, is the column of that key of
 	// data.train.
 	inputs string
+	rows   bool // a row's term is of that row alone
 }
 
 // losses are those that contraflow has.
@@ -18,20 +19,45 @@ var losses = map[string]peer{
 	"MultipleNegativesRankingLoss": {name: "mnrl"}, "CachedMultipleNegativesRankingLoss": {name: "mnrl"},
 	"MultipleNegativesSymmetricRankingLoss": {name: "mnrl"}, "CachedMultipleNegativesSymmetricRankingLoss": {name: "mnrl"},
 	"GISTEmbedLoss": {name: "gist"}, "CachedGISTEmbedLoss": {name: "gist"},
-	"CoSENTLoss": {"cosent", "sentence1 sentence2 label"}, "AnglELoss": {"angle", "sentence1 sentence2 label"},
-	"CosineSimilarityLoss": {"cosine_similarity", "sentence1 sentence2 label"},
-	"ContrastiveLoss":      {"contrastive", "sentence1 sentence2 label"}, "OnlineContrastiveLoss": {"online_contrastive", "sentence1 sentence2 label"},
-	"TripletLoss":          {name: "triplet"},
-	"BatchHardTripletLoss": {"batch_hard_triplet", "sentence label"}, "BatchHardSoftMarginTripletLoss": {"batch_hard_soft_margin_triplet", "sentence label"},
-	"BatchSemiHardTripletLoss": {"batch_semi_hard_triplet", "sentence label"}, "BatchAllTripletLoss": {"batch_all_triplet", "sentence label"},
-	"MarginMSELoss": {"margin_mse", "query positive negative label"}, "DistillKLDivLoss": {"distill_kl", "query positive negative scores"},
-	"MSELoss": {"teacher_embedding", "sentence teacher"}, "EmbedDistillLoss": {"teacher_embedding", "sentence teacher"},
+	"CoSENTLoss": {name: "cosent", inputs: "sentence1 sentence2 label"}, "AnglELoss": {name: "angle", inputs: "sentence1 sentence2 label"},
+	"CosineSimilarityLoss": {name: "cosine_similarity", inputs: "sentence1 sentence2 label", rows: true},
+	"ContrastiveLoss":      {name: "contrastive", inputs: "sentence1 sentence2 label", rows: true}, "OnlineContrastiveLoss": {name: "online_contrastive", inputs: "sentence1 sentence2 label"},
+	"TripletLoss":          {name: "triplet", rows: true},
+	"BatchHardTripletLoss": {name: "batch_hard_triplet", inputs: "sentence label"}, "BatchHardSoftMarginTripletLoss": {name: "batch_hard_soft_margin_triplet", inputs: "sentence label"},
+	"BatchSemiHardTripletLoss": {name: "batch_semi_hard_triplet", inputs: "sentence label"}, "BatchAllTripletLoss": {name: "batch_all_triplet", inputs: "sentence label"},
+	"MarginMSELoss": {name: "margin_mse", inputs: "query positive negative label", rows: true}, "DistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true},
+	"MSELoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
 }
 
 // crossEncoders are losses that sentence-transformers has for CrossEncoders alone. Others' names are those of losses for embedders as well.
 var crossEncoders = map[string]bool{
 	"BinaryCrossEntropyLoss": true, "CrossEntropyLoss": true, "LambdaLoss": true, "ListMLELoss": true, "ListNetLoss": true, "PListMLELoss": true, "RankNetLoss": true, "ADRMSELoss": true,
 }
+
+// ofBoth are losses of CrossEncoders whose names embedders' have as well.
+var ofBoth = map[string]bool{"MultipleNegativesRankingLoss": true, "CachedMultipleNegativesRankingLoss": true, "MSELoss": true, "MarginMSELoss": true}
+
+// embeds finds what tells that the arguments are a CrossEncoder's, or of another model that is none of an embedder.
+func (r *recipe) embeds() {
+	if r.from != SentenceTransformers {
+		return
+	}
+	class, _ := r.word("arguments") // FromPython's
+	switch class = class[strings.LastIndexByte(class, '.')+1:]; {
+	case strings.HasPrefix(class, "CrossEncoder"):
+		r.fail("arguments: %s are %s", class, crossEncoder)
+	case strings.HasPrefix(class, "SparseEncoder"):
+		r.fail("arguments: %s are a SparseEncoder's, which is not trained here: model.kind: m3 has lexical weights beside embeddings (contraflow recipe m3)", class)
+	}
+	r.surely = strings.HasPrefix(class, "SentenceTransformer")
+	if v, ok := r.has("num_labels"); ok {
+		if name, _ := r.settings["loss"].(string); !strings.HasSuffix(strings.TrimSuffix(name, "()"), "SoftmaxLoss") { // which has them as well
+			r.fail("num_labels: %s are %s", show(v), crossEncoder)
+		}
+	}
+}
+
+const crossEncoder = "a CrossEncoder's, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like"
 
 // lossName is the name of the loss's class: of the one inside, where it is wrapped.
 func (r *recipe) lossName() (name string, given bool) {
@@ -66,6 +92,9 @@ func (r *recipe) margin(setting, loss string, v float64) {
 }
 
 func (r *recipe) loss() {
+	if r.apart {
+		return
+	}
 	if r.reranks() {
 		r.keys["loss.name"] = "cross_entropy"
 		if r.distills() {
@@ -101,16 +130,20 @@ func (r *recipe) loss() {
 		}
 		return
 	}
+	module, _ := r.word("loss")
 	name, ok := r.lossName()
 	ours := losses[name].name
 	switch {
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
-	case crossEncoders[name]:
-		r.errs = append(r.errs, fmt.Sprintf("loss: %s trains a CrossEncoder, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like", name))
+	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
+		r.fail("loss: %s is %s", name, crossEncoder)
 	case ours == "":
-		r.without("loss", "%s is not converted; contraflow recipe lists the losses there are", name)
+		r.without("loss", "%s is not converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe embedder lists the losses that there are", name)
 	default:
+		if ofBoth[name] && !r.surely {
+			r.assume("%s is an embedder's (a SentenceTransformer's): a CrossEncoder's, which is called so too, is not converted, and contraflow recipe reranker shows what its recipe looks like", name)
+		}
 		r.set("loss.name", ours, "mnrl")
 	}
 	if strings.Contains(name, "Symmetric") {

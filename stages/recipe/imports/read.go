@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,11 +17,15 @@ import (
 // FromPython says how a script's settings become a file that can be imported.
 const FromPython = `put this into the script, after the arguments are made, and run it that far:
 
-  import json; json.dump(args.to_dict(), open("args.json", "w"))
+  import json; json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))
 
 Then add to args.json what the arguments don't have, "model" (a folder or hub id), "train_dataset" (parquet or JSONL
-files), "columns" (their names, in the order of the loss's inputs) and "loss" (the name of its class, with its options, such as "scale", as
-further settings).`
+files), "columns" (their names, in the order of the loss's inputs) and "loss" (the name of its class, or {"name": ..., "scale": ...}
+with its options). Several datasets have names, by which the others may be said: {"train_dataset": {"nli": "nli.parquet",
+"sts": "sts.parquet"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "columns": {"nli": [...], "sts": [...]}}.
+
+Arguments of a CrossEncoder or a SparseEncoder are not converted: contraflow recipe reranker and contraflow recipe m3 show what recipes of
+such models look like.`
 
 var python = regexp.MustCompile(`(?s)^\s*(#[^\n]*\n\s*|""".*?"""\s*|'''.*?'''\s*)*(import\s+\w|from\s+[\w.]+\s+import\s)`)
 
@@ -28,11 +34,14 @@ func IsPython(name string, text []byte) bool {
 	return strings.HasSuffix(name, ".py") || strings.HasSuffix(name, ".ipynb") || python.Match(text)
 }
 
-// whole are settings that are mappings themselves, beside those that end in _kwargs or _mapping.
-var whole = []string{"prompts", "accelerator_config", "fsdp_config", "parallelism_config", "liger_kernel_config", "deepspeed"}
+// whole tells settings that are mappings themselves.
+func whole(name string) bool {
+	return name == "prompts" || name == "columns" || name == "loss" || name == "inner_loss" || slices.Contains(dataSettings, name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
+}
 
 // ReadMapping reads settings from a JSON or YAML mapping. Mappings inside of it, such as one called "args" or "training_arguments", count as
-// part of it; so do JSON's own types.
+// part of it: a name that two of them have with different values is an error.
 func ReadMapping(name string, text []byte) (Settings, error) {
 	if IsPython(name, text) {
 		return nil, fmt.Errorf("%s is a Python script, and settings are read here, not scripts: %s", name, FromPython)
@@ -47,23 +56,39 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 			return nil, fmt.Errorf("%s: %w", name, errors.Join(yamlErr, errors.New("want a mapping of settings to values")))
 		}
 	}
-	s := Settings{}
-	for k, v := range m {
-		inner, ok := v.(map[string]any)
-		if !ok || slices.Contains(whole, k) || strings.HasSuffix(k, "_kwargs") || strings.HasSuffix(k, "_mapping") {
-			s[k] = v
-			continue
+	s, from := Settings{}, map[string]string{}
+	var add func(at string, m map[string]any) error
+	put := func(at, k string, v any) error {
+		if was, ok := s[k]; ok && !reflect.DeepEqual(was, v) {
+			return fmt.Errorf("%s: %s is %s%s and %s%s: leave one of them", name, k, show(was), from[k], show(v), at)
 		}
-		if kind, ok := inner["name"]; ok { // {loss: {name: ..., scale: ...}}
-			s[k] = kind
-		}
-		for k2, v2 := range inner {
-			if k2 != "name" {
-				s[k2] = v2
+		s[k], from[k] = v, at
+		return nil
+	}
+	add = func(at string, m map[string]any) error {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			inner, ok := m[k].(map[string]any)
+			var err error
+			switch kind, named := inner["name"]; {
+			case !ok || whole(k):
+				err = put(at, k, m[k])
+			case named: // {model: {name: ..., max_seq_length: ...}}
+				inner = maps.Clone(inner)
+				delete(inner, "name")
+				if err = put(at, k, kind); err != nil {
+					break
+				}
+				fallthrough
+			default:
+				err = add(" in "+k, inner)
+			}
+			if err != nil {
+				return err
 			}
 		}
+		return nil
 	}
-	return s, nil
+	return s, add("", m)
 }
 
 var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
@@ -71,9 +96,13 @@ var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
 // ErrProcesses is that of a command whose number of processes can't be told, such as --nproc_per_node gpu.
 var ErrProcesses = errors.New("want the number of processes")
 
+// launched are options of torchrun, deepspeed and accelerate, whose product is the number of processes: those on each machine and the machines, or
+// all of them (accelerate's num_machines are among its num_processes).
+var launched = []string{"nproc_per_node", "num_gpus", "num_processes", "nnodes", "num_nodes"}
+
 // ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments, and variables that
 // the script itself sets. Of a script's commands it is the one that trains. It returns the settings after the program's name, and how many
-// processes torchrun is told to start: where that is no number, an ErrProcesses comes with the settings.
+// processes it is told to start, on all machines: where that is no number, an ErrProcesses comes with the settings.
 func ReadCommand(text string) (Settings, int, error) {
 	sh := newShell()
 	if err := sh.run(text, 0); err != nil {
@@ -89,7 +118,8 @@ func ReadCommand(text string) (Settings, int, error) {
 		return nil, 0, errors.New("no command line of FlagEmbedding: want ... -m FlagEmbedding.finetune... --model_name_or_path ...")
 	}
 	var notTold error
-	start, devices, program := 0, 1, "" // its arguments alone, unless there is a program
+	start, program, launcher := 0, "", "" // its arguments alone, unless there is a program
+	counts := map[string]int{}
 	for i, w := range words {
 		if isProgram(words, i) {
 			start = i + 1
@@ -98,21 +128,33 @@ func ReadCommand(text string) (Settings, int, error) {
 			}
 			break
 		}
-		name, value, joined := strings.Cut(w, "=")
-		if name = strings.ReplaceAll(name, "-", "_"); name == "__nproc_per_node" || name == "__num_processes" || name == "__num_gpus" {
-			if !joined && i+1 < len(words) {
-				value = words[i+1]
-			}
-			if n, err := strconv.Atoi(value); err == nil && n > 0 {
-				devices = n
-				continue
-			}
-			if v := variable(value); v != "" {
-				notTold = fmt.Errorf("%s: %w (--devices N says it here), and %s", w+" "+value, ErrProcesses, sh.whyNot(v))
-				continue
-			}
-			notTold = fmt.Errorf("%s %s: %w; --devices N says it here", w, value, ErrProcesses)
+		if w == "deepspeed" || w == "accelerate" {
+			launcher = w
 		}
+		name, value, joined := strings.Cut(w, "=")
+		if name = strings.TrimPrefix(strings.ReplaceAll(name, "-", "_"), "__"); !slices.Contains(launched, name) {
+			continue
+		}
+		if !joined && i+1 < len(words) {
+			value = words[i+1]
+		}
+		if n, err := strconv.Atoi(value); err == nil && n > 0 {
+			counts[name] = n
+			continue
+		}
+		counts[name] = 1
+		if v := variable(value); v != "" {
+			notTold = fmt.Errorf("%s: %w (--devices N says it here), and %s", w+" "+value, ErrProcesses, sh.whyNot(v))
+			continue
+		}
+		notTold = fmt.Errorf("%s %s: %w; --devices N says it here", w, value, ErrProcesses)
+	}
+	devices := 1
+	for _, n := range counts {
+		devices *= n
+	}
+	if said := counts["num_gpus"] + counts["num_processes"]; launcher != "" && said == 0 && notTold == nil {
+		notTold = fmt.Errorf("%s: %w: what it starts depends on the machine, and --devices N says it here", launcher, ErrProcesses)
 	}
 	s := Settings{}
 	if program != "" {
@@ -144,6 +186,14 @@ func ReadCommand(text string) (Settings, int, error) {
 		default:
 			s[name] = values
 		}
+	}
+	_, model := s["model_name_or_path"]
+	_, data := s["train_data"]
+	if program == "" && !model && !data {
+		if start > 0 {
+			return nil, 0, fmt.Errorf("%s is no program of FlagEmbedding, and has neither --model_name_or_path nor --train_data, by which a copy of one would be told. Of a sentence-transformers script, %s", words[start-1], FromPython)
+		}
+		return nil, 0, errors.New("no command line of FlagEmbedding: it has neither --model_name_or_path nor --train_data")
 	}
 	if notTold != nil {
 		devices = 0

@@ -1,15 +1,14 @@
 package imports
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
 
+	"contraflow/stages/evaluate"
 	schema "contraflow/stages/recipe"
 )
 
@@ -115,186 +114,6 @@ func (r *recipe) model() {
 	}
 }
 
-// data: FlagEmbedding's files have query, pos and neg; sentence-transformers' columns are in the order of the loss's inputs.
-func (r *recipe) data() {
-	var files []string
-	for _, key := range []string{"train_data", "train_dataset", "train_file", "dataset", "data_files"} {
-		files = append(files, r.list(key)...)
-	}
-	if len(files) == 0 {
-		files = []string{"DATA"}
-		r.assume("no data is named: put parquet or JSONL files in place of DATA")
-	}
-	columns, inputs := r.list("columns"), r.peer().inputs
-	if r.from == FlagEmbedding {
-		columns, inputs = []string{"query", "pos", "neg"}, ""
-		r.group = 8 // its default
-		if n, ok := r.whole("train_group_size"); ok {
-			r.group = n
-		}
-		if r.group < 2 {
-			columns = columns[:2]
-			switch kd, _ := r.yes("knowledge_distillation"); {
-			case r.reranks():
-				r.without("train_group_size", "%d: of a positive alone its loss is 0, and nothing is learnt. Here that is an error; 2 takes a negative beside it", r.group)
-			case kd && r.unified():
-				r.without("knowledge_distillation", "with train_group_size %d a teacher has nothing to compare with the positive", r.group)
-			}
-		}
-	} else if len(columns) < 2 {
-		columns = strings.Fields(cmp.Or(inputs, "anchor positive"))
-		r.assume("the columns are called %s (a setting called columns would say: columns: [%s])", strings.Join(columns, ", "), strings.Join(columns, ", "))
-	}
-	if r.peer().name == "margin_mse" && len(columns) > 4 {
-		inputs = "scores"
-		r.assume("%s has a list with a score of each document, not margins", columns[len(columns)-1])
-	}
-	more := ""
-	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text
-		n := len(columns) - 1
-		more, columns = fmt.Sprintf(", %s: %s", last, plain(columns[n])), columns[:n]
-	}
-	more += ", prompts: " + r.prompts(columns)
-	r.datasets = len(files)
-	for i, f := range files {
-		files[i] = sourceText(r, f, columns, more)
-	}
-	r.keys["data.train"] = "\n    - " + strings.Join(files, "\n    - ")
-
-	if s, ok := r.word("multi_dataset_batch_sampler"); ok {
-		s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:])
-		r.set("data.mixing", plain(s), "proportional")
-	}
-}
-
-// sourceText is a dataset: a file, its columns of texts, and what more there is to say of it.
-func sourceText(r *recipe, file string, columns []string, more string) string {
-	if name := strings.TrimSuffix(file, "/"); r.from == FlagEmbedding && strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
-		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
-	}
-	if path.Ext(file) == "" && file != "DATA" && r.from == FlagEmbedding {
-		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
-		if same, _ := r.yes("same_dataset_within_batch"); same {
-			r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
-		}
-	}
-	text := fmt.Sprintf("{path: %s, query: %s", quote(file), plain(columns[0]))
-	if len(columns) > 1 {
-		text += ", positive: " + plain(columns[1])
-	}
-	if len(columns) > 2 {
-		text += ", negatives: " + names(columns[2:])
-	}
-	if r.from == FlagEmbedding {
-		if r.group > 1 {
-			text += fmt.Sprintf(", negatives_per_query: %d", r.group-1)
-		}
-		if r.distills() && (r.reranks() || r.unified()) {
-			text += ", scores: [pos_scores, neg_scores]"
-		}
-	}
-	return text + more + "}"
-}
-
-// prompts are those of data.train: none where the settings have none, whatever the model has.
-func (r *recipe) prompts(columns []string) string {
-	var prompts []string
-	add := func(role, prompt string) {
-		if prompt != "" {
-			prompts = append(prompts, role+": "+quote(prompt))
-		}
-	}
-	task := "retrieval"
-	if r.reranks() {
-		task = "rerank"
-	}
-	fields := map[string]string{} // of rows, which FlagEmbedding takes in place of an instruction
-	if r.reranks() {
-		fields = map[string]string{"query": "query_prompt", "document": "passage_prompt"}
-		if r.decoder() {
-			r.assume("rows' own prompt, the question that is put to the model, is not read here: all rows have that of model.template")
-		}
-	} else if r.from == FlagEmbedding {
-		fields["query"] = "prompt"
-	}
-	for _, p := range [][3]string{{"query_instruction_for_" + task, "query_instruction_format", "query"}, {"passage_instruction_for_" + task, "passage_instruction_format", "document"}} {
-		instruction, ok := r.word(p[0])
-		format, formatted := r.word(p[1])
-		if field := fields[p[2]]; ok && field != "" { // of an empty one too
-			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s", field, p[0], p[2])
-		}
-		if !ok || instruction == "" {
-			continue
-		}
-		if !formatted {
-			format = "{}{}"
-		}
-		before, after, found := strings.Cut(strings.ReplaceAll(format, `\n`, "\n"), "{}")
-		between, rest, found2 := strings.Cut(after, "{}")
-		if !found || !found2 || rest != "" {
-			r.errs = append(r.errs, fmt.Sprintf("%s: %q does not put the text at its end, which is the one place where prompts go here", p[1], format))
-		}
-		add(p[2], before+instruction+between)
-	}
-	switch v, _ := r.has("prompts"); v := v.(type) {
-	case nil:
-	case string:
-		add("query", v)
-		add("document", v)
-	case map[string]any:
-		query, positive, negative := r.byColumn(v, columns)
-		add("query", query)
-		if positive == negative {
-			add("document", positive)
-		} else {
-			add("positive", positive)
-			add("negative", negative)
-		}
-	default:
-		r.wrong("prompts", "a text or a mapping of columns to texts", v)
-	}
-	return "{" + strings.Join(prompts, ", ") + "}"
-}
-
-// byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none.
-func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, positive, negative string) {
-	found := map[string]bool{}
-	find := func(columns ...string) string {
-		for _, c := range columns {
-			if s, ok := prompts[c].(string); ok {
-				found[c] = true
-				return s
-			}
-		}
-		return ""
-	}
-	document := []string{"document", "passage", "corpus"}
-	query = find(columns[0], "query")
-	if len(columns) > 1 {
-		document = append([]string{columns[1]}, document...)
-	}
-	positive = find(document...)
-	negative = positive
-	for i, c := range columns[min(2, len(columns)):] {
-		switch s := find(append([]string{c}, document[1:]...)...); {
-		case i == 0:
-			negative = s
-		case s != negative:
-			r.without("prompts", "%s has %q and %s %q: negatives have one prompt here, and all have that of %s", columns[2], negative, c, s, columns[2])
-		}
-	}
-	var others []string
-	for c, prompt := range prompts {
-		if !found[c] && prompt != nil {
-			others = append(others, c)
-		}
-	}
-	if slices.Sort(others); len(others) > 0 {
-		r.without("prompts", "%s: no columns are called so, but %s; a dataset's own prompts are data.train[].prompts", strings.Join(others, ", "), strings.Join(columns, ", "))
-	}
-	return query, positive, negative
-}
-
 func (r *recipe) batch() {
 	size := 8 // transformers' default
 	for _, name := range []string{"per_gpu_train_batch_size", "train_batch_size", "per_device_train_batch_size"} {
@@ -302,23 +121,23 @@ func (r *recipe) batch() {
 			size = n
 		}
 	}
+	r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
 	gathered, said := r.gathers()
+	apart := r.devices > 1 && !gathered && r.inBatch()
+	of := fmt.Sprintf("batch.global_size is %d rows on each of %d devices", size, r.devices)
 	switch {
-	case r.reranks():
-		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
-		if r.devices > 1 {
-			r.assume("batch.global_size is %d groups on each of %d devices", size, r.devices)
-		}
 	case r.devices == 1:
-		r.keys["batch.global_size"] = fmt.Sprint(size)
+	case r.reranks():
+		r.assume("batch.global_size is %d groups on each of %d devices", size, r.devices)
 	case gathered:
-		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
-		r.assume("batch.global_size is %d rows on each of %d devices; negatives come from all of them", size, r.devices)
+		r.assume("%s; negatives come from all of them", of)
+	case apart:
+		r.keys["mesh.replicate"] = fmt.Sprint(r.devices)
+		r.assume("%s; negatives stay on their device, as they did, and so mesh.replicate is %d: a launcher has to start as many processes, and without one, train makes as many ranks in one process, on the device that is there. With mesh.replicate: auto and loss.gather_across_devices: true, negatives come from all rows on any number of devices", of, r.devices)
 	default:
-		r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
-		r.assume("batch.global_size is %d rows on each of %d devices; negatives stay on their device, as they did (loss.gather_across_devices: true would use all)", size, r.devices)
+		r.assume("%s", of)
 	}
-	if (said || r.devices > 1) && !r.reranks() {
+	if (said || apart) && !r.reranks() {
 		r.set("loss.gather_across_devices", fmt.Sprint(gathered), "true")
 	}
 	if n, ok := r.whole("gradient_accumulation_steps"); ok {
@@ -370,7 +189,24 @@ func (r *recipe) gathers() (yes, said bool) {
 	if v, ok := r.yes("gather_across_devices"); ok {
 		return v, true
 	}
-	return false, r.from == FlagEmbedding && r.devices > 1
+	return false, false
+}
+
+// inBatch tells whether a row's loss depends on what other rows are on its device.
+func (r *recipe) inBatch() bool {
+	if r.reranks() {
+		return false
+	}
+	for _, p := range r.parts {
+		loss := r
+		if p.loss != nil {
+			loss = p.loss
+		}
+		if !loss.peer().rows {
+			return true
+		}
+	}
+	return false
 }
 
 // program is the module of FlagEmbedding that the command line runs.
@@ -418,7 +254,7 @@ func (r *recipe) m3() {
 	if r.distills() {
 		r.keys["loss.distillation"] = plain(kind)
 	}
-	if r.devices > 1 {
+	if gathered, _ := r.gathers(); gathered && r.devices > 1 {
 		r.assume("negatives of all devices count for all three parts; FlagEmbedding's sparse and multi-vector losses stay on their device")
 	}
 }
@@ -532,9 +368,16 @@ func (r *recipe) rest() {
 		dir = "runs/imported"
 	}
 	r.keys["save.dir"] = quote(dir)
-	r.every("save.every", "save", "500")
-	if s, ok := r.interval("save_strategy"); ok && s == "no" {
+	switch s, _ := r.interval("save_strategy"); s {
+	case "no":
 		r.keys["save.every"] = "0"
+		r.has("save_steps")
+	case "best":
+		r.keys["save.best"] = "true"
+		r.assume("save_strategy is best: the model that is saved is the best evaluation's (save.best), and checkpoints to resume from are written besides: save.every stays at its default, 500")
+		r.has("save_steps")
+	default:
+		r.every("save.every", "save", "500")
 	}
 	if n, ok := r.whole("save_total_limit"); ok && n > 0 {
 		r.set("save.keep", fmt.Sprint(n), "2")
@@ -543,11 +386,7 @@ func (r *recipe) rest() {
 		r.keys["save.best"] = "true"
 	}
 	if m, ok := r.word("metric_for_best_model"); ok && m != "" {
-		if strings.TrimPrefix(m, "eval_") == "loss" {
-			r.without("metric_for_best_model", "%s: there is no loss on held-out pairs here; save.best goes by eval.metric, which eval.retrieval or eval.sts measures", m)
-		} else {
-			r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", m)
-		}
+		r.metric(m)
 	}
 	patience, stops := r.whole("early_stopping_patience")
 	delta, hasDelta := r.number("early_stopping_threshold")
@@ -572,7 +411,24 @@ func (r *recipe) rest() {
 	}
 }
 
-// interval is no, steps or epoch.
+// metric is that of the best model: eval_NAME_cosine_mrr@10 as well, of an evaluator called NAME.
+func (r *recipe) metric(name string) {
+	bare := strings.TrimPrefix(name, "eval_")
+	measure := bare[strings.LastIndexByte(bare, '_')+1:]
+	switch _, err := evaluate.ParseMeasure(measure); {
+	case err == nil:
+		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")
+		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
+			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.retrieval names, whose mean counts", name, measure)
+		}
+	case bare == "loss":
+		r.without("metric_for_best_model", "%s: there is no loss on held-out pairs here; save.best goes by eval.metric, which eval.retrieval or eval.sts measures", name)
+	default:
+		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", name)
+	}
+}
+
+// interval is no, steps, epoch or best.
 func (r *recipe) interval(name string) (string, bool) {
 	s, ok := r.word(name)
 	return strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]), ok
@@ -610,7 +466,7 @@ var nothing = strings.Fields(`
 	save_safetensors save_on_each_node enable_jit_checkpoint resume_from_checkpoint
 	use_cpu no_cuda use_mps_device use_ipex jit_mode_eval tpu_num_cores tpu_metrics_debug torch_compile torch_compile_backend torch_compile_mode torchdynamo
 	use_liger_kernel liger_kernel_config gradient_checkpointing_kwargs activation_checkpointing_kwargs half_precision_backend fp16_backend fp16_opt_level
-	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of small_threshold drop_threshold
+	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of
 	query_instruction_format passage_instruction_format query_instruction_for_retrieval passage_instruction_for_retrieval use_lora`)
 
 // counterparts are settings that change what is computed and have no key.
@@ -677,6 +533,8 @@ var counterparts = map[string]string{
 	"torch_dtype":                             "train.precision",
 	"lr_scheduler_kwargs":                     "schedules have no options: linear and cosine go from optimizer.lr to 0",
 	"max_example_num_per_dataset":             "all rows of a dataset train: a file with so many of them would be one of that size",
+	"small_threshold":                         "small files train as they are: with same_dataset_within_batch those of a folder are merged there, and a single one is left out",
+	"drop_threshold":                          "no rows are dropped: with same_dataset_within_batch small files of a folder that are too few rows together are left out there",
 	"shuffle_ratio":                           "texts stay as they are: parts of long positives are not put in another order",
 	"sep_token":                               "what stands between query and document is the model's, or model.template's",
 	"model_type":                              "the program (encoder_only, decoder_only) and the model's own config.json say what is trained",
@@ -711,6 +569,9 @@ func off(v any) bool {
 	return fmt.Sprint(v) == "0" // YAML's whole numbers
 }
 
+// usual are names that scripts give settings of their own, for those that are known.
+var usual = map[string]string{"lr": "learning_rate", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size", "max_length": "max_seq_length"}
+
 // remaining sorts what no rule has used.
 func (r *recipe) remaining() {
 	known := slices.Concat(slices.Collect(maps.Keys(counterparts)), slices.Collect(maps.Keys(r.asked)), nothing)
@@ -727,7 +588,11 @@ func (r *recipe) remaining() {
 			r.without(n, "%s", why)
 			continue
 		}
-		if near := schema.Nearest(n[:min(len(n), 64)], known); near != "" && !slices.Contains(known, n) {
+		near, meant := usual[n]
+		if !meant && len(n) > 2 {
+			near = schema.Nearest(n[:min(len(n), 64)], known)
+		}
+		if near != "" && !slices.Contains(known, n) {
 			n += "; did you mean " + near + "?"
 		}
 		r.result.Unknown = append(r.result.Unknown, n)

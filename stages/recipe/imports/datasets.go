@@ -1,0 +1,559 @@
+package imports
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"path"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// dataSettings name what trains.
+var dataSettings = []string{"train_data", "train_dataset", "train_file", "dataset", "data_files"}
+
+// part is a dataset that trains.
+type part struct {
+	name    string // what a mapping of datasets, or it itself, calls it
+	files   []string
+	columns []string // of texts, and behind them what else its loss takes
+	texts   []string // those of texts
+	prompts any
+	loss    *recipe // its own; nil: the recipe's
+	whole   bool    // its own is the recipe's
+}
+
+// of begins a remark on it.
+func (p part) of() string {
+	if p.name == "" {
+		return ""
+	}
+	return p.name + ": "
+}
+
+// separate finds the datasets that train, and what each has for itself. Datasets in a mapping have names, by which losses, columns and prompts may
+// be said, as sentence-transformers' trainer has them.
+func (r *recipe) separate() {
+	r.settings = maps.Clone(r.settings)
+	named := false // by a mapping
+	for _, key := range dataSettings {
+		v, ok := r.has(key)
+		if m, mapped := v.(map[string]any); mapped && m["path"] == nil {
+			named = true
+			for _, name := range slices.Sorted(maps.Keys(m)) {
+				r.parts = append(r.parts, r.part(key, name, m[name]))
+			}
+			continue
+		}
+		if all, list := v.([]any); list {
+			for _, v := range all {
+				r.parts = append(r.parts, r.part(key, "", v))
+			}
+		} else if ok {
+			r.parts = append(r.parts, r.part(key, "", v))
+		}
+	}
+	seen := map[string]bool{}
+	for _, p := range r.parts {
+		named = named || p.name != ""
+		if p.name != "" && seen[p.name] {
+			r.fail("two datasets are called %s: what is said by name can be meant for one alone", p.name)
+		}
+		seen[p.name] = true
+	}
+	if len(r.parts) == 0 {
+		r.parts = []part{{files: []string{"DATA"}}}
+		if !named {
+			r.assume("no data is named: put parquet or JSONL files in place of DATA")
+		} else {
+			r.fail("the mapping of datasets is empty: want {NAME: FILES, ...}")
+		}
+	}
+	r.datasets = len(r.parts)
+	if r.from == FlagEmbedding {
+		return
+	}
+	if v, ok := r.has("columns"); ok {
+		r.each("columns", v, func(v any) bool { _, all := v.([]any); return all }, func(p *part, v any) { p.columns = r.columns(p.of(), v) })
+	}
+	if v, ok := r.has("prompts"); ok {
+		m, mapped := v.(map[string]any)
+		byName := false
+		for k, inner := range m {
+			_, deep := inner.(map[string]any)
+			byName = byName || named && (deep || seen[k])
+		}
+		r.each("prompts", v, func(any) bool { return !mapped || !byName }, func(p *part, v any) { p.prompts = v })
+	}
+	r.separateLosses()
+}
+
+// each gives all datasets what a setting says: the same, or to each what a mapping says by its name.
+func (r *recipe) each(setting string, v any, forAll func(any) bool, give func(*part, any)) {
+	m, mapped := v.(map[string]any)
+	if !mapped || forAll(v) {
+		for i := range r.parts {
+			give(&r.parts[i], v)
+		}
+		return
+	}
+	var names []string
+	for i, p := range r.parts {
+		if p.name != "" {
+			names = append(names, p.name)
+		}
+		if own, ok := m[p.name]; ok && p.name != "" {
+			give(&r.parts[i], own)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		switch {
+		case slices.Contains(names, name):
+		case len(names) == 0:
+			r.fail("%s: is a mapping, with %s: want datasets' names, which train_dataset: {NAME: FILES, ...} gives", setting, name)
+		case setting == "prompts":
+			r.without(setting, "%s: no dataset is called so, but %s", name, strings.Join(names, ", "))
+		default:
+			r.fail("%s: %s: no dataset is called so, but %s", setting, name, strings.Join(names, ", "))
+		}
+	}
+}
+
+// part reads a dataset: files, or a mapping with its path and what it has for itself.
+func (r *recipe) part(key, name string, v any) part {
+	p := part{name: name}
+	m, mapped := v.(map[string]any)
+	if !mapped {
+		p.files = r.files(key, p.of(), v)
+		return p
+	}
+	if own, ok := m["name"].(string); ok && name == "" {
+		p.name = own
+	}
+	for _, option := range slices.Sorted(maps.Keys(m)) {
+		switch v := m[option]; option {
+		case "path":
+			p.files = r.files(key, p.of(), v)
+		case "columns", "loss", "prompts":
+			r.fail("%s: %s%s: is said beside the datasets: %s: {%s: ...}", key, p.of(), option, option, cmp.Or(p.name, "NAME"))
+		case "name":
+			if p.name != v {
+				r.without(key, "%sname: %s: path says which files are read", p.of(), show(v))
+			}
+		default:
+			if !off(v) {
+				r.without(key, "%s%s: %s: all rows of path's files are read, as they are", p.of(), option, show(v))
+			}
+		}
+	}
+	if m["path"] == nil {
+		r.fail("%s: %swant files, or a mapping with their path, got %s", key, p.of(), show(v))
+	}
+	return p
+}
+
+// files reads a dataset's file or files.
+func (r *recipe) files(key, of string, v any) (files []string) {
+	all, list := v.([]any)
+	if !list {
+		all = []any{v}
+	}
+	for _, v := range all {
+		file, ok := v.(string)
+		if !ok || file == "" {
+			r.fail("%s: %swant files, got %s", key, of, show(v))
+			continue
+		}
+		files = append(files, file)
+	}
+	return files
+}
+
+// columns reads a dataset's columns.
+func (r *recipe) columns(of string, v any) (columns []string) {
+	all, _ := v.([]any)
+	for _, v := range all {
+		columns = append(columns, fmt.Sprint(v))
+	}
+	if len(columns) < 2 {
+		r.fail("columns: %swant a list of two names or more, in the order of the loss's inputs, got %s", of, show(v))
+	}
+	return columns
+}
+
+// separateLosses finds the loss of all datasets, whose options are settings beside it, or each one's.
+func (r *recipe) separateLosses() {
+	switch m, mapped := r.settings["loss"].(map[string]any); {
+	case !mapped:
+		if inner, ok := r.settings["inner_loss"].(map[string]any); ok {
+			r.merge("inner_loss", r.lossSettings("inner_loss", inner, "inner_loss"))
+		}
+	case m["name"] != nil:
+		r.merge("loss", r.lossSettings("loss", m, "loss"))
+	default:
+		own := map[string]Settings{}
+		r.each("loss", m, func(any) bool { return false }, func(p *part, v any) { own[p.name] = r.lossSettings("loss: "+p.name, v, "loss") })
+		if len(r.errs) > 0 {
+			return
+		}
+		same := true
+		for _, p := range r.parts {
+			if own[p.name] == nil {
+				r.fail("loss: has none for the dataset %s", cmp.Or(p.name, strings.Join(p.files, ", ")))
+			}
+			same = same && reflect.DeepEqual(own[p.name], own[r.parts[0].name])
+		}
+		if same {
+			r.merge("loss", own[r.parts[0].name])
+			return
+		}
+		delete(r.settings, "loss")
+		for i, p := range r.parts {
+			r.parts[i].loss = &recipe{from: r.from, settings: own[p.name], devices: r.devices, keys: map[string]string{}, used: map[string]bool{}, asked: map[string]bool{}}
+		}
+		r.ofAll(own)
+	}
+}
+
+// lossSettings reads a loss, its class's name or a mapping with name and options, into settings, with the name as that called key.
+func (r *recipe) lossSettings(at string, v any, key string) Settings {
+	if name, ok := v.(string); ok {
+		return Settings{key: name}
+	}
+	m, _ := v.(map[string]any)
+	name, ok := m["name"].(string)
+	if !ok {
+		r.fail("%s: want the name of its class, or {name: ..., scale: ..., ...} with its options, got %s", at, show(v))
+		return nil
+	}
+	s := Settings{key: name}
+	for _, option := range slices.Sorted(maps.Keys(m)) {
+		more, inner := Settings{option: m[option]}, option == "inner_loss" || option == "loss" // as MatryoshkaLoss calls it
+		switch {
+		case option == "name":
+			continue
+		case inner && key == "inner_loss":
+			r.fail("%s: %s has a loss in it: want one that has none", at, name)
+			continue
+		case inner:
+			more = r.lossSettings(at+": "+option, m[option], "inner_loss")
+		}
+		for k, v := range more {
+			if was, ok := s[k]; ok && !reflect.DeepEqual(was, v) {
+				r.fail("%s: %s is %s and, in it, %s: leave one of them", at, k, show(was), show(v))
+			}
+			s[k] = v
+		}
+	}
+	return s
+}
+
+// merge makes settings of a mapping's.
+func (r *recipe) merge(key string, more Settings) {
+	delete(r.settings, key)
+	for _, k := range slices.Sorted(maps.Keys(more)) {
+		if was, ok := r.settings[k]; ok && !reflect.DeepEqual(was, more[k]) {
+			r.fail("%s is %s, and in %s %s: leave one of them", k, show(was), key, show(more[k]))
+		}
+		r.settings[k] = more[k]
+	}
+}
+
+// ofAll makes settings of what datasets' losses say that is one for all here.
+func (r *recipe) ofAll(own map[string]Settings) {
+	for _, option := range []string{"mini_batch_size", "gather_across_devices"} {
+		var said []string
+		values := map[string]any{}
+		for _, p := range r.parts {
+			if v, ok := own[p.name][option]; ok {
+				said = append(said, fmt.Sprintf("%s for %s", show(v), p.name))
+				values[show(v)] = v
+				delete(own[p.name], option)
+			}
+		}
+		switch _, beside := r.settings[option]; {
+		case len(values) > 1 || len(values) > 0 && beside && values[show(r.settings[option])] == nil:
+			if beside {
+				said = append(said, show(r.settings[option])+" beside them")
+			}
+			r.fail("%s: is %s, and is one for all datasets here: give it once, beside loss", option, strings.Join(said, ", "))
+		case len(values) == 1:
+			for _, v := range values {
+				r.settings[option] = v
+			}
+		}
+	}
+}
+
+// data: FlagEmbedding's files have query, pos and neg; sentence-transformers' columns are in the order of the loss's inputs.
+func (r *recipe) data() {
+	if r.from == FlagEmbedding {
+		r.group = 8 // its default
+		if n, ok := r.whole("train_group_size"); ok {
+			r.group = n
+		}
+		if r.group < 2 {
+			switch kd, _ := r.yes("knowledge_distillation"); {
+			case r.reranks():
+				r.without("train_group_size", "%d: of a positive alone its loss is 0, and nothing is learnt. Here that is an error; 2 takes a negative beside it", r.group)
+			case kd && r.unified():
+				r.without("knowledge_distillation", "with train_group_size %d a teacher has nothing to compare with the positive", r.group)
+			}
+		}
+	}
+	r.ownLosses()
+	entries := ""
+	for i := range r.parts {
+		entries += "\n    - " + r.source(&r.parts[i])
+		if name := strings.Join(strings.Fields(r.parts[i].name), " "); name != "" {
+			entries += " # " + name
+		}
+	}
+	r.keys["data.train"] = entries
+
+	if s, ok := r.word("multi_dataset_batch_sampler"); ok {
+		s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:])
+		r.set("data.mixing", plain(s), "proportional")
+	}
+}
+
+// ownLosses reads the losses of datasets that have their own. One that has a guide is the recipe's: it reads all datasets.
+func (r *recipe) ownLosses() {
+	var guided *part
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.loss == nil {
+			continue
+		}
+		r.apart = true
+		own := p.loss
+		own.surely = r.surely
+		own.loss()
+		own.remaining()
+		for _, e := range own.errs {
+			r.fail("%s%s", p.of(), e)
+		}
+		for _, s := range own.result.Assumed {
+			r.assume("%s%s", p.of(), s)
+		}
+		for _, s := range own.result.Without {
+			r.result.Without = append(r.result.Without, p.of()+s)
+		}
+		for _, s := range own.result.Unknown {
+			r.result.Unknown = append(r.result.Unknown, p.of()+s)
+		}
+		for _, option := range slices.Sorted(maps.Keys(own.asked)) {
+			if _, ok := r.settings[option]; ok {
+				r.without(option, "is said beside losses of datasets: it belongs into one of them, loss: {%s: {name: ..., %s: ...}}", r.parts[0].name, option)
+			}
+		}
+		if own.keys["loss.name"] != "gist" {
+			continue
+		}
+		if guided != nil && !maps.Equal(guided.loss.keys, own.keys) {
+			r.fail("loss: %s and %s have guides with different options: the guide reads all datasets, and is one", guided.name, p.name)
+		}
+		guided = p
+	}
+	if guided == nil {
+		return
+	}
+	maps.Copy(r.keys, guided.loss.keys)
+	for i := range r.parts {
+		if r.parts[i].loss.keys["loss.name"] == "gist" {
+			r.parts[i].whole = true
+		}
+	}
+}
+
+// source is an entry of data.train: files, columns of texts, and what more there is to say of them.
+func (r *recipe) source(p *part) string {
+	loss := r
+	if p.loss != nil {
+		loss = p.loss
+	}
+	var files []string
+	for _, file := range p.files {
+		files = append(files, quote(r.file(file)))
+	}
+	if p.texts = p.columns; r.from == FlagEmbedding {
+		if p.texts = []string{"query", "pos", "neg"}; r.group < 2 {
+			p.texts = p.texts[:2]
+		}
+	}
+	inputs := loss.peer().inputs
+	if r.from == FlagEmbedding {
+		inputs = ""
+	} else if len(p.texts) == 0 {
+		p.texts = strings.Fields(cmp.Or(inputs, "anchor positive"))
+		called := strings.Join(p.texts, ", ")
+		say := "[" + called + "]"
+		if len(r.parts) > 1 && p.name != "" {
+			say = "{" + p.name + ": " + say + "}"
+		}
+		r.assume("%sthe columns are called %s (a setting called columns would say: columns: %s)", p.of(), called, say)
+	}
+	if loss.peer().name == "margin_mse" && len(p.texts) > 4 {
+		inputs = "scores"
+		r.assume("%s%s has a list with a score of each document, not margins", p.of(), p.texts[len(p.texts)-1])
+	}
+	more := ""
+	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text
+		n := len(p.texts) - 1
+		more, p.texts = fmt.Sprintf(", %s: %s", last, plain(p.texts[n])), p.texts[:n]
+	}
+	text := "{path: "
+	if len(files) == 1 {
+		text += files[0]
+	} else {
+		text += flow(files)
+	}
+	text += ", query: " + plain(p.texts[0])
+	if len(p.texts) > 1 {
+		text += ", positive: " + plain(p.texts[1])
+	}
+	if len(p.texts) > 2 {
+		text += ", negatives: " + names(p.texts[2:])
+	}
+	if r.from == FlagEmbedding {
+		if r.group > 1 {
+			text += fmt.Sprintf(", negatives_per_query: %d", r.group-1)
+		}
+		if r.distills() && (r.reranks() || r.unified()) {
+			text += ", scores: [pos_scores, neg_scores]"
+		}
+	}
+	text += more + ", prompts: " + r.prompts(*p)
+	if p.loss != nil && !p.whole {
+		text += ", loss: " + p.loss.ownLoss()
+	}
+	return text + "}"
+}
+
+// ownLoss is the loss as a dataset's own.
+func (r *recipe) ownLoss() string {
+	options := []string{"name: " + cmp.Or(r.keys["loss.name"], "mnrl")}
+	for _, key := range slices.Sorted(maps.Keys(r.keys)) {
+		if key != "loss.name" {
+			options = append(options, strings.TrimPrefix(key, "loss.")+": "+r.keys[key])
+		}
+	}
+	return "{" + strings.Join(options, ", ") + "}"
+}
+
+// file is a dataset's file, or all of a folder.
+func (r *recipe) file(file string) string {
+	if r.from != FlagEmbedding {
+		return file
+	}
+	if name := strings.TrimSuffix(file, "/"); strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
+		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
+	}
+	if path.Ext(file) == "" && file != "DATA" {
+		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
+		if same, _ := r.yes("same_dataset_within_batch"); same {
+			r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
+		}
+	}
+	return file
+}
+
+// prompts are those of data.train: none where the settings have none, whatever the model has.
+func (r *recipe) prompts(p part) string {
+	var prompts []string
+	add := func(role, prompt string) {
+		if prompt != "" {
+			prompts = append(prompts, role+": "+quote(prompt))
+		}
+	}
+	task := "retrieval"
+	if r.reranks() {
+		task = "rerank"
+	}
+	fields := map[string]string{} // of rows, which FlagEmbedding takes in place of an instruction
+	if r.reranks() {
+		fields = map[string]string{"query": "query_prompt", "document": "passage_prompt"}
+		if r.decoder() {
+			r.assume("rows' own prompt, the question that is put to the model, is not read here: all rows have that of model.template")
+		}
+	} else if r.from == FlagEmbedding {
+		fields["query"] = "prompt"
+	}
+	for _, s := range [][3]string{{"query_instruction_for_" + task, "query_instruction_format", "query"}, {"passage_instruction_for_" + task, "passage_instruction_format", "document"}} {
+		instruction, ok := r.word(s[0])
+		format, formatted := r.word(s[1])
+		if field := fields[s[2]]; ok && field != "" { // of an empty one too
+			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s", field, s[0], s[2])
+		}
+		if !ok || instruction == "" {
+			continue
+		}
+		if !formatted {
+			format = "{}{}"
+		}
+		before, after, found := strings.Cut(strings.ReplaceAll(format, `\n`, "\n"), "{}")
+		between, rest, found2 := strings.Cut(after, "{}")
+		if !found || !found2 || rest != "" {
+			r.fail("%s: %q does not put the text at its end, which is the one place where prompts go here", s[1], format)
+		}
+		add(s[2], before+instruction+between)
+	}
+	switch v := p.prompts.(type) {
+	case nil:
+	case string:
+		add("query", v)
+		add("document", v)
+	case map[string]any:
+		query, positive, negative := r.byColumn(v, p.texts)
+		add("query", query)
+		if positive == negative {
+			add("document", positive)
+		} else {
+			add("positive", positive)
+			add("negative", negative)
+		}
+	default:
+		r.wrong("prompts", "a text, or a mapping of columns, or of datasets, to texts", v)
+	}
+	return "{" + strings.Join(prompts, ", ") + "}"
+}
+
+// byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none.
+func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, positive, negative string) {
+	found := map[string]bool{}
+	find := func(columns ...string) string {
+		for _, c := range columns {
+			if s, ok := prompts[c].(string); ok {
+				found[c] = true
+				return s
+			}
+		}
+		return ""
+	}
+	document := []string{"document", "passage", "corpus"}
+	query = find(columns[0], "query")
+	if len(columns) > 1 {
+		document = append([]string{columns[1]}, document...)
+	}
+	positive = find(document...)
+	negative = positive
+	for i, c := range columns[min(2, len(columns)):] {
+		switch s := find(append([]string{c}, document[1:]...)...); {
+		case i == 0:
+			negative = s
+		case s != negative:
+			r.without("prompts", "%s has %q and %s %q: negatives have one prompt here, and all have that of %s", columns[2], negative, c, s, columns[2])
+		}
+	}
+	var others []string
+	for c, prompt := range prompts {
+		if !found[c] && prompt != nil {
+			others = append(others, c)
+		}
+	}
+	if slices.Sort(others); len(others) > 0 {
+		r.without("prompts", "%s: no columns are called so, but %s; a dataset's own prompts are data.train[].prompts", strings.Join(others, ", "), strings.Join(columns, ", "))
+	}
+	return query, positive, negative
+}

@@ -1,0 +1,188 @@
+package imports_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+
+	"contraflow/stages/recipe/imports"
+)
+
+// A script is not a mapping: what makes one of it is said, in place of a parser's error.
+func TestPython(t *testing.T) {
+	for text, name := range map[string]string{
+		"x = 1\n": "train.py", "{\"cells\": []}": "train.ipynb", "import torch\n": "train", "# a\n\nfrom sentence_transformers import SentenceTransformer\nx = {": "-",
+		"#!/usr/bin/env python\n\"\"\"\nTrains: all\n\"\"\"\nfrom a.b import (\n c)": "-",
+	} {
+		if _, err := imports.ReadMapping(name, []byte(text)); err == nil || !strings.HasPrefix(err.Error(), name+" is a Python script") || !strings.Contains(err.Error(), `json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))`) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range []string{"from: x\nimport: y", "# import x\nmodel: m"} {
+		if s, err := imports.ReadMapping("args.yaml", []byte(text)); err != nil {
+			t.Errorf("%q: %v %v", text, s, err)
+		}
+	}
+}
+
+func TestReadCommand(t *testing.T) {
+	s, n, err := imports.ReadCommand(`accelerate launch --num-processes=3 run.py --train_data d --a "x \"y\" $z" --b='q' --c -1 2 --d --e-f ''`)
+	want := imports.Settings{"train_data": "d", "a": `x "y" $z`, "b": "q", "c": []any{"-1", "2"}, "d": true, "e_f": ""}
+	if err != nil || n != 3 || !maps.EqualFunc(s, want, func(a, b any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
+		t.Errorf("%v %d %v", s, n, err)
+	}
+}
+
+// A script of somebody's own is no program of FlagEmbedding, unless it has its options: what is imported of it is said.
+func TestOwnProgram(t *testing.T) {
+	for command, want := range map[string]string{
+		"python train.py --lr 3": "train.py is no program of FlagEmbedding", "torchrun --nproc_per_node gpu a/b.py --epochs 3": "a/b.py is no program of FlagEmbedding", "--lr 3": "no command line of FlagEmbedding: it has neither",
+		"python train.py --model_name_or_path m": "", "python train.py --train_data d": "", "--model_name_or_path m": "", "python FlagEmbedding/finetune/embedder/run.py --lr 3": "", "python -m FlagEmbedding.x --lr 3": "",
+	} {
+		s, _, err := imports.ReadCommand(command)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v", command, s, err)
+		}
+		if strings.HasPrefix(command, "python") && err != nil && !strings.Contains(err.Error(), "args.to_dict()") {
+			t.Errorf("%s: %v", command, err)
+		}
+	}
+}
+
+// Processes are those of all machines.
+func TestProcesses(t *testing.T) {
+	const program = " -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --train_data d.jsonl --per_device_train_batch_size 4"
+	for launcher, want := range map[string]int{ // 0: can't be told
+		"torchrun --nnodes 2 --nproc_per_node 8": 16, "torchrun --nproc-per-node=8 --nnodes=3": 24, "torchrun --nnodes=2": 2, "python -m torch.distributed.run --nnodes 2 --nproc_per_node 4": 8,
+		"deepspeed --num_gpus 4 --num_nodes 2": 8, "deepspeed --num_gpus=4": 4, "accelerate launch --num_machines 2 --num_processes 16": 16, "python": 1, "torchrun": 1,
+		"torchrun --nnodes 1:4 --nproc_per_node 8": 0, "torchrun --nproc_per_node gpu --nnodes 2": 0, "deepspeed": 0, "deepspeed --num_nodes 2": 0, "accelerate launch --mixed_precision bf16": 0,
+	} {
+		s, n, err := imports.ReadCommand(launcher + program)
+		if n != want || errors.Is(err, imports.ErrProcesses) != (want == 0) || s["per_device_train_batch_size"] != "4" {
+			t.Errorf("%s: %d, %v, want %d", launcher, n, err, want)
+		}
+		if want == 0 {
+			continue
+		}
+		if r, res := convert(t, imports.FlagEmbedding, s, n); r.Batch.GlobalSize != 4*want {
+			t.Errorf("%s:\n%s", launcher, res.Recipe)
+		}
+	}
+}
+
+// What a script has beside its command is none of its options' values.
+func TestReadScript(t *testing.T) {
+	const command = "-m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --train_data a.jsonl"
+	for script, want := range map[string]imports.Settings{
+		"python " + command + " \\\n --output_dir out\necho done\n":                               {"output_dir": "out"},
+		"python " + command + " b.jsonl > train.log 2>&1\nwait":                                   {"train_data": []any{"a.jsonl", "b.jsonl"}},
+		"cd x && torchrun " + command + " --output_dir out 2>&1 | tee log":                        {"output_dir": "out"},
+		"cd FlagEmbedding; python make.py --size 3\r\n\ntorchrun " + command + " b &>>log & wait": {"train_data": []any{"a.jsonl", "b"}},
+		"torchrun " + command + " --seed 7>log":                                                   {"seed": true}, // 7 is a file there
+		"torchrun " + command + " '>' 2\\>a '&' \"|\" x#y < in >| out 2> >(tee -a log) || exit 1": {"train_data": []any{"a.jsonl", ">", "2>a", "&", "|", "x#y"}},
+		"torchrun " + command + " # the end of a line \\\n --seed 3\n--output_dir out\nwait":      {"seed": "3", "output_dir": "out"}, // no command begins with --
+		"echo a\n--train_data a.jsonl --seed 3; wait":                                             {"module": nil, "model_name_or_path": nil, "seed": "3"},
+	} {
+		all := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "m", "train_data": "a.jsonl"}
+		maps.Copy(all, want)
+		maps.DeleteFunc(all, func(_ string, v any) bool { return v == nil })
+		if s, _, err := imports.ReadCommand(script); err != nil || !reflect.DeepEqual(s, all) {
+			t.Errorf("%q: %v %v", script, s, err)
+		}
+	}
+}
+
+// A script in the shape of FlagEmbedding's examples: options in variables, of several lines, and the command in one more.
+const evalScript = `export WANDB_MODE=disabled
+files="\
+    ./pairs \
+    ./sts/a.jsonl "
+# a few
+epochs=3
+gpus=4
+lr=1e-4
+if [ -z "$MODELS" ]; then
+    export MODELS="$HOME/models"
+fi
+if [ -z "$gpus" ]; then gpus=1; else lr=3e-5; fi
+[ -n "$WIDE" ] && gpus=16
+small=${SMALL:-2}
+model_args="\
+    --model_name_or_path my/model \
+    --cache_dir $MODELS \
+"
+data_args="\
+    --train_data $files \
+    --query_instruction_for_retrieval 'Find what answers this: ' \
+    --query_instruction_format '{}{}' \
+"
+training_args="--output_dir ./out_${epochs}x --learning_rate $lr --num_train_epochs $epochs
+    --fp16 --per_device_train_batch_size $small \
+"
+training_args+=" --seed 7"
+cmd="torchrun --nproc_per_node $gpus \
+    -m FlagEmbedding.finetune.embedder.encoder_only.base \
+    $model_args \
+    $data_args \
+    $training_args \
+"
+echo $cmd
+eval $cmd
+`
+
+func TestEvalScript(t *testing.T) {
+	want := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "my/model", "cache_dir": "$HOME/models", "train_data": []any{"./pairs", "./sts/a.jsonl"},
+		"query_instruction_for_retrieval": "Find what answers this: ", "query_instruction_format": "{}{}", "output_dir": "./out_3x", "learning_rate": "3e-5", "num_train_epochs": "3", "fp16": true,
+		"per_device_train_batch_size": "2", "seed": "7"}
+	for name, script := range map[string]string{
+		"as it is": evalScript, "with carriage returns": strings.ReplaceAll(evalScript, "\n", "\r\n"), "bash -c": strings.Replace(evalScript, "eval $cmd", `bash -c "$cmd"`, 1),
+		"in a function": strings.Replace(evalScript, "eval $cmd", "go() { eval $cmd; }\ngo", 1), "with a log": strings.Replace(evalScript, "eval $cmd", "eval $cmd 2>&1 | tee $LOG", 1),
+	} {
+		s, devices, err := imports.ReadCommand(strings.Replace(script, "--fp16 --per", "--fp16 \\\n --per", 1))
+		if err == nil && name == "bash -c" { // where lines end as they stand
+			delete(s, "fp16")
+			s["fp16"] = true
+		}
+		if err != nil || devices != 4 || !reflect.DeepEqual(s, want) {
+			t.Errorf("%s: %v, %d of %v", name, err, devices, s)
+			continue
+		}
+		if r, res := convert(t, imports.FlagEmbedding, s, devices); r.Batch.GlobalSize != 8 || strings.Contains(res.Recipe, "HOME") {
+			t.Errorf("%s", res.Recipe)
+		}
+	}
+}
+
+// What a script's text doesn't tell is named.
+func TestVariablesLeft(t *testing.T) {
+	const echo = `import the line that echo "$cmd" in place of eval $cmd prints`
+	for change, want := range map[string]string{ // of which line, to what
+		"epochs=3\n->":                                                        "",
+		"gpus=4->gpus=$(nvidia-smi -L | wc -l)":                               "$gpus can't be expanded (it is an array, or what a command prints is part of it)",
+		"gpus=4->":                                                            "",
+		"gpus=4->for gpus in 1 2; do :; done":                                 "$gpus can't be expanded (a loop sets it)",
+		`model_args="->other_args="`:                                          `"$model_args" stands where a --name should, and $model_args can't be expanded (nothing in the script sets it)`,
+		`cmd="torch->com="torch`:                                              `no command line of FlagEmbedding: "$cmd" stands where one should, and $cmd can't be expanded (nothing in the script sets it)`,
+		"eval $cmd->eval $(cat command.txt)":                                  `no command line of FlagEmbedding: "$(cat command.txt)" stands where one should, and $(cat command.txt) is known only when the script runs`,
+		`lr=1e-4->lr=1e-4; if [ -f x ]; then gpus=8; fi`:                      "$gpus can't be expanded (it is set under a condition that the script's text does not decide)",
+		`eval $cmd->cmd='eval $cmd'; eval $cmd`:                               "eval within eval has no end",
+		"epochs=3->epochs=" + strings.Repeat("${a:-", 2e4):                    "more than 4 MB",
+		"epochs=3->epochs=33;" + strings.Repeat("epochs=$epochs$epochs;", 40): "more than 4 MB",
+	} {
+		was, is, _ := strings.Cut(change, "->")
+		_, _, err := imports.ReadCommand(strings.Replace(evalScript, was, is, 1))
+		if err == nil != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(want, "expand") && !strings.Contains(err.Error(), echo)) {
+			t.Errorf("%.90q: %v", change, err)
+		}
+	}
+	s, _, err := imports.ReadCommand(strings.Replace(evalScript, "./pairs", "$DATA/pairs", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
