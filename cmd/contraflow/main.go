@@ -39,13 +39,17 @@ func run(args []string) int {
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	go watchSignals(ctx, stop)
-	root := newRoot()
+	root, out := newRoot(), &stdout{file: os.Stdout}
 	root.SetArgs(args)
+	root.SetOut(out)
 	cmd := root
 	err := protect(func() (err error) {
 		cmd, err = root.ExecuteContextC(ctx)
 		return err
 	})
+	if err == nil {
+		err = out.failed()
+	}
 	if err == nil {
 		return 0
 	}
