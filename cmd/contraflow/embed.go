@@ -104,6 +104,7 @@ func newEmbed() *cobra.Command {
 		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
 		Short: "Embed a column of texts into a parquet or NumPy file",
 		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.
+` + inPlace + `
 To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their paths), as numpy.load reads them: float32, [rows, dimensions].`,
 		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --output docs.emb.parquet
   contraflow embed --model q/model --input docs.csv --output docs.npy

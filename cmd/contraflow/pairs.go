@@ -156,6 +156,9 @@ func separate(output string, inputs ...string) error {
 	return nil
 }
 
+// inPlace is what the help of commands says that write a table with [besides].
+const inPlace = "One parquet file may be\n--input and --output: it gets the columns in place, when all is written."
+
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
