@@ -18,6 +18,7 @@ import (
 type modelFlags struct {
 	path      string
 	maxLength int
+	queries   int // --query-max-length, of eval
 	cut       int
 	precision string
 	prompt    string
@@ -36,14 +37,14 @@ func (f *modelFlags) addCut(cmd *cobra.Command) {
 }
 
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
-	if err := atLeastOne(cmd, "dimensions"); err != nil {
+	if err := atLeastOne(cmd, "dimensions", "query-max-length"); err != nil {
 		return nil, err
 	}
 	dir, bf16, err := f.resolve(cmd)
 	if err != nil {
 		return nil, err
 	}
-	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.Dimensions(f.cut), embedder.Warn(func(message string) {
+	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(func(message string) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note:", message)
 	})}
 	if bf16 {

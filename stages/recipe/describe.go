@@ -169,6 +169,24 @@ func (s *Summary) String() string {
 	return b.String()
 }
 
+// reads says how the saved model reads queries or documents where training has read them otherwise: its folder's format has one length. "": it
+// reads both as training did.
+func (x *Run) reads() string {
+	q, d := x.text.QueryLength, x.text.DocumentLength
+	if x.reranker != nil || q == d {
+		return ""
+	}
+	few, many, what, like, flags := q, d, "queries", "documents", fmt.Sprintf("--query-max-length %d", q)
+	if q == 0 || d > 0 && q > d {
+		few, many, what, like, flags = d, q, like, what, fmt.Sprintf("--max-length %d --query-max-length %d", d, q)
+	}
+	text := fmt.Sprintf("the saved model reads %s to %s tokens, as %s, for its folder's format has one max_seq_length; training has cut them at %d", what, limit(many), like, few)
+	if q > 0 {
+		text += ", and so does contraflow eval " + flags
+	}
+	return text
+}
+
 // DOT, Mermaid and SVG draw the run's graph.
 func (x *Run) DOT() (string, error)     { return x.draw((*pipeline.Graph).DOT) }
 func (x *Run) Mermaid() (string, error) { return x.draw((*pipeline.Graph).Mermaid) }

@@ -508,6 +508,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		s.Dropped = log.next.Stats.Dropped
 	}
 	if !s.Stopped {
+		if text := x.reads(); text != "" {
+			x.obs.note("%s", text)
+		}
 		s.Model = filepath.Join(dir, "model")
 	}
 	if log.record != nil {
