@@ -46,7 +46,7 @@ For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow
 				return err
 			}
 			if f.rows.bad.onError == "skip" {
-				if err := separate(f.rows.output, f.rows.input...); err != nil {
+				if err := separate("--output", f.rows.output, f.rows.input...); err != nil {
 					return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets the scores in place", err)
 				}
 			}

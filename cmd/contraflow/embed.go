@@ -252,7 +252,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 // embedNPY writes the embeddings alone.
 func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string) error {
 	ctx := cmd.Context()
-	if err := errors.Join(separate(output, input...), noFolder(output, "out.npy")); err != nil {
+	if err := errors.Join(separate("--output", output, input...), noFolder("--output", output, "out.npy")); err != nil {
 		return err
 	}
 	t, err := dataset.OpenTable(ctx, input)

@@ -280,6 +280,12 @@ func TestPrintsOrFails(t *testing.T) {
 		if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(errs.String(), "no space left on device") {
 			t.Errorf("%v: %v\n%s", args, err, errs.String())
 		}
+		if strings.Contains(errs.String(), "chooses another disk") {
+			t.Errorf("%v: no flag chooses another standard output\n%s", args, errs.String())
+		}
+	}
+	if r := contraflow(t, "", "graph", "-c", at("recipe.yaml"), "--out", "/dev/full"); r.code != 1 || !strings.Contains(r.stderr, "is free; --out chooses another disk\n") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
 }
 

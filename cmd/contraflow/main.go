@@ -80,7 +80,7 @@ func run(args []string) int {
 	}
 	var usage usageError
 	wrong := errors.As(err, &usage)
-	n := next(err)
+	n := next(cmd, err)
 	if example, _, _ := strings.Cut(strings.TrimSpace(cmd.Example), "\n"); n == "" && wrong && example != "" {
 		n = example
 	}
@@ -94,8 +94,8 @@ func run(args []string) int {
 	return 1
 }
 
-// next is what to type after an error that has an answer of that kind.
-func next(err error) string {
+// next is what to type after an error of a command that has an answer of that kind.
+func next(cmd *cobra.Command, err error) string {
 	var gone *net.OpError
 	switch {
 	case errors.Is(err, hfmodel.ErrOffline):
@@ -107,13 +107,27 @@ func next(err error) string {
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC):
-		return "contraflow doctor says how much is free; --out or --output chooses another disk"
+		return "contraflow doctor says how much is free" + elsewhere(cmd, err, "disk")
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return "ls -l says who may read and write it; --out or --output chooses another folder to write into"
+		return "ls -l says who may read and write it" + elsewhere(cmd, err, "folder to write into")
 	case errors.As(err, &gone) && gone.Op == "listen":
 		return "--metrics-addr 127.0.0.1:0 takes a port that is free"
 	case errors.As(err, &gone):
 		return "contraflow doctor; a model's folder on this machine needs no network"
+	}
+	return ""
+}
+
+// elsewhere says which flag of the command chooses another place than the one that an error is of; "": none does.
+func elsewhere(cmd *cobra.Command, err error, what string) string {
+	var at *fs.PathError
+	if errors.As(err, &at) && at.Path == os.Stdout.Name() {
+		return ""
+	}
+	for _, flag := range []string{"out", "output"} {
+		if cmd.Flags().Lookup(flag) != nil {
+			return fmt.Sprintf("; --%s chooses another %s", flag, what)
+		}
 	}
 	return ""
 }

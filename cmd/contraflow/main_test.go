@@ -360,12 +360,6 @@ func TestTrainEmbedEval(t *testing.T) {
 	if r := contraflow(t, "the river\n\xff\n", "tokenize", "--model", model); r.code != 1 || !strings.Contains(r.stderr, "standard input, line 2: not valid UTF-8") {
 		t.Errorf("exit code %d: %s", r.code, r.stderr)
 	}
-
-	for format, want := range map[string]string{"mermaid": "flowchart LR", "dot": "digraph", "svg": "<svg"} {
-		if out := succeed(t, "graph", "-c", at("recipe.yaml"), "--format", format).stdout; !strings.Contains(out, want) {
-			t.Errorf("graph --format %s: %s", format, out)
-		}
-	}
 }
 
 func readJSON(t *testing.T, path string, v any) {
