@@ -743,3 +743,21 @@ func TestBytesOfSteps(t *testing.T) {
 		}
 	}
 }
+
+// README lists what may change while a run is stopped, all of it.
+func TestReadmeMayChange(t *testing.T) {
+	raw, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(raw), "What may change in between are ")
+	section, _, ok := strings.Cut(section, "\n\n")
+	if !ok {
+		t.Fatal("README says nothing of it")
+	}
+	for _, key := range mayChange {
+		if !strings.Contains(section, "`"+key+"`") {
+			t.Errorf("README does not say that %s may change", key)
+		}
+	}
+}
