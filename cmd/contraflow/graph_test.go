@@ -30,3 +30,26 @@ func TestGraph(t *testing.T) {
 		}
 	}
 }
+
+// Devices that no row is left for are said, by plan and by train; plan says once that it reads the data, and both what their figures of memory are of.
+func TestIdleRanks(t *testing.T) {
+	dir := workspace(t)
+	const note = "note: batch.global_size is 4, over all ranks, and there are 6: 2 of them have no row in any batch, and compute nothing; a larger batch.global_size or fewer ranks helps\n"
+	sets := []string{"-c", filepath.Join(dir, "recipe.yaml"), "--set", "batch.global_size=4", "--set", "eval.every=0", "--set", "train.max_steps=1"}
+	r := succeed(t, append([]string{"plan"}, append(sets, "--gpus", "3", "--nodes", "2", "--steps", "1")...)...)
+	if strings.Count(r.stderr, note) != 1 || strings.Count(r.stderr, "reading the data: 160 of 160 rows\n") != 1 {
+		t.Errorf("plan says\n%s", r.stderr)
+	}
+	if !strings.Contains(r.stdout, " of tensors on each device, for rows as the first step's (") {
+		t.Errorf("plan says\n%s", r.stdout)
+	}
+	r = succeed(t, append([]string{"train"}, append(sets, "--log", "human", "--set", "mesh.replicate=6")...)...)
+	for _, want := range []string{note, " on each device, besides the program and the data that it reads: model ", ", peak memory of the process "} {
+		if strings.Count(r.stderr, want) != 1 {
+			t.Errorf("want once %q, train says\n%s", want, r.stderr)
+		}
+	}
+	if r := succeed(t, append([]string{"plan"}, append(sets, "--gpus", "4", "--steps", "1")...)...); strings.Contains(r.stderr, "have no row") {
+		t.Errorf("plan says\n%s", r.stderr)
+	}
+}

@@ -47,6 +47,7 @@ type Summary struct {
 
 	from   int    // steps that had been made when the run was resumed
 	before Counts // what had been counted then
+	peakOf string // what PeakBytes are of, before the number
 }
 
 // Counts are summed over all steps, those before the run was resumed included: checkpoints have them.
