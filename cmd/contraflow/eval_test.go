@@ -73,8 +73,8 @@ func TestEvalTasks(t *testing.T) {
 		t.Errorf("%v", same)
 	}
 	r := succeed(t, "eval", "--model", goldens.Path(t, "bert/minilm-tiny"), "--queries", at("a"), "--queries", at("b"), "--bm25")
-	if !strings.Contains(r.stderr, "a: ") || !strings.Contains(r.stderr, "queries embedded\n") {
-		t.Errorf("eval shows no progress: %q", r.stderr)
+	if !strings.Contains(r.stderr, "a: 8 of 8 queries embedded\n") || !strings.HasSuffix(r.stderr, "b: 9 of 9 documents embedded\n") {
+		t.Errorf("eval does not show how far it has come: %q", r.stderr)
 	}
 	table := r.stdout
 	if lines := strings.Split(table, "\n"); len(lines) < 7 || !strings.HasPrefix(lines[1], "a ") || !strings.HasPrefix(lines[2], "a, BM25 ") || !strings.HasPrefix(lines[5], "mean ") || !strings.HasPrefix(lines[6], "mean, BM25 ") {

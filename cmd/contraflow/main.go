@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -103,7 +104,7 @@ func next(cmd *cobra.Command, err error) string {
 	case errors.Is(err, hfmodel.ErrNotFound), errors.Is(err, hfmodel.ErrNoModel):
 		return "contraflow init --help makes a new model; contraflow quickstart --out q trains one on this machine's Go sources"
 	case errors.Is(err, dataset.ErrNoFiles):
-		return "contraflow quickstart --out q makes data to look at: q/train.parquet"
+		return "contraflow quickstart --out q makes data to look at: q/train.parquet, if you have none yet"
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC):
@@ -161,7 +162,7 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.InitDefaultHelpCmd()
@@ -176,6 +177,23 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		}
 	}
 	return root
+}
+
+// flagError says what a flag wants, where it is given no number: strconv's functions, which pflag names, are nothing to a user.
+func flagError(err error) error {
+	var wrong *pflag.InvalidValueError
+	var number *strconv.NumError
+	if !errors.As(err, &wrong) || !errors.As(err, &number) {
+		return err
+	}
+	want := map[string]string{"int": "a whole number", "uint64": "a whole number of at least 0", "float64": "a number", "intSlice": "whole numbers, such as 1,2", "float64Slice": "numbers, such as 1,0.3,1"}[wrong.GetFlag().Value.Type()]
+	switch {
+	case want == "":
+		return err
+	case errors.Is(number, strconv.ErrRange):
+		return fmt.Errorf("--%s is %s, which is too large a number", wrong.GetFlag().Name, wrong.GetValue())
+	}
+	return fmt.Errorf("--%s is %q, want %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
 
 // nearFlag says which flag of the command was probably meant.

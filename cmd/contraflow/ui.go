@@ -203,7 +203,7 @@ func (u *ui) index(done, total int64) {
 // embedded says how many of a task's queries or documents are embedded.
 func (u *ui) embedded(of string) func(what string, done, total int) {
 	return func(what string, done, total int) {
-		if u.due(false) {
+		if u.due(done == total) {
 			u.printf("%s%d of %d %s embedded\n", of, done, total, what)
 		}
 	}
