@@ -106,7 +106,11 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 		}
 		open = append(open, c)
 		if c.EndsBatch {
-			out.Put(t, assemble(open), c.EndsStep)
+			b := assemble(open)
+			if err := b.checkIDs(); err != nil {
+				return err
+			}
+			out.Put(t, b, c.EndsStep)
 			open = nil
 		}
 		return nil
@@ -127,6 +131,9 @@ func (c *TokenChunk) check() error {
 	}
 	columns := c.Data.Columns()
 	for col, column := range columns {
+		if want := dataset.Role(min(col, int(dataset.Negative))); column.Role != want {
+			return fmt.Errorf("column %d of the rows' Data is a %s, want a %s: columns are the query, then the positive if there is one, then negatives, and an example's texts are in their order", col, column.Role, want)
+		}
 		texts := len(c.Rows)
 		if column.Ragged && col < len(c.Counts) {
 			texts = 0
@@ -137,6 +144,25 @@ func (c *TokenChunk) check() error {
 		if len(c.IDs) != len(columns) || len(c.Texts) != len(columns) || len(c.IDs[col]) != texts || len(c.Texts[col]) != texts ||
 			column.Ragged && (col >= len(c.Counts) || len(c.Counts[col]) != len(c.Rows)) {
 			return fmt.Errorf("a stage before has put a TokenChunk of %d rows whose IDs, Texts or Counts of column %d are not those of its rows: rows are left out with dataset.Part.Skip", len(c.Rows), col)
+		}
+	}
+	return nil
+}
+
+// checkIDs refuses rows that have an id, and not their texts, in common: what is drawn at random for a row follows from its id, so that dropout would be
+// the same for all of these.
+func (b *Batch) checkIDs() error {
+	first := make(map[int64]int, len(b.Rows))
+	for i, id := range b.Rows {
+		k, ok := first[id]
+		if !ok {
+			first[id] = i
+			continue
+		}
+		for c, column := range b.Columns {
+			if !column.Ragged && b.Texts[b.Starts[c]+i] != b.Texts[b.Starts[c]+k] {
+				return fmt.Errorf("rows %d and %d of a batch are different ones, and both have the id %d: number a source's rows in Example.Row, for what is drawn for a row, dropout above all, follows from it", k, i, id-b.Offset)
+			}
 		}
 	}
 	return nil

@@ -52,6 +52,11 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		lb.Step = t.Index.Step
 		fillGradient(stream, lb, 0)
 		r, err := l.Compute(stream, e.arena, lb)
+		if err == nil {
+			if err := r.Check(); err != nil {
+				return fmt.Errorf("step %d: %w", t.Index.Step+1, err)
+			}
+		}
 		if errors.Is(err, loss.ErrNotFinite) && (e.update.OnNaN == SkipOnNaN || e.update.OnNaN == RollbackOnNaN) {
 			// The step goes on, with a gradient that no update will take for one: other ranks wait for this one.
 			fillGradient(stream, lb, math.NaN())

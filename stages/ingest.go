@@ -71,7 +71,7 @@ func (p Plan) Offset(source int) (rows int64) {
 
 // Rows is where rows come from: a [dataset.Dataset], or what a source of one's own describes.
 type Rows interface {
-	Columns() []dataset.Column         // of an example's texts, the query first
+	Columns() []dataset.Column         // of an example's texts: the query, then the positive if there is one, then negatives
 	HasLabels() bool                   // each example has one
 	HasScores() bool                   // likewise, for each of its documents
 	Locate(row int64) dataset.Location // where a row is at rest, for errors
@@ -79,8 +79,8 @@ type Rows interface {
 
 // Described are the Rows of a source of one's own.
 type Described struct {
-	Name           string // for errors
-	Texts          []dataset.Column
+	Name           string           // for errors
+	Texts          []dataset.Column // the query, the positive, then negatives
 	Labels, Scores bool
 }
 

@@ -88,7 +88,7 @@ func weightless(step, rows int, weight float64) error {
 	case rows == 0:
 		return fmt.Errorf("step %d has no rows: where a stage behind Ingest leaves rows out, leave them out with dataset.Part.Skip instead", step)
 	case weight == 0:
-		return fmt.Errorf("all rows of step %d have weight 0 (data.train[].weight): some row of each step needs a weight above 0; rows that are not to count can be left out of the data", step)
+		return fmt.Errorf("all rows of step %d have weight 0 (data.train[].weight, in Go Example.Weight): some row of each step needs a weight above 0; rows that are not to count can be left out of the data", step)
 	}
 	return fmt.Errorf("the loss has counted none of step %d's rows, which weigh %v: its Result.Weight, by which its Sum is divided, is 0 for all of them", step, weight)
 }

@@ -395,7 +395,14 @@ func TestRowsApart(t *testing.T) {
 
 // A step without a mean is an error that says why it has none: no rows, rows of no weight, or a loss that counts none.
 func TestWithoutWeight(t *testing.T) {
-	nothing := loss.Host(func(*loss.Batch, [][]float32, [][]float32) (loss.Result, error) { return loss.Result{}, nil })
+	weighing := func(w float64) loss.Loss {
+		return loss.Host(func(*loss.Batch, [][]float32, [][]float32) (loss.Result, error) { return loss.Result{Weight: w}, nil })
+	}
+	nothing := weighing(0)
+	sum, err := loss.Sum(loss.Term{Factor: 1, Loss: loss.InfoNCE{}}, loss.Term{Factor: 1, Loss: weighing(-1)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		ranks int
 		rows  func(*stages.Chunk) *stages.Chunk
@@ -403,10 +410,13 @@ func TestWithoutWeight(t *testing.T) {
 		want  string
 	}{
 		{1, func(x *stages.Chunk) *stages.Chunk { x.Examples = nil; return x }, loss.InfoNCE{}, "step 1 has no rows"},
-		{1, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0 (data.train[].weight): some row of each step needs a weight above 0"},
+		{1, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0 (data.train[].weight, in Go Example.Weight): some row of each step needs a weight above 0"},
 		{2, unweighted, loss.InfoNCE{}, "all rows of step 1 have weight 0"},
 		{1, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
 		{2, nil, nothing, "the loss has counted none of step 1's rows, which weigh 4"},
+		{1, nil, weighing(-1), "step 1: the loss has returned Result.Weight -1: a step's loss, and gradient, is divided by it, want"},
+		{2, nil, weighing(-1e-300), "step 1: the loss has returned Result.Weight -1e-300"},
+		{1, nil, sum, "term 1, loss.Host: the loss has returned Result.Weight -1"},
 	} {
 		err := asRanks(t.Context(), c.ranks, func(ranks *stages.Replicas) error {
 			p, err := openParts(t.Context())
@@ -430,6 +440,44 @@ func unweighted(x *stages.Chunk) *stages.Chunk {
 	return x
 }
 
+// as says that rows have columns of these roles.
+func as(roles ...dataset.Role) func(*stages.Chunk) *stages.Chunk {
+	d := stages.Described{Name: "mine"}
+	for _, r := range roles {
+		d.Texts = append(d.Texts, dataset.Column{Role: r})
+	}
+	return func(x *stages.Chunk) *stages.Chunk {
+		x.Data = d
+		return x
+	}
+}
+
+// numbered gives a chunk's rows these ids.
+func numbered(ids ...int64) func(*stages.Chunk) *stages.Chunk {
+	return func(x *stages.Chunk) *stages.Chunk {
+		for i := range x.Examples {
+			x.Examples[i].Row = ids[i]
+		}
+		return x
+	}
+}
+
+// A row may be in a batch twice: its id is the same as its texts are.
+func TestRowTwice(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	twice := func(x *stages.Chunk) *stages.Chunk {
+		x.Examples[3] = x.Examples[1]
+		return x
+	}
+	if norms, err := wire(t.Context(), p, nil, wiring{rows: twice}, p.text, plain, loss.InfoNCE{}); err != nil || len(norms) != 2 {
+		t.Errorf("%v after %d steps", err, len(norms))
+	}
+}
+
 // What a stage of one's own has broken between Tokenize and Embed is an error of the stage that gets it, not a panic.
 func TestBroken(t *testing.T) {
 	noTokens := func(*stages.TokenChunk) *stages.TokenChunk { return nil }
@@ -445,6 +493,10 @@ func TestBroken(t *testing.T) {
 		{1, "batch", "Counts of column 0", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.IDs = c.IDs[:1]; return c }}},
 		{1, "batch", "Counts of column 1", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.IDs[1] = c.IDs[1][1:]; return c }}},
 		{1, "batch", "Counts of column 1", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Texts[1] = nil; return c }}},
+		{1, "batch", "column 0 of the rows' Data is a positive, want a query: columns are the query, then", wiring{rows: as(dataset.Positive, dataset.Query)}},
+		{1, "batch", "column 1 of the rows' Data is a negative, want a positive", wiring{rows: as(dataset.Query, dataset.Negative)}},
+		{1, "batch", "rows 0 and 1 of a batch are different ones, and both have the id 0: number a source's rows in Example.Row", wiring{rows: numbered(0, 0, 0, 0)}},
+		{1, "batch", "rows 1 and 3 of a batch are different ones, and both have the id 5", wiring{rows: numbered(4, 5, 6, 5)}},
 		{1, "split", "a stage before has put nil", wiring{batch: noBatch}},
 		{2, "header", "a stage before has put nil", wiring{batch: noBatch}},
 	} {

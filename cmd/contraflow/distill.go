@@ -36,13 +36,19 @@ the positive's first, then its negatives'. data.train takes it for losses that l
   {path: scored.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
 
 The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are cosines; its folder says which.
-Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON.
+Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON. ` + inPlace + ` With --on-error skip, which would
+lose rows, it may not.
 For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := f.rows.bad.check(); err != nil {
 				return err
+			}
+			if f.rows.bad.onError == "skip" {
+				if err := separate("--output", f.rows.output, f.rows.input...); err != nil {
+					return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets the scores in place", err)
+				}
 			}
 			t, err := f.teacher(cmd)
 			if err != nil {

@@ -18,6 +18,7 @@ import (
 type modelFlags struct {
 	path      string
 	maxLength int
+	queries   int // --query-max-length, of eval
 	cut       int
 	precision string
 	prompt    string
@@ -36,14 +37,14 @@ func (f *modelFlags) addCut(cmd *cobra.Command) {
 }
 
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
-	if err := atLeastOne(cmd, "dimensions"); err != nil {
+	if err := atLeastOne(cmd, "dimensions", "query-max-length"); err != nil {
 		return nil, err
 	}
 	dir, bf16, err := f.resolve(cmd)
 	if err != nil {
 		return nil, err
 	}
-	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.Dimensions(f.cut), embedder.Warn(func(message string) {
+	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(func(message string) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note:", message)
 	})}
 	if bf16 {
@@ -104,6 +105,7 @@ func newEmbed() *cobra.Command {
 		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
 		Short: "Embed a column of texts into a parquet or NumPy file",
 		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.
+` + inPlace + `
 To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their paths), as numpy.load reads them: float32, [rows, dimensions].`,
 		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --output docs.emb.parquet
   contraflow embed --model q/model --input docs.csv --output docs.npy
@@ -250,7 +252,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 // embedNPY writes the embeddings alone.
 func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string) error {
 	ctx := cmd.Context()
-	if err := errors.Join(separate(output, input...), noFolder(output, "out.npy")); err != nil {
+	if err := errors.Join(separate("--output", output, input...), noFolder("--output", output, "out.npy")); err != nil {
 		return err
 	}
 	t, err := dataset.OpenTable(ctx, input)

@@ -128,6 +128,7 @@ rank correlation, and Pearson's.
 	parts.add(cmd)
 	f.add(cmd)
 	f.addCut(cmd)
+	cmd.Flags().IntVar(&f.queries, "query-max-length", 0, "cut queries, and both texts of a pair, to so many tokens, as training may have (default: as documents)")
 	return cmd
 }
 

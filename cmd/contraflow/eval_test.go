@@ -73,8 +73,8 @@ func TestEvalTasks(t *testing.T) {
 		t.Errorf("%v", same)
 	}
 	r := succeed(t, "eval", "--model", goldens.Path(t, "bert/minilm-tiny"), "--queries", at("a"), "--queries", at("b"), "--bm25")
-	if !strings.Contains(r.stderr, "a: ") || !strings.Contains(r.stderr, "queries embedded\n") {
-		t.Errorf("eval shows no progress: %q", r.stderr)
+	if !strings.Contains(r.stderr, "a: 8 of 8 queries embedded\n") || !strings.HasSuffix(r.stderr, "b: 9 of 9 documents embedded\n") {
+		t.Errorf("eval does not show how far it has come: %q", r.stderr)
 	}
 	table := r.stdout
 	if lines := strings.Split(table, "\n"); len(lines) < 7 || !strings.HasPrefix(lines[1], "a ") || !strings.HasPrefix(lines[2], "a, BM25 ") || !strings.HasPrefix(lines[5], "mean ") || !strings.HasPrefix(lines[6], "mean, BM25 ") {
@@ -240,5 +240,50 @@ func TestEvalSTS(t *testing.T) {
 		if r := contraflow(t, "", append([]string{"eval", "--model", model}, c.args...)...); r.code != c.code || !strings.Contains(r.stderr, c.want) {
 			t.Errorf("%v: %d, %s", c.args, r.code, r.stderr)
 		}
+	}
+}
+
+// Training with two lengths says what the saved model, whose folder has one, reads otherwise; eval with the queries' own has training's figure.
+func TestQueryLength(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	const note = "note: the saved model reads queries to 12 tokens, as documents, for its folder's format has one max_seq_length; training has cut them at 4, and so does contraflow eval --query-max-length 4\n"
+	r := succeed(t, "train", "--log", "human", "-c", at("recipe.yaml"), "--set", "model.max_length={query: 4, document: 12}", "--set", "train.max_steps=4")
+	if strings.Count(r.stderr, note) != 1 {
+		t.Errorf("want once %q in\n%s", note, r.stderr)
+	}
+	trained := 0.0
+	for line := range strings.Lines(mustRead(t, at("run/metrics.jsonl"))) {
+		var e struct {
+			Metric string
+			Value  float64
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		if e.Metric == "ndcg@10" {
+			trained = e.Value
+		}
+	}
+	measured := func(args ...string) float64 {
+		var m map[string]float64
+		args = append([]string{"eval", "--model", at("run/model"), "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv"), "--json"}, args...)
+		if err := json.Unmarshal([]byte(succeed(t, args...).stdout), &m); err != nil {
+			t.Fatal(err)
+		}
+		return m["ndcg@10"]
+	}
+	if got := measured("--query-max-length", "4"); trained == 0 || math.Abs(got-trained) > 1e-12 {
+		t.Errorf("%v with the queries' length, training has %v", got, trained)
+	}
+	if got := measured(); got == trained {
+		t.Errorf("%v without it, as training has: the queries' length makes no difference here", got)
+	}
+	if r := contraflow(t, "", "eval", "--model", at("run/model"), "--queries", dir, "--query-max-length", "1000"); r.code == 0 || !strings.Contains(r.stderr, "queries: a maximum length of 1000 tokens is beyond the model's") {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	}
+	r = succeed(t, "train", "--log", "human", "-c", at("recipe.yaml"), "--set", "model.max_length=12", "--set", "train.max_steps=1", "--out", at("same"))
+	if strings.Contains(r.stderr, "max_seq_length") {
+		t.Error(r.stderr)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"contraflow/stages/recipe"
+	"contraflow/testdata/goldens"
 )
 
 // TestLog: what is no terminal gets JSON lines, with the numbers of metrics.jsonl.
@@ -256,14 +257,21 @@ func TestPrintsOrFails(t *testing.T) {
 	defer full.Close()
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
-	for name, text := range map[string]string{"args.json": `{"model": "m", "train_dataset": "x.parquet", "loss": "MultipleNegativesRankingLoss"}`, "metrics.jsonl": ""} {
+	for name, text := range map[string]string{"args.json": `{"model": "m", "train_dataset": "x.parquet", "loss": "MultipleNegativesRankingLoss"}`, "metrics.jsonl": "",
+		"trace.json": `[{"name": "embed", "ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]`,
+		"sts.jsonl":  `{"sentence1": "a", "sentence2": "b", "score": 1}` + "\n" + `{"sentence1": "c", "sentence2": "reads a file", "score": 2}` + "\n"} {
 		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+	tiny := goldens.Path(t, "bert/minilm-tiny")
 	for _, args := range [][]string{
 		{"version"}, {"recipe", "embedder"}, {"graph", "-c", at("recipe.yaml")}, {"import", at("args.json")}, {"import", at("args.json"), "--out", at("imported.yaml")},
 		{"report", dir}, {"plan", "-c", at("recipe.yaml"), "--steps", "1"},
+		{}, {"help"}, {"eval", "--help"}, {"--version"}, {"doctor"}, {"completion", "bash"}, {"trace", "summary", at("trace.json")},
+		{"eval", "--model", tiny, "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")},
+		{"eval", "--model", tiny, "--sts", at("sts.jsonl")},
+		{"verify-grads", "-c", at("recipe.yaml"), "--rows", "4", "--sub-batch", "2", "--accumulate", "1", "--replicas", "1", "--shards", "1"},
 	} {
 		var errs strings.Builder
 		cmd := exec.Command(binary, args...)
@@ -272,6 +280,12 @@ func TestPrintsOrFails(t *testing.T) {
 		if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(errs.String(), "no space left on device") {
 			t.Errorf("%v: %v\n%s", args, err, errs.String())
 		}
+		if strings.Contains(errs.String(), "chooses another disk") {
+			t.Errorf("%v: no flag chooses another standard output\n%s", args, errs.String())
+		}
+	}
+	if r := contraflow(t, "", "graph", "-c", at("recipe.yaml"), "--out", "/dev/full"); r.code != 1 || !strings.Contains(r.stderr, "is free; --out chooses another disk\n") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
 }
 

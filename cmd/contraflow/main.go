@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -39,13 +40,17 @@ func run(args []string) int {
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	go watchSignals(ctx, stop)
-	root := newRoot()
+	root, out := newRoot(), &stdout{file: os.Stdout}
 	root.SetArgs(args)
+	root.SetOut(out)
 	cmd := root
 	err := protect(func() (err error) {
 		cmd, err = root.ExecuteContextC(ctx)
 		return err
 	})
+	if err == nil {
+		err = out.failed()
+	}
 	if err == nil {
 		return 0
 	}
@@ -76,7 +81,7 @@ func run(args []string) int {
 	}
 	var usage usageError
 	wrong := errors.As(err, &usage)
-	n := next(err)
+	n := next(cmd, err)
 	if example, _, _ := strings.Cut(strings.TrimSpace(cmd.Example), "\n"); n == "" && wrong && example != "" {
 		n = example
 	}
@@ -90,8 +95,8 @@ func run(args []string) int {
 	return 1
 }
 
-// next is what to type after an error that has an answer of that kind.
-func next(err error) string {
+// next is what to type after an error of a command that has an answer of that kind.
+func next(cmd *cobra.Command, err error) string {
 	var gone *net.OpError
 	switch {
 	case errors.Is(err, hfmodel.ErrOffline):
@@ -99,17 +104,31 @@ func next(err error) string {
 	case errors.Is(err, hfmodel.ErrNotFound), errors.Is(err, hfmodel.ErrNoModel):
 		return "contraflow init --help makes a new model; contraflow quickstart --out q trains one on this machine's Go sources"
 	case errors.Is(err, dataset.ErrNoFiles):
-		return "contraflow quickstart --out q makes data to look at: q/train.parquet"
+		return "contraflow quickstart --out q makes data to look at: q/train.parquet, if you have none yet"
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC):
-		return "contraflow doctor says how much is free; --out or --output chooses another disk"
+		return "contraflow doctor says how much is free" + elsewhere(cmd, err, "disk")
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return "ls -l says who may read and write it; --out or --output chooses another folder to write into"
+		return "ls -l says who may read and write it" + elsewhere(cmd, err, "folder to write into")
 	case errors.As(err, &gone) && gone.Op == "listen":
 		return "--metrics-addr 127.0.0.1:0 takes a port that is free"
 	case errors.As(err, &gone):
 		return "contraflow doctor; a model's folder on this machine needs no network"
+	}
+	return ""
+}
+
+// elsewhere says which flag of the command chooses another place than the one that an error is of; "": none does.
+func elsewhere(cmd *cobra.Command, err error, what string) string {
+	var at *fs.PathError
+	if errors.As(err, &at) && at.Path == os.Stdout.Name() {
+		return ""
+	}
+	for _, flag := range []string{"out", "output"} {
+		if cmd.Flags().Lookup(flag) != nil {
+			return fmt.Sprintf("; --%s chooses another %s", flag, what)
+		}
 	}
 	return ""
 }
@@ -143,7 +162,7 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.InitDefaultHelpCmd()
@@ -158,6 +177,23 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		}
 	}
 	return root
+}
+
+// flagError says what a flag wants, where it is given no number: strconv's functions, which pflag names, are nothing to a user.
+func flagError(err error) error {
+	var wrong *pflag.InvalidValueError
+	var number *strconv.NumError
+	if !errors.As(err, &wrong) || !errors.As(err, &number) {
+		return err
+	}
+	want := map[string]string{"int": "a whole number", "uint64": "a whole number of at least 0", "float64": "a number", "intSlice": "whole numbers, such as 1,2", "float64Slice": "numbers, such as 1,0.3,1"}[wrong.GetFlag().Value.Type()]
+	switch {
+	case want == "":
+		return err
+	case errors.Is(number, strconv.ErrRange):
+		return fmt.Errorf("--%s is %s, which is too large a number", wrong.GetFlag().Name, wrong.GetValue())
+	}
+	return fmt.Errorf("--%s is %q, want %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
 
 // nearFlag says which flag of the command was probably meant.

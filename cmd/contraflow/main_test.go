@@ -360,12 +360,6 @@ func TestTrainEmbedEval(t *testing.T) {
 	if r := contraflow(t, "the river\n\xff\n", "tokenize", "--model", model); r.code != 1 || !strings.Contains(r.stderr, "standard input, line 2: not valid UTF-8") {
 		t.Errorf("exit code %d: %s", r.code, r.stderr)
 	}
-
-	for format, want := range map[string]string{"mermaid": "flowchart LR", "dot": "digraph", "svg": "<svg"} {
-		if out := succeed(t, "graph", "-c", at("recipe.yaml"), "--format", format).stdout; !strings.Contains(out, want) {
-			t.Errorf("graph --format %s: %s", format, out)
-		}
-	}
 }
 
 func readJSON(t *testing.T, path string, v any) {
@@ -652,6 +646,10 @@ func TestUsage(t *testing.T) {
 		{[]string{"embed", "--model", "m", "--text", "x", "--input", "y"}, 2, "give one or the other"},
 		{[]string{"embed", "--model", "m", "--text", "x", "--max-length", "-1"}, 2, "--max-length is -1, want at least 1"},
 		{[]string{"tokenize", "--model", "m", "--max-length", "-3"}, 2, "--max-length is -3, want at least 1"},
+		{[]string{"tokenize", "--model", "m", "--max-length", "x"}, 2, `contraflow: --max-length is "x", want a whole number` + "\n"},
+		{[]string{"tokenize", "--model", "m", "--max-length", "1" + strings.Repeat("0", 30)}, 2, "which is too large a number\n"},
+		{[]string{"verify-grads", "-c", "r.yaml", "--replicas", "1,a"}, 2, `contraflow: --replicas is "1,a", want whole numbers, such as 1,2` + "\n"},
+		{[]string{"plan", "-c", "r.yaml", "--tokens-per-s", "a"}, 2, `contraflow: --tokens-per-s is "a", want a number` + "\n"},
 	} {
 		r := contraflow(t, "", c.args...)
 		if out := r.stdout + r.stderr; r.code != c.code || !strings.Contains(out, c.want) {

@@ -56,7 +56,7 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 					return usageError{fmt.Errorf("--%s is of --%s, which is not given", flag, of)}
 				}
 			}
-			if err := separate(m.output, slices.Concat(m.input, m.corpus)...); err != nil {
+			if err := separate("--output", m.output, slices.Concat(m.input, m.corpus)...); err != nil {
 				return err
 			}
 			if err := asParquet(m.output); err != nil {

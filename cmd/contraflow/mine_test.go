@@ -241,6 +241,36 @@ func TestSkipRows(t *testing.T) {
 	}
 }
 
+// A parquet file that gets its scores in place loses no row: with --on-error skip, which leaves out rows, it is no output, under any of its names.
+func TestSkipInPlace(t *testing.T) {
+	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, at("a.parquet"), []string{"query", "positive"}, []string{"the cat", "the dog"}, []string{"a river", ""})
+	if err := os.Link(at("a.parquet"), at("b.parquet")); err != nil {
+		t.Fatal(err)
+	}
+	before := mustRead(t, at("a.parquet"))
+	for _, output := range []string{"a.parquet", "b.parquet"} {
+		r := contraflow(t, "", "distill", "--model", model, "--input", at("a.parquet"), "--output", at(output), "--on-error", "skip")
+		if r.code != 2 || !strings.Contains(r.stderr, "--output "+at(output)+" is a file that is read: it would be replaced; give another; without --on-error skip, which leaves out rows,") {
+			t.Errorf("%s: exit code %d\n%s", output, r.code, r.stderr)
+		}
+		if mustRead(t, at(output)) != before {
+			t.Fatalf("%s is another file now", output)
+		}
+	}
+	write(t, at("a.parquet"), []string{"query", "positive"}, []string{"the cat", "the dog"}, []string{"a river", "a road"})
+	succeed(t, "distill", "--model", model, "--input", at("a.parquet"), "--output", at("a.parquet"))
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{at("a.parquet")}, Query: "query", Positive: "positive", Scores: []string{"scores"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if d.Rows() != 2 {
+		t.Errorf("%d rows, want 2", d.Rows())
+	}
+}
+
 // Lines that are no JSON, and rows of separated values with too few fields, are among the rows that --on-error skip leaves out: they are counted, and
 // the first is named by its line. Without it they end the command before anything is scored.
 func TestSkipLines(t *testing.T) {

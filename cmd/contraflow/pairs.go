@@ -123,7 +123,7 @@ func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
 
 // asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.
 func asParquet(output string) error {
-	if err := noFolder(output, "out.parquet"); err != nil {
+	if err := noFolder("--output", output, "out.parquet"); err != nil {
 		return err
 	}
 	if filepath.Ext(output) != ".parquet" {
@@ -132,15 +132,16 @@ func asParquet(output string) error {
 	return nil
 }
 
-func noFolder(output, name string) error {
+// noFolder refuses an output, which a flag names, that is a folder.
+func noFolder(flag, output, name string) error {
 	if info, err := os.Stat(output); err == nil && info.IsDir() {
-		return usageError{fmt.Errorf("--output %s is a folder: give a file in it, such as %s", output, filepath.Join(output, name))}
+		return usageError{fmt.Errorf("%s %s is a folder: give a file in it, such as %s", flag, output, filepath.Join(output, name))}
 	}
 	return nil
 }
 
-// separate finds an output that is one of the files that are read: it would take their place.
-func separate(output string, inputs ...string) error {
+// separate finds an output, which a flag names, that is one of the files that are read: it would take their place.
+func separate(flag, output string, inputs ...string) error {
 	out, err := os.Stat(output)
 	if err != nil {
 		return nil // a new file
@@ -149,18 +150,21 @@ func separate(output string, inputs ...string) error {
 		files, _ := filepath.Glob(pattern) // what is no glob, or a URL, opening it says
 		for _, f := range append(files, pattern) {
 			if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
-				return usageError{fmt.Errorf("--output %s is a file that is read: it would be replaced; give another", output)}
+				return usageError{fmt.Errorf("%s %s is a file that is read: it would be replaced; give another", flag, output)}
 			}
 		}
 	}
 	return nil
 }
 
+// inPlace is what the help of commands says that write a table with [besides].
+const inPlace = "One parquet file may be\n--input and --output: it gets the columns in place, when all is written."
+
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
 	if len(input) != 1 || filepath.Ext(input[0]) != ".parquet" || strings.ContainsAny(input[0], "*?[") {
-		if err := separate(output, input...); err != nil {
+		if err := separate("--output", output, input...); err != nil {
 			return nil, nil, nil, err
 		}
 	}

@@ -30,9 +30,6 @@ Communication takes what the link's bandwidth and latency say. There is one kind
   contraflow plan -c recipe.yaml --gpus 2 --link "10Gb 50us" --set mesh.shard=2`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.out == "" {
-				f.out = "unused" // nothing is written
-			}
 			r, err := f.load()
 			if err != nil {
 				return err

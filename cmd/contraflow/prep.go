@@ -32,7 +32,7 @@ To build it: go install ./cmd/` + prepBinary + `, or with Apache Beam's runners:
 			}
 			c := exec.CommandContext(cmd.Context(), path, args...)
 			c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // so that it can end its own way
-			c.Stdin, c.Stdout, c.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+			c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr      // the files themselves, as if it had been called
 			err = c.Run()
 			var exit *exec.ExitError
 			if errors.As(err, &exit) && exit.ExitCode() > 0 {

@@ -33,7 +33,7 @@ func newRerank() *cobra.Command {
 		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE)",
 		Short: "Score pairs of texts with a reranker, or measure it behind a first stage",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
-document. Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
+document. ` + inPlace + ` Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is

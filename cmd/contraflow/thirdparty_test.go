@@ -35,7 +35,7 @@ func TestThirdParty(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := strings.Replace(string(mod), "module contraflow", "module example.com/mine", 1) + fmt.Sprintf("\nrequire contraflow v0.0.0\nreplace contraflow => %s\n", root)
+	text := strings.Replace(string(mod), "module contraflow", "module example.com/mine", 1) + "\nrequire contraflow v0.0.0\n"
 	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +44,16 @@ func TestThirdParty(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	replace := []string{"mod", "edit", "-replace", "contraflow=../contraflow"}
+	if command := "go " + strings.Join(replace, " "); !strings.Contains(mustRead(t, filepath.Join(root, "README.md")), "\n"+command+"\n") {
+		t.Errorf("README does not say %s", command)
+	}
+	replace[3] = "contraflow=" + root
+	edit := exec.Command("go", replace...)
+	edit.Dir = dir
+	if out, err := edit.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
 	cmd := exec.Command("go", "run", "-mod=mod", ".", goldens.Path(t, "bert/minilm-tiny"), filepath.Join(dir, "model"), filepath.Join(data, "train.parquet"))
 	cmd.Dir = dir

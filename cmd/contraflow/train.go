@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"contraflow/collective"
+	"contraflow/io/checkpoint"
 	"contraflow/stages/recipe"
 )
 
@@ -26,9 +27,8 @@ type recipeFlags struct {
 func (f *recipeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.file, "config", "c", "", "the recipe, a YAML file")
 	cmd.Flags().StringArrayVar(&f.sets, "set", nil, "override a key: --set train.max_steps=8 (may be repeated); KEY=null takes back what the recipe says of it")
-	cmd.Flags().StringVar(&f.out, "out", "", "folder for the run: sets save.dir")
+	f.out = "unused" // commands but train write nothing there
 	require(cmd, "config")
-	notEmpty(cmd, "out")
 }
 
 func (f *recipeFlags) load() (recipe.Recipe, error) {
@@ -148,6 +148,8 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 	cmd.Flags().StringVar(&log, "log", "auto", "how to print progress: human, json, or auto: human on a terminal, JSON lines elsewhere")
 	cmd.Flags().StringVar(&metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this address, such as :9090, under /metrics; of several ranks, rank 0 does")
 	f.add(cmd)
+	cmd.Flags().StringVar(&f.out, "out", "", "folder for the run: sets save.dir")
+	notEmpty(cmd, "out")
 	return cmd
 }
 
@@ -160,11 +162,11 @@ func endedAsAsked(ctx context.Context, err error) bool {
 
 func newGraph() *cobra.Command {
 	var f recipeFlags
-	var format string
+	var format, out string
 	cmd := &cobra.Command{
 		Use:     "graph -c RECIPE",
 		Short:   "Draw a recipe's stage graph",
-		Example: "  contraflow graph -c recipe.yaml --format svg > graph.svg",
+		Example: "  contraflow graph -c recipe.yaml --format svg --out graph.svg",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := f.load()
@@ -175,6 +177,9 @@ func newGraph() *cobra.Command {
 			if draw == nil {
 				return usageError{fmt.Errorf("--format is %q, want dot, mermaid or svg", format)}
 			}
+			if err := errors.Join(separate("--out", out, f.file), noFolder("--out", out, "graph."+format)); err != nil {
+				return err
+			}
 			x, err := recipe.Open(cmd.Context(), r, recipe.Observer{})
 			if err != nil {
 				return err
@@ -184,11 +189,27 @@ func newGraph() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+			if out == "" {
+				_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+				return err
+			}
+			w, err := checkpoint.Disk{}.Replace(out)
+			if err != nil {
+				return err
+			}
+			if _, err := w.WriteString(text); err != nil {
+				return w.Abort(err)
+			}
+			if err := w.Commit(); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), out)
 			return err
 		},
 	}
 	cmd.Flags().StringVar(&format, "format", "mermaid", "dot, mermaid or svg")
+	cmd.Flags().StringVar(&out, "out", "", "the file to write; default: standard output")
+	notEmpty(cmd, "out")
 	f.add(cmd)
 	return cmd
 }

@@ -39,7 +39,13 @@ type ui struct {
 
 func newUI(w io.Writer, quiet bool) *ui {
 	f, ok := w.(*os.File)
-	return &ui{w: w, quiet: quiet, terminal: ok && term.IsTerminal(int(f.Fd()))}
+	if out, std := w.(*stdout); std {
+		f, ok = out.file, true
+	}
+	if ok = ok && term.IsTerminal(int(f.Fd())); ok {
+		w = f // the bar asks a terminal for its width
+	}
+	return &ui{w: w, quiet: quiet, terminal: ok}
 }
 
 // withLog makes a ui of a run's log: for people on a terminal and JSON lines otherwise, unless format says which. Machines read a file or
@@ -197,7 +203,7 @@ func (u *ui) index(done, total int64) {
 // embedded says how many of a task's queries or documents are embedded.
 func (u *ui) embedded(of string) func(what string, done, total int) {
 	return func(what string, done, total int) {
-		if u.due(false) {
+		if u.due(done == total) {
 			u.printf("%s%d of %d %s embedded\n", of, done, total, what)
 		}
 	}

@@ -30,9 +30,6 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
   mpirun -n 4 contraflow verify-grads -c recipe.yaml --replicas 2 --shards 2`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.out == "" {
-				f.out = "unused" // nothing is written
-			}
 			o.Plant = recipe.Fault(plant)
 			if err := o.Check(); err != nil {
 				return usageError{err}

@@ -11,7 +11,7 @@ import (
 
 // Example is a row ready for training.
 type Example struct {
-	Row    int64     // row id; [Dataset.Locate] says where it is at rest
+	Row    int64     // row id, another one for every row: dropout is drawn by it, and [Dataset.Locate] says where it is at rest
 	Texts  []string  // in the order of [Dataset.Columns]; nil with Source.Tokens
 	IDs    [][]int32 // likewise, with Source.Tokens
 	Hashes []Hash128 // of Texts, by which duplicates are known: who changes a text makes its hash anew (HashText)

@@ -34,7 +34,7 @@ type Embedder struct {
 	prompts                     map[string]string
 	prompt                      string
 	queryPrompt, documentPrompt string
-	maxLength                   int
+	maxLength, queryLength      int
 	device                      gpustage.Device
 	owned                       bool // the device is closed with the embedder
 
@@ -47,6 +47,7 @@ type Option func(*options)
 type options struct {
 	device    gpustage.Device
 	maxLength int
+	queries   int
 	cut       int
 	pooling   string
 	tokens    int
@@ -59,6 +60,10 @@ func OnDevice(d gpustage.Device) Option { return func(o *options) { o.device = d
 
 // MaxLength cuts texts to n tokens, special ones included, instead of what the folder says.
 func MaxLength(n int) Option { return func(o *options) { o.maxLength = n } }
+
+// QueryMaxLength is MaxLength for the queries of tasks, and for both texts of pairs that Similarity compares; 0: the same. A folder has one maximum
+// length, and training may have had two.
+func QueryMaxLength(n int) Option { return func(o *options) { o.queries = n } }
 
 // Dimensions cuts embeddings to their first n dimensions, instead of what the folder says, as models trained with matryoshka allow. They are
 // not normalized again, as sentence-transformers' truncate_dim has it; cosines don't mind.
@@ -105,7 +110,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 		e.model.Config.Tokens.Special, err = SpecialIDs(f, e.tok)
 	}
 	if err == nil {
-		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength))
+		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength, e.queryLength))
 	}
 	if err != nil {
 		e.Close()
@@ -129,6 +134,9 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	}
 	if e.maxLength, err = MaxLengthOf(f, e.model.Config, o.maxLength); err != nil {
 		return err
+	}
+	if e.queryLength, err = MaxLengthOf(f, e.model.Config, cmp.Or(o.queries, o.maxLength)); err != nil {
+		return fmt.Errorf("queries: %w", err)
 	}
 	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
 		o.warn(note)

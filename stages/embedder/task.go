@@ -269,7 +269,7 @@ func (t *Task) Docs() int    { return len(t.docs) }
 
 // NewTask tokenizes a retrieval task for this model.
 func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
-	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.maxLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
+	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
 }
 
 // Rank is the first k documents of each query of a task that NewTask made.
@@ -297,7 +297,7 @@ func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string)
 	if len(a) != len(b) {
 		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
 	}
-	return Text{Tokenizer: e.tok, QueryLength: e.maxLength, QueryPrompt: prompt}.Similarity(ctx, &e.engine, a, b)
+	return Text{Tokenizer: e.tok, QueryLength: e.queryLength, QueryPrompt: prompt}.Similarity(ctx, &e.engine, a, b)
 }
 
 // first tells whether this rank is the one that gets embeddings.

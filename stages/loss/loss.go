@@ -186,7 +186,15 @@ func (b *Batch) checkPairs() error {
 // batches and all replicas, divided by the sums of Weight.
 type Result struct {
 	Sum    float64 // sum of w_i l_i
-	Weight float64 // sum of w_i, or of whatever else the loss is the mean over; 0 for a whole step is an error
+	Weight float64 // sum of w_i, or of whatever else the loss is the mean over, at least 0; 0 for a whole step is an error
+}
+
+// Check refuses a Weight below 0, by which a step would go uphill. One that is not finite makes a gradient that is not, which is found where that is.
+func (r Result) Check() error {
+	if r.Weight < 0 {
+		return fmt.Errorf("the loss has returned Result.Weight %v: a step's loss, and gradient, is divided by it, want a number of at least 0, such as the sum of the rows' weights", r.Weight)
+	}
+	return nil
 }
 
 // add counts a row's loss. Of a row without weight it may be anything.

@@ -54,6 +54,9 @@ func (l sum) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, er
 	for i, t := range l {
 		s.Fill(part.Gradient, 0)
 		r, err := t.Loss.Compute(s, a, &part)
+		if err == nil {
+			err = r.Check()
+		}
 		if err != nil {
 			return r, fmt.Errorf("term %d, %T: %w", i, t.Loss, err)
 		}

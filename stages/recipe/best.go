@@ -160,7 +160,11 @@ func (x *Run) checkBest(changed []string) error {
 		return err
 	}
 	anew := ""
-	if p.Best != nil && p.BestBy != judge {
+	forget := func() { p.Best, p.BestStep, p.BestModel, p.Mark, p.Worse = nil, 0, "", nil, 0 }
+	if p.Best != nil && p.BestBy != "" && judge == "" {
+		x.obs.note("nothing asks any more which evaluation is the best (save.best, eval.early_stopping): that one, %.4g at step %d, is forgotten", *p.Best, p.BestStep)
+		forget()
+	} else if p.Best != nil && p.BestBy != judge {
 		anew = "what eval measures has changed"
 	} else if x.Recipe.Save.Best && p.BestStep > 0 {
 		h, err := x.bestHash()
@@ -176,7 +180,7 @@ func (x *Run) checkBest(changed []string) error {
 	}
 	if anew != "" {
 		x.obs.note("%s: the best evaluation, %.4g at step %d, is forgotten; best and patience begin anew", anew, *p.Best, p.BestStep)
-		p.Best, p.BestStep, p.BestModel, p.Mark, p.Worse = nil, 0, "", nil, 0
+		forget()
 	}
 	if p.BestBy != judge {
 		p.First = nil

@@ -131,6 +131,13 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	if err := os.WriteFile(stopped("same"), abandoned, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	stopped("none")
+	o, err = j.run(t, "none", nil, 0, true, append(sets, "save.best=false")...)
+	said(t, o, err, "nothing asks any more which evaluation is the best (save.best, eval.early_stopping): that one, ")
+	if strings.Contains(fmt.Sprint(o.notes), "has changed: the best") || strings.Contains(fmt.Sprint(o.notes), "begin anew") {
+		t.Errorf("%q, and eval measures what it did", o.notes)
+	}
+
 	o, err = j.run(t, "same", nil, 0, true, append(again, "save.keep=4")...)
 	if err != nil || strings.Contains(fmt.Sprint(o.notes), "begin anew") {
 		t.Errorf("nothing has changed in what is computed: %v, %v", err, o.notes)

@@ -37,7 +37,10 @@ func (x *Run) Describe() string {
 		}
 	}
 	mem := x.Memory
-	fmt.Fprintf(&b, "memory  at most %s", Size(mem.Total()))
+	fmt.Fprintf(&b, "memory  at most %s on each device", Size(mem.Total()))
+	if x.device.Info().Threads > 0 { // which is the process's
+		b.WriteString(", besides the program and the data that it reads")
+	}
 	before := ": "
 	for _, part := range []struct {
 		name  string
@@ -136,7 +139,7 @@ func (s *Summary) String() string {
 		made += fmt.Sprintf(", the last %d of them", s.Steps-s.from)
 	}
 	pairs, tokens := s.Rates()
-	fmt.Fprintf(&b, "%s in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s\n", made, s.Seconds, s.Loss, pairs, tokens, Size(s.PeakBytes))
+	fmt.Fprintf(&b, "%s in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s%s\n", made, s.Seconds, s.Loss, pairs, tokens, s.peakOf, Size(s.PeakBytes))
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
 	}
@@ -167,6 +170,24 @@ func (s *Summary) String() string {
 		fmt.Fprintf(&b, "model saved in %s", s.Model)
 	}
 	return b.String()
+}
+
+// reads says how the saved model reads queries or documents where training has read them otherwise: its folder's format has one length. "": it
+// reads both as training did.
+func (x *Run) reads() string {
+	q, d := x.text.QueryLength, x.text.DocumentLength
+	if x.reranker != nil || q == d {
+		return ""
+	}
+	few, many, what, like, flags := q, d, "queries", "documents", fmt.Sprintf("--query-max-length %d", q)
+	if q == 0 || d > 0 && q > d {
+		few, many, what, like, flags = d, q, like, what, fmt.Sprintf("--max-length %d --query-max-length %d", d, q)
+	}
+	text := fmt.Sprintf("the saved model reads %s to %s tokens, as %s, for its folder's format has one max_seq_length; training has cut them at %d", what, limit(many), like, few)
+	if q > 0 {
+		text += ", and so does contraflow eval " + flags
+	}
+	return text
 }
 
 // DOT, Mermaid and SVG draw the run's graph.

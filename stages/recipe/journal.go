@@ -184,7 +184,8 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		took = max(took-ev.took, time.Microsecond)
 	}
 	j.last = now
-	peak := cmp.Or(enc.Model.Device.Info().PeakAllocated, gpustage.HostPeakMemory(), enc.PeakBytes()) // a GPU's memory, not the process's
+	given, host := enc.Model.Device.Info().PeakAllocated, gpustage.HostPeakMemory()
+	peak := cmp.Or(given, host, enc.PeakBytes()) // a GPU's memory, not the process's
 	m := Metrics{
 		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
 		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,
@@ -201,6 +202,9 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	s := &j.summary
 	j.next = r.Next
 	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
+	if given == 0 && host > 0 {
+		s.peakOf = "of the process "
+	}
 	s.add(r)
 	if err := j.enc.Encode(m); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)

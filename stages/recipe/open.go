@@ -525,9 +525,17 @@ func (x *Run) columns() (n int) {
 	return n
 }
 
+// noteIdle says how many of so many ranks no batch has a row for.
+func (x *Run) noteIdle(ranks int) {
+	if rows := x.Recipe.Batch.GlobalSize; ranks > rows {
+		x.obs.note("batch.global_size is %d, over all ranks, and there are %d: %d of them have no row in any batch, and compute nothing; a larger batch.global_size or fewer ranks helps", rows, ranks, ranks-rows)
+	}
+}
+
 // noteOddities tells of settings that do what they say, but hardly what was meant.
 func (x *Run) noteOddities() {
 	o, b, longest := x.Recipe.Optimizer, x.Recipe.Batch, x.Recipe.Model.MaxLength
+	x.noteIdle(x.ranks.Size())
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
 	}

@@ -53,7 +53,7 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
 	y.ranks = nil
 	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)
 	y.Recipe.Train.MaxSteps = steps
-	y.data, y.skipped = nil, nil
+	y.data, y.skipped, y.obs.Index = nil, nil, nil // that the data is read was said when it was opened
 	if err := y.openData(ctx); err != nil {
 		return Rates{}, err
 	}
@@ -121,7 +121,7 @@ type Forecast struct {
 	Rates    Rates  // of a device
 	Rows     int    // of a step, over all ranks
 	Tokens   int    // likewise
-	Memory   int64  // bytes on each device
+	Memory   int64  // bytes of tensors on each device in the first step; Run.Memory is a bound, for the longest texts
 	Sharding string // what ranks of the shard axis hold, and could; empty without one
 	Sent     int64  // bytes that a rank sends per step
 	Stages   []Traffic
@@ -142,6 +142,7 @@ type Traffic struct {
 
 // Forecast plans the recipe for a mesh whose ranks are connected by a link.
 func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link, r Rates) (*Forecast, error) {
+	x.noteIdle(mesh.Size())
 	y := *x
 	dry := gpustage.Dry{Like: x.device, GPU: r.other}
 	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
@@ -289,7 +290,7 @@ func (f *Forecast) String() string {
 		bound = fmt.Sprintf("; %s, on this machine's host, takes as long", f.Bound)
 	}
 	fmt.Fprintf(&b, "step     %v: %d rows, %d tokens, %.0f rows/s%s\n", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds(), bound)
-	fmt.Fprintf(&b, "memory   %s on each device\n", Size(f.Memory))
+	fmt.Fprintf(&b, "memory   %s of tensors on each device, for rows as the first step's (train says a bound for the longest texts)\n", Size(f.Memory))
 	if f.Sharding != "" {
 		fmt.Fprintf(&b, "shards   %s\n", f.Sharding)
 	}

@@ -486,7 +486,7 @@ func TestKeysOfData(t *testing.T) {
 	for want, sets := range map[string][]string{
 		"data.mixing.temperature: is 0.001, which is too small: data.train[0] has 40 rows": {two("", ""), "data.mixing={temperature: 0.001}"},
 		"data.train[0]: none of the 2 rows can be used":                                    {"data.train.0.path=" + file("bad.jsonl", `{"q": "a"}`+"\n"+`{"p": "b"}`+"\n"), "data.on_error=skip"},
-		"have weight 0 (data.train[].weight)":                                              {"data.train.0.path=" + weightless, "data.train.0.weight=w"},
+		"have weight 0 (data.train[].weight, ":                                             {"data.train.0.path=" + weightless, "data.train.0.weight=w"},
 	} {
 		if _, err := j.run(t, "run", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", sets, err, want)
@@ -740,6 +740,24 @@ func TestBytesOfSteps(t *testing.T) {
 		}
 		if err := os.RemoveAll(filepath.Join(j.dir, "first")); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// README lists what may change while a run is stopped, all of it.
+func TestReadmeMayChange(t *testing.T) {
+	raw, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(raw), "What may change in between are ")
+	section, _, ok := strings.Cut(section, "\n\n")
+	if !ok {
+		t.Fatal("README says nothing of it")
+	}
+	for _, key := range mayChange {
+		if !strings.Contains(section, "`"+key+"`") {
+			t.Errorf("README does not say that %s may change", key)
 		}
 	}
 }

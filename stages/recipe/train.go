@@ -47,6 +47,7 @@ type Summary struct {
 
 	from   int    // steps that had been made when the run was resumed
 	before Counts // what had been counted then
+	peakOf string // what PeakBytes are of, before the number
 }
 
 // Counts are summed over all steps, those before the run was resumed included: checkpoints have them.
@@ -508,6 +509,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		s.Dropped = log.next.Stats.Dropped
 	}
 	if !s.Stopped {
+		if text := x.reads(); text != "" {
+			x.obs.note("%s", text)
+		}
 		s.Model = filepath.Join(dir, "model")
 	}
 	if log.record != nil {
