@@ -16,7 +16,7 @@ struct Attention {
 	float *dbias;
 	const int *cu;
 	const u64 *keys; // of dropout, or 0
-	void *kept;      // what the way back has drawn by query (flash.cuh), skept bytes for each head and token
+	void *kept;      // what the way back has drawn by query (flash.cuh), skept words for each head and token
 	int sctx, slse, sq, sk, sv, sdctx, sdelta, sdq, sdk, sdv, sbias, sdbias, skept;
 	int heads, group, dim, causal, window, reach, bf16, half, tokens, rows, vec;
 	u32 site, threshold;

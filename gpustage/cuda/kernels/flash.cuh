@@ -110,7 +110,7 @@ DEVICE void exchange(u32 v[4]) {
 // Operands and accumulators have two features of a row in a register, and four lanes eight: memory would be moved by half a sector. So lanes move 16
 // bytes, features 8t to 8t+7 of 32, and exchange them.
 
-// row_chunks reads of two rows of a head, row and row+8, what a lane moves. All is under way before anything is needed.
+// row_chunks reads of two rows of a head, row and row+8, what a lane moves. With vec all is under way before anything is needed.
 template <int D> DEVICE void row_chunks(const Attention &a, u32 v[2][D / 32][4], const u16 *from, int stride, int row, int n) {
 	int t = lane_id() % 4;
 #pragma unroll
@@ -199,12 +199,15 @@ DEVICE Range queries_of_all(const Attention &a, int first, int last, int n) {
 }
 DEVICE bool outside(const Range &r, int first, int count) { return first < r.from || first + count > r.to; }
 
-// A lane's 4*N elements of a warp's 16 queries and 8*N partners, or keys and partners, have a bit each that says what dropout keeps. kept_bit is that of
-// element e of tile j by query: eight keys of a query are one call of philox (see keep8), which is a byte.
+// A lane's 4*N elements of a warp's 16 queries and 8*N keys have a bit each that says what dropout keeps, in a word. Its bytes are of
+//
+//	query i, tiles 0 to 3 | query i+8, tiles 0 to 3 | query i, tiles 4 to 7 | query i+8, tiles 4 to 7
+//
+// with two bits of each tile. Eight keys of a query are one call of philox (keep8). draw makes it for one tile of four in each of four lanes: a byte is
+// of the eight keys of one tile then. share exchanges two bits of each byte among the four, lane t getting the t-th ones of each. kept_bit is the bit of
+// element e of tile j.
 DEVICE constexpr u32 kept_bit(int j, int e) { return 1u << (8 * (j / 4 * 2 + e / 2) + j % 4 * 2 + e % 2); }
-
-// Of 8*N keys from j and queries i and i+8 each of four lanes calls philox for one tile of four, and has two bits of each pair of columns: draw. They
-// exchange these, and lane t gets the t-th of each: share.
+const u32 ALL_KEPT = 0xffffffff;
 template <int N> DEVICE u32 draw(const Attention &a, u64 key, int h, int i, int j) {
 	static_assert(N == 4 || N == 8, "a bit each");
 	u32 all = 0;
@@ -223,18 +226,18 @@ DEVICE u32 share(u32 all) {
 	return all & mine | (t & 2 ? theirs >> 4 : theirs << 4);
 }
 
-// The way back draws by query, and leaves for what comes by key what it has drawn: a bit for each pair, rows of a.skept bytes for each head and token.
-// leave_drawn writes those of queries i and i+8 and of 8*N keys from j, a multiple of 32. Four lanes have a byte each of four words; lane t gets the t-th
-// word and writes it.
-template <int N> DEVICE void leave_drawn(const Attention &a, u32 all, unsigned char *row, int i, int j, int n) {
-	int t = lane_id() % 4, half = t % 2, first = t / 2 * 4;
+// The way back draws by query, and leaves for what comes by key what it has drawn, a bit for each pair: of each head and sequence, whose words drawn_of
+// finds, 32 keys of all n queries after 32 keys of all. leave_drawn writes those of queries i and i+8 and of 8*N keys from j, a multiple of 32. Four lanes
+// have a byte each of four words; lane t gets the t-th word and writes it.
+DEVICE u32 *drawn_of(const Attention &a, int h, int lo) { return (u32 *)a.kept + ((size_t)h * a.tokens + lo) * a.skept; }
+template <int N> DEVICE void leave_drawn(u32 all, u32 *drawn, int i, int j, int n) {
+	int t = lane_id() % 4, row = i + t % 2 * 8;
 	u32 theirs = __shfl_xor_sync(EVERY, all, 2);
 	all = __byte_perm(all, theirs, t < 2 ? 0x5410 : 0x3276);
 	theirs = __shfl_xor_sync(EVERY, all, 1);
-	all = __byte_perm(all, theirs, half ? 0x3715 : 0x6240);
-	if (first < N && i + 8 * half < n) *(u32 *)(row + 8 * half * a.skept + j / 8 + first) = all;
+	all = __byte_perm(all, theirs, t % 2 ? 0x3715 : 0x6240);
+	if (t / 2 * 4 < N && row < n) drawn[(size_t)(j / 32 + t / 2) * n + row] = all;
 }
-DEVICE unsigned char *drawn_of(const Attention &a, int h, int token) { return (unsigned char *)a.kept + ((size_t)h * a.tokens + token) * a.skept; }
 
 // choose is x where a bit is set, and else y. Of C++ the compiler makes three instructions of asking for the bit.
 DEVICE float choose(u32 bits, u32 bit, float x, float y) {
@@ -262,7 +265,7 @@ DEVICE u64 key_of(const Attention &a, int b) {
 }
 
 // keys_kept is what dropout keeps, if anything is dropped. It is made while nothing else could be done: while products or copies are under way.
-template <int N> DEVICE u32 keys_kept(const Attention &a, u64 key, int h, int i, int j) { return a.keys ? share(draw<N>(a, key, h, i, j)) : EVERY; }
+template <int N> DEVICE u32 keys_kept(const Attention &a, u64 key, int h, int i, int j) { return a.keys ? share(draw<N>(a, key, h, i, j)) : ALL_KEPT; }
 
 // Softmax sees scores times a factor, of which it takes powers of two: unit is the factor times log2 e. With a soft cap, capped makes scores of
 // products, and bend is the cap's derivative, 1 - (score/cap)^2, where by_cap is 1/cap^2; it is 0 without one.
@@ -319,16 +322,16 @@ template <int W> DEVICE void multiply(float c[W / 8][4], float f) {
 }
 
 // forward_tile is what a warp's queries from w0 get of 8*N keys from k0: top is the largest product of each so far, z the sum of powers, o that of
-// values. Queries are in registers or in shared memory; kept(r) is what dropout keeps of the warp's tile r.
+// values. Queries are in registers or in shared memory; keptOf(r) is what dropout keeps of the warp's tile r.
 template <class Way, bool BIAS, int N, class Queries, class Kept, class Copy>
 DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], float top[2 * Way::R], float z[2 * Way::R], const Queries &q, const u16 *ks, const u16 *vs,
-                         const float *bias, int w0, int k0, int n, bool hidden, Kept kept, Copy next) {
+                         const float *bias, int w0, int k0, int n, bool hidden, Kept keptOf, Copy next) {
 	const int D = Way::D, R = Way::R;
 	int i = w0 + lane_id() / 4;
 	float s[R][N][4] = {}, c = unit<D>(a);
 	Way::template times_rows<N>(s, q, ks);
 	if (Way::ASYNC) next();
-	u32 bits = R == 1 ? kept(0) : 0; // while products are under way; of more tiles registers don't suffice for it as early
+	u32 kept = R == 1 ? keptOf(0) : 0; // while products are under way; of more tiles registers don't suffice for it as early
 	Way::settle(s);
 #pragma unroll
 	for (int r = 0; r < R; r++) {
@@ -356,7 +359,7 @@ DEVICE void forward_tile(const Attention &a, float (&o)[Way::R][Way::D / 8][4], 
 #pragma unroll
 			for (int d = 0; d < D / 8; d++) o[r][d][2 * half] *= shrink, o[r][d][2 * half + 1] *= shrink;
 		}
-		if (a.keys) keep_elements<N>(s[r], R == 1 ? bits : kept(r));
+		if (a.keys) keep_elements<N>(s[r], R == 1 ? kept : keptOf(r));
 	}
 	Way::template times<N, D>(o, s, vs);
 	Way::settle(o);
@@ -422,11 +425,11 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 		if (!Way::ASYNC || !works<Way>(w0, n)) next();
 		if (!works<Way>(w0, n)) continue;
 		bool hidden = outside(all, k0, 8 * N);
-		auto kept = [&](int r) { return keys_kept<N>(a, key, h, w0 + lane_id() / 4 + 16 * r, k0); };
-		auto half = [&](int r) { return keys_kept<4>(a, key, h, w0 + lane_id() / 4 + 16 * r, k0); };
-		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, w0, k0, n, hidden, kept, next);
-		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, w0, k0, n, hidden, half, [] {}); // the last
-		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, w0, k0, n, hidden, kept, next);
+		auto keptOf = [&](int r) { return keys_kept<N>(a, key, h, w0 + lane_id() / 4 + 16 * r, k0); };
+		auto keptOfHalf = [&](int r) { return keys_kept<4>(a, key, h, w0 + lane_id() / 4 + 16 * r, k0); };
+		if constexpr (Way::SHARED_QUERIES) forward_tile<Way, BIAS, N>(a, o, top, z, ownQ, ks, vs, bias, w0, k0, n, hidden, keptOf, next);
+		else if (N == 8 && see.to - k0 <= 4 * N) forward_tile<Way, BIAS, 4>(a, o, top, z, q, ks, vs, bias, w0, k0, n, hidden, keptOfHalf, [] {}); // the last
+		else forward_tile<Way, BIAS, N>(a, o, top, z, q, ks, vs, bias, w0, k0, n, hidden, keptOf, next);
 	}
 	finish_forward<Way>(a, o, top, z, lo, h, w0, n);
 }
@@ -529,7 +532,7 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 		row_numbers<R>(a, lse, delta, lo, h, i, n);
 	}
 	Range all = keys_of_all(a, w0, w0 + 16 * R - 1, n);
-	unsigned char *drawn = drawn_of(a, h, lo + i);
+	u32 *drawn = drawn_of(a, h, lo);
 	for (int turn = 0; k0 < see.to; k0 += 8 * N, turn ^= BUFFERS - 1) {
 		u16 *ks = shared + turn * BUFFER, *vs = ks + BUFFER / 2;
 		wait_copies();
@@ -553,10 +556,10 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 			u32 kept[R];
 #pragma unroll
 			for (int r = 0; r < R; r++) {
-				kept[r] = EVERY;
+				kept[r] = ALL_KEPT;
 				if (!a.keys) continue;
 				u32 all = draw<N>(a, key, h, i + 16 * r, k0);
-				leave_drawn<N>(a, all, drawn + 16 * r * a.skept, i + 16 * r, k0, n);
+				leave_drawn<N>(all, drawn, i + 16 * r, k0, n);
 				kept[r] = share(all);
 			}
 			Way::settle_first(s);
@@ -587,9 +590,9 @@ template <class Way, bool BIAS> DEVICE void flash_backward_q(const Attention &a)
 // own_query is which of a tile's queries a thread copies the numbers of, below 0 for none: a block has at least as many threads.
 template <int N> DEVICE int own_query() { return (int)threadIdx.x - (int)(blockDim.x - 8 * N); }
 
-// Numbers of 8*N queries are their log-sum-exps, <dctx, ctx>, and DRAWN bytes each of what has been drawn for a block's keys.
-const int DRAWN = 24; // of 192 keys
-DEVICE constexpr int number_floats(int N) { return 8 * N * (2 + DRAWN / 4); }
+// Numbers of 8*N queries are their log-sum-exps, <dctx, ctx>, and DRAWN words each of what has been drawn for a block's keys.
+const int DRAWN = 6; // of 192 keys
+DEVICE constexpr int number_floats(int N) { return 8 * N * (2 + DRAWN); }
 
 // queries copies a tile of 8*N queries and their numbers for keys from k0 on, log-sum-exps by the block's last threads, which copy no more rows than others.
 // q, dctx, lse and delta are those of the sequence's first token, which is lo.
@@ -598,10 +601,10 @@ DEVICE void queries(const Attention &a, u16 *to, float *numbers, const u16 *q, c
                     int lo, int k0) {
 	partners<Way, N>(a, to, q + h * Way::D, a.sq, dctx + h * Way::D, a.sdctx, first, n);
 	if (a.keys) {
-		const unsigned char *from = drawn_of(a, h, lo + first);
-		for (int w = threadIdx.x; w < 8 * N * (DRAWN / 4); w += blockDim.x) {
-			int r = w / (DRAWN / 4), at = k0 / 32 * 4 + w % (DRAWN / 4) * 4;
-			copy4(numbers + 16 * N + w, from + (size_t)r * a.skept + at, first + r < n && at < a.skept);
+		const u32 *from = drawn_of(a, h, lo) + first;
+		for (int w = threadIdx.x; w < 8 * N * DRAWN; w += blockDim.x) {
+			int r = w % (8 * N), keys = k0 / 32 + w / (8 * N);
+			copy4(numbers + 16 * N + w, from + (size_t)keys * n + r, first + r < n && 32 * keys < n);
 		}
 	}
 	int i = own_query<N>(), r = first + i;
@@ -610,20 +613,18 @@ DEVICE void queries(const Attention &a, u16 *to, float *numbers, const u16 *q, c
 	copy4(numbers + 8 * N + i, delta + (size_t)h * a.sdelta + r, r < n);
 }
 
-// kept_by_key is what dropout keeps of a warp's keys, for 8*N queries whose rows of DRAWN bytes are there, from the warp's first key on. key_bit is the bit
-// of element e of tile j, of the warp's first tile; those of a second one are 16 bits further.
+// kept_by_key is what dropout keeps of a warp's keys, bits of the 8*N queries' words from the key's place on. key_bit is the bit of element e of tile j, of
+// the warp's first tile; those of a second one are 16 bits further.
 DEVICE constexpr u32 key_bit(int j, int e) { return 1u << (8 * (e / 2) + 2 * j + e % 2); }
-template <int R, int N> DEVICE u32 kept_by_key(const unsigned char *from) {
+template <int R, int N> DEVICE u32 kept_by_key(const u32 *words, int place) {
 	static_assert(N <= 4 && R <= 2, "a bit each");
+	const u32 MINE = R == 2 ? 0x01010101 : 0x0101; // keys are a byte apart
 	u32 kept = 0;
 #pragma unroll
-	for (int j = 0; j < N; j++)
-#pragma unroll
-		for (int e = 0; e < 2; e++) { // 16 keys of a query: g and g+8 are a byte apart
-			const u16 *at = (const u16 *)(from + (8 * j + lane_id() % 4 * 2 + e) * DRAWN);
-#pragma unroll
-			for (int r = 0; r < R; r++) kept |= (at[r] >> lane_id() / 4 & 0x0101) << (16 * r + 2 * j + e);
-		}
+	for (int j = 0; j < N; j++) {
+		uint2 two = *(const uint2 *)(words + 8 * j + lane_id() % 4 * 2);
+		kept |= (two.x >> place & MINE) << 2 * j | (two.y >> place & MINE) << (2 * j + 1);
+	}
 	return kept;
 }
 
@@ -672,7 +673,7 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 	for (int turn = 0, last = h + a.group, nextH, nextQ; h < last; h = nextH, q0 = nextQ, turn ^= BUFFERS - 1) {
 		u16 *qs = buffers + turn * BUFFER, *os = qs + BUFFER / 2;
 		float *lse = numbers + turn * number_floats(N), *delta = lse + 8 * N;
-		const unsigned char *drawn = (unsigned char *)(delta + 8 * N) + w0 / 8 - k0 / 32 * 4;
+		const u32 *drawn = (u32 *)(delta + 8 * N) + (w0 / 32 - k0 / 32) * 8 * N;
 		nextH = h, nextQ = q0 + 8 * N;
 		if (nextQ >= see.to) nextH++, nextQ = see.from;
 		wait_copies();
@@ -693,7 +694,7 @@ template <class Way, bool BIAS, int P> DEVICE void flash_backward_kv(const Atten
 				float s[R][P][4] = {}, dp[R][P][4] = {}, bends[R][P][4];
 				Way::template times_rows<P>(s, ownK, qt);
 				if (Way::ASYNC && part == 0) next();
-				u32 kept = a.keys ? kept_by_key<R, P>(drawn + part * DRAWN) : EVERY;
+				u32 kept = a.keys ? kept_by_key<R, P>(drawn + part, w0 % 32 + g) : ALL_KEPT;
 				Way::settle(s);
 				Way::template times_rows<P>(dp, ownV, ot);
 #pragma unroll
@@ -759,7 +760,7 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D);
 	tile<Way, true>(a, ks, head_of(a.k, a.sk, lo, h * D), a.sk, head_of(a.v, a.sv, lo, h * D), a.sv, 0, rows, n, threadIdx.x, blockDim.x);
 	tile<Way, false>(a, qs, ownQ, a.sq, ownQ, 0, 0, rows, n, threadIdx.x, blockDim.x);
-	u32 kept[4] = {}; // of a warp's first queries and first keys, and of second ones: there are two of each at most
+	u32 kept[4] = {}; // of a warp's first queries: first keys, second keys; and of second ones. Moved along, as what is indexed is in memory
 #pragma unroll 1
 	for (int part = 0; part < 4; part++) {
 		int w0 = warp_id() * 16 + part / 2 * 64, k0 = part % 2 * 8 * N;
@@ -778,9 +779,9 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 #pragma unroll 1
 		for (int k0 = 0; k0 < n; k0 += 8 * N) {
 			const u16 *k = ks + k0 * Way::PITCH, *v = vs + k0 * Way::PITCH;
-			auto bits = [&](int) { return k0 ? kept[1] : kept[0]; };
-			if (n - k0 <= 4 * N) forward_tile<Way, false, 4>(a, o, top, z, q, k, v, 0, w0, k0, n, outside(all, k0, 4 * N), bits, [] {});
-			else forward_tile<Way, false, N>(a, o, top, z, q, k, v, 0, w0, k0, n, outside(all, k0, 8 * N), bits, [] {});
+			auto keptOf = [&](int) { return k0 ? kept[1] : kept[0]; };
+			if (n - k0 <= 4 * N) forward_tile<Way, false, 4>(a, o, top, z, q, k, v, 0, w0, k0, n, outside(all, k0, 4 * N), keptOf, [] {});
+			else forward_tile<Way, false, N>(a, o, top, z, q, k, v, 0, w0, k0, n, outside(all, k0, 8 * N), keptOf, [] {});
 		}
 		kept[0] = kept[2], kept[1] = kept[3];
 		finish_forward<Way>(a, o, top, z, lo, h, w0, n);
@@ -794,8 +795,8 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 //
 // With a block for each head 12,232 tokens of 192 sequences and 12 heads of 64 features took 112 us on an H200, where 42 would issue all instructions
 // and 36 move all bytes; by query and then by key they took 243. A warp waited for its rows five times, one after the other, and had 480 instructions
-// for 16 queries and 32 keys. Now it waits once, and has drawn what dropout keeps by then; 240 are left, and 75 before. Neither this nor pairs of heads have
-// been timed.
+// for 16 queries and 32 keys. Now it waits once, and has drawn what dropout keeps by then, by some 96 instructions for so many; 240 are left. Neither this
+// nor pairs of heads have been timed.
 
 const int SCORES = 64; // keys
 
@@ -803,7 +804,7 @@ const int SCORES = 64; // keys
 DEVICE u32 score_place(u32 row, u32 key) { return row * SCORES + (key / 8 ^ row % 8) * 8 + key % 8; }
 
 // leave_scores writes left operands, the warp's rows from row on, to 32 columns from key on, a multiple of 32. Of its score_places the compiler makes
-// 70 instructions; eight rows further, at e % 2, only the row is another one.
+// 70 instructions; eight rows further only the row is another one.
 DEVICE void leave_scores(u16 *to, const u32 (&l)[1][2][4], u32 row, u32 key) {
 	u32 g = lane_id() / 4, t = lane_id() % 4;
 	to += (row + g) * SCORES + (key / 8 ^ g & 4) * 8 + 2 * t;
@@ -877,10 +878,11 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 	u32 own[1][D / 16][4], ctx[2][D / 32][4];
 	row_chunks<D>(a, ctx, head_of(a.ctx, a.sctx, lo, h * D), a.sctx, w0 + chunk_row(), n);
 	float lse[2], delta[2], dq[1][D / 8][4] = {};
-	row_lse<1>(a, lse, lo, h, i, n);
+#pragma unroll
+	for (int half = 0; half < 2; half++) lse[half] = a.lse[(size_t)h * a.slse + lo + min(i + 8 * half, n - 1)]; // row_lse would wait for it here
 	bool mine = works<Way>(w0, n);
 	Range all = keys_of_all(a, w0, w0 + 15, n);
-	u32 first = 0, second = 0; // what dropout keeps of SCORES keys each
+	u32 first = 0, second = 0; // what dropout keeps of SCORES keys each, drawn in a loop, which is half as many instructions to fetch
 #pragma unroll 1
 	for (int k0 = 0; mine && k0 < 2 * SCORES; k0 += SCORES) {
 		first = second;
@@ -889,6 +891,8 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 	wait_copies();
 	Way::publish();
 	__syncthreads();
+#pragma unroll
+	for (int half = 0; half < 2; half++) lse[half] = i + 8 * half < n ? lse[half] * LOG2E : 0.f;
 	if (mine) chunk_products<Way>(delta, os, ctx, w0);
 	for (int k0 = 0; k0 < n; k0 += SCORES) {
 		u32 kept = k0 ? second : first;
@@ -926,6 +930,7 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 template <class Way> DEVICE void short_backward(const Attention &a) {
 	DYNAMIC_SHARED(u16, shared);
 	int b = blockIdx.x, h = blockIdx.y, lo = a.cu[b], n = a.cu[b + 1] - lo;
+	if (n == 0) return;
 	u64 key = key_of(a, b);
 	bool pair = blockDim.x > 128 && n <= 64 && a.heads % 2 == 0;
 	int threads = pair ? 128 : blockDim.x, team = pair ? warp_id() / 4 : 0;

@@ -155,10 +155,9 @@ KERNEL gradient_sums(void *c, int sc, const void *acc, int sacc, const void *gra
 // Four columns to a thread, 24 warps of 72 registers on a multiprocessor, took 150 us for 12,232 rows of 3,072 columns, measured on an H200, where
 // memory is busy for 71 us; eight, packed, with two rows that were waited for before two were asked for, and 36 warps, 110 us. With copies it took
 // 100 us while each quad asked which activation it is.
-template <int F>
-DEVICE void gradient_eights(Quad s[2], u16 (*coming)[2][128][8], u16 *c, int sc, const u16 *acc, int sacc, const u16 *gradOf, int sgrad, u16 *again,
+template <int F, int N> // N rows of a thread at once
+DEVICE void gradient_eights(Quad s[2], u16 (&coming)[N][2][128][8], u16 *c, int sc, const u16 *acc, int sacc, const u16 *gradOf, int sgrad, u16 *again,
                             int sagain, int from, int hi, int col) {
-	const int N = 2; // rows of a thread at once
 	int me = threadIdx.x;
 	auto begin = [&](int from) {
 #pragma unroll

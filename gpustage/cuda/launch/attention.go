@@ -225,7 +225,7 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		if s.err != nil {
 			return
 		}
-		a.kept, a.skept = s.address(kept), int32(4*kept.Stride)
+		a.kept, a.skept = s.address(kept), int32(kept.Stride)
 	}
 	if !flash || d == 256 { // the others' kernel by query makes delta of what it has in registers
 		lanes := 32 // of a warp, for each head and token; fewer where each takes 8 features

@@ -3,6 +3,7 @@
 package launch_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -116,9 +117,16 @@ func makers(t *testing.T, d *onhost.Device, s gpustage.Stream, r *rand.Rand) (ma
 	return made, copied
 }
 
-// The gradient behind an activation has the same bits eight columns at a time as four, and so have its columns' sums; in place too.
+// The gradient behind an activation has the same bits eight columns at a time as four, and so have its columns' sums, in place too, and the activation.
 func TestGradientSumsWide(t *testing.T) {
+	for act := gpustage.GELU; act <= gpustage.Tanh; act++ {
+		t.Run(fmt.Sprint(act), func(t *testing.T) { testGradientSumsWide(t, act) })
+	}
+}
+
+func testGradientSumsWide(t *testing.T, act gpustage.Activation) {
 	d := onhost.Open(t, onhost.Plain)
+	d.NoEpilogues = true
 	s := streamOf(t, d)
 	r := rand.New(rand.NewPCG(7, 7))
 	made, copied := makers(t, d, s, r)
@@ -126,7 +134,7 @@ func TestGradientSumsWide(t *testing.T) {
 		a, b := made(gpustage.BF16, c.rows, 16, 0), made(gpustage.BF16, 16, c.cols, 0)
 		pre, start := made(gpustage.BF16, c.rows, c.cols, 0), random(t, d, r, 1, c.cols, 0)
 		for _, inPlace := range []bool{false, true} {
-			var bits [2][3][]float32
+			var bits [2][4][]float32
 			for i, gap := range []int{8, 4} {
 				y, g, sum := made(gpustage.BF16, c.rows, c.cols, gap), copied(gpustage.BF16, pre, gap), copied(gpustage.F32, start, 0)
 				again := g
@@ -134,19 +142,21 @@ func TestGradientSumsWide(t *testing.T) {
 					again = made(gpustage.BF16, c.rows, c.cols, gap)
 				}
 				d.Launched = map[string]int{}
-				s.MatMul(y, a, b, gpustage.MatMul{BF16: true, GradOf: g, Again: again, Act: gpustage.GELU, ResultSum: sum})
-				out := [3]gpustage.Tensor{copied(gpustage.F32, y, 0), copied(gpustage.F32, again, 0), sum}
+				s.MatMul(y, a, b, gpustage.MatMul{BF16: true, GradOf: g, Again: again, Act: act, ResultSum: sum})
+				of := made(gpustage.BF16, c.rows, c.cols, gap)
+				s.Activate(of, copied(gpustage.BF16, pre, gap), act)
+				out := [4]gpustage.Tensor{copied(gpustage.F32, y, 0), copied(gpustage.F32, again, 0), sum, copied(gpustage.F32, of, 0)}
 				if err := s.Sync(); err != nil {
 					t.Fatal(err)
 				}
-				if wide, narrow := d.Launched["gradient_sums_wide"], d.Launched["gradient_sums"]; wide != 1-i || narrow != i {
+				if wide, narrow := d.Launched["gradient_sums_wide"], d.Launched["gradient_sums"]; wide != 1-i || narrow != i || d.Launched["activation_wide"] != 1-i {
 					t.Fatalf("%+v: rows %d elements further than their columns: %v", c, gap, d.Launched)
 				}
 				for k, x := range out {
 					bits[i][k] = slices.Clone(gpustage.Slice[float32](x))
 				}
 			}
-			for k, what := range []string{"result", "activation", "sum"} {
+			for k, what := range []string{"result", "activation", "sum", "activation by itself"} {
 				if !slices.Equal(bits[0][k], bits[1][k]) {
 					t.Errorf("%+v, in place %v: the %s has other bits", c, inPlace, what)
 				}
