@@ -9,6 +9,7 @@
 // memory, there is one buffer, which blocks on one multiprocessor fill in turns, and by key a block has half of the features of its rows' gradients:
 // scores are computed twice.
 #include "flash.cuh"
+#include "short.cuh"
 
 DEVICE void mma(float c[4], const u32 a[4], u32 b0, u32 b1) {
 #ifdef HOST_CUDA

@@ -19,6 +19,7 @@
 // what a thread has written and not published.
 #define SHARED_ALIGNMENT 1024
 #include "flash.cuh"
+#include "short.cuh"
 
 // matrix is a descriptor (PTX's "matrix descriptor format") of what begins there: next is the distance of atoms that have other features, rows
 // that of atoms of other rows.
