@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"contraflow/io/checkpoint"
 	"contraflow/stages/recipe"
 	"contraflow/stages/recipe/imports"
 )
@@ -67,14 +66,7 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 			if _, err := os.Lstat(out); err == nil {
 				return &fs.PathError{Op: "write", Path: out, Err: fs.ErrExist}
 			}
-			f, err := checkpoint.Disk{}.Replace(out)
-			if err != nil {
-				return err
-			}
-			if _, err := f.WriteString(res.Recipe); err != nil {
-				return f.Abort(err)
-			}
-			if err := f.Commit(); err != nil {
+			if err := writeText(out, res.Recipe); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s; next: contraflow train -c %s\n", out, out)

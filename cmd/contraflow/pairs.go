@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 )
@@ -138,6 +140,14 @@ func noFolder(flag, output, name string) error {
 		return usageError{fmt.Errorf("%s %s is a folder: give a file in it, such as %s", flag, output, filepath.Join(output, name))}
 	}
 	return nil
+}
+
+// writeText replaces a file by a text.
+func writeText(file, text string) error {
+	return checkpoint.Disk{}.Rewrite(file, func(w io.Writer) error {
+		_, err := io.WriteString(w, text)
+		return err
+	})
 }
 
 // separate finds an output, which a flag names, that is one of the files that are read: it would take their place.

@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"contraflow/collective"
-	"contraflow/io/checkpoint"
 	"contraflow/stages/recipe"
 )
 
@@ -193,14 +192,7 @@ func newGraph() *cobra.Command {
 				_, err = fmt.Fprint(cmd.OutOrStdout(), text)
 				return err
 			}
-			w, err := checkpoint.Disk{}.Replace(out)
-			if err != nil {
-				return err
-			}
-			if _, err := w.WriteString(text); err != nil {
-				return w.Abort(err)
-			}
-			if err := w.Commit(); err != nil {
+			if err := writeText(out, text); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), out)

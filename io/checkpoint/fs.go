@@ -42,6 +42,18 @@ func (Disk) FreeSpace(dir string) (int64, bool) { return atomicfile.FreeSpace(di
 // what it leads to is replaced, and a pipe or a device (/dev/stdout) is written into.
 func (Disk) Replace(path string) (*atomicfile.File, error) { return atomicfile.Replace(path) }
 
+// Rewrite replaces a file, as Replace does, by what write writes. If that fails, what is there stays.
+func (d Disk) Rewrite(path string, write func(io.Writer) error) error {
+	f, err := d.Replace(path)
+	if err != nil {
+		return err
+	}
+	if err := write(f); err != nil {
+		return f.Abort(err)
+	}
+	return f.Commit()
+}
+
 // Tensors opens a part. It reads the header alone.
 func (Disk) Tensors(path string) (*safetensors.File, error) { return safetensors.Open(path) }
 

@@ -85,14 +85,7 @@ func WriteFile(dir string) (string, error) {
 
 // Save writes what Write writes into a file, in the place of what is there.
 func Save(path string, runs ...*Run) error {
-	f, err := checkpoint.Disk{}.Replace(path)
-	if err != nil {
-		return err
-	}
-	if err := Write(f, runs...); err != nil {
-		return f.Abort(err)
-	}
-	return f.Commit()
+	return checkpoint.Disk{}.Rewrite(path, func(w io.Writer) error { return Write(w, runs...) })
 }
 
 // last is the last value that is finite, NaN if there is none.
