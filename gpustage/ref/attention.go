@@ -20,7 +20,8 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 }
 
 func attention[T float](ctx, lse, q, k, v tensor, o gpustage.Attention) {
-	eachQuery[T](q, k, o, func(a query[T]) {
+	vs := factorsOf[T](v, o)
+	eachQuery(factorsOf[T](q, o), factorsOf[T](k, o), o, func(a query[T]) {
 		out := a.head(ctx, a.t, a.h)
 		sum := make([]float64, o.HeadDim)
 		p := make([]float64, len(a.s))
@@ -35,9 +36,9 @@ func attention[T float](ctx, lse, q, k, v tensor, o gpustage.Attention) {
 		}
 		row[T](lse, a.h)[a.t] = T(top + math.Log(z))
 		for j := range p {
-			w := a.round(p[j] / z * a.keep(j))
-			for d, e := range a.head(v, a.key(j), a.kv) {
-				sum[d] += w * a.round(float64(e))
+			w := factor(p[j]/z*a.keep(j), o)
+			for d, e := range vs.head(a.key(j), a.kv) {
+				sum[d] += w * e
 			}
 		}
 		for d := range out {
@@ -64,9 +65,9 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 	sumK := make([]float64, k.Rows*k.Cols)
 	sumV := make([]float64, k.Rows*k.Cols)
 	sumBias := make([]float64, o.Bias.Len())
-	eachQuery[T](q, k, o, func(a query[T]) {
-		dout := a.head(dctx, a.t, a.h)
-		qi := a.head(q, a.t, a.h)
+	qs, ks, vs, douts := factorsOf[T](q, o), factorsOf[T](k, o), factorsOf[T](v, o), factorsOf[T](dctx, o)
+	eachQuery(qs, ks, o, func(a query[T]) {
+		dout, qi := douts.head(a.t, a.h), qs.head(a.t, a.h)
 		// delta is <dctx, ctx>, summed over keys from the same rounded products that it is subtracted from: taken from dctx and
 		// ctx themselves it would leave bf16's rounding in every score's gradient, three times as much as PyTorch's eager attention.
 		// Likewise the probabilities are made to sum to one: lse has the type's rounding, and gradients of scores are small
@@ -81,27 +82,27 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 		for j := range a.s {
 			ps[j] /= z
 			p, m := ps[j], a.keep(j)
-			vj := a.head(v, a.key(j), a.kv)
+			vj := vs.head(a.key(j), a.kv)
 			at := a.key(j)*k.Cols + a.kv*o.HeadDim
-			dp := 0.0
+			dp, w := 0.0, factor(m*p, o)
 			for d := range vj {
-				sumV[at+d] += a.round(m*p) * a.round(float64(dout[d]))
-				dp += a.round(float64(dout[d])) * a.round(float64(vj[d]))
+				sumV[at+d] += w * dout[d]
+				dp += dout[d] * vj[d]
 			}
 			dps[j] = m * dp
 			delta += p * dps[j]
 		}
 		for j := range a.s {
-			kj := a.head(k, a.key(j), a.kv)
+			kj := ks.head(a.key(j), a.kv)
 			at := a.key(j)*k.Cols + a.kv*o.HeadDim
 			ds := ps[j] * (dps[j] - delta)
 			if !o.Bias.IsZero() {
 				sumBias[a.distance(j)*o.Heads+a.h] += ds
 			}
-			ds = a.round(ds * a.slope(j) * o.Scale)
+			ds = factor(ds*a.slope(j)*o.Scale, o)
 			for d := range kj {
-				dqi[d] += ds * a.round(float64(kj[d]))
-				sumK[at+d] += ds * a.round(float64(qi[d]))
+				dqi[d] += ds * kj[d]
+				sumK[at+d] += ds * qi[d]
 			}
 		}
 		for d, out := 0, a.head(dq, a.t, a.h); d < len(out); d++ {
@@ -171,15 +172,35 @@ func (a query[T]) keep(j int) float64 {
 	return d.KeepScale()
 }
 
-func (a query[T]) round(v float64) float64 {
-	if a.o.BF16 {
+// factor is v as a product takes it.
+func factor(v float64, o gpustage.Attention) float64 {
+	if o.BF16 {
 		return float64(gpustage.RoundBF16(float32(v)))
 	}
 	return v
 }
 
+// factors are a tensor's numbers as products take them.
+type factors struct {
+	v         []float64
+	cols, dim int
+}
+
+func factorsOf[T float](x tensor, o gpustage.Attention) factors {
+	f := factors{make([]float64, x.Rows*x.Cols), x.Cols, o.HeadDim}
+	for t := range x.Rows {
+		for j, v := range row[T](x, t) {
+			f.v[t*x.Cols+j] = factor(float64(v), o)
+		}
+	}
+	return f
+}
+
+// head is one head of one token.
+func (f factors) head(token, h int) []float64 { return f.v[token*f.cols+h*f.dim:][:f.dim] }
+
 // eachQuery visits every query of every head with its scores.
-func eachQuery[T float](q, k tensor, o gpustage.Attention, visit func(query[T])) {
+func eachQuery[T float](q, k factors, o gpustage.Attention, visit func(query[T])) {
 	kvHeads := o.KVHeads
 	if kvHeads == 0 {
 		kvHeads = o.Heads
@@ -197,13 +218,14 @@ func eachQuery[T float](q, k tensor, o gpustage.Attention, visit func(query[T]))
 			}
 			for h := range o.Heads {
 				a := query[T]{o: o, t: t, h: h, kv: h * kvHeads / o.Heads, pos: t - lo, first: first, start: lo, row: b}
-				qi := a.head(q, t, h)
+				qi := q.head(t, h)
 				a.s = make([]float64, last-first+1)
 				for j := range a.s {
-					for d, e := range a.head(k, a.key(j), a.kv) {
-						a.s[j] += a.round(float64(qi[d])) * a.round(float64(e))
+					s := 0.0
+					for d, e := range k.head(a.key(j), a.kv) {
+						s += qi[d] * e
 					}
-					a.s[j] *= o.Scale
+					a.s[j] = s * o.Scale
 					if o.SoftCap > 0 {
 						a.s[j] = o.SoftCap * math.Tanh(a.s[j]/o.SoftCap)
 					}

@@ -28,8 +28,6 @@ using std::min;
 #define HOST_OWN __attribute__((no_sanitize_thread)) // touches nothing of a kernel's, or says so itself
 inline void host_aligned(const void *at, unsigned bytes);
 void host_touch(const void *at, unsigned bytes, bool write);
-void host_row(const void *at); // what a lane of ldmatrix asks for, and what each gets of it
-void host_row_element(const void *at);
 void host_met(int warp); // comes when all lanes have come to an operation of the warp
 
 // A vector is moved as a whole, from and to a multiple of its size: a GPU ends the program otherwise.
@@ -154,14 +152,14 @@ HOST_OWN inline int __syncthreads_or(int v) {
 enum { HOST_SYNC = 1, HOST_SHUFFLE, HOST_BALLOT, HOST_MMA, HOST_MATRICES, HOST_GROUP };
 
 // host_meet posts words for the other lanes and returns everybody's.
-HOST_OWN inline unsigned (*host_meet(int what, unsigned mask, std::initializer_list<unsigned> words))[6] {
+template <class... W> HOST_OWN auto host_meet(int what, unsigned mask, W... words) -> unsigned (*)[6] {
 	Warp &w = host_warps[host_me->warp];
 	if (mask != 0xffffffffu || w.live != 32) host_fail("a warp's operation without all of its lanes");
 	if (w.arrived == 0) w.what = what;
 	else if (w.what != what) host_fail("the lanes of a warp are at different operations");
 	auto slots = w.slot[w.gate & 1];
-	int i = 0;
-	for (unsigned v : words) slots[host_me->lane][i++] = v;
+	unsigned *mine = slots[host_me->lane];
+	((*mine++ = words), ...);
 	if (w.arrived == 31) {
 		host_met(host_me->warp);
 		if (what == HOST_SYNC) w.syncs++;
@@ -170,7 +168,7 @@ HOST_OWN inline unsigned (*host_meet(int what, unsigned mask, std::initializer_l
 	return slots;
 }
 
-inline void __syncwarp() { host_meet(HOST_SYNC, 0xffffffffu, {}); }
+inline void __syncwarp() { host_meet(HOST_SYNC, 0xffffffffu); }
 
 inline unsigned host_bits(float v) {
 	unsigned u;
@@ -186,14 +184,14 @@ inline float host_value(unsigned u) {
 template <class T> HOST_OWN T __shfl_sync(unsigned mask, T v, int from) {
 	unsigned words[2] = {};
 	memcpy(words, &v, sizeof v);
-	auto all = host_meet(HOST_SHUFFLE, mask, {words[0], words[1]});
+	auto all = host_meet(HOST_SHUFFLE, mask, words[0], words[1]);
 	memcpy(&v, all[from & 31], sizeof v);
 	return v;
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int d) { return __shfl_sync(mask, v, host_me->lane ^ d); }
 
 HOST_OWN inline unsigned __ballot_sync(unsigned mask, bool v) {
-	auto all = host_meet(HOST_BALLOT, mask, {v});
+	auto all = host_meet(HOST_BALLOT, mask, v);
 	unsigned bits = 0;
 	for (int i = 0; i < 32; i++) bits |= all[i][0] << i;
 	return bits;
@@ -220,21 +218,10 @@ inline unsigned host_to_bf16(float v) {
 }
 inline unsigned host_pack_bf16(float lo, float hi) { return host_to_bf16(lo) | host_to_bf16(hi) << 16; }
 
-// host_mma is mma.sync.m16n8k16 in bf16, with the fragments that the PTX manual's section on it draws.
-HOST_OWN inline void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) {
-	auto all = host_meet(HOST_MMA, 0xffffffffu, {a[0], a[1], a[2], a[3], b0, b1});
-	int g = host_me->lane / 4, t = host_me->lane % 4;
-	auto half = [](unsigned w, int i) { return host_value(i ? w & 0xffff0000u : w << 16); };
-	for (int i = 0; i < 4; i++) {
-		int row = g + i / 2 * 8, col = 2 * t + i % 2;
-		float x[16], y[16];
-		for (int k = 0; k < 16; k++) {
-			x[k] = half(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
-			y[k] = half(all[col * 4 + k % 8 / 2][4 + k / 8], k % 2);
-		}
-		c[i] = host_products(c[i], x, y, 16);
-	}
-}
+// host_mma is mma.sync.m16n8k16 in bf16, with the fragments that the PTX manual's section on it draws, and host_ldmatrix is ldmatrix.x4, optionally
+// .trans.
+void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1);
+void host_ldmatrix(unsigned r[4], const void *row, bool trans);
 
 void host_copy_async(void *to, const void *from, unsigned bytes, bool there); // cp.async
 void host_wait_copies();
@@ -251,25 +238,6 @@ void host_group_hold(const float *c);
 
 // host_shared is what an address in dynamic shared memory is there, which begins at the least place of its alignment that is not 0.
 inline unsigned host_shared(const void *at) { return (const unsigned char *)at - host_shared_bytes + host_alignment; }
-
-// host_ldmatrix is ldmatrix.x4, optionally .trans.
-HOST_OWN inline void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
-	uintptr_t at = (uintptr_t)row;
-	if (at % 16 != 0) host_fail("ldmatrix from an address that is no multiple of 16");
-	host_row(row);
-	auto all = host_meet(HOST_MATRICES, 0xffffffffu, {(unsigned)at, (unsigned)(at >> 32)});
-	int g = host_me->lane / 4, t = host_me->lane % 4;
-	for (int m = 0; m < 4; m++) {
-		unsigned out = 0;
-		for (int i = 0; i < 2; i++) {
-			int y = trans ? 2 * t + i : g, x = trans ? g : 2 * t + i;
-			auto from = (const uint16_t *)((uintptr_t)all[m * 8 + y][1] << 32 | all[m * 8 + y][0]);
-			host_row_element(from + x);
-			out |= (unsigned)from[x] << (16 * i);
-		}
-		r[m] = out;
-	}
-}
 
 template <class... A, size_t... I> HOST_OWN void host_call(void (*k)(A...), void **args, std::index_sequence<I...>) {
 	k(*(A *)args[I]...);

@@ -21,7 +21,7 @@
 #include <string>
 #include <unordered_map>
 
-static const size_t host_stack = 64 << 10;
+static const size_t host_stack = (64 << 10) + 17 * 64; // not a power of two: stacks would share a few lines of the cache
 static std::vector<Fiber> fibers; // of a block
 static std::vector<unsigned char> stacks;
 extern "C" unsigned char __start_host_shared[], __stop_host_shared[]; // static shared memory: a section
@@ -252,10 +252,38 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instructi
 
 void host_touch(const void *at, unsigned bytes, bool write) { touch((uintptr_t)at, bytes, write ? WRITE : READ, CALLER); }
 
-void host_row(const void *at) {
-	if (counting) ask((uintptr_t)CALLER, (uintptr_t)at, 16, true);
+static float half(unsigned w, int i) { return host_value(i ? w & 0xffff0000u : w << 16); }
+
+void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) {
+	auto all = host_meet(HOST_MMA, 0xffffffffu, a[0], a[1], a[2], a[3], b0, b1);
+	int g = host_me->lane / 4, t = host_me->lane % 4;
+	float x[2][16], y[2][16]; // the rows and columns of this lane's elements
+	for (int i = 0; i < 2; i++)
+		for (int k = 0; k < 16; k++) {
+			x[i][k] = half(all[g * 4 + k % 8 / 2][i + k / 8 * 2], k % 2);
+			y[i][k] = half(all[(2 * t + i) * 4 + k % 8 / 2][4 + k / 8], k % 2);
+		}
+	for (int i = 0; i < 4; i++) c[i] = host_products(c[i], x[i / 2], y[i % 2], 16);
 }
-void host_row_element(const void *at) { touch((uintptr_t)at, 2, READ, nullptr); }
+
+// A lane of ldmatrix asks for a row, and gets elements of the others'.
+void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
+	uintptr_t at = (uintptr_t)row;
+	if (at % 16 != 0) host_fail("ldmatrix from an address that is no multiple of 16");
+	if (counting) ask((uintptr_t)CALLER, at, 16, true);
+	auto all = host_meet(HOST_MATRICES, 0xffffffffu, (unsigned)at, (unsigned)(at >> 32));
+	int g = host_me->lane / 4, t = host_me->lane % 4;
+	for (int m = 0; m < 4; m++) {
+		unsigned out = 0;
+		for (int i = 0; i < 2; i++) {
+			int y = trans ? 2 * t + i : g, x = trans ? g : 2 * t + i;
+			auto from = (const uint16_t *)((uintptr_t)all[m * 8 + y][1] << 32 | all[m * 8 + y][0]);
+			touch((uintptr_t)(from + x), 2, READ, nullptr);
+			out |= (unsigned)from[x] << (16 * i);
+		}
+		r[m] = out;
+	}
+}
 
 // What cp.async writes may come at any time until it is waited for: it is NaNs first, and right only after host_wait_copies.
 void host_copy_async(void *to, const void *from, unsigned bytes, bool there) {
@@ -284,7 +312,7 @@ static const unsigned under_way = 0x7fedcba9; // a NaN, and no other
 // host_group_mma takes effect when it has been waited for and its accumulators are held: until then they are NaNs.
 void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turned, bool add) {
 	const int warp = host_me->warp, lane = host_me->lane, g = lane / 4, t = lane % 4;
-	auto all = host_meet(HOST_GROUP + n * 4 + turned * 2 + add, 0xffffffffu, {a[0], a[1], a[2], a[3], (unsigned)b, (unsigned)(b >> 32)});
+	auto all = host_meet(HOST_GROUP + n * 4 + turned * 2 + add, 0xffffffffu, a[0], a[1], a[2], a[3], (unsigned)b, (unsigned)(b >> 32));
 	for (int i = 0; i < 32; i++)
 		if (all[i][4] != (unsigned)b || all[i][5] != (unsigned)(b >> 32)) host_fail("the lanes of a warp have different matrix descriptors");
 	if (lane == 0) {
@@ -314,7 +342,6 @@ void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turne
 		touch((uintptr_t)at, 16, READ, nullptr);
 		p->reads.push_back(at);
 	}
-	auto half = [](unsigned w, int i) { return host_value(i ? w & 0xffff0000u : w << 16); };
 	float x[2][16], y[16];
 	for (int k = 0; k < 16; k++)
 		for (int r = 0; r < 2; r++) x[r][k] = half(all[g * 4 + k % 8 / 2][r + k / 8 * 2], k % 2);
