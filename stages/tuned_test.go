@@ -17,6 +17,9 @@ import (
 // gradients to reduce.
 func TestShardsTuned(t *testing.T) {
 	for i, name := range []string{"bert-qv", "bert-save", "bert-save-places", "bert-frozen", "bert-layers", "bert-embeddings", "qwen3-qo", "qwen3-last-o", "qwen3-norm"} {
+		if testing.Short() && i >= 4 { // ranks meet on the four meshes below
+			break
+		}
 		base := goldenRun{adapted: name, negatives: true, loss: loss.InfoNCE{}, globalSize: 9, accumulate: 2, maxSteps: 3, optimizer: optim.SGD{Momentum: 0.9}, dropout: 0.1, loraDropout: 0.2}
 		truth := base
 		truth.device, truth.dtype, truth.budget, truth.maxSteps = ref.New(), gpustage.F64, -1, 1

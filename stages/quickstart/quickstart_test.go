@@ -12,10 +12,12 @@ import (
 	"contraflow/io/safetensors"
 	"contraflow/stages/gopairs"
 	"contraflow/stages/recipe"
+	"contraflow/testdata/harness"
 )
 
 // A few steps on a part of the Go sources: everything is written, and the model is better than before already.
 func TestRun(t *testing.T) {
+	harness.Thorough(t) // its parts run with the race detector in their packages
 	root, err := gopairs.DefaultRoot(context.Background())
 	if err != nil {
 		t.Skip(err)

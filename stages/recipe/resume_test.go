@@ -193,6 +193,9 @@ func TestResumeOnAnyMesh(t *testing.T) {
 		{mesh(1, 1), mesh(1, 1)}, {mesh(2, 1), mesh(2, 1)}, {mesh(2, 2), mesh(2, 2)},
 		{mesh(4, 1), mesh(2, 1)}, {mesh(4, 1), mesh(1, 1)}, {mesh(4, 1), mesh(3, 1)}, {mesh(2, 2), mesh(1, 1)}, {mesh(2, 1), mesh(1, 3)}, {mesh(1, 1), mesh(2, 2)},
 	} {
+		if testing.Short() && i%3 != 0 { // ranks meet in these as in the others
+			continue
+		}
 		name := fmt.Sprintf("%v, then %v", c.before, c.after)
 		out := fmt.Sprint("run", i)
 		first, err := j.run(t, out, nil, 5, false, c.before...)

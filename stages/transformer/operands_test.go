@@ -12,7 +12,6 @@ import (
 	"contraflow/gpustage"
 	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
-	"contraflow/testdata/harness"
 )
 
 // headsOf is a small model of BERT's shape and of any weights, with so many heads of so many features: "bert", or "mpnet", whose attention has
@@ -37,7 +36,6 @@ func headsOf(t *testing.T, family string, heads, dim int, d gpustage.Device, o O
 // family, with LoRA and activation checkpointing too: norms, gates, rotations, dropout, queries' norms and what attention has besides. Errors are those
 // of whole vectors, and the geometric means of several sub-batches' are compared: some lie where rounding is magnified. Memory begins as NaNs.
 func TestOperandsInBF16(t *testing.T) {
-	harness.Thorough(t)
 	type loader func(d gpustage.Device, o Options) (*Model, gpustage.Stream)
 	models := map[string]loader{}
 	for _, name := range familyGoldens(t) {
@@ -183,12 +181,10 @@ func withOperands(t *testing.T, d gpustage.Device) map[string]func(Options) (*Mo
 func TestLeanOperands(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	models := withOperands(t, d)
-	if !testing.Short() {
-		models["bert, heads of 64"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "bert", 2, 64, d, o) }
-		models["mpnet, 3 heads of 7"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "mpnet", 3, 7, d, o) }
-		for _, name := range []string{"nomic-bert", "roberta", "gemma2"} {
-			models[name] = func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
-		}
+	models["bert, heads of 64"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "bert", 2, 64, d, o) }
+	models["mpnet, 3 heads of 7"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "mpnet", 3, 7, d, o) }
+	for _, name := range []string{"nomic-bert", "roberta", "gemma2"} {
+		models[name] = func(o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
 	}
 	lora := func(frozen int, dropout float64, targets ...string) Tuning {
 		return Tuning{FreezeLayers: frozen, LoRA: &LoRA{Rank: 2, Alpha: 3, Dropout: dropout, Targets: targets}}

@@ -47,7 +47,8 @@ type Device struct {
 
 type counts struct{ allocs, started, products, recorded, replayed atomic.Int64 }
 
-// Open opens one, with the kernels of all of them. Without a compiler the test is skipped, with CI=true failed.
+// Open opens one, with the kernels of all of them. With -short the test is skipped: it is one thread's, and long. So it is without a compiler,
+// with CI=true failed.
 func Open(t testing.TB, mode Mode) *Device {
 	t.Helper()
 	return open(t, mode, compile, false)
@@ -61,6 +62,7 @@ func OpenRounding(t testing.TB, mode Mode) *Device {
 
 func open(t testing.TB, mode Mode, compile func() (*library, error), rounding bool) *Device {
 	t.Helper()
+	harness.Thorough(t)
 	l, err := compile()
 	if errors.Is(err, exec.ErrNotFound) {
 		harness.Missing(t, "no g++ or clang++: the kernels' logic is not tested: %v", err)
