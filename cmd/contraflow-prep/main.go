@@ -79,11 +79,12 @@ func newCommand() *cobra.Command {
 		Use:         "prep -c PREP.yaml",
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "contraflow prep"},
 		Short:       "Clean, deduplicate, split and tokenize training data",
-		Long: `prep reads parquet and JSON lines and writes sharded parquet that 'contraflow train' reads, token ids included, with a dataset card.
+		Long: `prep reads parquet, JSON lines and CSV and writes sharded parquet that 'contraflow train' reads, token ids included, with a dataset card.
 
 --runner local (the default) runs in this process. With a binary that is built with '-tags beam', prism runs the same steps as an Apache Beam
 pipeline in this process, and universal sends it to a job server of Flink or Spark; what is written is the same. Flags after -- go to Beam.`,
-		Example: `  contraflow prep -c PREP.yaml
+		Example: `  contraflow recipe prep > PREP.yaml
+  contraflow prep -c PREP.yaml
   contraflow prep -c PREP.yaml --set output.shards=16 --out prepared
   contraflow prep -c PREP.yaml --runner universal -- --endpoint=localhost:8099 --environment_type=LOOPBACK`,
 		SilenceUsage: true, SilenceErrors: true,
@@ -101,7 +102,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 				return usageError{fmt.Errorf("%s is for Beam: it needs --runner %s", args[0], "prism or universal")}
 			}
 			if file == "" {
-				return usageError{errors.New("-c PREP.yaml is missing")}
+				return usageError{errors.New("-c PREP.yaml is missing; contraflow recipe prep prints one to begin with")}
 			}
 			if out != "" {
 				sets = append(sets, fmt.Sprintf("output.dir=%q", out))
@@ -112,7 +113,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 				}
 			})
 			if errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%w; the README has one to begin with", err)
+				return fmt.Errorf("%w; contraflow recipe prep prints one to begin with", err)
 			}
 			if err != nil {
 				return err

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -184,4 +186,61 @@ func TestInputLost(t *testing.T) {
 	if err != nil || codes[0] != 0 || codes[1] != 1 || !strings.Contains(string(text), "no row of input \"a\" is left of 1\n") || !strings.Contains(string(text), "contraflow prep: no row is left of 2 rows, and nothing is written: length has dropped 2 ") {
 		t.Errorf("%v, exit codes %d,\n%s", err, codes, text)
 	}
+}
+
+// The template is a configuration, with each of its options and without; it has every key there is, and the values of those that nobody need say.
+func TestTemplate(t *testing.T) {
+	c, err := decode(t, prep.Template)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := prep.Default()
+	want.Input = []prep.Input{{Name: "input", Path: []string{"raw/*.parquet"}, Query: "query", Positive: "positive"}}
+	want.Output.Dir = "prepared"
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("the template is\n%+v, the defaults are\n%+v", c, want)
+	}
+	option := regexp.MustCompile(`(?m)^( *)# ([a-z_]+: .*)$`)
+	options := option.FindAllStringSubmatchIndex(prep.Template, -1)
+	for _, m := range options { // one at a time: near stands there twice
+		name := prep.Template[m[4]:m[5]]
+		before := prep.Template[:m[0]]
+		if strings.HasPrefix(name, "near:") {
+			before = before[:strings.LastIndex(before[:len(before)-1], "\n")+1]
+		}
+		if _, err := decode(t, before+prep.Template[m[2]:m[3]]+name+prep.Template[m[1]:]); err != nil && !strings.Contains(err.Error(), "needs") {
+			t.Errorf("with %s: %v", name, err)
+		}
+	}
+	if len(options) == 0 {
+		t.Error("no options")
+	}
+	var keys func(section string, of reflect.Type)
+	keys = func(section string, of reflect.Type) {
+		for i := range of.NumField() {
+			f := of.Field(i)
+			key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+			if key == "-" {
+				continue
+			}
+			top := section
+			if section == "" {
+				top = key
+			}
+			_, part, _ := strings.Cut("\n"+prep.Template, "\n"+top+":")
+			if next := regexp.MustCompile(`(?m)^[a-z]`).FindStringIndex(part); next != nil {
+				part = part[:next[0]]
+			}
+			if part == "" || section != "" && !regexp.MustCompile(`\b`+key+`:`).MatchString(part) {
+				t.Errorf("the template has no %s in %s", key, top)
+			}
+			for f.Type.Kind() == reflect.Slice {
+				f.Type = f.Type.Elem()
+			}
+			if f.Type.Kind() == reflect.Struct {
+				keys(top, f.Type)
+			}
+		}
+	}
+	keys("", reflect.TypeFor[prep.Config]())
 }

@@ -20,7 +20,7 @@ func newPrep() *cobra.Command {
 		Short: "Clean, deduplicate, split and tokenize training data",
 		Long: `prep runs ` + prepBinary + `, which stands beside this program or in the PATH, with the same arguments; 'contraflow prep --help' shows its help.
 To build it: go install ./cmd/` + prepBinary + `, or with Apache Beam's runners: go install -tags beam ./cmd/` + prepBinary,
-		Example:            "  contraflow prep -c PREP.yaml\n  contraflow prep -c PREP.yaml --set output.shards=16 --out prepared",
+		Example:            "  contraflow recipe prep > PREP.yaml\n  contraflow prep -c PREP.yaml\n  contraflow prep -c PREP.yaml --set output.shards=16 --out prepared",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path, err := findPrep()

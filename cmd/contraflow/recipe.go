@@ -6,26 +6,32 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/io/prep"
 	"contraflow/stages/recipe"
 )
 
 func newRecipe() *cobra.Command {
-	names := strings.Join(recipe.Templates(), "|")
+	all := append(recipe.Templates(), "prep")
+	names := strings.Join(all, "|")
 	return &cobra.Command{
 		Use:   "recipe " + names,
 		Short: "Print a commented recipe to begin with",
-		Long:  "recipe prints a recipe with comments; that of an embedder has every key there is, but for those of rerankers and of m3.",
+		Long: "recipe prints a recipe with comments; that of an embedder has every key there is, but for those of rerankers and of m3. " +
+			"That of prep is for contraflow prep.",
 		Example: `  contraflow recipe embedder > recipe.yaml
   contraflow train -c recipe.yaml`,
-		ValidArgs: recipe.Templates(),
+		ValidArgs: all,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usageError{fmt.Errorf("which one? contraflow recipe %s", names)}
 			}
 			text, ok := recipe.Template(args[0])
+			if args[0] == "prep" {
+				text, ok = prep.Template, true
+			}
 			if !ok {
 				hint := ""
-				if near := recipe.Nearest(args[0], recipe.Templates()); near != "" {
+				if near := recipe.Nearest(args[0], all); near != "" {
 					hint = fmt.Sprintf("; did you mean %s?", near)
 				}
 				return usageError{fmt.Errorf("there is no recipe called %q: contraflow recipe %s%s", args[0], names, hint)}

@@ -30,7 +30,7 @@ type Config struct {
 // Input is a set of files with the same columns. All inputs have the same roles; the columns that are written have the first one's names.
 type Input struct {
 	Name      string   `yaml:"name,omitempty"` // in the column source and in the card; "": input, input-2, ...
-	Path      []string `yaml:"path" path:"~"`  // parquet or JSON lines: files and globs
+	Path      []string `yaml:"path" path:"~"`  // parquet, JSON lines or CSV: files and globs
 	Query     string   `yaml:"query"`
 	Positive  string   `yaml:"positive,omitempty"` // "": rows are single texts
 	Negatives []string `yaml:"negatives,omitempty"`

@@ -1,5 +1,5 @@
 // Package prep turns raw pairs into training data: it normalizes, filters, deduplicates, decontaminates, splits, mixes and tokenizes rows of
-// parquet and JSON lines, and writes sharded parquet with a dataset card.
+// parquet, JSON lines and CSV, and writes sharded parquet with a dataset card.
 //
 // # The story
 //

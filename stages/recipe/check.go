@@ -159,7 +159,7 @@ func (c *checker) checkData(d *Data) {
 	weights, sum := false, 0.0
 	for i, s := range d.Train {
 		key := fmt.Sprintf("data.train[%d]", i)
-		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet or JSON lines")
+		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet, JSON lines or CSV")
 		c.require(s.Query != "", key+".query", "is missing: the column with the queries")
 		c.require(s.SamplingWeight >= 0 && !math.IsInf(s.SamplingWeight, 0), key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
 		weights, sum = weights || s.SamplingWeight > 0, sum+s.SamplingWeight

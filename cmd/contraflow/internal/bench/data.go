@@ -20,7 +20,7 @@ import (
 // Input is the model and the data that steps, tokenization and reading are measured with.
 type Input struct {
 	Model    string // a folder or hub id; "": random weights, with a vocabulary of the data
-	Data     string // parquet or JSON lines; "": the Go sources that came with the toolchain
+	Data     string // parquet, JSON lines or CSV; "": the Go sources that came with the toolchain
 	Query    string // columns
 	Positive string
 	// Say is told what is being prepared; it may be nil.
