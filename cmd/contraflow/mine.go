@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 	"contraflow/stages/mine"
@@ -163,27 +162,22 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	}
 	p := mine.Pair(queries, positives, corpus)
 	queryPrompt, documentPrompt := m.prompts(cmd, e)
-	d, err := gpustage.Open("auto")
-	if err != nil {
-		return err
-	}
-	defer d.Close()
 	weights, err := m.parts.fusion(e)
 	if err != nil {
 		return err
 	}
-	searched := func(done, total int64) {
-		if u.due(false) {
-			u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
-		}
-	}
-	var rows []mine.Row
-	var short int
-	if weights != nil {
-		rows, short, err = m.byParts(ctx, e, d, p, queryPrompt, documentPrompt, weights, searched)
-	} else {
-		rows, short, err = m.byEmbeddings(ctx, e, d, p, queryPrompt, documentPrompt, u, searched)
-	}
+	rows, short, err := e.Mine(ctx, p, embedder.Mining{
+		Options: m.options, Prompts: &[2]string{queryPrompt, documentPrompt}, Weights: weights,
+		Progress: func(what string, done, total int64) {
+			switch {
+			case !u.due(false):
+			case what == "searched":
+				u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
+			default:
+				u.printf("%d of %d %s embedded\n", done, total, what)
+			}
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -217,87 +211,6 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 
 // moreNegatives is what to do where few pairs have enough negatives.
 const moreNegatives = "a larger --range-max, a smaller margin or fewer --num-negatives helps"
-
-// partRows is how many documents' parts are in memory at once: at 256 tokens of 1,024 features, 512 MiB.
-const partRows = 512
-
-// byParts mines by lexical weights, tokens' vectors or a sum; the queries' are in memory, the documents' come in blocks.
-func (m *mineFlags) byParts(ctx context.Context, e *embedder.Embedder, d gpustage.Device, p mine.Pairs, queryPrompt, documentPrompt string, weights map[string]float64, searched func(done, total int64)) (rows []mine.Row, short int, err error) {
-	embed := func(prompt string, texts []string) (*embedder.Parts, error) {
-		prompted := make([]string, len(texts))
-		for k, t := range texts {
-			prompted[k] = prompt + t
-		}
-		parts, _, err := e.EmbedParts(ctx, "", prompted, weights)
-		return parts, err
-	}
-	queries, err := embed(queryPrompt, p.Queries)
-	if err != nil {
-		return nil, 0, err
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		return nil, 0, err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	search, err := embedder.NewPartSearch(s, queries, len(p.Corpus), weights, m.options.Depth(p.Most), nil, searched)
-	if err != nil {
-		return nil, 0, err
-	}
-	pairs := slices.SortedFunc(slices.Values(p.Rows), func(a, b [2]int) int { return a[1] - b[1] }) // by document
-	of := map[[2]int]float32{}
-	for from := 0; from < len(p.Corpus); from += partRows {
-		docs, err := embed(documentPrompt, p.Corpus[from:min(len(p.Corpus), from+partRows)])
-		if err != nil {
-			return nil, 0, err
-		}
-		if err := search.Add(ctx, from, docs); err != nil {
-			return nil, 0, err
-		}
-		var own [][2]int
-		for ; len(pairs) > 0 && pairs[0][1] < from+docs.Len(); pairs = pairs[1:] {
-			own = append(own, [2]int{pairs[0][0], pairs[0][1] - from})
-		}
-		scores, err := embedder.PairScores(s, queries, docs, weights, own)
-		if err != nil {
-			return nil, 0, err
-		}
-		for i, r := range own {
-			of[[2]int{r[0], r[1] + from}] = scores[i]
-		}
-	}
-	return p.Choose(ctx, m.options, search.Run(), func(query, doc int) float32 { return of[[2]int{query, doc}] })
-}
-
-func (m *mineFlags) byEmbeddings(ctx context.Context, e *embedder.Embedder, d gpustage.Device, p mine.Pairs, queryPrompt, documentPrompt string, u *ui, searched func(done, total int64)) (rows []mine.Row, short int, err error) {
-	embed := func(what, prompt string, texts []string) ([]float32, error) {
-		out := make([]float32, len(texts)*e.Size())
-		for from := 0; from < len(texts); from += embedRows {
-			to := min(len(texts), from+embedRows)
-			prompted := make([]string, 0, to-from)
-			for _, t := range texts[from:to] {
-				prompted = append(prompted, prompt+t)
-			}
-			if _, err := e.EmbedInto(ctx, "", prompted, out[from*e.Size():to*e.Size()]); err != nil {
-				return nil, err
-			}
-			if u.due(false) {
-				u.printf("%d of %d %s embedded\n", to, len(texts), what)
-			}
-		}
-		mine.Normalize(out, e.Size())
-		return out, nil
-	}
-	q, err := embed("queries", queryPrompt, p.Queries)
-	if err != nil {
-		return nil, 0, err
-	}
-	c, err := embed("documents", documentPrompt, p.Corpus)
-	if err != nil {
-		return nil, 0, err
-	}
-	return p.Mine(ctx, d, m.options, q, c, e.Size(), searched)
-}
 
 // pairs reads the queries with their positives.
 func (m *mineFlags) pairs(ctx context.Context, u *ui) (queries, positives []string, err error) {

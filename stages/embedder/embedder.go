@@ -431,13 +431,7 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 		if !ok {
 			return nil, 0, fmt.Errorf("%w: %q", ErrNoPrompt, prompt)
 		}
-		if p != "" {
-			prompted := make([]string, len(texts))
-			for i, t := range texts {
-				prompted[i] = p + t
-			}
-			texts = prompted
-		}
+		texts = prompted(p, texts)
 	}
 	if e.maxLength == 0 {
 		ids, err = e.tok.EncodeAll(ctx, texts, 0, 0)

@@ -7,6 +7,7 @@ import (
 
 	_ "contraflow/gpustage/cpu"
 	"contraflow/stages/embedder"
+	"contraflow/stages/mine"
 )
 
 // A folder of Hugging Face or sentence-transformers is a model that embeds, for any number of goroutines at once.
@@ -27,4 +28,32 @@ func Example() {
 	same, err := e.Similarity(ctx, e.Prompt("query"), []string{"what flies"}, []string{"what flies"})
 	fmt.Printf("%d vectors of %d numbers; a text and itself: %.3f %v\n", len(vectors), len(vectors[0]), same[0], err)
 	// Output: 2 vectors of 32 numbers; a text and itself: 1.000 <nil>
+}
+
+// Hard negatives of pairs, among the other pairs' positives and more documents: what the model takes to be near a query and is not its own.
+func ExampleEmbedder_Mine() {
+	e, err := embedder.Load("../../testdata/golden/bert/minilm-tiny") // random: its negatives are hard for no other model
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer e.Close()
+	pairs := mine.Pair([]string{"what flies", "what swims"}, []string{"a bird", "a fish"}, []string{"a stone", "a tree"})
+	rows, short, err := e.Mine(context.Background(), pairs, embedder.Mining{Options: mine.Options{Negatives: 2}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, r := range rows {
+		fmt.Print(pairs.Queries[r.Query], ": ", pairs.Corpus[r.Positive])
+		for _, n := range r.Negatives {
+			fmt.Print(", not ", pairs.Corpus[n.Doc])
+		}
+		fmt.Println()
+	}
+	fmt.Println(short, "pairs have fewer")
+	// Output:
+	// what flies: a bird, not a tree, not a stone
+	// what swims: a fish, not a tree, not a bird
+	// 0 pairs have fewer
 }

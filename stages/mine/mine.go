@@ -15,6 +15,8 @@
 // with a shorter list. With [Options.Rescore], a cross-encoder for example, another model scores the candidates and the positives before
 // step 1, and ranks, margins and bounds are by its scores. How many candidates are looked at depends on the
 // options as in the peer (see [Options.Depth]): what lies deeper is not found.
+//
+// Package embedder's Embedder.Mine embeds the texts as well.
 package mine
 
 import (

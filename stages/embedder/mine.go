@@ -1,0 +1,119 @@
+package embedder
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"contraflow/stages/mine"
+)
+
+// Mining says how Mine finds hard negatives.
+type Mining struct {
+	mine.Options
+	Prompts *[2]string         // go before queries and before documents; nil: RolePrompts'
+	Weights map[string]float64 // of the parts of a model that has some, as Weights makes them; nil: its embeddings alone
+
+	// Progress is told how many "queries" and "documents" have been embedded, and how much has been "searched"; it may be nil.
+	Progress func(what string, done, total int64)
+}
+
+// How many documents are embedded at once: of parts fewer, which at 256 tokens of 1,024 features take 512 MiB.
+const mineRows, minePartRows = 8192, 512
+
+// Mine finds hard negatives for pairs among their corpus, by what the model says of the texts. short is how many pairs got too few, and have no row.
+// The embeddings of all texts are in memory, or with Weights the parts of all queries.
+func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
+	if m.Progress == nil {
+		m.Progress = func(string, int64, int64) {}
+	}
+	if m.Prompts == nil {
+		query, document := e.RolePrompts()
+		m.Prompts = &[2]string{query, document}
+	}
+	if m.Weights != nil {
+		return e.mineParts(ctx, p, m)
+	}
+	queries, err := e.mined(ctx, "queries", m, m.Prompts[0], p.Queries)
+	if err != nil {
+		return nil, 0, err
+	}
+	corpus, err := e.mined(ctx, "documents", m, m.Prompts[1], p.Corpus)
+	if err != nil {
+		return nil, 0, err
+	}
+	return p.Mine(ctx, e.device, m.Options, queries, corpus, e.Size(), m.searched)
+}
+
+func (m Mining) searched(done, total int64) { m.Progress("searched", done, total) }
+
+// mined are embeddings of length 1, [len(texts), Size].
+func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt string, texts []string) ([]float32, error) {
+	out, from := make([]float32, len(texts)*e.Size()), 0
+	for some := range slices.Chunk(texts, mineRows) {
+		to := from + len(some)
+		if _, err := e.EmbedInto(ctx, "", prompted(prompt, some), out[from*e.Size():to*e.Size()]); err != nil {
+			return nil, err
+		}
+		m.Progress(what, int64(to), int64(len(texts)))
+		from = to
+	}
+	mine.Normalize(out, e.Size())
+	return out, nil
+}
+
+func prompted(prompt string, texts []string) []string {
+	if prompt == "" {
+		return texts
+	}
+	all := make([]string, len(texts))
+	for i, t := range texts {
+		all[i] = prompt + t
+	}
+	return all
+}
+
+// mineParts mines by lexical weights, tokens' vectors or a sum; the queries' are in memory, the documents' come in blocks.
+func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
+	embed := func(prompt string, texts []string) (*Parts, error) {
+		parts, _, err := e.EmbedParts(ctx, "", prompted(prompt, texts), m.Weights)
+		return parts, err
+	}
+	queries, err := embed(m.Prompts[0], p.Queries)
+	if err != nil {
+		return nil, 0, err
+	}
+	m.Progress("queries", int64(len(p.Queries)), int64(len(p.Queries)))
+	s, err := e.device.OpenStream()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	search, err := NewPartSearch(s, queries, len(p.Corpus), m.Weights, m.Depth(p.Most), nil, m.searched)
+	if err != nil {
+		return nil, 0, err
+	}
+	pairs := slices.SortedFunc(slices.Values(p.Rows), func(a, b [2]int) int { return a[1] - b[1] }) // by document
+	of := map[[2]int]float32{}
+	for from := 0; from < len(p.Corpus); from += minePartRows {
+		docs, err := embed(m.Prompts[1], p.Corpus[from:min(len(p.Corpus), from+minePartRows)])
+		if err != nil {
+			return nil, 0, err
+		}
+		if err := search.Add(ctx, from, docs); err != nil {
+			return nil, 0, err
+		}
+		var own [][2]int
+		for ; len(pairs) > 0 && pairs[0][1] < from+docs.Len(); pairs = pairs[1:] {
+			own = append(own, [2]int{pairs[0][0], pairs[0][1] - from})
+		}
+		scores, err := PairScores(s, queries, docs, m.Weights, own)
+		if err != nil {
+			return nil, 0, err
+		}
+		for i, r := range own {
+			of[[2]int{r[0], r[1] + from}] = scores[i]
+		}
+	}
+	return p.Choose(ctx, m.Options, search.Run(), func(query, doc int) float32 { return of[[2]int{query, doc}] })
+}
