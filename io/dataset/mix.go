@@ -84,7 +84,10 @@ type WeightError struct {
 
 func (e *WeightError) Error() string {
 	want := "want a positive number for each"
-	if w := e.Weights[e.Part]; len(e.Weights) == e.Parts && w > 0 && !math.IsInf(w, 0) {
+	if len(e.Weights) != e.Parts {
+		return fmt.Sprintf("the weights of %d datasets are %v: %s", e.Parts, e.Weights, want)
+	}
+	if w := e.Weights[e.Part]; w > 0 && !math.IsInf(w, 0) {
 		want = "want a sum that is finite"
 	}
 	return fmt.Sprintf("the weights of %d datasets are %v: %s (number %d)", e.Parts, e.Weights, want, e.Part)
@@ -114,8 +117,11 @@ func NewMixer(parts []Part, cfg SamplerConfig, mix Mixing) (*Mixer, error) {
 	}
 	if m.continues() {
 		w, sum := m.weights(), 0.0
+		if len(w) != len(m.parts) {
+			return nil, &WeightError{0, w, len(m.parts)}
+		}
 		for i, x := range w {
-			if sum += x; len(w) != len(m.parts) || !(x > 0) || math.IsInf(sum, 0) {
+			if sum += x; !(x > 0) || math.IsInf(sum, 0) {
 				return nil, &WeightError{i, w, len(m.parts)}
 			}
 		}

@@ -212,6 +212,7 @@ func TestMixerRefuses(t *testing.T) {
 	two := []Part{{Layout: fixed(437)}, {Layout: fixed(121)}}
 	for want, mix := range map[string]Mixing{
 		"want a positive number for each":      {Kind: Weighted, Weights: []float64{1}},
+		"the weights of 2 datasets are []":     {Kind: Weighted},
 		"the weights of 2 datasets":            {Kind: Weighted, Weights: []float64{1, 0}},
 		"are [+Inf +Inf]":                      {Kind: Tempered},
 		"want a sum that is finite (number 1)": {Kind: Weighted, Weights: []float64{1e308, 1e308}},
