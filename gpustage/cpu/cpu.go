@@ -13,8 +13,7 @@
 //
 // # What is not fast
 //
-// Only f32 is. An f64 product runs on plain Go kernels, other ops on f64 are package ref's: double precision is for
-// verification.
+// Only f32 is. Of f64, which is for verification, products have a kernel of AVX2; other ops are package ref's, on one thread.
 //
 // CONTRAFLOW_CPU forces the kernels: portable, neon, avx2, avx512, avx512bf16 or amx. testdata/bochs/run tests avx512 and avx512bf16 in
 // an emulator, where the processor lacks them; neon, arm64's, has been tested in one and not been timed (package internal/neon).
@@ -107,7 +106,7 @@ func (d *Device) Alloc(bytes int) (gpustage.Memory, error) { return gpustage.All
 // OpenStream returns a stream. Streams of one device share its threads: ops of one wait for nobody, but run on one thread
 // while another stream's use the others.
 func (d *Device) OpenStream() (gpustage.Stream, error) {
-	s := &Stream{Stream: ref.NewStream(d), d: d, v: d.vec, f32: gemm.NewWorkspace[float32](d.kernels), f64: gemm.NewWorkspace[float64](gemm.Portable)}
+	s := &Stream{Stream: ref.NewStream(d), d: d, v: d.vec, f32: gemm.NewWorkspace[float32](d.kernels), f64: gemm.NewWorkspace[float64](d.kernels)}
 	s.workers = make([]worker, d.pool.Threads())
 	for i := range s.workers {
 		s.workers[i].gemm = gemm.NewWorkspace[float32](d.kernels)

@@ -305,93 +305,101 @@ func TestDeep(t *testing.T) {
 }
 
 func TestFloat64(t *testing.T) {
-	r := newRand(t)
-	ws := NewWorkspace[float64](Portable)
-	for range 1500 {
-		j := randomJob[float64](r, r.IntN(41), r.IntN(41), r.IntN(41))
-		if err := verify(j, func() error { return run(ws, j, r.IntN(4)) }); err != nil {
-			t.Fatal(err)
+	forEachKernel(t, func(t *testing.T, k Kernels) {
+		r := newRand(t)
+		ws := NewWorkspace[float64](k)
+		for range 1500 {
+			j := randomJob[float64](r, r.IntN(41), r.IntN(41), r.IntN(41))
+			if err := verify(j, func() error { return run(ws, j, r.IntN(4)) }); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	j := randomJob[float64](r, 70, 150, 600)
-	if err := verify(j, func() error { return run(ws, j, 2) }); err != nil {
-		t.Fatal(err)
-	}
-	j.BF16 = true
-	if ws.Small(j) == nil {
-		t.Error("float64 was rounded to bf16")
-	}
+		for way := range 4 { // across the blocks of every dimension
+			j := randomJob[float64](r, 150, 150, 600)
+			if err := verify(j, func() error { return run(ws, j, way) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		j := randomJob[float64](r, 3, 4, 5)
+		j.BF16 = true
+		if ws.Small(j) == nil {
+			t.Error("float64 was rounded to bf16")
+		}
+	})
 }
 
 // Each element's bits must depend on its row, its column and K alone.
 func TestSameBits(t *testing.T) {
-	forEachKernel(t, func(t *testing.T, k Kernels) {
-		r := newRand(t)
-		ws := NewWorkspace[float32](k)
-		for range 20 { // tiles of every kind
-			j := randomJob[float32](r, 1+r.IntN(200), 1+r.IntN(200), 1+r.IntN(1500))
-			j.Add = false
-			if err := ws.Small(j); err != nil {
-				t.Fatal(err)
-			}
-			want := append([]float32(nil), j.C...)
-			n := 1 + r.IntN(16)
-			if err := ws.Multiply(j, threads(n)); err != nil {
-				t.Fatal(err)
-			}
-			for i := range want {
-				if i%j.LDC < j.N && j.C[i] != want[i] {
-					t.Fatalf("%s: element %d with %d threads is %v, was %v", describe(j), i, n, j.C[i], want[i])
-				}
+	forEachKernel(t, sameBits[float32])
+	forEachKernel(t, sameBits[float64])
+}
+
+func sameBits[T Float](t *testing.T, k Kernels) {
+	r := newRand(t)
+	ws := NewWorkspace[T](k)
+	for range 20 { // tiles of every kind
+		j := randomJob[T](r, 1+r.IntN(200), 1+r.IntN(200), 1+r.IntN(1500))
+		j.Add = false
+		if err := ws.Small(j); err != nil {
+			t.Fatal(err)
+		}
+		want := append([]T(nil), j.C...)
+		n := 1 + r.IntN(16)
+		if err := ws.Multiply(j, threads(n)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range want {
+			if i%j.LDC < j.N && j.C[i] != want[i] {
+				t.Fatalf("%s: element %d with %d threads is %v, was %v", describe(j), i, n, j.C[i], want[i])
 			}
 		}
-		for _, bf16 := range []bool{false, true} {
-			for _, d := range [][3]int{{203, 230, 900}, {37, 70, 33}, {1, 200, 500}, {64, 3, 2000}} {
-				j := randomJob[float32](r, d[0], d[1], d[2])
-				j.BF16, j.Add = bf16, false
-				if err := run(ws, j, 1); err != nil {
+	}
+	for _, bf16 := range []bool{false, !isFloat64[T]()} {
+		for _, d := range [][3]int{{203, 230, 900}, {37, 70, 33}, {1, 200, 500}, {64, 3, 2000}} {
+			j := randomJob[T](r, d[0], d[1], d[2])
+			j.BF16, j.Add = bf16, false
+			if err := run(ws, j, 1); err != nil {
+				t.Fatal(err)
+			}
+			want := append([]T(nil), j.C...)
+			same := func(what string, part *Job[T], row, col int) {
+				t.Helper()
+				for i := range part.M {
+					for n := range part.N {
+						if got, want := part.C[i*part.LDC+n], want[(row+i)*j.LDC+col+n]; got != want {
+							t.Fatalf("%s: %s: element [%d %d] is %v, was %v", describe(j), what, row+i, col+n, got, want)
+						}
+					}
+				}
+			}
+			for way := range 4 {
+				clear(j.C)
+				if err := run(ws, j, way); err != nil {
 					t.Fatal(err)
 				}
-				want := append([]float32(nil), j.C...)
-				same := func(what string, part *Job[float32], row, col int) {
-					t.Helper()
-					for i := range part.M {
-						for n := range part.N {
-							if got, want := part.C[i*part.LDC+n], want[(row+i)*j.LDC+col+n]; got != want {
-								t.Fatalf("%s: %s: element [%d %d] is %v, was %v", describe(j), what, row+i, col+n, got, want)
-							}
-						}
+				same(fmt.Sprintf("way %d", way), j, 0, 0)
+			}
+			j.Packed = nil
+			for range 5 { // some rows and columns of it
+				part := *j
+				row, col := r.IntN(j.M), r.IntN(j.N)
+				part.M, part.N = 1+r.IntN(j.M-row), 1+r.IntN(j.N-col)
+				first := func(x []T, ld, i int, along bool) []T {
+					if along {
+						return x[i*ld:]
 					}
+					return x[i:]
 				}
-				for way := range 4 {
-					clear(j.C)
-					if err := run(ws, j, way); err != nil {
-						t.Fatal(err)
-					}
-					same(fmt.Sprintf("way %d", way), j, 0, 0)
+				part.A = first(j.A, j.LDA, row, !j.TransA)
+				part.B = first(j.B, j.LDB, col, j.TransB)
+				part.C = make([]T, len(j.C))
+				if err := run(ws, &part, r.IntN(4)); err != nil {
+					t.Fatal(err)
 				}
-				j.Packed = nil
-				for range 5 { // some rows and columns of it
-					part := *j
-					row, col := r.IntN(j.M), r.IntN(j.N)
-					part.M, part.N = 1+r.IntN(j.M-row), 1+r.IntN(j.N-col)
-					first := func(x []float32, ld, i int, along bool) []float32 {
-						if along {
-							return x[i*ld:]
-						}
-						return x[i:]
-					}
-					part.A = first(j.A, j.LDA, row, !j.TransA)
-					part.B = first(j.B, j.LDB, col, j.TransB)
-					part.C = make([]float32, len(j.C))
-					if err := run(ws, &part, r.IntN(4)); err != nil {
-						t.Fatal(err)
-					}
-					same(fmt.Sprintf("rows %d and columns %d from [%d %d]", part.M, part.N, row, col), &part, row, col)
-				}
+				same(fmt.Sprintf("rows %d and columns %d from [%d %d]", part.M, part.N, row, col), &part, row, col)
 			}
 		}
-	})
+	}
 }
 
 func TestEpilogue(t *testing.T) {

@@ -12,9 +12,9 @@ import (
 )
 
 // guarded is n elements that end where a page that must not be touched begins, or begin where one ends.
-func guarded(t *testing.T, x []float32, atEnd bool) []float32 {
-	page := os.Getpagesize()
-	size := (len(x)*4 + page - 1) / page * page
+func guarded[T Float](t *testing.T, x []T, atEnd bool) []T {
+	page, element := os.Getpagesize(), int(unsafe.Sizeof(T(0)))
+	size := (len(x)*element + page - 1) / page * page
 	mem, err := unix.Mmap(-1, 0, size+2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)
@@ -31,9 +31,9 @@ func guarded(t *testing.T, x []float32, atEnd bool) []float32 {
 	}
 	inner := mem[page : page+size]
 	if atEnd {
-		inner = inner[size-4*len(x):]
+		inner = inner[size-element*len(x):]
 	}
-	y := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(inner))), len(x))
+	y := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(inner))), len(x))
 	copy(y, x)
 	return y
 }
@@ -41,25 +41,28 @@ func guarded(t *testing.T, x []float32, atEnd bool) []float32 {
 // Nothing may be read or written beyond a matrix's last element or before its first.
 func TestGuardPages(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	forEachKernel(t, func(t *testing.T, k Kernels) {
-		r := newRand(t)
-		ws := NewWorkspace[float32](k)
-		for range 250 {
-			j := randomJob[float32](r, 1+r.IntN(70), 1+r.IntN(70), 1+r.IntN(70))
-			j.BF16 = r.IntN(2) == 0
-			j.A = guarded(t, j.A, r.IntN(2) == 0)
-			j.B = guarded(t, j.B, r.IntN(2) == 0)
-			j.C = guarded(t, j.C, r.IntN(2) == 0)
-			func() {
-				defer func() {
-					if err := recover(); err != nil {
-						t.Fatalf("%s: %v", describe(j), err)
-					}
-				}()
-				if err := verify(j, func() error { return run(ws, j, r.IntN(2)*3) }); err != nil {
-					t.Fatal(err)
+	forEachKernel(t, inGuards[float32])
+	forEachKernel(t, inGuards[float64])
+}
+
+func inGuards[T Float](t *testing.T, k Kernels) {
+	r := newRand(t)
+	ws := NewWorkspace[T](k)
+	for range 250 {
+		j := randomJob[T](r, 1+r.IntN(70), 1+r.IntN(70), 1+r.IntN(70))
+		j.BF16 = !isFloat64[T]() && r.IntN(2) == 0
+		j.A = guarded(t, j.A, r.IntN(2) == 0)
+		j.B = guarded(t, j.B, r.IntN(2) == 0)
+		j.C = guarded(t, j.C, r.IntN(2) == 0)
+		func() {
+			defer func() {
+				if err := recover(); err != nil {
+					t.Fatalf("%s: %v", describe(j), err)
 				}
 			}()
-		}
-	})
+			if err := verify(j, func() error { return run(ws, j, r.IntN(2)*3) }); err != nil {
+				t.Fatal(err)
+			}
+		}()
+	}
 }

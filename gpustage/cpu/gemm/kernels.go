@@ -93,9 +93,7 @@ func portableSet[T Float]() *set[T] {
 		strip: stripPortable[T],
 		packB: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) { rows(dst, ps, src, ld, k, n) },
 		packBT: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) {
-			for c := 0; c < n; c += portableCols {
-				transposePortable(dst[c/portableCols*ps:], src[c*ld:], ld, k, min(portableCols, n-c))
-			}
+			transposePanels(dst, ps, src, ld, k, n, portableCols)
 		},
 		packA:  copyRowsOfA[T],
 		packAT: rows,
@@ -152,8 +150,10 @@ func setOf[T Float](k Kernels, bf16 bool) *set[T] {
 	}
 	var s any
 	switch {
-	case isFloat64[T]():
+	case isFloat64[T]() && k == Portable:
 		s = portable64
+	case isFloat64[T]():
+		s = nativeSet64()
 	case k != Portable:
 		s = nativeSet(k, bf16)
 	case bf16:

@@ -27,6 +27,7 @@ func native() []Kernels {
 var (
 	avx2       = avx2Set()
 	avx2Round  = emulateBF16(avx2, roundAVX2)
+	avx2Wide   = avx2Set64()
 	avx512     = avx512Set()
 	avx512Bits = emulateBF16(avx512, roundAVX2)
 	avx512Pair = bf16Set()
@@ -50,6 +51,9 @@ func nativeSet(k Kernels, bf16 bool) *set[float32] {
 	return avx512
 }
 
+// nativeSet64 is nativeSet of float64: AVX2's kernel, whatever else there is.
+func nativeSet64() *set[float64] { return avx2Wide }
+
 func avx2Set() *set[float32] {
 	return &set[float32]{
 		rows: 6, cols: 16, pair: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
@@ -60,6 +64,27 @@ func avx2Set() *set[float32] {
 		packAT: copyA(copyRowsAAVX2, 6),
 		aWidth: 8,
 		probe:  probeAVX2, probeWork: 12 * 8 * 2,
+	}
+}
+
+// avx2Set64 is for double precision, of which only strips are worth assembly: verify-grads takes it for the truth.
+func avx2Set64() *set[float64] {
+	const rows, cols = 6, 8
+	return &set[float64]{
+		rows: rows, cols: cols, pair: 1, group: 1, kc: 256, nc: 128, mc: 144, packWork: 12,
+		strip: func(s *strip64) { strip64AVX2((*byte)(unsafe.Pointer(s))) },
+		packB: func(_ *worker[float64], dst []float64, ps int, src []float64, ld, k, n int) {
+			copyPanels(dst, ps, src, ld, k, n, cols, cols)
+		},
+		packBT: func(_ *worker[float64], dst []float64, ps int, src []float64, ld, k, n int) {
+			transposePanels(dst, ps, src, ld, k, n, cols)
+		},
+		packA: copyRowsOfA[float64],
+		packAT: func(dst []float64, ps int, src []float64, ld, k, n int) {
+			copyPanels(dst, ps, src, ld, k, n, rows, cols)
+		},
+		aWidth: cols,
+		probe:  probePortable[float64], probeWork: 8 * 2,
 	}
 }
 

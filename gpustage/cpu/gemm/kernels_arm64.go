@@ -16,6 +16,9 @@ func nativeSet(_ Kernels, bf16 bool) *set[float32] {
 	return neon
 }
 
+// nativeSet64 is nativeSet of float64.
+func nativeSet64() *set[float64] { return portable64 }
+
 const neonRows, neonCols = 6, 16
 
 // neonSet has avx2Set's tiles and blocks: registers are half as wide and twice as many. A strip of A (9 KB) and a panel of B (24 KB) fit a

@@ -8,6 +8,12 @@ package gemm
 //go:noescape
 func stripAVX2(s *byte)
 
+// strip64AVX2 multiplies the strip64 at s: up to 6 rows of A by panels of B, 8 columns wide, one after another
+// until s.cols columns of C are done. s.k, s.rows and s.cols are at least 1. A and B are float64.
+//
+//go:noescape
+func strip64AVX2(s *byte)
+
 // copyRowsAAVX2 copies k >= 1 rows of cols >= 1 elements from src, ss elements apart, into panels of 6 columns at
 // dst, ps elements apart: k rows of 8 elements, of which those without a column are zero.
 //

@@ -799,6 +799,803 @@ written8:
 	VZEROUPPER
 	RET
 
+// func strip64AVX2(s *byte)
+// Requires: AVX, FMA3, MMX+
+TEXT ·strip64AVX2(SB), NOSPLIT|NOFRAME, $0-8
+	MOVQ s+0(FP), DI
+	MOVQ 24(DI), BX
+	MOVQ 80(DI), R13
+	SHLQ $0x03, R13
+	MOVQ 72(DI), R8
+	SHLQ $0x03, R8
+	LEAQ (R8)(R8*2), R9
+	MOVQ 48(DI), R12
+	MOVQ 120(DI), AX
+
+panel:
+	MOVQ 112(DI), CX
+	MOVQ 96(DI), R10
+	MOVQ R12, SI
+
+touch:
+	PREFETCHT0 (SI)
+	LEAQ       (SI)(R10*8), SI
+	DECQ       CX
+	JNZ        touch
+	MOVQ       (DI), SI
+	LEAQ       (R8)(R8*4), R10
+	ADDQ       SI, R10
+	VXORPD     Y0, Y0, Y0
+	VXORPD     Y1, Y1, Y1
+	VXORPD     Y2, Y2, Y2
+	VXORPD     Y3, Y3, Y3
+	VXORPD     Y4, Y4, Y4
+	VXORPD     Y5, Y5, Y5
+	VXORPD     Y6, Y6, Y6
+	VXORPD     Y7, Y7, Y7
+	VXORPD     Y8, Y8, Y8
+	VXORPD     Y9, Y9, Y9
+	VXORPD     Y10, Y10, Y10
+	VXORPD     Y11, Y11, Y11
+	CMPQ       AX, $0x04
+	JLE        narrow
+	MOVQ       112(DI), CX
+	CMPQ       CX, $0x06
+	JEQ        rows6x8
+	CMPQ       CX, $0x05
+	JEQ        rows5x8
+	CMPQ       CX, $0x04
+	JEQ        rows4x8
+	CMPQ       CX, $0x03
+	JEQ        rows3x8
+	CMPQ       CX, $0x02
+	JEQ        rows2x8
+	MOVQ       104(DI), CX
+	PCALIGN    $0x40
+
+step1x8:
+	VMOVUPD      (BX), Y12
+	VMOVUPD      32(BX), Y13
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y1
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step1x8
+	JMP          done8
+
+rows2x8:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step2x8:
+	VMOVUPD      (BX), Y12
+	VMOVUPD      32(BX), Y13
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y1
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VFMADD231PD  Y13, Y15, Y3
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step2x8
+	JMP          done8
+
+rows3x8:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step3x8:
+	VMOVUPD      (BX), Y12
+	VMOVUPD      32(BX), Y13
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y1
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VFMADD231PD  Y13, Y15, Y3
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y5
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step3x8
+	JMP          done8
+
+rows4x8:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step4x8:
+	VMOVUPD      (BX), Y12
+	VMOVUPD      32(BX), Y13
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y1
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VFMADD231PD  Y13, Y15, Y3
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y5
+	VBROADCASTSD (SI)(R9*1), Y15
+	VFMADD231PD  Y12, Y15, Y6
+	VFMADD231PD  Y13, Y15, Y7
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step4x8
+	JMP          done8
+
+rows5x8:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step5x8:
+	VMOVUPD      (BX), Y12
+	VMOVUPD      32(BX), Y13
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y1
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VFMADD231PD  Y13, Y15, Y3
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y5
+	VBROADCASTSD (SI)(R9*1), Y15
+	VFMADD231PD  Y12, Y15, Y6
+	VFMADD231PD  Y13, Y15, Y7
+	VBROADCASTSD (SI)(R8*4), Y14
+	VFMADD231PD  Y12, Y14, Y8
+	VFMADD231PD  Y13, Y14, Y9
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step5x8
+	JMP          done8
+
+rows6x8:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step6x8:
+	VMOVUPD      (BX), Y12
+	VMOVUPD      32(BX), Y13
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y1
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VFMADD231PD  Y13, Y15, Y3
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y5
+	VBROADCASTSD (SI)(R9*1), Y15
+	VFMADD231PD  Y12, Y15, Y6
+	VFMADD231PD  Y13, Y15, Y7
+	VBROADCASTSD (SI)(R8*4), Y14
+	VFMADD231PD  Y12, Y14, Y8
+	VFMADD231PD  Y13, Y14, Y9
+	VBROADCASTSD (R10), Y15
+	VFMADD231PD  Y12, Y15, Y10
+	VFMADD231PD  Y13, Y15, Y11
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	ADDQ         R13, R10
+	DECQ         CX
+	JNZ          step6x8
+
+done8:
+	MOVQ         96(DI), R10
+	SHLQ         $0x03, R10
+	MOVQ         112(DI), SI
+	DECQ         SI
+	IMULQ        R10, SI
+	ADDQ         R12, SI
+	NEGQ         R10
+	VBROADCASTSD 128(DI), Y14
+	CMPQ         AX, $0x08
+	JLT          part8
+	CMPB         136(DI), $0x00
+	JEQ          write8
+	MOVQ         112(DI), CX
+	CMPQ         CX, $0x06
+	JEQ          add6x8
+	CMPQ         CX, $0x05
+	JEQ          add5x8
+	CMPQ         CX, $0x04
+	JEQ          add4x8
+	CMPQ         CX, $0x03
+	JEQ          add3x8
+	CMPQ         CX, $0x02
+	JEQ          add2x8
+	JMP          add1x8
+
+add6x8:
+	VFMADD213PD (SI), Y14, Y10
+	VMOVUPD     Y10, (SI)
+	VFMADD213PD 32(SI), Y14, Y11
+	VMOVUPD     Y11, 32(SI)
+	ADDQ        R10, SI
+
+add5x8:
+	VFMADD213PD (SI), Y14, Y8
+	VMOVUPD     Y8, (SI)
+	VFMADD213PD 32(SI), Y14, Y9
+	VMOVUPD     Y9, 32(SI)
+	ADDQ        R10, SI
+
+add4x8:
+	VFMADD213PD (SI), Y14, Y6
+	VMOVUPD     Y6, (SI)
+	VFMADD213PD 32(SI), Y14, Y7
+	VMOVUPD     Y7, 32(SI)
+	ADDQ        R10, SI
+
+add3x8:
+	VFMADD213PD (SI), Y14, Y4
+	VMOVUPD     Y4, (SI)
+	VFMADD213PD 32(SI), Y14, Y5
+	VMOVUPD     Y5, 32(SI)
+	ADDQ        R10, SI
+
+add2x8:
+	VFMADD213PD (SI), Y14, Y2
+	VMOVUPD     Y2, (SI)
+	VFMADD213PD 32(SI), Y14, Y3
+	VMOVUPD     Y3, 32(SI)
+	ADDQ        R10, SI
+
+add1x8:
+	VFMADD213PD (SI), Y14, Y0
+	VMOVUPD     Y0, (SI)
+	VFMADD213PD 32(SI), Y14, Y1
+	VMOVUPD     Y1, 32(SI)
+	JMP         written8
+
+write8:
+	MOVQ 112(DI), CX
+	CMPQ CX, $0x06
+	JEQ  set6x8
+	CMPQ CX, $0x05
+	JEQ  set5x8
+	CMPQ CX, $0x04
+	JEQ  set4x8
+	CMPQ CX, $0x03
+	JEQ  set3x8
+	CMPQ CX, $0x02
+	JEQ  set2x8
+	JMP  set1x8
+
+set6x8:
+	VMULPD  Y14, Y10, Y10
+	VMOVUPD Y10, (SI)
+	VMULPD  Y14, Y11, Y11
+	VMOVUPD Y11, 32(SI)
+	ADDQ    R10, SI
+
+set5x8:
+	VMULPD  Y14, Y8, Y8
+	VMOVUPD Y8, (SI)
+	VMULPD  Y14, Y9, Y9
+	VMOVUPD Y9, 32(SI)
+	ADDQ    R10, SI
+
+set4x8:
+	VMULPD  Y14, Y6, Y6
+	VMOVUPD Y6, (SI)
+	VMULPD  Y14, Y7, Y7
+	VMOVUPD Y7, 32(SI)
+	ADDQ    R10, SI
+
+set3x8:
+	VMULPD  Y14, Y4, Y4
+	VMOVUPD Y4, (SI)
+	VMULPD  Y14, Y5, Y5
+	VMOVUPD Y5, 32(SI)
+	ADDQ    R10, SI
+
+set2x8:
+	VMULPD  Y14, Y2, Y2
+	VMOVUPD Y2, (SI)
+	VMULPD  Y14, Y3, Y3
+	VMOVUPD Y3, 32(SI)
+	ADDQ    R10, SI
+
+set1x8:
+	VMULPD  Y14, Y0, Y0
+	VMOVUPD Y0, (SI)
+	VMULPD  Y14, Y1, Y1
+	VMOVUPD Y1, 32(SI)
+	JMP     written8
+
+part8:
+	LEAQ    lanes<>+0(SB), CX
+	MOVQ    AX, R11
+	NEGQ    R11
+	VMOVUPD 64(CX)(R11*8), Y12
+	VMOVUPD 96(CX)(R11*8), Y13
+	CMPB    136(DI), $0x00
+	JEQ     writepart8
+	MOVQ    112(DI), CX
+	CMPQ    CX, $0x06
+	JEQ     addpart6x8
+	CMPQ    CX, $0x05
+	JEQ     addpart5x8
+	CMPQ    CX, $0x04
+	JEQ     addpart4x8
+	CMPQ    CX, $0x03
+	JEQ     addpart3x8
+	CMPQ    CX, $0x02
+	JEQ     addpart2x8
+	JMP     addpart1x8
+
+addpart6x8:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y10
+	VMASKMOVPD  Y10, Y12, (SI)
+	VMASKMOVPD  32(SI), Y13, Y15
+	VFMADD213PD Y15, Y14, Y11
+	VMASKMOVPD  Y11, Y13, 32(SI)
+	ADDQ        R10, SI
+
+addpart5x8:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y8
+	VMASKMOVPD  Y8, Y12, (SI)
+	VMASKMOVPD  32(SI), Y13, Y15
+	VFMADD213PD Y15, Y14, Y9
+	VMASKMOVPD  Y9, Y13, 32(SI)
+	ADDQ        R10, SI
+
+addpart4x8:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y6
+	VMASKMOVPD  Y6, Y12, (SI)
+	VMASKMOVPD  32(SI), Y13, Y15
+	VFMADD213PD Y15, Y14, Y7
+	VMASKMOVPD  Y7, Y13, 32(SI)
+	ADDQ        R10, SI
+
+addpart3x8:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y4
+	VMASKMOVPD  Y4, Y12, (SI)
+	VMASKMOVPD  32(SI), Y13, Y15
+	VFMADD213PD Y15, Y14, Y5
+	VMASKMOVPD  Y5, Y13, 32(SI)
+	ADDQ        R10, SI
+
+addpart2x8:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y2
+	VMASKMOVPD  Y2, Y12, (SI)
+	VMASKMOVPD  32(SI), Y13, Y15
+	VFMADD213PD Y15, Y14, Y3
+	VMASKMOVPD  Y3, Y13, 32(SI)
+	ADDQ        R10, SI
+
+addpart1x8:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y0
+	VMASKMOVPD  Y0, Y12, (SI)
+	VMASKMOVPD  32(SI), Y13, Y15
+	VFMADD213PD Y15, Y14, Y1
+	VMASKMOVPD  Y1, Y13, 32(SI)
+	JMP         written8
+
+writepart8:
+	MOVQ 112(DI), CX
+	CMPQ CX, $0x06
+	JEQ  setpart6x8
+	CMPQ CX, $0x05
+	JEQ  setpart5x8
+	CMPQ CX, $0x04
+	JEQ  setpart4x8
+	CMPQ CX, $0x03
+	JEQ  setpart3x8
+	CMPQ CX, $0x02
+	JEQ  setpart2x8
+	JMP  setpart1x8
+
+setpart6x8:
+	VMULPD     Y14, Y10, Y10
+	VMASKMOVPD Y10, Y12, (SI)
+	VMULPD     Y14, Y11, Y11
+	VMASKMOVPD Y11, Y13, 32(SI)
+	ADDQ       R10, SI
+
+setpart5x8:
+	VMULPD     Y14, Y8, Y8
+	VMASKMOVPD Y8, Y12, (SI)
+	VMULPD     Y14, Y9, Y9
+	VMASKMOVPD Y9, Y13, 32(SI)
+	ADDQ       R10, SI
+
+setpart4x8:
+	VMULPD     Y14, Y6, Y6
+	VMASKMOVPD Y6, Y12, (SI)
+	VMULPD     Y14, Y7, Y7
+	VMASKMOVPD Y7, Y13, 32(SI)
+	ADDQ       R10, SI
+
+setpart3x8:
+	VMULPD     Y14, Y4, Y4
+	VMASKMOVPD Y4, Y12, (SI)
+	VMULPD     Y14, Y5, Y5
+	VMASKMOVPD Y5, Y13, 32(SI)
+	ADDQ       R10, SI
+
+setpart2x8:
+	VMULPD     Y14, Y2, Y2
+	VMASKMOVPD Y2, Y12, (SI)
+	VMULPD     Y14, Y3, Y3
+	VMASKMOVPD Y3, Y13, 32(SI)
+	ADDQ       R10, SI
+
+setpart1x8:
+	VMULPD     Y14, Y0, Y0
+	VMASKMOVPD Y0, Y12, (SI)
+	VMULPD     Y14, Y1, Y1
+	VMASKMOVPD Y1, Y13, 32(SI)
+
+written8:
+	MOVQ   104(DI), CX
+	IMUL3Q $0x40, CX, CX
+	SUBQ   CX, BX
+	MOVQ   88(DI), CX
+	LEAQ   (BX)(CX*8), BX
+	ADDQ   $0x40, R12
+	SUBQ   $0x08, AX
+	JGT    panel
+	VZEROUPPER
+	RET
+
+narrow:
+	MOVQ    112(DI), CX
+	CMPQ    CX, $0x06
+	JEQ     rows6x4
+	CMPQ    CX, $0x05
+	JEQ     rows5x4
+	CMPQ    CX, $0x04
+	JEQ     rows4x4
+	CMPQ    CX, $0x03
+	JEQ     rows3x4
+	CMPQ    CX, $0x02
+	JEQ     rows2x4
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step1x4:
+	VMOVUPD      (BX), Y12
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step1x4
+	JMP          done4
+
+rows2x4:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step2x4:
+	VMOVUPD      (BX), Y12
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step2x4
+	JMP          done4
+
+rows3x4:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step3x4:
+	VMOVUPD      (BX), Y12
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step3x4
+	JMP          done4
+
+rows4x4:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step4x4:
+	VMOVUPD      (BX), Y12
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VBROADCASTSD (SI)(R9*1), Y15
+	VFMADD231PD  Y12, Y15, Y6
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step4x4
+	JMP          done4
+
+rows5x4:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step5x4:
+	VMOVUPD      (BX), Y12
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VBROADCASTSD (SI)(R9*1), Y15
+	VFMADD231PD  Y12, Y15, Y6
+	VBROADCASTSD (SI)(R8*4), Y14
+	VFMADD231PD  Y12, Y14, Y8
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	DECQ         CX
+	JNZ          step5x4
+	JMP          done4
+
+rows6x4:
+	MOVQ    104(DI), CX
+	PCALIGN $0x40
+
+step6x4:
+	VMOVUPD      (BX), Y12
+	PREFETCHT0   512(BX)
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VBROADCASTSD (SI)(R8*1), Y15
+	VFMADD231PD  Y12, Y15, Y2
+	VBROADCASTSD (SI)(R8*2), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VBROADCASTSD (SI)(R9*1), Y15
+	VFMADD231PD  Y12, Y15, Y6
+	VBROADCASTSD (SI)(R8*4), Y14
+	VFMADD231PD  Y12, Y14, Y8
+	VBROADCASTSD (R10), Y15
+	VFMADD231PD  Y12, Y15, Y10
+	ADDQ         $0x00000040, BX
+	ADDQ         R13, SI
+	ADDQ         R13, R10
+	DECQ         CX
+	JNZ          step6x4
+
+done4:
+	MOVQ         96(DI), R10
+	SHLQ         $0x03, R10
+	MOVQ         112(DI), SI
+	DECQ         SI
+	IMULQ        R10, SI
+	ADDQ         R12, SI
+	NEGQ         R10
+	VBROADCASTSD 128(DI), Y14
+	CMPQ         AX, $0x04
+	JLT          part4
+	CMPB         136(DI), $0x00
+	JEQ          write4
+	MOVQ         112(DI), CX
+	CMPQ         CX, $0x06
+	JEQ          add6x4
+	CMPQ         CX, $0x05
+	JEQ          add5x4
+	CMPQ         CX, $0x04
+	JEQ          add4x4
+	CMPQ         CX, $0x03
+	JEQ          add3x4
+	CMPQ         CX, $0x02
+	JEQ          add2x4
+	JMP          add1x4
+
+add6x4:
+	VFMADD213PD (SI), Y14, Y10
+	VMOVUPD     Y10, (SI)
+	ADDQ        R10, SI
+
+add5x4:
+	VFMADD213PD (SI), Y14, Y8
+	VMOVUPD     Y8, (SI)
+	ADDQ        R10, SI
+
+add4x4:
+	VFMADD213PD (SI), Y14, Y6
+	VMOVUPD     Y6, (SI)
+	ADDQ        R10, SI
+
+add3x4:
+	VFMADD213PD (SI), Y14, Y4
+	VMOVUPD     Y4, (SI)
+	ADDQ        R10, SI
+
+add2x4:
+	VFMADD213PD (SI), Y14, Y2
+	VMOVUPD     Y2, (SI)
+	ADDQ        R10, SI
+
+add1x4:
+	VFMADD213PD (SI), Y14, Y0
+	VMOVUPD     Y0, (SI)
+	JMP         written4
+
+write4:
+	MOVQ 112(DI), CX
+	CMPQ CX, $0x06
+	JEQ  set6x4
+	CMPQ CX, $0x05
+	JEQ  set5x4
+	CMPQ CX, $0x04
+	JEQ  set4x4
+	CMPQ CX, $0x03
+	JEQ  set3x4
+	CMPQ CX, $0x02
+	JEQ  set2x4
+	JMP  set1x4
+
+set6x4:
+	VMULPD  Y14, Y10, Y10
+	VMOVUPD Y10, (SI)
+	ADDQ    R10, SI
+
+set5x4:
+	VMULPD  Y14, Y8, Y8
+	VMOVUPD Y8, (SI)
+	ADDQ    R10, SI
+
+set4x4:
+	VMULPD  Y14, Y6, Y6
+	VMOVUPD Y6, (SI)
+	ADDQ    R10, SI
+
+set3x4:
+	VMULPD  Y14, Y4, Y4
+	VMOVUPD Y4, (SI)
+	ADDQ    R10, SI
+
+set2x4:
+	VMULPD  Y14, Y2, Y2
+	VMOVUPD Y2, (SI)
+	ADDQ    R10, SI
+
+set1x4:
+	VMULPD  Y14, Y0, Y0
+	VMOVUPD Y0, (SI)
+	JMP     written4
+
+part4:
+	LEAQ    lanes<>+0(SB), CX
+	MOVQ    AX, R11
+	NEGQ    R11
+	VMOVUPD 64(CX)(R11*8), Y12
+	CMPB    136(DI), $0x00
+	JEQ     writepart4
+	MOVQ    112(DI), CX
+	CMPQ    CX, $0x06
+	JEQ     addpart6x4
+	CMPQ    CX, $0x05
+	JEQ     addpart5x4
+	CMPQ    CX, $0x04
+	JEQ     addpart4x4
+	CMPQ    CX, $0x03
+	JEQ     addpart3x4
+	CMPQ    CX, $0x02
+	JEQ     addpart2x4
+	JMP     addpart1x4
+
+addpart6x4:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y10
+	VMASKMOVPD  Y10, Y12, (SI)
+	ADDQ        R10, SI
+
+addpart5x4:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y8
+	VMASKMOVPD  Y8, Y12, (SI)
+	ADDQ        R10, SI
+
+addpart4x4:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y6
+	VMASKMOVPD  Y6, Y12, (SI)
+	ADDQ        R10, SI
+
+addpart3x4:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y4
+	VMASKMOVPD  Y4, Y12, (SI)
+	ADDQ        R10, SI
+
+addpart2x4:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y2
+	VMASKMOVPD  Y2, Y12, (SI)
+	ADDQ        R10, SI
+
+addpart1x4:
+	VMASKMOVPD  (SI), Y12, Y15
+	VFMADD213PD Y15, Y14, Y0
+	VMASKMOVPD  Y0, Y12, (SI)
+	JMP         written4
+
+writepart4:
+	MOVQ 112(DI), CX
+	CMPQ CX, $0x06
+	JEQ  setpart6x4
+	CMPQ CX, $0x05
+	JEQ  setpart5x4
+	CMPQ CX, $0x04
+	JEQ  setpart4x4
+	CMPQ CX, $0x03
+	JEQ  setpart3x4
+	CMPQ CX, $0x02
+	JEQ  setpart2x4
+	JMP  setpart1x4
+
+setpart6x4:
+	VMULPD     Y14, Y10, Y10
+	VMASKMOVPD Y10, Y12, (SI)
+	ADDQ       R10, SI
+
+setpart5x4:
+	VMULPD     Y14, Y8, Y8
+	VMASKMOVPD Y8, Y12, (SI)
+	ADDQ       R10, SI
+
+setpart4x4:
+	VMULPD     Y14, Y6, Y6
+	VMASKMOVPD Y6, Y12, (SI)
+	ADDQ       R10, SI
+
+setpart3x4:
+	VMULPD     Y14, Y4, Y4
+	VMASKMOVPD Y4, Y12, (SI)
+	ADDQ       R10, SI
+
+setpart2x4:
+	VMULPD     Y14, Y2, Y2
+	VMASKMOVPD Y2, Y12, (SI)
+	ADDQ       R10, SI
+
+setpart1x4:
+	VMULPD     Y14, Y0, Y0
+	VMASKMOVPD Y0, Y12, (SI)
+
+written4:
+	VZEROUPPER
+	RET
+
 DATA lanes<>+0(SB)/4, $-1
 DATA lanes<>+4(SB)/4, $-1
 DATA lanes<>+8(SB)/4, $-1

@@ -28,7 +28,7 @@ type worker[T Float] struct {
 }
 
 // NewWorkspace makes a workspace with kernels that come from Select or Available; it panics if this processor can't run
-// them. Products of float64 are always portable.
+// them. Products of float64 are AVX2's on amd64, and portable elsewhere.
 func NewWorkspace[T Float](k Kernels) *Workspace[T] {
 	ws := &Workspace[T]{plain: setOf[T](k, false)}
 	if !isFloat64[T]() {

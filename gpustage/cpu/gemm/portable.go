@@ -2,7 +2,7 @@ package gemm
 
 import "math"
 
-// The portable kernels: plain Go, for processors without assembly here and for float64.
+// The portable kernels: plain Go, for processors without assembly here, and for float64 on arm64.
 
 // portableRows and portableCols are the tile that stripPortable works on. amd64 has 16 registers, some of which spill: 4 x 4
 // ran at 6.3 GFLOP/s there all the same, 2 x 4 at 4.7. Arm has 32.
@@ -92,12 +92,15 @@ func writeRow[T Float](s *strip[T], i, j, cols int, acc [4]T) {
 	}
 }
 
-// transposePortable makes a panel of n rows of k elements.
-func transposePortable[T Float](dst, src []T, ld, k, n int) {
-	for j := range portableCols {
-		row := src[min(j, n-1)*ld:][:k]
-		for p, x := range row {
-			dst[p*portableCols+j] = x
+// transposePanels makes panels of cols columns, ps apart, of n rows of k elements. Columns that would come of rows beyond the last are the last
+// again: they are never used.
+func transposePanels[T Float](dst []T, ps int, src []T, ld, k, n, cols int) {
+	for c := 0; c < n; c += cols {
+		panel := dst[c/cols*ps:]
+		for j := range cols {
+			for p, x := range src[min(c+j, n-1)*ld:][:k] {
+				panel[p*cols+j] = x
+			}
 		}
 	}
 }

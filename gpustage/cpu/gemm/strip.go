@@ -22,4 +22,7 @@ type strip[T Float] struct {
 	fetchRow, fetchStep int
 }
 
-type strip32 = strip[float32]
+type (
+	strip32 = strip[float32]
+	strip64 = strip[float64]
+)

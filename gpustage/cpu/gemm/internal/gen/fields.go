@@ -15,10 +15,13 @@ import (
 // stripFile declares what strip kernels are called with: `go generate` runs where it is.
 const stripFile = "strip.go"
 
-var stripOffsets = sync.OnceValue(loadStrip)
+var strips = sync.OnceValue(loadStrips)
 
-// loadStrip type-checks stripFile and returns the offset of each field of strip32.
-func loadStrip() map[string]int {
+// stripType is the type of the strip that the kernel being written is called with.
+var stripType = "strip32"
+
+// loadStrips type-checks stripFile and returns the offset of each field of strip32 and strip64.
+func loadStrips() map[string]map[string]int {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, stripFile, nil, 0)
 	if err != nil {
@@ -29,23 +32,26 @@ func loadStrip() map[string]int {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := pkg.Scope().Lookup("strip32").Type().Underlying().(*types.Struct)
-	var fields []*types.Var
-	for i := range s.NumFields() {
-		fields = append(fields, s.Field(i))
+	all := map[string]map[string]int{}
+	for _, name := range []string{"strip32", "strip64"} {
+		s := pkg.Scope().Lookup(name).Type().Underlying().(*types.Struct)
+		var fields []*types.Var
+		for i := range s.NumFields() {
+			fields = append(fields, s.Field(i))
+		}
+		all[name] = map[string]int{}
+		for i, off := range config.Sizes.Offsetsof(fields) {
+			all[name][fields[i].Name()] = int(off)
+		}
 	}
-	offsets := map[string]int{}
-	for i, off := range config.Sizes.Offsetsof(fields) {
-		offsets[fields[i].Name()] = int(off)
-	}
-	return offsets
+	return all
 }
 
 // field is a field of the strip that register args points at.
 func field(name string) Mem {
-	off, ok := stripOffsets()[name]
+	off, ok := strips()[stripType][name]
 	if !ok {
-		log.Fatalf("%s: strip32 has no field %s", stripFile, name)
+		log.Fatalf("%s: %s has no field %s", stripFile, stripType, name)
 	}
 	return Mem{Base: args, Disp: off}
 }

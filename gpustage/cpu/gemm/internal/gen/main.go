@@ -17,6 +17,7 @@ import (
 var files = map[string]func(){
 	"avx2": func() {
 		stripAVX2()
+		strip64AVX2()
 		copyPanelsAVX2()
 		transposeAVX2()
 		roundBF16()

@@ -32,6 +32,11 @@ func loadMask(table, negN GPPhysical, skip int, mask VecPhysical) {
 	VMOVUPS(Mem{Base: table, Index: negN, Scale: 4, Disp: 4 * (16 + skip)}, mask)
 }
 
+// loadMask64 loads VMASKMOVPD's mask for the lanes skip to skip+4 of n, at most 8.
+func loadMask64(table, negN GPPhysical, skip int, mask VecPhysical) {
+	VMOVUPD(Mem{Base: table, Index: negN, Scale: 8, Disp: 8 * (8 + skip)}, mask)
+}
+
 // rowsAhead is how far the panel copies prefetch, in rows: they walk down a matrix whose rows are far apart, which the
 // processor's own prefetchers, bound to a page, don't see.
 const rowsAhead = 12

@@ -61,7 +61,13 @@ type tile struct {
 	broadcastA  func(i, disp int)
 	mul         func(v, i, acc int)
 	store       func(nv int, rows rowChain)
+
+	size int // bytes of an element
 }
+
+func (t tile) shift() Op    { return Imm(uint64(t.size/8 + 2)) } // to the left: elements to bytes
+func (t tile) scale() uint8 { return uint8(t.size) }
+func (t tile) panel() int   { return 2 * t.lanes * t.size } // bytes of a step
 
 // multiplier is the instruction at the heart of a 512-bit kernel: acc += a*b on registers with these numbers.
 type multiplier struct {
@@ -78,7 +84,7 @@ var (
 func stripAVX512(name string, m multiplier) {
 	const b, a = 28, 30
 	strip(tile{
-		name: name, rows: 14, lanes: 16, columns: 16, fetches: true, doc: m.doc,
+		name: name, rows: 14, lanes: 16, size: 4, columns: 16, fetches: true, doc: m.doc,
 		zero:       func(acc int) { VPXORD(zmm[acc], zmm[acc], zmm[acc]) },
 		loadB:      func(v, disp int) { VMOVUPS(Mem{Base: bp, Disp: disp + 64*v}, zmm[b+v]) },
 		broadcastA: func(i, disp int) { VBROADCASTSS(rowOfA(i, disp), zmm[a+i%2]) },
@@ -93,27 +99,41 @@ func stripAVX512(name string, m multiplier) {
 func stripAVX2() {
 	const b, a = 12, 14
 	strip(tile{
-		name: "stripAVX2", rows: 6, lanes: 8, doc: fma.doc,
+		name: "stripAVX2", rows: 6, lanes: 8, size: 4, doc: fma.doc,
 		zero:       func(acc int) { VXORPS(ymm[acc], ymm[acc], ymm[acc]) },
 		loadB:      func(v, disp int) { VMOVUPS(Mem{Base: bp, Disp: disp + 32*v}, ymm[b+v]) },
 		broadcastA: func(i, disp int) { VBROADCASTSS(rowOfA(i, disp), ymm[a+i%2]) },
 		mul:        func(v, i, acc int) { VFMADD231PS(ymm[b+v], ymm[a+i%2], ymm[acc]) },
-		store:      func(nv int, rows rowChain) { store256(nv, ymm[a], ymm[b:b+2], ymm[a+1], rows) },
+		store:      func(nv int, rows rowChain) { store256(nv, single, ymm[a], ymm[b:b+2], ymm[a+1], rows) },
+	})
+}
+
+// strip64AVX2 is stripAVX2 of float64, of which a register has half as many.
+func strip64AVX2() {
+	const b, a = 12, 14
+	strip(tile{
+		name: "strip64AVX2", rows: 6, lanes: 4, size: 8, doc: "A and B are float64.",
+		zero:       func(acc int) { VXORPD(ymm[acc], ymm[acc], ymm[acc]) },
+		loadB:      func(v, disp int) { VMOVUPD(Mem{Base: bp, Disp: disp + 32*v}, ymm[b+v]) },
+		broadcastA: func(i, disp int) { VBROADCASTSD(rowOfA(i, disp), ymm[a+i%2]) },
+		mul:        func(v, i, acc int) { VFMADD231PD(ymm[b+v], ymm[a+i%2], ymm[acc]) },
+		store:      func(nv int, rows rowChain) { store256(nv, double, ymm[a], ymm[b:b+2], ymm[a+1], rows) },
 	})
 }
 
 func strip(t tile) {
-	// stripSignature stands in for func(s *strip32), a type that avo can't know.
+	stripType = fmt.Sprintf("strip%d", 8*t.size)
+	// A byte stands in for the strip, a type that avo can't know.
 	TEXT(t.name, NOSPLIT|NOFRAME, "func(s *byte)")
 	Pragma("noescape")
-	Doc(fmt.Sprintf("%s multiplies the strip32 at s: up to %d rows of A by panels of B, %d columns wide, one after another", t.name, t.rows, 2*t.lanes),
+	Doc(fmt.Sprintf("%s multiplies the %s at s: up to %d rows of A by panels of B, %d columns wide, one after another", t.name, stripType, t.rows, 2*t.lanes),
 		"until s.cols columns of C are done. s.k, s.rows and s.cols are at least 1. "+t.doc)
 	Load(Param("s"), args)
 	MOVQ(field("b"), bp)
 	MOVQ(field("ks"), ks)
-	SHLQ(Imm(2), ks)
+	SHLQ(t.shift(), ks)
 	MOVQ(field("rs"), rs1)
-	SHLQ(Imm(2), rs1)
+	SHLQ(t.shift(), rs1)
 	LEAQ(Mem{Base: rs1, Index: rs1, Scale: 2}, rs3)
 	if t.fetches {
 		MOVQ(field("fetch"), fetch)
@@ -140,11 +160,11 @@ func strip(t tile) {
 		MOVQ(field("fetchRow"), a0)
 		LEAQ(Mem{Base: fetch, Index: a0, Scale: 4}, fetch)
 	}
-	IMUL3Q(Imm(uint64(8*t.lanes)), count, count)
+	IMUL3Q(Imm(uint64(t.panel())), count, count)
 	SUBQ(count, bp)
 	MOVQ(field("pb"), count)
-	LEAQ(Mem{Base: bp, Index: count, Scale: 4}, bp)
-	ADDQ(Imm(uint64(8*t.lanes)), cp)
+	LEAQ(Mem{Base: bp, Index: count, Scale: t.scale()}, bp)
+	ADDQ(Imm(uint64(t.panel())), cp)
 	SUBQ(Imm(uint64(2*t.lanes)), cols)
 	JGT(LabelRef("panel"))
 	VZEROUPPER()
@@ -162,10 +182,10 @@ func panelStart(t tile) {
 	MOVQ(field("ldc"), a5)
 	MOVQ(cp, a0)
 	Label("touch")
-	for d := 0; d < 8*t.lanes; d += 64 {
+	for d := 0; d < t.panel(); d += 64 {
 		PREFETCHT0(Mem{Base: a0, Disp: d})
 	}
-	LEAQ(Mem{Base: a0, Index: a5, Scale: 4}, a0)
+	LEAQ(Mem{Base: a0, Index: a5, Scale: t.scale()}, a0)
 	DECQ(count)
 	JNZ(LabelRef("touch"))
 	MOVQ(field("a"), a0)
@@ -218,7 +238,7 @@ func panel(t tile, nv int) {
 	Label(done)
 	// From the last row of C upwards: whatever the number of rows, the end of the chain is the same code.
 	MOVQ(field("ldc"), a5)
-	SHLQ(Imm(2), a5)
+	SHLQ(t.shift(), a5)
 	MOVQ(field("rows"), a0)
 	DECQ(a0)
 	IMULQ(a5, a0)
@@ -245,8 +265,8 @@ func step(t tile, nv, rows, dispA, dispB int) {
 	for v := range nv {
 		t.loadB(v, dispB)
 	}
-	for d := 0; d < 4*nv*t.lanes; d += 64 {
-		PREFETCHT0(Mem{Base: bp, Disp: dispB + stepsAhead*8*t.lanes + d})
+	for d := 0; d < nv*t.lanes*t.size; d += 64 {
+		PREFETCHT0(Mem{Base: bp, Disp: dispB + stepsAhead*t.panel() + d})
 	}
 	for i := range rows {
 		t.broadcastA(i, dispA)
@@ -274,16 +294,16 @@ func unrolled(t tile, done, single string) {
 	const steps = 4
 	for _, stride := range []int{1, t.columns} {
 		next, loop, last := fmt.Sprintf("stride%d", stride), fmt.Sprintf("four%d", stride), fmt.Sprintf("last%d", stride)
-		CMPQ(ks, Imm(uint64(4*stride)))
+		CMPQ(ks, Imm(uint64(t.size*stride)))
 		JNE(LabelRef(next))
 		SUBQ(Imm(steps), count)
 		JLT(LabelRef(last))
 		Label(loop)
 		for u := range steps {
-			step(t, 2, t.rows, 4*stride*u, 8*t.lanes*u)
+			step(t, 2, t.rows, t.size*stride*u, t.panel()*u)
 		}
 		fetchRows(t)
-		move(t, t.rows, steps, func(p GPPhysical) { ADDQ(U32(uint32(4*stride*steps)), p) })
+		move(t, t.rows, steps, func(p GPPhysical) { ADDQ(U32(uint32(t.size*stride*steps)), p) })
 		SUBQ(Imm(steps), count)
 		JGE(LabelRef(loop))
 		Label(last)
@@ -296,7 +316,7 @@ func unrolled(t tile, done, single string) {
 
 // move goes on by some steps of k; byStep moves a pointer to A.
 func move(t tile, rows, steps int, byStep func(p GPPhysical)) {
-	ADDQ(U32(uint32(8*t.lanes*steps)), bp)
+	ADDQ(U32(uint32(t.panel()*steps)), bp)
 	if t.fetches {
 		LEAQ(Mem{Base: fetch, Index: fstep, Scale: uint8(steps)}, fetch)
 	}
@@ -353,26 +373,40 @@ func store512(nv int, alpha VecPhysical, rows rowChain) {
 	})
 }
 
+// precision is AVX2's instructions for elements of so many lanes.
+type precision struct {
+	lanes                 int
+	broadcast, move       func(ops ...Op)
+	multiply, multiplyAdd func(ops ...Op)
+	moveMasked            func(from, mask, to Op)
+	mask                  func(table, negN GPPhysical, skip int, mask VecPhysical)
+}
+
+var (
+	single = precision{8, VBROADCASTSS, VMOVUPS, VMULPS, VFMADD213PS, VMASKMOVPS, loadMask}
+	double = precision{4, VBROADCASTSD, VMOVUPD, VMULPD, VFMADD213PD, VMASKMOVPD, loadMask64}
+)
+
 // store256 is store512 for AVX2. Masked stores are slow on some processors: a full panel is stored without.
-func store256(nv int, alpha VecPhysical, mask []VecPhysical, tmp VecPhysical, rows rowChain) {
-	width := fmt.Sprint(8 * nv)
-	VBROADCASTSS(field("alpha"), alpha)
+func store256(nv int, p precision, alpha VecPhysical, mask []VecPhysical, tmp VecPhysical, rows rowChain) {
+	width := fmt.Sprint(p.lanes * nv)
+	p.broadcast(field("alpha"), alpha)
 	at := func(c Mem, v int) Mem { c.Disp = 32 * v; return c }
-	CMPQ(cols, Imm(uint64(8*nv)))
+	CMPQ(cols, Imm(uint64(p.lanes*nv)))
 	JLT(LabelRef("part" + width))
 	CMPB(field("add"), Imm(0))
 	JEQ(LabelRef("write" + width))
 	rows("add", func(c Mem, acc int) {
 		for v := range nv {
-			VFMADD213PS(at(c, v), alpha, ymm[acc+v])
-			VMOVUPS(ymm[acc+v], at(c, v))
+			p.multiplyAdd(at(c, v), alpha, ymm[acc+v])
+			p.move(ymm[acc+v], at(c, v))
 		}
 	})
 	Label("write" + width)
 	rows("set", func(c Mem, acc int) {
 		for v := range nv {
-			VMULPS(alpha, ymm[acc+v], ymm[acc+v])
-			VMOVUPS(ymm[acc+v], at(c, v))
+			p.multiply(alpha, ymm[acc+v], ymm[acc+v])
+			p.move(ymm[acc+v], at(c, v))
 		}
 	})
 	Label("part" + width)
@@ -380,22 +414,22 @@ func store256(nv int, alpha VecPhysical, mask []VecPhysical, tmp VecPhysical, ro
 	MOVQ(cols, a10)
 	NEGQ(a10)
 	for v := range nv {
-		loadMask(count, a10, 8*v, mask[v])
+		p.mask(count, a10, p.lanes*v, mask[v])
 	}
 	CMPB(field("add"), Imm(0))
 	JEQ(LabelRef("writepart" + width))
 	rows("addpart", func(c Mem, acc int) {
 		for v := range nv {
-			VMASKMOVPS(at(c, v), mask[v], tmp)
-			VFMADD213PS(tmp, alpha, ymm[acc+v])
-			VMASKMOVPS(ymm[acc+v], mask[v], at(c, v))
+			p.moveMasked(at(c, v), mask[v], tmp)
+			p.multiplyAdd(tmp, alpha, ymm[acc+v])
+			p.moveMasked(ymm[acc+v], mask[v], at(c, v))
 		}
 	})
 	Label("writepart" + width)
 	rows("setpart", func(c Mem, acc int) {
 		for v := range nv {
-			VMULPS(alpha, ymm[acc+v], ymm[acc+v])
-			VMASKMOVPS(ymm[acc+v], mask[v], at(c, v))
+			p.multiply(alpha, ymm[acc+v], ymm[acc+v])
+			p.moveMasked(ymm[acc+v], mask[v], at(c, v))
 		}
 	})
 }
