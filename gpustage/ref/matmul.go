@@ -29,11 +29,22 @@ func matmul[T float](c, a, b tensor, k int, o gpustage.MatMul) {
 	acc := make([]float64, c.Cols)
 	for i := range c.Rows {
 		x := as[i*k : (i+1)*k]
-		for j := range acc {
-			y := bs[j*k : (j+1)*k]
+		j := 0
+		for ; j+4 <= len(acc); j += 4 { // four sums, none of which waits for another: all tests compute their truth here
+			y0, y1, y2, y3 := bs[j*k:][:k], bs[(j+1)*k:][:k], bs[(j+2)*k:][:k], bs[(j+3)*k:][:k]
+			var s0, s1, s2, s3 float64
+			for p, v := range x {
+				s0 += v * y0[p]
+				s1 += v * y1[p]
+				s2 += v * y2[p]
+				s3 += v * y3[p]
+			}
+			acc[j], acc[j+1], acc[j+2], acc[j+3] = alpha*s0, alpha*s1, alpha*s2, alpha*s3
+		}
+		for ; j < len(acc); j++ {
 			sum := 0.0
-			for p := range x {
-				sum += x[p] * y[p]
+			for p, v := range bs[j*k:][:k] {
+				sum += x[p] * v
 			}
 			acc[j] = alpha * sum
 		}
