@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"contraflow/io/prep"
+	"contraflow/io/prep/template"
 	"contraflow/stages/recipe"
 )
 
@@ -27,7 +27,7 @@ func newRecipe() *cobra.Command {
 			}
 			text, ok := recipe.Template(args[0])
 			if args[0] == "prep" {
-				text, ok = prep.Template, true
+				text, ok = template.Prep, true
 			}
 			if !ok {
 				hint := ""

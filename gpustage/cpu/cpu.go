@@ -13,7 +13,8 @@
 //
 // # What is not fast
 //
-// Only f32 is. Of f64, which is for verification, products have a kernel of AVX2; other ops are package ref's, on one thread.
+// Only f32 is. Of f64, which is for verification, products have a kernel of AVX2; other ops are package ref's, attention's sequences on
+// several threads.
 //
 // CONTRAFLOW_CPU forces the kernels: portable, neon, avx2, avx512, avx512bf16 or amx. testdata/bochs/run tests avx512 and avx512bf16 in
 // an emulator, where the processor lacks them; neon, arm64's, has been tested in one and not been timed (package internal/neon).

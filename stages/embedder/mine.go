@@ -3,8 +3,10 @@ package embedder
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
+	"contraflow/stages/loss"
 	"contraflow/stages/mine"
 )
 
@@ -14,16 +16,20 @@ type Mining struct {
 	Prompts *[2]string         // go before queries and before documents; nil: RolePrompts'
 	Weights map[string]float64 // of the parts of a model that has some, as Weights makes them; nil: its embeddings alone
 
-	// Progress is told how many "queries" and "documents" have been embedded, and how much has been "searched"; it may be nil.
+	// Progress is told how many "queries" and "documents" have been embedded, and how much has been "searched"; it may be nil. With Weights queries
+	// are embedded all at once.
 	Progress func(what string, done, total int64)
 }
 
-// How many documents are embedded at once: of parts fewer, which at 256 tokens of 1,024 features take 512 MiB.
-const mineRows, minePartRows = 8192, 512
+// How many documents are embedded at once: of parts fewer, which at 256 tokens of 1,024 features take 512 MiB. A test sets them.
+var mineRows, minePartRows = 8192, 512
 
 // Mine finds hard negatives for pairs among their corpus, by what the model says of the texts. short is how many pairs got too few, and have no row.
 // The embeddings of all texts are in memory, or with Weights the parts of all queries.
 func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
+	if err := m.check(); err != nil {
+		return nil, 0, err
+	}
 	if m.Progress == nil {
 		m.Progress = func(string, int64, int64) {}
 	}
@@ -43,6 +49,24 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 		return nil, 0, err
 	}
 	return p.Mine(ctx, e.device, m.Options, queries, corpus, e.Size(), m.searched)
+}
+
+func (m Mining) check() error {
+	if m.Weights != nil {
+		var ws []float64
+		for _, part := range loss.M3Parts {
+			ws = append(ws, m.Weights[part])
+		}
+		for part := range m.Weights {
+			if !slices.Contains(loss.M3Parts, part) {
+				return fmt.Errorf("a weight of %q, which is none of the parts %v", part, loss.M3Parts)
+			}
+		}
+		if _, err := Weights(ws); err != nil {
+			return err
+		}
+	}
+	return m.Options.Check()
 }
 
 func (m Mining) searched(done, total int64) { m.Progress("searched", done, total) }
@@ -100,6 +124,7 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 		if err != nil {
 			return nil, 0, err
 		}
+		m.Progress("documents", int64(from+docs.Len()), int64(len(p.Corpus)))
 		if err := search.Add(ctx, from, docs); err != nil {
 			return nil, 0, err
 		}

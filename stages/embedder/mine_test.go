@@ -2,16 +2,23 @@ package embedder
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage/ref"
+	"contraflow/stages/loss"
 	"contraflow/stages/mine"
 	"contraflow/testdata/goldens"
 )
 
 // Negatives are those of the texts' embeddings with the model's own prompts before them, or with others that are said.
 func TestMine(t *testing.T) {
+	defer func(n int) { mineRows = n }(mineRows)
+	mineRows = 2
 	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
 	if err != nil {
 		t.Fatal(err)
@@ -66,5 +73,93 @@ func TestMine(t *testing.T) {
 	}
 	if want := map[string]int64{"queries": 3, "documents": 5, "searched": seen["searched"]}; !reflect.DeepEqual(seen, want) || seen["searched"] == 0 {
 		t.Errorf("progress %v", seen)
+	}
+}
+
+// By parts, negatives are those documents that are no positives whose pairs with the query score highest, wherever blocks of documents end.
+func TestMineParts(t *testing.T) {
+	defer func(n int) { minePartRows = n }(minePartRows)
+	minePartRows = 4
+	e, err := Load(m3Folder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	ctx := context.Background()
+	var queries, positives, corpus []string
+	for i := range 9 {
+		queries, positives = append(queries, fmt.Sprint("what is ", i)), append(positives, fmt.Sprint("it is the ", i))
+		corpus = append(corpus, strings.Repeat("another one ", i))
+	}
+	p := mine.Pair(queries, positives, corpus[1:])
+	prompts := [2]string{"query: ", "passage, "}
+	seen := map[string]int64{}
+	progress := func(what string, done, _ int64) { seen[what] = max(seen[what], done) }
+	o := mine.Options{Negatives: 3}
+	for _, weights := range []map[string]float64{{loss.M3Parts[0]: 1}, {loss.M3Parts[1]: 1}, loss.Fusion} {
+		rows, short, err := e.Mine(ctx, p, Mining{Options: o, Prompts: &prompts, Weights: weights, Progress: progress})
+		if err != nil || short != 0 || len(rows) != 9 {
+			t.Fatalf("%v: %d rows, %d too short, %v", weights, len(rows), short, err)
+		}
+		q, _, err := e.EmbedParts(ctx, "", prompted(prompts[0], p.Queries), weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, _, err := e.EmbedParts(ctx, "", prompted(prompts[1], p.Corpus), weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := e.device.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			var all [][2]int
+			for doc := range p.Corpus {
+				all = append(all, [2]int{r.Query, doc})
+			}
+			scores, err := PairScores(s, q, d, weights, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			near := func(got float32, doc int) {
+				if !(math.Abs(float64(got-scores[doc])) <= 1e-5*max(1, math.Abs(float64(got)))) {
+					t.Errorf("%v: query %d and document %d score %v, want %v", weights, r.Query, doc, got, scores[doc])
+				}
+			}
+			near(r.Score, r.Positive)
+			if p.Queries[r.Query] != queries[r.Query] || p.Corpus[r.Positive] != positives[r.Query] {
+				t.Errorf("query %d has the positive %q", r.Query, p.Corpus[r.Positive])
+			}
+			others := slices.Delete(slices.Clone(scores), r.Positive, r.Positive+1)
+			slices.Sort(others)
+			for i, n := range r.Negatives {
+				near(n.Score, int(n.Doc))
+				if want := others[len(others)-1-i]; int(n.Doc) == r.Positive || !(math.Abs(float64(n.Score-want)) <= 1e-5*max(1, math.Abs(float64(want)))) {
+					t.Errorf("%v: negative %d of query %d is %+v, want a score of %v", weights, i, r.Query, n, want)
+				}
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if seen["queries"] != 9 || seen["documents"] != int64(len(p.Corpus)) || seen["searched"] == 0 {
+		t.Errorf("progress %v of %d documents", seen, len(p.Corpus))
+	}
+	seen = map[string]int64{}
+	for want, m := range map[string]Mining{
+		"want at least 1":              {Weights: loss.Fusion},
+		"the range begins at -1":       {Weights: loss.Fusion, Options: mine.Options{Negatives: 1, RangeMin: -1}},
+		"none of the parts":            {Weights: map[string]float64{loss.M3Parts[0]: 1, "lexical": 5}, Options: o},
+		"all weights are 0":            {Weights: map[string]float64{}, Options: o},
+		"a weight of -1":               {Weights: map[string]float64{loss.M3Parts[0]: -1}, Options: o},
+		"a weight of NaN":              {Weights: map[string]float64{loss.M3Parts[1]: math.NaN()}, Options: o},
+		"0 negatives, want at least 1": {},
+	} {
+		m.Progress = progress
+		if _, _, err := e.Mine(ctx, p, m); err == nil || !strings.Contains(err.Error(), want) || len(seen) > 0 {
+			t.Errorf("%v, %v, want %q before anything is embedded", err, seen, want)
+		}
 	}
 }

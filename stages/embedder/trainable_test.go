@@ -370,13 +370,8 @@ func tensorsOf(t *testing.T, f *hfmodel.Folder) (all []safetensors.Tensor) {
 	return all
 }
 
-// Of a model with heads of tokens, training needs the tokens that have no weight. One of which this rank holds a part is saved by nobody alone.
-func TestTrainableHeads(t *testing.T) {
-	d, err := cpu.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+// m3Folder is a small model with heads of tokens.
+func m3Folder(t *testing.T) string {
 	base, err := hfmodel.Open(goldens.Path(t, "bert/minilm-tiny"))
 	if err != nil {
 		t.Fatal(err)
@@ -403,6 +398,17 @@ func TestTrainableHeads(t *testing.T) {
 	if err := hfmodel.Save(folder, spec); err != nil {
 		t.Fatal(err)
 	}
+	return folder
+}
+
+// Of a model with heads of tokens, training needs the tokens that have no weight. One of which this rank holds a part is saved by nobody alone.
+func TestTrainableHeads(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	folder := m3Folder(t)
 	m, err := LoadTrainable(folder, d)
 	if err != nil {
 		t.Fatal(err)

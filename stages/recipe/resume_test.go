@@ -193,7 +193,7 @@ func TestResumeOnAnyMesh(t *testing.T) {
 		{mesh(1, 1), mesh(1, 1)}, {mesh(2, 1), mesh(2, 1)}, {mesh(2, 2), mesh(2, 2)},
 		{mesh(4, 1), mesh(2, 1)}, {mesh(4, 1), mesh(1, 1)}, {mesh(4, 1), mesh(3, 1)}, {mesh(2, 2), mesh(1, 1)}, {mesh(2, 1), mesh(1, 3)}, {mesh(1, 1), mesh(2, 2)},
 	} {
-		if testing.Short() && i%3 != 0 { // ranks meet in these as in the others
+		if testing.Short() && i%3 != 1 { // ranks meet in these as in the others
 			continue
 		}
 		name := fmt.Sprintf("%v, then %v", c.before, c.after)

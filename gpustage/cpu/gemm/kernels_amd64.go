@@ -67,7 +67,8 @@ func avx2Set() *set[float32] {
 	}
 }
 
-// avx2Set64 is for double precision, of which only strips are worth assembly: verify-grads takes it for the truth.
+// avx2Set64 is for double precision, of which only strips are worth assembly. verify-grads takes it for the truth beside kernels of the same generator,
+// so TestFloat64 holds it against plain loops.
 func avx2Set64() *set[float64] {
 	const rows, cols = 6, 8
 	return &set[float64]{

@@ -3,6 +3,7 @@ package gemm
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -40,6 +41,11 @@ func TestAvailable(t *testing.T) {
 	all := Available()
 	if !slices.IsSortedFunc(all, func(a, b Kernels) int { return slices.Index(order, a) - slices.Index(order, b) }) {
 		t.Errorf("%v are not in the order of %v", all, order)
+	}
+	for _, k := range all {
+		if wide := setOf[float64](k, false); runtime.GOARCH == "amd64" && (wide == portable64) != (k == Portable) {
+			t.Errorf("%s multiplies float64 in tiles of %d x %d", k, wide.rows, wide.cols)
+		}
 	}
 	sets := map[*set[float32]]Kernels{}
 	for _, k := range all {

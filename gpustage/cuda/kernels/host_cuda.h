@@ -153,6 +153,7 @@ enum { HOST_SYNC = 1, HOST_SHUFFLE, HOST_BALLOT, HOST_MMA, HOST_MATRICES, HOST_G
 
 // host_meet posts words for the other lanes and returns everybody's.
 template <class... W> HOST_OWN auto host_meet(int what, unsigned mask, W... words) -> unsigned (*)[6] {
+	static_assert(sizeof...(W) <= 6, "a lane's slot");
 	Warp &w = host_warps[host_me->warp];
 	if (mask != 0xffffffffu || w.live != 32) host_fail("a warp's operation without all of its lanes");
 	if (w.arrived == 0) w.what = what;

@@ -59,6 +59,9 @@ func TestFaults(t *testing.T) {
 
 		"copies_without_barrier": "without a barrier what has been written by thread .* dynamic shared memory",
 		"waits_too_late":         "reads what has not come yet",
+
+		"matrices": "", "matrices_without_barrier": "reads without a barrier what has been written by thread|reads what nobody wrote",
+		"matrices_unaligned": "ldmatrix from an address that is no multiple of 16", "matrices_behind": "reads what is not allocated",
 	}
 	if object := os.Getenv("CONTRAFLOW_FAULTS"); object != "" { // the process that may end
 		l, err := load(object)
@@ -95,7 +98,7 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|GROUP|TWO|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|GROUP|TWO|MATRICES|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
 		names = append(names, m[1])
 	}
 	if len(names) != len(want) {

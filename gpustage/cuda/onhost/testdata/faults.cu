@@ -162,3 +162,18 @@ TWO(group_read_without_its_hold, FENCED, c, host_group_wait(0); ones_times(d, 2,
 #undef SHARED_ALIGNMENT
 #define SHARED_ALIGNMENT 16
 GROUP(group_unaligned, PUBLISHED, FENCED, true, 2, false, ATOMS(s, 1), WAITED)
+
+// matrices reads 8 x 8 halves by ldmatrix, where its barrier and its rows are.
+#define MATRICES(name, barrier, place)                                           \
+	KERNEL name(float *x) {                                                  \
+		DYNAMIC_SHARED(float, s);                                        \
+		s[threadIdx.x] = x[threadIdx.x];                                 \
+		barrier;                                                         \
+		unsigned r[4];                                                   \
+		host_ldmatrix(r, (const unsigned short *)s + (place), false);    \
+		x[threadIdx.x] = __uint_as_float(r[0] ^ r[1] ^ r[2] ^ r[3]);     \
+	}
+MATRICES(matrices, __syncthreads(), threadIdx.x % 16 * 8)
+MATRICES(matrices_without_barrier, , threadIdx.x % 16 * 8)
+MATRICES(matrices_unaligned, __syncthreads(), threadIdx.x % 8 * 8 + 4)
+MATRICES(matrices_behind, __syncthreads(), threadIdx.x % 16 * 8 + 64)
