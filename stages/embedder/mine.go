@@ -86,6 +86,7 @@ func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt stri
 	return out, nil
 }
 
+// prompted is texts behind a prompt.
 func prompted(prompt string, texts []string) []string {
 	if prompt == "" {
 		return texts

@@ -88,14 +88,7 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 }
 
 func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts []string, limit int) ([][]int32, error) {
-	if prompt != "" {
-		prompted := make([]string, len(texts))
-		for i, t := range texts {
-			prompted[i] = prompt + t
-		}
-		texts = prompted
-	}
-	return tok.EncodeAll(ctx, texts, limit, 0)
+	return tok.EncodeAll(ctx, prompted(prompt, texts), limit, 0)
 }
 
 // Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures. Ranks that embed

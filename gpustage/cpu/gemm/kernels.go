@@ -85,19 +85,27 @@ func (s *set[T]) steps(k int) int { return ceil(k, s.pair*s.group) * s.group }
 func (s *set[T]) panelSize(k, width int) int { return (s.steps(k) | 1) * width }
 
 func portableSet[T Float]() *set[T] {
-	rows := func(dst []T, ps int, src []T, ld, k, n int) {
-		copyPanels(dst, ps, src, ld, k, n, portableCols, portableCols)
-	}
+	s := packedInGo[T](portableRows, portableCols)
+	s.kc, s.nc, s.mc = 256, 128, 64
+	s.strip = stripPortable[T]
+	return s
+}
+
+// packedInGo is a set without a strip and blocks, whose operands plain Go packs.
+func packedInGo[T Float](rows, cols int) *set[T] {
 	return &set[T]{
-		rows: portableRows, cols: portableCols, pair: 1, group: 1, kc: 256, nc: 128, mc: 64, packWork: 12,
-		strip: stripPortable[T],
-		packB: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) { rows(dst, ps, src, ld, k, n) },
-		packBT: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) {
-			transposePanels(dst, ps, src, ld, k, n, portableCols)
+		rows: rows, cols: cols, pair: 1, group: 1, packWork: 12,
+		packB: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) {
+			copyPanels(dst, ps, src, ld, k, n, cols, cols)
 		},
-		packA:  copyRowsOfA[T],
-		packAT: rows,
-		aWidth: portableCols,
+		packBT: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) {
+			transposePanels(dst, ps, src, ld, k, n, cols)
+		},
+		packA: copyRowsOfA[T],
+		packAT: func(dst []T, ps int, src []T, ld, k, n int) {
+			copyPanels(dst, ps, src, ld, k, n, rows, cols)
+		},
+		aWidth: cols,
 		probe:  probePortable[T], probeWork: 8 * 2,
 	}
 }

@@ -70,23 +70,10 @@ func avx2Set() *set[float32] {
 // avx2Set64 is for double precision, of which only strips are worth assembly. verify-grads takes it for the truth beside kernels of the same generator,
 // so TestFloat64 holds it against plain loops.
 func avx2Set64() *set[float64] {
-	const rows, cols = 6, 8
-	return &set[float64]{
-		rows: rows, cols: cols, pair: 1, group: 1, kc: 256, nc: 128, mc: 144, packWork: 12,
-		strip: func(s *strip64) { strip64AVX2((*byte)(unsafe.Pointer(s))) },
-		packB: func(_ *worker[float64], dst []float64, ps int, src []float64, ld, k, n int) {
-			copyPanels(dst, ps, src, ld, k, n, cols, cols)
-		},
-		packBT: func(_ *worker[float64], dst []float64, ps int, src []float64, ld, k, n int) {
-			transposePanels(dst, ps, src, ld, k, n, cols)
-		},
-		packA: copyRowsOfA[float64],
-		packAT: func(dst []float64, ps int, src []float64, ld, k, n int) {
-			copyPanels(dst, ps, src, ld, k, n, rows, cols)
-		},
-		aWidth: cols,
-		probe:  probePortable[float64], probeWork: 8 * 2,
-	}
+	s := packedInGo[float64](6, 8)
+	s.kc, s.nc, s.mc = 256, 128, 144
+	s.strip = func(s *strip64) { strip64AVX2((*byte)(unsafe.Pointer(s))) }
+	return s
 }
 
 // avx512Set keeps a strip of A (11 KB) and a panel of B (24 KB) in a first-level cache of 48 KB together. With kc = 384 they don't
