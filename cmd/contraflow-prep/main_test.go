@@ -33,9 +33,9 @@ func decode(t *testing.T, text string, sets ...string) (prep.Config, error) {
 	return c, err
 }
 
-// TestReadme decodes the README's example.
+// TestReadme decodes the example of package prep's README.
 func TestReadme(t *testing.T) {
-	b, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	b, err := os.ReadFile(filepath.Join("..", "..", "io", "prep", "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -202,7 +202,7 @@ func (d doctor) gpu() {
 			library{nvrtc.Versions(driverVersion(), "libnvrtc"), "CONTRAFLOW_NVRTC", "it compiles the kernels", nvrtc.Mend},
 			library{nvrtc.Versions(driverVersion(), "libcublasLt"), "CONTRAFLOW_CUBLASLT", "it multiplies matrices", nvrtc.FromPyPI("nvidia-cublas-cu12", "nvidia/cublas/lib/libcublasLt.so.12", "CONTRAFLOW_CUBLASLT")})
 	case driver:
-		d.help("this program was built without CUDA and computes on the processor; README's chapter on GPUs has the build")
+		d.help("this program was built without CUDA and computes on the processor; gpustage/cuda/README.md has the build")
 	}
 	for _, lib := range libraries {
 		if named := os.Getenv(lib.env); lib.env != "" && named != "" {

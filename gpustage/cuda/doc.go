@@ -60,7 +60,7 @@
 // The kernels pass the conformance suite on the processor, where each access to memory is checked and numbers are as far off as a GPU's may be
 // (package onhost), and compile for three generations of GPUs. This package passes it, and the tests of training, with a driver that runs the kernels on the processor
 // (testdata/driver.cpp): it does a stream's work as late as it may, so that what is not ordered comes wrong, and is as strict about contexts,
-// handles, captures and memory as the driver's documentation. On an H200 both pass as well, with figures in the README. Of other GPUs than Hopper's
+// handles, captures and memory as the driver's documentation. On an H200 both pass as well, with figures in README.md. Of other GPUs than Hopper's
 // nobody has seen anything: opening the device there is an error that says so, and CONTRAFLOW_CUDA=try opens it nevertheless: testdata/peers/gpu.sh
 // does, and runs the conformance suite first.
 package cuda

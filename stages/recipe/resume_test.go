@@ -749,7 +749,7 @@ func TestBytesOfSteps(t *testing.T) {
 
 // README lists what may change while a run is stopped, all of it.
 func TestReadmeMayChange(t *testing.T) {
-	raw, err := os.ReadFile("../../README.md")
+	raw, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -760,7 +760,7 @@ func TestReadmeMayChange(t *testing.T) {
 	}
 	for _, key := range mayChange {
 		if !strings.Contains(section, "`"+key+"`") {
-			t.Errorf("README does not say that %s may change", key)
+			t.Errorf("README.md does not say that %s may change", key)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gpu.sh [--build | --table] [--processor] [--dir DIR] [--results FILE.tar.gz] [--limit SECONDS] [PART ...]: what can only be shown on a
-# machine with an NVIDIA GPU (sm_80 or later), in one command. Nothing here changes the GPU's settings. Each part is a row of README's
+# machine with an NVIDIA GPU (sm_80 or later), in one command. Nothing here changes the GPU's settings. Each part is a row of gpustage/cuda/README.md's
 # table, and what matters most comes first. PART|SECONDS that it may take, kernels compiled, of an H200 or by a guess|ROW:
 PARTS='tests|100|conformance suite, goldens of every family and training steps, f32 and bf16
 ranks|30|metamorphic test, gradients and trainings, two ranks and more on one GPU
@@ -20,7 +20,7 @@ sanitizer|240|compute-sanitizer, memcheck and racecheck'
 #
 # DIR (.cache/gpu, with --processor .cache/gpu-processor) gets programs.tar.gz, what is in it (the programs, the rows to train on), and
 # results: for each part its lines, their logs and its figures. A part that runs again begins anew, the others stay. --table runs nothing
-# and prints what is there, README's rows as well, which every call does at its end.
+# and prints what is there, the rows of gpustage/cuda/README.md as well, which every call does at its end.
 #
 # A machine with a GPU may have neither Go nor a network: gpu.sh --build makes programs.tar.gz elsewhere, and the repository with it is all
 # that has to be carried over. The file has kernels compiled for Hopper (sm_90) by NVRTC 13.0, which a machine with PyTorch for CUDA 13.0 has as well.
@@ -103,7 +103,7 @@ make_programs() {
 }
 
 # A part's folder in results has NN-NAME.line for each of its lines, NN-NAME.log with what its program printed, and figures.
-table() { # what is known, for people and for README
+table() { # what is known, for people and for gpustage/cuda/README.md
 	local part row
 	while IFS='|' read -r part _; do cat "$results/$part"/*.line 2>/dev/null; done <<<"$PARTS" | awk -F '\t' '{printf "%-50s %s\n", $1, $2}'
 	printf '\n'
@@ -111,7 +111,7 @@ table() { # what is known, for people and for README
 	printf '\n| on a GPU | |\n|---|---|\n'
 	while IFS='|' read -r part _ row; do printf '| %s | %s |\n' "$row" "$(cell "$part")"; done <<<"$PARTS"
 }
-cell() { # PART: README's words for it: figures, then what did not pass; with the GPU
+cell() { # PART: the words of README.md for it: figures, then what did not pass; with the GPU
 	if ! ls "$results/$1"/*.line >/dev/null 2>&1; then
 		echo "not yet run"
 		return

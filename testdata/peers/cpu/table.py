@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs all comparisons of this folder and writes their tables into README.md between its performance markers: in the place of
+"""Runs all comparisons of this folder and writes their tables into gpustage/cpu/README.md between its performance markers: in the place of
 those of the same processor and kernels, beside those of others.
 
     python table.py CONTRAFLOW [--data train.parquet]            # the better part of an hour; wants the machine for itself
@@ -71,7 +71,7 @@ def render(args, bars, steps, embeddings, products, alone):
 
 
 def heading(machine):
-    return f"### {machine['processor']}, {machine['kernels']} kernels"
+    return f"## {machine['processor']}, {machine['kernels']} kernels"
 
 
 def rewrite(readme, name, text):
@@ -79,8 +79,8 @@ def rewrite(readme, name, text):
     before, rest = readme.read_text().split(BEGIN)
     old, after = rest.split(END)
     parts = {}
-    for part in old.strip().split("\n### "):
-        part = "### " + part.removeprefix("### ").strip()
+    for part in old.strip().split("\n## "):
+        part = "## " + part.removeprefix("## ").strip()
         parts[part.split("\n")[0]] = part
     parts[name] = text or parts.get(name, name)
     readme.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts.values()) + f"\n{END}{after}")
@@ -88,7 +88,7 @@ def rewrite(readme, name, text):
 
 if __name__ == "__main__":
     p = common.parser(__doc__)
-    p.add_argument("--readme", type=Path, default=Path(__file__).parents[3] / "README.md")
+    p.add_argument("--readme", type=Path, default=Path(__file__).parents[3] / "gpustage/cpu/README.md")
     args = p.parse_args()
     args.only = args.precision = None
     bars = common.Bars(args)
