@@ -3,10 +3,8 @@ package embedder
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
-	"contraflow/stages/loss"
 	"contraflow/stages/mine"
 )
 
@@ -48,21 +46,17 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 	if err != nil {
 		return nil, 0, err
 	}
+	ctx, give, err := e.engine.Turns.Take(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer give()
 	return p.Mine(ctx, e.device, m.Options, queries, corpus, e.Size(), m.searched)
 }
 
 func (m Mining) check() error {
 	if m.Weights != nil {
-		var ws []float64
-		for _, part := range loss.M3Parts {
-			ws = append(ws, m.Weights[part])
-		}
-		for part := range m.Weights {
-			if !slices.Contains(loss.M3Parts, part) {
-				return fmt.Errorf("a weight of %q, which is none of the parts %v", part, loss.M3Parts)
-			}
-		}
-		if _, err := Weights(ws); err != nil {
+		if err := checkWeights(m.Weights); err != nil {
 			return err
 		}
 	}
@@ -100,6 +94,11 @@ func prompted(prompt string, texts []string) []string {
 
 // mineParts mines by lexical weights, tokens' vectors or a sum; the queries' are in memory, the documents' come in blocks.
 func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
+	ctx, give, err := e.engine.Turns.Take(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer give()
 	embed := func(prompt string, texts []string) (*Parts, error) {
 		parts, _, err := e.EmbedParts(ctx, "", prompted(prompt, texts), m.Weights)
 		return parts, err

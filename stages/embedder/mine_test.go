@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/gpustage/ref"
 	"contraflow/stages/loss"
@@ -49,6 +50,9 @@ func TestMine(t *testing.T) {
 		if done == total {
 			seen[what] = total
 		}
+		if what == "searched" {
+			searchHasTurn(t, e)
+		}
 	}
 	for _, prompts := range []*[2]string{nil, {"query: ", "passage: "}, {"", ""}, {"q ", ""}} {
 		with := [2]string{"query: ", "passage: "}
@@ -76,6 +80,17 @@ func TestMine(t *testing.T) {
 	}
 }
 
+// While it is searched nobody else has the engine, or could close it.
+func searchHasTurn(t *testing.T, e *Embedder) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if _, give, err := e.engine.Turns.Take(ctx); err == nil {
+		give()
+		t.Error("the search has no turn")
+	}
+}
+
 // By parts, negatives are those documents that are no positives whose pairs with the query score highest, wherever blocks of documents end.
 func TestMineParts(t *testing.T) {
 	defer func(n int) { minePartRows = n }(minePartRows)
@@ -94,7 +109,11 @@ func TestMineParts(t *testing.T) {
 	p := mine.Pair(queries, positives, corpus[1:])
 	prompts := [2]string{"query: ", "passage, "}
 	seen := map[string]int64{}
-	progress := func(what string, done, _ int64) { seen[what] = max(seen[what], done) }
+	progress := func(what string, done, _ int64) {
+		if seen[what] = max(seen[what], done); what == "searched" {
+			searchHasTurn(t, e)
+		}
+	}
 	o := mine.Options{Negatives: 3}
 	for _, weights := range []map[string]float64{{loss.M3Parts[0]: 1}, {loss.M3Parts[1]: 1}, loss.Fusion} {
 		rows, short, err := e.Mine(ctx, p, Mining{Options: o, Prompts: &prompts, Weights: weights, Progress: progress})

@@ -114,6 +114,21 @@ func Weights(ws []float64) (map[string]float64, error) {
 	return out, nil
 }
 
+// checkWeights tells whether weights are such as Weights makes; parts may be left out.
+func checkWeights(weights map[string]float64) error {
+	var ws []float64
+	for _, part := range loss.M3Parts {
+		ws = append(ws, weights[part])
+	}
+	for part := range weights {
+		if !slices.Contains(loss.M3Parts, part) {
+			return fmt.Errorf("a weight of %q, which is none of the parts %v", part, loss.M3Parts)
+		}
+	}
+	_, err := Weights(ws)
+	return err
+}
+
 // Blocks of a search by parts: their tokens' vectors, at 1,024 features 128 MiB for documents, and the places of MaxSim.
 const (
 	partQueries = 256
@@ -131,8 +146,15 @@ type PartSearch struct {
 	progress    func(done, total int64)
 }
 
-// NewPartSearch is for the k first of so many documents; equal scores rank by tie. progress, which may be nil, is told of scores done.
+// NewPartSearch is for the k first of so many documents; equal scores rank by tie. Weights are as [Weights] makes them. progress, which may be nil, is
+// told of scores done.
 func NewPartSearch(s gpustage.Stream, queries *Parts, docs int, weights map[string]float64, k int, tie evaluate.TieOrder, progress func(done, total int64)) (*PartSearch, error) {
+	if err := checkWeights(weights); err != nil {
+		return nil, err
+	}
+	if weights[loss.VectorsPart] != 0 && queries.Vectors == nil {
+		return nil, fmt.Errorf("tokens' vectors have a weight, and the queries' parts were made without them")
+	}
 	top, err := evaluate.NewTopK(queries.Len(), min(k, max(1, docs)), tie)
 	return &PartSearch{s: s, queries: queries, weights: weights, top: top, total: int64(queries.Len()) * int64(docs), progress: progress}, err
 }

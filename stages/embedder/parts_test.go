@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage/ref"
@@ -128,5 +129,32 @@ func TestPartSearch(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Weights that no score can be made of are an error before anything is scored, and so are queries whose tokens' vectors are wanted and were left out.
+func TestPartSearchWeights(t *testing.T) {
+	s, err := ref.New().OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := randomParts(rand.New(rand.NewPCG(8, 9)), 3)
+	bare := *q
+	bare.Vectors = nil
+	for want, c := range map[string]struct {
+		queries *Parts
+		weights map[string]float64
+	}{
+		"all weights are 0": {q, nil},
+		"none of the parts": {q, map[string]float64{"lexical": 1}},
+		"a weight of -1":    {q, map[string]float64{loss.DensePart: -1}},
+		"made without them": {&bare, loss.Fusion},
+	} {
+		if _, err := NewPartSearch(s, c.queries, 5, c.weights, 2, nil, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := NewPartSearch(s, &bare, 5, map[string]float64{loss.DensePart: 1}, 2, nil, nil); err != nil {
+		t.Error(err)
 	}
 }

@@ -128,6 +128,9 @@ const blockTokens = 1 << 17
 
 // rankByParts ranks block by block of the documents.
 func (t *Task) rankByParts(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
+	if err := checkWeights(t.Fusion); err != nil { // before anything is embedded
+		return nil, err
+	}
 	q, err := e.Parts(ctx, t.queries, t.Fusion)
 	if err != nil {
 		return nil, err
