@@ -70,23 +70,35 @@ func (s Share) On(n int) (device, ranks int) {
 // means that something is wrong with what is there.
 var ErrAbsent = errors.New("this machine has none")
 
-// ErrUntried is wrapped by errors about devices that nobody has run yet on hardware as it is here: the error says how to try.
+// ErrUntried is wrapped by errors about devices that nobody has run yet on hardware as it is here: the error says how to try. "auto" looks further.
 var ErrUntried = errors.New("has not been run on such hardware yet, and nothing is known of its results")
 
 // Open opens a device of a kind, or with "auto" or "" the best one that this machine has.
 func Open(kind string) (Device, error) { return OpenShare(kind, Share{}) }
 
+// OpenAuto opens the best device that this machine has and says of which kind it is. passed is why a better one that is there was passed over, because
+// nobody has run this program on such hardware; nil if there is none.
+func OpenAuto(share Share) (kind string, d Device, passed, err error) {
+	kinds := Kinds()
+	for _, k := range kinds {
+		d, err := openKind(k, share)
+		switch {
+		case errors.Is(err, ErrUntried):
+			passed = errors.Join(passed, err)
+		case !errors.Is(err, ErrAbsent):
+			return k, d, passed, err
+		}
+	}
+	return "", nil, passed, fmt.Errorf("no device opens; this program has: %s (import contraflow/gpustage/cpu for the processor)", strings.Join(kinds, ", "))
+}
+
 // OpenShare is Open for one of several ranks.
 func OpenShare(kind string, share Share) (Device, error) {
-	kinds := Kinds()
 	if kind == "" || kind == "auto" {
-		for _, k := range kinds {
-			if d, err := openKind(k, share); !errors.Is(err, ErrAbsent) {
-				return d, err
-			}
-		}
-		return nil, fmt.Errorf("no device opens; this program has: %s (import contraflow/gpustage/cpu for the processor)", strings.Join(kinds, ", "))
+		_, d, _, err := OpenAuto(share)
+		return d, err
 	}
+	kinds := Kinds()
 	for _, k := range kinds {
 		if k == kind {
 			return openKind(k, share)

@@ -2,6 +2,7 @@ package gpustage
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -49,6 +50,32 @@ func TestOpenFails(t *testing.T) {
 	defer delete(registry.kinds, "absent")
 	if d, err := Open("absent"); d != nil || !errors.Is(err, why) {
 		t.Errorf("device %v, error %v", d, err)
+	}
+}
+
+// "auto" takes the best device that opens. It goes past hardware that a machine does not have without a word, past such that nobody has tried with its
+// reason, and stops at one that is there and does not work.
+func TestOpenAuto(t *testing.T) {
+	type good struct{ Device }
+	broken, untried := errors.New("broken"), fmt.Errorf("a card that %w", ErrUntried)
+	for kind, of := range map[string]kindOf{
+		"missing": {99, func(Share) (Device, error) { return nil, fmt.Errorf("no card: %w", ErrAbsent) }},
+		"untried": {98, func(Share) (Device, error) { return nil, untried }},
+		"good":    {97, func(Share) (Device, error) { return good{}, nil }},
+		"worse":   {96, func(Share) (Device, error) { return nil, broken }},
+	} {
+		Register(kind, of.rank, of.open)
+		defer delete(registry.kinds, kind)
+	}
+	if kind, d, passed, err := OpenAuto(Share{}); kind != "good" || d != (good{}) || !errors.Is(passed, ErrUntried) || err != nil {
+		t.Errorf("%s, %v, passed %v, %v", kind, d, passed, err)
+	}
+	if d, err := Open("auto"); d != (good{}) || err != nil {
+		t.Errorf("%v, %v", d, err)
+	}
+	delete(registry.kinds, "good")
+	if _, d, _, err := OpenAuto(Share{}); d != nil || !errors.Is(err, broken) {
+		t.Errorf("%v, %v", d, err)
 	}
 }
 

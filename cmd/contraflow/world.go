@@ -27,15 +27,21 @@ func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
 	if err != nil {
 		return recipe.Place{}, err
 	}
+	p := recipe.Place{Share: gpustage.Share{Rank: job.LocalRank, Ranks: job.LocalSize, Bound: bound()}}
 	kind := r.Train.Device
-	if kind == "auto" {
-		kind = gpustage.Kinds()[0]
+	if kind == "auto" && job.Size > 1 {
+		var d gpustage.Device
+		if kind, d, _, err = gpustage.OpenAuto(p.Share); err != nil {
+			return recipe.Place{}, fmt.Errorf("train.device: %w", err)
+		}
+		if err := d.Close(); err != nil {
+			return recipe.Place{}, err
+		}
 	}
 	backend, err := job.Backend(kind, mpi.Available, os.Getenv("CONTRAFLOW_NCCL"))
 	if err != nil {
 		return recipe.Place{}, err
 	}
-	p := recipe.Place{Share: gpustage.Share{Rank: job.LocalRank, Ranks: job.LocalSize, Bound: bound()}}
 	switch backend {
 	case "mpi":
 		p.World, err = mpi.Open(ctx, mpi.Deadline(time.Duration(r.Mesh.Deadline)))

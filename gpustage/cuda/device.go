@@ -105,7 +105,7 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	setCompiled(&d.compiled, d.arch, groups, DriverVersion())
 	if major < oldest {
-		return fail(fmt.Errorf("%s: its tensor cores have no bf16; GPUs from sm_%d0 on have", d.about, oldest))
+		return fail(fmt.Errorf("%s: its tensor cores have no bf16, those of GPUs from sm_%d0 on have; %w", d.about, oldest, gpustage.ErrAbsent))
 	}
 	if d.arch != tried && os.Getenv("CONTRAFLOW_CUDA") != "try" {
 		return fail(fmt.Errorf("%s: the CUDA device %w; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor", d.about, gpustage.ErrUntried))
@@ -403,6 +403,6 @@ func (d *Device) module(file string) (cu.Module, error) {
 }
 
 func init() {
-	// Below the processor: "auto" takes a GPU when one has run the conformance suite.
-	gpustage.Register("cuda", 5, func(share gpustage.Share) (gpustage.Device, error) { return New(share) })
+	// Above the processor: "auto" takes a GPU of a kind that has passed the conformance suite (see tried).
+	gpustage.Register("cuda", 20, func(share gpustage.Share) (gpustage.Device, error) { return New(share) })
 }

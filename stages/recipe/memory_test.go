@@ -3,6 +3,7 @@ package recipe_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -70,6 +71,32 @@ func init() {
 		d, err := cpu.New(cpu.Threads(1))
 		return silent{d}, err
 	})
+}
+
+// A GPU that nobody has tried is passed over, and who trains on the processor instead is told why.
+func TestAutoSays(t *testing.T) {
+	open := func(why error) func(gpustage.Share) (gpustage.Device, error) {
+		return func(gpustage.Share) (gpustage.Device, error) { return nil, fmt.Errorf("a card: %w", why) }
+	}
+	gpustage.Register("card", 99, open(gpustage.ErrUntried))
+	defer gpustage.Register("card", -1, open(gpustage.ErrAbsent))
+	for device, want := range map[string]int{"auto": 1, "cpu": 0} {
+		r, err := recipe.Parse("auto", []byte(overlapRecipe(t, t.TempDir(), 1)), []string{"train.device=" + device})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var notes []string
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{Note: func(n string) { notes = append(notes, n) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Count(strings.Join(notes, "\n"), "train.device: auto takes cpu: a card: has not been run"); got != want {
+			t.Errorf("device %s: notes %q", device, notes)
+		}
+	}
 }
 
 // besides is a device that takes memory of its own.

@@ -147,6 +147,18 @@ func (x *Run) open(ctx context.Context) (err error) {
 	return x.fits(x.freeMemory())
 }
 
+func (x *Run) openDevice() (err error) {
+	if kind := x.Recipe.Train.Device; kind != "auto" {
+		x.device, err = gpustage.OpenShare(kind, x.share)
+		return err
+	}
+	kind, d, passed, err := gpustage.OpenAuto(x.share)
+	if x.device = d; err == nil && passed != nil {
+		x.obs.note("train.device: auto takes %s: %v", kind, passed)
+	}
+	return err
+}
+
 func (x *Run) openModel(ctx context.Context) error {
 	m := x.Recipe.Model
 	dir, err := hfmodel.Resolve(ctx, m.Path, hfmodel.Options{Progress: x.obs.Download, Warn: x.obs.Note})
@@ -159,7 +171,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.tok, err = embedder.LoadTokenizer(x.folder); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
-	if x.device, err = gpustage.OpenShare(x.Recipe.Train.Device, x.share); err != nil {
+	if err := x.openDevice(); err != nil {
 		return fmt.Errorf("train.device: %w", err)
 	}
 	if err := x.Recipe.Train.CheckPrecision(x.device); err != nil {
