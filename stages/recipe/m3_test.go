@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/io/checkpoint"
 )
 
 // A run that does not fit is refused, with settings with which it does: without kept activations, in smaller sub-batches, or with a
@@ -53,5 +55,22 @@ func TestFits(t *testing.T) {
 	}
 	if err := x.fits(1 << 10); err == nil || !strings.HasSuffix(err.Error(), "it would not fit with the smallest batch either") {
 		t.Error(err)
+	}
+}
+
+// Who trains only the embedding of a model with three parts is told that the other two are lost.
+func TestPartsLost(t *testing.T) {
+	j := newJob(t, 40)
+	if _, err := j.run(t, "m3", checkpoint.Disk{}, 0, false, "model.kind=m3", "train.max_steps=1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"embedder", "m3"} {
+		o, err := j.run(t, kind+" of m3", checkpoint.Disk{}, 0, false, "model.kind="+kind, "model.path="+filepath.Join(j.dir, "m3", "model"), "train.max_steps=1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Contains(strings.Join(o.notes, "\n"), "gives lexical weights and tokens' vectors besides"); said != (kind == "embedder") {
+			t.Errorf("%s: notes %q", kind, o.notes)
+		}
 	}
 }

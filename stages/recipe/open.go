@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -227,8 +228,13 @@ func (x *Run) openModel(ctx context.Context) error {
 		}
 		x.text.Prompts = append(x.text.Prompts, p)
 	}
-	x.text.QueryPrompt, x.text.DocumentPrompt = x.text.Prompts[0].Query, x.text.Prompts[0].Document
+	x.text.QueryPrompt, x.text.DocumentPrompt = evaluationPrompts(x.text.Prompts[0])
 	return nil
+}
+
+// evaluationPrompts are those with which a model that trains with p is evaluated and saved: documents have the positives'.
+func evaluationPrompts(p stages.Prompts) (query, document string) {
+	return p.Query, cmp.Or(p.Positive, p.Document)
 }
 
 // goesOn finds a model.lora that is not of what the adapter in model.path has, with which training would go on.
@@ -555,6 +561,9 @@ func (x *Run) noteOddities() {
 		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {
 			x.obs.note("%s (model.pooling, model.normalize)", note)
 		}
+		if x.folder.M3 != nil {
+			x.obs.note("%s gives lexical weights and tokens' vectors besides: only the embedding trains, and the saved model has nothing else; model.kind: m3 trains and keeps all three", x.folder.TransformerDir)
+		}
 	}
 	if x.heads.New {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
@@ -591,8 +600,13 @@ func (x *Run) noteOddities() {
 		}
 	}
 	for i, p := range x.text.Prompts {
-		if first := x.text.Prompts[0]; p.Query != first.Query || p.Document != first.Document {
-			x.obs.note("data.train[%d] has other prompts than data.train[0]: evaluation and the saved model have those of data.train[0] (query %q, document %q)", i, first.Query, first.Document)
+		query, document := evaluationPrompts(p)
+		if query != x.text.QueryPrompt || document != x.text.DocumentPrompt {
+			x.obs.note("data.train[%d] has other prompts than data.train[0]: evaluation and the saved model have those of data.train[0] (query %q, document %q)", i, x.text.QueryPrompt, x.text.DocumentPrompt)
+			break
+		}
+		if negative := cmp.Or(p.Negative, p.Document); negative != document && len(x.Recipe.Data.Train[i].Negatives) > 0 {
+			x.obs.note("data.train[%d] has other prompts for negatives (%q) than for positives: evaluation and the saved model put the positives' before documents (%q)", i, negative, document)
 			break
 		}
 	}

@@ -2,11 +2,16 @@ package recipe
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"contraflow/io/checkpoint"
 	"contraflow/io/prep"
+	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 )
 
@@ -82,4 +87,56 @@ func newJobModel(t *testing.T, j *job) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// Documents are evaluated and saved with the prompt that positives train with, however it was said, and where others train with another one that is told.
+func TestPromptsOfEvaluation(t *testing.T) {
+	j := newJob(t, 60)
+	for _, c := range []struct {
+		prompts, document, note string
+	}{
+		{`{query: "q: ", document: "d: "}`, "d: ", ""},
+		{`{query: "q: ", positive: "d: ", negative: "d: "}`, "d: ", ""},
+		{`{query: "q: ", positive: "d: "}`, "d: ", ""},
+		{`{query: "q: ", document: "x: ", positive: "d: "}`, "d: ", ""},
+		{`{query: "q: ", document: "d: ", negative: "n: "}`, "d: ", `other prompts for negatives ("n: ") than for positives`},
+	} {
+		sets := []string{"train.max_steps=1", "data.train.0.prompts=" + c.prompts}
+		if c.note != "" {
+			sets = append(sets, "data.train.0.negatives=[p]")
+		}
+		o, err := j.run(t, "out", checkpoint.Disk{}, 0, false, sets...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := embedder.Load(filepath.Join(j.dir, "out", "model"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if query, document := e.RolePrompts(); query != "q: " || document != c.document {
+			t.Errorf("%s: the model has %q and %q", c.prompts, query, document)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		said := slices.ContainsFunc(o.notes, func(n string) bool { return strings.Contains(n, "other prompts for negatives") })
+		if said != (c.note != "") || said && !strings.Contains(strings.Join(o.notes, "\n"), c.note) {
+			t.Errorf("%s: notes %q", c.prompts, o.notes)
+		}
+	}
+	more, err := os.ReadFile(filepath.Join(j.dir, "data.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(j.dir, "other.jsonl")
+	if err := os.WriteFile(other, more, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	row := func(path, prompts string) string {
+		return fmt.Sprintf("{path: %q, query: q, positive: p, prompts: %s}", path, prompts)
+	}
+	o, err := j.run(t, "two", checkpoint.Disk{}, 0, false, "train.max_steps=1", "data.train=["+row(filepath.Join(j.dir, "data.jsonl"), `{query: "q: "}`)+", "+row(other, `{query: "q: ", positive: "d: "}`)+"]")
+	if err != nil || !strings.Contains(strings.Join(o.notes, "\n"), `data.train[1] has other prompts than data.train[0]`) {
+		t.Errorf("%v, notes %q", err, o.notes)
+	}
 }

@@ -471,6 +471,7 @@ func TestErrors(t *testing.T) {
 		"model.path=q: ":      `--set model.path=q: : model.path: want a text, got a mapping: one with a colon before a space, or at its end, wants quotes, as in --set 'model.path="query: "'`,
 		"train.max_stps=8":    "--set train.max_stps=8: train.max_stps: unknown key; did you mean train.max_steps?",
 		"train.max_steps":     "want KEY=VALUE",
+		"train.max_steps=":    "no value; train.max_steps=null takes back",
 		"train.max_steps=x":   `--set train.max_steps=x: train.max_steps: want a whole number, got "x"`,
 		"data.train.7.path=x": `"7" is not an element of a list of 1`,
 		"model.path.x=y":      `is a value, it has no key "x"`,

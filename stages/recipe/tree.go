@@ -149,6 +149,9 @@ func (n *node) set(arg string) error {
 	if !ok || path == "" {
 		return fmt.Errorf("%s: want KEY=VALUE, as in --set train.max_steps=8", at)
 	}
+	if strings.TrimSpace(text) == "" { // an empty variable of a shell, most likely
+		return fmt.Errorf("%s: no value; %s=null takes back what the recipe says, and %s='\"\"' is an empty text", at, path, path)
+	}
 	value, err := setValue(at, text)
 	if err != nil {
 		return err
