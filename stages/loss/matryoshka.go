@@ -26,6 +26,9 @@ func Matryoshka(l Loss, dims []int, weights []float64, perBatch int) (Loss, erro
 		if d < 1 {
 			return nil, fmt.Errorf("%d dimensions, want at least 1", d)
 		}
+		if slices.Contains(dims[:i], d) {
+			return nil, fmt.Errorf("%d dimensions twice: weights are for one to count more", d)
+		}
 		if weights != nil && !(weights[i] >= 0) {
 			return nil, fmt.Errorf("weight %v, want a number of at least 0", weights[i])
 		}

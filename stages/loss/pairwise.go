@@ -17,6 +17,14 @@ type CosineSimilarity struct{}
 
 func (CosineSimilarity) SplitsRows() {}
 
+// CheckLabel finds a label that no cosine can have. Compute takes it nevertheless, as the peer does; dataset.Source.CheckLabel refuses it.
+func (CosineSimilarity) CheckLabel(y float64) error {
+	if !(y >= -1 && y <= 1) {
+		return fmt.Errorf("cosine_similarity takes cosines, from -1 to 1: scores from 0 to 5 want to be divided by 5, and cosent takes any")
+	}
+	return nil
+}
+
 func (CosineSimilarity) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := b.need(needs{labels: true, pairs: true}); err != nil {
 		return Result{}, err

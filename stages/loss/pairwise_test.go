@@ -369,6 +369,7 @@ func TestPairwiseErrors(t *testing.T) {
 	for want, f := range map[string]func() (Loss, error){
 		"no dimensions":               func() (Loss, error) { return Matryoshka(InfoNCE{}, nil, nil, 0) },
 		"2 dimensions have 1 weights": func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1}, 0) },
+		"2 dimensions twice":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{4, 2, 2}, nil, 0) },
 		"3 of 2 dimensions":           func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, nil, 3) },
 		"0 dimensions, want":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{0}, nil, 0) },
 	} {
@@ -453,6 +454,7 @@ func TestCheckLabel(t *testing.T) {
 		bad   []float64
 		wrong string
 	}{
+		{CosineSimilarity{}, []float64{-1, 0, 0.3, 1}, []float64{1.5, 5, -1.1, math.NaN()}, "from -1 to 1"},
 		{Contrastive{}, []float64{0, 0.25, 1}, []float64{-0.5, 1.5, math.NaN()}, "contrastive takes 1 (alike), 0 (not alike) and what is between"},
 		{Contrastive{Online: true}, []float64{0, 1}, []float64{0.5, 2, -1}, "online contrastive takes 1"},
 		{Groups{Name: "bce"}, []float64{0, 0.25, 1}, []float64{-0.5, 7}, "bce takes labels from 0 to 1"},

@@ -56,6 +56,8 @@ func (g Groups) Check() error {
 		return fmt.Errorf("there is no weighting %q", g.Scheme)
 	case g.K < 0 || !(g.Sigma >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
 		return fmt.Errorf("%s: k, sigma, mu and pos_weight can't be negative", g.Name)
+	case g.Mu != 0 && g.Scheme != "" && g.Scheme != "ndcg_loss2pp":
+		return fmt.Errorf("mu is of the weighting ndcg_loss2pp, and not of %s", g.Scheme)
 	}
 	return nil
 }

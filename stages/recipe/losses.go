@@ -345,6 +345,8 @@ func (l Loss) checkLabel() func(float64) error {
 	switch name := k.names[0]; {
 	case k.reranker:
 		return l.groups().CheckLabel
+	case name == "cosine_similarity":
+		return loss.CosineSimilarity{}.CheckLabel
 	case name == "contrastive" || name == "online_contrastive":
 		return loss.Contrastive{Online: name == "online_contrastive"}.CheckLabel
 	}

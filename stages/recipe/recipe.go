@@ -581,7 +581,8 @@ func (c *Count) decode(d *decoder, path string, n *node) {
 		*c = dataset.AllNegatives
 		return
 	}
-	if d.scalar(path, n, reflect.ValueOf((*int)(c)).Elem()); *c < 0 {
+	before := len(d.errs)
+	if d.scalar(path, n, reflect.ValueOf((*int)(c)).Elem()); *c < 1 && len(d.errs) == before {
 		d.fail(n.at, path, "is %d, want a number of negatives, or all", *c)
 	}
 }
@@ -602,7 +603,10 @@ func (a *Auto) decode(d *decoder, path string, n *node) {
 	if n.kind == scalar && n.text == "auto" {
 		return
 	}
-	d.scalar(path, n, reflect.ValueOf((*int)(a)).Elem())
+	before := len(d.errs)
+	if d.scalar(path, n, reflect.ValueOf((*int)(a)).Elem()); *a < 1 && len(d.errs) == before {
+		d.fail(n.at, path, "is %d, want 1 or more, or auto", *a)
+	}
 }
 
 // MarshalYAML writes auto for 0.

@@ -140,7 +140,7 @@ func TestNegativesPerQuery(t *testing.T) {
 			t.Errorf("%s: %d, %v", value, r.Data.Train[0].NegativesPerQuery, err)
 		}
 	}
-	for value, want := range map[string]string{"-1": "is -1, want a number of negatives, or all", "some": "want a whole number"} {
+	for value, want := range map[string]string{"-1": "is -1, want a number of negatives, or all", "0": "is 0, want a number of negatives, or all", "some": "want a whole number"} {
 		if _, err := Parse("r.yaml", []byte(strings.Replace(minimal, "positive: p", "positive: p, negatives: n, negatives_per_query: "+value, 1)), nil); err == nil || !strings.Contains(err.Error(), "r.yaml:5: data.train[0].negatives_per_query: "+want) {
 			t.Errorf("%s: %v", value, err)
 		}
@@ -413,6 +413,8 @@ func TestErrors(t *testing.T) {
 		{"optimizer: {betas: [0.9, null]}", "r.yaml:1: optimizer.betas[1]: has no value"},
 		{"data: {shufle: }", "r.yaml:1: data.shufle: unknown key; did you mean data.shuffle?"},
 		{"data: {train: }", "data.train: is missing"},
+		{"mesh: {replicate: 0}", "mesh.replicate: is 0, want 1 or more, or auto"},
+		{"model: {kind: reranker}\nloss: {name: lambda, weighting: ndcg_loss1, mu: 5}", "mu is of the weighting ndcg_loss2pp, and not of ndcg_loss1"},
 		{"batch: {replay_budget: lots}", "want an amount of memory such as 8GiB"},
 		{"batch: {sub_batch: 32}", "want {tokens: N} or {rows: N}"},
 		{"batch: {sub_batch: {rows: 3, tokens: 4}}", "want a positive number for one of tokens and rows"},
