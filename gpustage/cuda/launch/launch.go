@@ -7,9 +7,8 @@
 //
 // # What a stream costs
 //
-// An op is one launch, but for: sums over rows (two: parts of 128 rows, then their sum in order), also beside products (one, if the library makes
-// the parts), norms' backward passes (two: the pass over the rows, with the dropout behind them, and one that adds up to three such sums),
-// attention's backward pass (of sequences of up to 128 tokens one, of others two on tensor cores, three elsewhere and at 256 features; with biases of
+// An op is one launch, but for: sums over rows, also beside products, and norms' backward passes (a second one adds up the parts of each sum; within
+// Repeat, of many ops' sums together: see sums.go), attention's backward pass (of sequences of up to 128 tokens one, of others two on tensor cores, three elsewhere and at 256 features; with biases of
 // positions two or one more), and products
 // whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or an accumulation, and where inputs
 // are rounded with the tanh approximation of GELU or its derivative; another activation or dropout is one more pass over the result. In bf16 mode
@@ -114,14 +113,22 @@ type Stream struct {
 	device gpustage.Device
 	driver Driver
 	err    error
-	chunks []gpustage.Memory // scratch memory
-	chunk  int               // the one in use
-	used   int               // bytes of it
-	words  [512]uint64       // of a launch's arguments: 4 KB is the most that every driver takes
-	at     [48]int32         // where they begin
+	op     pool        // scratch memory of the running op
+	words  [512]uint64 // of a launch's arguments: 4 KB is the most that every driver takes
+	at     [48]int32   // where they begin
 
+	sums    sums
 	repeats repeats
 }
+
+// pool is scratch memory.
+type pool struct {
+	chunks []gpustage.Memory
+	chunk  int // the one in use
+	used   int // bytes of it
+}
+
+func (r *pool) clear() { r.chunk, r.used = 0, 0 }
 
 // NewStream makes the ops of a stream.
 func NewStream(d gpustage.Device, driver Driver) *Stream {
@@ -144,12 +151,14 @@ func (s *Stream) Err() error { return s.err }
 // Free gives scratch memory and recordings back.
 func (s *Stream) Free() (err error) {
 	err = s.repeats.free()
-	for _, m := range s.chunks {
-		if e := m.Free(); err == nil {
-			err = e
+	for _, r := range []*pool{&s.op, &s.sums.pool} {
+		for _, m := range r.chunks {
+			if e := m.Free(); err == nil {
+				err = e
+			}
 		}
+		r.chunks = nil
 	}
-	s.chunks = nil
 	return err
 }
 
@@ -157,7 +166,10 @@ func (s *Stream) Free() (err error) {
 // scratch memory the op before had is free again. An op with several checks calls it for each, before it takes any.
 func (s *Stream) Refuse(check error) bool {
 	s.Fail(check)
-	s.chunk, s.used = 0, 0 // scratch memory is an op's own: in a stream's order the next may use it again
+	s.op.clear() // scratch memory is an op's own: in a stream's order the next may use it again
+	if s.sums.n == 0 {
+		s.sums.pool.clear()
+	}
 	return s.err != nil
 }
 
@@ -171,20 +183,24 @@ func (s *Stream) f32(op string, t tensor) bool {
 
 // scratch takes memory for the running op.
 func (s *Stream) scratch(t gpustage.DType, rows, cols int) tensor {
+	return s.take(&s.op, t, rows, cols)
+}
+
+func (s *Stream) take(r *pool, t gpustage.DType, rows, cols int) tensor {
 	n := rows * cols * t.Size()
 	if !s.Apart {
 		n = (n + 255) &^ 255
 	}
-	for ; s.chunk < len(s.chunks); s.chunk, s.used = s.chunk+1, 0 {
-		if has := s.chunks[s.chunk].Bytes(); s.used+n <= has && (!s.Apart || has == n) {
+	for ; r.chunk < len(r.chunks); r.chunk, r.used = r.chunk+1, 0 {
+		if has := r.chunks[r.chunk].Bytes(); r.used+n <= has && (!s.Apart || has == n) {
 			break
 		}
 	}
-	if s.chunk == len(s.chunks) {
+	if r.chunk == len(r.chunks) {
 		size := n
 		if !s.Apart {
 			size = 1 << 20
-			for _, m := range s.chunks {
+			for _, m := range r.chunks {
 				size += m.Bytes() // each as large as all before: soon the first that fits is the last
 			}
 			size = max(size, n)
@@ -194,11 +210,11 @@ func (s *Stream) scratch(t gpustage.DType, rows, cols int) tensor {
 			s.Fail(fmt.Errorf("scratch memory of %d bytes: %w", size, err))
 			return tensor{}
 		}
-		s.chunks = append(s.chunks, m)
+		r.chunks = append(r.chunks, m)
 	}
-	at := s.used
-	s.used += n
-	return tensor{Mem: s.chunks[s.chunk], Off: at / t.Size(), Rows: rows, Cols: cols, Stride: cols, DType: t}
+	at := r.used
+	r.used += n
+	return tensor{Mem: r.chunks[r.chunk], Off: at / t.Size(), Rows: rows, Cols: cols, Stride: cols, DType: t}
 }
 
 // address is a tensor's, 0 for an absent one.
@@ -218,6 +234,7 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 	if s.err != nil || grid[0] == 0 || grid[1] == 0 || grid[2] == 0 {
 		return
 	}
+	s.settle(args...)
 	n, used := 0, 0
 	box := func(vs ...uint64) {
 		if n == len(s.at) || used+len(vs) > len(s.words) {
@@ -255,6 +272,8 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 		case bool:
 			box(uint64(flag(v)))
 		case *attentionArgs:
+			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
+		case *sumArgs:
 			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
 		case *updateArgs:
 			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)

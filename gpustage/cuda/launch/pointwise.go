@@ -56,6 +56,9 @@ func (s *Stream) Fill(dst tensor, value float64) {
 	default:
 		bits = uint64(gpustage.ToBF16(float32(value)))
 	}
+	if bits == 0 && s.zeros(dst) {
+		return
+	}
 	shift := map[int]int{2: 1, 4: 2, 8: 3}[dst.DType.Size()]
 	for ts := range s.pieces(dst) {
 		s.pointwise("fill", 1, ts[0].Rows, ts[0].Cols, ts[0], bits, shift)

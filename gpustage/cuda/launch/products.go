@@ -147,7 +147,8 @@ func (s *Stream) surrounded(p Product, c tensor, m, n, k int, refused bool, rowS
 		} else {
 			s.launch("gradient_sums", grid, [3]int{block, 1, 1}, 0, c, acc, o.GradOf, o.Again, int(o.Act), flat(parts), halves(ts...), s.wide(ts...), m, n)
 		}
-		s.finishColumn(rowSum, parts, n)
+		s.addUp(rowSum, parts, n)
+		s.added()
 		return true
 	}
 	if half(c) && half(acc) && bias.IsZero() && o.GradOf.IsZero() && !o.Dropout.Active() && o.Residual.IsZero() && !o.Add {
@@ -274,10 +275,11 @@ func (s *Stream) productAndSums(p Product, c, a, sum tensor, add bool) {
 		s.multiply(p)
 		return
 	}
-	sums := s.scratch(gpustage.F32, 1, a.Cols)
+	sums := s.take(&s.sums.pool, gpustage.F32, 1, a.Cols)
 	both.Bias = s.address(sums)
 	s.multiply(both)
-	s.finishColumn(sum, sums, a.Cols)
+	s.addUp(sum, sums, a.Cols)
+	s.added()
 }
 
 // multiply is one call of the library.
@@ -285,6 +287,7 @@ func (s *Stream) multiply(p Product) {
 	if s.err != nil {
 		return
 	}
+	s.settleProduct(p)
 	if err := s.product(p); err != nil {
 		s.Fail(p.failed(err))
 	}

@@ -22,8 +22,8 @@ import (
 // recorded; memory that is allocated while the function runs (scratch, forms of parameters) or a form that is made anew after
 // an update need no care either, and what the host keeps of a pass is always what the ops were called with. The price is that the
 // host still goes through the ops: some 1.1 us a launch, of which finding the recording is 0.03 us (BenchmarkIssue of package transformer and its
-// profile: 263 launches of MiniLM-L6 forward and backward in bf16 in 0.3 ms, 509 of BERT-base in 0.5 ms, on a busy AMD EPYC). Starting each costs the
-// driver's time besides.
+// profile: 263 launches of MiniLM-L6 forward and backward in bf16 in 0.3 ms, 509 of BERT-base in 0.5 ms, on a busy AMD EPYC; now they are 141 and 280).
+// Starting each costs the driver's time besides.
 //
 // A copy from or to the host, an event or a wait ends what is held, which is started before it, and begins the next: the stream's order
 // is always that of the calls.
@@ -43,7 +43,7 @@ type Recording interface {
 
 const (
 	shortest     = 4       // launches that are worth recording
-	mostRecorded = 1 << 16 // launches in all recordings; MiniLM-L6 has 263, forward and backward
+	mostRecorded = 1 << 16 // launches in all recordings; MiniLM-L6 has 141, forward and backward
 	mostSeen     = 1 << 12 // hashes that are kept; then all are forgotten
 	// idle is how long a recording stays, in pieces of work, before another may take its place. Without it, more pieces that take turns than
 	// there is room for would all be recorded again and again.
@@ -107,7 +107,8 @@ type recorded struct {
 // repeats is what a stream knows of repeated work.
 type repeats struct {
 	recorder Recorder // nil where nothing is recorded
-	holding  bool
+	inside   bool     // Repeat's function runs
+	holding  bool     // what is launched is held back
 	held     work
 	kernels  map[string]int32
 	names    []string // of kernels, by number
@@ -129,14 +130,14 @@ func newRepeats(d gpustage.Device, driver Driver) repeats {
 // Repeat has f issue ops that are likely to come again.
 func (s *Stream) Repeat(f func()) {
 	r := &s.repeats
-	if r.recorder == nil || r.holding {
+	if r.inside {
 		f()
 		return
 	}
-	r.holding = true
+	r.inside, r.holding = true, r.recorder != nil
 	f()
 	s.Issue()
-	r.holding = false
+	r.inside, r.holding = false, false
 }
 
 // start starts a kernel, or holds it back.
@@ -169,6 +170,7 @@ func (s *Stream) product(p Product) error {
 
 // Issue starts what is held back. A device's stream calls it before it does anything else than the ops here.
 func (s *Stream) Issue() {
+	s.addSums()
 	r := &s.repeats
 	if r.held.n == 0 {
 		return

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,6 +38,46 @@ func (d *tape) End() (Recording, error) {
 	}
 	d.recorded++
 	return taped{d}, nil
+}
+
+// names is a driver that keeps the names of what it launches.
+type names struct {
+	tape
+	launched []string
+}
+
+func (d *names) Launch(kernel string, _, _ [3]int, _ int, _ []uint64, _ []int32) error {
+	d.launched = append(d.launched, kernel)
+	return nil
+}
+
+// Address is another one for each size.
+func (*names) Address(m gpustage.Memory) uintptr { return uintptr(m.Bytes()) << 16 }
+
+// Sums wait for each other until their parts take mostParts.
+func TestSumsTakeLittle(t *testing.T) {
+	d := &names{}
+	s := NewStream(gpustage.Dry{}, d)
+	const cols, parts = 1024, 1000 // 4 MB
+	x, _ := gpustage.NewTensor(gpustage.Dry{}, gpustage.F32, parts*chunkRows, cols)
+	all, _ := gpustage.NewTensor(gpustage.Dry{}, gpustage.F32, 1, 12*cols)
+	s.Repeat(func() {
+		for i := range 12 {
+			s.ColumnSum(all.Columns(i*cols, (i+1)*cols), x)
+		}
+	})
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	var at []int
+	for i, name := range d.launched {
+		if name == "column_finish" {
+			at = append(at, i)
+		}
+	}
+	if want := []int{8, 13}; !slices.Equal(at, want) { // 8 x 4 MB, with what is left at chunks' ends, are more than 32
+		t.Errorf("of %q %v finish sums, want %v", d.launched, at, want)
+	}
 }
 
 type taped struct{ *tape }

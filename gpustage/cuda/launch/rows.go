@@ -132,7 +132,7 @@ func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor
 	for _, sum := range sums {
 		n += int(flag(!sum.IsZero()))
 	}
-	all := s.scratch(gpustage.F32, n*chunks, x.Cols)
+	all := s.take(&s.sums.pool, gpustage.F32, n*chunks, x.Cols)
 	if s.err != nil {
 		return true
 	}
@@ -150,7 +150,10 @@ func (s *Stream) normBackward(dx, dGamma, dBeta, dy, x, mean, rstd, gamma tensor
 	threads := 32 * ceil(x.Cols, 128)
 	shared := threads * 4 * (16 + 4*x.DType.Size()) // four rows that are on their way
 	s.launch("norm_backward", [3]int{chunks, 1, 1}, [3]int{threads, 1, 1}, shared, args...)
-	s.finishColumns(out, all, chunks, x.Cols)
+	for i, sum := range out {
+		s.addUp(sum, all.Span(i*chunks, (i+1)*chunks), x.Cols)
+	}
+	s.added()
 	return true
 }
 
@@ -168,8 +171,9 @@ func (s *Stream) columnsOf(index tensor, id int, dot, sum, dy, x, mean, rstd ten
 	}
 	s.launch("column_parts", [3]int{ceil(dy.Cols, 32), ceil(dy.Rows, chunkRows), 1}, [3]int{block, 1, 1}, 0, flat(dots), flat(sums), dy, x, flat(mean), flat(rstd),
 		dim, flat(index), id, halves(dy, x), dy.Rows, dy.Cols)
-	s.finishColumn(dot, dots, dim)
-	s.finishColumn(sum, sums, dim)
+	s.addUp(dot, dots, dim)
+	s.addUp(sum, sums, dim)
+	s.added()
 }
 
 // parts is room for the parts of sum that are the sums of chunks of x's rows; absent as sum is.
@@ -177,24 +181,7 @@ func (s *Stream) parts(sum, x tensor) tensor {
 	if sum.IsZero() {
 		return tensor{}
 	}
-	return s.scratch(gpustage.F32, ceil(x.Rows, chunkRows), x.Cols)
-}
-
-// finishColumns adds to each of at most three sums [1, dim] n rows of parts, which lie behind each other.
-func (s *Stream) finishColumns(sums []tensor, parts tensor, n, dim int) {
-	if n == 0 {
-		return // no block without warps
-	}
-	var out [3]tensor
-	copy(out[:], sums)
-	s.launch("column_finish", [3]int{ceil(dim, 32), len(sums), 1}, [3]int{32 * min(n, 32), 1, 1}, 0, flat(out[0]), flat(out[1]), flat(out[2]), flat(parts), n, dim)
-}
-
-// finishColumn adds the chunks' parts [chunks, columns] to sum [1, dim], if there is one; columns may be several times dim.
-func (s *Stream) finishColumn(sum, parts tensor, dim int) {
-	if !sum.IsZero() {
-		s.finishColumns([]tensor{sum}, parts, parts.Rows*(parts.Cols/max(1, dim)), dim)
-	}
+	return s.take(&s.sums.pool, gpustage.F32, ceil(x.Rows, chunkRows), x.Cols)
 }
 
 // ColumnSum adds the sum of x's rows to sum.
@@ -212,7 +199,8 @@ func (s *Stream) columnSums(sum, to, x tensor) {
 	} else {
 		s.launch("column_sums", grid, [3]int{block, 1, 1}, 0, flat(parts), to, x, halves(x), s.wide(to, x), x.Rows, x.Cols)
 	}
-	s.finishColumn(sum, parts, x.Cols)
+	s.addUp(sum, parts, x.Cols)
+	s.added()
 }
 
 // fewRows is up to how many rows of a table are summed by columns, one after the other. BERT has two token types, of which texts have one:
