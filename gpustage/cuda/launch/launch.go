@@ -8,10 +8,10 @@
 // # What a stream costs
 //
 // An op is one launch, but for: sums over rows, also beside products, and norms' backward passes (a second one adds up the parts of each sum; within
-// Repeat, of many ops' sums together: see sums.go), attention's backward pass (of sequences of up to 128 tokens one, of others two on tensor cores, three elsewhere and at 256 features; with biases of
-// positions two or one more), and products
-// whose surroundings cuBLASLt can't do. Those are cuBLASLt's with a bias, a residual or an accumulation, and where inputs
-// are rounded with the tanh approximation of GELU or its derivative; another activation or dropout is one more pass over the result. In bf16 mode
+// Repeat, of many ops' sums together: see sums.go), attention's backward pass (of sequences of up to 128 tokens one, of others two on tensor cores,
+// three elsewhere and at 256 features; with biases of positions two or one more), and products whose surroundings cuBLASLt can't do. Those are
+// cuBLASLt's with a bias, a residual or an accumulation, and where inputs are rounded with the tanh approximation of GELU or its derivative; another
+// activation or dropout is one more pass over the result. In bf16 mode
 // inputs that are of f32 are rounded into scratch memory first; parameters are rounded once per update (gpustage.Forms), and the dy of a linear
 // layer once for both of its products (gpustage.Rounded), where the gradient of a bias of f32's dy costs no pass: its sums are made while dy is
 // rounded. So is a bias of a product whose result is of bf16, once per update.
