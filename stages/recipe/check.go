@@ -93,6 +93,14 @@ func (c *checker) words(path string, words ...string) {
 	}
 }
 
+// texts are the words of a type of words.
+func texts[T ~string](words []T) (out []string) {
+	for _, w := range words {
+		out = append(out, string(w))
+	}
+	return out
+}
+
 func (c *checker) positive(path string, v int) {
 	c.require(v > 0, path, "is %d, want at least 1", v)
 }
