@@ -11,35 +11,11 @@ import (
 	"contraflow/collective/sim"
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/devicetest"
 	"contraflow/stages/recipe"
 )
 
-// counted is a processor that remembers what it has given out.
-type counted struct {
-	gpustage.Device
-	mu   sync.Mutex
-	held []gpustage.Memory
-	peak int
-}
-
-func (c *counted) Alloc(bytes int) (gpustage.Memory, error) {
-	m, err := c.Device.Alloc(bytes)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now, held := 0, c.held[:0]
-	for _, x := range append(c.held, m) {
-		if x.Bytes() > 0 { // what is freed has none
-			held, now = append(held, x), now+x.Bytes()
-		}
-	}
-	c.held, c.peak = held, max(c.peak, now)
-	return m, nil
-}
-
-var countedDevices = map[int]*counted{} // by rank
+var countedDevices = map[int]*devicetest.Counted{} // by rank
 
 func init() {
 	var mu sync.Mutex
@@ -50,7 +26,7 @@ func init() {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		c := &counted{Device: d}
+		c := &devicetest.Counted{Device: d}
 		countedDevices[share.Rank] = c
 		return c, nil
 	})
@@ -139,7 +115,7 @@ func TestMemoryOfLoss(t *testing.T) {
 	if _, err := x.Train(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if held, planned := int64(countedDevices[0].peak), x.Memory.Total()-x.Memory.Snapshot; held > planned+4096 { // the norm, and what else is a number
+	if held, planned := int64(countedDevices[0].Peak()), x.Memory.Total()-x.Memory.Snapshot; held > planned+4096 { // the norm, and what else is a number
 		t.Errorf("%d bytes are held, %d planned: %+v", held, planned, x.Memory)
 	}
 	if err := x.Close(); err != nil {
@@ -193,7 +169,7 @@ func testPlannedMemory(t *testing.T, dir, text, tuning string, modes [][2]string
 		}); err != nil {
 			t.Fatal(err)
 		}
-		measured := int64(countedDevices[0].peak)
+		measured := int64(countedDevices[0].Peak())
 		x, err := recipe.Open(ctx, r, recipe.Observer{})
 		if err != nil {
 			t.Fatal(err)
