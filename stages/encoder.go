@@ -145,21 +145,30 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if m.Partial() != e.ranks.streams() {
 		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")
 	}
-	var err error
-	n := m.Layout.Trained()
+	if err := e.open(); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// open allocates what does not depend on batches.
+func (e *Encoder) open() error {
+	n := e.Model.Layout.Trained()
 	if e.ranks.early() {
 		_, n = e.owned(nil)
-		err = e.openEarly()
+		if err := e.openEarly(); err != nil {
+			return fmt.Errorf("gradients: %w", err)
+		}
 	}
-	if err = errors.Join(err, e.grow(&e.grads, 1, n)); err != nil {
-		return nil, fmt.Errorf("gradients: %w", err)
+	if err := e.grow(&e.grads, 1, n); err != nil {
+		return fmt.Errorf("gradients: %w", err)
 	}
 	if e.ranks.streams() {
 		if err := e.openStreamed(); err != nil {
-			return nil, fmt.Errorf("layers under way: %w", err)
+			return fmt.Errorf("layers under way: %w", err)
 		}
 	}
-	return e, nil
+	return nil
 }
 
 // EncoderOption configures NewEncoder.

@@ -196,3 +196,46 @@ func testPlannedMemory(t *testing.T, dir, text, tuning string, modes [][2]string
 	}
 	return whole
 }
+
+// Where memory is short a run gives back what it has got until then: whoever then tries with less has the device's memory.
+func TestOutOfMemory(t *testing.T) {
+	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, t.TempDir(), 2)), []string{
+		"mesh={replicate: 1}", "train.device=counted", "train.max_steps=1", "batch.global_size=8", "batch.sub_batch={rows: 4}", "model.max_length=8",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	d := countedDevices[0]
+	none := func() error { return nil } // to give back
+	for _, tt := range []struct {
+		what  string
+		open  func() error
+		least int // allocations
+	}{
+		{"graph", func() error { _, err := x.Graph(); return err }, 4},
+		{"calibrate", func() error { _, err := x.Calibrate(t.Context(), 1, 1); return err }, 6},
+	} {
+		if n := devicetest.OutOfMemory(t, d, func() (func() error, error) { return none, tt.open() }); n < tt.least {
+			t.Errorf("%s: %d allocations, want at least %d", tt.what, n, tt.least)
+		}
+	}
+	before := d.Held()
+	for n, refused := 1, true; refused; n += n/2 + 1 { // some of a great many
+		d.Refuse(n)
+		_, err := x.Verify(t.Context(), recipe.VerifyOptions{Rows: 2, Accumulate: []int{1}})
+		refused = d.Refused()
+		d.Refuse(0)
+		if held := d.Held(); refused != errors.Is(err, gpustage.ErrOutOfMemory) || held != before {
+			t.Errorf("allocation %d of verifying (refused: %v): %d bytes are still held, error %v", n, refused, held-before, err)
+		}
+	}
+}
