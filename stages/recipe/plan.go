@@ -256,7 +256,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			return durationOf(float64(tokens) * (again[item.Batch][item.Sub]*r.Forward + enc.Done(output)*r.Backward))
 		},
 	}
-	s := pipeline.Summary(p.Predict(work))
+	s := pipeline.Summary(p.Predict(work), stages.StepStages)
 	f.StepTime, f.Tail = s.StepTime, s.Tail
 	for _, st := range s.Stages {
 		if st.Lane == "host" && st.Busy/steps >= f.StepTime*9/10 {
@@ -270,7 +270,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
 	if y.sharding != (sharding{}) || serial || x.Recipe.Train.Sync == "every" {
 		clear(comm)
-		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work)).StepTime))
+		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work), stages.StepStages).StepTime))
 	}
 	return f, nil
 }

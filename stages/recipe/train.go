@@ -622,7 +622,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if err != nil {
 		return nil, err
 	}
-	log.totals = new(pipeline.Totals)
+	log.totals = &pipeline.Totals{By: stages.StepStages}
 	if err := log.record.begin(g, log.totals); err != nil {
 		return nil, fmt.Errorf("save.dir: %w", err)
 	}
