@@ -147,6 +147,27 @@ func TestCommunicating(t *testing.T) {
 	}
 }
 
+// A run without a tracer is written nowhere: with a nil one, too.
+func TestNoTracer(t *testing.T) {
+	g := New("g")
+	Sink(g, "sink", Source(g, "source", count(3)), func(*Task, int) error { return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var none *Tracer
+	spans := make(chan Span, 100)
+	if err := p.Run(t.Context(), WithTrace(none), WithSpans(func(s Span) { spans <- s }), WithDepths(func(Depth) {})); err != nil {
+		t.Error(err)
+	}
+	if len(spans) < 6 {
+		t.Errorf("%d tasks", len(spans))
+	}
+	if err := none.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Traces of runs that were killed are read as far as they go, and so is the other form that viewers know; what is no trace is said.
 func TestReadTraceForms(t *testing.T) {
 	const two = `[
