@@ -230,11 +230,13 @@ func (c *Config) Check() (found []Problem) {
 	if c.Filter.Unit == "tokens" && c.Tokenize.Model == "" {
 		bad("filter.unit", "is tokens, which takes tokenize.model")
 	}
-	for key, r := range map[string]Range{"filter.query": c.Filter.Query, "filter.document": c.Filter.Document} {
+	lengths := func(key string, r Range) {
 		if r.Min < 0 || r.Max < 0 || r.Max > 0 && r.Max < r.Min {
 			bad(key, "from %d to %d holds nothing", r.Min, r.Max)
 		}
 	}
+	lengths("filter.query", c.Filter.Query)
+	lengths("filter.document", c.Filter.Document)
 	if s := c.Filter.Script; s.Name != "" || s.Share != 0 {
 		if _, ok := scripts(s.Name); !ok {
 			bad("filter.script.name", "%q is no script of Unicode, such as Latin, Cyrillic or Han", s.Name)
@@ -243,13 +245,15 @@ func (c *Config) Check() (found []Problem) {
 			bad("filter.script.share", "is %v, want a share above 0 and at most 1", s.Share)
 		}
 	}
-	for key, list := range map[string][]string{"filter.require": c.Filter.Require, "filter.reject": c.Filter.Reject} {
+	expressions := func(key string, list []string) {
 		for i, e := range list {
 			if _, err := regexp.Compile(e); err != nil {
 				bad(fmt.Sprintf("%s[%d]", key, i), "%v", err)
 			}
 		}
 	}
+	expressions("filter.require", c.Filter.Require)
+	expressions("filter.reject", c.Filter.Reject)
 	texts := []string{"row", "query", "positive"}
 	if len(c.Input) > 0 && c.Input[0].Positive == "" {
 		texts = texts[:2]

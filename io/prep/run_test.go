@@ -709,6 +709,15 @@ func TestCheck(t *testing.T) {
 			t.Errorf("no problem with %s in %v", want, keys)
 		}
 	}
+	c.Filter.Document, c.Filter.Require = Range{-1, 0}, []string{"["}
+	var before string
+	for range 20 { // in one order
+		said := fmt.Sprint(c.Check())
+		if before != "" && said != before {
+			t.Fatalf("%s\nand before\n%s", said, before)
+		}
+		before = said
+	}
 	d := Default()
 	d.Input, d.Output.Dir = []Input{{Path: []string{"x"}, Query: "q", Positive: "p"}}, "out"
 	if p := d.Check(); len(p) > 0 {
