@@ -66,9 +66,8 @@ type Group interface {
 
 // Traffic counts what a rank has sent.
 type Traffic struct {
-	Calls     map[Op]int64
-	Bytes     map[Op]int64 // payload that left this rank: see [Call.Sent]
-	Exchanges int64
+	Calls map[Op]int64
+	Bytes map[Op]int64 // payload that left this rank: see [Call.Sent]
 }
 
 type purpose struct{}

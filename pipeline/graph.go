@@ -157,6 +157,9 @@ func (g *Graph) Stage(name string, opts ...Option) *Stage {
 // Do sets the stage's function. It is called once per index, on the stage's lane or in the host pool.
 func (s *Stage) Do(f func(*Task) error) { s.do = f }
 
+// Refuse makes Build return a mistake that whoever adds the stage has found in what the stage was given.
+func (s *Stage) Refuse(err error) { s.graph.fail("stage %q: %w", s.name, err) }
+
 func (g *Graph) fail(format string, args ...any) {
 	g.errs = append(g.errs, fmt.Errorf("graph %q: "+format, append([]any{g.name}, args...)...))
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Workload is what a prediction runs a plan on.
+// Workload is what a prediction runs a plan on. All of its functions are required.
 type Workload struct {
 	Items   int                                                  // that each source gives; every item makes a batch
 	Batches func(step int) int                                   // contrastive batches of a step

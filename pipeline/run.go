@@ -323,9 +323,7 @@ func (r *running) depths() {
 			continue
 		}
 		r.depth[e.id] = n
-		if r.tracer != nil {
-			r.tracer.holds(e, n, now)
-		}
+		r.tracer.holds(e, n, now)
 		if r.held != nil {
 			r.held(Depth{Edge: edgeName(e), Units: n, Capacity: e.cap, At: now.Sub(r.began)})
 		}
@@ -464,9 +462,7 @@ func (r *running) ran(t *Task, part string, start time.Time) {
 	if !t.stage.place.Host {
 		lane = t.stage.place.Lane.String()
 	}
-	if r.tracer != nil {
-		r.tracer.ran(t, part, lane, start, end)
-	}
+	r.tracer.ran(t, part, lane, start, end)
 	if r.spans != nil {
 		r.spans(Span{
 			Stage: t.stage.name, Item: t.Index.String(), Step: t.Index.Step, Part: part, Device: deviceOf(t.where), Lane: lane,

@@ -170,20 +170,48 @@ func (s Span) communicates() bool {
 
 // Communicated sums spans up, over all devices.
 func Communicated(spans []Span) Communication {
-	comm := map[string][]interval{}
-	var c Communication
+	var b busy
 	for _, s := range spans {
-		if s.communicates() {
-			comm[s.Device] = append(comm[s.Device], interval{s.Start, s.End})
-			c.Bytes += s.Notes[BytesSent]
-		}
+		b.add(s)
 	}
-	computing := computing(spans)
-	c.Devices = len(comm)
-	for d, xs := range comm {
+	return b.communication()
+}
+
+// busy is when each device's lanes communicated, and when its compute lane ran tasks, and waited or communicated in them.
+type busy struct {
+	comm, compute, idle map[string][]interval
+	bytes               float64
+}
+
+func (b *busy) add(s Span) {
+	if b.comm == nil {
+		b.comm, b.compute, b.idle = map[string][]interval{}, map[string][]interval{}, map[string][]interval{}
+	}
+	x := interval{s.Start, s.End}
+	if s.communicates() {
+		b.comm[s.Device] = append(b.comm[s.Device], x)
+		b.bytes += s.Notes[BytesSent]
+	}
+	switch {
+	case s.Lane != Compute.String():
+	case s.Part == waiting || s.Part == communicating:
+		b.idle[s.Device] = append(b.idle[s.Device], x)
+	default:
+		b.compute[s.Device] = append(b.compute[s.Device], x)
+	}
+}
+
+// computing is when a device's compute lane ran tasks that neither waited nor communicated.
+func (b *busy) computing(device string) []interval {
+	return minus(union(b.compute[device]), union(b.idle[device]))
+}
+
+func (b *busy) communication() Communication {
+	c := Communication{Bytes: b.bytes, Devices: len(b.comm)}
+	for d, xs := range b.comm {
 		xs = union(xs)
 		c.Total += length(xs)
-		c.Hidden += common(xs, computing[d])
+		c.Hidden += common(xs, b.computing(d))
 	}
 	return c
 }
@@ -197,29 +225,14 @@ func Exposed(all, tasks []Span) (out [][2]time.Duration) {
 	for _, t := range tasks {
 		ran = append(ran, interval{t.Start, t.End})
 	}
-	for _, x := range minus(union(ran), computing(all)[tasks[0].Device]) {
+	var b busy
+	for _, s := range all {
+		b.add(s)
+	}
+	for _, x := range minus(union(ran), b.computing(tasks[0].Device)) {
 		out = append(out, [2]time.Duration{x.from, x.to})
 	}
 	return out
-}
-
-// computing is when each device's compute lane ran tasks that neither waited nor communicated.
-func computing(spans []Span) map[string][]interval {
-	compute, idle := map[string][]interval{}, map[string][]interval{}
-	for _, s := range spans {
-		if s.Lane != Compute.String() {
-			continue
-		}
-		to := compute
-		if s.Part == waiting || s.Part == communicating {
-			to = idle
-		}
-		to[s.Device] = append(to[s.Device], interval{s.Start, s.End})
-	}
-	for d, xs := range compute {
-		compute[d] = minus(union(xs), union(idle[d]))
-	}
-	return compute
 }
 
 // Names of notes that summaries know.
@@ -238,20 +251,27 @@ type StageSummary struct {
 	Collectives, Bytes  float64
 }
 
+// StepStages are the stages by which steps are counted, by their names: who makes a graph knows them. Package stages has those of its own.
+type StepStages struct {
+	Last string // the last one of a step that computes, such as backward: Tail begins where its last task ends; "": there is no Tail
+	End  string // the one whose task ends a step, such as update; "": steps are not counted
+}
+
 // TraceSummary is what a run's trace comes to.
 type TraceSummary struct {
 	Stages        []StageSummary // by device, in order of first appearance
 	Communication Communication
-	Steps         int
-	StepTime      time.Duration // median, from one update to the next
-	Tail          time.Duration // median, from the end of a step's last backward to the end of its update
+	By            StepStages
+	Steps         int           // tasks of By.End; 0 if there is none: there are no times then
+	StepTime      time.Duration // median, from one step's end to the next
+	Tail          time.Duration // median, from the end of a step's last By.Last to the step's end
 }
 
-// Summary sums up the spans of a run.
-func Summary(spans []Span) *TraceSummary {
+// Summary sums up the spans of a run, its steps by the stages that are named.
+func Summary(spans []Span, by StepStages) *TraceSummary {
 	spans = append([]Span(nil), spans...)
 	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
-	var t Totals
+	t := Totals{By: by}
 	for _, s := range spans {
 		t.Span(s)
 	}
@@ -285,9 +305,13 @@ func (s *TraceSummary) commPerStep() time.Duration {
 func (s *TraceSummary) HiddenAgainstSerial(serial *TraceSummary) (float64, error) {
 	a, b := s.Communication, serial.Communication
 	switch {
-	case a.Total == 0 || s.Steps == 0:
+	case s.Steps == 0:
+		return 0, fmt.Errorf("its steps can't be counted: %s", s.By.missing())
+	case serial.Steps == 0:
+		return 0, fmt.Errorf("the steps of the run that it is compared with can't be counted: %s", serial.By.missing())
+	case a.Total == 0:
 		return 0, errors.New("it communicates nothing that could be hidden")
-	case b.Total == 0 || serial.Steps == 0:
+	case b.Total == 0:
 		return 0, errors.New("the run that it is compared with communicates nothing: want one of the same mesh, with mesh.overlap: false")
 	case slices.ContainsFunc(serial.Stages, func(st StageSummary) bool {
 		return (st.Lane == Comm.String() || st.Lane == Fetch.String()) && st.Bytes > 0
@@ -302,6 +326,14 @@ func (s *TraceSummary) HiddenAgainstSerial(serial *TraceSummary) (float64, error
 	return s.hiddenAgainst(serial.StepTime-comm, comm), nil
 }
 
+// missing says why there are no steps.
+func (x StepStages) missing() string {
+	if x.End == "" {
+		return "no stage is named that ends one"
+	}
+	return fmt.Sprintf("no task of stage %q has ended one", x.End)
+}
+
 // String is the summary as a table.
 func (s *TraceSummary) String() string {
 	var b strings.Builder
@@ -314,8 +346,13 @@ func (s *TraceSummary) String() string {
 		}
 		fmt.Fprintf(&b, "%-12s %-8s %-24s %7d %10s %10s %12s %11s %10s\n", st.Device, st.Lane, st.Stage, st.Tasks, short(st.Busy), short(st.Wait), count, sent, rate)
 	}
-	if s.Steps > 0 {
-		fmt.Fprintf(&b, "%d steps, %s each (median); from the last backward to the end of the update %s\n", s.Steps, short(s.StepTime), short(s.Tail))
+	switch {
+	case s.Steps == 0:
+		fmt.Fprintf(&b, "steps are not counted: %s\n", s.By.missing())
+	case s.Tail == 0:
+		fmt.Fprintf(&b, "%d steps, %s each (median)\n", s.Steps, short(s.StepTime))
+	default:
+		fmt.Fprintf(&b, "%d steps, %s each (median); from the last %s to the end of the %s %s\n", s.Steps, short(s.StepTime), s.By.Last, s.By.End, short(s.Tail))
 	}
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %s, %.1f %% of it hidden behind computation, %s exposed; %s sent\n", short(c.Total), 100*c.HiddenShare(), short(c.Total-c.Hidden), size(c.Bytes))

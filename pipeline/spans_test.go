@@ -32,7 +32,7 @@ func TestSummary(t *testing.T) {
 		span("gather", "gpu:1", "comm", 0, 10, sent),
 		span("embed", "gpu:1", "compute", 20, 30, nil), // not on the same device: hides nothing of gpu:0
 		span("read", "host", "host", 0, 100, nil),
-	})
+	}, StepStages{"backward", "update"})
 	c := s.Communication
 	if c.Total != 35*time.Millisecond || c.Hidden != 15*time.Millisecond || c.Bytes != 3e6 {
 		t.Errorf("communication %+v", c)
@@ -66,7 +66,7 @@ func TestSummaryOfParts(t *testing.T) {
 		span("reduce", "gpu:0", "comm", 0, 10, nil),
 		span("embed", "gpu:0", "compute", 2, 22, nil),
 		idle,
-	})
+	}, StepStages{})
 	if c := s.Communication; c.Total != 20*time.Millisecond || c.Hidden != 10*time.Millisecond {
 		t.Errorf("communication %+v", c)
 	}
@@ -85,7 +85,7 @@ func TestSummaryOfSerial(t *testing.T) {
 		span("embed", "gpu:0", "compute", 0, 5, nil), whole, span("gather", "gpu:0", "compute", 5, 10, nil),
 		part, span("backward", "gpu:0", "compute", 10, 40, nil), span("update", "gpu:0", "compute", 40, 45, nil),
 		span("update", "gpu:0", "compute", 85, 90, nil),
-	})
+	}, StepStages{"backward", "update"})
 	if c := s.Communication; c != (Communication{15 * time.Millisecond, 0, 2e6, 1}) {
 		t.Errorf("communication %+v", c)
 	}
@@ -104,9 +104,9 @@ func TestSummaryOfSerial(t *testing.T) {
 	if got, err := over.HiddenAgainstSerial(s); err != nil || math.Abs(got-0.6) > 1e-9 {
 		t.Errorf("%v hidden, %v", got, err)
 	}
-	alone, other := TraceSummary{Steps: 2, StepTime: time.Second}, *s
+	alone, other, none := TraceSummary{Steps: 2, StepTime: time.Second}, *s, TraceSummary{Communication: s.Communication}
 	other.Communication.Bytes *= 3
-	for want, base := range map[string]*TraceSummary{"communicates nothing": &alone, "beside computing, too": &over, "1 MB a step and the run that it is compared with 3 MB": &other} {
+	for want, base := range map[string]*TraceSummary{"can't be counted: no stage is named": &none, "communicates nothing": &alone, "beside computing, too": &over, "1 MB a step and the run that it is compared with 3 MB": &other} {
 		if _, err := over.HiddenAgainstSerial(base); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -144,6 +144,27 @@ func TestCommunicating(t *testing.T) {
 		if said[want] != 2 {
 			t.Errorf("%q is not among %v", want, said)
 		}
+	}
+}
+
+// A run without a tracer is written nowhere: with a nil one, too.
+func TestNoTracer(t *testing.T) {
+	g := New("g")
+	Sink(g, "sink", Source(g, "source", count(3)), func(*Task, int) error { return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var none *Tracer
+	spans := make(chan Span, 100)
+	if err := p.Run(t.Context(), WithTrace(none), WithSpans(func(s Span) { spans <- s }), WithDepths(func(Depth) {})); err != nil {
+		t.Error(err)
+	}
+	if len(spans) < 6 {
+		t.Errorf("%d tasks", len(spans))
+	}
+	if err := none.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -258,7 +279,7 @@ func TestTotals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := totals.Summary().Stages, Summary(spans).Stages; !sameStages(got, want) {
+	if got, want := totals.Summary().Stages, Summary(spans, StepStages{}).Stages; !sameStages(got, want) {
 		t.Errorf("%+v\nwant %+v", got, want)
 	}
 	end := time.Duration(0)
@@ -314,7 +335,50 @@ func TestLap(t *testing.T) {
 			t.Errorf("lap %d: %+v", i, c)
 		}
 	}
-	if s := totals.Step(); len(s) != 3 || s[0].Stage != "6" {
-		t.Errorf("%+v", s)
+	if s, omitted := totals.Step(); len(s) != 3 || s[0].Stage != "6" || omitted != 0 {
+		t.Errorf("%+v, and %d", s, omitted)
+	}
+}
+
+// TestLongLap: of a step with more tasks than are kept the communication is counted to its end, and the others are not passed over in silence.
+func TestLongLap(t *testing.T) {
+	var totals Totals
+	const n = maxRecorded + 1000
+	for i := range time.Duration(n) {
+		totals.Span(Span{Stage: "send", Device: "d", Lane: "comm", Start: 2 * i, End: 2*i + 1, Notes: map[string]float64{BytesSent: 1}})
+	}
+	totals.Span(Span{Stage: "embed", Device: "d", Lane: "compute", Start: n, End: 2 * n})
+	if c := totals.Lap(0); c.Total != n || c.Hidden != n/2 || c.Bytes != n || c.Devices != 1 {
+		t.Errorf("%+v", c)
+	}
+	if s, omitted := totals.Step(); len(s) != maxRecorded || omitted != 1001 {
+		t.Errorf("%d tasks and %d more", len(s), omitted)
+	}
+	if c := totals.Lap(1); c != (Communication{}) {
+		t.Errorf("a step in which nothing ran: %+v", c)
+	}
+}
+
+// TestStepStages: steps are counted by the stages that a graph has, and what can't be counted is said.
+func TestStepStages(t *testing.T) {
+	spans := []Span{
+		span("reverse", "gpu:0", "compute", 0, 40, nil), span("apply", "gpu:0", "compute", 45, 50, nil),
+		span("reverse", "gpu:0", "compute", 60, 90, nil), span("apply", "gpu:0", "compute", 92, 100, nil),
+	}
+	for _, tt := range []struct {
+		by         StepStages
+		steps      int
+		time, tail time.Duration
+		want       string
+	}{
+		{StepStages{"reverse", "apply"}, 2, 50 * time.Millisecond, 10 * time.Millisecond, "2 steps, 50.00 ms each (median); from the last reverse to the end of the apply 10.00 ms"},
+		{StepStages{"", "apply"}, 2, 50 * time.Millisecond, 0, "2 steps, 50.00 ms each (median)"},
+		{StepStages{"backward", "update"}, 0, 0, 0, `steps are not counted: no task of stage "update" has ended one`},
+		{StepStages{}, 0, 0, 0, "steps are not counted: no stage is named that ends one"},
+	} {
+		s := Summary(spans, tt.by)
+		if text := s.String(); s.Steps != tt.steps || s.StepTime != tt.time || s.Tail != tt.tail || !strings.HasSuffix(text, "\n"+tt.want) {
+			t.Errorf("%+v: %d steps of %v, tail %v\n%s\nwant %s", tt.by, s.Steps, s.StepTime, s.Tail, text, tt.want)
+		}
 	}
 }

@@ -5,28 +5,48 @@ import (
 	"time"
 )
 
-// Totals sums up a run while it runs, in memory that does not grow with it but for the steps' times: give its methods to WithSpans and
-// WithDepths. It is safe for concurrent use.
+// Totals sums up a run while it runs, in memory that does not grow with it but for the steps' times, if Lap is called after each step: give its
+// methods to WithSpans and WithDepths. It is safe for concurrent use.
 type Totals struct {
+	By StepStages // by which steps are counted; not to be changed later
+
 	mu     sync.Mutex
 	stages []StageSummary
 	at     map[[2]string]int
 	free   map[[2]string]time.Duration // when a lane became free
 
-	device   string // the first that has a backward stage
-	backward time.Duration
-	ends     []time.Duration // of updates
-	tails    []time.Duration
+	device string        // the first that has a stage of By
+	last   time.Duration // when By.Last has ended; 0: it has not
+	ends   []time.Duration
+	tails  []time.Duration
 
 	edges []EdgeSummary
 	edge  map[string]int
 	held  []Depth // of each edge, the last
 	now   time.Duration
 
-	recent, step []Span          // since the last Lap; of a step that took about as long as most
+	recent, step recorded        // since the last Lap; of a step that took about as long as most
+	busy         busy            // since the last Lap
 	sent         map[int]float64 // bytes by the step that sends them: lanes are steps ahead of its record
 	began        time.Duration
 	laps         []time.Duration // the last ones
+}
+
+// recorded are the first tasks of a step.
+type recorded struct {
+	spans   []Span
+	omitted int // tasks after them
+}
+
+// maxRecorded bounds the tasks of a step that are kept, which a step of many sub-batches has more of: they are there to be looked at.
+const maxRecorded = 4096
+
+func (r *recorded) add(s Span) {
+	if len(r.spans) == maxRecorded {
+		r.omitted++
+		return
+	}
+	r.spans = append(r.spans, s)
 }
 
 // EdgeSummary is how full an edge was.
@@ -44,9 +64,8 @@ func (t *Totals) Span(s Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.now = max(t.now, s.End)
-	if len(t.recent) < maxRecent {
-		t.recent = append(t.recent, s)
-	}
+	t.recent.add(s)
+	t.busy.add(s)
 	if t.at == nil {
 		t.at, t.free = map[[2]string]int{}, map[[2]string]time.Duration{}
 	}
@@ -80,23 +99,23 @@ func (t *Totals) Span(s Span) {
 		st.Wait += max(0, s.Start-t.free[lane])
 		t.free[lane] = s.End
 	}
-	if t.device == "" && s.Stage == "backward" {
+	ends, last := s.Stage == t.By.End, s.Stage == t.By.Last
+	if t.device == "" && (ends || last) {
 		t.device = s.Device
 	}
 	if s.Device != t.device {
 		return
 	}
-	switch s.Stage {
-	case "backward":
-		t.backward = s.End
-	case "update":
+	if last {
+		t.last = s.End
+	}
+	if ends {
 		t.ends = append(t.ends, s.End)
-		t.tails = append(t.tails, s.End-t.backward)
+		if t.last > 0 {
+			t.tails = append(t.tails, s.End-t.last)
+		}
 	}
 }
-
-// maxRecent bounds the spans of one step that are kept.
-const maxRecent = 4096
 
 // Depth counts how full an edge is.
 func (t *Totals) Depth(d Depth) {
@@ -128,7 +147,8 @@ func (e *EdgeSummary) hold(d Depth, until time.Duration) {
 func (t *Totals) Lap(step int) Communication {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := Communicated(t.recent)
+	c := t.busy.communication()
+	t.busy = busy{}
 	c.Bytes = 0
 	for s, bytes := range t.sent {
 		if s <= step {
@@ -140,18 +160,19 @@ func (t *Totals) Lap(step int) Communication {
 	t.began = t.now
 	t.laps = append(t.laps[max(0, len(t.laps)-31):], took)
 	usual := median(append([]time.Duration(nil), t.laps...))
-	if t.step == nil || took > usual*9/10 && took < usual*11/10 {
+	if t.step.spans == nil || took > usual*9/10 && took < usual*11/10 {
 		t.step, t.recent = t.recent, t.step
 	}
-	t.recent = t.recent[:0]
+	t.recent = recorded{spans: t.recent.spans[:0]}
 	return c
 }
 
-// Step is what ran in a step that took about as long as most, in the order in which it ended; nothing before the first Lap.
-func (t *Totals) Step() []Span {
+// Step is what ran in a step that took about as long as most, in the order in which it ended, and how many more tasks did after that, where a step
+// has a great many; nothing before the first Lap.
+func (t *Totals) Step() (spans []Span, omitted int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append([]Span(nil), t.step...)
+	return append([]Span(nil), t.step.spans...), t.step.omitted
 }
 
 // Edges tells how full each edge was so far, in the order of their first use.
@@ -171,7 +192,7 @@ func (t *Totals) Edges() []EdgeSummary {
 func (t *Totals) Summary() *TraceSummary {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := &TraceSummary{Stages: append([]StageSummary(nil), t.stages...), Steps: len(t.ends)}
+	out := &TraceSummary{Stages: append([]StageSummary(nil), t.stages...), By: t.By, Steps: len(t.ends)}
 	var steps []time.Duration
 	for i := 1; i < len(t.ends); i++ {
 		steps = append(steps, t.ends[i]-t.ends[i-1])

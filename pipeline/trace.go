@@ -47,6 +47,9 @@ func NewTracer(w io.Writer) *Tracer {
 
 // Close ends the trace and returns the first error of writing it.
 func (t *Tracer) Close() error {
+	if t == nil {
+		return nil
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err == nil {
@@ -71,6 +74,9 @@ func (t *Tracer) write(e TraceEvent) {
 
 // ran writes a task that ran on a lane or host worker, or a part of it.
 func (t *Tracer) ran(task *Task, part, lane string, start, end time.Time) {
+	if t == nil {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	pid, tid := t.place(task.where)
@@ -112,6 +118,9 @@ func deviceOf(where string) string { return where[:strings.LastIndexByte(where, 
 
 // holds writes how many units an edge has.
 func (t *Tracer) holds(e *edge, n int, at time.Time) {
+	if t == nil {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.write(TraceEvent{Name: edgeName(e), Phase: "C", Time: t.micros(at), Args: map[string]any{"units": n, "capacity": e.cap}})

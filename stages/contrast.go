@@ -19,7 +19,8 @@ type Gradient struct {
 	whole bool // every rank has computed the whole loss: it is not a RowSplitter
 }
 
-// Loss adds the stage that computes the loss of a whole batch and the gradient of its embeddings.
+// Loss adds the stage that computes the loss of a whole batch and the gradient of its embeddings. Without a loss, or with one that has a method
+// Check, as those of package loss, and an error of it, Build fails.
 func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, l loss.Loss, more ...LossInput) pipeline.Port[Gradient] {
 	e.loss = l
 	e.ranks.tell("the loss", Settings(l))
@@ -30,10 +31,14 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		input(s)
 	}
 	out := pipeline.Out[Gradient](s, "gradient")
-	s.Do(func(t *pipeline.Task) error {
-		if l == nil {
-			return errors.New("stages.Loss has been given no loss: it is nil")
+	if c, ok := l.(interface{ Check() error }); l == nil {
+		s.Refuse(errors.New("stages.Loss has been given no loss: it is nil"))
+	} else if ok {
+		if err := c.Check(); err != nil {
+			s.Refuse(err)
 		}
+	}
+	s.Do(func(t *pipeline.Task) error {
 		if err := e.claim(t); err != nil {
 			return err
 		}

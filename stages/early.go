@@ -43,13 +43,12 @@ func (e *Encoder) openEarly() error {
 	var slots []*slot
 	for range n {
 		x := &slot{}
+		slots, e.buffers = append(slots, x), append(e.buffers, x)
 		if err := e.grow(&x.mem, 1, e.longestLayer()); err != nil {
 			return err
 		}
-		slots = append(slots, x)
 	}
 	e.slots = newHandover(slots...)
-	e.buffers = append(e.buffers, slots...)
 	rest := e.restShare()
 	if rest.empty() && !e.tableTrains() {
 		return nil

@@ -96,7 +96,7 @@ type Contribution struct{ Tokens int }
 // Backward adds the stage that sends the gradient of each sub-batch's embeddings through the model, from the last sub-batch
 // to the first.
 func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Port[Gradient], e *Encoder) pipeline.Port[Contribution] {
-	s := g.Stage("backward", e.on(), pipeline.Descending())
+	s := g.Stage(StepStages.Last, e.on(), pipeline.Descending())
 	in := pipeline.In(s, "sub-batches", subs)
 	pipeline.In(s, "gradient", grads)
 	out := pipeline.Out[Contribution](s, "contributions")

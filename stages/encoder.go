@@ -75,7 +75,7 @@ func Stream(t *pipeline.Task) gpustage.Stream {
 // Encoder is a model in training on one device: what its stages share. All of it belongs to the device's compute lane.
 type Encoder struct {
 	Model  *transformer.Model
-	Budget int64 // bytes of activations that may be kept between embed and backward; negative: all of them
+	Budget int64 // bytes of activations that may be kept between embed and backward; 0: none, negative: all of them
 	Seed   uint64
 
 	// BudgetOf, if it is set, says the budget of each batch by what its sub-batches take: for who wants some of them kept in each way.
@@ -123,7 +123,10 @@ type Encoder struct {
 // Weights stands for a model's parameters as a step's update has left them: who reads the parameters depends on it.
 type Weights struct{}
 
-// NewEncoder prepares a model for training in graph g, on the device at the given place of Build's list.
+// NewEncoder prepares a model for training in graph g, on the device at the given place of Build's list. budget is how many bytes of activations
+// may be kept between embed and backward, beside those of the sub-batch that is computed: what is not kept is computed again, with the same
+// gradient. 0 keeps none, a negative budget all. seed is that of dropout and of what a loss draws. Close gives the encoder's memory back; where
+// there is an error there is nothing to give back.
 func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int64, seed uint64, opts ...EncoderOption) (*Encoder, error) {
 	if m == nil {
 		return nil, errors.New("stages: there is no model to train: it is nil, or has been closed")
@@ -145,21 +148,30 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if m.Partial() != e.ranks.streams() {
 		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")
 	}
-	var err error
-	n := m.Layout.Trained()
+	if err := e.open(); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// open allocates what does not depend on batches.
+func (e *Encoder) open() error {
+	n := e.Model.Layout.Trained()
 	if e.ranks.early() {
 		_, n = e.owned(nil)
-		err = e.openEarly()
+		if err := e.openEarly(); err != nil {
+			return fmt.Errorf("gradients: %w", err)
+		}
 	}
-	if err = errors.Join(err, e.grow(&e.grads, 1, n)); err != nil {
-		return nil, fmt.Errorf("gradients: %w", err)
+	if err := e.grow(&e.grads, 1, n); err != nil {
+		return fmt.Errorf("gradients: %w", err)
 	}
 	if e.ranks.streams() {
 		if err := e.openStreamed(); err != nil {
-			return nil, fmt.Errorf("layers under way: %w", err)
+			return fmt.Errorf("layers under way: %w", err)
 		}
 	}
-	return e, nil
+	return nil
 }
 
 // EncoderOption configures NewEncoder.

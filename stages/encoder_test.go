@@ -3,12 +3,18 @@ package stages_test
 import (
 	"context"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"contraflow/collective"
+	"contraflow/gpustage/devicetest"
 	"contraflow/gpustage/ref"
 	"contraflow/pipeline"
 	"contraflow/stages"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
 )
 
 // A device that is nil is found by Build, behind OnDevice too.
@@ -16,6 +22,47 @@ func TestOnNoDevice(t *testing.T) {
 	g := pipeline.New("g")
 	if _, err := g.Build(pipeline.Devices(stages.OnDevice(nil))); err == nil || err.Error() != `graph "g": Devices: device 0 is nil` {
 		t.Error(err)
+	}
+}
+
+// An encoder for which there is no room gives back what it has got until then, whatever ranks hold of the model.
+func TestEncoderOutOfMemory(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join(goldens.Path(t, "bert/minilm-tiny"), "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := transformer.ParseConfig(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &devicetest.Counted{Device: ref.New()}
+	sharded := collective.Mesh{Replicate: 1, Shard: 2}
+	for _, tt := range []struct {
+		ranks *stages.Replicas
+		want  int // allocations
+	}{
+		{nil, 1},
+		{stages.OnPaper(sharded, stages.Exchanging{}), 1},
+		{stages.OnPaper(sharded, stages.Exchanging{Early: true}), 4},
+		{stages.OnPaper(sharded, stages.Exchanging{Early: true, Streamed: true}), 6},
+	} {
+		m, err := transformer.New(d, c, transformer.Head{}, transformer.Options{Own: tt.ranks.Own()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := devicetest.OutOfMemory(t, d, func() (func() error, error) {
+			e, err := stages.NewEncoder(pipeline.New("g"), m, 0, -1, 1, stages.With(tt.ranks))
+			if err != nil {
+				return nil, err
+			}
+			return e.Close, nil
+		})
+		if n != tt.want {
+			t.Errorf("%d allocations, want %d", n, tt.want)
+		}
+		if err := m.Free(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

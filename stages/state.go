@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -246,7 +247,7 @@ func (e *Encoder) fits(c *checkpoint.Checkpoint) error {
 		}
 		delete(shapes, p.Name)
 	}
-	for name := range shapes {
+	for _, name := range slices.Sorted(maps.Keys(shapes)) {
 		return fmt.Errorf("the checkpoint has a parameter %q, which the model does not train", name)
 	}
 	if got, want := fmt.Sprint(c.Vectors), fmt.Sprint(e.Vectors()); got != want {

@@ -38,14 +38,14 @@ func (e *Encoder) openStreamed() error {
 	var slots []*slot
 	for range n {
 		x := &slot{}
+		slots, e.buffers = append(slots, x), append(e.buffers, x)
 		if err := e.grow(&x.mem, 1, e.longestPart()); err != nil {
 			return err
 		}
-		slots = append(slots, x)
 	}
 	e.wordsSlot = &slot{}
 	e.layers, e.words = newHandover(slots...), newHandover(e.wordsSlot)
-	e.buffers = append(append(e.buffers, slots...), e.wordsSlot)
+	e.buffers = append(e.buffers, e.wordsSlot)
 	e.feed = &feed{e: e}
 	e.Model.Feed = e.feed
 	e.ranks.keepFrom = func(b *Batch) int {

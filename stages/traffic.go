@@ -3,6 +3,7 @@ package stages
 import (
 	"contraflow/collective"
 	"contraflow/gpustage"
+	"contraflow/pipeline"
 	"contraflow/stages/transformer"
 )
 
@@ -156,6 +157,9 @@ const (
 	FetchForEmbed    = "fetch for embed"
 	FetchForBackward = "fetch for backward"
 )
+
+// StepStages are the stages by which a step of a training graph is measured.
+var StepStages = pipeline.StepStages{Last: "backward", End: "update"}
 
 // Call is a data collective that a stage issues.
 type Call struct {

@@ -158,7 +158,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		return pipeline.Port[StepResult]{}, fmt.Errorf("stages: %w", err)
 	}
 	e.ranks.tell("the update", Settings(u))
-	s := g.Stage("update", e.on(), pipeline.At(pipeline.Step))
+	s := g.Stage(StepStages.End, e.on(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)
 	losses := pipeline.Collect(s, "losses", grads)
 	totals := pipeline.In(s, "totals", e.totals(g, grads))

@@ -272,8 +272,17 @@ func TestUpdateChecked(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, nil); err == nil || !strings.Contains(err.Error(), "no loss: it is nil") {
-		t.Error(err)
+	for _, tt := range []struct {
+		loss loss.Loss
+		want string // of Build
+	}{
+		{nil, `graph "wired": stage "loss": stages.Loss has been given no loss: it is nil`},
+		{loss.Triplet{Margin: -1}, `graph "wired": stage "loss": margin is -1, want 0 or more`},
+		{loss.Groups{Name: "lisst_mle"}, `graph "wired": stage "loss": there is no loss "lisst_mle" for rerankers: want cross_entropy, `},
+	} {
+		if _, err := wire(t.Context(), p, nil, wiring{}, p.text, plain, tt.loss); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+			t.Errorf("%v, want %q", err, tt.want)
+		}
 	}
 	if _, err := stages.NewEncoder(pipeline.New("none"), nil, 0, 0, 0); err == nil || !strings.Contains(err.Error(), "no model") {
 		t.Error(err)

@@ -3,6 +3,7 @@ package tokenize
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"unicode/utf8"
@@ -42,6 +43,19 @@ type bpeConfig struct {
 	byteLevel    bool
 }
 
+// sameID is the error of a vocabulary in which tokens have one id: the first two that do, in the order of texts.
+func sameID(vocab map[string]int32) error {
+	texts := map[int32]string{}
+	for _, text := range slices.Sorted(maps.Keys(vocab)) {
+		id := vocab[text]
+		if other, ok := texts[id]; ok {
+			return fmt.Errorf("vocab: tokens %q and %q have one id, %d", other, text, id)
+		}
+		texts[id] = text
+	}
+	return nil
+}
+
 func newBPE(c bpeConfig) (*bpe, error) {
 	m := &bpe{byteLevel: c.byteLevel, unknown: -1, fuse: c.fuse, cache: newWordCache(len(c.vocab))}
 	if c.unknown != nil {
@@ -55,13 +69,13 @@ func newBPE(c bpeConfig) (*bpe, error) {
 		m.bytes = byteTokens(c.vocab)
 	}
 	// What is joined is told by its id: each id must be one text.
-	texts := make(map[int32]string, len(c.vocab))
+	seen := make(map[int32]bool, len(c.vocab))
 	var chars pageBuilder[uint32]
 	for text, id := range c.vocab {
-		if other, ok := texts[id]; ok {
-			return nil, fmt.Errorf("vocab: tokens %q and %q have one id, %d", min(text, other), max(text, other), id)
+		if seen[id] {
+			return nil, sameID(c.vocab)
 		}
-		texts[id] = text
+		seen[id] = true
 		if r, size := utf8.DecodeRuneInString(text); size > 0 && size == len(text) {
 			chars.or(r, uint32(id)+1)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -213,7 +214,8 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 	}
 	c.namedExtra = len(file.Extra) > 2 && file.Extra[0] == '{'
 	ids := map[string]int{}
-	for key, token := range file.Added {
+	for _, key := range slices.Sorted(maps.Keys(file.Added)) {
+		token := file.Added[key]
 		id, err := strconv.Atoi(key)
 		if err != nil {
 			return nil, fmt.Errorf("%s: added_tokens_decoder: key %q is not an id", fileConfig, key)
@@ -231,7 +233,7 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 			if err := decodeJSON(data, &ids); err != nil {
 				return nil, fmt.Errorf("%s: %w", fileAdded, err)
 			}
-			for token := range ids {
+			for _, token := range slices.Sorted(maps.Keys(ids)) {
 				special := slices.ContainsFunc(c.extra, func(e configToken) bool { return e.Content == token })
 				for _, s := range bertSpecials {
 					special = special || c.special(s.key) == token
@@ -240,7 +242,7 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 			}
 		}
 	}
-	slices.SortFunc(c.added, func(a, b addedToken) int { return ids[a.Content] - ids[b.Content] })
+	slices.SortStableFunc(c.added, func(a, b addedToken) int { return ids[a.Content] - ids[b.Content] })
 	return c, nil
 }
 

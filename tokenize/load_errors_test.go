@@ -55,6 +55,7 @@ func TestComponentErrors(t *testing.T) {
 		{model(`{"type": "BPE", "vocab": {"a": 0}}`), `model: BPE needs vocab`, false},
 		{model(`{"type": "BPE", "vocab": [["a", 0]], "merges": []}`), `model: BPE needs vocab`, false},
 		{model(`{"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []}`), `vocab: tokens "a" and "b" have one id, 0`, false},
+		{model(`{"type": "BPE", "vocab": {"f": 1, "e": 1, "d": 1, "c": 0, "b": 0, "a": 2}, "merges": []}`), `vocab: tokens "b" and "c" have one id, 0`, false},
 		{model(`{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}`), `merges: number 0 joins "a" and "b": token "ab" is not in the vocabulary`, false},
 		{model(`{"type": "BPE", "vocab": {"a": 0, "": 1}, "merges": [["a", ""]]}`), `merges: number 0 joins "a" and "": one is empty`, false},
 		{model(`{"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}`), `merges: number 0 is "a": want two tokens`, false},

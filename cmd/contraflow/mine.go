@@ -50,9 +50,9 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 			if err := errors.Join(m.settle(cmd), m.bad.check()); err != nil {
 				return err
 			}
-			for flag, of := range map[string]string{"sigmoid": "cross-encoder", "corpus-column": "corpus"} {
-				if cmd.Flags().Changed(flag) && !cmd.Flags().Changed(of) {
-					return usageError{fmt.Errorf("--%s is of --%s, which is not given", flag, of)}
+			for _, x := range []struct{ flag, of string }{{"sigmoid", "cross-encoder"}, {"corpus-column", "corpus"}} {
+				if cmd.Flags().Changed(x.flag) && !cmd.Flags().Changed(x.of) {
+					return usageError{fmt.Errorf("--%s is of --%s, which is not given", x.flag, x.of)}
 				}
 			}
 			if err := separate("--output", m.output, slices.Concat(m.input, m.corpus)...); err != nil {

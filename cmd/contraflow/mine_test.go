@@ -128,6 +128,7 @@ func TestMine(t *testing.T) {
 		"what is written is parquet":                           {"--output", at("mined.jsonl")},
 		"--sigmoid is of --cross-encoder, which is not given":  {"--sigmoid"},
 		"--corpus-column is of --corpus, which is not given":   {"--corpus-column", "text"},
+		"contraflow: --sigmoid is of --cross-encoder":          {"--corpus-column", "text", "--sigmoid"}, // always, though both are wrong
 		"other scores matter only with a margin":               {"--cross-encoder", teacher},
 		"--sampling is \"some\", want top or random":           {"--sampling", "some"},
 		"the range 0 to 1 has no room for 2 negatives":         {"--range-max", "1"},

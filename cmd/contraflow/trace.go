@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/pipeline"
+	"contraflow/stages"
 )
 
 func newTrace() *cobra.Command {
@@ -89,5 +90,5 @@ func summarize(warn io.Writer, file string) (*pipeline.TraceSummary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return pipeline.Summary(pipeline.Spans(events)), nil
+	return pipeline.Summary(pipeline.Spans(events), stages.StepStages), nil
 }

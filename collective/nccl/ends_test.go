@@ -29,7 +29,7 @@ func alone(t *testing.T, lib *library, comms int, onDevice func() error) (*watch
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
-	w := &watch{client: client, quit: make(chan struct{}), onDevice: onDevice}
+	w := &watch{client: client, quit: make(chan struct{}), onDevice: onDevice, patience: abortTakes}
 	w.tasks.Go(w.abortAll)
 	var all []*transport
 	for k := range comms {
@@ -117,5 +117,48 @@ func TestAbortsAtOnce(t *testing.T) {
 	w.tasks.Wait()
 	if took := time.Since(start); aborting.Load() != n || took > 4*time.Second {
 		t.Errorf("%d of %d were aborted in %v: one waits for another", aborting.Load(), n, took)
+	}
+}
+
+// never is a point that a stream does not come to before it is closed.
+type never chan struct{}
+
+func (n never) Sync() error { <-n; return nil }
+
+// What neither ends nor can be aborted is left to itself, whether the job has failed by it or before: a world can be closed.
+func TestEndsWithoutAbort(t *testing.T) {
+	for name, deadline := range map[string]time.Duration{"a peer fails": time.Minute, "it takes too long": 50 * time.Millisecond} {
+		end := make(never)
+		lib := &library{abort: purego.NewCallback(func(uintptr) uintptr { <-end; return uintptr(success) })}
+		w, comms := alone(t, lib, 1, nil)
+		w.patience, w.client.Deadline = 200*time.Millisecond, deadline
+		x := comms[0]
+		if err := w.client.Register(x.Name, x.Ranks); err != nil {
+			t.Fatal(err)
+		}
+		x.calls = make(chan call, ahead)
+		w.tasks.Go(x.oversee)
+		for k := range ahead / 2 {
+			x.calls <- call{end, k, "a call", time.Now()}
+		}
+		if deadline == time.Minute {
+			w.client.Fate().Fail(0, errors.New("on purpose"))
+		}
+		closed := make(chan error, 1)
+		go func() {
+			<-w.client.Fate().Done()
+			err := x.Close()
+			w.tasks.Wait()
+			closed <- err
+		}()
+		select {
+		case err := <-closed:
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s: closing waits for what does not end", name)
+		}
+		close(end)
 	}
 }

@@ -5,6 +5,8 @@ package nccl
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -93,14 +95,15 @@ func load(name string) (*library, error) {
 		return nil, fmt.Errorf("%w: %v: install it (Debian: libnccl2; pip: nvidia-nccl-cu12) and, if the loader does not find it, set CONTRAFLOW_NCCL to its file", ErrUnavailable, err)
 	}
 	l := &library{name: name}
-	for symbol, f := range map[string]*uintptr{
+	symbols := map[string]*uintptr{
 		"ncclGetVersion": &l.getVersion, "ncclGetUniqueId": &l.getUniqueID,
 		"ncclGetErrorString": &l.getErrorString, "ncclGetLastError": &l.getLastError,
 		"ncclGroupStart": &l.groupStart, "ncclGroupEnd": &l.groupEnd, "ncclSend": &l.send, "ncclRecv": &l.recv,
 		"ncclAllGather": &l.allGather, "ncclBroadcast": &l.broadcast, "ncclCommGetAsyncError": &l.asyncError,
 		"ncclCommFinalize": &l.finalize, "ncclCommDestroy": &l.destroy, "ncclCommAbort": &l.abort,
-	} {
-		if *f, err = purego.Dlsym(handle, symbol); err != nil {
+	}
+	for _, symbol := range slices.Sorted(maps.Keys(symbols)) {
+		if *symbols[symbol], err = purego.Dlsym(handle, symbol); err != nil {
 			return nil, fmt.Errorf("%w: %s: %v", ErrUnavailable, name, err)
 		}
 	}

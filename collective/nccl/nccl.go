@@ -44,7 +44,7 @@ func Open(ctx context.Context, job launch.Job, opts ...Option) (collective.World
 	if err != nil {
 		return nil, err
 	}
-	w := &watch{client: client, quit: make(chan struct{}), onDevice: o.onDevice}
+	w := &watch{client: client, quit: make(chan struct{}), onDevice: o.onDevice, patience: abortTakes}
 	w.tasks.Go(w.abortAll)
 	open := func(ctx context.Context, m *remote.Member, share func([]byte) ([]byte, error)) (remote.Transport, error) {
 		t := &transport{Member: m, lib: lib, watch: w}
@@ -99,7 +99,8 @@ type watch struct {
 	client   *remote.Client
 	quit     chan struct{}
 	tasks    sync.WaitGroup
-	onDevice func() error // may be nil
+	onDevice func() error  // may be nil
+	patience time.Duration // with an abort, and with what it is to end
 
 	mu    sync.Mutex
 	comms []*transport
@@ -149,7 +150,7 @@ func (w *watch) thread(f func(err error) error) <-chan error {
 	return done
 }
 
-// abortTakes is how long is waited for an abort. NCCL promises no end of it.
+// abortTakes is how long is waited for an abort, and for calls on a GPU to end by it. NCCL promises no end of either.
 const abortTakes = 10 * time.Second
 
 // call is a collective under way on a GPU.
@@ -258,7 +259,7 @@ func (t *transport) abort() {
 	})
 	select {
 	case <-done:
-	case <-time.After(abortTakes):
+	case <-time.After(t.watch.patience):
 	}
 }
 
@@ -314,6 +315,10 @@ func (t *transport) end(name string, f uintptr, last bool) error {
 	}
 }
 
+// ahead is how many calls the host may be ahead of its GPU: more than a step issues of resident parameters. Of streamed ones it issues some for each
+// layer of each sub-batch; the host then waits here for the GPU, until oversee gives up what takes too long.
+const ahead = 1024
+
 // run issues NCCL calls, as a group, and returns when NCCL has enqueued them; on a processor, when they are done.
 func (t *transport) run(c *engine.Call, issue func(comm, stream uintptr) result) error {
 	stream := uintptr(0)
@@ -332,7 +337,7 @@ func (t *transport) run(c *engine.Call, issue func(comm, stream uintptr) result)
 		return nil
 	}
 	if t.calls == nil {
-		t.calls = make(chan call, 1024) // more than a step issues
+		t.calls = make(chan call, ahead)
 		t.watch.tasks.Go(t.oversee)
 	}
 	t.calls <- call{c.Stream.Record(), int(c.Seq), c.String(), time.Now()}
@@ -365,24 +370,36 @@ func (t *transport) submit(stream uintptr, issue func(comm, stream uintptr) resu
 	return nil
 }
 
-// oversee waits for each call on a GPU, and ends the job if one takes too long.
+// oversee waits for each call on a GPU, and ends the job if one takes too long. What is under way when a job has failed ends by its abort, or is
+// left to itself: nobody waits for ever.
 func (t *transport) oversee() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	var until time.Time // of a job that has failed
 	for c := range t.calls {
+		if !until.IsZero() && !time.Now().Before(until) {
+			continue
+		}
 		done := make(chan struct{})
-		go func() { // ends: an aborted call does
+		go func() { // ends with the call
 			_ = c.event.Sync() // its stream has the error as well
 			close(done)
 		}()
-		timer.Reset(t.Client.Deadline - time.Since(c.since))
+		if until.IsZero() {
+			timer.Reset(t.Client.Deadline - time.Since(c.since))
+			select {
+			case <-done:
+				continue
+			case <-t.Client.Fate().Done():
+			case <-timer.C:
+				_ = t.Client.Late(t.Name, c.seq, c.what)
+			}
+			until = time.Now().Add(t.watch.patience)
+		}
+		timer.Reset(time.Until(until))
 		select {
 		case <-done:
-		case <-t.Client.Fate().Done():
-			<-done
 		case <-timer.C:
-			_ = t.Client.Late(t.Name, c.seq, c.what)
-			<-done
 		}
 	}
 }

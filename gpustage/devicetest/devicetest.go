@@ -207,25 +207,25 @@ func download(t *testing.T, s gpustage.Stream, x gpustage.Tensor) []float64 {
 	case gpustage.F32:
 		vs := make([]float32, x.Len())
 		s.CopyOut(gpustage.Bytes(vs), x)
-		sync(t, s)
+		done(t, s)
 		for _, v := range vs {
 			out = append(out, float64(v))
 		}
 	case gpustage.F64:
 		out = make([]float64, x.Len())
 		s.CopyOut(gpustage.Bytes(out), x)
-		sync(t, s)
+		done(t, s)
 	case gpustage.I32:
 		vs := make([]int32, x.Len())
 		s.CopyOut(gpustage.Bytes(vs), x)
-		sync(t, s)
+		done(t, s)
 		for _, v := range vs {
 			out = append(out, float64(v))
 		}
 	case gpustage.BF16:
 		vs := make([]uint16, x.Len())
 		s.CopyOut(gpustage.Bytes(vs), x)
-		sync(t, s)
+		done(t, s)
 		for _, v := range vs {
 			out = append(out, float64(gpustage.FromBF16(v)))
 		}
@@ -233,7 +233,7 @@ func download(t *testing.T, s gpustage.Stream, x gpustage.Tensor) []float64 {
 	return out
 }
 
-func sync(t *testing.T, s gpustage.Stream) {
+func done(t *testing.T, s gpustage.Stream) {
 	t.Helper()
 	if err := s.Sync(); err != nil {
 		t.Fatal(err)
@@ -248,8 +248,8 @@ func (f *fixture) run(op func(gpustage.Stream, picker)) {
 	f.t.Helper()
 	op(f.s, func(a *arg) gpustage.Tensor { return a.dev })
 	op(f.ref, func(a *arg) gpustage.Tensor { return a.ref })
-	sync(f.t, f.s)
-	sync(f.t, f.ref)
+	done(f.t, f.s)
+	done(f.t, f.ref)
 }
 
 // check compares an output: |got - want| <= tolerance * epsilon * (1 + |want|). Where want is not finite, got must be the

@@ -76,7 +76,7 @@ func (l *largeTest) run(name string, f func(*largeTest)) {
 		x := *l
 		x.t = t
 		f(&x)
-		sync(t, l.s)
+		done(t, l.s)
 	})
 }
 
@@ -152,7 +152,7 @@ func (l *largeTest) bytes(x gpustage.Tensor, f func(lo int, b []byte)) {
 		hi := min(x.Cols, lo+chunk)
 		part := b[:(hi-lo)*x.DType.Size()]
 		l.s.CopyOut(part, x.Columns(lo, hi))
-		sync(l.t, l.s)
+		done(l.t, l.s)
 		f(lo, part)
 	}
 }
@@ -173,7 +173,7 @@ func (l *largeTest) same(what string, got, want gpustage.Tensor) {
 		}
 		w := make([]byte, len(g))
 		l.s.CopyOut(w, all(want).Columns(lo, lo+len(g)/size))
-		sync(l.t, l.s)
+		done(l.t, l.s)
 		if bytes.Equal(g, w) {
 			return
 		}

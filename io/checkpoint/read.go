@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -204,7 +205,7 @@ func (c *Checkpoint) complete() error {
 			}
 		}
 	}
-	for key := range c.index {
+	for _, key := range slices.Sorted(maps.Keys(c.index)) {
 		if !want[key] {
 			return fmt.Errorf("%s belongs to no parameter", key)
 		}

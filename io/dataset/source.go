@@ -154,7 +154,7 @@ type blockRef struct {
 // Close releases those temporary files.
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
-func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
+func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err error) {
 	if src.Query == "" || src.Positive == "" && src.Label == "" && src.Teacher == "" && !src.Raw {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
 	}
@@ -170,38 +170,36 @@ func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
 		return nil, err
 	}
 	d := &Dataset{src: src}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
 	if err := d.nameColumns(); err != nil {
 		return nil, err
 	}
 	if err := d.openFiles(ctx, paths, limit); err != nil {
-		d.Close()
 		return nil, err
 	}
 	if err := d.settleColumns(); err != nil {
-		d.Close()
 		return nil, err
 	}
 	if err := d.settleTokens(); err != nil {
-		d.Close()
 		return nil, err
 	}
 	if !src.Raw {
 		if err := d.hashPages(ctx); err != nil {
-			d.Close()
 			return nil, err
 		}
 	}
 	d.makeBlocks(limit)
 	if d.Rows() == 0 {
-		d.Close()
 		return nil, fail(ErrNoFiles, "%s: no rows", strings.Join(src.Paths, ", "))
 	}
 	if err := d.checkLists(ctx); err != nil {
-		d.Close()
 		return nil, err
 	}
 	if err := d.countTexts(ctx); err != nil {
-		d.Close()
 		return nil, err
 	}
 	return d, nil
@@ -454,9 +452,6 @@ func (d *Dataset) pick(dst []int, seed uint64, epoch int, row int64, role, n int
 	}
 	return choose(dst, seed, epoch, row, role, n, d.roles[role].picks)
 }
-
-// texts returns the source columns that hold texts.
-func (d *Dataset) texts() []sourceColumn { return d.sources[:d.firstNumber] }
 
 // openFiles opens all files, several at once. The error is the first file's that has one.
 func (d *Dataset) openFiles(ctx context.Context, paths []string, limit blockLimit) error {

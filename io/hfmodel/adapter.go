@@ -116,13 +116,12 @@ func (a *Adapter) readConfig(o *object) error {
 	a.Alpha = 8 // PEFT's, where the file does not say
 	var kind, bias string
 	var targets json.RawMessage
-	for key, into := range map[string]any{
+	err := o.getAll(map[string]any{
 		"peft_type": &kind, "base_model_name_or_path": &a.Base, "revision": &a.Revision, "r": &a.Rank, "lora_alpha": &a.Alpha,
 		"lora_dropout": &a.Dropout, "use_rslora": &a.RSLoRA, "target_modules": &targets, "modules_to_save": &a.Save, "bias": &bias,
-	} {
-		if _, err := o.get(key, into); err != nil {
-			return err
-		}
+	})
+	if err != nil {
+		return err
 	}
 	if kind != "LORA" {
 		return fmt.Errorf("peft_type %q is not supported; LORA is", kind)

@@ -63,13 +63,12 @@ func openDense(dir, path string) (Dense, error) {
 	}
 	d.json = o
 	activation, input, output, residual := "torch.nn.modules.activation.Tanh", "sentence_embedding", "", false
-	for key, into := range map[string]any{
+	err = o.getAll(map[string]any{
 		"in_features": &d.In, "out_features": &d.Out, "bias": &d.Bias, "activation_function": &activation,
 		"module_input_name": &input, "module_output_name": &output, "use_residual": &residual,
-	} {
-		if _, err := o.get(key, into); err != nil {
-			return d, fmt.Errorf("%s: %w", file, err)
-		}
+	})
+	if err != nil {
+		return d, fmt.Errorf("%s: %w", file, err)
 	}
 	ok := false
 	if strings.HasPrefix(activation, "torch.nn.") {

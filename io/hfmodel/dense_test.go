@@ -42,6 +42,17 @@ func denseFolderOf(t *testing.T) string {
 	return dir
 }
 
+// Of several values that are wrong it is always the same that is told.
+func TestFirstMistake(t *testing.T) {
+	for range 20 {
+		dir := denseFolderOf(t)
+		put(t, dir, "2_Dense/config.json", `{"in_features": "a", "out_features": "b", "bias": "c", "activation_function": 4}`)
+		if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "activation_function: got 4") {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestDense(t *testing.T) {
 	f := open(t, denseFolderOf(t))
 	check := func(f *Folder, bias float32) {

@@ -436,13 +436,12 @@ func (f *Folder) readModelJSON() error {
 	}
 	f.modelJSON = o
 	var prompts map[string]*string
-	for key, into := range map[string]any{
+	err = o.getAll(map[string]any{
 		"prompts": &prompts, "default_prompt_name": &f.DefaultPromptName, "similarity_fn_name": &f.Similarity,
 		"truncate_dim": &f.TruncateDim,
-	} {
-		if _, err := o.get(key, into); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
 	}
 	for name, text := range prompts {
 		if text == nil {

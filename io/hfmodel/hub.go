@@ -315,8 +315,8 @@ func complete(snapshot string) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range shards {
-		if _, err := os.Stat(filepath.Join(f.TransformerDir, filepath.FromSlash(name))); err != nil {
+	for _, tensor := range sortedKeys(shards) {
+		if _, err := os.Stat(filepath.Join(f.TransformerDir, filepath.FromSlash(shards[tensor]))); err != nil {
 			return err
 		}
 	}

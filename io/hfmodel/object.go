@@ -68,6 +68,16 @@ func (o *object) clone() *object {
 	return c
 }
 
+// getAll gets several values, in the order of their keys: of several that are wrong it is the first that an error is about.
+func (o *object) getAll(into map[string]any) error {
+	for _, key := range sortedKeys(into) {
+		if _, err := o.get(key, into[key]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // get decodes a value into v and reports whether there is one that isn't null.
 func (o *object) get(key string, v any) (bool, error) {
 	raw, ok := o.values[key]

@@ -47,10 +47,8 @@ func (f *Folder) readLogitScore(file string) error {
 		return err
 	}
 	r := f.reranks()
-	for key, into := range map[string]**int32{"true_token_id": &r.TrueID, "false_token_id": &r.FalseID} {
-		if _, err := o.get(key, into); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
+	if err := o.getAll(map[string]any{"true_token_id": &r.TrueID, "false_token_id": &r.FalseID}); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
 	}
 	if r.TrueID == nil {
 		return fmt.Errorf("%s: no true_token_id", file)

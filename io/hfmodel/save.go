@@ -86,8 +86,8 @@ func writeModel(dir string, tokenizer func(dir string) error, files map[string][
 		if !hasTokenizer(tmp) {
 			return errors.New("the tokenizer wrote none of its files, such as tokenizer.json or vocab.txt")
 		}
-		for name, data := range files {
-			path := filepath.Join(tmp, filepath.FromSlash(name))
+		for _, name := range sortedKeys(files) {
+			data, path := files[name], filepath.Join(tmp, filepath.FromSlash(name))
 			if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 				return err
 			}
@@ -101,8 +101,8 @@ func writeModel(dir string, tokenizer func(dir string) error, files map[string][
 				return err
 			}
 		}
-		for name, tensors := range weights {
-			if err := safetensors.Write(filepath.Join(tmp, filepath.FromSlash(name)), tensors, map[string]string{"format": "pt"}); err != nil {
+		for _, name := range sortedKeys(weights) {
+			if err := safetensors.Write(filepath.Join(tmp, filepath.FromSlash(name)), weights[name], map[string]string{"format": "pt"}); err != nil {
 				return err
 			}
 		}

@@ -103,8 +103,8 @@ func shardMap(index []byte) (map[string]string, error) {
 	if len(v.WeightMap) == 0 {
 		return nil, errors.New("no weight_map, or an empty one")
 	}
-	for tensor, file := range v.WeightMap {
-		if err := checkPath(file); err != nil {
+	for _, tensor := range sortedKeys(v.WeightMap) {
+		if err := checkPath(v.WeightMap[tensor]); err != nil {
 			return nil, fmt.Errorf("tensor %q: file %w", tensor, err)
 		}
 	}

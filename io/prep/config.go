@@ -12,7 +12,7 @@ import (
 	"contraflow/tokenize"
 )
 
-// Config says what is prepared and how; PREP.yaml is this type. Zero values leave a step out.
+// Config says what is prepared and how; PREP.yaml is this type. Zero values leave a step out, or where one can't be without them are as in Default.
 type Config struct {
 	Input         []Input       `yaml:"input"`
 	Output        Output        `yaml:"output"`
@@ -57,7 +57,7 @@ type Normalize struct {
 
 // Filter drops rows of which a text does not pass.
 type Filter struct {
-	Unit     string   `yaml:"unit"` // of lengths: tokens, words or characters
+	Unit     string   `yaml:"unit"` // of lengths: tokens, words (also "") or characters
 	Query    Range    `yaml:"query"`
 	Document Range    `yaml:"document"` // positives and negatives
 	Script   Script   `yaml:"script"`
@@ -90,16 +90,16 @@ type Dedupe struct {
 // hashing: Bands x Rows minima per text, and rows that agree in a whole band are compared.
 type Near struct {
 	Column    string  `yaml:"column,omitempty"` // query, positive or row; "": no near-dedupe
-	Threshold float64 `yaml:"threshold"`        // Jaccard similarity of shingles from which rows are duplicates
-	Shingle   int     `yaml:"shingle"`          // words
-	Bands     int     `yaml:"bands"`
-	Rows      int     `yaml:"rows"`
+	Threshold float64 `yaml:"threshold"`        // Jaccard similarity of shingles from which rows are duplicates; 0: 0.8
+	Shingle   int     `yaml:"shingle"`          // words; 0: 3
+	Bands     int     `yaml:"bands"`            // 0: 20
+	Rows      int     `yaml:"rows"`             // 0: 6
 }
 
 // Decontaminate drops rows that share a run of Words words with an evaluation set, or are a shorter text of it as a whole.
 type Decontaminate struct {
 	Against []Against `yaml:"against,omitempty"`
-	Words   int       `yaml:"words"`
+	Words   int       `yaml:"words"` // 0: 13
 }
 
 // Against is a table of an evaluation set, and its columns of texts.
@@ -116,8 +116,8 @@ type Split struct {
 
 // Mix balances inputs by dropping rows (and repeating them, up to Repeat times, if that is above 1), after everything else.
 type Mix struct {
-	Kind   string  `yaml:"kind"`   // proportional: as they are; balanced: equal; weighted: by each input's share
-	Repeat float64 `yaml:"repeat"` // how often a row may occur at most, on average
+	Kind   string  `yaml:"kind"`   // proportional (also ""): as they are; balanced: equal; weighted: by each input's share
+	Repeat float64 `yaml:"repeat"` // how often a row may occur at most, on average; 0: once
 }
 
 // Tokenize adds ids, so that training needs no tokenizer's time.
@@ -159,8 +159,19 @@ type Problem struct{ Key, Text string }
 
 func (p Problem) Error() string { return p.Key + ": " + p.Text }
 
-// Check returns every mistake that can be seen without opening files. It names inputs that have no name.
+// complete puts defaults in the places of zero values that leave nothing out.
+func (c *Config) complete() {
+	d, n := Default(), &c.Dedupe.Near
+	c.Filter.Unit = cmp.Or(c.Filter.Unit, d.Filter.Unit)
+	c.Decontaminate.Words = cmp.Or(c.Decontaminate.Words, d.Decontaminate.Words)
+	c.Mix.Kind, c.Mix.Repeat = cmp.Or(c.Mix.Kind, d.Mix.Kind), cmp.Or(c.Mix.Repeat, d.Mix.Repeat)
+	n.Threshold, n.Shingle = cmp.Or(n.Threshold, d.Dedupe.Near.Threshold), cmp.Or(n.Shingle, d.Dedupe.Near.Shingle)
+	n.Bands, n.Rows = cmp.Or(n.Bands, d.Dedupe.Near.Bands), cmp.Or(n.Rows, d.Dedupe.Near.Rows)
+}
+
+// Check returns every mistake that can be seen without opening files. It names inputs that have no name, and completes what Default has.
 func (c *Config) Check() (found []Problem) {
+	c.complete()
 	bad := func(key, format string, args ...any) {
 		found = append(found, Problem{key, fmt.Sprintf(format, args...)})
 	}
@@ -219,11 +230,13 @@ func (c *Config) Check() (found []Problem) {
 	if c.Filter.Unit == "tokens" && c.Tokenize.Model == "" {
 		bad("filter.unit", "is tokens, which takes tokenize.model")
 	}
-	for key, r := range map[string]Range{"filter.query": c.Filter.Query, "filter.document": c.Filter.Document} {
+	lengths := func(key string, r Range) {
 		if r.Min < 0 || r.Max < 0 || r.Max > 0 && r.Max < r.Min {
 			bad(key, "from %d to %d holds nothing", r.Min, r.Max)
 		}
 	}
+	lengths("filter.query", c.Filter.Query)
+	lengths("filter.document", c.Filter.Document)
 	if s := c.Filter.Script; s.Name != "" || s.Share != 0 {
 		if _, ok := scripts(s.Name); !ok {
 			bad("filter.script.name", "%q is no script of Unicode, such as Latin, Cyrillic or Han", s.Name)
@@ -232,13 +245,15 @@ func (c *Config) Check() (found []Problem) {
 			bad("filter.script.share", "is %v, want a share above 0 and at most 1", s.Share)
 		}
 	}
-	for key, list := range map[string][]string{"filter.require": c.Filter.Require, "filter.reject": c.Filter.Reject} {
+	expressions := func(key string, list []string) {
 		for i, e := range list {
 			if _, err := regexp.Compile(e); err != nil {
 				bad(fmt.Sprintf("%s[%d]", key, i), "%v", err)
 			}
 		}
 	}
+	expressions("filter.require", c.Filter.Require)
+	expressions("filter.reject", c.Filter.Reject)
 	texts := []string{"row", "query", "positive"}
 	if len(c.Input) > 0 && c.Input[0].Positive == "" {
 		texts = texts[:2]
@@ -272,7 +287,7 @@ func (c *Config) Check() (found []Problem) {
 		bad("mix.repeat", "is %v, want 1 to 1000", c.Mix.Repeat)
 	}
 	if m := c.Tokenize.MaxLength; c.Tokenize.Model != "" && (m.Query < 0 || m.Document < 0) {
-		bad("tokenize.max_length", "is {query: %d, document: %d}, want at least 1", m.Query, m.Document)
+		bad("tokenize.max_length", "is {query: %d, document: %d}, want at least 1, or for static embeddings 0, which leaves texts whole", m.Query, m.Document)
 	}
 	if c.Samples < 0 {
 		bad("samples", "is %d, want at least 0", c.Samples)

@@ -40,9 +40,9 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 		return fmt.Errorf("%s is a reranker (its class is %s), and merging is for embedding models: PEFT's merge_and_unload merges this one, and "+
 			"contraflow train saves rerankers with LoRA's factors merged", f.Base.Dir, f.Architecture())
 	}
-	for what, dir := range map[string]string{"adapter": f.Dir, "base model": f.Base.Dir} {
-		if same, err := overlap(out, dir); err != nil || same {
-			return errors.Join(err, fmt.Errorf("%s would replace the %s in %s: choose another folder", out, what, dir))
+	for _, x := range []struct{ what, dir string }{{"adapter", f.Dir}, {"base model", f.Base.Dir}} {
+		if same, err := overlap(out, x.dir); err != nil || same {
+			return errors.Join(err, fmt.Errorf("%s would replace the %s in %s: choose another folder", out, x.what, x.dir))
 		}
 	}
 	head, err := TrainableHead(f, "", nil)

@@ -3,6 +3,7 @@ package embedder
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -120,7 +121,7 @@ func checkWeights(weights map[string]float64) error {
 	for _, part := range loss.M3Parts {
 		ws = append(ws, weights[part])
 	}
-	for part := range weights {
+	for _, part := range slices.Sorted(maps.Keys(weights)) {
 		if !slices.Contains(loss.M3Parts, part) {
 			return fmt.Errorf("a weight of %q, which is none of the parts %v", part, loss.M3Parts)
 		}

@@ -151,10 +151,13 @@ func (b *Batch) check() error {
 	case len(b.Teacher) > 0 && (hi == lo || len(b.Teacher)%(hi-lo) != 0):
 		return fmt.Errorf("%d rows have %d numbers of a teacher's embeddings, want as many for each", hi-lo, len(b.Teacher))
 	}
-	for what, vs := range map[string][]float64{"label": b.Labels, "score": b.Scores} {
-		for i, v := range vs {
+	for _, of := range []struct {
+		what string
+		vs   []float64
+	}{{"label", b.Labels}, {"score", b.Scores}} {
+		for i, v := range of.vs {
 			if v-v != 0 {
-				return fmt.Errorf("%s %d is %v", what, i, v)
+				return fmt.Errorf("%s %d is %v", of.what, i, v)
 			}
 		}
 	}

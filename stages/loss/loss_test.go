@@ -300,6 +300,14 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	b := good()
+	b.Labels, b.Scores = []float64{1, math.NaN(), 0}, make([]float64, b.N()-b.Rows)
+	b.Scores[0] = math.Inf(1)
+	for range 20 { // of two mistakes it is always the same that is told
+		if _, err := (InfoNCE{}).Compute(s, a, b); err == nil || err.Error() != "label 1 is NaN" {
+			t.Fatalf("a label and a score that are no numbers: %v", err)
+		}
+	}
+	b = good()
 	gpustage.Slice[float32](b.Embeddings)[5] = float32(math.NaN())
 	if _, err := (InfoNCE{Dot: true}).Compute(s, a, b); !errors.Is(err, ErrNotFinite) {
 		t.Errorf("NaN in an embedding: %v", err)

@@ -451,7 +451,7 @@ func (l CoSENT) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 
 func checkNotNegative(what string, v float64) error {
 	if !(v >= 0) || math.IsInf(v, 0) {
-		return fmt.Errorf("%s is %v, want a positive number", what, v)
+		return fmt.Errorf("%s is %v, want 0 or more", what, v)
 	}
 	return nil
 }

@@ -32,8 +32,8 @@ import (
 // sentence-transformers' losses of CrossEncoder have these names, and the values are theirs. A group counts as its row's weight says, but
 // with rank_net and lambda as many times as it has pairs: they are means over a batch's pairs.
 type Groups struct {
-	Name      string
-	Scheme    string  // lambda: ndcg_loss2pp (also ""), ndcg_loss2, ndcg_loss1, lambda_rank
+	Name      GroupLoss
+	Scheme    Scheme  // lambda: NDCGLoss2PP if empty
 	K         int     // rank_net, lambda: pairs with a document among the first K by score; 0: all
 	Sigma     float64 // 0: 1
 	Mu        float64 // of ndcg_loss2pp; 0: 10
@@ -41,19 +41,46 @@ type Groups struct {
 	ByLabel   bool    // list_mle, p_list_mle
 }
 
-// GroupLosses are the names, and Schemes those of lambda's weights.
+// GroupLoss is one of the objectives of Groups.
+type GroupLoss string
+
+const (
+	GroupCrossEntropy GroupLoss = "cross_entropy"
+	GroupKL           GroupLoss = "kl"
+	GroupDistill      GroupLoss = "distill"
+	GroupListNet      GroupLoss = "list_net"
+	GroupListMLE      GroupLoss = "list_mle"
+	GroupPListMLE     GroupLoss = "p_list_mle"
+	GroupBCE          GroupLoss = "bce"
+	GroupMSE          GroupLoss = "mse"
+	GroupMarginMSE    GroupLoss = "margin_mse"
+	GroupRankNet      GroupLoss = "rank_net"
+	GroupLambda       GroupLoss = "lambda"
+)
+
+// Scheme is how lambda weights pairs, as sentence-transformers' classes of these names do.
+type Scheme string
+
+const (
+	NDCGLoss2PP Scheme = "ndcg_loss2pp"
+	NDCGLoss2   Scheme = "ndcg_loss2"
+	NDCGLoss1   Scheme = "ndcg_loss1"
+	LambdaRank  Scheme = "lambda_rank"
+)
+
+// GroupLosses and Schemes list them.
 var (
-	GroupLosses = []string{"cross_entropy", "kl", "distill", "list_net", "list_mle", "p_list_mle", "bce", "mse", "margin_mse", "rank_net", "lambda"}
-	Schemes     = []string{"ndcg_loss2pp", "ndcg_loss2", "ndcg_loss1", "lambda_rank"}
+	GroupLosses = []GroupLoss{GroupCrossEntropy, GroupKL, GroupDistill, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupRankNet, GroupLambda}
+	Schemes     = []Scheme{NDCGLoss2PP, NDCGLoss2, NDCGLoss1, LambdaRank}
 )
 
 // Check finds settings that make no sense.
 func (g Groups) Check() error {
 	switch {
 	case !slices.Contains(GroupLosses, g.Name):
-		return fmt.Errorf("there is no loss %q for rerankers", g.Name)
+		return fmt.Errorf("there is no loss %q for rerankers: want %s", g.Name, joinNames(GroupLosses))
 	case g.Scheme != "" && !slices.Contains(Schemes, g.Scheme):
-		return fmt.Errorf("there is no weighting %q", g.Scheme)
+		return fmt.Errorf("there is no weighting %q: want %s", g.Scheme, joinNames(Schemes))
 	case g.K < 0 || !(g.Sigma >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
 		return fmt.Errorf("%s: k, sigma, mu and pos_weight can't be negative", g.Name)
 	case g.Mu != 0 && g.Scheme != "" && g.Scheme != "ndcg_loss2pp":
@@ -63,7 +90,7 @@ func (g Groups) Check() error {
 }
 
 // Pairs tells that a loss is a mean over pairs of documents: of a step without any, there is nothing to learn, which is no error.
-func (g Groups) Pairs() bool { return g.Name == "rank_net" || g.Name == "lambda" }
+func (g Groups) Pairs() bool { return g.Name == GroupRankNet || g.Name == GroupLambda }
 
 // SplitsRows tells that Groups is a RowSplitter: groups don't see each other.
 func (Groups) SplitsRows() {}
@@ -73,7 +100,7 @@ func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size
 
 // CheckLabel finds a label that the objective has no meaning for.
 func (g Groups) CheckLabel(y float64) error {
-	if g.Name == "bce" && !(y >= 0 && y <= 1) {
+	if g.Name == GroupBCE && !(y >= 0 && y <= 1) {
 		return errors.New("bce takes labels from 0 to 1")
 	}
 	return nil
@@ -89,6 +116,9 @@ func (e *LabelError) Error() string { return fmt.Sprintf("row %d of the batch: %
 
 // Compute works on the host, in float64: a score is a number a document, beside which a model's pass over the document is long.
 func (g Groups) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	if err := g.Check(); err != nil {
+		return Result{}, err
+	}
 	if err := b.check(); err != nil {
 		return Result{}, err
 	}
@@ -171,13 +201,13 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 func (g Groups) ofGroup(s, l, d []float64) (sum, weight float64) {
 	n := float64(len(s))
 	switch g.Name {
-	case "cross_entropy":
+	case GroupCrossEntropy:
 		target := make([]float64, len(s))
 		target[0] = 1
 		sum = crossEntropy(s, target, d)
-	case "kl", "list_net":
+	case GroupKL, GroupListNet:
 		sum = crossEntropy(s, softmax(l), d)
-	case "distill":
+	case GroupDistill:
 		target := softmax(l)
 		sum = crossEntropy(s, target, d)
 		first, more := make([]float64, len(s)), make([]float64, len(s))
@@ -186,27 +216,27 @@ func (g Groups) ofGroup(s, l, d []float64) (sum, weight float64) {
 		for i := range d {
 			d[i] += more[i]
 		}
-	case "list_mle", "p_list_mle":
+	case GroupListMLE, GroupPListMLE:
 		sum = g.listMLE(s, l, d)
-	case "bce":
+	case GroupBCE:
 		pos := cmp.Or(g.PosWeight, 1)
 		for i := range s {
 			sum -= (pos*l[i]*logSigmoid(s[i]) + (1-l[i])*logSigmoid(-s[i])) / n
 			d[i] = ((1-l[i])*sigmoid(s[i]) - pos*l[i]*sigmoid(-s[i])) / n
 		}
-	case "mse":
+	case GroupMSE:
 		for i := range s {
 			e := s[i] - l[i]
 			sum, d[i] = sum+e*e/n, 2*e/n
 		}
-	case "margin_mse":
+	case GroupMarginMSE:
 		for j := 1; j < len(s); j++ {
 			e := (s[0] - s[j]) - (l[0] - l[j])
 			sum += e * e / (n - 1)
 			d[0] += 2 * e / (n - 1)
 			d[j] -= 2 * e / (n - 1)
 		}
-	default:
+	case GroupRankNet, GroupLambda:
 		return g.pairwise(s, l, d)
 	}
 	return sum, 1
@@ -235,7 +265,7 @@ func (g Groups) listMLE(s, l, d []float64) (sum float64) {
 	for i := range weights {
 		weights[i] = 1
 	}
-	if g.Name == "p_list_mle" {
+	if g.Name == GroupPListMLE {
 		// 2^(n-rank) - 1, scaled so that long lists don't overflow, as the peer has it.
 		total, scale := 0.0, math.Max(0, float64(n-127))
 		for i := range weights {
@@ -297,13 +327,13 @@ func (g Groups) pairwise(s, l, d []float64) (sum, pairs float64) {
 		}
 		gains := math.Abs(gain[i] - gain[j])
 		switch {
-		case g.Name == "rank_net":
+		case g.Name == GroupRankNet:
 			return 1
-		case g.Scheme == "ndcg_loss1":
+		case g.Scheme == NDCGLoss1:
 			return gain[i] / discount[i]
-		case g.Scheme == "ndcg_loss2":
+		case g.Scheme == NDCGLoss2:
 			return apart * gains
-		case g.Scheme == "lambda_rank":
+		case g.Scheme == LambdaRank:
 			return swapped * gains
 		}
 		return (mu*apart + swapped) * gains
@@ -311,7 +341,7 @@ func (g Groups) pairwise(s, l, d []float64) (sum, pairs float64) {
 	for i := range n {
 		for j := range n {
 			a, b := order[i], order[j]
-			if i >= k && j >= k || !(l[a] > l[b]) && (g.Name == "rank_net" || g.Scheme != "ndcg_loss1") {
+			if i >= k && j >= k || !(l[a] > l[b]) && (g.Name == GroupRankNet || g.Scheme != NDCGLoss1) {
 				continue
 			}
 			pairs++

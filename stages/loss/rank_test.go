@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,7 +62,7 @@ func TestGroupsGolden(t *testing.T) {
 	}
 	defer fast.Close()
 	scores := g.F64(t, "scores")
-	seen := map[string]bool{}
+	seen := map[GroupLoss]bool{}
 	for name, l := range meta.Cases {
 		if err := l.Check(); err != nil {
 			t.Fatal(err)
@@ -132,7 +133,7 @@ func TestGroupsRows(t *testing.T) {
 		}
 		return r, grad, err
 	}
-	for _, name := range []string{"bce", "rank_net", "lambda"} {
+	for _, name := range []GroupLoss{GroupBCE, GroupRankNet, GroupLambda} {
 		said, dSaid, err := run(Groups{Name: name}, func(*Batch) {})
 		if err != nil {
 			t.Fatal(err)
@@ -164,7 +165,10 @@ func TestGroupsRows(t *testing.T) {
 	if _, _, err := run(Groups{Name: "mse"}, func(b *Batch) { b.Scores[0] = 1e308; b.Weights = []float64{1e10, 1} }); err == nil || !strings.Contains(err.Error(), "not finite") {
 		t.Errorf("%v", err)
 	}
-	if err := (Groups{Name: "x"}).Check(); err == nil {
-		t.Error("x is a loss")
+	for _, l := range []Groups{{}, {Name: "lisst_mle"}, {Name: GroupLambda, Scheme: "ndcg_loss3"}, {Name: GroupRankNet, Sigma: math.NaN()}} {
+		said := l.Check()
+		if _, grad, err := run(l, func(*Batch) {}); said == nil || err == nil || err.Error() != said.Error() || slices.Max(grad) != 0 || slices.Min(grad) != 0 {
+			t.Errorf("%+v: gradient %v, %v; Check says %v", l, grad, err, said)
+		}
 	}
 }

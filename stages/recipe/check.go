@@ -93,12 +93,16 @@ func (c *checker) words(path string, words ...string) {
 	}
 }
 
-func (c *checker) positive(path string, v int) {
-	c.require(v > 0, path, "is %d, want at least 1", v)
+// texts are the words of a type of words.
+func texts[T ~string](words []T) (out []string) {
+	for _, w := range words {
+		out = append(out, string(w))
+	}
+	return out
 }
 
-func (c *checker) notYet(path string, ok bool, why string) {
-	c.require(ok, path, "not yet: %s", why)
+func (c *checker) positive(path string, v int) {
+	c.require(v > 0, path, "is %d, want at least 1", v)
 }
 
 func (c *checker) check(r *Recipe) {
@@ -172,7 +176,7 @@ func (c *checker) checkData(d *Data) {
 
 func (c *checker) checkBatch(b *Batch, datasets int) {
 	c.positive("batch.global_size", b.GlobalSize)
-	c.notYet("batch.one_dataset", b.OneDataset || datasets == 1, "each batch has the rows of one dataset")
+	c.require(b.OneDataset || datasets == 1, "batch.one_dataset", "not yet: each batch has the rows of one dataset")
 	c.positive("batch.accumulate", b.Accumulate)
 	c.words("batch.cache", "auto", "always", "never")
 	c.require(b.Cache != "never" || b.ReplayBudget == nil, "batch.replay_budget", "makes no sense with batch.cache: never, which keeps everything")

@@ -146,10 +146,6 @@ func (d *decoder) structure(path string, n *node, v reflect.Value) {
 			continue
 		}
 		seen[e.key] = e.at
-		if why, ok := notYet[indices.ReplaceAllString(full, "[]")]; ok && !d.strange {
-			d.fail(e.at, full, "not yet: %s", why)
-			continue
-		}
 		if f, tag, ok := field(v, e.key); ok && e.value.kind == null {
 			continue
 		} else if ok {

@@ -102,7 +102,7 @@ func summaryOf(t testing.TB, file string) *pipeline.TraceSummary {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pipeline.Summary(pipeline.Spans(events))
+	return pipeline.Summary(pipeline.Spans(events), stages.StepStages)
 }
 
 // A step's forecast adds up: without a cost of communication it is its computing, with nothing hidden it is both, and otherwise it lies between.

@@ -45,12 +45,12 @@ type Loss struct {
 	GatherAcrossDevices bool `yaml:"gather_across_devices"`
 
 	// Of a reranker; see loss.Groups.
-	Weighting string  `yaml:"weighting,omitempty"`
-	K         int     `yaml:"k,omitempty"`
-	Sigma     float64 `yaml:"sigma,omitempty"`
-	Mu        float64 `yaml:"mu,omitempty"`
-	PosWeight float64 `yaml:"pos_weight,omitempty"`
-	ByLabel   bool    `yaml:"by_label,omitempty"`
+	Weighting loss.Scheme `yaml:"weighting,omitempty"`
+	K         int         `yaml:"k,omitempty"`
+	Sigma     float64     `yaml:"sigma,omitempty"`
+	Mu        float64     `yaml:"mu,omitempty"`
+	PosWeight float64     `yaml:"pos_weight,omitempty"`
+	ByLabel   bool        `yaml:"by_label,omitempty"`
 
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
 	dataset  bool // it is a dataset's own
@@ -146,7 +146,7 @@ var commonOptions = []string{"name", "matryoshka", "gather_across_devices"}
 // kind is the loss that the recipe names; mnrl if it names none that there is.
 func (l *Loss) kind() lossKind {
 	if l.reranker {
-		return lossKind{names: []string{l.Name}, options: groupOptions[l.Name], reranker: true}
+		return lossKind{names: []string{l.Name}, options: groupOptions[loss.GroupLoss(l.Name)], reranker: true}
 	}
 	k := lossKinds[0]
 	for _, named := range lossKinds {
@@ -188,7 +188,7 @@ func having(option string, reranker bool) string {
 	}
 	for _, n := range loss.GroupLosses {
 		if slices.Contains(groupOptions[n], option) {
-			rerankers = append(rerankers, n)
+			rerankers = append(rerankers, string(n))
 		}
 	}
 	switch {
@@ -298,11 +298,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 		c.checkGuide(l, at)
 	}
 	if k.names[0] == "mnrl" {
-		var hardness []string
-		for _, h := range loss.HardnessModes {
-			hardness = append(hardness, string(h))
-		}
-		c.words(at+".hardness_mode", hardness...)
+		c.words(at+".hardness_mode", texts(loss.HardnessModes)...)
 		c.require(l.HardnessMode == "" || l.HardnessStrength != 0, at+".hardness_mode", "needs %s.hardness_strength", at)
 		c.require(l.HardnessMode != "" || l.HardnessStrength == 0, at+".hardness_strength", "needs %s.hardness_mode", at)
 		if err := (loss.InfoNCE{Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction"}).Check(); err != nil {

@@ -12,35 +12,11 @@ import (
 	"contraflow/collective/sim"
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/devicetest"
 	"contraflow/stages/recipe"
 )
 
-// counted is a processor that remembers what it has given out.
-type counted struct {
-	gpustage.Device
-	mu   sync.Mutex
-	held []gpustage.Memory
-	peak int
-}
-
-func (c *counted) Alloc(bytes int) (gpustage.Memory, error) {
-	m, err := c.Device.Alloc(bytes)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now, held := 0, c.held[:0]
-	for _, x := range append(c.held, m) {
-		if x.Bytes() > 0 { // what is freed has none
-			held, now = append(held, x), now+x.Bytes()
-		}
-	}
-	c.held, c.peak = held, max(c.peak, now)
-	return m, nil
-}
-
-var countedDevices = map[int]*counted{} // by rank
+var countedDevices = map[int]*devicetest.Counted{} // by rank
 
 func init() {
 	var mu sync.Mutex
@@ -51,7 +27,7 @@ func init() {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		c := &counted{Device: d}
+		c := &devicetest.Counted{Device: d}
 		countedDevices[share.Rank] = c
 		return c, nil
 	})
@@ -166,7 +142,7 @@ func TestMemoryOfLoss(t *testing.T) {
 	if _, err := x.Train(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if held, planned := int64(countedDevices[0].peak), x.Memory.Total()-x.Memory.Snapshot; held > planned+4096 { // the norm, and what else is a number
+	if held, planned := int64(countedDevices[0].Peak()), x.Memory.Total()-x.Memory.Snapshot; held > planned+4096 { // the norm, and what else is a number
 		t.Errorf("%d bytes are held, %d planned: %+v", held, planned, x.Memory)
 	}
 	if err := x.Close(); err != nil {
@@ -220,7 +196,7 @@ func testPlannedMemory(t *testing.T, dir, text, tuning string, modes [][2]string
 		}); err != nil {
 			t.Fatal(err)
 		}
-		measured := int64(countedDevices[0].peak)
+		measured := int64(countedDevices[0].Peak())
 		x, err := recipe.Open(ctx, r, recipe.Observer{})
 		if err != nil {
 			t.Fatal(err)
@@ -246,4 +222,47 @@ func testPlannedMemory(t *testing.T, dir, text, tuning string, modes [][2]string
 		last, whole = measured, max(whole, measured)
 	}
 	return whole
+}
+
+// Where memory is short a run gives back what it has got until then: whoever then tries with less has the device's memory.
+func TestOutOfMemory(t *testing.T) {
+	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, t.TempDir(), 2)), []string{
+		"mesh={replicate: 1}", "train.device=counted", "train.max_steps=1", "batch.global_size=8", "batch.sub_batch={rows: 4}", "model.max_length=8",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	d := countedDevices[0]
+	none := func() error { return nil } // to give back
+	for _, tt := range []struct {
+		what  string
+		open  func() error
+		least int // allocations
+	}{
+		{"graph", func() error { _, err := x.Graph(); return err }, 4},
+		{"calibrate", func() error { _, err := x.Calibrate(t.Context(), 1, 1); return err }, 6},
+	} {
+		if n := devicetest.OutOfMemory(t, d, func() (func() error, error) { return none, tt.open() }); n < tt.least {
+			t.Errorf("%s: %d allocations, want at least %d", tt.what, n, tt.least)
+		}
+	}
+	before := d.Held()
+	for n, refused := 1, true; refused; n += n/2 + 1 { // some of a great many
+		d.Refuse(n)
+		_, err := x.Verify(t.Context(), recipe.VerifyOptions{Rows: 2, Accumulate: []int{1}})
+		refused = d.Refused()
+		d.Refuse(0)
+		if held := d.Held(); refused != errors.Is(err, gpustage.ErrOutOfMemory) || held != before {
+			t.Errorf("allocation %d of verifying (refused: %v): %d bytes are still held, error %v", n, refused, held-before, err)
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -636,7 +637,7 @@ func (r Recipe) update(steps int) stages.Update {
 	if o.WarmupSteps != nil {
 		u.WarmupSteps = *o.WarmupSteps
 	} else {
-		u.WarmupSteps = int(o.WarmupRatio*float64(steps) + 0.999999) // rounded up, as transformers does
+		u.WarmupSteps = int(math.Ceil(o.WarmupRatio * float64(steps))) // as transformers does: 0.07 of 100 is a little more than 7
 	}
 	if o.Name == "sgd" {
 		u.Optimizer = optim.SGD{Momentum: o.Momentum, WeightDecay: o.WeightDecay}

@@ -48,7 +48,7 @@ func (r Rates) Of(tokensPerS float64) Rates {
 
 // Calibrate trains a few steps of the recipe on this rank alone, as one of so many ranks would, and returns what that took. The
 // model is not worth anything afterwards.
-func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
+func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (r Rates, err error) {
 	y := *x
 	y.ranks = nil
 	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)
@@ -68,6 +68,7 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
 	if err != nil {
 		return Rates{}, err
 	}
+	defer func() { err = errors.Join(err, enc.Close()) }()
 	p, err := g.Build(y.devices(y.device))
 	if err != nil {
 		return Rates{}, err
@@ -77,14 +78,14 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (Rates, error) {
 		defer mu.Unlock()
 		spans = append(spans, s)
 	}))
-	if err = errors.Join(err, enc.Close()); err != nil {
+	if err != nil {
 		return Rates{}, err
 	}
 	first := "0" // its memory is new: it counts only where there is no other
 	if steps < 2 {
 		first = "-"
 	}
-	r := rates(spans, first, float64(x.model.Layout.Trained()))
+	r = rates(spans, first, float64(x.model.Layout.Trained()))
 	r.Device = x.device.Info().Description
 	return r, nil
 }
@@ -255,7 +256,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			return durationOf(float64(tokens) * (again[item.Batch][item.Sub]*r.Forward + enc.Done(output)*r.Backward))
 		},
 	}
-	s := pipeline.Summary(p.Predict(work))
+	s := pipeline.Summary(p.Predict(work), stages.StepStages)
 	f.StepTime, f.Tail = s.StepTime, s.Tail
 	for _, st := range s.Stages {
 		if st.Lane == "host" && st.Busy/steps >= f.StepTime*9/10 {
@@ -269,7 +270,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
 	if y.sharding != (sharding{}) || serial || x.Recipe.Train.Sync == "every" {
 		clear(comm)
-		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work)).StepTime))
+		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work), stages.StepStages).StepTime))
 	}
 	return f, nil
 }

@@ -8,8 +8,7 @@
 //
 // A recipe is the first thing that a user gets wrong, so each error says where (file and line, or the --set argument), the full
 // key, and what was probably meant: the nearest key, the key's right section, or our name for another framework's. All
-// of them are reported at once, before anything is loaded. Keys that the design has and the code doesn't are refused as "not yet",
-// never ignored.
+// of them are reported at once, before anything is loaded.
 package recipe
 
 import (
@@ -271,9 +270,6 @@ func Default() Recipe {
 		Log:       Log{Every: 10},
 	}
 }
-
-// notYet are keys of the design whose code is still to come.
-var notYet = map[string]string{}
 
 // foreign maps other frameworks' names to ours.
 var foreign = map[string]string{

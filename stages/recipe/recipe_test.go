@@ -178,6 +178,7 @@ func TestWiring(t *testing.T) {
 		{"", 25, func(*told) {}},
 		{"", 30, func(w *told) { w.Update.WarmupSteps = 3 }}, // a tenth, rounded up as transformers does
 		{"", 31, func(w *told) { w.Update.WarmupSteps = 4 }},
+		{"optimizer.warmup_ratio=0.07", 100, func(w *told) { w.Update.WarmupSteps = 8 }}, // math.ceil(0.07 * 100)
 		{"optimizer.warmup_ratio=0", 25, func(w *told) { w.Update.WarmupSteps = 0 }},
 		{"optimizer.warmup_steps=7", 25, func(w *told) { w.Update.WarmupSteps = 7 }},
 		{"optimizer.lr=3", 25, func(w *told) { w.Update.LR = 3 }},

@@ -60,6 +60,8 @@ type Record struct {
 	Stages   []pipeline.StageSummary `json:"stages"`
 	Edges    []pipeline.EdgeSummary  `json:"edges"`
 	Step     []pipeline.Span         `json:"step"` // what ran in one step that took about as long as most
+
+	StepOmitted int `json:"step_omitted,omitempty"` // tasks that it had after these
 }
 
 const recordFile = "run.json"
@@ -157,7 +159,8 @@ func (r *recorder) write() error {
 	r.wrote = time.Now()
 	r.Seconds = time.Since(r.began).Seconds()
 	sum := r.totals.Summary()
-	r.StepTime, r.Stages, r.Edges, r.Step = sum.StepTime, sum.Stages, r.totals.Edges(), r.totals.Step()
+	r.StepTime, r.Stages, r.Edges = sum.StepTime, sum.Stages, r.totals.Edges()
+	r.Step, r.StepOmitted = r.totals.Step()
 	notes := map[string]pipeline.Annotation{}
 	for _, st := range r.Stages {
 		share := st.Busy.Seconds() / r.Seconds

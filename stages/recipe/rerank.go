@@ -17,12 +17,13 @@ import (
 // batch.global_size costs no replay and gives the same gradient: groups do not see each other.
 
 func (l Loss) groups() loss.Groups {
-	return loss.Groups{Name: l.Name, Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel}
+	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel}
 }
 
 // groupOptions are those of each of a reranker's losses.
-var groupOptions = map[string][]string{
-	"lambda": {"weighting", "mu", "k", "sigma"}, "rank_net": {"k", "sigma"}, "bce": {"pos_weight"}, "list_mle": {"by_label"}, "p_list_mle": {"by_label"},
+var groupOptions = map[loss.GroupLoss][]string{
+	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"},
+	loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"},
 }
 
 // checkReranker resolves what is otherwise for rerankers.
@@ -65,13 +66,13 @@ func (c *checker) checkGroups(l *Loss, at string) {
 	if c.find(at+".name") == nil {
 		l.Name = "cross_entropy"
 	} else {
-		c.words(at+".name", loss.GroupLosses...)
+		c.words(at+".name", texts(loss.GroupLosses)...)
 	}
-	c.words(at+".weighting", loss.Schemes...)
+	c.words(at+".weighting", texts(loss.Schemes)...)
 	l.reranker = true
 	c.options(l, at)
 	l.GatherAcrossDevices = false
-	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, l.Name) {
+	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, loss.GroupLoss(l.Name)) {
 		c.fail(at, "%v", err)
 	}
 }

@@ -122,8 +122,9 @@ const theGuide = "the guide"
 // are not there the hash is "none", so that one that comes or goes is noticed as well.
 func (x *Run) contents() (map[string]string, error) {
 	out := map[string]string{}
-	for name, path := range x.folder.Settings() {
-		h, err := hashFile(path)
+	settings := x.folder.Settings()
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		h, err := hashFile(settings[name])
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			h = "none"

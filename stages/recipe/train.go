@@ -71,8 +71,11 @@ func (x *Run) Graph() (*pipeline.Graph, error) {
 	if x.closed {
 		return nil, errClosed
 	}
-	g, _, err := x.graph(nil)
-	return g, err
+	g, enc, err := x.graph(nil)
+	if err != nil {
+		return nil, err
+	}
+	return g, enc.Close() // it does not run: what its steps would need is for whoever trains
 }
 
 // graph builds the training graph; without a log it does not run.
@@ -137,13 +140,18 @@ func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
 }
 
 // steps is the graph up to each step's result, of the rows that ingest's stage reads.
-func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (*pipeline.Graph, Ports, error) {
+func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (g *pipeline.Graph, ports Ports, err error) {
 	r := x.Recipe
-	g := pipeline.New("train")
+	g = pipeline.New("train")
 	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed, stages.With(x.ranks))
 	if err != nil {
 		return nil, Ports{}, err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, enc.Close())
+		}
+	}()
 	chunks := ingest(g, x.plan)
 	if x.own.row != nil {
 		chunks = pipeline.Map(g, "own", chunks, x.ownRows)
@@ -614,7 +622,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if err != nil {
 		return nil, err
 	}
-	log.totals = new(pipeline.Totals)
+	log.totals = &pipeline.Totals{By: stages.StepStages}
 	if err := log.record.begin(g, log.totals); err != nil {
 		return nil, fmt.Errorf("save.dir: %w", err)
 	}

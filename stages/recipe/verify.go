@@ -540,12 +540,16 @@ func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, err
 	}
 	// LoRA's B begins as zero, where A has no gradient: values that show something.
 	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 29))
-	return m, m.LoadFactors(s, func(p transformer.Param, dst []float32) error {
+	err = m.LoadFactors(s, func(p transformer.Param, dst []float32) error {
 		for i := range dst {
 			dst[i] = float32(rng.NormFloat64() * 0.5 / math.Sqrt(float64(p.Cols)))
 		}
 		return nil
 	})
+	if err != nil {
+		return nil, errors.Join(err, m.Free())
+	}
+	return m, nil
 }
 
 // gradient runs one step of the graph and captures its gradient.
@@ -578,6 +582,7 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	if err != nil {
 		return out, err
 	}
+	defer func() { err = errors.Join(err, enc.Close()) }()
 	enc.BudgetOf = w.keep
 	r := x.Recipe
 	r.Loss.SelfDistillFrom = 0 // verified whenever it begins
@@ -620,7 +625,8 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	if err != nil {
 		return out, err
 	}
-	return out, errors.Join(p.Run(ctx), enc.Close())
+	err = p.Run(ctx)
+	return out, err
 }
 
 // contributions is the backward stage, or a stage in its place that leaves the gradient zero.

@@ -75,7 +75,7 @@ func TestTimeline(t *testing.T) {
 	}
 	spans[3].Part = "waiting"
 	var b strings.Builder
-	timeline(&b, spans)
+	timeline(&b, spans, 0)
 	p := b.String()
 	// Hidden of the gather's 15 ms are 5 to 6 and 8 to 10.
 	if want := "One step of 30ms on 4 lanes; communication takes 15ms of it, of which 20 % are hidden behind computation"; !slices.Equal(labels(p), []string{want}) {
@@ -104,6 +104,28 @@ func TestTimeline(t *testing.T) {
 	}
 	if rows["embed 3: 10ms"] == rows["embed 3: 30ms"] || rows["embed 3: 10ms"] != rows["embed waiting 3: 2ms"] || rows["read 3: 39ms"] != "6" {
 		t.Errorf("rows %v", rows)
+	}
+}
+
+// TestLongTimeline: of a step with more tasks than are drawn, or recorded, nothing is told that is of those alone.
+func TestLongTimeline(t *testing.T) {
+	spans := []pipeline.Span{{Stage: "gather", Device: "cpu:0", Lane: "comm", End: maxTasks * 2 * time.Millisecond}}
+	for k := range time.Duration(maxTasks * 2) { // the first half is longer, and drawn
+		to := (k + 1) * time.Millisecond
+		if k >= maxTasks {
+			to -= time.Microsecond
+		}
+		spans = append(spans, pipeline.Span{Stage: "embed", Device: "cpu:0", Lane: "compute", Start: k * time.Millisecond, End: to})
+	}
+	for omitted, want := range map[int]string{
+		0:   "One step of 3s on 2 lanes; communication takes 3s of it, of which 100 % are hidden behind computation",
+		999: "The first 3s of one step on 2 lanes, with 3\u202f001 of its 4\u202f000 tasks; communication takes 3s of it, of which 100 % are hidden behind computation",
+	} {
+		var b strings.Builder
+		timeline(&b, spans, omitted)
+		if p := b.String(); !slices.Equal(labels(p), []string{want}) || !strings.Contains(p, " 1\u202f501 short tasks are not drawn.") || strings.Contains(p, "exposed: 1.5s") {
+			t.Errorf("%q, want %q", labels(p), want)
+		}
 	}
 }
 

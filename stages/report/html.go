@@ -435,7 +435,7 @@ func where(b *strings.Builder, r *Run, in string) {
 		b.WriteString("</tbody></table></div>\n")
 	}
 	b.WriteString("<figure><figcaption>One step</figcaption>\n")
-	timeline(b, c.Step)
+	timeline(b, c.Step, c.StepOmitted)
 	b.WriteString("</figure></section>\n")
 }
 

@@ -18,8 +18,8 @@ const (
 )
 
 // timeline draws one step: a row for each lane, the host's tasks in as many rows as ran at once. Communication is drawn in two halves'
-// heights: full where nothing was computed meanwhile.
-func timeline(b *strings.Builder, spans []pipeline.Span) {
+// heights: full where nothing was computed meanwhile. Of a step with a great many tasks the first are there, and the others omitted.
+func timeline(b *strings.Builder, spans []pipeline.Span, omitted int) {
 	spans = append([]pipeline.Span(nil), spans...)
 	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
 	from, to := window(spans)
@@ -27,12 +27,12 @@ func timeline(b *strings.Builder, spans []pipeline.Span) {
 		b.WriteString(`<p class="none">Nothing yet: a run writes this every ten seconds, and at its end.</p>` + "\n")
 		return
 	}
-	left := 0
+	left, all := 0, spans
 	if len(spans) > maxTasks { // the longest ones
 		order := append([]pipeline.Span(nil), spans...)
 		sort.SliceStable(order, func(i, j int) bool { return order[i].End-order[i].Start > order[j].End-order[j].Start })
 		shortest := order[maxTasks-1].End - order[maxTasks-1].Start
-		kept := spans[:0]
+		var kept []pipeline.Span
 		for _, s := range spans {
 			if s.End-s.Start >= shortest && len(kept) < maxTasks {
 				kept = append(kept, s)
@@ -78,8 +78,11 @@ func timeline(b *strings.Builder, spans []pipeline.Span) {
 	px := func(t time.Duration) float64 {
 		return timelineLeft + (timelineW-timelineLeft-8)*float64(t-from)/float64(to-from)
 	}
-	c := pipeline.Communicated(spans)
+	c := pipeline.Communicated(all)
 	label := fmt.Sprintf("One step of %v on %d lanes", rounded(to-from), len(rows))
+	if omitted > 0 {
+		label = fmt.Sprintf("The first %v of one step on %d lanes, with %s of its %s tasks", rounded(to-from), len(rows), grouped(int64(len(all))), grouped(int64(len(all)+omitted)))
+	}
 	if c.Total > 0 {
 		label += fmt.Sprintf("; communication takes %v of it, of which %.0f %% are hidden behind computation", rounded(c.Total), 100*c.HiddenShare())
 	}
@@ -101,7 +104,7 @@ func timeline(b *strings.Builder, spans []pipeline.Span) {
 				class, num(x0), y, num(max(0.4, x1-x0)), laneH, html.EscapeString(strings.TrimSpace(s.Stage+" "+s.Part)), html.EscapeString(s.Item), rounded(s.End-s.Start))
 		}
 		if strings.HasSuffix(r.name, pipeline.Comm.String()) || strings.HasSuffix(r.name, pipeline.Fetch.String()) {
-			for _, g := range pipeline.Exposed(spans, r.tasks) {
+			for _, g := range pipeline.Exposed(all, r.tasks) {
 				fmt.Fprintf(b, `<rect class="exposed" x="%s" y="%d" width="%s" height="4"><title>exposed: %v</title></rect>`, num(px(max(from, g[0]))), y+laneH-4, num(max(0.4, px(min(to, g[1]))-px(max(from, g[0])))), rounded(g[1]-g[0]))
 			}
 		}

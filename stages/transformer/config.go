@@ -206,14 +206,18 @@ func (c Config) check() error {
 	case slices.Contains(c.Local, true) && c.Window < 1:
 		return fmt.Errorf("config.json: layers with sliding_attention see %d tokens on each side, want at least one", c.Window)
 	}
-	for key, p := range map[string]float64{"hidden_dropout_prob": c.HiddenDropout, "attention_probs_dropout_prob": c.AttentionDropout} {
-		if p < 0 || p >= 1 {
-			return bad(key, "%v, want at least 0 and less than 1", p)
+	type number struct {
+		key string
+		v   float64
+	}
+	for _, x := range []number{{"hidden_dropout_prob", c.HiddenDropout}, {"attention_probs_dropout_prob", c.AttentionDropout}} {
+		if x.v < 0 || x.v >= 1 {
+			return bad(x.key, "%v, want at least 0 and less than 1", x.v)
 		}
 	}
-	for key, v := range map[string]float64{"layer_norm_eps": c.NormEps, "query_pre_attn_scalar": c.QueryScale, "attn_logit_softcapping": c.SoftCap} {
-		if v < 0 || v-v != 0 {
-			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", key, v)
+	for _, x := range []number{{"layer_norm_eps", c.NormEps}, {"query_pre_attn_scalar", c.QueryScale}, {"attn_logit_softcapping", c.SoftCap}} {
+		if x.v < 0 || x.v-x.v != 0 {
+			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", x.key, x.v)
 		}
 	}
 	if err := c.checkDense(); err != nil {

@@ -80,7 +80,13 @@ func (m *Model) changedAll() {
 
 // Free gives the parameters back.
 func (m *Model) Free() error {
-	return errors.Join(m.version.Free(), m.constant.Free(), m.Params.Mem.Free(), m.freePartial())
+	errs := []error{m.version.Free(), m.constant.Free()}
+	for _, t := range []gpustage.Tensor{m.Params, m.Rest, m.sums} {
+		if !t.IsZero() {
+			errs = append(errs, t.Mem.Free())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // PackedBytes bounds what the model's device keeps of its weights besides Params, when it only embeds or also trains.

@@ -1,6 +1,7 @@
 package transformer
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -60,7 +61,7 @@ type Model struct {
 	changes *changes
 }
 
-// New allocates a model's parameters, all zero.
+// New allocates a model's parameters, all zero. Free gives them back; where there is an error there is nothing to give back.
 func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -95,9 +96,11 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 		m.biasTrains = m.Layout.Trains(p)
 	}
 	if o.Own != nil {
-		err := m.openPartial(o.Own(m.Layout))
+		if err := m.openPartial(o.Own(m.Layout)); err != nil {
+			return nil, errors.Join(err, m.Free())
+		}
 		m.chooseCheckpoints()
-		return m, err
+		return m, nil
 	}
 	if m.Params, err = gpustage.NewTensor(d, o.DType, 1, m.Layout.Len); err != nil {
 		return nil, fmt.Errorf("a model of %d parameters: %w", m.Layout.Len, err)

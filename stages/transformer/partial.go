@@ -37,47 +37,37 @@ type partial struct {
 func (m *Model) Partial() bool { return m.own != nil }
 
 func (m *Model) openPartial(own [][2]int) error {
+	m.version, m.constant = gpustage.NewVersion(0), gpustage.NewVersion(0)
 	if len(m.Config.Scorer.Tied()) > 0 {
 		return errors.New("streamed parameters (mesh.parameters) are not for a score that is the logits of word embeddings: keep them resident, or give it a head of its own (model.head: classifier)")
 	}
-	m.version, m.constant = gpustage.NewVersion(0), gpustage.NewVersion(0)
 	n := 0
 	for _, r := range own {
 		n += r[1] - r[0]
 		m.lead += max(0, min(r[1], m.Layout.Frozen)-r[0])
 	}
-	var err error
-	alloc := func(rows, cols int) (t gpustage.Tensor) {
-		if err == nil {
-			t, err = gpustage.NewTensor(m.Device, m.DType, rows, cols)
-		}
-		return t
-	}
 	m.own = own
 	rest := m.Layout.Part(-1)
-	m.Params, m.Rest = alloc(1, n), alloc(1, rest.Len)
 	shape, _ := gpustage.NewTensor(gpustage.Dry{}, m.DType, 1, m.Layout.Len)
 	shapes := m.Config.weights(m.Layout, shape)
-	m.w = m.Config.outside(rest, m.Rest)
-	m.w.word, m.w.layers = shapes.word, shapes.layers // passes get them from Feed
-	if m.Config.Layers > 0 && !m.w.layers[0].ffn.sum.absent() {
-		m.sums = alloc(m.Config.Layers, 2*m.Config.Hidden)
+	type room struct {
+		of         *gpustage.Tensor
+		rows, cols int
 	}
-	m.bottom = m.findBottom()
-	if err != nil {
-		return fmt.Errorf("%d of a model's %d parameters: %w", n, m.Layout.Len, err)
+	rooms := []room{{&m.Params, 1, n}, {&m.Rest, 1, rest.Len}}
+	if m.Config.Layers > 0 && !shapes.layers[0].ffn.sum.absent() {
+		rooms = append(rooms, room{&m.sums, m.Config.Layers, 2 * m.Config.Hidden})
 	}
-	return nil
-}
-
-func (m *Model) freePartial() error {
-	var errs []error
-	for _, t := range []gpustage.Tensor{m.Rest, m.sums} {
-		if !t.IsZero() {
-			errs = append(errs, t.Mem.Free())
+	for _, r := range rooms {
+		var err error
+		if *r.of, err = gpustage.NewTensor(m.Device, m.DType, r.rows, r.cols); err != nil {
+			return fmt.Errorf("%d of a model's %d parameters: %w", n, m.Layout.Len, err)
 		}
 	}
-	return errors.Join(errs...)
+	m.w = m.Config.outside(rest, m.Rest)
+	m.w.word, m.w.layers = shapes.word, shapes.layers // passes get them from Feed
+	m.bottom = m.findBottom()
+	return nil
 }
 
 // PartialBytes is what the model holds besides Params.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/devicetest"
 	"contraflow/gpustage/ref"
 )
 
@@ -50,6 +51,31 @@ func (f *feed) Words(s gpustage.Stream) (table, index gpustage.Tensor) {
 	table, _ = gpustage.NewTensor(s.Device(), f.from.DType, len(rows), f.from.Config.Hidden)
 	s.Gather(table, f.from.w.word, ints(rows), false)
 	return table, ints(at)
+}
+
+// Where memory is short, New says so, has nothing and holds nothing: whichever allocation it is that fails.
+func TestNewOutOfMemory(t *testing.T) {
+	d := &devicetest.Counted{Device: ref.New()}
+	c, err := ParseConfig(configAt(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := func(l *Layout) [][2]int { return [][2]int{{0, l.Len / 2}} }
+	for want, own := range map[int]func(*Layout) [][2]int{1: nil, 3: half} {
+		n := devicetest.OutOfMemory(t, d, func() (func() error, error) {
+			m, err := New(d, c, Head{}, Options{Own: own})
+			if err != nil {
+				if m != nil {
+					t.Error("there is a model beside an error")
+				}
+				return nil, err
+			}
+			return m.Free, nil
+		})
+		if n != want {
+			t.Errorf("%d allocations, want %d", n, want)
+		}
+	}
 }
 
 // A model that holds every third parameter and is fed the rest computes what the whole model computes, to the bit, and asks for

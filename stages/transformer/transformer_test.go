@@ -405,6 +405,16 @@ func TestParseConfigErrors(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", raw, err, want)
 		}
 	}
+	for raw, want := range map[string]string{ // of several mistakes it is always the same that is told
+		`{"model_type":"bert","hidden_dropout_prob":1.5,"attention_probs_dropout_prob":-1}`:                              "hidden_dropout_prob is 1.5",
+		`{"model_type":"gemma2","rms_norm_eps":-1,"query_pre_attn_scalar":256,"attn_logit_softcapping":-1,"head_dim":4}`: "layer_norm_eps gives -1",
+	} {
+		for range 20 {
+			if _, err := ParseConfig([]byte(raw)); err == nil || !strings.Contains(err.Error(), want) {
+				t.Fatalf("%s: error %v, want %q", raw, err, want)
+			}
+		}
+	}
 }
 
 func TestInit(t *testing.T) {

@@ -244,6 +244,33 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// Rank 0 waits for the last words of silent ranks once, however many they are.
+func TestSilentMany(t *testing.T) {
+	cs := star(t, 4, time.Minute)
+	defer func() {
+		for _, c := range cs {
+			c.Close()
+		}
+	}()
+	for _, c := range cs[1:3] {
+		c.wire.mu.Lock() // they can't say that they have heard
+		defer c.wire.mu.Unlock()
+	}
+	start := time.Now()
+	cs[0].server.fail(3, "on purpose")
+	select {
+	case <-cs[0].fate.Done():
+	case <-time.After(10 * time.Second):
+	}
+	var re *collective.RankError
+	if err := cs[0].fate.Err(); !errors.As(err, &re) || re.Rank != 3 {
+		t.Errorf("%v", err)
+	}
+	if took := time.Since(start); took < lastWords/2 || took > 4*lastWords {
+		t.Errorf("rank 0 has heard of it after %v, want about %v", took, lastWords)
+	}
+}
+
 func TestStrangers(t *testing.T) {
 	cs := star(t, 2, time.Minute)
 	defer func() {

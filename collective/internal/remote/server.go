@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -394,12 +395,13 @@ func (s *server) fail(culprit int, reason string) {
 			told = append(told, p)
 		}
 	}
-	patience := time.After(lastWords)
-	s.tasks.Go(func() { // not here: this goroutine may be the one that reads what a peer has heard
+	patience, cancel := context.WithTimeout(context.Background(), lastWords) // with all of them together
+	s.tasks.Go(func() {                                                      // not here: this goroutine may be the one that reads what a peer has heard
+		defer cancel()
 		for _, p := range told {
 			select {
 			case <-p.heard:
-			case <-patience:
+			case <-patience.Done():
 			case <-s.quit:
 			}
 		}

@@ -239,7 +239,8 @@ func (r *recipe) lossSettings(at string, v any, key string) Settings {
 		case inner:
 			more = r.lossSettings(at+": "+option, m[option], "inner_loss")
 		}
-		for k, v := range more {
+		for _, k := range slices.Sorted(maps.Keys(more)) {
+			v := more[k]
 			if was, ok := s[k]; ok && !reflect.DeepEqual(was, v) {
 				r.fail("%s: %s is %s and, in it, %s: leave one of them", at, k, show(was), show(v))
 			}

@@ -119,7 +119,7 @@ func (t *Training) ran(s pipeline.Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.spans = append(t.spans, s)
-	if s.Stage == "backward" {
+	if s.Stage == stages.StepStages.Last {
 		t.since.SubBatches++
 		again := s.Notes[stages.Replayed]
 		t.since.Replayed += int(again)
@@ -321,7 +321,7 @@ func (t *Training) breakdown(n int) []StageTime {
 		return step, err == nil // not for "#12"
 	}
 	for _, s := range t.spans {
-		if i, ok := step(s); ok && s.Stage == "update" { // on a GPU others are a batch ahead
+		if i, ok := step(s); ok && s.Stage == stages.StepStages.End { // on a GPU others are a batch ahead
 			steps = max(steps, i+1)
 		}
 	}
