@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"contraflow/collective"
+	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages"
@@ -350,5 +351,5 @@ func trimLog(path string, step int, unmeasured bool) error {
 			kept.Write(line)
 		}
 	}
-	return replaceFile(path, kept.Bytes())
+	return atomicfile.WriteFile(path, kept.Bytes())
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
@@ -663,7 +664,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := replaceFile(filepath.Join(dir, "recipe.yaml"), text); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), text); err != nil {
 		return nil, err
 	}
 	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {
@@ -705,5 +706,5 @@ func (x *Run) writeSkipped(path string) error {
 			return err
 		}
 	}
-	return replaceFile(path, b.Bytes())
+	return atomicfile.WriteFile(path, b.Bytes())
 }
