@@ -118,6 +118,18 @@ func (b *Batch) Own() (lo, hi int) {
 // N is the number of sequences.
 func (b *Batch) N() int { return b.Embeddings.Rows }
 
+// documents are each row's own, its positive first, by their places among all documents: those of Embeddings' rows B on.
+func (b *Batch) documents() [][]int {
+	own := make([][]int, b.Rows)
+	for i := range own {
+		own[i] = []int{i}
+	}
+	for k, o := range b.Owner {
+		own[o] = append(own[o], b.Rows+k)
+	}
+	return own
+}
+
 // Weight is row i's weight.
 func (b *Batch) Weight(i int) float64 {
 	if b.Weights == nil {

@@ -381,7 +381,7 @@ type m3Rows struct {
 	l    M3
 	b    *Batch
 	ids  []int32 // of texts
-	docs [][]int // each row's own, the positive first, among documents
+	docs [][]int // of the batch
 
 	at     []int // documents that are compared
 	scores map[string][]float64
@@ -390,14 +390,7 @@ type m3Rows struct {
 }
 
 func newM3Rows(l M3, b *Batch) *m3Rows {
-	x := &m3Rows{l: l, b: b, ids: number(b.Texts), docs: make([][]int, b.Rows), scores: map[string][]float64{}, d: map[string][]float64{}}
-	for i := range x.docs {
-		x.docs[i] = []int{i}
-	}
-	for k, o := range b.Owner {
-		x.docs[o] = append(x.docs[o], b.Rows+k)
-	}
-	return x
+	return &m3Rows{l: l, b: b, ids: number(b.Texts), docs: b.documents(), scores: map[string][]float64{}, d: map[string][]float64{}}
 }
 
 // excluded tells that a document is no negative of a row: that its text is the row's query or positive, or the positive of a row with the
