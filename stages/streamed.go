@@ -31,21 +31,13 @@ type streamedParameters struct {
 }
 
 func (e *Encoder) openStreamed() error {
-	n := 2
-	if e.ranks.Serial {
-		n = 1
-	}
-	var slots []*slot
-	for range n {
-		x := &slot{}
-		if err := e.grow(&x.mem, 1, e.longestPart()); err != nil {
-			return err
-		}
-		slots = append(slots, x)
+	var err error
+	if e.layers, err = e.layerSlots(e.longestPart()); err != nil {
+		return err
 	}
 	e.wordsSlot = &slot{}
-	e.layers, e.words = newHandover(slots...), newHandover(e.wordsSlot)
-	e.buffers = append(append(e.buffers, slots...), e.wordsSlot)
+	e.words = newHandover(e.wordsSlot)
+	e.buffers = append(e.buffers, e.wordsSlot)
 	e.feed = &feed{e: e}
 	e.Model.Feed = e.feed
 	e.ranks.keepFrom = func(b *Batch) int {

@@ -262,7 +262,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	return results, nil
 }
 
-func finite(v float64) bool { return v-v == 0 }
+func finite[T float32 | float64](v T) bool { return v-v == 0 }
 
 // helped is the error of a step that is not finite, with what helps.
 func (u Update) helped(err error) error {
@@ -295,7 +295,7 @@ func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
 			return err
 		}
 		for k, v := range vs {
-			if !finite(float64(v)) {
+			if !finite(v) {
 				return fmt.Errorf("step %d: the gradient is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
 			}
 		}

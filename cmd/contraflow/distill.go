@@ -11,6 +11,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/mine"
 	"contraflow/stages/reranker"
 )
@@ -141,7 +142,7 @@ func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (
 		return nil, 0, err
 	}
 	if !t.dot {
-		mine.Normalize(x, t.Size())
+		evaluate.Normalize(x, t.Size())
 	}
 	for i := range q {
 		scores = append(scores, mine.Score(x, x, t.Size(), q[i], d[i]))

@@ -17,6 +17,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/stages"
 	"contraflow/stages/transformer"
 )
 
@@ -147,8 +148,7 @@ func (x *Run) evaluation() (string, error) {
 			return "", fmt.Errorf("eval: %w", err)
 		}
 	}
-	sum := h.Sum128().Bytes()
-	return strings.Join(names, ", ") + " on " + hex.EncodeToString(sum[:8]), nil
+	return strings.Join(names, ", ") + " on " + stages.Digest(h), nil
 }
 
 // checkBest compares what a checkpoint remembers of evaluations with this run's, and begins anew with them where they can't be compared,
