@@ -88,7 +88,7 @@ func (u Update) check() error {
 	switch {
 	case u.Optimizer == nil:
 		return errors.New("the update has no optimizer")
-	case !(u.LR > 0) || math.IsInf(u.LR, 0):
+	case u.LR <= 0 || !finite(u.LR):
 		return fmt.Errorf("the update's learning rate is %v, want a positive number", u.LR)
 	case falls && !slices.Contains(optim.Schedules, u.Schedule):
 		return fmt.Errorf("the update's schedule is %q, want one of %q", u.Schedule, optim.Schedules)

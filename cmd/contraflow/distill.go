@@ -218,7 +218,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		for i, n := range counts {
 			lists[i], scores = scores[:n], scores[n:]
 			for k, s := range lists[i] {
-				if s-s != 0 {
+				if !finite(s) {
 					return fmt.Errorf("row %d: the teacher's score of document %d is %v: its weights, or what it computes of them in --precision %s, are not finite", ids[i], k, s, f.model.precision)
 				}
 			}

@@ -165,7 +165,7 @@ func (b *Batch) check() error {
 	}
 	for what, vs := range map[string][]float64{"label": b.Labels, "score": b.Scores} {
 		for i, v := range vs {
-			if v-v != 0 {
+			if !finite(v) {
 				return fmt.Errorf("%s %d is %v", what, i, v)
 			}
 		}
@@ -209,10 +209,12 @@ func (r Result) Check() error {
 	return nil
 }
 
+func finite(v float64) bool { return v-v == 0 }
+
 // add counts a row's loss. Of a row without weight it may be anything.
 func (r *Result) add(row int, weight, l float64) error {
 	if weight > 0 {
-		if l-l != 0 {
+		if !finite(l) {
 			return &RowError{row, l}
 		}
 		r.Sum += weight * l

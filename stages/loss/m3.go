@@ -3,7 +3,6 @@ package loss
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"contraflow/gpustage"
@@ -84,7 +83,7 @@ func (M3) SplitsRows() {}
 
 // Check finds settings that make no sense.
 func (l M3) Check() error {
-	if !(l.Scale >= 0) || math.IsInf(l.Scale, 0) {
+	if l.Scale < 0 || !finite(l.Scale) {
 		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
 	}
 	for i, p := range l.Parts {

@@ -148,7 +148,7 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 		}
 		sum, weight := g.ofGroup(s, l, d)
 		w := b.Weight(i)
-		if v := w * sum; v-v != 0 {
+		if v := w * sum; !finite(v) {
 			return r, &RowError{Row: i, Loss: sum}
 		}
 		r.Sum, r.Weight = r.Sum+w*sum, r.Weight+w*weight

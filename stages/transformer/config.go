@@ -212,7 +212,7 @@ func (c Config) check() error {
 		}
 	}
 	for key, v := range map[string]float64{"layer_norm_eps": c.NormEps, "query_pre_attn_scalar": c.QueryScale, "attn_logit_softcapping": c.SoftCap} {
-		if v < 0 || v-v != 0 {
+		if v < 0 || !finite(v) {
 			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", key, v)
 		}
 	}

@@ -509,10 +509,12 @@ func (m *Model) draw(p Param, dst []float32, rng *rand.Rand) {
 	}
 }
 
+func finite[T float32 | float64](v T) bool { return v-v == 0 }
+
 // CheckFinite names a tensor that holds NaN or an infinity.
 func CheckFinite(name string, vs []float32) error {
 	for i, v := range vs {
-		if v-v != 0 {
+		if !finite(v) {
 			return fmt.Errorf("tensor %q: element %d is %v", name, i, v)
 		}
 	}
