@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -59,6 +60,31 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		spec.MaxSeqLength = max(x.text.QueryLength, x.text.DocumentLength)
 	}
 	return hfmodel.Save(dir, spec)
+}
+
+// modelDir is where the model is when a run is over.
+func (x *Run) modelDir() string { return filepath.Join(x.Recipe.Save.Dir, "model") }
+
+// saveOver saves the model of a run that is over after so many steps: the best one, if that is kept. All ranks call it.
+func (x *Run) saveOver(s gpustage.Stream, steps int) error {
+	if !x.Main() && !x.model.Partial() {
+		return nil
+	}
+	if p := x.saves.progress; x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != steps {
+		if err := x.loadBest(s); err != nil {
+			return fmt.Errorf("loading the best model: %w", err)
+		}
+	}
+	if err := x.Save(s, x.modelDir()); err != nil {
+		return fmt.Errorf("saving the model: %w", err)
+	}
+	if !x.Main() { // which may be writing yet
+		return nil
+	}
+	if err := forget(x.Recipe.Save.Dir); err != nil {
+		return fmt.Errorf("save.dir: %w", err)
+	}
+	return nil
 }
 
 // base is what training began with.
