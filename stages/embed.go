@@ -160,7 +160,7 @@ func (e *Encoder) without(t *pipeline.Task, sub SubBatch, backward bool, to tran
 			case e.feed != nil:
 				e.feed.Layer(Stream(t), layer)
 			}
-			if to.Layer == nil || layer < 0 || slices.Contains(visits[i+1:], layer) { // the last visit is the backward pass's
+			if to.Layer == nil || layer == transformer.VisitWords || slices.Contains(visits[i+1:], layer) { // the last visit is the backward pass's
 				continue
 			}
 			if from, end := l.Span(layer); from < end {

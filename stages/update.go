@@ -53,7 +53,7 @@ func (u Update) rates(l *transformer.Layout) ([]float64, error) {
 	for i, p := range ps {
 		out[i] = 1
 		if u.LayerDecay > 0 && (p.Layer >= 0 || p.Below && !p.Head) { // a head of its own is behind the last layer
-			out[i] = math.Pow(u.LayerDecay, float64(last-p.Layer)) // Layer is -1 below
+			out[i] = math.Pow(u.LayerDecay, float64(last-p.Layer)) // below, Layer is Outside, -1
 		}
 		g := slices.IndexFunc(u.Groups, func(g Group) bool {
 			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(p.Name, part) })
