@@ -170,7 +170,7 @@ func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
 		var rows []string
 		for n := sub.Lo; n < sub.Hi; n++ {
 			for _, v := range host[n*emb.Cols : (n+1)*emb.Cols] {
-				if math.IsNaN(v) || math.IsInf(v, 0) {
+				if !finite(v) {
 					row, _ := b.Origin(n)
 					rows = append(rows, fmt.Sprintf("%v (%s)", b.Data.Locate(row-b.Offset), b.Column(n).Source))
 					break

@@ -36,19 +36,10 @@ type earlyGradients struct {
 }
 
 func (e *Encoder) openEarly() error {
-	n := 2
-	if e.ranks.Serial {
-		n = 1
+	var err error
+	if e.slots, err = e.layerSlots(e.longestLayer()); err != nil {
+		return err
 	}
-	var slots []*slot
-	for range n {
-		x := &slot{}
-		slots, e.buffers = append(slots, x), append(e.buffers, x)
-		if err := e.grow(&x.mem, 1, e.longestLayer()); err != nil {
-			return err
-		}
-	}
-	e.slots = newHandover(slots...)
 	rest := e.restShare()
 	if rest.empty() && !e.tableTrains() {
 		return nil

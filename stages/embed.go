@@ -56,18 +56,18 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		}
 		t.Note(Tokens, float64(sub.Tokens()))
 		stream := Stream(t)
-		e.passes.count(e.keeps, t.Index.Sub)
-		keep := t.Index.Sub >= e.keeps.from
+		keep := e.keeps.of(t.Index.Sub)
+		e.passes.count(keep)
 		rows := sub.rows(e.Seed, t.Index.Step)
 		if err := e.Model.Check(rows); err != nil {
 			return err
 		}
 		start := e.arena.Mark()
 		var p *transformer.Pass
-		if keep && t.Index.Sub >= e.keeps.lean {
+		if keep == lean {
 			p = e.Model.Lean(stream, e.arena, rows)
 		} else {
-			p = e.Model.Forward(stream, e.arena, rows, true, keep)
+			p = e.Model.Forward(stream, e.arena, rows, true, keep == whole)
 		}
 		if n := p.Padding(); n > 0 {
 			t.Note(Padded, float64(n))
@@ -75,9 +75,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		for i, x := range p.Parts() {
 			stream.Copy(e.parts[i].of(sub, e.parts[i].emb), x)
 		}
-		if keep {
+		if keep != nothing {
 			if e.Model.Buckets() {
-				kept, _ := e.keeps.of(sub.Batch.memory, t.Index.Sub)
+				kept, _ := keep.bytes(sub.Batch.memory[t.Index.Sub])
 				e.arena.Reserve(start, kept)
 			}
 			e.kept = append(e.kept, p)
@@ -160,7 +160,7 @@ func (e *Encoder) without(t *pipeline.Task, sub SubBatch, backward bool, to tran
 			case e.feed != nil:
 				e.feed.Layer(Stream(t), layer)
 			}
-			if to.Layer == nil || layer < 0 || slices.Contains(visits[i+1:], layer) { // the last visit is the backward pass's
+			if to.Layer == nil || layer == transformer.VisitWords || slices.Contains(visits[i+1:], layer) { // the last visit is the backward pass's
 				continue
 			}
 			if from, end := l.Span(layer); from < end {
@@ -178,13 +178,13 @@ func (e *Encoder) without(t *pipeline.Task, sub SubBatch, backward bool, to tran
 
 // again is how much of a sub-batch's forward pass its backward pass computes again.
 func (e *Encoder) again(sub int) float64 {
-	switch {
-	case sub < e.keeps.from:
+	switch e.keeps.of(sub) {
+	case nothing:
 		return 1
-	case sub < e.keeps.lean:
-		return 0
+	case lean:
+		return e.Model.LeanShare()
 	}
-	return e.Model.LeanShare()
+	return 0
 }
 
 // pass is the kept pass of a sub-batch, or a replay of it.

@@ -362,31 +362,49 @@ func keepWithin(subs []transformer.Memory, budget int64, atLeast int) keeping {
 	return k
 }
 
+// left is what stays of a sub-batch's pass.
+type left int8
+
+const (
+	nothing left = iota // it is replayed
+	lean
+	whole
+)
+
+// of is what stays of sub-batch i.
+func (k keeping) of(i int) left {
+	switch {
+	case i < k.from:
+		return nothing
+	case i < k.lean:
+		return whole
+	}
+	return lean
+}
+
 // Passes counts sub-batches by what stays of their passes for the way back.
 type Passes struct{ Replayed, Lean, Whole int }
 
-// count counts sub-batch i.
-func (p *Passes) count(k keeping, i int) {
-	switch {
-	case i < k.from:
+func (p *Passes) count(of left) {
+	switch of {
+	case nothing:
 		p.Replayed++
-	case i < k.lean:
-		p.Whole++
-	default:
+	case lean:
 		p.Lean++
+	case whole:
+		p.Whole++
 	}
 }
 
-// of is what stays of sub-batch i, and the peak of its passes.
-func (k keeping) of(subs []transformer.Memory, i int) (kept, peak int) {
-	m := subs[i]
-	switch {
-	case i < k.from:
-		return 0, max(m.Forward, m.Backward)
-	case i < k.lean:
+// bytes are those of what stays of a sub-batch, and the peak of its passes.
+func (of left) bytes(m transformer.Memory) (kept, peak int) {
+	switch of {
+	case lean:
+		return m.Lean, m.LeanBackward
+	case whole:
 		return m.Kept, m.Backward
 	}
-	return m.Lean, m.LeanBackward
+	return 0, max(m.Forward, m.Backward)
 }
 
 // planReplay chooses what is kept within the budget, and returns with it the arena that the whole batch needs. The first atLeast sub-batches are
@@ -394,8 +412,8 @@ func (k keeping) of(subs []transformer.Memory, i int) (kept, peak int) {
 func planReplay(subs []transformer.Memory, budget int64, lossBytes, atLeast int) (k keeping, arena int) {
 	k = keepWithin(subs, budget, atLeast)
 	below := 0 // kept under sub-batch i
-	for i := range subs {
-		kept, peak := k.of(subs, i)
+	for i, m := range subs {
+		kept, peak := k.of(i).bytes(m)
 		arena = max(arena, below+peak)
 		below += kept
 	}
@@ -411,7 +429,7 @@ func (e *Encoder) Close() error {
 	e.closers = nil
 	tensors := append(e.tensors(), &e.complete)
 	for _, p := range e.parts {
-		if e.ranks == nil || e.ranks.LocalNegatives {
+		if !e.gathers() {
 			p.all, p.dAll = gpustage.Tensor{}, gpustage.Tensor{} // names of emb and dEmb
 		}
 		tensors = append(tensors, &p.emb, &p.dEmb, &p.all, &p.dAll, &p.arriving)

@@ -2,11 +2,12 @@ package stages
 
 import (
 	"fmt"
-	"math"
+	"slices"
 
 	"contraflow/gpustage"
 	"contraflow/pipeline"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 )
 
@@ -66,18 +67,13 @@ func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.
 		engine.Stream = Stream(t)
 		var bad error
 		err := engine.Embed(t.Context(), b.Guide, func(n int, vec []float32) {
-			sum := 0.0
-			for _, v := range vec {
-				sum += float64(v) * float64(v)
-			}
-			if sum-sum != 0 && bad == nil {
+			x := out.x[n*size : (n+1)*size]
+			copy(x, vec)
+			if bad == nil && slices.ContainsFunc(vec, func(v float32) bool { return !finite(v) }) {
 				row, _ := b.Origin(n)
 				bad = fmt.Errorf("the guide's embedding of %v (%s) is not finite", b.Data.Locate(row-b.Offset), b.Column(n).Source)
 			}
-			norm := max(math.Sqrt(sum), 1e-12)
-			for i, v := range vec {
-				out.x[n*size+i] = float32(float64(v) / norm)
-			}
+			evaluate.Normalize(x, size)
 		})
 		if err == nil {
 			err = bad

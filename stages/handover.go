@@ -28,6 +28,23 @@ func newHandover(slots ...*slot) *handover {
 	return h
 }
 
+// layerSlots are buffers of n elements for layers: two, or one where nothing is to work at the same time.
+func (e *Encoder) layerSlots(n int) (*handover, error) {
+	count := 2
+	if e.ranks.Serial {
+		count = 1
+	}
+	var slots []*slot
+	for range count {
+		x := &slot{}
+		slots, e.buffers = append(slots, x), append(e.buffers, x)
+		if err := e.grow(&x.mem, 1, n); err != nil {
+			return nil, err
+		}
+	}
+	return newHandover(slots...), nil
+}
+
 // take waits for a slot. A task that computes says so, for its waiting is to be seen.
 func take(t *pipeline.Task, s gpustage.Stream, from chan *slot, computes bool) (*slot, error) {
 	var x *slot

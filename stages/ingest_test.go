@@ -105,3 +105,21 @@ func TestPlanChecked(t *testing.T) {
 		}
 	}
 }
+
+// Ranks' slices are a batch together, in order.
+func TestSlice(t *testing.T) {
+	const rows = 7
+	for _, n := range []int{1, 2, 3, 8} {
+		end := 0
+		for rank := range n {
+			lo, hi := stages.Slice(rows, rank, n)
+			if lo != end || hi-lo < rows/n || hi-lo > (rows+n-1)/n {
+				t.Errorf("rank %d of %d has rows %d to %d, after %d", rank, n, lo, hi, end)
+			}
+			end = hi
+		}
+		if end != rows {
+			t.Errorf("%d ranks have %d rows together", n, end)
+		}
+	}
+}

@@ -16,8 +16,7 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// gradientError is DESIGN's measure: per tensor, the largest difference over the larger of the tensor's largest value and 1e-4
-// of the model's largest; the worst tensor counts.
+// gradientError is that of the worst tensor.
 func gradientError(l *transformer.Layout, got, want []byte) (string, float64) {
 	g, w := float64s(got), float64s(want)
 	largest := 0.0
@@ -26,15 +25,13 @@ func gradientError(l *transformer.Layout, got, want []byte) (string, float64) {
 	}
 	name, worst := "", 0.0
 	for _, p := range l.Training() {
-		diff, top := 0.0, 1e-4*largest
-		for i := l.At(p); i < l.At(p)+p.Len(); i++ {
-			if math.IsNaN(g[i]) {
-				return p.Name, math.NaN()
-			}
-			diff, top = max(diff, math.Abs(g[i]-w[i])), max(top, math.Abs(w[i]))
+		at, end := l.At(p), l.At(p)+p.Len()
+		e := transformer.GradientError(g[at:end], w[at:end], transformer.GradientFloor*largest)
+		if math.IsNaN(e) {
+			return p.Name, e
 		}
-		if diff/top > worst {
-			name, worst = p.Name, diff/top
+		if e > worst {
+			name, worst = p.Name, e
 		}
 	}
 	return name, worst

@@ -7,6 +7,7 @@ import (
 	"contraflow/collective"
 	"contraflow/gpustage"
 	"contraflow/pipeline"
+	"contraflow/stages/transformer"
 )
 
 // Preview reads a run's first step as each of so many ranks would, and returns rank 0's batches of it with what all ranks have:
@@ -87,7 +88,7 @@ func (e *Encoder) planWords(b *Batch) error {
 // the parameters in layers.
 func (e *Encoder) Done(output string) float64 {
 	l := e.Model.Layout
-	_, bottom := l.Span(-1) // layers begin there
+	_, bottom := l.Span(transformer.Outside) // layers begin there
 	if _, table := tableOf(l); bottom < table {
 		bottom = table
 	}

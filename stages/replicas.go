@@ -551,7 +551,7 @@ func (r *Replicas) cut(l *transformer.Layout, t gpustage.DType) []bucket {
 	}
 	marks := l.Marks()
 	last := len(marks) - 1 // in layers
-	if from, to := l.Span(-1); from < to {
+	if from, to := l.Span(transformer.Outside); from < to {
 		last--
 	}
 	var out []bucket
@@ -580,7 +580,7 @@ func layers(l *transformer.Layout) (out []bucket) {
 			out = append(out, bucket{name: fmt.Sprintf("layer %d", layer), from: from, to: to})
 		}
 	}
-	if from, to := l.Span(-1); from < to {
+	if from, to := l.Span(transformer.Outside); from < to {
 		out = append(out, bucket{name: "embeddings", from: from, to: to})
 	}
 	return out

@@ -100,7 +100,7 @@ func (r *Replicas) layerShares(l *transformer.Layout, from, to int, span func(la
 		from, to := span(layer)
 		out = append(out, r.share(fmt.Sprintf("layer %d", layer), from, to, 1))
 	}
-	from, to = span(-1)
+	from, to = span(transformer.Outside)
 	return side(append(out, r.share("embeddings", from, to, 1)))
 }
 
@@ -308,7 +308,7 @@ func (e *Encoder) spread(g *pipeline.Graph, updated pipeline.Port[StepResult]) p
 				params, own := m.Trained(), column(m.Trained(), x.lo, x.hi)
 				all := column(params, x.from, x.to)
 				if e.ranks.streams() {
-					rest := m.Layout.Part(-1)
+					rest := m.Layout.Part(transformer.Outside)
 					all, own = column(m.Rest, rest.Frozen, rest.Len), column(params, x.at, x.at+x.len())
 				}
 				e.ranks.Comm.Shard.AllGather(Stream(t), all, own, x.parts, m.DType)

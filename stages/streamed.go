@@ -31,20 +31,12 @@ type streamedParameters struct {
 }
 
 func (e *Encoder) openStreamed() error {
-	n := 2
-	if e.ranks.Serial {
-		n = 1
-	}
-	var slots []*slot
-	for range n {
-		x := &slot{}
-		slots, e.buffers = append(slots, x), append(e.buffers, x)
-		if err := e.grow(&x.mem, 1, e.longestPart()); err != nil {
-			return err
-		}
+	var err error
+	if e.layers, err = e.layerSlots(e.longestPart()); err != nil {
+		return err
 	}
 	e.wordsSlot = &slot{}
-	e.layers, e.words = newHandover(slots...), newHandover(e.wordsSlot)
+	e.words = newHandover(e.wordsSlot)
 	e.buffers = append(e.buffers, e.wordsSlot)
 	e.feed = &feed{e: e}
 	e.Model.Feed = e.feed

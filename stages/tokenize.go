@@ -48,15 +48,13 @@ func (p Prompts) of(r dataset.Role) string {
 
 // TokenChunk is a Chunk after tokenization.
 type TokenChunk struct {
-	Epoch     int
+	Chunk // but for its Examples, which are nil
+
 	Rows      []int64
 	Weights   []float32
 	Labels    []float32   // [rows]; nil without labels
 	Scores    [][]float32 // by row, document; nil without scores
 	Teacher   []float32   // the rows' teacher embeddings, back to back; nil without
-	Source    int
-	Data      Rows
-	Offset    int64
 	IDs       [][][]int32 // by column, text: row by row
 	Kinds     [][]int32   // by column, the types of all its tokens; nil: all 0
 	Guide     [][][]int32 // like IDs, for a guide; nil: there is none
@@ -65,13 +63,6 @@ type TokenChunk struct {
 	Texts     [][]loss.TextID // by column, text
 	Counts    [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
 	Truncated int
-	EndsBatch bool
-	EndsStep  bool
-	First     int
-	Total     int
-	Next      *dataset.Cursor
-
-	plan *planned
 }
 
 // Tokenize adds the stage that turns texts into token ids.
@@ -218,7 +209,8 @@ func (x Text) reading(source int, role dataset.Role) (prompt string, limit int) 
 }
 
 func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
-	out := &TokenChunk{Epoch: c.Epoch, Source: c.Source, Data: c.Data, Offset: c.Offset, EndsBatch: c.EndsBatch, EndsStep: c.EndsStep, First: c.First, Total: c.Total, Next: c.Next, plan: c.plan, Pairs: x.Pairs != nil, Head: x.Head}
+	out := &TokenChunk{Chunk: *c, Pairs: x.Pairs != nil, Head: x.Head}
+	out.Examples = nil
 	columns := c.Data.Columns()
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {

@@ -53,7 +53,7 @@ func (u Update) rates(l *transformer.Layout) ([]float64, error) {
 	for i, p := range ps {
 		out[i] = 1
 		if u.LayerDecay > 0 && (p.Layer >= 0 || p.Below && !p.Head) { // a head of its own is behind the last layer
-			out[i] = math.Pow(u.LayerDecay, float64(last-p.Layer)) // Layer is -1 below
+			out[i] = math.Pow(u.LayerDecay, float64(last-p.Layer)) // below, Layer is Outside, -1
 		}
 		g := slices.IndexFunc(u.Groups, func(g Group) bool {
 			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(p.Name, part) })
@@ -88,7 +88,7 @@ func (u Update) check() error {
 	switch {
 	case u.Optimizer == nil:
 		return errors.New("the update has no optimizer")
-	case !(u.LR > 0) || math.IsInf(u.LR, 0):
+	case u.LR <= 0 || !finite(u.LR):
 		return fmt.Errorf("the update's learning rate is %v, want a positive number", u.LR)
 	case falls && !slices.Contains(optim.Schedules, u.Schedule):
 		return fmt.Errorf("the update's schedule is %q, want one of %q", u.Schedule, optim.Schedules)
@@ -262,7 +262,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	return results, nil
 }
 
-func finite(v float64) bool { return v-v == 0 }
+func finite[T float32 | float64](v T) bool { return v-v == 0 }
 
 // helped is the error of a step that is not finite, with what helps.
 func (u Update) helped(err error) error {
@@ -295,7 +295,7 @@ func (e *Encoder) gradientNotFinite(s gpustage.Stream, step int) error {
 			return err
 		}
 		for k, v := range vs {
-			if !finite(float64(v)) {
+			if !finite(v) {
 				return fmt.Errorf("step %d: the gradient is not finite, first in %s", step, e.Model.Layout.Owner(r[0]+k).Name)
 			}
 		}

@@ -16,7 +16,7 @@ import (
 
 	"contraflow/cmd/contraflow/internal/bench"
 	"contraflow/gpustage"
-	"contraflow/io/checkpoint"
+	"contraflow/io/atomicfile"
 	"contraflow/stages/recipe"
 )
 
@@ -76,7 +76,7 @@ func (f *benchFlags) profiled(run func() error) error {
 	if f.profile == "" {
 		return run()
 	}
-	out, err := checkpoint.Disk{}.Replace(f.profile)
+	out, err := atomicfile.Replace(f.profile)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/mine"
 	"contraflow/stages/reranker"
 )
@@ -141,7 +142,7 @@ func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (
 		return nil, 0, err
 	}
 	if !t.dot {
-		mine.Normalize(x, t.Size())
+		evaluate.Normalize(x, t.Size())
 	}
 	for i := range q {
 		scores = append(scores, mine.Score(x, x, t.Size(), q[i], d[i]))
@@ -217,7 +218,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		for i, n := range counts {
 			lists[i], scores = scores[:n], scores[n:]
 			for k, s := range lists[i] {
-				if s-s != 0 {
+				if !finite(s) {
 					return fmt.Errorf("row %d: the teacher's score of document %d is %v: its weights, or what it computes of them in --precision %s, are not finite", ids[i], k, s, f.model.precision)
 				}
 			}

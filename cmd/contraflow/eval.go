@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"contraflow/io/checkpoint"
+	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
@@ -178,7 +178,7 @@ func beginRun(task *embedder.Task, file string) (keep func(run evaluate.Run, err
 	if file == "" {
 		return func(_ evaluate.Run, err error) error { return err }, nil
 	}
-	f, err := checkpoint.Disk{}.Replace(file)
+	f, err := atomicfile.Replace(file)
 	if err != nil {
 		return nil, err
 	}

@@ -24,8 +24,8 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	_ "contraflow/io/objects"
+	"contraflow/io/spelling"
 	"contraflow/pipeline"
-	"contraflow/stages/recipe"
 	"contraflow/stages/report"
 )
 
@@ -204,7 +204,7 @@ func nearFlag(cmd *cobra.Command, err error) string {
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if near := recipe.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+	if near := spelling.Nearest(unknown.GetSpecifiedName(), names); near != "" {
 		return fmt.Sprintf("; did you mean --%s?", near)
 	}
 	return ""
@@ -213,7 +213,7 @@ func nearFlag(cmd *cobra.Command, err error) string {
 func suggestions(cmd *cobra.Command, arg string) string {
 	cmd.SuggestionsMinimumDistance = 2
 	if near := cmd.SuggestionsFor(arg); len(near) > 0 {
-		return fmt.Sprintf("; did you mean %s?", cmp.Or(recipe.Nearest(arg, near), near[0]))
+		return fmt.Sprintf("; did you mean %s?", cmp.Or(spelling.Nearest(arg, near), near[0]))
 	}
 	return ""
 }

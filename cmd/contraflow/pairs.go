@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"contraflow/io/checkpoint"
+	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 )
@@ -144,7 +144,7 @@ func noFolder(flag, output, name string) error {
 
 // writeText replaces a file by a text.
 func writeText(file, text string) error {
-	return checkpoint.Disk{}.Rewrite(file, func(w io.Writer) error {
+	return atomicfile.Rewrite(file, func(w io.Writer) error {
 		_, err := io.WriteString(w, text)
 		return err
 	})

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/io/prep/template"
+	"contraflow/io/spelling"
 	"contraflow/stages/recipe"
 )
 
@@ -31,7 +32,7 @@ func newRecipe() *cobra.Command {
 			}
 			if !ok {
 				hint := ""
-				if near := recipe.Nearest(args[0], all); near != "" {
+				if near := spelling.Nearest(args[0], all); near != "" {
 					hint = fmt.Sprintf("; did you mean %s?", near)
 				}
 				return usageError{fmt.Errorf("there is no recipe called %q: contraflow recipe %s%s", args[0], names, hint)}

@@ -98,7 +98,7 @@ func outcome(s *recipe.Summary) []zap.Field {
 		fields = append(fields, zap.Bool("over", true))
 	} else {
 		loss := zap.Float64("loss", s.Loss)
-		if s.Loss-s.Loss != 0 { // as metrics.jsonl has it
+		if !finite(s.Loss) { // as metrics.jsonl has it
 			loss = zap.Reflect("loss", nil)
 		}
 		pairs, tokens := s.Rates()
@@ -275,3 +275,5 @@ func (u *ui) close() {
 	u.bars.Wait()
 	u.bar, u.bars = nil, nil
 }
+
+func finite[T float32 | float64](v T) bool { return v-v == 0 }

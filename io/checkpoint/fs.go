@@ -4,7 +4,7 @@ import (
 	"io"
 	"os"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 	"contraflow/io/safetensors"
 )
 
@@ -37,22 +37,6 @@ func (Disk) Rename(from, to string) error       { return os.Rename(from, to) }
 func (Disk) RemoveAll(path string) error        { return os.RemoveAll(path) }
 func (Disk) SyncDir(dir string) error           { return atomicfile.SyncDir(dir) }
 func (Disk) FreeSpace(dir string) (int64, bool) { return atomicfile.FreeSpace(dir) }
-
-// Replace begins to write a file, not only of checkpoints, that Commit puts whole in the place of what is there, and Abort removes. Of a link,
-// what it leads to is replaced, and a pipe or a device (/dev/stdout) is written into.
-func (Disk) Replace(path string) (*atomicfile.File, error) { return atomicfile.Replace(path) }
-
-// Rewrite replaces a file, as Replace does, by what write writes. If that fails, what is there stays.
-func (d Disk) Rewrite(path string, write func(io.Writer) error) error {
-	f, err := d.Replace(path)
-	if err != nil {
-		return err
-	}
-	if err := write(f); err != nil {
-		return f.Abort(err)
-	}
-	return f.Commit()
-}
 
 // Tensors opens a part. It reads the header alone.
 func (Disk) Tensors(path string) (*safetensors.File, error) { return safetensors.Open(path) }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 	"contraflow/io/internal/filelock"
 	"contraflow/io/safetensors"
 )

@@ -10,7 +10,7 @@
 //     no-duplicates batches only, and takes 20 bytes per text.
 //  4. [Order] is the epoch's sequence of rows: blocks shuffled into windows, rows shuffled in each window. It can be
 //     entered anywhere. [Sampler] cuts it into global batches; its [Cursor] is all that a checkpoint keeps of the data.
-//     Neither touches a file: every rank computes the same sequence and takes its part ([Batch.Part]).
+//     Neither touches a file: every rank computes the same sequence and reads its part of each batch.
 //  5. [Reader] fetches the texts of row ids, decoding each block once while its window lasts.
 //
 // Files that contraflow prep has written hold token ids beside the texts, and the texts' identities: with [Source].Tokens both are read in place

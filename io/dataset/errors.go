@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"contraflow/io/spelling"
 )
 
 // What a caller may want to branch on. The errors themselves say more: which file, row group, row, column or line.
@@ -102,42 +104,16 @@ func quoteList(names []string) string {
 	return strings.Join(quoted, ", ") + more
 }
 
-// nearest returns the name that is the fewest edits away, if that is at most a third of it; capitals don't count.
+// nearest returns the name that was probably meant; "" if none was.
 func nearest(name string, have []string) string {
-	best, bestEdits := "", len(name)/3+1
-	for _, h := range have {
-		if e := edits(strings.ToLower(name), strings.ToLower(h)); e < bestEdits {
-			best, bestEdits = h, e
+	if near := spelling.Nearest(name, have); near != "" {
+		return near
+	}
+	for _, h := range have { // "pos" for "positive"
+		if len(name) >= 3 && strings.Contains(strings.ToLower(h), strings.ToLower(name)) ||
+			len(h) >= 3 && strings.Contains(strings.ToLower(name), strings.ToLower(h)) {
+			return h
 		}
 	}
-	if best == "" {
-		for _, h := range have { // "pos" for "positive", "text" for "doc.text"
-			if len(name) >= 3 && strings.Contains(strings.ToLower(h), strings.ToLower(name)) ||
-				len(h) >= 3 && strings.Contains(strings.ToLower(name), strings.ToLower(h)) {
-				return h
-			}
-		}
-	}
-	return best
-}
-
-// edits is the Levenshtein distance.
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return ""
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 )
 
 // NPYWriter writes vectors as NumPy's numpy.load reads them: an array of float32 of shape [rows, features], in version 1.0 of its format

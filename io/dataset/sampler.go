@@ -42,11 +42,6 @@ type Batch struct {
 	Pass   int // over that one: what its lists are read by; Epoch if there is one dataset
 }
 
-// Part returns the rows of one of n ranks: consecutive ones, the counts differing by at most 1.
-func (b Batch) Part(rank, n int) []int64 {
-	return b.Rows[len(b.Rows)*rank/n : len(b.Rows)*(rank+1)/n]
-}
-
 // Stats counts what a sampler did since its start; a cursor carries it.
 type Stats struct {
 	Deferred int64 `json:"deferred"` // rows that had to wait for a later batch

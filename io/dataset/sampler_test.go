@@ -340,23 +340,6 @@ func (c *countingTexts) Hashes(dst []Hash128, seed uint64, epoch int, row int64)
 	return c.TextHashes.Hashes(dst, seed, epoch, row)
 }
 
-func TestBatchPart(t *testing.T) {
-	b := Batch{Rows: []int64{0, 1, 2, 3, 4, 5, 6}}
-	for _, n := range []int{1, 2, 3, 8} {
-		var got []int64
-		for rank := range n {
-			part := b.Part(rank, n)
-			if len(part) < len(b.Rows)/n || len(part) > (len(b.Rows)+n-1)/n {
-				t.Errorf("rank %d of %d has %d rows", rank, n, len(part))
-			}
-			got = append(got, part...)
-		}
-		if !slices.Equal(got, b.Rows) {
-			t.Errorf("%d ranks have %v together", n, got)
-		}
-	}
-}
-
 func BenchmarkSampler(b *testing.B) {
 	const n = 1 << 20
 	for _, c := range []struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 )
 
 // OutType is what a written column holds, and the Go type that Write takes for it.

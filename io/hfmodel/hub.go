@@ -11,7 +11,7 @@ import (
 	"regexp"
 	"strings"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 )
 
 var (
@@ -395,5 +395,5 @@ func (h *hub) writeRef(commit string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
 		return err
 	}
-	return atomicfile.Write(file, writeString(commit))
+	return atomicfile.WriteFile(file, []byte(commit))
 }

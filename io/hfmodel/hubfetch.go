@@ -19,7 +19,7 @@ import (
 	"strings"
 	"time"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 	"contraflow/io/internal/filelock"
 )
 
@@ -472,8 +472,4 @@ func verify(file *os.File, f remoteFile) error {
 			got, f.etag)
 	}
 	return nil
-}
-
-func writeString(s string) func(io.Writer) error {
-	return func(w io.Writer) error { _, err := io.WriteString(w, s); return err }
 }

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 	"contraflow/io/safetensors"
 )
 

@@ -36,8 +36,8 @@ import (
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/google"
 
+	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
-	"contraflow/io/internal/atomicfile"
 )
 
 func init() {

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
-	"contraflow/io/internal/atomicfile"
 	"contraflow/io/internal/filelock"
 )
 

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"strings"
 	"sync"
+
+	"contraflow/io/spelling"
 )
 
 // ErrNoTensor is wrapped by File.Tensor's error for a name that the file doesn't have.
@@ -83,11 +85,11 @@ func NoTensor(name string, names []string) error {
 	if len(names) == 0 {
 		return fmt.Errorf("%w: %q (there is none at all)", ErrNoTensor, name)
 	}
-	near := nearNames(name, names)
+	near := spelling.Near(name, names)
 	if len(near) == 0 {
 		return fmt.Errorf("%w: %q among %d, such as %q", ErrNoTensor, name, len(names), names[0])
 	}
-	return fmt.Errorf("%w: %q; near it are %s", ErrNoTensor, name, strings.Join(near, ", "))
+	return fmt.Errorf("%w: %q; near it are %s", ErrNoTensor, name, strings.Join(near[:min(3, len(near))], ", "))
 }
 
 // Forget gives the file's memory back to the system for as long as nothing reads the tensors: a loaded model would otherwise count twice.

@@ -21,7 +21,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 	"strings"
 )
 
@@ -138,50 +137,4 @@ func knownDTypes() string {
 		names = append(names, string(d.dtype))
 	}
 	return strings.Join(names, ", ")
-}
-
-// nearNames are up to three of names that a user who wrote name may have meant.
-func nearNames(name string, names []string) []string {
-	type scored struct {
-		name string
-		cost int
-	}
-	var near []scored
-	for _, n := range names {
-		cost := distance(name, n)
-		// "encoder.x" for "bert.encoder.x" is a near miss however long the prefix.
-		if strings.HasSuffix(n, "."+name) || strings.HasSuffix(name, "."+n) {
-			cost = 1
-		}
-		if cost <= max(3, len(name)/3) {
-			near = append(near, scored{n, cost})
-		}
-	}
-	slices.SortStableFunc(near, func(a, b scored) int { return a.cost - b.cost })
-	var out []string
-	for _, s := range near[:min(3, len(near))] {
-		out = append(out, s.name)
-	}
-	return out
-}
-
-// distance is Levenshtein's, over bytes.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }

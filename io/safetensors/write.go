@@ -11,7 +11,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	"contraflow/io/internal/atomicfile"
+	"contraflow/io/atomicfile"
 )
 
 // Write replaces the file at path. The new one is written beside it, synced and renamed: if the disk fills up or the

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -75,26 +74,19 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 	if err := Round(tensors, precision); err != nil {
 		return err
 	}
-	spec := specOf(f, m, tensors)
+	spec := SpecOf(f, m, tensors)
 	spec.MaxSeqLength = length
 	spec.Card = hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."}
-	return write(out, spec)
+	return hfmodel.Save(out, spec)
 }
 
-// specOf is what is written of a model that a folder holds and whose parameters may have changed. The length and the card are the caller's.
-func specOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor) hfmodel.Spec {
+// SpecOf is what is written of a model that a folder holds and whose parameters may have changed. The length and the card are the caller's.
+func SpecOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor) hfmodel.Spec {
 	return hfmodel.Spec{
-		Config: f.Config, Tensors: tensors, Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !m.Config.Tokens.None(), Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
+		Config: f.Config, Tensors: tensors,
+		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !m.Config.Tokens.None(), Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 	}
-}
-
-// write saves a model in a folder, and makes the folders above it.
-func write(dir string, spec hfmodel.Spec) error {
-	if err := os.MkdirAll(filepath.Dir(filepath.Clean(dir)), 0o777); err != nil {
-		return err
-	}
-	return hfmodel.Save(dir, spec)
 }
 
 // overlap tells whether two paths lead to one folder, or one into the other.

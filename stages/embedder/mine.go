@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"contraflow/stages/evaluate"
 	"contraflow/stages/mine"
 )
 
@@ -76,7 +77,7 @@ func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt stri
 		m.Progress(what, int64(to), int64(len(texts)))
 		from = to
 	}
-	mine.Normalize(out, e.Size())
+	evaluate.Normalize(out, e.Size())
 	return out, nil
 }
 

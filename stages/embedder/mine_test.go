@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"contraflow/gpustage/ref"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/mine"
 	"contraflow/testdata/goldens"
@@ -42,7 +43,7 @@ func TestMine(t *testing.T) {
 		for _, v := range vecs {
 			all = append(all, v...)
 		}
-		mine.Normalize(all, e.Size())
+		evaluate.Normalize(all, e.Size())
 		return all
 	}
 	seen := map[string]int64{}

@@ -191,7 +191,7 @@ func (t *Trainable) Save(dir string, o Saving) error {
 	if err := Round(tensors, o.Precision); err != nil {
 		return err
 	}
-	spec := specOf(t.folder, t.Model, tensors)
+	spec := SpecOf(t.folder, t.Model, tensors)
 	spec.MaxSeqLength, spec.Adapter, spec.Card = length, adapter, hfmodel.Card{BaseModel: t.base(), Summary: o.Summary}
 	if o.Prompts != nil {
 		spec.Prompts = o.Prompts
@@ -199,15 +199,17 @@ func (t *Trainable) Save(dir string, o Saving) error {
 			spec.DefaultPromptName = ""
 		}
 	}
-	return write(dir, spec)
+	return hfmodel.Save(dir, spec)
 }
 
-// base is what training began with, of an adapter that training went on with the base.
-func (t *Trainable) base() string {
-	if a := t.folder.Adapter; a != nil && t.Model.Options.Tuning.LoRA != nil {
+func (t *Trainable) base() string { return BaseOf(t.folder, t.Model, t.folder.Dir) }
+
+// BaseOf is what training began with, as path names the folder, or of an adapter that training went on with the base.
+func BaseOf(f *hfmodel.Folder, m *transformer.Model, path string) string {
+	if a := f.Adapter; a != nil && m.Options.Tuning.LoRA != nil {
 		return a.BaseID()
 	}
-	return t.folder.Dir
+	return path
 }
 
 // saved are the tensors of the folder that Save writes, and what an adapter says of itself.

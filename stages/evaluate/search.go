@@ -3,6 +3,7 @@ package evaluate
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"contraflow/gpustage"
 )
@@ -13,6 +14,20 @@ const (
 	queryBlock  = 1024
 	corpusBlock = 4096
 )
+
+// Normalize gives embeddings length 1, in place.
+func Normalize(embeddings []float32, dim int) {
+	for ; len(embeddings) >= dim; embeddings = embeddings[dim:] {
+		x, sum := embeddings[:dim], 0.0
+		for _, v := range x {
+			sum += float64(v) * float64(v)
+		}
+		norm := max(math.Sqrt(sum), 1e-12)
+		for i, v := range x {
+			x[i] = float32(float64(v) / norm)
+		}
+	}
+}
 
 // Search finds the k documents nearest to each query by the product of their embeddings, which are [n, dim] one after the other: exactly,
 // block by block on the stream's device. Equal scores rank by tie. progress, which may be nil, is told of scores done.

@@ -187,7 +187,7 @@ func (t *triplets) walk(lo, hi int, of func(i int, d, c []float64) float64, sums
 		c := make([]float64, len(d))
 		for i := from; i < to; i++ {
 			own := d[(i-from)*n : (i-from+1)*n]
-			if value := of(i, own, c[(i-from)*n:(i-from+1)*n]); value-value != 0 && t.b.Weight(i) > 0 {
+			if value := of(i, own, c[(i-from)*n:(i-from+1)*n]); !finite(value) && t.b.Weight(i) > 0 {
 				return &RowError{i, value}
 			}
 		}
@@ -226,7 +226,7 @@ func (t *triplets) backward(tile gpustage.Tensor, from, to int, d, c, sums []flo
 // row is an anchor's loss with its derivatives.
 func (t *triplets) row(i int, d, c []float64) float64 {
 	for _, v := range d {
-		if v-v != 0 {
+		if !finite(v) {
 			return v
 		}
 	}

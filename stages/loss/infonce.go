@@ -103,7 +103,7 @@ const (
 
 // Check finds settings that make no sense.
 func (l InfoNCE) Check() error {
-	if l.Scale < 0 || math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
+	if l.Scale < 0 || !finite(l.Scale) {
 		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
 	}
 	if !slices.Contains(HardnessModes, l.Hardness) && l.Hardness != NoHardness {

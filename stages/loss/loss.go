@@ -118,6 +118,18 @@ func (b *Batch) Own() (lo, hi int) {
 // N is the number of sequences.
 func (b *Batch) N() int { return b.Embeddings.Rows }
 
+// documents are each row's own, its positive first, by their places among all documents: those of Embeddings' rows B on.
+func (b *Batch) documents() [][]int {
+	own := make([][]int, b.Rows)
+	for i := range own {
+		own[i] = []int{i}
+	}
+	for k, o := range b.Owner {
+		own[o] = append(own[o], b.Rows+k)
+	}
+	return own
+}
+
 // Weight is row i's weight.
 func (b *Batch) Weight(i int) float64 {
 	if b.Weights == nil {
@@ -156,7 +168,7 @@ func (b *Batch) check() error {
 		vs   []float64
 	}{{"label", b.Labels}, {"score", b.Scores}} {
 		for i, v := range of.vs {
-			if v-v != 0 {
+			if !finite(v) {
 				return fmt.Errorf("%s %d is %v", of.what, i, v)
 			}
 		}
@@ -200,10 +212,12 @@ func (r Result) Check() error {
 	return nil
 }
 
+func finite(v float64) bool { return v-v == 0 }
+
 // add counts a row's loss. Of a row without weight it may be anything.
 func (r *Result) add(row int, weight, l float64) error {
 	if weight > 0 {
-		if l-l != 0 {
+		if !finite(l) {
 			return &RowError{row, l}
 		}
 		r.Sum += weight * l

@@ -3,7 +3,6 @@ package loss
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"contraflow/gpustage"
@@ -84,7 +83,7 @@ func (M3) SplitsRows() {}
 
 // Check finds settings that make no sense.
 func (l M3) Check() error {
-	if !(l.Scale >= 0) || math.IsInf(l.Scale, 0) {
+	if l.Scale < 0 || !finite(l.Scale) {
 		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
 	}
 	for i, p := range l.Parts {
@@ -381,7 +380,7 @@ type m3Rows struct {
 	l    M3
 	b    *Batch
 	ids  []int32 // of texts
-	docs [][]int // each row's own, the positive first, among documents
+	docs [][]int // of the batch
 
 	at     []int // documents that are compared
 	scores map[string][]float64
@@ -390,14 +389,7 @@ type m3Rows struct {
 }
 
 func newM3Rows(l M3, b *Batch) *m3Rows {
-	x := &m3Rows{l: l, b: b, ids: number(b.Texts), docs: make([][]int, b.Rows), scores: map[string][]float64{}, d: map[string][]float64{}}
-	for i := range x.docs {
-		x.docs[i] = []int{i}
-	}
-	for k, o := range b.Owner {
-		x.docs[o] = append(x.docs[o], b.Rows+k)
-	}
-	return x
+	return &m3Rows{l: l, b: b, ids: number(b.Texts), docs: b.documents(), scores: map[string][]float64{}, d: map[string][]float64{}}
 }
 
 // excluded tells that a document is no negative of a row: that its text is the row's query or positive, or the positive of a row with the

@@ -146,7 +146,7 @@ func (l Contrastive) online(s gpustage.Stream, a *gpustage.Arena, b *Batch, eps 
 	r, err := g.rows(func(i int, own []int32) float64 {
 		d, sign := distance(m, g.values[i])
 		switch y := b.Labels[i]; {
-		case d-d != 0:
+		case !finite(d):
 			return d
 		case y == 1 && d > above:
 			g.coef[i] = sign * 2 * d * n
@@ -198,7 +198,7 @@ func (l Triplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	return computeRows(s, a, b, m, 0, func(g *groups) func(int, []int32) float64 {
 		return func(row int, own []int32) (sum float64) {
 			positive, sign := distance(m, g.values[own[0]])
-			if positive-positive != 0 {
+			if !finite(positive) {
 				return positive
 			}
 			share := 1 / float64(len(own)-1)
@@ -286,7 +286,7 @@ func (l DistillKL) Check() error {
 		return fmt.Errorf("similarity %w", err)
 	}
 	for _, t := range []float64{l.Temperature, l.StudentTemperature, l.TeacherTemperature} {
-		if !(t >= 0) || math.IsInf(t, 0) {
+		if t < 0 || !finite(t) {
 			return fmt.Errorf("temperature is %v, want a positive number", t)
 		}
 	}
@@ -377,7 +377,7 @@ func (l CoSENT) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 	scores, labels := make([]float64, len(g.values)), make([]float64, len(g.values))
 	for k, v := range g.values {
 		row := g.row[k]
-		if v-v != 0 {
+		if !finite(v) {
 			return Result{}, &RowError{int(row), v}
 		}
 		scores[k], labels[k] = scale*v, 1
@@ -450,7 +450,7 @@ func logAdd(a, b float64) float64 {
 func (l CoSENT) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 
 func checkNotNegative(what string, v float64) error {
-	if !(v >= 0) || math.IsInf(v, 0) {
+	if v < 0 || !finite(v) {
 		return fmt.Errorf("%s is %v, want 0 or more", what, v)
 	}
 	return nil

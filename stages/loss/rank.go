@@ -154,13 +154,7 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 	if len(scores) < 2*b.Rows {
 		return r, fmt.Errorf("%s needs documents", g.Name)
 	}
-	docs := make([][]int, b.Rows)
-	for i := range docs {
-		docs[i] = []int{b.Rows + i}
-	}
-	for k, o := range b.Owner {
-		docs[o] = append(docs[o], 2*b.Rows+k)
-	}
+	docs, scores, grads := b.documents(), scores[b.Rows:], grads[b.Rows:]
 	lo, hi := b.Own()
 	for i := lo; i < hi; i++ {
 		n := len(docs[i])
@@ -169,7 +163,7 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 			s[k] = scores[at]
 			switch {
 			case b.Scores != nil:
-				l[k] = b.Scores[at-b.Rows]
+				l[k] = b.Scores[at]
 			case b.Labels != nil:
 				l[k] = b.Labels[i]
 			case k == 0:
@@ -186,7 +180,7 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 		}
 		sum, weight := g.ofGroup(s, l, d)
 		w := b.Weight(i)
-		if v := w * sum; v-v != 0 {
+		if v := w * sum; !finite(v) {
 			return r, &RowError{Row: i, Loss: sum}
 		}
 		r.Sum, r.Weight = r.Sum+w*sum, r.Weight+w*weight

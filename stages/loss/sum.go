@@ -25,7 +25,7 @@ func Sum(terms ...Term) (Loss, error) {
 		switch f := t.Factor; {
 		case t.Loss == nil:
 			return nil, fmt.Errorf("term %d has no loss", i)
-		case !(f >= 0) || f-f != 0:
+		case f < 0 || !finite(f):
 			return nil, fmt.Errorf("term %d, %T, has the factor %v, want a number of at least 0", i, t.Loss, f)
 		}
 	}

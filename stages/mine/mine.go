@@ -125,20 +125,6 @@ func (o Options) Choose(query int, hits []evaluate.Hit, positives []int32, lowes
 	return out
 }
 
-// Normalize gives embeddings length 1, in place.
-func Normalize(embeddings []float32, dim int) {
-	for ; len(embeddings) >= dim; embeddings = embeddings[dim:] {
-		x, sum := embeddings[:dim], 0.0
-		for _, v := range x {
-			sum += float64(v) * float64(v)
-		}
-		norm := max(math.Sqrt(sum), 1e-12)
-		for i, v := range x {
-			x[i] = float32(float64(v) / norm)
-		}
-	}
-}
-
 // Pairs are the queries and positives of a data set, with the corpus that negatives come from: distinct texts.
 type Pairs struct {
 	Queries []string

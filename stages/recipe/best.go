@@ -17,6 +17,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/stages"
 	"contraflow/stages/transformer"
 )
 
@@ -115,13 +116,6 @@ func (x *Run) loadBest(s gpustage.Stream) error {
 	return nil
 }
 
-// tellBest tells an evaluation of the best one up to it, if that one's model is kept.
-func (x *Run) tellBest(ev *Evaluation) {
-	if p := x.saves.progress; x.Recipe.Save.Best {
-		ev.best, ev.bestStep = p.Best, p.BestStep
-	}
-}
-
 // bestOf is the value and the step of the model that a run with save.best has come to: the saved one, or of a run that was stopped the one in best/.
 // It is nil where the model is another one: without save.best, or if best/ has lost it.
 func (x *Run) bestOf(s *Summary) (*float64, int) {
@@ -147,8 +141,7 @@ func (x *Run) evaluation() (string, error) {
 			return "", fmt.Errorf("eval: %w", err)
 		}
 	}
-	sum := h.Sum128().Bytes()
-	return strings.Join(names, ", ") + " on " + hex.EncodeToString(sum[:8]), nil
+	return strings.Join(names, ", ") + " on " + stages.Digest(h), nil
 }
 
 // checkBest compares what a checkpoint remembers of evaluations with this run's, and begins anew with them where they can't be compared,
@@ -197,7 +190,7 @@ func changesSteps(line string) bool {
 
 // finish gives a run that is over its model, if it isn't there: from the checkpoint of its last step.
 func (x *Run) finish(from *checkpoint.Checkpoint) (*Summary, error) {
-	dir, step := filepath.Join(x.Recipe.Save.Dir, "model"), from.Step
+	dir, step := x.modelDir(), from.Step
 	s := &Summary{Steps: step, Counts: x.saves.progress.Counts, Model: dir, Over: true}
 	if x.saves.progress.Over && hfmodel.IsModel(dir) {
 		return s, nil
@@ -207,27 +200,16 @@ func (x *Run) finish(from *checkpoint.Checkpoint) (*Summary, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return s, x.saveOver(step)
+	return s, x.saveAnew(step)
 }
 
-// saveOver saves the model of a run that is over after a step, whose state it has: the best one, if that is kept.
-func (x *Run) saveOver(step int) error {
-	dir := filepath.Join(x.Recipe.Save.Dir, "model")
-	if p := x.saves.progress; x.Main() && x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != step {
-		if err := x.loadBest(x.stream); err != nil {
-			return fmt.Errorf("loading the best model: %w", err)
-		}
+// saveAnew saves the model of a run that was over after a step, and whose state the model has from a checkpoint.
+func (x *Run) saveAnew(step int) error {
+	if err := x.saveOver(x.stream, step); err != nil || !x.Main() {
+		return err
 	}
-	if x.Main() || x.model.Partial() {
-		if err := x.Save(x.stream, dir); err != nil {
-			return fmt.Errorf("saving the model: %w", err)
-		}
-	}
-	if !x.Main() {
-		return nil
-	}
-	x.obs.note("%s had no model of step %d: it is saved anew from the checkpoint", dir, step)
-	return forget(x.Recipe.Save.Dir)
+	x.obs.note("%s had no model of step %d: it is saved anew from the checkpoint", x.modelDir(), step)
+	return nil
 }
 
 func hashFile(path string) (string, error) {

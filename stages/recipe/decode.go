@@ -10,6 +10,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"contraflow/io/spelling"
 )
 
 // The decoder fills a struct from a tree, strictly: what it doesn't know is an error with the line, the full key, and what
@@ -221,7 +223,7 @@ func fieldNames(t reflect.Type) []string {
 // section, or the nearest key of this one.
 func (d *decoder) unknown(at, path, key string, t reflect.Type) {
 	hint := ""
-	near := Nearest(key, fieldNames(t))
+	near := spelling.Nearest(key, fieldNames(t))
 	if d.strange && near != "" {
 		hint = fmt.Sprintf("; did you mean %s?", join(path, near))
 	} else if d.strange {
@@ -284,43 +286,6 @@ func Keys() []string {
 	return out
 }
 
-// Nearest is the candidate with the fewest edits, if that is few enough to be a slip.
-func Nearest(key string, candidates []string) string {
-	best, limit := "", max(1, len(key)/3)
-	for _, c := range candidates {
-		if n := edits(key, c); n <= limit {
-			best, limit = c, n-1
-		}
-	}
-	return best
-}
-
-// edits is the number of insertions, deletions, changes and swaps of neighbours between two words (optimal string
-// alignment).
-func edits(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-		for j := 1; i == 0 && j <= len(b); j++ {
-			rows[0][j] = j
-		}
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			change := rows[i-1][j-1]
-			if a[i-1] != b[j-1] {
-				change++
-			}
-			rows[i][j] = min(change, rows[i-1][j]+1, rows[i][j-1]+1)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
-			}
-		}
-	}
-	return rows[len(a)][len(b)]
-}
-
 // oneOf checks a word against a list.
 func (d *decoder) oneOf(path string, n *node, words ...string) bool {
 	for _, w := range words {
@@ -332,7 +297,7 @@ func (d *decoder) oneOf(path string, n *node, words ...string) bool {
 	sort.Strings(sorted)
 	hint := ""
 	if n.kind == scalar {
-		if near := Nearest(n.text, words); near != "" {
+		if near := spelling.Nearest(n.text, words); near != "" {
 			hint = fmt.Sprintf("; did you mean %s?", near)
 		}
 	}

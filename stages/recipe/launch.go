@@ -206,25 +206,7 @@ func (r Recipe) values() (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	root, err := parseTree("the recipe", text)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]string{}
-	var walk func(path string, n *node)
-	walk = func(path string, n *node) {
-		for _, e := range n.keys {
-			walk(join(path, e.key), e.value)
-		}
-		for i, e := range n.list {
-			walk(fmt.Sprintf("%s[%d]", path, i), e)
-		}
-		if n.kind == scalar {
-			out[path] = n.text
-		}
-	}
-	walk("", root)
-	return out, nil
+	return Flatten("the recipe", text)
 }
 
 // hashParams is the hash of the parameters that ranks hold together.

@@ -8,6 +8,7 @@ import (
 
 	"contraflow/stages"
 	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
 )
 
 // Memory is what a run is predicted to hold on its device, in bytes.
@@ -132,7 +133,7 @@ func (x *Run) predict(z sharding) Memory {
 		part := m.Layout.Part(l)
 		layer, trainedLayer = max(layer, int64(part.Len)*elem), max(trainedLayer, int64(part.Trained())*elem)
 	}
-	rest, trainedRest := int64(m.Layout.Part(-1).Len)*elem, int64(m.Layout.Part(-1).Trained())*elem
+	rest, trainedRest := int64(m.Layout.Part(transformer.Outside).Len)*elem, int64(m.Layout.Part(transformer.Outside).Trained())*elem
 	passing := int64(x.subTokens())
 	words := int64(m.Config.Hidden)*elem*min(int64(m.Config.Vocab), passing*shard) + 4*passing
 	tableTrains := m.Layout.Trains(m.Layout.Word())

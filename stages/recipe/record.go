@@ -2,13 +2,13 @@ package recipe
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"time"
 
+	"contraflow/io/atomicfile"
 	"contraflow/pipeline"
 )
 
@@ -174,19 +174,5 @@ func (r *recorder) write() error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(r.dir, recordFile), append(text, '\n'))
-}
-
-// replaceFile puts a whole file in the place of what is there: whoever looks, and whatever happens on the way, sees the one or the other.
-func replaceFile(path string, text []byte) error {
-	partial := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".partial")
-	f, err := os.Create(partial)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(partial))
-	}
-	return os.Rename(partial, path)
+	return atomicfile.WriteFile(filepath.Join(r.dir, recordFile), append(text, '\n'))
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"contraflow/collective"
+	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages"
@@ -39,15 +40,11 @@ const beginsToSkip = "data.on_error was stop and is skip"
 
 // compareRecipes lists what differs between a checkpoint's recipe and this run's; what may not differ is an error.
 func compareRecipes(was string, now Recipe) (changed []string, err error) {
-	text, err := now.YAML()
-	if err != nil {
-		return nil, err
-	}
 	a, err := Flatten("the checkpoint's recipe", []byte(was))
 	if err != nil {
 		return nil, err
 	}
-	b, err := Flatten("the recipe", text)
+	b, err := now.values()
 	if err != nil {
 		return nil, err
 	}
@@ -65,10 +62,7 @@ func compareRecipes(was string, now Recipe) (changed []string, err error) {
 		}
 		line := fmt.Sprintf("%s was %s and is %s", k, orUnset(a[k]), orUnset(b[k]))
 		generic := indices.ReplaceAllString(k, "[]")
-		if line == beginsToSkip || slices.ContainsFunc(mayChange, func(m string) bool {
-			rest, ok := strings.CutPrefix(generic, m)
-			return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
-		}) {
+		if line == beginsToSkip || slices.ContainsFunc(mayChange, func(m string) bool { return within(generic, m) }) {
 			changed = append(changed, line)
 		} else {
 			refused = append(refused, line)
@@ -358,5 +352,5 @@ func trimLog(path string, step int, unmeasured bool) error {
 			kept.Write(line)
 		}
 	}
-	return replaceFile(path, kept.Bytes())
+	return atomicfile.WriteFile(path, kept.Bytes())
 }

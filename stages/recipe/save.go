@@ -2,7 +2,7 @@ package recipe
 
 import (
 	"fmt"
-	"os"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -45,43 +45,50 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	if err != nil {
 		return err
 	}
-	prompts := map[string]string{}
-	for k, v := range x.folder.Prompts {
-		prompts[k] = v
-	}
+	spec := embedder.SpecOf(x.folder, x.model, tensors)
+	spec.Adapter, spec.Card = adapter, x.card(string(text))
 	if x.Recipe.Data.Train[0].Prompts != nil || x.text.QueryPrompt != "" || x.text.DocumentPrompt != "" {
-		prompts["query"], prompts["document"] = x.text.QueryPrompt, x.text.DocumentPrompt
+		spec.Prompts = map[string]string{}
+		maps.Copy(spec.Prompts, x.folder.Prompts)
+		spec.Prompts["query"], spec.Prompts["document"] = x.text.QueryPrompt, x.text.DocumentPrompt
 	}
-	similarity := "cosine"
+	spec.Similarity = "cosine"
 	if !slices.ContainsFunc(x.Recipe.losses(), func(l Loss) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
-		similarity = "dot"
+		spec.Similarity = "dot"
 	}
-	length := max(x.text.QueryLength, x.text.DocumentLength)
-	if min(x.text.QueryLength, x.text.DocumentLength) == 0 { // some are not cut
-		length = 0
+	if min(x.text.QueryLength, x.text.DocumentLength) > 0 { // or some are not cut
+		spec.MaxSeqLength = max(x.text.QueryLength, x.text.DocumentLength)
 	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
-		return err
-	}
-	return hfmodel.Save(dir, hfmodel.Spec{
-		Config: x.folder.Config, Tensors: tensors,
-		Pooling:   hfmodel.Pooling{Mode: embedder.PoolingModes[x.model.Head.Pooling], IncludePrompt: true},
-		Dense:     x.folder.Dense,
-		M3:        !x.model.Config.Tokens.None(),
-		Normalize: x.model.Head.Normalize, MaxSeqLength: length,
-		Prompts: prompts, DefaultPromptName: x.folder.DefaultPromptName, Similarity: similarity,
-		Base: x.folder, Tokenizer: x.folder.CopyTokenizer, Adapter: adapter,
-		Card: x.card(string(text)),
-	})
+	return hfmodel.Save(dir, spec)
 }
 
-// base is what training began with: model.path, or of an adapter that training went on with the base.
-func (x *Run) base() string {
-	if a := x.folder.Adapter; a != nil && x.Recipe.Model.LoRA != nil {
-		return a.BaseID()
+// modelDir is where the model is when a run is over.
+func (x *Run) modelDir() string { return filepath.Join(x.Recipe.Save.Dir, "model") }
+
+// saveOver saves the model of a run that is over after so many steps: the best one, if that is kept. All ranks call it.
+func (x *Run) saveOver(s gpustage.Stream, steps int) error {
+	if !x.Main() && !x.model.Partial() {
+		return nil
 	}
-	return x.Recipe.Model.Path
+	if p := x.saves.progress; x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != steps {
+		if err := x.loadBest(s); err != nil {
+			return fmt.Errorf("loading the best model: %w", err)
+		}
+	}
+	if err := x.Save(s, x.modelDir()); err != nil {
+		return fmt.Errorf("saving the model: %w", err)
+	}
+	if !x.Main() { // which may be writing yet
+		return nil
+	}
+	if err := forget(x.Recipe.Save.Dir); err != nil {
+		return fmt.Errorf("save.dir: %w", err)
+	}
+	return nil
 }
+
+// base is what training began with.
+func (x *Run) base() string { return embedder.BaseOf(x.folder, x.model, x.Recipe.Model.Path) }
 
 // card is what a model card says of the run.
 func (x *Run) card(text string) hfmodel.Card {

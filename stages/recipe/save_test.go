@@ -172,3 +172,22 @@ func TestHeadNoted(t *testing.T) {
 		}
 	}
 }
+
+// Of a run whose model can't be written what belongs to the model before it stays, though ranks that hold parts of a model are done with theirs sooner
+// than the one that writes.
+func TestPreviousStays(t *testing.T) {
+	j := newJob(t, 40)
+	sets := []string{"train.max_steps=2", "mesh={shard: 2, parameters: streamed}"}
+	if _, err := j.run(t, "run", nil, 0, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(j.dir, "run", ".model.partial"), nil, 0o600); err != nil { // in the way
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), "is still that of the run before") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(j.dir, "run", "recipe.yaml"+previous)); err != nil {
+		t.Error(err)
+	}
+}

@@ -97,7 +97,7 @@ func (x *Run) traffic(s sharding) int64 {
 				fetched += l.Part(layer).Len
 			}
 		}
-		bytes += (n*(float64(fetched)+2*rows) + float64(l.Part(-1).Trained())) * per
+		bytes += (n*(float64(fetched)+2*rows) + float64(l.Part(transformer.Outside).Trained())) * per
 	} else {
 		bytes += trained * per
 	}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"contraflow/gpustage"
+	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
@@ -202,34 +204,47 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 			return nil
 		}
 		defer enc.For(t)()
-		x.engine.Stream = stages.Stream(t)
-		began := time.Now()
-		ev, err := x.evaluate(t.Context(), x.engine)
+		ev, err := x.evaluateAfter(t.Context(), stages.Stream(t), in.Get(t).Step+1)
 		if err != nil {
 			return err
-		}
-		x.measured = ev // of the model as it is now: what an earlier evaluation found is not its card's
-		if ev != nil {
-			ev.Step, ev.took = in.Get(t).Step+1, time.Since(began)
-			p, better := x.saves, x.saves.progress.measured(ev, x.Recipe.Eval.EarlyStopping)
-			if better {
-				p.best = ev
-			}
-			if p.progress.Enough && !x.last(in.Get(t).Step) {
-				x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)",
-					p.progress.Worse, ev.Metric, *p.progress.Mark, x.Recipe.Eval.EarlyStopping.MinDelta)
-			}
-			if better && x.Recipe.Save.Best {
-				if err := x.keepBest(stages.Stream(t)); err != nil {
-					return fmt.Errorf("saving the best model: %w", err)
-				}
-			}
-			x.tellBest(ev)
 		}
 		out.Put(t, ev)
 		return nil
 	})
 	return out.Port
+}
+
+// evaluateAfter measures the model as it is, after so many steps, and does what follows from that: the best one is kept, and the run told to end when
+// it gets no better. The evaluation is nil on ranks but the main one, and where it has no figure.
+func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (*Evaluation, error) {
+	x.engine.Stream = s
+	began := time.Now()
+	ev, err := x.evaluate(ctx, x.engine)
+	if err != nil {
+		return nil, err
+	}
+	x.measured = ev // of the model as it is now: what an earlier evaluation found is not its card's
+	if ev == nil {
+		return nil, nil
+	}
+	ev.Step, ev.took = steps, time.Since(began)
+	p, stop := &x.saves.progress, x.Recipe.Eval.EarlyStopping
+	better := p.measured(ev, stop)
+	if better {
+		x.saves.best = ev
+	}
+	if p.Enough && steps < x.Steps {
+		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.Metric, *p.Mark, stop.MinDelta)
+	}
+	if x.Recipe.Save.Best {
+		if better {
+			if err := x.keepBest(s); err != nil {
+				return nil, fmt.Errorf("saving the best model: %w", err)
+			}
+		}
+		ev.best, ev.bestStep = p.Best, p.BestStep
+	}
+	return ev, nil
 }
 
 // putsOff tells whether the evaluation after a step is left to the run that goes on from it, so that who has asked for the end need not wait for it.
@@ -244,24 +259,12 @@ func (x *Run) evaluateUnmeasured(ctx context.Context, log *journal) error {
 	if !x.evaluates() {
 		return nil
 	}
-	x.engine.Stream = x.stream
-	ev, err := x.evaluate(ctx, x.engine)
+	ev, err := x.evaluateAfter(ctx, x.stream, x.saves.first)
 	if err != nil {
 		return err
 	}
 	if ev != nil {
-		ev.Step = x.saves.first
-		x.measured, log.summary.Eval = ev, ev
-		better := x.saves.progress.measured(ev, x.Recipe.Eval.EarlyStopping)
-		if better {
-			x.saves.best = ev
-		}
-		if better && x.Recipe.Save.Best { // which it was not when the run was stopped
-			if err := x.keepBest(x.stream); err != nil {
-				return fmt.Errorf("saving the best model: %w", err)
-			}
-		}
-		x.tellBest(ev)
+		log.summary.Eval = ev
 		if err := log.evaluation(*ev); err != nil {
 			return err
 		}
@@ -289,30 +292,19 @@ func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
 
 // saveStage writes the model folder after the last step. The state is copied before it: the best model then takes the place of the last
 // step's, which the run may be given more steps after.
-func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult], states pipeline.Port[*stages.State]) pipeline.Port[string] {
+func (x *Run) saveStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult], states pipeline.Port[*stages.State]) pipeline.Port[struct{}] {
 	s := g.Stage("save", pipeline.On(0, pipeline.Compute))
 	in := pipeline.In(s, "result", results)
 	pipeline.In(s, "state", states)
-	out := pipeline.Out[string](s, "folder")
+	out := pipeline.Out[struct{}](s, "saved")
 	s.Do(func(t *pipeline.Task) error {
-		dir, r := filepath.Join(x.Recipe.Save.Dir, "model"), in.Get(t)
-		if !x.over(r) || !x.Main() && !x.model.Partial() {
-			out.Put(t, "")
-			return nil
-		}
-		defer enc.For(t)()
-		if p := x.saves.progress; x.Recipe.Save.Best && p.BestStep > 0 && p.BestStep != r.Step+1 {
-			if err := x.loadBest(stages.Stream(t)); err != nil {
-				return fmt.Errorf("loading the best model: %w", err)
+		if r := in.Get(t); x.over(r) {
+			defer enc.For(t)()
+			if err := x.saveOver(stages.Stream(t), r.Step+1); err != nil {
+				return err
 			}
 		}
-		if err := x.Save(stages.Stream(t), dir); err != nil {
-			return fmt.Errorf("saving the model: %w", err)
-		}
-		if err := forget(x.Recipe.Save.Dir); err != nil {
-			return fmt.Errorf("save.dir: %w", err)
-		}
-		out.Put(t, dir)
+		out.Put(t, struct{}{})
 		return nil
 	})
 	return out.Port
@@ -520,7 +512,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		if text := x.reads(); text != "" {
 			x.obs.note("%s", text)
 		}
-		s.Model = filepath.Join(dir, "model")
+		s.Model = x.modelDir()
 	}
 	if log.record != nil {
 		log.record.Best, log.record.BestStep = best, bestStep
@@ -633,7 +625,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	}
 	if x.saves.first == x.Steps { // stopped there, with an evaluation to make, and given no more steps
 		log.summary.Steps, log.summary.Over = x.Steps, true
-		return nil, x.saveOver(x.Steps)
+		return nil, x.saveAnew(x.Steps)
 	}
 	x.saves.begin()
 	err = p.Run(ctx, opts...)
@@ -671,7 +663,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := replaceFile(filepath.Join(dir, "recipe.yaml"), text); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), text); err != nil {
 		return nil, err
 	}
 	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {
@@ -713,5 +705,5 @@ func (x *Run) writeSkipped(path string) error {
 			return err
 		}
 	}
-	return replaceFile(path, b.Bytes())
+	return atomicfile.WriteFile(path, b.Bytes())
 }

@@ -747,14 +747,14 @@ func rms(x []float64) float64 {
 	return math.Sqrt(sum / float64(len(x)))
 }
 
-// deviations are DESIGN's measure of each tensor that trains: the largest difference, over the larger of the tensor's largest value and 1e-4 of
-// the model's, or 1 if the gradient is zero. A bias's gradient is a sum over all rows or tokens that may cancel by chance, or always, as a reranker's
-// last one does, which moves all scores of a group alike, or the last norm's where a loss is one of distances, which all embeddings may move together.
-// So a bias is taken for one more column of its weight.
+// deviations are the errors of the tensors that train, by transformer.GradientError; where the whole gradient is zero, differences as they are. A bias's
+// gradient is a sum over all rows or tokens that may cancel by chance, or always, as a reranker's last one does, which moves all scores of a group
+// alike, or the last norm's where a loss is one of distances, which all embeddings may move together. So a bias is taken for one more column of its
+// weight.
 func deviations(l *transformer.Layout, got, want []float64) (out []float64) {
-	floor := 1e-4 * largest(want)
-	if floor <= 1e-4*noGradient {
-		floor = 1
+	floor := 1.0
+	if top := largest(want); !(top <= noGradient) {
+		floor = transformer.GradientFloor * top
 	}
 	weights := map[string]transformer.Param{} // by the name of the bias beside them
 	for _, p := range l.Training() {
@@ -763,14 +763,12 @@ func deviations(l *transformer.Layout, got, want []float64) (out []float64) {
 		}
 	}
 	for _, p := range l.Training() {
-		diff, top := 0.0, floor
+		least := floor
 		if w, ok := weights[p.Name]; ok {
-			top = max(top, largest(want[l.At(w):][:w.Len()]))
+			least = max(least, largest(want[l.At(w):][:w.Len()]))
 		}
-		for i := l.At(p); i < l.At(p)+p.Len(); i++ {
-			diff, top = max(diff, math.Abs(got[i]-want[i])), max(top, math.Abs(want[i])) // a NaN stays
-		}
-		out = append(out, diff/top)
+		at, end := l.At(p), l.At(p)+p.Len()
+		out = append(out, transformer.GradientError(got[at:end], want[at:end], least))
 	}
 	return out
 }

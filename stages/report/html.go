@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"contraflow/io/checkpoint"
+	"contraflow/io/atomicfile"
 	"contraflow/pipeline"
 	"contraflow/stages/recipe"
 )
@@ -85,7 +85,7 @@ func WriteFile(dir string) (string, error) {
 
 // Save writes what Write writes into a file, in the place of what is there.
 func Save(path string, runs ...*Run) error {
-	return checkpoint.Disk{}.Rewrite(path, func(w io.Writer) error { return Write(w, runs...) })
+	return atomicfile.Rewrite(path, func(w io.Writer) error { return Write(w, runs...) })
 }
 
 // last is the last value that is finite, NaN if there is none.

@@ -1,9 +1,6 @@
 package reranker
 
 import (
-	"os"
-	"path/filepath"
-
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/stages/transformer"
@@ -12,9 +9,6 @@ import (
 // Save writes a folder that scores as spec says, with a model's parameters: transformers, CrossEncoder and Load read it. base is the
 // folder that the model came from.
 func Save(dir string, base *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor, spec *Spec, card hfmodel.Card) error {
-	if err := os.MkdirAll(filepath.Dir(filepath.Clean(dir)), 0o777); err != nil {
-		return err
-	}
 	head := spec.Scorer.Modules()
 	if spec.Scorer.LMHead != "" {
 		head = append(head, spec.Scorer.LMHead)

@@ -216,7 +216,7 @@ func (c Config) check() error {
 		}
 	}
 	for _, x := range []number{{"layer_norm_eps", c.NormEps}, {"query_pre_attn_scalar", c.QueryScale}, {"attn_logit_softcapping", c.SoftCap}} {
-		if x.v < 0 || x.v-x.v != 0 {
+		if x.v < 0 || !finite(x.v) {
 			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", x.key, x.v)
 		}
 	}

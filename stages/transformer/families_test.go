@@ -626,7 +626,7 @@ func TestSpans(t *testing.T) {
 		if w := m.Layout.Word(); w.Off != 0 || w.Rows != m.Config.Vocab {
 			t.Errorf("%s: the flat vector begins with %+v", name, w)
 		}
-		for l := -1; l < m.Config.Layers; l++ {
+		for l := Outside; l < m.Config.Layers; l++ {
 			from, to := m.Layout.Span(l)
 			n := 0
 			for _, p := range m.Layout.Params[1:] {

@@ -587,7 +587,7 @@ func (p *Pass) wordGradient(g weights, to Gradients) (word, index gpustage.Tenso
 
 // doneOutside tells that the gradients outside of layers are complete.
 func (p *Pass) doneOutside(to Gradients) {
-	if from, end := p.m.Layout.Span(-1); from < end && to.Done != nil {
+	if from, end := p.m.Layout.Span(Outside); from < end && to.Done != nil {
 		to.Done(from)
 	}
 }

@@ -44,7 +44,7 @@ func (c Config) parameters() []Param {
 	}
 	table := func(name string, rows, cols int, kind paramKind) {
 		if name != "" && rows > 0 {
-			add(-1, name+".weight", rows, cols, kind)
+			add(Outside, name+".weight", rows, cols, kind)
 		}
 	}
 	norm := func(layer int, prefix, name string, size int) {
@@ -76,27 +76,27 @@ func (c Config) parameters() []Param {
 		table(n.position, c.MaxPositions+c.PadPositions, c.Hidden, embedding)
 	}
 	table(n.kind, c.TypeVocab, c.Hidden, embedding)
-	norm(-1, "", n.embedNorm, c.Hidden)
-	norm(-1, "", n.finalNorm, c.Hidden)
+	norm(Outside, "", n.embedNorm, c.Hidden)
+	norm(Outside, "", n.finalNorm, c.Hidden)
 	table(n.relative, c.RelativeBuckets, c.Heads, relativeBias)
 	in := c.Hidden
 	for _, d := range c.Dense {
-		linear(-1, "", []string{d.Name + denseSuffix}, in, d.Bias, d.Out)
+		linear(Outside, "", []string{d.Name + denseSuffix}, in, d.Bias, d.Out)
 		in = d.Out
 	}
 	head := len(ps)
 	h := c.Scorer
 	if h.Dense != "" {
-		linear(-1, "", []string{h.Dense}, c.Hidden, h.DenseBias, c.Hidden)
+		linear(Outside, "", []string{h.Dense}, c.Hidden, h.DenseBias, c.Hidden)
 	}
-	norm(-1, "", h.Norm, c.Hidden)
+	norm(Outside, "", h.Norm, c.Hidden)
 	if h.Out != "" {
-		linear(-1, "", []string{h.Out}, c.Hidden, h.OutBias, 1)
+		linear(Outside, "", []string{h.Out}, c.Hidden, h.OutBias, 1)
 	}
 	table(h.LMHead, c.Vocab, c.Hidden, embedding)
 	if h := c.Tokens; !h.None() {
-		linear(-1, "", []string{h.Sparse}, c.Hidden, true, 1)
-		linear(-1, "", []string{h.Vectors}, c.Hidden, true, h.Dim)
+		linear(Outside, "", []string{h.Sparse}, c.Hidden, true, 1)
+		linear(Outside, "", []string{h.Vectors}, c.Hidden, true, h.Dim)
 	}
 	for i := head; i < len(ps); i++ {
 		ps[i].Head = true

@@ -12,10 +12,13 @@ import (
 	"contraflow/gpustage"
 )
 
+// Outside stands, where layers are numbered, for what is outside of them.
+const Outside = -1
+
 // Param is one named tensor of a model.
 type Param struct {
 	Name       string // Hugging Face's, without the family's prefix ("bert.")
-	Layer      int    // -1 for what is outside of layers
+	Layer      int    // or Outside
 	Rows, Cols int    // a vector has one row
 	Off        int    // elements from the start of the flat vector
 	Head       bool   // of the scorer
@@ -102,7 +105,7 @@ func newLayout(ps []Param, frozen func(Param) bool) *Layout {
 
 // part lists each layer's parameters, and what is outside of layers, but for the word embeddings.
 func (l *Layout) part() {
-	l.parts = map[int]*Layout{-1: {index: map[string]int{}}}
+	l.parts = map[int]*Layout{Outside: {index: map[string]int{}}}
 	for i, p := range l.Params {
 		if i == l.word {
 			continue
@@ -122,8 +125,7 @@ func (l *Layout) part() {
 	}
 }
 
-// Part is how a layer's parameters lie in a vector of their own, in the same order; layer -1 is what is outside of layers, but for
-// the word embeddings.
+// Part is how a layer's parameters lie in a vector of their own, in the same order, or those Outside of layers, but for the word embeddings.
 func (l *Layout) Part(layer int) *Layout { return l.parts[layer] }
 
 // Trained is how many elements train: the length of gradients and moments.
@@ -175,7 +177,7 @@ func (l *Layout) Marks() (out []int) {
 	for _, m := range slices.Backward(l.marks) {
 		out = append(out, m.at)
 	}
-	if from, to := l.Span(-1); from < to {
+	if from, to := l.Span(Outside); from < to {
 		out = append(out, from)
 	}
 	return out
@@ -226,7 +228,7 @@ func (l *Layout) view(flat gpustage.Tensor, p, q Param, cols int) gpustage.Tenso
 func (l *Layout) Word() Param { return l.Params[l.word] }
 
 // Span is where a layer's parameters that train lie in gradients and moments, from and up to which element, none if they are
-// equal; layer -1 is what is outside of layers, but for the word embeddings.
+// equal, or those Outside of layers, but for the word embeddings.
 func (l *Layout) Span(layer int) (from, to int) {
 	for i, p := range l.Params {
 		if i == l.word || p.Layer != layer || !l.Trains(p) {
@@ -509,10 +511,12 @@ func (m *Model) draw(p Param, dst []float32, rng *rand.Rand) {
 	}
 }
 
+func finite[T float32 | float64](v T) bool { return v-v == 0 }
+
 // CheckFinite names a tensor that holds NaN or an infinity.
 func CheckFinite(name string, vs []float32) error {
 	for i, v := range vs {
-		if v-v != 0 {
+		if !finite(v) {
 			return fmt.Errorf("tensor %q: element %d is %v", name, i, v)
 		}
 	}

@@ -26,7 +26,7 @@ type Feed interface {
 // partial is what a model has besides if it holds a part of its parameters.
 type partial struct {
 	Feed Feed
-	Rest gpustage.Tensor // [1, n]: what is outside of layers, but for the word embeddings, as Layout.Part(-1) has it
+	Rest gpustage.Tensor // [1, n]: what is outside of layers, but for the word embeddings, as Layout.Part(Outside) has it
 
 	own  [][2]int
 	lead int             // elements of Params in front that are frozen
@@ -47,7 +47,7 @@ func (m *Model) openPartial(own [][2]int) error {
 		m.lead += max(0, min(r[1], m.Layout.Frozen)-r[0])
 	}
 	m.own = own
-	rest := m.Layout.Part(-1)
+	rest := m.Layout.Part(Outside)
 	shape, _ := gpustage.NewTensor(gpustage.Dry{}, m.DType, 1, m.Layout.Len)
 	shapes := m.Config.weights(m.Layout, shape)
 	type room struct {
@@ -92,7 +92,7 @@ func (m *Model) keepOwn(s gpustage.Stream, p Param, vs []float32) error {
 		keep(r, m.Params.Columns(at, at+r[1]-r[0]))
 		at += r[1] - r[0]
 	}
-	rest := m.Layout.Part(-1)
+	rest := m.Layout.Part(Outside)
 	if p, ok := rest.Find(p.Name); ok {
 		m.write(s, rest.View(m.Rest, p), vs)
 	}
@@ -110,7 +110,7 @@ func (m *Model) gradients(to Gradients) weights {
 	if to.Layer == nil {
 		return m.Config.weights(m.Layout, to.Flat)
 	}
-	w := m.Config.outside(m.Layout.Part(-1), to.Rest)
+	w := m.Config.outside(m.Layout.Part(Outside), to.Rest)
 	w.later = func(l int) layerWeights {
 		var flat gpustage.Tensor
 		part := m.Layout.Part(l)
@@ -165,8 +165,8 @@ func (p *Pass) sumNorm(l int) norm {
 	return kept
 }
 
-// VisitWords stands for the word embeddings in Visits.
-const VisitWords = -1
+// VisitWords stands for the word embeddings in Visits, which are not all that is Outside of layers.
+const VisitWords = -2
 
 // Visits lists what a sub-batch's passes ask a Feed for, in their order: those of a forward pass (kept or not), of its backward
 // pass, or of a replay and its backward pass. A layer that is asked for twice in a row comes once.

@@ -153,7 +153,7 @@ func TestPartial(t *testing.T) {
 			word := whole.Layout.Word()
 			index, _ := gpustage.NewTensor(whole.Device, gpustage.I32, 1, len(rows.IDs))
 			s.CopyIn(index, gpustage.Bytes(rows.IDs))
-			from, to := whole.Layout.Span(-1)
+			from, to := whole.Layout.Span(Outside)
 			for _, replay := range []bool{false, true} {
 				apart, _ := whole.NewGradients()
 				f.asked = nil

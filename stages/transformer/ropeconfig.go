@@ -158,7 +158,7 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 	switch {
 	case kind == "ntk" && !p.ntk:
 		return bad("it is %w in this family", ErrUnsupported)
-	case theta <= 0 || math.IsInf(theta, 0) || theta != theta:
+	case theta <= 0 || !finite(theta):
 		return bad("rope_theta is %v", theta)
 	case dim < 2 || dim%2 != 0 || dim > 1<<16:
 		return bad("%d features of a head are turned, want an even number", dim)

@@ -219,7 +219,7 @@ func TestStaticPartial(t *testing.T) {
 			apart, _ := whole.NewGradients()
 			index, _ := gpustage.NewTensor(d, gpustage.I32, 1, len(rows.IDs))
 			s.CopyIn(index, gpustage.Bytes(rows.IDs))
-			from, to := whole.Layout.Span(-1)
+			from, to := whole.Layout.Span(Outside)
 			run := func(m *Model, to Gradients) []float64 {
 				a := newArena(t, d)
 				pass := m.Forward(s, a, rows, true, true)

@@ -122,16 +122,9 @@ func upload64(t testing.TB, s gpustage.Stream, d gpustage.DType, rows, cols int,
 	return x
 }
 
-// relative is DESIGN's measure: the largest difference, over the largest value of the tensor or 1e-4 of the largest of all.
+// relative is GradientError, where largest is the largest value of the whole gradient. With 0 it measures other tensors too.
 func relative(got, want []float64, largest float64) float64 {
-	diff, top := 0.0, 1e-4*largest
-	for i := range want {
-		diff, top = max(diff, math.Abs(got[i]-want[i])), max(top, math.Abs(want[i]))
-		if math.IsNaN(got[i]) {
-			return math.NaN()
-		}
-	}
-	return diff / top
+	return GradientError(got, want, GradientFloor*largest)
 }
 
 var poolings = map[string]gpustage.Pooling{"mean": gpustage.MeanPooling, "cls": gpustage.CLSPooling, "last": gpustage.LastPooling}

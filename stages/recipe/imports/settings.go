@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"contraflow/io/spelling"
 	"contraflow/stages/evaluate"
-	schema "contraflow/stages/recipe"
 )
 
 func (r *recipe) model() {
@@ -590,7 +590,7 @@ func (r *recipe) remaining() {
 		}
 		near, meant := usual[n]
 		if !meant && len(n) > 2 {
-			near = schema.Nearest(n[:min(len(n), 64)], known)
+			near = spelling.Nearest(n, known)
 		}
 		if near != "" && !slices.Contains(known, n) {
 			n += "; did you mean " + near + "?"

@@ -61,7 +61,9 @@ func TestWrite(t *testing.T) {
 			t.Errorf("got %q, want %q", got, text)
 		}
 	}
-	write(t, path, "old")
+	if err := WriteFile(path, []byte("old")); err != nil {
+		t.Fatal(err)
+	}
 	boom := errors.New("boom")
 	err := Write(path, func(w io.Writer) error { put("half")(w); return boom })
 	if !errors.Is(err, boom) || !strings.Contains(err.Error(), path) {
@@ -197,16 +199,7 @@ func TestReplace(t *testing.T) {
 	if err := os.Symlink("f", link); err != nil {
 		t.Skip(err)
 	}
-	put := func(path, text string) error {
-		f, err := Replace(path)
-		if err != nil {
-			return err
-		}
-		if _, err := f.WriteString(text); err != nil {
-			return f.Abort(err)
-		}
-		return f.Commit()
-	}
+	put := func(path, text string) error { return Rewrite(path, put(text)) }
 	if err := put(link, "new"); err != nil || read(t, file) != "new" || names(t, dir) != "f link" {
 		t.Errorf("through a link: %v, %q, %s", err, read(t, file), names(t, dir))
 	}

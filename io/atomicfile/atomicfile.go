@@ -40,8 +40,18 @@ const closeBeforeRename = runtime.GOOS == "windows"
 
 // Write replaces the file at path by what write writes. If write or anything after it fails, the previous file is
 // still there and unchanged, and the error names path; on a full disk it also says how much was missing.
-func Write(path string, write func(io.Writer) error) error {
-	f, err := Create(path)
+func Write(path string, write func(io.Writer) error) error { return fill(Create, path, write) }
+
+// WriteFile replaces the file at path by data, as Write does.
+func WriteFile(path string, data []byte) error {
+	return Write(path, func(w io.Writer) error { _, err := w.Write(data); return err })
+}
+
+// Rewrite is Write for a path that a user gives, as Replace is Create for one.
+func Rewrite(path string, write func(io.Writer) error) error { return fill(Replace, path, write) }
+
+func fill(begin func(path string) (*File, error), path string, write func(io.Writer) error) error {
+	f, err := begin(path)
 	if err != nil {
 		return err
 	}
