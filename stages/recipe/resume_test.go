@@ -455,6 +455,20 @@ func TestNotFinite(t *testing.T) {
 	}
 }
 
+// A run whose weights are of no use at its end says so.
+func TestBrokenAtEnd(t *testing.T) {
+	j := newJob(t, 60)
+	for lr, broken := range map[string]bool{"1e30": true, "1e-3": false} {
+		o, err := j.run(t, lr, nil, 0, false, "train.max_steps=6", "train.on_nan=skip", "optimizer.lr="+lr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Contains(strings.Join(o.notes, "\n"), "the last step's loss is NaN"); said != broken {
+			t.Errorf("a learning rate of %s: loss %v, notes %q", lr, o.summary.Loss, o.notes)
+		}
+	}
+}
+
 // Errors of the data's order and of weights name the recipe's keys.
 func TestKeysOfData(t *testing.T) {
 	j := newJob(t, 40)

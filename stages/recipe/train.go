@@ -498,6 +498,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, value, *first)
 		}
 	}
+	if s.Loss-s.Loss != 0 {
+		x.obs.note("the last step's loss is %v, and its update was left out: if its rows are sound, the weights are not, and the model gives nothing but NaN (contraflow embed tells); a lower optimizer.lr may help", s.Loss)
+	}
 	s.Seconds = time.Since(log.began).Seconds()
 	s.Communication = log.comm
 	if exposed := (log.comm.Total - log.comm.Hidden).Seconds(); exposed > 0.05*s.Seconds {
