@@ -196,6 +196,9 @@ func report(s *prep.Stats, dir string, took time.Duration) {
 			fmt.Fprintf(os.Stderr, "%12d %s\n", r.Dropped, name)
 		}
 	}
+	if n := s.Repeated(); n > 0 {
+		fmt.Fprintf(os.Stderr, "%12d of the rows for training are repeats of others (mix)\n", n)
+	}
 	if s.BEIR != nil {
 		fmt.Fprintf(os.Stderr, "%s/beir: %v\n", dir, s.BEIR)
 	}

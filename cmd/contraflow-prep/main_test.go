@@ -174,18 +174,47 @@ func TestInputLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	said, err := os.Create(path("stderr"))
+	if code, text := said(t, "-c", path("PREP.yaml")); code != 0 || !strings.Contains(text, "no row of input \"a\" is left of 1\n") {
+		t.Errorf("exit code %d,\n%s", code, text)
+	}
+	if code, text := said(t, "-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"); code != 1 || !strings.Contains(text, "contraflow prep: no row is left of 2 rows, and nothing is written: length has dropped 2 ") {
+		t.Errorf("exit code %d,\n%s", code, text)
+	}
+}
+
+// said is the exit code of a command, and what it prints.
+func said(t *testing.T, args ...string) (code int, text string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer said.Close()
+	defer f.Close()
 	stderr := os.Stderr
-	os.Stderr = said
-	codes := []int{run([]string{"-c", path("PREP.yaml")}), run([]string{"-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"})}
+	os.Stderr = f
+	code = run(args)
 	os.Stderr = stderr
-	text, err := os.ReadFile(path("stderr"))
-	if err != nil || codes[0] != 0 || codes[1] != 1 || !strings.Contains(string(text), "no row of input \"a\" is left of 1\n") || !strings.Contains(string(text), "contraflow prep: no row is left of 2 rows, and nothing is written: length has dropped 2 ") {
-		t.Errorf("%v, exit codes %d,\n%s", err, codes, text)
+	b, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code, string(b)
+}
+
+// Rows that are repeated stand beside those that are dropped.
+func TestRepeatsAreSaid(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for name, content := range map[string]string{
+		"a.jsonl": "{\"q\": \"one\", \"p\": \"two\"}\n", "b.jsonl": "{\"q\": \"three\", \"p\": \"four\"}\n{\"q\": \"five\", \"p\": \"six\"}\n",
+		"PREP.yaml": fmt.Sprintf("input: [{name: a, path: %s, query: q, positive: p}, {name: b, path: %s, query: q, positive: p}]\noutput: {dir: %s}\nmix: {kind: balanced, repeat: 2}\n", path("a.jsonl"), path("b.jsonl"), path("out")),
+	} {
+		if err := os.WriteFile(path(name), []byte(content), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code, text := said(t, "-c", path("PREP.yaml")); code != 0 || !strings.Contains(text, "           1 of the rows for training are repeats of others (mix)\n") {
+		t.Errorf("exit code %d,\n%s", code, text)
 	}
 }
 

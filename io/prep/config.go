@@ -114,7 +114,7 @@ type Split struct {
 	BEIR bool    `yaml:"beir"` // write that share also as a retrieval task in BEIR's layout, in the folder beir, with all rows' documents
 }
 
-// Mix balances inputs by dropping rows (and repeating them, up to Repeat times, if that is above 1), after everything else.
+// Mix balances inputs by dropping rows (and repeating those for training, up to Repeat times, if that is above 1), after everything else.
 type Mix struct {
 	Kind   string  `yaml:"kind"`   // proportional: as they are; balanced: equal; weighted: by each input's share
 	Repeat float64 `yaml:"repeat"` // how often a row may occur at most, on average

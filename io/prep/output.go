@@ -187,6 +187,7 @@ func (x *Claim) clean() error {
 type Card struct {
 	Rows      int64             `json:"rows"`
 	Train     int64             `json:"train"`
+	Repeated  int64             `json:"repeated"` // of these, by mix
 	Dev       int64             `json:"dev"`
 	Tokenizer string            `json:"tokenizer,omitempty"` // its hash
 	Lengths   map[string]Length `json:"length_quantiles"`
@@ -213,6 +214,7 @@ func newCard(r *Rules, s *Stats) *Card {
 		c.Tokenizer, unit = r.Tokenizer.Hash(), "tokens"
 	}
 	c.Rows, c.Train, c.Dev = s.Rows()
+	c.Repeated = s.Repeated()
 	for name, h := range s.Lengths {
 		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max}
 	}
@@ -227,9 +229,12 @@ func (c *Card) Markdown() string {
 		b.WriteString("  - split: dev\n    path: dev-*.parquet\n")
 	}
 	fmt.Fprintf(&b, "---\n\n# Dataset\n\nMade by `contraflow prep`: %d rows read, %d for training, %d for development.\n\n", c.Rows, c.Train, c.Dev)
-	b.WriteString("| input | read | train | dev |\n|---|---|---|---|\n")
+	if c.Repeated > 0 {
+		fmt.Fprintf(&b, "Of the rows for training %d are repeats of others (`mix`).\n\n", c.Repeated)
+	}
+	b.WriteString("| input | read | train | of these repeats | dev |\n|---|---|---|---|---|\n")
 	for _, in := range c.Inputs {
-		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", in.Name, in.Read, in.Train, in.Dev)
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", in.Name, in.Read, in.Train, in.Repeated, in.Dev)
 	}
 	if c.BEIR != nil {
 		fmt.Fprintf(&b, "\nThe folder `%s` is a retrieval task: %v.\n", beirFolder, c.BEIR)

@@ -352,6 +352,54 @@ func TestMixRepeats(t *testing.T) {
 	}
 }
 
+// TestRepeatsAreForTraining: a development part has each row once, and the card says how rows add up.
+func TestRepeatsAreForTraining(t *testing.T) {
+	dir := t.TempDir()
+	var inputs []Input
+	for i, n := range []int{100, 400} {
+		var rows []pair
+		for k := range n {
+			rows = append(rows, pair{Query: fmt.Sprint("query ", i, " ", k), Positive: fmt.Sprint("document ", i, " ", k)})
+		}
+		path := filepath.Join(dir, fmt.Sprint(i, ".jsonl"))
+		writeJSONL(t, path, rows...)
+		inputs = append(inputs, Input{Name: fmt.Sprint("n", n), Path: []string{path}, Query: "query", Positive: "positive"})
+	}
+	for repeat, want := range map[float64]string{4: "repeats", 2: "repeats and drops", 1: "drops"} {
+		c := bare(t)
+		c.Input, c.Split.Dev, c.Mix = inputs, 0.2, Mix{Kind: "balanced", Repeat: repeat}
+		s := mustRun(t, c)
+		occur := map[string]map[string]int{"train": {}, "dev": {}}
+		written := map[string]int64{}
+		for part, of := range occur {
+			for _, p := range readPairs(t, c.Output.Dir, part) {
+				of[p.Query]++
+				written[part]++
+			}
+		}
+		for query, n := range occur["dev"] {
+			if n > 1 {
+				t.Fatalf("repeat %v: development has %q %d times", repeat, query, n)
+			}
+		}
+		var card Card
+		if err := json.Unmarshal([]byte(files(t, c.Output.Dir)["card.json"]), &card); err != nil {
+			t.Fatal(err)
+		}
+		again, drops := written["train"]-int64(len(occur["train"])), counts(s)[Mixing]
+		if card.Repeated != again || card.Train != written["train"] || card.Dev != written["dev"] || card.Rows != card.Train-card.Repeated+card.Dev+drops {
+			t.Errorf("repeat %v: the card has %d rows, %d for training, %d of them repeats, %d for development, %d dropped; %d repeats are written", repeat, card.Rows, card.Train, card.Repeated, card.Dev, drops, again)
+		}
+		if strings.Contains(want, "repeats") != (again > 0) || strings.Contains(want, "drops") != (drops > 0) {
+			t.Errorf("repeat %v: %d repeats, %d drops, want %s", repeat, again, drops, want)
+		}
+		text := files(t, c.Output.Dir)["README.md"]
+		if line := fmt.Sprintf("Of the rows for training %d are repeats of others (`mix`).", again); strings.Contains(text, line) != (again > 0) || !strings.Contains(text, fmt.Sprintf("| n100 | 100 | %d | %d | %d |\n", s.Inputs[0].Train, s.Inputs[0].Repeated, s.Inputs[0].Dev)) {
+			t.Errorf("repeat %v: %s", repeat, text)
+		}
+	}
+}
+
 // tinyTokenizer is a vocabulary trained on a few words.
 func tinyTokenizer(t testing.TB) string {
 	t.Helper()

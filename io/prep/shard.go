@@ -100,10 +100,15 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 				row.Why = x.repeats(v)
 			}
 		}
+		dev := row.Rule == "" && x.Rules.IsDev(row.Texts[0][0])
 		copies := 1
 		if row.Rule == "" && rates != nil {
-			if copies = x.Rules.Copies(row.ID, rates[row.Input]); copies == 0 {
-				row.Rule, row.Why = Mixing, fmt.Sprintf("%.4g of the rows of %q stay", rates[row.Input], c.Input[row.Input].Name)
+			rate := rates[row.Input]
+			if dev {
+				rate = min(rate, 1) // a row that is measured twice says no more
+			}
+			if copies = x.Rules.Copies(row.ID, rate); copies == 0 {
+				row.Rule, row.Why = Mixing, fmt.Sprintf("%.4g of the rows of %q stay", rate, c.Input[row.Input].Name)
 			}
 		}
 		if row.Rule != "" {
@@ -111,10 +116,11 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 			return nil
 		}
 		o, n := train, &in.Train
-		if x.Rules.IsDev(row.Texts[0][0]) {
+		if dev {
 			o, n = outs[1], &in.Dev
 		}
 		*n += int64(copies)
+		in.Repeated += int64(copies - 1)
 		for range copies {
 			if err := o.add(row, b, at, s); err != nil {
 				return err

@@ -17,12 +17,13 @@ type Stats struct {
 	BEIR    *BEIRStats            `json:"beir,omitempty"` // once all parts are there
 }
 
-// InputStats are the rows of an input, in and out.
+// InputStats are the rows of an input, in and out: what is read is dropped or written, and what is repeated is written besides.
 type InputStats struct {
-	Name  string `json:"name"`
-	Read  int64  `json:"read"`
-	Train int64  `json:"train"`
-	Dev   int64  `json:"dev"`
+	Name     string `json:"name"`
+	Read     int64  `json:"read"`
+	Train    int64  `json:"train"`
+	Repeated int64  `json:"repeated"` // of these: what a row occurs more often than once
+	Dev      int64  `json:"dev"`
 }
 
 // RuleStats are what a rule dropped, and the first rows of it.
@@ -79,6 +80,7 @@ func (s *Stats) Merge(o *Stats, most int) {
 	for i := range o.Inputs {
 		s.Inputs[i].Read += o.Inputs[i].Read
 		s.Inputs[i].Train += o.Inputs[i].Train
+		s.Inputs[i].Repeated += o.Inputs[i].Repeated
 		s.Inputs[i].Dev += o.Inputs[i].Dev
 	}
 	for name, r := range o.Rules {
@@ -101,6 +103,14 @@ func (s *Stats) Rows() (read, train, dev int64) {
 		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
 	}
 	return read, train, dev
+}
+
+// Repeated are the rows for training that are there besides their first.
+func (s *Stats) Repeated() (n int64) {
+	for _, in := range s.Inputs {
+		n += in.Repeated
+	}
+	return n
 }
 
 // nothingLeft is the error of a run that has dropped every row; nil if it has not.

@@ -120,7 +120,9 @@ func TestPrismEqualsLocal(t *testing.T) {
 	plain.Dedupe.Near.Column = ""
 	near := full
 	near.Dedupe.Exact, near.Mix.Kind = "none", "proportional"
-	for name, c := range map[string]prep.Config{"everything": full, "no comparison": plain, "near only": near} {
+	repeats := full
+	repeats.Dedupe.Near.Column, repeats.Mix.Repeat = "", 2.5
+	for name, c := range map[string]prep.Config{"everything": full, "no comparison": plain, "near only": near, "repeats": repeats} {
 		want, stats := local(t, c)
 		c.Output.Dir = filepath.Join(t.TempDir(), "out")
 		counters := map[string]int64{}
@@ -139,6 +141,9 @@ func TestPrismEqualsLocal(t *testing.T) {
 		}
 		if name == "everything" && len(stats.Rules) < 5 {
 			t.Errorf("only %d rules had work", len(stats.Rules))
+		}
+		if got.Repeated() != stats.Repeated() || (name == "repeats") != (stats.Repeated() > 0) {
+			t.Errorf("%s: %d rows are repeats, want %d", name, got.Repeated(), stats.Repeated())
 		}
 	}
 }
