@@ -199,6 +199,9 @@ func report(s *prep.Stats, dir string, took time.Duration) {
 	if n := s.Repeated(); n > 0 {
 		fmt.Fprintf(os.Stderr, "%12d of the rows for training are repeats of others (mix)\n", n)
 	}
+	if n := s.Cut(); n > 0 {
+		fmt.Fprintf(os.Stderr, "%12d texts were longer than tokenize.max_length and cut\n", n)
+	}
 	if s.BEIR != nil {
 		fmt.Fprintf(os.Stderr, "%s/beir: %v\n", dir, s.BEIR)
 	}

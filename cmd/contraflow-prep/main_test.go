@@ -107,7 +107,7 @@ func TestRun(t *testing.T) {
 func TestStatic(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
-	if err := os.WriteFile(path("a.jsonl"), []byte("{\"q\": \"a river\", \"p\": \"the stone\"}\n"), 0o666); err != nil {
+	if err := os.WriteFile(path("a.jsonl"), []byte("{\"q\": \"a river\", \"p\": \"the stone of the stone of the stone\"}\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	for _, static := range []bool{true, false} {
@@ -126,11 +126,19 @@ func TestStatic(t *testing.T) {
 			if !static && length == 0 {
 				want = 1
 			}
-			if got := run([]string{"-c", path("PREP.yaml"), "-q", "--overwrite"}); got != want {
+			got, text := said(t, "-c", path("PREP.yaml"), "--overwrite")
+			if got != want {
 				t.Errorf("static %t, %d tokens: exit code %d, want %d", static, length, got, want)
 			}
 			if want > 0 {
 				continue
+			}
+			cut := 1
+			if !static { // the query has special tokens too
+				cut = 2
+			}
+			if line := fmt.Sprintf("%12d texts were longer than tokenize.max_length and cut\n", cut); !strings.Contains(text, line) {
+				t.Errorf("static %t, %d tokens: no %q in %s", static, length, line, text)
 			}
 			f, err := hfmodel.Open(model)
 			if err != nil {

@@ -203,6 +203,7 @@ type Length struct {
 	P90  int     `json:"p90"`
 	P99  int     `json:"p99"`
 	Max  int     `json:"max"`
+	Cut  int64   `json:"cut"` // texts that were longer
 }
 
 func newCard(r *Rules, s *Stats) *Card {
@@ -216,7 +217,7 @@ func newCard(r *Rules, s *Stats) *Card {
 	c.Rows, c.Train, c.Dev = s.Rows()
 	c.Repeated = s.Repeated()
 	for name, h := range s.Lengths {
-		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max}
+		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max, h.Cut}
 	}
 	return c
 }
@@ -245,7 +246,12 @@ func (c *Card) Markdown() string {
 			fmt.Fprintf(&b, "| %s | %d |\n", name, r.Dropped)
 		}
 	}
-	b.WriteString("\n## Lengths\n\n| column | unit | mean | half | 90 % | 99 % | longest |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Lengths\n\n")
+	if n := c.Cut(); n > 0 {
+		m := c.Config.Tokenize.MaxLength
+		fmt.Fprintf(&b, "%d texts were longer than `tokenize.max_length` (query %d, document %d) and cut: their lengths are of what is left.\n\n", n, m.Query, m.Document)
+	}
+	b.WriteString("| column | unit | mean | half | 90 % | 99 % | longest | cut |\n|---|---|---|---|---|---|---|---|\n")
 	var columns []string
 	for name := range c.Lengths {
 		columns = append(columns, name)
@@ -253,7 +259,7 @@ func (c *Card) Markdown() string {
 	slices.Sort(columns)
 	for _, name := range columns {
 		l := c.Lengths[name]
-		fmt.Fprintf(&b, "| %s | %s | %.1f | %d | %d | %d | %d |\n", name, l.Unit, l.Mean, l.P50, l.P90, l.P99, l.Max)
+		fmt.Fprintf(&b, "| %s | %s | %.1f | %d | %d | %d | %d | %d |\n", name, l.Unit, l.Mean, l.P50, l.P90, l.P99, l.Max, l.Cut)
 	}
 	for _, name := range columns {
 		fmt.Fprintf(&b, "\n%s\n\n```\n%s```\n", name, c.Stats.Lengths[name].chart())

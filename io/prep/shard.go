@@ -178,7 +178,7 @@ type out struct {
 	cols []dataset.OutColumn
 	vals []any // of the rows that wait
 	rows int
-	ids  []int32
+	cut  map[string]int64 // texts by column, with a tokenizer
 }
 
 // outRows go to the writer at once.
@@ -252,6 +252,7 @@ func (x *Inputs) newOut(part string, shard int) (*out, error) {
 			return nil, err
 		}
 		o.w.SetMetadata(dataset.TokenKey, string(b))
+		o.cut = map[string]int64{}
 	}
 	o.begin()
 	return o, nil
@@ -302,7 +303,7 @@ func (o *out) add(row *Row, b *dataset.Block, at int, s *Stats) error {
 		}
 		v := next()
 		*v = append((*v).([][]int64), hashes)
-		o.lengths(row, i, list, s.length(names[i].Name), next)
+		o.lengths(names[i].Name, i, list, s.length(names[i].Name), next)
 	}
 	if o.rows++; o.rows == outRows {
 		return o.flush()
@@ -311,7 +312,7 @@ func (o *out) add(row *Row, b *dataset.Block, at int, s *Stats) error {
 }
 
 // lengths tokenizes a column's texts, or counts their words, for the statistics.
-func (o *out) lengths(row *Row, column int, list []string, h *Histogram, next func() *any) {
+func (o *out) lengths(name string, column int, list []string, h *Histogram, next func() *any) {
 	t, z := o.x.Rules.Tokenizer, &o.x.Rules.Config.Tokenize
 	if t == nil {
 		for _, text := range list {
@@ -325,8 +326,11 @@ func (o *out) lengths(row *Row, column int, list []string, h *Histogram, next fu
 	}
 	var ids, counts []int32
 	for _, text := range list {
-		from := len(ids)
-		ids, _ = t.Append(ids, prompt+text, limit)
+		from, cut := len(ids), false
+		if ids, cut = t.Append(ids, prompt+text, limit); cut {
+			h.Cut++
+			o.cut[name]++
+		}
 		counts = append(counts, int32(len(ids)-from))
 		h.add(len(ids) - from)
 	}
@@ -350,6 +354,13 @@ func (o *out) flush() error {
 func (o *out) close() error {
 	if err := o.flush(); err != nil {
 		return err
+	}
+	if o.cut != nil {
+		b, err := json.Marshal(o.cut)
+		if err != nil {
+			return err
+		}
+		o.w.SetMetadata(dataset.CutKey, string(b))
 	}
 	return o.w.Close()
 }

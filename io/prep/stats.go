@@ -113,6 +113,14 @@ func (s *Stats) Repeated() (n int64) {
 	return n
 }
 
+// Cut are the written texts that tokenize.max_length has cut.
+func (s *Stats) Cut() (n int64) {
+	for _, h := range s.Lengths {
+		n += h.Cut
+	}
+	return n
+}
+
 // nothingLeft is the error of a run that has dropped every row; nil if it has not.
 func (s *Stats) nothingLeft() error {
 	read, train, dev := s.Rows()
@@ -146,6 +154,7 @@ type Histogram struct {
 	Count int64   `json:"count"`
 	Sum   int64   `json:"sum"`
 	Max   int     `json:"max"`
+	Cut   int64   `json:"cut,omitempty"` // of texts that were longer: what tokenize.max_length has left of them is counted
 	Bins  []int64 `json:"bins"`
 }
 
@@ -187,6 +196,7 @@ func (h *Histogram) merge(o *Histogram) {
 	h.Count += o.Count
 	h.Sum += o.Sum
 	h.Max = max(h.Max, o.Max)
+	h.Cut += o.Cut
 }
 
 // Mean is the mean length.
