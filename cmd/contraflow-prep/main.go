@@ -21,6 +21,7 @@ import (
 	"contraflow/io/hfmodel"
 	_ "contraflow/io/objects"
 	"contraflow/io/prep"
+	"contraflow/stages/embedder"
 	"contraflow/stages/recipe"
 )
 
@@ -128,10 +129,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 					return fmt.Errorf("tokenize.model: %w", err)
 				}
 				j.config.Tokenize.Dir, j.config.Tokenize.Bare = f.TokenizerDir, f.Static()
-				if n := j.config.Tokenize.MaxLength; !f.Static() && min(n.Query, n.Document) < 1 {
-					return errors.Join(fmt.Errorf("tokenize.max_length: is {query: %d, document: %d}, want at least 1: only static embeddings read texts of any length", n.Query, n.Document), f.Close())
-				}
-				if err := f.Close(); err != nil {
+				if err := errors.Join(checkLengths(f, j.config.Tokenize.MaxLength), f.Close()); err != nil {
 					return err
 				}
 			}
@@ -161,6 +159,31 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 	f.StringVar(&j.options.TempDir, "temp", "", "folder for what the local runner spills (default: the system's)")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print errors only")
 	return cmd
+}
+
+// checkLengths refuses what training would with the ids: lengths beyond the model's positions, and those that leave no room for a text. Who has a
+// model of a kind that is not trained here may take its tokenizer.
+func checkLengths(f *hfmodel.Folder, n prep.Lengths) error {
+	if !f.Static() && min(n.Query, n.Document) < 1 {
+		return fmt.Errorf("tokenize.max_length: is {query: %d, document: %d}, want at least 1: only static embeddings read texts of any length", n.Query, n.Document)
+	}
+	tok, err := embedder.LoadTokenizer(f)
+	if err != nil {
+		return fmt.Errorf("tokenize.model: %w", err)
+	}
+	c, unknown := embedder.ConfigOf(f, nil)
+	for _, l := range []struct {
+		role   string
+		length int
+	}{{"query", n.Query}, {"document", n.Document}} {
+		if unknown == nil {
+			_, err = embedder.MaxLengthOf(f, c, l.length)
+		}
+		if err = errors.Join(err, embedder.CheckLength(tok, l.length)); err != nil {
+			return fmt.Errorf("tokenize.max_length.%s: %w", l.role, err)
+		}
+	}
+	return nil
 }
 
 func runnerNames() (names []string) {

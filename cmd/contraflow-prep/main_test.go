@@ -163,6 +163,43 @@ func TestStatic(t *testing.T) {
 	}
 }
 
+// Lengths that training refuses are refused before anything is read; a tokenizer may be that of any model.
+func TestLengths(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	spec := newmodel.Spec{Hidden: 8, Layers: 1, Heads: 1, MaxLength: 64}
+	if err := newmodel.Create(t.Context(), path("model"), spec, newmodel.Texts([]string{"a river", "the stone"})); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(path("strange"), os.DirFS(path("model"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path("strange/config.json"), []byte(`{"model_type": "strange", "max_position_embeddings": 64}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		model     string
+		query, to int
+		want      string
+	}{
+		{"model", 64, 64, "a.jsonl"},
+		{"model", 65, 64, "tokenize.max_length.query: a maximum length of 65 tokens is beyond the model's 64 positions\n"},
+		{"model", 64, 2000, "tokenize.max_length.document: a maximum length of 2000 tokens is beyond the model's 64 positions\n"},
+		{"model", 2, 64, "tokenize.max_length.query: a maximum length of 2 tokens leaves no room for text beside 2 special tokens\n"},
+		{"strange", 65, 65, "a.jsonl"},
+		{"strange", 2, 65, "tokenize.max_length.query: a maximum length of 2 tokens leaves"},
+	} {
+		config := fmt.Sprintf("input: [{path: %s, query: q, positive: p}]\noutput: {dir: %s}\ntokenize: {model: %s, max_length: {query: %d, document: %d}}\n",
+			path("a.jsonl"), path("out"), path(c.model), c.query, c.to) // there is no a.jsonl to read
+		if err := os.WriteFile(path("PREP.yaml"), []byte(config), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if code, text := said(t, "-c", path("PREP.yaml")); code != 1 || !strings.Contains(text, c.want) {
+			t.Errorf("%+v: exit code %d, %s", c, code, text)
+		}
+	}
+}
+
 // Its help shows how people start it, as its examples do.
 func TestUsageLine(t *testing.T) {
 	if text := newCommand().UsageString(); !strings.Contains(text, "  contraflow prep -c PREP.yaml [flags]") {
