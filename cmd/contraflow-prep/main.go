@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -108,11 +109,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			if out != "" {
 				sets = append(sets, fmt.Sprintf("output.dir=%q", out))
 			}
-			err := recipe.Strict(file, sets, &j.config, func(report func(key, text string)) {
-				for _, p := range j.config.Check() {
-					report(p.Key, p.Text)
-				}
-			})
+			err := decode(file, sets, &j.config)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w; contraflow recipe prep prints one to begin with", err)
 			}
@@ -159,6 +156,21 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 	f.StringVar(&j.options.TempDir, "temp", "", "folder for what the local runner spills (default: the system's)")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print errors only")
 	return cmd
+}
+
+// decode reads a configuration, or says all that is wrong with it.
+func decode(file string, sets []string, c *prep.Config) error {
+	return recipe.Strict(file, sets, c, func(report func(key, text string), said func(key string) bool) {
+		found := c.Check()
+		for _, key := range []string{"threshold", "shingle", "bands", "rows"} { // said as the defaults are, they do no more
+			if said("dedupe.near."+key) && !said("dedupe.near.column") && !slices.Contains(found, prep.NearWithoutColumn) {
+				found = append(found, prep.NearWithoutColumn)
+			}
+		}
+		for _, p := range found {
+			report(p.Key, p.Text)
+		}
+	})
 }
 
 // checkLengths refuses what training would with the ids: lengths beyond the model's positions, and those that leave no room for a text. Who has a

@@ -15,21 +15,16 @@ import (
 	"contraflow/io/prep/template"
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
-	"contraflow/stages/recipe"
 )
 
-func decode(t *testing.T, text string, sets ...string) (prep.Config, error) {
+func decoded(t *testing.T, text string, sets ...string) (prep.Config, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "PREP.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	c := prep.Default()
-	err := recipe.Strict(path, sets, &c, func(report func(key, text string)) {
-		for _, p := range c.Check() {
-			report(p.Key, p.Text)
-		}
-	})
+	err := decode(path, sets, &c)
 	return c, err
 }
 
@@ -44,7 +39,7 @@ func TestReadme(t *testing.T) {
 	if !ok {
 		t.Fatal("README.md has no PREP.yaml")
 	}
-	c, err := decode(t, "input:"+text)
+	c, err := decoded(t, "input:"+text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,15 +56,31 @@ func TestMistakes(t *testing.T) {
 		{good + "split: {dev: 2}\n", "PREP.yaml:3: split.dev: is 2, want a share"},
 		{good + "filter: {unit: tokens}\n", "PREP.yaml:3: filter.unit: is tokens, which takes tokenize.model"},
 		{good + "dedupe: {near: {column: positives}}\n", `PREP.yaml:3: dedupe.near.column: is "positives", want one of row, query, positive`},
+		{good + "dedupe: {near: {threshold: 1.8}}\n", `PREP.yaml:3: dedupe.near.column: is missing: which texts are compared, one of row, query, positive; without it none are`},
+		{good + "dedupe: {near: {threshold: 0.8}}\n", `PREP.yaml:3: dedupe.near.column: is missing`},
+		{good + "mix: {kind: proportional, repeat: 3}\n", "PREP.yaml:3: mix.repeat: is 3, and mix.kind: proportional leaves inputs as they are: balanced and weighted repeat rows"},
+		{good + "filter: {query: {min: -1}}\n", "PREP.yaml:3: filter.query: min is -1, want at least 0"},
+		{good + "filter: {document: {max: -2}}\n", "PREP.yaml:3: filter.document: max is -2, want at least 0, which is no limit"},
+		{good + "filter: {document: {min: 5, max: 2}}\n", "PREP.yaml:3: filter.document: min is 5, and max is less, 2"},
+		{"input: [{path: a.jsonl, query: q, positive: p, label: l}, {path: b.jsonl, query: q, positive: p, negatives: [n, m], scores: [s]}]\noutput: {dir: out}\n",
+			"input[1]: has other roles than input[0]: negatives (2 columns, there none), label (none, there 1 column), scores (1 column, there none); all inputs"},
 		{good + "learning_rate: 3\n", "PREP.yaml:3: learning_rate: unknown key; the keys are input, output"},
 		{good + "tokenize: {\"-\": /x}\n", "tokenize.-: unknown key; the keys are model, max_length, prompts"},
 		{"output: {dir: out}\n", "input: is missing"},
 	} {
-		if _, err := decode(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := decoded(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: %v, want %q", c.text, err, c.want)
 		}
 	}
-	if c, err := decode(t, good, "output.shards=4", "input.0.query=other"); err != nil || c.Output.Shards != 4 || c.Input[0].Query != "other" {
+	for _, near := range []string{"{}", `{column: ""}`, `{column: "", threshold: 0.8}`, "{column: row, threshold: 0.7}"} {
+		if _, err := decoded(t, good+"dedupe: {near: "+near+"}\n"); err != nil {
+			t.Errorf("near: %s: %v", near, err)
+		}
+	}
+	if _, err := decoded(t, good+"dedupe: {near: {column: query, threshold: 0.7}}\n", "dedupe.near={}"); err != nil {
+		t.Errorf("without near again: %v", err)
+	}
+	if c, err := decoded(t, good, "output.shards=4", "input.0.query=other"); err != nil || c.Output.Shards != 4 || c.Input[0].Query != "other" {
 		t.Errorf("--set: %+v, %v", c, err)
 	}
 }
@@ -265,7 +276,7 @@ func TestRepeatsAreSaid(t *testing.T) {
 
 // The template is a configuration, with each of its options and without; it has every key there is, and the values of those that nobody need say.
 func TestTemplate(t *testing.T) {
-	c, err := decode(t, template.Prep)
+	c, err := decoded(t, template.Prep)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +294,7 @@ func TestTemplate(t *testing.T) {
 		if strings.HasPrefix(name, "beir:") { // which says what it needs
 			text = strings.Replace(text, "dev: 0 ", "dev: 0.1 ", 1)
 		}
-		if _, err := decode(t, text); err != nil {
+		if _, err := decoded(t, text); err != nil {
 			t.Errorf("with %s: %v", name, err)
 		}
 	}

@@ -709,6 +709,19 @@ func TestWrittenNames(t *testing.T) {
 	}
 }
 
+// TestUseless: settings that would do nothing are told, and inputs of the same roles may have them in columns of any names.
+func TestUseless(t *testing.T) {
+	c := bare(t, "x")
+	c.Dedupe.Near.Threshold, c.Mix.Repeat = 0.9, 2
+	if p := c.Check(); len(p) != 2 || p[0] != NearWithoutColumn || p[1].Key != "mix.repeat" {
+		t.Errorf("settings without use: %v", p)
+	}
+	a, b := Input{Positive: "p", Scores: []string{"s", "t"}, Weight: "w"}, Input{Positive: "q", Scores: []string{"s"}, Weight: "v"}
+	if roles := a.unlike(&b); len(roles) > 0 {
+		t.Errorf("the same roles: %q", roles)
+	}
+}
+
 // TestHalfWritten ends the completion between two renames.
 func TestHalfWritten(t *testing.T) {
 	c, _ := corpus(t, 200)
