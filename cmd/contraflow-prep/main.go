@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 	"contraflow/io/hfmodel"
 	_ "contraflow/io/objects"
 	"contraflow/io/prep"
+	"contraflow/stages/embedder"
 	"contraflow/stages/recipe"
 )
 
@@ -107,11 +109,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			if out != "" {
 				sets = append(sets, fmt.Sprintf("output.dir=%q", out))
 			}
-			err := recipe.Strict(file, sets, &j.config, func(report func(key, text string)) {
-				for _, p := range j.config.Check() {
-					report(p.Key, p.Text)
-				}
-			})
+			err := decode(file, sets, &j.config)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w; contraflow recipe prep prints one to begin with", err)
 			}
@@ -128,10 +126,7 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 					return fmt.Errorf("tokenize.model: %w", err)
 				}
 				j.config.Tokenize.Dir, j.config.Tokenize.Bare = f.TokenizerDir, f.Static()
-				if n := j.config.Tokenize.MaxLength; !f.Static() && min(n.Query, n.Document) < 1 {
-					return errors.Join(fmt.Errorf("tokenize.max_length: is {query: %d, document: %d}, want at least 1: only static embeddings read texts of any length", n.Query, n.Document), f.Close())
-				}
-				if err := f.Close(); err != nil {
+				if err := errors.Join(checkLengths(f, j.config.Tokenize.MaxLength), f.Close()); err != nil {
 					return err
 				}
 			}
@@ -161,6 +156,46 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 	f.StringVar(&j.options.TempDir, "temp", "", "folder for what the local runner spills (default: the system's)")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print errors only")
 	return cmd
+}
+
+// decode reads a configuration, or says all that is wrong with it.
+func decode(file string, sets []string, c *prep.Config) error {
+	return recipe.Strict(file, sets, c, func(report func(key, text string), said func(key string) bool) {
+		found := c.Check()
+		for _, key := range []string{"threshold", "shingle", "bands", "rows"} { // said as the defaults are, they do no more
+			if said("dedupe.near."+key) && !said("dedupe.near.column") && !slices.Contains(found, prep.NearWithoutColumn) {
+				found = append(found, prep.NearWithoutColumn)
+			}
+		}
+		for _, p := range found {
+			report(p.Key, p.Text)
+		}
+	})
+}
+
+// checkLengths refuses what training would with the ids: lengths beyond the model's positions, and those that leave no room for a text. Who has a
+// model of a kind that is not trained here may take its tokenizer.
+func checkLengths(f *hfmodel.Folder, n prep.Lengths) error {
+	if !f.Static() && min(n.Query, n.Document) < 1 {
+		return fmt.Errorf("tokenize.max_length: is {query: %d, document: %d}, want at least 1: only static embeddings read texts of any length", n.Query, n.Document)
+	}
+	tok, err := embedder.LoadTokenizer(f)
+	if err != nil {
+		return fmt.Errorf("tokenize.model: %w", err)
+	}
+	c, unknown := embedder.ConfigOf(f, nil)
+	for _, l := range []struct {
+		role   string
+		length int
+	}{{"query", n.Query}, {"document", n.Document}} {
+		if unknown == nil {
+			_, err = embedder.MaxLengthOf(f, c, l.length)
+		}
+		if err = errors.Join(err, embedder.CheckLength(tok, l.length)); err != nil {
+			return fmt.Errorf("tokenize.max_length.%s: %w", l.role, err)
+		}
+	}
+	return nil
 }
 
 func runnerNames() (names []string) {
@@ -195,6 +230,12 @@ func report(s *prep.Stats, dir string, took time.Duration) {
 		if r := s.Rules[name]; r != nil {
 			fmt.Fprintf(os.Stderr, "%12d %s\n", r.Dropped, name)
 		}
+	}
+	if n := s.Repeated(); n > 0 {
+		fmt.Fprintf(os.Stderr, "%12d of the rows for training are repeats of others (mix)\n", n)
+	}
+	if n := s.Cut(); n > 0 {
+		fmt.Fprintf(os.Stderr, "%12d texts were longer than tokenize.max_length and cut\n", n)
 	}
 	if s.BEIR != nil {
 		fmt.Fprintf(os.Stderr, "%s/beir: %v\n", dir, s.BEIR)

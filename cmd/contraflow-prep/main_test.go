@@ -15,21 +15,16 @@ import (
 	"contraflow/io/prep/template"
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
-	"contraflow/stages/recipe"
 )
 
-func decode(t *testing.T, text string, sets ...string) (prep.Config, error) {
+func decoded(t *testing.T, text string, sets ...string) (prep.Config, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "PREP.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	c := prep.Default()
-	err := recipe.Strict(path, sets, &c, func(report func(key, text string)) {
-		for _, p := range c.Check() {
-			report(p.Key, p.Text)
-		}
-	})
+	err := decode(path, sets, &c)
 	return c, err
 }
 
@@ -44,7 +39,7 @@ func TestReadme(t *testing.T) {
 	if !ok {
 		t.Fatal("README.md has no PREP.yaml")
 	}
-	c, err := decode(t, "input:"+text)
+	c, err := decoded(t, "input:"+text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,15 +56,31 @@ func TestMistakes(t *testing.T) {
 		{good + "split: {dev: 2}\n", "PREP.yaml:3: split.dev: is 2, want a share"},
 		{good + "filter: {unit: tokens}\n", "PREP.yaml:3: filter.unit: is tokens, which takes tokenize.model"},
 		{good + "dedupe: {near: {column: positives}}\n", `PREP.yaml:3: dedupe.near.column: is "positives", want one of row, query, positive`},
+		{good + "dedupe: {near: {threshold: 1.8}}\n", `PREP.yaml:3: dedupe.near.column: is missing: which texts are compared, one of row, query, positive; without it none are`},
+		{good + "dedupe: {near: {threshold: 0.8}}\n", `PREP.yaml:3: dedupe.near.column: is missing`},
+		{good + "mix: {kind: proportional, repeat: 3}\n", "PREP.yaml:3: mix.repeat: is 3, and mix.kind: proportional leaves inputs as they are: balanced and weighted repeat rows"},
+		{good + "filter: {query: {min: -1}}\n", "PREP.yaml:3: filter.query: min is -1, want at least 0"},
+		{good + "filter: {document: {max: -2}}\n", "PREP.yaml:3: filter.document: max is -2, want at least 0, which is no limit"},
+		{good + "filter: {document: {min: 5, max: 2}}\n", "PREP.yaml:3: filter.document: min is 5, and max is less, 2"},
+		{"input: [{path: a.jsonl, query: q, positive: p, label: l}, {path: b.jsonl, query: q, positive: p, negatives: [n, m], scores: [s]}]\noutput: {dir: out}\n",
+			"input[1]: has other roles than input[0]: negatives (2 columns, there none), label (none, there 1 column), scores (1 column, there none); all inputs"},
 		{good + "learning_rate: 3\n", "PREP.yaml:3: learning_rate: unknown key; the keys are input, output"},
 		{good + "tokenize: {\"-\": /x}\n", "tokenize.-: unknown key; the keys are model, max_length, prompts"},
 		{"output: {dir: out}\n", "input: is missing"},
 	} {
-		if _, err := decode(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := decoded(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: %v, want %q", c.text, err, c.want)
 		}
 	}
-	if c, err := decode(t, good, "output.shards=4", "input.0.query=other"); err != nil || c.Output.Shards != 4 || c.Input[0].Query != "other" {
+	for _, near := range []string{"{}", `{column: ""}`, `{column: "", threshold: 0.8}`, "{column: row, threshold: 0.7}"} {
+		if _, err := decoded(t, good+"dedupe: {near: "+near+"}\n"); err != nil {
+			t.Errorf("near: %s: %v", near, err)
+		}
+	}
+	if _, err := decoded(t, good+"dedupe: {near: {column: query, threshold: 0.7}}\n", "dedupe.near={}"); err != nil {
+		t.Errorf("without near again: %v", err)
+	}
+	if c, err := decoded(t, good, "output.shards=4", "input.0.query=other"); err != nil || c.Output.Shards != 4 || c.Input[0].Query != "other" {
 		t.Errorf("--set: %+v, %v", c, err)
 	}
 }
@@ -107,7 +118,7 @@ func TestRun(t *testing.T) {
 func TestStatic(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
-	if err := os.WriteFile(path("a.jsonl"), []byte("{\"q\": \"a river\", \"p\": \"the stone\"}\n"), 0o666); err != nil {
+	if err := os.WriteFile(path("a.jsonl"), []byte("{\"q\": \"a river\", \"p\": \"the stone of the stone of the stone\"}\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	for _, static := range []bool{true, false} {
@@ -126,11 +137,19 @@ func TestStatic(t *testing.T) {
 			if !static && length == 0 {
 				want = 1
 			}
-			if got := run([]string{"-c", path("PREP.yaml"), "-q", "--overwrite"}); got != want {
+			got, text := said(t, "-c", path("PREP.yaml"), "--overwrite")
+			if got != want {
 				t.Errorf("static %t, %d tokens: exit code %d, want %d", static, length, got, want)
 			}
 			if want > 0 {
 				continue
+			}
+			cut := 1
+			if !static { // the query has special tokens too
+				cut = 2
+			}
+			if line := fmt.Sprintf("%12d texts were longer than tokenize.max_length and cut\n", cut); !strings.Contains(text, line) {
+				t.Errorf("static %t, %d tokens: no %q in %s", static, length, line, text)
 			}
 			f, err := hfmodel.Open(model)
 			if err != nil {
@@ -155,6 +174,43 @@ func TestStatic(t *testing.T) {
 	}
 }
 
+// Lengths that training refuses are refused before anything is read; a tokenizer may be that of any model.
+func TestLengths(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	spec := newmodel.Spec{Hidden: 8, Layers: 1, Heads: 1, MaxLength: 64}
+	if err := newmodel.Create(t.Context(), path("model"), spec, newmodel.Texts([]string{"a river", "the stone"})); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(path("strange"), os.DirFS(path("model"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path("strange/config.json"), []byte(`{"model_type": "strange", "max_position_embeddings": 64}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		model     string
+		query, to int
+		want      string
+	}{
+		{"model", 64, 64, "a.jsonl"},
+		{"model", 65, 64, "tokenize.max_length.query: a maximum length of 65 tokens is beyond the model's 64 positions\n"},
+		{"model", 64, 2000, "tokenize.max_length.document: a maximum length of 2000 tokens is beyond the model's 64 positions\n"},
+		{"model", 2, 64, "tokenize.max_length.query: a maximum length of 2 tokens leaves no room for text beside 2 special tokens\n"},
+		{"strange", 65, 65, "a.jsonl"},
+		{"strange", 2, 65, "tokenize.max_length.query: a maximum length of 2 tokens leaves"},
+	} {
+		config := fmt.Sprintf("input: [{path: %s, query: q, positive: p}]\noutput: {dir: %s}\ntokenize: {model: %s, max_length: {query: %d, document: %d}}\n",
+			path("a.jsonl"), path("out"), path(c.model), c.query, c.to) // there is no a.jsonl to read
+		if err := os.WriteFile(path("PREP.yaml"), []byte(config), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if code, text := said(t, "-c", path("PREP.yaml")); code != 1 || !strings.Contains(text, c.want) {
+			t.Errorf("%+v: exit code %d, %s", c, code, text)
+		}
+	}
+}
+
 // Its help shows how people start it, as its examples do.
 func TestUsageLine(t *testing.T) {
 	if text := newCommand().UsageString(); !strings.Contains(text, "  contraflow prep -c PREP.yaml [flags]") {
@@ -174,24 +230,53 @@ func TestInputLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	said, err := os.Create(path("stderr"))
+	if code, text := said(t, "-c", path("PREP.yaml")); code != 0 || !strings.Contains(text, "no row of input \"a\" is left of 1\n") {
+		t.Errorf("exit code %d,\n%s", code, text)
+	}
+	if code, text := said(t, "-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"); code != 1 || !strings.Contains(text, "contraflow prep: no row is left of 2 rows, and nothing is written: length has dropped 2 ") {
+		t.Errorf("exit code %d,\n%s", code, text)
+	}
+}
+
+// said is the exit code of a command, and what it prints.
+func said(t *testing.T, args ...string) (code int, text string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer said.Close()
+	defer f.Close()
 	stderr := os.Stderr
-	os.Stderr = said
-	codes := []int{run([]string{"-c", path("PREP.yaml")}), run([]string{"-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"})}
+	os.Stderr = f
+	code = run(args)
 	os.Stderr = stderr
-	text, err := os.ReadFile(path("stderr"))
-	if err != nil || codes[0] != 0 || codes[1] != 1 || !strings.Contains(string(text), "no row of input \"a\" is left of 1\n") || !strings.Contains(string(text), "contraflow prep: no row is left of 2 rows, and nothing is written: length has dropped 2 ") {
-		t.Errorf("%v, exit codes %d,\n%s", err, codes, text)
+	b, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code, string(b)
+}
+
+// Rows that are repeated stand beside those that are dropped.
+func TestRepeatsAreSaid(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for name, content := range map[string]string{
+		"a.jsonl": "{\"q\": \"one\", \"p\": \"two\"}\n", "b.jsonl": "{\"q\": \"three\", \"p\": \"four\"}\n{\"q\": \"five\", \"p\": \"six\"}\n",
+		"PREP.yaml": fmt.Sprintf("input: [{name: a, path: %s, query: q, positive: p}, {name: b, path: %s, query: q, positive: p}]\noutput: {dir: %s}\nmix: {kind: balanced, repeat: 2}\n", path("a.jsonl"), path("b.jsonl"), path("out")),
+	} {
+		if err := os.WriteFile(path(name), []byte(content), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code, text := said(t, "-c", path("PREP.yaml")); code != 0 || !strings.Contains(text, "           1 of the rows for training are repeats of others (mix)\n") {
+		t.Errorf("exit code %d,\n%s", code, text)
 	}
 }
 
 // The template is a configuration, with each of its options and without; it has every key there is, and the values of those that nobody need say.
 func TestTemplate(t *testing.T) {
-	c, err := decode(t, template.Prep)
+	c, err := decoded(t, template.Prep)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +294,7 @@ func TestTemplate(t *testing.T) {
 		if strings.HasPrefix(name, "beir:") { // which says what it needs
 			text = strings.Replace(text, "dev: 0 ", "dev: 0.1 ", 1)
 		}
-		if _, err := decode(t, text); err != nil {
+		if _, err := decoded(t, text); err != nil {
 			t.Errorf("with %s: %v", name, err)
 		}
 	}

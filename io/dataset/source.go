@@ -93,6 +93,7 @@ type Dataset struct {
 	firstNumber int // sources before are texts
 
 	tokens *TokenInfo // set: texts are ids
+	cut    int64      // of these, how many lost tokens
 	notes  []string
 }
 
@@ -120,6 +121,7 @@ type dataFile struct {
 	groups  [][]*chunk      // parquet: per row group, per source column
 	tokens  [][]tokenChunks // likewise, of the text columns' ids
 	info    string          // what the file says of them
+	cut     string          // and of texts that were cut
 	first   int64           // global id of its first row
 	content Hash128         // of what the dataset's fingerprint has of it
 }
@@ -246,7 +248,8 @@ func (d *Dataset) TeacherSize() int { return d.dim }
 func (d *Dataset) HasLabels() bool { return d.number.label >= 0 }
 func (d *Dataset) HasScores() bool { return len(d.number.scores) > 0 }
 
-// Notes are what a user should know of texts that can be used but may not be what was meant, each with file, row and column.
+// Notes are what a user should know of texts that can be used but may not be what was meant, each with file, row and column, and of token ids
+// that are not of whole texts.
 func (d *Dataset) Notes() []string { return d.notes }
 
 // textName is the name of a source of texts.

@@ -19,14 +19,16 @@ import (
 //	query_ids        list<int32>  the ids of the row's texts, one after the other
 //	query_id_counts  list<int32>  if it is a column of lists: how many ids each text has
 //
-// and the footer says under TokenKey what made them. With Source.Tokens a dataset reads these in place of the texts: a text is then the
-// bytes of its ids, in the same blocks and arenas, and its identity is still the text's.
+// and the footer says under TokenKey what made them, and under CutKey how many texts of each column lost tokens then: {"query": 20}. With
+// Source.Tokens a dataset reads these in place of the texts: a text is then the bytes of its ids, in the same blocks and arenas, and its identity is
+// still the text's.
 const (
 	HashSuffix   = "_hash"
 	IDsSuffix    = "_ids"
 	CountsSuffix = "_id_counts"
 
 	TokenKey = "contraflow.tokens"
+	CutKey   = "contraflow.cut"
 )
 
 // TokenInfo says what made the ids of a file.
@@ -45,6 +47,10 @@ type TokenRole struct {
 // Tokens says what made the ids that are read in place of texts; nil without Source.Tokens.
 func (d *Dataset) Tokens() *TokenInfo { return d.tokens }
 
+// Cut is how many texts of the files had lost tokens already when they became the ids that are read in place of texts: of the columns in use, 0 of
+// files that don't say it.
+func (d *Dataset) Cut() int64 { return d.cut }
+
 // PreparedTokens says what made the ids in the files that the source names; nil if some have none.
 func PreparedTokens(ctx context.Context, src Source) (*TokenInfo, error) {
 	paths, err := expand(ctx, src.Paths)
@@ -60,7 +66,7 @@ func PreparedTokens(ctx context.Context, src Source) (*TokenInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		i, err := parseTokenInfo(path, p.tokenInfo())
+		i, err := parseTokenInfo(path, p.said(TokenKey))
 		if err != nil || i == nil || info != nil && *i != *info {
 			return nil, err
 		}
@@ -69,9 +75,10 @@ func PreparedTokens(ctx context.Context, src Source) (*TokenInfo, error) {
 	return info, nil
 }
 
-func (p *parquetFile) tokenInfo() string {
+// said is what the footer says under a key; "": nothing.
+func (p *parquetFile) said(key string) string {
 	for _, kv := range p.meta.KeyValueMetadata {
-		if kv.Key == TokenKey {
+		if kv.Key == key {
 			return kv.Value
 		}
 	}
@@ -89,7 +96,22 @@ func parseTokenInfo(path, s string) (*TokenInfo, error) {
 	return info, nil
 }
 
-// settleTokens makes sure that all files have ids of one tokenizer.
+// cutIn is how many texts of the columns in use a file says to have cut.
+func (d *Dataset) cutIn(f *dataFile) (n int64, err error) {
+	if f.cut == "" {
+		return 0, nil // prep did not always say it
+	}
+	var cut map[string]int64
+	if err := json.Unmarshal([]byte(f.cut), &cut); err != nil {
+		return 0, fail(ErrCorrupt, "%s: what its footer says of cut texts (%s) can't be read: %w", f.path(), CutKey, err)
+	}
+	for i := range d.firstNumber {
+		n += cut[d.sources[i].name]
+	}
+	return n, nil
+}
+
+// settleTokens makes sure that all files have ids of one tokenizer, and counts the texts that are cut in them.
 func (d *Dataset) settleTokens() error {
 	if !d.src.Tokens {
 		return nil
@@ -107,6 +129,14 @@ func (d *Dataset) settleTokens() error {
 			return fail(ErrColumnType, "%s has other token ids than %s: of tokenizer %.12s, the other of %.12s, or cut or prompted otherwise", f.path(), d.files[0].path(), info.Tokenizer, d.tokens.Tokenizer)
 		}
 		d.tokens = info
+		n, err := d.cutIn(f)
+		if err != nil {
+			return err
+		}
+		d.cut += n
+	}
+	if d.cut > 0 {
+		d.notes = append(d.notes, fmt.Sprintf("%d texts were longer than max_length {query: %d, document: %d} when contraflow prep made their token ids, and cut", d.cut, d.tokens.Query.MaxLength, d.tokens.Document.MaxLength))
 	}
 	return nil
 }
@@ -129,7 +159,8 @@ func (f *dataFile) tokenChunks(d *Dataset) error {
 	if len(d.joins) > 0 {
 		return fail(ErrMissingColumn, "the template %q has no token ids: name the column that prep wrote", d.joins[0].name)
 	}
-	if f.info = p.tokenInfo(); f.info == "" {
+	f.cut = p.said(CutKey)
+	if f.info = p.said(TokenKey); f.info == "" {
 		return nil // settleTokens says so
 	}
 	for g := range p.meta.RowGroups {

@@ -73,6 +73,17 @@ type Range struct {
 
 func (r Range) holds(n int) bool { return n >= r.Min && (r.Max == 0 || n <= r.Max) }
 
+// wrong says why no length is in a range.
+func (r Range) wrong() string {
+	switch {
+	case r.Min < 0:
+		return fmt.Sprintf("min is %d, want at least 0", r.Min)
+	case r.Max < 0:
+		return fmt.Sprintf("max is %d, want at least 0, which is no limit", r.Max)
+	}
+	return fmt.Sprintf("min is %d, and max is less, %d", r.Min, r.Max)
+}
+
 // Script asks that a share of each text's letters be of a script, by its name in Unicode: Latin, Cyrillic, Han.
 type Script struct {
 	Name  string  `yaml:"name"`
@@ -87,7 +98,8 @@ type Dedupe struct {
 }
 
 // Near finds near-duplicates with MinHash (Broder, "On the resemblance and containment of documents", 1997) and locality-sensitive
-// hashing: Bands x Rows minima per text, and rows that agree in a whole band are compared.
+// hashing: Bands x Rows minima per text, and rows that agree in a whole band are compared. Without a Column the others are as they are in Default, or
+// all 0.
 type Near struct {
 	Column    string  `yaml:"column,omitempty"` // query, positive or row; "": no near-dedupe
 	Threshold float64 `yaml:"threshold"`        // Jaccard similarity of shingles from which rows are duplicates; 0: 0.8
@@ -114,7 +126,7 @@ type Split struct {
 	BEIR bool    `yaml:"beir"` // write that share also as a retrieval task in BEIR's layout, in the folder beir, with all rows' documents
 }
 
-// Mix balances inputs by dropping rows (and repeating them, up to Repeat times, if that is above 1), after everything else.
+// Mix balances inputs by dropping rows (and repeating those for training, up to Repeat times, if that is above 1), after everything else.
 type Mix struct {
 	Kind   string  `yaml:"kind"`   // proportional (also ""): as they are; balanced: equal; weighted: by each input's share
 	Repeat float64 `yaml:"repeat"` // how often a row may occur at most, on average; 0: once
@@ -205,9 +217,8 @@ func (c *Config) Check() (found []Problem) {
 		if c.Mix.Kind == "weighted" && !(in.Share > 0) {
 			bad(key+".share", "is %v: with mix: {kind: weighted} every input needs a share above 0", in.Share)
 		}
-		if first := &c.Input[0]; (in.Positive == "") != (first.Positive == "") || len(in.Negatives) != len(first.Negatives) || (in.Label == "") != (first.Label == "") ||
-			(in.Weight == "") != (first.Weight == "") || len(in.Scores) > 0 != (len(first.Scores) > 0) {
-			bad(key, "has other roles than input[0]: all inputs need the same of positive, negatives, label, weight and scores")
+		if roles := in.unlike(&c.Input[0]); len(roles) > 0 {
+			bad(key, "has other roles than input[0]: %s; all inputs need the same of positive, negatives, label, weight and scores", strings.Join(roles, ", "))
 		}
 	}
 	if len(c.Input) > 0 {
@@ -232,7 +243,7 @@ func (c *Config) Check() (found []Problem) {
 	}
 	lengths := func(key string, r Range) {
 		if r.Min < 0 || r.Max < 0 || r.Max > 0 && r.Max < r.Min {
-			bad(key, "from %d to %d holds nothing", r.Min, r.Max)
+			bad(key, "%s", r.wrong())
 		}
 	}
 	lengths("filter.query", c.Filter.Query)
@@ -267,6 +278,8 @@ func (c *Config) Check() (found []Problem) {
 		if n.Shingle < 1 || n.Bands < 1 || n.Rows < 1 || n.Bands*n.Rows > 4096 {
 			bad("dedupe.near", "shingles of %d words, %d bands of %d rows: want at least 1 of each, and at most 4096 minima", n.Shingle, n.Bands, n.Rows)
 		}
+	} else if n != (Near{}) && n != Default().Dedupe.Near {
+		found = append(found, NearWithoutColumn)
 	}
 	for i, a := range c.Decontaminate.Against {
 		if len(a.Path) == 0 || len(a.Columns) == 0 {
@@ -285,6 +298,8 @@ func (c *Config) Check() (found []Problem) {
 	oneOf("mix.kind", c.Mix.Kind, "proportional", "balanced", "weighted")
 	if !(c.Mix.Repeat >= 1 && c.Mix.Repeat <= 1000) {
 		bad("mix.repeat", "is %v, want 1 to 1000", c.Mix.Repeat)
+	} else if c.Mix.Repeat > 1 && c.Mix.Kind == "proportional" {
+		bad("mix.repeat", "is %v, and mix.kind: proportional leaves inputs as they are: balanced and weighted repeat rows", c.Mix.Repeat)
 	}
 	if m := c.Tokenize.MaxLength; c.Tokenize.Model != "" && (m.Query < 0 || m.Document < 0) {
 		bad("tokenize.max_length", "is {query: %d, document: %d}, want at least 1, or for static embeddings 0, which leaves texts whole", m.Query, m.Document)
@@ -294,6 +309,9 @@ func (c *Config) Check() (found []Problem) {
 	}
 	return found
 }
+
+// NearWithoutColumn is what Check finds where dedupe.near says how texts are compared and not which.
+var NearWithoutColumn = Problem{"dedupe.near.column", "is missing: which texts are compared, one of row, query, positive; without it none are"}
 
 // valid is Check as an error.
 func (c *Config) valid() error {
@@ -310,6 +328,38 @@ func (in *Input) columns() []string {
 		names = append(names, in.Positive)
 	}
 	return append(names, in.Negatives...)
+}
+
+// unlike names the roles that an input has other columns of than the first one.
+func (in *Input) unlike(first *Input) (roles []string) {
+	count := func(n int) string {
+		switch n {
+		case 0:
+			return "none"
+		case 1:
+			return "1 column"
+		}
+		return fmt.Sprintf("%d columns", n)
+	}
+	role := func(name string, here, there []string, some bool) {
+		n, m := len(here), len(there)
+		if some && n > 0 && m > 0 || n == m {
+			return
+		}
+		roles = append(roles, fmt.Sprintf("%s (%s, there %s)", name, count(n), count(m)))
+	}
+	one := func(column string) []string {
+		if column == "" {
+			return nil
+		}
+		return []string{column}
+	}
+	role("positive", one(in.Positive), one(first.Positive), false)
+	role("negatives", in.Negatives, first.Negatives, false)
+	role("label", one(in.Label), one(first.Label), false)
+	role("weight", one(in.Weight), one(first.Weight), false)
+	role("scores", in.Scores, first.Scores, true) // columns, or one of lists
+	return roles
 }
 
 // source is how dataset sees an input.

@@ -22,7 +22,8 @@
 //
 // # Promises
 //
-// Every dropped row is counted by its rule, and the card shows the first of them. A row that can't be used is dropped and counted as
+// Every dropped row is counted by its rule, and the card shows the first of them. Every text that becomes fewer ids than it has is counted by its
+// column, in the card and in the files, so that who trains with the ids is told. A row that can't be used is dropped and counted as
 // unusable; a file that can't be read is an error, and so is a row on which a function panics: both name file, row group and row.
 // Output that is not complete never looks complete (output.go).
 //

@@ -187,6 +187,7 @@ func (x *Claim) clean() error {
 type Card struct {
 	Rows      int64             `json:"rows"`
 	Train     int64             `json:"train"`
+	Repeated  int64             `json:"repeated"` // of these, by mix
 	Dev       int64             `json:"dev"`
 	Tokenizer string            `json:"tokenizer,omitempty"` // its hash
 	Lengths   map[string]Length `json:"length_quantiles"`
@@ -202,6 +203,7 @@ type Length struct {
 	P90  int     `json:"p90"`
 	P99  int     `json:"p99"`
 	Max  int     `json:"max"`
+	Cut  int64   `json:"cut"` // texts that were longer
 }
 
 func newCard(r *Rules, s *Stats) *Card {
@@ -213,8 +215,9 @@ func newCard(r *Rules, s *Stats) *Card {
 		c.Tokenizer, unit = r.Tokenizer.Hash(), "tokens"
 	}
 	c.Rows, c.Train, c.Dev = s.Rows()
+	c.Repeated = s.Repeated()
 	for name, h := range s.Lengths {
-		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max}
+		c.Lengths[name] = Length{unit, h.Mean(), h.Quantile(0.5), h.Quantile(0.9), h.Quantile(0.99), h.Max, h.Cut}
 	}
 	return c
 }
@@ -227,9 +230,12 @@ func (c *Card) Markdown() string {
 		b.WriteString("  - split: dev\n    path: dev-*.parquet\n")
 	}
 	fmt.Fprintf(&b, "---\n\n# Dataset\n\nMade by `contraflow prep`: %d rows read, %d for training, %d for development.\n\n", c.Rows, c.Train, c.Dev)
-	b.WriteString("| input | read | train | dev |\n|---|---|---|---|\n")
+	if c.Repeated > 0 {
+		fmt.Fprintf(&b, "Of the rows for training %d are repeats of others (`mix`).\n\n", c.Repeated)
+	}
+	b.WriteString("| input | read | train | of these repeats | dev |\n|---|---|---|---|---|\n")
 	for _, in := range c.Inputs {
-		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", in.Name, in.Read, in.Train, in.Dev)
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", in.Name, in.Read, in.Train, in.Repeated, in.Dev)
 	}
 	if c.BEIR != nil {
 		fmt.Fprintf(&b, "\nThe folder `%s` is a retrieval task: %v.\n", beirFolder, c.BEIR)
@@ -240,7 +246,12 @@ func (c *Card) Markdown() string {
 			fmt.Fprintf(&b, "| %s | %d |\n", name, r.Dropped)
 		}
 	}
-	b.WriteString("\n## Lengths\n\n| column | unit | mean | half | 90 % | 99 % | longest |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Lengths\n\n")
+	if n := c.Cut(); n > 0 {
+		m := c.Config.Tokenize.MaxLength
+		fmt.Fprintf(&b, "%d texts were longer than `tokenize.max_length` (query %d, document %d) and cut: their lengths are of what is left.\n\n", n, m.Query, m.Document)
+	}
+	b.WriteString("| column | unit | mean | half | 90 % | 99 % | longest | cut |\n|---|---|---|---|---|---|---|---|\n")
 	var columns []string
 	for name := range c.Lengths {
 		columns = append(columns, name)
@@ -248,7 +259,7 @@ func (c *Card) Markdown() string {
 	slices.Sort(columns)
 	for _, name := range columns {
 		l := c.Lengths[name]
-		fmt.Fprintf(&b, "| %s | %s | %.1f | %d | %d | %d | %d |\n", name, l.Unit, l.Mean, l.P50, l.P90, l.P99, l.Max)
+		fmt.Fprintf(&b, "| %s | %s | %.1f | %d | %d | %d | %d | %d |\n", name, l.Unit, l.Mean, l.P50, l.P90, l.P99, l.Max, l.Cut)
 	}
 	for _, name := range columns {
 		fmt.Fprintf(&b, "\n%s\n\n```\n%s```\n", name, c.Stats.Lengths[name].chart())

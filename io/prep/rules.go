@@ -293,7 +293,7 @@ func (r *Rules) Copies(id int64, rate float64) int {
 }
 
 // Rates are how often each input's rows occur, on average, for so many rows of each input after everything else: as often as Mix wants,
-// and no input's more often than Repeat.
+// and no input's more often than Repeat. Development has no row more often than once, whatever its rate.
 func (m Mix) Rates(inputs []Input, rows []int64) []float64 {
 	rates := make([]float64, len(rows))
 	most := 0.0

@@ -352,6 +352,54 @@ func TestMixRepeats(t *testing.T) {
 	}
 }
 
+// TestRepeatsAreForTraining: a development part has each row once, and the card says how rows add up.
+func TestRepeatsAreForTraining(t *testing.T) {
+	dir := t.TempDir()
+	var inputs []Input
+	for i, n := range []int{100, 400} {
+		var rows []pair
+		for k := range n {
+			rows = append(rows, pair{Query: fmt.Sprint("query ", i, " ", k), Positive: fmt.Sprint("document ", i, " ", k)})
+		}
+		path := filepath.Join(dir, fmt.Sprint(i, ".jsonl"))
+		writeJSONL(t, path, rows...)
+		inputs = append(inputs, Input{Name: fmt.Sprint("n", n), Path: []string{path}, Query: "query", Positive: "positive"})
+	}
+	for repeat, want := range map[float64]string{4: "repeats", 2: "repeats and drops", 1: "drops"} {
+		c := bare(t)
+		c.Input, c.Split.Dev, c.Mix = inputs, 0.2, Mix{Kind: "balanced", Repeat: repeat}
+		s := mustRun(t, c)
+		occur := map[string]map[string]int{"train": {}, "dev": {}}
+		written := map[string]int64{}
+		for part, of := range occur {
+			for _, p := range readPairs(t, c.Output.Dir, part) {
+				of[p.Query]++
+				written[part]++
+			}
+		}
+		for query, n := range occur["dev"] {
+			if n > 1 {
+				t.Fatalf("repeat %v: development has %q %d times", repeat, query, n)
+			}
+		}
+		var card Card
+		if err := json.Unmarshal([]byte(files(t, c.Output.Dir)["card.json"]), &card); err != nil {
+			t.Fatal(err)
+		}
+		again, drops := written["train"]-int64(len(occur["train"])), counts(s)[Mixing]
+		if card.Repeated != again || card.Train != written["train"] || card.Dev != written["dev"] || card.Rows != card.Train-card.Repeated+card.Dev+drops {
+			t.Errorf("repeat %v: the card has %d rows, %d for training, %d of them repeats, %d for development, %d dropped; %d repeats are written", repeat, card.Rows, card.Train, card.Repeated, card.Dev, drops, again)
+		}
+		if strings.Contains(want, "repeats") != (again > 0) || strings.Contains(want, "drops") != (drops > 0) {
+			t.Errorf("repeat %v: %d repeats, %d drops, want %s", repeat, again, drops, want)
+		}
+		text := files(t, c.Output.Dir)["README.md"]
+		if line := fmt.Sprintf("Of the rows for training %d are repeats of others (`mix`).", again); strings.Contains(text, line) != (again > 0) || !strings.Contains(text, fmt.Sprintf("| n100 | 100 | %d | %d | %d |\n", s.Inputs[0].Train, s.Inputs[0].Repeated, s.Inputs[0].Dev)) {
+			t.Errorf("repeat %v: %s", repeat, text)
+		}
+	}
+}
+
 // tinyTokenizer is a vocabulary trained on a few words.
 func tinyTokenizer(t testing.TB) string {
 	t.Helper()
@@ -372,14 +420,14 @@ func tinyTokenizer(t testing.TB) string {
 	return dir
 }
 
-// TestTokens: ids and identities that training reads are those of the texts.
+// TestTokens: ids and identities that training reads are those of the texts, and so is how many texts were cut.
 func TestTokens(t *testing.T) {
 	in := filepath.Join(t.TempDir(), "in.jsonl")
 	var rows []pair
 	for i := range 300 {
-		p := pair{Query: fmt.Sprint("query ", i), Positive: strings.Repeat("document of words ", 1+i%9)}
+		p := pair{Query: fmt.Sprint(strings.Repeat("list of things ", i%3), "query ", i), Positive: strings.Repeat("document of words ", 1+i%9)}
 		for k := range i % 4 {
-			p.Negs = append(p.Negs, fmt.Sprint("list ", i*k))
+			p.Negs = append(p.Negs, fmt.Sprint(strings.Repeat("list ", i%11), i*k))
 		}
 		if p.Negs == nil {
 			p.Negs = []string{"none"}
@@ -391,7 +439,7 @@ func TestTokens(t *testing.T) {
 	c.Input[0].Negatives = []string{"negs"}
 	c.Output.Shards = 1
 	c.Tokenize = Tokenize{Model: "org/tiny", Dir: tinyTokenizer(t), MaxLength: Lengths{8, 12}, Prompts: Prompts{Query: "sort "}}
-	mustRun(t, c)
+	s := mustRun(t, c)
 	if card := files(t, c.Output.Dir)["card.json"]; !strings.Contains(card, "org/tiny") || strings.Contains(card, c.Tokenize.Dir) {
 		t.Errorf("the card should name the model, and no folder of this machine: %s", card)
 	}
@@ -421,13 +469,18 @@ func TestTokens(t *testing.T) {
 	texts := read(src)
 	src.Tokens = true
 	ids := read(src)
+	cut := map[string]int64{}
 	for i := range texts {
 		for k, text := range texts[i].Texts {
 			prompt, limit := "", 12
 			if k == 0 {
 				prompt, limit = "sort ", 8
 			}
-			if want := tok.Encode(prompt+text, limit); !slices.Equal(ids[i].IDs[k], want) {
+			want, long := tok.Append(nil, prompt+text, limit)
+			if long {
+				cut[[]string{"query", "positive", "negs"}[min(k, 2)]]++
+			}
+			if !slices.Equal(ids[i].IDs[k], want) {
 				t.Fatalf("row %d, text %d: ids %v, want %v", texts[i].Row, k, ids[i].IDs[k], want)
 			}
 			if ids[i].Hashes[k] != dataset.HashText(text) || texts[i].Hashes[k] != ids[i].Hashes[k] {
@@ -442,6 +495,29 @@ func TestTokens(t *testing.T) {
 	defer d.Close()
 	if d.Tokens().Tokenizer != tok.Hash() || d.Tokens().Query.Prompt != "sort " {
 		t.Errorf("%+v", d.Tokens())
+	}
+	all := cut["query"] + cut["positive"] + cut["negs"]
+	if note := fmt.Sprintf("[%d texts were longer than max_length {query: 8, document: 12} when contraflow prep made their token ids, and cut]", all); len(cut) < 3 || s.Cut() != all || d.Cut() != all || fmt.Sprint(d.Notes()) != note {
+		t.Errorf("%v are cut, counted %d, and of the files %d: %q", cut, s.Cut(), d.Cut(), d.Notes())
+	}
+	readme := files(t, c.Output.Dir)["README.md"]
+	for column, n := range cut {
+		if h := s.Lengths[column]; h.Cut != n || !strings.Contains(readme, fmt.Sprintf("| %d | %d |\n", h.Max, n)) {
+			t.Errorf("%s: %d are cut, want %d: %s", column, h.Cut, n, readme)
+		}
+	}
+	if line := fmt.Sprintf("\n%d texts were longer than `tokenize.max_length` (query 8, document 12) and cut: their lengths are of what is left.\n", all); !strings.Contains(readme, line) {
+		t.Errorf("no %q in %s", line, readme)
+	}
+	pairs := src
+	pairs.Negatives, pairs.NegativesPerQuery = nil, 0
+	p, err := dataset.Open(t.Context(), pairs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if p.Cut() != all-cut["negs"] {
+		t.Errorf("without negatives %d texts are cut, want %d", p.Cut(), all-cut["negs"])
 	}
 	index, err := d.Index(t.Context(), dataset.IndexConfig{})
 	if err != nil {
@@ -630,6 +706,19 @@ func TestWrittenNames(t *testing.T) {
 	c.Input = append(c.Input, c.Input[0])
 	if p := c.Check(); len(p) > 0 {
 		t.Errorf("a template: %v", p)
+	}
+}
+
+// TestUseless: settings that would do nothing are told, and inputs of the same roles may have them in columns of any names.
+func TestUseless(t *testing.T) {
+	c := bare(t, "x")
+	c.Dedupe.Near.Threshold, c.Mix.Repeat = 0.9, 2
+	if p := c.Check(); len(p) != 2 || p[0] != NearWithoutColumn || p[1].Key != "mix.repeat" {
+		t.Errorf("settings without use: %v", p)
+	}
+	a, b := Input{Positive: "p", Scores: []string{"s", "t"}, Weight: "w"}, Input{Positive: "q", Scores: []string{"s"}, Weight: "v"}
+	if roles := a.unlike(&b); len(roles) > 0 {
+		t.Errorf("the same roles: %q", roles)
 	}
 }
 

@@ -100,10 +100,15 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 				row.Why = x.repeats(v)
 			}
 		}
+		dev := row.Rule == "" && x.Rules.IsDev(row.Texts[0][0])
 		copies := 1
 		if row.Rule == "" && rates != nil {
-			if copies = x.Rules.Copies(row.ID, rates[row.Input]); copies == 0 {
-				row.Rule, row.Why = Mixing, fmt.Sprintf("%.4g of the rows of %q stay", rates[row.Input], c.Input[row.Input].Name)
+			rate := rates[row.Input]
+			if dev {
+				rate = min(rate, 1) // a row that is measured twice says no more
+			}
+			if copies = x.Rules.Copies(row.ID, rate); copies == 0 {
+				row.Rule, row.Why = Mixing, fmt.Sprintf("%.4g of the rows of %q stay", rate, c.Input[row.Input].Name)
 			}
 		}
 		if row.Rule != "" {
@@ -111,10 +116,11 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 			return nil
 		}
 		o, n := train, &in.Train
-		if x.Rules.IsDev(row.Texts[0][0]) {
+		if dev {
 			o, n = outs[1], &in.Dev
 		}
 		*n += int64(copies)
+		in.Repeated += int64(copies - 1)
 		for range copies {
 			if err := o.add(row, b, at, s); err != nil {
 				return err
@@ -172,7 +178,7 @@ type out struct {
 	cols []dataset.OutColumn
 	vals []any // of the rows that wait
 	rows int
-	ids  []int32
+	cut  map[string]int64 // texts by column, with a tokenizer
 }
 
 // outRows go to the writer at once.
@@ -246,6 +252,7 @@ func (x *Inputs) newOut(part string, shard int) (*out, error) {
 			return nil, err
 		}
 		o.w.SetMetadata(dataset.TokenKey, string(b))
+		o.cut = map[string]int64{}
 	}
 	o.begin()
 	return o, nil
@@ -296,7 +303,7 @@ func (o *out) add(row *Row, b *dataset.Block, at int, s *Stats) error {
 		}
 		v := next()
 		*v = append((*v).([][]int64), hashes)
-		o.lengths(row, i, list, s.length(names[i].Name), next)
+		o.lengths(names[i].Name, i, list, s.length(names[i].Name), next)
 	}
 	if o.rows++; o.rows == outRows {
 		return o.flush()
@@ -305,7 +312,7 @@ func (o *out) add(row *Row, b *dataset.Block, at int, s *Stats) error {
 }
 
 // lengths tokenizes a column's texts, or counts their words, for the statistics.
-func (o *out) lengths(row *Row, column int, list []string, h *Histogram, next func() *any) {
+func (o *out) lengths(name string, column int, list []string, h *Histogram, next func() *any) {
 	t, z := o.x.Rules.Tokenizer, &o.x.Rules.Config.Tokenize
 	if t == nil {
 		for _, text := range list {
@@ -319,8 +326,11 @@ func (o *out) lengths(row *Row, column int, list []string, h *Histogram, next fu
 	}
 	var ids, counts []int32
 	for _, text := range list {
-		from := len(ids)
-		ids, _ = t.Append(ids, prompt+text, limit)
+		from, cut := len(ids), false
+		if ids, cut = t.Append(ids, prompt+text, limit); cut {
+			h.Cut++
+			o.cut[name]++
+		}
 		counts = append(counts, int32(len(ids)-from))
 		h.add(len(ids) - from)
 	}
@@ -344,6 +354,13 @@ func (o *out) flush() error {
 func (o *out) close() error {
 	if err := o.flush(); err != nil {
 		return err
+	}
+	if o.cut != nil {
+		b, err := json.Marshal(o.cut)
+		if err != nil {
+			return err
+		}
+		o.w.SetMetadata(dataset.CutKey, string(b))
 	}
 	return o.w.Close()
 }

@@ -17,12 +17,13 @@ type Stats struct {
 	BEIR    *BEIRStats            `json:"beir,omitempty"` // once all parts are there
 }
 
-// InputStats are the rows of an input, in and out.
+// InputStats are the rows of an input, in and out: what is read is dropped or written, and what is repeated is written besides.
 type InputStats struct {
-	Name  string `json:"name"`
-	Read  int64  `json:"read"`
-	Train int64  `json:"train"`
-	Dev   int64  `json:"dev"`
+	Name     string `json:"name"`
+	Read     int64  `json:"read"`
+	Train    int64  `json:"train"`
+	Repeated int64  `json:"repeated"` // of these: what a row occurs more often than once
+	Dev      int64  `json:"dev"`
 }
 
 // RuleStats are what a rule dropped, and the first rows of it.
@@ -79,6 +80,7 @@ func (s *Stats) Merge(o *Stats, most int) {
 	for i := range o.Inputs {
 		s.Inputs[i].Read += o.Inputs[i].Read
 		s.Inputs[i].Train += o.Inputs[i].Train
+		s.Inputs[i].Repeated += o.Inputs[i].Repeated
 		s.Inputs[i].Dev += o.Inputs[i].Dev
 	}
 	for name, r := range o.Rules {
@@ -101,6 +103,22 @@ func (s *Stats) Rows() (read, train, dev int64) {
 		read, train, dev = read+in.Read, train+in.Train, dev+in.Dev
 	}
 	return read, train, dev
+}
+
+// Repeated are the rows for training that are there besides their first.
+func (s *Stats) Repeated() (n int64) {
+	for _, in := range s.Inputs {
+		n += in.Repeated
+	}
+	return n
+}
+
+// Cut are the written texts that tokenize.max_length has cut.
+func (s *Stats) Cut() (n int64) {
+	for _, h := range s.Lengths {
+		n += h.Cut
+	}
+	return n
 }
 
 // nothingLeft is the error of a run that has dropped every row; nil if it has not.
@@ -136,6 +154,7 @@ type Histogram struct {
 	Count int64   `json:"count"`
 	Sum   int64   `json:"sum"`
 	Max   int     `json:"max"`
+	Cut   int64   `json:"cut,omitempty"` // of texts that were longer: what tokenize.max_length has left of them is counted
 	Bins  []int64 `json:"bins"`
 }
 
@@ -177,6 +196,7 @@ func (h *Histogram) merge(o *Histogram) {
 	h.Count += o.Count
 	h.Sum += o.Sum
 	h.Max = max(h.Max, o.Max)
+	h.Cut += o.Cut
 }
 
 // Mean is the mean length.

@@ -15,7 +15,7 @@ import (
 	"contraflow/stages/newmodel"
 )
 
-// TestPreparedTokens: a run on the ids that prep has written is the run on the texts, to the bit. Other ids are refused.
+// TestPreparedTokens: a run on the ids that prep has written is the run on the texts, to the bit, and says how many were cut. Other ids are refused.
 func TestPreparedTokens(t *testing.T) {
 	j := newJob(t, 90)
 	c := prep.Default()
@@ -23,7 +23,8 @@ func TestPreparedTokens(t *testing.T) {
 	c.Input = []prep.Input{{Path: []string{filepath.Join(j.dir, "data.jsonl")}, Query: "q", Positive: "p"}}
 	c.Output.Dir = filepath.Join(j.dir, "prepared")
 	c.Tokenize = prep.Tokenize{Model: filepath.Join(j.dir, "model"), MaxLength: prep.Lengths{Query: 32, Document: 32}}
-	if _, err := prep.Run(t.Context(), c, prep.Options{}); err != nil {
+	made, err := prep.Run(t.Context(), c, prep.Options{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	path := "data.train.0.path=" + filepath.Join(c.Output.Dir, "train-*.parquet")
@@ -45,6 +46,11 @@ func TestPreparedTokens(t *testing.T) {
 	}
 	if !bytes.Equal(j.model(t, "ids"), j.model(t, "texts")) {
 		t.Error("the models differ")
+	}
+	const epochs = 3
+	note := fmt.Sprintf("data.train[0]: %d texts were longer than max_length {query: 32, document: 32} when contraflow prep made their token ids, and cut", made.Cut())
+	if record, err := ReadRecord(filepath.Join(j.dir, "ids")); err != nil || made.Cut() == 0 || record.Cut != made.Cut() || int64(texts.summary.Truncated) != epochs*made.Cut() || !slices.Contains(ids.notes, note) {
+		t.Errorf("%d texts are cut, and %d in %d epochs where the run tokenizes; notes %q, record %+v, %v", made.Cut(), texts.summary.Truncated, epochs, ids.notes, record, err)
 	}
 	for set, want := range map[string]string{
 		"model.max_length=16":                    "max_length {query: 32, document: 32}; this recipe has tokenizer",

@@ -35,6 +35,7 @@ type Record struct {
 	Trained    int      `json:"trained"`
 	Data       []string `json:"data"`
 	Rows       int64    `json:"rows"`
+	Cut        int64    `json:"cut,omitempty"`    // texts that contraflow prep had cut when it made their ids
 	Steps      int      `json:"steps"`            // planned
 	Predicted  int64    `json:"predicted_memory"` // bytes
 
@@ -109,6 +110,9 @@ func (x *Run) newRecord() *recorder {
 	}
 	for _, src := range x.Recipe.Data.Train {
 		r.Data = append(r.Data, src.Path...)
+	}
+	for _, d := range x.data {
+		r.Cut += d.Cut()
 	}
 	return r
 }

@@ -156,14 +156,14 @@ func TestData(t *testing.T) {
 		return out
 	}
 	set := func(c *recipe.Record) {
-		c.Truncated, c.Dropped, c.DroppedBy, c.NotFinite, c.Tokens, c.Padding = 7, 5, "batch.drop_last", 4, 300, 100
+		c.Truncated, c.Dropped, c.DroppedBy, c.NotFinite, c.Tokens, c.Padding, c.Cut = 7, 5, "batch.drop_last", 4, 300, 100, 9
 	}
 	p := recorded(t, set)
 	if resumed := recorded(t, func(c *recipe.Record) { c.From = 3 }); !strings.Contains(resumed, "<small>since it was resumed after step 3</small>") || strings.Contains(p, "resumed") {
 		t.Error("what the time is of is not said")
 	}
 	want := []string{
-		"ends of texts|7|longer than model.max_length", "rows|5|batch.drop_last", "steps|4|their gradient was not finite (train.on_nan)",
+		"ends of texts|7|longer than model.max_length", "ends of texts|9|cut by contraflow prep, whose token ids the run took; each counts once, however often the run saw it", "rows|5|batch.drop_last", "steps|4|their gradient was not finite (train.on_nan)",
 		"rows|2|column &#34;query&#34;: null; the first is a.parquet, row 3", "rows|1|not JSON; the first is b.jsonl, row 1",
 	}
 	if got := left(p); !slices.Equal(got, want) {

@@ -451,6 +451,9 @@ func data(b *strings.Builder, r *Run, in string) {
 		fmt.Fprintf(b, "<tr><td>%s</td><td>%s</td><td class=\"text prose\">%s</td></tr>\n", html.EscapeString(what), grouped(n), html.EscapeString(why))
 	}
 	row("ends of texts", int64(c.Truncated), "longer than model.max_length")
+	if c.Cut > 0 {
+		row("ends of texts", c.Cut, "cut by contraflow prep, whose token ids the run took; each counts once, however often the run saw it")
+	}
 	if c.Done || c.Stopped {
 		row("rows", c.Dropped, c.DroppedBy)
 	}

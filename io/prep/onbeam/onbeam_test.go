@@ -120,7 +120,10 @@ func TestPrismEqualsLocal(t *testing.T) {
 	plain.Dedupe.Near.Column = ""
 	near := full
 	near.Dedupe.Exact, near.Mix.Kind = "none", "proportional"
-	for name, c := range map[string]prep.Config{"everything": full, "no comparison": plain, "near only": near} {
+	repeats := full
+	repeats.Dedupe.Near.Column, repeats.Mix.Repeat = "", 2.5
+	repeats.Tokenize = prep.Tokenize{Model: filepath.Join("..", "..", "..", "testdata", "golden", "tokenize", "uncased"), MaxLength: prep.Lengths{Query: 8, Document: 60}}
+	for name, c := range map[string]prep.Config{"everything": full, "no comparison": plain, "near only": near, "repeats": repeats} {
 		want, stats := local(t, c)
 		c.Output.Dir = filepath.Join(t.TempDir(), "out")
 		counters := map[string]int64{}
@@ -139,6 +142,9 @@ func TestPrismEqualsLocal(t *testing.T) {
 		}
 		if name == "everything" && len(stats.Rules) < 5 {
 			t.Errorf("only %d rules had work", len(stats.Rules))
+		}
+		if got.Repeated() != stats.Repeated() || (name == "repeats") != (stats.Repeated() > 0) || got.Cut() != stats.Cut() || (name == "repeats") != (stats.Cut() > 0) {
+			t.Errorf("%s: %d rows are repeats, want %d; %d texts are cut, want %d", name, got.Repeated(), stats.Repeated(), got.Cut(), stats.Cut())
 		}
 	}
 }
