@@ -137,7 +137,7 @@ func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (
 	}
 	q, d := number(t.query, queries), number(t.document, documents)
 	x := make([]float32, len(texts)*t.Size())
-	if cut, err = t.EmbedInto(ctx, "", texts, x); err != nil {
+	if cut, err = t.EmbedInto(ctx, "", texts, x); err != nil && !errors.Is(err, embedder.ErrNotFinite) { // of a score that is not, run names the row
 		return nil, 0, err
 	}
 	if !t.dot {
