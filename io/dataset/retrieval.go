@@ -325,7 +325,7 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 		for _, name := range names {
 			if t.has(name) {
 				leaf, list, typ, err := t.find(name)
-				if err != nil && !(optional && errors.Is(err, ErrMissingColumn)) { // a file may lack it where others have it
+				if err != nil && !(optional && errors.Is(err, ErrMissingColumn) && t.differ == nil) { // lines and cells may lack it where others have it
 					return err
 				}
 				if list {
@@ -361,9 +361,12 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 	return nil
 }
 
+// has tells whether some file has a column.
 func (t *Table) has(name string) bool {
-	if p := t.files[0].parquet; p != nil {
-		return p.root.find(name) != nil
+	for _, f := range t.files {
+		if f.parquet != nil && f.parquet.root.find(name) != nil {
+			return true
+		}
 	}
 	for _, n := range t.names {
 		if n == name {

@@ -69,7 +69,7 @@ func TestOpenErrors(t *testing.T) {
 		{Source{Paths: at("text.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "text.parquet: not a parquet file"},
 		{Source{Paths: types, Query: "Text", Positive: "text"}, ErrMissingColumn, `types.parquet has no column "Text" (did you mean "text"?)`},
 		{Source{Paths: types, Query: "text", Positive: "i64"}, ErrColumnType, `column "i64" is int64, want string or list<string>`},
-		{Source{Paths: types, Query: "text", Positive: "u8"}, ErrColumnType, `column "u8" is int(8,false)`},
+		{Source{Paths: types, Query: "text", Positive: "u8"}, ErrColumnType, `column "u8" is uint8`},
 		{Source{Paths: types, Query: "text", Positive: "ints"}, ErrColumnType, `column "ints" is list<int64>`},
 		{Source{Paths: types, Query: "text", Positive: "nested"}, ErrColumnType, `column "nested" is list<list<int64>>`},
 		{Source{Paths: types, Query: "text", Positive: "struct"}, ErrColumnType, `column "struct" is struct<a, b>`},
