@@ -123,7 +123,7 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 		return nil, 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	search, err := NewPartSearch(s, queries, len(p.Corpus), m.Weights, m.Depth(p.Most), nil, m.searched)
+	search, err := NewPartSearch(s, queries, len(p.Corpus), m.Weights, p.Depth(m.Options), nil, m.searched)
 	if err != nil {
 		return nil, 0, err
 	}
