@@ -41,7 +41,7 @@ type MissedJudgement struct {
 	Relevance float64
 }
 
-// Note says which judgements are not as they should be; "" if all are.
+// Note says which judgements and documents are not as they should be; "" if all are.
 func (r *Retrieval) Note() string {
 	var notes []string
 	if r.Unknown > 0 {
@@ -49,6 +49,9 @@ func (r *Retrieval) Note() string {
 	}
 	if n := len(r.Missed); n > 0 {
 		notes = append(notes, fmt.Sprintf("%d judgements name documents that are not in the corpus, such as %q: those count as not found", n, r.Missed[0].Doc))
+	}
+	if r.EmptyDocs > 0 {
+		notes = append(notes, fmt.Sprintf("%d documents are empty, and ranked as such", r.EmptyDocs))
 	}
 	return strings.Join(notes, "; ")
 }
@@ -88,7 +91,7 @@ func grade(text string) (float64, error) {
 // files test's are taken.
 //
 // Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
-// an id comes twice, or when a query is empty.
+// an id comes twice, when a query is empty, or when a document's text is null and it has no title. Documents that are empty are counted.
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
 	queries, corpus, qrels, err := layoutBEIR(ctx, queries, corpus, qrels)
 	if err != nil {
@@ -254,6 +257,9 @@ func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(i
 		if id.null {
 			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: "null"}
 		}
+		if text.null && title.text == "" && !t.separated() { // which have nothing else for an empty text
+			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: theText + "null"}
+		}
 		full := text.text
 		if title.text != "" {
 			full = strings.TrimSpace(title.text + " " + text.text)
@@ -375,6 +381,9 @@ func (t *Table) has(name string) bool {
 	}
 	return false
 }
+
+// separated tells whether the table's cells are between separators.
+func (t *Table) separated() bool { return t.files[0].cells != nil }
 
 func (t *Table) cell(v parquet.Value, leaf int) cell {
 	unsigned := len(t.leaves) > 0 && t.leaves[leaf].leaf.unsigned()

@@ -39,7 +39,8 @@ func TestRetrieval(t *testing.T) {
 func TestRetrievalNote(t *testing.T) {
 	for want, r := range map[string]Retrieval{
 		"": {},
-		"2 judgements name queries that are not there, and are left out":                                                                                                {Unknown: 2},
+		"3 documents are empty, and ranked as such":                      {EmptyDocs: 3},
+		"2 judgements name queries that are not there, and are left out": {Unknown: 2},
 		`1 judgements name queries that are not there, and are left out; 1 judgements name documents that are not in the corpus, such as "d": those count as not found`: {Unknown: 1, Missed: []MissedJudgement{{0, "d", 1}}},
 	} {
 		if got := r.Note(); got != want {
@@ -54,6 +55,7 @@ func TestRetrievalErrors(t *testing.T) {
 		"q.jsonl":     `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": "b"}`,
 		"twice.jsonl": `{"id": 1, "text": "a"}` + "\n\n" + `{"id": 1, "text": "b"}`,
 		"empty.jsonl": `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": null}`,
+		"title.jsonl": `{"id": 1, "title": "a", "text": null}` + "\n" + `{"id": 2, "title": "", "text": ""}` + "\n" + `{"id": 3, "title": null, "text": null}`,
 		"noid.jsonl":  `{"key": 1, "text": "a"}`,
 		"r.tsv":       "query-id\tcorpus-id\tscore\n1\t2\t1\n",
 		"other.tsv":   "query-id\tcorpus-id\tscore\n7\t2\t1\n",
@@ -105,7 +107,9 @@ func TestRetrievalErrors(t *testing.T) {
 		{"latin3.tsv", "q.jsonl", "r.tsv", `latin3.tsv:2, column "id": the id is not UTF-8`},
 		{"blank.tsv", "q.jsonl", "r.tsv", `blank.tsv:2, column "text": the query is null or empty`},
 		{"twice.jsonl", "q.jsonl", "r.tsv", `twice.jsonl:3, column "id": "1" comes a second time`},
-		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the query is null or empty`},
+		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
+		{"q.jsonl", "empty.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
+		{"q.jsonl", "title.jsonl", "r.tsv", `title.jsonl:3, column "text": the text is null`},
 		{"noid.jsonl", "q.jsonl", "r.tsv", `noid.jsonl has no column "id"`},
 		{"q.jsonl", "nowhere.jsonl", "r.tsv", "nowhere.jsonl"},
 	} {
