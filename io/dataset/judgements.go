@@ -30,8 +30,10 @@ func filesOf(ctx context.Context, path string, bare func(path string) bool) ([]s
 		slices.Sort(found)
 		return found, err
 	}
-	if found, _ := filepath.Glob(path); strings.ContainsAny(path, "*?[") && len(found) > 0 { // sorted
-		return found, nil
+	if IsGlob(path) {
+		if found, _ := filepath.Glob(path); len(found) > 0 { // sorted
+			return found, nil
+		}
 	}
 	return []string{path}, nil
 }
@@ -51,7 +53,7 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 }
 
 func loadFile(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
-	if bareJudgements(path) && !strings.ContainsAny(path, "*?[") {
+	if bareJudgements(path) && !IsGlob(path) {
 		if table, err := loadLines(path, add); !table || err != nil {
 			return err
 		}

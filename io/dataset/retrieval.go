@@ -178,7 +178,7 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 			}
 		}
 		for _, ext := range []string{"*.parquet", "*.jsonl"} { // MTEB's
-			pattern := filepath.Join(folder, name, ext)
+			pattern := globIn(filepath.Join(folder, name), ext)
 			if found, _ := filepath.Glob(pattern); len(found) > 0 {
 				return pattern, nil
 			}
@@ -200,11 +200,12 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 		}
 	}
 	if info, err := os.Stat(qrels); err == nil && info.IsDir() {
-		found, _ := filepath.Glob(filepath.Join(qrels, "*.tsv"))
+		found, _ := filepath.Glob(globIn(qrels, "*.tsv"))
 		test := filepath.Join(qrels, "test.tsv")
 		for _, pattern := range []string{"test*.parquet", "test*.jsonl"} { // MTEB's
-			if there, _ := filepath.Glob(filepath.Join(qrels, pattern)); len(found) == 0 && len(there) > 0 {
-				return queries, corpus, filepath.Join(qrels, pattern), nil
+			pattern = globIn(qrels, pattern)
+			if there, _ := filepath.Glob(pattern); len(found) == 0 && len(there) > 0 {
+				return queries, corpus, pattern, nil
 			}
 		}
 		switch {
@@ -242,7 +243,7 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 }
 
 func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) error {
-	if bareTexts(path) && !strings.ContainsAny(path, "*?[") {
+	if bareTexts(path) && !IsGlob(path) {
 		if table, err := loadBareTexts(path, at, add); !table || err != nil {
 			return err
 		}
