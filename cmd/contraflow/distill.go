@@ -225,7 +225,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		if err := w.Write(c, lists); err != nil {
 			return err
 		}
-		if u.due(false) {
+		if u.due(last+1 == table.Rows()) {
 			u.printf("%d of %d rows\n", last+1, table.Rows())
 		}
 	}

@@ -298,7 +298,7 @@ type embedding struct {
 
 func (p *embedding) add(c *dataset.Chunk, cut int) {
 	p.done, p.cut, p.empty = p.done+c.Rows, p.cut+cut, p.empty+c.Empty
-	if p.due(false) {
+	if p.due(int64(p.done) == p.of) {
 		p.printf("%d of %d texts\n", p.done, p.of)
 	}
 }

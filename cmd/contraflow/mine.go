@@ -172,7 +172,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		Options: m.options, Prompts: &[2]string{queryPrompt, documentPrompt}, Weights: weights,
 		Progress: func(what string, done, total int64) {
 			switch {
-			case !u.due(false):
+			case !u.due(done == total):
 			case what == "searched":
 				u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
 			default:
