@@ -319,6 +319,14 @@ func ofTexts(texts []string, err error) error {
 	if errors.As(err, &lost) {
 		return fmt.Errorf("--text %.60q: %w", texts[lost.Text], embedder.ErrNotFinite)
 	}
+	return ofPrompt(err)
+}
+
+// ofPrompt names the flag where a model lacks the prompt that it gives.
+func ofPrompt(err error) error {
+	if errors.Is(err, embedder.ErrNoPrompt) {
+		return usageError{fmt.Errorf("--prompt: %w", err)}
+	}
 	return err
 }
 
@@ -327,6 +335,9 @@ func inRows(t *dataset.Table, c *dataset.Chunk, err error) error {
 	var lost *embedder.NotFiniteError
 	if errors.As(err, &lost) {
 		return fmt.Errorf("%v: %w", t.Locate(c.First+int64(lost.Text)), embedder.ErrNotFinite)
+	}
+	if errors.Is(err, embedder.ErrNoPrompt) {
+		return ofPrompt(err)
 	}
 	return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
 }

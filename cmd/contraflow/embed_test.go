@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"contraflow/io/safetensors"
+	"contraflow/testdata/goldens"
 )
 
 // diverged is a copy of the workspace's model that makes nothing finite of texts with a word, of which all weights are numbers.
@@ -58,6 +59,21 @@ func diverged(t *testing.T, dir, word string) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// A prompt that the model does not have is answered with those that it has, and with no rows.
+func TestEmbedNoPrompt(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in.csv")
+	if err := os.WriteFile(in, []byte("text\na\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const want = `contraflow: --prompt: no such prompt: "foo"; the model has "document", "query"` + "\n"
+	for _, args := range [][]string{{"--text", "a"}, {"--input", in, "--output", filepath.Join(dir, "x.npy")}} {
+		if r := contraflow(t, "", append([]string{"embed", "--model", goldens.Path(t, "bert/minilm-tiny"), "--prompt", "foo"}, args...)...); r.code != 2 || !strings.HasPrefix(r.stderr, want) {
+			t.Errorf("%v: exit code %d\n%s", args, r.code, r.stderr)
+		}
+	}
 }
 
 // A model that has diverged is an error that names the first row of whose text it makes nothing finite, and leaves what was there.

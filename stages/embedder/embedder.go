@@ -16,7 +16,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -453,7 +455,7 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 	if prompt != "" {
 		p, ok := e.prompts[prompt]
 		if !ok {
-			return nil, 0, fmt.Errorf("%w: %q", ErrNoPrompt, prompt)
+			return nil, 0, fmt.Errorf("%w: %q%s", ErrNoPrompt, prompt, e.promptNames())
 		}
 		texts = prompted(p, texts)
 	}
@@ -473,6 +475,18 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 		}
 	}
 	return ids, cut, nil
+}
+
+// promptNames says which prompts there are instead of one that is not.
+func (e *Embedder) promptNames() string {
+	if len(e.prompts) == 0 {
+		return "; the model has no prompts"
+	}
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(e.prompts)) {
+		names = append(names, strconv.Quote(name))
+	}
+	return "; the model has " + strings.Join(names, ", ")
 }
 
 // Close gives the model's memory back, after the turn at hand.
