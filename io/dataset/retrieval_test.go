@@ -49,6 +49,16 @@ func TestRetrievalNote(t *testing.T) {
 	}
 }
 
+// A cell without anything is an empty text: separated values have no other.
+func TestRetrievalEmptyCells(t *testing.T) {
+	folder := write(t, map[string]string{"q.csv": "id,text\n1,a\n", "c.csv": "id,text\n1,b\n2,\n", "r.csv": "query_id,doc_id,relevance\n1,1,1\n"})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	r, err := LoadRetrieval(t.Context(), at("q.csv"), at("c.csv"), at("r.csv"))
+	if err != nil || r.EmptyDocs != 1 || len(r.Docs) != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 func TestRetrievalErrors(t *testing.T) {
 	ctx := context.Background()
 	folder := write(t, map[string]string{
