@@ -95,6 +95,9 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			if at := cmd.ArgsLenAtDash(); len(args) > 0 && at != 0 {
 				return usageError{fmt.Errorf("unexpected argument %q", args[0])}
 			}
+			if n := j.options.Threads; n < 1 && cmd.Flags().Changed("threads") {
+				return usageError{fmt.Errorf("--threads is %d, want at least 1", n)}
+			}
 			j.flags = args
 			start, ok := runners[j.runner]
 			if !ok {

@@ -97,7 +97,7 @@ func TestRun(t *testing.T) {
 	for _, c := range []struct {
 		args string
 		want int
-	}{{"-c PREP.yaml --out out -q", 0}, {"-c PREP.yaml --out out -q", 1}, {"-c PREP.yaml --out out -q --overwrite", 0}, {"-c none.yaml", 1}, {"", 2}, {"-c PREP.yaml --runner spark", 2}, {"-c PREP.yaml extra", 2},
+	}{{"-c PREP.yaml --out out -q", 0}, {"-c PREP.yaml --out out -q", 1}, {"-c PREP.yaml --out out -q --overwrite", 0}, {"-c none.yaml", 1}, {"", 2}, {"-c PREP.yaml --runner spark", 2}, {"-c PREP.yaml extra", 2}, {"-c PREP.yaml --out out -q --overwrite --threads -1", 2}, {"-c PREP.yaml --out out -q --overwrite --threads 0", 2},
 		{"-c PREP.yaml -- --endpoint=x", 2}, {"--nonsense", 2}} {
 		args := strings.Fields(c.args)
 		for i, a := range args {

@@ -61,8 +61,8 @@ registers on as many threads, measured right before and after: what no program c
 			if f.threads < 1 || f.threads > 1024 {
 				return usageError{fmt.Errorf("--threads is %d, want 1 to 1024", f.threads)}
 			}
-			if !(f.seconds >= 0 && f.seconds < 1e6) {
-				return usageError{fmt.Errorf("--seconds is %v", f.seconds)}
+			if !(f.seconds >= 0 && f.seconds <= 999_999) {
+				return usageError{fmt.Errorf("--seconds is %v, want 0 to 999,999", f.seconds)}
 			}
 			runtime.GOMAXPROCS(f.threads) // what devices and the tokenizer go by
 			return f.profiled(func() error { return run(cmd, args) })
@@ -292,6 +292,9 @@ it embeds the documents of the data instead.`,
   contraflow bench step --batch 1024 --replay-budget 4GiB --steps 3
   contraflow bench step --embed --model q/model --data docs.parquet --query title --positive text`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := atLeastOne(cmd, "batch"); err != nil {
+				return err
+			}
 			r, err := o.recipe()
 			if err != nil {
 				return err

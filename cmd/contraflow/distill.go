@@ -138,7 +138,7 @@ func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (
 	}
 	q, d := number(t.query, queries), number(t.document, documents)
 	x := make([]float32, len(texts)*t.Size())
-	if cut, err = t.EmbedInto(ctx, "", texts, x); err != nil {
+	if cut, err = t.EmbedInto(ctx, "", texts, x); err != nil && !errors.Is(err, embedder.ErrNotFinite) { // of a score that is not, run names the row
 		return nil, 0, err
 	}
 	if !t.dot {
@@ -226,7 +226,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		if err := w.Write(c, lists); err != nil {
 			return err
 		}
-		if u.due(false) {
+		if u.due(last+1 == table.Rows()) {
 			u.printf("%d of %d rows\n", last+1, table.Rows())
 		}
 	}

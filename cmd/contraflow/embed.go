@@ -166,7 +166,7 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 func printParts(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
 	p, _, err := e.EmbedParts(cmd.Context(), prompt, texts, nil)
 	if err != nil {
-		return err
+		return ofTexts(texts, err)
 	}
 	for i := range texts {
 		ids, weights := p.Lexical(i)
@@ -189,7 +189,7 @@ func printParts(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts [
 func printEmbeddings(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
 	vecs, err := e.EmbedPrompt(cmd.Context(), prompt, texts)
 	if err != nil {
-		return err
+		return ofTexts(texts, err)
 	}
 	for _, v := range vecs {
 		if err := printJSON(cmd, v); err != nil {
@@ -235,7 +235,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 			values = []any{dataset.Vectors{Dim: e.Size(), Data: out}}
 		}
 		if err != nil {
-			return inRows(c, err)
+			return inRows(t, c, err)
 		}
 		if err := w.Write(c, values...); err != nil {
 			return err
@@ -275,7 +275,7 @@ func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []s
 		out := vecs[:c.Rows*e.Size()]
 		n, err := e.EmbedInto(ctx, prompt, c.Texts, out)
 		if err != nil {
-			return inRows(c, err)
+			return inRows(t, c, err)
 		}
 		if err := w.Write(out); err != nil {
 			return err
@@ -298,7 +298,7 @@ type embedding struct {
 
 func (p *embedding) add(c *dataset.Chunk, cut int) {
 	p.done, p.cut, p.empty = p.done+c.Rows, p.cut+cut, p.empty+c.Empty
-	if p.due(false) {
+	if p.due(int64(p.done) == p.of) {
 		p.printf("%d of %d texts\n", p.done, p.of)
 	}
 }
@@ -313,7 +313,32 @@ func (p *embedding) end(e *embedder.Embedder, output string) {
 	}
 }
 
-func inRows(c *dataset.Chunk, err error) error {
+// ofTexts is an error of texts that flags give.
+func ofTexts(texts []string, err error) error {
+	var lost *embedder.NotFiniteError
+	if errors.As(err, &lost) {
+		return fmt.Errorf("--text %.60q: %w", texts[lost.Text], embedder.ErrNotFinite)
+	}
+	return ofPrompt(err)
+}
+
+// ofPrompt names the flag where a model lacks the prompt that it gives.
+func ofPrompt(err error) error {
+	if errors.Is(err, embedder.ErrNoPrompt) {
+		return usageError{fmt.Errorf("--prompt: %w", err)}
+	}
+	return err
+}
+
+// inRows is an error of a chunk's texts.
+func inRows(t *dataset.Table, c *dataset.Chunk, err error) error {
+	var lost *embedder.NotFiniteError
+	if errors.As(err, &lost) {
+		return fmt.Errorf("%v: %w", t.Locate(c.First+int64(lost.Text)), embedder.ErrNotFinite)
+	}
+	if errors.Is(err, embedder.ErrNoPrompt) {
+		return ofPrompt(err)
+	}
 	return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
 }
 

@@ -132,7 +132,7 @@ func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	err = newmodel.Distill(cmd.Context(), out, spec, dir, model, d, func(done, total int) {
-		if u.due(false) {
+		if u.due(done == total) {
 			u.printf("%d of %d tokens\n", done, total)
 		}
 	})

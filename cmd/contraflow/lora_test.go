@@ -58,6 +58,10 @@ func TestLoRA(t *testing.T) {
 	if r := contraflow(t, "", "merge", "--adapter", model, "--out", merged); r.code != 1 || !strings.Contains(r.stderr, "--force replaces it") {
 		t.Errorf("merged over a model: %+v", r)
 	}
+	other := goldens.Path(t, "bert/odd-sizes")
+	if r := contraflow(t, "", "merge", "--adapter", model, "--model", other, "--out", filepath.Join(dir, "x")); r.code != 1 || !strings.Contains(r.stderr, filepath.Join(other, "config.json")+" has hidden_size 30") {
+		t.Errorf("merged with a model of another size: %+v", r)
+	}
 	if r := contraflow(t, "", "merge", "--adapter", model, "--out", model, "--force"); r.code != 1 || !strings.Contains(r.stderr, "would replace the adapter") {
 		t.Errorf("merged over the adapter: %+v", r)
 	}

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -183,6 +184,10 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 func flagError(err error) error {
 	var wrong *pflag.InvalidValueError
 	var number *strconv.NumError
+	var twice *givenTwice
+	if errors.As(err, &wrong) && errors.As(err, &twice) {
+		return fmt.Errorf("--%s is given twice, as %q and as %q: want one", wrong.GetFlag().Name, twice.first, twice.second)
+	}
 	if !errors.As(err, &wrong) || !errors.As(err, &number) {
 		return err
 	}
@@ -219,10 +224,60 @@ func suggestions(cmd *cobra.Command, arg string) string {
 }
 
 // noArgs is for commands that take flags only.
-func noArgs(_ *cobra.Command, args []string) error {
+func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+		return usageError{fmt.Errorf("unexpected argument %q%s", args[0], expanded(cmd, args[0]))}
 	}
+	return nil
+}
+
+// expanded says what to do where an argument is a file beside one that a flag names: a shell has made both of a glob.
+func expanded(cmd *cobra.Command, arg string) (hint string) {
+	if _, err := os.Stat(arg); err != nil {
+		return ""
+	}
+	for _, name := range []string{"input", "corpus", "queries", "qrels", "data"} {
+		f := cmd.Flags().Lookup(name)
+		if f == nil || !f.Changed {
+			continue
+		}
+		values := []string{f.Value.String()}
+		list, many := f.Value.(pflag.SliceValue)
+		if many {
+			values = list.GetSlice()
+		}
+		for _, v := range values {
+			if filepath.Dir(v) != filepath.Dir(arg) || filepath.Ext(v) != filepath.Ext(arg) {
+				continue
+			}
+			hint = fmt.Sprintf("; a glob is quoted, so that the shell leaves it alone: --%s '%s'", name, filepath.Join(filepath.Dir(arg), "*"+filepath.Ext(arg)))
+			if many && name != "queries" { // of which each is a task
+				hint += fmt.Sprintf("; or --%s comes before each file", name)
+			}
+			return hint
+		}
+	}
+	return ""
+}
+
+// once is a flag that may be given once only: of two files the last would be taken, and nobody would hear of the other.
+type once struct {
+	value *string
+	given bool
+}
+
+// givenTwice is the error of a second value.
+type givenTwice struct{ first, second string }
+
+func (e *givenTwice) Error() string { return fmt.Sprintf("it is %q already", e.first) }
+
+func (o *once) String() string { return *o.value }
+func (o *once) Type() string   { return "string" }
+func (o *once) Set(v string) error {
+	if o.given {
+		return &givenTwice{*o.value, v}
+	}
+	*o.value, o.given = v, true
 	return nil
 }
 

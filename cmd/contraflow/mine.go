@@ -41,7 +41,9 @@ query, positive, negatives (a list) and scores (a list: the positive's, then eac
   {path: mined.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
 
 Options have the names and the meaning of sentence-transformers' mine_hard_negatives; FlagEmbedding's --range_for_sampling 10-210 is
---range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative. Pairs that keep fewer negatives than
+--range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative,
+and neither is the query itself, which corpora of questions have as a document; nor is a text that differs from them by whitespace around it
+alone. Pairs that keep fewer negatives than
 asked for are left out and counted, but for those that have --min-negatives. With --cross-encoder a reranker scores the nearest documents and
 the positives again, and margins, bounds and ranks are by its scores, which are what is written.`,
 		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
@@ -170,7 +172,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		Options: m.options, Prompts: &[2]string{queryPrompt, documentPrompt}, Weights: weights,
 		Progress: func(what string, done, total int64) {
 			switch {
-			case !u.due(false):
+			case !u.due(done == total):
 			case what == "searched":
 				u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
 			default:
@@ -187,18 +189,28 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if err := writeMined(w, p, rows); err != nil {
 		return err
 	}
-	sum, negatives := 0.0, 0
+	sum, negatives, under := 0.0, 0, 0
 	for _, r := range rows {
 		for _, h := range r.Negatives {
 			sum += float64(r.Score) - float64(h.Score)
 			negatives++
+			if r.Score < h.Score {
+				under++
+			}
 		}
 	}
 	each := fmt.Sprintf("%d negatives each", m.options.Negatives)
 	if m.options.Fewest > 0 {
 		each = fmt.Sprintf("%d to %d negatives, %d in all,", m.options.Fewest, m.options.Negatives, negatives)
 	}
-	u.printf("%d pairs with %s written to %s; a positive's score is %.3f above a negative's on average\n", len(rows), each, m.output, sum/math.Max(1, float64(negatives)))
+	by, side := sum/math.Max(1, float64(negatives)), "above"
+	if by < 0 {
+		by, side = -by, "below"
+	}
+	u.printf("%d pairs with %s written to %s; a positive's score is %.3f %s a negative's on average\n", len(rows), each, m.output, by, side)
+	if 2*under > negatives {
+		u.printf("note: %d of %d negatives score above their positive: the model does not know these pairs, or their columns are not what they are taken for, or many negatives are positives that nobody has marked; --absolute-margin 0 leaves out those above\n", under, negatives)
+	}
 	if short > 0 {
 		helps := ""
 		if 10*short > len(p.Rows) {

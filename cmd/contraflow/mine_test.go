@@ -178,6 +178,38 @@ func TestMineShort(t *testing.T) {
 	}
 }
 
+// A corpus that has the queries as documents gives none its own text, and pairs that the model ranks the other way round are noted.
+func TestMineQueries(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	var queries, positives []string
+	for _, w := range strings.Fields("cat dog bird fish tree road house city") {
+		queries, positives = append(queries, "the "+w), append(positives, "water and stone under the rain "+w)
+	}
+	write(t, at("pairs.parquet"), []string{"query", "positive"}, queries, positives)
+	write(t, at("corpus.parquet"), []string{"text"}, append(slices.Clone(queries), " the cat ", "the dog\n"))
+	r := succeed(t, "mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", at("pairs.parquet"), "--corpus", at("corpus.parquet"), "--output", at("mined.parquet"), "--num-negatives", "5", "--query-prompt", "", "--document-prompt", "")
+	if !strings.Contains(r.stderr, "8 pairs with 5 negatives each") || !strings.Contains(r.stderr, " below a negative's on average") || !strings.Contains(r.stderr, "of 40 negatives score above their positive") {
+		t.Errorf("mine says %q", r.stderr)
+	}
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{at("mined.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for row, err := range rows(t.Context(), d) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		query := row.texts(nil, 0)[0]
+		for _, n := range row.texts(nil, 2) {
+			if strings.TrimSpace(n) == query {
+				t.Errorf("%q has the negative %q", query, n)
+			}
+		}
+	}
+}
+
 // Rows that can't be used end mine and distill, which name the flag that leaves them out: then the others are scored as they are without them.
 func TestSkipRows(t *testing.T) {
 	model, dir := goldens.Path(t, "bert/minilm-tiny"), t.TempDir()

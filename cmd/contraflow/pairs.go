@@ -157,8 +157,11 @@ func separate(flag, output string, inputs ...string) error {
 		return nil // a new file
 	}
 	for _, pattern := range inputs {
-		files, _ := filepath.Glob(pattern) // what is no glob, or a URL, opening it says
-		for _, f := range append(files, pattern) {
+		files := []string{pattern}
+		if dataset.IsGlob(pattern) {
+			files, _ = filepath.Glob(pattern) // what is no glob, or a URL, opening it says
+		}
+		for _, f := range files {
 			if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
 				return usageError{fmt.Errorf("%s %s is a file that is read: it would be replaced; give another", flag, output)}
 			}
@@ -173,7 +176,7 @@ const inPlace = "One parquet file may be\n--input and --output: it gets the colu
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if len(input) != 1 || filepath.Ext(input[0]) != ".parquet" || strings.ContainsAny(input[0], "*?[") {
+	if len(input) != 1 || filepath.Ext(input[0]) != ".parquet" || dataset.IsGlob(input[0]) {
 		if err := separate("--output", output, input...); err != nil {
 			return nil, nil, nil, err
 		}

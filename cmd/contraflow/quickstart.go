@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -37,12 +39,7 @@ and by BM25. Nothing is downloaded.`,
 			if err := writeReport(ui, o.Out); err != nil {
 				return err
 			}
-			ui.printf("done in %.0f s. Next:\n", rep.Seconds)
-			model := filepath.Join(o.Out, "model")
-			ui.printf("  contraflow embed --model %s --text %q\n", model, rep.Example)
-			ui.printf("  contraflow eval --model %s --queries %s --corpus %s --qrels %s --bm25\n", model, filepath.Join(o.Out, "queries.parquet"), filepath.Join(o.Out, "corpus.parquet"), filepath.Join(o.Out, "qrels.parquet"))
-			ui.printf("  change %s and run: contraflow train -c %s --out runs/mine\n", filepath.Join(o.Out, "recipe.yaml"), filepath.Join(o.Out, "recipe.yaml"))
-			ui.printf("  in Python: SentenceTransformer(%q)\n", model)
+			ui.printf("done in %.0f s. Next:\n%s", rep.Seconds, afterQuickstart(o.Out, rep))
 			return nil
 		},
 	}
@@ -54,4 +51,19 @@ and by BM25. Nothing is downloaded.`,
 	cmd.Flags().StringArrayVar(&o.Sets, "set", nil, "override a key of the recipe")
 	require(cmd, "out")
 	return cmd
+}
+
+// afterQuickstart is what to do with what it has left in a folder.
+func afterQuickstart(out string, rep *quickstart.Report) string {
+	in := func(name string) string { return filepath.Join(out, name) }
+	task := fmt.Sprintf("--queries %s --corpus %s --qrels %s", in("queries.parquet"), in("corpus.parquet"), in("qrels.parquet"))
+	var b strings.Builder
+	fmt.Fprintf(&b, "  contraflow embed --model %s --text %q\n", in("model"), rep.Example)
+	fmt.Fprintf(&b, "  contraflow eval --model %s %s --bm25\n", in("model"), task)
+	if rep.Rerank != nil {
+		fmt.Fprintf(&b, "  contraflow rerank --model %s --first %s %s --top 20\n", in("reranker/model"), in("model"), task)
+	}
+	fmt.Fprintf(&b, "  change %s and run: contraflow train -c %[1]s --out runs/mine\n", in("recipe.yaml"))
+	fmt.Fprintf(&b, "  in Python: SentenceTransformer(%q)\n", in("model"))
+	return b.String()
 }

@@ -96,7 +96,7 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 	}
 	u := newUI(cmd.ErrOrStderr(), false)
 	told := reranker.Progress(func(done, total int) {
-		if u.due(false) {
+		if u.due(done == total) {
 			u.printf("%d of %d pairs reranked\n", done, total)
 		}
 	})
@@ -140,7 +140,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 			return err
 		}
 		done, cut = done+c.Rows, cut+n
-		if u.due(false) {
+		if u.due(int64(done) == t.Rows()) {
 			u.printf("%d of %d pairs\n", done, t.Rows())
 		}
 	}

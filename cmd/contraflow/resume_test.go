@@ -64,7 +64,10 @@ func TestKillAndResume(t *testing.T) { killAlone(t, workspace(t), kills()) }
 // A reranker's run has pairs, groups of any sizes and a head that begins at random besides.
 func TestKillAndResumeReranker(t *testing.T) {
 	dir := workspace(t)
-	killAlone(t, dir, min(4, kills()), "-c", rerankRecipe(t, dir, goldens.Path(t, "bert/minilm-tiny"), ", dropout: 0.1"), "--set", "train.epochs=1")
+	if err := os.Rename(rerankRecipe(t, dir, goldens.Path(t, "bert/minilm-tiny"), ", dropout: 0.1"), filepath.Join(dir, "recipe.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	killAlone(t, dir, min(4, kills()), "--set", "train.epochs=1")
 }
 
 func killAlone(t *testing.T, dir string, times int, more ...string) {

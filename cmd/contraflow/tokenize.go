@@ -76,32 +76,37 @@ func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, a
 	in := bufio.NewReaderSize(cmd.InOrStdin(), 1<<20)
 	out := bufio.NewWriterSize(cmd.OutOrStdout(), 1<<20)
 	number := 0
-	for end := false; !end; {
+	next := func() (text string, end bool, err error) {
+		line, err := in.ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return "", false, fmt.Errorf("standard input: %w", err)
+		}
+		if end = err != nil; end && line == "" {
+			return "", end, nil
+		}
+		number++
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case !utf8.ValidString(line):
+			return "", end, fmt.Errorf("standard input, line %d: not valid UTF-8", number)
+		case !asJSON:
+			return strings.TrimSuffix(line, "\r"), end, nil
+		}
+		if err := json.Unmarshal([]byte(line), &text); err != nil {
+			return "", end, fmt.Errorf("standard input, line %d: not a JSON string: %w", number, err)
+		}
+		return text, end, nil
+	}
+	var failed error // of a line: those before it are printed all the same
+	for end := false; !end && failed == nil; {
 		var texts []string
 		for len(texts) < linesAtOnce {
-			line, err := in.ReadString('\n')
-			if err != nil && !errors.Is(err, io.EOF) {
-				return fmt.Errorf("standard input: %w", err)
-			}
-			end = err != nil
-			if end && line == "" {
+			before := number
+			var text string
+			if text, end, failed = next(); failed != nil || number == before {
 				break
 			}
-			number++
-			line = strings.TrimSuffix(line, "\n")
-			if !utf8.ValidString(line) {
-				return fmt.Errorf("standard input, line %d: not valid UTF-8", number)
-			}
-			if asJSON {
-				var text string
-				if err := json.Unmarshal([]byte(line), &text); err != nil {
-					return fmt.Errorf("standard input, line %d: not a JSON string: %w", number, err)
-				}
-				line = text
-			} else {
-				line = strings.TrimSuffix(line, "\r")
-			}
-			texts = append(texts, line)
+			texts = append(texts, text)
 			if end || in.Buffered() == 0 { // whoever types, or waits for an answer, gets it now
 				break
 			}
@@ -125,5 +130,5 @@ func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, a
 			return err
 		}
 	}
-	return nil
+	return failed
 }

@@ -24,7 +24,7 @@ type recipeFlags struct {
 }
 
 func (f *recipeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.file, "config", "c", "", "the recipe, a YAML file")
+	cmd.Flags().VarP(&once{value: &f.file}, "config", "c", "the recipe, a YAML file")
 	cmd.Flags().StringArrayVar(&f.sets, "set", nil, "override a key: --set train.max_steps=8 (may be repeated); KEY=null takes back what the recipe says of it")
 	f.out = "unused" // commands but train write nothing there
 	require(cmd, "config")

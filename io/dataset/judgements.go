@@ -30,14 +30,16 @@ func filesOf(ctx context.Context, path string, bare func(path string) bool) ([]s
 		slices.Sort(found)
 		return found, err
 	}
-	if found, _ := filepath.Glob(path); strings.ContainsAny(path, "*?[") && len(found) > 0 { // sorted
-		return found, nil
+	if IsGlob(path) {
+		if found, _ := filepath.Glob(path); len(found) > 0 { // sorted
+			return found, nil
+		}
 	}
 	return []string{path}, nil
 }
 
 // loadJudgements reads qrels, of tables or of lines without a header.
-func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
+func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64, where Location) error) error {
 	files, err := filesOf(ctx, path, bareJudgements)
 	if err != nil {
 		return err
@@ -50,8 +52,8 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 	return nil
 }
 
-func loadFile(ctx context.Context, path string, add func(query, doc string, relevance float64)) error {
-	if bareJudgements(path) && !strings.ContainsAny(path, "*?[") {
+func loadFile(ctx context.Context, path string, add func(query, doc string, relevance float64, where Location) error) error {
+	if bareJudgements(path) && !IsGlob(path) {
 		if table, err := loadLines(path, add); !table || err != nil {
 			return err
 		}
@@ -70,8 +72,7 @@ func loadFile(ctx context.Context, path string, add func(query, doc string, rele
 			}
 			return &RowError{Row: row, Location: t.Locate(row), Reason: reason}
 		}
-		add(c[0].text, c[1].text, relevance)
-		return nil
+		return add(c[0].text, c[1].text, relevance, t.Locate(row))
 	})
 }
 
@@ -91,14 +92,14 @@ func namesJudgements(fields []string) bool {
 // loadLines reads qrels whose first line does not name the columns: they are BEIR's, query-id, corpus-id and score, or TREC's, with an iteration
 // behind the query. It may be a header all the same, of other names, if its score is no number. Of a file whose first line names them it reads
 // no more than that: it is a table. Fields are between tabs in .tsv files, and between any spaces elsewhere.
-func loadLines(path string, add func(query, doc string, relevance float64)) (table bool, err error) {
+func loadLines(path string, add func(query, doc string, relevance float64, where Location) error) (table bool, err error) {
 	next, close, err := openTabbed(path)
 	if err != nil {
 		return false, err
 	}
 	defer close()
 	width := 0
-	for first := true; ; first = false {
+	for first, row := true, int64(0); ; first, row = false, row+1 {
 		fields, line, err := next()
 		if separated(path) == "" || len(fields) == 1 {
 			fields = strings.Fields(strings.Join(fields, " "))
@@ -128,7 +129,9 @@ func loadLines(path string, add func(query, doc string, relevance float64)) (tab
 		if err != nil {
 			return false, fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, text)
 		}
-		add(fields[0], doc, score)
+		if err := add(fields[0], doc, score, Location{File: path, RowGroup: -1, Row: row, Line: line}); err != nil {
+			return false, err
+		}
 	}
 }
 

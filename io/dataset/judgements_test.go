@@ -38,7 +38,10 @@ func TestJudgementsHeader(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := ""
-		err := loadJudgements(t.Context(), path, func(query, doc string, relevance float64) { got += fmt.Sprint(query, " ", doc, " ", relevance, ";") })
+		err := loadJudgements(t.Context(), path, func(query, doc string, relevance float64, _ Location) error {
+			got += fmt.Sprint(query, " ", doc, " ", relevance, ";")
+			return nil
+		})
 		if err != nil || got != "1 2 3;" {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
@@ -89,7 +92,10 @@ func TestJudgementsCompressed(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := ""
-		err := loadJudgements(t.Context(), path, func(query, doc string, relevance float64) { got += fmt.Sprint(query, " ", doc, " ", relevance, ";") })
+		err := loadJudgements(t.Context(), path, func(query, doc string, relevance float64, _ Location) error {
+			got += fmt.Sprint(query, " ", doc, " ", relevance, ";")
+			return nil
+		})
 		if err != nil || got != "1 2 3;" {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}

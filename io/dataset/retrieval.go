@@ -41,7 +41,7 @@ type MissedJudgement struct {
 	Relevance float64
 }
 
-// Note says which judgements are not as they should be; "" if all are.
+// Note says which judgements and documents are not as they should be; "" if all are.
 func (r *Retrieval) Note() string {
 	var notes []string
 	if r.Unknown > 0 {
@@ -49,6 +49,9 @@ func (r *Retrieval) Note() string {
 	}
 	if n := len(r.Missed); n > 0 {
 		notes = append(notes, fmt.Sprintf("%d judgements name documents that are not in the corpus, such as %q: those count as not found", n, r.Missed[0].Doc))
+	}
+	if r.EmptyDocs > 0 {
+		notes = append(notes, fmt.Sprintf("%d documents are empty, and ranked as such", r.EmptyDocs))
 	}
 	return strings.Join(notes, "; ")
 }
@@ -88,7 +91,7 @@ func grade(text string) (float64, error) {
 // files test's are taken.
 //
 // Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
-// an id comes twice, or when a query is empty.
+// an id or a judgement comes twice, when a query is empty, or when a document's text is null and it has no title. Documents that are empty are counted.
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
 	queries, corpus, qrels, err := layoutBEIR(ctx, queries, corpus, qrels)
 	if err != nil {
@@ -116,20 +119,31 @@ func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 		return nil, err
 	}
 	var strangerQuery, strangerDoc string
-	err = loadJudgements(ctx, qrels, func(query, doc string, relevance float64) {
+	judged := map[Judgement]float64{} // by query and document, of the grade 0
+	missed := map[MissedJudgement]float64{}
+	err = loadJudgements(ctx, qrels, func(query, doc string, relevance float64, where Location) error {
 		q, okQuery := queryAt[query]
 		d, okDoc := docAt[doc]
+		grade, twice := judged[Judgement{Query: q, Doc: d}]
+		if !okDoc {
+			grade, twice = missed[MissedJudgement{Query: q, Doc: doc}]
+		}
+		if twice && okQuery {
+			return &RowError{Row: where.Row, Location: where, Reason: fmt.Sprintf("query %q: document %q is judged a second time, with %v and %v: keep one of them", query, doc, grade, relevance)}
+		}
 		switch {
 		case okQuery && okDoc:
+			judged[Judgement{Query: q, Doc: d}] = relevance
 			r.Judgements = append(r.Judgements, Judgement{q, d, relevance})
-			return
 		case !okQuery:
 			strangerQuery = query
 			r.Unknown++
 		default:
 			strangerDoc = doc
+			missed[MissedJudgement{Query: q, Doc: doc}] = relevance
 			r.Missed = append(r.Missed, MissedJudgement{q, doc, relevance})
 		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -175,7 +189,7 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 			}
 		}
 		for _, ext := range []string{"*.parquet", "*.jsonl"} { // MTEB's
-			pattern := filepath.Join(folder, name, ext)
+			pattern := globIn(filepath.Join(folder, name), ext)
 			if found, _ := filepath.Glob(pattern); len(found) > 0 {
 				return pattern, nil
 			}
@@ -197,11 +211,12 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 		}
 	}
 	if info, err := os.Stat(qrels); err == nil && info.IsDir() {
-		found, _ := filepath.Glob(filepath.Join(qrels, "*.tsv"))
+		found, _ := filepath.Glob(globIn(qrels, "*.tsv"))
 		test := filepath.Join(qrels, "test.tsv")
 		for _, pattern := range []string{"test*.parquet", "test*.jsonl"} { // MTEB's
-			if there, _ := filepath.Glob(filepath.Join(qrels, pattern)); len(found) == 0 && len(there) > 0 {
-				return queries, corpus, filepath.Join(qrels, pattern), nil
+			pattern = globIn(qrels, pattern)
+			if there, _ := filepath.Glob(pattern); len(found) == 0 && len(there) > 0 {
+				return queries, corpus, pattern, nil
 			}
 		}
 		switch {
@@ -239,7 +254,7 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 }
 
 func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) error {
-	if bareTexts(path) && !strings.ContainsAny(path, "*?[") {
+	if bareTexts(path) && !IsGlob(path) {
 		if table, err := loadBareTexts(path, at, add); !table || err != nil {
 			return err
 		}
@@ -253,6 +268,9 @@ func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(i
 		id, text, title := c[0], c[1], c[2]
 		if id.null {
 			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: "null"}
+		}
+		if text.null && title.text == "" && !t.separated() { // which have nothing else for an empty text
+			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: theText + "null"}
 		}
 		full := text.text
 		if title.text != "" {
@@ -325,7 +343,7 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 		for _, name := range names {
 			if t.has(name) {
 				leaf, list, typ, err := t.find(name)
-				if err != nil && !(optional && errors.Is(err, ErrMissingColumn)) { // a file may lack it where others have it
+				if err != nil && !(optional && errors.Is(err, ErrMissingColumn) && t.differ == nil) { // lines and cells may lack it where others have it
 					return err
 				}
 				if list {
@@ -361,9 +379,12 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 	return nil
 }
 
+// has tells whether some file has a column.
 func (t *Table) has(name string) bool {
-	if p := t.files[0].parquet; p != nil {
-		return p.root.find(name) != nil
+	for _, f := range t.files {
+		if f.parquet != nil && f.parquet.root.find(name) != nil {
+			return true
+		}
 	}
 	for _, n := range t.names {
 		if n == name {
@@ -372,6 +393,9 @@ func (t *Table) has(name string) bool {
 	}
 	return false
 }
+
+// separated tells whether the table's cells are between separators.
+func (t *Table) separated() bool { return t.files[0].cells != nil }
 
 func (t *Table) cell(v parquet.Value, leaf int) cell {
 	unsigned := len(t.leaves) > 0 && t.leaves[leaf].leaf.unsigned()

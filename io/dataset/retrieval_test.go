@@ -39,12 +39,23 @@ func TestRetrieval(t *testing.T) {
 func TestRetrievalNote(t *testing.T) {
 	for want, r := range map[string]Retrieval{
 		"": {},
-		"2 judgements name queries that are not there, and are left out":                                                                                                {Unknown: 2},
+		"3 documents are empty, and ranked as such":                      {EmptyDocs: 3},
+		"2 judgements name queries that are not there, and are left out": {Unknown: 2},
 		`1 judgements name queries that are not there, and are left out; 1 judgements name documents that are not in the corpus, such as "d": those count as not found`: {Unknown: 1, Missed: []MissedJudgement{{0, "d", 1}}},
 	} {
 		if got := r.Note(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// A cell without anything is an empty text: separated values have no other.
+func TestRetrievalEmptyCells(t *testing.T) {
+	folder := write(t, map[string]string{"q.csv": "id,text\n1,a\n", "c.csv": "id,text\n1,b\n2,\n", "r.csv": "query_id,doc_id,relevance\n1,1,1\n"})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	r, err := LoadRetrieval(t.Context(), at("q.csv"), at("c.csv"), at("r.csv"))
+	if err != nil || r.EmptyDocs != 1 || len(r.Docs) != 2 {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
 
@@ -54,6 +65,7 @@ func TestRetrievalErrors(t *testing.T) {
 		"q.jsonl":     `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": "b"}`,
 		"twice.jsonl": `{"id": 1, "text": "a"}` + "\n\n" + `{"id": 1, "text": "b"}`,
 		"empty.jsonl": `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": null}`,
+		"title.jsonl": `{"id": 1, "title": "a", "text": null}` + "\n" + `{"id": 2, "title": "", "text": ""}` + "\n" + `{"id": 3, "title": null, "text": null}`,
 		"noid.jsonl":  `{"key": 1, "text": "a"}`,
 		"r.tsv":       "query-id\tcorpus-id\tscore\n1\t2\t1\n",
 		"other.tsv":   "query-id\tcorpus-id\tscore\n7\t2\t1\n",
@@ -62,6 +74,8 @@ func TestRetrievalErrors(t *testing.T) {
 		"word.tsv":    "query-id\tcorpus-id\tscore\n1\t2\tyes\n",
 		"half.tsv":    "query-id\tcorpus-id\tscore\n1\t2\t0.5\n",
 		"twice.tsv":   "query-id\tcorpus-id\tscore\tscore\n1\t2\t1\t1\n",
+		"again.tsv":   "query-id\tcorpus-id\tscore\n1\t2\t1\n1\t2\t2\n",
+		"again.qrels": "1 0 2 1\n1 0 9 1\n1 0 9 1\n",
 		"none2.tsv":   "qid\tdid\trel\n",
 		"short2.tsv":  "qid\tdid\trel\n\n1\t2\n",
 		"word2.tsv":   "1\t2\t1\n1\t2\tyes\n",
@@ -98,6 +112,8 @@ func TestRetrievalErrors(t *testing.T) {
 		{"q.jsonl", "q.jsonl", "run.txt", "run.txt:1: 6 fields, want query-id, corpus-id and score, or TREC's query, iteration, document and relevance"},
 		{"q.jsonl", "q.jsonl", "word.qrels", `word.qrels:2: the score is "yes", want a whole number`},
 		{"q.jsonl", "q.jsonl", "nofile.qrels", "nofile.qrels: no such file"},
+		{"q.jsonl", "q.jsonl", "again.tsv", `again.tsv:3: query "1": document "2" is judged a second time, with 1 and 2: keep one of them`},
+		{"q.jsonl", "q.jsonl", "again.qrels", `again.qrels:3: query "1": document "9" is judged a second time, with 1 and 1: keep one of them`},
 		{"twice2.tsv", "q.jsonl", "r.tsv", `twice2.tsv:3, column "id": "1" comes a second time`},
 		{"three.tsv", "q.jsonl", "r.tsv", "three.tsv:2: 3 fields between tabs, want an id and a text"},
 		{"words.tsv", "q.jsonl", "r.tsv", `words.tsv has no column "id"`},
@@ -105,7 +121,9 @@ func TestRetrievalErrors(t *testing.T) {
 		{"latin3.tsv", "q.jsonl", "r.tsv", `latin3.tsv:2, column "id": the id is not UTF-8`},
 		{"blank.tsv", "q.jsonl", "r.tsv", `blank.tsv:2, column "text": the query is null or empty`},
 		{"twice.jsonl", "q.jsonl", "r.tsv", `twice.jsonl:3, column "id": "1" comes a second time`},
-		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the query is null or empty`},
+		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
+		{"q.jsonl", "empty.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
+		{"q.jsonl", "title.jsonl", "r.tsv", `title.jsonl:3, column "text": the text is null`},
 		{"noid.jsonl", "q.jsonl", "r.tsv", `noid.jsonl has no column "id"`},
 		{"q.jsonl", "nowhere.jsonl", "r.tsv", "nowhere.jsonl"},
 	} {

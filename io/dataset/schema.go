@@ -250,6 +250,9 @@ func (n *node) scalarName() string {
 	if n.isText() {
 		return "string"
 	}
+	if name := n.integerName(); name != "" {
+		return name
+	}
 	if n.elem.LogicalType.Value != nil {
 		return strings.ToLower(n.elem.LogicalType.String())
 	}
@@ -275,6 +278,23 @@ func (n *node) scalarName() string {
 		return fmt.Sprintf("fixed_len_byte_array(%d)", n.elem.TypeLength.V)
 	}
 	return fmt.Sprintf("type %d", n.elem.Type.V)
+}
+
+// integerName is the name of an integer that says its size or sign, "" for other types. One of 64 bits with a sign is what an int64 of which nothing
+// is said is: writers differ in whether they say it.
+func (n *node) integerName() string {
+	bits, sign := 0, ""
+	if t, ok := n.elem.LogicalType.Value.(*format.IntType); ok {
+		bits = int(t.BitWidth)
+	} else if c := n.elem.ConvertedType; n.elem.LogicalType.Value == nil && c.Valid && c.V >= deprecated.Uint8 && c.V <= deprecated.Int64 {
+		bits = 8 << ((c.V - deprecated.Uint8) % 4)
+	} else {
+		return ""
+	}
+	if n.unsigned() {
+		sign = "u"
+	}
+	return fmt.Sprint(sign, "int", bits)
 }
 
 var convertedNames = map[deprecated.ConvertedType]string{

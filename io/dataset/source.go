@@ -22,7 +22,7 @@ import (
 // "{title} {text}".
 type Source struct {
 	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines), .csv and .tsv files whose first line names the columns (the last five also
-	// .gz and .zst), and globs of those. In separated values lists are cells of JSON: ["a", "b"].
+	// .gz and .zst), and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
 	Paths     []string
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
@@ -324,6 +324,21 @@ func ending(path string) string {
 
 func isParquet(path string) bool { return filepath.Ext(path) == ".parquet" }
 
+// IsGlob tells whether a path of data files is a glob, as path/filepath has them. A file of that very name is itself, whatever characters are in it.
+func IsGlob(path string) bool {
+	if !strings.ContainsAny(path, "*?[") || remote(path) {
+		return false
+	}
+	_, err := os.Lstat(path)
+	return err != nil
+}
+
+// globIn is a glob of files in a folder, whose name stands for itself.
+func globIn(folder, pattern string) string {
+	literal := strings.NewReplacer("[", "[[]", "*", "[*]", "?", "[?]").Replace(folder)
+	return filepath.Join(literal, pattern)
+}
+
 // expand turns files, globs and URLs into sorted, distinct paths.
 func expand(ctx context.Context, patterns []string) ([]string, error) {
 	paths, err := expandInOrder(ctx, patterns)
@@ -344,7 +359,7 @@ func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 			if found, err = fetchURL(ctx, p); err != nil {
 				return nil, err
 			}
-		} else if strings.ContainsAny(p, "*?[") {
+		} else if IsGlob(p) {
 			matches, err := filepath.Glob(p)
 			if err != nil {
 				return nil, fail(ErrNoFiles, "%s: %w", p, err)

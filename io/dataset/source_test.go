@@ -24,6 +24,45 @@ func write(t testing.TB, files map[string]string) string {
 	return folder
 }
 
+// A name that is there stands for itself, whatever is in it; another is a glob.
+func TestNamesWithBrackets(t *testing.T) {
+	pair := func(text string) string { return fmt.Sprintf(`{"id": %q, "text": %[1]q, "answer": "a"}`, text) }
+	folder := write(t, map[string]string{
+		"br[1].jsonl": pair("own"), "br1.jsonl": pair("other"), "q[1].tsv": "1\town\n", "q1.tsv": "1\tother\n", "r[1].tsv": "1\town\t1\n", "r1.tsv": "9\t9\t1\n",
+	})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	for pattern, want := range map[string]string{"br[1].jsonl": "own", "br[1]*.jsonl": "other", "br[[]1].jsonl": "own", "br?.jsonl": "other"} {
+		d, err := Open(t.Context(), Source{Paths: []string{at(pattern)}, Query: "text", Positive: "answer"})
+		if err != nil {
+			t.Errorf("%s: %v", pattern, err)
+			continue
+		}
+		b, err := d.ReadBlock(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := b.Texts(nil, 0, 0)[0]; d.Rows() != 1 || got != want {
+			t.Errorf("%s: %d rows, first %q, want %q", pattern, d.Rows(), got, want)
+		}
+		d.Close()
+	}
+	r, err := LoadRetrieval(t.Context(), at("q[1].tsv"), at("br[1].jsonl"), at("r[1].tsv"))
+	if err != nil || fmt.Sprint(r.Queries, r.Docs, r.Judgements) != "[own] [own] [{0 0 1}]" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	// A folder in MTEB's layout.
+	task := filepath.Join(folder, "task[1]")
+	for name, text := range map[string]string{"queries/a.jsonl": pair("own"), "corpus/a.jsonl": pair("own"), "qrels/test.jsonl": `{"query-id": "own", "corpus-id": "own", "score": 1}`} {
+		file := filepath.Join(task, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := LoadRetrieval(t.Context(), task, "", ""); err != nil || len(r.Judgements) != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // TestOpenErrors: every mistake in naming data gives a message to act on.
 func TestOpenErrors(t *testing.T) {
 	folder := write(t, map[string]string{
@@ -69,7 +108,7 @@ func TestOpenErrors(t *testing.T) {
 		{Source{Paths: at("text.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "text.parquet: not a parquet file"},
 		{Source{Paths: types, Query: "Text", Positive: "text"}, ErrMissingColumn, `types.parquet has no column "Text" (did you mean "text"?)`},
 		{Source{Paths: types, Query: "text", Positive: "i64"}, ErrColumnType, `column "i64" is int64, want string or list<string>`},
-		{Source{Paths: types, Query: "text", Positive: "u8"}, ErrColumnType, `column "u8" is int(8,false)`},
+		{Source{Paths: types, Query: "text", Positive: "u8"}, ErrColumnType, `column "u8" is uint8`},
 		{Source{Paths: types, Query: "text", Positive: "ints"}, ErrColumnType, `column "ints" is list<int64>`},
 		{Source{Paths: types, Query: "text", Positive: "nested"}, ErrColumnType, `column "nested" is list<list<int64>>`},
 		{Source{Paths: types, Query: "text", Positive: "struct"}, ErrColumnType, `column "struct" is struct<a, b>`},

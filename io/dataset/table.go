@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/format"
@@ -21,6 +20,7 @@ type Table struct {
 	names  []string // top-level columns
 	schema func(*orderedGroup) error
 	json   []jsonColumn // of JSON lines
+	differ error        // of parquet: how files differ, which matters to who passes all columns on
 	empty  bool         // texts of nothing are texts
 	bad    bool         // rows that can't be read are rows of nulls
 }
@@ -34,6 +34,7 @@ type tableFile struct {
 	jsonl   *jsonlFile
 	names   []string             // of separated values: its columns
 	cells   map[string]valueKind // and their kinds
+	own     map[int]*node        // of parquet files that differ: where it has the table's leaves that have been asked for
 	first   int64
 	rows    int64
 }
@@ -45,7 +46,8 @@ type tableLeaf struct {
 	name string // of the top-level column
 }
 
-// OpenTable opens parquet, JSONL, CSV or TSV files, named or globbed as in [Source], which must all have the same columns. Their rows
+// OpenTable opens parquet, JSONL, CSV or TSV files, named or globbed as in [Source]. Parquet files must all have the same columns, in their order, for
+// NewWriter, which passes them on, and in any case those that are asked for, by name; Chunks has no others where files differ. Rows
 // come in the order in which the files are named, those of a glob in the order of their paths; a file named twice has its rows twice.
 // JSON lines are read once to find out their types; columns of CSV and TSV are text, lists of JSON in their cells too. Close releases
 // temporary files.
@@ -111,8 +113,8 @@ func (t *Table) openParquet(paths []string) error {
 		f := tableFile{parquet: p, rows: p.rows}
 		if i > 0 {
 			f.first = t.files[i-1].first + t.files[i-1].rows
-			if err := sameSchema(t.files[0].parquet, p); err != nil {
-				return err
+			if t.differ == nil {
+				t.differ = sameSchema(t.files[0].parquet, p)
 			}
 		}
 		t.files = append(t.files, f)
@@ -139,44 +141,71 @@ func (t *Table) openParquet(paths []string) error {
 	return nil
 }
 
-// sameSchema compares two files column by column.
+// sameSchema compares two files column by column, and names the first that differs.
 func sameSchema(a, b *parquetFile) error {
-	if len(a.leaves) == len(b.leaves) && len(a.root.children) == len(b.root.children) {
-		same := true
-		for i, x := range a.leaves {
-			y := b.leaves[i]
-			same = same && x.maxDef == y.maxDef && x.maxRep == y.maxRep && x.elem.Type == y.elem.Type && x.scalarName() == y.scalarName() && x.width() == y.width()
+	for i := range max(len(a.root.children), len(b.root.children)) {
+		switch {
+		case i >= len(a.root.children):
+			return differ("%s has column %q, which %s lacks", b.path, b.root.children[i].elem.Name, a.path)
+		case i >= len(b.root.children):
+			return differ("%s has column %q, which %s lacks", a.path, a.root.children[i].elem.Name, b.path)
 		}
-		if same && sameNames(a.root, b.root) {
-			return nil
+		x, y := a.root.children[i], b.root.children[i]
+		if x.elem.Name != y.elem.Name {
+			return differ("column %d is %q in %s, and %q in %s", i+1, x.elem.Name, a.path, y.elem.Name, b.path)
+		}
+		where, x, y := unlike(x.elem.Name, x, y)
+		switch {
+		case x != nil && x.nullableName() == y.nullableName():
+			return differ("column %q, which is %s, is stored in another way in %s than in %s", where, x.nullableName(), b.path, a.path)
+		case x != nil:
+			return differ("column %q is %s in %s, and %s in %s", where, x.nullableName(), a.path, y.nullableName(), b.path)
 		}
 	}
-	describe := func(p *parquetFile) string {
-		var cols []string
-		for _, c := range p.root.children {
-			null := ""
-			if c.repetition() == format.Required {
-				null = " not null"
-			}
-			cols = append(cols, fmt.Sprintf("%q %s%s", c.elem.Name, c.typeName(), null))
-		}
-		return strings.Join(cols, ", ")
-	}
-	return fail(ErrColumnType, "%s has columns %s; %s has %s: all files of a table must agree", a.path, describe(a), b.path, describe(b))
+	return nil
 }
 
-// sameNames compares the names of columns and of structs' fields. Those that lists and maps have of their own mean nothing.
-func sameNames(a, b *node) bool {
-	if len(a.children) != len(b.children) {
-		return false
+func differ(format string, args ...any) error {
+	return fail(ErrColumnType, format+": all files of a table must agree", args...)
+}
+
+// unlike finds where two columns of a name differ in what their values are; nil: nowhere. Names that lists and maps have of their own mean nothing.
+func unlike(path string, a, b *node) (where string, x, y *node) {
+	if a.repetition() != b.repetition() || a.leaf >= 0 != (b.leaf >= 0) || len(a.children) != len(b.children) {
+		return path, a, b
+	}
+	if a.leaf >= 0 {
+		if a.elem.Type != b.elem.Type || a.scalarName() != b.scalarName() || a.width() != b.width() {
+			return path, a, b
+		}
+		return "", nil, nil
 	}
 	wraps := a.isList() || a.isMap() || a.repetition() == format.Repeated && len(a.children) == 1
-	for i, x := range a.children {
-		if y := b.children[i]; !wraps && x.elem.Name != y.elem.Name || !sameNames(x, y) {
-			return false
+	for i, p := range a.children {
+		q, in := b.children[i], path
+		if !wraps {
+			if in += "." + p.elem.Name; p.elem.Name != q.elem.Name {
+				return path, a, b
+			}
+		} else if a.repetition() == format.Repeated {
+			in += ".element"
+		}
+		if where, x, y := unlike(in, p, q); x != nil {
+			if wraps && a.nullableName() != b.nullableName() { // list<string> says more than string
+				return path, a, b
+			}
+			return where, x, y
 		}
 	}
-	return true
+	return "", nil, nil
+}
+
+// nullableName is a type, and whether it has nulls.
+func (n *node) nullableName() string {
+	if n.repetition() == format.Required {
+		return n.typeName() + " not null"
+	}
+	return n.typeName()
 }
 
 // copySchema adds a file's columns to a schema to write. Types come from parquet-go, which knows the logical ones.
@@ -269,6 +298,13 @@ func (t *Table) Chunks(ctx context.Context, text string, rows int) iter.Seq2[*Ch
 				return
 			}
 		}
+		switch {
+		case t.differ != nil && leaf < 0:
+			yield(nil, t.differ)
+			return
+		case t.differ != nil: // the others are no table
+			all = []int{leaf}
+		}
 		for c, err := range t.chunks(ctx, all, rows) {
 			if err == nil && leaf >= 0 {
 				err = t.showTexts(c, leaf, text)
@@ -286,6 +322,9 @@ func (t *Table) Chunks(ctx context.Context, text string, rows int) iter.Seq2[*Ch
 
 // Texts are another text column of a chunk, checked likewise.
 func (t *Table) Texts(c *Chunk, column string) ([]string, error) {
+	if t.differ != nil {
+		return nil, t.differ
+	}
 	leaf, err := t.textLeaf(column)
 	if err != nil {
 		return nil, err
@@ -355,7 +394,10 @@ func (t *Table) find(name string) (leaf int, list bool, typ string, err error) {
 		if c.leaf == nil {
 			return 0, false, n.typeName(), fail(ErrColumnType, "%s: column %q is %s, want a scalar", p.path, name, n.typeName())
 		}
-		return c.leaf.leaf, c.list, c.leaf.scalarName(), nil
+		if t.differ != nil {
+			err = t.locate(name, c, n)
+		}
+		return c.leaf.leaf, c.list, c.leaf.scalarName(), err
 	}
 	for i, c := range t.json {
 		if c.name == name {
@@ -363,6 +405,25 @@ func (t *Table) find(name string) (leaf int, list bool, typ string, err error) {
 		}
 	}
 	return 0, false, "", t.files[0].jsonl.missing(name, t.names)
+}
+
+// locate finds a column of the first file in the others, where it must be the same though others differ. Whether it may be null does not matter.
+func (t *Table) locate(name string, first column, top *node) error {
+	for i := range t.files {
+		f := &t.files[i]
+		c, n, err := f.parquet.column(name)
+		if err != nil {
+			return err
+		}
+		if c.leaf == nil || c.list != first.list || c.leaf.elem.Type != first.leaf.elem.Type || c.leaf.scalarName() != first.leaf.scalarName() || c.leaf.width() != first.leaf.width() {
+			return differ("column %q is %s in %s, and %s in %s", name, top.typeName(), t.path(0), n.typeName(), f.parquet.path)
+		}
+		if f.own == nil {
+			f.own = map[int]*node{}
+		}
+		f.own[first.leaf.leaf] = c.leaf
+	}
+	return nil
 }
 
 // checkCells refuses a column that a file of separated values does not have, which is no column of nulls as it may be with JSON lines, and one
@@ -475,7 +536,9 @@ func (t *Table) parquetChunks(ctx context.Context, f *tableFile, leaves []int, r
 		n := p.meta.RowGroups[g].NumRows
 		for k, leaf := range leaves {
 			col := t.leaves[leaf].column
-			col.leaf = p.leaves[leaf]
+			if col.leaf = p.leaves[leaf]; t.differ != nil {
+				col.leaf = f.own[leaf]
+			}
 			ch, err := p.chunk(g, col)
 			if err != nil {
 				return false, p.wrapColumn(g, t.leaves[leaf].path, err)
@@ -515,6 +578,9 @@ type TableWriter struct {
 
 // NewWriter creates a parquet file (as [NewParquetWriter] does) with the table's columns, in their order, and then more.
 func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) {
+	if t.differ != nil {
+		return nil, t.differ
+	}
 	for _, m := range more {
 		for _, name := range t.names {
 			if m.Name == name {

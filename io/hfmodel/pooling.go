@@ -56,7 +56,11 @@ func (f *Folder) readPooling() error {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	if hidden := f.configInt("hidden_size"); hidden != 0 && hidden != p.Dimension {
-		return fmt.Errorf("%s: dimension %d, but config.json has hidden_size %d", file, p.Dimension, hidden)
+		of := f
+		if f.Base != nil {
+			of = f.Base
+		}
+		return fmt.Errorf("%s: dimension %d, but %s has hidden_size %d", file, p.Dimension, filepath.Join(of.TransformerDir, "config.json"), hidden)
 	}
 	f.Pooling, f.poolingJSON = p, o
 	return nil

@@ -16,6 +16,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -408,7 +411,22 @@ func (e *Embedder) EmbedPrompt(ctx context.Context, prompt string, texts []strin
 	return vecs, err
 }
 
-// EmbedInto is EmbedPrompt into memory of the caller's: [len(texts), Size], row-major. It returns how many texts were cut.
+// ErrNotFinite is wrapped where a model gives an embedding that holds NaN or an infinity, which nothing can be ranked by.
+var ErrNotFinite = errors.New("the embedding is not finite: the model's weights are broken, as those of a run that has diverged")
+
+// A NotFiniteError is ErrNotFinite of the first such text of a call.
+type NotFiniteError struct{ Text int }
+
+func (e *NotFiniteError) Error() string { return fmt.Sprintf("text %d: %v", e.Text, ErrNotFinite) }
+func (e *NotFiniteError) Unwrap() error { return ErrNotFinite }
+
+// finite tells whether all numbers are.
+func finite(numbers []float32) bool {
+	return !slices.ContainsFunc(numbers, func(v float32) bool { return v-v != 0 })
+}
+
+// EmbedInto is EmbedPrompt into memory of the caller's: [len(texts), Size], row-major. It returns how many texts were cut. With a
+// [*NotFiniteError] out holds the others' embeddings all the same.
 func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string, out []float32) (cut int, err error) {
 	size := e.Size()
 	if len(out) != len(texts)*size {
@@ -418,7 +436,15 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	if err != nil {
 		return 0, err
 	}
-	return cut, e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) })
+	if err := e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
+		return cut, err
+	}
+	for i := range texts {
+		if !finite(out[i*size : (i+1)*size]) {
+			return cut, &NotFiniteError{i}
+		}
+	}
+	return cut, nil
 }
 
 // tokenize puts a prompt before texts and says how many had to be cut. After Close it is an error.
@@ -429,7 +455,7 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 	if prompt != "" {
 		p, ok := e.prompts[prompt]
 		if !ok {
-			return nil, 0, fmt.Errorf("%w: %q", ErrNoPrompt, prompt)
+			return nil, 0, fmt.Errorf("%w: %q%s", ErrNoPrompt, prompt, e.promptNames())
 		}
 		texts = prompted(p, texts)
 	}
@@ -449,6 +475,18 @@ func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) 
 		}
 	}
 	return ids, cut, nil
+}
+
+// promptNames says which prompts there are instead of one that is not.
+func (e *Embedder) promptNames() string {
+	if len(e.prompts) == 0 {
+		return "; the model has no prompts"
+	}
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(e.prompts)) {
+		names = append(names, strconv.Quote(name))
+	}
+	return "; the model has " + strings.Join(names, ", ")
 }
 
 // Close gives the model's memory back, after the turn at hand.

@@ -147,7 +147,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	if _, err := e.EmbedPrompt(context.Background(), "shopping", []string{"x"}); !errors.Is(err, ErrNoPrompt) {
+	if _, err := e.EmbedPrompt(context.Background(), "shopping", []string{"x"}); !errors.Is(err, ErrNoPrompt) || !strings.HasSuffix(err.Error(), `"shopping"; the model has "document", "query"`) {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -3,6 +3,7 @@ package embedder
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"contraflow/stages/evaluate"
@@ -72,13 +73,22 @@ func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt stri
 	for some := range slices.Chunk(texts, mineRows) {
 		to := from + len(some)
 		if _, err := e.EmbedInto(ctx, "", prompted(prompt, some), out[from*e.Size():to*e.Size()]); err != nil {
-			return nil, err
+			return nil, lost(what, texts, from, err)
 		}
 		m.Progress(what, int64(to), int64(len(texts)))
 		from = to
 	}
 	evaluate.Normalize(out, e.Size())
 	return out, nil
+}
+
+// lost names the text, of some that begin at a place, whose embedding an error is of.
+func lost(what string, texts []string, from int, err error) error {
+	var e *NotFiniteError
+	if errors.As(err, &e) {
+		return fmt.Errorf("%s: %.60q: %w", what, texts[from+e.Text], ErrNotFinite)
+	}
+	return err
 }
 
 // prompted is texts behind a prompt.
@@ -100,11 +110,11 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 		return nil, 0, err
 	}
 	defer give()
-	embed := func(prompt string, texts []string) (*Parts, error) {
+	embed := func(what, prompt string, texts []string) (*Parts, error) {
 		parts, _, err := e.EmbedParts(ctx, "", prompted(prompt, texts), m.Weights)
-		return parts, err
+		return parts, lost(what, texts, 0, err)
 	}
-	queries, err := embed(m.Prompts[0], p.Queries)
+	queries, err := embed("queries", m.Prompts[0], p.Queries)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -114,14 +124,14 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 		return nil, 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	search, err := NewPartSearch(s, queries, len(p.Corpus), m.Weights, m.Depth(p.Most), nil, m.searched)
+	search, err := NewPartSearch(s, queries, len(p.Corpus), m.Weights, p.Depth(m.Options), nil, m.searched)
 	if err != nil {
 		return nil, 0, err
 	}
 	pairs := slices.SortedFunc(slices.Values(p.Rows), func(a, b [2]int) int { return a[1] - b[1] }) // by document
 	of := map[[2]int]float32{}
 	for from := 0; from < len(p.Corpus); from += minePartRows {
-		docs, err := embed(m.Prompts[1], p.Corpus[from:min(len(p.Corpus), from+minePartRows)])
+		docs, err := embed("documents", m.Prompts[1], p.Corpus[from:min(len(p.Corpus), from+minePartRows)])
 		if err != nil {
 			return nil, 0, err
 		}

@@ -89,8 +89,15 @@ func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string
 	if err != nil {
 		return nil, 0, err
 	}
-	p, err = e.engine.Parts(ctx, ids, weights)
-	return p, cut, err
+	if p, err = e.engine.Parts(ctx, ids, weights); err != nil {
+		return nil, cut, err
+	}
+	for i := range texts {
+		if !finite(p.Dense[i*p.Size:(i+1)*p.Size]) || !finite(p.Weights[p.Cu[i]:p.Cu[i+1]]) || p.Vectors != nil && !finite(p.TokenVectors(i)) {
+			return p, cut, &NotFiniteError{i}
+		}
+	}
+	return p, cut, nil
 }
 
 // HasParts tells whether the model gives lexical weights and tokens' vectors besides embeddings.

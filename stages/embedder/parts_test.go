@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"contraflow/gpustage/ref"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
+	"contraflow/stages/mine"
+	"contraflow/stages/transformer"
 )
 
 // randomParts are of texts of 1 to 6 tokens, of few ids.
@@ -156,5 +159,39 @@ func TestPartSearchWeights(t *testing.T) {
 	}
 	if _, err := NewPartSearch(s, &bare, 5, map[string]float64{loss.DensePart: 1}, 2, nil, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// Parts that are not finite are an error, though the embeddings beside them are: nothing is ranked by them.
+func TestPartsNotFinite(t *testing.T) {
+	e, err := Load(m3Folder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for _, part := range []string{"sparse_linear.weight", "colbert_linear.weight"} {
+		err := e.model.Load(e.engine.Stream, func(p transformer.Param, dst []float32) error {
+			for i := range dst {
+				dst[i] = 1
+				if p.Name == part {
+					dst[i] = 3e38
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts := []string{"a text", "another"}
+		if _, err := e.Embed(t.Context(), texts); err != nil {
+			t.Errorf("%s: the embeddings: %v", part, err)
+		}
+		var lost *NotFiniteError
+		if _, _, err := e.EmbedParts(t.Context(), "", texts, nil); !errors.As(err, &lost) || lost.Text != 0 || !errors.Is(err, ErrNotFinite) {
+			t.Errorf("%s: %v, want an error of text 0", part, err)
+		}
+		if _, _, err := e.Mine(t.Context(), mine.Pair(texts, texts, nil), Mining{Options: mine.Options{Negatives: 1}, Weights: map[string]float64{"dense": 1, "sparse": 1, "multi_vector": 1}}); err == nil || !strings.Contains(err.Error(), `queries: "a text": the embedding is not finite`) {
+			t.Errorf("%s: mining says %v", part, err)
+		}
 	}
 }

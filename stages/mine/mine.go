@@ -5,7 +5,9 @@
 // [evaluate.Search] is exact: every query's embedding against every document's, block by block, with the best of each query kept. Then
 // [Options] choose among each query's candidates, in the order and with the meaning of sentence-transformers' mine_hard_negatives:
 //
-//  1. the query's positives go, wherever they rank;
+//  1. the query's positives go, wherever they rank, and so do documents with the text of one or of the query itself, but for surrounding whitespace:
+//     corpora of questions have each query as a document, which is nearer to it than any other (FlagEmbedding's hn_mine leaves out the query's text
+//     too, sentence-transformers the positives alone);
 //  2. so do candidates above its lowest positive's score less a margin, which may be positives that nobody has marked, and those
 //     outside of the score bounds;
 //  3. of what is left, ranks RangeMin to RangeMax-1 are candidates: the best of them are taken, or a random sample.
@@ -27,6 +29,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"contraflow/gpustage"
 	"contraflow/stages/evaluate"
@@ -94,14 +97,15 @@ func (o Options) rangeMax(positives int) int {
 func (o Options) Depth(positives int) int { return o.rangeMax(positives) + positives }
 
 // Choose chooses among a query's nearest documents, best first, given its positives' places in the corpus and their lowest score. most
-// is how many positives any query has. It returns fewer than Negatives if there are no more.
-func (o Options) Choose(query int, hits []evaluate.Hit, positives []int32, lowest float32, most int) []evaluate.Hit {
+// is how many positives any query has. Documents that are the same as a positive or the query are none. It returns fewer than Negatives if there are
+// no more.
+func (o Options) Choose(query int, hits []evaluate.Hit, positives, same []int32, lowest float32, most int) []evaluate.Hit {
 	var kept []evaluate.Hit
 	low := float64(lowest)
-	for _, h := range hits[:min(len(hits), o.Depth(most))] {
+	for _, h := range hits[:min(len(hits), o.Depth(most)+len(same))] {
 		s := float64(h.Score)
 		switch {
-		case slices.Contains(positives, h.Doc):
+		case slices.Contains(positives, h.Doc), slices.Contains(same, h.Doc):
 		case o.AbsoluteMargin != nil && s+*o.AbsoluteMargin > low:
 		case o.RelativeMargin != nil && s > low-math.Abs(low)**o.RelativeMargin:
 		case o.MaxScore != nil && s > *o.MaxScore:
@@ -130,6 +134,7 @@ type Pairs struct {
 	Queries []string
 	Corpus  []string
 	Of      [][]int32 // of each query: its positives' places in Corpus
+	Same    [][]int32 // and those of other documents with the text of one or of the query, but for surrounding whitespace
 	Rows    [][2]int  // of each pair that was given: its query, and its positive's place
 	Most    int       // pairs that were given of a query at most: one that comes twice counts twice, as the peer counts
 }
@@ -160,7 +165,35 @@ func Pair(queries, positives, corpus []string) Pairs {
 			p.Rows = append(p.Rows, [2]int{k, d})
 		}
 	}
+	bare := map[string][]int32{}
+	for d, text := range p.Corpus {
+		text = strings.TrimSpace(text)
+		bare[text] = append(bare[text], int32(d))
+	}
+	p.Same = make([][]int32, len(p.Queries))
+	for k, q := range p.Queries {
+		own := []string{q}
+		for _, d := range p.Of[k] {
+			own = append(own, p.Corpus[d])
+		}
+		for _, text := range own {
+			for _, d := range bare[strings.TrimSpace(text)] {
+				if !slices.Contains(p.Of[k], d) && !slices.Contains(p.Same[k], d) {
+					p.Same[k] = append(p.Same[k], d)
+				}
+			}
+		}
+	}
 	return p
+}
+
+// Depth is how many of the nearest documents have to be known of each query.
+func (p Pairs) Depth(o Options) int {
+	same := 0
+	for _, s := range p.Same {
+		same = max(same, len(s))
+	}
+	return o.Depth(p.Most) + same
 }
 
 // Score is the product of two embeddings.
@@ -189,14 +222,14 @@ func (p Pairs) Mine(ctx context.Context, d gpustage.Device, o Options, queries, 
 		return nil, 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	run, err := evaluate.Search(ctx, s, queries, corpus, dim, o.Depth(p.Most), nil, progress)
+	run, err := evaluate.Search(ctx, s, queries, corpus, dim, p.Depth(o), nil, progress)
 	if err != nil {
 		return nil, 0, err
 	}
 	return p.Choose(ctx, o, run, func(query, doc int) float32 { return Score(queries, corpus, dim, query, doc) })
 }
 
-// Choose is Mine where a search of any kind has found the o.Depth(p.Most) best documents of each query, and score is that of a pair.
+// Choose is Mine where a search of any kind has found the p.Depth(o) best documents of each query, and score is that of a pair.
 func (p Pairs) Choose(ctx context.Context, o Options, run evaluate.Run, score func(query, doc int) float32) (rows []Row, short int, err error) {
 	scores := make([]float32, len(p.Rows)) // of the positives
 	for i, r := range p.Rows {
@@ -216,7 +249,7 @@ func (p Pairs) Choose(ctx context.Context, o Options, run evaluate.Run, score fu
 	}
 	chosen := make([][]evaluate.Hit, len(p.Queries))
 	for q := range p.Queries {
-		chosen[q] = o.Choose(q, run[q], p.Of[q], lowest[q], p.Most)
+		chosen[q] = o.Choose(q, run[q], p.Of[q], p.Same[q], lowest[q], p.Most)
 	}
 	fewest := cmp.Or(o.Fewest, o.Negatives)
 	for i, r := range p.Rows {

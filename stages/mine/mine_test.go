@@ -119,8 +119,8 @@ func TestSample(t *testing.T) {
 	seen := map[int32]int{}
 	for seed := range uint64(200) {
 		o.Seed = seed
-		got := o.Choose(5, hits, []int32{4}, 1, 1)
-		if again := o.Choose(5, hits, []int32{4}, 1, 1); !slices.Equal(got, again) || len(got) != 3 || got[0].Score < got[1].Score || got[1].Score < got[2].Score {
+		got := o.Choose(5, hits, []int32{4}, nil, 1, 1)
+		if again := o.Choose(5, hits, []int32{4}, nil, 1, 1); !slices.Equal(got, again) || len(got) != 3 || got[0].Score < got[1].Score || got[1].Score < got[2].Score {
 			t.Fatalf("seed %d: %v, then %v", seed, got, again)
 		}
 		for _, h := range got {
@@ -130,6 +130,38 @@ func TestSample(t *testing.T) {
 	for doc := range int32(30) { // without the positive, document 4: ranks 2 to 9 are documents 2, 3, 5, ... 10
 		if in := doc >= 2 && doc <= 10 && doc != 4; in != (seen[doc] > 0) {
 			t.Errorf("document %d was drawn %d times", doc, seen[doc])
+		}
+	}
+}
+
+// Corpora of questions have the queries as documents: neither they nor a positive, with whitespace around it or without, are negatives, and what is
+// left out for that makes no list shorter.
+func TestSameText(t *testing.T) {
+	corpus := []string{"far", "query", " query\n", "positive ", "near", "nearer", "other"}
+	p := Pair([]string{"query", "other"}, []string{"positive", "positive"}, corpus)
+	at := func(text string) int32 { return int32(slices.Index(p.Corpus, text)) }
+	if want := [][]int32{{at("query"), at(" query\n"), at("positive ")}, {at("other"), at("positive ")}}; fmt.Sprint(p.Same) != fmt.Sprint(want) {
+		t.Errorf("the same are %v, want %v", p.Same, want)
+	}
+	of := map[string]float32{"far": 0.2, "query": 1, " query\n": 1, "positive ": 0.9, "positive": 0.9, "near": 0.6, "nearer": 0.8, "other": 0.1}
+	embed := func(texts []string) (out []float32) {
+		for _, text := range texts {
+			x := of[text]
+			out = append(out, x, float32(math.Sqrt(float64(1-x*x))))
+		}
+		return out
+	}
+	rows, short, err := p.Mine(t.Context(), ref.New(), Options{Negatives: 3}, []float32{1, 0, 1, 0}, embed(p.Corpus), 2, nil)
+	if err != nil || short != 0 || len(rows) != 2 {
+		t.Fatalf("%v, %d short, %v", rows, short, err)
+	}
+	for i, want := range [][]string{{"nearer", "near", "far"}, {"query", " query\n", "nearer"}} {
+		var got []string
+		for _, h := range rows[i].Negatives {
+			got = append(got, p.Corpus[h.Doc])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has the negatives %q, want %q", p.Queries[rows[i].Query], got, want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -56,7 +57,8 @@ const heldOut = 2000
 // Report is what quickstart.json holds.
 type Report struct {
 	Seconds float64         `json:"seconds"`
-	Epochs  int             `json:"epochs"`
+	Epochs  float64         `json:"epochs"` // how often it has seen the pairs: of a run that ended before the recipe's epochs did, as much of them as it was
+	Steps   int             `json:"steps"`
 	Pairs   int             `json:"pairs"` // trained on
 	MRR     BeforeAndAfter  `json:"mrr@10"`
 	NDCG    BeforeAndAfter  `json:"ndcg@10"`
@@ -210,7 +212,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if !ok {
 		return nil, errors.New("the recipe has no eval.retrieval")
 	}
-	rep := &Report{Epochs: x.Recipe.Train.Epochs, Pairs: len(train), Summary: s, Table: evaluate.Table(
+	rep := &Report{Epochs: epochsOf(x.Recipe, s, len(train)), Steps: s.Steps, Pairs: len(train), Summary: s, Table: evaluate.Table(
 		evaluate.Row{Name: "before", Result: before}, evaluate.Row{Name: "after", Result: after}, evaluate.Row{Name: "BM25", Result: bm25})}
 	for _, m := range []struct {
 		to *BeforeAndAfter
@@ -233,6 +235,16 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	return rep, os.WriteFile(filepath.Join(o.Out, "quickstart.json"), append(out, '\n'), 0o666)
+}
+
+// epochsOf is how often a run has seen all pairs.
+func epochsOf(r recipe.Recipe, s *recipe.Summary, pairs int) float64 {
+	all := float64(r.Train.Epochs)
+	seen := math.Round(100*float64(s.Pairs)/float64(pairs)) / 100
+	if r.Train.MaxSteps > 0 || s.Early || s.Stopped {
+		return min(all, seen)
+	}
+	return all // but for the rows that drop_last left out of each
 }
 
 func firstSentence(s string) string {

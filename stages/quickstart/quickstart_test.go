@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	_ "contraflow/gpustage/cpu"
@@ -14,6 +15,23 @@ import (
 	"contraflow/stages/recipe"
 	"contraflow/testdata/harness"
 )
+
+// A run of a few steps has not seen its pairs as often as its recipe says.
+func TestEpochs(t *testing.T) {
+	var r recipe.Recipe
+	r.Train.Epochs = 3
+	s := &recipe.Summary{Steps: 5}
+	s.Pairs = 320
+	if got := epochsOf(r, s, 110); got != 3 { // rows were dropped
+		t.Errorf("all epochs are %v", got)
+	}
+	r.Train.MaxSteps = 5
+	for pairs, want := range map[int]float64{1000: 0.32, 100: 3, 200: 1.6} {
+		if got := epochsOf(r, s, pairs); got != want {
+			t.Errorf("320 of %d pairs are %v epochs, want %v", pairs, got, want)
+		}
+	}
+}
 
 // A few steps on a part of the Go sources: everything is written, and the model is better than before already.
 func TestRun(t *testing.T) {
@@ -57,6 +75,9 @@ func TestRun(t *testing.T) {
 	}
 	if ndcg["encoder"] != rep.NDCG.After || ndcg["bm25"] != rep.NDCG.BM25 || ndcg["first"] <= ndcg["bm25"] {
 		t.Errorf("%v, and without a reranker %+v", ndcg, rep.NDCG)
+	}
+	if !strings.Contains(rep.Rerank.Table, "map@20") || strings.Contains(rep.Table, "map@20") || file["steps"] != float64(rep.Summary.Steps) {
+		t.Errorf("%v steps\n%s\n%s", file["steps"], rep.Table, rep.Rerank.Table)
 	}
 	if file["pairs"] != float64(rep.Pairs) || rep.Pairs == 0 || file["seconds"] == 0.0 {
 		t.Errorf("%s", data)

@@ -156,7 +156,7 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 		{"bm25", "BM25", bm25}, {"encoder", "encoder", encoded}, {"first", "BM25 + encoder", task.Fuse(rerankTop, bm25, encoded)}, {"reranker", "reranker", reranked},
 		{"fused", "BM25 + reranker", task.Fuse(rerankTop, bm25, reranked)}, {"all", "all three", task.Fuse(rerankTop, bm25, encoded, reranked)},
 	} {
-		res, err := task.Measure(m.run, evaluate.NDCG(10), evaluate.MRR(10), evaluate.MAP(0))
+		res, err := task.Measure(m.run, evaluate.NDCG(10), evaluate.MRR(10), evaluate.MAP(rerankTop)) // not the map of the table before it, which is of more documents
 		if err != nil {
 			return nil, err
 		}

@@ -182,8 +182,11 @@ func (t *Training) budget(b recipe.Batch, longest int) int64 {
 func (t *Training) build(r recipe.Recipe, text stages.Text) error {
 	order := dataset.SamplerConfig{GlobalSize: r.Batch.GlobalSize, Epochs: 1 << 20, DropLast: true}
 	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: t.data.Layout()}}, order, dataset.Mixing{})
+	if errors.Is(err, dataset.ErrBatchTooLarge) {
+		return fmt.Errorf("--batch is %d, and the data has %d rows: want no more than these", r.Batch.GlobalSize, t.data.Rows())
+	}
 	if err != nil {
-		return fmt.Errorf("%w: --batch takes fewer rows than the data has", err)
+		return err
 	}
 	g := pipeline.New("bench")
 	if t.enc, err = stages.NewEncoder(g, t.model, 0, t.budget(r.Batch, cmp.Or(max(text.QueryLength, text.DocumentLength), 512)), r.Train.Seed); err != nil {

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/testdata/goldens"
+)
+
+// What shows how far a command has come ends with all of it, also of several files.
+func TestProgressEnds(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	model, cross := goldens.Path(t, "bert/minilm-tiny"), goldens.Path(t, "rerank/cross")
+	two := []string{"--input", at("train.parquet"), "--input", at("train.parquet")}
+	for what, args := range map[string][]string{
+		" pairs reranked": {"rerank", "--model", cross, "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv"), "--top", "5"},
+		" pairs":          append([]string{"rerank", "--model", cross, "--document-column", "positive", "--output", at("scores.parquet")}, two...),
+		" texts":          append([]string{"embed", "--model", model, "--column", "query", "--output", at("x.parquet")}, two...),
+		"texts":           append([]string{"embed", "--model", model, "--column", "query", "--output", at("x.npy")}, two...),
+		" rows":           append([]string{"distill", "--model", cross, "--output", at("scored.parquet")}, two...),
+		"documents":       append([]string{"mine", "--model", model, "--output", at("mined.parquet")}, two...),
+	} {
+		r := succeed(t, args...)
+		done, all := "", ""
+		for line := range strings.Lines(r.stderr) {
+			f := strings.Fields(line)
+			if len(f) > 2 && f[1] == "of" && strings.HasSuffix(line, what+"\n") {
+				done, all = f[0], f[2]
+			} else if args[0] == "mine" && strings.HasPrefix(line, "100 % of ") {
+				done, all = "100", "100"
+			}
+		}
+		if done == "" || done != all {
+			t.Errorf("%s ends with %q of %q %s\n%s", args[0], done, all, what, r.stderr)
+		}
+	}
+}

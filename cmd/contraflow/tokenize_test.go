@@ -1,0 +1,26 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"contraflow/testdata/goldens"
+)
+
+// A line that is no text ends tokenize, after what comes before it is printed.
+func TestTokenizeBadLine(t *testing.T) {
+	model := goldens.Path(t, "bert/minilm-tiny")
+	want := contraflow(t, "fox\nriver\n", "tokenize", "--model", model).stdout
+	for _, c := range []struct {
+		in, want string
+		more     []string
+	}{
+		{"fox\nriver\n\xff\ncat\n", "line 3: not valid UTF-8", nil}, {"fox\nriver\n\xff", "line 3: not valid UTF-8", nil},
+		{"\"fox\"\n\"river\"\ncat\n", "line 3: not a JSON string", []string{"--json"}},
+	} {
+		r := contraflow(t, c.in, append([]string{"tokenize", "--model", model}, c.more...)...)
+		if r.code != 1 || strings.Count(want, "\n") != 2 || r.stdout != want || !strings.Contains(r.stderr, c.want) {
+			t.Errorf("%q: exit code %d, %q, want %q\n%s", c.in, r.code, r.stdout, want, r.stderr)
+		}
+	}
+}
