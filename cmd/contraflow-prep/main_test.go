@@ -294,8 +294,15 @@ func TestTemplate(t *testing.T) {
 		if strings.HasPrefix(name, "beir:") { // which says what it needs
 			text = strings.Replace(text, "dev: 0 ", "dev: 0.1 ", 1)
 		}
-		if _, err := decoded(t, text); err != nil {
+		c, err := decoded(t, text)
+		if err != nil {
 			t.Errorf("with %s: %v", name, err)
+		}
+		if strings.HasPrefix(name, "near:") { // of which a column is enough
+			near := want.Dedupe.Near
+			if near.Column = "positive"; c.Dedupe.Near != near {
+				t.Errorf("the template's %+v are not the defaults, %+v", c.Dedupe.Near, near)
+			}
 		}
 	}
 	if len(options) == 0 {

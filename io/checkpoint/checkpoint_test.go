@@ -428,3 +428,27 @@ func FuzzLoad(f *testing.F) {
 		})
 	})
 }
+
+// TestBeginRemoves: what killed processes have left of any step goes before the next checkpoint is written; gigabytes of it would stay otherwise.
+func TestBeginRemoves(t *testing.T) {
+	s, dir := saved(t, 3)
+	if err := s.Begin(5, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.WritePart(5, 0, "F32", piecesOf(5, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, ".step-00000001.removed"), 0o700); err != nil { // a removal that did not come to its end
+		t.Fatal(err)
+	}
+	if err := Open(dir, Disk{}).Begin(6, 0); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, ".step-*"))
+	if err != nil || len(left) != 1 || filepath.Base(left[0]) != partial(6) {
+		t.Errorf("%q are left (%v), want %s", left, err, partial(6))
+	}
+	if got, err := s.Steps(); fmt.Sprint(got) != "[3]" || err != nil {
+		t.Errorf("steps %v are left (%v), want 3", got, err)
+	}
+}

@@ -464,3 +464,30 @@ func FuzzCSVList(f *testing.F) {
 		}
 	})
 }
+
+// TestCSVMost: a column is one of lists if more than half of its cells are; half are not enough, and empty ones don't count.
+func TestCSVMost(t *testing.T) {
+	for cells, want := range map[string]byte{
+		`["x"]|y`: '"', `["x"]|["y"]|z`: '[', `["x"]||y`: '"', `["x"]||`: '[',
+		`['x']|y`: '"', `['x']|['y']|z`: listOfPython, `["x"]|['y']|z`: listOfPython, `["x"]|['y']`: listOfPython,
+	} {
+		var k cellKinds
+		for i, cell := range strings.Split(cells, "|") {
+			if cell != "" {
+				k.add([]byte(cell), int64(i))
+			}
+		}
+		if got := k.most(); got != want {
+			t.Errorf("%s: %q, want %q", cells, got, want)
+		}
+	}
+	path := filepath.Join(write(t, map[string]string{"a.csv": "q,p\na,\"[\"\"x\"\"]\"\nb,\n,y\n"}), "a.csv")
+	d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "p", Raw: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if b, err := d.ReadBlock(t.Context(), 0); err != nil || d.Lists()[1] || b.Texts(nil, 0, 1)[0] != `["x"]` {
+		t.Errorf("half of the cells are lists: %v, %v", d.Lists(), err)
+	}
+}

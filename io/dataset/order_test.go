@@ -239,3 +239,27 @@ func TestChoose(t *testing.T) {
 		}
 	}
 }
+
+// TestOrderByLengthBuckets: each bucket of a window is shuffled in its own way. Rows of one length stay in the window's order as they are sorted,
+// so what a bucket did to their places can be seen.
+func TestOrderByLengthBuckets(t *testing.T) {
+	const size, bucket = 4, bucketBatches * 4
+	l, w := evenLayout(3*bucket, 100), Window{Rows: 3 * bucket}
+	before := map[int64]int{}
+	for i, row := range all(NewOrder(l, 1, 0, true, w)) {
+		before[row] = i
+	}
+	o := NewOrder(l, 1, 0, true, w)
+	o.byLength(size, func(int64) uint32 { return 7 })
+	var moves [3][]int
+	for i, row := range all(o) {
+		at := before[row] - i/bucket*bucket
+		if at < 0 || at >= bucket {
+			t.Fatalf("position %d has a row of another bucket", i)
+		}
+		moves[i/bucket] = append(moves[i/bucket], at)
+	}
+	if slices.Equal(moves[0], moves[1]) || slices.Equal(moves[1], moves[2]) || slices.Equal(moves[0], moves[2]) {
+		t.Error("two buckets are shuffled in one way")
+	}
+}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/parquet-go/parquet-go"
+
 	"contraflow/testdata/harness"
 )
 
@@ -354,4 +356,59 @@ func BenchmarkShuffle(b *testing.B) {
 	}
 	b.ReportMetric(float64(rows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
 	b.ReportMetric(float64(most-before)/(1<<20), "MiB-held")
+}
+
+// TestBlockOfBothForms reads JSON lines, whose texts share their line's memory, and parquet, whose columns have one each, into one block.
+func TestBlockOfBothForms(t *testing.T) {
+	folder := write(t, map[string]string{
+		"a.jsonl": `{"query": "one", "positive": "first"}` + "\n" + `{"query": "two", "positive": "second"}`,
+		"c.jsonl": `{"query": "five", "positive": "fifth"}`,
+	})
+	w, err := NewParquetWriter(filepath.Join(folder, "b.parquet"), OutColumn{"query", TextOut}, OutColumn{"positive", TextOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Write([]string{"three", "four"}, []string{"third", "fourth"}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	d, err := Open(t.Context(), Source{Paths: []string{filepath.Join(folder, "*")}, Query: "query", Positive: "positive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s, b := d.NewScanner(), new(Block)
+	defer s.Close()
+	var got []string
+	for i := range d.Blocks() {
+		if err := s.Read(t.Context(), i, b); err != nil {
+			t.Fatal(err)
+		}
+		for row := range b.Rows {
+			got = b.Texts(b.Texts(got, row, 0), row, 1)
+		}
+	}
+	if want := strings.Fields("one first two second three third four fourth five fifth"); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestUnsignedNumbers reads labels and weights that would be negative if they had a sign.
+func TestUnsignedNumbers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.parquet")
+	schema := parquet.NewSchema("schema", parquet.Group{"l": parquet.Uint(32), "p": parquet.String(), "q": parquet.String(), "w": parquet.Uint(64)})
+	text := parquet.ByteArrayValue([]byte("text"))
+	label, weight := uint32(3<<30), uint64(3<<62)
+	writeParquet(t, path, schema, parquet.Row{parquet.Int32Value(int32(label)).Level(0, 0, 0), text.Level(0, 0, 1), text.Level(0, 0, 2), parquet.Int64Value(int64(weight)).Level(0, 0, 3)})
+	d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "p", Label: "l", Weight: "w"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	b, err := d.ReadBlock(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.Label(0) != 3<<30 || b.Weight(0) != 3<<62 {
+		t.Errorf("label %v, weight %v, want %v and %v", b.Label(0), b.Weight(0), label, weight)
+	}
 }

@@ -255,6 +255,7 @@ func TestSamplerErrors(t *testing.T) {
 		want string
 	}{
 		{with(func(c *SamplerConfig) { c.GlobalSize = 101 }), ErrBatchTooLarge, "batch.global_size is 101, but the data has only 100 rows"},
+		{with(func(c *SamplerConfig) { c.GlobalSize, c.Skip = 99, []int64{3, 50} }), ErrBatchTooLarge, "batch.global_size is 99, but the data has only 98 rows"},
 		{with(func(c *SamplerConfig) { c.NoDuplicates = true }), ErrBatchTooLarge, "batch.global_size is 10, but so many rows share texts that a batch without duplicates gets only 4 of the 100 rows"},
 		{with(func(c *SamplerConfig) { c.GlobalSize = 0 }), nil, "batch.global_size is 0"},
 		{with(func(c *SamplerConfig) { c.Epochs = 0 }), nil, "train.epochs is 0"},
@@ -369,5 +370,40 @@ func BenchmarkSampler(b *testing.B) {
 			b.ReportMetric(float64(rows)/b.Elapsed().Seconds(), "rows/s")
 			b.ReportMetric(float64(s.waiting.n), "waiting")
 		})
+	}
+}
+
+// TestSamplerSkips: rows that are skipped are in no batch and in no length, whatever they leave of the last batch.
+func TestSamplerSkips(t *testing.T) {
+	const rows, size = 100, 10
+	texts := make(fixedTexts, rows)
+	for i := range texts {
+		texts[i] = []uint64{uint64(i)}
+	}
+	for _, skipped := range []int{1, rows%size + 1, size, size + 1, rows - size} {
+		for flags := range 4 {
+			cfg := SamplerConfig{Seed: 1, GlobalSize: size, Epochs: 2, Shuffle: true, DropLast: flags&1 > 0, NoDuplicates: flags&2 > 0}
+			for i := range skipped {
+				cfg.Skip = append(cfg.Skip, int64(i))
+			}
+			s, err := NewSampler(evenLayout(rows, 30), texts, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := (rows - skipped + size - 1) / size
+			if cfg.DropLast {
+				want = (rows - skipped) / size
+			}
+			stated, epochs := fmt.Sprint(s.Len(0), s.Len(1)), [2]int{}
+			for _, b := range drain(s) {
+				epochs[b.Epoch]++
+				if slices.Min(b.Rows) < int64(skipped) {
+					t.Errorf("%d skipped: batch %v", skipped, b)
+				}
+			}
+			if epochs != [2]int{want, want} || stated != fmt.Sprint(want, want) {
+				t.Errorf("%d skipped, drop last %v, no duplicates %v: epochs of %v batches, Len says %s, want %d", skipped, cfg.DropLast, cfg.NoDuplicates, epochs, stated, want)
+			}
+		}
 	}
 }

@@ -140,3 +140,39 @@ func TestNearKeepsQueries(t *testing.T) {
 		}
 	}
 }
+
+// What Exact has dropped represents nothing in Near: a row that is nearly such a one alone would be lost, and its text with it.
+func TestNearOfDropped(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	doc := "a channel is a typed conduit through which goroutines send and receive values and it blocks until the other side is ready for them"
+	rows := []pair{{Query: "what is a channel", Positive: "something else altogether"}, {Query: "what is a channel", Positive: doc}, {Query: "how do goroutines talk", Positive: doc + " again"},
+		{Query: "when does a channel block", Positive: doc}}
+	writeJSONL(t, in, rows...)
+	c := bare(t, in)
+	c.Dedupe.Exact, c.Dedupe.Near.Column = "query", "positive"
+	s := mustRun(t, c)
+	got := readPairs(t, c.Output.Dir, "train")
+	if len(got) != 2 || got[0].Positive != rows[0].Positive || got[1].Query != rows[2].Query {
+		t.Errorf("%q stay, want rows 0 and 2", got)
+	}
+	if r := s.Rules[NearDuplicate]; r == nil || r.Dropped != 1 || r.Samples[0].Why != "its positive is nearly that of in.jsonl:3" {
+		t.Errorf("%+v, want row 3 dropped for row 2", r)
+	}
+}
+
+// TestFirstDrops: of what bands say that a row repeats, in whatever order, the earliest row is cited; and the first dropped rows are known, however many follow.
+func TestFirstDrops(t *testing.T) {
+	f := firstDrops{most: 3}
+	for _, d := range [][2]int64{{50, 7}, {50, 3}, {50, 5}, {40, 6}, {40, 8}} {
+		f.add(d[0], d[1])
+	}
+	for id := int64(1000); id > 60; id-- {
+		f.add(id, id-1)
+		f.add(id, id-2)
+	}
+	for id, want := range map[int64]int64{40: 6, 50: 3, 61: 59, 41: -1} {
+		if got := f.of(id); got != want {
+			t.Errorf("row %d is said to repeat %d, want %d", id, got, want)
+		}
+	}
+}

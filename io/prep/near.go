@@ -194,8 +194,8 @@ func (b *Bucket) Add(id int64, s Sketch) (of int64, similar bool) {
 		if k.Sketch.Text == s.Text {
 			return -1, false
 		}
-		if float64(min(k.Sketch.Size, s.Size)) < b.Threshold*float64(max(k.Sketch.Size, s.Size)) {
-			continue // sizes alone rule it out
+		if float64(min(k.Sketch.Size, s.Size))/float64(max(k.Sketch.Size, s.Size)) < b.Threshold {
+			continue // sizes alone rule it out: a quotient, as the similarity is, so that one of just the threshold stays in whatever way it is rounded
 		}
 		if Jaccard(k.Sketch, s) >= b.Threshold {
 			return k.ID, true

@@ -303,3 +303,40 @@ func TestHistogram(t *testing.T) {
 		t.Errorf("the largest is %d", q)
 	}
 }
+
+// TestJaccardOfPartialSketch: where one set is complete in its sketch and the other is not, both are compared as far as the shorter one goes.
+func TestJaccardOfPartialSketch(t *testing.T) {
+	var a, b []uint32 // of 250 and 300 shingles, all of a's in b
+	for i := range uint32(300) {
+		if b = append(b, 1000*i); i%6 != 5 {
+			a = append(a, 1000*i)
+		}
+	}
+	x, y := NewSketch("a", a), NewSketch("b", b)
+	want := float64(len(a)) / float64(len(b))
+	for _, got := range []float64{Jaccard(x, y), Jaccard(y, x)} {
+		if math.Abs(got-want) > 1.0/sketchSize { // shingles are missing in even steps: the sample is as good as it gets
+			t.Errorf("sets of %d and %d: %v, want %v", len(a), len(b), got, want)
+		}
+	}
+}
+
+// TestBucketThreshold: a similarity of just the threshold is enough, whatever numbers it is the quotient of, and one below is not.
+func TestBucketThreshold(t *testing.T) {
+	var all []uint32
+	for i := range uint32(100) {
+		all = append(all, i)
+	}
+	for n := 1; n <= len(all); n++ {
+		for k := 1; k <= n; k++ {
+			a, b, similarity := NewSketch("a", all[:k]), NewSketch("b", all[:n]), float64(k)/float64(n)
+			for threshold, want := range map[float64]bool{similarity: true, math.Nextafter(similarity, 2): false} {
+				bucket := Bucket{Threshold: threshold}
+				bucket.Add(1, a)
+				if _, got := bucket.Add(2, b); got != want {
+					t.Errorf("%d of %d shingles with a threshold of %v: similar is %v", k, n, threshold, got)
+				}
+			}
+		}
+	}
+}

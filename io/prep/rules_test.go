@@ -1,0 +1,95 @@
+package prep
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/tokenize"
+)
+
+// TestContaminationIsOfNormalizedTexts: an evaluation set's texts are cleaned as the rows' are, so no spelling of the same characters hides one.
+func TestContaminationIsOfNormalizedTexts(t *testing.T) {
+	const row = "le caf\u00e9 du coin est ouvert"
+	for _, text := range []string{row, "le caf&eacute; du coin est ouvert", "le <b>cafe\u0301</b> du coin est ouvert", "le cafe du coin est ouvert"} {
+		eval := filepath.Join(t.TempDir(), "eval.jsonl")
+		if err := os.WriteFile(eval, fmt.Appendf(nil, "{\"text\": %q}\n", text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		c := bare(t, "x")
+		c.Normalize = Normalize{Unicode: "nfc", Whitespace: true, HTML: true}
+		c.Decontaminate = Decontaminate{Against: []Against{{[]string{eval}, []string{"text"}}}, Words: 6}
+		rules, err := NewRules(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &Row{Texts: [][]string{{"a query"}, {row}}}
+		w := rules.NewWorker()
+		w.Normalize(r)
+		w.Filter(r)
+		if want := strings.Contains(text, " cafe "); (r.Rule == "") != want || r.Rule != "" && r.Rule != Contaminated {
+			t.Errorf("%q is dropped by %q for %q", row, r.Rule, text)
+		}
+	}
+}
+
+// TestSeedMoves: which queries are put aside and which rows are repeated is the seed's to say, and independent between two seeds.
+func TestSeedMoves(t *testing.T) {
+	const n = 10000
+	rules := func(seed uint64) *Rules { return &Rules{Config: Config{Seed: seed, Split: Split{Dev: 0.5}}} }
+	a, b, again := rules(1), rules(2), rules(1)
+	dev, copies := 0, 0
+	for id := range int64(n) {
+		query := fmt.Sprint("query ", id)
+		if a.IsDev(query) != again.IsDev(query) || a.Copies(id, 1.5) != again.Copies(id, 1.5) {
+			t.Fatalf("row %d: one seed says two things", id)
+		}
+		if a.IsDev(query) != b.IsDev(query) {
+			dev++
+		}
+		if a.Copies(id, 1.5) != b.Copies(id, 1.5) {
+			copies++
+		}
+	}
+	for what, got := range map[string]int{"the split": dev, "the copies": copies} {
+		if math.Abs(float64(got)-n/2) > 5*math.Sqrt(n)/2 { // five standard deviations
+			t.Errorf("of %d rows two seeds differ in %s of %d, want about half", n, what, got)
+		}
+	}
+}
+
+// TestTokenLimits: queries are cut at their own limit and documents at theirs.
+func TestTokenLimits(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	long := strings.Repeat("query of words ", 10)
+	writeJSONL(t, in, pair{Query: long, Positive: long})
+	c := bare(t, in)
+	c.Tokenize = Tokenize{Model: tinyTokenizer(t), MaxLength: Lengths{Query: 4, Document: 12}}
+	mustRun(t, c)
+	tok, err := tokenize.Load(c.Tokenize.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive", Tokens: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	rows, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, []int64{0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, limit := range []int{4, 12} {
+		if got, want := rows[0].IDs[k], tok.Encode(long, limit); !slices.Equal(got, want) || len(got) != limit {
+			t.Errorf("text %d: ids %v, want %v", k, got, want)
+		}
+	}
+	if want := (dataset.TokenInfo{Tokenizer: tok.Hash(), Query: dataset.TokenRole{MaxLength: 4}, Document: dataset.TokenRole{MaxLength: 12}}); *d.Tokens() != want {
+		t.Errorf("the file says %+v, want %+v", *d.Tokens(), want)
+	}
+}
