@@ -443,15 +443,19 @@ type brokenDevice struct{ fakeDevice }
 func (brokenDevice) Name() string                    { return "gpu" }
 func (brokenDevice) OpenLane(LaneKind) (Lane, error) { return nil, errors.New("no driver") }
 
-// What a lane says when it is closed, at last, is the run's error: it may be the only one to know.
+// What lanes say when they are closed, at last, is the run's error: they may be the only ones to know.
 func TestLaneThatClosesBadly(t *testing.T) {
 	g := New("g")
-	Sink(g, "work", Source(g, "rows", count(3)), func(*Task, int) error { return nil }, On(0, Compute))
+	rows := Source(g, "rows", count(3))
+	Sink(g, "work", rows, func(*Task, int) error { return nil }, On(0, Compute))
+	Sink(g, "send", rows, func(*Task, int) error { return nil }, On(0, Comm))
 	p, err := g.Build(Devices(badlyClosed{"gpu"}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Run(context.Background()); err == nil || err.Error() != `graph "g": closing lane gpu compute: work was lost` {
+	err = p.Run(context.Background())
+	if err == nil || !strings.HasPrefix(err.Error(), `graph "g": closing lane gpu `) ||
+		!strings.Contains(err.Error(), "gpu compute: work was lost") || !strings.Contains(err.Error(), "gpu comm: work was lost") {
 		t.Error(err)
 	}
 }
@@ -463,6 +467,89 @@ func (badlyClosed) OpenLane(LaneKind) (Lane, error) { return badlyClosedLane{}, 
 type badlyClosedLane struct{ fakeLane }
 
 func (badlyClosedLane) Close() error { return errors.New("work was lost") }
+
+// Who reads what was made on another lane waits for its mark: a lane awaits it, the host syncs. Nobody waits for its own lane. What Await, Sync
+// and Err say ends the run, at the stage that they were called for.
+func TestMarks(t *testing.T) {
+	checkGoroutines(t)
+	for broken, want := range map[string]string{
+		"":                      "",
+		"compute awaits copy 1": `graph "marks": stage "embed", item #0: compute awaits copy 1: lost`,
+		"host awaits compute 1": `graph "marks": stage "write", item #0: host awaits compute 1: lost`,
+		"copy Err":              `graph "marks": stage "copy", item #0: copy Err: lost`,
+		"compute Err":           `graph "marks": stage "embed", item #0: compute Err: lost`,
+	} {
+		var mu sync.Mutex
+		var awaited []string
+		call := func(what string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if strings.Contains(what, "awaits") {
+				awaited = append(awaited, what)
+			}
+			if what == broken {
+				return errors.New(what + ": lost")
+			}
+			return nil
+		}
+		g := New("marks")
+		pass := func(_ *Task, v int) (int, error) { return v, nil }
+		copied := Map(g, "copy", Source(g, "rows", count(1)), pass, On(0, Copy))
+		embedded := Map(g, "embed", copied, pass, On(0, Compute))
+		score := g.Stage("score", On(0, Compute))
+		In(score, "copied", copied)
+		In(score, "embedded", embedded)
+		scores := Out[int](score, "scores")
+		score.Do(func(t *Task) error { scores.Put(t, 0); return nil })
+		write := g.Stage("write")
+		In(write, "embedded", embedded)
+		In(write, "scores", scores.Port)
+		write.Do(func(t *Task) error { return nil })
+		p, err := g.Build(Devices(marking{"gpu", call}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); fmt.Sprint(err) != want && (err != nil || want != "") {
+			t.Errorf("%q fails: %v, want %s", broken, err, want)
+		}
+		if got, want := strings.Join(awaited, ", "), "compute awaits copy 1, compute awaits copy 1, host awaits compute 1, host awaits compute 2"; broken == "" && got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// marking is a device whose lanes number their marks and ask call what to say.
+type marking struct {
+	fakeDevice
+	call func(what string) error
+}
+
+func (d marking) OpenLane(kind LaneKind) (Lane, error) {
+	return &markingLane{name: kind.String(), call: d.call}, nil
+}
+
+type markingLane struct {
+	fakeLane
+	name  string
+	call  func(string) error
+	marks int
+}
+
+func (l *markingLane) Mark() Mark {
+	l.marks++
+	return numbered{fmt.Sprint(l.name, " ", l.marks), l.call}
+}
+func (l *markingLane) Await(m Mark) error {
+	return l.call(fmt.Sprint(l.name, " awaits ", m.(numbered).name))
+}
+func (l *markingLane) Err() error { return l.call(l.name + " Err") }
+
+type numbered struct {
+	name string
+	call func(string) error
+}
+
+func (m numbered) Sync() error { return m.call("host awaits " + m.name) }
 
 func TestWhen(t *testing.T) {
 	g := New("g")
@@ -571,6 +658,65 @@ func TestEndRun(t *testing.T) {
 	}
 }
 
+// Of two stages that end the run, the one of the lower step says which is the last, and the one that spoke first why, in whichever order they do.
+func TestEndRunTwice(t *testing.T) {
+	checkGoroutines(t)
+	for _, lowFirst := range []bool{true, false} {
+		g := New("ends")
+		rows := Source(g, "source", count(10))
+		bat := g.Stage("batch")
+		row := In(bat, "row", rows)
+		batches := Batches[int](bat, "batches")
+		bat.Do(func(t *Task) error {
+			if !t.Ended() {
+				batches.Put(t, row.Get(t), true)
+			}
+			return nil
+		})
+		low, high := make(chan struct{}), make(chan struct{}) // closed when it has ended the run
+		ahead := make(chan struct{})                          // closed when step 2 has begun
+		update := g.Stage("update", At(Step))
+		Collect(update, "batches", batches.Port, Capacity(3))
+		var updated []int
+		update.Do(func(t *Task) error {
+			updated = append(updated, t.Index.Step)
+			if t.Index.Step == 1 {
+				<-ahead
+				if !lowFirst {
+					<-high
+				}
+				t.EndRun(errors.New("low"))
+				close(low)
+			}
+			return nil
+		})
+		check := g.Stage("check", At(Step))
+		Collect(check, "batches", batches.Port, Capacity(3))
+		check.Do(func(t *Task) error {
+			if t.Index.Step == 2 {
+				close(ahead)
+				if lowFirst {
+					<-low
+				}
+				t.EndRun(errors.New("high"))
+				close(high)
+			}
+			return nil
+		})
+		p, err := g.Build(Workers(4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := `graph "ends": stage "check", item 2: high`
+		if lowFirst {
+			want = `graph "ends": stage "update", item 1: low`
+		}
+		if err := p.Run(t.Context()); err == nil || err.Error() != want || fmt.Sprint(updated) != "[0 1]" {
+			t.Errorf("%v after the steps %v, want %s after 0 and 1", err, updated, want)
+		}
+	}
+}
+
 // What a stage lends comes back once: when all who read it have returned, and when the run has failed as well.
 func TestLent(t *testing.T) {
 	checkGoroutines(t)
@@ -619,14 +765,65 @@ func TestLent(t *testing.T) {
 	}
 }
 
-// A run that hears of nothing says what runs and who waits.
+// What is lent comes back once, too, from a run that fails before all who were to read it have begun, and where a stage puts twice what it may
+// put once.
+func TestLentAndNotRead(t *testing.T) {
+	checkGoroutines(t)
+	for puts, want := range map[int]string{
+		1: `graph "lends": stage "fails", item #0: boom`,
+		2: `graph "lends": stage "lend", item #0: output "value": 2 values were put, want 1`,
+	} {
+		g := New("lends")
+		rows := Source(g, "source", count(1))
+		lent := make(chan struct{})
+		back := make([]atomic.Int64, puts)
+		lend := g.Stage("lend", At(Stream))
+		In(lend, "row", rows)
+		out := Lent[int](lend, "value")
+		lend.Do(func(t *Task) error {
+			defer close(lent)
+			for i := range puts {
+				out.Put(t, i, func() { back[i].Add(1) })
+			}
+			return nil
+		})
+		fails := Map(g, "fails", rows, func(t *Task, v int) (int, error) {
+			<-lent
+			if puts > 1 {
+				<-t.Context().Done()
+			}
+			return v, errors.New("boom")
+		})
+		both := g.Stage("both")
+		In(both, "value", out.Port)
+		In(both, "never", fails)
+		both.Do(func(*Task) error { return nil })
+		p, err := g.Build(Workers(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+		for i := range back {
+			if n := back[i].Load(); n != 1 {
+				t.Errorf("of %d values, number %d came back %d times", puts, i, n)
+			}
+		}
+	}
+}
+
+// A run that hears of nothing says what runs and who waits; once it has heard of something, it begins anew.
 func TestWhenStalled(t *testing.T) {
 	checkGoroutines(t)
 	g := New("sums")
-	hold := make(chan struct{})
+	hold, again := make(chan struct{}), make(chan struct{})
 	summing(g, 1, 1, func(t *Task, v int) error {
 		if v == 1 {
 			<-hold
+		}
+		if v == 2 {
+			<-again
 		}
 		return nil
 	})
@@ -636,14 +833,17 @@ func TestWhenStalled(t *testing.T) {
 	}
 	var said []string
 	err = p.Run(context.Background(), WhenStalled(20*time.Millisecond, func(report string) {
-		if said = append(said, report); len(said) == 2 {
+		switch said = append(said, report); len(said) {
+		case 2:
 			close(hold)
+		case 3:
+			close(again)
 		}
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"nothing has happened for 20ms: embed(0.0.1) runs on cpu compute since", "nothing has happened for 40ms: embed(0.0.1) runs on"} {
+	for i, want := range []string{"nothing has happened for 20ms: embed(0.0.1) runs on cpu compute since", "nothing has happened for 40ms: embed(0.0.1) runs on", "nothing has happened for 20ms: embed(0.0.2) runs on"} {
 		if !strings.HasPrefix(said[i], want) || !strings.Contains(said[i], `update(0) waits for "embeddings" of stage "embed"`) {
 			t.Errorf("report %d: %s", i, said[i])
 		}

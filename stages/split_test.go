@@ -8,6 +8,8 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
+	"contraflow/io/dataset"
+	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 )
 
@@ -69,6 +71,13 @@ func TestCutCovers(t *testing.T) {
 	}
 }
 
+// A sub-batch's padding is what its sequences lack to the longest of them.
+func TestPadding(t *testing.T) {
+	if got := (SubBatch{batchOf(9, 3, 5, 1), 1, 4}).padding(); got != 2+4 {
+		t.Errorf("sequences of 3, 5 and 1 tokens have a padding of %d, want 6", got)
+	}
+}
+
 // A sequence's dropout key tells seed, step, row and column, and not the sub-batch that it is in.
 func TestDropoutKeys(t *testing.T) {
 	keys := func(seed uint64, step int, z Size) (out []uint64) {
@@ -94,6 +103,36 @@ func TestDropoutKeys(t *testing.T) {
 				t.Errorf("in sub-batches of 4 keys are %v, in one %v", cut, all)
 			}
 		}
+	}
+}
+
+// Where a column has several texts of a row, each of them has a key of its own, whichever chunk its row came in.
+func TestDropoutKeysRagged(t *testing.T) {
+	data := Described{Texts: []dataset.Column{{Role: dataset.Query}, {Role: dataset.Positive}, {Role: dataset.Negative, Ragged: true}}}
+	chunk := func(rows []int64, counts ...int32) *TokenChunk {
+		c := &TokenChunk{Chunk: Chunk{Data: data}, Rows: rows, Counts: [][]int32{nil, nil, counts}}
+		negatives := 0
+		for _, n := range counts {
+			negatives += int(n)
+		}
+		for _, n := range []int{len(rows), len(rows), negatives} {
+			c.IDs, c.Texts = append(c.IDs, slices.Repeat([][]int32{{1}}, n)), append(c.Texts, make([]loss.TextID, n))
+		}
+		return c
+	}
+	b := assemble([]*TokenChunk{chunk([]int64{7, 8}, 2, 3), chunk([]int64{9}, 2)})
+	var places []string
+	for n := range b.N() {
+		row, place := b.Origin(n)
+		places = append(places, fmt.Sprintf("%d.%d", row, place))
+	}
+	if want := "[7.0 8.0 9.0 7.1 8.1 9.1 7.2 7.3 8.2 8.3 8.4 9.2 9.3]"; fmt.Sprint(places) != want {
+		t.Errorf("rows and places are %v, want %s", places, want)
+	}
+	keys := SubBatch{b, 0, b.N()}.rows(1, 0).Keys
+	slices.Sort(keys)
+	if n := len(slices.Compact(keys)); n != b.N() {
+		t.Errorf("%d sequences have %d keys", b.N(), n)
 	}
 }
 
@@ -167,6 +206,19 @@ func TestPlanReplay(t *testing.T) {
 	// Where ranks have agreed that one of them can't keep the first, what that leaves makes others whole.
 	if k, _ := planReplay(subs, 53, 5, 1); k != (keeping{1, 2}) {
 		t.Errorf("%+v", k)
+	}
+}
+
+// Where all ranks must keep the same sub-batches, they keep what the rank with the least memory can.
+func TestKeepFrom(t *testing.T) {
+	for _, from := range [][]int{{3, 1}, {1, 3}, {0, 0}} {
+		var peers []Peer
+		for rank, k := range from {
+			peers = append(peers, Peer{First: rank, Rows: 1, Total: 2, Counts: []int{1, 1}, Texts: make([]loss.TextID, 2), KeepFrom: k})
+		}
+		if g, err := joinPeers(peers, 2); err != nil || g.keepFrom != slices.Max(from) {
+			t.Errorf("of %v: %+v, %v", from, g, err)
+		}
 	}
 }
 

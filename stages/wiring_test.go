@@ -34,7 +34,7 @@ type wiring struct {
 	header, gather, scatter, sync bool
 	with                          bool // stages.With
 	size                          stages.Size
-	first                         int // Plan.FirstStep
+	first, accumulate             int // Plan.FirstStep and Accumulate
 	seed                          uint64
 	order                         dataset.SamplerConfig
 	run                           []pipeline.RunOption
@@ -71,7 +71,7 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	}
 	defer data.Close()
 	order := lacks.order
-	order.GlobalSize, order.Epochs = 4, 1
+	order.GlobalSize, order.Epochs = 4, max(1, order.Epochs)
 	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func wire(ctx context.Context, p parts, ranks *stages.Replicas, lacks wiring, te
 	if size == (stages.Size{}) {
 		size.Rows = 2
 	}
-	chunks := own(g, "own rows", stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size(), FirstStep: lacks.first}), lacks.rows)
+	chunks := own(g, "own rows", stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size(), FirstStep: lacks.first, Accumulate: lacks.accumulate}), lacks.rows)
 	batches := own(g, "own batches", stages.Assemble(g, own(g, "own tokens", stages.Tokenize(g, chunks, text), lacks.tokens)), lacks.batch)
 	if !lacks.header {
 		batches = stages.Header(g, batches, size, ranks)
@@ -325,6 +325,56 @@ func TestRollback(t *testing.T) {
 	}
 	if next, ok := sampler.Next(); !ok || next.Index != 1 {
 		t.Errorf("the data goes on with batch %d (%v)", next.Index, ok)
+	}
+}
+
+// Steps that are not finite are skipped, up to ten in a row: one that is between them begins the count anew.
+func TestSkippedInARow(t *testing.T) {
+	for _, c := range []struct {
+		finite, steps int // the step that is finite, and how many there are
+		want          string
+	}{{6, 14, ""}, {-1, 10, `stage "update", item 10: step 11: `}} {
+		p, err := openParts(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		u := plain
+		u.OnNaN = stages.SkipOnNaN
+		step := -1
+		heavy := func(b *stages.Batch) *stages.Batch {
+			if step++; step != c.finite {
+				b.Weights = slices.Repeat([]float64{math.Inf(1)}, len(b.Rows))
+			}
+			return b
+		}
+		norms, err := wire(t.Context(), p, nil, wiring{batch: heavy, order: dataset.SamplerConfig{Epochs: 7}}, p.text, u, loss.InfoNCE{})
+		if c.want == "" && err != nil || len(norms) != c.steps ||
+			c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "the 10 steps before were skipped")) {
+			t.Errorf("%+v: %v after %d steps", c, err, len(norms))
+		}
+	}
+}
+
+// What a loss draws at random differs from batch to batch, and so within a step of several.
+func TestDraws(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	var draws []uint64
+	l := loss.Host(func(b *loss.Batch, _, _ [][]float32) (loss.Result, error) {
+		draws = append(draws, b.Draw)
+		return loss.Result{Weight: float64(b.Rows)}, nil
+	})
+	norms, err := wire(t.Context(), p, nil, wiring{accumulate: 2, order: dataset.SamplerConfig{Epochs: 2}}, p.text, plain, l)
+	if err != nil || len(norms) != 2 || len(draws) != 4 {
+		t.Fatalf("%v after %d steps with the draws %v", err, len(norms), draws)
+	}
+	slices.Sort(draws)
+	if len(slices.Compact(draws)) != 4 {
+		t.Errorf("some draws of 4 batches are the same")
 	}
 }
 

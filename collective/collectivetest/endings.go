@@ -211,9 +211,11 @@ func testFailedStream(r *rank) {
 	r.fails(r.culprit(), errOnPurpose.Error())
 }
 
+// testLeft: the others wait already when the rank leaves.
 func testLeft(r *rank) {
 	r.meet()
 	if r.guilty() {
+		time.Sleep(100 * time.Millisecond)
 		r.ok(r.Close(), "closing")
 		return
 	}

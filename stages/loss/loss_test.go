@@ -272,6 +272,20 @@ func TestAccumulates(t *testing.T) {
 	}
 }
 
+// The loss of a row without weight may be anything: it is not in the sum. Of any other row it is to be finite.
+func TestRowsWithoutWeight(t *testing.T) {
+	for _, l := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), 5} {
+		var r Result
+		if err := errors.Join(r.add(0, 2, 3), r.add(1, 0, l), r.add(2, 0.5, 4)); err != nil || r != (Result{Sum: 8, Weight: 2.5}) {
+			t.Errorf("a row of weight 0 and loss %v: %+v, %v", l, r, err)
+		}
+		var row *RowError
+		if err := r.add(7, 1e-9, l); !finite(l) && (!errors.As(err, &row) || row.Row != 7 || !errors.Is(err, ErrNotFinite)) {
+			t.Errorf("a row of loss %v: %v", l, err)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	a := newArena(t, s, 1<<20)

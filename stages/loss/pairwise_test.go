@@ -390,6 +390,25 @@ func TestPairwiseErrors(t *testing.T) {
 	}
 }
 
+// The hard pairs of a batch of one label are those beyond the mean of its own, not beyond its nearest or farthest.
+func TestOnlineOneLabel(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	for _, c := range []struct {
+		labels []float64
+		want   float64
+	}{
+		{[]float64{0, 0, 0, 0}, 9*9 + 8*8}, // nearer than 4
+		{[]float64{1, 1, 1, 1}, 5*5 + 8*8}, // farther than 4
+		{[]float64{1, 0, 1, 0}, 5*5 + 8*8}, // the positive farther than 2, and the negative nearer than 5
+	} {
+		b := &Batch{Rows: 4, Texts: uniqueTexts(8), Labels: c.labels}
+		b.Embeddings, b.Gradient = tensor(t, s, gpustage.F64, 8, 1, []float64{0, 0, 0, 0, 1, 2, 5, 8}), tensor(t, s, gpustage.F64, 8, 1, nil)
+		if got, _ := compute(t, s, Contrastive{Metric: Euclidean, Margin: 10, Online: true}, b); !(math.Abs(got-c.want) < 1e-3) {
+			t.Errorf("labels %v: loss %v, want %v", c.labels, got, c.want)
+		}
+	}
+}
+
 // What losses take is linear in the batch.
 func TestPairwiseMemory(t *testing.T) {
 	m, _ := Matryoshka(CoSENT{}, []int{384, 128}, nil, 0)

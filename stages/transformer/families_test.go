@@ -591,6 +591,18 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// Of Qwen's layers those from max_window_layers on see a window, if there is to be one: of 8 tokens, the own one among them.
+func TestMaxWindowLayers(t *testing.T) {
+	for _, family := range []string{"qwen2", "qwen3"} {
+		for use, want := range map[bool]string{true: "[false false true true] 7", false: "[] 0"} {
+			c, err := ParseConfig(fmt.Appendf(nil, `{"model_type":%q,"num_hidden_layers":4,"max_window_layers":2,"sliding_window":8,"use_sliding_window":%v}`, family, use))
+			if got := fmt.Sprint(c.Local, c.Window); err != nil || got != want {
+				t.Errorf("%s, use_sliding_window %v: %s, %v, want %s", family, use, got, err, want)
+			}
+		}
+	}
+}
+
 // Of heads of 64 half of the features turned are 16 pairs.
 func TestPartlyTurned(t *testing.T) {
 	c, err := ParseConfig([]byte(`{"model_type":"nomic_bert","rotary_emb_fraction":0.5}`))

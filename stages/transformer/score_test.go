@@ -241,6 +241,38 @@ func TestTokenScorerDefaults(t *testing.T) {
 	}
 }
 
+// The rates of dropout in front of and within a classifier's head are those of the family's model in transformers.
+func TestClassifierDropout(t *testing.T) {
+	for _, c := range []struct {
+		config  string
+		in, out float64
+	}{
+		{`"bert"`, 0, 0.1},
+		{`"bert","hidden_dropout_prob":0.3`, 0, 0.3},
+		{`"bert","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0, 0.4},
+		{`"roberta","hidden_dropout_prob":0.3`, 0.3, 0.3},
+		{`"xlm-roberta","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.4, 0.4},
+		{`"camembert"`, 0.1, 0.1},
+		{`"mpnet"`, 0.1, 0.1},
+		{`"mpnet","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.3, 0.3}, // it has no classifier_dropout
+		{`"distilbert"`, 0, 0.2},
+		{`"distilbert","dropout":0.3,"classifier_dropout":0.4`, 0, 0.2}, // neither
+		{`"distilbert","seq_classif_dropout":0.4`, 0, 0.4},
+		{`"modernbert","mlp_dropout":0.3`, 0, 0},
+		{`"modernbert","classifier_dropout":0.4`, 0, 0.4},
+		{`"qwen3","attention_dropout":0.3`, 0, 0},
+	} {
+		raw := []byte(`{"model_type":` + c.config + `,"num_labels":1}`)
+		config, err := ParseConfig(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, err := config.Classifier(raw, false); err != nil || h.DropoutIn != c.in || h.DropoutOut != c.out {
+			t.Errorf("%s: rates %v and %v (%v), want %v and %v", raw, h.DropoutIn, h.DropoutOut, err, c.in, c.out)
+		}
+	}
+}
+
 func TestHeadErrors(t *testing.T) {
 	raw := []byte(`{"model_type":"bert"}`)
 	c, err := ParseConfig(raw)

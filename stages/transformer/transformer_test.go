@@ -275,8 +275,12 @@ func TestDropoutFollowsRows(t *testing.T) {
 		}
 	}
 	m.Config.HiddenDropout, m.Config.AttentionDropout = 0, 0
-	if e, _ := run(0, all.Len()); relative(e, emb, 0) < 0.01 {
-		t.Error("dropout did nothing")
+	without, _ := run(0, all.Len())
+	for _, rates := range [][2]float64{{0.3, 0.2}, {0.3, 0}, {0, 0.2}} { // each works alone
+		m.Config.HiddenDropout, m.Config.AttentionDropout = rates[0], rates[1]
+		if e, _ := run(0, all.Len()); relative(e, without, 0) < 0.01 {
+			t.Errorf("dropout of %v did nothing", rates)
+		}
 	}
 }
 
