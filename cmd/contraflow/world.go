@@ -28,10 +28,10 @@ func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
 		return recipe.Place{}, err
 	}
 	p := recipe.Place{Share: gpustage.Share{Rank: job.LocalRank, Ranks: job.LocalSize, Bound: bound()}}
-	kind := r.Train.Device
+	kind, passed := r.Train.Device, error(nil)
 	if kind == "auto" && job.Size > 1 {
 		var d gpustage.Device
-		if kind, d, _, err = gpustage.OpenAuto(p.Share); err != nil {
+		if kind, d, passed, err = gpustage.OpenAuto(p.Share); err != nil {
 			return recipe.Place{}, fmt.Errorf("train.device: %w", err)
 		}
 		if err := d.Close(); err != nil {
@@ -40,6 +40,9 @@ func joinJob(ctx context.Context, r recipe.Recipe) (recipe.Place, error) {
 	}
 	backend, err := job.Backend(kind, mpi.Available, os.Getenv("CONTRAFLOW_NCCL"))
 	if err != nil {
+		if passed != nil { // whoever has GPUs wants to know why they are not taken
+			err = fmt.Errorf("%w; train.device: auto takes %s here: %w", err, kind, passed)
+		}
 		return recipe.Place{}, err
 	}
 	switch backend {

@@ -24,6 +24,7 @@ type Retrieval struct {
 
 	Missed    []MissedJudgement // of documents that are not in the corpus
 	Unknown   int               // judgements left out because their query is not there
+	Repeated  int               // judgements that say again what one before has said
 	EmptyDocs int               // documents without any text; they keep their place
 }
 
@@ -49,6 +50,9 @@ func (r *Retrieval) Note() string {
 	}
 	if n := len(r.Missed); n > 0 {
 		notes = append(notes, fmt.Sprintf("%d judgements name documents that are not in the corpus, such as %q: those count as not found", n, r.Missed[0].Doc))
+	}
+	if r.Repeated > 0 {
+		notes = append(notes, fmt.Sprintf("%d judgements say again what others said, and count once", r.Repeated))
 	}
 	if r.EmptyDocs > 0 {
 		notes = append(notes, fmt.Sprintf("%d documents are empty, and ranked as such", r.EmptyDocs))
@@ -127,6 +131,10 @@ func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 		grade, twice := judged[Judgement{Query: q, Doc: d}]
 		if !okDoc {
 			grade, twice = missed[MissedJudgement{Query: q, Doc: doc}]
+		}
+		if twice && okQuery && grade == relevance {
+			r.Repeated++
+			return nil
 		}
 		if twice && okQuery {
 			return &RowError{Row: where.Row, Location: where, Reason: fmt.Sprintf("query %q: document %q is judged a second time, with %v and %v: keep one of them", query, doc, grade, relevance)}

@@ -41,6 +41,7 @@ func TestRetrievalNote(t *testing.T) {
 		"": {},
 		"3 documents are empty, and ranked as such":                      {EmptyDocs: 3},
 		"2 judgements name queries that are not there, and are left out": {Unknown: 2},
+		"4 judgements say again what others said, and count once":        {Repeated: 4},
 		`1 judgements name queries that are not there, and are left out; 1 judgements name documents that are not in the corpus, such as "d": those count as not found`: {Unknown: 1, Missed: []MissedJudgement{{0, "d", 1}}},
 	} {
 		if got := r.Note(); got != want {
@@ -55,6 +56,16 @@ func TestRetrievalEmptyCells(t *testing.T) {
 	at := func(name string) string { return filepath.Join(folder, name) }
 	r, err := LoadRetrieval(t.Context(), at("q.csv"), at("c.csv"), at("r.csv"))
 	if err != nil || r.EmptyDocs != 1 || len(r.Docs) != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// A judgement that is there twice, with the same grade, counts once.
+func TestRetrievalRepeated(t *testing.T) {
+	folder := write(t, map[string]string{"q.tsv": "1\ta\n", "c.tsv": "2\tb\n", "r.qrels": "1 0 2 1\n1 0 9 1\n1 0 2 1\n1 0 9 1\n1 0 2 1\n"})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	r, err := LoadRetrieval(t.Context(), at("q.tsv"), at("c.tsv"), at("r.qrels"))
+	if err != nil || len(r.Judgements) != 1 || len(r.Missed) != 1 || r.Repeated != 3 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -75,7 +86,7 @@ func TestRetrievalErrors(t *testing.T) {
 		"half.tsv":    "query-id\tcorpus-id\tscore\n1\t2\t0.5\n",
 		"twice.tsv":   "query-id\tcorpus-id\tscore\tscore\n1\t2\t1\t1\n",
 		"again.tsv":   "query-id\tcorpus-id\tscore\n1\t2\t1\n1\t2\t2\n",
-		"again.qrels": "1 0 2 1\n1 0 9 1\n1 0 9 1\n",
+		"again.qrels": "1 0 2 1\n1 0 9 1\n1 0 9 2\n",
 		"none2.tsv":   "qid\tdid\trel\n",
 		"short2.tsv":  "qid\tdid\trel\n\n1\t2\n",
 		"word2.tsv":   "1\t2\t1\n1\t2\tyes\n",
@@ -113,7 +124,7 @@ func TestRetrievalErrors(t *testing.T) {
 		{"q.jsonl", "q.jsonl", "word.qrels", `word.qrels:2: the score is "yes", want a whole number`},
 		{"q.jsonl", "q.jsonl", "nofile.qrels", "nofile.qrels: no such file"},
 		{"q.jsonl", "q.jsonl", "again.tsv", `again.tsv:3: query "1": document "2" is judged a second time, with 1 and 2: keep one of them`},
-		{"q.jsonl", "q.jsonl", "again.qrels", `again.qrels:3: query "1": document "9" is judged a second time, with 1 and 1: keep one of them`},
+		{"q.jsonl", "q.jsonl", "again.qrels", `again.qrels:3: query "1": document "9" is judged a second time, with 1 and 2: keep one of them`},
 		{"twice2.tsv", "q.jsonl", "r.tsv", `twice2.tsv:3, column "id": "1" comes a second time`},
 		{"three.tsv", "q.jsonl", "r.tsv", "three.tsv:2: 3 fields between tabs, want an id and a text"},
 		{"words.tsv", "q.jsonl", "r.tsv", `words.tsv has no column "id"`},

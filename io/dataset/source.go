@@ -335,8 +335,11 @@ func IsGlob(path string) bool {
 
 // globIn is a glob of files in a folder, whose name stands for itself.
 func globIn(folder, pattern string) string {
-	literal := strings.NewReplacer("[", "[[]", "*", "[*]", "?", "[?]").Replace(folder)
-	return filepath.Join(literal, pattern)
+	special := []string{"[", "[[]", "*", "[*]", "?", "[?]"}
+	if filepath.Separator != '\\' {
+		special = append(special, `\`, `\\`)
+	}
+	return filepath.Join(strings.NewReplacer(special...).Replace(folder), pattern)
 }
 
 // expand turns files, globs and URLs into sorted, distinct paths.

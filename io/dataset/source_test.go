@@ -52,6 +52,9 @@ func TestNamesWithBrackets(t *testing.T) {
 	}
 	// A folder in MTEB's layout.
 	task := filepath.Join(folder, "task[1]")
+	if filepath.Separator != '\\' {
+		task += `\b`
+	}
 	for name, text := range map[string]string{"queries/a.jsonl": pair("own"), "corpus/a.jsonl": pair("own"), "qrels/test.jsonl": `{"query-id": "own", "corpus-id": "own", "score": 1}`} {
 		file := filepath.Join(task, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {

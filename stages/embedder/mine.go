@@ -17,7 +17,7 @@ type Mining struct {
 	Weights map[string]float64 // of the parts of a model that has some, as Weights makes them; nil: its embeddings alone
 
 	// Progress is told how many "queries" and "documents" have been embedded, and how much has been "searched"; it may be nil. With Weights queries
-	// are embedded all at once.
+	// are embedded all at once. It must not call the embedder, which may be mining's own at that moment: the call would wait for itself.
 	Progress func(what string, done, total int64)
 }
 

@@ -192,6 +192,7 @@ func (x *Run) agree(ctx context.Context) error {
 		"the model":   fmt.Sprintf("%s (%d parameters)", params, x.model.Layout.Len),
 		theGuide:      guide,
 		"its type":    x.model.DType.String(),
+		"the device":  x.device.Info().Kind, // "auto" may be another one on another machine
 	})
 	if err := x.ranks.Agree(ctx, facts); err != nil {
 		return err

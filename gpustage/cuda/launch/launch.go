@@ -157,7 +157,7 @@ func (s *Stream) Free() (err error) {
 				err = e
 			}
 		}
-		r.chunks = nil
+		*r = pool{}
 	}
 	return err
 }

@@ -22,7 +22,7 @@ import (
 // recorded; memory that is allocated while the function runs (scratch, forms of parameters) or a form that is made anew after
 // an update need no care either, and what the host keeps of a pass is always what the ops were called with. The price is that the
 // host still goes through the ops: some 1.1 us a launch, of which finding the recording is 0.03 us (BenchmarkIssue of package transformer and its
-// profile: 263 launches of MiniLM-L6 forward and backward in bf16 in 0.3 ms, 509 of BERT-base in 0.5 ms, on a busy AMD EPYC; now they are 141 and 280).
+// profile: 263 launches of MiniLM-L6 forward and backward in bf16 in 0.3 ms, 509 of BERT-base in 0.5 ms, on a busy AMD EPYC; of a smaller batch they are 141 and 280 now).
 // Starting each costs the driver's time besides.
 //
 // A copy from or to the host, an event or a wait ends what is held, which is started before it, and begins the next: the stream's order

@@ -17,7 +17,7 @@ import (
 
 const (
 	mostSums  = 64       // SUMS of reduce.cu
-	mostParts = 32 << 20 // bytes that wait: BERT-base's parts of a layer are 10 MB at 12,000 tokens
+	mostParts = 32 << 20 // bytes that wait, when an op ends: BERT-base's parts of a layer are 16 MB at 12,000 tokens. Up to twice as many are allocated
 )
 
 // sum and sumArgs have the layout of reduce.cu's Sum and Sums.
