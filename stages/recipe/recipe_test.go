@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -288,6 +289,70 @@ func TestLosses(t *testing.T) {
 }
 
 // A reranker's evaluation is one to begin with and to save the best model by.
+// Every option of every loss reaches what is computed.
+func TestLossOptions(t *testing.T) {
+	parse := func(k lossKind, columns, loss string, sets ...string) Recipe {
+		t.Helper()
+		switch {
+		case k.m3:
+			sets = append(sets, "model.kind=m3")
+		case k.reranker:
+			sets = append(sets, "model.kind=reranker")
+		}
+		r, err := Parse("r.yaml", []byte(strings.Replace(minimal, "positive: p", columns, 1)+"loss: "+loss), sets)
+		if err != nil {
+			t.Fatalf("%s %v: %v", loss, sets, err)
+		}
+		return r
+	}
+	others := map[string]string{
+		"scale": "7", "temperature": "0.3", "student_temperature": "3", "teacher_temperature": "4", "directions": "[query_to_doc]", "partition_mode": "per_direction",
+		"mask_duplicates": "false", "hardness_mode": "hard_negatives", "hardness_strength": "9", "margin": "0.3", "margin_strategy": "relative", "contrast_anchors": "false",
+		"contrast_positives": "false", "parts": "[dense, sparse]", "self_distill": "false", "self_distill_from": "3", "distillation": "kl_div", "matryoshka": "{dims: [8]}",
+		"weighting": "lambda_rank", "k": "2", "sigma": "2", "mu": "3", "pos_weight": "2", "by_label": "true",
+	}
+	needs := map[string]string{ // so that an option can be another
+		"mnrl": ", directions: [query_to_doc, doc_to_query], hardness_mode: all_negatives, hardness_strength: 5", "gist": ", guide: g", "m3": ", self_distill: true",
+	}
+	kinds := slices.Clone(lossKinds)
+	for _, n := range loss.GroupLosses {
+		kinds = append(kinds, (&Loss{Name: string(n), reranker: true}).kind())
+	}
+	for _, k := range kinds {
+		columns := "positive: p, negatives: n, scores: s"
+		switch {
+		case k.single:
+			columns = "label: l"
+		case k.pairs:
+			columns = "positive: p, label: l"
+		case k.teacher:
+			columns = "positive: p, teacher: e"
+		}
+		text := "{name: " + k.names[0] + needs[k.names[0]] + "}"
+		usual := parse(k, columns, text).objective(driving{})
+		for _, option := range k.all() {
+			value := others[option]
+			switch option {
+			case "name", "guide", "gather_across_devices": // not the objective's
+				continue
+			case "similarity":
+				value = map[string]string{"cosine": "dot", "dot": "cosine"}[k.similarity]
+			case "distance":
+				value = k.distances[1]
+			}
+			if got := parse(k, columns, text, "loss."+option+"="+value).objective(driving{}); reflect.DeepEqual(got, usual) {
+				t.Errorf("%s is the same with %s: %s: %+v", k.names[0], option, value, got)
+			}
+		}
+	}
+	for from, want := range []int{0, 0, 1, 2} { // the recipe's steps count from 1
+		r := parse(lossKind{m3: true}, "positive: p", fmt.Sprintf("{name: m3, self_distill: true, self_distill_from: %d}", from))
+		if got := r.objective(driving{}).(loss.M3).DistillFrom; got != want {
+			t.Errorf("self_distill_from: %d is step %d from 0, want %d", from, got, want)
+		}
+	}
+}
+
 func TestRerankerMeasured(t *testing.T) {
 	text := strings.Replace(minimal, "positive: p", "positive: p, negatives: [n]", 1)
 	for _, task := range []string{"rerank", "retrieval"} {
