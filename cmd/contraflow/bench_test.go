@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -38,12 +39,16 @@ func TestBench(t *testing.T) {
 	step := append([]string{"step", "--model", model, "--batch", "8", "--max-length", "16", "--steps", "2", "--warmup", "1"}, data...)
 	short := append([]string{"step", "--model", model, "--batch", "8", "--steps", "1", "--warmup", "0"}, data...)
 	with := func(args []string, more ...string) []string { return append(args[:len(args):len(args)], more...) }
+	several := "scaling" // that of one thread to more
+	if runtime.GOMAXPROCS(0) == 1 {
+		several = "8x16x8"
+	}
 	for _, c := range []struct {
 		args  []string
 		keys  string
 		table string
 	}{
-		{[]string{"gemm", "--shape", "30,20,10", "--shape", "8,16,8", "--seconds", "0"}, "machine rounds cases", "scaling"},
+		{[]string{"gemm", "--shape", "30,20,10", "--shape", "8,16,8", "--seconds", "0"}, "machine rounds cases", several},
 		{[]string{"gemm", "--shape", "30,20,10", "--seconds", "0", "--threads", "1"}, "machine rounds cases", "30x20x10"},
 		{[]string{"ops", "--pairs", "1", "--rows", "20", "--only", "ga", "--seconds", "0"}, "ops threads precision peak_resident_bytes", "gather"},
 		{step, "seconds_per_step pairs_per_s tokens_per_s gflop_per_s peak_gflop_per_s percent_of_peak peak_resident_bytes stages", "backward"},

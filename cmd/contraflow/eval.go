@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -59,7 +60,8 @@ rank correlation, and Pearson's.
 				return usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
 			}
 			for i, q := range queries { // known before a model is loaded
-				if slices.Contains(queries[:i], q) {
+				same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(q) }
+				if slices.ContainsFunc(queries[:i], same) {
 					return usageError{fmt.Errorf("--queries %s is given twice: it would count twice in the mean", q)}
 				}
 				if err := isTask(q, corpus, qrels); err != nil {

@@ -7,10 +7,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"contraflow/gpustage"
 	_ "contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/io/hfmodel"
@@ -38,6 +40,11 @@ func TestGoldenEncode(t *testing.T) {
 					t.Fatal(err)
 				}
 				compare(t, name+" with prompt", got, g.F64(t, "encode_query/embedding"))
+				e.prompt = "query" // as default_prompt_name has it
+				if got, err = e.Embed(context.Background(), meta.Texts); err != nil {
+					t.Fatal(err)
+				}
+				compare(t, name+" with the default prompt", got, g.F64(t, "encode_query/embedding"))
 			}
 			if err := e.Close(); err != nil {
 				t.Error(err)
@@ -76,6 +83,56 @@ func TestPassesAndPrecision(t *testing.T) {
 		if cos := dot / math.Sqrt(a*b); cos < 0.9995 || !differ {
 			t.Errorf("text %d in bf16: cosine %v, different: %t", i, cos, differ)
 		}
+	}
+}
+
+// alone is a sharing of one rank, which sees its passes.
+type alone struct{ passes []int } // tokens
+
+func (*alone) Rank() int { return 0 }
+func (*alone) Size() int { return 1 }
+func (a *alone) Begin(_ gpustage.Stream, passes [][]int32) error {
+	a.passes = append(a.passes, len(passes[0]))
+	return nil
+}
+func (*alone) Skip(gpustage.Stream)                                        {}
+func (*alone) Gather(s gpustage.Stream, dst, src gpustage.Tensor, _ []int) { s.Copy(dst, src) }
+
+// A pass has as many texts as fit into its tokens, and one that is longer goes alone.
+func TestPassTokens(t *testing.T) {
+	for limit, want := range map[int][]int{1: {9, 7, 7, 5, 4, 3}, 8: {9, 7, 7, 5, 7}, 9: {9, 7, 7, 9, 3}, 12: {9, 7, 12, 7}, 23: {23, 12}, 35: {35}} {
+		e, err := Load(goldens.Path(t, "bert/minilm-tiny"), PassTokens(limit))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &alone{}
+		e.engine.Ranks = a
+		texts, seen := [][]int32{}, 0
+		for _, n := range []int{4, 7, 3, 9, 7, 5} {
+			texts = append(texts, slices.Repeat([]int32{5}, n))
+		}
+		if err := e.engine.Embed(t.Context(), texts, func(int, []float32) { seen++ }); err != nil || seen != len(texts) {
+			t.Errorf("%d tokens: %d embeddings, %v", limit, seen, err)
+		}
+		if !slices.Equal(a.passes, want) {
+			t.Errorf("%d tokens: passes of %v, want %v", limit, a.passes, want)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A vector of zeros is like no other, not NaN.
+func TestCosineOfZeros(t *testing.T) {
+	zero, one := []float32{0, 0}, []float32{3, 4}
+	for _, pair := range [][2][]float32{{zero, one}, {one, zero}, {zero, zero}} {
+		if got := cosine(pair[0], pair[1]); got != 0 {
+			t.Errorf("%v: %v", pair, got)
+		}
+	}
+	if got := cosine(one, one); got != 1 {
+		t.Error(got)
 	}
 }
 

@@ -81,6 +81,32 @@ func TestMine(t *testing.T) {
 	}
 }
 
+// Scores are cosines whatever lengths a model's embeddings have.
+func TestMineUnnormalized(t *testing.T) {
+	e, err := Load(goldens.Path(t, "bert/gelu-new"), OnDevice(ref.New()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	p := mine.Pair([]string{"one", "two", "three"}, []string{"a", "b c", "d e f"}, []string{"g", "h i"})
+	vecs, err := e.EmbedPrompt(t.Context(), "", append(slices.Clone(p.Queries), p.Corpus...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cosineOf := func(q, d int) float64 { return cosine(vecs[q], vecs[len(p.Queries)+d]) }
+	rows, short, err := e.Mine(t.Context(), p, Mining{Options: mine.Options{Negatives: 3}})
+	if err != nil || short != 0 || len(rows) != 3 {
+		t.Fatalf("%d rows, %d too short, %v", len(rows), short, err)
+	}
+	for _, r := range rows {
+		for _, h := range append(r.Negatives, evaluate.Hit{Doc: int32(r.Positive), Score: r.Score}) {
+			if want := cosineOf(r.Query, int(h.Doc)); math.Abs(float64(h.Score)-want) > 1e-5 {
+				t.Errorf("query %d and document %d score %v, want their cosine %v", r.Query, h.Doc, h.Score, want)
+			}
+		}
+	}
+}
+
 // While it is searched nobody else has the engine, or could close it.
 func searchHasTurn(t *testing.T, e *Embedder) {
 	t.Helper()

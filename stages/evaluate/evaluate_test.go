@@ -191,6 +191,26 @@ func TestTopKIsASort(t *testing.T) {
 	}
 }
 
+// Without constants BM25 has those that it says.
+func TestBM25Defaults(t *testing.T) {
+	texts := []string{"a a a b", "a b c d e f g", "b b c", "a"}
+	search := func(o BM25Options) Run {
+		t.Helper()
+		index, err := NewBM25(t.Context(), texts, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, err := index.Search(t.Context(), []string{"a b", "c"}, len(texts))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return run
+	}
+	if got, want := search(BM25Options{}), search(BM25Options{K1: 1.2, B: 0.75}); !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // threads runs f with 1 and with 7 threads.
 func threads(f func() any) (one, seven any) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))

@@ -188,6 +188,62 @@ func TestRescoreNaN(t *testing.T) {
 	}
 }
 
+// Queries with the same seed have samples of their own.
+func TestSampleOfEachQuery(t *testing.T) {
+	var queries, positives, corpus []string
+	for i := range 30 {
+		corpus = append(corpus, fmt.Sprint("document ", i))
+	}
+	for i := range 10 {
+		queries, positives = append(queries, fmt.Sprint("query ", i)), append(positives, "positive")
+	}
+	p, run := Pair(queries, positives, corpus), make(evaluate.Run, 10)
+	for q := range run {
+		for i := range corpus {
+			run[q] = append(run[q], evaluate.Hit{Doc: int32(i), Score: 1 - float32(i)/100})
+		}
+	}
+	rows, _, err := p.Choose(t.Context(), Options{Negatives: 3, RangeMax: 30, Sample: true, Seed: 42}, run, func(int, int) float32 { return 1 })
+	if err != nil || len(rows) != 10 {
+		t.Fatal(rows, err)
+	}
+	others := 0
+	for _, r := range rows[1:] {
+		if !slices.Equal(r.Negatives, rows[0].Negatives) {
+			others++
+		}
+	}
+	if others < 8 {
+		t.Errorf("%d of 9 queries have other samples than the first, %v", others, rows[0].Negatives)
+	}
+}
+
+// A score that is the bound itself is within it, whichever bound it is.
+func TestBoundsInclude(t *testing.T) {
+	p := Pair([]string{"query"}, []string{"positive"}, []string{"near", "as near", "far"})
+	half, quarter := 0.5, 0.25
+	for name, c := range map[string]struct {
+		o    Options
+		want []int32
+	}{
+		"absolute margin": {Options{AbsoluteMargin: &quarter}, []int32{2}}, "relative margin": {Options{RelativeMargin: &half}, []int32{2}},
+		"highest score": {Options{MaxScore: &half}, []int32{1, 2}}, "lowest score": {Options{MinScore: &half}, []int32{0, 1}},
+	} {
+		c.o.Negatives, c.o.Fewest = 3, 1
+		run := evaluate.Run{{{Doc: 0, Score: 0.75}, {Doc: 1, Score: 0.5}, {Doc: 2, Score: 0.25}}} // numbers that are exact
+		rows, _, err := p.Choose(t.Context(), c.o, run, func(int, int) float32 { return 0.5 })
+		var got []int32
+		for _, r := range rows {
+			for _, h := range r.Negatives {
+				got = append(got, h.Doc)
+			}
+		}
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, %v, want %v", name, got, err, c.want)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	bad := math.NaN()
 	for want, o := range map[string]Options{

@@ -4,17 +4,23 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/pipeline"
+	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/transformer"
 )
 
 // measured are settings under which evaluations soon get worse.
@@ -97,6 +103,19 @@ func TestBestIsAnyBetter(t *testing.T) {
 	if *p.Best != 0.63 || p.BestStep != 7 {
 		t.Errorf("%+v", p)
 	}
+	for _, delta := range []float64{0, 0.125} { // a value that is better by min_delta and no more is no better
+		p, stop := progress{}, &EarlyStopping{Patience: 2, MinDelta: delta}
+		for i := range 3 {
+			v := 0.5
+			if i == 2 {
+				v += delta
+			}
+			p.measured(&Evaluation{Step: i + 1, Value: v}, stop)
+		}
+		if p.Worse != 2 || !p.Enough {
+			t.Errorf("with min_delta %v: %+v", delta, p)
+		}
+	}
 	old := progress{Best: new(float64), BestStep: 1} // of a checkpoint from before marks
 	if old.measured(&Evaluation{Step: 2, Value: 0.05}, stop); old.Worse != 1 || *old.Best != 0.05 {
 		t.Errorf("%+v", old)
@@ -106,7 +125,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 // What is in best/ counts only if the checkpoint knows it, and its value only where it can be compared.
 func TestBestBelongsToTheRun(t *testing.T) {
 	j := newJob(t, 60)
-	sets := append(j.measured(t), "train.max_steps=8")
+	sets := slices.Clip(append(j.measured(t), "train.max_steps=8", "train.seed=53")) // whose best step is the seventh
 	stopped := func(out string) (best string) {
 		if _, err := j.run(t, out, nil, 4, false, append(sets, "eval.early_stopping={patience: 40}")...); err != nil {
 			t.Fatal(err)
@@ -117,7 +136,7 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := append(sets, "eval.early_stopping={patience: 40}")
+	again := slices.Clip(append(sets, "eval.early_stopping={patience: 40}"))
 
 	if err := os.WriteFile(stopped("lr"), abandoned, 0o600); err != nil {
 		t.Fatal(err)
@@ -128,9 +147,6 @@ func TestBestBelongsToTheRun(t *testing.T) {
 		t.Error("the model is that of a run that was abandoned")
 	}
 
-	if err := os.WriteFile(stopped("same"), abandoned, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	stopped("none")
 	o, err = j.run(t, "none", nil, 0, true, append(sets, "save.best=false")...)
 	said(t, o, err, "nothing asks any more which evaluation is the best (save.best, eval.early_stopping): that one, ")
@@ -138,12 +154,20 @@ func TestBestBelongsToTheRun(t *testing.T) {
 		t.Errorf("%q, and eval measures what it did", o.notes)
 	}
 
+	// A run that was killed after it had kept a better one goes on to make that again.
+	whole, err := j.run(t, "whole", nil, 0, false, again...)
+	if err != nil || whole.summary.BestStep != 7 {
+		t.Fatalf("%+v, %v", whole.summary, err)
+	}
+	if err := os.WriteFile(stopped("same"), j.model(t, "whole"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	o, err = j.run(t, "same", nil, 0, true, append(again, "save.keep=4")...)
 	if err != nil || strings.Contains(fmt.Sprint(o.notes), "begin anew") {
 		t.Errorf("nothing has changed in what is computed: %v, %v", err, o.notes)
 	}
-	if bytes.Equal(j.model(t, "same"), abandoned) {
-		t.Error("the model is that of a run that was abandoned")
+	if o.summary.BestStep != 7 || !bytes.Equal(j.model(t, "same"), j.model(t, "whole")) {
+		t.Errorf("the model of step %d differs from that of a run in one go", o.summary.BestStep)
 	}
 
 	if err := os.RemoveAll(filepath.Dir(stopped("gone"))); err != nil {
@@ -153,6 +177,10 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	said(t, o, err, "best and patience begin anew")
 
 	stopped("eval")
+	unkept := slices.Clip(append(again, "save.best=false"))
+	if _, err := j.run(t, "unkept", nil, 4, false, unkept...); err != nil {
+		t.Fatal(err)
+	}
 	sts := filepath.Join(j.dir, "sts.jsonl")
 	raw, err := os.ReadFile(sts)
 	if err != nil {
@@ -162,6 +190,8 @@ func TestBestBelongsToTheRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	o, err = j.run(t, "eval", nil, 0, true, again...)
+	said(t, o, err, "what eval measures has changed")
+	o, err = j.run(t, "unkept", nil, 0, true, unkept...)
 	said(t, o, err, "what eval measures has changed")
 }
 
@@ -323,6 +353,34 @@ func TestNotesOnData(t *testing.T) {
 	}
 }
 
+// An evaluation's time is not its step's.
+func TestRateWithoutEvaluation(t *testing.T) {
+	for _, c := range []struct {
+		ev   *Evaluation
+		want float64
+	}{{nil, 10}, {&Evaluation{took: 8 * time.Second}, 50}} {
+		var got Metrics
+		j := &journal{enc: json.NewEncoder(io.Discard), obs: Observer{Step: func(m Metrics) { got = m }}, last: time.Now().Add(-10 * time.Second), totals: new(pipeline.Totals)}
+		if err := j.step(stages.StepResult{Pairs: 100, Tokens: 200}, c.ev, &stages.Encoder{Model: &transformer.Model{Device: ref.New()}}); err != nil {
+			t.Fatal(err)
+		}
+		if math.Abs(got.PairsPerS/c.want-1) > 0.1 || math.Abs(got.TokensPerS/c.want/2-1) > 0.1 {
+			t.Errorf("100 pairs in 10 s, with the evaluation %+v in them: %v pairs/s, %v tokens/s, want %v pairs/s", c.ev, got.PairsPerS, got.TokensPerS, c.want)
+		}
+	}
+}
+
+// A checkpoint is asked for when its time has come, and then not until it has come again.
+func TestAskedByTime(t *testing.T) {
+	x := &Run{saves: &checkpoints{control: new(Control), last: time.Now().Add(-time.Hour)}}
+	x.Recipe.Save.Every.Time = time.Minute
+	for i, want := range []bool{true, false} {
+		if got := x.asked().Save; got != want {
+			t.Errorf("step %d asks for a checkpoint: %t, want %t", i, got, want)
+		}
+	}
+}
+
 // Steps and seconds of a run that went on belong together, as its rates do.
 func TestSummaryOfResumed(t *testing.T) {
 	s := Summary{Steps: 14, from: 6, Counts: Counts{Pairs: 140, Tokens: 1400}, before: Counts{Pairs: 60, Tokens: 600}, Seconds: 2}
@@ -334,12 +392,14 @@ func TestSummaryOfResumed(t *testing.T) {
 // A run that ends before its last step counts the rows that were left out up to there, however far ahead the data was read.
 func TestDroppedSoFar(t *testing.T) {
 	j := newJob(t, 62) // 15 steps of 4 rows
-	o, err := j.run(t, "run", nil, 16, false, "batch.global_size=4", "batch.accumulate=1", "batch.drop_last=true", "batch.no_duplicates=false", "train.epochs=40")
-	if err != nil || !o.summary.Stopped || o.summary.Steps < 16 || o.summary.Steps > 29 || o.summary.Model != "" {
-		t.Fatalf("%+v, %v", o.summary, err)
-	}
-	if o.summary.Dropped != 62-15*4 {
-		t.Errorf("after %d steps of 4 of 62 rows %d are said to be left out, want those of one epoch, %d", o.summary.Steps, o.summary.Dropped, 62-15*4)
+	for epochs := range int64(2) {
+		o, err := j.run(t, fmt.Sprint("run", epochs), nil, 12+4*int(epochs), false, "batch.global_size=4", "batch.accumulate=1", "batch.drop_last=true", "batch.no_duplicates=false", "train.epochs=40")
+		if n := int64(o.summary.Steps); err != nil || !o.summary.Stopped || n < 12+4*epochs || n >= 15*(epochs+1) || o.summary.Model != "" {
+			t.Fatalf("%+v, %v", o.summary, err)
+		}
+		if want := epochs * (62 - 15*4); o.summary.Dropped != want {
+			t.Errorf("after %d steps of 4 of 62 rows %d are said to be left out, want those of %d epochs, %d", o.summary.Steps, o.summary.Dropped, epochs, want)
+		}
 	}
 }
 
@@ -563,6 +623,32 @@ func TestEarlyStopping(t *testing.T) {
 	if o, err := j.run(t, "run", nil, 0, true, sets...); err != nil || !o.summary.Over {
 		t.Errorf("resumed when it was over: %+v, %v", o.summary, err)
 	}
+}
+
+// A run that is asked to end when its evaluations are no longer better has ended early, with its model, if its last step is made, and was stopped if
+// it would make one more.
+func TestStopAsItEnds(t *testing.T) {
+	j := newJob(t, 60)
+	sets := slices.Clip(append(j.measured(t), "train.seed=40", "eval.early_stopping={patience: 1}", "train.max_steps=8")) // whose first evaluation is the best
+	check := func(out string, stopAt int) {
+		t.Helper()
+		o, err := j.run(t, out, nil, stopAt, false, sets...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		early := o.summary.Steps == 3
+		r, err := ReadRecord(filepath.Join(j.dir, out))
+		if s := o.summary; err != nil || s.Steps > 3 || s.Early != early || s.Stopped == early || (s.Model != "") != early || r.Early != early || r.Done != early || r.Stopped == early {
+			t.Errorf("%s: after %d steps early %t, stopped %t, model %q; run.json has early %t, stopped %t, done %t, %v", out, s.Steps, s.Early, s.Stopped, s.Model, r.Early, r.Stopped, r.Done, err)
+		}
+		if o, err = j.run(t, out, nil, 0, true, sets...); err != nil || o.summary.Over != early || o.summary.Steps != 3 || !o.summary.Early && !early {
+			t.Errorf("%s, gone on: over %t, early %t, %d steps, %v", out, o.summary.Over, o.summary.Early, o.summary.Steps, err)
+		}
+	}
+	check("whole", 0)
+	check("before", 1) // soon enough to make one step more, or two
+	j.stopOn = "the run ends early"
+	check("at last", 0)
 }
 
 // The best evaluation's model is kept of a run that trains a part of it, too.

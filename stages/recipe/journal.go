@@ -87,6 +87,7 @@ type journal struct {
 	began   time.Time
 	summary Summary
 	next    *dataset.Cursor     // after the last step
+	over    bool                // the last step ends the run early, whoever else asked for its end
 	events  *tensorboard.Writer // nil unless log.tensorboard
 	record  *recorder           // nil but on rank 0
 
@@ -200,7 +201,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
 	}
 	s := &j.summary
-	j.next = r.Next
+	j.next, j.over = r.Next, r.Asked.Finish
 	s.Steps, s.Loss, s.PeakBytes = m.Step, m.Loss, peak
 	if given == 0 && host > 0 {
 		s.peakOf = "of the process "

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -134,7 +135,7 @@ func TestRowAlone(t *testing.T) {
 
 // negatives_per_query is a number or all.
 func TestNegativesPerQuery(t *testing.T) {
-	for value, want := range map[string]Count{"3": 3, "all": dataset.AllNegatives, "0": 0} {
+	for value, want := range map[string]Count{"3": 3, "all": dataset.AllNegatives} {
 		r, err := Parse("r.yaml", []byte(strings.Replace(minimal, "positive: p", "positive: p, negatives: n, negatives_per_query: "+value, 1)), nil)
 		if err != nil || r.Data.Train[0].NegativesPerQuery != want {
 			t.Errorf("%s: %d, %v", value, r.Data.Train[0].NegativesPerQuery, err)
@@ -288,6 +289,70 @@ func TestLosses(t *testing.T) {
 }
 
 // A reranker's evaluation is one to begin with and to save the best model by.
+// Every option of every loss reaches what is computed.
+func TestLossOptions(t *testing.T) {
+	parse := func(k lossKind, columns, loss string, sets ...string) Recipe {
+		t.Helper()
+		switch {
+		case k.m3:
+			sets = append(sets, "model.kind=m3")
+		case k.reranker:
+			sets = append(sets, "model.kind=reranker")
+		}
+		r, err := Parse("r.yaml", []byte(strings.Replace(minimal, "positive: p", columns, 1)+"loss: "+loss), sets)
+		if err != nil {
+			t.Fatalf("%s %v: %v", loss, sets, err)
+		}
+		return r
+	}
+	others := map[string]string{
+		"scale": "7", "temperature": "0.3", "student_temperature": "3", "teacher_temperature": "4", "directions": "[query_to_doc]", "partition_mode": "per_direction",
+		"mask_duplicates": "false", "hardness_mode": "hard_negatives", "hardness_strength": "9", "margin": "0.3", "margin_strategy": "relative", "contrast_anchors": "false",
+		"contrast_positives": "false", "parts": "[dense, sparse]", "self_distill": "false", "self_distill_from": "3", "distillation": "kl_div", "matryoshka": "{dims: [8]}",
+		"weighting": "lambda_rank", "k": "2", "sigma": "2", "mu": "3", "pos_weight": "2", "by_label": "true",
+	}
+	needs := map[string]string{ // so that an option can be another
+		"mnrl": ", directions: [query_to_doc, doc_to_query], hardness_mode: all_negatives, hardness_strength: 5", "gist": ", guide: g", "m3": ", self_distill: true",
+	}
+	kinds := slices.Clone(lossKinds)
+	for _, n := range loss.GroupLosses {
+		kinds = append(kinds, (&Loss{Name: string(n), reranker: true}).kind())
+	}
+	for _, k := range kinds {
+		columns := "positive: p, negatives: n, scores: s"
+		switch {
+		case k.single:
+			columns = "label: l"
+		case k.pairs:
+			columns = "positive: p, label: l"
+		case k.teacher:
+			columns = "positive: p, teacher: e"
+		}
+		text := "{name: " + k.names[0] + needs[k.names[0]] + "}"
+		usual := parse(k, columns, text).objective(driving{})
+		for _, option := range k.all() {
+			value := others[option]
+			switch option {
+			case "name", "guide", "gather_across_devices": // not the objective's
+				continue
+			case "similarity":
+				value = map[string]string{"cosine": "dot", "dot": "cosine"}[k.similarity]
+			case "distance":
+				value = k.distances[1]
+			}
+			if got := parse(k, columns, text, "loss."+option+"="+value).objective(driving{}); reflect.DeepEqual(got, usual) {
+				t.Errorf("%s is the same with %s: %s: %+v", k.names[0], option, value, got)
+			}
+		}
+	}
+	for from, want := range []int{0, 0, 1, 2} { // the recipe's steps count from 1
+		r := parse(lossKind{m3: true}, "positive: p", fmt.Sprintf("{name: m3, self_distill: true, self_distill_from: %d}", from))
+		if got := r.objective(driving{}).(loss.M3).DistillFrom; got != want {
+			t.Errorf("self_distill_from: %d is step %d from 0, want %d", from, got, want)
+		}
+	}
+}
+
 func TestRerankerMeasured(t *testing.T) {
 	text := strings.Replace(minimal, "positive: p", "positive: p, negatives: [n]", 1)
 	for _, task := range []string{"rerank", "retrieval"} {
@@ -323,11 +388,11 @@ optimizer: {warmup_ratio: 0.3, betas: [0.5, 0.6]}
 		sets []string
 	}{
 		"null":      {text, sets},
-		"nothing":   {text, strings.Split(strings.ReplaceAll(strings.Join(sets, " "), "null", ""), " ")},
-		"whole":     {text, []string{"eval=", "loss=~", "optimizer=null", "model.lora="}},
+		"tildes":    {text, strings.Split(strings.ReplaceAll(strings.Join(sets, " "), "null", "~"), " ")},
+		"whole":     {text, []string{"eval=null", "loss=~", "optimizer=null", "model.lora=null"}},
 		"commented": {minimal + "loss:\n  # name: gist\n  # scale: 30\neval:\n  every:\n  # early_stopping: {patience: 3}\noptimizer:\n", nil},
 		"last":      {minimal + "loss:\n  # name: gist\n", nil},
-		"both":      {text, append(sets, "loss.scale=", "optimizer.warmup_ratio=null")},
+		"both":      {text, append(sets, "loss.scale=~", "optimizer.warmup_ratio=null")},
 	} {
 		got, err := Parse("r.yaml", []byte(c.text), c.sets)
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -335,12 +400,12 @@ optimizer: {warmup_ratio: 0.3, betas: [0.5, 0.6]}
 		}
 	}
 	// What is checked by who says it: warmup_steps stands against a ratio that is said, and gist has no options of mnrl.
-	got, err := Parse("r.yaml", []byte(text), []string{"optimizer.warmup_ratio=", "optimizer.warmup_steps=7", "loss.name=gist", "loss.guide=g", "loss.scale=null", "loss.directions="})
+	got, err := Parse("r.yaml", []byte(text), []string{"optimizer.warmup_ratio=null", "optimizer.warmup_steps=7", "loss.name=gist", "loss.guide=g", "loss.scale=null", "loss.directions=null"})
 	if err != nil || *got.Optimizer.WarmupSteps != 7 || got.Loss.Name != "gist" {
 		t.Errorf("%+v, %v", got, err)
 	}
 	// Set again after it was taken back.
-	got, err = Parse("r.yaml", []byte(text), []string{"eval.early_stopping=", "eval.early_stopping.patience=5"})
+	got, err = Parse("r.yaml", []byte(text), []string{"eval.early_stopping=null", "eval.early_stopping.patience=5"})
 	if err != nil || got.Eval.EarlyStopping.Patience != 5 {
 		t.Errorf("%+v, %v", got, err)
 	}

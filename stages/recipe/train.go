@@ -483,8 +483,8 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	s := &log.summary
 	p := x.saves.progress
-	s.Stopped = x.saves.control.stop.Load() && s.Steps < x.Steps
-	s.Early = p.Enough && !s.Stopped && s.Steps < x.Steps
+	s.Early = log.over && s.Steps < x.Steps
+	s.Stopped = x.saves.control.stop.Load() && !s.Early && s.Steps < x.Steps
 	best, bestStep := x.bestOf(s)
 	if best != nil {
 		s.Best, s.BestStep = *best, bestStep
