@@ -1,0 +1,75 @@
+package prep
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// TestUseless: settings that would do nothing are told, and inputs of the same roles may have them in columns of any names.
+func TestUseless(t *testing.T) {
+	c := bare(t, "x")
+	c.Dedupe.Near.Threshold, c.Mix.Repeat = 0.9, 2
+	if p := c.Check(); len(p) != 2 || p[0] != NearWithoutColumn || p[1].Key != "mix.repeat" {
+		t.Errorf("settings without use: %v", p)
+	}
+	a, b := Input{Positive: "p", Scores: []string{"s", "t"}, Weight: "w"}, Input{Positive: "q", Scores: []string{"s"}, Weight: "v"}
+	if roles := a.unlike(&b); len(roles) > 0 {
+		t.Errorf("the same roles: %q", roles)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	c := Config{Mix: Mix{Kind: "sideways", Repeat: 0.5}, Filter: Filter{Unit: "tokens", Query: Range{5, 2}, Script: Script{"Elvish", 2}, Reject: []string{"("}}, Decontaminate: Decontaminate{Words: -1}, Split: Split{Dev: 1}}
+	c.Input = []Input{{Query: "q"}, {Name: "input", Path: []string{"x"}, Query: "q", Positive: "p"}}
+	c.Dedupe = Dedupe{Exact: "positive", Near: Near{Column: "query", Threshold: 2, Shingle: -1}}
+	var keys []string
+	for _, p := range c.Check() {
+		keys = append(keys, p.Key)
+	}
+	for _, want := range []string{"input[0].path", "input[1].name", "input[1]", "output.dir", "filter.unit", "filter.query", "filter.script.name", "filter.script.share", "filter.reject[0]", "dedupe.exact", "dedupe.near.threshold",
+		"dedupe.near", "decontaminate.words", "split.dev", "mix.kind", "mix.repeat"} {
+		if !slices.Contains(keys, want) {
+			t.Errorf("no problem with %s in %v", want, keys)
+		}
+	}
+	c.Filter.Document, c.Filter.Require = Range{-1, 0}, []string{"["}
+	var before string
+	for range 20 { // in one order
+		said := fmt.Sprint(c.Check())
+		if before != "" && said != before {
+			t.Fatalf("%s\nand before\n%s", said, before)
+		}
+		before = said
+	}
+	d := Default()
+	d.Input, d.Output.Dir = []Input{{Path: []string{"x"}, Query: "q", Positive: "p"}}, "out"
+	if p := d.Check(); len(p) > 0 {
+		t.Errorf("defaults: %v", p)
+	}
+	d.Tokenize = Tokenize{Model: "m", MaxLength: Lengths{Query: -1}}
+	if p, want := fmt.Sprint(d.Check()), "[tokenize.max_length: is {query: -1, document: 0}, want at least 1, or for static embeddings 0, which leaves texts whole]"; p != want {
+		t.Errorf("%s, want %s", p, want)
+	}
+}
+
+// TestZeroConfig: what is left out of a configuration in Go changes nothing, and what a step needs besides what names it is as in Default.
+func TestZeroConfig(t *testing.T) {
+	dir := t.TempDir()
+	text := "the quick brown fox jumps over the lazy dog and runs through the wide green wood until night falls"
+	path, against := filepath.Join(dir, "raw.jsonl"), filepath.Join(dir, "test.jsonl")
+	writeJSONL(t, path, pair{Query: "a", Positive: text}, pair{Query: "a", Positive: text}, pair{Query: "b", Positive: text + " again"}, pair{Query: "c", Positive: "something else"})
+	writeJSONL(t, against, pair{Query: "d", Positive: "something else"})
+	c := Config{Input: []Input{{Path: []string{path}, Query: "query", Positive: "positive"}}, Output: Output{Dir: filepath.Join(dir, "out")}}
+	mustRun(t, c)
+	if written := readPairs(t, c.Output.Dir, "train"); len(written) != 4 || written[1].Positive != text {
+		t.Errorf("%v", written)
+	}
+	c.Output.Dir = filepath.Join(dir, "again")
+	c.Filter.Query.Max, c.Dedupe.Near.Column, c.Decontaminate.Against = 1, "positive", []Against{{Path: []string{against}, Columns: []string{"positive"}}}
+	mustRun(t, c)
+	if written := readPairs(t, c.Output.Dir, "train"); len(written) != 2 || written[1].Query != "a" { // two rows of one text are for Exact to say
+		t.Errorf("%v", written)
+	}
+}
