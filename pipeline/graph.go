@@ -233,7 +233,7 @@ func Batches[T any](s *Stage, name string) BatchOutput[T] {
 func (o Output[T]) Put(t *Task, v T) { t.put(o.slot, value{v: v}, false) }
 
 // Put lends v to the stages that read it. back, which may be nil and must not wait, is called once, when all of them have returned, or the run has
-// ended. Who passes v on to further stages passes on what is theirs no more.
+// ended. A stage that reads v must not put it out again: who reads it there could have it when it has been given back.
 func (o LentOutput[T]) Put(t *Task, v T, back func()) { t.put(o.slot, value{v: v, back: back}, false) }
 
 // Put passes on a batch. last tells that it is its step's last one.

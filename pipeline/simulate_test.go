@@ -170,7 +170,7 @@ func TestTranscriptStep(t *testing.T) {
 	checkTranscript(t, "step", got)
 }
 
-// Buckets of the gradient are reduced while the step's last sub-batch still goes backward: DESIGN's picture of a step.
+// Buckets of the gradient are reduced while the step's last sub-batch still goes backward.
 func TestTranscriptBuckets(t *testing.T) {
 	g := New("step")
 	stage := func(name string, opts ...Option) *Stage {

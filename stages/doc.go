@@ -11,6 +11,21 @@
 // stage of one's own goes between any two of them. What stages of one model share on its device (parameters, gradients,
 // the arena, embeddings, kept passes) is an [Encoder].
 //
+// # The gradient contract
+//
+// The loss of an optimizer step is
+//
+//	sum over batches b and rows i of w_i l_i / sum over batches b and rows i of w_i
+//
+// over the contrastive batches that it accumulates and their rows on all ranks; w_i is 1 unless the data gives weights. Negatives are those of
+// a row's own batch. Losses and gradients stay sums until the update, which divides once, before clipping: so there is no factor of the number of
+// ranks, and rows that are shared out unevenly change nothing.
+//
+// For one recipe, global batch, weights and seed every choice of replicas, shards, sub-batches, replay budget, activation checkpointing, overlap
+// and tiles gives the gradient of one process that caches nothing and sees the whole batch at once. How far a tensor's gradient may be from that is
+// measured by transformer.GradientError: in f32, 1e-5 of the tensor's largest value. With the same ranks and sub-batches gradients are the same bits,
+// whatever the replay budget, overlap or threads. Command verify-grads tells for a model and data, and package recipe's Verify how.
+//
 // # The cached pass and the replay budget
 //
 // A contrastive batch may be thousands of times larger than what fits through the model at once. It is split into sub-batches;
@@ -34,9 +49,4 @@
 //
 // What a model gives of a text is a set of parts: its embedding, and of an M3 also a lexical weight and a vector for each of its tokens.
 // Embed, gather, loss, scatter and backward treat them alike; see parts.go.
-//
-// # One division
-//
-// Losses and gradients stay sums until the step's update: over rows, columns, sub-batches and accumulated batches. Only there
-// they are divided, by the sum of the rows' weights over everything the step has seen.
 package stages

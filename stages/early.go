@@ -64,7 +64,7 @@ func (e *Encoder) tableShare() share {
 	if e.tableTrains() {
 		return e.shares[0]
 	}
-	return e.still[0]
+	return e.frozen[0]
 }
 
 // wordRows are rows of the word embeddings that a sub-batch's tokens have on some ranks.
@@ -180,12 +180,12 @@ func (e *Encoder) beginEarly(t *pipeline.Task, sub SubBatch, last bool) (to tran
 	to.Done = func(mark int) {
 		if err == nil && bottom[mark] {
 			pass(s, e.slots.full, x)
-			if e.ranks.Serial {
+			if e.ranks.NoOverlap {
 				s.Fail(e.reduceLayer(t, last))
 			}
 		}
 	}
-	if e.ranks.Serial {
+	if e.ranks.NoOverlap {
 		e.reduceTable(t, last)
 	}
 	return to, func() {
@@ -193,7 +193,7 @@ func (e *Encoder) beginEarly(t *pipeline.Task, sub SubBatch, last bool) (to tran
 			return
 		}
 		pass(s, e.tail.full, tail)
-		if e.ranks.Serial {
+		if e.ranks.NoOverlap {
 			s.Fail(e.reduceTail(t, sub.Batch, last))
 		}
 	}, nil
@@ -235,7 +235,7 @@ func nowhere(t gpustage.DType, n int) gpustage.Tensor {
 
 // reduceEarly adds the stage beside backward.
 func (e *Encoder) reduceEarly(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Port[Gradient]) {
-	if !e.ranks.early() || e.ranks.Serial {
+	if !e.ranks.early() || e.ranks.NoOverlap {
 		return
 	}
 	s := g.Stage(ReduceEarly, e.OnComm(), pipeline.Descending())
@@ -268,7 +268,7 @@ func (e *Encoder) reduceEarly(g *pipeline.Graph, subs pipeline.Port[SubBatch], g
 // counted when that ends, before it gives anything: the step may be over, and its bytes summed up, before the task itself ends.
 func (e *Encoder) part(t *pipeline.Task, name string) (end func()) {
 	sent := e.count(t)
-	if e.ranks.Serial {
+	if e.ranks.NoOverlap {
 		return sent
 	}
 	done := t.Part(name)

@@ -138,7 +138,7 @@ func Backward(g *pipeline.Graph, subs pipeline.Port[SubBatch], grads pipeline.Po
 		if last {
 			e.endLast(t, sub)
 		}
-		if e.ranks != nil && e.ranks.Every {
+		if e.ranks != nil && e.ranks.EverySubBatch {
 			e.reduceNow(t, last)
 		}
 		out.Put(t, Contribution{sub.Tokens()})

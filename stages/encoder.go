@@ -101,7 +101,7 @@ type Encoder struct {
 	replication
 	guided guided
 	shares []share // of this rank, where there is a shard axis
-	still  []share // likewise of what is frozen, where parameters are streamed
+	frozen []share // likewise of what is frozen, where parameters are streamed
 	earlyGradients
 	streamedParameters
 	optimizerState
@@ -144,7 +144,7 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if e.ranks != nil {
 		e.ranks.tokens = len(e.parts) > 1
 	}
-	e.shares, e.still = e.ranks.shares(m.Layout, m.DType), e.ranks.still(m.Layout)
+	e.shares, e.frozen = e.ranks.shares(m.Layout, m.DType), e.ranks.frozen(m.Layout)
 	if m.Partial() != e.ranks.streams() {
 		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")
 	}

@@ -31,7 +31,7 @@ func newHandover(slots ...*slot) *handover {
 // layerSlots are buffers of n elements for layers: two, or one where nothing is to work at the same time.
 func (e *Encoder) layerSlots(n int) (*handover, error) {
 	count := 2
-	if e.ranks.Serial {
+	if e.ranks.NoOverlap {
 		count = 1
 	}
 	var slots []*slot

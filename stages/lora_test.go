@@ -109,7 +109,7 @@ func TestCrossProduct(t *testing.T) {
 								continue
 							}
 							r.exchange = x
-							r.exchange.Serial = cells%3 == 0
+							r.exchange.NoOverlap = cells%3 == 0
 							got := r.run(t)
 							label := fmt.Sprintf("%s, %+v", label, r.exchange)
 							check(label, got)
@@ -222,7 +222,7 @@ func TestLoRAMetamorphic(t *testing.T) {
 		func(r *goldenRun) { r.size = stages.Size{Rows: 4} },
 		func(r *goldenRun) { r.size, r.budget, r.every = stages.Size{Tokens: 90}, -1, 1 },
 		func(r *goldenRun) { r.ranks, r.size = 3, stages.Size{Rows: 2} },
-		func(r *goldenRun) { r.ranks, r.shards, r.every, r.exchange.Every = 2, 1, 2, true },
+		func(r *goldenRun) { r.ranks, r.shards, r.every, r.exchange.EverySubBatch = 2, 1, 2, true },
 		func(r *goldenRun) { r.ranks, r.shards, r.size = 4, 2, stages.Size{Tokens: 60} },
 	} {
 		c := base

@@ -42,7 +42,7 @@ func TestM3Metamorphic(t *testing.T) {
 			}
 			c.budget = []int64{0, -1, 1 << 18, 1 << 20}[rng.IntN(4)]
 			c.every = rng.IntN(4)
-			c.exchange = stages.Exchanging{Serial: rng.IntN(2) == 0, Early: rng.IntN(2) == 0, Streamed: rng.IntN(2) == 0}
+			c.exchange = stages.Exchanging{NoOverlap: rng.IntN(2) == 0, Early: rng.IntN(2) == 0, Streamed: rng.IntN(2) == 0}
 			got := c.run(t)
 			how := fmt.Sprintf("%+v: %d ranks, %+v, budget %d, activation checkpointing every %d, %+v", l, ranks, c.size, c.budget, c.every, c.exchange)
 			if name, e := gradientError(want.model.Layout, got.grad, want.grad); !(e <= 2e-5) {
@@ -78,7 +78,7 @@ func TestM3BitEqual(t *testing.T) {
 	for name, change := range map[string]func(*goldenRun){
 		"kept":          func(r *goldenRun) { r.budget = -1 },
 		"checkpointing": func(r *goldenRun) { r.every = 1; r.budget = 1 << 17 },
-		"serial":        func(r *goldenRun) { r.exchange.Serial = true },
+		"serial":        func(r *goldenRun) { r.exchange.NoOverlap = true },
 	} {
 		c := base
 		change(&c)

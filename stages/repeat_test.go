@@ -46,7 +46,7 @@ func TestPaddedMetamorphic(t *testing.T) {
 			}
 			c.budget = []int64{0, -1, 1 << 20}[rng.IntN(3)]
 			c.every = rng.IntN(3)
-			c.exchange = stages.Exchanging{Serial: rng.IntN(2) == 0, Early: ranks == 4 && rng.IntN(2) == 0}
+			c.exchange = stages.Exchanging{NoOverlap: rng.IntN(2) == 0, Early: ranks == 4 && rng.IntN(2) == 0}
 			got := c.run(t)
 			how := fmt.Sprintf("%d ranks, %+v, budget %d, activation checkpointing every %d, %+v", ranks, c.size, c.budget, c.every, c.exchange)
 			if name, e := gradientError(want.model.Layout, got.grad, want.grad); !(e <= 2e-5) {

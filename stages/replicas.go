@@ -68,8 +68,8 @@ type Exchanging struct {
 	LocalNegatives bool           // negatives stay on their rank
 	Early          bool           // reduce gradients to their shares sub-batch by sub-batch, where there is a shard axis
 	Streamed       bool           // hold shares of the parameters alone, where there is a shard axis
-	Every          bool           // reduce gradients after every sub-batch instead of once a step: to show what it costs
-	Serial         bool           // communicate on the compute lane, with nothing hidden: likewise
+	EverySubBatch  bool           // reduce gradients after every sub-batch instead of once a step: to show what it costs
+	NoOverlap      bool           // communicate on the compute lane, with nothing hidden: likewise
 	BucketBytes    int            // reduce that much at once, or a layer if it is more; 0: see defaultBucket
 }
 
@@ -420,7 +420,7 @@ func (p Plan) sliceOf(b dataset.Batch) (rows []int64, first int) {
 
 // OnComm is where the encoder's ranks communicate: a stage that issues collectives, or reads what they are about, runs there.
 func (e *Encoder) OnComm() pipeline.Option {
-	if e.ranks == nil || e.ranks.Serial {
+	if e.ranks == nil || e.ranks.NoOverlap {
 		return e.on()
 	}
 	return pipeline.On(e.device, pipeline.Comm)
@@ -597,7 +597,7 @@ func topLayer(l *transformer.Layout) (top int) {
 // Sync adds the stages that sum the parameters' gradients over ranks. Without replicas there are none.
 func Sync(g *pipeline.Graph, contributions pipeline.Port[Contribution], e *Encoder) pipeline.Port[Contribution] {
 	e.wired.sync = true
-	if e.ranks == nil || e.ranks.Every || e.ranks.early() {
+	if e.ranks == nil || e.ranks.EverySubBatch || e.ranks.early() {
 		return contributions
 	}
 	reduce := func(name string, ready func(*pipeline.Stage) func(*pipeline.Task) error) {
@@ -653,7 +653,7 @@ func (e *Encoder) count(t *pipeline.Task, groups ...collective.Group) func() {
 		groups = e.groups()
 	}
 	await := func() {
-		if e.ranks.Serial { // on a GPU: communication's time is all of its own, and nothing issued before. The stream keeps its error
+		if e.ranks.NoOverlap { // on a GPU: communication's time is all of its own, and nothing issued before. The stream keeps its error
 			_ = Stream(t).Sync()
 		}
 	}

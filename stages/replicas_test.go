@@ -50,7 +50,7 @@ func TestReplicasMetamorphic(t *testing.T) {
 			}
 			c.budget = []int64{0, -1, 1 << 18, 1 << 20}[rng.IntN(4)]
 			c.every = rng.IntN(4)
-			c.exchange = stages.Exchanging{Every: rng.IntN(4) == 0, Serial: rng.IntN(4) == 0, BucketBytes: 1 << (8 + rng.IntN(14))}
+			c.exchange = stages.Exchanging{EverySubBatch: rng.IntN(4) == 0, NoOverlap: rng.IntN(4) == 0, BucketBytes: 1 << (8 + rng.IntN(14))}
 			c.exchange.Early, c.exchange.Streamed = rng.IntN(2) == 0, rng.IntN(2) == 0
 			got := c.run(t)
 			name, e := gradientError(want.model.Layout, got.grad, want.grad)
@@ -111,7 +111,7 @@ func TestReplicasBitEqual(t *testing.T) {
 	want := base.run(t)
 	for name, change := range map[string]func(*goldenRun){
 		"again":          func(r *goldenRun) {},
-		"serial":         func(r *goldenRun) { r.exchange.Serial = true },
+		"serial":         func(r *goldenRun) { r.exchange.NoOverlap = true },
 		"small buckets":  func(r *goldenRun) { r.exchange.BucketBytes = 1 },
 		"one bucket":     func(r *goldenRun) { r.exchange.BucketBytes = 1 << 30 },
 		"replay":         func(r *goldenRun) { r.budget = -1 },
@@ -186,7 +186,7 @@ func TestReplicasTraffic(t *testing.T) {
 		}
 	}
 	count(goldenRun{ranks: 2, size: stages.Size{Rows: 5}, dense: denseLayers})
-	every := goldenRun{ranks: 2, size: stages.Size{Rows: 12}, exchange: stages.Exchanging{Every: true}}
+	every := goldenRun{ranks: 2, size: stages.Size{Rows: 12}, exchange: stages.Exchanging{EverySubBatch: true}}
 	if got := count(every); got != 2 {
 		t.Errorf("sync: every with 2 sub-batches: %d reductions, want 2", got)
 	}
@@ -221,7 +221,7 @@ func TestShardsBitEqual(t *testing.T) {
 			}
 			for name, change := range map[string]func(*goldenRun){
 				"again":         func(r *goldenRun) {},
-				"serial":        func(r *goldenRun) { r.exchange.Serial = true },
+				"serial":        func(r *goldenRun) { r.exchange.NoOverlap = true },
 				"kept":          func(r *goldenRun) { r.budget = -1 },
 				"some kept":     func(r *goldenRun) { r.budget = 1 << 17 }, // one of four ranks can't keep its sub-batch: with streamed parameters nobody does
 				"checkpointing": func(r *goldenRun) { r.every = 1; r.budget = 1 << 18 },

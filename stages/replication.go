@@ -21,7 +21,7 @@ type replication struct {
 	rowsIn  gpustage.Tensor // [sum of U, C]: all ranks'
 	index   gpustage.Tensor // i32 [T, 1]: each token's row in rowsOut
 	ids     gpustage.Tensor // i32 [sum of U, 1]: each row of rowsIn's token id
-	sum     gpustage.Tensor // flat, with Every: what has been reduced
+	sum     gpustage.Tensor // flat, with EverySubBatch: what has been reduced
 }
 
 func (r *replication) tensors() []*gpustage.Tensor {
@@ -42,13 +42,13 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 			errs = append(errs, e.grow(&p.all, n, p.Size), e.grow(&p.dAll, n, p.Size), e.grow(&p.arriving, widest, p.Size))
 		}
 	}
-	if b.EndsStep && !e.ranks.Every && !e.ranks.early() && e.tableTrains() && !e.wholeTable(g) {
+	if b.EndsStep && !e.ranks.EverySubBatch && !e.ranks.early() && e.tableTrains() && !e.wholeTable(g) {
 		rows, total := g.lastRows()
 		c := e.Model.Config.Hidden
 		errs = append(errs, e.grow(&e.rowsOut, rows[e.ranks.Rank()], c), e.grow(&e.rowsIn, total, c),
 			e.growTyped(&e.index, gpustage.I32, len(b.last.index), 1), e.growTyped(&e.ids, gpustage.I32, total, 1))
 	}
-	if e.ranks.Every {
+	if e.ranks.EverySubBatch {
 		errs = append(errs, e.grow(&e.sum, 1, e.grads.Cols))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -59,7 +59,7 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 
 // finals declares what backward tells while it runs.
 func (e *Encoder) finals(s *pipeline.Stage) {
-	if e.ranks == nil || e.ranks.Every || e.ranks.early() {
+	if e.ranks == nil || e.ranks.EverySubBatch || e.ranks.early() {
 		return
 	}
 	if e.tableTrains() {
@@ -77,7 +77,7 @@ func (e *Encoder) finals(s *pipeline.Stage) {
 // beginLast prepares the step's last sub-batch: its gradient of the word embeddings goes elsewhere, so that the table can
 // be reduced meanwhile, and each bucket is passed on when its gradients are complete.
 func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Gradients) error {
-	if e.ranks == nil || e.ranks.Every {
+	if e.ranks == nil || e.ranks.EverySubBatch {
 		return nil
 	}
 	to.Done = func(mark int) {
@@ -105,7 +105,7 @@ func (e *Encoder) beginLast(t *pipeline.Task, sub SubBatch, to *transformer.Grad
 
 func (e *Encoder) endLast(t *pipeline.Task, sub SubBatch) {
 	e.seen = 0
-	if e.ranks != nil && !e.ranks.Every && !e.ranks.early() && e.tableTrains() {
+	if e.ranks != nil && !e.ranks.EverySubBatch && !e.ranks.early() && e.tableTrains() {
 		e.rowsReady.Put(t, sub.Batch)
 	}
 }

@@ -36,7 +36,7 @@ import (
 
 // sharded tells whether a rank updates a part of the parameters alone; early and streams which of that is cut besides.
 func (r *Replicas) sharded() bool { return r != nil && r.Comm.Mesh.Shard > 1 }
-func (r *Replicas) early() bool   { return r.sharded() && r.Early && !r.Every }
+func (r *Replicas) early() bool   { return r.sharded() && r.Early && !r.EverySubBatch }
 func (r *Replicas) streams() bool { return r.sharded() && r.Streamed }
 
 // share is a part of the flat gradient, or of the frozen parameters, cut for the shard axis. On rank 1 of 3:
@@ -77,8 +77,8 @@ func (r *Replicas) shares(l *transformer.Layout, t gpustage.DType) []share {
 	return side(out)
 }
 
-// still is the shares of frozen parameters, each beside that of shares with the same place, where parameters are streamed.
-func (r *Replicas) still(l *transformer.Layout) []share {
+// frozen is the shares of frozen parameters, each beside that of shares with the same place, where parameters are streamed.
+func (r *Replicas) frozen(l *transformer.Layout) []share {
 	if !r.streams() {
 		return nil
 	}
@@ -145,7 +145,7 @@ func (r *Replicas) Own() func(*transformer.Layout) [][2]int {
 		return nil
 	}
 	return func(l *transformer.Layout) [][2]int {
-		own := ranges(r.still(l))
+		own := ranges(r.frozen(l))
 		for _, x := range ranges(r.shares(l, gpustage.F32)) {
 			own = append(own, [2]int{l.Frozen + x[0], l.Frozen + x[1]})
 		}
@@ -161,7 +161,7 @@ type piece struct {
 
 // pieces make up the parameters at a place among shares: first what is frozen of them, then what trains.
 func (e *Encoder) pieces(i int) (out []piece) {
-	if x := e.still[i]; !x.empty() {
+	if x := e.frozen[i]; !x.empty() {
 		out = append(out, piece{x, e.Model.Params.Columns(x.at, x.at+x.len())})
 	}
 	if x := e.shares[i]; !x.empty() {
@@ -355,7 +355,7 @@ func (r *Replicas) Parameters(s gpustage.Stream, m *transformer.Model, want func
 		return err
 	}
 	defer piece.Mem.Free()
-	shares := r.still(m.Layout)
+	shares := r.frozen(m.Layout)
 	for _, x := range r.shares(m.Layout, m.DType) { // as they lie in the whole vector
 		x.from, x.to, x.lo, x.hi = x.from+m.Layout.Frozen, x.to+m.Layout.Frozen, x.lo+m.Layout.Frozen, x.hi+m.Layout.Frozen
 		x.at += m.Params.Cols - m.Trained().Cols

@@ -72,7 +72,7 @@ func (e *Encoder) visits(g *Global, u int, backward bool) []int {
 
 // fetch adds the stage beside embed or backward.
 func (e *Encoder) fetch(g *pipeline.Graph, subs pipeline.Port[SubBatch], backward bool) {
-	if !e.ranks.streams() || e.ranks.Serial {
+	if !e.ranks.streams() || e.ranks.NoOverlap {
 		return
 	}
 	name, opts := FetchForEmbed, []pipeline.Option{pipeline.On(e.device, pipeline.Fetch)}
@@ -109,7 +109,7 @@ func (e *Encoder) fetchOne(t *pipeline.Task, b *Batch, x *slot, l int) error {
 	end := func() {}
 	x.what = l
 	if l == transformer.VisitWords {
-		if !e.ranks.Serial {
+		if !e.ranks.NoOverlap {
 			end = t.Part("words")
 		}
 		w := e.wordRows(b.Global, t.Index.Sub, false)
@@ -117,7 +117,7 @@ func (e *Encoder) fetchOne(t *pipeline.Task, b *Batch, x *slot, l int) error {
 			return err
 		}
 	} else {
-		if !e.ranks.Serial {
+		if !e.ranks.NoOverlap {
 			end = t.Part(fmt.Sprintf("layer %d", l))
 		}
 		e.gatherLayer(s, group, x.mem, l)
@@ -191,7 +191,7 @@ func (f *feed) giveBack(s gpustage.Stream) {
 func (f *feed) next(s gpustage.Stream, from *handover, l int) *slot {
 	f.giveBack(s)
 	var err error
-	if f.e.ranks.Serial {
+	if f.e.ranks.NoOverlap {
 		if f.held, err = take(f.task, s, from.free, true); err == nil {
 			err = f.e.fetchOne(f.task, f.sub.Batch, f.held, l)
 		}

@@ -41,7 +41,7 @@ func (e *Encoder) Calls(batches []*Global) []Call {
 			}
 		}
 	}
-	if e.ranks.Every {
+	if e.ranks.EverySubBatch {
 		for _, b := range batches {
 			for range b.Subs() {
 				add("backward", c.World, collective.AllReduceCall(e.grads.Cols, c.World.Size(), dtype, wire))

@@ -37,7 +37,7 @@ func TestShardsTuned(t *testing.T) {
 		resident := map[bool]goldenResult{} // by Early
 		for k, x := range sharding {
 			c.exchange = x
-			c.exchange.Serial = (i+k)%4 == 3
+			c.exchange.NoOverlap = (i+k)%4 == 3
 			got := c.run(t)
 			label := fmt.Sprintf("%s, mesh %v, %+v", name, mesh, c.exchange)
 			if p, e := gradientError(want.model.Layout, got.grad, want.grad); !(e <= 1e-5) {

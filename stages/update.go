@@ -29,8 +29,8 @@ type Update struct {
 	Missed      int    // steps before the first one whose update the parameters do not have: a run that goes on knows them from StepResult.Skipped
 	Groups      []Group
 
-	// LayerDecay is how many times the learning rate of the layer above a layer has; what is before the first layer is a layer too. The
-	// last layer and what comes after it have LR, parameters of a group theirs. 0 is 1.
+	// LayerDecay makes learning rates smaller towards the input: each layer's is that of the layer above it times this. The last layer and what
+	// comes after it have LR; what is before the first layer counts as one more; a group's parameters have their own. 0 and 1: none.
 	LayerDecay float64
 }
 

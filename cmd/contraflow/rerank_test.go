@@ -227,7 +227,7 @@ func changes(t *testing.T, from, to string) map[string][]float64 {
 	return out
 }
 
-// same compares two runs' changes by DESIGN's measure.
+// same compares two runs' changes as transformer.GradientError compares gradients.
 func same(t *testing.T, name string, got, want map[string][]float64, tensors int) {
 	t.Helper()
 	largest, trained := 0.0, 0

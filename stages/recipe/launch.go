@@ -145,7 +145,7 @@ func (m Mesh) of(ranks int) collective.Mesh {
 
 func (r Recipe) exchanging() stages.Exchanging {
 	x := stages.Exchanging{
-		LocalNegatives: !r.Loss.GatherAcrossDevices, Every: r.Train.Sync == "every", Serial: !r.Mesh.Overlap,
+		LocalNegatives: !r.Loss.GatherAcrossDevices, EverySubBatch: r.Train.Sync == "every", NoOverlap: !r.Mesh.Overlap,
 		BucketBytes: int(r.Mesh.Bucket),
 	}
 	if r.Mesh.Wire == "bf16" {

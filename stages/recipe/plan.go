@@ -209,7 +209,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		f.Sent += c.Sent()
 		comm[c.Stage] += t
 	}
-	serial := y.ranks != nil && y.ranks.Serial
+	serial := y.ranks != nil && y.ranks.NoOverlap
 	beside := func(computing time.Duration, others ...time.Duration) time.Duration { // a task's time, with what communicates meanwhile
 		for _, t := range others {
 			if serial {

@@ -32,7 +32,7 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// Recipe is a resolved recipe. DESIGN's table of keys is this type.
+// Recipe is a resolved recipe: every key there is.
 type Recipe struct {
 	Model     Model     `yaml:"model"`
 	Data      Data      `yaml:"data"`
@@ -143,7 +143,7 @@ type Optimizer struct {
 	Schedule    optim.Schedule `yaml:"schedule"`
 	WarmupRatio float64        `yaml:"warmup_ratio"`
 	WarmupSteps *int           `yaml:"warmup_steps,omitempty"`
-	LayerDecay  float64        `yaml:"layer_decay,omitempty"` // how many times the learning rate of the layer above a layer has (heads all of it, groups their own); 0: 1
+	LayerDecay  float64        `yaml:"layer_decay,omitempty"` // each layer's learning rate is that of the layer above it times this (heads have all of it, groups their own); 0 and 1: none
 	Groups      []Group        `yaml:"groups,omitempty"`
 }
 

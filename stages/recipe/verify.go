@@ -77,14 +77,14 @@ func (o VerifyOptions) Check() error {
 type VerifyRow struct {
 	Config    string
 	Against   string  // what it is compared with
-	Error     float64 // DESIGN's measure
+	Error     float64 // the largest transformer.GradientError of its tensors
 	Parameter string  // where it is largest
 	Limit     float64
 	OK        bool
 	Noise     bool // of what f32 rounds, whoever computes: what others are held against. Where it is not OK nothing can be said of them, which is Verify's error
 }
 
-// verifyLimit is how much a gradient in f32 may differ from the truth in f64: DESIGN's 1e-5, for the usual scale of 20.
+// verifyLimit is how much a gradient in f32 may differ from the truth in f64: package stages' 1e-5, for the usual scale of 20.
 // Embeddings in f32 are some eps off, so a cosine is, and the loss multiplies cosines by its scale before it exponentiates them: a
 // probability is off in proportion to the scale, whoever computes it.
 //

@@ -104,7 +104,7 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 		}
 		e := v.x.exchanging()
 		e.Wire, e.Early, e.Streamed = w.wire, w.early, w.streamed
-		e.Every = e.Every && w.mesh.Shard == 1
+		e.EverySubBatch = e.EverySubBatch && w.mesh.Shard == 1
 		ranks, err := stages.Join(ctx, c, e)
 		if err != nil {
 			return err

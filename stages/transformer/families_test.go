@@ -128,7 +128,7 @@ func signs(vs []float64) (sums [3]float64, size float64) {
 }
 
 // Against transformers: hidden states, embeddings, every parameter's gradient. In f64 on ref to the last digits that a sum of
-// thousands leaves, in f32 on the processor within DESIGN's limits. And under every variant of the configuration.
+// thousands leaves, in f32 on the processor within the limits of package stages' contract. And under every variant of the configuration.
 func TestFamilies(t *testing.T) {
 	harness.Thorough(t)
 	fast := fastDevice(t)
