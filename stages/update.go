@@ -230,21 +230,24 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		}
 		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
 		r.Skipped = !finite(r.GradNorm) || !finite(r.Loss)
-		if skipped++; !r.Skipped {
+		if r.Skipped {
+			skipped, missed = skipped+1, missed+1
+			if u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
+				err := fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss) // of a loss of one's own
+				if !finite(r.GradNorm) {
+					err = e.gradientNotFinite(stream, r.Step+1)
+				}
+				if skipped > maxSkipped {
+					err = fmt.Errorf("%w; the %d steps before were skipped, as they were not finite either", err, maxSkipped)
+				}
+				return u.helped(err)
+			}
+		} else {
 			skipped = 0
 			scale := optim.Clip(r.GradNorm, u.MaxGradNorm) / weight
 			m.Change(stream, func() {
 				u.Optimizer.Update(stream, m.Trained(), e.grads, states, segs, r.LR, scale, r.Step+1-missed)
 			})
-		} else if missed++; u.OnNaN != SkipOnNaN && u.OnNaN != RollbackOnNaN || skipped > maxSkipped {
-			err := fmt.Errorf("step %d: %w: %v, although its gradient is", r.Step+1, loss.ErrNotFinite, r.Loss) // of a loss of one's own
-			if !finite(r.GradNorm) {
-				err = e.gradientNotFinite(stream, r.Step+1)
-			}
-			if skipped > maxSkipped {
-				err = fmt.Errorf("%w; the %d steps before were skipped, as they were not finite either", err, maxSkipped)
-			}
-			return u.helped(err)
 		}
 		stream.Fill(e.grads, 0)
 		switch {

@@ -426,46 +426,25 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			return s, errors.Join(err, from.Close())
 		}
 	}
-	now := time.Now()
-	log := &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now, several: len(x.data) > 1}
-	log.summary.Counts, log.summary.before = x.saves.progress.Counts, x.saves.progress.Counts
-	log.summary.from = x.saves.first
 	if x.Main() {
 		defer func() {
 			if err != nil {
 				err = errors.Join(err, leftBehind(dir))
 			}
 		}()
-		file, err := x.begin(dir)
-		if err != nil {
-			return nil, fmt.Errorf("save.dir: %w", err)
-		}
-		defer func() { err = errors.Join(err, file.Close()) }()
-		log.enc = json.NewEncoder(file)
-		log.record = x.newRecord()
-		if x.Recipe.Log.TensorBoard {
-			if log.events, err = tensorboard.Create(filepath.Join(dir, "tensorboard")); err != nil {
-				return nil, fmt.Errorf("log.tensorboard: %w", err)
-			}
-			defer func() { err = errors.Join(err, log.events.Close()) }()
-		}
 	}
-
+	log, endLog, err := x.openJournal(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, endLog()) }()
 	runOpts := []pipeline.RunOption{pipeline.WhenStalled(stalledAfter, func(report string) { x.obs.note("%s", report) })}
 	if o.trace {
-		name := "trace.json"
-		if !x.Main() {
-			name = fmt.Sprintf("trace.%d.json", x.ranks.Rank())
-		}
-		if err := os.MkdirAll(dir, 0o777); err != nil { // rank 0 may not have come so far
-			return nil, fmt.Errorf("save.dir: %w", err)
-		}
-		f, err := os.Create(filepath.Join(dir, name))
+		tracer, endTrace, err := x.openTrace(dir)
 		if err != nil {
 			return nil, fmt.Errorf("save.dir: %w", err)
 		}
-		tracer := pipeline.NewTracer(f)
-		defer func() { err = errors.Join(err, tracer.Close(), f.Close()) }()
+		defer func() { err = errors.Join(err, endTrace()) }()
 		runOpts = append(runOpts, pipeline.WithTrace(tracer))
 	}
 	defer x.saves.end()
@@ -481,6 +460,53 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			return nil, errors.Join(err, log.record.fail(&log.summary, err))
 		}
 	}
+	s := x.summarize(log)
+	return s, log.record.end(s)
+}
+
+// openJournal opens what a run writes down as it goes, which end closes: rank 0's metrics, record and events.
+func (x *Run) openJournal(dir string) (log *journal, end func() error, err error) {
+	now := time.Now()
+	log = &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now, several: len(x.data) > 1}
+	log.summary.Counts, log.summary.before = x.saves.progress.Counts, x.saves.progress.Counts
+	log.summary.from = x.saves.first
+	if !x.Main() {
+		return log, func() error { return nil }, nil
+	}
+	file, err := x.begin(dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("save.dir: %w", err)
+	}
+	log.enc = json.NewEncoder(file)
+	log.record = x.newRecord()
+	if !x.Recipe.Log.TensorBoard {
+		return log, file.Close, nil
+	}
+	if log.events, err = tensorboard.Create(filepath.Join(dir, "tensorboard")); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("log.tensorboard: %w", err), file.Close())
+	}
+	return log, func() error { return errors.Join(log.events.Close(), file.Close()) }, nil
+}
+
+// openTrace opens a rank's trace, which end closes.
+func (x *Run) openTrace(dir string) (tracer *pipeline.Tracer, end func() error, err error) {
+	name := "trace.json"
+	if !x.Main() {
+		name = fmt.Sprintf("trace.%d.json", x.ranks.Rank())
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil { // rank 0 may not have come so far
+		return nil, nil, err
+	}
+	f, err := os.Create(filepath.Join(dir, name))
+	if err != nil {
+		return nil, nil, err
+	}
+	tracer = pipeline.NewTracer(f)
+	return tracer, func() error { return errors.Join(tracer.Close(), f.Close()) }, nil
+}
+
+// summarize says what a run has come to, and what a user should know of that.
+func (x *Run) summarize(log *journal) *Summary {
 	s := &log.summary
 	p := x.saves.progress
 	s.Early = log.over && s.Steps < x.Steps
@@ -520,7 +546,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if log.record != nil {
 		log.record.Best, log.record.BestStep = best, bestStep
 	}
-	return s, log.record.end(s)
+	return s
 }
 
 // hideMore says what would leave less communication exposed, as far as the recipe leaves it to do. What hides gradients is the last sub-batch's
