@@ -92,6 +92,15 @@ func OpenAuto(share Share) (kind string, d Device, passed, err error) {
 	return "", nil, passed, fmt.Errorf("no device opens; this program has: %s (import contraflow/gpustage/cpu for the processor)", strings.Join(kinds, ", "))
 }
 
+// OpenBest is Open("auto"). warn, which may be nil, is told if a better device that is there was passed over, and why.
+func OpenBest(warn func(message string)) (Device, error) {
+	kind, d, passed, err := OpenAuto(Share{})
+	if err == nil && passed != nil && warn != nil {
+		warn(fmt.Sprintf("computing on %s: %v", kind, passed))
+	}
+	return d, err
+}
+
 // OpenShare is Open for one of several ranks.
 func OpenShare(kind string, share Share) (Device, error) {
 	if kind == "" || kind == "auto" {

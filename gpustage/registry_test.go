@@ -73,6 +73,10 @@ func TestOpenAuto(t *testing.T) {
 	if d, err := Open("auto"); d != (good{}) || err != nil {
 		t.Errorf("%v, %v", d, err)
 	}
+	var told []string
+	if d, err := OpenBest(func(m string) { told = append(told, m) }); d != (good{}) || err != nil || len(told) != 1 || told[0] != "computing on good: "+untried.Error() {
+		t.Errorf("%v, %v, told %q", d, err, told)
+	}
 	delete(registry.kinds, "good")
 	if _, d, _, err := OpenAuto(Share{}); d != nil || !errors.Is(err, broken) {
 		t.Errorf("%v, %v", d, err)

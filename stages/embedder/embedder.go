@@ -99,7 +99,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	e := &Embedder{prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device, engine: Engine{Turns: NewTurns()}}
 	e.queryPrompt, e.documentPrompt = f.RolePrompts()
 	if e.device == nil {
-		if e.device, err = gpustage.Open("auto"); err != nil {
+		if e.device, err = gpustage.OpenBest(o.warn); err != nil {
 			return nil, err
 		}
 		e.owned = true

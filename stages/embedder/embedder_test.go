@@ -281,3 +281,21 @@ func TestHeadNote(t *testing.T) {
 		t.Error(note)
 	}
 }
+
+// Who computes on the processor beside a GPU that nobody has tried is told why.
+func TestLoadSaysOnWhat(t *testing.T) {
+	open := func(why error) func(gpustage.Share) (gpustage.Device, error) {
+		return func(gpustage.Share) (gpustage.Device, error) { return nil, fmt.Errorf("a card: %w", why) }
+	}
+	gpustage.Register("card", 99, open(gpustage.ErrUntried))
+	defer gpustage.Register("card", -1, open(gpustage.ErrAbsent))
+	var told []string
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"), Warn(func(m string) { told = append(told, m) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if got := strings.Join(told, "\n"); !strings.Contains(got, "computing on cpu: a card: has not been run") {
+		t.Errorf("told %q", got)
+	}
+}

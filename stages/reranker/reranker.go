@@ -52,6 +52,7 @@ type options struct {
 	bf16   bool
 	text   TextOptions
 	tell   func(done, total int)
+	warn   func(string)
 }
 
 // OnDevice computes on the given device, which stays the caller's to close.
@@ -79,6 +80,9 @@ func CutoffLayer(n int) Option { return func(o *options) { o.text.CutoffLayer = 
 // Progress is told how many of the pairs of a [Reranker.Rerank] are scored, while they are.
 func Progress(tell func(done, total int)) Option { return func(o *options) { o.tell = tell } }
 
+// Warn gets what a user should know although the model loads.
+func Warn(f func(message string)) Option { return func(o *options) { o.warn = f } }
+
 // Load loads a model folder.
 func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	var o options
@@ -97,7 +101,7 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 		}
 	}()
 	if r.device == nil {
-		if r.device, err = gpustage.Open("auto"); err != nil {
+		if r.device, err = gpustage.OpenBest(o.warn); err != nil {
 			return nil, err
 		}
 		r.owned = true
