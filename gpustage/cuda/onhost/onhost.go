@@ -8,6 +8,7 @@ import (
 	"math"
 	"os/exec"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -43,6 +44,14 @@ type Device struct {
 	library  *library
 	rounding bool
 	counts   counts
+	last     lastMemory
+}
+
+// lastMemory is what has been allocated last.
+type lastMemory struct {
+	sync.Mutex
+	memory [64]gpustage.Memory
+	at     int
 }
 
 type counts struct{ allocs, started, products, recorded, replayed atomic.Int64 }
@@ -104,7 +113,17 @@ func (d *Device) Alloc(bytes int) (gpustage.Memory, error) {
 		return nil, err
 	}
 	d.library.mayTouch(m.Data())
+	d.keep(m)
 	return m, nil
+}
+
+// keep keeps the memory allocated last from the garbage collector, which does not see that a kernel has its address: a tensor that a caller has no
+// use for any more was collected while the op that it was made for ran.
+func (d *Device) keep(m gpustage.Memory) {
+	d.last.Lock()
+	defer d.last.Unlock()
+	d.last.memory[d.last.at%len(d.last.memory)] = m
+	d.last.at++
 }
 
 // OpenStream opens one.
