@@ -44,13 +44,16 @@ func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(func(message string) {
-		fmt.Fprintln(cmd.ErrOrStderr(), "note:", message)
-	})}
+	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(notes(cmd))}
 	if bf16 {
 		opts = append(opts, embedder.BF16())
 	}
 	return embedder.Load(dir, opts...)
+}
+
+// notes is where loading a model says what a user should know.
+func notes(cmd *cobra.Command) func(message string) {
+	return func(message string) { fmt.Fprintln(cmd.ErrOrStderr(), "note:", message) }
 }
 
 // resolve checks the flags and finds the model's folder.

@@ -100,8 +100,7 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 			u.printf("%d of %d pairs reranked\n", done, total)
 		}
 	})
-	warn := reranker.Warn(func(message string) { fmt.Fprintln(cmd.ErrOrStderr(), "note:", message) })
-	opts := []reranker.Option{told, warn, reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
+	opts := []reranker.Option{told, reranker.Warn(notes(cmd)), reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
 	if bf16 {
 		opts = append(opts, reranker.BF16())
 	}

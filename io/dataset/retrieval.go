@@ -95,7 +95,8 @@ func grade(text string) (float64, error) {
 // files test's are taken.
 //
 // Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
-// an id or a judgement comes twice, when a query is empty, or when a document's text is null and it has no title. Documents that are empty are counted.
+// an id comes twice, or a judgement with another grade, when a query is empty, or when a document's text is null and it has no title. Documents that
+// are empty are counted, and so are judgements that are only repeated.
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
 	queries, corpus, qrels, err := layoutBEIR(ctx, queries, corpus, qrels)
 	if err != nil {
@@ -123,32 +124,27 @@ func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 		return nil, err
 	}
 	var strangerQuery, strangerDoc string
-	judged := map[Judgement]float64{} // by query and document, of the grade 0
-	missed := map[MissedJudgement]float64{}
+	grades := map[[2]string]float64{} // by query and document
 	err = loadJudgements(ctx, qrels, func(query, doc string, relevance float64, where Location) error {
 		q, okQuery := queryAt[query]
-		d, okDoc := docAt[doc]
-		grade, twice := judged[Judgement{Query: q, Doc: d}]
-		if !okDoc {
-			grade, twice = missed[MissedJudgement{Query: q, Doc: doc}]
-		}
-		if twice && okQuery && grade == relevance {
-			r.Repeated++
-			return nil
-		}
-		if twice && okQuery {
-			return &RowError{Row: where.Row, Location: where, Reason: fmt.Sprintf("query %q: document %q is judged a second time, with %v and %v: keep one of them", query, doc, grade, relevance)}
-		}
-		switch {
-		case okQuery && okDoc:
-			judged[Judgement{Query: q, Doc: d}] = relevance
-			r.Judgements = append(r.Judgements, Judgement{q, d, relevance})
-		case !okQuery:
+		if !okQuery {
 			strangerQuery = query
 			r.Unknown++
-		default:
+			return nil
+		}
+		pair := [2]string{query, doc}
+		switch grade, twice := grades[pair]; {
+		case twice && grade == relevance:
+			r.Repeated++
+			return nil
+		case twice:
+			return &RowError{Row: where.Row, Location: where, Reason: fmt.Sprintf("query %q: document %q is judged a second time, with %v and %v: keep one of them", query, doc, grade, relevance)}
+		}
+		grades[pair] = relevance
+		if d, ok := docAt[doc]; ok {
+			r.Judgements = append(r.Judgements, Judgement{q, d, relevance})
+		} else {
 			strangerDoc = doc
-			missed[MissedJudgement{Query: q, Doc: doc}] = relevance
 			r.Missed = append(r.Missed, MissedJudgement{q, doc, relevance})
 		}
 		return nil

@@ -83,8 +83,8 @@ func (g Groups) Check() error {
 		return fmt.Errorf("there is no weighting %q: want %s", g.Scheme, joinNames(Schemes))
 	case g.K < 0 || !(g.Sigma >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
 		return fmt.Errorf("%s: k, sigma, mu and pos_weight can't be negative", g.Name)
-	case g.Mu != 0 && g.Scheme != "" && g.Scheme != "ndcg_loss2pp":
-		return fmt.Errorf("mu is of the weighting ndcg_loss2pp, and not of %s", g.Scheme)
+	case g.Mu != 0 && g.Scheme != "" && g.Scheme != NDCGLoss2PP:
+		return fmt.Errorf("mu is of the weighting %s, and not of %s", NDCGLoss2PP, g.Scheme)
 	}
 	return nil
 }

@@ -625,8 +625,7 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	if err != nil {
 		return out, err
 	}
-	err = p.Run(ctx)
-	return out, err
+	return out, p.Run(ctx)
 }
 
 // contributions is the backward stage, or a stage in its place that leaves the gradient zero.

@@ -33,8 +33,6 @@ type sumArgs struct{ sum [mostSums]sum }
 type sums struct {
 	args   sumArgs
 	n      int
-	dim    int     // the longest
-	parts  int     // the most
 	lo, hi uintptr // between which all are
 	pool   pool    // of their parts; what one op takes is free again when nothing waits
 }
@@ -56,7 +54,7 @@ func (s *Stream) addUp(to, parts tensor, dim int) {
 	}
 	w.args.sum[w.n] = sum{at, s.address(parts), int32(n), int32(dim), int64(dim)}
 	w.n++
-	w.dim, w.parts, w.lo, w.hi = max(w.dim, dim), max(w.parts, n), min(w.lo, at), max(w.hi, end)
+	w.lo, w.hi = min(w.lo, at), max(w.hi, end)
 }
 
 // zeros has part of a sum that waits filled with zeros, if that is what dst is.
@@ -101,10 +99,13 @@ func (s *Stream) addSums() {
 	if w.n == 0 {
 		return
 	}
-	n, dim, parts := w.n, w.dim, w.parts
+	n, longest, most := w.n, int32(0), int32(0)
+	for _, x := range w.args.sum[:n] {
+		longest, most = max(longest, x.dim), max(most, x.n)
+	}
 	clear(w.args.sum[n:])
-	w.n, w.dim, w.parts = 0, 0, 0
-	s.launch("column_finish", [3]int{ceil(dim, 32), n, 1}, [3]int{32 * min(parts, 32), 1, 1}, 0, &w.args)
+	w.n = 0
+	s.launch("column_finish", [3]int{ceil(int(longest), 32), n, 1}, [3]int{32 * min(int(most), 32), 1, 1}, 0, &w.args)
 }
 
 // waits tells whether a sum that waits lies between two addresses, in part.
