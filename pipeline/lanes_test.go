@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -46,16 +45,7 @@ func TestTwoDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var buf bytes.Buffer
-	tr := NewTracer(&buf)
-	if err := p.Run(context.Background(), WithTrace(tr)); err != nil {
-		t.Fatal(err)
-	}
-	tr.Close()
-	events, err := ReadTrace(&buf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := traced(t, p)
 	overlap := false
 	for _, x := range events {
 		for _, y := range events {

@@ -282,16 +282,7 @@ func TestBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var buf bytes.Buffer
-	tr := NewTracer(&buf)
-	if err := p.Run(context.Background(), WithTrace(tr)); err != nil {
-		t.Fatal(err)
-	}
-	tr.Close()
-	events, err := ReadTrace(&buf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := traced(t, p)
 	counters := 0
 	for _, e := range events {
 		if e.Phase == "C" {
@@ -361,15 +352,7 @@ func TestEndRun(t *testing.T) {
 		}
 		nap := func() { time.Sleep(rand.N(time.Millisecond)) }
 		rows := Map(g, "tokenize", Source(g, "source", count(100)), func(_ *Task, v int) (int, error) { nap(); return v, nil }, Parallel(2))
-		bat := g.Stage("batch")
-		row := In(bat, "row", rows)
-		batches := Batches[int](bat, "batches")
-		bat.Do(func(t *Task) error {
-			if !t.Ended() {
-				batches.Put(t, row.Get(t), true)
-			}
-			return nil
-		})
+		batches := untilEnded(g, rows)
 		headers := 0
 		header := Map(g, "header", batches.Port, func(_ *Task, v int) (int, error) { nap(); headers++; return v, nil })
 		split := g.Stage("split")
@@ -413,21 +396,42 @@ func TestEndRun(t *testing.T) {
 	}
 }
 
+// traced runs a pipeline and is what its trace says.
+func traced(t *testing.T, p *Plan) []TraceEvent {
+	t.Helper()
+	var buf bytes.Buffer
+	tracer := NewTracer(&buf)
+	if err := errors.Join(p.Run(context.Background(), WithTrace(tracer)), tracer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	events, err := ReadTrace(&buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events
+}
+
+// untilEnded makes a batch of each row until the run ends.
+func untilEnded(g *Graph, rows Port[int]) BatchOutput[int] {
+	bat := g.Stage("batch")
+	row := In(bat, "row", rows)
+	batches := Batches[int](bat, "batches")
+	bat.Do(func(t *Task) error {
+		if !t.Ended() {
+			batches.Put(t, row.Get(t), true)
+		}
+		return nil
+	})
+	return batches
+}
+
 // Of two stages that end the run, the one of the lower step says which is the last, and the one that spoke first why, in whichever order they do.
 func TestEndRunTwice(t *testing.T) {
 	checkGoroutines(t)
 	for _, lowFirst := range []bool{true, false} {
 		g := New("ends")
 		rows := Source(g, "source", count(10))
-		bat := g.Stage("batch")
-		row := In(bat, "row", rows)
-		batches := Batches[int](bat, "batches")
-		bat.Do(func(t *Task) error {
-			if !t.Ended() {
-				batches.Put(t, row.Get(t), true)
-			}
-			return nil
-		})
+		batches := untilEnded(g, rows)
 		low, high := make(chan struct{}), make(chan struct{}) // closed when it has ended the run
 		ahead := make(chan struct{})                          // closed when step 2 has begun
 		update := g.Stage("update", At(Step))

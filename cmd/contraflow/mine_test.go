@@ -44,20 +44,9 @@ func TestMine(t *testing.T) {
 	if !strings.Contains(r.stderr, "16 pairs with 2 negatives each") {
 		t.Errorf("mine says %q", r.stderr)
 	}
-	d, err := dataset.Open(t.Context(), dataset.Source{
-		Paths: []string{at("mined.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives, Scores: []string{"scores"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	rows := make([]int64, d.Rows())
-	for i := range rows {
-		rows[i] = int64(i)
-	}
-	examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, rows)
-	if err != nil || len(examples) != 16 {
-		t.Fatal(len(examples), err)
+	examples := minedRows(t, at("mined.parquet"), "scores")
+	if len(examples) != 16 {
+		t.Fatal(len(examples))
 	}
 	for _, e := range examples {
 		if !slices.Contains(positives[e.Texts[0]], e.Texts[1]) || len(e.Texts) != 4 || len(e.Scores) != 3 || e.Scores[1] < e.Scores[2] {
@@ -395,20 +384,9 @@ func TestDistillOrder(t *testing.T) {
 // checkDistilled compares a teacher's scores with those that its Go package gives each row alone.
 func checkDistilled(t *testing.T, path, model string, reranks bool) {
 	t.Helper()
-	d, err := dataset.Open(t.Context(), dataset.Source{
-		Paths: []string{path}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives, Scores: []string{"teacher"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	rows := make([]int64, d.Rows())
-	for i := range rows {
-		rows[i] = int64(i)
-	}
-	examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, rows)
-	if err != nil || len(examples) < 5 {
-		t.Fatal(len(examples), err)
+	examples := minedRows(t, path, "teacher")
+	if len(examples) < 5 {
+		t.Fatal(len(examples))
 	}
 	var score func(query string, documents []string) ([]float32, error)
 	if reranks {

@@ -12,6 +12,30 @@ import (
 	"contraflow/testdata/goldens"
 )
 
+// minedRows are all rows of a file that mine or distill has written, with a column's scores.
+func minedRows(t *testing.T, path, scores string) []dataset.Example {
+	t.Helper()
+	d, err := dataset.Open(t.Context(), dataset.Source{
+		Paths: []string{path}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives, Scores: []string{scores},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	rows := make([]int64, d.Rows())
+	for i := range rows {
+		rows[i] = int64(i)
+	}
+	examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, e := range examples {
+		examples[i].Texts, examples[i].Scores = slices.Clone(e.Texts), slices.Clone(e.Scores)
+	}
+	return examples
+}
+
 // minedPairs mines pairs of words, and is each row's texts, and its scores.
 func minedPairs(t *testing.T, more ...string) (texts [][]string, scores [][]float32) {
 	t.Helper()
@@ -23,23 +47,12 @@ func minedPairs(t *testing.T, more ...string) (texts [][]string, scores [][]floa
 	}
 	write(t, in, []string{"query", "positive"}, queries, positives)
 	succeed(t, append([]string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", in, "--output", out}, more...)...)
-	d, err := dataset.Open(t.Context(), dataset.Source{
-		Paths: []string{out}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives, Scores: []string{"scores"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	ids := make([]int64, d.Rows())
-	for i := range ids {
-		ids[i] = int64(i)
-	}
-	examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, ids)
-	if err != nil || len(examples) != len(queries) {
-		t.Fatal(len(examples), err)
+	examples := minedRows(t, out, "scores")
+	if len(examples) != len(queries) {
+		t.Fatalf("%d rows of %d pairs", len(examples), len(queries))
 	}
 	for _, e := range examples {
-		texts, scores = append(texts, slices.Clone(e.Texts)), append(scores, slices.Clone(e.Scores))
+		texts, scores = append(texts, e.Texts), append(scores, e.Scores)
 	}
 	return texts, scores
 }

@@ -3,39 +3,18 @@ package atomicfile
 import (
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // TestReallyFullDisk writes to a real file system of one megabyte, which it mounts in a user namespace of its own.
 func TestReallyFullDisk(t *testing.T) {
-	if root := os.Getenv("ATOMICFILE_FULL"); root != "" {
-		if err := syscall.Mount("none", root, "tmpfs", 0, "size=1m"); err != nil {
-			t.Skipf("mount: %v", err)
-		}
+	harness.SmallDisk(t, func(root string) {
 		onFullDisk(t, root)
-		return
-	}
-	cmd := exec.Command(os.Args[0], "-test.run=^TestReallyFullDisk$", "-test.v")
-	cmd.Env = append(os.Environ(), "ATOMICFILE_FULL="+t.TempDir())
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
-	}
-	out, err := cmd.CombinedOutput()
-	if _, ran := err.(*exec.ExitError); err != nil && !ran {
-		t.Skipf("no user namespaces here: %v", err)
-	}
-	if strings.Contains(string(out), "--- SKIP") {
-		t.Skip("no mounts here")
-	}
-	if err != nil {
-		t.Errorf("%s", out)
-	}
+	})
 }
 
 func onFullDisk(t *testing.T, root string) {

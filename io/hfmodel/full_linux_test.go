@@ -1,43 +1,21 @@
 package hfmodel
 
 import (
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // TestFullDisk saves and downloads a model larger than the disk: a real file system of one megabyte, mounted in a user
 // namespace of the test's own.
 func TestFullDisk(t *testing.T) {
-	if root := os.Getenv("HFMODEL_FULL"); root != "" {
-		if err := syscall.Mount("none", root, "tmpfs", 0, "size=1m"); err != nil {
-			t.Skipf("mount: %v", err)
-		}
+	harness.SmallDisk(t, func(root string) {
 		t.Run("save", func(t *testing.T) { saveOnFullDisk(t, root) })
 		t.Run("download", func(t *testing.T) { downloadOnFullDisk(t, root) })
-		return
-	}
-	cmd := exec.Command(os.Args[0], "-test.run=^TestFullDisk$", "-test.v")
-	cmd.Env = append(os.Environ(), "HFMODEL_FULL="+t.TempDir())
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
-	}
-	out, err := cmd.CombinedOutput()
-	if _, ran := err.(*exec.ExitError); err != nil && !ran {
-		t.Skipf("no user namespaces here: %v", err)
-	}
-	if strings.Contains(string(out), "--- SKIP") {
-		t.Skip("no mounts here")
-	}
-	if err != nil {
-		t.Errorf("%s", out)
-	}
+	})
 }
 
 func saveOnFullDisk(t *testing.T, root string) {

@@ -2,7 +2,7 @@
 //
 // Bounded is for fuzz targets of readers: a file from a stranger may be refused or read, but may not take all memory or all
 // time. Start is for tests that look at a program while it runs, and Tied for launchers: what a test has started ends with the test, killed or
-// not. Missing is for tests that need more than Go, and Thorough for long tests of numbers, which the race detector has nothing to learn from.
+// not. SmallDisk is a disk that is soon full. Missing is for tests that need more than Go, and Thorough for long tests of numbers, which the race detector has nothing to learn from.
 package harness
 
 import (
