@@ -10,6 +10,7 @@ import atexit
 import importlib.util
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -136,8 +137,9 @@ class Bars:
         self.quick = args.quick
         self.machine = machine(args)
         self.kernels = self.machine["kernels"]
-        self.bf16 = self.kernels in ("avx512bf16", "amx")  # where PyTorch's is of use, too
-        # On AVX512-BF16 without AMX, PyTorch leaves several times the speed unused.
+        flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
+        self.bf16 = "avx512_bf16" in (flags[1].split() if flags else ())  # where PyTorch's is of use, too
+        # On AMD's with AVX512-BF16, PyTorch leaves several times the speed unused.
         self.full = self.kernels == "avx512bf16"
         self.broken = []
         name = "AVX512-BF16: the targets are ratios to the peer" if self.full else f"{self.kernels}: the targets are percents of the peak, and never to be slower than the peer"
