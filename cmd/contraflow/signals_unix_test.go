@@ -93,6 +93,31 @@ func TestSignalsAndDamage(t *testing.T) {
 	}
 }
 
+// A closed terminal's SIGHUP makes a checkpoint too; a run that nohup has begun goes on.
+func TestClosedTerminal(t *testing.T) {
+	dir := workspace(t)
+	for _, ignored := range []bool{false, true} {
+		args := resumable(t, dir, "run", "save.every=0", "train.epochs=15")
+		cmd := exec.Command(binary, args...)
+		if ignored {
+			cmd = exec.Command("nohup", append([]string{binary}, args...)...)
+		}
+		run := harness.Start(t, cmd)
+		run.Until(t, "step 4", func() bool { return strings.Contains(run.Said.String(), "step 4/") })
+		run.Process.Signal(syscall.SIGHUP)
+		err := <-run.Ended
+		folders, _ := filepath.Glob(filepath.Join(dir, "run", "checkpoints", "step-*"))
+		_, model := os.Stat(filepath.Join(dir, "run", "model"))
+		switch stopped := strings.Contains(run.Said.String(), "stopped after step"); {
+		case err != nil, stopped == ignored, (model == nil) != ignored, !ignored && len(folders) != 1:
+			t.Errorf("SIGHUP, ignored %t: %v, checkpoints %v, model %v\n%s", ignored, err, folders, model, run.Said)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, "run")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A run that is asked to end before its first step has nothing to save and has failed in nothing, whatever it is at: here, on each rank, at a model
 // whose hub does not answer. What is no run is interrupted.
 func TestSignalBeforeTheFirstStep(t *testing.T) {
