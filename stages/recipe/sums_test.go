@@ -245,6 +245,24 @@ func TestSumTrains(t *testing.T) {
 		for i, term := range c.terms {
 			alone[i] = lines(fmt.Sprint(k, "alone", i), term, append(c.kind, "mesh.replicate=1")...)
 		}
+		if k == 0 { // negatives that stay on their ranks
+			local := []string{"mesh.replicate=2", "batch.sub_batch={rows: 4}"}
+			sums := make([]float64, len(alone[0]))
+			for i, term := range c.terms {
+				for step, line := range lines(fmt.Sprint("local alone", i), strings.TrimSuffix(term, "}")+", gather_across_devices: false}", local...) {
+					sums[step] += weights[i] * line["loss"].(float64)
+				}
+			}
+			for step, line := range lines("local", strings.Replace(c.sum, "0.1}", "0.1, gather_across_devices: false}", 1), local...) {
+				v, gathered := line["loss"].(float64), 0.0
+				for i, w := range weights {
+					gathered += w * alone[i][step]["loss"].(float64)
+				}
+				if !(math.Abs(v-sums[step]) <= 1e-6*sums[step]) || math.Abs(v-gathered) < 1e-3*gathered {
+					t.Errorf("negatives of one rank, step %d: loss %v, the losses alone sum to %v; with all negatives it is %v", step, v, sums[step], gathered)
+				}
+			}
+		}
 		var first []map[string]any
 		for ranks := 1; ranks <= 3; ranks++ {
 			got := lines(fmt.Sprint(k, "ranks", ranks), c.sum, append(c.kind, fmt.Sprintf("mesh.replicate=%d", ranks), fmt.Sprintf("batch.sub_batch={rows: %d}", 2+ranks))...)
