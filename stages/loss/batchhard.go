@@ -41,6 +41,8 @@ const (
 
 func (BatchTriplet) SplitsRows() {}
 
+func (BatchTriplet) MeansRows() bool { return true }
+
 // Check finds settings that make no sense.
 func (l BatchTriplet) Check() error {
 	if err := checkMetric(l.Metric, Euclidean, Cosine); err != nil {

@@ -2,6 +2,7 @@ package loss
 
 import (
 	"fmt"
+	"slices"
 
 	"contraflow/gpustage"
 )
@@ -12,6 +13,11 @@ type ByDataset []RowSplitter
 
 // SplitsRows is what all of them do.
 func (ByDataset) SplitsRows() {}
+
+// MeansRows tells whether all of them are means over rows.
+func (l ByDataset) MeansRows() bool {
+	return !slices.ContainsFunc(l, func(own RowSplitter) bool { return !meansRows(own) })
+}
 
 // Compute is that of the batch's dataset.
 func (l ByDataset) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {

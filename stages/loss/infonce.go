@@ -205,6 +205,9 @@ type pass struct {
 // SplitsRows tells that InfoNCE is a RowSplitter.
 func (InfoNCE) SplitsRows() {}
 
+// MeansRows tells that it is a mean over rows.
+func (InfoNCE) MeansRows() bool { return true }
+
 // Compute walks over the tiles twice; see the package comment.
 //
 // The positive pair stays out of the tiles. With n_i the log-sum-exp of everything else in row i's softmax and k the number of times that

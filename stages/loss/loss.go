@@ -28,7 +28,7 @@
 // functions from these pairs' values to a number and to a coefficient for each pair, computed on the host, where it is one number a
 // document; pairs.go turns embeddings into values and coefficients into the gradient, a chunk of pairs at a time. [CoSENT], whose sum
 // runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, a strip of anchors at a time.
-// [Matryoshka] wraps any loss, [Sum] adds several.
+// [Matryoshka] wraps any loss, [Sum] adds several, and splits rows where all of them are means over rows ([RowMean]).
 //
 // # Parts
 //
@@ -105,6 +105,18 @@ type Rows struct{ Lo, Hi int }
 type RowSplitter interface {
 	Loss
 	SplitsRows()
+}
+
+// RowMean is a RowSplitter that tells whether it is a mean over rows: its Result.Weight is then the weight of the rows that it was asked for,
+// whatever they hold. A [Sum] of such losses splits rows.
+type RowMean interface {
+	RowSplitter
+	MeansRows() bool
+}
+
+func meansRows(l Loss) bool {
+	m, ok := l.(RowMean)
+	return ok && m.MeansRows()
 }
 
 // Own is the rows that are asked for.

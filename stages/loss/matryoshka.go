@@ -64,6 +64,8 @@ type splitMatryoshka struct{ matryoshka }
 
 func (splitMatryoshka) SplitsRows() {}
 
+func (l splitMatryoshka) MeansRows() bool { return meansRows(l.l) }
+
 func (l matryoshka) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := b.check(); err != nil {
 		return Result{}, err

@@ -17,6 +17,8 @@ type CosineSimilarity struct{}
 
 func (CosineSimilarity) SplitsRows() {}
 
+func (CosineSimilarity) MeansRows() bool { return true }
+
 // CheckLabel finds a label that no cosine can have. Compute takes it nevertheless, as the peer does; dataset.Source.CheckLabel refuses it.
 func (CosineSimilarity) CheckLabel(y float64) error {
 	if !(y >= -1 && y <= 1) {
@@ -56,6 +58,8 @@ type Contrastive struct {
 }
 
 func (Contrastive) SplitsRows() {}
+
+func (Contrastive) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l Contrastive) Check() error {
@@ -177,6 +181,8 @@ type Triplet struct {
 
 func (Triplet) SplitsRows() {}
 
+func (Triplet) MeansRows() bool { return true }
+
 // Check finds settings that make no sense.
 func (l Triplet) Check() error {
 	if err := checkMetric(l.Metric, Cosine, Euclidean, Manhattan); err != nil {
@@ -224,6 +230,8 @@ type MarginMSE struct {
 }
 
 func (MarginMSE) SplitsRows() {}
+
+func (MarginMSE) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l MarginMSE) Check() error {
@@ -279,6 +287,8 @@ type DistillKL struct {
 }
 
 func (DistillKL) SplitsRows() {}
+
+func (DistillKL) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l DistillKL) Check() error {
@@ -349,6 +359,8 @@ type CoSENT struct {
 }
 
 func (CoSENT) SplitsRows() {}
+
+func (CoSENT) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l CoSENT) Check() error {

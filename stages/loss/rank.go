@@ -95,6 +95,9 @@ func (g Groups) Pairs() bool { return g.Name == GroupRankNet || g.Name == GroupL
 // SplitsRows tells that Groups is a RowSplitter: groups don't see each other.
 func (Groups) SplitsRows() {}
 
+// MeansRows tells that it is a mean over groups, and not over pairs of documents.
+func (g Groups) MeansRows() bool { return !g.Pairs() }
+
 // Memory is the copy of the scores that Compute makes, and of their gradient.
 func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size()+64) + 128 }
 

@@ -3,6 +3,8 @@ package loss
 import (
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 
 	"contraflow/gpustage"
 )
@@ -13,10 +15,16 @@ type Term struct {
 	Factor float64
 }
 
-// Sum is the sum of losses of a batch's embeddings, each the mean over what it is a mean over (rows, documents, pairs of pairs) times its factor. That
-// mean is the batch's, and the sum counts by the batch's rows: with batch.accumulate, or accumulated gradients of any kind, a step has the mean of
-// its batches' sums. So each replica computes it as a whole. A term that finds nothing to be a mean over adds nothing. Parts of tokens (M3's) are
-// beyond it.
+// Sum is the sum of losses of a batch's embeddings, each the mean over what it is a mean over (rows, documents, pairs of pairs) times its factor.
+//
+// Where all terms are means over rows ([RowMean]: every loss of this package for embeddings, and those of [Groups] but rank_net and lambda), the
+// sum is one too: it splits rows, so that replicas share the work, and the rows of a step's batches count alike in every term.
+//
+// A term that is a mean over anything else, or a loss of one's own that does not say so, is divided by its own weight of the batch, and the sum counts
+// by the batch's rows: with batch.accumulate, or accumulated gradients of any kind, a step has the mean of its batches' sums. Each replica then
+// computes all of it, and where negatives stay on their ranks, a rank's rows are a batch. A term that finds nothing to be a mean over adds nothing.
+//
+// Parts of tokens (M3's) are beyond a sum.
 func Sum(terms ...Term) (Loss, error) {
 	if len(terms) == 0 {
 		return nil, errors.New("a sum of no losses")
@@ -29,22 +37,54 @@ func Sum(terms ...Term) (Loss, error) {
 			return nil, fmt.Errorf("term %d, %T, has the factor %v, want a number of at least 0", i, t.Loss, f)
 		}
 	}
-	return sum(terms), nil
+	if slices.ContainsFunc(terms, func(t Term) bool { return !meansRows(t.Loss) }) {
+		return sum(terms), nil
+	}
+	return splitSum{terms}, nil
 }
 
 type sum []Term
 
+// splitSum is one of means over rows.
+type splitSum struct{ sum }
+
+func (splitSum) SplitsRows() {}
+
+func (splitSum) MeansRows() bool { return true }
+
+// Check finds settings of the terms that make no sense.
+func (l sum) Check() error {
+	for i, t := range l {
+		if c, ok := t.Loss.(interface{ Check() error }); ok {
+			if err := c.Check(); err != nil {
+				return fmt.Errorf("term %d, %T: %w", i, t.Loss, err)
+			}
+		}
+	}
+	return nil
+}
+
 func (l sum) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	if b.Only != nil {
+		return Result{}, errors.New("a sum of losses is asked for some rows of a batch, and not all of its terms are means over rows")
+	}
+	return l.compute(s, a, b)
+}
+
+func (l splitSum) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	return l.compute(s, a, b)
+}
+
+func (l sum) compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	switch err := b.check(); {
 	case err != nil:
 		return Result{}, err
 	case len(b.Parts) > 0:
 		return Result{}, errors.New("a sum of losses has no gradients for parts of tokens: train with loss m3, or with a model of embeddings alone")
-	case b.Only != nil:
-		return Result{}, errors.New("a sum of losses is asked for some rows of a batch: its means are the batch's")
 	}
 	var total Result
-	for i := range b.Rows {
+	lo, hi := b.Own()
+	for i := lo; i < hi; i++ {
 		total.Weight += b.Weight(i)
 	}
 	mark := a.Mark()
@@ -60,10 +100,15 @@ func (l sum) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, er
 		if err != nil {
 			return r, fmt.Errorf("term %d, %T: %w", i, t.Loss, err)
 		}
-		if r.Weight == 0 {
+		f := t.Factor
+		switch {
+		case !meansRows(t.Loss) && r.Weight == 0:
 			continue
+		case !meansRows(t.Loss):
+			f *= total.Weight / r.Weight
+		case math.Abs(r.Weight-total.Weight) > 1e-9*total.Weight: // far above the rounding of a sum of float64
+			return r, fmt.Errorf("term %d, %T, is a mean over rows (MeansRows), and its Result.Weight is %v for rows that weigh %v", i, t.Loss, r.Weight, total.Weight)
 		}
-		f := t.Factor * total.Weight / r.Weight
 		s.Scale(part.Gradient, part.Gradient, f)
 		s.Add(b.Gradient, b.Gradient, part.Gradient)
 		total.Sum += f * r.Sum

@@ -21,6 +21,8 @@ type TeacherEmbedding struct {
 
 func (TeacherEmbedding) SplitsRows() {}
 
+func (TeacherEmbedding) MeansRows() bool { return true }
+
 // Check finds settings that make no sense.
 func (l TeacherEmbedding) Check() error {
 	if err := checkMetric(l.Metric, Cosine, Euclidean); err != nil {

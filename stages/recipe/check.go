@@ -109,11 +109,7 @@ func (c *checker) check(r *Recipe) {
 	c.checkModel(&r.Model)
 	c.checkData(&r.Data)
 	c.checkBatch(&r.Batch, len(r.Data.Train))
-	losses := r.losses()
-	if len(losses) == 0 {
-		losses = []Loss{r.Loss}
-	}
-	alone := r.Model.Kind == "reranker" || !slices.ContainsFunc(losses, func(l Loss) bool { return !l.kind().rowwise() })
+	alone := r.Model.Kind == "reranker" || !slices.ContainsFunc(r.terms(), func(l stated) bool { return !l.kind().rowwise() })
 	c.require(r.Batch.GlobalSize != 1 || alone, "batch.global_size", "is 1: a row alone has no negatives")
 	c.require(!r.Batch.ByLength || r.Data.Shuffle, "batch.by_length", "needs data.shuffle")
 	if r.Model.Kind == "reranker" {

@@ -27,7 +27,8 @@ func (x *Run) Describe() string {
 		fmt.Fprintf(&b, "maxsim  at most %.3g TFLOP and %s of tokens' vectors for all pairs of a batch\n", flops/1e12, Size(held))
 	}
 	if g := x.guide; g != nil {
-		fmt.Fprintf(&b, "guide   %s: %s, %d layers of %d, %s parameters, on %s\n", r.Loss.Guide.Path, g.model.Config.Family, g.model.Config.Layers, g.model.Config.Hidden, count(g.model.Layout.Len), g.device.Name())
+		_, said := r.guide()
+		fmt.Fprintf(&b, "guide   %s: %s, %d layers of %d, %s parameters, on %s\n", (*said).Path, g.model.Config.Family, g.model.Config.Layers, g.model.Config.Hidden, count(g.model.Layout.Len), g.device.Name())
 	}
 	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
 	if x.ranks != nil {

@@ -48,11 +48,11 @@ func (c *checker) checkGuide(l *Loss, at string) {
 		c.fail(at+".guide", "is missing: the model that says which candidates are no negatives, a folder or hub id")
 		return
 	}
-	c.require(l.Guide.MaxLength.Query >= 0 && l.Guide.MaxLength.Document >= 0, "loss.guide.max_length", "is negative")
+	c.require(l.Guide.MaxLength.Query >= 0 && l.Guide.MaxLength.Document >= 0, at+".guide.max_length", "is negative")
 }
 
-// gist is the loss in the form of InfoNCE.
-func (l Loss) gist(o driving) loss.InfoNCE {
+// gisted is the loss in the form of InfoNCE.
+func (l Loss) gisted(o driving) loss.InfoNCE {
 	out := loss.InfoNCE{
 		Scale: l.Scale, Directions: []loss.Direction{loss.QueryToDoc}, Guide: &loss.Guide{Margin: l.Margin, Relative: l.MarginStrategy == "relative"},
 		MaskDuplicates: l.MaskDuplicates != o.mask, TileRows: o.tile[0], TileCols: o.tile[1],
@@ -77,10 +77,16 @@ type guide struct {
 
 // openGuide loads the recipe's guide, if it has one, and says how it reads the run's texts.
 func (x *Run) openGuide(ctx context.Context) (err error) {
-	spec := x.Recipe.Loss.Guide
-	if spec == nil {
+	key, said := x.Recipe.guide()
+	if said == nil {
 		return nil
 	}
+	spec := *said
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", key, err)
+		}
+	}()
 	g := &guide{device: x.device}
 	x.guide = g
 	dir, err := hfmodel.Resolve(ctx, spec.Path, hfmodel.Options{Progress: x.obs.Download, Warn: x.obs.Note})
@@ -124,7 +130,7 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	}
 	shorter := func(guide, model int) bool { return guide > 0 && (model == 0 || guide < model) }
 	if q, d := text.QueryLength, text.DocumentLength; shorter(q, x.text.QueryLength) || shorter(d, x.text.DocumentLength) {
-		x.obs.note("loss.guide: the guide reads at most %s tokens of a query and %s of a document, the model %s and %s", limit(q), limit(d), limit(x.text.QueryLength), limit(x.text.DocumentLength))
+		x.obs.note("%s: the guide reads at most %s tokens of a query and %s of a document, the model %s and %s", key, limit(q), limit(d), limit(x.text.QueryLength), limit(x.text.DocumentLength))
 	}
 	x.text.Guide = text
 	return errors.Join(embedder.CheckVocabulary(tok, c), embedder.CheckLength(tok, text.QueryLength, text.DocumentLength))

@@ -161,9 +161,11 @@ func (x *Run) agree(ctx context.Context) error {
 	r.Model.Path = ""             // the same model may lie elsewhere
 	guide := "none"
 	if x.guide != nil {
-		g := *r.Loss.Guide
+		r.Loss.Terms = slices.Clone(r.Loss.Terms)
+		_, said := r.guide()
+		g := **said
 		g.Path, g.Device = "", ""
-		r.Loss.Guide, guide = &g, x.guide.hash
+		*said, guide = &g, x.guide.hash
 	}
 	r.Data.Train = slices.Clone(r.Data.Train)
 	for i := range r.Data.Train {

@@ -13,9 +13,10 @@ import (
 )
 
 // Loss is the objective and its options. Each loss has options of its own (see lossKinds); what a loss does not have is an error
-// where a recipe says it, and is left out where one is written. A name alone is a loss with its defaults.
+// where a recipe says it, and is left out where one is written. A name alone is a loss with its defaults, and a list of losses their sum.
 type Loss struct {
 	Name               string           `yaml:"name"`
+	Weight             float64          `yaml:"weight,omitempty"` // of a term of a sum; 0: 1
 	Scale              float64          `yaml:"scale"`
 	Temperature        float64          `yaml:"temperature,omitempty"` // of mnrl, cosent and angle: resolved into Scale
 	StudentTemperature float64          `yaml:"student_temperature,omitempty"`
@@ -52,8 +53,11 @@ type Loss struct {
 	PosWeight float64     `yaml:"pos_weight,omitempty"`
 	ByLabel   bool        `yaml:"by_label,omitempty"`
 
+	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss
+
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
 	dataset  bool // it is a dataset's own
+	term     bool // it is one of a sum's
 }
 
 func defaultLoss() Loss {
@@ -61,6 +65,10 @@ func defaultLoss() Loss {
 }
 
 func (l *Loss) decode(d *decoder, path string, n *node) {
+	if n.kind == list {
+		l.decodeTerms(d, path, n)
+		return
+	}
 	if n.kind == scalar {
 		word := *n
 		*n = node{at: n.at, kind: mapping, keys: []entry{{"name", n.at, &word}}}
@@ -75,14 +83,6 @@ func (r Recipe) lossOf(source int) Loss {
 		return *own
 	}
 	return r.Loss
-}
-
-// losses are those of each dataset.
-func (r Recipe) losses() (all []Loss) {
-	for i := range r.Data.Train {
-		all = append(all, r.lossOf(i))
-	}
-	return all
 }
 
 // lossKey is where the recipe says a dataset's loss.
@@ -118,6 +118,7 @@ type lossKind struct {
 	reranker    bool
 	m3          bool
 	dataset     bool // the loss is a dataset's own
+	term        bool // it is one of a sum's
 }
 
 var lossKinds = []lossKind{
@@ -146,7 +147,7 @@ var commonOptions = []string{"name", "matryoshka", "gather_across_devices"}
 // kind is the loss that the recipe names; mnrl if it names none that there is.
 func (l *Loss) kind() lossKind {
 	if l.reranker {
-		return lossKind{names: []string{l.Name}, options: groupOptions[loss.GroupLoss(l.Name)], reranker: true}
+		return lossKind{names: []string{l.Name}, options: groupOptions[loss.GroupLoss(l.Name)], reranker: true, term: l.term}
 	}
 	k := lossKinds[0]
 	for _, named := range lossKinds {
@@ -154,7 +155,7 @@ func (l *Loss) kind() lossKind {
 			k = named
 		}
 	}
-	k.dataset = l.dataset
+	k.dataset, k.term = l.dataset, l.term
 	return k
 }
 
@@ -165,15 +166,19 @@ func (k lossKind) rowwise() bool {
 
 // all are the loss's options.
 func (k lossKind) all() []string {
+	common := commonOptions
 	switch {
 	case k.reranker:
-		return slices.Concat(commonOptions[:1], k.options)
+		common = commonOptions[:1]
 	case k.m3:
-		return slices.Concat([]string{"name", "gather_across_devices"}, k.options)
+		common = []string{"name", "gather_across_devices"}
 	case k.dataset:
-		return slices.Concat(commonOptions[:2], k.options)
+		common = commonOptions[:2]
 	}
-	return slices.Concat(commonOptions, k.options)
+	if k.term {
+		common = append(common[:1:1], append([]string{"weight"}, common[1:]...)...)
+	}
+	return slices.Concat(common, k.options)
 }
 
 func (k lossKind) has(option string) bool { return slices.Contains(k.all(), option) }
@@ -211,7 +216,9 @@ func (c *checker) options(l *Loss, at string) {
 		if option == "" || k.has(option) || c.find(key) == nil {
 			continue
 		}
-		if l.dataset && option == "gather_across_devices" {
+		if option == "weight" {
+			c.fail(key, "is for a loss in a list, which is a sum: loss: [{name: mnrl}, {name: distill_kl, weight: 2}]")
+		} else if l.dataset && option == "gather_across_devices" {
 			c.fail(key, "is the same for all datasets: loss.gather_across_devices")
 		} else {
 			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(k.all(), ", "))
@@ -221,6 +228,9 @@ func (c *checker) options(l *Loss, at string) {
 
 // MarshalYAML writes the options that the loss has.
 func (l Loss) MarshalYAML() (any, error) {
+	if l.Terms != nil {
+		return l.written(), nil
+	}
 	k, v := l.kind(), reflect.ValueOf(l)
 	var out yaml.MapSlice
 	for i := range v.NumField() {
@@ -234,7 +244,7 @@ func (l Loss) MarshalYAML() (any, error) {
 
 // checkLosses checks the recipe's loss and datasets' own, and that each dataset has what its loss wants.
 func (c *checker) checkLosses(r *Recipe) {
-	ok := c.checkLoss(r, &r.Loss, "loss")
+	ok := c.checkTerms(r, &r.Loss, "loss")
 	for i, s := range r.Data.Train {
 		key, known := r.lossKey(i), ok
 		if own := s.Loss; own != nil {
@@ -243,14 +253,16 @@ func (c *checker) checkLosses(r *Recipe) {
 			case r.Model.Kind == "m3":
 				c.fail(key, "is not for model.kind: m3, which has one loss")
 				continue
-			case own.kind().names[0] == "gist":
+			case own.gist():
 				c.fail(key, "gist's guide reads all datasets: give it as the recipe's loss, and the other datasets losses of their own")
 				continue
 			}
-			known = c.checkLoss(r, own, key)
+			known = c.checkTerms(r, own, key)
 		}
 		if known {
-			c.checkColumns(s, r.lossOf(i), fmt.Sprintf("data.train[%d].", i), key)
+			for _, t := range r.termsOf(i) {
+				c.checkColumns(s, t.Loss, fmt.Sprintf("data.train[%d].", i), t.key)
+			}
 		}
 	}
 }
@@ -268,7 +280,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 	k := l.kind()
 	c.options(l, at)
 	c.require(k.m3 == (r.Model.Kind == "m3"), at+".name", "%s is not for model.kind: %s; m3 is the loss of that kind, and of no other", l.Name, r.Model.Kind)
-	for _, option := range []string{"margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
+	for _, option := range []string{"weight", "margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
 		if n := c.find(at + "." + option); n != nil && k.has(option) {
 			v := reflect.ValueOf(l).Elem()
 			f, _, _ := field(v, option)
@@ -335,7 +347,27 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	c.require(!k.whole || s.Weight == "", key+"weight", "%s is of the batch as a whole: rows have no weights in it", named)
 }
 
-// checkLabel is what a dataset's labels must be for the loss; nil: numbers.
+// checkLabel is what a dataset's labels must be for its loss; nil: numbers.
+func (r Recipe) checkLabel(source int) func(float64) error {
+	var checks []func(float64) error
+	for _, t := range r.termsOf(source) {
+		if check := t.checkLabel(); check != nil {
+			checks = append(checks, check)
+		}
+	}
+	if checks == nil {
+		return nil
+	}
+	return func(y float64) error {
+		for _, check := range checks {
+			if err := check(y); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 func (l Loss) checkLabel() func(float64) error {
 	k := l.kind()
 	switch name := k.names[0]; {
@@ -365,15 +397,25 @@ func (x *Run) noteUnread() {
 		return
 	}
 	for i, s := range x.Recipe.Data.Train {
-		l, key := x.Recipe.lossOf(i), fmt.Sprintf("data.train[%d].", i)
-		label, scores, teacher := l.reads()
+		terms, key := x.Recipe.termsOf(i), fmt.Sprintf("data.train[%d].", i)
+		var label, scores, teacher bool
+		var names []string
+		for _, t := range terms {
+			a, b, c := t.reads()
+			label, scores, teacher = label || a, scores || b, teacher || c
+			names = append(names, fmt.Sprintf("%s.name: %s", t.key, t.Name))
+		}
+		has := "has"
+		if len(terms) > 1 {
+			has = "have"
+		}
 		for _, c := range []struct {
 			key   string
 			there bool
 			read  bool
 		}{{"label", s.Label != "", label}, {"scores", len(s.Scores) > 0, scores}, {"teacher", s.Teacher != "", teacher}} {
 			if c.there && !c.read {
-				x.obs.note("%s%s is not read: %s.name: %s has no use for it", key, c.key, x.Recipe.lossKey(i), l.Name)
+				x.obs.note("%s%s is not read: %s %s no use for it", key, c.key, strings.Join(names, " and "), has)
 			}
 		}
 	}
@@ -406,14 +448,17 @@ func (r Recipe) objective(o driving) loss.RowSplitter {
 		return r.Loss.objective(o)
 	}
 	var all loss.ByDataset
-	for _, l := range r.losses() {
-		all = append(all, l.objective(o))
+	for i := range r.Data.Train {
+		all = append(all, r.lossOf(i).objective(o))
 	}
 	return all
 }
 
 // objective is the loss, computed this way.
 func (l Loss) objective(o driving) loss.RowSplitter {
+	if l.Terms != nil {
+		return l.sum(o)
+	}
 	if l.reranker {
 		return l.groups()
 	}
@@ -429,7 +474,7 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 			Hardness: l.HardnessMode, HardnessStrength: l.HardnessStrength, MaskDuplicates: l.MaskDuplicates != o.mask, TileRows: o.tile[0], TileCols: o.tile[1],
 		}
 	case "gist":
-		out = l.gist(o)
+		out = l.gisted(o)
 	case "cosent":
 		out = loss.CoSENT{Scale: l.Scale, Metric: similarity}
 	case "angle":

@@ -125,12 +125,18 @@ func TestMemoryUnknown(t *testing.T) {
 	}
 }
 
-// Where the loss takes more than a sub-batch's way back, it comes on top of all activations that are kept.
+// Where the loss takes more than a sub-batch's way back, it comes on top of all activations that are kept; a sum's gradient too.
 func TestMemoryOfLoss(t *testing.T) {
+	testMemoryOfLoss(t, "mnrl")
+	testMemoryOfLoss(t, "[{similarity: dot}, {weight: 2, similarity: dot}]")
+}
+
+func testMemoryOfLoss(t *testing.T, loss string) {
+	t.Helper()
 	dir := t.TempDir()
 	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), []string{
 		"mesh.replicate=1", "train.max_steps=1", "train.device=counted", "batch.global_size=768", "batch.sub_batch={rows: 64}", "batch.no_duplicates=false",
-		"model.max_length=4", "batch.cache=never",
+		"model.max_length=4", "batch.cache=never", "loss=" + loss,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +149,7 @@ func TestMemoryOfLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	if held, planned := int64(countedDevices[0].Peak()), x.Memory.Total()-x.Memory.Snapshot; held > planned+4096 { // the norm, and what else is a number
-		t.Errorf("%d bytes are held, %d planned: %+v", held, planned, x.Memory)
+		t.Errorf("loss %s: %d bytes are held, %d planned: %+v", loss, held, planned, x.Memory)
 	}
 	if err := x.Close(); err != nil {
 		t.Error(err)

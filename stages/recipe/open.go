@@ -110,13 +110,13 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.openModel(ctx); err != nil {
 		return err
 	}
-	for i, l := range r.losses() {
+	for _, l := range r.terms() {
 		if m := l.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
-			return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", r.lossKey(i), m.Dims, x.model.EmbeddingSize())
+			return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", l.key, m.Dims, x.model.EmbeddingSize())
 		}
 	}
 	if err := x.openGuide(ctx); err != nil {
-		return fmt.Errorf("loss.guide: %w", err)
+		return err
 	}
 	if err := x.openData(ctx); err != nil {
 		return err
@@ -430,7 +430,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	}
 	d, err := dataset.Open(ctx, dataset.Source{
 		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: int(src.NegativesPerQuery),
-		Weight: src.Weight, Label: src.Label, CheckLabel: r.lossOf(i).checkLabel(), Scores: src.Scores, Teacher: src.Teacher, Tokens: tokens,
+		Weight: src.Weight, Label: src.Label, CheckLabel: r.checkLabel(i), Scores: src.Scores, Teacher: src.Teacher, Tokens: tokens,
 	})
 	if err != nil {
 		return p, err
@@ -470,16 +470,18 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 
 // checkTeacher finds a teacher whose embeddings are not of the size that the loss compares: the model's, or of matryoshka's first features.
 func (x *Run) checkTeacher(source, size int) error {
-	want, l := []int{x.model.EmbeddingSize()}, x.Recipe.lossOf(source)
-	if size == 0 || size == want[0] || !l.kind().teacher {
-		return nil
-	}
-	if m := l.Matryoshka; m != nil {
-		want = m.Dims
-	}
-	for _, n := range want {
-		if n != size {
-			return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, x.Recipe.lossKey(source), size)
+	for _, l := range x.Recipe.termsOf(source) {
+		want := []int{x.model.EmbeddingSize()}
+		if size == 0 || size == want[0] || !l.kind().teacher {
+			continue
+		}
+		if m := l.Matryoshka; m != nil {
+			want = m.Dims
+		}
+		for _, n := range want {
+			if n != size {
+				return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, l.key, size)
+			}
 		}
 	}
 	return nil
@@ -614,9 +616,9 @@ func (x *Run) noteOddities() {
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}
-	for i, l := range x.Recipe.losses() {
-		if l.HardnessMode == loss.HardNegatives && len(x.Recipe.Data.Train[i].Negatives) == 0 {
-			x.obs.note("%s.hardness_mode: %s is of rows' own negatives, and there are none: data.train[%d].negatives names no column", x.Recipe.lossKey(i), l.HardnessMode, i)
+	for _, l := range x.Recipe.terms() {
+		if l.HardnessMode == loss.HardNegatives && len(x.Recipe.Data.Train[l.source].Negatives) == 0 {
+			x.obs.note("%s.hardness_mode: %s is of rows' own negatives, and there are none: data.train[%d].negatives names no column", l.key, l.HardnessMode, l.source)
 		}
 	}
 }

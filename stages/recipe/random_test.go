@@ -151,6 +151,17 @@ func (r *random) draw() {
 	} else {
 		r.maybe(&r.how, "train.sync", "every")
 	}
+	if other := map[string]string{
+		"gist": "mnrl", "cosent": "mnrl", "contrastive": "mnrl", "triplet": "mnrl", "margin_mse": "mnrl", "distill_kl": "mnrl", "cross_entropy": "list_mle", "distill": "list_mle",
+	}[recipes]; other != "" && r.in(2) { // a sum
+		for i, s := range r.what {
+			if strings.HasPrefix(s, "loss.name=") {
+				r.what[i] = fmt.Sprintf("loss=[{name: %s, weight: 2}, {name: %s, weight: 0.5}]", recipes, other)
+			} else if option, ok := strings.CutPrefix(s, "loss."); ok {
+				r.what[i] = "loss[0]." + option
+			}
+		}
+	}
 }
 
 // data writes two datasets with everything that a loss may want.

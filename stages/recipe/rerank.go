@@ -29,22 +29,24 @@ var groupOptions = map[loss.GroupLoss][]string{
 // checkReranker resolves what is otherwise for rerankers.
 func (c *checker) checkReranker(r *Recipe) {
 	m := &r.Model
-	c.checkGroups(&r.Loss, "loss")
+	c.checkGroupTerms(&r.Loss, "loss")
 	for i, s := range r.Data.Train {
 		key := fmt.Sprintf("data.train[%d].", i)
 		c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", key+"prompts", "positive and negative are for embedders: a reranker must not see which is which")
 		if s.Loss != nil {
-			c.checkGroups(s.Loss, r.lossKey(i))
+			c.checkGroupTerms(s.Loss, r.lossKey(i))
 		}
-		l, named := r.lossOf(i), r.lossKey(i)+".name: "+r.lossOf(i).Name
-		switch l.Name {
-		case "kl", "distill", "margin_mse", "list_net":
-			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
-		}
-		if l.Name == "bce" || l.Name == "mse" {
-			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
-		} else {
-			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", named)
+		for _, l := range r.termsOf(i) {
+			named := l.key + ".name: " + l.Name
+			switch l.Name {
+			case "kl", "distill", "margin_mse", "list_net":
+				c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
+			}
+			if l.Name == "bce" || l.Name == "mse" {
+				c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
+			} else {
+				c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", named)
+			}
 		}
 		c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
 	}

@@ -61,7 +61,7 @@ func compareRecipes(was string, now Recipe) (changed []string, err error) {
 			continue
 		}
 		line := fmt.Sprintf("%s was %s and is %s", k, orUnset(a[k]), orUnset(b[k]))
-		generic := indices.ReplaceAllString(k, "[]")
+		generic := strings.Replace(indices.ReplaceAllString(k, "[]"), "loss[]", "loss", 1) // of a sum's terms what of a loss
 		if line == beginsToSkip || slices.ContainsFunc(mayChange, func(m string) bool { return within(generic, m) }) {
 			changed = append(changed, line)
 		} else {
@@ -236,7 +236,7 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 		if h, known := x.content[name]; known && h != c.Contents[name] {
 			key := "model.path"
 			if name == theGuide {
-				key = "loss.guide"
+				key, _ = x.Recipe.guide()
 			}
 			return fmt.Errorf("%w: %s: changed: %s; put that back, or start anew in another save.dir", ErrRecipeChanged, key, name)
 		}

@@ -53,7 +53,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		spec.Prompts["query"], spec.Prompts["document"] = x.text.QueryPrompt, x.text.DocumentPrompt
 	}
 	spec.Similarity = "cosine"
-	if !slices.ContainsFunc(x.Recipe.losses(), func(l Loss) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
+	if !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
 		spec.Similarity = "dot"
 	}
 	if min(x.text.QueryLength, x.text.DocumentLength) > 0 { // or some are not cut

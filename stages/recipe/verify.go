@@ -166,15 +166,15 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 
 // checkPlant refuses a fault that would change nothing, where that is known before anything is computed.
 func (x *Run) checkPlant(f Fault) error {
-	losses := x.Recipe.losses()
-	none := func(is func(Loss) bool) bool { return !slices.ContainsFunc(losses, is) }
+	losses := x.Recipe.terms()
+	none := func(is func(stated) bool) bool { return !slices.ContainsFunc(losses, is) }
 	switch {
-	case f == FaultMask && none(func(l Loss) bool { return l.kind().has("mask_duplicates") }):
-		return fmt.Errorf("%s.name: %s masks no duplicates: the fault %q can't be planted", x.Recipe.lossKey(0), losses[0].Name, f)
+	case f == FaultMask && none(func(l stated) bool { return l.kind().has("mask_duplicates") }):
+		return fmt.Errorf("%s.name: %s masks no duplicates: the fault %q can't be planted", losses[0].key, losses[0].Name, f)
 	case f == FaultRemote && x.reranker != nil:
 		return fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", f)
-	case (f == FaultRemote || f == FaultGather || f == FaultScatter) && x.reranker == nil && none(func(l Loss) bool { return !l.kind().rowwise() }):
-		return fmt.Errorf("%s.name: %s takes of a row its own texts alone, and nothing of other rows: the fault %q can't be planted", x.Recipe.lossKey(0), losses[0].Name, f)
+	case (f == FaultRemote || f == FaultGather || f == FaultScatter) && x.reranker == nil && none(func(l stated) bool { return !l.kind().rowwise() }):
+		return fmt.Errorf("%s.name: %s takes of a row its own texts alone, and nothing of other rows: the fault %q can't be planted", losses[0].key, losses[0].Name, f)
 	case f == FaultDropout && x.folder.Static():
 		return fmt.Errorf("static embeddings drop nothing: the fault %q can't be planted", f)
 	}
@@ -344,7 +344,9 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 		}
 		base := 0.0
 		for _, k := range v.sources {
-			base = max(base, verifyLimit(v.x.Recipe.lossOf(k).Scale))
+			for _, t := range v.x.Recipe.termsOf(k) {
+				base = max(base, verifyLimit(t.Scale))
+			}
 		}
 		if slices.Contains(lossFaults, v.o.Plant) {
 			spoiled := truthWay
@@ -441,8 +443,10 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 // stopped is the key of what its losses take for numbers that have no gradient; "" if there is nothing of the kind.
 func (v *verifier) stopped() string {
 	for _, k := range v.sources {
-		if option := v.x.Recipe.lossOf(k).stopped(); option != "" {
-			return v.x.Recipe.lossKey(k) + "." + option
+		for _, t := range v.x.Recipe.termsOf(k) {
+			if option := t.stopped(); option != "" {
+				return t.key + "." + option
+			}
 		}
 	}
 	return ""

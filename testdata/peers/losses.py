@@ -1,10 +1,13 @@
-"""One training step of every loss of embedders, on rows with templates, lists, teachers' scores and prompts, in contraflow and with
-sentence-transformers: the loss and the norm of all parameters' gradients. Ours is computed plainly, and on 3 ranks with unequal rows and
-sub-batches that are embedded twice.
+"""One training step of every loss of embedders, and of sums of them, on rows with templates, lists, teachers' scores and prompts, in contraflow and
+with sentence-transformers: the loss and the norm of all parameters' gradients. Ours is computed plainly, and on 3 ranks with unequal rows and
+sub-batches that are embedded twice. Then two steps of FlagEmbedding's distillation for embedders (kl_div), by recipes that contraflow import makes
+of its command line: losses (but for the entropy of the teacher's distributions) and norms, of several devices, whose exchange is played in one
+process, the norms.
 
     python testdata/peers/losses.py CONTRAFLOW [--seed N] [LOSS ...]
 
-Prints a table. Exits with 1 if a loss is off by more than 1e-5 of it, or a norm by more than 1e-5. Needs sentence-transformers (6.2 was used).
+Prints tables. Exits with 1 if a loss or a norm is off by more than 1e-5 of it. Needs sentence-transformers (6.2 was used) and
+FlagEmbedding (1.4.2).
 """
 
 import argparse
@@ -21,7 +24,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from FlagEmbedding.finetune.embedder.encoder_only.base.modeling import BiEncoderOnlyEmbedderModel
+from sentence_transformers import SentenceTransformer, util
 from sentence_transformers.sentence_transformer import losses as L
 
 transformers.utils.logging.disable_progress_bar()
@@ -82,6 +86,10 @@ class Mean(list):
     """Losses of several datasets' batches, which make one step: their mean."""
 
 
+class Sum(list):
+    """Losses of one batch, each with its weight and its columns."""
+
+
 # name: the recipe's loss, its columns (of several datasets with | in between), the peer's loss, its columns and labels
 CASES = {
     "mnrl": (MNRL, PAIR, L.MultipleNegativesRankingLoss(model), [Q, P], None),
@@ -130,12 +138,26 @@ CASES = {
         MNRL, f"{PAIR}, negatives: n1 | {PAIR}, label: grade, loss: {{name: cosent, scale: 10}} | query: q, label: class, loss: {{name: batch_hard_triplet, matryoshka: {{dims: [32, 8]}}}}",
         Mean([(L.MultipleNegativesRankingLoss(model), [Q, P, N1], None), (L.CoSENTLoss(model, scale=10), [Q, P], values("grade")),
              (L.MatryoshkaLoss(model, L.BatchHardTripletLoss(model), [32, 8]), [Q], values("class"))]), None, None),
+    "mnrl and distill_kl": (
+        f"[{{{MNRL}, temperature: 0.1}}, {{name: distill_kl, weight: 3, similarity: cosine, student_temperature: 0.5}}]", f"{PAIR}, {LIST}, scores: [ps, ns]",
+        Sum([(1, L.MultipleNegativesRankingLoss(model, scale=10), [Q, P, *LISTS], None),
+             (3, L.DistillKLDivLoss(model, temperature=0.5, similarity_fct=util.pairwise_cos_sim), [Q, P, *LISTS], SCORES * 0.5)]), None, None),
+    "matryoshka of mnrl, gist, cosent": (
+        f"[{{{MNRL}, weight: 0.5, matryoshka: {{dims: [32, 8], weights: [1, 0.5]}}}}, {{{GIST}}}, {{name: cosent, weight: 2}}]", PAIR + ", label: grade",
+        Sum([(0.5, L.MatryoshkaLoss(model, L.MultipleNegativesRankingLoss(model), [32, 8], [1, 0.5]), [Q, P], None), (1, L.GISTEmbedLoss(model, guide), [Q, P], None),
+             (2, L.CoSENTLoss(model), [Q, P], values("grade"))]), None, None),
+    "sums of datasets' own": (
+        MNRL, f"{PAIR}, label: grade, loss: [cosent, {{name: cosine_similarity, weight: 4}}] | query: q, label: class, teacher: teacher, loss: [batch_hard_triplet, {{name: mse, weight: 0.1}}]",
+        Mean([(Sum([(1, L.CoSENTLoss(model), [Q, P], values("grade")), (4, L.CosineSimilarityLoss(model), [Q, P], values("grade"))]), None, None),
+              (Sum([(1, L.BatchHardTripletLoss(model), [Q], values("class")), (0.1, L.EmbedDistillLoss(model, distance_metric="mse"), [Q], values("teacher"))]), None, None)]), None, None),
 }  # fmt: skip
 
 
 def value(loss, columns, labels):
     if isinstance(loss, Mean):
         return sum(value(*part) for part in loss) / len(loss)
+    if isinstance(loss, Sum):
+        return sum(weight * value(*part) for weight, *part in loss)
     prompts = [model.prompts["query"] if k == 0 else model.prompts["document"] for k in range(len(columns))]
     return loss([model.preprocess([p + t for t in c]) for p, c in zip(prompts, columns)], labels)
 
@@ -154,7 +176,7 @@ def ours(loss, columns, batch, mesh):
 model: {{path: {tiny}, dropout: 0}}
 data: {{shuffle: false, mixing: round_robin, train: [{train}]}}
 batch: {{global_size: {ROWS}, accumulate: {columns.count(" | ") + 1}, no_duplicates: false, drop_last: false{batch}}}
-loss: {{{loss}}}
+loss: {loss if loss.startswith("[") else "{" + loss + "}"}
 optimizer: {{lr: 1e-9, max_grad_norm: 1e9}}
 train: {{max_steps: 1}}
 mesh: {{{mesh}}}
@@ -176,6 +198,83 @@ for name, (loss, columns, peer, texts, labels) in CASES.items():
         errors.append([abs(a - b) / abs(b) for a, b in zip(ours(loss, columns, batch, mesh), want)])
     print(f"{name} | {want[0]:.6f} {want[1]:.6f} | {errors[0][0]:.0e} {errors[0][1]:.0e} | {errors[1][0]:.0e} {errors[1][1]:.0e}", flush=True)
     if not max(max(e) for e in errors) < 1e-5:
+        bad.append(name)
+
+
+def flag(devices, normalize, mrl):
+    """Two steps of SGD with FlagEmbedding's model on rows of all devices, and with ours by an imported recipe."""
+    dims, temperature, lr, size = mrl and [32, 8], 0.05, 0.01 if normalize else 1e-5, 12
+    lines = [{"query": r["q"], "pos": [r["p"]], "neg": r["list"], "pos_scores": [r["ps"]], "neg_scores": r["ns"]} for r in rows[:size]]
+    (work / "flag.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    torch.manual_seed(1)
+    peer = BiEncoderOnlyEmbedderModel(
+        transformers.AutoModel.from_pretrained(tiny), temperature=temperature, kd_loss_type="kl_div", use_mrl=bool(mrl), mrl_dims=dims or [],
+        sentence_pooling_method="mean", normalize_embeddings=normalize,
+    )  # fmt: skip
+    peer.eval()
+    peer.training = True  # of this module alone: the encoder below drops nothing
+    teacher = torch.tensor([r["pos_scores"] + r["neg_scores"] for r in lines]).softmax(-1)
+    side = lambda texts: model.tokenizer(texts, padding=True, return_tensors="pt")
+    query, documents = side([r["query"] for r in lines]), side([t for r in lines for t in r["pos"] + r["neg"]])
+
+    def loss():
+        if devices == 1:
+            return peer(queries=query, passages=documents, teacher_scores=[s for r in lines for s in r["pos_scores"] + r["neg_scores"]]).loss
+        q, p = (peer.encode(x) for x in (query, documents))
+        share, total = size // devices, 0
+        for rank in range(devices):  # as each process computes it, with what others have sent as numbers; DDP takes the mean
+            peer.process_rank, peer.world_size = rank, devices
+            own = lambda t, n: t[rank * n : (rank + 1) * n]
+
+            def gathered(t):
+                everything, n = (q, share) if len(t) == share else (p, share * len(p) // len(q))
+                return torch.cat([t if r == rank else everything.detach()[r * n : (r + 1) * n] for r in range(devices)])
+
+            peer._dist_gather_tensor = gathered
+            total += peer._compute_cross_device_neg_loss(own(q, share), own(p, share * len(p) // len(q)), own(teacher, share))[1] / devices
+        return total
+
+    entropy = -(teacher * teacher.log()).sum(-1).mean().item()
+    want = []
+    for _ in range(2):
+        peer.zero_grad()
+        now = loss()
+        now.backward()
+        of = [p for p in peer.parameters() if p.grad is not None]
+        want += [now.item() - entropy, sum((p.grad.double() ** 2).sum() for p in of).sqrt().item()]
+        with torch.no_grad():
+            for p in of:
+                p -= lr * p.grad
+
+    command = ["-m", "FlagEmbedding.finetune.embedder.encoder_only.base", "--model_name_or_path", tiny, "--train_data", work / "flag.jsonl", "--train_group_size", 4]
+    command += ["--per_device_train_batch_size", size // devices, "--temperature", temperature, "--knowledge_distillation", True, "--kd_loss_type", "kl_div"]
+    command += ["--sentence_pooling_method", "mean", "--normalize_embeddings", normalize, "--query_max_len", 32, "--passage_max_len", 32]
+    command += (["--negatives_cross_device"] if devices > 1 else []) + (["--use_mrl", True, "--mrl_dims", *dims] if mrl else [])
+    made = subprocess.run([str(c) for c in (args.contraflow, "import", "--devices", devices, "--", "torchrun", *command)], check=True, capture_output=True, text=True).stdout
+    (work / "flag.yaml").write_text(made)
+    out = []
+    for more in (["mesh.replicate=1"], ["mesh.replicate=3", "batch.sub_batch={rows: 3}", "batch.cache=always"]):
+        shutil.rmtree(work / "run", ignore_errors=True)
+        sets = [f"optimizer={{name: sgd, lr: {lr}, weight_decay: 0, max_grad_norm: 1e9, schedule: constant, warmup_ratio: 0}}", "data.shuffle=false", "model.dropout=0", "train.epochs=2"]
+        sets += [f"save.dir={work / 'run'}", "log.every=1", *more]
+        subprocess.run([args.contraflow, "train", "-c", work / "flag.yaml", "--quiet", *[a for s in sets for a in ("--set", s)]], check=True)
+        steps = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+        out.append([v for step in steps[:2] for v in (step["loss"], step["grad_norm"])])
+    if devices > 1:  # their value has all of the contrastive loss, of whose gradient the devices' mean has a part
+        return want[1::2], [v[1::2] for v in out]
+    return want, out
+
+
+print("distillation | FlagEmbedding: two steps' losses and norms | relative errors, plain | 3 ranks")
+for name, how in {
+    "kl_div": (1, True, False), "kl_div, not normalized": (1, False, False), "kl_div, mrl": (1, True, True), "kl_div, 2 devices": (2, True, False), "kl_div, 3 devices": (3, True, False),
+}.items():  # fmt: skip
+    if args.only and name not in args.only:
+        continue
+    want, got = flag(*how)
+    errors = [max(abs(a - b) / abs(b) for a, b in zip(g, want)) for g in got]
+    print(f"{name} | {' '.join(f'{v:.6f}' for v in want)} | {errors[0]:.0e} | {errors[1]:.0e}", flush=True)
+    if not max(errors) < 1e-5:
         bad.append(name)
 shutil.rmtree(work)
 if bad:

@@ -298,7 +298,7 @@ func (r *recipe) data() {
 			switch kd, _ := r.yes("knowledge_distillation"); {
 			case r.reranks():
 				r.without("train_group_size", "%d: of a positive alone its loss is 0, and nothing is learnt. Here that is an error; 2 takes a negative beside it", r.group)
-			case kd && r.unified():
+			case kd:
 				r.without("knowledge_distillation", "with train_group_size %d a teacher has nothing to compare with the positive", r.group)
 			}
 		}
@@ -421,7 +421,7 @@ func (r *recipe) source(p *part) string {
 		if r.group > 1 {
 			text += fmt.Sprintf(", negatives_per_query: %d", r.group-1)
 		}
-		if r.distills() && (r.reranks() || r.unified()) {
+		if r.teaches() {
 			text += ", scores: [pos_scores, neg_scores]"
 		}
 	}
@@ -436,7 +436,7 @@ func (r *recipe) source(p *part) string {
 func (r *recipe) ownLoss() string {
 	options := []string{"name: " + cmp.Or(r.keys["loss.name"], "mnrl")}
 	for _, key := range slices.Sorted(maps.Keys(r.keys)) {
-		if key != "loss.name" {
+		if key != "loss.name" && strings.HasPrefix(key, "loss.") {
 			options = append(options, strings.TrimPrefix(key, "loss.")+": "+r.keys[key])
 		}
 	}

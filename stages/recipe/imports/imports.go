@@ -274,6 +274,10 @@ func (r *recipe) text() string {
 		fmt.Fprintf(&b, "# unknown, left out: %s\n", u)
 	}
 	for _, s := range sections {
+		if list, ok := r.keys[s]; ok { // of losses
+			fmt.Fprintf(&b, "%s:%s\n", s, list)
+			continue
+		}
 		var keys []string
 		for k := range r.keys {
 			if strings.HasPrefix(k, s+".") {

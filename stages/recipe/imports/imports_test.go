@@ -141,18 +141,59 @@ func TestFlagEmbeddingReranker(t *testing.T) {
 	}
 }
 
-// An embedder that learns from a teacher as well, in FlagEmbedding's own sum of losses, has no counterpart: that must be said.
+// An embedder that learns from a teacher as well has FlagEmbedding's sum of losses; where there is none, that is said, and the contrastive loss stays.
 func TestFlagEmbeddingDistillation(t *testing.T) {
-	s, _, err := imports.ReadCommand("torchrun -m FlagEmbedding.finetune.embedder.decoder_only.base --model_name_or_path m --train_data d.jsonl --knowledge_distillation True --use_mrl --mrl_dims 64 32 --use_lora False")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, res := convert(t, imports.FlagEmbedding, s, 1)
-	if len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], "knowledge_distillation: ") || r.Data.Train[0].Scores != nil || r.Model.LoRA != nil {
-		t.Errorf("%q in\n%s", res.Without, res.Recipe)
-	}
-	if m := r.Loss.Matryoshka; m == nil || !slices.Equal(m.Dims, []int{64, 32}) || !slices.Equal(m.Weights, []float64{0.5, 0.5}) {
-		t.Errorf("%+v", r.Loss.Matryoshka)
+	const command = "torchrun -m FlagEmbedding.finetune.embedder.decoder_only.base --model_name_or_path m --train_data d.jsonl --knowledge_distillation True --use_mrl --mrl_dims 64 32 --use_lora False"
+	for _, c := range []struct {
+		more    string
+		devices int
+		want    []recipe.Loss
+		said    string // in a comment
+	}{
+		{"", 1, []recipe.Loss{{Name: "mnrl", Weight: 1, Scale: 50, Similarity: "cosine", GatherAcrossDevices: true}, {Name: "distill_kl", Weight: 2500, StudentTemperature: 0.02, Similarity: "cosine", GatherAcrossDevices: true}}, ""},
+		{
+			" --temperature 0.1 --normalize_embeddings False", 2,
+			[]recipe.Loss{{Name: "mnrl", Weight: 1, Scale: 10, Similarity: "dot"}, {Name: "distill_kl", Weight: 100, StudentTemperature: 0.1, Similarity: "dot"}},
+			"# assumed: the shorter embeddings of loss.matryoshka are of length 1",
+		},
+		{
+			" --kd_loss_type kl_div --negatives_cross_device", 4,
+			[]recipe.Loss{{Name: "mnrl", Weight: 0.25, Scale: 50, Similarity: "cosine", GatherAcrossDevices: true}, {Name: "distill_kl", Weight: 2500, StudentTemperature: 0.02, Similarity: "cosine", GatherAcrossDevices: true}},
+			"# assumed: FlagEmbedding's contrastive loss has 1/4 of its gradient",
+		},
+		{" --kd_loss_type m3_kd_loss", 1, nil, "# without counterpart: kd_loss_type: m3_kd_loss, which for an embedder takes the teacher's scores alone"},
+		{" --train_group_size 1", 1, nil, "# without counterpart: knowledge_distillation: with train_group_size 1"},
+	} {
+		s, _, err := imports.ReadCommand(command + c.more)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, res := convert(t, imports.FlagEmbedding, s, c.devices)
+		without := 0
+		if strings.Contains(c.said, "without") {
+			without = 1
+		}
+		if !strings.Contains(res.Recipe, c.said) || len(res.Without) != without || len(res.Unknown) > 0 || (r.Data.Train[0].Scores != nil) != (c.want != nil) || r.Model.LoRA != nil {
+			t.Errorf("%s: %q in\n%s", c.more, res.Without, res.Recipe)
+		}
+		terms := r.Loss.Terms
+		if c.want == nil {
+			terms = []recipe.Loss{r.Loss}
+		} else if len(terms) != len(c.want) {
+			t.Fatalf("%s:\n%s", c.more, res.Recipe)
+		}
+		for i, l := range terms {
+			if m := l.Matryoshka; m == nil || !slices.Equal(m.Dims, []int{64, 32}) || !slices.Equal(m.Weights, []float64{0.5, 0.5}) {
+				t.Errorf("%s: %+v", c.more, m)
+			}
+			if c.want == nil {
+				continue
+			}
+			w := c.want[i]
+			if l.Name != w.Name || l.Weight != w.Weight || i == 0 && l.Scale != w.Scale || l.StudentTemperature != w.StudentTemperature || l.Similarity != w.Similarity || l.GatherAcrossDevices != w.GatherAcrossDevices || i == 0 && l.MaskDuplicates {
+				t.Errorf("%s: loss[%d] is %+v in\n%s", c.more, i, l, res.Recipe)
+			}
+		}
 	}
 }
 

@@ -1,7 +1,9 @@
 package imports
 
 import (
+	"cmp"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -91,6 +93,34 @@ func (r *recipe) margin(setting, loss string, v float64) {
 	}
 }
 
+// distillation makes the contrastive loss of FlagEmbedding's embedders one of two: with kl_div it adds the cross-entropy of the teacher's distribution
+// over a row's documents and the student's. That is distill_kl, but for the teacher's entropy, which has no gradient, and for the factor of
+// the squared temperature t there. Its processes share embeddings without gradients and average: of n of them the contrastive loss has 1/n of
+// its gradient, and the teacher's part, which is of each process's own rows, all of it.
+func (r *recipe) distillation(t float64) {
+	if !r.teaches() {
+		r.without("kd_loss_type", "%s, which for an embedder takes the teacher's scores alone, and each document against the batch in turn; the recipe has the contrastive loss instead. The other kind, kl_div, has a counterpart", r.kind())
+		return
+	}
+	similarity := cmp.Or(r.keys["loss.similarity"], "cosine")
+	matryoshka := r.keys["loss.matryoshka"]
+	if gathered, _ := r.gathers(); gathered && r.devices > 1 {
+		r.keys["loss.weight"] = num(1 / float64(r.devices))
+		r.assume("FlagEmbedding's contrastive loss has 1/%d of its gradient, as embeddings come from other devices without theirs, and the teacher's part all of it: loss[0].weight", r.devices)
+	}
+	contrastive := r.ownLoss()
+	for key := range r.keys {
+		if strings.HasPrefix(key, "loss.") {
+			delete(r.keys, key)
+		}
+	}
+	teacher := fmt.Sprintf("name: distill_kl, weight: %s, similarity: %s, student_temperature: %s", strconv.FormatFloat(1/(t*t), 'g', 12, 64), similarity, num(t))
+	if matryoshka != "" {
+		teacher += ", matryoshka: " + matryoshka
+	}
+	r.keys["loss"] = "\n  - " + contrastive + "\n  - {" + teacher + "}"
+}
+
 func (r *recipe) loss() {
 	if r.apart {
 		return
@@ -106,7 +136,6 @@ func (r *recipe) loss() {
 		return
 	}
 	if r.from == FlagEmbedding {
-		delete(r.used, "knowledge_distillation")
 		t, ok := r.number("temperature")
 		if !ok {
 			t = 0.02
@@ -125,8 +154,18 @@ func (r *recipe) loss() {
 			r.keys["loss.matryoshka"] = fmt.Sprintf("{dims: %s, weights: %s}", names(dims), flow(weights))
 		}
 		if r.unified() {
-			r.used["knowledge_distillation"] = true
 			r.m3()
+			return
+		}
+		normalized, said := r.yes("normalize_embeddings")
+		if said && !normalized {
+			r.keys["loss.similarity"] = "dot"
+			if r.keys["loss.matryoshka"] != "" {
+				r.assume("the shorter embeddings of loss.matryoshka are of length 1; with normalize_embeddings: false FlagEmbedding's are not")
+			}
+		}
+		if r.distills() {
+			r.distillation(t)
 		}
 		return
 	}

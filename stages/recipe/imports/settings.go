@@ -232,6 +232,20 @@ func (r *recipe) distills() bool {
 	return v && r.from == FlagEmbedding && r.group > 1
 }
 
+// kind is that of distillation.
+func (r *recipe) kind() string {
+	kind, ok := r.word("kd_loss_type")
+	if !ok {
+		return "kl_div" // its default
+	}
+	return kind
+}
+
+// teaches tells whether the recipe's loss learns from a teacher's scores.
+func (r *recipe) teaches() bool {
+	return r.distills() && (r.reranks() || r.unified() || r.kind() == "kl_div")
+}
+
 // unified tells whether dense, sparse and multi-vector embeddings are trained together.
 func (r *recipe) unified() bool {
 	v, _ := r.yes("unified_finetuning")
@@ -247,10 +261,7 @@ func (r *recipe) m3() {
 			r.keys["loss.self_distill_from"] = fmt.Sprint(n + 2)
 		}
 	}
-	kind, ok := r.word("kd_loss_type")
-	if !ok {
-		kind = "kl_div" // its default
-	}
+	kind := r.kind()
 	if r.distills() {
 		r.keys["loss.distillation"] = plain(kind)
 	}
@@ -478,7 +489,6 @@ var counterparts = map[string]string{
 	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step":   "belongs to model.kind: m3",
 	"kd_loss_type":              "the kind of distillation is loss.name's",
-	"knowledge_distillation":    "it adds the teacher's part to the contrastive loss, which is all that this recipe has; loss.name: distill_kl, with scores: [pos_scores, neg_scores], learns from the teacher alone",
 	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts or a reranker's eval.rerank has data",
 	"eval_dataset":              "there is no loss on held-out pairs here: eval.retrieval (queries, corpus, qrels) or eval.sts measures the model while it trains",
 	"evaluator":                 "eval.retrieval, eval.sts or a reranker's eval.rerank measures the model while it trains, each with files of its own",
