@@ -151,6 +151,8 @@ func (r *random) draw() {
 	} else {
 		r.maybe(&r.how, "train.sync", "every")
 	}
+	r.maybe(&r.what, "optimizer.schedule", "{name: cosine, cycles: 2, min_ratio: 0.1}", "{name: 1-sqrt, decay_ratio: 0.5, warmup_from: 0.5}", "{name: inverse_sqrt, ahead: true}")
+	r.maybe(&r.how, "save.every", "epoch", "0.4")
 }
 
 // data writes two datasets with everything that a loss may want.

@@ -6,10 +6,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"contraflow/stages/optim"
 	"contraflow/stages/recipe/imports"
 	"contraflow/testdata/goldens"
 )
@@ -117,6 +120,32 @@ func TestSchedulePhases(t *testing.T) {
 		if all := strings.Join(notes, "\n"); want == "" && strings.Contains(all, "learning rate") || !strings.Contains(all, want) {
 			t.Errorf("%s: %q, want %q", set, notes, want)
 		}
+	}
+}
+
+// Schedules with options in README and templates are such as recipes take, and together they have every option and every name.
+func TestDocumentedSchedules(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	template, _ := Template("embedder")
+	shown := ""
+	for _, s := range regexp.MustCompile(`\{name: [^{}]*\}`).FindAllString(string(readme)+template, -1) {
+		if _, err := Parse("shown", []byte(minimal), []string{"optimizer.schedule=" + s}); err == nil {
+			shown += s
+		} else if !strings.Contains(err.Error(), "optimizer.schedule.name: is ") { // something else's name
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+	words := append(fieldNames(reflect.TypeFor[Schedule]()), texts(optim.Shapes)...)
+	for _, w := range words {
+		if !strings.Contains(shown, w+":") && !strings.Contains(string(readme), "`"+w) {
+			t.Errorf("nothing says %s", w)
+		}
+	}
+	if n := strings.Count(shown, "name: "); n < 7 {
+		t.Errorf("%d schedules are shown", n)
 	}
 }
 
