@@ -548,6 +548,7 @@ func TestErrors(t *testing.T) {
 		{"optimizer: {schedule: {decay_steps: 5, decay_ratio: 0.1}}", "optimizer.schedule.decay_steps: and optimizer.schedule.decay_ratio say the same"},
 		{"optimizer: {schedule: {stable_steps: -1}}", "optimizer.schedule.stable_steps: is negative"},
 		{"optimizer: {schedule: {warmup: polynomial}}", "optimizer.schedule.warmup: is \"polynomial\", want one of 1-sqrt, cosine, linear"},
+		{"optimizer: {schedule: {name: cosine, min_lr: 1e-6}}", "optimizer.schedule.min_lr: unknown key; here it is optimizer.schedule: {min_ratio: ...}, a part of optimizer.lr"},
 		{"eval_strategy: epoch", "here it is eval.every: epoch, or a number of steps"},
 		{"data:\n  train:\n    - {path: x, query: q, positive: p, sampling_weight: 2}", "data.mixing: sampling_weight is for data.mixing: weighted, not proportional"},
 		{"model: {path: a}\nmodel: {path: b}", "r.yaml"},

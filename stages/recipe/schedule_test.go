@@ -64,6 +64,9 @@ func TestResumeSchedule(t *testing.T) {
 	for i, schedule := range []string{
 		"{name: cosine, cycles: 2, min_ratio: 0.1}", "{name: 1-sqrt, decay_ratio: 0.4, warmup: cosine, warmup_from: 0.2}", "{name: inverse_sqrt, timescale: 3}", "{name: polynomial, power: 2, ahead: true}",
 	} {
+		if testing.Short() && i > 0 {
+			break
+		}
 		sets := []string{"optimizer.schedule=" + schedule, "optimizer.warmup_steps=3", "batch.no_duplicates=false"}
 		out := fmt.Sprint("run", i)
 		if _, err := j.run(t, "whole"+out, nil, 0, false, sets...); err != nil {
@@ -214,6 +217,9 @@ func TestEveryEpoch(t *testing.T) {
 		{[]string{"batch.accumulate=3", "train.max_steps=2"}, 3}, // no epoch's end
 		{[]string{"batch.accumulate=3", "train.epochs=1"}, 3},
 	} {
+		if testing.Short() && i%3 != 1 {
+			continue
+		}
 		sets := slices.Concat(every, c.sets)
 		out := fmt.Sprint("run", i)
 		whole, err := j.run(t, "whole "+out, nil, 0, false, sets...)
