@@ -52,13 +52,39 @@ func (p Plan) Steps() int {
 	if p.check() != nil {
 		return 0
 	}
-	n, of := 0, max(1, p.Accumulate)
+	n := 0
 	for e := range p.Sampler.Epochs() {
-		if n += int(p.Sampler.Len(e)+int64(of)-1) / of; p.MaxSteps > 0 && n >= p.MaxSteps {
+		if n += p.stepsOf(e); p.MaxSteps > 0 && n >= p.MaxSteps {
 			return p.MaxSteps // how long other epochs are may take a pass over their rows each
 		}
 	}
 	return n
+}
+
+// stepsOf is how many steps an epoch's batches make.
+func (p Plan) stepsOf(epoch int) int {
+	of := max(1, p.Accumulate)
+	return int(p.Sampler.Len(epoch)+int64(of)-1) / of
+}
+
+// EpochEnds are the steps, counted from 1, that have the last batch of an epoch: no step has batches of two. An epoch that MaxSteps cuts off has
+// none.
+func (p Plan) EpochEnds() (ends []int) {
+	if p.check() != nil {
+		return nil
+	}
+	n := 0
+	for e := range p.Sampler.Epochs() {
+		of := p.stepsOf(e)
+		n += of
+		if of > 0 && (p.MaxSteps == 0 || n <= p.MaxSteps) {
+			ends = append(ends, n)
+		}
+		if p.MaxSteps > 0 && n >= p.MaxSteps {
+			break
+		}
+	}
+	return ends
 }
 
 // Offset is how many rows the datasets before one have: its rows' ids in a run begin there.

@@ -20,9 +20,9 @@ import (
 type Update struct {
 	Optimizer   optim.Optimizer
 	LR          float64
-	Schedule    optim.Schedule // "": constant
+	Schedule    optim.Schedule // nil: constant
 	WarmupSteps int
-	TotalSteps  int     // of the run, such as Plan.Steps: where a schedule falls to 0
+	TotalSteps  int     // of the run, such as Plan.Steps: where schedules that end have fallen
 	MaxGradNorm float64 // 0: no clipping
 	OnNaN       OnNaN
 	Help        string // what helps where a step is not finite, said with the error of one; may be ""
@@ -79,27 +79,41 @@ func (u Update) Check(l *transformer.Layout) error {
 	return err
 }
 
-// falls tells that the learning rate comes to 0 in the end.
-func (u Update) falls() bool { return u.Schedule != "" && u.Schedule != optim.Constant }
+// ends tells that the schedule says nothing of steps from TotalSteps on.
+func (u Update) ends() bool {
+	s, ok := u.Schedule.(interface{ Ends() bool }) // one of one's own need not have it
+	return ok && s.Ends()
+}
+
+// Factor is what the schedule multiplies learning rates by in a step, counted from 0.
+func (u Update) Factor(step int) float64 {
+	if u.Schedule == nil {
+		return optim.Constant.Factor(step, u.WarmupSteps, u.TotalSteps)
+	}
+	return u.Schedule.Factor(step, u.WarmupSteps, u.TotalSteps)
+}
 
 // check finds what would train nothing, or something else than was meant.
 func (u Update) check() error {
-	falls := u.falls()
+	type checked interface{ Check() error } // one of one's own need not have it
+	if s, ok := u.Schedule.(checked); ok {
+		if err := s.Check(); err != nil {
+			return fmt.Errorf("the update's schedule: %w", err)
+		}
+	}
 	switch {
 	case u.Optimizer == nil:
 		return errors.New("the update has no optimizer")
 	case u.LR <= 0 || !finite(u.LR):
 		return fmt.Errorf("the update's learning rate is %v, want a positive number", u.LR)
-	case falls && !slices.Contains(optim.Schedules, u.Schedule):
-		return fmt.Errorf("the update's schedule is %q, want one of %q", u.Schedule, optim.Schedules)
-	case falls && u.TotalSteps <= 0:
-		return fmt.Errorf("the update's schedule is %s, and TotalSteps %d: the learning rate would be 0 from the first step on (Plan.Steps says how many there are)", u.Schedule, u.TotalSteps)
+	case u.ends() && u.TotalSteps <= 0:
+		return fmt.Errorf("the update's schedule is %v, and TotalSteps %d: it would be at its end from the first step on (Plan.Steps says how many there are)", Settings(u.Schedule), u.TotalSteps)
 	case u.OnNaN != "" && !slices.Contains(onNaN, u.OnNaN):
 		return fmt.Errorf("the update's OnNaN is %q, want one of %q", u.OnNaN, onNaN)
 	case u.WarmupSteps < 0 || !(u.MaxGradNorm >= 0) || !(u.LayerDecay >= 0):
 		return fmt.Errorf("the update has %d warm-up steps, a largest norm of %v and a layer decay of %v: none can be negative or NaN", u.WarmupSteps, u.MaxGradNorm, u.LayerDecay)
 	}
-	if o, ok := u.Optimizer.(interface{ Check() error }); ok { // one of one's own need not have it
+	if o, ok := u.Optimizer.(checked); ok {
 		if err := o.Check(); err != nil {
 			return fmt.Errorf("the update's optimizer: %w", err)
 		}
@@ -206,8 +220,8 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		}
 		stream := Stream(t)
 		r := StepResult{Step: t.Index.Step}
-		if u.falls() && r.Step >= u.TotalSteps {
-			return fmt.Errorf("step %d is beyond the update's TotalSteps, %d, at which its schedule (%s) has come to a learning rate of 0: Plan.Steps says how many there are", r.Step+1, u.TotalSteps, u.Schedule)
+		if u.ends() && r.Step >= u.TotalSteps {
+			return fmt.Errorf("step %d is beyond the update's TotalSteps, %d, at which its schedule (%s) ends: Plan.Steps says how many there are", r.Step+1, u.TotalSteps, Settings(u.Schedule))
 		}
 		sum := totals.Get(t)
 		weight := sum.Weight
@@ -228,7 +242,9 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		if err != nil {
 			return err
 		}
-		r.LR = u.LR * u.Schedule.Factor(r.Step, u.WarmupSteps, u.TotalSteps)
+		if r.LR = u.LR * u.Factor(r.Step); !(r.LR >= 0) || !finite(r.LR) { // of a schedule of one's own
+			return fmt.Errorf("step %d: the schedule's factor, %v, makes the learning rate %v", r.Step+1, u.Factor(r.Step), r.LR)
+		}
 		r.Skipped = !finite(r.GradNorm) || !finite(r.Loss)
 		if r.Skipped {
 			skipped, missed = skipped+1, missed+1

@@ -234,6 +234,11 @@ func TestWiredForRanks(t *testing.T) {
 	}
 }
 
+// always is a schedule of one's own.
+type always float64
+
+func (a always) Factor(_, _, _ int) float64 { return float64(a) }
+
 // What would train nothing, or something else than was meant, is an error.
 func TestUpdateChecked(t *testing.T) {
 	p, err := openParts(t.Context())
@@ -242,17 +247,20 @@ func TestUpdateChecked(t *testing.T) {
 	}
 	defer p.Close()
 	for want, change := range map[string]func(*stages.Update, *stages.Text){
-		"":                         func(*stages.Update, *stages.Text) {},
-		"no optimizer":             func(u *stages.Update, _ *stages.Text) { u.Optimizer = nil },
-		"learning rate is 0":       func(u *stages.Update, _ *stages.Text) { u.LR = 0 },
-		"learning rate is -1":      func(u *stages.Update, _ *stages.Text) { u.LR = -1 },
-		`schedule is "cosin"`:      func(u *stages.Update, _ *stages.Text) { u.Schedule = "cosin" },
-		"linear, and TotalSteps 0": func(u *stages.Update, _ *stages.Text) { u.Schedule = optim.Linear },
-		"learning rate is +Inf":    func(u *stages.Update, _ *stages.Text) { u.LR = math.Inf(1) },
-		"a largest norm of -1":     func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = -1 },
-		"a largest norm of NaN":    func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = math.NaN() },
-		"a layer decay of NaN":     func(u *stages.Update, _ *stages.Text) { u.LayerDecay = math.NaN() },
-		`OnNaN is "ignore"`:        func(u *stages.Update, _ *stages.Text) { u.OnNaN = "ignore" },
+		"":                           func(*stages.Update, *stages.Text) {},
+		"no optimizer":               func(u *stages.Update, _ *stages.Text) { u.Optimizer = nil },
+		"learning rate is 0":         func(u *stages.Update, _ *stages.Text) { u.LR = 0 },
+		"learning rate is -1":        func(u *stages.Update, _ *stages.Text) { u.LR = -1 },
+		`Shape is "cosin"`:           func(u *stages.Update, _ *stages.Text) { u.Schedule = optim.Shape("cosin") },
+		`"linear", and TotalSteps 0`: func(u *stages.Update, _ *stages.Text) { u.Schedule = optim.Linear },
+		"step 1: the schedule's factor, NaN, makes the learning rate NaN": func(u *stages.Update, _ *stages.Text) { u.Schedule = always(math.NaN()) },
+		"step 1: the schedule's factor, -1, makes the learning rate -":    func(u *stages.Update, _ *stages.Text) { u.Schedule = always(-1) },
+		"MinRatio is 2":                                func(u *stages.Update, _ *stages.Text) { u.Schedule = optim.Curve{Shape: optim.Linear, MinRatio: 2} },
+		"learning rate is +Inf":                        func(u *stages.Update, _ *stages.Text) { u.LR = math.Inf(1) },
+		"a largest norm of -1":                         func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = -1 },
+		"a largest norm of NaN":                        func(u *stages.Update, _ *stages.Text) { u.MaxGradNorm = math.NaN() },
+		"a layer decay of NaN":                         func(u *stages.Update, _ *stages.Text) { u.LayerDecay = math.NaN() },
+		`OnNaN is "ignore"`:                            func(u *stages.Update, _ *stages.Text) { u.OnNaN = "ignore" },
 		"step 2 is beyond the update's TotalSteps, 1,": func(u *stages.Update, _ *stages.Text) { u.Schedule, u.TotalSteps = optim.Cosine, 1 },
 		"AdamW.Betas are [0.9]":                        func(u *stages.Update, _ *stages.Text) { u.Optimizer = optim.AdamW{Betas: []float64{0.9}} },
 		"Text has no Tokenizer":                        func(_ *stages.Update, x *stages.Text) { x.Tokenizer = nil },

@@ -52,7 +52,7 @@ func newTrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "train -c RECIPE",
 		Short: "Train a model by a recipe",
-		Long: `train runs a recipe. It writes a checkpoint into save.dir every save.every steps (or minutes: 10m), and --resume goes on from the newest
+		Long: `train runs a recipe. It writes a checkpoint into save.dir every save.every steps (or epoch, or minutes: 10m), and --resume goes on from the newest
 complete one as if nothing had happened: on the same mesh to the bit.
 
 SIGTERM or an interrupt make it write one after the step at hand or the next one and end with exit code 0, a second one ends it at once; an

@@ -14,35 +14,6 @@ import (
 	"contraflow/gpustage"
 )
 
-// Schedule names how the learning rate changes.
-type Schedule string
-
-const (
-	Constant Schedule = "constant"
-	Linear   Schedule = "linear"
-	Cosine   Schedule = "cosine"
-)
-
-// Schedules lists them.
-var Schedules = []Schedule{Constant, Linear, Cosine}
-
-// Factor is the learning rate's multiplier in the given step, counted from 0: it rises linearly from 0 over warmup steps and
-// then falls to 0 at total (or stays, for Constant). As transformers' get_*_schedule_with_warmup, which makes the very first
-// warm-up step's rate 0.
-func (s Schedule) Factor(step, warmup, total int) float64 {
-	if step < warmup {
-		return float64(step) / float64(max(1, warmup))
-	}
-	left := max(1, total-warmup)
-	switch s {
-	case Linear:
-		return max(0, float64(total-step)/float64(left))
-	case Cosine:
-		return max(0, 0.5*(1+math.Cos(math.Pi*float64(step-warmup)/float64(left))))
-	}
-	return 1
-}
-
 // Segment is a run of parameters that are updated alike.
 type Segment struct {
 	Off, Len int

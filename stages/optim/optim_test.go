@@ -11,28 +11,6 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-// Against transformers' schedules.
-func TestGoldenSchedules(t *testing.T) {
-	g := goldens.Load(t, "ops/schedules")
-	var meta struct {
-		Cases []struct {
-			Name, Schedule string
-			Warmup, Total  int
-		}
-	}
-	g.Meta(t, &meta)
-	for _, c := range meta.Cases {
-		for step, want := range g.F64(t, c.Name) {
-			if got := Schedule(c.Schedule).Factor(step, c.Warmup, c.Total); math.Abs(got-want) > 1e-12 {
-				t.Errorf("%s, step %d: %v, want %v", c.Name, step, got, want)
-			}
-		}
-	}
-	if len(meta.Cases) < 9 {
-		t.Errorf("%d cases", len(meta.Cases))
-	}
-}
-
 // Against torch.nn.utils.clip_grad_norm_.
 func TestGoldenClip(t *testing.T) {
 	g := goldens.Load(t, "ops/clip")
@@ -131,14 +109,6 @@ func TestSegmentRates(t *testing.T) {
 	if got := fmt.Sprintf("%.3g", gpustage.Slice[float64](q)); got != "[0.9 0.9 0.7 0.7]" {
 		t.Error(got)
 	}
-}
-
-func ExampleSchedule_Factor() {
-	for step := range 6 {
-		fmt.Printf("%.2f ", Linear.Factor(step, 2, 6))
-	}
-	fmt.Println()
-	// Output: 0.00 0.50 1.00 0.75 0.50 0.25
 }
 
 // A rank's own parameters are updated as all would be, from states of its own.

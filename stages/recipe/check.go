@@ -9,7 +9,6 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/stages"
-	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 )
 
@@ -201,7 +200,7 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 		c.require(!slices.Contains(g.Params, ""), key+".params", "have an empty name, which is in all names: optimizer.lr is the rate of all")
 		c.require(g.LR > 0 && !math.IsInf(g.LR, 0), key+".lr", "is %v, want a positive number; model.freeze keeps parameters as they are", g.LR)
 	}
-	c.words("optimizer.schedule", string(optim.Constant), string(optim.Linear), string(optim.Cosine))
+	c.checkSchedule(o)
 	c.require(o.WarmupRatio >= 0 && o.WarmupRatio <= 1, "optimizer.warmup_ratio", "is %v, want a part of the steps, 0 to 1", o.WarmupRatio)
 	if o.WarmupSteps != nil {
 		c.require(*o.WarmupSteps >= 0, "optimizer.warmup_steps", "is negative")
@@ -227,7 +226,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(r.Train.Sync != "every" || r.Mesh.Shard == 1, "train.sync", "every needs mesh.shard: 1: shares of a gradient are summed once a step")
 	e := r.Eval
 	c.checkFusion(r)
-	c.require(e.Every >= 0, "eval.every", "is negative; 0 means only at the end")
+	c.require(e.Every.Time == 0, "eval.every", "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch")
 	c.checkTasks(e)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
 	measured, task := len(e.Retrieval)+len(e.STS) > 0, "eval.retrieval or eval.sts"
@@ -239,7 +238,7 @@ func (c *checker) checkRest(r *Recipe) {
 	if s := e.EarlyStopping; s != nil {
 		c.positive("eval.early_stopping.patience", s.Patience)
 		c.require(s.MinDelta >= 0, "eval.early_stopping.min_delta", "is negative")
-		c.require(measured && e.Every > 0, "eval.early_stopping", "needs eval.every, and %s", task)
+		c.require(measured && e.Every != (Period{}), "eval.early_stopping", "needs eval.every, and %s", task)
 	}
 	c.positive("save.keep", r.Save.Keep)
 	c.words("save.precision", "f32", "bf16", "f16")

@@ -157,11 +157,10 @@ func (x *Run) openCheckpoints(c *Control) *checkpoints {
 // and checkpoints, of which one more than save.keep are there while one is written.
 func (x *Run) noteRoom() {
 	save, most := x.Recipe.Save, 0
-	switch every := save.Every; {
-	case every.Steps > 0:
-		most = min(save.Keep+1, x.Steps/every.Steps)
-	case every.Time > 0:
+	if n, _ := x.dues(save.Every); save.Every.Time > 0 {
 		most = save.Keep + 1
+	} else {
+		most = min(save.Keep+1, n)
 	}
 	free, known := x.saves.store.Room()
 	have, err := x.saves.store.Steps()
@@ -201,9 +200,9 @@ func (x *Run) asked() stages.Asked {
 	return a
 }
 
-// due tells whether the state after a step is to be saved, and what the run remembers then. Runs that are over before their
+// saved tells whether the state after a step is to be saved, and what the run remembers then. Runs that are over before their
 // first checkpoint leave none.
-func (x *Run) due(r stages.StepResult) (note any, save bool) {
+func (x *Run) saved(r stages.StepResult) (note any, save bool) {
 	x.saves.progress.add(r)
 	if r.Skipped {
 		x.saves.progress.Missed++
@@ -211,7 +210,8 @@ func (x *Run) due(r stages.StepResult) (note any, save bool) {
 	p := x.saves.progress
 	p.Over = x.over(r)
 	every, done := x.Recipe.Save.Every, r.Step+1
-	save = r.Asked.Save || r.Asked.Stop || every.Steps > 0 && (done%every.Steps == 0 || p.Over && done > every.Steps)
+	n, first := x.dues(every)
+	save = r.Asked.Save || r.Asked.Stop || x.due(every, done) || p.Over && n > 0 && done > first
 	return p, save && !x.rollsBack(r)
 }
 

@@ -23,6 +23,9 @@ func (x *Run) Describe() string {
 	}
 	fmt.Fprintf(&b, "data    %d rows%s, %d texts each, %s\n", x.rows(), several, x.columns(), x.cuts())
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
+	for _, line := range x.when() {
+		fmt.Fprintf(&b, "%-7s %s\n", line[0], line[1])
+	}
 	if flops, held := x.maxSim(); flops > 0 {
 		fmt.Fprintf(&b, "maxsim  at most %.3g TFLOP and %s of tokens' vectors for all pairs of a batch\n", flops/1e12, Size(held))
 	}

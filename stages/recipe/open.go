@@ -63,6 +63,7 @@ type Run struct {
 	text     stages.Text
 	own      own    // what a program has put in the place of the recipe's
 	tasks    []task // what the model is measured on
+	epochs   []int  // steps, counted from 1, with which they end; nil if nothing is done then
 
 	guide *guide // nil without
 
@@ -139,8 +140,12 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
 		return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows(), r.Batch.GlobalSize)
 	}
+	if r.Eval.Every.Epoch || r.Save.Every.Epoch {
+		x.epochs = x.plan.EpochEnds()
+	}
 	if x.Main() {
 		x.noteOddities()
+		x.notePhases()
 	}
 	x.Memory = x.predict(x.sharding)
 	if err := x.device.Info().Err; err != nil {
@@ -586,7 +591,7 @@ func (x *Run) noteOddities() {
 		x.obs.note("optimizer.layer_decay: %v changes nothing: static embeddings have no layers", d)
 	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
-		highest := u.LR * u.Schedule.Factor(x.Steps-1, u.WarmupSteps, x.Steps)
+		highest := u.LR * u.Factor(x.Steps-1)
 		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
 	}
 	n := x.sampler.Len(0)
@@ -635,7 +640,7 @@ func (r Recipe) update(steps int) stages.Update {
 	for _, g := range o.Groups {
 		groups = append(groups, stages.Group(g))
 	}
-	u := stages.Update{Groups: groups, LayerDecay: o.LayerDecay, LR: o.LR, Schedule: o.Schedule, TotalSteps: steps, MaxGradNorm: o.MaxGradNorm, OnNaN: stages.OnNaN(r.Train.OnNaN), Help: r.lowerRate()}
+	u := stages.Update{Groups: groups, LayerDecay: o.LayerDecay, LR: o.LR, Schedule: o.Schedule.of(steps), TotalSteps: steps, MaxGradNorm: o.MaxGradNorm, OnNaN: stages.OnNaN(r.Train.OnNaN), Help: r.lowerRate()}
 	if o.WarmupSteps != nil {
 		u.WarmupSteps = *o.WarmupSteps
 	} else {

@@ -130,6 +130,7 @@ type Forecast struct {
 	Comm     time.Duration // communication per step
 	Exposed  time.Duration // of it not hidden
 	Tail     time.Duration // from the last backward to the end of the update
+	Run      [][2]string   // of the whole run: its steps, how the learning rate goes, after which steps it evaluates and saves
 	Bound    string        // the host's stage that takes as long as a step, if one does: neither devices nor links decide then
 }
 
@@ -173,6 +174,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		return nil, err
 	}
 	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Sharding: y.describeSharding()}
+	f.Run = append([][2]string{{"run", fmt.Sprintf("%d steps", x.Steps)}}, x.when()...)
 	var globals []*stages.Global
 	again := make([][]float64, len(step))
 	for b, batch := range step {
@@ -294,6 +296,9 @@ func (f *Forecast) String() string {
 	fmt.Fprintf(&b, "memory   %s of tensors on each device, for rows as the first step's (train says a bound for the longest texts)\n", Size(f.Memory))
 	if f.Sharding != "" {
 		fmt.Fprintf(&b, "shards   %s\n", f.Sharding)
+	}
+	for _, line := range f.Run {
+		fmt.Fprintf(&b, "%-8s %s\n", line[0], line[1])
 	}
 	if f.Mesh.Size() == 1 {
 		return strings.TrimRight(b.String(), "\n")

@@ -85,7 +85,10 @@ func (r *random) draw() {
 	case "mnrl":
 		r.maybe(&r.what, "loss.directions", "[query_to_doc, doc_to_query]", "[query_to_doc, doc_to_query, query_to_query, doc_to_doc]")
 		r.maybe(&r.what, "loss.mask_duplicates", "false")
-		r.maybe(&r.what, "loss.hardness_mode", "all_negatives")
+		if r.in(4) {
+			r.set(&r.what, "loss.hardness_mode", "all_negatives")
+			r.set(&r.what, "loss.hardness_strength", "3")
+		}
 	case "gist":
 		r.set(&r.what, "loss.guide", fmt.Sprintf("{path: %q}", r.models[r.one("bert", "qwen3")]))
 	case "m3":
@@ -151,6 +154,8 @@ func (r *random) draw() {
 	} else {
 		r.maybe(&r.how, "train.sync", "every")
 	}
+	r.maybe(&r.what, "optimizer.schedule", "{name: cosine, cycles: 2, min_ratio: 0.1}", "{name: 1-sqrt, decay_ratio: 0.5, warmup_from: 0.5}", "{name: inverse_sqrt, ahead: true}")
+	r.maybe(&r.how, "save.every", "epoch", "0.4")
 	if other := map[string]string{
 		"gist": "mnrl", "cosent": "mnrl", "contrastive": "mnrl", "triplet": "mnrl", "margin_mse": "mnrl", "distill_kl": "mnrl", "cross_entropy": "list_mle", "distill": "list_mle",
 	}[recipes]; other != "" && r.in(2) { // a sum

@@ -133,18 +133,18 @@ type Batch struct {
 }
 
 type Optimizer struct {
-	Name        string         `yaml:"name"`
-	LR          float64        `yaml:"lr"`
-	WeightDecay float64        `yaml:"weight_decay"`
-	Betas       []float64      `yaml:"betas,omitempty"` // of adamw, as Eps
-	Eps         float64        `yaml:"eps,omitempty"`
-	Momentum    float64        `yaml:"momentum,omitempty"`
-	MaxGradNorm float64        `yaml:"max_grad_norm"`
-	Schedule    optim.Schedule `yaml:"schedule"`
-	WarmupRatio float64        `yaml:"warmup_ratio"`
-	WarmupSteps *int           `yaml:"warmup_steps,omitempty"`
-	LayerDecay  float64        `yaml:"layer_decay,omitempty"` // each layer's learning rate is that of the layer above it times this (heads have all of it, groups their own); 0 and 1: none
-	Groups      []Group        `yaml:"groups,omitempty"`
+	Name        string    `yaml:"name"`
+	LR          float64   `yaml:"lr"`
+	WeightDecay float64   `yaml:"weight_decay"`
+	Betas       []float64 `yaml:"betas,omitempty"` // of adamw, as Eps
+	Eps         float64   `yaml:"eps,omitempty"`
+	Momentum    float64   `yaml:"momentum,omitempty"`
+	MaxGradNorm float64   `yaml:"max_grad_norm"`
+	Schedule    Schedule  `yaml:"schedule"`
+	WarmupRatio float64   `yaml:"warmup_ratio"`
+	WarmupSteps *int      `yaml:"warmup_steps,omitempty"`
+	LayerDecay  float64   `yaml:"layer_decay,omitempty"` // each layer's learning rate is that of the layer above it times this (heads have all of it, groups their own); 0 and 1: none
+	Groups      []Group   `yaml:"groups,omitempty"`
 }
 
 // Group is parameters with a learning rate of their own: those with one of these parts in their names.
@@ -176,7 +176,7 @@ type Mesh struct {
 }
 
 type Eval struct {
-	Every   int    `yaml:"every"`
+	Every   Period `yaml:"every"`    // not a time; 0: at the end alone
 	AtStart bool   `yaml:"at_start"` // before the first step too
 	Metric  string `yaml:"metric"`   // of retrieval and rerank
 
@@ -262,10 +262,10 @@ func Default() Recipe {
 		Data:      Data{Shuffle: true, OnError: "stop"},
 		Batch:     Batch{GlobalSize: 256, Accumulate: 1, Cache: "auto", NoDuplicates: true, OneDataset: true, DropLast: true},
 		Loss:      defaultLoss(),
-		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: optim.Linear, WarmupRatio: 0.1},
+		Optimizer: Optimizer{Name: "adamw", LR: 2e-5, WeightDecay: 0.01, Betas: []float64{0.9, 0.999}, Eps: 1e-8, MaxGradNorm: 1, Schedule: Schedule{Name: string(optim.Linear)}, WarmupRatio: 0.1},
 		Train:     Train{Epochs: 1, Precision: "auto", Device: "auto", Seed: 42, Sync: "last", OnNaN: "stop"},
 		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto", Deadline: Wait(collective.DefaultDeadline)},
-		Eval:      Eval{Every: 500, Metric: "ndcg@10"},
+		Eval:      Eval{Every: Period{Steps: 500}, Metric: "ndcg@10"},
 		Save:      Save{Every: Period{Steps: 500}, Keep: 2, Precision: "f32"},
 		Log:       Log{Every: 10},
 	}
@@ -294,6 +294,14 @@ var foreign = map[string]string{
 	"num_train_epochs":                "train.epochs",
 	"num_epochs":                      "train.epochs",
 	"lr_scheduler_type":               "optimizer.schedule",
+	"lr_scheduler_kwargs":             "optimizer.schedule: {name: ..., min_ratio: ...}",
+	"num_cycles":                      "optimizer.schedule: {cycles: N}, or of a cosine without restarts {waves: N}",
+	"min_lr":                          "optimizer.schedule: {min_ratio: ...}, a part of optimizer.lr",
+	"min_lr_rate":                     "optimizer.schedule: {min_ratio: ...}",
+	"min_lr_ratio":                    "optimizer.schedule: {min_ratio: ...}",
+	"lr_end":                          "optimizer.schedule: {min_ratio: ...}, a part of optimizer.lr",
+	"num_decay_steps":                 "optimizer.schedule: {decay_steps: N}",
+	"num_stable_steps":                "optimizer.schedule: {stable_steps: N}",
 	"gradient_checkpointing":          "model.activation_checkpointing",
 	"model_name_or_path":              "model.path",
 	"output_dir":                      "save.dir",
@@ -312,6 +320,9 @@ var foreign = map[string]string{
 	"use_rslora":                      "model.lora.rslora",
 	"logging_steps":                   "log.every",
 	"eval_steps":                      "eval.every",
+	"eval_strategy":                   "eval.every: epoch, or a number of steps",
+	"evaluation_strategy":             "eval.every: epoch, or a number of steps",
+	"save_strategy":                   "save.every: epoch, or a number of steps",
 	"eval_on_start":                   "eval.at_start",
 	"warmup_proportion":               "optimizer.warmup_ratio",
 	"bf16":                            "train.precision: bf16",
@@ -506,35 +517,6 @@ func (m Mixing) MarshalYAML() (any, error) {
 		return map[string]float64{"temperature": m.Temperature}, nil
 	}
 	return m.Kind.String(), nil
-}
-
-// Period is a number of steps, or a time such as 10m.
-type Period struct {
-	Steps int
-	Time  time.Duration
-}
-
-func (p *Period) decode(d *decoder, path string, n *node) {
-	*p = Period{}
-	if n.kind == scalar && !n.quoted {
-		if steps, err := strconv.Atoi(strings.ReplaceAll(n.text, "_", "")); err == nil && steps >= 0 {
-			p.Steps = steps
-			return
-		}
-		if t, err := time.ParseDuration(n.text); err == nil && t > 0 {
-			p.Time = t
-			return
-		}
-	}
-	d.fail(n.at, path, "want a number of steps, or a time such as 10m, got %s", describe(n))
-}
-
-// MarshalYAML writes it as it was given.
-func (p Period) MarshalYAML() (any, error) {
-	if p.Time > 0 {
-		return p.Time.String(), nil
-	}
-	return p.Steps, nil
 }
 
 // Link is a simulated link between local ranks, such as "10Gb 50us".

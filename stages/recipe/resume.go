@@ -48,6 +48,12 @@ func compareRecipes(was string, now Recipe) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, values := range []map[string]string{a, b} { // either form of it
+		if name, ok := values["optimizer.schedule"]; ok {
+			delete(values, "optimizer.schedule")
+			values["optimizer.schedule.name"] = name
+		}
+	}
 	keys := map[string]bool{}
 	for k := range a {
 		keys[k] = true

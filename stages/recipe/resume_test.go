@@ -310,6 +310,11 @@ func TestCompareRecipes(t *testing.T) {
 		{"batch.no_duplicates=false", "", "batch.no_duplicates was true and is false"},
 		{"data.on_error=skip", "data.on_error was stop and is skip", ""},
 		{"train.seed=1", "", "train.seed was 42 and is 1"},
+		{"optimizer.schedule={name: linear}", "", ""},
+		{"optimizer.schedule=cosine", "", "optimizer.schedule.name was linear and is cosine; put"},
+		{"optimizer.schedule={name: linear, min_ratio: 0.1}", "", "changed since the checkpoint: optimizer.schedule.min_ratio was not set and is 0.1; put"},
+		{"save.every=epoch", "save.every was 500 and is epoch", ""},
+		{"eval.every=0.1", "eval.every was 500 and is 0.1", ""},
 	} {
 		now, err := Parse("r", []byte(minimal), []string{c.set})
 		if err != nil {

@@ -98,7 +98,7 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	x.engine = enc.Engine()
 	evaluated := x.evaluateStage(g, enc, results)
 	ports.Evaluations = evaluated
-	states := stages.Snapshot(g, results, enc, x.due)
+	states := stages.Snapshot(g, results, enc, x.saved)
 	saved := x.saveStage(g, enc, results, states)
 	record := g.Stage("record")
 	result := pipeline.In(record, "result", results)
@@ -192,8 +192,7 @@ func (x *Run) last(step int) bool { return step == x.Steps-1 }
 func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
-		due := e.Every > 0 && (step+1)%e.Every == 0 || x.last(step)
-		return due && x.evaluates()
+		return x.evaluates() && (x.due(e.Every, step+1) || x.last(step))
 	}))
 	in := pipeline.In(s, "result", results)
 	out := pipeline.Out[*Evaluation](s, "evaluation")

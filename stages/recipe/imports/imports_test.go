@@ -249,33 +249,33 @@ func TestOtherLoss(t *testing.T) {
 
 func TestShares(t *testing.T) {
 	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"eval_steps": 0.1, "save_strategy": "epoch", "save_steps": 500.0, "logging_steps": 0.01}, 1)
-	if r.Eval.Every != 500 || r.Log.Every != 10 || !strings.Contains(res.Recipe, "# assumed: eval_steps is a share") || !strings.Contains(res.Recipe, "# assumed: save_strategy is epoch") {
+	if r.Eval.Every != (recipe.Period{Share: 0.1}) || r.Save.Every != (recipe.Period{Epoch: true}) || r.Log.Every != 10 || !strings.Contains(res.Recipe, "# assumed: logging_steps is a share") {
 		t.Errorf("%s", res.Recipe)
 	}
 }
 
-// An evaluation with each epoch: of one epoch it is at the end, which eval.every: 0 means; else its steps are to be said.
-func TestEvalEpochs(t *testing.T) {
-	const more = "eval.every counts steps, and stays at its default, 500: a run of fewer steps is evaluated at its end alone"
+// An evaluation, or a checkpoint, with each epoch is one here, however many there are, and stops early as there.
+func TestEveryEpoch(t *testing.T) {
+	epoch := recipe.Period{Epoch: true}
 	for _, c := range []struct {
-		settings imports.Settings
-		every    int
-		said     string
+		settings   imports.Settings
+		eval, save recipe.Period
 	}{
-		{imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0}, 0, "of which there is one: eval.every is 0"},
-		{imports.Settings{"evaluation_strategy": "IntervalStrategy.EPOCH", "num_train_epochs": 1.0, "eval_steps": 50.0}, 0, "of which there is one: eval.every is 0"},
-		{imports.Settings{"eval_strategy": "epoch"}, 500, more}, {imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0, "max_steps": 900.0}, 500, more},
-		{imports.Settings{"eval_strategy": "steps", "num_train_epochs": 1.0, "eval_steps": 50.0}, 50, ""},
+		{imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0}, epoch, recipe.Period{Steps: 500}},
+		{imports.Settings{"evaluation_strategy": "IntervalStrategy.EPOCH", "save_strategy": "SaveStrategy.EPOCH", "eval_steps": 50.0, "save_steps": 500.0}, epoch, epoch},
+		{imports.Settings{"eval_strategy": "steps", "eval_steps": 50.0, "save_steps": 0.25}, recipe.Period{Steps: 50}, recipe.Period{Share: 0.25}},
 	} {
 		r, res := convert(t, imports.SentenceTransformers, c.settings, 1)
-		if r.Eval.Every != c.every || !strings.Contains(res.Recipe, c.said) || c.said == "" && strings.Contains(res.Recipe, "eval_strategy") || len(res.Unknown) > 0 {
+		if r.Eval.Every != c.eval || r.Save.Every != c.save || strings.Contains(res.Recipe, "_strategy") || len(res.Without)+len(res.Unknown) > 0 {
 			t.Errorf("%v:\n%s", c.settings, res.Recipe)
 		}
 	}
-	// Early stopping needs evaluations before the end.
-	res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0, "early_stopping_patience": 2.0}, 1)
-	if err != nil || strings.Contains(res.Recipe, "every: 0") || !strings.Contains(res.Recipe, more) {
-		t.Errorf("%v %+v", err, res)
+	res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"eval_strategy": "epoch", "early_stopping_patience": 2.0}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := recipe.Parse("imported", []byte(res.Recipe), []string{"eval.retrieval={queries: q}"}); err != nil || r.Eval.Every != epoch || r.Eval.EarlyStopping.Patience != 2 {
+		t.Errorf("%v\n%s", err, res.Recipe)
 	}
 }
 
@@ -309,10 +309,47 @@ func TestBest(t *testing.T) {
 	}
 }
 
-func TestRestarts(t *testing.T) {
-	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"lr_scheduler_type": "SchedulerType.COSINE_WITH_RESTARTS"}, 1)
-	if r.Optimizer.Schedule != "cosine" || len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], "lr_scheduler_type: cosine_with_restarts; cosine is taken") {
-		t.Errorf("%s", res.Recipe)
+// What transformers' schedules make of their options, and what they do not have.
+func TestSchedules(t *testing.T) {
+	for _, c := range []struct {
+		settings imports.Settings
+		schedule string // as the recipe has it
+		said     string
+	}{
+		{imports.Settings{}, "linear", ""},
+		{imports.Settings{"lr_scheduler_kwargs": map[string]any{}}, "linear", ""},
+		{imports.Settings{"lr_scheduler_type": "SchedulerType.COSINE_WITH_RESTARTS", "lr_scheduler_kwargs": map[string]any{"num_cycles": 1.0}}, "cosine", ""},
+		{imports.Settings{"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": `{"num_cycles": 4}`}, "{name: cosine, cycles: 4}", ""},
+		{imports.Settings{"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": map[string]any{"num_cycles": 0.5}}, "cosine", ""},
+		{imports.Settings{"lr_scheduler_type": "linear", "lr_scheduler_kwargs": map[string]any{"num_cycles": 2.0, "power": 1.0}}, "linear", "# without counterpart: lr_scheduler_kwargs: linear has no num_cycles, power\n"},
+		{imports.Settings{"lr_scheduler_type": "cosine_with_min_lr"}, "cosine", "the learning rate falls to 0\n"},
+		{imports.Settings{"lr_scheduler_type": "cosine_warmup_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr_rate": 0.1, "warmup_lr_rate": 0.0}}, "{name: cosine, min_ratio: 0.1, ahead: true}", "warmup_lr_rate: 0: "},
+		{imports.Settings{"lr_scheduler_type": "polynomial"}, "{name: polynomial, min_ratio: 0.002}", ""}, // 1e-7 of 5e-5
+		{imports.Settings{"lr_scheduler_type": "warmup_stable_decay"}, "cosine", "no num_decay_steps"},
+		{imports.Settings{"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": map[string]any{"num_decay_steps": 5.0, "num_stable_steps": 0.0}}, "{name: cosine, stable_steps: 0, decay_steps: 5}", ""},
+		{imports.Settings{"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": map[string]any{"num_decay_steps": 0.0, "min_lr_ratio": 0.2}}, "{name: constant, warmup_from: 0.2}", ""},
+		{imports.Settings{"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": map[string]any{"num_decay_steps": 5.0, "decay_type": "linear", "num_cycles": 2.0}}, "{name: linear, decay_steps: 5}", ""},
+		{imports.Settings{"lr_scheduler_type": "greedy", "lr_scheduler_kwargs": map[string]any{"patience": 2.0}}, "linear", "lr_scheduler_kwargs: they are greedy's"},
+		{imports.Settings{"lr_scheduler_type": "sawtooth"}, "linear", "sawtooth, which transformers does not have"},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, c.settings, 1)
+		want, err := recipe.Parse("want", []byte(res.Recipe), []string{"optimizer.schedule=" + c.schedule})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(r.Optimizer, want.Optimizer) || !strings.Contains(res.Recipe, c.said) || c.said == "" && strings.Contains(res.Recipe, "lr_scheduler") || len(res.Unknown) > 0 {
+			t.Errorf("%v:\n%s", c.settings, res.Recipe)
+		}
+	}
+	for want, s := range map[string]imports.Settings{
+		"lr_scheduler_kwargs: want a mapping":                                         {"lr_scheduler_kwargs": "num_cycles=2"},
+		"lr_scheduler_kwargs: num_cycles: want a number":                              {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": map[string]any{"num_cycles": "two"}},
+		"lr_scheduler_kwargs: lr_end: is 1, want less than learning_rate, 5e-05":      {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": map[string]any{"lr_end": 1.0}},
+		"lr_scheduler_kwargs: min_lr: is 0.001, want less than learning_rate, 0.0005": {"learning_rate": 5e-4, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 1e-3}},
+	} {
+		if _, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }
 
@@ -334,14 +371,14 @@ func TestSentenceTransformers(t *testing.T) {
 		"batch":     r.Batch.GlobalSize == 4*4096 && r.Batch.SubBatch.Rows == 64 && r.Batch.NoDuplicates && !r.Batch.DropLast,
 		"loss":      r.Loss.Scale == 30 && r.Loss.GatherAcrossDevices,
 		"optimizer": r.Optimizer.LR == 2e-5 && r.Optimizer.WarmupRatio == 0.1 && r.Optimizer.WeightDecay == 0,
-		"rest":      r.Train.Epochs == 2 && r.Train.Precision == "bf16" && r.Save.Dir == "models/x" && r.Eval.Every == 100 && r.Log.Every == 100 && r.Log.TensorBoard,
+		"rest":      r.Train.Epochs == 2 && r.Train.Precision == "bf16" && r.Save.Dir == "models/x" && r.Eval.Every.Steps == 100 && r.Log.Every == 100 && r.Log.TensorBoard,
 	} {
 		if !ok {
 			t.Errorf("%s is wrong in\n%s", what, res.Recipe)
 		}
 	}
 	all := fmt.Sprint(res.Without)
-	if !strings.Contains(all, "lr_scheduler_type: polynomial") || !strings.Contains(all, "report_to: wandb") || !strings.Contains(all, "eval_on_start: eval.at_start: true measures") || strings.Contains(all, "deepspeed") || len(res.Unknown) > 0 {
+	if r.Optimizer.Schedule != (recipe.Schedule{Name: "polynomial", MinRatio: 0.005}) || !strings.Contains(all, "report_to: wandb") || !strings.Contains(all, "eval_on_start: eval.at_start: true measures") || strings.Contains(all, "deepspeed") || len(res.Unknown) > 0 {
 		t.Errorf("%q, unknown %v", res.Without, res.Unknown)
 	}
 }
@@ -479,7 +516,7 @@ func TestConstantSchedule(t *testing.T) {
 		if r.Optimizer.WarmupSteps != nil {
 			steps = *r.Optimizer.WarmupSteps
 		}
-		if got := fmt.Sprint(r.Optimizer.WarmupRatio, steps); got != c.warmup || r.Optimizer.Schedule != "constant" || strings.Contains(res.Recipe, "there is no warm-up") != c.said {
+		if got := fmt.Sprint(r.Optimizer.WarmupRatio, steps); got != c.warmup || r.Optimizer.Schedule.Name != "constant" || strings.Contains(res.Recipe, "there is no warm-up") != c.said {
 			t.Errorf("%v: %s\n%s", c.settings, got, res.Recipe)
 		}
 	}
@@ -613,7 +650,7 @@ func TestSaid(t *testing.T) {
 	}{
 		"similarity_fct":              {imports.SentenceTransformers, "util.manhattan_sim", "util.manhattan_sim; there are cosine and dot"},
 		"train_sampling_strategy":     {imports.SentenceTransformers, "sequential", "sequential; rows are in random order"},
-		"lr_scheduler_kwargs":         {imports.SentenceTransformers, map[string]any{"num_cycles": 2.0}, "schedules have no options"},
+		"lr_scheduler_kwargs":         {imports.SentenceTransformers, map[string]any{"num_cycles": 2.0}, "linear has no num_cycles"},
 		"max_example_num_per_dataset": {imports.FlagEmbedding, "1000", "all rows"},
 		"shuffle_ratio":               {imports.FlagEmbedding, "0.1", "texts stay"},
 		"small_threshold":             {imports.FlagEmbedding, "100", "small files train as they are"},

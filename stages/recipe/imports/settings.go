@@ -295,21 +295,7 @@ func (r *recipe) optimizer() {
 	if v, ok := r.number("max_grad_norm"); ok {
 		r.set("optimizer.max_grad_norm", num(v), "1")
 	}
-	constant := false
-	if s, ok := r.word("lr_scheduler_type"); ok {
-		switch s = strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]); s {
-		case "linear", "cosine", "constant":
-			r.set("optimizer.schedule", s, "linear")
-			constant = s == "constant"
-		case "constant_with_warmup":
-			r.keys["optimizer.schedule"] = "constant"
-		case "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr":
-			r.keys["optimizer.schedule"] = "cosine"
-			r.without("lr_scheduler_type", "%s; cosine is taken, which goes from optimizer.lr to 0 once", s)
-		default:
-			r.without("lr_scheduler_type", "%s; there are linear, cosine and constant, each with a warm-up. linear is taken", s)
-		}
-	}
+	constant := r.schedule(lr)
 	steps, hasSteps := r.number("warmup_steps")
 	ratio, _ := r.number("warmup_ratio")
 	if constant && (steps > 0 || ratio > 0) {
@@ -367,13 +353,7 @@ func (r *recipe) rest() {
 			r.settings["eval_strategy"] = r.settings["evaluation_strategy"]
 		}
 	}
-	if s, _ := r.interval("eval_strategy"); s == "epoch" && epochs == 1 && r.settings["early_stopping_patience"] == nil && r.settings["early_stopping_threshold"] == nil {
-		r.assume("eval_strategy is epoch, of which there is one: eval.every is 0, and the model is evaluated at the end")
-		r.keys["eval.every"] = "0"
-		r.has("eval_steps")
-	} else {
-		r.every("eval.every", "eval", "500")
-	}
+	r.every("eval.every", "eval", "500")
 	dir, ok := r.word("output_dir")
 	if !ok {
 		dir = "runs/imported"
@@ -445,18 +425,18 @@ func (r *recipe) interval(name string) (string, bool) {
 	return strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]), ok
 }
 
-// every reads how often something is done, which transformers has by steps, as a share of the run, or by epochs.
+// every reads how often something is done: by steps, as a share of the run, or by epochs.
 func (r *recipe) every(key, what, fallback string) {
-	stays := fmt.Sprintf("%s counts steps, and stays at its default, %s", key, fallback)
-	if what == "eval" {
-		stays += ": a run of fewer steps is evaluated at its end alone, unless the steps of an epoch stand there"
-	}
 	n, ok := r.number(what + "_steps")
 	switch s, _ := r.interval(what + "_strategy"); {
+	case s == "epoch" && what == "logging":
+		r.assume("logging_strategy is epoch: log.every counts steps, and stays at its default, %s", fallback)
 	case s == "epoch":
-		r.assume("%s_strategy is epoch: %s", what, stays)
+		r.keys[key] = "epoch"
+	case ok && n > 0 && n < 1 && what == "logging":
+		r.assume("logging_steps is a share of the run: log.every counts steps, and stays at its default, %s", fallback)
 	case ok && n > 0 && n < 1:
-		r.assume("%s_steps is a share of the run: %s", what, stays)
+		r.keys[key] = num(n)
 	case ok && n != math.Trunc(n):
 		r.wrong(what+"_steps", "a whole number, or a share of the run", n)
 	case ok:
@@ -541,7 +521,6 @@ var counterparts = map[string]string{
 	"ignore_data_skip":                        "resuming costs no skipping: contraflow train --resume",
 	"eval_accumulation_steps":                 "evaluation embeds in sub-batches",
 	"torch_dtype":                             "train.precision",
-	"lr_scheduler_kwargs":                     "schedules have no options: linear and cosine go from optimizer.lr to 0",
 	"max_example_num_per_dataset":             "all rows of a dataset train: a file with so many of them would be one of that size",
 	"small_threshold":                         "small files train as they are: with same_dataset_within_batch those of a folder are merged there, and a single one is left out",
 	"drop_threshold":                          "no rows are dropped: with same_dataset_within_batch small files of a folder that are too few rows together are left out there",

@@ -277,24 +277,57 @@ def clip():
 
 def schedules():
     arrays, cases = {}, []
-    total = 20
-    for warmup in (5, 0, 20):
-        for name in ("linear", "cosine", "constant"):
-            p = torch.nn.Parameter(torch.zeros(1))
-            optimizer = torch.optim.SGD([p], lr=1.0)
-            kind = "constant_with_warmup" if name == "constant" else name
-            schedule = transformers.get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=total)
-            multipliers = []
-            for _ in range(total + 1):
-                multipliers.append(schedule.get_last_lr()[0])
+
+    def add(kind, options, warmup, total, lr=1.0, **kwargs):
+        p = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([p], lr=lr)
+        schedule = transformers.get_scheduler(
+            kind, optimizer, num_warmup_steps=warmup, num_training_steps=total, scheduler_specific_kwargs=kwargs or None
+        )
+        multipliers = []
+        for step in range(total):
+            multipliers.append(schedule.lr_lambdas[0](step))
+            if lr == 1.0:
+                assert schedule.get_last_lr()[0] == multipliers[-1]  # what the optimizer is given
+            if step + 1 < total:
                 optimizer.step()
                 schedule.step()
-            key = f"{name}_{warmup}"
-            arrays[key] = torch.tensor(multipliers, dtype=torch.float64)
-            cases.append({"name": key, "schedule": name, "warmup": warmup, "total": total})
-    assert arrays["linear_5"][4] == 0.8 and math.isclose(arrays["cosine_5"][20], 0.0, abs_tol=1e-15)
+        key = f"{len(cases)}_{kind}_{warmup}_{total}"
+        arrays[key] = torch.tensor(multipliers, dtype=torch.float64)
+        cases.append({"name": key, "options": options, "warmup": warmup, "total": total, "kind": kind, "kwargs": kwargs, "lr": lr})
+
+    for warmup, total in [(5, 20), (0, 20), (20, 20), (1, 7), (10, 103)]:
+        add("linear", {"Shape": "linear"}, warmup, total)
+        add("cosine", {"Shape": "cosine"}, warmup, total)
+        add("constant_with_warmup", {"Shape": "constant"}, warmup, total)
+        add("inverse_sqrt", {"Shape": "inverse_sqrt"}, warmup, total)
+        add("inverse_sqrt", {"Shape": "inverse_sqrt", "Timescale": 7}, warmup, total, timescale=7)
+        add("cosine", {"Shape": "cosine", "Waves": 1.5}, warmup, total, num_cycles=1.5)
+        for n in (1, 2, 3, 2.5):
+            add("cosine_with_restarts", {"Shape": "cosine", "Cycles": n}, warmup, total, num_cycles=n)
+        for name, options in [("cosine_with_min_lr", {}), ("cosine_warmup_with_min_lr", {"Ahead": True})]:
+            add(name, {"Shape": "cosine", "MinRatio": 0.1, **options}, warmup, total, min_lr_rate=0.1)
+            add(name, {"Shape": "cosine", "MinRatio": 2e-6 / 2e-5, **options}, warmup, total, lr=2e-5, min_lr=2e-6)
+            add(name, {"Shape": "cosine", "MinRatio": 0.3, "Waves": 1, **options}, warmup, total, min_lr_rate=0.3, num_cycles=1)
+        add("cosine_warmup_with_min_lr", {"Shape": "cosine", "MinRatio": 0.1, "Ahead": True, "WarmupFrom": 0.25}, warmup, total,
+            min_lr_rate=0.1, warmup_lr_rate=0.25)  # fmt: skip
+        add("polynomial", {"Shape": "polynomial", "MinRatio": 1e-7 / 5e-5}, warmup, total, lr=5e-5)
+        for power in (1, 2, 0.5):
+            options = {"Shape": "polynomial", "Power": power, "MinRatio": 0.05}
+            add("polynomial", options, warmup, total, lr=2e-5, lr_end=1e-6, power=power)
+        add("polynomial", {"Shape": "polynomial", "Power": 3}, warmup, total, lr_end=0, power=3)
+        for decay in (2, 6, 19):
+            add("warmup_stable_decay", {"Shape": "cosine", "DecaySteps": decay}, warmup, total, num_decay_steps=decay)
+            for kind, start in [("linear", "cosine"), ("cosine", "1-sqrt"), ("1-sqrt", "linear")]:
+                add("warmup_stable_decay", {"Shape": kind, "DecaySteps": decay, "MinRatio": 0.2, "WarmupFrom": 0.2, "Warmup": start}, warmup, total,
+                    num_decay_steps=decay, decay_type=kind, warmup_type=start, min_lr_ratio=0.2)  # fmt: skip
+        for stable in (0, 3):
+            add("warmup_stable_decay", {"Shape": "cosine", "DecaySteps": 4, "StableSteps": stable or -1, "MinRatio": 0.1, "WarmupFrom": 0.1, "Waves": 1},
+                warmup, total, num_decay_steps=4, num_stable_steps=stable, min_lr_ratio=0.1, num_cycles=1)  # fmt: skip
+    assert arrays["0_linear_5_20"][4] == 0.8
     write("schedules", arrays, cases,
-          "learning-rate multipliers of transformers' schedules; entry s is used by the step that follows s completed ones")  # fmt: skip
+          "learning-rate multipliers of transformers' schedules; entry s is used by the step that follows s completed ones; options are those of optim.Curve, "
+          "kind and kwargs what get_scheduler was given, lr the optimizer's")  # fmt: skip
 
 
 for make in (layer_norm, activations, attention, rows, embedding, optimizers, clip, schedules):
