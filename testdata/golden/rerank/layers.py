@@ -9,48 +9,22 @@ Needs torch 2.9, transformers 5.23 and FlagEmbedding 1.4.2 (pip install --no-dep
 """
 
 import copy
-import functools
 import importlib.util
 import json
 import shutil
 import sys
-import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "goldens"))
 
 
-def load(name, path):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-families = load("families", HERE.parent / "families" / "make.py")
+spec = importlib.util.spec_from_file_location("families", HERE.parent / "families" / "make.py")
+families = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(families)
 
 import torch
-
-# FlagEmbedding's packages import much that is not needed here: of them only these files are run.
-flag = Path(importlib.util.find_spec("FlagEmbedding").submodule_search_locations[0])
-
-
-def package(name, **names):
-    module = types.ModuleType(name)
-    module.__path__ = [str(flag.joinpath(*name.split(".")[1:]))]
-    module.__dict__.update(names)
-    sys.modules[name] = module
-
-
-for end in ("", ".inference", ".inference.reranker", ".inference.reranker.decoder_only", ".inference.reranker.decoder_only.models", ".abc", ".abc.finetune"):
-    package("FlagEmbedding" + end)
-base = load("flag_base", flag / "abc" / "finetune" / "reranker" / "AbsModeling.py")
-package("FlagEmbedding.abc.finetune.reranker", AbsRerankerModel=base.AbsRerankerModel, RerankerOutput=base.RerankerOutput)
-CrossDecoderModel = load("flag_layerwise", flag / "finetune" / "reranker" / "decoder_only" / "layerwise" / "modeling.py").CrossDecoderModel
-
-from FlagEmbedding.inference.reranker.decoder_only.models.configuration_minicpm_reranker import LayerWiseMiniCPMConfig
-from FlagEmbedding.inference.reranker.decoder_only.models.modeling_minicpm_reranker import LayerWiseMiniCPMForCausalLM
+from flag_layerwise import LayerWiseMiniCPMForCausalLM, configure, pad, trainer
 from goldens import report, save
 from safetensors.torch import save_file
 
@@ -64,26 +38,16 @@ CONFIG = {
 
 def build(config):
     config = copy.deepcopy(config)
-    config._attn_implementation = "eager"
     config.dtype = torch.get_default_dtype()
     return LayerWiseMiniCPMForCausalLM(config)
 
 
 def train(model, rows, teacher):
     """The scores [N, layers], those of the last layer first, the loss, and both gradients."""
-    longest = max(map(len, rows))
-    ids, mask = torch.ones(len(rows), longest, dtype=torch.int64), torch.zeros(len(rows), longest, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        ids[i, longest - len(row) :], mask[i, longest - len(row) :] = row, 1
-    peer = CrossDecoderModel(model, tokenizer=lambda *_, **__: {"input_ids": [0]}, train_batch_size=GROUPS, start_layer=START)
-    peer.train()
-    encode, kept = peer.encode, []
+    peer, kept = trainer(model, GROUPS), []
+    encode = peer.encode
     peer.encode = lambda features: kept.extend(encode(features)) or kept
-    features = {"input_ids": ids, "attention_mask": mask}
-    alone = len(encode(features))
-    assert alone == 1, f"asked for no layers, the model gives the scores of {alone}"
-    model.forward = functools.partial(model.forward, cutoff_layers=list(range(START, LAYERS + 1)))
-    loss = peer(features, teacher_scores=teacher).loss
+    loss = peer(pad(rows), teacher_scores=teacher).loss
     assert len(kept) == LAYERS - START + 1
     model.zero_grad()
     dscores = torch.autograd.grad(loss, kept, retain_graph=True)
@@ -94,8 +58,7 @@ def train(model, rows, teacher):
 
 for number, (label, multi) in enumerate({"minicpm-train": True, "minicpm-shared": False}.items()):
     generator = torch.Generator().manual_seed(SEED + number)
-    config = LayerWiseMiniCPMConfig(**CONFIG, head_multi=multi, rope_theta=10000.0)
-    config.rope_theta, config.rope_scaling, config.use_cache = 10000.0, None, False  # transformers 5 fills in what FlagEmbedding's code wants to be None
+    config = configure(**CONFIG, head_multi=multi)
     rows = [torch.randint(3, VOCAB, (n,), generator=generator) for n in LENGTHS]
     model = build(config)
     families.randomize(model, generator, torch.bfloat16)
