@@ -9,6 +9,7 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 )
 
@@ -149,6 +150,55 @@ func TestLayerScoresBitEqual(t *testing.T) {
 		}
 		testDerivative(t, m, s, rows, g.F64(t, "taught/dscores"))
 	}
+}
+
+// On CUDA's kernels, in f32 with activation checkpointing and with operands of bf16 in lean passes, gradients are the golden's: the whole vector is off
+// by at most 1e-6 of its length, 17 roundings of f32, or 4 of bf16, of 2^-8 each.
+func TestLayerScoresOnKernels(t *testing.T) {
+	d := onhost.Open(t, onhost.Plain)
+	for _, name := range layerGoldens {
+		for way, o := range map[string]Options{"kept": {CheckpointEvery: 3}, "lean": {BF16: true}} {
+			m, s, g, rows := loadHead(t, name, d, o, nil)
+			limit, forward := 1e-6, ways[way]
+			if o.BF16 {
+				limit = 4.0 / 256
+			}
+			grads, err := m.NewGradients()
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := forward(m, s, newArena(t, d), rows)
+			p.Backward(onDevice(t, s, rows.Len(), 3, g.F64(t, "alone/dscores")), grads)
+			off, size := 0.0, 0.0
+			for _, p := range m.Layout.Params {
+				got, err := m.Read(s, grads, p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, w := range g.F64(t, "alone/grad/"+inFile(m.Config, func(n string) bool { return g.Has("alone/grad/" + n) }, p.Name)) {
+					off, size = off+(float64(got[i])-w)*(float64(got[i])-w), size+w*w
+				}
+			}
+			if e := math.Sqrt(off / size); !(e <= limit) {
+				t.Errorf("%s, %+v, %s: the gradient is off by %.3g of it", name, o, way, e)
+			}
+		}
+	}
+}
+
+// onDevice is f32 of a device that may not have f64.
+func onDevice(t *testing.T, s gpustage.Stream, rows, cols int, vs []float64) gpustage.Tensor {
+	t.Helper()
+	x, err := gpustage.NewTensor(s.Device(), gpustage.F32, rows, cols)
+	if err != nil {
+		t.Fatal(err)
+	}
+	narrow := make([]float32, len(vs))
+	for i, v := range vs {
+		narrow[i] = float32(v)
+	}
+	s.CopyIn(x, gpustage.Bytes(narrow))
+	return x
 }
 
 // A layer's score in training is that of the model that is cut off there.
