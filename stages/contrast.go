@@ -122,6 +122,9 @@ func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 		Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Rounded: e.Model.Options.BF16, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
 		Dataset: b.Source,
 	}
+	if n := e.Model.Config.Scorer.Scores(); n > 1 {
+		lb.Layers = n
+	}
 	n, at := b.N(), b.at
 	if len(e.parts) > 1 {
 		lb.IDs, lb.Special = b.tokenIDs(), e.Model.Config.Tokens.Special

@@ -97,11 +97,11 @@ var classes = map[string]string{
 	"gemma3_text": "Gemma3Text",
 }
 
-// LayerWise tells that the model is one of FlagEmbedding's layer-wise rerankers, of which any layer but the lowest gives a score.
-func (f *Folder) LayerWise() bool { return strings.HasPrefix(f.Architecture(), "LayerWise") }
-
 // CheckReranker finds a model that SaveReranker can't write: there is no class for a reranker of its model_type.
 func (f *Folder) CheckReranker() error {
+	if f.LayerWise() {
+		return nil
+	}
 	config, err := parseObject(f.Config)
 	if err != nil {
 		return fmt.Errorf("config.json: %w", err)
@@ -129,18 +129,24 @@ type RerankerSpec struct {
 	Prefix       string   // of the base model within the larger one ("bert.")
 	Head         []string // the modules of the head: their tensors have no prefix
 	Reranker     Reranker // with TrueID for a language model's tokens
+	Layers       int      // of a layer-wise reranker
 	MaxSeqLength int
 	Base         *Folder
 	Tokenizer    func(dir string) error
 	Card         Card
 }
 
-// SaveReranker writes a folder that transformers and sentence-transformers' CrossEncoder load, and Open reads, as [Save] does.
+// SaveReranker writes a folder that transformers and sentence-transformers' CrossEncoder load, and Open reads, as [Save] does. A layer-wise
+// reranker's is one that FlagEmbedding loads.
 func SaveReranker(dir string, s RerankerSpec) error {
 	if err := replaceable(dir); err != nil {
 		return fmt.Errorf("save model: %w", err)
 	}
-	files, err := s.files(dir)
+	list := s.files
+	if s.layerWise() {
+		list = s.layerWiseFiles
+	}
+	files, err := list(dir)
 	if err != nil {
 		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
@@ -210,14 +216,9 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	o.set("prompts", map[string]string{})
 	o.set("default_prompt_name", nil)
 	files["config_sentence_transformers.json"] = o.bytes()
-	data, err := json.MarshalIndent(s.Reranker, "", "  ")
-	if err != nil {
+	if err := s.rerankerFiles(dir, files); err != nil {
 		return nil, err
 	}
-	if string(data) != "{}" {
-		files[rerankerFile] = append(data, '\n')
-	}
-	files["README.md"] = s.card(folderName(dir))
 	files["modules.json"], err = moduleFile(modules)
 	return files, err
 }
@@ -255,14 +256,18 @@ func chatTemplate(r Reranker) string {
 func (s RerankerSpec) card(name string) []byte {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("---\nlibrary_name: sentence-transformers\npipeline_tag: text-ranking\ntags:\n- sentence-transformers\n- cross-encoder\n- reranker\n- contraflow")
+	library, tags, peer := "sentence-transformers", "- sentence-transformers\n- cross-encoder", "[sentence-transformers](https://www.sbert.net)"
+	if s.layerWise() {
+		library, tags, peer = "transformers", "- layer-wise", "[FlagEmbedding](https://github.com/FlagOpen/FlagEmbedding)"
+	}
+	line("---\nlibrary_name: %s\npipeline_tag: text-ranking\ntags:\n%s\n- reranker\n- contraflow", library, tags)
 	if id, _, err := parseID(s.Card.BaseModel); err == nil && strings.Contains(id, "/") {
 		line("base_model: %s", yamlString(id))
 	}
 	s.Card.modelIndex(line, "text-ranking", name)
 	line("---\n")
 	line("# %s\n", oneLine(name))
-	line("This reranker scores pairs of a query and a document. It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).")
+	line("This reranker scores pairs of a query and a document. It was trained with contraflow and loads in %s.", peer)
 	if s.Card.Summary != "" {
 		line("\n%s", strings.TrimSpace(s.Card.Summary))
 	}
@@ -276,8 +281,13 @@ func (s RerankerSpec) card(name string) []byte {
 			line("- Put before each %s: %s", p[0], code(p[1]))
 		}
 	}
-	line("\n## Usage\n\n```python\nfrom sentence_transformers import CrossEncoder\n\nmodel = CrossEncoder(%s)", yamlString(name))
-	line("print(model.predict([(\"how are gradients accumulated?\", \"a first text\")]))\n```")
+	if s.layerWise() {
+		line("\n## Usage\n\n```python\nfrom FlagEmbedding import LayerWiseFlagLLMReranker\n\nmodel = LayerWiseFlagLLMReranker(%s, use_bf16=True)", yamlString(name))
+		line("print(model.compute_score([(\"how are gradients accumulated?\", \"a first text\")], cutoff_layers=[%d]))\n```", s.Layers)
+	} else {
+		line("\n## Usage\n\n```python\nfrom sentence_transformers import CrossEncoder\n\nmodel = CrossEncoder(%s)", yamlString(name))
+		line("print(model.predict([(\"how are gradients accumulated?\", \"a first text\")]))\n```")
+	}
 	line("\nor without Python, with contraflow's binary and this folder:\n\n```sh\ncontraflow rerank --model . --input pairs.parquet --output scores.parquet\n```")
 	s.Card.rest(line)
 	return []byte(b.String())

@@ -69,6 +69,9 @@ type Batch struct {
 	// Rounded tells that Embeddings come of products in bf16: of scores 16 bits then do (gpustage.MatMul's Pairs).
 	Rounded bool
 
+	// Layers is how many scores a layer-wise reranker gives a sequence, which Embeddings then are, the last layer's first; 0 of other models.
+	Layers int
+
 	// Guide is [N, G], of Embeddings' type: a guide model's embeddings, of unit length. Absent unless the loss has a guide.
 	Guide gpustage.Tensor
 

@@ -14,6 +14,10 @@ import (
 // Groups are the objectives of rerankers: of the scores of a row's documents, which are a group, and of nothing else. A batch holds
 // scores [N, 1] for embeddings; those of its rows, the first B, are not used. Groups may be of any sizes.
 //
+// A layer-wise reranker's scores are [N, Layers]. Its loss is the sum over layers of the loss of each one's scores, and with SelfDistill, for each
+// layer but the last, of -sum q log softmax(s) besides, where q, the softmax of the last layer's scores, has no gradient (FlagEmbedding's
+// layer-wise rerankers).
+//
 // What is relevant the data says: Scores, one for each document, or Labels of rows that have one document each; or else the
 // first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
 //
@@ -39,6 +43,9 @@ type Groups struct {
 	Mu        float64 // of ndcg_loss2pp; 0: 10
 	PosWeight float64 // bce; 0: 1
 	ByLabel   bool    // list_mle, p_list_mle
+
+	// SelfDistill has a layer-wise reranker's last layer teach those below: with cross_entropy, kl, distill and list_net, which are of softmax(s) too.
+	SelfDistill bool
 }
 
 // GroupLoss is one of the objectives of Groups.
@@ -71,8 +78,21 @@ const (
 // GroupLosses and Schemes list them.
 var (
 	GroupLosses = []GroupLoss{GroupCrossEntropy, GroupKL, GroupDistill, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupRankNet, GroupLambda}
-	Schemes     = []Scheme{NDCGLoss2PP, NDCGLoss2, NDCGLoss1, LambdaRank}
+	// SelfDistilling are the losses that SelfDistill can be added to.
+	SelfDistilling = []GroupLoss{GroupCrossEntropy, GroupKL, GroupDistill, GroupListNet}
+	Schemes        = []Scheme{NDCGLoss2PP, NDCGLoss2, NDCGLoss1, LambdaRank}
 )
+
+// CheckLayers finds settings that a model with so many scores for each document has no use for.
+func (g Groups) CheckLayers(scores int) error {
+	switch {
+	case g.SelfDistill && scores < 2:
+		return errors.New("self_distill is for a layer-wise reranker, whose last layer teaches those below: this model scores by one layer")
+	case g.K > 0 && scores > 1:
+		return fmt.Errorf("k is for a reranker with one score: %s is a mean over pairs, and which are among the first %d differs from layer to layer", g.Name, g.K)
+	}
+	return nil
+}
 
 // Check finds settings that make no sense.
 func (g Groups) Check() error {
@@ -83,6 +103,8 @@ func (g Groups) Check() error {
 		return fmt.Errorf("there is no weighting %q: want %s", g.Scheme, joinNames(Schemes))
 	case g.K < 0 || !(g.Sigma >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
 		return fmt.Errorf("%s: k, sigma, mu and pos_weight can't be negative", g.Name)
+	case g.SelfDistill && !slices.Contains(SelfDistilling, g.Name):
+		return fmt.Errorf("%s: self_distill is of %s, which are of a softmax as what the last layer teaches is", g.Name, joinNames(SelfDistilling))
 	case g.Mu != 0 && g.Scheme != "" && g.Scheme != NDCGLoss2PP:
 		return fmt.Errorf("mu is of the weighting %s, and not of %s", NDCGLoss2PP, g.Scheme)
 	}
@@ -125,15 +147,18 @@ func (g Groups) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 	if err := b.check(); err != nil {
 		return Result{}, err
 	}
-	n := b.N()
-	if b.Embeddings.Cols != 1 {
+	n, layers := b.N(), max(1, b.Layers)
+	if err := g.CheckLayers(layers); err != nil {
+		return Result{}, err
+	}
+	if b.Embeddings.Cols != layers {
 		return Result{}, fmt.Errorf("loss.name: %s is for rerankers, which give a score; this model gives %d numbers", g.Name, b.Embeddings.Cols)
 	}
 	mark := a.Mark()
 	defer a.Release(mark)
-	wide := a.Scratch(s, gpustage.F64, n, 1)
+	wide := a.Scratch(s, gpustage.F64, n, layers)
 	s.Copy(wide, b.Embeddings)
-	scores, grads := make([]float64, n), make([]float64, n)
+	scores, grads := make([]float64, n*layers), make([]float64, n*layers)
 	s.CopyOut(gpustage.Bytes(scores), wide)
 	if err := s.Sync(); err != nil {
 		return Result{}, err
@@ -145,7 +170,7 @@ func (g Groups) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 	s.CopyIn(wide, gpustage.Bytes(grads))
 	add := wide
 	if b.Gradient.DType != gpustage.F64 {
-		add = a.Scratch(s, b.Gradient.DType, n, 1)
+		add = a.Scratch(s, b.Gradient.DType, n, layers)
 		s.Copy(add, wide)
 	}
 	s.Add(b.Gradient, b.Gradient, add)
@@ -154,16 +179,16 @@ func (g Groups) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 
 // ofBatch goes through the groups in the order of rows.
 func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error) {
-	if len(scores) < 2*b.Rows {
+	if b.N() < 2*b.Rows {
 		return r, fmt.Errorf("%s needs documents", g.Name)
 	}
-	docs, scores, grads := b.documents(), scores[b.Rows:], grads[b.Rows:]
+	layers := max(1, b.Layers)
+	docs, scores, grads := b.documents(), scores[b.Rows*layers:], grads[b.Rows*layers:]
 	lo, hi := b.Own()
 	for i := lo; i < hi; i++ {
 		n := len(docs[i])
-		s, l, d := make([]float64, n), make([]float64, n), make([]float64, n)
+		l := make([]float64, n)
 		for k, at := range docs[i] {
-			s[k] = scores[at]
 			switch {
 			case b.Scores != nil:
 				l[k] = b.Scores[at]
@@ -181,15 +206,35 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 				return r, &LabelError{i, fmt.Sprintf("the label is %v: %v", v, err)}
 			}
 		}
-		sum, weight := g.ofGroup(s, l, d)
+		of := func(layer int) []float64 {
+			s := make([]float64, n)
+			for k, at := range docs[i] {
+				s[k] = scores[at*layers+layer]
+			}
+			return s
+		}
 		w := b.Weight(i)
+		sum, weight := 0.0, 0.0
+		for layer := range layers {
+			s, d := of(layer), make([]float64, n)
+			more := 0.0
+			more, weight = g.ofGroup(s, l, d)
+			sum += more
+			if g.SelfDistill && layer > 0 {
+				taught := make([]float64, n)
+				sum += crossEntropy(s, softmax(of(0)), taught)
+				for k := range d {
+					d[k] += taught[k]
+				}
+			}
+			for k, at := range docs[i] {
+				grads[at*layers+layer] = w * d[k]
+			}
+		}
 		if v := w * sum; !finite(v) {
 			return r, &RowError{Row: i, Loss: sum}
 		}
 		r.Sum, r.Weight = r.Sum+w*sum, r.Weight+w*weight
-		for k, at := range docs[i] {
-			grads[at] = w * d[k]
-		}
 	}
 	return r, nil
 }

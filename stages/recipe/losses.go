@@ -37,7 +37,7 @@ type Loss struct {
 	ContrastAnchors   bool   `yaml:"contrast_anchors"`
 	ContrastPositives bool   `yaml:"contrast_positives"`
 
-	// Of m3; see loss.M3.
+	// Of m3; see loss.M3. SelfDistill is also a layer-wise reranker's; see loss.Groups.
 	Parts           []string          `yaml:"parts,omitempty"`
 	SelfDistill     bool              `yaml:"self_distill,omitempty"`
 	SelfDistillFrom int               `yaml:"self_distill_from,omitempty"` // step, from 1
@@ -459,11 +459,11 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 	if l.Terms != nil {
 		return l.sum(o)
 	}
-	if l.reranker {
-		return l.groups()
-	}
 	if o.differentiable {
 		l.HardnessMode, l.HardnessStrength, l.SelfDistill, l.SelfDistillFrom = "", 0, false, 0
+	}
+	if l.reranker {
+		return l.groups()
 	}
 	similarity, distance := loss.Metric(l.Similarity), loss.Metric(l.Distance)
 	var out loss.RowSplitter

@@ -352,6 +352,8 @@ func TestLossOptions(t *testing.T) {
 				value = map[string]string{"cosine": "dot", "dot": "cosine"}[k.similarity]
 			case "distance":
 				value = k.distances[1]
+			case "self_distill":
+				value = fmt.Sprint(!k.m3)
 			}
 			if got := parse(k, columns, text, "loss."+option+"="+value).objective(driving{}); reflect.DeepEqual(got, usual) {
 				t.Errorf("%s is the same with %s: %s: %+v", k.names[0], option, value, got)

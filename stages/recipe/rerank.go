@@ -17,13 +17,14 @@ import (
 // batch.global_size costs no replay and gives the same gradient: groups do not see each other.
 
 func (l Loss) groups() loss.Groups {
-	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel}
+	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill}
 }
 
 // groupOptions are those of each of a reranker's losses.
 var groupOptions = map[loss.GroupLoss][]string{
 	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"},
 	loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"},
+	loss.GroupCrossEntropy: {"self_distill"}, loss.GroupKL: {"self_distill"}, loss.GroupDistill: {"self_distill"}, loss.GroupListNet: {"self_distill"},
 }
 
 // checkReranker resolves what is otherwise for rerankers.
@@ -88,8 +89,8 @@ func (x *Run) openReranker() error {
 	if x.folder.Adapter != nil {
 		return fmt.Errorf("model.path: a reranker does not begin with an adapter; merge it first: contraflow merge")
 	}
-	if x.folder.LayerWise() {
-		return fmt.Errorf("model.path: %s is a layer-wise reranker: contraflow rerank and contraflow distill score with one, but none is trained here", x.folder.Dir)
+	if x.folder.LayerWise() && m.Head != "" {
+		return fmt.Errorf("model.head: %s is a layer-wise reranker, which has heads of its own", x.folder.Dir)
 	}
 	if err := x.folder.CheckReranker(); err != nil {
 		return fmt.Errorf("model.path: %s: %w", x.folder.Dir, err)
@@ -105,7 +106,7 @@ func (x *Run) openReranker() error {
 		}
 		spec, err := reranker.Describe(x.folder, x.tok, c, reranker.TextOptions{
 			MaxLength: m.MaxLength.Document, Template: m.Template, Instruction: m.Instruction, Truncation: m.Truncation,
-			Prompts: prompts, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
+			Prompts: prompts, EveryLayer: true, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
 		})
 		if err != nil {
 			return fmt.Errorf("model: %w", err)
@@ -123,6 +124,11 @@ func (x *Run) openReranker() error {
 			x.reranker = spec
 		}
 		x.pairs = append(x.pairs, spec.Pairs)
+		for _, l := range x.Recipe.termsOf(i) {
+			if err := l.groups().CheckLayers(spec.Scorer.Scores()); err != nil {
+				return fmt.Errorf("%s.%w", l.key, err)
+			}
+		}
 	}
 	return nil
 }

@@ -146,6 +146,7 @@ type TextOptions struct {
 	Truncation  string   // longest_first or only_second
 	Prompts     *Prompts // nil: the folder's
 	CutoffLayer int      // of a layer-wise reranker; 0: the last
+	EveryLayer  bool     // of a layer-wise reranker the scores of all layers that have one, the last layer's first, by which it trains
 	NewHead     bool     // of a language model: a projection of the last token, not the logits of tokens
 	Seed        uint64   // of a head that is new
 }
@@ -210,7 +211,15 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	}
 	var err error
 	if f.LayerWise() {
-		s.Scorer, s.Layers, err = c.LayerScorer(f.Config, o.CutoffLayer)
+		if o.NewHead {
+			return nil, fmt.Errorf("%s is a layer-wise reranker, which has heads of its own", f.Dir)
+		}
+		r.True, r.False, r.TrueID, r.FalseID = "", "", nil, nil // a template's
+		if o.EveryLayer {
+			s.Scorer, err = c.LayerScorers(f.Config)
+		} else {
+			s.Scorer, s.Layers, err = c.LayerScorer(f.Config, o.CutoffLayer)
+		}
 	} else if strings.HasSuffix(f.Architecture(), "ForCausalLM") && !o.NewHead {
 		err = s.tokens(f, tok, c)
 	} else {

@@ -26,7 +26,8 @@ type Trainable struct {
 
 // LoadTrainable loads a reranker's folder for training, or that of an encoder or a language model, which gets a head that scores: a new one, or the
 // logits of the language model's yes and no. o says how the model computes and what of it trains (bf16, activation checkpointing, LoRA); its
-// zero value is f32, and all. Layer-wise rerankers and adapters are errors.
+// zero value is f32, and all. A layer-wise reranker trains by the scores of all its layers, the last layer's first, by which it is measured. Adapters are
+// errors.
 func LoadTrainable(folder string, d gpustage.Device, text TextOptions, o transformer.Options) (*Trainable, error) {
 	f, err := hfmodel.Open(folder)
 	if err != nil {
@@ -44,8 +45,8 @@ func (t *Trainable) load(d gpustage.Device, text TextOptions, o transformer.Opti
 	switch {
 	case f.Adapter != nil:
 		return fmt.Errorf("%s: a reranker does not begin with an adapter; merge it first: embedder.Merge", f.Dir)
-	case f.LayerWise():
-		return fmt.Errorf("%s is a layer-wise reranker: it scores, but is not trained here", f.Dir)
+	case text.CutoffLayer != 0:
+		return fmt.Errorf("%s: a cutoff layer is for scoring: all layers are trained", f.Dir)
 	}
 	if err := f.CheckReranker(); err != nil {
 		return fmt.Errorf("%s: %w", f.Dir, err)
@@ -58,6 +59,7 @@ func (t *Trainable) load(d gpustage.Device, text TextOptions, o transformer.Opti
 	if err != nil {
 		return err
 	}
+	text.EveryLayer = true
 	if t.spec, err = Describe(f, tok, c, text); err != nil {
 		return err
 	}

@@ -170,8 +170,12 @@ func TestTrainable(t *testing.T) {
 	if _, err := small.Evaluate(t.Context(), task, first); err == nil || !strings.Contains(err.Error(), `in training by graph "x": within a graph stages.EvaluateReranker measures it`) {
 		t.Error(err)
 	}
-	for want, dir := range map[string]string{"is a layer-wise reranker": goldens.Path(t, "rerank/minicpm-layers"), "no such file": filepath.Join(t.TempDir(), "nowhere")} {
-		if _, err := LoadTrainable(dir, d, TextOptions{}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), want) {
+	for want, text := range map[string]TextOptions{"a cutoff layer is for scoring": {CutoffLayer: 2}, "no such file": {}} {
+		dir := folder
+		if text.CutoffLayer == 0 {
+			dir = filepath.Join(t.TempDir(), "nowhere")
+		}
+		if _, err := LoadTrainable(dir, d, text, transformer.Options{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", dir, err, want)
 		}
 	}

@@ -63,7 +63,7 @@ func TestPadding(t *testing.T) {
 	harness.Thorough(t)
 	type load func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows)
 	models := map[string]load{}
-	for _, name := range []string{"bert", "xlm-roberta", "qwen3-yes-no", "gemma2-yes"} {
+	for _, name := range []string{"bert", "xlm-roberta", "qwen3-yes-no", "gemma2-yes", "minicpm-train", "minicpm-shared"} {
 		models["rerank/"+name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {
 			m, s, _, rows := loadHead(t, name, d, o, func(c *Config) { c.Scorer.DropoutIn, c.Scorer.DropoutOut = 0.2, 0.2 })
 			return m, s, rows

@@ -195,6 +195,7 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	p.activate(l, act, a.pre, c.Gated)
 	a.pre = p.storeFat(keep, a.pre)
 	p.leave(keep, w.ffn, &a.ffn, w.down, y, x1, act, p.dropout(l, gpustage.SiteFeedForward))
+	p.tap(l, y)
 	p.a.ReleaseScratch(start)
 	return a
 }

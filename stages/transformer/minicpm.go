@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-
-	"contraflow/gpustage"
 )
 
 // MiniCPM (Hu et al., arXiv 2404.06395) is Llama with scaled embeddings, and with layers that add scale_depth/sqrt(layers) times what they
@@ -21,7 +19,7 @@ type miniCPMConfig struct {
 
 	RopeScaling json.RawMessage `json:"rope_scaling"`
 
-	// Of the heads, which LayerScorer reads.
+	// Of the heads, which layerHeads reads.
 	StartLayer *int   `json:"start_layer"`
 	HeadMulti  *bool  `json:"head_multi"`
 	HeadType   string `json:"head_type"`
@@ -49,31 +47,6 @@ func parseMiniCPM(raw []byte) (Config, error) {
 		c.Causal = true
 		return d.oneRotary(c, 10000)
 	})
-}
-
-// LayerScorer is the head of a layer-wise reranker, and the layer, counted from 1, whose output it scores: layer, or the last if that is 0.
-// The model ends there: its last token goes through the final norm, which all layers share, and through the layer's own head, or the one
-// that all share. FlagEmbedding calls layer cutoff_layers.
-func (c Config) LayerScorer(raw []byte, layer int) (h Scorer, cutoff int, err error) {
-	start, multi := 8, true
-	s := miniCPMConfig{StartLayer: &start, HeadMulti: &multi, HeadType: "simple"}
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return h, 0, fmt.Errorf("config.json: %w", err)
-	}
-	if s.HeadType != "simple" || s.StartLayer == nil || s.HeadMulti == nil {
-		return h, 0, fmt.Errorf("config.json: head_type %q is %w: a head gives one score", s.HeadType, ErrUnsupported)
-	}
-	if cutoff = layer; layer == 0 {
-		cutoff = c.Layers
-	}
-	if cutoff < max(1, *s.StartLayer) || cutoff > c.Layers {
-		return h, 0, fmt.Errorf("layer %d has no score: those of layers %d to %d have", cutoff, max(1, *s.StartLayer), c.Layers)
-	}
-	h = Scorer{Pooling: gpustage.LastPooling, Out: "lm_head.linear_head"}
-	if *s.HeadMulti {
-		h.Out = fmt.Sprintf("lm_head.%d.linear_head", cutoff-*s.StartLayer)
-	}
-	return h, cutoff, nil
 }
 
 // CutOff ends the model behind a layer.

@@ -132,10 +132,10 @@ func (m *Model) NewGradients() (gpustage.Tensor, error) {
 	return gpustage.NewTensor(m.Device, m.DType, 1, m.Layout.Trained())
 }
 
-// EmbeddingSize is E: 1 for a model that scores.
+// EmbeddingSize is E: of a model that scores 1, or how many layers do.
 func (m *Model) EmbeddingSize() int {
 	if !m.Config.Scorer.None() {
-		return 1
+		return m.Config.Scorer.Scores()
 	}
 	if n := len(m.Config.Dense); n > 0 {
 		return m.Config.Dense[n-1].Out
@@ -218,7 +218,7 @@ type Pass struct {
 	dense      []denseActs
 	projected  gpustage.Tensor // [B, E]: pooled, or what dense layers make of it
 	length     gpustage.Tensor // [1, B]: projected's, before it is normalized
-	embeddings gpustage.Tensor // [B, E], or scores [B, 1]
+	embeddings gpustage.Tensor // [B, E], or scores [B, 1] or [B, layers]
 	scoring    scoreActs
 	tokens     tokenActs
 }
@@ -322,6 +322,7 @@ func (p *Pass) compute(keep bool) {
 	a.ReleaseScratch(layers)
 	if !m.Config.Scorer.None() {
 		p.score()
+		p.scoreBelow()
 		return
 	}
 	p.project()
@@ -521,7 +522,8 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 	d, dNormal := p.d, dEmbeddings
 	if !m.Config.Scorer.None() {
 		dNormal = p.dNormal
-		p.scoreBackward(dNormal, dEmbeddings, &g, to)
+		p.scoreBackward(dNormal, dEmbeddings.Columns(0, 1), &g, to)
+		p.belowBackward(dEmbeddings, &g)
 	} else if m.Head.Normalize {
 		dNormal = p.dNormal
 		s.NormalizeBackward(dNormal, dEmbeddings, p.embeddings, p.length)
@@ -557,6 +559,7 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 				acts, _ = p.recompute(from, end, p.inputs[k])
 			}
 			for l := end - 1; l >= from; l-- {
+				p.untap(l, d)
 				p.layerBackward(l, acts[l-from], d, g.layer(l), to)
 				p.done(to, l, partQKV)
 			}
@@ -564,6 +567,7 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		}
 	} else {
 		for l := layers - 1; l >= m.Lowest(); l-- {
+			p.untap(l, d)
 			p.layerBackward(l, p.layers[l], d, g.layer(l), to)
 			p.done(to, l, partQKV)
 		}
@@ -600,6 +604,9 @@ func (p *Pass) carry() {
 	}
 	if !p.m.Config.Scorer.None() {
 		p.dNormal = p.keep(p.in.seqs.Rows, c)
+		if x := &p.scoring.below; !x.ends.IsZero() {
+			x.d = p.keep(x.states.Rows, c)
+		}
 	} else if p.m.Head.Normalize {
 		p.dNormal = p.keep(p.in.seqs.Rows, p.m.EmbeddingSize())
 	}

@@ -1,6 +1,9 @@
 package transformer
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // names are a family's tensors by their roles, as Hugging Face has them without ".weight" and ".bias". A role with an empty name
 // does not exist in the family: they say where its norms are, and whether queries and keys have their own.
@@ -92,6 +95,11 @@ func (c Config) parameters() []Param {
 	norm(Outside, "", h.Norm, c.Hidden)
 	if h.Out != "" {
 		linear(Outside, "", []string{h.Out}, c.Hidden, h.OutBias, 1)
+	}
+	for i, name := range h.Below {
+		if name != h.Out && !slices.Contains(h.Below[:i], name) {
+			linear(Outside, "", []string{name}, c.Hidden, h.OutBias, 1)
+		}
 	}
 	table(h.LMHead, c.Vocab, c.Hidden, embedding)
 	if h := c.Tokens; !h.None() {

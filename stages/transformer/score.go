@@ -24,7 +24,7 @@ import (
 //	DistilBERT            cls    pre_classifier, relu, dropout, classifier
 //	ModernBERT            cls or mean  head.dense, gelu, head.norm, dropout, classifier
 //	decoders              last   score, or lm_head's rows of "yes" and "no"
-//	layer-wise MiniCPM    last   lm_head.linear_head, or that of the layer at which the model is cut off
+//	layer-wise MiniCPM    last   lm_head.linear_head, or that of the layer at which the model is cut off; in training all layers'
 type Scorer struct {
 	Pooling gpustage.Pooling
 
@@ -34,6 +34,10 @@ type Scorer struct {
 	Norm      string // of its output; "": none
 	Out       string // [1, C]; "": Tokens
 	OutBias   bool
+
+	// Below are the heads of layers below the last, that of the last but one first, each a name as Out is and like it [1, C]; Out's own where
+	// layers share one. A sequence then has a score for each: see LayerScorers.
+	Below []string
 
 	DropoutIn, DropoutOut float64 // of what goes into Dense, and into Out
 
@@ -58,8 +62,8 @@ func (h Scorer) Tied() []int32 {
 
 // Modules are the names of the head's parts, without ".weight".
 func (h Scorer) Modules() (names []string) {
-	for _, n := range []string{h.Dense, h.Norm, h.Out} {
-		if n != "" {
+	for _, n := range append([]string{h.Dense, h.Norm, h.Out}, h.Below...) {
+		if n != "" && !slices.Contains(names, n) {
 			names = append(names, n)
 		}
 	}
@@ -162,6 +166,9 @@ func (c Config) checkScorer() error {
 			return fmt.Errorf("the score's dropout is %v, want at least 0 and less than 1", p)
 		}
 	}
+	if len(h.Below) > 0 && (len(h.Below) >= c.Layers || h.Out == "" || h.Dense != "" || h.Pooling != gpustage.LastPooling || families[c.Family].names.finalNorm == "") {
+		return fmt.Errorf("%d layers below the last have a score in a model of family %q with %d layers: want fewer than those, of the last token, and a final norm", len(h.Below), c.Family, c.Layers)
+	}
 	if h.Cap < 0 {
 		return errors.New("config.json: final_logit_softcapping is negative")
 	}
@@ -171,6 +178,7 @@ func (c Config) checkScorer() error {
 // scorerWeights are the head's parameters, or their gradients.
 type scorerWeights struct {
 	dense, out linear
+	below      []linear
 	norm       norm
 	lm         gpustage.Tensor // [V, C]
 }
@@ -184,6 +192,9 @@ func (h Scorer) weights(v viewer) (w scorerWeights) {
 	}
 	if h.Out != "" {
 		w.out = v.linear("", h.Out)
+	}
+	for _, name := range h.Below {
+		w.below = append(w.below, v.linear("", name))
 	}
 	if h.LMHead != "" {
 		w.lm = v.tensor(h.LMHead + ".weight")
@@ -206,6 +217,7 @@ type scoreActs struct {
 	dropIn    gpustage.Dropout
 	dropOut   gpustage.Dropout
 	beforeOut gpustage.Tensor // [B, C]: what dropOut drops of
+	below     belowActs
 }
 
 // openScore takes room for the score's activations, at the arena's bottom.
@@ -240,6 +252,7 @@ func (p *Pass) openScore(r Rows) {
 	if h.Out != "" && a.dropOut.Active() {
 		a.out = p.keep(b, c)
 	}
+	p.openBelow(r)
 	if n := len(h.Tokens); n > 0 {
 		a.tokens, a.signs = ints(h.Tokens), p.keep(1, n)
 		p.s.Fill(a.signs.Columns(0, 1), 1)
@@ -253,7 +266,7 @@ func (p *Pass) openScore(r Rows) {
 	}
 }
 
-// score computes scores [B, 1] from what is pooled.
+// score computes scores [B, 1] from what is pooled, or of [B, 1+n], where layers below have theirs, the first.
 func (p *Pass) score() {
 	h, a, w, s := p.m.Config.Scorer, &p.scoring, p.m.w.score, p.s
 	x := p.pooled
@@ -293,10 +306,10 @@ func (p *Pass) score() {
 	} else {
 		a.out = x
 	}
-	p.forward(w.out, p.embeddings, x, gpustage.MatMul{})
+	p.forward(w.out, p.embeddings.Columns(0, 1), x, gpustage.MatMul{})
 }
 
-// scoreBackward gives the gradient of what is pooled, d [B, C], and adds the head's to g.
+// scoreBackward gives the gradient of what is pooled, d [B, C], and adds the head's to g. dScores is [B, 1], or of [B, 1+n] the first.
 func (p *Pass) scoreBackward(d, dScores gpustage.Tensor, g *weights, to Gradients) {
 	h, a, w, s := p.m.Config.Scorer, &p.scoring, p.m.w.score, p.s
 	mark := p.a.Mark()

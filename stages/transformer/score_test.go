@@ -32,6 +32,7 @@ func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change fu
 	var meta struct {
 		Tokens []int32
 		Cutoff int
+		Groups int // in training
 	}
 	switch g.Meta(t, &meta); {
 	case meta.Cutoff > 0:
@@ -39,6 +40,8 @@ func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change fu
 		if c.Scorer, layer, err = c.LayerScorer(raw, meta.Cutoff); err == nil {
 			c.CutOff(layer)
 		}
+	case meta.Groups > 0:
+		c.Scorer, err = c.LayerScorers(raw)
 	case len(meta.Tokens) > 0:
 		c.Scorer, err = c.TokenScorer(raw, meta.Tokens...)
 	default:

@@ -141,6 +141,36 @@ func TestFlagEmbeddingReranker(t *testing.T) {
 	}
 }
 
+// A layer-wise reranker's last layer teaches those below where no teacher does; heads that a language model would be given have no counterpart.
+func TestFlagEmbeddingLayerWise(t *testing.T) {
+	const options = "python -m FlagEmbedding.finetune.reranker.decoder_only.layerwise --model_name_or_path BAAI/bge-reranker-v2-minicpm-layerwise --train_data d.jsonl --lora_rank 32 --modules_to_save linear_head"
+	for more, c := range map[string]struct{ loss, without, assumed string }{
+		" --model_type from_finetuned_model":                               {"cross_entropy true", "", ""},
+		" --model_type from_finetuned_model --knowledge_distillation True": {"distill false", "", ""},
+		" --model_type from_raw_model --start_layer 8":                     {"cross_entropy true", "model_type: from_raw_model gives a language model its heads start_layer: a layer-wise reranker's heads", ""},
+		"": {"cross_entropy true", "", "model_type is from_finetuned_model; FlagEmbedding's default, from_raw_model"},
+		" --model_type from_finetuned_model --head_multi True --use_lora no": {"cross_entropy true", "head_multi: a layer-wise reranker's heads", ""},
+	} {
+		s, _, err := imports.ReadCommand(options + more)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, res := convert(t, imports.FlagEmbedding, s, 1)
+		l := r.Model.LoRA
+		if fmt.Sprint(r.Loss.Name, " ", r.Loss.SelfDistill) != c.loss || r.Model.Template != "bge" || (l == nil) != strings.Contains(more, "use_lora") || l != nil && (l.Rank != 32 || !slices.Equal(l.ModulesToSave, []string{"linear_head"})) {
+			t.Errorf("%s:\n%s", more, res.Recipe)
+		}
+		for _, part := range strings.Split(c.without, " start_layer: ") {
+			if !strings.Contains(strings.Join(res.Without, " "), part) || c.without == "" && len(res.Without) > 0 {
+				t.Errorf("%s: without %q, want %q", more, res.Without, c.without)
+			}
+		}
+		if !strings.Contains(res.Recipe, c.assumed) || !strings.Contains(res.Recipe, "asks its model for the last layer's alone") {
+			t.Errorf("%s: want %q in\n%s", more, c.assumed, res.Recipe)
+		}
+	}
+}
+
 // An embedder that learns from a teacher as well has FlagEmbedding's sum of losses; where there is none, that is said, and the contrastive loss stays.
 func TestFlagEmbeddingDistillation(t *testing.T) {
 	const command = "torchrun -m FlagEmbedding.finetune.embedder.decoder_only.base --model_name_or_path m --train_data d.jsonl --knowledge_distillation True --use_mrl --mrl_dims 64 32 --use_lora False"

@@ -129,6 +129,8 @@ func (r *recipe) loss() {
 		r.keys["loss.name"] = "cross_entropy"
 		if r.distills() {
 			r.keys["loss.name"] = "distill"
+		} else if r.layerWise() {
+			r.keys["loss.self_distill"] = "true"
 		}
 		for _, name := range []string{"temperature", "negatives_cross_device"} { // which its trainer doesn't have either
 			delete(r.used, name)

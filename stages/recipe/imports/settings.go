@@ -32,6 +32,7 @@ func (r *recipe) model() {
 		if r.decoder() {
 			r.keys["model.template"] = "bge"
 		}
+		r.layers()
 	case r.unified():
 		r.keys["model.kind"] = "m3"
 		if dim, ok := r.whole("colbert_dim"); ok && dim > 0 {
@@ -216,6 +217,27 @@ func (r *recipe) program() string {
 	}
 	s, _ := r.word("module")
 	return s
+}
+
+// layerWise tells whether it trains a reranker with a head for each of several layers.
+func (r *recipe) layerWise() bool {
+	return strings.Contains(r.program(), "reranker.decoder_only.layerwise")
+}
+
+// layers is what a layer-wise reranker has besides.
+func (r *recipe) layers() {
+	if !r.layerWise() {
+		return
+	}
+	r.assume("the scores of all layers that have a head train; FlagEmbedding 1.4.2, whose loss is written for all, asks its model for the last layer's alone")
+	kind, ok := r.word("model_type")
+	const raw = "from_raw_model gives a language model its heads, and begins with that: here model.path is a model that has them, such as BAAI/bge-reranker-v2-minicpm-layerwise"
+	switch {
+	case !ok:
+		r.assume("model_type is from_finetuned_model; FlagEmbedding's default, %s", raw)
+	case kind != "from_finetuned_model":
+		r.without("model_type", "%s", raw)
+	}
 }
 
 // reranks tells whether it trains a reranker.
@@ -500,9 +522,9 @@ var counterparts = map[string]string{
 	"example_passage_max_len":   "no examples are put before a query",
 	"retrieval_use_examples":    "no examples are put before a query",
 	"icl_suffix_str":            "no text is put behind a query",
-	"start_layer":               "a reranker's score comes from its last layer alone",
-	"head_multi":                "a reranker has one head, on its last layer",
-	"head_type":                 "a reranker has one head, on its last layer",
+	"start_layer":               "a layer-wise reranker's heads are those that its config.json tells of; any other has one, on its last layer",
+	"head_multi":                "a layer-wise reranker's heads are those that its config.json tells of; any other has one, on its last layer",
+	"head_type":                 "a layer-wise reranker's heads are those that its config.json tells of; any other has one, on its last layer",
 
 	"restore_callback_states_from_checkpoint": "Python's callbacks are not called",
 	"preprocess_logits_for_metrics":           "eval.retrieval, eval.sts and a reranker's eval.rerank have metrics of their own",

@@ -1,0 +1,213 @@
+package reranker
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
+	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+)
+
+// layerWiseFolder is one of the goldens of training with a tokenizer and a short template.
+func layerWiseFolder(t *testing.T, name string) string {
+	t.Helper()
+	dir := t.TempDir()
+	copyFiles(t, dir, goldens.Path(t, "rerank/"+name), "config.json", "model.safetensors")
+	writeTokenizer(t, dir)
+	if err := os.WriteFile(filepath.Join(dir, "reranker.json"), []byte(`{"template":[{"text":"{query}:"},{"text":"{document}","cut":true}]}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// In training a model gives the scores of all layers, the last one's first; what Save writes scores the same by each of them, as it was loaded and
+// when its parameters have changed, LoRA's factors among them, and has the tensors and the configuration of the folder that it came from.
+func TestTrainableLayerWise(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for _, name := range []string{"minicpm-train", "minicpm-shared"} {
+		for tuned, o := range map[string]transformer.Options{
+			"whole": {},
+			"LoRA":  {Tuning: transformer.Tuning{LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, Targets: []string{transformer.AllLinear}, Save: []string{"linear_head"}, Seed: 1}}},
+		} {
+			folder, out := layerWiseFolder(t, name), filepath.Join(t.TempDir(), "out")
+			m, err := LoadTrainable(folder, d, TextOptions{}, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			s, err := d.OpenStream()
+			if err != nil {
+				t.Fatal(err)
+			}
+			queries, documents := []string{"a", "b"}, []string{"b c", "a c c"}
+			check := func(when string) (all []float32) {
+				t.Helper()
+				ids, kinds, _, err := m.Pairs.EncodeAll(t.Context(), queries, documents)
+				if err != nil {
+					t.Fatal(err)
+				}
+				e, rows := &embedder.Engine{Model: m.Model, Stream: s}, make([][]float32, 2)
+				if err := e.EmbedTyped(t.Context(), ids, kinds, func(i int, v []float32) { rows[i] = slices.Clone(v) }); err != nil {
+					t.Fatal(err)
+				}
+				if err := e.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if err := m.Save(out, "", ""); err != nil {
+					t.Fatal(err)
+				}
+				for layer := 2; layer <= 4; layer++ {
+					r, err := Load(out, OnDevice(d), CutoffLayer(layer))
+					if err != nil {
+						t.Fatal(err)
+					}
+					got, _, err := r.ScorePairs(t.Context(), queries, documents)
+					if err = errors.Join(err, r.Close()); err != nil {
+						t.Fatal(err)
+					}
+					for i, v := range got {
+						if w := rows[i][4-layer]; math.Abs(float64(v-w)) > 1e-5*(1+math.Abs(float64(w))) {
+							t.Errorf("%s, %s, %s: layer %d: score %d is %v, in training %v", name, tuned, when, layer, i, v, w)
+						}
+					}
+					all = append(all, got...)
+				}
+				return all
+			}
+			before := check("as loaded")
+			for _, p := range m.Model.Layout.Training() {
+				if o.Tuning.LoRA == nil && p.Layer >= 0 && !strings.HasSuffix(p.Name, "mlp.up_proj.weight") || strings.HasPrefix(p.Name, "embed_tokens") {
+					continue
+				}
+				vs := make([]float32, p.Len())
+				for i := range vs {
+					vs[i] = float32((i+len(p.Name)+10*strings.Count(p.Name, "1"))%11-5) / 10
+				}
+				m.Model.Change(s, func() { s.CopyIn(m.Model.Layout.View(m.Model.Params, p), gpustage.Bytes(vs)) })
+			}
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			for i, v := range check("changed") {
+				if v == before[i] {
+					t.Errorf("%s, %s: score %d has not changed", name, tuned, i)
+				}
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			if a, b := shapesOf(t, folder), shapesOf(t, out); a != b {
+				t.Errorf("%s, %s: tensors %s, want %s", name, tuned, b, a)
+			}
+			if a, b := configOf(t, folder), configOf(t, out); fmt.Sprint(a) != fmt.Sprint(b) {
+				t.Errorf("%s, %s: config.json %v, want %v", name, tuned, b, a)
+			}
+			card, err := os.ReadFile(filepath.Join(out, "README.md"))
+			if err != nil || !bytes.Contains(card, []byte("LayerWiseFlagLLMReranker(\"out\"")) || !bytes.Contains(card, []byte("cutoff_layers=[4]")) || bytes.Contains(card, []byte("CrossEncoder")) {
+				t.Errorf("%v: the card is %s", err, card)
+			}
+		}
+	}
+}
+
+func shapesOf(t *testing.T, dir string) string {
+	t.Helper()
+	f, err := safetensors.Open(filepath.Join(dir, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var all []string
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, fmt.Sprint(name, x.Shape))
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+func configOf(t *testing.T, dir string) (c map[string]any) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(raw, &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// The code that auto_map names goes along; where some of it is not in the folder auto_map goes, and other repositories' stays.
+func TestLayerWiseCode(t *testing.T) {
+	for _, c := range []struct {
+		files, autoMap, want string
+	}{
+		{"configuration_x.py modeling_x.py", `{"AutoConfig": "configuration_x.Config", "AutoModel": "modeling_x.Model"}`, "configuration_x.py modeling_x.py auto_map"},
+		{"configuration_x.py", `{"AutoConfig": "configuration_x.Config", "AutoModel": "modeling_x.Model"}`, ""},
+		{"", `{"AutoConfig": "someone/some--configuration_x.Config"}`, "auto_map"},
+		{"configuration_x.py", `{"AutoConfig": "../out/configuration_x.Config"}`, ""},
+	} {
+		folder, out := layerWiseFolder(t, "minicpm-train"), filepath.Join(t.TempDir(), "out")
+		raw, err := os.ReadFile(filepath.Join(folder, "config.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw = bytes.Replace(raw, []byte("{"), []byte(`{"auto_map": `+c.autoMap+","), 1)
+		if err := os.WriteFile(filepath.Join(folder, "config.json"), raw, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range strings.Fields(c.files) {
+			if err := os.WriteFile(filepath.Join(folder, name), []byte("# "+name), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d, err := cpu.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := LoadTrainable(folder, d, TextOptions{}, transformer.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(m.Save(out, "", ""), m.Close(), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		files, err := filepath.Glob(filepath.Join(out, "*.py"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if text, err := os.ReadFile(file); err != nil || string(text) != "# "+filepath.Base(file) {
+				t.Errorf("%s: %s, %v", file, text, err)
+			}
+			got = append(got, filepath.Base(file))
+		}
+		if configOf(t, out)["auto_map"] != nil {
+			got = append(got, "auto_map")
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("of %q and auto_map %s it has %q, want %q", c.files, c.autoMap, s, c.want)
+		}
+	}
+}
