@@ -237,22 +237,27 @@ func (c *checker) checkLosses(r *Recipe) {
 	ok := c.checkLoss(r, &r.Loss, "loss")
 	for i, s := range r.Data.Train {
 		key, known := r.lossKey(i), ok
-		if own := s.Loss; own != nil {
-			own.dataset = true
-			switch {
-			case r.Model.Kind == "m3":
-				c.fail(key, "is not for model.kind: m3, which has one loss")
-				continue
-			case own.kind().names[0] == "gist":
-				c.fail(key, "gist's guide reads all datasets: give it as the recipe's loss, and the other datasets losses of their own")
-				continue
-			}
-			known = c.checkLoss(r, own, key)
+		if s.Loss != nil {
+			known = c.checkOwn(r, s.Loss, key)
 		}
 		if known {
 			c.checkColumns(s, r.lossOf(i), fmt.Sprintf("data.train[%d].", i), key)
 		}
 	}
+}
+
+// checkOwn checks the loss that a dataset has for itself. It returns whether there is such a loss.
+func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
+	own.dataset = true
+	switch {
+	case r.Model.Kind == "m3":
+		c.fail(key, "is not for model.kind: m3, which has one loss")
+		return false
+	case own.kind().names[0] == "gist":
+		c.fail(key, "gist's guide reads all datasets: give it as the recipe's loss, and the other datasets losses of their own")
+		return false
+	}
+	return c.checkLoss(r, own, key)
 }
 
 // checkLoss checks the loss at a key. It returns whether there is such a loss.
@@ -382,6 +387,7 @@ func (x *Run) noteUnread() {
 // driving is how a loss is computed, beside what the recipe says.
 type driving struct {
 	tile [2]int // 0: the defaults
+	all  bool   // of matryoshka, all dimensions in each batch
 	mask bool   // duplicates are masked where the recipe says not to, and the other way
 
 	// differentiable leaves out what the loss takes for a number that has no gradient, though it depends on the embeddings: the gradient
@@ -464,7 +470,11 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 		out = loss.TeacherEmbedding{Metric: distance}
 	}
 	if m := l.Matryoshka; m != nil {
-		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights, m.DimsPerStep); err == nil { // the recipe was checked
+		some := m.DimsPerStep
+		if o.all {
+			some = 0
+		}
+		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights, some); err == nil { // the recipe was checked
 			return wrapped.(loss.RowSplitter)
 		}
 	}

@@ -63,6 +63,7 @@ type Run struct {
 	text     stages.Text
 	own      own    // what a program has put in the place of the recipe's
 	tasks    []task // what the model is measured on
+	heldOut  []heldOut
 
 	guide *guide // nil without
 
@@ -111,8 +112,8 @@ func (x *Run) open(ctx context.Context) (err error) {
 		return err
 	}
 	for i, l := range r.losses() {
-		if m := l.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
-			return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", r.lossKey(i), m.Dims, x.model.EmbeddingSize())
+		if err := x.checkDims(l, r.lossKey(i)); err != nil {
+			return err
 		}
 	}
 	if err := x.openGuide(ctx); err != nil {
@@ -134,6 +135,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	if err := x.openEval(ctx); err != nil {
+		return err
+	}
+	if err := x.openHeldOut(ctx); err != nil {
 		return err
 	}
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
@@ -428,10 +432,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	if err != nil {
 		return p, err
 	}
-	d, err := dataset.Open(ctx, dataset.Source{
-		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: int(src.NegativesPerQuery),
-		Weight: src.Weight, Label: src.Label, CheckLabel: r.lossOf(i).checkLabel(), Scores: src.Scores, Teacher: src.Teacher, Tokens: tokens,
-	})
+	d, err := dataset.Open(ctx, src.files(r.lossOf(i), tokens))
 	if err != nil {
 		return p, err
 	}
@@ -441,7 +442,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 			x.obs.note("data.train[%d]: %s", i, n)
 		}
 	}
-	if err := x.checkTeacher(i, d.TeacherSize()); err != nil {
+	if err := x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize()); err != nil {
 		return p, err
 	}
 	p.Layout = d.Layout()
@@ -468,9 +469,25 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	return p, nil
 }
 
+// files is a source as package dataset has it, for a loss; tokens: ids that prep has made are read in the texts' place.
+func (s Source) files(l Loss, tokens bool) dataset.Source {
+	return dataset.Source{
+		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery),
+		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
+	}
+}
+
+// checkDims finds a matryoshka that is wider than the model's embeddings, of the loss at a key.
+func (x *Run) checkDims(l Loss, key string) error {
+	if m := l.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
+		return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", key, m.Dims, x.model.EmbeddingSize())
+	}
+	return nil
+}
+
 // checkTeacher finds a teacher whose embeddings are not of the size that the loss compares: the model's, or of matryoshka's first features.
-func (x *Run) checkTeacher(source, size int) error {
-	want, l := []int{x.model.EmbeddingSize()}, x.Recipe.lossOf(source)
+func (x *Run) checkTeacher(l Loss, key string, size int) error {
+	want := []int{x.model.EmbeddingSize()}
 	if size == 0 || size == want[0] || !l.kind().teacher {
 		return nil
 	}
@@ -479,7 +496,7 @@ func (x *Run) checkTeacher(source, size int) error {
 	}
 	for _, n := range want {
 		if n != size {
-			return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, x.Recipe.lossKey(source), size)
+			return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, key, size)
 		}
 	}
 	return nil
@@ -687,6 +704,9 @@ func (x *Run) giveBack() error {
 	errs = append(errs, x.guide.close())
 	for _, d := range x.data {
 		errs = append(errs, d.Close())
+	}
+	for _, h := range x.heldOut {
+		errs = append(errs, h.data.Close())
 	}
 	if x.folder != nil {
 		errs = append(errs, x.folder.Close())

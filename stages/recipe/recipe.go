@@ -178,12 +178,14 @@ type Mesh struct {
 type Eval struct {
 	Every   int    `yaml:"every"`
 	AtStart bool   `yaml:"at_start"` // before the first step too
-	Metric  string `yaml:"metric"`   // of retrieval and rerank
+	Metric  string `yaml:"metric"`   // of retrieval and rerank; or loss: what eval.loss measures decides
 
 	// One each, or several: an evaluation's value is then the mean of theirs.
 	Retrieval OneOrMore[Retrieval] `yaml:"retrieval,omitempty"`
 	STS       OneOrMore[STS]       `yaml:"sts,omitempty"`
 	Rerank    OneOrMore[Rerank]    `yaml:"rerank,omitempty"`
+
+	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
 	// Of m3: what documents are ranked by.
 	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector, or fused (also empty)
@@ -312,6 +314,8 @@ var foreign = map[string]string{
 	"use_rslora":                      "model.lora.rslora",
 	"logging_steps":                   "log.every",
 	"eval_steps":                      "eval.every",
+	"eval_dataset":                    "eval.loss: {path: ..., query: ..., positive: ...}",
+	"metric_for_best_model":           "eval.metric",
 	"eval_on_start":                   "eval.at_start",
 	"warmup_proportion":               "optimizer.warmup_ratio",
 	"bf16":                            "train.precision: bf16",

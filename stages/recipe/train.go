@@ -234,7 +234,7 @@ func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (
 		x.saves.best = ev
 	}
 	if p.Enough && steps < x.Steps {
-		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.Metric, *p.Mark, stop.MinDelta)
+		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.what(), *p.Mark, stop.MinDelta)
 	}
 	if x.Recipe.Save.Best {
 		if better {
@@ -516,12 +516,12 @@ func (x *Run) summarize(log *journal) *Summary {
 		s.Best, s.BestStep = *best, bestStep
 	}
 	if first, e := p.First, s.Eval; first != nil && e != nil {
-		value := e.Value
+		end := *e
 		if best != nil {
-			value = *best
+			end.Value = *best
 		}
-		if value <= *first {
-			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, value, *first)
+		if !end.better(*first, 0) {
+			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.what(), end.Value, *first)
 		}
 	}
 	if s.Loss-s.Loss != 0 {
