@@ -354,6 +354,18 @@ func TestHeldOutNotFinite(t *testing.T) {
 	}
 }
 
+// Columns that the loss has no use for are told.
+func TestHeldOutUnread(t *testing.T) {
+	j := newJob(t, 60)
+	dev, _ := j.heldRows(t, "dev.jsonl", 30)
+	for loss, want := range map[string]string{"": "eval.loss.label is not read: loss.name: mnrl has no use for it", ", loss: cosent": ""} {
+		o, err := j.run(t, fmt.Sprint("run ", want != ""), nil, 0, false, fmt.Sprintf("eval.loss={path: %q, query: q, positive: p, label: grade%s}", dev, loss), "train.max_steps=1")
+		if err != nil || slices.ContainsFunc(o.notes, func(n string) bool { return strings.Contains(n, "is not read") }) != (want != "") || want != "" && !slices.Contains(o.notes, want) {
+			t.Errorf("%v, notes %q, want %q", err, o.notes, want)
+		}
+	}
+}
+
 // What is wrong with held-out rows is known before the first step, by its key, file and row.
 func TestHeldOutWrong(t *testing.T) {
 	j := newJob(t, 30)

@@ -370,16 +370,27 @@ func (x *Run) noteUnread() {
 		return
 	}
 	for i, s := range x.Recipe.Data.Train {
-		l, key := x.Recipe.lossOf(i), fmt.Sprintf("data.train[%d].", i)
-		label, scores, teacher := l.reads()
-		for _, c := range []struct {
-			key   string
-			there bool
-			read  bool
-		}{{"label", s.Label != "", label}, {"scores", len(s.Scores) > 0, scores}, {"teacher", s.Teacher != "", teacher}} {
-			if c.there && !c.read {
-				x.obs.note("%s%s is not read: %s.name: %s has no use for it", key, c.key, x.Recipe.lossKey(i), l.Name)
-			}
+		x.noteUnreadOf(s, fmt.Sprintf("data.train[%d].", i), x.Recipe.lossOf(i), x.Recipe.lossKey(i))
+	}
+	for i, h := range x.Recipe.Eval.Loss {
+		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+		if h.Loss != nil {
+			x.noteUnreadOf(h.source(), key+".", *h.Loss, key+".loss")
+		} else {
+			x.noteUnreadOf(h.source(), key+".", x.Recipe.Loss, "loss")
+		}
+	}
+}
+
+func (x *Run) noteUnreadOf(s Source, key string, l Loss, at string) {
+	label, scores, teacher := l.reads()
+	for _, c := range []struct {
+		key   string
+		there bool
+		read  bool
+	}{{"label", s.Label != "", label}, {"scores", len(s.Scores) > 0, scores}, {"teacher", s.Teacher != "", teacher}} {
+		if c.there && !c.read {
+			x.obs.note("%s%s is not read: %s.name: %s has no use for it", key, c.key, at, l.Name)
 		}
 	}
 }

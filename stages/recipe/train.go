@@ -330,11 +330,12 @@ func Resuming() TrainOption { return func(o *trainOptions) { o.resume = true } }
 func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.control = c } }
 
 // WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have. All ranks are given the same, and a run
-// that goes on from a checkpoint the one that it had: nobody else knows what it is.
+// that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
+// of their own, too.
 func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
 
 // WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
-// called by one goroutine of each rank at a time. So that a run goes on as if nothing had happened, what it does must follow from the row alone.
+// called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does must follow from the row alone.
 func WithRow(f func(*dataset.Example) error) TrainOption {
 	return func(o *trainOptions) { o.own.row = f }
 }
