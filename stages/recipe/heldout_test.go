@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
 )
 
 // heldRow is a row with something for every loss.
@@ -153,7 +154,7 @@ func TestHeldOutLoss(t *testing.T) {
 }
 
 // On rows that are also trained on, the loss before the first step is that of the first step: for every loss, of three batches of which the last is
-// not full, on one rank and on two.
+// not full, on one rank, on two, and where each holds a part of the model.
 func TestHeldOutLosses(t *testing.T) {
 	j := newJob(t, 10)
 	path, _ := j.heldRows(t, "rows.jsonl", 30)
@@ -175,21 +176,20 @@ func TestHeldOutLosses(t *testing.T) {
 		{"{name: lambda, weighting: ndcg_loss1}", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", "model.kind=reranker"},
 		{"bce", "positive: p, label: grade", "model.kind=reranker"},
 	} {
-		for _, replicate := range []int{1, 2} {
+		for _, mesh := range []string{"{replicate: 1}", "{replicate: 2}", "{shard: 2, parameters: streamed}"} {
 			source := fmt.Sprintf("{path: %q, query: q, %s}", path, c.columns)
 			sets := []string{"data={shuffle: false, train: [" + source + "]}", "batch={global_size: 13, accumulate: 3, drop_last: false, no_duplicates: false, sub_batch: {rows: 5}}",
-				"loss=" + c.loss, "model.dropout=0", "train={max_steps: 1, device: cpu}", fmt.Sprint("mesh.replicate=", replicate), "eval={at_start: true, every: 0, loss: " + source + "}"}
+				"loss=" + c.loss, "model.dropout=0", "train={max_steps: 1, device: cpu}", "mesh=" + mesh, "eval={at_start: true, every: 0, loss: " + source + "}"}
 			if c.more != "" {
 				sets = append(sets, c.more)
 			}
-			out := fmt.Sprint("run ", replicate)
-			o, err := j.run(t, out, nil, 0, false, sets...)
+			o, err := j.run(t, "run", nil, 0, false, sets...)
 			if err != nil {
 				t.Errorf("%s: %v", c.loss, err)
 				continue
 			}
-			if got, want := j.heldOutLosses(t, out)[0], o.losses[0]; !(relative(got, want) < 5e-6) {
-				t.Errorf("%s, %d ranks: %v, the first step's is %v", c.loss, replicate, got, want)
+			if got, want := j.heldOutLosses(t, "run")[0], o.losses[0]; !(relative(got, want) < 5e-6) {
+				t.Errorf("%s, %s: %v, the first step's is %v", c.loss, mesh, got, want)
 			}
 		}
 	}
@@ -210,6 +210,35 @@ func TestHeldOutDrawsNothing(t *testing.T) {
 	all, drawn := measure(""), measure(", dims_per_step: 1")
 	if len(all) != 3 || all[0] != all[1] || all[1] != all[2] || !maps.Equal(all, drawn) {
 		t.Errorf("all dimensions: %v, one a step: %v", all, drawn)
+	}
+}
+
+// What has no loss of its own has the one that the run trains with, be it the recipe's or a program's, and m3's is measured as it ends.
+func TestHeldOutWhichLoss(t *testing.T) {
+	j := newJob(t, 20)
+	path, _ := j.heldRows(t, "dev.jsonl", 20)
+	measure := func(own string, opts []TrainOption, sets ...string) float64 {
+		j.opts = opts
+		must(j.run(t, "run", nil, 0, false, append(sets, "train.max_steps=1", "eval.at_start=true", fmt.Sprintf("eval.loss={path: %q, query: q, positive: p%s}", path, own))...))(t)
+		return j.heldOutLosses(t, "run")[0]
+	}
+	want := measure("", nil, "loss.scale=5")
+	program := []TrainOption{WithLoss(loss.InfoNCE{Scale: 5, MaskDuplicates: true})}
+	for what, got := range map[string]float64{
+		"its own":               measure(", loss: {name: mnrl, scale: 5}", nil),
+		"a program's":           measure("", program),
+		"its own, in a program": measure(", loss: {name: mnrl, scale: 5}", []TrainOption{WithLoss(loss.InfoNCE{Scale: 7})}),
+	} {
+		if got != want {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	if got := measure("", nil); got == want {
+		t.Errorf("with another scale %v too", got)
+	}
+	m3 := func(more string) float64 { return measure("", nil, "model.kind=m3", "loss={name: m3"+more+"}") }
+	if plain, now, later := m3(""), m3(", self_distill: true"), m3(", self_distill: true, self_distill_from: 9"); now != later || now == plain {
+		t.Errorf("with self-distillation from the first step %v, from the ninth %v; without %v", now, later, plain)
 	}
 }
 
