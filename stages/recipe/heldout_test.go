@@ -159,6 +159,10 @@ func TestHeldOutLosses(t *testing.T) {
 	j := newJob(t, 10)
 	path, _ := j.heldRows(t, "rows.jsonl", 30)
 	other := newJobModel(t, j)
+	meshes := []string{"{replicate: 2}", "{replicate: 1}", "{shard: 2, parameters: streamed}"}
+	if testing.Short() {
+		meshes = meshes[:1]
+	}
 	for _, c := range []struct{ loss, columns, more string }{
 		{"mnrl", "positive: p, negatives: [n], negatives_per_query: all, weight: w", ""},
 		{"{name: mnrl, directions: [query_to_doc, doc_to_query], partition_mode: per_direction, hardness_mode: in_batch_negatives, hardness_strength: 3}", "positive: p", ""},
@@ -176,7 +180,7 @@ func TestHeldOutLosses(t *testing.T) {
 		{"{name: lambda, weighting: ndcg_loss1}", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", "model.kind=reranker"},
 		{"bce", "positive: p, label: grade", "model.kind=reranker"},
 	} {
-		for _, mesh := range []string{"{replicate: 1}", "{replicate: 2}", "{shard: 2, parameters: streamed}"} {
+		for _, mesh := range meshes {
 			source := fmt.Sprintf("{path: %q, query: q, %s}", path, c.columns)
 			sets := []string{"data={shuffle: false, train: [" + source + "]}", "batch={global_size: 13, accumulate: 3, drop_last: false, no_duplicates: false, sub_batch: {rows: 5}}",
 				"loss=" + c.loss, "model.dropout=0", "train={max_steps: 1, device: cpu}", "mesh=" + mesh, "eval={at_start: true, every: 0, loss: " + source + "}"}
@@ -383,7 +387,7 @@ func TestHeldOutNotFinite(t *testing.T) {
 	}
 }
 
-// Columns that the loss has no use for are told.
+// Columns that the loss has no use for are told, and a metric that nothing has.
 func TestHeldOutUnread(t *testing.T) {
 	j := newJob(t, 60)
 	dev, _ := j.heldRows(t, "dev.jsonl", 30)
@@ -391,6 +395,13 @@ func TestHeldOutUnread(t *testing.T) {
 		o, err := j.run(t, fmt.Sprint("run ", want != ""), nil, 0, false, fmt.Sprintf("eval.loss={path: %q, query: q, positive: p, label: grade%s}", dev, loss), "train.max_steps=1")
 		if err != nil || slices.ContainsFunc(o.notes, func(n string) bool { return strings.Contains(n, "is not read") }) != (want != "") || want != "" && !slices.Contains(o.notes, want) {
 			t.Errorf("%v, notes %q, want %q", err, o.notes, want)
+		}
+	}
+	entry := fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", dev)
+	for sets, want := range map[string]bool{"eval.metric=mrr@10": true, "eval.metric=loss": false, "eval.metric=ndcg@10": false} {
+		o := must(j.run(t, "run "+sets, nil, 0, false, entry, sets, "train.max_steps=1"))(t)
+		if got := slices.Contains(o.notes, "eval.metric: mrr@10 is of ranking documents, and nothing has them ranked: the loss on held-out rows decides"); got != want {
+			t.Errorf("%s: notes %q", sets, o.notes)
 		}
 	}
 }

@@ -631,6 +631,9 @@ func (x *Run) noteOddities() {
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}
+	if e := x.Recipe.Eval; e.byLoss() && e.Metric != lossMetric && e.Metric != Default().Eval.Metric {
+		x.obs.note("eval.metric: %s is of ranking documents, and nothing has them ranked: the loss on held-out rows decides", e.Metric)
+	}
 	for i, l := range x.Recipe.losses() {
 		if l.HardnessMode == loss.HardNegatives && len(x.Recipe.Data.Train[i].Negatives) == 0 {
 			x.obs.note("%s.hardness_mode: %s is of rows' own negatives, and there are none: data.train[%d].negatives names no column", x.Recipe.lossKey(i), l.HardnessMode, i)
