@@ -10,6 +10,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/pipeline"
 	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
 )
 
 // Gradient tells that the gradient of a batch's embeddings is in the encoder's matrix, and what the loss was.
@@ -115,20 +116,26 @@ func (e *Encoder) splits() (loss.RowSplitter, bool) {
 	return s, ok
 }
 
+// forLoss is a batch as a loss sees it, without what the model gives of it.
+func (b *Batch) forLoss(m *transformer.Model) *loss.Batch {
+	lb := &loss.Batch{
+		Rows: len(b.Rows), Normalized: m.Head.Normalize, Rounded: m.Options.BF16, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
+		Dataset: b.Source,
+	}
+	if n := m.Config.Scorer.Scores(); n > 1 {
+		lb.Layers = n
+	}
+	if len(m.Parts()) > 1 {
+		lb.IDs, lb.Special = b.tokenIDs(), m.Config.Tokens.Special
+	}
+	return lb
+}
+
 // lossBatch is a batch as the loss sees it: all ranks' embeddings and texts, or this rank's alone. whole tells that the
 // loss must be computed for all rows though some are other ranks'.
 func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
-	lb = &loss.Batch{
-		Rows: len(b.Rows), Normalized: e.Model.Head.Normalize, Rounded: e.Model.Options.BF16, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
-		Dataset: b.Source,
-	}
-	if n := e.Model.Config.Scorer.Scores(); n > 1 {
-		lb.Layers = n
-	}
+	lb = b.forLoss(e.Model)
 	n, at := b.N(), b.at
-	if len(e.parts) > 1 {
-		lb.IDs, lb.Special = b.tokenIDs(), e.Model.Config.Tokens.Special
-	}
 	if e.gathers() {
 		g := b.Global
 		at, lb.IDs = g.at, g.IDs

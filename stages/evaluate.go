@@ -40,7 +40,7 @@ func (e *Encoder) Engine() *embedder.Engine {
 // one changes it: with [Plan.EpochEnds], after an epoch's last step. Its results are nil after other steps. Several ranks, which all add it, embed together, and rank 0 has the results. The encoder's
 // Close gives back what it takes. There may be several such stages, for several tasks.
 func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, task *embedder.Task, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
-	return e.evaluate(g, steps, due, func(ctx context.Context, engine *embedder.Engine) (*evaluate.Result, error) {
+	return evaluateStage(g, steps, e, due, func(ctx context.Context, engine *embedder.Engine) (*evaluate.Result, error) {
 		return task.Evaluate(ctx, engine, measures...)
 	})
 }
@@ -49,18 +49,18 @@ func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, ta
 // [embedder.Task.RankBM25] or an embedder's [embedder.Task.Rank]. A relevant document that is not in it counts as not found. The task needs no
 // tokenizer.
 func EvaluateReranker(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, m *reranker.Trainable, task *embedder.Task, first evaluate.Run, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
-	return e.evaluate(g, steps, due, func(ctx context.Context, engine *embedder.Engine) (*evaluate.Result, error) {
+	return evaluateStage(g, steps, e, due, func(ctx context.Context, engine *embedder.Engine) (*evaluate.Result, error) {
 		return reranker.Evaluate(ctx, engine, m.Pairs, task, first, measures...)
 	})
 }
 
-// evaluate adds a stage that measures between two steps.
-func (e *Encoder) evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], due func(step int) bool, measure func(context.Context, *embedder.Engine) (*evaluate.Result, error)) pipeline.Port[*evaluate.Result] {
+// evaluateStage adds a stage that measures between two steps.
+func evaluateStage[T any](g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, due func(step int) bool, measure func(context.Context, *embedder.Engine) (T, error)) pipeline.Port[T] {
 	engine, stage := e.Engine(), "evaluate"
 	if e.engines > 1 {
 		stage = fmt.Sprint("evaluate ", e.engines)
 	}
-	return pipeline.Map(g, stage, steps, func(t *pipeline.Task, s StepResult) (*evaluate.Result, error) {
+	return pipeline.Map(g, stage, steps, func(t *pipeline.Task, s StepResult) (T, error) {
 		defer e.For(t)()
 		engine.Stream = Stream(t)
 		return measure(t.Context(), engine)

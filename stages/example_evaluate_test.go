@@ -21,6 +21,7 @@ func ExampleEvaluate() {
 	}
 	// Output:
 	// after steps 4, 8 and 12, better than before: true
+	// the loss falls: true
 	// the saved model is as good: true
 }
 
@@ -53,6 +54,12 @@ func trainAndMeasure(ctx context.Context) (err error) {
 		return err
 	}
 
+	objective := loss.InfoNCE{Scale: 20}
+	held, err := stages.NewHeldOut(ctx, data, stages.TextOf(model), 4, 1) // of other rows, as a rule
+	if err != nil {
+		return err
+	}
+
 	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 6, Shuffle: true, Seed: 1}
 	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
 	if err != nil {
@@ -67,7 +74,7 @@ func trainAndMeasure(ctx context.Context) (err error) {
 	defer enc.Close()
 	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, plan), stages.TextOf(model)))
 	subs := stages.Split(g, batches, stages.Size{Rows: 4})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.InfoNCE{Scale: 20})
+	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, objective)
 	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
 	if err != nil {
 		return err
@@ -82,6 +89,13 @@ func trainAndMeasure(ctx context.Context) (err error) {
 		}
 		return nil
 	})
+	var losses []float64
+	pipeline.Sink(g, "print loss", stages.EvaluateLoss(g, steps, enc, held, objective, every), func(_ *pipeline.Task, r *loss.Result) error {
+		if r != nil {
+			losses = append(losses, r.Mean())
+		}
+		return nil
+	})
 	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
 	if err != nil {
 		return err
@@ -90,6 +104,7 @@ func trainAndMeasure(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Println("after steps 4, 8 and 12, better than before:", better)
+	fmt.Println("the loss falls:", len(losses) == 3 && losses[0] > losses[1] && losses[1] > losses[2])
 
 	out := filepath.Join(p.dir, "trained")
 	if err := model.Save(out, embedder.Saving{}); err != nil {

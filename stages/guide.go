@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -48,7 +49,6 @@ type looks struct {
 func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, guide Guide) pipeline.Port[Guidance] {
 	engine := &embedder.Engine{Model: guide.Model, Tokens: guide.Tokens}
 	e.guided = guided{engine: engine, size: guide.Model.EmbeddingSize()}
-	size := e.guided.size
 	if guide.Device == e.device {
 		e.hold(int64(guide.Model.Params.Mem.Bytes()) + guide.Model.PackedBytes(false))
 	}
@@ -56,29 +56,14 @@ func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.
 		if err := b.check(); err != nil {
 			return looks{}, err
 		}
-		if len(b.Guide) != b.N() {
-			return looks{}, fmt.Errorf("%d of a batch's %d sequences have tokens for the guide: Text.Guide says how it reads them", len(b.Guide), b.N())
-		}
-		out, tokens := looks{b, make([]float32, b.N()*size)}, 0
+		tokens := 0
 		for _, ids := range b.Guide {
 			tokens += len(ids)
 		}
 		t.Note(Tokens, float64(tokens))
 		engine.Stream = Stream(t)
-		var bad error
-		err := engine.Embed(t.Context(), b.Guide, func(n int, vec []float32) {
-			x := out.x[n*size : (n+1)*size]
-			copy(x, vec)
-			if bad == nil && slices.ContainsFunc(vec, func(v float32) bool { return !finite(v) }) {
-				row, _ := b.Origin(n)
-				bad = fmt.Errorf("the guide's embedding of %v (%s) is not finite", b.Data.Locate(row-b.Offset), b.Column(n).Source)
-			}
-			evaluate.Normalize(x, size)
-		})
-		if err == nil {
-			err = bad
-		}
-		return out, err
+		x, err := b.look(t.Context(), engine)
+		return looks{b, x}, err
 	}, pipeline.On(guide.Device, pipeline.Compute))
 
 	s := g.Stage("gather guide", e.OnComm())
@@ -103,6 +88,29 @@ func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.
 		return nil
 	})
 	return out.Port
+}
+
+// look is a guide's embeddings of a batch's sequences, of unit length: [N*G].
+func (b *Batch) look(ctx context.Context, guide *embedder.Engine) ([]float32, error) {
+	if len(b.Guide) != b.N() {
+		return nil, fmt.Errorf("%d of a batch's %d sequences have tokens for the guide: Text.Guide says how it reads them", len(b.Guide), b.N())
+	}
+	size := guide.Size()
+	out := make([]float32, b.N()*size)
+	var bad error
+	err := guide.Embed(ctx, b.Guide, func(n int, vec []float32) {
+		x := out[n*size : (n+1)*size]
+		copy(x, vec)
+		if bad == nil && slices.ContainsFunc(vec, func(v float32) bool { return !finite(v) }) {
+			row, _ := b.Origin(n)
+			bad = fmt.Errorf("the guide's embedding of %v (%s) is not finite", b.Data.Locate(row-b.Offset), b.Column(n).Source)
+		}
+		evaluate.Normalize(x, size)
+	})
+	if err == nil {
+		err = bad
+	}
+	return out, err
 }
 
 // LossInput is something that a loss waits for besides the model's embeddings.

@@ -146,12 +146,12 @@ func TestMetricsAddr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := 0
+	told, loss := 0, 0.75
 	o := w.observer(recipe.Observer{Step: func(recipe.Metrics) { told++ }})
 	for i := range 3 {
 		o.Step(recipe.Metrics{Step: i + 1, Loss: 2.5 - float64(i), Pairs: 64, Tokens: 1000, Skipped: i == 1})
 	}
-	o.Eval(recipe.Evaluation{Metric: "ndcg@10", Value: 0.25, Tasks: []recipe.TaskValue{{Name: "a", Metric: "mrr@10", Value: 0.125}}})
+	o.Eval(recipe.Evaluation{Metric: "ndcg@10", Value: 0.25, Tasks: []recipe.TaskValue{{Name: "a", Metric: "mrr@10", Value: 0.125}}, Loss: &loss})
 	get := func() (string, error) {
 		resp, err := http.Get("http://" + w.addr + "/metrics")
 		if err != nil {
@@ -165,7 +165,7 @@ func TestMetricsAddr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"contraflow_step 3\n", "contraflow_loss 0.5\n", "contraflow_pairs_total 192\n", "contraflow_tokens_total 3000\n", "contraflow_skipped_steps_total 1\n", `contraflow_evaluation{metric="ndcg@10"} 0.25`, `contraflow_evaluation{metric="a/mrr@10"} 0.125`, "go_goroutines "} {
+	for _, want := range []string{"contraflow_step 3\n", "contraflow_loss 0.5\n", "contraflow_pairs_total 192\n", "contraflow_tokens_total 3000\n", "contraflow_skipped_steps_total 1\n", `contraflow_evaluation{metric="ndcg@10"} 0.25`, `contraflow_evaluation{metric="a/mrr@10"} 0.125`, `contraflow_evaluation{metric="loss"} 0.75`, "go_goroutines "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -188,6 +188,32 @@ func TestLogOfTasks(t *testing.T) {
 		u.observer(1).Eval(e)
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%s: %q", format, b.String())
+		}
+	}
+}
+
+// The loss on held-out rows is told beside what decides, or as what does.
+func TestLogOfHeldOutLoss(t *testing.T) {
+	loss := 0.5
+	each := map[string]float64{"b": 0.25, "a": 0.75}
+	for _, c := range []struct {
+		e           recipe.Evaluation
+		human, json string
+	}{
+		{recipe.Evaluation{Step: 4, Metric: "loss", Value: 0.5, Loss: &loss}, "step 4: held-out loss 0.5000\n", `"metric":"loss","value":0.5}`},
+		{recipe.Evaluation{Step: 4, Metric: "loss", Value: 0.5, Loss: &loss, Losses: each, Tasks: []recipe.TaskValue{{Name: "c", Metric: "map", Value: 0.125}}},
+			"step 4: held-out loss 0.5000 (a 0.7500, b 0.2500), c map 0.1250\n", `"metric":"loss","value":0.5,"c/map":0.125,"a/loss":0.75,"b/loss":0.25}`},
+		{recipe.Evaluation{Step: 4, Metric: "map", Value: 0.125, Loss: &loss, Losses: each}, "step 4: map 0.1250, held-out loss 0.5000 (a 0.7500, b 0.2500)\n", `"metric":"map","value":0.125,"loss":0.5,"a/loss":0.75,"b/loss":0.25}`},
+	} {
+		for format, want := range map[string]string{"human": c.human, "json": c.json} {
+			var b strings.Builder
+			u, err := newUI(&b, false).withLog(format)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if u.observer(1).Eval(c.e); !strings.Contains(b.String(), want) {
+				t.Errorf("%s: %q, want %q", format, b.String(), want)
+			}
 		}
 	}
 }

@@ -88,7 +88,7 @@ func (w *watcher) observer(o recipe.Observer) recipe.Observer {
 	}
 	o.Eval = func(e recipe.Evaluation) {
 		w.eval.WithLabelValues(e.Metric).Set(e.Value)
-		for _, t := range e.Tasks {
+		for _, t := range e.Figures() {
 			w.eval.WithLabelValues(t.Key()).Set(t.Value)
 		}
 		if eval != nil {

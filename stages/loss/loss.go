@@ -227,6 +227,9 @@ func (r Result) Check() error {
 	return nil
 }
 
+// Mean is the loss: NaN of a Weight of 0.
+func (r Result) Mean() float64 { return r.Sum / r.Weight }
+
 func finite(v float64) bool { return v-v == 0 }
 
 // add counts a row's loss. Of a row without weight it may be anything.

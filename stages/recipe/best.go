@@ -134,6 +134,9 @@ func (x *Run) evaluation() (string, error) {
 	}
 	var names []string
 	h := xxh3.New()
+	if e.byLoss() {
+		return x.lossIdentity()
+	}
 	for i := range x.tasks {
 		name, content := x.tasks[i].identity(e.Metric)
 		names = append(names, name)

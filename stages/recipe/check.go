@@ -158,15 +158,20 @@ func (c *checker) checkData(d *Data) {
 	weights, sum := false, 0.0
 	for i, s := range d.Train {
 		key := fmt.Sprintf("data.train[%d]", i)
-		c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet, JSON lines or CSV")
-		c.require(s.Query != "", key+".query", "is missing: the column with the queries")
+		c.checkSource(s, key)
 		c.require(s.SamplingWeight >= 0 && !math.IsInf(s.SamplingWeight, 0), key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
 		weights, sum = weights || s.SamplingWeight > 0, sum+s.SamplingWeight
 		c.require(math.IsInf(s.SamplingWeight, 0) || !math.IsInf(sum, 0), key+".sampling_weight", "is %v, and with those before it infinite: smaller numbers say the same", s.SamplingWeight)
-		c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")
 	}
 	c.words("data.on_error", "stop", "skip")
 	c.require(!weights || d.Mixing.Kind == dataset.Weighted, "data.mixing", "sampling_weight is for data.mixing: weighted, not %v", d.Mixing.Kind)
+}
+
+// checkSource checks what all rows' sources have.
+func (c *checker) checkSource(s Source, key string) {
+	c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet, JSON lines or CSV")
+	c.require(s.Query != "", key+".query", "is missing: the column with the queries")
+	c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")
 }
 
 func (c *checker) checkBatch(b *Batch, datasets int) {
@@ -228,10 +233,11 @@ func (c *checker) checkRest(r *Recipe) {
 	c.checkFusion(r)
 	c.require(e.Every.Time == 0, "eval.every", "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch")
 	c.checkTasks(e)
+	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := len(e.Retrieval)+len(e.STS) > 0, "eval.retrieval or eval.sts"
+	measured, task := len(e.Retrieval)+len(e.STS)+len(e.Loss) > 0, "eval.retrieval, eval.sts or eval.loss"
 	if r.Model.Kind == "reranker" {
-		measured, task = len(e.Rerank) > 0, "eval.rerank"
+		measured, task = len(e.Rerank)+len(e.Loss) > 0, "eval.rerank or eval.loss"
 	}
 	c.require(!r.Save.Best || measured, "save.best", "needs %s: it is by that metric", task)
 	c.require(!e.AtStart || measured, "eval.at_start", "needs %s", task)

@@ -127,13 +127,13 @@ func (p *progress) measured(ev *Evaluation, stop *EarlyStopping) bool {
 	if p.Mark == nil {
 		p.Mark = p.Best
 	}
-	if p.Mark == nil || ev.Value > *p.Mark+stop.delta() {
+	if p.Mark == nil || ev.better(*p.Mark, stop.delta()) {
 		p.Mark, p.Worse = &ev.Value, 0
 	} else {
 		p.Worse++
 		p.Enough = stop != nil && p.Worse >= stop.Patience
 	}
-	better := p.Best == nil || ev.Value > *p.Best
+	better := p.Best == nil || ev.better(*p.Best, 0)
 	if better {
 		p.Best, p.BestStep = &ev.Value, ev.Step
 	}

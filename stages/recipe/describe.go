@@ -164,7 +164,7 @@ func (s *Summary) String() string {
 		if s.Stopped {
 			kept = "kept in best/"
 		}
-		fmt.Fprintf(&b, "%s %.4f at step %d, whose model is %s; %.4f at last\n", s.Eval.Metric, s.Best, s.BestStep, kept, s.Eval.Value)
+		fmt.Fprintf(&b, "%s %.4f at step %d, whose model is %s; %.4f at last\n", s.Eval.what(), s.Best, s.BestStep, kept, s.Eval.Value)
 	} else if s.Eval != nil {
 		fmt.Fprintln(&b, s.Eval)
 	}

@@ -22,7 +22,10 @@ type Evaluation struct {
 	Metric string         `json:"metric"`
 	Value  float64        `json:"value"`
 	Eval   json.Marshaler `json:"eval,omitempty"`  // of the only task: all measures
-	Tasks  []TaskValue    `json:"tasks,omitempty"` // of several, in the recipe's order
+	Tasks  []TaskValue    `json:"tasks,omitempty"` // of several, in the recipe's order; and of those that stand beside a loss that decides
+
+	Loss   *float64           `json:"loss,omitempty"`   // of eval.loss, also where it is the value; of several datasets the mean of theirs
+	Losses map[string]float64 `json:"losses,omitempty"` // of several, each one's by its name
 
 	took    time.Duration
 	results []hfmodel.Metric // all measures
@@ -40,21 +43,27 @@ type TaskValue struct {
 }
 
 // Key tells the value from those of other tasks, where one name is wanted.
-func (t TaskValue) Key() string { return t.Name + "/" + t.Metric }
+func (t TaskValue) Key() string { return strings.TrimPrefix(t.Name+"/"+t.Metric, "/") }
 
-// String is the value by its metric, and of several tasks each one's.
+// String is the value by its metric, and of several tasks each one's; then the loss on held-out rows, and each dataset's.
 func (e Evaluation) String() string {
 	var tasks []string
 	for _, t := range e.Tasks {
 		name := t.Name
-		if e.Metric == mixedMean {
+		if e.Metric == mixedMean || e.Metric == lossMetric {
 			name += " " + t.Metric
 		}
 		tasks = append(tasks, fmt.Sprintf("%s %.4f", name, t.Value))
 	}
+	if e.Metric == lossMetric {
+		return strings.Join(append([]string{e.lossText()}, tasks...), ", ")
+	}
 	text := fmt.Sprintf("%s %.4f", e.Metric, e.Value)
 	if tasks != nil {
 		text += " (" + strings.Join(tasks, ", ") + ")"
+	}
+	if e.Loss != nil {
+		text += ", " + e.lossText()
 	}
 	return text
 }
@@ -115,7 +124,9 @@ func (c *checker) checkTasks(e Eval) {
 		key := key("sts", i, len(e.STS), s.Name, s.Path)
 		c.require(s.Path != "" && s.A != "" && s.B != "" && s.Score != "", key, "needs path and the columns a, b and score")
 	}
-	if len(e.STS) == 0 || len(e.Retrieval) > 0 {
+	if e.Metric == lossMetric {
+		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
+	} else if len(e.STS) == 0 || len(e.Retrieval) > 0 {
 		if _, err := evaluate.ParseMeasure(e.Metric); err != nil {
 			c.fail("eval.metric", "%v", err)
 		}
@@ -187,11 +198,11 @@ func (x *Run) evalText() embedder.Text {
 }
 
 // evaluates tells whether there is something to measure the model on.
-func (x *Run) evaluates() bool { return len(x.tasks) > 0 }
+func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut) > 0 }
 
 // evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where there is one task, and the
 // similarities are such that nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.
-// Among several tasks such a one counts as 0.
+// Among several tasks, or beside a loss, such a one counts as 0. Likewise where the loss decides, and is not finite.
 func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluation, error) {
 	ev := &Evaluation{}
 	for i := range x.tasks {
@@ -202,6 +213,16 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 		if v != nil {
 			ev.Tasks, ev.results = append(ev.Tasks, *v), append(ev.results, metrics...)
 		}
+	}
+	if err := x.measureLosses(ctx, engine, ev); err != nil {
+		return nil, err
+	}
+	if x.Recipe.Eval.byLoss() {
+		if ev.Loss == nil {
+			return nil, nil
+		}
+		ev.Metric, ev.Value = lossMetric, *ev.Loss
+		return ev, nil
 	}
 	if ev.Tasks == nil {
 		return nil, nil
@@ -230,7 +251,7 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 		}
 		res, err := evaluate.EvaluateSTS(sims, t.pairs.Scores)
 		if err != nil {
-			if len(x.tasks) == 1 {
+			if len(x.tasks)+len(x.heldOut) == 1 {
 				x.obs.note("%s has no figure this time: %v (the first list is the pairs' similarities)", t.key, err)
 				return nil, nil, nil
 			}
@@ -240,7 +261,8 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 		js, err := json.Marshal(res)
 		return &TaskValue{t.name, "spearman", res.Spearman, json.RawMessage(js)}, []hfmodel.Metric{{Dataset: t.from, Name: "spearman", Value: res.Spearman}}, err
 	}
-	measure, err := evaluate.ParseMeasure(x.Recipe.Eval.Metric)
+	name := x.Recipe.Eval.ranks()
+	measure, err := evaluate.ParseMeasure(name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -257,7 +279,7 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 		all = append(all, hfmodel.Metric{Dataset: t.from, Name: m.String(), Value: res.Means[i]})
 	}
 	value, _ := res.Mean(measure)
-	return &TaskValue{t.name, x.Recipe.Eval.Metric, value, res}, all, nil
+	return &TaskValue{t.name, name, value, res}, all, nil
 }
 
 // measure ranks a task's documents; on ranks but the first it returns nil.

@@ -236,7 +236,7 @@ func (j *journal) evaluation(ev Evaluation) error {
 	}
 	if j.events != nil {
 		values := []tensorboard.Scalar{{Tag: "eval/" + ev.Metric, Value: ev.Value}}
-		for _, t := range ev.Tasks {
+		for _, t := range ev.Figures() {
 			values = append(values, tensorboard.Scalar{Tag: "eval/" + t.Key(), Value: t.Value})
 		}
 		if err := j.events.Write(ev.Step, time.Now(), values...); err != nil {

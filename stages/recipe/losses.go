@@ -247,24 +247,30 @@ func (c *checker) checkLosses(r *Recipe) {
 	ok := c.checkTerms(r, &r.Loss, "loss")
 	for i, s := range r.Data.Train {
 		key, known := r.lossKey(i), ok
-		if own := s.Loss; own != nil {
-			own.dataset = true
-			switch {
-			case r.Model.Kind == "m3":
-				c.fail(key, "is not for model.kind: m3, which has one loss")
-				continue
-			case own.gist():
-				c.fail(key, "gist's guide reads all datasets: give it as the recipe's loss, and the other datasets losses of their own")
-				continue
-			}
-			known = c.checkTerms(r, own, key)
+		if s.Loss != nil {
+			known = c.checkOwn(r, s.Loss, key)
 		}
 		if known {
-			for _, t := range r.termsOf(i) {
-				c.checkColumns(s, t.Loss, fmt.Sprintf("data.train[%d].", i), t.key)
+			l := r.lossOf(i)
+			for at, t := range l.each(key) {
+				c.checkColumns(s, *t, fmt.Sprintf("data.train[%d].", i), at)
 			}
 		}
 	}
+}
+
+// checkOwn checks the loss that a dataset has for itself. It returns whether there is such a loss.
+func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
+	own.dataset = true
+	switch {
+	case r.Model.Kind == "m3":
+		c.fail(key, "is not for model.kind: m3, which has one loss")
+		return false
+	case own.gist():
+		c.fail(key, "gist's guide reads all datasets: give it as the recipe's loss, and the other datasets losses of their own")
+		return false
+	}
+	return c.checkTerms(r, own, key)
 }
 
 // checkLoss checks the loss at a key. It returns whether there is such a loss.
@@ -347,11 +353,11 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	c.require(!k.whole || s.Weight == "", key+"weight", "%s is of the batch as a whole: rows have no weights in it", named)
 }
 
-// checkLabel is what a dataset's labels must be for its loss; nil: numbers.
-func (r Recipe) checkLabel(source int) func(float64) error {
+// checkLabel is what a dataset's labels must be for the loss; nil: numbers.
+func (l Loss) checkLabel() func(float64) error {
 	var checks []func(float64) error
-	for _, t := range r.termsOf(source) {
-		if check := t.checkLabel(); check != nil {
+	for _, t := range l.each("") {
+		if check := t.termLabel(); check != nil {
 			checks = append(checks, check)
 		}
 	}
@@ -368,7 +374,8 @@ func (r Recipe) checkLabel(source int) func(float64) error {
 	}
 }
 
-func (l Loss) checkLabel() func(float64) error {
+// termLabel is checkLabel of a loss that is no sum.
+func (l Loss) termLabel() func(float64) error {
 	k := l.kind()
 	switch name := k.names[0]; {
 	case k.reranker:
@@ -397,26 +404,35 @@ func (x *Run) noteUnread() {
 		return
 	}
 	for i, s := range x.Recipe.Data.Train {
-		terms, key := x.Recipe.termsOf(i), fmt.Sprintf("data.train[%d].", i)
-		var label, scores, teacher bool
-		var names []string
-		for _, t := range terms {
-			a, b, c := t.reads()
-			label, scores, teacher = label || a, scores || b, teacher || c
-			names = append(names, fmt.Sprintf("%s.name: %s", t.key, t.Name))
-		}
-		has := "has"
-		if len(terms) > 1 {
-			has = "have"
-		}
-		for _, c := range []struct {
-			key   string
-			there bool
-			read  bool
-		}{{"label", s.Label != "", label}, {"scores", len(s.Scores) > 0, scores}, {"teacher", s.Teacher != "", teacher}} {
-			if c.there && !c.read {
-				x.obs.note("%s%s is not read: %s %s no use for it", key, c.key, strings.Join(names, " and "), has)
-			}
+		x.noteUnreadOf(s, fmt.Sprintf("data.train[%d].", i), x.Recipe.lossOf(i), x.Recipe.lossKey(i))
+	}
+	for i, h := range x.Recipe.Eval.Loss {
+		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+		l, at := x.Recipe.heldOutLoss(h, key)
+		x.noteUnreadOf(h.source(), key+".", l, at)
+	}
+}
+
+// noteUnreadOf says what columns of a source the loss at a key has no use for.
+func (x *Run) noteUnreadOf(s Source, key string, l Loss, at string) {
+	var label, scores, teacher bool
+	var names []string
+	for at, t := range l.each(at) {
+		a, b, c := t.reads()
+		label, scores, teacher = label || a, scores || b, teacher || c
+		names = append(names, fmt.Sprintf("%s.name: %s", at, t.Name))
+	}
+	has := "has"
+	if len(names) > 1 {
+		has = "have"
+	}
+	for _, c := range []struct {
+		key   string
+		there bool
+		read  bool
+	}{{"label", s.Label != "", label}, {"scores", len(s.Scores) > 0, scores}, {"teacher", s.Teacher != "", teacher}} {
+		if c.there && !c.read {
+			x.obs.note("%s%s is not read: %s %s no use for it", key, c.key, strings.Join(names, " and "), has)
 		}
 	}
 }
@@ -424,6 +440,7 @@ func (x *Run) noteUnread() {
 // driving is how a loss is computed, beside what the recipe says.
 type driving struct {
 	tile [2]int // 0: the defaults
+	all  bool   // of matryoshka, all dimensions in each batch
 	mask bool   // duplicates are masked where the recipe says not to, and the other way
 
 	// differentiable leaves out what the loss takes for a number that has no gradient, though it depends on the embeddings: the gradient
@@ -509,7 +526,11 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 		out = loss.TeacherEmbedding{Metric: distance}
 	}
 	if m := l.Matryoshka; m != nil {
-		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights, m.DimsPerStep); err == nil { // the recipe was checked
+		some := m.DimsPerStep
+		if o.all {
+			some = 0
+		}
+		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights, some); err == nil { // the recipe was checked
 			return wrapped.(loss.RowSplitter)
 		}
 	}

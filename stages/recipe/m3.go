@@ -32,10 +32,14 @@ func (c *checker) checkM3(r *Recipe) {
 		c.fail("loss.parts", "%v", err)
 	}
 	for i, s := range r.Data.Train {
-		key := fmt.Sprintf("data.train[%d].", i)
-		c.require(l.Distillation == "" || len(s.Scores) > 0, key+"scores", "is missing: loss.distillation: %s needs columns with a teacher's scores", l.Distillation)
-		c.require(l.Distillation == "" || len(s.Negatives) > 0, key+"negatives", "are missing: loss.distillation: %s compares them with the positive", l.Distillation)
+		c.checkDistilled(s, *l, fmt.Sprintf("data.train[%d].", i))
 	}
+}
+
+// checkDistilled finds what a dataset lacks for m3's teacher.
+func (c *checker) checkDistilled(s Source, l Loss, key string) {
+	c.require(l.Distillation == "" || len(s.Scores) > 0, key+"scores", "is missing: loss.distillation: %s needs columns with a teacher's scores", l.Distillation)
+	c.require(l.Distillation == "" || len(s.Negatives) > 0, key+"negatives", "are missing: loss.distillation: %s compares them with the positive", l.Distillation)
 }
 
 // fused is a part's name in eval.part for all of them.

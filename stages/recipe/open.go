@@ -64,6 +64,7 @@ type Run struct {
 	own      own    // what a program has put in the place of the recipe's
 	tasks    []task // what the model is measured on
 	epochs   []int  // steps, counted from 1, with which they end; nil if nothing is done then
+	heldOut  []heldOut
 
 	guide *guide // nil without
 
@@ -111,9 +112,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.openModel(ctx); err != nil {
 		return err
 	}
-	for _, l := range r.terms() {
-		if m := l.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
-			return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", l.key, m.Dims, x.model.EmbeddingSize())
+	for i := range r.Data.Train {
+		if err := x.checkDims(r.lossOf(i), r.lossKey(i)); err != nil {
+			return err
 		}
 	}
 	if err := x.openGuide(ctx); err != nil {
@@ -135,6 +136,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	if err := x.openEval(ctx); err != nil {
+		return err
+	}
+	if err := x.openHeldOut(ctx); err != nil {
 		return err
 	}
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
@@ -433,10 +437,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	if err != nil {
 		return p, err
 	}
-	d, err := dataset.Open(ctx, dataset.Source{
-		Paths: src.Path, Query: src.Query, Positive: src.Positive, Negatives: src.Negatives, NegativesPerQuery: int(src.NegativesPerQuery),
-		Weight: src.Weight, Label: src.Label, CheckLabel: r.checkLabel(i), Scores: src.Scores, Teacher: src.Teacher, Tokens: tokens,
-	})
+	d, err := dataset.Open(ctx, src.files(r.lossOf(i), tokens))
 	if err != nil {
 		return p, err
 	}
@@ -446,7 +447,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 			x.obs.note("data.train[%d]: %s", i, n)
 		}
 	}
-	if err := x.checkTeacher(i, d.TeacherSize()); err != nil {
+	if err := x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize()); err != nil {
 		return p, err
 	}
 	p.Layout = d.Layout()
@@ -473,9 +474,27 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	return p, nil
 }
 
+// files is a source as package dataset has it, for a loss; tokens: ids that prep has made are read in the texts' place.
+func (s Source) files(l Loss, tokens bool) dataset.Source {
+	return dataset.Source{
+		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery),
+		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
+	}
+}
+
+// checkDims finds a matryoshka that is wider than the model's embeddings, of the loss at a key.
+func (x *Run) checkDims(l Loss, at string) error {
+	for key, l := range l.each(at) {
+		if m := l.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
+			return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", key, m.Dims, x.model.EmbeddingSize())
+		}
+	}
+	return nil
+}
+
 // checkTeacher finds a teacher whose embeddings are not of the size that the loss compares: the model's, or of matryoshka's first features.
-func (x *Run) checkTeacher(source, size int) error {
-	for _, l := range x.Recipe.termsOf(source) {
+func (x *Run) checkTeacher(l Loss, at string, size int) error {
+	for key, l := range l.each(at) {
 		want := []int{x.model.EmbeddingSize()}
 		if size == 0 || size == want[0] || !l.kind().teacher {
 			continue
@@ -485,7 +504,7 @@ func (x *Run) checkTeacher(source, size int) error {
 		}
 		for _, n := range want {
 			if n != size {
-				return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, l.key, size)
+				return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, key, size)
 			}
 		}
 	}
@@ -621,6 +640,9 @@ func (x *Run) noteOddities() {
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}
+	if e := x.Recipe.Eval; e.byLoss() && e.Metric != lossMetric && e.Metric != Default().Eval.Metric {
+		x.obs.note("eval.metric: %s is of ranking documents, and nothing has them ranked: the loss on held-out rows decides", e.Metric)
+	}
 	for _, l := range x.Recipe.terms() {
 		if l.HardnessMode == loss.HardNegatives && len(x.Recipe.Data.Train[l.source].Negatives) == 0 {
 			x.obs.note("%s.hardness_mode: %s is of rows' own negatives, and there are none: data.train[%d].negatives names no column", l.key, l.HardnessMode, l.source)
@@ -694,6 +716,9 @@ func (x *Run) giveBack() error {
 	errs = append(errs, x.guide.close())
 	for _, d := range x.data {
 		errs = append(errs, d.Close())
+	}
+	for _, h := range x.heldOut {
+		errs = append(errs, h.data.Close())
 	}
 	if x.folder != nil {
 		errs = append(errs, x.folder.Close())

@@ -178,12 +178,14 @@ type Mesh struct {
 type Eval struct {
 	Every   Period `yaml:"every"`    // not a time; 0: at the end alone
 	AtStart bool   `yaml:"at_start"` // before the first step too
-	Metric  string `yaml:"metric"`   // of retrieval and rerank
+	Metric  string `yaml:"metric"`   // of retrieval and rerank; or loss: what eval.loss measures decides
 
 	// One each, or several: an evaluation's value is then the mean of theirs.
 	Retrieval OneOrMore[Retrieval] `yaml:"retrieval,omitempty"`
 	STS       OneOrMore[STS]       `yaml:"sts,omitempty"`
 	Rerank    OneOrMore[Rerank]    `yaml:"rerank,omitempty"`
+
+	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
 	// Of m3: what documents are ranked by.
 	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector, or fused (also empty)
@@ -323,6 +325,8 @@ var foreign = map[string]string{
 	"eval_strategy":                   "eval.every: epoch, or a number of steps",
 	"evaluation_strategy":             "eval.every: epoch, or a number of steps",
 	"save_strategy":                   "save.every: epoch, or a number of steps",
+	"eval_dataset":                    "eval.loss: {path: ..., query: ..., positive: ...}",
+	"metric_for_best_model":           "eval.metric",
 	"eval_on_start":                   "eval.at_start",
 	"warmup_proportion":               "optimizer.warmup_ratio",
 	"bf16":                            "train.precision: bf16",

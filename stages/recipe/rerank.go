@@ -32,24 +32,10 @@ func (c *checker) checkReranker(r *Recipe) {
 	m := &r.Model
 	c.checkGroupTerms(&r.Loss, "loss")
 	for i, s := range r.Data.Train {
-		key := fmt.Sprintf("data.train[%d].", i)
-		c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", key+"prompts", "positive and negative are for embedders: a reranker must not see which is which")
 		if s.Loss != nil {
 			c.checkGroupTerms(s.Loss, r.lossKey(i))
 		}
-		for _, l := range r.termsOf(i) {
-			named := l.key + ".name: " + l.Name
-			switch l.Name {
-			case "kl", "distill", "margin_mse", "list_net":
-				c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
-			}
-			if l.Name == "bce" || l.Name == "mse" {
-				c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
-			} else {
-				c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", named)
-			}
-		}
-		c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
+		c.checkGroupColumns(s, r.lossOf(i), fmt.Sprintf("data.train[%d].", i), r.lossKey(i))
 	}
 	if c.find("batch.no_duplicates") == nil {
 		r.Batch.NoDuplicates = false // groups don't see each other
@@ -62,6 +48,24 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.require(c.find("model."+key) == nil, "model."+key, "is for embedders: a reranker's head says how it pools")
 	}
 	c.require(len(r.Eval.Retrieval)+len(r.Eval.STS) == 0, "eval", "a reranker is measured by eval.rerank")
+}
+
+// checkGroupColumns finds what a dataset lacks for a reranker's loss, or has beside it.
+func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
+	c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", key+"prompts", "positive and negative are for embedders: a reranker must not see which is which")
+	for at, l := range l.each(at) {
+		named := at + ".name: " + l.Name
+		switch l.Name {
+		case "kl", "distill", "margin_mse", "list_net":
+			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
+		}
+		if l.Name == "bce" || l.Name == "mse" {
+			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
+		} else {
+			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", named)
+		}
+	}
+	c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
 }
 
 // checkGroups checks a reranker's loss at a key.
@@ -100,14 +104,7 @@ func (x *Run) openReranker() error {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	for i, src := range x.Recipe.Data.Train {
-		var prompts *reranker.Prompts
-		if p := src.Prompts; p != nil {
-			prompts = &reranker.Prompts{Query: p.Query, Document: p.Document}
-		}
-		spec, err := reranker.Describe(x.folder, x.tok, c, reranker.TextOptions{
-			MaxLength: m.MaxLength.Document, Template: m.Template, Instruction: m.Instruction, Truncation: m.Truncation,
-			Prompts: prompts, EveryLayer: true, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
-		})
+		spec, err := x.describeReranker(c, src.Prompts)
 		if err != nil {
 			return fmt.Errorf("model: %w", err)
 		}
@@ -124,13 +121,34 @@ func (x *Run) openReranker() error {
 			x.reranker = spec
 		}
 		x.pairs = append(x.pairs, spec.Pairs)
-		for _, l := range x.Recipe.termsOf(i) {
-			if err := l.groups().CheckLayers(spec.Scorer.Scores()); err != nil {
-				return fmt.Errorf("%s.%w", l.key, err)
-			}
+		if err := x.checkLayers(x.Recipe.lossOf(i), x.Recipe.lossKey(i)); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// checkLayers finds what a reranker's loss at a key has no use for in a model with so many scores.
+func (x *Run) checkLayers(l Loss, at string) error {
+	for key, t := range l.each(at) {
+		if err := t.groups().CheckLayers(x.reranker.Scorer.Scores()); err != nil {
+			return fmt.Errorf("%s.%w", key, err)
+		}
+	}
+	return nil
+}
+
+// describeReranker says how pairs with such prompts are read and scored; nil: with the folder's.
+func (x *Run) describeReranker(c transformer.Config, p *Prompts) (*reranker.Spec, error) {
+	m := x.Recipe.Model
+	var prompts *reranker.Prompts
+	if p != nil {
+		prompts = &reranker.Prompts{Query: p.Query, Document: p.Document}
+	}
+	return reranker.Describe(x.folder, x.tok, c, reranker.TextOptions{
+		MaxLength: m.MaxLength.Document, Template: m.Template, Instruction: m.Instruction, Truncation: m.Truncation,
+		Prompts: prompts, EveryLayer: true, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
+	})
 }
 
 // head is the pooling of a model that embeds.

@@ -25,6 +25,14 @@ func (r Recipe) Resolve() (Recipe, error) {
 			r.Data.Train[i].Loss = &l
 		}
 	}
+	r.Eval.Loss = slices.Clone(r.Eval.Loss)
+	for i, h := range r.Eval.Loss {
+		if h.Loss != nil {
+			l := *h.Loss
+			l.reranker = reranker
+			r.Eval.Loss[i].Loss = &l
+		}
+	}
 	root, err := nodeOf(reflect.ValueOf(r))
 	if err != nil {
 		return r, err

@@ -233,7 +233,7 @@ func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (
 		x.saves.best = ev
 	}
 	if p.Enough && steps < x.Steps {
-		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.Metric, *p.Mark, stop.MinDelta)
+		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.what(), *p.Mark, stop.MinDelta)
 	}
 	if x.Recipe.Save.Best {
 		if better {
@@ -329,11 +329,12 @@ func Resuming() TrainOption { return func(o *trainOptions) { o.resume = true } }
 func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.control = c } }
 
 // WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have. All ranks are given the same, and a run
-// that goes on from a checkpoint the one that it had: nobody else knows what it is.
+// that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
+// of their own, too.
 func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
 
 // WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
-// called by one goroutine of each rank at a time. So that a run goes on as if nothing had happened, what it does must follow from the row alone.
+// called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does must follow from the row alone.
 func WithRow(f func(*dataset.Example) error) TrainOption {
 	return func(o *trainOptions) { o.own.row = f }
 }
@@ -515,12 +516,12 @@ func (x *Run) summarize(log *journal) *Summary {
 		s.Best, s.BestStep = *best, bestStep
 	}
 	if first, e := p.First, s.Eval; first != nil && e != nil {
-		value := e.Value
+		end := *e
 		if best != nil {
-			value = *best
+			end.Value = *best
 		}
-		if value <= *first {
-			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.Metric, value, *first)
+		if !end.better(*first, 0) {
+			x.obs.note("the model is no better than before its training: %s %.4f, and %.4f then", e.what(), end.Value, *first)
 		}
 	}
 	if s.Loss-s.Loss != 0 {

@@ -285,3 +285,36 @@ func TestEvaluationOfEachTask(t *testing.T) {
 		t.Error("several runs side by side have a figure of one's tasks")
 	}
 }
+
+// The loss on held-out rows has figures of its own, whatever decides, and is not called as training's.
+func TestHeldOutLoss(t *testing.T) {
+	for lines, want := range map[string]string{
+		`{"step":1,"metric":"loss","value":3,"loss":3}
+{"step":2,"metric":"loss","value":2.5,"loss":2.5,"tasks":[{"name":"a","metric":"map","value":0.2}]}`: "Loss on held-out rows: RUN [1 2] [3 2.5]; Evaluation of each task: a map [2] [0.2]; ",
+		`{"step":1,"metric":"map","value":0.1,"loss":3,"losses":{"b":2,"a":4}}
+{"step":2,"metric":"map","value":0.2}`: "Loss on held-out rows: RUN [1] [3]; Loss on each held-out dataset: a [1] [4]: b [1] [2]; Evaluation: RUN [1 2] [0.1 0.2]; ",
+	} {
+		dir := t.TempDir()
+		write(t, dir, "metrics.jsonl", `{"step":1,"loss":2,"grad_norm":1,"pairs":2}`+"\n"+lines+"\n")
+		r, err := Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, c := range charts([]*Run{r}) {
+			if strings.HasPrefix(c.title, "Evaluation") || strings.HasPrefix(c.title, "Loss on") {
+				got += c.title
+				for _, l := range c.lines {
+					got += fmt.Sprint(": ", l.name, " ", l.x, " ", l.y)
+				}
+				got += "; "
+			}
+		}
+		if want = strings.ReplaceAll(want, "RUN", r.Name); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if p := page(t, dir); strings.Contains(p, "<dt>held-out loss</dt><dd>2.5 ") != strings.Contains(lines, "2.5") || strings.Count(p, "<dt>loss</dt>") != 1 {
+			t.Errorf("%s", lines)
+		}
+	}
+}

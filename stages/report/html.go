@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"maps"
 	"math"
 	"path/filepath"
 	"slices"
@@ -121,19 +122,29 @@ func (r *Run) peak() (peak int64) {
 
 // measure is what a run has come to by the metric of its last evaluation.
 type measure struct {
-	name        string
+	metric      string
+	name        string  // what it is called beside a run's other figures
 	value       float64 // the model's: with save.best that of the best evaluation, and otherwise the last one's
 	at          int     // the step that it is of, where it is the best; 0: it is the last
 	first, last float64
 	n           int // evaluations
 }
 
+// heldOut is what the loss on held-out rows is called: training's is a loss too.
+const heldOut = "held-out loss"
+
+// byLoss tells that the value is that loss.
+func (e Eval) byLoss() bool { return e.Loss != nil && e.Metric == "loss" }
+
 func (r *Run) metric() (m measure) {
 	for _, e := range slices.Backward(r.Evals) {
 		if m.name == "" {
-			m.name, m.value, m.last = e.Metric, e.Value, e.Value
+			m.metric, m.name, m.value, m.last = e.Metric, e.Metric, e.Value, e.Value
+			if e.byLoss() {
+				m.name = heldOut
+			}
 		}
-		if e.Metric == m.name {
+		if e.Metric == m.metric {
 			m.first = e.Value
 			m.n++
 		}
@@ -222,6 +233,9 @@ func facts(b *strings.Builder, r *Run) {
 	}
 	if m := r.metric(); m.n > 0 {
 		fact(b, m.name, short(m.value), m.note(r))
+	}
+	if n := len(r.Evals); n > 0 && r.Evals[n-1].Loss != nil && !r.Evals[n-1].byLoss() {
+		fact(b, heldOut, short(*r.Evals[n-1].Loss), "")
 	}
 	if v := r.rate(); finite(v) {
 		fact(b, "pairs per second", short(v), "")
@@ -327,11 +341,25 @@ func charts(runs []*Run) []chart {
 		}
 	}
 	var metrics []string
-	for _, r := range runs {
+	evals, losses := 0, make([]line, len(runs))
+	for i, r := range runs {
+		losses[i] = line{name: r.Name, color: i, dots: true}
+		evals += len(r.Evals)
 		for _, e := range r.Evals {
-			if !slices.Contains(metrics, e.Metric) {
+			if e.Loss != nil {
+				losses[i].x, losses[i].y = append(losses[i].x, float64(e.Step)), append(losses[i].y, *e.Loss)
+			}
+			if !e.byLoss() && !slices.Contains(metrics, e.Metric) {
 				metrics = append(metrics, e.Metric)
 			}
+		}
+	}
+	if slices.ContainsFunc(losses, func(l line) bool { return len(l.x) > 0 }) {
+		out = append(out, chart{title: "Loss on held-out rows", lines: losses})
+	}
+	if len(runs) == 1 {
+		if lines := byHeldOut(runs[0]); len(lines) > 0 {
+			out = append(out, chart{title: "Loss on each held-out dataset", lines: lines})
 		}
 	}
 	for _, m := range metrics {
@@ -352,8 +380,8 @@ func charts(runs []*Run) []chart {
 			out = append(out, chart{title: "Evaluation of each task", lines: lines})
 		}
 	}
-	if len(metrics) == 0 {
-		out = append(out, chart{title: "Evaluation", none: "The recipe has no eval section: eval.retrieval or eval.sts measures the model while it trains."})
+	if evals == 0 {
+		out = append(out, chart{title: "Evaluation", none: "The recipe has no eval section: eval.retrieval, eval.sts or eval.loss measures the model while it trains."})
 	}
 	return append(out,
 		chart{title: "Learning rate", lines: of(func(s Step) float64 { return s.LR }, false), zero: true},
@@ -389,6 +417,17 @@ func byTask(r *Run) []line {
 	for _, e := range r.Evals {
 		for _, t := range e.Tasks {
 			c.add(line{name: t.Name + " " + t.Metric, color: len(c.lines), dots: true}, float64(e.Step), t.Value)
+		}
+	}
+	return c.lines
+}
+
+// byHeldOut are the losses on several held-out datasets.
+func byHeldOut(r *Run) []line {
+	var c curves
+	for _, e := range r.Evals {
+		for _, name := range slices.Sorted(maps.Keys(e.Losses)) {
+			c.add(line{name: name, color: len(c.lines), dots: true}, float64(e.Step), e.Losses[name])
 		}
 	}
 	return c.lines

@@ -46,8 +46,11 @@ type Eval struct {
 	Metric string  `json:"metric"`
 	Value  float64 `json:"value"`
 
-	Tasks []Eval `json:"tasks"` // whose mean the value is, if it is one
+	Tasks []Eval `json:"tasks"` // whose mean the value is, if it is one; or what else was measured, where the value is a loss
 	Name  string `json:"name"`  // of a task
+
+	Loss   *float64           `json:"loss"`   // on held-out rows
+	Losses map[string]float64 `json:"losses"` // of several datasets of such, each one's
 }
 
 // Reason is why so many rows were skipped.

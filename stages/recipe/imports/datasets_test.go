@@ -61,14 +61,15 @@ func TestDatasets(t *testing.T) {
 // What can't be taken of datasets and losses is named.
 func TestDatasetsNamed(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"train_dataset": {"nli": "n", "sts": {"path": "s", "name": "pair"}}}`:                                                       "train_dataset: sts: name: \"pair\"",
-		`{"train_dataset": {"path": "s", "split": "train[:10]"}}`:                                                                     "train_dataset: split: \"train[:10]\"",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "prompts": {"nli": "x", "qa": "y"}}`:                                             "prompts: qa: no dataset is called so, but nli, sts",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss", "sts": "AnglELoss"}, "scale": 3}`:                  "scale: is said beside losses of datasets",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss", "sts": {"name": "AnglELoss", "odd": 3}}}`:          "sts: odd",
-		`{"train_dataset": "n", "eval_dataset": {"nli": "x"}}`:                                                                        "eval_dataset: ",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss", "sts": {"name": "ContrastiveLoss", "margin": 0}}}`: "sts: margin: a margin of 0",
-		`{"train_dataset": {"nli": "n"}, "loss": {"name": "AnglELoss", "similarity_fct": "cos_sim", "odd": {"deep": 1}}}`:             "odd",
+		`{"train_dataset": {"nli": "n", "sts": {"path": "s", "name": "pair"}}}`:                                                                                      "train_dataset: sts: name: \"pair\"",
+		`{"train_dataset": {"path": "s", "split": "train[:10]"}}`:                                                                                                    "train_dataset: split: \"train[:10]\"",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "prompts": {"nli": "x", "qa": "y"}}`:                                                                            "prompts: qa: no dataset is called so, but nli, sts",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss", "sts": "AnglELoss"}, "scale": 3}`:                                                 "scale: is said beside losses of datasets",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss", "sts": {"name": "AnglELoss", "odd": 3}}}`:                                         "sts: odd",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "columns": {"nli": ["a", "b"], "sts": ["c", "d"]}, "eval_dataset": "x"}`:                                        "eval_dataset: x: datasets that train have different columns, prompts or losses",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "eval_dataset": {"qa": "x", "sts": "y"}}`: "eval_dataset: qa: x: datasets that train have",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss", "sts": {"name": "ContrastiveLoss", "margin": 0}}}`:                                "sts: margin: a margin of 0",
+		`{"train_dataset": {"nli": "n"}, "loss": {"name": "AnglELoss", "similarity_fct": "cos_sim", "odd": {"deep": 1}}}`:                                            "odd",
 	} {
 		s, err := imports.ReadMapping("args.json", []byte(text))
 		if err != nil {

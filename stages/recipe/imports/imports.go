@@ -75,6 +75,7 @@ func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r.batch()
 	r.loss()
 	r.optimizer()
+	r.heldOut()
 	r.rest()
 	r.remaining()
 	r.variables()

@@ -20,8 +20,8 @@ const FromPython = `put this into the script, after the arguments are made, and 
   import json; json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))
 
 Then add to args.json what the arguments don't have, "model" (a folder or hub id), "train_dataset" (parquet or JSONL
-files), "columns" (their names, in the order of the loss's inputs) and "loss" (the name of its class, or {"name": ..., "scale": ...}
-with its options). Several datasets have names, by which the others may be said: {"train_dataset": {"nli": "nli.parquet",
+files), "columns" (their names, in the order of the loss's inputs), "loss" (the name of its class, or {"name": ..., "scale": ...}
+with its options) and, if the loss is to be measured on others, "eval_dataset" (files like train_dataset's). Several datasets have names, by which the others may be said: {"train_dataset": {"nli": "nli.parquet",
 "sts": "sts.parquet"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "columns": {"nli": [...], "sts": [...]}}.
 
 Arguments of a CrossEncoder or a SparseEncoder are not converted: contraflow recipe reranker and contraflow recipe m3 show what recipes of
@@ -36,7 +36,7 @@ func IsPython(name string, text []byte) bool {
 
 // whole tells settings that are mappings themselves.
 func whole(name string) bool {
-	return name == "prompts" || name == "columns" || name == "loss" || name == "inner_loss" || slices.Contains(dataSettings, name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+	return name == "prompts" || name == "columns" || name == "loss" || name == "inner_loss" || name == heldOutSetting || slices.Contains(dataSettings, name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
 		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
 }
 

@@ -400,6 +400,8 @@ func (r *recipe) rest() {
 	}
 	if m, ok := r.word("metric_for_best_model"); ok && m != "" {
 		r.metric(m)
+	} else if r.measuresLoss() && r.keys["save.best"] != "" {
+		r.keys["eval.metric"] = "loss" // transformers' default
 	}
 	patience, stops := r.whole("early_stopping_patience")
 	delta, hasDelta := r.number("early_stopping_threshold")
@@ -434,8 +436,12 @@ func (r *recipe) metric(name string) {
 		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
 			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.retrieval names, whose mean counts", name, measure)
 		}
-	case bare == "loss":
-		r.without("metric_for_best_model", "%s: there is no loss on held-out pairs here; save.best goes by eval.metric, which eval.retrieval or eval.sts measures", name)
+	case measure == "loss" && !r.measuresLoss():
+		r.without("metric_for_best_model", "%s: eval.loss measures it, on rows that eval_dataset would name; eval.metric: loss has save.best go by it", name)
+	case measure == "loss":
+		if r.keys["eval.metric"] = "loss"; bare != measure {
+			r.assume("metric_for_best_model is one dataset's, %s: eval.metric is loss, of all that eval.loss names, whose mean counts", name)
+		}
 	default:
 		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", name)
 	}
@@ -491,8 +497,7 @@ var counterparts = map[string]string{
 	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step":   "belongs to model.kind: m3",
 	"kd_loss_type":              "the kind of distillation is loss.name's",
-	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts or a reranker's eval.rerank has data",
-	"eval_dataset":              "there is no loss on held-out pairs here: eval.retrieval (queries, corpus, qrels) or eval.sts measures the model while it trains",
+	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts, eval.loss or a reranker's eval.rerank has data",
 	"evaluator":                 "eval.retrieval, eval.sts or a reranker's eval.rerank measures the model while it trains, each with files of its own",
 	"eval_delay":                "evaluations begin after eval.every steps, or with eval.at_start: true before the first",
 	"bf16_full_eval":            "evaluation has no precision of its own",

@@ -1,0 +1,268 @@
+package stages
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/zeebo/xxh3"
+
+	"contraflow/gpustage"
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+)
+
+// HeldOut are rows that nothing trains on, tokenized, in batches: a loss is measured on them again and again. Several ranks embed them together, and
+// rank 0 computes the loss of each batch as a whole, so that the figure does not depend on how many ranks there are.
+type HeldOut struct {
+	// Guide is the model of a loss that has one; Text.Guide has said how it reads the rows. Rank 0 embeds them with it once, and keeps that.
+	Guide *transformer.Model
+
+	batches []*Batch
+	looks   [][]float32 // the guide's embeddings of each batch
+}
+
+// NewHeldOut reads all rows of a dataset, in the files' order, and tokenizes them, in batches of so many rows; the last one has what remains. Text
+// sees them as those of dataset 0. What is chosen from lists of negatives follows from the seed. A row that can't be used is an error. The
+// dataset stays open while the rows are in use: errors name its rows.
+func NewHeldOut(ctx context.Context, d *dataset.Dataset, x Text, rows int, seed uint64) (*HeldOut, error) {
+	if rows < 1 {
+		return nil, fmt.Errorf("batches of %d rows, want at least 1", rows)
+	}
+	if d.Rows() == 0 {
+		return nil, errors.New("there are no rows")
+	}
+	reader := d.NewReader(dataset.ReaderConfig{Seed: seed})
+	defer reader.Close()
+	h, next := &HeldOut{}, int64(0)
+	var unread error // what a user can act on, without the graph around it
+	g := pipeline.New("held-out rows")
+	chunks := pipeline.Source(g, "read", func(ctx context.Context) (*Chunk, error) {
+		if next == d.Rows() {
+			return nil, io.EOF
+		}
+		first := next / int64(rows) * int64(rows) // of the batch
+		total := min(int64(rows), d.Rows()-first)
+		to := min(next+chunkRows, first+total)
+		var ids []int64
+		for ; next < to; next++ {
+			ids = append(ids, next)
+		}
+		examples, err := reader.Read(ctx, 0, ids)
+		unread = err
+		ends := to == first+total
+		return &Chunk{Data: d, Examples: examples, EndsBatch: ends, EndsStep: ends, Total: int(total)}, err
+	})
+	pipeline.Sink(g, "keep", Assemble(g, Tokenize(g, chunks, x)), func(_ *pipeline.Task, b *Batch) error {
+		h.batches = append(h.batches, b)
+		return nil
+	})
+	p, err := g.Build()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Run(ctx); err != nil {
+		return nil, cmp.Or(unread, err)
+	}
+	return h, nil
+}
+
+// Rows is how many there are.
+func (h *HeldOut) Rows() (n int) {
+	for _, b := range h.batches {
+		n += len(b.Rows)
+	}
+	return n
+}
+
+// Digest is a hash of the tokenized rows and of how they lie in batches.
+func (h *HeldOut) Digest() string {
+	x := xxh3.New()
+	for _, b := range h.batches {
+		fmt.Fprint(x, b.Pairs, b.Starts, len(b.Weights), len(b.Labels), len(b.Scores), len(b.Teacher), len(b.Guide))
+		for _, part := range [][]byte{gpustage.Bytes(b.Cu), gpustage.Bytes(b.IDs), gpustage.Bytes(b.Owner), gpustage.Bytes(b.Weights), gpustage.Bytes(b.Labels), gpustage.Bytes(b.Scores), gpustage.Bytes(b.Teacher)} {
+			x.Write(part)
+		}
+		for _, ids := range b.Guide {
+			fmt.Fprint(x, len(ids))
+			x.Write(gpustage.Bytes(ids))
+		}
+	}
+	return Digest(x)
+}
+
+// Loss measures a loss of the engine's model as it is, without dropout: the sum over all batches, and what it is the mean over, which is to say that
+// the figure is Sum/Weight ([loss.Result.Mean]). What a loss draws at random is the same each time, and one that changes with the step is as it ends.
+// Ranks that embed together all call it; it returns nil on all but rank 0. An error that wraps [loss.ErrNotFinite] means that there is no figure.
+func (h *HeldOut) Loss(ctx context.Context, e *embedder.Engine, l loss.Loss) (*loss.Result, error) {
+	if l == nil {
+		return nil, errors.New("there is no loss to measure: it is nil")
+	}
+	if c, ok := l.(interface{ Check() error }); ok {
+		if err := c.Check(); err != nil {
+			return nil, err
+		}
+	}
+	main := e.Ranks == nil || e.Ranks.Rank() == 0
+	var total loss.Result
+	var failed error // the other ranks go on embedding with this one
+	if main {
+		failed = h.look(ctx)
+	}
+	for i, b := range h.batches {
+		parts, err := embedBatch(ctx, e, b)
+		if err != nil {
+			return nil, err
+		}
+		if !main || failed != nil {
+			continue
+		}
+		r, err := h.compute(e, l, i, parts)
+		if err != nil {
+			failed = b.blame(err)
+			continue
+		}
+		total.Sum, total.Weight = total.Sum+r.Sum, total.Weight+r.Weight
+	}
+	switch {
+	case !main:
+		return nil, nil
+	case failed != nil:
+		return nil, failed
+	case total.Weight == 0:
+		return nil, fmt.Errorf("%w: it is the mean over nothing, as no row counts in it", loss.ErrNotFinite)
+	}
+	return &total, nil
+}
+
+// embedBatch is what the model gives of a batch, on rank 0: of its embeddings [N, E], and of other parts the rows of all tokens that have some.
+func embedBatch(ctx context.Context, e *embedder.Engine, b *Batch) (parts [][]float32, err error) {
+	var texts, kinds [][]int32
+	first := b.first()
+	for n := first; n < b.N(); n++ {
+		texts = append(texts, b.IDs[b.Cu[n]:b.Cu[n+1]])
+		if b.Kinds != nil {
+			kinds = append(kinds, b.Kinds[b.Cu[n]:b.Cu[n+1]])
+		}
+	}
+	if len(e.Model.Parts()) > 1 {
+		p, err := e.Parts(ctx, texts, nil)
+		if err != nil || p == nil {
+			return nil, err
+		}
+		return [][]float32{p.Dense, p.Weights, p.Vectors}, nil
+	}
+	size := e.Model.EmbeddingSize()
+	x := make([]float32, b.N()*size) // queries that are read with their documents have none of their own
+	err = e.EmbedTyped(ctx, texts, kinds, func(i int, vec []float32) { copy(x[(first+i)*size:], vec) })
+	return [][]float32{x}, err
+}
+
+// compute is the loss of batch i.
+func (h *HeldOut) compute(e *embedder.Engine, l loss.Loss, i int, parts [][]float32) (r loss.Result, err error) {
+	b, s := h.batches[i], e.Stream
+	var held []gpustage.Tensor
+	defer func() {
+		for _, t := range held {
+			err = errors.Join(err, t.Mem.Free())
+		}
+	}()
+	tensor := func(rows, cols int) gpustage.Tensor {
+		t, e := gpustage.NewTensor(s.Device(), gpustage.F32, rows, cols)
+		if e == nil {
+			held = append(held, t)
+		}
+		err = errors.Join(err, e)
+		return t
+	}
+	lb := b.forLoss(e.Model)
+	lb.Draw, lb.Step = Draw(0, 0, i), math.MaxInt
+	for k, p := range e.Model.Parts() {
+		rows := len(parts[k]) / p.Size
+		x, d := tensor(rows, p.Size), tensor(rows, p.Size)
+		if err != nil {
+			return r, err
+		}
+		s.CopyIn(x, gpustage.Bytes(parts[k]))
+		if k == 0 {
+			lb.Embeddings, lb.Gradient = x, d
+			continue
+		}
+		part := loss.Part{Name: p.Name, X: x, Gradient: d}
+		for n := range b.N() + 1 {
+			part.Cu = append(part.Cu, int32(b.at(n)))
+		}
+		lb.Parts = append(lb.Parts, part)
+	}
+	if h.looks != nil {
+		lb.Guide = tensor(b.N(), len(h.looks[i])/b.N())
+		if err != nil {
+			return r, err
+		}
+		s.CopyIn(lb.Guide, gpustage.Bytes(h.looks[i]))
+	}
+	fillGradient(s, lb, 0) // nobody asks for it
+	a, err := gpustage.NewArena(s.Device(), l.Memory(lb.Size()))
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, a.Free()) }()
+	r, err = l.Compute(s, a, lb)
+	if done := s.Sync(); err == nil {
+		err = errors.Join(done, r.Check())
+	}
+	if err == nil && !(finite(r.Sum) && finite(r.Weight)) {
+		err = loss.ErrNotFinite
+	}
+	return r, err
+}
+
+// blame adds to a loss's error where the row stands that it is about.
+func (b *Batch) blame(err error) error {
+	at := func(row int) dataset.Location { return b.Data.Locate(b.Rows[row] - b.Offset) }
+	var label *loss.LabelError
+	var row *loss.RowError
+	switch {
+	case errors.As(err, &label):
+		return fmt.Errorf("%v: %s", at(label.Row), label.Why)
+	case errors.As(err, &row):
+		return fmt.Errorf("%w: that of %v is %v", loss.ErrNotFinite, at(row.Row), row.Loss)
+	}
+	return err
+}
+
+// look embeds the rows with the guide.
+func (h *HeldOut) look(ctx context.Context) (err error) {
+	if h.Guide == nil || h.looks != nil {
+		return nil
+	}
+	s, err := h.Guide.Device.OpenStream()
+	if err != nil {
+		return err
+	}
+	engine := &embedder.Engine{Model: h.Guide, Stream: s}
+	defer func() { err = errors.Join(err, engine.Close(), s.Close()) }()
+	var looks [][]float32
+	for _, b := range h.batches {
+		x, err := b.look(ctx, engine)
+		if err != nil {
+			return err
+		}
+		looks = append(looks, x)
+	}
+	h.looks = looks
+	return nil
+}
+
+// EvaluateLoss is [Evaluate] of a loss on held-out rows. Its results are nil after other steps, and on ranks but the first.
+func EvaluateLoss(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, h *HeldOut, l loss.Loss, due func(step int) bool) pipeline.Port[*loss.Result] {
+	return evaluateStage(g, steps, e, due, func(ctx context.Context, engine *embedder.Engine) (*loss.Result, error) {
+		return h.Loss(ctx, engine, l)
+	})
+}

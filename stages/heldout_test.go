@@ -1,0 +1,98 @@
+package stages_test
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage/ref"
+	"contraflow/io/dataset"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/testdata/goldens"
+)
+
+// What can't be measured is said, with the row where it is one; what can is a sum and a weight, of all batches.
+func TestHeldOut(t *testing.T) {
+	d := ref.New()
+	defer d.Close()
+	model, err := embedder.LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer model.Close()
+	file := filepath.Join(t.TempDir(), "dev.jsonl")
+	if err := os.WriteFile(file, []byte(strings.Repeat(`{"q": "a cat", "p": "a dog", "w": 0}`+"\n", 3)+strings.Repeat(`{"q": "fish swim", "p": "in water", "w": 2}`+"\n", 4)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open := func(weight string) *dataset.Dataset {
+		data, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{file}, Query: "q", Positive: "p", Weight: weight})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { data.Close() })
+		return data
+	}
+	if _, err := stages.NewHeldOut(t.Context(), open(""), stages.TextOf(model), 0, 1); err == nil || !strings.Contains(err.Error(), "batches of 0 rows") {
+		t.Error(err)
+	}
+	digests := map[string]bool{}
+	var held *stages.HeldOut
+	for _, weight := range []string{"", "w"} {
+		for _, rows := range []int{3, 4} {
+			if held, err = stages.NewHeldOut(t.Context(), open(weight), stages.TextOf(model), rows, 1); err != nil {
+				t.Fatal(err)
+			}
+			digests[held.Digest()] = true
+		}
+	}
+	if len(digests) != 4 || held.Rows() != 7 {
+		t.Errorf("%d digests, %d rows", len(digests), held.Rows())
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	engine := &embedder.Engine{Model: model.Model, Stream: s}
+	defer engine.Close()
+	sizes := ""
+	own := func(of func(b *loss.Batch) (float64, float64)) loss.Host {
+		return func(b *loss.Batch, _, _ [][]float32) (loss.Result, error) {
+			sum, weight := of(b)
+			return loss.Result{Sum: sum, Weight: weight}, nil
+		}
+	}
+	for _, c := range []struct {
+		l    loss.Loss
+		want string
+	}{
+		{nil, "there is no loss to measure"},
+		{loss.InfoNCE{Scale: -1}, "scale is -1"},
+		{loss.CoSENT{Scale: 20}, "the loss needs labels"},
+		{loss.InfoNCE{Scale: 20, Guide: &loss.Guide{}}, "the loss needs a guide model's embeddings"},
+		{own(func(*loss.Batch) (float64, float64) { return 1, 0 }), "it is the mean over nothing"},
+		{own(func(*loss.Batch) (float64, float64) { return math.Inf(1), 1 }), "the loss is not finite"},
+		{own(func(*loss.Batch) (float64, float64) { return 1, -1 }), "Result.Weight -1"},
+	} {
+		if r, err := held.Loss(t.Context(), engine, c.l); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v, %v, want %q", r, err, c.want)
+		} else if got, want := errors.Is(err, loss.ErrNotFinite), strings.Contains(c.want, "nothing") || strings.Contains(c.want, "finite"); got != want {
+			t.Errorf("%v: that there is no figure: %v", err, got)
+		}
+	}
+	r, err := held.Loss(t.Context(), engine, own(func(b *loss.Batch) (sum, weight float64) {
+		sizes += string(rune('0' + b.Rows))
+		for i := range b.Rows {
+			sum, weight = sum+b.Weight(i)*float64(i+1), weight+b.Weight(i)
+		}
+		return sum, weight
+	}))
+	if err != nil || sizes != "43" || r.Weight != 8 || r.Sum != 2*(4+1+2+3) || r.Mean() != 2.5 {
+		t.Errorf("%v: %+v of batches of %s", err, r, sizes)
+	}
+}

@@ -1,0 +1,300 @@
+package recipe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/tokenize"
+)
+
+// HeldOut are rows that nothing trains on, of which the loss is measured where evaluations are due: in batches of batch.global_size in the files'
+// order, the last one with what remains.
+type HeldOut struct {
+	Name              string   `yaml:"name,omitempty"` // "": by its path
+	Path              []string `yaml:"path" path:"~"`
+	Query             string   `yaml:"query"`
+	Positive          string   `yaml:"positive"`
+	Negatives         []string `yaml:"negatives,omitempty"`
+	NegativesPerQuery Count    `yaml:"negatives_per_query,omitempty"` // of lists: the same ones each time
+	Weight            string   `yaml:"weight,omitempty"`
+	Label             string   `yaml:"label,omitempty"`
+	Scores            []string `yaml:"scores,omitempty"`
+	Teacher           string   `yaml:"teacher,omitempty"`
+	Prompts           *Prompts `yaml:"prompts,omitempty"` // nil: data.train[0]'s
+	Loss              *Loss    `yaml:"loss,omitempty"`    // nil: the recipe's
+}
+
+// source is what a dataset that trains would be.
+func (h HeldOut) source() Source {
+	return Source{
+		Path: h.Path, Query: h.Query, Positive: h.Positive, Negatives: h.Negatives, NegativesPerQuery: h.NegativesPerQuery,
+		Weight: h.Weight, Label: h.Label, Scores: h.Scores, Teacher: h.Teacher, Prompts: h.Prompts,
+	}
+}
+
+func (h HeldOut) name() string {
+	if len(h.Path) == 0 {
+		return h.Name
+	}
+	return taskName(h.Name, h.Path[0])
+}
+
+// lossMetric is the metric of an evaluation whose value is the loss on held-out rows.
+const lossMetric = "loss"
+
+// byLoss tells whether that loss decides which evaluation is the best.
+func (e Eval) byLoss() bool {
+	return len(e.Loss) > 0 && (e.Metric == lossMetric || len(e.Retrieval)+len(e.STS)+len(e.Rerank) == 0)
+}
+
+// ranks is the metric of tasks of ranking documents.
+func (e Eval) ranks() string {
+	if e.Metric == lossMetric {
+		return Default().Eval.Metric
+	}
+	return e.Metric
+}
+
+// heldOutLoss is the loss on the held-out rows at a key, and where the recipe says it.
+func (r Recipe) heldOutLoss(h HeldOut, key string) (Loss, string) {
+	if h.Loss != nil {
+		return *h.Loss, key + ".loss"
+	}
+	return r.Loss, "loss"
+}
+
+// checkHeldOut checks what the loss is measured on as what trains is checked.
+func (c *checker) checkHeldOut(r *Recipe) {
+	names := map[string]string{}
+	for i, h := range r.Eval.Loss {
+		key := taskKey("loss", i, len(r.Eval.Loss))
+		if name := h.name(); name != "" {
+			if other, ok := names[name]; ok {
+				c.fail(key+".name", "%q is that of %s too: several are told apart by their names", name, other)
+			}
+			names[name] = key
+		}
+		s := h.source()
+		c.checkSource(s, key)
+		reranks, known := r.Model.Kind == "reranker", true
+		switch {
+		case h.Loss != nil && reranks:
+			c.checkGroupTerms(h.Loss, key+".loss")
+		case h.Loss != nil:
+			known = c.checkOwn(r, h.Loss, key+".loss")
+		case len(r.Data.Train) > 0 && !slices.ContainsFunc(r.Data.Train, func(s Source) bool { return s.Loss == nil }):
+			c.fail(key+".loss", "is missing: no dataset trains with the recipe's loss, as each has its own")
+			continue
+		}
+		l, at := r.heldOutLoss(h, key)
+		if reranks {
+			c.checkGroupColumns(s, l, key+".", at)
+			continue
+		}
+		for at, t := range l.each(at) {
+			if !known || slices.Contains(c.d.failed, at+".name") {
+				continue
+			}
+			c.checkColumns(s, *t, key+".", at)
+			if t.kind().m3 {
+				c.checkDistilled(s, *t, key+".")
+			}
+		}
+	}
+}
+
+// heldOut are held-out rows that a run has read.
+type heldOut struct {
+	key, name string
+	from      string // the files, for the model card
+	data      *dataset.Dataset
+	rows      *stages.HeldOut
+	own       *Loss // nil: the recipe's
+}
+
+func (x *Run) openHeldOut(ctx context.Context) error {
+	for i, h := range x.Recipe.Eval.Loss {
+		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+		if err := x.openHeldOutRows(ctx, key, h); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error {
+	r := x.Recipe
+	l, at := r.heldOutLoss(h, key)
+	if err := x.checkDims(l, at); err != nil {
+		return err
+	}
+	if x.reranker != nil {
+		if err := x.checkLayers(l, at); err != nil {
+			return err
+		}
+	}
+	d, err := dataset.Open(ctx, h.source().files(l, false))
+	if err != nil {
+		return err
+	}
+	x.heldOut = append(x.heldOut, heldOut{key: key, name: h.name(), from: strings.Join(h.Path, ", "), data: d, own: h.Loss})
+	if x.Main() {
+		for _, n := range d.Notes() {
+			x.obs.note("%s: %s", key, n)
+		}
+	}
+	if err := x.checkTeacher(l, at, d.TeacherSize()); err != nil {
+		return err
+	}
+	text, err := x.heldOutText(h)
+	if err != nil {
+		return err
+	}
+	rows, err := stages.NewHeldOut(ctx, d, text, r.Batch.GlobalSize, r.Train.Seed)
+	if errors.Is(err, dataset.ErrBadRow) {
+		return fmt.Errorf("%w; none of the rows that a loss is measured on is left out, so it takes a file without this one", err)
+	}
+	if err != nil {
+		return err
+	}
+	if x.guide != nil && h.Loss == nil {
+		rows.Guide = x.guide.model
+	}
+	x.heldOut[len(x.heldOut)-1].rows = rows
+	return nil
+}
+
+// heldOutText says how held-out rows become tokens: as those of data.train[0], but for prompts of their own.
+func (x *Run) heldOutText(h HeldOut) (stages.Text, error) {
+	text := x.text
+	if x.reranker != nil {
+		text.Pairs = text.Pairs[:1]
+		if h.Prompts != nil {
+			c, err := embedder.ConfigOf(x.folder, nil)
+			if err != nil {
+				return text, err
+			}
+			spec, err := x.describeReranker(c, h.Prompts)
+			if err != nil {
+				return text, err
+			}
+			text.Pairs = []*tokenize.Pairs{spec.Pairs}
+		}
+		return text, nil
+	}
+	text.Prompts = text.Prompts[:1]
+	if h.Prompts != nil {
+		text.Prompts = []stages.Prompts{stages.Prompts(*h.Prompts)}
+	}
+	if h.Loss != nil {
+		text.Guide = nil // it is the recipe's loss's
+	}
+	return text, nil
+}
+
+// lossOn is what is measured on held-out rows. Of matryoshka it has all dimensions, whatever a step takes.
+func (x *Run) lossOn(h *heldOut) loss.Loss {
+	switch {
+	case h.own != nil:
+		return h.own.objective(driving{all: true})
+	case x.own.loss != nil:
+		return x.own.loss
+	}
+	return x.Recipe.Loss.objective(driving{all: true})
+}
+
+// measureLosses measures the loss on held-out rows, on rank 0. One that is not finite is no figure: a note says so.
+func (x *Run) measureLosses(ctx context.Context, engine *embedder.Engine, ev *Evaluation) error {
+	sum, all := 0.0, map[string]float64{}
+	for i := range x.heldOut {
+		h := &x.heldOut[i]
+		r, err := h.rows.Loss(ctx, engine, x.lossOn(h))
+		if errors.Is(err, loss.ErrNotFinite) {
+			x.obs.note("%s has no figure this time: %v", h.key, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", h.key, err)
+		}
+		if r == nil {
+			continue
+		}
+		v := r.Mean()
+		sum, all[h.name] = sum+v, v
+		ev.results = append(ev.results, hfmodel.Metric{Dataset: h.from, Name: lossMetric, Value: v})
+	}
+	if n := len(x.heldOut); n == 0 || len(all) < n {
+		return nil
+	} else if mean := sum / float64(n); n > 1 {
+		ev.Loss, ev.Losses = &mean, all
+	} else {
+		ev.Loss = &mean
+	}
+	return nil
+}
+
+// lossIdentity names what the loss is measured on, and what it is.
+func (x *Run) lossIdentity() (string, error) {
+	h := xxh3.New()
+	for i := range x.heldOut {
+		fmt.Fprint(h, stages.Settings(x.lossOn(&x.heldOut[i])), " ")
+		if x.heldOut[i].rows.Guide != nil {
+			fmt.Fprint(h, x.guide.hash, " ")
+		}
+		fmt.Fprint(h, x.heldOut[i].rows.Digest(), " ")
+	}
+	return lossMetric + " on " + stages.Digest(h), nil
+}
+
+// better tells whether the value is better than another one by more than so much: a loss that is lower, any other metric that is higher.
+func (e Evaluation) better(than, by float64) bool {
+	if e.Metric == lossMetric {
+		return e.Value < than-by
+	}
+	return e.Value > than+by
+}
+
+// what is the metric's name among a run's other figures, one of which is a loss as well.
+func (e Evaluation) what() string {
+	if e.Metric == lossMetric {
+		return "held-out loss"
+	}
+	return e.Metric
+}
+
+// lossText is the loss on held-out rows, and of several datasets each one's.
+func (e Evaluation) lossText() string {
+	var each []string
+	for _, name := range slices.Sorted(maps.Keys(e.Losses)) {
+		each = append(each, fmt.Sprintf("%s %.4f", name, e.Losses[name]))
+	}
+	text := fmt.Sprintf("held-out loss %.4f", *e.Loss)
+	if each != nil {
+		text += " (" + strings.Join(each, ", ") + ")"
+	}
+	return text
+}
+
+// Figures are what an evaluation has besides its value: those of several tasks, and the loss on held-out rows, which has no name but its metric where
+// it is that of all datasets.
+func (e Evaluation) Figures() []TaskValue {
+	all := slices.Clone(e.Tasks)
+	if e.Loss != nil && e.Metric != lossMetric {
+		all = append(all, TaskValue{Metric: lossMetric, Value: *e.Loss})
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.Losses)) {
+		all = append(all, TaskValue{Name: name, Metric: lossMetric, Value: e.Losses[name]})
+	}
+	return all
+}

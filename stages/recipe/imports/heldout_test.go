@@ -1,0 +1,55 @@
+package imports_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/stages/recipe"
+)
+
+// Held-out datasets have what those of their names have that train, or all; the recipe reads what was written.
+func TestHeldOut(t *testing.T) {
+	one := func(e recipe.HeldOut) string {
+		loss := "the recipe's"
+		if e.Loss != nil {
+			loss = e.Loss.Name
+		}
+		return fmt.Sprint(e.Name, " ", e.Path, " ", e.Query, " ", e.Positive, " ", e.Negatives, " ", e.Label, " ", *e.Prompts, " ", loss)
+	}
+	for text, want := range map[string][]string{
+		`{"train_dataset": "n", "eval_dataset": {"nli": "x"}}`:                                                              {"nli [x] anchor positive []  {   } the recipe's"},
+		`{"train_dataset": ["n", "m"], "columns": ["a", "b", "c"], "prompts": "p: ", "eval_dataset": {"path": ["x", "y"]}}`: {" [x y] a b [c]  {p:  p:   } the recipe's"},
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "columns": {"nli": ["a", "b"]}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "eval_dataset": {"sts": "x", "nli": "y"}}`: {
+			"nli [y] a b []  {   } mnrl", "sts [x] sentence1 sentence2 [] label {   } cosent"},
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": {"name": "GISTEmbedLoss", "guide": "g"}, "sts": "CoSENTLoss"}, "eval_dataset": {"nli": "y"}}`: {"nli [y] anchor positive []  {   } the recipe's"},
+	} {
+		r, res := mapping(t, text)
+		var got []string
+		for _, e := range r.Eval.Loss {
+			got = append(got, one(e))
+		}
+		if !slices.Equal(got, want) || len(res.Without)+len(res.Unknown) > 0 || strings.Count(res.Recipe, "columns are called") > 2 {
+			t.Errorf("%s: %q, want %q\n%s", text, got, want, res.Recipe)
+		}
+	}
+	for text, want := range map[string]string{
+		`{"eval_dataset": "x", "load_best_model_at_end": true}`:                                                          "loss",
+		`{"eval_dataset": "x", "save_strategy": "best"}`:                                                                 "loss",
+		`{"eval_dataset": "x", "load_best_model_at_end": true, "metric_for_best_model": "eval_cosine_mrr@10"}`:           "mrr@10",
+		`{"eval_dataset": {"a": "x", "b": "y"}, "load_best_model_at_end": true, "metric_for_best_model": "eval_a_loss"}`: "loss",
+		`{"eval_dataset": "x"}`: "ndcg@10",
+	} {
+		r, res := mapping(t, text)
+		if r.Eval.Metric != want || len(res.Without)+len(res.Unknown) > 0 || strings.Contains(text, "eval_a_loss") != strings.Contains(res.Recipe, "of all that eval.loss names, whose mean counts") {
+			t.Errorf("%s: eval.metric is %s, want %s\n%s", text, r.Eval.Metric, want, res.Recipe)
+		}
+	}
+	if _, res := mapping(t, `{"eval_dataset": "x", "per_device_eval_batch_size": 4}`); !strings.Contains(res.Recipe, "per_device_eval_batch_size is 4: the loss is measured in batches of batch.global_size, 8") {
+		t.Error(res.Recipe)
+	}
+	if r, res := mapping(t, `{"eval_dataset": null}`); len(r.Eval.Loss) > 0 {
+		t.Error(res.Recipe)
+	}
+}

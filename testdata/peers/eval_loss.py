@@ -1,0 +1,136 @@
+"""The loss on held-out rows (eval.loss), and sentence-transformers' eval_loss of the same rows in the same batches, the last of which is not full: of
+models as they are, before the first step, and of what contraflow has trained from them.
+
+    python testdata/peers/eval_loss.py CONTRAFLOW [--seed N] [LOSS ...]
+
+Prints a table. Exits with 1 if a loss is off by more than 1e-5 of it. Needs sentence-transformers (6.2 was used) and datasets.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import datasets
+import torch
+import transformers
+from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers.cross_encoder import losses as C
+from sentence_transformers.sentence_transformer import losses as L
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+datasets.disable_progress_bars()
+parser = argparse.ArgumentParser()
+parser.add_argument("contraflow")
+parser.add_argument("only", nargs="*")
+parser.add_argument("--seed", type=int, default=5)
+args = parser.parse_args()
+work = Path(tempfile.mkdtemp())
+golden = Path(__file__).resolve().parents[1] / "golden"
+tiny, cross = golden / "bert" / "minilm-tiny", golden / "rerank" / "cross"
+random.seed(args.seed)
+ROWS, BATCH = 31, 13
+words = "cat dog bird fish tree river road house city stone bread water fire wind rain snow sun".split()
+
+
+def text():
+    return " ".join(random.choice(words) for _ in range(random.randint(1, 9)))
+
+
+def rows(name):
+    out = [
+        {"q": text(), "p": text(), "n": text(), "grade": round(random.random(), 3), "binary": i * 7 % 5 % 2, "class": i % 4}
+        for i in range(ROWS)
+    ]  # fmt: skip
+    (work / name).write_text("".join(json.dumps(r) + "\n" for r in out))
+    return out
+
+
+train, dev = rows("train.jsonl"), rows("dev.jsonl")
+PAIR = "query: q, positive: p"
+MNRL = "name: mnrl, mask_duplicates: false"
+PROMPTS = ', prompts: {query: "find: ", document: "text: "}'
+
+# name: the recipe's loss, its columns, the peer's loss of a model, its columns, the label's first, and prompts
+CASES = {
+    "mnrl": (MNRL, PAIR + ", negatives: n", L.MultipleNegativesRankingLoss, ["q", "p", "n"], None),
+    "mnrl, prompts": (MNRL, PAIR + PROMPTS, L.MultipleNegativesRankingLoss, ["q", "p"], {"q": "find: ", "p": "text: "}),
+    "cached": (MNRL, PAIR, lambda m: L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), ["q", "p"], None),
+    "symmetric": (MNRL + ", directions: [query_to_doc, doc_to_query], partition_mode: per_direction", PAIR, L.MultipleNegativesSymmetricRankingLoss, ["q", "p"], None),
+    "matryoshka": (
+        MNRL + ", matryoshka: {dims: [32, 8], weights: [1, 0.5]}", PAIR,
+        lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m), [32, 8], [1, 0.5]), ["q", "p"], None),
+    "gist": (f"name: gist, mask_duplicates: false, guide: {tiny}", PAIR, lambda m: L.GISTEmbedLoss(m, SentenceTransformer(str(tiny), device="cpu")), ["q", "p"], None),
+    "cosent": ("name: cosent", PAIR + ", label: grade", L.CoSENTLoss, ["q", "p", "grade"], None),
+    "cosine_similarity": ("name: cosine_similarity", PAIR + ", label: grade", L.CosineSimilarityLoss, ["q", "p", "grade"], None),
+    "triplet": ("name: triplet", PAIR + ", negatives: n", L.TripletLoss, ["q", "p", "n"], None),
+    "batch_hard_triplet": ("name: batch_hard_triplet", "query: q, label: class", L.BatchHardTripletLoss, ["q", "class"], None),
+    "bce": ("name: bce", PAIR + ", label: binary", C.BinaryCrossEntropyLoss, ["q", "p", "binary"], None),
+}  # fmt: skip
+
+
+def in_order(dataset, batch_size, drop_last, **more):
+    return DefaultBatchSampler(torch.utils.data.SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
+
+
+def theirs(folder, loss, columns, prompts):
+    data = datasets.Dataset.from_list([{("label" if c in ("grade", "binary", "class") else c): r[c] for c in columns} for r in dev])
+    kind, trainer, arguments = SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    if loss.__module__.startswith(C.__name__):
+        kind, trainer, arguments = CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+        data = data.cast_column("label", datasets.Value("float32"))
+    model = kind(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+    if kind is SentenceTransformer and prompts is None:
+        prompts = {c: model.prompts["query" if c == "q" else "document"] for c in columns if c in ("q", "p", "n")}
+    settings = {"prompts": prompts} if prompts else {}
+    how = arguments(output_dir=str(work / "out"), per_device_eval_batch_size=BATCH, batch_sampler=in_order, report_to=[], use_cpu=True, disable_tqdm=True, **settings)
+    t = trainer(model=model, args=how, eval_dataset=data, loss=loss(model))
+    t.remove_callback(transformers.PrinterCallback)
+    return t.evaluate()["eval_loss"]
+
+
+def ours(model, kind, loss, columns, mesh):
+    shutil.rmtree(work / "run", ignore_errors=True)
+    (work / "recipe.yaml").write_text(f"""
+model: {{path: {model}{kind}}}
+data: {{train: [{{path: {work / "train.jsonl"}, {columns}}}]}}
+batch: {{global_size: {BATCH}, no_duplicates: false}}
+loss: {{{loss}}}
+optimizer: {{lr: 1e-3}}
+train: {{max_steps: 4}}
+eval: {{at_start: true, loss: {{path: {work / "dev.jsonl"}, {columns}}}}}
+mesh: {{{mesh}}}
+save: {{dir: {work / "run"}}}
+""")
+    subprocess.run([args.contraflow, "train", "-c", work / "recipe.yaml", "--quiet"], check=True)
+    lines = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [e["loss"] for e in lines if e.get("metric") == "loss"]
+
+
+print("loss | sentence-transformers: before, after | relative errors | on 2 ranks")
+bad = []
+for name, (loss, columns, peer, texts, prompts) in CASES.items():
+    if args.only and name not in args.only:
+        continue
+    model, kind = (cross, ", kind: reranker") if name == "bce" else (tiny, "")
+    before, errors = theirs(model, peer, texts, prompts), []
+    for mesh in ("replicate: 1", "replicate: 2"):
+        first, last = ours(model, kind, loss, columns, mesh)
+        after = theirs(work / "run" / "model", peer, texts, prompts)
+        errors.append([abs(first - before) / before, abs(last - after) / after])
+    print(f"{name} | {before:.6f} {after:.6f} | {errors[0][0]:.0e} {errors[0][1]:.0e} | {errors[1][0]:.0e} {errors[1][1]:.0e}", flush=True)
+    if not max(max(e) for e in errors) < 1e-5:
+        bad.append(name)
+shutil.rmtree(work)
+if bad:
+    sys.exit(f"off by more than 1e-5: {bad}")
