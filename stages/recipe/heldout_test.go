@@ -158,7 +158,7 @@ func TestHeldOutLoss(t *testing.T) {
 func TestHeldOutLosses(t *testing.T) {
 	j := newJob(t, 10)
 	path, _ := j.heldRows(t, "rows.jsonl", 30)
-	other := newJobModel(t, j)
+	other, layered := newJobModel(t, j), strings.Join(j.layerWise(t)[:3], ", ")
 	meshes := []string{"{replicate: 2}", "{replicate: 1}", "{shard: 2, parameters: streamed}"}
 	if testing.Short() {
 		meshes = meshes[:1]
@@ -179,13 +179,18 @@ func TestHeldOutLosses(t *testing.T) {
 		{"cross_entropy", "positive: p, negatives: [n], negatives_per_query: all, weight: w", "model.kind=reranker"},
 		{"{name: lambda, weighting: ndcg_loss1}", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", "model.kind=reranker"},
 		{"bce", "positive: p, label: grade", "model.kind=reranker"},
+		{
+			fmt.Sprintf("[{name: gist, guide: %q}, {name: distill_kl, weight: 3, similarity: cosine, matryoshka: {dims: [32, 8]}}]", other),
+			"positive: p, negatives: [n], negatives_per_query: all, scores: [scores], weight: w", "",
+		},
+		{"[{name: cross_entropy, self_distill: true}, {name: kl, weight: 0.5}]", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", layered},
 	} {
 		for _, mesh := range meshes {
 			source := fmt.Sprintf("{path: %q, query: q, %s}", path, c.columns)
 			sets := []string{"data={shuffle: false, train: [" + source + "]}", "batch={global_size: 13, accumulate: 3, drop_last: false, no_duplicates: false, sub_batch: {rows: 5}}",
 				"loss=" + c.loss, "model.dropout=0", "train={max_steps: 1, device: cpu}", "mesh=" + mesh, "eval={at_start: true, every: 0, loss: " + source + "}"}
 			if c.more != "" {
-				sets = append(sets, c.more)
+				sets = append(sets, strings.Split(c.more, ", ")...)
 			}
 			o, err := j.run(t, "run", nil, 0, false, sets...)
 			if err != nil {
@@ -429,6 +434,8 @@ func TestHeldOutWrong(t *testing.T) {
 		"eval.loss.label: is missing: eval.loss.loss.name: cosent needs a column":           {entry(", positive: p, loss: cosent")},
 		"eval.loss.weight: loss.name: cosent is of the batch as a whole":                    {entry(", positive: p, label: grade, weight: w"), "loss.name=cosent", "data.train.0.label=l"},
 		"eval.loss.loss.scale: is -1, want a positive number":                               {entry(", positive: p, loss: {name: mnrl, scale: -1}")},
+		"eval.loss.negatives: are missing: eval.loss.loss[1].name: triplet":                 {entry(", positive: p, loss: [mnrl, triplet]")},
+		"eval.loss.loss[1].self_distill is for a layer-wise reranker":                       {entry(", positive: p, negatives: [n], loss: [cross_entropy, {name: cross_entropy, self_distill: true}]"), "model.kind=reranker", "model.max_length=32", "data.train.0.negatives=[p]"},
 		"eval.loss.loss: gist's guide reads all datasets":                                   {entry(", positive: p, loss: {name: gist, guide: g}")},
 		"eval.loss.loss: is missing: no dataset trains with the recipe's loss":              {entry(", positive: p"), own},
 		"eval.loss.loss: is not for model.kind: m3":                                         {entry(", positive: p, loss: mnrl"), "model.kind=m3"},
