@@ -67,6 +67,16 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 	if err != nil {
 		return "", wrap(err)
 	}
+	if slices.Contains(files, "config.json") {
+		if err := d.fetch(ctx, "config.json"); err != nil {
+			return "", wrap(err)
+		}
+		code, err := layerWiseCode(d.snapshot, repo.files)
+		if err != nil {
+			return "", wrap(err)
+		}
+		files = append(files, code...)
+	}
 	for _, name := range files {
 		if isIndex(path.Base(name)) {
 			if err := d.fetch(ctx, name); err != nil {
@@ -121,7 +131,7 @@ func (f *Folder) neededFiles(listed []string) (files []string, err error) {
 		return n
 	}
 	transformer := ""
-	add("", "modules.json", "config_sentence_transformers.json")
+	add("", "modules.json", "config_sentence_transformers.json", rerankerFile)
 	for i, m := range f.Modules {
 		if i == 0 { // readModules wants it to be a transformer, or static embeddings
 			transformer = m.Path

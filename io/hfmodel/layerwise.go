@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -34,33 +35,84 @@ func (s RerankerSpec) layerWiseFiles(dir string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// autoMapped are the files of code in the base's folder that auto_map names. Where one is not there auto_map would lead nowhere, and goes.
-func (s RerankerSpec) autoMapped(config *object) (map[string][]byte, error) {
-	files := map[string][]byte{}
-	var classes map[string]string
-	if ok, err := config.get("auto_map", &classes); err != nil {
-		return nil, fmt.Errorf("config.json: %w", err)
-	} else if !ok {
-		return files, nil
+// codeModules are the modules of the repository itself that config.json's auto_map names, by their files' names without ".py": each class is
+// "module.Class", or several of them in a list; "owner/name--module.Class" is of another repository. ok is false where one is no such name.
+func codeModules(config *object) (modules []string, ok bool, err error) {
+	var classes map[string]any
+	if has, err := config.get("auto_map", &classes); err != nil {
+		return nil, false, fmt.Errorf("config.json: %w", err)
+	} else if !has {
+		return nil, true, nil
 	}
 	for _, key := range sortedKeys(classes) {
-		module, _, _ := strings.Cut(classes[key], ".")
-		if strings.Contains(module, "--") { // another repository's
-			continue
+		all, list := classes[key].([]any)
+		if !list {
+			all = []any{classes[key]}
 		}
-		if module != filepath.Base(module) || s.Base == nil {
-			config.remove("auto_map")
-			return map[string][]byte{}, nil
+		for _, c := range all {
+			class, _ := c.(string) // null: there is none
+			module, _, _ := strings.Cut(class, ".")
+			switch {
+			case class == "" || strings.Contains(class, "--"):
+			case module == "" || checkPath(module) != nil || strings.ContainsAny(module, `/\`):
+				return nil, false, nil
+			default:
+				modules = append(modules, module)
+			}
+		}
+	}
+	slices.Sort(modules)
+	return slices.Compact(modules), true, nil
+}
+
+// layerWiseCode are the listed files of code that belong to the layer-wise reranker in a folder, which what is trained of it takes along; none of any
+// other model.
+func layerWiseCode(dir string, listed []string) (files []string, err error) {
+	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	if !(&Folder{Config: raw}).LayerWise() {
+		return nil, nil
+	}
+	config, err := parseObject(raw)
+	if err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	modules, _, err := codeModules(config)
+	for _, m := range modules {
+		if slices.Contains(listed, m+".py") {
+			files = append(files, m+".py")
+		}
+	}
+	return files, err
+}
+
+// autoMapped are the files of code in the base's folder that auto_map names. Where one is not there auto_map would lead nowhere, and goes.
+func (s RerankerSpec) autoMapped(config *object) (map[string][]byte, error) {
+	modules, ok, err := codeModules(config)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{}
+	for _, module := range modules {
+		if s.Base == nil {
+			ok = false
+			break
 		}
 		data, err := os.ReadFile(filepath.Join(s.Base.Dir, module+".py"))
 		if errors.Is(err, fs.ErrNotExist) {
-			config.remove("auto_map")
-			return map[string][]byte{}, nil
+			ok = false
+			break
 		}
 		if err != nil {
 			return nil, err
 		}
 		files[module+".py"] = data
+	}
+	if !ok {
+		config.remove("auto_map")
+		return map[string][]byte{}, nil
 	}
 	return files, nil
 }

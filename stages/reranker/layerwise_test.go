@@ -165,7 +165,8 @@ func TestLayerWiseCode(t *testing.T) {
 		{"configuration_x.py modeling_x.py", `{"AutoConfig": "configuration_x.Config", "AutoModel": "modeling_x.Model"}`, "configuration_x.py modeling_x.py auto_map"},
 		{"configuration_x.py", `{"AutoConfig": "configuration_x.Config", "AutoModel": "modeling_x.Model"}`, ""},
 		{"", `{"AutoConfig": "someone/some--configuration_x.Config"}`, "auto_map"},
-		{"configuration_x.py", `{"AutoConfig": "../out/configuration_x.Config"}`, ""},
+		{"configuration_x.py", `{"AutoConfig": "../out/configuration_x.Config"}`, ""}, {"configuration_x.py ../beside.py", `{"AutoConfig": "../beside.Config"}`, ""},
+		{"configuration_x.py", `{"AutoConfig": "configuration_x.Config", "AutoTokenizer": ["configuration_x.T", null]}`, "configuration_x.py auto_map"},
 	} {
 		folder, out := layerWiseFolder(t, "minicpm-train"), filepath.Join(t.TempDir(), "out")
 		raw, err := os.ReadFile(filepath.Join(folder, "config.json"))

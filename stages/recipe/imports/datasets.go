@@ -487,7 +487,14 @@ func (r *recipe) prompts(p part) string {
 		if field := fields[s[2]]; ok && field != "" { // of an empty one too
 			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s", field, s[0], s[2])
 		}
+		front := ""
+		if r.reranks() && r.decoder() {
+			front = map[string]string{"query": "A: ", "document": "B: "}[s[2]] // of model.template
+		}
 		if !ok || instruction == "" {
+			if front != "" {
+				r.assume("a %s has %q in front, of model.template: so it is when FlagEmbedding scores; while it trains only %s puts something there", s[2], front, s[0])
+			}
 			continue
 		}
 		if !formatted {
@@ -498,7 +505,13 @@ func (r *recipe) prompts(p part) string {
 		if !found || !found2 || rest != "" {
 			r.fail("%s: %q does not put the text at its end, which is the one place where prompts go here", s[1], format)
 		}
-		add(s[2], before+instruction+between)
+		switch prompt := before + instruction + between; front {
+		case "":
+			add(s[2], prompt)
+		case prompt:
+		default:
+			r.without(s[0], "%q; model.template: bge puts %q there", prompt, front)
+		}
 	}
 	switch v := p.prompts.(type) {
 	case nil:

@@ -28,9 +28,10 @@ func (r *recipe) model() {
 	switch {
 	case r.reranks():
 		r.keys["model.kind"] = "reranker"
-		r.keys["model.truncation"] = "only_second"
 		if r.decoder() {
-			r.keys["model.template"] = "bge"
+			r.keys["model.template"] = "bge" // which cuts the document alone
+		} else {
+			r.keys["model.truncation"] = "only_second"
 		}
 		r.layers()
 	case r.unified():
