@@ -15,6 +15,7 @@ import (
 	"contraflow/gpustage/ref"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
+	"contraflow/stages/recipe/imports"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
 )
@@ -317,5 +318,49 @@ func TestLayerWiseErrors(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// FlagEmbedding's command for one becomes a recipe that opens and trains.
+func TestImportedLayerWise(t *testing.T) {
+	j := newJob(t, 20)
+	j.layerWise(t)
+	config := filepath.Join(j.dir, "layer-wise", "config.json") // the template alone is 118 of this vocabulary's tokens
+	raw, err := os.ReadFile(config)
+	if err == nil {
+		err = os.WriteFile(config, bytes.Replace(raw, []byte(`"max_position_embeddings":32`), []byte(`"max_position_embeddings":256`), 1), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(j.dir, "flag.jsonl")
+	var rows strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&rows, `{"query": %q, "pos": [%q], "neg": [%q, %q]}`+"\n", j.words[i], j.words[i+1], j.words[i+2], j.words[i+3])
+	}
+	if err := os.WriteFile(data, []byte(rows.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, devices, err := imports.ReadCommand(fmt.Sprintf(`torchrun --nproc_per_node 1 -m FlagEmbedding.finetune.reranker.decoder_only.layerwise --model_name_or_path %s --model_type from_finetuned_model --train_data %s
+		--query_max_len 100 --passage_max_len 100 --train_group_size 3 --lora_rank 2 --modules_to_save linear_head --query_instruction_for_rerank 'A: ' --passage_instruction_for_rerank 'B: '
+		--per_device_train_batch_size 4 --max_steps 1 --output_dir %s`, filepath.Join(j.dir, "layer-wise"), data, filepath.Join(j.dir, "out")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := imports.Convert(imports.FlagEmbedding, s, devices)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse("imported", []byte(res.Recipe), []string{"train.device=cpu"})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, res.Recipe)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, res.Recipe)
+	}
+	defer x.Close()
+	if _, err := x.Train(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -422,6 +422,11 @@ func (x *Run) noteUnreadOf(s Source, key string, l Loss, at string) {
 		label, scores, teacher = label || a, scores || b, teacher || c
 		names = append(names, fmt.Sprintf("%s.name: %s", at, t.Name))
 	}
+	for at, t := range l.each(at) {
+		if read, _, _ := t.reads(); label && !read && s.Label != "" && slices.Contains([]string{"mnrl", "gist"}, t.kind().names[0]) {
+			x.obs.note("%s.name: %s takes the texts of every row to belong together, whatever %slabel says", at, t.Name, key)
+		}
+	}
 	has := "has"
 	if len(names) > 1 {
 		has = "have"

@@ -20,11 +20,17 @@ type Period struct {
 
 func (p *Period) decode(d *decoder, path string, n *node) {
 	*p = Period{}
-	if n.kind == scalar && !n.quoted {
+	if n.kind == scalar {
 		if n.text == "epoch" {
 			p.Epoch = true
 			return
 		}
+		if t, err := time.ParseDuration(n.text); err == nil && t > 0 {
+			p.Time = t
+			return
+		}
+	}
+	if n.kind == scalar && !n.quoted {
 		if steps, err := strconv.Atoi(strings.ReplaceAll(n.text, "_", "")); err == nil && steps >= 0 {
 			p.Steps = steps
 			return
@@ -33,12 +39,20 @@ func (p *Period) decode(d *decoder, path string, n *node) {
 			p.Share = share
 			return
 		}
-		if t, err := time.ParseDuration(n.text); err == nil && t > 0 {
-			p.Time = t
-			return
-		}
 	}
 	d.fail(n.at, path, "want a number of steps, a share of the run such as 0.1, epoch, or a time such as 10m, got %s", describe(n))
+}
+
+// spelled is a time as a recipe has it: 10m, where time.Duration says 10m0s.
+func (p Period) spelled() string {
+	text := p.Time.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }
 
 // MarshalYAML writes it as it was given.
@@ -49,7 +63,7 @@ func (p Period) MarshalYAML() (any, error) {
 	case p.Share > 0:
 		return p.Share, nil
 	case p.Time > 0:
-		return p.Time.String(), nil
+		return p.spelled(), nil
 	}
 	return p.Steps, nil
 }
@@ -103,9 +117,11 @@ func (x *Run) describePeriod(p Period, last string) string {
 	var parts []string
 	switch n, every := len(x.epochs), p.steps(x.Steps); {
 	case p.Time > 0:
-		parts = append(parts, fmt.Sprintf("every %v", p.Time))
+		parts = append(parts, fmt.Sprintf("every %s", p.spelled()))
 	case every > x.Steps:
-		parts = append(parts, fmt.Sprintf("every %d steps, of which there are %d", every, x.Steps))
+		parts = append(parts, fmt.Sprintf("every %d steps, which are more than the run has", every))
+	case every == 1:
+		parts = append(parts, "every step")
 	case every > 0:
 		parts = append(parts, fmt.Sprintf("every %d steps", every))
 	case p.Epoch && n == 0:

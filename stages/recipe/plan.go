@@ -14,6 +14,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/pipeline"
 	"contraflow/stages"
+	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
 )
 
@@ -53,7 +54,8 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (r Rates, err err
 	y.ranks = nil
 	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)
 	y.Recipe.Train.MaxSteps = steps
-	y.data, y.skipped, y.obs.Index = nil, nil, nil // that the data is read was said when it was opened
+	y.Recipe.Optimizer.Schedule = Schedule{Name: string(optim.Constant)} // the run may have fewer steps, and be at its schedule's end
+	y.data, y.skipped, y.obs.Index = nil, nil, nil                       // that the data is read was said when it was opened
 	if err := y.openData(ctx); err != nil {
 		return Rates{}, err
 	}

@@ -133,7 +133,7 @@ func (x *Run) notePhases() {
 	begin := u.WarmupSteps + max(0, c.StableSteps)
 	switch {
 	case c.StableSteps == 0 && u.WarmupSteps+c.DecaySteps > x.Steps:
-		x.obs.note("a warm-up of %d steps and a decay of %d are more than the run's %d steps: the learning rate falls from its highest to %.3g of it at once, and on from there; lower optimizer.schedule.decay_steps or decay_ratio", u.WarmupSteps, c.DecaySteps, x.Steps, u.Factor(u.WarmupSteps))
+		x.obs.note("a warm-up of %d steps and a decay of %d are more than the run's %d steps: the decay has begun within the warm-up, and after it the learning rate goes on at %.3g of its highest; lower optimizer.schedule.decay_steps or decay_ratio", u.WarmupSteps, c.DecaySteps, x.Steps, u.Factor(u.WarmupSteps))
 	case c.StableSteps > 0 && begin >= x.Steps:
 		x.obs.note("a warm-up of %d steps and %d at the full learning rate are all of the run's %d steps: it does not fall; lower optimizer.schedule.stable_steps", u.WarmupSteps, c.StableSteps, x.Steps)
 	case c.StableSteps != 0 && c.DecaySteps > 0 && begin+c.DecaySteps < x.Steps && c.MinRatio == 0:
@@ -144,12 +144,25 @@ func (x *Run) notePhases() {
 // describeSchedule says in words how the learning rate goes.
 func (x *Run) describeSchedule() string {
 	u := x.Recipe.update(x.Steps)
-	text := fmt.Sprintf("%.3g, %s", u.LR, x.Recipe.Optimizer.Schedule.Name)
+	o := x.Recipe.Optimizer.Schedule
+	text := fmt.Sprintf("%.3g, %s", u.LR, o.Name)
+	for _, option := range []struct {
+		name string
+		v    float64
+	}{{"cycles", o.Cycles}, {"waves", o.Waves}, {"power", o.Power}, {"min_ratio", o.MinRatio}} {
+		if option.v != 0 {
+			text += fmt.Sprintf(" (%s %v)", option.name, option.v)
+		}
+	}
 	if u.WarmupSteps > 0 {
 		text += fmt.Sprintf(" after %d steps of warm-up", u.WarmupSteps)
 	}
 	if c, ok := u.Schedule.(optim.Curve); ok && c.Ends() {
-		if stable := x.Steps - u.WarmupSteps - c.DecaySteps; c.DecaySteps > 0 && c.StableSteps == 0 && stable > 0 {
+		stable := c.StableSteps
+		if stable == 0 && c.DecaySteps > 0 {
+			stable = x.Steps - u.WarmupSteps - c.DecaySteps
+		}
+		if stable > 0 {
 			text += fmt.Sprintf(" and %d at the full rate", stable)
 		}
 	}

@@ -102,7 +102,7 @@ func TestResumeSchedule(t *testing.T) {
 func TestSchedulePhases(t *testing.T) {
 	j := newJob(t, 100) // 12 steps
 	for set, want := range map[string]string{
-		"{decay_steps: 10}":                                 "a warm-up of 3 steps and a decay of 10 are more than the run's 12 steps: the learning rate falls from its highest to 0.9 of it at once",
+		"{decay_steps: 10}":                                 "a warm-up of 3 steps and a decay of 10 are more than the run's 12 steps: the decay has begun within the warm-up, and after it the learning rate goes on at 0.9 of its highest",
 		"{stable_steps: 9}":                                 "a warm-up of 3 steps and 9 at the full learning rate are all of the run's 12 steps",
 		"{stable_steps: 2, decay_steps: 4}":                 "the learning rate is 0 from step 10 on, of 12",
 		"{stable_steps: 2, decay_steps: 7}":                 "",
@@ -308,11 +308,12 @@ func TestWhen(t *testing.T) {
 		sets []string
 		want string
 	}{
-		{nil, "steps   12, of 2 x 13 rows\nrate    0.001, linear after 2 steps of warm-up; the last step's is 0.0001\neval    every 500 steps, of which there are 12, and after the last step\nsave    every 500 steps, of which there are 12\n"},
+		{nil, "steps   12, of 2 x 13 rows\nrate    0.001, linear after 2 steps of warm-up; the last step's is 0.0001\neval    every 500 steps, which are more than the run has, and after the last step\nsave    every 500 steps, which are more than the run has\n"},
 		{[]string{"eval.every=epoch", "save.every=epoch", "train.epochs=4"}, "eval    at each epoch's end, after step 4, 8, 12, 16, and after the last step\nsave    at each epoch's end, after step 4, 8, 12, 16\n"},
-		{[]string{"eval.every=epoch", "save.every=10m", "train.epochs=9"}, "eval    at each epoch's end, after step 4, 8, 12, ..., 36, and after the last step\nsave    every 10m0s\n"},
-		{[]string{"eval.every=0.25", "save.every=epoch", "train.max_steps=3"}, "eval    every 1 steps, and after the last step\nsave    at each epoch's end, which none has within 3 steps\n"},
-		{[]string{"eval.every=0", "save.every=0", "optimizer.schedule={name: cosine, decay_steps: 4, min_ratio: 0.25}"}, "rate    0.001, cosine after 2 steps of warm-up and 6 at the full rate; the last step's is 0.00036\neval    after the last step\ndevice"},
+		{[]string{"eval.every=epoch", "save.every=10m", "train.epochs=9"}, "eval    at each epoch's end, after step 4, 8, 12, ..., 36, and after the last step\nsave    every 10m\n"},
+		{[]string{"eval.every=0.25", "save.every=epoch", "train.max_steps=3"}, "eval    every step, and after the last step\nsave    at each epoch's end, which none has within 3 steps\n"},
+		{[]string{"eval.every=0", `save.every="1h30m"`, "optimizer.schedule={name: linear, stable_steps: 3}"}, "rate    0.001, linear after 2 steps of warm-up and 3 at the full rate; the last step's is 0.000143\neval    after the last step\nsave    every 1h30m\n"},
+		{[]string{"eval.every=0", "save.every=0", "optimizer.schedule={name: cosine, decay_steps: 4, min_ratio: 0.25}"}, "rate    0.001, cosine (min_ratio 0.25) after 2 steps of warm-up and 6 at the full rate; the last step's is 0.00036\neval    after the last step\ndevice"},
 	} {
 		r, err := Parse("job", []byte(j.text), append(c.sets, j.sts(t), "batch.no_duplicates=false", "save.dir="+filepath.Join(j.dir, "out")))
 		if err != nil {
@@ -326,5 +327,22 @@ func TestWhen(t *testing.T) {
 			t.Errorf("%s\nwant\n%s", text, c.want)
 		}
 		x.Close()
+	}
+}
+
+// Steps that measure are as many as they are asked to be, whatever the run has: a schedule that ends does not end them.
+func TestCalibrateBeyondTheRun(t *testing.T) {
+	j := newJob(t, 40)
+	r, err := Parse("job", []byte(j.text), []string{"train.max_steps=1", "optimizer.warmup_ratio=0", "optimizer.schedule={name: cosine, cycles: 2}", "save.dir=" + filepath.Join(j.dir, "out")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if _, err := x.Calibrate(t.Context(), 1, 3); err != nil {
+		t.Error(err)
 	}
 }

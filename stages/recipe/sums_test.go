@@ -343,6 +343,10 @@ func TestSumUnread(t *testing.T) {
 		if err := x.Close(); err != nil {
 			t.Error(err)
 		}
+		x.noteUnreadOf(Source{Label: "w"}, "it.", Loss{Terms: []Loss{{Name: "mnrl"}, {Name: "cosine_similarity"}}}, "loss")
+		if !strings.Contains(notes, "loss[0].name: mnrl takes the texts of every row to belong together, whatever it.label says") || strings.Contains(notes, "loss[1].name: cosine_similarity takes") {
+			t.Errorf("%q", notes)
+		}
 		if n := strings.Count(notes, "is not read"); !strings.Contains(notes, want) || n != 1+strings.Count(loss, "triplet") {
 			t.Errorf("%s: %q", loss, notes)
 		}

@@ -212,7 +212,7 @@ func (n *node) slot(key, at string) (**node, error) {
 		if _, err := fmt.Sscan(key, &i); err == nil && i >= 0 && i < len(n.list) {
 			return &n.list[i], nil
 		}
-		return nil, fmt.Errorf("%s: %q is not an element of a list of %d", at, key, len(n.list))
+		return nil, fmt.Errorf("%s: %q is not an element of a list of %d: they are counted from 0", at, key, len(n.list))
 	}
 	return nil, fmt.Errorf("%s: %s is %v, it has no key %q", at, n.at, n.kind, key)
 }

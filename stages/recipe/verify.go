@@ -440,16 +440,17 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 	return nil
 }
 
-// stopped is the key of what its losses take for numbers that have no gradient; "" if there is nothing of the kind.
+// stopped are the keys of what its losses take for numbers that have no gradient; "" if there is nothing of the kind.
 func (v *verifier) stopped() string {
+	var keys []string
 	for _, k := range v.sources {
 		for _, t := range v.x.Recipe.termsOf(k) {
-			if option := t.stopped(); option != "" {
-				return t.key + "." + option
+			if option := t.stopped(); option != "" && !slices.Contains(keys, t.key+"."+option) {
+				keys = append(keys, t.key+"."+option)
 			}
 		}
 	}
-	return ""
+	return strings.Join(keys, " and ")
 }
 
 // dropoutRate is the model's.

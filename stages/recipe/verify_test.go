@@ -298,6 +298,7 @@ func TestVerifyStopped(t *testing.T) {
 	}{
 		{[]string{"loss.hardness_mode=in_batch_negatives", "loss.hardness_strength=5"}, ", without loss.hardness_mode"},
 		{[]string{"model.kind=m3", "loss.name=m3", "loss.self_distill=true", "loss.self_distill_from=3", "loss.scale=10"}, ", without loss.self_distill"},
+		{[]string{"loss=[{name: mnrl, hardness_mode: in_batch_negatives, hardness_strength: 5}, {name: mnrl, scale: 5, hardness_mode: in_batch_negatives, hardness_strength: 2}]"}, ", without loss[0].hardness_mode and loss[1].hardness_mode"},
 		{[]string{"data.on_error=skip"}, ""},
 		{[]string{"loss.gather_across_devices=false", "loss.matryoshka={dims: [64, 16, 5], dims_per_step: 1}"}, ""},
 	} {

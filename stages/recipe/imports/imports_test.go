@@ -136,6 +136,21 @@ func TestFlagEmbeddingReranker(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, res = convert(t, imports.FlagEmbedding, s, 1)
+	if d := r.Data.Train[0]; r.Model.Truncation != "" || d.Prompts == nil || *d.Prompts != (recipe.Prompts{}) || len(res.Without) > 0 || strings.Contains(res.Recipe, "in front") { // the template has A: and B:
+		t.Errorf("truncation %q, prompts %v, without %q", r.Model.Truncation, d.Prompts, res.Without)
+	}
+	for command, want := range map[string]string{
+		" --query_instruction_for_rerank 'Q: ' --passage_instruction_for_rerank 'B: '": `# without counterpart: query_instruction_for_rerank: "Q: "; model.template: bge puts "A: " there`,
+		" --query_instruction_for_rerank 'A: '":                                        `# assumed: a document has "B: " in front, of model.template`,
+	} {
+		s, _, err := imports.ReadCommand("python -m FlagEmbedding.finetune.reranker.decoder_only.base --model_name_or_path m --train_data ./toy.jsonl" + command)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, want) || *r.Data.Train[0].Prompts != (recipe.Prompts{}) {
+			t.Errorf("%s: want %q in\n%s", command, want, res.Recipe)
+		}
+	}
 	if l := r.Model.LoRA; r.Loss.Name != "cross_entropy" || r.Model.Template != "bge" || l == nil || l.Rank != 64 || l.Alpha != 16 || len(l.Targets) != 7 || r.Data.Train[0].Scores != nil {
 		t.Errorf("%s", res.Recipe)
 	}

@@ -67,10 +67,17 @@ func (r *recipe) schedule(lr float64) (steady bool) {
 		end, ok := kwargs.number("lr_end")
 		if !ok {
 			end = 1e-7 // its default
+			if end >= lr {
+				kwargs.fail("have no lr_end, which is 1e-07 then: want less than learning_rate, %s", num(lr))
+				break
+			}
 		}
 		atLeast("lr_end", end)
 	case "cosine_with_min_lr", "cosine_warmup_with_min_lr":
 		if v, ok := kwargs.number("min_lr"); ok {
+			if _, both := options["min_ratio"]; both {
+				r.assume("lr_scheduler_kwargs have min_lr and min_lr_rate, which transformers refuses: min_lr is taken")
+			}
 			atLeast("min_lr", v)
 		} else if _, ok := options["min_ratio"]; !ok {
 			r.assume("lr_scheduler_type is %s, and lr_scheduler_kwargs have neither min_lr nor min_lr_rate, without which transformers refuses it: the learning rate falls to 0", kind)
@@ -78,7 +85,7 @@ func (r *recipe) schedule(lr float64) (steady bool) {
 		if kind == "cosine_warmup_with_min_lr" {
 			options["ahead"] = "true"
 			if options["warmup_from"] == "0" {
-				r.without("lr_scheduler_kwargs", "warmup_lr_rate: 0: with optimizer.schedule.ahead the first step's learning rate is not 0, but as many parts of it as the warm-up has steps")
+				r.without("lr_scheduler_kwargs", "warmup_lr_rate: 0: with optimizer.schedule.ahead the first step of a warm-up of n steps has 1/n of the learning rate, and there it has none")
 			}
 		}
 	case "warmup_stable_decay":
