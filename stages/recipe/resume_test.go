@@ -302,7 +302,7 @@ func TestCompareRecipes(t *testing.T) {
 	}
 	for _, c := range []struct{ set, changed, refused string }{
 		{"optimizer.lr=3e-5", "optimizer.lr was 2e-05 and is 3e-05", ""},
-		{"save.every=10m", "save.every was 500 and is 10m0s", ""},
+		{"save.every=10m", "save.every was 500 and is 10m", ""},
 		{"train.epochs=2", "train.epochs was 1 and is 2", ""},
 		{"data.train=[{path: other.parquet, query: q, positive: p}]", "data.train[0].path[0] was d.parquet and is other.parquet", ""},
 		{"model.max_length=17", "", "model.max_length.document was not set and is 17; model.max_length.query was not set and is 17"},
