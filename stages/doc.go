@@ -39,11 +39,11 @@
 // # Rerankers
 //
 // A model that scores trains on the same graph: its sequences are pairs (a document with its row's query in front), its embeddings have one
-// dimension, or as many as a layer-wise reranker has layers that score, and its loss is a sum over groups, the documents of a row. It has no need of the cached pass, since a group's gradient follows
-// from its own scores, and nothing but parameters' gradients travels between ranks. It goes through the cached pass nevertheless:
-// with all activations kept, which is the rule within the replay budget, that is the plain pass, one batch wide; beyond the
-// budget, large batches and groups larger than a sub-batch work at the price of a replay. There is one schedule, one set of
-// collectives and one resume for both kinds of models.
+// dimension, or as many as a layer-wise reranker has layers that score, and its loss is a sum over groups, the documents of a row. It has
+// no need of the cached pass, since a group's gradient follows from its own scores, and nothing but parameters' gradients travels between
+// ranks. It goes through the cached pass nevertheless: with all activations kept, which is the rule within the replay budget, that is the
+// plain pass, one batch wide; beyond the budget, large batches and groups larger than a sub-batch work at the price of a replay. There is
+// one schedule, one set of collectives and one resume for both kinds of models.
 //
 // # Parts
 //

@@ -464,3 +464,62 @@ func TestMessages(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Of a layer-wise reranker the code comes along that its config.json names and the repository has; of another model none.
+func TestDownloadCode(t *testing.T) {
+	noEnvironment(t)
+	const layerWise = `{"architectures": ["LayerWiseMiniCPMForCausalLM"], "model_type": "minicpm", "auto_map": `
+	for _, c := range []struct{ config, code, err string }{
+		{layerWise + `{"AutoConfig": "configuration_x.C", "AutoModel": ["modeling_x.M", null]}}`, "configuration_x.py modeling_x.py", ""},
+		{layerWise + `{"AutoConfig": "configuration_x.C", "AutoModel": "missing.M", "AutoTokenizer": "some/where--other.T"}}`, "configuration_x.py", ""},
+		{layerWise + `{"AutoConfig": "configuration_x.C", "AutoModel": "code/inside.M"}}`, "", ""},
+		{layerWise + `{"AutoConfig": "configuration_x.C", "AutoModel": "../modeling_x.M"}}`, "", ""},
+		{layerWise + `"configuration_x.C"}`, "", "config.json: auto_map"},
+		{`{"architectures": ["BertModel"], "model_type": "bert", "auto_map": {"AutoModel": "modeling_x.M"}}`, "", ""},
+		{`{"architectures": ["LayerWise`, "", ""}, // which Open tells
+	} {
+		h := newFakeHub(t)
+		delete(h.files, "modules.json")
+		h.files["config.json"], h.files["reranker.json"] = c.config, `{"instruction": "judge"}`
+		for _, name := range []string{"configuration_x.py", "modeling_x.py", "other.py", "code/inside.py"} {
+			h.files[name] = "# " + name
+		}
+		dir, err := resolve(t.Context(), "org/name", Options{Endpoint: h.URL, CacheDir: t.TempDir()})
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s: %v, want %q", c.config, err, c.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.config, err)
+			continue
+		}
+		var code []string
+		for _, line := range tree(t, dir) {
+			name := strings.Fields(line)[0]
+			if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(data) != h.files[name] {
+				t.Errorf("%s: %s is %q, %v", c.config, name, data, err)
+			}
+			if strings.HasSuffix(name, ".py") {
+				code = append(code, name)
+			}
+		}
+		if got := strings.Join(code, " "); got != c.code {
+			t.Errorf("%s: the code %q came, want %q", c.config, got, c.code)
+		}
+		f, err := Open(dir)
+		if !json.Valid([]byte(c.config)) {
+			if err == nil || !strings.Contains(err.Error(), "config.json") {
+				t.Errorf("%s: %v", c.config, err)
+			}
+			continue
+		}
+		if err != nil || f.Reranker == nil || f.Reranker.Instruction != "judge" {
+			t.Errorf("%s: %v, of reranker.json %+v", c.config, err, f)
+		}
+		if err == nil {
+			f.Close()
+		}
+	}
+}

@@ -173,3 +173,15 @@ func TestLayersErrors(t *testing.T) {
 		}
 	}
 }
+
+// Scores of many layers fit into what Memory says.
+func TestLayersMemory(t *testing.T) {
+	s, err := ref.New().OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := layerBatch(t, s, gpustage.F32, []int{20, 20}, 16, make([]float64, 640), make([]float64, 40))
+	if _, _, err := computeGroups(t, s, Groups{Name: GroupCrossEntropy}, b); err != nil {
+		t.Error(err)
+	}
+}

@@ -3,6 +3,7 @@ package recipe
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -122,6 +123,12 @@ func TestAdapterOfSomethingElse(t *testing.T) {
 	// What has no place in model.lora: layers with factors that are frozen.
 	_, err := j.run(t, "x", nil, 0, false, "model.path="+filepath.Join(j.dir, "all", "model"), "model.lora={rank: 2, alpha: 3}", "model.freeze={layers: 1}")
 	if err == nil || !strings.Contains(err.Error(), "the adapter has factors of encoder.layer.0.attention.self.query, which is no target; to train a new one") {
+		t.Error(err)
+	}
+	// A reranker begins with none, and what merges it is not contraflow.
+	_, err = j.run(t, "x", nil, 0, false, "model.path="+filepath.Join(j.dir, "all", "model"), "model.kind=reranker", "model.max_length=32",
+		fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")))
+	if err == nil || !strings.Contains(err.Error(), "model.path: ") || !strings.Contains(err.Error(), "a reranker does not begin with one: PEFT's merge_and_unload") {
 		t.Error(err)
 	}
 }

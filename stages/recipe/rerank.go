@@ -91,7 +91,7 @@ func (x *Run) openReranker() error {
 		return nil
 	}
 	if x.folder.Adapter != nil {
-		return fmt.Errorf("model.path: a reranker does not begin with an adapter; merge it first: contraflow merge")
+		return fmt.Errorf("model.path: %s is an adapter, and a reranker does not begin with one: PEFT's merge_and_unload merges it into its model", x.folder.Dir)
 	}
 	if x.folder.LayerWise() && m.Head != "" {
 		return fmt.Errorf("model.head: %s is a layer-wise reranker, which has heads of its own", x.folder.Dir)

@@ -119,8 +119,15 @@ func TestTrainableLayerWise(t *testing.T) {
 				t.Errorf("%s, %s: config.json %v, want %v", name, tuned, b, a)
 			}
 			card, err := os.ReadFile(filepath.Join(out, "README.md"))
-			if err != nil || !bytes.Contains(card, []byte("LayerWiseFlagLLMReranker(\"out\"")) || !bytes.Contains(card, []byte("cutoff_layers=[4]")) || bytes.Contains(card, []byte("CrossEncoder")) {
-				t.Errorf("%v: the card is %s", err, card)
+			for _, has := range []string{"library_name: transformers\n", "- layer-wise\n", "LayerWiseFlagLLMReranker(\"out\"", "cutoff_layers=[4]"} {
+				if err != nil || !bytes.Contains(card, []byte(has)) {
+					t.Errorf("%v: the card has no %q: %s", err, has, card)
+				}
+			}
+			for _, lacks := range []string{"CrossEncoder", "sentence-transformers", "cross-encoder"} {
+				if bytes.Contains(card, []byte(lacks)) {
+					t.Errorf("the card has %q: %s", lacks, card)
+				}
 			}
 		}
 	}
@@ -173,7 +180,7 @@ func TestLayerWiseCode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		raw = bytes.Replace(raw, []byte("{"), []byte(`{"auto_map": `+c.autoMap+","), 1)
+		raw = bytes.Replace(raw, []byte("{"), []byte(`{"torch_dtype": "bfloat16", "auto_map": `+c.autoMap+","), 1)
 		if err := os.WriteFile(filepath.Join(folder, "config.json"), raw, 0o666); err != nil {
 			t.Fatal(err)
 		}
@@ -204,11 +211,45 @@ func TestLayerWiseCode(t *testing.T) {
 			}
 			got = append(got, filepath.Base(file))
 		}
+		if dtype := configOf(t, out)["torch_dtype"]; dtype != "float32" {
+			t.Errorf("torch_dtype is %v, and tensors are f32", dtype)
+		}
 		if configOf(t, out)["auto_map"] != nil {
 			got = append(got, "auto_map")
 		}
 		if s := strings.Join(got, " "); s != c.want {
 			t.Errorf("of %q and auto_map %s it has %q, want %q", c.files, c.autoMap, s, c.want)
 		}
+	}
+}
+
+// A template's tokens are not a layer-wise reranker's, which has heads; for the same reason it gets no new one.
+func TestLayerWiseHeads(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	folder := layerWiseFolder(t, "minicpm-train")
+	config, err := os.ReadFile(filepath.Join(folder, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = bytes.Replace(config, []byte(`"max_position_embeddings": 20`), []byte(`"max_position_embeddings": 512`), 1) // templates are long
+	if err := os.WriteFile(filepath.Join(folder, "config.json"), config, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, template := range []string{"bge", "qwen3"} {
+		m, err := LoadTrainable(folder, d, TextOptions{Template: template}, transformer.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		if r := m.spec.Folder; r.True != "" || r.False != "" || r.TrueID != nil || r.FalseID != nil || r.Template == nil {
+			t.Errorf("%s: the folder would have %+v", template, r)
+		}
+	}
+	if _, err := LoadTrainable(folder, d, TextOptions{NewHead: true}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), "is a layer-wise reranker, which has heads of its own") {
+		t.Error(err)
 	}
 }

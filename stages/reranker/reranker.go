@@ -7,8 +7,7 @@
 //
 // What a score is the folder says: the logit of a model for sequence classification (of an encoder, or of a decoder's last token), or a
 // decoder's logit of "yes" less that of "no" after a template's last token, or of a layer-wise reranker what the head of one of its layers
-// says of the last token ([CutoffLayer]). It is not squeezed into 0 to 1: [Sigmoid] does
-// that, as CrossEncoder does of itself.
+// says of the last token ([CutoffLayer]). It is not squeezed into 0 to 1: [Sigmoid] does that, as CrossEncoder does of itself.
 //
 // Pairs are tokenized on all processors, sorted by length, packed without padding and computed in passes of a bounded number of tokens;
 // a pair's score does not depend on what else is in the call.

@@ -1,6 +1,7 @@
 package reranker
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -386,5 +387,18 @@ func TestErrors(t *testing.T) {
 	}
 	if _, err := Load(goldens.Path(t, "rerank/cross"), Template("x")); err == nil || !strings.Contains(err.Error(), "no template") {
 		t.Errorf("%v", err)
+	}
+	adapter := t.TempDir()
+	copyFiles(t, adapter, goldens.Path(t, "lora/bert-qv"), "adapter_config.json", "adapter_model.safetensors")
+	config, err := os.ReadFile(filepath.Join(adapter, "adapter_config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := goldens.Path(t, "bert/minilm-tiny")
+	if err := os.WriteFile(filepath.Join(adapter, "adapter_config.json"), bytes.Replace(config, []byte("testdata/golden/bert/minilm-tiny"), []byte(base), 1), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadTrainable(adapter, ref.New(), TextOptions{}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), adapter+" is an adapter") || !strings.Contains(err.Error(), "PEFT's merge_and_unload") {
+		t.Errorf("an adapter: %v", err)
 	}
 }

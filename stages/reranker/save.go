@@ -6,9 +6,8 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// Save writes a folder that scores as spec says, with a model's parameters: transformers, CrossEncoder and Load read it, or of a layer-wise reranker
-// FlagEmbedding and Load. base is the
-// folder that the model came from.
+// Save writes a folder that scores as spec says, with a model's parameters: transformers, CrossEncoder and Load read it, and that of a
+// layer-wise reranker FlagEmbedding and Load. base is the folder that the model came from.
 func Save(dir string, base *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor, spec *Spec, card hfmodel.Card) error {
 	head := spec.Scorer.Modules()
 	if spec.Scorer.LMHead != "" {

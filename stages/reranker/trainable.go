@@ -44,7 +44,7 @@ func (t *Trainable) load(d gpustage.Device, text TextOptions, o transformer.Opti
 	f := t.folder
 	switch {
 	case f.Adapter != nil:
-		return fmt.Errorf("%s: a reranker does not begin with an adapter; merge it first: embedder.Merge", f.Dir)
+		return fmt.Errorf("%s is an adapter, and a reranker does not begin with one: PEFT's merge_and_unload merges it into its model", f.Dir)
 	case text.CutoffLayer != 0:
 		return fmt.Errorf("%s: a cutoff layer is for scoring: all layers are trained", f.Dir)
 	}

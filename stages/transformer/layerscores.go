@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"contraflow/gpustage"
@@ -12,54 +13,74 @@ import (
 // through the final norm, which all share, and through that layer's head. On the way back its gradient enters where it was taken (untap), so
 // that there is one walk through the layers, whatever is kept or computed again. Rows alone are taken, not tokens: all of it is small.
 
-// layerHeads are the heads that config.json tells of: the lowest layer that has one, counted from 1, and the head's name.
-func layerHeads(raw []byte) (first int, head func(layer int) string, err error) {
-	start, multi := 8, true
-	s := miniCPMConfig{StartLayer: &start, HeadMulti: &multi, HeadType: "simple"}
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return 0, nil, fmt.Errorf("config.json: %w", err)
+// layerHeads are the heads that config.json tells of.
+type layerHeads struct {
+	start int  // the lowest layer that has one; 0 is the embeddings' output, which is no layer here
+	multi bool // each layer has its own
+}
+
+func parseLayerHeads(raw []byte) (layerHeads, error) {
+	h := layerHeads{start: 8, multi: true}
+	s := miniCPMConfig{StartLayer: &h.start, HeadMulti: &h.multi, HeadType: "simple"}
+	err := json.Unmarshal(raw, &s)
+	switch {
+	case err != nil:
+		return h, fmt.Errorf("config.json: %w", err)
+	case s.StartLayer == nil:
+		return h, errors.New("config.json: start_layer is null, want the lowest layer that has a score")
+	case s.HeadMulti == nil:
+		return h, errors.New("config.json: head_multi is null, want true or false")
+	case s.HeadType != "simple":
+		return h, fmt.Errorf("config.json: head_type %q is %w: a head gives one score", s.HeadType, ErrUnsupported)
 	}
-	if s.HeadType != "simple" || s.StartLayer == nil || s.HeadMulti == nil {
-		return 0, nil, fmt.Errorf("config.json: head_type %q is %w: a head gives one score", s.HeadType, ErrUnsupported)
+	return h, nil
+}
+
+// first is the lowest layer that has a head, counted from 1.
+func (h layerHeads) first() int { return max(1, h.start) }
+
+// name is that of a layer's head.
+func (h layerHeads) name(layer int) string {
+	if h.multi {
+		return fmt.Sprintf("lm_head.%d.linear_head", layer-h.start)
 	}
-	return max(1, *s.StartLayer), func(layer int) string {
-		if *s.HeadMulti {
-			return fmt.Sprintf("lm_head.%d.linear_head", layer-*s.StartLayer)
-		}
-		return "lm_head.linear_head"
-	}, nil
+	return "lm_head.linear_head"
 }
 
 // LayerScorer is the head of a layer-wise reranker, and the layer, counted from 1, whose output it scores: layer, or the last if that is 0.
 // The model ends there: its last token goes through the final norm, which all layers share, and through the layer's own head, or the one
 // that all share. FlagEmbedding calls layer cutoff_layers.
 func (c Config) LayerScorer(raw []byte, layer int) (h Scorer, cutoff int, err error) {
-	first, head, err := layerHeads(raw)
+	heads, err := parseLayerHeads(raw)
 	if err != nil {
 		return h, 0, err
 	}
 	if cutoff = layer; layer == 0 {
 		cutoff = c.Layers
 	}
-	if cutoff < first || cutoff > c.Layers {
-		return h, 0, fmt.Errorf("layer %d has no score: those of layers %d to %d have", cutoff, first, c.Layers)
+	if cutoff < heads.first() || cutoff > c.Layers {
+		return h, 0, fmt.Errorf("layer %d has no score: those of layers %d to %d have", cutoff, heads.first(), c.Layers)
 	}
-	return Scorer{Pooling: gpustage.LastPooling, Out: head(cutoff)}, cutoff, nil
+	return Scorer{Pooling: gpustage.LastPooling, Out: heads.name(cutoff)}, cutoff, nil
 }
 
 // LayerScorers are the heads of all layers of a layer-wise reranker that have one: with them a model gives [B, layers] scores, the last layer's
-// first, each as LayerScorer's would be.
+// first, each as LayerScorer's would be. Heads of their own below layer 1 are an error: what trains would be saved without them.
 func (c Config) LayerScorers(raw []byte) (h Scorer, err error) {
-	first, head, err := layerHeads(raw)
+	heads, err := parseLayerHeads(raw)
 	if err != nil {
 		return h, err
+	}
+	if heads.multi && heads.start < 1 {
+		return h, fmt.Errorf("config.json: with start_layer %d and head_multi there are heads below layer 1, of the embeddings' output, which are not trained, and "+
+			"would be lost in what is saved: such a model can only score, one with start_layer 1 or more is trained", heads.start)
 	}
 	h, last, err := c.LayerScorer(raw, 0)
 	if err != nil {
 		return h, err
 	}
-	for l := last - 1; l >= first; l-- {
-		h.Below = append(h.Below, head(l))
+	for l := last - 1; l >= heads.first(); l-- {
+		h.Below = append(h.Below, heads.name(l))
 	}
 	return h, nil
 }

@@ -268,6 +268,9 @@ func TestLayerScorersErrors(t *testing.T) {
 	for config, want := range map[string]string{
 		`"start_layer":8,"num_hidden_layers":7`:                   "layer 7 has no score: those of layers 8 to 7 have",
 		`"start_layer":2,"num_hidden_layers":7,"head_type":"raw"`: `head_type "raw" is not supported`,
+		`"start_layer":null,"head_type":"simple"`:                 "start_layer is null",
+		`"start_layer":2,"head_multi":null`:                       "head_multi is null",
+		`"start_layer":0,"head_multi":true`:                       "with start_layer 0 and head_multi there are heads below layer 1",
 	} {
 		raw := []byte(`{"model_type":"minicpm",` + config + "}")
 		c, err := ParseConfig(raw)
@@ -279,9 +282,65 @@ func TestLayerScorersErrors(t *testing.T) {
 		}
 	}
 	m, _, _, _ := loadHead(t, "minicpm-train", ref.New(), Options{}, nil)
-	c := m.Config
-	c.Scorer.Below = append(c.Scorer.Below, "lm_head.3.linear_head", "lm_head.4.linear_head")
-	if _, err := New(gpustage.Dry{}, c, Head{}, Options{}); err == nil || !strings.Contains(err.Error(), "4 layers below the last have a score") {
-		t.Error(err)
+	for want, change := range map[string]func(*Config){
+		"4 layers below": func(c *Config) {
+			c.Scorer.Below = append(c.Scorer.Below, "lm_head.3.linear_head", "lm_head.4.linear_head")
+		},
+		"of the last token":         func(c *Config) { c.Scorer.Pooling = gpustage.MeanPooling },
+		"2 layers below":            func(c *Config) { c.Scorer.Out, c.Scorer.Tokens = "", []int32{1} },
+		"2 layers below the last":   func(c *Config) { c.Scorer.Dense = "pooler.dense" },
+		`a model of family "bert" `: func(c *Config) { c.Family = "bert" },
+	} {
+		c := m.Config
+		change(&c)
+		if err := c.checkScorer(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "want fewer than those, of the last token, and a final norm") {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if _, err := New(gpustage.Dry{}, c, Head{}, Options{}); err == nil {
+			t.Errorf("%q is no error of New", want)
+		}
+	}
+	// A head is no target of LoRA, nor among those that there are.
+	for target, want := range map[string]string{"lm_head.2.linear_head": `"lm_head.2.linear_head" is of the head`, "linear_head": "lora.modules_to_save", "q": "there are self_attn.q_proj, "} {
+		_, err := New(gpustage.Dry{}, m.Config, Head{}, Options{Tuning: Tuning{LoRA: &LoRA{Rank: 2, Alpha: 4, Targets: []string{target}}}})
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "there are") && strings.Contains(err.Error(), "linear_head") {
+			t.Errorf("%s: %v, want %q", target, err, want)
+		}
+	}
+}
+
+// Layers are counted from 1, whatever start_layer says: the embeddings' output has no score here, and layer 1 has the second of the heads.
+func TestLayerScorersFromZero(t *testing.T) {
+	for start, want := range map[int]string{0: "lm_head.1.linear_head", 1: "lm_head.0.linear_head"} {
+		raw := fmt.Appendf(nil, `{"model_type":"minicpm","num_hidden_layers":3,"start_layer":%d,"head_multi":true}`, start)
+		c, err := ParseConfig(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, _, err := c.LayerScorer(raw, 1); err != nil || h.Out != want {
+			t.Errorf("start_layer %d: layer 1 has the head %q, %v, want %q", start, h.Out, err, want)
+		}
+		raw = bytes.Replace(raw, []byte("true"), []byte("false"), 1)
+		if h, err := c.LayerScorers(raw); err != nil || h.Scores() != 3 {
+			t.Errorf("start_layer %d: %d scores of a shared head, %v, want those of 3 layers", start, h.Scores(), err)
+		}
+	}
+}
+
+// What comes back to a head is rounded once for its two products, as in layers.
+func TestLayerScoresSharedRounding(t *testing.T) {
+	m, s, g, rows := loadHead(t, "minicpm-train", rounder{fastDevice(t)}, Options{BF16: true}, nil)
+	grads, err := m.NewGradients()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spy := &roundingSpy{Stream: s, t: t, found: map[*gpustage.Rounded][]float64{}}
+	p := m.Forward(spy, newArena(t, m.Device), rows, true, true)
+	p.Backward(upload64(t, s, m.DType, rows.Len(), 3, g.F64(t, "alone/dscores")), grads)
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if want := 4*m.Config.Layers + 3; spy.shared != want {
+		t.Errorf("%d products take what another one has rounded, want %d: 4 of each layer, and one of each of 3 heads", spy.shared, want)
 	}
 }

@@ -189,8 +189,11 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 	}
 	for _, name := range lora.Targets {
 		if !targeted[name] && !all {
+			if slices.ContainsFunc(ps, func(p Param) bool { return p.Head && named(p.Module(), name) }) {
+				return nil, nil, wrong("lora.targets", "%q is of the head, which has no factors: to train it as a whole, name it in lora.modules_to_save", name)
+			}
 			return nil, nil, wrong("lora.targets", "%q is no linear layer of this model%s; there are %s, or %s for all of them",
-				name, aboveFrozen(t), strings.Join(c.moduleNames(func(p Param) bool { return p.kind == weight && !c.dense(p) }), ", "), AllLinear)
+				name, aboveFrozen(t), strings.Join(c.moduleNames(func(p Param) bool { return p.kind == weight && !p.Head && !c.dense(p) }), ", "), AllLinear)
 		}
 	}
 	if count == 0 { // PEFT could not load such an adapter
