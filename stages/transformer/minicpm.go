@@ -19,7 +19,7 @@ type miniCPMConfig struct {
 
 	RopeScaling json.RawMessage `json:"rope_scaling"`
 
-	// Of the heads, which layerHeads reads.
+	// Of the heads, which parseLayerHeads reads.
 	StartLayer *int   `json:"start_layer"`
 	HeadMulti  *bool  `json:"head_multi"`
 	HeadType   string `json:"head_type"`
