@@ -108,3 +108,45 @@ func TestEpochEnds(t *testing.T) {
 		t.Errorf("epochs end in %d ways", len(seen))
 	}
 }
+
+// An epoch whose rows fill no batch has no step and no end: here those in which the row that shares texts with two others comes before both.
+func TestEmptyEpochs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rows.jsonl")
+	if err := os.WriteFile(path, []byte("{\"q\": \"a\", \"p\": \"b\"}\n{\"q\": \"c\", \"p\": \"d\"}\n{\"q\": \"e\", \"p\": \"f\"}\n{\"q\": \"a\", \"p\": \"d\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	index, err := d.Index(t.Context(), dataset.IndexConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const epochs = 20
+	m, err := dataset.NewMixer([]dataset.Part{{Layout: d.Layout(), Texts: index}}, dataset.SamplerConfig{GlobalSize: 3, Epochs: epochs, Shuffle: true, Seed: 1, NoDuplicates: true, DropLast: true}, dataset.Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := stages.Plan{Data: []*dataset.Dataset{d}, Sampler: m}
+	told := plan.EpochEnds()
+	var counted, seen []int
+	g := pipeline.New("g")
+	pipeline.Sink(g, "count", stages.Ingest(g, plan), func(_ *pipeline.Task, c *stages.Chunk) error {
+		if c.EndsStep { // the epoch's only one
+			seen, counted = append(seen, c.Epoch), append(counted, 1+len(counted))
+		}
+		return nil
+	})
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(told, counted) || len(seen) < 2 || len(seen) == epochs {
+		t.Errorf("epochs %v have a step each: they end with %v, told %v", seen, counted, told)
+	}
+}

@@ -184,7 +184,11 @@ func TestSumSplits(t *testing.T) {
 			}
 		}
 	}
-	for _, l := range []Loss{doubled{InfoNCE{}}, Groups{Name: GroupRankNet}, Groups{Name: GroupLambda}, ByDataset{InfoNCE{}, Groups{Name: GroupLambda}}, M3{}} {
+	nested, _ := Matryoshka(Groups{Name: GroupLambda}, []int{2, 4}, nil, 0)
+	if _, ok := nested.(RowSplitter); !ok {
+		t.Errorf("%T does not split rows, and the loss that it wraps does", nested)
+	}
+	for _, l := range []Loss{doubled{InfoNCE{}}, Groups{Name: GroupRankNet}, Groups{Name: GroupLambda}, ByDataset{InfoNCE{}, Groups{Name: GroupLambda}}, M3{}, nested} {
 		if _, ok := summed(t, Term{InfoNCE{}, 1}, Term{l, 1}).(RowSplitter); ok {
 			t.Errorf("a sum with %T splits rows: its mean would be that of a replica's rows", l)
 		}

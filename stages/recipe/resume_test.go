@@ -722,6 +722,9 @@ func TestNoRoom(t *testing.T) {
 	}{
 		{2 << 20, []string{"save.every=1", "save.keep=1000"}, "has room for 2 MiB; the model takes 121 KiB, and checkpoints 363 KiB each, up to 12 at a time: free 2 MiB, or lower save.keep"},
 		{1 << 40, []string{"save.every=1", "save.keep=1000"}, ""},
+		{2<<20 + 1, []string{"save.every=1", "save.keep=5"}, "has room for 2 MiB; the model takes 121 KiB, and checkpoints 363 KiB each, up to 6 at a time: free "},
+		{2<<20 + 2, []string{"save.every=10m", "save.keep=5"}, "checkpoints 363 KiB each, up to 6 at a time: free "},
+		{2<<20 + 3, []string{"save.every=1", "save.keep=3"}, ""},
 		{100 << 10, []string{"save.every=0"}, "has room for 100 KiB; the model takes 121 KiB: free 21 KiB"},
 		{100 << 10, []string{"save.every=0", "save.precision=bf16"}, ""},
 	} {

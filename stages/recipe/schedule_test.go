@@ -290,10 +290,10 @@ func TestBestEpoch(t *testing.T) {
 // A share of the run is of its steps, rounded up.
 func TestEveryShare(t *testing.T) {
 	j := newJob(t, 100) // 12 steps
-	if _, err := j.run(t, "run", nil, 0, false, "batch.no_duplicates=false", j.sts(t), "eval.every=0.3", "save.every=0.25", "save.keep=9"); err != nil {
+	if _, err := j.run(t, "run", nil, 0, false, "batch.no_duplicates=false", j.sts(t), "eval.every=0.1", "save.every=0.25", "save.keep=9"); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := j.evaluated(t, "run"); !slices.Equal(got, []int{4, 8, 12}) {
+	if got, _ := j.evaluated(t, "run"); !slices.Equal(got, []int{2, 4, 6, 8, 10, 12}) { // 1.2 is nearer to 1
 		t.Errorf("evaluated after %v", got)
 	}
 	if got := j.kept(t, "run"); !slices.Equal(got, []int{3, 6, 9, 12}) {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/checkpoint"
 	"contraflow/stages/loss"
 )
 
@@ -95,6 +96,50 @@ func TestSums(t *testing.T) {
 	want := of(t, loss.Term{Loss: mnrl, Factor: 1}, loss.Term{Loss: loss.DistillKL{Metric: loss.Dot}, Factor: 2})
 	if err != nil || !reflect.DeepEqual(s.objective(driving{}), want) {
 		t.Errorf("a program's: %v %+v", err, s.Loss)
+	}
+	r.Model.Kind, r.Loss = "reranker", Loss{Terms: []Loss{{Name: "cross_entropy", Weight: 1}, {Name: "kl", Weight: 2}}}
+	s, err = r.Resolve()
+	want = of(t, loss.Term{Loss: loss.Groups{Name: loss.GroupCrossEntropy}, Factor: 1}, loss.Term{Loss: loss.Groups{Name: loss.GroupKL}, Factor: 2})
+	if err != nil || !reflect.DeepEqual(s.objective(driving{}), want) {
+		t.Errorf("a program's reranker: %v %+v", err, s.Loss)
+	}
+	if r, err = Parse("r.yaml", sumColumns("positive: p, loss: [mnrl]", ""), nil); err != nil {
+		t.Fatal(err)
+	}
+	r.Data.Train[0].Loss.Terms = append(r.Data.Train[0].Loss.Terms, defaultLoss())
+	r.Data.Train[0].Loss.Terms[1].Weight = 2
+	s, err = r.Resolve()
+	if want := (loss.ByDataset{of(t, loss.Term{Loss: mnrl, Factor: 1}, loss.Term{Loss: mnrl, Factor: 2})}); err != nil || !reflect.DeepEqual(s.objective(driving{}), want) {
+		t.Errorf("a program's of a dataset: %v %+v", err, s.Data.Train[0].Loss)
+	}
+}
+
+// Labels are what every term takes.
+func TestSumLabels(t *testing.T) {
+	for text, c := range map[string]struct {
+		label float64
+		want  string
+	}{
+		"loss: [contrastive, cosine_similarity]":  {-0.5, "contrastive takes 1 (alike)"},
+		"loss: [cosine_similarity, contrastive]":  {-0.5, "contrastive takes 1 (alike)"}, // a cosine
+		"loss: [contrastive, online_contrastive]": {0.5, "online contrastive takes 1 (alike)"},
+		"loss: [cosent, mnrl, cosine_similarity]": {2, "cosine_similarity takes cosines"},
+	} {
+		r, err := Parse("r.yaml", sumColumns("positive: p, label: l", text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := r.Loss.checkLabel()
+		if check == nil {
+			t.Errorf("%s: takes all labels", text)
+			continue
+		}
+		if err := check(1); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		if err := check(c.label); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: the label %v: %v", text, c.label, err)
+		}
 	}
 }
 
@@ -188,6 +233,53 @@ func TestSumChanged(t *testing.T) {
 	}
 	if _, err := compareRecipes(string(was), parse("loss[0].weight=2")); !errors.Is(err, ErrRecipeChanged) || !strings.Contains(err.Error(), "loss[0].weight was 1.0 and is 2.0") {
 		t.Error(err)
+	}
+}
+
+// A model is saved as one of dot products if all of a sum's losses are of those.
+func TestSumSaved(t *testing.T) {
+	j := newJob(t, 30)
+	for _, c := range [][3]string{{"dot", "cosine", "cosine"}, {"cosine", "dot", "cosine"}, {"dot", "dot", "dot"}} {
+		o, err := j.run(t, c[0]+c[1], nil, 0, false, fmt.Sprintf("loss=[{name: mnrl, similarity: %s}, {name: mnrl, similarity: %s}]", c[0], c[1]), "train.max_steps=1", "eval.every=0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(o.summary.Model, "config_sentence_transformers.json"))
+		if err != nil || !strings.Contains(string(text), fmt.Sprintf("\"similarity_fn_name\": %q", c[2])) {
+			t.Errorf("%v: %s %v", c, text, err)
+		}
+	}
+}
+
+// The guide of a sum's term is one for all ranks: each keeps where its own lies, and on which device it is, and a run does not go on with another.
+func TestSumGuide(t *testing.T) {
+	j := newJob(t, 30)
+	guide := Guide{Path: filepath.Join(j.dir, "model"), Device: "cpu"}
+	r, err := Parse("job", []byte(j.text), []string{
+		fmt.Sprintf("loss=[mnrl, {name: gist, guide: {path: %q, device: cpu}}]", guide.Path), "mesh.replicate=2", "save.dir=" + filepath.Join(j.dir, "run"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
+		if key, said := x.Recipe.guide(); said == nil || key != "loss[1].guide" || **said != guide {
+			t.Errorf("rank %d: %s is not %+v: %+v", x.ranks.Rank(), key, guide, x.Recipe.Loss)
+		}
+		text, err := x.Recipe.YAML()
+		if err != nil {
+			return err
+		}
+		if x.content, err = x.contents(); err != nil {
+			return err
+		}
+		c := &checkpoint.Checkpoint{State: checkpoint.State{Recipe: string(text), Contents: map[string]string{theGuide: "of another"}}}
+		if err := x.goOn(c); !errors.Is(err, ErrRecipeChanged) || !strings.Contains(err.Error(), ": loss[1].guide: changed: the guide; ") {
+			t.Errorf("another guide: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -350,5 +442,23 @@ func TestSumUnread(t *testing.T) {
 		if n := strings.Count(notes, "is not read"); !strings.Contains(notes, want) || n != 1+strings.Count(loss, "triplet") {
 			t.Errorf("%s: %q", loss, notes)
 		}
+	}
+}
+
+// A later term that weighs rows' own negatives is told of rows without.
+func TestSumHardness(t *testing.T) {
+	j := newJob(t, 30)
+	r, err := Parse("job", []byte(j.text), []string{"loss=[mnrl, {name: mnrl, hardness_mode: hard_negatives, hardness_strength: 2}]", "save.dir=" + filepath.Join(j.dir, "run")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes := ""
+	x, err := Open(t.Context(), r, Observer{Note: func(n string) { notes += n + "\n" }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if want := "loss[1].hardness_mode: hard_negatives is of rows' own negatives, and there are none: data.train[0].negatives"; !strings.Contains(notes, want) || strings.Contains(notes, "loss[0].hardness") {
+		t.Errorf("no note that %q in %q", want, notes)
 	}
 }

@@ -338,6 +338,8 @@ func TestSizes(t *testing.T) {
 		"loss={name: mse}": "data.train[0]: teacher: its embeddings have 3 dimensions, and the loss compares them with 64",
 		"loss={name: mse, distance: cosine, matryoshka: {dims: [3, 2]}}": "data.train[0]: teacher: its embeddings have 3 dimensions, and the loss compares them with 2",
 		"loss={name: mse, matryoshka: {dims: [3]}}":                      "",
+		"loss=[mnrl, {name: mnrl, matryoshka: {dims: [16, 65]}}]":        "loss[1].matryoshka.dims: are [16 65], and the model's embeddings have 64 dimensions",
+		"loss=[mnrl, mse]":  "data.train[0]: teacher: its embeddings have 3 dimensions, and the loss compares them with 64; loss[1].matryoshka: {dims: [3]} takes",
 		"loss={name: mnrl}": "", // looks at no teacher
 	} {
 		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, set, "data.train[0].teacher=t"), recipe.Observer{})

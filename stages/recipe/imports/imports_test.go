@@ -387,10 +387,11 @@ func TestSchedules(t *testing.T) {
 		}
 	}
 	for want, s := range map[string]imports.Settings{
-		"lr_scheduler_kwargs: want a mapping":                                         {"lr_scheduler_kwargs": "num_cycles=2"},
-		"lr_scheduler_kwargs: num_cycles: want a number":                              {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": map[string]any{"num_cycles": "two"}},
-		"lr_scheduler_kwargs: lr_end: is 1, want less than learning_rate, 5e-05":      {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": map[string]any{"lr_end": 1.0}},
-		"lr_scheduler_kwargs: min_lr: is 0.001, want less than learning_rate, 0.0005": {"learning_rate": 5e-4, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 1e-3}},
+		"lr_scheduler_kwargs: want a mapping":                                          {"lr_scheduler_kwargs": "num_cycles=2"},
+		"lr_scheduler_kwargs: num_cycles: want a number":                               {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": map[string]any{"num_cycles": "two"}},
+		"lr_scheduler_kwargs: lr_end: is 1, want less than learning_rate, 5e-05":       {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": map[string]any{"lr_end": 1.0}},
+		"lr_scheduler_kwargs: min_lr: is 0.001, want less than learning_rate, 0.0005":  {"learning_rate": 5e-4, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 1e-3}},
+		"lr_scheduler_kwargs: min_lr: is 0.0005, want less than learning_rate, 0.0005": {"learning_rate": 5e-4, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 5e-4}},
 	} {
 		if _, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
