@@ -21,11 +21,12 @@ import (
 // HeldOut are rows that nothing trains on, tokenized, in batches: a loss is measured on them again and again. Several ranks embed them together, and
 // rank 0 computes the loss of each batch as a whole, so that the figure does not depend on how many ranks there are.
 type HeldOut struct {
-	// Guide is the model of a loss that has one; Text.Guide has said how it reads the rows. Rank 0 embeds them with it once, and keeps that.
+	// Guide is the model of a loss that has one; Text.Guide has said how it reads the rows. Rank 0 embeds them with it once, each batch before all ranks
+	// embed it with the model, and keeps that.
 	Guide *transformer.Model
 
 	batches []*Batch
-	looks   [][]float32 // the guide's embeddings of each batch
+	looks   [][]float32 // the guide's embeddings of each batch, once it has been looked at
 }
 
 // NewHeldOut reads all rows of a dataset, in the files' order, and tokenizes them, in batches of so many rows; the last one has what remains. Text
@@ -70,6 +71,13 @@ func NewHeldOut(ctx context.Context, d *dataset.Dataset, x Text, rows int, seed 
 	if err := p.Run(ctx); err != nil {
 		return nil, cmp.Or(unread, err)
 	}
+	weight := 0.0
+	for _, b := range h.batches {
+		weight += weightOf(b)
+	}
+	if weight == 0 {
+		return nil, errors.New("no row counts: all their weights are 0")
+	}
 	return h, nil
 }
 
@@ -100,7 +108,7 @@ func (h *HeldOut) Digest() string {
 // Loss measures a loss of the engine's model as it is, without dropout: the sum over all batches, and what it is the mean over, which is to say that
 // the figure is Sum/Weight ([loss.Result.Mean]). What a loss draws at random is the same each time, and one that changes with the step is as it ends.
 // Ranks that embed together all call it; it returns nil on all but rank 0. An error that wraps [loss.ErrNotFinite] means that there is no figure.
-func (h *HeldOut) Loss(ctx context.Context, e *embedder.Engine, l loss.Loss) (*loss.Result, error) {
+func (h *HeldOut) Loss(ctx context.Context, e *embedder.Engine, l loss.Loss) (_ *loss.Result, err error) {
 	if l == nil {
 		return nil, errors.New("there is no loss to measure: it is nil")
 	}
@@ -112,10 +120,20 @@ func (h *HeldOut) Loss(ctx context.Context, e *embedder.Engine, l loss.Loss) (*l
 	main := e.Ranks == nil || e.Ranks.Rank() == 0
 	var total loss.Result
 	var failed error // the other ranks go on embedding with this one
-	if main {
-		failed = h.look(ctx)
+	var guide *embedder.Engine
+	if main && h.Guide != nil {
+		s, err := h.Guide.Device.OpenStream()
+		if err != nil {
+			failed = err
+		} else {
+			guide = &embedder.Engine{Model: h.Guide, Stream: s}
+			defer func() { err = errors.Join(err, guide.Close(), s.Close()) }()
+		}
 	}
 	for i, b := range h.batches {
+		if main && failed == nil { // batch by batch, as the others wait for it, and no longer than a deadline
+			failed = h.look(ctx, i, guide)
+		}
 		parts, err := embedBatch(ctx, e, b)
 		if err != nil {
 			return nil, err
@@ -174,11 +192,11 @@ func (h *HeldOut) compute(e *embedder.Engine, l loss.Loss, i int, parts [][]floa
 		}
 	}()
 	tensor := func(rows, cols int) gpustage.Tensor {
-		t, e := gpustage.NewTensor(s.Device(), gpustage.F32, rows, cols)
-		if e == nil {
+		t, failed := gpustage.NewTensor(e.Model.Device, gpustage.F32, rows, cols)
+		if failed == nil {
 			held = append(held, t)
 		}
-		err = errors.Join(err, e)
+		err = errors.Join(err, failed)
 		return t
 	}
 	lb := b.forLoss(e.Model)
@@ -208,7 +226,7 @@ func (h *HeldOut) compute(e *embedder.Engine, l loss.Loss, i int, parts [][]floa
 		s.CopyIn(lb.Guide, gpustage.Bytes(h.looks[i]))
 	}
 	fillGradient(s, lb, 0) // nobody asks for it
-	a, err := gpustage.NewArena(s.Device(), l.Memory(lb.Size()))
+	a, err := gpustage.NewArena(e.Model.Device, l.Memory(lb.Size()))
 	if err != nil {
 		return r, err
 	}
@@ -237,27 +255,18 @@ func (b *Batch) blame(err error) error {
 	return err
 }
 
-// look embeds the rows with the guide.
-func (h *HeldOut) look(ctx context.Context) (err error) {
-	if h.Guide == nil || h.looks != nil {
+// look embeds batch i with the guide, if there is one that has not yet done so.
+func (h *HeldOut) look(ctx context.Context, i int, guide *embedder.Engine) (err error) {
+	if guide == nil {
 		return nil
 	}
-	s, err := h.Guide.Device.OpenStream()
-	if err != nil {
-		return err
+	if h.looks == nil {
+		h.looks = make([][]float32, len(h.batches))
 	}
-	engine := &embedder.Engine{Model: h.Guide, Stream: s}
-	defer func() { err = errors.Join(err, engine.Close(), s.Close()) }()
-	var looks [][]float32
-	for _, b := range h.batches {
-		x, err := b.look(ctx, engine)
-		if err != nil {
-			return err
-		}
-		looks = append(looks, x)
+	if h.looks[i] == nil {
+		h.looks[i], err = h.batches[i].look(ctx, guide)
 	}
-	h.looks = looks
-	return nil
+	return err
 }
 
 // EvaluateLoss is [Evaluate] of a loss on held-out rows. Its results are nil after other steps, and on ranks but the first.

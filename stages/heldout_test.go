@@ -53,6 +53,30 @@ func TestHeldOut(t *testing.T) {
 	if len(digests) != 4 || held.Rows() != 7 {
 		t.Errorf("%d digests, %d rows", len(digests), held.Rows())
 	}
+	for _, row := range []string{ // of as many tokens, rows and numbers
+		`{"q": "a cat", "p": "a dog", "w": 1, "l": 0.5}`, `{"q": "a dog", "p": "a cat", "w": 1, "l": 0.5}`, `{"q": "a cat", "p": "a dog", "w": 2, "l": 0.5}`, `{"q": "a cat", "p": "a dog", "w": 1, "l": 0.25}`,
+		`{"q": "a cat", "p": "a dog", "w": 0, "l": 0.5}`,
+	} {
+		file := filepath.Join(t.TempDir(), "dev.jsonl")
+		if err := os.WriteFile(file, []byte(row+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		data, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{file}, Query: "q", Positive: "p", Weight: "w", Label: "l"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		one, err := stages.NewHeldOut(t.Context(), data, stages.TextOf(model), 4, 1)
+		if strings.Contains(row, `"w": 0`) {
+			if err == nil || !strings.Contains(err.Error(), "all their weights are 0") {
+				t.Error(err)
+			}
+		} else if err != nil || digests[one.Digest()] {
+			t.Errorf("%s: %v, or the digest of other rows", row, err)
+		} else {
+			digests[one.Digest()] = true
+		}
+		data.Close()
+	}
 	s, err := d.OpenStream()
 	if err != nil {
 		t.Fatal(err)

@@ -91,6 +91,7 @@ func TestBestAndMoreSteps(t *testing.T) {
 // min_delta is what patience asks for; the best model is the best evaluation's, however little better it is.
 func TestBestIsAnyBetter(t *testing.T) {
 	p, stop := progress{}, &EarlyStopping{Patience: 3, MinDelta: 0.1}
+	lower := progress{} // of a loss
 	for i, c := range []struct {
 		value  float64
 		better bool
@@ -99,9 +100,12 @@ func TestBestIsAnyBetter(t *testing.T) {
 		if better := p.measured(&Evaluation{Step: i + 1, Value: c.value}, stop); better != c.better || p.Worse != c.worse || p.Enough != (i == 6) {
 			t.Errorf("%v: better %v, %+v, want %+v", c.value, better, p, c)
 		}
+		if better := lower.measured(&Evaluation{Step: i + 1, Metric: lossMetric, Value: -c.value}, stop); better != c.better || lower.Worse != c.worse || lower.Enough != (i == 6) {
+			t.Errorf("a loss of %v: better %v, %+v, want %+v", -c.value, better, lower, c)
+		}
 	}
-	if *p.Best != 0.63 || p.BestStep != 7 {
-		t.Errorf("%+v", p)
+	if *p.Best != 0.63 || p.BestStep != 7 || *lower.Best != -0.63 {
+		t.Errorf("%+v, %+v", p, lower)
 	}
 	for _, delta := range []float64{0, 0.125} { // a value that is better by min_delta and no more is no better
 		p, stop := progress{}, &EarlyStopping{Patience: 2, MinDelta: delta}

@@ -152,3 +152,20 @@ func TestDatasetLossesTrain(t *testing.T) {
 		t.Errorf("verified %v", of)
 	}
 }
+
+// A program gives a dataset a loss with all options, of which the recipe's loss says one for all: that it agrees is no mistake.
+func TestOwnLossOfAProgram(t *testing.T) {
+	r, err := Parse("r.yaml", []byte("model: {path: m}\ndata: {train: [{path: x.jsonl, query: q, positive: p}]}\nsave: {dir: out}\n"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, gather := range []bool{true, false} {
+		own := defaultLoss()
+		own.GatherAcrossDevices = gather
+		r.Data.Train[0].Loss = &own
+		r.Eval.Loss = []HeldOut{{Path: []string{"dev.jsonl"}, Query: "q", Positive: "p", Loss: &own}}
+		if _, err := r.Resolve(); (err == nil) != gather || err != nil && !strings.Contains(err.Error(), "gather_across_devices") {
+			t.Errorf("gather_across_devices %t: %v", gather, err)
+		}
+	}
+}

@@ -128,7 +128,7 @@ func (c *checker) checkTasks(e Eval) {
 		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
 	} else if len(e.STS) == 0 || len(e.Retrieval) > 0 {
 		if _, err := evaluate.ParseMeasure(e.Metric); err != nil {
-			c.fail("eval.metric", "%v", err)
+			c.fail("eval.metric", "%v; or loss, of the rows of eval.loss", err)
 		}
 	}
 }

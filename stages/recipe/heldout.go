@@ -168,10 +168,37 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 	if err != nil {
 		return err
 	}
+	if err := x.checkLonely(key, h, l, at, rows.Rows()); err != nil {
+		return err
+	}
 	if x.guide != nil && h.Loss == nil {
 		rows.Guide = x.guide.model
 	}
 	x.heldOut[len(x.heldOut)-1].rows = rows
+	return nil
+}
+
+// checkLonely finds rows that a loss which compares them with each other is not measured on, for they are alone in their batch, and tells of those that have
+// fewer others than training's.
+func (x *Run) checkLonely(key string, h HeldOut, l Loss, at string, rows int) error {
+	by := ""
+	for at, t := range l.each(at) {
+		if x.reranker == nil && !t.kind().rowwise() {
+			by = fmt.Sprintf("%s.name: %s", at, t.Name)
+		}
+	}
+	size := x.Recipe.Batch.GlobalSize
+	switch alone := len(h.Negatives) == 0; {
+	case by == "":
+	case alone && rows == 1:
+		return fmt.Errorf("there is one row, and %s compares a row with others: it takes a file of more", by)
+	case alone && size == 1:
+		return fmt.Errorf("batch.global_size is 1, and %s compares a row with others of its batch", by)
+	case alone && rows%size == 1:
+		x.obs.note("%s: the last of %d rows is alone in its batch (batch.global_size is %d), where %s finds nothing to compare it with and is 0: the figure is a little lower for it", key, rows, size, by)
+	case rows < size:
+		x.obs.note("%s: there are %d rows, fewer than batch.global_size, %d: a row has fewer others to be told from than in training, and a lower loss for it", key, rows, size)
+	}
 	return nil
 }
 

@@ -444,6 +444,7 @@ func TestHeldOutWrong(t *testing.T) {
 		"eval.loss.prompts: positive and negative are for embedders":                        {entry(", positive: p, negatives: [n], prompts: {positive: x}"), "model.kind=reranker", "data.train.0.negatives=[p]"},
 		"eval.loss[1].name: \"dev\" is that of eval.loss[0] too":                            {fmt.Sprintf("eval.loss=[{path: %q, query: q, positive: p}, {path: %[1]q, query: q, positive: p}]", dev)},
 		"eval.loss[0].sampling_weight: unknown key":                                         {entry(", positive: p, sampling_weight: 2")},
+		"or loss, of the rows of eval.loss":                                                 {"eval.metric=eval_loss", "eval.retrieval={queries: q, corpus: c, qrels: r}"},
 		"eval.metric: loss needs eval.loss":                                                 {"eval.metric=loss"},
 		"save.best: needs eval.retrieval, eval.sts or eval.loss":                            {"save.best=true"},
 		"eval.dataset: unknown key":                                                         {"eval.dataset=x"},
@@ -466,6 +467,50 @@ func TestHeldOutWrong(t *testing.T) {
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", sets, err, want)
+		}
+	}
+}
+
+// Rows that have no others to be told from are an error, or are told of: a loss of 0 would look like a perfect one.
+func TestHeldOutLonely(t *testing.T) {
+	j := newJob(t, 20)
+	for _, c := range []struct {
+		rows                  int
+		columns, loss, expect string
+	}{
+		{1, "", "mnrl", "error: eval.loss: there is one row, and loss.name: mnrl compares a row with others"},
+		{1, "", "[cosine_similarity, mnrl]", "error: eval.loss: there is one row, and loss[1].name: mnrl compares"},
+		{14, "", "mnrl", "note: eval.loss: the last of 14 rows is alone in its batch (batch.global_size is 13), where loss.name: mnrl finds nothing"},
+		{5, "", "mnrl", "note: eval.loss: there are 5 rows, fewer than batch.global_size, 13"},
+		{14, ", negatives: [n], negatives_per_query: all", "mnrl", ""}, {1, ", negatives: [n], negatives_per_query: all", "mnrl", "note: eval.loss: there are 1 rows, fewer"},
+		{13, "", "mnrl", ""}, {1, "", "cosine_similarity", ""},
+	} {
+		path, _ := j.heldRows(t, "dev.jsonl", c.rows)
+		train, _ := j.heldRows(t, "train.jsonl", 30)
+		label := ""
+		if strings.Contains(c.loss, "cosine") {
+			label = ", label: grade"
+		}
+		got := ""
+		r, err := Parse("r.yaml", []byte(j.text), []string{
+			fmt.Sprintf("data.train=[{path: %q, query: q, positive: p%s}]", train, label), fmt.Sprintf("eval.loss={path: %q, query: q, positive: p%s%s}", path, label, c.columns),
+			"loss=" + c.loss, "batch.global_size=13", "save.dir=" + filepath.Join(j.dir, "run"),
+		})
+		if err == nil {
+			var x *Run
+			if x, err = Open(t.Context(), r, Observer{Note: func(n string) {
+				if strings.HasPrefix(n, "eval.loss") {
+					got += "note: " + n
+				}
+			}}); err == nil {
+				x.Close()
+			}
+		}
+		if err != nil {
+			got = "error: " + err.Error()
+		}
+		if !strings.HasPrefix(got, c.expect) || (got == "") != (c.expect == "") {
+			t.Errorf("%+v: %s", c, got)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func (r Recipe) Resolve() (Recipe, error) {
 	for i, s := range r.Data.Train {
 		if s.Loss != nil {
 			l := *s.Loss
-			l.reranker = reranker
+			l.reranker, l.dataset = reranker, l.dataset || l.GatherAcrossDevices == r.Loss.GatherAcrossDevices // which the recipe's loss says for all
 			r.Data.Train[i].Loss = &l
 		}
 	}
@@ -29,7 +29,7 @@ func (r Recipe) Resolve() (Recipe, error) {
 	for i, h := range r.Eval.Loss {
 		if h.Loss != nil {
 			l := *h.Loss
-			l.reranker = reranker
+			l.reranker, l.dataset = reranker, l.dataset || l.GatherAcrossDevices == r.Loss.GatherAcrossDevices
 			r.Eval.Loss[i].Loss = &l
 		}
 	}
