@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -96,6 +97,9 @@ func TestSignalsAndDamage(t *testing.T) {
 // A closed terminal's SIGHUP makes a checkpoint too; a run that nohup has begun goes on.
 func TestClosedTerminal(t *testing.T) {
 	dir := workspace(t)
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP) // a program that is begun by one that catches it does not ignore it, whatever the tests were begun with
+	defer signal.Stop(caught)
 	for _, ignored := range []bool{false, true} {
 		args := resumable(t, dir, "run", "save.every=0", "train.epochs=15")
 		cmd := exec.Command(binary, args...)
