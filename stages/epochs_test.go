@@ -24,20 +24,8 @@ func TestEpochEnds(t *testing.T) {
 		for r := range rows {
 			fmt.Fprintf(&text, "{\"q\": \"question %d\", \"p\": \"an answer to %d\"}\n", r%(1+rows/2), r)
 		}
-		path := filepath.Join(dir, fmt.Sprint(i, ".jsonl"))
-		if err := os.WriteFile(path, text.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		index, err := d.Index(t.Context(), dataset.IndexConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, plain, indexed = append(data, d), append(plain, dataset.Part{Layout: d.Layout()}), append(indexed, dataset.Part{Layout: d.Layout(), Texts: index})
+		d, part := openRows(t, filepath.Join(dir, fmt.Sprint(i, ".jsonl")), text.Bytes())
+		data, plain, indexed = append(data, d), append(plain, dataset.Part{Layout: part.Layout}), append(indexed, part)
 	}
 	const epochs = 4
 	seen := map[string]bool{}
@@ -111,21 +99,9 @@ func TestEpochEnds(t *testing.T) {
 
 // An epoch whose rows fill no batch has no step and no end: here those in which the row that shares texts with two others comes before both.
 func TestEmptyEpochs(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "rows.jsonl")
-	if err := os.WriteFile(path, []byte("{\"q\": \"a\", \"p\": \"b\"}\n{\"q\": \"c\", \"p\": \"d\"}\n{\"q\": \"e\", \"p\": \"f\"}\n{\"q\": \"a\", \"p\": \"d\"}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	index, err := d.Index(t.Context(), dataset.IndexConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d, part := openRows(t, filepath.Join(t.TempDir(), "rows.jsonl"), []byte("{\"q\": \"a\", \"p\": \"b\"}\n{\"q\": \"c\", \"p\": \"d\"}\n{\"q\": \"e\", \"p\": \"f\"}\n{\"q\": \"a\", \"p\": \"d\"}\n"))
 	const epochs = 20
-	m, err := dataset.NewMixer([]dataset.Part{{Layout: d.Layout(), Texts: index}}, dataset.SamplerConfig{GlobalSize: 3, Epochs: epochs, Shuffle: true, Seed: 1, NoDuplicates: true, DropLast: true}, dataset.Mixing{})
+	m, err := dataset.NewMixer([]dataset.Part{part}, dataset.SamplerConfig{GlobalSize: 3, Epochs: epochs, Shuffle: true, Seed: 1, NoDuplicates: true, DropLast: true}, dataset.Mixing{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,4 +125,22 @@ func TestEmptyEpochs(t *testing.T) {
 	if !slices.Equal(told, counted) || len(seen) < 2 || len(seen) == epochs {
 		t.Errorf("epochs %v have a step each: they end with %v, told %v", seen, counted, told)
 	}
+}
+
+// openRows writes rows and opens them, until the test ends, with their texts known.
+func openRows(t *testing.T, path string, rows []byte) (*dataset.Dataset, dataset.Part) {
+	t.Helper()
+	if err := os.WriteFile(path, rows, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	index, err := d.Index(t.Context(), dataset.IndexConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, dataset.Part{Layout: d.Layout(), Texts: index}
 }

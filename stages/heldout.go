@@ -122,10 +122,8 @@ func (h *HeldOut) Loss(ctx context.Context, e *embedder.Engine, l loss.Loss) (_ 
 	var failed error // the other ranks go on embedding with this one
 	var guide *embedder.Engine
 	if main && h.Guide != nil {
-		s, err := h.Guide.Device.OpenStream()
-		if err != nil {
-			failed = err
-		} else {
+		var s gpustage.Stream
+		if s, failed = h.Guide.Device.OpenStream(); failed == nil {
 			guide = &embedder.Engine{Model: h.Guide, Stream: s}
 			defer func() { err = errors.Join(err, guide.Close(), s.Close()) }()
 		}

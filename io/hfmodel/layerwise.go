@@ -54,7 +54,7 @@ func codeModules(config *object) (modules []string, ok bool, err error) {
 			module, _, _ := strings.Cut(class, ".")
 			switch {
 			case class == "" || strings.Contains(class, "--"):
-			case module == "" || checkPath(module) != nil || strings.ContainsAny(module, `/\`):
+			case checkPath(module) != nil || strings.Contains(module, "/"):
 				return nil, false, nil
 			default:
 				modules = append(modules, module)
@@ -72,7 +72,7 @@ func layerWiseCode(dir string, listed []string) (files []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if !(&Folder{Config: raw}).LayerWise() {
+	if !(RerankerSpec{Config: raw}).layerWise() {
 		return nil, nil
 	}
 	config, err := parseObject(raw)

@@ -215,6 +215,10 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 		}
 		w := b.Weight(i)
 		sum, weight := 0.0, 0.0
+		var last []float64 // what the last layer teaches
+		if g.SelfDistill {
+			last = softmax(of(0))
+		}
 		for layer := range layers {
 			s, d := of(layer), make([]float64, n)
 			more := 0.0
@@ -222,7 +226,7 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 			sum += more
 			if g.SelfDistill && layer > 0 {
 				taught := make([]float64, n)
-				sum += crossEntropy(s, softmax(of(0)), taught)
+				sum += crossEntropy(s, last, taught)
 				for k := range d {
 					d[k] += taught[k]
 				}

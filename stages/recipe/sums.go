@@ -66,27 +66,23 @@ type stated struct {
 	source int
 }
 
-// terms are the losses of all datasets, those of sums one by one; without datasets, the recipe's.
-func (r Recipe) terms() (all []stated) {
-	for i := range r.Data.Train {
-		l := r.lossOf(i)
-		for key, t := range l.each(r.lossKey(i)) {
-			all = append(all, stated{*t, key, i})
-		}
-	}
-	if len(r.Data.Train) == 0 {
-		for key, t := range r.Loss.each("loss") {
-			all = append(all, stated{*t, key, 0})
-		}
+// termsOf are the losses of a dataset, those of a sum one by one.
+func (r Recipe) termsOf(source int) (all []stated) {
+	l := r.lossOf(source)
+	for key, t := range l.each(r.lossKey(source)) {
+		all = append(all, stated{*t, key, source})
 	}
 	return all
 }
 
-// termsOf are those of one dataset.
-func (r Recipe) termsOf(source int) (all []stated) {
-	for _, t := range r.terms() {
-		if t.source == source {
-			all = append(all, t)
+// terms are those of all datasets; without datasets, the recipe's.
+func (r Recipe) terms() (all []stated) {
+	for i := range r.Data.Train {
+		all = append(all, r.termsOf(i)...)
+	}
+	if len(r.Data.Train) == 0 {
+		for key, t := range r.Loss.each("loss") {
+			all = append(all, stated{*t, key, 0})
 		}
 	}
 	return all

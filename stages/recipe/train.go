@@ -334,7 +334,8 @@ func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.contr
 func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
 
 // WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
-// called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does must follow from the row alone.
+// called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does
+// must follow from the row alone.
 func WithRow(f func(*dataset.Example) error) TrainOption {
 	return func(o *trainOptions) { o.own.row = f }
 }
