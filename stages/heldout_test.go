@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -118,5 +119,24 @@ func TestHeldOut(t *testing.T) {
 	}))
 	if err != nil || sizes != "43" || r.Weight != 8 || r.Sum != 2*(4+1+2+3) || r.Mean() != 2.5 {
 		t.Errorf("%v: %+v of batches of %s", err, r, sizes)
+	}
+	// Each batch draws for itself, the same each time; and an error names the row in the file, also in the second batch.
+	draws := func() (all []uint64) {
+		if _, err := held.Loss(t.Context(), engine, own(func(b *loss.Batch) (float64, float64) { all = append(all, b.Draw); return 1, 1 })); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	if first, again := draws(), draws(); len(first) != 2 || first[0] == first[1] || !slices.Equal(first, again) {
+		t.Errorf("draws %v, then %v", first, again)
+	}
+	_, err = held.Loss(t.Context(), engine, loss.Host(func(b *loss.Batch, _, _ [][]float32) (loss.Result, error) {
+		if b.Rows == 3 {
+			return loss.Result{}, &loss.LabelError{Row: 1, Why: "so it is"}
+		}
+		return loss.Result{Sum: 1, Weight: 1}, nil
+	}))
+	if want := file + ":6: so it is"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }

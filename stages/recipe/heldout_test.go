@@ -220,6 +220,53 @@ func TestHeldOutDrawsNothing(t *testing.T) {
 	if len(all) != 3 || all[0] != all[1] || all[1] != all[2] || !maps.Equal(all, drawn) {
 		t.Errorf("all dimensions: %v, one a step: %v", all, drawn)
 	}
+	own := func(dims string, seed int) float64 {
+		must(j.run(t, "run", nil, 0, false, "train.max_steps=1", "eval.at_start=true", fmt.Sprint("train.seed=", seed),
+			fmt.Sprintf("eval.loss={path: %q, query: q, positive: p, negatives: [n], loss: {name: mnrl, matryoshka: {dims: [32, 16, 8]%s}}}", path, dims)))(t)
+		return j.heldOutLosses(t, "run")[0]
+	}
+	if all, drawn := own("", 1), own(", dims_per_step: 1", 1); all != drawn {
+		t.Errorf("a loss of its own: %v, one dimension a step: %v", all, drawn)
+	}
+	if one, other := own("", 1), own("", 2); one == other {
+		t.Errorf("with another seed the negatives that lists give are the same: %v", one)
+	}
+}
+
+// Prompts of held-out groups are their own, and those of data.train[0] where they have none.
+func TestHeldOutGroupPrompts(t *testing.T) {
+	j := newJob(t, 20)
+	path, _ := j.heldRows(t, "dev.jsonl", 12)
+	measure := func(train, held string) float64 {
+		source := fmt.Sprintf("path: %q, query: q, positive: p, negatives: [n]", path)
+		must(j.run(t, "run", nil, 0, false, "model.kind=reranker", "train.max_steps=1", "eval.at_start=true", "data.train=[{"+source+train+"}]", "eval.loss={"+source+held+"}"))(t)
+		return j.heldOutLosses(t, "run")[0]
+	}
+	ours, own := `, prompts: {query: "stone: "}`, `, prompts: {query: "house: "}`
+	if none, trained, both, other := measure("", ""), measure(ours, ""), measure(own, ours), measure(ours, own); trained == none || trained != both || other == trained {
+		t.Errorf("without prompts %v, as in training %v, given %v, others %v", none, trained, both, other)
+	}
+}
+
+// What a dataset has to say is said of held-out rows too, by their key.
+func TestHeldOutNotes(t *testing.T) {
+	j := newJob(t, 20)
+	_, rows := j.heldRows(t, "dev.jsonl", 12)
+	rows[3].P = "['a stone', 'a house']"
+	var b bytes.Buffer
+	for _, r := range rows {
+		if err := json.NewEncoder(&b).Encode(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(j.dir, "lists.jsonl")
+	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := must(j.run(t, "run", nil, 0, false, "train.max_steps=1", fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", path)))(t)
+	if n := strings.Join(o.notes, "\n"); strings.Count(n, "eval.loss: "+path) != 1 {
+		t.Errorf("notes %q", o.notes)
+	}
 }
 
 // What has no loss of its own has the one that the run trains with, be it the recipe's or a program's, and m3's is measured as it ends.
@@ -313,6 +360,13 @@ func TestHeldOutBest(t *testing.T) {
 		if kept, err := os.ReadFile(filepath.Join(j.dir, c.out, "best", "model.safetensors")); err != nil || !bytes.Equal(kept, j.model(t, c.out)) {
 			t.Errorf("%s: the model is not the best one (%v)", c.out, err)
 		}
+		events, err := filepath.Glob(filepath.Join(j.dir, c.out, "tensorboard", "*"))
+		if err != nil || len(events) != 1 {
+			t.Fatalf("%s: %v, event files %v", c.out, err, events)
+		}
+		if raw, err := os.ReadFile(events[0]); err != nil || !bytes.Contains(raw, []byte("eval/loss")) {
+			t.Errorf("%s: %v: TensorBoard's file has no eval/loss", c.out, err)
+		}
 		card, err := os.ReadFile(filepath.Join(j.dir, c.out, "model", "README.md"))
 		if err != nil || !strings.Contains(string(card), "loss") {
 			t.Errorf("%s: %v: the card has no loss:\n%s", c.out, err, card)
@@ -389,6 +443,28 @@ func TestHeldOutNotFinite(t *testing.T) {
 		if want := "eval.loss has no figure this time: the loss is not finite: that of " + dev + ":1 is NaN"; !slices.Contains(o.notes, want) || len(o.losses) < 2 {
 			t.Errorf("%v, %d steps, notes %q, want %q", err, len(o.losses), o.notes, want) // and no model can be saved of it
 		}
+	}
+}
+
+// Of several datasets the mean is no figure where one has none.
+func TestHeldOutPartly(t *testing.T) {
+	j := newJob(t, 20)
+	dev, _ := j.heldRows(t, "dev.jsonl", 30)
+	_, rows := j.heldRows(t, "far.jsonl", 4)
+	var far bytes.Buffer
+	for _, r := range rows {
+		r.Teacher[5] = 1e30 // whose square is no float32
+		if err := json.NewEncoder(&far).Encode(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(j.dir, "far.jsonl"), far.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := must(j.run(t, "run", nil, 0, false, "eval.at_start=true", "train.max_steps=1",
+		fmt.Sprintf("eval.loss=[{path: %q, query: q, positive: p}, {path: %q, query: q, teacher: teacher, loss: mse}]", dev, filepath.Join(j.dir, "far.jsonl"))))(t)
+	if got := j.heldOutLosses(t, "run"); len(got) != 0 || !strings.Contains(strings.Join(o.notes, "\n"), "eval.loss[1] has no figure this time: ") {
+		t.Errorf("losses %v, notes %q", got, o.notes)
 	}
 }
 
