@@ -54,6 +54,20 @@ func TestEpochEnds(t *testing.T) {
 					if n := plan.Steps(); most > 0 && n != most {
 						t.Fatalf("%d steps of %d", n, most)
 					}
+					if most > 0 && (plan.StepsOf(epochs-0.5) != most || plan.StepsOf(1e-3) != 1) {
+						t.Errorf("of %d steps %d epochs less a half are %d", most, epochs, plan.StepsOf(epochs-0.5))
+					}
+					for e := 0; most == 0 && e < epochs; e++ {
+						from := 0
+						if e > 0 {
+							from = told[e-1]
+						}
+						for part, want := range map[float64]int{0: from, 0.01: from + 1, 0.5: from + (told[e]-from+1)/2, 1 - 1e-6: told[e], 1: told[e]} {
+							if got := plan.StepsOf(float64(e) + part); got != want {
+								t.Errorf("%v epochs are %d steps, want %d; epochs end with %v", float64(e)+part, got, want, told)
+							}
+						}
+					}
 					g := pipeline.New("g")
 					at := 0 // the epoch of the rows before
 					pipeline.Sink(g, "count", stages.Ingest(g, plan), func(_ *pipeline.Task, c *stages.Chunk) error {

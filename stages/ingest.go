@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 
 	"contraflow/io/dataset"
@@ -56,6 +57,26 @@ func (p Plan) Steps() int {
 	for e := range p.Sampler.Epochs() {
 		if n += p.stepsOf(e); p.MaxSteps > 0 && n >= p.MaxSteps {
 			return p.MaxSteps // how long other epochs are may take a pass over their rows each
+		}
+	}
+	return n
+}
+
+// StepsOf is how many of the plan's steps so many epochs make. A part of one is rounded up to a step, as transformers does with
+// num_train_epochs.
+func (p Plan) StepsOf(epochs float64) int {
+	if p.check() != nil {
+		return 0
+	}
+	n := 0
+	for e := range p.Sampler.Epochs() {
+		part := min(1, epochs-float64(e))
+		if part <= 0 {
+			break
+		}
+		const rounding = 1e-9 // a tenth of 20 steps is two
+		if n += int(math.Ceil(part*float64(p.stepsOf(e)) - rounding)); p.MaxSteps > 0 && n >= p.MaxSteps {
+			return p.MaxSteps
 		}
 	}
 	return n

@@ -216,7 +216,7 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 
 func (c *checker) checkRest(r *Recipe) {
 	t := r.Train
-	c.positive("train.epochs", t.Epochs)
+	c.require(t.Epochs > 0 && t.Epochs <= 1<<30, "train.epochs", "is %v, want a positive number", t.Epochs)
 	c.require(t.MaxSteps >= 0, "train.max_steps", "is negative; 0 means all epochs")
 	c.words("train.precision", "auto", "f32", "tf32", "bf16")
 	c.words("train.sync", "last", "every")

@@ -390,7 +390,7 @@ func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Opt
 func (x *Run) openData(ctx context.Context) error {
 	r := x.Recipe
 	order := dataset.SamplerConfig{
-		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: r.Train.Epochs, Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
+		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: int(math.Ceil(float64(r.Train.Epochs))), Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
 	}
 	var parts []dataset.Part
 	for i := range r.Data.Train {
@@ -412,6 +412,9 @@ func (x *Run) openData(ctx context.Context) error {
 		return byKey(err) // it names other keys
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
+	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
+		x.plan.MaxSteps = x.plan.StepsOf(e)
+	}
 	if r.Data.OnError == "stop" {
 		x.plan.WithoutBad = skipRows + ", with --resume from the last checkpoint"
 	}

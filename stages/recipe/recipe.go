@@ -153,8 +153,19 @@ type Group struct {
 	LR     float64  `yaml:"lr"`
 }
 
+// Epochs is how often a run sees the data. It may have a part of an epoch.
+type Epochs float64
+
+// MarshalYAML writes whole ones without a point.
+func (e Epochs) MarshalYAML() (any, error) {
+	if f := float64(e); f != math.Trunc(f) {
+		return f, nil
+	}
+	return int(e), nil
+}
+
 type Train struct {
-	Epochs    int    `yaml:"epochs"`
+	Epochs    Epochs `yaml:"epochs"`
 	MaxSteps  int    `yaml:"max_steps"`
 	Precision string `yaml:"precision"` // auto (f32), f32, tf32 (where the device has it) or bf16
 	Device    string `yaml:"device"`

@@ -485,9 +485,10 @@ func TestErrors(t *testing.T) {
 		{"model: {truncation: only_second}", "model.truncation: is for model.kind: reranker"},
 		{"model: {instruction: judge}", "model.instruction: is for model.kind: reranker; an embedder's goes in front of its texts: data.train[].prompts"},
 		{"optimizer: {betas: [0.9]}", "optimizer.betas: are [0.9], want two numbers"},
-		{"train: {epochs: 1.5}", `train.epochs: want a whole number, got "1.5"`},
-		{"train: {epochs: \"3\"}", `train.epochs: want a whole number, got "3"`},
-		{"train: {epochs: 0}", "train.epochs: is 0, want at least 1"},
+		{"train: {epochs: \"3\"}", `train.epochs: want a number, got "3"`},
+		{"train: {epochs: 0}", "train.epochs: is 0, want a positive number"},
+		{"train: {epochs: nan}", "train.epochs: is NaN, want a positive number"},
+		{"train: {epochs: 1e300}", "train.epochs: is 1e+300, want a positive number"},
 		{"train: {seed: -1}", "train.seed: want a whole number of at least 0"},
 		{"train: {precision: fp8}", "train.precision: is \"fp8\", want one of auto, bf16, f32, tf32"},
 		{"data: {shuffle: maybe}", `data.shuffle: want true or false, got "maybe"`},
@@ -583,8 +584,8 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{ // one mistake, one error
-		"train: {epochs: many}":     "train.epochs: want a whole number",
-		"train: {epochs: \"3\"}":    "train.epochs: want a whole number",
+		"train: {epochs: many}":     "train.epochs: want a number",
+		"train: {epochs: \"3\"}":    "train.epochs: want a number",
 		"batch: {global_size: 1.5}": "batch.global_size: want a whole number",
 		"optimizer: 3":              "optimizer: want a mapping",
 		"model: 3":                  "model: want a mapping",

@@ -213,7 +213,7 @@ func TestEveryEpoch(t *testing.T) {
 		{[]string{"batch.accumulate=3"}, 3}, // 8 batches: two steps of three and one of two
 		{[]string{"batch.accumulate=20"}, 1},
 		{[]string{"batch.accumulate=1", "mesh.replicate=2", "train.epochs=2"}, 8},
-		{[]string{"batch.accumulate=3", "train.max_steps=8"}, 3}, // and two thirds of an epoch
+		{[]string{"batch.accumulate=3", "train.epochs=2.5"}, 3},  // a step and a half, rounded up
 		{[]string{"batch.accumulate=3", "train.max_steps=2"}, 3}, // no epoch's end
 		{[]string{"batch.accumulate=3", "train.epochs=1"}, 3},
 	} {
@@ -229,6 +229,9 @@ func TestEveryEpoch(t *testing.T) {
 		steps, ends := whole.summary.Steps, whole.ends(t, j.rows)
 		if i > 0 && len(ends) != steps/c.epoch || len(ends) > 0 && ends[0] != c.epoch {
 			t.Fatalf("%v: epochs end with %v of %d steps", c.sets, ends, steps)
+		}
+		if slices.Contains(c.sets, "train.epochs=2.5") && steps != 8 {
+			t.Errorf("two epochs and a half of 3 steps are %d", steps)
 		}
 		want := ends
 		if len(ends) == 0 || ends[len(ends)-1] < steps {

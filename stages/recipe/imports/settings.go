@@ -349,9 +349,6 @@ func (r *recipe) rest() {
 	if n, ok := r.whole("max_steps"); ok && n > 0 {
 		r.keys["train.max_steps"] = fmt.Sprint(n)
 		epochs = float64(n) // it ends the run, whatever num_train_epochs is: an epoch has a step at least
-	} else if epochs != math.Trunc(epochs) {
-		r.assume("num_train_epochs is %s: epochs are whole here, and it is rounded up", num(epochs))
-		epochs = math.Ceil(epochs)
 	}
 	r.set("train.epochs", strconv.FormatFloat(epochs, 'f', -1, 64), "1")
 	bf, _ := r.yes("bf16")
