@@ -316,6 +316,9 @@ func TestHeldOutBest(t *testing.T) {
 		{"decides", "loss", []string{"eval.loss=" + source(dev), "eval.metric=loss", j.sts(t)}},
 		{"beside", "spearman", []string{"eval.loss=[" + source(dev) + ", " + source(more) + "]", j.sts(t)}},
 	} {
+		if testing.Short() && c.out != "two ranks" && c.out != "beside" {
+			continue
+		}
 		o, err := j.run(t, c.out, nil, 0, false, append(common, c.sets...)...)
 		if err != nil {
 			t.Fatalf("%s: %v", c.out, err)

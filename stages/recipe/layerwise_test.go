@@ -112,6 +112,9 @@ func TestLayerWise(t *testing.T) {
 			fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q], scores: [s, r]}]", j.scored(t)),
 		},
 	} {
+		if testing.Short() && tuning != "taught" { // one of them has all that ranks do together
+			continue
+		}
 		var first outcome
 		var scores [][]float32
 		for i, more := range [][]string{
@@ -150,7 +153,7 @@ func TestLayerWise(t *testing.T) {
 			}
 		}
 	}
-	raw, err := os.ReadFile(filepath.Join(j.dir, "whole0", "model", "config.json"))
+	raw, err := os.ReadFile(filepath.Join(j.dir, "taught0", "model", "config.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,6 +272,9 @@ func TestVerifyLayerWise(t *testing.T) {
 	for what, more := range map[string][]string{
 		"whole": {}, "lora": {"model.lora={rank: 2, alpha: 4, targets: all-linear, modules_to_save: [linear_head]}", "model.activation_checkpointing={every: 3}"},
 	} {
+		if testing.Short() && what == "whole" {
+			continue
+		}
 		r, err := Parse("job", []byte(j.text), slices.Concat(base, more, []string{"save.dir=" + filepath.Join(j.dir, "verify")}))
 		if err != nil {
 			t.Fatal(err)

@@ -292,6 +292,9 @@ func TestVerifyGuide(t *testing.T) {
 // Losses that take something of the embeddings for a number without a gradient are verified, where a finite difference of the whole would say
 // that they are wrong, and so are recipes that skip rows, and ranks that keep their negatives to themselves and draw the same at random.
 func TestVerifyStopped(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compares numbers at length")
+	}
 	for _, c := range []struct {
 		sets    []string
 		without string
