@@ -615,6 +615,8 @@ func (x *Run) noteOddities() {
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Factor(x.Steps-1)
 		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
+	} else if x.Steps == 1 && u.Factor(0) == 0 {
+		x.obs.note("the one step has a learning rate of 0, to which optimizer.schedule falls: nothing trains")
 	}
 	n := x.sampler.Len(0)
 	if rows := x.rows() - int64(len(x.skipped)); b.NoDuplicates && x.Recipe.mixing().Kind == dataset.Proportional {

@@ -101,7 +101,12 @@ func TestResumeSchedule(t *testing.T) {
 // What a schedule's steps do not leave room for is said when the run is opened.
 func TestSchedulePhases(t *testing.T) {
 	j := newJob(t, 100) // 12 steps
+	const one, two = "train.max_steps=1 optimizer.warmup_steps=0", "train.max_steps=2 optimizer.warmup_steps=0"
 	for set, want := range map[string]string{
+		"{ahead: true} " + one:                              "the one step has a learning rate of 0, to which optimizer.schedule falls: nothing trains",
+		"{ahead: true, min_ratio: 0.1} " + one:              "",
+		"{ahead: true} " + two:                              "",
+		"linear " + one:                                     "",
 		"{decay_steps: 10}":                                 "a warm-up of 3 steps and a decay of 10 are more than the run's 12 steps: the decay has begun within the warm-up, and after it the learning rate goes on at 0.9 of its highest",
 		"{stable_steps: 9}":                                 "a warm-up of 3 steps and 9 at the full learning rate are all of the run's 12 steps",
 		"{stable_steps: 2, decay_steps: 4}":                 "the learning rate is 0 from step 10 on, of 12",
@@ -111,7 +116,12 @@ func TestSchedulePhases(t *testing.T) {
 		"{stable_steps: 2, decay_steps: 4, min_ratio: 0.1}": "",
 	} {
 		var notes []string
-		r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "batch.no_duplicates=false", "optimizer.warmup_steps=3", "optimizer.schedule=" + set})
+		schedule, more, _ := strings.Cut(set, " train.")
+		sets := []string{"save.dir=" + filepath.Join(j.dir, "out"), "batch.no_duplicates=false", "optimizer.warmup_steps=3", "optimizer.schedule=" + schedule}
+		if more != "" {
+			sets = append(sets, strings.Fields("train."+more)...)
+		}
+		r, err := Parse("job", []byte(j.text), sets)
 		if err != nil {
 			t.Fatal(err)
 		}
