@@ -50,18 +50,22 @@ func (p Prompts) of(r dataset.Role) string {
 type TokenChunk struct {
 	Chunk // but for its Examples, which are nil
 
-	Rows      []int64
-	Weights   []float32
-	Labels    []float32   // [rows]; nil without labels
-	Scores    [][]float32 // by row, document; nil without scores
-	Teacher   []float32   // the rows' teacher embeddings, back to back; nil without
-	IDs       [][][]int32 // by column, text: row by row
-	Kinds     [][]int32   // by column, the types of all its tokens; nil: all 0
-	Guide     [][][]int32 // like IDs, for a guide; nil: there is none
-	Pairs     bool        // queries have no tokens; see Batch
-	Head      []int32
-	Texts     [][]loss.TextID // by column, text
-	Counts    [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
+	Rows    []int64
+	Weights []float32
+	Labels  []float32   // [rows]; nil without labels
+	Scores  [][]float32 // by row, document; nil without scores
+	Teacher []float32   // the rows' teacher embeddings, back to back; nil without
+	IDs     [][][]int32 // by column, text: row by row
+	Kinds   [][]int32   // by column, the types of all its tokens; nil: all 0
+	Guide   [][][]int32 // like IDs, for a guide; nil: there is none
+	Pairs   bool        // queries have no tokens; see Batch
+	Head    []int32
+	Texts   [][]loss.TextID // by column, text
+	Counts  [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
+
+	// Shown are the places of a text's tokens that have rows in parts of tokens; nil: all but the first.
+	Shown func(role dataset.Role, ids []int32) []int32
+
 	Truncated int
 }
 
