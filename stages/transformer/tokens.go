@@ -27,6 +27,7 @@ type TokenHeads struct {
 	Seed    uint64  // of those
 
 	Alone           bool // of Sparse, Vectors and Special there is nothing then
+	Mean            bool // a score is the mean over the query's vectors, and not their sum
 	Query, Document Reading
 }
 
@@ -262,3 +263,6 @@ func (p *Pass) Parts() []gpustage.Tensor {
 	}
 	return []gpustage.Tensor{p.Embeddings(), p.tokens.sparse.Span(0, p.shown), p.tokens.vectors.Span(0, p.shown)}
 }
+
+// Most is how many rows a text of so many tokens has at most.
+func (h TokenHeads) Most(tokens int) int { return max(0, tokens-h.first()) }
