@@ -11,7 +11,7 @@
 //	1_Pooling/config.json              its second: how token vectors become one
 //	colbert_linear.pt, ...             BGE-M3's heads of tokens, as torch.save keeps them: see package torchfile
 //	2_Dense/                           perhaps, with weights of its own: a linear layer and an activation behind it
-//	config_sentence_transformers.json  prompts, similarity function
+//	config_sentence_transformers.json  prompts, similarity function; the kind of model, of which MultiVectorEncoder pools nothing: see MultiVector
 //
 // Folders of static embeddings (static.go) have modules.json, the weights, tokenizer.json, and little else.
 //
