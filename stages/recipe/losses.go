@@ -233,6 +233,8 @@ func (c *checker) options(l *Loss, at string) {
 			c.fail(key, "is for a loss in a list, which is a sum: loss: [{name: mnrl}, {name: distill_kl, weight: 2}]")
 		} else if l.dataset && option == "gather_across_devices" {
 			c.fail(key, "is the same for all datasets: loss.gather_across_devices")
+		} else if l.vectors {
+			c.fail(key, "is not for model.kind: multi_vector; the options of %s are %s there", l.Name, strings.Join(k.all(), ", "))
 		} else {
 			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(k.all(), ", "))
 		}

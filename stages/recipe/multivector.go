@@ -177,3 +177,11 @@ func (x *Run) savedVectors(spec *hfmodel.Spec) {
 	}
 	spec.MultiVector = &m
 }
+
+// amplified is what a loss multiplies products of vectors of length 1 by: its scale, and of a MaxSim, which sums them, the number of a query's.
+func (x *Run) amplified(l Loss) float64 {
+	if l.vectors && l.Similarity == string(loss.MaxSim) {
+		return l.Scale * float64(max(1, x.text.QueryLength))
+	}
+	return l.Scale
+}
