@@ -36,6 +36,8 @@ func (f *Folder) readDense() error {
 	in := 0
 	if f.Pooling != nil {
 		in = f.Pooling.Dimension
+	} else if f.MultiVector != nil {
+		in = f.configInt("hidden_size")
 	}
 	for _, m := range f.Modules {
 		if m.Kind() != "Dense" {

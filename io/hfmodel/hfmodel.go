@@ -273,9 +273,6 @@ func (f *Folder) readModules() error {
 			if f.MultiVector == nil {
 				return bad("it is of a MultiVectorEncoder, which %s does not say that this is (model_type)", modelFile)
 			}
-			if err := f.readMask(filepath.Join(f.Dir, filepath.FromSlash(m.Path), "config.json")); err != nil {
-				return err
-			}
 		default:
 			if f.MultiVector != nil {
 				return bad("%s modules are not supported yet; Transformer, Dense, MultiVectorMask and Normalize are in a MultiVectorEncoder", kind)
@@ -324,7 +321,7 @@ func parseModules(data []byte) ([]Module, error) {
 // checkNormalize refuses a Normalize that works on something else than the embedding. Before 6 it had no file.
 func checkNormalize(file, vectors string) error {
 	o, err := readObject(file)
-	if errors.Is(err, fs.ErrNotExist) && vectors != tokenVectors {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -140,6 +141,19 @@ func (f *Folder) readMultiVector() error {
 	m := f.MultiVector
 	if m == nil {
 		return f.readStanford()
+	}
+	for _, module := range f.Modules {
+		file := filepath.Join(f.Dir, filepath.FromSlash(module.Path), "config.json")
+		switch module.Kind() {
+		case "MultiVectorMask":
+			if err := f.readMask(file); err != nil {
+				return err
+			}
+		case "Normalize":
+			if _, err := os.Stat(file); err != nil {
+				return fmt.Errorf("%w: without it the module is of a text's embedding, which there is none of", err)
+			}
+		}
 	}
 	file := filepath.Join(f.Dir, modelFile)
 	if o := f.modelJSON; o != nil {
