@@ -89,13 +89,13 @@ func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, tok *tokenize.Tokenizer
 func LengthsOf(f *hfmodel.Folder, m *hfmodel.MultiVector, c transformer.Config, query, document int) (int, int, error) {
 	if m != nil {
 		document = cmp.Or(document, m.DocumentLength)
-		if e := m.Expansion; e != nil && e.Strategy == "fixed" {
-			if query != 0 && query != e.Length {
-				return 0, 0, fmt.Errorf("queries: a maximum length of %d tokens, and query_expansion has all queries have %d", query, e.Length)
-			}
-			query = e.Length
-		} else if query = cmp.Or(query, m.QueryLength); e != nil && query > 0 && query < e.Length {
+		query = cmp.Or(query, m.QueryLength)
+		switch e := m.Expansion; {
+		case e == nil:
+		case query > 0 && query < e.Length:
 			return 0, 0, fmt.Errorf("queries: a maximum length of %d tokens, and query_expansion fills them up to %d", query, e.Length)
+		case e.Strategy == "fixed":
+			query = e.Length
 		}
 	}
 	query, err := MaxLengthOf(f, c, query)

@@ -93,7 +93,7 @@ func TestMultiVectorKeys(t *testing.T) {
 func TestMultiVectorRun(t *testing.T) {
 	j := newJob(t, 60)
 	sets := []string{
-		"model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={strategy: min, length: 9}", `model.skiplist=["a", "number"]`, "model.max_length={query: 12, document: 30}",
+		"model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={strategy: min, length: 28}", `model.skiplist=["a", "##e"]`, "model.max_length={query: 30, document: 31}",
 		"train.max_steps=5", "eval.retrieval=" + j.tasks(t)[0], fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", filepath.Join(j.dir, "data.jsonl")),
 		`data.train.0.prompts={query: "ask ", document: "the "}`, "train.seed=3",
 	}
@@ -135,7 +135,7 @@ func TestMultiVectorRun(t *testing.T) {
 	}
 	m := f.MultiVector
 	f.Close()
-	if m == nil || m.QueryLength != 12 || m.DocumentLength != 30 || m.Expansion == nil || *m.Expansion != (hfmodel.Expansion{Strategy: "min", Attend: true, Length: 9}) || len(m.Skiplist) != 2 || f.Similarity != embedder.MaxSim {
+	if m == nil || m.QueryLength != 30 || m.DocumentLength != 31 || m.Expansion == nil || *m.Expansion != (hfmodel.Expansion{Strategy: "min", Attend: true, Length: 28}) || len(m.Skiplist) != 2 || f.Similarity != embedder.MaxSim {
 		t.Errorf("the folder says %+v, %q", m, f.Similarity)
 	}
 	e, err := embedder.Load(model)
@@ -169,6 +169,7 @@ func TestMultiVectorRun(t *testing.T) {
 	if got, _ := res.Mean(measure); math.Abs(got-last.Value) > 1e-9 {
 		t.Errorf("the saved model has %s %v, and had %v when it was trained", last.Metric, got, last.Value)
 	}
+	checkRanking(t, e, task, data)
 	if _, err := e.Embed(t.Context(), []string{"x"}); err == nil || !strings.Contains(err.Error(), "vectors of tokens, and no embeddings") {
 		t.Error(err)
 	}
@@ -177,13 +178,72 @@ func TestMultiVectorRun(t *testing.T) {
 		t.Errorf("%v, notes %q", err, on.notes)
 	}
 	for want, sets := range map[string][]string{
-		"gives a vector for each token: model.kind: multi_vector trains it":             nil,
-		"model.vector_dim: is 9, and the projection that the model has gives 8":         {"model.kind=multi_vector", "model.vector_dim=9"},
-		"queries: a maximum length of 5 tokens, and query_expansion fills them up to 9": {"model.kind=multi_vector", "model.max_length={query: 5, document: 20}"},
-		"the tokenizer has no token [\"[NOTHING]\"]":                                    {"model.kind=multi_vector", `model.query_expansion={length: 9, token: "[NOTHING]"}`},
+		"gives a vector for each token: model.kind: multi_vector trains it":              nil,
+		"model.vector_dim: is 9, and the projection that the model has gives 8":          {"model.kind=multi_vector", "model.vector_dim=9"},
+		"queries: a maximum length of 5 tokens, and query_expansion fills them up to 28": {"model.kind=multi_vector", "model.max_length={query: 5, document: 20}"},
+		"the tokenizer has no token [\"[NOTHING]\"]":                                     {"model.kind=multi_vector", `model.query_expansion={length: 28, token: "[NOTHING]"}`},
 	} {
 		if _, err := j.run(t, "on", nil, 0, false, append([]string{fmt.Sprintf("model.path=%q", model), "train.max_steps=1"}, sets...)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", sets, err, want)
+		}
+	}
+}
+
+// checkRanking compares a ranking's scores with sums of the largest products, of the vectors that EmbedParts gives of queries and of documents.
+func checkRanking(t *testing.T, e *embedder.Embedder, task *embedder.Task, data *dataset.Retrieval) {
+	t.Helper()
+	run, err := e.Rank(t.Context(), task, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, _, err := e.EmbedParts(t.Context(), "query", data.Queries, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, _, err := e.EmbedParts(t.Context(), "document", data.Docs, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, hits := range run {
+		for _, h := range hits {
+			want, docs, n := 0.0, d.TokenVectors(int(h.Doc)), q.VectorSize
+			for x := q.TokenVectors(i); len(x) > 0; x = x[n:] {
+				best := math.Inf(-1)
+				for y := docs; len(y) > 0; y = y[n:] {
+					dot := 0.0
+					for k := range n {
+						dot += float64(x[k]) * float64(y[k])
+					}
+					best = max(best, dot)
+				}
+				want += best
+			}
+			if math.Abs(float64(h.Score)-want) > 1e-5*max(1, math.Abs(want)) {
+				t.Errorf("query %d scores document %d %v, want %v", i, h.Doc, h.Score, want)
+			}
+		}
+	}
+	if len(run) == 0 {
+		t.Error("nothing was ranked")
+	}
+}
+
+// Held-out rows are read as those that train: of the same rows, without dropout, the loss before the first step is that of the first step.
+func TestMultiVectorHeldOut(t *testing.T) {
+	j := newJob(t, 13)
+	for _, more := range [][]string{nil, {"mesh.replicate=2"}} {
+		o, err := j.run(t, "run", nil, 0, false, append(more, "model.kind=multi_vector", "model.vector_dim=8", "model.dropout=0", "model.query_expansion={strategy: fixed, length: 9}",
+			`model.skiplist=["##a", "##e", "##i", "##o", "##u", a, e, i, o, u]`, "data.shuffle=false", "batch={global_size: 13, no_duplicates: false}", "train.max_steps=1", "eval={every: 1, at_start: true}",
+			fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", filepath.Join(j.dir, "data.jsonl")))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		evaluations := j.evaluations(t, "run")
+		if got, want := evaluations[0].Value, o.losses[0]; evaluations[0].Step != 0 || math.Abs(got-want) > 1e-6*want {
+			t.Errorf("%v: the loss on rows that train is %v before the first step, whose is %v", more, got, want)
+		}
+		if err := os.RemoveAll(filepath.Join(j.dir, "run")); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
