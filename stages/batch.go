@@ -32,6 +32,10 @@ type Batch struct {
 	Kinds   []int32   // types of the tokens in IDs; nil: all 0
 	Guide   [][]int32 // [N] a guide's tokens of each sequence; nil without a guide
 
+	// Shown are the tokens, by their places in IDs, that have rows in parts of tokens, and ShownCu [N+1] where each sequence's begin among
+	// them. nil: all but each sequence's first.
+	Shown, ShownCu []int32
+
 	// Pairs tells that documents are sequences with their queries in front, for a model that scores. The queries, sequences 0 to B-1, are
 	// empty then and in no sub-batch: what is computed of them stays zero.
 	Pairs bool
@@ -211,6 +215,9 @@ func assemble(chunks []*TokenChunk) *Batch {
 		scores = append(scores, c.Scores...)
 	}
 	b.IDs, b.Cu, b.Texts = make([]int32, 0, tokens), append(make([]int32, 0, texts+1), 0), make([]loss.TextID, 0, texts)
+	if end.Shown != nil {
+		b.Shown, b.ShownCu = []int32{}, append(make([]int32, 0, texts+1), 0)
+	}
 	for col, column := range b.Columns {
 		ragged = ragged || column.Ragged
 		b.Starts = append(b.Starts, len(b.Texts))
@@ -224,6 +231,12 @@ func assemble(chunks []*TokenChunk) *Batch {
 				b.Guide = append(b.Guide, c.Guide[col]...)
 			}
 			for _, ids := range c.IDs[col] {
+				if c.Shown != nil {
+					for _, at := range c.Shown(column.Role, ids) {
+						b.Shown = append(b.Shown, int32(len(b.IDs))+at)
+					}
+					b.ShownCu = append(b.ShownCu, int32(len(b.Shown)))
+				}
 				b.IDs = append(b.IDs, ids...)
 				b.Cu = append(b.Cu, int32(len(b.IDs)))
 			}

@@ -90,9 +90,14 @@ func Draw(seed uint64, step, batch int) uint64 { return gpustage.RowKey(seed, st
 
 // fillGradient sets the gradient of all of a batch's parts.
 func fillGradient(s gpustage.Stream, b *loss.Batch, value float64) {
-	s.Fill(b.Gradient, value)
+	all := []gpustage.Tensor{b.Gradient}
 	for _, p := range b.Parts {
-		s.Fill(p.Gradient, value)
+		all = append(all, p.Gradient)
+	}
+	for _, x := range all {
+		if x.Rows > 0 {
+			s.Fill(x, value)
+		}
 	}
 }
 
@@ -125,7 +130,7 @@ func (b *Batch) forLoss(m *transformer.Model) *loss.Batch {
 	if n := m.Config.Scorer.Scores(); n > 1 {
 		lb.Layers = n
 	}
-	if len(m.Parts()) > 1 {
+	if !m.Config.Tokens.None() {
 		lb.IDs, lb.Special = b.tokenIDs(), m.Config.Tokens.Special
 	}
 	return lb
@@ -147,8 +152,11 @@ func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 			whole = true
 		}
 	}
-	lb.Embeddings, lb.Gradient = e.parts[0].all.Span(0, n), e.parts[0].dAll.Span(0, n)
-	for _, p := range e.parts[1:] {
+	for _, p := range e.parts {
+		if !p.Tokens {
+			lb.Embeddings, lb.Gradient = p.all.Span(0, n), p.dAll.Span(0, n)
+			continue
+		}
 		x := loss.Part{Name: p.Name, X: p.all.Span(0, at(n)), Gradient: p.dAll.Span(0, at(n))}
 		for i := range n + 1 {
 			x.Cu = append(x.Cu, int32(at(i)))
@@ -164,7 +172,8 @@ func (e *Encoder) lossBatch(b *Batch) (lb *loss.Batch, whole bool) {
 // notFinite adds to a loss's error the sub-batch and the rows whose embeddings are NaN or infinite, or else the row whose loss is. Its
 // cost does not matter.
 func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
-	emb := e.parts[0].emb.Span(0, b.N())
+	part := e.parts[0]
+	emb := part.emb.Span(0, part.at(b, b.N()))
 	wide, err := gpustage.NewTensor(s.Device(), gpustage.F64, emb.Rows, emb.Cols)
 	if err != nil {
 		return err
@@ -179,7 +188,7 @@ func (e *Encoder) notFinite(s gpustage.Stream, b *Batch, cause error) error {
 	for u, sub := range b.Subs {
 		var rows []string
 		for n := sub.Lo; n < sub.Hi; n++ {
-			for _, v := range host[n*emb.Cols : (n+1)*emb.Cols] {
+			for _, v := range host[part.at(b, n)*emb.Cols : part.at(b, n+1)*emb.Cols] {
 				if !finite(v) {
 					row, _ := b.Origin(n)
 					rows = append(rows, fmt.Sprintf("%v (%s)", b.Data.Locate(row-b.Offset), b.Column(n).Source))

@@ -1,6 +1,7 @@
 package stages
 
 import (
+	"errors"
 	"slices"
 
 	"contraflow/gpustage"
@@ -33,6 +34,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		}
 		if err := e.checkAlone(sub.Batch); err != nil {
 			return err
+		}
+		if e.Model.Config.Tokens.Alone && sub.Batch.ShownCu == nil {
+			return errors.New("the model gives vectors of tokens, and nothing says which have one: Text.Heads is the model's Config.Tokens, as stages.TextOf has it")
 		}
 		if t.Index.Sub == 0 {
 			if err := e.begin(sub.Batch); err != nil {
@@ -73,7 +77,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 			t.Note(Padded, float64(n))
 		}
 		for i, x := range p.Parts() {
-			stream.Copy(e.parts[i].of(sub, e.parts[i].emb), x)
+			if x.Rows > 0 { // else no token is shown
+				stream.Copy(e.parts[i].of(sub, e.parts[i].emb), x)
+			}
 		}
 		if keep != nothing {
 			if e.Model.Buckets() {

@@ -142,7 +142,7 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 		e.parts = append(e.parts, &part{Part: p})
 	}
 	if e.ranks != nil {
-		e.ranks.tokens = len(e.parts) > 1
+		e.ranks.tokens = !m.Config.Tokens.None()
 	}
 	e.shares, e.frozen = e.ranks.shares(m.Layout, m.DType), e.ranks.frozen(m.Layout)
 	if m.Partial() != e.ranks.streams() {

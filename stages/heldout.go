@@ -167,10 +167,13 @@ func embedBatch(ctx context.Context, e *embedder.Engine, b *Batch) (parts [][]fl
 			kinds = append(kinds, b.Kinds[b.Cu[n]:b.Cu[n+1]])
 		}
 	}
-	if len(e.Model.Parts()) > 1 {
-		p, err := e.Parts(ctx, texts, nil)
-		if err != nil || p == nil {
+	if h := e.Model.Config.Tokens; !h.None() {
+		p, err := e.PartsOf(ctx, texts, func(i int) bool { return i < len(b.Rows) }, nil)
+		switch {
+		case err != nil || p == nil:
 			return nil, err
+		case h.Alone:
+			return [][]float32{p.Vectors}, nil
 		}
 		return [][]float32{p.Dense, p.Weights, p.Vectors}, nil
 	}
@@ -206,7 +209,7 @@ func (h *HeldOut) compute(e *embedder.Engine, l loss.Loss, i int, parts [][]floa
 			return r, err
 		}
 		s.CopyIn(x, gpustage.Bytes(parts[k]))
-		if k == 0 {
+		if !p.Tokens {
 			lb.Embeddings, lb.Gradient = x, d
 			continue
 		}

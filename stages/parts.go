@@ -8,8 +8,8 @@ import (
 )
 
 // What a model gives of a batch is a set of parts: embeddings [N, E], and of a model with heads of tokens also rows for tokens [T', .].
-// Split, gather, loss and scatter treat them alike; they differ in where a sequence's rows begin: sequence n's at n, or, since all
-// tokens but the first have rows, at Cu[n] - n.
+// Split, gather, loss and scatter treat them alike; they differ in where a sequence's rows begin: sequence n's at n, or behind those of the
+// tokens before it that have rows, which Text decides.
 
 // part is one of them on the device.
 type part struct {
@@ -40,15 +40,38 @@ func (p *part) of(s SubBatch, x gpustage.Tensor) gpustage.Tensor {
 }
 
 // at is where the rows of sequence n's tokens begin.
-func (b *Batch) at(n int) int { return int(b.Cu[n]) - n }
+func (b *Batch) at(n int) int {
+	if b.ShownCu == nil {
+		return int(b.Cu[n]) - n
+	}
+	return int(b.ShownCu[n])
+}
 
 // tokenIDs are the ids of all tokens that have rows.
 func (b *Batch) tokenIDs() []int32 {
 	ids := make([]int32, 0, b.at(b.N()))
-	for n := range b.N() {
-		ids = append(ids, b.IDs[b.Cu[n]+1:b.Cu[n+1]]...)
+	if b.ShownCu == nil {
+		for n := range b.N() {
+			ids = append(ids, b.IDs[b.Cu[n]+1:b.Cu[n+1]]...)
+		}
+	}
+	for _, t := range b.Shown {
+		ids = append(ids, b.IDs[t])
 	}
 	return ids
+}
+
+// shown are the places of a sub-batch's tokens that have rows, among its own; nil: all but each sequence's first.
+func (s SubBatch) shown() []int32 {
+	b := s.Batch
+	if b.ShownCu == nil {
+		return nil
+	}
+	out := make([]int32, 0, b.at(s.Hi)-b.at(s.Lo))
+	for _, t := range b.Shown[b.at(s.Lo):b.at(s.Hi)] {
+		out = append(out, t-b.Cu[s.Lo])
+	}
+	return out
 }
 
 func (g *Global) at(n int) int { return int(g.cu[n]) }

@@ -61,6 +61,7 @@ type goldenRun struct {
 	dense      []transformer.Dense
 	vectors    int     // features of heads of tokens; 0: none
 	special    []int32 // tokens without lexical weight; nil: 0 to 3
+	colbert    bool    // vectors of tokens alone, with dense layers for a projection
 	adapted    string  // one of testdata/golden/lora/steps, in minilm-tiny's place
 
 	loraDropout float64
@@ -162,6 +163,15 @@ func (r goldenRun) run(t testing.TB) goldenResult {
 	return results[0]
 }
 
+func tokenID(t testing.TB, tok *tokenize.Tokenizer, token string) int32 {
+	t.Helper()
+	id, ok := tok.ID(token)
+	if !ok {
+		t.Fatalf("there is no token %q", token)
+	}
+	return id
+}
+
 func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	dir := goldens.Path(t, "bert/minilm-tiny")
 	from, head, tuning := adaptation(t, r.adapted)
@@ -183,6 +193,16 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		if r.special == nil {
 			config.Tokens.Special = []int32{0, 1, 2, 3}
 		}
+	}
+	tok, err := tokenize.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.colbert {
+		config.Dense = []transformer.Dense{{Name: "1_Dense", Out: 24}, {Name: "2_Dense", Out: 10}}
+		config.Tokens = config.ColBERT(true, 0)
+		config.Tokens.Query = transformer.Reading{Length: 14, Fill: tokenID(t, tok, "[MASK]")}
+		config.Tokens.Document.Skip = []int32{tokenID(t, tok, "."), tokenID(t, tok, "the"), tokenID(t, tok, ",")}
 	}
 	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, BF16: r.bf16, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
 	if err != nil {
@@ -220,11 +240,6 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 			t.Fatal(err)
 		}
 	}
-	tok, err := tokenize.Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-
 	src := dataset.Source{Paths: []string{goldenTexts(t)}, Query: "query", Positive: "positive"}
 	if r.negatives {
 		src.Negatives = []string{"negative"}
@@ -254,6 +269,9 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	}
 	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: r.accumulate, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
 	text := stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers}
+	if r.colbert {
+		text.Heads = config.Tokens
+	}
 	devices := []pipeline.Device{stages.OnDevice(r.device)}
 	var guide stages.Guide
 	if r.guide != "" {

@@ -10,6 +10,7 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
 
@@ -18,12 +19,13 @@ type Text struct {
 	Tokenizer      *tokenize.Tokenizer
 	QueryLength    int // tokens, special ones included; what is longer is cut and counted; 0: nothing is
 	DocumentLength int
-	Positions      int       // that the model was trained with, beyond which no length may be; 0: there is no such bound
-	QueryPrompt    string    // put before every query
-	DocumentPrompt string    // put before every positive and negative
-	Prompts        []Prompts // of each dataset, instead; may be nil
-	Threads        int       // that tokenize at once; 0 means 1
-	Guide          *Text     // how a guide reads the same texts; nil: there is none
+	Positions      int                    // that the model was trained with, beyond which no length may be; 0: there is no such bound
+	QueryPrompt    string                 // put before every query
+	DocumentPrompt string                 // put before every positive and negative
+	Prompts        []Prompts              // of each dataset, instead; may be nil
+	Threads        int                    // that tokenize at once; 0 means 1
+	Guide          *Text                  // how a guide reads the same texts; nil: there is none
+	Heads          transformer.TokenHeads // of the model, which say what its tokens' vectors are of: its Config.Tokens
 
 	// Pairs, if not nil, are how each dataset's documents become tokens with their rows' queries in front, for models that score. The
 	// queries themselves have none then, and the rest of the settings does not count.
@@ -50,18 +52,22 @@ func (p Prompts) of(r dataset.Role) string {
 type TokenChunk struct {
 	Chunk // but for its Examples, which are nil
 
-	Rows      []int64
-	Weights   []float32
-	Labels    []float32   // [rows]; nil without labels
-	Scores    [][]float32 // by row, document; nil without scores
-	Teacher   []float32   // the rows' teacher embeddings, back to back; nil without
-	IDs       [][][]int32 // by column, text: row by row
-	Kinds     [][]int32   // by column, the types of all its tokens; nil: all 0
-	Guide     [][][]int32 // like IDs, for a guide; nil: there is none
-	Pairs     bool        // queries have no tokens; see Batch
-	Head      []int32
-	Texts     [][]loss.TextID // by column, text
-	Counts    [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
+	Rows    []int64
+	Weights []float32
+	Labels  []float32   // [rows]; nil without labels
+	Scores  [][]float32 // by row, document; nil without scores
+	Teacher []float32   // the rows' teacher embeddings, back to back; nil without
+	IDs     [][][]int32 // by column, text: row by row
+	Kinds   [][]int32   // by column, the types of all its tokens; nil: all 0
+	Guide   [][][]int32 // like IDs, for a guide; nil: there is none
+	Pairs   bool        // queries have no tokens; see Batch
+	Head    []int32
+	Texts   [][]loss.TextID // by column, text
+	Counts  [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
+
+	// Shown are the places of a text's tokens that have rows in parts of tokens; nil: all but the first.
+	Shown func(role dataset.Role, ids []int32) []int32
+
 	Truncated int
 }
 
@@ -188,7 +194,7 @@ func (x Text) check() error {
 	for _, l := range []struct {
 		name  string
 		limit int
-	}{{"QueryLength", x.QueryLength}, {"DocumentLength", x.DocumentLength}} {
+	}{{"QueryLength", x.QueryLength}, {"DocumentLength", x.DocumentLength}, {"Heads.Query.Length", x.Heads.Query.Length}} {
 		if x.Positions > 0 && l.limit > x.Positions {
 			return fmt.Errorf("Text.%s is %d tokens, and the model was trained with %d positions: at most that many can be read", l.name, l.limit, x.Positions)
 		}
@@ -211,6 +217,9 @@ func (x Text) reading(source int, role dataset.Role) (prompt string, limit int) 
 func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 	out := &TokenChunk{Chunk: *c, Pairs: x.Pairs != nil, Head: x.Head}
 	out.Examples = nil
+	if x.Heads.Alone {
+		out.Shown = func(role dataset.Role, ids []int32) []int32 { return x.Heads.Shown(role == dataset.Query, ids) }
+	}
 	columns := c.Data.Columns()
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {
@@ -232,6 +241,7 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 		out.Texts[col] = make([]loss.TextID, 0, len(c.Examples))
 		out.IDs[col] = make([][]int32, 0, len(c.Examples))
 		prompt, limit := x.reading(c.Source, column.Role)
+		reading := x.Heads.Reading(column.Role == dataset.Query)
 		if x.Guide != nil {
 			prompt, limit := x.Guide.reading(c.Source, column.Role)
 			for i := range c.Examples {
@@ -249,13 +259,16 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				h := e.Hashes[k]
 				out.Texts[col] = append(out.Texts[col], loss.TextID{h.Hi, h.Lo})
 				if e.IDs != nil && x.Pairs == nil { // made beforehand
-					out.IDs[col] = append(out.IDs[col], e.IDs[k])
+					ids := e.IDs[k]
+					out.IDs[col] = append(out.IDs[col], reading.Expand(ids[:len(ids):len(ids)], 0))
 					continue
 				}
+				start := len(flat)
 				var cut bool
 				switch {
 				case x.Pairs == nil:
 					flat, cut = x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
+					flat = reading.Expand(flat, start)
 				case column.Role != dataset.Query:
 					var err error
 					if flat, kinds, cut, err = x.Pairs[c.Source].Append(flat, kinds, e.Texts[0], e.Texts[k]); err != nil {

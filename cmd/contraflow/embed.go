@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
 )
 
 // modelFlags are those of commands that load a model.
@@ -85,7 +87,10 @@ func (p *partFlags) fusion(e *embedder.Embedder) (map[string]float64, error) {
 	if p.part == "" && p.weights == nil {
 		return nil, nil
 	}
-	if !e.HasParts() {
+	if e.VectorsAlone() && p.part == loss.VectorsPart && p.weights == nil { // which is all that there is
+		return nil, nil
+	}
+	if !e.HasParts() || e.VectorsAlone() {
 		return nil, usageError{errors.New("--part and --weights are for models of kind m3, with heads of tokens")}
 	}
 	if p.weights != nil && p.part != "" && p.part != "fused" {
@@ -136,10 +141,15 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
 			if !cmd.Flags().Changed("prompt") {
-				f.prompt = e.DefaultPrompt()
+				if f.prompt = e.DefaultPrompt(); e.VectorsAlone() {
+					f.prompt = cmp.Or(f.prompt, "document")
+				}
 			}
 			if parts && !e.HasParts() {
-				return usageError{fmt.Errorf("--parts is for models of kind m3: %s has no heads of tokens", f.path)}
+				return usageError{fmt.Errorf("--parts is for models of kind m3 and multi_vector: %s gives no vectors of tokens", f.path)}
+			}
+			if !parts && e.VectorsAlone() {
+				return usageError{fmt.Errorf("%s gives vectors of tokens and no embeddings: --parts has them written, as token_vectors", f.path)}
 			}
 			if len(texts) > 0 && parts {
 				return printParts(cmd, e, f.prompt, texts)
@@ -158,8 +168,8 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 	cmd.Flags().StringVar(&output, "output", "", "the file to write: .parquet, or .npy")
 	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")
 	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
-	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt)")
-	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides")
+	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt). A multi_vector reads texts as queries with query, as documents otherwise (default: document)")
+	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides; of a multi_vector token_vectors alone")
 	f.add(cmd)
 	f.addCut(cmd)
 	return cmd
@@ -172,11 +182,19 @@ func printParts(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts [
 		return ofTexts(texts, err)
 	}
 	for i := range texts {
-		ids, weights := p.Lexical(i)
 		vectors := [][]float32{}
 		for flat := p.TokenVectors(i); len(flat) > 0; flat = flat[p.VectorSize:] {
 			vectors = append(vectors, flat[:p.VectorSize])
 		}
+		if e.VectorsAlone() {
+			if err := printJSON(cmd, struct {
+				Vectors [][]float32 `json:"token_vectors"`
+			}{vectors}); err != nil {
+				return err
+			}
+			continue
+		}
+		ids, weights := p.Lexical(i)
 		if err := printJSON(cmd, struct {
 			Embedding []float32   `json:"embedding"`
 			IDs       []int32     `json:"lexical_ids"`
@@ -208,9 +226,11 @@ const embedRows = 8192
 func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output, outputColumn string, parts bool) error {
 	ctx := cmd.Context()
 	columns := []dataset.OutColumn{{Name: outputColumn, Type: dataset.VectorOut}}
-	if parts {
-		columns = append(columns, dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut},
-			dataset.OutColumn{Name: "token_vectors", Type: dataset.VectorListOut})
+	vectors := dataset.OutColumn{Name: "token_vectors", Type: dataset.VectorListOut}
+	if e.VectorsAlone() {
+		columns = []dataset.OutColumn{vectors}
+	} else if parts {
+		columns = append(columns, dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut}, vectors)
 	}
 	t, w, end, err := besides(ctx, dataset.OpenTable, input, output, columns...)
 	if err != nil {
@@ -351,9 +371,13 @@ func partValues(ctx context.Context, e *embedder.Embedder, prompt string, texts 
 	if err != nil {
 		return nil, 0, err
 	}
+	vectors := dataset.VectorLists{Dim: p.VectorSize, Cu: p.Cu, Data: p.Vectors}
+	if e.VectorsAlone() {
+		return []any{vectors}, cut, nil
+	}
 	ids, weights := make([][]int32, p.Len()), make([][]float32, p.Len())
 	for i := range ids {
 		ids[i], weights[i] = p.Lexical(i)
 	}
-	return []any{dataset.Vectors{Dim: p.Size, Data: p.Dense}, ids, weights, dataset.VectorLists{Dim: p.VectorSize, Cu: p.Cu, Data: p.Vectors}}, cut, nil
+	return []any{dataset.Vectors{Dim: p.Size, Data: p.Dense}, ids, weights, vectors}, cut, nil
 }

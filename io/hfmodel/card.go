@@ -45,7 +45,11 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("library_name: sentence-transformers")
 	line("pipeline_tag: sentence-similarity")
 	line("tags:")
-	for _, tag := range []string{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"} {
+	tags := []string{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"}
+	if s.MultiVector != nil {
+		tags = append(tags, "multi-vector", "late-interaction")
+	}
+	for _, tag := range tags {
 		line("- %s", tag)
 	}
 	if id, _, err := parseID(c.BaseModel); err == nil && strings.Contains(id, "/") {
@@ -56,7 +60,11 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("")
 	line("# %s", oneLine(name))
 	line("")
-	line("This text-embedding model maps a text to a vector of %d dimensions, for semantic search, clustering and similar tasks. "+
+	maps := "maps a text to a vector of %d dimensions, for semantic search, clustering and similar tasks"
+	if s.MultiVector != nil {
+		maps = "maps each token of a text to a vector of %d dimensions, for semantic search by late interaction (MaxSim)"
+	}
+	line("This text-embedding model "+maps+". "+
 		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", s.dimension(p))
 	if c.Summary != "" {
 		line("")
@@ -70,9 +78,18 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		line("- Trained from: %s", code(c.BaseModel))
 	}
 	length := map[bool]string{true: ", normalized to length 1"}[s.Normalize]
-	if s.static() {
+	switch m := s.MultiVector; {
+	case s.static():
 		line("- Static embeddings: a text is the mean of its tokens' vectors%s", length)
-	} else {
+	case m != nil:
+		line("- A vector for each token%s", length)
+		if e := m.Expansion; e != nil {
+			line("- Queries: filled up to %d tokens", e.Length)
+		}
+		if len(m.Skiplist) > 0 {
+			line("- Without a vector in a %s: %s", strings.Join(m.SkipTasks, " and a "), code(strings.Join(m.Skiplist, " ")))
+		}
+	default:
 		line("- Pooling: %s%s", p.Mode, length)
 	}
 	if s.MaxSeqLength > 0 {
@@ -89,9 +106,13 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("## Usage")
 	line("")
 	line("```python")
-	line("from sentence_transformers import SentenceTransformer")
+	class := "SentenceTransformer"
+	if s.MultiVector != nil {
+		class = multiVector
+	}
+	line("from sentence_transformers import %s", class)
 	line("")
-	line("model = SentenceTransformer(%s)", yamlString(name))
+	line("model = %s(%s)", class, yamlString(name))
 	query, document := "", ""
 	if s.Prompts["query"] != "" {
 		query = `, prompt_name="query"`
@@ -102,16 +123,25 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 			break
 		}
 	}
-	line(`query = model.encode("how are gradients accumulated?"%s)`, query)
-	line(`documents = model.encode(["a first text", "a second text"]%s)`, document)
+	if s.MultiVector != nil {
+		line(`query = model.encode_query("how are gradients accumulated?")`)
+		line(`documents = model.encode_document(["a first text", "a second text"])`)
+	} else {
+		line(`query = model.encode("how are gradients accumulated?"%s)`, query)
+		line(`documents = model.encode(["a first text", "a second text"]%s)`, document)
+	}
 	line("print(model.similarity(query, documents))")
 	line("```")
 	line("")
 	line("or without Python, with contraflow's binary and this folder:")
 	line("")
 	line("```sh")
-	line("contraflow embed --model . --text 'how are gradients accumulated?'")
-	line("contraflow embed --model . --input docs.parquet --column text --output docs.emb.parquet")
+	parts := ""
+	if s.MultiVector != nil {
+		parts = " --parts"
+	}
+	line("contraflow embed --model . --text 'how are gradients accumulated?'%s", parts)
+	line("contraflow embed --model . --input docs.parquet --column text --output docs.emb.parquet%s", parts)
 	line("```")
 
 	c.rest(line)

@@ -20,8 +20,9 @@ type Dense struct {
 	Bias       bool
 	Activation string // f, in lower case: identity, tanh, relu, gelu, silu
 
-	file *safetensors.File
-	json *object
+	file   *safetensors.File
+	inline *safetensors.Tensor // its weight, where it has no file of its own
+	json   *object
 }
 
 // denseActivations are the classes of torch.nn, which sentence-transformers writes with their module.
@@ -35,12 +36,18 @@ func (f *Folder) readDense() error {
 	in := 0
 	if f.Pooling != nil {
 		in = f.Pooling.Dimension
+	} else if f.MultiVector != nil {
+		in = f.configInt("hidden_size")
 	}
 	for _, m := range f.Modules {
 		if m.Kind() != "Dense" {
 			continue
 		}
-		d, err := openDense(f.Dir, m.Path)
+		vectors := "sentence_embedding"
+		if f.MultiVector != nil {
+			vectors = tokenVectors
+		}
+		d, err := openDense(f.Dir, m.Path, vectors)
 		if err != nil {
 			return err
 		}
@@ -53,7 +60,7 @@ func (f *Folder) readDense() error {
 	return nil
 }
 
-func openDense(dir, path string) (Dense, error) {
+func openDense(dir, path, own string) (Dense, error) {
 	dir = filepath.Join(dir, filepath.FromSlash(path))
 	file := filepath.Join(dir, "config.json")
 	d := Dense{Path: path, Bias: true}
@@ -62,7 +69,7 @@ func openDense(dir, path string) (Dense, error) {
 		return d, err
 	}
 	d.json = o
-	activation, input, output, residual := "torch.nn.modules.activation.Tanh", "sentence_embedding", "", false
+	activation, input, output, residual := "torch.nn.modules.activation.Tanh", own, "", false
 	err = o.getAll(map[string]any{
 		"in_features": &d.In, "out_features": &d.Out, "bias": &d.Bias, "activation_function": &activation,
 		"module_input_name": &input, "module_output_name": &output, "use_residual": &residual,
@@ -74,7 +81,6 @@ func openDense(dir, path string) (Dense, error) {
 	if strings.HasPrefix(activation, "torch.nn.") {
 		d.Activation, ok = denseActivations[activation[strings.LastIndexByte(activation, '.')+1:]]
 	}
-	const own = "sentence_embedding"
 	switch {
 	case path == "":
 		return d, fmt.Errorf("%s: a Dense module needs a folder of its own", file)
@@ -115,6 +121,11 @@ func (d Dense) names() []string {
 
 // tensor finds one of the module's.
 func (d Dense) tensor(name string) (safetensors.Tensor, error) {
+	if d.inline != nil {
+		t := *d.inline
+		t.Name = name
+		return t, nil
+	}
 	t, err := d.file.Tensor(strings.TrimPrefix(name, d.Prefix()))
 	t.Name = name
 	return t, err
@@ -133,8 +144,12 @@ func (d Dense) tensors() (out []safetensors.Tensor, err error) {
 }
 
 // config is what sentence-transformers reads; keys that this package doesn't know stay.
-func (d Dense) config() []byte {
+func (d Dense) config(vectors string) []byte {
 	o := d.json.clone()
+	if vectors == tokenVectors { // what is not there is the other
+		o.set("module_input_name", vectors)
+		o.set("module_output_name", vectors)
+	}
 	o.set("in_features", d.In)
 	o.set("out_features", d.Out)
 	o.set("bias", d.Bias)
@@ -175,10 +190,10 @@ func (s Spec) splitDense() (rest []safetensors.Tensor, dense [][]safetensors.Ten
 	return rest, dense, nil
 }
 
-// denseFolder is where Save puts the i-th: behind a transformer and its pooling, or static embeddings.
+// denseFolder is where Save puts the i-th: behind a transformer and its pooling, or static embeddings, or a transformer that nothing pools.
 func (s Spec) denseFolder(i int) string {
 	first := 2
-	if s.static() {
+	if s.static() || s.MultiVector != nil {
 		first = 1
 	}
 	return fmt.Sprintf("%d_Dense", first+i)

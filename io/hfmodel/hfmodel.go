@@ -11,7 +11,7 @@
 //	1_Pooling/config.json              its second: how token vectors become one
 //	colbert_linear.pt, ...             BGE-M3's heads of tokens, as torch.save keeps them: see package torchfile
 //	2_Dense/                           perhaps, with weights of its own: a linear layer and an activation behind it
-//	config_sentence_transformers.json  prompts, similarity function
+//	config_sentence_transformers.json  prompts, similarity function; the kind of model, of which MultiVectorEncoder pools nothing: see MultiVector
 //
 // Folders of static embeddings (static.go) have modules.json, the weights, tokenizer.json, and little else.
 //
@@ -87,6 +87,8 @@ type Folder struct {
 
 	Reranker *Reranker // how pairs of texts are scored; nil if the folder does not say
 	M3       *M3       // heads of tokens; nil if there are none
+
+	MultiVector *MultiVector // of a model that gives tokens' vectors alone; nil for others
 
 	weights weights
 	// The JSON files as read, for Save to carry over what it doesn't know.
@@ -167,12 +169,15 @@ func openOn(dir, base string) (_ *Folder, err error) {
 	if err := f.readM3(); err != nil {
 		return nil, err
 	}
+	if err := f.readMultiVector(); err != nil {
+		return nil, err
+	}
 	if f.Adapter == nil {
 		if f.weights, err = openWeights(f.TransformerDir); err != nil {
 			return nil, err
 		}
 	}
-	return f, nil
+	return f, f.readStanfordHead()
 }
 
 // Close closes the weights: tensors and their Data must not be used any more. A second Close does nothing.
@@ -206,13 +211,20 @@ func (f *Folder) readModules() error {
 	if f.Modules, err = parseModules(data); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
+	if err := f.findMultiVector(); err != nil {
+		return err
+	}
+	vectors := "sentence_embedding"
 	counts := map[string]int{}
+	if f.MultiVector != nil {
+		vectors, counts["Pooling"] = tokenVectors, 1 // nothing is pooled
+	}
 	for i, m := range f.Modules {
 		kind := m.Kind()
 		bad := func(format string, args ...any) error {
 			return fmt.Errorf("%s: module %d (%s): %s", file, i, m.Type, fmt.Sprintf(format, args...))
 		}
-		if !strings.HasPrefix(m.Type, "sentence_transformers.") {
+		if !strings.HasPrefix(m.Type, "sentence_transformers.") && m.Type != pylateDense {
 			return bad("it is code of its own, which only Python can run")
 		}
 		switch kind {
@@ -229,8 +241,11 @@ func (f *Folder) readModules() error {
 			counts["Transformer"]++
 			counts["Pooling"]++
 		case "Pooling":
-			if f.Static() {
+			switch {
+			case f.Static():
 				return bad("static embeddings are pooled already")
+			case f.MultiVector != nil:
+				return bad("a MultiVectorEncoder pools nothing")
 			}
 			if counts["Normalize"] > 0 {
 				return bad("normalization before pooling is not supported")
@@ -246,7 +261,7 @@ func (f *Folder) readModules() error {
 			if counts["Pooling"] == 0 {
 				return bad("normalization before pooling is not supported")
 			}
-			if err := checkNormalize(filepath.Join(f.Dir, filepath.FromSlash(m.Path), "config.json")); err != nil {
+			if err := checkNormalize(filepath.Join(f.Dir, filepath.FromSlash(m.Path), "config.json"), vectors); err != nil {
 				return err
 			}
 			f.Normalize = true
@@ -254,7 +269,14 @@ func (f *Folder) readModules() error {
 			if err := f.readLogitScore(filepath.Join(f.Dir, filepath.FromSlash(m.Path), "config.json")); err != nil {
 				return err
 			}
+		case "MultiVectorMask":
+			if f.MultiVector == nil {
+				return bad("it is of a MultiVectorEncoder, which %s does not say that this is (model_type)", modelFile)
+			}
 		default:
+			if f.MultiVector != nil {
+				return bad("%s modules are not supported yet; Transformer, Dense, MultiVectorMask and Normalize are in a MultiVectorEncoder", kind)
+			}
 			return bad("%s modules are not supported yet; Transformer, StaticEmbedding, Pooling, Dense, Normalize and LogitScore are", kind)
 		}
 		if counts[kind]++; counts[kind] > 1 && kind != "Normalize" && kind != "Dense" {
@@ -297,7 +319,7 @@ func parseModules(data []byte) ([]Module, error) {
 }
 
 // checkNormalize refuses a Normalize that works on something else than the embedding. Before 6 it had no file.
-func checkNormalize(file string) error {
+func checkNormalize(file, vectors string) error {
 	o, err := readObject(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -309,8 +331,8 @@ func checkNormalize(file string) error {
 		var name string
 		if ok, err := o.get(key, &name); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
-		} else if ok && name != "" && name != "sentence_embedding" {
-			return fmt.Errorf("%s: %s %q is not supported; sentence_embedding is", file, key, name)
+		} else if ok && name != "" && name != vectors {
+			return fmt.Errorf("%s: %s %q is not supported; %s is", file, key, name, vectors)
 		}
 	}
 	return nil
@@ -497,6 +519,9 @@ func (f *Folder) Settings() map[string]string {
 	add(f.Dir, "modules.json", "config_sentence_transformers.json", rerankerFile)
 	add(f.TransformerDir, transformerFiles...)
 	add(f.TransformerDir, "config.json", adapterConfigFile)
+	if f.MultiVector != nil && f.Modules == nil {
+		add(f.TransformerDir, metadataFile)
+	}
 	for _, m := range f.Modules {
 		if dir := filepath.Join(f.Dir, filepath.FromSlash(m.Path)); m.Path != "" && dir != f.TransformerDir {
 			add(dir, "config.json")

@@ -283,7 +283,7 @@ func complete(snapshot string) error {
 		return err
 	}
 	for _, m := range f.Modules {
-		needs := map[string][]string{"Pooling": {"config.json"}, "Dense": {"config.json", weightsFile}}[m.Kind()]
+		needs := map[string][]string{"Pooling": {"config.json"}, "Dense": {"config.json", weightsFile}, "MultiVectorMask": {"config.json"}}[m.Kind()]
 		for _, name := range needs {
 			if _, err := os.Stat(filepath.Join(snapshot, filepath.FromSlash(m.Path), name)); err != nil {
 				return err

@@ -55,8 +55,13 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 		}
 	}
 	if slices.Contains(repo.files, "modules.json") {
-		if err := d.fetch(ctx, "modules.json"); err != nil {
-			return "", wrap(err)
+		for _, name := range []string{"modules.json", modelFile} { // the second says what kinds of modules there may be
+			if !slices.Contains(repo.files, name) {
+				continue
+			}
+			if err := d.fetch(ctx, name); err != nil {
+				return "", wrap(err)
+			}
 		}
 	}
 	f := &Folder{Dir: d.snapshot, TransformerDir: d.snapshot}
@@ -153,6 +158,9 @@ func (f *Folder) neededFiles(listed []string) (files []string, err error) {
 	add(transformer, tokenizerFiles...)
 	for _, name := range m3Files {
 		add(transformer, name+".pt", name+".safetensors")
+	}
+	if f.Modules == nil {
+		add("", metadataFile)
 	}
 	if !adapter && !slices.ContainsFunc(weightFiles, func(name string) bool { return add(transformer, name) > 0 }) {
 		return nil, fmt.Errorf("the repository has neither %s nor %s", path.Join(transformer, weightsFile), indexFile)

@@ -111,7 +111,27 @@ func (s Spec) splitM3(files map[string][]byte, weights map[string][]safetensors.
 
 // SpecialTokens are the tokens that the tokenizer's files name as cls, eos, pad and unk: those that have no lexical weight.
 func (f *Folder) SpecialTokens() (tokens []string, err error) {
-	roles := []string{"cls_token", "eos_token", "pad_token", "unk_token"}
+	tokens, err = f.tokensOf("cls_token", "eos_token", "pad_token", "unk_token")
+	if err == nil && len(tokens) == 0 {
+		err = fmt.Errorf("%s: neither special_tokens_map.json nor tokenizer_config.json names a cls_token, eos_token, pad_token or unk_token: lexical weights leave these out", f.TokenizerDir)
+	}
+	return tokens, err
+}
+
+// FillTokens are the tokens that fill queries up where nothing names one, the first one that there is: the tokenizer's mask, or else its end of text.
+func (f *Folder) FillTokens() (tokens []string, err error) {
+	for _, role := range []string{"mask_token", "eos_token"} {
+		some, err := f.tokensOf(role)
+		if err != nil {
+			return nil, err
+		}
+		tokens = append(tokens, some...)
+	}
+	return append(tokens, "[MASK]"), nil // BERT's, which need not be named
+}
+
+// tokensOf are the tokens that the tokenizer's files name for some roles.
+func (f *Folder) tokensOf(roles ...string) (tokens []string, err error) {
 	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json"} {
 		file := filepath.Join(f.TokenizerDir, name)
 		data, err := os.ReadFile(file)
@@ -141,5 +161,5 @@ func (f *Folder) SpecialTokens() (tokens []string, err error) {
 			return tokens, nil
 		}
 	}
-	return nil, fmt.Errorf("%s: neither special_tokens_map.json nor tokenizer_config.json names a cls_token, eos_token, pad_token or unk_token: lexical weights leave these out", f.TokenizerDir)
+	return nil, nil
 }

@@ -22,9 +22,10 @@ type Spec struct {
 	Config  []byte
 	Tensors []safetensors.Tensor // under the names that transformers' base model uses
 
-	Pooling      Pooling // Dimension 0: config.json's hidden_size, or what the family calls it
-	M3           bool    // tensors of M3's heads are among Tensors, and get files of their own
-	Dense        []Dense // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
+	Pooling      Pooling      // Dimension 0: config.json's hidden_size, or what the family calls it
+	MultiVector  *MultiVector // of a model that gives tokens' vectors alone, which nothing pools; nil for others
+	M3           bool         // tensors of M3's heads are among Tensors, and get files of their own
+	Dense        []Dense      // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
 	Normalize    bool
 	MaxSeqLength int // static embeddings may have 0: texts are read as a whole
 	LowerCase    bool
@@ -201,7 +202,7 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	static := s.static()
 	_, defaultKnown := s.Prompts[s.DefaultPromptName]
 	switch {
-	case pooling.Mode != CLS && pooling.Mode != Mean && pooling.Mode != Last:
+	case s.MultiVector == nil && pooling.Mode != CLS && pooling.Mode != Mean && pooling.Mode != Last:
 		return nil, fmt.Errorf("pooling %q is not one of cls, mean, last", pooling.Mode)
 	case pooling.Dimension <= 0:
 		return nil, errors.New("the pooling's dimension is not given, and config.json has no hidden_size")
@@ -230,6 +231,11 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		files["1_Pooling/config.json"] = encodePooling(pooling, base.poolingJSON)
 		files["sentence_bert_config.json"] = s.transformerBytes(base.transformerJSON)
 	}
+	vectors := "sentence_embedding"
+	if s.MultiVector != nil {
+		modules, vectors = modules[:1], tokenVectors
+		delete(files, "1_Pooling/config.json")
+	}
 	if s.Adapter != nil {
 		delete(files, "config.json")
 		maps.Copy(files, s.Adapter.files(dir))
@@ -237,9 +243,11 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	for i, d := range s.Dense {
 		n := len(modules)
 		modules = append(modules, module{n, fmt.Sprint(n), s.denseFolder(i), "sentence_transformers.models.Dense"})
-		files[s.denseFolder(i)+"/config.json"] = d.config()
+		files[s.denseFolder(i)+"/config.json"] = d.config(vectors)
 	}
-	if s.Normalize {
+	if s.MultiVector != nil {
+		modules = s.MultiVector.modules(modules, files, s.Normalize)
+	} else if s.Normalize {
 		n := len(modules)
 		folder := fmt.Sprintf("%d_Normalize", n)
 		modules = append(modules, module{n, fmt.Sprint(n), folder, "sentence_transformers.models.Normalize"})
@@ -282,6 +290,9 @@ func (s Spec) transformerBytes(base *object) []byte {
 	o := base.clone()
 	o.set("max_seq_length", s.MaxSeqLength)
 	o.set("do_lower_case", s.LowerCase)
+	if s.MultiVector != nil {
+		s.MultiVector.setRoles(o)
+	}
 	return o.bytes()
 }
 
@@ -299,6 +310,9 @@ func (s Spec) modelBytes(base *object) []byte {
 	}
 	if _, ok := o.values["similarity_fn_name"]; s.Similarity != "" || !ok {
 		o.set("similarity_fn_name", s.similarity())
+	}
+	if s.MultiVector != nil {
+		s.MultiVector.setModel(o, prompts)
 	}
 	return o.bytes()
 }

@@ -109,8 +109,8 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	loading.Go(func() { e.tok, tokErr = LoadTokenizer(f) }) // 50 of 150 ms, on the other core
 	err = e.load(f, o)
 	loading.Wait()
-	if err = cmp.Or(tokErr, err); err == nil && e.HasParts() {
-		e.model.Config.Tokens.Special, err = SpecialIDs(f, e.tok)
+	if err = cmp.Or(tokErr, err); err == nil {
+		e.model.Config.Tokens, err = Completed(e.model.Config.Tokens, f, e.tok)
 	}
 	if err == nil {
 		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength, e.queryLength))
@@ -135,11 +135,12 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if e.model, err = LoadModel(f, e.device, stream, head, transformer.Options{BF16: o.bf16}, nil); err != nil {
 		return err
 	}
-	if e.maxLength, err = MaxLengthOf(f, e.model.Config, o.maxLength); err != nil {
-		return err
+	queries := cmp.Or(o.queries, o.maxLength)
+	if vectorsOnly(e.model) { // whose lengths differ
+		queries = o.queries
 	}
-	if e.queryLength, err = MaxLengthOf(f, e.model.Config, cmp.Or(o.queries, o.maxLength)); err != nil {
-		return fmt.Errorf("queries: %w", err)
+	if e.queryLength, e.maxLength, err = LengthsOf(f, f.MultiVector, e.model.Config, queries, o.maxLength); err != nil {
+		return err
 	}
 	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
 		o.warn(note)
@@ -152,6 +153,8 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	switch {
 	case o.cut < 0 || o.cut > all:
 		return fmt.Errorf("%s: embeddings of %d dimensions can't be cut to %d", f.Dir, all, o.cut)
+	case cut > 0 && e.VectorsAlone():
+		return fmt.Errorf("%s: vectors of tokens are not cut", f.Dir)
 	case cut > 0 && e.HasParts():
 		return fmt.Errorf("%s: embeddings of models of kind m3, which have other parts beside them, are not cut", f.Dir)
 	case cut < all: // sentence-transformers passes over a truncate_dim that is more
@@ -165,6 +168,9 @@ func LoadTokenizer(f *hfmodel.Folder) (*tokenize.Tokenizer, error) {
 	tok, err := tokenize.Load(f.TokenizerDir)
 	if err == nil && f.Static() {
 		tok = tok.Bare()
+	}
+	if err == nil {
+		return wholePrefixes(f, tok)
 	}
 	return tok, err
 }
@@ -224,6 +230,9 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	if normalize != nil {
 		h.Normalize = *normalize
 	}
+	if f.MultiVector != nil && pooling != "" {
+		return h, fmt.Errorf("%s gives a vector for each token: nothing is pooled (%s)", f.Dir, pooling)
+	}
 	mode := hfmodel.Mean
 	if f.Pooling != nil {
 		mode = f.Pooling.Mode
@@ -250,7 +259,7 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 // HeadNote says what is assumed of embeddings where a folder says nothing, as transformers saves them, and the arguments, which are [HeadOf]'s, do
 // not either; "": nothing is.
 func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
-	if f.Modules != nil || f.Pooling != nil || f.Static() {
+	if f.Modules != nil || f.Pooling != nil || f.Static() || f.MultiVector != nil {
 		return ""
 	}
 	var assumed []string
@@ -291,6 +300,9 @@ func ConfigOf(f *hfmodel.Folder, change func(*transformer.Config)) (transformer.
 	}
 	if f.M3 != nil {
 		c.Tokens = c.M3Heads(f.M3.Dim, false, 0)
+	}
+	if f.MultiVector != nil {
+		c.Tokens = c.ColBERT(false, 0)
 	}
 	if change != nil {
 		change(&c)
@@ -432,6 +444,9 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
 	}
+	if e.VectorsAlone() {
+		return 0, errVectorsAlone
+	}
 	ids, cut, err := e.tokenize(ctx, prompt, texts)
 	if err != nil {
 		return 0, err
@@ -449,28 +464,32 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 
 // tokenize puts a prompt before texts and says how many had to be cut. After Close it is an error.
 func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) (ids [][]int32, cut int, err error) {
+	return e.tokenizeTo(ctx, prompt, texts, e.maxLength)
+}
+
+func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string, length int) (ids [][]int32, cut int, err error) {
 	if err := e.engine.Turns.Err(); err != nil {
 		return nil, 0, err
 	}
 	if prompt != "" {
 		p, ok := e.prompts[prompt]
-		if !ok {
+		if !ok && !(e.VectorsAlone() && slices.Contains([]string{"query", "document"}, prompt)) { // roles, which it has in any case
 			return nil, 0, fmt.Errorf("%w: %q%s", ErrNoPrompt, prompt, e.promptNames())
 		}
 		texts = prompted(p, texts)
 	}
-	if e.maxLength == 0 {
+	if length == 0 {
 		ids, err = e.tok.EncodeAll(ctx, texts, 0, 0)
 		return ids, 0, err
 	}
 	// One token more than fits tells a text that is cut from one that fits exactly.
-	ids, err = e.tok.EncodeAll(ctx, texts, e.maxLength+1, 0)
+	ids, err = e.tok.EncodeAll(ctx, texts, length+1, 0)
 	if err != nil {
 		return nil, 0, err
 	}
 	for i := range ids {
-		if len(ids[i]) > e.maxLength {
-			ids[i] = e.tok.Encode(texts[i], e.maxLength)
+		if len(ids[i]) > length {
+			ids[i] = e.tok.Encode(texts[i], length)
 			cut++
 		}
 	}

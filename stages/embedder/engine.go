@@ -49,14 +49,17 @@ func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, v
 
 // EmbedTyped is Embed for texts whose tokens have types. A model that scores yields scores.
 func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield func(i int, vec []float32)) error {
-	return e.embed(ctx, texts, kinds, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
+	if vectorsOnly(e.Model) {
+		return errVectorsAlone
+	}
+	return e.embed(ctx, texts, kinds, nil, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
 }
 
 // Size is the number of dimensions that Embed yields.
 func (e *Engine) Size() int { return cmp.Or(e.Cut, e.Model.EmbeddingSize()) }
 
-// embed yields the first so many parts of each text.
-func (e *Engine) embed(ctx context.Context, texts, kinds [][]int32, parts int, yield func(i int, parts [][]float32)) error {
+// embed yields the first so many parts of each text. shown are the places of each text's tokens that have rows; nil: all but the first.
+func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, parts int, yield func(i int, parts [][]float32)) error {
 	order := make([]int, len(texts))
 	for i := range order {
 		order[i] = i
@@ -88,7 +91,7 @@ func (e *Engine) embed(ctx context.Context, texts, kinds [][]int32, parts int, y
 			return err
 		}
 		n := min(ranks, len(passes))
-		err = e.round(passes[:n], texts, kinds, parts, yield)
+		err = e.round(passes[:n], texts, kinds, shown, parts, yield)
 		give()
 		if err != nil {
 			return err
@@ -99,7 +102,7 @@ func (e *Engine) embed(ctx context.Context, texts, kinds [][]int32, parts int, y
 }
 
 // round embeds a pass on each rank.
-func (e *Engine) round(passes [][]int, texts, kinds [][]int32, parts int, yield func(i int, parts [][]float32)) error {
+func (e *Engine) round(passes [][]int, texts, kinds, shown [][]int32, parts int, yield func(i int, parts [][]float32)) error {
 	own := 0
 	if e.Ranks != nil {
 		own = e.Ranks.Rank()
@@ -115,7 +118,7 @@ func (e *Engine) round(passes [][]int, texts, kinds [][]int32, parts int, yield 
 	}
 	outs := make([]gpustage.Tensor, parts)
 	if own < len(passes) {
-		p, err := e.pass(passes[own], texts, kinds)
+		p, err := e.pass(passes[own], texts, kinds, shown)
 		if err != nil {
 			return err
 		}
@@ -127,7 +130,10 @@ func (e *Engine) round(passes [][]int, texts, kinds [][]int32, parts int, yield 
 	var host [][]float32
 	kindsOf := e.Model.Parts()[:parts]
 	rowsOf := func(k, i int) int { // of a part, that a text has
-		if kindsOf[k].Tokens {
+		switch {
+		case kindsOf[k].Tokens && shown != nil:
+			return len(shown[i])
+		case kindsOf[k].Tokens:
 			return len(texts[i]) - 1
 		}
 		return 1
@@ -178,6 +184,9 @@ func (e *Engine) gather(k int, own gpustage.Tensor, rows []int, size int) (gpust
 	for _, n := range rows {
 		total += n
 	}
+	if total == 0 { // on all ranks
+		return own, nil
+	}
 	for len(e.all) <= k {
 		e.all = append(e.all, gpustage.Tensor{})
 	}
@@ -198,10 +207,18 @@ func (e *Engine) gather(k int, own gpustage.Tensor, rows []int, size int) (gpust
 }
 
 // pass embeds some texts.
-func (e *Engine) pass(places []int, texts, kinds [][]int32) (*transformer.Pass, error) {
+func (e *Engine) pass(places []int, texts, kinds, shown [][]int32) (*transformer.Pass, error) {
 	rows := transformer.Rows{Cu: []int32{0}}
+	if shown != nil {
+		rows.Shown = []int32{}
+	}
 	var lengths []int
 	for _, i := range places {
+		if shown != nil {
+			for _, at := range shown[i] {
+				rows.Shown = append(rows.Shown, int32(len(rows.IDs))+at)
+			}
+		}
 		rows.IDs = append(rows.IDs, texts[i]...)
 		if kinds != nil {
 			rows.Kinds = append(rows.Kinds, kinds[i]...)
@@ -220,7 +237,7 @@ func (e *Engine) pass(places []int, texts, kinds [][]int32) (*transformer.Pass, 
 
 // host copies embeddings to the host.
 func (e *Engine) host(emb gpustage.Tensor) ([]float32, error) {
-	if emb.DType != gpustage.F32 {
+	if emb.DType != gpustage.F32 && emb.Rows > 0 {
 		narrow, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, emb.Rows, emb.Cols)
 		if err != nil {
 			return nil, err
@@ -228,6 +245,9 @@ func (e *Engine) host(emb gpustage.Tensor) ([]float32, error) {
 		defer narrow.Mem.Free()
 		e.Stream.Copy(narrow, emb)
 		emb = narrow
+	}
+	if emb.Rows == 0 { // of parts of tokens
+		return nil, e.Stream.Sync()
 	}
 	out := make([]float32, emb.Len())
 	e.Stream.CopyOut(gpustage.Bytes(out), emb)

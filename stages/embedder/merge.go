@@ -82,12 +82,38 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 
 // SpecOf is what is written of a model that a folder holds and whose parameters may have changed. The length and the card are the caller's.
 func SpecOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor) hfmodel.Spec {
-	return hfmodel.Spec{
+	h := m.Config.Tokens
+	spec := hfmodel.Spec{
 		Config: f.Config, Tensors: tensors,
-		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !m.Config.Tokens.None(), Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
+		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !h.None() && !h.Alone, Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 	}
+	if h.Alone {
+		multiVectorSpec(&spec, f, m)
+	}
+	return spec
 }
+
+// multiVectorSpec completes that of a model that gives vectors of tokens alone.
+func multiVectorSpec(spec *hfmodel.Spec, f *hfmodel.Folder, m *transformer.Model) {
+	spec.MultiVector = &hfmodel.MultiVector{SkipTasks: []string{"document"}}
+	if f.MultiVector != nil {
+		own := *f.MultiVector
+		spec.MultiVector = &own
+	}
+	if spec.Similarity = MaxSim; m.Config.Tokens.Mean {
+		spec.Similarity = MeanMaxSim
+	}
+	in := m.Config.Hidden
+	for i, d := range m.Config.Dense {
+		if i >= len(f.Dense) { // new
+			spec.Dense = append(slices.Clip(spec.Dense), hfmodel.Dense{Path: d.Name, In: in, Out: d.Out, Bias: d.Bias, Activation: activationNames[d.Activation]})
+		}
+		in = d.Out
+	}
+}
+
+var activationNames = map[gpustage.Activation]string{gpustage.Identity: "identity", gpustage.Tanh: "tanh", gpustage.ReLU: "relu", gpustage.GELU: "gelu", gpustage.SiLU: "silu"}
 
 // overlap tells whether two paths lead to one folder, or one into the other.
 func overlap(a, b string) (bool, error) {

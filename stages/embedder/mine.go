@@ -37,6 +37,9 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 		query, document := e.RolePrompts()
 		m.Prompts = &[2]string{query, document}
 	}
+	if m.Weights == nil && e.VectorsAlone() {
+		m.Weights = onlyVectors
+	}
 	if m.Weights != nil {
 		return e.mineParts(ctx, p, m)
 	}
@@ -111,7 +114,7 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 	}
 	defer give()
 	embed := func(what, prompt string, texts []string) (*Parts, error) {
-		parts, _, err := e.EmbedParts(ctx, "", prompted(prompt, texts), m.Weights)
+		parts, _, err := e.embedParts(ctx, "", what == "queries", prompted(prompt, texts), m.Weights)
 		return parts, lost(what, texts, 0, err)
 	}
 	queries, err := embed("queries", m.Prompts[0], p.Queries)

@@ -12,16 +12,17 @@ import (
 	"contraflow/stages/loss"
 )
 
-// Parts is what a model with heads of tokens gives of some texts.
+// Parts is what a model with heads of tokens gives of some texts. Of one that gives vectors of tokens alone, Dense and Weights are nil.
 type Parts struct {
 	Size, VectorSize int
 	Dense            []float32 // [texts, Size]
-	Cu               []int32   // [texts+1]: text i has tokens Cu[i] to Cu[i+1]-1 below, all but its first
+	Cu               []int32   // [texts+1]: text i has tokens Cu[i] to Cu[i+1]-1 below: those that transformer.TokenHeads.Shown says
 	IDs              []int32   // [T']
 	Weights          []float32 // [T'] of the tokens; see Lexical
 	Vectors          []float32 // [T', VectorSize]; nil if they were not wanted
 
 	special map[int32]bool
+	sums    bool // a score by vectors is a sum over the query's, not their mean
 }
 
 // Len is the number of texts.
@@ -43,21 +44,39 @@ func (p *Parts) TokenVectors(i int) []float32 {
 }
 
 // Parts computes the parts of texts, given as token ids; tokens' vectors only if they have one of the weights, or weights is nil. With
-// Ranks, rank 0 gets them and the others nil.
+// Ranks, rank 0 gets them and the others nil. Of a model that gives vectors of tokens alone the texts are documents: see QueryParts.
 func (e *Engine) Parts(ctx context.Context, texts [][]int32, weights map[string]float64) (*Parts, error) {
+	return e.PartsOf(ctx, texts, func(int) bool { return false }, weights)
+}
+
+// QueryParts is Parts of queries.
+func (e *Engine) QueryParts(ctx context.Context, texts [][]int32, weights map[string]float64) (*Parts, error) {
+	return e.PartsOf(ctx, texts, func(int) bool { return true }, weights)
+}
+
+// PartsOf is Parts of texts some of which are queries.
+func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int) bool, weights map[string]float64) (*Parts, error) {
 	h := e.Model.Config.Tokens
 	if h.None() {
-		return nil, fmt.Errorf("the model gives embeddings alone: only a model of kind m3 gives lexical weights and tokens' vectors")
+		return nil, fmt.Errorf("the model gives embeddings alone: only models of kind m3 and multi_vector give tokens' vectors")
 	}
-	p := &Parts{Size: e.Model.EmbeddingSize(), VectorSize: h.Dim, Cu: []int32{0}, special: map[int32]bool{}}
+	p := &Parts{Size: e.Model.EmbeddingSize(), VectorSize: h.Dim, Cu: []int32{0}, special: map[int32]bool{}, sums: h.Alone && !h.Mean}
 	for _, id := range h.Special {
 		p.special[id] = true
 	}
-	for _, ids := range texts {
-		if len(ids) > 0 {
-			p.IDs = append(p.IDs, ids[1:]...)
+	shown := make([][]int32, len(texts))
+	for i, ids := range texts {
+		shown[i] = h.Shown(query(i), ids)
+		for _, at := range shown[i] {
+			p.IDs = append(p.IDs, ids[at])
 		}
 		p.Cu = append(p.Cu, int32(len(p.IDs)))
+	}
+	if h.Alone {
+		if err := e.vectorsAlone(ctx, texts, shown, p, weights); err != nil || !e.first() {
+			return nil, err
+		}
+		return p, nil
 	}
 	parts := 2 // the embedding and lexical weights
 	if weights == nil || weights[loss.VectorsPart] != 0 {
@@ -69,7 +88,7 @@ func (e *Engine) Parts(ctx context.Context, texts [][]int32, weights map[string]
 			p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
 		}
 	}
-	err := e.embed(ctx, texts, nil, parts, func(i int, of [][]float32) {
+	err := e.embed(ctx, texts, nil, shown, parts, func(i int, of [][]float32) {
 		copy(p.Dense[i*p.Size:], of[0])
 		copy(p.Weights[p.Cu[i]:], of[1])
 		if parts == 3 {
@@ -82,25 +101,50 @@ func (e *Engine) Parts(ctx context.Context, texts [][]int32, weights map[string]
 	return p, nil
 }
 
+// vectorsAlone completes the parts of a model that gives nothing else.
+func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, p *Parts, weights map[string]float64) error {
+	for _, part := range []string{loss.DensePart, loss.SparsePart} {
+		if weights[part] != 0 {
+			return fmt.Errorf("the part %s has a weight, and the model gives vectors of tokens alone: %s", part, loss.VectorsPart)
+		}
+	}
+	if e.first() {
+		p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
+	}
+	return e.embed(ctx, texts, nil, shown, 1, func(i int, of [][]float32) { copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[0]) })
+}
+
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
-// were cut.
+// were cut. Of a model that gives vectors of tokens alone the texts with the prompt "query" are queries, others documents.
 func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
-	ids, cut, err := e.tokenize(ctx, prompt, texts)
+	return e.embedParts(ctx, prompt, prompt == "query", texts, weights)
+}
+
+func (e *Embedder) embedParts(ctx context.Context, prompt string, query bool, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
+	h, length := e.model.Config.Tokens, e.maxLength
+	if h.Alone && query {
+		length = e.queryLength
+	}
+	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length)
 	if err != nil {
 		return nil, 0, err
 	}
-	if p, err = e.engine.Parts(ctx, ids, weights); err != nil {
+	for i := range ids {
+		ids[i] = h.Reading(query).Expand(ids[i], 0)
+	}
+	if p, err = e.engine.PartsOf(ctx, ids, func(int) bool { return query }, weights); err != nil {
 		return nil, cut, err
 	}
 	for i := range texts {
-		if !finite(p.Dense[i*p.Size:(i+1)*p.Size]) || !finite(p.Weights[p.Cu[i]:p.Cu[i+1]]) || p.Vectors != nil && !finite(p.TokenVectors(i)) {
+		dense := p.Dense == nil || finite(p.Dense[i*p.Size:(i+1)*p.Size]) && finite(p.Weights[p.Cu[i]:p.Cu[i+1]])
+		if !dense || p.Vectors != nil && !finite(p.TokenVectors(i)) {
 			return p, cut, &NotFiniteError{i}
 		}
 	}
 	return p, cut, nil
 }
 
-// HasParts tells whether the model gives lexical weights and tokens' vectors besides embeddings.
+// HasParts tells whether the model gives tokens' vectors: with lexical weights besides embeddings, or alone.
 func (e *Embedder) HasParts() bool { return !e.engine.Model.Config.Tokens.None() }
 
 // Weights makes weights of parts, of which PartSearch makes one score, of numbers for dense, sparse and multi-vector.
@@ -183,7 +227,7 @@ func (x *PartSearch) Add(ctx context.Context, first int, docs *Parts) error {
 			if err != nil {
 				return err
 			}
-			err = fuse(x.s, b, x.weights, func(q int, scores []float32) error { return x.top.Add(lo+q, first+from, scores, to-from) })
+			err = fuse(x.s, b, x.weights, x.queries.sums, func(q int, scores []float32) error { return x.top.Add(lo+q, first+from, scores, to-from) })
 			free()
 			if err != nil {
 				return err
@@ -208,7 +252,7 @@ func PairScores(s gpustage.Stream, queries, docs *Parts, weights map[string]floa
 		if err != nil {
 			return nil, err
 		}
-		err = fuse(s, b, weights, func(_ int, scores []float32) error {
+		err = fuse(s, b, weights, queries.sums, func(_ int, scores []float32) error {
 			out[i] = scores[0]
 			return nil
 		})
@@ -220,7 +264,8 @@ func PairScores(s gpustage.Stream, queries, docs *Parts, weights map[string]floa
 	return out, nil
 }
 
-func fuse(s gpustage.Stream, b *loss.Batch, weights map[string]float64, yield func(query int, scores []float32) error) error {
+// fuse yields each query's scores; sums: those by vectors, of which there are no others then, are sums over the query's.
+func fuse(s gpustage.Stream, b *loss.Batch, weights map[string]float64, sums bool, yield func(query int, scores []float32) error) error {
 	a, err := gpustage.NewArena(s.Device(), loss.FusedParts(weights).Memory(b.Size()))
 	if err != nil {
 		return err
@@ -228,8 +273,12 @@ func fuse(s gpustage.Stream, b *loss.Batch, weights map[string]float64, yield fu
 	defer a.Free()
 	narrow := make([]float32, b.N()-b.Rows)
 	return loss.Fuse(s, a, b, weights, func(q int, scores []float64) error {
+		factor := 1.0
+		if sums {
+			factor = float64(b.Parts[0].Cu[q+1] - b.Parts[0].Cu[q])
+		}
 		for i, v := range scores {
-			narrow[i] = float32(v)
+			narrow[i] = float32(factor * v)
 		}
 		return yield(q, narrow)
 	})
@@ -278,11 +327,13 @@ func scored(s gpustage.Stream, queries, docs *Parts, first, last, from, to int) 
 		}
 		b.IDs = append(b.IDs, x.p.IDs[x.p.Cu[x.lo]:x.p.Cu[x.hi]]...)
 	}
-	b.Embeddings = side(queries.Dense[first*queries.Size:last*queries.Size], docs.Dense[from*docs.Size:to*docs.Size], docs.Size)
-	if err != nil {
-		return b, free, err
+	if docs.Dense != nil {
+		b.Embeddings = side(queries.Dense[first*queries.Size:last*queries.Size], docs.Dense[from*docs.Size:to*docs.Size], docs.Size)
+		if err != nil {
+			return b, free, err
+		}
+		b.Parts = []loss.Part{{Name: loss.SparsePart, X: side(cut(queries, queries.Weights, first, last, 1), cut(docs, docs.Weights, from, to, 1), 1), Cu: cu}}
 	}
-	b.Parts = []loss.Part{{Name: loss.SparsePart, X: side(cut(queries, queries.Weights, first, last, 1), cut(docs, docs.Weights, from, to, 1), 1), Cu: cu}}
 	if v := docs.VectorSize; docs.Vectors != nil {
 		b.Parts = append(b.Parts, loss.Part{Name: loss.VectorsPart, X: side(cut(queries, queries.Vectors, first, last, v), cut(docs, docs.Vectors, from, to, v), v), Cu: cu})
 	}

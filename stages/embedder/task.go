@@ -14,6 +14,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
 
@@ -24,6 +25,7 @@ type Text struct {
 	DocumentLength int
 	QueryPrompt    string
 	DocumentPrompt string
+	Heads          transformer.TokenHeads // of a model that gives vectors of tokens alone: its Config.Tokens
 }
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
@@ -83,6 +85,9 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	if t.queries, err = tokens(ctx, x.Tokenizer, x.QueryPrompt, r.Queries, x.QueryLength); err != nil {
 		return nil, err
 	}
+	for i := range t.queries {
+		t.queries[i] = x.Heads.Query.Expand(t.queries[i], 0)
+	}
 	t.docs, err = tokens(ctx, x.Tokenizer, x.DocumentPrompt, r.Docs, x.DocumentLength)
 	return t, err
 }
@@ -106,8 +111,11 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if t.queries == nil {
 		return nil, errors.New("the task was made without a tokenizer: it has no texts to embed, and measures runs of others")
 	}
-	if t.Fusion != nil {
-		return t.rankByParts(ctx, e, k)
+	switch {
+	case t.Fusion != nil:
+		return t.rankByParts(ctx, e, k, t.Fusion)
+	case vectorsOnly(e.Model):
+		return t.rankByParts(ctx, e, k, onlyVectors)
 	}
 	q, err := t.embed(ctx, e, "queries", t.queries)
 	if err != nil {
@@ -127,18 +135,18 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 const blockTokens = 1 << 17
 
 // rankByParts ranks block by block of the documents.
-func (t *Task) rankByParts(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
-	if err := checkWeights(t.Fusion); err != nil { // before anything is embedded
+func (t *Task) rankByParts(ctx context.Context, e *Engine, k int, weights map[string]float64) (evaluate.Run, error) {
+	if err := checkWeights(weights); err != nil { // before anything is embedded
 		return nil, err
 	}
-	q, err := e.Parts(ctx, t.queries, t.Fusion)
+	q, err := e.QueryParts(ctx, t.queries, weights)
 	if err != nil {
 		return nil, err
 	}
 	t.tell(e, "queries", len(t.queries), len(t.queries))
 	var x *PartSearch
 	if e.first() {
-		if x, err = NewPartSearch(e.Stream, q, len(t.docs), t.Fusion, k, t.tie, nil); err != nil {
+		if x, err = NewPartSearch(e.Stream, q, len(t.docs), weights, k, t.tie, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -148,7 +156,7 @@ func (t *Task) rankByParts(ctx context.Context, e *Engine, k int) (evaluate.Run,
 			tokens += len(t.docs[to])
 			to++
 		}
-		d, err := e.Parts(ctx, t.docs[from:to], t.Fusion)
+		d, err := e.Parts(ctx, t.docs[from:to], weights)
 		if err != nil {
 			return nil, err
 		}
@@ -265,7 +273,7 @@ func (t *Task) Docs() int    { return len(t.docs) }
 
 // NewTask tokenizes a retrieval task for this model.
 func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
-	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
+	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Heads: e.model.Config.Tokens})
 }
 
 // Rank is the first k documents of each query of a task that NewTask made.

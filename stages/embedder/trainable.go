@@ -20,8 +20,8 @@ type Trainable struct {
 	Model     *transformer.Model
 	Tokenizer *tokenize.Tokenizer
 
-	folder    *hfmodel.Folder
-	maxLength int
+	folder                 *hfmodel.Folder
+	maxLength, queryLength int
 }
 
 // TrainableOption configures LoadTrainable.
@@ -82,13 +82,11 @@ func (t *Trainable) load(d gpustage.Device, o trainableOptions) (err error) {
 	if err = errors.Join(err, s.Close()); err != nil {
 		return err
 	}
-	if t.maxLength, err = MaxLengthOf(t.folder, t.Model.Config, 0); err != nil {
+	if t.queryLength, t.maxLength, err = LengthsOf(t.folder, t.folder.MultiVector, t.Model.Config, 0, 0); err != nil {
 		return err
 	}
-	if !t.Model.Config.Tokens.None() {
-		if t.Model.Config.Tokens.Special, err = SpecialIDs(t.folder, t.Tokenizer); err != nil {
-			return err
-		}
+	if t.Model.Config.Tokens, err = Completed(t.Model.Config.Tokens, t.folder, t.Tokenizer); err != nil {
+		return err
 	}
 	return CheckVocabulary(t.Tokenizer, t.Model.Config)
 }
@@ -96,13 +94,16 @@ func (t *Trainable) load(d gpustage.Device, o trainableOptions) (err error) {
 // MaxLength is the number of tokens at which the folder cuts texts; 0: it does not.
 func (t *Trainable) MaxLength() int { return t.maxLength }
 
+// QueryLength is that of queries: the same, but for models that give vectors of tokens alone.
+func (t *Trainable) QueryLength() int { return t.queryLength }
+
 // RolePrompts are the texts that belong before queries and before documents, as [hfmodel.Folder.RolePrompts] has them.
 func (t *Trainable) RolePrompts() (query, document string) { return t.folder.RolePrompts() }
 
 // NewTask tokenizes a retrieval task for the model, with its prompts and its length.
 func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, error) {
 	query, document := t.RolePrompts()
-	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.maxLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document})
+	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.queryLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document, Heads: t.Model.Config.Tokens})
 }
 
 // Evaluate measures the model as it is. While a pipeline trains it that is an error: within one, stages.Evaluate measures.
@@ -192,6 +193,9 @@ func (t *Trainable) Save(dir string, o Saving) error {
 		return err
 	}
 	spec := SpecOf(t.folder, t.Model, tensors)
+	if m := spec.MultiVector; m != nil && o.MaxLength > 0 {
+		m.DocumentLength = length
+	}
 	spec.MaxSeqLength, spec.Adapter, spec.Card = length, adapter, hfmodel.Card{BaseModel: t.base(), Summary: o.Summary}
 	if o.Prompts != nil {
 		spec.Prompts = o.Prompts

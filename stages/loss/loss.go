@@ -32,7 +32,8 @@
 //
 // # Parts
 //
-// [M3] is of a model that gives parts of tokens besides embeddings. Its scores of two texts, of lexical weights and of tokens' vectors
+// [LateInteraction], and [DistillKL] and [MarginMSE] with the metric [MaxSim], are of a model that gives vectors of tokens alone, [M3] of one
+// that gives parts of tokens besides embeddings. Its scores of two texts, of lexical weights and of tokens' vectors
 // (MaxSim), take too long to be computed twice, so it goes through strips of queries, keeps what it needs of a strip's scores, and
 // goes back through it at once: see lexical.go and maxsim.go.
 //
@@ -60,7 +61,8 @@ type Batch struct {
 	Rows int // B
 
 	// Embeddings is [N, E]: rows 0..B-1 are the queries, B..2B-1 the positives, in the same order, the rest negatives. A batch of
-	// single texts, which have a label or a teacher's embedding, has queries alone: N is B.
+	// single texts, which have a label or a teacher's embedding, has queries alone: N is B. Of a model that gives vectors of tokens alone,
+	// which are in Parts, there are none, nor a Gradient.
 	Embeddings gpustage.Tensor
 	// Gradient is [N, E]; a loss adds the gradient of its sum to it. It comes zeroed.
 	Gradient gpustage.Tensor
@@ -131,7 +133,23 @@ func (b *Batch) Own() (lo, hi int) {
 }
 
 // N is the number of sequences.
-func (b *Batch) N() int { return b.Embeddings.Rows }
+func (b *Batch) N() int {
+	if b.Embeddings.IsZero() && len(b.Parts) > 0 {
+		return len(b.Parts[0].Cu) - 1
+	}
+	return b.Embeddings.Rows
+}
+
+// given is what the model gives of the batch, or a part of it.
+func (b *Batch) given() gpustage.Tensor {
+	if b.Embeddings.IsZero() && len(b.Parts) > 0 {
+		return b.Parts[0].X
+	}
+	return b.Embeddings
+}
+
+// errNoEmbeddings is of a batch that a loss can make nothing of.
+var errNoEmbeddings = errors.New("the model gives vectors of tokens and no embeddings (model.kind: multi_vector): LateInteraction, and DistillKL and MarginMSE with the metric maxsim or mean_maxsim, are losses of it")
 
 // documents are each row's own, its positive first, by their places among all documents: those of Embeddings' rows B on.
 func (b *Batch) documents() [][]int {
@@ -154,6 +172,14 @@ func (b *Batch) Weight(i int) float64 {
 }
 
 func (b *Batch) check() error {
+	if b.Embeddings.IsZero() && len(b.Parts) > 0 {
+		return errNoEmbeddings
+	}
+	return b.checkRows()
+}
+
+// checkRows is check of all but embeddings.
+func (b *Batch) checkRows() error {
 	n := b.N()
 	lo, hi := b.Own()
 	switch {
@@ -206,6 +232,10 @@ func (b *Batch) checkPairs() error {
 	if err := b.check(); err != nil {
 		return err
 	}
+	return b.checkPositives()
+}
+
+func (b *Batch) checkPositives() error {
 	if b.N() < 2*b.Rows {
 		return errors.New("the batch has single texts, and this loss is for pairs: data.train[].positive (in Go dataset.Source.Positive) names the other text's column")
 	}
@@ -283,7 +313,7 @@ type Size struct {
 
 // Size of a batch.
 func (b *Batch) Size() Size {
-	z := Size{Rows: b.Rows, Sequences: b.N(), Dim: b.Embeddings.Cols, Normalized: b.Normalized, DType: b.Embeddings.DType, GPU: b.onGPU()}
+	z := Size{Rows: b.Rows, Sequences: b.N(), Dim: b.given().Cols, Normalized: b.Normalized, DType: b.given().DType, GPU: b.onGPU()}
 	for _, p := range b.Parts {
 		z.Tokens = int(p.Cu[len(p.Cu)-1])
 		for n := range len(p.Cu) - 1 {
@@ -294,7 +324,7 @@ func (b *Batch) Size() Size {
 }
 
 // onGPU tells whether the batch is somewhere else than in the host's memory.
-func (b *Batch) onGPU() bool { return !gpustage.InHost(b.Embeddings) }
+func (b *Batch) onGPU() bool { return !gpustage.InHost(b.given()) }
 
 // Host makes a loss of a function over embeddings in the host's memory, for objectives of one's own: simple, and as slow
 // as moving the embeddings to the host and back. The function writes into gradient's rows, which come zeroed, or puts others of the same length

@@ -71,6 +71,8 @@ type M3 struct {
 	// Block bounds the places that a strip of queries takes, in bytes; 0: 64 MiB. TileCols is the tokens of documents in a tile; 0: 1,024.
 	// They change speed and rounding, nothing else.
 	Block, TileCols int
+
+	sums bool // multi_vector is the sum over the query's vectors, not their mean: see LateInteraction
 }
 
 const defaultBlock = 64 << 20
@@ -150,13 +152,25 @@ func (b *Batch) part(name string) (*Part, error) {
 			return nil, fmt.Errorf("the part %s has %d rows and %d offsets for %d sequences of %d tokens", name, p.X.Rows, len(p.Cu), b.N(), len(b.IDs))
 		}
 		for n := range b.N() {
-			if p.Cu[n] >= p.Cu[n+1] {
+			switch {
+			case p.Cu[n] < p.Cu[n+1]:
+			case b.Embeddings.IsZero():
+				return nil, &LabelError{b.rowOf(n), "a text has no token with a vector: all of its tokens are in model.skiplist (in Go transformer.Reading.Skip)"}
+			default:
 				return nil, fmt.Errorf("sequence %d of the batch has no token but the first: %s needs one", n, name)
 			}
 		}
 		return p, nil
 	}
 	return nil, fmt.Errorf("the loss needs the part %q, which the model does not give: model.kind: m3 does", name)
+}
+
+// rowOf is the row that a sequence is of.
+func (b *Batch) rowOf(n int) int {
+	if n < 2*b.Rows {
+		return n % b.Rows
+	}
+	return int(b.Owner[n-2*b.Rows])
 }
 
 // m3Scores are every part's scores of a batch's queries with all documents, a strip of queries at a time.
@@ -176,6 +190,9 @@ type m3Scores struct {
 // openScores prepares those of queries lo to hi-1.
 func (l M3) openScores(s gpustage.Stream, a *gpustage.Arena, b *Batch, lo, hi int) (*m3Scores, error) {
 	x := &m3Scores{s: s, a: a, b: b, l: l, lo: lo}
+	if l.has(DensePart) && b.Embeddings.IsZero() {
+		return nil, errNoEmbeddings
+	}
 	if l.has(SparsePart) {
 		p, err := b.part(SparsePart)
 		if err != nil {
@@ -220,8 +237,8 @@ func (x *m3Scores) each(hi int, visit func(from, to int) error) error {
 
 func (x *m3Scores) forward(from, to, docs int) (err error) {
 	x.strip = map[string][]float64{}
-	q, d := x.b.Embeddings.Span(from, to), x.b.Embeddings.Span(x.b.Rows, x.b.N())
 	if x.l.has(DensePart) {
+		q, d := x.b.Embeddings.Span(from, to), x.b.Embeddings.Span(x.b.Rows, x.b.N())
 		x.dense = x.a.Scratch(x.s, q.DType, to-from, docs)
 		x.s.MatMul(x.dense, q, d, gpustage.MatMul{TransB: true})
 		if x.strip[DensePart], err = download(x.s, x.dense); err != nil {
@@ -229,11 +246,12 @@ func (x *m3Scores) forward(from, to, docs int) (err error) {
 		}
 	}
 	if x.sims != nil {
-		x.vectors = x.a.Scratch(x.s, q.DType, to-from, docs)
+		x.vectors = x.a.Scratch(x.s, x.sims.part.X.DType, to-from, docs)
 		x.sims.forward(from, to, x.vectors)
 		if x.strip[VectorsPart], err = download(x.s, x.vectors); err != nil {
 			return err
 		}
+		x.sum(from)
 	}
 	if x.lex != nil {
 		out := make([]float64, (to-from)*docs)
@@ -263,6 +281,7 @@ func (x *m3Scores) backward(from, to int) {
 		x.s.MatMul(b.Gradient.Span(b.Rows, b.N()), x.dense, b.Embeddings.Span(from, to), gpustage.MatMul{TransA: true, Add: true})
 	}
 	if x.sims != nil {
+		x.sum(from)
 		gpustage.Upload(x.s, x.vectors, x.strip[VectorsPart])
 		x.sims.backward(x.vectors)
 	}
@@ -270,6 +289,17 @@ func (x *m3Scores) backward(from, to int) {
 		for i := range to - from {
 			x.lex.backward(from-x.lo+i, x.row(i)[SparsePart])
 		}
+	}
+}
+
+// sum makes sums of MaxSim's means, or of the gradient of sums that of means.
+func (x *m3Scores) sum(from int) {
+	if !x.l.sums {
+		return
+	}
+	docs := x.b.N() - x.b.Rows
+	for i, v := range x.strip[VectorsPart] {
+		x.strip[VectorsPart][i] = v * x.sims.factor(from+i/docs)
 	}
 }
 
@@ -293,7 +323,7 @@ func (l M3) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (r Result, e
 	if err := l.Check(); err != nil {
 		return r, err
 	}
-	if err := b.need(needs{scores: l.Teacher != NoTeacher}); err != nil {
+	if err := b.need(needs{tokens: true, scores: l.Teacher != NoTeacher}); err != nil {
 		return r, err
 	}
 	mark := a.Mark()

@@ -18,7 +18,13 @@ const (
 	// Angle is |cos(x, y) + sin(x, y)| of AnglE (Li and Li, arXiv 2309.12871): with x = (x1, x2) and y = (y1, y2) cut in halves and
 	// normalized, sin is x2.y1 - x1.y2.
 	Angle Metric = "angle"
+	// MaxSim is of vectors of tokens: the sum over the query's of the largest product with one of the document's, as ColBERT has it; see LateInteraction.
+	MaxSim     Metric = "maxsim"
+	MeanMaxSim Metric = "mean_maxsim" // the mean over the query's
 )
+
+// ofTokens tells whether vectors of tokens are compared, and no embeddings.
+func (m Metric) ofTokens() bool { return m == MaxSim || m == MeanMaxSim }
 
 // normalizes tells whether embeddings are compared by their directions alone.
 func (m Metric) normalizes() bool { return m == Cosine || m == Angle }
@@ -80,6 +86,10 @@ type pairs struct {
 	values      []float64 // of the metric, by compare
 	coef        []float64 // of the gradient: d loss / d value
 	raw         []float64 // what values are made of: of Euclidean its square, of Angle the sum without its sign
+
+	// Of metrics of tokens.
+	part *Part
+	sims []*maxSim // of each pair
 }
 
 // chunk is how many pairs are compared at once: at 384 dimensions 1.5 MiB for each of the five matrices that it takes, which stay in
@@ -122,6 +132,9 @@ func halves(e int) (half, paired int) { return (e + 1) / 2, e / 2 }
 
 // compare computes the values of all pairs.
 func (p *pairs) compare() error {
+	if p.metric.ofTokens() {
+		return p.compareTokens()
+	}
 	p.raw = make([]float64, 0, len(p.left))
 	var err error
 	p.each(func(lo, hi int, x, y, _, _ gpustage.Tensor) {
@@ -184,6 +197,10 @@ func (p *pairs) compare() error {
 
 // backward adds the gradient of the sum of coef times values to the view's. Pairs of coefficient 0 are left out.
 func (p *pairs) backward() {
+	if p.metric.ofTokens() {
+		p.backwardTokens()
+		return
+	}
 	n := 0
 	for i, c := range p.coef {
 		switch {
@@ -328,6 +345,12 @@ func computeRows(s gpustage.Stream, a *gpustage.Arena, b *Batch, m Metric, eps f
 	lo, hi := b.Own()
 	g := groupsOf(s, a, b, m, lo, hi)
 	g.eps = eps
+	if m.ofTokens() {
+		var err error
+		if g.part, err = b.part(VectorsPart); err != nil {
+			return Result{}, err
+		}
+	}
 	if err := g.compare(); err != nil {
 		return Result{}, err
 	}
@@ -340,10 +363,16 @@ func computeRows(s gpustage.Stream, a *gpustage.Arena, b *Batch, m Metric, eps f
 	return r, nil
 }
 
-func rowsMemory(z Size, m Metric) int { return viewMemory(z, m.normalizes()) + pairsMemory(z) }
+func rowsMemory(z Size, m Metric) int {
+	if m.ofTokens() {
+		return tokenPairsMemory(z)
+	}
+	return viewMemory(z, m.normalizes()) + pairsMemory(z)
+}
 
 // needs says what a loss asks of a batch.
 type needs struct {
+	tokens         bool // there may be no embeddings
 	labels, scores bool
 	pairs          bool // no negatives
 	negatives      bool // some negatives
@@ -351,7 +380,13 @@ type needs struct {
 }
 
 func (b *Batch) need(n needs) error {
-	if err := b.checkPairs(); err != nil {
+	err := b.checkPairs()
+	if n.tokens {
+		if err = b.checkRows(); err == nil {
+			err = b.checkPositives()
+		}
+	}
+	if err != nil {
 		return err
 	}
 	switch {

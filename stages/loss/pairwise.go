@@ -226,7 +226,7 @@ func (l Triplet) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 // MarginMSE wants the difference between the scores of positive and negative to be a teacher's (Hofstätter et al., arXiv
 // 2010.02666): l = (s(q, p) - s(q, n) - margin)^2, with the margin from the teacher's scores, or given as the row's label.
 type MarginMSE struct {
-	Metric Metric // Dot if empty; Cosine
+	Metric Metric // Dot if empty; Cosine, MaxSim, MeanMaxSim
 }
 
 func (MarginMSE) SplitsRows() {}
@@ -235,7 +235,7 @@ func (MarginMSE) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l MarginMSE) Check() error {
-	if err := checkMetric(l.Metric, Cosine, Dot); err != nil {
+	if err := checkMetric(l.Metric, Cosine, Dot, MaxSim, MeanMaxSim); err != nil {
 		return fmt.Errorf("similarity %w", err)
 	}
 	return nil
@@ -247,7 +247,7 @@ func (l MarginMSE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Resu
 	if err := l.Check(); err != nil {
 		return Result{}, err
 	}
-	if err := b.need(needs{negatives: true, scores: b.Labels == nil}); err != nil {
+	if err := b.need(needs{tokens: l.Metric.ofTokens(), negatives: true, scores: b.Labels == nil}); err != nil {
 		return Result{}, err
 	}
 	return computeRows(s, a, b, l.metric(), 0, func(g *groups) func(int, []int32) float64 {
@@ -280,7 +280,7 @@ func (l MarginMSE) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 // as sentence-transformers' DistillKLDivLoss. FlagEmbedding's kl_div is its gradient for temperature 1 of the teacher, without the factor.
 // The group is the row's, so replicas change nothing about its weight.
 type DistillKL struct {
-	Metric             Metric  // Dot if empty; Cosine
+	Metric             Metric  // Dot if empty; Cosine, MaxSim, MeanMaxSim
 	Temperature        float64 // of both; 1 if 0
 	StudentTemperature float64 // Temperature if 0
 	TeacherTemperature float64 // Temperature if 0
@@ -292,7 +292,7 @@ func (DistillKL) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l DistillKL) Check() error {
-	if err := checkMetric(l.Metric, Cosine, Dot); err != nil {
+	if err := checkMetric(l.Metric, Cosine, Dot, MaxSim, MeanMaxSim); err != nil {
 		return fmt.Errorf("similarity %w", err)
 	}
 	for _, t := range []float64{l.Temperature, l.StudentTemperature, l.TeacherTemperature} {
@@ -309,7 +309,7 @@ func (l DistillKL) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Resu
 	if err := l.Check(); err != nil {
 		return Result{}, err
 	}
-	if err := b.need(needs{negatives: true, scores: true}); err != nil {
+	if err := b.need(needs{tokens: l.Metric.ofTokens(), negatives: true, scores: true}); err != nil {
 		return Result{}, err
 	}
 	both := cmp.Or(l.Temperature, 1)

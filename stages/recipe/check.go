@@ -106,6 +106,7 @@ func (c *checker) positive(path string, v int) {
 
 func (c *checker) check(r *Recipe) {
 	c.checkModel(&r.Model)
+	c.checkMultiVector(r)
 	c.checkData(&r.Data)
 	c.checkBatch(&r.Batch, len(r.Data.Train))
 	alone := r.Model.Kind == "reranker" || !slices.ContainsFunc(r.terms(), func(l stated) bool { return !l.kind().rowwise() })
@@ -117,6 +118,7 @@ func (c *checker) check(r *Recipe) {
 		if r.Model.Kind == "m3" {
 			c.defaultM3(r)
 		}
+		r.ofVectors()
 		c.checkLosses(r)
 		c.require(len(r.Eval.Rerank) == 0, "eval.rerank", "is for model.kind: reranker")
 	}
@@ -126,9 +128,9 @@ func (c *checker) check(r *Recipe) {
 
 func (c *checker) checkModel(m *Model) {
 	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
-	c.words("model.kind", "embedder", "reranker", "m3")
-	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have")
-	c.require(m.VectorDim == 0 || m.Kind == "m3", "model.vector_dim", "is for model.kind: m3")
+	c.words("model.kind", "embedder", "reranker", "m3", "multi_vector")
+	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have, and of multi_vector %d", defaultVectorDim)
+	c.require(m.VectorDim == 0 || m.Kind == "m3" || m.Kind == "multi_vector", "model.vector_dim", "is for model.kind: m3 and multi_vector")
 	if m.Kind != "reranker" {
 		for _, key := range []string{"head", "template", "instruction", "truncation"} {
 			c.require(c.find("model."+key) == nil, "model."+key, "is for model.kind: reranker%s", map[string]string{"instruction": "; an embedder's goes in front of its texts: data.train[].prompts"}[key])

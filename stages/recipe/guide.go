@@ -109,6 +109,9 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	if g.model, err = x.loadGuide(); err != nil {
 		return err
 	}
+	if g.model.Config.Tokens.Alone {
+		return fmt.Errorf("%s gives vectors of tokens and no embeddings: a guide compares embeddings", g.folder.Dir)
+	}
 	s, err := g.device.OpenStream()
 	if err != nil {
 		return err

@@ -56,6 +56,7 @@ type Loss struct {
 	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss
 
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
+	vectors  bool // it is of a multi_vector: see vectorKinds
 	dataset  bool // it is a dataset's own
 	term     bool // it is one of a sum's
 }
@@ -117,6 +118,7 @@ type lossKind struct {
 	whole       bool     // is of the batch as a whole: rows have no weights
 	reranker    bool
 	m3          bool
+	vectors     bool // is of vectors of tokens
 	dataset     bool // the loss is a dataset's own
 	term        bool // it is one of a sum's
 }
@@ -149,14 +151,23 @@ func (l *Loss) kind() lossKind {
 	if l.reranker {
 		return lossKind{names: []string{l.Name}, options: groupOptions[loss.GroupLoss(l.Name)], reranker: true, term: l.term}
 	}
-	k := lossKinds[0]
-	for _, named := range lossKinds {
+	kinds := l.kinds()
+	k := kinds[0]
+	for _, named := range kinds {
 		if slices.Contains(named.names, l.Name) {
 			k = named
 		}
 	}
 	k.dataset, k.term = l.dataset, l.term
 	return k
+}
+
+// kinds are those that the loss may be one of.
+func (l *Loss) kinds() []lossKind {
+	if l.vectors {
+		return vectorKinds
+	}
+	return lossKinds
 }
 
 // rowwise tells that each row's term is of the row alone: pairs with a label, triplets, a teacher's embeddings.
@@ -170,7 +181,9 @@ func (k lossKind) all() []string {
 	switch {
 	case k.reranker:
 		common = commonOptions[:1]
-	case k.m3:
+	case k.vectors && k.dataset:
+		common = commonOptions[:1]
+	case k.m3, k.vectors:
 		common = []string{"name", "gather_across_devices"}
 	case k.dataset:
 		common = commonOptions[:2]
@@ -220,6 +233,8 @@ func (c *checker) options(l *Loss, at string) {
 			c.fail(key, "is for a loss in a list, which is a sum: loss: [{name: mnrl}, {name: distill_kl, weight: 2}]")
 		} else if l.dataset && option == "gather_across_devices" {
 			c.fail(key, "is the same for all datasets: loss.gather_across_devices")
+		} else if l.vectors {
+			c.fail(key, "is not for model.kind: multi_vector; the options of %s are %s there", l.Name, strings.Join(k.all(), ", "))
 		} else {
 			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(k.all(), ", "))
 		}
@@ -276,7 +291,7 @@ func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
 // checkLoss checks the loss at a key. It returns whether there is such a loss.
 func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 	var names []string
-	for _, k := range lossKinds {
+	for _, k := range l.kinds() {
 		names = append(names, k.names...)
 	}
 	c.words(at+".name", names...)
@@ -296,13 +311,20 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 			c.require(f.Float() > 0 && !math.IsInf(f.Float(), 0), at+"."+option, "is %v, want a positive number", f.Float())
 		}
 	}
+	if k.vectors && c.find(at+".scale") == nil {
+		l.Scale = 1
+	}
 	if k.has("scale") && l.Temperature > 0 {
 		c.require(c.find(at+".scale") == nil, at+".temperature", "and %s.scale are one thing (scale = 1/temperature): give one of them", at)
 		l.Scale, l.Temperature = 1/l.Temperature, 0
 	}
 	c.words(at+".partition_mode", "joint", "per_direction")
 	if k.has("similarity") {
-		c.words(at+".similarity", "cosine", "dot")
+		if k.vectors {
+			c.words(at+".similarity", string(loss.MaxSim), string(loss.MeanMaxSim))
+		} else {
+			c.words(at+".similarity", "cosine", "dot")
+		}
 		if c.find(at+".similarity") == nil {
 			l.Similarity = k.similarity
 		}
@@ -315,7 +337,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 	if k.names[0] == "gist" {
 		c.checkGuide(l, at)
 	}
-	if k.names[0] == "mnrl" {
+	if k.names[0] == "mnrl" && !k.vectors {
 		c.words(at+".hardness_mode", texts(loss.HardnessModes)...)
 		c.require(l.HardnessMode == "" || l.HardnessStrength != 0, at+".hardness_mode", "needs %s.hardness_strength", at)
 		c.require(l.HardnessMode != "" || l.HardnessStrength == 0, at+".hardness_strength", "needs %s.hardness_mode", at)
@@ -489,8 +511,11 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 	}
 	similarity, distance := loss.Metric(l.Similarity), loss.Metric(l.Distance)
 	var out loss.RowSplitter
-	switch l.kind().names[0] {
+	switch k := l.kind(); k.names[0] {
 	case "mnrl":
+		if k.vectors {
+			return loss.LateInteraction{Scale: l.Scale, Metric: similarity, MaskDuplicates: l.MaskDuplicates != o.mask, TileCols: o.tile[1], Block: o.tile[0] * o.tile[1]}
+		}
 		out = loss.InfoNCE{
 			Scale: l.Scale, Directions: l.Directions, PerDirection: l.PartitionMode == "per_direction", Dot: l.Similarity == "dot",
 			Hardness: l.HardnessMode, HardnessStrength: l.HardnessStrength, MaskDuplicates: l.MaskDuplicates != o.mask, TileRows: o.tile[0], TileCols: o.tile[1],

@@ -75,7 +75,7 @@ func (r Recipe) fusion() map[string]float64 {
 
 // openM3 finds the heads of tokens.
 func (x *Run) openM3() error {
-	x.heads = transformer.TokenHeads{}
+	x.heads, x.vectors, x.projection = transformer.TokenHeads{}, nil, nil
 	m := x.Recipe.Model
 	if m.Kind != "m3" {
 		return nil
@@ -100,10 +100,11 @@ func (x *Run) openM3() error {
 
 // maxSim is what the products of all pairs' tokens take in a batch, over all ranks, and the vectors with their gradient on each: 0 without.
 func (x *Run) maxSim() (flops float64, bytes int64) {
-	if l := x.Recipe.Loss; x.Recipe.Model.Kind != "m3" || l.Parts != nil && !slices.Contains(l.Parts, loss.VectorsPart) {
+	l, h := x.Recipe.Loss, x.model.Config.Tokens
+	if h.None() || !h.Alone && l.Parts != nil && !slices.Contains(l.Parts, loss.VectorsPart) || h.Alone && l.kind().rowwise() {
 		return 0, 0
 	}
 	rows := float64(min(int64(x.Recipe.Batch.GlobalSize), x.rows()))
-	queries, documents := rows*float64(x.text.QueryLength-1), rows*float64(x.columns()-1)*float64(x.text.DocumentLength-1)
-	return 2 * queries * documents * float64(x.model.Config.Tokens.Dim), x.Memory.Tokens
+	queries, documents := rows*float64(h.Most(x.text.QueryLength)), rows*float64(x.columns()-1)*float64(h.Most(x.text.DocumentLength))
+	return 2 * queries * documents * float64(h.Dim), x.Memory.Tokens
 }

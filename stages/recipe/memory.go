@@ -110,14 +110,14 @@ func (x *Run) predict(z sharding) Memory {
 	n := rows * columns
 	own := x.sequences() / columns     // rows
 	tokens := func(rows int64) int64 { // that have rows in parts
-		return rows * (int64(x.text.QueryLength-1) + (columns-1)*int64(x.text.DocumentLength-1))
+		return rows * (int64(m.Config.Tokens.Most(x.text.QueryLength)) + (columns-1)*int64(m.Config.Tokens.Most(x.text.DocumentLength)))
 	}
 	size := loss.Size{Rows: int(rows), Sequences: int(n), Dim: m.EmbeddingSize(), Normalized: m.Head.Normalize, DType: m.DType, GPU: x.device.Info().Threads == 0}
 	for _, p := range m.Parts() {
 		mine, all, sub := own*columns, n, int64(len(lengths))
 		if p.Tokens {
 			mine, all, sub = tokens(own), tokens(rows), int64(x.subTokens())
-			size.Tokens, size.Longest = int(all), max(x.text.QueryLength, x.text.DocumentLength)-1
+			size.Tokens, size.Longest = int(all), m.Config.Tokens.Most(max(x.text.QueryLength, x.text.DocumentLength))
 		}
 		rows := 2 * mine
 		if x.ranks != nil && r.Loss.GatherAcrossDevices {

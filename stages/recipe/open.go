@@ -70,7 +70,11 @@ type Run struct {
 
 	reranker *reranker.Spec // nil for an embedder
 	heads    transformer.TokenHeads
-	pairs    []*tokenize.Pairs // by dataset
+
+	vectors    *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
+	projection []transformer.Dense  // of it, where it is new
+
+	pairs []*tokenize.Pairs // by dataset
 
 	content  map[string]string                   // hashes of what checkpoints rely on and lack
 	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
@@ -197,6 +201,9 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := x.openM3(); err != nil {
 		return err
 	}
+	if err := x.openMultiVector(); err != nil {
+		return err
+	}
 	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
 		var option *transformer.OptionError
 		if errors.As(err, &option) {
@@ -210,7 +217,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
 	}
-	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs}
+	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.heads}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
@@ -220,10 +227,7 @@ func (x *Run) openModel(ctx context.Context) error {
 		return nil
 	}
 	c := x.model.Config
-	if x.text.QueryLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Query); err != nil {
-		return fmt.Errorf("model.max_length: %w", err)
-	}
-	if x.text.DocumentLength, err = embedder.MaxLengthOf(x.folder, c, m.MaxLength.Document); err != nil {
+	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, c, m.MaxLength.Query, m.MaxLength.Document); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	if err := embedder.CheckLength(x.tok, x.text.QueryLength, x.text.DocumentLength); err != nil {
@@ -368,6 +372,7 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}
 		c.Tokens = x.heads
+		c.Dense = append(c.Dense, x.projection...)
 		if x.reranker != nil {
 			x.reranker.Configure(c)
 		}
@@ -587,7 +592,7 @@ func (x *Run) noteOddities() {
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
 	}
-	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" {
+	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && x.vectors == nil {
 		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {
 			x.obs.note("%s (model.pooling, model.normalize)", note)
 		}
@@ -595,7 +600,9 @@ func (x *Run) noteOddities() {
 			x.obs.note("%s gives lexical weights and tokens' vectors besides: only the embedding trains, and the saved model has nothing else; model.kind: m3 trains and keeps all three", x.folder.TransformerDir)
 		}
 	}
-	if x.heads.New {
+	if x.projection != nil {
+		x.obs.note("%s has no projection of tokens' hidden states: a new one, to %d features, begins at random", x.folder.Dir, x.heads.Dim)
+	} else if x.heads.New {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
 	}
 	if word := x.model.Layout.Word(); x.folder.Static() && x.model.Layout.Trains(word) && o.Name == "adamw" {

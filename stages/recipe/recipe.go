@@ -57,7 +57,11 @@ type Model struct {
 	Freeze                  Freeze        `yaml:"freeze,omitempty"`
 	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
 
-	VectorDim int `yaml:"vector_dim,omitempty"` // of m3's heads where they are new: features of a token's vector; 0: the hidden state's
+	VectorDim int `yaml:"vector_dim,omitempty"` // of heads of m3 and multi_vector where they are new: features of a token's vector; 0: the hidden state's, or 128
+
+	// Of a multi_vector.
+	Skiplist       *Skiplist       `yaml:"skiplist,omitempty"`        // tokens of documents without a vector; nil: what the folder says
+	QueryExpansion *QueryExpansion `yaml:"query_expansion,omitempty"` // nil: likewise
 
 	// Of a reranker.
 	Head        string `yaml:"head,omitempty"`        // of a language model: tokens (also empty), or classifier: a projection of the last token

@@ -309,6 +309,8 @@ func TestLossOptions(t *testing.T) {
 		switch {
 		case k.m3:
 			sets = append(sets, "model.kind=m3")
+		case k.vectors:
+			sets = append(sets, "model.kind=multi_vector")
 		case k.reranker:
 			sets = append(sets, "model.kind=reranker")
 		}
@@ -327,7 +329,7 @@ func TestLossOptions(t *testing.T) {
 	needs := map[string]string{ // so that an option can be another
 		"mnrl": ", directions: [query_to_doc, doc_to_query], hardness_mode: all_negatives, hardness_strength: 5", "gist": ", guide: g", "m3": ", self_distill: true",
 	}
-	kinds := slices.Clone(lossKinds)
+	kinds := slices.Concat(lossKinds, vectorKinds)
 	for _, n := range loss.GroupLosses {
 		kinds = append(kinds, (&Loss{Name: string(n), reranker: true}).kind())
 	}
@@ -342,6 +344,9 @@ func TestLossOptions(t *testing.T) {
 			columns = "positive: p, teacher: e"
 		}
 		text := "{name: " + k.names[0] + needs[k.names[0]] + "}"
+		if k.vectors {
+			text = "{name: " + k.names[0] + "}"
+		}
 		usual := parse(k, columns, text).objective(driving{})
 		for _, option := range k.all() {
 			value := others[option]
@@ -349,7 +354,7 @@ func TestLossOptions(t *testing.T) {
 			case "name", "guide", "gather_across_devices": // not the objective's
 				continue
 			case "similarity":
-				value = map[string]string{"cosine": "dot", "dot": "cosine"}[k.similarity]
+				value = map[string]string{"cosine": "dot", "dot": "cosine", "maxsim": "mean_maxsim"}[k.similarity]
 			case "distance":
 				value = k.distances[1]
 			case "self_distill":

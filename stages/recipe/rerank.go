@@ -156,6 +156,9 @@ func (x *Run) head() (transformer.Head, error) {
 	if x.reranker != nil {
 		return transformer.Head{}, nil
 	}
+	if x.vectors != nil {
+		return x.vectorHead()
+	}
 	pooling, normalize := x.Recipe.Model.Pooling, x.Recipe.Model.Normalize
 	if x.Recipe.Model.Kind == "m3" && x.folder.Pooling == nil { // FlagEmbedding's, where the folder does not say
 		yes := true

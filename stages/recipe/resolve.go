@@ -33,6 +33,7 @@ func (r Recipe) Resolve() (Recipe, error) {
 			r.Eval.Loss[i].Loss = &l
 		}
 	}
+	r.ofVectors()
 	root, err := nodeOf(reflect.ValueOf(r))
 	if err != nil {
 		return r, err

@@ -107,6 +107,10 @@ func (c *checker) checkTerms(r *Recipe, l *Loss, at string) bool {
 		c.fail(at, "is a list: model.kind: m3 has one loss, m3, which is no term of a sum")
 		return false
 	}
+	if r.Model.Kind == "multi_vector" {
+		c.fail(at, "is a list: losses of vectors of tokens (model.kind: multi_vector) are no terms of a sum; datasets may have one each, data.train[].loss")
+		return false
+	}
 	ok, guide := true, ""
 	c.gathers(l, at)
 	for key, t := range l.each(at) {

@@ -345,7 +345,7 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 		base := 0.0
 		for _, k := range v.sources {
 			for _, t := range v.x.Recipe.termsOf(k) {
-				base = max(base, verifyLimit(t.Scale))
+				base = max(base, verifyLimit(v.x.amplified(t.Loss)))
 			}
 		}
 		if slices.Contains(lossFaults, v.o.Plant) {

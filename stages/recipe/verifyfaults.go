@@ -1,6 +1,8 @@
 package recipe
 
 import (
+	"slices"
+
 	"contraflow/gpustage"
 	"contraflow/stages/loss"
 )
@@ -15,8 +17,17 @@ type scaled struct {
 
 func (l scaled) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
 	r, err := l.RowSplitter.Compute(s, a, b)
-	s.Scale(b.Gradient, b.Gradient, l.factor)
+	d, _ := gradientOf(b)
+	s.Scale(*d, *d, l.factor)
 	return r, err
+}
+
+// gradientOf is a batch's gradient, and where sequence n's rows begin in it: of embeddings, or of tokens' vectors where there are no others.
+func gradientOf(b *loss.Batch) (d *gpustage.Tensor, at func(n int) int) {
+	if b.Gradient.IsZero() && len(b.Parts) > 0 {
+		return &b.Parts[0].Gradient, func(n int) int { return int(b.Parts[0].Cu[n]) }
+	}
+	return &b.Gradient, func(n int) int { return n }
 }
 
 // detached is what two ranks compute that gather each other's embeddings without gradients: each row's gradient comes from
@@ -25,13 +36,15 @@ type detached struct{ loss.RowSplitter }
 
 func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
 	total := loss.Result{}
-	all := b.Gradient
+	all, at := gradientOf(b)
 	mark := a.Mark()
 	defer a.Release(mark)
 	own := a.Keep(s, all.DType, all.Rows, all.Cols)
 	for half := range 2 {
 		part := *b
-		part.Gradient = own
+		part.Parts = slices.Clone(b.Parts)
+		gradient, _ := gradientOf(&part)
+		*gradient = own
 		mine := func(row int) bool { return (row >= b.Rows/2) == (half == 1) }
 		first, last := b.Own()
 		part.Only = &loss.Rows{Lo: max(first, half*(b.Rows/2)), Hi: last}
@@ -51,13 +64,13 @@ func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (
 			return r, err
 		}
 		total.Sum, total.Weight = total.Sum+r.Sum, total.Weight+r.Weight
-		for n := range all.Rows {
+		for n := range b.N() {
 			row := n % b.Rows
 			if n >= 2*b.Rows {
 				row = int(b.Owner[n-2*b.Rows])
 			}
 			if mine(row) {
-				s.Copy(all.Span(n, n+1), own.Span(n, n+1))
+				s.Copy(all.Span(at(n), at(n+1)), own.Span(at(n), at(n+1)))
 			}
 		}
 	}
@@ -66,5 +79,5 @@ func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (
 
 // Memory has room for one more gradient.
 func (l detached) Memory(z loss.Size) int {
-	return l.RowSplitter.Memory(z) + z.Sequences*z.Dim*z.DType.Size() + 64
+	return l.RowSplitter.Memory(z) + max(z.Sequences, z.Tokens)*z.Dim*z.DType.Size() + 64
 }

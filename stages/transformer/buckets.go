@@ -99,7 +99,7 @@ func (p *Pass) repeat(ops func()) {
 // pad adds rows of padding. Texts without tokens alone get one too: there is no tensor of no rows.
 func (m *Model) pad(r Rows) Rows {
 	if len(r.IDs) == 0 {
-		r = Rows{IDs: []int32{0}, Cu: append(slices.Clone(r.Cu), 1), Keys: r.Keys}
+		r = Rows{IDs: []int32{0}, Cu: append(slices.Clone(r.Cu), 1), Keys: r.Keys, Shown: r.Shown}
 		if r.Keys != nil {
 			r.Keys = append(slices.Clone(r.Keys), 0)
 		}
@@ -108,7 +108,7 @@ func (m *Model) pad(r Rows) Rows {
 		return r
 	}
 	to := r.shape().bucket(m.Config.MaxPositions)
-	out := Rows{IDs: slices.Grow(slices.Clone(r.IDs), to.tokens-len(r.IDs)), Cu: slices.Clone(r.Cu), Kinds: slices.Clone(r.Kinds), Keys: slices.Clone(r.Keys), longest: to.longest}
+	out := Rows{IDs: slices.Grow(slices.Clone(r.IDs), to.tokens-len(r.IDs)), Cu: slices.Clone(r.Cu), Kinds: slices.Clone(r.Kinds), Keys: slices.Clone(r.Keys), Shown: r.Shown, longest: to.longest}
 	for left := to.rows - r.Len(); left > 0; left-- {
 		for range (to.tokens - len(out.IDs) + left - 1) / left {
 			out.IDs = append(out.IDs, r.IDs[0])
@@ -127,20 +127,27 @@ func (m *Model) pad(r Rows) Rows {
 // Padding is the number of tokens that are.
 func (p *Pass) Padding() int { return p.in.seqs.Tokens - p.own.tokens }
 
-// widen makes room for the padding in the gradients of parts, and leaves it zero.
+// widen makes room for the padding in the gradients of parts, and for tokens that are not shown, and leaves it zero.
 func (p *Pass) widen(dParts []gpustage.Tensor) []gpustage.Tensor {
-	if p.own.rows == p.in.seqs.Rows {
+	h := p.m.Config.Tokens
+	if p.own.rows == p.in.seqs.Rows && !h.Alone {
 		return dParts
 	}
 	out := make([]gpustage.Tensor, len(dParts))
 	for i, d := range dParts {
 		rows := p.in.seqs.Rows
 		if i > 0 {
-			rows = p.in.seqs.Tokens - rows
+			rows = h.rows(p.in.seqs.Tokens, rows)
+		} else {
+			rows = h.outputs(p.in.seqs.Tokens, rows)
 		}
 		out[i] = p.keep(rows, d.Cols)
-		p.s.Copy(out[i].Span(0, d.Rows), d)
-		p.s.Fill(out[i].Span(d.Rows, rows), 0)
+		if d.Rows > 0 {
+			p.s.Copy(out[i].Span(0, d.Rows), d)
+		}
+		if d.Rows < rows {
+			p.s.Fill(out[i].Span(d.Rows, rows), 0)
+		}
 	}
 	return out
 }

@@ -73,6 +73,15 @@ func TestPadding(t *testing.T) {
 		m, s, _, rows := loadM3(t, d, o)
 		return m, s, rows
 	}
+	models["colbert"] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {
+		m, s, rows := loadColBERT(t, d, o, Head{Normalize: true}, true)
+		for i := range rows.IDs {
+			if i%5 != 2 {
+				rows.Shown = append(rows.Shown, int32(i))
+			}
+		}
+		return m, s, rows
+	}
 	for _, name := range familyGoldens(t) {
 		models["families/"+name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {
 			m, s := loadFamily(t, name, nil, d, o)

@@ -228,7 +228,9 @@ func (c Config) check() error {
 			return fmt.Errorf("config.json: rotary positions turn %d features of heads of %d", 2*len(r.Frequencies), c.HeadDim())
 		}
 	}
-	if h := c.Tokens; !h.None() && (h.Dim < 1 || h.Sparse == "" || h.Vectors == "" || !c.Scorer.None()) {
+	if h := c.Tokens; h.Alone && (h.Dim != c.embeddingSize() || h.Sparse != "" || h.Vectors != "" || !c.Scorer.None()) {
+		return fmt.Errorf("heads of tokens alone %+v: want vectors of %d features, in a model that embeds", h, c.embeddingSize())
+	} else if !h.None() && !h.Alone && (h.Dim < 1 || h.Sparse == "" || h.Vectors == "" || !c.Scorer.None()) {
 		return fmt.Errorf("heads of tokens %+v: want a weight and vectors of at least one feature, in a model that embeds", h)
 	}
 	return c.checkScorer()

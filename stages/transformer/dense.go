@@ -81,3 +81,9 @@ func (p *Pass) denseBackward(d gpustage.Tensor, g []linear) gpustage.Tensor {
 	}
 	return d
 }
+
+// denseIn is how many features go into the layer that a parameter is of.
+func (m *Model) denseIn(p Param) int {
+	w, _ := m.Layout.Find(p.Module() + ".weight")
+	return w.Cols
+}

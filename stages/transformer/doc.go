@@ -21,7 +21,7 @@
 // Static embeddings ([Static]) are the table and the pooling, without layers: where the device can (gpustage.Bagger) the table's rows are summed
 // where they lie, and a pass keeps nothing.
 //
-// [TokenHeads] give parts of tokens besides, from the same hidden states: BGE-M3's lexical weights and vectors.
+// [TokenHeads] give parts of tokens besides, from the same hidden states: BGE-M3's lexical weights and vectors; or vectors alone, ColBERT's.
 //
 // # What trains
 //

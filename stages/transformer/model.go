@@ -132,15 +132,19 @@ func (m *Model) NewGradients() (gpustage.Tensor, error) {
 	return gpustage.NewTensor(m.Device, m.DType, 1, m.Layout.Trained())
 }
 
-// EmbeddingSize is E: of a model that scores 1, or how many layers do.
+// EmbeddingSize is E, of a text's embedding or of tokens' vectors if the model gives these alone: of a model that scores 1, or how many layers do.
 func (m *Model) EmbeddingSize() int {
 	if !m.Config.Scorer.None() {
 		return m.Config.Scorer.Scores()
 	}
-	if n := len(m.Config.Dense); n > 0 {
-		return m.Config.Dense[n-1].Out
+	return m.Config.embeddingSize()
+}
+
+func (c Config) embeddingSize() int {
+	if n := len(c.Dense); n > 0 {
+		return c.Dense[n-1].Out
 	}
-	return m.Config.Hidden
+	return c.Hidden
 }
 
 // Rows are the token ids of a sub-batch, packed, and what identifies its rows.
@@ -149,6 +153,9 @@ type Rows struct {
 	Cu    []int32  // [B+1]: row b is IDs[Cu[b]:Cu[b+1]]
 	Kinds []int32  // [T]: token types; nil: all 0
 	Keys  []uint64 // [B]: dropout keys (gpustage.RowKey); nil when nothing drops
+
+	// Shown are places in IDs of the tokens that have rows in parts of tokens, in ascending order; nil: those of TokenHeads.Shown.
+	Shown []int32
 
 	longest int // what MaxLen is rounded up to; see buckets.go
 }
@@ -196,6 +203,7 @@ type Pass struct {
 	a          *gpustage.Arena
 	in         input
 	own        shape           // without padding; in has it
+	shown      int             // T': tokens that have rows
 	bags       gpustage.Bagger // nil: texts are pooled as hidden states are
 	start      gpustage.Mark
 	train      bool
@@ -218,7 +226,7 @@ type Pass struct {
 	dense      []denseActs
 	projected  gpustage.Tensor // [B, E]: pooled, or what dense layers make of it
 	length     gpustage.Tensor // [1, B]: projected's, before it is normalized
-	embeddings gpustage.Tensor // [B, E], or scores [B, 1] or [B, layers]
+	embeddings gpustage.Tensor // [B, E], or scores [B, 1] or [B, layers], or tokens' vectors [T', E] alone; so are those above then
 	scoring    scoreActs
 	tokens     tokenActs
 }
@@ -257,8 +265,12 @@ func (m *Model) Leans() bool { return m.Options.CheckpointEvery == 0 && m.Config
 func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, keep bool, how manner) *Pass {
 	p := &Pass{m: m, s: s, a: a, own: r.shape(), bags: m.bagger(s), start: a.Mark(), train: train && m.drops(), writesPre: train || keep, soon: how == soon,
 		lean: how == lean && m.Leans()}
+	if !m.Config.Tokens.None() && r.Shown == nil {
+		r.Shown = m.Config.Tokens.shown(r)
+	}
+	p.shown = len(r.Shown)
 	r = m.pad(r)
-	b, c := r.Len(), m.Config.Hidden
+	b, c := m.Config.Tokens.outputs(len(r.IDs), r.Len()), m.Config.Hidden
 	scores := !m.Config.Scorer.None()
 	p.embeddings = a.Keep(s, m.DType, b, m.EmbeddingSize())
 	p.projected, p.length = p.embeddings, a.Keep(s, m.DType, 1, b)
@@ -316,7 +328,7 @@ func (p *Pass) compute(keep bool) {
 		}
 		p.norm(n, x, p.final, p.last)
 	}
-	s.Pool(p.pooled, x, p.in.seqs, m.Head.Pooling)
+	p.pool(x)
 	p.forwardTokens(x)
 	a.Release(mark)
 	a.ReleaseScratch(layers)
@@ -342,8 +354,13 @@ func (m *Model) drops() bool {
 	return m.Config.HiddenDropout > 0 || m.Config.AttentionDropout > 0 || h.DropoutIn > 0 || h.DropoutOut > 0 || m.lora() != nil && m.lora().Dropout > 0
 }
 
-// Embeddings is [B, E], valid until Release.
-func (p *Pass) Embeddings() gpustage.Tensor { return p.embeddings.Span(0, p.own.rows) }
+// Embeddings is [B, E], or [T', E] of a model that gives tokens' vectors alone, valid until Release.
+func (p *Pass) Embeddings() gpustage.Tensor {
+	if p.m.Config.Tokens.Alone {
+		return p.embeddings.Span(0, p.shown)
+	}
+	return p.embeddings.Span(0, p.own.rows)
+}
 
 // Release gives back the pass's part of the arena. Passes are released in the reverse order of their Forward.
 func (p *Pass) Release() { p.a.Release(p.start) }
@@ -537,7 +554,7 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		p.doneOutside(to)
 		return
 	}
-	s.PoolBackward(d, dPooled, p.in.seqs, m.Head.Pooling)
+	p.poolBackward(d, dPooled)
 	if len(dParts) > 1 {
 		p.tokensBackward(d, dParts[1], dParts[2], g.tokens)
 	}
@@ -608,7 +625,7 @@ func (p *Pass) carry() {
 			x.d = p.keep(x.states.Rows, c)
 		}
 	} else if p.m.Head.Normalize {
-		p.dNormal = p.keep(p.in.seqs.Rows, p.m.EmbeddingSize())
+		p.dNormal = p.keep(p.embeddings.Rows, p.m.EmbeddingSize())
 	}
 	p.carryDense()
 	if r := &p.in.distances; p.m.biasTrains {

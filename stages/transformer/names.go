@@ -82,12 +82,14 @@ func (c Config) parameters() []Param {
 	norm(Outside, "", n.embedNorm, c.Hidden)
 	norm(Outside, "", n.finalNorm, c.Hidden)
 	table(n.relative, c.RelativeBuckets, c.Heads, relativeBias)
-	in := c.Hidden
+	in, head := c.Hidden, len(ps)
 	for _, d := range c.Dense {
 		linear(Outside, "", []string{d.Name + denseSuffix}, in, d.Bias, d.Out)
 		in = d.Out
 	}
-	head := len(ps)
+	if !c.Tokens.Alone { // of which they are the head
+		head = len(ps)
+	}
 	h := c.Scorer
 	if h.Dense != "" {
 		linear(Outside, "", []string{h.Dense}, c.Hidden, h.DenseBias, c.Hidden)
@@ -102,7 +104,7 @@ func (c Config) parameters() []Param {
 		}
 	}
 	table(h.LMHead, c.Vocab, c.Hidden, embedding)
-	if h := c.Tokens; !h.None() {
+	if h := c.Tokens; !h.None() && !h.Alone {
 		linear(Outside, "", []string{h.Sparse}, c.Hidden, true, 1)
 		linear(Outside, "", []string{h.Vectors}, c.Hidden, true, h.Dim)
 	}

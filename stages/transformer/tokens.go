@@ -1,6 +1,10 @@
 package transformer
 
-import "contraflow/gpustage"
+import (
+	"slices"
+
+	"contraflow/gpustage"
+)
 
 // TokenHeads give, besides the embedding, two parts of every token but the first, as BGE-M3 has them (Chen et al., arXiv 2402.03216):
 // of its hidden state h
@@ -10,6 +14,10 @@ import "contraflow/gpustage"
 //
 // T' is T - B: the first token, whose hidden state CLS pooling takes, has neither; texts begin T' rows at Cu[b] - b. The zero value
 // is no such heads.
+//
+// Alone it is what ColBERT has (Khattab and Zaharia, arXiv 2004.12832): the model gives a vector of each token, and nothing else. Then what
+// Config.Dense makes of a token's hidden state, of length 1 where Head.Normalize says so, is its vector [T', D], and Reading says of each
+// role's texts which tokens have one.
 type TokenHeads struct {
 	Sparse  string  // parameters [1, C] and [1], without ".weight" and ".bias"
 	Vectors string  // [D, C] and [D]
@@ -17,6 +25,39 @@ type TokenHeads struct {
 	Special []int32 // ids of tokens that no lexical weight is of; the heads themselves don't look at ids
 	New     bool    // what a checkpoint lacks of them begins at random
 	Seed    uint64  // of those
+
+	Alone           bool // of Sparse, Vectors and Special there is nothing then
+	Mean            bool // a score is the mean over the query's vectors, and not their sum
+	Query, Document Reading
+}
+
+// Reading is how a role's texts are read where each token has a vector of its own.
+type Reading struct {
+	Skip []int32 // ids of tokens that have no vector
+	// Fill is the token that follows a text of less than Length tokens until it has as many: ColBERT's query expansion. 0: nothing does.
+	Length int
+	Fill   int32
+}
+
+// ColBERT are the heads of a model that gives vectors of dim features alone.
+func (c Config) ColBERT(fresh bool, seed uint64) TokenHeads {
+	return TokenHeads{Alone: true, Dim: c.embeddingSize(), New: fresh, Seed: seed}
+}
+
+// Reading is that of a role's texts.
+func (h TokenHeads) Reading(query bool) Reading {
+	if query {
+		return h.Query
+	}
+	return h.Document
+}
+
+// Expand appends to ids, of which a text begins at a place, what follows a text that is short.
+func (r Reading) Expand(ids []int32, from int) []int32 {
+	for len(ids)-from < r.Length {
+		ids = append(ids, r.Fill)
+	}
+	return ids
 }
 
 // M3Heads are BGE-M3's by their names; dim 0 is as many features as hidden states have.
@@ -28,26 +69,30 @@ func (c Config) M3Heads(dim int, fresh bool, seed uint64) TokenHeads {
 }
 
 // None tells that there are none.
-func (h TokenHeads) None() bool { return h.Vectors == "" }
+func (h TokenHeads) None() bool { return h.Vectors == "" && !h.Alone }
 
 // Part is something that a model gives of each text.
 type Part struct {
 	Name   string // one of the names below
 	Size   int    // features
-	Tokens bool   // a row for each token but the first, otherwise one for the text
+	Tokens bool   // a row for each token that has some, otherwise one for the text
 }
 
-// The parts of a model with TokenHeads; any other that embeds has the first alone.
+// The parts of a model with TokenHeads; any other that embeds has the first alone, and one whose heads are Alone the last.
 const (
 	DensePart   = "dense"
 	SparsePart  = "sparse"
 	VectorsPart = "multi_vector"
 )
 
-// Parts lists what the model gives of a text, its embedding first.
+// Parts lists what the model gives of a text, its embedding first if it has one.
 func (m *Model) Parts() []Part {
+	h := m.Config.Tokens
+	if h.Alone {
+		return []Part{{VectorsPart, m.EmbeddingSize(), true}}
+	}
 	parts := []Part{{Name: DensePart, Size: m.EmbeddingSize()}}
-	if h := m.Config.Tokens; !h.None() {
+	if !h.None() {
 		parts = append(parts, Part{SparsePart, 1, true}, Part{VectorsPart, h.Dim, true})
 	}
 	return parts
@@ -57,7 +102,7 @@ func (m *Model) Parts() []Part {
 type tokenWeights struct{ sparse, vectors linear }
 
 func (h TokenHeads) weights(v viewer) (w tokenWeights) {
-	if !h.None() {
+	if !h.None() && !h.Alone {
 		w.sparse, w.vectors = v.linear("", h.Sparse), v.linear("", h.Vectors)
 	}
 	return w
@@ -71,19 +116,70 @@ type tokenActs struct {
 	vectors, length gpustage.Tensor // [T', D], [1, T']
 }
 
+// Shown are the places of a text's tokens that have rows in parts of tokens.
+func (h TokenHeads) Shown(query bool, ids []int32) (places []int32) {
+	skip := h.Reading(query).Skip
+	for t := h.first(); t < len(ids); t++ {
+		if !slices.Contains(skip, ids[t]) {
+			places = append(places, int32(t))
+		}
+	}
+	return places
+}
+
+// first is the first token of a text that may have a row.
+func (h TokenHeads) first() int {
+	if h.Alone {
+		return 0
+	}
+	return 1
+}
+
+// shown are those of all rows that may have one.
+func (h TokenHeads) shown(r Rows) (places []int32) {
+	for b := range r.Len() {
+		for t := int(r.Cu[b]) + h.first(); t < int(r.Cu[b+1]); t++ {
+			places = append(places, int32(t))
+		}
+	}
+	return places
+}
+
+// index is which token each row of a pass is of: first those that are shown, then, so that rows are as many whatever is shown, the
+// others, whose rows nobody sees.
+func (h TokenHeads) index(r Rows) []int32 {
+	out := make([]int32, 0, h.rows(len(r.IDs), r.Len()))
+	out = append(out, r.Shown...)
+	seen := make([]bool, len(r.IDs))
+	for _, t := range r.Shown {
+		seen[t] = true
+	}
+	for _, t := range h.shown(r) {
+		if !seen[t] {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// rows is how many rows a pass of so many tokens and texts has.
+func (h TokenHeads) rows(tokens, texts int) int { return tokens - texts*h.first() }
+
 // openTokens takes room for the heads, at the arena's bottom.
 func (p *Pass) openTokens(r Rows, keep bool) {
 	h := p.m.Config.Tokens
 	if h.None() {
 		return
 	}
-	index := make([]int32, 0, len(r.IDs)-r.Len())
-	for b := range r.Len() {
-		for t := r.Cu[b] + 1; t < r.Cu[b+1]; t++ {
-			index = append(index, t)
-		}
-	}
+	index := h.index(r)
 	n, a := len(index), &p.tokens
+	if n > 0 {
+		a.index = p.a.Keep(p.s, gpustage.I32, 1, n)
+		p.s.CopyIn(a.index, gpustage.Bytes(index))
+	}
+	if h.Alone { // dense layers, which have places already, are all there is
+		return
+	}
 	a.pre, a.sparse, a.vectors = p.keep(n, 1), p.keep(n, 1), p.keep(n, h.Dim)
 	if p.m.Head.Normalize {
 		a.length = p.keep(1, n)
@@ -91,16 +187,12 @@ func (p *Pass) openTokens(r Rows, keep bool) {
 	if keep {
 		a.h = p.keep(n, p.m.Config.Hidden)
 	}
-	if n > 0 {
-		a.index = p.a.Keep(p.s, gpustage.I32, 1, n)
-		p.s.CopyIn(a.index, gpustage.Bytes(index))
-	}
 }
 
 // forwardTokens computes the parts of x [T, C].
 func (p *Pass) forwardTokens(x gpustage.Tensor) {
 	a, w := p.tokens, p.m.w.tokens
-	if a.index.IsZero() {
+	if a.index.IsZero() || p.m.Config.Tokens.Alone {
 		return
 	}
 	if a.h.IsZero() {
@@ -137,11 +229,40 @@ func (p *Pass) tokensBackward(d, dSparse, dVectors gpustage.Tensor, g tokenWeigh
 	p.s.ScatterAdd(d, dx, a.index)
 }
 
+// pool makes of hidden states x [T, C] what Config.Dense takes: a row for each text, or, Alone, for each token that has one.
+func (p *Pass) pool(x gpustage.Tensor) {
+	if p.m.Config.Tokens.Alone {
+		p.s.Gather(p.pooled, x, p.tokens.index, false)
+		return
+	}
+	p.s.Pool(p.pooled, x, p.in.seqs, p.m.Head.Pooling)
+}
+
+// poolBackward writes to d [T, C] the gradient that comes through pool.
+func (p *Pass) poolBackward(d, dPooled gpustage.Tensor) {
+	if p.m.Config.Tokens.Alone {
+		p.s.Fill(d, 0)
+		p.s.ScatterAdd(d, dPooled, p.tokens.index)
+		return
+	}
+	p.s.PoolBackward(d, dPooled, p.in.seqs, p.m.Head.Pooling)
+}
+
+// outputs is how many rows dense layers and normalization have in a pass of so many tokens and texts: B, or what index has.
+func (h TokenHeads) outputs(tokens, texts int) int {
+	if h.Alone {
+		return h.rows(tokens, texts)
+	}
+	return texts
+}
+
 // Parts is what the pass gives, as the model's Parts lists it: embeddings [B, E], and of tokens [T', ...]. They are valid until Release.
 func (p *Pass) Parts() []gpustage.Tensor {
-	if p.m.Config.Tokens.None() {
+	if h := p.m.Config.Tokens; h.None() || h.Alone {
 		return []gpustage.Tensor{p.Embeddings()}
 	}
-	n := p.own.tokens - p.own.rows
-	return []gpustage.Tensor{p.Embeddings(), p.tokens.sparse.Span(0, n), p.tokens.vectors.Span(0, n)}
+	return []gpustage.Tensor{p.Embeddings(), p.tokens.sparse.Span(0, p.shown), p.tokens.vectors.Span(0, p.shown)}
 }
+
+// Most is how many rows a text of so many tokens has at most.
+func (h TokenHeads) Most(tokens int) int { return max(0, tokens-h.first()) }

@@ -282,6 +282,32 @@ func TestCrossEncoder(t *testing.T) {
 	}
 }
 
+// A MultiVectorEncoder's settings become a recipe of a multi_vector, of whose losses alone its are; what it has no counterpart of is said.
+func TestMultiVector(t *testing.T) {
+	for _, c := range []struct {
+		s                imports.Settings
+		loss, similarity string
+		without, assumed string
+	}{
+		{imports.Settings{"arguments": "MultiVectorEncoderTrainingArguments"}, "mnrl", "maxsim", "", "the loss is MultiVectorMultipleNegativesRankingLoss"},
+		{imports.Settings{"arguments": "sentence_transformers.MultiVectorEncoderTrainingArguments", "loss": "MultipleNegativesRankingLoss"}, "mnrl", "maxsim", "loss: MultipleNegativesRankingLoss is not one of a MultiVectorEncoder", ""},
+		{imports.Settings{"loss": "MultiVectorMarginMSELoss", "similarity_fct": "scoring.mean_colbert_scores_pairwise"}, "margin_mse", "mean_maxsim", "", ""},
+		{imports.Settings{"loss": "MultiVectorMultipleNegativesRankingLoss", "similarity_fct": "XTRScores()"}, "mnrl", "maxsim", "similarity_fct: XTRScores(); there are maxsim and mean_maxsim", ""},
+		{imports.Settings{"loss": "MultiVectorMultipleNegativesRankingLoss", "query_expansion": map[string]any{"strategy": "min", "length": 16.0}}, "mnrl", "maxsim", "query_expansion: with attend: false", ""},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, c.s, 1)
+		if r.Model.Kind != "multi_vector" || r.Loss.Name != c.loss || r.Loss.Similarity != c.similarity || r.Loss.Name == "mnrl" && r.Loss.Scale != 1 {
+			t.Errorf("%v:\n%s", c.s, res.Recipe)
+		}
+		if !strings.Contains(strings.Join(res.Without, "\n"), c.without) || (c.without == "") != (len(res.Without) == 0) || !strings.Contains(strings.Join(res.Assumed, "\n"), c.assumed) || len(res.Unknown) > 0 {
+			t.Errorf("%v: without %q, assumed %q, unknown %q", c.s, res.Without, res.Assumed, res.Unknown)
+		}
+	}
+	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"loss": "MultiVectorMultipleNegativesRankingLoss", "query_expansion": "fixed"}, 1); err == nil || !strings.Contains(err.Error(), "query_expansion: want a mapping") {
+		t.Error(err)
+	}
+}
+
 // A loss that there isn't here is named, with what stands in its place and with a command that lists those there are.
 func TestOtherLoss(t *testing.T) {
 	for _, s := range []imports.Settings{{"loss": "SoftmaxLoss", "num_labels": 3.0}, {"loss": "losses.ContrastiveTensionLoss()"}} {

@@ -14,6 +14,8 @@ type peer struct {
 	// data.train.
 	inputs string
 	rows   bool // a row's term is of that row alone
+
+	vectors bool // of a MultiVectorEncoder
 }
 
 // losses are those that contraflow has.
@@ -28,7 +30,10 @@ var losses = map[string]peer{
 	"BatchHardTripletLoss": {name: "batch_hard_triplet", inputs: "sentence label"}, "BatchHardSoftMarginTripletLoss": {name: "batch_hard_soft_margin_triplet", inputs: "sentence label"},
 	"BatchSemiHardTripletLoss": {name: "batch_semi_hard_triplet", inputs: "sentence label"}, "BatchAllTripletLoss": {name: "batch_all_triplet", inputs: "sentence label"},
 	"MarginMSELoss": {name: "margin_mse", inputs: "query positive negative label", rows: true}, "DistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true},
-	"MSELoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
+	"MultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true}, "CachedMultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true},
+	"MultiVectorMarginMSELoss":    {name: "margin_mse", inputs: "query positive negative label", rows: true, vectors: true},
+	"MultiVectorDistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative label", rows: true, vectors: true},
+	"MSELoss":                     {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
 }
 
 // crossEncoders are losses that sentence-transformers has for CrossEncoders alone. Others' names are those of losses for embedders as well.
@@ -57,6 +62,13 @@ func (r *recipe) embeds() {
 			r.fail("num_labels: %s are %s", show(v), crossEncoder)
 		}
 	}
+}
+
+// ofVectors tells whether the arguments are a MultiVectorEncoder's.
+func (r *recipe) ofVectors() bool {
+	class, _ := r.word("arguments")
+	module, _ := r.word("loss")
+	return r.from == SentenceTransformers && (strings.HasPrefix(class[strings.LastIndexByte(class, '.')+1:], "MultiVectorEncoder") || r.peer().vectors || strings.Contains(module, "multi_vector_encoder."))
 }
 
 const crossEncoder = "a CrossEncoder's, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like"
@@ -173,8 +185,15 @@ func (r *recipe) loss() {
 	}
 	module, _ := r.word("loss")
 	name, ok := r.lossName()
-	ours := losses[name].name
+	ours, vectors := losses[name].name, r.ofVectors()
+	if vectors && ok && !losses[name].vectors {
+		ours = ""
+	}
 	switch {
+	case vectors && !ok:
+		r.assume("the loss is MultiVectorMultipleNegativesRankingLoss: no setting called loss names another")
+	case vectors && ours == "":
+		r.without("loss", "%s is not one of a MultiVectorEncoder that is converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe multi_vector lists the losses that there are", name)
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
 	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
@@ -205,11 +224,17 @@ func (r *recipe) loss() {
 	if v, ok := r.number("triplet_margin"); ok {
 		r.margin("triplet_margin", ours, v)
 	}
-	if r.keys["loss.scale"] == "20" {
+	if usual := map[bool]string{false: "20", true: "1"}[vectors]; r.keys["loss.scale"] == usual {
 		delete(r.keys, "loss.scale")
 	}
 	if v, ok := r.word("similarity_fct"); ok {
 		switch {
+		case vectors && strings.Contains(strings.ToLower(v), "xtr"):
+			r.without("similarity_fct", "%s; there are maxsim and mean_maxsim, and the recipe has the first", v)
+		case vectors:
+			if strings.HasPrefix(v[strings.LastIndexByte(v, '.')+1:], "mean") {
+				r.keys["loss.similarity"] = "mean_maxsim"
+			}
 		case strings.Contains(v, "dot"):
 			r.keys["loss.similarity"] = "dot"
 		case !strings.Contains(v, "cos"):

@@ -24,6 +24,8 @@ files), "columns" (their names, in the order of the loss's inputs), "loss" (the 
 with its options) and, if the loss is to be measured on others, "eval_dataset" (files like train_dataset's). Several datasets have names, by which the others may be said: {"train_dataset": {"nli": "nli.parquet",
 "sts": "sts.parquet"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "columns": {"nli": [...], "sts": [...]}}.
 
+Of a MultiVectorEncoder also what its modules have: "query_length", "document_length", "query_expansion" and "skiplist_words".
+
 Arguments of a CrossEncoder or a SparseEncoder are not converted: contraflow recipe reranker and contraflow recipe m3 show what recipes of
 such models look like.`
 
@@ -36,7 +38,7 @@ func IsPython(name string, text []byte) bool {
 
 // whole tells settings that are mappings themselves.
 func whole(name string) bool {
-	return name == "prompts" || name == "columns" || name == "loss" || name == "inner_loss" || name == heldOutSetting || slices.Contains(dataSettings, name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "loss" || name == "inner_loss" || name == heldOutSetting || slices.Contains(dataSettings, name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
 		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
 }
 

@@ -40,6 +40,9 @@ func (r *recipe) model() {
 			r.keys["model.vector_dim"] = fmt.Sprint(dim)
 		}
 	}
+	if r.ofVectors() {
+		r.multiVector()
+	}
 	embeds := r.from == FlagEmbedding && !r.reranks() && !r.unified() // with defaults of its own
 	if m, ok := r.word("sentence_pooling_method"); ok {
 		r.keys["model.pooling"] = plain(strings.TrimSuffix(m, "_token"))
@@ -114,6 +117,53 @@ func (r *recipe) model() {
 		}
 		r.keys["model.lora"] = "{" + strings.Join(parts, ", ") + "}"
 	}
+}
+
+// multiVector is what a MultiVectorEncoder has of its own.
+func (r *recipe) multiVector() {
+	r.keys["model.kind"] = "multi_vector"
+	var lengths []string
+	if n, ok := r.whole("query_length"); ok && n > 0 {
+		lengths = append(lengths, fmt.Sprintf("query: %d", n))
+	}
+	if n, ok := r.whole("document_length"); ok && n > 0 {
+		lengths = append(lengths, fmt.Sprintf("document: %d", n))
+	}
+	if lengths != nil {
+		r.keys["model.max_length"] = "{" + strings.Join(lengths, ", ") + "}"
+	}
+	if words, ok := r.has("skiplist_words"); ok {
+		if _, list := words.([]any); !list {
+			r.wrong("skiplist_words", "a list of tokens", words)
+		}
+		var quoted []string
+		for _, w := range r.list("skiplist_words") {
+			quoted = append(quoted, quote(w))
+		}
+		r.keys["model.skiplist"] = flow(quoted)
+	}
+	v, given := r.settings["query_expansion"]
+	if _, ok := r.has("query_expansion"); !ok {
+		if given {
+			r.keys["model.query_expansion"] = "none"
+		}
+		return
+	}
+	e, ok := v.(map[string]any)
+	if !ok {
+		r.wrong("query_expansion", "a mapping with strategy and length", v)
+		return
+	}
+	var parts []string
+	for _, key := range []string{"strategy", "length", "token"} {
+		if e[key] != nil {
+			parts = append(parts, fmt.Sprintf("%s: %s", key, plain(fmt.Sprint(e[key]))))
+		}
+	}
+	if attend, _ := e["attend"].(bool); !attend {
+		r.without("query_expansion", "with attend: false the tokens that fill a query up are not attended to by the others, which there is no counterpart of: they are in the recipe (model.query_expansion)")
+	}
+	r.keys["model.query_expansion"] = "{" + strings.Join(parts, ", ") + "}"
 }
 
 func (r *recipe) batch() {
@@ -472,6 +522,7 @@ func (r *recipe) every(key, what, fallback string) {
 
 // nothing are settings that change nothing that is computed, or that have no meaning here, or that others' rules read.
 var nothing = strings.Fields(`
+	score_mini_batch_size show_progress_bar
 	overwrite_output_dir do_train do_eval do_predict run_name project trackio_space_id trackio_bucket_id trackio_static_space_id disable_tqdm debug skip_memory_metrics
 	log_level log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter include_num_input_tokens_seen include_tokens_per_second
 	dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context dataloader_in_order

@@ -1,0 +1,134 @@
+package embedder
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"contraflow/io/hfmodel"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+	"contraflow/tokenize"
+)
+
+// Models that give a vector for each token and nothing else, ColBERT's: see transformer.TokenHeads.
+
+// MaxSim and MeanMaxSim are what folders call the similarities of vectors of tokens.
+const (
+	MaxSim     = "maxsim"
+	MeanMaxSim = "meanmaxsim"
+)
+
+// errVectorsAlone is of whatever wants embeddings.
+var errVectorsAlone = errors.New("the model gives vectors of tokens, and no embeddings: Parts gives them, and Task, PartSearch and Mine compare them by MaxSim")
+
+// vectorsOnly tells that the model gives vectors of tokens and nothing else.
+func vectorsOnly(m *transformer.Model) bool { return m.Config.Tokens.Alone }
+
+// VectorsAlone tells whether the model gives vectors of tokens and no embeddings.
+func (e *Embedder) VectorsAlone() bool { return vectorsOnly(e.model) }
+
+// Completed are the heads of a folder's model with what their tokenizer says: the special tokens of M3, or how ColBERT reads texts.
+func Completed(h transformer.TokenHeads, f *hfmodel.Folder, tok *tokenize.Tokenizer) (_ transformer.TokenHeads, err error) {
+	switch {
+	case h.None():
+	case !h.Alone:
+		h.Special, err = SpecialIDs(f, tok)
+	default:
+		h.Mean = f.Similarity == MeanMaxSim
+		h.Query, h.Document, err = Readings(f, f.MultiVector, tok)
+	}
+	return h, err
+}
+
+// Readings are how texts of each role are read with a folder's tokenizer, by what the folder says or somebody else in its place; m may be nil, which
+// says nothing. A word of the skiplist that is no token is left out, as sentence-transformers leaves it out.
+func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, tok *tokenize.Tokenizer) (query, document transformer.Reading, err error) {
+	if m == nil {
+		return query, document, nil
+	}
+	var skip []int32
+	for _, word := range m.Skiplist {
+		if id, ok := tok.ID(word); ok {
+			skip = append(skip, id)
+		}
+	}
+	if slices.Contains(m.SkipTasks, "query") {
+		query.Skip = skip
+	}
+	if slices.Contains(m.SkipTasks, "document") {
+		document.Skip = skip
+	}
+	e := m.Expansion
+	if e == nil {
+		return query, document, nil
+	}
+	if !e.Attend {
+		return query, document, fmt.Errorf("%s: its queries are filled up with tokens that the others do not attend to (query_expansion with attend: false, PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens), which is not supported: "+
+			"model.query_expansion: {length: N} has them attend, and model.query_expansion: none leaves queries as they are; either wants training", f.Dir)
+	}
+	tokens := []string{e.Token}
+	if e.Token == "" {
+		if tokens, err = f.FillTokens(); err != nil {
+			return query, document, err
+		}
+	}
+	for _, t := range tokens {
+		if id, ok := tok.ID(t); ok {
+			query.Fill, query.Length = id, e.Length
+			return query, document, nil
+		}
+	}
+	return query, document, fmt.Errorf("%s: query_expansion: the tokenizer has no token %q: model.query_expansion: {length: N, token: ...} names one", f.Dir, tokens)
+}
+
+// LengthsOf are [MaxLengthOf] of queries and of documents, by what is asked for, or else by what a folder says of each role. Of queries that are
+// all filled up to one length, that is it.
+func LengthsOf(f *hfmodel.Folder, m *hfmodel.MultiVector, c transformer.Config, query, document int) (int, int, error) {
+	if m != nil {
+		document = cmp.Or(document, m.DocumentLength)
+		query = cmp.Or(query, m.QueryLength)
+		switch e := m.Expansion; {
+		case e == nil:
+		case query > 0 && query < e.Length:
+			return 0, 0, fmt.Errorf("queries: a maximum length of %d tokens, and query_expansion fills them up to %d", query, e.Length)
+		case e.Strategy == "fixed":
+			query = e.Length
+		}
+	}
+	query, err := MaxLengthOf(f, c, query)
+	if err != nil {
+		return 0, 0, fmt.Errorf("queries: %w", err)
+	}
+	if m != nil && m.Expansion != nil && m.Expansion.Length > query && query > 0 {
+		return 0, 0, fmt.Errorf("queries: query_expansion has %d tokens, and at most %d can be read", m.Expansion.Length, query)
+	}
+	document, err = MaxLengthOf(f, c, document)
+	return query, document, err
+}
+
+// wholePrefixes has a tokenizer make one token of each prefix of older folders that it has as one.
+func wholePrefixes(f *hfmodel.Folder, tok *tokenize.Tokenizer) (*tokenize.Tokenizer, error) {
+	if f.MultiVector == nil {
+		return tok, nil
+	}
+	for _, role := range []string{"query", "document"} {
+		prefix := f.MultiVector.Prefixes[role]
+		for _, token := range append([]string{prefix}, strings.Fields(prefix)...)[:min(2, 1+len(strings.Fields(prefix)))] {
+			if _, ok := tok.ID(token); !ok {
+				continue
+			}
+			var err error
+			if tok, err = tok.Whole(token); err != nil {
+				return nil, fmt.Errorf("%s: %w", f.TokenizerDir, err)
+			}
+			break
+		}
+	}
+	return tok, nil
+}
+
+// onlyVectors are the weights of parts of a model that gives vectors of tokens alone.
+var onlyVectors = map[string]float64{loss.VectorsPart: 1}

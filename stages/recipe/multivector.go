@@ -1,0 +1,187 @@
+package recipe
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+)
+
+// A model of kind multi_vector gives a vector for each token and nothing else, as ColBERT does: see transformer.TokenHeads and
+// loss.LateInteraction.
+
+// vectorKinds are its losses: those of lossKinds by the same names, of vectors of tokens.
+var vectorKinds = []lossKind{
+	{names: []string{"mnrl", "infonce", "multiple_negatives_ranking"}, options: []string{"scale", "temperature", "similarity", "mask_duplicates"}, similarity: string(loss.MaxSim), vectors: true},
+	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: string(loss.MaxSim), negatives: true, vectors: true},
+	{names: []string{"distill_kl", "kl_div"}, options: []string{"similarity", "temperature", "student_temperature", "teacher_temperature"}, similarity: string(loss.MaxSim), scores: true, negatives: true, vectors: true},
+}
+
+// defaultVectorDim is sentence-transformers'.
+const defaultVectorDim = 128
+
+// newProjection is what it calls the module.
+const newProjection = "1_Dense"
+
+// ofVectors marks the losses as those of a model of this kind.
+func (r *Recipe) ofVectors() {
+	is := r.Model.Kind == "multi_vector"
+	r.Loss.vectors = is
+	for _, s := range r.Data.Train {
+		if s.Loss != nil {
+			s.Loss.vectors = is
+		}
+	}
+	for _, h := range r.Eval.Loss {
+		if h.Loss != nil {
+			h.Loss.vectors = is
+		}
+	}
+}
+
+// Skiplist are tokens without a vector: a list, or the word punctuation.
+type Skiplist []string
+
+func (s *Skiplist) decode(d *decoder, path string, n *node) {
+	if n.kind == scalar && n.text == "punctuation" {
+		*s = hfmodel.Punctuation()
+		return
+	}
+	if n.kind != list {
+		d.fail(n.at, path, "want punctuation, or a list of tokens such as [\".\", \",\"], which may be empty, got %s", describe(n))
+		return
+	}
+	*s = Skiplist{}
+	d.slice(path, n, reflect.ValueOf((*[]string)(s)).Elem())
+}
+
+// QueryExpansion fills short queries up: none, or what hfmodel.Expansion has.
+type QueryExpansion struct {
+	None     bool   `yaml:"-"`
+	Strategy string `yaml:"strategy"`
+	Length   int    `yaml:"length"`
+	Attend   bool   `yaml:"attend"`
+	Token    string `yaml:"token,omitempty"`
+}
+
+// MarshalYAML writes what decode reads.
+func (e QueryExpansion) MarshalYAML() (any, error) {
+	if e.None {
+		return "none", nil
+	}
+	type plain QueryExpansion
+	return plain(e), nil
+}
+
+func (e *QueryExpansion) decode(d *decoder, path string, n *node) {
+	*e = QueryExpansion{Strategy: "fixed", Attend: true}
+	if n.kind == scalar {
+		e.None = d.oneOf(path, n, "none")
+		return
+	}
+	d.structure(path, n, reflect.ValueOf(e).Elem())
+}
+
+func (e QueryExpansion) expansion() *hfmodel.Expansion {
+	if e.None {
+		return nil
+	}
+	return &hfmodel.Expansion{Strategy: e.Strategy, Length: e.Length, Attend: e.Attend, Token: e.Token}
+}
+
+// checkMultiVector checks what is of models of this kind alone.
+func (c *checker) checkMultiVector(r *Recipe) {
+	m := r.Model
+	if m.Kind != "multi_vector" {
+		for _, key := range []string{"model.skiplist", "model.query_expansion"} {
+			c.require(c.find(key) == nil, key, "is for model.kind: multi_vector")
+		}
+		return
+	}
+	c.require(m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
+	c.require(len(r.Eval.STS) == 0, "eval.sts", "compares embeddings: measure a multi_vector by eval.retrieval")
+	if e := m.QueryExpansion; e != nil && !e.None {
+		if err := e.expansion().Check(); err != nil {
+			c.fail("model.query_expansion", "%v", err)
+		}
+		c.require(e.Attend, "model.query_expansion.attend", "is false: tokens that fill a query up and that its others do not attend to are not supported; true has them attend")
+	}
+}
+
+// openMultiVector finds out how a model of this kind reads texts, and what its projection is.
+func (x *Run) openMultiVector() error {
+	m, f := x.Recipe.Model, x.folder
+	if m.Kind != "multi_vector" {
+		if f.MultiVector != nil {
+			return fmt.Errorf("model.path: %s gives a vector for each token: model.kind: multi_vector trains it", f.Dir)
+		}
+		return nil
+	}
+	if f.Adapter != nil {
+		return fmt.Errorf("model.path: %s is an adapter, and training of a multi_vector does not begin with one: contraflow merge merges it into its base", f.Dir)
+	}
+	x.vectors = &hfmodel.MultiVector{SkipTasks: []string{"document"}}
+	if f.MultiVector != nil {
+		own := *f.MultiVector
+		x.vectors = &own
+	}
+	if m.Skiplist != nil {
+		x.vectors.Skiplist = *m.Skiplist
+	}
+	if m.QueryExpansion != nil {
+		if x.vectors.Expansion = m.QueryExpansion.expansion(); x.vectors.Expansion != nil && x.vectors.Expansion.Strategy == "fixed" {
+			x.vectors.QueryLength = 0
+		}
+	}
+	c, err := embedder.ConfigOf(f, nil)
+	if err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	switch n := len(c.Dense); {
+	case n > 0 && m.VectorDim != 0 && m.VectorDim != c.Dense[n-1].Out:
+		return fmt.Errorf("model.vector_dim: is %d, and the projection that the model has gives %d", m.VectorDim, c.Dense[n-1].Out)
+	case n == 0 && (f.MultiVector == nil || m.VectorDim != 0):
+		x.projection = []transformer.Dense{{Name: newProjection, Out: defaultVectorDim}}
+		if m.VectorDim != 0 {
+			x.projection[0].Out = m.VectorDim
+		}
+		c.Dense = x.projection
+	}
+	x.heads = c.ColBERT(x.projection != nil, x.Recipe.Train.Seed)
+	x.heads.Mean = !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != string(loss.MeanMaxSim) })
+	if x.heads.Query, x.heads.Document, err = embedder.Readings(f, x.vectors, x.tok); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	return nil
+}
+
+// vectorHead is the normalization of tokens' vectors: of a model that is none of the kind yet, they are.
+func (x *Run) vectorHead() (transformer.Head, error) {
+	normalize, yes := x.Recipe.Model.Normalize, true
+	if normalize == nil && x.folder.MultiVector == nil {
+		normalize = &yes
+	}
+	return embedder.TrainableHead(x.folder, "", normalize)
+}
+
+// saved completes what is written of such a model.
+func (x *Run) savedVectors(spec *hfmodel.Spec) {
+	m := *x.vectors
+	m.QueryLength, m.DocumentLength = x.text.QueryLength, x.text.DocumentLength
+	if e := m.Expansion; e != nil && e.Strategy == "fixed" { // which says it
+		m.QueryLength = 0
+	}
+	spec.MultiVector = &m
+}
+
+// amplified is what a loss multiplies products of vectors of length 1 by: its scale, and of a MaxSim, which sums them, the number of a query's.
+func (x *Run) amplified(l Loss) float64 {
+	if l.vectors && l.Similarity == string(loss.MaxSim) {
+		return l.Scale * float64(max(1, x.text.QueryLength))
+	}
+	return l.Scale
+}

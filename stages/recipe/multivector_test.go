@@ -1,0 +1,249 @@
+package recipe
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
+)
+
+// What a recipe of a multi_vector says, and what it may not.
+func TestMultiVectorKeys(t *testing.T) {
+	parse := func(sets ...string) (Recipe, error) {
+		return Parse("r.yaml", []byte(strings.Replace(minimal, "positive: p", "positive: p, negatives: n, scores: s", 1)), append([]string{"model.kind=multi_vector"}, sets...))
+	}
+	for _, c := range []struct {
+		sets []string
+		want loss.RowSplitter
+	}{
+		{nil, loss.LateInteraction{Scale: 1, Metric: loss.MaxSim, MaskDuplicates: true}},
+		{[]string{"loss.similarity=mean_maxsim", "loss.temperature=0.1", "loss.mask_duplicates=false"}, loss.LateInteraction{Scale: 10, Metric: loss.MeanMaxSim}},
+		{[]string{"loss={name: infonce, scale: 3}"}, loss.LateInteraction{Scale: 3, Metric: loss.MaxSim, MaskDuplicates: true}},
+		{[]string{"loss={name: kl_div, temperature: 2, teacher_temperature: 3}"}, loss.DistillKL{Metric: loss.MaxSim, Temperature: 2, TeacherTemperature: 3}},
+		{[]string{"loss={name: margin_mse, similarity: mean_maxsim}"}, loss.MarginMSE{Metric: loss.MeanMaxSim}},
+		{[]string{"data.train.0.loss=margin_mse"}, loss.ByDataset{loss.MarginMSE{Metric: loss.MaxSim}}},
+	} {
+		r, err := parse(c.sets...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.objective(driving{}); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%v: %#v, want %#v", c.sets, got, c.want)
+		}
+		again, err := r.Resolve()
+		if err != nil || !reflect.DeepEqual(again, r) {
+			t.Errorf("%v: resolved again it is\n%+v\n(%v), was\n%+v", c.sets, again, err, r)
+		}
+		text, err := r.YAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read, err := Parse("again.yaml", text, nil); err != nil || !reflect.DeepEqual(read, r) {
+			t.Errorf("%v: read from what it is written as it is\n%+v\n(%v), was\n%+v", c.sets, read, err, r)
+		}
+	}
+	r, err := parse(`model.skiplist=[]`, "model.query_expansion=none")
+	if err != nil || r.Model.Skiplist == nil || len(*r.Model.Skiplist) != 0 || !r.Model.QueryExpansion.None {
+		t.Errorf("%+v, %v", r.Model, err)
+	}
+	if text, _ := r.YAML(); !bytes.Contains(text, []byte("skiplist: []")) || !bytes.Contains(text, []byte("query_expansion: none")) {
+		t.Errorf("written as\n%s", text)
+	}
+	if r, err = parse("model.skiplist=punctuation", "model.query_expansion={length: 9}"); err != nil || len(*r.Model.Skiplist) != 32 || *r.Model.QueryExpansion != (QueryExpansion{Strategy: "fixed", Length: 9, Attend: true}) {
+		t.Errorf("%+v, %v", r.Model, err)
+	}
+	for want, sets := range map[string][]string{
+		"loss.name: is \"m3\", want one of":                                                                                {"loss=m3"},
+		"loss.name: is \"cosent\", want one of distill_kl":                                                                 {"loss=cosent"},
+		"loss.similarity: is \"xtr\", want one of maxsim, mean_maxsim":                                                     {"loss={similarity: xtr}"},
+		"loss.directions: is not for model.kind: multi_vector; the options of mnrl are name, gather_across_devices, scale": {"loss={directions: [query_to_doc]}"},
+		"loss: is a list: losses of vectors of tokens":                                                                     {"loss=[mnrl, margin_mse]"},
+		"model.pooling: is not for model.kind: multi_vector":                                                               {"model.pooling=cls"},
+		"eval.sts: compares embeddings":                                                                                    {"eval.sts={path: x, a: a, b: b, score: s}"},
+		"eval.part: is for model.kind: m3":                                                                                 {"eval.part=dense"},
+		"model.query_expansion.attend: is false":                                                                           {"model.query_expansion={length: 9, attend: false}"},
+		"model.query_expansion: query_expansion has the length 0":                                                          {"model.query_expansion={strategy: min}"},
+		"model.query_expansion: query_expansion has the strategy \"max\"":                                                  {"model.query_expansion={strategy: max, length: 3}"},
+		"model.query_expansion: is \"some\", want one of none":                                                             {"model.query_expansion=some"},
+		"model.skiplist: want punctuation, or a list of tokens":                                                            {"model.skiplist=dots"},
+		"model.skiplist: is for model.kind: multi_vector":                                                                  {"model.kind=embedder", "model.skiplist=[x]"},
+		"model.vector_dim: is for model.kind: m3 and multi_vector":                                                         {"model.kind=embedder", "model.vector_dim=3"},
+		"data.train[0].scores: is missing: loss.name: distill_kl needs columns with a teacher's scores":                    {"loss=distill_kl", "data.train.0.scores=null"},
+		"data.train[0].loss.gather_across_devices: is the same for all datasets":                                           {"data.train.0.loss={name: mnrl, gather_across_devices: false}"},
+	} {
+		if _, err := parse(sets...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", sets, err, want)
+		}
+	}
+}
+
+// A run that is stopped goes on with the same bits, on ranks with shards too, and saves a model that evaluates here as it did while it trained; it trains further by
+// what its folder says, and as no embedder.
+func TestMultiVectorRun(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{
+		"model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={strategy: min, length: 28}", `model.skiplist=["a", "##e"]`, "model.max_length={query: 30, document: 31}",
+		"train.max_steps=5", "eval.retrieval=" + j.tasks(t)[0], fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", filepath.Join(j.dir, "data.jsonl")),
+		`data.train.0.prompts={query: "ask ", document: "the "}`, "train.seed=3",
+	}
+	whole, err := j.run(t, "whole", nil, 0, false, sets...)
+	said(t, whole, err, "has no projection of tokens' hidden states: a new one, to 8 features, begins at random")
+	for _, mesh := range [][]string{nil, {"mesh.replicate=2", "mesh.shard=2", "model.lora={rank: 2, targets: [query, value]}"}} {
+		all := append(append([]string(nil), sets...), mesh...)
+		straight := whole
+		if mesh != nil {
+			if straight, err = j.run(t, "straight", nil, 0, false, all...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first, err := j.run(t, "run", checkpoint.Disk{}, 2, false, all...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rest, err := j.run(t, "run", checkpoint.Disk{}, 0, true, all...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for step, l := range straight.losses {
+			got, ok := rest.losses[step]
+			if !ok {
+				got = first.losses[step]
+			}
+			if got != l {
+				t.Errorf("%v: step %d of the resumed run has the loss %v, want %v", mesh, step+1, got, l)
+			}
+		}
+		if err := os.RemoveAll(filepath.Join(j.dir, "run")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	model := filepath.Join(j.dir, "whole", "model")
+	f, err := hfmodel.Open(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := f.MultiVector
+	f.Close()
+	if m == nil || m.QueryLength != 30 || m.DocumentLength != 31 || m.Expansion == nil || *m.Expansion != (hfmodel.Expansion{Strategy: "min", Attend: true, Length: 28}) || len(m.Skiplist) != 2 || f.Similarity != embedder.MaxSim {
+		t.Errorf("the folder says %+v, %q", m, f.Similarity)
+	}
+	e, err := embedder.Load(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	evaluations := j.evaluations(t, "whole")
+	last := evaluations[len(evaluations)-1]
+	r, err := Parse("job", []byte(j.text), append(sets, "save.dir=x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := dataset.LoadRetrieval(t.Context(), r.Eval.Retrieval[0].Queries, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	measure, err := evaluate.ParseMeasure(last.Metric)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query, document := e.RolePrompts()
+	task, err := e.NewTask(t.Context(), data, query, document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := e.Evaluate(t.Context(), task, measure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := res.Mean(measure); math.Abs(got-last.Value) > 1e-9 {
+		t.Errorf("the saved model has %s %v, and had %v when it was trained", last.Metric, got, last.Value)
+	}
+	checkRanking(t, e, task, data)
+	if _, err := e.Embed(t.Context(), []string{"x"}); err == nil || !strings.Contains(err.Error(), "vectors of tokens, and no embeddings") {
+		t.Error(err)
+	}
+	on, err := j.run(t, "on", nil, 0, false, "model.kind=multi_vector", fmt.Sprintf("model.path=%q", model), "train.max_steps=1", "model.max_length=null")
+	if err != nil || strings.Contains(strings.Join(on.notes, "\n"), "no projection") {
+		t.Errorf("%v, notes %q", err, on.notes)
+	}
+	for want, sets := range map[string][]string{
+		"gives a vector for each token: model.kind: multi_vector trains it":              nil,
+		"model.vector_dim: is 9, and the projection that the model has gives 8":          {"model.kind=multi_vector", "model.vector_dim=9"},
+		"queries: a maximum length of 5 tokens, and query_expansion fills them up to 28": {"model.kind=multi_vector", "model.max_length={query: 5, document: 20}"},
+		"the tokenizer has no token [\"[NOTHING]\"]":                                     {"model.kind=multi_vector", `model.query_expansion={length: 28, token: "[NOTHING]"}`},
+	} {
+		if _, err := j.run(t, "on", nil, 0, false, append([]string{fmt.Sprintf("model.path=%q", model), "train.max_steps=1"}, sets...)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", sets, err, want)
+		}
+	}
+}
+
+// checkRanking compares a ranking's scores with sums of the largest products, of the vectors that EmbedParts gives of queries and of documents.
+func checkRanking(t *testing.T, e *embedder.Embedder, task *embedder.Task, data *dataset.Retrieval) {
+	t.Helper()
+	run, err := e.Rank(t.Context(), task, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, _, err := e.EmbedParts(t.Context(), "query", data.Queries, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, _, err := e.EmbedParts(t.Context(), "document", data.Docs, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, hits := range run {
+		for _, h := range hits {
+			want, docs, n := 0.0, d.TokenVectors(int(h.Doc)), q.VectorSize
+			for x := q.TokenVectors(i); len(x) > 0; x = x[n:] {
+				best := math.Inf(-1)
+				for y := docs; len(y) > 0; y = y[n:] {
+					dot := 0.0
+					for k := range n {
+						dot += float64(x[k]) * float64(y[k])
+					}
+					best = max(best, dot)
+				}
+				want += best
+			}
+			if math.Abs(float64(h.Score)-want) > 1e-5*max(1, math.Abs(want)) {
+				t.Errorf("query %d scores document %d %v, want %v", i, h.Doc, h.Score, want)
+			}
+		}
+	}
+	if len(run) == 0 {
+		t.Error("nothing was ranked")
+	}
+}
+
+// Held-out rows are read as those that train: of the same rows, without dropout, the loss before the first step is that of the first step.
+func TestMultiVectorHeldOut(t *testing.T) {
+	j := newJob(t, 13)
+	for _, more := range [][]string{nil, {"mesh.replicate=2"}} {
+		o, err := j.run(t, "run", nil, 0, false, append(more, "model.kind=multi_vector", "model.vector_dim=8", "model.dropout=0", "model.query_expansion={strategy: fixed, length: 9}",
+			`model.skiplist=["##a", "##e", "##i", "##o", "##u", a, e, i, o, u]`, "data.shuffle=false", "batch={global_size: 13, no_duplicates: false}", "train.max_steps=1", "eval={every: 1, at_start: true}",
+			fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", filepath.Join(j.dir, "data.jsonl")))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		evaluations := j.evaluations(t, "run")
+		if got, want := evaluations[0].Value, o.losses[0]; evaluations[0].Step != 0 || math.Abs(got-want) > 1e-6*want {
+			t.Errorf("%v: the loss on rows that train is %v before the first step, whose is %v", more, got, want)
+		}
+		if err := os.RemoveAll(filepath.Join(j.dir, "run")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
