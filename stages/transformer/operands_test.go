@@ -68,6 +68,9 @@ func TestOperandsInBF16(t *testing.T) {
 			if o.Tuning.LoRA == lora.LoRA {
 				limit = 2 // queries' and keys' factors feel most that the attention's output has been rounded, as FlashAttention's is
 			}
+			if name == "t5" {
+				limit = 2 // a ReLU's slope jumps where rounding changes its input's sign
+			}
 			t.Run(fmt.Sprint(name, "/", i), func(t *testing.T) {
 				// run is the gradients of sub-batches, one after the other.
 				run := func(d gpustage.Device, dtype gpustage.DType) (gradients [][]float64) {

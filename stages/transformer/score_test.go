@@ -15,7 +15,7 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-var heads = []string{"bert", "xlm-roberta", "mpnet", "distilbert", "modernbert-cls", "modernbert-mean", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "minicpm-layers", "minicpm-layer"}
+var heads = []string{"bert", "xlm-roberta", "mpnet", "electra", "distilbert", "modernbert-cls", "modernbert-mean", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "minicpm-layers", "minicpm-layer"}
 
 // loadHead makes the model of one of testdata/golden/rerank, with its head.
 func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change func(*Config)) (*Model, gpustage.Stream, *goldens.Golden, Rows) {
@@ -257,6 +257,8 @@ func TestClassifierDropout(t *testing.T) {
 		{`"xlm-roberta","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.4, 0.4},
 		{`"camembert"`, 0.1, 0.1},
 		{`"mpnet"`, 0.1, 0.1},
+		{`"electra","hidden_dropout_prob":0.3`, 0.3, 0.3},
+		{`"electra","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.4, 0.4},
 		{`"mpnet","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.3, 0.3}, // it has no classifier_dropout
 		{`"distilbert"`, 0, 0.2},
 		{`"distilbert","dropout":0.3,"classifier_dropout":0.4`, 0, 0.2}, // neither

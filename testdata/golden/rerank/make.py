@@ -62,6 +62,7 @@ HEADS = {
     "qwen3-yes-no": ("Qwen3", {**DECODER, "tie_word_embeddings": True}, "ForCausalLM", False, [7, 9]),
     "llama-yes-no": ("Llama", {**DECODER, "tie_word_embeddings": False}, "ForCausalLM", False, [7, 9]),
     "gemma2-yes": ("Gemma2", {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0}, "ForCausalLM", False, [7]),
+    "electra": ("Electra", {**BERT, "embedding_size": 6, "type_vocab_size": 2, "hidden_act": "relu"}, "ForSequenceClassification", True, None),
 }  # fmt: skip
 
 
