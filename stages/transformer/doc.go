@@ -55,7 +55,7 @@
 // Angles of rotary positions are computed in float64 and rounded once. In transformers they are float32 throughout, which is off by
 // 1e-4 radians or so at thousands of tokens; the difference shows in the last digits of embeddings. Scaling variants that depend
 // on the length look at each text alone, where transformers looks at the longest of the batch. More tokens than a model was trained
-// for are refused.
+// for are refused; a model that knows distances alone (T5) takes any number.
 //
 // # What is kept
 //

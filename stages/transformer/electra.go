@@ -1,6 +1,9 @@
 package transformer
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // ELECTRA (Clark et al., arXiv 2003.10555; ms-marco-electra-base) is BERT, whose embeddings may have fewer features than its hidden states: a
 // projection lies between.
@@ -20,9 +23,10 @@ func parseELECTRA(raw []byte) (Config, error) {
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return Config{}, err
 	}
-	out, err := c.config()
-	if out.WordSize = c.EmbeddingSize; out.WordSize == 0 {
-		out.WordSize = -1 // which check refuses
+	if c.EmbeddingSize < 1 {
+		return Config{}, fmt.Errorf("embedding_size is %d, want a positive number", c.EmbeddingSize)
 	}
+	out, err := c.config()
+	out.WordSize = c.EmbeddingSize
 	return out, err
 }

@@ -465,6 +465,16 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"new","layer_norm_type":"rms_norm"}`:                                                    `layer_norm_type "rms_norm" is not supported`,
 		`{"model_type":"modernbert","embedding_dropout":0.1,"mlp_dropout":0.2}`:                                "embedding_dropout 0.1 with mlp_dropout 0.2 is not supported",
 		`{"model_type":"modernbert","num_attention_heads":0}`:                                                  "num_attention_heads is 0",
+		`{"model_type":"mpnet","relative_attention_num_buckets":3}`:                                            "relative_attention_num_buckets is 3, want 4 to",
+		`{"model_type":"t5","relative_attention_max_distance":8}`:                                              "relative_attention_max_distance is 8, want more than a quarter of the 32 buckets",
+		`{"model_type":"t5","is_decoder":true}`:                                                                `is_decoder "true" is not supported`,
+		`{"model_type":"t5","d_kv":0}`:                                                                         "d_kv is 0",
+		`{"model_type":"t5","d_model":-1}`:                                                                     "d_model is -1",
+		`{"model_type":"t5","feed_forward_proj":"gated-mish"}`:                                                 `feed_forward_proj "mish" is not supported`,
+		`{"model_type":"electra","embedding_size":0}`:                                                          "embedding_size is 0",
+		`{"model_type":"xlm-roberta","lora_adaptations":["separation"]}`:                                       "jinaai/jina-embeddings-v3-hf is the model without them",
+		`{"model_type":"ernie","use_task_id":true}`:                                                            `use_task_id "true" is not supported`,
+		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                            `use_bidirectional_attention "true" is not supported`,
 		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                          "relative_attention_num_buckets",
 	} {
 		_, err := ParseConfig([]byte(raw))
@@ -532,7 +542,7 @@ func TestDefaults(t *testing.T) {
 		bos_token_id eos_token_id cls_token_id sep_token_id mask_token_id tie_word_embeddings final_logit_softcapping
 		classifier_dropout qa_dropout seq_classif_dropout classifier_pooling classifier_bias classifier_activation decoder_bias
 		sparse_prediction sparse_pred_ignore_index initializer_cutoff_factor sinusoidal_pos_embds
-		summary_type summary_use_proj summary_activation summary_last_dropout num_decoder_layers decoder_start_token_id scale_decoder_outputs`) {
+		summary_type summary_use_proj summary_activation summary_last_dropout num_decoder_layers decoder_start_token_id scale_decoder_outputs task_type_vocab_size`) {
 		aside[key] = true
 	}
 	for _, family := range Families() {

@@ -22,7 +22,7 @@ type Param struct {
 	Rows, Cols int    // a vector has one row
 	Off        int    // elements from the start of the flat vector
 	Head       bool   // of the scorer
-	Below      bool   // it comes before the first layer: embeddings, their norm, the relative attention bias
+	Below      bool   // it comes before the first layer: embeddings, their norm and projection, the relative attention bias
 	kind       paramKind
 	part       int // of its layer
 	slot       int // of a factor: its target's place among the layer's linear weights

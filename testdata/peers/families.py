@@ -81,8 +81,9 @@ FAMILIES = {
     "LaBSE": ("BertConfig", SMALL, "wordpiece", WP, "cls", [Dense(48, 48)]),
     "ELECTRA": ("ElectraConfig", {**SMALL, "embedding_size": 20}, "wordpiece", WP, "mean"),
     "Sentence-T5": ("T5Config", T5, "t5", SPM, "mean", [Dense(48, 32, bias=False, activation_function=None)]),
-    "T5 1.1": ("T5Config", {**T5, "feed_forward_proj": "gated-gelu"}, "t5", SPM, "lasttoken"),
-    "mT5": ("MT5Config", T5, "xlm-roberta", SPM, "cls"),
+    "mT5": ("MT5Config", T5, "t5", SPM, "lasttoken"),
+    "Gemma": ("GemmaConfig", {**DECODER, "head_dim": 16}, "gemma", SPM, "lasttoken"),
+    "Jina v3": ("JinaEmbeddingsV3Config", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "xlm-roberta", SPM, "mean"),
 }  # fmt: skip
 
 
@@ -103,8 +104,8 @@ def make(name, config, args, tokenizer, special, pooling, dense=()):
     st.max_seq_length = POSITIONS - 8
     shutil.rmtree(folder)
     st.save_pretrained(str(folder), create_model_card=False)
-    if name == "T5 1.1":  # as base models are: with a decoder
-        whole = transformers.T5ForConditionalGeneration(cfg)
+    if name == "mT5":  # as base models are: with a decoder
+        whole = transformers.MT5ForConditionalGeneration(cfg)
         whole.load_state_dict(model.state_dict(), strict=False)
         whole.save_pretrained(folder)
     return folder

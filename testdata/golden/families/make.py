@@ -54,7 +54,7 @@ T5 = {"vocab_size": VOCAB, "d_model": 24, "d_kv": 5, "d_ff": 40, "num_layers": 2
 FAMILIES = {
     "roberta": dict(
         config="RobertaConfig", args={**BERT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}, pooling="cls", dtype=torch.bfloat16,
-        variants={"xlm-roberta": {"model_type": "xlm-roberta"}, "camembert": {"model_type": "camembert"}},
+        variants={"xlm-roberta": {"model_type": "xlm-roberta"}, "camembert": {"model_type": "camembert"}, "data2vec-text": {"model_type": "data2vec-text"}},
     ),
     "mpnet": dict(config="MPNetConfig", args={**BERT, "max_position_embeddings": 180}, pooling="mean", dtype=torch.float16, lengths=[1, 9, 150, 4]),
     "distilbert": dict(
@@ -133,6 +133,15 @@ FAMILIES = {
     "t5-gated": dict(
         config="T5Config", args={**T5, "feed_forward_proj": "gated-gelu", "d_kv": 6}, pooling="last", dtype=torch.bfloat16,
         variants={"mt5": {"model_type": "mt5"}, "gated-silu": {"feed_forward_proj": "gated-silu", "dense_act_fn": None}},
+    ),
+    "ernie": dict(config="ErnieConfig", args={**BERT, "type_vocab_size": 2}, pooling="cls", dtype=torch.bfloat16),
+    "gemma": dict(
+        config="GemmaConfig", args={**DECODER, "head_dim": 8}, pooling="last", dtype=torch.bfloat16,
+        variants={"bidirectional": {"is_causal": False}, "first": {"hidden_act": "gelu", "rope_parameters": None, "rope_theta": 600.0}},
+    ),
+    "jina": dict(
+        config="JinaEmbeddingsV3Config", args={**BERT, "type_vocab_size": 1}, pooling="mean", dtype=torch.bfloat16,
+        variants={"linear": {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "linear", "factor": 2.0}}},
     ),
 }  # fmt: skip
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}  # AutoModel has decoders in them, sentence-transformers has these
@@ -284,7 +293,7 @@ def make(number, name, spec):
         loaded = AutoConfig.from_pretrained(scratch)
         shutil.rmtree(scratch)
         h, e, g = in_float64(loaded)
-        assert label in ("xlm-roberta", "camembert", "dynamic", "mt5") or (h - hidden).abs().max() > 1e-3, f"{name}/{label} changes nothing"
+        assert label in ("xlm-roberta", "camembert", "data2vec-text", "dynamic", "mt5") or (h - hidden).abs().max() > 1e-3, f"{name}/{label} changes nothing"
         arrays[f"{label}/hidden"] = h.float()
         arrays[f"{label}/embedding"] = e
         for n, x in g.items():
