@@ -111,7 +111,7 @@ func TestFamilies(t *testing.T) {
 }
 
 // T5's tokenizer ends texts, and does not begin them; its sentinels are tokens in texts.
-func TestT5(t *testing.T) {
+func TestFamiliesT5(t *testing.T) {
 	for row := range familyRows(t, "t5.jsonl.gz") {
 		tok, err := parseTokenizerJSON(row.File)
 		if err != nil {

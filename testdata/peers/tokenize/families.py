@@ -325,10 +325,12 @@ def write(folder, file):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
 
 
-def build(folder, vocab_size, megabytes):
-    """Writes the tokenizers into folders of their own and returns their names."""
+def build(folder, vocab_size, megabytes, only=None):
+    """Writes the tokenizers, or one of them, into folders of their own and returns their names."""
     names = []
     for name, file in families(corpus(megabytes), vocab_size):
+        if only not in (None, name):
+            continue
         ids = file["model"]["vocab"]
         ids = dict(ids) if isinstance(ids, dict) else {token: i for i, (token, _) in enumerate(ids)}
         for token in file["added_tokens"]:
