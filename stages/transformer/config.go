@@ -25,6 +25,7 @@ type Config struct {
 	MaxPositions int // the longest input, special tokens included; 0: there is no bound
 	UsualLength  int // without a bound: where texts are cut if nobody says; 0: nowhere
 	TypeVocab    int // 0: no token types
+	TaskVocab    int // rows of embeddings of tasks, of which all tokens have the first (ERNIE); 0: none
 	PadID        int // -1: there is none
 	NormEps      float64
 	Activation   gpustage.Activation
@@ -204,6 +205,8 @@ func (c Config) check() error {
 		return bad("max_position_embeddings", "%d, of which padding takes %d", c.MaxPositions+c.PadPositions, c.PadPositions)
 	case c.TypeVocab < 0 || c.TypeVocab == 0 && f.names.kind != "" && !f.names.optionalKind:
 		return bad("type_vocab_size", "%d, want a positive number", c.TypeVocab)
+	case c.TaskVocab < 0 || c.TaskVocab > 1<<30 || c.TaskVocab > 0 && c.TypeVocab == 0:
+		return bad("task_type_vocab_size", "%d, want a positive number, and token types", c.TaskVocab)
 	case c.HeadSize < 0:
 		return bad("head_dim", "%d, want a positive number", c.HeadSize)
 	case c.HeadSize == 0 && c.Hidden%c.Heads != 0:

@@ -80,7 +80,7 @@ type embedActs struct {
 	out   gpustage.Tensor // [T, E0]: what the projection takes
 }
 
-// embedTokens computes x = project(dropout(norm(scale * word + position + type))). The norm, where a family has one here, is a layer norm; a
+// embedTokens computes x = project(dropout(norm(scale * word + position + type + task))). The norm, where a family has one here, is a layer norm; a
 // projection there is where hidden states have another number of features.
 func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 	if !p.m.Config.projects() {
@@ -108,9 +108,17 @@ func (p *Pass) embedInto(x, operand gpustage.Tensor, keep bool) {
 	m, in := p.m, p.in
 	mark := p.a.Mark()
 	word, ids := p.words()
+	kinds := m.w.kind
+	if task := m.w.task; !task.IsZero() { // which all tokens have, as they have one of the kinds
+		kinds = p.scratch(kinds.Rows, kinds.Cols)
+		for i := range kinds.Rows {
+			p.s.Add(kinds.Span(i, i+1), m.w.kind.Span(i, i+1), task.Span(0, 1))
+		}
+		defer p.a.ReleaseScratch(mark)
+	}
 	o := gpustage.Embed{
 		Words: gpustage.Lookup{Table: word, Index: ids}, Positions: gpustage.Lookup{Table: m.w.position, Index: in.places},
-		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: operand,
+		Kinds: gpustage.Lookup{Table: kinds, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: operand,
 	}
 	if n := m.w.embedNorm; !n.absent() {
 		sum := x
@@ -134,7 +142,7 @@ func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.
 		defer p.a.Release(mark)
 		project := p.narrow(m.w.project, dx)
 		p.gradients(project, g.project, dx, p.embed.out)
-		if g.word.IsZero() && g.position.IsZero() && g.kind.IsZero() && g.embedNorm.gamma.IsZero() {
+		if g.word.IsZero() && g.position.IsZero() && g.kind.IsZero() && g.task.IsZero() && g.embedNorm.gamma.IsZero() {
 			return
 		}
 		de := p.scratch(dx.Rows, m.Config.WordDim())
@@ -152,6 +160,9 @@ func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.
 	}
 	if !g.kind.IsZero() {
 		s.ScatterAdd(g.kind, dx, in.kinds)
+	}
+	if !g.task.IsZero() {
+		s.ColumnSum(g.task.Span(0, 1), dx)
 	}
 	if scale := m.Config.EmbedScale; scale != 0 {
 		s.Scale(dx, dx, scale)

@@ -473,7 +473,7 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"t5","feed_forward_proj":"gated-mish"}`:                                                 `feed_forward_proj "mish" is not supported`,
 		`{"model_type":"electra","embedding_size":0}`:                                                          "embedding_size is 0",
 		`{"model_type":"xlm-roberta","lora_adaptations":["separation"]}`:                                       "jinaai/jina-embeddings-v3-hf is the model without them",
-		`{"model_type":"ernie","use_task_id":true}`:                                                            `use_task_id "true" is not supported`,
+		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                   "task_type_vocab_size is 0",
 		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                            `use_bidirectional_attention "true" is not supported`,
 		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                          "relative_attention_num_buckets",
 	} {
@@ -542,7 +542,7 @@ func TestDefaults(t *testing.T) {
 		bos_token_id eos_token_id cls_token_id sep_token_id mask_token_id tie_word_embeddings final_logit_softcapping
 		classifier_dropout qa_dropout seq_classif_dropout classifier_pooling classifier_bias classifier_activation decoder_bias
 		sparse_prediction sparse_pred_ignore_index initializer_cutoff_factor sinusoidal_pos_embds
-		summary_type summary_use_proj summary_activation summary_last_dropout num_decoder_layers decoder_start_token_id scale_decoder_outputs task_type_vocab_size`) {
+		summary_type summary_use_proj summary_activation summary_last_dropout num_decoder_layers decoder_start_token_id scale_decoder_outputs`) {
 		aside[key] = true
 	}
 	for _, family := range Families() {
@@ -580,6 +580,9 @@ func TestDefaults(t *testing.T) {
 		}
 		if _, ok := base["_sliding_window_pattern"]; ok { // it makes layer_types
 			delete(base, "_sliding_window_pattern")
+		}
+		if _, ok := base["use_task_id"]; ok { // without, the number of tasks has no consequence
+			base["use_task_id"] = true
 		}
 		plain, err := parse(base)
 		if err != nil {

@@ -672,7 +672,7 @@ func (m *Model) findBottom() place {
 	here := func(ts ...gpustage.Tensor) bool {
 		return slices.ContainsFunc(ts, func(t gpustage.Tensor) bool { return !t.IsZero() })
 	}
-	if here(g.word, g.position, g.kind, g.embedNorm.gamma) || c.projects() && (g.project.trains() || here(g.project.b)) {
+	if here(g.word, g.position, g.kind, g.task, g.embedNorm.gamma) || c.projects() && (g.project.trains() || here(g.project.b)) {
 		return -1
 	}
 	if here(g.relative) { // all layers add to it

@@ -18,6 +18,7 @@ type names struct {
 
 	word, position, kind string
 	optionalKind         bool   // there may be no token types
+	task                 string // embeddings of tasks, of which there may be none
 	embedNorm            string // of the embeddings' sum
 	project              string // the embeddings' projection, where they have another number of features than hidden states
 	finalNorm            string // of the last layer's output
@@ -90,6 +91,7 @@ func (c Config) parameters() []Param {
 		table(n.position, c.MaxPositions+c.PadPositions, c.WordDim(), embedding)
 	}
 	table(n.kind, c.TypeVocab, c.WordDim(), embedding)
+	table(n.task, c.TaskVocab, c.WordDim(), embedding)
 	norm(Outside, "", n.embedNorm, c.WordDim())
 	if c.projects() {
 		linear(Outside, "", []string{n.project}, c.WordDim(), true, c.Hidden)

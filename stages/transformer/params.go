@@ -261,6 +261,7 @@ func (l *Layout) SpanFrozen(layer int) (from, to int) {
 // absent, and the gradient of what does not train.
 type weights struct {
 	word, position, kind gpustage.Tensor // [V, E0], [P, E0], [types, E0]
+	task                 gpustage.Tensor // [tasks, E0]
 	embedNorm, finalNorm norm
 	project              linear          // [C, E0]
 	relative             gpustage.Tensor // [buckets, H]
@@ -307,7 +308,7 @@ func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
 func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 	n, v := c.names(), viewer{l, flat}
 	w := weights{
-		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"),
+		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"), task: v.tensor(n.task + ".weight"),
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
 		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v),
 	}

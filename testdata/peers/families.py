@@ -79,6 +79,7 @@ FAMILIES = {
         [Dense(48, 100, bias=False, activation_function=None), Dense(100, 32, bias=False, activation_function=None)],
     ),
     "LaBSE": ("BertConfig", SMALL, "wordpiece", WP, "cls", [Dense(48, 48)]),
+    "ERNIE": ("ErnieConfig", {**SMALL, "use_task_id": True}, "wordpiece", WP, "mean"),
     "ELECTRA": ("ElectraConfig", {**SMALL, "embedding_size": 20}, "wordpiece", WP, "mean"),
     "Sentence-T5": ("T5Config", T5, "t5", SPM, "mean", [Dense(48, 32, bias=False, activation_function=None)]),
     "mT5": ("MT5Config", T5, "t5", SPM, "lasttoken"),

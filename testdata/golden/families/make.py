@@ -134,7 +134,7 @@ FAMILIES = {
         config="T5Config", args={**T5, "feed_forward_proj": "gated-gelu", "d_kv": 6}, pooling="last", dtype=torch.bfloat16,
         variants={"mt5": {"model_type": "mt5"}, "gated-silu": {"feed_forward_proj": "gated-silu", "dense_act_fn": None}},
     ),
-    "ernie": dict(config="ErnieConfig", args={**BERT, "type_vocab_size": 2}, pooling="cls", dtype=torch.bfloat16),
+    "ernie": dict(config="ErnieConfig", args={**BERT, "type_vocab_size": 2, "use_task_id": True}, pooling="cls", dtype=torch.bfloat16),
     "gemma": dict(
         config="GemmaConfig", args={**DECODER, "head_dim": 8}, pooling="last", dtype=torch.bfloat16,
         variants={"bidirectional": {"is_causal": False}, "first": {"hidden_act": "gelu", "rope_parameters": None, "rope_theta": 600.0}},

@@ -63,7 +63,7 @@ HEADS = {
     "llama-yes-no": ("Llama", {**DECODER, "tie_word_embeddings": False}, "ForCausalLM", False, [7, 9]),
     "gemma2-yes": ("Gemma2", {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0}, "ForCausalLM", False, [7]),
     "electra": ("Electra", {**BERT, "embedding_size": 6, "type_vocab_size": 2, "hidden_act": "relu"}, "ForSequenceClassification", True, None),
-    "ernie": ("Ernie", {**BERT, "type_vocab_size": 2}, "ForSequenceClassification", True, None),
+    "ernie": ("Ernie", {**BERT, "type_vocab_size": 2, "use_task_id": True}, "ForSequenceClassification", True, None),
     "jina": ("JinaEmbeddingsV3", {**BERT, "type_vocab_size": 1}, "ForSequenceClassification", False, None),
     "gemma-yes": ("Gemma", DECODER, "ForCausalLM", False, [7]),
 }  # fmt: skip
