@@ -285,6 +285,7 @@ const (
 	SiteFeedForward
 	SiteLoRA       // the input of LoRA's factors; see Of
 	SiteActivation // between the feed-forward's projections
+	SiteOutput     // the last layer's output, behind its norm
 )
 
 // Of is the site at a layer's n-th projection, n < 16: each has a mask of its own.

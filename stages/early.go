@@ -101,7 +101,7 @@ func (e *Encoder) unite(lists [][]int32) (w wordRows) {
 	w.ids = slices.Compact(w.ids)
 	x, at, row := e.tableShare(), 0, 0
 	for rank, n := range x.parts {
-		row += n / e.Model.Config.Hidden
+		row += n / e.Model.Config.WordDim()
 		end := sort.Search(len(w.ids), func(i int) bool { return int(w.ids[i]) >= row })
 		w.parts = append(w.parts, end-at)
 		if rank < c.Shard.Rank() {
@@ -134,7 +134,7 @@ func (l lastRows) places(w wordRows) (places []int32) {
 
 // ownRows are the ids of own rows, from the first row that this rank owns.
 func (e *Encoder) ownRows(w wordRows) []int32 {
-	first := int32(e.tableShare().lo / e.Model.Config.Hidden)
+	first := int32(e.tableShare().lo / e.Model.Config.WordDim())
 	own := slices.Clone(w.ids[w.lo : w.lo+w.own(e.ranks.Comm.Shard.Rank())])
 	for i := range own {
 		own[i] -= first
@@ -144,7 +144,7 @@ func (e *Encoder) ownRows(w wordRows) []int32 {
 
 // rows views a share of the word embeddings.
 func (e *Encoder) rows(own gpustage.Tensor) gpustage.Tensor {
-	return own.Reshape(own.Cols/e.Model.Config.Hidden, e.Model.Config.Hidden)
+	return own.Reshape(own.Cols/e.Model.Config.WordDim(), e.Model.Config.WordDim())
 }
 
 // beyond tells whether the sub-batch's gradients are to be summed along the replicate axis as well.
@@ -352,7 +352,7 @@ func (e *Encoder) reduceTail(t *pipeline.Task, b *Batch, last bool) error {
 
 // growWords makes room for rows of the word embeddings and for the tokens' places in them.
 func (e *Encoder) growWords(x *slot, w wordRows, tokens int) error {
-	if err := e.grow(&x.rows, max(1, len(w.ids)), e.Model.Config.Hidden); err != nil {
+	if err := e.grow(&x.rows, max(1, len(w.ids)), e.Model.Config.WordDim()); err != nil {
 		return fmt.Errorf("%d rows of word embeddings: %w", len(w.ids), err)
 	}
 	return errors.Join(e.growTyped(&x.index, gpustage.I32, max(1, tokens), 1),

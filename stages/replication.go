@@ -44,7 +44,7 @@ func (e *Encoder) beginReplicated(b *Batch) error {
 	}
 	if b.EndsStep && !e.ranks.EverySubBatch && !e.ranks.early() && e.tableTrains() && !e.wholeTable(g) {
 		rows, total := g.lastRows()
-		c := e.Model.Config.Hidden
+		c := e.Model.Config.WordDim()
 		errs = append(errs, e.grow(&e.rowsOut, rows[e.ranks.Rank()], c), e.grow(&e.rowsIn, total, c),
 			e.growTyped(&e.index, gpustage.I32, len(b.last.index), 1), e.growTyped(&e.ids, gpustage.I32, total, 1))
 	}

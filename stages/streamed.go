@@ -212,7 +212,7 @@ func (f *feed) next(s gpustage.Stream, from *handover, l int) *slot {
 func (f *feed) Words(s gpustage.Stream) (table, index gpustage.Tensor) {
 	x := f.next(s, f.e.words, transformer.VisitWords)
 	if x == nil {
-		return nowhere(f.e.Model.DType, f.e.Model.Config.Hidden), nowhere(gpustage.I32, f.sub.Tokens())
+		return nowhere(f.e.Model.DType, f.e.Model.Config.WordDim()), nowhere(gpustage.I32, f.sub.Tokens())
 	}
 	return x.rows, x.index.Span(0, f.sub.Tokens()).Vector()
 }

@@ -94,7 +94,7 @@ func (e *Encoder) callsOfSync(batches []*Global, add addCall) {
 	if rows, _ := last.lastRows(); from < to && whole {
 		reduce("reduce last rows", from, to)
 	} else if from < to {
-		add("reduce last rows", c.World, collective.GatherCall(rows, e.Model.Config.Hidden, dtype, wire))
+		add("reduce last rows", c.World, collective.GatherCall(rows, e.Model.Config.WordDim(), dtype, wire))
 	}
 }
 
@@ -122,9 +122,9 @@ func (e *Encoder) callsOfEarly(batches []*Global, add addCall) {
 				continue
 			}
 			if w := e.wordRows(b, u, beyond); len(w.ids) > 0 {
-				add(stage, c.Shard, collective.ReduceScatterCall(w.parts, e.Model.Config.Hidden, dtype, wire))
+				add(stage, c.Shard, collective.ReduceScatterCall(w.parts, e.Model.Config.WordDim(), dtype, wire))
 				if beyond {
-					sum(w.own(c.Shard.Rank()) * e.Model.Config.Hidden)
+					sum(w.own(c.Shard.Rank()) * e.Model.Config.WordDim())
 				}
 			}
 		}
@@ -143,7 +143,7 @@ func (e *Encoder) callsOfFetch(batches []*Global, add addCall) {
 							add(stage, e.ranks.Params, collective.GatherCall(x.parts, 1, dtype, dtype))
 						}
 					} else if w := e.wordRows(b, u, false); len(w.ids) > 0 {
-						add(stage, e.ranks.Params, collective.GatherCall(w.parts, e.Model.Config.Hidden, dtype, dtype))
+						add(stage, e.ranks.Params, collective.GatherCall(w.parts, e.Model.Config.WordDim(), dtype, dtype))
 					}
 				}
 			}

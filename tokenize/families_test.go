@@ -110,6 +110,20 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
+// T5's tokenizer ends texts, and does not begin them; its sentinels are tokens in texts.
+func TestFamiliesT5(t *testing.T) {
+	for row := range familyRows(t, "t5.jsonl.gz") {
+		tok, err := parseTokenizerJSON(row.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(row.Cases) < 70 || len(row.Pairs) < 8 {
+			t.Errorf("only %d texts and %d pairs", len(row.Cases), len(row.Pairs))
+		}
+		checkRow(t, tok, row)
+	}
+}
+
 // TestRandomPipelines compares small random models in random pipelines.
 func TestRandomPipelines(t *testing.T) {
 	count, refused := 0, 0

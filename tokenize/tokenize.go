@@ -14,7 +14,7 @@
 //	    (unigram.go), or what merges lead to (bpe.go, for bytes and for characters).
 //	  - The template puts the special tokens around the ids ([CLS] ... [SEP]; template.go).
 //
-// That covers BERT, DistilBERT, MPNet, NomicBERT; RoBERTa; ModernBERT; XLM-RoBERTa (BGE-M3, multilingual E5); Qwen 2, 3 and
+// That covers BERT, DistilBERT, MPNet, NomicBERT; RoBERTa; ModernBERT; XLM-RoBERTa (BGE-M3, multilingual E5), T5; Qwen 2, 3 and
 // 3.5; Llama 2 and 3; Mistral with and without Tekken; Gemma. Which parts a tokenizer.json may name is listed in the json
 // files; any other is an error that wraps ErrUnsupported, never a guess.
 //

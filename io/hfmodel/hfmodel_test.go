@@ -354,7 +354,7 @@ func TestTensorNames(t *testing.T) {
 		return x
 	}
 	var all []safetensors.Tensor
-	for _, name := range []string{"bert.a", "b", "bert.LayerNorm.gamma", "bert.LayerNorm.beta", "bert.both", "both"} {
+	for _, name := range []string{"bert.a", "b", "bert.LayerNorm.gamma", "bert.LayerNorm.beta", "bert.both", "both", "encoder.embed_tokens.weight"} {
 		all = append(all, tensor(name))
 	}
 	if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), all, nil); err != nil {
@@ -364,6 +364,7 @@ func TestTensorNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"a": "bert.a", "bert.a": "bert.a", "bert.b": "b", "b": "b", "both": "both", "bert.both": "bert.both",
 		"LayerNorm.weight": "bert.LayerNorm.gamma", "bert.LayerNorm.bias": "bert.LayerNorm.beta",
+		"shared.weight": "encoder.embed_tokens.weight",
 	} {
 		x, err := f.Tensor(name, "roberta.", "bert.")
 		if err != nil || x.Name != want {
@@ -373,8 +374,23 @@ func TestTensorNames(t *testing.T) {
 	if _, err := f.Tensor("a"); !errors.Is(err, safetensors.ErrNoTensor) || !strings.Contains(err.Error(), "bert.a") {
 		t.Errorf("without prefixes: %v", err)
 	}
-	if got := f.Names(); len(got) != 6 {
+	if got := f.Names(); len(got) != 7 {
 		t.Errorf("names %q", got)
+	}
+}
+
+// Of the hub's Instructor models sentence-transformers leaves the prompt out when it pools, though their folders don't say so.
+func TestInstructor(t *testing.T) {
+	dir := copyGolden(t, "st6")
+	if f := open(t, dir); !f.Pooling.IncludePrompt {
+		t.Fatal("the prompt is left out of another model's pooling")
+	}
+	snapshot := filepath.Join(t.TempDir(), "models--hkunlp--instructor-base", "snapshots", "1")
+	if err := os.CopyFS(snapshot, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if f := open(t, snapshot); f.Pooling.IncludePrompt {
+		t.Error("the prompt is pooled")
 	}
 }
 

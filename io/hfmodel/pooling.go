@@ -62,6 +62,9 @@ func (f *Folder) readPooling() error {
 		}
 		return fmt.Errorf("%s: dimension %d, but %s has hidden_size %d", file, p.Dimension, filepath.Join(of.TransformerDir, "config.json"), hidden)
 	}
+	if strings.Contains(filepath.ToSlash(f.Dir)+"/", "/models--hkunlp--instructor-") {
+		p.IncludePrompt = false // sentence-transformers goes by the hub's name; its folders do not say
+	}
 	f.Pooling, f.poolingJSON = p, o
 	return nil
 }

@@ -92,7 +92,8 @@ func (f *Folder) Architecture() string {
 
 // classes are transformers' classes of models for sequence classification, without that ending, by model_type.
 var classes = map[string]string{
-	"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mpnet": "MPNet", "distilbert": "DistilBert",
+	"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mpnet": "MPNet", "distilbert": "DistilBert", "electra": "Electra",
+	"ernie": "Ernie", "data2vec-text": "Data2VecText", "jina_embeddings_v3": "JinaEmbeddingsV3", "gemma": "Gemma",
 	"modernbert": "ModernBert", "gte": "Gte", "new": "New", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
 	"gemma3_text": "Gemma3Text",
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"contraflow/io/atomicfile"
@@ -18,7 +19,7 @@ import (
 // Spec is what Save writes.
 type Spec struct {
 	// Config is config.json, written as given. Only its dtype, if it names one, is made to agree with the tensors:
-	// transformers loads in the type that config.json says.
+	// transformers loads in the type that config.json says. And T5's architectures are its encoder.
 	Config  []byte
 	Tensors []safetensors.Tensor // under the names that transformers' base model uses
 
@@ -188,7 +189,7 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 	if _, err := config.get("model_type", &modelType); err != nil || modelType == "" {
 		return nil, errors.New("config.json: no model_type")
 	}
-	for _, key := range []string{"hidden_size", "dim", "n_embd"} { // DistilBERT has the second, what descends from GPT-2 the third
+	for _, key := range []string{"hidden_size", "dim", "n_embd", "d_model"} { // DistilBERT has the second, what descends from GPT-2 the third, T5 the fourth
 		if ok, err := config.get(key, &hidden); err != nil {
 			return nil, fmt.Errorf("config.json: %w", err)
 		} else if ok {
@@ -263,7 +264,10 @@ var torchDTypes = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16", safetensors.F64: "float64",
 }
 
-// configBytes is config.json, unchanged unless it claims another dtype than the tensors'.
+// encoders are transformers' classes of encoders of families that have decoders as well, by model_type: what is saved is one, whatever it began as.
+var encoders = map[string]string{"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}
+
+// configBytes is config.json, unchanged unless it claims another dtype than the tensors', or a decoder.
 func (s Spec) configBytes(config *object) []byte {
 	dtype := ""
 	for _, t := range s.Tensors {
@@ -273,6 +277,14 @@ func (s Spec) configBytes(config *object) []byte {
 		}
 	}
 	changed := false
+	var modelType string
+	var classes []string
+	config.get("model_type", &modelType) // a config.json without either has no such class
+	config.get("architectures", &classes)
+	if class := encoders[modelType]; class != "" && !slices.Equal(classes, []string{class}) {
+		config.set("architectures", []string{class})
+		changed = true
+	}
 	for _, key := range []string{"dtype", "torch_dtype"} {
 		var now string
 		if ok, err := config.get(key, &now); ok && err == nil && dtype != "" && strings.TrimPrefix(now, "torch.") != dtype {

@@ -110,6 +110,24 @@ func TestUnknownKeys(t *testing.T) {
 	}
 }
 
+// What is saved of a T5 is its encoder, whatever it began as.
+func TestConfigOfEncoders(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"model_type":"t5","architectures":["T5ForConditionalGeneration"],"d_model":16}`: "{\n  \"model_type\": \"t5\",\n  \"architectures\": [\n    \"T5EncoderModel\"\n  ],\n  \"d_model\": 16\n}\n",
+		`{"model_type":"mt5","d_model":16}`:                                               "{\n  \"model_type\": \"mt5\",\n  \"d_model\": 16,\n  \"architectures\": [\n    \"MT5EncoderModel\"\n  ]\n}\n",
+		`{"model_type":"t5","architectures":["T5EncoderModel"]}`:                          `{"model_type":"t5","architectures":["T5EncoderModel"]}`,
+		`{"model_type":"bert","architectures":["BertForMaskedLM"]}`:                       `{"model_type":"bert","architectures":["BertForMaskedLM"]}`,
+	} {
+		o, err := parseObject([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(Spec{Config: []byte(config)}.configBytes(o)); got != want {
+			t.Errorf("%s becomes %s, want %s", config, got, want)
+		}
+	}
+}
+
 // TestConfigDType: transformers loads in the type that config.json names, so it must be the tensors'.
 func TestConfigDType(t *testing.T) {
 	f := open(t, golden+"st6")

@@ -176,7 +176,8 @@ func (f *Folder) Names() []string { return slices.Clone(f.weights.names) }
 //   - behind each of the prefixes, in their order: a BertForMaskedLM keeps as "bert.encoder.x" what a BertModel keeps
 //     as "encoder.x" ("bert." is the prefix here, with its dot);
 //   - without each of the prefixes, if it begins with one;
-//   - with the gamma and beta of the first BERT checkpoints for LayerNorm's weight and bias.
+//   - with the gamma and beta of the first BERT checkpoints for LayerNorm's weight and bias, and under the name that T5's word embeddings have within
+//     the encoder.
 //
 // The Tensor that comes back carries the name it has in the file. The error for one that isn't there wraps
 // safetensors.ErrNoTensor and lists near names.
@@ -203,7 +204,7 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 			candidates = append(candidates, rest)
 		}
 	}
-	for _, legacy := range [][2]string{{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}} {
+	for _, legacy := range [][2]string{{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}, {"shared.weight", "encoder.embed_tokens.weight"}} {
 		if !strings.HasSuffix(name, legacy[0]) {
 			continue
 		}

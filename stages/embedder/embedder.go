@@ -202,7 +202,7 @@ func MaxLengthOf(f *hfmodel.Folder, c transformer.Config, asked int) (int, error
 	case asked > 0:
 		return asked, nil
 	case c.MaxPositions == 0:
-		return f.MaxSeqLength, nil
+		return cmp.Or(f.MaxSeqLength, c.UsualLength), nil
 	case f.MaxSeqLength > 0:
 		return min(f.MaxSeqLength, c.MaxPositions), nil
 	}

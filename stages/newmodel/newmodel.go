@@ -62,9 +62,9 @@ func (s *Spec) defaults() error {
 		}
 		s.untyped = c.TypeVocab < 2
 		if s.MaxLength == 0 {
-			s.MaxLength = c.MaxPositions
+			s.MaxLength = cmp.Or(c.MaxPositions, c.UsualLength)
 		}
-		if s.MaxLength > c.MaxPositions {
+		if s.MaxLength > c.MaxPositions && c.MaxPositions > 0 {
 			return fmt.Errorf("a maximum length of %d tokens is beyond config.json's %d positions", s.MaxLength, c.MaxPositions)
 		}
 	} else if s.MaxLength == 0 && !s.Static {

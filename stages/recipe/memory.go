@@ -135,7 +135,7 @@ func (x *Run) predict(z sharding) Memory {
 	}
 	rest, trainedRest := int64(m.Layout.Part(transformer.Outside).Len)*elem, int64(m.Layout.Part(transformer.Outside).Trained())*elem
 	passing := int64(x.subTokens())
-	words := int64(m.Config.Hidden)*elem*min(int64(m.Config.Vocab), passing*shard) + 4*passing
+	words := int64(m.Config.WordDim())*elem*min(int64(m.Config.Vocab), passing*shard) + 4*passing
 	tableTrains := m.Layout.Trains(m.Layout.Word())
 	if z.streamed {
 		mem.Parameters, mem.Packed = (params+shard-1)/shard, 0
@@ -149,7 +149,7 @@ func (x *Run) predict(z sharding) Memory {
 			mem.Traveling += words
 		}
 	case x.ranks != nil && tableTrains:
-		mem.Traveling += int64(m.Config.Hidden) * elem * min(int64(m.Config.Vocab), passing) * int64(x.ranks.Size()+1)
+		mem.Traveling += int64(m.Config.WordDim()) * elem * min(int64(m.Config.Vocab), passing) * int64(x.ranks.Size()+1)
 	}
 	snapshot := &mem.Snapshot
 	if x.device.Info().Threads == 0 {

@@ -44,7 +44,7 @@ func TestRerankerFamilies(t *testing.T) {
 		}, sets...)...)
 		return err
 	}
-	families := []string{"ministral", "roberta", "distilbert", "gemma2", "gemma3", "gte", "llama", "mistral", "modernbert", "mpnet", "qwen2", "qwen3"}
+	families := []string{"ministral", "electra", "ernie", "gemma", "jina", "roberta", "distilbert", "gemma2", "gemma3", "gte", "llama", "mistral", "modernbert", "mpnet", "qwen2", "qwen3"}
 	if testing.Short() {
 		families = families[:2]
 	}
@@ -60,7 +60,7 @@ func TestRerankerFamilies(t *testing.T) {
 	}
 
 	// What can't be is known before the first step.
-	for name, want := range map[string]string{"eurobert": "reranker of", "nomic-bert": "reranker of"} {
+	for name, want := range map[string]string{"eurobert": "reranker of", "nomic-bert": "reranker of", "t5": "reranker of"} {
 		if err := train(j.family(t, name, nil)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "stage") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -79,7 +79,7 @@ func (x *Run) traffic(s sharding) int64 {
 	replicate := float64(x.ranks.Size()) / shard
 	per := (shard - 1) / shard * wire
 	n := float64(x.predictedSubs()) * float64(r.Batch.Accumulate)
-	rows := min(float64(l.Word().Len()), float64(x.subTokens()*x.model.Config.Hidden)*shard)
+	rows := min(float64(l.Word().Len()), float64(x.subTokens()*x.model.Config.WordDim())*shard)
 	trainedRows, table := 0.0, 0.0
 	if l.Trains(l.Word()) {
 		trainedRows, table = rows, float64(l.Word().Len())

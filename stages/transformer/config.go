@@ -23,7 +23,9 @@ type Config struct {
 	Heads        int // H
 	FeedForward  int // F
 	MaxPositions int // the longest input, special tokens included; 0: there is no bound
+	UsualLength  int // without a bound: where texts are cut if nobody says; 0: nowhere
 	TypeVocab    int // 0: no token types
+	TaskVocab    int // rows of embeddings of tasks, of which all tokens have the first (ERNIE); 0: none
 	PadID        int // -1: there is none
 	NormEps      float64
 	Activation   gpustage.Activation
@@ -33,6 +35,7 @@ type Config struct {
 	Undropped        Sites   // where nothing drops although the family does
 	InitRange        float64 // standard deviation of new weights
 
+	WordSize    int     // E0, features of the embeddings, which a projection makes C of; 0: C, without one
 	KVHeads     int     // heads of keys and values, each serving Heads/KVHeads query heads; 0: Heads
 	HeadSize    int     // D; 0: Hidden/Heads
 	QueryScale  float64 // what scores are multiplied with; 0: 1/sqrt(D)
@@ -55,6 +58,7 @@ type Config struct {
 
 	PadPositions    int // learned positions begin behind so many rows, the last of them the padding's (RoBERTa)
 	RelativeBuckets int // rows of a relative attention bias shared by all layers; 0: none
+	RelativeReach   int // the distance from which on all keys are in one of its buckets
 
 	Scorer Scorer     // of a model that reranks
 	Tokens TokenHeads // of a model that gives parts of tokens besides
@@ -109,13 +113,13 @@ type family struct {
 }
 
 // drops is which dropout probability acts where. The zero value is BERT's.
-type drops struct{ embeddings, attentionOut, activation, feedForward rate }
+type drops struct{ embeddings, attention, attentionOut, activation, feedForward, output rate }
 
 // rate is which dropout probability acts at a place.
 type rate uint8
 
 const (
-	usualRate rate = iota // BERT's: hiddenRate, but none for the activation
+	usualRate rate = iota // BERT's: hiddenRate, but none for the activation and the last layer's output, and attentionRate for probabilities
 	noRate
 	hiddenRate
 	attentionRate
@@ -162,7 +166,7 @@ func Families() []string { return slices.Sorted(maps.Keys(families)) }
 
 // Prefixes are what tensors' names begin with, besides, in checkpoints of models that contain one of this family: a
 // BertForMaskedLM has "bert.encoder.x" where a BertModel has "encoder.x".
-func (c Config) Prefixes() []string { return families[c.Family].names.prefixes }
+func (c Config) Prefixes() []string { return c.names().prefixes }
 
 func (c Config) check() error {
 	f, ok := families[c.Family]
@@ -178,13 +182,17 @@ func (c Config) check() error {
 	if c.static() {
 		return c.checkStatic()
 	}
+	positions := c.MaxPositions + c.PadPositions
+	if c.unbounded() && positions == 0 {
+		positions = 1
+	}
 	for _, x := range []struct {
 		key string
 		v   int
 	}{
 		{"vocab_size", c.Vocab}, {"hidden_size", c.Hidden}, {"num_hidden_layers", c.Layers}, {"num_attention_heads", c.Heads},
-		{"intermediate_size", c.FeedForward}, {"max_position_embeddings", c.MaxPositions + c.PadPositions},
-		{"num_key_value_heads", c.kvHeads()},
+		{"intermediate_size", c.FeedForward}, {"max_position_embeddings", positions},
+		{"num_key_value_heads", c.kvHeads()}, {"embedding_size", c.WordDim()},
 	} {
 		if x.v <= 0 || x.v > 1<<30 {
 			return bad(x.key, "%d, want a positive number", x.v)
@@ -193,14 +201,20 @@ func (c Config) check() error {
 	switch {
 	case c.Layers > 10000:
 		return bad("num_hidden_layers", "%d", c.Layers)
-	case c.MaxPositions < 1:
+	case c.MaxPositions < 1 && !c.unbounded():
 		return bad("max_position_embeddings", "%d, of which padding takes %d", c.MaxPositions+c.PadPositions, c.PadPositions)
 	case c.TypeVocab < 0 || c.TypeVocab == 0 && f.names.kind != "" && !f.names.optionalKind:
 		return bad("type_vocab_size", "%d, want a positive number", c.TypeVocab)
+	case c.TaskVocab < 0 || c.TaskVocab > 1<<30 || c.TaskVocab > 0 && c.TypeVocab == 0:
+		return bad("task_type_vocab_size", "%d, want a positive number, and token types", c.TaskVocab)
 	case c.HeadSize < 0:
 		return bad("head_dim", "%d, want a positive number", c.HeadSize)
 	case c.HeadSize == 0 && c.Hidden%c.Heads != 0:
 		return fmt.Errorf("config.json: hidden_size %d is not a multiple of num_attention_heads %d", c.Hidden, c.Heads)
+	case c.RelativeBuckets != 0 && (c.RelativeBuckets < 4 || c.RelativeBuckets > maxReach):
+		return bad("relative_attention_num_buckets", "%d, want 4 to %d", c.RelativeBuckets, maxReach)
+	case c.RelativeBuckets != 0 && (c.RelativeReach <= c.RelativeBuckets/4 || c.RelativeReach > maxReach):
+		return bad("relative_attention_max_distance", "%d, want more than a quarter of the %d buckets, and at most %d", c.RelativeReach, c.RelativeBuckets, maxReach)
 	case c.Heads%c.kvHeads() != 0:
 		return fmt.Errorf("config.json: num_attention_heads %d is not a multiple of num_key_value_heads %d", c.Heads, c.kvHeads())
 	case slices.Contains(c.Local, true) && c.Window < 1:
@@ -259,6 +273,20 @@ func (c Config) kvHeads() int {
 	}
 	return c.Heads
 }
+
+// WordDim is E0.
+func (c Config) WordDim() int {
+	if c.WordSize != 0 {
+		return c.WordSize
+	}
+	return c.Hidden
+}
+
+// projects tells whether a projection follows the embeddings: where they have as many features as hidden states, there is none.
+func (c Config) projects() bool { return c.WordDim() != c.Hidden }
+
+// unbounded tells whether there are no positions but distances.
+func (c Config) unbounded() bool { return c.Rotary == nil && c.names().position == "" }
 
 // queries and keys are the features of all query heads, and of all key heads.
 func (c Config) queries() int { return c.Heads * c.HeadDim() }
@@ -333,7 +361,9 @@ func (c Config) dropout(site gpustage.Site) float64 {
 	case gpustage.SiteEmbeddings:
 		r = d.embeddings
 	case gpustage.SiteAttention:
-		r = attentionRate
+		if r = d.attention; r == usualRate {
+			r = attentionRate
+		}
 	case gpustage.SiteAttentionOut:
 		r = d.attentionOut
 	case gpustage.SiteActivation:
@@ -342,6 +372,10 @@ func (c Config) dropout(site gpustage.Site) float64 {
 		}
 	case gpustage.SiteFeedForward:
 		r = d.feedForward
+	case gpustage.SiteOutput:
+		if r = d.output; r == usualRate {
+			r = noRate
+		}
 	}
 	switch r {
 	case noRate:
@@ -355,7 +389,7 @@ func (c Config) dropout(site gpustage.Site) float64 {
 
 // deadKeyBias tells that the gradient of the key projection's bias is zero; see the package comment.
 func (c Config) deadKeyBias() bool {
-	return c.Rotary == nil && c.SoftCap == 0 && families[c.Family].names.keyNorm == ""
+	return c.Rotary == nil && c.SoftCap == 0 && c.names().keyNorm == ""
 }
 
 // unsupported is the error for a key's value that this package can't compute.

@@ -42,7 +42,7 @@
 // learned positions or a relative bias, gates, caps, scales, biases.
 //
 // To add a family, write one file: register its model_type with a function from config.json to Config, the names of its
-// tensors by their roles, and where it drops. ministral.go, the last one added, is 7 lines. (An encoder that is to be a reranker has a head of its
+// tensors by their roles, and where it drops. ministral.go is 7 lines. (An encoder that is to be a reranker has a head of its
 // own besides, a case of Config.Classifier.) A key that transformers reads in
 // that family and Config has no word for is an error that names it, never something else computed; keys of other families are
 // ignored, as they are there. A test changes each key that transformers writes for the family and wants another Config or an
@@ -55,7 +55,7 @@
 // Angles of rotary positions are computed in float64 and rounded once. In transformers they are float32 throughout, which is off by
 // 1e-4 radians or so at thousands of tokens; the difference shows in the last digits of embeddings. Scaling variants that depend
 // on the length look at each text alone, where transformers looks at the longest of the batch. More tokens than a model was trained
-// for are refused.
+// for are refused; a model that knows distances alone (T5) takes any number.
 //
 // # What is kept
 //

@@ -75,18 +75,50 @@ func (c Config) padPlaces(r Rows) []int32 {
 
 // embedActs is what the embeddings' backward needs.
 type embedActs struct {
-	sum   gpustage.Tensor // [T, C]: the norm's input
+	sum   gpustage.Tensor // [T, E0]: the norm's input
 	stats stats
+	out   gpustage.Tensor // [T, E0]: what the projection takes
 }
 
-// embedTokens computes x = dropout(norm(scale * word + position + type)). The norm, where a family has one here, is a layer norm.
+// embedTokens computes x = project(dropout(norm(scale * word + position + type + task))). The norm, where a family has one here, is a layer norm; a
+// projection there is where hidden states have another number of features.
 func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
+	if !p.m.Config.projects() {
+		p.embedInto(x, p.room, keep)
+		p.takes(x, p.room)
+		return
+	}
+	mark := p.a.Mark()
+	out := p.a.Keep(p.s, p.m.operands, x.Rows, p.m.Config.WordDim())
+	e, operand := out, gpustage.Tensor{}
+	if p.m.operands != p.m.DType {
+		e, operand = p.scratch(out.Rows, out.Cols), out
+	}
+	p.embedInto(e, operand, keep)
+	p.forward(p.m.w.project, x, out, gpustage.MatMul{})
+	p.embed.out = out
+	p.a.ReleaseScratch(mark)
+	if !keep {
+		p.a.Release(mark)
+	}
+}
+
+// embedInto is what comes before a projection. What products take of x is left in operand, if there is one.
+func (p *Pass) embedInto(x, operand gpustage.Tensor, keep bool) {
 	m, in := p.m, p.in
 	mark := p.a.Mark()
 	word, ids := p.words()
+	kinds := m.w.kind
+	if task := m.w.task; !task.IsZero() { // which all tokens have, as they have one of the kinds
+		kinds = p.scratch(kinds.Rows, kinds.Cols)
+		for i := range kinds.Rows {
+			p.s.Add(kinds.Span(i, i+1), m.w.kind.Span(i, i+1), task.Span(0, 1))
+		}
+		defer p.a.ReleaseScratch(mark)
+	}
 	o := gpustage.Embed{
 		Words: gpustage.Lookup{Table: word, Index: ids}, Positions: gpustage.Lookup{Table: m.w.position, Index: in.places},
-		Kinds: gpustage.Lookup{Table: m.w.kind, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: p.room,
+		Kinds: gpustage.Lookup{Table: kinds, Index: in.kinds}, Scale: m.Config.EmbedScale, Dropout: p.dropout(0, gpustage.SiteEmbeddings), Operand: operand,
 	}
 	if n := m.w.embedNorm; !n.absent() {
 		sum := x
@@ -97,7 +129,6 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 		o.Gamma, o.Beta, o.Eps = n.gamma, n.beta, m.Config.NormEps
 	}
 	p.s.Embed(x, p.embed.sum, p.embed.stats.mean, p.embed.stats.rstd, o)
-	p.takes(x, p.room)
 	if !keep {
 		p.a.Release(mark)
 	}
@@ -106,6 +137,18 @@ func (p *Pass) embedTokens(x gpustage.Tensor, keep bool) {
 // embedTokensBackward changes dx. word is each token's row in g.word, but for padding's, whose gradient is zero.
 func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.Tensor) {
 	s, m, in := p.s, p.m, p.in
+	if m.Config.projects() {
+		mark := p.a.Mark()
+		defer p.a.Release(mark)
+		project := p.narrow(m.w.project, dx)
+		p.gradients(project, g.project, dx, p.embed.out)
+		if g.word.IsZero() && g.position.IsZero() && g.kind.IsZero() && g.task.IsZero() && g.embedNorm.gamma.IsZero() {
+			return
+		}
+		de := p.scratch(dx.Rows, m.Config.WordDim())
+		p.backward(project, de, dx, gpustage.MatMul{})
+		dx = de
+	}
 	if d := p.dropout(0, gpustage.SiteEmbeddings); d.Active() {
 		s.Dropout(dx, dx, gpustage.Tensor{}, d)
 	}
@@ -117,6 +160,9 @@ func (p *Pass) embedTokensBackward(dx gpustage.Tensor, g weights, word gpustage.
 	}
 	if !g.kind.IsZero() {
 		s.ScatterAdd(g.kind, dx, in.kinds)
+	}
+	if !g.task.IsZero() {
+		s.ColumnSum(g.task.Span(0, 1), dx)
 	}
 	if scale := m.Config.EmbedScale; scale != 0 {
 		s.Scale(dx, dx, scale)

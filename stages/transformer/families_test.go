@@ -288,7 +288,7 @@ func TestFamiliesBitEqual(t *testing.T) {
 // The gradient with dropout everywhere is that of the masked function: central differences in a random direction.
 func TestFamiliesDirectionalDerivative(t *testing.T) {
 	harness.Thorough(t)
-	for _, name := range []string{"gte", "modernbert", "distilbert", "mpnet", "gemma2", "qwen3"} {
+	for _, name := range []string{"gte", "modernbert", "distilbert", "mpnet", "gemma2", "qwen3", "electra", "t5", "t5-gated"} {
 		d := ref.New()
 		g := goldens.Load(t, "families/"+name)
 		rows := goldenRows(t, g, "")
@@ -303,15 +303,16 @@ func TestFamiliesDirectionalDerivative(t *testing.T) {
 
 // Of a layer outside of its family's places nothing drops, and at each of the family's places something does.
 func TestDropoutPlaces(t *testing.T) {
-	all := []gpustage.Site{gpustage.SiteEmbeddings, gpustage.SiteAttention, gpustage.SiteAttentionOut, gpustage.SiteActivation, gpustage.SiteFeedForward}
+	all := []gpustage.Site{gpustage.SiteEmbeddings, gpustage.SiteAttention, gpustage.SiteAttentionOut, gpustage.SiteActivation, gpustage.SiteFeedForward, gpustage.SiteOutput}
 	for family, want := range map[string][]float64{
 		"bert": {1, 2, 1, 0, 1}, "roberta": {1, 2, 1, 0, 1}, "mpnet": {1, 2, 1, 0, 1}, "distilbert": {1, 2, 0, 0, 1},
 		"modernbert": {1, 2, 2, 1, 0}, "nomic_bert": {1, 2, 1, 0, 1}, "new": {1, 2, 1, 1, 1}, "qwen3": {0, 2, 0, 0, 0}, "gemma2": {0, 2, 0, 0, 0},
+		"electra": {1, 2, 1, 0, 1, 0}, "t5": {1, 1, 1, 1, 1, 1}, "mt5": {1, 1, 1, 1, 1, 1},
 	} {
 		c := Config{Family: family, HiddenDropout: 1, AttentionDropout: 2}
 		for i, site := range all {
-			if got := c.dropout(site); got != want[i] {
-				t.Errorf("%s: rate %v at place %d, want %v", family, got, i, want[i])
+			if got := c.dropout(site); i < len(want) && got != want[i] || i >= len(want) && got != 0 {
+				t.Errorf("%s: rate %v at place %d, want %v", family, got, i, want)
 			}
 		}
 	}
@@ -334,9 +335,23 @@ func TestPaddingInText(t *testing.T) {
 
 func TestBuckets(t *testing.T) {
 	for i, want := range goldens.Load(t, "families/mpnet").Ints(t, "buckets") {
-		if got := bucket(i-300, 32); int(got) != want {
+		if got := bucket(i-300, 32, 128); int(got) != want {
 			t.Errorf("distance %d is in bucket %d, want %d", i-300, got, want)
 		}
+	}
+	g := goldens.Load(t, "families/t5")
+	cases := g.Names("buckets/")
+	for _, name := range cases {
+		var n, reach int
+		fmt.Sscanf(name, "buckets/%d/%d", &n, &reach)
+		for i, want := range g.Ints(t, name) {
+			if got := bucket(i-400, n, reach); int(got) != want {
+				t.Errorf("%s: distance %d is in bucket %d, want %d", name, i-400, got, want)
+			}
+		}
+	}
+	if len(cases) < 6 {
+		t.Errorf("cases %v", cases)
 	}
 }
 
@@ -404,7 +419,7 @@ func TestRotary(t *testing.T) {
 
 // What was trained with n positions does not take more.
 func TestTooLong(t *testing.T) {
-	for name, longest := range map[string]int{"roberta": 38, "mpnet": 178, "modernbert": 40, "llama": 40} {
+	for name, longest := range map[string]int{"roberta": 38, "mpnet": 178, "modernbert": 40, "llama": 40, "electra": 40} {
 		m, _ := loadFamily(t, name, nil, ref.New(), Options{})
 		rows := func(n int) Rows { return Rows{IDs: make([]int32, n), Cu: []int32{0, int32(n)}} }
 		if err := m.Check(rows(longest)); err != nil {
@@ -450,6 +465,16 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"new","layer_norm_type":"rms_norm"}`:                                                    `layer_norm_type "rms_norm" is not supported`,
 		`{"model_type":"modernbert","embedding_dropout":0.1,"mlp_dropout":0.2}`:                                "embedding_dropout 0.1 with mlp_dropout 0.2 is not supported",
 		`{"model_type":"modernbert","num_attention_heads":0}`:                                                  "num_attention_heads is 0",
+		`{"model_type":"mpnet","relative_attention_num_buckets":3}`:                                            "relative_attention_num_buckets is 3, want 4 to",
+		`{"model_type":"t5","relative_attention_max_distance":8}`:                                              "relative_attention_max_distance is 8, want more than a quarter of the 32 buckets",
+		`{"model_type":"t5","is_decoder":true}`:                                                                `is_decoder "true" is not supported`,
+		`{"model_type":"t5","d_kv":0}`:                                                                         "d_kv is 0",
+		`{"model_type":"t5","d_model":-1}`:                                                                     "d_model is -1",
+		`{"model_type":"t5","feed_forward_proj":"gated-mish"}`:                                                 `feed_forward_proj "mish" is not supported`,
+		`{"model_type":"electra","embedding_size":0}`:                                                          "embedding_size is 0",
+		`{"model_type":"xlm-roberta","lora_adaptations":["separation"]}`:                                       "jinaai/jina-embeddings-v3-hf is the model without them",
+		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                   "task_type_vocab_size is 0",
+		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                            `use_bidirectional_attention "true" is not supported`,
 		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                          "relative_attention_num_buckets",
 	} {
 		_, err := ParseConfig([]byte(raw))
@@ -516,7 +541,8 @@ func TestDefaults(t *testing.T) {
 		chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type use_cache pretraining_tp deterministic_flash_attn
 		bos_token_id eos_token_id cls_token_id sep_token_id mask_token_id tie_word_embeddings final_logit_softcapping
 		classifier_dropout qa_dropout seq_classif_dropout classifier_pooling classifier_bias classifier_activation decoder_bias
-		sparse_prediction sparse_pred_ignore_index initializer_cutoff_factor sinusoidal_pos_embds`) {
+		sparse_prediction sparse_pred_ignore_index initializer_cutoff_factor sinusoidal_pos_embds
+		summary_type summary_use_proj summary_activation summary_last_dropout num_decoder_layers decoder_start_token_id scale_decoder_outputs`) {
 		aside[key] = true
 	}
 	for _, family := range Families() {
@@ -555,6 +581,9 @@ func TestDefaults(t *testing.T) {
 		if _, ok := base["_sliding_window_pattern"]; ok { // it makes layer_types
 			delete(base, "_sliding_window_pattern")
 		}
+		if _, ok := base["use_task_id"]; ok { // without, the number of tasks has no consequence
+			base["use_task_id"] = true
+		}
 		plain, err := parse(base)
 		if err != nil {
 			t.Fatal(err)
@@ -579,6 +608,10 @@ func TestDefaults(t *testing.T) {
 			read := false
 			for _, other := range others {
 				changed := maps.Clone(base)
+				if key == "feed_forward_proj" { // which these two come from, if they are not there
+					delete(changed, "dense_act_fn")
+					delete(changed, "is_gated_act")
+				}
 				changed[key] = other
 				got, err := parse(changed)
 				var wrongType *json.UnmarshalTypeError

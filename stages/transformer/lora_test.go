@@ -18,7 +18,7 @@ import (
 	"contraflow/testdata/harness"
 )
 
-var loraGoldens = []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused"}
+var loraGoldens = []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused", "electra-all", "t5-all"}
 
 // adapterOf is a golden's adapter_config.json.
 func adapterOf(t testing.TB, name string) *LoRA {
@@ -169,7 +169,7 @@ func TestLoRAStart(t *testing.T) {
 // With dropout everywhere, LoRA's included, the gradient is that of the masked function, every target has its own mask, and
 // activation checkpointing and replay change no bit.
 func TestLoRADropout(t *testing.T) {
-	for _, name := range []string{"bert-all", "qwen3-all", "modernbert-fused", "bert-save"} {
+	for _, name := range []string{"bert-all", "qwen3-all", "modernbert-fused", "bert-save", "electra-all", "t5-all"} {
 		setup := func(o Options, drop float64) (*Model, gpustage.Stream, Rows, []float64) {
 			m, s, g := loadLoRA(t, name, ref.New(), o)
 			m.lora().Dropout = drop
@@ -315,7 +315,7 @@ func TestFreezing(t *testing.T) {
 
 // Predictions hold with factors and with frozen layers.
 func TestLoRAMemory(t *testing.T) {
-	for _, name := range []string{"bert-all", "qwen3-last-o", "bert-save"} {
+	for _, name := range []string{"bert-all", "qwen3-last-o", "bert-save", "electra-all"} {
 		for i := range 6 {
 			every, bf16 := i%3, i >= 3
 			m, s, g := loadLoRA(t, name, ref.New(), Options{CheckpointEvery: every, BF16: bf16})

@@ -92,7 +92,7 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	case bf16:
 		m.keepsBF16 = gpustage.KeepsBF16(d)
 	}
-	if p, ok := m.Layout.Find(families[c.Family].names.relative + ".weight"); ok {
+	if p, ok := m.Layout.Find(c.names().relative + ".weight"); ok {
 		m.biasTrains = m.Layout.Trains(p)
 	}
 	if o.Own != nil {
@@ -327,6 +327,9 @@ func (p *Pass) compute(keep bool) {
 			p.final = p.keepStats(n, x)
 		}
 		p.norm(n, x, p.final, p.last)
+		if d := p.outputDropout(); d.Active() {
+			s.Dropout(x, x, gpustage.Tensor{}, d)
+		}
 	}
 	p.pool(x)
 	p.forwardTokens(x)
@@ -467,6 +470,11 @@ func (p *Pass) dropout(layer int, site gpustage.Site) gpustage.Dropout {
 	return gpustage.Dropout{P: p.m.Config.dropout(site), Seqs: p.in.seqs, Layer: layer, Site: site}
 }
 
+// outputDropout is what drops of the last layer's output, behind its norm.
+func (p *Pass) outputDropout() gpustage.Dropout {
+	return p.dropout(p.m.Config.Layers, gpustage.SiteOutput)
+}
+
 // dropped is d through a dropout, or its backward, in scratch memory of a type; where nothing drops it is d itself.
 func (p *Pass) dropped(d gpustage.Tensor, drop gpustage.Dropout, kind gpustage.DType) gpustage.Tensor {
 	if !drop.Active() {
@@ -487,7 +495,7 @@ type Gradients struct {
 	Layer func(l int) gpustage.Tensor
 	Rest  gpustage.Tensor
 
-	// WordRows, if not zero, takes the word embeddings' gradient in Flat's place: [U, C], a row for each distinct token id of
+	// WordRows, if not zero, takes the word embeddings' gradient in Flat's place: [U, E0], a row for each distinct token id of
 	// the sub-batch. WordIndex, i32 [1, T], is each token's row in it; behind them come those of Scorer.Tokens, where the word
 	// embeddings are the head's as well (Tied).
 	WordRows, WordIndex gpustage.Tensor
@@ -559,6 +567,9 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		p.tokensBackward(d, dParts[1], dParts[2], g.tokens)
 	}
 	if n := m.w.finalNorm; !n.absent() {
+		if o := p.outputDropout(); o.Active() {
+			s.Dropout(d, d, gpustage.Tensor{}, o)
+		}
 		p.normBackward(n, g.finalNorm, d, d, p.final, p.last)
 	}
 	if bias := p.in.distances.gradient; !bias.IsZero() {
@@ -674,11 +685,11 @@ func at(layer int, p place) place { return place(layer)*places + p }
 
 // findBottom is the lowest place at which something trains: a backward pass goes no deeper.
 func (m *Model) findBottom() place {
-	g := m.shapes()
+	g, c := m.shapes(), m.Config
 	here := func(ts ...gpustage.Tensor) bool {
 		return slices.ContainsFunc(ts, func(t gpustage.Tensor) bool { return !t.IsZero() })
 	}
-	if here(g.word, g.position, g.kind, g.embedNorm.gamma) {
+	if here(g.word, g.position, g.kind, g.task, g.embedNorm.gamma) || c.projects() && (g.project.trains() || here(g.project.b)) {
 		return -1
 	}
 	if here(g.relative) { // all layers add to it

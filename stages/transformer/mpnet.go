@@ -26,7 +26,7 @@ func parseMPNet(raw []byte) (Config, error) {
 		return Config{}, err
 	}
 	out, err := c.config()
-	out.TypeVocab, out.RelativeBuckets = 0, c.Buckets
+	out.TypeVocab, out.RelativeBuckets, out.RelativeReach = 0, c.Buckets, 128
 	out.padPositions(1) // whatever pad_token_id says
 	return out, err
 }

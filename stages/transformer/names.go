@@ -18,7 +18,9 @@ type names struct {
 
 	word, position, kind string
 	optionalKind         bool   // there may be no token types
+	task                 string // embeddings of tasks, of which there may be none
 	embedNorm            string // of the embeddings' sum
+	project              string // the embeddings' projection, where they have another number of features than hidden states
 	finalNorm            string // of the last layer's output
 	relative             string // the relative attention bias
 
@@ -32,14 +34,24 @@ type names struct {
 
 	ffnIn, ffnOut, ffnSum string
 	up                    []string // gate and up in memory's order, or both in one tensor; up alone if not gated
+	upPlain               []string // up where there is no gate, if it has another name there
 	down                  string
+}
+
+// names are those of the configuration's family.
+func (c Config) names() names {
+	n := families[c.Family].names
+	if !c.Gated && n.upPlain != nil {
+		n.up = n.upPlain
+	}
+	return n
 }
 
 // parameters lists the parameters in the order in which they lie in memory if all of them train: the word embeddings,
 // everything else outside of layers, then layer by layer. Projections of the same input lie side by side, so that one product
 // computes them all.
 func (c Config) parameters() []Param {
-	n := families[c.Family].names
+	n := c.names()
 	var ps []Param
 	part := partQKV
 	add := func(layer int, name string, rows, cols int, kind paramKind) {
@@ -74,12 +86,16 @@ func (c Config) parameters() []Param {
 		}
 	}
 
-	table(n.word, c.Vocab, c.Hidden, embedding)
+	table(n.word, c.Vocab, c.WordDim(), embedding)
 	if c.Rotary == nil {
-		table(n.position, c.MaxPositions+c.PadPositions, c.Hidden, embedding)
+		table(n.position, c.MaxPositions+c.PadPositions, c.WordDim(), embedding)
 	}
-	table(n.kind, c.TypeVocab, c.Hidden, embedding)
-	norm(Outside, "", n.embedNorm, c.Hidden)
+	table(n.kind, c.TypeVocab, c.WordDim(), embedding)
+	table(n.task, c.TaskVocab, c.WordDim(), embedding)
+	norm(Outside, "", n.embedNorm, c.WordDim())
+	if c.projects() {
+		linear(Outside, "", []string{n.project}, c.WordDim(), true, c.Hidden)
+	}
 	norm(Outside, "", n.finalNorm, c.Hidden)
 	table(n.relative, c.RelativeBuckets, c.Heads, relativeBias)
 	in, head := c.Hidden, len(ps)

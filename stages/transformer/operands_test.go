@@ -39,6 +39,9 @@ func TestOperandsInBF16(t *testing.T) {
 	type loader func(d gpustage.Device, o Options) (*Model, gpustage.Stream)
 	models := map[string]loader{}
 	for _, name := range familyGoldens(t) {
+		if name == "gemma" || name == "jina" { // have nothing that others don't
+			continue
+		}
 		models[name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) { return loadFamily(t, name, nil, d, o) }
 	}
 	for _, dim := range []int{32, 64, 128} { // for kernels with tensor cores
@@ -67,6 +70,9 @@ func TestOperandsInBF16(t *testing.T) {
 			}
 			if o.Tuning.LoRA == lora.LoRA {
 				limit = 2 // queries' and keys' factors feel most that the attention's output has been rounded, as FlashAttention's is
+			}
+			if name == "t5" {
+				limit = 2 // a ReLU's slope jumps where rounding changes its input's sign
 			}
 			t.Run(fmt.Sprint(name, "/", i), func(t *testing.T) {
 				// run is the gradients of sub-batches, one after the other.

@@ -23,7 +23,7 @@ type Param struct {
 	Rows, Cols int    // a vector has one row
 	Off        int    // elements from the start of the flat vector
 	Head       bool   // of the scorer
-	Below      bool   // it comes before the first layer: embeddings, their norm, the relative attention bias
+	Below      bool   // it comes before the first layer: embeddings, their norm and projection, the relative attention bias
 	kind       paramKind
 	part       int // of its layer
 	slot       int // of a factor: its target's place among the layer's linear weights
@@ -261,8 +261,10 @@ func (l *Layout) SpanFrozen(layer int) (from, to int) {
 // weights are views of a flat vector by their role: of the parameters, or of their gradients. What a family does not have is
 // absent, and the gradient of what does not train.
 type weights struct {
-	word, position, kind gpustage.Tensor // [V, C], [P, C], [types, C]
+	word, position, kind gpustage.Tensor // [V, E0], [P, E0], [types, E0]
+	task                 gpustage.Tensor // [tasks, E0]
 	embedNorm, finalNorm norm
+	project              linear          // [C, E0]
 	relative             gpustage.Tensor // [buckets, H]
 	dense                []linear        // [out, in]
 	score                scorerWeights
@@ -305,11 +307,14 @@ func (c Config) weights(l *Layout, flat gpustage.Tensor) weights {
 
 // outside views what is outside of layers.
 func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
-	n, v := families[c.Family].names, viewer{l, flat}
+	n, v := c.names(), viewer{l, flat}
 	w := weights{
-		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"),
+		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"), task: v.tensor(n.task + ".weight"),
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
 		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v),
+	}
+	if c.projects() {
+		w.project = v.linear("", n.project)
 	}
 	for _, d := range c.Dense {
 		w.dense = append(w.dense, v.linear("", d.Name+denseSuffix))
@@ -319,7 +324,7 @@ func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 
 // layer views one layer.
 func (c Config) layer(l *Layout, flat gpustage.Tensor, i int) layerWeights {
-	n, v := families[c.Family].names, viewer{l, flat}
+	n, v := c.names(), viewer{l, flat}
 	p := fmt.Sprintf(n.layer, i)
 	return layerWeights{
 		attn: half{in: v.norm(p + n.attnIn), out: v.norm(p + n.attnOut), sum: v.norm(p + n.attnSum)},

@@ -15,7 +15,7 @@ import (
 
 // Feed gives passes the parameters that a model does not hold.
 type Feed interface {
-	// Words is a table with all rows of the word embeddings that a pass needs, [U, C], and each token's row in it, i32 [1, T].
+	// Words is a table with all rows of the word embeddings that a pass needs, [U, E0], and each token's row in it, i32 [1, T].
 	// Both are valid until the next call of the feed.
 	Words(s gpustage.Stream) (table, index gpustage.Tensor)
 	// Layer is layer l's parameters, as Layout.Part(l) has them, valid until the next call of the feed. A pass asks for layers

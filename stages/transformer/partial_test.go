@@ -48,7 +48,7 @@ func (f *feed) Words(s gpustage.Stream) (table, index gpustage.Tensor) {
 		s.CopyIn(t, gpustage.Bytes(vs))
 		return t
 	}
-	table, _ = gpustage.NewTensor(s.Device(), f.from.DType, len(rows), f.from.Config.Hidden)
+	table, _ = gpustage.NewTensor(s.Device(), f.from.DType, len(rows), f.from.Config.WordDim())
 	s.Gather(table, f.from.w.word, ints(rows), false)
 	return table, ints(at)
 }

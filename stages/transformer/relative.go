@@ -14,13 +14,13 @@ type distances struct {
 	buckets  gpustage.Tensor // i32 [1, 2R+1]: the bucket of each distance
 }
 
-// relativeReach is the distance from which on all keys are in one bucket.
-const relativeReach = 128
+// maxReach is more than any model has of buckets, or tells distances apart.
+const maxReach = 1 << 16
 
 // bucket is that of keys so far to the right of their query: half of the buckets are for each side, half of those for one
-// distance each, and the rest for ranges that grow as a logarithm. The arithmetic is float32's, as PyTorch's is: it decides on which
+// distance each, and the rest for ranges that grow as a logarithm, up to a distance reach, from which on there is one bucket. The arithmetic is float32's, as PyTorch's is: it decides on which
 // side of a boundary a distance lies.
-func bucket(distance, buckets int) int32 {
+func bucket(distance, buckets, reach int) int32 {
 	b, each := 0, buckets/2
 	if distance > 0 {
 		b = each
@@ -31,19 +31,19 @@ func bucket(distance, buckets int) int32 {
 	if distance < exact {
 		return int32(b + distance)
 	}
-	x := float32(math.Log(float64(float32(distance)/float32(exact)))) / float32(math.Log(float64(relativeReach)/float64(exact)))
+	x := float32(math.Log(float64(float32(distance)/float32(exact)))) / float32(math.Log(float64(reach)/float64(exact)))
 	return int32(b + min(each-1, exact+int(x*float32(each-exact))))
 }
 
 // spreadBias spreads the bias over distances, to the arena's bottom.
 func (m *Model) spreadBias(s gpustage.Stream, a *gpustage.Arena) distances {
-	n := m.Config.RelativeBuckets
+	n, reach := m.Config.RelativeBuckets, m.Config.RelativeReach
 	if n == 0 {
 		return distances{}
 	}
-	buckets := make([]int32, 2*relativeReach+1)
+	buckets := make([]int32, 2*reach+1)
 	for i := range buckets {
-		buckets[i] = bucket(i-relativeReach, n)
+		buckets[i] = bucket(i-reach, n, reach)
 	}
 	r := distances{buckets: a.Keep(s, gpustage.I32, 1, len(buckets)), bias: a.Keep(s, m.DType, len(buckets), m.Config.Heads)}
 	s.CopyIn(r.buckets, gpustage.Bytes(buckets))

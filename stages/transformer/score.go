@@ -18,9 +18,10 @@ import (
 // each of whose parts may be absent, or the logits that a decoder's language-model head gives one or two tokens after the last one:
 // that of the first, less that of the second if there is one. The zero value is no scorer: a model that embeds.
 //
-//	BERT, GTE             cls    dense = pooler.dense, tanh, dropout, classifier
-//	RoBERTa, XLM-R        cls    dropout, dense = classifier.dense, tanh, dropout, classifier.out_proj
+//	BERT, ERNIE, GTE      cls    dense = pooler.dense, tanh, dropout, classifier
+//	RoBERTa, XLM-R, Jina  cls    dropout, dense = classifier.dense, tanh, dropout, classifier.out_proj
 //	MPNet                 cls    likewise
+//	ELECTRA               cls    likewise, but with gelu
 //	DistilBERT            cls    pre_classifier, relu, dropout, classifier
 //	ModernBERT            cls or mean  head.dense, gelu, head.norm, dropout, classifier
 //	decoders              last   score, or lm_head's rows of "yes" and "no"
@@ -109,12 +110,15 @@ func (c Config) Classifier(raw []byte, fresh bool) (h Scorer, err error) {
 	drop := or(s.ClassifierDropout, or(s.HiddenDropout, c.HiddenDropout))
 	h = Scorer{Pooling: gpustage.CLSPooling, DropoutOut: drop, Out: "classifier", OutBias: true}
 	switch c.Family {
-	case "bert", "new", "gte":
+	case "bert", "ernie", "new", "gte":
 		h.Dense, h.DenseBias, h.Act = "pooler.dense", true, gpustage.Tanh
-	case "roberta", "xlm-roberta", "camembert", "mpnet":
+	case "roberta", "xlm-roberta", "camembert", "data2vec-text", "jina_embeddings_v3", "mpnet", "electra":
 		h.Dense, h.DenseBias, h.Act, h.Out, h.DropoutIn = "classifier.dense", true, gpustage.Tanh, "classifier.out_proj", drop
-		if c.Family == "mpnet" {
+		switch c.Family {
+		case "mpnet":
 			h.DropoutIn, h.DropoutOut = c.HiddenDropout, c.HiddenDropout
+		case "electra":
+			h.Act = gpustage.GELU // whatever hidden_act says
 		}
 	case "distilbert":
 		h.Dense, h.DenseBias, h.Act, h.DropoutOut = "pre_classifier", true, gpustage.ReLU, or(s.SeqDropout, 0.2)
@@ -141,8 +145,11 @@ func (c Config) TokenScorer(raw []byte, tokens ...int32) (Scorer, error) {
 	}
 	tied := strings.HasPrefix(c.Family, "gemma") // whose default it is
 	h := Scorer{Pooling: gpustage.LastPooling, Tokens: tokens, Cap: or(s.Cap, 0)}
-	if c.Family == "gemma2" && s.Cap == nil {
+	switch {
+	case c.Family == "gemma2" && s.Cap == nil:
 		h.Cap = 30
+	case c.Family == "gemma": // which has none
+		h.Cap = 0
 	}
 	if !or(s.Tied, tied) {
 		h.LMHead = "lm_head"
@@ -166,7 +173,7 @@ func (c Config) checkScorer() error {
 			return fmt.Errorf("the score's dropout is %v, want at least 0 and less than 1", p)
 		}
 	}
-	if len(h.Below) > 0 && (len(h.Below) >= c.Layers || h.Out == "" || h.Dense != "" || h.Pooling != gpustage.LastPooling || families[c.Family].names.finalNorm == "") {
+	if len(h.Below) > 0 && (len(h.Below) >= c.Layers || h.Out == "" || h.Dense != "" || h.Pooling != gpustage.LastPooling || c.names().finalNorm == "") {
 		return fmt.Errorf("%d layers below the last have a score in a model of family %q with %d layers: want fewer than those, of the last token, and a final norm", len(h.Below), c.Family, c.Layers)
 	}
 	if h.Cap < 0 {

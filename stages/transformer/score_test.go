@@ -15,7 +15,7 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-var heads = []string{"bert", "xlm-roberta", "mpnet", "distilbert", "modernbert-cls", "modernbert-mean", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "minicpm-layers", "minicpm-layer"}
+var heads = []string{"bert", "xlm-roberta", "mpnet", "electra", "ernie", "jina", "distilbert", "modernbert-cls", "modernbert-mean", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "gemma-yes", "minicpm-layers", "minicpm-layer"}
 
 // loadHead makes the model of one of testdata/golden/rerank, with its head.
 func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change func(*Config)) (*Model, gpustage.Stream, *goldens.Golden, Rows) {
@@ -232,6 +232,7 @@ func TestTokenScorerDefaults(t *testing.T) {
 	for config, want := range map[string]Scorer{
 		`{"model_type":"gemma2"}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, Cap: 30},
 		`{"model_type":"gemma2","final_logit_softcapping":0,"tie_word_embeddings":false}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
+		`{"model_type":"gemma","final_logit_softcapping":30}`:                             {Pooling: gpustage.LastPooling, Tokens: []int32{7}}, // Gemma caps nothing
 		`{"model_type":"llama"}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
 	} {
 		c, err := ParseConfig([]byte(config))
@@ -257,12 +258,17 @@ func TestClassifierDropout(t *testing.T) {
 		{`"xlm-roberta","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.4, 0.4},
 		{`"camembert"`, 0.1, 0.1},
 		{`"mpnet"`, 0.1, 0.1},
+		{`"electra","hidden_dropout_prob":0.3`, 0.3, 0.3},
+		{`"electra","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.4, 0.4},
 		{`"mpnet","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0.3, 0.3}, // it has no classifier_dropout
 		{`"distilbert"`, 0, 0.2},
 		{`"distilbert","dropout":0.3,"classifier_dropout":0.4`, 0, 0.2}, // neither
 		{`"distilbert","seq_classif_dropout":0.4`, 0, 0.4},
 		{`"modernbert","mlp_dropout":0.3`, 0, 0},
 		{`"modernbert","classifier_dropout":0.4`, 0, 0.4},
+		{`"ernie","hidden_dropout_prob":0.3`, 0, 0.3},
+		{`"data2vec-text","hidden_dropout_prob":0.3`, 0.3, 0.3},
+		{`"jina_embeddings_v3","classifier_dropout":0.3`, 0.3, 0.3},
 		{`"qwen3","attention_dropout":0.3`, 0, 0},
 	} {
 		raw := []byte(`{"model_type":` + c.config + `,"num_labels":1}`)

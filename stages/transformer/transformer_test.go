@@ -389,7 +389,7 @@ func TestMemory(t *testing.T) {
 func TestParseConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
 		`{`:                                      "config.json: unexpected end of JSON input",
-		`{"model_type":"t5"}`:                    `model_type "t5" is not supported (supported: bert`,
+		`{"model_type":"xlnet"}`:                 `model_type "xlnet" is not supported (supported: bert`,
 		`{"model_type":"bert","hidden_size":-3}`: "hidden_size is -3, want a positive number",
 		`{"model_type":"bert","hidden_size":30,"num_attention_heads":4}`: "hidden_size 30 is not a multiple of num_attention_heads 4",
 		`{"model_type":"bert","hidden_act":"mish"}`:                      `hidden_act "mish" is not supported`,

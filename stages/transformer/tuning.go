@@ -85,7 +85,7 @@ func (c Config) layout(t Tuning) (*Layout, error) {
 	if t.FreezeLayers < 0 || t.FreezeLayers > c.Layers {
 		return nil, wrong("freeze.layers", "%d layers are to be frozen, the model has %d", t.FreezeLayers, c.Layers)
 	}
-	n := families[c.Family].names
+	n := c.names()
 	for i, p := range ps {
 		ps[i].Below = p.Layer < 0 && p.Module() != n.finalNorm && !c.dense(p) && (!p.Head || p.kind == embedding)
 	}
@@ -164,7 +164,7 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 	var out, factors []Param
 	slot, count := 0, 0
 	for i, p := range ps {
-		if p.kind == weight && p.Layer >= t.FreezeLayers && !p.Head {
+		if p.kind == weight && !frozen(p) && !p.Head && !c.dense(p) {
 			target := all && !trains[p.Name]
 			for _, name := range lora.Targets {
 				if named(p.Module(), name) {
@@ -211,7 +211,7 @@ func aboveFrozen(t Tuning) string {
 
 // checkFused finds projections of one product of which only some train as a whole.
 func (c Config) checkFused(l *Layout) error {
-	n := families[c.Family].names
+	n := c.names()
 	for layer := range c.Layers {
 		prefix := fmt.Sprintf(n.layer, layer)
 		for _, group := range [][]string{n.qkv, n.up} {
@@ -231,7 +231,7 @@ func (c Config) moduleNames(is func(Param) bool) (list []string) {
 	for _, p := range c.parameters() {
 		name := p.Module()
 		if p.Layer >= 0 {
-			name = strings.TrimPrefix(name, fmt.Sprintf(families[c.Family].names.layer, p.Layer))
+			name = strings.TrimPrefix(name, fmt.Sprintf(c.names().layer, p.Layer))
 		}
 		if is(p) && !slices.Contains(list, name) {
 			list = append(list, name)

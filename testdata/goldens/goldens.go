@@ -71,7 +71,7 @@
 //     element i times 1 or -1, the parity of the bits of (i + 1 + 7919*k) * 2654435761 mod 2^32 for k = 0, 1, 2.
 //   - VARIANT/hidden float32, VARIANT/embedding, VARIANT/signs/PARAMETER: the same weights under the configuration meta.variants[VARIANT].
 //   - roberta: padded/ids, lengths, hidden: a text with padding tokens in it, none of them masked. mpnet: buckets int64 [601], of
-//     distances (key - query) from -300 to 300.
+//     distances (key - query) from -300 to 300. t5: buckets/N/REACH int64 [801], of N buckets for distances from -400 to 400.
 //   - families/rope: NAME and NAME/long (longrope) [R/2]: frequencies of rotary positions; cases: name, dim, factor, config.
 //
 // # lora

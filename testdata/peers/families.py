@@ -35,8 +35,10 @@ SMALL, DECODER = small.shape(POSITIONS)
 # As published folders name them: these classes build parts of the tokenizer anew, whatever tokenizer.json says.
 CLASSES = {
     "wordpiece": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "mpnet": "MPNetTokenizer", "qwen2": "Qwen2Tokenizer",
-    "qwen3-embedding": "Qwen2Tokenizer", "gemma": "GemmaTokenizer",
+    "qwen3-embedding": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "t5": "T5Tokenizer",
 }  # fmt: skip
+T5 = {"d_model": 48, "d_kv": 10, "d_ff": 96, "num_layers": 3, "num_heads": 4, "relative_attention_num_buckets": 16, "relative_attention_max_distance": 60}
+ENCODERS = {"T5Config": "T5EncoderModel", "MT5Config": "MT5EncoderModel"}
 DEFAULT_PROMPT = ["BERT", "Qwen3"]  # families whose folder has one
 
 # family: config class, its arguments, tokenizer (of tokenize/families.py) and its special tokens, pooling; perhaps Dense modules
@@ -77,6 +79,12 @@ FAMILIES = {
         [Dense(48, 100, bias=False, activation_function=None), Dense(100, 32, bias=False, activation_function=None)],
     ),
     "LaBSE": ("BertConfig", SMALL, "wordpiece", WP, "cls", [Dense(48, 48)]),
+    "ERNIE": ("ErnieConfig", {**SMALL, "use_task_id": True}, "wordpiece", WP, "mean"),
+    "ELECTRA": ("ElectraConfig", {**SMALL, "embedding_size": 20}, "wordpiece", WP, "mean"),
+    "Sentence-T5": ("T5Config", T5, "t5", SPM, "mean", [Dense(48, 32, bias=False, activation_function=None)]),
+    "mT5": ("MT5Config", T5, "t5", SPM, "lasttoken"),
+    "Gemma": ("GemmaConfig", {**DECODER, "head_dim": 16}, "gemma", SPM, "lasttoken"),
+    "Jina v3": ("JinaEmbeddingsV3Config", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "xlm-roberta", SPM, "mean"),
 }  # fmt: skip
 
 
@@ -87,7 +95,7 @@ def make(name, config, args, tokenizer, special, pooling, dense=()):
     tok = kind.from_pretrained(str(work / tokenizer), model_max_length=POSITIONS - 8, **special)
     torch.manual_seed(len(name))
     cfg = small.config(config, args, tok)
-    model = transformers.AutoModel.from_config(cfg)
+    model = getattr(transformers, ENCODERS[config])(cfg) if config in ENCODERS else transformers.AutoModel.from_config(cfg)
     small.spread(model)
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
@@ -97,6 +105,10 @@ def make(name, config, args, tokenizer, special, pooling, dense=()):
     st.max_seq_length = POSITIONS - 8
     shutil.rmtree(folder)
     st.save_pretrained(str(folder), create_model_card=False)
+    if name == "mT5":  # as base models are: with a decoder
+        whole = transformers.MT5ForConditionalGeneration(cfg)
+        whole.load_state_dict(model.state_dict(), strict=False)
+        whole.save_pretrained(folder)
     return folder
 
 
@@ -143,7 +155,10 @@ for name, spec in FAMILIES.items():
     after = ours(trained / "model", texts)
     if np.abs(after - before).max() < 1e-3:
         sys.exit(f"{name}: training changed nothing: this check would not see a model that is saved as it was loaded")
-    _, info = transformers.AutoModel.from_pretrained(trained / "model", output_loading_info=True)
+    cls = getattr(transformers, ENCODERS.get(spec[0], "AutoModel"))
+    if spec[0] in ENCODERS and transformers.AutoConfig.from_pretrained(trained / "model").architectures != [ENCODERS[spec[0]]]:
+        sys.exit(f"{name}: saved as another class than the encoder's")
+    _, info = cls.from_pretrained(trained / "model", output_loading_info=True)
     if len(spec) > 5:
         run(contraflow, "verify-grads", "-c", work / "recipe.yaml", "--replicas", "1,2", "--shards", "1,2", "--accumulate", "1", "--sub-batch", "5")
     missing = [k for k in info["missing_keys"] if not k.startswith("pooler.")]  # embeddings don't use it

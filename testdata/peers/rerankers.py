@@ -46,6 +46,7 @@ KINDS = {
     "MPNet": ("MPNet", SMALL, "mpnet", SPM, "classifier"),
     "DistilBERT": (
         "DistilBert", {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": POSITIONS, "num_labels": 1}, "wordpiece", WP, "classifier"),
+    "ELECTRA": ("Electra", {**SMALL, "embedding_size": 20, "hidden_act": "relu"}, "wordpiece", WP, "classifier"),
     "ModernBERT": ("ModernBert", {**SMALL, "local_attention": 16}, "modernbert", WP, "classifier"),
     "ModernBERT, mean": ("ModernBert", {**SMALL, "local_attention": 16, "classifier_pooling": "mean"}, "modernbert", WP, "classifier"),
     "Qwen3, last token": ("Qwen3", {**DECODER, "head_dim": 16, "num_labels": 1}, "qwen2", BPE, "classifier"),

@@ -34,6 +34,7 @@ from goldens import error, report, save
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+from transformers.models.t5.modeling_t5 import T5Attention
 
 SEED = 20261119
 HERE = Path(__file__).resolve().parent
@@ -46,12 +47,14 @@ SMALL = {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_at
 BERT = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": PAD}
 SPECIAL = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
 DECODER = {**SMALL, **SPECIAL, "num_key_value_heads": 2}
+T5 = {"vocab_size": VOCAB, "d_model": 24, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 8,
+      "relative_attention_max_distance": 20, "dropout_rate": 0.0, "pad_token_id": PAD, "eos_token_id": 2}
 
 # name: config class and arguments, pooling, what the weights are stored as, variants
 FAMILIES = {
     "roberta": dict(
         config="RobertaConfig", args={**BERT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}, pooling="cls", dtype=torch.bfloat16,
-        variants={"xlm-roberta": {"model_type": "xlm-roberta"}, "camembert": {"model_type": "camembert"}},
+        variants={"xlm-roberta": {"model_type": "xlm-roberta"}, "camembert": {"model_type": "camembert"}, "data2vec-text": {"model_type": "data2vec-text"}},
     ),
     "mpnet": dict(config="MPNetConfig", args={**BERT, "max_position_embeddings": 180}, pooling="mean", dtype=torch.float16, lengths=[1, 9, 150, 4]),
     "distilbert": dict(
@@ -122,7 +125,26 @@ FAMILIES = {
         config="MinistralConfig", args={**DECODER, "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
         pooling="last", dtype=torch.bfloat16,
     ),
+    "electra": dict(config="ElectraConfig", args={**BERT, "embedding_size": 10, "type_vocab_size": 2}, pooling="cls", dtype=torch.bfloat16),
+    "t5": dict(
+        config="T5Config", args=T5, pooling="mean", dtype=torch.bfloat16, lengths=[1, 9, 47, 4],
+        variants={"reach": {"relative_attention_max_distance": 7}, "tanh": {"dense_act_fn": "tanh"}},
+    ),
+    "t5-gated": dict(
+        config="T5Config", args={**T5, "feed_forward_proj": "gated-gelu", "d_kv": 6}, pooling="last", dtype=torch.bfloat16,
+        variants={"mt5": {"model_type": "mt5"}, "gated-silu": {"feed_forward_proj": "gated-silu", "dense_act_fn": None}},
+    ),
+    "ernie": dict(config="ErnieConfig", args={**BERT, "type_vocab_size": 2, "use_task_id": True}, pooling="cls", dtype=torch.bfloat16),
+    "gemma": dict(
+        config="GemmaConfig", args={**DECODER, "head_dim": 8}, pooling="last", dtype=torch.bfloat16,
+        variants={"bidirectional": {"is_causal": False}, "first": {"hidden_act": "gelu", "rope_parameters": None, "rope_theta": 600.0}},
+    ),
+    "jina": dict(
+        config="JinaEmbeddingsV3Config", args={**BERT, "type_vocab_size": 1}, pooling="mean", dtype=torch.bfloat16,
+        variants={"linear": {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "linear", "factor": 2.0}}},
+    ),
 }  # fmt: skip
+ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}  # AutoModel has decoders in them, sentence-transformers has these
 
 
 @contextlib.contextmanager
@@ -144,6 +166,8 @@ def build(config):
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
     config.dtype = torch.get_default_dtype()
+    if config.model_type in ENCODERS:
+        return getattr(transformers, ENCODERS[config.model_type])(config)
     return AutoModel.from_config(config)
 
 
@@ -157,7 +181,7 @@ def randomize(model, generator, dtype):
             elif p.dim() == 1:
                 value = torch.randn(p.shape, generator=generator) * 0.2
             else:
-                value = torch.randn(p.shape, generator=generator) * (0.5 if "embed" in name or "relative" in name else 0.25)
+                value = torch.randn(p.shape, generator=generator) * (0.5 if "embed" in name or "relative" in name or "shared" in name else 0.25)
             p.copy_(value.to(dtype))
 
 
@@ -269,7 +293,7 @@ def make(number, name, spec):
         loaded = AutoConfig.from_pretrained(scratch)
         shutil.rmtree(scratch)
         h, e, g = in_float64(loaded)
-        assert label in ("xlm-roberta", "camembert", "dynamic") or (h - hidden).abs().max() > 1e-3, f"{name}/{label} changes nothing"
+        assert label in ("xlm-roberta", "camembert", "data2vec-text", "dynamic", "mt5") or (h - hidden).abs().max() > 1e-3, f"{name}/{label} changes nothing"
         arrays[f"{label}/hidden"] = h.float()
         arrays[f"{label}/embedding"] = e
         for n, x in g.items():
@@ -285,6 +309,9 @@ def make(number, name, spec):
         arrays["padded/ids"], arrays["padded/lengths"], arrays["padded/hidden"] = text, torch.tensor([len(text)]), out
     if name == "mpnet":
         arrays["buckets"] = MPNetEncoder.relative_position_bucket(torch.arange(-300, 301))
+    if name == "t5":
+        for n, reach in [(32, 128), (8, 20), (16, 300), (33, 64), (4, 2), (5, 9)]:
+            arrays[f"buckets/{n}/{reach}"] = T5Attention._relative_position_bucket(torch.arange(-400, 401), True, n, reach)
     save(
         f"families/{name}", arrays,
         {"about": f"a random {spec['config'][:-6]}; gradients are those of sum(embedding * r)", "pooling": spec["pooling"], "variants": variants},

@@ -3,7 +3,7 @@ trains; and the first gradient of contrastive training with and without LoRA, ov
 
 lora/qwen3-tiny is a small random decoder that has the vocabulary of bert/minilm-tiny.
 
-Needs torch 2.9, transformers 5.23, peft 0.21. Run: python testdata/golden/lora/make.py (ten seconds; writes only here)
+Needs torch 2.9, transformers 5.23, peft 0.21. Run: python testdata/golden/lora/make.py [CASE ...] (ten seconds; writes only here)
 """
 
 import importlib.util
@@ -43,6 +43,8 @@ CASES = {
     "qwen3-last-o": (QWEN3, "last", dict(r=2, lora_alpha=8, target_modules=["layers.1.self_attn.o_proj"])),
     "qwen3-all": (QWEN3, "mean", dict(r=5, lora_alpha=7, target_modules="all-linear", use_rslora=True)),
     "modernbert-fused": ("families/modernbert", "cls", dict(r=4, lora_alpha=4, target_modules=["Wqkv", "mlp.Wo"])),
+    "electra-all": ("families/electra", "mean", dict(r=2, lora_alpha=5, target_modules="all-linear")),
+    "t5-all": ("families/t5", "mean", dict(r=2, lora_alpha=5, target_modules="all-linear")),
 }  # fmt: skip
 
 # As PEFT saves an adapter of a model with a head, whose names have a prefix that the base's folder lacks.
@@ -71,8 +73,10 @@ def tiny_qwen3(generator):
 
 def read(base):
     """Configuration and weights. transformers loads no files within in_double."""
-    model = AutoModel.from_pretrained(GOLDEN / base, dtype="float32")
-    return AutoConfig.from_pretrained(GOLDEN / base), {k: v.double() for k, v in model.state_dict().items()}
+    config = AutoConfig.from_pretrained(GOLDEN / base)
+    cls = getattr(transformers, families.ENCODERS.get(config.model_type, "AutoModel"))
+    model = cls.from_pretrained(GOLDEN / base, dtype="float32")
+    return config, {k: v.double() for k, v in model.state_dict().items()}
 
 
 def load(base):
@@ -120,7 +124,7 @@ def save_adapter(model, base, folder):
 
 def make_head():
     name, base, pooling, config = HEAD
-    generator = torch.Generator().manual_seed(SEED + len(CASES))
+    generator = torch.Generator().manual_seed(SEED + 7)
     rows = [torch.randint(3, BASES[base][0].vocab_size, (n,), generator=generator) for n in LENGTHS]
     with families.in_double():
         whole = AutoModelForCausalLM.from_config(BASES[base][0], attn_implementation="eager")
@@ -132,7 +136,7 @@ def make_head():
         _, without = families.run(load(base), rows, r, pooling)
     assert (emb - without).abs().max() > 1e-3, f"{name}: the adapter does nothing"
     arrays = {"ids": torch.cat(rows), "lengths": torch.tensor(LENGTHS), "embedding": emb}
-    save(f"lora/{name}", arrays, {"about": "PEFT, on a causal model", "base": base, "pooling": pooling}, __file__, SEED + len(CASES), MODULES)
+    save(f"lora/{name}", arrays, {"about": "PEFT, on a causal model", "base": base, "pooling": pooling}, __file__, SEED + 7, MODULES)
 
 
 def make_case(number, name):
@@ -208,12 +212,15 @@ def make_steps():
 
 
 if __name__ == "__main__":
-    tiny_qwen3(torch.Generator().manual_seed(SEED))
+    if len(sys.argv) < 2:
+        tiny_qwen3(torch.Generator().manual_seed(SEED))
     BASES = {base: read(base) for base, *_ in CASES.values()}
     for number, name in enumerate(CASES):
-        make_case(number, name)
-    make_head()
-    make_steps()
+        if len(sys.argv) < 2 or name in sys.argv[1:]:
+            make_case(number, name)
+    if len(sys.argv) < 2:
+        make_head()
+        make_steps()
     for f in (GOLDEN / QWEN3).rglob("*"):
         f.chmod(0o644)
     report(__file__)

@@ -62,6 +62,10 @@ HEADS = {
     "qwen3-yes-no": ("Qwen3", {**DECODER, "tie_word_embeddings": True}, "ForCausalLM", False, [7, 9]),
     "llama-yes-no": ("Llama", {**DECODER, "tie_word_embeddings": False}, "ForCausalLM", False, [7, 9]),
     "gemma2-yes": ("Gemma2", {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0}, "ForCausalLM", False, [7]),
+    "electra": ("Electra", {**BERT, "embedding_size": 6, "type_vocab_size": 2, "hidden_act": "relu"}, "ForSequenceClassification", True, None),
+    "ernie": ("Ernie", {**BERT, "type_vocab_size": 2, "use_task_id": True}, "ForSequenceClassification", True, None),
+    "jina": ("JinaEmbeddingsV3", {**BERT, "type_vocab_size": 1}, "ForSequenceClassification", False, None),
+    "gemma-yes": ("Gemma", DECODER, "ForCausalLM", False, [7]),
 }  # fmt: skip
 
 
@@ -96,7 +100,7 @@ for number, (label, (name, args, kind, typed, tokens)) in enumerate(HEADS.items(
     folder, scratch = HERE / label, HERE / "scratch"
     model = build(name, config, kind)
     families.randomize(model, generator, torch.bfloat16)
-    if args.get("tie_word_embeddings", name == "Gemma2"):
+    if args.get("tie_word_embeddings", name.startswith("Gemma")):
         model.tie_weights()
     shutil.rmtree(folder, ignore_errors=True)
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)

@@ -2,10 +2,11 @@
 """Writes the golden files of package tokenize for the model families: what Hugging Face says. Made with tokenizers 0.23.3,
 sentencepiece 0.2.3, Go 1.26 (whose sources are part of the text that vocabularies are trained on).
 
-    python make_families.py [--out DIR] [--seed 1] [--lines 80] [--variants 140]
+    python make_families.py [--out DIR] [--seed 1] [--lines 80] [--variants 140] [--t5]
 
 families.jsonl.gz  tokenizers as the families have them: hard lines with their ids, pairs truncated in each way; and each
                    regular expression, and the grapheme clusters, made visible in ids
+t5.jsonl.gz        T5's, by itself, with a small normalization map; with --t5 nothing else is written
 random.jsonl.gz    small random models in random pipelines
 scores.json        numbers and what Unigram scores they are
 
@@ -32,6 +33,7 @@ parser.add_argument("--out", type=Path, default=HERE)
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--lines", type=int, default=80)
 parser.add_argument("--variants", type=int, default=140)
+parser.add_argument("--t5", action="store_true")
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 rng = random.Random(args.seed)
@@ -102,6 +104,8 @@ def family_rows():
     seen = None
     with tempfile.TemporaryDirectory() as folder:
         for name in families.build(folder, 1600, 0.3):
+            if name == "t5":  # has a file of its own
+                continue
             file = (Path(folder) / name / "tokenizer.json").read_text(encoding="utf-8")
             tokenizer = Tokenizer.from_str(file)
             row = {"name": name, "file": json.loads(file), "cases": cases(tokenizer, args.lines), "pairs": pairs(file, args.lines // 8)}
@@ -140,6 +144,18 @@ def bytes_row(name, normalizer, pre_tokenizer, model, texts):
     return {"name": name, "file": file, "cases": [[text, tokenizer.encode(text).ids] for text in texts], "pairs": []}
 
 
+def t5_row():
+    with tempfile.TemporaryDirectory() as folder:
+        families.build(folder, 1600, 0.3, only="t5")
+        file = json.loads((Path(folder) / "t5" / "tokenizer.json").read_text(encoding="utf-8"))
+    file["normalizer"] = families.precompiled(charsmap({"ﬁ": "fi", "İ": "I\u0307", "e\u0301": "é", "\t": " ", "\n": " ", "\x01": "", "½": "1⁄2", "…": "..."}))
+    text = json.dumps(file)
+    return {"name": "t5", "file": file, "cases": cases(Tokenizer.from_str(text), args.lines), "pairs": pairs(text, args.lines // 8)}
+
+
+if args.t5:
+    write("t5.jsonl.gz", [t5_row()])
+    sys.exit()
 write("families.jsonl.gz", family_rows())
 
 # Random models. The alphabet has what pipelines treat differently.
@@ -326,3 +342,5 @@ numbers += [f"{rng.randrange(10**6)}.{rng.randrange(10**25)}e{rng.randrange(-30,
 file = '{"model":{"type":"Unigram","unk_id":0,"vocab":[%s]}}' % ",".join(f'["{i}",{n}]' for i, n in enumerate(numbers))
 parsed = json.loads(Tokenizer.from_str(file).to_str())["model"]["vocab"]
 (args.out / "scores.json").write_text(json.dumps([[n, score] for n, (_, score) in zip(numbers, parsed)]) + "\n")
+rng = random.Random(args.seed)  # as with --t5
+write("t5.jsonl.gz", [t5_row()])

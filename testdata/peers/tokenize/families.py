@@ -296,6 +296,12 @@ def families(texts, size):
     with_bytes = vocab + [[f"<0x{b:02X}>", -20.0] for b in range(256) if f"<0x{b:02X}>" not in have]
     yield "unigram-bytes", file({**model, "vocab": with_bytes, "byte_fallback": True}, specials, stripped, metaspace("first"), pair)
 
+    # T5: no beginning, and sentinels at the end.
+    t5 = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0]] + [list(p) for p in pieces[3:]] + [[f"<extra_id_{i}>", 0.0] for i in range(99, -1, -1)]
+    t5 = file({"type": "Unigram", "unk_id": 2, "vocab": t5}, [special(s) for s in ("<pad>", "</s>", "<unk>", *(f"<extra_id_{i}>" for i in range(99, -1, -1)))],
+              precompiled(data), sequence("Sequence", "pretokenizers", {"type": "WhitespaceSplit"}, old_metaspace),
+              template("$A </s>", "$A </s> $B </s>", {"</s>": 1}))
+
     # MPNet is BERT with RoBERTa's special tokens.
     t = Tokenizer(M.WordPiece(unk_token="[UNK]"))
     t.normalizer, t.pre_tokenizer = N.BertNormalizer(), P.BertPreTokenizer()
@@ -307,6 +313,7 @@ def families(texts, size):
         wordpiece["model"], [special(s, normalized=True) for s in ("<s>", "<pad>", "</s>")] + [special("[UNK]"), special("<mask>", lstrip=True)],
         wordpiece["normalizer"], wordpiece["pre_tokenizer"],
         {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0], "trim_offsets": True, "add_prefix_space": False})
+    yield "t5", t5
 
 
 def write(folder, file):
@@ -318,10 +325,12 @@ def write(folder, file):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
 
 
-def build(folder, vocab_size, megabytes):
-    """Writes the tokenizers into folders of their own and returns their names."""
+def build(folder, vocab_size, megabytes, only=None):
+    """Writes the tokenizers, or one of them, into folders of their own and returns their names."""
     names = []
     for name, file in families(corpus(megabytes), vocab_size):
+        if only not in (None, name):
+            continue
         ids = file["model"]["vocab"]
         ids = dict(ids) if isinstance(ids, dict) else {token: i for i, (token, _) in enumerate(ids)}
         for token in file["added_tokens"]:
