@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 
 	"contraflow/gpustage"
@@ -50,6 +51,9 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	}
 	if o.HeadDim > maxHeadDim {
 		s.Fail(fmt.Errorf("attention: heads of %d features; this device has kernels for at most %d", o.HeadDim, maxHeadDim))
+	}
+	if !o.Positions.None() {
+		s.Fail(errors.New("attention: this device has no kernels for positions (DeBERTa)"))
 	}
 	a = &attentionArgs{
 		ctx: s.address(ctx), lse: s.address(lse), q: s.address(q), k: s.address(k), v: s.address(v), bias: s.address(o.Bias), cu: s.address(o.Seqs.Cu),
