@@ -5,7 +5,7 @@ package gpustage
 //
 //	Scale * (<q_i, k_j> + <q_i, Keys_r> + <k_j, Queries_r>),  r = Rows[N-1 + j-i]
 //
-// before a soft cap and Bias. There are as many heads of keys as of queries.
+// before a soft cap. There are as many heads of keys as of queries, and no Bias.
 type Positions struct {
 	Keys    Tensor // [R, H*D]; absent without the second product
 	Queries Tensor // [R, H*D]; absent without the third
@@ -37,6 +37,9 @@ func (c *checker) positions(p Positions, q, lse Tensor, o Attention) {
 	}
 	if o.KVHeads != 0 && o.KVHeads != o.Heads {
 		c.fail("positions with %d heads and %d key-value heads, want as many", o.Heads, o.KVHeads)
+	}
+	if !o.Bias.IsZero() {
+		c.fail("Bias and positions exclude each other")
 	}
 	if p.Rows.Cols%2 == 0 || p.Reach() < o.Seqs.MaxLen {
 		c.fail("the positions' Rows are %v, want an odd number of at least %d for sequences of %d tokens", p.Rows, 2*o.Seqs.MaxLen-1, o.Seqs.MaxLen)

@@ -75,9 +75,11 @@ func TestAttention64(t *testing.T) {
 		copy(gpustage.Slice[uint64](keys), []uint64{7, 8, 9})
 		q := gpustage.Sequences{Rows: 3, Tokens: 12, MaxLen: 6, Cu: cu, Row: row, Pos: pos, Keys: keys}
 		o := gpustage.Attention{Seqs: q, Heads: 4, KVHeads: 2, HeadDim: 3, Scale: 0.5, Causal: true, Dropout: gpustage.Dropout{P: 0.3, Seqs: q, Layer: 1, Site: gpustage.SiteAttention}}
-		o.SoftCap, o.Bias, o.DBias = 2, normal(7, 4), tensor(gpustage.F64, 7, 4)
+		o.SoftCap = 2
 		e := 18 // of queries and keys
-		if positions {
+		if !positions {
+			o.Bias, o.DBias = normal(7, 4), tensor(gpustage.F64, 7, 4)
+		} else {
 			e, o.KVHeads = 24, 4
 			o.Positions = gpustage.Positions{Rows: tensor(gpustage.I32, 1, 11), Keys: normal(5, 12), Queries: normal(5, 12), DKeys: normal(5, 12), DQueries: normal(5, 12)}
 			copy(ints(o.Positions.Rows), []int32{0, 0, 1, 1, 2, 2, 4, 4, 3, 3, 3})
@@ -88,9 +90,10 @@ func TestAttention64(t *testing.T) {
 		if err := s.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		sums = slices.Clone(gpustage.Slice[float64](o.DBias))
 		if p := o.Positions; positions {
-			sums = slices.Concat(sums, gpustage.Slice[float64](p.DKeys), gpustage.Slice[float64](p.DQueries))
+			sums = slices.Concat(gpustage.Slice[float64](p.DKeys), gpustage.Slice[float64](p.DQueries))
+		} else {
+			sums = slices.Clone(gpustage.Slice[float64](o.DBias))
 		}
 		return slices.Concat(gpustage.Slice[float64](ctx), gpustage.Slice[float64](lse), gpustage.Slice[float64](d)), sums
 	}

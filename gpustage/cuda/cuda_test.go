@@ -55,7 +55,7 @@ func gpuStream(t *testing.T) (*Device, *Stream) {
 
 func TestConformance(t *testing.T) {
 	d := gpu(t)
-	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Positions")
+	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil })
 }
 
 // Without a GPU, opening one says that there is none, so that "auto" looks further.

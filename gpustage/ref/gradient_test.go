@@ -204,7 +204,6 @@ func TestGradientAttention(t *testing.T) {
 			for _, parts := range []string{"keys", "queries", "both"} {
 				testAttentionGradient(t, o, 0, parts)
 			}
-			testAttentionGradient(t, o, 3, "both")
 		}
 	}
 	// With a bias whose reach is shorter than a sequence, as long, and longer.

@@ -13,7 +13,7 @@ import (
 func TestConformance(t *testing.T) {
 	d := onhost.OpenRounding(t, onhost.Recorded)
 	d.Apart = true
-	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Positions")
+	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil })
 	if c := d.Counts(); c.Replayed < 2 {
 		t.Errorf("%+v: nothing was recorded and replayed", c)
 	}
