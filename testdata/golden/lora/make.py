@@ -3,7 +3,8 @@ trains; and the first gradient of contrastive training with and without LoRA, ov
 
 lora/qwen3-tiny is a small random decoder that has the vocabulary of bert/minilm-tiny.
 
-Needs torch 2.9, transformers 5.23, peft 0.21. Run: python testdata/golden/lora/make.py (ten seconds; writes only here)
+Needs torch 2.9, transformers 5.23, peft 0.21. Run: python testdata/golden/lora/make.py [CASE ...] (ten seconds; writes only here; with names of cases
+those alone)
 """
 
 import importlib.util
@@ -43,9 +44,14 @@ CASES = {
     "qwen3-last-o": (QWEN3, "last", dict(r=2, lora_alpha=8, target_modules=["layers.1.self_attn.o_proj"])),
     "qwen3-all": (QWEN3, "mean", dict(r=5, lora_alpha=7, target_modules="all-linear", use_rslora=True)),
     "modernbert-fused": ("families/modernbert", "cls", dict(r=4, lora_alpha=4, target_modules=["Wqkv", "mlp.Wo"])),
+    # Factors of queries and keys act on distances, too; the second model has projections of its own for those.
+    "deberta-qk": ("families/deberta-v2", "mean", dict(r=4, lora_alpha=8, target_modules=["query_proj", "key_proj"])),
+    "deberta-own-all": ("families/deberta-v2-own", "cls", dict(r=2, lora_alpha=6, target_modules="all-linear")),
+    "deberta-own-far": ("families/deberta-v2-own", "cls", dict(r=2, lora_alpha=6, target_modules=["layer.1.attention.self.pos_key_proj"])),
 }  # fmt: skip
 
 # As PEFT saves an adapter of a model with a head, whose names have a prefix that the base's folder lacks.
+HEAD_SEED = SEED + 7
 HEAD = "qwen3-head", QWEN3, "mean", dict(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["norm"])
 
 # Contrastive training: name: base model, pooling, case whose adapter trains (None: everything).
@@ -120,7 +126,7 @@ def save_adapter(model, base, folder):
 
 def make_head():
     name, base, pooling, config = HEAD
-    generator = torch.Generator().manual_seed(SEED + len(CASES))
+    generator = torch.Generator().manual_seed(HEAD_SEED)
     rows = [torch.randint(3, BASES[base][0].vocab_size, (n,), generator=generator) for n in LENGTHS]
     with families.in_double():
         whole = AutoModelForCausalLM.from_config(BASES[base][0], attn_implementation="eager")
@@ -132,7 +138,7 @@ def make_head():
         _, without = families.run(load(base), rows, r, pooling)
     assert (emb - without).abs().max() > 1e-3, f"{name}: the adapter does nothing"
     arrays = {"ids": torch.cat(rows), "lengths": torch.tensor(LENGTHS), "embedding": emb}
-    save(f"lora/{name}", arrays, {"about": "PEFT, on a causal model", "base": base, "pooling": pooling}, __file__, SEED + len(CASES), MODULES)
+    save(f"lora/{name}", arrays, {"about": "PEFT, on a causal model", "base": base, "pooling": pooling}, __file__, HEAD_SEED, MODULES)
 
 
 def make_case(number, name):
@@ -208,12 +214,16 @@ def make_steps():
 
 
 if __name__ == "__main__":
-    tiny_qwen3(torch.Generator().manual_seed(SEED))
+    only = sys.argv[1:]
+    if not only:
+        tiny_qwen3(torch.Generator().manual_seed(SEED))
     BASES = {base: read(base) for base, *_ in CASES.values()}
     for number, name in enumerate(CASES):
-        make_case(number, name)
-    make_head()
-    make_steps()
+        if not only or name in only:
+            make_case(number, name)
+    if not only:
+        make_head()
+        make_steps()
     for f in (GOLDEN / QWEN3).rglob("*"):
         f.chmod(0o644)
     report(__file__)
