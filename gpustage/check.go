@@ -289,6 +289,7 @@ func CheckAttention(op string, ctx, lse, q, k, v Tensor, o Attention) error {
 	} else if !o.DBias.IsZero() {
 		c.fail("DBias without Bias")
 	}
+	c.positions(o.Positions, q, lse, o)
 	return c.err
 }
 

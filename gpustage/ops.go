@@ -11,7 +11,7 @@ package gpustage
 // may be BF16 where the op's others are F32, each by itself:
 //
 //	MatMul with BF16                    a, b, c, PreAct, GradOf, Again
-//	Attention and its backward, BF16    q, k, v, ctx, dq, dk, dv, dctx: all of a call's, or none
+//	Attention and its backward, BF16    q, k, v, ctx, dq, dk, dv, dctx, Positions.Keys and Queries: all of a call's, or none
 //	Activate, Gate and their backward   all
 //	Dropout, Rotary                     y, x
 //	LayerNorm                           y
@@ -317,6 +317,8 @@ type Attention struct {
 	// Bias[2R+1, H] is added to the scores: for query i and key j, row R + j - i; keys further than R away have the last row of
 	// their side. DBias, of its shape, is where the backward adds its gradient (+=). Both may be absent.
 	Bias, DBias Tensor
+
+	Positions Positions // see there
 }
 
 // Reach is R, the distance from which on all keys on one side have the same bias.

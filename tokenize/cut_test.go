@@ -112,6 +112,7 @@ func TestCuttable(t *testing.T) {
 		{`"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": " "}`, false},
 		{`"normalizer": {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}`, true},
 		{`"normalizer": {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}`, false},
+		{`"normalizer": {"type": "Replace", "pattern": {"Regex": "\\s{2,}|[\\n\\r\\t]"}, "content": " "}`, true},
 		{`"normalizer": {"type": "Strip", "strip_left": true, "strip_right": true}`, true},
 	} {
 		tok, err := parseTokenizerJSON([]byte(`{` + c.part + `, "pre_tokenizer": {"type": "WhitespaceSplit"}, "model":

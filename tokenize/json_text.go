@@ -88,7 +88,7 @@ func parseNormalizer(u *unicodeData, raw json.RawMessage, nesting int) (normaliz
 		}
 		return strip{u, *c.StripLeft, *c.StripRight}, nil
 	case "Replace":
-		return parseReplace(c.Pattern, c.Content)
+		return parseReplace(u, c.Pattern, c.Content)
 	case "Sequence":
 		var all normalizerSequence
 		for _, part := range c.Normalizers {
@@ -106,7 +106,7 @@ func parseNormalizer(u *unicodeData, raw json.RawMessage, nesting int) (normaliz
 		"BertNormalizer, Lowercase, StripAccents, NFC, NFD, NFKC, NFKD, Precompiled, Prepend, Replace, Strip and Sequence are")
 }
 
-func parseReplace(pattern *patternJSON, content *string) (normalizer, error) {
+func parseReplace(u *unicodeData, pattern *patternJSON, content *string) (normalizer, error) {
 	switch {
 	case pattern == nil || content == nil || (pattern.String == nil) == (pattern.Regex == nil):
 		return nil, errors.New("normalizer: Replace needs content and pattern, a String or a Regex")
@@ -116,11 +116,14 @@ func parseReplace(pattern *patternJSON, content *string) (normalizer, error) {
 		return nil, unsupported("normalizer: Replace pattern", "", "texts that aren't empty are")
 	case *pattern.Regex == regexSpaces:
 		return replaceSpaces(*content), nil
+	case *pattern.Regex == regexBlanks:
+		return replaceBlanks{u, *content}, nil
 	}
-	return nil, unsupported("normalizer: Replace regular expression", *pattern.Regex, fmt.Sprintf("%q is", regexSpaces))
+	return nil, unsupported("normalizer: Replace regular expression", *pattern.Regex, fmt.Sprintf("%q and %q are", regexSpaces, regexBlanks))
 }
 
-const regexSpaces = " {2,}"
+// What DeBERTa's tokenizers have: those made of SentencePiece's files, as XLM-RoBERTa's are, and those that its class in transformers 5 makes.
+const regexSpaces, regexBlanks = " {2,}", `\s{2,}|[\n\r\t]`
 
 // maxGrowth is how many bytes a normalizer may make of one; a sequence of replacements could make any number.
 const maxGrowth = 1 << 16
@@ -142,6 +145,8 @@ func growth(n normalizer) float64 {
 		return max(1, float64(len(n.new))/float64(len(n.old)))
 	case replaceSpaces:
 		return max(1, float64(len(n))/2)
+	case replaceBlanks:
+		return max(1, float64(len(n.new)))
 	case prepend:
 		return 1 + float64(len(n))
 	case normalizerSequence:
@@ -334,6 +339,8 @@ func keepsBeginning(n normalizer) bool {
 		return strings.HasPrefix(n.new, metaSpace) || utf8.RuneCountInString(n.old) == 1 && n.new != ""
 	case replaceSpaces:
 		return strings.HasPrefix(string(n), metaSpace)
+	case replaceBlanks:
+		return strings.HasPrefix(n.new, metaSpace)
 	}
 	return false
 }

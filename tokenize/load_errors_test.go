@@ -89,7 +89,7 @@ func TestComponentErrors(t *testing.T) {
 		{normalizer(`{"type": "Replace", "content": "x"}`), `Replace needs content and pattern`, false},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": "a", "Regex": "b"}}`), `Replace needs content and pattern`, false},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": ""}}`), `Replace pattern ""`, true},
-		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"Regex": "\\s+"}}`), `Replace regular expression "\\s+" is not supported yet (" {2,}" is)`, true},
+		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"Regex": "\\s+"}}`), `Replace regular expression "\\s+" is not supported yet (" {2,}" and "\\s{2,}|[\\n\\r\\t]" are)`, true},
 		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 30) + `{"type": "NFC"}]}`), `its parts could make 1.27e+19 bytes of one`, false},
 		{normalizer(nested("NFC", "normalizers")), `normalizer: more than 8 sequences in one another`, false},
 

@@ -295,3 +295,29 @@ func (n replaceSpaces) cut(at edge) edge {
 	}
 	return 0
 }
+
+// replaceBlanks replaces each run of two or more characters of white space, and each line end and tab alone (the regular expression
+// "\s{2,}|[\n\r\t]").
+type replaceBlanks struct {
+	u   *unicodeData
+	new string
+}
+
+func (n replaceBlanks) normalize(s *scratch) {
+	src, out := s.text, s.spare[:0]
+	for len(src) > 0 {
+		r, size := utf8.DecodeRune(src)
+		run := 0
+		if n.u.class.at(r)&classSpace != 0 {
+			run = n.u.leadingSpace(src)
+		}
+		if run > size || size == 1 && (r == '\n' || r == '\r' || r == '\t') {
+			out, src = append(out, n.new...), src[run:]
+			continue
+		}
+		out, src = append(out, src[:size]...), src[size:]
+	}
+	s.swap(out)
+}
+
+func (n replaceBlanks) cut(at edge) edge { return replaceSpaces(n.new).cut(at) }

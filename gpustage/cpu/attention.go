@@ -38,10 +38,13 @@ type head struct {
 	scratch []float32
 	biases  []float32 // with Bias: of key - query from -(n-1) to n-1
 	dBiases []float32 // their gradient
+
+	at       byDistance // with Positions
+	firstRow int        // of them, in at.dRow
 }
 
-// eachHead runs f for each sequence and key-value head; f sees to the query heads that share it.
-func (s *Stream) eachHead(o *gpustage.Attention, buffers int, f func(h *head)) {
+// eachHead runs f for each sequence and key-value head; f sees to the query heads that share it. sums, if not nil, are for gradients of positions.
+func (s *Stream) eachHead(o *gpustage.Attention, buffers int, sums []float32, f func(h *head)) {
 	kv := o.KVHeads
 	if kv == 0 {
 		kv = o.Heads
@@ -57,24 +60,38 @@ func (s *Stream) eachHead(o *gpustage.Attention, buffers int, f func(h *head)) {
 	work := o.Seqs.Tokens * o.Seqs.MaxLen / max(1, o.Seqs.Rows) * o.HeadDim / max(1, o.Seqs.Rows)
 	group := max(1, min(units, (1<<19)/max(1, work)/8))
 	tasks := (units + group - 1) / group
+	one := func(h head, w, b int) {
+		h.s, h.o, h.w, h.lo, h.n, h.row, h.drop = s, o, &s.workers[w], int(cu[b]), int(cu[b+1]-cu[b]), b, drop
+		if keys != nil {
+			h.drop.Key = keys[b]
+		}
+		blocks, spread := buffers*min(queryBlock, h.n)*h.n, 0
+		if !o.Bias.IsZero() {
+			spread = max(0, 2*h.n-1)
+		}
+		buf := h.w.take(blocks + 2*spread + positionElements(o, h.n))
+		h.scratch, h.biases, h.dBiases, buf = buf[:blocks], buf[blocks:][:spread], buf[blocks+spread:][:spread], buf[blocks+2*spread:]
+		for g := range o.Heads / kv {
+			h.h = h.kv*(o.Heads/kv) + g
+			h.spreadBias()
+			h.spreadPositions(buf[:positionElements(o, h.n)])
+			f(&h)
+		}
+	}
+	if sums != nil { // a part's sequences one behind the other
+		parts := min(positionParts, o.Seqs.Rows)
+		first, _ := positionRows(o)
+		s.d.pool.Run(parts*kv, func(w, task int) {
+			part, each := task/kv, len(sums)/parts
+			for b := part * o.Seqs.Rows / parts; b < (part+1)*o.Seqs.Rows/parts; b++ {
+				one(head{kv: task % kv, firstRow: first, at: byDistance{dRow: sums[part*each : (part+1)*each]}}, w, b)
+			}
+		})
+		return
+	}
 	run := func(w, task int) {
 		for u := task * group; u < min(units, (task+1)*group); u++ {
-			b := u / kv
-			h := head{s: s, o: o, w: &s.workers[w], lo: int(cu[b]), n: int(cu[b+1] - cu[b]), row: b, kv: u % kv, drop: drop}
-			if keys != nil {
-				h.drop.Key = keys[b]
-			}
-			blocks, spread := buffers*min(queryBlock, h.n)*h.n, 0
-			if !o.Bias.IsZero() {
-				spread = max(0, 2*h.n-1)
-			}
-			buf := h.w.take(blocks + 2*spread)
-			h.scratch, h.biases, h.dBiases = buf[:blocks], buf[blocks:][:spread], buf[blocks+spread:][:spread]
-			for g := range o.Heads / kv {
-				h.h = h.kv*(o.Heads/kv) + g
-				h.spreadBias()
-				f(&h)
-			}
+			one(head{kv: u % kv}, w, u/kv)
 		}
 	}
 	if tasks == 1 {
@@ -188,7 +205,7 @@ func (h *head) product(c []float32, ldc int, a []float32, lda int, ta bool, b []
 
 // Attention computes ctx and keeps lse.
 func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attention) {
-	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) {
+	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention", o.Positions)) {
 		return
 	}
 	if !isF32(q) {
@@ -197,13 +214,14 @@ func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attenti
 		})
 		return
 	}
-	s.eachHead(&o, 1, func(h *head) {
+	s.eachHead(&o, 1, nil, func(h *head) {
 		lses := row(lse, h.h)
 		h.eachBlock(func(b block) {
 			qs, ks, vs, out := h.queries(q, b), h.keys(k, b), h.keys(v, b), h.queries(ctx, b)
 			m, n := b.q1-b.q0, b.k1-b.k0
 			p := h.scratch
 			h.product(p, n, f32(qs), q.Stride, false, f32(ks), k.Stride, true, m, n, o.HeadDim, float32(o.Scale), false)
+			h.addPositions(b, p, f32(qs), q.Stride, f32(ks), k.Stride)
 			for i := range m {
 				x := p[i*n : (i+1)*n]
 				lo, hi := h.visible(b, b.q0+i)
@@ -228,7 +246,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attenti
 // AttentionBackward computes dq, dk and dv.
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attention) {
 	if s.Refuse(gpustage.CheckAttention("attention backward", dctx, lse, dq, dk, dv, o)) ||
-		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) {
+		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention backward", o.Positions)) {
 		return
 	}
 	if !isF32(q) {
@@ -250,7 +268,16 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 	if !o.DBias.IsZero() {
 		dBias = grow(&s.sums, o.Seqs.Rows*o.DBias.Len())
 	}
-	s.eachHead(&o, buffers, func(h *head) {
+	at := o.Positions
+	var sums []float32 // of positions
+	parts := min(positionParts, o.Seqs.Rows)
+	firstRow, endRow := 0, 0
+	if !at.DKeys.IsZero() || !at.DQueries.IsZero() {
+		firstRow, endRow = positionRows(&o)
+		sums = grow(&s.places, parts*2*(endRow-firstRow)*q.Cols)
+		clear(sums)
+	}
+	s.eachHead(&o, buffers, sums, func(h *head) {
 		whole := block{k1: h.n}
 		first := !shared || h.h%(o.Heads/o.KVHeads) == 0
 		all := !o.Causal && o.Window == 0 // each block reaches all keys: the first one may set what others add to
@@ -277,6 +304,7 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 			qs, ks, vs := f32(h.queries(q, b)), f32(h.keys(k, b)), f32(h.keys(v, b))
 			douts := h.queries(dctx, b)
 			h.product(p, n, qs, q.Stride, false, ks, k.Stride, true, m, n, d, float32(o.Scale), false)
+			h.addPositions(b, p, qs, q.Stride, ks, k.Stride)
 			h.product(dp, n, f32(douts), dctx.Stride, false, vs, v.Stride, true, m, n, d, 1, false)
 			for i := range m {
 				lo, hi := h.visible(b, b.q0+i)
@@ -317,12 +345,17 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 			h.product(f32(h.keys(dv, b)), dv.Stride, pd, n, true, f32(douts), dctx.Stride, false, n, d, m, 1, add)
 			h.product(f32(h.queries(dq, b)), dq.Stride, dp, n, false, ks, k.Stride, false, m, d, n, 1, false)
 			h.product(f32(h.keys(dk, b)), dk.Stride, dp, n, true, qs, q.Stride, false, n, d, m, 1, add)
+			h.positionsBackward(b, dp, qs, q.Stride, ks, k.Stride, f32(h.queries(dq, b)), dq.Stride, f32(h.keys(dk, b)), dk.Stride)
 		})
+		h.gatherPositions()
 		if dBias != nil {
 			r := o.DBias.Rows
 			h.gatherBias(dBias[(h.row*o.Heads+h.h)*r:][:r])
 		}
 	})
+	if sums != nil {
+		s.sumPositions(at, sums, parts, firstRow, endRow-firstRow)
+	}
 	if dBias == nil {
 		return
 	}
@@ -337,47 +370,74 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 	}
 }
 
-// bySequence lets ref compute one sequence per task: attention in f64 is most of a verification's time.
+// bySequence lets ref compute one sequence per task: attention in f64 is most of a verification's time. Gradients of positions are as large as the
+// positions: sequences share them within each of a few parts.
 func (s *Stream) bySequence(o gpustage.Attention, f func(r *ref.Stream, one gpustage.Attention, lo, hi int)) {
-	cu := ints(o.Seqs.Cu)
-	errs := make([]error, o.Seqs.Rows)
-	sums := make([]gpustage.Tensor, o.Seqs.Rows) // each sequence's DBias
-	s.d.pool.Run(o.Seqs.Rows, func(_, b int) {
-		lo, hi := int(cu[b]), int(cu[b+1])
-		bounds, err := gpustage.NewTensor(s.d, gpustage.I32, 1, 2)
-		if err != nil {
-			errs[b] = err
-			return
-		}
-		ints(bounds)[1] = int32(hi - lo)
-		row, err := gpustage.NewTensor(s.d, gpustage.I32, 1, hi-lo) // zeros: its only row
-		if err != nil {
-			errs[b] = err
-			return
-		}
-		one := o
-		one.Seqs = gpustage.Sequences{Rows: 1, Tokens: hi - lo, MaxLen: hi - lo, Cu: bounds, Row: row}
-		if !o.Seqs.Pos.IsZero() {
-			one.Seqs.Pos = o.Seqs.Pos.Columns(lo, hi)
-		}
-		if !o.Seqs.Keys.IsZero() {
-			one.Seqs.Keys = o.Seqs.Keys.Columns(b, b+1)
-		}
-		one.Dropout.Seqs = one.Seqs
-		if !o.DBias.IsZero() {
-			if one.DBias, errs[b] = gpustage.NewTensor(s.d, o.DBias.DType, o.DBias.Rows, o.DBias.Cols); errs[b] != nil {
+	cu, n := ints(o.Seqs.Cu), o.Seqs.Rows
+	parts := n
+	if !o.Positions.None() {
+		parts = min(n, positionParts)
+	}
+	errs := make([]error, parts)
+	sums := make([][3]gpustage.Tensor, parts) // each part's DBias, DKeys and DQueries
+	s.d.pool.Run(parts, func(_, part int) {
+		of := o
+		for i, d := range gradientSums(&of) {
+			if d.IsZero() {
+				continue
+			}
+			if sums[part][i], errs[part] = gpustage.NewTensor(s.d, d.DType, d.Rows, d.Cols); errs[part] != nil {
 				return
 			}
-			sums[b] = one.DBias
+			*d = sums[part][i]
 		}
-		r := ref.NewStream(s.d)
-		f(r, one, lo, hi)
-		errs[b] = r.Sync()
+		for b := part * n / parts; b < (part+1)*n/parts; b++ {
+			lo, hi := int(cu[b]), int(cu[b+1])
+			one, err := s.sequence(of, b, lo, hi)
+			if err != nil {
+				errs[part] = err
+				return
+			}
+			r := ref.NewStream(s.d)
+			f(r, one, lo, hi)
+			if errs[part] = r.Sync(); errs[part] != nil {
+				return
+			}
+		}
 	})
 	s.Fail(errors.Join(errs...))
-	for _, d := range sums {
-		if !d.IsZero() {
-			s.Stream.Add(o.DBias, o.DBias, d)
+	for _, of := range sums {
+		for i, d := range gradientSums(&o) {
+			if !of[i].IsZero() {
+				s.Stream.Add(*d, *d, of[i])
+			}
 		}
 	}
+}
+
+// sequence is an attention call of one sequence.
+func (s *Stream) sequence(o gpustage.Attention, b, lo, hi int) (gpustage.Attention, error) {
+	bounds, err := gpustage.NewTensor(s.d, gpustage.I32, 1, 2)
+	if err != nil {
+		return o, err
+	}
+	ints(bounds)[1] = int32(hi - lo)
+	row, err := gpustage.NewTensor(s.d, gpustage.I32, 1, hi-lo) // zeros: its only row
+	if err != nil {
+		return o, err
+	}
+	seqs := gpustage.Sequences{Rows: 1, Tokens: hi - lo, MaxLen: hi - lo, Cu: bounds, Row: row}
+	if !o.Seqs.Pos.IsZero() {
+		seqs.Pos = o.Seqs.Pos.Columns(lo, hi)
+	}
+	if !o.Seqs.Keys.IsZero() {
+		seqs.Keys = o.Seqs.Keys.Columns(b, b+1)
+	}
+	o.Seqs, o.Dropout.Seqs = seqs, seqs
+	return o, nil
+}
+
+// gradientSums are the gradients that sequences share.
+func gradientSums(o *gpustage.Attention) [3]*gpustage.Tensor {
+	return [...]*gpustage.Tensor{&o.DBias, &o.Positions.DKeys, &o.Positions.DQueries}
 }

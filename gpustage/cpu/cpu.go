@@ -130,6 +130,7 @@ type Stream struct {
 	f64     *gemm.Workspace[float64]
 	workers []worker
 	sums    []float32 // partial sums of reductions over rows
+	places  []float32 // those of positions
 	scratch []float32
 	zero    []float32 // nothing else, ever
 }

@@ -160,6 +160,20 @@ func (h *sheet) ops() map[string]func() {
 			h.s.AttentionBackward(d.Columns(0, 80), d.Columns(80, 120), d.Columns(120, 160), h.in(f32, rows, 80), ctx, lse,
 				in.Columns(0, 80), in.Columns(80, 120), in.Columns(120, 160), o)
 		},
+		"positions": func() { // more sequences than parts that sum
+			q := h.sequences([]int{1, 100, 40, 129, 31, 100, 100, 60, 20, 3, 87, 30})
+			o := gpustage.Attention{Seqs: q, Heads: 2, HeadDim: 20, Scale: 0.2, Dropout: gpustage.Dropout{P: 0.1, Seqs: q, Site: gpustage.SiteAttention}}
+			at := make([]int32, 2*q.MaxLen-1)
+			for i := range at {
+				at[i] = int32(i / 7)
+			}
+			o.Positions = gpustage.Positions{Rows: h.ints(at), Keys: h.in(f32, table, 40), Queries: h.in(f32, table, 40), DKeys: h.out(table, 40), DQueries: h.out(table, 40)}
+			in, ctx, lse := h.in(f32, rows, 120), h.out(rows, 40), h.out(2, rows)
+			d := h.out(rows, 120)
+			h.s.Attention(ctx, lse, in.Columns(0, 40), in.Columns(40, 80), in.Columns(80, 120), o)
+			h.s.AttentionBackward(d.Columns(0, 40), d.Columns(40, 80), d.Columns(80, 120), h.in(f32, rows, 40), ctx, lse,
+				in.Columns(0, 40), in.Columns(40, 80), in.Columns(80, 120), o)
+		},
 	}
 }
 

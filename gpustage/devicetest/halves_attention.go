@@ -75,6 +75,9 @@ func testHalvesAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 1, dim: 64, lengths: []int{0, 33, 0, 128}, causal: true, window: 20, p: 0.1},
 		{heads: 1, dim: 32, lengths: []int{0, 127}, causal: true, gap: 8},
 		{heads: 2, dim: 64, lengths: []int{33, 17}, negative: true, gap: 8},
+		{heads: 2, dim: 64, lengths: []int{33, 0, 70}, positions: "both", gap: 8, p: 0.2},
+		{heads: 2, dim: 20, lengths: []int{17, 5}, positions: "keys", gap: 3},
+		{heads: 1, dim: 32, lengths: []int{40}, positions: "queries", frozen: true},
 	} {
 		c.bf16, c.halves = true, true
 		c.test(t, dev, 31)

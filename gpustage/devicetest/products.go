@@ -483,6 +483,8 @@ type attentionCase struct {
 	gap                    int     // elements between rows
 	lead                   int     // columns before q
 	sharp                  float64 // times as long are queries; 0: once
+	positions              string  // "keys", "queries" or "both"
+	frozen                 bool    // positions without gradients
 }
 
 func testAttention(t *testing.T, dev gpustage.Device) {
@@ -555,6 +557,7 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 		if c.bias > 0 {
 			bias, dBias = f.floats("bias", c.bias, c.heads, func(int, int) float64 { return c.around + f.rng.NormFloat64() }), f.floats("dBias", c.bias, c.heads, nil)
 		}
+		at := c.newPositions(f, q)
 		parts := func(x gpustage.Tensor) (q, k, v gpustage.Tensor) {
 			x = x.Columns(c.lead, x.Cols)
 			return x.Columns(0, e), x.Columns(e, e+ek), x.Columns(e+ek, e+2*ek)
@@ -569,6 +572,7 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 			if c.bias > 0 {
 				o.Bias, o.DBias = x(bias), x(dBias)
 			}
+			o.Positions = at.on(x, e)
 			q, k, v := parts(x(qkv))
 			dq, dk, dv := parts(x(dqkv))
 			s.Attention(x(ctx), x(lse), q, k, v, o)
@@ -589,6 +593,10 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 		if c.bias > 0 { // a sum over up to 140 queries
 			f.check(dBias, limit[2])
 			f.untouched(bias)
+		}
+		if at.table != nil { // sums over queries, as the bias's is, of products as long as dq's
+			f.untouched(at.table, at.rows)
+			f.check(at.grads, limit[2])
 		}
 	})
 }

@@ -9,11 +9,12 @@ import (
 
 // Attention (Vaswani et al., arXiv 1706.03762), for each sequence, head and query i of the sequence:
 //
-//	c_j = cap(Scale * <q_i, k_j>) over the keys j that i sees, cap(c) = SoftCap * tanh(c/SoftCap) if there is one
+//	c_j = cap(Scale * (<q_i, k_j> + <q_i, PK_r> + <k_j, PQ_r>)) over the keys j that i sees, cap(c) = SoftCap * tanh(c/SoftCap) if there is one,
+//	PK and PQ Positions.Keys and Queries if there are such, r = Positions.Rows[N-1 + j-i]
 //	s_j = c_j + Bias_(j-i);  lse = log sum_j exp(s_j);  P_j = exp(s_j - lse)
 //	ctx_i = sum_j dropout(P)_j * v_j
 func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
-	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) {
+	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention", o.Positions)) {
 		return
 	}
 	s.run("attention", q, func() { attention[float32](ctx, lse, q, k, v, o) }, func() { attention[float64](ctx, lse, q, k, v, o) })
@@ -50,10 +51,11 @@ func attention[T float](ctx, lse, q, k, v tensor, o gpustage.Attention) {
 // AttentionBackward, with P recomputed from lse, m the dropout's factors and delta = <dctx_i, ctx_i> = sum_j P_j dP_j:
 //
 //	dv_j += m_j P_j dctx_i;  dP_j = m_j <dctx_i, v_j>;  ds_j = P_j (dP_j - delta);  dBias_(j-i) += ds_j
-//	dc_j = ds_j (1 - (c_j/SoftCap)^2), or ds_j;  dq_i = Scale * sum_j dc_j k_j;  dk_j += Scale * dc_j q_i
+//	dc_j = ds_j (1 - (c_j/SoftCap)^2), or ds_j;  dq_i = Scale * sum_j dc_j (k_j + PK_r);  dk_j += Scale * dc_j (q_i + PQ_r)
+//	dPK_r += Scale * dc_j q_i;  dPQ_r += Scale * dc_j k_j
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	if s.Refuse(gpustage.CheckAttention("attention backward", dctx, lse, dq, dk, dv, o)) ||
-		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) {
+		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention backward", o.Positions)) {
 		return
 	}
 	s.run("attention backward", q, func() { attentionBackward[float32](dq, dk, dv, dctx, ctx, lse, q, k, v, o) },
@@ -65,6 +67,7 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 	sumK := make([]float64, k.Rows*k.Cols)
 	sumV := make([]float64, k.Rows*k.Cols)
 	sumBias := make([]float64, o.Bias.Len())
+	sumPK, sumPQ := make([]float64, o.Positions.Keys.Len()), make([]float64, o.Positions.Queries.Len())
 	qs, ks, vs, douts := factorsOf[T](q, o), factorsOf[T](k, o), factorsOf[T](v, o), factorsOf[T](dctx, o)
 	eachQuery(qs, ks, o, func(a query[T]) {
 		dout, qi := douts.head(a.t, a.h), qs.head(a.t, a.h)
@@ -104,6 +107,20 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 				dqi[d] += ds * kj[d]
 				sumK[at+d] += ds * qi[d]
 			}
+			if pk := a.position(a.pk, j); pk != nil {
+				sum := sumPK[a.place(j)*k.Cols+a.h*o.HeadDim:]
+				for d := range kj {
+					dqi[d] += ds * pk[d]
+					sum[d] += ds * qi[d]
+				}
+			}
+			if pq := a.position(a.pq, j); pq != nil {
+				sum := sumPQ[a.place(j)*k.Cols+a.h*o.HeadDim:]
+				for d := range kj {
+					sumK[at+d] += ds * pq[d]
+					sum[d] += ds * kj[d]
+				}
+			}
 		}
 		for d, out := 0, a.head(dq, a.t, a.h); d < len(out); d++ {
 			out[d] = T(dqi[d])
@@ -120,6 +137,12 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 			accumulate(row[T](o.DBias, i), sumBias[i*o.Heads:][:o.Heads])
 		}
 	}
+	for i := range o.Positions.DKeys.Rows {
+		accumulate(row[T](o.Positions.DKeys, i), sumPK[i*k.Cols:][:k.Cols])
+	}
+	for i := range o.Positions.DQueries.Rows {
+		accumulate(row[T](o.Positions.DQueries, i), sumPQ[i*k.Cols:][:k.Cols])
+	}
 }
 
 // query is one query of one head, with the scores of the keys it sees.
@@ -134,6 +157,7 @@ type query[T float] struct {
 	s     []float64
 
 	capped []float64 // s before Bias
+	pk, pq factors   // of Positions; without numbers if there are none
 }
 
 // key is the token of the j-th visible key.
@@ -143,6 +167,20 @@ func (a query[T]) key(j int) int { return a.first + j }
 func (a query[T]) distance(j int) int {
 	r := a.o.Reach()
 	return r + max(-r, min(r, a.key(j)-a.t))
+}
+
+// place is the row of Positions' keys and queries for the j-th visible key.
+func (a query[T]) place(j int) int {
+	p := a.o.Positions
+	return int(vec[int32](p.Rows)[p.Reach()-1+a.key(j)-a.t])
+}
+
+// position is the head's part of that row, nil if there is none.
+func (a query[T]) position(of factors, j int) []float64 {
+	if len(of.v) == 0 {
+		return nil
+	}
+	return of.head(a.place(j), a.h)
 }
 
 // slope is the soft cap's derivative for the j-th visible key.
@@ -206,6 +244,7 @@ func eachQuery[T float](q, k factors, o gpustage.Attention, visit func(query[T])
 		kvHeads = o.Heads
 	}
 	cu := vec[int32](o.Seqs.Cu)
+	pk, pq := factorsOf[T](o.Positions.Keys, o), factorsOf[T](o.Positions.Queries, o)
 	for b := range o.Seqs.Rows {
 		lo, hi := int(cu[b]), int(cu[b+1])
 		for t := lo; t < hi; t++ {
@@ -217,13 +256,19 @@ func eachQuery[T float](q, k factors, o gpustage.Attention, visit func(query[T])
 				last = t
 			}
 			for h := range o.Heads {
-				a := query[T]{o: o, t: t, h: h, kv: h * kvHeads / o.Heads, pos: t - lo, first: first, start: lo, row: b}
+				a := query[T]{o: o, t: t, h: h, kv: h * kvHeads / o.Heads, pos: t - lo, first: first, start: lo, row: b, pk: pk, pq: pq}
 				qi := q.head(t, h)
 				a.s = make([]float64, last-first+1)
 				for j := range a.s {
 					s := 0.0
 					for d, e := range k.head(a.key(j), a.kv) {
 						s += qi[d] * e
+					}
+					for d, e := range a.position(pk, j) {
+						s += qi[d] * e
+					}
+					for d, e := range a.position(pq, j) {
+						s += k.head(a.key(j), a.kv)[d] * e
 					}
 					a.s[j] = s * o.Scale
 					if o.SoftCap > 0 {

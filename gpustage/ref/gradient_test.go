@@ -199,6 +199,12 @@ func TestGradientAttention(t *testing.T) {
 		{Heads: 4, KVHeads: 2, HeadDim: 2, SoftCap: 1.5, Window: 1, Dropout: gpustage.Dropout{P: 0.3, Layer: 1, Site: gpustage.SiteAttention}},
 	} {
 		testAttentionGradient(t, o, 0)
+		if o.KVHeads == 0 { // rows that several distances share, on one side and on both, and some that none has
+			o.Positions.Rows = newFixture(t).ints([]int32{5, 5, 4, 1, 2, 2, 0, 0, 0})
+			for _, parts := range []string{"keys", "queries", "both"} {
+				testAttentionGradient(t, o, 0, parts)
+			}
+		}
 	}
 	// With a bias whose reach is shorter than a sequence, as long, and longer.
 	for _, rows := range []int{1, 3, 7, 11} {
@@ -207,7 +213,7 @@ func TestGradientAttention(t *testing.T) {
 	}
 }
 
-func testAttentionGradient(t *testing.T, o gpustage.Attention, bias int) {
+func testAttentionGradient(t *testing.T, o gpustage.Attention, bias int, positions ...string) {
 	t.Helper()
 	f := newFixture(t)
 	o.Seqs = f.sequences([]int{4, 1, 3}, func(b int) uint64 { return uint64(90 + b) })
@@ -225,11 +231,28 @@ func testAttentionGradient(t *testing.T, o gpustage.Attention, bias int) {
 		o.Bias, o.DBias = f.random(bias, o.Heads, 4), f.zeros(bias, o.Heads)
 		in = append(in, o.Bias)
 	}
+	p := &o.Positions
+	for _, parts := range positions {
+		if parts != "queries" {
+			p.Keys, p.DKeys = f.random(7, e, 5), f.zeros(7, e)
+			in = append(in, p.Keys)
+		}
+		if parts != "keys" {
+			p.Queries, p.DQueries = f.random(7, e, 6), f.zeros(7, e)
+			in = append(in, p.Queries)
+		}
+	}
 	checkGradient(t, f, in, ts{ctx}, func() { f.s.Attention(ctx, lse, q, k, v, o) },
 		func(d []gpustage.Tensor) []gpustage.Tensor {
 			dq, dk, dv := f.zeros(8, e), f.zeros(8, ek), f.zeros(8, ek)
 			f.s.AttentionBackward(dq, dk, dv, d[0], ctx, lse, q, k, v, o)
-			return ts{dq, dk, dv, o.DBias}
+			grads := ts{dq, dk, dv}
+			for _, d := range (ts{o.DBias, p.DKeys, p.DQueries}) {
+				if !d.IsZero() {
+					grads = append(grads, d)
+				}
+			}
+			return grads
 		})
 }
 

@@ -92,7 +92,7 @@ func (f *Folder) Architecture() string {
 
 // classes are transformers' classes of models for sequence classification, without that ending, by model_type.
 var classes = map[string]string{
-	"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mpnet": "MPNet", "distilbert": "DistilBert", "electra": "Electra",
+	"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "distilbert": "DistilBert", "electra": "Electra",
 	"ernie": "Ernie", "data2vec-text": "Data2VecText", "jina_embeddings_v3": "JinaEmbeddingsV3", "gemma": "Gemma",
 	"modernbert": "ModernBert", "gte": "Gte", "new": "New", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
 	"gemma3_text": "Gemma3Text",
@@ -128,7 +128,7 @@ type RerankerSpec struct {
 	Config       []byte // config.json; its architectures and labels are made to fit
 	Tensors      []safetensors.Tensor
 	Prefix       string   // of the base model within the larger one ("bert.")
-	Head         []string // the modules of the head: their tensors have no prefix
+	Head         []string // the modules of the head: their tensors have no prefix, but for a pooler's in families other than DeBERTa
 	Reranker     Reranker // with TrueID for a language model's tokens
 	Layers       int      // of a layer-wise reranker
 	MaxSeqLength int
@@ -153,7 +153,7 @@ func SaveReranker(dir string, s RerankerSpec) error {
 	}
 	var tensors []safetensors.Tensor
 	for _, t := range s.Tensors {
-		if !slices.ContainsFunc(s.Head, func(h string) bool { return strings.HasPrefix(t.Name, h+".") }) || strings.HasPrefix(t.Name, "pooler.") {
+		if !slices.ContainsFunc(s.Head, func(h string) bool { return strings.HasPrefix(t.Name, h+".") }) || strings.HasPrefix(t.Name, "pooler.") && s.Prefix != "deberta." {
 			t.Name = s.Prefix + t.Name
 		}
 		tensors = append(tensors, t)

@@ -152,6 +152,9 @@ func TestSharedRounding(t *testing.T) {
 			if m.Config.projects() {
 				want++
 			}
+			if m.Config.Disentangled != nil {
+				want += m.Config.Layers // what distances have comes of a product, too
+			}
 			if spy.shared != want {
 				t.Errorf("%s: %d products take what another one has rounded, want the %d of its layers, and of a projection of embeddings", name, spy.shared, want)
 			}

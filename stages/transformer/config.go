@@ -60,6 +60,9 @@ type Config struct {
 	RelativeBuckets int // rows of a relative attention bias shared by all layers; 0: none
 	RelativeReach   int // the distance from which on all keys are in one of its buckets
 
+	Disentangled *Disentangled // attention that sees distances; nil: none
+	Unplaced     bool          // nothing is added to embeddings for their positions
+
 	Scorer Scorer     // of a model that reranks
 	Tokens TokenHeads // of a model that gives parts of tokens besides
 }
@@ -234,6 +237,9 @@ func (c Config) check() error {
 			return fmt.Errorf("config.json: %s gives %v, want a number that is not negative", x.key, x.v)
 		}
 	}
+	if d := c.Disentangled; d != nil && (d.Span < 1 || d.Span > 1<<24) {
+		return fmt.Errorf("config.json: position_buckets, or without it max_relative_positions, is %d, want a positive number", d.Span)
+	}
 	if err := c.checkDense(); err != nil {
 		return err
 	}
@@ -389,6 +395,9 @@ func (c Config) dropout(site gpustage.Site) float64 {
 
 // deadKeyBias tells that the gradient of the key projection's bias is zero; see the package comment.
 func (c Config) deadKeyBias() bool {
+	if d := c.Disentangled; d != nil && d.Queries { // keys meet queries of distances, too
+		return false
+	}
 	return c.Rotary == nil && c.SoftCap == 0 && c.names().keyNorm == ""
 }
 

@@ -39,7 +39,7 @@
 //
 // A layer is two halves, attention and feed-forward, each y = sum(x + out(branch(in(x)))), where in, out and sum are norms that a
 // family has or has not. Everything else is numbers and switches of Config: grouped heads, causal or windowed attention, rotary or
-// learned positions or a relative bias, gates, caps, scales, biases.
+// learned positions, a relative bias or attention that sees distances, gates, caps, scales, biases.
 //
 // To add a family, write one file: register its model_type with a function from config.json to Config, the names of its
 // tensors by their roles, and where it drops. ministral.go is 7 lines. (An encoder that is to be a reranker has a head of its
@@ -73,6 +73,7 @@
 // # An exact zero
 //
 // Softmax does not see a constant added to all its inputs, so without rotary positions the gradient of the key projection's bias is zero:
-// adding b to every key adds <q, b> to every score of query q. Other frameworks sum its rounding errors and let Adam
+// adding b to every key adds <q, b> to every score of query q. (DeBERTa's keys meet queries of distances besides, so that theirs is not; but that of keys of
+// distances is.) Other frameworks sum its rounding errors and let Adam
 // turn them into steps of full size; here that bias gets no gradient at all.
 package transformer

@@ -11,6 +11,7 @@ type input struct {
 
 	rotary, localRotary turns
 	distances           distances
+	reached             reached
 }
 
 // upload copies a sub-batch to the device, to the arena's bottom.
@@ -47,12 +48,14 @@ func (m *Model) upload(s gpustage.Stream, a *gpustage.Arena, r Rows) input {
 		if c.LocalRotary != nil {
 			in.localRotary = m.turns(s, a, c.LocalRotary, r, in.seqs)
 		}
+	case c.Unplaced:
 	case c.PadPositions > 0:
 		in.places = ints(c.padPlaces(r))
 	default:
 		in.places = in.seqs.Pos
 	}
 	in.distances = m.spreadBias(s, a)
+	in.reached = m.reach(s, a, in.seqs.MaxLen)
 	return in
 }
 

@@ -288,7 +288,7 @@ func TestFamiliesBitEqual(t *testing.T) {
 // The gradient with dropout everywhere is that of the masked function: central differences in a random direction.
 func TestFamiliesDirectionalDerivative(t *testing.T) {
 	harness.Thorough(t)
-	for _, name := range []string{"gte", "modernbert", "distilbert", "mpnet", "gemma2", "qwen3", "electra", "t5", "t5-gated"} {
+	for _, name := range []string{"gte", "modernbert", "distilbert", "mpnet", "gemma2", "qwen3", "electra", "t5", "t5-gated", "deberta-v2", "deberta-v2-own"} {
 		d := ref.New()
 		g := goldens.Load(t, "families/"+name)
 		rows := goldenRows(t, g, "")
@@ -305,7 +305,7 @@ func TestFamiliesDirectionalDerivative(t *testing.T) {
 func TestDropoutPlaces(t *testing.T) {
 	all := []gpustage.Site{gpustage.SiteEmbeddings, gpustage.SiteAttention, gpustage.SiteAttentionOut, gpustage.SiteActivation, gpustage.SiteFeedForward, gpustage.SiteOutput}
 	for family, want := range map[string][]float64{
-		"bert": {1, 2, 1, 0, 1}, "roberta": {1, 2, 1, 0, 1}, "mpnet": {1, 2, 1, 0, 1}, "distilbert": {1, 2, 0, 0, 1},
+		"bert": {1, 2, 1, 0, 1}, "roberta": {1, 2, 1, 0, 1}, "mpnet": {1, 2, 1, 0, 1}, "deberta-v2": {1, 2, 1, 0, 1}, "distilbert": {1, 2, 0, 0, 1},
 		"modernbert": {1, 2, 2, 1, 0}, "nomic_bert": {1, 2, 1, 0, 1}, "new": {1, 2, 1, 1, 1}, "qwen3": {0, 2, 0, 0, 0}, "gemma2": {0, 2, 0, 0, 0},
 		"electra": {1, 2, 1, 0, 1, 0}, "t5": {1, 1, 1, 1, 1, 1}, "mt5": {1, 1, 1, 1, 1, 1},
 	} {
@@ -352,6 +352,34 @@ func TestBuckets(t *testing.T) {
 	}
 	if len(cases) < 6 {
 		t.Errorf("cases %v", cases)
+	}
+}
+
+// The rows of the table of distances are transformers', for DeBERTa v3's buckets and others.
+func TestDistances(t *testing.T) {
+	g := goldens.Load(t, "families/deberta-v2")
+	names := g.Names("rows/")
+	for _, name := range names {
+		var d Disentangled
+		if _, err := fmt.Sscanf(name, "rows/%d/%d", &d.Buckets, &d.Longest); err != nil {
+			t.Fatal(err)
+		}
+		d.Span = d.Buckets
+		for i, want := range g.Ints(t, name) {
+			want = max(0, min(2*d.Span-1, want+d.Span))
+			if got := d.row(i - 600); int(got) != want {
+				t.Errorf("%s: a query %d behind its key has row %d, want %d", name, i-600, got, want)
+			}
+		}
+	}
+	if len(names) != 7 {
+		t.Errorf("%d tables", len(names))
+	}
+	d := Disentangled{Span: 5} // without buckets
+	for distance, want := range map[int]int32{-9: 0, -5: 0, -4: 1, 0: 5, 4: 9, 5: 9, 20: 9} {
+		if got := d.row(distance); got != want {
+			t.Errorf("a query %d behind its key has row %d, want %d", distance, got, want)
+		}
 	}
 }
 
@@ -419,7 +447,7 @@ func TestRotary(t *testing.T) {
 
 // What was trained with n positions does not take more.
 func TestTooLong(t *testing.T) {
-	for name, longest := range map[string]int{"roberta": 38, "mpnet": 178, "modernbert": 40, "llama": 40, "electra": 40} {
+	for name, longest := range map[string]int{"roberta": 38, "mpnet": 178, "deberta-v2": 40, "modernbert": 40, "llama": 40, "electra": 40} {
 		m, _ := loadFamily(t, name, nil, ref.New(), Options{})
 		rows := func(n int) Rows { return Rows{IDs: make([]int32, n), Cu: []int32{0, int32(n)}} }
 		if err := m.Check(rows(longest)); err != nil {
@@ -434,48 +462,58 @@ func TestTooLong(t *testing.T) {
 
 func TestFamilyConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{"model_type":"distilbert","dim":-3}`:                                                                 "dim is -3, want a positive number",
-		`{"model_type":"roberta","max_position_embeddings":2}`:                                                 "max_position_embeddings is 2, of which padding takes 2",
-		`{"model_type":"qwen3","num_key_value_heads":5}`:                                                       "num_attention_heads 32 is not a multiple of num_key_value_heads 5",
-		`{"model_type":"qwen3","head_dim":0,"hidden_size":30}`:                                                 "0 features of a head are turned",
-		`{"model_type":"qwen2","rope_scaling":{"type":"mrope","mrope_section":[1]}}`:                           `rotary positions of type "mrope" are not supported (supported: default`,
-		`{"model_type":"llama","partial_rotary_factor":0.5}`:                                                   `partial_rotary_factor "0.5" is not supported`,
-		`{"model_type":"gemma3_text","rope_parameters":{"full_attention":{"partial_rotary_factor":0.25}}}`:     `partial_rotary_factor "0.25" is not supported`,
-		`{"model_type":"llama","rope_scaling":{"rope_type":"llama3","factor":8}}`:                              "want low_freq_factor below high_freq_factor",
-		`{"model_type":"llama","rope_scaling":{"rope_type":"linear"}}`:                                         "factor is 0, want at least 1",
-		`{"model_type":"llama","rope_theta":0}`:                                                                "rope_theta is 0",
-		`{"model_type":"llama","head_dim":7}`:                                                                  "7 features of a head are turned, want an even number",
-		`{"model_type":"llama","rope_parameters":{"full_attention":{}}}`:                                       "by layer type are not supported",
-		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["full_attention","chunked_attention"]}`:    `layer_types: "chunked_attention" is not supported`,
-		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["sliding_attention","sliding_attention"]}`: "sliding_window is not set",
-		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["full_attention"]}`:                        "layer_types has 1 layers, num_hidden_layers is 2",
-		`{"model_type":"mistral","sliding_window":1}`:                                                          "see 0 tokens on each side",
-		`{"model_type":"gemma2","use_bidirectional_attention":true}`:                                           `use_bidirectional_attention "true" is not supported`,
-		`{"model_type":"gemma3_text","hidden_activation":"mish"}`:                                              `hidden_activation "mish" is not supported`,
-		`{"model_type":"gemma2","query_pre_attn_scalar":0}`:                                                    "query_pre_attn_scalar is 0, want a positive number",
-		`{"model_type":"gemma2","attn_logit_softcapping":-1}`:                                                  "attn_logit_softcapping gives -1",
-		`{"model_type":"gemma3_text","attn_logit_softcapping":50.0}`:                                           `attn_logit_softcapping "50" is not supported`,
-		`{"model_type":"llama","rope_scaling":{"type":"ntk","factor":2}}`:                                      `rotary positions of type "ntk": it is not supported in this family`,
-		`{"model_type":"gte","rope_scaling":{"type":"ntk","factor":2}}`:                                        `rotary positions of type "ntk": it is not supported in this family`,
-		`{"model_type":"modernbert","head_dim":32}`:                                                            "head_dim 32 is not supported in this family, whose heads are hidden_size/num_attention_heads = 64",
-		`{"model_type":"mistral","num_hidden_layers":1,"layer_types":["chunked_attention"]}`:                   `layer_types: "chunked_attention" is not supported`,
-		`{"model_type":"nomic_bert","num_experts":8}`:                                                          "num_experts is not supported",
-		`{"model_type":"nomic_bert","activation_function":"gelu"}`:                                             `activation_function "gelu" is not supported`,
-		`{"model_type":"new","position_embedding_type":"absolute"}`:                                            `position_embedding_type "absolute" is not supported`,
-		`{"model_type":"new","layer_norm_type":"rms_norm"}`:                                                    `layer_norm_type "rms_norm" is not supported`,
-		`{"model_type":"modernbert","embedding_dropout":0.1,"mlp_dropout":0.2}`:                                "embedding_dropout 0.1 with mlp_dropout 0.2 is not supported",
-		`{"model_type":"modernbert","num_attention_heads":0}`:                                                  "num_attention_heads is 0",
-		`{"model_type":"mpnet","relative_attention_num_buckets":3}`:                                            "relative_attention_num_buckets is 3, want 4 to",
-		`{"model_type":"t5","relative_attention_max_distance":8}`:                                              "relative_attention_max_distance is 8, want more than a quarter of the 32 buckets",
-		`{"model_type":"t5","is_decoder":true}`:                                                                `is_decoder "true" is not supported`,
-		`{"model_type":"t5","d_kv":0}`:                                                                         "d_kv is 0",
-		`{"model_type":"t5","d_model":-1}`:                                                                     "d_model is -1",
-		`{"model_type":"t5","feed_forward_proj":"gated-mish"}`:                                                 `feed_forward_proj "mish" is not supported`,
-		`{"model_type":"electra","embedding_size":0}`:                                                          "embedding_size is 0",
-		`{"model_type":"xlm-roberta","lora_adaptations":["separation"]}`:                                       "jinaai/jina-embeddings-v3-hf is the model without them",
-		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                   "task_type_vocab_size is 0",
-		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                            `use_bidirectional_attention "true" is not supported`,
-		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                          "relative_attention_num_buckets",
+		`{"model_type":"distilbert","dim":-3}`:                                                                                                     "dim is -3, want a positive number",
+		`{"model_type":"roberta","max_position_embeddings":2}`:                                                                                     "max_position_embeddings is 2, of which padding takes 2",
+		`{"model_type":"qwen3","num_key_value_heads":5}`:                                                                                           "num_attention_heads 32 is not a multiple of num_key_value_heads 5",
+		`{"model_type":"qwen3","head_dim":0,"hidden_size":30}`:                                                                                     "0 features of a head are turned",
+		`{"model_type":"qwen2","rope_scaling":{"type":"mrope","mrope_section":[1]}}`:                                                               `rotary positions of type "mrope" are not supported (supported: default`,
+		`{"model_type":"llama","partial_rotary_factor":0.5}`:                                                                                       `partial_rotary_factor "0.5" is not supported`,
+		`{"model_type":"gemma3_text","rope_parameters":{"full_attention":{"partial_rotary_factor":0.25}}}`:                                         `partial_rotary_factor "0.25" is not supported`,
+		`{"model_type":"llama","rope_scaling":{"rope_type":"llama3","factor":8}}`:                                                                  "want low_freq_factor below high_freq_factor",
+		`{"model_type":"llama","rope_scaling":{"rope_type":"linear"}}`:                                                                             "factor is 0, want at least 1",
+		`{"model_type":"llama","rope_theta":0}`:                                                                                                    "rope_theta is 0",
+		`{"model_type":"llama","head_dim":7}`:                                                                                                      "7 features of a head are turned, want an even number",
+		`{"model_type":"llama","rope_parameters":{"full_attention":{}}}`:                                                                           "by layer type are not supported",
+		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["full_attention","chunked_attention"]}`:                                        `layer_types: "chunked_attention" is not supported`,
+		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["sliding_attention","sliding_attention"]}`:                                     "sliding_window is not set",
+		`{"model_type":"qwen2","num_hidden_layers":2,"layer_types":["full_attention"]}`:                                                            "layer_types has 1 layers, num_hidden_layers is 2",
+		`{"model_type":"mistral","sliding_window":1}`:                                                                                              "see 0 tokens on each side",
+		`{"model_type":"gemma2","use_bidirectional_attention":true}`:                                                                               `use_bidirectional_attention "true" is not supported`,
+		`{"model_type":"gemma3_text","hidden_activation":"mish"}`:                                                                                  `hidden_activation "mish" is not supported`,
+		`{"model_type":"gemma2","query_pre_attn_scalar":0}`:                                                                                        "query_pre_attn_scalar is 0, want a positive number",
+		`{"model_type":"gemma2","attn_logit_softcapping":-1}`:                                                                                      "attn_logit_softcapping gives -1",
+		`{"model_type":"gemma3_text","attn_logit_softcapping":50.0}`:                                                                               `attn_logit_softcapping "50" is not supported`,
+		`{"model_type":"llama","rope_scaling":{"type":"ntk","factor":2}}`:                                                                          `rotary positions of type "ntk": it is not supported in this family`,
+		`{"model_type":"gte","rope_scaling":{"type":"ntk","factor":2}}`:                                                                            `rotary positions of type "ntk": it is not supported in this family`,
+		`{"model_type":"modernbert","head_dim":32}`:                                                                                                "head_dim 32 is not supported in this family, whose heads are hidden_size/num_attention_heads = 64",
+		`{"model_type":"mistral","num_hidden_layers":1,"layer_types":["chunked_attention"]}`:                                                       `layer_types: "chunked_attention" is not supported`,
+		`{"model_type":"nomic_bert","num_experts":8}`:                                                                                              "num_experts is not supported",
+		`{"model_type":"nomic_bert","activation_function":"gelu"}`:                                                                                 `activation_function "gelu" is not supported`,
+		`{"model_type":"new","position_embedding_type":"absolute"}`:                                                                                `position_embedding_type "absolute" is not supported`,
+		`{"model_type":"new","layer_norm_type":"rms_norm"}`:                                                                                        `layer_norm_type "rms_norm" is not supported`,
+		`{"model_type":"modernbert","embedding_dropout":0.1,"mlp_dropout":0.2}`:                                                                    "embedding_dropout 0.1 with mlp_dropout 0.2 is not supported",
+		`{"model_type":"modernbert","num_attention_heads":0}`:                                                                                      "num_attention_heads is 0",
+		`{"model_type":"mpnet","relative_attention_num_buckets":3}`:                                                                                "relative_attention_num_buckets is 3, want 4 to",
+		`{"model_type":"t5","relative_attention_max_distance":8}`:                                                                                  "relative_attention_max_distance is 8, want more than a quarter of the 32 buckets",
+		`{"model_type":"t5","is_decoder":true}`:                                                                                                    `is_decoder "true" is not supported`,
+		`{"model_type":"t5","d_kv":0}`:                                                                                                             "d_kv is 0",
+		`{"model_type":"t5","d_model":-1}`:                                                                                                         "d_model is -1",
+		`{"model_type":"t5","feed_forward_proj":"gated-mish"}`:                                                                                     `feed_forward_proj "mish" is not supported`,
+		`{"model_type":"electra","embedding_size":0}`:                                                                                              "embedding_size is 0",
+		`{"model_type":"xlm-roberta","lora_adaptations":["separation"]}`:                                                                           "jinaai/jina-embeddings-v3-hf is the model without them",
+		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                                                       "task_type_vocab_size is 0",
+		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                                                                `use_bidirectional_attention "true" is not supported`,
+		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                                                              "relative_attention_num_buckets",
+		`{"model_type":"deberta-v2","conv_kernel_size":3}`:                                                                                         "conv_kernel_size 3 is not supported",
+		`{"model_type":"deberta-v2","embedding_size":128}`:                                                                                         "embedding_size 128 is not supported",
+		`{"model_type":"deberta-v2","attention_head_size":32}`:                                                                                     "attention_head_size 32 is not supported",
+		`{"model_type":"deberta-v2","pooler_hidden_size":32}`:                                                                                      "pooler_hidden_size 32 is not supported",
+		`{"model_type":"deberta-v2","pos_att_type":"c2p|p2p"}`:                                                                                     `pos_att_type "p2p" is not supported`,
+		`{"model_type":"deberta-v2","pos_att_type":7}`:                                                                                             "pos_att_type: ",
+		`{"model_type":"deberta-v2","relative_attention":true}`:                                                                                    "relative_attention without c2p or p2c in pos_att_type is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":1}`:                                          "position_buckets 1 with max_relative_positions 512 is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":80,"max_relative_positions":41}`:             "position_buckets 80 with max_relative_positions 41 is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":33554432,"max_relative_positions":33554432}`: "position_buckets, or without it max_relative_positions, is 33554432",
 	} {
 		_, err := ParseConfig([]byte(raw))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "config.json: ") {
@@ -541,7 +579,7 @@ func TestDefaults(t *testing.T) {
 		chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type use_cache pretraining_tp deterministic_flash_attn
 		bos_token_id eos_token_id cls_token_id sep_token_id mask_token_id tie_word_embeddings final_logit_softcapping
 		classifier_dropout qa_dropout seq_classif_dropout classifier_pooling classifier_bias classifier_activation decoder_bias
-		sparse_prediction sparse_pred_ignore_index initializer_cutoff_factor sinusoidal_pos_embds
+		sparse_prediction sparse_pred_ignore_index initializer_cutoff_factor sinusoidal_pos_embds pooler_dropout pooler_hidden_act legacy
 		summary_type summary_use_proj summary_activation summary_last_dropout num_decoder_layers decoder_start_token_id scale_decoder_outputs`) {
 		aside[key] = true
 	}
@@ -583,6 +621,9 @@ func TestDefaults(t *testing.T) {
 		}
 		if _, ok := base["use_task_id"]; ok { // without, the number of tasks has no consequence
 			base["use_task_id"] = true
+		}
+		if _, ok := base["relative_attention"]; ok { // without, distances have no consequence
+			base["relative_attention"], base["pos_att_type"], base["max_relative_positions"] = true, []any{"c2p"}, 30.0
 		}
 		plain, err := parse(base)
 		if err != nil {

@@ -180,7 +180,7 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	p.forward(w.qkv, a.qkv, p.enter(w.attn, &a.attn, x), gpustage.MatMul{})
 	p.a.ReleaseScratch(mark)
 	q, k := p.place(l, w, &a, true)
-	s.Attention(a.ctx, a.lse, q, k, a.qkv.Columns(c.queries()+c.keys(), a.qkv.Cols), p.attention(l))
+	s.Attention(a.ctx, a.lse, q, k, a.qkv.Columns(c.queries()+c.keys(), a.qkv.Cols), p.attention(l, p.positions(w)))
 	p.a.ReleaseScratch(mark)
 	a.qkv = p.storeFat(keep, a.qkv)
 	p.leave(keep, w.attn, &a.attn, w.out, x1, x, a.ctx, p.dropout(l, gpustage.SiteAttentionOut))
@@ -300,8 +300,11 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	}
 	a.qkv = p.load(a.qkv)
 	q, k := p.place(l, w, &a, false)
+	positions := p.positions(w)
+	dy := p.openPositions(&positions, g)
 	s.AttentionBackward(dqkv.Columns(0, e), dqkv.Columns(e, e+ek), dqkv.Columns(e+ek, e+2*ek), dctx, a.ctx, a.lse,
-		q, k, a.qkv.Columns(e+ek, e+2*ek), p.attention(l))
+		q, k, a.qkv.Columns(e+ek, e+2*ek), p.attention(l, positions))
+	p.positionsBackward(w, g, dy)
 	p.placeBackward(l, w, g, a, dqkv)
 	qkv := p.narrow(w.qkv, dqkv)
 	if g.qkv.trains() {
@@ -494,11 +497,12 @@ func (p *Pass) downBackward(l int, down, g linear, dz, pre gpustage.Tensor, bias
 	return d
 }
 
-func (p *Pass) attention(l int) gpustage.Attention {
+func (p *Pass) attention(l int, positions gpustage.Positions) gpustage.Attention {
 	c := p.m.Config
 	o := gpustage.Attention{
 		Seqs: p.in.seqs, Heads: c.Heads, KVHeads: c.kvHeads(), HeadDim: c.HeadDim(), Scale: c.QueryScale, SoftCap: c.SoftCap, Causal: c.Causal,
 		Dropout: p.dropout(l, gpustage.SiteAttention), BF16: p.m.Options.BF16, Bias: p.in.distances.bias, DBias: p.in.distances.gradient,
+		Positions: positions,
 	}
 	if o.Scale == 0 {
 		o.Scale = 1 / math.Sqrt(float64(c.HeadDim()))

@@ -25,6 +25,7 @@ type factors struct {
 	lo, hi int
 	layer  int
 	site   gpustage.Site
+	still  bool // nothing drops of what they take
 }
 
 // factors finds those of projections that lie side by side.
@@ -179,7 +180,7 @@ func (p *Pass) narrowed(f factors, x gpustage.Tensor) (dropped, u gpustage.Tenso
 }
 
 func (p *Pass) loraDropout(f factors) gpustage.Dropout {
-	if !p.train {
+	if !p.train || f.still {
 		return gpustage.Dropout{}
 	}
 	return gpustage.Dropout{P: p.m.lora().Dropout, Seqs: p.in.seqs, Layer: f.layer, Site: f.site}

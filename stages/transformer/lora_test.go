@@ -18,7 +18,7 @@ import (
 	"contraflow/testdata/harness"
 )
 
-var loraGoldens = []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused", "electra-all", "t5-all"}
+var loraGoldens = []string{"bert-qv", "bert-all", "bert-save", "qwen3-qo", "qwen3-last-o", "qwen3-all", "modernbert-fused", "electra-all", "t5-all", "deberta-qk", "deberta-own-all", "deberta-own-far"}
 
 // adapterOf is a golden's adapter_config.json.
 func adapterOf(t testing.TB, name string) *LoRA {
@@ -253,6 +253,9 @@ func TestFreezing(t *testing.T) {
 		{"lora/qwen3-tiny", Tuning{FreezeEmbeddings: true, FreezeLayers: 2}, 2}, // the final norm is left
 		{"families/mpnet", Tuning{FreezeEmbeddings: true, FreezeLayers: 1}, 1},
 		{"families/modernbert", Tuning{FreezeEmbeddings: true, FreezeLayers: 3}, 3},
+		{"families/deberta-v2", Tuning{FreezeEmbeddings: true, FreezeLayers: 1}, 1},
+		{"families/deberta-v2", Tuning{FreezeLayers: 2}, 0}, // that of the embeddings of distances, too
+		{"families/deberta-v2-own", Tuning{FreezeEmbeddings: true}, 0},
 	} {
 		for _, every := range []int{0, 2} {
 			t.Run(fmt.Sprintf("%s/%+v/every%d", c.folder, c.tuning, every), func(t *testing.T) {

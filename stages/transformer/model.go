@@ -51,6 +51,7 @@ type Model struct {
 	bottom   place             // the lowest at which something trains
 
 	biasTrains bool           // the relative attention bias does
+	farTrains  bool           // the embeddings of distances do, or their norm
 	operands   gpustage.DType // of what lies between products and attention: see operand
 	keepsBF16  bool           // copies of it wait for the backward pass in bf16
 	angles     *angles
@@ -94,6 +95,10 @@ func New(d gpustage.Device, c Config, h Head, o Options) (*Model, error) {
 	}
 	if p, ok := m.Layout.Find(c.names().relative + ".weight"); ok {
 		m.biasTrains = m.Layout.Trains(p)
+	}
+	for _, p := range m.Layout.Training() {
+		n := families[c.Family].names
+		m.farTrains = m.farTrains || c.Disentangled != nil && (p.Module() == n.distances || p.Module() == n.distancesNorm)
 	}
 	if o.Own != nil {
 		if err := m.openPartial(o.Own(m.Layout)); err != nil {
@@ -575,6 +580,9 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 	if bias := p.in.distances.gradient; !bias.IsZero() {
 		s.Fill(bias, 0)
 	}
+	if far := p.in.reached.gradient; !far.IsZero() {
+		s.Fill(far, 0)
+	}
 
 	if every := m.Options.CheckpointEvery; every > 0 {
 		for k := len(p.inputs) - 1; k >= 0; k-- {
@@ -601,6 +609,7 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		}
 	}
 	p.relativeBackward(g.relative)
+	p.reachBackward(&g)
 	if m.bottom < 0 {
 		var index gpustage.Tensor
 		g.word, index = p.wordGradient(g, to)
@@ -641,6 +650,9 @@ func (p *Pass) carry() {
 	p.carryDense()
 	if r := &p.in.distances; p.m.biasTrains {
 		r.gradient = p.keep(r.bias.Rows, r.bias.Cols)
+	}
+	if r := &p.in.reached; p.m.farTrains {
+		r.gradient = p.keep(r.x.Rows, r.x.Cols)
 	}
 }
 
@@ -692,14 +704,14 @@ func (m *Model) findBottom() place {
 	if here(g.word, g.position, g.kind, g.task, g.embedNorm.gamma) || c.projects() && (g.project.trains() || here(g.project.b)) {
 		return -1
 	}
-	if here(g.relative) { // all layers add to it
+	if here(g.relative, g.distances, g.distancesNorm.gamma) { // all layers add to it
 		return at(0, attentionPlace)
 	}
 	for l, w := range g.layers {
 		switch {
 		case here(w.attn.in.gamma):
 			return at(l, inPlace)
-		case w.qkv.trains() || here(w.queryNorm.gamma, w.keyNorm.gamma):
+		case w.qkv.trains() || w.distances.trains() || here(w.queryNorm.gamma, w.keyNorm.gamma):
 			return at(l, attentionPlace)
 		case w.out.trains() || here(w.attn.out.gamma, w.attn.sum.gamma):
 			return at(l, outPlace)

@@ -24,13 +24,17 @@ type names struct {
 	finalNorm            string // of the last layer's output
 	relative             string // the relative attention bias
 
+	distances, distancesNorm string // embeddings of distances (Disentangled), and their norm
+
 	layer string // with a verb for its number
 
 	attnIn, attnOut, attnSum string
 	firstPlain               bool     // layer 0 has no attnIn
 	qkv                      []string // query, key and value, or all of them in one tensor
 	queryNorm, keyNorm       string   // of each head
-	out                      string
+
+	distanceQueries, distanceKeys string // a layer's own projections of distances
+	out                           string
 
 	ffnIn, ffnOut, ffnSum string
 	up                    []string // gate and up in memory's order, or both in one tensor; up alone if not gated
@@ -87,7 +91,7 @@ func (c Config) parameters() []Param {
 	}
 
 	table(n.word, c.Vocab, c.WordDim(), embedding)
-	if c.Rotary == nil {
+	if c.Rotary == nil && !c.Unplaced {
 		table(n.position, c.MaxPositions+c.PadPositions, c.WordDim(), embedding)
 	}
 	table(n.kind, c.TypeVocab, c.WordDim(), embedding)
@@ -98,6 +102,12 @@ func (c Config) parameters() []Param {
 	}
 	norm(Outside, "", n.finalNorm, c.Hidden)
 	table(n.relative, c.RelativeBuckets, c.Heads, relativeBias)
+	if d := c.Disentangled; d != nil {
+		table(n.distances, 2*d.Span, c.Hidden, embedding)
+		if d.Norm {
+			norm(Outside, "", n.distancesNorm, c.Hidden)
+		}
+	}
 	in, head := c.Hidden, len(ps)
 	for _, d := range c.Dense {
 		linear(Outside, "", []string{d.Name + denseSuffix}, in, d.Bias, d.Out)
@@ -134,6 +144,9 @@ func (c Config) parameters() []Param {
 			norm(l, p, n.attnIn, c.Hidden)
 		}
 		linear(l, p, n.qkv, c.Hidden, !c.NoBias.has(QKVPart), c.queries(), c.keys(), c.keys())
+		if own := c.ownDistances(n); own != nil {
+			linear(l, p, own, c.Hidden, true, slices.Repeat([]int{c.queries()}, len(own))...)
+		}
 		norm(l, p, n.queryNorm, c.HeadDim())
 		norm(l, p, n.keyNorm, c.HeadDim())
 		part = partOut

@@ -266,7 +266,9 @@ type weights struct {
 	embedNorm, finalNorm norm
 	project              linear          // [C, E0]
 	relative             gpustage.Tensor // [buckets, H]
-	dense                []linear        // [out, in]
+	distances            gpustage.Tensor // [2*Span, C]: embeddings of distances
+	distancesNorm        norm
+	dense                []linear // [out, in]
 	score                scorerWeights
 	tokens               tokenWeights
 	layers               []layerWeights
@@ -283,6 +285,7 @@ func (w *weights) layer(l int) layerWeights {
 type layerWeights struct {
 	attn               half
 	qkv                linear // [(H+2*KVHeads)*D, C]: query, key, value
+	distances          linear // [H*D or 2*H*D, C]: queries and keys of distances; part of qkv, or the layer's own
 	queryNorm, keyNorm norm
 	out                linear // [C, H*D]
 	ffn                half
@@ -311,6 +314,7 @@ func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 	w := weights{
 		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"), task: v.tensor(n.task + ".weight"),
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
+		distances: v.tensor(n.distances + ".weight"), distancesNorm: v.norm(n.distancesNorm),
 		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v),
 	}
 	if c.projects() {
@@ -326,9 +330,10 @@ func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 func (c Config) layer(l *Layout, flat gpustage.Tensor, i int) layerWeights {
 	n, v := c.names(), viewer{l, flat}
 	p := fmt.Sprintf(n.layer, i)
+	qkv := v.linear(p, n.qkv...)
 	return layerWeights{
 		attn: half{in: v.norm(p + n.attnIn), out: v.norm(p + n.attnOut), sum: v.norm(p + n.attnSum)},
-		qkv:  v.linear(p, n.qkv...), queryNorm: v.norm(p + n.queryNorm), keyNorm: v.norm(p + n.keyNorm), out: v.linear(p, n.out),
+		qkv:  qkv, distances: c.ofDistances(v, p, n, qkv), queryNorm: v.norm(p + n.queryNorm), keyNorm: v.norm(p + n.keyNorm), out: v.linear(p, n.out),
 		ffn: half{in: v.norm(p + n.ffnIn), out: v.norm(p + n.ffnOut), sum: v.norm(p + n.ffnSum)},
 		up:  v.linear(p, n.up...), down: v.linear(p, n.down),
 	}

@@ -22,6 +22,7 @@ import (
 //	RoBERTa, XLM-R, Jina  cls    dropout, dense = classifier.dense, tanh, dropout, classifier.out_proj
 //	MPNet                 cls    likewise
 //	ELECTRA               cls    likewise, but with gelu
+//	DeBERTa               cls    dropout, dense = pooler.dense, gelu, dropout, classifier
 //	DistilBERT            cls    pre_classifier, relu, dropout, classifier
 //	ModernBERT            cls or mean  head.dense, gelu, head.norm, dropout, classifier
 //	decoders              last   score, or lm_head's rows of "yes" and "no"
@@ -82,6 +83,9 @@ type scorerConfig struct {
 	ClassifierPooling string            `json:"classifier_pooling"`
 	NormBias          bool              `json:"norm_bias"`
 	SeqDropout        *float64          `json:"seq_classif_dropout"`
+	PoolerDropout     *float64          `json:"pooler_dropout"`
+	PoolerAct         string            `json:"pooler_hidden_act"`
+	ClsDropout        *float64          `json:"cls_dropout"`
 	Tied              *bool             `json:"tie_word_embeddings"`
 	Cap               *float64          `json:"final_logit_softcapping"`
 }
@@ -99,7 +103,7 @@ func (c scorerConfig) labels() int {
 // Classifier is the head of the family's model for sequence classification. The labels of config.json are not those of a head that is
 // new.
 func (c Config) Classifier(raw []byte, fresh bool) (h Scorer, err error) {
-	s := scorerConfig{ClassifierAct: "gelu", ClassifierPooling: "cls"}
+	s := scorerConfig{ClassifierAct: "gelu", ClassifierPooling: "cls", PoolerAct: "gelu"}
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return h, fmt.Errorf("config.json: %w", err)
 	}
@@ -120,6 +124,9 @@ func (c Config) Classifier(raw []byte, fresh bool) (h Scorer, err error) {
 		case "electra":
 			h.Act = gpustage.GELU // whatever hidden_act says
 		}
+	case "deberta-v2":
+		h.Dense, h.DenseBias, h.DropoutIn, h.DropoutOut = "pooler.dense", true, or(s.PoolerDropout, 0), or(s.ClsDropout, c.HiddenDropout)
+		h.Act, err = parseActivation("pooler_hidden_act", s.PoolerAct)
 	case "distilbert":
 		h.Dense, h.DenseBias, h.Act, h.DropoutOut = "pre_classifier", true, gpustage.ReLU, or(s.SeqDropout, 0.2)
 	case "modernbert":

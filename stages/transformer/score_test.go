@@ -15,7 +15,7 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-var heads = []string{"bert", "xlm-roberta", "mpnet", "electra", "ernie", "jina", "distilbert", "modernbert-cls", "modernbert-mean", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "gemma-yes", "minicpm-layers", "minicpm-layer"}
+var heads = []string{"bert", "xlm-roberta", "mpnet", "electra", "ernie", "jina", "distilbert", "modernbert-cls", "modernbert-mean", "deberta-v2", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "gemma-yes", "minicpm-layers", "minicpm-layer"}
 
 // loadHead makes the model of one of testdata/golden/rerank, with its head.
 func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change func(*Config)) (*Model, gpustage.Stream, *goldens.Golden, Rows) {
@@ -264,6 +264,9 @@ func TestClassifierDropout(t *testing.T) {
 		{`"distilbert"`, 0, 0.2},
 		{`"distilbert","dropout":0.3,"classifier_dropout":0.4`, 0, 0.2}, // neither
 		{`"distilbert","seq_classif_dropout":0.4`, 0, 0.4},
+		{`"deberta-v2"`, 0, 0.1},
+		{`"deberta-v2","hidden_dropout_prob":0.3,"pooler_dropout":0.2,"classifier_dropout":0.4`, 0.2, 0.3}, // it has no classifier_dropout
+		{`"deberta-v2","cls_dropout":0`, 0, 0},
 		{`"modernbert","mlp_dropout":0.3`, 0, 0},
 		{`"modernbert","classifier_dropout":0.4`, 0, 0.4},
 		{`"ernie","hidden_dropout_prob":0.3`, 0, 0.3},

@@ -214,7 +214,10 @@ func (c Config) checkFused(l *Layout) error {
 	n := c.names()
 	for layer := range c.Layers {
 		prefix := fmt.Sprintf(n.layer, layer)
-		for _, group := range [][]string{n.qkv, n.up} {
+		for _, group := range [][]string{n.qkv, n.up, c.ownDistances(n)} {
+			if len(group) == 0 {
+				continue
+			}
 			first, _ := l.Find(prefix + group[0] + ".weight")
 			for _, name := range group[1:] {
 				if p, _ := l.Find(prefix + name + ".weight"); l.Trains(p) != l.Trains(first) {

@@ -72,6 +72,8 @@
 //   - VARIANT/hidden float32, VARIANT/embedding, VARIANT/signs/PARAMETER: the same weights under the configuration meta.variants[VARIANT].
 //   - roberta: padded/ids, lengths, hidden: a text with padding tokens in it, none of them masked. mpnet: buckets int64 [601], of
 //     distances (key - query) from -300 to 300. t5: buckets/N/REACH int64 [801], of N buckets for distances from -400 to 400.
+//     deberta-v2: rows/B/M int64 [1201], make_log_bucket_position of distances (query - key) from -600 to 600,
+//     for position_buckets B and max_relative_positions M.
 //   - families/rope: NAME and NAME/long (longrope) [R/2]: frequencies of rotary positions; cases: name, dim, factor, config.
 //
 // # lora

@@ -34,7 +34,7 @@ SMALL, DECODER = small.shape(POSITIONS)
 
 # As published folders name them: these classes build parts of the tokenizer anew, whatever tokenizer.json says.
 CLASSES = {
-    "wordpiece": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "mpnet": "MPNetTokenizer", "qwen2": "Qwen2Tokenizer",
+    "wordpiece": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "mpnet": "MPNetTokenizer", "deberta": "DebertaV2Tokenizer", "qwen2": "Qwen2Tokenizer",
     "qwen3-embedding": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "t5": "T5Tokenizer",
 }  # fmt: skip
 T5 = {"d_model": 48, "d_kv": 10, "d_ff": 96, "num_layers": 3, "num_heads": 4, "relative_attention_num_buckets": 16, "relative_attention_max_distance": 60}
@@ -47,6 +47,9 @@ FAMILIES = {
     "RoBERTa": ("RobertaConfig", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "roberta", SPM, "mean"),
     "XLM-RoBERTa": ("XLMRobertaConfig", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "xlm-roberta", SPM, "cls"),
     "MPNet": ("MPNetConfig", SMALL, "mpnet", SPM, "mean"),
+    "DeBERTa": ("DebertaV2Config", {**SMALL, **small.DEBERTA}, "deberta", WP, "mean"),
+    "DeBERTa, own projections": (
+        "DebertaV2Config", {**SMALL, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}, "deberta-punct", WP, "cls"),
     "DistilBERT": (
         "DistilBertConfig", {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": POSITIONS}, "wordpiece",
         WP, "mean",

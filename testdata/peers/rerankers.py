@@ -44,6 +44,7 @@ KINDS = {
     "RoBERTa": ("Roberta", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "roberta", SPM, "classifier"),
     "XLM-RoBERTa": ("XLMRoberta", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1}, "xlm-roberta", SPM, "classifier"),
     "MPNet": ("MPNet", SMALL, "mpnet", SPM, "classifier"),
+    "DeBERTa": ("DebertaV2", {**SMALL, **small.DEBERTA}, "deberta", WP, "classifier"),
     "DistilBERT": (
         "DistilBert", {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": POSITIONS, "num_labels": 1}, "wordpiece", WP, "classifier"),
     "ELECTRA": ("Electra", {**SMALL, "embedding_size": 20, "hidden_act": "relu"}, "wordpiece", WP, "classifier"),

@@ -18,6 +18,9 @@ transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
 BPE, SPM, WP = {"pad_token": "<|endoftext|>"}, {"pad_token": "<pad>"}, {"pad_token": "[PAD]"}
+# What DeBERTa v3 has besides a shape, on fewer buckets.
+DEBERTA = {"relative_attention": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
+           "position_biased_input": False}
 
 
 def shape(positions):

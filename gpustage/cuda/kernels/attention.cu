@@ -2,10 +2,15 @@
 // Arithmetic is f32, on values rounded to bf16 where the call says so. Never a T x T matrix: a block has 16 rows (queries, or keys for their
 // gradients), 4 to each of its warps, and walks over tiles of 32 partners, a lane to each. The backward pass is two kernels, by query and by
 // key, so that nothing is added by two blocks.
+//
+// With positions (gpustage.Positions) a block takes the keys and queries of the 47 distances of a tile beside its other rows: a score is three products
+// from shared memory instead of one, and a third kernel, whose rows are distances, makes the gradients of positions with the same products again. That is
+// about three times the work of plain attention forward, and four times on the way back, without tensor cores in bf16 either.
 #include "attention.cuh"
 
 #define OWN 16   // rows of a block
 #define OTHER 32 // rows of a tile
+#define FAR (OWN + OTHER - 1) // distances of a tile
 
 DEVICE float rounded(const Attention &a, float v) { return a.bf16 ? round_bf16(v) : v; }
 
@@ -20,6 +25,29 @@ DEVICE void stage(const Attention &a, float *to, int pitch, const void *from, in
 DEVICE float dot(const float *a, const float *b, int n) {
 	float s = 0.f;
 	for (int d = 0; d < n; d++) s += a[d] * b[d];
+	return s;
+}
+
+// Far is what a call has of positions; the launching side fills a struct of the same layout.
+struct Far {
+	const void *keys, *queries; // [R, H*D], or 0
+	const int *rows;            // [2*reach-1]: theirs for each distance
+	int skeys, squeries, reach, longest; // longest is that of sequences
+};
+
+// stage_far copies what positions have, keys or queries, of count distances from first on. Nobody sees those beyond a sequence.
+DEVICE void stage_far(const Attention &a, const Far &f, float *to, int pitch, const void *from, int stride, int first, int count, int head) {
+	for (int i = threadIdx.x; from && i < count * a.dim; i += blockDim.x) {
+		int r = i / a.dim, d = i % a.dim, row = f.rows[min(2 * f.reach - 2, max(0, f.reach - 1 + first + r))];
+		to[r * pitch + d] = rounded(a, load_one(from, (size_t)row * stride + head * a.dim + d, a.half));
+	}
+}
+
+// far_products is what positions add to a query's product with a key.
+DEVICE float far_products(const Attention &a, const Far &f, const float *q, const float *k, const float *pk, const float *pq) {
+	float s = 0.f;
+	if (f.keys) s += dot(q, pk, a.dim);
+	if (f.queries) s += dot(k, pq, a.dim);
 	return s;
 }
 
@@ -46,11 +74,12 @@ DEVICE float factor(const Attention &a, int b, int i, int j, int h) {
 }
 
 // NV is the number of features of a lane: dim <= 32*NV.
-template <int NV> DEVICE void forward(const Attention &a) {
+template <int NV, bool POSITIONS> DEVICE void forward(const Attention &a, const Far &f) {
 	DYNAMIC_SHARED(float, shared);
 	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (q0 >= n) return;
 	float *qs = shared, *ks = qs + OWN * dim, *vs = ks + OTHER * (dim + 1), *ps = vs + OTHER * dim;
+	float *pks = ps + OWN * OTHER, *pqs = pks + FAR * (dim + 1); // of distance d at d - (k0 - q0) + OWN - 1
 	stage(a, qs, dim, a.q, a.sq, lo, q0, OWN, n, h);
 	float acc[4][NV] = {}, top[4], z[4] = {};
 	for (int r = 0; r < 4; r++) top[r] = MINUS_INF;
@@ -59,12 +88,22 @@ template <int NV> DEVICE void forward(const Attention &a) {
 		__syncthreads();
 		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, n, h / a.group);
 		stage(a, vs, dim, a.v, a.sv, lo, k0, OTHER, n, h / a.group);
+		if (POSITIONS) {
+			stage_far(a, f, pks, dim + 1, f.keys, f.skeys, k0 - q0 - (OWN - 1), FAR, h);
+			stage_far(a, f, pqs, dim + 1, f.queries, f.squeries, k0 - q0 - (OWN - 1), FAR, h);
+		}
 		__syncthreads();
 #pragma unroll
 		for (int r = 0; r < 4; r++) {
 			int own = warp_id() * 4 + r, i = q0 + own, j = k0 + lane_id();
 			float s = MINUS_INF;
-			if (visible(a, i, j, n)) s = score(a, dot(qs + own * dim, ks + lane_id() * (dim + 1), dim), i, j, h).s;
+			if (visible(a, i, j, n)) {
+				const float *q = qs + own * dim, *k = ks + lane_id() * (dim + 1);
+				float product = dot(q, k, dim);
+				int far = (lane_id() - own + OWN - 1) * (dim + 1);
+				if (POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
+				s = score(a, product, i, j, h).s;
+			}
 			float m = fmaxf(top[r], warp_max(s));
 			float from = m == MINUS_INF ? 0.f : m, p = expf(s - from), shrink = expf(top[r] - from); // a row may see nothing yet
 			z[r] = z[r] * shrink + warp_sum(p);
@@ -125,11 +164,12 @@ template <int NV> DEVICE void accumulate(float acc[NV], const float *weights, co
 	}
 }
 
-template <int NV> DEVICE void backward_q(const Attention &a) {
+template <int NV, bool POSITIONS> DEVICE void backward_q(const Attention &a, const Far &f) {
 	DYNAMIC_SHARED(float, shared);
 	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (q0 >= n) return;
 	float *qs = shared, *os = qs + OWN * dim, *ks = os + OWN * dim, *vs = ks + OTHER * (dim + 1), *ds = vs + OTHER * (dim + 1);
+	float *pks = ds + OWN * OTHER, *pqs = pks + FAR * (dim + 1);
 	stage(a, qs, dim, a.q, a.sq, lo, q0, OWN, n, h);
 	stage(a, os, dim, a.dctx, a.sdctx, lo, q0, OWN, n, h);
 	float acc[4][NV] = {};
@@ -138,13 +178,21 @@ template <int NV> DEVICE void backward_q(const Attention &a) {
 		__syncthreads();
 		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, n, h / a.group);
 		stage(a, vs, dim + 1, a.v, a.sv, lo, k0, OTHER, n, h / a.group);
+		if (POSITIONS) {
+			stage_far(a, f, pks, dim + 1, f.keys, f.skeys, k0 - q0 - (OWN - 1), FAR, h);
+			stage_far(a, f, pqs, dim + 1, f.queries, f.squeries, k0 - q0 - (OWN - 1), FAR, h);
+		}
 		__syncthreads();
 #pragma unroll
 		for (int r = 0; r < 4; r++) {
 			int own = warp_id() * 4 + r, i = q0 + own, j = k0 + lane_id();
 			float d = 0.f;
 			if (visible(a, i, j, n)) {
-				Score c = score(a, dot(qs + own * dim, ks + lane_id() * (dim + 1), dim), i, j, h);
+				const float *q = qs + own * dim, *k = ks + lane_id() * (dim + 1);
+				float product = dot(q, k, dim);
+				int far = (lane_id() - own + OWN - 1) * (dim + 1);
+				if (POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
+				Score c = score(a, product, i, j, h);
 				float p = expf(c.s - a.lse[(size_t)h * a.slse + lo + i]);
 				float dp = factor(a, b, i, j, h) * dot(os + own * dim, vs + lane_id() * (dim + 1), dim);
 				d = rounded(a, p * (dp - a.delta[(size_t)h * a.sdelta + lo + i]) * c.slope * a.scale);
@@ -152,6 +200,7 @@ template <int NV> DEVICE void backward_q(const Attention &a) {
 			ds[own * OTHER + lane_id()] = d;
 			__syncwarp();
 			accumulate<NV>(acc[r], ds + own * OTHER, ks, dim + 1, dim);
+			if (POSITIONS && f.keys) accumulate<NV>(acc[r], ds + own * OTHER, pks + (OWN - 1 - own) * (dim + 1), dim + 1, dim);
 		}
 	}
 #pragma unroll
@@ -165,12 +214,13 @@ template <int NV> DEVICE void backward_q(const Attention &a) {
 	}
 }
 
-template <int NV> DEVICE void backward_kv(const Attention &a) {
+template <int NV, bool POSITIONS> DEVICE void backward_kv(const Attention &a, const Far &f) {
 	DYNAMIC_SHARED(float, shared);
 	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (k0 >= n) return;
 	float *ks = shared, *vs = ks + OWN * dim, *qs = vs + OWN * dim, *os = qs + OTHER * (dim + 1);
 	float *ps = os + OTHER * (dim + 1); // of probabilities, then of their gradients: with both, 256 features would not fit into 99 KB
+	float *pks = ps + OWN * OTHER, *pqs = pks + FAR * (dim + 1); // of distance d at d - (k0 - q0) + OTHER - 1
 	stage(a, ks, dim, a.k, a.sk, lo, k0, OWN, n, kv);
 	stage(a, vs, dim, a.v, a.sv, lo, k0, OWN, n, kv);
 	float dk[4][NV] = {}, dv[4][NV] = {};
@@ -180,13 +230,21 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 			__syncthreads();
 			stage(a, qs, dim + 1, a.q, a.sq, lo, q0, OTHER, n, h);
 			stage(a, os, dim + 1, a.dctx, a.sdctx, lo, q0, OTHER, n, h);
+			if (POSITIONS) {
+				stage_far(a, f, pks, dim + 1, f.keys, f.skeys, k0 - q0 - (OTHER - 1), FAR, h);
+				stage_far(a, f, pqs, dim + 1, f.queries, f.squeries, k0 - q0 - (OTHER - 1), FAR, h);
+			}
 			__syncthreads();
 #pragma unroll
 			for (int r = 0; r < 4; r++) {
 				int own = warp_id() * 4 + r, i = q0 + lane_id(), j = k0 + own;
 				float p = 0.f, d = 0.f;
 				if (visible(a, i, j, n)) {
-					Score c = score(a, dot(qs + lane_id() * (dim + 1), ks + own * dim, dim), i, j, h);
+					const float *q = qs + lane_id() * (dim + 1), *k = ks + own * dim;
+					float product = dot(q, k, dim);
+					int far = (own - lane_id() + OTHER - 1) * (dim + 1);
+					if (POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
+					Score c = score(a, product, i, j, h);
 					float m = factor(a, b, i, j, h);
 					p = expf(c.s - a.lse[(size_t)h * a.slse + lo + i]);
 					d = m * dot(os + lane_id() * (dim + 1), vs + own * dim, dim);
@@ -200,6 +258,7 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 				ps[own * OTHER + lane_id()] = d;
 				__syncwarp();
 				accumulate<NV>(dk[r], ps + own * OTHER, qs, dim + 1, dim);
+				if (POSITIONS && f.queries) accumulate<NV>(dk[r], ps + own * OTHER, pqs + (own + OTHER - 1) * (dim + 1), -(dim + 1), dim);
 			}
 		}
 	}
@@ -217,9 +276,9 @@ template <int NV> DEVICE void backward_kv(const Attention &a) {
 }
 
 #define FOR_DIM(nv, dim)                                                                          \
-	KERNEL __launch_bounds__(128) attention_##dim(Attention a) { forward<nv>(a); }                \
-	KERNEL __launch_bounds__(128) attention_backward_q_##dim(Attention a) { backward_q<nv>(a); }  \
-	KERNEL __launch_bounds__(128) attention_backward_kv_##dim(Attention a) { backward_kv<nv>(a); }
+	KERNEL __launch_bounds__(128) attention_##dim(Attention a) { forward<nv, false>(a, Far()); }                \
+	KERNEL __launch_bounds__(128) attention_backward_q_##dim(Attention a) { backward_q<nv, false>(a, Far()); }  \
+	KERNEL __launch_bounds__(128) attention_backward_kv_##dim(Attention a) { backward_kv<nv, false>(a, Far()); }
 
 FOR_DIM(1, 32)
 FOR_DIM(2, 64)
@@ -256,4 +315,86 @@ KERNEL attention_dbias(Attention a) {
 	if (lane_id() == 0) parts[warp_id()] = sum;
 	__syncthreads();
 	if (threadIdx.x == 0) a.dbias[(size_t)r * a.sdbias + h] += parts[0] + parts[1] + parts[2] + parts[3];
+}
+
+// far_gradients adds up, for 16 distances of a head, the gradients of their keys and queries, over every workers-th sequence: into parts
+// [workers, H, 2*longest-1, 2*D].
+template <int NV> DEVICE void far_gradients(const Attention &a, const Far &f, float *parts) {
+	DYNAMIC_SHARED(float, shared);
+	int h = blockIdx.y, longest = f.longest, first = blockIdx.z * OWN - (longest - 1), dim = a.dim, pitch = dim + 1;
+	float *pks = shared, *pqs = pks + OWN * dim, *qs = pqs + OWN * dim, *os = qs + OTHER * pitch;
+	float *ks = os + OTHER * pitch, *vs = ks + FAR * pitch, *ds = vs + FAR * pitch;
+	stage_far(a, f, pks, dim, f.keys, f.skeys, first, OWN, h);
+	stage_far(a, f, pqs, dim, f.queries, f.squeries, first, OWN, h);
+	float dk[4][NV] = {}, dq[4][NV] = {};
+	for (int b = blockIdx.x; b < a.rows; b += gridDim.x) {
+		int lo = a.cu[b], n = a.cu[b + 1] - lo;
+		for (int q0 = 0; q0 < n; q0 += OTHER) {
+			int k0 = q0 + first; // query q0 + l and distance first + o have key k0 + l + o
+			if (k0 >= n || k0 + FAR <= 0) continue;
+			__syncthreads();
+			stage(a, qs, pitch, a.q, a.sq, lo, q0, OTHER, n, h);
+			stage(a, os, pitch, a.dctx, a.sdctx, lo, q0, OTHER, n, h);
+			int before = max(0, -k0); // keys that are not there
+			for (int i = threadIdx.x; i < before * pitch; i += blockDim.x) ks[i] = vs[i] = 0.f;
+			stage(a, ks + before * pitch, pitch, a.k, a.sk, lo, k0 + before, FAR - before, n, h);
+			stage(a, vs + before * pitch, pitch, a.v, a.sv, lo, k0 + before, FAR - before, n, h);
+			__syncthreads();
+#pragma unroll
+			for (int r = 0; r < 4; r++) {
+				int own = warp_id() * 4 + r, i = q0 + lane_id(), at = lane_id() + own, j = k0 + at;
+				float d = 0.f;
+				if (j >= 0 && visible(a, i, j, n)) {
+					const float *q = qs + lane_id() * pitch, *k = ks + at * pitch;
+					Score c = score(a, dot(q, k, dim) + far_products(a, f, q, k, pks + own * dim, pqs + own * dim), i, j, h);
+					float p = expf(c.s - a.lse[(size_t)h * a.slse + lo + i]);
+					d = factor(a, b, i, j, h) * dot(os + lane_id() * pitch, vs + at * pitch, dim);
+					d = rounded(a, p * (d - a.delta[(size_t)h * a.sdelta + lo + i]) * c.slope * a.scale);
+				}
+				ds[own * OTHER + lane_id()] = d;
+				__syncwarp();
+				accumulate<NV>(dk[r], ds + own * OTHER, qs, pitch, dim);
+				accumulate<NV>(dq[r], ds + own * OTHER, ks + own * pitch, pitch, dim);
+				__syncwarp();
+			}
+		}
+	}
+#pragma unroll
+	for (int r = 0; r < 4; r++) {
+		int at = blockIdx.z * OWN + warp_id() * 4 + r;
+		float *to = parts + ((size_t)(blockIdx.x * a.heads + h) * (2 * longest - 1) + at) * 2 * dim;
+#pragma unroll
+		for (int v = 0; v < NV; v++) {
+			int d = lane_id() + v * WARP;
+			if (at < 2 * longest - 1 && d < dim) to[d] = dk[r][v], to[dim + d] = dq[r][v];
+		}
+	}
+}
+
+KERNEL __launch_bounds__(128) positions_32(Attention a, Far f) { forward<1, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_backward_q_32(Attention a, Far f) { backward_q<1, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_backward_kv_32(Attention a, Far f) { backward_kv<1, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_gradients_32(Attention a, Far f, float *parts) { far_gradients<1>(a, f, parts); }
+KERNEL __launch_bounds__(128) positions_64(Attention a, Far f) { forward<2, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_backward_q_64(Attention a, Far f) { backward_q<2, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_backward_kv_64(Attention a, Far f) { backward_kv<2, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_gradients_64(Attention a, Far f, float *parts) { far_gradients<2>(a, f, parts); }
+KERNEL __launch_bounds__(128) positions_128(Attention a, Far f) { forward<4, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_backward_q_128(Attention a, Far f) { backward_q<4, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_backward_kv_128(Attention a, Far f) { backward_kv<4, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_gradients_128(Attention a, Far f, float *parts) { far_gradients<4>(a, f, parts); }
+
+// positions_sum adds what workers have of all distances that share row blockIdx.x, of a head, to its keys' and queries' gradients, in their order.
+KERNEL positions_sum(Attention a, Far f, const float *parts, int workers, float *dk, int sdk, float *dq, int sdq) {
+	int row = blockIdx.x, h = blockIdx.y, dim = a.dim, count = 2 * f.longest - 1;
+	for (int d = threadIdx.x; d < 2 * dim; d += blockDim.x) {
+		float *to = d < dim ? dk : dq;
+		if (!to) continue;
+		float sum = 0.f;
+		for (int i = 0; i < count; i++) {
+			if (f.rows[f.reach - f.longest + i] != row) continue;
+			for (int w = 0; w < workers; w++) sum += parts[((size_t)(w * a.heads + h) * count + i) * 2 * dim + d];
+		}
+		to[(size_t)row * (d < dim ? sdk : sdq) + h * dim + d % dim] += sum;
+	}
 }

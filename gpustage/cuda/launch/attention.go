@@ -16,12 +16,13 @@ type attentionArgs struct {
 	scale, cap, keep                                                           float32
 }
 
-const maxHeadDim = 256 // of attention.cu
+// Of attention.cu; and with positions, whose tiles are to fit into 99 KB.
+const maxHeadDim, maxFarDim = 256, 128
 
 // refusesMix refuses q and others if only some are BF16, if they are and the attention does not round, and if they are neither BF16 nor F32.
 func (s *Stream) refusesMix(op string, o gpustage.Attention, q tensor, others ...tensor) bool {
-	for _, t := range others {
-		if half(t) != half(q) {
+	for _, t := range append(others, o.Positions.Keys, o.Positions.Queries) {
+		if !t.IsZero() && half(t) != half(q) {
 			s.Fail(fmt.Errorf("%s: q is %v and another of its tensors %v: want all of them in bf16, or none", op, q, t))
 		}
 	}
@@ -29,6 +30,12 @@ func (s *Stream) refusesMix(op string, o gpustage.Attention, q tensor, others ..
 		s.Fail(fmt.Errorf("%s: q is %v, and the attention does not round to bf16", op, q))
 	}
 	return s.err != nil || !s.f32(op, as32(q))
+}
+
+// far32 is a call whose positions are as32.
+func far32(o gpustage.Attention) gpustage.Attention {
+	o.Positions.Keys, o.Positions.Queries = as32(o.Positions.Keys), as32(o.Positions.Queries)
+	return o
 }
 
 // wideHeads tells whether all tensors' heads may be moved 16 bytes at a time.
@@ -61,10 +68,15 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 	if !o.Bias.IsZero() {
 		a.reach = int32(o.Reach())
 	}
+	if !o.Positions.None() && o.HeadDim > maxFarDim {
+		s.Fail(fmt.Errorf("attention: heads of %d features that see positions; this device has kernels for at most %d", o.HeadDim, maxFarDim))
+	}
 	if d := o.Dropout; d.Active() {
 		a.keys, a.site, a.threshold, a.keep = s.address(d.Seqs.Keys), site(d), d.Threshold(), float32(d.KeepScale())
 	}
 	switch d := o.HeadDim; {
+	case !o.Positions.None():
+		return a, false
 	case !o.Bias.IsZero():
 		flash = d == 64 && a.group == 1 && o.SoftCap == 0 && o.Bias.Rows <= mostBias
 	case d == 32, d == 64, d == 128:
@@ -104,8 +116,31 @@ func grid(o gpustage.Attention, heads, rows int) [3]int {
 	return [3]int{o.Seqs.Rows, heads, ceil(o.Seqs.MaxLen, rows)}
 }
 
-// The tiles of attention.cu (OWN, OTHER).
-const ownRows, otherRows = 16, 32
+// The tiles of attention.cu (OWN, OTHER), and the distances of one (FAR).
+const ownRows, otherRows, farRows = 16, 32, 47
+
+// plain starts a kernel of attention.cu.
+func (s *Stream) plain(kernel string, grid [3]int, shared int, a *attentionArgs, o gpustage.Attention) {
+	if o.Positions.None() {
+		s.launch(fmt.Sprintf("attention%s_%d", kernel, family(o.HeadDim)), grid, attentionBlock, shared, a)
+		return
+	}
+	s.launch(fmt.Sprintf("positions%s_%d", kernel, family(o.HeadDim)), grid, attentionBlock, shared+4*2*farRows*(o.HeadDim+1), a, s.far(o))
+}
+
+// farArgs has the layout of attention.cu's Far.
+type farArgs struct {
+	keys, queries, rows             uintptr
+	skeys, squeries, reach, longest int32
+}
+
+func (s *Stream) far(o gpustage.Attention) *farArgs {
+	p := o.Positions
+	return &farArgs{
+		keys: s.address(p.Keys), queries: s.address(p.Queries), rows: s.address(p.Rows),
+		skeys: int32(p.Keys.Stride), squeries: int32(p.Queries.Stride), reach: int32(p.Reach()), longest: int32(o.Seqs.MaxLen),
+	}
+}
 
 // flashBlock is a block of flash.cu or hopper.cu, whose warps have 16 rows or 32, and how many rows that is: 64 while one or two such blocks have a
 // sequence, and otherwise the most that the kernel's launch bounds allow.
@@ -122,7 +157,7 @@ var attentionBlock = [3]int{128, 1, 1}
 // Attention chooses the kernel by type, head size and what scores go through.
 func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	const op = "attention"
-	if s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.refusesMix(op, o, q, k, v, ctx) {
+	if s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), far32(o))) || s.refusesMix(op, o, q, k, v, ctx) {
 		return
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
@@ -154,7 +189,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 		return
 	}
 	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
-	s.launch(fmt.Sprintf("attention_%d", family(d)), grid(o, o.Heads, ownRows), attentionBlock, shared, a)
+	s.plain("", grid(o, o.Heads, ownRows), shared, a, o)
 }
 
 // grouped tells whether hopper.cu has the kernels for what flash.cu takes.
@@ -201,8 +236,8 @@ func flashBytes(rows, dim int) int { return 2 * rows * (dim + 8) }
 // AttentionBackward is <dctx, ctx> for each query, the gradients by query and by key, and the bias's.
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	const op = "attention backward"
-	if s.Refuse(gpustage.CheckAttention(op, as32(dctx), lse, as32(dq), as32(dk), as32(dv), o)) ||
-		s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), o)) || s.refusesMix(op, o, q, k, v, ctx, dctx, dq, dk, dv) {
+	if s.Refuse(gpustage.CheckAttention(op, as32(dctx), lse, as32(dq), as32(dk), as32(dv), far32(o))) ||
+		s.Refuse(gpustage.CheckAttention(op, as32(ctx), lse, as32(q), as32(k), as32(v), far32(o))) || s.refusesMix(op, o, q, k, v, ctx, dctx, dq, dk, dv) {
 		return
 	}
 	a, flash := s.attention(ctx, lse, q, k, v, o)
@@ -272,8 +307,11 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		return
 	}
 	tiles := 4 * (2*ownRows*d + 2*otherRows*(d+1) + ownRows*otherRows)
-	s.launch(fmt.Sprintf("attention_backward_q_%d", family(d)), grid(o, o.Heads, ownRows), attentionBlock, tiles, a)
-	s.launch(fmt.Sprintf("attention_backward_kv_%d", family(d)), grid(o, kv, ownRows), attentionBlock, tiles, a)
+	s.plain("_backward_q", grid(o, o.Heads, ownRows), tiles, a, o)
+	s.plain("_backward_kv", grid(o, kv, ownRows), tiles, a, o)
+	if p := o.Positions; !p.DKeys.IsZero() || !p.DQueries.IsZero() {
+		s.farGradients(a, o)
+	}
 	if !o.DBias.IsZero() {
 		s.launch("attention_dbias", [3]int{o.Bias.Rows, o.Heads, 1}, attentionBlock, 0, a)
 	}
@@ -290,4 +328,18 @@ func (s *Stream) flashBias(a *attentionArgs, o gpustage.Attention) {
 	}
 	s.launch("flash_dbias_64", [3]int{workers, o.Heads, 1}, [3]int{128, 1, 1}, flashBytes(2*tile, 64)+4*4*rows*(tile+8)+5*biasBytes(o), a, flat(parts))
 	s.launch("flash_dbias_sum", [3]int{ceil(o.Bias.Rows, 128), o.Heads, 1}, [3]int{128, 1, 1}, 0, a, flat(parts), workers)
+}
+
+// farGradients adds to the gradients of positions' keys and queries. Up to four blocks share the sequences of 16 distances of a head, which is work for a
+// GPU of 132 multiprocessors where texts have 32 tokens.
+func (s *Stream) farGradients(a *attentionArgs, o gpustage.Attention) {
+	p, d, longest := o.Positions, o.HeadDim, o.Seqs.MaxLen
+	workers := min(o.Seqs.Rows, 4)
+	parts := s.scratch(gpustage.F32, workers*o.Heads, (2*longest-1)*2*d)
+	if s.err != nil {
+		return
+	}
+	bytes := 4 * (2*ownRows*d + 2*otherRows*(d+1) + 2*farRows*(d+1) + ownRows*otherRows)
+	s.launch(fmt.Sprintf("positions_gradients_%d", family(d)), [3]int{workers, o.Heads, ceil(2*longest-1, ownRows)}, attentionBlock, bytes, a, s.far(o), flat(parts))
+	s.launch("positions_sum", [3]int{p.Count(), o.Heads, 1}, attentionBlock, 0, a, s.far(o), flat(parts), workers, p.DKeys, p.DQueries)
 }

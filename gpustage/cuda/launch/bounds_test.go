@@ -42,8 +42,13 @@ func TestLaunchBounds(t *testing.T) {
 				}
 				x, lse := tensor(kind, n, dim), tensor(gpustage.F32, 1, n)
 				o := gpustage.Attention{Seqs: gpustage.Sequences{Rows: 1, Tokens: n, MaxLen: n, Cu: tensor(gpustage.I32, 1, 2)}, Heads: 1, HeadDim: dim, Scale: 1, BF16: bf16}
-				for _, bias := range []gpustage.Tensor{{}, tensor(gpustage.F32, 9, 1)} {
-					o.Bias, o.DBias = bias, bias
+				at := gpustage.Positions{
+					Keys: tensor(kind, 5, dim), Queries: tensor(kind, 5, dim), Rows: tensor(gpustage.I32, 1, 2*n-1), DKeys: tensor(gpustage.F32, 5, dim), DQueries: tensor(gpustage.F32, 5, dim),
+				}
+				for i, bias := range []gpustage.Tensor{{}, tensor(gpustage.F32, 9, 1), {}} {
+					if o.Bias, o.DBias = bias, bias; i == 2 && dim <= maxFarDim {
+						o.Positions = at
+					}
 					for _, s := range []*Stream{s, grouped} {
 						s.Attention(x, lse, x, x, x, o)
 						s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)

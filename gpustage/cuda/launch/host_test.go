@@ -26,7 +26,7 @@ func TestConformanceSeparate(t *testing.T) {
 	d := onhost.Open(t, onhost.Plain)
 	d.Launched = map[string]int{}
 	d.Separate, d.Warpgroups, d.Piece = true, true, 8192
-	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Attention", "Large")
+	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Attention", "Positions", "Large")
 	for _, k := range kernels.Names("hopper.cu") {
 		if d.Launched[k] == 0 {
 			t.Errorf("%s has not run", k)

@@ -273,6 +273,8 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 			box(uint64(flag(v)))
 		case *attentionArgs:
 			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
+		case *farArgs:
+			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
 		case *sumArgs:
 			box(unsafe.Slice((*uint64)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8)...)
 		case *updateArgs:

@@ -142,6 +142,8 @@ func (s *Stream) settle(args ...any) {
 			for _, word := range unsafe.Slice((*uintptr)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/8) {
 				touch = touch || s.waits(word, word+1)
 			}
+		case *farArgs:
+			touch = s.waits(v.keys, v.keys+1) || s.waits(v.queries, v.queries+1)
 		case *updateArgs:
 			touch = true // of all parameters
 		}

@@ -33,6 +33,7 @@ import transformers
 from goldens import error, report, save
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -49,6 +50,9 @@ SPECIAL = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
 DECODER = {**SMALL, **SPECIAL, "num_key_value_heads": 2}
 T5 = {"vocab_size": VOCAB, "d_model": 24, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 8,
       "relative_attention_max_distance": 20, "dropout_rate": 0.0, "pad_token_id": PAD, "eos_token_id": 2}
+
+# DeBERTa's position_buckets and max_relative_positions; the first are v3's.
+DISTANCES = [(256, 512), (8, 40), (32, 128), (64, 600), (5, 100), (2, 30), (3, 30)]
 
 # name: config class and arguments, pooling, what the weights are stored as, variants
 FAMILIES = {
@@ -143,6 +147,20 @@ FAMILIES = {
         config="JinaEmbeddingsV3Config", args={**BERT, "type_vocab_size": 1}, pooling="mean", dtype=torch.bfloat16,
         variants={"linear": {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "linear", "factor": 2.0}}},
     ),
+    # DeBERTa as v3 has it, then with projections of distances, learned positions and token types, without buckets, then without distances.
+    "deberta-v2": dict(
+        config="DebertaV2Config", number=100,
+        args={**BERT, "relative_attention": True, "position_buckets": 8, "max_relative_positions": 40, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+              "pos_att_type": "p2c|c2p", "position_biased_input": False, "layer_norm_eps": 1e-7},
+        pooling="mean", dtype=torch.bfloat16, lengths=[1, 19, 6, 2, 38],
+        variants={"c2p": {"pos_att_type": ["c2p"]}, "p2c": {"pos_att_type": "p2c"}},
+    ),
+    "deberta-v2-own": dict(
+        config="DebertaV2Config", number=101,
+        args={**BERT, "relative_attention": True, "max_relative_positions": 9, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2, "hidden_act": "gelu_new"},
+        pooling="cls", dtype=torch.bfloat16,
+    ),
+    "deberta-v2-plain": dict(config="DebertaV2Config", number=102, args={**BERT, "pos_att_type": "c2p"}, pooling="cls", dtype=torch.bfloat16, lengths=[4, 9]),
 }  # fmt: skip
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}  # AutoModel has decoders in them, sentence-transformers has these
 
@@ -217,8 +235,8 @@ def run(model, rows, r, pooling, alone=False):
     return torch.cat(hiddens).detach(), emb.detach()
 
 
-def gradients(model, folder):
-    """The gradients under the names, and in the shapes, in which the model's parameters are saved."""
+def gradients(model, folder, head="pooler."):
+    """The gradients under the names, and in the shapes, in which the model's parameters are saved; without those of a head that embeddings do not use."""
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for a, b in zip(twin.parameters(), model.parameters()):
@@ -226,7 +244,7 @@ def gradients(model, folder):
     twin.save_pretrained(folder)
     found = load_file(folder / "model.safetensors")
     shutil.rmtree(folder)
-    return {n: g for n, g in found.items() if not n.startswith("pooler.")}
+    return {n: g for n, g in found.items() if not head or not n.startswith(head)}
 
 
 def signs(n, k):
@@ -240,7 +258,7 @@ def checks(gradient):
 
 
 def make(number, name, spec):
-    seed = SEED + number
+    seed = SEED + spec.get("number", number)  # so that a family's own does not depend on those before it
     generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, spec["config"])(**spec["args"])
     lengths = spec.get("lengths", LENGTHS)
@@ -312,6 +330,9 @@ def make(number, name, spec):
     if name == "t5":
         for n, reach in [(32, 128), (8, 20), (16, 300), (33, 64), (4, 2), (5, 9)]:
             arrays[f"buckets/{n}/{reach}"] = T5Attention._relative_position_bucket(torch.arange(-400, 401), True, n, reach)
+    if name == "deberta-v2":
+        for buckets, longest in DISTANCES:
+            arrays[f"rows/{buckets}/{longest}"] = make_log_bucket_position(torch.arange(-600, 601), buckets, longest).long()
     save(
         f"families/{name}", arrays,
         {"about": f"a random {spec['config'][:-6]}; gradients are those of sum(embedding * r)", "pooling": spec["pooling"], "variants": variants},

@@ -3,7 +3,8 @@ trains; and the first gradient of contrastive training with and without LoRA, ov
 
 lora/qwen3-tiny is a small random decoder that has the vocabulary of bert/minilm-tiny.
 
-Needs torch 2.9, transformers 5.23, peft 0.21. Run: python testdata/golden/lora/make.py [CASE ...] (ten seconds; writes only here)
+Needs torch 2.9, transformers 5.23, peft 0.21. Run: python testdata/golden/lora/make.py [CASE ...] (ten seconds; writes only here; with names of cases
+those alone)
 """
 
 import importlib.util
@@ -45,9 +46,14 @@ CASES = {
     "modernbert-fused": ("families/modernbert", "cls", dict(r=4, lora_alpha=4, target_modules=["Wqkv", "mlp.Wo"])),
     "electra-all": ("families/electra", "mean", dict(r=2, lora_alpha=5, target_modules="all-linear")),
     "t5-all": ("families/t5", "mean", dict(r=2, lora_alpha=5, target_modules="all-linear")),
+    # Factors of queries and keys act on distances, too; the second model has projections of its own for those.
+    "deberta-qk": ("families/deberta-v2", "mean", dict(r=4, lora_alpha=8, target_modules=["query_proj", "key_proj"])),
+    "deberta-own-all": ("families/deberta-v2-own", "cls", dict(r=2, lora_alpha=6, target_modules="all-linear")),
+    "deberta-own-far": ("families/deberta-v2-own", "cls", dict(r=2, lora_alpha=6, target_modules=["layer.1.attention.self.pos_key_proj"])),
 }  # fmt: skip
 
 # As PEFT saves an adapter of a model with a head, whose names have a prefix that the base's folder lacks.
+HEAD_SEED = SEED + 7
 HEAD = "qwen3-head", QWEN3, "mean", dict(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["norm"])
 
 # Contrastive training: name: base model, pooling, case whose adapter trains (None: everything).
@@ -124,7 +130,7 @@ def save_adapter(model, base, folder):
 
 def make_head():
     name, base, pooling, config = HEAD
-    generator = torch.Generator().manual_seed(SEED + 7)
+    generator = torch.Generator().manual_seed(HEAD_SEED)
     rows = [torch.randint(3, BASES[base][0].vocab_size, (n,), generator=generator) for n in LENGTHS]
     with families.in_double():
         whole = AutoModelForCausalLM.from_config(BASES[base][0], attn_implementation="eager")
@@ -136,7 +142,7 @@ def make_head():
         _, without = families.run(load(base), rows, r, pooling)
     assert (emb - without).abs().max() > 1e-3, f"{name}: the adapter does nothing"
     arrays = {"ids": torch.cat(rows), "lengths": torch.tensor(LENGTHS), "embedding": emb}
-    save(f"lora/{name}", arrays, {"about": "PEFT, on a causal model", "base": base, "pooling": pooling}, __file__, SEED + 7, MODULES)
+    save(f"lora/{name}", arrays, {"about": "PEFT, on a causal model", "base": base, "pooling": pooling}, __file__, HEAD_SEED, MODULES)
 
 
 def make_case(number, name):

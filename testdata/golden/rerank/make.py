@@ -7,7 +7,7 @@ compute parts in float32, and what weights and gradients are stored as, is told 
 
 cross is a cross-encoder with a tokenizer and what sentence-transformers' CrossEncoder makes of texts.
 
-Needs torch 2.9, transformers 5.23 and sentence-transformers 6.2. Run: python testdata/golden/rerank/make.py (20 s; writes only here)
+Needs torch 2.9, transformers 5.23 and sentence-transformers 6.2. Run: python testdata/golden/rerank/make.py [NAME ...] (20 s; writes only here)
 """
 
 import copy
@@ -35,7 +35,7 @@ SMALL = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_at
 BERT = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": PAD, "num_labels": 1}
 DECODER = {**SMALL, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
 
-# name: configuration, model class, whether tokens have types, tokens whose logits are the score
+# name: configuration, model class, whether tokens have types, tokens whose logits are the score; perhaps a seed of its own
 HEADS = {
     "bert": ("Bert", {**BERT, "type_vocab_size": 2}, "ForSequenceClassification", True, None),
     "xlm-roberta": ("XLMRoberta", {**BERT, "type_vocab_size": 1}, "ForSequenceClassification", False, None),
@@ -57,6 +57,12 @@ HEADS = {
         {**SMALL, "pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2, "local_attention": 4, "num_labels": 1,
          "classifier_pooling": "mean", "classifier_bias": True, "classifier_activation": "silu", "norm_bias": True},
         "ForSequenceClassification", False, None,
+    ),
+    "deberta-v2": (
+        "DebertaV2",
+        {**BERT, "relative_attention": True, "position_buckets": 4, "max_relative_positions": 20, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+         "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "pooler_hidden_act": "gelu_new"},
+        "ForSequenceClassification", False, None, 100,
     ),
     "qwen3-score": ("Qwen3", {**DECODER, "num_labels": 1}, "ForSequenceClassification", False, None),
     "qwen3-yes-no": ("Qwen3", {**DECODER, "tie_word_embeddings": True}, "ForCausalLM", False, [7, 9]),
@@ -91,8 +97,13 @@ def build(name, config, kind):
     return getattr(transformers, name + kind)(config)
 
 
-for number, (label, (name, args, kind, typed, tokens)) in enumerate(HEADS.items()):
-    seed = SEED + number
+only = sys.argv[1:]
+number = -1
+for label, (name, args, kind, typed, tokens, *own) in HEADS.items():
+    number += not own
+    seed = SEED + (own[0] if own else number)
+    if only and label not in only:
+        continue
     generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, name + "Config")(**args)
     rows = [torch.randint(3, VOCAB, (n,), generator=generator) for n in LENGTHS]
@@ -114,7 +125,7 @@ for number, (label, (name, args, kind, typed, tokens)) in enumerate(HEADS.items(
         m.zero_grad()
         s = scores(m, rows, kinds, tokens)
         (s * r.to(s.dtype)).sum().backward()
-        return s.detach(), families.gradients(m, scratch)
+        return s.detach(), families.gradients(m, scratch, None)
 
     narrow, narrow_grads = gradients(model)
     with families.in_double():
@@ -131,6 +142,9 @@ for number, (label, (name, args, kind, typed, tokens)) in enumerate(HEADS.items(
         arrays["grad/" + n] = g.float()
     save(f"rerank/{label}", arrays, {"about": f"a random {name}{kind}; gradients are those of sum(score * r)", "tokens": tokens or []}, __file__, seed, ["transformers"])
     print(f"{label}: torch's float32 is off by {error(narrow, s):.1e}, in gradients by {off:.1e}", file=sys.stderr)
+
+if only:
+    sys.exit()
 
 # A cross-encoder with a tokenizer, texts and all: what CrossEncoder makes of pairs, cut where they are too long.
 tiny = HERE.parent / "bert" / "minilm-tiny"

@@ -243,7 +243,7 @@ def normalizer(depth=0):
     if kind in (5, 6):
         return families.replace({"String": rng.choice([" ", " ", "  ", "a", "ab", "aa", "中", " a"])}, rng.choice(["▁", "▁", "", " ", "aa", "b c"]))
     if kind == 7:
-        return families.replace({"Regex": " {2,}"}, rng.choice(["▁", " ", "", "x"]))
+        return families.replace({"Regex": rng.choice([" {2,}", r"\s{2,}|[\n\r\t]"])}, rng.choice(["▁", " ", "", "x"]))
     if kind == 8:
         return {"type": rng.choice(["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"])}
     if kind == 9 and not depth:

@@ -315,6 +315,23 @@ def families(texts, size):
         {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0], "trim_offsets": True, "add_prefix_space": False})
     yield "t5", t5
 
+    # DeBERTa v3: SentencePiece's pieces behind other special tokens. As fine-tunes have it, made of the model's file; then as the class of
+    # transformers 5 writes it; then with what that does on demand.
+    vocab = [["[PAD]", 0.0], ["[CLS]", 0.0], ["[SEP]", 0.0], ["[UNK]", 0.0]] + [list(p) for p in pieces[3:]] + [["[MASK]", 0.0]]
+    model = {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": False}
+    specials = [special(s) for s in ("[PAD]", "[CLS]", "[SEP]")] + [special("[UNK]", normalized=True), special("[MASK]")]
+    pair = template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", {"[CLS]": 1, "[SEP]": 2})
+    strip = lambda left: {"type": "Strip", "strip_left": left, "strip_right": True}
+    spaces = {"Regex": "\\s{2,}|[\\n\\r\\t]"}
+    punctuation = {"type": "Punctuation", "behavior": "Isolated"}
+    yield "deberta", file(model, specials, sequence("Sequence", "normalizers", strip(True), precompiled(data), replace({"Regex": " {2,}"}, " ")),
+                          sequence("Sequence", "pretokenizers", metaspace()), pair)
+    yield "deberta-class", file(model, specials, sequence("Sequence", "normalizers", replace(spaces, " "), {"type": "NFC"}, strip(False)),
+                                sequence("Sequence", "pretokenizers", metaspace()), pair)
+    yield "deberta-punct", file(
+        model, specials, sequence("Sequence", "normalizers", {"type": "Lowercase"}, replace(spaces, " "), {"type": "NFC"}, strip(False)),
+        sequence("Sequence", "pretokenizers", punctuation, metaspace()), pair)
+
 
 def write(folder, file):
     """Writes tokenizer.json, and what makes its folder a model's."""
