@@ -225,3 +225,12 @@ func TestMultiVectorHub(t *testing.T) {
 		t.Errorf("%+v, %+v", f.MultiVector, f.Dense)
 	}
 }
+
+// An adapter as PEFT saves it is of the kind of model that its base is.
+func TestMultiVectorAdapter(t *testing.T) {
+	base := multiVectorFolder(t, nil)
+	f := open(t, copyAdapter(t, "bert-qv", func(config map[string]any) { config["base_model_name_or_path"] = base }))
+	if f.MultiVector == nil || f.MultiVector.QueryLength != 20 || len(f.Dense) != 1 || f.Pooling != nil {
+		t.Errorf("%+v, dense %+v, pooling %v", f.MultiVector, f.Dense, f.Pooling)
+	}
+}

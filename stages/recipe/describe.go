@@ -184,7 +184,7 @@ func (s *Summary) String() string {
 // reads both as training did.
 func (x *Run) reads() string {
 	q, d := x.text.QueryLength, x.text.DocumentLength
-	if x.reranker != nil || q == d {
+	if x.reranker != nil || x.vectors != nil || q == d {
 		return ""
 	}
 	few, many, what, like, flags := q, d, "queries", "documents", fmt.Sprintf("--query-max-length %d", q)

@@ -99,6 +99,9 @@ func TestMultiVectorRun(t *testing.T) {
 	}
 	whole, err := j.run(t, "whole", nil, 0, false, sets...)
 	said(t, whole, err, "has no projection of tokens' hidden states: a new one, to 8 features, begins at random")
+	if strings.Contains(strings.Join(whole.notes, "\n"), "max_seq_length") {
+		t.Errorf("of queries' length it says %q", whole.notes)
+	}
 	for _, mesh := range [][]string{nil, {"mesh.replicate=2", "mesh.shard=2", "model.lora={rank: 2, targets: [query, value]}"}} {
 		all := append(append([]string(nil), sets...), mesh...)
 		straight := whole
