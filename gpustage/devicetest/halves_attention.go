@@ -107,11 +107,26 @@ func testHalvesAttentionRefused(t *testing.T, dev gpustage.Device) {
 		}
 		return f.s.Sync()
 	}
+	positions := func(half, others bool) error { // of keys of positions, beside the others
+		f := newFixture(t, dev, 33, 0)
+		const dim = 32
+		q := f.sequences([]int{9, 3})
+		x, ctx, lse := f.operand("x", others, q.tokens, dim, nil).dev, f.operand("ctx", others, q.tokens, dim, nil).dev, f.floats("lse", 1, q.tokens, nil).dev
+		o := gpustage.Attention{Seqs: q.on(func(a *arg) gpustage.Tensor { return a.dev }), Heads: 1, HeadDim: dim, Scale: 0.2, BF16: true}
+		o.Positions = gpustage.Positions{Keys: f.operand("keys", half, 2, dim, nil).dev, Rows: f.ints("rows", make([]int32, 17)).dev}
+		f.s.Attention(ctx, lse, x, x, x, o)
+		return f.s.Sync()
+	}
 	refused := func(what string, err error) {
 		t.Helper()
 		if err == nil || !strings.Contains(err.Error(), "attention") || !strings.Contains(err.Error(), "bf16") {
 			t.Errorf("%s: error %v", what, err)
 		}
+	}
+	refused("only positions in BF16", positions(true, false))
+	refused("only positions in F32", positions(false, true))
+	if err := positions(true, true); err != nil {
+		t.Error(err)
 	}
 	every, none := func(int) bool { return true }, func(int) bool { return false }
 	for _, n := range []int{forward, len(names)} {

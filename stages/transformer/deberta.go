@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// DeBERTa v2 and v3 (He et al., arXiv 2006.03654 and 2111.09543; mxbai-rerank v1, the nli-deberta cross-encoders) are BERT with attention that sees
+// DeBERTa v2 and v3 (He et al., arXiv 2006.03654 and 2111.09543; mxbai-rerank v1) are BERT with attention that sees
 // distances (disentangled.go), mostly without learned positions and token types. In training transformers drops elements of the distances' embeddings
 // too, with hidden_dropout_prob; here nothing drops there: a mask would belong to no row.
 

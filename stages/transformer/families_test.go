@@ -540,6 +540,16 @@ func TestHubConfigs(t *testing.T) {
 		"an inner size that the code of such configurations rounds up": {
 			`{"model_type":"nomic_bert","activation_function":"swiglu","n_inner":2900}`, `{"model_type":"nomic_bert","intermediate_size":3072,"hidden_act":"silu"}`,
 		},
+		"mxbai-rerank-base-v1": {
+			`{"model_type":"deberta-v2","architectures":["DebertaV2ForSequenceClassification"],"attention_probs_dropout_prob":0.1,"hidden_act":"gelu","hidden_dropout_prob":0.1,
+			"hidden_size":768,"initializer_range":0.02,"intermediate_size":3072,"layer_norm_eps":1e-07,"max_position_embeddings":512,"max_relative_positions":-1,
+			"norm_rel_ebd":"layer_norm","num_attention_heads":12,"num_hidden_layers":12,"pad_token_id":0,"pooler_dropout":0,"pooler_hidden_act":"gelu",
+			"pooler_hidden_size":768,"pos_att_type":["p2c","c2p"],"position_biased_input":false,"position_buckets":256,"relative_attention":true,
+			"share_att_key":true,"type_vocab_size":0,"vocab_size":128100}`,
+			`{"model_type":"deberta-v2","hidden_size":768,"num_hidden_layers":12,"num_attention_heads":12,"intermediate_size":3072,"norm_rel_ebd":"NONE | Layer_Norm",
+			"pos_att_type":"C2P|p2c","position_biased_input":false,"position_buckets":256,"max_relative_positions":512,"relative_attention":true,"share_att_key":true,
+			"attention_head_size":64,"embedding_size":768,"conv_kernel_size":0}`,
+		},
 		"gte-base-en-v1.5": {
 			`{"model_type":"new","hidden_size":768,"type_vocab_size":0,"vocab_size":30528,"max_position_embeddings":8192,"rope_theta":500000,
 			"rope_scaling":{"factor":1.0,"type":"ntk"},"layer_norm_type":"layer_norm","position_embedding_type":"rope","pack_qkv":true,"hidden_dropout_prob":0.1}`,

@@ -19,7 +19,7 @@ func (m Memory) Keeping(kept, lean int) Memory {
 	return m
 }
 
-// LeanShare is how much of a forward pass's products a lean pass's way back computes again; 0 if it keeps all.
+// LeanShare is how much of a forward pass's products, but for those of distances (Disentangled), a lean pass's way back computes again; 0 if it keeps all.
 func (m *Model) LeanShare() float64 {
 	if !m.Leans() {
 		return 0

@@ -4,8 +4,8 @@
 // key, so that nothing is added by two blocks.
 //
 // With positions (gpustage.Positions) a block takes the keys and queries of the 47 distances of a tile beside its other rows: a score is three products
-// from shared memory instead of one, and a third kernel, whose rows are distances, makes the gradients of positions with the same products again. That is
-// about three times the work of plain attention forward, and four times on the way back, without tensor cores in bf16 either.
+// from shared memory instead of one, and a third kernel, whose rows are distances, makes the gradients of positions with the same products again: 4 products
+// a pair of tokens instead of 2 forward, and 19 instead of 7 on the way back, without tensor cores in bf16 either.
 #include "attention.cuh"
 
 #define OWN 16   // rows of a block

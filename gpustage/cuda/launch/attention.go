@@ -331,7 +331,7 @@ func (s *Stream) flashBias(a *attentionArgs, o gpustage.Attention) {
 }
 
 // farGradients adds to the gradients of positions' keys and queries. Up to four blocks share the sequences of 16 distances of a head, which is work for a
-// GPU of 132 multiprocessors where texts have 32 tokens.
+// GPU of 132 multiprocessors where texts have 32 tokens. Their sums are 25 MB for 12 heads of 64 features and texts of 512 tokens.
 func (s *Stream) farGradients(a *attentionArgs, o gpustage.Attention) {
 	p, d, longest := o.Positions, o.HeadDim, o.Seqs.MaxLen
 	workers := min(o.Seqs.Rows, 4)
