@@ -58,6 +58,8 @@ type Config struct {
 
 	Scorer Scorer     // of a model that reranks
 	Tokens TokenHeads // of a model that gives parts of tokens besides
+
+	MLMHead MLMHead // of a model whose embeddings are sparse
 }
 
 // Dense is a linear layer with an activation that embeddings go through, a module of sentence-transformers: y = f(x Wᵀ + b).
@@ -230,6 +232,9 @@ func (c Config) check() error {
 	}
 	if h := c.Tokens; !h.None() && (h.Dim < 1 || h.Sparse == "" || h.Vectors == "" || !c.Scorer.None()) {
 		return fmt.Errorf("heads of tokens %+v: want a weight and vectors of at least one feature, in a model that embeds", h)
+	}
+	if err := c.checkMLM(); err != nil {
+		return err
 	}
 	return c.checkScorer()
 }

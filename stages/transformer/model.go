@@ -132,13 +132,16 @@ func (m *Model) NewGradients() (gpustage.Tensor, error) {
 	return gpustage.NewTensor(m.Device, m.DType, 1, m.Layout.Trained())
 }
 
-// EmbeddingSize is E: of a model that scores 1, or how many layers do.
+// EmbeddingSize is E: V of a model with an MLMHead; of a model that scores 1, or how many layers do.
 func (m *Model) EmbeddingSize() int {
 	if !m.Config.Scorer.None() {
 		return m.Config.Scorer.Scores()
 	}
 	if n := len(m.Config.Dense); n > 0 {
 		return m.Config.Dense[n-1].Out
+	}
+	if !m.Config.MLMHead.None() {
+		return m.Config.Vocab
 	}
 	return m.Config.Hidden
 }
@@ -221,6 +224,7 @@ type Pass struct {
 	embeddings gpustage.Tensor // [B, E], or scores [B, 1] or [B, layers]
 	scoring    scoreActs
 	tokens     tokenActs
+	mlm        mlmActs
 }
 
 // Forward computes the embeddings [B, E] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
@@ -277,6 +281,7 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 		p.openScore(r)
 	}
 	p.openTokens(r, keep)
+	p.openMLM(r, keep)
 	p.repeat(func() { p.compute(keep) })
 	return p
 }
@@ -316,7 +321,11 @@ func (p *Pass) compute(keep bool) {
 		}
 		p.norm(n, x, p.final, p.last)
 	}
-	s.Pool(p.pooled, x, p.in.seqs, m.Head.Pooling)
+	if m.Config.MLMHead.None() {
+		s.Pool(p.pooled, x, p.in.seqs, m.Head.Pooling)
+	} else {
+		p.forwardMLM(x)
+	}
 	p.forwardTokens(x)
 	a.Release(mark)
 	a.ReleaseScratch(layers)
@@ -537,7 +546,11 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		p.doneOutside(to)
 		return
 	}
-	s.PoolBackward(d, dPooled, p.in.seqs, m.Head.Pooling)
+	if m.Config.MLMHead.None() {
+		s.PoolBackward(d, dPooled, p.in.seqs, m.Head.Pooling)
+	} else {
+		p.backwardMLM(d, dPooled, &g)
+	}
 	if len(dParts) > 1 {
 		p.tokensBackward(d, dParts[1], dParts[2], g.tokens)
 	}

@@ -266,6 +266,7 @@ type weights struct {
 	dense                []linear        // [out, in]
 	score                scorerWeights
 	tokens               tokenWeights
+	mlm                  mlmWeights
 	layers               []layerWeights
 	later                func(l int) layerWeights // instead of layers
 }
@@ -308,7 +309,7 @@ func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 	w := weights{
 		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"),
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
-		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v),
+		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v), mlm: c.MLMHead.weights(v),
 	}
 	for _, d := range c.Dense {
 		w.dense = append(w.dense, v.linear("", d.Name+denseSuffix))
