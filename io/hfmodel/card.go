@@ -43,9 +43,13 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 
 	line("---")
 	line("library_name: sentence-transformers")
-	line("pipeline_tag: sentence-similarity")
+	task, tags, class := "sentence-similarity", []string{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"}, "SentenceTransformer"
+	if s.Splade != nil {
+		task, tags, class = "feature-extraction", []string{"sentence-transformers", "sparse-encoder", "sparse", "splade", "contraflow"}, "SparseEncoder"
+	}
+	line("pipeline_tag: %s", task)
 	line("tags:")
-	for _, tag := range []string{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"} {
+	for _, tag := range tags {
 		line("- %s", tag)
 	}
 	if id, _, err := parseID(c.BaseModel); err == nil && strings.Contains(id, "/") {
@@ -56,8 +60,12 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("")
 	line("# %s", oneLine(name))
 	line("")
-	line("This text-embedding model maps a text to a vector of %d dimensions, for semantic search, clustering and similar tasks. "+
-		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", s.dimension(p))
+	what := fmt.Sprintf("a vector of %d dimensions, for semantic search, clustering and similar tasks", s.dimension(p))
+	if s.Splade != nil {
+		what = "weights of tokens of its vocabulary, few of which are not zero, for search with an inverted index"
+	}
+	line("This text-embedding model maps a text to %s. "+
+		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", what)
 	if c.Summary != "" {
 		line("")
 		line("%s", strings.TrimSpace(c.Summary))
@@ -70,7 +78,9 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		line("- Trained from: %s", code(c.BaseModel))
 	}
 	length := map[bool]string{true: ", normalized to length 1"}[s.Normalize]
-	if s.static() {
+	if s.Splade != nil {
+		line("- Sparse embeddings: SPLADE, the largest logits of a text's tokens%s", length)
+	} else if s.static() {
 		line("- Static embeddings: a text is the mean of its tokens' vectors%s", length)
 	} else {
 		line("- Pooling: %s%s", p.Mode, length)
@@ -89,9 +99,9 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("## Usage")
 	line("")
 	line("```python")
-	line("from sentence_transformers import SentenceTransformer")
+	line("from sentence_transformers import %s", class)
 	line("")
-	line("model = SentenceTransformer(%s)", yamlString(name))
+	line("model = %s(%s)", class, yamlString(name))
 	query, document := "", ""
 	if s.Prompts["query"] != "" {
 		query = `, prompt_name="query"`

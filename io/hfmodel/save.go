@@ -23,6 +23,7 @@ type Spec struct {
 	Tensors []safetensors.Tensor // under the names that transformers' base model uses
 
 	Pooling      Pooling // Dimension 0: config.json's hidden_size, or what the family calls it
+	Splade       *Splade // makes it a SparseEncoder: tensors are then under the names of transformers' model for masked language modelling; Pooling is not looked at
 	M3           bool    // tensors of M3's heads are among Tensors, and get files of their own
 	Dense        []Dense // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
 	Normalize    bool
@@ -195,6 +196,9 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		}
 	}
 	pooling := s.Pooling
+	if s.Splade != nil {
+		pooling.Mode = Mean
+	}
 	if pooling.Dimension == 0 {
 		pooling.Dimension = hidden
 	}
@@ -229,6 +233,12 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		files["config.json"] = s.configBytes(config)
 		files["1_Pooling/config.json"] = encodePooling(pooling, base.poolingJSON)
 		files["sentence_bert_config.json"] = s.transformerBytes(base.transformerJSON)
+	}
+	if s.Splade != nil {
+		delete(files, "1_Pooling/config.json")
+		if modules, err = s.spladeFiles(config, base.poolingJSON, files); err != nil {
+			return nil, err
+		}
 	}
 	if s.Adapter != nil {
 		delete(files, "config.json")
@@ -288,6 +298,10 @@ func (s Spec) transformerBytes(base *object) []byte {
 func (s Spec) modelBytes(base *object) []byte {
 	o := base.clone()
 	o.set("model_type", "SentenceTransformer")
+	if s.Splade != nil {
+		o.set("model_type", "SparseEncoder")
+		o.set("similarity_fn_name", s.similarity())
+	}
 	prompts := s.Prompts
 	if prompts == nil {
 		prompts = map[string]string{}
@@ -306,6 +320,9 @@ func (s Spec) modelBytes(base *object) []byte {
 func (s Spec) similarity() string {
 	if s.Similarity == "" && s.Base != nil && s.Base.Similarity != "" {
 		return s.Base.Similarity
+	}
+	if s.Similarity == "" && s.Splade != nil {
+		return "dot"
 	}
 	if s.Similarity == "" {
 		return "cosine"
