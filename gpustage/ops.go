@@ -125,6 +125,8 @@ type Ops interface {
 	// SpladeBackward gives g[V, B], the gradient of top, from dy and y, both [B, V], and dBias[1, V] += the sums of its rows. Of a feature that a
 	// text does not have it is 0. dBias may be absent.
 	SpladeBackward(g, dBias, dy, y Tensor, twice bool)
+	// CountActive is out[1, R]: how many elements of each row of x[R, C] are not 0. A NaN is one.
+	CountActive(out, x Tensor)
 
 	// SumSquares is out[1, 1] += the sum of x's squares, in f64 whatever x is: out is F64.
 	SumSquares(out, x Tensor)

@@ -66,6 +66,26 @@ func (s *Stream) SpladeBackward(g, dBias, dy, y gpustage.Tensor, twice bool) {
 	})
 }
 
+// CountActive counts rows, each by a thread.
+func (s *Stream) CountActive(out, x gpustage.Tensor) {
+	if !isF32(x) {
+		s.Stream.CountActive(out, x)
+		return
+	}
+	if s.Refuse(gpustage.CheckRows("count active", x, out)) {
+		return
+	}
+	s.eachRow(x.Rows, x.Cols, func(i int) {
+		n := 0
+		for _, v := range row(x, i) {
+			if v != 0 {
+				n++
+			}
+		}
+		f32(out)[i] = float32(n)
+	})
+}
+
 // spladeCost is what a logarithm or an exponential of plain Go costs beside an element that is copied.
 const spladeCost = 20
 

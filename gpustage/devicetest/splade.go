@@ -24,6 +24,7 @@ func testSplade(t *testing.T, dev gpustage.Device) {
 				})
 				at := f.places("at", features, texts)
 				y, dy, g := f.floats("y", texts, features, nil), f.floats("dy", texts, features, nil), f.floats("g", features, texts, nil)
+				active := f.vector("active", texts, nil)
 				bias, dBias := f.vector("bias", features, nil), f.vector("dBias", features, nil)
 				f.run(func(s gpustage.Stream, p picker) {
 					b, db := p(bias), p(dBias)
@@ -31,10 +32,12 @@ func testSplade(t *testing.T, dev gpustage.Device) {
 						b, db = gpustage.Tensor{}, gpustage.Tensor{}
 					}
 					s.Splade(p(y), p(at), p(top), b, twice)
+					s.CountActive(p(active), p(y))
 					s.SpladeBackward(p(g), db, p(dy), p(y), twice)
 				})
 				f.check(y, 8)
 				f.check(at, 0)
+				f.check(active, 0)
 				f.check(g, 64)
 				f.check(dBias, 64*math.Sqrt(float64(texts)))
 				f.untouched(top, bias, dy)

@@ -61,3 +61,23 @@ func spladeBackward[T float](g, dBias, dy, y tensor, twice bool) {
 		}
 	}
 }
+
+// CountActive is out[i] = how many elements of x[i] are not 0.
+func (s *Stream) CountActive(out, x tensor) {
+	if s.Refuse(gpustage.CheckRows("count active", x, out)) {
+		return
+	}
+	s.run("count active", x, func() { countActive[float32](out, x) }, func() { countActive[float64](out, x) })
+}
+
+func countActive[T float](out, x tensor) {
+	for i := range x.Rows {
+		n := 0
+		for _, v := range row[T](x, i) {
+			if v != 0 {
+				n++
+			}
+		}
+		vec[T](out)[i] = T(n)
+	}
+}

@@ -69,3 +69,13 @@ KERNEL splade_backward(float *g, int sg, float *dbias, const float *dy, int sdy,
 	}
 	if (dbias) dbias[col] += sum;
 }
+
+// count_active has a warp for each row, four to a block. Numbers of elements are exact in f32 up to 2^24.
+KERNEL count_active(float *out, const float *x, int sx, int rows, int cols) {
+	int row = blockIdx.x * 4 + warp_id();
+	if (row >= rows) return;
+	float n = 0.f;
+	for (int col = lane_id(); col < cols; col += WARP) n += *AT(x, sx) != 0.f ? 1.f : 0.f;
+	n = warp_sum(n);
+	if (lane_id() == 0) out[row] = n;
+}

@@ -15,3 +15,10 @@ func (s *Stream) SpladeBackward(g, dBias, dy, y tensor, twice bool) {
 		s.launch("splade_backward", [3]int{ceil(y.Cols, 128), 1, 1}, [3]int{128, 1, 1}, 0, g, flat(dBias), dy, y, int(flag(twice)), y.Rows, y.Cols)
 	}
 }
+
+// CountActive counts each row's elements that are not 0.
+func (s *Stream) CountActive(out, x tensor) {
+	if !s.Refuse(gpustage.CheckRows("count active", x, out)) && s.f32("count active", x) {
+		s.eachRow("count_active", x.Rows, flat(out), x, x.Rows, x.Cols)
+	}
+}
