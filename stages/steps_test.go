@@ -61,6 +61,7 @@ type goldenRun struct {
 	dense      []transformer.Dense
 	vectors    int     // features of heads of tokens; 0: none
 	special    []int32 // tokens without lexical weight; nil: 0 to 3
+	sparse     string  // embeddings are: with a decoder that is "tied" to the word embeddings, or "untied"
 	adapted    string  // one of testdata/golden/lora/steps, in minilm-tiny's place
 
 	loraDropout float64
@@ -182,6 +183,12 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		config.Tokens.Special = r.special
 		if r.special == nil {
 			config.Tokens.Special = []int32{0, 1, 2, 3}
+		}
+	}
+	if r.sparse != "" {
+		head = transformer.Head{}
+		if config.MLMHead, err = config.MLM([]byte(fmt.Sprintf(`{"tie_word_embeddings": %v}`, r.sparse == "tied")), false); err != nil {
+			t.Fatal(err)
 		}
 	}
 	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, BF16: r.bf16, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})

@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -39,6 +40,23 @@ type Sparsity struct {
 	QueryFlops, DocumentFlops   float64 // without the weights; with Together of all texts, and of queries 0
 	QueryActive, DocumentActive float64 // how many features a text has on average
 	Added                       float64 // to the loss
+}
+
+// Plus is the sum of two, either of which may be nil.
+func (s *Sparsity) Plus(o *Sparsity) *Sparsity {
+	if s == nil || o == nil {
+		return cmp.Or(s, o)
+	}
+	return &Sparsity{s.QueryFlops + o.QueryFlops, s.DocumentFlops + o.DocumentFlops, s.QueryActive + o.QueryActive, s.DocumentActive + o.DocumentActive, s.Added + o.Added}
+}
+
+// Over is the mean of n whose sum it is; of nil it is nil.
+func (s *Sparsity) Over(n int) *Sparsity {
+	if s == nil {
+		return nil
+	}
+	by := 1 / float64(n)
+	return &Sparsity{by * s.QueryFlops, by * s.DocumentFlops, by * s.QueryActive, by * s.DocumentActive, by * s.Added}
 }
 
 func (Flops) SplitsRows() {}
