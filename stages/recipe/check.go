@@ -126,7 +126,8 @@ func (c *checker) check(r *Recipe) {
 
 func (c *checker) checkModel(m *Model) {
 	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
-	c.words("model.kind", "embedder", "reranker", "m3")
+	c.words("model.kind", "embedder", "reranker", "m3", "sparse")
+	c.checkSparse(m)
 	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have")
 	c.require(m.VectorDim == 0 || m.Kind == "m3", "model.vector_dim", "is for model.kind: m3")
 	if m.Kind != "reranker" {

@@ -13,7 +13,7 @@ import (
 func (x *Run) Describe() string {
 	var b strings.Builder
 	r, m := x.Recipe, x.model
-	fmt.Fprintf(&b, "model   %s: %s, %d layers of %d, %s parameters%s, %s\n", r.Model.Path, m.Config.Family, m.Config.Layers, m.Config.Hidden, count(m.Layout.Len), trained(m.Layout), m.Head.Pooling)
+	fmt.Fprintf(&b, "model   %s: %s, %d layers of %d, %s parameters%s, %s\n", r.Model.Path, m.Config.Family, m.Config.Layers, m.Config.Hidden, count(m.Layout.Len), trained(m.Layout), pooled(m))
 	several := ""
 	if n := len(x.data); n > 1 {
 		several = fmt.Sprintf(" in %d datasets, %v", n, r.mixing())

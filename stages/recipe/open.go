@@ -70,7 +70,8 @@ type Run struct {
 
 	reranker *reranker.Spec // nil for an embedder
 	heads    transformer.TokenHeads
-	pairs    []*tokenize.Pairs // by dataset
+	mlm      transformer.MLMHead // of sparse embeddings
+	pairs    []*tokenize.Pairs   // by dataset
 
 	content  map[string]string                   // hashes of what checkpoints rely on and lack
 	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
@@ -195,6 +196,9 @@ func (x *Run) openModel(ctx context.Context) error {
 		return err
 	}
 	if err := x.openM3(); err != nil {
+		return err
+	}
+	if err := x.openSparse(); err != nil {
 		return err
 	}
 	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
@@ -367,7 +371,7 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}
-		c.Tokens = x.heads
+		c.Tokens, c.MLMHead = x.heads, x.mlm
 		if x.reranker != nil {
 			x.reranker.Configure(c)
 		}
@@ -584,7 +588,8 @@ func (x *Run) noteOddities() {
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
 	}
-	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" {
+	x.noteSparse()
+	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && m.Kind != "sparse" {
 		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {
 			x.obs.note("%s (model.pooling, model.normalize)", note)
 		}

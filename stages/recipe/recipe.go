@@ -57,6 +57,9 @@ type Model struct {
 	Freeze                  Freeze        `yaml:"freeze,omitempty"`
 	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
 
+	// Of sparse embeddings: relu, or log1p_relu, another logarithm behind it; empty: what the folder says, or relu.
+	ActivationFunction string `yaml:"activation_function,omitempty"`
+
 	VectorDim int `yaml:"vector_dim,omitempty"` // of m3's heads where they are new: features of a token's vector; 0: the hidden state's
 
 	// Of a reranker.
@@ -313,6 +316,13 @@ var foreign = map[string]string{
 	"max_seq_length":                  "model.max_length",
 	"sentence_pooling_method":         "model.pooling",
 	"normalize_embeddings":            "model.normalize",
+	"query_regularizer_weight":        "loss.flops: {query: ...}",
+	"document_regularizer_weight":     "loss.flops: {document: ...}",
+	"query_regularizer_threshold":     "loss.flops: {query_threshold: ...}",
+	"document_regularizer_threshold":  "loss.flops: {document_threshold: ...}",
+	"use_document_regularizer_only":   "loss.flops: {document_only: true}",
+	"lambda_q":                        "loss.flops: {query: ...}",
+	"lambda_d":                        "loss.flops: {document: ...}",
 	"query_instruction_for_retrieval": "data.train[].prompts: {query: ...}",
 	"r":                               "model.lora.rank",
 	"lora_rank":                       "model.lora.rank",

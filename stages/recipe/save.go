@@ -53,7 +53,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		spec.Prompts["query"], spec.Prompts["document"] = x.text.QueryPrompt, x.text.DocumentPrompt
 	}
 	spec.Similarity = "cosine"
-	if !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
+	if x.Recipe.Model.Kind == "sparse" || !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
 		spec.Similarity = "dot"
 	}
 	if min(x.text.QueryLength, x.text.DocumentLength) > 0 { // or some are not cut
@@ -115,8 +115,10 @@ func (x *Run) card(text string) hfmodel.Card {
 }
 
 // merges tells whether LoRA's factors are merged into the weights that are saved: CrossEncoder and FlagEmbedding load no adapters of
-// rerankers, nor of models with heads of tokens.
-func (x *Run) merges() bool { return x.reranker != nil || x.Recipe.Model.Kind == "m3" }
+// rerankers, nor of models with heads of tokens, and of sparse encoders only what names their model for masked language modelling.
+func (x *Run) merges() bool {
+	return x.reranker != nil || x.Recipe.Model.Kind == "m3" || x.Recipe.Model.Kind == "sparse"
+}
 
 // merged are all parameters, with LoRA's factors merged into them; on ranks but the main one, nil.
 func (x *Run) merged(s gpustage.Stream) ([]safetensors.Tensor, error) {
