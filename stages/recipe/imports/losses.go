@@ -48,10 +48,8 @@ func (r *recipe) embeds() {
 	switch class = class[strings.LastIndexByte(class, '.')+1:]; {
 	case strings.HasPrefix(class, "CrossEncoder"):
 		r.fail("arguments: %s are %s", class, crossEncoder)
-	case strings.HasPrefix(class, "SparseEncoder"):
-		r.fail("arguments: %s are a SparseEncoder's, which is not trained here: model.kind: m3 has lexical weights beside embeddings (contraflow recipe m3)", class)
 	}
-	r.surely = strings.HasPrefix(class, "SentenceTransformer")
+	r.surely = strings.HasPrefix(class, "SentenceTransformer") || r.sparse()
 	if v, ok := r.has("num_labels"); ok {
 		if name, _ := r.settings["loss"].(string); !strings.HasSuffix(strings.TrimSuffix(name, "()"), "SoftmaxLoss") { // which has them as well
 			r.fail("num_labels: %s are %s", show(v), crossEncoder)
@@ -64,14 +62,14 @@ const crossEncoder = "a CrossEncoder's, whose arguments are not converted: contr
 // lossName is the name of the loss's class: of the one inside, where it is wrapped.
 func (r *recipe) lossName() (name string, given bool) {
 	name, given = r.word("loss")
-	class := func(s string) string { return strings.TrimSuffix(s[strings.LastIndexByte(s, '.')+1:], "()") }
-	if name = class(name); name != "MatryoshkaLoss" {
-		return name, given
+	wrapper := lossClass(name)
+	if wrapper != "MatryoshkaLoss" && !ofSplade(wrapper) {
+		return strings.TrimPrefix(wrapper, "Sparse"), given
 	}
 	if inner, ok := r.word("inner_loss"); ok {
-		return class(inner), true
+		return strings.TrimPrefix(lossClass(inner), "Sparse"), true
 	}
-	r.assume("MatryoshkaLoss is one of MultipleNegativesRankingLoss: a setting called inner_loss would name another")
+	r.assume("%s is one of MultipleNegativesRankingLoss: a setting called inner_loss would name another", wrapper)
 	return "MultipleNegativesRankingLoss", true
 }
 
@@ -172,9 +170,16 @@ func (r *recipe) loss() {
 		return
 	}
 	module, _ := r.word("loss")
+	sparse := r.sparse()
+	if sparse {
+		if r.splade(); len(r.errs) > 0 {
+			return
+		}
+	}
 	name, ok := r.lossName()
 	ours := losses[name].name
 	switch {
+	case !ok && sparse:
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
 	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
@@ -205,7 +210,9 @@ func (r *recipe) loss() {
 	if v, ok := r.number("triplet_margin"); ok {
 		r.margin("triplet_margin", ours, v)
 	}
-	if r.keys["loss.scale"] == "20" {
+	if sparse {
+		r.sparseUsual(cmp.Or(ours, "mnrl"))
+	} else if r.keys["loss.scale"] == "20" {
 		delete(r.keys, "loss.scale")
 	}
 	if v, ok := r.word("similarity_fct"); ok {
