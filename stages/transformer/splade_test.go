@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
-	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
 )
@@ -64,11 +63,7 @@ func smallTiles(t testing.TB) {
 
 // Against transformers and sentence-transformers: sparse embeddings, and every parameter's gradient, of every kind of head; of one tile and of two.
 func TestSparse(t *testing.T) {
-	fast, err := cpu.New(cpu.Threads(2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fast.Close()
+	fast := fastDevice(t)
 	for _, name := range sparseHeads {
 		for _, dtype := range []gpustage.DType{gpustage.F64, gpustage.F32} {
 			t.Run(fmt.Sprint(name, "/", dtype), func(t *testing.T) {
