@@ -353,6 +353,26 @@ func CheckMaxSimBackward(dx, dy, g, at, x, y Tensor) error {
 	return c.err
 }
 
+// CheckSplade checks y[B, V], at and top[V, B], and bias.
+func CheckSplade(y, at, top, bias Tensor) error {
+	c := checker{op: "splade"}
+	c.float("top", top)
+	c.shape("y", y, top.DType, top.Cols, top.Rows)
+	c.shape("at", at, I32, top.Rows, top.Cols)
+	c.optional("bias", bias, top.DType, 1, top.Rows)
+	return c.err
+}
+
+// CheckSpladeBackward checks g[V, B], dBias, and dy and y[B, V].
+func CheckSpladeBackward(g, dBias, dy, y Tensor) error {
+	c := checker{op: "splade backward"}
+	c.float("y", y)
+	c.same("dy", dy, y)
+	c.shape("g", g, y.DType, y.Cols, y.Rows)
+	c.optional("dBias", dBias, y.DType, 1, y.Cols)
+	return c.err
+}
+
 // CheckSum checks the accumulator of SumSquares.
 func CheckSum(out, x Tensor) error {
 	c := checker{op: "sum of squares"}

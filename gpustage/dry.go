@@ -121,6 +121,9 @@ func (*dryStream) OnlineLSE(Tensor, Tensor, Tensor)                             
 func (*dryStream) SoftmaxTile(_, _, _, _ Tensor)                                     {}
 func (*dryStream) SegmentMax(_, _, _, _ Tensor)                                      {}
 func (*dryStream) MaxSimBackward(_, _, _, _, _, _ Tensor)                            {}
+func (*dryStream) Splade(_, _, _, _ Tensor, _ bool)                                  {}
+func (*dryStream) SpladeBackward(_, _, _, _ Tensor, _ bool)                          {}
+func (*dryStream) CountActive(Tensor, Tensor)                                        {}
 func (*dryStream) SumSquares(Tensor, Tensor)                                         {}
 func (*dryStream) AdamW(Tensor, Tensor, Tensor, Tensor, AdamW)                       {}
 func (*dryStream) SGD(Tensor, Tensor, Tensor, SGD)                                   {}

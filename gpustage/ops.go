@@ -118,6 +118,15 @@ type Ops interface {
 	// MaxSimBackward is the backward of SegmentMax of s = x yᵀ, for x[T, E] and y[N, E]: with g[t, d] the gradient of top and n = at[t, d],
 	// dx[t] += g[t, d] y[n] and dy[n] += g[t, d] x[t], in the order of d and of t.
 	MaxSimBackward(dx, dy, g, at, x, y Tensor)
+	// Splade is what SPLADE makes of each text's largest logits (Formal et al., arXiv 2109.10086), for features that lie in rows: with
+	// x = top[v, b] + bias[v], y[b, v] = log(1 + max(x, 0)), or with twice log(1 + log(1 + max(x, 0))) (OpenSearch's, arXiv 2504.14839), for
+	// top[V, B] and y[B, V]. Where a text does not have a feature, y is 0 and at[v, b], i32, becomes -1: SegmentMax has given it. bias may be absent.
+	Splade(y, at, top, bias Tensor, twice bool)
+	// SpladeBackward gives g[V, B], the gradient of top, from dy and y, both [B, V], and dBias[1, V] += the sums of its rows. Of a feature that a
+	// text does not have it is 0. dBias may be absent.
+	SpladeBackward(g, dBias, dy, y Tensor, twice bool)
+	// CountActive is out[1, R]: how many elements of each row of x[R, C] are not 0. A NaN is one.
+	CountActive(out, x Tensor)
 
 	// SumSquares is out[1, 1] += the sum of x's squares, in f64 whatever x is: out is F64.
 	SumSquares(out, x Tensor)

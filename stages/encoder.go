@@ -144,6 +144,9 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if e.ranks != nil {
 		e.ranks.tokens = !m.Config.Tokens.None()
 	}
+	if e.ranks.early() && m.Config.TiedDecoder() && e.tableTrains() {
+		return nil, errors.New("stages: early gradients (mesh.gradients) are not for sparse embeddings whose decoder is the word embeddings: of these the rows of a sub-batch's tokens alone would travel, and all have a gradient; late gradients are")
+	}
 	e.shares, e.frozen = e.ranks.shares(m.Layout, m.DType), e.ranks.frozen(m.Layout)
 	if m.Partial() != e.ranks.streams() {
 		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")

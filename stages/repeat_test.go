@@ -29,6 +29,7 @@ func TestPaddedMetamorphic(t *testing.T) {
 	for _, base := range []goldenRun{
 		{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1},
 		{negatives: true, loss: loss.M3{Scale: 5}, vectors: 20, globalSize: 5, accumulate: 2},
+		{negatives: true, loss: loss.Flops{Loss: loss.InfoNCE{Scale: 1, Dot: true}, Query: 0.02, Document: 0.01, DocumentAbove: 40}, sparse: "untied", globalSize: 5, accumulate: 2},
 	} {
 		base.maxSteps, base.optimizer = 1, optim.SGD{}
 		truth := base
@@ -66,9 +67,12 @@ func TestRecordedSteps(t *testing.T) {
 		"kept":     {size: stages.Size{Rows: 4}, budget: -1, every: 2, globalSize: 4, accumulate: 1, maxSteps: 3},
 		"lean":     {size: stages.Size{Rows: 4}, budget: 1 << 17, globalSize: 4, accumulate: 1, maxSteps: 3},
 		"bf16":     {size: stages.Size{Rows: 4}, bf16: true, globalSize: 4, accumulate: 1, maxSteps: 3},
+		"sparse":   {size: stages.Size{Rows: 4}, sparse: "tied", loss: loss.Flops{Loss: loss.InfoNCE{Scale: 1, Dot: true}, Query: 0.02, Document: 0.01}, globalSize: 4, accumulate: 1, maxSteps: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.loss, c.dropout = loss.InfoNCE{}, 0.1
+			if c.dropout = 0.1; c.loss == nil {
+				c.loss = loss.InfoNCE{}
+			}
 			run := func(m onhost.Mode) (goldenResult, onhost.Counts) {
 				d := kernels.As(m)
 				c.device = d

@@ -732,8 +732,11 @@ func (e *Encoder) addLastRows(s gpustage.Stream, b *Batch) {
 }
 
 // wholeTable tells whether the word embeddings' gradient is reduced as a whole: its all-reduce brings each rank twice the table,
-// the rows of the last sub-batches once each.
+// the rows of the last sub-batches once each. Where the embeddings are the decoder of a head as well, all rows have a gradient.
 func (e *Encoder) wholeTable(g *Global) bool {
+	if e.Model.Config.TiedDecoder() {
+		return true
+	}
 	_, total := g.lastRows()
 	return total > 2*e.Model.Layout.Word().Rows
 }

@@ -62,6 +62,7 @@ type goldenRun struct {
 	vectors    int     // features of heads of tokens; 0: none
 	special    []int32 // tokens without lexical weight; nil: 0 to 3
 	colbert    bool    // vectors of tokens alone, with dense layers for a projection
+	sparse     string  // embeddings are: with a decoder that is "tied" to the word embeddings, or "untied"
 	adapted    string  // one of testdata/golden/lora/steps, in minilm-tiny's place
 
 	loraDropout float64
@@ -203,6 +204,12 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		config.Tokens = config.ColBERT(true, 0)
 		config.Tokens.Query = transformer.Reading{Length: 14, Fill: tokenID(t, tok, "[MASK]")}
 		config.Tokens.Document.Skip = []int32{tokenID(t, tok, "."), tokenID(t, tok, "the"), tokenID(t, tok, ",")}
+	}
+	if r.sparse != "" {
+		head = transformer.Head{}
+		if config.MLMHead, err = config.MLM([]byte(fmt.Sprintf(`{"tie_word_embeddings": %v}`, r.sparse == "tied")), false); err != nil {
+			t.Fatal(err)
+		}
 	}
 	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, BF16: r.bf16, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
 	if err != nil {

@@ -160,6 +160,8 @@ type StepResult struct {
 	Truncated int       // sequences that lost tokens
 	Padding   int       // tokens that padding each sub-batch to its longest sequence would have added
 
+	Sparsity *loss.Sparsity // of the step's batches on average, where the loss has found it: as this rank has; nil otherwise
+
 	Skipped bool // the gradient was not finite, and nothing was changed
 
 	Asked Asked           // what ranks want to be done after the step
@@ -230,7 +232,9 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			r.Next = l.Batch.Next
 			r.Batches++
 			r.Sources = append(r.Sources, l.Batch.Source)
+			r.Sparsity = r.Sparsity.Plus(l.Sparsity)
 		}
+		r.Sparsity = r.Sparsity.Over(r.Batches)
 		r.Losses, r.Weights, r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Losses, sum.Weights, sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
 		r.Loss = sum.Loss / weight
 		var err error

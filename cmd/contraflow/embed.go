@@ -107,6 +107,7 @@ func newEmbed() *cobra.Command {
 	var f modelFlags
 	var input []string
 	var parts bool
+	var most int
 	var output, column, outputColumn string
 	var texts []string
 	cmd := &cobra.Command{
@@ -114,7 +115,9 @@ func newEmbed() *cobra.Command {
 		Short: "Embed a column of texts into a parquet or NumPy file",
 		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.
 ` + inPlace + `
-To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their paths), as numpy.load reads them: float32, [rows, dimensions].`,
+To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their paths), as numpy.load reads them: float32, [rows, dimensions].
+
+Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their weights.`,
 		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --output docs.emb.parquet
   contraflow embed --model q/model --input docs.csv --output docs.npy
   contraflow embed --model q/model --text "reads a file"`,
@@ -145,11 +148,26 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 					f.prompt = cmp.Or(f.prompt, "document")
 				}
 			}
+			if e.Sparse() && (npy || cmd.Flags().Changed("output-column")) {
+				return usageError{fmt.Errorf("%s is a sparse encoder: its embeddings are the columns lexical_ids and lexical_weights of a parquet file, not --output-column or .npy", f.path)}
+			}
+			if err := atLeastOne(cmd, "max-active"); err != nil {
+				return err
+			}
+			if most > 0 && !e.Sparse() {
+				return usageError{fmt.Errorf("--max-active is for sparse encoders: %s is none", f.path)}
+			}
 			if parts && !e.HasParts() {
 				return usageError{fmt.Errorf("--parts is for models of kind m3 and multi_vector: %s gives no vectors of tokens", f.path)}
 			}
 			if !parts && e.VectorsAlone() {
 				return usageError{fmt.Errorf("%s gives vectors of tokens and no embeddings: --parts has them written, as token_vectors", f.path)}
+			}
+			if len(texts) > 0 && e.Sparse() {
+				return printSparse(cmd, e, f.prompt, texts, most)
+			}
+			if e.Sparse() {
+				return embedSparse(cmd, e, f.prompt, input, column, output, most)
 			}
 			if len(texts) > 0 && parts {
 				return printParts(cmd, e, f.prompt, texts)
@@ -170,6 +188,7 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
 	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt). A multi_vector reads texts as queries with query, as documents otherwise (default: document)")
 	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides; of a multi_vector token_vectors alone")
+	cmd.Flags().IntVar(&most, "max-active", 0, "of a sparse encoder: no more than so many features of a text, those with the largest weights (default: all)")
 	f.add(cmd)
 	f.addCut(cmd)
 	return cmd

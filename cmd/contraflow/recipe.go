@@ -17,7 +17,7 @@ func newRecipe() *cobra.Command {
 	return &cobra.Command{
 		Use:   "recipe " + names,
 		Short: "Print a commented recipe to begin with",
-		Long: "recipe prints a recipe with comments; that of an embedder has every key there is, but for those of rerankers, of m3 and of multi_vector. " +
+		Long: "recipe prints a recipe with comments; that of an embedder has every key there is, but for those of rerankers, of m3, of multi_vector and of sparse embeddings. " +
 			"That of prep is for contraflow prep.",
 		Example: `  contraflow recipe embedder > recipe.yaml
   contraflow train -c recipe.yaml`,

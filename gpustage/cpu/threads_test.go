@@ -144,6 +144,13 @@ func (h *sheet) ops() map[string]func() {
 			}
 			h.s.MaxSimBackward(h.out(rows, cols), h.out(150, cols), h.in(f32, rows, 3), at, x(), h.in(f32, 150, cols))
 		},
+		"splade": func() {
+			at := h.keep(h.empty(gpustage.I32, rows, 7))
+			y := h.out(7, rows)
+			h.s.Splade(y, at, h.in(f32, rows, 7), perRow(), false)
+			h.s.CountActive(h.out(1, 7), y)
+			h.s.SpladeBackward(h.out(rows, 7), h.out(1, rows), h.in(f32, 7, rows), y, false)
+		},
 		"squares": func() { h.s.SumSquares(h.keep(h.empty(gpustage.F64, 1, 1)), x()) },
 		"adamw": func() {
 			v := h.out(rows, cols)

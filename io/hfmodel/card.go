@@ -43,11 +43,14 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 
 	line("---")
 	line("library_name: sentence-transformers")
-	line("pipeline_tag: sentence-similarity")
+	task, tags, class := "sentence-similarity", []string{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"}, "SentenceTransformer"
+	if s.Splade != nil {
+		task, tags, class = "feature-extraction", []string{"sentence-transformers", "sparse-encoder", "sparse", "splade", "contraflow"}, "SparseEncoder"
+	}
+	line("pipeline_tag: %s", task)
 	line("tags:")
-	tags := []string{"sentence-transformers", "sentence-similarity", "feature-extraction", "contraflow"}
 	if s.MultiVector != nil {
-		tags = append(tags, "multi-vector", "late-interaction")
+		tags, class = append(tags, "multi-vector", "late-interaction"), multiVector
 	}
 	for _, tag := range tags {
 		line("- %s", tag)
@@ -60,12 +63,15 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("")
 	line("# %s", oneLine(name))
 	line("")
-	maps := "maps a text to a vector of %d dimensions, for semantic search, clustering and similar tasks"
-	if s.MultiVector != nil {
-		maps = "maps each token of a text to a vector of %d dimensions, for semantic search by late interaction (MaxSim)"
+	maps := fmt.Sprintf("maps a text to a vector of %d dimensions, for semantic search, clustering and similar tasks", s.dimension(p))
+	switch {
+	case s.MultiVector != nil:
+		maps = fmt.Sprintf("maps each token of a text to a vector of %d dimensions, for semantic search by late interaction (MaxSim)", s.dimension(p))
+	case s.Splade != nil:
+		maps = "maps a text to weights of tokens of its vocabulary, few of which are not zero, for search with an inverted index"
 	}
-	line("This text-embedding model "+maps+". "+
-		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", s.dimension(p))
+	line("This text-embedding model %s. "+
+		"It was trained with contraflow and loads in [sentence-transformers](https://www.sbert.net).", maps)
 	if c.Summary != "" {
 		line("")
 		line("%s", strings.TrimSpace(c.Summary))
@@ -79,6 +85,8 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	}
 	length := map[bool]string{true: ", normalized to length 1"}[s.Normalize]
 	switch m := s.MultiVector; {
+	case s.Splade != nil:
+		line("- Sparse embeddings: SPLADE, the largest logits of a text's tokens%s", length)
 	case s.static():
 		line("- Static embeddings: a text is the mean of its tokens' vectors%s", length)
 	case m != nil:
@@ -106,10 +114,6 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("## Usage")
 	line("")
 	line("```python")
-	class := "SentenceTransformer"
-	if s.MultiVector != nil {
-		class = multiVector
-	}
 	line("from sentence_transformers import %s", class)
 	line("")
 	line("model = %s(%s)", class, yamlString(name))

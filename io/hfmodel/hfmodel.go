@@ -10,6 +10,7 @@
 //	sentence_bert_config.json          its first module: max_seq_length, do_lower_case
 //	1_Pooling/config.json              its second: how token vectors become one
 //	colbert_linear.pt, ...             BGE-M3's heads of tokens, as torch.save keeps them: see package torchfile
+//	1_SpladePooling/config.json        in the place of 1_Pooling: embeddings are sparse (splade.go)
 //	2_Dense/                           perhaps, with weights of its own: a linear layer and an activation behind it
 //	config_sentence_transformers.json  prompts, similarity function; the kind of model, of which MultiVectorEncoder pools nothing: see MultiVector
 //
@@ -87,6 +88,7 @@ type Folder struct {
 
 	Reranker *Reranker // how pairs of texts are scored; nil if the folder does not say
 	M3       *M3       // heads of tokens; nil if there are none
+	Splade   *Splade   // how sparse embeddings are made; nil of other models, whose Pooling says how theirs are
 
 	MultiVector *MultiVector // of a model that gives tokens' vectors alone; nil for others
 
@@ -152,6 +154,9 @@ func openOn(dir, base string) (_ *Folder, err error) {
 		return nil, err
 	}
 	if err := f.readPooling(); err != nil {
+		return nil, err
+	}
+	if err := f.readSplade(); err != nil {
 		return nil, err
 	}
 	if err := f.readDense(); err != nil {
@@ -228,7 +233,7 @@ func (f *Folder) readModules() error {
 			return bad("it is code of its own, which only Python can run")
 		}
 		switch kind {
-		case "Transformer":
+		case "Transformer", "MLMTransformer":
 			if i != 0 {
 				return bad("a transformer that is not the first module is not supported")
 			}
@@ -239,6 +244,11 @@ func (f *Folder) readModules() error {
 			}
 			f.TransformerDir, f.ModelType = filepath.Join(f.Dir, filepath.FromSlash(m.Path)), StaticType
 			counts["Transformer"]++
+			counts["Pooling"]++
+		case "SpladePooling":
+			if i != 1 {
+				return bad("SpladePooling that is not right behind the transformer is not supported")
+			}
 			counts["Pooling"]++
 		case "Pooling":
 			switch {
@@ -277,7 +287,10 @@ func (f *Folder) readModules() error {
 			if f.MultiVector != nil {
 				return bad("%s modules are not supported yet; Transformer, Dense, MultiVectorMask and Normalize are in a MultiVectorEncoder", kind)
 			}
-			return bad("%s modules are not supported yet; Transformer, StaticEmbedding, Pooling, Dense, Normalize and LogitScore are", kind)
+			return bad("%s modules are not supported yet; Transformer, StaticEmbedding, Pooling, SpladePooling, Dense, Normalize and LogitScore are", kind)
+		}
+		if kind == "MLMTransformer" {
+			counts["Transformer"]++
 		}
 		if counts[kind]++; counts[kind] > 1 && kind != "Normalize" && kind != "Dense" {
 			return bad("a second %s is not supported", kind)
@@ -417,6 +430,9 @@ func (f *Folder) readTransformerJSON() error {
 			return fmt.Errorf("%s: max_seq_length %d is negative", file, f.MaxSeqLength)
 		case task == "sequence-classification" || task == "text-generation":
 			f.reranks()
+		case task == fillMask && f.Splade != nil || len(f.Modules) > 0 && f.Modules[0].Kind() == "MLMTransformer":
+		case f.Splade != nil:
+			return fmt.Errorf("%s: transformer_task %q, and SpladePooling takes the logits of %s", file, task, fillMask)
 		case task != "" && task != "feature-extraction":
 			return fmt.Errorf("%s: transformer_task %q is not supported yet; feature-extraction, sequence-classification and text-generation are", file, task)
 		}

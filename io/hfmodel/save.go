@@ -25,6 +25,7 @@ type Spec struct {
 
 	Pooling      Pooling      // Dimension 0: config.json's hidden_size, or what the family calls it
 	MultiVector  *MultiVector // of a model that gives tokens' vectors alone, which nothing pools; nil for others
+	Splade       *Splade      // makes it a SparseEncoder: tensors are then under the names of transformers' model for masked language modelling; Pooling is not looked at
 	M3           bool         // tensors of M3's heads are among Tensors, and get files of their own
 	Dense        []Dense      // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
 	Normalize    bool
@@ -197,6 +198,9 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		}
 	}
 	pooling := s.Pooling
+	if s.Splade != nil {
+		pooling.Mode = Mean
+	}
 	if pooling.Dimension == 0 {
 		pooling.Dimension = hidden
 	}
@@ -233,9 +237,15 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		files["sentence_bert_config.json"] = s.transformerBytes(base.transformerJSON)
 	}
 	vectors := "sentence_embedding"
-	if s.MultiVector != nil {
+	switch {
+	case s.MultiVector != nil:
 		modules, vectors = modules[:1], tokenVectors
 		delete(files, "1_Pooling/config.json")
+	case s.Splade != nil:
+		delete(files, "1_Pooling/config.json")
+		if modules, err = s.spladeFiles(config, base.poolingJSON, files); err != nil {
+			return nil, err
+		}
 	}
 	if s.Adapter != nil {
 		delete(files, "config.json")
@@ -311,6 +321,10 @@ func (s Spec) transformerBytes(base *object) []byte {
 func (s Spec) modelBytes(base *object) []byte {
 	o := base.clone()
 	o.set("model_type", "SentenceTransformer")
+	if s.Splade != nil {
+		o.set("model_type", "SparseEncoder")
+		o.set("similarity_fn_name", s.similarity())
+	}
 	prompts := s.Prompts
 	if prompts == nil {
 		prompts = map[string]string{}
@@ -332,6 +346,9 @@ func (s Spec) modelBytes(base *object) []byte {
 func (s Spec) similarity() string {
 	if s.Similarity == "" && s.Base != nil && s.Base.Similarity != "" {
 		return s.Base.Similarity
+	}
+	if s.Similarity == "" && s.Splade != nil {
+		return "dot"
 	}
 	if s.Similarity == "" {
 		return "cosine"

@@ -157,6 +157,8 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 		return fmt.Errorf("%s: vectors of tokens are not cut", f.Dir)
 	case cut > 0 && e.HasParts():
 		return fmt.Errorf("%s: embeddings of models of kind m3, which have other parts beside them, are not cut", f.Dir)
+	case cut > 0 && e.Sparse():
+		return fmt.Errorf("%s: sparse embeddings, whose features are tokens, are not cut to the first %d", f.Dir, cut)
 	case cut < all: // sentence-transformers passes over a truncate_dim that is more
 		e.engine.Cut = cut
 	}
@@ -240,6 +242,9 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 			return h, fmt.Errorf("%s: pooling without the prompt's tokens is not supported", f.Dir)
 		}
 	}
+	if pooling != "" && f.Splade != nil {
+		return h, fmt.Errorf("%s is a sparse encoder, whose SpladePooling takes the largest logits: pooling %q is not for it", f.Dir, pooling)
+	}
 	if pooling != "" {
 		mode = hfmodel.PoolingMode(pooling)
 	}
@@ -304,6 +309,11 @@ func ConfigOf(f *hfmodel.Folder, change func(*transformer.Config)) (transformer.
 	if f.MultiVector != nil {
 		c.Tokens = c.ColBERT(false, 0)
 	}
+	if f.Splade != nil {
+		if c.MLMHead, err = c.MLM(f.Config, f.Splade.Twice); err != nil {
+			return c, fmt.Errorf("%s: %w", f.Dir, err)
+		}
+	}
 	if change != nil {
 		change(&c)
 	}
@@ -358,6 +368,9 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		if p.Head && (c.Scorer.New || c.Tokens.New) && errors.Is(err, safetensors.ErrNoTensor) {
 			m.InitParam(p, dst, c.Scorer.Seed+c.Tokens.Seed)
 			return nil
+		}
+		if p.Head && !c.MLMHead.None() && errors.Is(err, safetensors.ErrNoTensor) {
+			return noMLMHead(f, m, err)
 		}
 		if err != nil {
 			return err

@@ -83,8 +83,13 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 // SpecOf is what is written of a model that a folder holds and whose parameters may have changed. The length and the card are the caller's.
 func SpecOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tensor) hfmodel.Spec {
 	h := m.Config.Tokens
+	var splade *hfmodel.Splade
+	if h := m.Config.MLMHead; !h.None() {
+		splade = &hfmodel.Splade{Twice: h.Twice}
+		tensors = hfmodel.Renamed(tensors, maskedNames(m))
+	}
 	spec := hfmodel.Spec{
-		Config: f.Config, Tensors: tensors,
+		Splade: splade, Config: f.Config, Tensors: tensors,
 		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !h.None() && !h.Alone, Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 	}
@@ -167,7 +172,7 @@ func Untrained(f *hfmodel.Folder, m *transformer.Model, s gpustage.Stream) (out 
 		for _, prefix := range m.Config.Prefixes() {
 			name = strings.TrimPrefix(name, prefix)
 		}
-		if _, ok := m.Layout.Find(name); ok || !strings.HasPrefix(name, "pooler.") {
+		if _, ok := m.Layout.Find(name); ok || !strings.HasPrefix(name, "pooler.") || !m.Config.MLMHead.None() {
 			continue
 		}
 		if out, err = appendTensor(out, f, n, name); err != nil {

@@ -37,6 +37,9 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 		query, document := e.RolePrompts()
 		m.Prompts = &[2]string{query, document}
 	}
+	if e.Sparse() {
+		return nil, 0, errors.New("a sparse encoder mines no negatives: margins and bounds are of cosines, and its embeddings are compared by their products; mine with a dense model, or with a model of kind m3 by --part sparse")
+	}
 	if m.Weights == nil && e.VectorsAlone() {
 		m.Weights = onlyVectors
 	}

@@ -96,7 +96,8 @@ func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts [
 	return tok.EncodeAll(ctx, prompted(prompt, texts), limit, 0)
 }
 
-// Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures. Ranks that embed
+// Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures; sparse embeddings are compared as
+// they are. Ranks that embed
 // together all call it; it returns nil on all but rank 0.
 func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
 	run, err := t.Rank(ctx, e, Depth)
@@ -116,6 +117,9 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 		return t.rankByParts(ctx, e, k, t.Fusion)
 	case vectorsOnly(e.Model):
 		return t.rankByParts(ctx, e, k, onlyVectors)
+	}
+	if e.Sparse() {
+		return t.rankSparse(ctx, e, k)
 	}
 	q, err := t.embed(ctx, e, "queries", t.queries)
 	if err != nil {
@@ -296,7 +300,7 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 	return t.Evaluate(ctx, &e.engine, measures...)
 }
 
-// Similarity is the cosine of each pair of texts, with a prompt's text before all of them.
+// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product.
 func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
 	if len(a) != len(b) {
 		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
@@ -307,7 +311,7 @@ func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string)
 // first tells whether this rank is the one that gets embeddings.
 func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
 
-// Similarity is the cosine of each pair of texts; with ranks that embed together, on rank 0.
+// Similarity is the cosine of each pair of texts, of sparse embeddings their product; with ranks that embed together, on rank 0.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
 	size := e.Size()
 	sides := [2][]float32{}
@@ -324,11 +328,21 @@ func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float
 	if !e.first() {
 		return nil, nil
 	}
-	out := make([]float64, len(a))
+	out, compare := make([]float64, len(a)), cosine
+	if e.Sparse() {
+		compare = product
+	}
 	for i := range out {
-		out[i] = cosine(sides[0][i*size:(i+1)*size], sides[1][i*size:(i+1)*size])
+		out[i] = compare(sides[0][i*size:(i+1)*size], sides[1][i*size:(i+1)*size])
 	}
 	return out, nil
+}
+
+func product(a, b []float32) (sum float64) {
+	for i := range a {
+		sum += float64(a[i]) * float64(b[i])
+	}
+	return sum
 }
 
 func cosine(a, b []float32) float64 {

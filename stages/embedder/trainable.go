@@ -223,7 +223,7 @@ func (t *Trainable) saved(s gpustage.Stream) ([]safetensors.Tensor, *hfmodel.Ada
 	case lora == nil:
 		tensors, err := Tensors(t.folder, m, s)
 		return tensors, nil, err
-	case m.Config.Tokens.None():
+	case m.Config.Tokens.None() && m.Config.MLMHead.None():
 		tensors, err := Read(m, s, m.Layout.Training())
 		return tensors, AdapterOf(t.base(), m), err
 	}

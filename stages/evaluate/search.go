@@ -35,16 +35,27 @@ func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, d
 	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
 		return nil, fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
 	}
-	nq, nd := len(queries)/dim, len(corpus)/dim
-	top, err := NewTopK(nq, min(k, max(1, nd)), tie)
+	top, err := NewTopK(len(queries)/dim, min(k, max(1, len(corpus)/dim)), tie)
 	if err != nil {
 		return nil, err
 	}
+	if err := SearchInto(ctx, s, top, queries, corpus, dim, 0, progress); err != nil {
+		return nil, err
+	}
+	return top.Run(), nil
+}
+
+// SearchInto is Search for a part of the documents, the first of which has the number first among all: top takes what is found.
+func SearchInto(ctx context.Context, s gpustage.Stream, top *TopK, queries, corpus []float32, dim, first int, progress func(done, total int64)) (err error) {
+	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
+		return fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
+	}
+	nq, nd := len(queries)/dim, len(corpus)/dim
 	qb, db := min(queryBlock, max(1, nq)), min(corpusBlock, max(1, nd))
 	var blocks [3]gpustage.Tensor // queries, documents, scores
 	for i, shape := range [][2]int{{qb, dim}, {db, dim}, {1, qb * db}} {
 		if blocks[i], err = gpustage.NewTensor(s.Device(), gpustage.F32, shape[0], shape[1]); err != nil {
-			return nil, err
+			return err
 		}
 		defer blocks[i].Mem.Free()
 	}
@@ -57,12 +68,12 @@ func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, d
 	for from := 0; from < nd; from += db {
 		docs := blocks[1].Span(0, min(db, nd-from))
 		s.CopyIn(docs, gpustage.Bytes(corpus[from*dim:(from+docs.Rows)*dim]))
-		for first := 0; first < nq; first += qb {
+		for lo := 0; lo < nq; lo += qb {
 			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
+				return context.Cause(ctx)
 			}
-			q := blocks[0].Span(0, min(qb, nq-first))
-			s.CopyIn(q, gpustage.Bytes(queries[first*dim:(first+q.Rows)*dim]))
+			q := blocks[0].Span(0, min(qb, nq-lo))
+			s.CopyIn(q, gpustage.Bytes(queries[lo*dim:(lo+q.Rows)*dim]))
 			scores := blocks[2].Columns(0, q.Rows*docs.Rows).Reshape(q.Rows, docs.Rows)
 			s.MatMul(scores, q, docs, gpustage.MatMul{TransB: true})
 			var out []float32
@@ -71,18 +82,18 @@ func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, d
 				s.CopyOut(gpustage.Bytes(out), scores)
 			}
 			if err := s.Sync(); err != nil {
-				return nil, err
+				return err
 			}
 			if inPlace {
 				out = gpustage.Slice[float32](scores)
 			}
-			if err := top.Add(first, from, out, docs.Rows); err != nil {
-				return nil, err
+			if err := top.Add(lo, first+from, out, docs.Rows); err != nil {
+				return err
 			}
 			if done += int64(scores.Len()); progress != nil {
 				progress(done, int64(nq)*int64(nd))
 			}
 		}
 	}
-	return top.Run(), nil
+	return nil
 }

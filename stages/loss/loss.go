@@ -28,7 +28,7 @@
 // functions from these pairs' values to a number and to a coefficient for each pair, computed on the host, where it is one number a
 // document; pairs.go turns embeddings into values and coefficients into the gradient, a chunk of pairs at a time. [CoSENT], whose sum
 // runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, a strip of anchors at a time.
-// [Matryoshka] wraps any loss, [Sum] adds several, and splits rows where all of them are means over rows ([RowMean]).
+// [Matryoshka] wraps any loss, [Flops] adds what keeps embeddings sparse, [Sum] adds several, and splits rows where all of them are means over rows ([RowMean]).
 //
 // # Parts
 //
@@ -247,6 +247,8 @@ func (b *Batch) checkPositives() error {
 type Result struct {
 	Sum    float64 // sum of w_i l_i
 	Weight float64 // sum of w_i, or of whatever else the loss is the mean over, at least 0; 0 for a whole step is an error
+
+	Sparsity *Sparsity // of a [Flops]; nil of other losses
 }
 
 // Check refuses a Weight below 0, by which a step would go uphill. One that is not finite makes a gradient that is not, which is found where that is.

@@ -112,6 +112,9 @@ func (l sum) compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, er
 		s.Scale(part.Gradient, part.Gradient, f)
 		s.Add(b.Gradient, b.Gradient, part.Gradient)
 		total.Sum += f * r.Sum
+		if total.Sparsity == nil {
+			total.Sparsity = r.Sparsity
+		}
 	}
 	return total, nil
 }

@@ -128,7 +128,8 @@ func (c *checker) check(r *Recipe) {
 
 func (c *checker) checkModel(m *Model) {
 	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
-	c.words("model.kind", "embedder", "reranker", "m3", "multi_vector")
+	c.words("model.kind", "embedder", "reranker", "m3", "multi_vector", "sparse")
+	c.checkSparse(m)
 	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have, and of multi_vector %d", defaultVectorDim)
 	c.require(m.VectorDim == 0 || m.Kind == "m3" || m.Kind == "multi_vector", "model.vector_dim", "is for model.kind: m3 and multi_vector")
 	if m.Kind != "reranker" {

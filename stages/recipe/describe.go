@@ -13,7 +13,7 @@ import (
 func (x *Run) Describe() string {
 	var b strings.Builder
 	r, m := x.Recipe, x.model
-	gives := fmt.Sprint(m.Head.Pooling)
+	gives := pooled(m)
 	if x.vectors != nil {
 		gives = fmt.Sprintf("vectors of tokens, %d features", x.heads.Dim)
 	}

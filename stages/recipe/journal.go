@@ -40,6 +40,14 @@ type Metrics struct {
 	CommS      float64  `json:"comm_s,omitempty"`
 	CommHidden *float64 `json:"comm_hidden,omitempty"`
 
+	// Of sparse embeddings with loss.flops, of the step's batches on average: how many features a text has, FLOPS without the weights, and what of Loss they
+	// are.
+	QueryActive    float64 `json:"query_active,omitempty"`
+	DocumentActive float64 `json:"document_active,omitempty"`
+	QueryFlops     float64 `json:"query_flops,omitempty"`
+	DocumentFlops  float64 `json:"document_flops,omitempty"`
+	Regularizer    float64 `json:"regularizer,omitempty"`
+
 	Skipped bool `json:"skipped,omitempty"` // the gradient was not finite, and the step has changed nothing
 }
 
@@ -195,6 +203,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	if j.several {
 		m.Datasets, m.Losses = r.Sources, byDataset(r)
 	}
+	m.sparsity(r.Sparsity)
 	j.watch(m)
 	if c := j.communicated(r.Step); c.Total > 0 {
 		share := c.HiddenShare()
@@ -260,6 +269,9 @@ func (j *journal) event(at time.Time, m Metrics) error {
 	}
 	for _, k := range slices.Sorted(maps.Keys(m.Losses)) {
 		s = append(s, tensorboard.Scalar{Tag: fmt.Sprintf("train/loss/data.train[%d]", k), Value: m.Losses[k]})
+	}
+	if m.DocumentActive > 0 {
+		s = append(s, tensorboard.Scalar{Tag: "sparse/query_active", Value: m.QueryActive}, tensorboard.Scalar{Tag: "sparse/document_active", Value: m.DocumentActive}, tensorboard.Scalar{Tag: "sparse/regularizer", Value: m.Regularizer})
 	}
 	if m.CommHidden != nil {
 		s = append(s, tensorboard.Scalar{Tag: "communication/seconds", Value: m.CommS}, tensorboard.Scalar{Tag: "communication/hidden", Value: *m.CommHidden})

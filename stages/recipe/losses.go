@@ -30,6 +30,7 @@ type Loss struct {
 	Margin             float64          `yaml:"margin,omitempty"`
 	MaskDuplicates     bool             `yaml:"mask_duplicates"`
 	Matryoshka         *Matryoshka      `yaml:"matryoshka,omitempty"`
+	Flops              *Flops           `yaml:"flops,omitempty"` // of sparse embeddings
 
 	// Of gist; see loss.Guide.
 	Guide             *Guide `yaml:"guide,omitempty"`
@@ -144,7 +145,7 @@ var lossKinds = []lossKind{
 }
 
 // commonOptions are every loss's.
-var commonOptions = []string{"name", "matryoshka", "gather_across_devices"}
+var commonOptions = []string{"name", "matryoshka", "flops", "gather_across_devices"}
 
 // kind is the loss that the recipe names; mnrl if it names none that there is.
 func (l *Loss) kind() lossKind {
@@ -186,7 +187,7 @@ func (k lossKind) all() []string {
 	case k.m3, k.vectors:
 		common = []string{"name", "gather_across_devices"}
 	case k.dataset:
-		common = commonOptions[:2]
+		common = commonOptions[:3]
 	}
 	if k.term {
 		common = append(common[:1:1], append([]string{"weight"}, common[1:]...)...)
@@ -334,6 +335,10 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 			l.Distance = k.distances[0]
 		}
 	}
+	if r.Model.Kind == "sparse" {
+		c.defaultSparse(l, at)
+	}
+	c.checkFlops(r, l, at)
 	if k.names[0] == "gist" {
 		c.checkGuide(l, at)
 	}
@@ -473,6 +478,8 @@ type driving struct {
 	// differentiable leaves out what the loss takes for a number that has no gradient, though it depends on the embeddings: the gradient
 	// is then what a difference quotient of the loss comes to.
 	differentiable bool
+
+	steps int // of the run, by which what grows in it grows; 0: it is what it ends as
 }
 
 // stopped is the option with what the loss takes for a number that has no gradient; "" if there is nothing of the kind.
@@ -563,6 +570,9 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 		if wrapped, err := loss.Matryoshka(out, m.Dims, m.Weights, some); err == nil { // the recipe was checked
 			return wrapped.(loss.RowSplitter)
 		}
+	}
+	if f := l.Flops; f != nil {
+		return f.added(out, o)
 	}
 	return out
 }

@@ -70,6 +70,7 @@ type Run struct {
 
 	reranker *reranker.Spec // nil for an embedder
 	heads    transformer.TokenHeads
+	mlm      transformer.MLMHead // of sparse embeddings
 
 	vectors    *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
 	projection []transformer.Dense  // of it, where it is new
@@ -202,6 +203,9 @@ func (x *Run) openModel(ctx context.Context) error {
 		return err
 	}
 	if err := x.openMultiVector(); err != nil {
+		return err
+	}
+	if err := x.openSparse(); err != nil {
 		return err
 	}
 	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
@@ -371,7 +375,7 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}
-		c.Tokens = x.heads
+		c.Tokens, c.MLMHead = x.heads, x.mlm
 		c.Dense = append(c.Dense, x.projection...)
 		if x.reranker != nil {
 			x.reranker.Configure(c)
@@ -592,7 +596,8 @@ func (x *Run) noteOddities() {
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
 	}
-	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && x.vectors == nil {
+	x.noteSparse()
+	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && m.Kind != "sparse" && x.vectors == nil {
 		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {
 			x.obs.note("%s (model.pooling, model.normalize)", note)
 		}

@@ -63,6 +63,9 @@ type Model struct {
 	Skiplist       *Skiplist       `yaml:"skiplist,omitempty"`        // tokens of documents without a vector; nil: what the folder says
 	QueryExpansion *QueryExpansion `yaml:"query_expansion,omitempty"` // nil: likewise
 
+	// Of sparse embeddings: relu, or log1p_relu, another logarithm behind it; empty: what the folder says, or relu.
+	ActivationFunction string `yaml:"activation_function,omitempty"`
+
 	// Of a reranker.
 	Head        string `yaml:"head,omitempty"`        // of a language model: tokens (also empty), or classifier: a projection of the last token
 	Template    string `yaml:"template,omitempty"`    // what surrounds a pair; empty: what the folder says
@@ -328,6 +331,13 @@ var foreign = map[string]string{
 	"max_seq_length":                  "model.max_length",
 	"sentence_pooling_method":         "model.pooling",
 	"normalize_embeddings":            "model.normalize",
+	"query_regularizer_weight":        "loss.flops: {query: ...}",
+	"document_regularizer_weight":     "loss.flops: {document: ...}",
+	"query_regularizer_threshold":     "loss.flops: {query_threshold: ...}",
+	"document_regularizer_threshold":  "loss.flops: {document_threshold: ...}",
+	"use_document_regularizer_only":   "loss.flops: {document_only: true}",
+	"lambda_q":                        "loss.flops: {query: ...}",
+	"lambda_d":                        "loss.flops: {document: ...}",
 	"query_instruction_for_retrieval": "data.train[].prompts: {query: ...}",
 	"r":                               "model.lora.rank",
 	"lora_rank":                       "model.lora.rank",

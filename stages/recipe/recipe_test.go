@@ -272,7 +272,7 @@ func TestLosses(t *testing.T) {
 	}
 	for _, c := range []struct{ loss, columns, want string }{
 		{"{name: cosnet}", "", "r.yaml:7: loss.name: is \"cosnet\", want one of"},
-		{"{name: cosent, margin: 2}", "label: l", "loss.margin: is for gist, contrastive, online_contrastive, triplet, batch_hard_triplet, batch_semi_hard_triplet, batch_all_triplet; the options of cosent are name, matryoshka, gather_across_devices, scale, temperature, similarity"},
+		{"{name: cosent, margin: 2}", "label: l", "loss.margin: is for gist, contrastive, online_contrastive, triplet, batch_hard_triplet, batch_semi_hard_triplet, batch_all_triplet; the options of cosent are name, matryoshka, flops, gather_across_devices, scale, temperature, similarity"},
 		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl, gist, m3; the options of triplet are"},
 		{"{name: mnrl, distance: cosine}", "", "loss.distance: is for contrastive,"},
 		{"{name: triplet, margin: -1}", "negatives: n", "loss.margin: is -1, want a positive number"},
@@ -352,6 +352,8 @@ func TestLossOptions(t *testing.T) {
 			value := others[option]
 			switch option {
 			case "name", "guide", "gather_across_devices": // not the objective's
+				continue
+			case "flops": // of sparse embeddings; see TestSparseDefaults
 				continue
 			case "similarity":
 				value = map[string]string{"cosine": "dot", "dot": "cosine", "maxsim": "mean_maxsim"}[k.similarity]

@@ -164,6 +164,9 @@ func (x *Run) head() (transformer.Head, error) {
 		yes := true
 		pooling, normalize = cmp.Or(pooling, "cls"), cmp.Or(normalize, &yes)
 	}
+	if x.Recipe.Model.Kind == "sparse" && x.folder.Splade == nil { // whatever it says of its embeddings
+		normalize = cmp.Or(normalize, new(bool))
+	}
 	return embedder.TrainableHead(x.folder, pooling, normalize)
 }
 

@@ -54,7 +54,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	}
 	if x.vectors != nil {
 		x.savedVectors(&spec)
-	} else if spec.Similarity = "cosine"; !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
+	} else if spec.Similarity = "cosine"; x.Recipe.Model.Kind == "sparse" || !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
 		spec.Similarity = "dot"
 	}
 	if min(x.text.QueryLength, x.text.DocumentLength) > 0 { // or some are not cut
@@ -116,8 +116,10 @@ func (x *Run) card(text string) hfmodel.Card {
 }
 
 // merges tells whether LoRA's factors are merged into the weights that are saved: CrossEncoder and FlagEmbedding load no adapters of
-// rerankers, nor of models with heads of tokens.
-func (x *Run) merges() bool { return x.reranker != nil || !x.heads.None() }
+// rerankers, nor of models with heads of tokens, and of sparse encoders only what names their model for masked language modelling.
+func (x *Run) merges() bool {
+	return x.reranker != nil || !x.heads.None() || x.Recipe.Model.Kind == "sparse"
+}
 
 // merged are all parameters, with LoRA's factors merged into them; on ranks but the main one, nil.
 func (x *Run) merged(s gpustage.Stream) ([]safetensors.Tensor, error) {

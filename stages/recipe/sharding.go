@@ -39,6 +39,14 @@ func (m Mesh) shardings() (out []sharding) {
 	return out
 }
 
+// shardings are a mesh's that the model allows: where all word embeddings have a gradient in every sub-batch, their rows do not travel alone.
+func (x *Run) shardings(m Mesh) []sharding {
+	if x.model.Config.TiedDecoder() {
+		return []sharding{{}}
+	}
+	return m.shardings()
+}
+
 // chooseSharding takes the first sharding that fits the memory at hand on every rank, or the last one. x.model is a model without
 // memory.
 func (x *Run) chooseSharding(ctx context.Context) error {
@@ -49,15 +57,15 @@ func (x *Run) chooseSharding(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.setSharding(x.Recipe.Mesh.shardings()[chosen])
+	x.setSharding(x.shardings(x.Recipe.Mesh)[chosen])
 	return nil
 }
 
 // chooseOnPaper chooses for ranks that are not there.
-func (x *Run) chooseOnPaper() { x.setSharding(x.Recipe.Mesh.shardings()[x.fitting()]) }
+func (x *Run) chooseOnPaper() { x.setSharding(x.shardings(x.Recipe.Mesh)[x.fitting()]) }
 
 func (x *Run) fitting() (chosen int) {
-	all, free := x.Recipe.Mesh.shardings(), x.freeMemory()
+	all, free := x.shardings(x.Recipe.Mesh), x.freeMemory()
 	for chosen < len(all)-1 && free > 0 && x.predict(all[chosen]).minimum() > free {
 		chosen++
 	}
@@ -110,7 +118,7 @@ func (x *Run) describeSharding() string {
 		return ""
 	}
 	text := x.sharding.String()
-	for _, s := range x.Recipe.Mesh.shardings() {
+	for _, s := range x.shardings(x.Recipe.Mesh) {
 		verb := "would be"
 		if s == x.sharding {
 			verb = "are"

@@ -24,7 +24,7 @@ func Templates() []string {
 	return names
 }
 
-// Template is a commented recipe to begin with; "embedder" has every key but those of rerankers, of m3 and of multi_vector. false: there is none of that name.
+// Template is a commented recipe to begin with; "embedder" has every key but those of rerankers, of m3, of multi_vector and of sparse embeddings. false: there is none of that name.
 func Template(name string) (string, bool) {
 	text, err := templates.ReadFile(path.Join("templates", name+".yaml"))
 	return string(text), err == nil

@@ -168,7 +168,7 @@ func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*sta
 	}
 	subs := stages.Split(g, batches, x.size())
 	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	var objective loss.Loss = r.objective(driving{})
+	var objective loss.Loss = r.objective(driving{steps: x.Steps})
 	if x.own.loss != nil {
 		objective = x.own.loss
 	}

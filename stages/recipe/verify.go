@@ -494,7 +494,7 @@ func (v *verifier) ways(dropout float64) []way {
 		for _, mesh := range v.meshes {
 			m := v.x.Recipe.Mesh
 			m.Shard, m.Parameters, m.Gradients = mesh.Shard, "auto", "auto"
-			all := m.shardings()
+			all := v.x.shardings(m)
 			for i, w := range []way{lean, some, checkpointed} {
 				w.mesh, w.sharding = mesh, all[i%len(all)]
 				out = append(out, w)

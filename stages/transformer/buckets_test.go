@@ -82,6 +82,12 @@ func TestPadding(t *testing.T) {
 		}
 		return m, s, rows
 	}
+	for _, name := range []string{"bert", "modernbert"} {
+		models["splade/"+name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {
+			m, s, _, rows := loadSparse(t, name, d, o, nil)
+			return m, s, rows
+		}
+	}
 	for _, name := range familyGoldens(t) {
 		models["families/"+name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {
 			m, s := loadFamily(t, name, nil, d, o)

@@ -21,6 +21,8 @@
 // Static embeddings ([Static]) are the table and the pooling, without layers: where the device can (gpustage.Bagger) the table's rows are summed
 // where they lie, and a pass keeps nothing.
 //
+// An [MLMHead] makes sparse embeddings, of as many features as the vocabulary has tokens, in the place of pooling (splade.go).
+//
 // [TokenHeads] give parts of tokens besides, from the same hidden states: BGE-M3's lexical weights and vectors; or vectors alone, ColBERT's.
 //
 // # What trains

@@ -137,7 +137,8 @@ func (m *Model) NewGradients() (gpustage.Tensor, error) {
 	return gpustage.NewTensor(m.Device, m.DType, 1, m.Layout.Trained())
 }
 
-// EmbeddingSize is E, of a text's embedding or of tokens' vectors if the model gives these alone: of a model that scores 1, or how many layers do.
+// EmbeddingSize is E, of a text's embedding or of tokens' vectors if the model gives these alone: V of a model with an MLMHead, of a model that scores
+// 1, or how many layers do.
 func (m *Model) EmbeddingSize() int {
 	if !m.Config.Scorer.None() {
 		return m.Config.Scorer.Scores()
@@ -148,6 +149,9 @@ func (m *Model) EmbeddingSize() int {
 func (c Config) embeddingSize() int {
 	if n := len(c.Dense); n > 0 {
 		return c.Dense[n-1].Out
+	}
+	if !c.MLMHead.None() {
+		return c.Vocab
 	}
 	return c.Hidden
 }
@@ -234,6 +238,7 @@ type Pass struct {
 	embeddings gpustage.Tensor // [B, E], or scores [B, 1] or [B, layers], or tokens' vectors [T', E] alone; so are those above then
 	scoring    scoreActs
 	tokens     tokenActs
+	mlm        mlmActs
 }
 
 // Forward computes the embeddings [B, E] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
@@ -294,6 +299,7 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 		p.openScore(r)
 	}
 	p.openTokens(r, keep)
+	p.openMLM(r, keep)
 	p.repeat(func() { p.compute(keep) })
 	return p
 }
@@ -567,7 +573,7 @@ func (p *Pass) computeBackward(dParts []gpustage.Tensor, to Gradients) {
 		p.doneOutside(to)
 		return
 	}
-	p.poolBackward(d, dPooled)
+	p.poolBackward(d, dPooled, &g)
 	if len(dParts) > 1 {
 		p.tokensBackward(d, dParts[1], dParts[2], g.tokens)
 	}

@@ -134,6 +134,16 @@ func (c Config) parameters() []Param {
 		linear(Outside, "", []string{h.Sparse}, c.Hidden, true, 1)
 		linear(Outside, "", []string{h.Vectors}, c.Hidden, true, h.Dim)
 	}
+	if h := c.MLMHead; !h.None() {
+		linear(Outside, "", []string{h.Dense}, c.Hidden, h.DenseBias, c.Hidden)
+		norm(Outside, "", h.Norm, c.Hidden)
+		if h.Decoder != "" {
+			add(Outside, h.Decoder+".weight", c.Vocab, c.Hidden, weight)
+		}
+		if h.Bias != "" {
+			add(Outside, h.Bias, 1, c.Vocab, bias)
+		}
+	}
 	for i := head; i < len(ps); i++ {
 		ps[i].Head = true
 	}

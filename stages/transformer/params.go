@@ -271,6 +271,7 @@ type weights struct {
 	dense                []linear // [out, in]
 	score                scorerWeights
 	tokens               tokenWeights
+	mlm                  mlmWeights
 	layers               []layerWeights
 	later                func(l int) layerWeights // instead of layers
 }
@@ -315,7 +316,7 @@ func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 		word: v.tensor(n.word + ".weight"), position: v.tensor(n.position + ".weight"), kind: v.tensor(n.kind + ".weight"), task: v.tensor(n.task + ".weight"),
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
 		distances: v.tensor(n.distances + ".weight"), distancesNorm: v.norm(n.distancesNorm),
-		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v),
+		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v), mlm: c.MLMHead.weights(v),
 	}
 	if c.projects() {
 		w.project = v.linear("", n.project)

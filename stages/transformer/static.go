@@ -40,8 +40,8 @@ func (c Config) checkStatic() error {
 		return fmt.Errorf("static embeddings of %d tokens, %d features each: want positive numbers", c.Vocab, c.Hidden)
 	case c.HiddenDropout != 0 || c.AttentionDropout != 0:
 		return wrong("dropout", "static embeddings drop nothing: leave it out")
-	case !c.Tokens.None() || !c.Scorer.None():
-		return fmt.Errorf("static embeddings have heads of nothing but embeddings: a reranker, or a model of kind m3, is %w", ErrUnsupported)
+	case !c.Tokens.None() || !c.Scorer.None() || !c.MLMHead.None():
+		return fmt.Errorf("static embeddings have heads of nothing but embeddings: a reranker, or a model of kind m3 or sparse, is %w", ErrUnsupported)
 	}
 	return c.checkDense()
 }

@@ -229,23 +229,30 @@ func (p *Pass) tokensBackward(d, dSparse, dVectors gpustage.Tensor, g tokenWeigh
 	p.s.ScatterAdd(d, dx, a.index)
 }
 
-// pool makes of hidden states x [T, C] what Config.Dense takes: a row for each text, or, Alone, for each token that has one.
+// pool makes of hidden states x [T, C] what Config.Dense takes: a row for each text, which may be a sparse embedding, or, Alone, for each token that
+// has one.
 func (p *Pass) pool(x gpustage.Tensor) {
-	if p.m.Config.Tokens.Alone {
+	switch c := p.m.Config; {
+	case c.Tokens.Alone:
 		p.s.Gather(p.pooled, x, p.tokens.index, false)
-		return
+	case !c.MLMHead.None():
+		p.forwardMLM(x)
+	default:
+		p.s.Pool(p.pooled, x, p.in.seqs, p.m.Head.Pooling)
 	}
-	p.s.Pool(p.pooled, x, p.in.seqs, p.m.Head.Pooling)
 }
 
-// poolBackward writes to d [T, C] the gradient that comes through pool.
-func (p *Pass) poolBackward(d, dPooled gpustage.Tensor) {
-	if p.m.Config.Tokens.Alone {
+// poolBackward writes to d [T, C] the gradient that comes through pool, and adds that of an MLMHead to g.
+func (p *Pass) poolBackward(d, dPooled gpustage.Tensor, g *weights) {
+	switch c := p.m.Config; {
+	case c.Tokens.Alone:
 		p.s.Fill(d, 0)
 		p.s.ScatterAdd(d, dPooled, p.tokens.index)
-		return
+	case !c.MLMHead.None():
+		p.backwardMLM(d, dPooled, g)
+	default:
+		p.s.PoolBackward(d, dPooled, p.in.seqs, p.m.Head.Pooling)
 	}
-	p.s.PoolBackward(d, dPooled, p.in.seqs, p.m.Head.Pooling)
 }
 
 // outputs is how many rows dense layers and normalization have in a pass of so many tokens and texts: B, or what index has.

@@ -305,7 +305,7 @@ for part in ${only:-$names}; do
 		fi
 		most=150 row "conformance suite, f32 and bf16" suite gpustage/cuda "$dir/cuda.test" -test.run Conformance -test.skip Conformance/Large ${processor:+-test.short}
 		again gpustage/cuda "$dir/cuda.test"
-		most=90 row "goldens of every family, f32 and bf16" on_gpu stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error|TestStatic$'
+		most=90 row "goldens of every family, f32 and bf16" on_gpu stages/transformer "$dir/transformer.test" -test.run 'Families$|BF16Error|TestStatic$|TestSparse$'
 		most=60 row "golden training steps" on_gpu stages "$dir/stages.test" -test.run "GoldenSteps/${processor:+^mnrl\$}/f32" # f64 is the processor's
 		most=45 row "training in bf16" contraflow "${train[@]}" --set train.precision=bf16
 		most=45 row "its last step again, resumed" resumed "${train[@]}" --set train.precision=bf16 --set train.max_steps=5 --resume

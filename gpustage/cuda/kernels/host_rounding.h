@@ -4,7 +4,7 @@
 // argument of 0, and where the result is 0, infinite or a NaN, it is exact, as the documents say. The bounds, in units in the last place:
 //
 //   - ex2.approx 2, rcp.approx 1; with .ftz, arguments and results below the least normal number are 0 (PTX ISA, Floating Point Instructions).
-//   - expf 2, tanhf 2, logf 1 (CUDA C++ Programming Guide, Mathematical Functions, maximum errors of standard functions in single precision). Sums,
+//   - expf 2, tanhf 2, logf, log1pf and expm1f 1 (CUDA C++ Programming Guide, Mathematical Functions, maximum errors of standard functions in single precision). Sums,
 //     products, quotients and sqrtf are correctly rounded with the options that NVRTC has by default, and 1.f / sqrtf(x) stays what it says. The kernels
 //     have no other functions, and none of the fast intrinsics; one that comes to them belongs here.
 //   - A product is not rounded before it is added (-fmad=true; here -ffp-contract=fast, where the processor has such instructions).
@@ -47,9 +47,13 @@ inline float host_reciprocal(float x) { return x = host_normal(x), host_normal(h
 inline float host_expf(float x) { return host_off(3, x, (float)exp((double)x), 2); }
 inline float host_tanhf(float x) { return host_off(4, x, (float)tanh((double)x), 2); }
 inline float host_logf(float x) { return host_off(5, x, (float)log((double)x), 1); }
+inline float host_log1pf(float x) { return host_off(6, x, (float)log1p((double)x), 1); }
+inline float host_expm1f(float x) { return host_off(7, x, (float)expm1((double)x), 1); }
 #define expf host_expf
 #define tanhf host_tanhf
 #define logf host_logf
+#define log1pf host_log1pf
+#define expm1f host_expm1f
 
 HOST_OWN inline float host_products(float c, const float *x, const float *y, int n) {
 	for (int from = 0; from < n; from += 8) {

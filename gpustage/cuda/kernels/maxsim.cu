@@ -1,4 +1,4 @@
-// MaxSim: the largest of each segment of a row of scores, and the way back. No two threads write one element, and sums have one order.
+// MaxSim: the largest of each segment of a row of scores, and the way back; and what SPLADE makes of such. No two threads write one element, and sums have one order.
 #include "common.cuh"
 
 // segment_max has a warp for each row, four to a block, which goes through the row's segments.
@@ -44,4 +44,38 @@ KERNEL maxsim_dy(float *dy, int sdy, const float *g, int sg, const int *at, int 
 		int n = at[(size_t)row * sa + d];
 		if (n >= 0) dy[(size_t)n * sdy + col] += g[(size_t)row * sg + d] * *AT(x, sx);
 	}
+}
+
+// splade is y[b, v] = f(top[v, b] + bias[v]): rows are texts, columns features.
+KERNEL splade(float *y, int sy, int *at, int sa, const float *top, int st, const float *bias, int twice, u32 rows, u32 cols) {
+	EACH(rows, cols, 1) {
+		float x = top[(size_t)col * st + row] + (bias ? bias[col] : 0.f);
+		if (x <= 0.f) x = 0.f, at[(size_t)col * sa + row] = -1; // a NaN stays one
+		x = log1pf(x);
+		*AT(y, sy) = twice ? log1pf(x) : x;
+	}
+}
+
+// splade_backward has a thread for each feature, which goes through the texts.
+KERNEL splade_backward(float *g, int sg, float *dbias, const float *dy, int sdy, const float *y, int sy, int twice, int texts, int features) {
+	int col = blockIdx.x * blockDim.x + threadIdx.x;
+	if (col >= features) return;
+	float sum = 0.f;
+	for (int row = 0; row < texts; row++) {
+		float out = *AT(y, sy), d = 0.f;
+		if (out != 0.f) d = *AT(dy, sdy) * expf(-(twice ? out + expm1f(out) : out));
+		g[(size_t)col * sg + row] = d;
+		sum += d;
+	}
+	if (dbias) dbias[col] += sum;
+}
+
+// count_active has a warp for each row, four to a block. Numbers of elements are exact in f32 up to 2^24.
+KERNEL count_active(float *out, const float *x, int sx, int rows, int cols) {
+	int row = blockIdx.x * 4 + warp_id();
+	if (row >= rows) return;
+	float n = 0.f;
+	for (int col = lane_id(); col < cols; col += WARP) n += *AT(x, sx) != 0.f ? 1.f : 0.f;
+	n = warp_sum(n);
+	if (lane_id() == 0) out[row] = n;
 }

@@ -266,9 +266,6 @@ func TestCrossEncoder(t *testing.T) {
 			t.Errorf("%v: %v %+v", s, err, res)
 		}
 	}
-	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"arguments": "SparseEncoderTrainingArguments"}, 1); err == nil || !strings.Contains(err.Error(), "SparseEncoder") {
-		t.Error(err)
-	}
 	for loss, both := range map[string]bool{"MSELoss": true, "CachedMultipleNegativesRankingLoss": true, "MarginMSELoss": true, "CoSENTLoss": false, "losses.TripletLoss": false} {
 		for _, class := range []any{nil, "SentenceTransformerTrainingArguments"} {
 			res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"loss": loss, "arguments": class}, 1)
@@ -833,6 +830,26 @@ func TestNegativesApart(t *testing.T) {
 		r, res := convert(t, c.from, c.settings, c.devices)
 		if int(r.Mesh.Replicate) != c.mesh || r.Loss.GatherAcrossDevices != c.gather || r.Batch.GlobalSize != 8*c.devices || strings.Contains(res.Recipe, "and so mesh.replicate is") != (c.mesh > 0) {
 			t.Errorf("%v on %d:\n%s", c.settings, c.devices, res.Recipe)
+		}
+	}
+}
+
+// A SparseEncoder's settings become a recipe that is right, and what is not SPLADE is refused by name.
+func TestSparse(t *testing.T) {
+	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"arguments": "SparseEncoderTrainingArguments", "loss": map[string]any{
+		"name": "SpladeLoss", "loss": map[string]any{"name": "SparseMultipleNegativesRankingLoss", "scale": 1.0}, "query_regularizer_weight": 5e-5, "document_regularizer_weight": 3e-5,
+	}}, 1)
+	if strings.Contains(res.Recipe, "scale:") || !strings.Contains(res.Recipe, "kind: sparse") || len(res.Without)+len(res.Unknown) > 0 {
+		t.Errorf("%s", res.Recipe)
+	}
+	_, res = convert(t, imports.SentenceTransformers, imports.Settings{"loss": "SpladeLoss", "inner_loss": "SparseMultipleNegativesRankingLoss", "scale": 20.0, "document_regularizer": "MyLoss"}, 1)
+	if !strings.Contains(res.Recipe, "scale: 20") || len(res.Without) != 1 || !strings.Contains(res.Without[0], "document_regularizer: MyLoss") {
+		t.Errorf("%q\n%s", res.Without, res.Recipe)
+	}
+	for loss, want := range map[string]string{"CSRLoss": "SparseAutoEncoder", "sparse_encoder.losses.FlopsLoss": "SpladeLoss"} {
+		s := imports.Settings{"arguments": "SparseEncoderTrainingArguments", "loss": loss}
+		if res, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v %+v", s, err, res)
 		}
 	}
 }

@@ -53,10 +53,8 @@ func (r *recipe) embeds() {
 	switch class = class[strings.LastIndexByte(class, '.')+1:]; {
 	case strings.HasPrefix(class, "CrossEncoder"):
 		r.fail("arguments: %s are %s", class, crossEncoder)
-	case strings.HasPrefix(class, "SparseEncoder"):
-		r.fail("arguments: %s are a SparseEncoder's, which is not trained here: model.kind: m3 has lexical weights beside embeddings (contraflow recipe m3)", class)
 	}
-	r.surely = strings.HasPrefix(class, "SentenceTransformer")
+	r.surely = strings.HasPrefix(class, "SentenceTransformer") || r.sparse()
 	if v, ok := r.has("num_labels"); ok {
 		if name, _ := r.settings["loss"].(string); !strings.HasSuffix(strings.TrimSuffix(name, "()"), "SoftmaxLoss") { // which has them as well
 			r.fail("num_labels: %s are %s", show(v), crossEncoder)
@@ -76,14 +74,14 @@ const crossEncoder = "a CrossEncoder's, whose arguments are not converted: contr
 // lossName is the name of the loss's class: of the one inside, where it is wrapped.
 func (r *recipe) lossName() (name string, given bool) {
 	name, given = r.word("loss")
-	class := func(s string) string { return strings.TrimSuffix(s[strings.LastIndexByte(s, '.')+1:], "()") }
-	if name = class(name); name != "MatryoshkaLoss" {
-		return name, given
+	wrapper := lossClass(name)
+	if wrapper != "MatryoshkaLoss" && !ofSplade(wrapper) {
+		return strings.TrimPrefix(wrapper, "Sparse"), given
 	}
 	if inner, ok := r.word("inner_loss"); ok {
-		return class(inner), true
+		return strings.TrimPrefix(lossClass(inner), "Sparse"), true
 	}
-	r.assume("MatryoshkaLoss is one of MultipleNegativesRankingLoss: a setting called inner_loss would name another")
+	r.assume("%s is one of MultipleNegativesRankingLoss: a setting called inner_loss would name another", wrapper)
 	return "MultipleNegativesRankingLoss", true
 }
 
@@ -184,6 +182,12 @@ func (r *recipe) loss() {
 		return
 	}
 	module, _ := r.word("loss")
+	sparse := r.sparse()
+	if sparse {
+		if r.splade(); len(r.errs) > 0 {
+			return
+		}
+	}
 	name, ok := r.lossName()
 	ours, vectors := losses[name].name, r.ofVectors()
 	if vectors && ok && !losses[name].vectors {
@@ -194,6 +198,7 @@ func (r *recipe) loss() {
 		r.assume("the loss is MultiVectorMultipleNegativesRankingLoss: no setting called loss names another")
 	case vectors && ours == "":
 		r.without("loss", "%s is not one of a MultiVectorEncoder that is converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe multi_vector lists the losses that there are", name)
+	case !ok && sparse:
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
 	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
@@ -224,7 +229,9 @@ func (r *recipe) loss() {
 	if v, ok := r.number("triplet_margin"); ok {
 		r.margin("triplet_margin", ours, v)
 	}
-	if usual := map[bool]string{false: "20", true: "1"}[vectors]; r.keys["loss.scale"] == usual {
+	if sparse {
+		r.sparseUsual(cmp.Or(ours, "mnrl"))
+	} else if usual := map[bool]string{false: "20", true: "1"}[vectors]; r.keys["loss.scale"] == usual {
 		delete(r.keys, "loss.scale")
 	}
 	if v, ok := r.word("similarity_fct"); ok {

@@ -24,10 +24,10 @@ files), "columns" (their names, in the order of the loss's inputs), "loss" (the 
 with its options) and, if the loss is to be measured on others, "eval_dataset" (files like train_dataset's). Several datasets have names, by which the others may be said: {"train_dataset": {"nli": "nli.parquet",
 "sts": "sts.parquet"}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "columns": {"nli": [...], "sts": [...]}}.
 
-Of a MultiVectorEncoder also what its modules have: "query_length", "document_length", "query_expansion" and "skiplist_words".
+Of a MultiVectorEncoder also what its modules have: "query_length", "document_length", "query_expansion" and "skiplist_words". Of a SparseEncoder
+name SpladeLoss's own loss "inner_loss".
 
-Arguments of a CrossEncoder or a SparseEncoder are not converted: contraflow recipe reranker and contraflow recipe m3 show what recipes of
-such models look like.`
+Arguments of a CrossEncoder are not converted: contraflow recipe reranker shows what recipes of such models look like.`
 
 var python = regexp.MustCompile(`(?s)^\s*(#[^\n]*\n\s*|""".*?"""\s*|'''.*?'''\s*)*(import\s+\w|from\s+[\w.]+\s+import\s)`)
 

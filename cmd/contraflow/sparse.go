@@ -1,0 +1,82 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+)
+
+// sparseRows is how many numbers of sparse embeddings are in memory at a time before lists are made of them: 128 MiB.
+const sparseRows = 32 << 20
+
+// listsOf are the active features of embeddings, [n, size] one after the other, at most so many of each; 0: all.
+func listsOf(vecs []float32, size, most int) (ids [][]int32, weights [][]float32) {
+	for ; len(vecs) > 0; vecs = vecs[size:] {
+		i, w := embedder.Active(vecs[:size])
+		if most > 0 {
+			i, w = embedder.Strongest(most, i, w)
+		}
+		ids, weights = append(ids, i), append(weights, w)
+	}
+	return ids, weights
+}
+
+// printSparse prints an object a text, with the names of the parquet file's columns.
+func printSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string, most int) error {
+	vecs, err := e.EmbedPrompt(cmd.Context(), prompt, texts)
+	if err != nil {
+		return ofTexts(texts, err)
+	}
+	for _, v := range vecs {
+		ids, weights := listsOf(v, len(v), most)
+		if err := printJSON(cmd, struct {
+			IDs     []int32   `json:"lexical_ids"`
+			Weights []float32 `json:"lexical_weights"`
+		}{append([]int32{}, ids[0]...), append([]float32{}, weights[0]...)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// embedSparse writes lists besides the input's columns.
+func embedSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string, most int) error {
+	ctx := cmd.Context()
+	t, w, end, err := besides(ctx, dataset.OpenTable, input, output,
+		dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut})
+	if err != nil {
+		return err
+	}
+	defer end()
+	t.KeepEmpty()
+	progress := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
+	rows := min(embedRows, max(1, sparseRows/e.Size()))
+	vecs, active := make([]float32, rows*e.Size()), 0
+	for c, err := range t.Chunks(ctx, column, rows) {
+		if err != nil {
+			return err
+		}
+		out := vecs[:c.Rows*e.Size()]
+		n, err := e.EmbedInto(ctx, prompt, c.Texts, out)
+		if err != nil {
+			return inRows(t, c, err)
+		}
+		ids, weights := listsOf(out, e.Size(), most)
+		for _, list := range ids {
+			active += len(list)
+		}
+		if err := w.Write(c, ids, weights); err != nil {
+			return err
+		}
+		progress.add(c, n)
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	progress.end(e, output)
+	if progress.done > 0 {
+		progress.printf("%.1f active features a text\n", float64(active)/float64(progress.done))
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package embedder
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"contraflow/io/hfmodel"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/transformer"
+)
+
+// Sparse tells whether embeddings are: of as many features as the vocabulary has tokens, few of which a text has.
+func (e *Engine) Sparse() bool { return !e.Model.Config.MLMHead.None() }
+
+// Sparse tells whether the model gives sparse embeddings, which [Active] makes lists of.
+func (e *Embedder) Sparse() bool { return e.engine.Sparse() }
+
+// Active are the features of a sparse embedding that are not 0, which are ids of tokens, and their weights: in the order of the ids.
+func Active(vec []float32) (ids []int32, weights []float32) {
+	for id, w := range vec {
+		if w != 0 {
+			ids, weights = append(ids, int32(id)), append(weights, w)
+		}
+	}
+	return ids, weights
+}
+
+// Strongest leaves the n largest of some weights, the first of equal ones, and their ids, in the order of the ids.
+func Strongest(n int, ids []int32, weights []float32) ([]int32, []float32) {
+	if len(ids) <= n {
+		return ids, weights
+	}
+	places := make([]int, len(ids))
+	for i := range places {
+		places[i] = i
+	}
+	slices.SortStableFunc(places, func(a, b int) int { return cmp.Compare(weights[b], weights[a]) })
+	places = places[:n]
+	slices.Sort(places)
+	outIDs, out := make([]int32, n), make([]float32, n)
+	for i, p := range places {
+		outIDs[i], out[i] = ids[p], weights[p]
+	}
+	return outIDs, out
+}
+
+// sparseBlock is how many numbers of documents' embeddings are in memory at once: 128 MiB, 1,099 documents of a vocabulary of 30,522. Tests change it.
+var sparseBlock = 32 << 20
+
+// rankSparse ranks by products of embeddings as they are, block by block of the documents.
+func (t *Task) rankSparse(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
+	q, err := t.embedSome(ctx, e, "queries", t.queries, 0, len(t.queries))
+	if err != nil {
+		return nil, err
+	}
+	top, err := evaluate.NewTopK(len(t.queries), min(k, max(1, len(t.docs))), t.tie)
+	if err != nil {
+		return nil, err
+	}
+	block := max(1, sparseBlock/e.Size())
+	for from := 0; from < len(t.docs); from += block {
+		to := min(len(t.docs), from+block)
+		d, err := t.embedSome(ctx, e, "documents", t.docs[from:to], from, len(t.docs))
+		if err != nil {
+			return nil, err
+		}
+		if !e.first() {
+			continue
+		}
+		if err := evaluate.SearchInto(ctx, e.Stream, top, q, d, e.Size(), from, nil); err != nil {
+			return nil, err
+		}
+	}
+	if !e.first() {
+		return nil, nil
+	}
+	return top.Run(), nil
+}
+
+// embedSome computes embeddings as they are, [n, E], of which so many are done of a total.
+func (t *Task) embedSome(ctx context.Context, e *Engine, what string, texts [][]int32, done, total int) ([]float32, error) {
+	size := e.Size()
+	out := make([]float32, len(texts)*size)
+	err := e.Embed(ctx, texts, func(i int, vec []float32) {
+		copy(out[i*size:], vec)
+		done++
+		t.tell(e, what, done, total)
+	})
+	return out, err
+}
+
+// maskedNames are the names that parameters have in a file of transformers' model for masked language modelling: all but the head's have a prefix.
+func maskedNames(m *transformer.Model) func(string) string {
+	prefix := m.Config.Prefixes()[0]
+	return func(name string) string {
+		if p, ok := m.Layout.Find(name); ok && p.Head {
+			return name
+		}
+		return prefix + name
+	}
+}
+
+// noMLMHead is the error for a folder without the head that sparse embeddings are made by.
+func noMLMHead(f *hfmodel.Folder, m *transformer.Model, missing error) error {
+	var names []string
+	for _, p := range m.Layout.Params {
+		if p.Head {
+			names = append(names, p.Name)
+		}
+	}
+	return fmt.Errorf("%w: sparse embeddings are made by the head for masked language modelling (%s), which %s does not have; begin with a model as it was pretrained, such as distilbert/distilbert-base-uncased, or with a SparseEncoder",
+		missing, strings.Join(names, ", "), f.Dir)
+}

@@ -1,0 +1,271 @@
+package embedder
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage/cpu"
+	"contraflow/io/dataset"
+	"contraflow/io/safetensors"
+	"contraflow/stages/mine"
+	"contraflow/testdata/goldens"
+)
+
+func sparseGolden(t testing.TB) (dir string, g *goldens.Golden, texts []string) {
+	var meta struct{ Texts []string }
+	g = goldens.Load(t, "splade/encoder")
+	g.Meta(t, &meta)
+	return goldens.Path(t, "splade/encoder"), g, meta.Texts
+}
+
+// near compares embeddings with sentence-transformers', both in f32: 2e-5 of the largest.
+func near(t *testing.T, what string, got [][]float32, want []float32) {
+	t.Helper()
+	largest, off := 0.0, 0.0
+	for _, v := range want {
+		largest = max(largest, math.Abs(float64(v)))
+	}
+	for i, vec := range got {
+		for j, v := range vec {
+			off = max(off, math.Abs(float64(v)-float64(want[i*len(vec)+j])))
+		}
+	}
+	if len(got)*len(got[0]) != len(want) || !(off <= 2e-5*largest) {
+		t.Errorf("%s: %d embeddings are off by %.3g of %.3g", what, len(got), off, largest)
+	}
+}
+
+// A SparseEncoder's folder embeds as sentence-transformers does, with and without a prompt, and what is saved of it is such a folder, with the same bits.
+func TestSparse(t *testing.T) {
+	ctx := context.Background()
+	dir, g, texts := sparseGolden(t)
+	e, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	embed := func(e *Embedder, prompt string) [][]float32 {
+		out, err := e.EmbedPrompt(ctx, prompt, texts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	first := embed(e, "")
+	near(t, "texts", first, g.F32(t, "embeddings"))
+	near(t, "queries", embed(e, "query"), g.F32(t, "queries"))
+	if e.Size() != 120 || !e.Sparse() {
+		t.Errorf("%d features, sparse: %v", e.Size(), e.Sparse())
+	}
+	for i, vec := range first {
+		ids, weights := Active(vec)
+		back := make([]float32, len(vec))
+		for k, id := range ids {
+			back[id] = weights[k]
+		}
+		if !slices.Equal(back, vec) || slices.Contains(weights, 0) || !slices.IsSorted(ids) {
+			t.Errorf("the active features of text %d are not its embedding", i)
+		}
+	}
+
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	m, err := LoadTrainable(dir, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	saved := filepath.Join(t.TempDir(), "m")
+	if err := m.Save(saved, Saving{}); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Load(saved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if !slices.EqualFunc(first, embed(again, ""), slices.Equal[[]float32]) {
+		t.Error("what was saved embeds otherwise")
+	}
+	var was, is []string // tensors
+	for folder, names := range map[string]*[]string{dir: &was, saved: &is} {
+		f, err := safetensors.Open(filepath.Join(folder, "model.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		*names = f.Names()
+		slices.Sort(*names)
+		f.Close()
+	}
+	if !slices.Equal(was, is) {
+		t.Errorf("saved are %v, transformers saves %v", is, was)
+	}
+	for name, want := range map[string]string{
+		"modules.json":                      `"sentence_transformers.sparse_encoder.models.SpladePooling"`,
+		"config.json":                       `"BertForMaskedLM"`,
+		"config_sentence_transformers.json": `"model_type": "SparseEncoder"`,
+		"1_SpladePooling/config.json":       `"pooling_strategy": "max"`,
+		"README.md":                         "SparseEncoder(",
+	} {
+		data, err := os.ReadFile(filepath.Join(saved, name))
+		if err != nil || !bytes.Contains(data, []byte(want)) {
+			t.Errorf("%s: %v\n%s\nwant %s", name, err, data, want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(saved, "1_Pooling")); err == nil {
+		t.Error("the folder has a 1_Pooling besides")
+	}
+}
+
+// Documents are ranked by products of embeddings as they are, in blocks as well as at once, and pairs are compared by them.
+func TestSparseSearch(t *testing.T) {
+	ctx := context.Background()
+	dir, _, texts := sparseGolden(t)
+	e, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	docs, queries := texts, texts[:5]
+	vecs, err := e.EmbedPrompt(ctx, "", docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &dataset.Retrieval{Queries: queries, Docs: docs}
+	for i := range docs {
+		r.DocIDs = append(r.DocIDs, string(rune('a'+i/26))+string(rune('a'+i%26)))
+	}
+	for i := range queries {
+		r.QueryIDs = append(r.QueryIDs, r.DocIDs[i])
+		r.Judgements = append(r.Judgements, dataset.Judgement{Query: i, Doc: i, Relevance: 1})
+	}
+	usual := sparseBlock
+	defer func() { sparseBlock = usual }()
+	for _, sparseBlock = range []int{1, 3 * 120, usual} {
+		task, err := e.NewTask(ctx, r, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, err := e.Rank(ctx, task, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for q, hits := range run {
+			scores := make([]float64, len(docs))
+			for d := range docs {
+				scores[d] = product(vecs[q], vecs[d])
+			}
+			want := slices.Clone(scores)
+			slices.Sort(want)
+			for k, h := range hits {
+				if v := want[len(want)-1-k]; math.Abs(float64(h.Score)-v) > 1e-5*v || math.Abs(scores[h.Doc]-v) > 1e-5*v {
+					t.Errorf("blocks of %d: query %d has document %d with %v in place %d, want %v", sparseBlock, q, h.Doc, h.Score, k, v)
+				}
+			}
+		}
+	}
+	sims, err := e.Similarity(ctx, "", docs[:2], docs[2:4])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range sims {
+		if want := product(vecs[i], vecs[i+2]); math.Abs(s-want) > 1e-5*want {
+			t.Errorf("pair %d: %v, want %v", i, s, want)
+		}
+	}
+}
+
+func TestStrongest(t *testing.T) {
+	ids, weights := Strongest(3, []int32{2, 5, 6, 8, 9}, []float32{1, 3, 2, 3, 2})
+	if !slices.Equal(ids, []int32{5, 6, 8}) || !slices.Equal(weights, []float32{3, 2, 3}) {
+		t.Errorf("%v %v", ids, weights)
+	}
+	if ids, weights = Strongest(2, []int32{1}, []float32{4}); len(ids) != 1 || len(weights) != 1 {
+		t.Errorf("of fewer: %v %v", ids, weights)
+	}
+}
+
+func TestSparseErrors(t *testing.T) {
+	dir, _, _ := sparseGolden(t)
+	change := func(file string, to func(map[string]any)) string {
+		out := filepath.Join(t.TempDir(), "m")
+		if err := os.CopyFS(out, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		file = filepath.Join(out, file)
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o map[string]any
+		if err := json.Unmarshal(data, &o); err != nil {
+			t.Fatal(err)
+		}
+		to(o)
+		if data, err = json.Marshal(o); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, data, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	pooling := "1_SpladePooling/config.json"
+	headless := change(pooling, func(o map[string]any) { delete(o, "embedding_dimension") })
+	for _, name := range []string{"model.safetensors", "config.json"} {
+		if err := copyFile(filepath.Join(goldens.Path(t, "bert/minilm-tiny"), name), filepath.Join(headless, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := change(pooling, func(o map[string]any) { o["embedding_dimension"] = 400 })
+	for name, x := range map[string]struct {
+		dir   string
+		opts  []Option
+		wants []string
+	}{
+		"another strategy":   {change(pooling, func(o map[string]any) { o["pooling_strategy"] = "sum" }), nil, []string{pooling, `"sum"`, "max is"}},
+		"another activation": {change(pooling, func(o map[string]any) { o["activation_function"] = "gelu" }), nil, []string{pooling, `"gelu"`, "log1p_relu"}},
+		"another size":       {other, nil, []string{pooling, "vocab_size 120", "400"}},
+		"a task":             {change("sentence_bert_config.json", func(o map[string]any) { o["transformer_task"] = "feature-extraction" }), nil, []string{"sentence_bert_config.json", "fill-mask"}},
+		"a pooling":          {dir, []Option{Pooling("cls")}, []string{"SpladePooling", `"cls"`}},
+		"cut":                {dir, []Option{Dimensions(5)}, []string{"sparse", "first 5"}},
+	} {
+		_, err := Load(x.dir, x.opts...)
+		for _, want := range x.wants {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", name, err, want)
+			}
+		}
+	}
+	e, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	pairs := mine.Pair([]string{"a", "b"}, []string{"c", "d"}, []string{"c", "d", "e"})
+	if _, _, err := e.Mine(context.Background(), pairs, Mining{Options: mine.Options{Negatives: 1}}); err == nil || !strings.Contains(err.Error(), "sparse encoder mines no negatives") {
+		t.Errorf("mining: %v", err)
+	}
+	if _, err := Load(headless); !errors.Is(err, safetensors.ErrNoTensor) || !strings.Contains(err.Error(), "cls.predictions.transform.dense.weight") {
+		t.Errorf("without the head: %v", err)
+	}
+}
+
+func copyFile(from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, 0o666)
+}

@@ -1,0 +1,170 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+)
+
+// A model of kind sparse gives sparse embeddings, by its head for masked language modelling: see transformer.MLMHead for what they are and loss.Flops for
+// what keeps them sparse. Its losses are those of any embedder, with the defaults of sentence-transformers' sparse ones.
+
+// Flops is what is added to a loss of sparse embeddings; see loss.Flops.
+type Flops struct {
+	Query             float64 `yaml:"query"`
+	Document          float64 `yaml:"document"`
+	QueryThreshold    int     `yaml:"query_threshold,omitempty"` // texts with no more active features are left out; 0: none are
+	DocumentThreshold int     `yaml:"document_threshold,omitempty"`
+	DocumentOnly      bool    `yaml:"document_only,omitempty"` // queries are documents too
+	Schedule          string  `yaml:"schedule"`                // quadratic or linear: how the weights grow
+	WarmupRatio       float64 `yaml:"warmup_ratio"`            // a part of the run's steps, in which they do; 0: they are what they are from the first step on
+}
+
+// defaultFlops are those of sentence-transformers' trainer.
+func defaultFlops() Flops { return Flops{Schedule: "quadratic", WarmupRatio: 1. / 3} }
+
+func (f *Flops) decode(d *decoder, path string, n *node) {
+	*f = defaultFlops()
+	d.structure(path, n, reflect.ValueOf(f).Elem())
+}
+
+// steps is how many of a run's the weights grow in, as the peer counts them: at least one.
+func (f *Flops) steps(all int) int {
+	if f.WarmupRatio == 0 || all == 0 {
+		return 0
+	}
+	return max(1, int(f.WarmupRatio*float64(all)))
+}
+
+// added is a loss with it.
+func (f *Flops) added(l loss.RowSplitter, o driving) loss.RowSplitter {
+	return loss.Flops{
+		Loss: l.(loss.RowMean), Query: f.Query, Document: f.Document, QueryAbove: f.QueryThreshold, DocumentAbove: f.DocumentThreshold,
+		Together: f.DocumentOnly, Warmup: f.steps(o.steps), Linear: f.Schedule == "linear",
+	}
+}
+
+func (c *checker) checkSparse(m *Model) {
+	sparse := m.Kind == "sparse"
+	c.words("model.activation_function", "relu", "log1p_relu")
+	c.require(sparse || m.ActivationFunction == "", "model.activation_function", "is for model.kind: sparse")
+	c.require(!sparse || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
+}
+
+// defaultSparse are the defaults that are otherwise for sparse embeddings: sentence-transformers'.
+func (c *checker) defaultSparse(l *Loss, at string) {
+	k := l.kind()
+	c.require(l.Matryoshka == nil, at+".matryoshka", "is not for model.kind: sparse, whose features are tokens: the first of them are as good as any others")
+	if k.names[0] == "mnrl" {
+		if c.find(at+".similarity") == nil {
+			l.Similarity = "dot"
+		}
+		if c.find(at+".scale") == nil && c.find(at+".temperature") == nil {
+			l.Scale = 1
+		}
+	}
+	if k.names[0] == "distill_kl" && c.find(at+".temperature") == nil {
+		l.Temperature = 2
+	}
+}
+
+func (c *checker) checkFlops(r *Recipe, l *Loss, at string) {
+	f, key := l.Flops, at+".flops"
+	if f == nil {
+		return
+	}
+	c.require(r.Model.Kind == "sparse", key, "is for model.kind: sparse")
+	c.words(key+".schedule", "quadratic", "linear")
+	for _, x := range []struct {
+		key string
+		v   float64
+	}{{"query", f.Query}, {"document", f.Document}} {
+		c.require(x.v >= 0 && !math.IsInf(x.v, 0), key+"."+x.key, "is %v, want a number of at least 0, such as 5e-5 for queries and 3e-5 for documents", x.v)
+	}
+	c.require(f.QueryThreshold >= 0, key+".query_threshold", "is negative; 0 leaves out none")
+	c.require(f.DocumentThreshold >= 0, key+".document_threshold", "is negative; 0 leaves out none")
+	c.require(f.WarmupRatio >= 0 && f.WarmupRatio <= 1, key+".warmup_ratio", "is %v, want a part of the steps, 0 to 1", f.WarmupRatio)
+	c.require(!f.DocumentOnly || f.Query == 0 && f.QueryThreshold == 0, key+".document_only", "makes all texts documents, and needs %s.query and query_threshold to be 0, or left out", key)
+	single := l.kind().single || l.kind().takesSingle && !slices.ContainsFunc(r.Data.Train, func(s Source) bool { return s.Positive != "" })
+	c.require(!single || f.DocumentOnly || f.Document == 0, key+".document", "%s.name: %s takes single texts, which are queries: with %s.document_only: true they are documents", at, l.Name, key)
+}
+
+// openSparse finds the head for masked language modelling.
+func (x *Run) openSparse() error {
+	x.mlm = transformer.MLMHead{}
+	m, f := x.Recipe.Model, x.folder
+	if m.Kind != "sparse" {
+		if f.Splade != nil {
+			return fmt.Errorf("model.path: %s is a sparse encoder: model.kind: sparse trains it", f.Dir)
+		}
+		return nil
+	}
+	if f.Reranker != nil {
+		return fmt.Errorf("model.path: %s is a reranker: it embeds no texts", f.Dir)
+	}
+	if f.Adapter != nil {
+		return fmt.Errorf("model.path: %s is a LoRA adapter, which sparse embeddings do not begin with: contraflow merge makes a model of it and its base", f.Dir)
+	}
+	twice := m.ActivationFunction == "log1p_relu"
+	if s := f.Splade; s != nil {
+		if m.ActivationFunction != "" && twice != s.Twice {
+			return fmt.Errorf("model.activation_function: is %s, and the model was trained with another: leave it out", m.ActivationFunction)
+		}
+		twice = s.Twice
+	}
+	if err := f.CheckSparse(); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	c, err := embedder.ConfigOf(f, nil)
+	if err == nil {
+		x.mlm, err = c.MLM(f.Config, twice)
+	}
+	if err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	c.MLMHead = x.mlm
+	if mesh := x.Recipe.Mesh; c.TiedDecoder() && mesh.Shard > 1 {
+		const why = "is not for sparse embeddings whose decoder is the word embeddings, all of which have a gradient in every sub-batch"
+		if mesh.Parameters == "streamed" {
+			return fmt.Errorf("mesh.parameters: streamed %s: want resident", why)
+		}
+		if mesh.Gradients == "early" {
+			return fmt.Errorf("mesh.gradients: early %s: want late", why)
+		}
+	}
+	return nil
+}
+
+// noteSparse says that nothing keeps embeddings sparse.
+func (x *Run) noteSparse() {
+	if x.Recipe.Model.Kind != "sparse" || x.own.loss != nil {
+		return
+	}
+	for i := range x.Recipe.Data.Train {
+		if !slices.ContainsFunc(x.Recipe.termsOf(i), func(l stated) bool { return l.Flops != nil }) {
+			key := x.Recipe.lossKey(i)
+			x.obs.note("nothing keeps embeddings sparse: %s.flops: {query: 5e-5, document: 3e-5} does", key)
+			return
+		}
+	}
+}
+
+// pooled says how a model makes an embedding of hidden states.
+func pooled(m *transformer.Model) string {
+	if !m.Config.MLMHead.None() {
+		return fmt.Sprintf("sparse embeddings of %d features", m.Config.Vocab)
+	}
+	return m.Head.Pooling.String()
+}
+
+// sparsity takes over what a step has found.
+func (m *Metrics) sparsity(s *loss.Sparsity) {
+	if s != nil {
+		m.QueryActive, m.DocumentActive, m.QueryFlops, m.DocumentFlops, m.Regularizer = s.QueryActive, s.DocumentActive, s.QueryFlops, s.DocumentFlops, s.Added
+	}
+}
