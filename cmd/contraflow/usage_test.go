@@ -146,7 +146,7 @@ func TestBadInput(t *testing.T) {
 		{"JSON syntax", []string{data("syntax.jsonl")}, []string{"syntax.jsonl:2"}},
 		{"column of numbers", []string{data("numbers.jsonl")}, []string{"numbers.jsonl", "query"}},
 		{"unknown key", []string{"train.epoch=2"}, []string{"--set train.epoch=2", "did you mean train.epochs?"}},
-		{"wrong type", []string{"train.epochs=many"}, []string{"want a whole number"}},
+		{"wrong type", []string{"train.epochs=many"}, []string{"want a number"}},
 		{"no model", []string{"model.path=" + at("nowhere")}, []string{"model.path", "nowhere"}},
 		{"unsupported tokenizer", []string{"model.path=" + levels}, []string{"tokenizer.json", `model: type "WordLevel" is not supported yet`}},
 		{"truncated safetensors", []string{"model.path=" + truncated}, []string{"truncated", "model.safetensors"}},
