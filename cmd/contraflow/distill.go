@@ -63,7 +63,7 @@ For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow
 	f.rows.add(cmd, "of a list, each is scored")
 	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column with negatives, or lists of them (may be repeated)")
 	fl.StringVar(&f.outputColumn, "output-column", "scores", "the column with the scores")
-	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines")
+	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines; those of a sparse encoder always are")
 	fl.StringVar(&f.template, "template", "", "of a reranker: what surrounds a pair, instead of what the model says: qwen3 or bge")
 	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: the instruction in the template")
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: scores between 0 and 1")
@@ -110,7 +110,7 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &cosines{Embedder: e, dot: f.dot}
+	t := &cosines{Embedder: e, dot: f.dot || e.Sparse()} // as eval compares sparse embeddings
 	t.query, t.document = f.rows.prompts(cmd, e)
 	return t, nil
 }

@@ -74,6 +74,19 @@ save: {dir: %q}
 	if len(all.IDs) != len(all.Weights) || len(all.IDs) < 4 || len(some.IDs) != 3 || len(some.Weights) != 3 {
 		t.Errorf("%+v, at most three %+v", all, some)
 	}
+	scored := map[string]string{} // by products, whether --dot says so or not
+	for _, more := range [][]string{nil, {"--dot"}} {
+		out := at(fmt.Sprintf("scored%d.parquet", len(more)))
+		succeed(t, append([]string{"distill", "--model", model, "--input", at("train.parquet"), "--query", "query", "--positive", "positive", "--negatives", "negative", "--output", out, "--output-column", "teacher"}, more...)...)
+		data, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scored[string(data)] = out
+	}
+	if len(scored) != 1 {
+		t.Error("a sparse encoder teaches other scores without --dot")
+	}
 	for want, args := range map[string][]string{
 		"lexical_ids and lexical_weights": {"embed", "--model", model, "--input", at("train.parquet"), "--output", at("x.npy")},
 		"not --output-column":             {"embed", "--model", model, "--input", at("train.parquet"), "--output", at("x.parquet"), "--output-column", "e"},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -246,6 +247,16 @@ func TestSparseErrors(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q", name, err, want)
 			}
+		}
+	}
+	for _, kind := range []string{"base.modules.router.Router", "sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding", "sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder"} {
+		other := change(pooling, func(map[string]any) {})
+		list := fmt.Sprintf(`[{"path": "", "type": "sentence_transformers.%s"}, {"path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.modules.SpladePooling"}]`, kind)
+		if err := os.WriteFile(filepath.Join(other, "modules.json"), []byte(list), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(other); err == nil || !strings.Contains(err.Error(), kind[strings.LastIndexByte(kind, '.')+1:]+" modules are not supported") {
+			t.Errorf("%s: %v", kind, err)
 		}
 	}
 	e, err := Load(dir)

@@ -33,6 +33,9 @@ func Distill(ctx context.Context, dir string, s Spec, folder, name string, d gpu
 		return err
 	}
 	defer t.Close()
+	if !t.Model.Config.MLMHead.None() {
+		return fmt.Errorf("%s is a sparse encoder, whose features are tokens: there is no dense embedding of a token to begin with", folder)
+	}
 	t.Model.Head.Normalize = false // how long an embedding is says how much its token counts
 	stream, err := d.OpenStream()
 	if err != nil {

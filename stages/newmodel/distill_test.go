@@ -132,3 +132,15 @@ func TestDistillErrors(t *testing.T) {
 		t.Error("a folder that is not there")
 	}
 }
+
+func TestDistillSparse(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	err = newmodel.Distill(t.Context(), filepath.Join(t.TempDir(), "m"), newmodel.Spec{}, goldens.Path(t, "splade/encoder"), "m", d, nil)
+	if err == nil || !strings.Contains(err.Error(), "sparse encoder") {
+		t.Errorf("error %v", err)
+	}
+}
