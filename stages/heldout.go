@@ -183,49 +183,75 @@ func embedBatch(ctx context.Context, e *embedder.Engine, b *Batch) (parts [][]fl
 	return [][]float32{x}, err
 }
 
-// compute is the loss of batch i.
-func (h *HeldOut) compute(e *embedder.Engine, l loss.Loss, i int, parts [][]float32) (r loss.Result, err error) {
-	b, s := h.batches[i], e.Stream
-	var held []gpustage.Tensor
-	defer func() {
-		for _, t := range held {
-			err = errors.Join(err, t.Mem.Free())
-		}
-	}()
+// laid is batch i as a loss takes it, with room on a device for what the model gives of it, each part and its gradient, and for what the guide has seen:
+// in held, in this order, which the caller frees.
+func (h *HeldOut) laid(i int, m *transformer.Model, d gpustage.Device) (lb *loss.Batch, held []gpustage.Tensor, err error) {
+	b := h.batches[i]
 	tensor := func(rows, cols int) gpustage.Tensor {
-		t, failed := gpustage.NewTensor(e.Model.Device, gpustage.F32, rows, cols)
+		t, failed := gpustage.NewTensor(d, gpustage.F32, rows, cols)
 		if failed == nil {
 			held = append(held, t)
 		}
 		err = errors.Join(err, failed)
 		return t
 	}
-	lb := b.forLoss(e.Model)
-	lb.Draw, lb.Step = Draw(0, 0, i), math.MaxInt
-	for k, p := range e.Model.Parts() {
-		rows := len(parts[k]) / p.Size
-		x, d := tensor(rows, p.Size), tensor(rows, p.Size)
-		if err != nil {
-			return r, err
+	lb = b.forLoss(m)
+	for _, p := range m.Parts() {
+		rows := b.N()
+		if p.Tokens {
+			rows = b.at(rows)
 		}
-		s.CopyIn(x, gpustage.Bytes(parts[k]))
+		x, g := tensor(rows, p.Size), tensor(rows, p.Size)
 		if !p.Tokens {
-			lb.Embeddings, lb.Gradient = x, d
+			lb.Embeddings, lb.Gradient = x, g
 			continue
 		}
-		part := loss.Part{Name: p.Name, X: x, Gradient: d}
+		part := loss.Part{Name: p.Name, X: x, Gradient: g}
 		for n := range b.N() + 1 {
 			part.Cu = append(part.Cu, int32(b.at(n)))
 		}
 		lb.Parts = append(lb.Parts, part)
 	}
-	if h.looks != nil {
-		lb.Guide = tensor(b.N(), len(h.looks[i])/b.N())
-		if err != nil {
-			return r, err
+	if h.Guide != nil {
+		lb.Guide = tensor(b.N(), h.Guide.EmbeddingSize())
+	}
+	return lb, held, err
+}
+
+// Memory is how many bytes of the device rank 0 takes to compute a loss of the batch that needs most, besides the model and its passes.
+func (h *HeldOut) Memory(m *transformer.Model, l loss.Loss) (most int64) {
+	for i := range h.batches {
+		lb, held, _ := h.laid(i, m, gpustage.Dry{}) // which has room for all
+		size := lb.Size()
+		size.GPU = m.Device.Info().Threads == 0
+		bytes := int64(l.Memory(size))
+		for _, t := range held {
+			bytes += int64(t.Mem.Bytes())
 		}
+		most = max(most, bytes)
+	}
+	return most
+}
+
+// compute is the loss of batch i.
+func (h *HeldOut) compute(e *embedder.Engine, l loss.Loss, i int, parts [][]float32) (r loss.Result, err error) {
+	s := e.Stream
+	lb, held, err := h.laid(i, e.Model, e.Model.Device)
+	defer func() {
+		for _, t := range held {
+			err = errors.Join(err, t.Mem.Free())
+		}
+	}()
+	if err != nil {
+		return r, err
+	}
+	for k, x := range parts {
+		s.CopyIn(held[2*k], gpustage.Bytes(x))
+	}
+	if !lb.Guide.IsZero() {
 		s.CopyIn(lb.Guide, gpustage.Bytes(h.looks[i]))
 	}
+	lb.Draw, lb.Step = Draw(0, 0, i), math.MaxInt
 	fillGradient(s, lb, 0) // nobody asks for it
 	a, err := gpustage.NewArena(e.Model.Device, l.Memory(lb.Size()))
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
@@ -252,23 +252,36 @@ func (t *Task) embed(ctx context.Context, e *Engine, what string, texts [][]int3
 	}); err != nil {
 		return nil, err
 	}
-	if !e.first() || e.Model.Head.Normalize && e.Cut == 0 {
-		return out, nil
+	if e.first() && (!e.Model.Head.Normalize || e.Cut > 0) {
+		evaluate.Normalize(out, size)
 	}
-	x, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, len(texts), size)
-	if err != nil {
-		return nil, err
+	return out, nil
+}
+
+// Memory is how many bytes of the device ranking the documents takes, besides the model and its passes, where texts have so many tokens at most.
+func (t *Task) Memory(m *transformer.Model, query, document int) int64 {
+	vectors := m.Config.Tokens.Alone
+	if t.Fusion == nil && !vectors {
+		return evaluate.SearchMemory(len(t.queries), len(t.docs), m.EmbeddingSize())
 	}
-	defer x.Mem.Free()
-	norm, err := gpustage.NewTensor(e.Model.Device, gpustage.F32, 1, len(texts))
-	if err != nil {
-		return nil, err
+	weights := t.Fusion
+	if vectors {
+		weights = onlyVectors
 	}
-	defer norm.Mem.Free()
-	e.Stream.CopyIn(x, gpustage.Bytes(out))
-	e.Stream.Normalize(x, norm, x)
-	e.Stream.CopyOut(gpustage.Bytes(out), x)
-	return out, e.Stream.Sync()
+	queries, tokens := min(partQueries, len(t.queries)), max(partTokens, document)
+	size := loss.Size{
+		Rows: queries, Sequences: queries + min(tokens, len(t.docs)), Dim: m.EmbeddingSize(), Normalized: true, GPU: m.Device.Info().Threads == 0,
+		Tokens: queries*query + min(tokens, len(t.docs)*document), Longest: max(query, document),
+	}
+	bytes := int64(loss.FusedParts(weights).Memory(size))
+	for _, p := range m.Parts() {
+		rows := size.Sequences
+		if p.Tokens {
+			rows = size.Tokens
+		}
+		bytes += 4 * int64(rows) * int64(p.Size)
+	}
+	return bytes
 }
 
 // Queries and Docs are the task's sizes; Judged how many queries have judgements.

@@ -45,6 +45,12 @@ func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, d
 	return top.Run(), nil
 }
 
+// SearchMemory is how many bytes Search takes on the device.
+func SearchMemory(queries, documents, dim int) int64 {
+	qb, db := int64(min(queryBlock, max(1, queries))), int64(min(corpusBlock, max(1, documents)))
+	return 4 * (qb*int64(dim) + db*int64(dim) + qb*db)
+}
+
 // SearchInto is Search for a part of the documents, the first of which has the number first among all: top takes what is found.
 func SearchInto(ctx context.Context, s gpustage.Stream, top *TopK, queries, corpus []float32, dim, first int, progress func(done, total int64)) (err error) {
 	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {

@@ -55,7 +55,7 @@ func (x *Run) Describe() string {
 		bytes int64
 	}{
 		{"model", mem.Parameters}, {"packed weights", mem.Packed}, {"gradients", mem.Gradients}, {"optimizer", mem.Optimizer}, {"embeddings", mem.Embeddings}, {"kept activations", mem.Activations},
-		{"working", mem.Working}, {"guide", mem.Guide}, {"under way between ranks", mem.Traveling}, {"snapshots", mem.Snapshot + mem.HostSnapshot},
+		{"working", mem.Working}, {"guide", mem.Guide}, {"evaluation", mem.Evaluation}, {"under way between ranks", mem.Traveling}, {"snapshots", mem.Snapshot + mem.HostSnapshot},
 		{"the device's own", mem.Device},
 	} {
 		if part.bytes > 0 {

@@ -22,6 +22,7 @@ type Memory struct {
 	Activations int64 // kept between embed and backward: at most the replay budget
 	Working     int64 // of one sub-batch, forward and backward, or of the loss
 	Guide       int64 // a guide's model, what a pass takes, and its embeddings
+	Evaluation  int64 // a pass of an evaluation, which keeps nothing, and what ranks documents or computes a loss
 	Traveling   int64 // layers and rows of word embeddings under way between ranks
 	Snapshot    int64 // of the state on its way to disk, where the device's memory is the host's
 	Device      int64 // the device's own
@@ -31,7 +32,7 @@ type Memory struct {
 
 // Total is the sum.
 func (m Memory) Total() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Guide + m.Traveling + m.Snapshot + m.Device
+	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Guide + m.Evaluation + m.Traveling + m.Snapshot + m.Device
 }
 
 // State is what a model and its optimizer take, without what a batch does.
@@ -105,7 +106,7 @@ func (x *Run) predict(z sharding) Memory {
 	mem := Memory{
 		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
 	}
-	mem.Guide = x.guideMemory()
+	mem.Guide, mem.Evaluation = x.guideMemory(), x.evaluationMemory()
 	rows, columns := min(int64(r.Batch.GlobalSize), x.rows()), int64(x.columns())
 	n := rows * columns
 	own := x.sequences() / columns     // rows
@@ -166,6 +167,37 @@ func (x *Run) predict(z sharding) Memory {
 	mem.Activations = below
 	mem.Working = max(mem.Working, lossBytes+all-below)
 	return mem
+}
+
+// evaluationMemory is what evaluations take beside what training does.
+func (x *Run) evaluationMemory() int64 {
+	if !x.evaluates() {
+		return 0
+	}
+	m := x.model
+	query, document := x.expected(&x.text)
+	const shortest = 4 // a word and the special tokens
+	longest, tokens := max(query, document), x.device.Info().PassTokens()
+	lengths, texts := slices.Repeat([]int{longest}, max(1, tokens/longest)), slices.Repeat([]int{shortest}, tokens/shortest)
+	bytes, measuring := int64(max(m.Memory(lengths).Forward, m.Memory(texts).Forward)), int64(0)
+	if x.ranks != nil { // each gathers what all have embedded
+		for _, p := range m.Parts() {
+			rows := len(texts)
+			if p.Tokens {
+				rows = len(lengths) * m.Config.Tokens.Most(longest)
+			}
+			bytes += int64(x.ranks.Size()*rows*p.Size) * int64(m.DType.Size())
+		}
+	}
+	for _, t := range x.tasks {
+		if t.retrieval != nil && t.first == nil {
+			measuring = max(measuring, t.retrieval.Memory(m, query, document))
+		}
+	}
+	for i := range x.heldOut {
+		measuring = max(measuring, x.heldOut[i].rows.Memory(m, x.lossOn(&x.heldOut[i])))
+	}
+	return bytes + measuring
 }
 
 // budget is the replay budget: what the recipe says, or the device's share of what it has left.

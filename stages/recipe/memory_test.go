@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -269,6 +271,55 @@ func TestOutOfMemory(t *testing.T) {
 		d.Refuse(0)
 		if held := d.Held(); refused != errors.Is(err, gpustage.ErrOutOfMemory) || held != before {
 			t.Errorf("allocation %d of verifying (refused: %v): %d bytes are still held, error %v", n, refused, held-before, err)
+		}
+	}
+}
+
+// What evaluations take is planned: passes, documents that are ranked and rows that a loss is measured on, of which a batch may be larger than training's.
+func TestMemoryOfEvaluation(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures four runs")
+	}
+	dir := t.TempDir()
+	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var queries, corpus, qrels, rows strings.Builder
+	for i := range 900 {
+		fmt.Fprintf(&queries, "{\"id\": \"q%d\", \"text\": \"which one is %d\"}\n", i, i)
+		fmt.Fprintf(&corpus, "{\"id\": \"d%d\", \"text\": \"this one is %d of them\"}\n", i, i)
+		fmt.Fprintf(&qrels, "{\"query_id\": \"q%d\", \"doc_id\": \"d%d\", \"relevance\": 1}\n", i, i)
+		fmt.Fprintf(&rows, "{\"q\": \"which is %d\", \"p\": \"it is %d\", \"n\": [%s\"a\"]}\n", i, i, strings.Repeat(fmt.Sprintf("\"not %d\", ", i), 30))
+	}
+	for name, text := range map[string]*strings.Builder{"q": &queries, "c": &corpus, "r": &qrels, "rows": &rows} {
+		if err := os.WriteFile(filepath.Join(dir, name+".jsonl"), []byte(text.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	retrieval := fmt.Sprintf("eval.retrieval={queries: %q, corpus: %q, qrels: %q}", filepath.Join(dir, "q.jsonl"), filepath.Join(dir, "c.jsonl"), filepath.Join(dir, "r.jsonl"))
+	for _, sets := range [][]string{
+		{retrieval}, {retrieval, "model.kind=m3"}, {retrieval, "model.kind=multi_vector"},
+		{fmt.Sprintf("eval.loss={path: %q, query: q, positive: p, negatives: [n], negatives_per_query: all}", filepath.Join(dir, "rows.jsonl"))},
+	} {
+		sets = append(sets, "mesh.replicate=1", "train.max_steps=1", "train.device=counted", "batch.global_size=64", "batch.sub_batch={rows: 8}", "batch.no_duplicates=false",
+			"batch.cache=always", "model.max_length=16", "eval.every=1", "save.dir="+t.TempDir())
+		if r, err = recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), sets); err != nil {
+			t.Fatal(err)
+		}
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := x.Train(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		held, planned := int64(countedDevices[0].Peak()), x.Memory.Total()-x.Memory.Snapshot
+		if t.Logf("%s: %d held, %d planned, %d of them for evaluations", sets[:len(sets)-10], held, planned, x.Memory.Evaluation); held > planned+4096 || held <= planned-x.Memory.Evaluation {
+			t.Errorf("%s: %d bytes are held, %d planned, %d of them for evaluations", sets[0], held, planned, x.Memory.Evaluation)
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -16,6 +16,9 @@ func TestMultiVectorVerify(t *testing.T) {
 		recipe.FaultFactor:  nil,
 		recipe.FaultDropout: nil,
 	} {
+		if testing.Short() && plant != "" {
+			continue
+		}
 		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, append([]string{"model.kind=multi_vector"}, sets...)...), recipe.Observer{})
 		if err != nil {
 			t.Fatal(err)
