@@ -62,7 +62,7 @@ func TestEpochEnds(t *testing.T) {
 						if e > 0 {
 							from = told[e-1]
 						}
-						for part, want := range map[float64]int{0: from, 0.01: from + 1, 0.5: from + (told[e]-from+1)/2, 1 - 1e-6: told[e], 1: told[e]} {
+						for part, want := range map[float64]int{0: from, 1e-10: from + 1, 0.01: from + 1, 0.1 + 1e-16: from + (told[e]-from+9)/10, 0.5: from + (told[e]-from+1)/2, 1 - 1e-6: told[e], 1: told[e]} {
 							if got := plan.StepsOf(float64(e) + part); got != want {
 								t.Errorf("%v epochs are %d steps, want %d; epochs end with %v", float64(e)+part, got, want, told)
 							}

@@ -75,7 +75,8 @@ func (p Plan) StepsOf(epochs float64) int {
 			break
 		}
 		const rounding = 1e-9 // a tenth of 20 steps is two
-		if n += int(math.Ceil(part*float64(p.stepsOf(e)) - rounding)); p.MaxSteps > 0 && n >= p.MaxSteps {
+		of := p.stepsOf(e)
+		if n += min(of, max(1, int(math.Ceil(part*float64(of)-rounding)))); p.MaxSteps > 0 && n >= p.MaxSteps {
 			return p.MaxSteps
 		}
 	}

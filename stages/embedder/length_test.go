@@ -9,13 +9,15 @@ import (
 
 // Texts of a model without positions are cut where its folder says, or where config.json says that it was trained, and may be longer if asked.
 func TestLengthWithoutPositions(t *testing.T) {
-	c, err := transformer.ParseConfig([]byte(`{"model_type":"t5","n_positions":300}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range []struct{ folder, asked, want int }{{0, 0, 300}, {77, 0, 77}, {900, 0, 900}, {77, 1000, 1000}} {
-		if got, err := MaxLengthOf(&hfmodel.Folder{MaxSeqLength: x.folder}, c, x.asked); err != nil || got != x.want {
-			t.Errorf("%+v: %d, %v", x, got, err)
+	for _, config := range []string{`{"model_type":"t5","n_positions":300}`, `{"model_type":"deberta-v2","max_position_embeddings":300,"position_biased_input":false}`} {
+		c, err := transformer.ParseConfig([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range []struct{ folder, asked, want int }{{0, 0, 300}, {77, 0, 77}, {900, 0, 900}, {77, 1000, 1000}} {
+			if got, err := MaxLengthOf(&hfmodel.Folder{MaxSeqLength: x.folder}, c, x.asked); err != nil || got != x.want {
+				t.Errorf("%s, %+v: %d, %v", config, x, got, err)
+			}
 		}
 	}
 }

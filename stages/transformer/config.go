@@ -297,7 +297,7 @@ func (c Config) WordDim() int {
 func (c Config) projects() bool { return c.WordDim() != c.Hidden }
 
 // unbounded tells whether there are no positions but distances.
-func (c Config) unbounded() bool { return c.Rotary == nil && c.names().position == "" }
+func (c Config) unbounded() bool { return c.Rotary == nil && (c.Unplaced || c.names().position == "") }
 
 // queries and keys are the features of all query heads, and of all key heads.
 func (c Config) queries() int { return c.Heads * c.HeadDim() }

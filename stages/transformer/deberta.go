@@ -56,7 +56,7 @@ func parseDeBERTa(raw []byte) (Config, error) {
 	case c.EmbeddingSize != nil && *c.EmbeddingSize != c.HiddenSize:
 		return out, fmt.Errorf("embedding_size %d is %w: want hidden_size, %d", *c.EmbeddingSize, ErrUnsupported, c.HiddenSize)
 	case c.HeadSize != nil && *c.HeadSize*c.Heads != c.HiddenSize:
-		return out, fmt.Errorf("attention_head_size %d is %w: want hidden_size/num_attention_heads", *c.HeadSize, ErrUnsupported)
+		return out, fmt.Errorf("attention_head_size %d is %w: want hidden_size/num_attention_heads, %d/%d", *c.HeadSize, ErrUnsupported, c.HiddenSize, c.Heads)
 	case c.Pooled != nil && *c.Pooled != c.HiddenSize:
 		return out, fmt.Errorf("pooler_hidden_size %d is %w: want hidden_size, %d", *c.Pooled, ErrUnsupported, c.HiddenSize)
 	}
@@ -71,11 +71,15 @@ func parseDeBERTa(raw []byte) (Config, error) {
 	if n := d.products(); n > 1 && out.Heads > 0 && out.Hidden > 0 {
 		out.QueryScale = 1 / math.Sqrt(float64(out.Hidden/out.Heads*n))
 	}
+	positions := out.MaxPositions
+	if out.Unplaced {
+		out.MaxPositions, out.UsualLength = 0, max(2, positions)
+	}
 	if !c.Relative {
 		return out, nil
 	}
 	if d.Longest < 1 {
-		d.Longest = c.MaxPositions
+		d.Longest = positions
 		d.Span = d.Longest
 	}
 	if c.Buckets > 0 {
