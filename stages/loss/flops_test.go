@@ -234,8 +234,10 @@ func TestFlopsErrors(t *testing.T) {
 			t.Errorf("%+v: error %v, want %q", l, err, want)
 		}
 	}
-	if _, err := (Flops{Loss: BatchTriplet{}, Document: 1, Together: true}).Compute(s, newArena(t, s, 1<<20), single); err != nil {
+	if r, err := (Flops{Loss: BatchTriplet{}, Document: 1, Together: true}).Compute(s, newArena(t, s, 1<<20), single); err != nil {
 		t.Errorf("single texts together: %v", err)
+	} else if has := r.Sparsity.Batches; has.QueryActive != 1 || has.DocumentActive != 0 || has.QueryFlops != 0 || has.DocumentFlops != 1 {
+		t.Errorf("single texts together have the figures %+v", has)
 	}
 }
 
