@@ -354,7 +354,7 @@ func TestTensorNames(t *testing.T) {
 		return x
 	}
 	var all []safetensors.Tensor
-	for _, name := range []string{"bert.a", "b", "bert.LayerNorm.gamma", "bert.LayerNorm.beta", "bert.both", "both", "encoder.embed_tokens.weight"} {
+	for _, name := range []string{"bert.a", "b", "bert.LayerNorm.gamma", "bert.LayerNorm.beta", "bert.both", "both", "encoder.embed_tokens.weight", "cls.predictions.decoder.bias", "lm_head.bias", "lm_head.decoder.bias"} {
 		all = append(all, tensor(name))
 	}
 	if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), all, nil); err != nil {
@@ -364,7 +364,8 @@ func TestTensorNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"a": "bert.a", "bert.a": "bert.a", "bert.b": "b", "b": "b", "both": "both", "bert.both": "bert.both",
 		"LayerNorm.weight": "bert.LayerNorm.gamma", "bert.LayerNorm.bias": "bert.LayerNorm.beta",
-		"shared.weight": "encoder.embed_tokens.weight",
+		"shared.weight":        "encoder.embed_tokens.weight",
+		"cls.predictions.bias": "cls.predictions.decoder.bias", "lm_head.bias": "lm_head.bias", "lm_head.decoder.bias": "lm_head.decoder.bias",
 	} {
 		x, err := f.Tensor(name, "roberta.", "bert.")
 		if err != nil || x.Name != want {
@@ -374,7 +375,7 @@ func TestTensorNames(t *testing.T) {
 	if _, err := f.Tensor("a"); !errors.Is(err, safetensors.ErrNoTensor) || !strings.Contains(err.Error(), "bert.a") {
 		t.Errorf("without prefixes: %v", err)
 	}
-	if got := f.Names(); len(got) != 7 {
+	if got := f.Names(); len(got) != 10 {
 		t.Errorf("names %q", got)
 	}
 }

@@ -177,7 +177,8 @@ func (f *Folder) Names() []string { return slices.Clone(f.weights.names) }
 //     as "encoder.x" ("bert." is the prefix here, with its dot);
 //   - without each of the prefixes, if it begins with one;
 //   - with the gamma and beta of the first BERT checkpoints for LayerNorm's weight and bias, and under the name that T5's word embeddings have within
-//     the encoder.
+//     the encoder;
+//   - as the decoder's bias, if it is the bias of a head for masked language modelling: transformers ties the two, and a file has either or both.
 //
 // The Tensor that comes back carries the name it has in the file. The error for one that isn't there wraps
 // safetensors.ErrNoTensor and lists near names.
@@ -204,7 +205,10 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 			candidates = append(candidates, rest)
 		}
 	}
-	for _, legacy := range [][2]string{{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}, {"shared.weight", "encoder.embed_tokens.weight"}} {
+	for _, legacy := range [][2]string{
+		{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}, {"shared.weight", "encoder.embed_tokens.weight"},
+		{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"lm_head.bias", "lm_head.decoder.bias"},
+	} {
 		if !strings.HasSuffix(name, legacy[0]) {
 			continue
 		}

@@ -35,11 +35,14 @@ type Flops struct {
 	Linear bool
 }
 
-// Sparsity is what a [Flops] has found of a batch: that of all ranks where negatives are gathered.
+// Sparsity is what a [Flops] has found of a batch: that of all ranks where negatives are gathered. In a [Sum] Added is what all of its terms add, with their
+// factors, and the other figures are those of the first Flops.
 type Sparsity struct {
-	QueryFlops, DocumentFlops   float64 // without the weights; with Together of all texts, and of queries 0
+	QueryFlops, DocumentFlops   float64 // without the weights; with Together of all texts, and of queries there is none
 	QueryActive, DocumentActive float64 // how many features a text has on average
 	Added                       float64 // to the loss
+	// Batches is how many batches have each of the figures: not all do, as some have no documents.
+	Batches struct{ QueryFlops, DocumentFlops, QueryActive, DocumentActive int }
 }
 
 // Plus is the sum of two, either of which may be nil.
@@ -47,16 +50,31 @@ func (s *Sparsity) Plus(o *Sparsity) *Sparsity {
 	if s == nil || o == nil {
 		return cmp.Or(s, o)
 	}
-	return &Sparsity{s.QueryFlops + o.QueryFlops, s.DocumentFlops + o.DocumentFlops, s.QueryActive + o.QueryActive, s.DocumentActive + o.DocumentActive, s.Added + o.Added}
+	r := *s
+	r.QueryFlops += o.QueryFlops
+	r.DocumentFlops += o.DocumentFlops
+	r.QueryActive += o.QueryActive
+	r.DocumentActive += o.DocumentActive
+	r.Added += o.Added
+	r.Batches.QueryFlops += o.Batches.QueryFlops
+	r.Batches.DocumentFlops += o.Batches.DocumentFlops
+	r.Batches.QueryActive += o.Batches.QueryActive
+	r.Batches.DocumentActive += o.Batches.DocumentActive
+	return &r
 }
 
-// Over is the mean of n whose sum it is; of nil it is nil.
+// Over is the mean of n batches whose sum it is: each figure's of the batches that have it, and Added's of all n. Of nil it is nil.
 func (s *Sparsity) Over(n int) *Sparsity {
 	if s == nil {
 		return nil
 	}
-	by := 1 / float64(n)
-	return &Sparsity{by * s.QueryFlops, by * s.DocumentFlops, by * s.QueryActive, by * s.DocumentActive, by * s.Added}
+	r := *s
+	r.QueryFlops /= float64(max(1, s.Batches.QueryFlops))
+	r.DocumentFlops /= float64(max(1, s.Batches.DocumentFlops))
+	r.QueryActive /= float64(max(1, s.Batches.QueryActive))
+	r.DocumentActive /= float64(max(1, s.Batches.DocumentActive))
+	r.Added /= float64(n)
+	return &r
 }
 
 func (Flops) SplitsRows() {}
@@ -115,9 +133,10 @@ func (l Flops) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, 
 	}
 	f := l.factor(b.Step)
 	sparsity := &Sparsity{}
-	add := func(lo, hi int, weight float64, above int, flops *float64) error {
+	have := &sparsity.Batches
+	add := func(lo, hi int, weight float64, above int, flops *float64, has *int) error {
 		value, own, err := regularize(s, a, b, lo, hi, above, weight*f*all)
-		*flops = value
+		*flops, *has = value, 1
 		sparsity.Added += weight * f * value
 		r.Sum += own
 		return err
@@ -125,15 +144,17 @@ func (l Flops) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, 
 	first := b.Rows
 	if l.Together {
 		first = 0
-	} else if err := add(0, b.Rows, l.Query, l.QueryAbove, &sparsity.QueryFlops); err != nil {
+	} else if err := add(0, b.Rows, l.Query, l.QueryAbove, &sparsity.QueryFlops, &have.QueryFlops); err != nil {
 		return r, err
 	}
 	if first < b.N() {
-		if err := add(first, b.N(), l.Document, l.DocumentAbove, &sparsity.DocumentFlops); err != nil {
+		if err := add(first, b.N(), l.Document, l.DocumentAbove, &sparsity.DocumentFlops, &have.DocumentFlops); err != nil {
 			return r, err
 		}
 	}
+	have.QueryActive = 1
 	if sparsity.QueryActive, err = meanActive(s, a, b.Embeddings.Span(0, b.Rows)); err == nil && b.N() > b.Rows {
+		have.DocumentActive = 1
 		sparsity.DocumentActive, err = meanActive(s, a, b.Embeddings.Span(b.Rows, b.N()))
 	}
 	r.Sparsity = sparsity

@@ -181,6 +181,43 @@ func TestFlopsWarmup(t *testing.T) {
 	}
 }
 
+// What is added for one row is of its own texts: its query, its positive and the negatives that Owner says are its own, of which there are more than rows.
+func TestFlopsOwner(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	rng := rand.New(rand.NewPCG(51, 52))
+	b := randomBatch(t, s, gpustage.F64, rng, 3, 11, 4)
+	x := gpustage.Slice[float64](b.Embeddings)
+	for i := range x {
+		x[i] = 0.1 + rng.Float64()
+	}
+	b.Owner = []int32{2, 1, 1, 0, 2, 2, 0, 1, 2, 2, 1}
+	l := Flops{Loss: InfoNCE{Scale: 1, Dot: true}, Query: 0.5, Document: 2}
+	gradient := func(l Loss) []float64 {
+		t.Helper()
+		s.Fill(b.Gradient, 0)
+		if _, err := l.Compute(s, newArena(t, s, 1<<20), b); err != nil {
+			t.Fatal(err)
+		}
+		vs, _ := download(s, b.Gradient)
+		return vs
+	}
+	for row := range b.Rows {
+		b.Only = &Rows{row, row + 1}
+		with, without := gradient(l), gradient(l.Loss)
+		for text := range b.N() {
+			of := text % b.Rows
+			if text >= 2*b.Rows {
+				of = int(b.Owner[text-2*b.Rows])
+			}
+			for k := text * 4; k < text*4+4; k++ {
+				if added := with[k] - without[k]; (of == row) != (added > 1e-3) || of != row && added != 0 {
+					t.Errorf("of row %d alone text %d, which is row %d's, has %v added to its gradient", row, text, of, added)
+				}
+			}
+		}
+	}
+}
+
 func TestFlopsErrors(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	single := randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(1, 1)), 4, 0, 3)
@@ -197,13 +234,76 @@ func TestFlopsErrors(t *testing.T) {
 			t.Errorf("%+v: error %v, want %q", l, err, want)
 		}
 	}
-	if _, err := (Flops{Loss: BatchTriplet{}, Document: 1, Together: true}).Compute(s, newArena(t, s, 1<<20), single); err != nil {
+	if r, err := (Flops{Loss: BatchTriplet{}, Document: 1, Together: true}).Compute(s, newArena(t, s, 1<<20), single); err != nil {
 		t.Errorf("single texts together: %v", err)
+	} else if has := r.Sparsity.Batches; has.QueryActive != 1 || has.DocumentActive != 0 || has.QueryFlops != 0 || has.DocumentFlops != 1 {
+		t.Errorf("single texts together have the figures %+v", has)
 	}
-	sum := summed(t, Term{Flops{Loss: InfoNCE{Scale: 1, Dot: true}, Query: 1}, 2}, Term{MarginMSE{Metric: Dot}, 1})
+}
+
+// In a sum of losses what is added is that of all terms times their factors, also of a sum in a sum and beside a term that is no mean over rows: the
+// difference from the sum without it. What is found of the embeddings is what one loss finds.
+func TestFlopsSum(t *testing.T) {
+	s, _ := ref.New().OpenStream()
 	b := sparse(t, s, gpustage.F64)
 	b.Scores = make([]float64, b.N()-b.Rows)
-	if r, err := sum.Compute(s, newArena(t, s, 1<<20), b); err != nil || r.Sparsity == nil {
-		t.Errorf("in a sum: %+v (%v)", r, err)
+	compute := func(l Loss) Result {
+		t.Helper()
+		r, err := l.Compute(s, newArena(t, s, 1<<20), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	mnrl, mse := InfoNCE{Scale: 1, Dot: true}, MarginMSE{Metric: Dot}
+	first, second := Flops{Loss: mnrl, Query: 1, Document: 2}, Flops{Loss: mse, Query: 3, Document: 0.5}
+	one := compute(first).Sparsity
+	for name, x := range map[string]struct{ with, without Loss }{
+		"two":      {summed(t, Term{first, 0.25}, Term{second, 2}), summed(t, Term{mnrl, 0.25}, Term{mse, 2})},
+		"behind":   {summed(t, Term{mnrl, 1}, Term{second, 2}), summed(t, Term{mnrl, 1}, Term{mse, 2})},
+		"nested":   {summed(t, Term{summed(t, Term{first, 3}), 0.5}, Term{second, 1}), summed(t, Term{mnrl, 1.5}, Term{mse, 1})},
+		"no split": {summed(t, Term{doubled{mnrl}, 1}, Term{first, 0.25}, Term{second, 2}), summed(t, Term{doubled{mnrl}, 1}, Term{mnrl, 0.25}, Term{mse, 2})},
+	} {
+		with, without := compute(x.with), compute(x.without)
+		want := *one
+		if want.Added = with.Sum/with.Weight - without.Sum/without.Weight; math.Abs(with.Sparsity.Added-want.Added) > 1e-12*math.Abs(with.Sum/with.Weight) || want.Added < 0.1 {
+			t.Errorf("%s: %v added, want %v", name, with.Sparsity.Added, want.Added)
+		}
+		if want.Added = with.Sparsity.Added; *with.Sparsity != want {
+			t.Errorf("%s: %+v, want %+v", name, *with.Sparsity, want)
+		}
+	}
+	if again := compute(first).Sparsity; *again != *one {
+		t.Errorf("a sum has changed its terms' figures: %+v, were %+v", again, one)
+	}
+}
+
+// Figures are means over the batches that have them, and what is added is one over all of a step's batches.
+func TestSparsityOver(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := sparse(t, s, gpustage.F64)
+	l := Flops{Loss: InfoNCE{Scale: 1, Dot: true}, Query: 1, Document: 2}
+	r, err := l.Compute(s, newArena(t, s, 1<<20), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := *r.Sparsity
+	var none *Sparsity
+	if none.Plus(nil).Over(3) != nil {
+		t.Error("of batches without figures there are some")
+	}
+	got := none.Plus(&one).Plus(nil).Plus(&one).Over(4)
+	want := one
+	want.Added = one.Added / 2
+	want.Batches = got.Batches
+	if *got != want || got.Batches.QueryActive != 2 || got.Batches.DocumentFlops != 2 {
+		t.Errorf("two of four batches have %+v: on average %+v", one, *got)
+	}
+	l.Together, l.Query = true, 0
+	if r, err = l.Compute(s, newArena(t, s, 1<<20), b); err != nil {
+		t.Fatal(err)
+	}
+	if got := one.Plus(r.Sparsity).Over(2); got.QueryFlops != one.QueryFlops || got.Batches.QueryFlops != 1 || got.DocumentFlops != (one.DocumentFlops+r.Sparsity.DocumentFlops)/2 {
+		t.Errorf("%+v and %+v are on average %+v", one, *r.Sparsity, *got)
 	}
 }

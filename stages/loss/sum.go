@@ -112,8 +112,13 @@ func (l sum) compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, er
 		s.Scale(part.Gradient, part.Gradient, f)
 		s.Add(b.Gradient, b.Gradient, part.Gradient)
 		total.Sum += f * r.Sum
-		if total.Sparsity == nil {
-			total.Sparsity = r.Sparsity
+		if p := r.Sparsity; p != nil {
+			if total.Sparsity == nil {
+				found := *p // terms find the same of the same embeddings
+				found.Added = 0
+				total.Sparsity = &found
+			}
+			total.Sparsity.Added += t.Factor * p.Added
 		}
 	}
 	return total, nil

@@ -40,13 +40,13 @@ type Metrics struct {
 	CommS      float64  `json:"comm_s,omitempty"`
 	CommHidden *float64 `json:"comm_hidden,omitempty"`
 
-	// Of sparse embeddings with loss.flops, of the step's batches on average: how many features a text has, FLOPS without the weights, and what of Loss they
-	// are.
-	QueryActive    float64 `json:"query_active,omitempty"`
-	DocumentActive float64 `json:"document_active,omitempty"`
-	QueryFlops     float64 `json:"query_flops,omitempty"`
-	DocumentFlops  float64 `json:"document_flops,omitempty"`
-	Regularizer    float64 `json:"regularizer,omitempty"`
+	// Of sparse embeddings with loss.flops, each on average over the step's batches that have it: how many features a text has, FLOPS without the weights,
+	// and over all batches what of Loss they are. nil: no batch has it.
+	QueryActive    *float64 `json:"query_active,omitempty"`
+	DocumentActive *float64 `json:"document_active,omitempty"`
+	QueryFlops     *float64 `json:"query_flops,omitempty"`
+	DocumentFlops  *float64 `json:"document_flops,omitempty"`
+	Regularizer    *float64 `json:"regularizer,omitempty"`
 
 	Skipped bool `json:"skipped,omitempty"` // the gradient was not finite, and the step has changed nothing
 }
@@ -103,6 +103,7 @@ type journal struct {
 		steps  int
 		memory int64
 		losses map[int]*watchedLoss // by dataset
+		zero   bool                 // it was said that all embeddings are 0
 	}
 	several bool // datasets
 
@@ -205,6 +206,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	}
 	m.sparsity(r.Sparsity)
 	j.watch(m)
+	j.watchSparse(m)
 	if c := j.communicated(r.Step); c.Total > 0 {
 		share := c.HiddenShare()
 		m.CommBytes, m.CommS, m.CommHidden = int64(c.Bytes), c.Total.Seconds(), &share
@@ -270,9 +272,7 @@ func (j *journal) event(at time.Time, m Metrics) error {
 	for _, k := range slices.Sorted(maps.Keys(m.Losses)) {
 		s = append(s, tensorboard.Scalar{Tag: fmt.Sprintf("train/loss/data.train[%d]", k), Value: m.Losses[k]})
 	}
-	if m.DocumentActive > 0 {
-		s = append(s, tensorboard.Scalar{Tag: "sparse/query_active", Value: m.QueryActive}, tensorboard.Scalar{Tag: "sparse/document_active", Value: m.DocumentActive}, tensorboard.Scalar{Tag: "sparse/regularizer", Value: m.Regularizer})
-	}
+	s = append(s, m.sparseScalars()...)
 	if m.CommHidden != nil {
 		s = append(s, tensorboard.Scalar{Tag: "communication/seconds", Value: m.CommS}, tensorboard.Scalar{Tag: "communication/hidden", Value: *m.CommHidden})
 	}

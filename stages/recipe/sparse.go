@@ -5,7 +5,9 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 
+	"contraflow/io/tensorboard"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
@@ -90,8 +92,7 @@ func (c *checker) checkFlops(r *Recipe, l *Loss, at string) {
 	c.require(f.DocumentThreshold >= 0, key+".document_threshold", "is negative; 0 leaves out none")
 	c.require(f.WarmupRatio >= 0 && f.WarmupRatio <= 1, key+".warmup_ratio", "is %v, want a part of the steps, 0 to 1", f.WarmupRatio)
 	c.require(!f.DocumentOnly || f.Query == 0 && f.QueryThreshold == 0, key+".document_only", "makes all texts documents, and needs %s.query and query_threshold to be 0, or left out", key)
-	single := l.kind().single || l.kind().takesSingle && !slices.ContainsFunc(r.Data.Train, func(s Source) bool { return s.Positive != "" })
-	c.require(!single || f.DocumentOnly || f.Document == 0, key+".document", "%s.name: %s takes single texts, which are queries: with %s.document_only: true they are documents", at, l.Name, key)
+	c.require(!r.singleTexts(l) || f.DocumentOnly || f.Document == 0, key+".document", "%s.name: %s takes single texts, which are queries: with %s.document_only: true they are documents", at, l.Name, key)
 }
 
 // openSparse finds the head for masked language modelling.
@@ -140,18 +141,47 @@ func (x *Run) openSparse() error {
 	return nil
 }
 
-// noteSparse says that nothing keeps embeddings sparse.
+// noteSparse says which datasets' losses have nothing that keeps embeddings sparse.
 func (x *Run) noteSparse() {
-	if x.Recipe.Model.Kind != "sparse" || x.own.loss != nil {
+	r := &x.Recipe
+	if r.Model.Kind != "sparse" || x.own.loss != nil {
 		return
 	}
-	for i := range x.Recipe.Data.Train {
-		if !slices.ContainsFunc(x.Recipe.termsOf(i), func(l stated) bool { return l.Flops != nil }) {
-			key := x.Recipe.lossKey(i)
-			x.obs.note("nothing keeps embeddings sparse: %s.flops: {query: 5e-5, document: 3e-5} does", key)
-			return
+	missing := map[string][]string{} // datasets, by their losses' keys
+	n := 0
+	for i := range r.Data.Train {
+		if !slices.ContainsFunc(r.termsOf(i), func(l stated) bool { return l.Flops.keeps() }) {
+			missing[r.lossKey(i)] = append(missing[r.lossKey(i)], fmt.Sprintf("data.train[%d]", i))
+			n++
 		}
 	}
+	for i := range r.Data.Train {
+		sources := missing[r.lossKey(i)]
+		if len(sources) == 0 || sources[0] != fmt.Sprintf("data.train[%d]", i) { // it was said of the first
+			continue
+		}
+		terms := r.termsOf(i)
+		at, of, weights, why := terms[0], "embeddings", "{query: 5e-5, document: 3e-5}", ""
+		if k := slices.IndexFunc(terms, func(l stated) bool { return l.Flops != nil }); k >= 0 {
+			at, why = terms[k], fmt.Sprintf(", as the weights of %s.flops are 0", terms[k].key)
+		}
+		if at.Flops != nil && at.Flops.DocumentOnly || r.singleTexts(&at.Loss) {
+			weights = "{document: 3e-5, document_only: true}"
+		}
+		if n < len(r.Data.Train) || len(missing) > 1 {
+			of = "embeddings of " + strings.Join(sources, ", ")
+		}
+		x.obs.note("nothing keeps %s sparse%s: %s.flops: %s does", of, why, at.key, weights)
+	}
+}
+
+// keeps tells whether it adds anything to a loss.
+func (f *Flops) keeps() bool { return f != nil && (f.Query > 0 || f.Document > 0) }
+
+// singleTexts tells whether the rows of a loss are single texts, which are queries.
+func (r *Recipe) singleTexts(l *Loss) bool {
+	k := l.kind()
+	return k.single || k.takesSingle && !slices.ContainsFunc(r.Data.Train, func(s Source) bool { return s.Positive != "" })
 }
 
 // pooled says how a model makes an embedding of hidden states.
@@ -162,9 +192,43 @@ func pooled(m *transformer.Model) string {
 	return m.Head.Pooling.String()
 }
 
-// sparsity takes over what a step has found.
+// sparsity takes over what a step has found, as far as it is there.
 func (m *Metrics) sparsity(s *loss.Sparsity) {
-	if s != nil {
-		m.QueryActive, m.DocumentActive, m.QueryFlops, m.DocumentFlops, m.Regularizer = s.QueryActive, s.DocumentActive, s.QueryFlops, s.DocumentFlops, s.Added
+	if s == nil {
+		return
 	}
+	figure := func(v float64, batches int) *float64 {
+		if batches == 0 {
+			return nil
+		}
+		return &v
+	}
+	has := s.Batches
+	m.QueryActive, m.DocumentActive = figure(s.QueryActive, has.QueryActive), figure(s.DocumentActive, has.DocumentActive)
+	m.QueryFlops, m.DocumentFlops = figure(s.QueryFlops, has.QueryFlops), figure(s.DocumentFlops, has.DocumentFlops)
+	m.Regularizer = &s.Added
+}
+
+// sparseScalars are a step's figures of sparse embeddings for TensorBoard.
+func (m *Metrics) sparseScalars() (out []tensorboard.Scalar) {
+	for _, x := range []struct {
+		tag string
+		v   *float64
+	}{
+		{"query_active", m.QueryActive}, {"document_active", m.DocumentActive}, {"query_flops", m.QueryFlops}, {"document_flops", m.DocumentFlops}, {"regularizer", m.Regularizer},
+	} {
+		if x.v != nil {
+			out = append(out, tensorboard.Scalar{Tag: "sparse/" + x.tag, Value: *x.v})
+		}
+	}
+	return out
+}
+
+// watchSparse says once that no text has an active feature: embeddings of 0 have no gradient.
+func (j *journal) watchSparse(m Metrics) {
+	if m.QueryActive == nil || *m.QueryActive > 0 || m.DocumentActive != nil && *m.DocumentActive > 0 || j.watched.zero {
+		return
+	}
+	j.watched.zero = true
+	j.obs.note("all embeddings are 0: no text of step %d has an active feature, and what is 0 has no gradient; begin again with smaller weights in loss.flops or a smaller optimizer.lr", m.Step)
 }

@@ -146,7 +146,10 @@ func TestTrainSparse(t *testing.T) {
 	}
 	whole := read("whole")
 	for i, m := range whole {
-		if m.QueryActive < 1 || m.DocumentActive < 1 || m.QueryFlops <= 0 || m.DocumentFlops <= 0 || (i > 0) != (m.Regularizer > 0) || m.Regularizer > m.Loss {
+		if m.QueryActive == nil || m.DocumentActive == nil || m.QueryFlops == nil || m.DocumentFlops == nil || m.Regularizer == nil {
+			t.Fatalf("step %d has not all figures: %+v", m.Step, m)
+		}
+		if *m.QueryActive < 1 || *m.DocumentActive < 1 || *m.QueryFlops <= 0 || *m.DocumentFlops <= 0 || (i > 0) != (*m.Regularizer > 0) || *m.Regularizer > m.Loss {
 			t.Errorf("step %d: %+v", m.Step, m)
 		}
 	}
@@ -154,7 +157,7 @@ func TestTrainSparse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, m := range read("ranks") {
-		for _, x := range [][2]float64{{m.Loss, whole[i].Loss}, {m.DocumentFlops, whole[i].DocumentFlops}, {m.Regularizer, whole[i].Regularizer}} {
+		for _, x := range [][2]float64{{m.Loss, whole[i].Loss}, {*m.DocumentFlops, *whole[i].DocumentFlops}, {*m.Regularizer, *whole[i].Regularizer}} {
 			if d := x[0] - x[1]; d > 1e-4*x[1] || d < -1e-4*x[1] {
 				t.Errorf("on two ranks step %d has %v, alone %v", m.Step, x[0], x[1])
 			}

@@ -846,6 +846,23 @@ func TestSparse(t *testing.T) {
 	if !strings.Contains(res.Recipe, "scale: 20") || len(res.Without) != 1 || !strings.Contains(res.Without[0], "document_regularizer: MyLoss") {
 		t.Errorf("%q\n%s", res.Without, res.Recipe)
 	}
+	const weights = "the regularizer's weights are 5e-5 for queries and 3e-5 for documents"
+	for _, c := range []struct {
+		settings imports.Settings
+		flops    string
+		assumed  bool
+	}{
+		{imports.Settings{"loss": "SpladeLoss"}, "flops: {query: 5e-5, document: 3e-5}", true},
+		{imports.Settings{"loss": "SpladeLoss", "use_document_regularizer_only": true}, "flops: {query: 0, document: 3e-5, document_only: true}", true},
+		{imports.Settings{"loss": "SpladeLoss", "query_regularizer_threshold": 4.0}, "flops: {query: 5e-5, document: 3e-5, query_threshold: 4}", true},
+		{imports.Settings{"loss": "SpladeLoss", "document_regularizer_weight": 0.5}, "flops: {document: 0.5}", false},
+		{imports.Settings{"loss": "SpladeLoss", "query_regularizer_weight": 0.0}, "flops: {query: 0}", false},
+	} {
+		_, res := convert(t, imports.SentenceTransformers, c.settings, 1)
+		if !strings.Contains(res.Recipe, c.flops) || strings.Contains(res.Recipe, weights) != c.assumed {
+			t.Errorf("%v:\n%s", c.settings, res.Recipe)
+		}
+	}
 	for loss, want := range map[string]string{"CSRLoss": "SparseAutoEncoder", "sparse_encoder.losses.FlopsLoss": "SpladeLoss"} {
 		s := imports.Settings{"arguments": "SparseEncoderTrainingArguments", "loss": loss}
 		if res, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), want) {

@@ -35,6 +35,9 @@ func (r *recipe) splade() {
 	case given && !ofSplade(class):
 		return // nothing is added
 	}
+	_, query := r.has("query_regularizer_weight")
+	_, document := r.has("document_regularizer_weight")
+	weightless := !query && !document
 	var parts []string
 	for _, x := range [][3]string{
 		{"query_regularizer_weight", "query", "5e-5"}, {"document_regularizer_weight", "document", "3e-5"},
@@ -44,7 +47,7 @@ func (r *recipe) splade() {
 		switch {
 		case ok:
 			parts = append(parts, x[1]+": "+num(v))
-		case !given && x[2] != "": // the trainer's
+		case weightless && x[2] != "": // the trainer's
 			parts = append(parts, x[1]+": "+x[2])
 		}
 	}
@@ -68,6 +71,8 @@ func (r *recipe) splade() {
 	r.assume("the regularizer's weights grow in the first third of the run, as SpladeRegularizerWeightSchedulerCallback has it by default (loss.flops.warmup_ratio); its means are over the batches of all devices, where theirs are of one device's rows")
 	if !given {
 		r.assume("the loss is SpladeLoss of SparseMultipleNegativesRankingLoss, with the trainer's weights: no setting called loss names another")
+	} else if weightless {
+		r.assume("the regularizer's weights are 5e-5 for queries and 3e-5 for documents, the trainer's without any loss: no settings called query_regularizer_weight and document_regularizer_weight say others")
 	}
 }
 
