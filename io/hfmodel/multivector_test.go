@@ -84,6 +84,7 @@ func TestMultiVectorFolders(t *testing.T) {
 		"without more":           {map[string]string{"sentence_bert_config.json": `{"query_expansion": null}`, "2_MultiVectorMask/config.json": `{}`}, nothing, map[string]string{"query": "ask: ", "document": ""}},
 		"PyLate's":               {pylateFiles(`, "query_length": 24, "document_length": 40, "attend_to_expansion_tokens": false`), pylate, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 		"not expanded":           {pylateFiles(`, "query_length": 24, "document_length": 40, "do_query_expansion": false, "skiplist_words": ["x"]`), without, map[string]string{"query": "[Q] ", "document": "[D] x"}},
+		"attended to the mask":   {pylateFiles(`, "document_length": 40, "attend_to_mask_tokens": true`), attends, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 		"attended":               {pylateFiles(`, "document_length": 40, "attend_to_expansion_tokens": true`), attends, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 	} {
 		f := open(t, multiVectorFolder(t, c.files))
@@ -136,20 +137,16 @@ func TestMultiVectorFolders(t *testing.T) {
 
 // A folder of Stanford's ColBERT has its projection among the encoder's weights.
 func TestStanford(t *testing.T) {
-	dir := t.TempDir()
 	config := `{"model_type": "bert", "hidden_size": 4, "architectures": ["HF_ColBERT"], "max_position_embeddings": 64}`
 	head, err := safetensors.FromFloat32s("linear.weight", []int{2, 4}, []float32{1, 2, 3, 4, 5, 6, 7, 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	write := func(name, text string) {
+	write := func(dir, name, text string) {
+		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-	}
-	write("config.json", config)
-	if err := safetensors.Write(filepath.Join(dir, weightsFile), []safetensors.Tensor{head}, nil); err != nil {
-		t.Fatal(err)
 	}
 	want := MultiVector{Expansion: &Expansion{Strategy: "fixed", Length: 32}, Skiplist: Punctuation(), SkipTasks: []string{"document"}, Prefixes: map[string]string{"query": "[unused0] ", "document": "[unused1] "}}
 	for metadata, change := range map[string]func(m *MultiVector){
@@ -158,8 +155,13 @@ func TestStanford(t *testing.T) {
 			m.DocumentLength, m.Skiplist, m.Expansion, m.Prefixes = 180, nil, &Expansion{Strategy: "fixed", Attend: true, Length: 24}, map[string]string{"query": "[Q] ", "document": "[unused1] "}
 		},
 	} {
+		dir := t.TempDir()
+		write(dir, "config.json", config)
+		if err := safetensors.Write(filepath.Join(dir, weightsFile), []safetensors.Tensor{head}, nil); err != nil {
+			t.Fatal(err)
+		}
 		if metadata != "" {
-			write(metadataFile, metadata)
+			write(dir, metadataFile, metadata)
 		}
 		m := want
 		change(&m)
