@@ -234,6 +234,9 @@ func (r *recipe) loss() {
 	} else if usual := map[bool]string{false: "20", true: "1"}[vectors]; r.keys["loss.scale"] == usual {
 		delete(r.keys, "loss.scale")
 	}
+	if vectors { // whatever the model's folder says of it
+		r.keys["loss.similarity"] = "maxsim"
+	}
 	if v, ok := r.word("similarity_fct"); ok {
 		switch {
 		case vectors && strings.Contains(strings.ToLower(v), "xtr"):
