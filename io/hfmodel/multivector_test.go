@@ -74,6 +74,9 @@ func TestMultiVectorFolders(t *testing.T) {
 	without, attends := pylate, pylate
 	without.Expansion, without.QueryLength, without.Skiplist = nil, 24, []string{"x"}
 	attends.Expansion = &Expansion{Strategy: "fixed", Attend: true, Length: 32}
+	token := ours
+	token.Expansion = &Expansion{Strategy: "fixed", Attend: true, Token: "[SEP]", Length: 7}
+	token.QueryLength, token.DocumentLength, token.Skiplist = 0, 0, nil
 	nothing := MultiVector{SkipTasks: []string{"document"}}
 	for name, c := range map[string]struct {
 		files   map[string]string
@@ -82,6 +85,7 @@ func TestMultiVectorFolders(t *testing.T) {
 	}{
 		"sentence-transformers'": {nil, ours, map[string]string{"query": "ask: ", "document": ""}},
 		"without more":           {map[string]string{"sentence_bert_config.json": `{"query_expansion": null}`, "2_MultiVectorMask/config.json": `{}`}, nothing, map[string]string{"query": "ask: ", "document": ""}},
+		"filled with a token":    {map[string]string{"sentence_bert_config.json": `{"query_expansion": {"strategy": "fixed", "attend": true, "token": "[SEP]", "length": 7}}`, "2_MultiVectorMask/config.json": `{}`}, token, map[string]string{"query": "ask: ", "document": ""}},
 		"PyLate's":               {pylateFiles(`, "query_length": 24, "document_length": 40, "attend_to_expansion_tokens": false`), pylate, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 		"not expanded":           {pylateFiles(`, "query_length": 24, "document_length": 40, "do_query_expansion": false, "skiplist_words": ["x"]`), without, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 		"attended to the mask":   {pylateFiles(`, "document_length": 40, "attend_to_mask_tokens": true`), attends, map[string]string{"query": "[Q] ", "document": "[D] x"}},
@@ -125,7 +129,7 @@ func TestMultiVectorFolders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := json.Unmarshal(data, &config); err != nil || config["model_type"] != multiVector || config["skiplist_words"] != nil || config["do_query_expansion"] != nil || (name == "sentence-transformers'") != (config["other"] != nil && config["query_prefix"] == nil) && name != "without more" {
+		if err := json.Unmarshal(data, &config); err != nil || config["model_type"] != multiVector || config["skiplist_words"] != nil || config["do_query_expansion"] != nil || (name == "sentence-transformers'") != (config["other"] != nil && config["query_prefix"] == nil) && name != "without more" && name != "filled with a token" {
 			t.Errorf("%s: %s is %s", name, modelFile, data)
 		}
 		card, err := os.ReadFile(filepath.Join(out, "README.md"))
