@@ -138,6 +138,9 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 			if npy && (parts || cmd.Flags().Changed("output-column")) {
 				return usageError{fmt.Errorf("--output %s has the embeddings alone: --parts and --output-column are for parquet", output)}
 			}
+			if f.prompt == "query" { // which only models that give vectors of tokens alone cut apart
+				f.queries = f.maxLength
+			}
 			e, err := f.load(cmd)
 			if err != nil {
 				return err
@@ -146,6 +149,9 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 			if !cmd.Flags().Changed("prompt") {
 				if f.prompt = e.DefaultPrompt(); e.VectorsAlone() {
 					f.prompt = cmp.Or(f.prompt, "document")
+				}
+				if f.prompt == "query" && e.VectorsAlone() && f.maxLength > 0 {
+					return usageError{fmt.Errorf("--max-length: by its default prompt %s reads texts as queries; with --prompt query they are cut so", f.path)}
 				}
 			}
 			if e.Sparse() && (npy || cmd.Flags().Changed("output-column")) {
@@ -287,7 +293,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input [
 	if err := w.Close(); err != nil {
 		return err
 	}
-	progress.end(e, output)
+	progress.end(e, prompt, output)
 	return nil
 }
 
@@ -327,7 +333,7 @@ func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []s
 	if err := w.Close(); err != nil {
 		return err
 	}
-	p.end(e, output)
+	p.end(e, prompt, output)
 	return nil
 }
 
@@ -345,10 +351,18 @@ func (p *embedding) add(c *dataset.Chunk, cut int) {
 	}
 }
 
-func (p *embedding) end(e *embedder.Embedder, output string) {
-	p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), output)
+func (p *embedding) end(e *embedder.Embedder, prompt, output string) {
+	length := e.MaxLength()
+	if e.VectorsAlone() {
+		p.printf("vectors of the tokens of %d texts, of %d dimensions each, written to %s\n", p.done, e.Size(), output)
+		if prompt == "query" {
+			length = e.QueryLength()
+		}
+	} else {
+		p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), output)
+	}
 	if p.cut > 0 {
-		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, e.MaxLength())
+		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, length)
 	}
 	if p.empty > 0 {
 		p.printf("%d texts are empty, and were embedded as such\n", p.empty)

@@ -59,7 +59,9 @@ save: {dir: %q}
 	if d, q := tokens(), tokens("--prompt", "query"); d >= q {
 		t.Errorf("a text has %d vectors as a document, without its punctuation, and %d as a query, behind a prompt", d, q)
 	}
-	succeed(t, "embed", "--model", model, "--input", at("corpus.parquet"), "--output", at("vectors.parquet"), "--parts")
+	if r := succeed(t, "embed", "--model", model, "--input", at("corpus.parquet"), "--output", at("vectors.parquet"), "--parts"); !strings.Contains(r.stderr, "texts, of 16 dimensions each, written to") || strings.Contains(r.stderr, "embeddings of") {
+		t.Errorf("it says\n%s", r.stderr)
+	}
 	out, err := dataset.OpenTable(t.Context(), []string{at("vectors.parquet")})
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +79,92 @@ save: {dir: %q}
 	} {
 		if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: exit %d, %q, want %q", args, r.code, r.stderr, want)
+		}
+	}
+}
+
+// filledUp is a model of vectors of tokens whose queries are filled up to 10 tokens, with a skiplist of punctuation and of a word that is no token.
+func filledUp(t *testing.T, dir string) string {
+	t.Helper()
+	model := filepath.Join(dir, "expanded")
+	if err := os.CopyFS(model, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"modules.json": `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+			{"idx": 1, "name": "1", "path": "1_MultiVectorMask", "type": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"}]`,
+		"config_sentence_transformers.json": `{"model_type": "MultiVectorEncoder"}`,
+		"sentence_bert_config.json":         `{"query_expansion": {"strategy": "fixed", "attend": true, "token": null, "length": 10}}`,
+		"1_MultiVectorMask/config.json":     `{"skiplist_words": [".", ",", "!", "[CLS]", "[SEP]", "nosuchtoken"], "skiplist_tasks": ["document"]}`,
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(model, name)), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(model, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return model
+}
+
+// A document all of whose tokens are in the skiplist is ranked last, and ends neither an evaluation nor mining. Lengths that a fixed expansion does not
+// keep are told, and so are words of the skiplist that are no tokens.
+func TestVectorless(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	model := filledUp(t, dir)
+	for name, text := range map[string]string{
+		"queries.jsonl": `{"id": "1", "text": "a river"}` + "\n" + `{"id": "2", "text": "the stone"}` + "\n",
+		"corpus.jsonl": `{"id": "none", "text": "., !"}` + "\n" + `{"id": "b", "text": "a river"}` + "\n" + `{"id": "c", "text": "the stone"}` + "\n" + `{"id": "d", "text": "a house"}` + "\n" +
+			`{"id": "e", "text": "some light"}` + "\n" + `{"id": "f", "text": "a tree"}` + "\n" + `{"id": "nothing-none", "text": "!"}` + "\n",
+		"qrels.tsv":   "query-id\tcorpus-id\tscore\n1\tb\t1\n2\tc\t1\n",
+		"train.jsonl": `{"query": "a river", "positive": "a tree"}` + "\n" + `{"query": "the stone", "positive": "a house"}` + "\n" + `{"query": "x", "positive": "., !"}` + "\n",
+	} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eval := []string{"eval", "--model", model, "--queries", at("queries.jsonl"), "--corpus", at("corpus.jsonl"), "--qrels", at("qrels.tsv"), "--run", at("run.trec")}
+	r := succeed(t, eval...)
+	if !strings.Contains(r.stderr, `the skiplist has ["nosuchtoken"], which the vocabulary does not have`) {
+		t.Errorf("it says\n%s", r.stderr)
+	}
+	run, err := os.ReadFile(at("run.trec"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Split(strings.TrimSpace(string(run)), "\n"); len(lines) != 14 || !strings.Contains(lines[5], "none") || !strings.Contains(lines[6], "none") || !strings.Contains(lines[12], "none") {
+		t.Errorf("the run is\n%s", run)
+	}
+	r = succeed(t, "mine", "--model", model, "--input", at("train.jsonl"), "--output", at("mined.parquet"), "--num-negatives", "1")
+	if strings.Contains(r.stderr, "row ") {
+		t.Errorf("mine says\n%s", r.stderr)
+	}
+	recipe := at("r.yaml")
+	if err := os.WriteFile(recipe, []byte(fmt.Sprintf(`model: {path: %q, kind: multi_vector}
+data: {train: [{path: %q, query: query, positive: positive}]}
+batch: {global_size: 2, drop_last: false}
+train: {epochs: 1, device: cpu, precision: f32}
+eval: {every: 0, at_start: true, retrieval: {queries: %q, corpus: %q, qrels: %q}}
+save: {dir: %q}
+`, model, at("train.jsonl"), at("queries.jsonl"), at("corpus.jsonl"), at("qrels.tsv"), at("trained"))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = contraflow(t, "", "train", "-c", recipe)
+	for _, want := range []string{"train.jsonl:3", "all of its tokens are in model.skiplist", "leave the row out, or a token out of the skiplist", "ndcg@10", "model.skiplist: the skiplist has ["} {
+		if r.code != 1 || !strings.Contains(r.stderr, want) {
+			t.Errorf("training: exit %d, no %q in\n%s", r.code, want, r.stderr)
+		}
+	}
+	const fixed = "query_expansion, whose length is fixed, makes all of them 10"
+	for _, args := range [][]string{append(eval, "--query-max-length", "20"), {"embed", "--model", model, "--parts", "--prompt", "query", "--text", "a river", "--max-length", "20"}} {
+		if r := succeed(t, args...); !strings.Contains(r.stderr, fixed) {
+			t.Errorf("%v says\n%s", args, r.stderr)
+		}
+	}
+	for _, args := range [][]string{append(eval, "--query-max-length", "5"), {"embed", "--model", model, "--parts", "--prompt", "query", "--text", "a river", "--max-length", "5"}} {
+		if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, "and query_expansion fills them up to 10") {
+			t.Errorf("%v: exit %d, %q", args, r.code, r.stderr)
 		}
 	}
 }

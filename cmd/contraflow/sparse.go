@@ -74,7 +74,7 @@ func embedSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, input 
 	if err := w.Close(); err != nil {
 		return err
 	}
-	progress.end(e, output)
+	progress.end(e, prompt, output)
 	if progress.done > 0 {
 		progress.printf("%.1f active features a text\n", float64(active)/float64(progress.done))
 	}

@@ -74,6 +74,9 @@ func TestMultiVectorFolders(t *testing.T) {
 	without, attends := pylate, pylate
 	without.Expansion, without.QueryLength, without.Skiplist = nil, 24, []string{"x"}
 	attends.Expansion = &Expansion{Strategy: "fixed", Attend: true, Length: 32}
+	token := ours
+	token.Expansion = &Expansion{Strategy: "fixed", Attend: true, Token: "[SEP]", Length: 7}
+	token.QueryLength, token.DocumentLength, token.Skiplist = 0, 0, nil
 	nothing := MultiVector{SkipTasks: []string{"document"}}
 	for name, c := range map[string]struct {
 		files   map[string]string
@@ -82,8 +85,10 @@ func TestMultiVectorFolders(t *testing.T) {
 	}{
 		"sentence-transformers'": {nil, ours, map[string]string{"query": "ask: ", "document": ""}},
 		"without more":           {map[string]string{"sentence_bert_config.json": `{"query_expansion": null}`, "2_MultiVectorMask/config.json": `{}`}, nothing, map[string]string{"query": "ask: ", "document": ""}},
+		"filled with a token":    {map[string]string{"sentence_bert_config.json": `{"query_expansion": {"strategy": "fixed", "attend": true, "token": "[SEP]", "length": 7}}`, "2_MultiVectorMask/config.json": `{}`}, token, map[string]string{"query": "ask: ", "document": ""}},
 		"PyLate's":               {pylateFiles(`, "query_length": 24, "document_length": 40, "attend_to_expansion_tokens": false`), pylate, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 		"not expanded":           {pylateFiles(`, "query_length": 24, "document_length": 40, "do_query_expansion": false, "skiplist_words": ["x"]`), without, map[string]string{"query": "[Q] ", "document": "[D] x"}},
+		"attended to the mask":   {pylateFiles(`, "document_length": 40, "attend_to_mask_tokens": true`), attends, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 		"attended":               {pylateFiles(`, "document_length": 40, "attend_to_expansion_tokens": true`), attends, map[string]string{"query": "[Q] ", "document": "[D] x"}},
 	} {
 		f := open(t, multiVectorFolder(t, c.files))
@@ -124,7 +129,7 @@ func TestMultiVectorFolders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := json.Unmarshal(data, &config); err != nil || config["model_type"] != multiVector || config["skiplist_words"] != nil || config["do_query_expansion"] != nil || (name == "sentence-transformers'") != (config["other"] != nil && config["query_prefix"] == nil) && name != "without more" {
+		if err := json.Unmarshal(data, &config); err != nil || config["model_type"] != multiVector || config["skiplist_words"] != nil || config["do_query_expansion"] != nil || (name == "sentence-transformers'") != (config["other"] != nil && config["query_prefix"] == nil) && name != "without more" && name != "filled with a token" {
 			t.Errorf("%s: %s is %s", name, modelFile, data)
 		}
 		card, err := os.ReadFile(filepath.Join(out, "README.md"))
@@ -136,20 +141,16 @@ func TestMultiVectorFolders(t *testing.T) {
 
 // A folder of Stanford's ColBERT has its projection among the encoder's weights.
 func TestStanford(t *testing.T) {
-	dir := t.TempDir()
 	config := `{"model_type": "bert", "hidden_size": 4, "architectures": ["HF_ColBERT"], "max_position_embeddings": 64}`
 	head, err := safetensors.FromFloat32s("linear.weight", []int{2, 4}, []float32{1, 2, 3, 4, 5, 6, 7, 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	write := func(name, text string) {
+	write := func(dir, name, text string) {
+		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-	}
-	write("config.json", config)
-	if err := safetensors.Write(filepath.Join(dir, weightsFile), []safetensors.Tensor{head}, nil); err != nil {
-		t.Fatal(err)
 	}
 	want := MultiVector{Expansion: &Expansion{Strategy: "fixed", Length: 32}, Skiplist: Punctuation(), SkipTasks: []string{"document"}, Prefixes: map[string]string{"query": "[unused0] ", "document": "[unused1] "}}
 	for metadata, change := range map[string]func(m *MultiVector){
@@ -158,8 +159,13 @@ func TestStanford(t *testing.T) {
 			m.DocumentLength, m.Skiplist, m.Expansion, m.Prefixes = 180, nil, &Expansion{Strategy: "fixed", Attend: true, Length: 24}, map[string]string{"query": "[Q] ", "document": "[unused1] "}
 		},
 	} {
+		dir := t.TempDir()
+		write(dir, "config.json", config)
+		if err := safetensors.Write(filepath.Join(dir, weightsFile), []safetensors.Tensor{head}, nil); err != nil {
+			t.Fatal(err)
+		}
 		if metadata != "" {
-			write(metadataFile, metadata)
+			write(dir, metadataFile, metadata)
 		}
 		m := want
 		change(&m)

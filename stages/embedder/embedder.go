@@ -111,6 +111,9 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	loading.Wait()
 	if err = cmp.Or(tokErr, err); err == nil {
 		e.model.Config.Tokens, err = Completed(e.model.Config.Tokens, f, e.tok)
+		if note := SkipNote(f.MultiVector, e.tok); note != "" && o.warn != nil {
+			o.warn(fmt.Sprintf("%s: %s", f.Dir, note))
+		}
 	}
 	if err == nil {
 		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength, e.queryLength))
@@ -141,6 +144,9 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	}
 	if e.queryLength, e.maxLength, err = LengthsOf(f, f.MultiVector, e.model.Config, queries, o.maxLength); err != nil {
 		return err
+	}
+	if note := ExpansionNote(f.MultiVector, queries); note != "" && o.warn != nil {
+		o.warn(fmt.Sprintf("%s: %s", f.Dir, note))
 	}
 	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
 		o.warn(note)
@@ -407,6 +413,9 @@ func (e *Embedder) Size() int { return e.engine.Size() }
 
 // MaxLength is the number of tokens at which texts are cut; 0: they are not.
 func (e *Embedder) MaxLength() int { return e.maxLength }
+
+// QueryLength is that of queries.
+func (e *Embedder) QueryLength() int { return e.queryLength }
 
 // RolePrompts are the texts that belong before queries and before documents, as hfmodel.Folder.RolePrompts has them.
 func (e *Embedder) RolePrompts() (query, document string) { return e.queryPrompt, e.documentPrompt }

@@ -44,7 +44,7 @@ func Completed(h transformer.TokenHeads, f *hfmodel.Folder, tok *tokenize.Tokeni
 }
 
 // Readings are how texts of each role are read with a folder's tokenizer, by what the folder says or somebody else in its place; m may be nil, which
-// says nothing. A word of the skiplist that is no token is left out, as sentence-transformers leaves it out.
+// says nothing. A word of the skiplist that is no token is left out, as sentence-transformers leaves it out: SkipNote names it.
 func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, tok *tokenize.Tokenizer) (query, document transformer.Reading, err error) {
 	if m == nil {
 		return query, document, nil
@@ -82,6 +82,31 @@ func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, tok *tokenize.Tokenizer
 		}
 	}
 	return query, document, fmt.Errorf("%s: query_expansion: the tokenizer has no token %q: model.query_expansion: {length: N, token: ...} names one", f.Dir, tokens)
+}
+
+// SkipNote names words of a skiplist that are no token of the vocabulary, and so leave nothing out; "": there are none.
+func SkipNote(m *hfmodel.MultiVector, tok *tokenize.Tokenizer) string {
+	if m == nil {
+		return ""
+	}
+	var unknown []string
+	for _, word := range m.Skiplist {
+		if _, ok := tok.ID(word); !ok {
+			unknown = append(unknown, word)
+		}
+	}
+	if unknown == nil {
+		return ""
+	}
+	return fmt.Sprintf("the skiplist has %q, which the vocabulary does not have as tokens: they leave nothing out", unknown)
+}
+
+// ExpansionNote says that a length asked for of queries is not kept, because all are filled up or cut to another one; "": it is.
+func ExpansionNote(m *hfmodel.MultiVector, asked int) string {
+	if m == nil || m.Expansion == nil || m.Expansion.Strategy != "fixed" || asked == 0 || asked == m.Expansion.Length {
+		return ""
+	}
+	return fmt.Sprintf("queries: a maximum length of %d tokens is asked for, but query_expansion, whose length is fixed, makes all of them %d", asked, m.Expansion.Length)
 }
 
 // LengthsOf are [MaxLengthOf] of queries and of documents, by what is asked for, or else by what a folder says of each role. Of queries that are

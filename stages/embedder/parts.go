@@ -223,13 +223,7 @@ func (x *PartSearch) Add(ctx context.Context, first int, docs *Parts) error {
 				return context.Cause(ctx)
 			}
 			hi := min(x.queries.Len(), lo+partQueries)
-			b, free, err := scored(x.s, x.queries, docs, lo, hi, from, to)
-			if err != nil {
-				return err
-			}
-			err = fuse(x.s, b, x.weights, x.queries.sums, func(q int, scores []float32) error { return x.top.Add(lo+q, first+from, scores, to-from) })
-			free()
-			if err != nil {
+			if err := fuse(x.s, x.queries, docs, [2]int{lo, hi}, [2]int{from, to}, x.weights, func(q int, scores []float32) error { return x.top.Add(q, first+from, scores, to-from) }); err != nil {
 				return err
 			}
 			if x.done += int64(hi-lo) * int64(to-from); x.progress != nil {
@@ -248,44 +242,88 @@ func (x *PartSearch) Run() evaluate.Run { return x.top.Run() }
 func PairScores(s gpustage.Stream, queries, docs *Parts, weights map[string]float64, pairs [][2]int) ([]float32, error) {
 	out := make([]float32, len(pairs))
 	for i, p := range pairs {
-		b, free, err := scored(s, queries, docs, p[0], p[0]+1, p[1], p[1]+1)
-		if err != nil {
-			return nil, err
-		}
-		err = fuse(s, b, weights, queries.sums, func(_ int, scores []float32) error {
+		if err := fuse(s, queries, docs, [2]int{p[0], p[0] + 1}, [2]int{p[1], p[1] + 1}, weights, func(_ int, scores []float32) error {
 			out[i] = scores[0]
 			return nil
-		})
-		free()
-		if err != nil {
+		}); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// fuse yields each query's scores; sums: those by vectors, of which there are no others then, are sums over the query's.
-func fuse(s gpustage.Stream, b *loss.Batch, weights map[string]float64, sums bool, yield func(query int, scores []float32) error) error {
+// vectorless is the score of a document without a vector, all of whose tokens are in the skiplist: below all others, as sentence-transformers has it.
+const vectorless = -1e9
+
+// scorable are those of texts lo to hi-1 that have something to compare. A text without a vector has it by its other parts alone.
+func (p *Parts) scorable(lo, hi int) (texts []int) {
+	for i := lo; i < hi; i++ {
+		if p.Dense != nil || p.Cu[i] < p.Cu[i+1] {
+			texts = append(texts, i)
+		}
+	}
+	return texts
+}
+
+// fuse yields the scores of each query, from the first of a range to before its end, with a range of documents. Of a model that gives nothing else a
+// document without a vector has the score vectorless, whatever the weights, and a query without one the sum of none, 0, with all others.
+func fuse(s gpustage.Stream, queries, docs *Parts, of, with [2]int, weights map[string]float64, yield func(query int, scores []float32) error) error {
+	ask, found := queries.scorable(of[0], of[1]), docs.scorable(with[0], with[1])
+	narrow := make([]float32, with[1]-with[0])
+	next := of[0]
+	// without yields the queries before one that have no vector.
+	without := func(end int) error {
+		for ; next < end; next++ {
+			for i := range narrow {
+				narrow[i] = vectorless
+			}
+			for _, d := range found {
+				narrow[d-with[0]] = 0
+			}
+			if err := yield(next, narrow); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if len(ask) == 0 || len(found) == 0 {
+		return without(of[1])
+	}
+	b, free, err := scored(s, queries, docs, ask, found)
+	if err != nil {
+		return err
+	}
+	defer free()
 	a, err := gpustage.NewArena(s.Device(), loss.FusedParts(weights).Memory(b.Size()))
 	if err != nil {
 		return err
 	}
 	defer a.Free()
-	narrow := make([]float32, b.N()-b.Rows)
-	return loss.Fuse(s, a, b, weights, func(q int, scores []float64) error {
+	if err := loss.Fuse(s, a, b, weights, func(q int, scores []float64) error {
+		if err := without(ask[q]); err != nil {
+			return err
+		}
 		factor := 1.0
-		if sums {
+		if queries.sums { // by vectors, of which there are no others then: over the query's
 			factor = float64(b.Parts[0].Cu[q+1] - b.Parts[0].Cu[q])
 		}
-		for i, v := range scores {
-			narrow[i] = float32(factor * v)
+		for i := range narrow {
+			narrow[i] = vectorless
 		}
-		return yield(q, narrow)
-	})
+		for i, v := range scores {
+			narrow[found[i]-with[0]] = float32(factor * v)
+		}
+		next++
+		return yield(ask[q], narrow)
+	}); err != nil {
+		return err
+	}
+	return without(of[1])
 }
 
-// scored brings some queries and documents to the device.
-func scored(s gpustage.Stream, queries, docs *Parts, first, last, from, to int) (b *loss.Batch, free func(), err error) {
+// scored brings some queries and documents to the device, given by their places in order. Between the first and the last those that are left out have no
+// rows.
+func scored(s gpustage.Stream, queries, docs *Parts, ask, found []int) (b *loss.Batch, free func(), err error) {
 	var held []gpustage.Tensor
 	free = func() {
 		for _, t := range held {
@@ -312,17 +350,20 @@ func scored(s gpustage.Stream, queries, docs *Parts, first, last, from, to int) 
 	cut := func(p *Parts, x []float32, lo, hi, cols int) []float32 {
 		return x[int(p.Cu[lo])*cols : int(p.Cu[hi])*cols]
 	}
-	b = &loss.Batch{Rows: last - first, Normalized: true}
+	first, last := ask[0], ask[len(ask)-1]+1
+	from, to := found[0], found[len(found)-1]+1
+	b = &loss.Batch{Rows: len(ask), Normalized: true}
 	for id := range docs.special {
 		b.Special = append(b.Special, id)
 	}
 	cu := []int32{0}
 	for _, x := range []struct {
 		p      *Parts
+		texts  []int
 		lo, hi int
-	}{{queries, first, last}, {docs, from, to}} {
+	}{{queries, ask, first, last}, {docs, found, from, to}} {
 		base := cu[len(cu)-1]
-		for i := x.lo; i < x.hi; i++ {
+		for _, i := range x.texts {
 			cu = append(cu, base+x.p.Cu[i+1]-x.p.Cu[x.lo])
 		}
 		b.IDs = append(b.IDs, x.p.IDs[x.p.Cu[x.lo]:x.p.Cu[x.hi]]...)

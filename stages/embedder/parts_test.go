@@ -135,6 +135,81 @@ func TestPartSearch(t *testing.T) {
 	}
 }
 
+// Of a model that gives vectors of tokens alone a document without one comes last, of each query and in whatever block, and a query without one finds
+// nothing better than another.
+func TestPartSearchVectorless(t *testing.T) {
+	s, err := ref.New().OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(8, 9))
+	// emptied are the vectors alone, of some texts none.
+	emptied := func(all *Parts, without ...int) *Parts {
+		p := &Parts{VectorSize: 4, Vectors: []float32{}, Cu: []int32{0}, sums: true}
+		for i := range all.Len() {
+			if !slices.Contains(without, i) {
+				p.IDs, p.Vectors = append(p.IDs, all.IDs[all.Cu[i]:all.Cu[i+1]]...), append(p.Vectors, all.TokenVectors(i)...)
+			}
+			p.Cu = append(p.Cu, int32(len(p.IDs)))
+		}
+		return p
+	}
+	value := func(q, d *Parts, i, j int) (sum float64) {
+		if d.Cu[j] == d.Cu[j+1] {
+			return -1e9
+		}
+		for x := q.Cu[i]; x < q.Cu[i+1]; x++ {
+			best := math.Inf(-1)
+			for y := d.Cu[j]; y < d.Cu[j+1]; y++ {
+				best = max(best, dot(q.Vectors[x*4:x*4+4], d.Vectors[y*4:y*4+4]))
+			}
+			sum += best
+		}
+		return sum
+	}
+	for _, none := range [][]int{nil, {2}, {0, 1}, {3, 6}, {0, 1, 2, 3, 4, 5, 6}} {
+		q := emptied(randomParts(rng, 7), none...)
+		blocks := []*Parts{emptied(randomParts(rng, 5), 0), emptied(randomParts(rng, 1)), emptied(randomParts(rng, 2), 0, 1), emptied(randomParts(rng, 6), 2, 3, 5)}
+		const docs = 14
+		x, err := NewPartSearch(s, q, docs, onlyVectors, docs, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, first := make([][]float64, q.Len()), 0
+		for _, d := range blocks {
+			if err := x.Add(t.Context(), first, d); err != nil {
+				t.Fatal(err)
+			}
+			var pairs [][2]int
+			for i := range q.Len() {
+				for j := range d.Len() {
+					want[i], pairs = append(want[i], value(q, d, i, j)), append(pairs, [2]int{i, j})
+				}
+			}
+			scores, err := PairScores(s, q, d, onlyVectors, pairs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n, p := range pairs {
+				if w := want[p[0]][first+p[1]]; math.Abs(float64(scores[n])-w) > 1e-5*(1+math.Abs(w)) {
+					t.Errorf("%v: pair %v has the score %v, want %v", none, p, scores[n], w)
+				}
+			}
+			first += d.Len()
+		}
+		for i, hits := range x.Run() {
+			if len(hits) != docs {
+				t.Errorf("%v: query %d has %d documents, want %d", none, i, len(hits), docs)
+			}
+			for _, h := range hits {
+				if w := want[i][h.Doc]; math.Abs(float64(h.Score)-w) > 1e-5*(1+math.Abs(w)) {
+					t.Errorf("%v: query %d scores document %d %v, want %v", none, i, h.Doc, h.Score, w)
+				}
+			}
+		}
+	}
+}
+
 // Weights that no score can be made of are an error before anything is scored, and so are queries whose tokens' vectors are wanted and were left out.
 func TestPartSearchWeights(t *testing.T) {
 	s, err := ref.New().OpenStream()

@@ -245,3 +245,25 @@ func TestMultiVectorErrors(t *testing.T) {
 		}
 	}
 }
+
+// A text without a vector is a row's where a batch trains, also of a negative, which its owner has; where texts are compared without rows it is a place.
+func TestVectorless(t *testing.T) {
+	s, err := ref.New().OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := vectorsBatch(t, s, gpustage.F64, 2, 3, nil, []int{1, 2, 3, 1, 2, 0})
+	b.Owner = []int32{1, 0}
+	a := newArena(t, s, 1<<20)
+	defer a.Free()
+	_, err = LateInteraction{}.Compute(s, a, b)
+	var of *LabelError
+	if !errors.As(err, &of) || of.Row != 0 || !strings.Contains(of.Why, "leave the row out, or a token out of the skiplist") {
+		t.Errorf("%v, want an error of row 0", err)
+	}
+	b.Owner, b.Texts, b.Rows = nil, nil, 1
+	err = Fuse(s, a, b, map[string]float64{VectorsPart: 1}, func(int, []float64) error { return nil })
+	if err == nil || errors.As(err, &of) || !strings.Contains(err.Error(), "sequence 5 of the batch has no token with a vector") {
+		t.Errorf("%v, want an error of sequence 5", err)
+	}
+}

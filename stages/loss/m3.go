@@ -154,8 +154,10 @@ func (b *Batch) part(name string) (*Part, error) {
 		for n := range b.N() {
 			switch {
 			case p.Cu[n] < p.Cu[n+1]:
+			case b.Embeddings.IsZero() && len(b.Texts) == b.N(): // a batch that trains
+				return nil, &LabelError{b.rowOf(n), "a text has no token with a vector: all of its tokens are in model.skiplist (in Go transformer.Reading.Skip); leave the row out, or a token out of the skiplist"}
 			case b.Embeddings.IsZero():
-				return nil, &LabelError{b.rowOf(n), "a text has no token with a vector: all of its tokens are in model.skiplist (in Go transformer.Reading.Skip)"}
+				return nil, fmt.Errorf("sequence %d of the batch has no token with a vector: leave it out of what is compared", n)
 			default:
 				return nil, fmt.Errorf("sequence %d of the batch has no token but the first: %s needs one", n, name)
 			}

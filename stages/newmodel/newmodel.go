@@ -3,6 +3,7 @@
 package newmodel
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -89,8 +90,10 @@ func (s *Spec) config(tok *tokenize.Tokenizer) ([]byte, error) {
 			HiddenDropout: s.Dropout, AttentionDropout: s.Dropout, InitRange: 0.02,
 		})
 	}
-	var c map[string]any
-	if err := json.Unmarshal(s.Config, &c); err != nil {
+	c := map[string]any{}
+	in := json.NewDecoder(bytes.NewReader(s.Config))
+	in.UseNumber() // transformers refuses 2 where it wants 2.0
+	if err := in.Decode(&c); err != nil {
 		return nil, fmt.Errorf("config.json: %w", err)
 	}
 	c["vocab_size"], c["pad_token_id"] = tok.VocabSize(), pad

@@ -251,7 +251,9 @@ func (l Loss) MarshalYAML() (any, error) {
 	var out yaml.MapSlice
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		if option := name(f); k.has(option) && !(strings.Contains(f.Tag.Get("yaml"), "omitempty") && v.Field(i).IsZero()) {
+		option := name(f)
+		omits := strings.Contains(f.Tag.Get("yaml"), "omitempty") || k.vectors && option == "similarity" // which the model's folder says
+		if k.has(option) && !(omits && v.Field(i).IsZero()) {
 			out = append(out, yaml.MapItem{Key: option, Value: v.Field(i).Interface()})
 		}
 	}
@@ -326,7 +328,11 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 		} else {
 			c.words(at+".similarity", "cosine", "dot")
 		}
-		if c.find(at+".similarity") == nil {
+		switch {
+		case c.find(at+".similarity") != nil:
+		case k.vectors: // the model's folder says it
+			l.Similarity = ""
+		default:
 			l.Similarity = k.similarity
 		}
 	}
@@ -516,7 +522,7 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 	if l.reranker {
 		return l.groups()
 	}
-	similarity, distance := loss.Metric(l.Similarity), loss.Metric(l.Distance)
+	similarity, distance := loss.Metric(l.compares()), loss.Metric(l.Distance)
 	var out loss.RowSplitter
 	switch k := l.kind(); k.names[0] {
 	case "mnrl":

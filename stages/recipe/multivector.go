@@ -151,12 +151,45 @@ func (x *Run) openMultiVector() error {
 		}
 		c.Dense = x.projection
 	}
+	x.Recipe = x.Recipe.compared(f)
 	x.heads = c.ColBERT(x.projection != nil, x.Recipe.Train.Seed)
 	x.heads.Mean = !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != string(loss.MeanMaxSim) })
 	if x.heads.Query, x.heads.Document, err = embedder.Readings(f, x.vectors, x.tok); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	return nil
+}
+
+// compares is a loss's similarity: of vectors of tokens the usual one where neither the recipe nor a folder says another.
+func (l Loss) compares() string {
+	if l.Similarity == "" && l.vectors {
+		return l.kind().similarity
+	}
+	return l.Similarity
+}
+
+// compared is the recipe with losses that compare as a folder's model does, where they do not say how.
+func (r Recipe) compared(f *hfmodel.Folder) Recipe {
+	set := func(l *Loss) *Loss {
+		if l == nil {
+			return nil
+		}
+		own := *l
+		if own.Similarity == "" && f.MultiVector != nil && f.Similarity == embedder.MeanMaxSim {
+			own.Similarity = string(loss.MeanMaxSim)
+		}
+		own.Similarity = own.compares()
+		return &own
+	}
+	r.Loss = *set(&r.Loss)
+	r.Data.Train, r.Eval.Loss = slices.Clone(r.Data.Train), slices.Clone(r.Eval.Loss)
+	for i, s := range r.Data.Train {
+		r.Data.Train[i].Loss = set(s.Loss)
+	}
+	for i, h := range r.Eval.Loss {
+		r.Eval.Loss[i].Loss = set(h.Loss)
+	}
+	return r
 }
 
 // vectorHead is the normalization of tokens' vectors: of a model that is none of the kind yet, they are.
@@ -180,7 +213,7 @@ func (x *Run) savedVectors(spec *hfmodel.Spec) {
 
 // amplified is what a loss multiplies products of vectors of length 1 by: its scale, and of a MaxSim, which sums them, the number of a query's.
 func (x *Run) amplified(l Loss) float64 {
-	if l.vectors && l.Similarity == string(loss.MaxSim) {
+	if l.vectors && l.compares() == string(loss.MaxSim) {
 		return l.Scale * float64(max(1, x.text.QueryLength))
 	}
 	return l.Scale

@@ -138,7 +138,7 @@ func TestMultiVectorRun(t *testing.T) {
 	}
 	m := f.MultiVector
 	f.Close()
-	if m == nil || m.QueryLength != 30 || m.DocumentLength != 31 || m.Expansion == nil || *m.Expansion != (hfmodel.Expansion{Strategy: "min", Attend: true, Length: 28}) || len(m.Skiplist) != 2 || f.Similarity != embedder.MaxSim {
+	if m == nil || m.QueryLength != 30 || m.DocumentLength != 31 || m.Expansion == nil || *m.Expansion != (hfmodel.Expansion{Strategy: "min", Attend: true, Length: 28}) || len(m.Skiplist) != 2 || !reflect.DeepEqual(m.SkipTasks, []string{"document"}) || !f.Normalize || f.Similarity != embedder.MaxSim {
 		t.Errorf("the folder says %+v, %q", m, f.Similarity)
 	}
 	e, err := embedder.Load(model)
@@ -189,6 +189,42 @@ func TestMultiVectorRun(t *testing.T) {
 		if _, err := j.run(t, "on", nil, 0, false, append([]string{fmt.Sprintf("model.path=%q", model), "train.max_steps=1"}, sets...)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", sets, err, want)
 		}
+	}
+}
+
+// A model whose folder says how its vectors are compared is trained, evaluated and saved so, unless the recipe says otherwise.
+func TestMultiVectorSimilarity(t *testing.T) {
+	j := newJob(t, 30)
+	sets := []string{"model.kind=multi_vector", "train.max_steps=1"}
+	if _, err := j.run(t, "mean", nil, 0, false, append(sets, "loss.similarity=mean_maxsim", "model.vector_dim=8")...); err != nil {
+		t.Fatal(err)
+	}
+	path := fmt.Sprintf("model.path=%q", filepath.Join(j.dir, "mean", "model"))
+	losses := map[string]float64{}
+	for _, c := range []struct{ set, want string }{{"", embedder.MeanMaxSim}, {"loss.similarity=mean_maxsim", embedder.MeanMaxSim}, {"loss.similarity=maxsim", embedder.MaxSim}} {
+		all := append(append([]string(nil), sets...), path)
+		if c.set != "" {
+			all = append(all, c.set)
+		}
+		o, err := j.run(t, "on", nil, 0, false, all...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		losses[c.set] = o.losses[0]
+		f, err := hfmodel.Open(filepath.Join(j.dir, "on", "model"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Similarity != c.want {
+			t.Errorf("%q: the folder says %q, want %q", c.set, f.Similarity, c.want)
+		}
+		f.Close()
+		if err := os.RemoveAll(filepath.Join(j.dir, "on")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if mean := losses["loss.similarity=mean_maxsim"]; losses[""] != mean || losses["loss.similarity=maxsim"] == mean {
+		t.Errorf("the first step's losses are %v", losses)
 	}
 }
 

@@ -593,6 +593,12 @@ func (x *Run) noteIdle(ranks int) {
 func (x *Run) noteOddities() {
 	o, b, longest := x.Recipe.Optimizer, x.Recipe.Batch, x.Recipe.Model.MaxLength
 	x.noteIdle(x.ranks.Size())
+	if note := embedder.SkipNote(x.vectors, x.tok); note != "" {
+		x.obs.note("model.skiplist: %s", note)
+	}
+	if note := embedder.ExpansionNote(x.vectors, x.Recipe.Model.MaxLength.Query); note != "" {
+		x.obs.note("model.max_length: %s", note)
+	}
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
 	}

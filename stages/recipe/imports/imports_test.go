@@ -507,6 +507,25 @@ func TestLosses(t *testing.T) {
 	}
 }
 
+// Each loss of a MultiVectorEncoder takes the columns that its trainer gives it.
+func TestVectorLosses(t *testing.T) {
+	for name, c := range map[string]struct {
+		ours   string
+		source recipe.Source
+	}{
+		"MultiVectorMultipleNegativesRankingLoss": {"mnrl", recipe.Source{Query: "anchor", Positive: "positive"}},
+		"MultiVectorMarginMSELoss":                {"margin_mse", recipe.Source{Query: "query", Positive: "positive", Negatives: []string{"negative"}, Label: "label"}},
+		"MultiVectorDistillKLDivLoss":             {"distill_kl", recipe.Source{Query: "query", Positive: "positive", Negatives: []string{"negative"}, Scores: []string{"scores"}}},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, imports.Settings{"model": "m", "train_dataset": "d.parquet", "loss": name}, 1)
+		d := r.Data.Train[0]
+		d.Path, d.Prompts = nil, nil
+		if r.Model.Kind != "multi_vector" || r.Loss.Name != c.ours || !reflect.DeepEqual(d, c.source) || len(res.Unknown)+len(res.Without) > 0 {
+			t.Errorf("%s: %s of %+v, want %s of %+v\n%s", name, r.Loss.Name, d, c.ours, c.source, res.Recipe)
+		}
+	}
+}
+
 // A margin of 0, which only gist takes, is not lost without a word.
 func TestNoMargin(t *testing.T) {
 	for name, setting := range map[string]string{"ContrastiveLoss": "margin", "BatchAllTripletLoss": "margin", "TripletLoss": "triplet_margin", "GISTEmbedLoss": "margin"} {

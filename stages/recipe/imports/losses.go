@@ -32,7 +32,7 @@ var losses = map[string]peer{
 	"MarginMSELoss": {name: "margin_mse", inputs: "query positive negative label", rows: true}, "DistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true},
 	"MultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true}, "CachedMultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true},
 	"MultiVectorMarginMSELoss":    {name: "margin_mse", inputs: "query positive negative label", rows: true, vectors: true},
-	"MultiVectorDistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative label", rows: true, vectors: true},
+	"MultiVectorDistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true, vectors: true},
 	"MSELoss":                     {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
 }
 
@@ -233,6 +233,9 @@ func (r *recipe) loss() {
 		r.sparseUsual(cmp.Or(ours, "mnrl"))
 	} else if usual := map[bool]string{false: "20", true: "1"}[vectors]; r.keys["loss.scale"] == usual {
 		delete(r.keys, "loss.scale")
+	}
+	if vectors { // whatever the model's folder says of it
+		r.keys["loss.similarity"] = "maxsim"
 	}
 	if v, ok := r.word("similarity_fct"); ok {
 		switch {
