@@ -198,12 +198,12 @@ CASES = {
     "mnrl": (a, lambda m: MNRL(m), "mask_duplicates: false", NEGATIVES, ("q", "p", "n1", "n2"), None),
     "cached mnrl, mean": (
         b, lambda m: L.CachedMultiVectorMultipleNegativesRankingLoss(m, scale=9.0, mini_batch_size=3, similarity_fct=scoring.mean_colbert_scores),
-        "mask_duplicates: false, scale: 9, similarity: mean_maxsim", "", ("q", "p"), None),
+        "mask_duplicates: false, scale: 9", "", ("q", "p"), None),
     "mnrl, PyLate's": (d, lambda m: MNRL(m), "mask_duplicates: false", ", negatives: n1", ("q", "p", "n1"), None),
     "distill_kl": (
         a, lambda m: KL(m, student_temperature=0.5, teacher_temperature=2.0), "name: distill_kl, student_temperature: 0.5, teacher_temperature: 2", NEGATIVES + ", scores: scores",
         ("q", "p", "n1", "n2"), SCORES),
-    "margin_mse": (b, lambda m: MSE(m), "name: margin_mse", NEGATIVES + ", scores: scores", ("q", "p", "n1", "n2"), SCORES),
+    "margin_mse": (b, lambda m: MSE(m), "name: margin_mse, similarity: maxsim", NEGATIVES + ", scores: scores", ("q", "p", "n1", "n2"), SCORES),
     "margin_mse, mean": (c, lambda m: MSE(m, similarity_fct=scoring.mean_colbert_scores_pairwise), "name: margin_mse, similarity: mean_maxsim", ", negatives: n1, label: margin", ("q", "p", "n1"), MARGIN),
 }  # fmt: skip
 for name, (folder, peer, loss, columns, keys, labels) in CASES.items():
