@@ -1,7 +1,6 @@
 package stages_test
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -60,16 +59,5 @@ func TestColBERTMetamorphic(t *testing.T) {
 // For one partition no bit depends on what is kept; ranks send what the plan says.
 func TestColBERTBitEqual(t *testing.T) {
 	base := goldenRun{negatives: true, loss: loss.LateInteraction{}, colbert: true, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3}
-	want := base.run(t)
-	for name, change := range map[string]func(*goldenRun){
-		"kept":          func(r *goldenRun) { r.budget = -1 },
-		"checkpointing": func(r *goldenRun) { r.every = 1; r.budget = 1 << 17 },
-	} {
-		c := base
-		change(&c)
-		if got := c.run(t); !bytes.Equal(got.weights, want.weights) {
-			t.Errorf("%s: the weights' bits differ after %d steps", name, len(got.steps))
-		}
-	}
-	checkTraffic(t, "colbert", want)
+	checkKept(t, "colbert", base)
 }

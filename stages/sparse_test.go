@@ -1,7 +1,6 @@
 package stages_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
@@ -77,19 +76,7 @@ func TestSparseMetamorphic(t *testing.T) {
 func TestSparseBitEqual(t *testing.T) {
 	l := loss.Flops{Loss: loss.InfoNCE{Scale: 1, Dot: true}, Query: 0.02, Document: 0.01, Warmup: 2}
 	base := goldenRun{negatives: true, loss: l, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3, sparse: "tied"}
-	want := base.run(t)
-	for name, change := range map[string]func(*goldenRun){
-		"kept":          func(r *goldenRun) { r.budget = -1 },
-		"checkpointing": func(r *goldenRun) { r.every = 1; r.budget = 1 << 17 },
-		"serial":        func(r *goldenRun) { r.exchange.NoOverlap = true },
-	} {
-		c := base
-		change(&c)
-		if got := c.run(t); !bytes.Equal(got.weights, want.weights) {
-			t.Errorf("%s: the weights' bits differ after %d steps", name, len(got.steps))
-		}
-	}
-	checkTraffic(t, "sparse", want)
+	checkKept(t, "sparse", base)
 }
 
 // Rows of the word embeddings do not travel alone where all of them have a gradient.

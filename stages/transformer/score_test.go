@@ -17,6 +17,31 @@ import (
 
 var heads = []string{"bert", "xlm-roberta", "mpnet", "electra", "ernie", "jina", "distilbert", "modernbert-cls", "modernbert-mean", "deberta-v2", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "gemma-yes", "minicpm-layers", "minicpm-layer"}
 
+// loadWeights makes a model whose weights, the head's too, are a golden's.
+func loadWeights(t testing.TB, golden string, c Config, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
+	t.Helper()
+	m, err := New(d, c, Head{}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := goldens.Load(t, golden)
+	if err := m.Load(s, func(p Param, dst []float32) error {
+		n := inFile(c, w.Has, p.Name)
+		if got, want := fmt.Sprint(w.Shape(t, n)), fmt.Sprint(p.Shape()); got != want {
+			t.Errorf("%s has shape %s, want %s", n, got, want)
+		}
+		copy(dst, w.F32(t, n))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return m, s
+}
+
 // loadHead makes the model of one of testdata/golden/rerank, with its head.
 func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change func(*Config)) (*Model, gpustage.Stream, *goldens.Golden, Rows) {
 	t.Helper()
@@ -53,25 +78,7 @@ func loadHead(t testing.TB, name string, d gpustage.Device, o Options, change fu
 	if change != nil {
 		change(&c)
 	}
-	m, err := New(d, c, Head{}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := goldens.Load(t, "rerank/"+name+"/model")
-	if err := m.Load(s, func(p Param, dst []float32) error {
-		n := inFile(c, w.Has, p.Name)
-		if got, want := fmt.Sprint(w.Shape(t, n)), fmt.Sprint(p.Shape()); got != want {
-			t.Errorf("%s has shape %s, want %s", n, got, want)
-		}
-		copy(dst, w.F32(t, n))
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	m, s := loadWeights(t, "rerank/"+name+"/model", c, d, o)
 	r := goldenRows(t, g, "")
 	if g.Has("kinds") {
 		for _, k := range g.Ints(t, "kinds") {

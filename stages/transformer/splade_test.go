@@ -32,25 +32,7 @@ func loadSparse(t testing.TB, name string, d gpustage.Device, o Options, change 
 	if change != nil {
 		change(&c)
 	}
-	m, err := New(d, c, Head{}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := goldens.Load(t, "splade/"+name+"/model")
-	if err := m.Load(s, func(p Param, dst []float32) error {
-		n := inFile(c, w.Has, p.Name)
-		if got, want := fmt.Sprint(w.Shape(t, n)), fmt.Sprint(p.Shape()); got != want {
-			t.Errorf("%s has shape %s, want %s", n, got, want)
-		}
-		copy(dst, w.F32(t, n))
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	m, s := loadWeights(t, "splade/"+name+"/model", c, d, o)
 	return m, s, g, goldenRows(t, g, "")
 }
 
