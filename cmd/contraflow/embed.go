@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -184,7 +185,12 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 			if npy {
 				return embedNPY(cmd, e, f.prompt, input, column, output)
 			}
-			return embedTable(cmd, e, f.prompt, input, column, output, outputColumn, parts)
+			of := embeddings
+			if parts {
+				of = allParts
+			}
+			_, err = embedTable(cmd, e, f.prompt, input, column, output, of(cmd.Context(), e, f.prompt, outputColumn))
+			return err
 		},
 	}
 	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
@@ -248,53 +254,63 @@ func printEmbeddings(cmd *cobra.Command, e *embedder.Embedder, prompt string, te
 // embedRows is how many rows are embedded at a time: sorted by length, they fill passes well.
 const embedRows = 8192
 
-func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output, outputColumn string, parts bool) error {
-	ctx := cmd.Context()
-	columns := []dataset.OutColumn{{Name: outputColumn, Type: dataset.VectorOut}}
-	vectors := dataset.OutColumn{Name: "token_vectors", Type: dataset.VectorListOut}
-	if e.VectorsAlone() {
-		columns = []dataset.OutColumn{vectors}
-	} else if parts {
-		columns = append(columns, dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut}, vectors)
+// embedded is what is written of each text, besides the input's columns.
+type embedded struct {
+	columns []dataset.OutColumn
+	rows    int                                                           // at a time
+	of      func(texts []string) (values []any, truncated int, err error) // a value for each column
+}
+
+// embeddings are a vector a text.
+func embeddings(ctx context.Context, e *embedder.Embedder, prompt, outputColumn string) embedded {
+	vecs := make([]float32, embedRows*e.Size())
+	return embedded{[]dataset.OutColumn{{Name: outputColumn, Type: dataset.VectorOut}}, embedRows, func(texts []string) ([]any, int, error) {
+		out := vecs[:len(texts)*e.Size()]
+		n, err := e.EmbedInto(ctx, prompt, texts, out)
+		return []any{dataset.Vectors{Dim: e.Size(), Data: out}}, n, err
+	}}
+}
+
+// lexical are the columns of lists of tokens' ids and their weights.
+var lexical = []dataset.OutColumn{{Name: "lexical_ids", Type: dataset.IDsOut}, {Name: "lexical_weights", Type: dataset.NumbersOut}}
+
+// allParts are those of --parts.
+func allParts(ctx context.Context, e *embedder.Embedder, prompt, outputColumn string) embedded {
+	columns := []dataset.OutColumn{{Name: "token_vectors", Type: dataset.VectorListOut}}
+	if !e.VectorsAlone() {
+		columns = slices.Concat([]dataset.OutColumn{{Name: outputColumn, Type: dataset.VectorOut}}, lexical, columns)
 	}
-	t, w, end, err := besides(ctx, dataset.OpenTable, input, output, columns...)
+	const rows = embedRows / 16 // a text has a vector for each of its tokens
+	return embedded{columns, rows, func(texts []string) ([]any, int, error) { return partValues(ctx, e, prompt, texts) }}
+}
+
+func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string, x embedded) (*embedding, error) {
+	ctx := cmd.Context()
+	t, w, end, err := besides(ctx, dataset.OpenTable, input, output, x.columns...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer end()
 	t.KeepEmpty()
-	progress := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
-	vecs := make([]float32, embedRows*e.Size())
-	rows := embedRows
-	if parts {
-		rows /= 16 // a text has a vector for each of its tokens
-	}
-	for c, err := range t.Chunks(ctx, column, rows) {
+	progress := &embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
+	for c, err := range t.Chunks(ctx, column, x.rows) {
 		if err != nil {
-			return err
+			return nil, err
 		}
-		var values []any
-		n := 0
-		if parts {
-			values, n, err = partValues(ctx, e, prompt, c.Texts)
-		} else {
-			out := vecs[:c.Rows*e.Size()]
-			n, err = e.EmbedInto(ctx, prompt, c.Texts, out)
-			values = []any{dataset.Vectors{Dim: e.Size(), Data: out}}
-		}
+		values, n, err := x.of(c.Texts)
 		if err != nil {
-			return inRows(t, c, err)
+			return nil, inRows(t, c, err)
 		}
 		if err := w.Write(c, values...); err != nil {
-			return err
+			return nil, err
 		}
 		progress.add(c, n)
 	}
 	if err := w.Close(); err != nil {
-		return err
+		return nil, err
 	}
 	progress.end(e, prompt, output)
-	return nil
+	return progress, nil
 }
 
 // embedNPY writes the embeddings alone.

@@ -3,7 +3,6 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 )
 
@@ -42,41 +41,22 @@ func printSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts 
 
 // embedSparse writes lists besides the input's columns.
 func embedSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string, most int) error {
-	ctx := cmd.Context()
-	t, w, end, err := besides(ctx, dataset.OpenTable, input, output,
-		dataset.OutColumn{Name: "lexical_ids", Type: dataset.IDsOut}, dataset.OutColumn{Name: "lexical_weights", Type: dataset.NumbersOut})
-	if err != nil {
-		return err
-	}
-	defer end()
-	t.KeepEmpty()
-	progress := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
 	rows := min(embedRows, max(1, sparseRows/e.Size()))
 	vecs, active := make([]float32, rows*e.Size()), 0
-	for c, err := range t.Chunks(ctx, column, rows) {
+	done, err := embedTable(cmd, e, prompt, input, column, output, embedded{lexical, rows, func(texts []string) ([]any, int, error) {
+		out := vecs[:len(texts)*e.Size()]
+		n, err := e.EmbedInto(cmd.Context(), prompt, texts, out)
 		if err != nil {
-			return err
-		}
-		out := vecs[:c.Rows*e.Size()]
-		n, err := e.EmbedInto(ctx, prompt, c.Texts, out)
-		if err != nil {
-			return inRows(t, c, err)
+			return nil, 0, err
 		}
 		ids, weights := listsOf(out, e.Size(), most)
 		for _, list := range ids {
 			active += len(list)
 		}
-		if err := w.Write(c, ids, weights); err != nil {
-			return err
-		}
-		progress.add(c, n)
+		return []any{ids, weights}, n, nil
+	}})
+	if err == nil && done.done > 0 {
+		done.printf("%.1f active features a text\n", float64(active)/float64(done.done))
 	}
-	if err := w.Close(); err != nil {
-		return err
-	}
-	progress.end(e, prompt, output)
-	if progress.done > 0 {
-		progress.printf("%.1f active features a text\n", float64(active)/float64(progress.done))
-	}
-	return nil
+	return err
 }

@@ -140,8 +140,11 @@ func wholePrefixes(f *hfmodel.Folder, tok *tokenize.Tokenizer) (*tokenize.Tokeni
 		return tok, nil
 	}
 	for _, role := range []string{"query", "document"} {
-		prefix := f.MultiVector.Prefixes[role]
-		for _, token := range append([]string{prefix}, strings.Fields(prefix)...)[:min(2, 1+len(strings.Fields(prefix)))] {
+		tokens := []string{f.MultiVector.Prefixes[role]} // or else its first word
+		if words := strings.Fields(tokens[0]); len(words) > 0 {
+			tokens = append(tokens, words[0])
+		}
+		for _, token := range tokens {
 			if _, ok := tok.ID(token); !ok {
 				continue
 			}

@@ -112,11 +112,8 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if t.queries == nil {
 		return nil, errors.New("the task was made without a tokenizer: it has no texts to embed, and measures runs of others")
 	}
-	switch {
-	case t.Fusion != nil:
-		return t.rankByParts(ctx, e, k, t.Fusion)
-	case vectorsOnly(e.Model):
-		return t.rankByParts(ctx, e, k, onlyVectors)
+	if weights := t.parts(e.Model); weights != nil {
+		return t.rankByParts(ctx, e, k, weights)
 	}
 	if e.Sparse() {
 		return t.rankSparse(ctx, e, k)
@@ -133,6 +130,14 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 		return nil, nil
 	}
 	return evaluate.Search(ctx, e.Stream, q, d, e.Size(), k, t.tie, nil)
+}
+
+// parts are the weights of the parts that documents are ranked by; nil: by embeddings.
+func (t *Task) parts(m *transformer.Model) map[string]float64 {
+	if t.Fusion == nil && vectorsOnly(m) {
+		return onlyVectors
+	}
+	return t.Fusion
 }
 
 // blockTokens bounds the documents whose parts are in memory at once: at 1,024 features, to 512 MiB.
@@ -243,30 +248,18 @@ func (t *Task) tell(e *Engine, what string, done, total int) {
 
 // embed computes unit vectors [n, E].
 func (t *Task) embed(ctx context.Context, e *Engine, what string, texts [][]int32) ([]float32, error) {
-	size, done := e.Size(), 0
-	out := make([]float32, len(texts)*size)
-	if err := e.Embed(ctx, texts, func(i int, vec []float32) {
-		copy(out[i*size:], vec)
-		done++
-		t.tell(e, what, done, len(texts))
-	}); err != nil {
-		return nil, err
+	out, err := t.embedSome(ctx, e, what, texts, 0, len(texts))
+	if err == nil && e.first() && (!e.Model.Head.Normalize || e.Cut > 0) {
+		evaluate.Normalize(out, e.Size())
 	}
-	if e.first() && (!e.Model.Head.Normalize || e.Cut > 0) {
-		evaluate.Normalize(out, size)
-	}
-	return out, nil
+	return out, err
 }
 
 // Memory is how many bytes of the device ranking the documents takes, besides the model and its passes, where texts have so many tokens at most.
 func (t *Task) Memory(m *transformer.Model, query, document int) int64 {
-	vectors := m.Config.Tokens.Alone
-	if t.Fusion == nil && !vectors {
+	weights := t.parts(m)
+	if weights == nil {
 		return evaluate.SearchMemory(len(t.queries), len(t.docs), m.EmbeddingSize())
-	}
-	weights := t.Fusion
-	if vectors {
-		weights = onlyVectors
 	}
 	queries, tokens := min(partQueries, len(t.queries)), max(partTokens, document)
 	size := loss.Size{

@@ -32,10 +32,11 @@ func Normalize(embeddings []float32, dim int) {
 // Search finds the k documents nearest to each query by the product of their embeddings, which are [n, dim] one after the other: exactly,
 // block by block on the stream's device. Equal scores rank by tie. progress, which may be nil, is told of scores done.
 func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, dim, k int, tie TieOrder, progress func(done, total int64)) (Run, error) {
-	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
-		return nil, fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
+	nq, nd, err := counts(queries, corpus, dim)
+	if err != nil {
+		return nil, err
 	}
-	top, err := NewTopK(len(queries)/dim, min(k, max(1, len(corpus)/dim)), tie)
+	top, err := NewTopK(nq, min(k, max(1, nd)), tie)
 	if err != nil {
 		return nil, err
 	}
@@ -47,17 +48,30 @@ func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, d
 
 // SearchMemory is how many bytes Search takes on the device.
 func SearchMemory(queries, documents, dim int) int64 {
-	qb, db := int64(min(queryBlock, max(1, queries))), int64(min(corpusBlock, max(1, documents)))
-	return 4 * (qb*int64(dim) + db*int64(dim) + qb*db)
+	qb, db := blocksOf(queries, documents)
+	return 4 * (int64(qb+db)*int64(dim) + int64(qb)*int64(db))
+}
+
+// blocksOf is how many queries and documents a block has.
+func blocksOf(queries, documents int) (qb, db int) {
+	return min(queryBlock, max(1, queries)), min(corpusBlock, max(1, documents))
+}
+
+// counts is how many embeddings there are.
+func counts(queries, corpus []float32, dim int) (nq, nd int, err error) {
+	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
+		return 0, 0, fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
+	}
+	return len(queries) / dim, len(corpus) / dim, nil
 }
 
 // SearchInto is Search for a part of the documents, the first of which has the number first among all: top takes what is found.
 func SearchInto(ctx context.Context, s gpustage.Stream, top *TopK, queries, corpus []float32, dim, first int, progress func(done, total int64)) (err error) {
-	if dim < 1 || len(queries)%dim != 0 || len(corpus)%dim != 0 {
-		return fmt.Errorf("%d and %d numbers are no embeddings of %d dimensions", len(queries), len(corpus), dim)
+	nq, nd, err := counts(queries, corpus, dim)
+	if err != nil {
+		return err
 	}
-	nq, nd := len(queries)/dim, len(corpus)/dim
-	qb, db := min(queryBlock, max(1, nq)), min(corpusBlock, max(1, nd))
+	qb, db := blocksOf(nq, nd)
 	var blocks [3]gpustage.Tensor // queries, documents, scores
 	for i, shape := range [][2]int{{qb, dim}, {db, dim}, {1, qb * db}} {
 		if blocks[i], err = gpustage.NewTensor(s.Device(), gpustage.F32, shape[0], shape[1]); err != nil {

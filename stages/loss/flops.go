@@ -201,13 +201,7 @@ func regularize(s gpustage.Stream, a *gpustage.Arena, b *Batch, lo, hi, above in
 
 // asks tells whether a sequence is of a row that is asked for.
 func (b *Batch) asks(sequence int) bool {
-	row := sequence
-	switch {
-	case sequence >= 2*b.Rows:
-		row = int(b.Owner[sequence-2*b.Rows])
-	case sequence >= b.Rows:
-		row -= b.Rows
-	}
+	row := b.rowOf(sequence)
 	lo, hi := b.Own()
 	return row >= lo && row < hi
 }

@@ -325,6 +325,14 @@ func (b *Batch) Size() Size {
 	return z
 }
 
+// rowOf is the row that a sequence is of.
+func (b *Batch) rowOf(n int) int {
+	if n < 2*b.Rows {
+		return n % b.Rows
+	}
+	return int(b.Owner[n-2*b.Rows])
+}
+
 // onGPU tells whether the batch is somewhere else than in the host's memory.
 func (b *Batch) onGPU() bool { return !gpustage.InHost(b.given()) }
 

@@ -167,14 +167,6 @@ func (b *Batch) part(name string) (*Part, error) {
 	return nil, fmt.Errorf("the loss needs the part %q, which the model does not give: model.kind: m3 does", name)
 }
 
-// rowOf is the row that a sequence is of.
-func (b *Batch) rowOf(n int) int {
-	if n < 2*b.Rows {
-		return n % b.Rows
-	}
-	return int(b.Owner[n-2*b.Rows])
-}
-
 // m3Scores are every part's scores of a batch's queries with all documents, a strip of queries at a time.
 type m3Scores struct {
 	s    gpustage.Stream

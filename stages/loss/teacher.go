@@ -56,10 +56,7 @@ func (l TeacherEmbedding) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch
 	var texts, rows []int32 // the own rows' sequences
 	count := make([]float64, hi-lo)
 	for n := range b.N() {
-		row := n % b.Rows
-		if n >= 2*b.Rows {
-			row = int(b.Owner[n-2*b.Rows])
-		}
+		row := b.rowOf(n)
 		if row >= lo && row < hi {
 			texts, rows = append(texts, int32(n)), append(rows, int32(row))
 			count[row-lo]++

@@ -201,7 +201,7 @@ func (x *Run) vectorHead() (transformer.Head, error) {
 	return embedder.TrainableHead(x.folder, "", normalize)
 }
 
-// saved completes what is written of such a model.
+// savedVectors completes what is written of such a model.
 func (x *Run) savedVectors(spec *hfmodel.Spec) {
 	m := *x.vectors
 	m.QueryLength, m.DocumentLength = x.text.QueryLength, x.text.DocumentLength
