@@ -12,11 +12,13 @@ import (
 
 	"contraflow/gpustage/ref"
 	"contraflow/stages/embedder"
+	"contraflow/testdata/harness"
 )
 
 // Training goes on with an adapter: its factors are those that train, and its modules that train as a whole, on ranks that hold parts of them too;
 // what is saved is an adapter of the same base. At its first step the model is what it is with the adapter merged.
 func TestAdapterGoesOn(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	const (
 		quick   = "optimizer={lr: 2e-2, schedule: constant, warmup_ratio: 0}"

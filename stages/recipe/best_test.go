@@ -21,6 +21,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/harness"
 )
 
 // measured are settings under which evaluations soon get worse.
@@ -41,6 +42,7 @@ func said(t *testing.T, o outcome, err error, want string) {
 // The last checkpoint of a run with save.best has the last step's weights, though its model is another's: given more steps, the run makes them as if
 // it had been meant to from the beginning.
 func TestBestAndMoreSteps(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := append(j.measured(t), "train.seed=49") // whose best step is neither the first nor the last
 	whole, err := j.run(t, "whole", nil, 0, false, append(sets, "train.max_steps=11")...)
@@ -128,6 +130,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 
 // What is in best/ counts only if the checkpoint knows it, and its value only where it can be compared.
 func TestBestBelongsToTheRun(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := slices.Clip(append(j.measured(t), "train.max_steps=8", "train.seed=53")) // whose best step is the seventh
 	stopped := func(out string) (best string) {
@@ -410,6 +413,7 @@ func TestDroppedSoFar(t *testing.T) {
 // What is measured before the first step is the model that the recipe names, on every mesh; the steps have the bits that they have without it,
 // and a run that goes on keeps its line.
 func TestEvalAtStart(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := append(j.measured(t), "save.best=false", "train.max_steps=4", "eval.every=0")
 	without, err := j.run(t, "without", nil, 0, false, sets...)
@@ -563,6 +567,7 @@ func (j *job) stsFile(t *testing.T) string {
 
 // The best evaluation's model is kept of a run that trains a part of it, too.
 func TestBestTuned(t *testing.T) {
+	harness.Thorough(t)
 	for tuning, file := range map[string]string{
 		"model.lora={rank: 2, targets: query, modules_to_save: [LayerNorm]}": "adapter_model.safetensors",
 		"model.freeze={layers: 1, embeddings: true}":                         "model.safetensors",
@@ -623,6 +628,7 @@ func TestScoresThatSayNothing(t *testing.T) {
 
 // A reranker or an m3 with LoRA, whose factors are merged when it is saved, ends as its best evaluation's too.
 func TestBestMerged(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	write := func(name string, rows []map[string]any) string {
 		var data bytes.Buffer

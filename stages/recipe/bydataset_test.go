@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"contraflow/stages/loss"
+	"contraflow/testdata/harness"
 )
 
 // ownLosses is a recipe of two datasets, the second with a loss of its own.
@@ -72,9 +73,7 @@ func TestDatasetLosses(t *testing.T) {
 // A batch has the loss of its dataset: with a model that stays as it is, what a run of that dataset alone has. And the gradients of both are
 // those of their losses.
 func TestDatasetLossesTrain(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compares numbers at length")
-	}
+	harness.Thorough(t)
 	j := newJob(t, 40)
 	dataset := func(own string) string {
 		return fmt.Sprintf("{path: %q, query: q, positive: '{q} {p}', negatives: [p]%s}", j.dir+"/data.jsonl", own)

@@ -118,6 +118,9 @@ func TestStopBeforeEvaluation(t *testing.T) {
 		return all
 	}
 	for name, mesh := range map[string]string{"alone": "mesh.replicate=1", "replicas": "mesh.replicate=2", "streamed": "mesh={shard: 2, parameters: streamed}"} {
+		if testing.Short() && name != "replicas" {
+			continue
+		}
 		sets := []string{j.sts(t), "eval.every=1", mesh}
 		if _, err := j.run(t, name+" whole", nil, 0, false, sets...); err != nil {
 			t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // tasks writes two retrieval tasks, the first as a folder in BEIR's layout, and returns their settings.
@@ -74,6 +76,7 @@ func (j *job) evaluations(t *testing.T, out string) (all []evaluated) {
 
 // Several tasks have each the figures that it has alone, on one rank and on two, and their mean is what counts.
 func TestSeveralTasks(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 40)
 	tasks, sts := j.tasks(t), j.sts(t)
 	common := []string{"eval.every=1", "eval.metric=recall@3", "eval.at_start=true", "optimizer.lr=1e-2", "save.best=true", "save.every=1"}

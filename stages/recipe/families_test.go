@@ -3,11 +3,14 @@ package recipe
 import (
 	"math"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // A model whose embeddings have fewer features than its hidden states, and one without positions, train alike on one rank, and on ranks that hold
 // parts of the parameters and reduce rows of the word embeddings with every sub-batch. Losses differ as those of random recipes may.
 func TestFamiliesSharded(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 30)
 	for _, name := range []string{"electra", "t5"} {
 		model := "model.path=" + j.family(t, name, nil)

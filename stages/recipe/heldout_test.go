@@ -15,6 +15,7 @@ import (
 
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
+	"contraflow/testdata/harness"
 )
 
 // heldRow is a row with something for every loss.
@@ -206,6 +207,7 @@ func TestHeldOutLosses(t *testing.T) {
 
 // A loss that draws takes all dimensions when it is measured, and what is chosen from lists stays.
 func TestHeldOutDrawsNothing(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 20)
 	path, _ := j.heldRows(t, "dev.jsonl", 20)
 	measure := func(dims string) map[int]float64 {
@@ -271,6 +273,7 @@ func TestHeldOutNotes(t *testing.T) {
 
 // What has no loss of its own has the one that the run trains with, be it the recipe's or a program's, and m3's is measured as it ends.
 func TestHeldOutWhichLoss(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 20)
 	path, _ := j.heldRows(t, "dev.jsonl", 20)
 	measure := func(own string, opts []TrainOption, sets ...string) float64 {
@@ -301,6 +304,7 @@ func TestHeldOutWhichLoss(t *testing.T) {
 // With nothing else to go by, the best model is that of the lowest loss on held-out rows, and what rises ends a run early; beside tasks the loss
 // decides where eval.metric says so, and is shown in any case.
 func TestHeldOutBest(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	dev, _ := j.heldRows(t, "dev.jsonl", 30)
 	more, _ := j.heldRows(t, "more.jsonl", 17)
@@ -316,9 +320,6 @@ func TestHeldOutBest(t *testing.T) {
 		{"decides", "loss", []string{"eval.loss=" + source(dev), "eval.metric=loss", j.sts(t)}},
 		{"beside", "spearman", []string{"eval.loss=[" + source(dev) + ", " + source(more) + "]", j.sts(t)}},
 	} {
-		if testing.Short() && c.out != "two ranks" && c.out != "beside" {
-			continue
-		}
 		o, err := j.run(t, c.out, nil, 0, false, append(common, c.sets...)...)
 		if err != nil {
 			t.Fatalf("%s: %v", c.out, err)

@@ -18,6 +18,7 @@ import (
 	"contraflow/stages/recipe/imports"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/harness"
 )
 
 // layerWise makes a layer-wise reranker of 4 layers, of which all but the first have a head, with the job's vocabulary, and says that rows have as
@@ -184,6 +185,7 @@ func (j *job) scored(t *testing.T) string {
 
 // A run that is stopped goes on to the same bits, on two ranks with LoRA too, and evaluation is by the last layer.
 func TestLayerWiseResumes(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	base := j.layerWise(t)
 	var queries, docs, qrels strings.Builder
@@ -267,14 +269,12 @@ func TestLayerWiseResumes(t *testing.T) {
 
 // Verified in every way, on meshes with streamed parameters too, and faults are found.
 func TestVerifyLayerWise(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	base := j.layerWise(t)
 	for what, more := range map[string][]string{
 		"whole": {}, "lora": {"model.lora={rank: 2, alpha: 4, targets: all-linear, modules_to_save: [linear_head]}", "model.activation_checkpointing={every: 3}"},
 	} {
-		if testing.Short() && what == "whole" {
-			continue
-		}
 		r, err := Parse("job", []byte(j.text), slices.Concat(base, more, []string{"save.dir=" + filepath.Join(j.dir, "verify")}))
 		if err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/devicetest"
 	"contraflow/stages/recipe"
+	"contraflow/testdata/harness"
 )
 
 var countedDevices = map[int]*devicetest.Counted{} // by rank
@@ -129,6 +130,7 @@ func TestMemoryUnknown(t *testing.T) {
 
 // Where the loss takes more than a sub-batch's way back, it comes on top of all activations that are kept; a sum's gradient too.
 func TestMemoryOfLoss(t *testing.T) {
+	harness.Thorough(t)
 	testMemoryOfLoss(t, "mnrl")
 	testMemoryOfLoss(t, "[{similarity: dot}, {weight: 2, similarity: dot}]")
 }
@@ -161,12 +163,11 @@ func testMemoryOfLoss(t *testing.T, loss string) {
 // What the plan says a device will hold is what it holds, within a tenth, whatever ranks hold of the model; and the more of it is
 // cut, the less that is.
 func TestPlannedMemory(t *testing.T) {
+	harness.Thorough(t)
 	if raceEnabled {
 		t.Skip("memory is counted while others give theirs back")
 	}
-	if testing.Short() {
-		t.Skip("a model of few layers has little to cut")
-	}
+	harness.Thorough(t)
 	dir := t.TempDir()
 	text := overlapRecipe(t, dir, 12)
 	all := [][2]string{{"resident", "late"}, {"resident", "early"}, {"streamed", "early"}}
@@ -277,9 +278,7 @@ func TestOutOfMemory(t *testing.T) {
 
 // What evaluations take is planned: passes, documents that are ranked and rows that a loss is measured on, of which a batch may be larger than training's.
 func TestMemoryOfEvaluation(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures four runs")
-	}
+	harness.Thorough(t)
 	dir := t.TempDir()
 	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), nil)
 	if err != nil {

@@ -5,10 +5,12 @@ import (
 	"testing"
 
 	"contraflow/stages/recipe"
+	"contraflow/testdata/harness"
 )
 
 // Gradients of vectors of tokens hold in every way that a recipe computes them, on ranks and shards too, and planted faults are found.
 func TestMultiVectorVerify(t *testing.T) {
+	harness.Thorough(t)
 	for plant, sets := range map[recipe.Fault][]string{
 		"":                  {`model.query_expansion={strategy: min, length: 12}`, `model.skiplist=["a", "e", "s", "n"]`, "model.vector_dim=20"},
 		recipe.FaultMask:    {"loss.similarity=mean_maxsim", "loss.scale=9"},
@@ -16,9 +18,6 @@ func TestMultiVectorVerify(t *testing.T) {
 		recipe.FaultFactor:  nil,
 		recipe.FaultDropout: nil,
 	} {
-		if testing.Short() && plant != "" {
-			continue
-		}
 		x, err := recipe.Open(t.Context(), freshRecipe(t, 1, append([]string{"model.kind=multi_vector"}, sets...)...), recipe.Observer{})
 		if err != nil {
 			t.Fatal(err)

@@ -16,11 +16,13 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
+	"contraflow/testdata/harness"
 	"contraflow/tokenize"
 )
 
 // A loss of a program's own and what it does to rows take part in a run as the recipe's do: on several ranks, and when it goes on.
 func TestOwn(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := []string{"optimizer.lr=1e-2", "save.every=1", "model.dropout=0"}
 	run := func(out string, stopAt int, resume bool, more ...string) outcome {

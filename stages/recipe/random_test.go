@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // random draws recipes in which options meet that no other test has together: what is computed, and how.
@@ -199,9 +201,7 @@ func (r *random) data(t *testing.T) {
 // Whatever options meet: sub-batches, the replay budget and meshes change no loss by more than rounding, and a run that was stopped ends with the
 // bits of one that was not. CONTRAFLOW_RANDOM=1-500 draws other recipes than the few of every day.
 func TestRandomRecipes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long comparisons of numbers")
-	}
+	harness.Thorough(t)
 	first, last := uint64(1), uint64(6)
 	if s := os.Getenv("CONTRAFLOW_RANDOM"); s != "" {
 		if _, err := fmt.Sscanf(s, "%d-%d", &first, &last); err != nil {

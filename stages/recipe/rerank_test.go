@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"contraflow/stages/newmodel"
+	"contraflow/testdata/harness"
 )
 
 // family makes a new model of another family than BERT's.
@@ -97,6 +98,7 @@ func TestLabelLocated(t *testing.T) {
 
 // A pair whose query leaves nothing of the document is named where it stands, with the ways out; a run that it has ended goes on by one of them.
 func TestPairTooLong(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 20)
 	path := filepath.Join(j.dir, "pairs.jsonl")
 	row := `{"q": "` + j.words[0] + `", "p": "` + j.words[1] + `", "n": "` + j.words[2] + `"}` + "\n"

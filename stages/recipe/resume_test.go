@@ -22,6 +22,7 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/newmodel"
+	"contraflow/testdata/harness"
 )
 
 // job is a small training job whose rows are counted.
@@ -714,6 +715,7 @@ func (l little) FreeSpace(string) (int64, bool) { return l.left, true }
 
 // A disk without room for the run's checkpoints, or for its model, is told of before it trains; one with room is not.
 func TestNoRoom(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	for _, c := range []struct {
 		left int64
@@ -741,6 +743,7 @@ func TestNoRoom(t *testing.T) {
 
 // Equal runs have sent equally much in each step, wherever the next one's communication was when the step was recorded.
 func TestBytesOfSteps(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 120)
 	sent := func(out string, sets ...string) string {
 		t.Helper()

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // Several datasets, bad rows among them, train and go on; what was skipped is listed.
@@ -83,6 +85,7 @@ func TestSeveralDatasets(t *testing.T) {
 
 // A bad row that ends a run says what goes on without it; the run then ends as if it had skipped the row from its beginning.
 func TestResumeSkipping(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 390)
 	sets := []string{
 		"batch.accumulate=1", "batch.no_duplicates=false", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "train.epochs=2", "save.every=1", "mesh.replicate=2",

@@ -14,14 +14,13 @@ import (
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 // A model that is saved in a smaller type has the numbers of one that is not, rounded, in all of its files, and says so. What is
 // trained does not change by it, and it can be trained on.
 func TestSavePrecision(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compares numbers at length")
-	}
+	harness.Thorough(t)
 	j := newJob(t, 40)
 	pairs := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", j.dir+"/data.jsonl")
 	tensors := func(path string) (all []safetensors.Tensor) {

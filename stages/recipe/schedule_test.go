@@ -15,6 +15,7 @@ import (
 	"contraflow/stages/optim"
 	"contraflow/stages/recipe/imports"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 // Settings of transformers, imported, make the learning rates that transformers makes of them, in every step.
@@ -212,6 +213,7 @@ func (o outcome) ends(t *testing.T, rows int) (ends []int) {
 // With every: epoch a run is evaluated and saved after the steps that have an epoch's last row, and after its last one; one that was stopped and went on
 // does the same.
 func TestEveryEpoch(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 100)
 	every := []string{j.sts(t), "eval.every=epoch", "save.every=epoch", "save.keep=100", "batch.no_duplicates=false"}
 	for i, c := range []struct {
@@ -227,9 +229,6 @@ func TestEveryEpoch(t *testing.T) {
 		{[]string{"batch.accumulate=3", "train.max_steps=2"}, 3}, // no epoch's end
 		{[]string{"batch.accumulate=3", "train.epochs=1"}, 3},
 	} {
-		if testing.Short() && i%3 != 1 {
-			continue
-		}
 		sets := slices.Concat(every, c.sets)
 		out := fmt.Sprint("run", i)
 		whole, err := j.run(t, "whole "+out, nil, 0, false, sets...)
@@ -279,6 +278,7 @@ func TestEveryEpoch(t *testing.T) {
 
 // Early stopping counts epochs' evaluations, and the best model is one epoch's.
 func TestBestEpoch(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := []string{j.sts(t), "eval.every=epoch", "eval.early_stopping={patience: 3, min_delta: 0.001}", "save.best=true", "save.every=epoch", "train.epochs=40", "optimizer.lr=2e-2"}
 	o, err := j.run(t, "run", nil, 0, false, sets...)
@@ -302,6 +302,7 @@ func TestBestEpoch(t *testing.T) {
 
 // A share of the run is of its steps, rounded up.
 func TestEveryShare(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 100) // 12 steps
 	if _, err := j.run(t, "run", nil, 0, false, "batch.no_duplicates=false", j.sts(t), "eval.every=0.1", "save.every=0.25", "save.keep=9"); err != nil {
 		t.Fatal(err)

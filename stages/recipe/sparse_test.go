@@ -13,6 +13,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/testdata/goldens"
+	"contraflow/testdata/harness"
 )
 
 func parseSparse(t *testing.T, lossText string, sets ...string) (Recipe, error) {
@@ -214,6 +215,7 @@ func TestSparseModels(t *testing.T) {
 
 // All ways of training sparse embeddings have the gradient, on meshes too, and what can be wrong with them is found.
 func TestVerifySparse(t *testing.T) {
+	harness.Thorough(t)
 	for _, fault := range []Fault{"", FaultFactor, FaultRemote} {
 		j := sparseJob(t, 30)
 		r, err := Parse("job", []byte(j.text), append(sparseSets(t), "save.dir="+filepath.Join(j.dir, "r")))

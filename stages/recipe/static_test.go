@@ -14,6 +14,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/recipe"
+	"contraflow/testdata/harness"
 )
 
 // nothing is a text without tokens.
@@ -126,6 +127,7 @@ func TestVerifyNoGradient(t *testing.T) {
 // Budgets are those of the sub-batches that there are: some are replayed beside lean ones, and some kept beside lean ones, whatever the texts'
 // lengths. A model without dropout is verified with it besides.
 func TestVerifyKept(t *testing.T) {
+	harness.Thorough(t)
 	r := freshRecipe(t, 1, "model.max_length=150")
 	long := strings.Repeat("red green blue fish bird tree ", 20)
 	var out []byte

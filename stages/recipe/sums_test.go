@@ -15,6 +15,7 @@ import (
 
 	"contraflow/io/checkpoint"
 	"contraflow/stages/loss"
+	"contraflow/testdata/harness"
 )
 
 // of is a sum as a recipe's objective.
@@ -383,6 +384,7 @@ func TestSumTrains(t *testing.T) {
 // FlagEmbedding's distillation, with a guided term besides, is verified: its gradient against differences of the loss, and that of every way to
 // compute it, on a mesh too, against the plain one; and faults are found.
 func TestSumVerifies(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 5)
 	r, err := Parse("job", []byte(j.text), []string{
 		j.taught(t, 30), "model.dropout=0", "save.dir=" + filepath.Join(j.dir, "run"),
@@ -397,9 +399,6 @@ func TestSumVerifies(t *testing.T) {
 	}
 	defer x.Close()
 	for _, fault := range []Fault{"", FaultFactor, FaultRemote, FaultGather} {
-		if testing.Short() && fault != "" {
-			break
-		}
 		o := DefaultVerify()
 		o.Rows, o.SubBatches, o.Accumulate, o.Plant = 6, []int{4}, []int{1, 2}, fault
 		if fault == "" || fault == FaultGather {

@@ -15,6 +15,7 @@ import (
 	"contraflow/io/hfmodel"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/recipe"
+	"contraflow/testdata/harness"
 )
 
 // freshRecipe is a recipe for a new model of the given seed and some rows.
@@ -74,6 +75,7 @@ func planted(faults []recipe.Fault) []recipe.Fault {
 // The embeddings of a fresh model's first tokens are nearly the same where nothing is dropped, so that rounding shows: gradients differ from the
 // truth by far more than 1e-5, with every set of kernels, and are right. Faults are found all the same.
 func TestVerifyFresh(t *testing.T) {
+	harness.Thorough(t)
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 5, "model.pooling=cls", "model.dropout=0"), recipe.Observer{})
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +104,7 @@ func TestVerifyFresh(t *testing.T) {
 
 // A fault that changes nothing is refused, with what keeps it from that: one that was planted and not found would say that verifying finds nothing.
 func TestPlantsNothing(t *testing.T) {
+	harness.Thorough(t)
 	triplet := []string{"loss.name=triplet"}
 	other := freshRecipe(t, 3)
 	for _, c := range []struct {
@@ -135,6 +138,7 @@ func TestPlantsNothing(t *testing.T) {
 
 // A reranker's gradients are those of an embedder's graph: verified on a mesh too, and the faults that it can have are found.
 func TestVerifyReranker(t *testing.T) {
+	harness.Thorough(t)
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 2, "model.kind=reranker", "model.max_length=32"), recipe.Observer{})
 	if err != nil {
 		t.Fatal(err)
@@ -229,6 +233,7 @@ func TestVerifyMesh(t *testing.T) {
 
 // The recipe's own activation checkpointing is among what is verified, alone and on a mesh.
 func TestVerifySegments(t *testing.T) {
+	harness.Thorough(t)
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 1, "model.activation_checkpointing=true", "model.dropout=0"), recipe.Observer{})
 	if err != nil {
 		t.Fatal(err)
@@ -251,6 +256,7 @@ func TestVerifySegments(t *testing.T) {
 
 // With a guide of another vocabulary, on a device of its own, all ways agree, and the run trains.
 func TestVerifyGuide(t *testing.T) {
+	harness.Thorough(t)
 	other := freshRecipe(t, 3)
 	r := freshRecipe(t, 1, "loss.name=gist", "loss.margin=0.001", "loss.margin_strategy=relative", "loss.scale=20", "train.max_steps=2",
 		fmt.Sprintf("loss.guide={path: %q, max_length: 24, device: cpu, prompts: {query: \"q: \"}}", other.Model.Path))
@@ -292,9 +298,7 @@ func TestVerifyGuide(t *testing.T) {
 // Losses that take something of the embeddings for a number without a gradient are verified, where a finite difference of the whole would say
 // that they are wrong, and so are recipes that skip rows, and ranks that keep their negatives to themselves and draw the same at random.
 func TestVerifyStopped(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compares numbers at length")
-	}
+	harness.Thorough(t)
 	for _, c := range []struct {
 		sets    []string
 		without string
@@ -412,6 +416,7 @@ func TestSavedFolder(t *testing.T) {
 // Where rounding shows although gradients are right, they are said to be right: of a loss of distances, which all embeddings may move together, so
 // that the last norm's bias has no gradient, and where next to no loss is left. Faults are found all the same.
 func TestVerifyNoise(t *testing.T) {
+	harness.Thorough(t)
 	for _, c := range []struct {
 		name string
 		make func() recipe.Recipe
