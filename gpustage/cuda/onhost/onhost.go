@@ -3,6 +3,7 @@
 package onhost
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -234,8 +235,9 @@ func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint
 	if s.device.Launched != nil {
 		s.device.Launched[kernel]++
 	}
-	if n, most := block[0]*block[1]*block[2], kernels.Bound(kernel); most > 0 && n > most {
-		return fmt.Errorf("a block has %d threads, and %s's launch bounds allow %d", n, kernel, most)
+	const unbound = 256 // with 255 registers each they are as many as a multiprocessor has
+	if n, most := block[0]*block[1]*block[2], cmp.Or(kernels.Bound(kernel), unbound); n > most {
+		return fmt.Errorf("a block has %d threads, and %s's launch bounds allow %d, %d where there are none", n, kernel, most, unbound)
 	}
 	return s.device.library.start(kernel, grid, block, shared, words, at)
 }

@@ -4,6 +4,7 @@ package onhost
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage"
@@ -47,5 +48,15 @@ func TestSpoil(t *testing.T) {
 	parts, got := gpustage.Slice[float64](last), gpustage.Slice[float64](sum)[0]
 	if taken != 2 || got != 2*80000 || len(parts) != 3 || parts[0] != 4*8192 {
 		t.Errorf("taken %d times, the sum is %v of parts %v", taken, got, parts)
+	}
+}
+
+// Blocks that a GPU refuses for their threads or these threads' registers are refused.
+func TestBlocks(t *testing.T) {
+	s := &Stream{device: &Device{}}
+	for kernel, threads := range map[string]int{"fill": 257, "flash_64": 129, "norm_backward": 769} {
+		if err := s.run(kernel, [3]int{1, 1, 1}, [3]int{threads, 1, 1}, 0, nil, nil); err == nil || !strings.Contains(err.Error(), kernel+"'s launch bounds allow") {
+			t.Errorf("%s by %d threads: error %v", kernel, threads, err)
+		}
 	}
 }
