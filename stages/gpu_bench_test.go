@@ -64,3 +64,56 @@ func BenchmarkLossTiles(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkLateTiles is late interaction's loss and gradient, texts of (32, 128) tokens, with a processor's tiles of documents and with a GPU's.
+// testdata/peers/gpu.sh runs it on a GPU.
+func BenchmarkLateTiles(b *testing.B) {
+	d := processor(b)
+	rows, dim := 1024, 128
+	if d.Info().Threads > 0 {
+		rows = 16
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	p := loss.Part{Name: loss.VectorsPart, Cu: []int32{0}}
+	batch := &loss.Batch{Rows: rows, Texts: make([]loss.TextID, 2*rows)}
+	for i := range batch.Texts {
+		batch.Texts[i] = loss.TextID{uint64(i), 0}
+		p.Cu = append(p.Cu, p.Cu[i]+[]int32{32, 128}[i/rows])
+	}
+	batch.IDs = make([]int32, p.Cu[2*rows])
+	for _, x := range []*gpustage.Tensor{&p.X, &p.Gradient} {
+		if *x, err = gpustage.NewTensor(d, gpustage.F32, len(batch.IDs), dim); err != nil {
+			b.Fatal(err)
+		}
+		defer x.Mem.Free()
+	}
+	vs := make([]float32, p.X.Len())
+	for i := range vs {
+		vs[i] = (float32(uint32(i)*2654435761>>8)/(1<<24) - 0.5) / 4
+	}
+	s.CopyIn(p.X, gpustage.Bytes(vs))
+	batch.Parts = []loss.Part{p}
+	for _, cols := range []int{1024, 4096, 16384} {
+		b.Run(fmt.Sprint(cols), func(b *testing.B) {
+			l := loss.LateInteraction{TileCols: cols}
+			a, err := gpustage.NewArena(d, l.Memory(batch.Size()))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer a.Free()
+			for b.Loop() {
+				if _, err := l.Compute(s, a, batch); err != nil {
+					b.Fatal(err)
+				}
+				if err := s.Sync(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(2*32*128*float64(rows)*float64(rows)*float64(dim)*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+		})
+	}
+}

@@ -100,7 +100,8 @@ func (p *pairs) backwardTokens() {
 func tokenPairsMemory(z Size) int {
 	pairs, t := max(1, z.Sequences-z.Rows), z.DType.Size()
 	places := pairs * (roundUp64(4*z.Longest) + 64)
-	tile := (min(maxSimRows, z.Longest) + 2) * z.Longest * t
+	rows, _ := maxSimTile(z.GPU)
+	tile := (min(rows, z.Longest) + 2) * z.Longest * t
 	return 2*roundUp64(pairs*t) + places + tile + 4*(3*z.Longest+4) + 16*64
 }
 

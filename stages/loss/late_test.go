@@ -267,3 +267,34 @@ func TestVectorless(t *testing.T) {
 		t.Errorf("%v, want an error of sequence 5", err)
 	}
 }
+
+// A GPU's tiles are larger, and Memory knows it.
+func TestMultiVectorTilesOnGPU(t *testing.T) {
+	dry, _ := gpustage.Dry{}.OpenStream()
+	for _, c := range []struct {
+		loss           LateInteraction
+		rows, products int
+	}{
+		{LateInteraction{}, 300, 10 * 3},                     // of 1,024 tokens of queries and 128 documents
+		{LateInteraction{TileCols: 1024}, 300, 10 * 38},      // and 8
+		{LateInteraction{Block: 4 * 32 * 300}, 300, 300 * 3}, // a query at a time
+		{LateInteraction{}, 100, 4},                          // all documents, which leaves no memory over
+	} {
+		var lengths []int
+		for i := range 2 * c.rows {
+			lengths = append(lengths, []int{32, 128}[i/c.rows])
+		}
+		s := &products{Stream: dry}
+		b := vectorsBatch(t, s, gpustage.F32, c.rows, 8, nil, lengths)
+		a, err := gpustage.NewArena(gpustage.Dry{}, c.loss.Memory(b.Size()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.loss.Compute(s, a, b); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Sync(); err != nil || s.n != c.products {
+			t.Errorf("%+v: %d products, want %d; error %v", c.loss, s.n, c.products, err)
+		}
+	}
+}

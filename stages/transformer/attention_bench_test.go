@@ -11,7 +11,7 @@ import (
 )
 
 // BenchmarkAttention is a sub-batch's attention of BERT-base's shape and of a model with 128 features a head, forward and backward, by warpgroups
-// and by warps where a GPU has both. testdata/peers/gpu.sh runs it on a GPU. Operations are those of five products on the way back.
+// and by warps where a GPU has both, and of texts of 512 tokens with positions. testdata/peers/gpu.sh runs it on a GPU. Operations are those of five products on the way back.
 func BenchmarkAttention(b *testing.B) {
 	d := fastDevice(b)
 	tokens, ways := 16384, map[string]string{"warpgroups": "on", "warps": "off"}
@@ -26,14 +26,15 @@ func BenchmarkAttention(b *testing.B) {
 			for _, length := range []int{128, 512, 2048} {
 				b.Run(fmt.Sprintf("%s/%d features/%d tokens", way, dim, length), func(b *testing.B) {
 					b.Setenv("CONTRAFLOW_CUDA_WARPGROUPS", ways[way])
-					benchmarkAttention(b, d, 768/dim, dim, tokens/length, length)
+					benchmarkAttention(b, d, 768/dim, dim, tokens/length, length, false)
 				})
 			}
 		}
 	}
+	b.Run("positions", func(b *testing.B) { benchmarkAttention(b, d, 12, 64, max(1, tokens/512), min(tokens, 512), true) })
 }
 
-func benchmarkAttention(b *testing.B, d gpustage.Device, heads, dim, rows, length int) {
+func benchmarkAttention(b *testing.B, d gpustage.Device, heads, dim, rows, length int, positions bool) {
 	s, err := d.OpenStream()
 	if err != nil {
 		b.Fatal(err)
@@ -64,6 +65,16 @@ func benchmarkAttention(b *testing.B, d gpustage.Device, heads, dim, rows, lengt
 	s.CopyIn(starts, gpustage.Bytes(cu))
 	o := gpustage.Attention{
 		Seqs: gpustage.Sequences{Rows: rows, Tokens: tokens, MaxLen: length, Cu: starts}, Heads: heads, HeadDim: dim, Scale: 0.125, BF16: kind == gpustage.BF16,
+	}
+	if positions { // as DeBERTa's
+		const count = 512
+		of := make([]int32, 2*length-1)
+		for i := range of {
+			of[i] = int32(max(0, min(count-1, count/2+length-1-i)))
+		}
+		at := func(kind gpustage.DType) gpustage.Tensor { return tensor(kind, count, heads*dim) }
+		o.Positions = gpustage.Positions{Keys: at(kind), Queries: at(kind), Rows: tensor(gpustage.I32, 1, len(of)), DKeys: at(gpustage.F32), DQueries: at(gpustage.F32)}
+		s.CopyIn(o.Positions.Rows, gpustage.Bytes(of))
 	}
 	q, k, v, ctx, dctx, dq, dk, dv := operand(), operand(), operand(), operand(), operand(), operand(), operand(), operand()
 	lse := tensor(gpustage.F32, heads, tokens)

@@ -169,7 +169,11 @@ func (p *Pass) forwardMLM(x gpustage.Tensor) {
 	}
 	p.forward(w.dense, a.h, a.x, gpustage.MatMul{PreAct: a.pre, Act: h.Act})
 	p.norm(w.norm, a.h, a.stats, a.h)
-	table := p.decoder()
+	table, taken := p.decoder(), a.h
+	if p.m.operands != p.m.DType { // once, which each tile's product would do
+		taken = p.operand(x.Rows, x.Cols)
+		p.s.Copy(taken, a.h)
+	}
 	p.tiles(func(lo, hi int) {
 		mark := p.a.Mark()
 		logits, top := p.scratch(hi-lo, x.Rows), p.scratch(hi-lo, b)
@@ -179,7 +183,7 @@ func (p *Pass) forwardMLM(x gpustage.Tensor) {
 		} else {
 			at = at.Span(lo, hi)
 		}
-		p.multiply(logits, table.Span(lo, hi), a.h, gpustage.MatMul{TransB: true})
+		p.multiply(logits, table.Span(lo, hi), taken, gpustage.MatMul{TransB: true})
 		p.s.SegmentMax(top, at, logits, p.in.seqs.Cu)
 		p.s.Splade(p.pooled.Columns(lo, hi), at, top, columns(w.bias, lo, hi), h.Twice)
 		p.a.ReleaseScratch(mark)

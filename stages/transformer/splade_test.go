@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 	"contraflow/testdata/goldens"
 )
@@ -165,6 +166,30 @@ func TestSparseBitEqual(t *testing.T) {
 			}
 			testDerivative(t, m, s, rows, gold.F64(t, "r"))
 		})
+	}
+}
+
+// What products of all tiles take is rounded once, and the place that it takes is predicted: with two tiles as many roundings as with one, and one more,
+// of the second part of the decoder.
+func TestSparseRounding(t *testing.T) {
+	d := onhost.Open(t, onhost.Plain)
+	roundings := func() int {
+		m, s, _, rows := loadSparse(t, "bert", d, Options{BF16: true}, nil)
+		a, err := gpustage.NewArena(d, m.Memory([]int{int(rows.Cu[rows.Len()])}).Forward)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Launched = map[string]int{}
+		m.Forward(s, a, Rows{IDs: rows.IDs, Cu: []int32{0, rows.Cu[rows.Len()]}}, false, false).Release()
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		return d.Launched["to_bf16"]
+	}
+	one := roundings()
+	smallTiles(t)
+	if two := roundings(); two != one+1 {
+		t.Errorf("%d roundings with one tile, %d with two", one, two)
 	}
 }
 

@@ -12,7 +12,7 @@ overlap|60|hidden communication, two ranks on one GPU
 sizes|90|sub-batches of 32,768 and 65,536 tokens beside the default ones, MiniLM-L6 and BERT-base
 graphs|150|steps with CUDA graphs against without, MiniLM-L6 and BERT-base
 fusions|200|parts of a step fused with products, and `train.precision: tf32`, each beside a step without
-choices|90|tiles of the loss, attention by warpgroups or by warps, and embeddings as one kernel or several, beside each other
+choices|110|tiles of the loss, attention by warpgroups or by warps, and embeddings as one kernel or several, beside each other
 variants|75|products with sums by cuBLASLt, attention without warpgroups, training steps without CUDA graphs, equal bits
 large|240|operations at the sizes of training: 16,448 tokens, a vocabulary of 250,002, vectors of 200 million
 nccl|60|several GPUs over NCCL
@@ -298,8 +298,9 @@ for part in ${only:-$names}; do
 	case $part in
 	tests)
 		most=75 row "attention by warpgroups, on Hopper" suite gpustage/cuda "$dir/cuda.test" -test.run 'Conformance/^AttentionBF16$' ${processor:+-test.short}
+		groups=${log%.log}.line
 		again gpustage/cuda "$dir/cuda.test"
-		if ! grep -q passed "${log%.log}.line"; then
+		if ! grep -q passed "$groups"; then # alone it may have
 			export CONTRAFLOW_CUDA_WARPGROUPS=off
 			echo "what comes next is without them; before another call, export CONTRAFLOW_CUDA_WARPGROUPS=off"
 		fi
@@ -327,9 +328,10 @@ for part in ${only:-$names}; do
 		fi
 		;;
 	choices) # what is one way or the other
-		row "tiles of the loss" benchmarks stages "$dir/stages.test" 'LossTiles$'
+		row "tiles of the loss" benchmarks stages "$dir/stages.test" 'LossTiles$|LateTiles$'
 		row "attention by warpgroups or by warps" benchmarks stages/transformer "$dir/transformer.test" 'Attention$'
 		row "embeddings as one kernel or several" benchmarks stages/transformer "$dir/transformer.test" 'Embed$'
+		row "a sparse head's operations" benchmarks stages/transformer "$dir/transformer.test" 'SparseHead$'
 		cat "$results/$part"/*.log | grep '^Benchmark' | tr -s '[:blank:]' ' ' | tee "$results/$part/figures"
 		;;
 	variants)

@@ -500,7 +500,9 @@ extern "C" int host_launch(const char *name, const unsigned *grid, const unsigne
 		if (!strcmp(e->name, name)) host_entry = e;
 	if (!host_entry) return 1;
 	host_kernel = name, host_args = args, host_me = nullptr;
-	if (grid[1] > 65535 || grid[2] > 65535 || threads[0] * threads[1] * threads[2] > 1024 || shared > 99 << 10) host_fail("no GPU launches so much");
+	for (int i = 0; i < 3; i++)
+		if (!grid[i] || !threads[i]) host_fail("no GPU launches nothing: it calls that an invalid value");
+	if (grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535 || threads[2] > 64 || threads[0] * threads[1] * threads[2] > 1024 || shared > 99 << 10) host_fail("no GPU launches so much");
 	gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads[0], threads[1], threads[2]};
 	fibers.resize(threads[0] * threads[1] * threads[2]);
 	if (stacks.size() < fibers.size() * host_stack) stacks.resize(fibers.size() * host_stack);

@@ -104,6 +104,9 @@ type Stream struct {
 	// Apart gives each tensor of scratch memory an allocation of its own, which a device that checks accesses sees a kernel leave.
 	Apart bool
 
+	// Taken is told of each tensor of scratch memory before an op has it, which then has nothing that anybody wrote; may be nil.
+	Taken func(gpustage.Tensor)
+
 	// Piece is how many elements of a vector a kernel takes, a multiple of squares; 0: as many as it counts.
 	Piece int
 
@@ -212,9 +215,12 @@ func (s *Stream) take(r *pool, t gpustage.DType, rows, cols int) tensor {
 		}
 		r.chunks = append(r.chunks, m)
 	}
-	at := r.used
+	x := tensor{Mem: r.chunks[r.chunk], Off: r.used / t.Size(), Rows: rows, Cols: cols, Stride: cols, DType: t}
 	r.used += n
-	return tensor{Mem: r.chunks[r.chunk], Off: at / t.Size(), Rows: rows, Cols: cols, Stride: cols, DType: t}
+	if s.Taken != nil {
+		s.Taken(x)
+	}
+	return x
 }
 
 // address is a tensor's, 0 for an absent one.

@@ -1,12 +1,19 @@
 package launch
 
-import "contraflow/gpustage"
+import (
+	"cmp"
 
-// SegmentMax is the largest of each segment of a row, and its place.
+	"contraflow/gpustage"
+)
+
+// SegmentMax is the largest of each segment of a row, and its place. A tile of a vocabulary has few rows, for 16,384 tokens 512, and many segments: warps
+// share those of a row, so that each multiprocessor has 32.
 func (s *Stream) SegmentMax(top, at, x, cu tensor) {
-	if !s.Refuse(gpustage.CheckSegmentMax(top, at, x, cu)) && s.f32("segment max", x) {
-		s.eachRow("segment_max", x.Rows, top, at, x, flat(cu), top.Cols, x.Rows)
+	if s.Refuse(gpustage.CheckSegmentMax(top, at, x, cu)) || !s.f32("segment max", x) {
+		return
 	}
+	warps := min(top.Cols, ceil(32*cmp.Or(s.Multiprocessors, 132), max(1, x.Rows)))
+	s.launch("segment_max", [3]int{ceil(x.Rows, rowBlock/32), warps, 1}, [3]int{rowBlock, 1, 1}, 0, top, at, x, flat(cu), top.Cols, x.Rows)
 }
 
 // MaxSimBackward adds to dx and dy.

@@ -61,6 +61,9 @@ func TestFaults(t *testing.T) {
 		"waits_too_late":         "reads what has not come yet",
 
 		"matrices": "", "matrices_without_barrier": "reads without a barrier what has been written by thread|reads what nobody wrote",
+		"launched_without_blocks": "no GPU launches nothing", "launched_without_threads": "no GPU launches nothing", "launched_in_z": "no GPU launches so much",
+		"launched_with_shared": "no GPU launches so much",
+
 		"matrices_unaligned": "ldmatrix from an address that is no multiple of 16", "matrices_behind": "reads what is not allocated",
 	}
 	if object := os.Getenv("CONTRAFLOW_FAULTS"); object != "" { // the process that may end
@@ -79,15 +82,25 @@ func TestFaults(t *testing.T) {
 		}
 		s := Stream{device: &Device{library: l}}
 		kernel := os.Getenv("CONTRAFLOW_FAULT")
-		blocks, threads, shared := 1, 64, 64*4
+		blocks, threads, shared, z := 1, 64, 64*4, 1
 		if strings.HasPrefix(kernel, "group") {
 			threads, shared = 128, 2048
 		}
 		if strings.HasPrefix(kernel, "blocks_") {
 			blocks = 2
 		}
+		switch kernel {
+		case "launched_without_blocks":
+			blocks = 0
+		case "launched_without_threads":
+			threads = 0
+		case "launched_in_z":
+			z = 1 << 16
+		case "launched_with_shared":
+			shared = 99<<10 + 1
+		}
 		words := []uint64{uint64(s.Address(x))}
-		if err := l.start(kernel, [3]int{blocks, 1, 1}, [3]int{threads, 1, 1}, shared, words, []int32{0}); err != nil {
+		if err := l.start(kernel, [3]int{blocks, 1, z}, [3]int{threads, 1, 1}, shared, words, []int32{0}); err != nil {
 			t.Fatal(err)
 		}
 		return

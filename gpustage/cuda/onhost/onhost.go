@@ -3,6 +3,7 @@
 package onhost
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -33,7 +34,7 @@ type Device struct {
 	NoEpilogues     bool           // products have none
 	NoSums          bool           // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
 	Separate        bool           // of streams that are opened: what could be fused with products is not
-	Apart           bool           // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported
+	Apart           bool           // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported, and what it takes is NaNs
 	Warpgroups      bool           // of streams that are opened: attention is hopper.cu's, where that has it
 	Piece           int            // of streams that are opened: elements of a vector that a kernel takes, launch.Stream's Piece
 	Multiprocessors int            // of streams that are opened: launch.Stream's
@@ -135,7 +136,20 @@ func (d *Device) OpenStream() (gpustage.Stream, error) {
 	}
 	s.Stream.Separate, s.Stream.Warpgroups, s.Stream.Apart, s.Stream.Piece = d.Separate, d.Warpgroups, d.Apart, d.Piece
 	s.Stream.Multiprocessors = d.Multiprocessors
+	if d.Apart {
+		s.Stream.Taken = spoil
+	}
 	return s, nil
+}
+
+// spoil fills what an op takes of scratch memory with NaNs, in integers -1: a GPU's has what earlier ops have left there. (What is issued within Repeat
+// runs later; then it has what ops before it there have left.)
+func spoil(x gpustage.Tensor) {
+	at, size := x.Off*x.DType.Size(), x.Len()*x.DType.Size()
+	bytes := x.Mem.(*gpustage.HostMemory).Data()[at : at+size]
+	for i := range bytes {
+		bytes[i] = 0xff
+	}
 }
 
 // PackedBytes is the real device's.
@@ -221,8 +235,9 @@ func (s *Stream) run(kernel string, grid, block [3]int, shared int, words []uint
 	if s.device.Launched != nil {
 		s.device.Launched[kernel]++
 	}
-	if n, most := block[0]*block[1]*block[2], kernels.Bound(kernel); most > 0 && n > most {
-		return fmt.Errorf("a block has %d threads, and %s's launch bounds allow %d", n, kernel, most)
+	const unbound = 256 // with 255 registers each they are as many as a multiprocessor has
+	if n, most := block[0]*block[1]*block[2], cmp.Or(kernels.Bound(kernel), unbound); n > most {
+		return fmt.Errorf("a block has %d threads, and %s's launch bounds allow %d, %d where there are none", n, kernel, most, unbound)
 	}
 	return s.device.library.start(kernel, grid, block, shared, words, at)
 }

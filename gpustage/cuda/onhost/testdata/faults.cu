@@ -177,3 +177,9 @@ MATRICES(matrices, __syncthreads(), threadIdx.x % 16 * 8)
 MATRICES(matrices_without_barrier, , threadIdx.x % 16 * 8)
 MATRICES(matrices_unaligned, __syncthreads(), threadIdx.x % 8 * 8 + 4)
 MATRICES(matrices_behind, __syncthreads(), threadIdx.x % 16 * 8 + 64)
+
+// What a GPU does not launch, whatever the kernel is.
+KERNEL launched_without_blocks(float *) {}
+KERNEL launched_without_threads(float *) {}
+KERNEL launched_in_z(float *) {}
+KERNEL launched_with_shared(float *) {}
