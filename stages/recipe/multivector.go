@@ -78,7 +78,7 @@ func (e QueryExpansion) MarshalYAML() (any, error) {
 }
 
 func (e *QueryExpansion) decode(d *decoder, path string, n *node) {
-	*e = QueryExpansion{Strategy: "fixed", Attend: true}
+	*e = QueryExpansion{Strategy: "fixed"}
 	if n.kind == scalar {
 		e.None = d.oneOf(path, n, "none")
 		return

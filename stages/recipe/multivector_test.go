@@ -60,10 +60,10 @@ func TestMultiVectorKeys(t *testing.T) {
 	if text, _ := r.YAML(); !bytes.Contains(text, []byte("skiplist: []")) || !bytes.Contains(text, []byte("query_expansion: none")) {
 		t.Errorf("written as\n%s", text)
 	}
-	if r, err = parse("model.skiplist=punctuation", "model.query_expansion={length: 9}"); err != nil || len(*r.Model.Skiplist) != 32 || *r.Model.QueryExpansion != (QueryExpansion{Strategy: "fixed", Length: 9, Attend: true}) {
+	if r, err = parse("model.skiplist=punctuation", "model.query_expansion={length: 9}"); err != nil || len(*r.Model.Skiplist) != 32 || *r.Model.QueryExpansion != (QueryExpansion{Strategy: "fixed", Length: 9}) {
 		t.Errorf("%+v, %v", r.Model, err)
 	}
-	if r, err = parse("model.query_expansion={length: 9, attend: false}"); err != nil || *r.Model.QueryExpansion != (QueryExpansion{Strategy: "fixed", Length: 9}) {
+	if r, err = parse("model.query_expansion={length: 9, attend: true}"); err != nil || *r.Model.QueryExpansion != (QueryExpansion{Strategy: "fixed", Length: 9, Attend: true}) {
 		t.Errorf("%+v, %v", r.Model, err)
 	}
 	for want, sets := range map[string][]string{
@@ -273,7 +273,7 @@ func checkRanking(t *testing.T, e *embedder.Embedder, task *embedder.Task, data 
 func TestMultiVectorHeldOut(t *testing.T) {
 	j := newJob(t, 13)
 	for _, more := range [][]string{nil, {"mesh.replicate=2"}} {
-		o, err := j.run(t, "run", nil, 0, false, append(more, "model.kind=multi_vector", "model.vector_dim=8", "model.dropout=0", "model.query_expansion={strategy: fixed, length: 9}",
+		o, err := j.run(t, "run", nil, 0, false, append(more, "model.kind=multi_vector", "model.vector_dim=8", "model.dropout=0", "model.query_expansion={strategy: fixed, length: 9, attend: true}",
 			`model.skiplist=["##a", "##e", "##i", "##o", "##u", a, e, i, o, u]`, "data.shuffle=false", "batch={global_size: 13, no_duplicates: false}", "train.max_steps=1", "eval={every: 1, at_start: true}",
 			fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", filepath.Join(j.dir, "data.jsonl")))...)
 		if err != nil {

@@ -160,8 +160,8 @@ func (r *recipe) multiVector() {
 			parts = append(parts, fmt.Sprintf("%s: %s", key, plain(fmt.Sprint(e[key]))))
 		}
 	}
-	if attend, _ := e["attend"].(bool); !attend {
-		parts = append(parts, "attend: false")
+	if attend, _ := e["attend"].(bool); attend {
+		parts = append(parts, "attend: true")
 	}
 	r.keys["model.query_expansion"] = "{" + strings.Join(parts, ", ") + "}"
 }
