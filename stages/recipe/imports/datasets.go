@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -376,7 +375,9 @@ func (r *recipe) source(p *part) string {
 	}
 	var files []string
 	for _, file := range p.files {
-		files = append(files, quote(r.file(file)))
+		for _, f := range r.file(file) {
+			files = append(files, quote(f))
+		}
 	}
 	if p.texts = p.columns; r.from == FlagEmbedding {
 		if p.texts = []string{"query", "pos", "neg"}; r.group < 2 {
@@ -441,23 +442,6 @@ func (r *recipe) ownLoss() string {
 		}
 	}
 	return "{" + strings.Join(options, ", ") + "}"
-}
-
-// file is a dataset's file, or all of a folder.
-func (r *recipe) file(file string) string {
-	if r.from != FlagEmbedding {
-		return file
-	}
-	if name := strings.TrimSuffix(file, "/"); strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
-		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
-	}
-	if path.Ext(file) == "" && file != "DATA" {
-		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
-		if same, _ := r.yes("same_dataset_within_batch"); same {
-			r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
-		}
-	}
-	return file
 }
 
 // prompts are those of data.train: none where the settings have none, whatever the model has.

@@ -197,26 +197,25 @@ func (r *recipe) loss() {
 	case vectors && !ok:
 		r.assume("the loss is MultiVectorMultipleNegativesRankingLoss: no setting called loss names another")
 	case vectors && ours == "":
-		r.without("loss", "%s is not one of a MultiVectorEncoder that is converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe multi_vector lists the losses that there are", name)
+		r.choose(name, "it is not one of a MultiVectorEncoder", "multi_vector")
 	case !ok && sparse:
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
 	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
 		r.fail("loss: %s is %s", name, crossEncoder)
 	case ours == "":
-		r.without("loss", "%s is not converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe embedder lists the losses that there are", name)
+		r.choose(name, "", "embedder")
 	default:
 		if ofBoth[name] && !r.surely {
 			r.assume("%s is an embedder's (a SentenceTransformer's): a CrossEncoder's, which is called so too, is not converted, and contraflow recipe reranker shows what its recipe looks like", name)
 		}
 		r.set("loss.name", ours, "mnrl")
 	}
-	if strings.Contains(name, "Symmetric") {
+	if strings.Contains(name, "Symmetric") && ours != "" {
 		r.keys["loss.directions"] = "[query_to_doc, doc_to_query]"
 		r.keys["loss.partition_mode"] = "per_direction"
 	}
-	switch ours {
-	case "", "mnrl", "gist":
+	if ours == "mnrl" || ours == "gist" || !ok {
 		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
 	}
 	for _, option := range []string{"scale", "temperature", "student_temperature", "teacher_temperature", "hardness_strength", "margin"} {
