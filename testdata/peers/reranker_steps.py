@@ -59,12 +59,15 @@ for i in range(STEPS * BATCH):
 
 
 def table(docs, scores=None, label=None):
-    """Rows as contraflow reads them: the first document and the others."""
+    """Rows as contraflow reads them: the first document and the others; with labels of a list's documents, that list."""
     columns = {"query": [r["query"] for r in rows], "positive": [r[docs][0] for r in rows], "negatives": [r[docs][1:] for r in rows]}
     if scores:
         columns["scores"] = [[float(x) for x in r[scores]] for r in rows]
     source = {"path": str(work / "train.parquet"), "query": "query", "positive": "positive"}
-    if label:
+    if scores == "graded":
+        columns["docs"] = [r[docs] for r in rows]
+        source = {"path": source["path"], "query": "query", "documents": "docs"}
+    elif label:
         del columns["negatives"]
         columns["label"] = [r["label"] for r in rows]
         source["label"] = "label"
