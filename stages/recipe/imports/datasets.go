@@ -328,7 +328,6 @@ func (r *recipe) ownLosses() {
 		}
 		r.apart = true
 		own := p.loss
-		own.surely = r.surely
 		own.loss()
 		own.remaining()
 		for _, e := range own.errs {
@@ -384,7 +383,8 @@ func (r *recipe) source(p *part) string {
 			p.texts = p.texts[:2]
 		}
 	}
-	inputs := loss.peer().inputs
+	of := loss.peer()
+	inputs := of.inputs
 	if r.from == FlagEmbedding {
 		inputs = ""
 	} else if len(p.texts) == 0 {
@@ -396,7 +396,10 @@ func (r *recipe) source(p *part) string {
 		}
 		r.assume("%sthe columns are called %s (a setting called columns would say: columns: %s)", p.of(), called, say)
 	}
-	if loss.peer().name == "margin_mse" && len(p.texts) > 4 {
+	if r.pairs {
+		r.pairColumns(p, of)
+	}
+	if of.name == "margin_mse" && len(p.texts) > 4 && !r.pairs {
 		inputs = "scores"
 		r.assume("%s%s has a list with a score of each document, not margins", p.of(), p.texts[len(p.texts)-1])
 	}
@@ -412,7 +415,9 @@ func (r *recipe) source(p *part) string {
 		text += flow(files)
 	}
 	text += ", query: " + plain(p.texts[0])
-	if len(p.texts) > 1 {
+	if of.lists {
+		text += ", documents: " + plain(p.texts[1])
+	} else if len(p.texts) > 1 {
 		text += ", positive: " + plain(p.texts[1])
 	}
 	if len(p.texts) > 2 {
@@ -501,8 +506,14 @@ func (r *recipe) prompts(p part) string {
 	case nil:
 	case string:
 		add("query", v)
-		add("document", v)
+		if !r.pairs { // of which the first text alone has it
+			add("document", v)
+		}
 	case map[string]any:
+		if r.pairs {
+			r.fail("prompts: %sare one text of all datasets, or of each by its name: a CrossEncoder has none of columns", p.of())
+			break
+		}
 		query, positive, negative := r.byColumn(v, p.texts)
 		add("query", query)
 		if positive == negative {

@@ -54,6 +54,7 @@ type recipe struct {
 	datasets int               // their number
 	apart    bool              // they have losses of their own
 	surely   bool              // the arguments say that they are an embedder's
+	pairs    bool              // they are a CrossEncoder's
 	group    int               // of FlagEmbedding's: a positive and its negatives
 	keys     map[string]string // full key: YAML
 	used     map[string]bool

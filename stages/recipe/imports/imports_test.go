@@ -256,29 +256,6 @@ func TestOddWords(t *testing.T) {
 	}
 }
 
-// A CrossEncoder's settings must not become an embedder's recipe; where nothing tells, that is said.
-func TestCrossEncoder(t *testing.T) {
-	for _, s := range []imports.Settings{
-		{"loss": "cross_encoder.losses.LambdaLoss"}, {"loss": "BinaryCrossEntropyLoss"}, {"loss": "sentence_transformers.cross_encoder.losses.MSELoss()"}, {"arguments": "CrossEncoderTrainingArguments"},
-		{"loss": "MSELoss", "num_labels": 1.0}, {"loss": map[string]any{"name": "MarginMSELoss"}, "num_labels": 1.0},
-	} {
-		if res, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), "contraflow recipe reranker") {
-			t.Errorf("%v: %v %+v", s, err, res)
-		}
-	}
-	for loss, both := range map[string]bool{"MSELoss": true, "CachedMultipleNegativesRankingLoss": true, "MarginMSELoss": true, "CoSENTLoss": false, "losses.TripletLoss": false} {
-		for _, class := range []any{nil, "SentenceTransformerTrainingArguments"} {
-			res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"loss": loss, "arguments": class}, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if strings.Contains(res.Recipe, "contraflow recipe reranker") != (both && class == nil) || len(res.Unknown)+len(res.Without) > 0 {
-				t.Errorf("%s of %v:\n%s", loss, class, res.Recipe)
-			}
-		}
-	}
-}
-
 // A MultiVectorEncoder's settings become a recipe of a multi_vector, of whose losses alone its are; what it has no counterpart of is said.
 func TestMultiVector(t *testing.T) {
 	for _, c := range []struct {

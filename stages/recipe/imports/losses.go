@@ -16,6 +16,7 @@ type peer struct {
 	rows   bool // a row's term is of that row alone
 
 	vectors bool // of a MultiVectorEncoder
+	lists   bool // of a CrossEncoder: a row has a list of documents, and one of their labels
 }
 
 // losses are those that contraflow has.
@@ -36,31 +37,8 @@ var losses = map[string]peer{
 	"MSELoss":                     {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
 }
 
-// crossEncoders are losses that sentence-transformers has for CrossEncoders alone. Others' names are those of losses for embedders as well.
-var crossEncoders = map[string]bool{
-	"BinaryCrossEntropyLoss": true, "CrossEntropyLoss": true, "LambdaLoss": true, "ListMLELoss": true, "ListNetLoss": true, "PListMLELoss": true, "RankNetLoss": true, "ADRMSELoss": true,
-}
-
 // ofBoth are losses of CrossEncoders whose names embedders' have as well.
 var ofBoth = map[string]bool{"MultipleNegativesRankingLoss": true, "CachedMultipleNegativesRankingLoss": true, "MSELoss": true, "MarginMSELoss": true}
-
-// embeds finds what tells that the arguments are a CrossEncoder's, or of another model that is none of an embedder.
-func (r *recipe) embeds() {
-	if r.from != SentenceTransformers {
-		return
-	}
-	class, _ := r.word("arguments") // FromPython's
-	switch class = class[strings.LastIndexByte(class, '.')+1:]; {
-	case strings.HasPrefix(class, "CrossEncoder"):
-		r.fail("arguments: %s are %s", class, crossEncoder)
-	}
-	r.surely = strings.HasPrefix(class, "SentenceTransformer") || r.sparse()
-	if v, ok := r.has("num_labels"); ok {
-		if name, _ := r.settings["loss"].(string); !strings.HasSuffix(strings.TrimSuffix(name, "()"), "SoftmaxLoss") { // which has them as well
-			r.fail("num_labels: %s are %s", show(v), crossEncoder)
-		}
-	}
-}
 
 // ofVectors tells whether the arguments are a MultiVectorEncoder's.
 func (r *recipe) ofVectors() bool {
@@ -68,8 +46,6 @@ func (r *recipe) ofVectors() bool {
 	module, _ := r.word("loss")
 	return r.from == SentenceTransformers && (strings.HasPrefix(class[strings.LastIndexByte(class, '.')+1:], "MultiVectorEncoder") || r.peer().vectors || strings.Contains(module, "multi_vector_encoder."))
 }
-
-const crossEncoder = "a CrossEncoder's, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like"
 
 // lossName is the name of the loss's class: of the one inside, where it is wrapped.
 func (r *recipe) lossName() (name string, given bool) {
@@ -90,6 +66,12 @@ func (r *recipe) peer() peer {
 	assumed := r.result.Assumed
 	name, _ := r.lossName()
 	r.result.Assumed = assumed
+	if r.pairs {
+		if name == "" {
+			name = "BinaryCrossEntropyLoss"
+		}
+		return crossEncoders[name]
+	}
 	return losses[name]
 }
 
@@ -133,6 +115,10 @@ func (r *recipe) distillation(t float64) {
 
 func (r *recipe) loss() {
 	if r.apart {
+		return
+	}
+	if r.pairs {
+		r.pairLoss()
 		return
 	}
 	if r.reranks() {
@@ -201,13 +187,13 @@ func (r *recipe) loss() {
 	case !ok && sparse:
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
-	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
-		r.fail("loss: %s is %s", name, crossEncoder)
+	case ofCrossEncoders(name) || strings.Contains(module, "cross_encoder."):
+		r.choose(name, "it is a CrossEncoder's, and the arguments are not", "embedder")
 	case ours == "":
 		r.choose(name, "", "embedder")
 	default:
 		if ofBoth[name] && !r.surely {
-			r.assume("%s is an embedder's (a SentenceTransformer's): a CrossEncoder's, which is called so too, is not converted, and contraflow recipe reranker shows what its recipe looks like", name)
+			r.assume("%s is an embedder's (a SentenceTransformer's), and not a CrossEncoder's, which is called so too: arguments: CrossEncoderTrainingArguments would say that it is", name)
 		}
 		r.set("loss.name", ours, "mnrl")
 	}
