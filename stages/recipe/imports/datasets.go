@@ -473,8 +473,11 @@ func (r *recipe) prompts(p part) string {
 	for _, s := range [][3]string{{"query_instruction_for_" + task, "query_instruction_format", "query"}, {"passage_instruction_for_" + task, "passage_instruction_format", "document"}} {
 		instruction, ok := r.word(s[0])
 		format, formatted := r.word(s[1])
+		if !formatted {
+			format = "{}{}"
+		}
 		if field := fields[s[2]]; ok && field != "" { // of an empty one too
-			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s", field, s[0], s[2])
+			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s. %s", field, s[0], s[2], r.rowsPrompt(field, format))
 		}
 		front := ""
 		if r.reranks() && r.decoder() {
@@ -485,9 +488,6 @@ func (r *recipe) prompts(p part) string {
 				r.assume("a %s has %q in front, of model.template: so it is when FlagEmbedding scores; while it trains only %s puts something there", s[2], front, s[0])
 			}
 			continue
-		}
-		if !formatted {
-			format = "{}{}"
 		}
 		before, after, found := strings.Cut(strings.ReplaceAll(format, `\n`, "\n"), "{}")
 		between, rest, found2 := strings.Cut(after, "{}")
@@ -526,6 +526,15 @@ func (r *recipe) prompts(p part) string {
 		r.wrong("prompts", "a text, or a mapping of columns, or of datasets, to texts", v)
 	}
 	return "{" + strings.Join(prompts, ", ") + "}"
+}
+
+// rowsPrompt says how rows' own prompts in a column are read after all.
+func (r *recipe) rowsPrompt(field, format string) string {
+	if !strings.HasSuffix(field, "query_prompt") && field != "prompt" {
+		return "Documents are lists, before whose texts no column goes: put them into the texts"
+	}
+	template := strings.Replace(strings.ReplaceAll(format, `\n`, "\n"), "{}", "{"+field+"}", 1)
+	return fmt.Sprintf("Where rows have one, query: %s reads it, without a query in prompts ({} is none)", quote(strings.Replace(template, "{}", "{query}", 1)))
 }
 
 // byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none.
