@@ -2,7 +2,9 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -386,8 +388,16 @@ func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 	}
 	for _, p := range paths {
 		if ext := ending(p); !slices.Contains(extensions, ext) || ext == ".parquet" && !isParquet(p) {
-			if _, _, err := openFile(p, -1); err != nil {
+			f, _, err := openFile(p, -1)
+			if errors.Is(err, fs.ErrNotExist) && slices.Contains(patterns, p) {
+				return nil, fail(ErrNoFiles, "%w%s", err, onHub(p))
+			}
+			if err != nil {
 				return nil, err
+			}
+			f.Close()
+			if ext == ".arrow" {
+				return nil, fail(ErrNoFiles, "%s", arrowFile(p))
 			}
 			return nil, fail(ErrNoFiles, "%s: not known as data by its name; known are %s, all but the first also with .gz or .zst", p, strings.Join(extensions, ", "))
 		}

@@ -4,11 +4,18 @@ import (
 	"os"
 	"path"
 	"strings"
+
+	"contraflow/io/dataset"
 )
 
-// file is what a dataset's file or folder is called here. FlagEmbedding takes a folder's .json and .jsonl files, and no others: what of them is
+// file is what a dataset's file, folder or name is called here. sentence-transformers' may be on the Hugging Face hub. FlagEmbedding takes a folder's .json and .jsonl files, and no others: what of them is
 // there, in a folder that is.
 func (r *recipe) file(file string) []string {
+	if r.from != FlagEmbedding && dataset.HubName(file) {
+		url := "hf://datasets/" + file
+		r.assume("%s is not here, and is taken for a dataset's name on the Hugging Face hub: %s is all of its files, of all configurations and splits. Those of one, as most are laid out: %[2]s/data/train-*.parquet, or with the configuration's name in place of data", file, url)
+		return []string{url}
+	}
 	if r.from != FlagEmbedding {
 		return []string{file}
 	}

@@ -64,6 +64,25 @@ func TestFolders(t *testing.T) {
 	}
 }
 
+// A name on the hub is one that contraflow reads, and that it is taken for one is said; what is a file, or is there, is not.
+func TestHubData(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.MkdirAll("org/here", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"sentence-transformers/all-nli": "hf://datasets/sentence-transformers/all-nli", "org/here": "org/here", "data/nli.parquet": "data/nli.parquet", "data/*": "data/*", "nli": "nli", "./a/b": "./a/b", "hf://datasets/a/b": "hf://datasets/a/b",
+	} {
+		for _, data := range []any{path, map[string]any{"path": path}, map[string]any{"nli": path}} {
+			r, res := convert(t, imports.SentenceTransformers, imports.Settings{"model": "m", "train_dataset": data, "eval_dataset": path, "columns": []any{"a", "b"}}, 1)
+			said := strings.Contains(res.Recipe, "# assumed: "+path+" is not here, and is taken for a dataset's name on the Hugging Face hub: "+want+" is all of its files")
+			if r.Data.Train[0].Path[0] != want || r.Eval.Loss[0].Path[0] != want || said != (path != want) || len(res.Unknown) > 0 {
+				t.Errorf("%v:\n%s", data, res.Recipe)
+			}
+		}
+	}
+}
+
 // M3's trainer has the pooling and the length that FlagEmbedding's arguments have where nothing says them, whether it trains one part or three
 // (abc/finetune/embedder/AbsArguments.py).
 func TestM3Defaults(t *testing.T) {
