@@ -29,6 +29,7 @@ var noCounterpart = map[string]string{
 // choose leaves the loss to be chosen, and says why and what there is.
 func (r *recipe) choose(name, why, list string) {
 	r.keys["loss.name"] = lossToChoose
+	r.open("a loss", lossToChoose)
 	known := slices.Concat(slices.Sorted(maps.Keys(losses)), slices.Sorted(maps.Keys(crossEncoders)), slices.Sorted(maps.Keys(noCounterpart)), wrappers)
 	if why = cmp.Or(why, noCounterpart[name]); !slices.Contains(known, name) {
 		why = "no such loss is known"

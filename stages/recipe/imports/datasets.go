@@ -64,6 +64,7 @@ func (r *recipe) separate() {
 	if len(r.parts) == 0 {
 		r.parts = []part{{files: []string{"DATA"}}}
 		if !named {
+			r.open("data", "DATA")
 			r.assume("no data is named: put parquet or JSONL files in place of DATA")
 		} else {
 			r.fail("the mapping of datasets is empty: want {NAME: FILES, ...}")
@@ -338,6 +339,9 @@ func (r *recipe) ownLosses() {
 		}
 		for _, s := range own.result.Without {
 			r.result.Without = append(r.result.Without, p.of()+s)
+		}
+		for _, s := range own.result.Open {
+			r.result.Open = once(r.result.Open, s)
 		}
 		for _, s := range own.result.Unknown {
 			r.result.Unknown = append(r.result.Unknown, p.of()+s)

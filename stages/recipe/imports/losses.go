@@ -269,6 +269,7 @@ func (r *recipe) loss() {
 		guide, ok := r.word("guide")
 		if !ok {
 			guide = "GUIDE"
+			r.open("a guide", guide)
 			r.assume("no guide is named: put a model's folder or hub id in place of GUIDE")
 		}
 		r.keys["loss.guide"] = quote(guide)

@@ -21,6 +21,7 @@ func (r *recipe) model() {
 	}
 	if !ok {
 		name = "MODEL"
+		r.open("a model", name)
 		r.assume("no model is named: put a folder or a hub id in place of MODEL")
 	}
 	r.keys["model.path"] = quote(name)
