@@ -86,6 +86,11 @@ func (b *Block) Scores(dst []float32, row int) []float32 {
 	return dst
 }
 
+// Score appends the row's numbers of one of the source's Scores.
+func (b *Block) Score(dst []float32, row, column int) []float32 {
+	return append(dst, b.numbers[b.d.number.scores[column]].row(row)...)
+}
+
 // documents is how many texts the row's document columns hold.
 func (b *Block) documents(row int) (n int) {
 	for i, r := range b.d.roles {
