@@ -15,7 +15,7 @@ const lossToChoose = "LOSS"
 // noCounterpart are losses that sentence-transformers has and contraflow has not, each with what there is for such data.
 var noCounterpart = map[string]string{
 	"SoftmaxLoss":                            "it trains a classifier of pairs, which there is none of here. Of pairs that entail each other mnrl learns, with contradictions as negatives; of scored pairs cosent",
-	"MegaBatchMarginLoss":                    "it takes the hardest negative of a large batch. mnrl takes all of them, with hardness_mode the hardest first",
+	"MegaBatchMarginLoss":                    "it takes the hardest negative of a large batch. mnrl takes all of them, and with hardness_mode hard ones count more",
 	"ContrastiveTensionLoss":                 "it trains two encoders that begin as the same. Of texts alone mnrl learns with one column as query and as positive (SimCSE)",
 	"ContrastiveTensionLossInBatchNegatives": "it trains two encoders that begin as the same. Of texts alone mnrl learns with one column as query and as positive (SimCSE)",
 	"DenoisingAutoEncoderLoss":               "it trains a decoder besides, which there is none of here. Of texts alone mnrl learns with one column as query and as positive (SimCSE)",
@@ -37,8 +37,10 @@ func (r *recipe) choose(name, why, list string) {
 			why += "; did you mean " + near + "?"
 		}
 	}
-	why = strings.TrimSuffix(cmp.Or(why, "it is of another kind of model"), ".")
-	r.without("loss", "%s is not converted: %s. The recipe has %s in its place, which is no loss: choose one (contraflow recipe %s lists them), and say in data.train what its columns are: all stand as texts there", name, why, lossToChoose, list)
+	if why = cmp.Or(why, "it is of another kind of model"); !strings.HasSuffix(why, "?") {
+		why += "."
+	}
+	r.without("loss", "%s is not converted: %s The recipe has %s in its place, which is no loss: choose one (contraflow recipe %s lists them), and say in data.train what its columns are: all stand as texts there", name, why, lossToChoose, list)
 }
 
 // wrappers are losses around another.
