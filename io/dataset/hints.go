@@ -14,9 +14,12 @@ import (
 
 var hubName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
+// folders are names of folders on many machines, and hardly of whose datasets are on the hub.
+var folders = []string{"data", "dataset", "datasets", "files", "input", "inputs", "train"}
+
 // HubName tells a path that nothing lies at, and that looks like the name of a dataset on the Hugging Face hub, org/name.
 func HubName(path string) bool {
-	if !hubName.MatchString(path) || slices.Contains(append(extensions, ".arrow", ".txt", ".gz", ".zst"), filepath.Ext(path)) {
+	if !hubName.MatchString(path) || slices.Contains(folders, filepath.Dir(path)) || slices.Contains(append(extensions, ".arrow", ".txt", ".gz", ".zst"), filepath.Ext(path)) {
 		return false
 	}
 	_, err := os.Lstat(path)

@@ -26,6 +26,7 @@ func TestHints(t *testing.T) {
 		"sentence-transformers/all-nli":   "open sentence-transformers/all-nli: no such file or directory; on the Hugging Face hub it is hf://datasets/sentence-transformers/all-nli, or files of it, such as hf://datasets/sentence-transformers/all-nli/data/train-*.parquet",
 		"./sentence-transformers/all-nli": "no such file or directory$",
 		"data/nli.parquet":                "no such file or directory$",
+		"data/nli":                        "no such file or directory$",
 		"a/b/c":                           "no such file or directory$",
 		"org/name":                        "org/name is a folder: name its files, as in org/name/*.parquet",
 		"saved":                           `saved is what Python's datasets saves to disk, in Arrow's format, which is not read here: datasets.load_from_disk("saved").to_parquet("saved.parquet") makes a file that is`,

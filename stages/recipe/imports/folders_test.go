@@ -71,7 +71,7 @@ func TestHubData(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		"sentence-transformers/all-nli": "hf://datasets/sentence-transformers/all-nli", "org/here": "org/here", "data/nli.parquet": "data/nli.parquet", "data/*": "data/*", "nli": "nli", "./a/b": "./a/b", "hf://datasets/a/b": "hf://datasets/a/b",
+		"sentence-transformers/all-nli": "hf://datasets/sentence-transformers/all-nli", "org/here": "org/here", "data/nli.parquet": "data/nli.parquet", "data/*": "data/*", "data/nli": "data/nli", "nli": "nli", "./a/b": "./a/b", "hf://datasets/a/b": "hf://datasets/a/b",
 	} {
 		for _, data := range []any{path, map[string]any{"path": path}, map[string]any{"nli": path}} {
 			r, res := convert(t, imports.SentenceTransformers, imports.Settings{"model": "m", "train_dataset": data, "eval_dataset": path, "columns": []any{"a", "b"}}, 1)
