@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -56,8 +58,9 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 			if out != "" {
 				name = out
 			}
-			if _, err := recipe.Parse(name, []byte(res.Recipe), nil); err != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "to be mended before it can be trained with: %v\n", err)
+			_, wrong := recipe.Parse(name, []byte(res.Recipe), nil)
+			if wrong != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "to be mended before it can be trained with: %v\n", wrong)
 			}
 			if out == "" {
 				_, err := fmt.Fprint(cmd.OutOrStdout(), res.Recipe)
@@ -69,7 +72,7 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 			if err := writeText(out, res.Recipe); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s; next: contraflow train -c %s\n", out, out)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s; next: %scontraflow train -c %s\n", out, first(res.Open, wrong), out)
 			return err
 		},
 	}
@@ -77,6 +80,33 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 	cmd.Flags().StringVar(&out, "out", "", "the file to write, which must not be there; default: standard output")
 	notEmpty(cmd, "out")
 	return cmd
+}
+
+var wrongKey = regexp.MustCompile(`(?m)^\S+:\d+: ([\w.\[\]]+): (is "LOSS")?`)
+
+// first says what comes before training: what is to be put into the recipe, and which keys its check finds wrong.
+func first(open []string, wrong error) string {
+	var steps, keys []string
+	if len(open) > 0 {
+		steps = append(steps, "put "+strings.Join(open, ", "))
+	}
+	if wrong != nil {
+		for _, m := range wrongKey.FindAllStringSubmatch(wrong.Error(), -1) {
+			if m[2] == "" && !slices.Contains(keys, m[1]) { // LOSS is open
+				keys = append(keys, m[1])
+			}
+		}
+		if keys == nil && len(open) == 0 {
+			keys = []string{"what is said of it"}
+		}
+	}
+	if keys != nil {
+		steps = append(steps, "mend "+strings.Join(keys, ", "))
+	}
+	if steps == nil {
+		return ""
+	}
+	return strings.Join(steps, "; ") + "; then "
 }
 
 func readSettings(cmd *cobra.Command, args []string) (from imports.Source, s imports.Settings, devices int, err error) {

@@ -86,14 +86,27 @@ func (b *Block) Scores(dst []float32, row int) []float32 {
 	return dst
 }
 
+// Score appends the row's numbers of one of the source's Scores.
+func (b *Block) Score(dst []float32, row, column int) []float32 {
+	return append(dst, b.numbers[b.d.number.scores[column]].row(row)...)
+}
+
 // documents is how many texts the row's document columns hold.
 func (b *Block) documents(row int) (n int) {
-	for _, r := range b.d.roles {
-		if r.role != Query {
+	for i, r := range b.d.roles {
+		if r.role != Query && b.d.firstText(i) == 0 { // or else its list is counted already
 			n += len(b.texts[r.source].row(row))
 		}
 	}
 	return n
+}
+
+// scored says what has a score each.
+func (d *Dataset) scored() string {
+	if d.src.Documents != "" {
+		return "each document, in their order"
+	}
+	return "the positive and one for each negative, in the order of their columns"
 }
 
 // checkNumbers tells what is wrong with a row's numbers.
@@ -126,7 +139,7 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 		n += len(list)
 	}
 	if docs := b.documents(row); len(d.number.scores) > 0 && n != docs {
-		return name(d.number.scores[0]), fmt.Sprintf("the row has %d scores for its %d documents: scores are one for the positive and one for each negative, in the order of their columns", n, docs)
+		return name(d.number.scores[0]), fmt.Sprintf("the row has %d scores for its %d documents: scores are one for %s", n, docs, d.scored())
 	}
 	if k := d.number.teacher; k >= 0 {
 		list := b.teacher(row)

@@ -52,7 +52,11 @@ func openFile(path string, want int64) (*os.File, int64, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && info.IsDir() {
-		err = fail(ErrNoFiles, "%s is a folder: name its files, as in %s/*.parquet", path, path)
+		if said := savedByDatasets(path); said != "" {
+			err = fail(ErrNoFiles, "%s", said)
+		} else {
+			err = fail(ErrNoFiles, "%s is a folder: name its files, as in %s/*.parquet", path, path)
+		}
 	}
 	if err == nil && want >= 0 && info.Size() != want {
 		err = fail(ErrCorrupt, "%s has changed while it was in use: %d bytes, before %d", path, info.Size(), want)

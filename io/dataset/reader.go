@@ -317,7 +317,7 @@ func (f *fetch) take(b *Block, group []request) {
 					e.Scores = append(e.Scores, f.scores[document+p])
 				}
 			}
-			if rc.role != Query {
+			if rc.role != Query && f.d.src.Documents == "" { // of which positive and negatives are one list
 				document += len(list)
 			}
 		}

@@ -72,6 +72,14 @@ func (d *Dataset) settleColumns() error {
 			r.picks, s.ragged = AllNegatives, r.role == Negative
 			continue
 		}
+		switch {
+		case d.src.Documents == "" || r.role == Query:
+		case !s.list:
+			return fail(ErrColumnType, "column %q is string, want list<string>: documents are lists, all of a row's%s", s.name, d.cellsOfLists(""))
+		case r.role == Negative:
+			r.picks = AllNegatives
+			continue
+		}
 		if r.role == Negative && s.list {
 			lists = true
 			r.picks = d.src.NegativesPerQuery
@@ -108,6 +116,9 @@ func (d *Dataset) settleColumns() error {
 		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists(""))
 	}
 	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
+	if d.src.Documents != "" {
+		fmt.Fprintf(h, "documents %q\n", d.src.Documents)
+	}
 	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
 		fmt.Fprintf(h, "%q %q %q\n", d.src.Label, d.src.Scores, d.src.Teacher)
 	}
@@ -224,9 +235,9 @@ func (d *Dataset) countTexts(ctx context.Context) error {
 	sum := 0
 	for row := range first.Rows {
 		n := 0
-		for _, r := range d.roles {
+		for i, r := range d.roles {
 			if r.picks == AllNegatives {
-				n += len(first.texts[r.source].row(row))
+				n += max(0, len(first.texts[r.source].row(row))-d.firstText(i))
 			}
 		}
 		sum, d.most = sum+n, max(d.most, d.perRow+n)

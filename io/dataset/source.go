@@ -2,7 +2,9 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -27,6 +29,9 @@ type Source struct {
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
 	Negatives []string
+	// Documents is a column of lists, each all of a row's documents in the order of its Scores: in the place of Positive and Negatives. The first is the
+	// row's positive, and the others, which may be none, its negatives, all of them.
+	Documents string
 	// NegativesPerQuery is how many texts a list of negatives gives. A row with fewer repeats them. 0: as many as the lists
 	// hold, which then must all be equally long. AllNegatives: as many as each row has, which may be none.
 	NegativesPerQuery int
@@ -157,10 +162,13 @@ type blockRef struct {
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
 func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err error) {
-	if src.Query == "" || src.Positive == "" && src.Label == "" && src.Teacher == "" && !src.Raw {
+	if src.Documents != "" && (src.Positive != "" || len(src.Negatives) > 0 || src.NegativesPerQuery != 0 || src.Raw || src.Tokens || isTemplate(src.Documents)) {
+		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and neither raw rows nor token ids are read of it", src.Documents)
+	}
+	if src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
 	}
-	if src.Positive == "" && len(src.Negatives)+len(src.Scores) > 0 {
+	if src.Positive == "" && src.Documents == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
 	}
 	named := expand
@@ -380,8 +388,16 @@ func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 	}
 	for _, p := range paths {
 		if ext := ending(p); !slices.Contains(extensions, ext) || ext == ".parquet" && !isParquet(p) {
-			if _, _, err := openFile(p, -1); err != nil {
+			f, _, err := openFile(p, -1)
+			if errors.Is(err, fs.ErrNotExist) && slices.Contains(patterns, p) {
+				return nil, fail(ErrNoFiles, "%w%s", err, onHub(p))
+			}
+			if err != nil {
 				return nil, err
+			}
+			f.Close()
+			if ext == ".arrow" {
+				return nil, fail(ErrNoFiles, "%s", arrowFile(p))
 			}
 			return nil, fail(ErrNoFiles, "%s: not known as data by its name; known are %s, all but the first also with .gz or .zst", p, strings.Join(extensions, ", "))
 		}
@@ -424,6 +440,9 @@ func (d *Dataset) nameColumns() error {
 		names = names[:1]
 	}
 	names = append(names, d.src.Negatives...)
+	if d.src.Documents != "" {
+		names = append(names, d.src.Documents, d.src.Documents)
+	}
 	joins := map[string]int{}
 	for i, name := range names {
 		r := roleColumn{role: min(Role(i), Negative), picks: 1}
@@ -463,13 +482,24 @@ func (d *Dataset) nameColumns() error {
 	return nil
 }
 
+// firstText is the first of a list's texts that is a role's: of Documents' negatives the second.
+func (d *Dataset) firstText(role int) int {
+	if d.src.Documents != "" && d.roles[role].role == Negative {
+		return 1
+	}
+	return 0
+}
+
 // pick appends to dst which of the n texts that a row has for a role it uses in an epoch.
 func (d *Dataset) pick(dst []int, seed uint64, epoch int, row int64, role, n int) []int {
-	if d.roles[role].picks == AllNegatives {
-		for i := range n {
+	if first := d.firstText(role); d.roles[role].picks == AllNegatives {
+		for i := first; i < n; i++ {
 			dst = append(dst, i)
 		}
 		return dst
+	}
+	if d.src.Documents != "" {
+		return append(dst, 0)
 	}
 	return choose(dst, seed, epoch, row, role, n, d.roles[role].picks)
 }

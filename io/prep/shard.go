@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"contraflow/io/dataset"
@@ -201,6 +202,17 @@ func (c *Config) columnNames() []string {
 	return names
 }
 
+// scoreColumns are the columns of scores that are written: those of the first input, if all have as many, so that a recipe that names them fits
+// what is written too. Otherwise its first one has a list of all.
+func (c *Config) scoreColumns() []string {
+	first := c.Input[0].Scores
+	twice := len(slices.Compact(slices.Sorted(slices.Values(first)))) < len(first)
+	if twice || slices.ContainsFunc(c.Input, func(in Input) bool { return len(in.Scores) != len(first) }) {
+		return first[:1]
+	}
+	return first
+}
+
 // columns are those that are written, for texts of which some are lists.
 func (c *Config) columns(lists []bool) (cols []dataset.OutColumn) {
 	add := func(name string, t dataset.OutType) { cols = append(cols, dataset.OutColumn{Name: name, Type: t}) }
@@ -219,8 +231,8 @@ func (c *Config) columns(lists []bool) (cols []dataset.OutColumn) {
 	if in.Weight != "" {
 		add(in.Weight, dataset.FloatOut)
 	}
-	if len(in.Scores) > 0 {
-		add(in.Scores[0], dataset.NumbersOut)
+	for _, name := range c.scoreColumns() {
+		add(name, dataset.NumbersOut)
 	}
 	if len(c.Input) > 1 {
 		add("source", dataset.TextOut)
@@ -288,9 +300,16 @@ func (o *out) add(row *Row, b *dataset.Block, at int, s *Stats) error {
 	if in.Weight != "" {
 		number(b.Weight(at))
 	}
-	if len(in.Scores) > 0 {
+	switch names := c.scoreColumns(); len(names) {
+	case 0:
+	case 1:
 		v := next()
 		*v = append((*v).([][]float32), b.Scores(nil, at))
+	default:
+		for i := range names {
+			v := next()
+			*v = append((*v).([][]float32), b.Score(nil, at, i))
+		}
 	}
 	if len(c.Input) > 1 {
 		text(c.Input[row.Input].Name)

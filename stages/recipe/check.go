@@ -174,6 +174,12 @@ func (c *checker) checkData(d *Data) {
 func (c *checker) checkSource(s Source, key string) {
 	c.require(len(s.Path) > 0, key+".path", "is missing: files or globs of parquet, JSON lines or CSV")
 	c.require(s.Query != "", key+".query", "is missing: the column with the queries")
+	if s.Documents != "" {
+		c.require(s.Positive == "", key+".positive", "is among the documents already: %s.documents names a column with all of a row's", key)
+		c.require(len(s.Negatives) == 0, key+".negatives", "are among the documents already: %s.documents names a column with all of a row's", key)
+		c.require(s.Label == "", key+".label", "is for pairs: of documents, scores: %s names the column with a label of each", s.Label)
+		c.require(s.IDs == nil || !*s.IDs, key+".ids", "are not of documents, whose texts are tokenized here")
+	}
 	c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")
 }
 

@@ -27,6 +27,7 @@ type HeldOut struct {
 	Positive          string   `yaml:"positive"`
 	Negatives         []string `yaml:"negatives,omitempty"`
 	NegativesPerQuery Count    `yaml:"negatives_per_query,omitempty"` // of lists: the same ones each time
+	Documents         string   `yaml:"documents,omitempty"`
 	Weight            string   `yaml:"weight,omitempty"`
 	Label             string   `yaml:"label,omitempty"`
 	Scores            []string `yaml:"scores,omitempty"`
@@ -38,7 +39,7 @@ type HeldOut struct {
 // source is what a dataset that trains would be.
 func (h HeldOut) source() Source {
 	return Source{
-		Path: h.Path, Query: h.Query, Positive: h.Positive, Negatives: h.Negatives, NegativesPerQuery: h.NegativesPerQuery,
+		Path: h.Path, Query: h.Query, Positive: h.Positive, Negatives: h.Negatives, NegativesPerQuery: h.NegativesPerQuery, Documents: h.Documents,
 		Weight: h.Weight, Label: h.Label, Scores: h.Scores, Teacher: h.Teacher, Prompts: h.Prompts,
 	}
 }

@@ -370,6 +370,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 // checkColumns finds what a dataset lacks for its loss, or has beside it.
 func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	k, named := l.kind(), at+".name: "+l.Name
+	c.require(s.Documents == "", key+"documents", "is for model.kind: reranker; an embedder's rows have a positive, and negatives")
 	c.require(!k.single || s.Positive == "", key+"positive", "%s takes single texts with labels: data.train[].query names their column", named)
 	c.require(s.Positive != "" || k.single || k.takesSingle, key+"positive", "is missing: the column with the positives")
 	c.require(!k.label || s.Label != "", key+"label", "is missing: %s needs a column with each row's label", named)

@@ -489,7 +489,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 // files is a source as package dataset has it, for a loss; tokens: ids that prep has made are read in the texts' place.
 func (s Source) files(l Loss, tokens bool) dataset.Source {
 	return dataset.Source{
-		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery),
+		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
 		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
 	}
 }
@@ -528,7 +528,7 @@ func (x *Run) checkTeacher(l Loss, at string, size int) error {
 func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 	src := x.Recipe.Data.Train[i]
 	wanted := src.IDs != nil && *src.IDs
-	if src.IDs != nil && !wanted {
+	if src.IDs != nil && !wanted || src.Documents != "" {
 		return false, nil
 	}
 	ours, missing := x.text.Prepared(i, len(src.Negatives) > 0)

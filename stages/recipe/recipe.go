@@ -102,6 +102,7 @@ type Source struct {
 	Positive          string   `yaml:"positive"`
 	Negatives         []string `yaml:"negatives,omitempty"`
 	NegativesPerQuery Count    `yaml:"negatives_per_query,omitempty"`
+	Documents         string   `yaml:"documents,omitempty"`       // of a reranker: column of lists, each all of a row's documents, in the place of positive and negatives
 	Weight            string   `yaml:"weight,omitempty"`          // column of row weights
 	Label             string   `yaml:"label,omitempty"`           // column of a number per row
 	Scores            []string `yaml:"scores,omitempty"`          // columns of a teacher's scores, one per document

@@ -62,7 +62,7 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 		if l.Name == "bce" || l.Name == "mse" {
 			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
 		} else {
-			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse", named)
+			c.require(len(s.Negatives) > 0 || s.Documents != "", key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse, and documents: names a column with a list of them, of which scores: names one with a label of each", named)
 		}
 	}
 	c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")

@@ -99,6 +99,9 @@ func (x *Run) card(text string) hfmodel.Card {
 		if src.Positive != "" {
 			columns = append(columns, src.Positive)
 		}
+		if src.Documents != "" {
+			columns = append(columns, src.Documents)
+		}
 		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
 	}
 	c := hfmodel.Card{BaseModel: x.base(), Recipe: text, TrainingData: sources}

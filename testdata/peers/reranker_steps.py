@@ -1,5 +1,6 @@
 """Trains a small cross-encoder for 10 steps with every loss of rerankers, in contraflow and with sentence-transformers' losses of CrossEncoder
-(FlagEmbedding's, which are torch's cross entropy over groups, by hand), and compares the loss of every step.
+(FlagEmbedding's, which are torch's cross entropy over groups, by hand), and compares the loss of every step. Recipes of the former are what contraflow
+import makes of CrossEncoderTrainingArguments and the loss's name.
 
     python testdata/peers/reranker_steps.py CONTRAFLOW [LOSS ...]
 
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder import CrossEncoderTrainingArguments
 from sentence_transformers.cross_encoder import losses as L
 
 transformers.utils.logging.disable_progress_bar()
@@ -59,11 +61,14 @@ for i in range(STEPS * BATCH):
 
 
 def table(docs, scores=None, label=None):
-    """Rows as contraflow reads them: the first document and the others."""
+    """Rows as contraflow reads them, the first document and the others; and as sentence-transformers' losses do."""
     columns = {"query": [r["query"] for r in rows], "positive": [r[docs][0] for r in rows], "negatives": [r[docs][1:] for r in rows]}
     if scores:
         columns["scores"] = [[float(x) for x in r[scores]] for r in rows]
     source = {"path": str(work / "train.parquet"), "query": "query", "positive": "positive"}
+    columns["docs"] = [r[docs] for r in rows]
+    if docs == "even":
+        columns |= {f"d{k}": [r[docs][k] for r in rows] for k in range(4)}
     if label:
         del columns["negatives"]
         columns["label"] = [r["label"] for r in rows]
@@ -76,9 +81,25 @@ def table(docs, scores=None, label=None):
     return source
 
 
-def ours(loss, source):
+def imported(loss, columns):
+    """What contraflow import makes of a script with this loss."""
+    arguments = CrossEncoderTrainingArguments(
+        output_dir=str(work / "run"), per_device_train_batch_size=BATCH, learning_rate=LR, weight_decay=0.01, lr_scheduler_type="constant", max_grad_norm=0, max_steps=STEPS,
+        save_strategy="no", logging_steps=1, report_to="none", use_cpu=True)  # fmt: skip
+    settings = arguments.to_dict() | {
+        "arguments": type(arguments).__name__, "model": str(work / "start"), "max_length": 40, "train_dataset": str(work / "train.parquet"), "columns": columns, "loss": loss}  # fmt: skip
+    reply = subprocess.run([contraflow, "import", "-"], input=json.dumps(settings), capture_output=True, text=True)
+    if reply.returncode or "unknown" in reply.stderr or "without counterpart" in reply.stderr:
+        sys.exit(f"import of {loss}: exit {reply.returncode}: {reply.stderr}")
+    return reply.stdout
+
+
+def ours(loss, source, columns=None):
     out = work / "run"
     shutil.rmtree(out, ignore_errors=True)
+    if columns:
+        (work / "recipe.yaml").write_text(imported(loss, columns))
+        return trained(out, "model.dropout=0", "data.shuffle=false", "batch.sub_batch={rows: 7}")
     recipe = {
         "model": {"path": str(work / "start"), "kind": "reranker", "max_length": 40, "dropout": 0}, "data": {"train": [source], "shuffle": False},
         "batch": {"global_size": BATCH, "sub_batch": {"rows": 7}}, "loss": loss,
@@ -86,9 +107,14 @@ def ours(loss, source):
         "train": {"max_steps": STEPS, "precision": "f32"}, "eval": {"every": 0}, "save": {"dir": str(out)},
     }  # fmt: skip
     (work / "recipe.yaml").write_text(json.dumps(recipe))
-    reply = subprocess.run([contraflow, "train", "-c", str(work / "recipe.yaml"), "--quiet"], capture_output=True, text=True)
+    return trained(out)
+
+
+def trained(out, *sets):
+    more = [x for s in sets for x in ("--set", s)]
+    reply = subprocess.run([contraflow, "train", "-c", str(work / "recipe.yaml"), "--quiet", *more], capture_output=True, text=True)
     if reply.returncode:
-        sys.exit(f"{loss}: exit {reply.returncode}: {reply.stderr[-2000:]}")
+        sys.exit(f"exit {reply.returncode} of\n{(work / 'recipe.yaml').read_text()}\n{reply.stderr[-2000:]}")
     return [x["loss"] for x in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()) if "loss" in x]
 
 
@@ -146,25 +172,28 @@ def flag(first, taught):
     return step
 
 
-CASES = {
-    "cross_entropy": ({}, lambda: table("even"), flag(True, False)),
-    "kl": ({}, lambda: table("even", "taught"), flag(False, True)),
-    "distill": ({}, lambda: table("even", "taught"), flag(True, True)),
-    "list_net": ({}, lambda: table("docs", "graded"), listwise(L.ListNetLoss)),
-    "list_mle": ({}, lambda: table("docs", "graded"), listwise(L.ListMLELoss)),
-    "p_list_mle": ({}, lambda: table("docs", "graded"), listwise(L.PListMLELoss)),
-    "rank_net": ({}, lambda: table("docs", "graded"), listwise(L.RankNetLoss)),
-    "lambda": ({}, lambda: table("docs", "graded"), listwise(L.LambdaLoss)),
-    "lambda, k": ({"k": 2}, lambda: table("docs", "graded"), listwise(L.LambdaLoss, k=2)),
-    "bce": ({}, lambda: table("docs", label=True), pointwise(L.BinaryCrossEntropyLoss)),
-    "mse": ({}, lambda: table("docs", label=True), pointwise(L.MSELoss)),
-    "margin_mse": ({}, lambda: table("even", "taught"), margins),
+LISTS = ["query", "docs", "scores"]
+CASES = {  # with options of loss; or the peer's loss, with its columns
+    "cross_entropy": ({}, lambda: table("even"), flag(True, False), None),
+    "kl": ({}, lambda: table("even", "taught"), flag(False, True), None),
+    "distill": ({}, lambda: table("even", "taught"), flag(True, True), None),
+    "list_net": ("ListNetLoss", lambda: table("docs", "graded"), listwise(L.ListNetLoss), LISTS),
+    "list_mle": ("ListMLELoss", lambda: table("docs", "graded"), listwise(L.ListMLELoss), LISTS),
+    "list_mle, by label": ({"name": "ListMLELoss", "respect_input_order": False}, lambda: table("docs", "graded"), listwise(L.ListMLELoss, respect_input_order=False), LISTS),
+    "p_list_mle": ("PListMLELoss", lambda: table("docs", "graded"), listwise(L.PListMLELoss), LISTS),
+    "rank_net": ("RankNetLoss", lambda: table("docs", "graded"), listwise(L.RankNetLoss), LISTS),
+    "lambda": ({}, lambda: table("docs", "graded"), listwise(L.LambdaLoss), None),
+    "lambda, k": ({"name": "LambdaLoss", "k": 2}, lambda: table("docs", "graded"), listwise(L.LambdaLoss, k=2), LISTS),
+    "bce": ("BinaryCrossEntropyLoss", lambda: table("docs", label=True), pointwise(L.BinaryCrossEntropyLoss), ["query", "positive", "label"]),
+    "mse": ("MSELoss", lambda: table("docs", label=True), pointwise(L.MSELoss), ["query", "positive", "label"]),
+    "margin_mse": ("MarginMSELoss", lambda: table("even", "taught"), margins, ["query", "d0", "d1", "d2", "d3", "scores"]),
 }
 print("loss | first step | last step | largest relative error")
-for name, (more, source, step) in CASES.items():
+for name, (more, source, step, columns) in CASES.items():
     if only and name not in only:
         continue
-    got, want = ours({"name": name.split(",")[0], **more}, source()), theirs(step)
+    source = source()
+    got, want = ours(more if columns else {"name": name, **more}, source, columns), theirs(step)
     if len(got) != STEPS or abs(want[0] - want[-1]) < 1e-3 * abs(want[0]):
         sys.exit(f"{name}: {len(got)} steps, losses {want}: nothing to compare")
     worst = max(abs(a - b) / abs(b) for a, b in zip(got, want))

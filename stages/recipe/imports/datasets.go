@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -65,6 +64,7 @@ func (r *recipe) separate() {
 	if len(r.parts) == 0 {
 		r.parts = []part{{files: []string{"DATA"}}}
 		if !named {
+			r.open("data", "DATA")
 			r.assume("no data is named: put parquet or JSONL files in place of DATA")
 		} else {
 			r.fail("the mapping of datasets is empty: want {NAME: FILES, ...}")
@@ -329,7 +329,6 @@ func (r *recipe) ownLosses() {
 		}
 		r.apart = true
 		own := p.loss
-		own.surely = r.surely
 		own.loss()
 		own.remaining()
 		for _, e := range own.errs {
@@ -340,6 +339,9 @@ func (r *recipe) ownLosses() {
 		}
 		for _, s := range own.result.Without {
 			r.result.Without = append(r.result.Without, p.of()+s)
+		}
+		for _, s := range own.result.Open {
+			r.result.Open = once(r.result.Open, s)
 		}
 		for _, s := range own.result.Unknown {
 			r.result.Unknown = append(r.result.Unknown, p.of()+s)
@@ -376,14 +378,17 @@ func (r *recipe) source(p *part) string {
 	}
 	var files []string
 	for _, file := range p.files {
-		files = append(files, quote(r.file(file)))
+		for _, f := range r.file(file) {
+			files = append(files, quote(f))
+		}
 	}
 	if p.texts = p.columns; r.from == FlagEmbedding {
 		if p.texts = []string{"query", "pos", "neg"}; r.group < 2 {
 			p.texts = p.texts[:2]
 		}
 	}
-	inputs := loss.peer().inputs
+	of := loss.peer()
+	inputs := of.inputs
 	if r.from == FlagEmbedding {
 		inputs = ""
 	} else if len(p.texts) == 0 {
@@ -395,7 +400,10 @@ func (r *recipe) source(p *part) string {
 		}
 		r.assume("%sthe columns are called %s (a setting called columns would say: columns: %s)", p.of(), called, say)
 	}
-	if loss.peer().name == "margin_mse" && len(p.texts) > 4 {
+	if r.pairs {
+		r.pairColumns(p, of)
+	}
+	if of.name == "margin_mse" && len(p.texts) > 4 && !r.pairs {
 		inputs = "scores"
 		r.assume("%s%s has a list with a score of each document, not margins", p.of(), p.texts[len(p.texts)-1])
 	}
@@ -411,7 +419,9 @@ func (r *recipe) source(p *part) string {
 		text += flow(files)
 	}
 	text += ", query: " + plain(p.texts[0])
-	if len(p.texts) > 1 {
+	if of.lists {
+		text += ", documents: " + plain(p.texts[1])
+	} else if len(p.texts) > 1 {
 		text += ", positive: " + plain(p.texts[1])
 	}
 	if len(p.texts) > 2 {
@@ -443,23 +453,6 @@ func (r *recipe) ownLoss() string {
 	return "{" + strings.Join(options, ", ") + "}"
 }
 
-// file is a dataset's file, or all of a folder.
-func (r *recipe) file(file string) string {
-	if r.from != FlagEmbedding {
-		return file
-	}
-	if name := strings.TrimSuffix(file, "/"); strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
-		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
-	}
-	if path.Ext(file) == "" && file != "DATA" {
-		file = strings.TrimSuffix(file, "/") + "/*.jsonl" // a folder of them
-		if same, _ := r.yes("same_dataset_within_batch"); same {
-			r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
-		}
-	}
-	return file
-}
-
 // prompts are those of data.train: none where the settings have none, whatever the model has.
 func (r *recipe) prompts(p part) string {
 	var prompts []string
@@ -484,8 +477,11 @@ func (r *recipe) prompts(p part) string {
 	for _, s := range [][3]string{{"query_instruction_for_" + task, "query_instruction_format", "query"}, {"passage_instruction_for_" + task, "passage_instruction_format", "document"}} {
 		instruction, ok := r.word(s[0])
 		format, formatted := r.word(s[1])
+		if !formatted {
+			format = "{}{}"
+		}
 		if field := fields[s[2]]; ok && field != "" { // of an empty one too
-			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s", field, s[0], s[2])
+			r.assume("rows' own %s, which stands in place of %s there, is not read here: all rows of a dataset have its prompts.%s. %s", field, s[0], s[2], r.rowsPrompt(field, format))
 		}
 		front := ""
 		if r.reranks() && r.decoder() {
@@ -496,9 +492,6 @@ func (r *recipe) prompts(p part) string {
 				r.assume("a %s has %q in front, of model.template: so it is when FlagEmbedding scores; while it trains only %s puts something there", s[2], front, s[0])
 			}
 			continue
-		}
-		if !formatted {
-			format = "{}{}"
 		}
 		before, after, found := strings.Cut(strings.ReplaceAll(format, `\n`, "\n"), "{}")
 		between, rest, found2 := strings.Cut(after, "{}")
@@ -517,8 +510,14 @@ func (r *recipe) prompts(p part) string {
 	case nil:
 	case string:
 		add("query", v)
-		add("document", v)
+		if !r.pairs { // of which the first text alone has it
+			add("document", v)
+		}
 	case map[string]any:
+		if r.pairs {
+			r.fail("prompts: %sare one text of all datasets, or of each by its name: a CrossEncoder has none of columns", p.of())
+			break
+		}
 		query, positive, negative := r.byColumn(v, p.texts)
 		add("query", query)
 		if positive == negative {
@@ -531,6 +530,15 @@ func (r *recipe) prompts(p part) string {
 		r.wrong("prompts", "a text, or a mapping of columns, or of datasets, to texts", v)
 	}
 	return "{" + strings.Join(prompts, ", ") + "}"
+}
+
+// rowsPrompt says how rows' own prompts in a column are read after all.
+func (r *recipe) rowsPrompt(field, format string) string {
+	if !strings.HasSuffix(field, "query_prompt") && field != "prompt" {
+		return "Documents are lists, before whose texts no column goes: put them into the texts"
+	}
+	template := strings.Replace(strings.ReplaceAll(format, `\n`, "\n"), "{}", "{"+field+"}", 1)
+	return fmt.Sprintf("Where rows have one, query: %s reads it, without a query in prompts ({} is none)", quote(strings.Replace(template, "{}", "{query}", 1)))
 }
 
 // byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none.

@@ -83,14 +83,13 @@ func TestDatasetsNamed(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss"}}`:                                  "loss: has none for the dataset sts",
-		`{"train_dataset": {"nli": "n"}, "loss": {"nli": "CoSENTLoss", "stz": "CoSENTLoss"}}`:                         "loss: stz: no dataset is called so, but nli",
-		`{"train_dataset": "n", "loss": {"nli": "BinaryCrossEntropyLoss"}}`:                                           "loss: is a mapping, with nli: want datasets' names",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "BinaryCrossEntropyLoss", "sts": "CoSENTLoss"}}`: "nli: loss: BinaryCrossEntropyLoss is a CrossEncoder's",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": ["CoSENTLoss"], "sts": "CoSENTLoss"}}`:           "loss: nli: want the name of its class",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "columns": {"nlj": ["a", "b"]}}`:                                 "columns: nlj: no dataset is called so",
-		`{"train_dataset": {"nli": "n", "sts": "s"}, "columns": {"nli": ["a"]}}`:                                      "columns: nli: want a list of two names or more",
-		`{"columns": {"query": "a", "positive": "b"}}`:                                                                "columns: is a mapping, with positive: want datasets' names",
+		`{"train_dataset": "n", "loss": {"nli": "BinaryCrossEntropyLoss"}}`:                                 "loss: is a mapping, with nli: want datasets' names",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": "CoSENTLoss"}}`:                        "loss: has none for the dataset sts",
+		`{"train_dataset": {"nli": "n"}, "loss": {"nli": "CoSENTLoss", "stz": "CoSENTLoss"}}`:               "loss: stz: no dataset is called so, but nli",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": ["CoSENTLoss"], "sts": "CoSENTLoss"}}`: "loss: nli: want the name of its class",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "columns": {"nlj": ["a", "b"]}}`:                       "columns: nlj: no dataset is called so",
+		`{"train_dataset": {"nli": "n", "sts": "s"}, "columns": {"nli": ["a"]}}`:                            "columns: nli: want a list of two names or more",
+		`{"columns": {"query": "a", "positive": "b"}}`:                                                      "columns: is a mapping, with positive: want datasets' names",
 		`{"columns": "a"}`:                                                            "columns: want a list of two names or more",
 		`{"train_dataset": {}}`:                                                       "the mapping of datasets is empty",
 		`{"train_dataset": {"nli": null}}`:                                            "train_dataset: nli: want files, got null",

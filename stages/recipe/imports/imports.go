@@ -31,6 +31,7 @@ type Result struct {
 	Assumed []string // what the settings don't say
 	Without []string // settings that have no counterpart, each with what that means
 	Unknown []string // names that neither program has, each with the nearest that one has, if one is near
+	Open    []string // what somebody has to put into the recipe before it is one to train with: "a model in place of MODEL"
 }
 
 // Source is whose settings they are.
@@ -54,6 +55,7 @@ type recipe struct {
 	datasets int               // their number
 	apart    bool              // they have losses of their own
 	surely   bool              // the arguments say that they are an embedder's
+	pairs    bool              // they are a CrossEncoder's
 	group    int               // of FlagEmbedding's: a positive and its negatives
 	keys     map[string]string // full key: YAML
 	used     map[string]bool
@@ -222,6 +224,11 @@ func (r *recipe) set(key, value, fallback string) {
 
 func (r *recipe) assume(format string, args ...any) {
 	r.result.Assumed = once(r.result.Assumed, fmt.Sprintf(format, args...))
+}
+
+// open says what somebody has to put into the recipe.
+func (r *recipe) open(what, placeholder string) {
+	r.result.Open = once(r.result.Open, what+" in place of "+placeholder)
 }
 
 func (r *recipe) without(name, format string, args ...any) {

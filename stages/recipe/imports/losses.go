@@ -16,6 +16,7 @@ type peer struct {
 	rows   bool // a row's term is of that row alone
 
 	vectors bool // of a MultiVectorEncoder
+	lists   bool // of a CrossEncoder: a row has a list of documents, and one of their labels
 }
 
 // losses are those that contraflow has.
@@ -36,31 +37,8 @@ var losses = map[string]peer{
 	"MSELoss":                     {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
 }
 
-// crossEncoders are losses that sentence-transformers has for CrossEncoders alone. Others' names are those of losses for embedders as well.
-var crossEncoders = map[string]bool{
-	"BinaryCrossEntropyLoss": true, "CrossEntropyLoss": true, "LambdaLoss": true, "ListMLELoss": true, "ListNetLoss": true, "PListMLELoss": true, "RankNetLoss": true, "ADRMSELoss": true,
-}
-
 // ofBoth are losses of CrossEncoders whose names embedders' have as well.
 var ofBoth = map[string]bool{"MultipleNegativesRankingLoss": true, "CachedMultipleNegativesRankingLoss": true, "MSELoss": true, "MarginMSELoss": true}
-
-// embeds finds what tells that the arguments are a CrossEncoder's, or of another model that is none of an embedder.
-func (r *recipe) embeds() {
-	if r.from != SentenceTransformers {
-		return
-	}
-	class, _ := r.word("arguments") // FromPython's
-	switch class = class[strings.LastIndexByte(class, '.')+1:]; {
-	case strings.HasPrefix(class, "CrossEncoder"):
-		r.fail("arguments: %s are %s", class, crossEncoder)
-	}
-	r.surely = strings.HasPrefix(class, "SentenceTransformer") || r.sparse()
-	if v, ok := r.has("num_labels"); ok {
-		if name, _ := r.settings["loss"].(string); !strings.HasSuffix(strings.TrimSuffix(name, "()"), "SoftmaxLoss") { // which has them as well
-			r.fail("num_labels: %s are %s", show(v), crossEncoder)
-		}
-	}
-}
 
 // ofVectors tells whether the arguments are a MultiVectorEncoder's.
 func (r *recipe) ofVectors() bool {
@@ -68,8 +46,6 @@ func (r *recipe) ofVectors() bool {
 	module, _ := r.word("loss")
 	return r.from == SentenceTransformers && (strings.HasPrefix(class[strings.LastIndexByte(class, '.')+1:], "MultiVectorEncoder") || r.peer().vectors || strings.Contains(module, "multi_vector_encoder."))
 }
-
-const crossEncoder = "a CrossEncoder's, whose arguments are not converted: contraflow recipe reranker shows what its recipe looks like"
 
 // lossName is the name of the loss's class: of the one inside, where it is wrapped.
 func (r *recipe) lossName() (name string, given bool) {
@@ -90,6 +66,12 @@ func (r *recipe) peer() peer {
 	assumed := r.result.Assumed
 	name, _ := r.lossName()
 	r.result.Assumed = assumed
+	if r.pairs {
+		if name == "" {
+			name = "BinaryCrossEntropyLoss"
+		}
+		return crossEncoders[name]
+	}
 	return losses[name]
 }
 
@@ -133,6 +115,10 @@ func (r *recipe) distillation(t float64) {
 
 func (r *recipe) loss() {
 	if r.apart {
+		return
+	}
+	if r.pairs {
+		r.pairLoss()
 		return
 	}
 	if r.reranks() {
@@ -197,26 +183,25 @@ func (r *recipe) loss() {
 	case vectors && !ok:
 		r.assume("the loss is MultiVectorMultipleNegativesRankingLoss: no setting called loss names another")
 	case vectors && ours == "":
-		r.without("loss", "%s is not one of a MultiVectorEncoder that is converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe multi_vector lists the losses that there are", name)
+		r.choose(name, "it is not one of a MultiVectorEncoder", "multi_vector")
 	case !ok && sparse:
 	case !ok:
 		r.assume("the loss is MultipleNegativesRankingLoss: no setting called loss names another")
-	case crossEncoders[name] || strings.Contains(module, "cross_encoder."):
-		r.fail("loss: %s is %s", name, crossEncoder)
+	case ofCrossEncoders(name) || strings.Contains(module, "cross_encoder."):
+		r.choose(name, "it is a CrossEncoder's, and the arguments are not", "embedder")
 	case ours == "":
-		r.without("loss", "%s is not converted: the recipe has mnrl in its place, and all columns for texts. contraflow recipe embedder lists the losses that there are", name)
+		r.choose(name, "", "embedder")
 	default:
 		if ofBoth[name] && !r.surely {
-			r.assume("%s is an embedder's (a SentenceTransformer's): a CrossEncoder's, which is called so too, is not converted, and contraflow recipe reranker shows what its recipe looks like", name)
+			r.assume("%s is an embedder's (a SentenceTransformer's), and not a CrossEncoder's, which is called so too: arguments: CrossEncoderTrainingArguments would say that it is", name)
 		}
 		r.set("loss.name", ours, "mnrl")
 	}
-	if strings.Contains(name, "Symmetric") {
+	if strings.Contains(name, "Symmetric") && ours != "" {
 		r.keys["loss.directions"] = "[query_to_doc, doc_to_query]"
 		r.keys["loss.partition_mode"] = "per_direction"
 	}
-	switch ours {
-	case "", "mnrl", "gist":
+	if ours == "mnrl" || ours == "gist" || !ok {
 		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
 	}
 	for _, option := range []string{"scale", "temperature", "student_temperature", "teacher_temperature", "hardness_strength", "margin"} {
@@ -284,6 +269,7 @@ func (r *recipe) loss() {
 		guide, ok := r.word("guide")
 		if !ok {
 			guide = "GUIDE"
+			r.open("a guide", guide)
 			r.assume("no guide is named: put a model's folder or hub id in place of GUIDE")
 		}
 		r.keys["loss.guide"] = quote(guide)

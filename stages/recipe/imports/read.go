@@ -27,7 +27,8 @@ with its options) and, if the loss is to be measured on others, "eval_dataset" (
 Of a MultiVectorEncoder also what its modules have: "query_length", "document_length", "query_expansion" and "skiplist_words". Of a SparseEncoder
 name SpladeLoss's own loss "inner_loss".
 
-Arguments of a CrossEncoder are not converted: contraflow recipe reranker shows what recipes of such models look like.`
+Arguments of a CrossEncoder become a reranker's recipe. "columns" are the query, the document (or the list of documents, or the positive and negatives) and last
+the label (or the list of labels), in the order of the loss's inputs.`
 
 var python = regexp.MustCompile(`(?s)^\s*(#[^\n]*\n\s*|""".*?"""\s*|'''.*?'''\s*)*(import\s+\w|from\s+[\w.]+\s+import\s)`)
 

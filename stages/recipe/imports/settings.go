@@ -21,11 +21,14 @@ func (r *recipe) model() {
 	}
 	if !ok {
 		name = "MODEL"
+		r.open("a model", name)
 		r.assume("no model is named: put a folder or a hub id in place of MODEL")
 	}
 	r.keys["model.path"] = quote(name)
 
 	switch {
+	case r.pairs:
+		r.keys["model.kind"] = "reranker"
 	case r.reranks():
 		r.keys["model.kind"] = "reranker"
 		if r.decoder() {
@@ -43,7 +46,7 @@ func (r *recipe) model() {
 	if r.ofVectors() {
 		r.multiVector()
 	}
-	embeds := r.from == FlagEmbedding && !r.reranks() && !r.unified() // with defaults of its own
+	embeds := r.from == FlagEmbedding && !r.reranks() // with defaults of its own
 	if m, ok := r.word("sentence_pooling_method"); ok {
 		r.keys["model.pooling"] = plain(strings.TrimSuffix(m, "_token"))
 	} else if embeds {
@@ -63,14 +66,19 @@ func (r *recipe) model() {
 		}
 	}
 	switch {
-	case r.reranks():
+	case r.reranks() && !r.pairs:
 		r.keys["model.max_length"] = fmt.Sprint(q + p) // of the pair
 		r.used["max_len"] = true                       // which nothing there reads
 	case hasQ && hasP || r.from == FlagEmbedding:
 		r.keys["model.max_length"] = fmt.Sprintf("{query: %d, document: %d}", q, p)
 	default:
-		if n, ok := r.whole("max_seq_length"); ok {
-			r.keys["model.max_length"] = fmt.Sprint(n)
+		for _, name := range []string{"max_length", "max_seq_length"} {
+			if name == "max_length" && !r.pairs { // a CrossEncoder's older name of it
+				continue
+			}
+			if n, ok := r.whole(name); ok {
+				r.keys["model.max_length"] = fmt.Sprint(n)
+			}
 		}
 	}
 	for _, name := range []string{"gradient_checkpointing", "activation_checkpointing"} { // its newer name
@@ -292,7 +300,7 @@ func (r *recipe) layers() {
 }
 
 // reranks tells whether it trains a reranker.
-func (r *recipe) reranks() bool { return strings.Contains(r.program(), "reranker") }
+func (r *recipe) reranks() bool { return r.pairs || strings.Contains(r.program(), "reranker") }
 
 // decoder tells whether it trains a language model, for which it takes LoRA unless it is told not to.
 func (r *recipe) decoder() bool {
@@ -482,7 +490,7 @@ func (r *recipe) metric(name string) {
 	case err == nil:
 		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")
 		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
-			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.retrieval names, whose mean counts", name, measure)
+			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.%s names, whose mean counts", name, measure, map[bool]string{false: "retrieval", true: "rerank"}[r.reranks()])
 		}
 	case measure == "loss" && !r.measuresLoss():
 		r.without("metric_for_best_model", "%s: eval.loss measures it, on rows that eval_dataset would name; eval.metric: loss has save.best go by it", name)

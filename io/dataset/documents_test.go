@@ -1,0 +1,97 @@
+package dataset
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A list of all of a row's documents with a score each gives them as they stand in the file, as the goldens' script wrote it: the first is the
+// positive, and a row may have no other.
+func TestDocuments(t *testing.T) {
+	var want []shapeRow
+	readJSON(t, golden("shapes.json"), &want)
+	longest := 0
+	for _, file := range []string{"shapes.parquet", "shapes_f32.parquet", "shapes.jsonl"} {
+		for _, limit := range []blockLimit{defaultLimit, {7, 1 << 20}} {
+			d, err := open(t.Context(), Source{Paths: []string{golden(file)}, Query: "query", Documents: "pos", Scores: []string{"pos_scores"}}, limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x, err := d.Index(t.Context(), IndexConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows := make([]int64, len(want))
+			for i := range rows {
+				rows[i] = int64((i * 13) % len(rows))
+			}
+			examples, err := d.NewReader(ReaderConfig{Seed: 9}).Read(t.Context(), 1, rows)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, row := range rows {
+				r, e := &want[row], &examples[i]
+				longest = max(longest, len(r.Pos))
+				if !slices.Equal(e.Texts, append([]string{r.Query}, r.Pos...)) || !slices.Equal(e.Scores, r.PosScores) {
+					t.Fatalf("%s, row %d: texts %q, scores %v, want %q, %v", file, row, e.Texts, e.Scores, r.Pos, r.PosScores)
+				}
+				if got := x.Hashes(nil, 9, 1, row); !slices.Equal(got, e.Hashes) || len(got) != len(e.Texts) {
+					t.Fatalf("%s, row %d: the index has other texts than the reader", file, row)
+				}
+				if got, want := e.Starts, []int32{0, 1, 2, int32(len(e.Texts))}; !slices.Equal(got, want) {
+					t.Fatalf("%s, row %d: columns begin at %v, want %v", file, row, got, want)
+				}
+			}
+			if most := d.MostTexts(); limit == defaultLimit && most != 1+longest {
+				t.Errorf("%s: an example has %d texts at most, want %d", file, most, 1+longest)
+			}
+		}
+	}
+	if longest < 3 {
+		t.Fatalf("the longest list has %d texts", longest)
+	}
+}
+
+func TestDocumentsErrors(t *testing.T) {
+	dir := write(t, map[string]string{
+		"a.jsonl": `{"q": "a", "docs": ["x"], "text": "x", "labels": [1]}` + "\n" + `{"q": "b", "docs": ["x", "y"], "text": "x", "labels": [1, 0, 2]}` + "\n" + `{"q": "c", "docs": [], "text": "x", "labels": []}` + "\n",
+	})
+	base := Source{Paths: []string{dir + "/a.jsonl"}, Query: "q", Documents: "docs", Scores: []string{"labels"}}
+	d, err := Open(t.Context(), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for row, want := range map[int64]string{
+		1: "a.jsonl:2, column \"labels\": the row has 3 scores for its 2 documents: scores are one for each document, in their order",
+		2: "a.jsonl:3, column \"docs\": the list is null or empty",
+	} {
+		if _, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{row}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("row %d: %v, want %q", row, err, want)
+		}
+	}
+	if e, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0}); err != nil || len(e[0].Texts) != 2 {
+		t.Errorf("a row of one document: %v, %v", e, err)
+	}
+	for _, c := range []struct {
+		change func(*Source)
+		kind   error
+		want   string
+	}{
+		{func(s *Source) { s.Documents = "text" }, ErrColumnType, `column "text" is string, want list<string>: documents are lists`},
+		{func(s *Source) { s.Positive = "text" }, ErrMissingColumn, "there is no positive column beside it"},
+		{func(s *Source) { s.Documents = "{docs}" }, ErrMissingColumn, "no template"},
+	} {
+		src := base
+		c.change(&src)
+		if _, err := Open(t.Context(), src); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	src := base
+	src.Documents, src.Positive, src.Negatives, src.NegativesPerQuery = "", "docs", []string{"docs"}, AllNegatives
+	if other, err := Open(t.Context(), src); err != nil || other.Fingerprint() == d.Fingerprint() {
+		t.Errorf("%v: one fingerprint for documents and for their parts", err)
+	}
+}

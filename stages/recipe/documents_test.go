@@ -1,0 +1,88 @@
+package recipe
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/checkpoint"
+)
+
+// A reranker's rows of all documents with a label of each train as those of a positive and its negatives do, bit by bit, on any ranks; one document
+// is a row too. (What the losses are of such rows testdata/peers/reranker_steps.py compares with sentence-transformers'.)
+func TestDocuments(t *testing.T) {
+	j := newJob(t, 30)
+	var lists strings.Builder
+	for i := range 12 {
+		var docs []string
+		var labels []int
+		for k := range 1 + i%4 {
+			docs, labels = append(docs, strings.Join(j.words[(i+k)%9:(i+k)%9+3], " ")), append(labels, (i+2*k)%3)
+		}
+		row := map[string]any{"q": j.words[i], "docs": docs, "p": docs[0], "n": docs[1:], "labels": labels}
+		text, err := json.Marshal(row)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lists.Write(append(text, '\n'))
+	}
+	path := filepath.Join(j.dir, "lists.jsonl")
+	if err := os.WriteFile(path, []byte(lists.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	train := func(name, columns string, sets ...string) ([]float64, error) {
+		_, err := j.run(t, name, checkpoint.Disk{}, 0, false, append([]string{
+			"model.kind=reranker", "train.max_steps=3", "batch.global_size=4", "loss.name=lambda", fmt.Sprintf("data.train=[{path: %q, query: q, %s, scores: labels}]", path, columns),
+			fmt.Sprintf("eval.loss={path: %q, query: q, %s, scores: labels}", path, columns),
+		}, sets...)...)
+		if err != nil {
+			return nil, err
+		}
+		var losses []float64 // steps' and the evaluation's
+		for _, line := range j.lines(t, name) {
+			if v, ok := line["loss"].(float64); ok {
+				losses = append(losses, v)
+			}
+		}
+		return losses, nil
+	}
+	want, err := train("parts", "positive: p, negatives: [n], negatives_per_query: all")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := train("lists", "documents: docs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(want) < 3 || !slices.Equal(got, want) {
+		t.Errorf("losses %v of lists of documents, %v of their parts", got, want)
+	}
+	if _, err := train("ranks", "documents: docs", "mesh.replicate=2", "batch.sub_batch={rows: 3}"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDocumentsKeys(t *testing.T) {
+	const text = "model: {path: m, kind: %s}\ndata:\n  train:\n    - {path: d, query: q, %s}\nloss: %s\nsave: {dir: s}\n"
+	for _, c := range []struct{ kind, columns, loss, want string }{
+		{"reranker", "documents: docs, scores: labels", "lambda", ""},
+		{"reranker", "documents: docs, scores: labels", "bce", ""},
+		{"reranker", "documents: docs", "cross_entropy", ""},
+		{"reranker", "documents: docs", "list_net", "data.train[0].scores: are missing"},
+		{"reranker", "documents: docs", "bce", "data.train[0].label: is missing"},
+		{"reranker", "documents: docs, label: labels", "lambda", "data.train[0].label: is for pairs: of documents, scores: labels names the column with a label of each"},
+		{"reranker", "documents: docs, positive: p, scores: labels", "lambda", "data.train[0].positive: is among the documents already"},
+		{"reranker", "documents: docs, negatives: [n], scores: labels", "lambda", "data.train[0].negatives: are among the documents already"},
+		{"reranker", "positive: docs, label: labels", "lambda", "documents: names a column with a list of them, of which scores: names one with a label of each"},
+		{"embedder", "documents: docs, scores: labels", "distill_kl", "data.train[0].documents: is for model.kind: reranker"},
+	} {
+		_, err := Parse("recipe", []byte(fmt.Sprintf(text, c.kind, c.columns, c.loss)), nil)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s, %s: %v, want %q", c.columns, c.loss, err, c.want)
+		}
+	}
+}

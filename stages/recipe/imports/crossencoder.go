@@ -1,0 +1,156 @@
+package imports
+
+import (
+	"fmt"
+	"strings"
+)
+
+// crossEncoders are the losses of sentence-transformers' CrossEncoders that a reranker here has too, with the same meaning (package loss, Groups).
+// Some names are those of losses for embedders as well.
+var crossEncoders = map[string]peer{
+	"BinaryCrossEntropyLoss": {name: "bce", inputs: "query answer label"},
+	"MSELoss":                {name: "mse", inputs: "query answer label"},
+	"MarginMSELoss":          {name: "margin_mse", inputs: "query positive negative scores"},
+	"LambdaLoss":             {name: "lambda", inputs: "query docs scores", lists: true},
+	"RankNetLoss":            {name: "rank_net", inputs: "query docs scores", lists: true},
+	"ListNetLoss":            {name: "list_net", inputs: "query docs scores", lists: true},
+	"ListMLELoss":            {name: "list_mle", inputs: "query docs scores", lists: true},
+	"PListMLELoss":           {name: "p_list_mle", inputs: "query docs scores", lists: true},
+}
+
+// ofCrossEncoders tells a loss that CrossEncoders alone have.
+func ofCrossEncoders(name string) bool {
+	_, ours := crossEncoders[name]
+	_, embeds := losses[name]
+	return ours && !embeds || name == "CrossEntropyLoss" || name == "ADRMSELoss"
+}
+
+// embeds finds out whether the arguments are a CrossEncoder's, or an embedder's: their class says so, or else what only one of them has.
+func (r *recipe) embeds() {
+	if r.from != SentenceTransformers {
+		return
+	}
+	class, _ := r.word("arguments") // FromPython's
+	class = class[strings.LastIndexByte(class, '.')+1:]
+	r.surely = strings.HasPrefix(class, "SentenceTransformer") || r.sparse()
+	labels, some := r.whole("num_labels")
+	for _, of := range append([]*recipe{r}, r.ownRecipes()...) {
+		module, _ := of.word("loss")
+		name := lossClass(module)
+		r.pairs = r.pairs || strings.Contains(module, "cross_encoder.") || ofCrossEncoders(name)
+		some = some && name != "SoftmaxLoss" // which has them as well
+	}
+	r.pairs = (r.pairs || some) && !r.surely && !r.ofVectors() || strings.HasPrefix(class, "CrossEncoder")
+	for _, own := range r.ownRecipes() {
+		own.pairs, own.surely = r.pairs, r.surely
+	}
+	if r.pairs && some && labels != 1 {
+		r.without("num_labels", "%d: a reranker gives one score, and no classes", labels)
+	}
+}
+
+// ownRecipes are those of datasets' own losses.
+func (r *recipe) ownRecipes() (all []*recipe) {
+	for _, p := range r.parts {
+		if p.loss != nil {
+			all = append(all, p.loss)
+		}
+	}
+	return all
+}
+
+// pairLoss makes a reranker's loss of a CrossEncoder's.
+func (r *recipe) pairLoss() {
+	name, ok := r.lossName()
+	if !ok {
+		name = "BinaryCrossEntropyLoss" // the trainer's, of one label
+		r.assume("the loss is BinaryCrossEntropyLoss, the trainer's: no setting called loss names another")
+	}
+	ours := crossEncoders[name].name
+	if ours == "" {
+		why := noCounterpart[name]
+		switch name {
+		case "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss":
+			why = "it takes other rows' documents for negatives, which a reranker's groups do not see here. cross_entropy takes each row's own, which contraflow mine finds"
+		}
+		if why == "" {
+			why = "it is not one of a CrossEncoder"
+		}
+		r.choose(name, why, "reranker")
+		for _, option := range []string{"num_negatives", "scale", "activation_fn", "alpha", "mini_batch_size"} {
+			r.has(option)
+		}
+		return
+	}
+	if scheme, given := r.settings["weighting_scheme"]; given && name == "LambdaLoss" {
+		ours = r.weighting(scheme)
+	}
+	if w, given := r.settings["lambda_weight"]; given && name == "PListMLELoss" {
+		if r.used["lambda_weight"] = true; w == nil {
+			ours = "list_mle"
+		} else if lossClass(fmt.Sprint(w)) != "PListMLELambdaWeight" {
+			r.without("lambda_weight", "%s; ranks have PListMLELambdaWeight's weights", show(w))
+		}
+	}
+	r.keys["loss.name"] = ours
+	for _, option := range []string{"pos_weight", "k", "sigma"} {
+		if v, ok := r.number(option); ok {
+			r.keys["loss."+option] = num(v)
+		}
+	}
+	if v, ok := r.number("mu"); ok && ours == "lambda" && (r.keys["loss.weighting"] == "" || r.keys["loss.weighting"] == "ndcg_loss2pp") {
+		r.set("loss.mu", num(v), "10")
+	}
+	if r.keys["loss.sigma"] == "1" {
+		delete(r.keys, "loss.sigma")
+	}
+	if v, ok := r.yes("respect_input_order"); ok && !v {
+		r.keys["loss.by_label"] = "true"
+	}
+	if v, ok := r.word("reduction_log"); ok && v != "binary" {
+		r.without("reduction_log", "%s; logarithms are of base 2, with which the loss is 1/ln 2 times as large", v)
+	}
+	if v, ok := r.number("eps"); ok && v != 1e-10 {
+		r.without("eps", "%s; it is 1e-10", num(v))
+	}
+	if v, ok := r.word("activation_fn"); ok && !strings.Contains(v, "Identity") {
+		r.without("activation_fn", "%s; scores go into the loss as they are", v)
+	}
+}
+
+// weighting sets how LambdaLoss weights pairs. Without weights it is RankNet's.
+func (r *recipe) weighting(scheme any) (loss string) {
+	r.used["weighting_scheme"] = true
+	if scheme == nil {
+		return "rank_net"
+	}
+	s := show(scheme)
+	if m, ok := scheme.(map[string]any); ok && m["mu"] != nil { // {name: NDCGLoss2PPScheme, mu: 5}
+		if _, beside := r.settings["mu"]; !beside {
+			r.settings["mu"] = m["mu"]
+		}
+	}
+	for class, ours := range map[string]string{"NDCGLoss2PPScheme": "ndcg_loss2pp", "NDCGLoss2Scheme": "ndcg_loss2", "NDCGLoss1Scheme": "ndcg_loss1", "LambdaRankScheme": "lambda_rank", "NoWeightingScheme": "rank_net"} {
+		switch {
+		case !strings.Contains(s, class):
+		case ours == "rank_net":
+			return ours
+		default:
+			r.set("loss.weighting", ours, "ndcg_loss2pp")
+			return "lambda"
+		}
+	}
+	r.without("weighting_scheme", "%s; NDCGLoss2PPScheme is taken", s)
+	return "lambda"
+}
+
+// pairColumns finds columns that are not those of a CrossEncoder's loss.
+func (r *recipe) pairColumns(p *part, of peer) {
+	want := len(strings.Fields(of.inputs))
+	if n := len(p.texts); want > 0 && (n < want || n > want && of.name != "margin_mse") {
+		r.fail("columns: %s%v are %d: %s takes %d, such as %s", p.of(), names(p.texts), n, of.name, want, names(strings.Fields(of.inputs)))
+	}
+	if of.name == "margin_mse" {
+		r.assume("%s%s has a list with a score of each document, the positive's first; of differences of scores rerankers do not learn here", p.of(), p.texts[len(p.texts)-1])
+	}
+}

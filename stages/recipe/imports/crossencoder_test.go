@@ -1,0 +1,108 @@
+package imports_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/stages/recipe"
+	"contraflow/stages/recipe/imports"
+)
+
+func list(words ...any) []any { return words }
+
+// A CrossEncoder's settings become a reranker's recipe, with what TrainingArguments have, its columns and its loss's options; nothing of them is
+// unknown. (What each loss computes testdata/peers/reranker_steps.py compares.)
+func TestCrossEncoder(t *testing.T) {
+	const class = "CrossEncoderTrainingArguments"
+	for _, c := range []struct {
+		s    imports.Settings
+		want recipe.Source
+		loss recipe.Loss
+		said string // "assumed" and "without counterpart", of which there is nothing else
+	}{
+		{imports.Settings{"arguments": class, "columns": list("q", "a", "score")}, recipe.Source{Query: "q", Positive: "a", Label: "score"}, recipe.Loss{Name: "bce"}, "the loss is BinaryCrossEntropyLoss, the trainer's"},
+		{imports.Settings{"loss": map[string]any{"name": "BinaryCrossEntropyLoss", "pos_weight": 5.0, "activation_fn": "torch.nn.modules.linear.Identity"}}, recipe.Source{Query: "query", Positive: "answer", Label: "label"}, recipe.Loss{Name: "bce", PosWeight: 5}, "the columns are called query, answer, label"},
+		{imports.Settings{"loss": "sentence_transformers.cross_encoder.losses.MSELoss()", "columns": list("q", "a", "l"), "activation_fn": "torch.nn.modules.activation.Sigmoid"}, recipe.Source{Query: "q", Positive: "a", Label: "l"}, recipe.Loss{Name: "mse"}, "activation_fn: torch.nn.modules.activation.Sigmoid; scores go into the loss as they are"},
+		{imports.Settings{"loss": "MarginMSELoss", "num_labels": 1.0, "columns": list("q", "p", "n1", "n2", "s")}, recipe.Source{Query: "q", Positive: "p", Negatives: []string{"n1", "n2"}, Scores: []string{"s"}}, recipe.Loss{Name: "margin_mse"}, "s has a list with a score of each document"},
+		{imports.Settings{"loss": map[string]any{"name": "cross_encoder.losses.LambdaLoss", "weighting_scheme": "sentence_transformers.cross_encoder.losses.LambdaLoss.LambdaRankScheme", "k": 10.0, "sigma": 2.0}, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "lambda", Weighting: "lambda_rank", K: 10, Sigma: 2}, ""},
+		{imports.Settings{"loss": "LambdaLoss", "weighting_scheme": nil, "columns": list("q", "docs", "labels"), "reduction_log": "natural", "eps": 1e-10}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "rank_net"}, "reduction_log: natural; logarithms are of base 2"},
+		{imports.Settings{"loss": "PListMLELoss", "lambda_weight": "PListMLELambdaWeight", "respect_input_order": true, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "p_list_mle"}, ""},
+		{imports.Settings{"arguments": class, "loss": "ListMLELoss", "respect_input_order": false, "columns": list("q", "docs", "labels"), "prompts": "query: "}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}, Prompts: &recipe.Prompts{Query: "query: "}}, recipe.Loss{Name: "list_mle", ByLabel: true}, ""},
+		{imports.Settings{"num_labels": 3.0, "loss": "BinaryCrossEntropyLoss", "columns": list("q", "a", "l")}, recipe.Source{Query: "q", Positive: "a", Label: "l"}, recipe.Loss{Name: "bce"}, "num_labels: 3: a reranker gives one score"},
+	} {
+		for k, v := range (imports.Settings{"model": "m", "train_dataset": "d.parquet", "learning_rate": 3e-5, "per_device_train_batch_size": 16.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "max_steps": 50.0, "save_steps": 20.0, "max_length": 256.0, "bf16": true}) {
+			c.s[k] = v
+		}
+		r, res := convert(t, imports.SentenceTransformers, c.s, 1)
+		if r.Model.Kind != "reranker" || r.Model.MaxLength.Document != 256 || r.Model.Truncation != "" || r.Optimizer.LR != 3e-5 || r.Optimizer.Schedule.Name != "cosine" || r.Batch.GlobalSize != 16 || r.Batch.DropLast || r.Train.MaxSteps != 50 || r.Save.Every.Steps != 20 || r.Train.Precision != "bf16" {
+			t.Errorf("%v:\n%s", c.s, res.Recipe)
+		}
+		d, l := r.Data.Train[0], r.Loss
+		if c.want.Prompts == nil {
+			c.want.Prompts = &recipe.Prompts{}
+		}
+		if d.Query != c.want.Query || d.Positive != c.want.Positive || d.Label != c.want.Label || d.Documents != c.want.Documents || !slices.Equal(d.Negatives, c.want.Negatives) || !slices.Equal(d.Scores, c.want.Scores) || *d.Prompts != *c.want.Prompts {
+			t.Errorf("%v: data is %+v in\n%s", c.s, d, res.Recipe)
+		}
+		if l.Name != c.loss.Name || l.PosWeight != c.loss.PosWeight || l.Weighting != c.loss.Weighting || l.K != c.loss.K || l.Sigma != c.loss.Sigma || l.ByLabel != c.loss.ByLabel {
+			t.Errorf("%v: the loss is %+v in\n%s", c.s, l, res.Recipe)
+		}
+		said := slices.Concat(res.Assumed, res.Without, res.Unknown)
+		if len(said) > 1 || (len(said) == 0) != (c.said == "") || !strings.Contains(strings.Join(said, "\n"), c.said) {
+			t.Errorf("%v: %q", c.s, said)
+		}
+	}
+}
+
+// What a CrossEncoder has and rerankers have not is to be chosen, or an error; and embedders' settings stay embedders'.
+func TestCrossEncoderWithout(t *testing.T) {
+	const class = "CrossEncoderTrainingArguments"
+	for _, c := range []struct {
+		s    imports.Settings
+		said string
+	}{
+		{imports.Settings{"arguments": class, "loss": "CachedMultipleNegativesRankingLoss", "num_negatives": 4.0, "scale": 10.0, "mini_batch_size": 16.0}, "it takes other rows' documents for negatives"},
+		{imports.Settings{"loss": "CrossEntropyLoss", "num_labels": 3.0}, "it trains a classifier of pairs; a reranker gives one score"},
+		{imports.Settings{"loss": "ADRMSELoss", "alpha": 1.0}, "it compares ranks"},
+		{imports.Settings{"arguments": class, "loss": "CoSENTLoss"}, "it is not one of a CrossEncoder"},
+		{imports.Settings{"arguments": class, "loss": "LamdaLoss"}, "did you mean LambdaLoss?"},
+	} {
+		res, err := imports.Convert(imports.SentenceTransformers, c.s, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := recipe.Parse("imported", []byte(res.Recipe), nil); err == nil || !strings.Contains(err.Error(), `loss.name: is "LOSS"`) || !strings.Contains(strings.Join(res.Without, "\n"), c.said) || len(res.Unknown) > 0 {
+			t.Errorf("%v: %v, without %q, unknown %q", c.s, err, res.Without, res.Unknown)
+		}
+		if !strings.Contains(res.Recipe, "kind: reranker") {
+			t.Errorf("%v:\n%s", c.s, res.Recipe)
+		}
+	}
+	for want, s := range map[string]imports.Settings{
+		"prompts: are one text of all datasets": {"arguments": class, "prompts": map[string]any{"query": "q: "}},
+		"columns: [q, a] are 2: bce takes 3":    {"arguments": class, "columns": []any{"q", "a"}},
+		"columns: [q, a, b, c] are 4: lambda":   {"loss": "LambdaLoss", "columns": []any{"q", "a", "b", "c"}},
+	} {
+		if _, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	for loss, both := range map[string]bool{"MSELoss": true, "CachedMultipleNegativesRankingLoss": true, "MarginMSELoss": true, "CoSENTLoss": false, "losses.TripletLoss": false} {
+		for _, class := range []any{nil, "SentenceTransformerTrainingArguments"} {
+			s := imports.Settings{"loss": loss, "arguments": class}
+			if strings.HasSuffix(loss, "TripletLoss") {
+				s["columns"] = list("a", "p", "n")
+			}
+			r, res := convert(t, imports.SentenceTransformers, s, 1)
+			if strings.Contains(res.Recipe, "arguments: CrossEncoderTrainingArguments") != (both && class == nil) || len(res.Unknown)+len(res.Without) > 0 || r.Model.Kind != "embedder" {
+				t.Errorf("%s of %v:\n%s", loss, class, res.Recipe)
+			}
+		}
+	}
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"arguments": class, "train_dataset": map[string]any{"a": "a.parquet", "b": "b.parquet"}, "loss": map[string]any{"a": "BinaryCrossEntropyLoss", "b": "LambdaLoss"}, "prompts": map[string]any{"a": "x: "}}, 1)
+	a, b := r.Data.Train[0], r.Data.Train[1]
+	if a.Loss.Name != "bce" || a.Label != "label" || a.Prompts.Query != "x: " || a.Prompts.Document != "" || b.Loss.Name != "lambda" || b.Documents != "docs" || b.Prompts.Query != "" {
+		t.Errorf("%s", res.Recipe)
+	}
+}

@@ -1,0 +1,51 @@
+package imports
+
+import (
+	"os"
+	"path"
+	"strings"
+
+	"contraflow/io/dataset"
+)
+
+// file is what a dataset's file, folder or name is called here. sentence-transformers' may be on the Hugging Face hub. FlagEmbedding takes a folder's .json and .jsonl files, and no others: what of them is
+// there, in a folder that is.
+func (r *recipe) file(file string) []string {
+	if r.from != FlagEmbedding && dataset.HubName(file) {
+		url := "hf://datasets/" + file
+		r.assume("%s is not here, and is taken for a dataset's name on the Hugging Face hub: %s is all of its files, of all configurations and splits. Those of one, as most are laid out: %[2]s/data/train-*.parquet, or with the configuration's name in place of data", file, url)
+		return []string{url}
+	}
+	if r.from != FlagEmbedding {
+		return []string{file}
+	}
+	name := strings.TrimSuffix(file, "/")
+	if strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
+		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
+	}
+	entries, err := os.ReadDir(name)
+	if _, there := os.Stat(name); err != nil && (there == nil || path.Ext(file) != "" || file == "DATA") {
+		return []string{file}
+	}
+	if same, _ := r.yes("same_dataset_within_batch"); same {
+		r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
+	}
+	var kinds []string
+	for _, kind := range []string{".jsonl", ".json"} {
+		for _, e := range entries {
+			if strings.HasSuffix(e.Name(), kind) {
+				kinds = append(kinds, name+"/*"+kind)
+				break
+			}
+		}
+	}
+	switch {
+	case kinds != nil:
+		return kinds
+	case err == nil:
+		r.assume("%s has no .json and no .jsonl files, which are what FlagEmbedding takes of a folder: the recipe names them, and training will find none", file)
+	case left.FindString(file) == "": // which variables tells of
+		r.assume("%s is not there, seen from the folder that import runs in: it is taken for a folder, with all of its .json and .jsonl files", file)
+	}
+	return []string{name + "/*.json*"}
+}
