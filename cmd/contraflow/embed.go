@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +23,7 @@ type modelFlags struct {
 	queries   int // --query-max-length, of eval
 	cut       int
 	precision string
-	prompt    string
+	options   []embedder.Option // besides those of flags
 }
 
 func (f *modelFlags) add(cmd *cobra.Command) {
@@ -47,7 +46,7 @@ func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(notes(cmd))}
+	opts := append([]embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(notes(cmd))}, f.options...)
 	if bf16 {
 		opts = append(opts, embedder.BF16())
 	}
@@ -106,6 +105,7 @@ func (p *partFlags) fusion(e *embedder.Embedder) (map[string]float64, error) {
 
 func newEmbed() *cobra.Command {
 	var f modelFlags
+	var prompts promptFlags
 	var input []string
 	var parts bool
 	var most int
@@ -119,13 +119,13 @@ func newEmbed() *cobra.Command {
 To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their paths), as numpy.load reads them: float32, [rows, dimensions].
 
 Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their weights.`,
-		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --output docs.emb.parquet
-  contraflow embed --model q/model --input docs.csv --output docs.npy
+		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --prompt document --output docs.emb.parquet
+  contraflow embed --model q/model --input docs.csv --prompt document --output docs.npy
   contraflow embed --model q/model --text "reads a file"`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if len(texts) == 0 && (len(input) == 0 || output == "") {
-				return usageError{errors.New("give --input, --column and --output, or --text")}
+				return missing(errors.New("give --input, --column and --output, or --text"))
 			}
 			if len(texts) > 0 && len(input)+len(output) > 0 {
 				return usageError{errors.New("--text prints embeddings, --input and --output write them: give one or the other")}
@@ -139,21 +139,18 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 			if npy && (parts || cmd.Flags().Changed("output-column")) {
 				return usageError{fmt.Errorf("--output %s has the embeddings alone: --parts and --output-column are for parquet", output)}
 			}
-			if f.prompt == "query" { // which only models that give vectors of tokens alone cut apart
+			if prompts.name == "query" { // which only models that give vectors of tokens alone cut apart
 				f.queries = f.maxLength
 			}
+			f.options = prompts.options(cmd)
 			e, err := f.load(cmd)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
-			if !cmd.Flags().Changed("prompt") {
-				if f.prompt = e.DefaultPrompt(); e.VectorsAlone() {
-					f.prompt = cmp.Or(f.prompt, "document")
-				}
-				if f.prompt == "query" && e.VectorsAlone() && f.maxLength > 0 {
-					return usageError{fmt.Errorf("--max-length: by its default prompt %s reads texts as queries; with --prompt query they are cut so", f.path)}
-				}
+			prompt, err := prompts.settle(cmd, &f, e)
+			if err != nil {
+				return err
 			}
 			if e.Sparse() && (npy || cmd.Flags().Changed("output-column")) {
 				return usageError{fmt.Errorf("%s is a sparse encoder: its embeddings are the columns lexical_ids and lexical_weights of a parquet file, not --output-column or .npy", f.path)}
@@ -171,25 +168,25 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 				return usageError{fmt.Errorf("%s gives vectors of tokens and no embeddings: --parts has them written, as token_vectors", f.path)}
 			}
 			if len(texts) > 0 && e.Sparse() {
-				return printSparse(cmd, e, f.prompt, texts, most)
+				return printSparse(cmd, e, prompt, texts, most)
 			}
 			if e.Sparse() {
-				return embedSparse(cmd, e, f.prompt, input, column, output, most)
+				return embedSparse(cmd, e, prompt, input, column, output, most)
 			}
 			if len(texts) > 0 && parts {
-				return printParts(cmd, e, f.prompt, texts)
+				return printParts(cmd, e, prompt, texts)
 			}
 			if len(texts) > 0 {
-				return printEmbeddings(cmd, e, f.prompt, texts)
+				return printEmbeddings(cmd, e, prompt, texts)
 			}
 			if npy {
-				return embedNPY(cmd, e, f.prompt, input, column, output)
+				return embedNPY(cmd, e, prompt, input, column, output)
 			}
 			of := embeddings
 			if parts {
 				of = allParts
 			}
-			_, err = embedTable(cmd, e, f.prompt, input, column, output, of(cmd.Context(), e, f.prompt, outputColumn))
+			_, err = embedTable(cmd, e, prompt, input, column, output, of(cmd.Context(), e, prompt, outputColumn))
 			return err
 		},
 	}
@@ -198,7 +195,7 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 	cmd.Flags().StringVar(&output, "output", "", "the file to write: .parquet, or .npy")
 	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")
 	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
-	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt). A multi_vector reads texts as queries with query, as documents otherwise (default: document)")
+	prompts.add(cmd)
 	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides; of a multi_vector token_vectors alone")
 	cmd.Flags().IntVar(&most, "max-active", 0, "of a sparse encoder: no more than so many features of a text, those with the largest weights (default: all)")
 	f.add(cmd)
@@ -397,7 +394,7 @@ func ofTexts(texts []string, err error) error {
 // ofPrompt names the flag where a model lacks the prompt that it gives.
 func ofPrompt(err error) error {
 	if errors.Is(err, embedder.ErrNoPrompt) {
-		return usageError{fmt.Errorf("--prompt: %w", err)}
+		return usageError{fmt.Errorf("--prompt: %w; --prompt-text puts a text of yours before each", err)}
 	}
 	return err
 }

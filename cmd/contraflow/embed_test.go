@@ -68,7 +68,7 @@ func TestEmbedNoPrompt(t *testing.T) {
 	if err := os.WriteFile(in, []byte("text\na\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const want = `contraflow: --prompt: no such prompt: "foo"; the model has "document", "query"` + "\n"
+	const want = `contraflow: --prompt: no such prompt: "foo"; the model has "document", "query"; --prompt-text puts a text of yours before each` + "\n"
 	for _, args := range [][]string{{"--text", "a"}, {"--input", in, "--output", filepath.Join(dir, "x.npy")}} {
 		if r := contraflow(t, "", append([]string{"embed", "--model", goldens.Path(t, "bert/minilm-tiny"), "--prompt", "foo"}, args...)...); r.code != 2 || !strings.HasPrefix(r.stderr, want) {
 			t.Errorf("%v: exit code %d\n%s", args, r.code, r.stderr)

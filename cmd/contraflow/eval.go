@@ -47,7 +47,7 @@ rank correlation, and Pearson's.
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			switch retrieval := queries != nil; {
 			case retrieval == (sts != ""):
-				return usageError{errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts")}
+				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts"))
 			case !retrieval && (corpus+qrels+docPrompt+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --document-prompt, --part, --weights, --run and --bm25 are for --queries")}
 			case retrieval && cmd.Flags().Changed("columns"):

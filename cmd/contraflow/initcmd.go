@@ -53,7 +53,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 			}
 			switch given := cmd.Flags().Changed; {
 			case tokenizer == "" && distilled == "" && len(input) == 0:
-				return usageError{errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer or --distill instead")}
+				return missing(errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer or --distill instead"))
 			case tokenizer == "" && distilled == "":
 			case !spec.Static:
 				return usageError{errors.New("--tokenizer and --distill are for --static; an encoder gets a vocabulary of --input")}

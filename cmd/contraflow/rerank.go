@@ -44,7 +44,7 @@ of the documents that are reranked (--top).`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			scores, measures := len(f.input) > 0 || f.output != "", f.queries != ""
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
-				return usageError{errors.New("give --input and --output, or --queries, --corpus and --qrels")}
+				return missing(errors.New("give --input and --output, or --queries, --corpus and --qrels"))
 			}
 			of, what := []string{"first", "top", "corpus", "qrels", "json"}, "--queries, which measures a reranker; --input is scored"
 			if measures {
