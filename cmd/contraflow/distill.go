@@ -46,10 +46,8 @@ For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow
 			if err := f.rows.bad.check(); err != nil {
 				return err
 			}
-			if f.rows.bad.onError == "skip" {
-				if err := separate("--output", f.rows.output, f.rows.input...); err != nil {
-					return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets the scores in place", err)
-				}
+			if err := f.rows.bad.apart(f.rows.output, f.rows.input, "the scores"); err != nil {
+				return err
 			}
 			t, err := f.teacher(cmd)
 			if err != nil {
@@ -158,13 +156,9 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	}
 	defer d.Close()
 	u.notes(d)
-	open := dataset.OpenTable // which finds lines that are no JSON before anything is scored
-	if f.rows.bad.onError == "skip" {
-		open = dataset.OpenTableWithBad
-	}
-	table, w, done, err := besides(ctx, open, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
+	table, w, done, err := besides(ctx, f.rows.bad.open, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
 	if err != nil {
-		return stopped(err)
+		return err
 	}
 	defer done()
 	next, stop := iter.Pull2(rows(ctx, d))

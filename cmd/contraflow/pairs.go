@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +35,7 @@ func (f *pairFlags) add(cmd *cobra.Command, positive string) {
 	fl.StringVar(&f.output, "output", "", "the parquet file to write")
 	fl.StringVar(&f.queryPrompt, "query-prompt", "", "of an embedding model: a text to put before each query (default: the model's)")
 	fl.StringVar(&f.documentPrompt, "document-prompt", "", "of an embedding model: a text to put before each document (default: the model's)")
-	fl.StringVar(&f.bad.onError, "on-error", "stop", "at rows that can't be used: stop, or skip, which leaves them out")
+	f.bad.add(cmd, "")
 	require(cmd, "input")
 	require(cmd, "output")
 }
@@ -42,8 +43,14 @@ func (f *pairFlags) add(cmd *cobra.Command, positive string) {
 // badRows are the rows that can't be used, and what is done about them.
 type badRows struct {
 	onError string // stop or skip
+	instead string // what is written in place of a row; "": nothing
 	rows    int
-	first   error
+	first   []error // a few
+}
+
+// add adds --on-error; more goes on about what skip does.
+func (b *badRows) add(cmd *cobra.Command, more string) {
+	cmd.Flags().StringVar(&b.onError, "on-error", "stop", "at rows that can't be used: stop, or skip, which leaves them out"+more)
 }
 
 func (b *badRows) check() error {
@@ -53,34 +60,96 @@ func (b *badRows) check() error {
 	return nil
 }
 
+func (b *badRows) skips() bool { return b.onError == "skip" }
+
+// apart refuses to write a table in place where rows are left out, which would lose them. written is what one gets in place.
+func (b *badRows) apart(output string, input []string, written string) error {
+	if !b.skips() {
+		return nil
+	}
+	if err := separate("--output", output, input...); err != nil {
+		return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets %s in place", err, written)
+	}
+	return nil
+}
+
+// open opens a table, of whose rows those that can't be used are left to leave.
+func (b *badRows) open(ctx context.Context, input []string) (*dataset.Table, error) {
+	if b.skips() {
+		return dataset.OpenTableWithBad(ctx, input)
+	}
+	t, err := dataset.OpenTable(ctx, input) // which finds lines that are no JSON before anything is computed
+	return t, b.stopped(err)
+}
+
+// checkTexts finds texts that can't be used before anything is computed, unless they are left out.
+func (b *badRows) checkTexts(ctx context.Context, t *dataset.Table, columns ...string) error {
+	if b.skips() {
+		return nil
+	}
+	return b.stopped(t.CheckTexts(ctx, columns...))
+}
+
+// in counts a chunk's rows that can't be used, and returns their places and the ids of the others.
+func (b *badRows) in(c *dataset.Chunk) (out []int, ids []int64, err error) {
+	for i := range c.Rows {
+		if bad := c.Bad[i]; bad == nil {
+			ids = append(ids, c.First+int64(i))
+		} else if err := b.leave(bad); err != nil {
+			return nil, nil, err
+		} else {
+			out = append(out, i)
+		}
+	}
+	return out, ids, nil
+}
+
 // leave returns nil for a row that is left out, and counts it; else the error.
 func (b *badRows) leave(err error) error {
-	if b.onError != "skip" || !errors.Is(err, dataset.ErrBadRow) {
-		return stopped(err)
+	const few = 10
+	if !b.skips() || !errors.Is(err, dataset.ErrBadRow) {
+		return b.stopped(err)
 	}
-	if b.rows == 0 {
-		b.first = err
+	if b.rows++; len(b.first) < few {
+		b.first = append(b.first, err)
 	}
-	b.rows++
 	return nil
 }
 
 // stopped is the error that ends a command: of a row that can't be used it says that it could be left out.
-func stopped(err error) error {
-	if errors.Is(err, dataset.ErrBadRow) {
-		return fmt.Errorf("%w; --on-error skip leaves out rows that can't be used", err)
+func (b *badRows) stopped(err error) error {
+	switch {
+	case !errors.Is(err, dataset.ErrBadRow):
+		return err
+	case b.instead != "":
+		return fmt.Errorf("%w; --on-error skip writes %s for rows that can't be used", err, b.instead)
 	}
-	return err
+	return fmt.Errorf("%w; --on-error skip leaves out rows that can't be used", err)
 }
 
 // none is the error where no row is left.
 func (b *badRows) none() error {
-	return fmt.Errorf("none of %d rows can be used; the first: %w", b.rows, b.first)
+	return fmt.Errorf("none of %d rows can be used; the first: %w", b.rows, b.first[0])
+}
+
+// all is the error where no row of a table is left.
+func (b *badRows) all(t *dataset.Table) error {
+	if b.rows == 0 || int64(b.rows) < t.Rows() {
+		return nil
+	}
+	return b.none()
 }
 
 func (b *badRows) say(u *ui) {
-	if b.rows > 0 {
-		u.printf("%d rows of --input can't be used and are left out (--on-error skip); the first: %v\n", b.rows, b.first)
+	if b.rows == 0 {
+		return
+	}
+	u.printf("%d rows of --input can't be used and are %s (--on-error skip); the first: %v\n", b.rows, cmp.Or(b.instead, "left out"), b.first[0])
+	for _, err := range b.first[1:] {
+		u.printf("  %v\n", err)
+	}
+	if more := b.rows - len(b.first); more > 0 {
+		u.printf("  and %d more\n", more)
 	}
 }
 

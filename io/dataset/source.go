@@ -356,6 +356,9 @@ func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 	}
 	var paths []string
 	for _, p := range patterns {
+		if p == "-" {
+			return nil, fail(ErrNoFiles, "-: data is read from files, some of it twice, and not from standard input: write it to one, such as data.jsonl")
+		}
 		found := []string{filepath.Clean(p)}
 		if remote(p) {
 			var err error
