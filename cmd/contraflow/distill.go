@@ -5,6 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -32,14 +36,17 @@ func newDistill() *cobra.Command {
 		Use:   "distill --model DIR --input FILES --query NAME --positive NAME [--negatives NAME ...] --output FILE",
 		Short: "Write a teacher's scores of training rows",
 		Long: `distill writes a parquet file with the input's columns and a column of lists beside them: the teacher's scores of each row's documents,
-the positive's first, then its negatives'. data.train takes it for losses that learn from scores (margin_mse, distill_kl, and a reranker's kl),
+the positive's first, then its negatives'. The column is scores, or as --output-column says, as it must where the input has one called so: what mine has
+written has the scores of the model that mined. data.train takes it for losses that learn from scores (margin_mse, distill_kl, and a
+reranker's kl and distill); of the command below, as
 
-  {path: scored.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
+  {path: scored.parquet, query: query, positive: positive, negatives: [negatives], negatives_per_query: all, scores: teacher}
 
-The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are cosines; its folder says which.
+and of each run as it prints in the end. The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are
+cosines; its folder says which. For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.
+
 Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON. ` + inPlace + ` With --on-error skip, which would
-lose rows, it may not.
-For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.`,
+lose rows, it may not.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -230,12 +237,39 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	u.printf("%d scores of %d rows written to %s\n", total, written, f.rows.output)
+	u.printf("%d scores of %d rows written to %s, which data.train takes as %s\n", total, written, f.rows.output, f.entry(d.Lists()))
 	f.rows.bad.say(u)
 	if long > 0 {
 		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", long)
 	}
 	return nil
+}
+
+// entry is what data.train says to take the scores. lists tells which of query, positive and negatives are.
+func (f *distillFlags) entry(lists []bool) string {
+	e := fmt.Sprintf("{path: %s, query: %s, positive: %s", inYAML(f.rows.output), inYAML(f.rows.query), inYAML(f.rows.positive))
+	var names []string
+	for _, n := range f.negatives {
+		names = append(names, inYAML(n))
+	}
+	if len(names) > 0 {
+		e += ", negatives: [" + strings.Join(names, ", ") + "]"
+	}
+	if slices.Contains(lists[min(2, len(lists)):], true) {
+		e += ", negatives_per_query: all"
+	}
+	return e + ", scores: " + inYAML(f.outputColumn) + "}"
+}
+
+// word is a text that YAML takes as it stands, unless it is one of those that mean something.
+var word, meant = regexp.MustCompile(`^[A-Za-z_./][A-Za-z0-9_./-]*$`), regexp.MustCompile(`^(?i:true|false|null|yes|no|on|off|y|n)$`)
+
+// inYAML is a text as it stands in a recipe.
+func inYAML(s string) string {
+	if word.MatchString(s) && !meant.MatchString(s) {
+		return s
+	}
+	return strconv.Quote(s)
 }
 
 // distillRows is how many rows are scored at a time: with their documents, sorted by length, they fill passes well.

@@ -38,14 +38,16 @@ func newMine() *cobra.Command {
 		Long: `mine embeds queries and a corpus (by default, all positives), searches exactly, and writes a parquet file with the columns
 query, positive, negatives (a list) and scores (a list: the positive's, then each negative's), which data.train takes as
 
-  {path: mined.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
+  {path: mined.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all}
+
+The scores are those of the model that mines, to look at: a loss that learns from scores takes a teacher's, which contraflow distill adds in a
+column of another name. With --cross-encoder a reranker scores the nearest documents and the positives again, and margins, bounds and ranks are by
+its scores, which are what is written; such a loss may take them (scores: scores).
 
 Options have the names and the meaning of sentence-transformers' mine_hard_negatives; FlagEmbedding's --range_for_sampling 10-210 is
---range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative,
-and neither is the query itself, which corpora of questions have as a document; nor is a text that differs from them by whitespace around it
-alone. Pairs that keep fewer negatives than
-asked for are left out and counted, but for those that have --min-negatives. With --cross-encoder a reranker scores the nearest documents and
-the positives again, and margins, bounds and ranks are by its scores, which are what is written.`,
+--range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative, and neither is the query itself, which corpora of
+questions have as a document; nor is a text that differs from them by whitespace around it alone. Pairs that keep fewer negatives than asked for are
+left out and counted, but for those that have --min-negatives.`,
 		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -147,6 +149,9 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		return err
 	}
 	defer w.Abort()
+	if m.crossEncoder == "" {
+		w.SetMetadata(dataset.MinedKey, "scores")
+	}
 	queries, positives, err := m.pairs(ctx, u)
 	if err != nil {
 		return err

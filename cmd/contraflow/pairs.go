@@ -240,7 +240,7 @@ func separate(flag, output string, inputs ...string) error {
 }
 
 // inPlace is what the help of commands says that write a table with [besides].
-const inPlace = "One parquet file may be\n--input and --output: it gets the columns in place, when all is written."
+const inPlace = "One parquet file may be --input\nand --output: it gets the columns in place, when all is written."
 
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.

@@ -122,6 +122,7 @@ type dataFile struct {
 	tokens  [][]tokenChunks // likewise, of the text columns' ids
 	info    string          // what the file says of them
 	cut     string          // and of texts that were cut
+	mined   string          // and the column that it says to have mined scores
 	first   int64           // global id of its first row
 	content Hash128         // of what the dataset's fingerprint has of it
 }
@@ -204,6 +205,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err er
 	if err := d.countTexts(ctx); err != nil {
 		return nil, err
 	}
+	d.noteMined()
 	return d, nil
 }
 
@@ -248,8 +250,8 @@ func (d *Dataset) TeacherSize() int { return d.dim }
 func (d *Dataset) HasLabels() bool { return d.number.label >= 0 }
 func (d *Dataset) HasScores() bool { return len(d.number.scores) > 0 }
 
-// Notes are what a user should know of texts that can be used but may not be what was meant, each with file, row and column, and of token ids
-// that are not of whole texts.
+// Notes are what a user should know of texts that can be used but may not be what was meant, each with file, row and column, of token ids
+// that are not of whole texts, and of scores that are no teacher's.
 func (d *Dataset) Notes() []string { return d.notes }
 
 // textName is the name of a source of texts.
@@ -553,6 +555,7 @@ func (f *dataFile) makeChunks(d *Dataset) error {
 		}
 		f.groups = append(f.groups, chunks)
 	}
+	f.mined = p.said(MinedKey)
 	p.meta = nil
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 // Table is a set of files with all their columns, for programs that pass data through and add to it. Parquet columns keep
 // their types, nested ones included. JSON lines get the types that their values have (see tablejson.go).
 //
-// What is not carried over is metadata beside the schema: pyarrow's and pandas' notes would contradict the new columns.
+// What is not carried over is metadata beside the schema, but for [MinedKey]: pyarrow's and pandas' notes would contradict the new columns.
 type Table struct {
 	files  []tableFile
 	leaves []tableLeaf
@@ -648,6 +648,15 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		return nil, err
 	}
 	w.columns = more
+	for _, f := range t.files {
+		if f.parquet == nil {
+			break
+		}
+		if mined := f.parquet.said(MinedKey); mined != "" {
+			w.SetMetadata(MinedKey, mined)
+			break
+		}
+	}
 	return &TableWriter{w: w, t: t, more: more}, nil
 }
 
