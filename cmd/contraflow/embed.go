@@ -7,6 +7,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -139,7 +140,7 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 			if err := in.bad.check(); err != nil {
 				return err
 			}
-			npy := filepath.Ext(in.output) == ".npy"
+			npy := strings.EqualFold(filepath.Ext(in.output), ".npy")
 			if npy && (parts || cmd.Flags().Changed("output-column")) {
 				return usageError{fmt.Errorf("--output %s has the embeddings alone: --parts and --output-column are for parquet", in.output)}
 			}

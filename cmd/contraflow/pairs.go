@@ -197,7 +197,7 @@ func asParquet(output string) error {
 	if err := noFolder("--output", output, "out.parquet"); err != nil {
 		return err
 	}
-	if filepath.Ext(output) != ".parquet" {
+	if !strings.EqualFold(filepath.Ext(output), ".parquet") {
 		return usageError{fmt.Errorf("--output %s: what is written is parquet, and nothing reads it as that by this name: give %s.parquet", output, strings.TrimSuffix(output, filepath.Ext(output)))}
 	}
 	return nil
@@ -245,7 +245,7 @@ const inPlace = "One parquet file may be --input\nand --output: it gets the colu
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if len(input) != 1 || filepath.Ext(input[0]) != ".parquet" || dataset.IsGlob(input[0]) {
+	if len(input) != 1 || !strings.EqualFold(filepath.Ext(input[0]), ".parquet") || dataset.IsGlob(input[0]) {
 		if err := separate("--output", output, input...); err != nil {
 			return nil, nil, nil, err
 		}

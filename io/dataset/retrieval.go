@@ -69,7 +69,7 @@ func TaskName(path string) string {
 		}
 	}
 	if ext := ending(base); slices.Contains(extensions, ext) {
-		return base[:strings.LastIndex(base, ext)]
+		return base[:strings.LastIndex(strings.ToLower(base), ext)]
 	}
 	return base
 }

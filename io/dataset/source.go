@@ -22,7 +22,7 @@ import (
 // "{title} {text}".
 type Source struct {
 	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines), .csv and .tsv files whose first line names the columns (the last five also
-	// .gz and .zst), and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
+	// .gz and .zst), in small or capital letters, and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
 	Paths     []string
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
@@ -319,12 +319,12 @@ func (d *Dataset) rowError(row int64, column, reason string) *RowError {
 
 var extensions = []string{".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv"}
 
-// ending is how a path's name ends, without what says that it is compressed.
+// ending is how a path's name ends, in small letters, without what says that it is compressed.
 func ending(path string) string {
-	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst"))
+	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(path), ".gz"), ".zst"))
 }
 
-func isParquet(path string) bool { return filepath.Ext(path) == ".parquet" }
+func isParquet(path string) bool { return strings.EqualFold(filepath.Ext(path), ".parquet") }
 
 // IsGlob tells whether a path of data files is a glob, as path/filepath has them. A file of that very name is itself, whatever characters are in it.
 func IsGlob(path string) bool {

@@ -1,6 +1,8 @@
 package dataset
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"os"
@@ -144,5 +146,55 @@ func TestPairsTemplate(t *testing.T) {
 	}
 	if _, err := LoadPairs(t.Context(), path, "{b}", "c", "s"); err == nil || !strings.Contains(err.Error(), `a.csv:3, column "{b}": the text is null or empty`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Names may end in capital letters, compressed or not, and tasks are called without what they end in.
+func TestEndings(t *testing.T) {
+	dir := t.TempDir()
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	z.Write([]byte(`{"a": "y"}` + "\n"))
+	z.Close()
+	w, err := NewParquetWriter(filepath.Join(dir, "d.PARQUET"), OutColumn{Name: "a", Type: TextOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write([]string{"w"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"a.JSONL": `{"a": "x"}`, "b.Jsonl.GZ": packed.String(), "c.CSV": "a\nz\n", "d.PARQUET": "", "e.json": `{"a": "u"}`, "f.ndjson": `{"a": "v"}`} {
+		if content != "" {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := map[byte]string{'a': "x", 'b': "y", 'c': "z", 'd': "w", 'e': "u", 'f': "v"}[name[0]]
+		table, err := OpenTable(t.Context(), []string{filepath.Join(dir, name)})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for c, err := range table.Chunks(t.Context(), "a", 9) {
+			if err != nil || len(c.Texts) != 1 || c.Texts[0] != want {
+				t.Errorf("%s: %q, %v, want %q", name, c.Texts, err, want)
+			}
+		}
+		table.Close()
+		d, err := Open(t.Context(), Source{Paths: []string{filepath.Join(dir, name)}, Query: "a", Positive: "a"})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		d.Close()
+		if got := TaskName("x/" + name); got != name[:1] {
+			t.Errorf("%s is called %q", name, got)
+		}
+	}
+	if got := Pick([]string{"x/a.JSONL", "x/b.txt"}, "x"); !slices.Equal(got, []string{"x/a.JSONL"}) {
+		t.Errorf("of a store: %q", got)
 	}
 }
