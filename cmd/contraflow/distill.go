@@ -45,8 +45,9 @@ reranker's kl and distill); of the command below, as
 and of each run as it prints in the end. The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are
 cosines; its folder says which. For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.
 
-Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON. ` + inPlace + ` With --on-error skip, which would
-lose rows, it may not.`,
+Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON.
+` + inPlace + `
+With --on-error skip, which would lose rows, it may not.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -65,14 +66,14 @@ lose rows, it may not.`,
 		},
 	}
 	fl := cmd.Flags()
-	f.rows.add(cmd, "of a list, each is scored")
-	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column with negatives, or lists of them (may be repeated)")
-	fl.StringVar(&f.outputColumn, "output-column", "scores", "the column with the scores")
+	f.rows.add(cmd, "of a list, each is scored", "of an embedding model: ")
+	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column `NAME` with negatives, or lists of them (may be repeated)")
+	fl.StringVar(&f.outputColumn, "output-column", "scores", "the `NAME` of the column with the scores")
 	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines; those of a sparse encoder always are")
-	fl.StringVar(&f.template, "template", "", "of a reranker: what surrounds a pair, instead of what the model says: qwen3 or bge")
-	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: the instruction in the template")
-	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: scores between 0 and 1")
-	f.model.add(cmd)
+	fl.StringVar(&f.template, "template", "", "of a reranker: "+templateFlag)
+	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: "+instructionFlag)
+	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: "+sigmoidFlag)
+	f.model.add(cmd, "texts, or a reranker's pairs,")
 	return cmd
 }
 
@@ -116,7 +117,7 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 		return nil, err
 	}
 	t := &cosines{Embedder: e, dot: f.dot || e.Sparse()} // as eval compares sparse embeddings
-	t.query, t.document = f.rows.prompts(cmd, e)
+	t.query, t.document = textPrompts(cmd, e, f.rows.queryPrompt, f.rows.documentPrompt)
 	return t, nil
 }
 

@@ -28,10 +28,11 @@ type modelFlags struct {
 	options   []embedder.Option // besides those of flags
 }
 
-func (f *modelFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.path, "model", "", "a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
-	cmd.Flags().IntVar(&f.maxLength, "max-length", 0, "cut texts to so many tokens (default: what the model says)")
-	cmd.Flags().StringVar(&f.precision, "precision", "f32", "f32 or bf16")
+// add adds them. cut is what is cut to --max-length.
+func (f *modelFlags) add(cmd *cobra.Command, cut string) {
+	cmd.Flags().StringVar(&f.path, "model", "", "the folder `DIR` of a model, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
+	cmd.Flags().IntVar(&f.maxLength, "max-length", 0, "cut "+cut+" to so many tokens (default: what the model says)")
+	cmd.Flags().StringVar(&f.precision, "precision", "f32", "products of matrices are of f32, or of bf16")
 	require(cmd, "model")
 }
 
@@ -80,7 +81,7 @@ type partFlags struct {
 
 func (p *partFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what documents are ranked by: dense, sparse, multi_vector or fused (default: dense)")
-	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "of dense, sparse and multi_vector in --part fused (default: 1,0.3,1)")
+	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "the `NUMBERS` by which dense, sparse and multi_vector count in --part fused (default: 1,0.3,1)")
 	cmd.Flags().Lookup("weights").DefValue = "" // the default is the text's
 }
 
@@ -116,11 +117,22 @@ func newEmbed() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
 		Short: "Embed a column of texts into a parquet or NumPy file",
-		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.
+		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command
+line.
 ` + inPlace + `
-To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their paths), as numpy.load reads them: float32, [rows, dimensions].
 
-Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their weights.`,
+To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their
+paths), as numpy.load reads them: float32, [rows, dimensions].
+
+embed does not know whether its texts are queries or documents. As sentence-transformers' encode does, it puts the model's default prompt before them,
+which most models do not have; --prompt query and --prompt document are encode_query and encode_document, and what eval, mine and distill put before
+texts of themselves.
+
+Empty texts are embedded as such. A text that is null or not UTF-8, or a line that is no JSON, ends embed before anything is embedded; --on-error skip
+leaves the row out of a parquet file, and in an .npy file, whose rows are the input's, makes it NaN.
+
+Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their
+weights.`,
 		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --prompt document --output docs.emb.parquet
   contraflow embed --model q/model --input docs.csv --prompt document --output docs.npy
   contraflow embed --model q/model --text "reads a file"`,
@@ -200,16 +212,16 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 			return err
 		},
 	}
-	cmd.Flags().StringArrayVar(&in.files, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
-	cmd.Flags().StringVar(&in.column, "column", "text", "the column with the texts, or a template such as \"{title} {text}\"")
-	cmd.Flags().StringVar(&in.output, "output", "", "the file to write: .parquet, or .npy")
-	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")
-	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
+	cmd.Flags().StringArrayVar(&in.files, "input", nil, filesFlag)
+	cmd.Flags().StringVar(&in.column, "column", "text", fmt.Sprintf(columnFlag, "texts"))
+	cmd.Flags().StringVar(&in.output, "output", "", "the `FILE` to write: .parquet, or .npy")
+	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the `NAME` of the column with the embeddings")
+	cmd.Flags().StringArrayVar(&texts, "text", nil, "a `TEXT` to embed; its embedding is printed as JSON (may be repeated)")
 	in.bad.add(cmd, "; of an .npy, whose rows are the input's, it makes them NaN")
 	prompts.add(cmd)
 	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides; of a multi_vector token_vectors alone")
 	cmd.Flags().IntVar(&most, "max-active", 0, "of a sparse encoder: no more than so many features of a text, those with the largest weights (default: all)")
-	f.add(cmd)
+	f.add(cmd, "texts")
 	f.addCut(cmd)
 	return cmd
 }

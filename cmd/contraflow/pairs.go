@@ -15,7 +15,6 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
-	"contraflow/stages/embedder"
 )
 
 // pairFlags say which rows of queries and documents a command reads, and what an embedding model reads before them.
@@ -27,14 +26,22 @@ type pairFlags struct {
 	bad                         badRows
 }
 
-func (f *pairFlags) add(cmd *cobra.Command, positive string) {
+// The flags of all commands that read texts are worded alike.
+const (
+	filesFlag  = "the `FILES` to read: parquet, JSON lines, CSV or TSV, or a glob of them (may be repeated)"
+	columnFlag = "the column `NAME` with the %s, or a template such as \"{title} {text}\""
+	promptFlag = "a `TEXT` to put before each %s (default: the model's prompt for %s; \"\" is none)"
+)
+
+// add adds them. positive goes on about --positive, of says what prompts are of.
+func (f *pairFlags) add(cmd *cobra.Command, positive, of string) {
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, "rows: parquet, JSON lines or CSV, files or globs (may be repeated)")
-	fl.StringVar(&f.query, "query", "query", "the column with the queries, or a template such as \"{title} {text}\"")
-	fl.StringVar(&f.positive, "positive", "positive", "the column with the positives, or a template; "+positive)
-	fl.StringVar(&f.output, "output", "", "the parquet file to write")
-	fl.StringVar(&f.queryPrompt, "query-prompt", "", "of an embedding model: a text to put before each query (default: the model's)")
-	fl.StringVar(&f.documentPrompt, "document-prompt", "", "of an embedding model: a text to put before each document (default: the model's)")
+	fl.StringArrayVar(&f.input, "input", nil, filesFlag)
+	fl.StringVar(&f.query, "query", "query", fmt.Sprintf(columnFlag, "queries"))
+	fl.StringVar(&f.positive, "positive", "positive", fmt.Sprintf(columnFlag, "positives")+"; "+positive)
+	fl.StringVar(&f.output, "output", "", "the parquet `FILE` to write")
+	fl.StringVar(&f.queryPrompt, "query-prompt", "", of+fmt.Sprintf(promptFlag, "query", "queries"))
+	fl.StringVar(&f.documentPrompt, "document-prompt", "", of+fmt.Sprintf(promptFlag, "document", "documents"))
 	f.bad.add(cmd, "")
 	require(cmd, "input")
 	require(cmd, "output")
@@ -153,18 +160,6 @@ func (b *badRows) say(u *ui) {
 	}
 }
 
-// prompts are the flags', or else the model's.
-func (f *pairFlags) prompts(cmd *cobra.Command, e *embedder.Embedder) (query, document string) {
-	query, document = e.RolePrompts()
-	if cmd.Flags().Changed("query-prompt") {
-		query = f.queryPrompt
-	}
-	if cmd.Flags().Changed("document-prompt") {
-		document = f.documentPrompt
-	}
-	return query, document
-}
-
 // row is a row of a dataset, in its block.
 type row struct {
 	*dataset.Block
@@ -240,7 +235,7 @@ func separate(flag, output string, inputs ...string) error {
 }
 
 // inPlace is what the help of commands says that write a table with [besides].
-const inPlace = "One parquet file may be --input\nand --output: it gets the columns in place, when all is written."
+const inPlace = "One parquet file may be --input and --output: it gets the columns in place, when all is written."
 
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.

@@ -69,6 +69,22 @@ func (p *promptFlags) settle(cmd *cobra.Command, f *modelFlags, e *embedder.Embe
 	return name, nil
 }
 
+// textPrompts are the texts that --query-prompt and --document-prompt give, or else the model's. It says where a text is the name of one of the model's.
+func textPrompts(cmd *cobra.Command, e *embedder.Embedder, query, document string) (string, string) {
+	query = textPrompt(cmd, e, "query-prompt", query, e.Prompt("query"))
+	return query, textPrompt(cmd, e, "document-prompt", document, e.Prompt("document"))
+}
+
+func textPrompt(cmd *cobra.Command, e *embedder.Embedder, flag, text, model string) string {
+	if !cmd.Flags().Changed(flag) {
+		return model
+	}
+	if named := e.Prompts()[text]; named != "" && named != text {
+		notes(cmd)(fmt.Sprintf("--%s %q is a text, and put before texts as it stands; the model's prompt of that name is %q", flag, text, named))
+	}
+	return text
+}
+
 // promptList are the prompts that have a text, by their names.
 func promptList(prompts map[string]string) string {
 	maps.DeleteFunc(prompts, func(_, text string) bool { return text == "" })

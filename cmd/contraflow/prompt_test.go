@@ -113,6 +113,25 @@ func vectorsOf(t *testing.T, path string) (out [][]float32) {
 	return out
 }
 
+// --query-prompt and --document-prompt are texts: what is the name of one of the model's prompts is put before texts too, and told.
+func TestTextPromptNamed(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	model := withPrompts(t, `{"prompts": {"query": "find : ", "document": ""}}`)
+	for _, args := range [][]string{
+		{"eval", "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")},
+		{"mine", "--input", at("train.parquet"), "--num-negatives", "1", "--output", at("mined.parquet")},
+		{"distill", "--input", at("train.parquet"), "--output", at("scored.parquet")},
+	} {
+		for text, told := range map[string]bool{"query": true, "find : ": false, "document": false} {
+			r := succeed(t, append(args, "--model", model, "--query-prompt", text)...)
+			if strings.Contains(r.stderr, `note: --query-prompt "query" is a text, and put before texts as it stands; the model's prompt of that name is "find : "`) != told {
+				t.Errorf("%s --query-prompt %q says\n%s", args[0], text, r.stderr)
+			}
+		}
+	}
+}
+
 // A multi_vector's texts are read as what --prompt says, with the text of --prompt-text before them.
 func TestEmbedPromptTextOfVectors(t *testing.T) {
 	model := filledUp(t, filepath.Join(t.TempDir(), "model"))

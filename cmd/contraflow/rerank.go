@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
@@ -29,13 +30,25 @@ type rerankFlags struct {
 	top, cutoff            int
 }
 
+// What rerank, and distill and mine with a reranker, have alike.
+var (
+	templateFlag    = "what surrounds a pair, instead of what the model says: " + strings.Join(tokenize.TemplateNames(), " or ")
+	instructionFlag = "the instruction in the template, a `TEXT`"
+	sigmoidFlag     = "scores between 0 and 1, as CrossEncoder gives them"
+)
+
 func newRerank() *cobra.Command {
 	var f rerankFlags
 	cmd := &cobra.Command{
 		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE)",
 		Short: "Score pairs of texts with a reranker, or measure it behind a first stage",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
-document. ` + inPlace + ` Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
+document.
+` + inPlace + `
+Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
+
+Empty texts are scored as such. A text that is null or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error skip leaves
+the row out.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
@@ -77,23 +90,29 @@ of the documents that are reranked (--top).`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
-	fl.StringVar(&f.query, "query-column", "query", "the column with the queries, or a template such as \"{title} {text}\"")
-	fl.StringVar(&f.document, "document-column", "document", "the column with the documents, or a template")
-	fl.StringVar(&f.output, "output", "", "the parquet file to write")
-	fl.StringVar(&f.outputColumn, "output-column", "score", "the column with the scores")
+	fl.StringArrayVar(&f.input, "input", nil, filesFlag)
+	fl.StringVar(&f.query, "query-column", "query", fmt.Sprintf(columnFlag, "queries")+"; --query as well")
+	fl.StringVar(&f.document, "document-column", "document", fmt.Sprintf(columnFlag, "documents")+"; --document as well")
+	fl.StringVar(&f.output, "output", "", "the parquet `FILE` to write")
+	fl.StringVar(&f.outputColumn, "output-column", "score", "the `NAME` of the column with the scores")
 	f.bad.add(cmd, "")
-	fl.BoolVar(&f.sigmoid, "sigmoid", false, "scores between 0 and 1, as CrossEncoder gives them")
-	fl.StringVar(&f.template, "template", "", "what surrounds a pair, instead of what the model says: "+strings.Join(tokenize.TemplateNames(), " or "))
-	fl.StringVar(&f.instruction, "instruction", "", "the instruction in the template")
+	fl.BoolVar(&f.sigmoid, "sigmoid", false, sigmoidFlag)
+	fl.StringVar(&f.template, "template", "", templateFlag)
+	fl.StringVar(&f.instruction, "instruction", "", instructionFlag)
 	fl.IntVar(&f.cutoff, "cutoff-layer", 0, "of a layer-wise reranker: score by this layer, counted from 1, and compute none above it (default: the last)")
-	fl.StringVar(&f.queries, "queries", "", "queries, or a folder in BEIR's layout")
-	fl.StringVar(&f.corpus, "corpus", "", "documents")
-	fl.StringVar(&f.qrels, "qrels", "", "judgements")
-	fl.StringVar(&f.first, "first", "", "an embedding model whose first documents are reranked as well as BM25's")
+	fl.StringVar(&f.queries, "queries", "", "the `FILE` with the queries, or a folder in BEIR's layout")
+	fl.StringVar(&f.corpus, "corpus", "", "the `FILE` with the documents")
+	fl.StringVar(&f.qrels, "qrels", "", "the `FILE` with the judgements")
+	fl.StringVar(&f.first, "first", "", "the folder `DIR` or hub id of an embedding model whose first documents are reranked as well as BM25's")
 	fl.IntVar(&f.top, "top", 100, "how many documents of each query are reranked")
 	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object")
-	f.model.add(cmd)
+	f.model.add(cmd, "pairs")
+	fl.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName { // as mine and distill call them
+		if name == "query" || name == "document" {
+			name += "-column"
+		}
+		return pflag.NormalizedName(name)
+	})
 	return cmd
 }
 

@@ -155,7 +155,7 @@ func TestTextTemplates(t *testing.T) {
 	for flag, args := range map[string][]string{
 		"--column":          {"embed", "--model", model, "--prompt", "", "--output", at("x.npy")},
 		"--document-column": {"rerank", "--model", cross, "--output", at("x.parquet")},
-		"--query-column":    {"rerank", "--model", cross, "--output", at("x.parquet"), "--document-column", "query"},
+		"--query":           {"rerank", "--model", cross, "--output", at("x.parquet"), "--document", "query"},
 	} {
 		var out [2]string
 		for i, column := range []string{"{title} {text}", "whole"} {
