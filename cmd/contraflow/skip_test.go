@@ -145,7 +145,7 @@ func numbersOf(t *testing.T, path, column string) string {
 	return b.String()
 }
 
-// embed, rerank and eval take columns joined by a template, and compute what they do of a column that has the whole text.
+// embed, rerank, init and eval take columns joined by a template, and compute what they do of a column that has the whole text.
 func TestTextTemplates(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -165,6 +165,14 @@ func TestTextTemplates(t *testing.T) {
 		if out[0] != out[1] {
 			t.Errorf("%s %s: another file than of the whole texts", args[0], flag)
 		}
+	}
+	var vocab [2]string
+	for i, column := range []string{"{title} {text}", "whole"} {
+		succeed(t, "init", "--out", at(fmt.Sprint("model", i)), "--input", at("a.parquet"), "--column", column, "--hidden", "32", "--layers", "1", "--vocab", "60", "--max-length", "24")
+		vocab[i] = mustRead(t, at(fmt.Sprintf("model%d/tokenizer.json", i)))
+	}
+	if vocab[0] != vocab[1] {
+		t.Error("init: another vocabulary than of the whole texts")
 	}
 	joined := succeed(t, "eval", "--model", model, "--sts", at("a.parquet"), "--columns", "{title} {text},query,gold").stdout
 	if whole := succeed(t, "eval", "--model", model, "--sts", at("a.parquet"), "--columns", "whole,query,gold").stdout; joined != whole {
