@@ -5,6 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -32,24 +36,26 @@ func newDistill() *cobra.Command {
 		Use:   "distill --model DIR --input FILES --query NAME --positive NAME [--negatives NAME ...] --output FILE",
 		Short: "Write a teacher's scores of training rows",
 		Long: `distill writes a parquet file with the input's columns and a column of lists beside them: the teacher's scores of each row's documents,
-the positive's first, then its negatives'. data.train takes it for losses that learn from scores (margin_mse, distill_kl, and a reranker's kl),
+the positive's first, then its negatives'. The column is scores, or as --output-column says, as it must where the input has one called so: what mine has
+written has the scores of the model that mined. data.train takes it for losses that learn from scores (margin_mse, distill_kl, and a
+reranker's kl and distill); of the command below, as
 
-  {path: scored.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
+  {path: scored.parquet, query: query, positive: positive, negatives: [negatives], negatives_per_query: all, scores: teacher}
 
-The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are cosines; its folder says which.
-Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON. ` + inPlace + ` With --on-error skip, which would
-lose rows, it may not.
-For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.`,
+and of each run as it prints in the end. The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are
+cosines; its folder says which. For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.
+
+Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON.
+` + inPlace + `
+With --on-error skip, which would lose rows, it may not.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := f.rows.bad.check(); err != nil {
 				return err
 			}
-			if f.rows.bad.onError == "skip" {
-				if err := separate("--output", f.rows.output, f.rows.input...); err != nil {
-					return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets the scores in place", err)
-				}
+			if err := f.rows.bad.apart(f.rows.output, f.rows.input, "the scores"); err != nil {
+				return err
 			}
 			t, err := f.teacher(cmd)
 			if err != nil {
@@ -60,14 +66,14 @@ For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow
 		},
 	}
 	fl := cmd.Flags()
-	f.rows.add(cmd, "of a list, each is scored")
-	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column with negatives, or lists of them (may be repeated)")
-	fl.StringVar(&f.outputColumn, "output-column", "scores", "the column with the scores")
+	f.rows.add(cmd, "of a list, each is scored", "of an embedding model: ")
+	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column `NAME` with negatives, or lists of them (may be repeated)")
+	fl.StringVar(&f.outputColumn, "output-column", "scores", "the `NAME` of the column with the scores")
 	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines; those of a sparse encoder always are")
-	fl.StringVar(&f.template, "template", "", "of a reranker: what surrounds a pair, instead of what the model says: qwen3 or bge")
-	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: the instruction in the template")
-	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: scores between 0 and 1")
-	f.model.add(cmd)
+	fl.StringVar(&f.template, "template", "", "of a reranker: "+templateFlag)
+	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: "+instructionFlag)
+	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: "+sigmoidFlag)
+	f.model.add(cmd, "texts, or a reranker's pairs,")
 	return cmd
 }
 
@@ -111,7 +117,7 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 		return nil, err
 	}
 	t := &cosines{Embedder: e, dot: f.dot || e.Sparse()} // as eval compares sparse embeddings
-	t.query, t.document = f.rows.prompts(cmd, e)
+	t.query, t.document = textPrompts(cmd, e, f.rows.queryPrompt, f.rows.documentPrompt)
 	return t, nil
 }
 
@@ -158,13 +164,9 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	}
 	defer d.Close()
 	u.notes(d)
-	open := dataset.OpenTable // which finds lines that are no JSON before anything is scored
-	if f.rows.bad.onError == "skip" {
-		open = dataset.OpenTableWithBad
-	}
-	table, w, done, err := besides(ctx, open, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
+	table, w, done, err := besides(ctx, f.rows.bad.open, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
 	if err != nil {
-		return stopped(err)
+		return err
 	}
 	defer done()
 	next, stop := iter.Pull2(rows(ctx, d))
@@ -236,12 +238,39 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	u.printf("%d scores of %d rows written to %s\n", total, written, f.rows.output)
+	u.printf("%d scores of %d rows written to %s, which data.train takes as %s\n", total, written, f.rows.output, f.entry(d.Lists()))
 	f.rows.bad.say(u)
 	if long > 0 {
 		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", long)
 	}
 	return nil
+}
+
+// entry is what data.train says to take the scores. lists tells which of query, positive and negatives are.
+func (f *distillFlags) entry(lists []bool) string {
+	e := fmt.Sprintf("{path: %s, query: %s, positive: %s", inYAML(f.rows.output), inYAML(f.rows.query), inYAML(f.rows.positive))
+	var names []string
+	for _, n := range f.negatives {
+		names = append(names, inYAML(n))
+	}
+	if len(names) > 0 {
+		e += ", negatives: [" + strings.Join(names, ", ") + "]"
+	}
+	if slices.Contains(lists[min(2, len(lists)):], true) {
+		e += ", negatives_per_query: all"
+	}
+	return e + ", scores: " + inYAML(f.outputColumn) + "}"
+}
+
+// word is a text that YAML takes as it stands, unless it is one of those that mean something.
+var word, meant = regexp.MustCompile(`^[A-Za-z_./][A-Za-z0-9_./-]*$`), regexp.MustCompile(`^(?i:true|false|null|yes|no|on|off|y|n)$`)
+
+// inYAML is a text as it stands in a recipe.
+func inYAML(s string) string {
+	if word.MatchString(s) && !meant.MatchString(s) {
+		return s
+	}
+	return strconv.Quote(s)
 }
 
 // distillRows is how many rows are scored at a time: with their documents, sorted by length, they fill passes well.

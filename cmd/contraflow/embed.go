@@ -1,12 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -24,13 +25,14 @@ type modelFlags struct {
 	queries   int // --query-max-length, of eval
 	cut       int
 	precision string
-	prompt    string
+	options   []embedder.Option // besides those of flags
 }
 
-func (f *modelFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.path, "model", "", "a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
-	cmd.Flags().IntVar(&f.maxLength, "max-length", 0, "cut texts to so many tokens (default: what the model says)")
-	cmd.Flags().StringVar(&f.precision, "precision", "f32", "f32 or bf16")
+// add adds them. cut is what is cut to --max-length.
+func (f *modelFlags) add(cmd *cobra.Command, cut string) {
+	cmd.Flags().StringVar(&f.path, "model", "", "the folder `DIR` of a model, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
+	cmd.Flags().IntVar(&f.maxLength, "max-length", 0, "cut "+cut+" to so many tokens (default: what the model says)")
+	cmd.Flags().StringVar(&f.precision, "precision", "f32", "products of matrices are of f32, or of bf16")
 	require(cmd, "model")
 }
 
@@ -47,7 +49,7 @@ func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := []embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(notes(cmd))}
+	opts := append([]embedder.Option{embedder.MaxLength(f.maxLength), embedder.QueryMaxLength(f.queries), embedder.Dimensions(f.cut), embedder.Warn(notes(cmd))}, f.options...)
 	if bf16 {
 		opts = append(opts, embedder.BF16())
 	}
@@ -79,7 +81,7 @@ type partFlags struct {
 
 func (p *partFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what documents are ranked by: dense, sparse, multi_vector or fused (default: dense)")
-	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "of dense, sparse and multi_vector in --part fused (default: 1,0.3,1)")
+	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "the `NUMBERS` by which dense, sparse and multi_vector count in --part fused (default: 1,0.3,1)")
 	cmd.Flags().Lookup("weights").DefValue = "" // the default is the text's
 }
 
@@ -106,28 +108,40 @@ func (p *partFlags) fusion(e *embedder.Embedder) (map[string]float64, error) {
 
 func newEmbed() *cobra.Command {
 	var f modelFlags
-	var input []string
+	var prompts promptFlags
+	var in embedInput
 	var parts bool
 	var most int
-	var output, column, outputColumn string
+	var outputColumn string
 	var texts []string
 	cmd := &cobra.Command{
 		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
 		Short: "Embed a column of texts into a parquet or NumPy file",
-		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command line.
+		Long: `embed writes a parquet file with the input's columns and an embedding column beside them, or prints the embedding of texts given on the command
+line.
 ` + inPlace + `
-To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their paths), as numpy.load reads them: float32, [rows, dimensions].
 
-Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their weights.`,
-		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --output docs.emb.parquet
-  contraflow embed --model q/model --input docs.csv --output docs.npy
+To an --output that ends with .npy it writes the embeddings alone, row after row and files in the order given (those of a glob in the order of their
+paths), as numpy.load reads them: float32, [rows, dimensions].
+
+embed does not know whether its texts are queries or documents. As sentence-transformers' encode does, it puts the model's default prompt before them,
+which most models do not have; --prompt query and --prompt document are encode_query and encode_document, and what eval, mine and distill put before
+texts of themselves.
+
+Empty texts are embedded as such. A text that is null or not UTF-8, or a line that is no JSON, ends embed before anything is embedded; --on-error skip
+leaves the row out of a parquet file, and in an .npy file, whose rows are the input's, makes it NaN.
+
+Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their
+weights.`,
+		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --prompt document --output docs.emb.parquet
+  contraflow embed --model q/model --input docs.csv --prompt document --output docs.npy
   contraflow embed --model q/model --text "reads a file"`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if len(texts) == 0 && (len(input) == 0 || output == "") {
-				return usageError{errors.New("give --input, --column and --output, or --text")}
+			if len(texts) == 0 && (len(in.files) == 0 || in.output == "") {
+				return missing(errors.New("give --input, --column and --output, or --text"))
 			}
-			if len(texts) > 0 && len(input)+len(output) > 0 {
+			if len(texts) > 0 && len(in.files)+len(in.output) > 0 {
 				return usageError{errors.New("--text prints embeddings, --input and --output write them: give one or the other")}
 			}
 			for _, text := range texts {
@@ -135,25 +149,30 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 					return usageError{fmt.Errorf("--text %q is not valid UTF-8", text)}
 				}
 			}
-			npy := filepath.Ext(output) == ".npy"
-			if npy && (parts || cmd.Flags().Changed("output-column")) {
-				return usageError{fmt.Errorf("--output %s has the embeddings alone: --parts and --output-column are for parquet", output)}
+			if err := in.bad.check(); err != nil {
+				return err
 			}
-			if f.prompt == "query" { // which only models that give vectors of tokens alone cut apart
+			npy := strings.EqualFold(filepath.Ext(in.output), ".npy")
+			if npy && (parts || cmd.Flags().Changed("output-column")) {
+				return usageError{fmt.Errorf("--output %s has the embeddings alone: --parts and --output-column are for parquet", in.output)}
+			}
+			if npy {
+				in.bad.instead = "NaN"
+			} else if err := in.bad.apart(in.output, in.files, "the embeddings"); err != nil {
+				return err
+			}
+			if prompts.name == "query" { // which only models that give vectors of tokens alone cut apart
 				f.queries = f.maxLength
 			}
+			f.options = prompts.options(cmd)
 			e, err := f.load(cmd)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
-			if !cmd.Flags().Changed("prompt") {
-				if f.prompt = e.DefaultPrompt(); e.VectorsAlone() {
-					f.prompt = cmp.Or(f.prompt, "document")
-				}
-				if f.prompt == "query" && e.VectorsAlone() && f.maxLength > 0 {
-					return usageError{fmt.Errorf("--max-length: by its default prompt %s reads texts as queries; with --prompt query they are cut so", f.path)}
-				}
+			prompt, err := prompts.settle(cmd, &f, e)
+			if err != nil {
+				return err
 			}
 			if e.Sparse() && (npy || cmd.Flags().Changed("output-column")) {
 				return usageError{fmt.Errorf("%s is a sparse encoder: its embeddings are the columns lexical_ids and lexical_weights of a parquet file, not --output-column or .npy", f.path)}
@@ -171,37 +190,38 @@ Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the featur
 				return usageError{fmt.Errorf("%s gives vectors of tokens and no embeddings: --parts has them written, as token_vectors", f.path)}
 			}
 			if len(texts) > 0 && e.Sparse() {
-				return printSparse(cmd, e, f.prompt, texts, most)
+				return printSparse(cmd, e, prompt, texts, most)
 			}
 			if e.Sparse() {
-				return embedSparse(cmd, e, f.prompt, input, column, output, most)
+				return embedSparse(cmd, e, prompt, &in, most)
 			}
 			if len(texts) > 0 && parts {
-				return printParts(cmd, e, f.prompt, texts)
+				return printParts(cmd, e, prompt, texts)
 			}
 			if len(texts) > 0 {
-				return printEmbeddings(cmd, e, f.prompt, texts)
+				return printEmbeddings(cmd, e, prompt, texts)
 			}
 			if npy {
-				return embedNPY(cmd, e, f.prompt, input, column, output)
+				return embedNPY(cmd, e, prompt, &in)
 			}
 			of := embeddings
 			if parts {
 				of = allParts
 			}
-			_, err = embedTable(cmd, e, f.prompt, input, column, output, of(cmd.Context(), e, f.prompt, outputColumn))
+			_, err = embedTable(cmd, e, prompt, &in, of(cmd.Context(), e, prompt, outputColumn))
 			return err
 		},
 	}
-	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
-	cmd.Flags().StringVar(&column, "column", "text", "the column with the texts")
-	cmd.Flags().StringVar(&output, "output", "", "the file to write: .parquet, or .npy")
-	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the column with the embeddings")
-	cmd.Flags().StringArrayVar(&texts, "text", nil, "a text to embed; its embedding is printed as JSON (may be repeated)")
-	cmd.Flags().StringVar(&f.prompt, "prompt", "", "one of the model's prompts, by name, to put before each text; \"\" for none (default: the model's default prompt). A multi_vector reads texts as queries with query, as documents otherwise (default: document)")
+	cmd.Flags().StringArrayVar(&in.files, "input", nil, filesFlag)
+	cmd.Flags().StringVar(&in.column, "column", "text", fmt.Sprintf(columnFlag, "texts"))
+	cmd.Flags().StringVar(&in.output, "output", "", "the `FILE` to write: .parquet, or .npy")
+	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the `NAME` of the column with the embeddings")
+	cmd.Flags().StringArrayVar(&texts, "text", nil, "a `TEXT` to embed; its embedding is printed as JSON (may be repeated)")
+	in.bad.add(cmd, "; of an .npy, whose rows are the input's, it makes them NaN")
+	prompts.add(cmd)
 	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides; of a multi_vector token_vectors alone")
 	cmd.Flags().IntVar(&most, "max-active", 0, "of a sparse encoder: no more than so many features of a text, those with the largest weights (default: all)")
-	f.add(cmd)
+	f.add(cmd, "texts")
 	f.addCut(cmd)
 	return cmd
 }
@@ -284,98 +304,151 @@ func allParts(ctx context.Context, e *embedder.Embedder, prompt, outputColumn st
 	return embedded{columns, rows, func(texts []string) ([]any, int, error) { return partValues(ctx, e, prompt, texts) }}
 }
 
-func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string, x embedded) (*embedding, error) {
+// embedInput is what embed reads, and where to it writes.
+type embedInput struct {
+	files          []string
+	column, output string
+	bad            badRows
+}
+
+// each calls do with the chunks of a table, of whose rows those with the ids can be used, and those in out can't.
+func (in *embedInput) each(ctx context.Context, t *dataset.Table, rows int, do func(c *dataset.Chunk, out []int, ids []int64) error) error {
+	t.KeepEmpty()
+	if err := in.bad.checkTexts(ctx, t, in.column); err != nil {
+		return err
+	}
+	for c, err := range t.Chunks(ctx, in.column, rows) {
+		if err != nil {
+			return err
+		}
+		out, ids, err := in.bad.in(c)
+		if err != nil {
+			return err
+		}
+		if err := do(c, out, ids); err != nil {
+			return err
+		}
+	}
+	return in.bad.all(t)
+}
+
+func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput, x embedded) (*embedding, error) {
 	ctx := cmd.Context()
-	t, w, end, err := besides(ctx, dataset.OpenTable, input, output, x.columns...)
+	t, w, end, err := besides(ctx, in.bad.open, in.files, in.output, x.columns...)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	t.KeepEmpty()
 	progress := &embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
-	for c, err := range t.Chunks(ctx, column, x.rows) {
-		if err != nil {
-			return nil, err
+	err = in.each(ctx, t, x.rows, func(c *dataset.Chunk, out []int, ids []int64) error {
+		read := c.Rows
+		if c.Drop(out); c.Rows > 0 {
+			values, n, err := x.of(c.Texts)
+			if err != nil {
+				return inRows(t, ids, err)
+			}
+			if err := w.Write(c, values...); err != nil {
+				return err
+			}
+			progress.cut += n
 		}
-		values, n, err := x.of(c.Texts)
-		if err != nil {
-			return nil, inRows(t, c, err)
-		}
-		if err := w.Write(c, values...); err != nil {
-			return nil, err
-		}
-		progress.add(c, n)
+		progress.add(c, read)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	progress.end(e, prompt, output)
+	progress.end(e, prompt, in)
 	return progress, nil
 }
 
 // embedNPY writes the embeddings alone.
-func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string) error {
+func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput) error {
 	ctx := cmd.Context()
-	if err := errors.Join(separate("--output", output, input...), noFolder("--output", output, "out.npy")); err != nil {
+	if err := errors.Join(separate("--output", in.output, in.files...), noFolder("--output", in.output, "out.npy")); err != nil {
 		return err
 	}
-	t, err := dataset.OpenTable(ctx, input)
+	t, err := in.bad.open(ctx, in.files)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	t.KeepEmpty()
-	w, err := dataset.NewNPYWriter(output, t.Rows(), e.Size())
+	w, err := dataset.NewNPYWriter(in.output, t.Rows(), e.Size())
 	if err != nil {
 		return err
 	}
 	defer w.Abort()
 	p := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
 	vecs := make([]float32, embedRows*e.Size())
-	for c, err := range t.Chunks(ctx, column, embedRows) {
-		if err != nil {
+	err = in.each(ctx, t, embedRows, func(c *dataset.Chunk, out []int, ids []int64) error {
+		rows := vecs[:c.Rows*e.Size()]
+		if c.Drop(out); c.Rows > 0 {
+			n, err := e.EmbedInto(ctx, prompt, c.Texts, rows[:c.Rows*e.Size()])
+			if err != nil {
+				return inRows(t, ids, err)
+			}
+			p.cut += n
+		}
+		withNaN(rows, out, e.Size())
+		if err := w.Write(rows); err != nil {
 			return err
 		}
-		out := vecs[:c.Rows*e.Size()]
-		n, err := e.EmbedInto(ctx, prompt, c.Texts, out)
-		if err != nil {
-			return inRows(t, c, err)
-		}
-		if err := w.Write(out); err != nil {
-			return err
-		}
-		p.add(c, n)
+		p.add(c, len(rows)/e.Size())
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	if err := w.Close(); err != nil {
 		return err
 	}
-	p.end(e, prompt, output)
+	p.end(e, prompt, in)
 	return nil
+}
+
+// withNaN moves rows, which lie one after the other, to their places between rows of NaN, those in out (ascending).
+func withNaN(rows []float32, out []int, size int) {
+	nan := float32(math.NaN())
+	for i := len(rows)/size - 1; len(out) > 0; i-- {
+		to := rows[i*size : (i+1)*size]
+		if last := len(out) - 1; out[last] == i {
+			for k := range to {
+				to[k] = nan
+			}
+			out = out[:last]
+		} else {
+			copy(to, rows[(i-len(out))*size:])
+		}
+	}
 }
 
 // embedding counts texts, and says so.
 type embedding struct {
 	*ui
-	done, cut, empty int
-	of               int64
+	read, done, cut, empty int
+	of                     int64
 }
 
-func (p *embedding) add(c *dataset.Chunk, cut int) {
-	p.done, p.cut, p.empty = p.done+c.Rows, p.cut+cut, p.empty+c.Empty
-	if p.due(int64(p.done) == p.of) {
-		p.printf("%d of %d texts\n", p.done, p.of)
+// add counts a chunk, of which so many rows were read.
+func (p *embedding) add(c *dataset.Chunk, read int) {
+	p.read, p.done, p.empty = p.read+read, p.done+c.Rows, p.empty+c.Empty
+	if p.due(int64(p.read) == p.of) {
+		p.printf("%d of %d texts\n", p.read, p.of)
 	}
 }
 
-func (p *embedding) end(e *embedder.Embedder, prompt, output string) {
+func (p *embedding) end(e *embedder.Embedder, prompt string, in *embedInput) {
 	length := e.MaxLength()
 	if e.VectorsAlone() {
-		p.printf("vectors of the tokens of %d texts, of %d dimensions each, written to %s\n", p.done, e.Size(), output)
+		p.printf("vectors of the tokens of %d texts, of %d dimensions each, written to %s\n", p.done, e.Size(), in.output)
 		if prompt == "query" {
 			length = e.QueryLength()
 		}
 	} else {
-		p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), output)
+		p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), in.output)
 	}
 	if p.cut > 0 {
 		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, length)
@@ -383,6 +456,7 @@ func (p *embedding) end(e *embedder.Embedder, prompt, output string) {
 	if p.empty > 0 {
 		p.printf("%d texts are empty, and were embedded as such\n", p.empty)
 	}
+	in.bad.say(p.ui)
 }
 
 // ofTexts is an error of texts that flags give.
@@ -397,21 +471,21 @@ func ofTexts(texts []string, err error) error {
 // ofPrompt names the flag where a model lacks the prompt that it gives.
 func ofPrompt(err error) error {
 	if errors.Is(err, embedder.ErrNoPrompt) {
-		return usageError{fmt.Errorf("--prompt: %w", err)}
+		return usageError{fmt.Errorf("--prompt: %w; --prompt-text puts a text of yours before each", err)}
 	}
 	return err
 }
 
-// inRows is an error of a chunk's texts.
-func inRows(t *dataset.Table, c *dataset.Chunk, err error) error {
+// inRows is an error of the texts of rows.
+func inRows(t *dataset.Table, ids []int64, err error) error {
 	var lost *embedder.NotFiniteError
 	if errors.As(err, &lost) {
-		return fmt.Errorf("%v: %w", t.Locate(c.First+int64(lost.Text)), embedder.ErrNotFinite)
+		return fmt.Errorf("%v: %w", t.Locate(ids[lost.Text]), embedder.ErrNotFinite)
 	}
 	if errors.Is(err, embedder.ErrNoPrompt) {
 		return ofPrompt(err)
 	}
-	return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
+	return fmt.Errorf("rows %d to %d: %w", ids[0], ids[len(ids)-1], err)
 }
 
 // partValues are the values of --parts' columns.

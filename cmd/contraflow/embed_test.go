@@ -12,10 +12,12 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-// diverged is a copy of the workspace's model that makes nothing finite of texts with a word, of which all weights are numbers.
-func diverged(t *testing.T, dir, word string) string {
+// diverged is a copy of a golden model that makes nothing finite of texts with a word, of which all weights are numbers.
+func diverged(t *testing.T, golden, dir, word string) string {
 	t.Helper()
-	copyModel(t, dir)
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, golden))); err != nil {
+		t.Fatal(err)
+	}
 	tok, err := tokenizerOf(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +70,7 @@ func TestEmbedNoPrompt(t *testing.T) {
 	if err := os.WriteFile(in, []byte("text\na\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const want = `contraflow: --prompt: no such prompt: "foo"; the model has "document", "query"` + "\n"
+	const want = `contraflow: --prompt: no such prompt: "foo"; the model has "document", "query"; --prompt-text puts a text of yours before each` + "\n"
 	for _, args := range [][]string{{"--text", "a"}, {"--input", in, "--output", filepath.Join(dir, "x.npy")}} {
 		if r := contraflow(t, "", append([]string{"embed", "--model", goldens.Path(t, "bert/minilm-tiny"), "--prompt", "foo"}, args...)...); r.code != 2 || !strings.HasPrefix(r.stderr, want) {
 			t.Errorf("%v: exit code %d\n%s", args, r.code, r.stderr)
@@ -80,7 +82,7 @@ func TestEmbedNoPrompt(t *testing.T) {
 func TestEmbedNotFinite(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	model := diverged(t, at("model"), "river")
+	model := diverged(t, "bert/minilm-tiny", at("model"), "river")
 	texts := []string{"the cat", "a dog", "the river", "a bird", "river"}
 	var lines strings.Builder
 	for _, text := range texts {
@@ -108,6 +110,10 @@ func TestEmbedNotFinite(t *testing.T) {
 	}
 	if r := contraflow(t, "", "distill", "--model", model, "--input", at("a.jsonl"), "--query", "text", "--positive", "text", "--output", at("out.parquet")); r.code != 1 || !strings.Contains(r.stderr, "row 2: the teacher's score of document 0 is NaN") {
 		t.Errorf("distill: exit code %d\n%s", r.code, r.stderr)
+	}
+	cross := diverged(t, "rerank/cross", at("cross"), "river")
+	if r := contraflow(t, "", "rerank", "--model", cross, "--input", at("a.jsonl"), "--query-column", "text", "--document-column", "text", "--output", at("out.parquet")); r.code != 1 || !strings.Contains(r.stderr, at("a.jsonl")+":3: the score is NaN: the model's weights,") {
+		t.Errorf("rerank: exit code %d\n%s", r.code, r.stderr)
 	}
 	if left, _ := filepath.Glob(at("*out*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)

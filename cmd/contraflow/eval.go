@@ -47,7 +47,7 @@ rank correlation, and Pearson's.
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			switch retrieval := queries != nil; {
 			case retrieval == (sts != ""):
-				return usageError{errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts")}
+				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts"))
 			case !retrieval && (corpus+qrels+docPrompt+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --document-prompt, --part, --weights, --run and --bm25 are for --queries")}
 			case retrieval && cmd.Flags().Changed("columns"):
@@ -73,13 +73,7 @@ rank correlation, and Pearson's.
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
-			query, document := e.RolePrompts()
-			if !cmd.Flags().Changed("query-prompt") {
-				queryPrompt = query
-			}
-			if !cmd.Flags().Changed("document-prompt") {
-				docPrompt = document
-			}
+			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
 			if sts != "" {
 				return measurePairs(cmd, e, sts, columns, queryPrompt, asJSON)
 			}
@@ -117,18 +111,18 @@ rank correlation, and Pearson's.
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&queries, "queries", nil, "queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
-	cmd.Flags().StringVar(&corpus, "corpus", "", "documents")
-	cmd.Flags().StringVar(&qrels, "qrels", "", "judgements")
-	cmd.Flags().StringVar(&sts, "sts", "", "pairs of texts with scores, instead of queries")
-	cmd.Flags().StringSliceVar(&columns, "columns", []string{"sentence1", "sentence2", "score"}, "of --sts: the columns of both texts, and of the score")
-	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", "text before each query, and before both texts of a pair (default: the model's query prompt)")
-	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", "text before each document (default: the model's document prompt)")
+	cmd.Flags().StringArrayVar(&queries, "queries", nil, "the `FILE` with the queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
+	cmd.Flags().StringVar(&corpus, "corpus", "", "the `FILE` with the documents")
+	cmd.Flags().StringVar(&qrels, "qrels", "", "the `FILE` with the judgements")
+	cmd.Flags().StringVar(&sts, "sts", "", "a `FILE` with pairs of texts and scores, instead of queries")
+	cmd.Flags().StringSliceVar(&columns, "columns", []string{"sentence1", "sentence2", "score"}, "of --sts: the columns `NAME,NAME,NAME` of both texts, which may be templates such as \"{title} {text}\", and of the score")
+	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair", "queries"))
+	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
-	cmd.Flags().StringVar(&runFile, "run", "", "write the ranking to this file, in TREC's format")
+	cmd.Flags().StringVar(&runFile, "run", "", "write the ranking to this `FILE`, in TREC's format")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
 	parts.add(cmd)
-	f.add(cmd)
+	f.add(cmd, "texts")
 	f.addCut(cmd)
 	cmd.Flags().IntVar(&f.queries, "query-max-length", 0, "cut queries, and both texts of a pair, to so many tokens, as training may have (default: as documents)")
 	return cmd

@@ -119,7 +119,7 @@ func readSettings(cmd *cobra.Command, args []string) (from imports.Source, s imp
 		return imports.FlagEmbedding, s, devices, err
 	}
 	if len(args) != 1 {
-		return 0, nil, 0, usageError{errors.New("want one FILE with a trainer's arguments, or a command line after --")}
+		return 0, nil, 0, missing(errors.New("want one FILE with a trainer's arguments, or a command line after --"))
 	}
 	var text []byte
 	if args[0] == "-" {

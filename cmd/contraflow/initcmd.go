@@ -53,7 +53,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 			}
 			switch given := cmd.Flags().Changed; {
 			case tokenizer == "" && distilled == "" && len(input) == 0:
-				return usageError{errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer or --distill instead")}
+				return missing(errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer or --distill instead"))
 			case tokenizer == "" && distilled == "":
 			case !spec.Static:
 				return usageError{errors.New("--tokenizer and --distill are for --static; an encoder gets a vocabulary of --input")}
@@ -100,8 +100,8 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 	}
 	cmd.Flags().StringVar(&out, "out", "", "folder for the model")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a model that is there")
-	cmd.Flags().StringArrayVar(&input, "input", nil, "parquet, JSON lines or CSV with texts (may be repeated)")
-	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, "a column with texts (may be repeated)")
+	cmd.Flags().StringArrayVar(&input, "input", nil, filesFlag)
+	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, fmt.Sprintf(columnFlag, "texts")+" (may be repeated)")
 	cmd.Flags().BoolVar(&spec.Static, "static", false, "static embeddings: a text is the mean of its tokens' vectors, and training takes seconds")
 	cmd.Flags().StringVar(&tokenizer, "tokenizer", "", "with --static, a model folder or hub id whose tokenizer it gets, instead of a new vocabulary")
 	cmd.Flags().StringVar(&distilled, "distill", "", "with --static, a model folder or hub id whose tokenizer it gets, and what it knows of each token")

@@ -35,6 +35,11 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// incomplete is a usageError of a command line that lacks something, which an example shows.
+type incomplete struct{ error }
+
+func missing(err error) error { return usageError{incomplete{err}} }
+
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
@@ -81,9 +86,10 @@ func run(args []string) int {
 		}
 	}
 	var usage usageError
+	var lacks incomplete
 	wrong := errors.As(err, &usage)
 	n := next(cmd, err)
-	if example, _, _ := strings.Cut(strings.TrimSpace(cmd.Example), "\n"); n == "" && wrong && example != "" {
+	if example, _, _ := strings.Cut(strings.TrimSpace(cmd.Example), "\n"); n == "" && errors.As(err, &lacks) && example != "" {
 		n = example
 	}
 	if n != "" {
@@ -298,7 +304,7 @@ func require(cmd *cobra.Command, flags ...string) {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for _, f := range flags {
 			if !cmd.Flags().Changed(f) {
-				return usageError{fmt.Errorf("--%s is missing", f)}
+				return missing(fmt.Errorf("--%s is missing", f))
 			}
 		}
 		return run(cmd, args)

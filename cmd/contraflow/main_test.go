@@ -171,7 +171,7 @@ func TestLoadNotes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if note := succeed(t, "embed", "--model", model, "--text", "stone").stderr; note != "" {
+	if note := succeed(t, "embed", "--model", model, "--text", "stone", "--prompt", "").stderr; note != "" {
 		t.Errorf("says %q", note)
 	}
 	edit("sentence_bert_config.json", `"transformer_task"`, `"max_seq_length": 500, "transformer_task"`)

@@ -38,14 +38,16 @@ func newMine() *cobra.Command {
 		Long: `mine embeds queries and a corpus (by default, all positives), searches exactly, and writes a parquet file with the columns
 query, positive, negatives (a list) and scores (a list: the positive's, then each negative's), which data.train takes as
 
-  {path: mined.parquet, query: query, positive: positive, negatives: negatives, negatives_per_query: all, scores: scores}
+  {path: mined.parquet, query: query, positive: positive, negatives: [negatives], negatives_per_query: all}
+
+The scores are those of the model that mines, to look at: a loss that learns from scores takes a teacher's, which contraflow distill adds in a
+column of another name. With --cross-encoder a reranker scores the nearest documents and the positives again, and margins, bounds and ranks are by
+its scores, which are what is written; such a loss may take them (scores: scores).
 
 Options have the names and the meaning of sentence-transformers' mine_hard_negatives; FlagEmbedding's --range_for_sampling 10-210 is
---range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative,
-and neither is the query itself, which corpora of questions have as a document; nor is a text that differs from them by whitespace around it
-alone. Pairs that keep fewer negatives than
-asked for are left out and counted, but for those that have --min-negatives. With --cross-encoder a reranker scores the nearest documents and
-the positives again, and margins, bounds and ranks are by its scores, which are what is written.`,
+--range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative, and neither is the query itself, which corpora of
+questions have as a document; nor is a text that differs from them by whitespace around it alone. Pairs that keep fewer negatives than asked for are
+left out and counted, but for those that have --min-negatives.`,
 		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -92,9 +94,9 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 		},
 	}
 	fl := cmd.Flags()
-	m.pairFlags.add(cmd, "of a list, each is one")
-	fl.StringArrayVar(&m.corpus, "corpus", nil, "files with more documents (default: the positives alone)")
-	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "the column with the documents, or a template")
+	m.pairFlags.add(cmd, "of a list, each is one", "")
+	fl.StringArrayVar(&m.corpus, "corpus", nil, "`FILES` with more documents, as of --input (default: the positives alone)")
+	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "of --corpus: "+fmt.Sprintf(columnFlag, "documents"))
 	fl.IntVar(&m.options.Negatives, "num-negatives", 3, "negatives of each query")
 	fl.IntVar(&m.options.RangeMin, "range-min", 0, "skip so many of the best candidates")
 	fl.IntVar(&m.options.RangeMax, "range-max", 0, "candidates end there (default: as the other options need)")
@@ -103,12 +105,12 @@ the positives again, and margins, bounds and ranks are by its scores, which are 
 	fl.Float64Var(&m.absolute, "absolute-margin", 0, "a negative's cosine is by so much below the positive's")
 	fl.Float64Var(&m.relative, "relative-margin", 0, "a negative's cosine is by this part of it below the positive's")
 	fl.IntVar(&m.options.Fewest, "min-negatives", 0, "keep pairs with so many, in lists of different lengths (default: --num-negatives)")
-	fl.StringVar(&m.crossEncoder, "cross-encoder", "", "a reranker that scores candidates again, with a margin or a bound")
-	fl.BoolVar(&m.sigmoid, "sigmoid", false, "of --cross-encoder: scores between 0 and 1, as CrossEncoder gives them")
+	fl.StringVar(&m.crossEncoder, "cross-encoder", "", "the folder `DIR` or hub id of a reranker that scores candidates again, with a margin or a bound")
+	fl.BoolVar(&m.sigmoid, "sigmoid", false, "of --cross-encoder: "+sigmoidFlag)
 	fl.StringVar(&m.sampling, "sampling", "top", "top, or random among the candidates")
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
 	m.parts.add(cmd)
-	f.add(cmd)
+	f.add(cmd, "texts")
 	f.addCut(cmd)
 	return cmd
 }
@@ -147,6 +149,9 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		return err
 	}
 	defer w.Abort()
+	if m.crossEncoder == "" {
+		w.SetMetadata(dataset.MinedKey, "scores")
+	}
 	queries, positives, err := m.pairs(ctx, u)
 	if err != nil {
 		return err
@@ -163,7 +168,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		}
 	}
 	p := mine.Pair(queries, positives, corpus)
-	queryPrompt, documentPrompt := m.prompts(cmd, e)
+	queryPrompt, documentPrompt := textPrompts(cmd, e, m.queryPrompt, m.documentPrompt)
 	weights, err := m.parts.fusion(e)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
-	"contraflow/stages/embedder"
 )
 
 // pairFlags say which rows of queries and documents a command reads, and what an embedding model reads before them.
@@ -26,15 +26,23 @@ type pairFlags struct {
 	bad                         badRows
 }
 
-func (f *pairFlags) add(cmd *cobra.Command, positive string) {
+// The flags of all commands that read texts are worded alike.
+const (
+	filesFlag  = "the `FILES` to read: parquet, JSON lines, CSV or TSV, or a glob of them (may be repeated)"
+	columnFlag = "the column `NAME` with the %s, or a template such as \"{title} {text}\""
+	promptFlag = "a `TEXT` to put before each %s (default: the model's prompt for %s; \"\" is none)"
+)
+
+// add adds them. positive goes on about --positive, of says what prompts are of.
+func (f *pairFlags) add(cmd *cobra.Command, positive, of string) {
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, "rows: parquet, JSON lines or CSV, files or globs (may be repeated)")
-	fl.StringVar(&f.query, "query", "query", "the column with the queries, or a template such as \"{title} {text}\"")
-	fl.StringVar(&f.positive, "positive", "positive", "the column with the positives, or a template; "+positive)
-	fl.StringVar(&f.output, "output", "", "the parquet file to write")
-	fl.StringVar(&f.queryPrompt, "query-prompt", "", "of an embedding model: a text to put before each query (default: the model's)")
-	fl.StringVar(&f.documentPrompt, "document-prompt", "", "of an embedding model: a text to put before each document (default: the model's)")
-	fl.StringVar(&f.bad.onError, "on-error", "stop", "at rows that can't be used: stop, or skip, which leaves them out")
+	fl.StringArrayVar(&f.input, "input", nil, filesFlag)
+	fl.StringVar(&f.query, "query", "query", fmt.Sprintf(columnFlag, "queries"))
+	fl.StringVar(&f.positive, "positive", "positive", fmt.Sprintf(columnFlag, "positives")+"; "+positive)
+	fl.StringVar(&f.output, "output", "", "the parquet `FILE` to write")
+	fl.StringVar(&f.queryPrompt, "query-prompt", "", of+fmt.Sprintf(promptFlag, "query", "queries"))
+	fl.StringVar(&f.documentPrompt, "document-prompt", "", of+fmt.Sprintf(promptFlag, "document", "documents"))
+	f.bad.add(cmd, "")
 	require(cmd, "input")
 	require(cmd, "output")
 }
@@ -42,8 +50,14 @@ func (f *pairFlags) add(cmd *cobra.Command, positive string) {
 // badRows are the rows that can't be used, and what is done about them.
 type badRows struct {
 	onError string // stop or skip
+	instead string // what is written in place of a row; "": nothing
 	rows    int
-	first   error
+	first   []error // a few
+}
+
+// add adds --on-error; more goes on about what skip does.
+func (b *badRows) add(cmd *cobra.Command, more string) {
+	cmd.Flags().StringVar(&b.onError, "on-error", "stop", "at rows that can't be used: stop, or skip, which leaves them out"+more)
 }
 
 func (b *badRows) check() error {
@@ -53,47 +67,97 @@ func (b *badRows) check() error {
 	return nil
 }
 
+func (b *badRows) skips() bool { return b.onError == "skip" }
+
+// apart refuses to write a table in place where rows are left out, which would lose them. written is what one gets in place.
+func (b *badRows) apart(output string, input []string, written string) error {
+	if !b.skips() {
+		return nil
+	}
+	if err := separate("--output", output, input...); err != nil {
+		return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets %s in place", err, written)
+	}
+	return nil
+}
+
+// open opens a table, of whose rows those that can't be used are left to leave.
+func (b *badRows) open(ctx context.Context, input []string) (*dataset.Table, error) {
+	if b.skips() {
+		return dataset.OpenTableWithBad(ctx, input)
+	}
+	t, err := dataset.OpenTable(ctx, input) // which finds lines that are no JSON before anything is computed
+	return t, b.stopped(err)
+}
+
+// checkTexts finds texts that can't be used before anything is computed, unless they are left out.
+func (b *badRows) checkTexts(ctx context.Context, t *dataset.Table, columns ...string) error {
+	if b.skips() {
+		return nil
+	}
+	return b.stopped(t.CheckTexts(ctx, columns...))
+}
+
+// in counts a chunk's rows that can't be used, and returns their places and the ids of the others.
+func (b *badRows) in(c *dataset.Chunk) (out []int, ids []int64, err error) {
+	for i := range c.Rows {
+		if bad := c.Bad[i]; bad == nil {
+			ids = append(ids, c.First+int64(i))
+		} else if err := b.leave(bad); err != nil {
+			return nil, nil, err
+		} else {
+			out = append(out, i)
+		}
+	}
+	return out, ids, nil
+}
+
 // leave returns nil for a row that is left out, and counts it; else the error.
 func (b *badRows) leave(err error) error {
-	if b.onError != "skip" || !errors.Is(err, dataset.ErrBadRow) {
-		return stopped(err)
+	const few = 10
+	if !b.skips() || !errors.Is(err, dataset.ErrBadRow) {
+		return b.stopped(err)
 	}
-	if b.rows == 0 {
-		b.first = err
+	if b.rows++; len(b.first) < few {
+		b.first = append(b.first, err)
 	}
-	b.rows++
 	return nil
 }
 
 // stopped is the error that ends a command: of a row that can't be used it says that it could be left out.
-func stopped(err error) error {
-	if errors.Is(err, dataset.ErrBadRow) {
-		return fmt.Errorf("%w; --on-error skip leaves out rows that can't be used", err)
+func (b *badRows) stopped(err error) error {
+	switch {
+	case !errors.Is(err, dataset.ErrBadRow):
+		return err
+	case b.instead != "":
+		return fmt.Errorf("%w; --on-error skip writes %s for rows that can't be used", err, b.instead)
 	}
-	return err
+	return fmt.Errorf("%w; --on-error skip leaves out rows that can't be used", err)
 }
 
 // none is the error where no row is left.
 func (b *badRows) none() error {
-	return fmt.Errorf("none of %d rows can be used; the first: %w", b.rows, b.first)
+	return fmt.Errorf("none of %d rows can be used; the first: %w", b.rows, b.first[0])
+}
+
+// all is the error where no row of a table is left.
+func (b *badRows) all(t *dataset.Table) error {
+	if b.rows == 0 || int64(b.rows) < t.Rows() {
+		return nil
+	}
+	return b.none()
 }
 
 func (b *badRows) say(u *ui) {
-	if b.rows > 0 {
-		u.printf("%d rows of --input can't be used and are left out (--on-error skip); the first: %v\n", b.rows, b.first)
+	if b.rows == 0 {
+		return
 	}
-}
-
-// prompts are the flags', or else the model's.
-func (f *pairFlags) prompts(cmd *cobra.Command, e *embedder.Embedder) (query, document string) {
-	query, document = e.RolePrompts()
-	if cmd.Flags().Changed("query-prompt") {
-		query = f.queryPrompt
+	u.printf("%d rows of --input can't be used and are %s (--on-error skip); the first: %v\n", b.rows, cmp.Or(b.instead, "left out"), b.first[0])
+	for _, err := range b.first[1:] {
+		u.printf("  %v\n", err)
 	}
-	if cmd.Flags().Changed("document-prompt") {
-		document = f.documentPrompt
+	if more := b.rows - len(b.first); more > 0 {
+		u.printf("  and %d more\n", more)
 	}
-	return query, document
 }
 
 // row is a row of a dataset, in its block.
@@ -128,7 +192,7 @@ func asParquet(output string) error {
 	if err := noFolder("--output", output, "out.parquet"); err != nil {
 		return err
 	}
-	if filepath.Ext(output) != ".parquet" {
+	if !strings.EqualFold(filepath.Ext(output), ".parquet") {
 		return usageError{fmt.Errorf("--output %s: what is written is parquet, and nothing reads it as that by this name: give %s.parquet", output, strings.TrimSuffix(output, filepath.Ext(output)))}
 	}
 	return nil
@@ -171,12 +235,12 @@ func separate(flag, output string, inputs ...string) error {
 }
 
 // inPlace is what the help of commands says that write a table with [besides].
-const inPlace = "One parquet file may be\n--input and --output: it gets the columns in place, when all is written."
+const inPlace = "One parquet file may be --input and --output: it gets the columns in place, when all is written."
 
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if len(input) != 1 || filepath.Ext(input[0]) != ".parquet" || dataset.IsGlob(input[0]) {
+	if len(input) != 1 || !strings.EqualFold(filepath.Ext(input[0]), ".parquet") || dataset.IsGlob(input[0]) {
 		if err := separate("--output", output, input...); err != nil {
 			return nil, nil, nil, err
 		}

@@ -24,7 +24,7 @@ func newRecipe() *cobra.Command {
 		ValidArgs: all,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{fmt.Errorf("which one? contraflow recipe %s", names)}
+				return missing(fmt.Errorf("which one? contraflow recipe %s", names))
 			}
 			text, ok := recipe.Template(args[0])
 			if args[0] == "prep" {

@@ -26,7 +26,7 @@ Several runs are drawn over each other, with where their recipes differ.`,
   contraflow report runs/x runs/y --out compare.html`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageError{errors.New("which run? RUN is a folder that train has written, its save.dir")}
+				return missing(errors.New("which run? RUN is a folder that train has written, its save.dir"))
 			}
 			var runs []*report.Run
 			for _, dir := range args {

@@ -3,9 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
@@ -22,10 +24,18 @@ type rerankFlags struct {
 	query, document        string
 	output, outputColumn   string
 	sigmoid, asJSON        bool
+	bad                    badRows
 	queries, corpus, qrels string
 	first                  string
 	top, cutoff            int
 }
+
+// What rerank, and distill and mine with a reranker, have alike.
+var (
+	templateFlag    = "what surrounds a pair, instead of what the model says: " + strings.Join(tokenize.TemplateNames(), " or ")
+	instructionFlag = "the instruction in the template, a `TEXT`"
+	sigmoidFlag     = "scores between 0 and 1, as CrossEncoder gives them"
+)
 
 func newRerank() *cobra.Command {
 	var f rerankFlags
@@ -33,7 +43,12 @@ func newRerank() *cobra.Command {
 		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE)",
 		Short: "Score pairs of texts with a reranker, or measure it behind a first stage",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
-document. ` + inPlace + ` Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
+document.
+` + inPlace + `
+Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
+
+Empty texts are scored as such. A text that is null or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error skip leaves
+the row out.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
@@ -44,19 +59,24 @@ of the documents that are reranked (--top).`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			scores, measures := len(f.input) > 0 || f.output != "", f.queries != ""
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
-				return usageError{errors.New("give --input and --output, or --queries, --corpus and --qrels")}
+				return missing(errors.New("give --input and --output, or --queries, --corpus and --qrels"))
 			}
 			of, what := []string{"first", "top", "corpus", "qrels", "json"}, "--queries, which measures a reranker; --input is scored"
 			if measures {
-				of, what = []string{"sigmoid", "query-column", "document-column", "output-column"}, "--input, whose rows are scored; --queries measures a reranker"
+				of, what = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "--input, whose rows are scored; --queries measures a reranker"
 			}
 			for _, flag := range of {
 				if cmd.Flags().Changed(flag) {
 					return usageError{fmt.Errorf("--%s goes with %s", flag, what)}
 				}
 			}
-			if err := atLeastOne(cmd, "top", "cutoff-layer"); err != nil {
+			if err := errors.Join(atLeastOne(cmd, "top", "cutoff-layer"), f.bad.check()); err != nil {
 				return err
+			}
+			if scores {
+				if err := f.bad.apart(f.output, f.input, "the scores"); err != nil {
+					return err
+				}
 			}
 			r, err := f.load(cmd)
 			if err != nil {
@@ -70,22 +90,29 @@ of the documents that are reranked (--top).`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, "parquet, JSON lines or CSV, files or globs (may be repeated)")
-	fl.StringVar(&f.query, "query-column", "query", "the column with the queries")
-	fl.StringVar(&f.document, "document-column", "document", "the column with the documents")
-	fl.StringVar(&f.output, "output", "", "the parquet file to write")
-	fl.StringVar(&f.outputColumn, "output-column", "score", "the column with the scores")
-	fl.BoolVar(&f.sigmoid, "sigmoid", false, "scores between 0 and 1, as CrossEncoder gives them")
-	fl.StringVar(&f.template, "template", "", "what surrounds a pair, instead of what the model says: "+strings.Join(tokenize.TemplateNames(), " or "))
-	fl.StringVar(&f.instruction, "instruction", "", "the instruction in the template")
+	fl.StringArrayVar(&f.input, "input", nil, filesFlag)
+	fl.StringVar(&f.query, "query-column", "query", fmt.Sprintf(columnFlag, "queries")+"; --query as well")
+	fl.StringVar(&f.document, "document-column", "document", fmt.Sprintf(columnFlag, "documents")+"; --document as well")
+	fl.StringVar(&f.output, "output", "", "the parquet `FILE` to write")
+	fl.StringVar(&f.outputColumn, "output-column", "score", "the `NAME` of the column with the scores")
+	f.bad.add(cmd, "")
+	fl.BoolVar(&f.sigmoid, "sigmoid", false, sigmoidFlag)
+	fl.StringVar(&f.template, "template", "", templateFlag)
+	fl.StringVar(&f.instruction, "instruction", "", instructionFlag)
 	fl.IntVar(&f.cutoff, "cutoff-layer", 0, "of a layer-wise reranker: score by this layer, counted from 1, and compute none above it (default: the last)")
-	fl.StringVar(&f.queries, "queries", "", "queries, or a folder in BEIR's layout")
-	fl.StringVar(&f.corpus, "corpus", "", "documents")
-	fl.StringVar(&f.qrels, "qrels", "", "judgements")
-	fl.StringVar(&f.first, "first", "", "an embedding model whose first documents are reranked as well as BM25's")
+	fl.StringVar(&f.queries, "queries", "", "the `FILE` with the queries, or a folder in BEIR's layout")
+	fl.StringVar(&f.corpus, "corpus", "", "the `FILE` with the documents")
+	fl.StringVar(&f.qrels, "qrels", "", "the `FILE` with the judgements")
+	fl.StringVar(&f.first, "first", "", "the folder `DIR` or hub id of an embedding model whose first documents are reranked as well as BM25's")
 	fl.IntVar(&f.top, "top", 100, "how many documents of each query are reranked")
 	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object")
-	f.model.add(cmd)
+	f.model.add(cmd, "pairs")
+	fl.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName { // as mine and distill call them
+		if name == "query" || name == "document" {
+			name += "-column"
+		}
+		return pflag.NormalizedName(name)
+	})
 	return cmd
 }
 
@@ -110,13 +137,17 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 // table scores the rows of a table.
 func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	ctx := cmd.Context()
-	t, w, end, err := besides(ctx, dataset.OpenTable, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
+	t, w, end, err := besides(ctx, f.bad.open, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
 	if err != nil {
 		return err
 	}
 	defer end()
+	t.KeepEmpty()
+	if err := f.bad.checkTexts(ctx, t, f.query, f.document); err != nil {
+		return err
+	}
 	u := newUI(cmd.ErrOrStderr(), false)
-	done, cut := 0, 0
+	read, done, cut, empty := 0, 0, 0, 0
 	for c, err := range t.Chunks(ctx, f.query, embedRows) {
 		if err != nil {
 			return err
@@ -125,30 +156,53 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 		if err != nil {
 			return err
 		}
-		scores, n, err := r.ScorePairs(ctx, c.Texts, documents)
+		out, ids, err := f.bad.in(c)
 		if err != nil {
-			return fmt.Errorf("rows %d to %d: %w", c.First, c.First+int64(c.Rows)-1, err)
-		}
-		if f.sigmoid {
-			reranker.Sigmoid(scores)
-		}
-		wide := make([]float64, len(scores))
-		for i, s := range scores {
-			wide[i] = float64(s)
-		}
-		if err := w.Write(c, wide); err != nil {
 			return err
 		}
-		done, cut = done+c.Rows, cut+n
-		if u.due(int64(done) == t.Rows()) {
-			u.printf("%d of %d pairs\n", done, t.Rows())
+		read += c.Rows
+		for i, row := range out {
+			documents = slices.Delete(documents, row-i, row-i+1)
 		}
+		if c.Drop(out); c.Rows > 0 {
+			scores, n, err := r.ScorePairs(ctx, c.Texts, documents)
+			if err != nil {
+				return inRows(t, ids, err)
+			}
+			if f.sigmoid {
+				reranker.Sigmoid(scores)
+			}
+			wide := make([]float64, len(scores))
+			for i, s := range scores {
+				if !finite(s) {
+					return fmt.Errorf("%v: the score is %v: the model's weights, or what it computes of them in --precision %s, are not finite", t.Locate(ids[i]), s, f.model.precision)
+				}
+				wide[i] = float64(s)
+				if dataset.Blank(c.Texts[i]) || dataset.Blank(documents[i]) {
+					empty++
+				}
+			}
+			if err := w.Write(c, wide); err != nil {
+				return err
+			}
+			done, cut = done+c.Rows, cut+n
+		}
+		if u.due(int64(read) == t.Rows()) {
+			u.printf("%d of %d pairs\n", read, t.Rows())
+		}
+	}
+	if err := f.bad.all(t); err != nil {
+		return err
 	}
 	if err := w.Close(); err != nil {
 		return err
 	}
 	u.printf("%d scores written to %s\n", done, f.output)
 	sayCut(u, cut, r)
+	if empty > 0 {
+		u.printf("%d pairs have an empty query or document, and were scored as such\n", empty)
+	}
+	f.bad.say(u)
 	return nil
 }
 

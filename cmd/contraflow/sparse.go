@@ -40,10 +40,10 @@ func printSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts 
 }
 
 // embedSparse writes lists besides the input's columns.
-func embedSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, input []string, column, output string, most int) error {
+func embedSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput, most int) error {
 	rows := min(embedRows, max(1, sparseRows/e.Size()))
 	vecs, active := make([]float32, rows*e.Size()), 0
-	done, err := embedTable(cmd, e, prompt, input, column, output, embedded{lexical, rows, func(texts []string) ([]any, int, error) {
+	done, err := embedTable(cmd, e, prompt, in, embedded{lexical, rows, func(texts []string) ([]any, int, error) {
 		out := vecs[:len(texts)*e.Size()]
 		n, err := e.EmbedInto(cmd.Context(), prompt, texts, out)
 		if err != nil {

@@ -36,7 +36,7 @@ trace of the same run with --set mesh.overlap=false, which shows what a step tak
   contraflow trace summary runs/x/trace.json --serial runs/serial/trace.json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageError{errors.New("which trace? FILE is the trace.json of a run that was made with --trace")}
+				return missing(errors.New("which trace? FILE is the trace.json of a run that was made with --trace"))
 			}
 			return nil
 		},

@@ -18,7 +18,7 @@ import (
 	"contraflow/stages/recipe"
 )
 
-// ui shows a run's progress: bars on a terminal, plain lines otherwise, or a log of JSON lines.
+// ui shows a run's progress: bars on a terminal that can draw them, plain lines otherwise, or a log of JSON lines.
 type ui struct {
 	w        io.Writer
 	quiet    bool
@@ -209,10 +209,20 @@ func (u *ui) embedded(of string) func(what string, done, total int) {
 	}
 }
 
+// draws tells whether a bar can be drawn: on a terminal that says how wide it is, and can move its cursor.
+func (u *ui) draws() bool {
+	f, ok := u.w.(*os.File)
+	if !u.terminal || !ok || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	return err == nil && width > 0
+}
+
 // begin starts the bar.
 func (u *ui) begin(steps int) {
 	u.steps, u.last, u.made, u.began = steps, recipe.Metrics{}, 0, time.Now()
-	if !u.terminal || u.quiet {
+	if u.quiet || !u.draws() {
 		return
 	}
 	u.bars = mpb.New(mpb.WithOutput(u.w), mpb.WithWidth(48), mpb.WithRefreshRate(200*time.Millisecond))
@@ -230,14 +240,18 @@ func (u *ui) status() string {
 	if u.made == 0 {
 		return ""
 	}
+	return fmt.Sprintf(" loss %.4f%s  %.0f pairs/s  %.0f tokens/s  %v", u.last.Loss, u.last.Of(), u.last.PairsPerS, u.last.TokensPerS, u.left())
+}
+
+// left is how long the run still takes at the pace that it has had, after a step.
+func (u *ui) left() time.Duration {
 	took := time.Duration(float64(u.at.Sub(u.began)) / float64(u.made) * float64(u.steps-u.last.Step))
-	left := max(0, took-time.Since(u.at)).Round(time.Second)
-	return fmt.Sprintf(" loss %.4f%s  %.0f pairs/s  %.0f tokens/s  %v", u.last.Loss, u.last.Of(), u.last.PairsPerS, u.last.TokensPerS, left)
+	return max(0, took-time.Since(u.at)).Round(time.Second)
 }
 
 func (u *ui) step(m recipe.Metrics, every int) {
+	u.took(m)
 	if u.bar != nil {
-		u.took(m)
 		u.bar.SetCurrent(int64(m.Step))
 		return
 	}
@@ -252,11 +266,15 @@ func (u *ui) step(m recipe.Metrics, every int) {
 		}
 		u.log.Info("step", fields...)
 	} else {
-		u.printf("step %d/%d  loss %.4f%s  grad %.3g  lr %.3g  %.0f pairs/s  %.0f tokens/s\n", m.Step, u.steps, m.Loss, m.Of(), m.GradNorm, m.LR, m.PairsPerS, m.TokensPerS)
+		left := ""
+		if m.Step < u.steps {
+			left = fmt.Sprintf("  %v left", u.left())
+		}
+		u.printf("step %d/%d  loss %.4f%s  grad %.3g  lr %.3g  %.0f pairs/s  %.0f tokens/s%s\n", m.Step, u.steps, m.Loss, m.Of(), m.GradNorm, m.LR, m.PairsPerS, m.TokensPerS, left)
 	}
 }
 
-// took notes a step for the bar.
+// took notes a step for the pace.
 func (u *ui) took(m recipe.Metrics) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

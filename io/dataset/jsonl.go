@@ -73,7 +73,7 @@ type jsonlBlock struct {
 
 // unpacked is a file's content without the compression that its name says it has. end belongs to the caller, before the file is closed.
 func unpacked(path string, f *os.File) (in io.Reader, end func(), err error) {
-	switch filepath.Ext(path) {
+	switch strings.ToLower(filepath.Ext(path)) {
 	case ".gz":
 		gz, err := gzip.NewReader(bufio.NewReaderSize(f, 1<<20))
 		if err != nil {

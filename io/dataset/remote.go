@@ -42,7 +42,7 @@ func Pick(names []string, pattern string) (found []string) {
 		}
 		for _, n := range names {
 			inside := pattern == "" || strings.HasPrefix(n, pattern+"/")
-			if inside && slices.ContainsFunc(kinds, func(ext string) bool { return strings.HasSuffix(n, ext) }) {
+			if inside && slices.ContainsFunc(kinds, func(ext string) bool { return strings.HasSuffix(strings.ToLower(n), ext) }) {
 				found = append(found, n)
 			}
 		}

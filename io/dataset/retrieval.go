@@ -69,7 +69,7 @@ func TaskName(path string) string {
 		}
 	}
 	if ext := ending(base); slices.Contains(extensions, ext) {
-		return base[:strings.LastIndex(base, ext)]
+		return base[:strings.LastIndex(strings.ToLower(base), ext)]
 	}
 	return base
 }
@@ -303,7 +303,7 @@ type Pairs struct {
 	Scores []float64
 }
 
-// LoadPairs reads the named columns of files as [OpenTable] does. Null or empty texts and scores that are no numbers are errors.
+// LoadPairs reads the named columns of files as [OpenTable] does; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
 func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 	t, err := OpenTable(ctx, []string{path})
 	if err != nil {
@@ -311,17 +311,43 @@ func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 	}
 	defer t.Close()
 	p := &Pairs{}
-	err = t.cells(ctx, [][]string{{a}, {b}, {score}}, func(row int64, c []cell) error {
-		for i, name := range []string{a, b} {
-			if reason := checkText([]byte(c[i].text)); reason != "" {
-				return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: "the text is null or " + reason}
+	columns := [][]string{{score}}
+	use := func(column string) int {
+		columns = append(columns, []string{column})
+		return len(columns) - 1
+	}
+	var texts [2]struct {
+		name   string
+		column int
+		joined *joined // of a template
+	}
+	for i, name := range []string{a, b} {
+		if texts[i].name = name; !isTemplate(name) {
+			texts[i].column = use(name)
+			continue
+		}
+		j, err := parseTemplate(name, use)
+		if err != nil {
+			return nil, err
+		}
+		texts[i].joined = &j
+	}
+	err = t.cells(ctx, columns, func(row int64, c []cell) error {
+		var pair [2]string
+		for i, x := range texts {
+			if pair[i] = c[x.column].text; x.joined != nil {
+				text, off, n := x.joined.appendTo(nil, func(column int) []byte { return []byte(c[column].text) })
+				pair[i] = string(text[off : off+n])
+			}
+			if reason := checkText([]byte(pair[i])); reason != "" {
+				return &RowError{Row: row, Location: t.Locate(row), Column: x.name, Reason: "the text is null or " + reason}
 			}
 		}
-		s, err := parseNumber(c[2].text)
+		s, err := parseNumber(c[0].text)
 		if err != nil || s != s {
-			return &RowError{Row: row, Location: t.Locate(row), Column: score, Reason: fmt.Sprintf("a score of %q: want a number", c[2].text)}
+			return &RowError{Row: row, Location: t.Locate(row), Column: score, Reason: fmt.Sprintf("a score of %q: want a number", c[0].text)}
 		}
-		p.A, p.B, p.Scores = append(p.A, c[0].text), append(p.B, c[1].text), append(p.Scores, s)
+		p.A, p.B, p.Scores = append(p.A, pair[0]), append(p.B, pair[1]), append(p.Scores, s)
 		return nil
 	})
 	if err != nil {

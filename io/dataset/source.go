@@ -24,7 +24,7 @@ import (
 // "{title} {text}".
 type Source struct {
 	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines), .csv and .tsv files whose first line names the columns (the last five also
-	// .gz and .zst), and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
+	// .gz and .zst), in small or capital letters, and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
 	Paths     []string
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
@@ -127,6 +127,7 @@ type dataFile struct {
 	tokens  [][]tokenChunks // likewise, of the text columns' ids
 	info    string          // what the file says of them
 	cut     string          // and of texts that were cut
+	mined   string          // and the column that it says to have mined scores
 	first   int64           // global id of its first row
 	content Hash128         // of what the dataset's fingerprint has of it
 }
@@ -212,6 +213,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err er
 	if err := d.countTexts(ctx); err != nil {
 		return nil, err
 	}
+	d.noteMined()
 	return d, nil
 }
 
@@ -256,8 +258,8 @@ func (d *Dataset) TeacherSize() int { return d.dim }
 func (d *Dataset) HasLabels() bool { return d.number.label >= 0 }
 func (d *Dataset) HasScores() bool { return len(d.number.scores) > 0 }
 
-// Notes are what a user should know of texts that can be used but may not be what was meant, each with file, row and column, and of token ids
-// that are not of whole texts.
+// Notes are what a user should know of texts that can be used but may not be what was meant, each with file, row and column, of token ids
+// that are not of whole texts, and of scores that are no teacher's.
 func (d *Dataset) Notes() []string { return d.notes }
 
 // textName is the name of a source of texts.
@@ -325,12 +327,12 @@ func (d *Dataset) rowError(row int64, column, reason string) *RowError {
 
 var extensions = []string{".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv"}
 
-// ending is how a path's name ends, without what says that it is compressed.
+// ending is how a path's name ends, in small letters, without what says that it is compressed.
 func ending(path string) string {
-	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst"))
+	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(path), ".gz"), ".zst"))
 }
 
-func isParquet(path string) bool { return filepath.Ext(path) == ".parquet" }
+func isParquet(path string) bool { return strings.EqualFold(filepath.Ext(path), ".parquet") }
 
 // IsGlob tells whether a path of data files is a glob, as path/filepath has them. A file of that very name is itself, whatever characters are in it.
 func IsGlob(path string) bool {
@@ -364,6 +366,9 @@ func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 	}
 	var paths []string
 	for _, p := range patterns {
+		if p == "-" {
+			return nil, fail(ErrNoFiles, "-: data is read from files, some of it twice, and not from standard input: write it to one, such as data.jsonl")
+		}
 		found := []string{filepath.Clean(p)}
 		if remote(p) {
 			var err error
@@ -580,6 +585,7 @@ func (f *dataFile) makeChunks(d *Dataset) error {
 		}
 		f.groups = append(f.groups, chunks)
 	}
+	f.mined = p.said(MinedKey)
 	p.meta = nil
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 // Table is a set of files with all their columns, for programs that pass data through and add to it. Parquet columns keep
 // their types, nested ones included. JSON lines get the types that their values have (see tablejson.go).
 //
-// What is not carried over is metadata beside the schema: pyarrow's and pandas' notes would contradict the new columns.
+// What is not carried over is metadata beside the schema, but for [MinedKey]: pyarrow's and pandas' notes would contradict the new columns.
 type Table struct {
 	files  []tableFile
 	leaves []tableLeaf
@@ -21,6 +21,7 @@ type Table struct {
 	schema func(*orderedGroup) error
 	json   []jsonColumn // of JSON lines
 	differ error        // of parquet: how files differ, which matters to who passes all columns on
+	arena  []byte       // of the text at hand, if it is joined
 	empty  bool         // texts of nothing are texts
 	bad    bool         // rows that can't be read are rows of nulls
 }
@@ -57,7 +58,7 @@ func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
 
 // OpenTableWithBad is [OpenTable] for programs that leave out rows that can't be used. A line that is no JSON, or a row with more or fewer fields
 // than its file has columns, is no error: it has no part in the columns' types and keeps its place as a row of nulls, and [Chunk].Bad says what
-// is wrong with it.
+// is wrong with it. So it does of rows whose texts can't be used: an empty one stands for them.
 func OpenTableWithBad(ctx context.Context, patterns []string) (*Table, error) {
 	return openTable(ctx, patterns, &Table{bad: true})
 }
@@ -277,37 +278,37 @@ type Chunk struct {
 	Texts []string // of the text column that Chunks was asked for
 	Empty int      // of those, after KeepEmpty, how many have nothing in them
 
-	Bad map[int]*RowError // of OpenTableWithBad: rows (0..Rows-1) that are none
+	Bad map[int]*RowError // of OpenTableWithBad: rows (0..Rows-1) that can't be used
 
 	leaves []values // of the table's leaves
 }
 
-// Chunks yields all rows in order, at most rows at a time. text names a column of strings that each chunk shows as Texts,
-// checked as training texts are (null, blank, not UTF-8: a *RowError); "" for none. A chunk is valid until the next.
+// Chunks yields all rows in order, at most rows at a time. text names a column of strings, or is a template of several ("{title} {text}"), which each
+// chunk shows as Texts, checked as training texts are (null, blank, not UTF-8: a *RowError); "" for none. A chunk is valid until the next.
 func (t *Table) Chunks(ctx context.Context, text string, rows int) iter.Seq2[*Chunk, error] {
 	return func(yield func(*Chunk, error) bool) {
 		all := make([]int, len(t.leaves))
 		for i := range all {
 			all[i] = i
 		}
-		leaf := -1
+		var col tableText
 		if text != "" {
 			var err error
-			if leaf, err = t.textLeaf(text); err != nil {
+			if col, err = t.textColumn(text); err != nil {
 				yield(nil, err)
 				return
 			}
 		}
 		switch {
-		case t.differ != nil && leaf < 0:
+		case t.differ != nil && text == "":
 			yield(nil, t.differ)
 			return
 		case t.differ != nil: // the others are no table
-			all = []int{leaf}
+			all = col.leaves
 		}
 		for c, err := range t.chunks(ctx, all, rows) {
-			if err == nil && leaf >= 0 {
-				err = t.showTexts(c, leaf, text)
+			if err == nil && text != "" {
+				c.Texts, c.Empty, err = t.texts(c, &col, c.Texts[:0])
 			}
 			if err != nil {
 				yield(nil, err)
@@ -320,19 +321,50 @@ func (t *Table) Chunks(ctx context.Context, text string, rows int) iter.Seq2[*Ch
 	}
 }
 
-// Texts are another text column of a chunk, checked likewise.
+// Texts are another text column of a chunk, or a template, checked likewise.
 func (t *Table) Texts(c *Chunk, column string) ([]string, error) {
 	if t.differ != nil {
 		return nil, t.differ
 	}
-	leaf, err := t.textLeaf(column)
+	col, err := t.textColumn(column)
 	if err != nil {
 		return nil, err
 	}
-	view := *c
-	view.Texts = nil
-	err = t.showTexts(&view, leaf, column)
-	return view.Texts, err
+	texts, _, err := t.texts(c, &col, nil)
+	return texts, err
+}
+
+// Blank tells that a text has nothing in it but white space.
+func Blank(text string) bool {
+	return checkText([]byte(text)) == textEmpty || checkText([]byte(text)) == textBlank
+}
+
+// CheckTexts reads columns of texts, or templates, as Chunks does, and returns the first row of which one can't be used. It is for programs that stop at
+// such a row and do much with those before it.
+func (t *Table) CheckTexts(ctx context.Context, columns ...string) error {
+	var cols []tableText
+	var leaves []int
+	for _, name := range columns {
+		col, err := t.textColumn(name)
+		if err != nil {
+			return err
+		}
+		cols, leaves = append(cols, col), append(leaves, col.leaves...)
+	}
+	slices.Sort(leaves)
+	for c, err := range t.chunks(ctx, slices.Compact(leaves), 4096) {
+		if err != nil {
+			return err
+		}
+		for i := range c.Rows {
+			for k := range cols {
+				if _, bad := t.usable(c, &cols[k], i); bad != nil {
+					return bad
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // Drop takes rows (0..Rows-1, ascending) out of a chunk, and their texts: of those that follow a row's id is no longer First and its place, and
@@ -444,24 +476,40 @@ func (t *Table) checkCells(name string) error {
 	return nil
 }
 
-func (t *Table) showTexts(c *Chunk, leaf int, name string) error {
-	c.Texts, c.Empty = c.Texts[:0], 0
-	for i, v := range c.leaves[leaf].list {
-		reason := "null"
-		if !v.IsNull() {
-			reason = checkText(v.ByteArray())
+// texts appends a chunk's texts of a column.
+func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, empty int, err error) {
+	for i := range c.Rows {
+		text, bad := t.usable(c, col, i)
+		switch {
+		case bad != nil && !t.bad:
+			return nil, 0, bad
+		case bad != nil:
+			if c.Bad == nil {
+				c.Bad = map[int]*RowError{}
+			}
+			if c.Bad[i] == nil { // else the whole line is
+				c.Bad[i] = bad
+			}
+		case checkText(text) != "":
+			empty++
 		}
-		if t.empty && (reason == textEmpty || reason == textBlank) {
-			reason = ""
-			c.Empty++
-		}
-		if reason != "" {
-			row := c.First + int64(i)
-			return &RowError{Row: row, Location: t.Locate(row), Column: name, Reason: theText + reason}
-		}
-		c.Texts = append(c.Texts, string(v.ByteArray()))
+		to = append(to, string(text))
 	}
-	return nil
+	return to, empty, nil
+}
+
+// usable is a row's text of a column, or what is wrong with it. It is valid until the next.
+func (t *Table) usable(c *Chunk, col *tableText, row int) ([]byte, *RowError) {
+	text, null := col.text(c, row, &t.arena)
+	reason := "null"
+	if !null {
+		reason = checkText(text)
+	}
+	if reason == "" || t.empty && (reason == textEmpty || reason == textBlank) {
+		return text, nil
+	}
+	id := c.First + int64(row)
+	return nil, &RowError{Row: id, Location: t.Locate(id), Column: col.name, Reason: theText + reason}
 }
 
 // Locate says where a row is at rest.
@@ -600,6 +648,15 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		return nil, err
 	}
 	w.columns = more
+	for _, f := range t.files {
+		if f.parquet == nil {
+			break
+		}
+		if mined := f.parquet.said(MinedKey); mined != "" {
+			w.SetMetadata(MinedKey, mined)
+			break
+		}
+	}
 	return &TableWriter{w: w, t: t, more: more}, nil
 }
 

@@ -2,6 +2,8 @@ package dataset
 
 import (
 	"bytes"
+	"cmp"
+	"slices"
 	"strings"
 )
 
@@ -45,27 +47,83 @@ func parseTemplate(s string, use func(column string) int) (j joined, err error) 
 	}
 }
 
+// appendTo appends a row's text to an arena, where it stands at off and has n bytes. part is what a column has, nothing where it is null.
+func (j *joined) appendTo(arena []byte, part func(source int) []byte) (_ []byte, off, n int) {
+	off = len(arena)
+	for _, p := range j.parts {
+		if arena = append(arena, p.before...); p.source >= 0 {
+			arena = append(arena, part(p.source)...)
+		}
+	}
+	trimmed := bytes.TrimRight(arena[off:], " \t\r\n")
+	lead := len(trimmed) - len(bytes.TrimLeft(trimmed, " \t\r\n"))
+	return arena, off + lead, len(trimmed) - lead
+}
+
 // join makes the block's joined texts of the columns that were read.
 func (b *Block) join() {
 	first := b.d.firstNumber
-	for k, j := range b.d.joins {
-		t := &b.texts[first+k]
+	for k := range b.d.joins {
+		j, t := &b.d.joins[k], &b.texts[first+k]
 		for row := range b.Rows {
-			from := len(t.arena)
-			for _, p := range j.parts {
-				t.arena = append(t.arena, p.before...)
-				if p.source < 0 {
-					continue
-				}
-				part := &b.texts[p.source]
+			arena, off, n := j.appendTo(t.arena, func(source int) []byte {
+				part := &b.texts[source]
 				if s := part.spans[row]; s.n != null {
-					t.arena = append(t.arena, part.bytes(s)...)
+					return part.bytes(s)
 				}
-			}
-			text := t.arena[from:]
-			trimmed := bytes.TrimRight(text, " \t\r\n")
-			lead := len(trimmed) - len(bytes.TrimLeft(trimmed, " \t\r\n"))
-			t.spans = append(t.spans, span{uint32(from + lead), uint32(len(trimmed) - lead)})
+				return nil
+			})
+			t.arena, t.spans = arena, append(t.spans, span{uint32(off), uint32(n)})
 		}
 	}
+}
+
+// tableText is a text column of a table: a leaf, or a template of some.
+type tableText struct {
+	name   string
+	leaves []int
+	joined *joined // nil: the one leaf
+}
+
+// textColumn finds a column of strings, or the columns of a template.
+func (t *Table) textColumn(name string) (c tableText, err error) {
+	c.name = name
+	if !isTemplate(name) {
+		leaf, err := t.textLeaf(name)
+		c.leaves = []int{leaf}
+		return c, err
+	}
+	var missing error
+	j, err := parseTemplate(name, func(column string) int {
+		leaf, err := t.textLeaf(column)
+		missing = cmp.Or(missing, err)
+		if !slices.Contains(c.leaves, leaf) {
+			c.leaves = append(c.leaves, leaf)
+		}
+		return leaf
+	})
+	if err = cmp.Or(err, missing); err == nil && len(c.leaves) == 0 {
+		err = fail(ErrMissingColumn, "the template %q names no column: columns stand in braces, as in \"{title} {text}\"", name)
+	}
+	c.joined = &j
+	return c, err
+}
+
+// text is a row's, and whether it is null, which a template's never is. A template's is valid as long as the arena.
+func (c *tableText) text(chunk *Chunk, row int, arena *[]byte) (text []byte, null bool) {
+	if c.joined == nil {
+		v := chunk.leaves[c.leaves[0]].list[row]
+		if v.IsNull() {
+			return nil, true
+		}
+		return v.ByteArray(), false
+	}
+	joined, off, n := c.joined.appendTo((*arena)[:0], func(leaf int) []byte {
+		if v := chunk.leaves[leaf].list[row]; !v.IsNull() {
+			return v.ByteArray()
+		}
+		return nil
+	})
+	*arena = joined
+	return joined[off : off+n], false
 }

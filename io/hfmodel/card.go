@@ -117,13 +117,17 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("from sentence_transformers import %s", class)
 	line("")
 	line("model = %s(%s)", class, yamlString(name))
-	query, document := "", ""
-	if s.Prompts["query"] != "" {
-		query = `, prompt_name="query"`
+	query, document, queryFlags, documentFlags := "", "", "", ""
+	named := func(key string) bool { // what is empty is named where the default is another
+		text, ok := s.Prompts[key]
+		return ok && (text != "" || s.DefaultPromptName != "")
+	}
+	if named("query") {
+		query, queryFlags = `, prompt_name="query"`, " --prompt query"
 	}
 	for _, key := range []string{"document", "passage"} {
-		if s.Prompts[key] != "" {
-			document = fmt.Sprintf(`, prompt_name="%s"`, key)
+		if named(key) {
+			document, documentFlags = fmt.Sprintf(`, prompt_name="%s"`, key), " --prompt "+key
 			break
 		}
 	}
@@ -140,12 +144,11 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("or without Python, with contraflow's binary and this folder:")
 	line("")
 	line("```sh")
-	parts := ""
 	if s.MultiVector != nil {
-		parts = " --parts"
+		queryFlags, documentFlags = " --prompt query --parts", " --prompt document --parts"
 	}
-	line("contraflow embed --model . --text 'how are gradients accumulated?'%s", parts)
-	line("contraflow embed --model . --input docs.parquet --column text --output docs.emb.parquet%s", parts)
+	line("contraflow embed --model . --text 'how are gradients accumulated?'%s", queryFlags)
+	line("contraflow embed --model . --input docs.parquet --column text%s --output docs.emb.parquet", documentFlags)
 	line("```")
 
 	c.rest(line)

@@ -236,11 +236,21 @@ func TestCard(t *testing.T) {
 	}
 	for _, want := range []string{
 		"\n# two lines\n", "vector of 16 dimensions", "It is *small*.", "- Pooling: mean, normalized to length 1\n",
-		"- Maximum length: 20 tokens\n", "- Prompt `query`: `the `\n", `model.encode("how are gradients accumulated?", prompt_name="query")`,
+		"- Maximum length: 20 tokens\n", "- Prompt `query`: `the `\n", `model.encode("how are gradients accumulated?", prompt_name="query")`, `model.encode(["a first text", "a second text"], prompt_name="document")`,
+		"\ncontraflow embed --model . --text 'how are gradients accumulated?' --prompt query\n", "\ncontraflow embed --model . --input docs.parquet --column text --prompt document --output docs.emb.parquet\n",
 		`| data/a\|b.parquet | query, positive | 12345 |`, "| test: a | nDCG@10 | 0.5124 |", "\n````yaml\nmodel: {path: x}\n# ```\n````\n",
 	} {
 		if !strings.Contains(parts[2], want) {
 			t.Errorf("the card lacks %q:\n%s", want, parts[2])
+		}
+	}
+	s.DefaultPromptName = ""
+	for name, want := range map[string]string{
+		"none": " --column text --output", "query": " --column text --output", "passage": " --column text --prompt passage --output",
+	} {
+		s.Prompts = map[string]string{name: "x: ", "document": ""}
+		if card := string(s.Card.render("m", s, s.Pooling)); !strings.Contains(card, want) || strings.Contains(card, "--prompt query") != (name == "query") {
+			t.Errorf("a prompt for %s: %s", name, card)
 		}
 	}
 	s.Card = Card{BaseModel: "/home/me/model: x"}

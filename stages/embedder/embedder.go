@@ -55,6 +55,7 @@ type options struct {
 	pooling   string
 	tokens    int
 	bf16      bool
+	prompts   map[string]string
 	warn      func(string)
 }
 
@@ -79,6 +80,16 @@ func PassTokens(n int) Option { return func(o *options) { o.tokens = n } }
 // differ in the third digit (cosine about 0.9999).
 func BF16() Option { return func(o *options) { o.bf16 = true } }
 
+// Prompt gives the model a prompt, a text by a name, instead of the folder's of that name.
+func Prompt(name, text string) Option {
+	return func(o *options) {
+		if o.prompts == nil {
+			o.prompts = map[string]string{}
+		}
+		o.prompts[name] = text
+	}
+}
+
 // Warn gets what a user should know although the model loads.
 func Warn(f func(message string)) Option { return func(o *options) { o.warn = f } }
 
@@ -96,6 +107,12 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 		return nil, err
 	}
 	defer f.Close()
+	for name, text := range o.prompts {
+		if f.Prompts == nil {
+			f.Prompts = map[string]string{}
+		}
+		f.Prompts[name] = text
+	}
 	e := &Embedder{prompts: f.Prompts, prompt: f.DefaultPromptName, device: o.device, engine: Engine{Turns: NewTurns()}}
 	e.queryPrompt, e.documentPrompt = f.RolePrompts()
 	if e.device == nil {
@@ -420,8 +437,28 @@ func (e *Embedder) QueryLength() int { return e.queryLength }
 // RolePrompts are the texts that belong before queries and before documents, as hfmodel.Folder.RolePrompts has them.
 func (e *Embedder) RolePrompts() (query, document string) { return e.queryPrompt, e.documentPrompt }
 
-// Prompt is the text of one of the model's prompts, empty if it has none of that name.
-func (e *Embedder) Prompt(name string) string { return e.prompts[name] }
+// Prompt is the text of one of the model's prompts, empty if it has none of that name. "query" and "document" are those of [Embedder.RolePrompts],
+// as sentence-transformers' encode_query and encode_document put them, where the model calls them otherwise.
+func (e *Embedder) Prompt(name string) string {
+	text, _ := e.promptOf(name)
+	return text
+}
+
+func (e *Embedder) promptOf(name string) (text string, ok bool) {
+	if text, ok = e.prompts[name]; ok {
+		return text, true
+	}
+	switch name {
+	case "query":
+		return e.queryPrompt, true
+	case "document":
+		return e.documentPrompt, true
+	}
+	return "", false
+}
+
+// Prompts are the model's prompts by their names.
+func (e *Embedder) Prompts() map[string]string { return maps.Clone(e.prompts) }
 
 // DefaultPrompt is the name of the prompt that Embed puts before texts, empty if the model has none.
 func (e *Embedder) DefaultPrompt() string { return e.prompt }
@@ -434,7 +471,8 @@ func (e *Embedder) Embed(ctx context.Context, texts []string) ([][]float32, erro
 	return e.EmbedPrompt(ctx, e.prompt, texts)
 }
 
-// EmbedPrompt is Embed with one of the model's prompts ("query", "document") put before each text; "" means none.
+// EmbedPrompt is Embed with one of the model's prompts put before each text; "" means none. "query" and "document" are what belongs before queries
+// and documents ([Embedder.Prompt]), which of a model without prompts is nothing.
 func (e *Embedder) EmbedPrompt(ctx context.Context, prompt string, texts []string) ([][]float32, error) {
 	vecs := make([][]float32, len(texts))
 	flat := make([]float32, len(texts)*e.Size())
@@ -494,8 +532,8 @@ func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string
 		return nil, 0, err
 	}
 	if prompt != "" {
-		p, ok := e.prompts[prompt]
-		if !ok && !(e.VectorsAlone() && slices.Contains([]string{"query", "document"}, prompt)) { // roles, which it has in any case
+		p, ok := e.promptOf(prompt)
+		if !ok {
 			return nil, 0, fmt.Errorf("%w: %q%s", ErrNoPrompt, prompt, e.promptNames())
 		}
 		texts = prompted(p, texts)

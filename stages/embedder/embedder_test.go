@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -297,5 +298,34 @@ func TestLoadSaysOnWhat(t *testing.T) {
 	defer e.Close()
 	if got := strings.Join(told, "\n"); !strings.Contains(got, "computing on cpu: a card: has not been run") {
 		t.Errorf("told %q", got)
+	}
+}
+
+// "query" and "document" are prompts of every model, as [Embedder.RolePrompts] has them, and [Prompt] gives one of any name: each is text before a text.
+func TestPromptNames(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "model")
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config_sentence_transformers.json"), []byte(`{"prompts": {"passage": "the river "}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e, err := Load(dir, Prompt("mine", "a stone "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for name, text := range map[string]string{"document": "the river ", "passage": "the river ", "query": "", "mine": "a stone "} {
+		got, err := e.EmbedPrompt(t.Context(), name, []string{"cat"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := e.EmbedPrompt(t.Context(), "", []string{text + "cat"})
+		if err != nil || !slices.Equal(got[0], want[0]) || e.Prompt(name) != text {
+			t.Errorf("%s: other than with %q before the text (%v)", name, text, err)
+		}
+	}
+	if got := e.Prompts(); !maps.Equal(got, map[string]string{"passage": "the river ", "mine": "a stone "}) {
+		t.Errorf("prompts %q", got)
 	}
 }

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"contraflow/stages/recipe"
+)
+
+// pseudoTerminal opens a terminal of some width and height, 0 by 0 if nobody says, and its other end.
+func pseudoTerminal(t *testing.T, width, height uint16) (terminal, other *os.File) {
+	t.Helper()
+	other, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("no pseudo-terminals here: ", err)
+	}
+	t.Cleanup(func() { other.Close() })
+	ioctl := func(request uintptr, value unsafe.Pointer) {
+		t.Helper()
+		if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, other.Fd(), request, uintptr(value)); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	var locked, number int32
+	ioctl(syscall.TIOCSPTLCK, unsafe.Pointer(&locked))
+	ioctl(syscall.TIOCGPTN, unsafe.Pointer(&number))
+	if width > 0 {
+		size := [4]uint16{height, width}
+		ioctl(syscall.TIOCSWINSZ, unsafe.Pointer(&size))
+	}
+	if terminal, err = os.OpenFile(fmt.Sprint("/dev/pts/", number), os.O_RDWR|syscall.O_NOCTTY, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { terminal.Close() })
+	return terminal, other
+}
+
+// A terminal gets a bar where one can be drawn, and lines where not: of a terminal that does not say how wide it is, as under script, or can't move its cursor.
+func TestTerminal(t *testing.T) {
+	for _, c := range []struct {
+		width uint16
+		term  string
+		lines bool
+	}{{80, "xterm", false}, {0, "xterm", true}, {80, "dumb", true}} {
+		t.Setenv("TERM", c.term)
+		terminal, other := pseudoTerminal(t, c.width, 24)
+		u, err := newUI(terminal, false).withLog("auto")
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.begin(2)
+		for step := 1; step <= 2; step++ {
+			u.step(recipe.Metrics{Step: step, Loss: 1.5}, 1)
+		}
+		u.close()
+		fmt.Fprint(terminal, "the end\n")
+		var got bytes.Buffer
+		for buf := make([]byte, 4096); !strings.Contains(got.String(), "the end"); {
+			n, err := other.Read(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got.Write(buf[:n])
+		}
+		if lines := strings.Contains(got.String(), "step 1/2  loss 1.5000  grad "); lines != c.lines || !strings.Contains(got.String(), "step 2/2") {
+			t.Errorf("%d columns, %s: lines %v, want %v:\n%q", c.width, c.term, lines, c.lines, got.String())
+		}
+	}
+}
+
+// Lines say how long a run still takes, by the steps that it has made, printed or not.
+func TestLinesLeft(t *testing.T) {
+	var b bytes.Buffer
+	u := &ui{w: &b}
+	u.begin(110)
+	u.began = time.Now().Add(-20 * time.Second)
+	for step := 91; step <= 100; step++ { // a resumed run's
+		u.step(recipe.Metrics{Step: step, Loss: 1.5}, 100)
+	}
+	u.step(recipe.Metrics{Step: 110, Loss: 1.5}, 100)
+	if want := "step 100/110  loss 1.5000  grad 0  lr 0  0 pairs/s  0 tokens/s  20s left\nstep 110/110  loss 1.5000  grad 0  lr 0  0 pairs/s  0 tokens/s\n"; b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
