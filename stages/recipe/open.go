@@ -425,7 +425,7 @@ func (x *Run) openData(ctx context.Context) error {
 		x.plan.MaxSteps = x.plan.StepsOf(e)
 	}
 	if r.Data.OnError == "stop" {
-		x.plan.WithoutBad = skipRows + ", with --resume from the last checkpoint"
+		x.plan.WithoutBad = skipRows
 	}
 	return nil
 }

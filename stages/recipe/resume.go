@@ -270,7 +270,7 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 		}
 		return fmt.Errorf("%w; %s", byKey(err), strings.Join(append(why, "put that back, or start anew in another save.dir"), "; "))
 	}
-	x.plan.FirstStep, x.saves.first = c.Step, c.Step
+	x.plan.FirstStep, x.saves.first, x.saves.steps = c.Step, c.Step, c.Step
 	if mesh := x.ranks.MeshName(); mesh != c.Mesh {
 		changed = append(changed, fmt.Sprintf("the mesh was %s and is %s", c.Mesh, mesh))
 	}

@@ -355,7 +355,7 @@ type own struct {
 }
 
 // ownRows changes a chunk's rows, and what their texts are known by.
-func (x *Run) ownRows(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
 	for i := range c.Examples {
 		e := &c.Examples[i]
 		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err) }
@@ -364,7 +364,7 @@ func (x *Run) ownRows(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) 
 		}
 		row, n := e.Row, len(e.Texts)
 		if err := x.own.row(e); err != nil {
-			return nil, where(err)
+			return c.Unusable(t, where(err))
 		}
 		if e.Row != row || len(e.Texts) != n {
 			return nil, where(fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts)))
@@ -659,7 +659,10 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	}
 	x.saves.begin()
 	err = p.Run(ctx, opts...)
+	var rows *stages.RowsError
 	switch {
+	case errors.As(err, &rows):
+		return nil, x.saveBefore(ctx, enc, rows, err)
 	case !errors.As(err, &back):
 		return nil, err
 	case x.over(back.Result): // the last step changes nothing, then

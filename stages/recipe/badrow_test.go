@@ -1,0 +1,127 @@
+package recipe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/io/dataset"
+)
+
+// A row that can't be used ends a run that has not looked at it before with all steps before its own: they are in a checkpoint, from which a run that
+// skips the row goes on and ends with the bits of one that has skipped it from its beginning. So it is on one rank and on several, one of which alone
+// reads the row, and whichever of a step's batches has it.
+func TestBadRowLosesNothing(t *testing.T) {
+	j := newJob(t, 200)
+	file := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct {
+		name string
+		sets []string
+		step int // that has the row, from 0
+		last bool
+	}{
+		{"alone", []string{"batch.accumulate=1"}, 9, false},
+		{"ranks", []string{"batch.accumulate=1", "mesh.replicate=2"}, 9, true},
+		{"accumulate", []string{"batch.accumulate=3"}, 3, true},
+		{"ranks accumulate", []string{"batch.accumulate=3", "mesh.replicate=3"}, 3, true},
+		{"shards", []string{"batch.accumulate=2", "mesh.replicate=2", "mesh.shard=2", "mesh.parameters=streamed", "mesh.gradients=early"}, 4, true},
+		{"first", []string{"batch.accumulate=2", "mesh.replicate=2"}, 0, true},
+	} {
+		if testing.Short() && i != 3 && i != 4 {
+			continue
+		}
+		if err := os.WriteFile(file, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		sets := append(slices.Clip(c.sets), "batch.no_duplicates=false", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "train.epochs=1")
+		sets = slices.Clip(sets)
+		good, err := j.run(t, "good "+c.name, nil, 0, false, sets...)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		read := good.rows[c.step] // by rank
+		rows := read[0]
+		bad := rows[2]
+		if c.last {
+			rows = read[len(read)-1]
+			bad = rows[len(rows)-1]
+		}
+		lines := bytes.Split(bytes.Clone(raw), []byte("\n"))
+		lines[bad] = []byte(`{"q":"x","p":""}`)
+		if err := os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		skip := append(slices.Clip(sets), "data.on_error=skip")
+		if _, err := j.run(t, "whole "+c.name, nil, 0, false, skip...); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		out := "run " + c.name
+		o, err := j.run(t, out, nil, 0, false, sets...)
+		if err == nil || !errors.Is(err, dataset.ErrBadRow) {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		for _, want := range []string{
+			fmt.Sprintf("data.jsonl:%d, column %q: the text is empty; %s", bad+1, "p", skipRows),
+			fmt.Sprintf("checkpoints has step %d, the last one before it: --resume --set data.on_error=skip goes on from there", c.step),
+		} {
+			if c.step == 0 {
+				want = "no step came before it, and nothing is saved"
+			}
+			if !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "data.jsonl:") != 1 {
+				t.Errorf("%s: %v, want %q", c.name, err, want)
+			}
+		}
+		if len(o.losses) != c.step {
+			t.Errorf("%s: %d steps, want %d", c.name, len(o.losses), c.step)
+		}
+		if c.step == 0 {
+			continue
+		}
+		if _, err := j.run(t, out, nil, 0, true, sets...); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("checkpoints has step %d, the last", c.step)) {
+			t.Errorf("%s: going on with the row: %v", c.name, err)
+		}
+		o, err = j.run(t, out, nil, 0, true, skip...)
+		if err != nil || o.summary.from != c.step || o.summary.Skipped != 1 {
+			t.Fatalf("%s: %v: %+v", c.name, err, o.summary)
+		}
+		if !bytes.Equal(j.model(t, out), j.model(t, "whole "+c.name)) {
+			t.Errorf("%s: the weights differ from those of a run that skipped the row from its beginning", c.name)
+		}
+	}
+}
+
+// What a program's own function says of a row ends the run in the same way.
+func TestOwnRowLosesNothing(t *testing.T) {
+	j := newJob(t, 60)
+	boom := errors.New("boom")
+	bad := int64(-1)
+	j.opts = []TrainOption{WithRow(func(e *dataset.Example) error {
+		if e.Row == bad {
+			return boom
+		}
+		return nil
+	})}
+	sets := []string{"batch.accumulate=1", "train.epochs=1"}
+	good, err := j.run(t, "good", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad = good.rows[3][0][0]
+	if _, err = j.run(t, "run", nil, 0, false, sets...); !errors.Is(err, boom) || !strings.Contains(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
+		t.Error(err)
+	}
+	bad = -1
+	o, err := j.run(t, "run", nil, 0, true, sets...)
+	if err != nil || o.summary.from != 3 || !bytes.Equal(j.model(t, "run"), j.model(t, "good")) {
+		t.Errorf("%v, after step %d", err, o.summary.from)
+	}
+}
