@@ -125,3 +125,40 @@ func TestOwnRowLosesNothing(t *testing.T) {
 		t.Errorf("%v, after step %d", err, o.summary.from)
 	}
 }
+
+// Where data is too small because rows can't be used, the error says how many and why the first one can't, of the dataset that is too small.
+func TestTooFewForBadRows(t *testing.T) {
+	j := newJob(t, 40)
+	write := func(name string, lines ...string) string {
+		t.Helper()
+		path := filepath.Join(j.dir, name)
+		if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	var strs, empty []string
+	for i := range 63 {
+		strs = append(strs, fmt.Sprintf(`{"q": "one %d", "p": "two %d"}`, i, i))
+		empty = append(empty, `{"q": "one", "p": " "}`)
+	}
+	lists := write("lists.jsonl", append([]string{`{"q": "one", "p": ["two"]}`}, strs...)...)
+	none := write("none.jsonl", empty...)
+	two := write("two.jsonl", append(slices.Clip(strs[:2]), empty...)...)
+	one := func(path string) string { return fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", path) }
+	left := "; data.on_error: skip has left out 63 rows that can't be used, the first one: "
+	for _, c := range []struct {
+		name, train, drop, want string
+	}{
+		{"lists", one(lists), "true", "1 row, which has no negatives: it takes more data" + left + lists + `:2, column "p": it is a string`},
+		{"none", one(none), "true", "none of the 63 rows can be used" + left + none + `:1, column "p": the text is `},
+		{"second", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}]", lists, none, two), "false",
+			"data.train[1]: none of the 63 rows can be used" + left + none},
+		{"few", one(two), "true", "only 2 rows: lower batch.global_size, or set batch.drop_last to false" + left + two + ":3, "},
+	} {
+		_, err := j.run(t, c.name, nil, 0, false, c.train, "data.on_error=skip", "batch.drop_last="+c.drop)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.name, err, c.want)
+		}
+	}
+}
