@@ -330,7 +330,7 @@ func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.contr
 
 // WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have. All ranks are given the same, and a run
 // that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
-// of their own, too.
+// of their own, too, and its gradient is verified by Verify.
 func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
 
 // WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
@@ -352,6 +352,20 @@ type own struct {
 	loss   loss.Loss
 	row    func(*dataset.Example) error
 	stages func(*pipeline.Graph, Ports) error
+}
+
+// says tells, in comments before its loss, what of a recipe's text a program has put something in the place of: nothing reads them but people.
+func (o own) says(text []byte) []byte {
+	var notes string
+	if o.row != nil {
+		notes += "# The program has changed rows (recipe.WithRow).\n"
+	}
+	if o.loss != nil {
+		is := strings.Join(strings.Fields(o.mark().Settings), " ")
+		notes += fmt.Sprintf("# The program's own loss has trained (recipe.WithLoss): %s. What follows says what rows must have.\n", is)
+	}
+	const key = "\nloss:"
+	return bytes.Replace(text, []byte(key), []byte("\n"+notes+key[1:]), 1)
 }
 
 // ownRows changes a chunk's rows, and what their texts are known by.
@@ -696,7 +710,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), text); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), x.own.says(text)); err != nil {
 		return nil, err
 	}
 	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {
