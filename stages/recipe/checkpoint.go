@@ -83,6 +83,7 @@ type progress struct {
 	Over       bool     `json:"over,omitempty"`       // the run has, and its model is saved
 	Unmeasured bool     `json:"unmeasured,omitempty"` // the run was stopped instead of making the evaluation after the step: who goes on makes it
 	Missed     int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
+	LR         *float64 `json:"lr,omitempty"`         // the last step's learning rate; nil in old checkpoints
 	Own        *ownMark `json:"own,omitempty"`        // of Train's options; what an old checkpoint does not say of it is what they are now
 	Counts
 }
@@ -209,6 +210,7 @@ func (x *Run) asked() stages.Asked {
 // first checkpoint leave none.
 func (x *Run) saved(r stages.StepResult) (note any, save bool) {
 	x.saves.progress.add(r)
+	x.saves.progress.LR = &r.LR
 	if r.Skipped {
 		x.saves.progress.Missed++
 	}
