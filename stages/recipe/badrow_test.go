@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/collective"
+	"contraflow/collective/sim"
 	"contraflow/io/dataset"
 )
 
@@ -159,6 +161,34 @@ func TestTooFewForBadRows(t *testing.T) {
 		_, err := j.run(t, c.name, nil, 0, false, c.train, "data.on_error=skip", "batch.drop_last="+c.drop)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.name, err, c.want)
+		}
+	}
+}
+
+// A plan of the first step, for a mesh that is on paper alone, says which of its rows can't be used.
+func TestForecastOfBadRow(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, bytes.ReplaceAll(raw, []byte(`"p":"`), []byte(`"p":" ","z":"`)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "batch.no_duplicates=false"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for _, ranks := range []int{1, 2} {
+		_, err := x.Forecast(t.Context(), collective.Mesh{Replicate: ranks, Shard: 1}, sim.Link{}, Rates{})
+		if !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), "the text is blank") {
+			t.Errorf("%d ranks: %v", ranks, err)
 		}
 	}
 }
